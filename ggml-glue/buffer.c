@@ -1,0 +1,165 @@
+// The two buffer types of a device.
+//
+// Host:   ggml's layout in ordinary memory. Tensors that are computed live
+// here, so that neither the CPU backend nor the
+//         NPU needs a copy of the other's results. The buffers are the CPU's
+//         with another type pointer.
+// Packed: weights in the NPU's layout. ggml reaches them by set and get only;
+// the Rust side repacks and restores.
+//
+// A buffer of size 0 is ggml's own dummy with an empty interface: nothing here
+// is called for it.
+
+#include "ggml-impl.h"
+#include "glue.h"
+
+#include <stdio.h>
+
+#if UINTPTR_MAX == UINT64_MAX
+_Static_assert(sizeof(struct ggml_backend_buffer_type) == 64,
+               "ggml_backend_buffer_type");
+_Static_assert(offsetof(struct ggml_backend_buffer_type, device) == 48,
+               "ggml_backend_buffer_type.device");
+_Static_assert(sizeof(struct ggml_backend_buffer) == 120,
+               "ggml_backend_buffer");
+_Static_assert(offsetof(struct ggml_backend_buffer, buft) == 88,
+               "ggml_backend_buffer.buft");
+_Static_assert(offsetof(struct ggml_backend_buffer, context) == 96,
+               "ggml_backend_buffer.context");
+#endif
+
+static struct glue_device *device_of(ggml_backend_buffer_type_t buft) {
+  return (struct glue_device *)buft->context;
+}
+
+static npu_buffer *packed_of(ggml_backend_buffer_t buffer) {
+  return (npu_buffer *)buffer->context;
+}
+
+static const char *host_get_name(ggml_backend_buffer_type_t buft) {
+  return npu_device_name(device_of(buft)->index);
+}
+
+static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
+                                               size_t size) {
+  ggml_backend_buffer_t buffer =
+      ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+  if (buffer != NULL) {
+    buffer->buft = buft;
+  }
+  return buffer;
+}
+
+static size_t host_get_alignment(ggml_backend_buffer_type_t buft) {
+  (void)buft;
+  return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+}
+
+static bool host_is_host(ggml_backend_buffer_type_t buft) {
+  (void)buft;
+  return true;
+}
+
+static const struct ggml_backend_buffer_type_i host_iface = {
+    .get_name = host_get_name,
+    .alloc_buffer = host_alloc_buffer,
+    .get_alignment = host_get_alignment,
+    .is_host = host_is_host,
+};
+
+static void packed_free_buffer(ggml_backend_buffer_t buffer) {
+  npu_buffer_free(packed_of(buffer));
+}
+
+static void *packed_get_base(ggml_backend_buffer_t buffer) {
+  return npu_buffer_base(packed_of(buffer));
+}
+
+static void packed_memset_tensor(ggml_backend_buffer_t buffer,
+                                 struct ggml_tensor *tensor, uint8_t value,
+                                 size_t offset, size_t size) {
+  const npu_tensor described =
+      glue_tensor(device_of(buffer->buft), tensor, true);
+  npu_buffer_fill(packed_of(buffer), &described, value, offset, size);
+}
+
+static void packed_set_tensor(ggml_backend_buffer_t buffer,
+                              struct ggml_tensor *tensor, const void *data,
+                              size_t offset, size_t size) {
+  const npu_tensor described =
+      glue_tensor(device_of(buffer->buft), tensor, true);
+  npu_buffer_set(packed_of(buffer), &described, data, offset, size);
+}
+
+static void packed_get_tensor(ggml_backend_buffer_t buffer,
+                              const struct ggml_tensor *tensor, void *data,
+                              size_t offset, size_t size) {
+  const npu_tensor described =
+      glue_tensor(device_of(buffer->buft), tensor, true);
+  npu_buffer_get(packed_of(buffer), &described, data, offset, size);
+}
+
+static void packed_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+  npu_buffer_clear(packed_of(buffer), value);
+}
+
+static const struct ggml_backend_buffer_i packed_buffer_iface = {
+    .free_buffer = packed_free_buffer,
+    .get_base = packed_get_base,
+    .memset_tensor = packed_memset_tensor,
+    .set_tensor = packed_set_tensor,
+    .get_tensor = packed_get_tensor,
+    .clear = packed_clear,
+};
+
+static const char *packed_get_name(ggml_backend_buffer_type_t buft) {
+  return device_of(buft)->packed_name;
+}
+
+static ggml_backend_buffer_t
+packed_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+  npu_buffer *packed = npu_buffer_new(device_of(buft)->index, size);
+  return packed == NULL ? NULL
+                        : ggml_backend_buffer_init(buft, packed_buffer_iface,
+                                                   packed, size);
+}
+
+static size_t packed_get_alignment(ggml_backend_buffer_type_t buft) {
+  return npu_packed_alignment(device_of(buft)->index);
+}
+
+static size_t packed_get_max_size(ggml_backend_buffer_type_t buft) {
+  return npu_packed_max_size(device_of(buft)->index);
+}
+
+// ggml aborts when an op outside its list asks for more than ggml_nbytes; only
+// leaves are ever packed, so only leaves (and views, which are not allocated)
+// may.
+static size_t packed_get_alloc_size(ggml_backend_buffer_type_t buft,
+                                    const struct ggml_tensor *tensor) {
+  if (!ggml_op_is_empty(tensor->op)) {
+    return ggml_nbytes(tensor);
+  }
+  const struct glue_device *device = device_of(buft);
+  const npu_tensor described = glue_tensor(device, tensor, false);
+  return MAX(npu_packed_alloc_size(device->index, &described),
+             ggml_nbytes(tensor));
+}
+
+static const struct ggml_backend_buffer_type_i packed_iface = {
+    .get_name = packed_get_name,
+    .alloc_buffer = packed_alloc_buffer,
+    .get_alignment = packed_get_alignment,
+    .get_max_size = packed_get_max_size,
+    .get_alloc_size = packed_get_alloc_size,
+};
+
+void glue_device_init_bufts(struct glue_device *device) {
+  device->host_buft = (struct ggml_backend_buffer_type){
+      .iface = host_iface, .device = &device->dev, .context = device};
+  device->packed_buft = (struct ggml_backend_buffer_type){
+      .iface = packed_iface, .device = &device->dev, .context = device};
+  device->extra_bufts[0] = &device->packed_buft;
+  snprintf(device->packed_name, sizeof(device->packed_name), "%s_PACKED",
+           npu_device_name(device->index));
+}

@@ -1,0 +1,229 @@
+// Tensors and graphs: ggml's structs in, the structs of npu.h out, and the
+// backend that runs them.
+
+#include "ggml-impl.h"
+#include "glue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if UINTPTR_MAX == UINT64_MAX
+_Static_assert(sizeof(struct ggml_tensor) == 336, "ggml_tensor");
+_Static_assert(offsetof(struct ggml_tensor, ne) == 16, "ggml_tensor.ne");
+_Static_assert(offsetof(struct ggml_tensor, nb) == 48, "ggml_tensor.nb");
+_Static_assert(offsetof(struct ggml_tensor, op_params) == 84,
+               "ggml_tensor.op_params");
+_Static_assert(offsetof(struct ggml_tensor, src) == 152, "ggml_tensor.src");
+_Static_assert(offsetof(struct ggml_tensor, view_src) == 232,
+               "ggml_tensor.view_src");
+_Static_assert(offsetof(struct ggml_tensor, data) == 248, "ggml_tensor.data");
+_Static_assert(sizeof(struct ggml_cgraph) == 96, "ggml_cgraph");
+_Static_assert(offsetof(struct ggml_cgraph, nodes) == 16, "ggml_cgraph.nodes");
+_Static_assert(offsetof(struct ggml_cgraph, uid) == 88, "ggml_cgraph.uid");
+_Static_assert(sizeof(struct ggml_backend) == 152, "ggml_backend");
+_Static_assert(offsetof(struct ggml_backend, iface) == 8, "ggml_backend.iface");
+_Static_assert(offsetof(struct ggml_backend, device) == 136,
+               "ggml_backend.device");
+_Static_assert(offsetof(struct ggml_backend, context) == 144,
+               "ggml_backend.context");
+#endif
+_Static_assert(GGML_MAX_DIMS == 4, "npu_tensor has four dimensions");
+_Static_assert(GGML_MAX_OP_PARAMS == NPU_OP_PARAMS * sizeof(int32_t),
+               "npu_node.op_params");
+
+static uint32_t dtype_of(enum ggml_type type,
+                         const struct ggml_type_traits *traits) {
+  switch (type) {
+  case GGML_TYPE_F32:
+    return NPU_DTYPE_F32;
+  case GGML_TYPE_F16:
+    return NPU_DTYPE_F16;
+  case GGML_TYPE_I32:
+    return NPU_DTYPE_I32;
+  default:
+    break;
+  }
+  return traits->is_quantized && traits->to_float != NULL ? NPU_DTYPE_QUANTIZED
+                                                          : NPU_DTYPE_OTHER;
+}
+
+// Compares type pointers only: in supports_op the buffer may be a dummy that
+// must not be called.
+static uint32_t place_of(const struct glue_device *device,
+                         ggml_backend_buffer_t buffer) {
+  if (buffer == NULL) {
+    return NPU_PLACE_NONE;
+  }
+  if (buffer->buft == &device->packed_buft) {
+    return NPU_PLACE_PACKED;
+  }
+  return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
+                                                 : NPU_PLACE_OTHER;
+}
+
+npu_tensor glue_tensor(const struct glue_device *device,
+                       const struct ggml_tensor *tensor, bool with_data) {
+  const struct ggml_type_traits *traits = ggml_get_type_traits(tensor->type);
+  const struct ggml_tensor *owner =
+      tensor->view_src != NULL ? tensor->view_src : tensor;
+
+  npu_tensor out = {
+      .dtype = dtype_of(tensor->type, traits),
+      .place = place_of(device, owner->buffer),
+      .block_elems = (uint32_t)traits->blck_size,
+      .block_bytes = (uint32_t)traits->type_size,
+      .data = with_data ? tensor->data : NULL,
+      .name = tensor->name,
+  };
+  for (int i = 0; i < GGML_MAX_DIMS; i++) {
+    out.ne[i] = tensor->ne[i];
+    out.nb[i] = tensor->nb[i];
+  }
+  if (out.dtype == NPU_DTYPE_QUANTIZED) {
+    out.to_float = traits->to_float;
+  }
+  if (out.place == NPU_PLACE_PACKED && owner->buffer->size > 0) {
+    out.buffer = (npu_buffer *)owner->buffer->context;
+  }
+  return out;
+}
+
+bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
+               bool with_data, npu_node *out) {
+  memset(out, 0, sizeof(*out));
+  out->op = node->op == GGML_OP_MUL_MAT ? NPU_OP_MUL_MAT : NPU_OP_OTHER;
+  memcpy(out->op_params, node->op_params, sizeof(out->op_params));
+  out->dst = glue_tensor(device, node, with_data);
+  for (int i = 0; i < GGML_MAX_SRC && node->src[i] != NULL; i++) {
+    if (i == NPU_MAX_SRC) {
+      return false;
+    }
+    out->src[i] = glue_tensor(device, node->src[i], with_data);
+    out->n_src++;
+  }
+  return true;
+}
+
+struct glue_backend {
+  struct ggml_backend base;
+  const struct glue_device *device;
+  npu_backend *npu;
+  npu_node *nodes; // scratch for one graph; grows to the largest graph seen and
+                   // is kept
+  size_t nodes_capacity;
+};
+
+static struct glue_backend *backend_of(ggml_backend_t backend) {
+  return (struct glue_backend *)backend->context;
+}
+
+static ggml_guid_t backend_guid(void) {
+  static ggml_guid guid = {
+      0x72, 0x75, 0x73, 0x74, 0x6e, 0x70, 0x75, 0x3d,
+      0x8b, 0x21, 0x5c, 0x0e, 0x94, 0xd7, 0x6a, 0x13,
+  };
+  return &guid;
+}
+
+static const char *backend_get_name(ggml_backend_t backend) {
+  return npu_device_name(backend_of(backend)->device->index);
+}
+
+static void backend_free(ggml_backend_t backend) {
+  struct glue_backend *self = backend_of(backend);
+  npu_backend_free(self->npu);
+  free(self->nodes);
+  free(self);
+}
+
+static bool has_work(const struct ggml_tensor *node) {
+  return !ggml_op_is_empty(node->op) && !ggml_is_empty(node) &&
+         (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
+}
+
+static bool reserve_nodes(struct glue_backend *self, size_t n_nodes) {
+  if (n_nodes <= self->nodes_capacity) {
+    return true;
+  }
+  npu_node *nodes = realloc(self->nodes, n_nodes * sizeof(nodes[0]));
+  if (nodes == NULL) {
+    return false;
+  }
+  self->nodes = nodes;
+  self->nodes_capacity = n_nodes;
+  return true;
+}
+
+static enum ggml_status status_of(uint32_t status) {
+  switch (status) {
+  case NPU_STATUS_OK:
+    return GGML_STATUS_SUCCESS;
+  case NPU_STATUS_ALLOC_FAILED:
+    return GGML_STATUS_ALLOC_FAILED;
+  default:
+    return GGML_STATUS_FAILED;
+  }
+}
+
+static enum ggml_status backend_graph_compute(ggml_backend_t backend,
+                                              struct ggml_cgraph *graph) {
+  struct glue_backend *self = backend_of(backend);
+
+  size_t n_nodes = 0;
+  for (int i = 0; i < graph->n_nodes; i++) {
+    n_nodes += has_work(graph->nodes[i]);
+  }
+  if (n_nodes == 0) {
+    return GGML_STATUS_SUCCESS;
+  }
+  if (!reserve_nodes(self, n_nodes)) {
+    GGML_LOG_ERROR("%s: no memory for a graph of %zu nodes\n",
+                   backend_get_name(backend), n_nodes);
+    return GGML_STATUS_ALLOC_FAILED;
+  }
+
+  size_t n_filled = 0;
+  for (int i = 0; i < graph->n_nodes; i++) {
+    const struct ggml_tensor *node = graph->nodes[i];
+    if (!has_work(node)) {
+      continue;
+    }
+    npu_node *out = &self->nodes[n_filled++];
+    if (node->op != GGML_OP_MUL_MAT ||
+        !glue_node(self->device, node, true, out)) {
+      GGML_LOG_ERROR("%s: cannot compute %s (%s)\n", backend_get_name(backend),
+                     ggml_op_desc(node), node->name);
+      return GGML_STATUS_FAILED;
+    }
+  }
+  return status_of(
+      npu_backend_compute(self->npu, self->nodes, n_nodes, graph->uid));
+}
+
+static const struct ggml_backend_i backend_iface = {
+    .get_name = backend_get_name,
+    .free = backend_free,
+    .graph_compute = backend_graph_compute,
+};
+
+ggml_backend_t glue_backend_new(struct glue_device *device) {
+  struct glue_backend *self = calloc(1, sizeof(*self));
+  if (self == NULL) {
+    GGML_LOG_ERROR("%s: no memory for a backend\n",
+                   npu_device_name(device->index));
+    return NULL;
+  }
+  self->npu = npu_backend_new(device->index);
+  if (self->npu == NULL) {
+    free(self);
+    return NULL;
+  }
+  self->device = device;
+  self->base = (struct ggml_backend){
+      .guid = backend_guid(),
+      .iface = backend_iface,
+      .device = &device->dev,
+      .context = self,
+  };
+  return &self->base;
+}

@@ -1,0 +1,209 @@
+// The registry entry RUST_NPU and its devices: what ggml asks before it
+// allocates or computes anything.
+
+#include "ggml-rust-npu.h"
+
+#include "ggml-impl.h"
+#include "glue.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// The structs that this file and its neighbours fill or read. A llama.cpp in
+// which one of them changed must not compile against this glue until somebody
+// has looked at the change.
+#if UINTPTR_MAX == UINT64_MAX
+_Static_assert(GGML_BACKEND_API_VERSION == 2, "ggml backend API version");
+_Static_assert(sizeof(struct ggml_backend_reg) == 48, "ggml_backend_reg");
+_Static_assert(offsetof(struct ggml_backend_reg, iface) == 8,
+               "ggml_backend_reg.iface");
+_Static_assert(offsetof(struct ggml_backend_reg, context) == 40,
+               "ggml_backend_reg.context");
+_Static_assert(sizeof(struct ggml_backend_device) == 136,
+               "ggml_backend_device");
+_Static_assert(offsetof(struct ggml_backend_device, reg) == 120,
+               "ggml_backend_device.reg");
+_Static_assert(offsetof(struct ggml_backend_device, context) == 128,
+               "ggml_backend_device.context");
+_Static_assert(sizeof(struct ggml_backend_dev_props) == 56,
+               "ggml_backend_dev_props");
+_Static_assert(sizeof(struct ggml_backend_dev_caps) == 5,
+               "ggml_backend_dev_caps");
+#endif
+
+// Fixed by the first call of start() and never changed or freed afterwards.
+static struct glue_device *g_devices;
+static size_t g_n_devices;
+static pthread_once_t g_once = PTHREAD_ONCE_INIT;
+
+static struct glue_device *glue_device_of(ggml_backend_dev_t dev) {
+  return (struct glue_device *)dev->context;
+}
+
+static const char *device_get_name(ggml_backend_dev_t dev) {
+  return npu_device_name(glue_device_of(dev)->index);
+}
+
+static const char *device_get_description(ggml_backend_dev_t dev) {
+  return npu_device_description(glue_device_of(dev)->index);
+}
+
+static void device_get_memory(ggml_backend_dev_t dev, size_t *free,
+                              size_t *total) {
+  npu_device_memory(glue_device_of(dev)->index, free, total);
+}
+
+// GPU, because llama.cpp gives layers to devices of this type only.
+static enum ggml_backend_dev_type device_get_type(ggml_backend_dev_t dev) {
+  (void)dev;
+  return GGML_BACKEND_DEVICE_TYPE_GPU;
+}
+
+static void device_get_props(ggml_backend_dev_t dev,
+                             struct ggml_backend_dev_props *props) {
+  *props = (struct ggml_backend_dev_props){
+      .name = device_get_name(dev),
+      .description = device_get_description(dev),
+      .type = device_get_type(dev),
+      // caps stay false: weights must pass through set_tensor, which packs
+      // them, and computing is synchronous.
+  };
+  device_get_memory(dev, &props->memory_free, &props->memory_total);
+}
+
+static ggml_backend_t device_init_backend(ggml_backend_dev_t dev,
+                                          const char *params) {
+  (void)params;
+  return glue_backend_new(glue_device_of(dev));
+}
+
+static ggml_backend_buffer_type_t
+device_get_buffer_type(ggml_backend_dev_t dev) {
+  return &glue_device_of(dev)->host_buft;
+}
+
+static bool device_supports_op(ggml_backend_dev_t dev,
+                               const struct ggml_tensor *op) {
+  if (ggml_op_is_empty(op->op)) {
+    return true;
+  }
+  if (op->op != GGML_OP_MUL_MAT) {
+    return false;
+  }
+  const struct glue_device *device = glue_device_of(dev);
+  npu_node node;
+  return glue_node(device, op, false, &node) &&
+         npu_supports_op(device->index, &node);
+}
+
+static bool device_supports_buft(ggml_backend_dev_t dev,
+                                 ggml_backend_buffer_type_t buft) {
+  return buft == &glue_device_of(dev)->packed_buft ||
+         ggml_backend_buft_is_host(buft);
+}
+
+static const struct ggml_backend_device_i device_iface = {
+    .get_name = device_get_name,
+    .get_description = device_get_description,
+    .get_memory = device_get_memory,
+    .get_type = device_get_type,
+    .get_props = device_get_props,
+    .init_backend = device_init_backend,
+    .get_buffer_type = device_get_buffer_type,
+    .supports_op = device_supports_op,
+    .supports_buft = device_supports_buft,
+};
+
+static const char *reg_get_name(ggml_backend_reg_t reg) {
+  (void)reg;
+  return "RUST_NPU";
+}
+
+static size_t reg_get_device_count(ggml_backend_reg_t reg) {
+  (void)reg;
+  return g_n_devices;
+}
+
+static ggml_backend_dev_t reg_get_device(ggml_backend_reg_t reg, size_t index) {
+  (void)reg;
+  GGML_ASSERT(index < g_n_devices);
+  return &g_devices[index].dev;
+}
+
+static ggml_backend_buffer_type_t *get_extra_bufts(ggml_backend_dev_t dev) {
+  return glue_device_of(dev)->extra_bufts;
+}
+
+static void *reg_get_proc_address(ggml_backend_reg_t reg, const char *name) {
+  (void)reg;
+  if (strcmp(name, "ggml_backend_dev_get_extra_bufts") == 0) {
+    // ISO C has no cast from a function to an object pointer.
+    const ggml_backend_dev_get_extra_bufts_t fn = get_extra_bufts;
+    void *address;
+    _Static_assert(sizeof(address) == sizeof(fn),
+                   "pointers to functions and to objects");
+    memcpy(&address, &fn, sizeof(address));
+    return address;
+  }
+  return NULL;
+}
+
+static struct ggml_backend_reg g_reg = {
+    .api_version = GGML_BACKEND_API_VERSION,
+    .iface =
+        {
+            .get_name = reg_get_name,
+            .get_device_count = reg_get_device_count,
+            .get_device = reg_get_device,
+            .get_proc_address = reg_get_proc_address,
+        },
+};
+
+static void host_log(uint32_t level, const char *text) {
+  enum ggml_log_level ggml_level = GGML_LOG_LEVEL_DEBUG;
+  switch (level) {
+  case NPU_LOG_ERROR:
+    ggml_level = GGML_LOG_LEVEL_ERROR;
+    break;
+  case NPU_LOG_WARN:
+    ggml_level = GGML_LOG_LEVEL_WARN;
+    break;
+  case NPU_LOG_INFO:
+    ggml_level = GGML_LOG_LEVEL_INFO;
+    break;
+  default:
+    break;
+  }
+  ggml_log_internal(ggml_level, "%s\n", text);
+}
+
+static void start(void) {
+  static const npu_host host = {.log = host_log};
+
+  const size_t n_devices = npu_start(&host);
+  if (n_devices == 0) {
+    return;
+  }
+  g_devices = calloc(n_devices, sizeof(g_devices[0]));
+  if (g_devices == NULL) {
+    GGML_LOG_ERROR("RUST_NPU: no memory for %zu devices\n", n_devices);
+    return;
+  }
+  for (size_t i = 0; i < n_devices; i++) {
+    struct glue_device *device = &g_devices[i];
+    device->index = i;
+    device->dev = (struct ggml_backend_device){
+        .iface = device_iface, .reg = &g_reg, .context = device};
+    glue_device_init_bufts(device);
+  }
+  g_n_devices = n_devices;
+}
+
+ggml_backend_reg_t ggml_backend_rust_npu_reg(void) {
+  pthread_once(&g_once, start);
+  return &g_reg;
+}
+
+GGML_BACKEND_DL_IMPL(ggml_backend_rust_npu_reg)

@@ -1,0 +1,359 @@
+//! The vector operations on the device: thin wrappers over `core::arch::hexagon`.
+//!
+//! Every intrinsic is an unsafe function only because it needs its target feature. The device build enables
+//! `hvx`, `hvx-length128b` and the version's features for the whole crate, so each call below is sound for one and the
+//! same reason, written once here and named in each block: [HVX]: *the target features are on for this crate*.
+
+use core::arch::hexagon::v128 as arch;
+
+use crate::layout::Line;
+
+/// A 128-byte vector.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Vector(arch::HvxVector);
+
+/// A running sum of 32 f32 lanes in whatever format the unit adds in (f32, or qf32 without IEEE arithmetic).
+#[derive(Clone, Copy)]
+pub struct Accumulator(Vector);
+
+/// An operation that is one intrinsic on one or more vectors.
+macro_rules! vector_ops {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident),+) = $intrinsic:ident($($use:ident),+);)+) => {$(
+        $(#[$doc])*
+        #[must_use]
+        #[inline(always)]
+        pub fn $name($($arg: Vector),+) -> Vector {
+            // SAFETY: [HVX] of the module doc.
+            Vector(unsafe { arch::$intrinsic($($use.0),+) })
+        }
+    )+};
+}
+
+/// An operation on a vector and a scalar register that is one intrinsic.
+macro_rules! scalar_ops {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident),*; $scalar:ident) = $intrinsic:ident;)+) => {$(
+        $(#[$doc])*
+        #[must_use]
+        #[inline(always)]
+        pub fn $name($($arg: Vector,)* $scalar: i32) -> Vector {
+            // SAFETY: [HVX] of the module doc.
+            Vector(unsafe { arch::$intrinsic($($arg.0,)* $scalar) })
+        }
+    )+};
+}
+
+vector_ops! {
+    /// Bitwise and: `Q6_V_vand_VV`.
+    and(a, b) = Q6_V_vand_VV(a, b);
+    /// Wrapping sum of words: `Q6_Vw_vadd_VwVw`.
+    add_w(a, b) = Q6_Vw_vadd_VwVw(a, b);
+    /// Wrapping difference of words: `Q6_Vw_vsub_VwVw`.
+    sub_w(a, b) = Q6_Vw_vsub_VwVw(a, b);
+    /// Larger of signed words: `Q6_Vw_vmax_VwVw`.
+    max_w(a, b) = Q6_Vw_vmax_VwVw(a, b);
+    /// Smaller of signed words: `Q6_Vw_vmin_VwVw`.
+    min_w(a, b) = Q6_Vw_vmin_VwVw(a, b);
+    /// Larger of signed halfwords: `Q6_Vh_vmax_VhVh`.
+    max_h(a, b) = Q6_Vh_vmax_VhVh(a, b);
+    /// Words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in: `Q6_Vw_vlsr_VwVw`.
+    shr_w_each(a, count) = Q6_Vw_vlsr_VwVw(a, count);
+    /// Each word is the sum of four products of unsigned bytes of `a` and signed bytes of `b`: `Q6_Vw_vrmpy_VubVb`.
+    dot4_each(a, b) = Q6_Vw_vrmpy_VubVb(a, b);
+    /// Even bytes of `a` in even places, even bytes of `b` in odd places: `Q6_Vb_vshuffe_VbVb`.
+    interleave_even_b(a, b) = Q6_Vb_vshuffe_VbVb(b, a);
+    /// Odd bytes of `a` in even places, odd bytes of `b` in odd places: `Q6_Vb_vshuffo_VbVb`.
+    interleave_odd_b(a, b) = Q6_Vb_vshuffo_VbVb(b, a);
+    /// Even halfwords of `a` in even places, even halfwords of `b` in odd places: `Q6_Vh_vshuffe_VhVh`.
+    interleave_even_h(a, b) = Q6_Vh_vshuffe_VhVh(b, a);
+    /// Odd halfwords of `a` in even places, odd halfwords of `b` in odd places: `Q6_Vh_vshuffo_VhVh`.
+    interleave_odd_h(a, b) = Q6_Vh_vshuffo_VhVh(b, a);
+    /// Low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
+    pack_low_h(a, b) = Q6_Vh_vpacke_VwVw(b, a);
+    /// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
+    f32_from_w(a) = Q6_Vsf_equals_Vw(a);
+}
+
+scalar_ops! {
+    /// Every word is `value`: `Q6_V_vsplat_R`.
+    splat_w(; value) = Q6_V_vsplat_R;
+    /// Unsigned bytes shifted right by `count`: `Q6_Vub_vlsr_VubR`.
+    shr_b(a; count) = Q6_Vub_vlsr_VubR;
+    /// Words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
+    shr_w(a; count) = Q6_Vuw_vlsr_VuwR;
+    /// Words shifted left by `count`: `Q6_Vw_vasl_VwR`.
+    shl_w(a; count) = Q6_Vw_vasl_VwR;
+    /// `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of `word`:
+    /// `Q6_Vw_vrmpyacc_VwVubRb`.
+    dot4_acc(acc, a; word) = Q6_Vw_vrmpyacc_VwVubRb;
+}
+
+/// Every halfword is `value`: `Q6_Vh_vsplat_R`.
+#[must_use]
+#[inline(always)]
+pub fn splat_h(value: u16) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    Vector(unsafe { arch::Q6_Vh_vsplat_R(i32::from(value)) })
+}
+
+/// Every byte is `value`: `Q6_Vb_vsplat_R`.
+#[must_use]
+#[inline(always)]
+pub fn splat_b(value: u8) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    Vector(unsafe { arch::Q6_Vb_vsplat_R(i32::from(value)) })
+}
+
+/// The line at `from`: an aligned `vmem` load.
+#[must_use]
+#[inline(always)]
+pub fn load(from: &Line) -> Vector {
+    // SAFETY: a `Line` has the size and alignment of a vector, and any bytes are a vector.
+    Vector(unsafe { *core::ptr::from_ref(from).cast::<arch::HvxVector>() })
+}
+
+/// Writes the line at `to`: an aligned `vmem` store.
+#[inline(always)]
+pub fn store(to: &mut Line, v: Vector) {
+    // SAFETY: a `Line` has the size and alignment of a vector.
+    unsafe { *core::ptr::from_mut(to).cast::<arch::HvxVector>() = v.0 }
+}
+
+/// 32 f32 at any address: a `vmemu` load.
+#[must_use]
+#[inline(always)]
+pub fn load_f32(from: &[f32; 32]) -> Vector {
+    // SAFETY: 32 f32 have the size of a vector, any bytes are a vector, and the read assumes no alignment.
+    Vector(unsafe { core::ptr::from_ref(from).cast::<arch::HvxVector>().read_unaligned() })
+}
+
+/// Writes 32 f32 at any address: a `vmemu` store.
+#[inline(always)]
+pub fn store_f32(to: &mut [f32; 32], v: Vector) {
+    // SAFETY: 32 f32 have the size of a vector, any bits are an f32, and the write assumes no alignment.
+    unsafe { core::ptr::from_mut(to).cast::<arch::HvxVector>().write_unaligned(v.0) }
+}
+
+/// The two vectors of a pair: (low, high).
+#[inline(always)]
+fn split(pair: arch::HvxVectorPair) -> (Vector, Vector) {
+    // SAFETY: [HVX] of the module doc.
+    let low = unsafe { arch::Q6_V_lo_W(pair) };
+    // SAFETY: [HVX] of the module doc.
+    let high = unsafe { arch::Q6_V_hi_W(pair) };
+    (Vector(low), Vector(high))
+}
+
+/// Looks the low nibbles of `index` up among 16 halfwords: `Q6_Wh_vlut16_VbVhR_nomatch`.
+///
+/// Entry e is halfword 2e of `table`. Returns the entries of the even bytes, then those of the odd bytes.
+#[must_use]
+#[inline(always)]
+pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
+    // SAFETY: [HVX] of the module doc.
+    split(unsafe { arch::Q6_Wh_vlut16_VbVhR_nomatch(index.0, table.0, 0) })
+}
+
+/// Looks the low five bits of each byte of `index` up among 32 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
+///
+/// Entry e is byte 2e of `table`.
+#[must_use]
+#[inline(always)]
+pub fn lookup32(index: Vector, table: Vector) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    Vector(unsafe { arch::Q6_Vb_vlut32_VbVbR_nomatch(index.0, table.0, 0) })
+}
+
+/// (Even words of `a` then `b`, odd words of `a` then `b`): `Q6_W_vdeal_VVR` by -4.
+#[must_use]
+#[inline(always)]
+pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
+    // SAFETY: [HVX] of the module doc.
+    split(unsafe { arch::Q6_W_vdeal_VVR(b.0, a.0, -4) })
+}
+
+#[cfg(target_feature = "hvx-ieee-fp")]
+mod float {
+    //! IEEE arithmetic: V73, V75.
+    use super::{Accumulator, Vector, arch, split};
+
+    vector_ops! {
+        /// f16 product: `Q6_Vhf_vmpy_VhfVhf`.
+        mul_f16(a, b) = Q6_Vhf_vmpy_VhfVhf(a, b);
+        /// f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
+        mul_add_f16(a, b, c) = Q6_Vhf_vmpyacc_VhfVhfVhf(c, a, b);
+        /// f16 difference: `Q6_Vhf_vsub_VhfVhf`.
+        sub_f16(a, b) = Q6_Vhf_vsub_VhfVhf(a, b);
+        /// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
+        narrow_f32(even, odd) = Q6_Vhf_vcvt_VsfVsf(even, odd);
+        /// f32 product: `Q6_Vsf_vmpy_VsfVsf`.
+        mul_f32(a, b) = Q6_Vsf_vmpy_VsfVsf(a, b);
+        /// f32 sum: `Q6_Vsf_vadd_VsfVsf`.
+        add_f32(a, b) = Q6_Vsf_vadd_VsfVsf(a, b);
+        /// f32 difference: `Q6_Vsf_vsub_VsfVsf`.
+        sub_f32(a, b) = Q6_Vsf_vsub_VsfVsf(a, b);
+    }
+
+    /// f16 `(a - b) · c` for a difference that f16 holds exactly: [`sub_f16`], then [`mul_f16`].
+    #[must_use]
+    #[inline(always)]
+    pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+        mul_f16(sub_f16(a, b), c)
+    }
+
+    /// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
+        // SAFETY: [HVX] of the module doc.
+        split(unsafe { arch::Q6_Wsf_vmpy_VhfVhf(a.0, b.0) })
+    }
+
+    impl Accumulator {
+        /// A sum that starts at `v`.
+        #[must_use]
+        #[inline(always)]
+        pub fn from_f32(v: Vector) -> Self {
+            Self(v)
+        }
+
+        /// Adds the f32 products `a · b`: `Q6_Vsf_vmpy_VsfVsf`, `Q6_Vsf_vadd_VsfVsf`.
+        #[must_use]
+        #[inline(always)]
+        pub fn mul_add(self, a: Vector, b: Vector) -> Self {
+            Self(add_f32(self.0, mul_f32(a, b)))
+        }
+
+        /// The sum as f32.
+        #[must_use]
+        #[inline(always)]
+        pub fn to_f32(self) -> Vector {
+            self.0
+        }
+    }
+}
+
+#[cfg(not(target_feature = "hvx-ieee-fp"))]
+mod float {
+    //! qfloat arithmetic: V79 on, and V73 and V75 when asked for.
+    use super::{Accumulator, Vector, arch, split};
+
+    /// qf16 to f16.
+    #[inline(always)]
+    fn f16_from_qf16(v: arch::HvxVector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        Vector(unsafe { arch::Q6_Vhf_equals_Vqf16(v) })
+    }
+
+    /// qf32 to f32.
+    #[inline(always)]
+    fn f32_from_qf32(v: arch::HvxVector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        Vector(unsafe { arch::Q6_Vsf_equals_Vqf32(v) })
+    }
+
+    /// f16 product: `Q6_Vqf16_vmpy_VhfVhf`, converted.
+    #[must_use]
+    #[inline(always)]
+    pub fn mul_f16(a: Vector, b: Vector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_VhfVhf(a.0, b.0) })
+    }
+
+    /// f16 `a · b + c`: `Q6_Vqf16_vmpy_VhfVhf`, `Q6_Vqf16_vadd_Vqf16Vhf`, converted.
+    #[must_use]
+    #[inline(always)]
+    pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        let product = unsafe { arch::Q6_Vqf16_vmpy_VhfVhf(a.0, b.0) };
+        // SAFETY: [HVX] of the module doc.
+        f16_from_qf16(unsafe { arch::Q6_Vqf16_vadd_Vqf16Vhf(product, c.0) })
+    }
+
+    /// f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vqf16_vsub_VhfVhf`, `Q6_Vqf16_vmpy_Vqf16Vhf`, converted.
+    #[must_use]
+    #[inline(always)]
+    pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        let difference = unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) };
+        // SAFETY: [HVX] of the module doc.
+        f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_Vqf16Vhf(difference, c.0) })
+    }
+
+    /// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wqf32_vmpy_VhfVhf`, converted.
+    #[must_use]
+    #[inline(always)]
+    pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
+        // SAFETY: [HVX] of the module doc.
+        let (even, odd) = split(unsafe { arch::Q6_Wqf32_vmpy_VhfVhf(a.0, b.0) });
+        (f32_from_qf32(even.0), f32_from_qf32(odd.0))
+    }
+
+    /// f32 to qf32: the sum with zero.
+    #[inline(always)]
+    fn qf32_from_f32(v: Vector) -> arch::HvxVector {
+        // SAFETY: [HVX] of the module doc.
+        unsafe { arch::Q6_Vqf32_vadd_VsfVsf(v.0, super::splat_w(0).0) }
+    }
+
+    /// f32 pairs to f16, lanes of `even` in even places: `Q6_Vqf32_vadd_VsfVsf` with zero, `Q6_Vhf_equals_Wqf32`.
+    #[must_use]
+    #[inline(always)]
+    pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        let pair = unsafe { arch::Q6_W_vcombine_VV(qf32_from_f32(odd), qf32_from_f32(even)) };
+        // SAFETY: [HVX] of the module doc.
+        Vector(unsafe { arch::Q6_Vhf_equals_Wqf32(pair) })
+    }
+
+    /// f32 product: `Q6_Vqf32_vmpy_VsfVsf`, converted.
+    #[must_use]
+    #[inline(always)]
+    pub fn mul_f32(a: Vector, b: Vector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        f32_from_qf32(unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) })
+    }
+
+    /// f32 sum: `Q6_Vqf32_vadd_VsfVsf`, converted.
+    #[must_use]
+    #[inline(always)]
+    pub fn add_f32(a: Vector, b: Vector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        f32_from_qf32(unsafe { arch::Q6_Vqf32_vadd_VsfVsf(a.0, b.0) })
+    }
+
+    /// f32 difference: `Q6_Vqf32_vsub_VsfVsf`, converted.
+    #[must_use]
+    #[inline(always)]
+    pub fn sub_f32(a: Vector, b: Vector) -> Vector {
+        // SAFETY: [HVX] of the module doc.
+        f32_from_qf32(unsafe { arch::Q6_Vqf32_vsub_VsfVsf(a.0, b.0) })
+    }
+
+    impl Accumulator {
+        /// A sum that starts at `v`.
+        #[must_use]
+        #[inline(always)]
+        pub fn from_f32(v: Vector) -> Self {
+            Self(Vector(qf32_from_f32(v)))
+        }
+
+        /// Adds the f32 products `a · b`: `Q6_Vqf32_vmpy_VsfVsf`, `Q6_Vqf32_vadd_Vqf32Vqf32`.
+        #[must_use]
+        #[inline(always)]
+        pub fn mul_add(self, a: Vector, b: Vector) -> Self {
+            // SAFETY: [HVX] of the module doc.
+            let product = unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) };
+            // SAFETY: [HVX] of the module doc.
+            Self(Vector(unsafe { arch::Q6_Vqf32_vadd_Vqf32Vqf32(self.0.0, product) }))
+        }
+
+        /// The sum as f32.
+        #[must_use]
+        #[inline(always)]
+        pub fn to_f32(self) -> Vector {
+            f32_from_qf32(self.0.0)
+        }
+    }
+}
+pub use float::*;

@@ -1,0 +1,361 @@
+//! The vector operations on the host: what the architecture says they do, on arrays.
+//!
+//! Every loop runs over all lanes with a fixed count and no branches, the form that compilers vectorize. Rounding is
+//! IEEE's nearest even.
+
+use bytemuck::{Pod, Zeroable, cast};
+
+use super::f16;
+use crate::layout::Line;
+
+/// A 128-byte vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(128))]
+pub struct Vector([u8; 128]);
+
+/// A running sum of 32 f32 lanes.
+#[derive(Clone, Copy, Debug)]
+pub struct Accumulator(Vector);
+
+/// `f` of the lanes at the same place in each argument.
+macro_rules! lanes {
+    ($lane:ty, $count:literal; $($arg:ident),+ => $f:expr) => {{
+        $(let $arg: [$lane; $count] = cast($arg);)+
+        let mut out = [<$lane>::default(); $count];
+        for i in 0..$count {
+            $(let $arg = $arg[i];)+
+            out[i] = $f;
+        }
+        cast::<_, Vector>(out)
+    }};
+}
+
+/// The line at `from`: an aligned `vmem` load.
+#[must_use]
+#[inline(always)]
+pub fn load(from: &Line) -> Vector {
+    Vector(from.0)
+}
+
+/// Writes the line at `to`: an aligned `vmem` store.
+#[inline(always)]
+pub fn store(to: &mut Line, v: Vector) {
+    to.0 = v.0;
+}
+
+/// 32 f32 at any address: a `vmemu` load.
+#[must_use]
+#[inline(always)]
+pub fn load_f32(from: &[f32; 32]) -> Vector {
+    cast(*from)
+}
+
+/// Writes 32 f32 at any address: a `vmemu` store.
+#[inline(always)]
+pub fn store_f32(to: &mut [f32; 32], v: Vector) {
+    *to = cast(v);
+}
+
+/// Every word is `value`: `Q6_V_vsplat_R`.
+#[must_use]
+#[inline(always)]
+pub fn splat_w(value: i32) -> Vector {
+    cast([value; 32])
+}
+
+/// Every halfword is `value`: `Q6_Vh_vsplat_R`.
+#[must_use]
+#[inline(always)]
+pub fn splat_h(value: u16) -> Vector {
+    cast([value; 64])
+}
+
+/// Every byte is `value`: `Q6_Vb_vsplat_R`.
+#[must_use]
+#[inline(always)]
+pub fn splat_b(value: u8) -> Vector {
+    Vector([value; 128])
+}
+
+/// Bitwise and: `Q6_V_vand_VV`.
+#[must_use]
+#[inline(always)]
+pub fn and(a: Vector, b: Vector) -> Vector {
+    lanes!(u32, 32; a, b => a & b)
+}
+
+/// Wrapping sum of words: `Q6_Vw_vadd_VwVw`.
+#[must_use]
+#[inline(always)]
+pub fn add_w(a: Vector, b: Vector) -> Vector {
+    lanes!(u32, 32; a, b => a.wrapping_add(b))
+}
+
+/// Wrapping difference of words: `Q6_Vw_vsub_VwVw`.
+#[must_use]
+#[inline(always)]
+pub fn sub_w(a: Vector, b: Vector) -> Vector {
+    lanes!(u32, 32; a, b => a.wrapping_sub(b))
+}
+
+/// Larger of signed words: `Q6_Vw_vmax_VwVw`.
+#[must_use]
+#[inline(always)]
+pub fn max_w(a: Vector, b: Vector) -> Vector {
+    lanes!(i32, 32; a, b => a.max(b))
+}
+
+/// Smaller of signed words: `Q6_Vw_vmin_VwVw`.
+#[must_use]
+#[inline(always)]
+pub fn min_w(a: Vector, b: Vector) -> Vector {
+    lanes!(i32, 32; a, b => a.min(b))
+}
+
+/// Larger of signed halfwords: `Q6_Vh_vmax_VhVh`.
+#[must_use]
+#[inline(always)]
+pub fn max_h(a: Vector, b: Vector) -> Vector {
+    lanes!(i16, 64; a, b => a.max(b))
+}
+
+/// Unsigned bytes shifted right by `count`: `Q6_Vub_vlsr_VubR`.
+#[must_use]
+#[inline(always)]
+pub fn shr_b(a: Vector, count: i32) -> Vector {
+    lanes!(u8, 128; a => a >> (count & 7))
+}
+
+/// Words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
+#[must_use]
+#[inline(always)]
+pub fn shr_w(a: Vector, count: i32) -> Vector {
+    lanes!(u32, 32; a => a >> (count & 31))
+}
+
+/// Words shifted left by `count`: `Q6_Vw_vasl_VwR`.
+#[must_use]
+#[inline(always)]
+pub fn shl_w(a: Vector, count: i32) -> Vector {
+    lanes!(u32, 32; a => a << (count & 31))
+}
+
+/// Words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in: `Q6_Vw_vlsr_VwVw`.
+#[must_use]
+#[inline(always)]
+pub fn shr_w_each(a: Vector, count: Vector) -> Vector {
+    lanes!(u32, 32; a, count => a >> (count & 31))
+}
+
+/// The signed byte at `position` of a word.
+#[inline(always)]
+fn signed_byte(word: i32, position: u32) -> i32 {
+    (word << (24 - 8 * position)) >> 24
+}
+
+/// The unsigned byte at `position` of a word.
+#[inline(always)]
+fn unsigned_byte(word: i32, position: u32) -> i32 {
+    (word >> (8 * position)) & 0xff
+}
+
+/// Sum of four products of unsigned bytes of `a` and signed bytes of `b`.
+#[inline(always)]
+fn dot4(a: i32, b: i32) -> i32 {
+    unsigned_byte(a, 0) * signed_byte(b, 0)
+        + unsigned_byte(a, 1) * signed_byte(b, 1)
+        + unsigned_byte(a, 2) * signed_byte(b, 2)
+        + unsigned_byte(a, 3) * signed_byte(b, 3)
+}
+
+/// Each word is the sum of four products of unsigned bytes of `a` and signed bytes of `b`: `Q6_Vw_vrmpy_VubVb`.
+#[must_use]
+#[inline(always)]
+pub fn dot4_each(a: Vector, b: Vector) -> Vector {
+    lanes!(i32, 32; a, b => dot4(a, b))
+}
+
+/// `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of `word`:
+/// `Q6_Vw_vrmpyacc_VwVubRb`.
+#[must_use]
+#[inline(always)]
+pub fn dot4_acc(acc: Vector, a: Vector, word: i32) -> Vector {
+    lanes!(i32, 32; acc, a => acc.wrapping_add(dot4(a, word)))
+}
+
+/// Looks the low nibbles of `index` up among 16 halfwords: `Q6_Wh_vlut16_VbVhR_nomatch`.
+///
+/// Entry e is halfword 2e of `table`. Returns the entries of the even bytes, then those of the odd bytes.
+#[must_use]
+#[inline(always)]
+pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
+    let table: [u16; 64] = cast(table);
+    let mut even = [0_u16; 64];
+    let mut odd = [0_u16; 64];
+    for i in 0..64 {
+        even[i] = table[2 * usize::from(index.0[2 * i] & 15)];
+        odd[i] = table[2 * usize::from(index.0[2 * i + 1] & 15)];
+    }
+    (cast(even), cast(odd))
+}
+
+/// Looks the low five bits of each byte of `index` up among 32 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
+///
+/// Entry e is byte 2e of `table`.
+#[must_use]
+#[inline(always)]
+pub fn lookup32(index: Vector, table: Vector) -> Vector {
+    lanes!(u8, 128; index => table.0[2 * usize::from(index & 31)])
+}
+
+/// Even bytes of `a` in even places, even bytes of `b` in odd places: `Q6_Vb_vshuffe_VbVb`.
+#[must_use]
+#[inline(always)]
+pub fn interleave_even_b(a: Vector, b: Vector) -> Vector {
+    lanes!(u16, 64; a, b => (a & 0xff) | (b << 8))
+}
+
+/// Odd bytes of `a` in even places, odd bytes of `b` in odd places: `Q6_Vb_vshuffo_VbVb`.
+#[must_use]
+#[inline(always)]
+pub fn interleave_odd_b(a: Vector, b: Vector) -> Vector {
+    lanes!(u16, 64; a, b => (a >> 8) | (b & 0xff00))
+}
+
+/// Even halfwords of `a` in even places, even halfwords of `b` in odd places: `Q6_Vh_vshuffe_VhVh`.
+#[must_use]
+#[inline(always)]
+pub fn interleave_even_h(a: Vector, b: Vector) -> Vector {
+    lanes!(u32, 32; a, b => (a & 0xffff) | (b << 16))
+}
+
+/// Odd halfwords of `a` in even places, odd halfwords of `b` in odd places: `Q6_Vh_vshuffo_VhVh`.
+#[must_use]
+#[inline(always)]
+pub fn interleave_odd_h(a: Vector, b: Vector) -> Vector {
+    lanes!(u32, 32; a, b => (a >> 16) | (b & 0xffff_0000))
+}
+
+/// Low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
+#[must_use]
+#[inline(always)]
+pub fn pack_low_h(a: Vector, b: Vector) -> Vector {
+    let (a, b): ([u16; 64], [u16; 64]) = (cast(a), cast(b));
+    let mut out = [0_u16; 64];
+    for i in 0..32 {
+        out[i] = a[2 * i];
+        out[32 + i] = b[2 * i];
+    }
+    cast(out)
+}
+
+/// (Even words of `a` then `b`, odd words of `a` then `b`): `Q6_W_vdeal_VVR` by -4.
+#[must_use]
+#[inline(always)]
+pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
+    let (a, b): ([u32; 32], [u32; 32]) = (cast(a), cast(b));
+    let mut even = [0_u32; 32];
+    let mut odd = [0_u32; 32];
+    for i in 0..16 {
+        even[i] = a[2 * i];
+        even[16 + i] = b[2 * i];
+        odd[i] = a[2 * i + 1];
+        odd[16 + i] = b[2 * i + 1];
+    }
+    (cast(even), cast(odd))
+}
+
+/// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
+#[must_use]
+#[inline(always)]
+#[expect(clippy::cast_precision_loss, reason = "rounding to nearest even is what the instruction does")]
+pub fn f32_from_w(a: Vector) -> Vector {
+    lanes!(i32, 32; a => (a as f32).to_bits().cast_signed())
+}
+
+/// f16 product: `Q6_Vhf_vmpy_VhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn mul_f16(a: Vector, b: Vector) -> Vector {
+    lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) * f16::to_f32(b)))
+}
+
+/// f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+    lanes!(u16, 64; a, b, c => f16::from_f32(f16::to_f32(a) * f16::to_f32(b) + f16::to_f32(c)))
+}
+
+/// f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vhf_vsub_VhfVhf`, `Q6_Vhf_vmpy_VhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+    lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
+}
+
+/// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
+    let (a, b): ([u16; 64], [u16; 64]) = (cast(a), cast(b));
+    let mut even = [0_f32; 32];
+    let mut odd = [0_f32; 32];
+    for i in 0..32 {
+        even[i] = f16::to_f32(a[2 * i]) * f16::to_f32(b[2 * i]);
+        odd[i] = f16::to_f32(a[2 * i + 1]) * f16::to_f32(b[2 * i + 1]);
+    }
+    (cast(even), cast(odd))
+}
+
+/// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
+#[must_use]
+#[inline(always)]
+pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
+    lanes!(u32, 32; even, odd => u32::from(f16::from_f32(f32::from_bits(even)))
+        | u32::from(f16::from_f32(f32::from_bits(odd))) << 16)
+}
+
+/// f32 product: `Q6_Vsf_vmpy_VsfVsf`.
+#[must_use]
+#[inline(always)]
+pub fn mul_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => a * b)
+}
+
+/// f32 sum: `Q6_Vsf_vadd_VsfVsf`.
+#[must_use]
+#[inline(always)]
+pub fn add_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => a + b)
+}
+
+/// f32 difference: `Q6_Vsf_vsub_VsfVsf`.
+#[must_use]
+#[inline(always)]
+pub fn sub_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => a - b)
+}
+
+impl Accumulator {
+    /// A sum that starts at `v`.
+    #[must_use]
+    #[inline(always)]
+    pub fn from_f32(v: Vector) -> Self {
+        Self(v)
+    }
+
+    /// Adds the f32 products `a · b`: `Q6_Vsf_vmpy_VsfVsf`, `Q6_Vsf_vadd_VsfVsf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn mul_add(self, a: Vector, b: Vector) -> Self {
+        Self(add_f32(self.0, mul_f32(a, b)))
+    }
+
+    /// The sum as f32.
+    #[must_use]
+    #[inline(always)]
+    pub fn to_f32(self) -> Vector {
+        self.0
+    }
+}

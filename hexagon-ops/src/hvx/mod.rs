@@ -1,0 +1,34 @@
+//! The 128-byte vector type of Hexagon's vector units (HVX) and exactly the operations that the kernels use.
+//!
+//! Each operation is named by what it does and says which intrinsic it is. `hexagon.rs` is the device: one intrinsic
+//! each, or two where the architecture has no single one. `host.rs` gives the same operation its architectural meaning
+//! on arrays, written so that the compiler vectorizes it. Lanes are little-endian: b = 8, h = 16, w = 32 bits; f16 and
+//! f32 are IEEE numbers in h and w lanes.
+//!
+//! # Floating point
+//!
+//! V73 and V75 have IEEE arithmetic (feature `hvx-ieee-fp`); from V79 on there is only qfloat, whose register format is
+//! not IEEE. Here a `Vector` always holds IEEE numbers: where qfloat is used it stays inside one operation, or inside
+//! the type [`Accumulator`]. So no kernel can read raw qfloat bits. Results are rounded to nearest even.
+//!
+//! SOURCE: V79 qfloat rounds as IEEE 754 does, 80-N2040-61; V73/V75 qfloat may differ in the last bit.
+
+#[cfg(target_arch = "hexagon")]
+#[expect(unsafe_code, reason = "intrinsics are unsafe functions")]
+mod hexagon;
+#[cfg(target_arch = "hexagon")]
+pub use hexagon::*;
+
+#[cfg(not(target_arch = "hexagon"))]
+mod f16;
+#[cfg(not(target_arch = "hexagon"))]
+mod host;
+#[cfg(not(target_arch = "hexagon"))]
+pub use host::*;
+
+/// All lanes hold `value`.
+#[must_use]
+#[inline(always)]
+pub fn splat_f32(value: f32) -> Vector {
+    splat_w(value.to_bits().cast_signed())
+}

@@ -1,0 +1,360 @@
+//! Tile layouts of weights and activations, in bytes: the only place where they are written down.
+//!
+//! Nothing outside this module multiplies by a tile size. Words: `dst[M,N] = act[M,K] · w[K,N]`; a *tile* covers 32 (K)
+//! by 32 (N) elements, a *strip* is 32 columns of N, a *panel* holds all tiles of one strip. Indices: `k`, `n` elements
+//! inside a tile, `kt`, `nt` tiles.
+//!
+//! # FP16 tile: what the matrix unit (HMX) reads and writes, 2048 bytes
+//!
+//! `byte(i, j) = 128·(i/2) + 4·j + 2·(i%2)`, with i = k, j = n for weights, i = row, j = k for activations, i = row,
+//! j = n for results:
+//!
+//! ```text
+//!            word 0        word 1              word 31
+//! line 0   | i0 j0  i1 j0 | i0 j1  i1 j1 | … | i0 j31  i1 j31 |   128 bytes
+//! line 1   | i2 j0  i3 j0 | i2 j1  i3 j1 | … | i2 j31  i3 j31 |
+//!   …
+//! line 15  | i30 j0 i31 j0| …                  i30 j31 i31 j31|
+//! ```
+//!
+//! # Quantized tile: ggml's own bytes, permuted
+//!
+//! Each of the 32 columns of a tile is one ggml block of 32. Word n of a line belongs to column n and holds four bytes
+//! of that block, in the order 0 2 1 3:
+//!
+//! ```text
+//! 4-bit types, 4 lines (512 bytes)           | low nibbles k   | high nibbles k  |
+//! line 0, word n: qs[0]  qs[2]  qs[1]  qs[3]   |  0  2  1  3     | 16 18 17 19     |
+//! line 1, word n: qs[4]  qs[6]  qs[5]  qs[7]   |  4  6  5  7     | 20 22 21 23     |
+//! line 2, word n: qs[8]  qs[10] qs[9]  qs[11]  |  8 10  9 11     | 24 26 25 27     |
+//! line 3, word n: qs[12] qs[14] qs[13] qs[15]  | 12 14 13 15     | 28 30 29 31     |
+//!
+//! Q8_0, 8 lines (1024 bytes): line g, word n: qs[4g] qs[4g+2] qs[4g+1] qs[4g+3], each XOR 0x80
+//! ```
+//!
+//! One order serves both kernels. A widening table lookup sends even bytes to one vector and odd bytes to another: with
+//! the order 0 2 1 3 these are the row pairs (k, k+1) and (k+2, k+3), two finished lines of an FP16 tile. The dot product
+//! multiplies the four bytes of a word with four activations and adds; it only needs the activations in the same order.
+//! XOR 0x80 turns a signed byte into an unsigned one 128 larger, which is what that dot product takes.
+//!
+//! # Panel: planes, each starting on a line
+//!
+//! ```text
+//! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of tiles 0..KT | minima (Q4_1 only) |
+//!
+//! FP16 scales (and minima), 2 tiles a line:  byte(kt, n) = 128·(kt/2) + 4·n + 2·(kt%2)
+//! E8M0 scales (MXFP4), 4 tiles a line:       byte(kt, n) = 128·(kt/4) + 4·n + kt%4
+//! ```
+//!
+//! So a word of the scale plane belongs to one column, and a widening FP16 multiply of one line gives the scales of two
+//! tiles. Bytes that no block covers (columns past N, the last line's unused tiles) are zero and dequantize to 0.
+//!
+//! Source: FP16 element order, Hexagon V81 HMX Programmer's Reference Manual 80-N2040-62 and llama.cpp
+//! ggml-hexagon/htp/hmx-utils.h; ggml `block_q4_0` and its relatives, ggml-common.h.
+
+mod block;
+
+use crate::error::{Error, Result};
+
+/// Elements along each side of a tile, and elements of a block.
+pub const TILE_DIM: usize = 32;
+/// Bytes of a vector register, and of a line of a tile.
+pub const LINE_BYTES: usize = 128;
+/// Bytes of an FP16 tile.
+pub const F16_TILE_BYTES: usize = TILE_DIM * TILE_DIM * 2;
+/// Lines of an FP16 tile.
+pub const F16_TILE_LINES: usize = F16_TILE_BYTES / LINE_BYTES;
+/// Which byte of a group of four stands at each position of a word; its own inverse.
+pub const WORD_ORDER: [usize; 4] = [0, 2, 1, 3];
+/// What a stored Q8_0 byte is XORed with.
+pub const Q8_FLIP: u8 = 0x80;
+
+/// One vector's worth of memory, aligned as vector loads and stores want it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(128))]
+pub struct Line(pub [u8; LINE_BYTES]);
+
+impl Line {
+    /// A line of zero bytes.
+    pub const ZERO: Self = Self([0; LINE_BYTES]);
+}
+
+/// An FP16 tile, aligned as the matrix unit wants it.
+///
+/// SOURCE: activation and output addresses are masked with 2047 and their low bits are fields, 80-N2040-62 §2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(2048))]
+pub struct Tile(pub [Line; F16_TILE_LINES]);
+
+impl Tile {
+    /// A tile of zeros.
+    pub const ZERO: Self = Self([Line::ZERO; F16_TILE_LINES]);
+}
+
+/// Byte offset of element (i, j) in an FP16 tile; see the picture of this module.
+#[must_use]
+pub const fn f16_tile_offset(i: usize, j: usize) -> usize {
+    LINE_BYTES * (i / 2) + 4 * j + 2 * (i % 2)
+}
+
+/// Types of weights that have tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum WeightType {
+    /// IEEE half precision, no blocks.
+    F16 = 1,
+    /// `d · (q - 8)`, 4-bit q.
+    Q4_0 = 2,
+    /// `d · q + m`, 4-bit q.
+    Q4_1 = 3,
+    /// `d · q`, signed 8-bit q.
+    Q8_0 = 4,
+    /// `d · table[q]`, 4-bit q.
+    Iq4Nl = 5,
+    /// `2^(e-127) · table[q]`, 4-bit q (E2M1), 8-bit exponent.
+    Mxfp4 = 6,
+}
+
+/// Name of a packed format, kept beside packed bytes so that stale ones are an error and not a wrong answer.
+///
+/// Bits 31..16 are `0x4858` ("HX"), 15..8 the weight type, 7..0 the version of this module's layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayoutId(pub u32);
+
+/// Version of the layouts of this module: raised when any byte moves.
+const LAYOUT_VERSION: u32 = 1;
+
+impl WeightType {
+    /// All types, in order of their numbers.
+    pub const ALL: [Self; 6] = [
+        Self::F16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q8_0,
+        Self::Iq4Nl,
+        Self::Mxfp4,
+    ];
+
+    /// Identifier of this type's packed form.
+    #[must_use]
+    pub const fn layout_id(self) -> LayoutId {
+        LayoutId(0x4858_0000 | (self as u32) << 8 | LAYOUT_VERSION)
+    }
+
+    /// Bytes of one ggml block of 32 (of 32 elements for F16).
+    #[must_use]
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F16 => 64,
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q4_1 => 20,
+            Self::Q8_0 => 34,
+            Self::Mxfp4 => 17,
+        }
+    }
+
+    /// Bytes of the quants of one tile.
+    #[must_use]
+    pub const fn quant_tile_bytes(self) -> usize {
+        match self {
+            Self::F16 => F16_TILE_BYTES,
+            Self::Q8_0 => 1024,
+            Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 => 512,
+        }
+    }
+
+    /// Bytes of all planes per tile: what a tile costs in memory traffic.
+    #[must_use]
+    pub const fn tile_bytes(self) -> usize {
+        self.block_bytes() * TILE_DIM
+    }
+
+    /// Tiles whose scales share a line of the scale plane; 0 without scales.
+    const fn scales_per_line(self) -> usize {
+        match self {
+            Self::F16 => 0,
+            Self::Mxfp4 => 4,
+            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Iq4Nl => 2,
+        }
+    }
+}
+
+/// Layout of one panel: 32 columns of N by all of K. All units are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PanelLayout {
+    weight: WeightType,
+    k: usize,
+}
+
+impl PanelLayout {
+    /// The layout of a panel with `k` elements along K.
+    ///
+    /// # Errors
+    /// `BadShape` if `k` is 0, or not a multiple of 32 for a type with blocks.
+    pub const fn new(weight: WeightType, k: usize) -> Result<Self> {
+        let whole = matches!(weight, WeightType::F16) || k.is_multiple_of(TILE_DIM);
+        if k == 0 || !whole {
+            return Err(Error::BadShape { weight, k });
+        }
+        Ok(Self { weight, k })
+    }
+
+    /// Type of the weights.
+    #[must_use]
+    pub const fn weight(self) -> WeightType {
+        self.weight
+    }
+
+    /// Elements along K.
+    #[must_use]
+    pub const fn k(self) -> usize {
+        self.k
+    }
+
+    /// Tiles along K.
+    #[must_use]
+    pub const fn k_tiles(self) -> usize {
+        self.k.div_ceil(TILE_DIM)
+    }
+
+    /// Offset of the quants of tile `kt`.
+    #[must_use]
+    pub const fn quant_offset(self, kt: usize) -> usize {
+        kt * self.weight.quant_tile_bytes()
+    }
+
+    /// Offset of the scale plane.
+    #[must_use]
+    pub const fn scale_plane_offset(self) -> usize {
+        self.quant_offset(self.k_tiles())
+    }
+
+    /// Bytes of the scale plane, whole lines.
+    #[must_use]
+    pub const fn scale_plane_bytes(self) -> usize {
+        match self.weight.scales_per_line() {
+            0 => 0,
+            per_line => self.k_tiles().div_ceil(per_line) * LINE_BYTES,
+        }
+    }
+
+    /// Offset of the scale of column `n` of tile `kt`: 2 bytes FP16, or 1 byte E8M0 for MXFP4.
+    #[must_use]
+    pub const fn scale_offset(self, kt: usize, n: usize) -> usize {
+        self.scale_plane_offset()
+            + match self.weight.scales_per_line() {
+                4 => LINE_BYTES * (kt / 4) + 4 * n + kt % 4,
+                _ => f16_tile_offset(kt, n),
+            }
+    }
+
+    /// Offset of the plane of minima (Q4_1), which is also the end of the scale plane.
+    #[must_use]
+    pub const fn min_plane_offset(self) -> usize {
+        self.scale_plane_offset() + self.scale_plane_bytes()
+    }
+
+    /// Offset of the FP16 minimum of column `n` of tile `kt` (Q4_1).
+    #[must_use]
+    pub const fn min_offset(self, kt: usize, n: usize) -> usize {
+        self.min_plane_offset() + f16_tile_offset(kt, n)
+    }
+
+    /// Bytes of the panel, whole lines.
+    #[must_use]
+    pub const fn panel_bytes(self) -> usize {
+        let mins = if matches!(self.weight, WeightType::Q4_1) {
+            self.scale_plane_bytes()
+        } else {
+            0
+        };
+        self.min_plane_offset() + mins
+    }
+
+    /// Lines of the panel.
+    #[must_use]
+    pub const fn panel_lines(self) -> usize {
+        self.panel_bytes() / LINE_BYTES
+    }
+
+    /// Where element (k, n) of tile `kt` is: byte offset in the panel, and for 4-bit types the shift to its nibble.
+    #[must_use]
+    pub const fn elem(self, kt: usize, k: usize, n: usize) -> (usize, u32) {
+        let base = self.quant_offset(kt);
+        match self.weight {
+            WeightType::F16 => (base + f16_tile_offset(k, n), 0),
+            WeightType::Q8_0 => (base + word_offset(k, n), 0),
+            _ => (base + word_offset(k % 16, n), if k < 16 { 0 } else { 4 }),
+        }
+    }
+}
+
+/// Offset of byte `j` of a block in column `n`: line j/4, word n, position by [`WORD_ORDER`].
+const fn word_offset(j: usize, n: usize) -> usize {
+    LINE_BYTES * (j / 4) + 4 * n + WORD_ORDER[j % 4]
+}
+
+/// Layout of a whole weight matrix: panels of strips 0, 1, …, each 128-byte aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixLayout {
+    panel: PanelLayout,
+    n: usize,
+}
+
+impl MatrixLayout {
+    /// The layout of a matrix of `n` rows of ggml's (columns of the product) by `k` elements.
+    ///
+    /// # Errors
+    /// As [`PanelLayout::new`].
+    pub const fn new(weight: WeightType, n: usize, k: usize) -> Result<Self> {
+        match PanelLayout::new(weight, k) {
+            Ok(panel) => Ok(Self { panel, n }),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Layout of each panel.
+    #[must_use]
+    pub const fn panel(self) -> PanelLayout {
+        self.panel
+    }
+
+    /// Columns of the product.
+    #[must_use]
+    pub const fn n(self) -> usize {
+        self.n
+    }
+
+    /// Strips of 32 columns, the last one possibly padded.
+    #[must_use]
+    pub const fn n_strips(self) -> usize {
+        self.n.div_ceil(TILE_DIM)
+    }
+
+    /// Offset of the panel of strip `nt`.
+    #[must_use]
+    pub const fn panel_offset(self, nt: usize) -> usize {
+        nt * self.panel.panel_bytes()
+    }
+
+    /// Bytes of the matrix.
+    #[must_use]
+    pub const fn matrix_bytes(self) -> usize {
+        self.n_strips() * self.panel.panel_bytes()
+    }
+
+    /// Bytes of one row in ggml's layout (for F16 also when `k` is no multiple of 32).
+    #[must_use]
+    pub const fn ggml_row_bytes(self) -> usize {
+        match self.panel.weight {
+            WeightType::F16 => self.panel.k * 2,
+            weight => self.panel.k_tiles() * weight.block_bytes(),
+        }
+    }
+
+    /// Number of FP16 tiles of one panel once dequantized.
+    #[must_use]
+    pub const fn k_tiles(self) -> usize {
+        self.panel.k_tiles()
+    }
+}

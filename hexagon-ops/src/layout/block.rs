@@ -1,0 +1,166 @@
+//! Lossless moves between ggml blocks and panels. Scalar code: it runs on the host when weights are loaded.
+
+use super::{
+    LINE_BYTES, MatrixLayout, PanelLayout, Q8_FLIP, TILE_DIM, WORD_ORDER, WeightType,
+    f16_tile_offset,
+};
+use crate::error::{Error, Result};
+
+/// The four bytes of a group in word order, or of a word in block order: the same exchange, then the same flip.
+fn exchange(group: [u8; 4], flip: u8) -> [u8; 4] {
+    WORD_ORDER.map(|i| group[i] ^ flip)
+}
+
+/// Where the parts of one block are: the description that both directions share.
+struct BlockPlan {
+    /// Panel offset of each byte in front of the quants (scale, then minimum), as (block range start, panel offset, bytes).
+    header: [(usize, usize, usize); 2],
+    /// Offset of the block's first quant byte in the block.
+    quants_at: usize,
+    /// Panel offset of word `n` of the tile's first line.
+    words_at: usize,
+    /// What each quant byte is XORed with.
+    flip: u8,
+}
+
+impl BlockPlan {
+    fn new(layout: PanelLayout, kt: usize, n: usize) -> Self {
+        let weight = layout.weight();
+        let (scale_bytes, min_bytes) = match weight {
+            WeightType::F16 => (0, 0),
+            WeightType::Mxfp4 => (1, 0),
+            WeightType::Q4_1 => (2, 2),
+            WeightType::Q4_0 | WeightType::Q8_0 | WeightType::Iq4Nl => (2, 0),
+        };
+        Self {
+            header: [
+                (0, layout.scale_offset(kt, n), scale_bytes),
+                // Without minima there is no such plane: an empty range at the panel's start stands for it.
+                (
+                    scale_bytes,
+                    if min_bytes == 0 {
+                        0
+                    } else {
+                        layout.min_offset(kt, n)
+                    },
+                    min_bytes,
+                ),
+            ],
+            quants_at: scale_bytes + min_bytes,
+            words_at: layout.quant_offset(kt) + 4 * n,
+            flip: if weight == WeightType::Q8_0 {
+                Q8_FLIP
+            } else {
+                0
+            },
+        }
+    }
+}
+
+fn write_block(layout: PanelLayout, panel: &mut [u8], kt: usize, n: usize, block: &[u8]) {
+    if layout.weight() == WeightType::F16 {
+        let base = layout.quant_offset(kt);
+        for (k, elem) in block.chunks_exact(2).enumerate() {
+            panel[base + f16_tile_offset(k, n)..][..2].copy_from_slice(elem);
+        }
+        return;
+    }
+    let plan = BlockPlan::new(layout, kt, n);
+    for (from, to, bytes) in plan.header {
+        panel[to..to + bytes].copy_from_slice(&block[from..from + bytes]);
+    }
+    for (j, group) in block[plan.quants_at..]
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .enumerate()
+    {
+        panel[plan.words_at + LINE_BYTES * j..][..4].copy_from_slice(&exchange(*group, plan.flip));
+    }
+}
+
+fn read_block(layout: PanelLayout, panel: &[u8], kt: usize, n: usize, block: &mut [u8]) {
+    if layout.weight() == WeightType::F16 {
+        let base = layout.quant_offset(kt);
+        for (k, elem) in block.chunks_exact_mut(2).enumerate() {
+            elem.copy_from_slice(&panel[base + f16_tile_offset(k, n)..][..2]);
+        }
+        return;
+    }
+    let plan = BlockPlan::new(layout, kt, n);
+    for (from, to, bytes) in plan.header {
+        block[from..from + bytes].copy_from_slice(&panel[to..to + bytes]);
+    }
+    for (j, group) in block[plan.quants_at..]
+        .as_chunks_mut::<4>()
+        .0
+        .iter_mut()
+        .enumerate()
+    {
+        let word = &panel[plan.words_at + LINE_BYTES * j..][..4];
+        *group = exchange([word[0], word[1], word[2], word[3]], plan.flip);
+    }
+}
+
+impl MatrixLayout {
+    /// Checks that row `n` exists and that both slices have their sizes.
+    fn check_row(self, packed_bytes: usize, n: usize, row_bytes: usize) -> Result<()> {
+        if n >= self.n() {
+            return Err(Error::Index {
+                what: "row",
+                index: n,
+                limit: self.n(),
+            });
+        }
+        if packed_bytes != self.matrix_bytes() {
+            return Err(Error::Length {
+                what: "packed matrix",
+                have: packed_bytes,
+                want: self.matrix_bytes(),
+            });
+        }
+        if row_bytes != self.ggml_row_bytes() {
+            return Err(Error::Length {
+                what: "ggml row",
+                have: row_bytes,
+                want: self.ggml_row_bytes(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Repacks ggml row `n` into the packed matrix; other rows and the padding keep their bytes.
+    ///
+    /// - `packed`: [`Self::matrix_bytes`] bytes, zeroed before the first row
+    /// - `row`: [`Self::ggml_row_bytes`] bytes, blocks in ggml's order
+    ///
+    /// # Errors
+    /// `Index` if there is no row `n`; `Length` if a slice has another size.
+    pub fn pack_row(self, packed: &mut [u8], n: usize, row: &[u8]) -> Result<()> {
+        self.check_row(packed.len(), n, row.len())?;
+        let panel = &mut packed[self.panel_offset(n / TILE_DIM)..][..self.panel().panel_bytes()];
+        for (kt, block) in row.chunks(self.panel().weight().block_bytes()).enumerate() {
+            write_block(self.panel(), panel, kt, n % TILE_DIM, block);
+        }
+        Ok(())
+    }
+
+    /// Restores ggml row `n` from the packed matrix, bit for bit what [`Self::pack_row`] was given.
+    ///
+    /// - `packed`: [`Self::matrix_bytes`] bytes
+    /// - `row`: [`Self::ggml_row_bytes`] bytes
+    ///
+    /// # Errors
+    /// As [`Self::pack_row`].
+    pub fn unpack_row(self, packed: &[u8], n: usize, row: &mut [u8]) -> Result<()> {
+        self.check_row(packed.len(), n, row.len())?;
+        let panel = &packed[self.panel_offset(n / TILE_DIM)..][..self.panel().panel_bytes()];
+        for (kt, block) in row
+            .chunks_mut(self.panel().weight().block_bytes())
+            .enumerate()
+        {
+            read_block(self.panel(), panel, kt, n % TILE_DIM, block);
+        }
+        Ok(())
+    }
+}

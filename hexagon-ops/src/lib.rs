@@ -1,0 +1,23 @@
+//! What Hexagon NPUs understand: tile layouts, vector (HVX) and matrix (HMX) operations, and the kernels made of them.
+//!
+//! One source, built twice: for the DSP (`no_std`, `core::arch::hexagon`) and for the host, where the same kernels run
+//! over a portable 128-byte vector type. What a unit test, Miri or a debugger sees on the host is the code that ships.
+//!
+//! | module | holds | depends on |
+//! |---|---|---|
+//! | [`layout`] | where each weight, scale and activation byte is | — |
+//! | [`hvx`] | the vector type and its operations: `hexagon.rs` on the DSP, `host.rs` elsewhere | `layout` (line type) |
+//! | [`hmx`] | the matrix unit: tile multiply, accumulator, scale block, store | `layout` |
+//! | [`rt`] | VTCM arena, worker threads, DMA | `layout` |
+//! | [`ops`] | kernels and their drivers | all of the above |
+//!
+//! Unsafe code is confined to `hvx/`, `hmx/` and `rt/`; they offer safe functions only.
+
+#![cfg_attr(target_arch = "hexagon", no_std)]
+#![cfg_attr(
+    target_arch = "hexagon",
+    feature(stdarch_hexagon, hexagon_target_feature, asm_experimental_arch)
+)]
+
+pub mod error;
+pub mod layout;

@@ -1,0 +1,188 @@
+//! Proves that packing is a bijection between ggml's bytes and the documented places, and that padding stays zero.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "test data wraps around on purpose"
+)]
+
+use hexagon_ops::error::Error;
+use hexagon_ops::layout::{MatrixLayout, PanelLayout, TILE_DIM, WeightType};
+use proptest::prelude::*;
+
+/// Packs `rows` (one ggml row after the other) into a zeroed matrix.
+fn pack(layout: MatrixLayout, rows: &[u8]) -> Vec<u8> {
+    let mut packed = vec![0; layout.matrix_bytes()];
+    for (n, row) in rows.chunks_exact(layout.ggml_row_bytes()).enumerate() {
+        layout.pack_row(&mut packed, n, row).unwrap();
+    }
+    packed
+}
+
+/// Element (k, column n) as ggml stores it in block `b` of the row: the block's byte and the shift to its bits.
+fn ggml_elem(weight: WeightType, k: usize) -> (usize, u32) {
+    match weight {
+        WeightType::F16 => (2 * k, 0),
+        WeightType::Q8_0 => (2 + k, 0),
+        WeightType::Q4_0 | WeightType::Iq4Nl => (2 + k % 16, if k < 16 { 0 } else { 4 }),
+        WeightType::Q4_1 => (4 + k % 16, if k < 16 { 0 } else { 4 }),
+        WeightType::Mxfp4 => (1 + k % 16, if k < 16 { 0 } else { 4 }),
+    }
+}
+
+#[test]
+fn each_ggml_byte_lands_in_its_own_place() {
+    // In packing p each byte shows bit p of its own index: the packings together number every byte.
+    for weight in WeightType::ALL {
+        let layout = MatrixLayout::new(weight, 33, 96).unwrap();
+        let rows_bytes = 33 * layout.ggml_row_bytes();
+        let mut index = vec![0_usize; layout.matrix_bytes()];
+        for plane in 0..usize::BITS - rows_bytes.leading_zeros() {
+            let ones: Vec<u8> = (0..rows_bytes)
+                .map(|i| if (i + 1) >> plane & 1 == 1 { 0x11 } else { 0 })
+                .collect();
+            let zeros = pack(layout, &vec![0; rows_bytes]);
+            for (at, (have, zero)) in pack(layout, &ones).iter().zip(&zeros).enumerate() {
+                if have ^ zero == 0x11 {
+                    index[at] |= 1 << plane;
+                } else {
+                    assert_eq!(
+                        have, zero,
+                        "{weight:?}: byte {at} is neither kept nor cleared"
+                    );
+                }
+            }
+        }
+        let mut seen: Vec<usize> = index.iter().copied().filter(|i| *i != 0).collect();
+        seen.sort_unstable();
+        assert_eq!(
+            seen,
+            (1..=rows_bytes).collect::<Vec<_>>(),
+            "{weight:?}: not a bijection"
+        );
+    }
+}
+
+#[test]
+fn elem_scale_and_min_offsets_agree_with_packing() {
+    for weight in WeightType::ALL {
+        let (n_rows, k) = (40, 160);
+        let layout = MatrixLayout::new(weight, n_rows, k).unwrap();
+        let row_bytes = layout.ggml_row_bytes();
+        let rows: Vec<u8> = (0..n_rows * row_bytes)
+            .map(|i| (i * 7 + i / 251) as u8)
+            .collect();
+        let packed = pack(layout, &rows);
+        let panel = layout.panel();
+        for n in 0..n_rows {
+            let base = layout.panel_offset(n / TILE_DIM);
+            for kt in 0..panel.k_tiles() {
+                let block =
+                    &rows[n * row_bytes + kt * weight.block_bytes()..][..weight.block_bytes()];
+                for k in 0..TILE_DIM {
+                    let (from, from_shift) = ggml_elem(weight, k);
+                    let (to, to_shift) = panel.elem(kt, k, n % TILE_DIM);
+                    let flip = if weight == WeightType::Q8_0 { 0x80 } else { 0 };
+                    assert_eq!(
+                        (packed[base + to] ^ flip) >> to_shift & 15,
+                        block[from] >> from_shift & 15,
+                        "{weight:?} kt {kt} k {k} n {n}"
+                    );
+                }
+                if weight != WeightType::F16 {
+                    assert_eq!(
+                        packed[base + panel.scale_offset(kt, n % TILE_DIM)],
+                        block[0],
+                        "{weight:?} scale"
+                    );
+                }
+                if weight == WeightType::Q4_1 {
+                    assert_eq!(
+                        packed[base + panel.min_offset(kt, n % TILE_DIM) + 1],
+                        block[3],
+                        "minimum"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tile_bytes_are_ggmls_bytes() {
+    for weight in WeightType::ALL {
+        // An even number of tiles (a multiple of four for MXFP4) leaves no padding at all.
+        let layout = PanelLayout::new(weight, 4 * TILE_DIM).unwrap();
+        assert_eq!(layout.panel_bytes(), 4 * weight.tile_bytes(), "{weight:?}");
+    }
+    assert_eq!(WeightType::Q4_0.tile_bytes(), 576);
+    assert_eq!(WeightType::Q8_0.tile_bytes(), 1088);
+    assert_eq!(WeightType::Mxfp4.tile_bytes(), 544);
+}
+
+#[test]
+fn layout_ids_differ() {
+    let mut ids: Vec<u32> = WeightType::ALL.iter().map(|w| w.layout_id().0).collect();
+    ids.dedup();
+    assert_eq!(ids.len(), WeightType::ALL.len());
+}
+
+#[test]
+fn wrong_shapes_and_lengths_are_refused() {
+    assert_eq!(
+        MatrixLayout::new(WeightType::Q4_0, 4, 48),
+        Err(Error::BadShape {
+            weight: WeightType::Q4_0,
+            k: 48
+        })
+    );
+    let layout = MatrixLayout::new(WeightType::F16, 4, 48).unwrap();
+    let mut packed = vec![0; layout.matrix_bytes()];
+    assert_eq!(
+        layout.pack_row(&mut packed, 4, &[0; 96]),
+        Err(Error::Index {
+            what: "row",
+            index: 4,
+            limit: 4
+        })
+    );
+    assert_eq!(
+        layout.pack_row(&mut packed, 3, &[0; 95]),
+        Err(Error::Length {
+            what: "ggml row",
+            have: 95,
+            want: 96
+        })
+    );
+    assert_eq!(
+        layout.unpack_row(&packed[1..], 3, &mut [0; 96]),
+        Err(Error::Length {
+            what: "packed matrix",
+            have: packed.len() - 1,
+            want: packed.len()
+        })
+    );
+}
+
+proptest! {
+    #[test]
+    fn unpack_restores_what_pack_was_given(
+        weight in prop::sample::select(WeightType::ALL.to_vec()),
+        n in 1_usize..70,
+        tiles in 1_usize..6,
+        cut in 0_usize..32,
+        seed in any::<u64>(),
+    ) {
+        let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * TILE_DIM };
+        let layout = MatrixLayout::new(weight, n, k).unwrap();
+        let mut state = seed;
+        let rows: Vec<u8> = (0..n * layout.ggml_row_bytes()).map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        }).collect();
+        let packed = pack(layout, &rows);
+        let mut row = vec![0; layout.ggml_row_bytes()];
+        for (i, want) in rows.chunks_exact(layout.ggml_row_bytes()).enumerate() {
+            layout.unpack_row(&packed, i, &mut row).unwrap();
+            prop_assert_eq!(&row[..], want);
+        }
+    }
+}

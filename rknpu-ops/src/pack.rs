@@ -1,0 +1,292 @@
+//! Moves rows into and out of the NPU's native layouts, around `dst[M,N] = act[M,K] . w[K,N]`.
+//!
+//! The three native layouts are one: a dimension is cut into native slices of `s` elements, and a native slice holds
+//! its piece of every row (`layout.rs` owns the formulas and the constants). "Native slice" is never a Rust slice here.
+//!
+//! ```text
+//! row-major [rows][len]               native: slice 0, slice 1, …, each [rows][s]
+//! row 0  aaaa bbbb cccc               aaaa dddd  bbbb eeee  cccc ffff
+//! row 1  dddd eeee ffff
+//!
+//!               rows              len   s
+//! A             M of the bucket   K     s
+//! B, one group  gn                K     gk     groups (strips of gn weight rows) follow each other
+//! C             M of the bucket   N     t
+//! ```
+//!
+//! So any range of native slices of a buffer is contiguous, and threads share a buffer by native slices, never by rows.
+//! Activations take two steps for that reason: rows to a row-major scratch ([`quantize_rows_i8`],
+//! [`convert_rows_f16`]; threads split the rows), then scratch to native ([`interleave_a`]; threads split the native
+//! slices with `chunks_mut`). With M = 1 both orders are the same and [`pack_row_i8`] writes the native buffer directly.
+//!
+//! Nothing here allocates, and no result depends on M, on another row or on how the work was split.
+
+use std::ops::Range;
+
+use half::f16;
+
+use crate::layout::{NativeA, NativeB};
+use crate::quant;
+
+mod unpack;
+
+pub use unpack::{
+    NativeOutput, OutputRows, RowsMut, unpack_f32, unpack_i32, unpack_row_f32, unpack_row_i32,
+};
+
+/// A row-major matrix of which rows are contiguous and `stride` elements apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a, T> {
+    data: &'a [T],
+    count: usize,
+    len: usize,
+    stride: usize,
+}
+
+impl<'a, T> Rows<'a, T> {
+    /// The matrix of `count` rows of `len` elements, row `m` at `data[m * stride]`; all units are elements.
+    ///
+    /// # Panics
+    /// If `data` is too short, or `stride < len` with more than one row.
+    #[must_use]
+    pub fn new(data: &'a [T], count: usize, len: usize, stride: usize) -> Self {
+        assert!(count <= 1 || stride >= len, "rows of {len} overlap at a stride of {stride}");
+        let needed = if count == 0 { 0 } else { (count - 1) * stride + len };
+        assert!(data.len() >= needed, "{count} rows need {needed} elements, have {}", data.len());
+        Self { data, count, len, stride }
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Elements of one row.
+    #[must_use]
+    pub const fn row_len(&self) -> usize {
+        self.len
+    }
+
+    /// Row `m`.
+    ///
+    /// # Panics
+    /// If there is no row `m`.
+    #[inline]
+    #[must_use]
+    pub fn row(&self, m: usize) -> &'a [T] {
+        assert!(m < self.count, "row {m} of {}", self.count);
+        &self.data[m * self.stride..][..self.len]
+    }
+
+    /// The same rows, restricted to elements `range` of each: a K segment, or the native slices of one thread.
+    ///
+    /// # Panics
+    /// If `range` leaves the rows.
+    #[must_use]
+    pub fn columns(&self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "columns {range:?} of {}",
+            self.len
+        );
+        let data = if self.count == 0 { self.data } else { &self.data[range.start..] };
+        Self { data, len: range.len(), ..*self }
+    }
+
+    /// Rows `range` only.
+    ///
+    /// # Panics
+    /// If `range` leaves the matrix.
+    #[must_use]
+    pub fn rows(&self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.count,
+            "rows {range:?} of {}",
+            self.count
+        );
+        let data = if range.is_empty() { &[][..] } else { &self.data[range.start * self.stride..] };
+        Self { data, count: range.len(), ..*self }
+    }
+}
+
+/// Step 1 for INT8: transforms and quantizes rows into a row-major scratch.
+///
+/// - `src`: any rows, K elements each; `block`: Hadamard block, 1 for none; `work`: at least K elements of scratch
+/// - `out`: `src.count() * K` elements, row-major without gaps; `scales`: `src.count()` elements, see
+///   [`quant::row_scale_i8`] (a row with a non-finite element gets NaN)
+///
+/// # Panics
+/// If a length disagrees or `block` does not divide K.
+pub fn quantize_rows_i8(src: Rows<'_, f32>, block: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]) {
+    let k = src.row_len();
+    assert_eq!(out.len(), src.count() * k, "scratch does not hold the rows");
+    assert_eq!(scales.len(), src.count(), "one scale per row");
+    for (m, scale) in scales.iter_mut().enumerate() {
+        let row = transformed(src.row(m), block, work);
+        *scale = quant::row_scale_i8(row);
+        quant::quantize_row_i8(row, *scale, &mut out[m * k..][..k]);
+    }
+}
+
+/// Step 1 for FP16: converts rows into a row-major scratch, each multiplied by its own power of two.
+///
+/// - `out`: `src.count() * K` elements, row-major without gaps; `factors`: `src.count()` elements, to multiply output
+///   rows by, see [`quant::convert_row_f16`]
+///
+/// # Panics
+/// If a length disagrees.
+pub fn convert_rows_f16(src: Rows<'_, f32>, out: &mut [f16], factors: &mut [f32]) {
+    let k = src.row_len();
+    assert_eq!(out.len(), src.count() * k, "scratch does not hold the rows");
+    assert_eq!(factors.len(), src.count(), "one factor per row");
+    for (m, factor) in factors.iter_mut().enumerate() {
+        *factor = quant::convert_row_f16(src.row(m), &mut out[m * k..][..k]);
+    }
+}
+
+/// Steps 1 and 2 at once for M = 1: one row into native A, where a bucket of one row is row-major.
+///
+/// - `src`: K elements; `block`, `work`: as for [`quantize_rows_i8`]
+/// - `segments`: the native A buffers of consecutive K ranges, together at least K elements; what lies beyond K is
+///   zeroed
+/// - returns the scale of the row
+///
+/// # Panics
+/// If the segments are shorter than the row, or as [`quantize_rows_i8`].
+pub fn pack_row_i8<'a>(
+    src: &[f32],
+    block: usize,
+    work: &mut [f32],
+    segments: impl IntoIterator<Item = &'a mut [i8]>,
+) -> f32 {
+    let mut rest = transformed(src, block, work);
+    let scale = quant::row_scale_i8(rest);
+    for segment in segments {
+        let (now, later) = rest.split_at(segment.len().min(rest.len()));
+        let (used, padding) = segment.split_at_mut(now.len());
+        quant::quantize_row_i8(now, scale, used);
+        padding.fill(0);
+        rest = later;
+    }
+    assert!(rest.is_empty(), "segments are {} elements short", rest.len());
+    scale
+}
+
+/// The row after its Hadamard transform: in `work`, or the row itself if there is nothing to transform.
+fn transformed<'a>(row: &'a [f32], block: usize, work: &'a mut [f32]) -> &'a [f32] {
+    if block == 1 {
+        return row;
+    }
+    let work = &mut work[..row.len()];
+    work.copy_from_slice(row);
+    quant::hadamard(work, block);
+    work
+}
+
+/// Step 2: moves rows of a row-major scratch into native slices of native A.
+///
+/// - `src`: the real rows, at most `m`, of the K range that `dst` covers ([`Rows::columns`]): whole native slices, only the
+///   last of a segment may be short
+/// - `m`: rows of the bucket, those beyond `src` are zeroed; `dst`: any number of whole native slices, `m * s` elements
+///   each, at least as many as `src` covers; elements beyond K are zeroed
+///
+/// # Panics
+/// If `dst` is not a number of whole native slices or `src` does not fit.
+pub fn interleave_a<T: Copy + Default>(src: Rows<'_, T>, layout: NativeA, m: usize, dst: &mut [T]) {
+    interleave(src, layout.s, m, dst);
+}
+
+/// Packs one group of weight rows into native B.
+///
+/// - `src`: at most `gn` rows of K elements; rows beyond N are zeroed
+/// - `dst`: the group, `gn * ceil(K / gk) * gk` elements; elements beyond K are zeroed
+///
+/// # Panics
+/// If `dst` has another length or `src` more rows.
+pub fn pack_group<T: Copy + Default>(src: Rows<'_, T>, layout: NativeB, dst: &mut [T]) {
+    assert_eq!(dst.len(), group_len(layout, src.row_len()), "length of a group");
+    interleave(src, layout.gk, layout.gn, dst);
+}
+
+/// Exact inverse of [`pack_group`] for the first `rows` rows: native B back to row-major rows of `k` elements.
+///
+/// - `src`: the group, `gn * ceil(k / gk) * gk` elements; `dst`: `rows * k` elements, `rows <= gn`
+///
+/// # Panics
+/// If a length disagrees.
+pub fn unpack_group<T: Copy>(src: &[T], layout: NativeB, rows: usize, k: usize, dst: &mut [T]) {
+    assert!(rows <= layout.gn, "{rows} rows in a group of {}", layout.gn);
+    assert_eq!(src.len(), group_len(layout, k), "length of a group");
+    assert_eq!(dst.len(), rows * k, "length of the rows");
+    if k == 0 {
+        return;
+    }
+    for (n, row) in dst.chunks_exact_mut(k).enumerate() {
+        let slices = src.chunks_exact(layout.gn * layout.gk);
+        for (piece, slice) in row.chunks_mut(layout.gk).zip(slices) {
+            piece.copy_from_slice(&slice[n * layout.gk..][..piece.len()]);
+        }
+    }
+}
+
+/// Elements of one native B group of rows of `k` elements.
+fn group_len(layout: NativeB, k: usize) -> usize {
+    layout.gn * k.next_multiple_of(layout.gk)
+}
+
+/// Row-major rows to native slices of `s` elements times `m` rows; zeros where there is no source.
+fn interleave<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: &mut [T]) {
+    assert!(src.count() <= m, "{} rows in a bucket of {m}", src.count());
+    assert!(dst.len().is_multiple_of(s * m), "{} elements are not whole native slices", dst.len());
+    assert!(
+        src.row_len() <= dst.len() / m,
+        "rows of {} in {} columns",
+        src.row_len(),
+        dst.len() / m
+    );
+    // Each arm is its own copy of the loops with `s` a constant, so that a piece is one vector move.
+    match s {
+        4 => interleave_by(src, 4, m, dst),
+        8 => interleave_by(src, 8, m, dst),
+        16 => interleave_by(src, 16, m, dst),
+        32 => interleave_by(src, 32, m, dst),
+        _ => interleave_by(src, s, m, dst),
+    }
+}
+
+/// Surfaces that [`interleave_by`] fills together: four INT8 pieces of 16 are one cache line of a row.
+const TOGETHER: usize = 4;
+
+/// Rows that [`interleave_by`] reads before it moves on along K: as many pages as a first-level TLB holds.
+const ROWS_TOGETHER: usize = 32;
+
+/// [`interleave`] after its checks.
+#[inline(always)]
+fn interleave_by<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: &mut [T]) {
+    let whole = src.row_len() / (TOGETHER * s);
+    let (groups, rest) = dst.split_at_mut(whole * TOGETHER * s * m);
+    for m0 in (0..src.count()).step_by(ROWS_TOGETHER) {
+        let m1 = src.count().min(m0 + ROWS_TOGETHER);
+        for (g, group) in groups.chunks_exact_mut(TOGETHER * s * m).enumerate() {
+            for row in m0..m1 {
+                let pieces = &src.row(row)[g * TOGETHER * s..][..TOGETHER * s];
+                for j in 0..TOGETHER {
+                    group[(j * m + row) * s..][..s].copy_from_slice(&pieces[j * s..][..s]);
+                }
+            }
+        }
+    }
+    for slice in groups.chunks_exact_mut(s * m) {
+        slice[src.count() * s..].fill(T::default());
+    }
+    for (j, slice) in rest.chunks_exact_mut(s * m).enumerate() {
+        let k0 = (whole * TOGETHER + j) * s;
+        slice.fill(T::default());
+        let part = src.columns(k0.min(src.row_len())..(k0 + s).min(src.row_len()));
+        for row in 0..src.count() {
+            let piece = part.row(row);
+            slice[row * s..][..piece.len()].copy_from_slice(piece);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Numbers in the NPU's formats: the block Hadamard transform, INT8 rows with one scale, FP16 rows with a power of two.
+//!
+//! Everything here works on one row along K and nothing else, so a row's result depends on no other row, on no
+//! batch size and on no thread count, bit for bit. Where the bytes go afterwards is `pack.rs`.
+//!
+//! ```text
+//! activation row  --hadamard-->  row'  --row_scale_i8-->  scale, quantize_row_i8 --> i8     x' = scale * i8
+//! weight row      --hadamard-->  row'  --(same)-------->  scale, i8                         w' = scale * i8
+//! x . w = x' . w' because the transform is orthonormal and is applied to both
+//! ```
+//!
+//! The vector variants chosen at run time execute the same additions and multiplications in the same order as the
+//! portable code, without fused multiply-add, so the choice never shows in a result.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt as _;
+use multiversion::multiversion;
+
+/// Largest Hadamard block, in elements of K.
+///
+/// A block spreads an outlier over its elements as `1/sqrt(block)`: at 4096 that is already 1/64 of it, so a
+/// longer block gains nothing, while 4096 floats (16 KiB) still fit the smallest first-level cache in use (32 KiB).
+pub const HADAMARD_BLOCK_MAX: usize = 4096;
+
+/// Largest quantized magnitude. -128 is left unused so that the range is symmetric and `127 * 127 * K` bounds a sum.
+pub const I8_MAX: f32 = 127.0;
+
+/// Smallest scale of a row that is not treated as zero: the smallest normal FP32 number, so that `1 / scale` is finite.
+const SCALE_MIN: f32 = f32::MIN_POSITIVE;
+
+/// Adding this to a value of magnitude at most 2^22 leaves the value, rounded to an integer half to even, in the low bits.
+const ROUND_MAGIC: f32 = 12_582_912.0;
+
+/// Exponent of the power of two just below an FP16 row's largest magnitude: one binade below the largest finite FP16.
+const F16_TARGET_EXPONENT: i32 = 14;
+
+/// Length of the Hadamard blocks of a row of `k` elements: the largest power of two that divides `k`, at most
+/// [`HADAMARD_BLOCK_MAX`]. 1 (no transform) for odd `k` and for 0.
+///
+/// Source: block-diagonal transform without padding, facts/rockchip.md 3.4.
+#[must_use]
+pub const fn hadamard_block(k: usize) -> usize {
+    if k == 0 {
+        return 1;
+    }
+    let block = k & k.wrapping_neg();
+    if block < HADAMARD_BLOCK_MAX {
+        block
+    } else {
+        HADAMARD_BLOCK_MAX
+    }
+}
+
+/// Applies the normalized Walsh-Hadamard transform (natural order) to each block of `block` elements, in place.
+///
+/// - `row`: any multiple of `block` elements; `block`: a power of two, at most [`HADAMARD_BLOCK_MAX`]
+/// - the matrix is symmetric and orthonormal (entries `+-1/sqrt(block)`): applied twice it is the identity, applied to
+///   both operands it leaves their dot product unchanged, both up to FP32 rounding
+/// - elements are first multiplied by `1/sqrt(block)`, then added in stages of distance 1, 2, 4, … `block / 2`
+/// - a non-finite element makes every element of its block non-finite
+///
+/// # Panics
+/// If `block` is not such a power of two or does not divide the length of `row`.
+pub fn hadamard(row: &mut [f32], block: usize) {
+    assert!(
+        block.is_power_of_two() && block <= HADAMARD_BLOCK_MAX && row.len().is_multiple_of(block),
+        "hadamard block {block} does not fit a row of {}",
+        row.len()
+    );
+    if block == 1 {
+        return;
+    }
+    // CAST: a block is a power of two, which FP32 represents exactly.
+    let norm = 1.0 / (block as f32).sqrt();
+    // Small blocks run side by side through each pass; a part stays in the first-level cache from pass to pass.
+    for part in row.chunks_mut(HADAMARD_BLOCK_MAX) {
+        match block {
+            2 => stage_1(part, norm),
+            _ => stages_1_2(part, norm),
+        }
+        if block > 4 {
+            stages_from_4(part, block);
+        }
+    }
+}
+
+/// Scales by `norm` and runs the stage of distance 1.
+fn stage_1(part: &mut [f32], norm: f32) {
+    let (pairs, _) = part.as_chunks_mut();
+    for pair in pairs {
+        let [a, b] = pair.map(|x| x * norm);
+        *pair = [a + b, a - b];
+    }
+}
+
+/// Scales by `norm` and runs the stages of distance 1 and 2.
+///
+/// These stages are all about shuffling, and AVX-512 has the shuffles: it more than halves their time.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn stages_1_2(part: &mut [f32], norm: f32) {
+    let (quads, _) = part.as_chunks_mut();
+    for quad in quads {
+        let [a, b, c, d] = *quad;
+        let (a, b, c, d) = (a * norm, b * norm, c * norm, d * norm);
+        let (a, b, c, d) = (a + b, a - b, c + d, c - d);
+        *quad = [a + c, b + d, a - c, b - d];
+    }
+}
+
+/// Runs the stages of distance 4 … `block / 2`, three at a time from distance 16 on.
+#[multiversion(targets("x86_64+avx2"))]
+fn stages_from_4(part: &mut [f32], block: usize) {
+    match block {
+        8 => pass::<2, 4>(part),
+        _ => pass::<4, 4>(part),
+    }
+    passes_from::<16>(part, block);
+    passes_from::<128>(part, block);
+    passes_from::<1024>(part, block);
+}
+
+/// Runs the stages of distance `H`, `2 H` and `4 H`, as far as they are shorter than `block`, in one pass over memory.
+#[inline(always)]
+fn passes_from<const H: usize>(part: &mut [f32], block: usize) {
+    match block / H {
+        0 | 1 => {}
+        2 => pass::<2, H>(part),
+        4 => pass::<4, H>(part),
+        _ => pass::<8, H>(part),
+    }
+}
+
+/// Runs the stages of distance `H`, `2 H`, … `R H / 2`: `R` rows of `H` elements are combined column by column, each
+/// column loaded and stored once.
+#[inline(always)]
+fn pass<const R: usize, const H: usize>(block: &mut [f32]) {
+    let (rows, _) = block.as_chunks_mut::<H>();
+    let (groups, _) = rows.as_chunks_mut::<R>();
+    for group in groups {
+        for i in 0..H {
+            let mut v = [0.0; R];
+            for r in 0..R {
+                v[r] = group[r][i];
+            }
+            let mut d = 1;
+            while d < R {
+                let u = v;
+                for r in 0..R {
+                    let (a, b) = (u[r & !d], u[r | d]);
+                    v[r] = if r & d == 0 { a + b } else { a - b };
+                }
+                d *= 2;
+            }
+            for r in 0..R {
+                group[r][i] = v[r];
+            }
+        }
+    }
+}
+
+/// Largest magnitude of a row as FP32 bits without sign: order of bits is order of magnitude, infinity and NaN on top.
+#[multiversion(targets("x86_64+avx2"))]
+fn absmax_bits(row: &[f32]) -> u32 {
+    // Signed compares exist on every vector unit; a cleared sign bit makes them agree with unsigned ones.
+    row.iter()
+        .map(|x| (x.to_bits() & 0x7fff_ffff).cast_signed())
+        .fold(0, i32::max)
+        .cast_unsigned()
+}
+
+/// Scale that maps a row onto [-127, 127]: `max |x| / 127`.
+///
+/// - 0 for a row of zeros, for an empty row, and for a row so small (`max |x|` below about 1.5e-36) that the scale
+///   would be subnormal
+/// - NaN if any element is infinite or NaN: every output that is multiplied by the scale is then NaN, which is what
+///   the exact product would be or would hide
+#[must_use]
+pub fn row_scale_i8(row: &[f32]) -> f32 {
+    let max = f32::from_bits(absmax_bits(row));
+    if !max.is_finite() {
+        return f32::NAN;
+    }
+    let scale = max / I8_MAX;
+    if scale < SCALE_MIN { 0.0 } else { scale }
+}
+
+/// Quantizes a row: `out[k] = clamp(round(row[k] / scale), -127, 127)`, ties to even.
+///
+/// - `scale`: as [`row_scale_i8`] returns it; the quotient is computed as a product with `1 / scale`
+/// - error of `scale * out[k]`: at most `scale / 2 * (1 + 2^-15)` for elements inside the range of the scale
+/// - all zeros if `scale` is 0, negative, subnormal or NaN
+///
+/// # Panics
+/// If `row` and `out` differ in length.
+pub fn quantize_row_i8(row: &[f32], scale: f32, out: &mut [i8]) {
+    assert_eq!(row.len(), out.len(), "row and output differ in length");
+    if scale >= SCALE_MIN {
+        quantize_by(row, 1.0 / scale, out);
+    } else {
+        out.fill(0);
+    }
+}
+
+/// [`quantize_row_i8`] after its checks, by the reciprocal of the scale.
+#[multiversion(targets("x86_64+avx2"))]
+fn quantize_by(row: &[f32], inverse: f32, out: &mut [i8]) {
+    for (o, x) in out.iter_mut().zip(row) {
+        let v = x * inverse;
+        let v = if v < I8_MAX { v } else { I8_MAX };
+        let v = if v > -I8_MAX { v } else { -I8_MAX };
+        *o = low_byte(v + ROUND_MAGIC);
+    }
+}
+
+/// Low byte of the representation of `x`.
+#[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the low byte is the rounded integer in two's complement"
+)]
+fn low_byte(x: f32) -> i8 {
+    // CAST: with |v| <= 127, the bits of v + ROUND_MAGIC are those of ROUND_MAGIC plus round(v), whose low byte is 0.
+    x.to_bits() as i8
+}
+
+/// Transforms and quantizes one weight row: Hadamard, scale of the row, INT8.
+///
+/// - `row`: K elements, overwritten by their transform; `block`: as for [`hadamard`]; `out`: K elements
+/// - returns the scale of the output column; NaN if an element is not finite, see [`row_scale_i8`]
+///
+/// # Panics
+/// As [`hadamard`] and [`quantize_row_i8`].
+pub fn quantize_weight_row_i8(row: &mut [f32], block: usize, out: &mut [i8]) -> f32 {
+    hadamard(row, block);
+    let scale = row_scale_i8(row);
+    quantize_row_i8(row, scale, out);
+    scale
+}
+
+/// Converts one activation row to FP16 after a multiplication by a power of two; returns the factor that undoes it.
+///
+/// - `row`, `out`: K elements; `out[k] = f16(row[k] * 2^e)`, ties to even; returns `2^-e`, to multiply output rows by
+/// - `e` puts the largest magnitude into `[2^14, 2^15)`. It is at most 126, so that `2^-e` is a normal number: rows
+///   below 2^-112 land lower
+/// - a row of zeros: zeros and 1; a row with an infinite or NaN element: zeros and NaN, so that the output row is NaN
+///
+/// Real models have FP32 activations above 65504, which a plain conversion would turn into infinity, and rows so
+/// small that it would leave them with a few bits or none. A power of two is exact in both directions, so the only
+/// rounding is that to FP16's 11 bits, relative to each element down to 2^-29 of the row's largest one, and absolute
+/// (at most 2^-39 of the largest) below.
+///
+/// # Panics
+/// If `row` and `out` differ in length.
+pub fn convert_row_f16(row: &[f32], out: &mut [f16]) -> f32 {
+    assert_eq!(row.len(), out.len(), "row and output differ in length");
+    let (factor, inverse) = f16_factor(absmax_bits(row));
+    if factor == 1.0 {
+        out.convert_from_f32_slice(row);
+        return inverse;
+    }
+    if inverse.is_nan() {
+        out.fill(f16::ZERO);
+        return inverse;
+    }
+    let mut scaled = [0.0f32; 256];
+    for (part, out) in row.chunks(scaled.len()).zip(out.chunks_mut(256)) {
+        let scaled = &mut scaled[..part.len()];
+        for (s, x) in scaled.iter_mut().zip(part) {
+            *s = x * factor;
+        }
+        out.convert_from_f32_slice(scaled);
+    }
+    inverse
+}
+
+/// `(2^e, 2^-e)` for the largest magnitude of a row, given as bits; `(0, NaN)` if it is not finite.
+fn f16_factor(absmax: u32) -> (f32, f32) {
+    if absmax == 0 {
+        return (1.0, 1.0);
+    }
+    if absmax >= f32::INFINITY.to_bits() {
+        return (0.0, f32::NAN);
+    }
+    // The biased exponent field of a subnormal is 0 and ends at the upper clamp like that of every tiny number.
+    let exponent = (absmax >> 23).cast_signed() - 127;
+    let e = (F16_TARGET_EXPONENT - exponent).min(126);
+    let power_of_two = |e: i32| f32::from_bits((e + 127).cast_unsigned() << 23);
+    (power_of_two(e), power_of_two(-e))
+}

@@ -1,0 +1,366 @@
+//! The C functions: find the context or machine, count the call, inject faults, check pointers, catch panics.
+//!
+//! An unknown context gives `CTX_INVALID` (or null) before anything else; a null pointer gives `PARAM_INVALID`.
+#![expect(
+    unsafe_code,
+    reason = "these are the C functions; their pointers come from the caller"
+)]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::context::{self, Context, Tensor};
+use super::{SLOTS, State, compute, machine_in, profile, vendor_error};
+use crate::ffi::{
+    Api, CoreMask, IoAttr, MAX_DYNAMIC_SHAPES, MatmulCtx, MatmulInfo, MatmulShape, MemSync,
+    QUERY_SDK_VERSION, QuantParams, SdkVersion, TensorAttr, TensorMem, code,
+};
+
+/// Runs the body of a C function: an error becomes its code, a panic `FAIL`.
+fn guarded(body: impl FnOnce() -> Result<(), c_int>) -> c_int {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => code::SUCC,
+        Ok(Err(code)) => code,
+        Err(_) => code::FAIL,
+    }
+}
+
+/// As [`guarded`], for functions that return a pointer.
+fn guarded_mem(body: impl FnOnce() -> Result<*mut TensorMem, c_int>) -> *mut TensorMem {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(mem)) => mem,
+        _ => std::ptr::null_mut(),
+    }
+}
+
+/// The context of a call of `symbol`, which is counted and may fail on request.
+fn entered(handle: MatmulCtx, symbol: &str) -> Result<Arc<Context>, c_int> {
+    let Some(context) = context::find(handle) else {
+        vendor_error!("{symbol}: the context is invalid");
+        return Err(code::CTX_INVALID);
+    };
+    context.state.injector.call(symbol)?;
+    Ok(context)
+}
+
+/// The machine of a call of `symbol` through a slot's table.
+fn entered_slot(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
+    let Some(state) = machine_in(slot) else {
+        vendor_error!("{symbol}: no device");
+        return Err(code::DEVICE_UNAVAILABLE);
+    };
+    state.injector.call(symbol)?;
+    Ok(state)
+}
+
+fn null_pointer() -> c_int {
+    vendor_error!("pointer is nullptr, please check parameters.");
+    code::PARAM_INVALID
+}
+
+/// Reads what a C pointer points at.
+///
+/// # Safety
+/// - `pointer` is null or points at a valid `T`.
+unsafe fn read<T: Copy>(pointer: *const T) -> Result<T, c_int> {
+    if pointer.is_null() {
+        return Err(null_pointer());
+    }
+    // SAFETY: not null, so valid by the caller's promise.
+    Ok(unsafe { pointer.read() })
+}
+
+/// Each function's safety contract is that of the C API: pointers are null or point at valid objects of their types (for
+/// the arrays, as many as said), and bound memory is left alone during a run.
+unsafe extern "C" fn matmul_create<const SLOT: usize>(
+    ctx: *mut MatmulCtx,
+    info: *mut MatmulInfo,
+    io_attr: *mut IoAttr,
+) -> c_int {
+    guarded(|| {
+        let state = entered_slot(SLOT, "rknn_matmul_create")?;
+        if ctx.is_null() || io_attr.is_null() {
+            return Err(null_pointer());
+        }
+        // SAFETY: the C contract of `info`.
+        let info = unsafe { read(info) }?;
+        let shape = MatmulShape {
+            m: info.m,
+            k: info.k,
+            n: info.n,
+        };
+        let (handle, attrs) = context::create(&state, &info, &[shape])?;
+        // SAFETY: the C contract of `ctx`; checked for null.
+        unsafe { ctx.write(handle) };
+        // SAFETY: the C contract of `io_attr`; checked for null.
+        unsafe { io_attr.write(attrs[0]) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn matmul_create_dynamic_shape<const SLOT: usize>(
+    ctx: *mut MatmulCtx,
+    info: *mut MatmulInfo,
+    shape_num: c_int,
+    shapes: *mut MatmulShape,
+    io_attrs: *mut IoAttr,
+) -> c_int {
+    guarded(|| {
+        let state = entered_slot(SLOT, "rknn_matmul_create_dynamic_shape")?;
+        if ctx.is_null() || shapes.is_null() || io_attrs.is_null() {
+            return Err(null_pointer());
+        }
+        // SAFETY: the C contract of `info`.
+        let mut info = unsafe { read(info) }?;
+        let count = usize::try_from(shape_num)
+            .ok()
+            .filter(|count| (1..=MAX_DYNAMIC_SHAPES).contains(count));
+        let Some(count) = count else {
+            vendor_error!("shape_num is invalid!");
+            return Err(code::PARAM_INVALID);
+        };
+        // SAFETY: the C contract of `shapes`: `shape_num` of them.
+        let shapes = unsafe { std::slice::from_raw_parts(shapes, count) };
+        info.k = shapes[0].k;
+        let (handle, attrs) = context::create(&state, &info, shapes)?;
+        // SAFETY: the C contract of `ctx`; checked for null.
+        unsafe { ctx.write(handle) };
+        // SAFETY: the C contract of `io_attrs`: `shape_num` of them, as many as `attrs` has.
+        unsafe { io_attrs.copy_from_nonoverlapping(attrs.as_ptr(), attrs.len()) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn b_normal_layout_to_native_layout<const SLOT: usize>(
+    input: *mut c_void,
+    output: *mut c_void,
+    k: c_int,
+    n: c_int,
+    info: *mut MatmulInfo,
+) -> c_int {
+    guarded(|| {
+        let state = entered_slot(SLOT, "rknn_B_normal_layout_to_native_layout")?;
+        if input.is_null() || output.is_null() {
+            return Err(null_pointer());
+        }
+        // SAFETY: the C contract of `info`.
+        let info = unsafe { read(info) }?;
+        let layout = profile::check_info(&state.options, &info)?.layout;
+        let shape = profile::check_shape(&state.options, &layout, MatmulShape { m: 1, k, n })?;
+        let in_len = compute::norm_b_bytes(&layout, shape);
+        // SAFETY: the C contract of `input`: K * N elements, a byte each if they have 4 bits.
+        let norm = unsafe { std::slice::from_raw_parts(input.cast::<u8>(), in_len) };
+        let native = compute::native_b(&layout, shape, norm, false);
+        // SAFETY: the C contract of `output`: as large as the native B.
+        unsafe { output.cast::<u8>().copy_from(native.as_ptr(), native.len()) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn matmul_set_dynamic_shape(
+    ctx: MatmulCtx,
+    shape: *mut MatmulShape,
+) -> c_int {
+    guarded(|| {
+        let context = entered(ctx, "rknn_matmul_set_dynamic_shape")?;
+        // SAFETY: the C contract of `shape`.
+        context.set_dynamic_shape(unsafe { read(shape) }?)
+    })
+}
+
+pub(super) unsafe extern "C" fn matmul_set_io_mem(
+    ctx: MatmulCtx,
+    mem: *mut TensorMem,
+    attr: *mut TensorAttr,
+) -> c_int {
+    guarded(|| {
+        let context = entered(ctx, "rknn_matmul_set_io_mem")?;
+        if mem.is_null() {
+            return Err(null_pointer());
+        }
+        // SAFETY: the C contract of `attr`.
+        let attr = unsafe { read(attr) }?;
+        let Some(tensor) = Tensor::from_name(&attr.name) else {
+            vendor_error!("rknn_matmul_set_io_mem, the attr names none of A, B, C");
+            return Err(code::PARAM_INVALID);
+        };
+        // SAFETY: the C contract: the caller leaves the memory alone during the call.
+        unsafe { context.set_io_mem(mem, tensor, attr.size) }
+    })
+}
+
+pub(super) unsafe extern "C" fn matmul_set_core_mask(ctx: MatmulCtx, mask: CoreMask) -> c_int {
+    guarded(|| entered(ctx, "rknn_matmul_set_core_mask")?.set_core_mask(mask))
+}
+
+pub(super) unsafe extern "C" fn matmul_set_quant_params(
+    ctx: MatmulCtx,
+    params: *mut QuantParams,
+) -> c_int {
+    guarded(|| {
+        let context = entered(ctx, "rknn_matmul_set_quant_params")?;
+        // SAFETY: the C contract of `params`.
+        let params = unsafe { read(params) }?;
+        let Some(tensor) = Tensor::from_name(&params.name) else {
+            vendor_error!("rknn_matmul_set_quant_params, the name is none of A, B, C");
+            return Err(code::PARAM_INVALID);
+        };
+        if params.scale_len <= 0 {
+            vendor_error!("scale_len must > 0");
+            return Err(code::PARAM_INVALID);
+        }
+        if params.scale_len != 1 || params.zp_len > 1 {
+            vendor_error!(
+                "only support per layer quant type in current, scale_len and zp_len must 1"
+            );
+            return Err(code::PARAM_INVALID);
+        }
+        // SAFETY: the C contract: `scale_len` scales.
+        let scale = unsafe { read(params.scale) }?;
+        if params.zp_len == 1 {
+            // SAFETY: the C contract: `zp_len` zero points.
+            if unsafe { read(params.zp) }? != 0 {
+                vendor_error!("zp unsupport, only 0");
+                return Err(code::PARAM_INVALID);
+            }
+        }
+        context.set_scale(tensor, scale);
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn matmul_run(ctx: MatmulCtx) -> c_int {
+    guarded(|| {
+        let context = entered(ctx, "rknn_matmul_run")?;
+        // SAFETY: the C contract: bound memory is left alone, and concurrent runs write memory of their own.
+        unsafe { context.run() }
+    })
+}
+
+pub(super) unsafe extern "C" fn matmul_destroy(ctx: MatmulCtx) -> c_int {
+    guarded(|| {
+        entered(ctx, "rknn_matmul_destroy")?;
+        context::destroy(ctx)
+    })
+}
+
+pub(super) unsafe extern "C" fn create_mem(ctx: MatmulCtx, size: u32) -> *mut TensorMem {
+    guarded_mem(|| {
+        let context = entered(ctx, "rknn_create_mem")?;
+        let domain = context.domain().ok_or(code::FAIL)?;
+        Ok(context.state.mems.create(domain, size))
+    })
+}
+
+pub(super) unsafe extern "C" fn create_mem_from_fd(
+    ctx: MatmulCtx,
+    fd: i32,
+    virt: *mut c_void,
+    size: u32,
+    offset: i32,
+) -> *mut TensorMem {
+    guarded_mem(|| {
+        let context = entered(ctx, "rknn_create_mem_from_fd")?;
+        let domain = context.domain().ok_or(code::FAIL)?;
+        Ok(context.state.mems.view(domain, fd, virt, size, offset))
+    })
+}
+
+pub(super) unsafe extern "C" fn destroy_mem(ctx: MatmulCtx, mem: *mut TensorMem) -> c_int {
+    guarded(|| {
+        let context = entered(ctx, "rknn_destroy_mem")?;
+        if mem.is_null() {
+            return Err(null_pointer());
+        }
+        let known = context.state.mems.destroy(mem);
+        known.then_some(()).ok_or(code::PARAM_INVALID)
+    })
+}
+
+pub(super) unsafe extern "C" fn mem_sync(
+    ctx: MatmulCtx,
+    mem: *mut TensorMem,
+    mode: MemSync,
+) -> c_int {
+    guarded(|| {
+        let context = entered(ctx, "rknn_mem_sync")?;
+        if mem.is_null() {
+            return Err(null_pointer());
+        }
+        if !(MemSync::TO_DEVICE.0..=MemSync::BIDIRECTIONAL.0).contains(&mode.0) {
+            vendor_error!("rknn_mem_sync, invalid mode: {}", mode.0);
+            return Err(code::PARAM_INVALID);
+        }
+        let known = context.state.mems.sync(mem, mode);
+        known.then_some(()).ok_or(code::PARAM_INVALID)
+    })
+}
+
+pub(super) unsafe extern "C" fn query(
+    ctx: MatmulCtx,
+    command: c_int,
+    info: *mut c_void,
+    size: u32,
+) -> c_int {
+    guarded(|| {
+        let context = entered(ctx, "rknn_query")?;
+        if info.is_null() {
+            return Err(null_pointer());
+        }
+        if command != QUERY_SDK_VERSION || size as usize != size_of::<SdkVersion>() {
+            vendor_error!("rknn_query, unsupported command {command} with {size} bytes");
+            return Err(code::PARAM_INVALID);
+        }
+        let options = &context.state.options;
+        let version = SdkVersion {
+            api_version: c_text(&options.api_version),
+            drv_version: c_text(&options.driver_version),
+        };
+        // SAFETY: the C contract of `info`, as long as `size` says; the struct has no alignment to speak of.
+        unsafe { info.cast::<SdkVersion>().write_unaligned(version) };
+        Ok(())
+    })
+}
+
+/// `text`, cut to fit, as a zero-terminated array.
+fn c_text(text: &str) -> [c_char; 256] {
+    let mut out = [0; 256];
+    for (to, from) in out.iter_mut().take(255).zip(text.bytes()) {
+        *to = c_char::from_ne_bytes([from]);
+    }
+    out
+}
+
+/// The table of functions of the machine in a slot.
+fn table<const SLOT: usize>() -> Api {
+    Api {
+        matmul_create: matmul_create::<SLOT>,
+        matmul_create_dynamic_shape: matmul_create_dynamic_shape::<SLOT>,
+        matmul_set_dynamic_shape,
+        matmul_set_io_mem,
+        matmul_set_core_mask,
+        matmul_set_quant_params,
+        matmul_run,
+        matmul_destroy,
+        create_mem,
+        create_mem_from_fd,
+        destroy_mem,
+        mem_sync,
+        query,
+        b_normal_layout_to_native_layout: b_normal_layout_to_native_layout::<SLOT>,
+    }
+}
+
+/// One [`table`] for each slot listed.
+macro_rules! tables {
+    ($($slot:literal)*) => { [$(table::<$slot>),*] };
+}
+
+/// As [`table`], with the slot known at run time.
+pub(super) fn of_slot(slot: usize) -> Api {
+    const TABLES: [fn() -> Api; SLOTS] = tables!(
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+    );
+    TABLES[slot]()
+}

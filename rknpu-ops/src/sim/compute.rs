@@ -1,0 +1,285 @@
+//! `C = A * B` over native layouts, and the conversions to them.
+//!
+//! A is widened once for a run, B strip by strip; [`kernel`] multiplies a strip with all rows; the sums of a strip are
+//! scaled, saturated and stored in C's layout. Few rows take the loop that reads B as it is, many rows the one that
+//! widens it first.
+//!
+//! Saturation happens once, at the end: whether the hardware also saturates on the way is unknown. The rounding of
+//! scaled results (half to even) and FP16 results rounded from FP32 are assumptions, too.
+
+use half::f16;
+
+use super::kernel::{self, GROUP, I8_LANES};
+use super::profile::Shape;
+use crate::layout::{Elem, MatmulLayout, NativeB};
+
+/// Rows from which the integer matrix loop is used.
+const I8_MATRIX_ROWS: usize = 6;
+
+/// Rows from which the float matrix loop is used.
+const F16_MATRIX_ROWS: usize = 4;
+
+/// One multiplication.
+pub(super) struct Job<'a> {
+    pub(super) shape: Shape,
+    pub(super) layout: &'a MatmulLayout,
+    /// Native A.
+    pub(super) a: &'a [u8],
+    /// Native B.
+    pub(super) b: &'a [u8],
+    /// C is native, not row-major.
+    pub(super) native_c: bool,
+    /// Scales of A, B and C.
+    pub(super) scales: [f32; 3],
+}
+
+/// Multiplies; `c` is as long as the layout says.
+pub(super) fn run(job: &Job<'_>, c: &mut [u8]) {
+    match job.layout.a.elem {
+        Elem::F16 => float(job, c),
+        _ => integer(job, c),
+    }
+}
+
+fn integer(job: &Job<'_>, c: &mut [u8]) {
+    let Shape { m: rows, k, .. } = job.shape;
+    let gn = job.layout.b.gn;
+    let row_major = rows_of_a(job);
+    let matrix = rows >= I8_MATRIX_ROWS;
+    let panels = if matrix { interleave(&row_major, k) } else { Vec::new() };
+    let mut lanes = vec![[0i32; I8_LANES]; if matrix { 0 } else { rows * gn }];
+    let mut sums = vec![0i32; rows * gn];
+    for_each_strip(job, |nt, strip| {
+        if matrix {
+            sums.fill(0);
+            kernel::gemm_i8(&panels, k, strip, gn, &mut sums);
+        } else {
+            lanes.fill([0; I8_LANES]);
+            kernel::dot_i8(&row_major, k, strip, gn, &mut lanes);
+            for (sum, lanes) in sums.iter_mut().zip(&lanes) {
+                *sum = lanes.iter().sum();
+            }
+        }
+        match job.layout.c.elem {
+            Elem::I16 => store(job, c, nt, &sums, |sum| saturate_i16(sum).to_le_bytes()),
+            Elem::I8 => store(job, c, nt, &sums, |sum| {
+                let [a, b, c] = job.scales;
+                scale_to_i8(sum, a * b / c).to_le_bytes()
+            }),
+            _ => store(job, c, nt, &sums, i32::to_le_bytes),
+        }
+    });
+}
+
+fn float(job: &Job<'_>, c: &mut [u8]) {
+    let Shape { m: rows, k, .. } = job.shape;
+    let gn = job.layout.b.gn;
+    // [group of 32][row][32]: what a strip's group meets lies together.
+    let mut a = vec![[0f64; GROUP]; rows * (k / GROUP)];
+    let s = job.layout.a.s;
+    for (slice, bytes) in job.a.chunks_exact(rows * s * 2).enumerate() {
+        for (m, bytes) in bytes.chunks_exact(s * 2).enumerate() {
+            let group = &mut a[slice * s / GROUP * rows + m];
+            let to = &mut group[slice * s % GROUP..][..s];
+            for (to, bytes) in to.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *to = f16::from_le_bytes(*bytes).to_f64();
+            }
+        }
+    }
+    // The scale of B counts where B is quantized and C is not.
+    let scale = if job.layout.b.elem == Elem::F16 { 1.0 } else { job.scales[1] };
+    let mut sums = vec![0f32; rows * gn];
+    for_each_strip(job, |nt, strip| {
+        sums.fill(0.0);
+        if rows >= F16_MATRIX_ROWS {
+            kernel::gemm_f16(&a, rows, strip, gn, &mut sums);
+        } else {
+            kernel::dot_f16(&a, rows, strip, gn, &mut sums);
+        }
+        match job.layout.c.elem {
+            Elem::F16 => store(job, c, nt, &sums, |sum| {
+                f16::from_f32(sum * scale).to_le_bytes()
+            }),
+            _ => store(job, c, nt, &sums, |sum| (sum * scale).to_le_bytes()),
+        }
+    });
+}
+
+/// A as rows of i16, from i8 or i4.
+fn rows_of_a(job: &Job<'_>) -> Vec<i16> {
+    let Shape { m: rows, k, .. } = job.shape;
+    let layout = job.layout.a;
+    let mut out = vec![0i16; rows * k];
+    let piece_bytes = layout.elem.bytes(layout.s);
+    for (slice, bytes) in job.a.chunks_exact(rows * piece_bytes).enumerate() {
+        for (m, bytes) in bytes.chunks_exact(piece_bytes).enumerate() {
+            let to = &mut out[m * k + slice * layout.s..][..layout.s];
+            if layout.elem == Elem::I4 {
+                for (to, byte) in to.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+                    *to = nibbles(*byte).map(i16::from);
+                }
+            } else {
+                for (to, byte) in to.iter_mut().zip(bytes) {
+                    *to = i16::from(byte.cast_signed());
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Rows as floats, interleaved as [`kernel::gemm_i8`] wants them.
+fn interleave(row_major: &[i16], k: usize) -> Vec<f32> {
+    let by = kernel::panel_rows();
+    let rows = row_major.len() / k;
+    let mut panels = vec![0f32; rows.next_multiple_of(by) * k];
+    for (panel, rows) in panels.chunks_exact_mut(k * by).zip(row_major.chunks(k * by)) {
+        for (r, row) in rows.chunks_exact(k).enumerate() {
+            for (to, from) in panel[r..].iter_mut().step_by(by).zip(row) {
+                *to = f32::from(*from);
+            }
+        }
+    }
+    panels
+}
+
+/// Calls `body` with the number and the bytes of each strip of B: i8 or f16, groups of 32 along K.
+fn for_each_strip(job: &Job<'_>, mut body: impl FnMut(usize, &[u8])) {
+    let Shape { k, n, .. } = job.shape;
+    let b = job.layout.b;
+    let wide = if job.layout.a.elem == Elem::F16 { Elem::F16 } else { Elem::I8 };
+    let as_is = b.elem == wide && b.gk == GROUP && b.pieces(k) == 1;
+    let mut scratch = Vec::new();
+    for nt in 0..n.div_ceil(b.gn) {
+        if as_is {
+            let bytes = wide.bytes(b.strip_len(k));
+            body(nt, &job.b[nt * bytes..][..bytes]);
+            continue;
+        }
+        scratch.clear();
+        for piece in 0..b.pieces(k) {
+            let start = b.elem.bytes(b.index(piece * b.split_k, nt * b.gn, k, n));
+            let bytes = b.elem.bytes(b.strip_len(b.piece_k(k, piece)));
+            widen_strip(b, wide, &job.b[start..][..bytes], &mut scratch);
+        }
+        body(nt, &scratch);
+    }
+}
+
+/// Appends part of a strip with `wide` elements in groups of 32.
+fn widen_strip(b: NativeB, wide: Elem, strip: &[u8], out: &mut Vec<u8>) {
+    let mut push = |value: i8| match wide {
+        Elem::F16 => out.extend(f16::from_f32(f32::from(value)).to_le_bytes()),
+        _ => out.extend(value.to_le_bytes()),
+    };
+    match b.elem {
+        Elem::I4 => strip.iter().flat_map(|byte| nibbles(*byte)).for_each(push),
+        Elem::I8 if wide != Elem::I8 => strip.iter().for_each(|byte| push(byte.cast_signed())),
+        elem => {
+            // A group is made of the same column of neighbouring tiles.
+            let run = elem.bytes(b.gk);
+            for tiles in strip.chunks_exact(b.gn * elem.bytes(GROUP)) {
+                for n in 0..b.gn {
+                    for tile in tiles.chunks_exact(b.gn * run) {
+                        out.extend_from_slice(&tile[n * run..][..run]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes the sums of strip `nt`, `[row][gn]`, to their places in C.
+fn store<T: Copy, const BYTES: usize>(
+    job: &Job<'_>,
+    c: &mut [u8],
+    nt: usize,
+    sums: &[T],
+    convert: impl Fn(T) -> [u8; BYTES],
+) {
+    let Shape { m: rows, n, .. } = job.shape;
+    let gn = job.layout.b.gn;
+    let n0 = nt * gn;
+    let used = gn.min(n - n0);
+    // Elements that are neighbours in C, too.
+    let run = if job.native_c { job.layout.c.t } else { gn };
+    for (m, sums) in sums.chunks_exact(gn).enumerate() {
+        for (i, sums) in sums[..used].chunks(run).enumerate() {
+            let at = n0 + i * run;
+            let index = if job.native_c { job.layout.c.index(m, at, rows) } else { m * n + at };
+            let to = &mut c[index * BYTES..][..sums.len() * BYTES];
+            for (to, sum) in to.as_chunks_mut::<BYTES>().0.iter_mut().zip(sums) {
+                *to = convert(*sum);
+            }
+        }
+    }
+}
+
+/// Row-major A (4-bit elements packed) in its native layout.
+pub(super) fn native_a(layout: &MatmulLayout, shape: Shape, norm: &[u8]) -> Vec<u8> {
+    let Shape { m: rows, k, .. } = shape;
+    let a = layout.a;
+    let mut out = vec![0; a.bytes(rows, k)];
+    let piece_bytes = a.elem.bytes(a.s);
+    for (m, row) in norm.chunks_exact(a.elem.bytes(k)).enumerate() {
+        for (slice, bytes) in row.chunks(piece_bytes).enumerate() {
+            let at = a.elem.bytes(a.index(m, slice * a.s, rows));
+            out[at..][..bytes.len()].copy_from_slice(bytes);
+        }
+    }
+    out
+}
+
+/// Bytes of a row-major B whose 4-bit elements take a byte each.
+pub(super) fn norm_b_bytes(layout: &MatmulLayout, shape: Shape) -> usize {
+    shape.k * shape.n * loose_bytes(layout.b.elem)
+}
+
+/// Row-major B, `[K, N]` or transposed `[N, K]`, 4-bit elements a byte each, in its native layout.
+pub(super) fn native_b(
+    layout: &MatmulLayout,
+    shape: Shape,
+    norm: &[u8],
+    transposed: bool,
+) -> Vec<u8> {
+    let Shape { k, n, .. } = shape;
+    let b = layout.b;
+    let size = loose_bytes(b.elem);
+    let mut out = vec![0; b.bytes(k, n)];
+    for (i, element) in norm.chunks_exact(size).enumerate() {
+        let (ki, ni) = if transposed { (i % k, i / k) } else { (i / n, i % n) };
+        let index = b.index(ki, ni, k, n);
+        if b.elem == Elem::I4 {
+            out[index / 2] |= (element[0] & 0xf) << (index % 2 * 4);
+        } else {
+            out[index * size..][..size].copy_from_slice(element);
+        }
+    }
+    out
+}
+
+/// Bytes of an element that stands alone.
+fn loose_bytes(elem: Elem) -> usize {
+    elem.bytes(1)
+}
+
+/// The two 4-bit elements of a byte, low nibble first.
+fn nibbles(byte: u8) -> [i8; 2] {
+    [(byte << 4).cast_signed() >> 4, byte.cast_signed() >> 4]
+}
+
+fn saturate_i16(sum: i32) -> i16 {
+    let clamped = sum.clamp(i32::from(i16::MIN), i32::from(i16::MAX));
+    // CAST: clamped to the range.
+    i16::try_from(clamped).unwrap_or(i16::MAX)
+}
+
+fn scale_to_i8(sum: i32, scale: f32) -> i8 {
+    let scaled = (f64::from(sum) * f64::from(scale)).round_ties_even();
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the cast saturates, which is the type's rule"
+    )]
+    let saturated = scaled as i8;
+    saturated
+}

@@ -1,0 +1,395 @@
+//! Memory that CPU and device share: allocations with a real file descriptor, views of them, the device's own copy.
+//!
+//! - An allocation is a memfd of its own, mapped once; its descriptor counts against `RLIMIT_NOFILE` as a DMA buffer's
+//!   does. A view refers to an allocation by descriptor and keeps it alive, also after `destroy_mem` of the allocation
+//!   (its descriptor included).
+//! - `virt_addr` of a view is the start of the mapping and `offset` its place in it, as the caller passed them.
+//! - With strict coherence the device works on a shadow of the allocation. Runs hold its lock shared, `mem_sync` holds it
+//!   exclusively: on hardware, too, a cache operation beside a running job is ordered by the driver.
+//! - `phys_addr` is 0: nothing on the CPU side may use it.
+#![expect(
+    unsafe_code,
+    reason = "device memory is reached by address from both sides of the C ABI"
+)]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+
+use memmap2::{MmapMut, MmapRaw};
+
+use super::{Coherence, POISON, lock, vendor_error};
+use crate::ffi::{MemSync, TensorMem, mem_flags};
+
+/// I/O domains of a chip.
+///
+/// SOURCE: vendor kernel driver 0.9.8, rknpu_iommu.c (`RKNPU_MAX_IOMMU_DOMAIN_NUM`).
+pub(super) const DOMAINS: usize = 16;
+
+/// Bytes that one I/O domain can address.
+///
+/// SOURCE: vendor kernel driver 0.9.8: I/O addresses are 32 bits.
+const DOMAIN_BYTES: u64 = 1 << 32;
+
+/// Granularity of I/O mappings.
+const PAGE_BYTES: u64 = 4096;
+
+/// Views must start on a multiple of this many bytes.
+///
+/// SOURCE: feature data is addressed in atoms of 16 bytes (register descriptions of the CNA and DPU units); that the
+/// library refuses other offsets is a guess.
+const OFFSET_ALIGN: usize = 16;
+
+/// Bytes in use in each I/O domain.
+type Usage = [AtomicU64; DOMAINS];
+
+/// An allocation.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    file: File,
+    map: MmapRaw,
+    shadow: Option<RwLock<MmapRaw>>,
+    domain: usize,
+    charged: u64,
+    usage: Arc<Usage>,
+}
+
+impl Allocation {
+    fn new(
+        size: u32,
+        domain: usize,
+        usage: &Arc<Usage>,
+        coherence: Coherence,
+    ) -> std::io::Result<Self> {
+        let charged = u64::from(size).next_multiple_of(PAGE_BYTES);
+        // SAFETY: the name is a C string, and the flags are valid.
+        let fd = unsafe { libc::memfd_create(c"rknpu".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(charged)?;
+        let map = MmapRaw::map_raw(&file)?;
+        let shadow = match coherence {
+            Coherence::Relaxed => None,
+            Coherence::Strict => {
+                let mut shadow = MmapMut::map_anon(map.len())?;
+                shadow.fill(POISON);
+                // SAFETY: the mapping is new and as long as said.
+                unsafe { map.as_mut_ptr().write_bytes(POISON, map.len()) };
+                Some(RwLock::new(MmapRaw::from(shadow)))
+            }
+        };
+        usage[domain].fetch_add(charged, Ordering::Relaxed);
+        Ok(Self {
+            file,
+            map,
+            shadow,
+            domain,
+            charged,
+            usage: Arc::clone(usage),
+        })
+    }
+
+    /// The device's side of the memory, held for as long as a run needs it.
+    pub(super) fn device(&self) -> DeviceSide<'_> {
+        match &self.shadow {
+            None => DeviceSide {
+                base: self.map.as_mut_ptr(),
+                len: self.map.len(),
+                _shadow: None,
+            },
+            Some(shadow) => {
+                let shadow = shadow.read().unwrap_or_else(PoisonError::into_inner);
+                DeviceSide {
+                    base: shadow.as_mut_ptr(),
+                    len: shadow.len(),
+                    _shadow: Some(shadow),
+                }
+            }
+        }
+    }
+
+    /// Copies between CPU and device as `mode` says; nothing to do if they share the memory.
+    fn sync(&self, mode: MemSync) {
+        let Some(shadow) = &self.shadow else { return };
+        let shadow = shadow.write().unwrap_or_else(PoisonError::into_inner);
+        let (cpu, device, len) = (self.map.as_mut_ptr(), shadow.as_mut_ptr(), shadow.len());
+        if mode.0 & MemSync::TO_DEVICE.0 != 0 {
+            // SAFETY: two mappings of `len` bytes each; the caller of mem_sync does not write the CPU side meanwhile, and
+            // the lock keeps runs off the device side.
+            unsafe { cpu.copy_to_nonoverlapping(device, len) };
+        }
+        if mode.0 & MemSync::FROM_DEVICE.0 != 0 {
+            // SAFETY: as above; the caller does not use the CPU side meanwhile.
+            unsafe { device.copy_to_nonoverlapping(cpu, len) };
+        }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.usage[self.domain].fetch_sub(self.charged, Ordering::Relaxed);
+    }
+}
+
+/// What the device sees of an allocation.
+pub(super) struct DeviceSide<'a> {
+    base: *mut u8,
+    len: usize,
+    _shadow: Option<RwLockReadGuard<'a, MmapRaw>>,
+}
+
+impl DeviceSide<'_> {
+    /// Bytes that a job reads.
+    ///
+    /// # Safety
+    /// - Nobody writes the range while the slice lives: neither the CPU nor another job.
+    pub(super) unsafe fn read(&self, range: Range<usize>) -> &[u8] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: in bounds by the assertion.
+        let start = unsafe { self.base.add(range.start) };
+        // SAFETY: in bounds, initialized by the kernel or by poison, and not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(start, range.len()) }
+    }
+
+    /// Bytes that a job writes.
+    ///
+    /// # Safety
+    /// - Nobody else uses the range while the slice lives: neither the CPU nor another job, nor a slice of this one.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "jobs write disjoint ranges of one allocation"
+    )]
+    pub(super) unsafe fn write(&self, range: Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: in bounds by the assertion.
+        let start = unsafe { self.base.add(range.start) };
+        // SAFETY: in bounds, initialized, and not used by others by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
+    }
+}
+
+/// A range of an allocation.
+#[derive(Clone, Debug)]
+pub(super) struct Region {
+    pub(super) allocation: Arc<Allocation>,
+    offset: usize,
+    len: usize,
+}
+
+impl Region {
+    /// The first `len` bytes, as a range of the allocation; `None` if there are fewer.
+    pub(super) fn first(&self, len: usize) -> Option<Range<usize>> {
+        (len <= self.len).then(|| self.offset..self.offset + len)
+    }
+
+    /// Whether the first `len` bytes and the first `other_len` bytes of `other` have bytes in common.
+    pub(super) fn overlaps(&self, len: usize, other: &Self, other_len: usize) -> bool {
+        Arc::ptr_eq(&self.allocation, &other.allocation)
+            && self.offset < other.offset + other_len
+            && other.offset < self.offset + len
+    }
+
+    pub(super) fn domain(&self) -> usize {
+        self.allocation.domain
+    }
+
+    /// What the CPU sees of the first `len` bytes, copied.
+    ///
+    /// # Safety
+    /// - The CPU does not write the range meanwhile.
+    pub(super) unsafe fn cpu_copy(&self, len: usize) -> Option<Vec<u8>> {
+        let range = self.first(len)?;
+        // SAFETY: a region lies inside its allocation's mapping.
+        let start = unsafe { self.allocation.map.as_ptr().add(range.start) };
+        // SAFETY: in bounds, and not written by the caller's promise.
+        Some(unsafe { std::slice::from_raw_parts(start, len) }.to_vec())
+    }
+
+    /// Makes the CPU see poison in the first `len` bytes until the next sync, if CPU and device are apart: the CPU's
+    /// copy of a result is stale from the moment a run starts.
+    ///
+    /// # Safety
+    /// - The CPU does not use the range meanwhile.
+    pub(super) unsafe fn make_stale(&self, len: usize) {
+        if self.allocation.shadow.is_none() {
+            return;
+        }
+        let Some(range) = self.first(len) else { return };
+        // SAFETY: a region lies inside its allocation's mapping.
+        let start = unsafe { self.allocation.map.as_mut_ptr().add(range.start) };
+        // SAFETY: in bounds, and not used by the caller's promise.
+        unsafe { start.write_bytes(POISON, len) };
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    region: Region,
+    is_view: bool,
+}
+
+/// The tensor memories of a machine, by the address that the caller holds.
+#[derive(Debug)]
+pub(super) struct Table {
+    coherence: Coherence,
+    usage: Arc<Usage>,
+    entries: Mutex<HashMap<usize, Entry>>,
+}
+
+impl Table {
+    pub(super) fn new(coherence: Coherence) -> Self {
+        Self {
+            coherence,
+            usage: Arc::new([const { AtomicU64::new(0) }; DOMAINS]),
+            entries: Mutex::new(HashMap::new()),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.entries).len()
+    }
+
+    /// `rknn_create_mem`; null if the domain or the process cannot take `size` bytes more.
+    pub(super) fn create(&self, domain: usize, size: u32) -> *mut TensorMem {
+        if size == 0 {
+            vendor_error!("invalid size: 0");
+            return std::ptr::null_mut();
+        }
+        let mut entries = lock(&self.entries);
+        let used = self.usage[domain].load(Ordering::Relaxed);
+        if used + u64::from(size).next_multiple_of(PAGE_BYTES) > DOMAIN_BYTES {
+            vendor_error!("failed to allocate handle, ret -1, errno 12");
+            return std::ptr::null_mut();
+        }
+        match Allocation::new(size, domain, &self.usage, self.coherence) {
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(0);
+                vendor_error!("failed to allocate handle, ret -1, errno {errno}");
+                std::ptr::null_mut()
+            }
+            Ok(allocation) => {
+                let mem = TensorMem {
+                    virt_addr: allocation.map.as_mut_ptr().cast(),
+                    phys_addr: 0,
+                    fd: allocation.file.as_raw_fd(),
+                    offset: 0,
+                    size,
+                    flags: mem_flags::ALLOC_INSIDE,
+                    priv_data: std::ptr::null_mut(),
+                };
+                // CAST: `create` is only compiled where usize has at least 32 bits.
+                let region = Region {
+                    allocation: Arc::new(allocation),
+                    offset: 0,
+                    len: size as usize,
+                };
+                insert(&mut entries, mem, region, false)
+            }
+        }
+    }
+
+    /// `rknn_create_mem_from_fd`; null if the descriptor is not one of this machine's, or the view does not fit.
+    pub(super) fn view(
+        &self,
+        domain: usize,
+        fd: i32,
+        virt: *mut c_void,
+        size: u32,
+        offset: i32,
+    ) -> *mut TensorMem {
+        let mut entries = lock(&self.entries);
+        let parent = entries
+            .values()
+            .map(|entry| &entry.region.allocation)
+            .find(|allocation| allocation.file.as_raw_fd() == fd && allocation.domain == domain);
+        let Some(parent) = parent else {
+            vendor_error!("failed to convert fd({fd}) to handle, errno 12");
+            return std::ptr::null_mut();
+        };
+        let base = parent.map.as_ptr() as usize;
+        let inside = (base + 1..base + parent.map.len()).contains(&(virt as usize));
+        // CAST: usize has at least 32 bits.
+        let len = size as usize;
+        let place = usize::try_from(offset)
+            .ok()
+            .filter(|at| at % OFFSET_ALIGN == 0 && at + len <= parent.map.len());
+        let Some(at) = place.filter(|_| !virt.is_null() && !inside && len > 0) else {
+            vendor_error!(
+                "invalid view: fd {fd}, virt {virt:?}, size {size}, offset {offset} of {} bytes at {base:#x}",
+                parent.map.len()
+            );
+            return std::ptr::null_mut();
+        };
+        let mem = TensorMem {
+            virt_addr: virt,
+            phys_addr: 0,
+            fd,
+            offset,
+            size,
+            flags: mem_flags::FROM_FD,
+            priv_data: std::ptr::null_mut(),
+        };
+        let region = Region {
+            allocation: Arc::clone(parent),
+            offset: at,
+            len,
+        };
+        insert(&mut entries, mem, region, true)
+    }
+
+    /// `rknn_destroy_mem`; `false` if `mem` is not one of this machine's.
+    pub(super) fn destroy(&self, mem: *mut TensorMem) -> bool {
+        let entry = lock(&self.entries).remove(&(mem as usize));
+        if entry.is_none() {
+            return false;
+        }
+        // SAFETY: `insert` made it from a box, and the entry just removed is the proof that it was not freed before.
+        drop(unsafe { Box::from_raw(mem) });
+        true
+    }
+
+    /// `rknn_mem_sync`; `false` if `mem` is not one of this machine's. A view is accepted and does nothing, as in the
+    /// real library.
+    pub(super) fn sync(&self, mem: *mut TensorMem, mode: MemSync) -> bool {
+        let allocation = match lock(&self.entries).get(&(mem as usize)) {
+            None => return false,
+            Some(entry) if entry.is_view => return true,
+            Some(entry) => Arc::clone(&entry.region.allocation),
+        };
+        allocation.sync(mode);
+        true
+    }
+
+    pub(super) fn region(&self, mem: *mut TensorMem) -> Option<Region> {
+        Some(lock(&self.entries).get(&(mem as usize))?.region.clone())
+    }
+}
+
+impl Drop for Table {
+    /// Leaks what the caller did not destroy: it may still hold the addresses.
+    fn drop(&mut self) {
+        let entries = std::mem::take(&mut *lock(&self.entries));
+        if !entries.is_empty() {
+            log::warn!(target: "librknnrt", "{} tensor memories were never destroyed", entries.len());
+        }
+        std::mem::forget(entries);
+    }
+}
+
+fn insert(
+    entries: &mut HashMap<usize, Entry>,
+    mem: TensorMem,
+    region: Region,
+    is_view: bool,
+) -> *mut TensorMem {
+    let raw = Box::into_raw(Box::new(mem));
+    entries.insert(raw as usize, Entry { region, is_view });
+    raw
+}

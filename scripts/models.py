@@ -1,0 +1,38 @@
+"""The model in other formats, made by llama-quantize and kept in target/models."""
+
+import hashlib
+import os
+
+import fetch
+import project
+from project import LOGS, MODELS, run
+
+
+def cached_name(source, suffix):
+    """Where `source` in another format is kept. Files of the user are told apart by path, size and time."""
+    if source == fetch.MODEL_FILE:
+        return MODELS / f"SmolLM2-135M-Instruct-{suffix}.gguf"
+    status = source.stat()
+    identity = f"{source} {status.st_size} {status.st_mtime_ns}"
+    return MODELS / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}-{suffix}.gguf"
+
+
+def quantize(source, dest, kind):
+    """`source` in the format `kind` (a name that llama-quantize knows), as `dest`."""
+    if not dest.exists():
+        MODELS.mkdir(parents=True, exist_ok=True)
+        temp = dest.with_name(f".{dest.name}.part")
+        run([project.binary("llama-quantize"), "--allow-requantize", source, temp, kind], LOGS / f"quantize-{kind}.log")
+        os.replace(temp, dest)
+    return dest
+
+
+def variant(kind):
+    """The model in the format `kind`."""
+    source = fetch.model()
+    return quantize(source, cached_name(source, kind), kind)
+
+
+def exact(kind):
+    """What the model in the format `kind` says exactly: the same numbers, dequantized to F32."""
+    return quantize(variant(kind), cached_name(fetch.model(), f"{kind}-as-F32"), "F32")

@@ -1,0 +1,110 @@
+"""Paths, versions and small helpers that the scripts and the end-to-end tests share."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "target"
+DOWNLOADS = TARGET / "downloads"
+MODELS = TARGET / "models"
+LOGS = TARGET / "logs"
+TOOLS = TARGET / "tools"
+
+LLAMA_VERSION = "0.5.0"
+PATCH = ROOT / "patches" / f"llama.cpp-{LLAMA_VERSION}.patch"
+
+# The device that everything runs on, and what GGML_RUST_NPU_SIM calls it.
+DEVICE = "RKNPU0"
+SIMULATED = "rk3588"
+
+JOBS = os.cpu_count() or 1
+
+
+class Problem(Exception):
+    """Something the user can act on; the text is one line."""
+
+
+def main_with(function):
+    """Runs a script's main function; a Problem becomes one line on stderr and exit code 1."""
+    try:
+        sys.exit(function())
+    except Problem as problem:
+        sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+
+
+def say(text):
+    print(f"== {text}", flush=True)
+
+
+def llama_source():
+    """The llama.cpp tree that is built: the user's LLAMA_CPP_DIR or the fetched one."""
+    own = os.environ.get("LLAMA_CPP_DIR")
+    return Path(own).resolve() if own else TARGET / "src" / f"llama.cpp-{LLAMA_VERSION}"
+
+
+def llama_build():
+    """The build directory that belongs to `llama_source`."""
+    return TARGET / ("llama-custom" if os.environ.get("LLAMA_CPP_DIR") else f"llama-{LLAMA_VERSION}")
+
+
+def binary(name):
+    return llama_build() / "bin" / name
+
+
+def need(tool, hint):
+    """The path of `tool`, or a Problem that says how to get it."""
+    path = shutil.which(tool)
+    if path is None:
+        raise Problem(f"{tool} not found; {hint}")
+    return path
+
+
+def tool_env():
+    """The environment for build tools: what the venv holds comes after what the user has."""
+    env = dict(os.environ)
+    env["PATH"] = env.get("PATH", "") + os.pathsep + str(TOOLS / "bin")
+    # ggml stamps the commit of the repository it finds around it into its objects. That would be ours, and each
+    # commit here would rebuild llama.cpp.
+    env["GIT_CEILING_DIRECTORIES"] = str(TARGET / "src")
+    # A make that called us must not hand its job server to the builds we start.
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+        env.pop(name, None)
+    return env
+
+
+def cpu_env(**settings):
+    """The environment for a run without NPU: none of this project's variables but `settings`."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GGML_RUST_NPU_")}
+    env.update(settings)
+    return env
+
+
+def device_env(**settings):
+    """The environment for a run on the simulated device."""
+    return cpu_env(GGML_RUST_NPU_SIM=SIMULATED, **settings)
+
+
+def run(args, log, env=None, cwd=None):
+    """Runs a command with its output in `log`; on failure prints the end of it and raises a Problem."""
+    args = [str(arg) for arg in args]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w", encoding="utf-8") as out:
+        out.write("$ " + " ".join(args) + "\n")
+        out.flush()
+        code = subprocess.run(args, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                              env=env or tool_env(), cwd=cwd).returncode
+    if code != 0:
+        print_tail(log)
+        raise Problem(f"{Path(args[0]).name} failed with code {code}; full output in {log.relative_to(ROOT)}")
+
+
+def print_tail(log, lines=30):
+    text = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in text[-lines:]:
+        print(f"   | {line}")
+    sys.stdout.flush()

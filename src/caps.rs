@@ -1,0 +1,110 @@
+//! What each chip can do, as data: one constant per chip, each number with its source. No decisions.
+
+use rknpu_ops::layout::Soc;
+
+/// A Rockchip NPU as the planner sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct RkCaps {
+    /// The chip; `rknpu_ops::layout` has its native layouts, alignments, cores and name.
+    pub soc: Soc,
+    /// Largest K of one INT8 call; longer rows are split.
+    pub k_max_int8: usize,
+    /// Largest K of one FP16 call.
+    pub k_max_fp16: usize,
+    /// Largest N of one call.
+    pub n_max: usize,
+}
+
+// SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576: 4096)
+// are stored in pieces, so longer rows are split here; FP16 beyond 4096 collapses on RK3588 (unimatrix099's
+// measurements) and is split everywhere; RK356x takes at most 10240 of either.
+/// RK3588 and RK3588S.
+pub const RK3588: RkCaps = RkCaps {
+    soc: Soc::Rk3588,
+    k_max_int8: 8192,
+    k_max_fp16: 4096,
+    n_max: 4096,
+};
+/// RK3576.
+pub const RK3576: RkCaps = RkCaps {
+    soc: Soc::Rk3576,
+    k_max_int8: 4096,
+    k_max_fp16: 4096,
+    n_max: 4096,
+};
+/// RK3562.
+pub const RK3562: RkCaps = RkCaps {
+    soc: Soc::Rk3562,
+    k_max_int8: 8192,
+    k_max_fp16: 4096,
+    n_max: 4096,
+};
+/// RK3566 and RK3568.
+pub const RK3566: RkCaps = RkCaps {
+    soc: Soc::Rk3566,
+    k_max_int8: 8192,
+    k_max_fp16: 4096,
+    n_max: 4096,
+};
+
+/// Every Rockchip chip that is known.
+pub const ROCKCHIP: [&RkCaps; 4] = [&RK3588, &RK3576, &RK3562, &RK3566];
+
+/// Names under which the kernel's device tree knows the chips, and what they are here.
+// SOURCE: the `compatible` strings of Rockchip's BSP device trees.
+const COMPATIBLE: [(&str, &RkCaps); 6] = [
+    ("rockchip,rk3588s", &RK3588),
+    ("rockchip,rk3588", &RK3588),
+    ("rockchip,rk3576", &RK3576),
+    ("rockchip,rk3562", &RK3562),
+    ("rockchip,rk3566", &RK3566),
+    ("rockchip,rk3568", &RK3566),
+];
+
+/// Largest allocation of device memory.
+// SOURCE: rk-llama.cpp caps each IOMMU domain at INT32_MAX - 65536; the hardware's addresses are 32-bit.
+pub const MAX_ALLOCATION_BYTES: usize = (i32::MAX as usize) - 65536;
+
+/// Oldest librknnrt whose structures are the ones in `rknpu_ops::ffi`.
+// SOURCE: rknn_matmul_api.h 2.3.x (facts taken from 2.3.2); `group_size` and the quantization types moved before it.
+pub const MIN_RKNNRT: (u32, u32) = (2, 3);
+
+/// The chip of a name such as `rk3588`.
+#[must_use]
+pub fn rockchip_by_name(name: &str) -> Option<&'static RkCaps> {
+    ROCKCHIP.into_iter().find(|caps| caps.soc.name() == name)
+}
+
+/// The chip in the contents of `/proc/device-tree/compatible`: strings that end in NUL.
+#[must_use]
+pub fn rockchip_by_compatible(compatible: &str) -> Option<&'static RkCaps> {
+    let mut names = compatible.split('\0');
+    names.find_map(|name| {
+        COMPATIBLE
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, caps)| *caps)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn board_names_before_the_chip_are_passed_over() {
+        let orange_pi = "rockchip,rk3588s-orangepi-5\0rockchip,rk3588s\0";
+        assert_eq!(
+            rockchip_by_compatible(orange_pi).unwrap().soc.name(),
+            "rk3588"
+        );
+        assert!(rockchip_by_compatible("raspberrypi,5-model-b\0brcm,bcm2712\0").is_none());
+        assert_eq!(
+            rockchip_by_compatible("radxa,zero3\0rockchip,rk3566\0")
+                .unwrap()
+                .soc
+                .name(),
+            "rk3566"
+        );
+    }
+}

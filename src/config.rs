@@ -1,0 +1,181 @@
+//! The environment variables, read once. An unknown value is an error that names the allowed ones.
+
+use std::path::PathBuf;
+
+use log::LevelFilter;
+use rknpu_ops::sim::{Coherence, Fault, parse_faults};
+
+use crate::caps::{self, RkCaps};
+use crate::error::{Error, Result};
+
+/// Prefix of every variable.
+const PREFIX: &str = "GGML_RUST_NPU_";
+/// The variables, without prefix.
+const VARIABLES: [&str; 8] = [
+    "SIM",
+    "DEVICES",
+    "LOG",
+    "CHIP",
+    "RKNN_LIB",
+    "SIM_FAULTS",
+    "SIM_COHERENCE",
+    "SIM_API_VERSION",
+];
+
+/// What the user asked for.
+#[derive(Debug)]
+pub struct Config {
+    /// `GGML_RUST_NPU_SIM`: the Rockchip chip to simulate.
+    pub sim: Option<&'static RkCaps>,
+    /// `GGML_RUST_NPU_DEVICES`: names of the devices to keep, all if not set.
+    pub devices: Option<Vec<String>>,
+    /// `GGML_RUST_NPU_LOG`: which log lines to pass on.
+    pub log: LevelFilter,
+    /// `GGML_RUST_NPU_CHIP`: the chip to assume in place of what the device tree says.
+    pub chip: Option<&'static RkCaps>,
+    /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
+    pub rknn_lib: Option<PathBuf>,
+    /// `GGML_RUST_NPU_SIM_FAULTS`: which calls of the stand-in fail.
+    pub faults: Vec<Fault>,
+    /// `GGML_RUST_NPU_SIM_COHERENCE`: whether the stand-in punishes a forgotten cache operation.
+    pub coherence: Coherence,
+    /// `GGML_RUST_NPU_SIM_API_VERSION`: the library version that the stand-in says it is.
+    pub sim_api_version: Option<String>,
+}
+
+impl Config {
+    /// Reads the process's environment.
+    ///
+    /// # Errors
+    /// `Config` for the first variable that is not understood.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// Reads variables through `lookup`; an empty value counts as not set.
+    ///
+    /// # Errors
+    /// `Config` for the first variable that is not understood.
+    pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
+        let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
+        let faults = match get("GGML_RUST_NPU_SIM_FAULTS") {
+            None => Vec::new(),
+            Some(value) => parse_faults(&value).map_err(|error| Error::Config {
+                variable: "GGML_RUST_NPU_SIM_FAULTS",
+                reason: error.to_string(),
+                allowed: "function:n=code,... (n counts calls from 1; n+ means from the nth on)"
+                    .into(),
+                value,
+            })?,
+        };
+        Ok(Self {
+            sim: chip("GGML_RUST_NPU_SIM", get("GGML_RUST_NPU_SIM"))?,
+            devices: get("GGML_RUST_NPU_DEVICES")
+                .map(|list| list.split(',').map(|name| name.trim().into()).collect()),
+            log: level(get("GGML_RUST_NPU_LOG"))?,
+            chip: chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
+            rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
+            faults,
+            coherence: coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
+            sim_api_version: get("GGML_RUST_NPU_SIM_API_VERSION"),
+        })
+    }
+}
+
+/// Names in the environment that look like ours and are not: typing errors that would go unnoticed.
+#[must_use]
+pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+    names
+        .filter(|name| {
+            name.strip_prefix(PREFIX)
+                .is_some_and(|rest| !VARIABLES.contains(&rest))
+        })
+        .collect()
+}
+
+/// The variables' names, for messages.
+#[must_use]
+pub fn known_variables() -> String {
+    VARIABLES.map(|rest| format!("{PREFIX}{rest}")).join(", ")
+}
+
+fn chip(variable: &'static str, value: Option<String>) -> Result<Option<&'static RkCaps>> {
+    let Some(value) = value else { return Ok(None) };
+    match caps::rockchip_by_name(value.trim()) {
+        Some(caps) => Ok(Some(caps)),
+        None => Err(Error::Config {
+            variable,
+            reason: "no such chip".into(),
+            allowed: caps::ROCKCHIP.map(|caps| caps.soc.name()).join(", "),
+            value,
+        }),
+    }
+}
+
+fn coherence(value: Option<String>) -> Result<Coherence> {
+    match value.as_deref().map(str::trim) {
+        None | Some("relaxed") => Ok(Coherence::Relaxed),
+        Some("strict") => Ok(Coherence::Strict),
+        Some(_) => Err(Error::Config {
+            variable: "GGML_RUST_NPU_SIM_COHERENCE",
+            reason: "no such mode".into(),
+            allowed: "relaxed, strict".into(),
+            value: value.unwrap_or_default(),
+        }),
+    }
+}
+
+fn level(value: Option<String>) -> Result<LevelFilter> {
+    let Some(value) = value else {
+        return Ok(LevelFilter::Info);
+    };
+    value.trim().parse().map_err(|_| Error::Config {
+        variable: "GGML_RUST_NPU_LOG",
+        reason: "no such level".into(),
+        allowed: "off, error, warn, info, debug, trace".into(),
+        value,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(variable: &'static str, value: &'static str) -> Result<Config> {
+        Config::from_lookup(|name| (name == variable).then(|| value.into()))
+    }
+
+    #[test]
+    fn nothing_set_means_no_simulated_device() {
+        let config = Config::from_lookup(|_| None).unwrap();
+        assert!(config.sim.is_none() && config.chip.is_none() && config.devices.is_none());
+        assert_eq!(config.log, LevelFilter::Info);
+    }
+
+    #[test]
+    fn a_wrong_value_names_the_variable_the_value_and_the_allowed_ones() {
+        for (variable, value, allowed) in [
+            ("GGML_RUST_NPU_SIM", "rk3589", "rk3588"),
+            ("GGML_RUST_NPU_CHIP", "RK", "rk3576"),
+            ("GGML_RUST_NPU_LOG", "loud", "debug"),
+            ("GGML_RUST_NPU_SIM_COHERENCE", "loose", "strict"),
+            (
+                "GGML_RUST_NPU_SIM_FAULTS",
+                "rknn_matmul_jump:1=-1",
+                "function:n=code",
+            ),
+        ] {
+            let text = with(variable, value).unwrap_err().to_string();
+            assert!(
+                text.contains(variable) && text.contains(value) && text.contains(allowed),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn misspelt_variables_are_found() {
+        let names = ["GGML_RUST_NPU_SIMM", "GGML_RUST_NPU_SIM", "PATH"].map(String::from);
+        assert_eq!(unknown_variables(names.into_iter()), ["GGML_RUST_NPU_SIMM"]);
+    }
+}

@@ -1,0 +1,3 @@
+//! Devices execute what the planner laid out. They know no graph and no plan.
+
+pub mod rknpu;

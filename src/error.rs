@@ -1,0 +1,88 @@
+//! The one error type. Variants carry the values that the reader needs; messages start lower-case and end without
+//! a period.
+
+use std::path::PathBuf;
+
+/// Result of everything that can fail in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What the caller could not know in advance.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An environment variable has a value that is not understood.
+    #[error("{variable}={value:?} is not understood: {reason}; allowed: {allowed}")]
+    Config {
+        /// The variable's name.
+        variable: &'static str,
+        /// What it is set to.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+        /// The values that are allowed.
+        allowed: String,
+    },
+    /// The vendor's library, or a function of it, is not there.
+    #[error("cannot load {library}: {reason}")]
+    Library {
+        /// What was tried.
+        library: PathBuf,
+        /// The loader's own words.
+        reason: String,
+    },
+    /// The vendor's library is older than the oldest one whose structures are known.
+    #[error("{library} has version {have:?}, at least {want} is needed")]
+    Version {
+        /// The library's name.
+        library: &'static str,
+        /// The version string that it gave.
+        have: String,
+        /// The oldest one that works.
+        want: String,
+    },
+    /// A call into the vendor's library failed.
+    #[error("{call} returned {code} ({name}) for {what}")]
+    Vendor {
+        /// The function.
+        call: &'static str,
+        /// Its return value.
+        code: i32,
+        /// The vendor's name for that value.
+        name: &'static str,
+        /// Shape, type and core of the call.
+        what: String,
+    },
+    /// Device memory could not be had.
+    #[error("{call} gave no memory for {bytes} bytes")]
+    OutOfMemory {
+        /// The function that returned NULL.
+        call: &'static str,
+        /// The size asked for.
+        bytes: usize,
+    },
+    /// The device computed something else than the reference in the test at its start.
+    #[error("self-test {test}: error {have:.3e} is over {limit:.3e} (normalized mean square)")]
+    SelfTest {
+        /// Type and shape of the failed multiplication.
+        test: String,
+        /// The error measured.
+        have: f64,
+        /// The error allowed.
+        limit: f64,
+    },
+    /// An earlier error put the device out of use.
+    #[error("{device} is out of use since an earlier error")]
+    DeviceLost {
+        /// The device's name.
+        device: &'static str,
+    },
+    /// ggml handed over a node that the planner never said yes to.
+    #[error("node {node} ({name}): {reason}")]
+    Graph {
+        /// Index in the submitted graph.
+        node: usize,
+        /// Name of the result tensor.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+}

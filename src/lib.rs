@@ -1,0 +1,38 @@
+//! A ggml backend for NPUs.
+//!
+//! ```text
+//! llama.cpp ── ggml ── ggml-glue/ (C) ── include/npu.h ── abi.rs ── backend.rs ─┬─ plan.rs     what, and how cut up
+//!                                                                             └─ device/     run it
+//!                                                                                   └─ vendor/  librknnrt or stand-in
+//! ```
+//!
+//! **Loading.** ggml allocates a buffer for packed weights and writes each tensor once: `backend::WeightBuffer` keeps
+//! the bytes and has them packed by `repack`. **Computing.** The glue hands over a graph; `abi` checks it into
+//! [`graph::Node`]s, `plan` decides how each is cut up, `device::rknpu` quantizes the activations, runs the cores and
+//! writes the result.
+//!
+//! | module | holds | may use |
+//! |---|---|---|
+//! | [`error`], [`tensor`], [`caps`] | the error type; types and shapes; what each chip can do | `rknpu-ops` |
+//! | [`config`] | the environment variables | the above |
+//! | [`shm`] | memory that ggml owns, as slices | the above |
+//! | [`graph`], [`repack`], [`reference`] | what ggml handed over; weights into native layouts; the oracle | the above |
+//! | [`plan`], [`vendor`] | nodes to commands, pure; the vendor's functions behind safe calls | the above |
+//! | [`device`] | executes commands | the above, but not `graph` or `plan` |
+//! | [`selftest`], [`backend`] | joins the two | everything above |
+//! | [`abi`] | the functions of `npu.h`: check, catch panics, call `backend` | everything above |
+
+pub mod abi;
+pub mod backend;
+pub mod caps;
+pub mod config;
+pub mod device;
+pub mod error;
+pub mod graph;
+pub mod plan;
+pub mod reference;
+pub mod repack;
+pub mod selftest;
+pub mod shm;
+pub mod tensor;
+pub mod vendor;

@@ -1,0 +1,160 @@
+//! What is supported, and how it is cut up: from a node's metadata and a chip's capabilities to a [`MulMat`].
+//! Pure, cheap and thread-safe; knows no device.
+
+use crate::caps::{self, RkCaps};
+use crate::graph::{Place, Tensor};
+use crate::repack::WeightLayout;
+use crate::tensor::DType;
+
+/// Why a node is left to the CPU. Only ever shown in traces and in errors about a broken promise.
+pub type Refusal = &'static str;
+
+/// A multiplication that the device computes: `dst[M,N] = act[M,K] · w[K,N]` for each of `planes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MulMat {
+    /// How the weights of one src0 lie in device memory.
+    pub weights: WeightLayout,
+    /// Rows of activations in each plane.
+    pub m: usize,
+    /// `ne[2]` and `ne[3]` of src1 and dst.
+    pub planes: [usize; 2],
+    /// How many planes of src1 share one of src0, in each outer dimension.
+    pub broadcast: [usize; 2],
+}
+
+impl MulMat {
+    /// The slice of src0 that plane `(i2, i3)` of src1 is multiplied with.
+    #[must_use]
+    pub fn slice(&self, src0_ne2: usize, i2: usize, i3: usize) -> usize {
+        i3 / self.broadcast[1] * src0_ne2 + i2 / self.broadcast[0]
+    }
+}
+
+/// Whether a tensor can be held packed on the chip, and how. Asks for the type and the shape only, so the answer is
+/// the same for a weight that is asked about with M = 512, that is allocated, and that is used with M = 1.
+#[must_use]
+pub fn weight_layout(caps: &'static RkCaps, weights: &Tensor) -> Option<WeightLayout> {
+    if !weights.shape.is_contiguous(weights.dtype) {
+        return None;
+    }
+    WeightLayout::new(caps, weights.dtype, weights.shape.ne)
+        .filter(|layout| layout.bytes() <= caps::MAX_ALLOCATION_BYTES)
+}
+
+/// Plans `dst = src1 · src0`.
+///
+/// # Errors
+/// The reason why the node is not for this device.
+pub fn mul_mat(
+    caps: &'static RkCaps,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+) -> Result<MulMat, Refusal> {
+    // A weight that lies in plain memory would have to be quantized and packed at each use: the CPU is faster. Where
+    // no memory is known yet, the answer is about the operation as such, and packing at use is what happens.
+    if !matches!(src0.place, Place::Packed | Place::Unknown) {
+        return Err("weights are not in packed memory");
+    }
+    if !matches!(src1.place, Place::Host | Place::Unknown)
+        || !matches!(dst.place, Place::Host | Place::Unknown)
+    {
+        return Err("activations or result are not in host memory");
+    }
+    if src0.shape.nb[0] != src0.dtype.step_bytes().unwrap_or(0) {
+        return Err("weights are transposed");
+    }
+    if !matches!(src1.dtype, DType::F32 | DType::F16)
+        || Some(src1.shape.nb[0]) != src1.dtype.step_bytes()
+    {
+        return Err("activations are not rows of F32 or F16");
+    }
+    if dst.dtype != DType::F32 || dst.shape.nb[0] != 4 {
+        return Err("result is not rows of F32");
+    }
+    let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
+    if k != k1 || dst.shape.ne != [n, m, p2, p3] || p2 % s2 != 0 || p3 % s3 != 0 {
+        return Err("shapes do not fit");
+    }
+    let Some(weights) = WeightLayout::new(caps, src0.dtype, src0.shape.ne) else {
+        return Err("weights of this type stay on the CPU");
+    };
+    if weights.bytes() > caps::MAX_ALLOCATION_BYTES {
+        return Err("weights are larger than one allocation");
+    }
+    Ok(MulMat {
+        weights,
+        m,
+        planes: [p2, p3],
+        broadcast: [p2 / s2, p3 / s3],
+    })
+}
+
+/// Largest M of one call.
+pub const M_BUCKET_MAX: usize = 512;
+
+/// One call's share of the M rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MPiece {
+    /// First row.
+    pub first: usize,
+    /// Rows with content.
+    pub rows: usize,
+    /// M of the context that computes them: a power of two; the rest is zeros.
+    pub bucket: usize,
+}
+
+/// Cuts M rows into calls. Contexts exist for powers of two only; a piece is padded where that costs at most a
+/// quarter more rows, else a smaller bucket takes the largest power of two and the rest follows (72 = 64 + 8).
+pub fn m_pieces(m: usize) -> impl Iterator<Item = MPiece> {
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let left = m - first;
+        if left == 0 {
+            return None;
+        }
+        let up = left.next_power_of_two();
+        let (rows, bucket) = if left >= M_BUCKET_MAX {
+            (M_BUCKET_MAX, M_BUCKET_MAX)
+        } else if up - left <= left / 4 {
+            (left, up)
+        } else {
+            (up / 2, up / 2)
+        };
+        let piece = MPiece {
+            first,
+            rows,
+            bucket,
+        };
+        first += rows;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_all_rows_once_and_stay_in_their_bucket() {
+        for m in 0..1600 {
+            let mut next = 0;
+            for piece in m_pieces(m) {
+                assert_eq!(piece.first, next);
+                assert!(
+                    piece.rows >= 1 && piece.rows <= piece.bucket && piece.bucket <= M_BUCKET_MAX
+                );
+                assert!(piece.bucket.is_power_of_two());
+                assert!(piece.bucket - piece.rows <= piece.rows / 4);
+                next += piece.rows;
+            }
+            assert_eq!(next, m);
+        }
+    }
+
+    #[test]
+    fn seventy_two_is_sixty_four_and_eight() {
+        let buckets: Vec<_> = m_pieces(72).map(|piece| piece.bucket).collect();
+        assert_eq!(buckets, [64, 8]);
+    }
+}

@@ -1,0 +1,34 @@
+//! The oracle: slow, obvious, in `f64`. Kernels, stand-ins and self-tests are compared with it; it knows no layout.
+
+/// `dst[m][n] = sum over k of act[m][k] * w[n][k]`.
+///
+/// - `act`: `m * k` elements; `w`: `n * k` elements, rows of K as ggml stores them
+/// - returns `m * n` elements, row-major
+#[must_use]
+pub fn mul_mat(act: &[f32], w: &[f32], k: usize) -> Vec<f64> {
+    let dot = |a: &[f32], b: &[f32]| {
+        a.iter()
+            .zip(b)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum()
+    };
+    act.chunks_exact(k)
+        .flat_map(|row| w.chunks_exact(k).map(move |column| dot(row, column)))
+        .collect()
+}
+
+/// Normalized mean square error of `have` against `want`: sum of squared differences over sum of squares, the metric
+/// of llama.cpp's test-backend-ops. Any element that is not finite makes it infinite.
+#[must_use]
+pub fn nmse(have: &[f32], want: &[f64]) -> f64 {
+    if have.len() != want.len() || have.iter().any(|x| !x.is_finite()) {
+        return f64::INFINITY;
+    }
+    let error: f64 = have
+        .iter()
+        .zip(want)
+        .map(|(x, y)| (f64::from(*x) - y).powi(2))
+        .sum();
+    let power: f64 = want.iter().map(|y| y * y).sum();
+    if error == 0.0 { 0.0 } else { error / power }
+}

@@ -1,0 +1,107 @@
+//! Element types, shapes, and the meaning of M, K and N.
+//!
+//! A matrix multiplication is `dst[M,N] = act[M,K] · w[K,N]`:
+//!
+//! - **M** tokens in the ubatch (1 in decode): `ne[1]` of src1 and of dst;
+//! - **K** the shared dimension: `ne[0]` of both sources;
+//! - **N** weight rows: `ne[1]` of src0, `ne[0]` of dst.
+//!
+//! ggml stores a weight as N rows of K, so "row" of a weight always means one n, with K contiguous elements.
+
+/// Turns stored blocks into `f32`; ggml provides it for every quantized type.
+pub trait Dequantize: Sync {
+    /// Writes the values of `blocks` to `out`.
+    ///
+    /// - `blocks`: whole blocks of the type that this was made for
+    /// - `out`: exactly as many elements as the blocks hold
+    fn dequantize(&self, blocks: &[u8], out: &mut [f32]);
+}
+
+/// How the elements of a tensor are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// 32-bit integers (indices).
+    I32,
+    /// Blocks of a quantized ggml type.
+    Quantized {
+        /// Elements in a block.
+        block_elems: usize,
+        /// Bytes in a block.
+        block_bytes: usize,
+    },
+    /// Anything this backend never reads.
+    Other,
+}
+
+impl DType {
+    /// Bytes of `k` elements stored one after another, or `None` if `k` is not whole blocks or the type is unknown.
+    #[must_use]
+    pub fn row_bytes(self, k: usize) -> Option<usize> {
+        match self {
+            Self::F32 | Self::I32 => Some(k * 4),
+            Self::F16 => Some(k * 2),
+            Self::Quantized {
+                block_elems,
+                block_bytes,
+            } => k
+                .is_multiple_of(block_elems)
+                .then(|| k / block_elems * block_bytes),
+            Self::Other => None,
+        }
+    }
+
+    /// Bytes from one element (or block) to the next when they lie one after another.
+    #[must_use]
+    pub fn step_bytes(self) -> Option<usize> {
+        match self {
+            Self::F32 | Self::I32 => Some(4),
+            Self::F16 => Some(2),
+            Self::Quantized { block_bytes, .. } => Some(block_bytes),
+            Self::Other => None,
+        }
+    }
+}
+
+/// ggml's dimensions and byte strides, innermost first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Elements in each dimension.
+    pub ne: [usize; 4],
+    /// Bytes from one index to the next in each dimension.
+    pub nb: [usize; 4],
+}
+
+impl Shape {
+    /// Whether rows, planes and volumes follow each other without a gap.
+    #[must_use]
+    pub fn is_contiguous(&self, dtype: DType) -> bool {
+        let (Some(step), Some(row)) = (dtype.step_bytes(), dtype.row_bytes(self.ne[0])) else {
+            return false;
+        };
+        self.nb[0] == step
+            && self.nb[1] == row
+            && self.nb[2] == row * self.ne[1]
+            && self.nb[3] == row * self.ne[1] * self.ne[2]
+    }
+
+    /// Number of rows in all dimensions together.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.ne[1] * self.ne[2] * self.ne[3]
+    }
+
+    /// Bytes from the first element to behind the last one.
+    #[must_use]
+    pub fn span_bytes(&self, dtype: DType) -> Option<usize> {
+        let row = dtype.row_bytes(self.ne[0])?;
+        if self.ne.contains(&0) {
+            return Some(0);
+        }
+        let outer: usize = (1..4).map(|i| (self.ne[i] - 1) * self.nb[i]).sum();
+        Some(outer + row)
+    }
+}

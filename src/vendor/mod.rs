@@ -1,0 +1,3 @@
+//! Tables of vendor functions behind safe calls: filled by `dlopen` or by a stand-in, and the same from here on.
+
+pub mod rknn;

@@ -1,0 +1,440 @@
+//! librknnrt: contexts, memory and runs as Rust values. Every return code is checked here, and nowhere else.
+//!
+//! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it was made with,
+//! a [`View`] keeps the memory that it shows. A context binds memory at each [`Context::run`], and only what changed since the last
+//! one, so it can never run on memory that is gone.
+#![expect(unsafe_code, reason = "calls into the vendor's library")]
+
+use std::ffi::{CStr, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rknpu_ops::ffi::{
+    self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, MemSync, SdkVersion, TensorAttr, TensorMem,
+};
+use rknpu_ops::sim;
+
+use crate::caps;
+use crate::error::{Error, Result};
+
+/// What keeps the functions of the table alive.
+#[derive(Debug)]
+enum Provider {
+    Library(
+        #[expect(dead_code, reason = "held for its Drop: the functions live in it")]
+        libloading::Library,
+    ),
+    StandIn(sim::Machine),
+}
+
+/// The library's functions, loaded or simulated.
+#[derive(Debug)]
+pub struct Rknn {
+    api: Api,
+    provider: Provider,
+}
+
+impl Rknn {
+    /// Loads the vendor's library: `path`, or `librknnrt.so` wherever the system's loader finds it.
+    ///
+    /// # Errors
+    /// `Library` if it, or one of its functions, is not there.
+    pub fn load(path: Option<&Path>) -> Result<Arc<Self>> {
+        let name = path.map_or_else(|| PathBuf::from("librknnrt.so"), Path::to_path_buf);
+        let failed = |error: libloading::Error| Error::Library {
+            library: name.clone(),
+            reason: error.to_string(),
+        };
+        // SAFETY: librknnrt's initializers have no requirements of their own.
+        let library = unsafe { libloading::Library::new(&name) }.map_err(failed)?;
+        // SAFETY: a symbol of librknnrt has the type that its name has in the vendor's headers (SOURCE: `ffi`), and
+        // stays valid because `library` is stored beside the table.
+        let api =
+            unsafe { Api::from_symbols(|symbol| address(&library, symbol)) }.map_err(failed)?;
+        Ok(Arc::new(Self {
+            api,
+            provider: Provider::Library(library),
+        }))
+    }
+
+    /// Starts the built-in stand-in.
+    ///
+    /// # Errors
+    /// `Library` if too many of them run in this process.
+    pub fn simulate(options: sim::Options) -> Result<Arc<Self>> {
+        let machine = sim::start(options).map_err(|error| Error::Library {
+            library: "librknnrt stand-in".into(),
+            reason: error.to_string(),
+        })?;
+        Ok(Arc::new(Self {
+            api: machine.api(),
+            provider: Provider::StandIn(machine),
+        }))
+    }
+
+    /// The stand-in, if this is one.
+    #[must_use]
+    pub fn stand_in(&self) -> Option<&sim::Machine> {
+        match &self.provider {
+            Provider::StandIn(machine) => Some(machine),
+            Provider::Library(_) => None,
+        }
+    }
+}
+
+/// The address of a symbol, to be given its type by the table.
+fn address(
+    library: &libloading::Library,
+    symbol: &'static str,
+) -> std::result::Result<*const c_void, libloading::Error> {
+    // SAFETY: only the address is taken; nothing is called through this type.
+    let found = unsafe { library.get::<unsafe extern "C" fn()>(symbol) }?;
+    Ok(*found as *const c_void)
+}
+
+fn check(call: &'static str, code: i32, what: impl FnOnce() -> String) -> Result<()> {
+    if code == ffi::code::SUCC {
+        return Ok(());
+    }
+    Err(Error::Vendor {
+        call,
+        code,
+        name: ffi::error_name(code),
+        what: what(),
+    })
+}
+
+/// One multiplication of a fixed shape on one core.
+#[derive(Debug)]
+pub struct Context {
+    rknn: Arc<Rknn>,
+    handle: MatmulCtx,
+    info: MatmulInfo,
+    attr: Box<IoAttr>,
+    /// Identities of the memory that A, B and C are bound to; 0 for none.
+    bound: [u64; 3],
+}
+
+/// What one run reads and writes, in the native layouts of the context's shape.
+#[derive(Debug)]
+pub struct Operands<'a> {
+    /// Activations.
+    pub a: &'a Memory,
+    /// Weights.
+    pub b: &'a View,
+    /// Result.
+    pub c: &'a mut Memory,
+}
+
+impl Context {
+    /// Creates a context for `info` on the core of `mask`.
+    ///
+    /// # Errors
+    /// `Vendor` with the shape in it.
+    pub fn new(rknn: &Arc<Rknn>, mut info: MatmulInfo, mask: Option<CoreMask>) -> Result<Self> {
+        let mut handle: MatmulCtx = 0;
+        let mut attr = Box::new(IoAttr::ZERO);
+        // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`), alive during the call.
+        let code =
+            unsafe { (rknn.api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) };
+        check("rknn_matmul_create", code, || describe(&info))?;
+        let context = Self {
+            rknn: Arc::clone(rknn),
+            handle,
+            info,
+            attr,
+            bound: [0; 3],
+        };
+        if let Some(mask) = mask {
+            // SAFETY: the handle is that of a live context.
+            let code = unsafe { (rknn.api.matmul_set_core_mask)(handle, mask) };
+            check("rknn_matmul_set_core_mask", code, || describe(&info))?;
+        }
+        Ok(context)
+    }
+
+    /// Bytes of A, B and C.
+    #[must_use]
+    pub fn sizes(&self) -> [usize; 3] {
+        [&self.attr.a, &self.attr.b, &self.attr.c].map(|attr| attr.size as usize)
+    }
+
+    /// The versions of the library and of the kernel's driver, as the library tells them.
+    ///
+    /// # Errors
+    /// `Vendor`.
+    pub fn versions(&self) -> Result<(String, String)> {
+        let mut version = SdkVersion {
+            api_version: [0; 256],
+            drv_version: [0; 256],
+        };
+        let bytes = size_of::<SdkVersion>();
+        // SAFETY: the command is the one that fills this struct, and its size is given.
+        let code = unsafe {
+            (self.rknn.api.query)(
+                self.handle,
+                ffi::QUERY_SDK_VERSION,
+                (&raw mut version).cast::<c_void>(),
+                u32::try_from(bytes).unwrap_or(u32::MAX),
+            )
+        };
+        check("rknn_query", code, || "the library's version".into())?;
+        Ok((text(&version.api_version), text(&version.drv_version)))
+    }
+
+    /// Computes C from A and B.
+    ///
+    /// # Errors
+    /// `Vendor` with the shape in it.
+    pub fn run(&mut self, operands: Operands) -> Result<()> {
+        let operands: [&TensorMemory; 3] = [&operands.a.0, &operands.b.memory, &operands.c.0];
+        for (index, memory) in operands.into_iter().enumerate() {
+            if self.bound[index] != memory.identity {
+                self.bind(index, memory)?;
+            }
+        }
+        // SAFETY: the handle is that of a live context, whose operands are alive for the call, and C is exclusive.
+        let code = unsafe { (self.rknn.api.matmul_run)(self.handle) };
+        check("rknn_matmul_run", code, || describe(&self.info))
+    }
+
+    fn bind(&mut self, index: usize, memory: &TensorMemory) -> Result<()> {
+        self.bound[index] = 0;
+        let attr: &mut TensorAttr = match index {
+            0 => &mut self.attr.a,
+            1 => &mut self.attr.b,
+            _ => &mut self.attr.c,
+        };
+        // SAFETY: a live context, a live rknn_tensor_mem (`Memory`), and the attribute that the context itself gave.
+        let code = unsafe { (self.rknn.api.matmul_set_io_mem)(self.handle, memory.raw, attr) };
+        check("rknn_matmul_set_io_mem", code, || {
+            format!(
+                "operand {} of {}",
+                ["A", "B", "C"][index],
+                describe(&self.info)
+            )
+        })?;
+        self.bound[index] = memory.identity;
+        Ok(())
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the handle is that of a live context, and nobody uses it after this.
+        let code = unsafe { (self.rknn.api.matmul_destroy)(self.handle) };
+        if let Err(error) = check("rknn_matmul_destroy", code, || describe(&self.info)) {
+            log::warn!("{error}");
+        }
+    }
+}
+
+fn describe(info: &MatmulInfo) -> String {
+    format!(
+        "M={} K={} N={}, matmul type {}",
+        info.m, info.k, info.n, info.matmul_type.0
+    )
+}
+
+fn text(bytes: &[std::ffi::c_char; 256]) -> String {
+    let bytes: &[u8] = bytemuck::cast_slice(bytes);
+    CStr::from_bytes_until_nul(bytes).map_or_else(
+        |_| String::new(),
+        |text| text.to_string_lossy().into_owned(),
+    )
+}
+
+/// Identities of memory: never reused, unlike addresses.
+static NEXT_IDENTITY: AtomicU64 = AtomicU64::new(1);
+
+/// An `rknn_tensor_mem` of the library, released on drop.
+#[derive(Debug)]
+struct TensorMemory {
+    context: Arc<Context>,
+    raw: *mut TensorMem,
+    identity: u64,
+    bytes: usize,
+}
+
+// SAFETY: the library allows its functions to be called from any thread.
+unsafe impl Send for TensorMemory {}
+// SAFETY: as for Send; the mapped bytes are only reached through `Memory`.
+unsafe impl Sync for TensorMemory {}
+
+impl TensorMemory {
+    fn adopt(
+        context: &Arc<Context>,
+        raw: *mut TensorMem,
+        call: &'static str,
+        bytes: usize,
+    ) -> Result<Self> {
+        if raw.is_null() {
+            return Err(Error::OutOfMemory { call, bytes });
+        }
+        let identity = NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed);
+        Ok(Self {
+            context: Arc::clone(context),
+            raw,
+            identity,
+            bytes,
+        })
+    }
+
+    fn fields(&self) -> TensorMem {
+        // SAFETY: the library gave this pointer (`adopt`), and it stays valid until `drop`.
+        unsafe { *self.raw }
+    }
+}
+
+impl Drop for TensorMemory {
+    fn drop(&mut self) {
+        // SAFETY: the library gave this pointer, and nobody uses it after this.
+        let code = unsafe { (self.context.rknn.api.destroy_mem)(self.context.handle, self.raw) };
+        if let Err(error) = check("rknn_destroy_mem", code, || format!("{} bytes", self.bytes)) {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// Memory that the NPU and the CPU both reach. Its owner is the CPU's only way to the bytes.
+#[derive(Debug)]
+pub struct Memory(Arc<TensorMemory>);
+
+impl Memory {
+    /// Allocates `bytes` in the address space of `context`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        let call = "rknn_create_mem";
+        let size = u32::try_from(bytes).map_err(|_| Error::OutOfMemory { call, bytes })?;
+        // SAFETY: the handle is that of a live context.
+        let raw = unsafe { (context.rknn.api.create_mem)(context.handle, size) };
+        Ok(Self(Arc::new(TensorMemory::adopt(
+            context, raw, call, bytes,
+        )?)))
+    }
+
+    /// A view of `bytes` from `offset` on, for the device to read.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub fn view(&self, offset: usize, bytes: usize) -> Result<View> {
+        assert!(
+            offset + bytes <= self.0.bytes,
+            "view behind the end of device memory"
+        );
+        let call = "rknn_create_mem_from_fd";
+        let (Ok(start), Ok(size)) = (i32::try_from(offset), u32::try_from(bytes)) else {
+            return Err(Error::OutOfMemory { call, bytes });
+        };
+        let (context, parent) = (&self.0.context, self.0.fields());
+        let create = context.rknn.api.create_mem_from_fd;
+        // SAFETY: descriptor and mapping are those of a live allocation, and the range is inside it.
+        let raw = unsafe { create(context.handle, parent.fd, parent.virt_addr, size, start) };
+        let memory = TensorMemory::adopt(context, raw, call, bytes)?;
+        Ok(View {
+            memory,
+            _parent: Arc::clone(&self.0),
+        })
+    }
+
+    /// The bytes, to read what was synced from the device.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        let start = self.0.fields().virt_addr.cast::<u8>();
+        // SAFETY: the mapping has this many bytes, all initialized by the kernel; the device writes them only in
+        // `Context::run`, which needs `&mut Memory`.
+        unsafe { std::slice::from_raw_parts(start, self.0.bytes) }
+    }
+
+    /// The bytes, to fill them for the device.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let start = self.0.fields().virt_addr.cast::<u8>();
+        // SAFETY: as in `bytes`; views give the CPU no way to the bytes, so `&mut self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(start, self.0.bytes) }
+    }
+
+    /// Makes the device see what the CPU wrote, through this memory and through its views.
+    ///
+    /// # Errors
+    /// `Vendor`.
+    pub fn sync_to_device(&self) -> Result<()> {
+        self.sync(MemSync::TO_DEVICE)
+    }
+
+    /// Makes the CPU see what the device wrote.
+    ///
+    /// # Errors
+    /// `Vendor`.
+    pub fn sync_from_device(&mut self) -> Result<()> {
+        self.sync(MemSync::FROM_DEVICE)
+    }
+
+    fn sync(&self, mode: MemSync) -> Result<()> {
+        let context = &self.0.context;
+        // SAFETY: a live context and the library's own rknn_tensor_mem.
+        let code = unsafe { (context.rknn.api.mem_sync)(context.handle, self.0.raw, mode) };
+        check("rknn_mem_sync", code, || format!("{} bytes", self.0.bytes))
+    }
+}
+
+/// A part of a [`Memory`], for the device only. The CPU writes and syncs the whole: a sync through a view does not
+/// flush (SOURCE: measurements in unimatrix099's fork of rk-llama.cpp).
+#[derive(Debug)]
+pub struct View {
+    memory: TensorMemory,
+    _parent: Arc<TensorMemory>,
+}
+
+/// Refuses a library that is too old.
+///
+/// # Errors
+/// `Version`, also if the text is not a version.
+pub fn check_version(text: &str) -> Result<()> {
+    let mut numbers = text
+        .split(|c: char| !c.is_ascii_digit())
+        .map(str::parse::<u32>);
+    let have = match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => (0, 0),
+    };
+    if have >= caps::MIN_RKNNRT {
+        return Ok(());
+    }
+    let (major, minor) = caps::MIN_RKNNRT;
+    Err(Error::Version {
+        library: "librknnrt",
+        have: text.into(),
+        want: format!("{major}.{minor}.0"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert!(check_version("2.3.2 (429f97ae6b@2025-04-09T09:09:27)").is_ok());
+        assert!(check_version("2.10.0").is_ok());
+        assert!(check_version("3.0.0b1").is_ok());
+        for old in ["2.2.0 (x@2024)", "1.6.0", "", "unknown"] {
+            let text = check_version(old).unwrap_err().to_string();
+            assert!(text.contains(old) && text.contains("2.3.0"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_library_is_named() {
+        let error = Rknn::load(Some(Path::new("/nonexistent/librknnrt.so")))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("/nonexistent/librknnrt.so"), "{error}");
+    }
+}
