@@ -50,9 +50,11 @@ static uint32_t dtype_of(enum ggml_type type,
 // Compares type pointers only: in supports_op the buffer may be a dummy that
 // must not be called.
 static uint32_t place_of(const struct glue_device *device,
-                         ggml_backend_buffer_t buffer) {
+                         const struct ggml_tensor *owner) {
+  ggml_backend_buffer_t buffer = owner->buffer;
   if (buffer == NULL) {
-    return NPU_PLACE_NONE;
+    // Results will be in host memory; a leaf may still get any.
+    return owner->op == GGML_OP_NONE ? NPU_PLACE_NONE : NPU_PLACE_HOST;
   }
   if (buffer->buft == &device->packed_buft) {
     return NPU_PLACE_PACKED;
@@ -69,7 +71,7 @@ npu_tensor glue_tensor(const struct glue_device *device,
 
   npu_tensor out = {
       .dtype = dtype_of(tensor->type, traits),
-      .place = place_of(device, owner->buffer),
+      .place = place_of(device, owner),
       .block_elems = (uint32_t)traits->blck_size,
       .block_bytes = (uint32_t)traits->type_size,
       .data = with_data ? tensor->data : NULL,

@@ -39,9 +39,9 @@ pub const NPU_OP_MUL_MAT: u32 = 1;
 /// `npu_node.op`: anything else.
 pub const NPU_OP_OTHER: u32 = 2;
 
-/// `npu_tensor.place`: no buffer yet.
+/// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 pub const NPU_PLACE_NONE: u32 = 0;
-/// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout.
+/// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet.
 pub const NPU_PLACE_HOST: u32 = 1;
 /// `npu_tensor.place`: a buffer for packed weights of this device.
 pub const NPU_PLACE_PACKED: u32 = 2;

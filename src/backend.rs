@@ -109,7 +109,7 @@ impl Device {
         if op != Op::MulMat || self.npu.is_lost() {
             return false;
         }
-        let plan = plan::mul_mat(self.npu.caps(), dst, src0, src1);
+        let plan = plan::question(self.npu.caps(), dst, src0, src1);
         if let Err(reason) = plan {
             log::trace!("{} stays on the CPU: {reason}", dst.name);
         }

@@ -41,25 +41,38 @@ pub fn weight_layout(caps: &'static RkCaps, weights: &Tensor) -> Option<WeightLa
         .filter(|layout| layout.bytes() <= caps::MAX_ALLOCATION_BYTES)
 }
 
-/// Plans `dst = src1 · src0`.
+/// Plans `dst = src1 · src0` for a question of ggml's: also says no where the device could, but should not.
 ///
 /// # Errors
 /// The reason why the node is not for this device.
+pub fn question(
+    caps: &'static RkCaps,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+) -> Result<MulMat, Refusal> {
+    // Weights in plain memory, and operands that were just computed, would have to be quantized and packed at each
+    // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as such, and packing
+    // at use is what happens.
+    if !matches!(src0.place, Place::Packed | Place::Unknown) {
+        return Err("weights are not in packed memory");
+    }
+    mul_mat(caps, dst, src0, src1)
+}
+
+/// Plans `dst = src1 · src0`.
+///
+/// # Errors
+/// The reason why the device cannot compute the node.
 pub fn mul_mat(
     caps: &'static RkCaps,
     dst: &Tensor,
     src0: &Tensor,
     src1: &Tensor,
 ) -> Result<MulMat, Refusal> {
-    // A weight that lies in plain memory would have to be quantized and packed at each use: the CPU is faster. Where
-    // no memory is known yet, the answer is about the operation as such, and packing at use is what happens.
-    if !matches!(src0.place, Place::Packed | Place::Unknown) {
-        return Err("weights are not in packed memory");
-    }
-    if !matches!(src1.place, Place::Host | Place::Unknown)
-        || !matches!(dst.place, Place::Host | Place::Unknown)
-    {
-        return Err("activations or result are not in host memory");
+    let readable = |tensor: &Tensor| matches!(tensor.place, Place::Host | Place::Unknown);
+    if src0.place == Place::Foreign || !readable(src1) || !readable(dst) {
+        return Err("operands are in memory of another device");
     }
     if src0.shape.nb[0] != src0.dtype.step_bytes().unwrap_or(0) {
         return Err("weights are transposed");

@@ -12,11 +12,6 @@
 //! multiply-add changes nothing because a product of two halves is exact in FP64.
 //!
 //! SOURCE: the group of 32 and the single rounding, measured on RK3588 by an open-source driver project (one source).
-#![expect(
-    unsafe_code,
-    reason = "run-time dispatch to a version compiled for more instructions"
-)]
-
 use multiversion::multiversion;
 use multiversion::target::target_cfg_f;
 
@@ -64,9 +59,9 @@ pub(super) fn dot_i8(a: &[i16], k: usize, strip: &[u8], gn: usize, sums: &mut [[
             let (row, _) = row[g * GROUP..].as_chunks::<GROUP>();
             let (columns, _) = tile.as_chunks::<GROUP>();
             for (column, sums) in columns.iter().zip(sums) {
-                for lane in 0..I8_LANES {
+                for (lane, sum) in sums.iter_mut().enumerate() {
                     let [even, odd] = [2 * lane, 2 * lane + 1];
-                    sums[lane] += i32::from(row[0][even]) * i32::from(column[even].cast_signed())
+                    *sum += i32::from(row[0][even]) * i32::from(column[even].cast_signed())
                         + i32::from(row[0][odd]) * i32::from(column[odd].cast_signed());
                 }
             }
@@ -162,9 +157,9 @@ pub(super) fn dot_f16(a: &[[f64; GROUP]], rows: usize, strip: &[u8], gn: usize, 
             for (m, a) in a.iter().enumerate() {
                 let mut part = [0f64; SUM_LANES];
                 for i in 0..GROUP / SUM_LANES {
-                    for lane in 0..SUM_LANES {
+                    for (lane, part) in part.iter_mut().enumerate() {
                         let k = i * SUM_LANES + lane;
-                        part[lane] += a[k] * wide[k];
+                        *part += a[k] * wide[k];
                     }
                 }
                 sums[m * gn + n] += round(tree(part, |x, y| x + y));
@@ -192,16 +187,16 @@ pub(super) fn gemm_f16(a: &[[f64; GROUP]], rows: usize, strip: &[u8], gn: usize,
             for (a, sums) in a.iter().zip(sums.chunks_exact_mut(gn)) {
                 let mut part = [[0f64; LANES]; SUM_LANES];
                 for i in 0..GROUP / SUM_LANES {
-                    for lane in 0..SUM_LANES {
+                    for (lane, part) in part.iter_mut().enumerate() {
                         let k = i * SUM_LANES + lane;
-                        for n in 0..LANES {
-                            part[lane][n] += a[k] * wide[k][n];
+                        for (part, wide) in part.iter_mut().zip(&wide[k]) {
+                            *part += a[k] * wide;
                         }
                     }
                 }
                 let total = tree(part, |mut x, y| {
-                    for n in 0..LANES {
-                        x[n] += y[n];
+                    for (x, y) in x.iter_mut().zip(y) {
+                        *x += y;
                     }
                     x
                 });

@@ -1,0 +1,140 @@
+"""What the end-to-end tests share: running the programs of the patched llama.cpp, and asking its server."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "scripts"))
+
+import models  # noqa: E402
+import project  # noqa: E402
+from project import DEVICE, LOGS, binary, cpu_env, device_env  # noqa: E402, F401
+
+# The model that the checks run on.
+KIND = "Q8_0"
+
+# Long enough for a cold page cache on two busy cores; a hang is what it is for.
+TIMEOUT_S = 300
+
+PLAIN_LOG = ["--no-log-prefix", "--no-log-timestamps"]
+
+
+class Done(NamedTuple):
+    """A program that ended."""
+
+    code: int
+    out: str
+    log: str
+
+    @property
+    def all(self):
+        return self.out + self.log
+
+    def ours(self, level=None):
+        """The log lines that come from this project's backend, or report an error of it."""
+        return [line for line in self.log.splitlines() if "RUST_NPU" in line or re.search(r"\bRKNPU\d", line)]
+
+
+class Case(unittest.TestCase):
+    """A test that runs programs."""
+
+    maxDiff = None
+
+    def model(self):
+        return models.variant(KIND)
+
+    def run_tool(self, name, *args, env, timeout=TIMEOUT_S):
+        """Runs a program to its end. Dying of a signal (an abort, a crash) or not ending fails the test."""
+        command = [str(arg) for arg in (binary(name), *args)]
+        try:
+            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.fail(f"{name} still ran after {timeout} s: {' '.join(command)}")
+        result = Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        if result.code < 0:
+            self.fail(f"{name} died of {signal.Signals(-result.code).name}: {result.log[-2000:]}")
+        return result
+
+    def succeed(self, name, *args, env, timeout=TIMEOUT_S):
+        """Runs a program that must end with code 0."""
+        done = self.run_tool(name, *args, env=env, timeout=timeout)
+        self.assertEqual(done.code, 0, f"{name} failed: {done.all[-2000:]}")
+        return done
+
+    def complete(self, prompt, n_predict, env, *args, model=None):
+        """Greedy text from llama-completion."""
+        done = self.succeed("llama-completion", "-m", model or self.model(), "-p", prompt, "-n", n_predict, "-c", 512,
+                            "--temp", 0, "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off",
+                            *PLAIN_LOG, *args, env=env)
+        return done
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """llama-server, from ready to stopped."""
+
+    def __init__(self, port, process, log):
+        self.port, self.process, self.log = port, process, log
+
+    def post(self, path, body, timeout=TIMEOUT_S):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return json.load(response)
+
+    def complete(self, prompt, n_predict):
+        """Greedy text, computed from nothing: no reuse of what an earlier request left in a slot."""
+        return self.post("/completion", {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "seed": 1,
+                                         "ignore_eos": True, "cache_prompt": False})["content"]
+
+
+@contextmanager
+def server(model, env, *args, name="server"):
+    """Runs llama-server on a free port."""
+    port = free_port()
+    command = [binary("llama-server"), "-m", model, "--host", "127.0.0.1", "--port", port, "-fit", "off", "--no-webui",
+               *PLAIN_LOG, *args]
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{name}.log"
+    with open(log, "w", encoding="utf-8") as out:
+        process = subprocess.Popen([str(arg) for arg in command], env=env, stdin=subprocess.DEVNULL, stdout=out,
+                                   stderr=subprocess.STDOUT)
+    try:
+        wait_until_ready(port, process, log)
+        yield Server(port, process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_until_ready(port, process, log):
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"llama-server ended with code {process.returncode}: {log.read_text()[-2000:]}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise AssertionError(f"llama-server was not ready after {TIMEOUT_S} s, see {log}")

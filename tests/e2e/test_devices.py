@@ -1,0 +1,56 @@
+"""Every program sees the device when GGML_RUST_NPU_SIM names it, uses it, and sees no NPU when it is not set."""
+
+import re
+
+from harness import DEVICE, Case, cpu_env, device_env
+
+LISTING = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "llama-perplexity", "llama-batched-bench",
+           "llama-imatrix"]
+
+
+class Devices(Case):
+    def check(self, name, *args):
+        """`name` shows the device, and that it is simulated, exactly when the variable is set."""
+        with self.subTest(name):
+            shown = self.succeed(name, *args, env=device_env()).all
+            self.assertIn(DEVICE, shown)
+            self.assertIn("simulated", shown)
+            self.assertNotRegex(self.succeed(name, *args, env=cpu_env()).all, r"RKNPU|HEX\d")
+
+    def test_programs_list_it(self):
+        for name in LISTING:
+            self.check(name, "--list-devices")
+
+    def test_quantize_lists_it(self):
+        self.check("llama-quantize", "--allow-requantize", "--dry-run", self.model(), "Q4_0")
+
+    def test_backend_ops_lists_it(self):
+        self.check("test-backend-ops", "test", "-o", "ARGMAX")
+
+    def test_two_simulated_chips_have_their_own_names(self):
+        for chip in ["rk3588", "rk3576", "rk3566"]:
+            with self.subTest(chip):
+                shown = self.succeed("llama-completion", "--list-devices", env=cpu_env(GGML_RUST_NPU_SIM=chip)).all
+                self.assertIn(DEVICE, shown)
+                self.assertIn(chip.upper(), shown.upper())
+
+    def test_weights_are_packed_for_it(self):
+        log = self.complete("The sea is", 4, device_env(), "-v").log
+        sizes = [float(size) for size in re.findall(rf"{DEVICE}_PACKED model buffer size = +([\d.]+) MiB", log)]
+        self.assertGreater(max(sizes, default=0), 100)
+
+    def test_nothing_of_ours_runs_without_it(self):
+        self.assertEqual(self.complete("The sea is", 4, cpu_env(), "-v").ours(), [])
+
+    def test_no_device_can_be_asked_for(self):
+        log = self.complete("The sea is", 4, device_env(), "-v", "--device", "none").log
+        self.assertNotIn(f"{DEVICE}_PACKED", log)
+
+    def test_bench_runs_on_it(self):
+        table = self.succeed("llama-bench", "-m", self.model(), "-p", 16, "-n", 4, "-r", 1, env=device_env()).out
+        self.assertIn("RUST_NPU", table)
+
+    def test_batched_bench_runs_on_it(self):
+        log = self.succeed("llama-batched-bench", "-m", self.model(), "-c", 512, "-npp", 16, "-ntg", 4, "-npl", "1,2",
+                           "-v", env=device_env()).all
+        self.assertIn(f"{DEVICE}_PACKED model buffer size", log)
