@@ -19,7 +19,6 @@ _Static_assert(offsetof(struct ggml_tensor, view_src) == 232,
 _Static_assert(offsetof(struct ggml_tensor, data) == 248, "ggml_tensor.data");
 _Static_assert(sizeof(struct ggml_cgraph) == 96, "ggml_cgraph");
 _Static_assert(offsetof(struct ggml_cgraph, nodes) == 16, "ggml_cgraph.nodes");
-_Static_assert(offsetof(struct ggml_cgraph, uid) == 88, "ggml_cgraph.uid");
 _Static_assert(sizeof(struct ggml_backend) == 152, "ggml_backend");
 _Static_assert(offsetof(struct ggml_backend, iface) == 8, "ggml_backend.iface");
 _Static_assert(offsetof(struct ggml_backend, device) == 136,
@@ -199,7 +198,7 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
     }
   }
   return status_of(
-      npu_backend_compute(self->npu, self->nodes, n_nodes, graph->uid));
+      npu_backend_compute(self->npu, self->nodes, n_nodes));
 }
 
 static const struct ggml_backend_i backend_iface = {

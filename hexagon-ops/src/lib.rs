@@ -16,8 +16,10 @@
 #![cfg_attr(target_arch = "hexagon", no_std)]
 #![cfg_attr(
     target_arch = "hexagon",
-    feature(stdarch_hexagon, hexagon_target_feature, asm_experimental_arch)
+    feature(stdarch_hexagon)
 )]
 
 pub mod error;
+pub mod hvx;
 pub mod layout;
+pub mod ops;

@@ -19,10 +19,24 @@ use rknpu_ops::quant::{
 
 const BUCKETS: [usize; 4] = [1, 16, 128, 512];
 const DEPTHS: [usize; 3] = [576, 1536, 4096];
-const A_I8: NativeA = NativeA { s: 16, elem: Elem::I8 };
-const A_F16: NativeA = NativeA { s: 8, elem: Elem::F16 };
-const B_I8: NativeB = NativeB { gn: 32, gk: 32, split_k: 8192, elem: Elem::I8 };
-const C_32: NativeC = NativeC { t: 4, elem: Elem::I32 };
+const A_I8: NativeA = NativeA {
+    s: 16,
+    elem: Elem::I8,
+};
+const A_F16: NativeA = NativeA {
+    s: 8,
+    elem: Elem::F16,
+};
+const B_I8: NativeB = NativeB {
+    gn: 32,
+    gk: 32,
+    split_k: 8192,
+    elem: Elem::I8,
+};
+const C_32: NativeC = NativeC {
+    t: 4,
+    elem: Elem::I32,
+};
 
 /// Values of both signs without structure along K.
 fn values(count: usize) -> Vec<f32> {
@@ -107,8 +121,7 @@ fn pack_weight(c: &mut Criterion) {
             b.iter(|| {
                 for (n, scale) in scales.iter_mut().enumerate() {
                     work.copy_from_slice(&black_box(&src)[n * k..][..k]);
-                    *scale =
-                        quantize_weight_row_i8(&mut work, block, &mut scratch[n * k..][..k]);
+                    *scale = quantize_weight_row_i8(&mut work, block, &mut scratch[n * k..][..k]);
                 }
                 pack_group(Rows::new(&scratch, n, k, k), B_I8, &mut native);
                 black_box((&native, &scales));

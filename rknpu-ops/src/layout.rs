@@ -210,7 +210,11 @@ impl NativeB {
     #[must_use]
     pub const fn piece_k(self, k: usize, piece: usize) -> usize {
         let rest = k - piece * self.split_k;
-        if rest < self.split_k { rest } else { self.split_k }
+        if rest < self.split_k {
+            rest
+        } else {
+            self.split_k
+        }
     }
 
     /// Dimensions as the library reports them, outermost first: `[N/gn, K/gk, gn, gk]`.

@@ -50,10 +50,26 @@ impl<'a, T> Rows<'a, T> {
     /// If `data` is too short, or `stride < len` with more than one row.
     #[must_use]
     pub fn new(data: &'a [T], count: usize, len: usize, stride: usize) -> Self {
-        assert!(count <= 1 || stride >= len, "rows of {len} overlap at a stride of {stride}");
-        let needed = if count == 0 { 0 } else { (count - 1) * stride + len };
-        assert!(data.len() >= needed, "{count} rows need {needed} elements, have {}", data.len());
-        Self { data, count, len, stride }
+        assert!(
+            count <= 1 || stride >= len,
+            "rows of {len} overlap at a stride of {stride}"
+        );
+        let needed = if count == 0 {
+            0
+        } else {
+            (count - 1) * stride + len
+        };
+        assert!(
+            data.len() >= needed,
+            "{count} rows need {needed} elements, have {}",
+            data.len()
+        );
+        Self {
+            data,
+            count,
+            len,
+            stride,
+        }
     }
 
     /// Number of rows.
@@ -90,8 +106,16 @@ impl<'a, T> Rows<'a, T> {
             "columns {range:?} of {}",
             self.len
         );
-        let data = if self.count == 0 { self.data } else { &self.data[range.start..] };
-        Self { data, len: range.len(), ..*self }
+        let data = if self.count == 0 {
+            self.data
+        } else {
+            &self.data[range.start..]
+        };
+        Self {
+            data,
+            len: range.len(),
+            ..*self
+        }
     }
 
     /// Rows `range` only.
@@ -105,8 +129,16 @@ impl<'a, T> Rows<'a, T> {
             "rows {range:?} of {}",
             self.count
         );
-        let data = if range.is_empty() { &[][..] } else { &self.data[range.start * self.stride..] };
-        Self { data, count: range.len(), ..*self }
+        let data = if range.is_empty() {
+            &[][..]
+        } else {
+            &self.data[range.start * self.stride..]
+        };
+        Self {
+            data,
+            count: range.len(),
+            ..*self
+        }
     }
 }
 
@@ -118,7 +150,13 @@ impl<'a, T> Rows<'a, T> {
 ///
 /// # Panics
 /// If a length disagrees or `block` does not divide K.
-pub fn quantize_rows_i8(src: Rows<'_, f32>, block: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]) {
+pub fn quantize_rows_i8(
+    src: Rows<'_, f32>,
+    block: usize,
+    work: &mut [f32],
+    out: &mut [i8],
+    scales: &mut [f32],
+) {
     let k = src.row_len();
     assert_eq!(out.len(), src.count() * k, "scratch does not hold the rows");
     assert_eq!(scales.len(), src.count(), "one scale per row");
@@ -169,7 +207,11 @@ pub fn pack_row_i8<'a>(
         padding.fill(0);
         rest = later;
     }
-    assert!(rest.is_empty(), "segments are {} elements short", rest.len());
+    assert!(
+        rest.is_empty(),
+        "segments are {} elements short",
+        rest.len()
+    );
     scale
 }
 
@@ -205,7 +247,11 @@ pub fn interleave_a<T: Copy + Default>(src: Rows<'_, T>, layout: NativeA, m: usi
 /// # Panics
 /// If `dst` has another length or `src` more rows.
 pub fn pack_group<T: Copy + Default>(src: Rows<'_, T>, layout: NativeB, dst: &mut [T]) {
-    assert_eq!(dst.len(), group_len(layout, src.row_len()), "length of a group");
+    assert_eq!(
+        dst.len(),
+        group_len(layout, src.row_len()),
+        "length of a group"
+    );
     interleave(src, layout.gk, layout.gn, dst);
 }
 
@@ -238,7 +284,11 @@ fn group_len(layout: NativeB, k: usize) -> usize {
 /// Row-major rows to native slices of `s` elements times `m` rows; zeros where there is no source.
 fn interleave<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: &mut [T]) {
     assert!(src.count() <= m, "{} rows in a bucket of {m}", src.count());
-    assert!(dst.len().is_multiple_of(s * m), "{} elements are not whole native slices", dst.len());
+    assert!(
+        dst.len().is_multiple_of(s * m),
+        "{} elements are not whole native slices",
+        dst.len()
+    );
     assert!(
         src.row_len() <= dst.len() / m,
         "rows of {} in {} columns",
@@ -255,7 +305,7 @@ fn interleave<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: &mut
     }
 }
 
-/// Surfaces that [`interleave_by`] fills together: four INT8 pieces of 16 are one cache line of a row.
+/// Native slices that [`interleave_by`] fills together: four INT8 pieces of 16 are one cache line of a row.
 const TOGETHER: usize = 4;
 
 /// Rows that [`interleave_by`] reads before it moves on along K: as many pages as a first-level TLB holds.

@@ -1,7 +1,6 @@
 """What the end-to-end tests share: running the programs of the patched llama.cpp, and asking its server."""
 
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -26,7 +25,8 @@ KIND = "Q8_0"
 # Long enough for a cold page cache on two busy cores; a hang is what it is for.
 TIMEOUT_S = 300
 
-PLAIN_LOG = ["--no-log-prefix", "--no-log-timestamps"]
+# Log lines start with their level: E, W, I or D.
+PLAIN_LOG = ["--log-prefix", "--no-log-timestamps"]
 
 
 class Done(NamedTuple):
@@ -40,9 +40,10 @@ class Done(NamedTuple):
     def all(self):
         return self.out + self.log
 
-    def ours(self, level=None):
-        """The log lines that come from this project's backend, or report an error of it."""
-        return [line for line in self.log.splitlines() if "RUST_NPU" in line or re.search(r"\bRKNPU\d", line)]
+    def ours(self, level=""):
+        """The log lines of this project's backend, all or those of one level (E, W, I, D)."""
+        starts = tuple(f"{each} ggml-rust-npu: " for each in level or "EWID")
+        return [line for line in self.log.splitlines() if line.startswith(starts)]
 
 
 class Case(unittest.TestCase):
@@ -72,11 +73,16 @@ class Case(unittest.TestCase):
         self.assertEqual(done.code, 0, f"{name} failed: {done.all[-2000:]}")
         return done
 
-    def complete(self, prompt, n_predict, env, *args, model=None):
+    def try_complete(self, prompt, n_predict, env, *args, model=None):
+        """Greedy text from llama-completion, which may fail."""
+        return self.run_tool("llama-completion", "-m", model or self.model(), "-p", prompt, "-n", n_predict, "-c", 512,
+                             "--temp", 0, "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off",
+                             *PLAIN_LOG, *args, env=env)
+
+    def complete(self, prompt, n_predict, env, *args):
         """Greedy text from llama-completion."""
-        done = self.succeed("llama-completion", "-m", model or self.model(), "-p", prompt, "-n", n_predict, "-c", 512,
-                            "--temp", 0, "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off",
-                            *PLAIN_LOG, *args, env=env)
+        done = self.try_complete(prompt, n_predict, env, *args)
+        self.assertEqual(done.code, 0, f"llama-completion failed: {done.all[-2000:]}")
         return done
 
 

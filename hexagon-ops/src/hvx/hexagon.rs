@@ -224,6 +224,13 @@ mod float {
             Self(add_f32(self.0, mul_f32(a, b)))
         }
 
+        /// Adds f32 lanes: `Q6_Vsf_vadd_VsfVsf`.
+        #[must_use]
+        #[inline(always)]
+        pub fn plus(self, v: Vector) -> Self {
+            Self(add_f32(self.0, v))
+        }
+
         /// The sum as f32.
         #[must_use]
         #[inline(always)]
@@ -346,6 +353,14 @@ mod float {
             let product = unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) };
             // SAFETY: [HVX] of the module doc.
             Self(Vector(unsafe { arch::Q6_Vqf32_vadd_Vqf32Vqf32(self.0.0, product) }))
+        }
+
+        /// Adds f32 lanes: `Q6_Vqf32_vadd_Vqf32Vsf`.
+        #[must_use]
+        #[inline(always)]
+        pub fn plus(self, v: Vector) -> Self {
+            // SAFETY: [HVX] of the module doc.
+            Self(Vector(unsafe { arch::Q6_Vqf32_vadd_Vqf32Vsf(self.0.0, v.0) }))
         }
 
         /// The sum as f32.

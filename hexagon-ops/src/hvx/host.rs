@@ -352,6 +352,13 @@ impl Accumulator {
         Self(add_f32(self.0, mul_f32(a, b)))
     }
 
+    /// Adds f32 lanes: `Q6_Vsf_vadd_VsfVsf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn plus(self, v: Vector) -> Self {
+        Self(add_f32(self.0, v))
+    }
+
     /// The sum as f32.
     #[must_use]
     #[inline(always)]

@@ -86,7 +86,11 @@ impl<'a, T> NativeOutput<'a, T> {
     pub fn new(segments: &'a [&'a [T]], layout: NativeC, m: usize) -> Self {
         let t = layout.t;
         assert!(matches!(t, 4 | 8 | 16), "native slices of {t} columns");
-        assert!(m > 0 && !segments.is_empty(), "{m} rows, {} buffers", segments.len());
+        assert!(
+            m > 0 && !segments.is_empty(),
+            "{m} rows, {} buffers",
+            segments.len()
+        );
         let len = segments[0].len();
         for segment in segments {
             assert!(
@@ -121,10 +125,7 @@ pub fn unpack_i32(
 ) {
     unpack(c, rows, w_scales.len(), dst, |m, n0, sums, out| {
         let a_scale = a_scales[m];
-        for ((o, sum), w_scale) in out.iter_mut().zip(sums).zip(&w_scales[n0..]) {
-            // CAST: rounds to 24 bits, the first of the roundings that the doc comment names.
-            *o = *sum as f32 * w_scale * a_scale;
-        }
+        scale_i32(sums, &w_scales[n0..], a_scale, out);
     });
 }
 
@@ -139,12 +140,15 @@ pub fn unpack_row_i32(
     w_scales: &[f32],
     out: &mut [f32],
 ) {
-    unpack(c, m..m + 1, w_scales.len(), &mut OneRow(out), |_, n0, sums, out| {
-        for ((o, sum), w_scale) in out.iter_mut().zip(sums).zip(&w_scales[n0..]) {
-            // CAST: as in unpack_i32.
-            *o = *sum as f32 * w_scale * a_scale;
-        }
-    });
+    unpack(
+        c,
+        m..m + 1,
+        w_scales.len(),
+        &mut OneRow(out),
+        |_, n0, sums, out| {
+            scale_i32(sums, &w_scales[n0..], a_scale, out);
+        },
+    );
 }
 
 /// Unpacks an FP16 product: `dst[m][n] = (sum over segments of c[m][n]) * factors[m]`.
@@ -165,9 +169,7 @@ pub fn unpack_f32(
 ) {
     unpack(c, rows, columns, dst, |m, _, sums, out| {
         let factor = factors[m];
-        for (o, sum) in out.iter_mut().zip(sums) {
-            *o = sum * factor;
-        }
+        scale_f32(sums, factor, out);
     });
 }
 
@@ -176,11 +178,43 @@ pub fn unpack_f32(
 /// # Panics
 /// As [`unpack_f32`].
 pub fn unpack_row_f32(c: NativeOutput<'_, f32>, m: usize, factor: f32, out: &mut [f32]) {
-    unpack(c, m..m + 1, out.len(), &mut OneRow(out), |_, _, sums, out| {
-        for (o, sum) in out.iter_mut().zip(sums) {
-            *o = sum * factor;
+    unpack(
+        c,
+        m..m + 1,
+        out.len(),
+        &mut OneRow(out),
+        |_, _, sums, out| {
+            scale_f32(sums, factor, out);
+        },
+    );
+}
+
+/// `out[n] = sums[n] * w_scales[n] * a_scale`, in this order.
+#[inline(always)]
+fn scale_i32(sums: &[i32; COLUMNS], w_scales: &[f32], a_scale: f32, out: &mut [f32]) {
+    let w_scales = &w_scales[..out.len()];
+    // CAST: rounds to 24 bits, the first of the roundings that unpack_i32 documents.
+    fill(out, |n| sums[n] as f32 * w_scales[n] * a_scale);
+}
+
+/// `out[n] = sums[n] * factor`.
+#[inline(always)]
+fn scale_f32(sums: &[f32; COLUMNS], factor: f32, out: &mut [f32]) {
+    fill(out, |n| sums[n] * factor);
+}
+
+/// `out[n] = value(n)`, with a constant number of steps for a whole piece.
+#[inline(always)]
+fn fill(out: &mut [f32], value: impl Fn(usize) -> f32) {
+    if let Ok(out) = <&mut [f32; COLUMNS]>::try_from(&mut *out) {
+        for (n, o) in out.iter_mut().enumerate() {
+            *o = value(n);
         }
-    });
+    } else {
+        for (n, o) in out.iter_mut().enumerate() {
+            *o = value(n);
+        }
+    }
 }
 
 /// Sums the segments and hands `finish(m, n0, sums, out)` each piece of a row, from column `n0` on.
@@ -190,57 +224,89 @@ fn unpack<T: Copy + Default + AddAssign>(
     rows: Range<usize>,
     columns: usize,
     dst: &mut impl OutputRows,
-    finish: impl Fn(usize, usize, &[T], &mut [f32]),
+    finish: impl Fn(usize, usize, &[T; COLUMNS], &mut [f32]),
 ) {
     assert!(rows.end <= c.m, "rows {rows:?} of a bucket of {}", c.m);
     let have = c.segments[0].len() / c.m;
     assert!(columns <= have, "{columns} columns of {have}");
     let mut sums = [[T::default(); COLUMNS]; ROWS];
     for n0 in (0..columns).step_by(COLUMNS) {
-        let n1 = columns.min(n0 + COLUMNS);
+        let range = n0..columns.min(n0 + COLUMNS);
         for m0 in rows.clone().step_by(ROWS) {
             let count = ROWS.min(rows.end - m0);
-            let sums = &mut sums[..count];
-            // Each arm is its own copy of the loops with `t` a constant.
-            match c.t {
-                4 => gather::<T, 4>(c, m0, n0..n1, sums),
-                8 => gather::<T, 8>(c, m0, n0..n1, sums),
-                16 => gather::<T, 16>(c, m0, n0..n1, sums),
-                t => unreachable!("NativeOutput::new admits no native slices of {t}"),
+            if count == ROWS {
+                gather_rows(c, m0, range.clone(), &mut sums);
+            } else {
+                for (m, sums) in (m0..rows.end).zip(&mut sums) {
+                    gather_rows(c, m, range.clone(), std::array::from_mut(sums));
+                }
             }
-            for (m, sums) in (m0..).zip(sums) {
+            for (m, sums) in (m0..).zip(&sums[..count]) {
                 let row = dst.row(m);
                 assert_eq!(row.len(), columns, "columns of output row {m}");
-                finish(m, n0, &sums[..n1 - n0], &mut row[n0..n1]);
+                finish(m, n0, sums, &mut row[range.clone()]);
             }
         }
     }
 }
 
-/// Fills `sums[r]` with columns `range` of row `m0 + r`, the segments added in order. A last native slice that is only
-/// partly in `range` is summed whole.
+/// Fills `sums[r]` with columns `range` of row `m0 + r`, the segments added in order.
 #[inline(always)]
-fn gather<T: Copy + AddAssign, const W: usize>(
+fn gather_rows<T: Copy + Default + AddAssign, const R: usize>(
     c: NativeOutput<'_, T>,
     m0: usize,
     range: Range<usize>,
-    sums: &mut [[T; COLUMNS]],
+    sums: &mut [[T; COLUMNS]; R],
 ) {
-    let rows = sums.len();
-    for (i, segment) in c.segments.iter().enumerate() {
-        let slices = segment[range.start * c.m..].chunks_exact(W * c.m);
-        for (n, slice) in (0..range.len()).step_by(W).zip(slices) {
-            let (pieces, _) = slice[m0 * W..][..rows * W].as_chunks::<W>();
-            for (sums, piece) in sums.iter_mut().zip(pieces) {
-                let sums = &mut sums[n..][..W];
-                if i == 0 {
-                    sums.copy_from_slice(piece);
-                } else {
-                    for (sum, x) in sums.iter_mut().zip(piece) {
-                        *sum += *x;
-                    }
-                }
+    gather(c, c.segments[0], m0, range.clone(), sums);
+    if c.segments.len() > 1 {
+        let mut more = [[T::default(); COLUMNS]; R];
+        for segment in &c.segments[1..] {
+            gather(c, segment, m0, range.clone(), &mut more);
+            for (sum, x) in sums.as_flattened_mut().iter_mut().zip(more.as_flattened()) {
+                *sum += *x;
             }
+        }
+    }
+}
+
+/// Copies columns `range` of row `m0 + r` of one segment to `to[r]`. A last native slice that is only partly in `range`
+/// is copied whole.
+#[inline(always)]
+fn gather<T: Copy, const R: usize>(
+    c: NativeOutput<'_, T>,
+    segment: &[T],
+    m0: usize,
+    range: Range<usize>,
+    to: &mut [[T; COLUMNS]; R],
+) {
+    // Each arm is its own copy of the loops with the width of a native slice a constant.
+    match c.t {
+        // With one row, native slices of any width are the same thing.
+        _ if c.m == 1 && range.len() == COLUMNS => {
+            to[0].copy_from_slice(&segment[range]);
+        }
+        4 => gather_by::<T, 4, R>(segment, c.m, m0, range, to),
+        8 => gather_by::<T, 8, R>(segment, c.m, m0, range, to),
+        16 => gather_by::<T, 16, R>(segment, c.m, m0, range, to),
+        t => unreachable!("NativeOutput::new admits no native slices of {t}"),
+    }
+}
+
+/// [`gather`] for native slices of `W` columns and `m` rows.
+#[inline(always)]
+fn gather_by<T: Copy, const W: usize, const R: usize>(
+    segment: &[T],
+    m: usize,
+    m0: usize,
+    range: Range<usize>,
+    to: &mut [[T; COLUMNS]; R],
+) {
+    let slices = segment[range.start * m..].chunks_exact(W * m);
+    for (n, slice) in (0..range.len()).step_by(W).zip(slices) {
+        let (pieces, _) = slice[m0 * W..][..R * W].as_chunks::<W>();
+        for (to, piece) in to.iter_mut().zip(pieces) {
+            to[n..][..W].copy_from_slice(piece);
         }
     }
 }

@@ -1,11 +1,12 @@
 //! `C = A * B` over native layouts, and the conversions to them.
 //!
 //! A is widened once for a run, B strip by strip; [`kernel`] multiplies a strip with all rows; the sums of a strip are
-//! scaled, saturated and stored in C's layout. Few rows take the loop that reads B as it is, many rows the one that
-//! widens it first.
+//! scaled, saturated and stored in C's layout.
 //!
 //! Saturation happens once, at the end: whether the hardware also saturates on the way is unknown. The rounding of
 //! scaled results (half to even) and FP16 results rounded from FP32 are assumptions, too.
+
+use std::sync::LazyLock;
 
 use half::f16;
 
@@ -13,8 +14,8 @@ use super::kernel::{self, GROUP, I8_LANES};
 use super::profile::Shape;
 use crate::layout::{Elem, MatmulLayout, NativeB};
 
-/// Rows from which the integer matrix loop is used.
-const I8_MATRIX_ROWS: usize = 6;
+/// Rows that the integer loop takes at once.
+const I8_ROWS: usize = 4;
 
 /// Rows from which the float matrix loop is used.
 const F16_MATRIX_ROWS: usize = 4;
@@ -45,17 +46,15 @@ fn integer(job: &Job<'_>, c: &mut [u8]) {
     let Shape { m: rows, k, .. } = job.shape;
     let gn = job.layout.b.gn;
     let row_major = rows_of_a(job);
-    let matrix = rows >= I8_MATRIX_ROWS;
-    let panels = if matrix { interleave(&row_major, k) } else { Vec::new() };
-    let mut lanes = vec![[0i32; I8_LANES]; if matrix { 0 } else { rows * gn }];
+    let mut lanes = vec![[0i32; I8_LANES]; rows.min(I8_ROWS) * gn];
     let mut sums = vec![0i32; rows * gn];
     for_each_strip(job, |nt, strip| {
-        if matrix {
-            sums.fill(0);
-            kernel::gemm_i8(&panels, k, strip, gn, &mut sums);
-        } else {
+        for (rows, sums) in row_major
+            .chunks(k * I8_ROWS)
+            .zip(sums.chunks_mut(gn * I8_ROWS))
+        {
             lanes.fill([0; I8_LANES]);
-            kernel::dot_i8(&row_major, k, strip, gn, &mut lanes);
+            kernel::dot_i8(rows, k, strip, gn, &mut lanes);
             for (sum, lanes) in sums.iter_mut().zip(&lanes) {
                 *sum = lanes.iter().sum();
             }
@@ -87,7 +86,11 @@ fn float(job: &Job<'_>, c: &mut [u8]) {
         }
     }
     // The scale of B counts where B is quantized and C is not.
-    let scale = if job.layout.b.elem == Elem::F16 { 1.0 } else { job.scales[1] };
+    let scale = if job.layout.b.elem == Elem::F16 {
+        1.0
+    } else {
+        job.scales[1]
+    };
     let mut sums = vec![0f32; rows * gn];
     for_each_strip(job, |nt, strip| {
         sums.fill(0.0);
@@ -128,26 +131,15 @@ fn rows_of_a(job: &Job<'_>) -> Vec<i16> {
     out
 }
 
-/// Rows as floats, interleaved as [`kernel::gemm_i8`] wants them.
-fn interleave(row_major: &[i16], k: usize) -> Vec<f32> {
-    let by = kernel::panel_rows();
-    let rows = row_major.len() / k;
-    let mut panels = vec![0f32; rows.next_multiple_of(by) * k];
-    for (panel, rows) in panels.chunks_exact_mut(k * by).zip(row_major.chunks(k * by)) {
-        for (r, row) in rows.chunks_exact(k).enumerate() {
-            for (to, from) in panel[r..].iter_mut().step_by(by).zip(row) {
-                *to = f32::from(*from);
-            }
-        }
-    }
-    panels
-}
-
 /// Calls `body` with the number and the bytes of each strip of B: i8 or f16, groups of 32 along K.
 fn for_each_strip(job: &Job<'_>, mut body: impl FnMut(usize, &[u8])) {
     let Shape { k, n, .. } = job.shape;
     let b = job.layout.b;
-    let wide = if job.layout.a.elem == Elem::F16 { Elem::F16 } else { Elem::I8 };
+    let wide = if job.layout.a.elem == Elem::F16 {
+        Elem::F16
+    } else {
+        Elem::I8
+    };
     let as_is = b.elem == wide && b.gk == GROUP && b.pieces(k) == 1;
     let mut scratch = Vec::new();
     for nt in 0..n.div_ceil(b.gn) {
@@ -168,13 +160,14 @@ fn for_each_strip(job: &Job<'_>, mut body: impl FnMut(usize, &[u8])) {
 
 /// Appends part of a strip with `wide` elements in groups of 32.
 fn widen_strip(b: NativeB, wide: Elem, strip: &[u8], out: &mut Vec<u8>) {
-    let mut push = |value: i8| match wide {
-        Elem::F16 => out.extend(f16::from_f32(f32::from(value)).to_le_bytes()),
-        _ => out.extend(value.to_le_bytes()),
-    };
     match b.elem {
-        Elem::I4 => strip.iter().flat_map(|byte| nibbles(*byte)).for_each(push),
-        Elem::I8 if wide != Elem::I8 => strip.iter().for_each(|byte| push(byte.cast_signed())),
+        Elem::I4 if wide == Elem::I8 => kernel::unpack_i4(strip, out),
+        Elem::I4 => {
+            let mut bytes = Vec::new();
+            kernel::unpack_i4(strip, &mut bytes);
+            out.extend(bytes.iter().flat_map(|byte| half_of(*byte)));
+        }
+        Elem::I8 if wide != Elem::I8 => out.extend(strip.iter().flat_map(|byte| half_of(*byte))),
         elem => {
             // A group is made of the same column of neighbouring tiles.
             let run = elem.bytes(b.gk);
@@ -187,6 +180,17 @@ fn widen_strip(b: NativeB, wide: Elem, strip: &[u8], out: &mut Vec<u8>) {
             }
         }
     }
+}
+
+/// An i8 as the bytes of a half.
+fn half_of(byte: u8) -> [u8; 2] {
+    static HALVES: LazyLock<[[u8; 2]; 256]> = LazyLock::new(|| {
+        std::array::from_fn(|i| {
+            let value = i16::try_from(i).map_or(0, |i| if i < 128 { i } else { i - 256 });
+            f16::from_f32(f32::from(value)).to_le_bytes()
+        })
+    });
+    HALVES[usize::from(byte)]
 }
 
 /// Writes the sums of strip `nt`, `[row][gn]`, to their places in C.
@@ -206,7 +210,11 @@ fn store<T: Copy, const BYTES: usize>(
     for (m, sums) in sums.chunks_exact(gn).enumerate() {
         for (i, sums) in sums[..used].chunks(run).enumerate() {
             let at = n0 + i * run;
-            let index = if job.native_c { job.layout.c.index(m, at, rows) } else { m * n + at };
+            let index = if job.native_c {
+                job.layout.c.index(m, at, rows)
+            } else {
+                m * n + at
+            };
             let to = &mut c[index * BYTES..][..sums.len() * BYTES];
             for (to, sum) in to.as_chunks_mut::<BYTES>().0.iter_mut().zip(sums) {
                 *to = convert(*sum);
@@ -247,7 +255,11 @@ pub(super) fn native_b(
     let size = loose_bytes(b.elem);
     let mut out = vec![0; b.bytes(k, n)];
     for (i, element) in norm.chunks_exact(size).enumerate() {
-        let (ki, ni) = if transposed { (i % k, i / k) } else { (i / n, i % n) };
+        let (ki, ni) = if transposed {
+            (i % k, i / k)
+        } else {
+            (i / n, i % n)
+        };
         let index = b.index(ki, ni, k, n);
         if b.elem == Elem::I4 {
             out[index / 2] |= (element[0] & 0xf) << (index % 2 * 4);

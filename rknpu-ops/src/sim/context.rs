@@ -31,7 +31,12 @@ pub(super) enum Tensor {
 impl Tensor {
     /// The tensor that an attribute or quantization parameter names.
     pub(super) fn from_name(name: &[c_char]) -> Option<Self> {
-        match name.iter().map(|c| c.to_ne_bytes()[0]).take(2).collect::<Vec<_>>()[..] {
+        match name
+            .iter()
+            .map(|c| c.to_ne_bytes()[0])
+            .take(2)
+            .collect::<Vec<_>>()[..]
+        {
             [b'A', 0] => Some(Self::A),
             [b'B', 0] => Some(Self::B),
             [b'C', 0] => Some(Self::C),
@@ -79,7 +84,10 @@ pub(super) fn create(
     shapes: &[MatmulShape],
 ) -> Result<(MatmulCtx, Vec<IoAttr>), c_int> {
     let accepted = profile::check_info(&state.options, info)?;
-    if shapes.iter().any(|s| (s.k, s.n) != (shapes[0].k, shapes[0].n)) {
+    if shapes
+        .iter()
+        .any(|s| (s.k, s.n) != (shapes[0].k, shapes[0].n))
+    {
         vendor_error!("dynamic_shapes K and N must be same!");
         return Err(code::PARAM_INVALID);
     }
@@ -123,7 +131,9 @@ pub(super) fn destroy(handle: MatmulCtx) -> Result<(), c_int> {
 impl Context {
     /// The I/O domain, if it exists.
     pub(super) fn domain(&self) -> Option<usize> {
-        usize::try_from(self.domain).ok().filter(|domain| *domain < DOMAINS)
+        usize::try_from(self.domain)
+            .ok()
+            .filter(|domain| *domain < DOMAINS)
     }
 
     /// `rknn_matmul_set_io_mem`.
@@ -272,7 +282,9 @@ impl Context {
         let (Some(a), Some(b), Some(c)) =
             (settings.a.clone(), settings.b.clone(), settings.c.clone())
         else {
-            vendor_error!("rknn_matmul_run, A, B and C must be set by rknn_matmul_set_io_mem first");
+            vendor_error!(
+                "rknn_matmul_run, A, B and C must be set by rknn_matmul_set_io_mem first"
+            );
             return Err(code::PARAM_INVALID);
         };
         drop(settings);

@@ -19,7 +19,10 @@ fn machine() -> Option<Api> {
     static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
     let machine = MACHINE.get_or_init(|| {
         let names = std::env::var("GGML_RUST_NPU_SIM").unwrap_or_default();
-        let Some(soc) = names.split(',').find_map(|name| Soc::from_name(name.trim())) else {
+        let Some(soc) = names
+            .split(',')
+            .find_map(|name| Soc::from_name(name.trim()))
+        else {
             vendor_error!("GGML_RUST_NPU_SIM=\"{names}\" names no Rockchip chip");
             return None;
         };

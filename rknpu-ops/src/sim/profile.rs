@@ -104,11 +104,7 @@ fn check_quantization(soc: Soc, info: &MatmulInfo, native_ac: bool) -> Result<bo
             if float_out && native_ac && info.b_layout == Layout::NATIVE && info.group_size > 0 =>
         {
             if info.k % c_int::from(info.group_size) != 0 {
-                vendor_error!(
-                    "K: {} must align group size: {}",
-                    info.k,
-                    info.group_size
-                );
+                vendor_error!("K: {} must align group size: {}", info.k, info.group_size);
                 return Err(code::PARAM_INVALID);
             }
             Ok(true)
@@ -127,8 +123,14 @@ pub(super) fn check_shape(
     shape: MatmulShape,
 ) -> Result<Shape, c_int> {
     let positive = |value: c_int| usize::try_from(value).ok().filter(|value| *value > 0);
-    let (Some(m), Some(k), Some(n)) = (positive(shape.m), positive(shape.k), positive(shape.n)) else {
-        vendor_error!("invalid shape M = {}, K = {}, N = {}", shape.m, shape.k, shape.n);
+    let (Some(m), Some(k), Some(n)) = (positive(shape.m), positive(shape.k), positive(shape.n))
+    else {
+        vendor_error!(
+            "invalid shape M = {}, K = {}, N = {}",
+            shape.m,
+            shape.k,
+            shape.n
+        );
         return Err(code::PARAM_INVALID);
     };
     if k % layout.k_align != 0 {

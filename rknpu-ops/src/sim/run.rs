@@ -42,7 +42,11 @@ impl Request<'_> {
     pub(super) unsafe fn execute(&self) -> Result<(), c_int> {
         let Shape { m, k, n } = self.shape;
         let layout = &self.accepted.layout;
-        let [a_len, b_len, c_len] = [layout.a.bytes(m, k), layout.b.bytes(k, n), layout.c.bytes(m, n)];
+        let [a_len, b_len, c_len] = [
+            layout.a.bytes(m, k),
+            layout.b.bytes(k, n),
+            layout.c.bytes(m, n),
+        ];
         let c_range = self.c.first(c_len).ok_or(code::PARAM_INVALID)?;
         for (operand, len) in [(self.a, a_len), (self.b, b_len)] {
             if let Operand::Bound(region) = operand
@@ -91,7 +95,8 @@ struct Sides<'a>(Vec<(&'a Arc<Allocation>, DeviceSide<'a>)>);
 impl<'a> Sides<'a> {
     fn take(&mut self, region: &'a Region) {
         if self.of(region).is_err() {
-            self.0.push((&region.allocation, region.allocation.device()));
+            self.0
+                .push((&region.allocation, region.allocation.device()));
         }
     }
 

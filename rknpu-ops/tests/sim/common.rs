@@ -37,7 +37,11 @@ impl Npu {
         let (mut ctx, mut attr) = (0, IoAttr::ZERO);
         // SAFETY: all three point at objects of their types.
         let code = unsafe { (self.api.matmul_create)(&mut ctx, &mut info, &mut attr) };
-        if code == 0 { Ok((ctx, attr)) } else { Err(code) }
+        if code == 0 {
+            Ok((ctx, attr))
+        } else {
+            Err(code)
+        }
     }
 
     pub fn create_dynamic(
@@ -51,9 +55,19 @@ impl Npu {
         let create = self.api.matmul_create_dynamic_shape;
         // SAFETY: the arrays have `n` elements.
         let code = unsafe {
-            create(&mut ctx, &mut info, n, shapes.as_mut_ptr(), attrs.as_mut_ptr())
+            create(
+                &mut ctx,
+                &mut info,
+                n,
+                shapes.as_mut_ptr(),
+                attrs.as_mut_ptr(),
+            )
         };
-        if code == 0 { Ok((ctx, attrs)) } else { Err(code) }
+        if code == 0 {
+            Ok((ctx, attrs))
+        } else {
+            Err(code)
+        }
     }
 
     pub fn set_dynamic_shape(&self, ctx: MatmulCtx, mut shape: MatmulShape) -> c_int {
@@ -114,7 +128,10 @@ impl Npu {
             self.set(ctx, mems[2], attr.c),
             self.run(ctx),
         ];
-        let result = codes.into_iter().find(|code| *code != 0).map_or(Ok(()), Err);
+        let result = codes
+            .into_iter()
+            .find(|code| *code != 0)
+            .map_or(Ok(()), Err);
         assert_eq!(self.sync(ctx, mems[2], MemSync::FROM_DEVICE), 0);
         let c = mems[2].read();
         for mem in mems {
@@ -237,14 +254,21 @@ impl Problem {
         let mut rng = Rng(seed);
         let a = rng.matrix(layout.a.elem, m, k);
         let b = rng.matrix(layout.b.elem, k, n);
-        Self { layout, info: info(matmul_type, shape), shape, a, b }
+        Self {
+            layout,
+            info: info(matmul_type, shape),
+            shape,
+            a,
+            b,
+        }
     }
 
     /// A in the layout of `info`.
     pub fn a_bytes(&self) -> Vec<u8> {
         let ([m, k, _], a) = (self.shape, self.layout.a);
         if self.info.ac_layout == Layout::NATIVE {
-            self.a.encode(a.elem, a.len(m, k), |mi, ki| a.index(mi, ki, m))
+            self.a
+                .encode(a.elem, a.len(m, k), |mi, ki| a.index(mi, ki, m))
         } else {
             self.a.encode(a.elem, m * k, |mi, ki| mi * k + ki)
         }
@@ -254,7 +278,9 @@ impl Problem {
     pub fn b_bytes(&self) -> Vec<u8> {
         let ([_, k, n], b) = (self.shape, self.layout.b);
         match self.info.b_layout {
-            Layout::NATIVE => self.b.encode(b.elem, b.len(k, n), |ki, ni| b.index(ki, ni, k, n)),
+            Layout::NATIVE => self
+                .b
+                .encode(b.elem, b.len(k, n), |ki, ni| b.index(ki, ni, k, n)),
             Layout::TP_NORM => self.b.encode(b.elem, k * n, |ki, ni| ni * k + ki),
             _ => self.b.encode(b.elem, k * n, |ki, ni| ki * n + ni),
         }
@@ -266,13 +292,18 @@ impl Problem {
         let k = self.shape[1];
         let float = || {
             let sum = |start: usize| (start..start + 32).map(products).sum::<f64>() as f32;
-            (0..k).step_by(32).map(sum).fold(0f32, |total, group| total + group)
+            (0..k)
+                .step_by(32)
+                .map(sum)
+                .fold(0f32, |total, group| total + group)
         };
         let integer = || (0..k).map(products).sum::<f64>() as i64;
         match self.layout.c.elem {
             Elem::F32 => float().to_bits(),
             Elem::F16 => f16::from_f32(float()).to_bits().into(),
-            Elem::I16 => (integer().clamp(-32768, 32767) as i16).cast_unsigned().into(),
+            Elem::I16 => (integer().clamp(-32768, 32767) as i16)
+                .cast_unsigned()
+                .into(),
             Elem::I8 => (integer().clamp(-128, 127) as i8).cast_unsigned().into(),
             _ => (integer() as i32).cast_unsigned(),
         }
@@ -299,7 +330,10 @@ impl Problem {
             for n in 0..columns {
                 let (have, want) = (self.have(c, m, n), self.want(m, n));
                 let kind = self.info.matmul_type;
-                assert_eq!(have, want, "{context} {kind:?} {rows}x{k}x{columns} at ({m}, {n})");
+                assert_eq!(
+                    have, want,
+                    "{context} {kind:?} {rows}x{k}x{columns} at ({m}, {n})"
+                );
             }
         }
     }

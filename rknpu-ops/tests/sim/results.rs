@@ -14,7 +14,9 @@ fn every_type_of_every_chip_agrees_with_the_reference() {
         for matmul_type in types(soc) {
             for (i, m) in [1, 2, 3, 4, 5, 6, 7, 8, 9, 33].into_iter().enumerate() {
                 let k = [32, 64, 96, 288, 544][i % 5];
-                let align = Problem::random(soc, matmul_type, [1, 32, 64], 0).layout.n_align;
+                let align = Problem::random(soc, matmul_type, [1, 32, 64], 0)
+                    .layout
+                    .n_align;
                 let problem = Problem::random(soc, matmul_type, [m, k, align * (1 + i % 3)], 1);
                 let c = npu
                     .multiply(problem.info, &problem.a_bytes(), &problem.b_bytes())
@@ -77,7 +79,11 @@ fn layouts_give_the_same() {
                                 || !matches!(matmul_type.0, 1 | 2 | 4));
                     match npu.multiply(problem.info, &problem.a_bytes(), &problem.b_bytes()) {
                         Ok(c) if !refused => problem.check(&c, &format!("{soc:?} {ac:?} {b:?}")),
-                        result => assert!(refused && result == Err(-5), "{result:?} {problem:?}", problem = problem.info),
+                        result => assert!(
+                            refused && result == Err(-5),
+                            "{result:?} {problem:?}",
+                            problem = problem.info
+                        ),
                     }
                 }
             }
@@ -90,7 +96,11 @@ fn layouts_give_the_same() {
 fn a_row_does_not_depend_on_the_other_rows() {
     let npu = Npu::new(Soc::Rk3588);
     let (k, n) = (320, 64);
-    for matmul_type in [MatmulType::F16_F16_F32, MatmulType::F16_F16_F16, MatmulType::I8_I8_I32] {
+    for matmul_type in [
+        MatmulType::F16_F16_F32,
+        MatmulType::F16_F16_F16,
+        MatmulType::I8_I8_I32,
+    ] {
         let mut whole = Problem::random(Soc::Rk3588, matmul_type, [13, k, n], 5);
         if matmul_type != MatmulType::I8_I8_I32 {
             let mut rng = Rng(6);
@@ -106,13 +116,21 @@ fn a_row_does_not_depend_on_the_other_rows() {
             let part = Problem {
                 info: info(matmul_type, [m, k, n]),
                 shape: [m, k, n],
-                a: Matrix { columns: k, data: whole.a.data[first * k..].to_vec() },
+                a: Matrix {
+                    columns: k,
+                    data: whole.a.data[first * k..].to_vec(),
+                },
                 b: whole.b.clone(),
                 layout: whole.layout,
             };
-            let c = npu.multiply(part.info, &part.a_bytes(), &part.b_bytes()).unwrap();
+            let c = npu
+                .multiply(part.info, &part.a_bytes(), &part.b_bytes())
+                .unwrap();
             for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
-                let (have, want) = (part.have(&c, row, column), whole.have(&all, first + row, column));
+                let (have, want) = (
+                    part.have(&c, row, column),
+                    whole.have(&all, first + row, column),
+                );
                 assert_eq!(have, want, "{matmul_type:?} M={m} ({row}, {column})");
             }
         }
@@ -158,10 +176,15 @@ fn a_scale_brings_i8_results_into_range() {
         zp_len: 1,
     };
     // SAFETY: the arrays have one element each.
-    assert_eq!(unsafe { (npu.api.matmul_set_quant_params)(ctx, &mut params) }, 0);
+    assert_eq!(
+        unsafe { (npu.api.matmul_set_quant_params)(ctx, &mut params) },
+        0
+    );
     assert_eq!(npu.run(ctx), 0);
     let c = mems[2].read();
-    let sum: f64 = (0..32).map(|k| problem.a.at(2, k) * problem.b.at(k, 31)).sum();
+    let sum: f64 = (0..32)
+        .map(|k| problem.a.at(2, k) * problem.b.at(k, 31))
+        .sum();
     let want = (sum / 4096.0).round_ties_even() as i8;
     assert_eq!(problem.have(&c, 2, 31), u32::from(want.cast_unsigned()));
 }
@@ -227,7 +250,10 @@ fn a_dynamic_context_runs_each_of_its_shapes() {
         assert_eq!(npu.run(ctx), 0);
         problem.check(&mems[2].read(), "dynamic");
     }
-    assert_eq!(npu.set_dynamic_shape(ctx, MatmulShape { m: 2, k: 64, n: 32 }), -5);
+    assert_eq!(
+        npu.set_dynamic_shape(ctx, MatmulShape { m: 2, k: 64, n: 32 }),
+        -5
+    );
 }
 
 #[test]
@@ -245,7 +271,14 @@ fn attributes_describe_both_kinds_of_layout() {
         let (_, attr) = npu.create(info).unwrap();
         assert_eq!([dims(attr.a), dims(attr.b), dims(attr.c)], [a, b, c]);
         assert_eq!([attr.a.size, attr.b.size, attr.c.size], [192, 6144, 1152]);
-        assert_eq!([attr.a.tensor_type.0, attr.b.tensor_type.0, attr.c.tensor_type.0], [2, 2, 6]);
+        assert_eq!(
+            [
+                attr.a.tensor_type.0,
+                attr.b.tensor_type.0,
+                attr.c.tensor_type.0
+            ],
+            [2, 2, 6]
+        );
         assert_eq!(attr.b.name[..2], [b'B'.cast_signed(), 0]);
     }
 }

@@ -16,7 +16,15 @@ fn speed() {
         ("f16", MatmulType::F16_F16_F32),
         ("i4", MatmulType::I4_I4_I16),
     ] {
-        for [m, k, n] in [[1, 576, 1536], [1, 4096, 4096], [2, 576, 1536], [4, 576, 1536], [8, 576, 1536], [32, 576, 1536], [512, 576, 1536]] {
+        for [m, k, n] in [
+            [1, 576, 1536],
+            [1, 4096, 4096],
+            [2, 576, 1536],
+            [4, 576, 1536],
+            [8, 576, 1536],
+            [32, 576, 1536],
+            [512, 576, 1536],
+        ] {
             let (ctx, attr) = npu.create(info(matmul_type, [m, k, n])).unwrap();
             let mems = [attr.a, attr.b, attr.c].map(|attr| npu.mem(ctx, attr.size).unwrap());
             for (mem, attr) in mems.iter().zip([attr.a, attr.b, attr.c]) {

@@ -4,7 +4,7 @@
 //! `include/npu.h` from this file; a test fails when the two differ.
 #![expect(unsafe_code, reason = "everything here is called from C")]
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -12,114 +12,17 @@ use crate::backend::{self, Device, WeightBuffer};
 use crate::config::{self, Config};
 use crate::device::rknpu;
 use crate::error::{Error, Result};
-use crate::graph::{Node, Op, Place, Tensor};
+use crate::graph::{Node, Op, Tensor};
 use crate::shm::{Region, RegionMut};
-use crate::tensor::{DType, Dequantize, Shape};
 
-/// Sources of a node that are passed on.
-pub const NPU_MAX_SRC: usize = 3;
-/// 32-bit words of op parameters.
-pub const NPU_OP_PARAMS: usize = 16;
+pub use self::types::*;
+use self::types::{metadata, name};
 
-/// `npu_tensor.dtype`: F32.
-pub const NPU_DTYPE_F32: u32 = 0;
-/// `npu_tensor.dtype`: F16.
-pub const NPU_DTYPE_F16: u32 = 1;
-/// `npu_tensor.dtype`: I32.
-pub const NPU_DTYPE_I32: u32 = 2;
-/// `npu_tensor.dtype`: any quantized type, with `to_float`.
-pub const NPU_DTYPE_QUANTIZED: u32 = 3;
-/// `npu_tensor.dtype`: anything else.
-pub const NPU_DTYPE_OTHER: u32 = 4;
+mod log;
+mod types;
 
-/// `npu_node.op`: a view, or nothing to compute.
-pub const NPU_OP_NONE: u32 = 0;
-/// `npu_node.op`: MUL_MAT.
-pub const NPU_OP_MUL_MAT: u32 = 1;
-/// `npu_node.op`: anything else.
-pub const NPU_OP_OTHER: u32 = 2;
-
-/// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
-pub const NPU_PLACE_NONE: u32 = 0;
-/// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet.
-pub const NPU_PLACE_HOST: u32 = 1;
-/// `npu_tensor.place`: a buffer for packed weights of this device.
-pub const NPU_PLACE_PACKED: u32 = 2;
-/// `npu_tensor.place`: memory of another device.
-pub const NPU_PLACE_OTHER: u32 = 3;
-
-/// The graph was computed.
-pub const NPU_STATUS_OK: u32 = 0;
-/// The graph was not computed, or not all of it; a log line says why.
-pub const NPU_STATUS_FAILED: u32 = 1;
-/// No memory to compute the graph with.
-pub const NPU_STATUS_ALLOC_FAILED: u32 = 2;
-
-/// Log level: an error.
-pub const NPU_LOG_ERROR: u32 = 1;
-/// Log level: a warning.
-pub const NPU_LOG_WARN: u32 = 2;
-/// Log level: information.
-pub const NPU_LOG_INFO: u32 = 3;
-/// Log level: debugging, tracing.
-pub const NPU_LOG_DEBUG: u32 = 4;
-
-/// Writes the `n` values of the blocks at `src` to `dst`.
-///
-/// Only C makes one (the field is private), and with it comes the promise that it is the function of the tensor's type.
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-pub struct NpuToFloatFn(unsafe extern "C" fn(src: *const c_void, dst: *mut f32, n: i64));
-
-/// A tensor's metadata, and where its bytes are.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct NpuTensor {
-    /// `NPU_DTYPE_*`.
-    pub dtype: u32,
-    /// `NPU_PLACE_*`, of the tensor that this one is a view of if it is one.
-    pub place: u32,
-    /// Elements in a block, 1 for plain types.
-    pub block_elems: u32,
-    /// Bytes in a block.
-    pub block_bytes: u32,
-    /// Elements in each dimension, innermost first.
-    pub ne: [i64; 4],
-    /// Bytes from one index to the next.
-    pub nb: [u64; 4],
-    /// First byte; NULL in questions about operations.
-    pub data: *mut c_void,
-    /// The packed buffer that it is in; NULL unless `place` is `NPU_PLACE_PACKED`, and for ggml's dummy buffers.
-    pub buffer: *mut WeightBuffer,
-    /// ggml's way to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
-    pub to_float: Option<NpuToFloatFn>,
-    /// Name for log lines; may be NULL.
-    pub name: *const c_char,
-}
-
-/// One node of a graph.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct NpuNode {
-    /// `NPU_OP_*`.
-    pub op: u32,
-    /// Sources in `src`.
-    pub n_src: u32,
-    /// ggml's op parameters.
-    pub op_params: [i32; NPU_OP_PARAMS],
-    /// Result.
-    pub dst: NpuTensor,
-    /// Sources.
-    pub src: [NpuTensor; NPU_MAX_SRC],
-}
-
-/// What the host program offers.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct NpuHost {
-    /// Takes one log line, without newline. May be called from any thread.
-    pub log: Option<unsafe extern "C" fn(level: u32, text: *const c_char)>,
-}
+/// A buffer of packed weights.
+pub struct NpuBuffer(WeightBuffer);
 
 /// A stream of graphs on one device.
 pub struct NpuBackend {
@@ -134,45 +37,6 @@ struct Entry {
 }
 
 static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
-static HOST: OnceLock<NpuHost> = OnceLock::new();
-
-/// Passes log lines to the host program.
-struct HostLog;
-
-impl log::Log for HostLog {
-    fn enabled(&self, metadata: &log::Metadata) -> bool {
-        metadata.level() <= log::max_level()
-    }
-
-    fn log(&self, record: &log::Record) {
-        let Some(log) = HOST.get().and_then(|host| host.log) else {
-            return;
-        };
-        // What the vendor's library says goes with the debug lines: the error that follows from it is ours to report.
-        let vendor = record.target() == "librknnrt";
-        let level = if vendor {
-            log::Level::Debug
-        } else {
-            record.level()
-        };
-        if level > log::max_level() {
-            return;
-        }
-        let source = if vendor { "librknnrt" } else { "ggml-rust-npu" };
-        let text = format!("{source}: {}", record.args()).replace('\0', " ");
-        let Ok(text) = CString::new(text) else { return };
-        let level = match level {
-            log::Level::Error => NPU_LOG_ERROR,
-            log::Level::Warn => NPU_LOG_WARN,
-            log::Level::Info => NPU_LOG_INFO,
-            log::Level::Debug | log::Level::Trace => NPU_LOG_DEBUG,
-        };
-        // SAFETY: the host's function takes a level and a string that is alive during the call.
-        unsafe { log(level, text.as_ptr()) };
-    }
-
-    fn flush(&self) {}
-}
 
 /// Runs `f`; a panic in it becomes a log line and `fallback`.
 fn guard<T>(what: &str, fallback: T, f: impl FnOnce() -> T) -> T {
@@ -181,7 +45,7 @@ fn guard<T>(what: &str, fallback: T, f: impl FnOnce() -> T) -> T {
         let text = text
             .or_else(|| panic.downcast_ref::<&str>().copied())
             .unwrap_or("no message");
-        log::error!("internal error in {what}: {text}");
+        ::log::error!("internal error in {what}: {text}");
         fallback
     })
 }
@@ -198,21 +62,14 @@ fn entry(device: usize) -> Option<&'static Entry> {
 pub unsafe extern "C" fn npu_start(host: *const NpuHost) -> usize {
     // SAFETY: the caller promises that it is NULL or valid.
     let host = unsafe { host.as_ref() };
-    guard("npu_start", 0, || {
-        if let Some(host) = host {
-            HOST.get_or_init(|| *host);
-        }
-        DEVICES.get_or_init(start).len()
-    })
+    guard("npu_start", 0, || DEVICES.get_or_init(|| start(host)).len())
 }
 
-fn start() -> Vec<Entry> {
-    // A Rust program that links this crate may have a logger of its own; then the lines go there.
-    let _ = log::set_logger(&HostLog);
-    log::set_max_level(log::LevelFilter::Info);
+fn start(host: Option<&NpuHost>) -> Vec<Entry> {
+    self::log::install(host);
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for name in config::unknown_variables(names) {
-        log::warn!(
+        ::log::warn!(
             "{name} is set, but there is no such variable; known are {}",
             config::known_variables()
         );
@@ -220,11 +77,11 @@ fn start() -> Vec<Entry> {
     let config = match Config::from_env() {
         Ok(config) => config,
         Err(error) => {
-            log::error!("no devices: {error}");
+            ::log::error!("no devices: {error}");
             return Vec::new();
         }
     };
-    log::set_max_level(config.log);
+    ::log::set_max_level(config.log);
     let entries = backend::find_devices(&config)
         .into_iter()
         .map(|device| Entry {
@@ -326,15 +183,15 @@ pub unsafe extern "C" fn npu_packed_alloc_size(device: usize, tensor: *const Npu
 
 /// Allocates a packed buffer; NULL and a log line on failure.
 #[unsafe(no_mangle)]
-pub extern "C" fn npu_buffer_new(device: usize, size: usize) -> *mut WeightBuffer {
+pub extern "C" fn npu_buffer_new(device: usize, size: usize) -> *mut NpuBuffer {
     guard("npu_buffer_new", std::ptr::null_mut(), || {
         let Some(entry) = entry(device) else {
             return std::ptr::null_mut();
         };
         match WeightBuffer::new(Arc::clone(&entry.device), size) {
-            Ok(buffer) => Box::into_raw(Box::new(buffer)),
+            Ok(buffer) => Box::into_raw(Box::new(NpuBuffer(buffer))),
             Err(error) => {
-                log::error!(
+                ::log::error!(
                     "{}: no buffer of {size} bytes for weights: {error}",
                     rknpu::NAME
                 );
@@ -349,7 +206,7 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize) -> *mut WeightBuffe
 /// # Safety
 /// `buffer` came from `npu_buffer_new` and is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn npu_buffer_free(buffer: *mut WeightBuffer) {
+pub unsafe extern "C" fn npu_buffer_free(buffer: *mut NpuBuffer) {
     if buffer.is_null() {
         return;
     }
@@ -363,11 +220,11 @@ pub unsafe extern "C" fn npu_buffer_free(buffer: *mut WeightBuffer) {
 /// # Safety
 /// `buffer` is alive.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn npu_buffer_base(buffer: *const WeightBuffer) -> *mut c_void {
+pub unsafe extern "C" fn npu_buffer_base(buffer: *const NpuBuffer) -> *mut c_void {
     // SAFETY: the caller promises it.
     let buffer = unsafe { buffer.as_ref() };
     buffer.map_or(std::ptr::null_mut(), |buffer| {
-        std::ptr::with_exposed_provenance_mut(buffer.base())
+        std::ptr::with_exposed_provenance_mut(buffer.0.base())
     })
 }
 
@@ -377,7 +234,7 @@ pub unsafe extern "C" fn npu_buffer_base(buffer: *const WeightBuffer) -> *mut c_
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_set(
-    buffer: *const WeightBuffer,
+    buffer: *const NpuBuffer,
     tensor: *const NpuTensor,
     data: *const c_void,
     offset: usize,
@@ -399,7 +256,7 @@ pub unsafe extern "C" fn npu_buffer_set(
 /// `buffer` is alive, `tensor` is valid and lies in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_fill(
-    buffer: *const WeightBuffer,
+    buffer: *const NpuBuffer,
     tensor: *const NpuTensor,
     value: u8,
     offset: usize,
@@ -412,7 +269,7 @@ pub unsafe extern "C" fn npu_buffer_fill(
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it.
 unsafe fn write(
-    buffer: *const WeightBuffer,
+    buffer: *const NpuBuffer,
     tensor: *const NpuTensor,
     offset: usize,
     size: usize,
@@ -427,8 +284,8 @@ unsafe fn write(
             return;
         };
         described.packed_offset = offset_in(buffer, tensor);
-        if let Err(error) = buffer.write(&described, offset, size, fill) {
-            log::error!("{}: cannot pack {}: {error}", rknpu::NAME, described.name);
+        if let Err(error) = buffer.0.write(&described, offset, size, fill) {
+            ::log::error!("{}: cannot pack {}: {error}", rknpu::NAME, described.name);
         }
     });
 }
@@ -439,7 +296,7 @@ unsafe fn write(
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_buffer_get(
-    buffer: *const WeightBuffer,
+    buffer: *const NpuBuffer,
     tensor: *const NpuTensor,
     data: *mut c_void,
     offset: usize,
@@ -459,7 +316,7 @@ pub unsafe extern "C" fn npu_buffer_get(
             return;
         };
         described.packed_offset = offset_in(buffer, tensor);
-        buffer.read(&described, offset, out);
+        buffer.0.read(&described, offset, out);
     });
 }
 
@@ -468,12 +325,12 @@ pub unsafe extern "C" fn npu_buffer_get(
 /// # Safety
 /// `buffer` is alive.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn npu_buffer_clear(buffer: *const WeightBuffer, value: u8) {
+pub unsafe extern "C" fn npu_buffer_clear(buffer: *const NpuBuffer, value: u8) {
     // SAFETY: the caller promises it.
     let Some(buffer) = (unsafe { buffer.as_ref() }) else {
         return;
     };
-    guard("npu_buffer_clear", (), || buffer.clear(value));
+    guard("npu_buffer_clear", (), || buffer.0.clear(value));
 }
 
 /// Makes a stream of graphs for a device; NULL if there is no such device.
@@ -508,7 +365,6 @@ pub unsafe extern "C" fn npu_backend_compute(
     backend: *const NpuBackend,
     nodes: *const NpuNode,
     n_nodes: usize,
-    _uid: u64,
 ) -> u32 {
     // SAFETY: the caller promises it.
     let Some(backend) = (unsafe { backend.as_ref() }) else {
@@ -526,7 +382,7 @@ pub unsafe extern "C" fn npu_backend_compute(
             let result = unsafe { compute(&backend.device, index, node) };
             let Err(error) = result else { continue };
             let ([n, m, ..], [k, ..]) = (node.dst.ne, node.src[0].ne);
-            log::error!(
+            ::log::error!(
                 "{device}: MUL_MAT {} (M={m} K={k} N={n}, node {index} of {n_nodes}): {error}",
                 name(&node.dst)
             );
@@ -568,79 +424,17 @@ unsafe fn compute(device: &Device, index: usize, node: &NpuNode) -> Result<()> {
     if let Some(buffer) = buffer {
         src0.packed_offset = offset_in(buffer, Some(&node.src[0]));
     }
-    device.compute(
-        &mut Node {
-            index,
-            op,
-            dst,
-            out,
-            src0,
-            src1,
-        },
-        buffer,
-    )
-}
-
-fn offset_in(buffer: &WeightBuffer, tensor: Option<&NpuTensor>) -> usize {
-    tensor.map_or(0, |tensor| tensor.data.addr().wrapping_sub(buffer.base()))
-}
-
-impl Dequantize for NpuToFloatFn {
-    fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
-        let n = i64::try_from(out.len()).unwrap_or(0);
-        // SAFETY: this is ggml's own function for the type of these blocks (`metadata` takes both from one tensor), and
-        // `out` has as many elements as the blocks hold (`repack` cuts both by whole rows).
-        unsafe { (self.0)(blocks.as_ptr().cast(), out.as_mut_ptr(), n) };
-    }
-}
-
-/// The tensor's metadata, without memory; `None` if a dimension is negative.
-fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
-    let dtype = match tensor.dtype {
-        NPU_DTYPE_F32 => DType::F32,
-        NPU_DTYPE_F16 => DType::F16,
-        NPU_DTYPE_I32 => DType::I32,
-        NPU_DTYPE_QUANTIZED if tensor.to_float.is_some() && tensor.block_elems > 0 => {
-            DType::Quantized {
-                block_elems: tensor.block_elems as usize,
-                block_bytes: tensor.block_bytes as usize,
-            }
-        }
-        _ => DType::Other,
+    let mut node = Node {
+        index,
+        op,
+        dst,
+        out,
+        src0,
+        src1,
     };
-    let mut shape = Shape {
-        ne: [0; 4],
-        nb: [0; 4],
-    };
-    for i in 0..4 {
-        shape.ne[i] = usize::try_from(tensor.ne[i]).ok()?;
-        shape.nb[i] = usize::try_from(tensor.nb[i]).ok()?;
-    }
-    Some(Tensor {
-        name: name(tensor),
-        dtype,
-        shape,
-        place: match tensor.place {
-            NPU_PLACE_NONE => Place::Unknown,
-            NPU_PLACE_HOST => Place::Host,
-            NPU_PLACE_PACKED => Place::Packed,
-            _ => Place::Foreign,
-        },
-        memory: None,
-        packed_offset: 0,
-        dequantize: tensor
-            .to_float
-            .as_ref()
-            .map(|to_float| to_float as &dyn Dequantize),
-    })
+    device.compute(&mut node, buffer.map(|buffer| &buffer.0))
 }
 
-fn name(tensor: &NpuTensor) -> &str {
-    if tensor.name.is_null() {
-        return "?";
-    }
-    // SAFETY: ggml's names end in NUL and live as long as the tensor.
-    unsafe { CStr::from_ptr(tensor.name) }
-        .to_str()
-        .unwrap_or("?")
+fn offset_in(buffer: &NpuBuffer, tensor: Option<&NpuTensor>) -> usize {
+    tensor.map_or(0, |tensor| tensor.data.addr().wrapping_sub(buffer.0.base()))
 }

@@ -1,0 +1,225 @@
+//! Quantized tiles to FP16 tiles in the matrix unit's order, without a single shuffle.
+//!
+//! ```text
+//! for each pair (or four) of tiles that share a line of scales
+//!   s = the 32 scales of this tile, each twice: halfword pairs match the row pairs of an FP16 line
+//!   for each line of quants (4-bit types: k = 4v.., 16+4v..)
+//!     low nibbles  -> table lookup -> rows (k, k+1), (k+2, k+3)       -> · s (+ m) -> 2 lines
+//!     high nibbles -> the same for rows 16 further down                            -> 2 lines
+//! ```
+//!
+//! 1. The lookup turns a nibble into its exact FP16 value and widens at the same time: no masks, no integer conversion.
+//! 2. A Q8_0 byte u becomes the FP16 number 1024 + u by putting 0x64 above it; 1152 is subtracted exactly.
+//! 3. Each element is rounded once (twice for Q4_1 with qfloat).
+//!
+//! Values beyond FP16 (a scale times the largest quant over 65504) become infinite.
+
+use core::ops::Range;
+
+use super::Panel;
+use crate::error::{Error, Result};
+use crate::hvx::{self, Vector};
+use crate::layout::{LINE_BYTES, Line, Tile, WeightType};
+
+/// FP16 bits of the integers that a 4-bit quant stands for, and of 4-bit floats.
+///
+/// Source: ggml `kvalues_iq4nl`, `kvalues_mxfp4`, ggml-common.h; Q4_0 is q - 8.
+const fn nibble_values(weight: WeightType) -> [i8; 16] {
+    match weight {
+        WeightType::Iq4Nl => [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+        WeightType::Mxfp4 => [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
+        WeightType::Q4_1 => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        WeightType::Q4_0 | WeightType::Q8_0 | WeightType::F16 => {
+            [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]
+        }
+    }
+}
+
+/// FP16 bits of a small integer.
+const fn f16_bits(value: i8) -> u16 {
+    let magnitude = value.unsigned_abs() as u16;
+    if magnitude == 0 {
+        return 0;
+    }
+    // CAST: the logarithm of a u16 is at most 15.
+    #[expect(clippy::cast_possible_truncation, reason = "at most 15")]
+    let exponent = magnitude.ilog2() as u16;
+    let sign = if value < 0 { 0x8000 } else { 0 };
+    sign | (exponent + 15) << 10 | (magnitude << (10 - exponent)) & 0x3ff
+}
+
+/// The 16-entry table of [`hvx::lookup16`]: entry e in halfword 2e.
+const fn f16_table(weight: WeightType) -> Line {
+    let values = nibble_values(weight);
+    let mut line = [0; LINE_BYTES];
+    let mut entry = 0;
+    while entry < 16 {
+        let [low, high] = f16_bits(values[entry]).to_le_bytes();
+        line[4 * entry] = low;
+        line[4 * entry + 1] = high;
+        entry += 1;
+    }
+    Line(line)
+}
+
+/// The 32-entry table of [`hvx::lookup32`]: entry e in byte 2e, each value XOR 0x80, entries 16.. repeating 0..16.
+pub(super) const fn byte_table(weight: WeightType) -> Line {
+    let values = nibble_values(weight);
+    let mut line = [0; LINE_BYTES];
+    let mut entry = 0;
+    while entry < 32 {
+        line[2 * entry] = values[entry % 16].cast_unsigned() ^ 0x80;
+        entry += 1;
+    }
+    Line(line)
+}
+
+static Q4_0_VALUES: Line = f16_table(WeightType::Q4_0);
+static Q4_1_VALUES: Line = f16_table(WeightType::Q4_1);
+static IQ4_NL_VALUES: Line = f16_table(WeightType::Iq4Nl);
+static MXFP4_VALUES: Line = f16_table(WeightType::Mxfp4);
+
+/// One tile of 4-bit quants: looked up, then `finish`ed line by line.
+#[inline(always)]
+fn nibble_tile(quants: &[Line; 4], table: Vector, out: &mut Tile, finish: impl Fn(Vector) -> Vector) {
+    for (v, line) in quants.iter().enumerate() {
+        let both = hvx::load(line);
+        let low = hvx::lookup16(both, table);
+        let high = hvx::lookup16(hvx::shr_b(both, 4), table);
+        hvx::store(&mut out.0[2 * v], finish(low.0));
+        hvx::store(&mut out.0[2 * v + 1], finish(low.1));
+        hvx::store(&mut out.0[8 + 2 * v], finish(high.0));
+        hvx::store(&mut out.0[8 + 2 * v + 1], finish(high.1));
+    }
+}
+
+/// One tile of flipped 8-bit quants.
+#[inline(always)]
+fn byte_tile(quants: &[Line; 8], scale: Vector, out: &mut Tile) {
+    // FP16 1024 is 0x6400 and its last bit is worth 1, so 0x6400 + u is the number 1024 + u; u is q + 128.
+    let (thousand, offset) = (hvx::splat_b(0x64), hvx::splat_h(0x6480));
+    for (g, line) in quants.iter().enumerate() {
+        let bytes = hvx::load(line);
+        let even = hvx::interleave_even_b(bytes, thousand);
+        let odd = hvx::interleave_odd_b(bytes, thousand);
+        hvx::store(&mut out.0[2 * g], hvx::sub_mul_f16(even, offset, scale));
+        hvx::store(&mut out.0[2 * g + 1], hvx::sub_mul_f16(odd, offset, scale));
+    }
+}
+
+/// Runs `tile(quants, scale line, index in that line, minimum line, out)` over all tiles; `T` tiles share a line of scales.
+#[inline(always)]
+fn for_each_tile<const L: usize, const T: usize>(
+    panel: &Panel<'_>,
+    tiles: Range<usize>,
+    out: &mut [Tile],
+    tile: impl Fn(&[Line; L], Vector, usize, Vector, &mut Tile),
+) {
+    let quants = &panel.quants.as_chunks::<L>().0[tiles.clone()];
+    let scales = &panel.scales[tiles.start / T..];
+    let mins = panel.mins.get(tiles.start / T..).filter(|mins| !mins.is_empty()).unwrap_or(scales);
+    let (groups, tail) = quants.as_chunks::<T>();
+    let (out_groups, out_tail) = out.as_chunks_mut::<T>();
+    for (((group, scale), min), out) in groups.iter().zip(scales).zip(mins).zip(out_groups) {
+        let (scale, min) = (hvx::load(scale), hvx::load(min));
+        for i in 0..T {
+            tile(&group[i], scale, i, min, &mut out[i]);
+        }
+    }
+    if let (Some(scale), Some(min)) = (scales.get(groups.len()), mins.get(groups.len())) {
+        let (scale, min) = (hvx::load(scale), hvx::load(min));
+        for (i, (quants, out)) in tail.iter().zip(out_tail).enumerate() {
+            tile(quants, scale, i, min, out);
+        }
+    }
+}
+
+/// The halfwords of tile `i` of a line for two tiles, each twice.
+#[inline(always)]
+fn twice(pair: Vector, i: usize) -> Vector {
+    if i == 0 { hvx::interleave_even_h(pair, pair) } else { hvx::interleave_odd_h(pair, pair) }
+}
+
+/// FP16 bits of 2^(e-128) for the E8M0 bytes of tile `i`, each twice; 0 below FP16, 2^15 above it.
+#[inline(always)]
+fn e8m0_as_f16(four: Vector, i: usize) -> Vector {
+    let e = e8m0_words(four, i);
+    let zero = hvx::splat_w(0);
+    // Normal numbers: exponent field e - 113. Subnormal ones: the bit of 2^-14 moved right by 114 - e.
+    let normal = hvx::shl_w(hvx::min_w(hvx::max_w(hvx::sub_w(e, hvx::splat_w(113)), zero), hvx::splat_w(30)), 10);
+    let below = hvx::min_w(hvx::max_w(hvx::sub_w(hvx::splat_w(114), e), zero), hvx::splat_w(31));
+    let bits = hvx::max_w(normal, hvx::shr_w_each(hvx::splat_w(0x400), below));
+    hvx::interleave_even_h(bits, bits)
+}
+
+/// The E8M0 bytes of tile `i` of a line for four tiles, as words.
+#[inline(always)]
+pub(super) fn e8m0_words(four: Vector, i: usize) -> Vector {
+    let shift = [0, 8, 16, 24][i];
+    hvx::and(hvx::shr_w(four, shift), hvx::splat_w(0xff))
+}
+
+/// Dequantizes tiles `tiles` of a panel into `out`.
+///
+/// - `tiles`: a range of tiles along K that starts at a multiple of 4
+/// - `out`: as many FP16 tiles
+///
+/// # Errors
+/// `Index` if the range starts elsewhere or ends past the panel; `Length` if `out` has another length; `NoKernel` for F16
+/// weights, whose panel already consists of FP16 tiles.
+pub fn dequantize(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) -> Result<()> {
+    let limit = panel.layout.k_tiles();
+    if !tiles.start.is_multiple_of(4) || tiles.end > limit || tiles.start > tiles.end {
+        return Err(Error::Index { what: "tile range", index: tiles.end.max(tiles.start), limit });
+    }
+    if out.len() != tiles.len() {
+        return Err(Error::Length { what: "dequantized tiles", have: out.len(), want: tiles.len() });
+    }
+    match panel.layout.weight() {
+        WeightType::F16 => {
+            return Err(Error::NoKernel { weight: WeightType::F16, kernel: "dequantize" });
+        }
+        WeightType::Q4_0 => dequantize_q4_0(panel, tiles, out),
+        WeightType::Q4_1 => dequantize_q4_1(panel, tiles, out),
+        WeightType::Q8_0 => dequantize_q8_0(panel, tiles, out),
+        WeightType::Iq4Nl => dequantize_iq4_nl(panel, tiles, out),
+        WeightType::Mxfp4 => dequantize_mxfp4(panel, tiles, out),
+    }
+    Ok(())
+}
+
+fn dequantize_q4_0(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
+    let table = hvx::load(&Q4_0_VALUES);
+    for_each_tile::<4, 2>(panel, tiles, out, |quants, scale, i, _, out| {
+        let scale = twice(scale, i);
+        nibble_tile(quants, table, out, |v| hvx::mul_f16(v, scale));
+    });
+}
+
+fn dequantize_iq4_nl(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
+    let table = hvx::load(&IQ4_NL_VALUES);
+    for_each_tile::<4, 2>(panel, tiles, out, |quants, scale, i, _, out| {
+        let scale = twice(scale, i);
+        nibble_tile(quants, table, out, |v| hvx::mul_f16(v, scale));
+    });
+}
+
+fn dequantize_q4_1(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
+    let table = hvx::load(&Q4_1_VALUES);
+    for_each_tile::<4, 2>(panel, tiles, out, |quants, scale, i, min, out| {
+        let (scale, min) = (twice(scale, i), twice(min, i));
+        nibble_tile(quants, table, out, |v| hvx::mul_add_f16(v, scale, min));
+    });
+}
+
+fn dequantize_mxfp4(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
+    let table = hvx::load(&MXFP4_VALUES);
+    for_each_tile::<4, 4>(panel, tiles, out, |quants, scale, i, _, out| {
+        let scale = e8m0_as_f16(scale, i);
+        nibble_tile(quants, table, out, |v| hvx::mul_f16(v, scale));
+    });
+}
+
+fn dequantize_q8_0(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
+    for_each_tile::<8, 2>(panel, tiles, out, |quants, scale, i, _, out| byte_tile(quants, twice(scale, i), out));
+}

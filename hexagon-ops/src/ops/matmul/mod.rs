@@ -1,0 +1,13 @@
+//! Matrix multiplication `dst[M,N] = act[M,K] · w[K,N]`: two ways, one set of packed weights.
+//!
+//! | way | for | steps |
+//! |---|---|---|
+//! | GEMV | M of 1 or 2, quantized weights | [`quantize`] activations to 8 bits, [`gemv`] integer dot products |
+//! | GEMM | everything else | [`pack`] activations to FP16 tiles, [`dequantize`] weights to FP16 tiles, multiply on the matrix unit |
+
+pub mod dequantize;
+pub mod gemv;
+mod panel;
+pub mod quantize;
+
+pub use panel::Panel;

@@ -1,0 +1,3 @@
+//! Kernels over the vector type, and the drivers that run them.
+
+pub mod matmul;

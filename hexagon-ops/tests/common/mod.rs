@@ -1,0 +1,103 @@
+//! Random ggml rows, their exact values, and comparison: what the tests of this crate share.
+#![allow(dead_code, reason = "each test uses its own part")]
+#![expect(clippy::cast_possible_truncation, clippy::unwrap_used, reason = "random bytes are cut on purpose; a panic is a failure")]
+
+use half::f16;
+use hexagon_ops::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, WeightType};
+
+/// A small generator with a printed seed: `NPU_TEST_SEED` overrides it.
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new() -> Self {
+        let seed = std::env::var("NPU_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(20_261_120);
+        println!("NPU_TEST_SEED={seed}");
+        Self(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in [-1, 1).
+    pub fn unit(&mut self) -> f32 {
+        ((self.next() >> 40) as f32) / (1 << 23) as f32 - 1.0
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+const IQ4_NL: [f64; 16] =
+    [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
+const MXFP4: [f64; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.];
+
+/// A random block of 32, bytes as ggml stores them, with scales of ordinary models.
+pub fn random_block(weight: WeightType, rng: &mut Rng) -> Vec<u8> {
+    let mut block: Vec<u8> = (0..weight.block_bytes()).map(|_| rng.next() as u8).collect();
+    let scale = |rng: &mut Rng| f16::from_f32(rng.unit() * 0.02).to_le_bytes();
+    match weight {
+        WeightType::F16 => block = (0..TILE_DIM).flat_map(|_| f16::from_f32(rng.unit()).to_le_bytes()).collect(),
+        WeightType::Mxfp4 => block[0] = 118 + rng.below(8) as u8,
+        WeightType::Q4_1 => {
+            block[..2].copy_from_slice(&scale(rng));
+            block[2..4].copy_from_slice(&scale(rng));
+        }
+        _ => block[..2].copy_from_slice(&scale(rng)),
+    }
+    block
+}
+
+/// The 32 values of a ggml block, exactly.
+pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
+    let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
+    let nibble = |qs: &[u8], k: usize| usize::from(if k < 16 { qs[k] & 15 } else { qs[k - 16] >> 4 });
+    std::array::from_fn(|k| match weight {
+        WeightType::F16 => f16_at(2 * k),
+        WeightType::Q4_0 => f16_at(0) * (nibble(&block[2..], k) as f64 - 8.0),
+        WeightType::Q4_1 => f16_at(0) * nibble(&block[4..], k) as f64 + f16_at(2),
+        WeightType::Q8_0 => f16_at(0) * f64::from(block[2 + k].cast_signed()),
+        WeightType::Iq4Nl => f16_at(0) * IQ4_NL[nibble(&block[2..], k)],
+        WeightType::Mxfp4 => 2_f64.powi(i32::from(block[0]) - 128) * MXFP4[nibble(&block[1..], k)],
+    })
+}
+
+/// A random packed matrix and its exact values.
+pub struct Weights {
+    pub layout: MatrixLayout,
+    pub lines: Vec<Line>,
+    /// `values[n][k]`.
+    pub values: Vec<Vec<f64>>,
+}
+
+impl Weights {
+    /// `k` must be a multiple of 32.
+    pub fn random(weight: WeightType, n: usize, k: usize, rng: &mut Rng) -> Self {
+        let layout = MatrixLayout::new(weight, n, k).unwrap();
+        let mut lines = vec![Line::ZERO; layout.matrix_bytes() / LINE_BYTES];
+        let mut values = Vec::new();
+        for row in 0..n {
+            let blocks: Vec<Vec<u8>> = (0..k / TILE_DIM).map(|_| random_block(weight, rng)).collect();
+            layout.pack_row(bytemuck::cast_slice_mut(&mut lines), row, &blocks.concat()).unwrap();
+            values.push(blocks.iter().flat_map(|b| block_values(weight, b)).collect());
+        }
+        Self { layout, lines, values }
+    }
+
+    pub fn panel_lines(&self, nt: usize) -> &[Line] {
+        let lines = self.layout.panel().panel_lines();
+        &self.lines[nt * lines..(nt + 1) * lines]
+    }
+}
+
+/// Normalized mean squared error of `have` against `want`: ggml's own measure for MUL_MAT.
+pub fn nmse(have: &[f32], want: &[f64]) -> f64 {
+    let error: f64 = have.iter().zip(want).map(|(h, w)| (f64::from(*h) - w).powi(2)).sum();
+    let power: f64 = want.iter().map(|w| w * w).sum();
+    if power == 0.0 { error } else { error / power }
+}

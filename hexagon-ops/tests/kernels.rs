@@ -1,0 +1,190 @@
+//! Proves each kernel on its own against exact arithmetic: dequantizers, activation quantizer, integer dot products.
+
+#![expect(clippy::unwrap_used, reason = "a panic is a failure")]
+mod common;
+
+use common::{Rng, Weights, nmse};
+use half::f16;
+use hexagon_ops::error::Error;
+use hexagon_ops::layout::{TILE_DIM, Tile, WeightType, f16_tile_offset};
+use hexagon_ops::ops::matmul::Panel;
+use hexagon_ops::ops::matmul::dequantize::dequantize;
+use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
+use hexagon_ops::ops::matmul::quantize::{ActGroup, groups, quantize_row};
+
+const QUANTIZED: [WeightType; 5] =
+    [WeightType::Q4_0, WeightType::Q4_1, WeightType::Q8_0, WeightType::Iq4Nl, WeightType::Mxfp4];
+
+fn quantized(row: &[f32]) -> Vec<ActGroup> {
+    let mut out = vec![ActGroup::ZERO; groups(row.len())];
+    quantize_row(row, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn dequantized_elements_are_the_nearest_f16() {
+    let mut rng = Rng::new();
+    for weight in QUANTIZED {
+        for k_tiles in [1, 2, 3, 4, 5, 9] {
+            let w = Weights::random(weight, 40, k_tiles * TILE_DIM, &mut rng);
+            for nt in 0..2 {
+                let panel = Panel::new(w.layout.panel(), w.panel_lines(nt)).unwrap();
+                let mut tiles = vec![Tile::ZERO; k_tiles];
+                dequantize(&panel, 0..k_tiles, &mut tiles).unwrap();
+                for k in 0..k_tiles * TILE_DIM {
+                    for n in 0..TILE_DIM {
+                        let want = w.values.get(nt * TILE_DIM + n).map_or(0.0, |row| row[k]);
+                        let bytes: &[u8] = bytemuck::bytes_of(&tiles[k / TILE_DIM]);
+                        let at = f16_tile_offset(k % TILE_DIM, n);
+                        let have = f16::from_le_bytes([bytes[at], bytes[at + 1]]);
+                        assert!(
+                            (have.to_f64() - want).abs() <= f16::from_f64(want).to_f64().abs() * 2_f64.powi(-11) + 1e-12
+                                && (have.to_f64() - f16::from_f64(want).to_f64()) == 0.0,
+                            "{weight:?} k {k} n {n}: {have} for {want}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn part_of_a_panel_dequantizes_alone() {
+    let mut rng = Rng::new();
+    for weight in QUANTIZED {
+        let w = Weights::random(weight, 32, 11 * TILE_DIM, &mut rng);
+        let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
+        let mut all = vec![Tile::ZERO; 11];
+        dequantize(&panel, 0..11, &mut all).unwrap();
+        for (start, end) in [(0, 4), (4, 8), (4, 7), (8, 11), (8, 8)] {
+            let mut part = vec![Tile::ZERO; end - start];
+            dequantize(&panel, start..end, &mut part).unwrap();
+            assert!(part == all[start..end], "{weight:?} {start}..{end}");
+        }
+        assert_eq!(
+            dequantize(&panel, 2..4, &mut [Tile::ZERO; 2]),
+            Err(Error::Index { what: "tile range", index: 4, limit: 11 })
+        );
+    }
+}
+
+#[test]
+fn mxfp4_scales_cover_all_of_f16() {
+    // Every exponent: subnormal, normal and too large for f16; the table's 1 (index 1) stands for the scale itself.
+    let layout = hexagon_ops::layout::MatrixLayout::new(WeightType::Mxfp4, 256, 32).unwrap();
+    let mut packed = vec![hexagon_ops::layout::Line::ZERO; layout.matrix_bytes() / 128];
+    for e in 0..=255_u8 {
+        let mut block = [0x11; 17];
+        block[0] = e;
+        layout.pack_row(bytemuck::cast_slice_mut(&mut packed), usize::from(e), &block).unwrap();
+    }
+    for e in 0..=255_usize {
+        let lines = layout.panel().panel_lines();
+        let panel = Panel::new(layout.panel(), &packed[e / 32 * lines..][..lines]).unwrap();
+        let mut tile = [Tile::ZERO];
+        dequantize(&panel, 0..1, &mut tile).unwrap();
+        let at = f16_tile_offset(0, e % 32);
+        let bytes: &[u8] = bytemuck::bytes_of(&tile[0]);
+        let have = f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f64();
+        let exponent = i32::try_from(e).unwrap() - 128;
+        let want = if exponent < -24 { 0.0 } else { 2_f64.powi(exponent.min(15)) };
+        assert!(have == want, "e {e}: {have} for {want}");
+    }
+}
+
+/// What the dot product promises: error from 8-bit activations only, amax/254 per element at most.
+fn gemv_bound(act: &[f32], weights: &[f64]) -> f64 {
+    act.chunks(TILE_DIM)
+        .zip(weights.chunks(TILE_DIM))
+        .map(|(a, w)| {
+            let amax = a.iter().fold(0.0_f64, |m, x| m.max(f64::from(x.abs())));
+            // Half a step, plus f16 rounding of the scale over 127 steps, per weight; f32 sums are below this.
+            amax * (0.51 / 127.0 + 2_f64.powi(-20)) * w.iter().map(|w| w.abs()).sum::<f64>()
+        })
+        .sum::<f64>()
+        + 1e-30
+}
+
+fn exact(act: &[f32], weights: &[f64]) -> f64 {
+    act.iter().zip(weights).map(|(a, w)| f64::from(*a) * w).sum()
+}
+
+#[test]
+fn gemv_is_exact_up_to_activation_rounding() {
+    let mut rng = Rng::new();
+    for weight in QUANTIZED {
+        for k_tiles in [1, 2, 3, 5, 18, 31, 32, 33, 35, 64, 67] {
+            let k = k_tiles * TILE_DIM;
+            let w = Weights::random(weight, 64, k, &mut rng);
+            let rows: Vec<Vec<f32>> = (0..2).map(|_| (0..k).map(|_| rng.unit() * 3.0).collect()).collect();
+            let acts: Vec<_> = rows.iter().map(|row| quantized(row)).collect();
+            let panels = [0, 1].map(|nt| Panel::new(w.layout.panel(), w.panel_lines(nt)).unwrap());
+            let [mut a, mut b, mut c, mut d, mut e, mut f] = [[0.0; TILE_DIM]; 6];
+            gemv_strip(&panels[0], &acts[0], &mut a).unwrap();
+            gemv_strip(&panels[1], &acts[0], &mut b).unwrap();
+            gemv_two_strips([&panels[0], &panels[1]], &acts[0], [&mut c, &mut d]).unwrap();
+            gemv_two_rows(&panels[1], [&acts[0], &acts[1]], [&mut e, &mut f]).unwrap();
+            assert_eq!((a, b, b), (c, d, e), "{weight:?} K {k}: the variants differ");
+            for (row, nt, out) in [(0, 0, &a), (0, 1, &b), (1, 1, &f)] {
+                for (n, have) in out.iter().enumerate() {
+                    let weights = &w.values[nt * TILE_DIM + n];
+                    let error = (f64::from(*have) - exact(&rows[row], weights)).abs();
+                    // The f16 product of scale and sum that multiplies a minimum is rounded: 2^-11 of it.
+                    let min = if weight == WeightType::Q4_1 { 0.02 * 3.0 * k as f64 * 2_f64.powi(-11) } else { 0.0 };
+                    let bound = gemv_bound(&rows[row], weights) + min;
+                    assert!(error <= bound, "{weight:?} K {k} row {row} n {n}: error {error:e} over {bound:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gemv_error_is_that_of_8_bits() {
+    let mut rng = Rng::new();
+    for weight in QUANTIZED {
+        let w = Weights::random(weight, 32, 2048, &mut rng);
+        let row: Vec<f32> = (0..2048).map(|_| rng.unit()).collect();
+        let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
+        let mut out = [0.0; TILE_DIM];
+        gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
+        let want: Vec<f64> = w.values.iter().map(|weights| exact(&row, weights)).collect();
+        // Uniform activations: step² / 12 over 1/3 is 1.6e-5 for a step of 1/127; ggml accepts 5e-4.
+        let have = nmse(&out, &want);
+        assert!(have < 4e-5, "{weight:?}: {have:e}");
+    }
+}
+
+#[test]
+fn quantizer_keeps_any_magnitude() {
+    let mut rng = Rng::new();
+    let w = Weights::random(WeightType::Q8_0, 32, 96, &mut rng);
+    let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
+    for exponent in [-140, -120, -60, -20, 0, 15, 40, 90, 110] {
+        let row: Vec<f32> = (0..96).map(|_| rng.unit() * 2_f32.powi(exponent)).collect();
+        let mut out = [0.0; TILE_DIM];
+        gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
+        for (have, weights) in out.iter().zip(&w.values) {
+            let bound = gemv_bound(&row, weights) + if exponent < -100 { 1e-30 } else { 0.0 };
+            let error = (f64::from(*have) - exact(&row, weights)).abs();
+            assert!(error <= bound, "2^{exponent}: error {error:e} over {bound:e}");
+        }
+    }
+    let zeros = quantized(&[0.0; 96]);
+    let mut out = [1.0; TILE_DIM];
+    gemv_strip(&panel, &zeros, &mut out).unwrap();
+    assert_eq!(out, [0.0; TILE_DIM]);
+}
+
+#[test]
+fn quantizer_rejects_broken_blocks() {
+    assert_eq!(
+        quantize_row(&[0.0; 33], &mut [ActGroup::ZERO; 1]),
+        Err(Error::Length { what: "activation row", have: 33, want: 32 })
+    );
+    assert_eq!(
+        quantize_row(&[0.0; 32], &mut [ActGroup::ZERO; 2]),
+        Err(Error::Length { what: "activation groups", have: 2, want: 1 })
+    );
+}

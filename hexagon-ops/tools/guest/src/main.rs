@@ -1,0 +1,101 @@
+//! A program without an operating system's library that qemu-hexagon runs.
+//!
+//! Reads requests of four lines from standard input: a line whose first words are a number and a scalar, then three
+//! vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] with the table of packet counts, as text.
+
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod bench;
+mod ops;
+
+use core::arch::{asm, global_asm};
+
+use hexagon_ops::hvx;
+use hexagon_ops::layout::Line;
+
+/// Request number of the packet counts.
+const BENCH: i32 = -1;
+
+// The stack of a Linux process is aligned to 8 bytes, vectors spill to 128.
+global_asm!(
+    ".globl _start",
+    "_start:",
+    "{{ r29 = and(r29, #-128) }}",
+    "{{ call {main} }}",
+    main = sym main,
+);
+
+/// Linux system call with three arguments.
+///
+/// # Safety
+/// The kernel must be allowed to use memory as the call says.
+unsafe fn syscall(number: usize, a: usize, b: usize, c: usize) -> isize {
+    let result;
+    // SAFETY: the caller vouches for the call; trap0(#1) preserves every register but r0.
+    unsafe {
+        asm!("{{ trap0(#1) }}", in("r6") number, inlateout("r0") a => result, in("r1") b, in("r2") c);
+    }
+    result
+}
+
+/// Ends the program.
+fn exit(code: usize) -> ! {
+    loop {
+        // SAFETY: exit_group touches no memory.
+        unsafe { syscall(94, code, 0, 0) };
+    }
+}
+
+/// Fills `to` from standard input; false at its end.
+fn read(to: &mut [u8]) -> bool {
+    let mut at = 0;
+    while at < to.len() {
+        let rest = &mut to[at..];
+        // SAFETY: the kernel writes at most `rest.len()` bytes to `rest`.
+        let count = unsafe { syscall(63, 0, rest.as_mut_ptr() as usize, rest.len()) };
+        match usize::try_from(count) {
+            Ok(count) if count > 0 => at += count,
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Writes `from` to standard output.
+fn write(from: &[u8]) {
+    let mut at = 0;
+    while at < from.len() {
+        let rest = &from[at..];
+        // SAFETY: the kernel reads at most `rest.len()` bytes of `rest`.
+        let count = unsafe { syscall(64, 1, rest.as_ptr() as usize, rest.len()) };
+        match usize::try_from(count) {
+            Ok(count) if count > 0 => at += count,
+            _ => exit(3),
+        }
+    }
+}
+
+extern "C" fn main() -> ! {
+    let mut request = [Line::ZERO; 4];
+    while read(bytemuck::cast_slice_mut(&mut request)) {
+        let words: &[i32; 32] = bytemuck::cast_ref(&request[0]);
+        if words[0] == BENCH {
+            bench::run(&mut |text| write(text.as_bytes()));
+            continue;
+        }
+        let vectors = [hvx::load(&request[1]), hvx::load(&request[2]), hvx::load(&request[3])];
+        let (first, second) = ops::run(words[0] as usize, vectors, words[1]);
+        let mut answer = [Line::ZERO; 2];
+        hvx::store(&mut answer[0], first);
+        hvx::store(&mut answer[1], second);
+        write(bytemuck::cast_slice(&answer));
+    }
+    exit(0)
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    exit(101)
+}

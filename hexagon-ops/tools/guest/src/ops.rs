@@ -1,0 +1,60 @@
+//! One number per vector operation, for the guest and for the host test that compares them.
+
+use hexagon_ops::hvx::{self, Accumulator, Vector};
+
+/// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
+pub const NAMES: [&str; 32] = [
+    "splat_w", "splat_h", "splat_b", "and", "add_w", "sub_w", "max_w", "min_w", "max_h", "shr_b", "shr_w", "shl_w",
+    "shr_w_each", "dot4_each", "dot4_acc", "lookup16", "lookup32", "interleave_even_b", "interleave_odd_b",
+    "interleave_even_h", "interleave_odd_h", "pack_low_h", "deal_w", "f32_from_w", "mul_f16", "mul_add_f16",
+    "sub_mul_f16", "widen_mul_f16", "narrow_f32", "mul_f32", "add_f32", "sub_f32",
+];
+
+/// Number of the first operation on floating point.
+#[allow(dead_code, reason = "only the host test asks")]
+pub const FIRST_FLOAT: usize = 23;
+
+/// Number that stands for an accumulator: `c + a · b + a`.
+pub const ACCUMULATE: usize = NAMES.len();
+
+/// Runs operation `op`; operations with one result return it twice.
+pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
+    let [s0, s1, ..] = scalar.to_le_bytes();
+    let one = |v: Vector| (v, v);
+    match op {
+        0 => one(hvx::splat_w(scalar)),
+        1 => one(hvx::splat_h(u16::from_le_bytes([s0, s1]))),
+        2 => one(hvx::splat_b(s0)),
+        3 => one(hvx::and(a, b)),
+        4 => one(hvx::add_w(a, b)),
+        5 => one(hvx::sub_w(a, b)),
+        6 => one(hvx::max_w(a, b)),
+        7 => one(hvx::min_w(a, b)),
+        8 => one(hvx::max_h(a, b)),
+        9 => one(hvx::shr_b(a, scalar & 7)),
+        10 => one(hvx::shr_w(a, scalar & 31)),
+        11 => one(hvx::shl_w(a, scalar & 31)),
+        12 => one(hvx::shr_w_each(a, hvx::and(b, hvx::splat_w(31)))),
+        13 => one(hvx::dot4_each(a, b)),
+        14 => one(hvx::dot4_acc(c, a, scalar)),
+        15 => hvx::lookup16(a, b),
+        16 => one(hvx::lookup32(a, b)),
+        17 => one(hvx::interleave_even_b(a, b)),
+        18 => one(hvx::interleave_odd_b(a, b)),
+        19 => one(hvx::interleave_even_h(a, b)),
+        20 => one(hvx::interleave_odd_h(a, b)),
+        21 => one(hvx::pack_low_h(a, b)),
+        22 => hvx::deal_w(a, b),
+        23 => one(hvx::f32_from_w(a)),
+        24 => one(hvx::mul_f16(a, b)),
+        25 => one(hvx::mul_add_f16(a, b, c)),
+        26 => one(hvx::sub_mul_f16(a, b, c)),
+        27 => hvx::widen_mul_f16(a, b),
+        28 => one(hvx::narrow_f32(a, b)),
+        29 => one(hvx::mul_f32(a, b)),
+        30 => one(hvx::add_f32(a, b)),
+        31 => one(hvx::sub_f32(a, b)),
+        ACCUMULATE => one(Accumulator::from_f32(c).mul_add(a, b).plus(a).to_f32()),
+        _ => one(hvx::splat_w(0)),
+    }
+}

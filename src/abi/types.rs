@@ -1,0 +1,178 @@
+//! The types and constants of `include/npu.h`, and how a tensor of C becomes one of Rust.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use super::NpuBuffer;
+use crate::graph::{Place, Tensor};
+use crate::tensor::{DType, Dequantize, Shape};
+
+/// Sources of a node that are passed on.
+pub const NPU_MAX_SRC: usize = 3;
+/// 32-bit words of op parameters.
+pub const NPU_OP_PARAMS: usize = 16;
+
+/// `npu_tensor.dtype`: F32.
+pub const NPU_DTYPE_F32: u32 = 0;
+/// `npu_tensor.dtype`: F16.
+pub const NPU_DTYPE_F16: u32 = 1;
+/// `npu_tensor.dtype`: I32.
+pub const NPU_DTYPE_I32: u32 = 2;
+/// `npu_tensor.dtype`: any quantized type, with `to_float`.
+pub const NPU_DTYPE_QUANTIZED: u32 = 3;
+/// `npu_tensor.dtype`: anything else.
+pub const NPU_DTYPE_OTHER: u32 = 4;
+
+/// `npu_node.op`: a view, or nothing to compute.
+pub const NPU_OP_NONE: u32 = 0;
+/// `npu_node.op`: MUL_MAT.
+pub const NPU_OP_MUL_MAT: u32 = 1;
+/// `npu_node.op`: anything else.
+pub const NPU_OP_OTHER: u32 = 2;
+
+/// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
+pub const NPU_PLACE_NONE: u32 = 0;
+/// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet.
+pub const NPU_PLACE_HOST: u32 = 1;
+/// `npu_tensor.place`: a buffer for packed weights of this device.
+pub const NPU_PLACE_PACKED: u32 = 2;
+/// `npu_tensor.place`: memory of another device.
+pub const NPU_PLACE_OTHER: u32 = 3;
+
+/// The graph was computed.
+pub const NPU_STATUS_OK: u32 = 0;
+/// The graph was not computed, or not all of it; a log line says why.
+pub const NPU_STATUS_FAILED: u32 = 1;
+/// No memory to compute the graph with.
+pub const NPU_STATUS_ALLOC_FAILED: u32 = 2;
+
+/// Log level: an error.
+pub const NPU_LOG_ERROR: u32 = 1;
+/// Log level: a warning.
+pub const NPU_LOG_WARN: u32 = 2;
+/// Log level: information.
+pub const NPU_LOG_INFO: u32 = 3;
+/// Log level: debugging, tracing.
+pub const NPU_LOG_DEBUG: u32 = 4;
+
+/// Writes the `n` values of the blocks at `src` to `dst`.
+type ToFloatFn = unsafe extern "C" fn(src: *const c_void, dst: *mut f32, n: i64);
+
+/// A tensor's metadata, and where its bytes are.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct NpuTensor {
+    /// `NPU_DTYPE_*`.
+    pub dtype: u32,
+    /// `NPU_PLACE_*`, of the tensor that this one is a view of if it is one.
+    pub place: u32,
+    /// Elements in a block, 1 for plain types.
+    pub block_elems: u32,
+    /// Bytes in a block.
+    pub block_bytes: u32,
+    /// Elements in each dimension, innermost first.
+    pub ne: [i64; 4],
+    /// Bytes from one index to the next.
+    pub nb: [u64; 4],
+    /// First byte; NULL in questions about operations.
+    pub data: *mut c_void,
+    /// The packed buffer that it is in; NULL unless `place` is `NPU_PLACE_PACKED`, and for ggml's dummy buffers.
+    pub buffer: *mut NpuBuffer,
+    /// ggml's way to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
+    // Private, so that only C fills it in, with the promise that it is the function of the tensor's type.
+    to_float: Option<unsafe extern "C" fn(src: *const c_void, dst: *mut f32, n: i64)>,
+    /// Name for log lines; may be NULL.
+    pub name: *const c_char,
+}
+
+/// One node of a graph.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct NpuNode {
+    /// `NPU_OP_*`.
+    pub op: u32,
+    /// Sources in `src`.
+    pub n_src: u32,
+    /// ggml's op parameters.
+    pub op_params: [i32; NPU_OP_PARAMS],
+    /// Result.
+    pub dst: NpuTensor,
+    /// Sources.
+    pub src: [NpuTensor; NPU_MAX_SRC],
+}
+
+/// What the host program offers.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct NpuHost {
+    /// Takes one log line, without newline. May be called from any thread.
+    pub log: Option<unsafe extern "C" fn(level: u32, text: *const c_char)>,
+}
+
+/// A tensor's `to_float`, as what the rest of the crate calls.
+#[repr(transparent)]
+struct ToFloat(ToFloatFn);
+
+impl ToFloat {
+    fn of(tensor: &NpuTensor) -> Option<&Self> {
+        let to_float: *const ToFloatFn = tensor.to_float.as_ref()?;
+        // SAFETY: the same address with the same layout (repr(transparent)) and lifetime.
+        Some(unsafe { &*to_float.cast::<Self>() })
+    }
+}
+
+impl Dequantize for ToFloat {
+    fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
+        let n = i64::try_from(out.len()).unwrap_or(0);
+        // SAFETY: ggml's own function for the type of these blocks, and `out` has as many elements as they hold, because
+        // `repack` cuts both by whole rows.
+        unsafe { (self.0)(blocks.as_ptr().cast(), out.as_mut_ptr(), n) };
+    }
+}
+
+/// The tensor's metadata, without memory; `None` if a dimension is negative.
+pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
+    let dtype = match tensor.dtype {
+        NPU_DTYPE_F32 => DType::F32,
+        NPU_DTYPE_F16 => DType::F16,
+        NPU_DTYPE_I32 => DType::I32,
+        NPU_DTYPE_QUANTIZED if tensor.to_float.is_some() && tensor.block_elems > 0 => {
+            DType::Quantized {
+                block_elems: tensor.block_elems as usize,
+                block_bytes: tensor.block_bytes as usize,
+            }
+        }
+        _ => DType::Other,
+    };
+    let mut shape = Shape {
+        ne: [0; 4],
+        nb: [0; 4],
+    };
+    for i in 0..4 {
+        shape.ne[i] = usize::try_from(tensor.ne[i]).ok()?;
+        shape.nb[i] = usize::try_from(tensor.nb[i]).ok()?;
+    }
+    Some(Tensor {
+        name: name(tensor),
+        dtype,
+        shape,
+        place: match tensor.place {
+            NPU_PLACE_NONE => Place::Unknown,
+            NPU_PLACE_HOST => Place::Host,
+            NPU_PLACE_PACKED => Place::Packed,
+            _ => Place::Foreign,
+        },
+        memory: None,
+        packed_offset: 0,
+        dequantize: ToFloat::of(tensor).map(|to_float| to_float as &dyn Dequantize),
+    })
+}
+
+pub(super) fn name(tensor: &NpuTensor) -> &str {
+    if tensor.name.is_null() {
+        return "?";
+    }
+    // SAFETY: ggml's names end in NUL and live as long as the tensor.
+    unsafe { CStr::from_ptr(tensor.name) }
+        .to_str()
+        .unwrap_or("?")
+}

@@ -1,0 +1,178 @@
+//! Buffers of packed weights as ggml sees them: bytes that can be written and read at any offset.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use memmap2::MmapMut;
+
+use super::Device;
+use crate::device::rknpu::{WeightMemory, Weights};
+use crate::error::{Error, Result};
+use crate::graph::Tensor;
+use crate::plan;
+use crate::repack::{self, Source};
+use crate::tensor::DType;
+
+/// Alignment of tensors in a packed buffer: their blocks are views of it, which start at pages.
+pub const PACKED_ALIGN_BYTES: usize = repack::BLOCK_ALIGN_BYTES;
+
+/// A ggml buffer of packed weights. It holds the tensors' own bytes, so that reading back gives exactly what was
+/// written and any part can be written again, and their packed form in device memory at the same offsets.
+#[derive(Debug)]
+pub struct WeightBuffer {
+    device: Arc<Device>,
+    pub(super) memory: WeightMemory,
+    base: usize,
+    contents: RwLock<Contents>,
+}
+
+/// What is in a [`WeightBuffer`].
+#[derive(Debug)]
+pub(super) struct Contents {
+    plain: MmapMut,
+    /// By offset.
+    packed: BTreeMap<usize, Packed>,
+}
+
+/// One packed tensor.
+#[derive(Debug)]
+struct Packed {
+    dtype: DType,
+    ne: [usize; 4],
+    bytes: usize,
+    weights: Weights,
+}
+
+impl Contents {
+    /// The packed form of a tensor, if all of it was packed as such.
+    pub(super) fn find(&self, tensor: &Tensor) -> Option<&Weights> {
+        let packed = self.packed.get(&tensor.packed_offset)?;
+        let same = packed.dtype == tensor.dtype && packed.ne == tensor.shape.ne;
+        (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
+    }
+}
+
+impl WeightBuffer {
+    /// Allocates a buffer of `bytes`, on the device and in host memory (the latter takes space as it is written).
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(device: Arc<Device>, bytes: usize) -> Result<Self> {
+        let memory = device.npu.allocate(bytes)?;
+        let plain = MmapMut::map_anon(bytes).map_err(|_| Error::OutOfMemory {
+            call: "mmap",
+            bytes,
+        })?;
+        let base = plain.as_ptr().addr();
+        Ok(Self {
+            device,
+            memory,
+            base,
+            contents: RwLock::new(Contents {
+                plain,
+                packed: BTreeMap::new(),
+            }),
+        })
+    }
+
+    /// Address of the first byte; ggml reckons tensor addresses from it.
+    #[must_use]
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    pub(super) fn contents(&self) -> RwLockReadGuard<'_, Contents> {
+        // A panic while writing leaves at worst a tensor half written, which its caller reports.
+        self.contents.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn contents_mut(&self) -> RwLockWriteGuard<'_, Contents> {
+        self.contents
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes part of a tensor: `fill` gets the bytes `[offset, offset + size)` of it. What was touched is packed anew.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if the library has no more views to give.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    pub fn write(
+        &self,
+        tensor: &Tensor,
+        offset: usize,
+        size: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        let mut contents = self.contents_mut();
+        let touched = tensor.packed_offset + offset..tensor.packed_offset + offset + size;
+        fill(&mut contents.plain[touched.clone()]);
+        self.place(&mut contents, tensor)?;
+        let Contents { plain, packed } = &mut *contents;
+        for (&start, packed) in packed.range_mut(..touched.end) {
+            if start + packed.bytes <= touched.start {
+                continue;
+            }
+            let row_bytes = packed.bytes / (packed.ne[1] * packed.ne[2] * packed.ne[3]);
+            let first = touched.start.saturating_sub(start) / row_bytes;
+            let last = (touched.end.min(start + packed.bytes) - start).div_ceil(row_bytes);
+            let rows = &plain[start..start + packed.bytes];
+            let source = Source {
+                dtype: packed.dtype,
+                rows,
+                dequantize: tensor.dequantize,
+            };
+            self.memory
+                .pack(&mut packed.weights, start, source, first..last);
+        }
+        Ok(())
+    }
+
+    /// Makes room for the packed form of a tensor that is seen for the first time. A view of a tensor that is
+    /// already there is part of that one.
+    fn place(&self, contents: &mut Contents, tensor: &Tensor) -> Result<()> {
+        let start = tensor.packed_offset;
+        let Some(layout) = plan::weight_layout(self.device.npu.caps(), tensor) else {
+            return Ok(());
+        };
+        let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+        let around = contents.packed.range(..=start).next_back();
+        if around.is_some_and(|(&other, packed)| {
+            start + bytes <= other + packed.bytes && tensor.dtype == packed.dtype
+        }) {
+            return Ok(());
+        }
+        contents
+            .packed
+            .retain(|&other, packed| other + packed.bytes <= start || start + bytes <= other);
+        let weights = self.memory.place(layout, start)?;
+        contents.packed.insert(
+            start,
+            Packed {
+                dtype: tensor.dtype,
+                ne: tensor.shape.ne,
+                bytes,
+                weights,
+            },
+        );
+        Ok(())
+    }
+
+    /// Copies the bytes of a tensor from `offset` on.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    pub fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
+        let start = tensor.packed_offset + offset;
+        out.copy_from_slice(&self.contents().plain[start..start + out.len()]);
+    }
+
+    /// Fills the whole buffer; nothing in it counts as packed any more.
+    pub fn clear(&self, value: u8) {
+        let mut contents = self.contents_mut();
+        contents.packed.clear();
+        contents.plain.fill(value);
+    }
+}

@@ -1,0 +1,151 @@
+//! One NPU core: runs its share of a call and writes its columns of the result.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rknpu_ops::ffi::{CoreMask, MatmulInfo};
+use rknpu_ops::pack::{self, NativeOutput};
+
+use super::activation::Activations;
+use super::scratch::Scratch;
+use super::weight::Weights;
+use crate::error::Result;
+use crate::repack::{MAX_SEGMENTS, Precision};
+use crate::shm::RowsMut;
+use crate::vendor::rknn::{Context, Operands, Rknn};
+
+/// Contexts that a core keeps. A model needs one for each distinct weight shape and M bucket: about 50.
+const MAX_CONTEXTS_PER_CORE: usize = 128;
+
+/// Shape of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct CallShape {
+    precision: Precision,
+    m: usize,
+    k: usize,
+    n: usize,
+}
+
+/// One NPU core: its contexts and where its results go.
+#[derive(Debug)]
+pub(super) struct Core {
+    mask: Option<CoreMask>,
+    contexts: HashMap<CallShape, Context>,
+    results: Scratch,
+}
+
+/// What all cores share in one call.
+pub(super) struct Call<'a> {
+    pub(super) anchor: &'a Arc<Context>,
+    pub(super) rknn: &'a Arc<Rknn>,
+    pub(super) weights: &'a Weights,
+    pub(super) slice: usize,
+    pub(super) activations: &'a Activations,
+    /// Rows with content, and M of the contexts.
+    pub(super) rows: usize,
+    pub(super) bucket: usize,
+}
+
+impl Core {
+    pub(super) fn new(mask: Option<CoreMask>) -> Self {
+        Self {
+            mask,
+            contexts: HashMap::new(),
+            results: Scratch::default(),
+        }
+    }
+
+    /// Steps 3 and 4 for the chunks of this core, which are the columns of `dst`.
+    pub(super) fn run_chunks(
+        &mut self,
+        call: &Call,
+        chunks: Range<usize>,
+        dst: &mut RowsMut,
+    ) -> Result<()> {
+        let layout = &call.weights.layout;
+        let a_bytes = layout.native.a.bytes(call.bucket, layout.segment_k);
+        let c_bytes = layout.native.c.bytes(call.bucket, layout.chunk_n);
+        for chunk in chunks {
+            for segment in 0..layout.segments {
+                self.context(call)?;
+                let c = self.results.reserve(call.anchor, segment, c_bytes)?;
+                let a = call.activations.native.get(segment, a_bytes);
+                let b = &call.weights.blocks[layout.block(call.slice, chunk, segment)];
+                // PANIC: made in the line above; looked up again because the results are borrowed too.
+                let context = self
+                    .contexts
+                    .get_mut(&call.shape())
+                    .expect("the context was just made");
+                context.run(Operands { a, b, c })?;
+                c.sync_from_device()?;
+            }
+            let columns = layout.chunk_rows(chunk).len();
+            self.unpack(call, chunk, c_bytes, &mut dst.split_columns(columns));
+        }
+        Ok(())
+    }
+
+    /// The context for the call's shape, made if need be.
+    fn context(&mut self, call: &Call) -> Result<()> {
+        let shape = call.shape();
+        if self.contexts.contains_key(&shape) {
+            return Ok(());
+        }
+        if self.contexts.len() >= MAX_CONTEXTS_PER_CORE {
+            self.contexts.clear();
+        }
+        let [m, k, n] =
+            [shape.m, shape.k, shape.n].map(|size| i32::try_from(size).unwrap_or(i32::MAX));
+        let info = MatmulInfo::native(shape.precision.matmul_type(), m, k, n);
+        self.contexts
+            .insert(shape, Context::new(call.rknn, info, self.mask)?);
+        Ok(())
+    }
+
+    /// Step 4: sums the segments of a chunk and scales them into the columns of `dst`.
+    fn unpack(&self, call: &Call, chunk: usize, c_bytes: usize, dst: &mut RowsMut) {
+        let layout = &call.weights.layout;
+        let segments = 0..layout.segments;
+        let bytes = |segment| &self.results.get(segment, c_bytes).bytes()[..c_bytes];
+        let (c, scales) = (layout.native.c, &call.activations.scales);
+        match layout.precision {
+            Precision::Int8 => {
+                let mut parts: [&[i32]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
+                segments
+                    .clone()
+                    .for_each(|segment| parts[segment] = bytemuck::cast_slice(bytes(segment)));
+                let rows = layout.chunk_rows(chunk).len();
+                let w_scales = &call.weights.scales[layout.chunk_scales(call.slice, chunk)][..rows];
+                let output = NativeOutput::new(&parts[segments], c, call.bucket);
+                pack::unpack_i32(output, 0..call.rows, scales, w_scales, dst);
+            }
+            Precision::Fp16 => {
+                let mut parts: [&[f32]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
+                segments
+                    .clone()
+                    .for_each(|segment| parts[segment] = bytemuck::cast_slice(bytes(segment)));
+                let output = NativeOutput::new(&parts[segments], c, call.bucket);
+                pack::unpack_f32(
+                    output,
+                    0..call.rows,
+                    scales,
+                    layout.chunk_rows(chunk).len(),
+                    dst,
+                );
+            }
+        }
+    }
+}
+
+impl Call<'_> {
+    fn shape(&self) -> CallShape {
+        let layout = &self.weights.layout;
+        CallShape {
+            precision: layout.precision,
+            m: self.bucket,
+            k: layout.segment_k,
+            n: layout.chunk_n,
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The Rockchip NPU: multiplies rows of activations with weights that lie packed in device memory.
+//!
+//! ```text
+//! rows of F32 --(1) Hadamard, quantize--> rows of INT8 --(2) interleave--> native A, one buffer for each K segment
+//!                                                                              |  shared by all cores
+//!            core 0: chunks 0..   core 1: chunks ..   core 2: chunks ..        v
+//!            (3) for each chunk of N: for each segment of K: run(A, B block, C)
+//!            (4) C of all segments --sum, scale--> columns of the F32 result
+//! ```
+//!
+//! One lock covers all of it: there is one NPU, and several backends on several threads take turns. An error puts
+//! the device out of use: what it computed so far may be incomplete, so it refuses to go on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rknpu_ops::ffi::{CoreMask, MatmulInfo};
+use rknpu_ops::pack::Rows;
+
+use self::activation::Activations;
+use self::core::{Call, Core};
+pub use self::weight::{WeightMemory, Weights};
+use crate::caps::RkCaps;
+use crate::error::{Error, Result};
+use crate::repack::Precision;
+use crate::shm::RowsMut;
+use crate::vendor::rknn::{self, Context, Memory, Rknn};
+
+mod activation;
+mod core;
+mod scratch;
+mod weight;
+
+/// Name of the device in ggml.
+pub const NAME: &str = "RKNPU0";
+
+/// An NPU that passed its self-test.
+#[derive(Debug)]
+pub struct RkNpu {
+    caps: &'static RkCaps,
+    rknn: Arc<Rknn>,
+    /// Owns the address space that all memory is in; never runs.
+    anchor: Arc<Context>,
+    versions: (String, String),
+    threads: rayon::ThreadPool,
+    state: Mutex<State>,
+    lost: AtomicBool,
+}
+
+/// What changes from call to call.
+#[derive(Debug)]
+struct State {
+    activations: Activations,
+    cores: Vec<Core>,
+}
+
+impl RkNpu {
+    /// Opens the NPU behind `rknn`.
+    ///
+    /// # Errors
+    /// `Version` for a library that is too old, `Vendor` if a first context cannot be made.
+    pub fn open(rknn: Arc<Rknn>, caps: &'static RkCaps) -> Result<Self> {
+        // SOURCE: rk-llama.cpp allocates from a 32x32x32 FP16 context as well; every chip takes that shape.
+        let info = MatmulInfo::native(Precision::Fp16.matmul_type(), 32, 32, 32);
+        let anchor = Arc::new(Context::new(&rknn, info, None)?);
+        let versions = anchor.versions()?;
+        rknn::check_version(&versions.0)?;
+        let cores = caps.soc.cores();
+        let threads = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(4)
+            .max(cores);
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("rknpu-{index}"))
+            .build()
+            .map_err(|error| Error::Library {
+                library: "threads of the device".into(),
+                reason: error.to_string(),
+            })?;
+        // A chip with one core refuses a mask. SOURCE: RKNN SDK User Guide 2.3.0, rknn_matmul_set_core_mask.
+        let masks = [CoreMask::CORE_0, CoreMask::CORE_1, CoreMask::CORE_2];
+        let cores =
+            (masks.into_iter().take(cores)).map(|mask| Core::new((cores > 1).then_some(mask)));
+        let state = State {
+            activations: Activations::default(),
+            cores: cores.collect(),
+        };
+        Ok(Self {
+            caps,
+            rknn,
+            anchor,
+            versions,
+            threads,
+            state: Mutex::new(state),
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    /// The chip.
+    #[must_use]
+    pub fn caps(&self) -> &'static RkCaps {
+        self.caps
+    }
+
+    /// The versions of the library and of the kernel driver.
+    #[must_use]
+    pub fn versions(&self) -> &(String, String) {
+        &self.versions
+    }
+
+    /// Whether a stand-in computes in place of silicon.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.rknn.stand_in().is_some()
+    }
+
+    /// Whether an error put the device out of use.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Allocates memory for weights.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
+        Ok(WeightMemory::new(Memory::new(&self.anchor, bytes)?))
+    }
+
+    /// Computes `dst = act · w` for at most [`crate::plan::M_BUCKET_MAX`] rows.
+    ///
+    /// - `slice`: which slice of the weight; `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
+    /// - `dst`: `act.count()` rows of N
+    ///
+    /// # Errors
+    /// `DeviceLost` after an earlier error, else `Vendor` or `OutOfMemory` for the one that has just happened.
+    pub fn mul_mat(
+        &self,
+        memory: &WeightMemory,
+        weights: &Weights,
+        slice: usize,
+        act: Rows<f32>,
+        bucket: usize,
+        dst: RowsMut,
+    ) -> Result<()> {
+        // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
+        let Ok(mut state) = self.state.lock() else {
+            return Err(Error::DeviceLost { device: NAME });
+        };
+        if self.is_lost() {
+            return Err(Error::DeviceLost { device: NAME });
+        }
+        let result = memory
+            .flush()
+            .and_then(|()| self.run(&mut state, weights, slice, act, bucket, dst));
+        // A lack of memory may pass, and the call that met it has failed as a whole.
+        if !matches!(result, Ok(()) | Err(Error::OutOfMemory { .. })) {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn run(
+        &self,
+        state: &mut State,
+        weights: &Weights,
+        slice: usize,
+        act: Rows<f32>,
+        bucket: usize,
+        mut dst: RowsMut,
+    ) -> Result<()> {
+        let layout = &weights.layout;
+        state
+            .activations
+            .pack(&self.anchor, &self.threads, layout, act, bucket)?;
+
+        let State { activations, cores } = state;
+        let mut shares: Vec<_> = cores
+            .iter_mut()
+            .enumerate()
+            .map(|(index, core)| {
+                let first = (index * layout.chunks_per_core).min(layout.chunks);
+                let chunks = first..(first + layout.chunks_per_core).min(layout.chunks);
+                let width = chunks
+                    .clone()
+                    .map(|chunk| layout.chunk_rows(chunk).len())
+                    .sum();
+                (core, chunks, dst.split_columns(width), Ok(()))
+            })
+            .filter(|(_, chunks, ..)| !chunks.is_empty())
+            .collect();
+        let compute = |(core, chunks, dst, result): &mut (
+            &mut Core,
+            std::ops::Range<usize>,
+            _,
+            Result<()>,
+        )| {
+            let call = Call {
+                anchor: &self.anchor,
+                rknn: &self.rknn,
+                weights,
+                slice,
+                activations,
+                rows: act.count(),
+                bucket,
+            };
+            *result = core.run_chunks(&call, chunks.clone(), dst);
+        };
+        match shares.as_mut_slice() {
+            [] => {}
+            [only] => compute(only),
+            [first, rest @ ..] => self.threads.in_place_scope(|scope| {
+                for share in rest {
+                    scope.spawn(|_| compute(share));
+                }
+                compute(first);
+            }),
+        }
+        shares.into_iter().try_for_each(|(.., result)| result)
+    }
+}

@@ -1,0 +1,81 @@
+//! Packed weights in device memory.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::Result;
+use crate::repack::{self, Source, WeightLayout};
+use crate::vendor::rknn::{Memory, View};
+
+/// Device memory for packed weights: a ggml buffer, or the weights of one call.
+#[derive(Debug)]
+pub struct WeightMemory {
+    memory: Mutex<Memory>,
+    /// The CPU wrote to it since the last sync.
+    dirty: AtomicBool,
+}
+
+/// One packed weight.
+#[derive(Debug)]
+pub struct Weights {
+    pub(super) layout: WeightLayout,
+    pub(super) blocks: Vec<View>,
+    pub(super) scales: Vec<f32>,
+}
+
+impl WeightMemory {
+    pub(super) fn new(memory: Memory) -> Self {
+        Self {
+            memory: Mutex::new(memory),
+            dirty: AtomicBool::new(false),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Memory> {
+        // A panic while packing leaves bytes of one tensor unfinished, which its caller reports; the memory is fine.
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes views of the blocks of a weight at `offset`; nothing is packed yet.
+    ///
+    /// # Errors
+    /// `OutOfMemory` from the library.
+    pub fn place(&self, layout: WeightLayout, offset: usize) -> Result<Weights> {
+        let memory = self.lock();
+        let blocks = (0..layout.slices * layout.blocks_per_slice())
+            .map(|block| memory.view(offset + layout.block_offset(block), layout.block_bytes()))
+            .collect::<Result<_>>()?;
+        Ok(Weights {
+            layout,
+            blocks,
+            scales: vec![0.0; layout.scales()],
+        })
+    }
+
+    /// Packs rows of a weight that was placed at `offset`; see [`repack::pack_rows`].
+    pub fn pack(&self, weights: &mut Weights, offset: usize, source: Source, rows: Range<usize>) {
+        let mut memory = self.lock();
+        let out = &mut memory.bytes_mut()[offset..][..weights.layout.bytes()];
+        repack::pack_rows(&weights.layout, source, rows, &mut weights.scales, out);
+        self.dirty.store(true, Ordering::Release);
+    }
+
+    /// Lets the device see what was packed.
+    pub(super) fn flush(&self) -> Result<()> {
+        if self.dirty.load(Ordering::Acquire) {
+            let memory = self.lock();
+            memory.sync_to_device()?;
+            self.dirty.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+impl Weights {
+    /// Where they lie.
+    #[must_use]
+    pub fn layout(&self) -> &WeightLayout {
+        &self.layout
+    }
+}

@@ -1,0 +1,107 @@
+"""Wrong settings, missing parts and failing calls give one clear line and a CPU run or a failed one; nothing aborts."""
+
+import os
+import tempfile
+import urllib.error
+from pathlib import Path
+
+from harness import DEVICE, Case, cpu_env, device_env, server
+
+PROMPT = "The sea is"
+TOKENS = 8
+
+# Calls that the device needs before it can be offered at all, and calls far behind that.
+START_FAULTS = ["rknn_matmul_create:1=-1", "rknn_create_mem:1=-1", "rknn_matmul_run:1=-1", "rknn_query:1=-1",
+                "rknn_matmul_set_io_mem:1=-1", "rknn_matmul_set_core_mask:1=-1"]
+LATE_FAULTS = ["rknn_matmul_create:16+=-1", "rknn_matmul_run:2000+=-1", "rknn_matmul_set_io_mem:1000+=-1"]
+PASSING_FAULTS = ["rknn_matmul_create:16=-1", "rknn_matmul_run:2000=-1", "rknn_matmul_set_io_mem:1000=-1"]
+
+
+class BadInput(Case):
+    def text(self, env):
+        """What a run without trouble generates."""
+        return self.complete(PROMPT, TOKENS, env).out
+
+    def check_cpu_run(self, env, *words):
+        """The run succeeds on the CPU, and the one error line of the backend holds `words`."""
+        done = self.complete(PROMPT, TOKENS, env, "-v")
+        self.assertEqual(done.out, self.text(cpu_env()))
+        self.assertNotIn(f"{DEVICE}_PACKED", done.log)
+        errors = done.ours("E")
+        self.assertEqual(len(errors), 1, errors)
+        for word in words:
+            self.assertIn(word, errors[0])
+
+    def test_unknown_chip_to_simulate(self):
+        self.check_cpu_run(cpu_env(GGML_RUST_NPU_SIM="rk9999"), "GGML_RUST_NPU_SIM", "rk9999", "rk3588")
+
+    def test_unknown_log_level(self):
+        self.check_cpu_run(device_env(GGML_RUST_NPU_LOG="loud"), "GGML_RUST_NPU_LOG", "loud", "debug")
+
+    def test_unknown_chip(self):
+        self.check_cpu_run(cpu_env(GGML_RUST_NPU_CHIP="rk1"), "GGML_RUST_NPU_CHIP", "rk1", "rk3588")
+
+    def test_unknown_fault(self):
+        self.check_cpu_run(device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_jump:1=-1"), "GGML_RUST_NPU_SIM_FAULTS",
+                           "rknn_jump")
+
+    def test_misspelt_variable(self):
+        done = self.complete(PROMPT, TOKENS, cpu_env(GGML_RUST_NPU_SIMM="rk3588"), "-v")
+        self.assertEqual(len(done.ours("W")), 1, done.ours())
+        self.assertIn("GGML_RUST_NPU_SIMM", done.ours("W")[0])
+
+    def test_missing_vendor_library(self):
+        missing = "/nonexistent/librknnrt.so"
+        self.check_cpu_run(cpu_env(GGML_RUST_NPU_CHIP="rk3588", GGML_RUST_NPU_RKNN_LIB=missing), missing)
+
+    def test_vendor_library_that_is_none(self):
+        with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            file.write(b"not a library")
+            file.flush()
+            self.check_cpu_run(cpu_env(GGML_RUST_NPU_CHIP="rk3588", GGML_RUST_NPU_RKNN_LIB=file.name), file.name)
+
+    def test_vendor_library_that_is_too_old(self):
+        self.check_cpu_run(device_env(GGML_RUST_NPU_SIM_API_VERSION="1.6.0"), "librknnrt", "1.6.0", "2.3.0")
+
+    def test_call_that_fails_at_the_start(self):
+        for fault in START_FAULTS:
+            with self.subTest(fault):
+                self.check_cpu_run(device_env(GGML_RUST_NPU_SIM_FAULTS=fault), fault.split(":")[0])
+
+    def test_call_that_fails_later(self):
+        for fault in LATE_FAULTS:
+            with self.subTest(fault):
+                done = self.try_complete(PROMPT, TOKENS, device_env(GGML_RUST_NPU_SIM_FAULTS=fault))
+                self.assertNotEqual(done.code, 0, "the run succeeded")
+                causes = [line for line in done.ours("E") if fault.split(":")[0] in line]
+                self.assertEqual(len(causes), 1, done.ours())
+                self.assertIn("MUL_MAT", causes[0])
+
+    def test_call_that_fails_once(self):
+        expected = self.text(device_env())
+        for fault in PASSING_FAULTS:
+            with self.subTest(fault):
+                done = self.try_complete(PROMPT, TOKENS, device_env(GGML_RUST_NPU_SIM_FAULTS=fault))
+                self.assertGreaterEqual(len(done.ours("E")), 1)
+                if done.code == 0:
+                    self.assertEqual(done.out, expected, "the run succeeded with wrong numbers")
+
+    def test_server_survives_a_failing_call(self):
+        fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_run:3000+=-1")
+        with server(self.model(), fault, "-c", 512, "-np", 1, name="server-fault") as running:
+            with self.assertRaises(urllib.error.HTTPError) as failed:
+                running.complete(PROMPT, 64)
+            self.assertGreaterEqual(failed.exception.code, 400)
+            failed.exception.close()
+            self.assertIsNone(running.process.poll(), "llama-server ended")
+
+    def test_truncated_model(self):
+        whole = Path(self.model())
+        for share in [0.0, 0.3, 0.9]:
+            with self.subTest(share=share), tempfile.TemporaryDirectory() as folder:
+                cut = Path(folder) / "cut.gguf"
+                with open(whole, "rb") as source:
+                    cut.write_bytes(source.read(int(os.path.getsize(whole) * share)))
+                done = self.try_complete(PROMPT, TOKENS, device_env(), model=cut)
+                self.assertNotEqual(done.code, 0, "the run succeeded")
+                self.assertIn("failed to load model", done.log)
