@@ -228,10 +228,11 @@ fn transformed<'a>(row: &'a [f32], block: usize, work: &'a mut [f32]) -> &'a [f3
 
 /// Step 2: moves rows of a row-major scratch into native slices of native A.
 ///
-/// - `src`: the real rows, at most `m`, of the K range that `dst` covers ([`Rows::columns`]): whole native slices, only the
-///   last of a segment may be short
-/// - `m`: rows of the bucket, those beyond `src` are zeroed; `dst`: any number of whole native slices, `m * s` elements
-///   each, at least as many as `src` covers; elements beyond K are zeroed
+/// - `src`: the real rows, at most `m`, of the K range that `dst` covers ([`Rows::columns`]): whole native slices,
+///   only the last of a segment may be short
+/// - `m`: rows of the bucket, at least 1; those beyond `src` are zeroed
+/// - `dst`: any number of whole native slices of `m * s` elements, at least as many as `src` covers; elements beyond
+///   K are zeroed
 ///
 /// # Panics
 /// If `dst` is not a number of whole native slices or `src` does not fit.
@@ -249,7 +250,7 @@ pub fn interleave_a<T: Copy + Default>(src: Rows<'_, T>, layout: NativeA, m: usi
 pub fn pack_group<T: Copy + Default>(src: Rows<'_, T>, layout: NativeB, dst: &mut [T]) {
     assert_eq!(
         dst.len(),
-        group_len(layout, src.row_len()),
+        layout.strip_len(src.row_len()),
         "length of a group"
     );
     interleave(src, layout.gk, layout.gn, dst);
@@ -263,7 +264,7 @@ pub fn pack_group<T: Copy + Default>(src: Rows<'_, T>, layout: NativeB, dst: &mu
 /// If a length disagrees.
 pub fn unpack_group<T: Copy>(src: &[T], layout: NativeB, rows: usize, k: usize, dst: &mut [T]) {
     assert!(rows <= layout.gn, "{rows} rows in a group of {}", layout.gn);
-    assert_eq!(src.len(), group_len(layout, k), "length of a group");
+    assert_eq!(src.len(), layout.strip_len(k), "length of a group");
     assert_eq!(dst.len(), rows * k, "length of the rows");
     if k == 0 {
         return;
@@ -274,11 +275,6 @@ pub fn unpack_group<T: Copy>(src: &[T], layout: NativeB, rows: usize, k: usize, 
             piece.copy_from_slice(&slice[n * layout.gk..][..piece.len()]);
         }
     }
-}
-
-/// Elements of one native B group of rows of `k` elements.
-fn group_len(layout: NativeB, k: usize) -> usize {
-    layout.gn * k.next_multiple_of(layout.gk)
 }
 
 /// Row-major rows to native slices of `s` elements times `m` rows; zeros where there is no source.

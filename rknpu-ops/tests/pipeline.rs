@@ -7,10 +7,10 @@ use rknpu_ops::pack::{
     NativeOutput, Rows, RowsMut, convert_rows_f16, interleave_a, pack_group, pack_row_i8,
     quantize_rows_i8, unpack_f32, unpack_group, unpack_i32, unpack_row_f32, unpack_row_i32,
 };
-use rknpu_ops::quant::{
-    HADAMARD_BLOCK_MAX, convert_row_f16, hadamard, hadamard_block, quantize_row_i8,
-    quantize_weight_row_i8, row_scale_i8,
-};
+use rknpu_ops::quant::{convert_row_f16, hadamard_block, quantize_weight_row_i8};
+
+#[path = "pipeline/quant.rs"]
+mod quant;
 
 const B: NativeB = NativeB {
     gn: 32,
@@ -50,182 +50,6 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 
 fn norm(a: &[f32]) -> f64 {
     dot(a, a).sqrt()
-}
-
-/// Relative error of a transform of `block` elements: one rounding per stage and two for the scale, each 2^-24 of the
-/// vector's norm at most, since every stage is orthogonal up to a factor.
-fn hadamard_error(block: usize) -> f64 {
-    f64::from(block.ilog2() + 2) * f64::from(f32::EPSILON) / 2.0
-}
-
-#[test]
-fn hadamard_block_is_the_largest_power_of_two_in_k() {
-    let cases = [
-        (0, 1),
-        (1, 1),
-        (7, 1),
-        (6, 2),
-        (576, 64),
-        (1536, 512),
-        (4096, 4096),
-        (8192, HADAMARD_BLOCK_MAX),
-    ];
-    for (k, block) in cases {
-        assert_eq!(hadamard_block(k), block, "K = {k}");
-    }
-}
-
-#[test]
-fn hadamard_equals_the_naive_matrix() {
-    for log in 0..=12 {
-        let block = 1usize << log;
-        let x = values(3 * block, log);
-        let mut y = x.clone();
-        hadamard(&mut y, block);
-        // A few rows of the matrix are enough for long blocks: every row sees every element.
-        for i in (0..block).step_by(1 + block / 64) {
-            for (x, y) in x.chunks(block).zip(y.chunks(block)) {
-                let sign = |j: usize| {
-                    if (i & j).count_ones() % 2 == 0 {
-                        1.0
-                    } else {
-                        -1.0
-                    }
-                };
-                let sum: f64 = (0..block).map(|j| sign(j) * f64::from(x[j])).sum();
-                let want = sum / (block as f64).sqrt();
-                let bound = hadamard_error(block) * norm(x);
-                assert!(
-                    (f64::from(y[i]) - want).abs() <= bound,
-                    "block {block}, row {i}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn hadamard_is_its_own_inverse_and_keeps_dot_products() {
-    for k in [2, 12, 576, 1536, 4096, 8192] {
-        let block = hadamard_block(k);
-        let (x, w) = (values(k, 1), values(k, 2));
-        let (mut hx, mut hw) = (x.clone(), w.clone());
-        hadamard(&mut hx, block);
-        hadamard(&mut hw, block);
-        let bound = 2.0 * hadamard_error(block) * norm(&x);
-        assert!((norm(&hx) - norm(&x)).abs() <= bound, "K = {k}: norm");
-        assert!(
-            (dot(&hx, &hw) - dot(&x, &w)).abs() <= bound * 1.01 * norm(&w),
-            "K = {k}: dot product"
-        );
-        hadamard(&mut hx, block);
-        let error: Vec<f32> = hx.iter().zip(&x).map(|(a, b)| a - b).collect();
-        assert!(norm(&error) <= bound * 1.01, "K = {k}: inverse");
-    }
-}
-
-#[test]
-fn blocks_of_a_row_do_not_mix() {
-    for block in [2, 4, 8, 64, 1024] {
-        let x = values(5 * block, 3);
-        let mut whole = x.clone();
-        hadamard(&mut whole, block);
-        let mut alone = x;
-        alone
-            .chunks_mut(block)
-            .for_each(|part| hadamard(part, block));
-        assert_eq!(bits(&whole), bits(&alone), "block {block}");
-    }
-}
-
-#[test]
-#[should_panic(expected = "hadamard block 8 does not fit a row of 12")]
-fn hadamard_rejects_a_block_that_does_not_divide_the_row() {
-    hadamard(&mut [0.0; 12], 8);
-}
-
-#[test]
-fn ties_round_to_even_and_values_clamp() {
-    let row = [
-        0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.0, 300.0, -1e30, 0.4999,
-    ];
-    let mut out = [0; 10];
-    quantize_row_i8(&row, 1.0, &mut out);
-    assert_eq!(out, [0, 2, 2, 0, -2, 126, 127, 127, -127, 0]);
-}
-
-#[test]
-fn zero_and_tiny_rows_quantize_to_zero_with_scale_zero() {
-    for row in [vec![], vec![0.0; 40], vec![-0.0; 3], vec![1e-37; 33]] {
-        let scale = row_scale_i8(&row);
-        assert_eq!(scale, 0.0);
-        let mut out = vec![1; row.len()];
-        quantize_row_i8(&row, scale, &mut out);
-        assert!(out.iter().all(|q| *q == 0));
-    }
-}
-
-#[test]
-fn non_finite_elements_make_the_scale_nan_wherever_they_are() {
-    for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for at in 0..67 {
-            let mut row = values(67, 4);
-            row[at] = bad;
-            let mut out = vec![1; 67];
-            let scale = row_scale_i8(&row);
-            quantize_row_i8(&row, scale, &mut out);
-            assert!(
-                scale.is_nan() && out.iter().all(|q| *q == 0),
-                "{bad} at {at}"
-            );
-            let mut half = vec![f16::ONE; 67];
-            let factor = convert_row_f16(&row, &mut half);
-            assert!(
-                factor.is_nan() && half.iter().all(|h| *h == f16::ZERO),
-                "{bad} at {at}"
-            );
-        }
-    }
-    let mut row = values(64, 5);
-    row[9] = f32::NAN;
-    assert!(quantize_weight_row_i8(&mut row, 64, &mut [0; 64]).is_nan());
-}
-
-#[test]
-fn f16_scaling_keeps_huge_and_tiny_rows() {
-    // 2^-11 is FP16's rounding of elements that stay normal, and these do: none but 0 is below 2^-23 of the largest.
-    for magnitude in [1e6f32, 1e-30, 3e38, 65504.0, 1.0, 20000.0, 1e-33] {
-        let row: Vec<f32> = values(300, 6).iter().map(|x| x * magnitude).collect();
-        let mut half = vec![f16::ZERO; 300];
-        let factor = convert_row_f16(&row, &mut half);
-        let max = half.iter().map(|h| h.to_f32().abs()).fold(0.0, f32::max);
-        assert!((16384.0..=32768.0).contains(&max), "{magnitude}: {max}");
-        assert_eq!(factor.to_bits() << 9, 0, "{factor} is not a power of two");
-        for (h, x) in half.iter().zip(&row) {
-            let back = f64::from(h.to_f32()) * f64::from(factor);
-            let error = (back - f64::from(*x)).abs();
-            assert!(
-                error <= f64::from(x.abs()) * 2f64.powi(-11),
-                "{magnitude}: {x} -> {back}"
-            );
-        }
-    }
-    let mut half = [f16::ONE; 4];
-    assert_eq!(convert_row_f16(&[0.0; 4], &mut half), 1.0);
-    assert_eq!(half, [f16::ZERO; 4]);
-    // The exponent is clamped, nothing becomes infinite or NaN.
-    let factor = convert_row_f16(&[1e-45, -1e-40, 0.0, 1e-38], &mut half);
-    assert_eq!(factor, f32::MIN_POSITIVE);
-    assert!(half.iter().all(|h| h.is_finite()));
-}
-
-#[test]
-fn f16_scaling_is_exact_for_values_of_eleven_bits() {
-    let row: Vec<f32> = (-1023i16..1024).map(|i| f32::from(i) * 1024.0).collect();
-    let mut half = vec![f16::ZERO; row.len()];
-    let factor = convert_row_f16(&row, &mut half);
-    let back: Vec<f32> = half.iter().map(|h| h.to_f32() * factor).collect();
-    assert_eq!(back, row);
 }
 
 /// Multiplies native A by native B into native C, element by element through the index formulas.
@@ -423,14 +247,12 @@ fn f16_rows_convert_one_by_one_and_unpack_with_their_factor() {
     let c = NativeOutput::new(&segments, lc, m);
     let mut dst = vec![0.0; m * k];
     unpack_f32(c, 0..m, &factors, k, &mut RowsMut::new(&mut dst, k, k));
-    for row in 0..m {
+    for (row, (dst, factor)) in dst.chunks(k).zip(factors).enumerate() {
         let mut alone = vec![0.0; k];
-        unpack_row_f32(c, row, factors[row], &mut alone);
-        for col in 0..k {
-            let i = row * k + col;
-            assert_eq!(dst[i], out[i].to_f32() * factors[row]);
-            assert_eq!(dst[i].to_bits(), alone[col].to_bits());
-        }
+        unpack_row_f32(c, row, factor, &mut alone);
+        assert_eq!(bits(dst), bits(&alone));
+        let want = out[row * k..][..k].iter().map(|h| h.to_f32() * factor);
+        assert!(want.eq(dst.iter().copied()), "row {row}");
     }
 }
 
@@ -519,25 +341,6 @@ proptest! {
                 let want = if written { value } else { -1.0 };
                 prop_assert_eq!(dst[row * (columns + gap) + col], want);
             }
-        }
-    }
-
-    #[test]
-    fn quantization_error_is_at_most_half_a_step(
-        row in prop::collection::vec(-1e4f32..1e4, 1..200),
-        exponent in -90i32..90,
-    ) {
-        let row: Vec<f32> = row.iter().map(|x| x * 2f32.powi(exponent)).collect();
-        let scale = row_scale_i8(&row);
-        let mut out = vec![0; row.len()];
-        quantize_row_i8(&row, scale, &mut out);
-        let largest = out.iter().map(|q| q.unsigned_abs()).max();
-        if scale > 0.0 {
-            prop_assert_eq!(largest, Some(127));
-        }
-        for (q, x) in out.iter().zip(&row) {
-            let error = (f64::from(*q) * f64::from(scale) - f64::from(*x)).abs();
-            prop_assert!(error <= f64::from(scale) / 2.0 * (1.0 + 2f64.powi(-15)));
         }
     }
 }

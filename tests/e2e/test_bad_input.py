@@ -13,14 +13,18 @@ TOKENS = 8
 # Calls that the device needs before it can be offered at all, and calls far behind that.
 START_FAULTS = ["rknn_matmul_create:1=-1", "rknn_create_mem:1=-1", "rknn_matmul_run:1=-1", "rknn_query:1=-1",
                 "rknn_matmul_set_io_mem:1=-1", "rknn_matmul_set_core_mask:1=-1"]
-LATE_FAULTS = ["rknn_matmul_create:16+=-1", "rknn_matmul_run:2000+=-1", "rknn_matmul_set_io_mem:1000+=-1"]
-PASSING_FAULTS = ["rknn_matmul_create:16=-1", "rknn_matmul_run:2000=-1", "rknn_matmul_set_io_mem:1000=-1"]
+LATE_FAULTS = [f"{call}{plus}=-1" for call in ["rknn_matmul_create:16", "rknn_matmul_run:2000",
+                                                "rknn_matmul_set_io_mem:1000"] for plus in ["", "+"]]
 
 
 class BadInput(Case):
     def text(self, env):
         """What a run without trouble generates."""
         return self.complete(PROMPT, TOKENS, env).out
+
+    def bench(self, model, **settings):
+        """A short run that may fail. llama-completion would lose its last log lines when it does."""
+        return self.run_tool("llama-bench", "-v", "-m", model, "-p", 8, "-n", 16, "-r", 1, env=device_env(**settings))
 
     def check_cpu_run(self, env, *words):
         """The run succeeds on the CPU, and the one error line of the backend holds `words`."""
@@ -71,20 +75,14 @@ class BadInput(Case):
     def test_call_that_fails_later(self):
         for fault in LATE_FAULTS:
             with self.subTest(fault):
-                done = self.try_complete(PROMPT, TOKENS, device_env(GGML_RUST_NPU_SIM_FAULTS=fault))
+                # A call that failed once and would work again counts as well: the device stays out of use, because
+                # nobody knows what the failed call left behind.
+                done = self.bench(self.model(), GGML_RUST_NPU_SIM_FAULTS=fault)
                 self.assertNotEqual(done.code, 0, "the run succeeded")
-                causes = [line for line in done.ours("E") if fault.split(":")[0] in line]
-                self.assertEqual(len(causes), 1, done.ours())
+                causes = [line for line in done.log.splitlines()
+                          if line.startswith("ggml-rust-npu: ") and fault.split(":")[0] in line]
+                self.assertEqual(len(causes), 1, done.log[-2000:])
                 self.assertIn("MUL_MAT", causes[0])
-
-    def test_call_that_fails_once(self):
-        expected = self.text(device_env())
-        for fault in PASSING_FAULTS:
-            with self.subTest(fault):
-                done = self.try_complete(PROMPT, TOKENS, device_env(GGML_RUST_NPU_SIM_FAULTS=fault))
-                self.assertGreaterEqual(len(done.ours("E")), 1)
-                if done.code == 0:
-                    self.assertEqual(done.out, expected, "the run succeeded with wrong numbers")
 
     def test_server_survives_a_failing_call(self):
         fault = device_env(GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_run:3000+=-1")
@@ -102,6 +100,6 @@ class BadInput(Case):
                 cut = Path(folder) / "cut.gguf"
                 with open(whole, "rb") as source:
                     cut.write_bytes(source.read(int(os.path.getsize(whole) * share)))
-                done = self.try_complete(PROMPT, TOKENS, device_env(), model=cut)
+                done = self.bench(cut)
                 self.assertNotEqual(done.code, 0, "the run succeeded")
                 self.assertIn("failed to load model", done.log)

@@ -83,6 +83,10 @@ scalar_ops! {
     shr_w(a; count) = Q6_Vuw_vlsr_VuwR;
     /// Words shifted left by `count`: `Q6_Vw_vasl_VwR`.
     shl_w(a; count) = Q6_Vw_vasl_VwR;
+    /// Each word is the sum of four products of unsigned bytes of `a` and the signed bytes of `word`: `Q6_Vw_vrmpy_VubRb`.
+    dot4_word(a; word) = Q6_Vw_vrmpy_VubRb;
+    /// `acc` plus words of `a` shifted left by `count`: `Q6_Vw_vaslacc_VwVwR`.
+    shl_add_w(acc, a; count) = Q6_Vw_vaslacc_VwVwR;
     /// `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of `word`:
     /// `Q6_Vw_vrmpyacc_VwVubRb`.
     dot4_acc(acc, a; word) = Q6_Vw_vrmpyacc_VwVubRb;

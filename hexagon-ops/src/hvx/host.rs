@@ -175,6 +175,20 @@ pub fn dot4_each(a: Vector, b: Vector) -> Vector {
     lanes!(i32, 32; a, b => dot4(a, b))
 }
 
+/// Each word is the sum of four products of unsigned bytes of `a` and the signed bytes of `word`: `Q6_Vw_vrmpy_VubRb`.
+#[must_use]
+#[inline(always)]
+pub fn dot4_word(a: Vector, word: i32) -> Vector {
+    lanes!(i32, 32; a => dot4(a, word))
+}
+
+/// `acc` plus words of `a` shifted left by `count`: `Q6_Vw_vaslacc_VwVwR`.
+#[must_use]
+#[inline(always)]
+pub fn shl_add_w(acc: Vector, a: Vector, count: i32) -> Vector {
+    lanes!(u32, 32; acc, a => acc.wrapping_add(a << (count & 31)))
+}
+
 /// `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of `word`:
 /// `Q6_Vw_vrmpyacc_VwVubRb`.
 #[must_use]

@@ -18,7 +18,7 @@ use crate::layout::{Elem, MatmulLayout, NativeB};
 const I8_ROWS: usize = 4;
 
 /// Rows from which the float matrix loop is used.
-const F16_MATRIX_ROWS: usize = 4;
+const F16_MATRIX_ROWS: usize = 12;
 
 /// One multiplication.
 pub(super) struct Job<'a> {

@@ -28,7 +28,7 @@ impl Npu {
 
     pub fn with(options: Options) -> Self {
         let soc = options.soc;
-        let machine = sim::start(options).unwrap();
+        let machine = start(options);
         let api = machine.api();
         Self { machine, api, soc }
     }
@@ -140,6 +140,17 @@ impl Npu {
         assert_eq!(self.destroy(ctx), 0);
         result.map(|()| c)
     }
+}
+
+/// Starts a machine; waits while the test that takes every slot has them.
+pub fn start(options: Options) -> Machine {
+    for _ in 0..10_000 {
+        if let Ok(machine) = sim::start(options.clone()) {
+            return machine;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("no slot for ten seconds");
 }
 
 impl Mem {

@@ -3,16 +3,16 @@
 use hexagon_ops::hvx::{self, Accumulator, Vector};
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 32] = [
+pub const NAMES: [&str; 34] = [
     "splat_w", "splat_h", "splat_b", "and", "add_w", "sub_w", "max_w", "min_w", "max_h", "shr_b", "shr_w", "shl_w",
-    "shr_w_each", "dot4_each", "dot4_acc", "lookup16", "lookup32", "interleave_even_b", "interleave_odd_b",
+    "shr_w_each", "dot4_each", "dot4_acc", "dot4_word", "shl_add_w", "lookup16", "lookup32", "interleave_even_b", "interleave_odd_b",
     "interleave_even_h", "interleave_odd_h", "pack_low_h", "deal_w", "f32_from_w", "mul_f16", "mul_add_f16",
     "sub_mul_f16", "widen_mul_f16", "narrow_f32", "mul_f32", "add_f32", "sub_f32",
 ];
 
 /// Number of the first operation on floating point.
 #[allow(dead_code, reason = "only the host test asks")]
-pub const FIRST_FLOAT: usize = 23;
+pub const FIRST_FLOAT: usize = 25;
 
 /// Number that stands for an accumulator: `c + a · b + a`.
 pub const ACCUMULATE: usize = NAMES.len();
@@ -37,23 +37,25 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         12 => one(hvx::shr_w_each(a, hvx::and(b, hvx::splat_w(31)))),
         13 => one(hvx::dot4_each(a, b)),
         14 => one(hvx::dot4_acc(c, a, scalar)),
-        15 => hvx::lookup16(a, b),
-        16 => one(hvx::lookup32(a, b)),
-        17 => one(hvx::interleave_even_b(a, b)),
-        18 => one(hvx::interleave_odd_b(a, b)),
-        19 => one(hvx::interleave_even_h(a, b)),
-        20 => one(hvx::interleave_odd_h(a, b)),
-        21 => one(hvx::pack_low_h(a, b)),
-        22 => hvx::deal_w(a, b),
-        23 => one(hvx::f32_from_w(a)),
-        24 => one(hvx::mul_f16(a, b)),
-        25 => one(hvx::mul_add_f16(a, b, c)),
-        26 => one(hvx::sub_mul_f16(a, b, c)),
-        27 => hvx::widen_mul_f16(a, b),
-        28 => one(hvx::narrow_f32(a, b)),
-        29 => one(hvx::mul_f32(a, b)),
-        30 => one(hvx::add_f32(a, b)),
-        31 => one(hvx::sub_f32(a, b)),
+        15 => one(hvx::dot4_word(a, scalar)),
+        16 => one(hvx::shl_add_w(c, a, scalar & 31)),
+        17 => hvx::lookup16(a, b),
+        18 => one(hvx::lookup32(a, b)),
+        19 => one(hvx::interleave_even_b(a, b)),
+        20 => one(hvx::interleave_odd_b(a, b)),
+        21 => one(hvx::interleave_even_h(a, b)),
+        22 => one(hvx::interleave_odd_h(a, b)),
+        23 => one(hvx::pack_low_h(a, b)),
+        24 => hvx::deal_w(a, b),
+        25 => one(hvx::f32_from_w(a)),
+        26 => one(hvx::mul_f16(a, b)),
+        27 => one(hvx::mul_add_f16(a, b, c)),
+        28 => one(hvx::sub_mul_f16(a, b, c)),
+        29 => hvx::widen_mul_f16(a, b),
+        30 => one(hvx::narrow_f32(a, b)),
+        31 => one(hvx::mul_f32(a, b)),
+        32 => one(hvx::add_f32(a, b)),
+        33 => one(hvx::sub_f32(a, b)),
         ACCUMULATE => one(Accumulator::from_f32(c).mul_add(a, b).plus(a).to_f32()),
         _ => one(hvx::splat_w(0)),
     }

@@ -1,0 +1,104 @@
+//! Proves that a buffer of packed weights behaves like memory: whatever was written, in whatever pieces, is read back
+//! bit for bit, and multiplications use it.
+
+mod common;
+
+use common::{Numbers, PLAIN, Weight, device, mul_mat, packed};
+use ggml_rust_npu::backend::WeightBuffer;
+use ggml_rust_npu::caps;
+use ggml_rust_npu::tensor::DType;
+use std::sync::Arc;
+
+#[test]
+fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
+    let mut numbers = Numbers::new(11);
+    let device = device(&caps::RK3588);
+    for dtype in [DType::F16, PLAIN] {
+        let (k, n) = (64, 90);
+        let w = Weight::random(&mut numbers, dtype, [k, n, 2, 1]);
+        let act = numbers.vec(3 * k * 2);
+        let ne = [k, 3, 2, 1];
+        let whole = packed(&device, &w, 4096);
+        let want = mul_mat(&device, &w, Some((&whole, 4096)), &act, ne).unwrap();
+
+        for round in 0..6 {
+            let tensor = w.tensor(Some(4096));
+            let bytes = 4096 + device.packed_bytes(&tensor);
+            let buffer = WeightBuffer::new(Arc::clone(&device), bytes).unwrap();
+            let total = w.bytes.len();
+            // Odd sizes that end inside rows, blocks and elements; overlapping, with garbage first.
+            buffer
+                .write(&tensor, 5, total - 9, |out| out.fill(0x11))
+                .unwrap();
+            let mut covered = vec![false; total];
+            while covered.iter().any(|done| !done) {
+                let start = covered.iter().position(|done| !done).unwrap();
+                let start = start.saturating_sub(numbers.below(300));
+                let size = (1 + numbers.below(4000)).min(total - start);
+                let piece = &w.bytes[start..start + size];
+                buffer
+                    .write(&tensor, start, size, |out| out.copy_from_slice(piece))
+                    .unwrap();
+                covered[start..start + size].fill(true);
+            }
+            let mut back = vec![0; total];
+            buffer.read(&tensor, 0, &mut back);
+            assert!(back == w.bytes, "{dtype:?} round {round}");
+            let mut part = vec![0; 77];
+            buffer.read(&tensor, 1000, &mut part);
+            assert_eq!(part, w.bytes[1000..1077]);
+            let have = mul_mat(&device, &w, Some((&buffer, 4096)), &act, ne).unwrap();
+            assert_eq!(have, want, "{dtype:?} round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_weight_that_is_written_again_is_used_with_its_new_values() {
+    let mut numbers = Numbers::new(12);
+    let device = device(&caps::RK3576);
+    let old = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
+    let new = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
+    let act = numbers.vec(96);
+    let buffer = packed(&device, &old, 0);
+    let before = mul_mat(&device, &old, Some((&buffer, 0)), &act, [96, 1, 1, 1]).unwrap();
+    let row = new.row_bytes();
+    let copy = |out: &mut [u8]| out.copy_from_slice(&new.bytes[7 * row..8 * row]);
+    buffer
+        .write(&new.tensor(Some(0)), 7 * row, row, copy)
+        .unwrap();
+    let after = mul_mat(&device, &new, Some((&buffer, 0)), &act, [96, 1, 1, 1]).unwrap();
+    let changed: Vec<_> = (0..40).filter(|n| before[*n] != after[*n]).collect();
+    assert_eq!(changed, [7]);
+}
+
+#[test]
+fn a_tensor_of_another_shape_at_the_same_place_replaces_the_old_one() {
+    let mut numbers = Numbers::new(13);
+    let device = device(&caps::RK3588);
+    let old = Weight::random(&mut numbers, PLAIN, [128, 64, 1, 1]);
+    let new = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.vec(64);
+    let buffer = packed(&device, &old, 0);
+    let tensor = new.tensor(Some(0));
+    let size = new.bytes.len();
+    buffer
+        .write(&tensor, 0, size, |out| out.copy_from_slice(&new.bytes))
+        .unwrap();
+    let have = mul_mat(&device, &new, Some((&buffer, 0)), &act, [64, 1, 1, 1]).unwrap();
+    let fresh = packed(&device, &new, 0);
+    let want = mul_mat(&device, &new, Some((&fresh, 0)), &act, [64, 1, 1, 1]).unwrap();
+    assert_eq!(have, want);
+}
+
+#[test]
+fn a_cleared_buffer_is_all_that_value() {
+    let mut numbers = Numbers::new(14);
+    let device = device(&caps::RK3588);
+    let w = Weight::random(&mut numbers, PLAIN, [32, 32, 1, 1]);
+    let buffer = packed(&device, &w, 0);
+    buffer.clear(0);
+    let mut back = vec![1; w.bytes.len()];
+    buffer.read(&w.tensor(Some(0)), 0, &mut back);
+    assert!(back.iter().all(|byte| *byte == 0));
+}

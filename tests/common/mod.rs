@@ -1,0 +1,200 @@
+//! Shared by the tests of the whole crate: simulated devices, numbers, and multiplications as ggml would ask for them.
+#![expect(
+    dead_code,
+    reason = "each test file is a crate of its own and uses a part of this"
+)]
+
+use std::sync::Arc;
+
+use ggml_rust_npu::backend::{Device, WeightBuffer};
+use ggml_rust_npu::caps::RkCaps;
+use ggml_rust_npu::error::Result;
+use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
+use ggml_rust_npu::shm::{Region, RegionMut};
+use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
+use ggml_rust_npu::vendor::rknn::Rknn;
+use half::f16;
+use rknpu_ops::sim;
+
+/// A simulated chip behind a tested device.
+pub fn device(caps: &'static RkCaps) -> Arc<Device> {
+    device_with(sim::Options::new(caps.soc), caps).unwrap().0
+}
+
+/// As [`device`], with options; also returns the functions, to look at the stand-in behind them.
+pub fn device_with(
+    options: sim::Options,
+    caps: &'static RkCaps,
+) -> Result<(Arc<Device>, Arc<Rknn>)> {
+    let rknn = Rknn::simulate(options)?;
+    Ok((Arc::new(Device::start(Arc::clone(&rknn), caps)?), rknn))
+}
+
+/// Numbers in [-1, 1) from a seed, which failures print. `NPU_TEST_SEED` replaces it.
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new(seed: u64) -> Self {
+        let seed = std::env::var("NPU_TEST_SEED").map_or(seed, |text| text.parse().unwrap());
+        println!("NPU_TEST_SEED={seed}");
+        Self(seed)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.word() % n as u64).unwrap()
+    }
+
+    pub fn uniform(&mut self) -> f32 {
+        f32::from(u16::try_from(self.word() & 0xffff).unwrap()) / 32768.0 - 1.0
+    }
+
+    pub fn vec(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.uniform()).collect()
+    }
+
+    // SOURCE: xorshift64*, Vigna 2016.
+    fn word(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+}
+
+/// A "quantized" type whose blocks are 32 plain floats, so that the tests need no ggml and no rounding.
+pub struct Plain;
+
+/// The type of [`Plain`].
+pub const PLAIN: DType = DType::Quantized {
+    block_elems: 32,
+    block_bytes: 128,
+};
+
+impl Dequantize for Plain {
+    fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
+        assert_eq!(blocks.len(), out.len() * 4);
+        bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(blocks);
+    }
+}
+
+/// Weights as ggml stores them, and the values that they stand for.
+#[derive(Clone)]
+pub struct Weight {
+    pub dtype: DType,
+    pub ne: [usize; 4],
+    pub bytes: Vec<u8>,
+    pub values: Vec<f32>,
+}
+
+impl Weight {
+    pub fn random(numbers: &mut Numbers, dtype: DType, ne: [usize; 4]) -> Self {
+        let mut values = numbers.vec(ne.iter().product());
+        let bytes = match dtype {
+            DType::F16 => {
+                let halves: Vec<_> = values.iter().map(|x| f16::from_f32(*x)).collect();
+                values = halves.iter().map(|x| x.to_f32()).collect();
+                halves.iter().flat_map(|x| x.to_le_bytes()).collect()
+            }
+            _ => values.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+        };
+        Self {
+            dtype,
+            ne,
+            bytes,
+            values,
+        }
+    }
+
+    pub fn row_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.ne[0]).unwrap()
+    }
+
+    /// The tensor at `offset` of a packed buffer, or in host memory.
+    pub fn tensor(&self, offset: Option<usize>) -> Tensor<'_> {
+        Tensor {
+            place: if offset.is_some() {
+                Place::Packed
+            } else {
+                Place::Host
+            },
+            memory: Some(Region::from(&self.bytes[..])),
+            packed_offset: offset.unwrap_or(0),
+            dequantize: Some(&Plain),
+            ..tensor("weight", self.dtype, contiguous(self.dtype, self.ne))
+        }
+    }
+}
+
+pub fn contiguous(dtype: DType, ne: [usize; 4]) -> Shape {
+    let row = dtype.row_bytes(ne[0]).unwrap();
+    Shape {
+        ne,
+        nb: [
+            dtype.step_bytes().unwrap(),
+            row,
+            row * ne[1],
+            row * ne[1] * ne[2],
+        ],
+    }
+}
+
+pub fn tensor(name: &str, dtype: DType, shape: Shape) -> Tensor<'_> {
+    Tensor {
+        name,
+        dtype,
+        shape,
+        place: Place::Host,
+        memory: None,
+        packed_offset: 0,
+        dequantize: None,
+    }
+}
+
+/// `act · w` on the device, for activations of dimensions `ne`; F32, contiguous.
+pub fn mul_mat(
+    device: &Device,
+    w: &Weight,
+    packed: Option<(&WeightBuffer, usize)>,
+    act: &[f32],
+    ne: [usize; 4],
+) -> Result<Vec<f32>> {
+    let mut result = vec![f32::NAN; w.ne[1] * ne[1] * ne[2] * ne[3]];
+    let dst_ne = [w.ne[1], ne[1], ne[2], ne[3]];
+    let mut node = Node {
+        index: 0,
+        op: Op::MulMat,
+        dst: tensor("result", DType::F32, contiguous(DType::F32, dst_ne)),
+        out: RegionMut::from(&mut result[..]),
+        src0: w.tensor(packed.map(|(_, offset)| offset)),
+        src1: Tensor {
+            memory: Some(Region::from(bytemuck::cast_slice(act))),
+            ..tensor("activations", DType::F32, contiguous(DType::F32, ne))
+        },
+    };
+    device.compute(&mut node, packed.map(|(buffer, _)| buffer))?;
+    drop(node);
+    Ok(result)
+}
+
+/// A buffer that holds `w`, packed, at `offset`.
+pub fn packed(device: &Arc<Device>, w: &Weight, offset: usize) -> WeightBuffer {
+    let tensor = w.tensor(Some(offset));
+    let buffer =
+        WeightBuffer::new(Arc::clone(device), offset + device.packed_bytes(&tensor)).unwrap();
+    let write = |out: &mut [u8]| out.copy_from_slice(&w.bytes);
+    buffer.write(&tensor, 0, w.bytes.len(), write).unwrap();
+    buffer
+}
+
+/// Largest normalized mean square error of a product of uniform numbers.
+///
+/// INT8: each operand is rounded to a grid of absmax/127, an error of (absmax/127)^2/12 in units of its variance. After
+/// the Hadamard transform a row is close to normal, and its absmax is below 5 standard deviations for rows of up to
+/// 10^5 elements (without a transform, K odd multiples of 1, it is sqrt(3)): (5/127)^2/12 = 1.3e-4 for each of two
+/// operands. FP16: activations are rounded to 11 bits, (2^-11)^2/12 in the worst binade, 2e-8.
+pub fn nmse_limit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2e-7,
+        _ => 2.6e-4,
+    }
+}

@@ -1,0 +1,199 @@
+//! Proves that a device multiplies right: every chip and arithmetic against the reference, in shapes around every
+//! edge (tiles, chunks, segments, buckets), whatever the batch, and under strict coherence.
+
+mod common;
+
+use common::{Numbers, PLAIN, Weight, device, device_with, mul_mat, nmse_limit, packed};
+use ggml_rust_npu::caps::{self, RkCaps};
+use ggml_rust_npu::reference;
+use ggml_rust_npu::tensor::DType;
+use rknpu_ops::sim::{self, Coherence};
+
+/// N below, at and above a tile, a core's share and a chunk; K below, at and above a tile and a segment.
+const SHAPES: [[usize; 3]; 12] = [
+    [1, 32, 1],
+    [1, 32, 31],
+    [4, 64, 32],
+    [7, 96, 33],
+    [33, 576, 96],
+    [1, 576, 200],
+    [72, 160, 64],
+    [600, 32, 17],
+    [1, 4096, 40],
+    [2, 4128, 40],
+    [3, 8224, 24],
+    [1, 64, 13000],
+];
+
+fn check(caps: &'static RkCaps, dtype: DType, [m, k, n]: [usize; 3], numbers: &mut Numbers) {
+    let device = device(caps);
+    let w = Weight::random(numbers, dtype, [k, n, 1, 1]);
+    let act = numbers.vec(m * k);
+    let want = reference::mul_mat(&act, &w.values, k);
+    let buffer = packed(&device, &w, 4096);
+    for packed in [None, Some((&buffer, 4096))] {
+        let have = mul_mat(&device, &w, packed, &act, [k, m, 1, 1]).unwrap();
+        // Relative to the power that uncorrelated rows would have: a single product may cancel to almost nothing.
+        let norms = |rows: &[f32]| -> f64 { rows.iter().map(|x| f64::from(x * x)).sum() };
+        let power = norms(&act) * norms(&w.values) / k as f64;
+        let error: f64 = have
+            .iter()
+            .zip(&want)
+            .map(|(x, y)| (f64::from(*x) - y).powi(2))
+            .sum();
+        let error = error / power;
+        // Few products leave the mean square error room: 12 / sqrt(1) covers 3.6 standard deviations of a single one.
+        let limit = nmse_limit(dtype) * (1.0 + 12.0 / ((m * n) as f64).sqrt());
+        assert!(
+            error <= limit,
+            "{} {dtype:?} M={m} K={k} N={n} packed={}: {error:.2e} > {limit:.1e}",
+            caps.soc.name(),
+            packed.is_some()
+        );
+    }
+}
+
+#[test]
+fn every_chip_and_arithmetic_agrees_with_the_reference() {
+    let mut numbers = Numbers::new(1);
+    for caps in caps::ROCKCHIP {
+        for dtype in [DType::F16, PLAIN] {
+            for shape in SHAPES {
+                check(caps, dtype, shape, &mut numbers);
+            }
+        }
+    }
+}
+
+#[test]
+fn k_that_is_no_multiple_of_a_tile_is_padded() {
+    let mut numbers = Numbers::new(2);
+    for k in [1, 31, 33, 129] {
+        check(&caps::RK3588, DType::F16, [3, k, 40], &mut numbers);
+    }
+}
+
+#[test]
+fn planes_are_batched_and_broadcast() {
+    let mut numbers = Numbers::new(3);
+    let device = device(&caps::RK3588);
+    for dtype in [DType::F16, PLAIN] {
+        let (k, m, n) = (64, 5, 48);
+        let w = Weight::random(&mut numbers, dtype, [k, n, 2, 3]);
+        let act = numbers.vec(k * m * 4 * 6);
+        let have = mul_mat(&device, &w, None, &act, [k, m, 4, 6]).unwrap();
+        for i3 in 0..6 {
+            for i2 in 0..4 {
+                let plane = i3 * 4 + i2;
+                let slice = (i3 / 2) * 2 + i2 / 2;
+                let act = &act[plane * m * k..][..m * k];
+                let want = reference::mul_mat(act, &w.values[slice * n * k..][..n * k], k);
+                let error = reference::nmse(&have[plane * m * n..][..m * n], &want);
+                assert!(error <= nmse_limit(dtype), "plane {i2},{i3}: {error:.2e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_batch_it_is_computed_in() {
+    let mut numbers = Numbers::new(4);
+    for caps in caps::ROCKCHIP {
+        let device = device(caps);
+        for dtype in [DType::F16, PLAIN] {
+            let (k, n) = (576, 200);
+            let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
+            let buffer = packed(&device, &w, 0);
+            let packed = Some((&buffer, 0));
+            let act = numbers.vec(130 * k);
+            let alone: Vec<f32> = act
+                .chunks_exact(k)
+                .flat_map(|row| mul_mat(&device, &w, packed, row, [k, 1, 1, 1]).unwrap())
+                .collect();
+            for m in [2, 3, 8, 17, 64, 100, 130] {
+                let rows = &act[..m * k];
+                let batch = mul_mat(&device, &w, packed, rows, [k, m, 1, 1]).unwrap();
+                let same = batch
+                    .iter()
+                    .zip(&alone)
+                    .all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{} {dtype:?} M={m}", caps.soc.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn no_cache_operation_is_forgotten() {
+    let mut numbers = Numbers::new(5);
+    for caps in caps::ROCKCHIP {
+        let mut options = sim::Options::new(caps.soc);
+        options.coherence = Coherence::Strict;
+        let (strict, _) = device_with(options, caps).unwrap();
+        let relaxed = device(caps);
+        for dtype in [DType::F16, PLAIN] {
+            // Two segments of K; the second multiplication finds stale results of the first in every buffer.
+            let (k, n) = (8224, 72);
+            let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
+            let (in_strict, in_relaxed) = (packed(&strict, &w, 0), packed(&relaxed, &w, 0));
+            for m in [1, 5, 40, 1] {
+                let act = numbers.vec(m * k);
+                let ne = [k, m, 1, 1];
+                let have = mul_mat(&strict, &w, Some((&in_strict, 0)), &act, ne).unwrap();
+                let want = mul_mat(&relaxed, &w, Some((&in_relaxed, 0)), &act, ne).unwrap();
+                assert_eq!(have, want, "{} {dtype:?} M={m}", caps.soc.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_with_huge_tiny_or_missing_numbers_keep_to_themselves() {
+    let mut numbers = Numbers::new(6);
+    let device = device(&caps::RK3588);
+    for dtype in [DType::F16, PLAIN] {
+        let (k, n) = (128, 40);
+        let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
+        let plain = numbers.vec(k);
+        let mut act = Vec::new();
+        for factor in [1.0, 1e6, 1e-30, 0.0] {
+            act.extend(plain.iter().map(|x| x * factor));
+        }
+        act.extend(&plain);
+        act[4 * k + 3] = f32::INFINITY;
+        let have = mul_mat(&device, &w, None, &act, [k, 5, 1, 1]).unwrap();
+        let want = reference::mul_mat(&act[..3 * k], &w.values, k);
+        for row in 0..3 {
+            let error = reference::nmse(&have[row * n..][..n], &want[row * n..][..n]);
+            assert!(
+                error <= nmse_limit(dtype),
+                "{dtype:?} row {row}: {error:.2e}"
+            );
+        }
+        assert!(have[3 * n..4 * n].iter().all(|x| *x == 0.0));
+        assert!(have[4 * n..].iter().all(|x| !x.is_finite()));
+    }
+}
+
+#[test]
+fn threads_take_turns() {
+    let mut numbers = Numbers::new(7);
+    let device = device(&caps::RK3588);
+    let (k, n) = (192, 96);
+    let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+    let buffer = packed(&device, &w, 0);
+    let acts: Vec<_> = [1, 9, 30].map(|m| (m, numbers.vec(m * k))).into();
+    let compute = |m: usize, act: &[f32]| {
+        mul_mat(&device, &w, Some((&buffer, 0)), act, [k, m, 1, 1]).unwrap()
+    };
+    let want: Vec<_> = acts.iter().map(|(m, act)| compute(*m, act)).collect();
+    std::thread::scope(|scope| {
+        for ((m, act), want) in acts.iter().zip(&want) {
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    assert_eq!(&compute(*m, act), want);
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,120 @@
+//! Proves that trouble of the vendor's library is an error with the call's name, that the device then refuses to go
+//! on, and that nothing leaks.
+
+mod common;
+
+use common::{Numbers, PLAIN, Weight, device_with, mul_mat, packed};
+use ggml_rust_npu::caps;
+use ggml_rust_npu::error::Error;
+use rknpu_ops::layout::Soc;
+use rknpu_ops::sim::{self, Live, parse_faults};
+
+fn options(faults: &str) -> sim::Options {
+    let mut options = sim::Options::new(Soc::Rk3588);
+    options.faults = parse_faults(faults).unwrap();
+    options
+}
+
+#[test]
+fn a_device_whose_first_call_fails_is_no_device() {
+    for call in [
+        "rknn_matmul_create",
+        "rknn_matmul_set_core_mask",
+        "rknn_matmul_set_io_mem",
+        "rknn_matmul_run",
+        "rknn_create_mem",
+        "rknn_create_mem_from_fd",
+        "rknn_mem_sync",
+        "rknn_query",
+    ] {
+        let error = device_with(options(&format!("{call}:1=-1")), &caps::RK3588).unwrap_err();
+        assert!(error.to_string().contains(call), "{call}: {error}");
+    }
+}
+
+#[test]
+fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
+    let mut numbers = Numbers::new(21);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.vec(64 * 4);
+    for call in [
+        "rknn_matmul_create",
+        "rknn_matmul_set_io_mem",
+        "rknn_matmul_run",
+        "rknn_mem_sync",
+    ] {
+        // The start makes some calls itself; the fault comes soon after them.
+        let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+        let calls = rknn.stand_in().unwrap().calls(call);
+        drop((device, rknn));
+        let (device, rknn) =
+            device_with(options(&format!("{call}:{}=-2", calls + 2)), &caps::RK3588).unwrap();
+        let buffer = packed(&device, &w, 0);
+        let mut failed = None;
+        // M grows so that contexts and memory are made, too.
+        for m in [1, 2, 4, 1, 2, 4] {
+            let act = &act[..64 * m];
+            match mul_mat(&device, &w, Some((&buffer, 0)), act, [64, m, 1, 1]) {
+                Ok(_) => assert!(failed.is_none(), "{call}: went on after {failed:?}"),
+                Err(error) => {
+                    let text = error.to_string();
+                    match failed {
+                        None => assert!(text.contains(call) && text.contains("-2"), "{text}"),
+                        Some(_) => assert!(matches!(error, Error::DeviceLost { .. }), "{text}"),
+                    }
+                    failed = Some(text);
+                }
+            }
+        }
+        assert!(failed.is_some(), "{call} never failed");
+        drop((buffer, device));
+        assert_eq!(
+            rknn.stand_in().unwrap().live(),
+            Live::default(),
+            "{call} leaks"
+        );
+    }
+}
+
+#[test]
+fn a_lack_of_memory_fails_the_call_and_passes() {
+    let mut numbers = Numbers::new(22);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.vec(64);
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let calls = rknn.stand_in().unwrap().calls("rknn_create_mem");
+    drop((device, rknn));
+    let faults = format!("rknn_create_mem:{}=-4", calls + 1);
+    let (device, rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
+    let multiply = || mul_mat(&device, &w, None, &act, [64, 1, 1, 1]);
+    let error = multiply().unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    multiply().unwrap();
+    drop(device);
+    assert_eq!(rknn.stand_in().unwrap().live(), Live::default());
+}
+
+#[test]
+fn everything_is_released_when_device_and_buffers_are_dropped() {
+    let mut numbers = Numbers::new(23);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 2, 1]);
+    let act = numbers.vec(64 * 40 * 2);
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let buffer = packed(&device, &w, 0);
+    mul_mat(&device, &w, Some((&buffer, 0)), &act, [64, 40, 2, 1]).unwrap();
+    mul_mat(&device, &w, None, &act, [64, 40, 2, 1]).unwrap();
+    drop(buffer);
+    drop(device);
+    assert_eq!(rknn.stand_in().unwrap().live(), Live::default());
+}
+
+#[test]
+fn a_library_that_is_too_old_is_refused() {
+    let mut options = options("");
+    options.api_version = "2.2.0 (c195366594@2024-09-14T12:18:56)".into();
+    let error = device_with(options, &caps::RK3588).unwrap_err().to_string();
+    assert!(
+        error.contains("2.2.0") && error.contains("2.3.0"),
+        "{error}"
+    );
+}
