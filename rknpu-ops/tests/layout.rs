@@ -21,6 +21,8 @@ fn every_layout() -> impl Iterator<Item = (Soc, MatmulType, MatmulLayout)> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
     #[test]
     fn every_element_has_its_own_place(m in 1usize..9, k in 1usize..200, n in 1usize..150) {
         for (soc, matmul_type, layout) in every_layout() {

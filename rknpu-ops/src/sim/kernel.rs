@@ -39,9 +39,9 @@ pub(super) fn dot_i8(a: &[i16], k: usize, strip: &[u8], gn: usize, sums: &mut [[
             let (columns, _) = tile.as_chunks::<GROUP>();
             for (column, sums) in columns.iter().zip(sums) {
                 for (lane, sum) in sums.iter_mut().enumerate() {
-                    let [even, odd] = [2 * lane, 2 * lane + 1];
-                    *sum += i32::from(row[0][even]) * i32::from(column[even].cast_signed())
-                        + i32::from(row[0][odd]) * i32::from(column[odd].cast_signed());
+                    let [low, high] = [lane, lane + I8_LANES];
+                    *sum += i32::from(row[0][low]) * i32::from(column[low].cast_signed())
+                        + i32::from(row[0][high]) * i32::from(column[high].cast_signed());
                 }
             }
         }

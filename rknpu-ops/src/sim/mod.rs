@@ -149,7 +149,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The functions of this machine. Those that take a context accept the contexts of every machine.
+    /// The functions of this machine. Those that take a context accept the contexts of every machine. After the
+    /// machine is dropped, creating a context fails, or reaches the next machine in the slot.
     #[must_use]
     pub fn api(&self) -> Api {
         api::of_slot(self.slot)

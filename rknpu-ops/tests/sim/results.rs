@@ -1,6 +1,6 @@
 //! Results: every type of every chip against the reference, in every layout.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use rknpu_ops::ffi::{Layout, MatmulShape, MatmulType, QuantParams, QuantType, TensorAttr};
 use rknpu_ops::layout::{Elem, Soc};
@@ -176,10 +176,8 @@ fn a_scale_brings_i8_results_into_range() {
         zp_len: 1,
     };
     // SAFETY: the arrays have one element each.
-    assert_eq!(
-        unsafe { (npu.api.matmul_set_quant_params)(ctx, &mut params) },
-        0
-    );
+    let code = unsafe { (npu.api.matmul_set_quant_params)(ctx, &mut params) };
+    assert_eq!(code, 0);
     assert_eq!(npu.run(ctx), 0);
     let c = mems[2].read();
     let sum: f64 = (0..32)
@@ -279,6 +277,6 @@ fn attributes_describe_both_kinds_of_layout() {
             ],
             [2, 2, 6]
         );
-        assert_eq!(attr.b.name[..2], [b'B'.cast_signed(), 0]);
+        assert_eq!(attr.b.name[..2], [c_char::from_ne_bytes(*b"B"), 0]);
     }
 }

@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""Runs every test of the project and counts them; the last line is `N passed, N failed, N skipped`.
+
+Usage: test.py [step...]     without a step: all, in this order; the names are those of STEPS below
+
+Whole outputs are in target/logs/. Something that cannot run on this machine is skipped with its reason.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+import build
+import fetch
+import project
+from project import DEVICE, LOGS, ROOT, Problem, cpu_env, device_env, main_with, print_tail, say, tool_env
+
+# Fewer than these would mean that tests were lost, not that all is well.
+MIN_CARGO_TESTS = 100
+MIN_MUL_MAT_CASES = 250
+
+CROSS_TARGET = "aarch64-unknown-linux-gnu"
+
+# What ggml itself compiles with, and every warning an error.
+GLUE_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wcast-qual", "-Wshadow", "-Wstrict-prototypes",
+              "-Wpointer-arith", "-Wmissing-prototypes", "-Wno-unused-function", "-Werror"]
+
+
+class Tally:
+    """Counts, and the reasons for what did not pass."""
+
+    def __init__(self):
+        self.passed = 0
+        self.failed = []
+        self.skipped = []
+
+    def check(self, ok, name, reason=""):
+        if ok:
+            self.passed += 1
+        else:
+            self.fail(name, reason)
+
+    def fail(self, name, reason):
+        self.failed.append(name)
+        print(f"   FAILED {name}: {reason}", flush=True)
+
+    def skip(self, name, reason):
+        self.skipped.append(name)
+        print(f"   skipped {name}: {reason}", flush=True)
+
+    def line(self):
+        return f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
+
+
+def capture(name, args, env=None, cwd=ROOT):
+    """Runs a command with its output in a log; returns the exit code and the output without colours."""
+    log = LOGS / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "wb") as out:
+        code = subprocess.run([str(arg) for arg in args], env=env or tool_env(), cwd=cwd, stdin=subprocess.DEVNULL,
+                              stdout=out, stderr=subprocess.STDOUT).returncode
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return code, re.sub(r"\x1b\[[0-9;]*m", "", text), log
+
+
+def command(tally, name, args, env=None):
+    """A check that passes if a command ends with code 0."""
+    code, _, log = capture(name, args, env)
+    if code != 0:
+        print_tail(log)
+    tally.check(code == 0, name, f"code {code}, output in target/logs/{log.name}")
+
+
+def step_format(tally):
+    command(tally, "format", ["cargo", "fmt", "--all", "--check"])
+
+
+def step_lint(tally):
+    command(tally, "clippy", ["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])
+    command(tally, "doc", ["cargo", "doc", "--locked", "--workspace", "--no-deps"],
+            dict(tool_env(), RUSTDOCFLAGS="-D warnings"))
+
+
+def step_cargo(tally):
+    """All Rust tests, counted one by one."""
+    code, text, log = capture("cargo-test", ["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], cpu_env())
+    results = re.findall(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", text, re.M)
+    passed, failed, ignored = (sum(int(result[i]) for result in results) for i in range(3))
+    tally.passed += passed
+    for name in re.findall(r"^test (.+) \.\.\. FAILED$", text, re.M):
+        tally.fail(name, f"see target/logs/{log.name}")
+    # An ignored test says why, or it is a benchmark or an example in the documentation.
+    for name, reason in re.findall(r"^test (.+) \.\.\. ignored(?:, (.*))?$", text, re.M):
+        tally.skip(name, reason or "ignored in the source")
+    if code != 0 and failed == 0:
+        print_tail(log)
+        tally.fail("cargo test", f"code {code}, output in target/logs/{log.name}")
+    if passed < MIN_CARGO_TESTS:
+        tally.fail("number of Rust tests", f"{passed} passed, at least {MIN_CARGO_TESTS} are there")
+    print(f"   {passed} passed, {failed} failed, {ignored} ignored")
+
+
+def step_cross(tally):
+    """The archive builds for the boards that have the NPU."""
+    rustup = shutil.which("rustup")
+    targets = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    library = Path(targets.stdout.strip()) / "lib" / "rustlib" / CROSS_TARGET
+    if not library.exists() and rustup:
+        capture("rustup", [rustup, "target", "add", CROSS_TARGET])
+    if not library.exists():
+        tally.skip("cross build", f"no Rust standard library for {CROSS_TARGET}")
+        return
+    command(tally, "cross", ["cargo", "rustc", "--locked", "--lib", "--crate-type", "staticlib", "--package",
+                             "ggml-rust-npu", "--target", CROSS_TARGET])
+
+
+def step_glue(tally):
+    """The C files compile without a warning, for a static and for a loadable backend."""
+    source = fetch.llama()
+    include = [f"-I{folder}" for folder in (ROOT / "include", source / "ggml" / "include", source / "ggml" / "src")]
+    for compiler in ["gcc", "clang"]:
+        if shutil.which(compiler) is None:
+            tally.skip(f"glue with {compiler}", f"{compiler} is not installed")
+            continue
+        for kind, defines in {"static": [], "dl": ["-DGGML_BACKEND_DL", "-DGGML_BACKEND_SHARED"]}.items():
+            files = sorted((ROOT / "ggml-glue").glob("*.c"))
+            command(tally, f"glue-{compiler}-{kind}",
+                    [compiler, *GLUE_FLAGS, *defines, *include, "-fsyntax-only", *files])
+
+
+def step_build(tally):
+    build.static()
+    for name in build.PROGRAMS + build.TESTS:
+        tally.check(project.binary(name).is_file(), name, "not built")
+
+
+def step_shared(tally):
+    """A shared build links, and its libraries work together."""
+    program = build.shared()
+    for name, env, expected in [("with", device_env(), True), ("without", cpu_env(), False)]:
+        code, text, _ = capture(f"shared-{name}", [program], env)
+        listed = any(line.startswith(f"{DEVICE}\t") for line in text.splitlines())
+        tally.check(code == 0 and listed == expected, f"devices of a shared build {name} the variable", text.strip())
+
+
+def backend_ops(tally, name, minimum, *args):
+    """One run of test-backend-ops. Its exit code says nothing when no case ran, so the cases are counted."""
+    code, text, log = capture(name, [project.binary("test-backend-ops"), "test", "-b", DEVICE, *args], device_env())
+    summary = re.search(rf"(\d+)/(\d+) tests passed\s+(?:Failing tests:\n(.*?))?^  Backend {DEVICE}: ", text, re.M | re.S)
+    if not summary:
+        print_tail(log)
+        tally.fail(name, f"no summary for {DEVICE}, code {code}, output in target/logs/{log.name}")
+        return
+    passed, total = int(summary.group(1)), int(summary.group(2))
+    print(f"   {passed} of {total} cases OK")
+    tally.passed += passed
+    for case in (summary.group(3) or "").splitlines():
+        reason = re.search(rf"^\[.*?\] (.*?) +{re.escape(case.strip())}: FAIL", text, re.M)
+        tally.fail(case.strip(), reason.group(1) if reason else f"see target/logs/{log.name}")
+    if passed < minimum:
+        tally.fail(name, f"{passed} cases OK, at least {minimum} are there")
+    if code != 0 and passed == total:
+        tally.fail(name, f"code {code}, output in target/logs/{log.name}")
+
+
+def step_mul_mat(tally):
+    backend_ops(tally, "backend-ops-mul-mat", MIN_MUL_MAT_CASES, "-o", "MUL_MAT")
+
+
+def step_ops(tally):
+    """All ops that the device claims, whole graphs included."""
+    backend_ops(tally, "backend-ops-all", MIN_MUL_MAT_CASES)
+
+
+def step_e2e(tally):
+    """tests/e2e, one file after the other."""
+    folder = ROOT / "tests" / "e2e"
+    sys.path.insert(0, str(folder))
+    fetch.model()
+    fetch.text()
+    for file in sorted(folder.glob("test_*.py")):
+        began = time.monotonic()
+        suite = unittest.defaultTestLoader.loadTestsFromName(file.stem)
+        result = unittest.TestResult()
+        suite.run(result)
+        # A test with several subtests may fail several times; what is not listed passed.
+        broken = {getattr(test, "test_case", test).id() for test, _ in result.failures + result.errors}
+        tally.passed += result.testsRun - len(broken) - len(result.skipped)
+        for test, trace in result.failures + result.errors:
+            tally.fail(f"{test}", trace.strip().splitlines()[-1])
+            (LOGS / f"{file.stem}.log").write_text(trace, encoding="utf-8")
+        for test, reason in result.skipped:
+            tally.skip(str(test), reason)
+        print(f"   {file.stem}: {result.testsRun} tests in {time.monotonic() - began:.0f} s", flush=True)
+
+
+STEPS = {
+    "format": step_format,
+    "lint": step_lint,
+    "cargo": step_cargo,
+    "cross": step_cross,
+    "glue": step_glue,
+    "build": step_build,
+    "shared": step_shared,
+    "mul-mat": step_mul_mat,
+    "ops": step_ops,
+    "e2e": step_e2e,
+}
+
+
+def main():
+    names = sys.argv[1:] or list(STEPS)
+    for name in names:
+        if name not in STEPS:
+            raise Problem(f"unknown step {name}; one of {', '.join(STEPS)}")
+    tally = Tally()
+    for name in names:
+        say(name)
+        began = time.monotonic()
+        try:
+            STEPS[name](tally)
+        except Problem as problem:
+            tally.fail(name, str(problem))
+        print(f"   {time.monotonic() - began:.0f} s", flush=True)
+    print(tally.line())
+    return 1 if tally.failed else 0
+
+
+if __name__ == "__main__":
+    main_with(main)
