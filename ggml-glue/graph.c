@@ -89,10 +89,27 @@ npu_tensor glue_tensor(const struct glue_device *device,
   return out;
 }
 
+static bool op_of(enum ggml_op op, uint32_t *out) {
+  switch (op) {
+  case GGML_OP_MUL_MAT:
+    *out = NPU_OP_MUL_MAT;
+    return true;
+  case GGML_OP_MUL_MAT_ID:
+    *out = NPU_OP_MUL_MAT_ID;
+    return true;
+  default:
+    return false;
+  }
+}
+
 bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
                bool with_data, npu_node *out) {
+  uint32_t op;
+  if (!op_of(node->op, &op)) {
+    return false;
+  }
   memset(out, 0, sizeof(*out));
-  out->op = node->op == GGML_OP_MUL_MAT ? NPU_OP_MUL_MAT : NPU_OP_OTHER;
+  out->op = op;
   memcpy(out->op_params, node->op_params, sizeof(out->op_params));
   out->dst = glue_tensor(device, node, with_data);
   for (int i = 0; i < GGML_MAX_SRC && node->src[i] != NULL; i++) {
@@ -178,7 +195,7 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
     return GGML_STATUS_SUCCESS;
   }
   if (!reserve_nodes(self, n_nodes)) {
-    GGML_LOG_ERROR("%s: no memory for a graph of %zu nodes\n",
+    GGML_LOG_ERROR("ggml-rust-npu: %s: no memory for a graph of %zu nodes\n",
                    backend_get_name(backend), n_nodes);
     return GGML_STATUS_ALLOC_FAILED;
   }
@@ -190,15 +207,13 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
       continue;
     }
     npu_node *out = &self->nodes[n_filled++];
-    if (node->op != GGML_OP_MUL_MAT ||
-        !glue_node(self->device, node, true, out)) {
-      GGML_LOG_ERROR("%s: cannot compute %s (%s)\n", backend_get_name(backend),
-                     ggml_op_desc(node), node->name);
+    if (!glue_node(self->device, node, true, out)) {
+      GGML_LOG_ERROR("ggml-rust-npu: %s: cannot compute %s (%s)\n",
+                     backend_get_name(backend), ggml_op_desc(node), node->name);
       return GGML_STATUS_FAILED;
     }
   }
-  return status_of(
-      npu_backend_compute(self->npu, self->nodes, n_nodes));
+  return status_of(npu_backend_compute(self->npu, self->nodes, n_nodes));
 }
 
 static const struct ggml_backend_i backend_iface = {
@@ -210,7 +225,7 @@ static const struct ggml_backend_i backend_iface = {
 ggml_backend_t glue_backend_new(struct glue_device *device) {
   struct glue_backend *self = calloc(1, sizeof(*self));
   if (self == NULL) {
-    GGML_LOG_ERROR("%s: no memory for a backend\n",
+    GGML_LOG_ERROR("ggml-rust-npu: %s: no memory for a backend\n",
                    npu_device_name(device->index));
     return NULL;
   }

@@ -89,9 +89,6 @@ static bool device_supports_op(ggml_backend_dev_t dev,
   if (ggml_op_is_empty(op->op)) {
     return true;
   }
-  if (op->op != GGML_OP_MUL_MAT) {
-    return false;
-  }
   const struct glue_device *device = glue_device_of(dev);
   npu_node node;
   return glue_node(device, op, false, &node) &&
@@ -188,7 +185,7 @@ static void start(void) {
   }
   g_devices = calloc(n_devices, sizeof(g_devices[0]));
   if (g_devices == NULL) {
-    GGML_LOG_ERROR("RUST_NPU: no memory for %zu devices\n", n_devices);
+    GGML_LOG_ERROR("ggml-rust-npu: no memory for %zu devices\n", n_devices);
     return;
   }
   for (size_t i = 0; i < n_devices; i++) {

@@ -27,14 +27,11 @@
 // `npu_tensor.dtype`: anything else.
 #define NPU_DTYPE_OTHER 4
 
-// `npu_node.op`: a view, or nothing to compute.
-#define NPU_OP_NONE 0
-
 // `npu_node.op`: MUL_MAT.
 #define NPU_OP_MUL_MAT 1
 
-// `npu_node.op`: anything else.
-#define NPU_OP_OTHER 2
+// `npu_node.op`: MUL_MAT_ID.
+#define NPU_OP_MUL_MAT_ID 2
 
 // `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 #define NPU_PLACE_NONE 0

@@ -75,13 +75,9 @@ pub enum Error {
         /// The device's name.
         device: &'static str,
     },
-    /// ggml handed over a node that the planner never said yes to.
-    #[error("node {node} ({name}): {reason}")]
+    /// ggml handed over a node that the planner never said yes to, or that contradicts itself.
+    #[error("cannot be computed: {reason}")]
     Graph {
-        /// Index in the submitted graph.
-        node: usize,
-        /// Name of the result tensor.
-        name: String,
         /// What is wrong.
         reason: String,
     },

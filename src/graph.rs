@@ -38,26 +38,57 @@ pub struct Tensor<'a> {
 /// What a node does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// A view or nothing at all.
-    None,
     /// `dst[M,N] = src1[M,K] · src0[K,N]`, batched and broadcast over the outer dimensions.
     MulMat,
-    /// Something that no device of ours computes.
-    Other,
+    /// As `MulMat`, with the slice of src0 (the expert) chosen for each row of src1 by the indices in src2.
+    MulMatId,
 }
+
+impl Op {
+    /// ggml's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MulMat => "MUL_MAT",
+            Self::MulMatId => "MUL_MAT_ID",
+        }
+    }
+
+    /// How many operands it has.
+    #[must_use]
+    pub fn sources(self) -> usize {
+        match self {
+            Self::MulMat => 2,
+            Self::MulMatId => 3,
+        }
+    }
+}
+
+/// Most operands of an operation.
+pub const MAX_SOURCES: usize = 3;
 
 /// One operation to compute.
 pub struct Node<'a> {
-    /// Index in what ggml submitted, for messages.
-    pub index: usize,
     /// What to do.
     pub op: Op,
     /// Result; its bytes are `out`.
     pub dst: Tensor<'a>,
     /// Where the result goes.
     pub out: RegionMut<'a>,
-    /// First operand: the weights of a multiplication.
-    pub src0: Tensor<'a>,
-    /// Second operand: the activations of a multiplication.
-    pub src1: Tensor<'a>,
+    /// Operands; those behind the ones that the operation has are not looked at.
+    pub src: [Tensor<'a>; MAX_SOURCES],
+}
+
+impl<'a> Node<'a> {
+    /// The operands: weights, activations, and the choice of experts if the operation has one.
+    #[must_use]
+    pub fn sources(&self) -> &[Tensor<'a>] {
+        &self.src[..self.op.sources()]
+    }
+
+    /// Operands, result, and where it goes.
+    #[must_use]
+    pub fn parts(&mut self) -> (&[Tensor<'a>], &Tensor<'a>, &mut RegionMut<'a>) {
+        (&self.src[..self.op.sources()], &self.dst, &mut self.out)
+    }
 }

@@ -2,7 +2,7 @@
 //! Pure, cheap and thread-safe; knows no device.
 
 use crate::caps::{self, RkCaps};
-use crate::graph::{Place, Tensor};
+use crate::graph::{Op, Place, Tensor};
 use crate::repack::WeightLayout;
 use crate::tensor::DType;
 
@@ -41,36 +41,139 @@ pub fn weight_layout(caps: &'static RkCaps, weights: &Tensor) -> Option<WeightLa
         .filter(|layout| layout.bytes() <= caps::MAX_ALLOCATION_BYTES)
 }
 
-/// Plans `dst = src1 · src0` for a question of ggml's: also says no where the device could, but should not.
+/// A multiplication in which each row of activations goes to the expert that was chosen for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MulMatId {
+    /// How the weights of all experts lie in device memory, one slice each.
+    pub weights: WeightLayout,
+    /// Experts that there are.
+    pub experts: usize,
+    /// Experts that each token uses.
+    pub used: usize,
+    /// Tokens.
+    pub tokens: usize,
+}
+
+/// What the device is to do for a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// For [`Op::MulMat`].
+    MulMat(MulMat),
+    /// For [`Op::MulMatId`].
+    MulMatId(MulMatId),
+}
+
+impl Command {
+    /// How the weights lie in device memory.
+    #[must_use]
+    pub fn weights(&self) -> &WeightLayout {
+        match self {
+            Self::MulMat(command) => &command.weights,
+            Self::MulMatId(command) => &command.weights,
+        }
+    }
+}
+
+/// Plans a node for a question of ggml's: also says no where the device could, but should not.
 ///
 /// # Errors
 /// The reason why the node is not for this device.
 pub fn question(
     caps: &'static RkCaps,
+    op: Op,
     dst: &Tensor,
-    src0: &Tensor,
-    src1: &Tensor,
-) -> Result<MulMat, Refusal> {
+    src: &[Tensor],
+) -> Result<Command, Refusal> {
     // Weights in plain memory, and operands that were just computed, would have to be quantized and packed at each
     // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as such, and packing
     // at use is what happens.
-    if !matches!(src0.place, Place::Packed | Place::Unknown) {
+    let in_place = |weights: &Tensor| matches!(weights.place, Place::Packed | Place::Unknown);
+    if !src.first().is_some_and(in_place) {
         return Err("weights are not in packed memory");
     }
-    mul_mat(caps, dst, src0, src1)
+    command(caps, op, dst, src)
 }
 
-/// Plans `dst = src1 · src0`.
+/// Plans a node.
 ///
 /// # Errors
-/// The reason why the device cannot compute the node.
-pub fn mul_mat(
+/// The reason why the device cannot compute it.
+pub fn command(
+    caps: &'static RkCaps,
+    op: Op,
+    dst: &Tensor,
+    src: &[Tensor],
+) -> Result<Command, Refusal> {
+    match (op, src) {
+        (Op::MulMat, [src0, src1]) => mul_mat(caps, dst, src0, src1).map(Command::MulMat),
+        (Op::MulMatId, [src0, src1, ids]) => {
+            mul_mat_id(caps, dst, src0, src1, ids).map(Command::MulMatId)
+        }
+        _ => Err("wrong number of sources"),
+    }
+}
+
+fn mul_mat(
     caps: &'static RkCaps,
     dst: &Tensor,
     src0: &Tensor,
     src1: &Tensor,
 ) -> Result<MulMat, Refusal> {
-    let readable = |tensor: &Tensor| matches!(tensor.place, Place::Host | Place::Unknown);
+    let weights = operands(caps, dst, src0, src1)?;
+    let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
+    if k != k1 || dst.shape.ne != [n, m, p2, p3] || p2 % s2 != 0 || p3 % s3 != 0 {
+        return Err("shapes do not fit");
+    }
+    Ok(MulMat {
+        weights,
+        m,
+        planes: [p2, p3],
+        broadcast: [p2 / s2, p3 / s3],
+    })
+}
+
+fn mul_mat_id(
+    caps: &'static RkCaps,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+    ids: &Tensor,
+) -> Result<MulMatId, Refusal> {
+    let weights = operands(caps, dst, src0, src1)?;
+    let ([k, n, experts, s3], [k1, rows, tokens, p3]) = (src0.shape.ne, src1.shape.ne);
+    let [used, ids_tokens, ..] = ids.shape.ne;
+    if ids.dtype != DType::I32 || !readable(ids) {
+        return Err("choice of experts is not I32 in host memory");
+    }
+    let fits = k == k1
+        && dst.shape.ne == [n, used, tokens, 1]
+        && ids.shape.ne == [used, tokens, 1, 1]
+        && ids_tokens == tokens
+        && [s3, p3] == [1, 1]
+        && rows > 0
+        && used % rows == 0;
+    if !fits {
+        return Err("shapes do not fit");
+    }
+    Ok(MulMatId {
+        weights,
+        experts,
+        used,
+        tokens,
+    })
+}
+
+fn readable(tensor: &Tensor) -> bool {
+    matches!(tensor.place, Place::Host | Place::Unknown)
+}
+
+/// What holds for the operands of any multiplication; returns how the weights lie in device memory.
+fn operands(
+    caps: &'static RkCaps,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+) -> Result<WeightLayout, Refusal> {
     if src0.place == Place::Foreign || !readable(src1) || !readable(dst) {
         return Err("operands are in memory of another device");
     }
@@ -85,22 +188,12 @@ pub fn mul_mat(
     if dst.dtype != DType::F32 || dst.shape.nb[0] != 4 {
         return Err("result is not rows of F32");
     }
-    let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
-    if k != k1 || dst.shape.ne != [n, m, p2, p3] || p2 % s2 != 0 || p3 % s3 != 0 {
-        return Err("shapes do not fit");
-    }
-    let Some(weights) = WeightLayout::new(caps, src0.dtype, src0.shape.ne) else {
-        return Err("weights of this type stay on the CPU");
-    };
+    let weights = WeightLayout::new(caps, src0.dtype, src0.shape.ne)
+        .ok_or("weights of this type stay on the CPU")?;
     if weights.bytes() > caps::MAX_ALLOCATION_BYTES {
         return Err("weights are larger than one allocation");
     }
-    Ok(MulMat {
-        weights,
-        m,
-        planes: [p2, p3],
-        broadcast: [p2 / s2, p3 / s3],
-    })
+    Ok(weights)
 }
 
 /// Largest M of one call.

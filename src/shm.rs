@@ -151,6 +151,16 @@ impl RegionMut<'_> {
             owner: PhantomData,
         }
     }
+
+    /// Writes one row at `offset`.
+    ///
+    /// # Panics
+    /// As [`RegionMut::rows`].
+    pub fn write_row(&mut self, offset: usize, row: &[f32]) {
+        self.rows(offset, [1, row.len()], 0)
+            .row(0)
+            .copy_from_slice(row);
+    }
 }
 
 /// Rows of a result, or a range of their columns. Can be split into disjoint column ranges, one for each core.

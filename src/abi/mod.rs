@@ -16,7 +16,7 @@ use crate::graph::{Node, Op, Tensor};
 use crate::shm::{Region, RegionMut};
 
 pub use self::types::*;
-use self::types::{metadata, name};
+use self::types::{metadata, name, operands, operation};
 
 mod log;
 mod types;
@@ -137,17 +137,12 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
         let Some(entry) = entry(device) else {
             return false;
         };
-        match node.op {
-            NPU_OP_NONE => true,
-            NPU_OP_MUL_MAT if node.n_src == 2 => {
-                let tensors = [&node.dst, &node.src[0], &node.src[1]].map(metadata);
-                let [Some(dst), Some(src0), Some(src1)] = tensors else {
-                    return false;
-                };
-                entry.device.supports(Op::MulMat, &dst, &src0, &src1)
-            }
-            _ => false,
-        }
+        let (Some(op), Some(dst), Some(src)) =
+            (operation(node), metadata(&node.dst), operands(node))
+        else {
+            return false;
+        };
+        entry.device.supports(op, &dst, &src[..op.sources()])
     })
 }
 
@@ -379,11 +374,12 @@ pub unsafe extern "C" fn npu_backend_compute(
     guard("npu_backend_compute", NPU_STATUS_FAILED, || {
         for (index, node) in nodes.iter().enumerate() {
             // SAFETY: the caller promises it of every node.
-            let result = unsafe { compute(&backend.device, index, node) };
+            let result = unsafe { compute(&backend.device, node) };
             let Err(error) = result else { continue };
             let ([n, m, ..], [k, ..]) = (node.dst.ne, node.src[0].ne);
             ::log::error!(
-                "{device}: MUL_MAT {} (M={m} K={k} N={n}, node {index} of {n_nodes}): {error}",
+                "{device}: {} {} (M={m} K={k} N={n}, node {index} of {n_nodes}): {error}",
+                operation(node).map_or("?", Op::name),
                 name(&node.dst)
             );
             return match error {
@@ -397,41 +393,26 @@ pub unsafe extern "C" fn npu_backend_compute(
 
 /// # Safety
 /// As for [`npu_backend_compute`], of one node.
-unsafe fn compute(device: &Device, index: usize, node: &NpuNode) -> Result<()> {
+unsafe fn compute(device: &Device, node: &NpuNode) -> Result<()> {
     let refuse = |reason: &str| Error::Graph {
-        node: index,
-        name: name(&node.dst).into(),
         reason: reason.into(),
     };
-    let op = match node.op {
-        NPU_OP_NONE => return Ok(()),
-        NPU_OP_MUL_MAT if node.n_src == 2 => Op::MulMat,
-        _ => return Err(refuse("operation is not supported")),
-    };
-    let described = [&node.dst, &node.src[0], &node.src[1]].map(metadata);
-    let [Some(dst), Some(mut src0), Some(mut src1)] = described else {
-        return Err(refuse("a dimension is negative"));
-    };
+    let op = operation(node).ok_or_else(|| refuse("operation is not supported"))?;
+    let described = metadata(&node.dst).zip(operands(node));
+    let (dst, mut src) = described.ok_or_else(|| refuse("a dimension is negative"))?;
     let span = |tensor: &Tensor| tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-    // SAFETY: sources are valid and not written during the call, says the caller.
-    src0.memory = Some(unsafe { Region::new(node.src[0].data.cast(), span(&src0)) });
-    // SAFETY: as above.
-    src1.memory = Some(unsafe { Region::new(node.src[1].data.cast(), span(&src1)) });
+    for (tensor, from) in src.iter_mut().zip(&node.src).take(op.sources()) {
+        // SAFETY: sources are valid and not written during the call, says the caller.
+        tensor.memory = Some(unsafe { Region::new(from.data.cast(), span(tensor)) });
+    }
     // SAFETY: results are valid and nobody else's during the call, says the caller.
     let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&dst)) };
     // SAFETY: NULL or alive, says the caller.
     let buffer = unsafe { node.src[0].buffer.cast_const().as_ref() };
     if let Some(buffer) = buffer {
-        src0.packed_offset = offset_in(buffer, Some(&node.src[0]));
+        src[0].packed_offset = offset_in(buffer, Some(&node.src[0]));
     }
-    let mut node = Node {
-        index,
-        op,
-        dst,
-        out,
-        src0,
-        src1,
-    };
+    let mut node = Node { op, dst, out, src };
     device.compute(&mut node, buffer.map(|buffer| &buffer.0))
 }
 

@@ -3,11 +3,12 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use super::NpuBuffer;
-use crate::graph::{Place, Tensor};
+use crate::graph::{MAX_SOURCES, Op, Place, Tensor};
 use crate::tensor::{DType, Dequantize, Shape};
 
 /// Sources of a node that are passed on.
 pub const NPU_MAX_SRC: usize = 3;
+const _: () = assert!(NPU_MAX_SRC == MAX_SOURCES);
 /// 32-bit words of op parameters.
 pub const NPU_OP_PARAMS: usize = 16;
 
@@ -22,12 +23,10 @@ pub const NPU_DTYPE_QUANTIZED: u32 = 3;
 /// `npu_tensor.dtype`: anything else.
 pub const NPU_DTYPE_OTHER: u32 = 4;
 
-/// `npu_node.op`: a view, or nothing to compute.
-pub const NPU_OP_NONE: u32 = 0;
 /// `npu_node.op`: MUL_MAT.
 pub const NPU_OP_MUL_MAT: u32 = 1;
-/// `npu_node.op`: anything else.
-pub const NPU_OP_OTHER: u32 = 2;
+/// `npu_node.op`: MUL_MAT_ID.
+pub const NPU_OP_MUL_MAT_ID: u32 = 2;
 
 /// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 pub const NPU_PLACE_NONE: u32 = 0;
@@ -127,6 +126,22 @@ impl Dequantize for ToFloat {
         // `repack` cuts both by whole rows.
         unsafe { (self.0)(blocks.as_ptr().cast(), out.as_mut_ptr(), n) };
     }
+}
+
+/// The operation of a node, if it is one of ours and has the operands that it should have.
+pub(super) fn operation(node: &NpuNode) -> Option<Op> {
+    let op = match node.op {
+        NPU_OP_MUL_MAT => Op::MulMat,
+        NPU_OP_MUL_MAT_ID => Op::MulMatId,
+        _ => return None,
+    };
+    (node.n_src as usize == op.sources()).then_some(op)
+}
+
+/// The metadata of all operands, those that a node does not have included; `None` if a dimension is negative.
+pub(super) fn operands(node: &NpuNode) -> Option<[Tensor<'_>; MAX_SOURCES]> {
+    let [a, b, c] = &node.src;
+    Some([metadata(a)?, metadata(b)?, metadata(c)?])
 }
 
 /// The tensor's metadata, without memory; `None` if a dimension is negative.

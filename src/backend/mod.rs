@@ -1,6 +1,5 @@
 //! Joins plan and device: finds devices, keeps weight buffers, computes graphs.
 
-use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,17 +7,17 @@ use rknpu_ops::sim;
 
 use crate::caps::{self, RkCaps};
 use crate::config::Config;
-use crate::device::rknpu::{self, RkNpu, WeightMemory, Weights};
-use crate::error::{Error, Result};
-use crate::graph::{Node, Op, Tensor};
-use crate::plan::{self, MulMat};
-use crate::repack::Source;
+use crate::device::rknpu::{self, RkNpu};
+use crate::error::Result;
+use crate::graph::{Op, Tensor};
+use crate::plan;
 use crate::selftest;
 use crate::vendor::rknn::Rknn;
 
 pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
 
 mod buffer;
+mod compute;
 
 /// Where the kernel says which board this is.
 const DEVICE_TREE: &str = "/proc/device-tree/compatible";
@@ -104,13 +103,10 @@ impl Device {
         format!("Rockchip {chip} NPU, librknnrt {library}, driver {driver}{simulated}")
     }
 
-    /// Whether the device computes `dst = src1 · src0`. Metadata only.
+    /// Whether the device computes an operation. Metadata only.
     #[must_use]
-    pub fn supports(&self, op: Op, dst: &Tensor, src0: &Tensor, src1: &Tensor) -> bool {
-        if op != Op::MulMat {
-            return false;
-        }
-        let plan = plan::question(self.npu.caps(), dst, src0, src1);
+    pub fn supports(&self, op: Op, dst: &Tensor, src: &[Tensor]) -> bool {
+        let plan = plan::question(self.npu.caps(), op, dst, src);
         if let Err(reason) = plan {
             log::trace!("{} stays on the CPU: {reason}", dst.name);
         }
@@ -125,108 +121,6 @@ impl Device {
         plan::weight_layout(self.npu.caps(), tensor)
             .map_or(plain, |layout| layout.bytes().max(plain))
     }
-
-    /// Computes one node.
-    ///
-    /// - `buffer`: where src0 is, if in one of our buffers
-    ///
-    /// # Errors
-    /// `Graph` if the node is not one that [`Device::supports`] said yes to; else the device's error.
-    pub fn compute(&self, node: &mut Node, buffer: Option<&WeightBuffer>) -> Result<()> {
-        let (index, name) = (node.index, node.dst.name);
-        let refuse = |reason: &str| Error::Graph {
-            node: index,
-            name: name.into(),
-            reason: reason.into(),
-        };
-        if node.op != Op::MulMat {
-            return Err(refuse("operation is not supported"));
-        }
-        let command =
-            plan::mul_mat(self.npu.caps(), &node.dst, &node.src0, &node.src1).map_err(refuse)?;
-        if let Some(buffer) = buffer {
-            let contents = buffer.contents();
-            if let Some(weights) = contents.find(&node.src0) {
-                return self.mul_mat(&command, &buffer.memory, weights, node);
-            }
-        }
-        // Not packed before, so for this call only.
-        let memory = self.npu.allocate(command.weights.bytes())?;
-        let mut weights = memory.place(command.weights, 0)?;
-        let rows = gather_rows(&node.src0).ok_or_else(|| refuse("weights have no memory"))?;
-        let source = Source {
-            dtype: node.src0.dtype,
-            rows: &rows,
-            dequantize: node.src0.dequantize,
-        };
-        memory.pack(
-            &mut weights,
-            0,
-            source,
-            0..command.weights.n * command.weights.slices,
-        );
-        self.mul_mat(&command, &memory, &weights, node)
-    }
-
-    fn mul_mat(
-        &self,
-        command: &MulMat,
-        memory: &WeightMemory,
-        weights: &Weights,
-        node: &mut Node,
-    ) -> Result<()> {
-        let Node {
-            dst,
-            out,
-            src0,
-            src1,
-            ..
-        } = node;
-        let Some(act) = src1.memory else {
-            let reason = "activations have no memory".into();
-            return Err(Error::Graph {
-                node: node.index,
-                name: dst.name.into(),
-                reason,
-            });
-        };
-        let ([k, ..], nb) = (src1.shape.ne, src1.shape.nb);
-        let mut converted = Vec::new();
-        for i3 in 0..command.planes[1] {
-            for i2 in 0..command.planes[0] {
-                let slice = command.slice(src0.shape.ne[2], i2, i3);
-                for piece in plan::m_pieces(command.m) {
-                    let from = piece.first * nb[1] + i2 * nb[2] + i3 * nb[3];
-                    let to =
-                        piece.first * dst.shape.nb[1] + i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
-                    let rows = act.rows(from, src1.dtype, [piece.rows, k], nb[1], &mut converted);
-                    let columns = out.rows(to, [piece.rows, dst.shape.ne[0]], dst.shape.nb[1]);
-                    self.npu
-                        .mul_mat(memory, weights, slice, rows, piece.bucket, columns)?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// All rows of a weight, one after another: in place if they are, else copied.
-fn gather_rows<'a>(weights: &Tensor<'a>) -> Option<Cow<'a, [u8]>> {
-    let (memory, shape) = (weights.memory?, weights.shape);
-    let row_bytes = weights.dtype.row_bytes(shape.ne[0])?;
-    if shape.is_contiguous(weights.dtype) {
-        return Some(Cow::Borrowed(memory.bytes(0, row_bytes * shape.rows())));
-    }
-    let mut rows = Vec::with_capacity(row_bytes * shape.rows());
-    for i3 in 0..shape.ne[3] {
-        for i2 in 0..shape.ne[2] {
-            for i1 in 0..shape.ne[1] {
-                let start = i1 * shape.nb[1] + i2 * shape.nb[2] + i3 * shape.nb[3];
-                rows.extend_from_slice(memory.bytes(start, row_bytes));
-            }
-        }
-    }
-    Some(Cow::Owned(rows))
 }
 
 /// Free and total bytes of the system's memory; 0 where the kernel does not tell.

@@ -150,6 +150,12 @@ pub fn tensor(name: &str, dtype: DType, shape: Shape) -> Tensor<'_> {
     }
 }
 
+/// The shape of an operand that is not there.
+pub const NOTHING: Shape = Shape {
+    ne: [0; 4],
+    nb: [0; 4],
+};
+
 /// `act · w` on the device, for activations of dimensions `ne`; F32, contiguous.
 pub fn mul_mat(
     device: &Device,
@@ -161,15 +167,17 @@ pub fn mul_mat(
     let mut result = vec![f32::NAN; w.ne[1] * ne[1] * ne[2] * ne[3]];
     let dst_ne = [w.ne[1], ne[1], ne[2], ne[3]];
     let mut node = Node {
-        index: 0,
         op: Op::MulMat,
         dst: tensor("result", DType::F32, contiguous(DType::F32, dst_ne)),
         out: RegionMut::from(&mut result[..]),
-        src0: w.tensor(packed.map(|(_, offset)| offset)),
-        src1: Tensor {
-            memory: Some(Region::from(bytemuck::cast_slice(act))),
-            ..tensor("activations", DType::F32, contiguous(DType::F32, ne))
-        },
+        src: [
+            w.tensor(packed.map(|(_, offset)| offset)),
+            Tensor {
+                memory: Some(Region::from(bytemuck::cast_slice(act))),
+                ..tensor("activations", DType::F32, contiguous(DType::F32, ne))
+            },
+            tensor("none", DType::Other, NOTHING),
+        ],
     };
     device.compute(&mut node, packed.map(|(buffer, _)| buffer))?;
     drop(node);

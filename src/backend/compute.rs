@@ -1,0 +1,220 @@
+//! Nodes to calls of the device: finds the weights, walks planes, experts and buckets of M.
+
+use std::borrow::Cow;
+
+use rknpu_ops::pack::Rows;
+
+use super::{Device, WeightBuffer};
+use crate::device::rknpu::{WeightMemory, Weights};
+use crate::error::{Error, Result};
+use crate::graph::{Node, Tensor};
+use crate::plan::{self, Command, MulMat, MulMatId};
+use crate::repack::{Source, WeightLayout};
+use crate::shm::{Region, RegionMut};
+
+/// The packed weights of a node.
+enum Packed<'a> {
+    /// Packed when they were written.
+    Ready(&'a WeightMemory, &'a Weights),
+    /// Packed slice by slice as they are used, for this node only.
+    AtUse {
+        /// All slices.
+        rows: Cow<'a, [u8]>,
+        src0: Tensor<'a>,
+        memory: WeightMemory,
+        weights: Weights,
+        /// The slice that `weights` holds.
+        slice: Option<usize>,
+    },
+}
+
+impl Packed<'_> {
+    /// Makes a slice available: the memory and the weights that it is in, and its number there.
+    fn slice(&mut self, wanted: usize) -> (&WeightMemory, &Weights, usize) {
+        match self {
+            Self::Ready(memory, weights) => (memory, weights, wanted),
+            Self::AtUse {
+                rows,
+                src0,
+                memory,
+                weights,
+                slice,
+            } => {
+                if *slice != Some(wanted) {
+                    let n = weights.layout().n;
+                    let bytes = rows.len() / (src0.shape.ne[2] * src0.shape.ne[3]);
+                    let source = Source {
+                        dtype: src0.dtype,
+                        rows: &rows[wanted * bytes..][..bytes],
+                        dequantize: src0.dequantize,
+                    };
+                    memory.pack(weights, 0, source, 0..n);
+                    *slice = Some(wanted);
+                }
+                (memory, weights, 0)
+            }
+        }
+    }
+}
+
+impl Device {
+    /// Computes one node.
+    ///
+    /// - `buffer`: where src0 is, if in one of our buffers
+    ///
+    /// # Errors
+    /// `Graph` if the node is not one that [`Device::supports`] said yes to, or names an expert that does not exist;
+    /// else the device's error.
+    pub fn compute(&self, node: &mut Node, buffer: Option<&WeightBuffer>) -> Result<()> {
+        let command =
+            plan::command(self.npu.caps(), node.op, &node.dst, node.sources()).map_err(refused)?;
+        let contents = buffer.map(WeightBuffer::contents);
+        let src0 = node.src[0];
+        let found = contents.as_ref().and_then(|contents| contents.find(&src0));
+        let mut packed = match (buffer, found) {
+            (Some(buffer), Some(weights)) => Packed::Ready(&buffer.memory, weights),
+            _ => self.pack_at_use(command.weights(), src0)?,
+        };
+        match command {
+            Command::MulMat(command) => self.mul_mat(&command, &mut packed, node),
+            Command::MulMatId(command) => self.mul_mat_id(&command, &mut packed, node),
+        }
+    }
+
+    fn pack_at_use<'a>(&self, layout: &WeightLayout, src0: Tensor<'a>) -> Result<Packed<'a>> {
+        let rows = gather_rows(&src0).ok_or_else(|| refused("weights have no memory"))?;
+        let one = WeightLayout {
+            slices: 1,
+            ..*layout
+        };
+        let memory = self.npu.allocate(one.bytes())?;
+        let weights = memory.place(one, 0)?;
+        Ok(Packed::AtUse {
+            rows,
+            src0,
+            memory,
+            weights,
+            slice: None,
+        })
+    }
+
+    fn mul_mat(&self, command: &MulMat, packed: &mut Packed, node: &mut Node) -> Result<()> {
+        let act = memory(node, 1)?;
+        let (src, dst, out) = node.parts();
+        let (src0, src1) = (&src[0], &src[1]);
+        let ([k, ..], nb) = (src1.shape.ne, src1.shape.nb);
+        let mut converted = Vec::new();
+        for i3 in 0..command.planes[1] {
+            for i2 in 0..command.planes[0] {
+                let slice = command.slice(src0.shape.ne[2], i2, i3);
+                let from = i2 * nb[2] + i3 * nb[3];
+                let to = i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
+                let rows = act.rows(from, src1.dtype, [command.m, k], nb[1], &mut converted);
+                self.rows(packed, slice, rows, out, to, dst.shape.nb[1])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Each expert multiplies the rows that chose it, gathered into one matrix.
+    fn mul_mat_id(&self, command: &MulMatId, packed: &mut Packed, node: &mut Node) -> Result<()> {
+        let (act, ids) = (memory(node, 1)?, memory(node, 2)?);
+        let chosen = chosen_experts(command, &node.sources()[2], ids);
+        if let Some(&(expert, ..)) = chosen
+            .iter()
+            .find(|(expert, ..)| *expert >= command.experts)
+        {
+            let reason = format!("expert {expert} of {}", command.experts);
+            return Err(refused(&reason));
+        }
+        let (src, dst, out) = node.parts();
+        let (src1, [n, ..]) = (&src[1], dst.shape.ne);
+        let ([k, rows_of_act, ..], nb) = (src1.shape.ne, src1.shape.nb);
+        let (mut gathered, mut converted, mut result) = (Vec::new(), Vec::new(), Vec::new());
+        for group in chosen.chunk_by(|a, b| a.0 == b.0) {
+            gathered.clear();
+            for &(_, token, slot) in group {
+                let from = slot % rows_of_act * nb[1] + token * nb[2];
+                let row = act.rows(from, src1.dtype, [1, k], nb[1], &mut converted);
+                gathered.extend_from_slice(row.row(0));
+            }
+            result.resize(group.len() * n, 0.0);
+            let rows = Rows::new(&gathered, group.len(), k, k);
+            let mut region = RegionMut::from(&mut result[..]);
+            self.rows(packed, group[0].0, rows, &mut region, 0, n * 4)?;
+            for (&(_, token, slot), row) in group.iter().zip(result.chunks_exact(n)) {
+                let to = slot * dst.shape.nb[1] + token * dst.shape.nb[2];
+                out.write_row(to, row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Multiplies rows with one slice of the weights, bucket by bucket.
+    fn rows(
+        &self,
+        packed: &mut Packed,
+        slice: usize,
+        act: Rows<f32>,
+        out: &mut RegionMut,
+        offset: usize,
+        stride_bytes: usize,
+    ) -> Result<()> {
+        let (memory, weights, slice) = packed.slice(slice);
+        let n = weights.layout().n;
+        for piece in plan::m_pieces(act.count()) {
+            let to = offset + piece.first * stride_bytes;
+            let columns = out.rows(to, [piece.rows, n], stride_bytes);
+            let rows = act.rows(piece.first..piece.first + piece.rows);
+            self.npu
+                .mul_mat(memory, weights, slice, rows, piece.bucket, columns)?;
+        }
+        Ok(())
+    }
+}
+
+/// Which expert each token chose in each slot: (expert, token, slot), sorted by expert. An index that is negative comes
+/// out as one that is too large.
+fn chosen_experts(command: &MulMatId, ids: &Tensor, memory: Region) -> Vec<(usize, usize, usize)> {
+    let mut chosen = Vec::with_capacity(command.tokens * command.used);
+    for token in 0..command.tokens {
+        for slot in 0..command.used {
+            let at = slot * ids.shape.nb[0] + token * ids.shape.nb[1];
+            let id: i32 = bytemuck::pod_read_unaligned(memory.bytes(at, 4));
+            chosen.push((usize::try_from(id).unwrap_or(usize::MAX), token, slot));
+        }
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+fn refused(reason: &str) -> Error {
+    Error::Graph {
+        reason: reason.into(),
+    }
+}
+
+/// The bytes of an operand.
+fn memory<'a>(node: &Node<'a>, index: usize) -> Result<Region<'a>> {
+    let memory = node.sources()[index].memory;
+    memory.ok_or_else(|| refused("an operand has no memory"))
+}
+
+/// All rows of a weight, one after another: in place if they are, else copied.
+fn gather_rows<'a>(weights: &Tensor<'a>) -> Option<Cow<'a, [u8]>> {
+    let (memory, shape) = (weights.memory?, weights.shape);
+    let row_bytes = weights.dtype.row_bytes(shape.ne[0])?;
+    if shape.is_contiguous(weights.dtype) {
+        return Some(Cow::Borrowed(memory.bytes(0, row_bytes * shape.rows())));
+    }
+    let mut rows = Vec::with_capacity(row_bytes * shape.rows());
+    for i3 in 0..shape.ne[3] {
+        for i2 in 0..shape.ne[2] {
+            for i1 in 0..shape.ne[1] {
+                let start = i1 * shape.nb[1] + i2 * shape.nb[2] + i3 * shape.nb[3];
+                rows.extend_from_slice(memory.bytes(start, row_bytes));
+            }
+        }
+    }
+    Some(Cow::Owned(rows))
+}
