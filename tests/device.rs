@@ -1,9 +1,12 @@
 //! Proves that a device multiplies right: every chip and arithmetic against the reference, in shapes around every
 //! edge (tiles, chunks, segments, buckets), whatever the batch, and under strict coherence.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
 
-use common::{Numbers, PLAIN, Weight, device, device_with, mul_mat, nmse_limit, packed};
+use common::{
+    Numbers, PLAIN, Weight, device, device_with, mul_mat, mul_mat_id, nmse_limit, packed,
+};
 use ggml_rust_npu::caps::{self, RkCaps};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::DType;
@@ -196,4 +199,42 @@ fn threads_take_turns() {
             });
         }
     });
+}
+
+#[test]
+fn experts_multiply_the_rows_that_chose_them() {
+    let mut numbers = Numbers::new(8);
+    let device = device(&caps::RK3588);
+    let (k, n, experts, used, tokens) = (96, 40, 5, 3, 7);
+    for dtype in [DType::F16, PLAIN] {
+        let w = Weight::random(&mut numbers, dtype, [k, n, experts, 1]);
+        let buffer = packed(&device, &w, 0);
+        let ids: Vec<i32> = (0..used * tokens)
+            .map(|i| i32::try_from((i * i + i) % experts).unwrap())
+            .collect();
+        // One row for all slots of a token, and one row for each slot.
+        for rows in [1, used] {
+            let act = numbers.vec(k * rows * tokens);
+            for packed in [None, Some((&buffer, 0))] {
+                let ne = [k, rows, tokens, 1];
+                let have = mul_mat_id(&device, &w, packed, &act, ne, &ids, used).unwrap();
+                for (row, have) in have.chunks_exact(n).enumerate() {
+                    let (token, slot) = (row / used, row % used);
+                    let expert = usize::try_from(ids[row]).unwrap();
+                    let act = &act[(token * rows + slot % rows) * k..][..k];
+                    let want = reference::mul_mat(act, &w.values[expert * n * k..][..n * k], k);
+                    let error = reference::nmse(have, &want);
+                    assert!(error <= 2.0 * nmse_limit(dtype), "row {row}: {error:.2e}");
+                }
+            }
+        }
+        for wrong in [-1, 5] {
+            let mut ids = ids.clone();
+            ids[4] = wrong;
+            let act = numbers.vec(k * tokens);
+            let error = mul_mat_id(&device, &w, None, &act, [k, 1, tokens, 1], &ids, used);
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains("expert"), "{text}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Proves that trouble of the vendor's library is an error with the call's name, that the device then refuses to go
 //! on, and that nothing leaks.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
 

@@ -16,16 +16,19 @@ use crate::shm::{Region, RegionMut};
 enum Packed<'a> {
     /// Packed when they were written.
     Ready(&'a WeightMemory, &'a Weights),
-    /// Packed slice by slice as they are used, for this node only.
-    AtUse {
-        /// All slices.
-        rows: Cow<'a, [u8]>,
-        src0: Tensor<'a>,
-        memory: WeightMemory,
-        weights: Weights,
-        /// The slice that `weights` holds.
-        slice: Option<usize>,
-    },
+    /// Packed as they are used, for this node only.
+    AtUse(Box<AtUse<'a>>),
+}
+
+/// Weights that are packed slice by slice.
+struct AtUse<'a> {
+    src0: Tensor<'a>,
+    /// All slices.
+    rows: Cow<'a, [u8]>,
+    memory: WeightMemory,
+    weights: Weights,
+    /// The slice that `weights` holds.
+    slice: Option<usize>,
 }
 
 impl Packed<'_> {
@@ -33,27 +36,28 @@ impl Packed<'_> {
     fn slice(&mut self, wanted: usize) -> (&WeightMemory, &Weights, usize) {
         match self {
             Self::Ready(memory, weights) => (memory, weights, wanted),
-            Self::AtUse {
-                rows,
-                src0,
-                memory,
-                weights,
-                slice,
-            } => {
-                if *slice != Some(wanted) {
-                    let n = weights.layout().n;
-                    let bytes = rows.len() / (src0.shape.ne[2] * src0.shape.ne[3]);
-                    let source = Source {
-                        dtype: src0.dtype,
-                        rows: &rows[wanted * bytes..][..bytes],
-                        dequantize: src0.dequantize,
-                    };
-                    memory.pack(weights, 0, source, 0..n);
-                    *slice = Some(wanted);
-                }
-                (memory, weights, 0)
+            Self::AtUse(at_use) => {
+                at_use.pack(wanted);
+                (&at_use.memory, &at_use.weights, 0)
             }
         }
+    }
+}
+
+impl AtUse<'_> {
+    fn pack(&mut self, slice: usize) {
+        if self.slice == Some(slice) {
+            return;
+        }
+        let [_, n, s2, s3] = self.src0.shape.ne;
+        let bytes = self.rows.len() / (s2 * s3);
+        let source = Source {
+            dtype: self.src0.dtype,
+            rows: &self.rows[slice * bytes..][..bytes],
+            dequantize: self.src0.dequantize,
+        };
+        self.memory.pack(&mut self.weights, 0, source, 0..n);
+        self.slice = Some(slice);
     }
 }
 
@@ -89,13 +93,13 @@ impl Device {
         };
         let memory = self.npu.allocate(one.bytes())?;
         let weights = memory.place(one, 0)?;
-        Ok(Packed::AtUse {
-            rows,
+        Ok(Packed::AtUse(Box::new(AtUse {
             src0,
+            rows,
             memory,
             weights,
             slice: None,
-        })
+        })))
     }
 
     fn mul_mat(&self, command: &MulMat, packed: &mut Packed, node: &mut Node) -> Result<()> {

@@ -3,6 +3,7 @@
     dead_code,
     reason = "each test file is a crate of its own and uses a part of this"
 )]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::sync::Arc;
 
@@ -164,10 +165,45 @@ pub fn mul_mat(
     act: &[f32],
     ne: [usize; 4],
 ) -> Result<Vec<f32>> {
-    let mut result = vec![f32::NAN; w.ne[1] * ne[1] * ne[2] * ne[3]];
-    let dst_ne = [w.ne[1], ne[1], ne[2], ne[3]];
+    let nothing = tensor("none", DType::Other, NOTHING);
+    let dst = [w.ne[1], ne[1], ne[2], ne[3]];
+    compute(device, Op::MulMat, w, packed, (act, ne), nothing, dst)
+}
+
+/// As [`mul_mat`], with the expert for each of `used` slots of each token in `ids`.
+pub fn mul_mat_id(
+    device: &Device,
+    w: &Weight,
+    packed: Option<(&WeightBuffer, usize)>,
+    act: &[f32],
+    ne: [usize; 4],
+    ids: &[i32],
+    used: usize,
+) -> Result<Vec<f32>> {
+    let ids = Tensor {
+        memory: Some(Region::from(bytemuck::cast_slice(ids))),
+        ..tensor(
+            "ids",
+            DType::I32,
+            contiguous(DType::I32, [used, ne[2], 1, 1]),
+        )
+    };
+    let dst = [w.ne[1], used, ne[2], 1];
+    compute(device, Op::MulMatId, w, packed, (act, ne), ids, dst)
+}
+
+fn compute(
+    device: &Device,
+    op: Op,
+    w: &Weight,
+    packed: Option<(&WeightBuffer, usize)>,
+    (act, ne): (&[f32], [usize; 4]),
+    src2: Tensor,
+    dst_ne: [usize; 4],
+) -> Result<Vec<f32>> {
+    let mut result = vec![f32::NAN; dst_ne.iter().product()];
     let mut node = Node {
-        op: Op::MulMat,
+        op,
         dst: tensor("result", DType::F32, contiguous(DType::F32, dst_ne)),
         out: RegionMut::from(&mut result[..]),
         src: [
@@ -176,12 +212,12 @@ pub fn mul_mat(
                 memory: Some(Region::from(bytemuck::cast_slice(act))),
                 ..tensor("activations", DType::F32, contiguous(DType::F32, ne))
             },
-            tensor("none", DType::Other, NOTHING),
+            src2,
         ],
     };
-    device.compute(&mut node, packed.map(|(buffer, _)| buffer))?;
-    drop(node);
-    Ok(result)
+    device
+        .compute(&mut node, packed.map(|(buffer, _)| buffer))
+        .map(|()| result)
 }
 
 /// A buffer that holds `w`, packed, at `offset`.
