@@ -132,7 +132,7 @@ const char *npu_device_name(size_t device);
 // Chip, library, driver, and whether it is simulated.
 const char *npu_device_description(size_t device);
 
-// Memory that the device can use: the system's, which it shares.
+// Memory that weights can use: the system's, as far as the device's address spaces reach.
 //
 // # Safety
 // Both pointers are valid for writes.

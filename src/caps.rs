@@ -61,13 +61,28 @@ const COMPATIBLE: [(&str, &RkCaps); 6] = [
     ("rockchip,rk3568", &RK3566),
 ];
 
-/// Largest allocation of device memory.
+/// What librknnrt can use of one I/O address space.
 // SOURCE: rk-llama.cpp caps each IOMMU domain at INT32_MAX - 65536; the hardware's addresses are 32-bit.
-pub const MAX_ALLOCATION_BYTES: usize = (i32::MAX as usize) - 65536;
+const DOMAIN_BYTES: usize = (i32::MAX as usize) - 65536;
+
+/// I/O address spaces that the NPU can be given.
+// SOURCE: vendor driver 0.9.8, rknpu_iommu.h: RKNPU_MAX_IOMMU_DOMAIN_NUM 16.
+pub const IO_DOMAINS: usize = 16;
+
+/// Oldest kernel driver with more than one I/O address space.
+// SOURCE: vendor driver history: the domain id appears in 0.9.6.
+pub const MIN_DRIVER_FOR_DOMAINS: (u32, u32, u32) = (0, 9, 6);
+
+/// Weights that one I/O address space takes; the rest of what librknnrt can use of it is for activations and results.
+pub const DOMAIN_WEIGHT_BYTES: usize = DOMAIN_BYTES - 256 * 1024 * 1024;
+
+/// File descriptors that the process should be allowed: each allocation takes one.
+// SOURCE: rk-llama.cpp's README asks for `ulimit -n 65536`; beyond the limit librknnrt fails with errno 24.
+pub const FILE_DESCRIPTORS: u64 = 65536;
 
 /// Oldest librknnrt whose structures are the ones in `rknpu_ops::ffi`.
 // SOURCE: rknn_matmul_api.h 2.3.x (facts taken from 2.3.2); `group_size` and the quantization types moved before it.
-pub const MIN_RKNNRT: (u32, u32) = (2, 3);
+pub const MIN_RKNNRT: (u32, u32, u32) = (2, 3, 0);
 
 /// The chip of a name such as `rk3588`.
 #[must_use]

@@ -39,6 +39,14 @@ pub enum Error {
         /// The oldest one that works.
         want: String,
     },
+    /// Another process uses the NPU.
+    #[error("the NPU cannot be taken, it serves one process at a time: {path}: {reason}")]
+    Busy {
+        /// The file that the process that has it locks.
+        path: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
     /// A call into the vendor's library failed.
     #[error("{call} returned {code} ({name}) for {what}")]
     Vendor {

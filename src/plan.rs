@@ -38,7 +38,7 @@ pub fn weight_layout(caps: &'static RkCaps, weights: &Tensor) -> Option<WeightLa
         return None;
     }
     WeightLayout::new(caps, weights.dtype, weights.shape.ne)
-        .filter(|layout| layout.bytes() <= caps::MAX_ALLOCATION_BYTES)
+        .filter(|layout| layout.bytes() <= caps::DOMAIN_WEIGHT_BYTES)
 }
 
 /// A multiplication in which each row of activations goes to the expert that was chosen for it.
@@ -190,7 +190,7 @@ fn operands(
     }
     let weights = WeightLayout::new(caps, src0.dtype, src0.shape.ne)
         .ok_or("weights of this type stay on the CPU")?;
-    if weights.bytes() > caps::MAX_ALLOCATION_BYTES {
+    if weights.bytes() > caps::DOMAIN_WEIGHT_BYTES {
         return Err("weights are larger than one allocation");
     }
     Ok(weights)

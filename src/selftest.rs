@@ -3,7 +3,7 @@
 
 use rknpu_ops::pack::Rows;
 
-use crate::device::rknpu::RkNpu;
+use crate::device::rknpu::{RkNpu, WeightSlice};
 use crate::error::{Error, Result};
 use crate::plan;
 use crate::reference;
@@ -96,12 +96,17 @@ fn multiply(npu: &RkNpu, precision: Precision, m: usize) -> Result<()> {
         0..N,
     );
 
+    let w = WeightSlice {
+        memory: &memory,
+        weights: &packed,
+        slice: 0,
+    };
     let mut have = vec![0.0f32; m * N];
     let mut region = RegionMut::from(&mut have[..]);
     for piece in plan::m_pieces(m) {
         let rows = Rows::new(&act[piece.first * K..], piece.rows, K, K);
         let columns = region.rows(piece.first * N * 4, [piece.rows, N], N * 4);
-        npu.mul_mat(&memory, &packed, 0, rows, piece.bucket, columns)?;
+        npu.mul_mat(w, rows, piece.bucket, columns)?;
     }
     let (have, limit) = (
         reference::nmse(&have, &reference::mul_mat(&act, &weights, K)),

@@ -7,10 +7,12 @@ mod common;
 use common::{
     Numbers, PLAIN, Weight, device, device_with, mul_mat, mul_mat_id, nmse_limit, packed,
 };
+use ggml_rust_npu::backend::WeightBuffer;
 use ggml_rust_npu::caps::{self, RkCaps};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::DType;
 use rknpu_ops::sim::{self, Coherence};
+use std::sync::Arc;
 
 /// N below, at and above a tile, a core's share and a chunk; K below, at and above a tile and a segment.
 const SHAPES: [[usize; 3]; 12] = [
@@ -237,4 +239,44 @@ fn experts_multiply_the_rows_that_chose_them() {
             assert!(text.contains("expert"), "{text}");
         }
     }
+}
+
+#[test]
+fn weights_fill_one_address_space_after_another_and_give_it_back() {
+    let mut numbers = Numbers::new(9);
+    let device = device(&caps::RK3588);
+    let (free, total) = device.address_space();
+    assert_eq!(
+        (free, total),
+        (
+            16 * caps::DOMAIN_WEIGHT_BYTES,
+            16 * caps::DOMAIN_WEIGHT_BYTES
+        )
+    );
+    let (k, n) = (64, 96);
+    let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+    let act = numbers.vec(k * 3);
+    // Most of an address space each, so that the last one lies in the third; memory is only reserved, not touched.
+    let large = caps::DOMAIN_WEIGHT_BYTES * 3 / 4;
+    let offsets = [0, 0, 4096];
+    let buffers = offsets.map(|_| WeightBuffer::new(Arc::clone(&device), large).unwrap());
+    assert_eq!(device.address_space().0, free - 3 * large);
+    let results = [0, 1, 2].map(|i| {
+        let (tensor, bytes) = (w.tensor(Some(offsets[i])), w.bytes.len());
+        let write = |out: &mut [u8]| out.copy_from_slice(&w.bytes);
+        buffers[i].write(&tensor, 0, bytes, write).unwrap();
+        mul_mat(
+            &device,
+            &w,
+            Some((&buffers[i], offsets[i])),
+            &act,
+            [k, 3, 1, 1],
+        )
+        .unwrap()
+    });
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
+    drop(buffers);
+    assert_eq!(device.address_space().0, free);
+    assert!(WeightBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).is_err());
 }

@@ -104,7 +104,7 @@ pub extern "C" fn npu_device_description(device: usize) -> *const c_char {
     entry(device).map_or(c"".as_ptr(), |entry| entry.description.as_ptr())
 }
 
-/// Memory that the device can use: the system's, which it shares.
+/// Memory that weights can use: the system's, as far as the device's address spaces reach.
 ///
 /// # Safety
 /// Both pointers are valid for writes.
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn npu_device_memory(
     total_bytes: *mut usize,
 ) {
     let (free, total) = guard("npu_device_memory", (0, 0), || {
-        entry(device).map_or((0, 0), |_| backend::system_memory())
+        entry(device).map_or((0, 0), |entry| entry.device.memory())
     });
     // SAFETY: the caller promises it.
     unsafe { free_bytes.write(free) };
@@ -155,7 +155,7 @@ pub extern "C" fn npu_packed_alignment(_device: usize) -> usize {
 /// Largest packed buffer, in bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_packed_max_size(_device: usize) -> usize {
-    crate::caps::MAX_ALLOCATION_BYTES
+    crate::caps::DOMAIN_WEIGHT_BYTES
 }
 
 /// Bytes that a tensor takes in a packed buffer. Reads metadata only.

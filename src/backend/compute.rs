@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use rknpu_ops::pack::Rows;
 
 use super::{Device, WeightBuffer};
-use crate::device::rknpu::{WeightMemory, Weights};
+use crate::device::rknpu::{WeightMemory, WeightSlice, Weights};
 use crate::error::{Error, Result};
 use crate::graph::{Node, Tensor};
 use crate::plan::{self, Command, MulMat, MulMatId};
@@ -32,13 +32,21 @@ struct AtUse<'a> {
 }
 
 impl Packed<'_> {
-    /// Makes a slice available: the memory and the weights that it is in, and its number there.
-    fn slice(&mut self, wanted: usize) -> (&WeightMemory, &Weights, usize) {
+    /// Makes a slice available.
+    fn slice(&mut self, slice: usize) -> WeightSlice<'_> {
         match self {
-            Self::Ready(memory, weights) => (memory, weights, wanted),
+            Self::Ready(memory, weights) => WeightSlice {
+                memory,
+                weights,
+                slice,
+            },
             Self::AtUse(at_use) => {
-                at_use.pack(wanted);
-                (&at_use.memory, &at_use.weights, 0)
+                at_use.pack(slice);
+                WeightSlice {
+                    memory: &at_use.memory,
+                    weights: &at_use.weights,
+                    slice: 0,
+                }
             }
         }
     }
@@ -164,14 +172,13 @@ impl Device {
         offset: usize,
         stride_bytes: usize,
     ) -> Result<()> {
-        let (memory, weights, slice) = packed.slice(slice);
-        let n = weights.layout().n;
+        let w = packed.slice(slice);
+        let n = w.weights.layout().n;
         for piece in plan::m_pieces(act.count()) {
             let to = offset + piece.first * stride_bytes;
             let columns = out.rows(to, [piece.rows, n], stride_bytes);
             let rows = act.rows(piece.first..piece.first + piece.rows);
-            self.npu
-                .mul_mat(memory, weights, slice, rows, piece.bucket, columns)?;
+            self.npu.mul_mat(w, rows, piece.bucket, columns)?;
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::graph::{Op, Tensor};
 use crate::plan;
 use crate::selftest;
+use crate::vendor::process;
 use crate::vendor::rknn::Rknn;
 
 pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
@@ -34,7 +35,7 @@ pub struct Device {
 pub fn find_devices(config: &Config) -> Vec<Arc<Device>> {
     let opened = match (config.sim, config.chip.or_else(chip_of_this_machine)) {
         (Some(caps), _) => simulate(caps, config),
-        (None, Some(caps)) => Rknn::load(config.rknn_lib.as_deref()).map(|rknn| (rknn, caps)),
+        (None, Some(caps)) => load(caps, config),
         (None, None) => {
             log::debug!("no NPU: {DEVICE_TREE} names no Rockchip chip with one");
             return Vec::new();
@@ -72,6 +73,14 @@ fn simulate(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'stat
         options.api_version.clone_from(version);
     }
     Ok((Rknn::simulate(options)?, caps))
+}
+
+fn load(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static RkCaps)> {
+    let rknn = Rknn::load(config.rknn_lib.as_deref())?;
+    process::raise_file_limit();
+    // Held until the process ends: devices are never given back.
+    std::mem::forget(process::take_npu()?);
+    Ok((rknn, caps))
 }
 
 fn chip_of_this_machine() -> Option<&'static RkCaps> {
@@ -122,6 +131,19 @@ impl Device {
         plan.is_ok()
     }
 
+    /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
+    #[must_use]
+    pub fn address_space(&self) -> (usize, usize) {
+        self.npu.address_space()
+    }
+
+    /// Free and total memory that weights can use: the system's, as far as the NPU's address spaces reach.
+    #[must_use]
+    pub fn memory(&self) -> (usize, usize) {
+        let ((free, total), (free_space, space)) = (system_memory(), self.npu.address_space());
+        (free.min(free_space), total.min(space))
+    }
+
     /// Bytes that a tensor takes in a buffer for packed weights: its own, or those of its packed form if that is
     /// larger.
     #[must_use]
@@ -133,8 +155,7 @@ impl Device {
 }
 
 /// Free and total bytes of the system's memory; 0 where the kernel does not tell.
-#[must_use]
-pub fn system_memory() -> (usize, usize) {
+fn system_memory() -> (usize, usize) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;

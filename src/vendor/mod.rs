@@ -1,3 +1,4 @@
 //! Tables of vendor functions behind safe calls: filled by `dlopen` or by a stand-in, and the same from here on.
 
+pub mod process;
 pub mod rknn;

@@ -154,10 +154,10 @@ impl Context {
         Ok(context)
     }
 
-    /// Bytes of A, B and C.
+    /// The I/O address space that it runs in.
     #[must_use]
-    pub fn sizes(&self) -> [usize; 3] {
-        [&self.attr.a, &self.attr.b, &self.attr.c].map(|attr| attr.size as usize)
+    pub fn domain(&self) -> i32 {
+        self.info.iommu_domain_id
     }
 
     /// The versions of the library and of the kernel's driver, as the library tells them.
@@ -392,26 +392,29 @@ pub struct View {
     _parent: Arc<TensorMemory>,
 }
 
+/// The first three numbers of a version text; 0 where there is none.
+#[must_use]
+pub fn version(text: &str) -> (u32, u32, u32) {
+    let mut numbers = text
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next(), next())
+}
+
 /// Refuses a library that is too old.
 ///
 /// # Errors
 /// `Version`, also if the text is not a version.
 pub fn check_version(text: &str) -> Result<()> {
-    let mut numbers = text
-        .split(|c: char| !c.is_ascii_digit())
-        .map(str::parse::<u32>);
-    let have = match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
-        _ => (0, 0),
-    };
-    if have >= caps::MIN_RKNNRT {
+    let (oldest, have) = (caps::MIN_RKNNRT, version(text));
+    if have >= oldest {
         return Ok(());
     }
-    let (major, minor) = caps::MIN_RKNNRT;
     Err(Error::Version {
         library: "librknnrt",
         have: text.into(),
-        want: format!("{major}.{minor}.0"),
+        want: format!("{}.{}.{}", oldest.0, oldest.1, oldest.2),
     })
 }
 

@@ -9,7 +9,7 @@ use rknpu_ops::pack::{self, NativeOutput};
 
 use super::activation::Activations;
 use super::scratch::Scratch;
-use super::weight::Weights;
+use super::weight::WeightSlice;
 use crate::error::Result;
 use crate::repack::{MAX_SEGMENTS, Precision};
 use crate::shm::RowsMut;
@@ -21,6 +21,7 @@ const MAX_CONTEXTS_PER_CORE: usize = 128;
 /// Shape of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CallShape {
+    domain: i32,
     precision: Precision,
     m: usize,
     k: usize,
@@ -37,10 +38,8 @@ pub(super) struct Core {
 
 /// What all cores share in one call.
 pub(super) struct Call<'a> {
-    pub(super) anchor: &'a Arc<Context>,
     pub(super) rknn: &'a Arc<Rknn>,
-    pub(super) weights: &'a Weights,
-    pub(super) slice: usize,
+    pub(super) w: WeightSlice<'a>,
     pub(super) activations: &'a Activations,
     /// Rows with content, and M of the contexts.
     pub(super) rows: usize,
@@ -63,15 +62,20 @@ impl Core {
         chunks: Range<usize>,
         dst: &mut RowsMut,
     ) -> Result<()> {
-        let layout = &call.weights.layout;
+        let layout = &call.w.weights.layout;
         let a_bytes = layout.native.a.bytes(call.bucket, layout.segment_k);
         let c_bytes = layout.native.c.bytes(call.bucket, layout.chunk_n);
         for chunk in chunks {
             for segment in 0..layout.segments {
                 self.context(call)?;
-                let c = self.results.reserve(call.anchor, segment, c_bytes)?;
-                let a = call.activations.native.get(segment, a_bytes);
-                let b = &call.weights.blocks[layout.block(call.slice, chunk, segment)];
+                let c = self
+                    .results
+                    .reserve(call.w.memory.anchor(), segment, c_bytes)?;
+                let a = call
+                    .activations
+                    .native
+                    .get(call.w.memory.anchor(), segment, a_bytes);
+                let b = &call.w.weights.blocks[layout.block(call.w.slice, chunk, segment)];
                 // PANIC: made in the line above; looked up again because the results are borrowed too.
                 let context = self
                     .contexts
@@ -97,7 +101,8 @@ impl Core {
         }
         let [m, k, n] =
             [shape.m, shape.k, shape.n].map(|size| i32::try_from(size).unwrap_or(i32::MAX));
-        let info = MatmulInfo::native(shape.precision.matmul_type(), m, k, n);
+        let mut info = MatmulInfo::native(shape.precision.matmul_type(), m, k, n);
+        info.iommu_domain_id = shape.domain;
         self.contexts
             .insert(shape, Context::new(call.rknn, info, self.mask)?);
         Ok(())
@@ -105,9 +110,14 @@ impl Core {
 
     /// Step 4: sums the segments of a chunk and scales them into the columns of `dst`.
     fn unpack(&self, call: &Call, chunk: usize, c_bytes: usize, dst: &mut RowsMut) {
-        let layout = &call.weights.layout;
+        let layout = &call.w.weights.layout;
         let segments = 0..layout.segments;
-        let bytes = |segment| &self.results.get(segment, c_bytes).bytes()[..c_bytes];
+        let bytes = |segment| {
+            &self
+                .results
+                .get(call.w.memory.anchor(), segment, c_bytes)
+                .bytes()[..c_bytes]
+        };
         let (c, scales) = (layout.native.c, &call.activations.scales);
         match layout.precision {
             Precision::Int8 => {
@@ -116,7 +126,8 @@ impl Core {
                     .clone()
                     .for_each(|segment| parts[segment] = bytemuck::cast_slice(bytes(segment)));
                 let rows = layout.chunk_rows(chunk).len();
-                let w_scales = &call.weights.scales[layout.chunk_scales(call.slice, chunk)][..rows];
+                let w_scales =
+                    &call.w.weights.scales[layout.chunk_scales(call.w.slice, chunk)][..rows];
                 let output = NativeOutput::new(&parts[segments], c, call.bucket);
                 pack::unpack_i32(output, 0..call.rows, scales, w_scales, dst);
             }
@@ -140,8 +151,9 @@ impl Core {
 
 impl Call<'_> {
     fn shape(&self) -> CallShape {
-        let layout = &self.weights.layout;
+        let layout = &self.w.weights.layout;
         CallShape {
+            domain: self.w.memory.anchor().domain(),
             precision: layout.precision,
             m: self.bucket,
             k: layout.segment_k,

@@ -14,20 +14,21 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rknpu_ops::ffi::{CoreMask, MatmulInfo};
+use rknpu_ops::ffi::CoreMask;
 use rknpu_ops::pack::Rows;
 
 use self::activation::Activations;
 use self::core::{Call, Core};
-pub use self::weight::{WeightMemory, Weights};
-use crate::caps::RkCaps;
+use self::domain::Domains;
+pub use self::weight::{WeightMemory, WeightSlice, Weights};
+use crate::caps::{self, RkCaps};
 use crate::error::{Error, Result};
-use crate::repack::Precision;
 use crate::shm::RowsMut;
-use crate::vendor::rknn::{self, Context, Memory, Rknn};
+use crate::vendor::rknn::{self, Rknn};
 
 mod activation;
 mod core;
+mod domain;
 mod scratch;
 mod weight;
 
@@ -39,8 +40,7 @@ pub const NAME: &str = "RKNPU0";
 pub struct RkNpu {
     caps: &'static RkCaps,
     rknn: Arc<Rknn>,
-    /// Owns the address space that all memory is in; never runs.
-    anchor: Arc<Context>,
+    domains: Domains,
     versions: (String, String),
     threads: rayon::ThreadPool,
     state: Mutex<State>,
@@ -60,11 +60,12 @@ impl RkNpu {
     /// # Errors
     /// `Version` for a library that is too old, `Vendor` if a first context cannot be made.
     pub fn open(rknn: Arc<Rknn>, caps: &'static RkCaps) -> Result<Self> {
-        // SOURCE: rk-llama.cpp allocates from a 32x32x32 FP16 context as well; every chip takes that shape.
-        let info = MatmulInfo::native(Precision::Fp16.matmul_type(), 32, 32, 32);
-        let anchor = Arc::new(Context::new(&rknn, info, None)?);
-        let versions = anchor.versions()?;
+        let mut domains = Domains::new(&rknn)?;
+        let versions = domains.first_anchor().versions()?;
         rknn::check_version(&versions.0)?;
+        if rknn::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
+            domains.limit(1);
+        }
         let cores = caps.soc.cores();
         let threads = std::thread::available_parallelism()
             .map_or(1, usize::from)
@@ -89,7 +90,7 @@ impl RkNpu {
         Ok(Self {
             caps,
             rknn,
-            anchor,
+            domains,
             versions,
             threads,
             state: Mutex::new(state),
@@ -121,26 +122,31 @@ impl RkNpu {
         self.lost.load(Ordering::Relaxed)
     }
 
+    /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
+    #[must_use]
+    pub fn address_space(&self) -> (usize, usize) {
+        self.domains.bytes()
+    }
+
     /// Allocates memory for weights.
     ///
     /// # Errors
     /// `OutOfMemory`.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
-        Ok(WeightMemory::new(Memory::new(&self.anchor, bytes)?))
+        let (memory, share) = self.domains.allocate(bytes)?;
+        Ok(WeightMemory::new(memory, share))
     }
 
     /// Computes `dst = act · w` for at most [`crate::plan::M_BUCKET_MAX`] rows.
     ///
-    /// - `slice`: which slice of the weight; `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
+    /// - `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
     /// `DeviceLost` after an earlier error, else `Vendor` or `OutOfMemory` for the one that has just happened.
     pub fn mul_mat(
         &self,
-        memory: &WeightMemory,
-        weights: &Weights,
-        slice: usize,
+        w: WeightSlice,
         act: Rows<f32>,
         bucket: usize,
         dst: RowsMut,
@@ -152,9 +158,7 @@ impl RkNpu {
         if self.is_lost() {
             return Err(Error::DeviceLost { device: NAME });
         }
-        let result = memory
-            .flush()
-            .and_then(|()| self.run(&mut state, weights, slice, act, bucket, dst));
+        let result = (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, dst));
         // A lack of memory may pass, and the call that met it has failed as a whole.
         if !matches!(result, Ok(()) | Err(Error::OutOfMemory { .. })) {
             self.lost.store(true, Ordering::Relaxed);
@@ -165,16 +169,15 @@ impl RkNpu {
     fn run(
         &self,
         state: &mut State,
-        weights: &Weights,
-        slice: usize,
+        w: WeightSlice,
         act: Rows<f32>,
         bucket: usize,
         mut dst: RowsMut,
     ) -> Result<()> {
-        let layout = &weights.layout;
+        let layout = &w.weights.layout;
         state
             .activations
-            .pack(&self.anchor, &self.threads, layout, act, bucket)?;
+            .pack(w.memory.anchor(), &self.threads, layout, act, bucket)?;
 
         let State { activations, cores } = state;
         let mut shares: Vec<_> = cores
@@ -198,10 +201,8 @@ impl RkNpu {
             Result<()>,
         )| {
             let call = Call {
-                anchor: &self.anchor,
                 rknn: &self.rknn,
-                weights,
-                slice,
+                w,
                 activations,
                 rows: act.count(),
                 bucket,

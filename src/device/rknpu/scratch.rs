@@ -7,13 +7,17 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::vendor::rknn::{Context, Memory};
 
-/// Memory by segment and size. A sync covers a whole allocation, so a call gets one of at most twice its size.
+/// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one of at most twice its size.
 #[derive(Debug, Default)]
-pub(super) struct Scratch(HashMap<(usize, usize), Memory>);
+pub(super) struct Scratch(HashMap<(i32, usize, usize), Memory>);
 
 impl Scratch {
-    fn key(segment: usize, bytes: usize) -> (usize, usize) {
-        (segment, bytes.next_power_of_two().max(4096))
+    fn key(anchor: &Context, segment: usize, bytes: usize) -> (i32, usize, usize) {
+        (
+            anchor.domain(),
+            segment,
+            bytes.next_power_of_two().max(4096),
+        )
     }
 
     pub(super) fn reserve(
@@ -22,15 +26,15 @@ impl Scratch {
         segment: usize,
         bytes: usize,
     ) -> Result<&mut Memory> {
-        let key = Self::key(segment, bytes);
+        let key = Self::key(anchor, segment, bytes);
         match self.0.entry(key) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => Ok(entry.insert(Memory::new(anchor, key.1)?)),
+            Entry::Vacant(entry) => Ok(entry.insert(Memory::new(anchor, key.2)?)),
         }
     }
 
     /// PANIC: `reserve` was called for the same segment and size before.
-    pub(super) fn get(&self, segment: usize, bytes: usize) -> &Memory {
-        &self.0[&Self::key(segment, bytes)]
+    pub(super) fn get(&self, anchor: &Context, segment: usize, bytes: usize) -> &Memory {
+        &self.0[&Self::key(anchor, segment, bytes)]
     }
 }

@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::domain::Share;
 use crate::error::Result;
 use crate::repack::{self, Source, WeightLayout};
-use crate::vendor::rknn::{Memory, View};
+use crate::vendor::rknn::{Context, Memory, View};
 
 /// Device memory for packed weights: a ggml buffer, or the weights of one call.
 #[derive(Debug)]
 pub struct WeightMemory {
     memory: Mutex<Memory>,
+    share: Share,
     /// The CPU wrote to it since the last sync.
     dirty: AtomicBool,
 }
@@ -24,12 +26,29 @@ pub struct Weights {
     pub(super) scales: Vec<f32>,
 }
 
+/// One slice of a weight, to multiply with.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightSlice<'a> {
+    /// The memory that the weight was placed in.
+    pub memory: &'a WeightMemory,
+    /// The weight.
+    pub weights: &'a Weights,
+    /// Number of the slice.
+    pub slice: usize,
+}
+
 impl WeightMemory {
-    pub(super) fn new(memory: Memory) -> Self {
+    pub(super) fn new(memory: Memory, share: Share) -> Self {
         Self {
             memory: Mutex::new(memory),
+            share,
             dirty: AtomicBool::new(false),
         }
+    }
+
+    /// The context that owns the address space.
+    pub(super) fn anchor(&self) -> &Arc<Context> {
+        &self.share.anchor
     }
 
     fn lock(&self) -> MutexGuard<'_, Memory> {

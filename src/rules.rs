@@ -1,0 +1,100 @@
+//! Which arithmetic each weight takes: rules on tensor names, from `GGML_RUST_NPU_RULES`.
+//!
+//! `pattern=choice,pattern=choice,…`: patterns are regular expressions that may match anywhere in the name, as in
+//! llama.cpp's `-ot`; the first one that matches decides. Without a match, F16 weights take FP16 and quantized ones INT8.
+
+use regex_lite::Regex;
+
+/// What a rule asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// FP16 × FP16.
+    Fp16,
+    /// INT8 × INT8.
+    Int8,
+    /// INT4 weights, in the arithmetic that the chip has for them.
+    Int4,
+    /// Not on the NPU.
+    Cpu,
+}
+
+/// The words of a rule.
+const CHOICES: [(&str, Choice); 4] = [
+    ("fp16", Choice::Fp16),
+    ("int8", Choice::Int8),
+    ("int4", Choice::Int4),
+    ("cpu", Choice::Cpu),
+];
+
+/// The words, for messages.
+#[must_use]
+pub fn choices() -> String {
+    CHOICES.map(|(word, _)| word).join(", ")
+}
+
+/// Rules in the order in which they are tried.
+#[derive(Clone, Debug, Default)]
+pub struct Rules(Vec<(Regex, Choice)>);
+
+impl Rules {
+    /// Reads a list of rules.
+    ///
+    /// # Errors
+    /// Text that names the rule that is wrong, and what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let rules = text.split(',').map(str::trim).filter(|rule| !rule.is_empty());
+        rules.map(Self::rule).collect::<Result<_, _>>().map(Self)
+    }
+
+    fn rule(rule: &str) -> Result<(Regex, Choice), String> {
+        let (pattern, word) = rule
+            .rsplit_once('=')
+            .ok_or_else(|| format!("rule {rule:?} has no '='"))?;
+        let choice = CHOICES.iter().find(|(known, _)| *known == word.trim());
+        let (_, choice) = choice.ok_or_else(|| format!("rule {rule:?} asks for {word:?}"))?;
+        let regex = Regex::new(pattern.trim())
+            .map_err(|error| format!("rule {rule:?} is no regular expression: {error}"))?;
+        Ok((regex, *choice))
+    }
+
+    /// What the rules say about a tensor, if anything.
+    #[must_use]
+    pub fn choice(&self, name: &str) -> Option<Choice> {
+        let (_, choice) = self.0.iter().find(|(regex, _)| regex.is_match(name))?;
+        Some(*choice)
+    }
+
+    /// Whether a rule asks for `choice`.
+    #[must_use]
+    pub fn ask_for(&self, choice: Choice) -> bool {
+        self.0.iter().any(|(_, asked)| *asked == choice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        let rules = Rules::parse(r"ffn_down=int8, blk\.\d+\.ffn_=int4 ,^output=fp16,token=cpu").unwrap();
+        assert_eq!(rules.choice("blk.3.ffn_down.weight"), Some(Choice::Int8));
+        assert_eq!(rules.choice("blk.3.ffn_up.weight"), Some(Choice::Int4));
+        assert_eq!(rules.choice("output.weight"), Some(Choice::Fp16));
+        assert_eq!(rules.choice("token_embd.weight"), Some(Choice::Cpu));
+        assert_eq!(rules.choice("blk.3.attn_output.weight"), None);
+        assert!(rules.ask_for(Choice::Int4) && !Rules::default().ask_for(Choice::Int4));
+    }
+
+    #[test]
+    fn a_wrong_rule_is_named() {
+        for (text, word) in [
+            ("ffn_=int8,attn", "attn"),
+            ("ffn_=int5", "int5"),
+            ("ffn_(=int8", "regular expression"),
+        ] {
+            let error = Rules::parse(text).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}
