@@ -1,5 +1,6 @@
 //! Errors of this crate: what a caller could not know before asking.
 
+use crate::hmx::Fault;
 use crate::layout::WeightType;
 
 /// Why a layout, a plan or a kernel refused its arguments.
@@ -43,6 +44,9 @@ pub enum Error {
         /// Bytes left in the arena.
         have_bytes: usize,
     },
+    /// The matrix unit's stand-in saw what hardware would have let pass.
+    #[error("matrix unit: {0:?}")]
+    Fault(Fault),
     /// A data type has no kernel of the kind asked for.
     #[error("{weight:?} weights have no {kernel} kernel")]
     NoKernel {

@@ -6,8 +6,17 @@
 //! | GEMM | everything else | [`pack`] activations to FP16 tiles, [`dequantize`] weights to FP16 tiles, multiply on the matrix unit |
 
 pub mod dequantize;
+mod driver;
+mod gemm;
 pub mod gemv;
+mod gemv_driver;
+pub mod pack;
 mod panel;
 pub mod quantize;
 
+pub use driver::{GEMV_MAX_ROWS, Machine, MatMul, Rows};
+pub use gemm::GemmPlan;
 pub use panel::Panel;
+
+/// Most tasks of one step.
+const MAX_TASKS: usize = 16;
