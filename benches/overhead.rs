@@ -1,0 +1,156 @@
+//! Host time of one MUL_MAT outside the vendor's library (the stand-in's runs return at once, everything else is what
+//! a board does as well), and the time to pack weights as they are loaded. Shapes are those of SmolLM2-135M.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use ggml_rust_npu::backend::{Device, WeightBuffer};
+use ggml_rust_npu::caps::{self, RkCaps};
+use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
+use ggml_rust_npu::shm::{Region, RegionMut};
+use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
+use ggml_rust_npu::vendor::rknn::Rknn;
+use rknpu_ops::sim;
+
+/// Blocks of 32 plain floats: the time to dequantize is not ours.
+struct Plain;
+
+const PLAIN: DType = DType::Quantized {
+    block_elems: 32,
+    block_bytes: 128,
+};
+
+impl Dequantize for Plain {
+    fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
+        bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(blocks);
+    }
+}
+
+fn tensor(dtype: DType, ne: [usize; 2]) -> Tensor<'static> {
+    let row = dtype.row_bytes(ne[0]).unwrap_or(0);
+    Tensor {
+        name: "bench",
+        dtype,
+        shape: Shape {
+            ne: [ne[0], ne[1], 1, 1],
+            nb: [
+                dtype.step_bytes().unwrap_or(0),
+                row,
+                row * ne[1],
+                row * ne[1],
+            ],
+        },
+        place: Place::Host,
+        memory: None,
+        packed_offset: 0,
+        dequantize: None,
+    }
+}
+
+/// A device whose runs return at once.
+fn null_device(caps: &'static RkCaps) -> Arc<Device> {
+    let mut options = sim::Options::new(caps.soc);
+    options.compute = false;
+    let rknn = Rknn::simulate(options).expect("a stand-in starts");
+    Arc::new(Device::untested(rknn, caps).expect("a device opens"))
+}
+
+/// Host time per MUL_MAT. Chips differ in how many cores have to be woken.
+fn overhead(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("overhead");
+    group
+        .measurement_time(Duration::from_secs(2))
+        .sample_size(20);
+    for caps in [&caps::RK3566, &caps::RK3588] {
+        let device = null_device(caps);
+        for (m, k, n) in [
+            (1, 576, 576),
+            (1, 576, 1536),
+            (1, 1536, 576),
+            (1, 576, 49152),
+            (512, 576, 1536),
+        ] {
+            let weights = Tensor {
+                place: Place::Packed,
+                dequantize: Some(&Plain),
+                ..tensor(PLAIN, [k, n])
+            };
+            let buffer = WeightBuffer::new(Arc::clone(&device), device.packed_bytes(&weights))
+                .expect("memory for the weights");
+            let write = |out: &mut [u8]| out.fill(0x3f);
+            buffer
+                .write(&weights, 0, k * n * 4, write)
+                .expect("views of the weights");
+            let act = vec![1.0f32; m * k];
+            let mut result = vec![0.0f32; m * n];
+            group.bench_function(
+                BenchmarkId::new(caps.soc.name(), format!("{m}x{k}x{n}")),
+                |bench| {
+                    bench.iter(|| {
+                        let mut node = Node {
+                            op: Op::MulMat,
+                            dst: tensor(DType::F32, [n, m]),
+                            out: RegionMut::from(&mut result[..]),
+                            src: [
+                                weights,
+                                Tensor {
+                                    memory: Some(Region::from(bytemuck::cast_slice(&act))),
+                                    ..tensor(DType::F32, [k, m])
+                                },
+                                tensor(DType::I32, [0, 0]),
+                            ],
+                        };
+                        device
+                            .compute(&mut node, Some(&buffer))
+                            .expect("a null run works");
+                    });
+                },
+            );
+        }
+    }
+    group.finish();
+}
+
+/// Weights as they are loaded: dequantized, transformed, quantized and packed, on all threads, beside a copy of the
+/// same bytes.
+fn repack(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("repack");
+    group
+        .measurement_time(Duration::from_secs(2))
+        .sample_size(10);
+    let device = null_device(&caps::RK3588);
+    let (k, n) = (1536, 4096);
+    for dtype in [PLAIN, DType::F16] {
+        let weights = Tensor {
+            place: Place::Packed,
+            dequantize: Some(&Plain),
+            ..tensor(dtype, [k, n])
+        };
+        let buffer = WeightBuffer::new(Arc::clone(&device), device.packed_bytes(&weights))
+            .expect("memory for the weights");
+        let bytes = vec![0x3f_u8; dtype.row_bytes(k).unwrap_or(0) * n];
+        let name = if dtype == PLAIN {
+            "int8 from f32"
+        } else {
+            "fp16"
+        };
+        group.throughput(Throughput::Bytes(bytes.len() as u64));
+        group.bench_function(name, |bench| {
+            let write = |out: &mut [u8]| out.copy_from_slice(&bytes);
+            bench.iter(|| {
+                buffer
+                    .write(&weights, 0, bytes.len(), write)
+                    .expect("views")
+            });
+        });
+        let mut copy = vec![0u8; bytes.len()];
+        group.bench_function(format!("memcpy, {name}"), |bench| {
+            bench.iter(|| copy.copy_from_slice(std::hint::black_box(&bytes)));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, overhead, repack);
+criterion_main!(benches);
