@@ -34,6 +34,16 @@ pub enum Error {
         /// The length it must have.
         want: usize,
     },
+    /// Two rows of results share elements.
+    #[error("rows of results overlap: they start at {first} and {second} and have {row} elements")]
+    Overlap {
+        /// Start of one row, in elements.
+        first: usize,
+        /// Start of the other.
+        second: usize,
+        /// Elements of a row.
+        row: usize,
+    },
     /// A plan does not fit in vector tightly coupled memory (VTCM).
     #[error("{what} needs {need_bytes} bytes of VTCM, {have_bytes} are left")]
     VtcmFull {

@@ -288,7 +288,11 @@ fn wrong_lengths_are_refused() {
     );
     assert_eq!(
         run(lines, 64, 64, Rows::Strided(16)),
-        length("results: overlapping rows", 0, 32)
+        Err(Error::Overlap {
+            first: 0,
+            second: 16,
+            row: 32
+        })
     );
 }
 

@@ -1,4 +1,4 @@
-//! Steps on the host: a pool of threads; copies are tasks like the others.
+//! Steps on the host: a pool of threads; a copy is a task like the others.
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -37,38 +37,39 @@ impl Engine {
         self.threads
     }
 
-    /// Runs all copies and `run` on every task, and returns when all are done. Task 0 runs on the calling thread.
+    /// Runs the copy and `run` on every task, and returns when all are done. Task 0 runs on the calling thread.
     ///
     /// # Panics
-    /// If the two sides of a copy differ in length, or when `run` does.
+    /// If the two sides of the copy differ in length, or when `run` does.
     pub fn step<T: Send>(
         &self,
-        copies: &mut [Copy<'_>],
+        copy: Option<Copy<'_>>,
         tasks: &mut [T],
         run: impl Fn(&mut T) + Sync,
     ) {
-        let copy_all = |copies: &mut [Copy<'_>]| {
-            copies
-                .iter_mut()
-                .for_each(|copy| copy.to.copy_from_slice(copy.from))
-        };
         let Some(pool) = &self.pool else {
-            copy_all(copies);
+            copy.into_iter().for_each(Copy::run);
             return tasks.iter_mut().for_each(run);
         };
         let run = &run;
         pool.in_place_scope(|scope| {
-            let Some((first, others)) = tasks.split_first_mut() else {
-                return copy_all(copies);
-            };
-            if !copies.is_empty() {
-                scope.spawn(move |_| copy_all(copies));
+            if let Some(copy) = copy {
+                scope.spawn(move |_| copy.run());
             }
-            for task in others {
+            let mut tasks = tasks.iter_mut();
+            let first = tasks.next();
+            for task in tasks {
                 scope.spawn(move |_| run(task));
             }
-            run(first);
+            first.into_iter().for_each(run);
         });
+    }
+}
+
+impl Copy<'_> {
+    /// Copies now.
+    fn run(self) {
+        self.to.copy_from_slice(self.from);
     }
 }
 
@@ -85,10 +86,10 @@ mod tests {
             let mut to = vec![Line::ZERO; 9];
             let mut tasks: Vec<usize> = (0..23).collect();
             engine.step(
-                &mut [Copy {
+                Some(Copy {
                     from: &from,
                     to: &mut to,
-                }],
+                }),
                 &mut tasks,
                 |task| *task *= 2,
             );

@@ -83,8 +83,8 @@ pub struct MatMul<'a> {
 
 /// Most rows for which dot products cost less than dequantizing once.
 ///
-/// SOURCE: packets per tile on v73, tests/packets.txt: two rows 17.8 for Q4_0, dequantizing 17.3 (29.2 with qfloat) plus
-/// the multiplication; three rows would be 27.5.
+/// SOURCE: packets per Q4_0 tile on v73, tests/packets.txt: two rows 19.1, three by two and one 30.0; dequantizing 21.1
+/// (30.2 with qfloat), after which the matrix unit takes up to 32 rows at the same price.
 pub const GEMV_MAX_ROWS: usize = 2;
 
 impl MatMul<'_> {

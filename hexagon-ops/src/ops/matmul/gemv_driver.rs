@@ -124,7 +124,7 @@ pub(super) fn run(job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
             result: Ok(()),
         },
     ];
-    machine.engine.step(&mut [], &mut tasks[..m], |task| {
+    machine.engine.step(None, &mut tasks[..m], |task| {
         task.result = quantize_row(task.row, task.out);
     });
     let [
@@ -150,14 +150,14 @@ pub(super) fn run(job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
     let mut ready = arena.lines("panels", step_lines)?;
     let mut next = arena.lines("panels", step_lines)?;
 
-    let overlap = Error::Length {
-        what: "results: overlapping rows",
-        have: 0,
-        want: n,
-    };
     let mut rest: [&mut [f32]; 2] = if m == 2 {
-        let [a, b] = [0, 1].map(|m| dst_rows.start(m)..dst_rows.start(m) + n);
-        dst.get_disjoint_mut([a, b]).map_err(|_| overlap)?
+        let [first, second] = [dst_rows.start(0), dst_rows.start(1)];
+        dst.get_disjoint_mut([first..first + n, second..second + n])
+            .map_err(|_| Error::Overlap {
+                first,
+                second,
+                row: n,
+            })?
     } else {
         [&mut dst[dst_rows.start(0)..][..n], &mut []]
     };
@@ -191,13 +191,13 @@ pub(super) fn run(job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
             });
             n_tasks += 1;
         }
-        let mut copies = [Copy {
+        let copy = Copy {
             from: coming,
             to: &mut next[..coming.len()],
-        }];
+        };
         machine
             .engine
-            .step(&mut copies, &mut tasks[..n_tasks], |task| {
+            .step(Some(copy), &mut tasks[..n_tasks], |task| {
                 if let Some(task) = task {
                     task.run(panel);
                 }

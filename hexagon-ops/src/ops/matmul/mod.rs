@@ -12,11 +12,12 @@ pub mod gemv;
 mod gemv_driver;
 pub mod pack;
 mod panel;
+mod plan;
 pub mod quantize;
 
 pub use driver::{GEMV_MAX_ROWS, Machine, MatMul, Rows};
-pub use gemm::GemmPlan;
 pub use panel::Panel;
+pub use plan::GemmPlan;
 
 /// Most tasks of one step.
 const MAX_TASKS: usize = 16;
