@@ -1,5 +1,6 @@
 //! Errors of this crate: what a caller could not know before asking.
 
+use crate::hmx::Fault;
 use crate::layout::WeightType;
 
 /// Why a layout, a plan or a kernel refused its arguments.
@@ -33,6 +34,16 @@ pub enum Error {
         /// The length it must have.
         want: usize,
     },
+    /// Two rows of results share elements.
+    #[error("rows of results overlap: they start at {first} and {second} and have {row} elements")]
+    Overlap {
+        /// Start of one row, in elements.
+        first: usize,
+        /// Start of the other.
+        second: usize,
+        /// Elements of a row.
+        row: usize,
+    },
     /// A plan does not fit in vector tightly coupled memory (VTCM).
     #[error("{what} needs {need_bytes} bytes of VTCM, {have_bytes} are left")]
     VtcmFull {
@@ -43,6 +54,9 @@ pub enum Error {
         /// Bytes left in the arena.
         have_bytes: usize,
     },
+    /// The matrix unit's stand-in saw what hardware would have let pass.
+    #[error("matrix unit: {0:?}")]
+    Fault(Fault),
     /// A data type has no kernel of the kind asked for.
     #[error("{weight:?} weights have no {kernel} kernel")]
     NoKernel {

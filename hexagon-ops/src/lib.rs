@@ -16,10 +16,12 @@
 #![cfg_attr(target_arch = "hexagon", no_std)]
 #![cfg_attr(
     target_arch = "hexagon",
-    feature(stdarch_hexagon)
+    feature(stdarch_hexagon, asm_experimental_arch)
 )]
 
 pub mod error;
+pub mod hmx;
 pub mod hvx;
 pub mod layout;
 pub mod ops;
+pub mod rt;

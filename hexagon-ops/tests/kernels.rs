@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 mod common;
 
-use common::{Rng, Weights, nmse};
+use common::{Rng, Weights, dot, nmse};
 use half::f16;
 use hexagon_ops::error::Error;
 use hexagon_ops::layout::{TILE_DIM, Tile, WeightType, f16_tile_offset};
@@ -12,8 +12,13 @@ use hexagon_ops::ops::matmul::dequantize::dequantize;
 use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
 use hexagon_ops::ops::matmul::quantize::{ActGroup, groups, quantize_row};
 
-const QUANTIZED: [WeightType; 5] =
-    [WeightType::Q4_0, WeightType::Q4_1, WeightType::Q8_0, WeightType::Iq4Nl, WeightType::Mxfp4];
+const QUANTIZED: [WeightType; 5] = [
+    WeightType::Q4_0,
+    WeightType::Q4_1,
+    WeightType::Q8_0,
+    WeightType::Iq4Nl,
+    WeightType::Mxfp4,
+];
 
 fn quantized(row: &[f32]) -> Vec<ActGroup> {
     let mut out = vec![ActGroup::ZERO; groups(row.len())];
@@ -38,7 +43,8 @@ fn dequantized_elements_are_the_nearest_f16() {
                         let at = f16_tile_offset(k % TILE_DIM, n);
                         let have = f16::from_le_bytes([bytes[at], bytes[at + 1]]);
                         assert!(
-                            (have.to_f64() - want).abs() <= f16::from_f64(want).to_f64().abs() * 2_f64.powi(-11) + 1e-12
+                            (have.to_f64() - want).abs()
+                                <= f16::from_f64(want).to_f64().abs() * 2_f64.powi(-11) + 1e-12
                                 && (have.to_f64() - f16::from_f64(want).to_f64()) == 0.0,
                             "{weight:?} k {k} n {n}: {have} for {want}"
                         );
@@ -64,7 +70,11 @@ fn part_of_a_panel_dequantizes_alone() {
         }
         assert_eq!(
             dequantize(&panel, 2..4, &mut [Tile::ZERO; 2]),
-            Err(Error::Index { what: "tile range", index: 4, limit: 11 })
+            Err(Error::Index {
+                what: "tile range",
+                index: 4,
+                limit: 11
+            })
         );
     }
 }
@@ -77,7 +87,13 @@ fn mxfp4_scales_cover_all_of_f16() {
     for e in 0..=255_u8 {
         let mut block = [0x11; 17];
         block[0] = e;
-        layout.pack_row(bytemuck::cast_slice_mut(&mut packed), usize::from(e), &block).unwrap();
+        layout
+            .pack_row(
+                bytemuck::cast_slice_mut(&mut packed),
+                usize::from(e),
+                &block,
+            )
+            .unwrap();
     }
     for e in 0..=255_usize {
         let lines = layout.panel().panel_lines();
@@ -88,7 +104,11 @@ fn mxfp4_scales_cover_all_of_f16() {
         let bytes: &[u8] = bytemuck::bytes_of(&tile[0]);
         let have = f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f64();
         let exponent = i32::try_from(e).unwrap() - 128;
-        let want = if exponent < -24 { 0.0 } else { 2_f64.powi(exponent.min(15)) };
+        let want = if exponent < -24 {
+            0.0
+        } else {
+            2_f64.powi(exponent.min(15))
+        };
         assert!(have == want, "e {e}: {have} for {want}");
     }
 }
@@ -106,10 +126,6 @@ fn gemv_bound(act: &[f32], weights: &[f64]) -> f64 {
         + 1e-30
 }
 
-fn exact(act: &[f32], weights: &[f64]) -> f64 {
-    act.iter().zip(weights).map(|(a, w)| f64::from(*a) * w).sum()
-}
-
 #[test]
 fn gemv_is_exact_up_to_activation_rounding() {
     let mut rng = Rng::new();
@@ -117,7 +133,9 @@ fn gemv_is_exact_up_to_activation_rounding() {
         for k_tiles in [1, 2, 3, 5, 18, 31, 32, 33, 35, 64, 67] {
             let k = k_tiles * TILE_DIM;
             let w = Weights::random(weight, 64, k, &mut rng);
-            let rows: Vec<Vec<f32>> = (0..2).map(|_| (0..k).map(|_| rng.unit() * 3.0).collect()).collect();
+            let rows: Vec<Vec<f32>> = (0..2)
+                .map(|_| (0..k).map(|_| rng.unit() * 3.0).collect())
+                .collect();
             let acts: Vec<_> = rows.iter().map(|row| quantized(row)).collect();
             let panels = [0, 1].map(|nt| Panel::new(w.layout.panel(), w.panel_lines(nt)).unwrap());
             let [mut a, mut b, mut c, mut d, mut e, mut f] = [[0.0; TILE_DIM]; 6];
@@ -125,15 +143,26 @@ fn gemv_is_exact_up_to_activation_rounding() {
             gemv_strip(&panels[1], &acts[0], &mut b).unwrap();
             gemv_two_strips([&panels[0], &panels[1]], &acts[0], [&mut c, &mut d]).unwrap();
             gemv_two_rows(&panels[1], [&acts[0], &acts[1]], [&mut e, &mut f]).unwrap();
-            assert_eq!((a, b, b), (c, d, e), "{weight:?} K {k}: the variants differ");
+            assert_eq!(
+                (a, b, b),
+                (c, d, e),
+                "{weight:?} K {k}: the variants differ"
+            );
             for (row, nt, out) in [(0, 0, &a), (0, 1, &b), (1, 1, &f)] {
                 for (n, have) in out.iter().enumerate() {
                     let weights = &w.values[nt * TILE_DIM + n];
-                    let error = (f64::from(*have) - exact(&rows[row], weights)).abs();
+                    let error = (f64::from(*have) - dot(&rows[row], weights)).abs();
                     // The f16 product of scale and sum that multiplies a minimum is rounded: 2^-11 of it.
-                    let min = if weight == WeightType::Q4_1 { 0.02 * 3.0 * k as f64 * 2_f64.powi(-11) } else { 0.0 };
+                    let min = if weight == WeightType::Q4_1 {
+                        0.02 * 3.0 * k as f64 * 2_f64.powi(-11)
+                    } else {
+                        0.0
+                    };
                     let bound = gemv_bound(&rows[row], weights) + min;
-                    assert!(error <= bound, "{weight:?} K {k} row {row} n {n}: error {error:e} over {bound:e}");
+                    assert!(
+                        error <= bound,
+                        "{weight:?} K {k} row {row} n {n}: error {error:e} over {bound:e}"
+                    );
                 }
             }
         }
@@ -149,7 +178,7 @@ fn gemv_error_is_that_of_8_bits() {
         let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
         let mut out = [0.0; TILE_DIM];
         gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
-        let want: Vec<f64> = w.values.iter().map(|weights| exact(&row, weights)).collect();
+        let want: Vec<f64> = w.values.iter().map(|weights| dot(&row, weights)).collect();
         // Uniform activations: step² / 12 over 1/3 is 1.6e-5 for a step of 1/127; ggml accepts 5e-4.
         let have = nmse(&out, &want);
         assert!(have < 4e-5, "{weight:?}: {have:e}");
@@ -167,8 +196,11 @@ fn quantizer_keeps_any_magnitude() {
         gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
         for (have, weights) in out.iter().zip(&w.values) {
             let bound = gemv_bound(&row, weights) + if exponent < -100 { 1e-30 } else { 0.0 };
-            let error = (f64::from(*have) - exact(&row, weights)).abs();
-            assert!(error <= bound, "2^{exponent}: error {error:e} over {bound:e}");
+            let error = (f64::from(*have) - dot(&row, weights)).abs();
+            assert!(
+                error <= bound,
+                "2^{exponent}: error {error:e} over {bound:e}"
+            );
         }
     }
     let zeros = quantized(&[0.0; 96]);
@@ -181,10 +213,18 @@ fn quantizer_keeps_any_magnitude() {
 fn quantizer_rejects_broken_blocks() {
     assert_eq!(
         quantize_row(&[0.0; 33], &mut [ActGroup::ZERO; 1]),
-        Err(Error::Length { what: "activation row", have: 33, want: 32 })
+        Err(Error::Length {
+            what: "activation row",
+            have: 33,
+            want: 32
+        })
     );
     assert_eq!(
         quantize_row(&[0.0; 32], &mut [ActGroup::ZERO; 2]),
-        Err(Error::Length { what: "activation groups", have: 2, want: 1 })
+        Err(Error::Length {
+            what: "activation groups",
+            have: 2,
+            want: 1
+        })
     );
 }

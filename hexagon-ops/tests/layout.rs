@@ -1,7 +1,8 @@
 //! Proves that packing is a bijection between ggml's bytes and the documented places, and that padding stays zero.
-#![expect(clippy::cast_possible_truncation, clippy::unwrap_used, reason = "test data wraps around on purpose; a panic is a failure")]
+#![expect(
     clippy::cast_possible_truncation,
-    reason = "test data wraps around on purpose"
+    clippy::unwrap_used,
+    reason = "test data wraps around on purpose; a panic is a failure"
 )]
 
 use hexagon_ops::error::Error;

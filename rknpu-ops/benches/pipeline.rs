@@ -2,6 +2,7 @@
 //!
 //! Throughput counts the FP32 side only: what a stage reads (pack) or writes (unpack), `M * K * 4` bytes.
 //! `pack_*` is single-threaded from FP32 rows to native A; `unpack_*` from native C to FP32 rows with N = K columns.
+//! `part_*` are single loops: the portable ones everywhere, and on aarch64 the NEON ones, which the others use there.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -9,16 +10,17 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
 use rknpu_ops::layout::{Elem, NativeA, NativeB, NativeC};
+#[cfg(target_arch = "aarch64")]
+use rknpu_ops::neon;
 use rknpu_ops::pack::{
     NativeOutput, Rows, RowsMut, convert_rows_f16, interleave_a, pack_group, pack_row_i8,
     quantize_rows_i8, unpack_f32, unpack_i32,
 };
-use rknpu_ops::quant::{
-    hadamard, hadamard_block, quantize_row_i8, quantize_weight_row_i8, row_scale_i8,
-};
+use rknpu_ops::quant::{hadamard_block, quantize_weight_row_i8};
+use rknpu_ops::scalar;
 
 const BUCKETS: [usize; 4] = [1, 16, 128, 512];
-const DEPTHS: [usize; 3] = [576, 1536, 4096];
+const DEPTHS: [usize; 4] = [576, 1536, 4096, 8192];
 const A_I8: NativeA = NativeA {
     s: 16,
     elem: Elem::I8,
@@ -165,35 +167,90 @@ fn unpack(c: &mut Criterion) {
     }
 }
 
+/// The loops of one implementation.
+struct Version {
+    name: &'static str,
+    hadamard: fn(&mut [f32], usize, f32),
+    absmax: fn(&[f32]) -> u32,
+    quantize: fn(&[f32], f32, &mut [i8]),
+    to_f16: fn(&[f32], f32, &mut [f16]),
+    interleave: fn(Rows<'_, i8>, usize, usize, &mut [i8]),
+    unpack: fn(NativeOutput<'_, i32>, usize, &[f32], &mut RowsMut<'_>),
+}
+
+const SCALAR: Version = Version {
+    name: "scalar",
+    hadamard: scalar::hadamard,
+    absmax: scalar::absmax_bits,
+    quantize: scalar::quantize,
+    to_f16: scalar::scale_to_f16,
+    interleave: scalar::interleave,
+    unpack: |c, m, w_scales, dst| scalar::unpack_i32(c, 0..m, |_| 0.5, w_scales, dst),
+};
+
+#[cfg(target_arch = "aarch64")]
+const VERSIONS: [Version; 2] = [
+    SCALAR,
+    Version {
+        name: "neon",
+        hadamard: neon::hadamard,
+        absmax: neon::absmax_bits,
+        quantize: neon::quantize,
+        to_f16: neon::scale_to_f16,
+        interleave: neon::interleave,
+        unpack: |c, m, w_scales, dst| neon::unpack_i32(c, 0..m, |_| 0.5, w_scales, dst),
+    },
+];
+#[cfg(not(target_arch = "aarch64"))]
+const VERSIONS: [Version; 1] = [SCALAR];
+
 fn parts(c: &mut Criterion) {
-    let mut group = c.benchmark_group("part");
-    for k in DEPTHS {
-        let (mut row, mut out) = (values(k), vec![0i8; k]);
-        group.throughput(Throughput::Bytes(4 * k as u64));
-        group.bench_function(BenchmarkId::new("hadamard", k), |b| {
-            b.iter(|| hadamard(black_box(&mut row), hadamard_block(k)));
-        });
-        let row = values(k);
-        group.bench_function(BenchmarkId::new("scale", k), |b| {
-            b.iter(|| row_scale_i8(black_box(&row)));
-        });
-        group.bench_function(BenchmarkId::new("quantize", k), |b| {
-            b.iter(|| quantize_row_i8(black_box(&row), 1.0 / 127.0, black_box(&mut out)));
-        });
-        for m in [16, 512] {
-            let (scratch, mut native) = (vec![1i8; m * k], vec![0i8; m * k]);
-            group.throughput(Throughput::Bytes(4 * (m * k) as u64));
-            group.bench_function(BenchmarkId::new("interleave_i8", format!("{m}x{k}")), |b| {
-                b.iter(|| {
-                    let src = Rows::new(black_box(&scratch), m, k, k);
-                    interleave_a(src, A_I8, m, black_box(&mut native));
-                });
+    for version in VERSIONS {
+        let mut group = c.benchmark_group(format!("part_{}", version.name));
+        for k in DEPTHS {
+            let (mut row, mut out, mut halves) = (values(k), vec![0i8; k], vec![f16::ZERO; k]);
+            group.throughput(Throughput::Bytes(4 * k as u64));
+            group.bench_function(BenchmarkId::new("hadamard", k), |b| {
+                // Not normalized rows would grow with each transform, and slow down as infinities.
+                let block = hadamard_block(k);
+                let norm = 1.0 / (block as f32).sqrt();
+                b.iter(|| (version.hadamard)(black_box(&mut row), block, norm));
             });
+            let row = values(k);
+            group.bench_function(BenchmarkId::new("absmax", k), |b| {
+                b.iter(|| (version.absmax)(black_box(&row)));
+            });
+            group.bench_function(BenchmarkId::new("quantize", k), |b| {
+                b.iter(|| (version.quantize)(black_box(&row), 127.0, black_box(&mut out)));
+            });
+            group.bench_function(BenchmarkId::new("scale_to_f16", k), |b| {
+                b.iter(|| (version.to_f16)(black_box(&row), 0.5, black_box(&mut halves)));
+            });
+            for m in [1, 16, 512] {
+                let (scratch, mut native) = (vec![1i8; m * k], vec![0i8; m * k]);
+                group.throughput(Throughput::Bytes(4 * (m * k) as u64));
+                let shape = format!("{m}x{k}");
+                group.bench_function(BenchmarkId::new("interleave_i8", &shape), |b| {
+                    b.iter(|| {
+                        let src = Rows::new(black_box(&scratch), m, k, k);
+                        (version.interleave)(src, A_I8.s, m, black_box(&mut native));
+                    });
+                });
+                let (sums, mut dst) = (vec![9i32; m * k], vec![0.0; m * k]);
+                group.bench_function(BenchmarkId::new("unpack_i32", &shape), |b| {
+                    b.iter(|| {
+                        let segments = [black_box(sums.as_slice())];
+                        let c = NativeOutput::new(&segments, C_32, m);
+                        (version.unpack)(c, m, &row, &mut RowsMut::new(&mut dst, k, k));
+                        black_box(&dst);
+                    });
+                });
+            }
         }
     }
 }
 
-/// 66 measurements of about half a second.
+/// About 130 measurements of half a second, 40 more on aarch64.
 fn quick() -> Criterion {
     Criterion::default()
         .sample_size(10)

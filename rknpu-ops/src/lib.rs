@@ -4,12 +4,25 @@
 //! |---|---|---|
 //! | [`ffi`] | librknnrt's matmul API: structs, constants, function table | - |
 //! | [`layout`] | index formulas of the native A, B and C layouts, one table per chip | `ffi` (type names) |
-//! | [`quant`] | scales, block Hadamard transform, calibration | - |
+//! | [`quant`] | scales, block Hadamard transform | - |
 //! | [`pack`] | weights and activations into the native layouts | `layout`, `quant` |
+//! | [`calibrate`] | clips for INT4 weights: percentile, squared error, KL divergence | `pack` (views of rows) |
+//! | [`int4`] | INT4 operands: rotation, nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant` |
+//! | [`scalar`], `neon` | the loops of `quant` and `pack`: portable ones, and the same bits on aarch64's vector unit | types of `quant` and `pack` |
 //! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout` |
 
+pub mod calibrate;
 pub mod ffi;
+pub mod int4;
 pub mod layout;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 pub mod pack;
 pub mod quant;
+pub mod scalar;
 pub mod sim;
+
+#[cfg(target_arch = "aarch64")]
+use neon as kernel;
+#[cfg(not(target_arch = "aarch64"))]
+use scalar as kernel;

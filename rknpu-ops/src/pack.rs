@@ -25,6 +25,7 @@ use std::ops::Range;
 
 use half::f16;
 
+use crate::kernel;
 use crate::layout::{NativeA, NativeB};
 use crate::quant;
 
@@ -93,6 +94,12 @@ impl<'a, T> Rows<'a, T> {
     pub fn row(&self, m: usize) -> &'a [T] {
         assert!(m < self.count, "row {m} of {}", self.count);
         &self.data[m * self.stride..][..self.len]
+    }
+
+    /// The elements from the first row on, and the distance between rows.
+    #[cfg(target_arch = "aarch64")]
+    pub(crate) const fn parts(&self) -> (&'a [T], usize) {
+        (self.data, self.stride)
     }
 
     /// The same rows, restricted to elements `range` of each: a K segment, or the native slices of one thread.
@@ -237,7 +244,7 @@ fn transformed<'a>(row: &'a [f32], block: usize, work: &'a mut [f32]) -> &'a [f3
 /// # Panics
 /// If `dst` is not a number of whole native slices or `src` does not fit.
 pub fn interleave_a<T: Copy + Default>(src: Rows<'_, T>, layout: NativeA, m: usize, dst: &mut [T]) {
-    interleave(src, layout.s, m, dst);
+    kernel::interleave(src, layout.s, m, dst);
 }
 
 /// Packs one group of weight rows into native B.
@@ -253,7 +260,7 @@ pub fn pack_group<T: Copy + Default>(src: Rows<'_, T>, layout: NativeB, dst: &mu
         layout.strip_len(src.row_len()),
         "length of a group"
     );
-    interleave(src, layout.gk, layout.gn, dst);
+    kernel::interleave(src, layout.gk, layout.gn, dst);
 }
 
 /// Exact inverse of [`pack_group`] for the first `rows` rows: native B back to row-major rows of `k` elements.
@@ -273,66 +280,6 @@ pub fn unpack_group<T: Copy>(src: &[T], layout: NativeB, rows: usize, k: usize, 
         let slices = src.chunks_exact(layout.gn * layout.gk);
         for (piece, slice) in row.chunks_mut(layout.gk).zip(slices) {
             piece.copy_from_slice(&slice[n * layout.gk..][..piece.len()]);
-        }
-    }
-}
-
-/// Row-major rows to native slices of `s` elements times `m` rows; zeros where there is no source.
-fn interleave<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: &mut [T]) {
-    assert!(src.count() <= m, "{} rows in a bucket of {m}", src.count());
-    assert!(
-        dst.len().is_multiple_of(s * m),
-        "{} elements are not whole native slices",
-        dst.len()
-    );
-    assert!(
-        src.row_len() <= dst.len() / m,
-        "rows of {} in {} columns",
-        src.row_len(),
-        dst.len() / m
-    );
-    // Each arm is its own copy of the loops with `s` a constant, so that a piece is one vector move.
-    match s {
-        4 => interleave_by(src, 4, m, dst),
-        8 => interleave_by(src, 8, m, dst),
-        16 => interleave_by(src, 16, m, dst),
-        32 => interleave_by(src, 32, m, dst),
-        _ => interleave_by(src, s, m, dst),
-    }
-}
-
-/// Native slices that [`interleave_by`] fills together: four INT8 pieces of 16 are one cache line of a row.
-const TOGETHER: usize = 4;
-
-/// Rows that [`interleave_by`] reads before it moves on along K: as many pages as a first-level TLB holds.
-const ROWS_TOGETHER: usize = 32;
-
-/// [`interleave`] after its checks.
-#[inline(always)]
-fn interleave_by<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: &mut [T]) {
-    let whole = src.row_len() / (TOGETHER * s);
-    let (groups, rest) = dst.split_at_mut(whole * TOGETHER * s * m);
-    for m0 in (0..src.count()).step_by(ROWS_TOGETHER) {
-        let m1 = src.count().min(m0 + ROWS_TOGETHER);
-        for (g, group) in groups.chunks_exact_mut(TOGETHER * s * m).enumerate() {
-            for row in m0..m1 {
-                let pieces = &src.row(row)[g * TOGETHER * s..][..TOGETHER * s];
-                for j in 0..TOGETHER {
-                    group[(j * m + row) * s..][..s].copy_from_slice(&pieces[j * s..][..s]);
-                }
-            }
-        }
-    }
-    for slice in groups.chunks_exact_mut(s * m) {
-        slice[src.count() * s..].fill(T::default());
-    }
-    for (j, slice) in rest.chunks_exact_mut(s * m).enumerate() {
-        let k0 = (whole * TOGETHER + j) * s;
-        slice.fill(T::default());
-        let part = src.columns(k0.min(src.row_len())..(k0 + s).min(src.row_len()));
-        for row in 0..src.count() {
-            let piece = part.row(row);
-            slice[row * s..][..piece.len()].copy_from_slice(piece);
         }
     }
 }

@@ -9,12 +9,12 @@
 //! x . w = x' . w' because the transform is orthonormal and is applied to both
 //! ```
 //!
-//! The vector variants chosen at run time execute the same additions and multiplications in the same order as the
-//! portable code, without fused multiply-add, so the choice never shows in a result.
+//! The loops are in `scalar` and, for aarch64, in `neon`; all versions execute the same additions and multiplications
+//! in the same order, without fused multiply-add, so the choice never shows in a result.
 
 use half::f16;
-use half::slice::HalfFloatSliceExt as _;
-use multiversion::multiversion;
+
+use crate::kernel;
 
 /// Largest Hadamard block, in elements of K.
 ///
@@ -27,10 +27,6 @@ pub const I8_MAX: f32 = 127.0;
 
 /// Smallest scale of a row that is not treated as zero: the smallest normal FP32 number, so that `1 / scale` is finite.
 const SCALE_MIN: f32 = f32::MIN_POSITIVE;
-
-/// 1.5 * 2^23: added to a value of magnitude at most 2^22, it leaves that value, rounded to an integer half to even, in
-/// the low bits.
-const ROUND_MAGIC: f32 = 12_582_912.0;
 
 /// Exponent of the power of two just below an FP16 row's largest magnitude: one binade below the largest finite FP16.
 const F16_TARGET_EXPONENT: i32 = 14;
@@ -74,101 +70,7 @@ pub fn hadamard(row: &mut [f32], block: usize) {
     }
     // CAST: a block is a power of two, which FP32 represents exactly.
     let norm = 1.0 / (block as f32).sqrt();
-    // Small blocks run side by side through each pass; a part stays in the first-level cache from pass to pass.
-    for part in row.chunks_mut(HADAMARD_BLOCK_MAX) {
-        match block {
-            2 => stage_1(part, norm),
-            _ => stages_1_2(part, norm),
-        }
-        if block > 4 {
-            stages_from_4(part, block);
-        }
-    }
-}
-
-/// Scales by `norm` and runs the stage of distance 1.
-fn stage_1(part: &mut [f32], norm: f32) {
-    let (pairs, _) = part.as_chunks_mut();
-    for pair in pairs {
-        let [a, b] = pair.map(|x| x * norm);
-        *pair = [a + b, a - b];
-    }
-}
-
-/// Scales by `norm` and runs the stages of distance 1 and 2.
-///
-/// These stages are all about shuffling, and AVX-512 has the shuffles: it more than halves their time.
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn stages_1_2(part: &mut [f32], norm: f32) {
-    let (quads, _) = part.as_chunks_mut();
-    for quad in quads {
-        let [a, b, c, d] = *quad;
-        let (a, b, c, d) = (a * norm, b * norm, c * norm, d * norm);
-        let (a, b, c, d) = (a + b, a - b, c + d, c - d);
-        *quad = [a + c, b + d, a - c, b - d];
-    }
-}
-
-/// Runs the stages of distance 4 … `block / 2`, three at a time from distance 16 on.
-#[multiversion(targets("x86_64+avx2"))]
-fn stages_from_4(part: &mut [f32], block: usize) {
-    match block {
-        8 => pass::<2, 4>(part),
-        _ => pass::<4, 4>(part),
-    }
-    passes_from::<16>(part, block);
-    passes_from::<128>(part, block);
-    passes_from::<1024>(part, block);
-}
-
-/// Runs the stages of distance `H`, `2 H` and `4 H`, as far as they are shorter than `block`, in one pass over memory.
-#[inline(always)]
-fn passes_from<const H: usize>(part: &mut [f32], block: usize) {
-    match block / H {
-        0 | 1 => {}
-        2 => pass::<2, H>(part),
-        4 => pass::<4, H>(part),
-        _ => pass::<8, H>(part),
-    }
-}
-
-/// Runs the stages of distance `H`, `2 H`, … `R H / 2`: `R` rows of `H` elements are combined column by column, each
-/// column loaded and stored once.
-#[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "i is a column of all R rows")]
-fn pass<const R: usize, const H: usize>(block: &mut [f32]) {
-    let (rows, _) = block.as_chunks_mut::<H>();
-    let (groups, _) = rows.as_chunks_mut::<R>();
-    for group in groups {
-        for i in 0..H {
-            let mut v = [0.0; R];
-            for r in 0..R {
-                v[r] = group[r][i];
-            }
-            let mut d = 1;
-            while d < R {
-                let u = v;
-                for r in 0..R {
-                    let (a, b) = (u[r & !d], u[r | d]);
-                    v[r] = if r & d == 0 { a + b } else { a - b };
-                }
-                d *= 2;
-            }
-            for r in 0..R {
-                group[r][i] = v[r];
-            }
-        }
-    }
-}
-
-/// Largest magnitude of a row as FP32 bits without sign: order of bits is order of magnitude, infinity and NaN on top.
-#[multiversion(targets("x86_64+avx2"))]
-fn absmax_bits(row: &[f32]) -> u32 {
-    // Signed compares exist on every vector unit; a cleared sign bit makes them agree with unsigned ones.
-    row.iter()
-        .map(|x| (x.to_bits() & 0x7fff_ffff).cast_signed())
-        .fold(0, i32::max)
-        .cast_unsigned()
+    kernel::hadamard(row, block, norm);
 }
 
 /// Scale that maps a row onto [-127, 127]: `max |x| / 127`.
@@ -179,7 +81,7 @@ fn absmax_bits(row: &[f32]) -> u32 {
 ///   the exact product would be or would hide
 #[must_use]
 pub fn row_scale_i8(row: &[f32]) -> f32 {
-    let max = f32::from_bits(absmax_bits(row));
+    let max = f32::from_bits(kernel::absmax_bits(row));
     if !max.is_finite() {
         return f32::NAN;
     }
@@ -198,32 +100,10 @@ pub fn row_scale_i8(row: &[f32]) -> f32 {
 pub fn quantize_row_i8(row: &[f32], scale: f32, out: &mut [i8]) {
     assert_eq!(row.len(), out.len(), "row and output differ in length");
     if scale >= SCALE_MIN {
-        quantize_by(row, 1.0 / scale, out);
+        kernel::quantize(row, 1.0 / scale, out);
     } else {
         out.fill(0);
     }
-}
-
-/// [`quantize_row_i8`] after its checks, by the reciprocal of the scale.
-#[multiversion(targets("x86_64+avx2"))]
-fn quantize_by(row: &[f32], inverse: f32, out: &mut [i8]) {
-    for (o, x) in out.iter_mut().zip(row) {
-        let v = x * inverse;
-        let v = if v < I8_MAX { v } else { I8_MAX };
-        let v = if v > -I8_MAX { v } else { -I8_MAX };
-        *o = low_byte(v + ROUND_MAGIC);
-    }
-}
-
-/// Low byte of the representation of `x`.
-#[inline(always)]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the low byte is the rounded integer in two's complement"
-)]
-fn low_byte(x: f32) -> i8 {
-    // CAST: with |v| <= 127, the bits of v + ROUND_MAGIC are those of ROUND_MAGIC plus round(v), whose low byte is 0.
-    x.to_bits() as i8
 }
 
 /// Transforms and quantizes one weight row: Hadamard, scale of the row, INT8.
@@ -256,22 +136,11 @@ pub fn quantize_weight_row_i8(row: &mut [f32], block: usize, out: &mut [i8]) -> 
 /// If `row` and `out` differ in length.
 pub fn convert_row_f16(row: &[f32], out: &mut [f16]) -> f32 {
     assert_eq!(row.len(), out.len(), "row and output differ in length");
-    let (factor, inverse) = f16_factor(absmax_bits(row));
-    if factor == 1.0 {
-        out.convert_from_f32_slice(row);
-        return inverse;
-    }
+    let (factor, inverse) = f16_factor(kernel::absmax_bits(row));
     if inverse.is_nan() {
         out.fill(f16::ZERO);
-        return inverse;
-    }
-    let mut scaled = [0.0f32; 256];
-    for (part, out) in row.chunks(scaled.len()).zip(out.chunks_mut(256)) {
-        let scaled = &mut scaled[..part.len()];
-        for (s, x) in scaled.iter_mut().zip(part) {
-            *s = x * factor;
-        }
-        out.convert_from_f32_slice(scaled);
+    } else {
+        kernel::scale_to_f16(row, factor, out);
     }
     inverse
 }

@@ -2,27 +2,51 @@
 
 /// The f32 of f16 bits; exact.
 #[inline(always)]
-pub(super) fn to_f32(h: u16) -> f32 {
-    let magnitude = u32::from(h & 0x7fff);
+pub(crate) fn to_f32(h: u16) -> f32 {
+    word_to_f32(u32::from(h))
+}
+
+/// The f32 of the f16 bits in the low half of a word, the upper half being zero.
+#[inline(always)]
+pub(crate) fn word_to_f32(h: u32) -> f32 {
+    let magnitude = h & 0x7fff;
     // The f16 exponent and fraction moved into f32's fields are 2^112 too small; the product also normalizes subnormals.
     let finite = (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits();
-    let bits = if magnitude >= 0x7c00 { (magnitude << 13) | 0x7f80_0000 } else { finite };
-    f32::from_bits(bits | u32::from(h & 0x8000) << 16)
+    let bits = if magnitude >= 0x7c00 {
+        (magnitude << 13) | 0x7f80_0000
+    } else {
+        finite
+    };
+    f32::from_bits(bits | (h & 0x8000) << 16)
 }
 
 /// The f16 bits nearest to `x`, ties to even; overflow becomes infinity, NaN a quiet NaN.
 #[inline(always)]
-pub(super) fn from_f32(x: f32) -> u16 {
+pub(crate) fn from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let sign = (bits >> 16) & 0x8000;
     // Normal results: round the 13 bits that fall off, then move the exponent's bias.
     let normal = (magnitude.wrapping_sub(0x3800_0000) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
     // Subnormal results: adding 0.5 puts the last bit of f16 at the last bit of the sum, and the sum rounds.
-    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
-    let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
-    let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
-    let result = if magnitude >= 0x4780_0000 { special } else { finite };
+    let subnormal = (f32::from_bits(magnitude) + 0.5)
+        .to_bits()
+        .wrapping_sub(0x3f00_0000);
+    let finite = if magnitude < 0x3880_0000 {
+        subnormal
+    } else {
+        normal
+    };
+    let special = if magnitude > 0x7f80_0000 {
+        0x7e00
+    } else {
+        0x7c00
+    };
+    let result = if magnitude >= 0x4780_0000 {
+        special
+    } else {
+        finite
+    };
     low_half(sign | result)
 }
 

@@ -85,8 +85,8 @@ scalar_ops! {
     shl_w(a; count) = Q6_Vw_vasl_VwR;
     /// Each word is the sum of four products of unsigned bytes of `a` and the signed bytes of `word`: `Q6_Vw_vrmpy_VubRb`.
     dot4_word(a; word) = Q6_Vw_vrmpy_VubRb;
-    /// `acc` plus words of `a` shifted left by `count`: `Q6_Vw_vaslacc_VwVwR`.
-    shl_add_w(acc, a; count) = Q6_Vw_vaslacc_VwVwR;
+    /// `acc` plus words of `a` shifted right by `count`, signs shifted in: `Q6_Vw_vasracc_VwVwR`.
+    shr_add_w(acc, a; count) = Q6_Vw_vasracc_VwVwR;
     /// `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of `word`:
     /// `Q6_Vw_vrmpyacc_VwVubRb`.
     dot4_acc(acc, a; word) = Q6_Vw_vrmpyacc_VwVubRb;
@@ -128,14 +128,22 @@ pub fn store(to: &mut Line, v: Vector) {
 #[inline(always)]
 pub fn load_f32(from: &[f32; 32]) -> Vector {
     // SAFETY: 32 f32 have the size of a vector, any bytes are a vector, and the read assumes no alignment.
-    Vector(unsafe { core::ptr::from_ref(from).cast::<arch::HvxVector>().read_unaligned() })
+    Vector(unsafe {
+        core::ptr::from_ref(from)
+            .cast::<arch::HvxVector>()
+            .read_unaligned()
+    })
 }
 
 /// Writes 32 f32 at any address: a `vmemu` store.
 #[inline(always)]
 pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     // SAFETY: 32 f32 have the size of a vector, any bits are an f32, and the write assumes no alignment.
-    unsafe { core::ptr::from_mut(to).cast::<arch::HvxVector>().write_unaligned(v.0) }
+    unsafe {
+        core::ptr::from_mut(to)
+            .cast::<arch::HvxVector>()
+            .write_unaligned(v.0)
+    }
 }
 
 /// The two vectors of a pair: (low, high).
@@ -158,12 +166,12 @@ pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
     split(unsafe { arch::Q6_Wh_vlut16_VbVhR_nomatch(index.0, table.0, 0) })
 }
 
-/// Looks the low five bits of each byte of `index` up among 32 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
+/// Looks the low nibble of each byte of `index` up among 16 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
 ///
-/// Entry e is byte 2e of `table`.
+/// Entry e is byte 2e of `table`, and again byte 2e + 32: the instruction looks at five bits, the fifth must not matter.
 #[must_use]
 #[inline(always)]
-pub fn lookup32(index: Vector, table: Vector) -> Vector {
+pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
     // SAFETY: [HVX] of the module doc.
     Vector(unsafe { arch::Q6_Vb_vlut32_VbVbR_nomatch(index.0, table.0, 0) })
 }
@@ -356,7 +364,9 @@ mod float {
             // SAFETY: [HVX] of the module doc.
             let product = unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) };
             // SAFETY: [HVX] of the module doc.
-            Self(Vector(unsafe { arch::Q6_Vqf32_vadd_Vqf32Vqf32(self.0.0, product) }))
+            Self(Vector(unsafe {
+                arch::Q6_Vqf32_vadd_Vqf32Vqf32(self.0.0, product)
+            }))
         }
 
         /// Adds f32 lanes: `Q6_Vqf32_vadd_Vqf32Vsf`.
@@ -364,7 +374,9 @@ mod float {
         #[inline(always)]
         pub fn plus(self, v: Vector) -> Self {
             // SAFETY: [HVX] of the module doc.
-            Self(Vector(unsafe { arch::Q6_Vqf32_vadd_Vqf32Vsf(self.0.0, v.0) }))
+            Self(Vector(unsafe {
+                arch::Q6_Vqf32_vadd_Vqf32Vsf(self.0.0, v.0)
+            }))
         }
 
         /// The sum as f32.

@@ -6,6 +6,8 @@
 use bytemuck::{Pod, Zeroable, cast};
 
 use super::f16;
+#[cfg(target_arch = "x86_64")]
+use super::x86;
 use crate::layout::Line;
 
 /// A 128-byte vector.
@@ -182,11 +184,11 @@ pub fn dot4_word(a: Vector, word: i32) -> Vector {
     lanes!(i32, 32; a => dot4(a, word))
 }
 
-/// `acc` plus words of `a` shifted left by `count`: `Q6_Vw_vaslacc_VwVwR`.
+/// `acc` plus words of `a` shifted right by `count`, signs shifted in: `Q6_Vw_vasracc_VwVwR`.
 #[must_use]
 #[inline(always)]
-pub fn shl_add_w(acc: Vector, a: Vector, count: i32) -> Vector {
-    lanes!(u32, 32; acc, a => acc.wrapping_add(a << (count & 31)))
+pub fn shr_add_w(acc: Vector, a: Vector, count: i32) -> Vector {
+    lanes!(i32, 32; acc, a => acc.wrapping_add(a >> (count & 31)))
 }
 
 /// `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of `word`:
@@ -203,6 +205,10 @@ pub fn dot4_acc(acc: Vector, a: Vector, word: i32) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::lookup16(index, table) {
+        return result;
+    }
     let table: [u16; 64] = cast(table);
     let mut even = [0_u16; 64];
     let mut odd = [0_u16; 64];
@@ -213,13 +219,17 @@ pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
     (cast(even), cast(odd))
 }
 
-/// Looks the low five bits of each byte of `index` up among 32 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
+/// Looks the low nibble of each byte of `index` up among 16 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
 ///
-/// Entry e is byte 2e of `table`.
+/// Entry e is byte 2e of `table`, and again byte 2e + 32: the instruction looks at five bits, the fifth must not matter.
 #[must_use]
 #[inline(always)]
-pub fn lookup32(index: Vector, table: Vector) -> Vector {
-    lanes!(u8, 128; index => table.0[2 * usize::from(index & 31)])
+pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::lookup16_b(index, table) {
+        return result;
+    }
+    lanes!(u8, 128; index => table.0[2 * usize::from(index & 15)])
 }
 
 /// Even bytes of `a` in even places, even bytes of `b` in odd places: `Q6_Vb_vshuffe_VbVb`.
@@ -282,7 +292,10 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
 /// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
 #[must_use]
 #[inline(always)]
-#[expect(clippy::cast_precision_loss, reason = "rounding to nearest even is what the instruction does")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "rounding to nearest even is what the instruction does"
+)]
 pub fn f32_from_w(a: Vector) -> Vector {
     lanes!(i32, 32; a => (a as f32).to_bits().cast_signed())
 }
@@ -291,6 +304,10 @@ pub fn f32_from_w(a: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn mul_f16(a: Vector, b: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::mul_f16(a, b) {
+        return result;
+    }
     lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) * f16::to_f32(b)))
 }
 
@@ -298,6 +315,10 @@ pub fn mul_f16(a: Vector, b: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::mul_add_f16(a, b, c) {
+        return result;
+    }
     lanes!(u16, 64; a, b, c => f16::from_f32(f16::to_f32(a) * f16::to_f32(b) + f16::to_f32(c)))
 }
 
@@ -305,6 +326,10 @@ pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::sub_mul_f16(a, b, c) {
+        return result;
+    }
     lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
 }
 

@@ -20,9 +20,20 @@ mod hexagon;
 pub use hexagon::*;
 
 #[cfg(not(target_arch = "hexagon"))]
-mod f16;
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "calls code for detected target features")
+)]
+mod dispatch;
+#[cfg(not(target_arch = "hexagon"))]
+pub use dispatch::widest;
+#[cfg(not(target_arch = "hexagon"))]
+pub(crate) mod f16;
 #[cfg(not(target_arch = "hexagon"))]
 mod host;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "calls code for detected target features")]
+mod x86;
 #[cfg(not(target_arch = "hexagon"))]
 pub use host::*;
 
@@ -31,4 +42,23 @@ pub use host::*;
 #[inline(always)]
 pub fn splat_f32(value: f32) -> Vector {
     splat_w(value.to_bits().cast_signed())
+}
+
+/// An entry point with its arguments, for [`widest`].
+///
+/// `run` and everything with vectors below it must be `inline(always)`: only what is inlined is compiled for the
+/// machine's vectors, and neither closures nor functions passed as values are sure to be.
+pub trait Kernel {
+    /// What the kernel returns.
+    type Output;
+
+    /// Runs the kernel. `FUSED`: whether a fused multiply-add is one instruction.
+    fn run<const FUSED: bool>(self) -> Self::Output;
+}
+
+/// Runs `kernel`: the device build has one instruction set.
+#[cfg(target_arch = "hexagon")]
+#[inline(always)]
+pub fn widest<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<true>()
 }

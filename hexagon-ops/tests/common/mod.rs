@@ -1,6 +1,13 @@
-//! Random ggml rows, their exact values, and comparison: what the tests of this crate share.
+//! Random ggml rows, their exact values, comparison, and the device build: what the tests of this crate share.
 #![allow(dead_code, reason = "each test uses its own part")]
-#![expect(clippy::cast_possible_truncation, clippy::unwrap_used, reason = "random bytes are cut on purpose; a panic is a failure")]
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::unwrap_used,
+    reason = "random bytes are cut on purpose; a panic is a failure"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use half::f16;
 use hexagon_ops::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, WeightType};
@@ -10,7 +17,10 @@ pub struct Rng(u64);
 
 impl Rng {
     pub fn new() -> Self {
-        let seed = std::env::var("NPU_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(20_261_120);
+        let seed = std::env::var("NPU_TEST_SEED")
+            .ok()
+            .and_then(|s| s.parse().ok())
+            .unwrap_or(20_261_120);
         println!("NPU_TEST_SEED={seed}");
         Self(seed)
     }
@@ -33,16 +43,25 @@ impl Rng {
     }
 }
 
-const IQ4_NL: [f64; 16] =
-    [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
-const MXFP4: [f64; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.];
+const IQ4_NL: [f64; 16] = [
+    -127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.,
+];
+const MXFP4: [f64; 16] = [
+    0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.,
+];
 
 /// A random block of 32, bytes as ggml stores them, with scales of ordinary models.
 pub fn random_block(weight: WeightType, rng: &mut Rng) -> Vec<u8> {
-    let mut block: Vec<u8> = (0..weight.block_bytes()).map(|_| rng.next() as u8).collect();
+    let mut block: Vec<u8> = (0..weight.block_bytes())
+        .map(|_| rng.next() as u8)
+        .collect();
     let scale = |rng: &mut Rng| f16::from_f32(rng.unit() * 0.02).to_le_bytes();
     match weight {
-        WeightType::F16 => block = (0..TILE_DIM).flat_map(|_| f16::from_f32(rng.unit()).to_le_bytes()).collect(),
+        WeightType::F16 => {
+            block = (0..TILE_DIM)
+                .flat_map(|_| f16::from_f32(rng.unit()).to_le_bytes())
+                .collect()
+        }
         WeightType::Mxfp4 => block[0] = 118 + rng.below(8) as u8,
         WeightType::Q4_1 => {
             block[..2].copy_from_slice(&scale(rng));
@@ -56,7 +75,8 @@ pub fn random_block(weight: WeightType, rng: &mut Rng) -> Vec<u8> {
 /// The 32 values of a ggml block, exactly.
 pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
     let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
-    let nibble = |qs: &[u8], k: usize| usize::from(if k < 16 { qs[k] & 15 } else { qs[k - 16] >> 4 });
+    let nibble =
+        |qs: &[u8], k: usize| usize::from(if k < 16 { qs[k] & 15 } else { qs[k - 16] >> 4 });
     std::array::from_fn(|k| match weight {
         WeightType::F16 => f16_at(2 * k),
         WeightType::Q4_0 => f16_at(0) * (nibble(&block[2..], k) as f64 - 8.0),
@@ -82,11 +102,24 @@ impl Weights {
         let mut lines = vec![Line::ZERO; layout.matrix_bytes() / LINE_BYTES];
         let mut values = Vec::new();
         for row in 0..n {
-            let blocks: Vec<Vec<u8>> = (0..k / TILE_DIM).map(|_| random_block(weight, rng)).collect();
-            layout.pack_row(bytemuck::cast_slice_mut(&mut lines), row, &blocks.concat()).unwrap();
-            values.push(blocks.iter().flat_map(|b| block_values(weight, b)).collect());
+            let blocks: Vec<Vec<u8>> = (0..k / TILE_DIM)
+                .map(|_| random_block(weight, rng))
+                .collect();
+            layout
+                .pack_row(bytemuck::cast_slice_mut(&mut lines), row, &blocks.concat())
+                .unwrap();
+            values.push(
+                blocks
+                    .iter()
+                    .flat_map(|b| block_values(weight, b))
+                    .collect(),
+            );
         }
-        Self { layout, lines, values }
+        Self {
+            layout,
+            lines,
+            values,
+        }
     }
 
     pub fn panel_lines(&self, nt: usize) -> &[Line] {
@@ -97,7 +130,50 @@ impl Weights {
 
 /// Normalized mean squared error of `have` against `want`: ggml's own measure for MUL_MAT.
 pub fn nmse(have: &[f32], want: &[f64]) -> f64 {
-    let error: f64 = have.iter().zip(want).map(|(h, w)| (f64::from(*h) - w).powi(2)).sum();
+    let error: f64 = have
+        .iter()
+        .zip(want)
+        .map(|(h, w)| (f64::from(*h) - w).powi(2))
+        .sum();
     let power: f64 = want.iter().map(|w| w * w).sum();
     if power == 0.0 { error } else { error / power }
+}
+
+/// The exact product of a row of activations and a row of weights.
+pub fn dot(act: &[f32], weights: &[f64]) -> f64 {
+    act.iter()
+        .zip(weights)
+        .map(|(a, w)| f64::from(*a) * w)
+        .sum()
+}
+
+/// Why a test cannot run here.
+pub type Skip = String;
+
+/// Builds the guest program for an architecture and an arithmetic.
+pub fn guest(arch: &str, arithmetic: &str) -> Result<PathBuf, Skip> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/guest.sh");
+    let output = Command::new(script)
+        .args([arch, arithmetic])
+        .env(
+            "TARGET_DIR",
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest"),
+        )
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("RUSTUP_TOOLCHAIN")
+        .output()
+        .map_err(|e| format!("cannot run guest.sh: {e}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().into());
+    }
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let missing = error.contains("is not installed")
+        || error.contains("rust-src")
+        || error.contains("not found");
+    assert!(missing, "the guest does not build:\n{error}");
+    Err(format!(
+        "the pinned nightly is missing: {}",
+        error.lines().next().unwrap_or_default()
+    ))
 }

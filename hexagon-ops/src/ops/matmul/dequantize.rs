@@ -26,7 +26,9 @@ use crate::layout::{LINE_BYTES, Line, Tile, WeightType};
 /// Source: ggml `kvalues_iq4nl`, `kvalues_mxfp4`, ggml-common.h; Q4_0 is q - 8.
 const fn nibble_values(weight: WeightType) -> [i8; 16] {
     match weight {
-        WeightType::Iq4Nl => [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+        WeightType::Iq4Nl => [
+            -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+        ],
         WeightType::Mxfp4 => [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
         WeightType::Q4_1 => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
         WeightType::Q4_0 | WeightType::Q8_0 | WeightType::F16 => {
@@ -62,7 +64,7 @@ const fn f16_table(weight: WeightType) -> Line {
     Line(line)
 }
 
-/// The 32-entry table of [`hvx::lookup32`]: entry e in byte 2e, each value XOR 0x80, entries 16.. repeating 0..16.
+/// The 32-entry table of [`hvx::lookup16_b`]: entry e in byte 2e, each value XOR 0x80, entries 16.. repeating 0..16.
 pub(super) const fn byte_table(weight: WeightType) -> Line {
     let values = nibble_values(weight);
     let mut line = [0; LINE_BYTES];
@@ -79,17 +81,85 @@ static Q4_1_VALUES: Line = f16_table(WeightType::Q4_1);
 static IQ4_NL_VALUES: Line = f16_table(WeightType::Iq4Nl);
 static MXFP4_VALUES: Line = f16_table(WeightType::Mxfp4);
 
-/// One tile of 4-bit quants: looked up, then `finish`ed line by line.
+/// How the tiles of one weight type are dequantized. `L` lines of quants a tile, `T` tiles a line of scales.
+trait Dequantizer<const L: usize, const T: usize>: Copy {
+    /// Dequantizes tile `i` of those that share the lines `scale` and `min`.
+    fn tile(self, quants: &[Line; L], scale: Vector, min: Vector, i: usize, out: &mut Tile);
+}
+
+/// One tile of 4-bit quants: looked up, times `scale`, plus `min` if `ADD`.
 #[inline(always)]
-fn nibble_tile(quants: &[Line; 4], table: Vector, out: &mut Tile, finish: impl Fn(Vector) -> Vector) {
+fn nibble_tile<const ADD: bool>(
+    quants: &[Line; 4],
+    table: Vector,
+    scale: Vector,
+    min: Vector,
+    out: &mut Tile,
+) {
     for (v, line) in quants.iter().enumerate() {
         let both = hvx::load(line);
         let low = hvx::lookup16(both, table);
         let high = hvx::lookup16(hvx::shr_b(both, 4), table);
-        hvx::store(&mut out.0[2 * v], finish(low.0));
-        hvx::store(&mut out.0[2 * v + 1], finish(low.1));
-        hvx::store(&mut out.0[8 + 2 * v], finish(high.0));
-        hvx::store(&mut out.0[8 + 2 * v + 1], finish(high.1));
+        hvx::store(&mut out.0[2 * v], scaled::<ADD>(low.0, scale, min));
+        hvx::store(&mut out.0[2 * v + 1], scaled::<ADD>(low.1, scale, min));
+        hvx::store(&mut out.0[8 + 2 * v], scaled::<ADD>(high.0, scale, min));
+        hvx::store(&mut out.0[8 + 2 * v + 1], scaled::<ADD>(high.1, scale, min));
+    }
+}
+
+/// `values · scale`, plus `min` if `ADD`.
+#[inline(always)]
+fn scaled<const ADD: bool>(values: Vector, scale: Vector, min: Vector) -> Vector {
+    if ADD {
+        hvx::mul_add_f16(values, scale, min)
+    } else {
+        hvx::mul_f16(values, scale)
+    }
+}
+
+/// A table and an f16 scale.
+#[derive(Clone, Copy)]
+struct Scaled(Vector);
+
+impl Dequantizer<4, 2> for Scaled {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 4], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
+        let scale = twice(scale, i);
+        nibble_tile::<false>(quants, self.0, scale, scale, out);
+    }
+}
+
+/// A table, an f16 scale and an f16 minimum.
+#[derive(Clone, Copy)]
+struct ScaledAndShifted(Vector);
+
+impl Dequantizer<4, 2> for ScaledAndShifted {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 4], scale: Vector, min: Vector, i: usize, out: &mut Tile) {
+        nibble_tile::<true>(quants, self.0, twice(scale, i), twice(min, i), out);
+    }
+}
+
+/// A table and an E8M0 scale.
+#[derive(Clone, Copy)]
+struct PowerOfTwo(Vector);
+
+impl Dequantizer<4, 4> for PowerOfTwo {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 4], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
+        let scale = e8m0_as_f16(scale, i);
+        nibble_tile::<false>(quants, self.0, scale, scale, out);
+    }
+}
+
+/// Flipped bytes and an f16 scale.
+#[derive(Clone, Copy)]
+struct Bytes;
+
+impl Dequantizer<8, 2> for Bytes {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 8], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
+        byte_tile(quants, twice(scale, i), out);
     }
 }
 
@@ -107,29 +177,34 @@ fn byte_tile(quants: &[Line; 8], scale: Vector, out: &mut Tile) {
     }
 }
 
-/// Runs `tile(quants, scale line, index in that line, minimum line, out)` over all tiles; `T` tiles share a line of scales.
-#[inline(always)]
-fn for_each_tile<const L: usize, const T: usize>(
+/// Dequantizes the tiles `tiles` of a panel.
+///
+/// On the device this is a call of its own: only as arguments of a function are `panel` and `out` known not to overlap,
+/// without which every load waits for the stores before it.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+fn for_each_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
+    dequantizer: D,
     panel: &Panel<'_>,
     tiles: Range<usize>,
     out: &mut [Tile],
-    tile: impl Fn(&[Line; L], Vector, usize, Vector, &mut Tile),
 ) {
     let quants = &panel.quants.as_chunks::<L>().0[tiles.clone()];
     let scales = &panel.scales[tiles.start / T..];
-    let mins = panel.mins.get(tiles.start / T..).filter(|mins| !mins.is_empty()).unwrap_or(scales);
+    let mins = panel.mins.get(tiles.start / T..);
+    let mins = mins.filter(|mins| !mins.is_empty()).unwrap_or(scales);
     let (groups, tail) = quants.as_chunks::<T>();
     let (out_groups, out_tail) = out.as_chunks_mut::<T>();
     for (((group, scale), min), out) in groups.iter().zip(scales).zip(mins).zip(out_groups) {
         let (scale, min) = (hvx::load(scale), hvx::load(min));
         for i in 0..T {
-            tile(&group[i], scale, i, min, &mut out[i]);
+            dequantizer.tile(&group[i], scale, min, i, &mut out[i]);
         }
     }
     if let (Some(scale), Some(min)) = (scales.get(groups.len()), mins.get(groups.len())) {
         let (scale, min) = (hvx::load(scale), hvx::load(min));
         for (i, (quants, out)) in tail.iter().zip(out_tail).enumerate() {
-            tile(quants, scale, i, min, out);
+            dequantizer.tile(quants, scale, min, i, out);
         }
     }
 }
@@ -137,7 +212,11 @@ fn for_each_tile<const L: usize, const T: usize>(
 /// The halfwords of tile `i` of a line for two tiles, each twice.
 #[inline(always)]
 fn twice(pair: Vector, i: usize) -> Vector {
-    if i == 0 { hvx::interleave_even_h(pair, pair) } else { hvx::interleave_odd_h(pair, pair) }
+    if i == 0 {
+        hvx::interleave_even_h(pair, pair)
+    } else {
+        hvx::interleave_odd_h(pair, pair)
+    }
 }
 
 /// FP16 bits of 2^(e-128) for the E8M0 bytes of tile `i`, each twice; 0 below FP16, 2^15 above it.
@@ -146,8 +225,17 @@ fn e8m0_as_f16(four: Vector, i: usize) -> Vector {
     let e = e8m0_words(four, i);
     let zero = hvx::splat_w(0);
     // Normal numbers: exponent field e - 113. Subnormal ones: the bit of 2^-14 moved right by 114 - e.
-    let normal = hvx::shl_w(hvx::min_w(hvx::max_w(hvx::sub_w(e, hvx::splat_w(113)), zero), hvx::splat_w(30)), 10);
-    let below = hvx::min_w(hvx::max_w(hvx::sub_w(hvx::splat_w(114), e), zero), hvx::splat_w(31));
+    let normal = hvx::shl_w(
+        hvx::min_w(
+            hvx::max_w(hvx::sub_w(e, hvx::splat_w(113)), zero),
+            hvx::splat_w(30),
+        ),
+        10,
+    );
+    let below = hvx::min_w(
+        hvx::max_w(hvx::sub_w(hvx::splat_w(114), e), zero),
+        hvx::splat_w(31),
+    );
     let bits = hvx::max_w(normal, hvx::shr_w_each(hvx::splat_w(0x400), below));
     hvx::interleave_even_h(bits, bits)
 }
@@ -170,56 +258,55 @@ pub(super) fn e8m0_words(four: Vector, i: usize) -> Vector {
 pub fn dequantize(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) -> Result<()> {
     let limit = panel.layout.k_tiles();
     if !tiles.start.is_multiple_of(4) || tiles.end > limit || tiles.start > tiles.end {
-        return Err(Error::Index { what: "tile range", index: tiles.end.max(tiles.start), limit });
+        return Err(Error::Index {
+            what: "tile range",
+            index: tiles.end.max(tiles.start),
+            limit,
+        });
     }
     if out.len() != tiles.len() {
-        return Err(Error::Length { what: "dequantized tiles", have: out.len(), want: tiles.len() });
+        return Err(Error::Length {
+            what: "dequantized tiles",
+            have: out.len(),
+            want: tiles.len(),
+        });
     }
-    match panel.layout.weight() {
-        WeightType::F16 => {
-            return Err(Error::NoKernel { weight: WeightType::F16, kernel: "dequantize" });
+    hvx::widest(Dequantize { panel, tiles, out })
+}
+
+/// [`dequantize`] after its checks.
+struct Dequantize<'a> {
+    panel: &'a Panel<'a>,
+    tiles: Range<usize>,
+    out: &'a mut [Tile],
+}
+
+impl hvx::Kernel for Dequantize<'_> {
+    type Output = Result<()>;
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) -> Result<()> {
+        let Self { panel, tiles, out } = self;
+        match panel.layout.weight() {
+            weight @ WeightType::F16 => {
+                return Err(Error::NoKernel {
+                    weight,
+                    kernel: "dequantize",
+                });
+            }
+            WeightType::Q4_0 => for_each_tile(Scaled(hvx::load(&Q4_0_VALUES)), panel, tiles, out),
+            WeightType::Q4_1 => {
+                let table = ScaledAndShifted(hvx::load(&Q4_1_VALUES));
+                for_each_tile(table, panel, tiles, out);
+            }
+            WeightType::Q8_0 => for_each_tile(Bytes, panel, tiles, out),
+            WeightType::Iq4Nl => {
+                for_each_tile(Scaled(hvx::load(&IQ4_NL_VALUES)), panel, tiles, out);
+            }
+            WeightType::Mxfp4 => {
+                for_each_tile(PowerOfTwo(hvx::load(&MXFP4_VALUES)), panel, tiles, out);
+            }
         }
-        WeightType::Q4_0 => dequantize_q4_0(panel, tiles, out),
-        WeightType::Q4_1 => dequantize_q4_1(panel, tiles, out),
-        WeightType::Q8_0 => dequantize_q8_0(panel, tiles, out),
-        WeightType::Iq4Nl => dequantize_iq4_nl(panel, tiles, out),
-        WeightType::Mxfp4 => dequantize_mxfp4(panel, tiles, out),
+        Ok(())
     }
-    Ok(())
-}
-
-fn dequantize_q4_0(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
-    let table = hvx::load(&Q4_0_VALUES);
-    for_each_tile::<4, 2>(panel, tiles, out, |quants, scale, i, _, out| {
-        let scale = twice(scale, i);
-        nibble_tile(quants, table, out, |v| hvx::mul_f16(v, scale));
-    });
-}
-
-fn dequantize_iq4_nl(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
-    let table = hvx::load(&IQ4_NL_VALUES);
-    for_each_tile::<4, 2>(panel, tiles, out, |quants, scale, i, _, out| {
-        let scale = twice(scale, i);
-        nibble_tile(quants, table, out, |v| hvx::mul_f16(v, scale));
-    });
-}
-
-fn dequantize_q4_1(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
-    let table = hvx::load(&Q4_1_VALUES);
-    for_each_tile::<4, 2>(panel, tiles, out, |quants, scale, i, min, out| {
-        let (scale, min) = (twice(scale, i), twice(min, i));
-        nibble_tile(quants, table, out, |v| hvx::mul_add_f16(v, scale, min));
-    });
-}
-
-fn dequantize_mxfp4(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
-    let table = hvx::load(&MXFP4_VALUES);
-    for_each_tile::<4, 4>(panel, tiles, out, |quants, scale, i, _, out| {
-        let scale = e8m0_as_f16(scale, i);
-        nibble_tile(quants, table, out, |v| hvx::mul_f16(v, scale));
-    });
-}
-
-fn dequantize_q8_0(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
-    for_each_tile::<8, 2>(panel, tiles, out, |quants, scale, i, _, out| byte_tile(quants, twice(scale, i), out));
 }

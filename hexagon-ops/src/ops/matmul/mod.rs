@@ -6,8 +6,18 @@
 //! | GEMM | everything else | [`pack`] activations to FP16 tiles, [`dequantize`] weights to FP16 tiles, multiply on the matrix unit |
 
 pub mod dequantize;
+mod driver;
+mod gemm;
 pub mod gemv;
+mod gemv_driver;
+pub mod pack;
 mod panel;
+mod plan;
 pub mod quantize;
 
+pub use driver::{GEMV_MAX_ROWS, Machine, MatMul, Rows};
 pub use panel::Panel;
+pub use plan::GemmPlan;
+
+/// Most tasks of one step.
+const MAX_TASKS: usize = 16;

@@ -19,11 +19,20 @@ impl<'a> Panel<'a> {
     /// `Length` if `lines` is not [`PanelLayout::panel_lines`] long.
     pub fn new(layout: PanelLayout, lines: &'a [Line]) -> Result<Self> {
         if lines.len() != layout.panel_lines() {
-            return Err(Error::Length { what: "panel lines", have: lines.len(), want: layout.panel_lines() });
+            return Err(Error::Length {
+                what: "panel lines",
+                have: lines.len(),
+                want: layout.panel_lines(),
+            });
         }
         let (quants, rest) = lines.split_at(layout.scale_plane_offset() / LINE_BYTES);
         let (scales, mins) = rest.split_at(layout.scale_plane_bytes() / LINE_BYTES);
-        Ok(Self { layout, quants, scales, mins })
+        Ok(Self {
+            layout,
+            quants,
+            scales,
+            mins,
+        })
     }
 
     /// Layout of the panel.

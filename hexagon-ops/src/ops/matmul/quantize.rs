@@ -42,7 +42,12 @@ pub struct ActGroup {
 
 impl ActGroup {
     /// A group of zeros.
-    pub const ZERO: Self = Self { words: [Line::ZERO; 8], sums: Line::ZERO, scales: Line::ZERO, factor: Line::ZERO };
+    pub const ZERO: Self = Self {
+        words: [Line::ZERO; 8],
+        sums: Line::ZERO,
+        scales: Line::ZERO,
+        factor: Line::ZERO,
+    };
 
     /// The quants of each block, as words of four.
     #[inline(always)]
@@ -85,21 +90,44 @@ pub const fn groups(k: usize) -> usize {
 pub fn quantize_row(row: &[f32], out: &mut [ActGroup]) -> Result<()> {
     let whole = row.len() / TILE_DIM * TILE_DIM;
     if whole != row.len() {
-        return Err(Error::Length { what: "activation row", have: row.len(), want: whole });
+        return Err(Error::Length {
+            what: "activation row",
+            have: row.len(),
+            want: whole,
+        });
     }
     if out.len() != groups(row.len()) {
-        return Err(Error::Length { what: "activation groups", have: out.len(), want: groups(row.len()) });
+        return Err(Error::Length {
+            what: "activation groups",
+            have: out.len(),
+            want: groups(row.len()),
+        });
     }
-    let (full, tail) = row.as_chunks::<GROUP>();
-    for (elems, out) in full.iter().zip(out.iter_mut()) {
-        quantize_group(elems, out);
-    }
-    if let (false, Some(out)) = (tail.is_empty(), out.last_mut()) {
-        let mut padded = [0.0; GROUP];
-        padded[..tail.len()].copy_from_slice(tail);
-        quantize_group(&padded, out);
-    }
+    hvx::widest(QuantizeRow { row, out });
     Ok(())
+}
+
+/// [`quantize_row`] after its checks.
+struct QuantizeRow<'a> {
+    row: &'a [f32],
+    out: &'a mut [ActGroup],
+}
+
+impl hvx::Kernel for QuantizeRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let (full, tail) = self.row.as_chunks::<GROUP>();
+        for (elems, out) in full.iter().zip(self.out.iter_mut()) {
+            quantize_group(elems, out);
+        }
+        if let (false, Some(out)) = (tail.is_empty(), self.out.last_mut()) {
+            let mut padded = [0.0; GROUP];
+            padded[..tail.len()].copy_from_slice(tail);
+            quantize_group(&padded, out);
+        }
+    }
 }
 
 /// Reduces 32 lanes of each of 32 vectors to one lane each: lane b of the result is vector b reduced by `join`.
@@ -119,40 +147,64 @@ fn reduce<const N: usize>(vectors: [Vector; N], join: fn(Vector, Vector) -> Vect
     level[0]
 }
 
-/// Quantizes one full group.
+/// Quantizes one full group. On the device a call of its own, so that `elems` and `out` are known not to overlap.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn quantize_group(elems: &[f32; GROUP], out: &mut ActGroup) {
     let blocks = &elems.as_chunks::<TILE_DIM>().0.as_chunks::<8>().0;
     let magnitude_bits = hvx::splat_w(0x7fff_ffff);
     // Bits of magnitudes are ordered as the magnitudes are, so integer maxima do.
     let mut partial = [magnitude_bits; 4];
     for (eight, partial) in blocks.iter().zip(&mut partial) {
-        let magnitudes = eight.each_ref().map(|block| hvx::and(hvx::load_f32(block), magnitude_bits));
+        let magnitudes = eight
+            .each_ref()
+            .map(|block| hvx::and(hvx::load_f32(block), magnitude_bits));
         *partial = reduce(magnitudes, hvx::max_w);
     }
     let amax = reduce(partial, hvx::max_w);
 
     // The exponent field of the group's largest element, nine lower; bounded so that factor and inverse are normal.
     let largest = all_lanes(amax, hvx::max_w);
-    let exponent = hvx::max_w(hvx::and(largest, hvx::splat_w(0x7f80_0000)), hvx::splat_w(32 << 23));
+    let exponent = hvx::max_w(
+        hvx::and(largest, hvx::splat_w(0x7f80_0000)),
+        hvx::splat_w(32 << 23),
+    );
     let factor = hvx::sub_w(exponent, hvx::splat_w(9 << 23));
     let inverse_factor = hvx::sub_w(hvx::splat_w(254 << 23), factor);
     hvx::store(&mut out.factor, factor);
 
-    let scale = hvx::mul_f32(hvx::mul_f32(amax, inverse_factor), hvx::splat_f32(1.0 / 127.0));
+    let scale = hvx::mul_f32(
+        hvx::mul_f32(amax, inverse_factor),
+        hvx::splat_f32(1.0 / 127.0),
+    );
     let scale_f16 = hvx::max_h(hvx::narrow_f32(scale, scale), hvx::splat_h(0x0400));
     let (scale, _) = hvx::widen_mul_f16(scale_f16, hvx::splat_h(0x3c00));
     let mut multipliers = Line::ZERO;
-    hvx::store(&mut multipliers, hvx::mul_f32(reciprocal(scale), inverse_factor));
+    hvx::store(
+        &mut multipliers,
+        hvx::mul_f32(reciprocal(scale), inverse_factor),
+    );
 
     let rounder = hvx::splat_f32(12_582_912.0);
     let multipliers: &[[i32; 4]; 8] = bytemuck::cast_ref(&multipliers);
     let mut sums = [rounder; 8];
     let fours = elems.as_chunks::<TILE_DIM>().0.as_chunks::<4>().0;
-    for (((four, multiplier), words), sum) in fours.iter().zip(multipliers).zip(&mut out.words).zip(&mut sums) {
+    for (((four, multiplier), words), sum) in fours
+        .iter()
+        .zip(multipliers)
+        .zip(&mut out.words)
+        .zip(&mut sums)
+    {
         let round = |i: usize| {
-            hvx::add_f32(hvx::mul_f32(hvx::load_f32(&four[i]), hvx::splat_w(multiplier[i])), rounder)
+            hvx::add_f32(
+                hvx::mul_f32(hvx::load_f32(&four[i]), hvx::splat_w(multiplier[i])),
+                rounder,
+            )
         };
-        let (k01, k23) = hvx::deal_w(hvx::pack_low_h(round(0), round(1)), hvx::pack_low_h(round(2), round(3)));
+        let (k01, k23) = hvx::deal_w(
+            hvx::pack_low_h(round(0), round(1)),
+            hvx::pack_low_h(round(2), round(3)),
+        );
         let bytes = hvx::interleave_even_b(k01, k23);
         *sum = hvx::dot4_each(hvx::splat_b(1), bytes);
         hvx::store(words, bytes);
@@ -160,7 +212,10 @@ fn quantize_group(elems: &[f32; GROUP], out: &mut ActGroup) {
     let sums = reduce(sums, hvx::add_w);
     hvx::store(&mut out.sums, sums);
     let product = hvx::mul_f32(hvx::f32_from_w(sums), scale);
-    hvx::store(&mut out.scales, hvx::pack_low_h(scale_f16, hvx::narrow_f32(product, product)));
+    hvx::store(
+        &mut out.scales,
+        hvx::pack_low_h(scale_f16, hvx::narrow_f32(product, product)),
+    );
 }
 
 /// Every lane becomes all lanes joined.

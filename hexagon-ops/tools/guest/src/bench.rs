@@ -6,6 +6,7 @@ use core::arch::asm;
 use core::fmt::{self, Write};
 use core::hint::black_box;
 
+use crate::scratch::Scratch;
 use hexagon_ops::layout::{Line, PanelLayout, TILE_DIM, Tile, WeightType};
 use hexagon_ops::ops::matmul::Panel;
 use hexagon_ops::ops::matmul::dequantize::dequantize;
@@ -23,13 +24,8 @@ static LINES_OF_PANEL: [Line; LINES] = [Line::ZERO; LINES];
 static ACTS: [ActGroup; 1] = [ActGroup::ZERO];
 static ROW: [f32; K] = [1.0; K];
 
-/// A static that this single thread changes.
-struct Scratch<T>(core::cell::UnsafeCell<T>);
-// SAFETY: the guest has one thread.
-unsafe impl<T> Sync for Scratch<T> {}
-
-static OUT: Scratch<[Tile; TILES]> = Scratch(core::cell::UnsafeCell::new([Tile::ZERO; TILES]));
-static GROUPS: Scratch<[ActGroup; 1]> = Scratch(core::cell::UnsafeCell::new([ActGroup::ZERO; 1]));
+static OUT: Scratch<[Tile; TILES]> = Scratch::new([Tile::ZERO; TILES]);
+static GROUPS: Scratch<[ActGroup; 1]> = Scratch::new([ActGroup::ZERO; 1]);
 
 /// The packet counter.
 fn packets() -> u32 {
@@ -61,10 +57,15 @@ impl Write for Text<'_> {
 pub fn run(write: &mut dyn FnMut(&str)) {
     let mut text = Text(write);
     let mut line = |kernel: &str, weight: &str, hundredths: u32| {
-        let _ = writeln!(text, "{kernel}{weight} {}.{:02}", hundredths / 100, hundredths % 100);
+        let _ = writeln!(
+            text,
+            "{kernel}{weight} {}.{:02}",
+            hundredths / 100,
+            hundredths % 100
+        );
     };
     // SAFETY: the only reference to OUT.
-    let out = unsafe { &mut *OUT.0.get() };
+    let out = unsafe { OUT.get() };
     for (name, weight) in [
         ("q4_0", WeightType::Q4_0),
         ("q4_1", WeightType::Q4_1),
@@ -72,25 +73,57 @@ pub fn run(write: &mut dyn FnMut(&str)) {
         ("iq4_nl", WeightType::Iq4Nl),
         ("mxfp4", WeightType::Mxfp4),
     ] {
-        let Ok(layout) = PanelLayout::new(weight, K) else { return };
-        let Ok(panel) = Panel::new(layout, &LINES_OF_PANEL[..layout.panel_lines()]) else { return };
-        line("dequantize_", name, measure(TILES, || {
-            let _ = black_box(dequantize(black_box(&panel), 0..TILES, out));
-        }));
+        let Ok(layout) = PanelLayout::new(weight, K) else {
+            return;
+        };
+        let Ok(panel) = Panel::new(layout, &LINES_OF_PANEL[..layout.panel_lines()]) else {
+            return;
+        };
+        line(
+            "dequantize_",
+            name,
+            measure(TILES, || {
+                let _ = black_box(dequantize(black_box(&panel), 0..TILES, out));
+            }),
+        );
         let (mut a, mut b) = ([0.0; TILE_DIM], [0.0; TILE_DIM]);
-        line("gemv_1x1_", name, measure(TILES, || {
-            let _ = black_box(gemv_strip(black_box(&panel), &ACTS, &mut a));
-        }));
-        line("gemv_2x1_", name, measure(2 * TILES, || {
-            let _ = black_box(gemv_two_strips([black_box(&panel), black_box(&panel)], &ACTS, [&mut a, &mut b]));
-        }));
-        line("gemv_1x2_", name, measure(TILES, || {
-            let _ = black_box(gemv_two_rows(black_box(&panel), [&ACTS, &ACTS], [&mut a, &mut b]));
-        }));
+        line(
+            "gemv_1x1_",
+            name,
+            measure(TILES, || {
+                let _ = black_box(gemv_strip(black_box(&panel), &ACTS, &mut a));
+            }),
+        );
+        line(
+            "gemv_2x1_",
+            name,
+            measure(2 * TILES, || {
+                let _ = black_box(gemv_two_strips(
+                    [black_box(&panel), black_box(&panel)],
+                    &ACTS,
+                    [&mut a, &mut b],
+                ));
+            }),
+        );
+        line(
+            "gemv_1x2_",
+            name,
+            measure(TILES, || {
+                let _ = black_box(gemv_two_rows(
+                    black_box(&panel),
+                    [&ACTS, &ACTS],
+                    [&mut a, &mut b],
+                ));
+            }),
+        );
     }
     // SAFETY: the only reference to GROUPS.
-    let groups = unsafe { &mut *GROUPS.0.get() };
-    line("quantize", "", measure(K, || {
-        let _ = black_box(quantize_row(black_box(&ROW), groups));
-    }));
+    let groups = unsafe { GROUPS.get() };
+    line(
+        "quantize",
+        "",
+        measure(K, || {
+            let _ = black_box(quantize_row(black_box(&ROW), groups));
+        }),
+    );
 }

@@ -1,14 +1,17 @@
 //! A program without an operating system's library that qemu-hexagon runs.
 //!
 //! Reads requests of four lines from standard input: a line whose first words are a number and a scalar, then three
-//! vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] with the table of packet counts, as text.
+//! vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] with the table of packet counts, as text; [`MULTIPLY`]
+//! with 64 x 64 f32.
 
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
 mod bench;
+mod multiply;
 mod ops;
+mod scratch;
 
 use core::arch::{asm, global_asm};
 
@@ -17,6 +20,8 @@ use hexagon_ops::layout::Line;
 
 /// Request number of the packet counts.
 const BENCH: i32 = -1;
+/// Request number of a multiplication on the matrix unit, which no emulator at hand has.
+const MULTIPLY: i32 = -2;
 
 // The stack of a Linux process is aligned to 8 bytes, vectors spill to 128.
 global_asm!(
@@ -85,7 +90,15 @@ extern "C" fn main() -> ! {
             bench::run(&mut |text| write(text.as_bytes()));
             continue;
         }
-        let vectors = [hvx::load(&request[1]), hvx::load(&request[2]), hvx::load(&request[3])];
+        if words[0] == MULTIPLY {
+            multiply::run(&mut |bytes| write(bytes));
+            continue;
+        }
+        let vectors = [
+            hvx::load(&request[1]),
+            hvx::load(&request[2]),
+            hvx::load(&request[3]),
+        ];
         let (first, second) = ops::run(words[0] as usize, vectors, words[1]);
         let mut answer = [Line::ZERO; 2];
         hvx::store(&mut answer[0], first);

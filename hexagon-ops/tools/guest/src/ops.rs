@@ -1,13 +1,44 @@
 //! One number per vector operation, for the guest and for the host test that compares them.
 
 use hexagon_ops::hvx::{self, Accumulator, Vector};
+use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
 pub const NAMES: [&str; 34] = [
-    "splat_w", "splat_h", "splat_b", "and", "add_w", "sub_w", "max_w", "min_w", "max_h", "shr_b", "shr_w", "shl_w",
-    "shr_w_each", "dot4_each", "dot4_acc", "dot4_word", "shl_add_w", "lookup16", "lookup32", "interleave_even_b", "interleave_odd_b",
-    "interleave_even_h", "interleave_odd_h", "pack_low_h", "deal_w", "f32_from_w", "mul_f16", "mul_add_f16",
-    "sub_mul_f16", "widen_mul_f16", "narrow_f32", "mul_f32", "add_f32", "sub_f32",
+    "splat_w",
+    "splat_h",
+    "splat_b",
+    "and",
+    "add_w",
+    "sub_w",
+    "max_w",
+    "min_w",
+    "max_h",
+    "shr_b",
+    "shr_w",
+    "shl_w",
+    "shr_w_each",
+    "dot4_each",
+    "dot4_acc",
+    "dot4_word",
+    "shr_add_w",
+    "lookup16",
+    "lookup16_b",
+    "interleave_even_b",
+    "interleave_odd_b",
+    "interleave_even_h",
+    "interleave_odd_h",
+    "pack_low_h",
+    "deal_w",
+    "f32_from_w",
+    "mul_f16",
+    "mul_add_f16",
+    "sub_mul_f16",
+    "widen_mul_f16",
+    "narrow_f32",
+    "mul_f32",
+    "add_f32",
+    "sub_f32",
 ];
 
 /// Number of the first operation on floating point.
@@ -38,9 +69,9 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         13 => one(hvx::dot4_each(a, b)),
         14 => one(hvx::dot4_acc(c, a, scalar)),
         15 => one(hvx::dot4_word(a, scalar)),
-        16 => one(hvx::shl_add_w(c, a, scalar & 31)),
+        16 => one(hvx::shr_add_w(c, a, scalar & 31)),
         17 => hvx::lookup16(a, b),
-        18 => one(hvx::lookup32(a, b)),
+        18 => one(hvx::lookup16_b(a, repeated(b))),
         19 => one(hvx::interleave_even_b(a, b)),
         20 => one(hvx::interleave_odd_b(a, b)),
         21 => one(hvx::interleave_even_h(a, b)),
@@ -59,4 +90,12 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         ACCUMULATE => one(Accumulator::from_f32(c).mul_add(a, b).plus(a).to_f32()),
         _ => one(hvx::splat_w(0)),
     }
+}
+
+/// `table` with its entries 16 to 31 equal to 0 to 15, as [`hvx::lookup16_b`] wants it.
+fn repeated(table: Vector) -> Vector {
+    let mut line = Line::ZERO;
+    hvx::store(&mut line, table);
+    line.0.copy_within(..32, 32);
+    hvx::load(&line)
 }

@@ -1,0 +1,74 @@
+//! The matrix unit (HMX): FP16 tiles in, FP16 tiles out, accumulation wider than FP32 would need.
+//!
+//! ```text
+//!   clear                    both accumulators become zero
+//!   load_scale               per-column scale and bias of the following stores
+//!   multiply(act, weights)   acc[row][n] += Σ over up to 32 tiles of K   act[row][k] · weights[k][n]
+//!   store(out)               out = f16(acc · scale + bias); the accumulator is cleared and the other one becomes current
+//! ```
+//!
+//! All operands are in VTCM. The hardware says nothing when one is not aligned, lies outside VTCM or overflows FP16:
+//! alignment is a property of [`Tile`] and [`ScaleBlock`], the host version checks the rest and remembers the first
+//! [`Fault`]. Inputs must be finite and at most 65504; what becomes of larger ones differs between chips.
+//!
+//! SOURCE: encodings and packet rules, Hexagon V81 HMX Programmer's Reference Manual 80-N2040-62; checked against the
+//! words of Qualcomm's own libraries (V68, V73, V81).
+
+#[cfg(target_arch = "hexagon")]
+#[expect(
+    unsafe_code,
+    reason = "matrix instructions exist as words of inline assembly only"
+)]
+mod hexagon;
+#[cfg(target_arch = "hexagon")]
+pub use hexagon::Hmx;
+
+#[cfg(not(target_arch = "hexagon"))]
+mod host;
+#[cfg(not(target_arch = "hexagon"))]
+pub use host::Hmx;
+
+/// Most tiles along K that one multiply takes.
+///
+/// SOURCE: a packet multiplies at most 1024 input channels of FP16 and drops the rest silently, 80-N2040-62.
+pub const MAX_DEEP: usize = 32;
+
+/// Scale and bias of each of the 32 columns, as the unit reads it.
+///
+/// Word c (low half): f16 scale, f16 output bias. Word 32 + c (high half): further fields and the f16 bias before scaling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(256))]
+pub struct ScaleBlock([u32; 64]);
+
+impl ScaleBlock {
+    /// Scale 1, bias 0: the product as it is.
+    pub const ONE: Self = {
+        let mut words = [0; 64];
+        let mut c = 0;
+        while c < 32 {
+            // A word, not a halfword splat: the upper half is the output bias.
+            words[c] = 0x3c00;
+            c += 1;
+        }
+        Self(words)
+    };
+}
+
+/// What the hardware would have let pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// An operand lies outside VTCM, or in it only partly.
+    OutsideVtcm,
+    /// Activations and weights differ in length, or are not 1 to 32 tiles.
+    Deep {
+        /// Tiles of activations.
+        act: usize,
+        /// Tiles of weights.
+        weights: usize,
+    },
+    /// A result exceeded FP16's range.
+    Overflow,
+}
+
+#[cfg(doc)]
+use crate::layout::Tile;

@@ -1,0 +1,145 @@
+//! The operations that compilers do not find on their own, for x86-64: byte shuffles for lookups, F16C conversions.
+//!
+//! Results are those of the portable forms, except for the payload of NaNs. Each function returns `None` on a CPU
+//! without AVX2 and F16C.
+
+use core::arch::x86_64::{
+    __m128i, __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _mm_packus_epi16, _mm256_add_ps,
+    _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_cvtph_ps,
+    _mm256_cvtps_ph, _mm256_extracti128_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
+    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_ps,
+};
+
+use bytemuck::cast;
+
+use super::Vector;
+
+/// Whether the functions below may run.
+#[inline(always)]
+fn available() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
+}
+
+/// Defines `$name`, which runs the inner function of the same arguments if the CPU can.
+macro_rules! accelerated {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),+) -> $ret:ty = $inner:ident;)+) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(super) fn $name($($arg: $ty),+) -> Option<$ret> {
+            if !available() {
+                return None;
+            }
+            // SAFETY: AVX2 and F16C were detected on this CPU.
+            Some(unsafe { $inner($($arg),+) })
+        }
+    )+};
+}
+
+accelerated! {
+    /// [`super::lookup16`].
+    lookup16(index: Vector, table: Vector) -> (Vector, Vector) = lookup16_avx2;
+    /// [`super::lookup16_b`].
+    lookup16_b(index: Vector, table: Vector) -> Vector = lookup16_b_avx2;
+    /// [`super::mul_f16`].
+    mul_f16(a: Vector, b: Vector) -> Vector = mul_f16c;
+    /// [`super::mul_add_f16`].
+    mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector = mul_add_f16c;
+    /// [`super::sub_mul_f16`].
+    sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector = sub_mul_f16c;
+}
+
+/// The low bytes of 16 words, in both halves of a vector.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn low_bytes(words: [__m256i; 2]) -> __m256i {
+    let mask = _mm256_set1_epi32(0xff);
+    let halves = _mm256_packus_epi32(
+        _mm256_and_si256(words[0], mask),
+        _mm256_and_si256(words[1], mask),
+    );
+    let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(halves);
+    let bytes = _mm_packus_epi16(
+        _mm256_castsi256_si128(ordered),
+        _mm256_extracti128_si256::<1>(ordered),
+    );
+    _mm256_broadcastsi128_si256(bytes)
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn lookup16_avx2(index: Vector, table: Vector) -> (Vector, Vector) {
+    let table: [__m256i; 4] = cast(table);
+    // Entry e is halfword 2e: the low half of word e.
+    let low_table = low_bytes([table[0], table[1]]);
+    let high_table = low_bytes([
+        _mm256_srli_epi32::<8>(table[0]),
+        _mm256_srli_epi32::<8>(table[1]),
+    ]);
+    let index: [__m256i; 4] = cast(index);
+    let (mut even, mut odd) = (index, index);
+    for i in 0..4 {
+        let index = _mm256_and_si256(index[i], _mm256_set1_epi8(15));
+        let low = _mm256_shuffle_epi8(low_table, index);
+        let high = _mm256_shuffle_epi8(high_table, index);
+        even[i] = _mm256_or_si256(
+            _mm256_and_si256(low, _mm256_set1_epi16(0xff)),
+            _mm256_slli_epi16::<8>(high),
+        );
+        odd[i] = _mm256_or_si256(
+            _mm256_srli_epi16::<8>(low),
+            _mm256_and_si256(high, _mm256_set1_epi16(-256)),
+        );
+    }
+    (cast(even), cast(odd))
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn lookup16_b_avx2(index: Vector, table: Vector) -> Vector {
+    let table: [__m256i; 4] = cast(table);
+    // Entry e is byte 2e: the low byte of halfword e.
+    let mask = _mm256_set1_epi16(0xff);
+    let halves = _mm256_and_si256(table[0], mask);
+    let bytes: __m128i = _mm_packus_epi16(
+        _mm256_castsi256_si128(halves),
+        _mm256_extracti128_si256::<1>(halves),
+    );
+    let table = _mm256_broadcastsi128_si256(bytes);
+    let mut out: [__m256i; 4] = cast(index);
+    for out in &mut out {
+        *out = _mm256_shuffle_epi8(table, _mm256_and_si256(*out, _mm256_set1_epi8(15)));
+    }
+    cast(out)
+}
+
+/// `f` of the f32 values of eight lanes at a time, rounded to f16.
+macro_rules! f16_lanes {
+    ($($arg:ident),+ => $f:expr) => {{
+        $(let $arg: [__m128i; 8] = cast($arg);)+
+        let mut out: [__m128i; 8] = [cast([0_u8; 16]); 8];
+        for i in 0..8 {
+            $(let $arg: __m256 = _mm256_cvtph_ps($arg[i]);)+
+            out[i] = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>($f);
+        }
+        cast::<_, Vector>(out)
+    }};
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn mul_f16c(a: Vector, b: Vector) -> Vector {
+    f16_lanes!(a, b => _mm256_mul_ps(a, b))
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn mul_add_f16c(a: Vector, b: Vector, c: Vector) -> Vector {
+    f16_lanes!(a, b, c => _mm256_add_ps(_mm256_mul_ps(a, b), c))
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn sub_mul_f16c(a: Vector, b: Vector, c: Vector) -> Vector {
+    f16_lanes!(a, b, c => _mm256_mul_ps(_mm256_sub_ps(a, b), c))
+}

@@ -1,0 +1,118 @@
+//! One matrix multiplication from checked arguments to the last column.
+
+use super::{gemm, gemv_driver};
+use crate::error::{Error, Result};
+use crate::hmx::Hmx;
+use crate::layout::{LINE_BYTES, Line, MatrixLayout, Tile, WeightType};
+use crate::rt::Engine;
+
+/// The units a driver works with.
+#[derive(Debug)]
+pub struct Machine<'a> {
+    /// Threads and copies.
+    pub engine: &'a Engine,
+    /// All of the VTCM that was acquired.
+    pub vtcm: &'a mut [Tile],
+    /// The matrix unit.
+    pub hmx: &'a mut Hmx,
+}
+
+/// Where each row starts, in elements.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// Row m at m times this stride.
+    Strided(usize),
+    /// Row m at the m-th of these offsets: the rows of one expert.
+    Listed(&'a [usize]),
+}
+
+impl Rows<'_> {
+    /// Start of row `m`.
+    #[inline(always)]
+    pub(super) fn start(self, m: usize) -> usize {
+        match self {
+            Self::Strided(stride) => m * stride,
+            Self::Listed(starts) => starts[m],
+        }
+    }
+
+    /// Checks that `m` rows of `row` elements lie within `elems`.
+    fn check(self, what: &'static str, m: usize, row: usize, elems: usize) -> Result<()> {
+        if let Self::Listed(starts) = self
+            && starts.len() != m
+        {
+            return Err(Error::Length {
+                what,
+                have: starts.len(),
+                want: m,
+            });
+        }
+        let last = match self {
+            Self::Strided(stride) => m.checked_sub(1).map(|m| m.saturating_mul(stride)),
+            Self::Listed(starts) => starts.iter().copied().max(),
+        };
+        match last.map(|last| last.saturating_add(row)) {
+            Some(want) if want > elems => Err(Error::Length {
+                what,
+                have: elems,
+                want,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `dst[M,N] = act[M,K] · w[K,N]`, f32 activations and results.
+#[derive(Debug)]
+pub struct MatMul<'a> {
+    /// Layout of the weights.
+    pub layout: MatrixLayout,
+    /// The packed weights, in DDR.
+    pub weights: &'a [Line],
+    /// Rows of activations.
+    pub m: usize,
+    /// Activations; a row is K elements.
+    pub act: &'a [f32],
+    /// Where the activations' rows are.
+    pub act_rows: Rows<'a>,
+    /// Results; a row is N elements, others keep their values.
+    pub dst: &'a mut [f32],
+    /// Where the results' rows are; they must not overlap.
+    pub dst_rows: Rows<'a>,
+}
+
+/// Most rows for which dot products cost less than dequantizing once.
+///
+/// SOURCE: packets per Q4_0 tile on v73, tests/packets.txt: two rows 19.1, three by two and one 30.0; dequantizing 21.1
+/// (30.2 with qfloat), after which the matrix unit takes up to 32 rows at the same price.
+pub const GEMV_MAX_ROWS: usize = 2;
+
+impl MatMul<'_> {
+    /// Computes the product.
+    ///
+    /// # Errors
+    /// `Length` if a slice or list does not match; `VtcmFull` if K is too large for the VTCM; `Fault` if the matrix unit's
+    /// stand-in saw what hardware would let pass.
+    pub fn run(self, machine: Machine<'_>) -> Result<()> {
+        let (k, n) = (self.layout.panel().k(), self.layout.n());
+        let want = self.layout.matrix_bytes() / LINE_BYTES;
+        if self.weights.len() != want {
+            return Err(Error::Length {
+                what: "weight lines",
+                have: self.weights.len(),
+                want,
+            });
+        }
+        self.act_rows
+            .check("activations", self.m, k, self.act.len())?;
+        self.dst_rows.check("results", self.m, n, self.dst.len())?;
+        if self.m == 0 || n == 0 {
+            return Ok(());
+        }
+        if self.m <= GEMV_MAX_ROWS && self.layout.panel().weight() != WeightType::F16 {
+            gemv_driver::run(self, machine)
+        } else {
+            gemm::run(self, machine)
+        }
+    }
+}

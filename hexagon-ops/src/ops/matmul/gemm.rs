@@ -1,0 +1,343 @@
+//! Drives the matrix unit: four stages over groups of strips, each step running all of them on different groups.
+//!
+//! ```text
+//! for each chunk of M that fits                      activations of the chunk: packed once
+//!   for each step t
+//!     copy        group t       DDR -> raw panels            (F16: straight to tiles, one step later)
+//!     dequantize  group t - 1   raw panels -> FP16 tiles     tasks of whole or partial strips
+//!     multiply    group t - 2   FP16 tiles -> result tiles   one task: the thread that holds the unit
+//!     write       group t - 3   result tiles -> f32 rows     one task
+//! ```
+//!
+//! VTCM holds the chunk's activations and two buffers of each kind that swap after each step.
+
+use core::ops::Range;
+
+use super::dequantize::dequantize;
+use super::driver::{Machine, MatMul, Rows};
+use super::pack::{RowFactor, pack_rows, unpack_tile};
+use super::plan::GemmPlan;
+use super::{MAX_TASKS, Panel};
+use crate::error::{Error, Result};
+use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
+use crate::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, Tile, WeightType};
+use crate::rt::{Arena, Copy, Engine};
+
+/// Most tasks that dequantize in one step: what is left beside multiplying and writing.
+const MAX_DEQUANTIZE: usize = MAX_TASKS - 2;
+
+/// One task of a step.
+enum Task<'t, 'o> {
+    Multiply {
+        hmx: &'t mut Hmx,
+        act: &'t [Tile],
+        weights: &'t [Tile],
+        out: &'t mut [Tile],
+        k_tiles: usize,
+    },
+    Write {
+        tiles: &'t [Tile],
+        n0: usize,
+        out: &'t mut Output<'o>,
+    },
+    Dequantize {
+        panel: Panel<'t>,
+        tiles: Range<usize>,
+        out: &'t mut [Tile],
+        result: Result<()>,
+    },
+}
+
+impl Task<'_, '_> {
+    fn run(&mut self) {
+        match self {
+            Self::Multiply {
+                hmx,
+                act,
+                weights,
+                out,
+                k_tiles,
+            } => {
+                let m_tiles = act.len() / *k_tiles;
+                for (weights, out) in weights.chunks(*k_tiles).zip(out.chunks_mut(m_tiles)) {
+                    for (act, out) in act.chunks(*k_tiles).zip(out) {
+                        for (act, weights) in act.chunks(MAX_DEEP).zip(weights.chunks(MAX_DEEP)) {
+                            hmx.multiply(act, weights);
+                        }
+                        hmx.store(out);
+                    }
+                }
+            }
+            Self::Write { tiles, n0, out } => out.write(tiles, *n0),
+            Self::Dequantize {
+                panel,
+                tiles,
+                out,
+                result,
+            } => {
+                *result = dequantize(panel, tiles.clone(), out);
+            }
+        }
+    }
+}
+
+/// The rows of one chunk of M.
+struct Output<'o> {
+    dst: &'o mut [f32],
+    rows: Rows<'o>,
+    /// First row of the chunk.
+    m0: usize,
+    /// Rows of the chunk.
+    n_rows: usize,
+    /// Columns of the product.
+    n: usize,
+    factors: &'o [[RowFactor; TILE_DIM]],
+}
+
+impl Output<'_> {
+    /// Writes the tiles of the strips from column `n0` on; a strip has a tile per 32 rows.
+    fn write(&mut self, tiles: &[Tile], n0: usize) {
+        let mut rows = [[0.0; TILE_DIM]; TILE_DIM];
+        for (s, strip) in tiles.chunks(self.factors.len()).enumerate() {
+            let n0 = n0 + s * TILE_DIM;
+            let columns = TILE_DIM.min(self.n - n0);
+            for (mt, (tile, factors)) in strip.iter().zip(self.factors).enumerate() {
+                let n_rows = TILE_DIM.min(self.n_rows - mt * TILE_DIM);
+                unpack_tile(tile, factors, &mut rows);
+                for (i, row) in rows[..n_rows].iter().enumerate() {
+                    let start = self.rows.start(self.m0 + mt * TILE_DIM + i) + n0;
+                    self.dst[start..start + columns].copy_from_slice(&row[..columns]);
+                }
+            }
+        }
+    }
+}
+
+/// The chunk's activations as tiles, 32 rows a task.
+struct PackTask<'a> {
+    m0: usize,
+    tiles: &'a mut [Tile],
+    factors: &'a mut [RowFactor; TILE_DIM],
+}
+
+/// Computes any number of rows. The arguments have been checked.
+pub(super) fn run(mut job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
+    let Machine { engine, vtcm, hmx } = machine;
+    let plan = GemmPlan::new(job.layout, job.m, vtcm.len())?;
+    hmx.take_fault();
+    let mut m0 = 0;
+    while m0 < job.m {
+        let n_rows = (plan.m_tiles * TILE_DIM).min(job.m - m0);
+        let machine = Machine {
+            engine,
+            vtcm: &mut *vtcm,
+            hmx: &mut *hmx,
+        };
+        chunk(&mut job, machine, plan, m0..m0 + n_rows)?;
+        m0 += n_rows;
+    }
+    match hmx.take_fault() {
+        Some(fault) => Err(Error::Fault(fault)),
+        None => Ok(()),
+    }
+}
+
+/// Computes the rows `rows`, at most `plan.m_tiles` tiles of them.
+fn chunk(
+    job: &mut MatMul<'_>,
+    machine: Machine<'_>,
+    plan: GemmPlan,
+    rows: Range<usize>,
+) -> Result<()> {
+    let Machine { engine, vtcm, hmx } = machine;
+    let (layout, k_tiles, m_tiles) = (
+        job.layout,
+        job.layout.k_tiles(),
+        rows.len().div_ceil(TILE_DIM),
+    );
+    let (panel, weight) = (layout.panel(), layout.panel().weight());
+    let mut arena = Arena::new(vtcm);
+    let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(arena.tiles("scale block", 1)?);
+    scale[0] = ScaleBlock::ONE;
+    hmx.clear();
+    hmx.load_scale(&scale[0]);
+    let factor_lines = m_tiles * TILE_DIM * size_of::<RowFactor>() / LINE_BYTES;
+    let factors: &mut [[RowFactor; TILE_DIM]] =
+        bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?);
+    let act = arena.tiles("activations", m_tiles * k_tiles)?;
+    pack(job, engine, &rows, act, factors);
+
+    let raw_lines = if weight == WeightType::F16 {
+        0
+    } else {
+        plan.group * panel.panel_lines()
+    };
+    let mut raw = [
+        arena.lines("raw panels", raw_lines)?,
+        arena.lines("raw panels", raw_lines)?,
+    ];
+    let strip_tiles = plan.group * k_tiles;
+    let mut tiles = [
+        arena.tiles("weight tiles", strip_tiles)?,
+        arena.tiles("weight tiles", strip_tiles)?,
+    ];
+    let out_tiles = plan.group * m_tiles;
+    let mut out = [
+        arena.tiles("result tiles", out_tiles)?,
+        arena.tiles("result tiles", out_tiles)?,
+    ];
+    let mut output = Output {
+        dst: &mut *job.dst,
+        rows: job.dst_rows,
+        m0: rows.start,
+        n_rows: rows.len(),
+        n: layout.n(),
+        factors,
+    };
+
+    let n_groups = layout.n_strips().div_ceil(plan.group);
+    // Strips of the group that is `late` steps behind step `t`; none before the first and after the last.
+    let strips = |t: usize, late: usize| match t.checked_sub(late) {
+        Some(g) if g < n_groups => g * plan.group..layout.n_strips().min((g + 1) * plan.group),
+        _ => 0..0,
+    };
+    let panels = |strips: Range<usize>| {
+        &job.weights[strips.start * panel.panel_lines()..strips.end * panel.panel_lines()]
+    };
+    for t in 0..n_groups + 3 {
+        let [raw_next, raw_ready] = &mut raw;
+        let [tiles_next, tiles_ready] = &mut tiles;
+        let [out_next, out_ready] = &mut out;
+        let mut tasks: [Option<Task<'_, '_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+        let (multiplied, written) = (strips(t, 2), strips(t, 3));
+        if !multiplied.is_empty() {
+            let weights = &tiles_ready[..multiplied.len() * k_tiles];
+            let out = &mut out_next[..multiplied.len() * m_tiles];
+            tasks[0] = Some(Task::Multiply {
+                hmx: &mut *hmx,
+                act,
+                weights,
+                out,
+                k_tiles,
+            });
+        }
+        if !written.is_empty() {
+            let tiles = &out_ready[..written.len() * m_tiles];
+            tasks[1] = Some(Task::Write {
+                tiles,
+                n0: written.start * TILE_DIM,
+                out: &mut output,
+            });
+        }
+        let copy = if weight == WeightType::F16 {
+            let from = panels(strips(t, 1));
+            Copy {
+                from,
+                to: &mut bytemuck::cast_slice_mut(tiles_next)[..from.len()],
+            }
+        } else {
+            let dequantized = strips(t, 1).len();
+            let ready = &raw_ready[..dequantized * panel.panel_lines()];
+            share_out(
+                job.layout,
+                ready,
+                tiles_next,
+                engine.threads(),
+                &mut tasks[2..],
+            )?;
+            let from = panels(strips(t, 0));
+            Copy {
+                from,
+                to: &mut raw_next[..from.len()],
+            }
+        };
+        engine.step(Some(copy), &mut tasks, |task| {
+            if let Some(task) = task {
+                task.run();
+            }
+        });
+        for task in tasks.into_iter().flatten() {
+            if let Task::Dequantize { result, .. } = task {
+                result?;
+            }
+        }
+        raw.swap(0, 1);
+        tiles.swap(0, 1);
+        out.swap(0, 1);
+    }
+    Ok(())
+}
+
+/// Packs the rows of a chunk.
+fn pack(
+    job: &MatMul<'_>,
+    engine: &Engine,
+    rows: &Range<usize>,
+    act: &mut [Tile],
+    factors: &mut [[RowFactor; TILE_DIM]],
+) {
+    let k = job.layout.panel().k();
+    let tiles = act.chunks_mut(job.layout.k_tiles());
+    let mut all = tiles
+        .zip(factors)
+        .enumerate()
+        .map(|(mt, (tiles, factors))| PackTask {
+            m0: rows.start + mt * TILE_DIM,
+            tiles,
+            factors,
+        });
+    loop {
+        let mut tasks: [Option<PackTask<'_>>; MAX_TASKS] = core::array::from_fn(|_| all.next());
+        if tasks[0].is_none() {
+            return;
+        }
+        engine.step(None, &mut tasks, |task| {
+            if let Some(PackTask { m0, tiles, factors }) = task {
+                let row = |i: usize| {
+                    let m = *m0 + i;
+                    (m < rows.end).then(|| &job.act[job.act_rows.start(m)..][..k])
+                };
+                pack_rows(row, tiles, factors);
+            }
+        });
+    }
+}
+
+/// Fills `tasks` with the dequantization of whole panels, each cut along K if there are more threads than panels.
+fn share_out<'t>(
+    layout: MatrixLayout,
+    panels: &'t [Line],
+    tiles: &'t mut [Tile],
+    threads: usize,
+    tasks: &mut [Option<Task<'t, '_>>],
+) -> Result<()> {
+    let panel = layout.panel();
+    let k_tiles = panel.k_tiles();
+    let n_panels = panels.len() / panel.panel_lines();
+    if n_panels == 0 {
+        return Ok(());
+    }
+    let pieces = (threads.min(MAX_DEQUANTIZE) / n_panels).max(1);
+    let piece = k_tiles.div_ceil(pieces).next_multiple_of(4);
+    let mut slots = tasks.iter_mut();
+    for (lines, tiles) in panels
+        .chunks(panel.panel_lines())
+        .zip(tiles.chunks_mut(k_tiles))
+    {
+        let panel = Panel::new(panel, lines)?;
+        for (i, out) in tiles.chunks_mut(piece).enumerate() {
+            let tiles = i * piece..i * piece + out.len();
+            // PANIC: at most max(MAX_DEQUANTIZE, MAX_GROUP) pieces exist, and there are as many slots.
+            let Some(slot) = slots.next() else {
+                unreachable!("more pieces than tasks")
+            };
+            *slot = Some(Task::Dequantize {
+                panel,
+                tiles,
+                out,
+                result: Ok(()),
+            });
+        }
+    }
+    Ok(())
+}

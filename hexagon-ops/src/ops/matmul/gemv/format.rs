@@ -1,0 +1,197 @@
+//! What differs between the weight types of the integer dot product: unpacking, the product of a tile, scales.
+
+use crate::hvx::{self, Vector};
+use crate::layout::{Line, WeightType};
+use crate::ops::matmul::dequantize::{byte_table, e8m0_words};
+
+static IQ4_NL_BYTES: Line = byte_table(WeightType::Iq4Nl);
+static MXFP4_BYTES: Line = byte_table(WeightType::Mxfp4);
+
+/// How one weight type's tiles become integer dot products and scales.
+///
+/// `L` lines of quants a tile, `T` tiles a line of scales, `W = T / 2` words of activation scales for these.
+pub(super) trait Format<const L: usize, const T: usize, const W: usize>: Copy {
+    /// What is added to each weight to make it unsigned.
+    const ZERO: i32;
+    /// Whether the planes hold minima.
+    const HAS_MIN: bool = false;
+    /// Form of a tile that several rows of activations share.
+    type Unpacked: Copy;
+
+    /// Prepares a tile for [`Self::dot`].
+    fn unpack(self, quants: &[Line; L]) -> Self::Unpacked;
+
+    /// `start + Σ quants · act`, for 8 words of activations.
+    fn dot(self, start: Vector, quants: Self::Unpacked, act: &[i32; 8]) -> Vector;
+
+    /// f32 products of the weight scales in `line` and the activation scales in `act`, two blocks a word.
+    fn joint_scales(self, line: Vector, act: [i32; W]) -> [Vector; T];
+}
+
+/// `start` plus the products of 8 vectors with 8 words.
+#[inline(always)]
+fn dot8(start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
+    let mut dot = start;
+    for (quants, word) in quants.iter().zip(act) {
+        dot = hvx::dot4_acc(dot, *quants, *word);
+    }
+    dot
+}
+
+/// f16 scales of two tiles times those of two blocks of activations.
+#[inline(always)]
+pub(super) fn f16_scales(line: Vector, act: i32) -> [Vector; 2] {
+    let (even, odd) = hvx::widen_mul_f16(line, hvx::splat_w(act));
+    [even, odd]
+}
+
+/// Nibbles that are the weight plus `ZERO`.
+///
+/// Both nibbles are masked where they are. The high ones then count 16 times, so one shift per tile puts their exact sum
+/// right instead of one per vector; a packet has room for one shift only.
+#[derive(Clone, Copy)]
+pub(super) struct Plain<const ZERO: i32, const HAS_MIN: bool>;
+
+impl<const ZERO: i32, const HAS_MIN: bool> Format<4, 2, 1> for Plain<ZERO, HAS_MIN> {
+    const ZERO: i32 = ZERO;
+    const HAS_MIN: bool = HAS_MIN;
+    type Unpacked = [[Vector; 4]; 2];
+
+    #[inline(always)]
+    fn unpack(self, quants: &[Line; 4]) -> Self::Unpacked {
+        let (low_mask, high_mask) = (hvx::splat_b(0x0f), hvx::splat_b(0xf0));
+        let mut both = [[low_mask; 4]; 2];
+        for (v, line) in quants.iter().enumerate() {
+            let line = hvx::load(line);
+            both[0][v] = hvx::and(line, low_mask);
+            both[1][v] = hvx::and(line, high_mask);
+        }
+        both
+    }
+
+    #[inline(always)]
+    fn dot(self, start: Vector, [low, high]: Self::Unpacked, act: &[i32; 8]) -> Vector {
+        let mut low_dot = hvx::dot4_acc(start, low[0], act[0]);
+        let mut high_dot = hvx::dot4_word(high[0], act[4]);
+        for v in 1..4 {
+            low_dot = hvx::dot4_acc(low_dot, low[v], act[v]);
+            high_dot = hvx::dot4_acc(high_dot, high[v], act[4 + v]);
+        }
+        hvx::shr_add_w(low_dot, high_dot, 4)
+    }
+
+    #[inline(always)]
+    fn joint_scales(self, line: Vector, [act]: [i32; 1]) -> [Vector; 2] {
+        f16_scales(line, act)
+    }
+}
+
+/// Flipped bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Bytes;
+
+impl Format<8, 2, 1> for Bytes {
+    const ZERO: i32 = 128;
+    type Unpacked = [Vector; 8];
+
+    #[inline(always)]
+    fn unpack(self, quants: &[Line; 8]) -> [Vector; 8] {
+        let mut bytes = [hvx::splat_w(0); 8];
+        for (bytes, line) in bytes.iter_mut().zip(quants) {
+            *bytes = hvx::load(line);
+        }
+        bytes
+    }
+
+    #[inline(always)]
+    fn dot(self, start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
+        dot8(start, quants, act)
+    }
+
+    #[inline(always)]
+    fn joint_scales(self, line: Vector, [act]: [i32; 1]) -> [Vector; 2] {
+        f16_scales(line, act)
+    }
+}
+
+/// Nibbles that are an index into a table of flipped bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Table(Vector);
+
+impl Table {
+    /// The table of IQ4_NL.
+    #[inline(always)]
+    pub(super) fn iq4_nl() -> Self {
+        Self(hvx::load(&IQ4_NL_BYTES))
+    }
+
+    /// The table of MXFP4.
+    #[inline(always)]
+    pub(super) fn mxfp4() -> Self {
+        Self(hvx::load(&MXFP4_BYTES))
+    }
+
+    /// Bytes of a tile: the low nibbles' four vectors, then the high nibbles'.
+    #[inline(always)]
+    fn look_up(self, quants: &[Line; 4]) -> [Vector; 8] {
+        let mut bytes = [self.0; 8];
+        for (v, line) in quants.iter().enumerate() {
+            let line = hvx::load(line);
+            // The table repeats after 16 entries, so the fifth bit that comes with a low nibble does not matter.
+            bytes[v] = hvx::lookup16_b(line, self.0);
+            bytes[4 + v] = hvx::lookup16_b(hvx::shr_b(line, 4), self.0);
+        }
+        bytes
+    }
+}
+
+impl Format<4, 2, 1> for Table {
+    const ZERO: i32 = 128;
+    type Unpacked = [Vector; 8];
+
+    #[inline(always)]
+    fn unpack(self, quants: &[Line; 4]) -> [Vector; 8] {
+        self.look_up(quants)
+    }
+
+    #[inline(always)]
+    fn dot(self, start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
+        dot8(start, quants, act)
+    }
+
+    #[inline(always)]
+    fn joint_scales(self, line: Vector, [act]: [i32; 1]) -> [Vector; 2] {
+        f16_scales(line, act)
+    }
+}
+
+impl Format<4, 4, 2> for Table {
+    const ZERO: i32 = 128;
+    type Unpacked = [Vector; 8];
+
+    #[inline(always)]
+    fn unpack(self, quants: &[Line; 4]) -> [Vector; 8] {
+        self.look_up(quants)
+    }
+
+    #[inline(always)]
+    fn dot(self, start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
+        dot8(start, quants, act)
+    }
+
+    #[inline(always)]
+    fn joint_scales(self, line: Vector, act: [i32; 2]) -> [Vector; 4] {
+        let one = hvx::splat_h(0x3c00);
+        let act = [f16_scales(one, act[0]), f16_scales(one, act[1])];
+        let mut joint = [line; 4];
+        for (i, joint) in joint.iter_mut().enumerate() {
+            // The f32 2^(e-128) has the exponent field e - 1; e = 0 is below f32's normal numbers and becomes 0.
+            let e = hvx::max_w(
+                hvx::sub_w(e8m0_words(line, i), hvx::splat_w(1)),
+                hvx::splat_w(0),
+            );
+            *joint = hvx::mul_f32(hvx::shl_w(e, 23), act[i / 2][i % 2]);
+        }
+        joint
+    }
+}

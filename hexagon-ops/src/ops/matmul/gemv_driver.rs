@@ -1,0 +1,212 @@
+//! Drives the dot products over all strips: copies of the next strips run beside the products of these.
+//!
+//! ```text
+//! quantize the rows of activations
+//! for each group of strips                     raw panels: two buffers that swap
+//!   copy group g + 1   |   tasks: products of group g, each its own strips and columns
+//! ```
+
+use super::driver::{Machine, MatMul};
+use super::gemv::{Columns, gemv_strip, gemv_two_rows, gemv_two_strips};
+use super::quantize::{ActGroup, groups, quantize_row};
+use super::{MAX_TASKS, Panel};
+use crate::error::{Error, Result};
+use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, PanelLayout, TILE_DIM};
+use crate::rt::{Arena, Copy};
+
+/// Bytes of weights that one step copies, at most, if the panels are not larger themselves.
+///
+/// Large enough that a step's synchronization does not count, small enough that small matrices have several steps.
+const STEP_BYTES: usize = 256 * 1024;
+
+/// Quantizes one row.
+struct QuantizeTask<'a> {
+    row: &'a [f32],
+    out: &'a mut [ActGroup],
+    result: Result<()>,
+}
+
+/// Products of some strips with one or two rows; with one, `out[1]` is empty.
+struct StripTask<'a> {
+    panels: &'a [Line],
+    acts: [&'a [ActGroup]; 2],
+    out: [&'a mut [f32]; 2],
+    result: Result<()>,
+}
+
+impl StripTask<'_> {
+    fn run(&mut self, layout: PanelLayout) {
+        let two_rows = !self.out[1].is_empty();
+        let [first, second] = &mut self.out;
+        self.result = if two_rows {
+            two_row_strips(layout, self.panels, self.acts, [first, second])
+        } else {
+            strips(layout, self.panels, self.acts[0], first)
+        };
+    }
+}
+
+/// Copies what of `columns` exists to the front of `out`.
+fn put(out: &mut [f32], columns: &Columns) {
+    let count = out.len().min(TILE_DIM);
+    out[..count].copy_from_slice(&columns[..count]);
+}
+
+/// One row, strips two by two.
+fn strips(layout: PanelLayout, panels: &[Line], act: &[ActGroup], out: &mut [f32]) -> Result<()> {
+    let pair_lines = 2 * layout.panel_lines();
+    for (panels, out) in panels.chunks(pair_lines).zip(out.chunks_mut(2 * TILE_DIM)) {
+        let (first, second) = panels.split_at(layout.panel_lines());
+        let (mut a, mut b) = ([0.0; TILE_DIM], [0.0; TILE_DIM]);
+        let first = Panel::new(layout, first)?;
+        if second.is_empty() {
+            gemv_strip(&first, act, &mut a)?;
+            put(out, &a);
+        } else {
+            gemv_two_strips(
+                [&first, &Panel::new(layout, second)?],
+                act,
+                [&mut a, &mut b],
+            )?;
+            let (left, right) = out.split_at_mut(TILE_DIM);
+            put(left, &a);
+            put(right, &b);
+        }
+    }
+    Ok(())
+}
+
+/// Two rows, strip by strip.
+fn two_row_strips(
+    layout: PanelLayout,
+    panels: &[Line],
+    acts: [&[ActGroup]; 2],
+    out: [&mut [f32]; 2],
+) -> Result<()> {
+    let [first, second] = out.map(|out| out.chunks_mut(TILE_DIM));
+    for ((panel, first), second) in panels.chunks(layout.panel_lines()).zip(first).zip(second) {
+        let (mut a, mut b) = ([0.0; TILE_DIM], [0.0; TILE_DIM]);
+        gemv_two_rows(&Panel::new(layout, panel)?, acts, [&mut a, &mut b])?;
+        put(first, &a);
+        put(second, &b);
+    }
+    Ok(())
+}
+
+/// Computes one or two rows. The arguments have been checked.
+pub(super) fn run(job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
+    let MatMul {
+        layout,
+        weights,
+        m,
+        act,
+        act_rows,
+        dst,
+        dst_rows,
+    } = job;
+    let (panel, k, n) = (layout.panel(), layout.panel().k(), layout.n());
+    let mut arena = Arena::new(machine.vtcm);
+    let group_lines = size_of::<ActGroup>() / LINE_BYTES;
+    let acts = arena.lines("quantized activations", m * groups(k) * group_lines)?;
+    let acts: &mut [ActGroup] = bytemuck::cast_slice_mut(acts);
+
+    let (first, second) = acts.split_at_mut(groups(k));
+    let row = |m: usize| &act[act_rows.start(m)..][..k];
+    let mut tasks = [
+        QuantizeTask {
+            row: row(0),
+            out: first,
+            result: Ok(()),
+        },
+        QuantizeTask {
+            row: row(m - 1),
+            out: second,
+            result: Ok(()),
+        },
+    ];
+    machine.engine.step(None, &mut tasks[..m], |task| {
+        task.result = quantize_row(task.row, task.out);
+    });
+    let [
+        QuantizeTask { result: first, .. },
+        QuantizeTask { result: second, .. },
+    ] = tasks;
+    first.and(second)?;
+    let acts = [&acts[..groups(k)], &acts[(m - 1) * groups(k)..]];
+
+    let free = arena.free_tiles() * F16_TILE_BYTES / 2;
+    let per_step = (STEP_BYTES / panel.panel_bytes())
+        .max(2)
+        .min(free / panel.panel_bytes())
+        .min(layout.n_strips());
+    if per_step == 0 {
+        return Err(Error::VtcmFull {
+            what: "one panel, twice",
+            need_bytes: 2 * panel.panel_bytes(),
+            have_bytes: 2 * free,
+        });
+    }
+    let step_lines = per_step * panel.panel_lines();
+    let mut ready = arena.lines("panels", step_lines)?;
+    let mut next = arena.lines("panels", step_lines)?;
+
+    let mut rest: [&mut [f32]; 2] = if m == 2 {
+        let [first, second] = [dst_rows.start(0), dst_rows.start(1)];
+        dst.get_disjoint_mut([first..first + n, second..second + n])
+            .map_err(|_| Error::Overlap {
+                first,
+                second,
+                row: n,
+            })?
+    } else {
+        [&mut dst[dst_rows.start(0)..][..n], &mut []]
+    };
+    let mut steps = weights.chunks(step_lines);
+    let mut copied: &[Line] = &[];
+    loop {
+        let coming = steps.next().unwrap_or_default();
+        if coming.is_empty() && copied.is_empty() {
+            return Ok(());
+        }
+        let n_strips = copied.len() / panel.panel_lines();
+        // An even number of strips a task, since kernels take them in pairs.
+        let per_task = n_strips
+            .div_ceil(machine.engine.threads().min(MAX_TASKS))
+            .next_multiple_of(2);
+        let mut tasks: [Option<StripTask<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+        let mut n_tasks = 0;
+        for panels in ready[..copied.len()].chunks((per_task * panel.panel_lines()).max(1)) {
+            let columns = panels.len() / panel.panel_lines() * TILE_DIM;
+            let out = rest.each_mut().map(|rest| {
+                let whole = core::mem::take(rest);
+                let (now, later) = whole.split_at_mut(columns.min(whole.len()));
+                *rest = later;
+                now
+            });
+            tasks[n_tasks] = Some(StripTask {
+                panels,
+                acts,
+                out,
+                result: Ok(()),
+            });
+            n_tasks += 1;
+        }
+        let copy = Copy {
+            from: coming,
+            to: &mut next[..coming.len()],
+        };
+        machine
+            .engine
+            .step(Some(copy), &mut tasks[..n_tasks], |task| {
+                if let Some(task) = task {
+                    task.run(panel);
+                }
+            });
+        tasks
+            .into_iter()
+            .flatten()
+            .try_for_each(|task| task.result)?;
+        copied = coming;
+        core::mem::swap(&mut ready, &mut next);
+    }
+}

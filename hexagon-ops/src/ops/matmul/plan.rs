@@ -1,0 +1,77 @@
+//! How much of a product is in VTCM at once. The planner of the other side asks the same functions.
+
+use super::pack::RowFactor;
+use crate::error::{Error, Result};
+use crate::layout::{F16_TILE_BYTES, MatrixLayout, TILE_DIM, WeightType};
+
+/// Most strips of a group: with more, a step is long enough already and the buffers only take room from M.
+pub(super) const MAX_GROUP: usize = 8;
+/// How a product is cut to fit in VTCM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmPlan {
+    /// Tiles of 32 rows that are in VTCM at once.
+    pub m_tiles: usize,
+    /// Strips of a group.
+    pub group: usize,
+}
+
+impl GemmPlan {
+    /// Tiles of VTCM that a plan needs.
+    #[must_use]
+    pub const fn vtcm_tiles(self, layout: MatrixLayout) -> usize {
+        let k_tiles = layout.k_tiles();
+        let raw = match layout.panel().weight() {
+            WeightType::F16 => 0,
+            _ => (self.group * layout.panel().panel_bytes()).div_ceil(F16_TILE_BYTES),
+        };
+        let factors = (self.m_tiles * TILE_DIM * size_of::<RowFactor>()).div_ceil(F16_TILE_BYTES);
+        let scale = 1;
+        scale
+            + factors
+            + self.m_tiles * k_tiles
+            + 2 * (raw + self.group * k_tiles + self.group * self.m_tiles)
+    }
+
+    /// The plan for `m` rows: all of M if it fits beside one strip, else the largest chunk; then the largest group.
+    ///
+    /// # Errors
+    /// `VtcmFull` if not even 32 rows and one strip fit.
+    pub fn new(layout: MatrixLayout, m: usize, vtcm_tiles: usize) -> Result<Self> {
+        let fits = |plan: &Self| plan.vtcm_tiles(layout) <= vtcm_tiles;
+        let smallest = Self {
+            m_tiles: 1,
+            group: 1,
+        };
+        if !fits(&smallest) {
+            return Err(Error::VtcmFull {
+                what: "32 rows and one strip",
+                need_bytes: smallest.vtcm_tiles(layout) * F16_TILE_BYTES,
+                have_bytes: vtcm_tiles * F16_TILE_BYTES,
+            });
+        }
+        let mut plan = Self {
+            m_tiles: m.div_ceil(TILE_DIM).max(1),
+            group: 1,
+        };
+        if !fits(&plan) {
+            let per_m_tile = layout.k_tiles() + 2;
+            let over = plan.vtcm_tiles(layout) - vtcm_tiles;
+            plan.m_tiles = plan
+                .m_tiles
+                .saturating_sub(over.div_ceil(per_m_tile))
+                .max(1);
+            // Chunks of equal size, so that the last one is not a small rest.
+            let chunks = m.div_ceil(plan.m_tiles * TILE_DIM);
+            plan.m_tiles = m.div_ceil(TILE_DIM).div_ceil(chunks);
+        }
+        while plan.group < MAX_GROUP.min(layout.n_strips())
+            && fits(&Self {
+                group: plan.group + 1,
+                ..plan
+            })
+        {
+            plan.group += 1;
+        }
+        Ok(plan)
+    }
+}

@@ -1,0 +1,39 @@
+//! What a kernel's driver needs from the machine: threads and copies in steps, and a share of VTCM.
+//!
+//! A driver runs in *steps*. In one step, a copy from DDR to VTCM runs beside a list of tasks; the step ends when all are
+//! done. Two buffers that swap between steps therefore overlap copying, dequantizing and multiplying without any other
+//! synchronization, and safe borrows prove that nobody writes what another reads:
+//!
+//! ```text
+//! step      0        1           2           3
+//! copy      group 0  group 1     group 2     …
+//! prepare            group 0     group 1     group 2
+//! multiply                       group 0     group 1
+//! ```
+
+mod arena;
+pub use arena::Arena;
+
+#[cfg(not(target_arch = "hexagon"))]
+mod host;
+#[cfg(not(target_arch = "hexagon"))]
+pub use host::Engine;
+
+#[cfg(target_arch = "hexagon")]
+#[expect(unsafe_code, reason = "the DMA engine works on addresses")]
+mod qurt;
+#[cfg(target_arch = "hexagon")]
+pub use qurt::Engine;
+
+use crate::layout::Line;
+
+/// A copy from DDR to VTCM that a step runs beside its tasks.
+///
+/// The source must be in DDR, not only in the DSP's cache: on the device the copy does not go through it.
+#[derive(Debug)]
+pub struct Copy<'a> {
+    /// Where from.
+    pub from: &'a [Line],
+    /// Where to: as many lines.
+    pub to: &'a mut [Line],
+}

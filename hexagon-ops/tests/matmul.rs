@@ -1,0 +1,332 @@
+//! Proves whole multiplications, both ways and every weight type, against f64 sums: shapes below, at and above each
+//! tile, group and chunk edge, few and many threads, small and large VTCM.
+
+mod common;
+
+use common::{Rng, Weights, nmse};
+use hexagon_ops::error::Error;
+use hexagon_ops::hmx::Hmx;
+use hexagon_ops::layout::{MatrixLayout, Tile, WeightType};
+use hexagon_ops::ops::matmul::{GemmPlan, Machine, MatMul, Rows};
+use hexagon_ops::rt::Engine;
+
+/// A machine's parts, for borrowing.
+struct Parts {
+    engine: Engine,
+    vtcm: Vec<Tile>,
+    hmx: Hmx,
+}
+
+impl Parts {
+    fn new(threads: usize, vtcm_tiles: usize) -> Self {
+        let vtcm = vec![Tile::ZERO; vtcm_tiles];
+        Self {
+            engine: Engine::new(threads),
+            hmx: Hmx::new(&vtcm),
+            vtcm,
+        }
+    }
+
+    fn machine(&mut self) -> Machine<'_> {
+        Machine {
+            engine: &self.engine,
+            vtcm: &mut self.vtcm,
+            hmx: &mut self.hmx,
+        }
+    }
+}
+
+/// Largest possible error of one result, times a hundredth more for f32 sums.
+///
+/// FP16 way: each weight and each activation is rounded by at most 2^-11 of itself, and the result by 2^-11 of all terms.
+/// 8-bit way: each activation by half a step, amax/127/2 of its block, and a Q4_1 minimum's factor by 2^-11.
+fn bound(m: usize, weight: WeightType, act: &[f32], w: &[f64]) -> f64 {
+    let sum: f64 = if m <= 2 && weight != WeightType::F16 {
+        let blocks = act.chunks(32).zip(w.chunks(32)).map(|(act, w)| {
+            let amax = act.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+            let min = if weight == WeightType::Q4_1 {
+                0.02 * 32.0 * 2_f64.powi(-11)
+            } else {
+                0.0
+            };
+            f64::from(amax) * (w.iter().map(|w| w.abs()).sum::<f64>() / 254.0 + min)
+        });
+        blocks.sum()
+    } else {
+        act.iter()
+            .zip(w)
+            .map(|(a, w)| (f64::from(*a) * w).abs() * 3.0 * 2_f64.powi(-11))
+            .sum()
+    };
+    1.01 * sum + 1e-6
+}
+
+/// Multiplies random matrices; rows of both sides are further apart than they are long.
+fn check(parts: &mut Parts, weight: WeightType, shape: (usize, usize, usize), rng: &mut Rng) {
+    let (m, k, n) = shape;
+    let w = Weights::random(weight, n, k, rng);
+    let (act_stride, dst_stride) = (k + 3, n + 5);
+    let act: Vec<f32> = (0..m * act_stride).map(|_| rng.unit() * 5.0).collect();
+    let mut dst = vec![f32::NAN; m * dst_stride];
+    let job = MatMul {
+        layout: w.layout,
+        weights: &w.lines,
+        m,
+        act: &act,
+        act_rows: Rows::Strided(act_stride),
+        dst: &mut dst,
+        dst_rows: Rows::Strided(dst_stride),
+    };
+    let threads = parts.engine.threads();
+    job.run(parts.machine())
+        .unwrap_or_else(|e| panic!("{weight:?} {m}x{k}x{n} threads {threads}: {e}"));
+    for row in 0..m {
+        let act = &act[row * act_stride..][..k];
+        let have = &dst[row * dst_stride..][..n];
+        for (n, (have, w)) in have.iter().zip(&w.values).enumerate() {
+            let error = (f64::from(*have) - common::dot(act, w)).abs();
+            let bound = bound(m, weight, act, w);
+            assert!(
+                error <= bound,
+                "{weight:?} {shape:?} threads {threads} row {row} column {n}: {error:e} over {bound:e}"
+            );
+        }
+        let gap = &dst[row * dst_stride + n..][..5];
+        assert!(
+            gap.iter().all(|x| x.is_nan()),
+            "{weight:?} {m}x{k}x{n}: wrote past row {row}"
+        );
+    }
+}
+
+#[test]
+fn every_type_and_edge_matches_f64() {
+    let mut rng = Rng::new();
+    for threads in [1, 3] {
+        let mut parts = Parts::new(threads, 512);
+        for weight in WeightType::ALL {
+            for shape in [
+                (1, 32, 1),
+                (1, 64, 31),
+                (1, 96, 33),
+                (2, 160, 70),
+                (2, 32, 32),
+                (3, 32, 1),
+                (4, 96, 65),
+                (31, 64, 32),
+                (32, 128, 33),
+                (33, 1056, 40),
+                (65, 160, 300),
+            ] {
+                check(&mut parts, weight, shape, &mut rng);
+            }
+        }
+    }
+}
+
+#[test]
+fn small_vtcm_cuts_m_and_groups() {
+    let mut rng = Rng::new();
+    for weight in WeightType::ALL {
+        let layout = MatrixLayout::new(weight, 100, 256).unwrap();
+        let least = GemmPlan {
+            m_tiles: 1,
+            group: 1,
+        }
+        .vtcm_tiles(layout);
+        let mut parts = Parts::new(2, least);
+        check(&mut parts, weight, (70, 256, 100), &mut rng);
+        assert!(matches!(
+            GemmPlan::new(layout, 70, least - 1),
+            Err(Error::VtcmFull { .. })
+        ));
+        for vtcm_tiles in least..least + 200 {
+            let plan = GemmPlan::new(layout, 1000, vtcm_tiles).unwrap();
+            assert!(
+                plan.vtcm_tiles(layout) <= vtcm_tiles,
+                "{weight:?} {plan:?} in {vtcm_tiles}"
+            );
+        }
+    }
+}
+
+#[test]
+fn one_panel_larger_than_a_step_still_fits() {
+    let mut rng = Rng::new();
+    let mut parts = Parts::new(2, 400);
+    check(&mut parts, WeightType::Q8_0, (1, 8192, 96), &mut rng);
+    check(&mut parts, WeightType::Mxfp4, (2, 8192, 96), &mut rng);
+    let w = Weights::random(WeightType::Q8_0, 32, 8192, &mut rng);
+    let act = vec![0.0; 8192];
+    let mut dst = vec![0.0; 32];
+    let job = MatMul {
+        layout: w.layout,
+        weights: &w.lines,
+        m: 1,
+        act: &act,
+        act_rows: Rows::Strided(0),
+        dst: &mut dst,
+        dst_rows: Rows::Strided(0),
+    };
+    assert!(matches!(
+        job.run(Parts::new(1, 100).machine()),
+        Err(Error::VtcmFull { .. })
+    ));
+}
+
+#[test]
+fn listed_rows_are_gathered_and_scattered() {
+    let mut rng = Rng::new();
+    let mut parts = Parts::new(2, 512);
+    for weight in [WeightType::Q4_0, WeightType::F16] {
+        for starts in [vec![3_usize, 0], vec![5, 1, 0, 7, 2]] {
+            let w = Weights::random(weight, 48, 64, &mut rng);
+            let act: Vec<f32> = (0..8 * 64).map(|_| rng.unit()).collect();
+            let mut dst = vec![0.0; 8 * 48];
+            let act_rows: Vec<usize> = starts.iter().map(|row| row * 64).collect();
+            let dst_rows: Vec<usize> = starts.iter().map(|row| (7 - row) * 48).collect();
+            let job = MatMul {
+                layout: w.layout,
+                weights: &w.lines,
+                m: starts.len(),
+                act: &act,
+                act_rows: Rows::Listed(&act_rows),
+                dst: &mut dst,
+                dst_rows: Rows::Listed(&dst_rows),
+            };
+            job.run(parts.machine()).unwrap();
+            for row in 0..8 {
+                let have = &dst[(7 - row) * 48..][..48];
+                if starts.contains(&row) {
+                    let want: Vec<f64> = w
+                        .values
+                        .iter()
+                        .map(|w| common::dot(&act[row * 64..][..64], w))
+                        .collect();
+                    let error = nmse(have, &want);
+                    assert!(error < 6e-5, "{weight:?} row {row}: {error:e}");
+                } else {
+                    assert_eq!(have, [0.0; 48], "{weight:?}: row {row} was not asked for");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_of_any_magnitude_pass_the_matrix_unit() {
+    let mut rng = Rng::new();
+    let mut parts = Parts::new(1, 512);
+    let w = Weights::random(WeightType::Q4_0, 32, 128, &mut rng);
+    let scales = [1e-30_f32, 1e-8, 1.0, 3e4, 1e6, 1e30, 0.0];
+    let act: Vec<f32> = scales
+        .iter()
+        .flat_map(|scale| (0..128).map(|_| rng.unit() * scale).collect::<Vec<_>>())
+        .collect();
+    let mut dst = vec![0.0; scales.len() * 32];
+    let job = MatMul {
+        layout: w.layout,
+        weights: &w.lines,
+        m: scales.len(),
+        act: &act,
+        act_rows: Rows::Strided(128),
+        dst: &mut dst,
+        dst_rows: Rows::Strided(32),
+    };
+    job.run(parts.machine()).unwrap();
+    for (row, scale) in scales.iter().enumerate() {
+        let want: Vec<f64> = w
+            .values
+            .iter()
+            .map(|w| common::dot(&act[row * 128..][..128], w))
+            .collect();
+        let error = nmse(&dst[row * 32..][..32], &want);
+        assert!(error < 1e-6, "scale {scale:e}: {error:e}");
+    }
+}
+
+#[test]
+fn wrong_lengths_are_refused() {
+    let mut rng = Rng::new();
+    let mut parts = Parts::new(1, 64);
+    let w = Weights::random(WeightType::Q4_0, 32, 32, &mut rng);
+    let mut run = |weights: usize, act: usize, dst: usize, rows: Rows<'_>| {
+        let (act, mut dst) = (vec![0.0; act], vec![0.0; dst]);
+        let job = MatMul {
+            layout: w.layout,
+            weights: &w.lines[..weights],
+            m: 2,
+            act: &act,
+            act_rows: Rows::Strided(32),
+            dst: &mut dst,
+            dst_rows: rows,
+        };
+        job.run(parts.machine())
+    };
+    let lines = w.lines.len();
+    let length = |what, have, want| Err(Error::Length { what, have, want });
+    assert_eq!(run(lines, 64, 64, Rows::Strided(32)), Ok(()));
+    assert_eq!(
+        run(lines - 1, 64, 64, Rows::Strided(32)),
+        length("weight lines", lines - 1, lines)
+    );
+    assert_eq!(
+        run(lines, 63, 64, Rows::Strided(32)),
+        length("activations", 63, 64)
+    );
+    assert_eq!(
+        run(lines, 64, 63, Rows::Strided(32)),
+        length("results", 63, 64)
+    );
+    assert_eq!(
+        run(lines, 64, 64, Rows::Listed(&[0])),
+        length("results", 1, 2)
+    );
+    assert_eq!(
+        run(lines, 64, 64, Rows::Listed(&[0, usize::MAX])),
+        length("results", 64, usize::MAX)
+    );
+    assert_eq!(
+        run(lines, 64, 64, Rows::Strided(16)),
+        Err(Error::Overlap {
+            first: 0,
+            second: 16,
+            row: 32
+        })
+    );
+}
+
+/// Host speed: `cargo test --release --test matmul -- --ignored --nocapture`.
+#[test]
+#[ignore = "a benchmark"]
+fn host_speed() {
+    let mut rng = Rng::new();
+    let mut parts = Parts::new(2, 4096);
+    for weight in WeightType::ALL {
+        let w = Weights::random(weight, 1536, 576, &mut rng);
+        for m in [1, 2, 8, 32, 128] {
+            let act: Vec<f32> = (0..m * 576).map(|_| rng.unit()).collect();
+            let mut dst = vec![0.0; m * 1536];
+            let turns = if m < 32 { 60 } else { 10 };
+            let start = std::time::Instant::now();
+            for _ in 0..turns {
+                let job = MatMul {
+                    layout: w.layout,
+                    weights: &w.lines,
+                    m,
+                    act: &act,
+                    act_rows: Rows::Strided(576),
+                    dst: &mut dst,
+                    dst_rows: Rows::Strided(1536),
+                };
+                job.run(parts.machine()).unwrap();
+            }
+            let seconds = start.elapsed().as_secs_f64() / f64::from(turns);
+            let ns_per_weight = seconds * 1e9 / (1536.0 * 576.0);
+            println!(
+                "{weight:?} M {m}: {:.0} us, {ns_per_weight:.3} ns per weight",
+                seconds * 1e6
+            );
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Proves that the host's vector operations do what Hexagon does, and that kernels take no more packets than recorded.
+//!
+//! Both need the pinned nightly and an emulator, and are skipped with a printed reason without them:
+//! `HEXAGON_QEMU` names a qemu-hexagon that knows HVX floating point; else `qemu-hexagon` from the path runs what is
+//! integer. `UPDATE_PACKETS=1` rewrites the table of packets.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic is a failure, random bits are cut"
+)]
+
+mod common;
+#[path = "../tools/guest/src/ops.rs"]
+mod ops;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::{Rng, Skip, guest};
+use hexagon_ops::hvx::{self, Vector};
+use hexagon_ops::layout::Line;
+
+/// A qemu-hexagon.
+struct Emulator {
+    path: PathBuf,
+    /// The newest CPU it knows: it would refuse an executable of a newer architecture without being told.
+    cpu: String,
+    has_float: bool,
+}
+
+/// The emulator to use.
+fn emulator() -> Result<Emulator, Skip> {
+    let (path, has_float) = match std::env::var_os("HEXAGON_QEMU") {
+        Some(path) => (path.into(), true),
+        None => (PathBuf::from("qemu-hexagon"), false),
+    };
+    let help = Command::new(&path)
+        .args(["-cpu", "help"])
+        .output()
+        .map_err(|e| format!("{}: {e}", path.display()))?;
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    let cpu = help
+        .lines()
+        .map(str::trim)
+        .rfind(|line| line.starts_with('v'));
+    // Old versions list nothing and know this one.
+    let cpu = cpu.unwrap_or("v67").to_owned();
+    Ok(Emulator {
+        path,
+        cpu,
+        has_float,
+    })
+}
+
+/// Runs the guest on `input` and returns its output.
+fn run(emulator: &Emulator, guest: &Path, input: Vec<u8>) -> Vec<u8> {
+    let mut child = Command::new(&emulator.path)
+        .args(["-cpu", &emulator.cpu])
+        .arg(guest)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let writer = std::thread::spawn(move || {
+        // The guest may end early; its status tells.
+        let _ = stdin.write_all(&input);
+    });
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        guest.display(),
+        output.status
+    );
+    output.stdout
+}
+
+/// Three input vectors and a scalar that suit operation `op`.
+fn inputs(op: usize, turn: usize, rng: &mut Rng) -> ([Line; 3], i32) {
+    const EDGES_F16: [u16; 12] = [
+        0, 0x8000, 1, 0x8001, 0x3ff, 0x400, 0x3c00, 0xbc00, 0x7bff, 0xfbff, 0x7c00, 0x6400,
+    ];
+    const EDGES_F32: [u32; 12] = [
+        0,
+        0x8000_0000,
+        1,
+        0x0080_0000,
+        0x3f80_0000,
+        0xbf80_0000,
+        0x477f_e000,
+        0x477f_f000,
+        0x3380_0000,
+        0x3380_0001,
+        0x3300_0000,
+        0x7f7f_ffff,
+    ];
+    let name = ops::NAMES.get(op).copied().unwrap_or("accumulate");
+    let mut lines = [Line::ZERO; 3];
+    for (which, line) in lines.iter_mut().enumerate() {
+        for i in 0..32 {
+            let random = (rng.next() >> 32) as u32;
+            let edge = rng.below(4) == 0;
+            let word = match name {
+                // The difference must be exact: integers that f16 spaces by 1.
+                "sub_mul_f16" if which < 2 => 0x6400_6400 | random & 0x03ff_03ff,
+                "mul_f16" | "mul_add_f16" | "sub_mul_f16" | "widen_mul_f16" if edge => {
+                    let half = |rng: &mut Rng| u32::from(EDGES_F16[rng.below(EDGES_F16.len())]);
+                    half(rng) << 16 | half(rng)
+                }
+                "narrow_f32" | "mul_f32" | "add_f32" | "sub_f32" | "accumulate" if edge => {
+                    EDGES_F32[rng.below(EDGES_F32.len())]
+                }
+                // Exponents near those of f16, so that rounding, overflow and subnormals all happen.
+                "narrow_f32" => random & 0x807f_ffff | (100 + random % 47) << 23,
+                "mul_f32" | "add_f32" | "sub_f32" | "accumulate" => {
+                    random & 0x8fff_ffff | 0x3000_0000
+                }
+                _ if turn == 0 => [
+                    0,
+                    u32::MAX,
+                    0x8000_0000,
+                    0x7fff_ffff,
+                    0x8080_8080,
+                    0x7f7f_7f7f,
+                ][rng.below(6)],
+                _ => random,
+            };
+            line.0[4 * i..4 * i + 4].copy_from_slice(&word.to_le_bytes());
+        }
+    }
+    (lines, (rng.next() >> 32) as i32)
+}
+
+/// Whether two results agree; NaNs of any kind do, and zeros: qfloat has no negative one.
+fn same(op: usize, have: Vector, want: Vector) -> bool {
+    let name = ops::NAMES.get(op).copied().unwrap_or("accumulate");
+    let [have, want] = [have, want].map(|v| -> [u8; 128] { bytemuck::cast(v) });
+    if op < ops::FIRST_FLOAT {
+        return have == want;
+    }
+    if matches!(
+        name,
+        "mul_f16" | "mul_add_f16" | "sub_mul_f16" | "narrow_f32"
+    ) {
+        let [have, want] = [have, want].map(|v| -> [u16; 64] { bytemuck::cast(v) });
+        return have.iter().zip(&want).all(|(h, w)| {
+            h == w || (h | w) & 0x7fff == 0 || (h & 0x7fff > 0x7c00 && w & 0x7fff > 0x7c00)
+        });
+    }
+    let [have, want] = [have, want].map(|v| -> [u32; 32] { bytemuck::cast(v) });
+    let is_nan = |bits: u32| f32::from_bits(bits).is_nan();
+    have.iter()
+        .zip(&want)
+        .all(|(h, w)| h == w || (h | w) & 0x7fff_ffff == 0 || (is_nan(*h) && is_nan(*w)))
+}
+
+/// Compares every operation the emulator knows, `turns` times.
+fn compare(arch: &str, arithmetic: &str, turns: usize) -> Result<usize, Skip> {
+    let emulator = emulator()?;
+    let guest = guest(arch, arithmetic)?;
+    let last = if emulator.has_float {
+        ops::ACCUMULATE
+    } else {
+        ops::FIRST_FLOAT - 1
+    };
+    let mut rng = Rng::new();
+    let mut cases = Vec::new();
+    for op in 0..=last {
+        // Without IEEE arithmetic the product of a multiply-add is rounded as well.
+        if arithmetic == "qfloat" && ops::NAMES.get(op) == Some(&"mul_add_f16") {
+            continue;
+        }
+        cases.extend((0..turns).map(|turn| (op, inputs(op, turn, &mut rng))));
+    }
+    let mut request = Vec::new();
+    for (op, (lines, scalar)) in &cases {
+        let mut head = Line::ZERO;
+        head.0[..4].copy_from_slice(&i32::try_from(*op).unwrap().to_le_bytes());
+        head.0[4..8].copy_from_slice(&scalar.to_le_bytes());
+        request.extend_from_slice(&head.0);
+        request.extend_from_slice(bytemuck::cast_slice(lines));
+    }
+    let answer = run(&emulator, &guest, request);
+    assert_eq!(answer.len(), cases.len() * 256, "the guest stopped early");
+    for ((op, (lines, scalar)), answer) in cases.iter().zip(answer.chunks_exact(256)) {
+        let want = ops::run(*op, lines.each_ref().map(hvx::load), *scalar);
+        let have =
+            [0, 1].map(|i| bytemuck::pod_read_unaligned::<Vector>(&answer[128 * i..][..128]));
+        assert!(
+            same(*op, have[0], want.0) && same(*op, have[1], want.1),
+            "{} differs on {arch} {arithmetic}\nin {lines:x?} {scalar:#x}\nhexagon {have:x?}\nhost {want:x?}",
+            ops::NAMES.get(*op).unwrap_or(&"accumulate")
+        );
+    }
+    Ok(last + 1)
+}
+
+#[test]
+fn host_operations_are_hexagons() {
+    for arithmetic in ["ieee", "qfloat"] {
+        match compare("v73", arithmetic, 200) {
+            Ok(count) => println!("{count} operations agree on v73 {arithmetic}"),
+            Err(reason) => println!("SKIPPED v73 {arithmetic}: {reason}"),
+        }
+    }
+}
+
+/// Packets per kernel as the guest prints them: (name, hundredths).
+fn parse_packets(text: &str) -> Vec<(String, u32)> {
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let (name, count) = line.rsplit_once(' ').unwrap();
+            (name.to_owned(), count.replace('.', "").parse().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn kernels_take_the_recorded_packets() {
+    let emulator = match emulator() {
+        Ok(found) => found,
+        Err(reason) => return println!("SKIPPED: {reason}"),
+    };
+    if !emulator.has_float {
+        return println!("SKIPPED: HEXAGON_QEMU does not name an emulator with HVX floating point");
+    }
+    let mut head = Line::ZERO;
+    head.0[..4].copy_from_slice(&(-1_i32).to_le_bytes());
+    let request = [head.0, [0; 128], [0; 128], [0; 128]].concat();
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packets.txt");
+    let mut measured = String::new();
+    // Not v81: its compiler emits instructions that no emulator at hand decodes. v79 has the same arithmetic.
+    for (arch, arithmetic) in [
+        ("v73", "ieee"),
+        ("v73", "qfloat"),
+        ("v75", "ieee"),
+        ("v79", "qfloat"),
+    ] {
+        let guest = match guest(arch, arithmetic) {
+            Ok(guest) => guest,
+            Err(reason) => return println!("SKIPPED: {reason}"),
+        };
+        let text = String::from_utf8(run(&emulator, &guest, request.clone())).unwrap();
+        for line in text.lines() {
+            measured.push_str(&format!("{arch}-{arithmetic} {line}\n"));
+        }
+    }
+    if std::env::var_os("UPDATE_PACKETS").is_some() {
+        let head = "# Packets per 32 x 32 tile (quantize: per element), K = 1024, warm, counted by qemu-hexagon.\n\
+                    # Written by UPDATE_PACKETS=1 cargo test --test qemu; nightly-2026-10-15.\n\
+                    # gemv_SxR: S strips by R rows of activations, per tile of weights.\n";
+        std::fs::write(&table, format!("{head}{measured}")).unwrap();
+    }
+    let recorded = parse_packets(&std::fs::read_to_string(&table).unwrap());
+    let measured = parse_packets(&measured);
+    assert_eq!(
+        recorded.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        measured.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        "the table lists other kernels"
+    );
+    let mut worse = Vec::new();
+    for ((name, recorded), (_, measured)) in recorded.iter().zip(&measured) {
+        // More than 1 % and more than the last digit.
+        if measured * 100 > recorded * 101 + 100 {
+            worse.push(format!(
+                "{name}: {measured} hundredths, recorded {recorded}"
+            ));
+        }
+    }
+    assert!(worse.is_empty(), "{}", worse.join("\n"));
+}

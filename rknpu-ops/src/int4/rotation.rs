@@ -1,0 +1,108 @@
+//! The rotation of weights and activations along K.
+//!
+//! ```text
+//! K = 576    signs |+-++-+--+...                                   |    one for each element
+//!            H     |....... 512 .......|                                Hadamard blocks from the front
+//!            signs       |-++-+-...                                |    one for each element of the last block
+//!            H           |....... 512 .............................|    a block that ends with the row
+//! ```
+//!
+//! Every step is orthonormal, so the rotation is, and it leaves the dot product of two rotated rows as it was.
+//!
+//! The signs keep a row whose elements are alike from being gathered in one element, and the second ones keep the last
+//! block from undoing what the first did where the two overlap. Where K is a multiple of the block, there is no last
+//! block. With blocks of the largest power of two that divides K (64 for 576) instead, an outlier would stay in its
+//! block, and 15 levels are too few for the rest of the row to share a scale with it.
+//!
+//! The signs are a function of K and the position alone. So a weight and its activations agree on them, and weights
+//! that read the same activations, such as Q, K and V, take them rotated once. Nothing is lost by it: signs have to be
+//! unrelated to the data, not to those of other tensors.
+
+use crate::quant::{self, HADAMARD_BLOCK_MAX};
+
+/// An orthonormal transform of rows of K elements, a function of K alone.
+#[derive(Clone, Debug)]
+pub struct Rotation {
+    k: usize,
+    /// Length of the Hadamard blocks; 1 for none.
+    block: usize,
+    /// Sign bits to flip, one word for each element; empty for none.
+    signs: Vec<u32>,
+    /// The same for the last block, where there is one.
+    last_signs: Vec<u32>,
+}
+
+impl Rotation {
+    /// The rotation of rows of `k` elements.
+    #[must_use]
+    pub fn new(k: usize) -> Self {
+        if k == 0 {
+            return Self::identity(k);
+        }
+        let block = (1 << k.ilog2()).min(HADAMARD_BLOCK_MAX);
+        let last = if k.is_multiple_of(block) { 0 } else { block };
+        let mut signs = signs(k, k + last);
+        let last_signs = signs.split_off(k);
+        Self {
+            k,
+            block,
+            signs,
+            last_signs,
+        }
+    }
+
+    /// The rotation that leaves rows of `k` elements as they are.
+    #[must_use]
+    pub const fn identity(k: usize) -> Self {
+        Self {
+            k,
+            block: 1,
+            signs: Vec::new(),
+            last_signs: Vec::new(),
+        }
+    }
+
+    /// Rotates a row in place.
+    ///
+    /// - a non-finite element makes non-finite every element of a block that it is in, and with it at least one element
+    ///   of every K segment that the block reaches
+    ///
+    /// # Panics
+    /// If `row` has another length than K.
+    pub fn apply(&self, row: &mut [f32]) {
+        assert_eq!(row.len(), self.k, "rotation of rows of another length");
+        flip(row, &self.signs);
+        let whole = row.len() / self.block * self.block;
+        quant::hadamard(&mut row[..whole], self.block);
+        if !self.last_signs.is_empty() {
+            let last = &mut row[self.k - self.block..];
+            flip(last, &self.last_signs);
+            quant::hadamard(last, self.block);
+        }
+    }
+}
+
+/// Changes the sign of the elements whose word says so.
+fn flip(row: &mut [f32], signs: &[u32]) {
+    for (x, sign) in row.iter_mut().zip(signs) {
+        *x = f32::from_bits(x.to_bits() ^ sign);
+    }
+}
+
+/// `count` sign bits for rows of `k` elements: the bits, lowest first, of what SplitMix64 gives from seed `k`.
+///
+/// SOURCE: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+fn signs(k: usize, count: usize) -> Vec<u32> {
+    // CAST: usize has at most 64 bits on every target.
+    let mut state = k as u64;
+    let mut signs = Vec::with_capacity(count.next_multiple_of(64));
+    while signs.len() < count {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let word = z ^ (z >> 31);
+        signs.extend((0..64).map(|bit| if word >> bit & 1 == 1 { 1 << 31 } else { 0u32 }));
+    }
+    signs.truncate(count);
+    signs
+}

@@ -1,0 +1,77 @@
+//! Weights: calibrated scales, nibbles, native B.
+
+use super::{nibble_bytes, quantize_one};
+use crate::calibrate::{self, Method};
+use crate::layout::NativeB;
+use crate::pack::{self, Rows};
+
+/// Quantizes rows of one group to nibbles, with a scale for each row and K segment.
+///
+/// - `rows`: any rows of K elements, already rotated; K and `segment_k` even, the last segment may be short
+/// - `method`: how scales are chosen; a method that needs many samples pools the rows of a segment
+/// - `out`: `rows.count() * K / 2` bytes, row-major without gaps
+/// - `scales[segment][row]`: one slice for each K segment, of at least `rows.count()` elements; those beyond are left
+///   alone. 0 for zeros; NaN for a segment with a non-finite element, whose nibbles are 0
+///
+/// # Panics
+/// If a length disagrees, or K or `segment_k` is odd, or `segment_k` is 0.
+pub fn quantize_group_i4(
+    rows: Rows<'_, f32>,
+    segment_k: usize,
+    method: Method,
+    out: &mut [u8],
+    scales: &mut [&mut [f32]],
+) {
+    let k = rows.row_len();
+    let row_bytes = nibble_bytes(k, segment_k);
+    assert_eq!(
+        out.len(),
+        rows.count() * row_bytes,
+        "output of a group of nibbles"
+    );
+    assert_eq!(
+        scales.len(),
+        k.div_ceil(segment_k),
+        "scales of each segment"
+    );
+    for (k0, scales) in (0..k).step_by(segment_k).zip(scales) {
+        let k1 = k.min(k0 + segment_k);
+        let part = rows.columns(k0..k1);
+        let out = &mut *out;
+        calibrate::clip_rows(part, method, |m, clip| {
+            let (values, out) = (part.row(m), &mut out[m * row_bytes..][k0 / 2..k1 / 2]);
+            scales[m] = clip.scale_i4(values, method);
+            match clip.inverse_i4() {
+                Some(inverse) => quantize_one(values, inverse, out),
+                None => out.fill(0),
+            }
+        });
+    }
+}
+
+/// Packs one group of weight rows of nibbles into native B: [`pack::pack_group`] on bytes.
+///
+/// - `src`: at most `gn` rows of nibbles of the K range; `dst`: the group, `gn * ceil(K / gk) * gk / 2` bytes
+///
+/// # Panics
+/// As [`pack::pack_group`].
+pub fn pack_group_i4(src: Rows<'_, u8>, layout: NativeB, dst: &mut [u8]) {
+    pack::pack_group(src, in_bytes(layout), dst);
+}
+
+/// Exact inverse of [`pack_group_i4`]: `rows` rows of `k` elements (even), `k / 2` bytes each.
+///
+/// # Panics
+/// As [`pack::unpack_group`].
+pub fn unpack_group_i4(src: &[u8], layout: NativeB, rows: usize, k: usize, dst: &mut [u8]) {
+    pack::unpack_group(src, in_bytes(layout), rows, k / 2, dst);
+}
+
+/// The layout of nibbles as one of bytes.
+const fn in_bytes(layout: NativeB) -> NativeB {
+    NativeB {
+        gk: layout.gk / 2,
+        split_k: layout.split_k / 2,
+        ..layout
+    }
+}

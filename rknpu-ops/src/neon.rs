@@ -1,0 +1,48 @@
+//! The loops of `quant` and `pack` on aarch64's vector unit (NEON), with the bits of [`scalar`](crate::scalar).
+//!
+//! NEON is part of the base instruction set of aarch64 Linux, so nothing is detected at run time: this module is there,
+//! and used, wherever the target is aarch64. It stays within that base set because the smaller cores of these chips
+//! (Cortex-A53) have no more: no dot product and no FP16 arithmetic, only FP16 conversion.
+//!
+//! A loop adds and multiplies in the order of its portable version and never fuses the two. What is left over after
+//! the last whole vector goes through the portable version.
+#![expect(
+    unsafe_code,
+    reason = "loads and stores of vectors take pointers, and one instruction is inline assembly"
+)]
+
+use std::arch::aarch64::{float32x4_t, vld1q_f32, vst1q_f32};
+
+mod hadamard;
+mod interleave;
+mod row;
+mod unpack;
+
+pub use hadamard::hadamard;
+pub use interleave::interleave;
+pub use row::{absmax_bits, quantize, scale_to_f16};
+pub use unpack::{unpack_f32, unpack_i32};
+
+/// Four numbers in a register.
+#[inline]
+#[target_feature(enable = "neon")]
+fn load(from: &[f32; 4]) -> float32x4_t {
+    // SAFETY: a reference to four numbers is readable for as many, and the load needs no alignment beyond theirs.
+    unsafe { vld1q_f32(from.as_ptr()) }
+}
+
+/// A register to four numbers.
+#[inline]
+#[target_feature(enable = "neon")]
+fn store(to: &mut [f32; 4], value: float32x4_t) {
+    // SAFETY: an exclusive reference to four numbers is writable for as many; the store needs no more alignment.
+    unsafe { vst1q_f32(to.as_mut_ptr(), value) }
+}
+
+/// Sixteen elements as four times four.
+#[inline]
+fn quads<T>(part: &[T; 16]) -> &[[T; 4]; 4] {
+    let (quads, _) = part.as_chunks::<4>();
+    // PANIC: sixteen elements are four times four.
+    quads.first_chunk().unwrap_or_else(|| unreachable!())
+}

@@ -1,0 +1,16 @@
+//! The loops of `quant` and `pack` in portable code: what runs where there is no hand-written version, and what a
+//! hand-written version must equal bit for bit.
+//!
+//! Lengths and ranges are checked by `quant` and `pack`; here, wrong ones panic or leave elements alone.
+
+mod hadamard;
+mod interleave;
+mod row;
+mod unpack;
+
+pub use hadamard::hadamard;
+pub use interleave::interleave;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use row::ROUND_MAGIC;
+pub use row::{absmax_bits, quantize, scale_to_f16};
+pub use unpack::{unpack_f32, unpack_i32};
