@@ -1,6 +1,52 @@
 //! What each chip can do, as data: one constant per chip, each number with its source. No decisions.
 
+use rknpu_ops::ffi::MatmulType;
+use rknpu_ops::int4::Digits;
 use rknpu_ops::layout::Soc;
+
+/// In which arithmetic the device multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// INT8 weights with a scale for each row, INT8 activations with a scale for each token, exact INT32 sums.
+    Int8,
+    /// FP16 weights as they are, FP16 activations, FP32 sums.
+    Fp16,
+    /// INT4 weights with a scale for each row and segment, activations as two INT4 digits, INT16 sums.
+    Int4,
+    /// INT4 weights with a scale for each row and segment, INT8 activations with a scale for each token, INT32 sums.
+    Int4Int8,
+}
+
+impl Precision {
+    /// The vendor's number for it.
+    #[must_use]
+    pub const fn matmul_type(self) -> MatmulType {
+        match self {
+            Self::Int8 => MatmulType::I8_I8_I32,
+            Self::Fp16 => MatmulType::F16_F16_F32,
+            Self::Int4 => MatmulType::I4_I4_I16,
+            Self::Int4Int8 => MatmulType::I8_I4_I32,
+        }
+    }
+
+    /// Rows of A and C for each row of activations.
+    #[must_use]
+    pub const fn rows(self) -> usize {
+        match self {
+            Self::Int4 => DIGITS.rows(),
+            Self::Int8 | Self::Fp16 | Self::Int4Int8 => 1,
+        }
+    }
+
+    /// Whether the weights have a scale for each segment of K.
+    #[must_use]
+    pub const fn is_int4(self) -> bool {
+        matches!(self, Self::Int4 | Self::Int4Int8)
+    }
+}
+
+/// INT4 activations are two digits: one digit has 15 levels, and its error would be that of the weights again.
+pub const DIGITS: Digits = Digits::Two;
 
 /// A Rockchip NPU as the planner sees it.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +59,8 @@ pub struct RkCaps {
     pub k_max_fp16: usize,
     /// Largest N of one call.
     pub n_max: usize,
+    /// The arithmetic for INT4 weights, if there is one.
+    pub int4: Option<Precision>,
 }
 
 // SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576: 4096)
@@ -24,6 +72,7 @@ pub const RK3588: RkCaps = RkCaps {
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
+    int4: Some(Precision::Int4),
 };
 /// RK3576.
 pub const RK3576: RkCaps = RkCaps {
@@ -31,6 +80,7 @@ pub const RK3576: RkCaps = RkCaps {
     k_max_int8: 4096,
     k_max_fp16: 4096,
     n_max: 4096,
+    int4: Some(Precision::Int4Int8),
 };
 /// RK3562.
 pub const RK3562: RkCaps = RkCaps {
@@ -38,6 +88,7 @@ pub const RK3562: RkCaps = RkCaps {
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
+    int4: None,
 };
 /// RK3566 and RK3568.
 pub const RK3566: RkCaps = RkCaps {
@@ -45,6 +96,7 @@ pub const RK3566: RkCaps = RkCaps {
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
+    int4: None,
 };
 
 /// Every Rockchip chip that is known.

@@ -3,15 +3,17 @@
 use std::path::PathBuf;
 
 use log::LevelFilter;
+use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, Fault, parse_faults};
 
 use crate::caps::{self, RkCaps};
 use crate::error::{Error, Result};
+use crate::rules::{self, Rules};
 
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables, without prefix.
-const VARIABLES: [&str; 8] = [
+const VARIABLES: [&str; 10] = [
     "SIM",
     "DEVICES",
     "LOG",
@@ -20,6 +22,8 @@ const VARIABLES: [&str; 8] = [
     "SIM_FAULTS",
     "SIM_COHERENCE",
     "SIM_API_VERSION",
+    "RULES",
+    "CALIBRATION",
 ];
 
 /// What the user asked for.
@@ -33,6 +37,10 @@ pub struct Config {
     pub log: LevelFilter,
     /// `GGML_RUST_NPU_CHIP`: the chip to assume in place of what the device tree says.
     pub chip: Option<&'static RkCaps>,
+    /// `GGML_RUST_NPU_RULES`: which arithmetic weights take, by name.
+    pub rules: Rules,
+    /// `GGML_RUST_NPU_CALIBRATION`: how INT4 weights are clipped.
+    pub calibration: Method,
     /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
     pub rknn_lib: Option<PathBuf>,
     /// `GGML_RUST_NPU_SIM_FAULTS`: which calls of the stand-in fail.
@@ -74,6 +82,8 @@ impl Config {
                 .map(|list| list.split(',').map(|name| name.trim().into()).collect()),
             log: level(get("GGML_RUST_NPU_LOG"))?,
             chip: chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
+            rules: rules(get("GGML_RUST_NPU_RULES"))?,
+            calibration: calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
             rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
             faults,
             coherence: coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
@@ -110,6 +120,37 @@ fn chip(variable: &'static str, value: Option<String>) -> Result<Option<&'static
             value,
         }),
     }
+}
+
+fn rules(value: Option<String>) -> Result<Rules> {
+    let value = value.unwrap_or_default();
+    Rules::parse(&value).map_err(|reason| Error::Config {
+        variable: "GGML_RUST_NPU_RULES",
+        reason,
+        allowed: format!("pattern=choice,... with one of {}", rules::choices()),
+        value,
+    })
+}
+
+/// Words for how INT4 weights are clipped. The percentile is the one that did best on SmolLM2-135M.
+const CALIBRATIONS: [(&str, Method); 4] = [
+    ("mse", Method::Mse),
+    ("kl", Method::KlDivergence),
+    ("percentile", Method::Percentile(0.99)),
+    ("absmax", Method::AbsMax),
+];
+
+fn calibration(value: Option<String>) -> Result<Method> {
+    let Some(value) = value else {
+        return Ok(Method::default());
+    };
+    let found = CALIBRATIONS.iter().find(|(word, _)| *word == value.trim());
+    found.map(|(_, method)| *method).ok_or(Error::Config {
+        variable: "GGML_RUST_NPU_CALIBRATION",
+        reason: "no such method".into(),
+        allowed: CALIBRATIONS.map(|(word, _)| word).join(", "),
+        value,
+    })
 }
 
 fn coherence(value: Option<String>) -> Result<Coherence> {
@@ -158,6 +199,8 @@ mod tests {
             ("GGML_RUST_NPU_SIM", "rk3589", "rk3588"),
             ("GGML_RUST_NPU_CHIP", "RK", "rk3576"),
             ("GGML_RUST_NPU_LOG", "loud", "debug"),
+            ("GGML_RUST_NPU_RULES", "ffn=int3", "fp16, int8, int4, cpu"),
+            ("GGML_RUST_NPU_CALIBRATION", "best", "absmax"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "loose", "strict"),
             (
                 "GGML_RUST_NPU_SIM_FAULTS",

@@ -14,7 +14,7 @@
 //! | module | holds | may use |
 //! |---|---|---|
 //! | [`error`], [`tensor`], [`caps`] | the error type; types and shapes; what each chip can do | `rknpu-ops` |
-//! | [`config`] | the environment variables | the above |
+//! | [`rules`], [`config`] | which weight takes which arithmetic; the environment variables | the above |
 //! | [`shm`] | memory that ggml owns, as slices | the above |
 //! | [`graph`], [`repack`], [`reference`] | what ggml handed over; weights into native layouts; the oracle | the above |
 //! | [`plan`], [`vendor`] | nodes to commands, pure; the vendor's functions behind safe calls | the above |
@@ -32,6 +32,7 @@ pub mod graph;
 pub mod plan;
 pub mod reference;
 pub mod repack;
+pub mod rules;
 pub mod selftest;
 pub mod shm;
 pub mod tensor;

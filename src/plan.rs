@@ -1,13 +1,45 @@
 //! What is supported, and how it is cut up: from a node's metadata and a chip's capabilities to a [`MulMat`].
 //! Pure, cheap and thread-safe; knows no device.
 
+use rknpu_ops::calibrate::Method;
+
 use crate::caps::{self, RkCaps};
 use crate::graph::{Op, Place, Tensor};
 use crate::repack::WeightLayout;
+use crate::rules::Rules;
 use crate::tensor::DType;
 
 /// Why a node is left to the CPU. Only ever shown in traces and in errors about a broken promise.
 pub type Refusal = &'static str;
+
+/// The chip, and what the user wants of it.
+#[derive(Debug)]
+pub struct Target {
+    /// The chip.
+    pub caps: &'static RkCaps,
+    /// Which arithmetic the weights take.
+    pub rules: Rules,
+    /// How INT4 weights are clipped.
+    pub calibration: Method,
+}
+
+impl From<&'static RkCaps> for Target {
+    fn from(caps: &'static RkCaps) -> Self {
+        Self {
+            caps,
+            rules: Rules::default(),
+            calibration: Method::default(),
+        }
+    }
+}
+
+impl Target {
+    fn layout(&self, weights: &Tensor) -> Option<WeightLayout> {
+        let choice = self.rules.choice(weights.name);
+        WeightLayout::new(self.caps, choice, weights.dtype, weights.shape.ne)
+            .filter(|layout| layout.bytes() <= caps::DOMAIN_WEIGHT_BYTES)
+    }
+}
 
 /// A multiplication that the device computes: `dst[M,N] = act[M,K] · w[K,N]` for each of `planes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,15 +62,12 @@ impl MulMat {
     }
 }
 
-/// Whether a tensor can be held packed on the chip, and how. Asks for the type and the shape only, so the answer is
+/// Whether a tensor can be held packed on the chip, and how. Asks for the name, the type and the shape only, so the answer is
 /// the same for a weight that is asked about with M = 512, that is allocated, and that is used with M = 1.
 #[must_use]
-pub fn weight_layout(caps: &'static RkCaps, weights: &Tensor) -> Option<WeightLayout> {
-    if !weights.shape.is_contiguous(weights.dtype) {
-        return None;
-    }
-    WeightLayout::new(caps, weights.dtype, weights.shape.ne)
-        .filter(|layout| layout.bytes() <= caps::DOMAIN_WEIGHT_BYTES)
+pub fn weight_layout(target: &Target, weights: &Tensor) -> Option<WeightLayout> {
+    let contiguous = weights.shape.is_contiguous(weights.dtype);
+    contiguous.then(|| target.layout(weights)).flatten()
 }
 
 /// A multiplication in which each row of activations goes to the expert that was chosen for it.
@@ -78,12 +107,7 @@ impl Command {
 ///
 /// # Errors
 /// The reason why the node is not for this device.
-pub fn question(
-    caps: &'static RkCaps,
-    op: Op,
-    dst: &Tensor,
-    src: &[Tensor],
-) -> Result<Command, Refusal> {
+pub fn question(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result<Command, Refusal> {
     // Weights in plain memory, and operands that were just computed, would have to be quantized and packed at each
     // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as such, and packing
     // at use is what happens.
@@ -91,35 +115,25 @@ pub fn question(
     if !src.first().is_some_and(in_place) {
         return Err("weights are not in packed memory");
     }
-    command(caps, op, dst, src)
+    command(target, op, dst, src)
 }
 
 /// Plans a node.
 ///
 /// # Errors
 /// The reason why the device cannot compute it.
-pub fn command(
-    caps: &'static RkCaps,
-    op: Op,
-    dst: &Tensor,
-    src: &[Tensor],
-) -> Result<Command, Refusal> {
+pub fn command(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result<Command, Refusal> {
     match (op, src) {
-        (Op::MulMat, [src0, src1]) => mul_mat(caps, dst, src0, src1).map(Command::MulMat),
+        (Op::MulMat, [src0, src1]) => mul_mat(target, dst, src0, src1).map(Command::MulMat),
         (Op::MulMatId, [src0, src1, ids]) => {
-            mul_mat_id(caps, dst, src0, src1, ids).map(Command::MulMatId)
+            mul_mat_id(target, dst, src0, src1, ids).map(Command::MulMatId)
         }
         _ => Err("wrong number of sources"),
     }
 }
 
-fn mul_mat(
-    caps: &'static RkCaps,
-    dst: &Tensor,
-    src0: &Tensor,
-    src1: &Tensor,
-) -> Result<MulMat, Refusal> {
-    let weights = operands(caps, dst, src0, src1)?;
+fn mul_mat(target: &Target, dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<MulMat, Refusal> {
+    let weights = operands(target, dst, src0, src1)?;
     let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
     if k != k1 || dst.shape.ne != [n, m, p2, p3] || p2 % s2 != 0 || p3 % s3 != 0 {
         return Err("shapes do not fit");
@@ -133,13 +147,13 @@ fn mul_mat(
 }
 
 fn mul_mat_id(
-    caps: &'static RkCaps,
+    target: &Target,
     dst: &Tensor,
     src0: &Tensor,
     src1: &Tensor,
     ids: &Tensor,
 ) -> Result<MulMatId, Refusal> {
-    let weights = operands(caps, dst, src0, src1)?;
+    let weights = operands(target, dst, src0, src1)?;
     let ([k, n, experts, s3], [k1, rows, tokens, p3]) = (src0.shape.ne, src1.shape.ne);
     let [used, ids_tokens, ..] = ids.shape.ne;
     if ids.dtype != DType::I32 || !readable(ids) {
@@ -169,7 +183,7 @@ fn readable(tensor: &Tensor) -> bool {
 
 /// What holds for the operands of any multiplication; returns how the weights lie in device memory.
 fn operands(
-    caps: &'static RkCaps,
+    target: &Target,
     dst: &Tensor,
     src0: &Tensor,
     src1: &Tensor,
@@ -188,12 +202,9 @@ fn operands(
     if dst.dtype != DType::F32 || dst.shape.nb[0] != 4 {
         return Err("result is not rows of F32");
     }
-    let weights = WeightLayout::new(caps, src0.dtype, src0.shape.ne)
-        .ok_or("weights of this type stay on the CPU")?;
-    if weights.bytes() > caps::DOMAIN_WEIGHT_BYTES {
-        return Err("weights are larger than one allocation");
-    }
-    Ok(weights)
+    target
+        .layout(src0)
+        .ok_or("weights of this type, size or name stay on the CPU")
 }
 
 /// Largest M of one call.

@@ -1,5 +1,5 @@
 //! Weights between ggml's rows and the NPU's native layout. For INT8 this quantizes too: block Hadamard, then one
-//! scale for each row.
+//! scale for each row. For INT4: a rotation, then a calibrated scale for each row and segment of K.
 //!
 //! A weight of N rows of K is cut into **chunks** of N (so that the cores share them and no call exceeds the chip's
 //! N) and **segments** of K (no call exceeds the chip's K). Every (slice, chunk, segment) is one **block**: a native
@@ -16,50 +16,28 @@
 
 use std::ops::Range;
 
+use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use rayon::prelude::*;
-use rknpu_ops::ffi::MatmulType;
+use rknpu_ops::calibrate::Method;
+use rknpu_ops::int4::{self, Rotation};
 use rknpu_ops::layout::{MatmulLayout, NativeB};
 use rknpu_ops::pack::{self, Rows};
 use rknpu_ops::quant;
 
-use crate::caps::RkCaps;
+use crate::caps::{Precision, RkCaps};
+use crate::rules::Choice;
 use crate::tensor::{DType, Dequantize};
-
-/// In which arithmetic the device multiplies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// INT8 weights with a scale for each row, INT8 activations with a scale for each token, exact INT32 sums.
-    Int8,
-    /// FP16 weights as they are, FP16 activations, FP32 sums.
-    Fp16,
-}
-
-impl Precision {
-    /// The vendor's number for it.
-    #[must_use]
-    pub const fn matmul_type(self) -> MatmulType {
-        match self {
-            Self::Int8 => MatmulType::I8_I8_I32,
-            Self::Fp16 => MatmulType::F16_F16_F32,
-        }
-    }
-
-    /// Bytes of an element of A and B.
-    #[must_use]
-    pub const fn elem_bytes(self) -> usize {
-        match self {
-            Self::Int8 => 1,
-            Self::Fp16 => 2,
-        }
-    }
-}
 
 /// Bytes that blocks are aligned to: views of an allocation start at a page.
 // SOURCE: rknpu's buffers are mapped by pages of 4 KiB (driver 0.9.8, rknpu_gem.c).
 pub const BLOCK_ALIGN_BYTES: usize = 4096;
 
-/// Most segments of K: K up to 131,072 in INT8, where the INT32 sum of all segments is still exact.
-pub const MAX_SEGMENTS: usize = 16;
+/// Most segments of K.
+pub const MAX_SEGMENTS: usize = 64;
+
+/// Longest row: the INT32 sum of all INT8 segments is exact up to `2^31 / 127^2` = 133,144.
+const MAX_K: usize = 131_072;
 
 /// Where the weights of one tensor lie in device memory. Only its methods compute offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,16 +65,28 @@ pub struct WeightLayout {
 }
 
 impl WeightLayout {
-    /// Lays out a weight of type `dtype` and dimensions `ne`; `None` for types that the device does not take.
+    /// Lays out a weight of type `dtype` and dimensions `ne`, in the arithmetic that a rule chose for it, or else in
+    /// the one for its type; `None` for weights that the device does not take.
     #[must_use]
-    pub fn new(caps: &RkCaps, dtype: DType, ne: [usize; 4]) -> Option<Self> {
-        let (precision, k_max) = match dtype {
-            DType::F16 => (Precision::Fp16, caps.k_max_fp16),
-            DType::Quantized { .. } => (Precision::Int8, caps.k_max_int8),
-            DType::F32 | DType::I32 | DType::Other => return None,
+    pub fn new(
+        caps: &RkCaps,
+        choice: Option<Choice>,
+        dtype: DType,
+        ne: [usize; 4],
+    ) -> Option<Self> {
+        let precision = match (dtype, choice) {
+            (DType::F32 | DType::I32 | DType::Other, _) | (_, Some(Choice::Cpu)) => return None,
+            (_, Some(Choice::Fp16)) | (DType::F16, None) => Precision::Fp16,
+            (_, Some(Choice::Int8)) | (DType::Quantized { .. }, None) => Precision::Int8,
+            (_, Some(Choice::Int4)) => caps.int4?,
+        };
+        let k_max = match precision {
+            Precision::Int8 => caps.k_max_int8,
+            Precision::Fp16 => caps.k_max_fp16,
+            Precision::Int4 | Precision::Int4Int8 => int4::SAFE_K_I4,
         };
         dtype.row_bytes(ne[0])?;
-        if ne.contains(&0) {
+        if ne.contains(&0) || ne[0] > MAX_K || (precision.is_int4() && !ne[0].is_multiple_of(2)) {
             return None;
         }
         let native = MatmulLayout::of(caps.soc, precision.matmul_type())?;
@@ -159,19 +149,25 @@ impl WeightLayout {
         self.slices * self.blocks_per_slice() * self.block_stride()
     }
 
-    /// Number of weight scales: one for each row, padding rows included.
-    #[must_use]
-    pub fn scales(&self) -> usize {
+    /// Sets of weight scales in a chunk, of one scale for each row: one, or one for each segment of K.
+    fn scale_sets(&self) -> usize {
         match self.precision {
-            Precision::Int8 => self.slices * self.chunks * self.chunk_n,
+            Precision::Int8 => 1,
             Precision::Fp16 => 0,
+            Precision::Int4 | Precision::Int4Int8 => self.segments,
         }
     }
 
-    /// The scales of the rows of a chunk, in [`WeightLayout::scales`].
+    /// Number of weight scales, those of padding rows included.
     #[must_use]
-    pub fn chunk_scales(&self, slice: usize, chunk: usize) -> Range<usize> {
-        let start = (slice * self.chunks + chunk) * self.chunk_n;
+    pub fn scales(&self) -> usize {
+        self.slices * self.chunks * self.scale_sets() * self.chunk_n
+    }
+
+    /// The scales of the rows of a chunk, in [`WeightLayout::scales`]; `set` is the segment if each has its own.
+    #[must_use]
+    pub fn chunk_scales(&self, slice: usize, chunk: usize, set: usize) -> Range<usize> {
+        let start = ((slice * self.chunks + chunk) * self.scale_sets() + set) * self.chunk_n;
         start..start + self.chunk_n
     }
 
@@ -181,13 +177,13 @@ impl WeightLayout {
         (chunk * self.chunk_n).min(self.n)..((chunk + 1) * self.chunk_n).min(self.n)
     }
 
-    /// Elements of K with the padding of the last segment.
+    /// The elements of K that a segment covers.
     #[must_use]
-    pub fn k_padded(&self) -> usize {
-        self.segments * self.segment_k
+    pub fn segment_columns(&self, segment: usize) -> Range<usize> {
+        (segment * self.segment_k).min(self.k)..((segment + 1) * self.segment_k).min(self.k)
     }
 
-    /// Length of the Hadamard blocks that weights and activations go through.
+    /// Length of the Hadamard blocks that INT8 weights and activations go through.
     #[must_use]
     pub fn hadamard_block(&self) -> usize {
         quant::hadamard_block(self.k)
@@ -203,6 +199,24 @@ pub struct Source<'a> {
     pub rows: &'a [u8],
     /// ggml's way to `f32`; needed for quantized types.
     pub dequantize: Option<&'a dyn Dequantize>,
+    /// How INT4 weights are clipped.
+    pub calibration: Method,
+}
+
+impl Source<'_> {
+    /// The values of one row.
+    fn row(&self, bytes: &[u8], out: &mut [f32]) {
+        match (self.dtype, self.dequantize) {
+            (DType::F16, _) => {
+                for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *value = f16::from_le_bytes([pair[0], pair[1]]).to_f32();
+                }
+            }
+            (_, Some(dequantize)) => dequantize.dequantize(bytes, out),
+            // The planner admits a quantized tensor only together with its dequantizer.
+            (_, None) => unreachable!("a quantized type without a dequantizer"),
+        }
+    }
 }
 
 /// One group of rows on its way into the layout: its place in each segment of its chunk.
@@ -213,8 +227,8 @@ struct Group<'a> {
     rows: usize,
     /// Destination in each segment.
     segments: Vec<&'a mut [u8]>,
-    /// Scales of the group's rows; empty for FP16.
-    scales: &'a mut [f32],
+    /// Scales of the group's rows, in each set.
+    scales: Vec<&'a mut [f32]>,
 }
 
 /// Packs the rows `rows` (counted over all slices) and, as groups are packed whole, their neighbours in the group.
@@ -246,39 +260,31 @@ pub fn pack_rows(
         .into_iter()
         .filter(touched)
         .collect();
-    let work = || Work::new(layout);
-    groups.into_par_iter().for_each_init(work, |work, group| {
-        let bytes = &source.rows[group.first_row * row_bytes..][..group.rows * row_bytes];
-        match layout.precision {
-            Precision::Int8 => pack_int8(layout, bytes, source, group, work),
-            Precision::Fp16 => pack_fp16(layout, bytes, group, work),
-        }
-    });
+    let rotation = layout.precision.is_int4().then(|| Rotation::new(layout.k));
+    let packer = Packer {
+        layout,
+        source,
+        rotation,
+    };
+    groups
+        .into_par_iter()
+        .for_each_init(Work::default, |work, group| {
+            let bytes = &source.rows[group.first_row * row_bytes..][..group.rows * row_bytes];
+            match layout.precision {
+                Precision::Int8 => packer.int8(bytes, group, work),
+                Precision::Fp16 => packer.fp16(bytes, group, work),
+                Precision::Int4 | Precision::Int4Int8 => packer.int4(bytes, group, work),
+            }
+        });
 }
 
-/// Scratch of one thread.
+/// Scratch of one thread: the rows of a group.
+#[derive(Default)]
 struct Work {
-    row: Vec<f32>,
+    values: Vec<f32>,
     int8: Vec<i8>,
     bits: Vec<u16>,
-}
-
-impl Work {
-    fn new(layout: &WeightLayout) -> Self {
-        let group = layout.native.b.gn * layout.k;
-        match layout.precision {
-            Precision::Int8 => Self {
-                row: vec![0.0; layout.k],
-                int8: vec![0; group],
-                bits: Vec::new(),
-            },
-            Precision::Fp16 => Self {
-                row: Vec::new(),
-                int8: Vec::new(),
-                bits: vec![0; group],
-            },
-        }
-    }
+    nibbles: Vec<u8>,
 }
 
 /// Cuts the destination into groups of `gn` rows, those without any row that exists left out.
@@ -286,7 +292,8 @@ fn groups<'a>(layout: &WeightLayout, scales: &'a mut [f32], out: &'a mut [u8]) -
     let NativeB { gn, .. } = layout.native.b;
     let group_bytes = layout.native.b.bytes(layout.segment_k, gn);
     let groups_per_chunk = layout.chunk_n / gn;
-    let mut scales = scales.chunks_exact_mut(gn);
+    let sets = layout.scale_sets();
+    let mut scales = scales.chunks_exact_mut((sets * layout.chunk_n).max(1));
     let mut all = Vec::with_capacity(layout.slices * layout.chunks * groups_per_chunk);
     let chunks = out.chunks_exact_mut(layout.block_stride() * layout.segments);
     for (index, chunk) in chunks.enumerate() {
@@ -295,11 +302,15 @@ fn groups<'a>(layout: &WeightLayout, scales: &'a mut [f32], out: &'a mut [u8]) -
             .chunks_exact_mut(layout.block_stride())
             .map(|block| block[..layout.block_bytes()].chunks_exact_mut(group_bytes))
             .collect();
+        let mut scales: Vec<_> = (scales.next().unwrap_or_default())
+            .chunks_exact_mut(layout.chunk_n)
+            .map(|set| set.chunks_exact_mut(gn))
+            .collect();
         for group in 0..groups_per_chunk {
             let first = chunk_index * layout.chunk_n + group * gn;
             let rows = first.min(layout.n)..(first + gn).min(layout.n);
             let segments: Vec<_> = segments.iter_mut().filter_map(Iterator::next).collect();
-            let scales = scales.next().unwrap_or_default();
+            let scales: Vec<_> = scales.iter_mut().filter_map(Iterator::next).collect();
             if !rows.is_empty() {
                 all.push(Group {
                     first_row: slice * layout.n + rows.start,
@@ -313,56 +324,83 @@ fn groups<'a>(layout: &WeightLayout, scales: &'a mut [f32], out: &'a mut [u8]) -
     all
 }
 
-fn pack_int8(
-    layout: &WeightLayout,
-    bytes: &[u8],
-    source: Source,
-    mut group: Group,
-    work: &mut Work,
-) {
-    let k = layout.k;
-    // PANIC: the planner admits a quantized tensor only together with its dequantizer.
-    let dequantize = source
-        .dequantize
-        .expect("a quantized type has a dequantizer");
-    let rows = bytes
-        .chunks_exact(bytes.len() / group.rows)
-        .zip(work.int8.chunks_exact_mut(k));
-    for ((bytes, int8), scale) in rows.zip(group.scales.iter_mut()) {
-        dequantize.dequantize(bytes, &mut work.row);
-        *scale = quant::quantize_weight_row_i8(&mut work.row, layout.hadamard_block(), int8);
-    }
-    pack_segments(
-        layout,
-        Rows::new(&work.int8, group.rows, k, k),
-        &mut group.segments,
-    );
+/// What the groups of a weight have in common.
+struct Packer<'a> {
+    layout: &'a WeightLayout,
+    source: Source<'a>,
+    /// For INT4.
+    rotation: Option<Rotation>,
 }
 
-fn pack_fp16(layout: &WeightLayout, bytes: &[u8], mut group: Group, work: &mut Work) {
-    let k = layout.k;
-    for (bits, pair) in work.bits.iter_mut().zip(bytes.chunks_exact(2)) {
-        *bits = u16::from_le_bytes([pair[0], pair[1]]);
+impl Packer<'_> {
+    fn int8(&self, bytes: &[u8], mut group: Group, work: &mut Work) {
+        let k = self.layout.k;
+        work.values.resize(k, 0.0);
+        work.int8.resize(group.rows * k, 0);
+        let block = self.layout.hadamard_block();
+        let rows = bytes.chunks_exact(bytes.len() / group.rows);
+        let scales = group.scales.iter_mut().flat_map(|set| set.iter_mut());
+        for ((bytes, int8), scale) in rows.zip(work.int8.chunks_exact_mut(k)).zip(scales) {
+            self.source.row(bytes, &mut work.values);
+            *scale = quant::quantize_weight_row_i8(&mut work.values, block, int8);
+        }
+        self.pack(Rows::new(&work.int8, group.rows, k, k), &mut group.segments);
     }
-    pack_segments(
-        layout,
-        Rows::new(&work.bits, group.rows, k, k),
-        &mut group.segments,
-    );
-}
 
-/// Packs one group of rows into its place in each segment. Padding behind K is whole tiles at the end of the group.
-fn pack_segments<T: Copy + Default + bytemuck::Pod>(
-    layout: &WeightLayout,
-    rows: Rows<T>,
-    segments: &mut [&mut [u8]],
-) {
-    for (segment, out) in segments.iter_mut().enumerate() {
-        let end = ((segment + 1) * layout.segment_k).min(layout.k);
-        let columns = rows.columns((segment * layout.segment_k).min(end)..end);
-        let out: &mut [T] = bytemuck::cast_slice_mut(out);
-        let (used, padding) = out.split_at_mut(layout.native.b.strip_len(columns.row_len()));
-        pack::pack_group(columns, layout.native.b, used);
-        padding.fill(T::default());
+    fn fp16(&self, bytes: &[u8], mut group: Group, work: &mut Work) {
+        let k = self.layout.k;
+        work.bits.resize(group.rows * k, 0);
+        if self.source.dtype == DType::F16 {
+            for (bits, pair) in work.bits.iter_mut().zip(bytes.chunks_exact(2)) {
+                *bits = u16::from_le_bytes([pair[0], pair[1]]);
+            }
+        } else {
+            work.values.resize(k, 0.0);
+            let rows = bytes.chunks_exact(bytes.len() / group.rows);
+            for (bytes, bits) in rows.zip(work.bits.chunks_exact_mut(k)) {
+                self.source.row(bytes, &mut work.values);
+                bits.reinterpret_cast_mut::<f16>()
+                    .convert_from_f32_slice(&work.values);
+            }
+        }
+        self.pack(Rows::new(&work.bits, group.rows, k, k), &mut group.segments);
+    }
+
+    fn int4(&self, bytes: &[u8], mut group: Group, work: &mut Work) {
+        let (k, layout) = (self.layout.k, self.layout);
+        let Some(rotation) = &self.rotation else {
+            unreachable!("INT4 weights are rotated");
+        };
+        work.values.resize(group.rows * k, 0.0);
+        work.nibbles.resize(group.rows * k / 2, 0);
+        let rows = bytes.chunks_exact(bytes.len() / group.rows);
+        for (bytes, values) in rows.zip(work.values.chunks_exact_mut(k)) {
+            self.source.row(bytes, values);
+            rotation.apply(values);
+        }
+        let values = Rows::new(&work.values, group.rows, k, k);
+        let method = self.source.calibration;
+        let nibbles = &mut work.nibbles[..];
+        int4::quantize_group_i4(values, layout.segment_k, method, nibbles, &mut group.scales);
+        let rows = Rows::new(&work.nibbles, group.rows, k / 2, k / 2);
+        for (segment, out) in group.segments.iter_mut().enumerate() {
+            let columns = layout.segment_columns(segment);
+            let part = rows.columns(columns.start / 2..columns.end / 2);
+            let (used, padding) = out.split_at_mut(layout.native.b.strip_len(columns.len()) / 2);
+            int4::pack_group_i4(part, layout.native.b, used);
+            padding.fill(0);
+        }
+    }
+
+    /// Packs one group of rows into its place in each segment. Padding behind K is whole tiles at the end of the group.
+    fn pack<T: Copy + Default + bytemuck::Pod>(&self, rows: Rows<T>, segments: &mut [&mut [u8]]) {
+        let layout = self.layout;
+        for (segment, out) in segments.iter_mut().enumerate() {
+            let columns = rows.columns(layout.segment_columns(segment));
+            let out: &mut [T] = bytemuck::cast_slice_mut(out);
+            let (used, padding) = out.split_at_mut(layout.native.b.strip_len(columns.row_len()));
+            pack::pack_group(columns, layout.native.b, used);
+            padding.fill(T::default());
+        }
     }
 }

@@ -42,7 +42,10 @@ impl Rules {
     /// # Errors
     /// Text that names the rule that is wrong, and what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let rules = text.split(',').map(str::trim).filter(|rule| !rule.is_empty());
+        let rules = text
+            .split(',')
+            .map(str::trim)
+            .filter(|rule| !rule.is_empty());
         rules.map(Self::rule).collect::<Result<_, _>>().map(Self)
     }
 
@@ -77,7 +80,8 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_decides() {
-        let rules = Rules::parse(r"ffn_down=int8, blk\.\d+\.ffn_=int4 ,^output=fp16,token=cpu").unwrap();
+        let rules =
+            Rules::parse(r"ffn_down=int8, blk\.\d+\.ffn_=int4 ,^output=fp16,token=cpu").unwrap();
         assert_eq!(rules.choice("blk.3.ffn_down.weight"), Some(Choice::Int8));
         assert_eq!(rules.choice("blk.3.ffn_up.weight"), Some(Choice::Int4));
         assert_eq!(rules.choice("output.weight"), Some(Choice::Fp16));

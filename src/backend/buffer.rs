@@ -123,6 +123,7 @@ impl WeightBuffer {
                 dtype: packed.dtype,
                 rows,
                 dequantize: tensor.dequantize,
+                calibration: self.device.target.calibration,
             };
             self.memory
                 .pack(&mut packed.weights, start, source, first..last);
@@ -134,7 +135,7 @@ impl WeightBuffer {
     /// already there is part of that one.
     fn place(&self, contents: &mut Contents, tensor: &Tensor) -> Result<()> {
         let start = tensor.packed_offset;
-        let Some(layout) = plan::weight_layout(self.device.npu.caps(), tensor) else {
+        let Some(layout) = plan::weight_layout(&self.device.target, tensor) else {
             return Ok(());
         };
         let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);

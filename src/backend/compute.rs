@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use rknpu_ops::calibrate::Method;
 use rknpu_ops::pack::Rows;
 
 use super::{Device, WeightBuffer};
@@ -25,6 +26,7 @@ struct AtUse<'a> {
     src0: Tensor<'a>,
     /// All slices.
     rows: Cow<'a, [u8]>,
+    calibration: Method,
     memory: WeightMemory,
     weights: Weights,
     /// The slice that `weights` holds.
@@ -63,6 +65,7 @@ impl AtUse<'_> {
             dtype: self.src0.dtype,
             rows: &self.rows[slice * bytes..][..bytes],
             dequantize: self.src0.dequantize,
+            calibration: self.calibration,
         };
         self.memory.pack(&mut self.weights, 0, source, 0..n);
         self.slice = Some(slice);
@@ -79,7 +82,7 @@ impl Device {
     /// else the device's error.
     pub fn compute(&self, node: &mut Node, buffer: Option<&WeightBuffer>) -> Result<()> {
         let command =
-            plan::command(self.npu.caps(), node.op, &node.dst, node.sources()).map_err(refused)?;
+            plan::command(&self.target, node.op, &node.dst, node.sources()).map_err(refused)?;
         let contents = buffer.map(WeightBuffer::contents);
         let src0 = node.src[0];
         let found = contents.as_ref().and_then(|contents| contents.find(&src0));
@@ -104,6 +107,7 @@ impl Device {
         Ok(Packed::AtUse(Box::new(AtUse {
             src0,
             rows,
+            calibration: self.target.calibration,
             memory,
             weights,
             slice: None,

@@ -8,9 +8,10 @@ use rknpu_ops::sim;
 use crate::caps::{self, RkCaps};
 use crate::config::Config;
 use crate::device::rknpu::{self, RkNpu};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{Op, Tensor};
-use crate::plan;
+use crate::plan::{self, Target};
+use crate::rules::Choice;
 use crate::selftest;
 use crate::vendor::process;
 use crate::vendor::rknn::Rknn;
@@ -27,6 +28,7 @@ const DEVICE_TREE: &str = "/proc/device-tree/compatible";
 #[derive(Debug)]
 pub struct Device {
     npu: RkNpu,
+    target: Target,
 }
 
 /// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
@@ -53,7 +55,7 @@ pub fn find_devices(config: &Config) -> Vec<Arc<Device>> {
         );
         return Vec::new();
     }
-    match opened.and_then(|(rknn, caps)| Device::start(rknn, caps)) {
+    match opened.and_then(|(rknn, caps)| Device::start(rknn, target(caps, config)?)) {
         Ok(device) => {
             log::info!("{}: {}", rknpu::NAME, device.description());
             vec![Arc::new(device)]
@@ -83,6 +85,23 @@ fn load(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static R
     Ok((rknn, caps))
 }
 
+/// The chip with the user's wishes for it.
+fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
+    if config.rules.ask_for(Choice::Int4) && caps.int4.is_none() {
+        return Err(Error::Config {
+            variable: "GGML_RUST_NPU_RULES",
+            value: "int4".into(),
+            reason: format!("{} has no INT4", caps.soc.name()),
+            allowed: "fp16, int8, cpu".into(),
+        });
+    }
+    Ok(Target {
+        caps,
+        rules: config.rules.clone(),
+        calibration: config.calibration,
+    })
+}
+
 fn chip_of_this_machine() -> Option<&'static RkCaps> {
     caps::rockchip_by_compatible(&std::fs::read_to_string(Path::new(DEVICE_TREE)).ok()?)
 }
@@ -92,9 +111,9 @@ impl Device {
     ///
     /// # Errors
     /// As [`RkNpu::open`]; `SelfTest` if it computes something wrong.
-    pub fn start(rknn: Arc<Rknn>, caps: &'static RkCaps) -> Result<Self> {
-        let device = Self::untested(rknn, caps)?;
-        selftest::run(&device.npu)?;
+    pub fn start(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
+        let device = Self::untested(rknn, target)?;
+        selftest::run(&device.npu, &device.target.rules)?;
         Ok(device)
     }
 
@@ -102,9 +121,10 @@ impl Device {
     ///
     /// # Errors
     /// As [`RkNpu::open`].
-    pub fn untested(rknn: Arc<Rknn>, caps: &'static RkCaps) -> Result<Self> {
-        let npu = RkNpu::open(rknn, caps)?;
-        Ok(Self { npu })
+    pub fn untested(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
+        let target = target.into();
+        let npu = RkNpu::open(rknn, target.caps)?;
+        Ok(Self { npu, target })
     }
 
     /// Chip, library and driver, in one line.
@@ -124,7 +144,7 @@ impl Device {
     /// Whether the device computes an operation. Metadata only.
     #[must_use]
     pub fn supports(&self, op: Op, dst: &Tensor, src: &[Tensor]) -> bool {
-        let plan = plan::question(self.npu.caps(), op, dst, src);
+        let plan = plan::question(&self.target, op, dst, src);
         if let Err(reason) = plan {
             log::trace!("{} stays on the CPU: {reason}", dst.name);
         }
@@ -149,8 +169,7 @@ impl Device {
     #[must_use]
     pub fn packed_bytes(&self, tensor: &Tensor) -> usize {
         let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-        plan::weight_layout(self.npu.caps(), tensor)
-            .map_or(plain, |layout| layout.bytes().max(plain))
+        plan::weight_layout(&self.target, tensor).map_or(plain, |layout| layout.bytes().max(plain))
     }
 }
 

@@ -1,32 +1,72 @@
 //! Activations on their way to the device: quantized row by row, then interleaved into native A.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use half::f16;
 use rayon::prelude::*;
+use rknpu_ops::int4::{self, Rotation};
+use rknpu_ops::layout::NativeA;
 use rknpu_ops::pack::{self, Rows};
 
 use super::scratch::Scratch;
+use crate::caps::{DIGITS, Precision};
 use crate::error::Result;
-use crate::repack::{Precision, WeightLayout};
+use crate::repack::WeightLayout;
 use crate::vendor::rknn::Context;
 
 /// Rows from which on the host stages are shared among threads: below, waking them costs more than the work.
 const PARALLEL_ROWS: usize = 16;
+
+/// Surfaces of native A that one thread fills at a time.
+const SURFACES_PER_TASK: usize = 8;
 
 /// Activations of one call, quantized and packed.
 #[derive(Debug, Default)]
 pub(super) struct Activations {
     int8: Vec<i8>,
     fp16: Vec<f16>,
+    nibbles: Vec<u8>,
     /// One row of F32.
     work: Vec<f32>,
-    /// One factor for each row: the INT8 scale, or the power of two that FP16 rows were divided by.
+    /// Factors of the rows: the INT8 scale, the power of two that an FP16 row was divided by, or the INT4 scale of each
+    /// segment.
     pub(super) scales: Vec<f32>,
     pub(super) native: Scratch,
+    /// The rotation of INT4 operands, for each K.
+    rotations: HashMap<usize, Rotation>,
+}
+
+/// What steps 1 and 2 need besides the data.
+#[derive(Clone, Copy)]
+struct Packing<'a> {
+    anchor: &'a Arc<Context>,
+    threads: &'a rayon::ThreadPool,
+    layout: &'a WeightLayout,
+    /// M of the contexts.
+    bucket: usize,
+}
+
+/// Sizes of the row-major scratch between steps 1 and 2.
+#[derive(Clone, Copy)]
+struct RowSizes {
+    /// Rows of activations.
+    count: usize,
+    /// Elements of each, all its digits together.
+    len: usize,
+    /// Scales of each.
+    scales: usize,
 }
 
 impl Activations {
+    /// Scales of each row.
+    pub(super) fn scales_per_row(layout: &WeightLayout) -> usize {
+        match layout.precision {
+            Precision::Int4 => layout.segments,
+            Precision::Int8 | Precision::Fp16 | Precision::Int4Int8 => 1,
+        }
+    }
+
     /// Steps 1 and 2 of the module's picture.
     pub(super) fn pack(
         &mut self,
@@ -36,104 +76,134 @@ impl Activations {
         act: Rows<f32>,
         bucket: usize,
     ) -> Result<()> {
+        let packing = Packing {
+            anchor,
+            threads,
+            layout,
+            bucket,
+        };
+        let k = layout.k;
+        let sizes = RowSizes {
+            count: act.count(),
+            len: k,
+            scales: Self::scales_per_row(layout),
+        };
         let Self {
             int8,
             fp16,
+            nibbles,
             work,
             scales,
             native,
+            rotations,
         } = self;
-        scales.clear();
-        scales.resize(act.count(), 0.0);
+        let row = |m: usize| act.rows(m..m + 1);
         match layout.precision {
             Precision::Int8 => {
                 let block = layout.hadamard_block();
-                let quantize = |m: usize, work: &mut Vec<f32>, out: &mut [i8], scale: &mut f32| {
-                    work.resize(layout.k, 0.0);
-                    pack::quantize_rows_i8(
-                        act.rows(m..m + 1),
-                        block,
-                        work,
-                        out,
-                        std::slice::from_mut(scale),
-                    );
+                let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
+                    pack::quantize_rows_i8(row(m), block, work, out, scales);
                 };
-                let rows = each_row(threads, layout.k, int8, scales, work, quantize);
-                interleave(native, anchor, threads, layout, rows, bucket)
+                packing.rows(sizes, int8, scales, work, fill);
+                packing.interleave(native, Rows::new(int8, sizes.count, k, k), 1)
             }
             Precision::Fp16 => {
-                let convert = |m: usize, _: &mut Vec<f32>, out: &mut [f16], factor: &mut f32| {
-                    pack::convert_rows_f16(act.rows(m..m + 1), out, std::slice::from_mut(factor));
+                let fill = |m: usize, _: &mut [f32], out: &mut [f16], scales: &mut [f32]| {
+                    pack::convert_rows_f16(row(m), out, scales);
                 };
-                let rows = each_row(threads, layout.k, fp16, scales, work, convert);
-                interleave(native, anchor, threads, layout, rows, bucket)
+                packing.rows(sizes, fp16, scales, work, fill);
+                packing.interleave(native, Rows::new(fp16, sizes.count, k, k), 1)
+            }
+            Precision::Int4Int8 => {
+                let rotation = rotations.entry(k).or_insert_with(|| Rotation::new(k));
+                let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
+                    int4::quantize_rows_i8(row(m), rotation, work, out, scales);
+                };
+                packing.rows(sizes, int8, scales, work, fill);
+                packing.interleave(native, Rows::new(int8, sizes.count, k, k), 1)
+            }
+            Precision::Int4 => {
+                let rotation = rotations.entry(k).or_insert_with(|| Rotation::new(k));
+                let segment_k = layout.segment_k;
+                let fill = |m: usize, work: &mut [f32], out: &mut [u8], scales: &mut [f32]| {
+                    int4::quantize_rows_i4(row(m), rotation, segment_k, DIGITS, work, out, scales);
+                };
+                let len = DIGITS.rows() * k / 2;
+                packing.rows(RowSizes { len, ..sizes }, nibbles, scales, work, fill);
+                let digits = Rows::new(nibbles, sizes.count * DIGITS.rows(), k / 2, k / 2);
+                packing.interleave(native, digits, 2)
             }
         }
     }
 }
 
-/// Step 1: fills `out` row by row with `fill(m, scratch, row, scale)`, on several threads if there are many rows.
-fn each_row<'a, T: Copy + Default + Send>(
-    threads: &rayon::ThreadPool,
-    k: usize,
-    out: &'a mut Vec<T>,
-    scales: &mut [f32],
-    work: &mut Vec<f32>,
-    fill: impl Fn(usize, &mut Vec<f32>, &mut [T], &mut f32) + Sync,
-) -> Rows<'a, T> {
-    let count = scales.len();
-    out.resize(count * k, T::default());
-    if count < PARALLEL_ROWS {
-        for (m, (row, scale)) in out.chunks_exact_mut(k).zip(scales).enumerate() {
-            fill(m, work, row, scale);
-        }
-    } else {
-        let rows = out
-            .par_chunks_exact_mut(k)
-            .zip(scales.par_iter_mut())
-            .enumerate();
-        threads.install(|| {
-            rows.for_each_init(Vec::new, |work, (m, (row, scale))| {
-                fill(m, work, row, scale)
-            })
-        });
-    }
-    Rows::new(out, count, k, k)
-}
-
-/// Surfaces of native A that one thread fills at a time.
-const SURFACES_PER_TASK: usize = 8;
-
-/// Step 2: row-major rows into the native A of each segment of K.
-fn interleave<T: Copy + Default + Send + Sync + bytemuck::Pod>(
-    native: &mut Scratch,
-    anchor: &Arc<Context>,
-    threads: &rayon::ThreadPool,
-    layout: &WeightLayout,
-    rows: Rows<T>,
-    bucket: usize,
-) -> Result<()> {
-    let a = layout.native.a;
-    for segment in 0..layout.segments {
-        let bytes = a.bytes(bucket, layout.segment_k);
-        let memory = native.reserve(anchor, segment, bytes)?;
-        let out: &mut [T] = bytemuck::cast_slice_mut(&mut memory.bytes_mut()[..bytes]);
-        let start = (segment * layout.segment_k).min(layout.k);
-        let columns = rows.columns(start..(start + layout.segment_k).min(layout.k));
-        if bucket < PARALLEL_ROWS {
-            pack::interleave_a(columns, a, bucket, out);
+impl Packing<'_> {
+    /// Step 1: fills `out` row by row with `fill(m, scratch, row, scales)`, on several threads if there are many rows.
+    fn rows<T: Copy + Default + Send>(
+        &self,
+        sizes: RowSizes,
+        out: &mut Vec<T>,
+        scales: &mut Vec<f32>,
+        work: &mut Vec<f32>,
+        fill: impl Fn(usize, &mut [f32], &mut [T], &mut [f32]) + Sync,
+    ) {
+        let k = self.layout.k;
+        out.resize(sizes.count * sizes.len, T::default());
+        scales.resize(sizes.count * sizes.scales, 0.0);
+        if sizes.count < PARALLEL_ROWS {
+            work.resize(k, 0.0);
+            let rows = out.chunks_exact_mut(sizes.len);
+            for (m, (row, scales)) in rows.zip(scales.chunks_exact_mut(sizes.scales)).enumerate() {
+                fill(m, work, row, scales);
+            }
         } else {
-            let step = SURFACES_PER_TASK * a.s;
-            let tasks = out.par_chunks_mut(step * bucket).enumerate();
-            threads.install(|| {
-                tasks.for_each(|(task, out)| {
-                    let range = (task * step).min(columns.row_len())
-                        ..((task + 1) * step).min(columns.row_len());
-                    pack::interleave_a(columns.columns(range), a, bucket, out);
-                });
+            let rows = out.par_chunks_exact_mut(sizes.len);
+            let rows = rows.zip(scales.par_chunks_exact_mut(sizes.scales));
+            self.threads.install(|| {
+                rows.enumerate().for_each_init(
+                    || vec![0.0; k],
+                    |work, (m, (row, scales))| {
+                        fill(m, work, row, scales);
+                    },
+                );
             });
         }
-        memory.sync_to_device()?;
     }
-    Ok(())
+
+    /// Step 2: row-major rows into the native A of each segment of K. `packed` elements of K share a `T`.
+    fn interleave<T: Copy + Default + Send + Sync + bytemuck::Pod>(
+        &self,
+        native: &mut Scratch,
+        rows: Rows<T>,
+        packed: usize,
+    ) -> Result<()> {
+        let layout = self.layout;
+        let m = self.bucket * layout.precision.rows();
+        let a = NativeA {
+            s: layout.native.a.s / packed,
+            ..layout.native.a
+        };
+        for segment in 0..layout.segments {
+            let bytes = layout.native.a.bytes(m, layout.segment_k);
+            let memory = native.reserve(self.anchor, segment, bytes)?;
+            let out: &mut [T] = bytemuck::cast_slice_mut(&mut memory.bytes_mut()[..bytes]);
+            let columns = layout.segment_columns(segment);
+            let columns = rows.columns(columns.start / packed..columns.end / packed);
+            if m < PARALLEL_ROWS {
+                pack::interleave_a(columns, a, m, out);
+            } else {
+                let step = SURFACES_PER_TASK * a.s;
+                let tasks = out.par_chunks_mut(step * m).enumerate();
+                let end = columns.row_len();
+                self.threads.install(|| {
+                    tasks.for_each(|(task, out)| {
+                        let range = (task * step).min(end)..((task + 1) * step).min(end);
+                        pack::interleave_a(columns.columns(range), a, m, out);
+                    });
+                });
+            }
+            memory.sync_to_device()?;
+        }
+        Ok(())
+    }
 }

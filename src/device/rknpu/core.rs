@@ -5,13 +5,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
-use rknpu_ops::pack::{self, NativeOutput};
+use rknpu_ops::int4::{self, Accumulator, Digits, ScaledOutput};
+use rknpu_ops::pack::{self, NativeOutput, Rows};
 
 use super::activation::Activations;
 use super::scratch::Scratch;
 use super::weight::WeightSlice;
+use crate::caps::{DIGITS, Precision};
 use crate::error::Result;
-use crate::repack::{MAX_SEGMENTS, Precision};
+use crate::repack::MAX_SEGMENTS;
 use crate::shm::RowsMut;
 use crate::vendor::rknn::{Context, Operands, Rknn};
 
@@ -63,8 +65,8 @@ impl Core {
         dst: &mut RowsMut,
     ) -> Result<()> {
         let layout = &call.w.weights.layout;
-        let a_bytes = layout.native.a.bytes(call.bucket, layout.segment_k);
-        let c_bytes = layout.native.c.bytes(call.bucket, layout.chunk_n);
+        let a_bytes = layout.native.a.bytes(call.shape().m, layout.segment_k);
+        let c_bytes = layout.native.c.bytes(call.shape().m, layout.chunk_n);
         for chunk in chunks {
             for segment in 0..layout.segments {
                 self.context(call)?;
@@ -118,18 +120,20 @@ impl Core {
                 .get(call.w.memory.anchor(), segment, c_bytes)
                 .bytes()[..c_bytes]
         };
-        let (c, scales) = (layout.native.c, &call.activations.scales);
+        let (c, scales) = (layout.native.c, &call.activations.scales[..]);
+        let columns = layout.chunk_rows(chunk).len();
+        let w_scales = |set| {
+            let range = layout.chunk_scales(call.w.slice, chunk, set);
+            &call.w.weights.scales[range][..columns]
+        };
         match layout.precision {
             Precision::Int8 => {
                 let mut parts: [&[i32]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
                 segments
                     .clone()
                     .for_each(|segment| parts[segment] = bytemuck::cast_slice(bytes(segment)));
-                let rows = layout.chunk_rows(chunk).len();
-                let w_scales =
-                    &call.w.weights.scales[layout.chunk_scales(call.w.slice, chunk)][..rows];
                 let output = NativeOutput::new(&parts[segments], c, call.bucket);
-                pack::unpack_i32(output, 0..call.rows, scales, w_scales, dst);
+                pack::unpack_i32(output, 0..call.rows, scales, w_scales(0), dst);
             }
             Precision::Fp16 => {
                 let mut parts: [&[f32]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
@@ -137,16 +141,46 @@ impl Core {
                     .clone()
                     .for_each(|segment| parts[segment] = bytemuck::cast_slice(bytes(segment)));
                 let output = NativeOutput::new(&parts[segments], c, call.bucket);
-                pack::unpack_f32(
-                    output,
-                    0..call.rows,
-                    scales,
-                    layout.chunk_rows(chunk).len(),
-                    dst,
-                );
+                pack::unpack_f32(output, 0..call.rows, scales, columns, dst);
+            }
+            Precision::Int4 => {
+                let parts = segments.map(|segment| ScaledOutput::<i16> {
+                    c: bytemuck::cast_slice(bytes(segment)),
+                    w_scales: w_scales(segment),
+                });
+                unpack_scaled(call, &parts.collect::<Vec<_>>(), DIGITS, dst);
+            }
+            Precision::Int4Int8 => {
+                let parts = segments.map(|segment| ScaledOutput::<i32> {
+                    c: bytemuck::cast_slice(bytes(segment)),
+                    w_scales: w_scales(segment),
+                });
+                unpack_scaled(call, &parts.collect::<Vec<_>>(), Digits::One, dst);
             }
         }
     }
+}
+
+/// Step 4 for weights with a scale for each segment.
+fn unpack_scaled<T: Accumulator>(
+    call: &Call,
+    parts: &[ScaledOutput<T>],
+    digits: Digits,
+    dst: &mut RowsMut,
+) {
+    let layout = &call.w.weights.layout;
+    let per_row = Activations::scales_per_row(layout);
+    let a_scales = Rows::new(&call.activations.scales, call.rows, per_row, per_row);
+    let m = call.bucket * layout.precision.rows();
+    int4::unpack_scaled(
+        parts,
+        layout.native.c,
+        m,
+        digits,
+        0..call.rows,
+        a_scales,
+        dst,
+    );
 }
 
 impl Call<'_> {
@@ -155,7 +189,7 @@ impl Call<'_> {
         CallShape {
             domain: self.w.memory.anchor().domain(),
             precision: layout.precision,
-            m: self.bucket,
+            m: self.bucket * layout.precision.rows(),
             k: layout.segment_k,
             n: layout.chunk_n,
         }

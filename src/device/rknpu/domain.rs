@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rknpu_ops::ffi::MatmulInfo;
 
 use crate::caps;
+use crate::caps::Precision;
 use crate::error::{Error, Result};
-use crate::repack::Precision;
 use crate::vendor::rknn::{Context, Memory, Rknn};
 
 /// All address spaces of the device.
