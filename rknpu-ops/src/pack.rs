@@ -55,10 +55,10 @@ impl<'a, T> Rows<'a, T> {
             count <= 1 || stride >= len,
             "rows of {len} overlap at a stride of {stride}"
         );
-        let needed = if count == 0 {
-            0
-        } else {
-            (count - 1) * stride + len
+        // Pointers are computed from this in neon/interleave.rs, so a product that wraps must not pass.
+        let needed = match count.checked_sub(1) {
+            None => 0,
+            Some(last) => last.saturating_mul(stride).saturating_add(len),
         };
         assert!(
             data.len() >= needed,

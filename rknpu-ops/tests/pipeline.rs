@@ -256,6 +256,12 @@ fn f16_rows_convert_one_by_one_and_unpack_with_their_factor() {
     }
 }
 
+#[test]
+#[should_panic(expected = "have 64")]
+fn rows_whose_extent_wraps_around_are_refused() {
+    let _ = Rows::new(&[0u8; 64], 3, 16, 1 << (usize::BITS - 1));
+}
+
 proptest! {
     #[test]
     fn native_a_follows_its_formula_for_every_element(

@@ -291,7 +291,7 @@ fn single<T, V: Copy>(
     let (outs, _) = out.as_chunks_mut::<16>();
     let columns = first.iter().zip(w.as_chunks::<16>().0).zip(&mut *outs);
     for (j, ((first, w), out)) in columns.enumerate() {
-        let mut sums = quads(first).each_ref().map(|quad| load_t(quad));
+        let mut sums = quads(first).each_ref().map(&load_t);
         for segment in more {
             let (terms, _) = segment[16 * j..][..16].as_chunks();
             for (sum, quad) in sums.iter_mut().zip(terms) {

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""The processor of the boards, aarch64, on this machine: tests under qemu-aarch64, instruction counts, the archive.
+
+test     the Rust tests, vector code included, on a Cortex-A53: the smallest core of these chips, so that an instruction
+         outside of the base set ends a test (the default)
+count    instructions per element of each host stage, portable and vector version, on a Cortex-A76
+archive  the static library, without a C compiler or linker for aarch64
+
+As root on Debian, `test` and `count` install what they need. Elsewhere they say what is missing.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from project import LOGS, ROOT, TARGET, Problem, cpu_env, main_with, print_tail, run as run_logged, say
+
+RUST_TARGET = "aarch64-unknown-linux-gnu"
+
+# Debian's cross compiler keeps the libraries of the target here.
+SYSROOT = Path("/usr/aarch64-linux-gnu")
+
+TEST_CPU = "cortex-a53"
+COUNT_CPU = "cortex-a76"
+
+# K of the counts: a short row with a Hadamard block of 64, and a long one with a block of 4096.
+DEPTHS = [576, 4096]
+
+
+class Missing(Exception):
+    """A tool that is not there; the text names it and says how to get it."""
+
+
+def is_root_on_debian():
+    return os.geteuid() == 0 and Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None
+
+
+def qemu():
+    return shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+
+
+def missing_packages():
+    """Debian packages of the tools that are not there."""
+    return [package for package, there in {
+        "gcc-aarch64-linux-gnu": shutil.which("aarch64-linux-gnu-gcc"),
+        "libc6-dev-arm64-cross": (SYSROOT / "lib" / "libc.so.6").exists(),
+        "qemu-user": qemu(),
+    }.items() if not there]
+
+
+def need_packages():
+    packages = missing_packages()
+    if not packages:
+        return
+    names = " ".join(packages)
+    if not is_root_on_debian():
+        raise Missing(f"{names} not installed; on Debian: apt-get install {names}")
+    say(f"installing {names} with apt-get")
+    env = cpu_env(DEBIAN_FRONTEND="noninteractive")
+    for command in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", *packages]):
+        try:
+            run_logged(["apt-get", *command], LOGS / f"aarch64-apt-{command[0]}.log", env)
+        except Problem as problem:
+            raise Missing(f"{names} not installed: {problem}") from problem
+    if missing_packages():
+        raise Missing(f"{' '.join(missing_packages())} installed, but not what was expected of it")
+
+
+def need_rust_target():
+    """The standard library for the target, through rustup if it is not there."""
+    root = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
+    library = Path(root.stdout.strip()) / "lib" / "rustlib" / RUST_TARGET
+    if not library.exists() and shutil.which("rustup"):
+        say(f"rustup target add {RUST_TARGET}")
+        try:
+            run_logged(["rustup", "target", "add", RUST_TARGET], LOGS / "aarch64-rustup.log", cwd=ROOT)
+        except Problem as problem:
+            raise Missing(f"no Rust standard library for {RUST_TARGET}: {problem}") from problem
+    if not library.exists():
+        raise Missing(f"no Rust standard library for {RUST_TARGET}; rustup target add {RUST_TARGET}")
+
+
+def need_all():
+    if platform.machine() == "aarch64":
+        raise Missing("this machine is aarch64; the ordinary tests run the same code")
+    need_rust_target()
+    need_packages()
+
+
+def emulator(cpu):
+    return [qemu(), "-cpu", cpu, "-L", str(SYSROOT)]
+
+
+def cargo_env():
+    name = "CARGO_TARGET_" + RUST_TARGET.upper().replace("-", "_")
+    return cpu_env(**{f"{name}_LINKER": "aarch64-linux-gnu-gcc", f"{name}_RUNNER": " ".join(emulator(TEST_CPU))})
+
+
+def run():
+    """Runs the tests; returns the number that passed, the names of those that failed, and why nothing ran, if so."""
+    try:
+        need_all()
+    except Missing as missing:
+        return 0, [], str(missing)
+    passed, failed = 0, []
+    # What is special to the processor is in rknpu-ops.
+    for package, targets in {"rknpu-ops": ["--lib", "--tests"], "ggml-rust-npu": ["--lib"]}.items():
+        more = run_tests(package, targets)
+        passed += more[0]
+        failed += more[1]
+    return passed, failed, None
+
+
+def run_tests(package, targets):
+    """The tests of one package under the emulator: the number that passed, and the names of those that failed."""
+    log = LOGS / f"aarch64-{package}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    args = ["cargo", "test", "--locked", "--target", RUST_TARGET, "--no-fail-fast", "--package", package, *targets]
+    with open(log, "wb") as out:
+        code = subprocess.run(args, cwd=ROOT, env=cargo_env(), stdin=subprocess.DEVNULL, stdout=out,
+                              stderr=subprocess.STDOUT).returncode
+    text = log.read_text(encoding="utf-8", errors="replace")
+    passed = sum(map(int, re.findall(r"^test result: \w+\. (\d+) passed", text, re.M)))
+    failed = re.findall(r"^test (.+) \.\.\. FAILED$", text, re.M)
+    if code != 0 and not failed:
+        print_tail(log)
+        failed = [f"cargo test of {package}, code {code}, output in {log.relative_to(ROOT)}"]
+    return passed, failed
+
+
+def archive():
+    """Builds the static library; a C compiler or linker for the target would be an error."""
+    try:
+        need_rust_target()
+    except Missing as missing:
+        return str(missing)
+    none = shutil.which("false")
+    name = RUST_TARGET.replace("-", "_")
+    env = cpu_env(**{f"CARGO_TARGET_{name.upper()}_LINKER": none, f"CC_{name}": none})
+    run_logged(["cargo", "rustc", "--locked", "--release", "--lib", "--crate-type", "staticlib", "--package",
+                "ggml-rust-npu", "--target", RUST_TARGET], LOGS / "aarch64-archive.log", env, ROOT)
+    return None
+
+
+def instructions(program, *args):
+    """Instructions that a run executes: lines of a log with one line for each."""
+    options = subprocess.run([qemu(), "--help"], stdout=subprocess.PIPE, text=True).stdout
+    single = "-one-insn-per-tb" if "-one-insn-per-tb" in options else "-singlestep"
+    read, write = os.pipe()
+    command = [*emulator(COUNT_CPU), single, "-d", "exec,nochain", "-D", f"/proc/self/fd/{write}", program,
+               *map(str, args)]
+    # No environment: its size would move the stack, and with it the number of instructions before main.
+    process = subprocess.Popen(command, pass_fds=[write], env={}, stdin=subprocess.DEVNULL)
+    os.close(write)
+    lines = 0
+    with open(read, "rb", buffering=0) as log:
+        while block := log.read(1 << 20):
+            lines += block.count(b"\n")
+    if process.wait() != 0:
+        raise Problem(f"{program.name} {' '.join(map(str, args))} failed with code {process.returncode}")
+    return lines
+
+
+def count():
+    """Prints instructions per element. Two lengths of a run are compared, so that start and end do not count."""
+    need_all()
+    say("building rknpu-ops/examples/instructions.rs")
+    run_logged(["cargo", "build", "--locked", "--release", "--target", RUST_TARGET, "--package", "rknpu-ops",
+                "--example", "instructions"], LOGS / "aarch64-instructions.log", cargo_env(), ROOT)
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", TARGET))
+    program = folder / RUST_TARGET / "release" / "examples" / "instructions"
+    listed = subprocess.run([*emulator(COUNT_CPU), program], stdout=subprocess.PIPE, text=True, check=True)
+    heads = [f"{version} K={k}" for k in DEPTHS for version in ("scalar", "neon")]
+    print(f"{'instructions per element':26} {'M':>3}" + "".join(f"{head:>15}" for head in heads))
+    for stage, rows in (line.split() for line in listed.stdout.splitlines()):
+        line = f"{stage:26} {rows:>3}"
+        for k in DEPTHS:
+            for version in ("scalar", "neon"):
+                once, twice = (instructions(program, stage, version, k, times) for times in (1, 2))
+                line += f"{(twice - once) / k / int(rows):15.2f}"
+        print(line, flush=True)
+
+
+def main():
+    task = sys.argv[1] if len(sys.argv) > 1 else "test"
+    if task == "test":
+        passed, failed, reason = run()
+        for name in failed:
+            print(f"   FAILED {name}")
+        print(f"   skipped: {reason}" if reason else f"   {passed} passed, {len(failed)} failed")
+        return 1 if failed else 0
+    if task == "archive":
+        reason = archive()
+        print(f"   skipped: {reason}" if reason else "   built")
+        return 0
+    if task == "count":
+        try:
+            count()
+        except Missing as missing:
+            print(f"   skipped: {missing}")
+        return 0
+    raise Problem(f"unknown task {task}; one of test, count, archive")
+
+
+if __name__ == "__main__":
+    main_with(main)
