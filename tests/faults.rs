@@ -5,10 +5,12 @@
 mod common;
 
 use common::{Numbers, PLAIN, Weight, device_with, mul_mat, packed};
+use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps;
 use ggml_rust_npu::error::Error;
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::{self, Live, parse_faults};
+use std::sync::Arc;
 
 fn options(faults: &str) -> sim::Options {
     let mut options = sim::Options::new(Soc::Rk3588);
@@ -118,4 +120,131 @@ fn a_library_that_is_too_old_is_refused() {
         error.contains("2.2.0") && error.contains("2.3.0"),
         "{error}"
     );
+}
+
+/// Multiplications that make and use contexts, memory and views of many shapes: enough for 100 calls of every function
+/// that can fail after the start. Returns how many came out as in `want` before the first error, and that error.
+fn workload(device: &Arc<Device>, want: &[Vec<f32>]) -> (usize, Option<Error>) {
+    let mut done = 0;
+    for round in 0..ROUNDS {
+        for (w, act, ne) in multiplications(round) {
+            let tensor = w.tensor(Some(0));
+            let bytes = device.packed_bytes(&tensor);
+            let result = WeightBuffer::new(Arc::clone(device), bytes).and_then(|buffer| {
+                let copy = |out: &mut [u8]| out.copy_from_slice(&w.bytes);
+                buffer.write(&tensor, 0, w.bytes.len(), copy)?;
+                mul_mat(device, &w, Some((&buffer, 0)), &act, ne)
+            });
+            match result {
+                Ok(have) => assert!(want.is_empty() || have == want[done], "wrong number {done}"),
+                Err(error) => return (done, Some(error)),
+            }
+            done += 1;
+        }
+    }
+    (done, None)
+}
+
+const ROUNDS: usize = 24;
+
+fn multiplications(round: usize) -> impl Iterator<Item = (Weight, Vec<f32>, [usize; 4])> {
+    let mut numbers = Numbers::quiet(100 + round as u64);
+    let (k, n) = (32 * (1 + round % 12), 96);
+    [1, 2, 4, 8].into_iter().map(move |m| {
+        let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+        (w, numbers.vec(m * k), [k, m, 1, 1])
+    })
+}
+
+fn expected() -> Vec<Vec<f32>> {
+    let (device, _) = device_with(options(""), &caps::RK3588).unwrap();
+    let all = (0..ROUNDS).flat_map(multiplications);
+    all.map(|(w, act, ne)| mul_mat(&device, &w, None, &act, ne).unwrap())
+        .collect()
+}
+
+/// Functions that are called again and again; the others only at the start.
+const REPEATED: [&str; 7] = [
+    "rknn_matmul_create",
+    "rknn_matmul_set_core_mask",
+    "rknn_matmul_set_io_mem",
+    "rknn_matmul_run",
+    "rknn_create_mem",
+    "rknn_create_mem_from_fd",
+    "rknn_mem_sync",
+];
+
+#[test]
+fn every_call_that_fails_the_1st_2nd_or_100th_time_ends_in_a_clear_error() {
+    let want = expected();
+    for call in REPEATED {
+        for nth in [1, 2, 100] {
+            let fault = format!("{call}:{nth}=-1");
+            let error = match device_with(options(&fault), &caps::RK3588) {
+                Err(error) => error,
+                Ok((device, rknn)) => {
+                    let (_, error) = workload(&device, &want);
+                    drop(device);
+                    assert_eq!(
+                        rknn.stand_in().unwrap().live(),
+                        Live::default(),
+                        "{fault} leaks"
+                    );
+                    error.unwrap_or_else(|| panic!("{fault} was never reached"))
+                }
+            };
+            assert!(error.to_string().contains(call), "{fault}: {error}");
+        }
+    }
+}
+
+/// Functions whose failure is only worth a warning, because what they release is gone anyway.
+#[test]
+fn a_failing_release_changes_no_result() {
+    let want = expected();
+    for call in ["rknn_matmul_destroy", "rknn_destroy_mem"] {
+        for nth in [1, 2, 100] {
+            let faults = options(&format!("{call}:{nth}=-1"));
+            let (device, _) = device_with(faults, &caps::RK3588).unwrap();
+            let (done, error) = workload(&device, &want);
+            assert!(
+                error.is_none() && done == want.len(),
+                "{call}:{nth}: {error:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn two_thousand_graphs_with_random_faults_are_right_or_failed_and_leak_nothing() {
+    let mut numbers = Numbers::new(24);
+    let want = expected();
+    let (mut graphs, mut failures) = (0, 0);
+    while graphs < 2000 {
+        let call = REPEATED[numbers.below(REPEATED.len())];
+        let fault = format!(
+            "{call}:{}=-{}",
+            1 + numbers.below(300),
+            1 + numbers.below(13)
+        );
+        match device_with(options(&fault), &caps::RK3588) {
+            Err(error) => assert!(error.to_string().contains(call), "{fault}: {error}"),
+            Ok((device, rknn)) => {
+                let (done, error) = workload(&device, &want);
+                drop(device);
+                assert_eq!(
+                    rknn.stand_in().unwrap().live(),
+                    Live::default(),
+                    "{fault} leaks"
+                );
+                if let Some(error) = &error {
+                    assert!(error.to_string().contains(call), "{fault}: {error}");
+                    failures += 1;
+                }
+                graphs += done;
+            }
+        }
+        graphs += 1;
+    }
+    assert!(failures >= 20, "only {failures} faults were met");
 }
