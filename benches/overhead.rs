@@ -64,6 +64,7 @@ fn overhead(criterion: &mut Criterion) {
         .sample_size(20);
     for caps in [&caps::RK3566, &caps::RK3588] {
         let device = null_device(caps);
+        let mut graph = 0;
         for (m, k, n) in [
             (1, 576, 576),
             (1, 576, 1536),
@@ -88,6 +89,8 @@ fn overhead(criterion: &mut Criterion) {
                 BenchmarkId::new(caps.soc.name(), format!("{m}x{k}x{n}")),
                 |bench| {
                     bench.iter(|| {
+                        // Each in a graph of its own, so that the activations are packed each time.
+                        graph += 1;
                         let mut node = Node {
                             op: Op::MulMat,
                             dst: tensor(DType::F32, [n, m]),
@@ -102,7 +105,7 @@ fn overhead(criterion: &mut Criterion) {
                             ],
                         };
                         device
-                            .compute(&mut node, Some(&buffer))
+                            .compute(&mut node, Some(&buffer), graph)
                             .expect("a null run works");
                     });
                 },

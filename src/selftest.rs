@@ -96,7 +96,7 @@ fn multiply(npu: &RkNpu, choice: Choice, m: usize) -> Result<()> {
     for piece in plan::m_pieces(m) {
         let rows = Rows::new(&act[piece.first * K..], piece.rows, K, K);
         let columns = region.rows(piece.first * N * 4, [piece.rows, N], N * 4);
-        npu.mul_mat(w, rows, piece.bucket, columns)?;
+        npu.mul_mat(w, rows, piece.bucket, None, columns)?;
     }
     let (have, limit) = (
         reference::nmse(&have, &reference::mul_mat(&act, &weights, K)),

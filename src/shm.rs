@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "addresses from C become slices here")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use half::f16;
 use rknpu_ops::pack::{OutputRows, Rows};
@@ -180,6 +181,17 @@ unsafe impl Send for RegionMut<'_> {}
 unsafe impl Send for RowsMut<'_> {}
 
 impl RowsMut<'_> {
+    /// From the first element to behind the last one.
+    #[must_use]
+    pub fn addresses(&self) -> Range<usize> {
+        let elements = self
+            .rows
+            .checked_sub(1)
+            .map_or(0, |last| last * self.stride + self.width);
+        let start = self.base.addr();
+        start..start + elements * size_of::<f32>()
+    }
+
     /// Splits off the first `width` columns; the rest stays in `self`.
     ///
     /// # Panics

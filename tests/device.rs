@@ -5,7 +5,8 @@
 mod common;
 
 use common::{
-    Numbers, PLAIN, Weight, device, device_with, mul_mat, mul_mat_id, nmse_limit, packed,
+    Numbers, PLAIN, Weight, device, device_with, mul_mat, mul_mat_id, mul_mat_of_graph, nmse_limit,
+    packed,
 };
 use ggml_rust_npu::backend::WeightBuffer;
 use ggml_rust_npu::caps::{self, RkCaps};
@@ -279,4 +280,24 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     drop(buffers);
     assert_eq!(device.address_space().0, free);
     assert!(WeightBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).is_err());
+}
+
+#[test]
+fn activations_are_shared_in_a_graph_and_only_there() {
+    let mut numbers = Numbers::new(10);
+    let device = device(&caps::RK3588);
+    let (k, n, m) = (576, 96, 5);
+    let weights = [0, 1].map(|_| Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]));
+    let buffers = [0, 1].map(|i| packed(&device, &weights[i], 0));
+    let mut act = numbers.vec(m * k);
+    let ne = [k, m, 1, 1];
+    let multiply = |i: usize, act: &[f32], graph| {
+        mul_mat_of_graph(&device, &weights[i], Some((&buffers[i], 0)), act, ne, graph).unwrap()
+    };
+    let alone = [multiply(0, &act, 1), multiply(1, &act, 2)];
+    assert_eq!([multiply(0, &act, 3), multiply(1, &act, 3)], alone);
+    // The same memory with other contents in the next graph.
+    act.iter_mut().for_each(|x| *x *= 2.0);
+    let doubled = multiply(0, &act, 4);
+    assert!(doubled.iter().zip(&alone[0]).all(|(x, y)| *x == 2.0 * y));
 }

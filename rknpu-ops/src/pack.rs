@@ -85,6 +85,17 @@ impl<'a, T> Rows<'a, T> {
         self.len
     }
 
+    /// Addresses from the first element to behind the last one.
+    #[must_use]
+    pub fn addresses(&self) -> Range<usize> {
+        let elements = match self.count {
+            0 => 0,
+            count => (count - 1) * self.stride + self.len,
+        };
+        let start = self.data.as_ptr().addr();
+        start..start + elements * size_of::<T>()
+    }
+
     /// Row `m`.
     ///
     /// # Panics

@@ -6,6 +6,7 @@
 
 use std::ffi::{CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::backend::{self, Device, WeightBuffer};
@@ -35,6 +36,9 @@ struct Entry {
     name: CString,
     description: CString,
 }
+
+/// Number of the next graph.
+static GRAPHS: AtomicU64 = AtomicU64::new(0);
 
 static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
 
@@ -371,10 +375,11 @@ pub unsafe extern "C" fn npu_backend_compute(
     // SAFETY: the caller promises it.
     let nodes = unsafe { std::slice::from_raw_parts(nodes, n_nodes) };
     let device = rknpu::NAME;
+    let graph = GRAPHS.fetch_add(1, Ordering::Relaxed);
     guard("npu_backend_compute", NPU_STATUS_FAILED, || {
         for (index, node) in nodes.iter().enumerate() {
             // SAFETY: the caller promises it of every node.
-            let result = unsafe { compute(&backend.device, node) };
+            let result = unsafe { compute(&backend.device, node, graph) };
             let Err(error) = result else { continue };
             let ([n, m, ..], [k, ..]) = (node.dst.ne, node.src[0].ne);
             ::log::error!(
@@ -393,7 +398,7 @@ pub unsafe extern "C" fn npu_backend_compute(
 
 /// # Safety
 /// As for [`npu_backend_compute`], of one node.
-unsafe fn compute(device: &Device, node: &NpuNode) -> Result<()> {
+unsafe fn compute(device: &Device, node: &NpuNode, graph: u64) -> Result<()> {
     let refuse = |reason: &str| Error::Graph {
         reason: reason.into(),
     };
@@ -413,7 +418,7 @@ unsafe fn compute(device: &Device, node: &NpuNode) -> Result<()> {
         src[0].packed_offset = offset_in(buffer, Some(&node.src[0]));
     }
     let mut node = Node { op, dst, out, src };
-    device.compute(&mut node, buffer.map(|buffer| &buffer.0))
+    device.compute(&mut node, buffer.map(|buffer| &buffer.0), graph)
 }
 
 fn offset_in(buffer: &NpuBuffer, tensor: Option<&NpuTensor>) -> usize {

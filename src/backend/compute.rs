@@ -12,6 +12,7 @@ use crate::graph::{Node, Tensor};
 use crate::plan::{self, Command, MulMat, MulMatId};
 use crate::repack::{Source, WeightLayout};
 use crate::shm::{Region, RegionMut};
+use crate::tensor::DType;
 
 /// The packed weights of a node.
 enum Packed<'a> {
@@ -76,11 +77,17 @@ impl Device {
     /// Computes one node.
     ///
     /// - `buffer`: where src0 is, if in one of our buffers
+    /// - `graph`: number of the graph, another one for each submission
     ///
     /// # Errors
     /// `Graph` if the node is not one that [`Device::supports`] said yes to, or names an expert that does not exist;
     /// else the device's error.
-    pub fn compute(&self, node: &mut Node, buffer: Option<&WeightBuffer>) -> Result<()> {
+    pub fn compute(
+        &self,
+        node: &mut Node,
+        buffer: Option<&WeightBuffer>,
+        graph: u64,
+    ) -> Result<()> {
         let command =
             plan::command(&self.target, node.op, &node.dst, node.sources()).map_err(refused)?;
         let contents = buffer.map(WeightBuffer::contents);
@@ -91,7 +98,7 @@ impl Device {
             _ => self.pack_at_use(command.weights(), src0)?,
         };
         match command {
-            Command::MulMat(command) => self.mul_mat(&command, &mut packed, node),
+            Command::MulMat(command) => self.mul_mat(&command, &mut packed, node, graph),
             Command::MulMatId(command) => self.mul_mat_id(&command, &mut packed, node),
         }
     }
@@ -114,19 +121,28 @@ impl Device {
         })))
     }
 
-    fn mul_mat(&self, command: &MulMat, packed: &mut Packed, node: &mut Node) -> Result<()> {
+    fn mul_mat(
+        &self,
+        command: &MulMat,
+        packed: &mut Packed,
+        node: &mut Node,
+        graph: u64,
+    ) -> Result<()> {
         let act = memory(node, 1)?;
         let (src, dst, out) = node.parts();
         let (src0, src1) = (&src[0], &src[1]);
         let ([k, ..], nb) = (src1.shape.ne, src1.shape.nb);
         let mut converted = Vec::new();
+        // Rows that are converted first lie in the same scratch whatever they are.
+        let graph = (src1.dtype == DType::F32).then_some(graph);
         for i3 in 0..command.planes[1] {
             for i2 in 0..command.planes[0] {
                 let slice = command.slice(src0.shape.ne[2], i2, i3);
                 let from = i2 * nb[2] + i3 * nb[3];
                 let to = i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
                 let rows = act.rows(from, src1.dtype, [command.m, k], nb[1], &mut converted);
-                self.rows(packed, slice, rows, out, to, dst.shape.nb[1])?;
+                let to = (to, dst.shape.nb[1]);
+                self.rows(packed, slice, rows, graph, out, to)?;
             }
         }
         Ok(())
@@ -157,7 +173,7 @@ impl Device {
             result.resize(group.len() * n, 0.0);
             let rows = Rows::new(&gathered, group.len(), k, k);
             let mut region = RegionMut::from(&mut result[..]);
-            self.rows(packed, group[0].0, rows, &mut region, 0, n * 4)?;
+            self.rows(packed, group[0].0, rows, None, &mut region, (0, n * 4))?;
             for (&(_, token, slot), row) in group.iter().zip(result.chunks_exact(n)) {
                 let to = slot * dst.shape.nb[1] + token * dst.shape.nb[2];
                 out.write_row(to, row);
@@ -172,9 +188,9 @@ impl Device {
         packed: &mut Packed,
         slice: usize,
         act: Rows<f32>,
+        graph: Option<u64>,
         out: &mut RegionMut,
-        offset: usize,
-        stride_bytes: usize,
+        (offset, stride_bytes): (usize, usize),
     ) -> Result<()> {
         let w = packed.slice(slice);
         let n = w.weights.layout().n;
@@ -182,7 +198,7 @@ impl Device {
             let to = offset + piece.first * stride_bytes;
             let columns = out.rows(to, [piece.rows, n], stride_bytes);
             let rows = act.rows(piece.first..piece.first + piece.rows);
-            self.npu.mul_mat(w, rows, piece.bucket, columns)?;
+            self.npu.mul_mat(w, rows, piece.bucket, graph, columns)?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps::RkCaps;
@@ -170,9 +171,34 @@ pub fn mul_mat(
     act: &[f32],
     ne: [usize; 4],
 ) -> Result<Vec<f32>> {
+    // A graph of its own: tests write new activations to the same memory.
+    let graph = GRAPHS.fetch_add(1, Ordering::Relaxed);
+    mul_mat_of_graph(device, w, packed, act, ne, graph)
+}
+
+static GRAPHS: AtomicU64 = AtomicU64::new(1 << 32);
+
+/// As [`mul_mat`], as part of a graph that may have other multiplications of the same activations.
+pub fn mul_mat_of_graph(
+    device: &Device,
+    w: &Weight,
+    packed: Option<(&WeightBuffer, usize)>,
+    act: &[f32],
+    ne: [usize; 4],
+    graph: u64,
+) -> Result<Vec<f32>> {
     let nothing = tensor("none", DType::Other, NOTHING);
     let dst = [w.ne[1], ne[1], ne[2], ne[3]];
-    compute(device, Op::MulMat, w, packed, (act, ne), nothing, dst)
+    compute(
+        device,
+        Op::MulMat,
+        w,
+        packed,
+        (act, ne),
+        nothing,
+        dst,
+        graph,
+    )
 }
 
 /// As [`mul_mat`], with the expert for each of `used` slots of each token in `ids`.
@@ -194,9 +220,10 @@ pub fn mul_mat_id(
         )
     };
     let dst = [w.ne[1], used, ne[2], 1];
-    compute(device, Op::MulMatId, w, packed, (act, ne), ids, dst)
+    compute(device, Op::MulMatId, w, packed, (act, ne), ids, dst, 0)
 }
 
+#[expect(clippy::too_many_arguments, reason = "one node with everything in it")]
 fn compute(
     device: &Device,
     op: Op,
@@ -205,6 +232,7 @@ fn compute(
     (act, ne): (&[f32], [usize; 4]),
     src2: Tensor,
     dst_ne: [usize; 4],
+    graph: u64,
 ) -> Result<Vec<f32>> {
     let mut result = vec![f32::NAN; dst_ne.iter().product()];
     let mut node = Node {
@@ -221,7 +249,7 @@ fn compute(
         ],
     };
     device
-        .compute(&mut node, packed.map(|(buffer, _)| buffer))
+        .compute(&mut node, packed.map(|(buffer, _)| buffer), graph)
         .map(|()| result)
 }
 

@@ -1,6 +1,7 @@
 //! Activations on their way to the device: quantized row by row, then interleaved into native A.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
@@ -33,8 +34,31 @@ pub(super) struct Activations {
     /// segment.
     pub(super) scales: Vec<f32>,
     pub(super) native: Scratch,
+    /// What `native` and `scales` hold, if it may be used again.
+    held: Option<Held>,
     /// The rotation of INT4 operands, for each K.
     rotations: HashMap<usize, Rotation>,
+}
+
+/// Activations that several weights read: Q, K and V, or gate and up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shared {
+    /// Number of the graph: the same memory may hold something else in the next one.
+    pub(super) graph: u64,
+    /// Addresses of the rows.
+    pub(super) addresses: Range<usize>,
+}
+
+/// How activations were packed.
+#[derive(Debug, PartialEq, Eq)]
+struct Held {
+    shared: Shared,
+    domain: i32,
+    precision: Precision,
+    rows: usize,
+    k: usize,
+    segment_k: usize,
+    bucket: usize,
 }
 
 /// What steps 1 and 2 need besides the data.
@@ -67,8 +91,47 @@ impl Activations {
         }
     }
 
-    /// Steps 1 and 2 of the module's picture.
+    /// Forgets what was packed from addresses that are about to be written.
+    pub(super) fn written(&mut self, addresses: &Range<usize>) {
+        let overlaps = |held: &Held| {
+            let read = &held.shared.addresses;
+            read.start < addresses.end && addresses.start < read.end
+        };
+        if self.held.as_ref().is_some_and(overlaps) {
+            self.held = None;
+        }
+    }
+
+    /// Steps 1 and 2 of the module's picture, unless the last call has done the same.
     pub(super) fn pack(
+        &mut self,
+        anchor: &Arc<Context>,
+        threads: &rayon::ThreadPool,
+        layout: &WeightLayout,
+        act: Rows<f32>,
+        bucket: usize,
+        shared: Option<Shared>,
+    ) -> Result<()> {
+        let wanted = shared.map(|shared| Held {
+            shared,
+            domain: anchor.domain(),
+            precision: layout.precision,
+            rows: act.count(),
+            k: layout.k,
+            segment_k: layout.segment_k,
+            bucket,
+        });
+        if wanted.is_some() && wanted == self.held {
+            return Ok(());
+        }
+        // Not held until all of it is done.
+        self.held = None;
+        self.pack_anew(anchor, threads, layout, act, bucket)?;
+        self.held = wanted;
+        Ok(())
+    }
+
+    fn pack_anew(
         &mut self,
         anchor: &Arc<Context>,
         threads: &rayon::ThreadPool,
@@ -96,6 +159,7 @@ impl Activations {
             scales,
             native,
             rotations,
+            held: _,
         } = self;
         let row = |m: usize| act.rows(m..m + 1);
         match layout.precision {
@@ -205,5 +269,43 @@ impl Packing<'_> {
             memory.sync_to_device()?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_packed_is_forgotten_when_its_source_is_written() {
+        let held = || {
+            Some(Held {
+                shared: Shared {
+                    graph: 1,
+                    addresses: 1000..2000,
+                },
+                domain: 0,
+                precision: Precision::Int8,
+                rows: 1,
+                k: 250,
+                segment_k: 256,
+                bucket: 1,
+            })
+        };
+        for (written, kept) in [
+            (0..1000, true),
+            (2000..3000, true),
+            (0..1001, false),
+            (1999..2100, false),
+            (1200..1300, false),
+            (0..9000, false),
+        ] {
+            let mut activations = Activations {
+                held: held(),
+                ..Activations::default()
+            };
+            activations.written(&written);
+            assert_eq!(activations.held.is_some(), kept, "{written:?}");
+        }
     }
 }

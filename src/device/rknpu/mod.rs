@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use rknpu_ops::ffi::CoreMask;
 use rknpu_ops::pack::Rows;
 
-use self::activation::Activations;
+use self::activation::{Activations, Shared};
 use self::core::{Call, Core};
 use self::domain::Domains;
 pub use self::weight::{WeightMemory, WeightSlice, Weights};
@@ -140,6 +140,8 @@ impl RkNpu {
     /// Computes `dst = act · w` for at most [`crate::plan::M_BUCKET_MAX`] rows.
     ///
     /// - `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
+    /// - `graph`: number of the graph that the activations belong to, if they may be shared with its other
+    ///   multiplications: nobody else writes them while it is computed
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
@@ -149,6 +151,7 @@ impl RkNpu {
         w: WeightSlice,
         act: Rows<f32>,
         bucket: usize,
+        graph: Option<u64>,
         dst: RowsMut,
     ) -> Result<()> {
         // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
@@ -158,7 +161,8 @@ impl RkNpu {
         if self.is_lost() {
             return Err(Error::DeviceLost { device: NAME });
         }
-        let result = (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, dst));
+        let result =
+            (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, graph, dst));
         // A lack of memory may pass, and the call that met it has failed as a whole.
         if !matches!(result, Ok(()) | Err(Error::OutOfMemory { .. })) {
             self.lost.store(true, Ordering::Relaxed);
@@ -172,12 +176,19 @@ impl RkNpu {
         w: WeightSlice,
         act: Rows<f32>,
         bucket: usize,
+        graph: Option<u64>,
         mut dst: RowsMut,
     ) -> Result<()> {
         let layout = &w.weights.layout;
+        let shared = graph.map(|graph| Shared {
+            graph,
+            addresses: act.addresses(),
+        });
+        let anchor = w.memory.anchor();
         state
             .activations
-            .pack(w.memory.anchor(), &self.threads, layout, act, bucket)?;
+            .pack(anchor, &self.threads, layout, act, bucket, shared)?;
+        state.activations.written(&dst.addresses());
 
         let State { activations, cores } = state;
         let mut shares: Vec<_> = cores
