@@ -49,8 +49,8 @@
 //! So a word of the scale plane belongs to one column, and a widening FP16 multiply of one line gives the scales of two
 //! tiles. Bytes that no block covers (columns past N, the last line's unused tiles) are zero and dequantize to 0.
 //!
-//! Source: FP16 element order, Hexagon V81 HMX Programmer's Reference Manual 80-N2040-62 and llama.cpp
-//! ggml-hexagon/htp/hmx-utils.h; ggml `block_q4_0` and its relatives, ggml-common.h.
+//! Source: FP16 element order, Hexagon V81 HMX Programmer's Reference Manual 80-N2040-62 as quoted by public emulators of
+//! the unit, and llama.cpp ggml-hexagon/htp/hmx-utils.h; ggml `block_q4_0` and its relatives, ggml-common.h.
 
 mod block;
 
@@ -81,7 +81,8 @@ impl Line {
 
 /// An FP16 tile, aligned as the matrix unit wants it.
 ///
-/// SOURCE: activation and output addresses are masked with 2047 and their low bits are fields, 80-N2040-62 §2.
+/// SOURCE: activation and output addresses are masked with 2047 and their low bits are fields; 80-N2040-62 as quoted by
+/// public emulators of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(2048))]
 pub struct Tile(pub [Line; F16_TILE_LINES]);

@@ -3,7 +3,7 @@
 #
 #   guest.sh ARCH ARITHMETIC      ARCH: v73 v75 v79 v81 · ARITHMETIC: ieee (v73, v75 only) or qfloat
 #
-# Needs rustup with the pinned nightly and its rust-src. TARGET_DIR overrides where it is built.
+# Needs rustup with the pinned nightly and its rust-src. TARGET_DIR overrides where it is built (target/guest).
 set -euo pipefail
 arch=$1 arithmetic=$2
 toolchain=nightly-2026-10-15
@@ -13,7 +13,7 @@ case $arithmetic in
   qfloat) float=+hvx-qfloat ;;
   *) echo "guest.sh: unknown arithmetic $arithmetic, want ieee or qfloat" >&2; exit 2 ;;
 esac
-target_dir=${TARGET_DIR:-$here/guest/target}/$arch-$arithmetic
+target_dir=${TARGET_DIR:-$here/../../target/guest}/$arch-$arithmetic
 cd "$here/guest"
 RUSTFLAGS="-Ctarget-cpu=hexagon$arch -Ctarget-feature=+hvx,+hvx-length128b,+hvx$arch,$float -Clink-arg=-no-pie -Crelocation-model=static" \
   cargo "+$toolchain" build --release --quiet --target hexagon-unknown-none-elf \

@@ -8,8 +8,9 @@
 use core::ops::Range;
 
 use super::{Fault, MAX_DEEP, ScaleBlock};
-use crate::hvx::{Kernel, f16, widest};
-use crate::layout::{TILE_DIM, Tile};
+use crate::hvx::host::widen_f16;
+use crate::hvx::{self, Kernel, widest};
+use crate::layout::{Line, TILE_DIM, Tile};
 
 /// 32 rows of 32 columns.
 type Matrix = [[f32; TILE_DIM]; TILE_DIM];
@@ -119,13 +120,10 @@ impl Hmx {
 /// The tile's elements (i, j) as rows of f32.
 #[inline(always)]
 fn unpack(tile: &Tile) -> Matrix {
-    let words: &[[u32; TILE_DIM]; TILE_DIM / 2] = bytemuck::cast_ref(tile);
     let mut out = [[0.0; TILE_DIM]; TILE_DIM];
-    for (line, [even, odd]) in words.iter().zip(out.as_chunks_mut::<2>().0) {
-        for j in 0..TILE_DIM {
-            even[j] = f16::word_to_f32(line[j] & 0xffff);
-            odd[j] = f16::word_to_f32(line[j] >> 16);
-        }
+    for (line, rows) in tile.0.iter().zip(out.as_chunks_mut::<2>().0) {
+        let (even, odd) = widen_f16(hvx::load(line));
+        *rows = [bytemuck::cast(even), bytemuck::cast(odd)];
     }
     out
 }
@@ -147,7 +145,12 @@ impl Kernel for Multiply<'_> {
             let sums = self.accumulator.as_chunks_mut::<ROWS>().0;
             for (act, sums) in act.as_chunks::<ROWS>().0.iter().zip(sums) {
                 // Rows past the last one are zero; most of a tile is when M is small.
-                if act.as_flattened().iter().all(|x| *x == 0.0) {
+                if act
+                    .as_flattened()
+                    .iter()
+                    .fold(0, |bits, x| bits | x.to_bits() << 1)
+                    == 0
+                {
                     continue;
                 }
                 for n in (0..TILE_DIM).step_by(COLUMNS) {
@@ -203,23 +206,23 @@ impl Kernel for Store<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> bool {
-        let mut scales = [0.0; TILE_DIM];
-        let mut biases = [0.0; TILE_DIM];
-        for ((word, scale), bias) in self.scale.0.iter().zip(&mut scales).zip(&mut biases) {
-            let [a, b, c, d] = word.to_le_bytes();
-            *scale = f16::to_f32(u16::from_le_bytes([a, b]));
-            *bias = f16::to_f32(u16::from_le_bytes([c, d]));
+        // Each word of the block holds a scale and a bias.
+        let words: &[Line; 2] = bytemuck::cast_ref(self.scale);
+        let (scale, bias) = widen_f16(hvx::load(&words[0]));
+        let mut overflow = false;
+        for (line, [even, odd]) in self
+            .out
+            .0
+            .iter_mut()
+            .zip(self.accumulator.as_chunks::<2>().0)
+        {
+            let [even, odd] = [even, odd].map(hvx::load_f32);
+            let even = hvx::add_f32(hvx::mul_f32(even, scale), bias);
+            let odd = hvx::add_f32(hvx::mul_f32(odd, scale), bias);
+            hvx::store(line, hvx::narrow_f32(even, odd));
+            let halves: &[u16; 64] = bytemuck::cast_ref(line);
+            overflow |= halves.iter().any(|half| half & 0x7fff >= 0x7c00);
         }
-        let words: &mut [[u32; TILE_DIM]; TILE_DIM / 2] = bytemuck::cast_mut(self.out);
-        let mut largest = 0;
-        for (line, [even, odd]) in words.iter_mut().zip(self.accumulator.as_chunks::<2>().0) {
-            for j in 0..TILE_DIM {
-                let low = u32::from(f16::from_f32(even[j] * scales[j] + biases[j]));
-                let high = u32::from(f16::from_f32(odd[j] * scales[j] + biases[j]));
-                largest = largest.max(low & 0x7fff).max(high & 0x7fff);
-                line[j] = low | high << 16;
-            }
-        }
-        largest >= 0x7c00
+        overflow
     }
 }

@@ -11,8 +11,9 @@
 //! alignment is a property of [`Tile`] and [`ScaleBlock`], the host version checks the rest and remembers the first
 //! [`Fault`]. Inputs must be finite and at most 65504; what becomes of larger ones differs between chips.
 //!
-//! SOURCE: encodings and packet rules, Hexagon V81 HMX Programmer's Reference Manual 80-N2040-62; checked against the
-//! words of Qualcomm's own libraries (V68, V73, V81).
+//! SOURCE: encodings and packet rules, public emulators that quote the Hexagon V81 HMX Programmer's Reference Manual
+//! 80-N2040-62; checked against the words of Qualcomm's own libraries (V68, V73, V81). Only the deep activation does not
+//! occur there: it rests on its 8-bit twin and on llama.cpp using the mnemonic.
 
 #[cfg(target_arch = "hexagon")]
 #[expect(
@@ -30,7 +31,8 @@ pub use host::Hmx;
 
 /// Most tiles along K that one multiply takes.
 ///
-/// SOURCE: a packet multiplies at most 1024 input channels of FP16 and drops the rest silently, 80-N2040-62.
+/// SOURCE: a packet multiplies at most 1024 input channels of FP16 and drops the rest silently; 80-N2040-62 as quoted by
+/// public emulators of the unit.
 pub const MAX_DEEP: usize = 32;
 
 /// Scale and bias of each of the 32 columns, as the unit reads it.

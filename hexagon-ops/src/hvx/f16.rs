@@ -2,13 +2,13 @@
 
 /// The f32 of f16 bits; exact.
 #[inline(always)]
-pub(crate) fn to_f32(h: u16) -> f32 {
+pub(super) fn to_f32(h: u16) -> f32 {
     word_to_f32(u32::from(h))
 }
 
 /// The f32 of the f16 bits in the low half of a word, the upper half being zero.
 #[inline(always)]
-pub(crate) fn word_to_f32(h: u32) -> f32 {
+pub(super) fn word_to_f32(h: u32) -> f32 {
     let magnitude = h & 0x7fff;
     // The f16 exponent and fraction moved into f32's fields are 2^112 too small; the product also normalizes subnormals.
     let finite = (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits();
@@ -22,7 +22,7 @@ pub(crate) fn word_to_f32(h: u32) -> f32 {
 
 /// The f16 bits nearest to `x`, ties to even; overflow becomes infinity, NaN a quiet NaN.
 #[inline(always)]
-pub(crate) fn from_f32(x: f32) -> u16 {
+pub(super) fn from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let sign = (bits >> 16) & 0x8000;
@@ -55,4 +55,40 @@ pub(crate) fn from_f32(x: f32) -> u16 {
 fn low_half(word: u32) -> u16 {
     let [a, b, ..] = word.to_le_bytes();
     u16::from_le_bytes([a, b])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversions_agree_with_half() {
+        for bits in 0..=u16::MAX {
+            let (have, want) = (to_f32(bits), half::f16::from_bits(bits).to_f32());
+            assert!(
+                have.to_bits() == want.to_bits() || (have.is_nan() && want.is_nan()),
+                "{bits:#06x}"
+            );
+            // The value itself, halfway to the next one, and just beside that.
+            for offset in [0, 0x0fff, 0x1000, 0x1001] {
+                let x = f32::from_bits(want.to_bits().wrapping_add(offset));
+                let (have, want) = (from_f32(x), half::f16::from_f32(x));
+                let is_nan = have & 0x7fff > 0x7c00;
+                assert!(have == want.to_bits() || (is_nan && want.is_nan()), "{x:e}");
+            }
+        }
+        for x in [
+            f32::MAX,
+            65504.0,
+            65519.9,
+            65520.0,
+            2e-8,
+            2.9e-8,
+            3.1e-8,
+            f32::MIN_POSITIVE,
+            1e-45,
+        ] {
+            assert_eq!(from_f32(x), half::f16::from_f32(x).to_bits(), "{x:e}");
+        }
+    }
 }

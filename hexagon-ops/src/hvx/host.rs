@@ -337,20 +337,31 @@ pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
-    let (a, b): ([u16; 64], [u16; 64]) = (cast(a), cast(b));
-    let mut even = [0_f32; 32];
-    let mut odd = [0_f32; 32];
-    for i in 0..32 {
-        even[i] = f16::to_f32(a[2 * i]) * f16::to_f32(b[2 * i]);
-        odd[i] = f16::to_f32(a[2 * i + 1]) * f16::to_f32(b[2 * i + 1]);
+    let (a, b) = (widen_f16(a), widen_f16(b));
+    (mul_f32(a.0, b.0), mul_f32(a.1, b.1))
+}
+
+/// The f32 values of f16 lanes, (even lanes, odd lanes).
+#[inline(always)]
+pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::widen_f16(v) {
+        return result;
     }
-    (cast(even), cast(odd))
+    (
+        lanes!(u32, 32; v => f16::word_to_f32(v & 0xffff).to_bits()),
+        lanes!(u32, 32; v => f16::word_to_f32(v >> 16).to_bits()),
+    )
 }
 
 /// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
 #[must_use]
 #[inline(always)]
 pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::narrow_f32(even, odd) {
+        return result;
+    }
     lanes!(u32, 32; even, odd => u32::from(f16::from_f32(f32::from_bits(even)))
         | u32::from(f16::from_f32(f32::from_bits(odd))) << 16)
 }

@@ -28,9 +28,9 @@ mod dispatch;
 #[cfg(not(target_arch = "hexagon"))]
 pub use dispatch::widest;
 #[cfg(not(target_arch = "hexagon"))]
-pub(crate) mod f16;
+mod f16;
 #[cfg(not(target_arch = "hexagon"))]
-mod host;
+pub(crate) mod host;
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "calls code for detected target features")]
 mod x86;

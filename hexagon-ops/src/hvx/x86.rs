@@ -4,11 +4,12 @@
 //! without AVX2 and F16C.
 
 use core::arch::x86_64::{
-    __m128i, __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _mm_packus_epi16, _mm256_add_ps,
-    _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_cvtph_ps,
-    _mm256_cvtps_ph, _mm256_extracti128_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
-    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_ps,
+    __m128i, __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _mm_packus_epi16, _mm_unpackhi_epi16,
+    _mm_unpacklo_epi16, _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256,
+    _mm256_castsi256_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extracti128_si256,
+    _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute4x64_epi64,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_slli_epi16,
+    _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_ps,
 };
 
 use bytemuck::cast;
@@ -18,6 +19,10 @@ use super::Vector;
 /// Whether the functions below may run.
 #[inline(always)]
 fn available() -> bool {
+    #[cfg(test)]
+    if tests::PORTABLE.get() {
+        return false;
+    }
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
 }
 
@@ -41,6 +46,10 @@ accelerated! {
     lookup16(index: Vector, table: Vector) -> (Vector, Vector) = lookup16_avx2;
     /// [`super::lookup16_b`].
     lookup16_b(index: Vector, table: Vector) -> Vector = lookup16_b_avx2;
+    /// [`super::host::widen_f16`].
+    widen_f16(v: Vector) -> (Vector, Vector) = widen_f16c;
+    /// [`super::narrow_f32`].
+    narrow_f32(even: Vector, odd: Vector) -> Vector = narrow_f16c;
     /// [`super::mul_f16`].
     mul_f16(a: Vector, b: Vector) -> Vector = mul_f16c;
     /// [`super::mul_add_f16`].
@@ -142,4 +151,100 @@ fn mul_add_f16c(a: Vector, b: Vector, c: Vector) -> Vector {
 #[inline]
 fn sub_mul_f16c(a: Vector, b: Vector, c: Vector) -> Vector {
     f16_lanes!(a, b, c => _mm256_mul_ps(_mm256_sub_ps(a, b), c))
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn widen_f16c(v: Vector) -> (Vector, Vector) {
+    let words: [__m256i; 4] = cast(v);
+    let mut even: [__m256; 4] = cast(v);
+    let mut odd = even;
+    for i in 0..2 {
+        let pair = [words[2 * i], words[2 * i + 1]];
+        let mask = _mm256_set1_epi32(0xffff);
+        let low = [
+            _mm256_and_si256(pair[0], mask),
+            _mm256_and_si256(pair[1], mask),
+        ];
+        let high = [
+            _mm256_srli_epi32::<16>(pair[0]),
+            _mm256_srli_epi32::<16>(pair[1]),
+        ];
+        for (out, [a, b]) in [(&mut even, low), (&mut odd, high)] {
+            // Packing works on halves of 128 bits; the permutation puts the quarters in order.
+            let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b));
+            out[2 * i] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+            out[2 * i + 1] = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves));
+        }
+    }
+    (cast(even), cast(odd))
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn narrow_f16c(even: Vector, odd: Vector) -> Vector {
+    let (even, odd): ([__m256; 4], [__m256; 4]) = (cast(even), cast(odd));
+    let mut out: [[__m128i; 2]; 4] = [[cast([0_u8; 16]); 2]; 4];
+    for i in 0..4 {
+        let even = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(even[i]);
+        let odd = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(odd[i]);
+        out[i] = [_mm_unpacklo_epi16(even, odd), _mm_unpackhi_epi16(even, odd)];
+    }
+    cast(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::super::{
+        lookup16, lookup16_b, mul_add_f16, mul_f16, narrow_f32, sub_mul_f16, widen_mul_f16,
+    };
+    use super::*;
+
+    thread_local! {
+        /// Whether this thread uses the portable forms.
+        pub static PORTABLE: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Every accelerated operation, finite f16 in all lanes of `a`, `b`, `c`.
+    fn all([a, b, c]: [Vector; 3]) -> [Vector; 9] {
+        let (even, odd) = lookup16(a, b);
+        let (wide_even, wide_odd) = widen_mul_f16(a, b);
+        [
+            even,
+            odd,
+            wide_even,
+            wide_odd,
+            lookup16_b(a, b),
+            mul_f16(a, b),
+            mul_add_f16(a, b, c),
+            sub_mul_f16(a, b, c),
+            narrow_f32(wide_even, wide_odd),
+        ]
+    }
+
+    #[test]
+    fn accelerated_forms_equal_the_portable_ones() {
+        let mut state = 1_u64;
+        let mut vector = |mask: u16| {
+            cast::<[u16; 64], Vector>(core::array::from_fn(|_| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                let [.., low, high] = state.to_le_bytes();
+                u16::from_le_bytes([low, high]) & mask
+            }))
+        };
+        for turn in 0..400 {
+            // Without bit 14 f16 are below 2; without bits 13 and 12 many are subnormal.
+            let mask = [0xbfff, 0x8fff, 0xbbff][turn % 3];
+            let inputs = [vector(mask), vector(mask), vector(mask)];
+            let accelerated = all(inputs);
+            PORTABLE.set(true);
+            let portable = all(inputs);
+            PORTABLE.set(false);
+            assert_eq!(accelerated, portable, "{inputs:?}");
+        }
+    }
 }

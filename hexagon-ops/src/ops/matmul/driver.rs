@@ -17,6 +17,17 @@ pub struct Machine<'a> {
     pub hmx: &'a mut Hmx,
 }
 
+impl Machine<'_> {
+    /// The same units, borrowed for a part of the work.
+    pub(super) fn reborrow(&mut self) -> Machine<'_> {
+        Machine {
+            engine: self.engine,
+            vtcm: &mut *self.vtcm,
+            hmx: &mut *self.hmx,
+        }
+    }
+}
+
 /// Where each row starts, in elements.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {

@@ -121,22 +121,16 @@ struct PackTask<'a> {
 }
 
 /// Computes any number of rows. The arguments have been checked.
-pub(super) fn run(mut job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
-    let Machine { engine, vtcm, hmx } = machine;
-    let plan = GemmPlan::new(job.layout, job.m, vtcm.len())?;
-    hmx.take_fault();
+pub(super) fn run(mut job: MatMul<'_>, mut machine: Machine<'_>) -> Result<()> {
+    let plan = GemmPlan::new(job.layout, job.m, machine.vtcm.len())?;
+    machine.hmx.take_fault();
     let mut m0 = 0;
     while m0 < job.m {
         let n_rows = (plan.m_tiles * TILE_DIM).min(job.m - m0);
-        let machine = Machine {
-            engine,
-            vtcm: &mut *vtcm,
-            hmx: &mut *hmx,
-        };
-        chunk(&mut job, machine, plan, m0..m0 + n_rows)?;
+        chunk(&mut job, machine.reborrow(), plan, m0..m0 + n_rows)?;
         m0 += n_rows;
     }
-    match hmx.take_fault() {
+    match machine.hmx.take_fault() {
         Some(fault) => Err(Error::Fault(fault)),
         None => Ok(()),
     }

@@ -7,6 +7,7 @@
 
 pub mod dequantize;
 mod driver;
+mod experts;
 mod gemm;
 pub mod gemv;
 mod gemv_driver;
@@ -16,6 +17,7 @@ mod plan;
 pub mod quantize;
 
 pub use driver::{GEMV_MAX_ROWS, Machine, MatMul, Rows};
+pub use experts::ExpertMatMul;
 pub use panel::Panel;
 pub use plan::GemmPlan;
 
