@@ -5,13 +5,14 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test bench kld build fetch dsp
+.PHONY: help demo test bench kld ops build fetch dsp
 
 help:
 	@echo "make demo   generate text on a simulated RK3588"
 	@echo "make test   all tests; the last line counts them"
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
+	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
 	@echo "make dsp    the Hexagon kernels built for the DSP, and run under HEXAGON_QEMU"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
 	@echo "make fetch  only fetch and check what the others need"
@@ -27,6 +28,9 @@ bench:
 
 kld:
 	@$(PYTHON) scripts/kld.py
+
+ops:
+	@$(PYTHON) scripts/test.py build all-ops
 
 build:
 	@$(PYTHON) scripts/build.py static
