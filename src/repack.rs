@@ -1,5 +1,5 @@
-//! Weights between ggml's rows and the NPU's native layout. For INT8 this quantizes too: block Hadamard, then one
-//! scale for each row. For INT4: a rotation, then a calibrated scale for each row and segment of K.
+//! Weights between ggml's rows and the NPU's native layout. For INT8 this quantizes too: a rotation along K, then one
+//! scale for each row. For INT4: the same rotation, then a calibrated scale for each row and segment of K.
 //!
 //! A weight of N rows of K is cut into **chunks** of N (so that the cores share them and no call exceeds the chip's
 //! N) and **segments** of K (no call exceeds the chip's K). Every (slice, chunk, segment) is one **block**: a native
@@ -20,10 +20,11 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use rayon::prelude::*;
 use rknpu_ops::calibrate::Method;
-use rknpu_ops::int4::{self, Rotation};
+use rknpu_ops::int4;
 use rknpu_ops::layout::{MatmulLayout, NativeB};
 use rknpu_ops::pack::{self, Rows};
 use rknpu_ops::quant;
+use rknpu_ops::rotation::Rotation;
 
 use crate::caps::{Precision, RkCaps};
 use crate::rules::Choice;
@@ -183,10 +184,13 @@ impl WeightLayout {
         (segment * self.segment_k).min(self.k)..((segment + 1) * self.segment_k).min(self.k)
     }
 
-    /// Length of the Hadamard blocks that INT8 weights and activations go through.
+    /// The rotation along K that integer weights and their activations go through; FP16 needs none.
     #[must_use]
-    pub fn hadamard_block(&self) -> usize {
-        quant::hadamard_block(self.k)
+    pub fn rotation(&self) -> Rotation {
+        match self.precision {
+            Precision::Fp16 => Rotation::identity(self.k),
+            Precision::Int8 | Precision::Int4 | Precision::Int4Int8 => Rotation::new(self.k),
+        }
     }
 }
 
@@ -260,7 +264,7 @@ pub fn pack_rows(
         .into_iter()
         .filter(touched)
         .collect();
-    let rotation = layout.precision.is_int4().then(|| Rotation::new(layout.k));
+    let rotation = layout.rotation();
     let packer = Packer {
         layout,
         source,
@@ -328,8 +332,7 @@ fn groups<'a>(layout: &WeightLayout, scales: &'a mut [f32], out: &'a mut [u8]) -
 struct Packer<'a> {
     layout: &'a WeightLayout,
     source: Source<'a>,
-    /// For INT4.
-    rotation: Option<Rotation>,
+    rotation: Rotation,
 }
 
 impl Packer<'_> {
@@ -337,12 +340,12 @@ impl Packer<'_> {
         let k = self.layout.k;
         work.values.resize(k, 0.0);
         work.int8.resize(group.rows * k, 0);
-        let block = self.layout.hadamard_block();
         let rows = bytes.chunks_exact(bytes.len() / group.rows);
         let scales = group.scales.iter_mut().flat_map(|set| set.iter_mut());
         for ((bytes, int8), scale) in rows.zip(work.int8.chunks_exact_mut(k)).zip(scales) {
             self.source.row(bytes, &mut work.values);
-            *scale = quant::quantize_weight_row_i8(&mut work.values, block, int8);
+            self.rotation.apply(&mut work.values);
+            *scale = quant::quantize_weight_row_i8(&mut work.values, 1, int8);
         }
         self.pack(Rows::new(&work.int8, group.rows, k, k), &mut group.segments);
     }
@@ -368,15 +371,12 @@ impl Packer<'_> {
 
     fn int4(&self, bytes: &[u8], mut group: Group, work: &mut Work) {
         let (k, layout) = (self.layout.k, self.layout);
-        let Some(rotation) = &self.rotation else {
-            unreachable!("INT4 weights are rotated");
-        };
         work.values.resize(group.rows * k, 0.0);
         work.nibbles.resize(group.rows * k / 2, 0);
         let rows = bytes.chunks_exact(bytes.len() / group.rows);
         for (bytes, values) in rows.zip(work.values.chunks_exact_mut(k)) {
             self.source.row(bytes, values);
-            rotation.apply(values);
+            self.rotation.apply(values);
         }
         let values = Rows::new(&work.values, group.rows, k, k);
         let method = self.source.calibration;

@@ -24,12 +24,11 @@ use crate::calibrate::{self, Method};
 use crate::layout::NativeA;
 use crate::pack::{self, Rows};
 use crate::quant;
+use crate::rotation::Rotation;
 
-mod rotation;
 mod unpack;
 mod weight;
 
-pub use rotation::Rotation;
 pub use unpack::{Accumulator, ScaledOutput, unpack_scaled};
 pub use weight::{pack_group_i4, quantize_group_i4, unpack_group_i4};
 

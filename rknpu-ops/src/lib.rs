@@ -7,7 +7,8 @@
 //! | [`quant`] | scales, block Hadamard transform | - |
 //! | [`pack`] | weights and activations into the native layouts | `layout`, `quant` |
 //! | [`calibrate`] | clips for INT4 weights: percentile, squared error, KL divergence | `pack` (views of rows) |
-//! | [`int4`] | INT4 operands: rotation, nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant` |
+//! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
+//! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant`, `rotation` |
 //! | [`scalar`], `neon` | the loops of `quant` and `pack`: portable ones, and the same bits on aarch64's vector unit | types of `quant` and `pack` |
 //! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout` |
 
@@ -19,6 +20,7 @@ pub mod layout;
 pub mod neon;
 pub mod pack;
 pub mod quant;
+pub mod rotation;
 pub mod scalar;
 pub mod sim;
 

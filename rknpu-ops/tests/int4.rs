@@ -11,11 +11,12 @@ use proptest::prelude::*;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::int4::{
-    Digits, Rotation, ScaledOutput, interleave_a_i4, pack_group_i4, quantize_group_i4,
-    quantize_rows_i4, unpack_group_i4, unpack_scaled,
+    Digits, ScaledOutput, interleave_a_i4, pack_group_i4, quantize_group_i4, quantize_rows_i4,
+    unpack_group_i4, unpack_scaled,
 };
 use rknpu_ops::layout::{Elem, MatmulLayout, NativeC, Soc};
 use rknpu_ops::pack::{Rows, RowsMut};
+use rknpu_ops::rotation::Rotation;
 
 #[path = "sim/common.rs"]
 #[expect(dead_code, reason = "shared with tests/sim, which uses all of it")]

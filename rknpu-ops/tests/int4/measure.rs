@@ -4,11 +4,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use rknpu_ops::calibrate::Method;
-use rknpu_ops::int4::{
-    Digits, Rotation, ScaledOutput, quantize_group_i4, quantize_rows_i4, unpack_scaled,
-};
+use rknpu_ops::int4::{Digits, ScaledOutput, quantize_group_i4, quantize_rows_i4, unpack_scaled};
 use rknpu_ops::layout::{Elem, NativeC};
 use rknpu_ops::pack::{Rows, RowsMut};
+use rknpu_ops::rotation::Rotation;
 
 use super::{digits_of, gaussian};
 

@@ -4,11 +4,12 @@ use half::f16;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::ffi::{MatmulInfo, MatmulType};
 use rknpu_ops::int4::{
-    Accumulator, Digits, Rotation, SAFE_K_I4, ScaledOutput, convert_rows_f16, interleave_a_i4,
-    pack_group_i4, quantize_group_i4, quantize_rows_i4, quantize_rows_i8, unpack_scaled,
+    Accumulator, Digits, SAFE_K_I4, ScaledOutput, convert_rows_f16, interleave_a_i4, pack_group_i4,
+    quantize_group_i4, quantize_rows_i4, quantize_rows_i8, unpack_scaled,
 };
 use rknpu_ops::layout::{Elem, MatmulLayout, Soc};
 use rknpu_ops::pack::{Rows, RowsMut, interleave_a};
+use rknpu_ops::rotation::Rotation;
 
 use super::common::{Npu, Problem};
 use super::{digits_of, dot, gaussian, norm, rotated};

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use half::f16;
 use rayon::prelude::*;
-use rknpu_ops::int4::{self, Rotation};
+use rknpu_ops::int4;
 use rknpu_ops::layout::NativeA;
 use rknpu_ops::pack::{self, Rows};
+use rknpu_ops::rotation::Rotation;
 
 use super::scratch::Scratch;
 use crate::caps::{DIGITS, Precision};
@@ -36,7 +37,7 @@ pub(super) struct Activations {
     pub(super) native: Scratch,
     /// What `native` and `scales` hold, if it may be used again.
     held: Option<Held>,
-    /// The rotation of INT4 operands, for each K.
+    /// The rotation of integer operands, for each K.
     rotations: HashMap<usize, Rotation>,
 }
 
@@ -163,14 +164,6 @@ impl Activations {
         } = self;
         let row = |m: usize| act.rows(m..m + 1);
         match layout.precision {
-            Precision::Int8 => {
-                let block = layout.hadamard_block();
-                let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
-                    pack::quantize_rows_i8(row(m), block, work, out, scales);
-                };
-                packing.rows(sizes, int8, scales, work, fill);
-                packing.interleave(native, Rows::new(int8, sizes.count, k, k), 1)
-            }
             Precision::Fp16 => {
                 let fill = |m: usize, _: &mut [f32], out: &mut [f16], scales: &mut [f32]| {
                     pack::convert_rows_f16(row(m), out, scales);
@@ -178,8 +171,8 @@ impl Activations {
                 packing.rows(sizes, fp16, scales, work, fill);
                 packing.interleave(native, Rows::new(fp16, sizes.count, k, k), 1)
             }
-            Precision::Int4Int8 => {
-                let rotation = rotations.entry(k).or_insert_with(|| Rotation::new(k));
+            Precision::Int8 | Precision::Int4Int8 => {
+                let rotation = rotations.entry(k).or_insert_with(|| layout.rotation());
                 let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
                     int4::quantize_rows_i8(row(m), rotation, work, out, scales);
                 };
@@ -187,7 +180,7 @@ impl Activations {
                 packing.interleave(native, Rows::new(int8, sizes.count, k, k), 1)
             }
             Precision::Int4 => {
-                let rotation = rotations.entry(k).or_insert_with(|| Rotation::new(k));
+                let rotation = rotations.entry(k).or_insert_with(|| layout.rotation());
                 let segment_k = layout.segment_k;
                 let fill = |m: usize, work: &mut [f32], out: &mut [u8], scales: &mut [f32]| {
                     int4::quantize_rows_i4(row(m), rotation, segment_k, DIGITS, work, out, scales);

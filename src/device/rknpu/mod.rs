@@ -1,7 +1,7 @@
 //! The Rockchip NPU: multiplies rows of activations with weights that lie packed in device memory.
 //!
 //! ```text
-//! rows of F32 --(1) Hadamard, quantize--> rows of INT8 --(2) interleave--> native A, one buffer for each K segment
+//! rows of F32 --(1) rotate, quantize----> rows of INT8 --(2) interleave--> native A, one buffer for each K segment
 //!                                                                              |  shared by all cores
 //!            core 0: chunks 0..   core 1: chunks ..   core 2: chunks ..        v
 //!            (3) for each chunk of N: for each segment of K: run(A, B block, C)

@@ -12,7 +12,7 @@
 //! The signs keep a row whose elements are alike from being gathered in one element, and the second ones keep the last
 //! block from undoing what the first did where the two overlap. Where K is a multiple of the block, there is no last
 //! block. With blocks of the largest power of two that divides K (64 for 576) instead, an outlier would stay in its
-//! block, and 15 levels are too few for the rest of the row to share a scale with it.
+//! block, and the levels of an integer type are too few for the rest of the row to share a scale with it.
 //!
 //! The signs are a function of K and the position alone. So a weight and its activations agree on them, and weights
 //! that read the same activations, such as Q, K and V, take them rotated once. Nothing is lost by it: signs have to be
