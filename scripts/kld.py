@@ -20,7 +20,7 @@ from project import JOBS, LOGS, TARGET, Problem, main_with, run
 CHUNK_TOKENS = 512
 
 # The most that a format may cost on the device. F16 weights are exact; 8 bits for activations and weights are not.
-LIMITS = {"Q8_0": 0.01, "Q4_0": 0.01, "F16": 0.001}
+LIMITS = {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005}
 
 # Further formats for the full table: every kind of block that SmolLM2's row length (576, no multiple of 256) allows.
 MORE = ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
