@@ -9,6 +9,8 @@ Usage: kld.py [chunks [format...]]
 
 import re
 import sys
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import build
@@ -53,14 +55,12 @@ def measure(kind, chunks, device_env, cpu_env):
     """One row of the table. The exact logits (25 MB a chunk) are kept until both runs are done."""
     folder = TARGET / "kld"
     folder.mkdir(parents=True, exist_ok=True)
-    base = folder / f"{kind}-{chunks}.logits"
-    try:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{kind}-") as temp:
+        base = Path(temp) / "logits"
         perplexity(models.exact(kind), chunks, f"{kind}-exact", cpu_env, "-f", fetch.text(),
                    "--kl-divergence-base", base)
         device, ppl = divergence(models.variant(kind), base, chunks, f"{kind}-device", device_env)
         cpu, _ = divergence(models.variant(kind), base, chunks, f"{kind}-cpu", cpu_env)
-    finally:
-        base.unlink(missing_ok=True)
     return Row(kind, device, cpu, ppl)
 
 
@@ -70,7 +70,7 @@ def header(chunks):
 
 
 def line(row):
-    limit = f"{LIMITS[row.kind]:8.3f}" if row.kind in LIMITS else f"{'':8}"
+    limit = f"{LIMITS[row.kind]:8.4f}" if row.kind in LIMITS else f"{'':8}"
     return f"{row.kind:8} {row.device:10.6f} {limit} {row.cpu:12.6f} {row.perplexity:11.4f}"
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ class Problem(Exception):
 
 def main_with(function):
     """Runs a script's main function; a Problem becomes one line on stderr and exit code 1."""
+    # Being terminated unwinds as well, so that temporary files go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     try:
         sys.exit(function())
     except Problem as problem:

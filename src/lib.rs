@@ -16,7 +16,7 @@
 //! | [`error`], [`tensor`], [`caps`] | the error type; types and shapes; what each chip can do | `rknpu-ops` |
 //! | [`rules`], [`config`] | which weight takes which arithmetic; the environment variables | the above |
 //! | [`shm`] | memory that ggml owns, as slices | the above |
-//! | [`graph`], [`repack`], [`reference`] | what ggml handed over; weights into native layouts; the oracle | the above |
+//! | [`graph`], [`repack`], [`mod@reference`] | what ggml handed over; weights into native layouts; the oracle | the above |
 //! | [`plan`], [`vendor`] | nodes to commands, pure; the vendor's functions behind safe calls | the above |
 //! | [`device`] | executes commands | the above, but not `graph` or `plan` |
 //! | [`selftest`], [`backend`] | joins the two | everything above |
