@@ -10,6 +10,7 @@ use ggml_rust_npu::backend::Device;
 use ggml_rust_npu::caps::{self, Precision, RkCaps};
 use ggml_rust_npu::plan::{self, Target};
 use ggml_rust_npu::reference;
+use ggml_rust_npu::repack::FEW_ROWS;
 use ggml_rust_npu::rules::Rules;
 use ggml_rust_npu::tensor::DType;
 use ggml_rust_npu::vendor::rknn::Rknn;
@@ -39,7 +40,7 @@ fn rules_decide_the_arithmetic_by_name() {
         Method::Mse,
     );
     let precision = |name, dtype| {
-        let tensor = tensor(name, dtype, contiguous(dtype, [64, 32, 1, 1]));
+        let tensor = tensor(name, dtype, contiguous(dtype, [64, 96, 1, 1]));
         plan::weight_layout(&target, &tensor).map(|layout| layout.precision)
     };
     assert_eq!(precision("ffn_up", PLAIN), Some(Precision::Int4));
@@ -48,6 +49,9 @@ fn rules_decide_the_arithmetic_by_name() {
     assert_eq!(precision("head", PLAIN), Some(Precision::Fp16));
     assert_eq!(precision("embd", PLAIN), None);
     assert_eq!(precision("attn_q", PLAIN), Some(Precision::Int8));
+    let few = tensor("router", PLAIN, contiguous(PLAIN, [64, FEW_ROWS, 1, 1]));
+    let few = plan::weight_layout(&target, &few).map(|layout| layout.precision);
+    assert_eq!(few, Some(Precision::Fp16));
     assert_eq!(precision("attn_q", DType::F16), Some(Precision::Fp16));
 }
 
