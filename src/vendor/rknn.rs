@@ -44,7 +44,9 @@ impl Rknn {
         let name = path.map_or_else(|| PathBuf::from("librknnrt.so"), Path::to_path_buf);
         let failed = |error: libloading::Error| Error::Library {
             library: name.clone(),
-            reason: error.to_string(),
+            // The loader's own words are the source of libloading's error.
+            reason: std::error::Error::source(&error)
+                .map_or_else(|| error.to_string(), ToString::to_string),
         };
         // SAFETY: librknnrt's initializers have no requirements of their own.
         let library = unsafe { libloading::Library::new(&name) }.map_err(failed)?;
@@ -438,6 +440,9 @@ mod tests {
         let error = Rknn::load(Some(Path::new("/nonexistent/librknnrt.so")))
             .unwrap_err()
             .to_string();
-        assert!(error.contains("/nonexistent/librknnrt.so"), "{error}");
+        assert!(
+            error.contains("/nonexistent/librknnrt.so") && error.contains("No such file"),
+            "{error}"
+        );
     }
 }

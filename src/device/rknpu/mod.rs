@@ -137,7 +137,7 @@ impl RkNpu {
         Ok(WeightMemory::new(memory, share))
     }
 
-    /// Computes `dst = act · w` for at most [`crate::plan::M_BUCKET_MAX`] rows.
+    /// Computes `dst = act · w` in one call for each block of the weights.
     ///
     /// - `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
     /// - `graph`: number of the graph that the activations belong to, if they may be shared with its other
