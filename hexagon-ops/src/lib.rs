@@ -10,6 +10,7 @@
 //! | [`hmx`] | the matrix unit: tile multiply, accumulator, scale block, store | `layout` |
 //! | [`rt`] | VTCM arena, worker threads, DMA | `layout` |
 //! | [`ops`] | kernels and their drivers | all of the above |
+//! | [`wire`] | ring, commands and completions that the two processors share | — |
 //!
 //! Unsafe code is confined to `hvx/`, `hmx/` and `rt/`; they offer safe functions only.
 
@@ -25,3 +26,4 @@ pub mod hvx;
 pub mod layout;
 pub mod ops;
 pub mod rt;
+pub mod wire;
