@@ -32,6 +32,7 @@ fn tensor(dtype: DType, ne: [usize; 2]) -> Tensor<'static> {
     Tensor {
         name: "bench",
         dtype,
+        format: None,
         shape: Shape {
             ne: [ne[0], ne[1], 1, 1],
             nb: [

@@ -1,4 +1,5 @@
-// The two buffer types of a device.
+// The two buffer types of a device. One whose memory the CPU cannot simply read
+// (NPU_BUFFERS_ONE) uses the second one for everything.
 //
 // Host:   ggml's layout in ordinary memory. Tensors that are computed live
 // here, so that neither the CPU backend nor the
@@ -159,7 +160,8 @@ void glue_device_init_bufts(struct glue_device *device) {
       .iface = host_iface, .device = &device->dev, .context = device};
   device->packed_buft = (struct ggml_backend_buffer_type){
       .iface = packed_iface, .device = &device->dev, .context = device};
-  device->extra_bufts[0] = &device->packed_buft;
-  snprintf(device->packed_name, sizeof(device->packed_name), "%s_PACKED",
-           npu_device_name(device->index));
+  const bool one = npu_device_buffers(device->index) == NPU_BUFFERS_ONE;
+  device->extra_bufts[0] = one ? NULL : &device->packed_buft;
+  snprintf(device->packed_name, sizeof(device->packed_name), "%s%s",
+           npu_device_name(device->index), one ? "" : "_PACKED");
 }

@@ -14,9 +14,10 @@ struct glue_device {
   struct ggml_backend_buffer_type
       host_buft; // ggml's layout, memory the CPU reads and writes too
   struct ggml_backend_buffer_type
-      packed_buft; // weights in the NPU's layout, reached by set and get only
+      packed_buft; // weights in the NPU's layout, reached by set and get only;
+                   // with NPU_BUFFERS_ONE also everything else
   ggml_backend_buffer_type_t
-      extra_bufts[2]; // NULL-terminated, for ggml_backend_dev_get_extra_bufts
+      extra_bufts[2]; // NULL-terminated list, empty with NPU_BUFFERS_ONE, for ggml_backend_dev_get_extra_bufts
   char packed_name[64];
 };
 

@@ -46,8 +46,26 @@ static uint32_t dtype_of(enum ggml_type type,
                                                           : NPU_DTYPE_OTHER;
 }
 
-// Compares type pointers only: in supports_op the buffer may be a dummy that
-// must not be called.
+static uint32_t format_of(enum ggml_type type) {
+  switch (type) {
+  case GGML_TYPE_Q4_0:
+    return NPU_FORMAT_Q4_0;
+  case GGML_TYPE_Q4_1:
+    return NPU_FORMAT_Q4_1;
+  case GGML_TYPE_Q8_0:
+    return NPU_FORMAT_Q8_0;
+  case GGML_TYPE_IQ4_NL:
+    return NPU_FORMAT_IQ4_NL;
+  case GGML_TYPE_MXFP4:
+    return NPU_FORMAT_MXFP4;
+  default:
+    return NPU_FORMAT_NONE;
+  }
+}
+
+// Compares type pointers only: in supports_op the buffer may be a dummy (of
+// size 0) that must not be called. The loader asks with such a one where a
+// weight should go.
 static uint32_t place_of(const struct glue_device *device,
                          const struct ggml_tensor *owner) {
   ggml_backend_buffer_t buffer = owner->buffer;
@@ -56,7 +74,9 @@ static uint32_t place_of(const struct glue_device *device,
     return owner->op == GGML_OP_NONE ? NPU_PLACE_NONE : NPU_PLACE_HOST;
   }
   if (buffer->buft == &device->packed_buft) {
-    return NPU_PLACE_PACKED;
+    const bool weights = buffer->size == 0 || npu_packs_all(device->index) ||
+                         buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    return weights ? NPU_PLACE_PACKED : NPU_PLACE_DEVICE;
   }
   return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
                                                  : NPU_PLACE_OTHER;
@@ -70,6 +90,7 @@ npu_tensor glue_tensor(const struct glue_device *device,
 
   npu_tensor out = {
       .dtype = dtype_of(tensor->type, traits),
+      .format = format_of(tensor->type),
       .place = place_of(device, owner),
       .block_elems = (uint32_t)traits->blck_size,
       .block_bytes = (uint32_t)traits->type_size,
@@ -83,7 +104,8 @@ npu_tensor glue_tensor(const struct glue_device *device,
   if (out.dtype == NPU_DTYPE_QUANTIZED) {
     out.to_float = traits->to_float;
   }
-  if (out.place == NPU_PLACE_PACKED && owner->buffer->size > 0) {
+  if (owner->buffer != NULL && owner->buffer->buft == &device->packed_buft &&
+      owner->buffer->size > 0) {
     out.buffer = (npu_buffer *)owner->buffer->context;
   }
   return out;

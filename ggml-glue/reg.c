@@ -81,7 +81,10 @@ static ggml_backend_t device_init_backend(ggml_backend_dev_t dev,
 
 static ggml_backend_buffer_type_t
 device_get_buffer_type(ggml_backend_dev_t dev) {
-  return &glue_device_of(dev)->host_buft;
+  struct glue_device *device = glue_device_of(dev);
+  return npu_device_buffers(device->index) == NPU_BUFFERS_ONE
+             ? &device->packed_buft
+             : &device->host_buft;
 }
 
 static bool device_supports_op(ggml_backend_dev_t dev,
@@ -97,8 +100,10 @@ static bool device_supports_op(ggml_backend_dev_t dev,
 
 static bool device_supports_buft(ggml_backend_dev_t dev,
                                  ggml_backend_buffer_type_t buft) {
-  return buft == &glue_device_of(dev)->packed_buft ||
-         ggml_backend_buft_is_host(buft);
+  const struct glue_device *device = glue_device_of(dev);
+  return buft == &device->packed_buft ||
+         (npu_device_buffers(device->index) == NPU_BUFFERS_HOST_AND_PACKED &&
+          ggml_backend_buft_is_host(buft));
 }
 
 static const struct ggml_backend_device_i device_iface = {

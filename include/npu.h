@@ -27,6 +27,24 @@
 // `npu_tensor.dtype`: anything else.
 #define NPU_DTYPE_OTHER 4
 
+// `npu_tensor.format`: none of the following.
+#define NPU_FORMAT_NONE 0
+
+// `npu_tensor.format`: Q4_0.
+#define NPU_FORMAT_Q4_0 1
+
+// `npu_tensor.format`: Q4_1.
+#define NPU_FORMAT_Q4_1 2
+
+// `npu_tensor.format`: Q8_0.
+#define NPU_FORMAT_Q8_0 3
+
+// `npu_tensor.format`: IQ4_NL.
+#define NPU_FORMAT_IQ4_NL 4
+
+// `npu_tensor.format`: MXFP4.
+#define NPU_FORMAT_MXFP4 5
+
 // `npu_node.op`: MUL_MAT.
 #define NPU_OP_MUL_MAT 1
 
@@ -44,6 +62,15 @@
 
 // `npu_tensor.place`: memory of another device.
 #define NPU_PLACE_OTHER 3
+
+// `npu_tensor.place`: a buffer of this device, in ggml's layout.
+#define NPU_PLACE_DEVICE 4
+
+// `npu_device_buffers`: computed tensors in host memory, weights in a buffer type of their own.
+#define NPU_BUFFERS_HOST_AND_PACKED 0
+
+// `npu_device_buffers`: everything in one buffer type, which the CPU reaches by set and get only.
+#define NPU_BUFFERS_ONE 1
 
 // The graph was computed.
 #define NPU_STATUS_OK 0
@@ -69,7 +96,7 @@
 // A stream of graphs on one device.
 typedef struct npu_backend npu_backend;
 
-// A buffer of packed weights.
+// A buffer of a device.
 typedef struct npu_buffer npu_buffer;
 
 // What the host program offers.
@@ -82,19 +109,24 @@ typedef struct npu_host {
 typedef struct npu_tensor {
   // `NPU_DTYPE_*`.
   uint32_t dtype;
+  // `NPU_FORMAT_*`.
+  uint32_t format;
   // `NPU_PLACE_*`, of the tensor that this one is a view of if it is one.
   uint32_t place;
   // Elements in a block, 1 for plain types.
   uint32_t block_elems;
   // Bytes in a block.
   uint32_t block_bytes;
+  // 0.
+  uint32_t reserved;
   // Elements in each dimension, innermost first.
   int64_t ne[4];
   // Bytes from one index to the next.
   uint64_t nb[4];
   // First byte; NULL in questions about operations.
   void *data;
-  // The packed buffer that it is in; NULL unless `place` is `NPU_PLACE_PACKED`, and for ggml's dummy buffers.
+  // The buffer of ours that it is in; NULL unless `place` is `NPU_PLACE_PACKED` or `NPU_PLACE_DEVICE`, and for ggml's
+  // dummy buffers.
   struct npu_buffer *buffer;
   // ggml's way to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
   void (*to_float)(const void *src, float *dst, int64_t n);
@@ -144,11 +176,17 @@ void npu_device_memory(size_t device, size_t *free_bytes, size_t *total_bytes);
 // `node` is valid, and so are the names in it.
 bool npu_supports_op(size_t device, const struct npu_node *node);
 
-// Alignment of tensors in a packed buffer, in bytes.
-size_t npu_packed_alignment(size_t _device);
+// Which buffer types a device has: an `NPU_BUFFERS_*`.
+uint32_t npu_device_buffers(size_t device);
 
-// Largest packed buffer, in bytes.
-size_t npu_packed_max_size(size_t _device);
+// Whether all tensors in a device's buffers count as weights, and not only those in buffers that ggml calls so.
+bool npu_packs_all(size_t device);
+
+// Alignment of tensors in a buffer, in bytes.
+size_t npu_packed_alignment(size_t device);
+
+// Largest buffer, in bytes.
+size_t npu_packed_max_size(size_t device);
 
 // Bytes that a tensor takes in a packed buffer. Reads metadata only.
 //

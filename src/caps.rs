@@ -102,6 +102,57 @@ pub const RK3566: RkCaps = RkCaps {
 /// Every Rockchip chip that is known.
 pub const ROCKCHIP: [&RkCaps; 4] = [&RK3588, &RK3576, &RK3562, &RK3566];
 
+/// A Hexagon NPU as the planner sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct HexCaps {
+    /// Architecture: 73 for V73.
+    pub arch: u32,
+    /// Name in `GGML_RUST_NPU_SIM`.
+    pub name: &'static str,
+    /// Bytes that a session can have mapped at a time.
+    pub address_bytes: u64,
+}
+
+// SOURCE: ggml-hexagon of ggml 0.25.3 keeps V73 sessions at 3000 MiB and gives others 3,355,443,200 bytes of their
+// 32-bit address space.
+const ADDRESS_BYTES: u64 = 3_355_443_200;
+
+/// Every Hexagon architecture with the matrix instructions that the kernels use.
+pub const HEXAGON: [HexCaps; 4] = [
+    HexCaps {
+        arch: 73,
+        name: "hexagon-v73",
+        address_bytes: 3000 * 1024 * 1024,
+    },
+    HexCaps {
+        arch: 75,
+        name: "hexagon-v75",
+        address_bytes: ADDRESS_BYTES,
+    },
+    HexCaps {
+        arch: 79,
+        name: "hexagon-v79",
+        address_bytes: ADDRESS_BYTES,
+    },
+    HexCaps {
+        arch: 81,
+        name: "hexagon-v81",
+        address_bytes: ADDRESS_BYTES,
+    },
+];
+
+/// The Hexagon NPU of a name such as `hexagon-v75`.
+#[must_use]
+pub fn hexagon_by_name(name: &str) -> Option<&'static HexCaps> {
+    HEXAGON.iter().find(|caps| caps.name == name)
+}
+
+/// The Hexagon NPU of an architecture such as 75.
+#[must_use]
+pub fn hexagon_by_arch(arch: u32) -> Option<&'static HexCaps> {
+    HEXAGON.iter().find(|caps| caps.arch == arch)
+}
+
 /// Names under which the kernel's device tree knows the chips, and what they are here.
 // SOURCE: the `compatible` strings of Rockchip's BSP device trees.
 const COMPATIBLE: [(&str, &RkCaps); 6] = [

@@ -1,19 +1,21 @@
 //! The environment variables, read once. An unknown value is an error that names the allowed ones.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use hexagon_ops::ffi;
 use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, Fault, parse_faults};
 
-use crate::caps::{self, RkCaps};
+use crate::caps::{self, HexCaps, RkCaps};
 use crate::error::{Error, Result};
 use crate::rules::{self, Rules};
 
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables, without prefix.
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 14] = [
     "SIM",
     "DEVICES",
     "LOG",
@@ -24,13 +26,47 @@ const VARIABLES: [&str; 10] = [
     "SIM_API_VERSION",
     "RULES",
     "CALIBRATION",
+    "CDSPRPC_LIB",
+    "HEX_SESSIONS",
+    "REPACK",
+    "TIMEOUT",
 ];
+
+/// A chip that a stand-in can be.
+#[derive(Clone, Copy, Debug)]
+pub enum SimChip {
+    /// A Rockchip NPU.
+    Rockchip(&'static RkCaps),
+    /// A Hexagon NPU.
+    Hexagon(&'static HexCaps),
+}
+
+/// When weights of a Hexagon device are packed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repack {
+    /// When they are written to a buffer that ggml calls one of weights.
+    #[default]
+    Weights,
+    /// When any tensor is written that could be a weight: has upstream's tests go through packed memory.
+    Always,
+    /// At each use.
+    Off,
+}
+
+/// Faults for both stand-ins: one variable serves them, and function names tell them apart.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Of librknnrt.
+    pub rknn: Vec<Fault>,
+    /// Of libcdsprpc and of the DSP behind it.
+    pub fastrpc: Vec<hexagon_ops::sim::Fault>,
+}
 
 /// What the user asked for.
 #[derive(Debug)]
 pub struct Config {
-    /// `GGML_RUST_NPU_SIM`: the Rockchip chip to simulate.
-    pub sim: Option<&'static RkCaps>,
+    /// `GGML_RUST_NPU_SIM`: the chips to simulate; real ones are not looked for then.
+    pub sim: Vec<SimChip>,
     /// `GGML_RUST_NPU_DEVICES`: names of the devices to keep, all if not set.
     pub devices: Option<Vec<String>>,
     /// `GGML_RUST_NPU_LOG`: which log lines to pass on.
@@ -43,8 +79,16 @@ pub struct Config {
     pub calibration: Method,
     /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
     pub rknn_lib: Option<PathBuf>,
-    /// `GGML_RUST_NPU_SIM_FAULTS`: which calls of the stand-in fail.
-    pub faults: Vec<Fault>,
+    /// `GGML_RUST_NPU_CDSPRPC_LIB`: the vendor's library in place of the system's `libcdsprpc.so`.
+    pub cdsprpc_lib: Option<PathBuf>,
+    /// `GGML_RUST_NPU_HEX_SESSIONS`: devices that one Hexagon NPU appears as, each with its own address space.
+    pub hex_sessions: u32,
+    /// `GGML_RUST_NPU_REPACK`: when weights of a Hexagon device are packed.
+    pub repack: Repack,
+    /// `GGML_RUST_NPU_TIMEOUT`: how long a Hexagon NPU may be silent, in seconds.
+    pub timeout: Duration,
+    /// `GGML_RUST_NPU_SIM_FAULTS`: which calls of the stand-ins fail.
+    pub faults: Faults,
     /// `GGML_RUST_NPU_SIM_COHERENCE`: whether the stand-in punishes a forgotten cache operation.
     pub coherence: Coherence,
     /// `GGML_RUST_NPU_SIM_API_VERSION`: the library version that the stand-in says it is.
@@ -66,18 +110,8 @@ impl Config {
     /// `Config` for the first variable that is not understood.
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
         let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
-        let faults = match get("GGML_RUST_NPU_SIM_FAULTS") {
-            None => Vec::new(),
-            Some(value) => parse_faults(&value).map_err(|error| Error::Config {
-                variable: "GGML_RUST_NPU_SIM_FAULTS",
-                reason: error.to_string(),
-                allowed: "function:n=code,... (n counts calls from 1; n+ means from the nth on)"
-                    .into(),
-                value,
-            })?,
-        };
         Ok(Self {
-            sim: chip("GGML_RUST_NPU_SIM", get("GGML_RUST_NPU_SIM"))?,
+            sim: sim(get("GGML_RUST_NPU_SIM"))?,
             devices: get("GGML_RUST_NPU_DEVICES")
                 .map(|list| list.split(',').map(|name| name.trim().into()).collect()),
             log: level(get("GGML_RUST_NPU_LOG"))?,
@@ -85,7 +119,24 @@ impl Config {
             rules: rules(get("GGML_RUST_NPU_RULES"))?,
             calibration: calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
             rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
-            faults,
+            cdsprpc_lib: get("GGML_RUST_NPU_CDSPRPC_LIB").map(PathBuf::from),
+            hex_sessions: number(
+                "GGML_RUST_NPU_HEX_SESSIONS",
+                get("GGML_RUST_NPU_HEX_SESSIONS"),
+                1,
+                1..=ffi::NUM_SESSIONS,
+            )?,
+            repack: repack(get("GGML_RUST_NPU_REPACK"))?,
+            timeout: Duration::from_secs(
+                number(
+                    "GGML_RUST_NPU_TIMEOUT",
+                    get("GGML_RUST_NPU_TIMEOUT"),
+                    DEFAULT_TIMEOUT_S,
+                    1..=3600,
+                )?
+                .into(),
+            ),
+            faults: faults(get("GGML_RUST_NPU_SIM_FAULTS"))?,
             coherence: coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
             sim_api_version: get("GGML_RUST_NPU_SIM_API_VERSION"),
         })
@@ -120,6 +171,86 @@ fn chip(variable: &'static str, value: Option<String>) -> Result<Option<&'static
             value,
         }),
     }
+}
+
+fn sim(value: Option<String>) -> Result<Vec<SimChip>> {
+    let value = value.unwrap_or_default();
+    let names = value.split(',').map(str::trim);
+    let chips = names.filter(|name| !name.is_empty()).map(|name| {
+        let rockchip = caps::rockchip_by_name(name).map(SimChip::Rockchip);
+        rockchip
+            .or_else(|| caps::hexagon_by_name(name).map(SimChip::Hexagon))
+            .ok_or_else(|| Error::Config {
+                variable: "GGML_RUST_NPU_SIM",
+                value: value.clone(),
+                reason: format!("no such chip: {name}"),
+                allowed: (caps::ROCKCHIP.iter().map(|caps| caps.soc.name()))
+                    .chain(caps::HEXAGON.iter().map(|caps| caps.name))
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })
+    });
+    chips.collect()
+}
+
+/// How long a Hexagon NPU may be silent unless the user says otherwise.
+///
+/// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights, 512 rows by its LM head,
+/// takes the stand-in several seconds and an NPU well under one.
+const DEFAULT_TIMEOUT_S: u32 = 30;
+
+fn number(
+    variable: &'static str,
+    value: Option<String>,
+    default: u32,
+    allowed: std::ops::RangeInclusive<u32>,
+) -> Result<u32> {
+    let Some(value) = value else {
+        return Ok(default);
+    };
+    let parsed = value.trim().parse().ok();
+    parsed
+        .filter(|number| allowed.contains(number))
+        .ok_or_else(|| Error::Config {
+            variable,
+            reason: "out of range, or no whole number".into(),
+            allowed: format!("{} to {}", allowed.start(), allowed.end()),
+            value,
+        })
+}
+
+fn repack(value: Option<String>) -> Result<Repack> {
+    match value.as_deref().map(str::trim) {
+        None | Some("weights") => Ok(Repack::Weights),
+        Some("always") => Ok(Repack::Always),
+        Some("off") => Ok(Repack::Off),
+        Some(_) => Err(Error::Config {
+            variable: "GGML_RUST_NPU_REPACK",
+            reason: "no such mode".into(),
+            allowed: "weights, always, off".into(),
+            value: value.unwrap_or_default(),
+        }),
+    }
+}
+
+fn faults(value: Option<String>) -> Result<Faults> {
+    let value = value.unwrap_or_default();
+    let items = value.split(',').filter(|item| !item.trim().is_empty());
+    let (fastrpc, rknn): (Vec<_>, Vec<_>) = items.partition(|item| {
+        let function = item.split(':').next().unwrap_or_default();
+        hexagon_ops::sim::knows(function.trim())
+    });
+    let wrong = |reason: String| Error::Config {
+        variable: "GGML_RUST_NPU_SIM_FAULTS",
+        value: value.clone(),
+        reason,
+        allowed: "function:n=code,... (n counts calls from 1; n+ means from the nth on)".into(),
+    };
+    Ok(Faults {
+        rknn: parse_faults(&rknn.join(",")).map_err(|error| wrong(error.to_string()))?,
+        fastrpc: hexagon_ops::sim::parse_faults(&fastrpc.join(","))
+            .map_err(|error| wrong(error.to_string()))?,
+    })
 }
 
 fn rules(value: Option<String>) -> Result<Rules> {
@@ -189,7 +320,7 @@ mod tests {
     #[test]
     fn nothing_set_means_no_simulated_device() {
         let config = Config::from_lookup(|_| None).unwrap();
-        assert!(config.sim.is_none() && config.chip.is_none() && config.devices.is_none());
+        assert!(config.sim.is_empty() && config.chip.is_none() && config.devices.is_none());
         assert_eq!(config.log, LevelFilter::Info);
     }
 

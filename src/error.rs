@@ -59,6 +59,28 @@ pub enum Error {
         /// Shape, type and core of the call.
         what: String,
     },
+    /// A call into FastRPC failed.
+    #[error("{call} failed for {what}: {reason}")]
+    FastRpc {
+        /// The function.
+        call: &'static str,
+        /// Name and meaning of the return value.
+        reason: String,
+        /// What the call was for.
+        what: String,
+    },
+    /// The DSP refused a command, or what it answers makes no sense.
+    #[error("the DSP failed: {reason}")]
+    Dsp {
+        /// What it said, or what is wrong with its answer.
+        reason: String,
+    },
+    /// The DSP did not answer.
+    #[error("the DSP has not answered for {seconds} s")]
+    Timeout {
+        /// How long a command may take.
+        seconds: f64,
+    },
     /// Device memory could not be had.
     #[error("{call} gave no memory for {bytes} bytes")]
     OutOfMemory {
@@ -78,10 +100,12 @@ pub enum Error {
         limit: f64,
     },
     /// An earlier error put the device out of use.
-    #[error("{device} is out of use since an earlier error")]
+    #[error("{device} is out of use since an earlier error: {cause}")]
     DeviceLost {
         /// The device's name.
-        device: &'static str,
+        device: String,
+        /// What that error said.
+        cause: String,
     },
     /// ggml handed over a node that the planner never said yes to, or that contradicts itself.
     #[error("cannot be computed: {reason}")]

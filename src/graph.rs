@@ -1,7 +1,7 @@
 //! The graph as ggml handed it over: metadata copied, memory borrowed for one call. No planning, no device.
 
 use crate::shm::{Region, RegionMut};
-use crate::tensor::{DType, Dequantize, Shape};
+use crate::tensor::{DType, Dequantize, Format, Shape};
 
 /// Where a tensor's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub enum Place {
     Host,
     /// One of our buffers for packed weights.
     Packed,
+    /// One of our buffers, in ggml's layout.
+    Device,
     /// Memory of another device.
     Foreign,
 }
@@ -23,6 +25,8 @@ pub struct Tensor<'a> {
     pub name: &'a str,
     /// Element type.
     pub dtype: DType,
+    /// Which quantized type, if devices know it.
+    pub format: Option<Format>,
     /// Dimensions and strides.
     pub shape: Shape,
     /// Where it is.

@@ -13,11 +13,11 @@
 //!
 //! | module | holds | may use |
 //! |---|---|---|
-//! | [`error`], [`tensor`], [`caps`] | the error type; types and shapes; what each chip can do | `rknpu-ops` |
+//! | [`error`], [`tensor`], [`caps`] | the error type; types and shapes; what each chip can do | `rknpu-ops`, `hexagon-ops` |
 //! | [`rules`], [`config`] | which weight takes which arithmetic; the environment variables | the above |
 //! | [`shm`] | memory that ggml owns, as slices | the above |
 //! | [`graph`], [`repack`], [`mod@reference`] | what ggml handed over; weights into native layouts; the oracle | the above |
-//! | [`plan`], [`vendor`] | nodes to commands, pure; the vendor's functions behind safe calls | the above |
+//! | [`ring`], [`plan`], [`vendor`] | the command ring; nodes to commands, pure; the vendors' functions behind safe calls | the above |
 //! | [`device`] | executes commands | the above, but not `graph` or `plan` |
 //! | [`selftest`], [`backend`] | joins the two | everything above |
 //! | [`abi`] | the functions of `npu.h`: check, catch panics, call `backend` | everything above |
@@ -32,6 +32,7 @@ pub mod graph;
 pub mod plan;
 pub mod reference;
 pub mod repack;
+pub mod ring;
 pub mod rules;
 pub mod selftest;
 pub mod shm;

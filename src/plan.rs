@@ -3,6 +3,8 @@
 
 use rknpu_ops::calibrate::Method;
 
+pub mod hexagon;
+
 use crate::caps::{self, RkCaps};
 use crate::graph::{Op, Place, Tensor};
 use crate::repack::WeightLayout;

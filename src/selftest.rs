@@ -14,6 +14,8 @@ use crate::rules::{Choice, Rules};
 use crate::shm::RegionMut;
 use crate::tensor::{DType, Dequantize};
 
+pub mod hexagon;
+
 /// N covers three chunks, so that every core of every chip takes part; K has a Hadamard block of 64.
 const N: usize = 96;
 const K: usize = 192;

@@ -17,6 +17,21 @@ pub trait Dequantize: Sync {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]);
 }
 
+/// A quantized type of ggml that devices have layouts of their own for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Blocks of 32: FP16 scale, signed 4-bit values.
+    Q4_0,
+    /// Blocks of 32: FP16 scale and minimum, unsigned 4-bit values.
+    Q4_1,
+    /// Blocks of 32: FP16 scale, signed 8-bit values.
+    Q8_0,
+    /// Blocks of 32: FP16 scale, 4-bit indices of a fixed table.
+    Iq4Nl,
+    /// Blocks of 32: E8M0 scale, 4-bit floating point.
+    Mxfp4,
+}
+
 /// How the elements of a tensor are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {

@@ -9,7 +9,7 @@ const LADDER: [&[&str]; 7] = [
     &["error", "tensor", "caps"],
     &["rules", "config"],
     &["shm", "graph", "repack", "reference"],
-    &["plan", "vendor"],
+    &["ring", "plan", "vendor"],
     &["device"],
     &["selftest", "backend"],
     &["abi"],

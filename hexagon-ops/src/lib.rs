@@ -8,11 +8,14 @@
 //! | [`layout`] | where each weight, scale and activation byte is | — |
 //! | [`hvx`] | the vector type and its operations: `hexagon.rs` on the DSP, `host.rs` elsewhere | `layout` (line type) |
 //! | [`hmx`] | the matrix unit: tile multiply, accumulator, scale block, store | `layout` |
-//! | [`rt`] | VTCM arena, worker threads, DMA | `layout` |
+//! | [`rt`] | VTCM arena, worker threads, DMA, cache operations, shared memory, arguments of remote calls | `layout` |
 //! | [`ops`] | kernels and their drivers | all of the above |
 //! | [`wire`] | ring, commands and completions that the two processors share | — |
+//! | [`serve`] | the DSP's command loop: reads the ring, checks commands, runs kernels | `wire`, `rt`, `ops` |
+//! | `ffi` | libcdsprpc's C ABI, host only: structs, constants, codes, function table | `rt` (arguments) |
+//! | `sim` | the stand-in for libcdsprpc, host only: same C ABI, same rules, computes on the CPU | `ffi`, `serve` |
 //!
-//! Unsafe code is confined to `hvx/`, `hmx/` and `rt/`; they offer safe functions only.
+//! Unsafe code is confined to `hvx/`, `hmx/`, `rt/`, `ffi/` and `sim/`; the first three offer safe functions to the rest.
 
 #![cfg_attr(target_arch = "hexagon", no_std)]
 #![cfg_attr(
@@ -21,9 +24,14 @@
 )]
 
 pub mod error;
+#[cfg(not(target_arch = "hexagon"))]
+pub mod ffi;
 pub mod hmx;
 pub mod hvx;
 pub mod layout;
 pub mod ops;
 pub mod rt;
+pub mod serve;
+#[cfg(not(target_arch = "hexagon"))]
+pub mod sim;
 pub mod wire;

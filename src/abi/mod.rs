@@ -6,12 +6,11 @@
 
 use std::ffi::{CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use crate::backend::{self, Device, WeightBuffer};
+use crate::backend::{self, AnyBuffer, AnyDevice, AnyStream, Homes, hexagon::Content};
 use crate::config::{self, Config};
-use crate::device::rknpu;
 use crate::error::{Error, Result};
 use crate::graph::{Node, Op, Tensor};
 use crate::shm::{Region, RegionMut};
@@ -22,17 +21,15 @@ use self::types::{metadata, name, operands, operation};
 mod log;
 mod types;
 
-/// A buffer of packed weights.
-pub struct NpuBuffer(WeightBuffer);
+/// A buffer of a device.
+pub struct NpuBuffer(AnyBuffer);
 
 /// A stream of graphs on one device.
-pub struct NpuBackend {
-    device: Arc<Device>,
-}
+pub struct NpuBackend(AnyStream);
 
 /// A device with its texts as C strings.
 struct Entry {
-    device: Arc<Device>,
+    device: AnyDevice,
     name: CString,
     description: CString,
 }
@@ -89,7 +86,7 @@ fn start(host: Option<&NpuHost>) -> Vec<Entry> {
     let entries = backend::find_devices(&config)
         .into_iter()
         .map(|device| Entry {
-            name: CString::new(rknpu::NAME).unwrap_or_default(),
+            name: CString::new(device.name()).unwrap_or_default(),
             description: CString::new(device.description()).unwrap_or_default(),
             device,
         });
@@ -150,16 +147,31 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
     })
 }
 
-/// Alignment of tensors in a packed buffer, in bytes.
+/// Which buffer types a device has: an `NPU_BUFFERS_*`.
 #[unsafe(no_mangle)]
-pub extern "C" fn npu_packed_alignment(_device: usize) -> usize {
-    backend::PACKED_ALIGN_BYTES
+pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
+    match entry(device) {
+        Some(entry) if entry.device.computes_in_host_memory() => NPU_BUFFERS_HOST_AND_PACKED,
+        _ => NPU_BUFFERS_ONE,
+    }
 }
 
-/// Largest packed buffer, in bytes.
+/// Whether all tensors in a device's buffers count as weights, and not only those in buffers that ggml calls so.
 #[unsafe(no_mangle)]
-pub extern "C" fn npu_packed_max_size(_device: usize) -> usize {
-    crate::caps::DOMAIN_WEIGHT_BYTES
+pub extern "C" fn npu_packs_all(device: usize) -> bool {
+    entry(device).is_some_and(|entry| entry.device.packs_all())
+}
+
+/// Alignment of tensors in a buffer, in bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn npu_packed_alignment(device: usize) -> usize {
+    entry(device).map_or(1, |entry| entry.device.alignment())
+}
+
+/// Largest buffer, in bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn npu_packed_max_size(device: usize) -> usize {
+    entry(device).map_or(0, |entry| entry.device.max_buffer_bytes())
 }
 
 /// Bytes that a tensor takes in a packed buffer. Reads metadata only.
@@ -187,12 +199,12 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize) -> *mut NpuBuffer {
         let Some(entry) = entry(device) else {
             return std::ptr::null_mut();
         };
-        match WeightBuffer::new(Arc::clone(&entry.device), size) {
+        match entry.device.allocate(size) {
             Ok(buffer) => Box::into_raw(Box::new(NpuBuffer(buffer))),
             Err(error) => {
                 ::log::error!(
-                    "{}: no buffer of {size} bytes for weights: {error}",
-                    rknpu::NAME
+                    "{}: no buffer of {size} bytes: {error}",
+                    entry.device.name()
                 );
                 std::ptr::null_mut()
             }
@@ -241,12 +253,9 @@ pub unsafe extern "C" fn npu_buffer_set(
 ) {
     // SAFETY: the caller promises it.
     let data = unsafe { Region::new(data.cast(), size) };
+    let content = Content::Bytes(data.bytes(0, size));
     // SAFETY: the caller promises it.
-    unsafe {
-        write(buffer, tensor, offset, size, |out| {
-            out.copy_from_slice(data.bytes(0, size))
-        })
-    };
+    unsafe { write(buffer, tensor, offset, size, content) };
 }
 
 /// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches.
@@ -262,7 +271,7 @@ pub unsafe extern "C" fn npu_buffer_fill(
     size: usize,
 ) {
     // SAFETY: the caller promises it.
-    unsafe { write(buffer, tensor, offset, size, |out| out.fill(value)) };
+    unsafe { write(buffer, tensor, offset, size, Content::Fill(value)) };
 }
 
 /// # Safety
@@ -272,7 +281,7 @@ unsafe fn write(
     tensor: *const NpuTensor,
     offset: usize,
     size: usize,
-    fill: impl FnOnce(&mut [u8]),
+    content: Content,
 ) {
     // SAFETY: the caller promises it.
     let buffer = unsafe { buffer.as_ref() };
@@ -283,8 +292,8 @@ unsafe fn write(
             return;
         };
         described.packed_offset = offset_in(buffer, tensor);
-        if let Err(error) = buffer.0.write(&described, offset, size, fill) {
-            ::log::error!("{}: cannot pack {}: {error}", rknpu::NAME, described.name);
+        if let Err(error) = buffer.0.write(&described, offset, size, content) {
+            ::log::error!("cannot pack {}: {error}", described.name);
         }
     });
 }
@@ -336,9 +345,7 @@ pub unsafe extern "C" fn npu_buffer_clear(buffer: *const NpuBuffer, value: u8) {
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
     entry(device).map_or(std::ptr::null_mut(), |entry| {
-        Box::into_raw(Box::new(NpuBackend {
-            device: Arc::clone(&entry.device),
-        }))
+        Box::into_raw(Box::new(NpuBackend(entry.device.stream())))
     })
 }
 
@@ -374,51 +381,74 @@ pub unsafe extern "C" fn npu_backend_compute(
     }
     // SAFETY: the caller promises it.
     let nodes = unsafe { std::slice::from_raw_parts(nodes, n_nodes) };
-    let device = rknpu::NAME;
     let graph = GRAPHS.fetch_add(1, Ordering::Relaxed);
+    let failed = |index: Option<usize>, error: Error| {
+        let node = index.and_then(|index| nodes.get(index));
+        let what = node.map_or_else(String::new, |node| {
+            let ([n, m, ..], [k, ..]) = (node.dst.ne, node.src[0].ne);
+            let op = operation(node).map_or("?", Op::name);
+            let index = index.unwrap_or(0);
+            format!(
+                " {op} {} (M={m} K={k} N={n}, node {index} of {n_nodes})",
+                name(&node.dst)
+            )
+        });
+        ::log::error!("{}:{what} {error}", backend.0.device_name());
+        match error {
+            Error::OutOfMemory { .. } => NPU_STATUS_ALLOC_FAILED,
+            _ => NPU_STATUS_FAILED,
+        }
+    };
     guard("npu_backend_compute", NPU_STATUS_FAILED, || {
         for (index, node) in nodes.iter().enumerate() {
             // SAFETY: the caller promises it of every node.
-            let result = unsafe { compute(&backend.device, node, graph) };
-            let Err(error) = result else { continue };
-            let ([n, m, ..], [k, ..]) = (node.dst.ne, node.src[0].ne);
-            ::log::error!(
-                "{device}: {} {} (M={m} K={k} N={n}, node {index} of {n_nodes}): {error}",
-                operation(node).map_or("?", Op::name),
-                name(&node.dst)
-            );
-            return match error {
-                Error::OutOfMemory { .. } => NPU_STATUS_ALLOC_FAILED,
-                _ => NPU_STATUS_FAILED,
-            };
+            if let Err(error) = unsafe { push(&backend.0, node, graph) } {
+                return failed(Some(index), error);
+            }
         }
-        NPU_STATUS_OK
+        match backend.0.finish() {
+            Ok(()) => NPU_STATUS_OK,
+            Err((index, error)) => failed(index, error),
+        }
     })
 }
 
 /// # Safety
 /// As for [`npu_backend_compute`], of one node.
-unsafe fn compute(device: &Device, node: &NpuNode, graph: u64) -> Result<()> {
+unsafe fn push(stream: &AnyStream, node: &NpuNode, graph: u64) -> Result<()> {
     let refuse = |reason: &str| Error::Graph {
         reason: reason.into(),
     };
     let op = operation(node).ok_or_else(|| refuse("operation is not supported"))?;
     let described = metadata(&node.dst).zip(operands(node));
-    let (dst, mut src) = described.ok_or_else(|| refuse("a dimension is negative"))?;
+    let (mut dst, mut src) = described.ok_or_else(|| refuse("a dimension is negative"))?;
     let span = |tensor: &Tensor| tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-    for (tensor, from) in src.iter_mut().zip(&node.src).take(op.sources()) {
-        // SAFETY: sources are valid and not written during the call, says the caller.
-        tensor.memory = Some(unsafe { Region::new(from.data.cast(), span(tensor)) });
+    let mut homes = Homes {
+        dst: None,
+        src: [None; 3],
+    };
+    for (index, from) in node.src.iter().enumerate().take(op.sources()) {
+        // SAFETY: NULL or alive, says the caller.
+        let home = unsafe { from.buffer.cast_const().as_ref() };
+        if let Some(home) = home {
+            src[index].packed_offset = offset_in(home, Some(from));
+            homes.src[index] = Some(&home.0);
+        }
+        if home.is_none_or(|home| home.0.is_host_memory()) {
+            // SAFETY: sources are valid and not written during the call, says the caller.
+            src[index].memory = Some(unsafe { Region::new(from.data.cast(), span(&src[index])) });
+        }
+    }
+    // SAFETY: NULL or alive, says the caller.
+    let home = unsafe { node.dst.buffer.cast_const().as_ref() };
+    if let Some(home) = home {
+        dst.packed_offset = offset_in(home, Some(&node.dst));
+        homes.dst = Some(&home.0);
     }
     // SAFETY: results are valid and nobody else's during the call, says the caller.
     let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&dst)) };
-    // SAFETY: NULL or alive, says the caller.
-    let buffer = unsafe { node.src[0].buffer.cast_const().as_ref() };
-    if let Some(buffer) = buffer {
-        src[0].packed_offset = offset_in(buffer, Some(&node.src[0]));
-    }
     let mut node = Node { op, dst, out, src };
-    device.compute(&mut node, buffer.map(|buffer| &buffer.0), graph)
+    stream.push(&mut node, homes, graph)
 }
 
 fn offset_in(buffer: &NpuBuffer, tensor: Option<&NpuTensor>) -> usize {

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use super::NpuBuffer;
 use crate::graph::{MAX_SOURCES, Op, Place, Tensor};
-use crate::tensor::{DType, Dequantize, Shape};
+use crate::tensor::{DType, Dequantize, Format, Shape};
 
 /// Sources of a node that are passed on.
 pub const NPU_MAX_SRC: usize = 3;
@@ -23,6 +23,19 @@ pub const NPU_DTYPE_QUANTIZED: u32 = 3;
 /// `npu_tensor.dtype`: anything else.
 pub const NPU_DTYPE_OTHER: u32 = 4;
 
+/// `npu_tensor.format`: none of the following.
+pub const NPU_FORMAT_NONE: u32 = 0;
+/// `npu_tensor.format`: Q4_0.
+pub const NPU_FORMAT_Q4_0: u32 = 1;
+/// `npu_tensor.format`: Q4_1.
+pub const NPU_FORMAT_Q4_1: u32 = 2;
+/// `npu_tensor.format`: Q8_0.
+pub const NPU_FORMAT_Q8_0: u32 = 3;
+/// `npu_tensor.format`: IQ4_NL.
+pub const NPU_FORMAT_IQ4_NL: u32 = 4;
+/// `npu_tensor.format`: MXFP4.
+pub const NPU_FORMAT_MXFP4: u32 = 5;
+
 /// `npu_node.op`: MUL_MAT.
 pub const NPU_OP_MUL_MAT: u32 = 1;
 /// `npu_node.op`: MUL_MAT_ID.
@@ -36,6 +49,13 @@ pub const NPU_PLACE_HOST: u32 = 1;
 pub const NPU_PLACE_PACKED: u32 = 2;
 /// `npu_tensor.place`: memory of another device.
 pub const NPU_PLACE_OTHER: u32 = 3;
+/// `npu_tensor.place`: a buffer of this device, in ggml's layout.
+pub const NPU_PLACE_DEVICE: u32 = 4;
+
+/// `npu_device_buffers`: computed tensors in host memory, weights in a buffer type of their own.
+pub const NPU_BUFFERS_HOST_AND_PACKED: u32 = 0;
+/// `npu_device_buffers`: everything in one buffer type, which the CPU reaches by set and get only.
+pub const NPU_BUFFERS_ONE: u32 = 1;
 
 /// The graph was computed.
 pub const NPU_STATUS_OK: u32 = 0;
@@ -62,19 +82,24 @@ type ToFloatFn = unsafe extern "C" fn(src: *const c_void, dst: *mut f32, n: i64)
 pub struct NpuTensor {
     /// `NPU_DTYPE_*`.
     pub dtype: u32,
+    /// `NPU_FORMAT_*`.
+    pub format: u32,
     /// `NPU_PLACE_*`, of the tensor that this one is a view of if it is one.
     pub place: u32,
     /// Elements in a block, 1 for plain types.
     pub block_elems: u32,
     /// Bytes in a block.
     pub block_bytes: u32,
+    /// 0.
+    pub reserved: u32,
     /// Elements in each dimension, innermost first.
     pub ne: [i64; 4],
     /// Bytes from one index to the next.
     pub nb: [u64; 4],
     /// First byte; NULL in questions about operations.
     pub data: *mut c_void,
-    /// The packed buffer that it is in; NULL unless `place` is `NPU_PLACE_PACKED`, and for ggml's dummy buffers.
+    /// The buffer of ours that it is in; NULL unless `place` is `NPU_PLACE_PACKED` or `NPU_PLACE_DEVICE`, and for ggml's
+    /// dummy buffers.
     pub buffer: *mut NpuBuffer,
     /// ggml's way to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
     // Private, so that only C fills it in, with the promise that it is the function of the tensor's type.
@@ -169,11 +194,20 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
     Some(Tensor {
         name: name(tensor),
         dtype,
+        format: match tensor.format {
+            NPU_FORMAT_Q4_0 => Some(Format::Q4_0),
+            NPU_FORMAT_Q4_1 => Some(Format::Q4_1),
+            NPU_FORMAT_Q8_0 => Some(Format::Q8_0),
+            NPU_FORMAT_IQ4_NL => Some(Format::Iq4Nl),
+            NPU_FORMAT_MXFP4 => Some(Format::Mxfp4),
+            _ => None,
+        },
         shape,
         place: match tensor.place {
             NPU_PLACE_NONE => Place::Unknown,
             NPU_PLACE_HOST => Place::Host,
             NPU_PLACE_PACKED => Place::Packed,
+            NPU_PLACE_DEVICE => Place::Device,
             _ => Place::Foreign,
         },
         memory: None,

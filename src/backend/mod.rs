@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rknpu_ops::sim;
 
 use crate::caps::{self, RkCaps};
-use crate::config::Config;
+use crate::config::{Config, SimChip};
 use crate::device::rknpu::{self, RkNpu};
 use crate::error::{Error, Result};
 use crate::graph::{Op, Tensor};
@@ -16,10 +16,13 @@ use crate::selftest;
 use crate::vendor::process;
 use crate::vendor::rknn::Rknn;
 
+pub use self::any::{AnyBuffer, AnyDevice, AnyStream, Homes};
 pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
 
+mod any;
 mod buffer;
 mod compute;
+pub mod hexagon;
 
 /// Where the kernel says which board this is.
 const DEVICE_TREE: &str = "/proc/device-tree/compatible";
@@ -34,42 +37,61 @@ pub struct Device {
 /// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
 /// log line that says why.
 #[must_use]
-pub fn find_devices(config: &Config) -> Vec<Arc<Device>> {
-    let opened = match (config.sim, config.chip.or_else(chip_of_this_machine)) {
-        (Some(caps), _) => simulate(caps, config),
-        (None, Some(caps)) => load(caps, config),
-        (None, None) => {
-            log::debug!("no NPU: {DEVICE_TREE} names no Rockchip chip with one");
-            return Vec::new();
+pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
+    let mut found = Vec::new();
+    let chosen = |name: &str| {
+        let keep = config.devices.as_ref();
+        let chosen =
+            keep.is_none_or(|keep| keep.iter().any(|kept| kept.eq_ignore_ascii_case(name)));
+        if !chosen {
+            log::info!("{name} is left out: GGML_RUST_NPU_DEVICES does not name it");
         }
+        chosen
     };
-    if let Some(keep) = &config.devices
-        && !keep
-            .iter()
-            .any(|name| name.eq_ignore_ascii_case(rknpu::NAME))
-    {
-        log::info!(
-            "{} is left out: GGML_RUST_NPU_DEVICES={}",
-            rknpu::NAME,
-            keep.join(",")
-        );
-        return Vec::new();
-    }
-    match opened.and_then(|(rknn, caps)| Device::start(rknn, target(caps, config)?)) {
+    let mut report = |name: &str, result: Result<AnyDevice>| match result {
         Ok(device) => {
-            log::info!("{}: {}", rknpu::NAME, device.description());
-            vec![Arc::new(device)]
+            log::info!("{name}: {}", device.description());
+            found.push(device);
         }
-        Err(error) => {
-            log::error!("{} is not available: {error}", rknpu::NAME);
-            Vec::new()
+        Err(error) => log::error!("{name} is not available: {error}"),
+    };
+
+    let rockchip = match config.sim.as_slice() {
+        [] => (config.chip.or_else(chip_of_this_machine)).map(|caps| (caps, false)),
+        sim => sim.iter().find_map(|chip| match chip {
+            SimChip::Rockchip(caps) => Some((*caps, true)),
+            SimChip::Hexagon(_) => None,
+        }),
+    };
+    match rockchip {
+        Some((caps, simulated)) if chosen(rknpu::NAME) => {
+            let opened = if simulated {
+                simulate(caps, config)
+            } else {
+                load(caps, config)
+            };
+            let device = opened
+                .and_then(|(rknn, caps)| Device::start(rknn, target(caps, config)?))
+                .map(|device| AnyDevice::Rockchip(Arc::new(device)));
+            report(rknpu::NAME, device);
+        }
+        Some(_) => {}
+        None => log::debug!("no Rockchip NPU: {DEVICE_TREE} names no chip with one"),
+    }
+
+    for (index, opened) in hexagon::sessions(config).into_iter().enumerate() {
+        let name = format!("HEX{index}");
+        if chosen(&name) {
+            let device = opened.and_then(|session| session.start(&name, config));
+            report(&name, device.map(AnyDevice::Hexagon));
         }
     }
+    found
 }
 
 fn simulate(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static RkCaps)> {
     let mut options = sim::Options::new(caps.soc);
-    options.faults.clone_from(&config.faults);
+    options.faults.clone_from(&config.faults.rknn);
     options.coherence = config.coherence;
     if let Some(version) = &config.sim_api_version {
         options.api_version.clone_from(version);

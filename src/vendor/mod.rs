@@ -1,4 +1,6 @@
 //! Tables of vendor functions behind safe calls: filled by `dlopen` or by a stand-in, and the same from here on.
 
+pub mod fastrpc;
+mod loader;
 pub mod process;
 pub mod rknn;

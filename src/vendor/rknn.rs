@@ -15,6 +15,7 @@ use rknpu_ops::ffi::{
 };
 use rknpu_ops::sim;
 
+use super::loader;
 use crate::caps;
 use crate::error::{Error, Result};
 
@@ -42,18 +43,10 @@ impl Rknn {
     /// `Library` if it, or one of its functions, is not there.
     pub fn load(path: Option<&Path>) -> Result<Arc<Self>> {
         let name = path.map_or_else(|| PathBuf::from("librknnrt.so"), Path::to_path_buf);
-        let failed = |error: libloading::Error| Error::Library {
-            library: name.clone(),
-            // The loader's own words are the source of libloading's error.
-            reason: std::error::Error::source(&error)
-                .map_or_else(|| error.to_string(), ToString::to_string),
-        };
-        // SAFETY: librknnrt's initializers have no requirements of their own.
-        let library = unsafe { libloading::Library::new(&name) }.map_err(failed)?;
+        let library = loader::open(&name)?;
         // SAFETY: a symbol of librknnrt has the type that its name has in the vendor's headers (SOURCE: `ffi`), and
         // stays valid because `library` is stored beside the table.
-        let api =
-            unsafe { Api::from_symbols(|symbol| address(&library, symbol)) }.map_err(failed)?;
+        let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
         Ok(Arc::new(Self {
             api,
             provider: Provider::Library(library),
@@ -83,16 +76,6 @@ impl Rknn {
             Provider::Library(_) => None,
         }
     }
-}
-
-/// The address of a symbol, to be given its type by the table.
-fn address(
-    library: &libloading::Library,
-    symbol: &'static str,
-) -> std::result::Result<*const c_void, libloading::Error> {
-    // SAFETY: only the address is taken; nothing is called through this type.
-    let found = unsafe { library.get::<unsafe extern "C" fn()>(symbol) }?;
-    Ok(*found as *const c_void)
 }
 
 fn check(call: &'static str, code: i32, what: impl FnOnce() -> String) -> Result<()> {

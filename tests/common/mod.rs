@@ -149,6 +149,7 @@ pub fn tensor(name: &str, dtype: DType, shape: Shape) -> Tensor<'_> {
     Tensor {
         name,
         dtype,
+        format: None,
         shape,
         place: Place::Host,
         memory: None,

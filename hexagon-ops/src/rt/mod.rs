@@ -14,6 +14,18 @@
 mod arena;
 pub use arena::Arena;
 
+#[cfg_attr(
+    target_arch = "hexagon",
+    expect(unsafe_code, reason = "cache operations are instructions")
+)]
+pub mod cache;
+#[expect(unsafe_code, reason = "arguments of remote calls are addresses")]
+pub mod invoke;
+#[expect(unsafe_code, reason = "mapped memory becomes slices here")]
+pub mod memory;
+#[expect(unsafe_code, reason = "the ring is memory that two processors write")]
+pub mod shared;
+
 #[cfg(not(target_arch = "hexagon"))]
 mod host;
 #[cfg(not(target_arch = "hexagon"))]

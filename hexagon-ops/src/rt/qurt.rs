@@ -14,7 +14,7 @@
 
 use core::arch::asm;
 
-use super::Copy;
+use super::{Copy, cache};
 use crate::hvx;
 
 /// Most bytes of one descriptor.
@@ -99,6 +99,8 @@ impl Engine {
         tasks.iter_mut().for_each(run);
         let done = started && descriptor.wait();
         if let (Some(copy), false) = (copy, done) {
+            // The loads below go through the cache, which knows nothing of what the other processor wrote.
+            cache::invalidate(copy.from.as_ptr().cast(), size_of_val(copy.from));
             for (to, from) in copy.to.iter_mut().zip(copy.from) {
                 hvx::store(to, hvx::load(from));
             }

@@ -11,8 +11,7 @@
 //! One lock covers all of it: there is one NPU, and several backends on several threads take turns. An error puts
 //! the device out of use: what it computed so far may be incomplete, so it refuses to go on.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rknpu_ops::ffi::CoreMask;
 use rknpu_ops::pack::Rows;
@@ -35,6 +34,13 @@ mod weight;
 /// Name of the device in ggml.
 pub const NAME: &str = "RKNPU0";
 
+fn lost(cause: &str) -> Error {
+    Error::DeviceLost {
+        device: NAME.into(),
+        cause: cause.into(),
+    }
+}
+
 /// An NPU that passed its self-test.
 #[derive(Debug)]
 pub struct RkNpu {
@@ -44,7 +50,8 @@ pub struct RkNpu {
     versions: (String, String),
     threads: rayon::ThreadPool,
     state: Mutex<State>,
-    lost: AtomicBool,
+    /// What put the device out of use.
+    lost: OnceLock<String>,
 }
 
 /// What changes from call to call.
@@ -94,7 +101,7 @@ impl RkNpu {
             versions,
             threads,
             state: Mutex::new(state),
-            lost: AtomicBool::new(false),
+            lost: OnceLock::new(),
         })
     }
 
@@ -119,7 +126,7 @@ impl RkNpu {
     /// Whether an error put the device out of use.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+        self.lost.get().is_some()
     }
 
     /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
@@ -156,16 +163,19 @@ impl RkNpu {
     ) -> Result<()> {
         // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
         let Ok(mut state) = self.state.lock() else {
-            return Err(Error::DeviceLost { device: NAME });
+            return Err(lost("an internal error"));
         };
-        if self.is_lost() {
-            return Err(Error::DeviceLost { device: NAME });
+        if let Some(cause) = self.lost.get() {
+            return Err(lost(cause));
         }
         let result =
             (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, graph, dst));
         // A lack of memory may pass, and the call that met it has failed as a whole.
-        if !matches!(result, Ok(()) | Err(Error::OutOfMemory { .. })) {
-            self.lost.store(true, Ordering::Relaxed);
+        if let Err(error) = &result
+            && !matches!(error, Error::OutOfMemory { .. })
+        {
+            // The first cause stays.
+            let _ = self.lost.set(error.to_string());
         }
         result
     }

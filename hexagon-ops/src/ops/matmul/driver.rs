@@ -19,7 +19,8 @@ pub struct Machine<'a> {
 
 impl Machine<'_> {
     /// The same units, borrowed for a part of the work.
-    pub(super) fn reborrow(&mut self) -> Machine<'_> {
+    #[must_use]
+    pub fn reborrow(&mut self) -> Machine<'_> {
         Machine {
             engine: self.engine,
             vtcm: &mut *self.vtcm,

@@ -1,0 +1,64 @@
+//! What the DSP's operating system offers to libraries: functions with plain arguments only.
+//!
+//! SOURCE: names as imported by Qualcomm's prebuilt libraries in qualcomm/fastrpc test/v75; prototypes as in public code
+//! that calls them: tinygrad (MIT) `HAP_mmap`, `HAP_munmap`, `HAP_perf_get_time_us`, `HAP_power_set`; ggml-hexagon and
+//! others, `compute_resource_*`. The attributes of a compute resource are filled by functions only; they are 64 bytes in
+//! one public header, and have room for four times that here. Not run on a device.
+
+use core::ffi::{c_int, c_long, c_uint, c_void};
+
+/// Reading and writing, for [`HAP_mmap`].
+pub const PROT_READ_WRITE: c_int = 3;
+
+/// Attributes of a compute resource, opaque.
+#[repr(C, align(8))]
+pub struct Attributes(pub [u8; 256]);
+
+unsafe extern "C" {
+    /// Maps shared memory: (0, bytes, protection, flags, descriptor, 0); null or -1 on failure.
+    pub fn HAP_mmap(
+        address: *mut c_void,
+        bytes: c_int,
+        protection: c_int,
+        flags: c_int,
+        fd: c_int,
+        offset: c_long,
+    ) -> *mut c_void;
+    /// Takes it back.
+    pub fn HAP_munmap(address: *mut c_void, bytes: c_int) -> c_int;
+    /// A clock, microseconds.
+    pub safe fn HAP_perf_get_time_us() -> u64;
+    /// A wish about power; see [`crate::power`].
+    pub fn HAP_power_set(context: *mut c_void, request: *mut c_void) -> c_int;
+
+    /// How much VTCM there is: (0, out bytes, null, null, null); 0 on success.
+    pub fn compute_resource_query_VTCM(
+        application: c_uint,
+        total_bytes: *mut c_uint,
+        total_layout: *mut c_void,
+        free_bytes: *mut c_uint,
+        free_layout: *mut c_void,
+    ) -> c_int;
+    /// Initializes attributes.
+    pub fn compute_resource_attr_init(attributes: *mut Attributes) -> c_int;
+    /// Whether holders of the resource take turns.
+    pub fn compute_resource_attr_set_serialize(attributes: *mut Attributes, enable: u8) -> c_int;
+    /// Asks for the matrix unit.
+    pub fn compute_resource_attr_set_hmx_param(attributes: *mut Attributes, enable: u8) -> c_int;
+    /// Asks for VTCM: bytes, in one page or not.
+    pub fn compute_resource_attr_set_vtcm_param(
+        attributes: *mut Attributes,
+        bytes: c_uint,
+        single_page: u8,
+    ) -> c_int;
+    /// Waits for the resource; its number, 0 on failure.
+    pub fn compute_resource_acquire(attributes: *mut Attributes, timeout_us: c_uint) -> c_uint;
+    /// Where the VTCM is.
+    pub fn compute_resource_attr_get_vtcm_ptr(attributes: *mut Attributes) -> *mut c_void;
+    /// Gives a resource back.
+    pub safe fn compute_resource_release(resource: c_uint) -> c_int;
+    /// Gives the matrix unit of a resource to the calling thread.
+    pub safe fn compute_resource_hmx_lock(resource: c_uint) -> c_int;
+    /// Takes it back.
+    pub safe fn compute_resource_hmx_unlock(resource: c_uint) -> c_int;
+}

@@ -1,0 +1,87 @@
+//! The library that FastRPC loads on the DSP: `ggml_rust_npu_skel_handle_invoke` over [`hexagon_ops::serve`].
+//!
+//! ```text
+//! method 0  open    host: remote_handle64_open      -> the one session of this process
+//!        1  close         remote_handle64_close        ends a call that is running, unmaps, releases
+//!        2  START         Server::start                asks how much VTCM there is
+//!        3  SERVE         VTCM and matrix unit taken, Server::serve, both given back
+//! ```
+//!
+//! FastRPC calls on threads of its own; only close may come while another call runs. VTCM and the matrix unit belong to
+//! the session only while it serves, so that several sessions and other programs can take turns.
+//!
+//! A call needs about 32 KiB of stack: hosts ask for 64 KiB (FASTRPC_THREAD_PARAMS).
+//!
+//! SOURCE: qualcomm/fastrpc inc/remote.h (entry, scalars), src/mod_table.c (open: two buffers in, one handle out; close:
+//! one handle in). Not run on a device.
+
+#![no_std]
+#![feature(asm_experimental_arch)]
+
+mod code;
+mod hap;
+mod platform;
+mod power;
+mod session;
+
+use core::arch::{asm, global_asm};
+
+use hexagon_ops::rt::invoke::{Call, RemoteArg, Scalars};
+
+use crate::code::BAD_PARAMETER;
+
+// The stack of a FastRPC thread is aligned to 8 bytes, vectors spill to 128.
+global_asm!(
+    ".globl ggml_rust_npu_skel_handle_invoke",
+    ".type ggml_rust_npu_skel_handle_invoke, @function",
+    "ggml_rust_npu_skel_handle_invoke:",
+    "{{ allocframe(#0) }}",
+    "{{ r29 = and(r29, #-128) }}",
+    "{{ call {invoke} }}",
+    "{{ dealloc_return }}",
+    ".size ggml_rust_npu_skel_handle_invoke, . - ggml_rust_npu_skel_handle_invoke",
+    invoke = sym invoke,
+);
+
+/// Method that opens a handle.
+const METHOD_OPEN: u32 = 0;
+/// Method that closes it.
+const METHOD_CLOSE: u32 = 1;
+/// Where open puts its handle: behind the length and the text of the URI.
+const OPEN_HANDLE: usize = 2;
+
+/// The body of `ggml_rust_npu_skel_handle_invoke`.
+///
+/// # Safety
+/// - `args` points at as many arguments as `scalars` says, each a buffer or handle that is this call's.
+unsafe extern "C" fn invoke(_handle: u64, scalars: u32, args: *mut RemoteArg) -> i32 {
+    let scalars = Scalars(scalars);
+    let result = match scalars.method() {
+        METHOD_OPEN if scalars.inputs() == OPEN_HANDLE && scalars.handles() == 1 => {
+            session::open().map(|handle| {
+                // SAFETY: two buffers and a handle, by the guard.
+                let out = unsafe { args.add(OPEN_HANDLE) };
+                // SAFETY: an argument has room for a handle (`h64` of the union `remote_arg`).
+                unsafe { out.cast::<u64>().write(handle) };
+            })
+        }
+        METHOD_CLOSE => session::close(),
+        _ => {
+            // SAFETY: passed on to the caller.
+            match unsafe { Call::new(scalars, args) } {
+                Some(call) => session::call(call),
+                None => Err(BAD_PARAMETER),
+            }
+        }
+    };
+    result.err().unwrap_or(0)
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // A load from an odd address is an exception, which ends the process; the host sees a lost session.
+    loop {
+        // SAFETY: nothing is loaded.
+        unsafe { asm!("{{ {0} = memw({0}) }}", inout(reg) 0xbadc_0fef_usize => _) };
+    }
+}

@@ -1,0 +1,96 @@
+//! The command loop's system: FastRPC's mappings, the cache, the clock.
+
+use core::ffi::c_int;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use hexagon_ops::rt::cache;
+use hexagon_ops::rt::memory::Mapped;
+use hexagon_ops::rt::shared::Shared;
+use hexagon_ops::serve::{MAP_REFUSED, MAP_SIZE, Platform};
+
+use crate::code::BAD_STATE;
+use crate::hap;
+
+/// Set when the handle is being closed: the call that serves returns.
+pub static CLOSING: AtomicBool = AtomicBool::new(false);
+
+/// The DSP around the loop.
+#[derive(Debug)]
+pub struct Dsp {
+    /// Where the ring is mapped, and its bytes.
+    ring: Option<(*mut u8, c_int)>,
+}
+
+impl Dsp {
+    pub const fn new() -> Self {
+        Self { ring: None }
+    }
+
+    /// Unmaps the ring, which nobody must read any more.
+    pub fn unmap_ring(&mut self) {
+        if let Some((address, bytes)) = self.ring.take() {
+            // SAFETY: `map_ring` mapped it, and the server has let go of it.
+            unsafe { hap::HAP_munmap(address.cast(), bytes) };
+        }
+    }
+}
+
+/// Maps all of a descriptor's memory.
+fn map(fd: c_int, bytes: c_int) -> Option<*mut u8> {
+    // SAFETY: maps memory somewhere new; the kernel checks the descriptor.
+    let address =
+        unsafe { hap::HAP_mmap(core::ptr::null_mut(), bytes, hap::PROT_READ_WRITE, 0, fd, 0) };
+    let failed = address.is_null() || address.addr() == usize::MAX;
+    (!failed).then_some(address.cast())
+}
+
+impl Platform for Dsp {
+    fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
+        let len = c_int::try_from(bytes).map_err(|_| MAP_SIZE)?;
+        let address = map(fd, len).ok_or(MAP_REFUSED)?;
+        // SAFETY: just mapped, that long; the host leaves alone what commands name (its side of the protocol).
+        unsafe { Mapped::new(address, address, bytes) }.ok_or(MAP_REFUSED)
+    }
+
+    fn unmap(&mut self, mapped: Mapped) {
+        if let Ok(bytes) = c_int::try_from(mapped.bytes()) {
+            // SAFETY: `map` mapped it, and the table has given it up.
+            unsafe { hap::HAP_munmap(mapped.start().cast(), bytes) };
+        }
+    }
+
+    fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared> {
+        self.unmap_ring();
+        let len = c_int::try_from(bytes).ok()?;
+        let address = map(fd, len)?;
+        self.ring = Some((address, len));
+        // SAFETY: just mapped, that long, and unmapped only when the server is gone; the host uses words only.
+        unsafe { Shared::new(address, bytes) }
+    }
+
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
+        cache::invalidate(mapped.start().wrapping_add(range.start), range.len());
+    }
+
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
+        cache::clean(mapped.start().wrapping_add(range.start), range.len());
+    }
+
+    fn time_us(&mut self) -> u64 {
+        hap::HAP_perf_get_time_us()
+    }
+
+    fn packets(&mut self) -> u64 {
+        0
+    }
+
+    fn relax(&mut self, _polls: u32) -> Result<(), i32> {
+        // SAFETY: lets the other hardware threads have the issue slots of this one for up to 255 cycles.
+        unsafe { core::arch::asm!("pause(#255)", options(nomem, nostack)) };
+        if CLOSING.load(Ordering::Acquire) {
+            return Err(BAD_STATE);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! Votes for clocks and for the power of the vector and matrix units: without the latter their instructions stop the DSP.
+//!
+//! A request is 120 bytes: its type in the first byte, the payload from byte 8 on. Enumerations have the smallest integer
+//! that holds their values, as the DSP's C compilers have it.
+//!
+//! SOURCE: layouts as re-derived and asserted by a public BSD-3-Clause-Clear header (CDSP_PEAK_HAP_POWER_H), and by
+//! tinygrad (MIT) for the place of the payload; which votes are needed, llama.cpp ggml-hexagon htp/main.c. Not run on a
+//! device.
+
+use core::ffi::c_void;
+
+use crate::hap;
+
+/// Bytes of a request.
+const REQUEST_BYTES: usize = 120;
+/// Where its payload starts.
+const PAYLOAD: usize = 8;
+
+/// `HAP_power_set_HVX`: power of the vector units.
+const SET_HVX: u8 = 2;
+/// `HAP_power_set_apptype`: what kind of client this is.
+const SET_APPTYPE: u8 = 3;
+/// `HAP_power_set_DCVS_v3`: clocks of core and bus.
+const SET_DCVS_V3: u8 = 12;
+/// `HAP_power_set_HMX`: power of the matrix unit, v73.
+const SET_HMX: u8 = 13;
+/// `HAP_power_set_HMX_v2`: power and clock of the matrix unit, from v75 on.
+const SET_HMX_V2: u8 = 14;
+
+/// `HAP_POWER_COMPUTE_CLIENT_CLASS`.
+const COMPUTE_CLIENT: u8 = 4;
+/// `HAP_DCVS_V2_PERFORMANCE_MODE`.
+const PERFORMANCE_MODE: u8 = 0x10;
+/// `HAP_DCVS_VCORNER_MAX`, and each byte of `HAP_DCVS_EXP_VCORNER_MAX`.
+const CORNER_MAX: u8 = 0xff;
+
+/// One request.
+#[repr(C, align(8))]
+struct Request([u8; REQUEST_BYTES]);
+
+impl Request {
+    /// A request with these bytes of its payload, by offset; the others are zero.
+    fn new(kind: u8, payload: &[(usize, u8)]) -> Self {
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[0] = kind;
+        for (offset, value) in payload {
+            bytes[PAYLOAD + offset] = *value;
+        }
+        Self(bytes)
+    }
+
+    /// Asks; whether it was granted.
+    fn send(mut self) -> bool {
+        // Any address that is this client's own names it.
+        static CLIENT: u8 = 0;
+        let client = (&raw const CLIENT).cast_mut().cast::<c_void>();
+        let request = self.0.as_mut_ptr().cast();
+        // SAFETY: the request is as long as the call reads; the client's address is not followed.
+        unsafe { hap::HAP_power_set(client, request) == 0 }
+    }
+}
+
+/// Votes for full speed; whether the units have power. Clocks are a wish that may be refused.
+pub fn vote() -> bool {
+    Request::new(SET_APPTYPE, &[(0, COMPUTE_CLIENT)]).send();
+    Request::new(
+        SET_DCVS_V3,
+        &[
+            (0, 1),                // set_dcvs_enable
+            (1, 1),                // dcvs_enable
+            (2, PERFORMANCE_MODE), // dcvs_option
+            (8, 1),                // set_core_params
+            (12, CORNER_MAX),      // core_params.target_corner
+            (13, CORNER_MAX),      // core_params.min_corner
+            (14, CORNER_MAX),      // core_params.max_corner
+            (28, 1),               // set_bus_params
+            (32, CORNER_MAX),      // bus_params.target_corner
+            (33, CORNER_MAX),      // bus_params.min_corner
+            (34, CORNER_MAX),      // bus_params.max_corner
+        ],
+    )
+    .send();
+    let vectors = Request::new(SET_HVX, &[(0, 1)]).send();
+    vectors && matrix()
+}
+
+/// Takes all votes back.
+pub fn withdraw() {
+    let matrix = if crate::session::ARCH >= 75 {
+        Request::new(SET_HMX_V2, &[(0, 1)])
+    } else {
+        Request::new(SET_HMX, &[])
+    };
+    matrix.send();
+    Request::new(SET_HVX, &[]).send();
+    Request::new(SET_DCVS_V3, &[(0, 1), (1, 0), (8, 1), (28, 1)]).send();
+}
+
+/// Power for the matrix unit, and its clock where it has one of its own.
+fn matrix() -> bool {
+    if crate::session::ARCH < 75 {
+        return Request::new(SET_HMX, &[(0, 1)]).send();
+    }
+    let power = [(0, 1), (1, 1)]; // set_power, power_up
+    let corners = (4..10).map(|offset| (offset, CORNER_MAX)); // target, min and max corner, two bytes each
+    let mut payload = [(0, 0); 9];
+    payload[..2].copy_from_slice(&power);
+    payload[2] = (2, 1); // set_clock
+    for (to, from) in payload[3..].iter_mut().zip(corners) {
+        *to = from;
+    }
+    Request::new(SET_HMX_V2, &payload).send() || Request::new(SET_HMX_V2, &power).send()
+}

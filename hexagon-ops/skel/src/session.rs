@@ -1,0 +1,212 @@
+//! The one session of this process, and who may touch it.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use hexagon_ops::hmx::Hmx;
+use hexagon_ops::layout::{F16_TILE_BYTES, Tile};
+use hexagon_ops::rt::invoke::Call;
+use hexagon_ops::serve::{Server, State, Units};
+use hexagon_ops::wire::{ERROR_CALL, ERROR_UNITS, METHOD_SERVE};
+
+use crate::code::{INVALID_HANDLE, OUT_OF_HANDLES};
+use crate::hap::{self, Attributes};
+use crate::platform::{CLOSING, Dsp};
+use crate::power;
+
+/// Architecture that this library is built for.
+pub const ARCH: u32 = match env!("SKEL_ARCH").as_bytes() {
+    [b'v', tens @ b'0'..=b'9', ones @ b'0'..=b'9'] => {
+        (*tens - b'0') as u32 * 10 + (*ones - b'0') as u32
+    }
+    _ => panic!("SKEL_ARCH is not v73, v75, v79 or v81"),
+};
+
+/// The only handle.
+const HANDLE: u64 = 1;
+/// How long VTCM is waited for in one call, and how often: others give it back when they are idle.
+const ACQUIRE_US: u32 = 100_000;
+const ACQUIRE_TURNS: u32 = 100;
+
+/// [`STAGE`]: no handle is open.
+const FREE: u32 = 0;
+/// [`STAGE`]: a handle is open, no call runs.
+const IDLE: u32 = 1;
+/// [`STAGE`]: a call runs, and the session is its own.
+const BUSY: u32 = 2;
+
+/// Who may touch the session: whoever moved this from [`FREE`] or [`IDLE`] to [`BUSY`].
+static STAGE: AtomicU32 = AtomicU32::new(FREE);
+
+type Loop = Server<Dsp, &'static mut [Tile], &'static mut State>;
+
+/// A place that is used by one thread at a time.
+struct Place<T>(UnsafeCell<T>);
+
+// SAFETY: `STAGE` lets one thread at a time at what is inside.
+unsafe impl<T> Sync for Place<T> {}
+
+static SERVER: Place<Option<Loop>> = Place(UnsafeCell::new(None));
+static STATE: Place<State> = Place(UnsafeCell::new(State::new()));
+
+/// Takes the session if it is in `stage`.
+fn take(stage: u32) -> bool {
+    STAGE
+        .compare_exchange(stage, BUSY, Ordering::Acquire, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// Gives it back.
+fn give(stage: u32) {
+    STAGE.store(stage, Ordering::Release);
+}
+
+/// Opens the handle.
+pub fn open() -> Result<u64, i32> {
+    if !take(FREE) {
+        return Err(OUT_OF_HANDLES);
+    }
+    CLOSING.store(false, Ordering::Release);
+    if !power::vote() {
+        power::withdraw();
+        give(FREE);
+        return Err(ERROR_UNITS);
+    }
+    // SAFETY: the session was free and is now this thread's: the last server, which had the state, is gone.
+    let state = unsafe { &mut *STATE.0.get() };
+    state.reset();
+    // SAFETY: only `Server` works with the unit, inside `serve`, where `Lent` holds the lock; there is one server.
+    let hmx = unsafe { Hmx::assume_held() };
+    let units = Units {
+        vtcm: Default::default(),
+        hmx,
+        threads: 1,
+        arch: ARCH,
+    };
+    // SAFETY: as above.
+    let place = unsafe { &mut *SERVER.0.get() };
+    *place = Some(Server::new(Dsp::new(), units, state));
+    give(IDLE);
+    Ok(HANDLE)
+}
+
+/// Closes the handle; a call that is running returns first.
+pub fn close() -> Result<(), i32> {
+    CLOSING.store(true, Ordering::Release);
+    while !take(IDLE) {
+        if STAGE.load(Ordering::Relaxed) == FREE {
+            return Err(INVALID_HANDLE);
+        }
+        core::hint::spin_loop();
+    }
+    // SAFETY: the session was idle and is now this thread's.
+    let place = unsafe { &mut *SERVER.0.get() };
+    if let Some(mut server) = place.take() {
+        server.close();
+        server.platform().unmap_ring();
+    }
+    power::withdraw();
+    give(FREE);
+    Ok(())
+}
+
+/// Carries out a call.
+pub fn call(call: Call<'_>) -> Result<(), i32> {
+    if !take(IDLE) {
+        return Err(ERROR_CALL);
+    }
+    // SAFETY: the session was idle and is now this thread's.
+    let place = unsafe { &mut *SERVER.0.get() };
+    let result = match place {
+        None => Err(INVALID_HANDLE),
+        Some(server) => with_units(server, call),
+    };
+    give(IDLE);
+    result
+}
+
+/// Lends the units to the server for the time of a call.
+fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
+    let mut lent = Lent::new()?;
+    if call.method == METHOD_SERVE && hap::compute_resource_hmx_lock(lent.resource) != 0 {
+        return Err(ERROR_UNITS);
+    }
+    let locked = call.method == METHOD_SERVE;
+    // SAFETY: `lent` holds the memory until the end of this function, where the server has lost it again.
+    server.units().vtcm = unsafe { lent.tiles() };
+    let result = server.invoke(call);
+    server.units().vtcm = Default::default();
+    if locked {
+        hap::compute_resource_hmx_unlock(lent.resource);
+    }
+    result
+}
+
+/// VTCM, and the right to lock the matrix unit, until dropped.
+struct Lent {
+    resource: u32,
+    start: *mut Tile,
+    bytes: usize,
+}
+
+impl Lent {
+    /// Waits for all of the VTCM.
+    fn new() -> Result<Self, i32> {
+        let mut bytes = 0;
+        let (layout, free) = (core::ptr::null_mut(), core::ptr::null_mut());
+        // SAFETY: writes the size; no layout and no free size are asked for.
+        let asked =
+            unsafe { hap::compute_resource_query_VTCM(0, &raw mut bytes, layout, free, layout) };
+        if asked != 0 || bytes == 0 {
+            return Err(ERROR_UNITS);
+        }
+        let mut attributes = Attributes([0; 256]);
+        let attributes = &raw mut attributes;
+        // SAFETY: there is room for the attributes.
+        let mut failed = unsafe { hap::compute_resource_attr_init(attributes) };
+        // SAFETY: initialized above.
+        failed |= unsafe { hap::compute_resource_attr_set_serialize(attributes, 0) };
+        // One page: the matrix unit wants its operands in one.
+        // SAFETY: as above.
+        failed |= unsafe { hap::compute_resource_attr_set_vtcm_param(attributes, bytes, 1) };
+        // SAFETY: as above.
+        failed |= unsafe { hap::compute_resource_attr_set_hmx_param(attributes, 1) };
+        if failed != 0 {
+            return Err(ERROR_UNITS);
+        }
+        for _ in 0..ACQUIRE_TURNS {
+            // SAFETY: as above.
+            let resource = unsafe { hap::compute_resource_acquire(attributes, ACQUIRE_US) };
+            if resource != 0 {
+                // SAFETY: acquired.
+                let start = unsafe { hap::compute_resource_attr_get_vtcm_ptr(attributes) };
+                let lent = Self {
+                    resource,
+                    start: start.cast(),
+                    bytes: bytes as usize,
+                };
+                let fits = !start.is_null() && start.addr().is_multiple_of(F16_TILE_BYTES);
+                return if fits { Ok(lent) } else { Err(ERROR_UNITS) };
+            }
+            if CLOSING.load(Ordering::Acquire) {
+                break;
+            }
+        }
+        Err(ERROR_UNITS)
+    }
+
+    /// The VTCM.
+    ///
+    /// # Safety
+    /// - The result is not used when `self` is dropped, and only one of it exists.
+    unsafe fn tiles(&mut self) -> &'static mut [Tile] {
+        // SAFETY: acquired, aligned by the check in `new`, and any bytes are tiles.
+        unsafe { core::slice::from_raw_parts_mut(self.start, self.bytes / F16_TILE_BYTES) }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        hap::compute_resource_release(self.resource);
+    }
+}

@@ -1,0 +1,58 @@
+//! The DSP's data cache over memory that the host sees too. On the host's build there is nothing to do.
+//!
+//! Two user-level instructions by address: `dccleana` writes a dirty line to memory, `dccleaninva` also drops it. A plain
+//! `dcinva` would do for reading, but it throws away what other data of the line was written; lines that only the host
+//! writes are never dirty, so cleaning them costs nothing. `syncht` waits until the operations have reached memory.
+//!
+//! SOURCE: Hexagon V73 Programmer's Reference Manual, cache instructions (user level); llama.cpp ggml-hexagon
+//! htp/hex-utils.h uses `dccleaninva` and `syncht` for the same purpose. Not run on a device.
+
+/// Bytes from one operation to the next: a line of the second-level cache.
+///
+/// SOURCE: llama.cpp ggml-hexagon htp/hex-utils.h (`HEX_L2_LINE_SIZE`).
+#[cfg(target_arch = "hexagon")]
+const LINE: usize = 64;
+
+/// Makes later reads of `bytes` bytes at `address` see what the host wrote before.
+pub fn invalidate(address: *const u8, bytes: usize) {
+    #[cfg(target_arch = "hexagon")]
+    {
+        for at in lines(address, bytes) {
+            // SAFETY: a cache operation changes no byte that a program can see; an unmapped address would be a fault,
+            // and callers pass mapped ones.
+            unsafe { core::arch::asm!("dccleaninva({0})", in(reg) at, options(nostack)) };
+        }
+        barrier();
+    }
+    let _ = (address, bytes);
+}
+
+/// Makes `bytes` bytes at `address` visible to the host.
+pub fn clean(address: *const u8, bytes: usize) {
+    #[cfg(target_arch = "hexagon")]
+    {
+        for at in lines(address, bytes) {
+            // SAFETY: as in `invalidate`.
+            unsafe { core::arch::asm!("dccleana({0})", in(reg) at, options(nostack)) };
+        }
+        barrier();
+    }
+    let _ = (address, bytes);
+}
+
+/// Waits until all earlier memory and cache operations of this thread are done.
+pub fn barrier() {
+    core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
+    #[cfg(target_arch = "hexagon")]
+    // SAFETY: waits, and changes nothing.
+    unsafe {
+        core::arch::asm!("syncht", options(nostack));
+    }
+}
+
+/// Addresses of the lines that the bytes touch.
+#[cfg(target_arch = "hexagon")]
+fn lines(address: *const u8, bytes: usize) -> impl Iterator<Item = usize> {
+    let start = address.addr();
+    (start & !(LINE - 1)..start.saturating_add(bytes)).step_by(LINE)
+}

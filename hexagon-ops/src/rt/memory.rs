@@ -1,0 +1,274 @@
+//! Buffers of the host that are mapped on the DSP, and slices of them: the only place where mapped memory becomes `&[T]`.
+//!
+//! A buffer has two views. *Cached* is what load and store instructions see; *direct* is what the DMA engine sees, which
+//! goes past the cache. On the DSP both have the same address; the stand-in can keep them apart.
+//!
+//! The table checks what commands name: the number, the bounds, the alignment, and that results share no byte with
+//! operands. What it hands out borrows the table, so nothing is unmapped or handed out twice meanwhile.
+
+use core::ops::Range;
+
+use crate::layout::{LINE_BYTES, Line};
+use crate::wire::MAX_BUFFERS;
+
+/// A mapped buffer.
+#[derive(Debug)]
+pub struct Mapped {
+    cached: *mut u8,
+    direct: *const u8,
+    bytes: usize,
+}
+
+// SAFETY: memory shared with another processor belongs to no thread.
+unsafe impl Send for Mapped {}
+
+impl Mapped {
+    /// `bytes` bytes that are at `cached` for the processor and at `direct` for its DMA engine; `None` if one is null or
+    /// does not start at a multiple of 128.
+    ///
+    /// # Safety
+    /// - Both are mapped, initialized and not longer than `isize::MAX`, until the platform that made the value unmaps it.
+    /// - While a slice of them lives, nobody else writes what it covers, nor reads it if it is a mutable one: the host
+    ///   leaves alone what a command names until its fence is answered.
+    #[must_use]
+    pub unsafe fn new(cached: *mut u8, direct: *const u8, bytes: usize) -> Option<Self> {
+        let fits = |address: usize| address != 0 && address.is_multiple_of(LINE_BYTES);
+        (fits(cached.addr()) && fits(direct.addr())).then_some(Self {
+            cached,
+            direct,
+            bytes,
+        })
+    }
+
+    /// Where the cached view starts, for cache operations and for unmapping.
+    #[must_use]
+    pub fn start(&self) -> *mut u8 {
+        self.cached
+    }
+
+    /// Bytes of the buffer.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Addresses that a range of this buffer has in both views.
+    fn addresses(&self, range: &Range<usize>) -> [Range<usize>; 2] {
+        [self.cached.addr(), self.direct.addr()].map(|base| base + range.start..base + range.end)
+    }
+}
+
+/// Why a command cannot have the memory that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The number is too large.
+    Number,
+    /// No buffer has the number.
+    Unmapped,
+    /// A buffer already has the number.
+    Taken,
+    /// Not all of it lies in the buffer.
+    Bounds,
+    /// It is not aligned.
+    Alignment,
+    /// Results share bytes with an operand.
+    Overlap,
+}
+
+/// Bytes of a buffer that passed the check of bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    buffer: usize,
+    start: usize,
+    end: usize,
+}
+
+impl Span {
+    /// Number of the buffer.
+    #[must_use]
+    pub fn buffer(self) -> usize {
+        self.buffer
+    }
+
+    /// Byte offset in the buffer.
+    #[must_use]
+    pub fn start(self) -> usize {
+        self.start
+    }
+}
+
+/// What a product works on.
+#[derive(Debug)]
+pub struct Operands<'a> {
+    /// Packed weights, for the DMA engine.
+    pub weights: &'a [Line],
+    /// Activations.
+    pub act: &'a [f32],
+    /// Results.
+    pub dst: &'a mut [f32],
+}
+
+/// The mapped buffers, by number.
+#[derive(Debug)]
+pub struct Table {
+    buffers: [Option<Mapped>; MAX_BUFFERS as usize],
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Table {
+    /// A table without buffers.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            buffers: [const { None }; MAX_BUFFERS as usize],
+        }
+    }
+
+    /// The place of a number.
+    fn place(&mut self, buffer: u32) -> Result<&mut Option<Mapped>, Refusal> {
+        let place = usize::try_from(buffer)
+            .ok()
+            .and_then(|i| self.buffers.get_mut(i));
+        place.ok_or(Refusal::Number)
+    }
+
+    /// Whether a number can be given to a buffer.
+    ///
+    /// # Errors
+    /// `Number` or `Taken` if not.
+    pub fn vacant(&mut self, buffer: u32) -> Result<(), Refusal> {
+        match self.place(buffer)? {
+            None => Ok(()),
+            Some(_) => Err(Refusal::Taken),
+        }
+    }
+
+    /// Gives a number to a buffer; one that has it already is returned.
+    ///
+    /// # Errors
+    /// `Number` if it is too large.
+    pub fn insert(&mut self, buffer: u32, mapped: Mapped) -> Result<Option<Mapped>, Refusal> {
+        Ok(self.place(buffer)?.replace(mapped))
+    }
+
+    /// Takes a buffer out.
+    ///
+    /// # Errors
+    /// `Number` or `Unmapped` if there is none.
+    pub fn remove(&mut self, buffer: u32) -> Result<Mapped, Refusal> {
+        self.place(buffer)?.take().ok_or(Refusal::Unmapped)
+    }
+
+    /// Takes all buffers out, one by one.
+    pub fn drain(&mut self) -> impl Iterator<Item = Mapped> {
+        self.buffers.iter_mut().filter_map(Option::take)
+    }
+
+    /// The buffer of a span.
+    #[must_use]
+    pub fn buffer(&self, span: Span) -> Option<&Mapped> {
+        self.buffers.get(span.buffer)?.as_ref()
+    }
+
+    /// `bytes` bytes at `offset` of a buffer.
+    ///
+    /// # Errors
+    /// `Number`, `Unmapped` or `Bounds`.
+    pub fn span(&self, buffer: u32, offset: u64, bytes: u64) -> Result<Span, Refusal> {
+        let place = usize::try_from(buffer).ok();
+        let place = place.filter(|place| *place < self.buffers.len());
+        let place = place.ok_or(Refusal::Number)?;
+        let mapped = self.buffers[place].as_ref().ok_or(Refusal::Unmapped)?;
+        let end = offset.checked_add(bytes).ok_or(Refusal::Bounds)?;
+        let end = usize::try_from(end).map_err(|_| Refusal::Bounds)?;
+        if end > mapped.bytes {
+            return Err(Refusal::Bounds);
+        }
+        // The offset is not larger than the end.
+        let start = usize::try_from(offset).map_err(|_| Refusal::Bounds)?;
+        Ok(Span {
+            buffer: place,
+            start,
+            end,
+        })
+    }
+
+    /// The buffer and the range of a span, which are checked again: the buffer may be another one by now.
+    fn find(&self, span: Span) -> Result<(&Mapped, Range<usize>), Refusal> {
+        let mapped = self.buffer(span).ok_or(Refusal::Unmapped)?;
+        if span.start > span.end || span.end > mapped.bytes {
+            return Err(Refusal::Bounds);
+        }
+        Ok((mapped, span.start..span.end))
+    }
+
+    /// Words of a buffer, as the processor sees them.
+    ///
+    /// # Errors
+    /// `Unmapped`, `Bounds`, or `Alignment` to 4 bytes.
+    pub fn words(&self, span: Span) -> Result<&[i32], Refusal> {
+        let (mapped, range) = self.find(span)?;
+        // SAFETY: in bounds by `find`.
+        let start = unsafe { mapped.cached.add(range.start) };
+        // SAFETY: in bounds, mapped and not written meanwhile by the contract of `Mapped::new`.
+        let bytes = unsafe { core::slice::from_raw_parts(start.cast_const(), range.len()) };
+        bytemuck::try_cast_slice(bytes).map_err(|_| Refusal::Alignment)
+    }
+
+    /// Operands and results of a product.
+    ///
+    /// # Errors
+    /// `Unmapped`, `Bounds`, `Alignment` to 128 bytes (weights) or 4 bytes, or `Overlap`.
+    pub fn operands(
+        &mut self,
+        weights: Span,
+        act: Span,
+        dst: Span,
+    ) -> Result<Operands<'_>, Refusal> {
+        let (dst_buffer, dst_range) = self.find(dst)?;
+        for span in [weights, act] {
+            let (buffer, range) = self.find(span)?;
+            let same = span.buffer == dst.buffer && overlap(&range, &dst_range);
+            // One piece of memory may have two numbers.
+            let places = buffer.addresses(&range);
+            let dst_places = dst_buffer.addresses(&dst_range);
+            let aliased = places
+                .iter()
+                .any(|a| dst_places.iter().any(|b| overlap(a, b)));
+            if same || aliased {
+                return Err(Refusal::Overlap);
+            }
+        }
+        let (weight_buffer, weight_range) = self.find(weights)?;
+        let (act_buffer, act_range) = self.find(act)?;
+        // SAFETY: in bounds by `find`.
+        let weight_start = unsafe { weight_buffer.direct.add(weight_range.start) };
+        // SAFETY: in bounds, mapped and not written meanwhile by the contract of `Mapped::new`, nor through the results,
+        // which lie elsewhere.
+        let weights = unsafe { core::slice::from_raw_parts(weight_start, weight_range.len()) };
+        // SAFETY: in bounds by `find`.
+        let act_start = unsafe { act_buffer.cached.add(act_range.start) };
+        // SAFETY: as above.
+        let act = unsafe { core::slice::from_raw_parts(act_start.cast_const(), act_range.len()) };
+        // SAFETY: in bounds by `find`.
+        let dst_start = unsafe { dst_buffer.cached.add(dst_range.start) };
+        // SAFETY: in bounds, mapped, used by nobody else by the contract of `Mapped::new`, and by no other slice: the two
+        // others lie elsewhere, and `self` is borrowed for as long as this one lives.
+        let dst = unsafe { core::slice::from_raw_parts_mut(dst_start, dst_range.len()) };
+        Ok(Operands {
+            weights: bytemuck::try_cast_slice(weights).map_err(|_| Refusal::Alignment)?,
+            act: bytemuck::try_cast_slice(act).map_err(|_| Refusal::Alignment)?,
+            dst: bytemuck::try_cast_slice_mut(dst).map_err(|_| Refusal::Alignment)?,
+        })
+    }
+}
+
+/// Whether two ranges have an element in common.
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end && !a.is_empty() && !b.is_empty()
+}

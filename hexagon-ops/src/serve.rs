@@ -1,0 +1,336 @@
+//! The command loop of the DSP: reads the ring of [`crate::wire`], checks each field of each command, runs the kernels.
+//!
+//! ```text
+//! FastRPC call -> Server::invoke -> START   maps the ring, checks its header
+//!                                   SERVE   loop: wish? -> command? -> check -> run -> fence? -> completion
+//!                                           nothing to do for a while -> PARKED, look once more, return
+//! ```
+//!
+//! Nothing that the host writes makes it panic, or loop for ever: an impossible counter, header or wish ends with
+//! [`STATE_CLOSED`] and [`ERROR_RING`]; a command that cannot be is answered with a status. A host that does not collect
+//! its completions is waited for [`COLLECT_US`], then the ring counts as corrupt.
+//!
+//! Counting starts where the region's counters stand at START; zeroed memory starts at 0.
+//!
+//! # Sequence numbers
+//!
+//! All commands up to a fence have the same number, and it is larger than that of the submission before. A command with
+//! another number fails with [`SEQUENCE`]; the completion has the number of the fence.
+//!
+//! # Caches
+//!
+//! Before a command: what it reads by loads (activations, choices of experts) is invalidated, and so are lines that its
+//! results share with other data. After it, also after a failure: its results are cleaned. Weights are copied by the DMA
+//! engine, past the cache, and need nothing but that the host has cleaned them.
+//!
+//! # Statuses and details
+//!
+//! | status | detail |
+//! |---|---|
+//! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 17 [`KERNEL`]: which field is wrong |
+//! | [`STATUS_MAP_FAILED`] | 1 [`MAP_SIZE`], 2 [`MAP_FULL`], 3 [`MAP_REFUSED`] |
+//! | [`STATUS_NO_VTCM`] | KiB that would be needed |
+//! | [`STATUS_FAULT`] | 1 [`FAULT_OUTSIDE_VTCM`], 2 [`FAULT_DEEP`], 3 [`FAULT_OVERFLOW`] |
+//!
+//! [`describe`] puts them into words.
+
+mod detail;
+mod platform;
+mod product;
+mod region;
+mod ring;
+mod work;
+
+use core::ops::DerefMut;
+
+use bytemuck::Pod;
+
+use crate::hmx::Hmx;
+use crate::layout::Tile;
+use crate::rt::Engine;
+use crate::rt::invoke::Call;
+use crate::rt::memory::Table;
+use crate::wire::{
+    ERROR_CALL, ERROR_RING, ERROR_UNITS, ERROR_VERSION, Info, METHOD_SERVE, METHOD_START,
+    STATE_CLOSED, STATE_PARKED, STATE_SERVING, Serve, Start, VERSION,
+};
+#[cfg(doc)]
+use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO_VTCM};
+
+pub use detail::*;
+pub use platform::Platform;
+use product::MAX_CHOICES;
+use ring::{Corrupt, Ring};
+use work::{Submission, Work};
+
+/// How long a full row of completions is waited for, microseconds: longer than any host thread is off its core.
+pub const COLLECT_US: u64 = 1_000_000;
+
+/// The units that a server works with.
+#[derive(Debug)]
+pub struct Units<V> {
+    /// All of the VTCM that was acquired.
+    pub vtcm: V,
+    /// The matrix unit, which accepts operands in that VTCM.
+    pub hmx: Hmx,
+    /// Most HVX threads.
+    pub threads: usize,
+    /// Architecture: 73, 75, 79 or 81.
+    pub arch: u32,
+}
+
+/// What a server remembers: large, so that it can be placed where there is room for it.
+#[derive(Debug)]
+pub struct State {
+    memory: Table,
+    scratch: Scratch,
+    submission: Submission,
+}
+
+impl State {
+    /// Nothing mapped, nothing done.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            memory: Table::new(),
+            scratch: Scratch {
+                ids: [0; MAX_CHOICES],
+                starts: [0; 2 * MAX_CHOICES],
+            },
+            submission: Submission::FIRST,
+        }
+    }
+
+    /// Forgets the submissions of a session that has been closed, which has left nothing mapped.
+    pub fn reset(&mut self) {
+        self.submission = Submission::FIRST;
+    }
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Choices of experts, and where their rows are.
+#[derive(Debug)]
+struct Scratch {
+    ids: [i32; MAX_CHOICES],
+    starts: [usize; 2 * MAX_CHOICES],
+}
+
+/// How far a session has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Fresh,
+    Started,
+    Closed,
+}
+
+/// One session's command loop. `V` holds the VTCM, `S` the [`State`].
+#[derive(Debug)]
+pub struct Server<P: Platform, V, S: DerefMut<Target = State>> {
+    platform: P,
+    units: Units<V>,
+    state: S,
+    engine: Engine,
+    ring: Option<Ring>,
+    phase: Phase,
+}
+
+impl<P, V, S> Server<P, V, S>
+where
+    P: Platform,
+    V: DerefMut<Target = [Tile]>,
+    S: DerefMut<Target = State>,
+{
+    /// A server that has not been given a ring; `state` is [`State::new`].
+    #[must_use]
+    pub fn new(platform: P, units: Units<V>, state: S) -> Self {
+        Self {
+            platform,
+            units,
+            state,
+            engine: Engine::new(1),
+            ring: None,
+            phase: Phase::Fresh,
+        }
+    }
+
+    /// Carries out a FastRPC call of [`METHOD_START`] or [`METHOD_SERVE`].
+    ///
+    /// # Errors
+    /// `ERROR_CALL` for other methods and sizes; else as [`Self::start`] and [`Self::serve`].
+    pub fn invoke(&mut self, call: Call<'_>) -> Result<(), i32> {
+        match call.method {
+            METHOD_START => {
+                let start = argument(call.input)?;
+                if call.output.len() != size_of::<Info>() {
+                    return Err(ERROR_CALL);
+                }
+                let info = self.start(&start)?;
+                call.output.copy_from_slice(bytemuck::bytes_of(&info));
+                Ok(())
+            }
+            METHOD_SERVE if call.output.is_empty() => self.serve(&argument(call.input)?),
+            _ => Err(ERROR_CALL),
+        }
+    }
+
+    /// Takes over the ring.
+    ///
+    /// # Errors
+    /// `ERROR_VERSION` if the host speaks another one; `ERROR_CALL` if called before; `ERROR_RING` if the region cannot be
+    /// mapped or holds no ring; `ERROR_UNITS` without VTCM.
+    pub fn start(&mut self, start: &Start) -> Result<Info, i32> {
+        if start.version != VERSION {
+            return Err(ERROR_VERSION);
+        }
+        if self.phase != Phase::Fresh {
+            return Err(ERROR_CALL);
+        }
+        if self.units.vtcm.is_empty() || self.units.threads == 0 {
+            return Err(ERROR_UNITS);
+        }
+        let bytes = usize::try_from(start.bytes).map_err(|_| ERROR_RING)?;
+        let region = self.platform.map_ring(start.fd, bytes).ok_or(ERROR_RING)?;
+        self.ring = Some(Ring::new(region).map_err(|Corrupt| ERROR_RING)?);
+        let wanted = usize::try_from(start.threads).unwrap_or(usize::MAX);
+        let most = self.units.threads;
+        self.engine = Engine::new(if wanted == 0 { most } else { wanted.min(most) });
+        self.phase = Phase::Started;
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        Ok(Info {
+            version: VERSION,
+            arch: self.units.arch,
+            vtcm_bytes: number(size_of_val(&*self.units.vtcm)),
+            threads: number(self.engine.threads()),
+        })
+    }
+
+    /// Reads the ring until it has been empty for a while, or the host wishes the DSP to leave.
+    ///
+    /// # Errors
+    /// `ERROR_RING` if the ring is corrupt, `ERROR_CALL` before START and after the end; codes of [`Platform::answer`].
+    /// The session is closed then.
+    pub fn serve(&mut self, serve: &Serve) -> Result<(), i32> {
+        if self.phase != Phase::Started || serve.reserved != 0 {
+            return Err(ERROR_CALL);
+        }
+        let result = self.read_ring(u64::from(serve.idle_us));
+        if !matches!(result, Ok(Left::Idle)) {
+            self.close();
+        }
+        match result {
+            Ok(_) => Ok(()),
+            Err(Stop::Ring) => Err(ERROR_RING),
+            Err(Stop::Code(code)) => Err(code),
+        }
+    }
+
+    /// The units, for a system that lends VTCM for the time of a call only: it is asked for by START (its size) and by
+    /// SERVE.
+    pub fn units(&mut self) -> &mut Units<V> {
+        &mut self.units
+    }
+
+    /// The system around the loop.
+    pub fn platform(&mut self) -> &mut P {
+        &mut self.platform
+    }
+
+    /// Unmaps everything; nothing can be asked of the session afterwards.
+    pub fn close(&mut self) {
+        if let Some(ring) = self.ring.take() {
+            ring.announce(STATE_CLOSED);
+        }
+        for mapped in self.state.memory.drain() {
+            self.platform.unmap(mapped);
+        }
+        self.phase = Phase::Closed;
+    }
+
+    /// The loop of [`Self::serve`].
+    fn read_ring(&mut self, idle_us: u64) -> Result<Left, Stop> {
+        let Some(ring) = &mut self.ring else {
+            return Err(Stop::Ring);
+        };
+        ring.announce(STATE_SERVING);
+        let mut work = Work {
+            platform: &mut self.platform,
+            state: &mut self.state,
+            engine: &self.engine,
+            vtcm: &mut self.units.vtcm,
+            hmx: &mut self.units.hmx,
+        };
+        let mut idle_since = None;
+        let mut polls = 0_u32;
+        loop {
+            if ring.wants_close()? {
+                return Ok(Left::Asked);
+            }
+            if ring.pending()? > 0 {
+                (idle_since, polls) = (None, 0);
+                let command = ring.take();
+                if let Some(mut completion) = work.step(&command) {
+                    work.platform.answer(&mut completion).map_err(Stop::Code)?;
+                    if !work.wait_for_room(ring)? {
+                        return Ok(Left::Asked);
+                    }
+                    ring.answer(&completion);
+                }
+                continue;
+            }
+            let now = work.platform.time_us();
+            if now.saturating_sub(*idle_since.get_or_insert(now)) >= idle_us {
+                ring.announce(STATE_PARKED);
+                if ring.pending()? == 0 && !ring.wants_close()? {
+                    return Ok(Left::Idle);
+                }
+                ring.announce(STATE_SERVING);
+                continue;
+            }
+            work.platform.relax(polls).map_err(Stop::Code)?;
+            polls = polls.saturating_add(1);
+        }
+    }
+}
+
+impl<P: Platform, V, S: DerefMut<Target = State>> Drop for Server<P, V, S> {
+    fn drop(&mut self) {
+        for mapped in self.state.memory.drain() {
+            self.platform.unmap(mapped);
+        }
+    }
+}
+
+/// Reads the argument of a method.
+fn argument<T: Pod>(input: &[u8]) -> Result<T, i32> {
+    if input.len() != size_of::<T>() {
+        return Err(ERROR_CALL);
+    }
+    Ok(bytemuck::pod_read_unaligned(input))
+}
+
+/// Why the loop was left.
+enum Left {
+    /// There was nothing to do.
+    Idle,
+    /// The host wished it.
+    Asked,
+}
+
+/// Why it had to be left.
+enum Stop {
+    /// The ring is corrupt.
+    Ring,
+    /// A code of the platform's.
+    Code(i32),
+}
+
+impl From<Corrupt> for Stop {
+    fn from(_: Corrupt) -> Self {
+        Self::Ring
+    }
+}

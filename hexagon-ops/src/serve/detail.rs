@@ -1,0 +1,156 @@
+//! The numbers beside a status, and what they mean in English.
+
+use core::fmt;
+
+use crate::error::Error;
+use crate::hmx::Fault;
+use crate::rt::memory::Refusal;
+use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO_VTCM, STATUS_OK};
+
+/// Why a command was not carried out: `wire::STATUS_*` and the number beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The status.
+    pub status: u32,
+    /// Its detail.
+    pub detail: u32,
+}
+
+/// Declares the details of [`STATUS_BAD_COMMAND`] and the table of their texts.
+macro_rules! bad_commands {
+    ($($name:ident = $value:literal, $text:literal;)*) => {
+        $(#[doc = concat!("[`STATUS_BAD_COMMAND`]: ", $text, ".")]
+        pub const $name: u32 = $value;)*
+        const BAD_COMMANDS: &[(u32, &str)] = &[$(($value, $text)),*];
+    };
+}
+
+bad_commands! {
+    OPERATION = 1, "unknown operation";
+    FLAGS = 2, "unknown flags";
+    RESERVED = 3, "a reserved field is not zero";
+    SEQUENCE = 4, "the sequence number is not that of the submission, or not larger than the last one's";
+    NUMBER = 5, "a buffer's number is too large";
+    UNMAPPED = 6, "no buffer has this number";
+    TAKEN = 7, "another buffer has this number";
+    LAYOUT = 8, "unknown weight layout: host and DSP library do not match";
+    SHAPE = 9, "a dimension is zero, too large, or not made of whole blocks";
+    PLANES = 10, "the planes are not a multiple of the weights' slices";
+    ALIGNMENT = 11, "an offset, stride or size is not aligned";
+    BOUNDS = 12, "an operand or result does not lie in its buffer";
+    OVERLAP = 13, "results overlap an operand";
+    ROWS = 14, "rows of results overlap each other";
+    SLOTS = 15, "the activations' slots do not divide the experts of a token, or these are too many";
+    EXPERT = 16, "a chosen expert does not exist";
+    KERNEL = 17, "a kernel refused its arguments";
+}
+
+/// [`STATUS_MAP_FAILED`]: the size is zero or larger than the DSP can address.
+pub const MAP_SIZE: u32 = 1;
+/// [`STATUS_MAP_FAILED`]: the DSP's address space is full.
+pub const MAP_FULL: u32 = 2;
+/// [`STATUS_MAP_FAILED`]: the operating system of the DSP refused.
+pub const MAP_REFUSED: u32 = 3;
+
+/// [`STATUS_FAULT`]: an operand of the matrix unit lies outside VTCM.
+pub const FAULT_OUTSIDE_VTCM: u32 = 1;
+/// [`STATUS_FAULT`]: a multiply has no or too many tiles.
+pub const FAULT_DEEP: u32 = 2;
+/// [`STATUS_FAULT`]: a result left FP16's range.
+pub const FAULT_OVERFLOW: u32 = 3;
+
+impl Failure {
+    /// A command that contradicts itself, or names what does not exist.
+    pub(super) const fn bad(detail: u32) -> Self {
+        Self {
+            status: STATUS_BAD_COMMAND,
+            detail,
+        }
+    }
+
+    /// A mapping that failed.
+    pub(super) const fn map(detail: u32) -> Self {
+        Self {
+            status: STATUS_MAP_FAILED,
+            detail,
+        }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::bad(match refusal {
+            Refusal::Number => NUMBER,
+            Refusal::Unmapped => UNMAPPED,
+            Refusal::Taken => TAKEN,
+            Refusal::Bounds => BOUNDS,
+            Refusal::Alignment => ALIGNMENT,
+            Refusal::Overlap => OVERLAP,
+        })
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::VtcmFull { need_bytes, .. } => Self {
+                status: STATUS_NO_VTCM,
+                detail: u32::try_from(need_bytes.div_ceil(1024)).unwrap_or(u32::MAX),
+            },
+            Error::Fault(fault) => Self {
+                status: STATUS_FAULT,
+                detail: match fault {
+                    Fault::OutsideVtcm => FAULT_OUTSIDE_VTCM,
+                    Fault::Deep { .. } => FAULT_DEEP,
+                    Fault::Overflow => FAULT_OVERFLOW,
+                },
+            },
+            Error::Index { what: "expert", .. } => Self::bad(EXPERT),
+            _ => Self::bad(KERNEL),
+        }
+    }
+}
+
+/// A completion's status as a user can read it.
+#[derive(Clone, Copy, Debug)]
+pub struct Described(Failure);
+
+/// What `status` and `detail` of a completion mean.
+#[must_use]
+pub const fn describe(status: u32, detail: u32) -> Described {
+    Described(Failure { status, detail })
+}
+
+impl fmt::Display for Described {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { status, detail } = self.0;
+        let known = |text: Option<&'static str>| text.unwrap_or("unknown detail");
+        match status {
+            STATUS_OK => f.write_str("carried out"),
+            STATUS_BAD_COMMAND => {
+                let text = BAD_COMMANDS.iter().find(|entry| entry.0 == detail);
+                write!(f, "bad command ({detail}): {}", known(text.map(|t| t.1)))
+            }
+            STATUS_MAP_FAILED => {
+                let text = match detail {
+                    MAP_SIZE => Some("the size is zero or larger than the DSP can address"),
+                    MAP_FULL => Some("the DSP's address space is full"),
+                    MAP_REFUSED => Some("the DSP's operating system refused"),
+                    _ => None,
+                };
+                write!(f, "memory was not mapped ({detail}): {}", known(text))
+            }
+            STATUS_NO_VTCM => write!(f, "{detail} KiB of VTCM are needed, and there is less"),
+            STATUS_FAULT => {
+                let text = match detail {
+                    FAULT_OUTSIDE_VTCM => Some("an operand lies outside VTCM"),
+                    FAULT_DEEP => Some("a multiply has no or too many tiles"),
+                    FAULT_OVERFLOW => Some("a result left FP16's range"),
+                    _ => None,
+                };
+                write!(f, "matrix unit ({detail}): {}", known(text))
+            }
+            _ => write!(f, "unknown status {status} ({detail})"),
+        }
+    }
+}

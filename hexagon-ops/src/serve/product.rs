@@ -1,0 +1,227 @@
+//! The two matrix commands: fields checked, then cut into products of [`crate::ops::matmul`].
+
+use super::detail::{ALIGNMENT, BOUNDS, Failure, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS};
+use super::region::Region;
+use super::{Platform, Scratch};
+use crate::layout::{LINE_BYTES, MatrixLayout, WeightType};
+use crate::ops::matmul::{ExpertMatMul, Machine, MatMul, Rows};
+use crate::rt::memory::{Operands, Span, Table};
+use crate::wire;
+
+/// Most elements along K: with more, no tile row fits in any VTCM, and sizes could leave 32 bits.
+const MAX_K: u32 = 1 << 20;
+/// Most rows of one product, so that the planner's sizes stay within 32 bits; more rows are several products.
+const MAX_ROWS: usize = 1 << 16;
+/// Most choices of experts that are worked on at a time: tokens of a usual ubatch (512) by experts of a token (8). More
+/// are taken in turns, and each turn reads the weights again.
+pub(super) const MAX_CHOICES: usize = 4096;
+
+/// Weights whose fields are right.
+struct Checked {
+    layout: MatrixLayout,
+    span: Span,
+    slices: [usize; 2],
+}
+
+/// Checks the weights of a command.
+fn weights(weights: &wire::Weights, memory: &Table) -> Result<Checked, Failure> {
+    let weight = WeightType::ALL
+        .into_iter()
+        .find(|weight| weight.layout_id().0 == weights.layout)
+        .ok_or(Failure::bad(LAYOUT))?;
+    let [s2, s3] = weights.slices;
+    if weights.k == 0 || weights.k > MAX_K || weights.n == 0 || s2 == 0 || s3 == 0 {
+        return Err(Failure::bad(SHAPE));
+    }
+    if !weights.offset.is_multiple_of(LINE_BYTES as u64) {
+        return Err(Failure::bad(ALIGNMENT));
+    }
+    let bounds = Failure::bad(BOUNDS);
+    let size = |value: u32| usize::try_from(value).map_err(|_| bounds);
+    // Panels first: the size of the matrix might not fit in a word.
+    let panel = MatrixLayout::new(weight, 1, size(weights.k)?)
+        .map_err(|_| Failure::bad(SHAPE))?
+        .panel()
+        .panel_bytes();
+    let bytes = [
+        u64::from(weights.n.div_ceil(32)),
+        u64::from(s2),
+        u64::from(s3),
+    ]
+    .into_iter()
+    .try_fold(panel as u64, u64::checked_mul)
+    .ok_or(bounds)?;
+    let span = memory.span(weights.buffer, weights.offset, bytes)?;
+    let layout = MatrixLayout::new(weight, size(weights.n)?, size(weights.k)?)
+        .map_err(|_| Failure::bad(SHAPE))?;
+    Ok(Checked {
+        layout,
+        span,
+        slices: [size(s2)?, size(s3)?],
+    })
+}
+
+/// Carries out [`wire::OP_MUL_MAT`].
+pub(super) fn mul_mat(
+    body: &wire::MatMul,
+    memory: &mut Table,
+    platform: &mut impl Platform,
+    machine: Machine<'_>,
+) -> Result<(), Failure> {
+    if body.reserved != 0 {
+        return Err(Failure::bad(RESERVED));
+    }
+    let w = weights(&body.weights, memory)?;
+    let mut ratio = [0; 2];
+    for (ratio, (planes, slices)) in ratio
+        .iter_mut()
+        .zip(body.planes.into_iter().zip(body.weights.slices))
+    {
+        if planes == 0 || planes % slices != 0 {
+            return Err(Failure::bad(PLANES));
+        }
+        *ratio = usize::try_from(planes / slices).map_err(|_| Failure::bad(BOUNDS))?;
+    }
+    if body.m == 0 {
+        return Ok(());
+    }
+    let counts = [body.m, body.planes[0], body.planes[1]];
+    let dst = Region::new(&body.dst, body.weights.n, counts, memory)?;
+    dst.disjoint()?;
+    let act = Region::new(&body.act, body.weights.k, counts, memory)?;
+    // What overlaps or is not aligned is refused before any cache line is touched.
+    memory.operands(w.span, act.span, dst.span)?;
+    act.invalidate(memory, platform);
+    dst.invalidate_edges(memory, platform);
+    let m = usize::try_from(body.m).map_err(|_| Failure::bad(BOUNDS))?;
+    let operands = memory.operands(w.span, act.span, dst.span)?;
+    let done = planes(&w, [&act, &dst], m, ratio, operands, machine);
+    dst.clean(memory, platform);
+    done
+}
+
+/// Multiplies plane by plane; planes that share a slice and follow one another are one product.
+fn planes(
+    w: &Checked,
+    [act, dst]: [&Region; 2],
+    mut m: usize,
+    mut ratio: [usize; 2],
+    operands: Operands<'_>,
+    mut machine: Machine<'_>,
+) -> Result<(), Failure> {
+    let original = ratio;
+    let mut steps = [act.strides[0], dst.strides[0]];
+    if m == 1 {
+        steps = [act.strides[1], dst.strides[1]];
+        m = ratio[0];
+        ratio[0] = 1;
+    } else if act.continues(1, m, steps[0]) && dst.continues(1, m, steps[1]) {
+        m *= ratio[0];
+        ratio[0] = 1;
+    }
+    if ratio[0] == 1 && act.continues(2, m, steps[0]) && dst.continues(2, m, steps[1]) {
+        m *= ratio[1];
+        ratio[1] = 1;
+    }
+    let matrix = w.layout.matrix_bytes() / LINE_BYTES;
+    for (index, weights) in operands.weights.chunks_exact(matrix.max(1)).enumerate() {
+        let [s2, s3] = [index % w.slices[0], index / w.slices[0]];
+        for plane in 0..ratio[0] * ratio[1] {
+            let i2 = s2 * original[0] + plane % ratio[0];
+            let i3 = s3 * original[1] + plane / ratio[0];
+            for m0 in (0..m).step_by(MAX_ROWS) {
+                let start =
+                    |r: &Region, step: usize| i2 * r.strides[1] + i3 * r.strides[2] + m0 * step;
+                let (act_at, dst_at) = (start(act, steps[0]), start(dst, steps[1]));
+                let product = MatMul {
+                    layout: w.layout,
+                    weights,
+                    m: MAX_ROWS.min(m - m0),
+                    act: operands.act.get(act_at..).unwrap_or_default(),
+                    act_rows: Rows::Strided(steps[0]),
+                    dst: operands.dst.get_mut(dst_at..).unwrap_or_default(),
+                    dst_rows: Rows::Strided(steps[1]),
+                };
+                product.run(machine.reborrow())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Carries out [`wire::OP_MUL_MAT_ID`].
+pub(super) fn mul_mat_id(
+    body: &wire::MatMulId,
+    memory: &mut Table,
+    platform: &mut impl Platform,
+    scratch: &mut Scratch,
+    mut machine: Machine<'_>,
+) -> Result<(), Failure> {
+    if body.reserved != 0 {
+        return Err(Failure::bad(RESERVED));
+    }
+    let w = weights(&body.weights, memory)?;
+    if body.weights.slices[1] != 1 {
+        return Err(Failure::bad(PLANES));
+    }
+    let bounds = Failure::bad(BOUNDS);
+    let size = |value: u32| usize::try_from(value).map_err(|_| bounds);
+    let (slots, act_slots) = (size(body.slots)?, size(body.act_slots)?);
+    if slots == 0 || act_slots == 0 || slots % act_slots != 0 || slots > MAX_CHOICES {
+        return Err(Failure::bad(SLOTS));
+    }
+    if body.tokens == 0 {
+        return Ok(());
+    }
+    let tokens = size(body.tokens)?;
+    let counts = [body.slots, body.tokens, 1];
+    let dst = Region::new(&body.dst, body.weights.n, counts, memory)?;
+    dst.disjoint()?;
+    let counts = [body.act_slots, body.tokens, 1];
+    let act = Region::new(&body.act, body.weights.k, counts, memory)?;
+    let ids = Region::new(&body.ids, body.slots, [body.tokens, 1, 1], memory)?;
+    // Choices are read while no result is written; they may not share memory with results all the same.
+    memory.operands(w.span, act.span, dst.span)?;
+    memory.operands(w.span, ids.span, dst.span)?;
+    act.invalidate(memory, platform);
+    ids.invalidate(memory, platform);
+    dst.invalidate_edges(memory, platform);
+
+    // Activations that all slots of a token share have a stride of 0; those that repeat are taken a period at a time.
+    let period = if act_slots == 1 { slots } else { act_slots };
+    let per_turn = MAX_CHOICES / period;
+    let mut done = Ok(());
+    'turns: for first_slot in (0..slots).step_by(period) {
+        for first_token in (0..tokens).step_by(per_turn) {
+            let n_tokens = per_turn.min(tokens - first_token);
+            let chosen = memory.words(ids.span)?;
+            for t in 0..n_tokens {
+                let at = (first_token + t) * ids.strides[0] + first_slot;
+                let choices = chosen.get(at..at + period).ok_or(bounds)?;
+                scratch.ids[t * period..][..period].copy_from_slice(choices);
+            }
+            let operands = memory.operands(w.span, act.span, dst.span)?;
+            let act_start = first_token * act.strides[1];
+            let dst_start = first_token * dst.strides[1] + first_slot * dst.strides[0];
+            let product = ExpertMatMul {
+                layout: w.layout,
+                weights: operands.weights,
+                ids: &scratch.ids[..n_tokens * period],
+                n_slots: period,
+                act: operands.act.get(act_start..).unwrap_or_default(),
+                act_strides: [act.strides[1], act.strides[0]],
+                dst: operands.dst.get_mut(dst_start..).unwrap_or_default(),
+                dst_strides: [dst.strides[1], dst.strides[0]],
+            };
+            let starts = &mut scratch.starts[..2 * n_tokens * period];
+            done = product
+                .run(machine.reborrow(), starts)
+                .map_err(Failure::from);
+            if done.is_err() {
+                break 'turns;
+            }
+        }
+    }
+    dst.clean(memory, platform);
+    done
+}

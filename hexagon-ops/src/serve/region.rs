@@ -1,0 +1,148 @@
+//! Rows of 4-byte elements with three strides, checked against their buffer.
+
+use core::ops::Range;
+
+use super::Platform;
+use super::detail::{ALIGNMENT, BOUNDS, Failure, RESERVED, ROWS};
+use crate::layout::LINE_BYTES;
+use crate::rt::memory::{Span, Table};
+use crate::wire::Plain;
+
+/// Bytes of an element.
+const ELEMENT: usize = 4;
+
+/// Rows that lie in their buffer. Counts are 1 or more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region {
+    /// From the first element to the last.
+    pub(super) span: Span,
+    /// Elements of a row.
+    row: usize,
+    /// Indices in dimensions 1, 2 and 3.
+    counts: [usize; 3],
+    /// Elements from one index to the next.
+    pub(super) strides: [usize; 3],
+}
+
+impl Region {
+    /// Checks `plain`, whose rows have `row` elements and whose dimensions have `counts` indices, none of them 0.
+    pub(super) fn new(
+        plain: &Plain,
+        row: u32,
+        counts: [u32; 3],
+        memory: &Table,
+    ) -> Result<Self, Failure> {
+        if plain.reserved != 0 {
+            return Err(Failure::bad(RESERVED));
+        }
+        let aligned = |bytes: u64| bytes.is_multiple_of(ELEMENT as u64);
+        if !aligned(plain.offset) || !plain.strides.iter().all(|stride| aligned(*stride)) {
+            return Err(Failure::bad(ALIGNMENT));
+        }
+        let bounds = Failure::bad(BOUNDS);
+        let mut bytes = u64::from(row) * ELEMENT as u64;
+        for (stride, count) in plain.strides.iter().zip(counts) {
+            let last = u64::from(count.saturating_sub(1));
+            let reach = stride.checked_mul(last).ok_or(bounds)?;
+            bytes = bytes.checked_add(reach).ok_or(bounds)?;
+        }
+        let span = memory.span(plain.buffer, plain.offset, bytes)?;
+        let mut region = Self {
+            span,
+            row: usize::try_from(row).map_err(|_| bounds)?,
+            counts: [1; 3],
+            strides: [0; 3],
+        };
+        for (i, (stride, count)) in plain.strides.into_iter().zip(counts).enumerate() {
+            region.counts[i] = usize::try_from(count).map_err(|_| bounds)?;
+            // The stride of a single index means nothing, and may be too large for a word.
+            if count > 1 {
+                let stride = stride / ELEMENT as u64;
+                region.strides[i] = usize::try_from(stride).map_err(|_| bounds)?;
+            }
+        }
+        Ok(region)
+    }
+
+    /// Refuses rows that share elements: with the dimensions sorted by stride, each step must leave all of the smaller
+    /// ones behind.
+    pub(super) fn disjoint(&self) -> Result<(), Failure> {
+        let mut order = [0, 1, 2];
+        order.sort_unstable_by_key(|i| self.strides[*i]);
+        let mut extent = self.row;
+        for i in order.into_iter().filter(|i| self.counts[*i] > 1) {
+            if self.strides[i] < extent {
+                return Err(Failure::bad(ROWS));
+            }
+            // All of it lies in the buffer, so nothing overflows.
+            extent += self.strides[i] * (self.counts[i] - 1);
+        }
+        Ok(())
+    }
+
+    /// Whether dimension `outer` goes on where `count` rows, `step` elements apart, end.
+    pub(super) fn continues(&self, outer: usize, count: usize, step: usize) -> bool {
+        self.counts[outer] == 1 || Some(self.strides[outer]) == step.checked_mul(count)
+    }
+
+    /// Calls `f` with each range of bytes of the buffer that holds rows without a gap.
+    fn runs(&self, mut f: impl FnMut(Range<usize>)) {
+        // What is reached by a stride of 0 has been seen.
+        let count = |i: usize| {
+            if self.strides[i] == 0 {
+                1
+            } else {
+                self.counts[i]
+            }
+        };
+        let gapless = count(0) == 1 || self.strides[0] == self.row;
+        let (rows, steps) = if gapless {
+            (count(0), 1)
+        } else {
+            (1, count(0))
+        };
+        let bytes = ((rows - 1) * self.strides[0] + self.row) * ELEMENT;
+        for i3 in 0..count(2) {
+            for i2 in 0..count(1) {
+                for i1 in 0..steps {
+                    let at = i3 * self.strides[2] + i2 * self.strides[1] + i1 * self.strides[0];
+                    let start = self.span.start() + at * ELEMENT;
+                    f(start..start + bytes);
+                }
+            }
+        }
+    }
+
+    /// Makes what the host wrote, or an earlier command, visible to the processor.
+    pub(super) fn invalidate(&self, memory: &Table, platform: &mut impl Platform) {
+        if let Some(buffer) = memory.buffer(self.span) {
+            self.runs(|range| platform.invalidate(buffer, range));
+        }
+    }
+
+    /// Prepares for writing: lines that results share with other data must be up to date, or cleaning them would put old
+    /// bytes over what the host wrote beside the results.
+    pub(super) fn invalidate_edges(&self, memory: &Table, platform: &mut impl Platform) {
+        let Some(buffer) = memory.buffer(self.span) else {
+            return;
+        };
+        self.runs(|range| {
+            let first = range.start / LINE_BYTES * LINE_BYTES;
+            let last = range.end / LINE_BYTES * LINE_BYTES;
+            if first != range.start {
+                platform.invalidate(buffer, first..range.start);
+            }
+            let end = (last + LINE_BYTES).min(buffer.bytes());
+            if last != range.end && end > range.end {
+                platform.invalidate(buffer, range.end..end);
+            }
+        });
+    }
+
+    /// Makes what was written visible to the host and to later commands' copies.
+    pub(super) fn clean(&self, memory: &Table, platform: &mut impl Platform) {
+        if let Some(buffer) = memory.buffer(self.span) {
+            self.runs(|range| platform.clean(buffer, range));
+        }
+    }
+}

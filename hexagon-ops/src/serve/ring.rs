@@ -1,0 +1,96 @@
+//! The DSP's end of the ring: what the host wrote is checked before it is used.
+
+use crate::rt::shared::Shared;
+use crate::wire::{
+    COLLECTED, COMPLETED, Command, Completion, Header, MAGIC, PUBLISHED, RingLayout, STATE, TAKEN,
+    VERSION, WISH, WISH_CLOSE, WISH_SERVE,
+};
+
+/// A counter, header or wish that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Corrupt;
+
+/// The ring, and how far the DSP has come.
+#[derive(Debug)]
+pub(super) struct Ring {
+    shared: Shared,
+    layout: RingLayout,
+    taken: u32,
+    completed: u32,
+}
+
+impl Ring {
+    /// The ring in a region; counting goes on from what its counters say.
+    pub(super) fn new(shared: Shared) -> Result<Self, Corrupt> {
+        if shared.bytes() < RingLayout::new(1).map_or(0, RingLayout::bytes) {
+            return Err(Corrupt);
+        }
+        let header: Header = shared.read(0);
+        let layout = RingLayout::new(header.slots).ok_or(Corrupt)?;
+        let known = header.magic == MAGIC && header.version == VERSION && header.reserved == 0;
+        if !known || shared.bytes() < layout.bytes() {
+            return Err(Corrupt);
+        }
+        let ring = Self {
+            taken: shared.load(TAKEN),
+            completed: shared.load(COMPLETED),
+            shared,
+            layout,
+        };
+        ring.pending()?;
+        ring.uncollected()?;
+        Ok(ring)
+    }
+
+    /// Commands that the host has published and the DSP has not taken.
+    pub(super) fn pending(&self) -> Result<u32, Corrupt> {
+        let pending = self.shared.load(PUBLISHED).wrapping_sub(self.taken);
+        (pending <= self.layout.slots())
+            .then_some(pending)
+            .ok_or(Corrupt)
+    }
+
+    /// Completions that the host has not collected.
+    fn uncollected(&self) -> Result<u32, Corrupt> {
+        let uncollected = self.completed.wrapping_sub(self.shared.load(COLLECTED));
+        (uncollected <= self.layout.slots())
+            .then_some(uncollected)
+            .ok_or(Corrupt)
+    }
+
+    /// Takes the next command, of which [`Self::pending`] says that it exists.
+    pub(super) fn take(&mut self) -> Command {
+        let command = self.shared.read(self.layout.command(self.taken));
+        self.taken = self.taken.wrapping_add(1);
+        self.shared.store(TAKEN, self.taken);
+        command
+    }
+
+    /// Whether a completion can be written.
+    pub(super) fn has_room(&self) -> Result<bool, Corrupt> {
+        Ok(self.uncollected()? < self.layout.slots())
+    }
+
+    /// Writes a completion; [`Self::has_room`] has said that it can be.
+    pub(super) fn answer(&mut self, completion: &Completion) {
+        self.shared
+            .write(self.layout.completion(self.completed), completion);
+        self.completed = self.completed.wrapping_add(1);
+        self.shared.store(COMPLETED, self.completed);
+    }
+
+    /// Whether the host wishes the DSP to leave.
+    pub(super) fn wants_close(&self) -> Result<bool, Corrupt> {
+        match self.shared.load(WISH) {
+            WISH_SERVE => Ok(false),
+            WISH_CLOSE => Ok(true),
+            _ => Err(Corrupt),
+        }
+    }
+
+    /// Says what the DSP does; nothing that is read afterwards is older than that.
+    pub(super) fn announce(&self, state: u32) {
+        self.shared.store(STATE, state);
+        self.shared.fence();
+    }
+}

@@ -1,0 +1,199 @@
+//! One command after another: which submission it belongs to, whether it is skipped, what it does, how it is answered.
+
+use super::detail::{FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
+use super::ring::Ring;
+use super::{COLLECT_US, Platform, State, Stop, product};
+use crate::hmx::Hmx;
+use crate::layout::Tile;
+use crate::ops::matmul::Machine;
+use crate::rt::Engine;
+use crate::wire::{
+    Body, Command, Completion, FENCE, Map, MatMul, MatMulId, Nop, OP_MAP, OP_MUL_MAT,
+    OP_MUL_MAT_ID, OP_NOP, OP_UNMAP, STATUS_OK, Unmap,
+};
+
+/// The submission at hand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Submission {
+    /// Number of the last one that was answered.
+    last: Option<u64>,
+    /// Number of this one; none before its first command.
+    sequence: Option<u64>,
+    /// Commands seen.
+    seen: u32,
+    /// Commands carried out.
+    done: u32,
+    /// The first failure, and its place.
+    failure: Option<(Failure, u32)>,
+    start_us: u64,
+    start_packets: u64,
+}
+
+impl Submission {
+    pub(super) const FIRST: Self = Self {
+        last: None,
+        sequence: None,
+        seen: 0,
+        done: 0,
+        failure: None,
+        start_us: 0,
+        start_packets: 0,
+    };
+}
+
+/// Everything of a server but its ring.
+pub(super) struct Work<'a, P> {
+    pub(super) platform: &'a mut P,
+    pub(super) state: &'a mut State,
+    pub(super) engine: &'a Engine,
+    pub(super) vtcm: &'a mut [Tile],
+    pub(super) hmx: &'a mut Hmx,
+}
+
+impl<P: Platform> Work<'_, P> {
+    /// Carries out or skips a command; the completion if it is a fence.
+    pub(super) fn step(&mut self, command: &Command) -> Option<Completion> {
+        if self.state.submission.sequence.is_none() {
+            let last = self.state.submission.last;
+            self.state.submission = Submission {
+                last,
+                sequence: Some(command.sequence),
+                start_us: self.platform.time_us(),
+                start_packets: self.platform.packets(),
+                ..Submission::FIRST
+            };
+        }
+        if self.state.submission.failure.is_none() {
+            let result = self.run(command);
+            let submission = &mut self.state.submission;
+            match result {
+                Ok(()) => submission.done = submission.done.saturating_add(1),
+                Err(failure) => submission.failure = Some((failure, submission.seen)),
+            }
+        }
+        let submission = &mut self.state.submission;
+        submission.seen = submission.seen.saturating_add(1);
+        if command.flags & FENCE == 0 {
+            return None;
+        }
+        submission.sequence = None;
+        let lost_count = Some(Failure::bad(SEQUENCE));
+        if submission.failure.map(|(failure, _)| failure) != lost_count {
+            submission.last = Some(command.sequence);
+        }
+        let submission = *submission;
+        let (status, detail, place) = match submission.failure {
+            None => (STATUS_OK, 0, 0),
+            Some((failure, place)) => (failure.status, failure.detail, place),
+        };
+        let packets = self.platform.packets();
+        Some(Completion {
+            sequence: command.sequence,
+            status,
+            command: place,
+            detail,
+            done: submission.done,
+            microseconds: self.platform.time_us().saturating_sub(submission.start_us),
+            packets: packets.saturating_sub(submission.start_packets),
+            reserved: [0; 11],
+        })
+    }
+
+    /// Checks and carries out a command.
+    fn run(&mut self, command: &Command) -> Result<(), Failure> {
+        let submission = &self.state.submission;
+        let grows = submission.last.is_none_or(|last| command.sequence > last);
+        if submission.sequence != Some(command.sequence) || !grows {
+            return Err(Failure::bad(SEQUENCE));
+        }
+        if command.flags & !FENCE != 0 {
+            return Err(Failure::bad(FLAGS));
+        }
+        match command.op {
+            OP_NOP => {
+                let Nop { reserved } = body(command)?;
+                zero(reserved)
+            }
+            OP_MAP => self.map(&body(command)?),
+            OP_UNMAP => {
+                let Unmap { buffer, reserved } = body(command)?;
+                zero(reserved)?;
+                let mapped = self.state.memory.remove(buffer)?;
+                self.platform.unmap(mapped);
+                Ok(())
+            }
+            OP_MUL_MAT => {
+                let body: MatMul = body(command)?;
+                let (state, platform, machine) = self.parts();
+                product::mul_mat(&body, &mut state.memory, platform, machine)
+            }
+            OP_MUL_MAT_ID => {
+                let body: MatMulId = body(command)?;
+                let (state, platform, machine) = self.parts();
+                let State {
+                    memory, scratch, ..
+                } = state;
+                product::mul_mat_id(&body, memory, platform, scratch, machine)
+            }
+            _ => Err(Failure::bad(OPERATION)),
+        }
+    }
+
+    /// The parts that a product needs.
+    fn parts(&mut self) -> (&mut State, &mut P, Machine<'_>) {
+        let machine = Machine {
+            engine: self.engine,
+            vtcm: &mut *self.vtcm,
+            hmx: &mut *self.hmx,
+        };
+        (self.state, self.platform, machine)
+    }
+
+    /// Carries out [`OP_MAP`].
+    fn map(&mut self, map: &Map) -> Result<(), Failure> {
+        self.state.memory.vacant(map.buffer)?;
+        let bytes = usize::try_from(map.bytes).ok();
+        let bytes = bytes.filter(|bytes| *bytes > 0 && isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or(Failure::map(MAP_SIZE))?;
+        let mapped = self.platform.map(map.fd, bytes).map_err(Failure::map)?;
+        if let Some(other) = self.state.memory.insert(map.buffer, mapped)? {
+            self.platform.unmap(other);
+        }
+        Ok(())
+    }
+
+    /// Waits until a completion can be written; false if the host wishes to close instead.
+    pub(super) fn wait_for_room(&mut self, ring: &Ring) -> Result<bool, Stop> {
+        let start = self.platform.time_us();
+        let mut polls = 0_u32;
+        while !ring.has_room()? {
+            if ring.wants_close()? {
+                return Ok(false);
+            }
+            if self.platform.time_us().saturating_sub(start) > COLLECT_US {
+                return Err(Stop::Ring);
+            }
+            self.platform.relax(polls).map_err(Stop::Code)?;
+            polls = polls.saturating_add(1);
+        }
+        Ok(true)
+    }
+}
+
+/// The body of a command, behind which there are zeros.
+fn body<B: Body>(command: &Command) -> Result<B, Failure> {
+    let rest = &command.body[size_of::<B>()..];
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(Failure::bad(RESERVED));
+    }
+    Ok(command.body())
+}
+
+/// Refuses a reserved field that is not zero.
+fn zero(reserved: u32) -> Result<(), Failure> {
+    if reserved == 0 {
+        Ok(())
+    } else {
+        Err(Failure::bad(RESERVED))
+    }
+}

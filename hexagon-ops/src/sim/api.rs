@@ -1,0 +1,217 @@
+//! The C functions: find the machine, count the call, inject faults, check pointers, catch panics.
+#![expect(
+    unsafe_code,
+    reason = "these are the C functions; their pointers come from the caller"
+)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::{SLOTS, State, control, machine_in, vendor_error};
+use crate::ffi::{Api, Handle, RemoteArg, Scalars, code};
+use crate::rt::invoke::Call;
+
+/// The machine of a call of `symbol`, which is counted and may fail on request.
+fn entered(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
+    let Some(state) = machine_in(slot) else {
+        vendor_error!("{symbol}: no device");
+        return Err(code::ECONNREFUSED);
+    };
+    state.injector.call(symbol)?;
+    Ok(state)
+}
+
+/// Runs the body of a C function that returns a code.
+fn guarded(slot: usize, symbol: &str, body: impl FnOnce(&State) -> Result<(), c_int>) -> c_int {
+    let run = || entered(slot, symbol).and_then(|state| body(&state));
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(())) => code::SUCCESS,
+        Ok(Err(code)) => code,
+        Err(_) => code::EFAILED,
+    }
+}
+
+/// Allocates; null on failure.
+fn allocate(slot: usize, symbol: &str, bytes: usize) -> *mut c_void {
+    let run = || {
+        let state = entered(slot, symbol)?;
+        Ok::<_, c_int>(state.memory.alloc(bytes, state.options.coherence))
+    };
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(address)) => address,
+        _ => std::ptr::null_mut(),
+    }
+}
+
+/// Each function's safety contract is that of the C API: pointers are null or point at valid objects of their types, and
+/// buffers of a call are left alone while it runs.
+unsafe extern "C" fn rpcmem_alloc<const SLOT: usize>(
+    _heap: c_int,
+    _flags: u32,
+    bytes: c_int,
+) -> *mut c_void {
+    match usize::try_from(bytes) {
+        Ok(bytes) => allocate(SLOT, "rpcmem_alloc", bytes),
+        Err(_) => std::ptr::null_mut(),
+    }
+}
+
+unsafe extern "C" fn rpcmem_alloc2<const SLOT: usize>(
+    _heap: c_int,
+    _flags: u32,
+    bytes: usize,
+) -> *mut c_void {
+    allocate(SLOT, "rpcmem_alloc2", bytes)
+}
+
+unsafe extern "C" fn rpcmem_free<const SLOT: usize>(address: *mut c_void) {
+    guarded(SLOT, "rpcmem_free", |state| {
+        state.memory.free(address);
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn rpcmem_to_fd<const SLOT: usize>(address: *mut c_void) -> c_int {
+    let run = || {
+        let state = entered(SLOT, "rpcmem_to_fd")?;
+        Ok::<_, c_int>(state.memory.to_fd(address))
+    };
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(fd)) => fd,
+        _ => -1,
+    }
+}
+
+unsafe extern "C" fn remote_handle64_open<const SLOT: usize>(
+    uri: *const c_char,
+    handle: *mut Handle,
+) -> c_int {
+    guarded(SLOT, "remote_handle64_open", |state| {
+        if uri.is_null() || handle.is_null() {
+            return Err(code::EBADPARM);
+        }
+        // SAFETY: a C string by the C contract; checked for null.
+        let uri = unsafe { CStr::from_ptr(uri) };
+        let uri = uri.to_str().map_err(|_| code::EBADPARM)?;
+        let opened = state.sessions.open(state, uri)?;
+        // SAFETY: the C contract of `handle`; checked for null.
+        unsafe { handle.write(opened) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn remote_handle64_invoke<const SLOT: usize>(
+    handle: Handle,
+    scalars: u32,
+    args: *mut RemoteArg,
+) -> c_int {
+    // The call may outlive the machine, whose slot must not be held meanwhile: `entered` holds only the state.
+    guarded(SLOT, "remote_handle64_invoke", |state| {
+        // SAFETY: the C contract of `args`: as many as `scalars` says, each a buffer that is left alone.
+        let call = unsafe { Call::new(Scalars(scalars), args) };
+        state.sessions.invoke(handle, call)
+    })
+}
+
+unsafe extern "C" fn remote_handle64_close<const SLOT: usize>(handle: Handle) -> c_int {
+    guarded(SLOT, "remote_handle64_close", |state| {
+        state.sessions.close(handle)
+    })
+}
+
+unsafe extern "C" fn remote_session_control<const SLOT: usize>(
+    request: u32,
+    data: *mut c_void,
+    bytes: u32,
+) -> c_int {
+    guarded(SLOT, "remote_session_control", |state| {
+        // SAFETY: the C contract of `data`.
+        unsafe { control::session(state, request, data, bytes) }
+    })
+}
+
+unsafe extern "C" fn remote_handle_control<const SLOT: usize>(
+    request: u32,
+    data: *mut c_void,
+    bytes: u32,
+) -> c_int {
+    guarded(SLOT, "remote_handle_control", |state| {
+        // SAFETY: the C contract of `data`.
+        unsafe { control::handle(state, request, data, bytes) }
+    })
+}
+
+unsafe extern "C" fn remote_handle64_control<const SLOT: usize>(
+    handle: Handle,
+    request: u32,
+    data: *mut c_void,
+    bytes: u32,
+) -> c_int {
+    guarded(SLOT, "remote_handle64_control", |state| {
+        if !state.sessions.is_open(handle) {
+            return Err(code::EINVHANDLE);
+        }
+        // SAFETY: the C contract of `data`.
+        unsafe { control::handle(state, request, data, bytes) }
+    })
+}
+
+unsafe extern "C" fn fastrpc_mmap<const SLOT: usize>(
+    domain: c_int,
+    fd: c_int,
+    _address: *mut c_void,
+    offset: c_int,
+    bytes: usize,
+    flags: c_int,
+) -> c_int {
+    guarded(SLOT, "fastrpc_mmap", |state| {
+        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap`): offsets other than 0 are refused.
+        if fd < 0 || offset != 0 {
+            return Err(code::EBADPARM);
+        }
+        state.sessions.announce(state, domain, fd, bytes, flags)
+    })
+}
+
+unsafe extern "C" fn fastrpc_munmap<const SLOT: usize>(
+    domain: c_int,
+    fd: c_int,
+    _address: *mut c_void,
+    _bytes: usize,
+) -> c_int {
+    guarded(SLOT, "fastrpc_munmap", |state| {
+        state.sessions.retract(domain, fd)
+    })
+}
+
+/// The table of functions of the machine in a slot.
+fn table<const SLOT: usize>() -> Api {
+    Api {
+        rpcmem_alloc: rpcmem_alloc::<SLOT>,
+        rpcmem_free: rpcmem_free::<SLOT>,
+        rpcmem_to_fd: rpcmem_to_fd::<SLOT>,
+        remote_handle64_open: remote_handle64_open::<SLOT>,
+        remote_handle64_invoke: remote_handle64_invoke::<SLOT>,
+        remote_handle64_close: remote_handle64_close::<SLOT>,
+        remote_session_control: remote_session_control::<SLOT>,
+        remote_handle_control: remote_handle_control::<SLOT>,
+        remote_handle64_control: remote_handle64_control::<SLOT>,
+        fastrpc_mmap: fastrpc_mmap::<SLOT>,
+        fastrpc_munmap: fastrpc_munmap::<SLOT>,
+        rpcmem_alloc2: Some(rpcmem_alloc2::<SLOT>),
+    }
+}
+
+/// One [`table`] for each slot listed.
+macro_rules! tables {
+    ($($slot:literal)*) => { [$(table::<$slot>),*] };
+}
+
+/// As [`table`], with the slot known at run time.
+pub(super) fn of_slot(slot: usize) -> Api {
+    const TABLES: [fn() -> Api; SLOTS] = tables!(
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+    );
+    TABLES[slot]()
+}

@@ -1,0 +1,187 @@
+//! Requests about sessions and about the DSP: a request number and a struct, whose size must be right.
+#![expect(unsafe_code, reason = "requests point at C structs and strings")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use super::{State, vendor_error};
+use crate::ffi::{
+    CDSP_DOMAIN, CDSP_DOMAIN_ID, CDSP_DOMAIN_NAME, ControlLatency, DSPRPC_CONTROL_LATENCY,
+    DSPRPC_CONTROL_UNSIGNED_MODULE, DSPRPC_GET_DSP_INFO, DspCapability, FASTRPC_GET_URI,
+    FASTRPC_RESERVE_NEW_SESSION, FASTRPC_SESSION_CLOSE, FASTRPC_THREAD_PARAMS, GetUri,
+    NUM_SESSIONS, ReserveNewSession, SESSION_URI, SessionClose, ThreadParams, UnsignedModule,
+    attribute, code,
+};
+
+/// Reads the struct of a request.
+///
+/// # Safety
+/// - `data` is null or points at `bytes` bytes.
+unsafe fn read<T: Copy>(data: *mut c_void, bytes: u32) -> Result<T, c_int> {
+    if data.is_null() || bytes as usize != size_of::<T>() {
+        vendor_error!(
+            "a request of {bytes} bytes at {data:?}, want {}",
+            size_of::<T>()
+        );
+        return Err(code::EBADPARM);
+    }
+    // SAFETY: not null and long enough; the structs consist of integers and pointers, for which all bits are valid.
+    Ok(unsafe { data.cast::<T>().read_unaligned() })
+}
+
+/// Writes the struct of a request back.
+///
+/// # Safety
+/// - [`read`] has accepted `data` for the same type.
+unsafe fn write<T: Copy>(data: *mut c_void, value: T) {
+    // SAFETY: not null and long enough by the caller's promise.
+    unsafe { data.cast::<T>().write_unaligned(value) };
+}
+
+/// Refuses every domain name but the compute DSP's.
+///
+/// # Safety
+/// - `name` is null or a C string.
+unsafe fn check_domain(name: *const c_char, bytes: u32) -> Result<(), c_int> {
+    if name.is_null() || bytes == 0 {
+        return Err(code::EBADPARM);
+    }
+    // SAFETY: a C string by the caller's promise.
+    let name = unsafe { CStr::from_ptr(name) };
+    if name == CDSP_DOMAIN_NAME {
+        Ok(())
+    } else {
+        Err(code::EBADPARM)
+    }
+}
+
+/// `remote_session_control`.
+///
+/// # Safety
+/// - `data` is null or points at `bytes` bytes, and pointers in the request's struct are null or point at what its
+///   documentation says.
+pub(super) unsafe fn session(
+    state: &State,
+    request: u32,
+    data: *mut c_void,
+    bytes: u32,
+) -> Result<(), c_int> {
+    match request {
+        DSPRPC_CONTROL_UNSIGNED_MODULE => {
+            // SAFETY: passed on to the caller.
+            let UnsignedModule { domain, enable } = unsafe { read(data, bytes) }?;
+            state.sessions.allow_unsigned(domain, enable != 0)
+        }
+        FASTRPC_THREAD_PARAMS => {
+            // SAFETY: passed on to the caller.
+            let params: ThreadParams = unsafe { read(data, bytes) }?;
+            // SOURCE: qualcomm/fastrpc inc/remote.h: priorities are 1 to 255, -1 is the default.
+            let known = params.prio == -1 || (1..=255).contains(&params.prio);
+            known.then_some(()).ok_or(code::EBADPARM)
+        }
+        FASTRPC_SESSION_CLOSE => {
+            // SAFETY: passed on to the caller.
+            let SessionClose { domain } = unsafe { read(data, bytes) }?;
+            state.sessions.close_session(domain)
+        }
+        FASTRPC_RESERVE_NEW_SESSION => {
+            // SAFETY: passed on to the caller.
+            let mut new: ReserveNewSession = unsafe { read(data, bytes) }?;
+            if new.session_name.is_null() || new.session_name_len == 0 {
+                return Err(code::EBADPARM);
+            }
+            // SAFETY: passed on to the caller.
+            unsafe { check_domain(new.domain_name, new.domain_name_len) }?;
+            (new.effective_domain_id, new.session_id) = state.sessions.reserve()?;
+            // SAFETY: accepted by `read` above.
+            unsafe { write(data, new) };
+            Ok(())
+        }
+        FASTRPC_GET_URI => {
+            // SAFETY: passed on to the caller.
+            let ask: GetUri = unsafe { read(data, bytes) }?;
+            // SAFETY: passed on to the caller.
+            unsafe { check_domain(ask.domain_name, ask.domain_name_len) }?;
+            // SAFETY: passed on to the caller.
+            unsafe { uri(&ask) }
+        }
+        _ => {
+            vendor_error!("remote_session_control: unknown request {request}");
+            Err(code::EUNSUPPORTED)
+        }
+    }
+}
+
+/// Answers [`FASTRPC_GET_URI`].
+///
+/// # Safety
+/// - `module_uri` is null or a C string, `uri` null or `uri_len` bytes.
+unsafe fn uri(ask: &GetUri) -> Result<(), c_int> {
+    let missing = ask.module_uri.is_null() || ask.uri.is_null() || ask.module_uri_len == 0;
+    if missing || ask.session_id >= NUM_SESSIONS {
+        return Err(code::EBADPARM);
+    }
+    // SAFETY: a C string by the caller's promise.
+    let module = unsafe { CStr::from_ptr(ask.module_uri) };
+    let module = module.to_str().map_err(|_| code::EBADPARM)?;
+    let text = format!("{module}{CDSP_DOMAIN}{SESSION_URI}{}\0", ask.session_id);
+    if text.len() > ask.uri_len as usize {
+        return Err(code::EBADSIZE);
+    }
+    // SAFETY: `uri_len` bytes by the caller's promise, and the text is not longer.
+    unsafe { ask.uri.cast::<u8>().copy_from(text.as_ptr(), text.len()) };
+    Ok(())
+}
+
+/// `remote_handle_control` and `remote_handle64_control`.
+///
+/// # Safety
+/// - `data` is null or points at `bytes` bytes.
+pub(super) unsafe fn handle(
+    state: &State,
+    request: u32,
+    data: *mut c_void,
+    bytes: u32,
+) -> Result<(), c_int> {
+    match request {
+        DSPRPC_GET_DSP_INFO => {
+            // SAFETY: passed on to the caller.
+            let mut ask: DspCapability = unsafe { read(data, bytes) }?;
+            ask.capability = capability(state, ask.domain, ask.attribute_id)?;
+            // SAFETY: accepted by `read` above.
+            unsafe { write(data, ask) };
+            Ok(())
+        }
+        DSPRPC_CONTROL_LATENCY => {
+            // SAFETY: passed on to the caller.
+            unsafe { read::<ControlLatency>(data, bytes) }.map(|_| ())
+        }
+        _ => {
+            vendor_error!("remote_handle_control: unknown request {request}");
+            Err(code::EUNSUPPORTED)
+        }
+    }
+}
+
+/// One attribute of a DSP; other DSPs than the compute DSP have none of anything.
+fn capability(state: &State, domain: u32, attribute: u32) -> Result<u32, c_int> {
+    let options = &state.options;
+    let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+    let value = match attribute {
+        attribute::DOMAIN_SUPPORT => 1,
+        attribute::UNSIGNED_PD_SUPPORT => u32::from(options.unsigned_modules),
+        attribute::HVX_SUPPORT_64B => 0,
+        attribute::HVX_SUPPORT_128B => number(options.hvx_threads),
+        attribute::VTCM_PAGE => number(options.vtcm_bytes),
+        attribute::VTCM_COUNT => 1,
+        // Decimal digits, each in four bits.
+        attribute::ARCH_VER => ((options.arch / 10) << 4) | (options.arch % 10),
+        attribute::HMX_SUPPORT_DEPTH | attribute::HMX_SUPPORT_SPATIAL => 1,
+        attribute::ASYNC_FASTRPC_SUPPORT | attribute::STATUS_NOTIFICATION_SUPPORT => 0,
+        _ => {
+            vendor_error!("remote_handle_control: unknown attribute {attribute}");
+            return Err(code::EBADPARM);
+        }
+    };
+    let here = domain == CDSP_DOMAIN_ID.cast_unsigned();
+    Ok(if here { value } else { 0 })
+}

@@ -1,0 +1,88 @@
+//! The C functions under the vendor's names, for a stand-in that is loaded as `libcdsprpc.so`.
+//!
+//! One machine for the process, started by the first call: the first Hexagon chip that `GGML_RUST_NPU_SIM` lists, with the
+//! options of [`Options::from_env`] but relaxed coherence, since a loaded library offers no cache operations of the host.
+#![expect(unsafe_code, reason = "exported symbols are an unsafe attribute")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use super::{ARCHS, Coherence, Machine, Options, start, vendor_error};
+use crate::ffi::{Api, Handle, RemoteArg, code};
+
+/// The process's machine, if the environment asks for one.
+fn machine() -> Option<Api> {
+    static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
+    let machine = MACHINE.get_or_init(|| {
+        let names = std::env::var("GGML_RUST_NPU_SIM").unwrap_or_default();
+        let arch = names.split(',').find_map(|name| {
+            let arch = name.trim().strip_prefix("hexagon-v")?.parse().ok()?;
+            ARCHS.contains(&arch).then_some(arch)
+        });
+        let Some(arch) = arch else {
+            vendor_error!("GGML_RUST_NPU_SIM=\"{names}\" names no Hexagon chip");
+            return None;
+        };
+        let options = Options::from_env(arch).map(|options| Options {
+            coherence: Coherence::Relaxed,
+            ..options
+        });
+        match options.and_then(start) {
+            Ok(machine) => Some(machine),
+            Err(error) => {
+                vendor_error!("{error}");
+                None
+            }
+        }
+    });
+    machine.as_ref().map(Machine::api)
+}
+
+/// Exports functions; the last expression is what they return without a machine.
+macro_rules! export {
+    ($($symbol:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $without:expr;)*) => {
+        $(
+            #[doc = concat!("`", stringify!($symbol), "` of the process's machine.")]
+            ///
+            /// # Safety
+            /// That of the C function.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> $ret {
+                match machine() {
+                    // SAFETY: passed on to the caller.
+                    Some(api) => unsafe { (api.$symbol)($($arg),*) },
+                    None => $without,
+                }
+            }
+        )*
+    };
+}
+
+export! {
+    rpcmem_alloc(heap: c_int, flags: u32, bytes: c_int) -> *mut c_void, std::ptr::null_mut();
+    rpcmem_free(address: *mut c_void) -> (), ();
+    rpcmem_to_fd(address: *mut c_void) -> c_int, -1;
+    remote_handle64_open(uri: *const c_char, handle: *mut Handle) -> c_int, code::ECONNREFUSED;
+    remote_handle64_invoke(handle: Handle, scalars: u32, args: *mut RemoteArg) -> c_int, code::ECONNREFUSED;
+    remote_handle64_close(handle: Handle) -> c_int, code::ECONNREFUSED;
+    remote_session_control(request: u32, data: *mut c_void, bytes: u32) -> c_int, code::ECONNREFUSED;
+    remote_handle_control(request: u32, data: *mut c_void, bytes: u32) -> c_int, code::ECONNREFUSED;
+    remote_handle64_control(handle: Handle, request: u32, data: *mut c_void, bytes: u32) -> c_int, code::ECONNREFUSED;
+    fastrpc_mmap(
+        domain: c_int, fd: c_int, address: *mut c_void, offset: c_int, bytes: usize, flags: c_int
+    ) -> c_int, code::ECONNREFUSED;
+    fastrpc_munmap(domain: c_int, fd: c_int, address: *mut c_void, bytes: usize) -> c_int, code::ECONNREFUSED;
+}
+
+/// `rpcmem_alloc2` of the process's machine.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rpcmem_alloc2(heap: c_int, flags: u32, bytes: usize) -> *mut c_void {
+    match machine().and_then(|api| api.rpcmem_alloc2) {
+        // SAFETY: passed on to the caller.
+        Some(alloc) => unsafe { alloc(heap, flags, bytes) },
+        None => std::ptr::null_mut(),
+    }
+}

@@ -1,0 +1,257 @@
+//! Memory that host and DSP share, as rpcmem hands it out: a memfd of its own for each allocation.
+//!
+//! With [`Coherence::Strict`] an allocation exists three times, and every copy is poison at first:
+//!
+//! ```text
+//!   host cache  --clean-->   main memory  <--clean--   DSP cache
+//!   (the memfd) <-invalidate-      |      -invalidate->
+//!                                  +--> DMA engine reads
+//! ```
+//!
+//! Operations of the DSP cover whole lines of 128 bytes, as its cache does: cleaning results puts back whatever the DSP
+//! has of the bytes beside them. Operations of the host cover what is asked for: a processor writes back only lines that
+//! it dirtied, and which these are is not known here.
+//!
+//! The ring is reached by both sides in the host's copy.
+#![expect(
+    unsafe_code,
+    reason = "shared memory is reached by address from both sides of the C ABI"
+)]
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::{Arc, Mutex};
+
+use memmap2::{MmapMut, MmapRaw};
+
+use super::{Coherence, POISON, lock, vendor_error};
+use crate::layout::LINE_BYTES;
+use crate::rt::memory::Mapped;
+use crate::rt::shared::Shared;
+
+/// Granularity of mappings on the DSP.
+const PAGE_BYTES: usize = 4096;
+
+/// The copies that only strict coherence has.
+#[derive(Debug)]
+struct Apart {
+    main: MmapRaw,
+    dsp: MmapRaw,
+}
+
+/// An allocation.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    file: File,
+    host: MmapRaw,
+    apart: Option<Apart>,
+}
+
+impl Allocation {
+    fn new(bytes: usize, coherence: Coherence) -> std::io::Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES);
+        // SAFETY: the name is a C string, and the flags are valid.
+        let fd = unsafe { libc::memfd_create(c"rpcmem".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(bytes as u64)?;
+        let host = MmapRaw::map_raw(&file)?;
+        let apart = match coherence {
+            Coherence::Relaxed => None,
+            Coherence::Strict => {
+                let poisoned = || {
+                    let mut copy = MmapMut::map_anon(bytes)?;
+                    copy.fill(POISON);
+                    Ok::<_, std::io::Error>(MmapRaw::from(copy))
+                };
+                // SAFETY: the mapping is new and as long as said.
+                unsafe { host.as_mut_ptr().write_bytes(POISON, bytes) };
+                Some(Apart {
+                    main: poisoned()?,
+                    dsp: poisoned()?,
+                })
+            }
+        };
+        Ok(Self { file, host, apart })
+    }
+
+    pub(super) fn fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Bytes, whole pages.
+    pub(super) fn bytes(&self) -> usize {
+        self.host.len()
+    }
+
+    /// Addresses in the host's copy.
+    fn addresses(&self) -> Range<usize> {
+        let start = self.host.as_ptr().addr();
+        start..start + self.bytes()
+    }
+
+    /// The first `bytes` bytes as the DSP sees them; `None` if there are fewer. The caller keeps the allocation alive.
+    pub(super) fn mapped(&self, bytes: usize) -> Option<Mapped> {
+        if bytes > self.bytes() {
+            return None;
+        }
+        let (cached, direct) = match &self.apart {
+            None => (self.host.as_mut_ptr(), self.host.as_ptr()),
+            Some(apart) => (apart.dsp.as_mut_ptr(), apart.main.as_ptr()),
+        };
+        // SAFETY: the mappings are that long, initialized, and live as long as the allocation, which the session keeps
+        // until it unmaps; the host leaves alone what commands name, as on hardware.
+        unsafe { Mapped::new(cached, direct, bytes) }
+    }
+
+    /// The first `bytes` bytes as a ring. The caller keeps the allocation alive.
+    pub(super) fn ring(&self, bytes: usize) -> Option<Shared> {
+        if bytes > self.bytes() {
+            return None;
+        }
+        // SAFETY: the mapping is that long and lives as long as the allocation, which the session keeps; the host uses
+        // a ring by words only.
+        unsafe { Shared::new(self.host.as_mut_ptr(), bytes) }
+    }
+
+    /// Copies `range` from one copy to another.
+    fn copy(&self, from: &MmapRaw, to: &MmapRaw, range: &Range<usize>) {
+        let end = range.end.min(self.bytes());
+        let start = range.start.min(end);
+        // SAFETY: in bounds by the lines above; all copies have the same length.
+        let from = unsafe { from.as_ptr().add(start) };
+        // SAFETY: as above.
+        let to = unsafe { to.as_mut_ptr().add(start) };
+        // SAFETY: two mappings, both in bounds; on hardware, too, whoever asks for a cache operation sees to it that
+        // nobody uses the range meanwhile.
+        unsafe { from.copy_to_nonoverlapping(to, end - start) };
+    }
+
+    pub(super) fn dsp_invalidate(&self, range: &Range<usize>) {
+        if let Some(Apart { main, dsp }) = &self.apart {
+            self.copy(main, dsp, &lines(range));
+        }
+    }
+
+    pub(super) fn dsp_clean(&self, range: &Range<usize>) {
+        if let Some(Apart { main, dsp }) = &self.apart {
+            self.copy(dsp, main, &lines(range));
+        }
+    }
+
+    fn host_invalidate(&self, range: &Range<usize>) {
+        if let Some(Apart { main, .. }) = &self.apart {
+            self.copy(main, &self.host, range);
+        }
+    }
+
+    fn host_clean(&self, range: &Range<usize>) {
+        if let Some(Apart { main, .. }) = &self.apart {
+            self.copy(&self.host, main, range);
+        }
+    }
+}
+
+/// The whole cache lines that a range touches.
+fn lines(range: &Range<usize>) -> Range<usize> {
+    range.start / LINE_BYTES * LINE_BYTES..range.end.next_multiple_of(LINE_BYTES)
+}
+
+/// The allocations of a machine.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    allocations: Mutex<Vec<Arc<Allocation>>>,
+}
+
+impl Table {
+    /// `rpcmem_alloc2`; null if there is no memory.
+    pub(super) fn alloc(&self, bytes: usize, coherence: Coherence) -> *mut c_void {
+        match Allocation::new(bytes.max(1), coherence) {
+            Ok(allocation) => {
+                let address = allocation.host.as_mut_ptr();
+                lock(&self.allocations).push(Arc::new(allocation));
+                address.cast()
+            }
+            Err(error) => {
+                vendor_error!("rpcmem_alloc: {bytes} bytes: {error}");
+                std::ptr::null_mut()
+            }
+        }
+    }
+
+    /// `rpcmem_free`: sessions that have the memory mapped keep it.
+    pub(super) fn free(&self, address: *mut c_void) {
+        let mut allocations = lock(&self.allocations);
+        let count = allocations.len();
+        allocations.retain(|allocation| allocation.addresses().start != address.addr());
+        if allocations.len() == count && !address.is_null() {
+            vendor_error!("rpcmem_free: {address:?} is not allocated");
+        }
+    }
+
+    /// `rpcmem_to_fd`; -1 for what is not the start of an allocation.
+    pub(super) fn to_fd(&self, address: *mut c_void) -> i32 {
+        let allocations = lock(&self.allocations);
+        let found = allocations
+            .iter()
+            .find(|allocation| allocation.addresses().start == address.addr());
+        found.map_or(-1, |allocation| allocation.fd())
+    }
+
+    /// The allocation with a descriptor.
+    pub(super) fn find(&self, fd: i32) -> Option<Arc<Allocation>> {
+        let allocations = lock(&self.allocations);
+        let found = allocations.iter().find(|allocation| allocation.fd() == fd);
+        found.map(Arc::clone)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.allocations).len()
+    }
+
+    /// The allocation that all of a range of addresses lies in, and the range as offsets.
+    fn containing(
+        &self,
+        address: *const u8,
+        bytes: usize,
+    ) -> Option<(Arc<Allocation>, Range<usize>)> {
+        let allocations = lock(&self.allocations);
+        let end = address.addr().checked_add(bytes)?;
+        let found = allocations.iter().find(|allocation| {
+            let all = allocation.addresses();
+            all.start <= address.addr() && end <= all.end
+        })?;
+        let start = address.addr() - found.addresses().start;
+        Some((Arc::clone(found), start..start + bytes))
+    }
+
+    pub(super) fn host_clean(&self, address: *const u8, bytes: usize) {
+        match self.containing(address, bytes) {
+            Some((allocation, range)) => allocation.host_clean(&range),
+            None => vendor_error!("cache clean: {bytes} bytes at {address:?} are not shared"),
+        }
+    }
+
+    pub(super) fn host_invalidate(&self, address: *const u8, bytes: usize) {
+        match self.containing(address, bytes) {
+            Some((allocation, range)) => allocation.host_invalidate(&range),
+            None => vendor_error!("cache invalidate: {bytes} bytes at {address:?} are not shared"),
+        }
+    }
+}
+
+impl Drop for Table {
+    /// Leaks what the caller did not free: it may still hold the addresses.
+    fn drop(&mut self) {
+        let allocations = std::mem::take(&mut *lock(&self.allocations));
+        if !allocations.is_empty() {
+            log::warn!(target: "libcdsprpc", "{} allocations were never freed", allocations.len());
+        }
+        std::mem::forget(allocations);
+    }
+}

@@ -1,0 +1,552 @@
+//! Processes on the DSP, open handles, and what the DSP's command loop asks of the system around it.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::fault::{Injector, Trouble};
+use super::memory::Allocation;
+use super::{State, lock, vendor_error};
+use crate::ffi::{
+    CDSP_DOMAIN, CDSP_DOMAIN_ID, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, Handle, NUM_SESSIONS,
+    SESSION_URI, code,
+};
+use crate::hmx::Hmx;
+use crate::layout::{F16_TILE_BYTES, Tile};
+use crate::rt::invoke::Call;
+use crate::rt::memory::Mapped;
+use crate::rt::shared::Shared;
+use crate::serve::{self, MAP_FULL, MAP_REFUSED, Platform, Server, Units};
+use crate::wire::{COMPLETED, Completion, TAKEN};
+
+/// What effective domains are numbered by: domain + this · session.
+///
+/// SOURCE: qualcomm/fastrpc inc/fastrpc_common.h (`NUM_DOMAINS`).
+const NUM_DOMAINS: c_int = 8;
+
+/// What a session that was lost returns from the call that was running.
+///
+/// SOURCE: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c takes 0x8000040d for the end of the process on the DSP.
+const LOST: c_int = code::dsp(code::EBADSTATE);
+
+/// Memory that the host has announced to a process.
+#[derive(Debug)]
+struct Announced {
+    allocation: Arc<Allocation>,
+    bytes: usize,
+    /// Counted against the address space from the start (`FASTRPC_MAP_FD`).
+    pinned: bool,
+    /// Times that the DSP has it mapped.
+    mapped: usize,
+}
+
+/// What can change about a process.
+#[derive(Debug, Default)]
+struct Inside {
+    unsigned: bool,
+    reserved: bool,
+    lost: bool,
+    handles: usize,
+    announced: HashMap<c_int, Announced>,
+    used_bytes: u64,
+}
+
+/// A process on the DSP.
+#[derive(Debug, Default)]
+pub(super) struct Process(Mutex<Inside>);
+
+/// An open handle: one command loop.
+#[derive(Debug)]
+struct Open {
+    process: Arc<Process>,
+    closing: Arc<Closing>,
+    server: Mutex<Server<Dsp, Vec<Tile>, Box<serve::State>>>,
+}
+
+/// Whether a handle is about to be closed.
+#[derive(Debug, Default)]
+struct Closing {
+    flag: AtomicBool,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Closing {
+    fn set(&self) {
+        let _guard = lock(&self.lock);
+        self.flag.store(true, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    fn is_set(&self) -> bool {
+        self.flag.load(Ordering::Acquire)
+    }
+
+    /// Blocks until the handle is about to be closed.
+    fn wait(&self) {
+        let mut guard = lock(&self.lock);
+        while !self.is_set() {
+            guard = self
+                .changed
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The processes and handles of a machine.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    processes: [Arc<Process>; NUM_SESSIONS as usize],
+    handles: Mutex<HashMap<Handle, Arc<Open>>>,
+    next: Mutex<Handle>,
+}
+
+impl Sessions {
+    /// The process that an effective domain stands for.
+    fn process(&self, domain: c_int) -> Option<&Arc<Process>> {
+        let index = usize::try_from(domain / NUM_DOMAINS).ok()?;
+        let found = self.processes.get(index)?;
+        (domain % NUM_DOMAINS == CDSP_DOMAIN_ID).then_some(found)
+    }
+
+    /// Open handles and announced mappings.
+    pub(super) fn count(&self) -> (usize, usize) {
+        let announced = |process: &Arc<Process>| lock(&process.0).announced.len();
+        (
+            lock(&self.handles).len(),
+            self.processes.iter().map(announced).sum(),
+        )
+    }
+
+    /// `DSPRPC_CONTROL_UNSIGNED_MODULE`.
+    ///
+    /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`set_unsigned_pd_attribute`): a session that is open keeps its
+    /// kind.
+    pub(super) fn allow_unsigned(&self, domain: c_int, enable: bool) -> Result<(), c_int> {
+        let chosen: Vec<_> = if domain == -1 {
+            self.processes.iter().collect()
+        } else {
+            vec![self.process(domain).ok_or(code::EBADPARM)?]
+        };
+        for process in chosen {
+            let mut inside = lock(&process.0);
+            if inside.handles > 0 && inside.unsigned != enable {
+                vendor_error!("a session of the other kind is already open on domain {domain}");
+                return Err(code::EALREADYLOADED);
+            }
+            inside.unsigned = enable;
+        }
+        Ok(())
+    }
+
+    /// `FASTRPC_RESERVE_NEW_SESSION`: (effective domain, session).
+    pub(super) fn reserve(&self) -> Result<(u32, u32), c_int> {
+        for (session, process) in (0..NUM_SESSIONS).zip(&self.processes).skip(1) {
+            let mut inside = lock(&process.0);
+            if !inside.reserved {
+                inside.reserved = true;
+                let domain = CDSP_DOMAIN_ID.cast_unsigned() + NUM_DOMAINS.cast_unsigned() * session;
+                return Ok((domain, session));
+            }
+        }
+        vendor_error!("all {NUM_SESSIONS} sessions are taken");
+        Err(code::ENOSESSION)
+    }
+
+    /// `remote_handle64_open`.
+    pub(super) fn open(&self, state: &State, uri: &str) -> Result<Handle, c_int> {
+        let session = session_of(uri)?;
+        let process = &self.processes[session];
+        let mut inside = lock(&process.0);
+        if inside.lost {
+            return Err(code::ECONNRESET);
+        }
+        check_module(state, uri, inside.unsigned)?;
+        inside.handles += 1;
+        drop(inside);
+        let vtcm = vec![Tile::ZERO; state.options.vtcm_bytes / F16_TILE_BYTES];
+        let closing = Arc::new(Closing::default());
+        let platform = Dsp {
+            process: Arc::clone(process),
+            injector: Arc::clone(&state.injector),
+            closing: Arc::clone(&closing),
+            address_bytes: state.options.address_bytes,
+            kept: Vec::new(),
+            ring: None,
+            start: Instant::now(),
+        };
+        let units = Units {
+            hmx: Hmx::new(&vtcm),
+            vtcm,
+            threads: state.options.hvx_threads,
+            arch: state.options.arch,
+        };
+        let open = Open {
+            process: Arc::clone(process),
+            closing,
+            server: Mutex::new(Server::new(platform, units, Box::default())),
+        };
+        let mut next = lock(&self.next);
+        *next += 1;
+        lock(&self.handles).insert(*next, Arc::new(open));
+        Ok(*next)
+    }
+
+    /// Whether a handle is open.
+    pub(super) fn is_open(&self, handle: Handle) -> bool {
+        lock(&self.handles).contains_key(&handle)
+    }
+
+    /// `remote_handle64_invoke`.
+    pub(super) fn invoke(&self, handle: Handle, call: Option<Call<'_>>) -> Result<(), c_int> {
+        let found = lock(&self.handles).get(&handle).map(Arc::clone);
+        let open = found.ok_or(code::EINVHANDLE)?;
+        if lock(&open.process.0).lost {
+            return Err(code::ECONNRESET);
+        }
+        let call = call.ok_or(code::EBADPARM)?;
+        // FastRPC has a thread on the DSP for each that calls; the command loop of a handle serves one at a time.
+        let Ok(mut server) = open.server.try_lock() else {
+            return Err(crate::wire::ERROR_CALL);
+        };
+        catch_unwind(AssertUnwindSafe(|| server.invoke(call))).unwrap_or_else(|_| {
+            lock(&open.process.0).lost = true;
+            Err(code::dsp(code::ECPUEXCEPTION))
+        })
+    }
+
+    /// `remote_handle64_close`: ends a call that is running.
+    pub(super) fn close(&self, handle: Handle) -> Result<(), c_int> {
+        let found = lock(&self.handles).remove(&handle);
+        let open = found.ok_or(code::EINVHANDLE)?;
+        open.closing.set();
+        lock(&open.server).close();
+        let mut inside = lock(&open.process.0);
+        inside.handles -= 1;
+        let lost = inside.lost;
+        if inside.handles == 0 {
+            // The process ends with its last module, and everything that was its own.
+            inside.announced.clear();
+            inside.used_bytes = 0;
+            inside.lost = false;
+        }
+        if lost { Err(code::ECONNRESET) } else { Ok(()) }
+    }
+
+    /// `FASTRPC_SESSION_CLOSE`.
+    pub(super) fn close_session(&self, domain: c_int) -> Result<(), c_int> {
+        let process = match domain {
+            -1 => None,
+            _ => Some(self.process(domain).ok_or(code::EBADPARM)?),
+        };
+        let handles: Vec<Handle> = lock(&self.handles)
+            .iter()
+            .filter(|(_, open)| process.is_none_or(|process| Arc::ptr_eq(process, &open.process)))
+            .map(|(handle, _)| *handle)
+            .collect();
+        for handle in handles {
+            // What another thread closes meanwhile is closed, too.
+            let _ = self.close(handle);
+        }
+        Ok(())
+    }
+
+    /// Ends all calls: the machine is being dropped.
+    pub(super) fn close_all(&self) {
+        for open in lock(&self.handles).values() {
+            open.closing.set();
+        }
+    }
+
+    /// `fastrpc_mmap`. That the session must be open is an assumption: what the library does before is not documented.
+    pub(super) fn announce(
+        &self,
+        state: &State,
+        domain: c_int,
+        fd: c_int,
+        bytes: usize,
+        flags: c_int,
+    ) -> Result<(), c_int> {
+        let process = self.process(domain).ok_or(code::EBADPARM)?;
+        let pinned = match flags {
+            FASTRPC_MAP_FD => true,
+            FASTRPC_MAP_FD_DELAYED => false,
+            _ => return Err(code::EBADPARM),
+        };
+        let allocation = state.memory.find(fd).ok_or(code::EBADFD)?;
+        if bytes == 0 || bytes > allocation.bytes() {
+            return Err(code::EBADSIZE);
+        }
+        let mut inside = lock(&process.0);
+        if inside.lost {
+            return Err(code::ECONNRESET);
+        }
+        if inside.handles == 0 {
+            return Err(code::EBADDOMAIN);
+        }
+        if inside.announced.contains_key(&fd) {
+            return Err(code::EMAPALREADYPRESENT);
+        }
+        if pinned && !inside.charge(bytes, state.options.address_bytes) {
+            return Err(code::dsp(code::EMMAP));
+        }
+        inside.announced.insert(
+            fd,
+            Announced {
+                allocation,
+                bytes,
+                pinned,
+                mapped: 0,
+            },
+        );
+        Ok(())
+    }
+
+    /// `fastrpc_munmap`. That it fails for memory that the DSP still uses is an assumption.
+    pub(super) fn retract(&self, domain: c_int, fd: c_int) -> Result<(), c_int> {
+        let process = self.process(domain).ok_or(code::EBADPARM)?;
+        let mut inside = lock(&process.0);
+        let announced = inside.announced.get(&fd).ok_or(code::ENOSUCHMAP)?;
+        if announced.mapped > 0 {
+            vendor_error!("fastrpc_munmap: the DSP still has fd {fd} mapped");
+            return Err(code::EBADPARM);
+        }
+        if announced.pinned {
+            let bytes = announced.bytes;
+            inside.discharge(bytes);
+        }
+        inside.announced.remove(&fd);
+        Ok(())
+    }
+}
+
+impl Inside {
+    /// Takes room in the address space, if there is enough.
+    fn charge(&mut self, bytes: usize, most: u64) -> bool {
+        let used = self.used_bytes.saturating_add(bytes as u64);
+        let fits = used <= most;
+        if fits {
+            self.used_bytes = used;
+        } else {
+            vendor_error!(
+                "{bytes} bytes more than {} of {most} do not fit",
+                self.used_bytes
+            );
+        }
+        fits
+    }
+
+    fn discharge(&mut self, bytes: usize) {
+        self.used_bytes = self.used_bytes.saturating_sub(bytes as u64);
+    }
+}
+
+/// The session that a URI names, of the compute DSP.
+fn session_of(uri: &str) -> Result<usize, c_int> {
+    if !uri.contains(CDSP_DOMAIN) {
+        vendor_error!("{uri}: this machine has a compute DSP only");
+        return Err(code::EINVALIDDOMAIN);
+    }
+    let Some((_, rest)) = uri.split_once(SESSION_URI) else {
+        return Ok(0);
+    };
+    let digits = rest.split('&').next().unwrap_or_default();
+    let session: u32 = digits.parse().map_err(|_| code::EBADPARM)?;
+    let known = usize::try_from(session).ok();
+    known
+        .filter(|_| session < NUM_SESSIONS)
+        .ok_or(code::EBADPARM)
+}
+
+/// What the DSP's loader says to a module.
+///
+/// SOURCE: 0x80000406 for this kind of library in a signed process, chraac/llama.cpp issue 41; 0x80000414 where firmware
+/// refuses unsigned processes, llama.cpp issues 18932 and 22352; 0x80000442 for a missing symbol, qualcomm/fastrpc issue 379.
+fn check_module(state: &State, uri: &str, unsigned: bool) -> Result<(), c_int> {
+    let unloadable = code::dsp(code::EUNABLETOLOAD);
+    if unsigned && !state.options.unsigned_modules {
+        vendor_error!("{uri}: unsigned processes are not supported");
+        return Err(code::dsp(code::EUNSUPPORTED));
+    }
+    if !unsigned {
+        vendor_error!("{uri}: not signed, and the process is a signed one");
+        return Err(unloadable);
+    }
+    let file = uri.strip_prefix("file:///").unwrap_or_default();
+    let (library, rest) = file.split_once('?').unwrap_or_default();
+    if library != format!("libggml_rust_npu_skel_v{}.so", state.options.arch) {
+        vendor_error!("{uri}: cannot be loaded on v{}", state.options.arch);
+        return Err(unloadable);
+    }
+    if rest.split('&').next() != Some("ggml_rust_npu_skel_handle_invoke") {
+        vendor_error!("{uri}: no such symbol in {library}");
+        return Err(code::dsp(code::ENOSUCHSYMBOL));
+    }
+    Ok(())
+}
+
+/// A buffer that is mapped on the DSP.
+#[derive(Debug)]
+struct Kept {
+    allocation: Arc<Allocation>,
+    bytes: usize,
+    charged: bool,
+}
+
+/// The DSP around a command loop.
+#[derive(Debug)]
+struct Dsp {
+    process: Arc<Process>,
+    injector: Arc<Injector>,
+    closing: Arc<Closing>,
+    address_bytes: u64,
+    /// What [`Platform::map`] returned, by address; an address can occur more than once.
+    kept: Vec<(usize, Kept)>,
+    /// The ring's memory, and a second view of it for faults.
+    ring: Option<(Arc<Allocation>, usize)>,
+    start: Instant,
+}
+
+impl Dsp {
+    /// The allocation behind a mapped buffer.
+    fn allocation(&self, mapped: &Mapped) -> Option<&Allocation> {
+        let address = mapped.start().addr();
+        let kept = self.kept.iter().find(|(start, _)| *start == address);
+        kept.map(|(_, kept)| &*kept.allocation)
+    }
+
+    /// Puts nonsense into the DSP's counters.
+    fn spoil_ring(&self) {
+        let ring = self.ring.as_ref();
+        if let Some(ring) = ring.and_then(|(allocation, bytes)| allocation.ring(*bytes)) {
+            for counter in [TAKEN, COMPLETED] {
+                ring.store(counter, ring.load(counter).wrapping_add(0x4000_0000));
+            }
+        }
+    }
+}
+
+impl Platform for Dsp {
+    fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
+        let mut inside = lock(&self.process.0);
+        let Some(announced) = inside.announced.get(&fd) else {
+            vendor_error!("HAP_mmap: fd {fd} was not announced by fastrpc_mmap");
+            return Err(MAP_REFUSED);
+        };
+        if bytes > announced.bytes {
+            vendor_error!(
+                "HAP_mmap: {bytes} bytes of fd {fd}, which has {}",
+                announced.bytes
+            );
+            return Err(MAP_REFUSED);
+        }
+        let charged = !announced.pinned;
+        let allocation = Arc::clone(&announced.allocation);
+        let mapped = allocation.mapped(bytes).ok_or(MAP_REFUSED)?;
+        if charged && !inside.charge(bytes, self.address_bytes) {
+            return Err(MAP_FULL);
+        }
+        if let Some(announced) = inside.announced.get_mut(&fd) {
+            announced.mapped += 1;
+        }
+        let kept = Kept {
+            allocation,
+            bytes,
+            charged,
+        };
+        self.kept.push((mapped.start().addr(), kept));
+        Ok(mapped)
+    }
+
+    fn unmap(&mut self, mapped: Mapped) {
+        let address = mapped.start().addr();
+        let bytes = mapped.bytes();
+        let found = self
+            .kept
+            .iter()
+            .position(|(start, kept)| *start == address && kept.bytes == bytes);
+        let Some(index) = found else { return };
+        let (_, kept) = self.kept.swap_remove(index);
+        let mut inside = lock(&self.process.0);
+        if kept.charged {
+            inside.discharge(kept.bytes);
+        }
+        if let Some(announced) = inside.announced.get_mut(&kept.allocation.fd()) {
+            announced.mapped = announced.mapped.saturating_sub(1);
+        }
+    }
+
+    fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared> {
+        let inside = lock(&self.process.0);
+        let announced = inside.announced.get(&fd);
+        let Some(announced) = announced.filter(|announced| bytes <= announced.bytes) else {
+            vendor_error!("HAP_mmap: {bytes} bytes of fd {fd} were not announced by fastrpc_mmap");
+            return None;
+        };
+        let ring = announced.allocation.ring(bytes)?;
+        self.ring = Some((Arc::clone(&announced.allocation), bytes));
+        Some(ring)
+    }
+
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
+        if let Some(allocation) = self.allocation(mapped) {
+            allocation.dsp_invalidate(&range);
+        }
+    }
+
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
+        if let Some(allocation) = self.allocation(mapped) {
+            allocation.dsp_clean(&range);
+        }
+    }
+
+    fn time_us(&mut self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn packets(&mut self) -> u64 {
+        0
+    }
+
+    fn relax(&mut self, polls: u32) -> Result<(), i32> {
+        // Soon an answer matters more than a processor, later the other way round.
+        match polls {
+            0..200 => std::hint::spin_loop(),
+            200..1000 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(30)),
+        }
+        if self.closing.is_set() {
+            return Err(LOST);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, completion: &mut Completion) -> Result<(), i32> {
+        match self.injector.submission() {
+            None => Ok(()),
+            Some(Trouble::Corrupt) => {
+                completion.sequence = !completion.sequence;
+                completion.status = 0xdead_beef;
+                completion.done = u32::MAX;
+                completion.reserved = [u64::MAX; 11];
+                Ok(())
+            }
+            Some(Trouble::Lost) => {
+                lock(&self.process.0).lost = true;
+                Err(LOST)
+            }
+            Some(trouble) => {
+                if trouble == Trouble::BadRing {
+                    self.spoil_ring();
+                }
+                self.closing.wait();
+                Err(LOST)
+            }
+        }
+    }
+}

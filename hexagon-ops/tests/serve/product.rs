@@ -1,0 +1,319 @@
+//! Products of all weight types and forms.
+
+use hexagon_ops::layout::{Line, WeightType};
+use hexagon_ops::wire::{self, Command, MatMul, MatMulId, Plain};
+
+use crate::common::{Rng, Weights, dot, nmse};
+use crate::driver::{Host, Memory};
+
+/// ggml's own limit for MUL_MAT (test-backend-ops).
+const NMSE: f64 = 5e-4;
+/// What results are before they are computed.
+const UNTOUCHED: f32 = -77.0;
+
+fn number(value: usize) -> u32 {
+    u32::try_from(value).unwrap()
+}
+
+/// `count` matrices in a buffer, at an offset.
+fn load_weights(
+    host: &mut Host,
+    weight: WeightType,
+    (n, k): (usize, usize),
+    slices: [usize; 2],
+    rng: &mut Rng,
+) -> (wire::Weights, Vec<Weights>) {
+    let matrices: Vec<Weights> = (0..slices[0] * slices[1])
+        .map(|_| Weights::random(weight, n, k, rng))
+        .collect();
+    let lines: Vec<Line> = matrices.iter().flat_map(|w| w.lines.clone()).collect();
+    let offset = 256;
+    let (buffer, memory) = host.buffer(offset + size_of_val(&lines[..]));
+    memory.put(offset, &lines);
+    let weights = wire::Weights {
+        buffer,
+        layout: weight.layout_id().0,
+        offset: offset as u64,
+        k: number(k),
+        n: number(n),
+        slices: slices.map(number),
+    };
+    (weights, matrices)
+}
+
+/// Elements in a buffer at byte 4, with strides in elements.
+fn plain(buffer: u32, strides: [usize; 3]) -> Plain {
+    Plain {
+        buffer,
+        reserved: 0,
+        offset: 4,
+        strides: strides.map(|stride| 4 * stride as u64),
+    }
+}
+
+/// Elements from the first to the last of a region.
+fn extent(row: usize, counts: [usize; 3], strides: [usize; 3]) -> usize {
+    let reach = |(count, stride): (usize, usize)| (count - 1) * stride;
+    row + counts.into_iter().zip(strides).map(reach).sum::<usize>()
+}
+
+struct Shape {
+    weight: WeightType,
+    m: usize,
+    k: usize,
+    n: usize,
+    slices: [usize; 2],
+    planes: [usize; 2],
+    /// Elements between rows and between planes that belong to neither.
+    gap: usize,
+    /// Whether dimension 1 has the largest stride.
+    permuted: bool,
+}
+
+impl Shape {
+    fn strides(&self, row: usize) -> [usize; 3] {
+        let [p2, p3] = self.planes;
+        let row = row + self.gap;
+        if self.permuted {
+            return [row * p2 * p3, row, row * p2];
+        }
+        let plane = self.m * row + self.gap;
+        [row, plane, plane * p2 + self.gap]
+    }
+}
+
+fn check(shape: &Shape, rng: &mut Rng) {
+    let Shape { m, k, n, .. } = *shape;
+    let mut host = Host::new();
+    let (weights, matrices) = load_weights(&mut host, shape.weight, (n, k), shape.slices, rng);
+    let counts = [m, shape.planes[0], shape.planes[1]];
+    let (act_strides, dst_strides) = (shape.strides(k), shape.strides(n));
+    let act_len = extent(k, counts, act_strides);
+    let dst_len = extent(n, counts, dst_strides);
+    let act: Vec<f32> = (0..act_len).map(|_| rng.unit()).collect();
+    let (act_buffer, act_memory) = host.buffer(4 + 4 * act_len);
+    let (dst_buffer, dst_memory) = host.buffer(8 + 4 * dst_len);
+    act_memory.put(4, &act);
+    dst_memory.put(0, &vec![UNTOUCHED; dst_len + 2]);
+    let body = MatMul {
+        weights,
+        act: plain(act_buffer, act_strides),
+        dst: plain(dst_buffer, dst_strides),
+        m: number(m),
+        planes: shape.planes.map(number),
+        reserved: 0,
+    };
+    let completion = host.run(&[Command::new(0, &body)]);
+    let what = format!(
+        "{:?} {m}x{k}x{n} slices {:?} planes {:?} gap {} permuted {}",
+        shape.weight, shape.slices, shape.planes, shape.gap, shape.permuted
+    );
+    assert_eq!((completion.status, completion.done), (0, 1), "{what}");
+    let mut dst: Vec<f32> = dst_memory.get(4, dst_len);
+    let ratio = [
+        shape.planes[0] / shape.slices[0],
+        shape.planes[1] / shape.slices[1],
+    ];
+    for i3 in 0..counts[2] {
+        for i2 in 0..counts[1] {
+            let w = &matrices[i2 / ratio[0] + shape.slices[0] * (i3 / ratio[1])];
+            let (mut have, mut want) = (Vec::new(), Vec::new());
+            for i1 in 0..m {
+                let at = |s: [usize; 3]| i1 * s[0] + i2 * s[1] + i3 * s[2];
+                let act = &act[at(act_strides)..][..k];
+                let row = &mut dst[at(dst_strides)..][..n];
+                have.extend_from_slice(row);
+                row.fill(UNTOUCHED);
+                want.extend(w.values.iter().map(|w| dot(act, w)));
+            }
+            let error = nmse(&have, &want);
+            assert!(error < NMSE, "{what} plane {i2},{i3}: {error:e}");
+        }
+    }
+    assert!(dst.iter().all(|x| *x == UNTOUCHED), "{what}: wrote beside");
+    let around: Vec<f32> = dst_memory.get(0, 1);
+    let behind: Vec<f32> = dst_memory.get(4 + 4 * dst_len, 1);
+    assert_eq!([around[0], behind[0]], [UNTOUCHED; 2], "{what}");
+}
+
+#[test]
+fn every_type_multiplies_plain_batched_and_broadcast() {
+    let mut rng = Rng::new();
+    for weight in WeightType::ALL {
+        for m in [1, 2, 5, 33] {
+            for (slices, planes) in [
+                ([1, 1], [1, 1]),
+                ([1, 1], [3, 2]),
+                ([2, 1], [4, 3]),
+                ([1, 2], [1, 2]),
+            ] {
+                for (gap, permuted) in [(0, false), (3, false), (0, true)] {
+                    check(
+                        &Shape {
+                            weight,
+                            m,
+                            k: 64,
+                            n: 40,
+                            slices,
+                            planes,
+                            gap,
+                            permuted,
+                        },
+                        &mut rng,
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f16_weights_need_no_whole_blocks() {
+    let mut host = Host::new();
+    let layout = hexagon_ops::layout::MatrixLayout::new(WeightType::F16, 2, 5).unwrap();
+    let mut lines = vec![Line::ZERO; layout.matrix_bytes() / 128];
+    let one = half::f16::ONE.to_le_bytes();
+    for row in 0..2 {
+        let bytes: Vec<u8> = (0..5).flat_map(|_| one).collect();
+        layout
+            .pack_row(bytemuck::cast_slice_mut(&mut lines), row, &bytes)
+            .unwrap();
+    }
+    let (buffer, memory) = host.buffer(layout.matrix_bytes());
+    memory.put(0, &lines);
+    let (act, act_memory) = host.buffer(64);
+    act_memory.put(4, &[1.0_f32, 2.0, 3.0, 4.0, 5.0]);
+    let (dst, dst_memory) = host.buffer(64);
+    let body = MatMul {
+        weights: wire::Weights {
+            buffer,
+            layout: WeightType::F16.layout_id().0,
+            offset: 0,
+            k: 5,
+            n: 2,
+            slices: [1, 1],
+        },
+        act: plain(act, [5, 5, 5]),
+        dst: plain(dst, [2, 2, 2]),
+        m: 1,
+        planes: [1, 1],
+        reserved: 0,
+    };
+    assert_eq!(host.run(&[Command::new(0, &body)]).status, 0);
+    assert_eq!(dst_memory.get::<f32>(4, 2), [15.0, 15.0]);
+}
+
+#[test]
+fn no_rows_are_no_work() {
+    let mut rng = Rng::new();
+    let mut host = Host::new();
+    let (weights, _) = load_weights(&mut host, WeightType::Q4_0, (32, 32), [1, 1], &mut rng);
+    let (buffer, _) = host.buffer(4096);
+    let body = MatMul {
+        weights,
+        act: plain(buffer, [32, 0, 0]),
+        dst: plain(buffer, [32, 0, 0]),
+        m: 0,
+        planes: [1, 1],
+        reserved: 0,
+    };
+    let completion = host.run(&[Command::new(0, &body)]);
+    assert_eq!((completion.status, completion.done), (0, 1));
+}
+
+/// Tokens that choose experts.
+struct Choice {
+    weight: WeightType,
+    tokens: usize,
+    slots: usize,
+    act_slots: usize,
+    n_experts: usize,
+}
+
+fn check_experts(choice: &Choice, rng: &mut Rng) {
+    let Choice {
+        tokens,
+        slots,
+        act_slots,
+        n_experts,
+        ..
+    } = *choice;
+    let (k, n) = (32, 33);
+    let mut host = Host::new();
+    let (weights, experts) = load_weights(&mut host, choice.weight, (n, k), [n_experts, 1], rng);
+    let act: Vec<f32> = (0..tokens * act_slots * k).map(|_| rng.unit()).collect();
+    let (act_buffer, act_memory) = host.buffer(4 + 4 * act.len());
+    act_memory.put(4, &act);
+    // Rows of choices are longer than what is used of them.
+    let row = slots + 3;
+    let ids: Vec<i32> = (0..tokens * row)
+        .map(|_| i32::try_from(rng.below(n_experts)).unwrap())
+        .collect();
+    let (ids_buffer, ids_memory) = host.buffer(4 + 4 * ids.len());
+    ids_memory.put(4, &ids);
+    let dst_len = tokens * slots * n;
+    let (dst_buffer, dst_memory): (u32, Memory) = host.buffer(4 + 4 * dst_len);
+    let body = MatMulId {
+        weights,
+        act: plain(act_buffer, [k, act_slots * k, 0]),
+        dst: plain(dst_buffer, [n, slots * n, 0]),
+        ids: plain(ids_buffer, [row, 0, 0]),
+        slots: number(slots),
+        act_slots: number(act_slots),
+        tokens: number(tokens),
+        reserved: 0,
+    };
+    let completion = host.run(&[Command::new(0, &body)]);
+    assert_eq!((completion.status, completion.detail), (0, 0));
+    let dst: Vec<f32> = dst_memory.get(4, dst_len);
+    let mut want = Vec::new();
+    for t in 0..tokens {
+        for s in 0..slots {
+            let w = &experts[usize::try_from(ids[t * row + s]).unwrap()];
+            let act = &act[(t * act_slots + s % act_slots) * k..][..k];
+            want.extend(w.values.iter().map(|w| dot(act, w)));
+        }
+    }
+    let error = nmse(&dst, &want);
+    assert!(
+        error < NMSE,
+        "{:?} {tokens} tokens {slots} slots of {act_slots}: {error:e}",
+        choice.weight
+    );
+}
+
+#[test]
+fn tokens_meet_the_experts_they_chose() {
+    let mut rng = Rng::new();
+    for weight in WeightType::ALL {
+        for (tokens, slots, act_slots) in [(1, 1, 1), (1, 4, 4), (7, 2, 1), (5, 4, 2), (3, 6, 3)] {
+            check_experts(
+                &Choice {
+                    weight,
+                    tokens,
+                    slots,
+                    act_slots,
+                    n_experts: 5,
+                },
+                &mut rng,
+            );
+        }
+    }
+}
+
+#[test]
+fn more_choices_than_fit_at_once_are_taken_in_turns() {
+    let mut rng = Rng::new();
+    for (tokens, slots, act_slots) in [(512, 9, 1), (33, 128, 128), (512, 128, 1)] {
+        check_experts(
+            &Choice {
+                weight: WeightType::Q8_0,
+                tokens,
+                slots,
+                act_slots,
+                n_experts: 4,
+            },
+            &mut rng,
+        );
+    }
+}

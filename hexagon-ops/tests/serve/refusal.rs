@@ -1,0 +1,289 @@
+//! Every field of every command, made wrong alone, is refused by its own detail, and nothing is written.
+
+use hexagon_ops::layout::WeightType;
+use hexagon_ops::serve::{self, MAP_REFUSED, MAP_SIZE, describe};
+use hexagon_ops::wire::{
+    self, Body, Command, MAX_BUFFERS, Map, MatMul, MatMulId, Nop, Plain, STATUS_BAD_COMMAND,
+    STATUS_MAP_FAILED, STATUS_NO_VTCM, STATUS_OK, Unmap,
+};
+
+use crate::driver::Host;
+
+/// Bytes of each buffer of [`good`].
+const BYTES: usize = 1 << 16;
+
+fn plain(buffer: u32, offset: u64, strides: [u64; 3]) -> Plain {
+    Plain {
+        buffer,
+        reserved: 0,
+        offset,
+        strides,
+    }
+}
+
+/// Two commands that are right, over three buffers: weights and choices, activations, results.
+fn good(host: &mut Host) -> (MatMul, MatMulId) {
+    let [(w, _), (act, _), (dst, memory)] = [0; 3].map(|_| host.buffer(BYTES));
+    memory.put(0, &[7.0_f32; BYTES / 4]);
+    let weights = wire::Weights {
+        buffer: w,
+        layout: WeightType::Q4_0.layout_id().0,
+        offset: 128,
+        k: 64,
+        n: 32,
+        slices: [2, 1],
+    };
+    let product = MatMul {
+        weights,
+        act: plain(act, 8, [256, 1024, 4096]),
+        dst: plain(dst, 8, [128, 512, 2048]),
+        m: 3,
+        planes: [4, 2],
+        reserved: 0,
+    };
+    let experts = MatMulId {
+        weights,
+        act: plain(act, 8, [256, 1024, 0]),
+        dst: plain(dst, 8, [128, 512, 0]),
+        ids: plain(w, 32768, [16, 0, 0]),
+        slots: 4,
+        act_slots: 2,
+        tokens: 3,
+        reserved: 0,
+    };
+    (product, experts)
+}
+
+/// Runs a command that must be refused with `detail`.
+fn refused<B: Body>(host: &mut Host, body: &B, detail: u32, what: &str) {
+    let completion = host.run(&[Command::new(0, body)]);
+    assert_eq!(
+        (completion.status, completion.detail, completion.done),
+        (STATUS_BAD_COMMAND, detail, 0),
+        "{what}: {}",
+        describe(completion.status, completion.detail)
+    );
+}
+
+#[test]
+fn wrong_fields_of_products_are_refused() {
+    let mut host = Host::new();
+    let (product, experts) = good(&mut host);
+    assert_eq!(host.run(&[Command::new(0, &product)]).status, STATUS_OK);
+    assert_eq!(host.run(&[Command::new(0, &experts)]).status, STATUS_OK);
+
+    type Change<B> = fn(&mut B);
+    let both_weights: [(u32, &str, Change<wire::Weights>); 15] = [
+        (serve::NUMBER, "number", |w| w.buffer = MAX_BUFFERS),
+        (serve::NUMBER, "huge number", |w| w.buffer = u32::MAX),
+        (serve::UNMAPPED, "unmapped", |w| w.buffer = 77),
+        (serve::LAYOUT, "layout", |w| w.layout += 1),
+        (serve::LAYOUT, "no layout", |w| w.layout = 0),
+        (serve::ALIGNMENT, "offset", |w| w.offset += 64),
+        (serve::BOUNDS, "far offset", |w| w.offset = 1 << 40),
+        (serve::BOUNDS, "wrapping offset", |w| {
+            w.offset = u64::MAX - 127
+        }),
+        (serve::SHAPE, "k 0", |w| w.k = 0),
+        (serve::SHAPE, "half a block", |w| w.k = 48),
+        (serve::SHAPE, "huge k", |w| w.k = !31),
+        (serve::SHAPE, "n 0", |w| w.n = 0),
+        (serve::SHAPE, "slices 0", |w| w.slices[0] = 0),
+        (serve::BOUNDS, "huge n", |w| w.n = u32::MAX),
+        (serve::BOUNDS, "end of the last matrix", |w| {
+            w.offset = BYTES as u64 - 128
+        }),
+    ];
+    for (detail, what, change) in both_weights {
+        let mut wrong = product;
+        change(&mut wrong.weights);
+        refused(&mut host, &wrong, detail, what);
+        let mut wrong = experts;
+        change(&mut wrong.weights);
+        refused(&mut host, &wrong, detail, what);
+    }
+    let products: [(u32, &str, Change<MatMul>); 19] = [
+        (serve::RESERVED, "reserved", |b| b.reserved = 1),
+        (serve::RESERVED, "act reserved", |b| b.act.reserved = 1),
+        (serve::RESERVED, "dst reserved", |b| b.dst.reserved = 1),
+        (serve::PLANES, "planes 0", |b| b.planes[1] = 0),
+        (serve::PLANES, "planes 3 of 2", |b| b.planes[0] = 3),
+        (serve::BOUNDS, "slices", |b| {
+            b.weights.slices = [u32::MAX, u32::MAX];
+            b.planes = b.weights.slices;
+        }),
+        (serve::ALIGNMENT, "act offset", |b| b.act.offset += 2),
+        (serve::ALIGNMENT, "dst offset", |b| b.dst.offset += 1),
+        (serve::ALIGNMENT, "act stride", |b| b.act.strides[0] += 2),
+        (serve::ALIGNMENT, "dst stride", |b| b.dst.strides[2] += 1),
+        (serve::BOUNDS, "act stride", |b| b.act.strides[2] = 1 << 20),
+        (serve::BOUNDS, "act stride that wraps", |b| {
+            b.act.strides = [!3; 3]
+        }),
+        (serve::BOUNDS, "dst offset", |b| b.dst.offset = 1 << 16),
+        (serve::BOUNDS, "rows", |b| b.m = u32::MAX),
+        (serve::ROWS, "dst stride 0", |b| b.dst.strides[1] = 0),
+        (serve::ROWS, "dst rows meet", |b| b.dst.strides[0] = 124),
+        (serve::UNMAPPED, "act", |b| b.act.buffer = 100),
+        (serve::NUMBER, "dst", |b| b.dst.buffer = 1 << 30),
+        (serve::OVERLAP, "in place", |b| {
+            b.dst = plain(b.act.buffer, 1024, b.dst.strides)
+        }),
+    ];
+    for (detail, what, change) in products {
+        let mut wrong = product;
+        change(&mut wrong);
+        refused(&mut host, &wrong, detail, what);
+    }
+    let choices: [(u32, &str, Change<MatMulId>); 13] = [
+        (serve::RESERVED, "reserved", |b| b.reserved = 1),
+        (serve::RESERVED, "ids reserved", |b| b.ids.reserved = 1),
+        (serve::PLANES, "slices in dimension 3", |b| {
+            b.weights.slices[1] = 2
+        }),
+        (serve::SLOTS, "slots 0", |b| b.slots = 0),
+        (serve::SLOTS, "act_slots 0", |b| b.act_slots = 0),
+        (serve::SLOTS, "act_slots 3 of 4", |b| b.act_slots = 3),
+        (serve::SLOTS, "too many slots", |b| b.slots = 1 << 20),
+        (serve::UNMAPPED, "ids", |b| b.ids.buffer = 55),
+        (serve::BOUNDS, "ids", |b| b.ids.offset = BYTES as u64 - 4),
+        (serve::BOUNDS, "tokens", |b| b.tokens = 1 << 20),
+        (serve::ALIGNMENT, "ids", |b| b.ids.offset += 1),
+        (serve::OVERLAP, "ids", |b| {
+            b.ids = plain(b.dst.buffer, 256, [16, 0, 0])
+        }),
+        (serve::ROWS, "dst", |b| b.dst.strides[1] = 128),
+    ];
+    for (detail, what, change) in choices {
+        let mut wrong = experts;
+        change(&mut wrong);
+        refused(&mut host, &wrong, detail, what);
+    }
+    // Nothing has been forgotten: what is right is still accepted.
+    assert_eq!(host.run(&[Command::new(0, &product)]).status, STATUS_OK);
+}
+
+#[test]
+fn experts_that_do_not_exist_are_refused() {
+    let mut host = Host::new();
+    let (_, experts) = good(&mut host);
+    let (ids, memory) = host.buffer(4096);
+    let mut wrong = experts;
+    wrong.ids = plain(ids, 0, [16, 0, 0]);
+    for id in [2, -1, i32::MAX, i32::MIN] {
+        memory.put(0, &[0_i32; 12]);
+        memory.put(4 * 11, &[id]);
+        refused(&mut host, &wrong, serve::EXPERT, &format!("expert {id}"));
+    }
+    memory.put(4 * 11, &[1_i32]);
+    assert_eq!(host.run(&[Command::new(0, &wrong)]).status, STATUS_OK);
+}
+
+#[test]
+fn wrong_commands_and_maps_are_refused() {
+    let mut host = Host::new();
+    let nop = Command::new(0, &Nop { reserved: 0 });
+    assert_eq!(host.run(&[nop]).status, STATUS_OK);
+    let mut check = |command: Command, status: u32, detail: u32, what: &str| {
+        let completion = host.run(&[command]);
+        assert_eq!(
+            (completion.status, completion.detail),
+            (status, detail),
+            "{what}"
+        );
+    };
+    let bad = STATUS_BAD_COMMAND;
+    check(Command { op: 5, ..nop }, bad, serve::OPERATION, "operation");
+    check(
+        Command {
+            op: u32::MAX,
+            ..nop
+        },
+        bad,
+        serve::OPERATION,
+        "operation",
+    );
+    check(Command { flags: 4, ..nop }, bad, serve::FLAGS, "flags");
+    let mut dirty = nop;
+    dirty.body[239] = 1;
+    check(dirty, bad, serve::RESERVED, "bytes behind the body");
+    let reserved = Command::new(0, &Nop { reserved: 1 });
+    check(reserved, bad, serve::RESERVED, "reserved");
+
+    let map = |buffer, fd, bytes| Command::new(0, &Map { buffer, fd, bytes });
+    let unmap = |buffer, reserved| Command::new(0, &Unmap { buffer, reserved });
+    let (fd, _) = host.file(8192);
+    let mut check = |command: Command, status: u32, detail: u32, what: &str| {
+        let completion = host.run(&[command]);
+        assert_eq!(
+            (completion.status, completion.detail),
+            (status, detail),
+            "{what}"
+        );
+    };
+    check(map(MAX_BUFFERS, fd, 8192), bad, serve::NUMBER, "number");
+    let failed = STATUS_MAP_FAILED;
+    check(map(0, fd, 0), failed, MAP_SIZE, "no bytes");
+    check(map(0, fd, u64::MAX), failed, MAP_SIZE, "all bytes");
+    check(map(0, fd, 8193), failed, MAP_REFUSED, "too many bytes");
+    check(map(0, 99, 4096), failed, MAP_REFUSED, "descriptor");
+    check(map(0, -1, 4096), failed, MAP_REFUSED, "descriptor");
+    check(unmap(0, 0), bad, serve::UNMAPPED, "nothing to unmap");
+    check(unmap(MAX_BUFFERS, 0), bad, serve::NUMBER, "number");
+    check(map(0, fd, 8192), STATUS_OK, 0, "a map");
+    check(map(0, fd, 8192), bad, serve::TAKEN, "the same again");
+    check(unmap(0, 1), bad, serve::RESERVED, "reserved");
+    check(unmap(0, 0), STATUS_OK, 0, "an unmap");
+    check(unmap(0, 0), bad, serve::UNMAPPED, "the same again");
+    assert_eq!(host.around().mapped, 0);
+}
+
+#[test]
+fn two_numbers_of_one_memory_still_overlap() {
+    let mut host = Host::new();
+    let (product, _) = good(&mut host);
+    let (fd, _) = host.file(BYTES);
+    for buffer in [10, 11] {
+        let map = Map {
+            buffer,
+            fd,
+            bytes: BYTES as u64,
+        };
+        assert_eq!(host.run(&[Command::new(0, &map)]).status, STATUS_OK);
+    }
+    let mut wrong = product;
+    wrong.act.buffer = 10;
+    wrong.dst.buffer = 11;
+    refused(&mut host, &wrong, serve::OVERLAP, "one memory");
+    wrong.dst.offset = 32768;
+    assert_eq!(host.run(&[Command::new(0, &wrong)]).status, STATUS_OK);
+}
+
+#[test]
+fn a_product_that_vtcm_cannot_hold_says_how_much_it_needs() {
+    let mut host = Host::new();
+    let k = 1 << 19;
+    let bytes = k / 32 * 18 * 32 + (1 << 20);
+    let (w, _) = host.buffer(bytes);
+    let (act, _) = host.buffer(4 * k);
+    let (dst, _) = host.buffer(4096);
+    let body = MatMul {
+        weights: wire::Weights {
+            buffer: w,
+            layout: WeightType::Q4_0.layout_id().0,
+            offset: 0,
+            k: u32::try_from(k).unwrap(),
+            n: 32,
+            slices: [1, 1],
+        },
+        act: plain(act, 0, [0; 3]),
+        dst: plain(dst, 0, [0; 3]),
+        m: 1,
+        planes: [1, 1],
+        reserved: 0,
+    };
+    let completion = host.run(&[Command::new(0, &body)]);
+    assert_eq!(completion.status, STATUS_NO_VTCM);
+    let text = describe(completion.status, completion.detail).to_string();
+    assert!(completion.detail > 0 && text.contains("KiB"), "{text}");
+}

@@ -1,0 +1,407 @@
+//! A host that knows FastRPC only through its C functions.
+#![expect(unsafe_code, reason = "C functions are called here")]
+
+use std::ffi::{CString, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hexagon_ops::ffi::{
+    Api, CDSP_DOMAIN_ID, DSPRPC_CONTROL_UNSIGNED_MODULE, DSPRPC_GET_DSP_INFO, DspCapability,
+    FASTRPC_MAP_FD_DELAYED, Handle, RPCMEM_DEFAULT_FLAGS, RPCMEM_HEAP_ID_SYSTEM, RemoteArg,
+    Scalars, UnsignedModule, skel_uri,
+};
+use hexagon_ops::layout::{Line, WeightType};
+use hexagon_ops::rt::shared::Shared;
+use hexagon_ops::sim::{self, HostCache, Machine, Options};
+use hexagon_ops::wire::{
+    COLLECTED, COMPLETED, Command, Completion, FENCE, Header, Info, MAGIC, METHOD_SERVE,
+    METHOD_START, Map, MatMul, PUBLISHED, Plain, RingLayout, STATE, Serve, Start, TAKEN, VERSION,
+    WISH, Weights as WireWeights,
+};
+
+use crate::common::{Rng, Weights, dot, nmse};
+
+pub const SLOTS: u32 = 16;
+/// Long enough for a debug build on a busy machine, short enough for a test.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn start(options: Options) -> Machine {
+    sim::start(options).unwrap()
+}
+
+pub fn session_control<T>(api: &Api, request: u32, data: &mut T) -> c_int {
+    let bytes = u32::try_from(size_of::<T>()).unwrap();
+    // SAFETY: the struct is as long as said.
+    unsafe { (api.remote_session_control)(request, std::ptr::from_mut(data).cast(), bytes) }
+}
+
+pub fn allow_unsigned(api: &Api, domain: c_int) -> c_int {
+    let mut ask = UnsignedModule { domain, enable: 1 };
+    session_control(api, DSPRPC_CONTROL_UNSIGNED_MODULE, &mut ask)
+}
+
+pub fn capability(api: &Api, attribute_id: u32) -> (c_int, u32) {
+    let mut ask = DspCapability {
+        domain: CDSP_DOMAIN_ID.cast_unsigned(),
+        attribute_id,
+        capability: 0,
+    };
+    let bytes = u32::try_from(size_of::<DspCapability>()).unwrap();
+    let data = std::ptr::from_mut(&mut ask).cast();
+    // SAFETY: the struct is as long as said.
+    let code = unsafe { (api.remote_handle_control)(DSPRPC_GET_DSP_INFO, data, bytes) };
+    (code, ask.capability)
+}
+
+pub fn open(api: &Api, uri: &str) -> Result<Handle, c_int> {
+    let uri = CString::new(uri).unwrap();
+    let mut handle = 0;
+    // SAFETY: a C string and a place for the handle.
+    let code = unsafe { (api.remote_handle64_open)(uri.as_ptr(), &raw mut handle) };
+    if code == 0 { Ok(handle) } else { Err(code) }
+}
+
+pub fn close(api: &Api, handle: Handle) -> c_int {
+    // SAFETY: takes no address.
+    unsafe { (api.remote_handle64_close)(handle) }
+}
+
+/// Calls a method with at most one buffer each way.
+pub fn invoke(api: &Api, handle: Handle, method: u32, input: &[u8], output: &mut [u8]) -> c_int {
+    let mut args = Vec::new();
+    if !input.is_empty() {
+        args.push(RemoteArg {
+            pv: input.as_ptr().cast_mut().cast(),
+            len: input.len(),
+        });
+    }
+    if !output.is_empty() {
+        args.push(RemoteArg {
+            pv: output.as_mut_ptr().cast(),
+            len: output.len(),
+        });
+    }
+    let scalars = Scalars::new(
+        method,
+        u8::from(!input.is_empty()),
+        u8::from(!output.is_empty()),
+    );
+    // SAFETY: as many arguments as the scalars say, each a live buffer.
+    unsafe { (api.remote_handle64_invoke)(handle, scalars.0, args.as_mut_ptr()) }
+}
+
+pub fn serve(api: &Api, handle: Handle, idle_us: u32) -> c_int {
+    let serve = Serve {
+        idle_us,
+        reserved: 0,
+    };
+    invoke(
+        api,
+        handle,
+        METHOD_SERVE,
+        bytemuck::bytes_of(&serve),
+        &mut [],
+    )
+}
+
+/// Shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    pub base: *mut u8,
+    pub bytes: usize,
+    pub fd: c_int,
+}
+
+// SAFETY: the tests use it from one thread at a time.
+unsafe impl Send for Memory {}
+
+pub fn alloc(api: &Api, bytes: usize) -> Option<Memory> {
+    let size = c_int::try_from(bytes).unwrap();
+    // SAFETY: takes no address.
+    let base = unsafe { (api.rpcmem_alloc)(RPCMEM_HEAP_ID_SYSTEM, RPCMEM_DEFAULT_FLAGS, size) };
+    if base.is_null() {
+        return None;
+    }
+    // SAFETY: takes an address that it allocated.
+    let fd = unsafe { (api.rpcmem_to_fd)(base) };
+    Some(Memory {
+        base: base.cast(),
+        bytes,
+        fd,
+    })
+}
+
+pub fn free(api: &Api, address: *mut c_void) {
+    // SAFETY: nobody uses the memory afterwards.
+    unsafe { (api.rpcmem_free)(address) };
+}
+
+pub fn announce(api: &Api, domain: c_int, memory: Memory, flags: c_int) -> c_int {
+    let Memory { fd, bytes, .. } = memory;
+    // SAFETY: the address is not used.
+    unsafe { (api.fastrpc_mmap)(domain, fd, null_mut(), 0, bytes, flags) }
+}
+
+pub fn retract(api: &Api, domain: c_int, memory: Memory) -> c_int {
+    // SAFETY: the address is not used.
+    unsafe { (api.fastrpc_munmap)(domain, memory.fd, null_mut(), memory.bytes) }
+}
+
+impl Memory {
+    pub fn put<T: bytemuck::Pod>(self, offset: usize, values: &[T]) {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        assert!(offset + bytes.len() <= self.bytes);
+        // SAFETY: in bounds.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: in bounds; the DSP leaves it alone meanwhile.
+        unsafe { at.copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+
+    pub fn get<T: bytemuck::Pod>(self, offset: usize, count: usize) -> Vec<T> {
+        let mut values = vec![T::zeroed(); count];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+        assert!(offset + bytes.len() <= self.bytes);
+        // SAFETY: in bounds.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: in bounds; the DSP does not write it meanwhile.
+        unsafe { at.copy_to(bytes.as_mut_ptr(), bytes.len()) };
+        values
+    }
+
+    pub fn at(self, offset: usize) -> *const u8 {
+        assert!(offset <= self.bytes);
+        // SAFETY: in bounds.
+        unsafe { self.base.add(offset) }
+    }
+}
+
+/// A session: handle, ring, and buffers.
+pub struct Session {
+    pub api: Api,
+    pub handle: Handle,
+    pub domain: c_int,
+    pub ring: Memory,
+    pub shared: Arc<Shared>,
+    pub layout: RingLayout,
+    pub cache: HostCache,
+    pub sequence: u64,
+    buffers: u32,
+}
+
+impl Session {
+    /// A session on the default process.
+    pub fn new(machine: &Machine, arch: u32) -> Self {
+        Self::open(machine, &skel_uri(arch, 0), CDSP_DOMAIN_ID)
+    }
+
+    pub fn open(machine: &Machine, uri: &str, domain: c_int) -> Self {
+        let api = machine.api();
+        assert_eq!(allow_unsigned(&api, domain), 0);
+        let handle = open(&api, uri).unwrap();
+        let layout = RingLayout::new(SLOTS).unwrap();
+        let ring = alloc(&api, layout.bytes()).unwrap();
+        assert_eq!(announce(&api, domain, ring, FASTRPC_MAP_FD_DELAYED), 0);
+        // SAFETY: the memory outlives the session, and is used by words only.
+        let shared = unsafe { Shared::new(ring.base, ring.bytes) }.unwrap();
+        shared.write(
+            0,
+            &Header {
+                magic: MAGIC,
+                version: VERSION,
+                slots: SLOTS,
+                reserved: 0,
+            },
+        );
+        for word in [PUBLISHED, TAKEN, COMPLETED, COLLECTED, STATE, WISH] {
+            shared.store(word, 0);
+        }
+        Self {
+            api,
+            handle,
+            domain,
+            ring,
+            shared: Arc::new(shared),
+            layout,
+            cache: machine.host_cache(),
+            sequence: 0,
+            buffers: 0,
+        }
+    }
+
+    pub fn start(&self) -> Result<Info, c_int> {
+        let start = Start {
+            version: VERSION,
+            fd: self.ring.fd,
+            bytes: u32::try_from(self.ring.bytes).unwrap(),
+            threads: 2,
+        };
+        let mut output = [0; size_of::<Info>()];
+        let code = invoke(
+            &self.api,
+            self.handle,
+            METHOD_START,
+            bytemuck::bytes_of(&start),
+            &mut output,
+        );
+        if code == 0 {
+            Ok(bytemuck::pod_read_unaligned(&output))
+        } else {
+            Err(code)
+        }
+    }
+
+    pub fn submit(&mut self, commands: &[Command]) {
+        self.sequence += 1;
+        let mut published = self.shared.load(PUBLISHED);
+        let last = commands.len() - 1;
+        for (i, command) in commands.iter().enumerate() {
+            let command = Command {
+                sequence: self.sequence,
+                flags: if i == last { FENCE } else { 0 },
+                ..*command
+            };
+            self.shared.write(self.layout.command(published), &command);
+            published = published.wrapping_add(1);
+        }
+        self.shared.store(PUBLISHED, published);
+    }
+
+    pub fn collect(&self) -> Option<Completion> {
+        let collected = self.shared.load(COLLECTED);
+        if self.shared.load(COMPLETED) == collected {
+            return None;
+        }
+        let completion = self.shared.read(self.layout.completion(collected));
+        self.shared.store(COLLECTED, collected.wrapping_add(1));
+        Some(completion)
+    }
+
+    /// Submits, has the ring served on this thread, and collects.
+    pub fn run(&mut self, commands: &[Command]) -> Completion {
+        self.submit(commands);
+        assert_eq!(serve(&self.api, self.handle, 0), 0);
+        let completion = self.collect().unwrap();
+        assert_eq!(completion.sequence, self.sequence);
+        completion
+    }
+
+    /// Announced memory and the command that maps it.
+    pub fn memory(&mut self, bytes: usize) -> (Memory, u32, Command) {
+        let memory = alloc(&self.api, bytes).unwrap();
+        assert_eq!(
+            announce(&self.api, self.domain, memory, FASTRPC_MAP_FD_DELAYED),
+            0
+        );
+        let buffer = self.buffers;
+        self.buffers += 1;
+        let map = Map {
+            buffer,
+            fd: memory.fd,
+            bytes: bytes as u64,
+        };
+        (memory, buffer, Command::new(0, &map))
+    }
+
+    /// Mapped memory.
+    pub fn buffer(&mut self, bytes: usize) -> (Memory, u32) {
+        let (memory, buffer, map) = self.memory(bytes);
+        let completion = self.run(&[map]);
+        assert_eq!(completion.status, 0);
+        (memory, buffer)
+    }
+}
+
+/// One product, in three buffers.
+pub struct Product {
+    pub weights: Memory,
+    pub act: Memory,
+    pub dst: Memory,
+    pub body: MatMul,
+    pub command: Command,
+    values: Weights,
+    inputs: Vec<f32>,
+    pub n: usize,
+}
+
+/// Byte offset of the results: not the start of a cache line.
+pub const DST_OFFSET: usize = 64;
+
+impl Product {
+    pub fn new(session: &mut Session, weight: WeightType, m: usize, rng: &mut Rng) -> Self {
+        let (k, n) = (64, 40);
+        let values = Weights::random(weight, n, k, rng);
+        let (weights, weights_buffer) = session.buffer(size_of_val(&values.lines[..]));
+        let (act, act_buffer) = session.buffer(4 * m * k);
+        let (dst, dst_buffer) = session.buffer(4096);
+        let plain = |buffer, offset: usize, row: usize| Plain {
+            buffer,
+            reserved: 0,
+            offset: offset as u64,
+            strides: [4 * row as u64, 0, 0],
+        };
+        let number = |value: usize| u32::try_from(value).unwrap();
+        let body = MatMul {
+            weights: WireWeights {
+                buffer: weights_buffer,
+                layout: weight.layout_id().0,
+                offset: 0,
+                k: number(k),
+                n: number(n),
+                slices: [1, 1],
+            },
+            act: plain(act_buffer, 0, k),
+            dst: plain(dst_buffer, DST_OFFSET, n),
+            m: number(m),
+            planes: [1, 1],
+            reserved: 0,
+        };
+        let inputs: Vec<f32> = (0..m * k).map(|_| rng.unit()).collect();
+        Self {
+            weights,
+            act,
+            dst,
+            body,
+            command: Command::new(0, &body),
+            values,
+            inputs,
+            n,
+        }
+    }
+
+    /// Writes weights and activations on the host's side.
+    pub fn load(&self) {
+        self.weights.put::<Line>(0, &self.values.lines);
+        self.act.put(0, &self.inputs);
+    }
+
+    /// The exact product of one row.
+    pub fn reference(&self, act: &[f32]) -> Vec<f64> {
+        self.values.values.iter().map(|w| dot(act, w)).collect()
+    }
+
+    pub fn dst_bytes(&self) -> usize {
+        let m = self.inputs.len() / 64;
+        4 * m * self.n
+    }
+
+    /// How far the host's view of the results is off; NaN if there is poison in it.
+    pub fn error(&self) -> f64 {
+        let have: Vec<f32> = self.dst.get(DST_OFFSET, self.dst_bytes() / 4);
+        let rows = self.inputs.chunks(64);
+        let want: Vec<f64> = rows.flat_map(|act| self.reference(act)).collect();
+        nmse(&have, &want)
+    }
+}
+
+/// Waits until `done` says something, or patience ends.
+pub fn wait_for<T>(mut done: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(start.elapsed() < PATIENCE, "nothing happened");
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}

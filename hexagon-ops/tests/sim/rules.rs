@@ -1,0 +1,250 @@
+//! FastRPC's rules: what must come before what, what can be loaded and mapped, what is answered.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use hexagon_ops::ffi::{
+    CDSP_DOMAIN_ID, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, FASTRPC_SESSION_CLOSE, SessionClose,
+    arch_of, attribute, code, skel_uri,
+};
+use hexagon_ops::serve::{MAP_FULL, MAP_REFUSED};
+use hexagon_ops::sim::{Options, StartError};
+use hexagon_ops::wire::{Command, ERROR_RING, Map, STATUS_MAP_FAILED, STATUS_OK, Unmap};
+
+use crate::host::{
+    Memory, Session, alloc, allow_unsigned, announce, capability, close, free, open, retract,
+    session_control, start,
+};
+
+#[test]
+fn unsigned_modules_must_be_allowed_before_opening() {
+    let machine = start(Options::new(75));
+    let api = machine.api();
+    let refused = Err(code::dsp(code::EUNABLETOLOAD));
+    assert_eq!(open(&api, &skel_uri(75, 0)), refused);
+    assert_eq!(allow_unsigned(&api, CDSP_DOMAIN_ID), 0);
+    let handle = open(&api, &skel_uri(75, 0)).unwrap();
+    // Other sessions are other processes.
+    assert_eq!(open(&api, &skel_uri(75, 1)), refused);
+    assert_eq!(allow_unsigned(&api, CDSP_DOMAIN_ID), 0);
+    assert_eq!(allow_unsigned(&api, 2), code::EBADPARM);
+    assert_eq!(close(&api, handle), 0);
+    assert_eq!(close(&api, handle), code::EINVHANDLE);
+}
+
+#[test]
+fn firmware_without_unsigned_modules_refuses() {
+    let machine = start(Options {
+        unsigned_modules: false,
+        ..Options::new(75)
+    });
+    let api = machine.api();
+    assert_eq!(capability(&api, attribute::UNSIGNED_PD_SUPPORT), (0, 0));
+    assert_eq!(allow_unsigned(&api, -1), 0);
+    assert_eq!(
+        open(&api, &skel_uri(75, 0)),
+        Err(code::dsp(code::EUNSUPPORTED))
+    );
+}
+
+#[test]
+fn only_the_right_library_can_be_loaded() {
+    let machine = start(Options::new(75));
+    let api = machine.api();
+    assert_eq!(allow_unsigned(&api, -1), 0);
+    let unloadable = code::dsp(code::EUNABLETOLOAD);
+    for (uri, error) in [
+        (skel_uri(73, 0), unloadable),
+        (skel_uri(79, 0), unloadable),
+        (skel_uri(75, 0).replace("libggml", "libother"), unloadable),
+        (skel_uri(75, 0).replace("file:///", ""), unloadable),
+        (
+            skel_uri(75, 0).replace("_handle_invoke", "_handle"),
+            code::dsp(code::ENOSUCHSYMBOL),
+        ),
+        (
+            skel_uri(75, 0).replace("cdsp", "adsp"),
+            code::EINVALIDDOMAIN,
+        ),
+        (skel_uri(75, 4), code::EBADPARM),
+    ] {
+        assert_eq!(open(&api, &uri), Err(error), "{uri}");
+    }
+}
+
+#[test]
+fn chips_say_what_they_are() {
+    for arch in [73, 75, 79, 81] {
+        let machine = start(Options::new(arch));
+        let api = machine.api();
+        let (code, version) = capability(&api, attribute::ARCH_VER);
+        assert_eq!((code, arch_of(version)), (0, arch));
+        let vtcm = [attribute::VTCM_PAGE, attribute::VTCM_COUNT].map(|a| capability(&api, a).1);
+        assert_eq!(vtcm[0] * vtcm[1], 8 << 20);
+        assert!(capability(&api, attribute::HVX_SUPPORT_128B).1 > 0);
+        assert_eq!(capability(&api, attribute::HMX_SUPPORT_DEPTH), (0, 1));
+        assert_eq!(capability(&api, 1000).0, code::EBADPARM);
+    }
+    assert!(matches!(
+        hexagon_ops::sim::start(Options::new(68)),
+        Err(StartError::Arch(68))
+    ));
+}
+
+#[test]
+fn requests_of_the_wrong_size_are_refused() {
+    let machine = start(Options::new(75));
+    let api = machine.api();
+    for request in [1, 2, 7, 13, 15] {
+        assert_eq!(
+            session_control(&api, request, &mut [0_u8; 3]),
+            code::EBADPARM,
+            "{request}"
+        );
+    }
+    assert_eq!(session_control(&api, 999, &mut 0_u32), code::EUNSUPPORTED);
+}
+
+/// Asks the DSP to map; (status, detail).
+fn map(session: &mut Session, buffer: u32, memory: Memory, bytes: usize) -> (u32, u32) {
+    let map = Map {
+        buffer,
+        fd: memory.fd,
+        bytes: bytes as u64,
+    };
+    let completion = session.run(&[Command::new(0, &map)]);
+    (completion.status, completion.detail)
+}
+
+fn unmap(session: &mut Session, buffer: u32) -> u32 {
+    let unmap = Unmap {
+        buffer,
+        reserved: 0,
+    };
+    session.run(&[Command::new(0, &unmap)]).status
+}
+
+#[test]
+fn the_address_space_is_a_budget() {
+    for flags in [FASTRPC_MAP_FD_DELAYED, FASTRPC_MAP_FD] {
+        // The ring takes 8 KiB only when it is pinned, which it is not here.
+        let machine = start(Options {
+            address_bytes: 3 << 20,
+            ..Options::new(73)
+        });
+        let mut session = Session::new(&machine, 73);
+        session.start().unwrap();
+        let memories: Vec<Memory> = (0..4)
+            .map(|_| alloc(&session.api, 1 << 20).unwrap())
+            .collect();
+        let announced =
+            |session: &Session, memory| announce(&session.api, CDSP_DOMAIN_ID, memory, flags);
+        if flags == FASTRPC_MAP_FD {
+            for memory in &memories[..3] {
+                assert_eq!(announced(&session, *memory), 0);
+            }
+            assert_eq!(announced(&session, memories[3]), code::dsp(code::EMMAP));
+            assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, memories[0]), 0);
+            assert_eq!(announced(&session, memories[3]), 0);
+            continue;
+        }
+        for memory in &memories {
+            assert_eq!(announced(&session, *memory), 0);
+        }
+        for (buffer, memory) in (0..3).zip(&memories) {
+            assert_eq!(map(&mut session, buffer, *memory, 1 << 20).0, STATUS_OK);
+        }
+        let full = (STATUS_MAP_FAILED, MAP_FULL);
+        assert_eq!(map(&mut session, 3, memories[3], 1 << 20), full);
+        assert_eq!(unmap(&mut session, 1), STATUS_OK);
+        assert_eq!(map(&mut session, 3, memories[3], 1 << 20).0, STATUS_OK);
+        assert_eq!(map(&mut session, 1, memories[1], 1 << 20), full);
+    }
+}
+
+#[test]
+fn the_dsp_maps_only_what_was_announced() {
+    let machine = start(Options::new(75));
+    let mut session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let api = session.api;
+    let memory = alloc(&api, 8192).unwrap();
+    let refused = (STATUS_MAP_FAILED, MAP_REFUSED);
+    assert_eq!(map(&mut session, 0, memory, 8192), refused);
+    let part = Memory {
+        bytes: 4096,
+        ..memory
+    };
+    assert_eq!(
+        announce(&api, CDSP_DOMAIN_ID, part, FASTRPC_MAP_FD_DELAYED),
+        0
+    );
+    assert_eq!(
+        announce(&api, CDSP_DOMAIN_ID, memory, FASTRPC_MAP_FD_DELAYED),
+        code::EMAPALREADYPRESENT
+    );
+    assert_eq!(map(&mut session, 0, memory, 8192), refused);
+    assert_eq!(map(&mut session, 0, memory, 4096).0, STATUS_OK);
+    assert_eq!(retract(&api, CDSP_DOMAIN_ID, memory), code::EBADPARM);
+    assert_eq!(unmap(&mut session, 0), STATUS_OK);
+    assert_eq!(retract(&api, CDSP_DOMAIN_ID, memory), 0);
+    assert_eq!(retract(&api, CDSP_DOMAIN_ID, memory), code::ENOSUCHMAP);
+
+    let bad = |change: fn(&mut Memory), domain: c_int, flags: c_int| {
+        let mut memory = memory;
+        change(&mut memory);
+        announce(&api, domain, memory, flags)
+    };
+    let delayed = FASTRPC_MAP_FD_DELAYED;
+    assert_eq!(bad(|m| m.fd = -1, CDSP_DOMAIN_ID, delayed), code::EBADPARM);
+    assert_eq!(bad(|m| m.fd = 0, CDSP_DOMAIN_ID, delayed), code::EBADFD);
+    assert_eq!(
+        bad(|m| m.bytes = 0, CDSP_DOMAIN_ID, delayed),
+        code::EBADSIZE
+    );
+    assert_eq!(
+        bad(|m| m.bytes = 9000, CDSP_DOMAIN_ID, delayed),
+        code::EBADSIZE
+    );
+    assert_eq!(bad(|_| (), CDSP_DOMAIN_ID, 0), code::EBADPARM);
+    assert_eq!(bad(|_| (), 2, delayed), code::EBADPARM);
+    // Session 1 has no process yet.
+    assert_eq!(bad(|_| (), 11, delayed), code::EBADDOMAIN);
+}
+
+#[test]
+fn a_ring_must_be_announced_too() {
+    let machine = start(Options::new(75));
+    let session = Session::new(&machine, 75);
+    assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, session.ring), 0);
+    assert_eq!(session.start(), Err(ERROR_RING));
+}
+
+#[test]
+fn freed_memory_stays_as_long_as_the_dsp_has_it() {
+    let machine = start(Options::new(75));
+    let mut session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let (memory, buffer) = session.buffer(4096);
+    free(&session.api, memory.base.cast());
+    free(&session.api, memory.base.cast());
+    free(&session.api, null_mut());
+    assert_eq!(unmap(&mut session, buffer), STATUS_OK);
+    let (live, ring) = (machine.live(), 1);
+    assert_eq!((live.allocations, live.handles), (ring, 1));
+}
+
+#[test]
+fn closing_a_session_closes_its_handles() {
+    let machine = start(Options::new(75));
+    let first = Session::new(&machine, 75);
+    let _second = Session::new(&machine, 75);
+    let mut ask = SessionClose {
+        domain: CDSP_DOMAIN_ID,
+    };
+    assert_eq!(
+        session_control(&first.api, FASTRPC_SESSION_CLOSE, &mut ask),
+        0
+    );
+    assert_eq!((machine.live().handles, machine.live().mappings), (0, 0));
+}

@@ -1,0 +1,179 @@
+//! Products end to end, on one thread and with a thread that serves, in one session and in two.
+
+use std::thread;
+
+use hexagon_ops::ffi::{
+    CDSP_DOMAIN_NAME, FASTRPC_GET_URI, FASTRPC_RESERVE_NEW_SESSION, GetUri, ReserveNewSession,
+    skel_uri,
+};
+use hexagon_ops::layout::WeightType;
+use hexagon_ops::sim::Options;
+use hexagon_ops::wire::{STATE, STATE_CLOSED, STATE_PARKED, WISH, WISH_CLOSE};
+
+use crate::common::Rng;
+use crate::host::{Product, Session, close, serve, session_control, start, wait_for};
+
+const NMSE: f64 = 5e-4;
+
+#[test]
+fn every_chip_multiplies_every_type() {
+    let mut rng = Rng::new();
+    for arch in [73, 75, 79, 81] {
+        let machine = start(Options::new(arch));
+        let mut session = Session::new(&machine, arch);
+        let info = session.start().unwrap();
+        assert_eq!((info.arch, info.vtcm_bytes), (arch, 8 << 20));
+        for weight in WeightType::ALL {
+            for m in [1, 3] {
+                let product = Product::new(&mut session, weight, m, &mut rng);
+                product.load();
+                assert_eq!(session.run(&[product.command]).status, 0);
+                assert!(product.error() < NMSE, "v{arch} {weight:?} M {m}");
+            }
+        }
+        assert_eq!(close(&session.api, session.handle), 0);
+        assert_eq!(session.shared.load(STATE), STATE_CLOSED);
+        assert_eq!(machine.live().mappings, 0);
+    }
+}
+
+#[test]
+fn a_thread_serves_parks_and_is_woken() {
+    let mut rng = Rng::new();
+    let machine = start(Options::new(75));
+    let mut session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let product = Product::new(&mut session, WeightType::Q4_0, 2, &mut rng);
+    product.load();
+    let (api, handle, shared) = (session.api, session.handle, session.shared.clone());
+    // Very short, so that the race between parking and publishing is run many times.
+    let server = thread::spawn(move || {
+        let mut calls = 0;
+        loop {
+            assert_eq!(serve(&api, handle, 5), 0);
+            calls += 1;
+            if shared.load(STATE) == STATE_CLOSED {
+                return calls;
+            }
+            // As a host does: sleeps until something is published, here by looking.
+            shared.fence();
+            thread::yield_now();
+        }
+    });
+    for _ in 0..300 {
+        session.submit(&[product.command]);
+        let completion = wait_for(|| session.collect());
+        assert_eq!(
+            (completion.sequence, completion.status),
+            (session.sequence, 0)
+        );
+    }
+    session.shared.store(WISH, WISH_CLOSE);
+    assert!(server.join().unwrap() > 1);
+    assert!(product.error() < NMSE);
+}
+
+#[test]
+fn closing_a_handle_ends_its_call() {
+    let machine = start(Options::new(75));
+    let session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let (api, handle) = (session.api, session.handle);
+    let server = thread::spawn(move || serve(&api, handle, u32::MAX));
+    wait_for(|| (session.shared.load(STATE) != STATE_PARKED).then_some(()));
+    assert_eq!(close(&session.api, session.handle), 0);
+    assert_ne!(server.join().unwrap(), 0);
+    assert_eq!(session.shared.load(STATE), STATE_CLOSED);
+}
+
+#[test]
+fn dropping_the_machine_ends_its_calls() {
+    let machine = start(Options::new(75));
+    let session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let (api, handle) = (session.api, session.handle);
+    let server = thread::spawn(move || serve(&api, handle, u32::MAX));
+    wait_for(|| (session.shared.load(STATE) != STATE_PARKED).then_some(()));
+    drop(machine);
+    assert_ne!(server.join().unwrap(), 0);
+}
+
+#[test]
+fn two_handles_compute_at_once() {
+    let mut rng = Rng::new();
+    let machine = start(Options::new(79));
+    let mut sessions = [0; 2].map(|_| Session::new(&machine, 79));
+    let products = [WeightType::Q8_0, WeightType::F16].map(|weight| {
+        let session = &mut sessions[usize::from(weight == WeightType::F16)];
+        session.start().unwrap();
+        let product = Product::new(session, weight, 4, &mut rng);
+        product.load();
+        product
+    });
+    thread::scope(|scope| {
+        for session in &sessions {
+            let (api, handle) = (session.api, session.handle);
+            scope.spawn(move || assert_eq!(serve(&api, handle, 300_000), 0));
+        }
+        for _ in 0..50 {
+            for (session, product) in sessions.iter_mut().zip(&products) {
+                session.submit(&[product.command]);
+            }
+            for session in &sessions {
+                assert_eq!(wait_for(|| session.collect()).status, 0);
+            }
+        }
+    });
+    for product in &products {
+        assert!(product.error() < NMSE);
+    }
+    assert_eq!(machine.live().handles, 2);
+}
+
+#[test]
+fn reserved_sessions_are_processes_of_their_own() {
+    let machine = start(Options::new(73));
+    let api = machine.api();
+    let first = Session::new(&machine, 73);
+    first.start().unwrap();
+    let domain_name_len = 4;
+    let name = c"two";
+    let mut new = ReserveNewSession {
+        domain_name: CDSP_DOMAIN_NAME.as_ptr(),
+        domain_name_len,
+        session_name: name.as_ptr(),
+        session_name_len: 3,
+        effective_domain_id: 0,
+        session_id: 0,
+    };
+    assert_eq!(
+        session_control(&api, FASTRPC_RESERVE_NEW_SESSION, &mut new),
+        0
+    );
+    assert_eq!((new.session_id, new.effective_domain_id), (1, 11));
+    let module =
+        c"file:///libggml_rust_npu_skel_v73.so?ggml_rust_npu_skel_handle_invoke&_modver=1.0";
+    let mut uri = [0_u8; 200];
+    let mut ask = GetUri {
+        domain_name: CDSP_DOMAIN_NAME.as_ptr(),
+        domain_name_len,
+        session_id: 1,
+        module_uri: module.as_ptr(),
+        module_uri_len: 82,
+        uri: uri.as_mut_ptr().cast(),
+        uri_len: 200,
+    };
+    assert_eq!(session_control(&api, FASTRPC_GET_URI, &mut ask), 0);
+    let uri = std::ffi::CStr::from_bytes_until_nul(&uri).unwrap();
+    assert_eq!(uri.to_str().unwrap(), skel_uri(73, 1));
+    let domain = i32::try_from(new.effective_domain_id).unwrap();
+    let second = Session::open(&machine, uri.to_str().unwrap(), domain);
+    second.start().unwrap();
+    // Three can be reserved beside the default one.
+    for code in [0, 0, hexagon_ops::ffi::code::ENOSESSION] {
+        assert_eq!(
+            session_control(&api, FASTRPC_RESERVE_NEW_SESSION, &mut new),
+            code
+        );
+    }
+}

@@ -1,0 +1,280 @@
+//! A device of either family, as the C border sees it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::hexagon::{self, Content, HexBuffer, Stream};
+use super::{Device, PACKED_ALIGN_BYTES, WeightBuffer, system_memory};
+use crate::caps;
+use crate::device::rknpu;
+use crate::error::{Error, Result};
+use crate::graph::{Node, Op, Tensor};
+
+/// A device.
+#[derive(Clone, Debug)]
+pub enum AnyDevice {
+    /// A Rockchip NPU: weights in packed buffers, everything else in host memory.
+    Rockchip(Arc<Device>),
+    /// A Hexagon NPU: everything in its own buffers.
+    Hexagon(Arc<hexagon::Device>),
+}
+
+/// A buffer of a device.
+#[derive(Debug)]
+pub enum AnyBuffer {
+    /// Packed weights of a Rockchip NPU.
+    Rockchip(WeightBuffer),
+    /// Memory of a Hexagon NPU.
+    Hexagon(HexBuffer),
+}
+
+/// A stream of graphs on a device.
+#[derive(Debug)]
+pub enum AnyStream {
+    /// Computes each node as it comes.
+    Rockchip(Arc<Device>),
+    /// Collects a graph and submits it as one.
+    Hexagon(Box<Mutex<Stream>>),
+}
+
+impl AnyDevice {
+    /// Name in ggml.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Rockchip(_) => rknpu::NAME,
+            Self::Hexagon(device) => device.name(),
+        }
+    }
+
+    /// Chip, library, and whether it is simulated.
+    #[must_use]
+    pub fn description(&self) -> String {
+        match self {
+            Self::Rockchip(device) => device.description(),
+            Self::Hexagon(device) => device.description(),
+        }
+    }
+
+    /// Free and total memory that weights can use.
+    #[must_use]
+    pub fn memory(&self) -> (usize, usize) {
+        match self {
+            Self::Rockchip(device) => device.memory(),
+            // Buffers beyond the address space take turns in it.
+            Self::Hexagon(_) => system_memory(),
+        }
+    }
+
+    /// Whether computed tensors live in host memory.
+    #[must_use]
+    pub fn computes_in_host_memory(&self) -> bool {
+        matches!(self, Self::Rockchip(_))
+    }
+
+    /// Whether the device computes an operation. Metadata only.
+    #[must_use]
+    pub fn supports(&self, op: Op, dst: &Tensor, src: &[Tensor]) -> bool {
+        match self {
+            Self::Rockchip(device) => device.supports(op, dst, src),
+            Self::Hexagon(device) => device.supports(op, dst, src),
+        }
+    }
+
+    /// Whether tensors in buffers that ggml does not call weights are packed as well.
+    #[must_use]
+    pub fn packs_all(&self) -> bool {
+        match self {
+            Self::Rockchip(_) => true,
+            Self::Hexagon(device) => device.packs_all(),
+        }
+    }
+
+    /// Alignment of tensors in a buffer, in bytes.
+    #[must_use]
+    pub fn alignment(&self) -> usize {
+        match self {
+            Self::Rockchip(_) => PACKED_ALIGN_BYTES,
+            Self::Hexagon(_) => hexagon::ALIGN_BYTES,
+        }
+    }
+
+    /// Largest buffer, in bytes.
+    #[must_use]
+    pub fn max_buffer_bytes(&self) -> usize {
+        match self {
+            Self::Rockchip(_) => caps::DOMAIN_WEIGHT_BYTES,
+            Self::Hexagon(_) => hexagon::MAX_BUFFER_BYTES,
+        }
+    }
+
+    /// Bytes that a tensor takes in a buffer.
+    #[must_use]
+    pub fn packed_bytes(&self, tensor: &Tensor) -> usize {
+        match self {
+            Self::Rockchip(device) => device.packed_bytes(tensor),
+            Self::Hexagon(device) => device.packed_bytes(tensor),
+        }
+    }
+
+    /// Allocates a buffer.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or the vendor's error.
+    pub fn allocate(&self, bytes: usize) -> Result<AnyBuffer> {
+        match self {
+            Self::Rockchip(device) => {
+                WeightBuffer::new(Arc::clone(device), bytes).map(AnyBuffer::Rockchip)
+            }
+            Self::Hexagon(device) => {
+                HexBuffer::new(Arc::clone(device), bytes).map(AnyBuffer::Hexagon)
+            }
+        }
+    }
+
+    /// Makes a stream of graphs.
+    #[must_use]
+    pub fn stream(&self) -> AnyStream {
+        match self {
+            Self::Rockchip(device) => AnyStream::Rockchip(Arc::clone(device)),
+            Self::Hexagon(device) => {
+                AnyStream::Hexagon(Box::new(Mutex::new(Stream::new(Arc::clone(device)))))
+            }
+        }
+    }
+}
+
+impl AnyBuffer {
+    /// Address of the first byte; ggml reckons tensor addresses from it.
+    #[must_use]
+    pub fn base(&self) -> usize {
+        match self {
+            Self::Rockchip(buffer) => buffer.base(),
+            Self::Hexagon(buffer) => buffer.base(),
+        }
+    }
+
+    /// Whether the CPU may look at the bytes of tensors in it, beside what [`Self::read`] gives.
+    #[must_use]
+    pub fn is_host_memory(&self) -> bool {
+        matches!(self, Self::Rockchip(_))
+    }
+
+    /// Writes the bytes `[offset, offset + size)` of a tensor.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if there is no room for a packed form.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    pub fn write(
+        &self,
+        tensor: &Tensor,
+        offset: usize,
+        size: usize,
+        content: Content,
+    ) -> Result<()> {
+        match self {
+            Self::Rockchip(buffer) => buffer.write(tensor, offset, size, |out| content.put(0, out)),
+            Self::Hexagon(buffer) => {
+                buffer.write(tensor, offset, size, content);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies the bytes of a tensor from `offset` on: exactly what was written.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    pub fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
+        match self {
+            Self::Rockchip(buffer) => buffer.read(tensor, offset, out),
+            Self::Hexagon(buffer) => buffer.read(tensor, offset, out),
+        }
+    }
+
+    /// Fills the whole buffer.
+    pub fn clear(&self, value: u8) {
+        match self {
+            Self::Rockchip(buffer) => buffer.clear(value),
+            Self::Hexagon(buffer) => buffer.clear(value),
+        }
+    }
+
+    fn hexagon(&self) -> Option<&HexBuffer> {
+        match self {
+            Self::Rockchip(_) => None,
+            Self::Hexagon(buffer) => Some(buffer),
+        }
+    }
+}
+
+/// Where the operands of a node are.
+#[derive(Clone, Copy, Debug)]
+pub struct Homes<'a> {
+    /// Buffer of the result.
+    pub dst: Option<&'a AnyBuffer>,
+    /// Buffers of the sources.
+    pub src: [Option<&'a AnyBuffer>; 3],
+}
+
+impl AnyStream {
+    /// Name of the device.
+    #[must_use]
+    pub fn device_name(&self) -> String {
+        match self {
+            Self::Rockchip(_) => rknpu::NAME.into(),
+            Self::Hexagon(stream) => lock(stream).device_name().into(),
+        }
+    }
+
+    /// Computes a node, or adds it to the graph that [`Self::finish`] computes.
+    ///
+    /// - `graph`: number of the graph, another one for each submission
+    ///
+    /// # Errors
+    /// The device's; afterwards the graph is forgotten.
+    pub fn push(&self, node: &mut Node, homes: Homes, graph: u64) -> Result<()> {
+        match self {
+            Self::Rockchip(device) => {
+                let buffer = match homes.src[0] {
+                    Some(AnyBuffer::Rockchip(buffer)) => Some(buffer),
+                    _ => None,
+                };
+                device.compute(node, buffer, graph)
+            }
+            Self::Hexagon(stream) => {
+                let mut stream = lock(stream);
+                let src = homes.src.map(|home| home.and_then(AnyBuffer::hexagon));
+                let dst = homes.dst.and_then(AnyBuffer::hexagon);
+                let result = stream.push(node, dst, src);
+                if result.is_err() {
+                    stream.reset();
+                }
+                result
+            }
+        }
+    }
+
+    /// Computes what is left of the graph.
+    ///
+    /// # Errors
+    /// The device's, with the index of the node that it is about if it is known.
+    pub fn finish(&self) -> std::result::Result<(), (Option<usize>, Error)> {
+        match self {
+            Self::Rockchip(_) => Ok(()),
+            Self::Hexagon(stream) => {
+                (lock(stream).finish()).map_err(|failed| (failed.job, failed.error))
+            }
+        }
+    }
+}
+
+fn lock(stream: &Mutex<Stream>) -> std::sync::MutexGuard<'_, Stream> {
+    // A panic while a graph was collected leaves jobs that its caller never asks to be computed.
+    stream.lock().unwrap_or_else(|poisoned| {
+        let mut stream = PoisonError::into_inner(poisoned);
+        stream.reset();
+        stream
+    })
+}

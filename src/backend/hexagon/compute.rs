@@ -1,0 +1,192 @@
+//! Nodes to jobs: finds the weights, names the operands, submits a graph as one.
+
+use std::sync::Arc;
+
+use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
+
+use super::buffer::write_packed;
+use super::{Content, Device, HexBuffer};
+use crate::device::hexagon::{Buffer, Failed, Job};
+use crate::error::{Error, Result};
+use crate::graph::{Node, Tensor};
+use crate::plan::hexagon::{self as plan, Command, WeightLayout};
+
+/// A stream of graphs on one device: collects the jobs of a graph, then submits them together.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    jobs: Vec<Job>,
+    /// Memory for weights that are packed at use, and how many of these the graph at hand has taken.
+    scratch: Vec<Buffer>,
+    taken: usize,
+}
+
+/// An operand's buffer.
+pub type Home<'a> = Option<&'a HexBuffer>;
+
+impl Stream {
+    /// A stream without jobs.
+    #[must_use]
+    pub fn new(device: Arc<Device>) -> Self {
+        Self {
+            device,
+            jobs: Vec::new(),
+            scratch: Vec::new(),
+            taken: 0,
+        }
+    }
+
+    /// Name of the device.
+    #[must_use]
+    pub fn device_name(&self) -> &str {
+        self.device.name()
+    }
+
+    /// Forgets the jobs of a graph that will not be computed.
+    pub fn reset(&mut self) {
+        self.jobs.clear();
+        self.taken = 0;
+    }
+
+    /// Adds a node to the graph.
+    ///
+    /// - `homes`: buffers of the result and of the sources
+    ///
+    /// # Errors
+    /// `Graph` if the node is not one that [`Device::supports`] said yes to; `OutOfMemory` if weights are to be packed
+    /// and there is no room.
+    pub fn push(&mut self, node: &Node, dst: Home, src: [Home; 3]) -> Result<()> {
+        let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
+        let command = plan::command(vtcm_bytes, node.op, &node.dst, node.sources());
+        let command = command.map_err(refused)?;
+        if node.dst.shape.ne.contains(&0) {
+            return Ok(());
+        }
+        let weights = self.weights(command.weights(), &node.src[0], src[0])?;
+        let dst = plain(&node.dst, dst)?;
+        let act = plain(&node.src[1], src[1])?;
+        let job = match command {
+            Command::MulMat(command) => {
+                let body = wire::MatMul {
+                    weights,
+                    act,
+                    dst,
+                    m: word(command.m),
+                    planes: command.planes.map(word),
+                    reserved: 0,
+                };
+                let buffers = [weights.buffer, act.buffer, dst.buffer, dst.buffer];
+                Job {
+                    command: Wire::new(0, &body),
+                    buffers,
+                }
+            }
+            Command::MulMatId(command) => {
+                let ids = plain(&node.src[2], src[2])?;
+                let body = wire::MatMulId {
+                    weights,
+                    act,
+                    dst,
+                    ids,
+                    slots: word(command.slots),
+                    act_slots: word(command.act_slots),
+                    tokens: word(command.tokens),
+                    reserved: 0,
+                };
+                let buffers = [weights.buffer, act.buffer, dst.buffer, ids.buffer];
+                Job {
+                    command: Wire::new(0, &body),
+                    buffers,
+                }
+            }
+        };
+        self.jobs.push(job);
+        Ok(())
+    }
+
+    /// Has the device compute what was added, and waits for it.
+    ///
+    /// # Errors
+    /// The device's error, with the number of the job that it was about if there is one.
+    pub fn finish(&mut self) -> std::result::Result<(), Failed> {
+        let result = match self.jobs.as_mut_slice() {
+            [] => Ok(()),
+            jobs => self.device.npu.submit(jobs),
+        };
+        self.reset();
+        result
+    }
+
+    /// Where the weights are: packed when they were written, or packed now.
+    fn weights(&mut self, layout: &WeightLayout, src0: &Tensor, home: Home) -> Result<Weights> {
+        let home = home.ok_or_else(|| refused("weights are not in memory of the device"))?;
+        let (buffer, offset) = match home.find(src0) {
+            Some(_) => (home.memory.number(), src0.packed_offset),
+            None => (self.pack_at_use(layout, src0, home)?, 0),
+        };
+        Ok(Weights {
+            buffer,
+            layout: layout.type_of().layout_id().0,
+            offset: offset as u64,
+            k: word(layout.matrix.panel().k()),
+            n: word(layout.matrix.n()),
+            slices: layout.slices.map(word),
+        })
+    }
+
+    /// Packs weights into memory of the stream; returns the buffer's number.
+    fn pack_at_use(
+        &mut self,
+        layout: &WeightLayout,
+        src0: &Tensor,
+        home: &HexBuffer,
+    ) -> Result<u32> {
+        let row_bytes = layout.matrix.ggml_row_bytes();
+        let mut rows = vec![0; src0.shape.rows() * row_bytes];
+        let ([_, n, s2, _], nb) = (src0.shape.ne, src0.shape.nb);
+        if src0.shape.is_contiguous(src0.dtype) {
+            home.read(src0, 0, &mut rows);
+        } else {
+            for (index, row) in rows.chunks_exact_mut(row_bytes).enumerate() {
+                let (i1, i2, i3) = (index % n, index / n % s2, index / n / s2);
+                home.read(src0, i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
+            }
+        }
+        let bytes = layout.bytes();
+        let index = self.taken;
+        if index == self.scratch.len() {
+            self.scratch.push(self.device.npu.allocate(bytes)?);
+        } else if self.scratch[index].bytes() < bytes {
+            self.scratch[index] = self.device.npu.allocate(bytes)?;
+        }
+        self.taken += 1;
+        let scratch = &self.scratch[index];
+        scratch.write(0..bytes, |out| {
+            out.fill(0);
+            write_packed(layout, out, 0..rows.len(), Content::Bytes(&rows));
+        });
+        Ok(scratch.number())
+    }
+}
+
+/// Sizes fit, says the plan.
+fn word(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
+}
+
+fn refused(reason: &str) -> Error {
+    Error::Graph {
+        reason: reason.into(),
+    }
+}
+
+fn plain(tensor: &Tensor, home: Home) -> Result<Plain> {
+    let home = home.ok_or_else(|| refused("an operand is not in memory of the device"))?;
+    let [_, nb1, nb2, nb3] = tensor.shape.nb.map(|nb| nb as u64);
+    Ok(Plain {
+        buffer: home.memory.number(),
+        reserved: 0,
+        offset: tensor.packed_offset as u64,
+        strides: [nb1, nb2, nb3],
+    })
+}

@@ -1,0 +1,209 @@
+//! Joins plan and device for Hexagon: opens sessions, keeps buffers, turns graphs into submissions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hexagon_ops::{ffi, sim};
+
+use crate::caps::{self, HexCaps};
+use crate::config::{Config, Repack, SimChip};
+use crate::device::hexagon::{HexNpu, Settings};
+use crate::error::{Error, Result};
+use crate::graph::{Op, Tensor};
+use crate::plan::hexagon::{self as plan, WeightLayout};
+use crate::selftest;
+use crate::vendor::fastrpc::FastRpc;
+
+pub use self::buffer::{ALIGN_BYTES, Content, HexBuffer};
+pub use self::compute::Stream;
+
+mod buffer;
+mod compute;
+
+/// Largest buffer.
+// SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address space of 3 GB.
+pub const MAX_BUFFER_BYTES: usize = 1 << 30;
+
+/// A device as ggml sees it.
+#[derive(Debug)]
+pub struct Device {
+    name: Arc<str>,
+    npu: HexNpu,
+    repack: Repack,
+}
+
+/// What a device is opened with.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Number of the session, from 0.
+    pub session: u32,
+    /// When weights are packed.
+    pub repack: Repack,
+    /// How long the DSP may be silent.
+    pub timeout: Duration,
+    /// Bytes that can be mapped at a time, if fewer than the chip's.
+    pub address_bytes: Option<u64>,
+}
+
+/// A session that can be opened.
+#[derive(Debug)]
+pub struct Session {
+    rpc: Arc<FastRpc>,
+    caps: &'static HexCaps,
+    number: u32,
+}
+
+impl Session {
+    /// Opens it and tests what it computes.
+    ///
+    /// # Errors
+    /// As [`Device::start`].
+    pub fn start(self, name: &str, config: &Config) -> Result<Arc<Device>> {
+        let options = Options {
+            session: self.number,
+            repack: config.repack,
+            timeout: config.timeout,
+            address_bytes: None,
+        };
+        Device::start(name, &self.rpc, self.caps, options)
+    }
+}
+
+/// The sessions that `config` asks for or that the machine has, in order; for an NPU that is there but cannot be used,
+/// the reason.
+#[must_use]
+pub fn sessions(config: &Config) -> Vec<Result<Session>> {
+    let mut found = Vec::new();
+    let mut add = |rpc: Result<(Arc<FastRpc>, &'static HexCaps)>| match rpc {
+        Ok((rpc, caps)) => found.extend((0..config.hex_sessions).map(|number| {
+            Ok(Session {
+                rpc: Arc::clone(&rpc),
+                caps,
+                number,
+            })
+        })),
+        Err(error) => found.push(Err(error)),
+    };
+    for chip in &config.sim {
+        if let SimChip::Hexagon(caps) = chip {
+            add(simulate(caps, config).map(|rpc| (rpc, *caps)));
+        }
+    }
+    if !config.sim.is_empty() {
+        return found;
+    }
+    match FastRpc::load(config.cdsprpc_lib.as_deref()) {
+        Ok(rpc) => add(chip_behind(&rpc).map(|caps| (rpc, caps))),
+        // Most machines have no such NPU; somebody who names a library has one.
+        Err(error) if config.cdsprpc_lib.is_none() => log::debug!("no Hexagon NPU: {error}"),
+        Err(error) => add(Err(error)),
+    }
+    found
+}
+
+fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
+    let mut options = sim::Options::new(caps.arch);
+    options.faults.clone_from(&config.faults.fastrpc);
+    options.coherence = match config.coherence {
+        rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
+        rknpu_ops::sim::Coherence::Strict => sim::Coherence::Strict,
+    };
+    FastRpc::simulate(options)
+}
+
+fn chip_behind(rpc: &FastRpc) -> Result<&'static HexCaps> {
+    let arch = ffi::arch_of(rpc.attribute(ffi::attribute::ARCH_VER)?);
+    caps::hexagon_by_arch(arch).ok_or_else(|| Error::Version {
+        library: "the Hexagon NPU",
+        have: format!("V{arch}"),
+        want: "V73, V75, V79 or V81".into(),
+    })
+}
+
+impl Device {
+    /// Opens a session and tests what it computes.
+    ///
+    /// # Errors
+    /// As [`HexNpu::open`]; `SelfTest` if it computes something wrong.
+    pub fn start(
+        name: &str,
+        rpc: &Arc<FastRpc>,
+        caps: &'static HexCaps,
+        options: Options,
+    ) -> Result<Arc<Self>> {
+        let name: Arc<str> = name.into();
+        let settings = Settings {
+            session: options.session,
+            timeout: options.timeout,
+            address_bytes: options.address_bytes.unwrap_or(caps.address_bytes),
+        };
+        let npu = HexNpu::open(&name, rpc, caps, settings)?;
+        selftest::hexagon::run(&npu)?;
+        Ok(Arc::new(Self {
+            name,
+            npu,
+            repack: options.repack,
+        }))
+    }
+
+    /// Its name in ggml.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Chip and library, in one line.
+    #[must_use]
+    pub fn description(&self) -> String {
+        let info = self.npu.info();
+        let simulated = if self.npu.is_simulated() {
+            " (simulated)"
+        } else {
+            ""
+        };
+        format!(
+            "Qualcomm Hexagon V{} NPU, {} KiB VTCM, {} HVX threads{simulated}",
+            info.arch,
+            info.vtcm_bytes / 1024,
+            info.threads
+        )
+    }
+
+    /// The NPU.
+    #[must_use]
+    pub fn npu(&self) -> &HexNpu {
+        &self.npu
+    }
+
+    /// Whether a tensor is packed when it is written to a buffer of weights, or to any with [`Repack::Always`].
+    pub(super) fn packs(&self, tensor: &Tensor) -> bool {
+        self.repack != Repack::Off && tensor.shape.is_contiguous(tensor.dtype)
+    }
+
+    /// Whether tensors in buffers that ggml does not call weights count as such.
+    #[must_use]
+    pub fn packs_all(&self) -> bool {
+        self.repack == Repack::Always
+    }
+
+    /// Whether the device computes an operation. Metadata only.
+    #[must_use]
+    pub fn supports(&self, op: Op, dst: &Tensor, src: &[Tensor]) -> bool {
+        let vtcm_bytes = self.npu.info().vtcm_bytes as usize;
+        let plan = plan::question(vtcm_bytes, op, dst, src);
+        if let Err(reason) = plan {
+            log::trace!("{}: {} is left to others: {reason}", self.name, dst.name);
+        }
+        plan.is_ok()
+    }
+
+    /// Bytes that a tensor takes in a buffer: its own, or those of its packed form if that is larger.
+    #[must_use]
+    pub fn packed_bytes(&self, tensor: &Tensor) -> usize {
+        let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+        let packed = (self.packs(tensor))
+            .then(|| WeightLayout::new(tensor))
+            .flatten();
+        packed.map_or(plain, |layout| layout.bytes().max(plain))
+    }
+}

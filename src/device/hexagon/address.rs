@@ -1,0 +1,231 @@
+//! The DSP's address space as a budget: which buffers are mapped, which have to go so that others can come.
+//!
+//! A DSP with 32-bit addresses sees about 3 GB at a time. Buffers are mapped when a submission names them and unmapped,
+//! longest unused first, when another submission needs the room. Accounting only; the session carries it out.
+
+use hexagon_ops::wire::MAX_BUFFERS;
+
+use crate::error::{Error, Result};
+
+/// Number of a buffer on the wire.
+pub(super) type Number = u32;
+
+/// What is known of one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    bytes: u64,
+    fd: i32,
+    mapped: bool,
+    /// Submission that named it last.
+    used: u64,
+}
+
+/// A step towards what a submission needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Give the buffer an address.
+    Map { number: Number, fd: i32, bytes: u64 },
+    /// Take its address away.
+    Unmap { number: Number },
+}
+
+/// All buffers of a session.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    budget_bytes: u64,
+    mapped_bytes: u64,
+    /// By number; a free number has none.
+    entries: Vec<Option<Entry>>,
+}
+
+impl AddressSpace {
+    /// An empty one of `budget_bytes`.
+    pub(super) fn new(budget_bytes: u64) -> Self {
+        Self {
+            budget_bytes,
+            mapped_bytes: 0,
+            entries: Vec::new(),
+        }
+    }
+
+    /// Bytes that can be mapped at a time.
+    pub(super) fn budget_bytes(&self) -> u64 {
+        self.budget_bytes
+    }
+
+    /// Gives a buffer a number; nothing is mapped yet.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if it is larger than the budget, or no number is free.
+    pub(super) fn add(&mut self, fd: i32, bytes: usize) -> Result<Number> {
+        let free = self.entries.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.entries.len());
+        let number = u32::try_from(index).unwrap_or(MAX_BUFFERS);
+        let wide = bytes as u64;
+        if wide > self.budget_bytes || number >= MAX_BUFFERS {
+            return Err(Error::OutOfMemory {
+                call: "the DSP's address space",
+                bytes,
+            });
+        }
+        if index == self.entries.len() {
+            self.entries.push(None);
+        }
+        self.entries[index] = Some(Entry {
+            bytes: wide,
+            fd,
+            mapped: false,
+            used: 0,
+        });
+        Ok(number)
+    }
+
+    /// Forgets a buffer; whether it is mapped and must be unmapped first.
+    pub(super) fn remove(&mut self, number: Number) -> bool {
+        let entry = self.entries.get_mut(number as usize).and_then(Option::take);
+        let mapped = entry.filter(|entry| entry.mapped);
+        self.mapped_bytes -= mapped.map_or(0, |entry| entry.bytes);
+        mapped.is_some()
+    }
+
+    /// Bytes that the numbers need together; each is counted once.
+    pub(super) fn bytes(&self, numbers: &[Number]) -> u64 {
+        let distinct = numbers
+            .iter()
+            .enumerate()
+            .filter(|(i, number)| !numbers[..*i].contains(number));
+        distinct
+            .filter_map(|(_, number)| self.entry(*number))
+            .map(|entry| entry.bytes)
+            .sum()
+    }
+
+    fn entry(&self, number: Number) -> Option<&Entry> {
+        self.entries.get(number as usize)?.as_ref()
+    }
+
+    /// What has to change so that submission `used` finds all `numbers` mapped, in order; counts as carried out.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if they exceed the budget together; nothing is changed then.
+    pub(super) fn admit(
+        &mut self,
+        numbers: &[Number],
+        used: u64,
+        changes: &mut Vec<Change>,
+    ) -> Result<()> {
+        let need = self.bytes(numbers);
+        if need > self.budget_bytes {
+            return Err(Error::OutOfMemory {
+                call: "the DSP's address space",
+                bytes: usize::try_from(need).unwrap_or(usize::MAX),
+            });
+        }
+        let mut coming = 0;
+        for number in numbers {
+            if let Some(Some(entry)) = self.entries.get_mut(*number as usize) {
+                if !entry.mapped && entry.used != used {
+                    coming += entry.bytes;
+                }
+                entry.used = used;
+            }
+        }
+        while self.mapped_bytes + coming > self.budget_bytes {
+            let oldest = (self.entries.iter_mut().enumerate())
+                .filter_map(|(index, entry)| Some((index, entry.as_mut()?)))
+                .filter(|(_, entry)| entry.mapped && entry.used != used)
+                .min_by_key(|(_, entry)| entry.used);
+            let Some((index, entry)) = oldest else { break };
+            entry.mapped = false;
+            self.mapped_bytes -= entry.bytes;
+            changes.push(Change::Unmap {
+                number: u32::try_from(index).unwrap_or(MAX_BUFFERS),
+            });
+        }
+        for number in numbers {
+            if let Some(Some(entry)) = self.entries.get_mut(*number as usize)
+                && !entry.mapped
+            {
+                entry.mapped = true;
+                self.mapped_bytes += entry.bytes;
+                changes.push(Change::Map {
+                    number: *number,
+                    fd: entry.fd,
+                    bytes: entry.bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back a change that could not be carried out.
+    pub(super) fn undo(&mut self, change: Change) {
+        let (Change::Map { number, .. } | Change::Unmap { number }) = change;
+        let Some(Some(entry)) = self.entries.get_mut(number as usize) else {
+            return;
+        };
+        entry.mapped = matches!(change, Change::Unmap { .. });
+        if entry.mapped {
+            self.mapped_bytes += entry.bytes;
+        } else {
+            self.mapped_bytes -= entry.bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_longest_unused_buffer_goes_first() {
+        let mut space = AddressSpace::new(100);
+        let [a, b, c] = [40, 40, 50].map(|bytes| space.add(9, bytes).unwrap());
+        let mut changes = Vec::new();
+        space.admit(&[a, b, a], 1, &mut changes).unwrap();
+        assert_eq!(changes.len(), 2);
+        space.admit(&[b], 2, &mut changes).unwrap();
+        assert_eq!(changes.len(), 2);
+        space.admit(&[c], 3, &mut changes).unwrap();
+        assert_eq!(changes[2], Change::Unmap { number: a });
+        assert!(!space.remove(a) && space.remove(c));
+        assert!(space.add(9, 101).is_err());
+        let error = space.admit(&[b, c], 4, &mut Vec::new());
+        assert!(error.is_ok(), "c is gone and needs nothing");
+    }
+
+    proptest! {
+        /// Against a plain set: never over budget, everything that was asked for is mapped, each change is possible.
+        #[test]
+        fn what_is_asked_for_is_mapped_and_the_budget_holds(
+            sizes in prop::collection::vec(1usize..60, 1..12),
+            asks in prop::collection::vec(prop::collection::vec(0usize..12, 1..4), 1..40),
+        ) {
+            let mut space = AddressSpace::new(100);
+            let numbers: Vec<_> = sizes.iter().map(|bytes| space.add(3, *bytes).unwrap()).collect();
+            let mut mapped = std::collections::BTreeSet::new();
+            for (sequence, ask) in (1u64..).zip(asks) {
+                let ask: Vec<_> = ask.iter().map(|i| numbers[i % numbers.len()]).collect();
+                let mut changes = Vec::new();
+                if space.admit(&ask, sequence, &mut changes).is_err() {
+                    prop_assert!(changes.is_empty() && space.bytes(&ask) > 100);
+                    continue;
+                }
+                for change in changes {
+                    match change {
+                        Change::Map { number, bytes, .. } => {
+                            prop_assert!(mapped.insert(number));
+                            prop_assert_eq!(bytes, sizes[number as usize] as u64);
+                        }
+                        Change::Unmap { number } => prop_assert!(mapped.remove(&number) && !ask.contains(&number)),
+                    }
+                    let total: usize = mapped.iter().map(|number| sizes[*number as usize]).sum();
+                    prop_assert!(total <= 100);
+                }
+                prop_assert!(ask.iter().all(|number| mapped.contains(number)));
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The Hexagon NPU: carries out commands on tensors in shared memory.
+//!
+//! ```text
+//! backend -- jobs: commands that name buffers by number --> session --> ring --> DSP
+//!    '------ set, get --> Buffer: shared memory, touched only while the DSP has nothing to do
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hexagon_ops::wire::Info;
+
+use self::session::Session;
+pub use self::session::{Failed, Job};
+use crate::caps::HexCaps;
+use crate::error::{Error, Result};
+use crate::vendor::fastrpc::{Connection, FastRpc, SharedMemory};
+
+mod address;
+mod session;
+
+/// Most buffers that a job names.
+pub const MAX_OPERANDS: usize = session::MAX_OPERANDS;
+
+/// A session on an NPU.
+#[derive(Debug)]
+pub struct HexNpu {
+    caps: &'static HexCaps,
+    session: Arc<Session>,
+}
+
+/// What a session is opened with.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Number of the session, from 0.
+    pub session: u32,
+    /// How long the DSP may be silent.
+    pub timeout: Duration,
+    /// Bytes that can be mapped at a time; less than the chip's for tests.
+    pub address_bytes: u64,
+}
+
+impl HexNpu {
+    /// Opens a session.
+    ///
+    /// - `name`: for log lines
+    ///
+    /// # Errors
+    /// `FastRpc` if the DSP's library cannot be loaded or started; `Version` if it is not the one of this program.
+    pub fn open(
+        name: &Arc<str>,
+        rpc: &Arc<FastRpc>,
+        caps: &'static HexCaps,
+        settings: Settings,
+    ) -> Result<Self> {
+        let (connection, quiet) = Connection::open(rpc, caps.arch, settings.session)?;
+        let session = Session::open(
+            name,
+            connection,
+            quiet,
+            settings.address_bytes,
+            settings.timeout,
+        )?;
+        let have = session.info().arch;
+        if have != caps.arch {
+            return Err(Error::Version {
+                library: "the DSP's library",
+                have: format!("v{have}"),
+                want: format!("v{}", caps.arch),
+            });
+        }
+        Ok(Self {
+            caps,
+            session: Arc::new(session),
+        })
+    }
+
+    /// The chip.
+    #[must_use]
+    pub fn caps(&self) -> &'static HexCaps {
+        self.caps
+    }
+
+    /// What the DSP's library said of itself.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        self.session.info()
+    }
+
+    /// Whether a stand-in computes in place of silicon.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.session.connection().rpc().stand_in().is_some()
+    }
+
+    /// Whether an error put the session out of use.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.session.is_lost()
+    }
+
+    /// Allocates shared memory.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        let memory = SharedMemory::new(self.session.connection(), bytes.max(1))?;
+        let number = self.session.add(memory.fd(), memory.len())?;
+        Ok(Buffer {
+            session: Arc::clone(&self.session),
+            memory,
+            number,
+        })
+    }
+
+    /// Has the DSP carry out `jobs` in order, and waits until it has.
+    ///
+    /// # Errors
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if buffers cannot be mapped; else what the DSP said, or its
+    /// silence.
+    pub fn submit(&self, jobs: &mut [Job]) -> std::result::Result<(), Failed> {
+        self.session.submit(jobs)
+    }
+}
+
+/// Shared memory with a number that jobs name it by.
+#[derive(Debug)]
+pub struct Buffer {
+    session: Arc<Session>,
+    memory: SharedMemory,
+    number: u32,
+}
+
+impl Buffer {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Address of its first byte; ggml reckons tensor addresses from it.
+    #[must_use]
+    pub fn base(&self) -> usize {
+        self.memory.base()
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Has `read` look at some of its bytes, when the DSP has nothing to do.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn read<T>(&self, range: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> T {
+        (self.session).quietly(|quiet| read(self.memory.read(quiet, range)))
+    }
+
+    /// Has `write` change some of its bytes, when the DSP has nothing to do.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn write<T>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> T) -> T {
+        (self.session).quietly(|quiet| self.memory.write(quiet, range, write))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.session.remove(self.number);
+    }
+}

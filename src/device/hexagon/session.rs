@@ -1,0 +1,500 @@
+//! One session with a DSP: submissions through the ring, the thread that keeps the DSP serving it, what is mapped.
+//!
+//! ```text
+//! submit() -- ring: commands --> DSP's serve loop
+//!    |  ^---- ring: completion --'     ^
+//!    '--- bell, if it is parked --> serving thread: stays inside the FastRPC call while there is work
+//! ```
+//!
+//! One lock covers a submission from its first command to its completion: several backends on several threads take turns.
+//! Silence for longer than the time-out, nonsense in the ring, or an error of the serving call lose the session: it
+//! refuses to go on, and everything else in the process does go on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hexagon_ops::serve;
+use hexagon_ops::wire::{self, Command, Completion, Info, Nop};
+
+use super::address::{AddressSpace, Change, Number};
+use crate::error::{Error, Result};
+use crate::ring::{Corrupt, Ring};
+use crate::vendor::fastrpc::{Connection, Quiet, RingMemory};
+
+/// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through in turns.
+const SLOTS: u32 = 1024;
+
+/// How long the DSP polls an empty ring before its call returns.
+///
+/// SOURCE: design.md §6 wants an idle NPU to draw nothing and a busy one to pay no call: between two splits of a decode
+/// step there are tens of microseconds of CPU work, between two tokens a few milliseconds.
+const IDLE: Duration = Duration::from_millis(2);
+
+/// Most buffers that one command names.
+pub(super) const MAX_OPERANDS: usize = 4;
+
+/// A command and the buffers that it names.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// The command; its sequence number and flags are the session's to fill in.
+    pub command: Command,
+    /// The buffers, one of them perhaps more than once.
+    pub buffers: [Number; MAX_OPERANDS],
+}
+
+/// A submission that failed: which job, if one can be named, and why.
+#[derive(Debug)]
+pub struct Failed {
+    /// Index of the job.
+    pub job: Option<usize>,
+    /// The reason.
+    pub error: Error,
+}
+
+/// Wakes the serving thread, and hears of its end.
+#[derive(Debug, Default)]
+struct Bell {
+    state: Mutex<BellState>,
+    rung: Condvar,
+    failed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct BellState {
+    work: bool,
+    stop: bool,
+    error: Option<Error>,
+}
+
+impl Bell {
+    fn lock(&self) -> MutexGuard<'_, BellState> {
+        // Nothing in here panics half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        self.lock().work = true;
+        self.rung.notify_one();
+    }
+
+    fn stop(&self) {
+        self.lock().stop = true;
+        self.rung.notify_one();
+    }
+
+    /// Waits for work; `false` when it is time to stop.
+    fn wait(&self) -> bool {
+        let mut state = self.lock();
+        while !state.work && !state.stop {
+            state = (self.rung.wait(state)).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.work = false;
+        !state.stop
+    }
+
+    fn fail(&self, error: Error) {
+        self.lock().error = Some(error);
+        self.failed.store(true, Ordering::Release);
+    }
+}
+
+/// What a submission needs for itself.
+#[derive(Debug)]
+struct Inner {
+    ring: Ring<RingMemory>,
+    quiet: Quiet,
+    space: AddressSpace,
+    /// Scratch of [`Session::submit`].
+    changes: Vec<Change>,
+    numbers: Vec<Number>,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Session {
+    device: Arc<str>,
+    connection: Arc<Connection>,
+    info: Info,
+    bell: Arc<Bell>,
+    serving: Option<JoinHandle<()>>,
+    inner: Mutex<Inner>,
+    timeout: Duration,
+    /// What put the session out of use.
+    lost: OnceLock<String>,
+}
+
+impl Session {
+    /// Starts the DSP's library on a ring of its own.
+    ///
+    /// - `budget_bytes`: what can be mapped at a time
+    /// - `timeout`: how long a command may take
+    ///
+    /// # Errors
+    /// `OutOfMemory` for the ring; `Vendor` if a call fails.
+    pub(super) fn open(
+        device: &Arc<str>,
+        connection: Connection,
+        quiet: Quiet,
+        budget_bytes: u64,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let Some(layout) = wire::RingLayout::new(SLOTS) else {
+            unreachable!("SLOTS is a power of two");
+        };
+        let memory = RingMemory::new(&connection, layout.bytes())?;
+        let Some(ring) = Ring::new(memory, SLOTS) else {
+            unreachable!("the memory was made for this ring");
+        };
+        let info = connection.start(ring.memory())?;
+        let connection = Arc::new(connection);
+        let bell = Arc::new(Bell::default());
+        let serving = std::thread::Builder::new()
+            .name(format!("{device}-serve"))
+            .spawn({
+                let (connection, bell) = (Arc::clone(&connection), Arc::clone(&bell));
+                move || {
+                    while bell.wait() {
+                        if let Err(error) = connection.serve(IDLE) {
+                            return bell.fail(error);
+                        }
+                    }
+                }
+            })
+            .map_err(|error| Error::Library {
+                library: "a thread of the device".into(),
+                reason: error.to_string(),
+            })?;
+        Ok(Self {
+            device: Arc::clone(device),
+            connection,
+            info,
+            bell,
+            serving: Some(serving),
+            inner: Mutex::new(Inner {
+                ring,
+                quiet,
+                space: AddressSpace::new(budget_bytes),
+                changes: Vec::new(),
+                numbers: Vec::new(),
+            }),
+            timeout,
+            lost: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// What the DSP's library said of itself.
+    pub(super) fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Whether an error put the session out of use.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic during a submission leaves the session lost.
+        self.inner.lock().unwrap_or_else(|poisoned| {
+            let _ = self.lose(Error::Dsp {
+                reason: "internal error".into(),
+            });
+            PoisonError::into_inner(poisoned)
+        })
+    }
+
+    /// Runs `access` while the DSP is idle: the only time at which the CPU touches shared memory.
+    pub(super) fn quietly<T>(&self, access: impl FnOnce(&mut Quiet) -> T) -> T {
+        access(&mut self.lock().quiet)
+    }
+
+    /// Gives shared memory a number.
+    pub(super) fn add(&self, fd: i32, bytes: usize) -> Result<Number> {
+        self.lock().space.add(fd, bytes)
+    }
+
+    /// Takes a number back; the DSP does not see the memory afterwards.
+    pub(super) fn remove(&self, number: Number) {
+        let mut inner = self.lock();
+        if !inner.space.remove(number) || self.is_lost() {
+            return;
+        }
+        let sequence = inner.ring.next_sequence();
+        let mut command = Change::Unmap { number }.command(sequence);
+        command.flags = wire::FENCE;
+        let result =
+            (self.push(&mut inner.ring, &command)).and_then(|()| self.complete(&mut inner.ring, 1));
+        if let Err(error) = result {
+            log::error!("{}: cannot unmap shared memory: {error}", self.device);
+        }
+    }
+
+    /// Has the DSP carry out `jobs` in order, and waits until it has.
+    ///
+    /// Jobs whose buffers do not fit into the address space together go in several submissions.
+    ///
+    /// # Errors
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit, or cannot be mapped; else what
+    /// the DSP said, or its silence.
+    pub(super) fn submit(&self, jobs: &mut [Job]) -> std::result::Result<(), Failed> {
+        let mut inner = self.lock();
+        let mut first = 0;
+        while first < jobs.len() {
+            let count = inner.fitting(&jobs[first..]);
+            let part = &mut jobs[first..first + count];
+            self.submit_part(&mut inner, part)
+                .map_err(|failed| Failed {
+                    job: failed.job.map(|job| first + job),
+                    ..failed
+                })?;
+            first += count;
+        }
+        Ok(())
+    }
+
+    fn submit_part(&self, inner: &mut Inner, jobs: &mut [Job]) -> std::result::Result<(), Failed> {
+        let whole = |error| Failed { job: None, error };
+        if let Some(error) = self.earlier_error() {
+            return Err(whole(error));
+        }
+        let Inner {
+            ring,
+            space,
+            changes,
+            numbers,
+            ..
+        } = inner;
+        let sequence = ring.next_sequence();
+        changes.clear();
+        (space.admit(numbers, sequence, changes)).map_err(|error| Failed {
+            job: (jobs.len() == 1).then_some(0),
+            error,
+        })?;
+        let commands = changes.len() + jobs.len() + 1;
+        let mut push = |command: Command| self.push(ring, &command).map_err(whole);
+        for change in changes.iter() {
+            push(change.command(sequence))?;
+        }
+        for job in jobs {
+            job.command.sequence = sequence;
+            push(job.command)?;
+        }
+        let mut fence = Command::new(sequence, &Nop { reserved: 0 });
+        fence.flags = wire::FENCE;
+        push(fence)?;
+        let completion = self.complete(ring, commands).map_err(whole)?;
+        if completion.status == wire::STATUS_OK {
+            return Ok(());
+        }
+        let failed = completion.command as usize;
+        for change in changes.iter().skip(failed) {
+            space.undo(*change);
+        }
+        let error = Error::Dsp {
+            reason: serve::describe(completion.status, completion.detail).to_string(),
+        };
+        Err(Failed {
+            job: failed.checked_sub(changes.len()),
+            error: if completion.status == wire::STATUS_MAP_FAILED {
+                error
+            } else {
+                self.lose(error)
+            },
+        })
+    }
+
+    /// Writes a command, waiting for a free slot if the ring is full.
+    fn push(&self, ring: &mut Ring<RingMemory>, command: &Command) -> Result<()> {
+        let mut patience = Patience::new(self.timeout);
+        loop {
+            if ring
+                .push(command)
+                .map_err(|corrupt| self.corrupt(corrupt))?
+            {
+                return Ok(());
+            }
+            self.show(ring);
+            self.wait(ring, &mut patience)?;
+        }
+    }
+
+    /// Publishes what was written, and calls the DSP if it does not look.
+    fn show(&self, ring: &mut Ring<RingMemory>) {
+        ring.publish();
+        if ring.is_parked() {
+            self.bell.ring();
+        }
+    }
+
+    /// Waits for the completion of the oldest fence.
+    fn complete(&self, ring: &mut Ring<RingMemory>, commands: usize) -> Result<Completion> {
+        self.show(ring);
+        let mut patience = Patience::new(self.timeout);
+        loop {
+            let collected = ring.collect().map_err(|corrupt| self.corrupt(corrupt))?;
+            if let Some(completion) = collected {
+                if completion.command as usize >= commands {
+                    return Err(self.lose(Error::Dsp {
+                        reason: format!("it blames command {} of {commands}", completion.command),
+                    }));
+                }
+                return Ok(completion);
+            }
+            self.wait(ring, &mut patience)?;
+        }
+    }
+
+    /// A pause between two looks at the ring.
+    fn wait(&self, ring: &mut Ring<RingMemory>, patience: &mut Patience) -> Result<()> {
+        if self.bell.failed.load(Ordering::Acquire) {
+            let error = self.bell.lock().error.take();
+            let ended = || Error::Dsp {
+                reason: "the serving call has ended".into(),
+            };
+            return Err(self.lose(error.unwrap_or_else(ended)));
+        }
+        if ring.is_closed() {
+            return Err(self.lose(Error::Dsp {
+                reason: "it gave the ring up".into(),
+            }));
+        }
+        let waiting = ring.waiting().map_err(|corrupt| self.corrupt(corrupt))?;
+        if patience.pause(waiting) {
+            return Ok(());
+        }
+        Err(self.lose(Error::Timeout {
+            seconds: self.timeout.as_secs_f64(),
+        }))
+    }
+
+    /// Puts the session out of use; the first cause stays.
+    fn lose(&self, cause: Error) -> Error {
+        let _ = self.lost.set(cause.to_string());
+        cause
+    }
+
+    fn earlier_error(&self) -> Option<Error> {
+        self.lost.get().map(|cause| Error::DeviceLost {
+            device: self.device.to_string(),
+            cause: cause.clone(),
+        })
+    }
+
+    fn corrupt(&self, corrupt: Corrupt) -> Error {
+        self.lose(Error::Dsp {
+            reason: corrupt.to_string(),
+        })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.lock().ring.close();
+        self.bell.stop();
+        let Some(serving) = self.serving.take() else {
+            return;
+        };
+        // A DSP that hangs keeps its thread inside the call: that one is left behind.
+        let deadline = Instant::now() + 50 * IDLE;
+        while !serving.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        if serving.is_finished() {
+            // A panic in it was reported by the panic hook.
+            let _ = serving.join();
+        } else {
+            log::warn!("{}: the DSP does not return from its call", self.device);
+        }
+    }
+}
+
+impl Inner {
+    /// How many of the first `jobs` fit into the address space together, at least one; their buffers are in `numbers`.
+    fn fitting(&mut self, jobs: &[Job]) -> usize {
+        self.numbers.clear();
+        let mut bytes = 0;
+        for (count, job) in jobs.iter().enumerate() {
+            let known = self.numbers.len();
+            for number in job.buffers {
+                if !self.numbers.contains(&number) {
+                    self.numbers.push(number);
+                    bytes += self.space.bytes(&[number]);
+                }
+            }
+            if count > 0 && bytes > self.space.budget_bytes() {
+                self.numbers.truncate(known);
+                return count;
+            }
+        }
+        jobs.len()
+    }
+}
+
+impl Change {
+    fn command(self, sequence: u64) -> Command {
+        match self {
+            Self::Map { number, fd, bytes } => Command::new(
+                sequence,
+                &wire::Map {
+                    buffer: number,
+                    fd,
+                    bytes,
+                },
+            ),
+            Self::Unmap { number } => Command::new(
+                sequence,
+                &wire::Unmap {
+                    buffer: number,
+                    reserved: 0,
+                },
+            ),
+        }
+    }
+}
+
+/// How long to go on waiting: as long as the other side reads commands, and for a time after.
+struct Patience {
+    timeout: Duration,
+    begun: Instant,
+    /// Commands that were waiting when there was progress last.
+    waiting: u32,
+    pauses: u32,
+}
+
+/// Looks at the ring without a pause in between: a DSP answers a small submission within microseconds.
+const SPINS: u32 = 100;
+/// Looks with other threads let through.
+const YIELDS: u32 = 2000;
+/// Pause from then on.
+const NAP: Duration = Duration::from_micros(50);
+
+impl Patience {
+    fn new(timeout: Duration) -> Self {
+        Self {
+            timeout,
+            begun: Instant::now(),
+            waiting: u32::MAX,
+            pauses: 0,
+        }
+    }
+
+    /// Pauses; `false` if there was no progress for too long.
+    fn pause(&mut self, waiting: u32) -> bool {
+        if waiting != self.waiting {
+            self.waiting = waiting;
+            self.begun = Instant::now();
+        }
+        self.pauses = self.pauses.saturating_add(1);
+        match self.pauses {
+            0..=SPINS => std::hint::spin_loop(),
+            pauses if pauses <= SPINS + YIELDS => std::thread::yield_now(),
+            _ => std::thread::sleep(NAP),
+        }
+        self.pauses <= SPINS || self.begun.elapsed() < self.timeout
+    }
+}

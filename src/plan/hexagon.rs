@@ -1,0 +1,226 @@
+//! What the Hexagon NPU computes, from a node's metadata alone. Knows no device.
+
+use hexagon_ops::layout::{F16_TILE_BYTES, MatrixLayout, WeightType};
+use hexagon_ops::ops::matmul::GemmPlan;
+
+use super::Refusal;
+use crate::graph::{Op, Place, Tensor};
+use crate::tensor::{DType, Format};
+
+/// How the weights of one src0 lie when they are packed: matrices one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightLayout {
+    /// Layout of each matrix.
+    pub matrix: MatrixLayout,
+    /// Matrices in dimensions 2 and 3.
+    pub slices: [usize; 2],
+}
+
+impl WeightLayout {
+    /// The layout of a tensor's packed form; `None` if its type has none, or its rows are not whole blocks.
+    #[must_use]
+    pub fn new(tensor: &Tensor) -> Option<Self> {
+        let [k, n, s2, s3] = tensor.shape.ne;
+        let matrix = MatrixLayout::new(weight_type(tensor)?, n, k).ok()?;
+        (n > 0 && s2 > 0 && s3 > 0).then_some(Self {
+            matrix,
+            slices: [s2, s3],
+        })
+    }
+
+    /// Number of matrices.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.slices[0] * self.slices[1]
+    }
+
+    /// Bytes of all matrices.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.count() * self.matrix.matrix_bytes()
+    }
+
+    /// The same for one matrix.
+    #[must_use]
+    pub fn type_of(&self) -> WeightType {
+        self.matrix.panel().weight()
+    }
+}
+
+fn weight_type(tensor: &Tensor) -> Option<WeightType> {
+    match (tensor.dtype, tensor.format) {
+        (DType::F16, _) => Some(WeightType::F16),
+        (DType::Quantized { .. }, Some(format)) => Some(match format {
+            Format::Q4_0 => WeightType::Q4_0,
+            Format::Q4_1 => WeightType::Q4_1,
+            Format::Q8_0 => WeightType::Q8_0,
+            Format::Iq4Nl => WeightType::Iq4Nl,
+            Format::Mxfp4 => WeightType::Mxfp4,
+        }),
+        _ => None,
+    }
+}
+
+/// A multiplication: `dst[M,N] = act[M,K] · w[K,N]` for each plane of the activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MulMat {
+    /// The weights.
+    pub weights: WeightLayout,
+    /// Rows of activations in each plane.
+    pub m: usize,
+    /// `ne[2]` and `ne[3]` of src1 and dst.
+    pub planes: [usize; 2],
+}
+
+/// A multiplication in which each row of activations goes to the expert that was chosen for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MulMatId {
+    /// The weights, one matrix for each expert.
+    pub weights: WeightLayout,
+    /// Experts that a token uses.
+    pub slots: usize,
+    /// Slots that the activations have.
+    pub act_slots: usize,
+    /// Tokens.
+    pub tokens: usize,
+}
+
+/// What the device is to do for a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// For [`Op::MulMat`].
+    MulMat(MulMat),
+    /// For [`Op::MulMatId`].
+    MulMatId(MulMatId),
+}
+
+impl Command {
+    /// The weights.
+    #[must_use]
+    pub fn weights(&self) -> &WeightLayout {
+        match self {
+            Self::MulMat(command) => &command.weights,
+            Self::MulMatId(command) => &command.weights,
+        }
+    }
+}
+
+/// Plans a node for a question of ggml's: also says no where the device could, but should not.
+///
+/// # Errors
+/// The reason why the node is not for this device.
+pub fn question(
+    vtcm_bytes: usize,
+    op: Op,
+    dst: &Tensor,
+    src: &[Tensor],
+) -> Result<Command, Refusal> {
+    // Everything else would have to be packed at each use: operands that were just computed, caches that grow.
+    // Where no memory is known yet, the answer is about the operation as such, and packing at use is what happens.
+    let in_place = |weights: &Tensor| matches!(weights.place, Place::Packed | Place::Unknown);
+    if !src.first().is_some_and(in_place) {
+        return Err("weights are not in packed memory");
+    }
+    command(vtcm_bytes, op, dst, src)
+}
+
+/// Plans a node.
+///
+/// # Errors
+/// The reason why the device cannot compute it.
+pub fn command(
+    vtcm_bytes: usize,
+    op: Op,
+    dst: &Tensor,
+    src: &[Tensor],
+) -> Result<Command, Refusal> {
+    match (op, src) {
+        (Op::MulMat, [src0, src1]) => mul_mat(vtcm_bytes, dst, src0, src1).map(Command::MulMat),
+        (Op::MulMatId, [src0, src1, ids]) => {
+            mul_mat_id(vtcm_bytes, dst, src0, src1, ids).map(Command::MulMatId)
+        }
+        _ => Err("wrong number of sources"),
+    }
+}
+
+fn mul_mat(
+    vtcm_bytes: usize,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+) -> Result<MulMat, Refusal> {
+    let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
+    if k != k1 || dst.shape.ne != [n, m, p2, p3] || s2 == 0 || s3 == 0 {
+        return Err("shapes do not fit");
+    }
+    if p2 % s2 != 0 || p3 % s3 != 0 {
+        return Err("shapes do not fit");
+    }
+    Ok(MulMat {
+        weights: operands(vtcm_bytes, dst, src0, src1, m)?,
+        m,
+        planes: [p2, p3],
+    })
+}
+
+fn mul_mat_id(
+    vtcm_bytes: usize,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+    ids: &Tensor,
+) -> Result<MulMatId, Refusal> {
+    let ([k, n, _, s3], [k1, act_slots, tokens, p3]) = (src0.shape.ne, src1.shape.ne);
+    let [slots, ids_tokens, ..] = ids.shape.ne;
+    if ids.dtype != DType::I32 || ids.shape.nb[0] != 4 || !rows_of_words(ids) {
+        return Err("choice of experts is not rows of I32");
+    }
+    let fits = k == k1
+        && dst.shape.ne == [n, slots, tokens, 1]
+        && ids.shape.ne == [slots, tokens, 1, 1]
+        && ids_tokens == tokens
+        && [s3, p3] == [1, 1]
+        && act_slots > 0
+        && slots % act_slots == 0;
+    if !fits {
+        return Err("shapes do not fit");
+    }
+    Ok(MulMatId {
+        weights: operands(vtcm_bytes, dst, src0, src1, tokens * slots)?,
+        slots,
+        act_slots,
+        tokens,
+    })
+}
+
+/// Whether the rows' distances are whole words.
+fn rows_of_words(tensor: &Tensor) -> bool {
+    tensor.shape.nb[1..].iter().all(|nb| nb % 4 == 0)
+}
+
+/// What holds for the operands of any multiplication; returns how the weights lie when packed.
+fn operands(
+    vtcm_bytes: usize,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+    m: usize,
+) -> Result<WeightLayout, Refusal> {
+    if src0.shape.nb[0] != src0.dtype.step_bytes().unwrap_or(0) {
+        return Err("weights are transposed");
+    }
+    for rows in [src1, dst] {
+        if rows.dtype != DType::F32 || rows.shape.nb[0] != 4 || !rows_of_words(rows) {
+            return Err("activations or results are not rows of F32");
+        }
+    }
+    let layout = WeightLayout::new(src0).ok_or("weights of this type or size stay on the CPU")?;
+    let fits_word = |size: usize| u32::try_from(size).is_ok();
+    let sizes = [src0.shape.ne, src1.shape.ne, dst.shape.ne];
+    if !sizes.iter().flatten().all(|size| fits_word(*size)) {
+        return Err("a dimension needs more than 32 bits");
+    }
+    GemmPlan::new(layout.matrix, m, vtcm_bytes / F16_TILE_BYTES)
+        .map_err(|_| "rows are too long for the VTCM")?;
+    Ok(layout)
+}

@@ -1,0 +1,517 @@
+//! libcdsprpc: sessions with a DSP, shared memory and calls as Rust values. Every return code is checked here, and
+//! nowhere else.
+//!
+//! Ownership: a [`Connection`], and all memory made for it, keep the library open. Memory that both processors use is of
+//! two kinds: a [`RingMemory`] is words that both touch at any time, atomically; a [`SharedMemory`] is bytes that the CPU
+//! touches only while it holds the connection's one [`Quiet`], that is, while the DSP has nothing to do.
+#![expect(unsafe_code, reason = "calls into the vendor's library")]
+
+use std::ffi::{CString, c_int, c_void};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hexagon_ops::ffi::{
+    self, Api, DspCapability, Handle, RemoteArg, ReserveNewSession, Scalars, UnsignedModule, code,
+};
+use hexagon_ops::sim;
+use hexagon_ops::wire::{self, Info, Serve, Start};
+
+use super::loader;
+use crate::error::{Error, Result};
+use crate::ring::SharedWords;
+
+/// What keeps the functions of the table alive.
+#[derive(Debug)]
+enum Provider {
+    Library(
+        #[expect(dead_code, reason = "held for its Drop: the functions live in it")]
+        libloading::Library,
+    ),
+    StandIn(sim::Machine),
+}
+
+/// The library's functions, loaded or simulated.
+#[derive(Debug)]
+pub struct FastRpc {
+    api: Api,
+    provider: Provider,
+}
+
+fn check(call: &'static str, code: c_int, what: impl FnOnce() -> String) -> Result<()> {
+    if code == code::SUCCESS {
+        return Ok(());
+    }
+    Err(Error::FastRpc {
+        call,
+        reason: ffi::describe(code).to_string(),
+        what: what(),
+    })
+}
+
+fn size<T>() -> u32 {
+    u32::try_from(size_of::<T>()).unwrap_or(u32::MAX)
+}
+
+impl FastRpc {
+    /// Loads the vendor's library: `path`, or `libcdsprpc.so` wherever the system's loader finds it.
+    ///
+    /// # Errors
+    /// `Library` if it, or one of its functions, is not there.
+    pub fn load(path: Option<&Path>) -> Result<Arc<Self>> {
+        let name = path.map_or_else(|| PathBuf::from("libcdsprpc.so"), Path::to_path_buf);
+        let library = loader::open(&name)?;
+        // SAFETY: a symbol of libcdsprpc has the type that its name has in the vendor's headers (SOURCE: `ffi`), and
+        // stays valid because `library` is stored beside the table.
+        let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
+        Ok(Arc::new(Self {
+            api,
+            provider: Provider::Library(library),
+        }))
+    }
+
+    /// Starts the built-in stand-in.
+    ///
+    /// # Errors
+    /// `Library` if too many of them run in this process.
+    pub fn simulate(options: sim::Options) -> Result<Arc<Self>> {
+        let machine = sim::start(options).map_err(|error| Error::Library {
+            library: "libcdsprpc stand-in".into(),
+            reason: error.to_string(),
+        })?;
+        Ok(Arc::new(Self {
+            api: machine.api(),
+            provider: Provider::StandIn(machine),
+        }))
+    }
+
+    /// The stand-in, if this is one.
+    #[must_use]
+    pub fn stand_in(&self) -> Option<&sim::Machine> {
+        match &self.provider {
+            Provider::StandIn(machine) => Some(machine),
+            Provider::Library(_) => None,
+        }
+    }
+
+    /// One of [`ffi::attribute`] of the compute DSP.
+    ///
+    /// # Errors
+    /// `FastRpc`.
+    pub fn attribute(&self, attribute_id: u32) -> Result<u32> {
+        let mut question = DspCapability {
+            domain: ffi::CDSP_DOMAIN_ID.cast_unsigned(),
+            attribute_id,
+            capability: 0,
+        };
+        // SAFETY: the request is the one that takes this struct, and its size is given.
+        let code = unsafe {
+            (self.api.remote_handle_control)(
+                ffi::DSPRPC_GET_DSP_INFO,
+                (&raw mut question).cast(),
+                size::<DspCapability>(),
+            )
+        };
+        check("remote_handle_control", code, || {
+            format!("attribute {attribute_id} of the DSP")
+        })?;
+        Ok(question.capability)
+    }
+
+    /// Reserves session `number` (from 1) beside the default one; returns its effective domain and its own number.
+    fn reserve(&self, number: u32) -> Result<(c_int, u32)> {
+        let name = format!("ggml-rust-npu-{number}");
+        let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let mut request = ReserveNewSession {
+            domain_name: ffi::CDSP_DOMAIN_NAME.as_ptr(),
+            domain_name_len: length(ffi::CDSP_DOMAIN_NAME.count_bytes()),
+            session_name: name.as_ptr().cast(),
+            session_name_len: length(name.len()),
+            effective_domain_id: 0,
+            session_id: 0,
+        };
+        // SAFETY: the request is the one that takes this struct; the names live until after the call.
+        let code = unsafe {
+            (self.api.remote_session_control)(
+                ffi::FASTRPC_RESERVE_NEW_SESSION,
+                (&raw mut request).cast(),
+                size::<ReserveNewSession>(),
+            )
+        };
+        check("remote_session_control", code, || {
+            format!("session {number}")
+        })?;
+        let domain = c_int::try_from(request.effective_domain_id).unwrap_or(c_int::MAX);
+        Ok((domain, request.session_id))
+    }
+
+    /// Makes what the CPU wrote visible to the DSP (`clean`), or makes the CPU read anew what the DSP may have written.
+    fn maintain(&self, start: *const u8, bytes: usize, clean: bool) {
+        match self.stand_in() {
+            Some(machine) if clean => machine.host_cache().clean(start, bytes),
+            Some(machine) => machine.host_cache().invalidate(start, bytes),
+            None => maintain_cache(start, bytes, clean),
+        }
+    }
+}
+
+/// Cache operations on the lines of a range, on processors that have them for programs.
+#[cfg(target_arch = "aarch64")]
+fn maintain_cache(start: *const u8, bytes: usize, clean: bool) {
+    /// Smallest line of any AArch64 processor with a Hexagon beside it.
+    // SOURCE: Arm Cortex-A and Qualcomm Oryon: 64 bytes.
+    const LINE: usize = 64;
+    let first = start.addr() / LINE * LINE;
+    for line in (first..start.addr() + bytes).step_by(LINE) {
+        if clean {
+            // SAFETY: writes back a cache line, which changes no memory as the CPU sees it. Linux allows it to programs.
+            unsafe { std::arch::asm!("dc cvac, {0}", in(reg) line, options(nostack)) };
+        } else {
+            // SAFETY: writes back and drops a cache line; the caller's memory is shared, and nobody holds references.
+            unsafe { std::arch::asm!("dc civac, {0}", in(reg) line, options(nostack)) };
+        }
+    }
+    // SAFETY: a barrier.
+    unsafe { std::arch::asm!("dsb sy", options(nostack)) };
+}
+
+/// No other processor has a Hexagon beside it.
+#[cfg(not(target_arch = "aarch64"))]
+fn maintain_cache(_start: *const u8, _bytes: usize, _clean: bool) {}
+
+/// Identities of connections: never reused.
+static NEXT_IDENTITY: AtomicU64 = AtomicU64::new(1);
+
+/// Our library in a process on the DSP.
+#[derive(Debug)]
+pub struct Connection {
+    rpc: Arc<FastRpc>,
+    handle: Handle,
+    domain: c_int,
+    identity: u64,
+}
+
+/// The right to touch a connection's shared memory. There is one for each connection; whoever has work for the DSP
+/// keeps it to himself until the DSP is done.
+#[derive(Debug)]
+pub struct Quiet {
+    identity: u64,
+}
+
+impl Connection {
+    /// Loads our library for `arch` on the DSP.
+    ///
+    /// - `session`: 0 for the process that all programs get, from 1 on for further ones with their own address space
+    ///
+    /// # Errors
+    /// `FastRpc`.
+    pub fn open(rpc: &Arc<FastRpc>, arch: u32, session: u32) -> Result<(Self, Quiet)> {
+        let (domain, session) = match session {
+            0 => (ffi::CDSP_DOMAIN_ID, 0),
+            number => rpc.reserve(number)?,
+        };
+        let mut request = UnsignedModule { domain, enable: 1 };
+        // SAFETY: the request is the one that takes this struct, and its size is given.
+        let code = unsafe {
+            (rpc.api.remote_session_control)(
+                ffi::DSPRPC_CONTROL_UNSIGNED_MODULE,
+                (&raw mut request).cast(),
+                size::<UnsignedModule>(),
+            )
+        };
+        check("remote_session_control", code, || "unsigned modules".into())?;
+        let uri = ffi::skel_uri(arch, session);
+        let c_uri = CString::new(uri.as_str()).unwrap_or_default();
+        let mut handle: Handle = 0;
+        // SAFETY: a string that ends in NUL, and a valid place for the handle.
+        let code = unsafe { (rpc.api.remote_handle64_open)(c_uri.as_ptr(), &raw mut handle) };
+        check("remote_handle64_open", code, || uri)?;
+        let identity = NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed);
+        let connection = Self {
+            rpc: Arc::clone(rpc),
+            handle,
+            domain,
+            identity,
+        };
+        Ok((connection, Quiet { identity }))
+    }
+
+    /// The library that it goes through.
+    #[must_use]
+    pub fn rpc(&self) -> &Arc<FastRpc> {
+        &self.rpc
+    }
+
+    /// Hands over the ring.
+    ///
+    /// # Errors
+    /// `FastRpc`.
+    pub fn start(&self, ring: &RingMemory) -> Result<Info> {
+        let start = Start {
+            version: wire::VERSION,
+            fd: ring.0.fd,
+            bytes: u32::try_from(ring.0.bytes).unwrap_or(u32::MAX),
+            threads: 0,
+        };
+        let mut info: Info = bytemuck::Zeroable::zeroed();
+        self.invoke(
+            wire::METHOD_START,
+            bytemuck::bytes_of(&start),
+            bytemuck::bytes_of_mut(&mut info),
+        )?;
+        Ok(info)
+    }
+
+    /// Lets the DSP read the ring until it has been empty for `idle`.
+    ///
+    /// # Errors
+    /// `FastRpc` if the DSP is lost.
+    pub fn serve(&self, idle: Duration) -> Result<()> {
+        let serve = Serve {
+            idle_us: u32::try_from(idle.as_micros()).unwrap_or(u32::MAX),
+            reserved: 0,
+        };
+        self.invoke(wire::METHOD_SERVE, bytemuck::bytes_of(&serve), &mut [])
+    }
+
+    fn invoke(&self, method: u32, input: &[u8], output: &mut [u8]) -> Result<()> {
+        let mut args = [
+            RemoteArg {
+                pv: input.as_ptr().cast_mut().cast::<c_void>(),
+                len: input.len(),
+            },
+            RemoteArg {
+                pv: output.as_mut_ptr().cast::<c_void>(),
+                len: output.len(),
+            },
+        ];
+        let scalars = Scalars::new(method, 1, u8::from(!output.is_empty()));
+        // SAFETY: a live handle; as many buffers as the scalars say, the first one for reading, alive for the call.
+        let code = unsafe {
+            (self.rpc.api.remote_handle64_invoke)(self.handle, scalars.0, args.as_mut_ptr())
+        };
+        check("remote_handle64_invoke", code, || {
+            match method {
+                wire::METHOD_START => "the start of the DSP's library",
+                _ => "the serving call",
+            }
+            .into()
+        })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: a live handle, which nobody uses after this.
+        let code = unsafe { (self.rpc.api.remote_handle64_close)(self.handle) };
+        if let Err(error) = check("remote_handle64_close", code, || "the DSP's library".into()) {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// Memory of rpcmem, mapped for one session, released on drop.
+#[derive(Debug)]
+struct Rpcmem {
+    rpc: Arc<FastRpc>,
+    domain: c_int,
+    base: NonNull<u8>,
+    bytes: usize,
+    fd: c_int,
+}
+
+// SAFETY: plain memory, which the owners below guard; the library's functions may be called from any thread.
+unsafe impl Send for Rpcmem {}
+// SAFETY: as for Send.
+unsafe impl Sync for Rpcmem {}
+
+impl Rpcmem {
+    fn new(connection: &Connection, bytes: usize) -> Result<Self> {
+        let rpc = &connection.rpc;
+        let failed = |call| Error::OutOfMemory { call, bytes };
+        let (heap, flags) = (ffi::RPCMEM_HEAP_ID_SYSTEM, ffi::RPCMEM_DEFAULT_FLAGS);
+        let base = match (rpc.api.rpcmem_alloc2, c_int::try_from(bytes)) {
+            // SAFETY: an allocation of the size given.
+            (Some(alloc2), _) => unsafe { alloc2(heap, flags, bytes) },
+            // SAFETY: an allocation of the size given.
+            (None, Ok(small)) => unsafe { (rpc.api.rpcmem_alloc)(heap, flags, small) },
+            (None, Err(_)) => return Err(failed("rpcmem_alloc")),
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| failed("rpcmem_alloc"))?;
+        // SAFETY: rpcmem gave this address.
+        let fd = unsafe { (rpc.api.rpcmem_to_fd)(base.as_ptr().cast()) };
+        let memory = Self {
+            rpc: Arc::clone(rpc),
+            domain: connection.domain,
+            base,
+            bytes,
+            fd,
+        };
+        if fd < 0 {
+            return Err(failed("rpcmem_to_fd"));
+        }
+        // SAFETY: a live allocation with its own descriptor and size.
+        let code = unsafe {
+            (rpc.api.fastrpc_mmap)(
+                memory.domain,
+                fd,
+                base.as_ptr().cast(),
+                0,
+                bytes,
+                ffi::FASTRPC_MAP_FD_DELAYED,
+            )
+        };
+        check("fastrpc_mmap", code, || format!("{bytes} bytes"))?;
+        Ok(memory)
+    }
+
+    fn maintain(&self, range: Range<usize>, clean: bool) {
+        assert!(
+            range.start <= range.end && range.end <= self.bytes,
+            "cache operation outside shared memory"
+        );
+        let start = self.base.as_ptr().wrapping_add(range.start);
+        self.rpc.maintain(start, range.len(), clean);
+    }
+}
+
+impl Drop for Rpcmem {
+    fn drop(&mut self) {
+        if self.fd >= 0 {
+            // SAFETY: a live allocation that was mapped with these values, or whose mapping failed, which is harmless.
+            let _ = unsafe {
+                (self.rpc.api.fastrpc_munmap)(
+                    self.domain,
+                    self.fd,
+                    self.base.as_ptr().cast(),
+                    self.bytes,
+                )
+            };
+        }
+        // SAFETY: rpcmem gave this address, and nobody uses it after this.
+        unsafe { (self.rpc.api.rpcmem_free)(self.base.as_ptr().cast()) };
+    }
+}
+
+/// Memory for a ring.
+#[derive(Debug)]
+pub struct RingMemory(Rpcmem);
+
+impl RingMemory {
+    /// Allocates `bytes`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    pub fn new(connection: &Connection, bytes: usize) -> Result<Self> {
+        Rpcmem::new(connection, bytes).map(Self)
+    }
+}
+
+impl RingMemory {
+    /// The stand-in has no caches in front of a ring.
+    fn maintain(&self, bytes: Range<usize>, clean: bool) {
+        if self.0.rpc.stand_in().is_none() {
+            self.0.maintain(bytes, clean);
+        }
+    }
+}
+
+impl SharedWords for RingMemory {
+    fn words(&self) -> &[AtomicU32] {
+        // SAFETY: page-aligned memory of that size, alive as long as `self`, which this process reads and writes through
+        // these atomics only; what the other side does, atomics may see.
+        unsafe { std::slice::from_raw_parts(self.0.base.as_ptr().cast(), self.0.bytes / 4) }
+    }
+
+    fn clean(&self, bytes: Range<usize>) {
+        self.maintain(bytes, true);
+    }
+
+    fn invalidate(&self, bytes: Range<usize>) {
+        self.maintain(bytes, false);
+    }
+}
+
+/// Memory for tensors.
+#[derive(Debug)]
+pub struct SharedMemory {
+    memory: Rpcmem,
+    identity: u64,
+}
+
+impl SharedMemory {
+    /// Allocates `bytes`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    pub fn new(connection: &Connection, bytes: usize) -> Result<Self> {
+        Ok(Self {
+            memory: Rpcmem::new(connection, bytes)?,
+            identity: connection.identity,
+        })
+    }
+
+    /// Its file descriptor.
+    #[must_use]
+    pub fn fd(&self) -> c_int {
+        self.memory.fd
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.bytes
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.bytes == 0
+    }
+
+    /// Address of its first byte.
+    #[must_use]
+    pub fn base(&self) -> usize {
+        self.memory.base.as_ptr().expose_provenance()
+    }
+
+    /// Its bytes, as the DSP left them.
+    ///
+    /// # Panics
+    /// If `range` is not inside, or `quiet` is another connection's.
+    pub fn read<'a>(&'a self, quiet: &'a mut Quiet, range: Range<usize>) -> &'a [u8] {
+        self.memory.maintain(range.clone(), false);
+        self.slice(quiet, range)
+    }
+
+    /// Has `write` fill some of its bytes, and shows them to the DSP. The bytes are as they were before.
+    ///
+    /// # Panics
+    /// As [`Self::read`].
+    pub fn write<T>(
+        &self,
+        quiet: &mut Quiet,
+        range: Range<usize>,
+        write: impl FnOnce(&mut [u8]) -> T,
+    ) -> T {
+        self.memory.maintain(range.clone(), false);
+        let result = write(self.slice(quiet, range.clone()));
+        self.memory.maintain(range, true);
+        result
+    }
+
+    fn slice<'a>(&'a self, quiet: &'a mut Quiet, range: Range<usize>) -> &'a mut [u8] {
+        assert_eq!(quiet.identity, self.identity, "memory of another session");
+        assert!(
+            range.start <= range.end && range.end <= self.memory.bytes,
+            "access outside shared memory"
+        );
+        let start = self.memory.base.as_ptr().wrapping_add(range.start);
+        // SAFETY: inside an allocation that rpcmem zeroed and that lives as long as `self`. The one `Quiet` of the
+        // connection is borrowed for as long as the slice: no other slice exists, and the DSP has nothing to do.
+        unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
+    }
+}

@@ -1,0 +1,143 @@
+//! Buffers keep every byte, packed or not: against a plain vector.
+
+use std::sync::Arc;
+
+use ggml_rust_npu::backend::hexagon::{Content, HexBuffer};
+use ggml_rust_npu::config::Repack;
+use ggml_rust_npu::graph::Place;
+use ggml_rust_npu::tensor::DType;
+use proptest::prelude::*;
+
+use super::common::*;
+
+/// A write or fill of part of a tensor.
+#[derive(Clone, Debug)]
+struct Write {
+    from: f64,
+    to: f64,
+    fill: bool,
+    seed: u64,
+}
+
+fn writes() -> impl Strategy<Value = Vec<Write>> {
+    let write = (0.0..1.0, 0.0..1.0, any::<bool>(), any::<u64>()).prop_map(
+        |(from, to, fill, seed): (f64, f64, bool, u64)| Write {
+            from,
+            to,
+            fill,
+            seed,
+        },
+    );
+    prop::collection::vec(write, 1..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_written_is_read(
+        kind in prop::sample::select(KINDS.to_vec()),
+        blocks in 1usize..4,
+        n in 1usize..70,
+        slices in 1usize..3,
+        packed in any::<bool>(),
+        writes in writes(),
+    ) {
+        thread_local!(static DEVICE: Arc<ggml_rust_npu::backend::hexagon::Device> = device());
+        let device = DEVICE.with(Arc::clone);
+        let w = Weight::random(&mut Numbers::new(9), kind, [32 * blocks, n, slices, 1]);
+        let place = if packed { Place::Packed } else { Place::Device };
+        // Behind another tensor, so that offsets matter.
+        let tensor = w.tensor(256, place);
+        let buffer = HexBuffer::new(Arc::clone(&device), 256 + device.packed_bytes(&tensor)).unwrap();
+        buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes));
+        let mut model = w.bytes.clone();
+        for write in writes {
+            let place = |part: f64| (part * model.len() as f64) as usize;
+            let (a, b) = (place(write.from), place(write.to));
+            let range = a.min(b)..a.max(b);
+            let mut numbers = Numbers::new(write.seed);
+            if write.fill {
+                model[range.clone()].fill(write.seed as u8);
+                buffer.write(&tensor, range.start, range.len(), Content::Fill(write.seed as u8));
+            } else {
+                model[range.clone()].fill_with(|| numbers.bits() as u8);
+                buffer.write(&tensor, range.start, range.len(), Content::Bytes(&model[range.clone()]));
+            }
+            let mut part = vec![0; range.len()];
+            buffer.read(&tensor, range.start, &mut part);
+            prop_assert_eq!(&part[..], &model[range]);
+        }
+        let mut all = vec![0; model.len()];
+        buffer.read(&tensor, 0, &mut all);
+        prop_assert_eq!(all, model);
+    }
+}
+
+#[test]
+fn views_of_packed_tensors_are_parts_of_them() {
+    let device = device();
+    let w = Weight::random(&mut Numbers::new(10), KINDS[1], [64, 40, 1, 1]);
+    let buffer = buffer_with(&device, &w, Place::Packed);
+    // Rows 10 to 19.
+    let row = w.bytes.len() / 40;
+    let view = Weight::random(&mut Numbers::new(11), KINDS[1], [64, 10, 1, 1]);
+    let tensor = view.tensor(10 * row, Place::Packed);
+    let mut bytes = vec![0; view.bytes.len()];
+    buffer.read(&tensor, 0, &mut bytes);
+    assert_eq!(bytes, w.bytes[10 * row..20 * row]);
+    buffer.write(&tensor, 0, view.bytes.len(), Content::Bytes(&view.bytes));
+    let mut all = vec![0; w.bytes.len()];
+    buffer.read(&w.tensor(0, Place::Packed), 0, &mut all);
+    assert_eq!(all[10 * row..20 * row], view.bytes);
+    assert_eq!(all[..10 * row], w.bytes[..10 * row]);
+    // A product with the view uses its rows alone.
+    let act = Numbers::new(12).floats(64);
+    let work = Work::new(&device, &act, [64, 1, 1, 1], [10, 1, 1, 1], &[]);
+    let mut stream = ggml_rust_npu::backend::hexagon::Stream::new(Arc::clone(&device));
+    work.push(
+        &mut stream,
+        ggml_rust_npu::graph::Op::MulMat,
+        tensor,
+        &buffer,
+    )
+    .unwrap();
+    stream.finish().unwrap();
+    let want = ggml_rust_npu::reference::mul_mat(&act, &view.values, 64);
+    let error = ggml_rust_npu::reference::nmse(&work.result(), &want);
+    assert!(error <= 1e-4, "{error:.2e}");
+}
+
+#[test]
+fn a_cleared_buffer_has_no_packed_tensors() {
+    let device = device();
+    let w = Weight::random(&mut Numbers::new(13), KINDS[3], [32, 32, 1, 1]);
+    let buffer = buffer_with(&device, &w, Place::Packed);
+    buffer.clear(0x5a);
+    let mut bytes = vec![0; 100];
+    let floats = tensor("floats", DType::F32, [25, 1, 1, 1], 12);
+    buffer.read(&floats, 0, &mut bytes);
+    assert_eq!(bytes, [0x5a; 100]);
+    buffer.write(&floats, 3, 4, Content::Bytes(&[1, 2, 3, 4]));
+    buffer.read(&floats, 0, &mut bytes);
+    assert_eq!(bytes[..8], [0x5a, 0x5a, 0x5a, 1, 2, 3, 4, 0x5a]);
+}
+
+#[test]
+fn with_repack_off_nothing_is_packed_when_written() {
+    let options = ggml_rust_npu::backend::hexagon::Options {
+        repack: Repack::Off,
+        ..OPTIONS
+    };
+    let device = device_with(strict(75), options).unwrap();
+    let w = Weight::random(&mut Numbers::new(14), KINDS[1], [64, 8, 1, 1]);
+    assert_eq!(
+        device.packed_bytes(&w.tensor(0, Place::Packed)),
+        w.bytes.len()
+    );
+    let buffer = buffer_with(&device, &w, Place::Packed);
+    let act = Numbers::new(15).floats(64);
+    let have = mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).unwrap();
+    let want = ggml_rust_npu::reference::mul_mat(&act, &w.values, 64);
+    assert!(ggml_rust_npu::reference::nmse(&have, &want) <= 1e-4);
+}

@@ -1,0 +1,313 @@
+//! Devices, tensors and multiplications for these tests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Options, Stream};
+use ggml_rust_npu::caps;
+use ggml_rust_npu::config::Repack;
+use ggml_rust_npu::device::hexagon::Failed;
+use ggml_rust_npu::error::Result;
+use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
+use ggml_rust_npu::shm::RegionMut;
+use ggml_rust_npu::tensor::{DType, Format, Shape};
+use ggml_rust_npu::vendor::fastrpc::FastRpc;
+use half::f16;
+use hexagon_ops::sim::{self, Coherence};
+
+/// A stand-in under strict coherence: what is forgotten shows.
+pub fn strict(arch: u32) -> sim::Options {
+    let mut options = sim::Options::new(arch);
+    options.coherence = Coherence::Strict;
+    options
+}
+
+pub const OPTIONS: Options = Options {
+    session: 0,
+    repack: Repack::Weights,
+    timeout: Duration::from_secs(20),
+    address_bytes: None,
+};
+
+pub fn device_with(sim: sim::Options, options: Options) -> Result<Arc<Device>> {
+    let arch = sim.arch;
+    let rpc = FastRpc::simulate(sim)?;
+    Device::start("HEX0", &rpc, caps::hexagon_by_arch(arch).unwrap(), options)
+}
+
+pub fn device() -> Arc<Device> {
+    device_with(strict(75), OPTIONS).unwrap()
+}
+
+/// Uniform numbers in [-1, 1), the same for the same seed.
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    // SOURCE: splitmix64, Steele, Lea and Flood 2014.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+
+    pub fn float(&mut self) -> f32 {
+        f32::from(i16::from_ne_bytes([self.bits() as u8, self.bits() as u8])) / 32768.0
+    }
+
+    pub fn floats(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.float()).collect()
+    }
+}
+
+/// What a weight can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    F16,
+    Blocks(Format),
+}
+
+pub const KINDS: [Kind; 6] = [
+    Kind::F16,
+    Kind::Blocks(Format::Q4_0),
+    Kind::Blocks(Format::Q4_1),
+    Kind::Blocks(Format::Q8_0),
+    Kind::Blocks(Format::Iq4Nl),
+    Kind::Blocks(Format::Mxfp4),
+];
+
+// SOURCE: ggml-common.h, kvalues_iq4nl.
+const IQ4_NL: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+// SOURCE: ggml-common.h, kvalues_mxfp4: twice the values of E2M1.
+const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// A random weight: bytes in ggml's layout, and what they mean.
+pub struct Weight {
+    pub kind: Kind,
+    pub ne: [usize; 4],
+    pub bytes: Vec<u8>,
+    pub values: Vec<f32>,
+}
+
+impl Kind {
+    pub fn dtype(self) -> DType {
+        let block_bytes = match self {
+            Self::F16 => return DType::F16,
+            Self::Blocks(Format::Q4_0 | Format::Iq4Nl) => 18,
+            Self::Blocks(Format::Q4_1) => 20,
+            Self::Blocks(Format::Q8_0) => 34,
+            Self::Blocks(Format::Mxfp4) => 17,
+        };
+        DType::Quantized {
+            block_elems: 32,
+            block_bytes,
+        }
+    }
+
+    /// One block of 32, after ggml's definitions of its types.
+    fn block(self, numbers: &mut Numbers, bytes: &mut Vec<u8>, values: &mut Vec<f32>) {
+        let scale = f16::from_f32(numbers.float() / 8.0);
+        let min = f16::from_f32(numbers.float());
+        let d = scale.to_f32();
+        let quants: [u8; 32] = std::array::from_fn(|_| numbers.bits() as u8);
+        let level = |i: usize| {
+            let byte = quants[i % 16];
+            usize::from(if i < 16 { byte & 15 } else { byte >> 4 })
+        };
+        match self {
+            Self::F16 => {
+                for _ in 0..32 {
+                    let value = f16::from_f32(numbers.float());
+                    bytes.extend(value.to_le_bytes());
+                    values.push(value.to_f32());
+                }
+                return;
+            }
+            Self::Blocks(Format::Mxfp4) => {
+                // E8M0: 2^(e - 127); doubled values, so one less.
+                let e = 120 + (numbers.bits() % 8) as u8;
+                bytes.push(e);
+                let d = f32::from_bits(u32::from(e - 1) << 23);
+                values.extend((0..32).map(|i| f32::from(E2M1_DOUBLED[level(i)]) * d));
+            }
+            Self::Blocks(format) => {
+                bytes.extend(scale.to_le_bytes());
+                match format {
+                    Format::Q4_0 => values.extend((0..32).map(|i| (level(i) as f32 - 8.0) * d)),
+                    Format::Q4_1 => {
+                        bytes.extend(min.to_le_bytes());
+                        values.extend((0..32).map(|i| level(i) as f32 * d + min.to_f32()));
+                    }
+                    Format::Iq4Nl => {
+                        values.extend((0..32).map(|i| f32::from(IQ4_NL[level(i)]) * d / 16.0));
+                        let at = bytes.len() - 2;
+                        let small = f16::from_f32(d / 16.0);
+                        bytes[at..].copy_from_slice(&small.to_le_bytes());
+                        let count = values.len();
+                        for (i, value) in values[count - 32..].iter_mut().enumerate() {
+                            *value = f32::from(IQ4_NL[level(i)]) * small.to_f32();
+                        }
+                    }
+                    Format::Q8_0 => {
+                        let small = f16::from_f32(d / 16.0);
+                        let at = bytes.len() - 2;
+                        bytes[at..].copy_from_slice(&small.to_le_bytes());
+                        let signed = quants.map(|byte| (byte as i8).max(-127));
+                        bytes.extend(signed.map(i8::cast_unsigned));
+                        values.extend(signed.map(|q| f32::from(q) * small.to_f32()));
+                        return;
+                    }
+                    Format::Mxfp4 => unreachable!("above"),
+                }
+            }
+        }
+        bytes.extend(&quants[..16]);
+    }
+}
+
+impl Weight {
+    pub fn random(numbers: &mut Numbers, kind: Kind, ne: [usize; 4]) -> Self {
+        let (mut bytes, mut values) = (Vec::new(), Vec::new());
+        for _ in 0..ne.iter().product::<usize>() / 32 {
+            kind.block(numbers, &mut bytes, &mut values);
+        }
+        Self {
+            kind,
+            ne,
+            bytes,
+            values,
+        }
+    }
+
+    /// The tensor at `offset` of a buffer; `place` says whether the buffer is one of weights.
+    pub fn tensor(&self, offset: usize, place: Place) -> Tensor<'static> {
+        let format = match self.kind {
+            Kind::F16 => None,
+            Kind::Blocks(format) => Some(format),
+        };
+        Tensor {
+            format,
+            place,
+            ..tensor("weight", self.kind.dtype(), self.ne, offset)
+        }
+    }
+
+    /// Values of matrix `slice`.
+    pub fn matrix(&self, slice: usize) -> &[f32] {
+        let count = self.ne[0] * self.ne[1];
+        &self.values[slice * count..][..count]
+    }
+}
+
+pub fn tensor(name: &str, dtype: DType, ne: [usize; 4], offset: usize) -> Tensor<'_> {
+    let row = dtype.row_bytes(ne[0]).unwrap();
+    Tensor {
+        name,
+        dtype,
+        format: None,
+        shape: Shape {
+            ne,
+            nb: [
+                dtype.step_bytes().unwrap(),
+                row,
+                row * ne[1],
+                row * ne[1] * ne[2],
+            ],
+        },
+        place: Place::Device,
+        memory: None,
+        packed_offset: offset,
+        dequantize: None,
+    }
+}
+
+/// A buffer that holds `w` at its start.
+pub fn buffer_with(device: &Arc<Device>, w: &Weight, place: Place) -> HexBuffer {
+    let tensor = w.tensor(0, place);
+    let buffer = HexBuffer::new(Arc::clone(device), device.packed_bytes(&tensor)).unwrap();
+    buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes));
+    buffer
+}
+
+/// Activations, room for results and a choice of experts in one buffer.
+pub struct Work {
+    pub buffer: HexBuffer,
+    pub act: Tensor<'static>,
+    pub dst: Tensor<'static>,
+    pub ids: Tensor<'static>,
+}
+
+impl Work {
+    pub fn new(
+        device: &Arc<Device>,
+        act: &[f32],
+        act_ne: [usize; 4],
+        dst_ne: [usize; 4],
+        ids: &[i32],
+    ) -> Self {
+        let dst_bytes = dst_ne.iter().product::<usize>() * 4;
+        let ids_at = size_of_val(act) + dst_bytes;
+        let bytes = ids_at + size_of_val(ids);
+        let buffer = HexBuffer::new(Arc::clone(device), bytes).unwrap();
+        let slots = ids.len() / act_ne[2].max(1);
+        let work = Self {
+            act: tensor("act", DType::F32, act_ne, 0),
+            dst: tensor("dst", DType::F32, dst_ne, size_of_val(act)),
+            ids: tensor("ids", DType::I32, [slots, act_ne[2], 1, 1], ids_at),
+            buffer,
+        };
+        let bytes: &[u8] = bytemuck::cast_slice(act);
+        (work.buffer).write(&work.act, 0, bytes.len(), Content::Bytes(bytes));
+        (work.buffer).write(&work.dst, 0, dst_bytes, Content::Fill(0xff));
+        let bytes: &[u8] = bytemuck::cast_slice(ids);
+        (work.buffer).write(&work.ids, 0, bytes.len(), Content::Bytes(bytes));
+        work
+    }
+
+    /// Adds the node to a graph.
+    pub fn push(
+        &self,
+        stream: &mut Stream,
+        op: Op,
+        src0: Tensor<'static>,
+        home: &HexBuffer,
+    ) -> Result<()> {
+        let node = Node {
+            op,
+            dst: self.dst,
+            out: RegionMut::from(&mut [][..]),
+            src: [src0, self.act, self.ids],
+        };
+        let work = Some(&self.buffer);
+        stream.push(&node, work, [Some(home), work, work])
+    }
+
+    pub fn result(&self) -> Vec<f32> {
+        let mut result = vec![0.0f32; self.dst.shape.ne.iter().product()];
+        (self.buffer).read(&self.dst, 0, bytemuck::cast_slice_mut(&mut result));
+        result
+    }
+}
+
+/// `act · w` on the device: `ne` are the activations' dimensions.
+pub fn mul_mat(
+    device: &Arc<Device>,
+    w: &Weight,
+    home: &HexBuffer,
+    act: &[f32],
+    ne: [usize; 4],
+) -> std::result::Result<Vec<f32>, Failed> {
+    let work = Work::new(device, act, ne, [w.ne[1], ne[1], ne[2], ne[3]], &[]);
+    let mut stream = Stream::new(Arc::clone(device));
+    let src0 = w.tensor(0, Place::Device);
+    (work.push(&mut stream, Op::MulMat, src0, home))
+        .map_err(|error| Failed { job: None, error })?;
+    stream.finish()?;
+    Ok(work.result())
+}

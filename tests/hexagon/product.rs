@@ -1,0 +1,183 @@
+//! Multiplications against the reference: every type, both kernels, every place of the weights.
+
+use std::sync::Arc;
+
+use ggml_rust_npu::backend::hexagon::Stream;
+use ggml_rust_npu::graph::{Op, Place};
+use ggml_rust_npu::reference;
+
+use super::common::*;
+
+/// Largest normalized mean square error: for M of 1 and 2 activations have 8 bits for each group of 32, an error of
+/// (1/127)^2/12 over their variance of 1/3; else the matrix unit takes and gives FP16, and weights are rounded to it.
+fn limit(kind: Kind, m: usize) -> f64 {
+    if m <= 2 && kind != Kind::F16 {
+        1e-4
+    } else {
+        2e-6
+    }
+}
+
+#[test]
+fn every_type_is_multiplied_whether_packed_before_or_at_use() {
+    let device = device();
+    let mut numbers = Numbers::new(1);
+    for kind in KINDS {
+        let w = Weight::random(&mut numbers, kind, [192, 70, 1, 1]);
+        for place in [Place::Packed, Place::Device] {
+            let home = buffer_with(&device, &w, place);
+            for m in [1, 2, 3, 8, 33, 100] {
+                let act = numbers.floats(m * 192);
+                let have = mul_mat(&device, &w, &home, &act, [192, m, 1, 1]).unwrap();
+                let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 192));
+                assert!(
+                    error <= limit(kind, m),
+                    "{kind:?} {place:?} M={m}: {error:.2e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn planes_share_slices_as_ggml_broadcasts() {
+    let device = device();
+    let mut numbers = Numbers::new(2);
+    for kind in [Kind::F16, KINDS[1]] {
+        let w = Weight::random(&mut numbers, kind, [64, 40, 2, 3]);
+        let home = buffer_with(&device, &w, Place::Packed);
+        for m in [1, 5] {
+            let ne = [64, m, 4, 6];
+            let act = numbers.floats(ne.iter().product());
+            let have = mul_mat(&device, &w, &home, &act, ne).unwrap();
+            for (plane, (have, act)) in have
+                .chunks_exact(m * 40)
+                .zip(act.chunks_exact(m * 64))
+                .enumerate()
+            {
+                let slice = plane / 4 / 2 * 2 + plane % 4 / 2;
+                let want = reference::mul_mat(act, w.matrix(slice), 64);
+                let error = reference::nmse(have, &want);
+                assert!(
+                    error <= limit(kind, m),
+                    "{kind:?} M={m} plane {plane}: {error:.2e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn each_row_goes_to_its_expert() {
+    let device = device();
+    let mut numbers = Numbers::new(3);
+    let (k, n, experts, slots) = (64, 33, 5, 4);
+    for kind in [Kind::F16, KINDS[1], KINDS[3]] {
+        let w = Weight::random(&mut numbers, kind, [k, n, experts, 1]);
+        let home = buffer_with(&device, &w, Place::Packed);
+        for (tokens, act_slots) in [(1, 1), (1, 4), (7, 1), (40, 2)] {
+            let act = numbers.floats(k * act_slots * tokens);
+            let ids: Vec<i32> = (0..tokens * slots)
+                .map(|_| (numbers.bits() % experts as u64) as i32)
+                .collect();
+            let work = Work::new(
+                &device,
+                &act,
+                [k, act_slots, tokens, 1],
+                [n, slots, tokens, 1],
+                &ids,
+            );
+            let mut stream = Stream::new(Arc::clone(&device));
+            work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
+                .unwrap();
+            stream.finish().unwrap();
+            for (row, have) in work.result().chunks_exact(n).enumerate() {
+                let (token, slot) = (row / slots, row % slots);
+                let act = &act[(token * act_slots + slot % act_slots) * k..][..k];
+                let want = reference::mul_mat(act, w.matrix(ids[row] as usize), k);
+                let error = reference::nmse(have, &want);
+                assert!(
+                    error <= limit(kind, 1) * 4.0,
+                    "{kind:?} {tokens} tokens, row {row}: {error:.2e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_expert_that_does_not_exist_is_an_error() {
+    let device = device();
+    let mut numbers = Numbers::new(4);
+    let w = Weight::random(&mut numbers, KINDS[1], [32, 32, 2, 1]);
+    let home = buffer_with(&device, &w, Place::Packed);
+    for wrong in [2, -1] {
+        let work = Work::new(
+            &device,
+            &numbers.floats(32),
+            [32, 1, 1, 1],
+            [32, 2, 1, 1],
+            &[0, wrong],
+        );
+        let mut stream = Stream::new(Arc::clone(&device));
+        work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
+            .unwrap();
+        let failed = stream.finish().unwrap_err();
+        assert!(
+            failed.error.to_string().contains("expert") || device.npu().is_lost(),
+            "{failed:?}"
+        );
+    }
+}
+
+/// A whole layer's worth of nodes, each reading what another wrote.
+#[test]
+fn a_graph_is_one_submission_in_order() {
+    let device = device();
+    let mut numbers = Numbers::new(5);
+    let w = Weight::random(&mut numbers, KINDS[1], [96, 96, 1, 1]);
+    let home = buffer_with(&device, &w, Place::Packed);
+    let act = numbers.floats(3 * 96);
+    let first = Work::new(&device, &act, [96, 3, 1, 1], [96, 3, 1, 1], &[]);
+    let mut stream = Stream::new(Arc::clone(&device));
+    first
+        .push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), &home)
+        .unwrap();
+    // The second node reads the first one's result, in the same buffer, and writes over the activations.
+    let second = Work {
+        act: first.dst,
+        dst: first.act,
+        ids: first.ids,
+        buffer: first.buffer,
+    };
+    second
+        .push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), &home)
+        .unwrap();
+    stream.finish().unwrap();
+    let floats = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<_>>();
+    let want = reference::mul_mat(&act, &w.values, 96);
+    let want = reference::mul_mat(&floats(&want), &w.values, 96);
+    let error = reference::nmse(&second.result(), &want);
+    assert!(error <= 1e-5, "{error:.2e}");
+}
+
+#[test]
+fn every_architecture_computes() {
+    let mut numbers = Numbers::new(6);
+    for arch in [73, 75, 79, 81] {
+        let device = device_with(strict(arch), OPTIONS).unwrap();
+        assert!(
+            device.description().contains(&format!("V{arch}")),
+            "{}",
+            device.description()
+        );
+        let w = Weight::random(&mut numbers, KINDS[3], [256, 64, 1, 1]);
+        let home = buffer_with(&device, &w, Place::Packed);
+        for m in [1, 4] {
+            let act = numbers.floats(m * 256);
+            let have = mul_mat(&device, &w, &home, &act, [256, m, 1, 1]).unwrap();
+            let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 256));
+            assert!(error <= limit(w.kind, m), "V{arch} M={m}: {error:.2e}");
+        }
+    }
+}

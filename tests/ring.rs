@@ -1,0 +1,246 @@
+//! Proves that the command ring behaves as a plain queue does, whatever the order of steps on the two sides, and that a
+//! peer that writes nonsense is found out. The peer is written from the protocol's description alone.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ggml_rust_npu::ring::{Corrupt, Ring, SharedWords};
+use hexagon_ops::wire::{self, Command, Completion, Nop, RingLayout};
+use proptest::prelude::*;
+
+/// Memory of both sides, with caches that need nothing.
+#[derive(Clone)]
+struct Words(Arc<[AtomicU32]>);
+
+impl SharedWords for Words {
+    fn words(&self) -> &[AtomicU32] {
+        &self.0
+    }
+
+    fn clean(&self, bytes: Range<usize>) {
+        assert!(bytes.end <= self.0.len() * 4);
+    }
+
+    fn invalidate(&self, bytes: Range<usize>) {
+        assert!(bytes.end <= self.0.len() * 4);
+    }
+}
+
+/// The other side: takes commands, writes completions.
+struct Peer {
+    memory: Words,
+    layout: RingLayout,
+    taken: u32,
+    completed: u32,
+}
+
+impl Peer {
+    fn load(&self, at: usize) -> u32 {
+        self.memory.0[at / 4].load(Ordering::Acquire)
+    }
+
+    fn store(&self, at: usize, value: u32) {
+        self.memory.0[at / 4].store(value, Ordering::Release);
+    }
+
+    fn take(&mut self) -> Option<Command> {
+        if self.load(wire::PUBLISHED) == self.taken {
+            return None;
+        }
+        let at = self.layout.command(self.taken);
+        let words: [u32; 64] = std::array::from_fn(|i| self.load(at + 4 * i));
+        self.taken = self.taken.wrapping_add(1);
+        self.store(wire::TAKEN, self.taken);
+        Some(bytemuck::cast(words))
+    }
+
+    fn complete(&mut self, sequence: u64) {
+        let completion = Completion {
+            sequence,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let at = self.layout.completion(self.completed);
+        let words: [u32; 32] = bytemuck::cast(completion);
+        for (i, word) in words.into_iter().enumerate() {
+            self.store(at + 4 * i, word);
+        }
+        self.completed = self.completed.wrapping_add(1);
+        self.store(wire::COMPLETED, self.completed);
+    }
+}
+
+fn pair(slots: u32) -> (Ring<Words>, Peer) {
+    let layout = RingLayout::new(slots).unwrap();
+    let memory = Words((0..layout.bytes() / 4).map(|_| AtomicU32::new(7)).collect());
+    let ring = Ring::new(memory.clone(), slots).unwrap();
+    let peer = Peer {
+        memory,
+        layout,
+        taken: 0,
+        completed: 0,
+    };
+    (ring, peer)
+}
+
+fn command(sequence: u64, fence: bool) -> Command {
+    let mut command = Command::new(sequence, &Nop { reserved: 0 });
+    command.flags = if fence { wire::FENCE } else { 0 };
+    command.body[7] = u8::try_from(sequence % 251).unwrap();
+    command
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Push { fence: bool },
+    Publish,
+    Take,
+    Complete,
+    Collect,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        3 => any::<bool>().prop_map(|fence| Step::Push { fence }),
+        1 => Just(Step::Publish),
+        3 => Just(Step::Take),
+        2 => Just(Step::Complete),
+        2 => Just(Step::Collect),
+    ];
+    prop::collection::vec(step, 1..400)
+}
+
+/// Fewer under Miri, which is a thousand times slower.
+const CASES: u32 = if cfg!(miri) { 4 } else { 256 };
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_ring_is_a_queue(slots in prop::sample::select(vec![1u32, 2, 8]), steps in steps()) {
+        let (mut ring, mut peer) = pair(slots);
+        let (mut written, mut visible) = (VecDeque::new(), VecDeque::new());
+        // Fences that the peer took and has not answered, answers not collected, and fences in any state.
+        let (mut owed, mut answers, mut fences) = (VecDeque::new(), VecDeque::new(), 0);
+        for step in steps {
+            match step {
+                Step::Push { fence } => {
+                    let sequence = ring.next_sequence();
+                    let wanted = command(sequence, fence);
+                    let room = written.len() + visible.len() < slots as usize
+                        && !(fence && fences == slots as usize);
+                    prop_assert_eq!(ring.push(&wanted), Ok(room));
+                    if room {
+                        fences += usize::from(fence);
+                        written.push_back(wanted);
+                    }
+                }
+                Step::Publish => {
+                    ring.publish();
+                    visible.append(&mut written);
+                }
+                Step::Take => {
+                    let taken = peer.take();
+                    prop_assert_eq!(taken, visible.pop_front());
+                    owed.extend(taken.filter(|taken| taken.flags == wire::FENCE).map(|taken| taken.sequence));
+                }
+                Step::Complete => {
+                    if let Some(sequence) = owed.pop_front() {
+                        peer.complete(sequence);
+                        answers.push_back(sequence);
+                    }
+                }
+                Step::Collect => {
+                    let collected = ring.collect().unwrap().map(|completion| completion.sequence);
+                    fences -= usize::from(collected.is_some());
+                    prop_assert_eq!(collected, answers.pop_front());
+                }
+            }
+            prop_assert_eq!(ring.waiting(), Ok(u32::try_from(visible.len()).unwrap()));
+        }
+    }
+
+    /// A counter with any other value than the possible ones is an error, and never more than that.
+    #[test]
+    fn impossible_counters_are_found_out(pushed in 0u32..8, taken in 0u32..8, value in any::<u32>(), completions in any::<bool>()) {
+        let (mut ring, mut peer) = pair(8);
+        for _ in 0..pushed {
+            let sequence = ring.next_sequence();
+            prop_assert!(ring.push(&command(sequence, true)).unwrap());
+        }
+        ring.publish();
+        for _ in 0..taken.min(pushed) {
+            let _ = peer.take();
+        }
+        let counter = if completions { wire::COMPLETED } else { wire::TAKEN };
+        peer.store(counter, value);
+        let possible = value <= pushed;
+        let result = if completions { ring.collect().map(|_| ()) } else { ring.waiting().map(|_| ()) };
+        if !possible {
+            let is_counter = matches!(result, Err(Corrupt::Counter { .. }));
+            prop_assert!(is_counter, "{:?}", result);
+        } else if completions && value > 0 {
+            // The slot was never written: its sequence number is not the one that is due.
+            let is_sequence = matches!(result, Err(Corrupt::Sequence { have: 0, want: Some(1) }));
+            prop_assert!(is_sequence, "{:?}", result);
+        } else {
+            prop_assert_eq!(result, Ok(()));
+        }
+    }
+}
+
+#[test]
+fn slots_are_used_again_and_again() {
+    let (mut ring, mut peer) = pair(2);
+    let rounds = if cfg!(miri) { 10 } else { 100_000 };
+    for _ in 0..rounds {
+        let sequence = ring.next_sequence();
+        assert!(ring.push(&command(sequence, true)).unwrap());
+        ring.publish();
+        let taken = peer.take().unwrap();
+        peer.complete(taken.sequence);
+        assert_eq!(ring.collect().unwrap().unwrap().sequence, sequence);
+    }
+}
+
+#[test]
+fn two_threads_pass_everything_in_order() {
+    let (mut ring, mut peer) = pair(64);
+    let total = if cfg!(miri) { 20 } else { 3_000 };
+    let other = std::thread::spawn(move || {
+        let mut next = 1;
+        while next <= total {
+            match peer.take() {
+                Some(taken) => {
+                    assert_eq!(taken, command(next, next % 3 == 0));
+                    if next % 3 == 0 {
+                        peer.complete(next);
+                    }
+                    next += 1;
+                }
+                None => std::thread::yield_now(),
+            }
+        }
+    });
+    let (mut pushed, mut collected) = (0, 0);
+    while collected < total / 3 {
+        if pushed < total
+            && ring
+                .push(&command(pushed + 1, (pushed + 1) % 3 == 0))
+                .unwrap()
+        {
+            pushed += 1;
+            ring.publish();
+        }
+        match ring.collect().unwrap() {
+            Some(completion) => {
+                collected += 1;
+                assert_eq!(completion.sequence, 3 * collected);
+            }
+            None => std::thread::yield_now(),
+        }
+    }
+    other.join().unwrap();
+}
