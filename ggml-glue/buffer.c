@@ -1,10 +1,9 @@
-// The two buffer types of a device. One whose memory the CPU cannot simply read
-// (NPU_BUFFERS_ONE) uses the second one for everything.
+// The two buffer types of a device; NPU_BUFFERS_* says which of them it uses.
 //
 // Host:   ggml's layout in ordinary memory. Tensors that are computed live
 // here, so that neither the CPU backend nor the
 //         NPU needs a copy of the other's results. The buffers are the CPU's
-//         with another type pointer.
+//         with another type pointer, or memory that the device shares with it.
 // Packed: weights in the NPU's layout. ggml reaches them by set and get only;
 // the Rust side repacks and restores.
 //
@@ -15,6 +14,7 @@
 #include "glue.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #if UINTPTR_MAX == UINT64_MAX
 _Static_assert(sizeof(struct ggml_backend_buffer_type) == 64,
@@ -33,16 +33,65 @@ static struct glue_device *device_of(ggml_backend_buffer_type_t buft) {
   return (struct glue_device *)buft->context;
 }
 
-static npu_buffer *packed_of(ggml_backend_buffer_t buffer) {
+static npu_buffer *npu_buffer_of(ggml_backend_buffer_t buffer) {
   return (npu_buffer *)buffer->context;
+}
+
+static void free_buffer(ggml_backend_buffer_t buffer) {
+  npu_buffer_free(npu_buffer_of(buffer));
+}
+
+static void *get_base(ggml_backend_buffer_t buffer) {
+  return npu_buffer_base(npu_buffer_of(buffer));
 }
 
 static const char *host_get_name(ggml_backend_buffer_type_t buft) {
   return npu_device_name(device_of(buft)->index);
 }
 
+static void shared_memset_tensor(ggml_backend_buffer_t buffer,
+                                 struct ggml_tensor *tensor, uint8_t value,
+                                 size_t offset, size_t size) {
+  (void)buffer;
+  memset((char *)tensor->data + offset, value, size);
+}
+
+static void shared_set_tensor(ggml_backend_buffer_t buffer,
+                              struct ggml_tensor *tensor, const void *data,
+                              size_t offset, size_t size) {
+  (void)buffer;
+  memcpy((char *)tensor->data + offset, data, size);
+}
+
+static void shared_get_tensor(ggml_backend_buffer_t buffer,
+                              const struct ggml_tensor *tensor, void *data,
+                              size_t offset, size_t size) {
+  (void)buffer;
+  memcpy(data, (const char *)tensor->data + offset, size);
+}
+
+static void shared_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+  memset(npu_buffer_base(npu_buffer_of(buffer)), value, buffer->size);
+}
+
+static const struct ggml_backend_buffer_i shared_buffer_iface = {
+    .free_buffer = free_buffer,
+    .get_base = get_base,
+    .memset_tensor = shared_memset_tensor,
+    .set_tensor = shared_set_tensor,
+    .get_tensor = shared_get_tensor,
+    .clear = shared_clear,
+};
+
 static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
                                                size_t size) {
+  const struct glue_device *device = device_of(buft);
+  if (device->buffers != NPU_BUFFERS_HOST_AND_PACKED) {
+    npu_buffer *shared = npu_buffer_new(device->index, size, true);
+    return shared == NULL ? NULL
+                          : ggml_backend_buffer_init(buft, shared_buffer_iface,
+                                                     shared, size);
+  }
   ggml_backend_buffer_t buffer =
       ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
   if (buffer != NULL) {
@@ -52,8 +101,17 @@ static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
 }
 
 static size_t host_get_alignment(ggml_backend_buffer_type_t buft) {
-  (void)buft;
-  return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+  const struct glue_device *device = device_of(buft);
+  return device->buffers == NPU_BUFFERS_HOST_AND_PACKED
+             ? ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type())
+             : npu_packed_alignment(device->index);
+}
+
+static size_t host_get_max_size(ggml_backend_buffer_type_t buft) {
+  const struct glue_device *device = device_of(buft);
+  return device->buffers == NPU_BUFFERS_HOST_AND_PACKED
+             ? SIZE_MAX
+             : npu_packed_max_size(device->index);
 }
 
 static bool host_is_host(ggml_backend_buffer_type_t buft) {
@@ -65,23 +123,16 @@ static const struct ggml_backend_buffer_type_i host_iface = {
     .get_name = host_get_name,
     .alloc_buffer = host_alloc_buffer,
     .get_alignment = host_get_alignment,
+    .get_max_size = host_get_max_size,
     .is_host = host_is_host,
 };
-
-static void packed_free_buffer(ggml_backend_buffer_t buffer) {
-  npu_buffer_free(packed_of(buffer));
-}
-
-static void *packed_get_base(ggml_backend_buffer_t buffer) {
-  return npu_buffer_base(packed_of(buffer));
-}
 
 static void packed_memset_tensor(ggml_backend_buffer_t buffer,
                                  struct ggml_tensor *tensor, uint8_t value,
                                  size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_fill(packed_of(buffer), &described, value, offset, size);
+  npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size);
 }
 
 static void packed_set_tensor(ggml_backend_buffer_t buffer,
@@ -89,7 +140,7 @@ static void packed_set_tensor(ggml_backend_buffer_t buffer,
                               size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_set(packed_of(buffer), &described, data, offset, size);
+  npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size);
 }
 
 static void packed_get_tensor(ggml_backend_buffer_t buffer,
@@ -97,16 +148,16 @@ static void packed_get_tensor(ggml_backend_buffer_t buffer,
                               size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_get(packed_of(buffer), &described, data, offset, size);
+  npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size);
 }
 
 static void packed_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-  npu_buffer_clear(packed_of(buffer), value);
+  npu_buffer_clear(npu_buffer_of(buffer), value);
 }
 
 static const struct ggml_backend_buffer_i packed_buffer_iface = {
-    .free_buffer = packed_free_buffer,
-    .get_base = packed_get_base,
+    .free_buffer = free_buffer,
+    .get_base = get_base,
     .memset_tensor = packed_memset_tensor,
     .set_tensor = packed_set_tensor,
     .get_tensor = packed_get_tensor,
@@ -119,7 +170,7 @@ static const char *packed_get_name(ggml_backend_buffer_type_t buft) {
 
 static ggml_backend_buffer_t
 packed_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-  npu_buffer *packed = npu_buffer_new(device_of(buft)->index, size);
+  npu_buffer *packed = npu_buffer_new(device_of(buft)->index, size, false);
   return packed == NULL ? NULL
                         : ggml_backend_buffer_init(buft, packed_buffer_iface,
                                                    packed, size);
@@ -160,8 +211,9 @@ void glue_device_init_bufts(struct glue_device *device) {
       .iface = host_iface, .device = &device->dev, .context = device};
   device->packed_buft = (struct ggml_backend_buffer_type){
       .iface = packed_iface, .device = &device->dev, .context = device};
-  const bool one = npu_device_buffers(device->index) == NPU_BUFFERS_ONE;
-  device->extra_bufts[0] = one ? NULL : &device->packed_buft;
+  const bool one = device->buffers == NPU_BUFFERS_ONE;
+  const bool packs = !one && device->buffers != NPU_BUFFERS_SHARED;
+  device->extra_bufts[0] = packs ? &device->packed_buft : NULL;
   snprintf(device->packed_name, sizeof(device->packed_name), "%s%s",
            npu_device_name(device->index), one ? "" : "_PACKED");
 }

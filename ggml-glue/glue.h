@@ -10,6 +10,7 @@
 // process.
 struct glue_device {
   size_t index; // what the functions of npu.h call `device`
+  uint32_t buffers; // NPU_BUFFERS_*
   struct ggml_backend_device dev;
   struct ggml_backend_buffer_type
       host_buft; // ggml's layout, memory the CPU reads and writes too
@@ -23,10 +24,14 @@ struct glue_device {
 
 // buffer.c
 
-// Fills the two buffer types; `device->index` and `device->dev` are set before.
+// Fills the two buffer types; index, buffers and dev are set before.
 void glue_device_init_bufts(struct glue_device *device);
 
 // graph.c
+
+// Whether buffers of this type are the device's own (npu_buffer).
+bool glue_is_ours(const struct glue_device *device,
+                  ggml_backend_buffer_type_t buft);
 
 // Describes `tensor` as `device` sees it. `with_data` is false where ggml has
 // only metadata (supports_op, alloc sizes).

@@ -74,12 +74,17 @@ static uint32_t place_of(const struct glue_device *device,
     return owner->op == GGML_OP_NONE ? NPU_PLACE_NONE : NPU_PLACE_HOST;
   }
   if (buffer->buft == &device->packed_buft) {
-    const bool weights = buffer->size == 0 || npu_packs_all(device->index) ||
-                         buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
-    return weights ? NPU_PLACE_PACKED : NPU_PLACE_DEVICE;
+    return NPU_PLACE_PACKED;
   }
   return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
                                                  : NPU_PLACE_OTHER;
+}
+
+bool glue_is_ours(const struct glue_device *device,
+                  ggml_backend_buffer_type_t buft) {
+  return buft == &device->packed_buft ||
+         (buft == &device->host_buft &&
+          device->buffers != NPU_BUFFERS_HOST_AND_PACKED);
 }
 
 npu_tensor glue_tensor(const struct glue_device *device,
@@ -104,8 +109,8 @@ npu_tensor glue_tensor(const struct glue_device *device,
   if (out.dtype == NPU_DTYPE_QUANTIZED) {
     out.to_float = traits->to_float;
   }
-  if (owner->buffer != NULL && owner->buffer->buft == &device->packed_buft &&
-      owner->buffer->size > 0) {
+  if (owner->buffer != NULL && owner->buffer->size > 0 &&
+      glue_is_ours(device, owner->buffer->buft)) {
     out.buffer = (npu_buffer *)owner->buffer->context;
   }
   return out;

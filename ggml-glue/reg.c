@@ -82,9 +82,8 @@ static ggml_backend_t device_init_backend(ggml_backend_dev_t dev,
 static ggml_backend_buffer_type_t
 device_get_buffer_type(ggml_backend_dev_t dev) {
   struct glue_device *device = glue_device_of(dev);
-  return npu_device_buffers(device->index) == NPU_BUFFERS_ONE
-             ? &device->packed_buft
-             : &device->host_buft;
+  return device->buffers == NPU_BUFFERS_ONE ? &device->packed_buft
+                                            : &device->host_buft;
 }
 
 static bool device_supports_op(ggml_backend_dev_t dev,
@@ -101,8 +100,8 @@ static bool device_supports_op(ggml_backend_dev_t dev,
 static bool device_supports_buft(ggml_backend_dev_t dev,
                                  ggml_backend_buffer_type_t buft) {
   const struct glue_device *device = glue_device_of(dev);
-  return buft == &device->packed_buft ||
-         (npu_device_buffers(device->index) == NPU_BUFFERS_HOST_AND_PACKED &&
+  return glue_is_ours(device, buft) ||
+         (device->buffers == NPU_BUFFERS_HOST_AND_PACKED &&
           ggml_backend_buft_is_host(buft));
 }
 
@@ -196,6 +195,7 @@ static void start(void) {
   for (size_t i = 0; i < n_devices; i++) {
     struct glue_device *device = &g_devices[i];
     device->index = i;
+    device->buffers = npu_device_buffers(i);
     device->dev = (struct ggml_backend_device){
         .iface = device_iface, .reg = &g_reg, .context = device};
     glue_device_init_bufts(device);

@@ -66,11 +66,18 @@
 // `npu_tensor.place`: a buffer of this device, in ggml's layout.
 #define NPU_PLACE_DEVICE 4
 
-// `npu_device_buffers`: computed tensors in host memory, weights in a buffer type of their own.
+// `npu_device_buffers`: computed tensors in any host memory, weights in a buffer type of their own.
 #define NPU_BUFFERS_HOST_AND_PACKED 0
 
+// `npu_device_buffers`: computed tensors in memory that the device shares with the CPU, weights in a buffer type of their
+// own.
+#define NPU_BUFFERS_SHARED_AND_PACKED 1
+
 // `npu_device_buffers`: everything in one buffer type, which the CPU reaches by set and get only.
-#define NPU_BUFFERS_ONE 1
+#define NPU_BUFFERS_ONE 2
+
+// `npu_device_buffers`: everything in memory that the device shares with the CPU.
+#define NPU_BUFFERS_SHARED 3
 
 // The graph was computed.
 #define NPU_STATUS_OK 0
@@ -125,8 +132,7 @@ typedef struct npu_tensor {
   uint64_t nb[4];
   // First byte; NULL in questions about operations.
   void *data;
-  // The buffer of ours that it is in; NULL unless `place` is `NPU_PLACE_PACKED` or `NPU_PLACE_DEVICE`, and for ggml's
-  // dummy buffers.
+  // The buffer of ours that it is in, if it is; NULL for ggml's dummy buffers.
   struct npu_buffer *buffer;
   // ggml's way to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
   void (*to_float)(const void *src, float *dst, int64_t n);
@@ -179,9 +185,6 @@ bool npu_supports_op(size_t device, const struct npu_node *node);
 // Which buffer types a device has: an `NPU_BUFFERS_*`.
 uint32_t npu_device_buffers(size_t device);
 
-// Whether all tensors in a device's buffers count as weights, and not only those in buffers that ggml calls so.
-bool npu_packs_all(size_t device);
-
 // Alignment of tensors in a buffer, in bytes.
 size_t npu_packed_alignment(size_t device);
 
@@ -194,8 +197,10 @@ size_t npu_packed_max_size(size_t device);
 // `tensor` is valid, and so is its name.
 size_t npu_packed_alloc_size(size_t device, const struct npu_tensor *tensor);
 
-// Allocates a packed buffer; NULL and a log line on failure.
-struct npu_buffer *npu_buffer_new(size_t device, size_t size);
+// Allocates a buffer, in memory that the CPU uses, too, if `shared`; NULL and a log line on failure.
+struct npu_buffer *npu_buffer_new(size_t device,
+                                  size_t size,
+                                  bool shared);
 
 // Frees a packed buffer.
 //

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Turns the DT_FLAGS entry of a linked library into DT_HEXAGON_VER = 3, which FastRPC's loader asks for.
 
-lld writes DT_FLAGS (DF_SYMBOLIC) beside DT_SYMBOLIC, which says the same, and never writes DT_HEXAGON_VER.
+lld never writes DT_HEXAGON_VER. DT_FLAGS says only that the library prefers its own symbols (DF_SYMBOLIC); it exports one,
+which nothing in it calls, so nothing is lost.
 
 SOURCE: DT_HEXAGON_VER (0x70000001) is 3 in Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75.
 """

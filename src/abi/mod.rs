@@ -9,7 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::{self, AnyBuffer, AnyDevice, AnyStream, Homes, hexagon::Content};
+use crate::backend::hexagon::Content;
+use crate::backend::{self, AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
 use crate::config::{self, Config};
 use crate::error::{Error, Result};
 use crate::graph::{Node, Op, Tensor};
@@ -150,16 +151,12 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
 /// Which buffer types a device has: an `NPU_BUFFERS_*`.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
-    match entry(device) {
-        Some(entry) if entry.device.computes_in_host_memory() => NPU_BUFFERS_HOST_AND_PACKED,
-        _ => NPU_BUFFERS_ONE,
+    match entry(device).map(|entry| entry.device.buffers()) {
+        Some(Buffers::HostAndPacked) | None => NPU_BUFFERS_HOST_AND_PACKED,
+        Some(Buffers::SharedAndPacked) => NPU_BUFFERS_SHARED_AND_PACKED,
+        Some(Buffers::Shared) => NPU_BUFFERS_SHARED,
+        Some(Buffers::One) => NPU_BUFFERS_ONE,
     }
-}
-
-/// Whether all tensors in a device's buffers count as weights, and not only those in buffers that ggml calls so.
-#[unsafe(no_mangle)]
-pub extern "C" fn npu_packs_all(device: usize) -> bool {
-    entry(device).is_some_and(|entry| entry.device.packs_all())
 }
 
 /// Alignment of tensors in a buffer, in bytes.
@@ -192,14 +189,14 @@ pub unsafe extern "C" fn npu_packed_alloc_size(device: usize, tensor: *const Npu
     })
 }
 
-/// Allocates a packed buffer; NULL and a log line on failure.
+/// Allocates a buffer, in memory that the CPU uses, too, if `shared`; NULL and a log line on failure.
 #[unsafe(no_mangle)]
-pub extern "C" fn npu_buffer_new(device: usize, size: usize) -> *mut NpuBuffer {
+pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *mut NpuBuffer {
     guard("npu_buffer_new", std::ptr::null_mut(), || {
         let Some(entry) = entry(device) else {
             return std::ptr::null_mut();
         };
-        match entry.device.allocate(size) {
+        match entry.device.allocate(size, shared) {
             Ok(buffer) => Box::into_raw(Box::new(NpuBuffer(buffer))),
             Err(error) => {
                 ::log::error!(

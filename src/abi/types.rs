@@ -52,10 +52,15 @@ pub const NPU_PLACE_OTHER: u32 = 3;
 /// `npu_tensor.place`: a buffer of this device, in ggml's layout.
 pub const NPU_PLACE_DEVICE: u32 = 4;
 
-/// `npu_device_buffers`: computed tensors in host memory, weights in a buffer type of their own.
+/// `npu_device_buffers`: computed tensors in any host memory, weights in a buffer type of their own.
 pub const NPU_BUFFERS_HOST_AND_PACKED: u32 = 0;
+/// `npu_device_buffers`: computed tensors in memory that the device shares with the CPU, weights in a buffer type of their
+/// own.
+pub const NPU_BUFFERS_SHARED_AND_PACKED: u32 = 1;
 /// `npu_device_buffers`: everything in one buffer type, which the CPU reaches by set and get only.
-pub const NPU_BUFFERS_ONE: u32 = 1;
+pub const NPU_BUFFERS_ONE: u32 = 2;
+/// `npu_device_buffers`: everything in memory that the device shares with the CPU.
+pub const NPU_BUFFERS_SHARED: u32 = 3;
 
 /// The graph was computed.
 pub const NPU_STATUS_OK: u32 = 0;
@@ -98,8 +103,7 @@ pub struct NpuTensor {
     pub nb: [u64; 4],
     /// First byte; NULL in questions about operations.
     pub data: *mut c_void,
-    /// The buffer of ours that it is in; NULL unless `place` is `NPU_PLACE_PACKED` or `NPU_PLACE_DEVICE`, and for ggml's
-    /// dummy buffers.
+    /// The buffer of ours that it is in, if it is; NULL for ggml's dummy buffers.
     pub buffer: *mut NpuBuffer,
     /// ggml's way to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
     // Private, so that only C fills it in, with the promise that it is the function of the tensor's type.

@@ -5,9 +5,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::hexagon::{self, Content, HexBuffer, Stream};
 use super::{Device, PACKED_ALIGN_BYTES, WeightBuffer, system_memory};
 use crate::caps;
+use crate::config::Repack;
 use crate::device::rknpu;
 use crate::error::{Error, Result};
 use crate::graph::{Node, Op, Tensor};
+
+/// Where a device's tensors live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffers {
+    /// Computed ones in any host memory, weights packed.
+    HostAndPacked,
+    /// Computed ones in memory that the device shares with the CPU, weights packed.
+    SharedAndPacked,
+    /// All in memory that the device shares with the CPU.
+    Shared,
+    /// All in memory that the CPU reaches by set and get only.
+    One,
+}
 
 /// A device.
 #[derive(Clone, Debug)]
@@ -65,10 +79,17 @@ impl AnyDevice {
         }
     }
 
-    /// Whether computed tensors live in host memory.
+    /// Where its tensors live.
     #[must_use]
-    pub fn computes_in_host_memory(&self) -> bool {
-        matches!(self, Self::Rockchip(_))
+    pub fn buffers(&self) -> Buffers {
+        match self {
+            Self::Rockchip(_) => Buffers::HostAndPacked,
+            Self::Hexagon(device) => match device.repack() {
+                Repack::Weights => Buffers::SharedAndPacked,
+                Repack::Always => Buffers::One,
+                Repack::Off => Buffers::Shared,
+            },
+        }
     }
 
     /// Whether the device computes an operation. Metadata only.
@@ -77,15 +98,6 @@ impl AnyDevice {
         match self {
             Self::Rockchip(device) => device.supports(op, dst, src),
             Self::Hexagon(device) => device.supports(op, dst, src),
-        }
-    }
-
-    /// Whether tensors in buffers that ggml does not call weights are packed as well.
-    #[must_use]
-    pub fn packs_all(&self) -> bool {
-        match self {
-            Self::Rockchip(_) => true,
-            Self::Hexagon(device) => device.packs_all(),
         }
     }
 
@@ -116,18 +128,16 @@ impl AnyDevice {
         }
     }
 
-    /// Allocates a buffer.
+    /// Allocates a buffer, in memory that the CPU uses, too, if `shared`.
     ///
     /// # Errors
     /// `OutOfMemory`, or the vendor's error.
-    pub fn allocate(&self, bytes: usize) -> Result<AnyBuffer> {
+    pub fn allocate(&self, bytes: usize, shared: bool) -> Result<AnyBuffer> {
         match self {
             Self::Rockchip(device) => {
                 WeightBuffer::new(Arc::clone(device), bytes).map(AnyBuffer::Rockchip)
             }
-            Self::Hexagon(device) => {
-                HexBuffer::new(Arc::clone(device), bytes).map(AnyBuffer::Hexagon)
-            }
+            Self::Hexagon(device) => HexBuffer::new(device, bytes, shared).map(AnyBuffer::Hexagon),
         }
     }
 
@@ -156,7 +166,10 @@ impl AnyBuffer {
     /// Whether the CPU may look at the bytes of tensors in it, beside what [`Self::read`] gives.
     #[must_use]
     pub fn is_host_memory(&self) -> bool {
-        matches!(self, Self::Rockchip(_))
+        match self {
+            Self::Rockchip(_) => true,
+            Self::Hexagon(buffer) => buffer.is_shared(),
+        }
     }
 
     /// Writes the bytes `[offset, offset + size)` of a tensor.

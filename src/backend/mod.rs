@@ -16,7 +16,7 @@ use crate::selftest;
 use crate::vendor::process;
 use crate::vendor::rknn::Rknn;
 
-pub use self::any::{AnyBuffer, AnyDevice, AnyStream, Homes};
+pub use self::any::{AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
 pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
 
 mod any;

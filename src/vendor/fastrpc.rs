@@ -478,6 +478,22 @@ impl SharedMemory {
         self.memory.base.as_ptr().expose_provenance()
     }
 
+    /// Shows the DSP what the CPU wrote to `range`.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn clean(&self, range: Range<usize>) {
+        self.memory.maintain(range, true);
+    }
+
+    /// Shows the CPU what the DSP wrote to `range`.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn invalidate(&self, range: Range<usize>) {
+        self.memory.maintain(range, false);
+    }
+
     /// Its bytes, as the DSP left them.
     ///
     /// # Panics

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use ggml_rust_npu::backend::hexagon::{Content, HexBuffer};
-use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::graph::Place;
 use ggml_rust_npu::tensor::DType;
 use proptest::prelude::*;
@@ -49,7 +48,7 @@ proptest! {
         let place = if packed { Place::Packed } else { Place::Device };
         // Behind another tensor, so that offsets matter.
         let tensor = w.tensor(256, place);
-        let buffer = HexBuffer::new(Arc::clone(&device), 256 + device.packed_bytes(&tensor)).unwrap();
+        let buffer = HexBuffer::new(&device, 256 + device.packed_bytes(&tensor), false).unwrap();
         buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes));
         let mut model = w.bytes.clone();
         for write in writes {
@@ -121,23 +120,4 @@ fn a_cleared_buffer_has_no_packed_tensors() {
     buffer.write(&floats, 3, 4, Content::Bytes(&[1, 2, 3, 4]));
     buffer.read(&floats, 0, &mut bytes);
     assert_eq!(bytes[..8], [0x5a, 0x5a, 0x5a, 1, 2, 3, 4, 0x5a]);
-}
-
-#[test]
-fn with_repack_off_nothing_is_packed_when_written() {
-    let options = ggml_rust_npu::backend::hexagon::Options {
-        repack: Repack::Off,
-        ..OPTIONS
-    };
-    let device = device_with(strict(75), options).unwrap();
-    let w = Weight::random(&mut Numbers::new(14), KINDS[1], [64, 8, 1, 1]);
-    assert_eq!(
-        device.packed_bytes(&w.tensor(0, Place::Packed)),
-        w.bytes.len()
-    );
-    let buffer = buffer_with(&device, &w, Place::Packed);
-    let act = Numbers::new(15).floats(64);
-    let have = mul_mat(&device, &w, &buffer, &act, [64, 1, 1, 1]).unwrap();
-    let want = ggml_rust_npu::reference::mul_mat(&act, &w.values, 64);
-    assert!(ggml_rust_npu::reference::nmse(&have, &want) <= 1e-4);
 }

@@ -230,7 +230,7 @@ pub fn tensor(name: &str, dtype: DType, ne: [usize; 4], offset: usize) -> Tensor
 /// A buffer that holds `w` at its start.
 pub fn buffer_with(device: &Arc<Device>, w: &Weight, place: Place) -> HexBuffer {
     let tensor = w.tensor(0, place);
-    let buffer = HexBuffer::new(Arc::clone(device), device.packed_bytes(&tensor)).unwrap();
+    let buffer = HexBuffer::new(&device, device.packed_bytes(&tensor), false).unwrap();
     buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes));
     buffer
 }
@@ -254,7 +254,7 @@ impl Work {
         let dst_bytes = dst_ne.iter().product::<usize>() * 4;
         let ids_at = size_of_val(act) + dst_bytes;
         let bytes = ids_at + size_of_val(ids);
-        let buffer = HexBuffer::new(Arc::clone(device), bytes).unwrap();
+        let buffer = HexBuffer::new(&device, bytes, false).unwrap();
         let slots = ids.len() / act_ne[2].max(1);
         let work = Self {
             act: tensor("act", DType::F32, act_ne, 0),

@@ -56,9 +56,9 @@ fn a_buffer_larger_than_the_address_space_is_refused() {
         ..OPTIONS
     };
     let device = device_with(strict(75), options).unwrap();
-    let error = HexBuffer::new(Arc::clone(&device), 65 * 1024).unwrap_err();
+    let error = HexBuffer::new(&device, 65 * 1024, false).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    HexBuffer::new(device, 64 * 1024).unwrap();
+    HexBuffer::new(&device, 64 * 1024, false).unwrap();
 }
 
 #[test]

@@ -6,6 +6,8 @@
     reason = "random bytes are cut on purpose; a panic is a failure"
 )]
 
+pub mod matrix;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -152,18 +154,33 @@ pub type Skip = String;
 
 /// Builds the guest program for an architecture and an arithmetic.
 pub fn guest(arch: &str, arithmetic: &str) -> Result<PathBuf, Skip> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/guest.sh");
-    let output = Command::new(script)
-        .args([arch, arithmetic])
-        .env(
-            "TARGET_DIR",
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest"),
-        )
+    device_build(
+        "guest.sh",
+        &[arch, arithmetic],
+        &Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest"),
+    )
+}
+
+/// Builds the library that FastRPC loads, for an architecture.
+pub fn skel(arch: &str) -> Result<PathBuf, Skip> {
+    // Beside the temporary folder: target/skel, where a user looks for it.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("skel");
+    device_build("skel.sh", &[arch], &target)
+}
+
+/// Runs one of the scripts that build for the DSP; the path that it prints.
+fn device_build(script: &str, args: &[&str], target_dir: &Path) -> Result<PathBuf, Skip> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tools")
+        .join(script);
+    let output = Command::new(path)
+        .args(args)
+        .env("TARGET_DIR", target_dir)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTUP_TOOLCHAIN")
         .output()
-        .map_err(|e| format!("cannot run guest.sh: {e}"))?;
+        .map_err(|e| format!("cannot run {script}: {e}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().into());
     }
@@ -171,9 +188,9 @@ pub fn guest(arch: &str, arithmetic: &str) -> Result<PathBuf, Skip> {
     let missing = error.contains("is not installed")
         || error.contains("rust-src")
         || error.contains("not found");
-    assert!(missing, "the guest does not build:\n{error}");
+    assert!(missing, "{script} {args:?} fails:\n{error}");
     Err(format!(
-        "the pinned nightly is missing: {}",
+        "a tool is missing: {}",
         error.lines().next().unwrap_or_default()
     ))
 }

@@ -1,8 +1,10 @@
 //! The host's side of the ring, and the system around the command loop, over memory of this process.
 #![expect(unsafe_code, reason = "what is mapped is reached by address")]
 
+use std::cell::{RefCell, RefMut};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::Tile;
@@ -70,23 +72,29 @@ pub struct Around {
     pub answer: Option<i32>,
 }
 
-impl Platform for &'static mut Around {
+/// [`Around`], as the server has it.
+#[derive(Debug)]
+pub struct System(Rc<RefCell<Around>>);
+
+impl Platform for System {
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
-        let memory = self.files.get(&fd).ok_or(MAP_REFUSED)?;
+        let mut around = self.0.borrow_mut();
+        let memory = *around.files.get(&fd).ok_or(MAP_REFUSED)?;
         if bytes > memory.bytes {
             return Err(MAP_REFUSED);
         }
-        self.mapped += 1;
+        around.mapped += 1;
         // SAFETY: the memory is never freed, and not used while the loop runs.
         unsafe { Mapped::new(memory.base, memory.base, bytes) }.ok_or(MAP_REFUSED)
     }
 
     fn unmap(&mut self, _mapped: Mapped) {
-        self.mapped -= 1;
+        self.0.borrow_mut().mapped -= 1;
     }
 
     fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared> {
-        let memory = self.files.get(&fd)?;
+        let around = self.0.borrow();
+        let memory = around.files.get(&fd)?;
         let part = Memory { bytes, ..*memory };
         (bytes <= memory.bytes).then(|| part.shared())
     }
@@ -100,13 +108,15 @@ impl Platform for &'static mut Around {
     }
 
     fn time_us(&mut self) -> u64 {
-        self.now += 1;
-        self.now
+        let mut around = self.0.borrow_mut();
+        around.now += 1;
+        around.now
     }
 
     fn packets(&mut self) -> u64 {
-        self.now += 1;
-        self.now * 3
+        let mut around = self.0.borrow_mut();
+        around.now += 1;
+        around.now * 3
     }
 
     fn relax(&mut self, _polls: u32) -> Result<(), i32> {
@@ -114,20 +124,20 @@ impl Platform for &'static mut Around {
     }
 
     fn answer(&mut self, _completion: &mut Completion) -> Result<(), i32> {
-        self.answer.take().map_or(Ok(()), Err)
+        self.0.borrow_mut().answer.take().map_or(Ok(()), Err)
     }
 }
 
 /// A host with a session.
 pub struct Host {
-    pub server: Server<&'static mut Around, Vec<Tile>, Box<State>>,
+    pub server: Server<System, Vec<Tile>, Box<State>>,
     pub layout: RingLayout,
     pub shared: Shared,
     pub memory: Memory,
     pub sequence: u64,
     next_fd: i32,
     next_buffer: u32,
-    around: *mut Around,
+    around: Rc<RefCell<Around>>,
 }
 
 impl Host {
@@ -160,9 +170,8 @@ impl Host {
                 reserved: 0,
             }],
         );
-        let around = Box::into_raw(Box::new(Around::default()));
-        // SAFETY: just leaked; `around()` is only used while the server is not running.
-        unsafe { &mut *around }.files.insert(RING_FD, memory);
+        let around = Rc::new(RefCell::new(Around::default()));
+        around.borrow_mut().files.insert(RING_FD, memory);
         let vtcm = vec![Tile::ZERO; 512];
         let units = Units {
             hmx: Hmx::new(&vtcm),
@@ -170,8 +179,7 @@ impl Host {
             threads: 2,
             arch: 75,
         };
-        // SAFETY: as above.
-        let platform = unsafe { &mut *around };
+        let platform = System(Rc::clone(&around));
         Self {
             server: Server::new(platform, units, Box::default()),
             layout,
@@ -184,9 +192,8 @@ impl Host {
         }
     }
 
-    pub fn around(&mut self) -> &mut Around {
-        // SAFETY: the server uses it only inside its methods.
-        unsafe { &mut *self.around }
+    pub fn around(&self) -> RefMut<'_, Around> {
+        self.around.borrow_mut()
     }
 
     pub fn start(&mut self) -> Result<Info, i32> {

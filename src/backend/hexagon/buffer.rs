@@ -20,8 +20,9 @@ pub const ALIGN_BYTES: usize = LINE_BYTES;
 /// A ggml buffer.
 #[derive(Debug)]
 pub struct HexBuffer {
-    device: Arc<Device>,
-    pub(super) memory: Buffer,
+    pub(super) memory: Arc<Buffer>,
+    /// The CPU uses it as its own; otherwise it goes through [`Self::read`] and [`Self::write`].
+    pub(super) shared: bool,
     /// Packed tensors by offset.
     packed: RwLock<BTreeMap<usize, Packed>>,
 }
@@ -56,15 +57,22 @@ impl Content<'_> {
 impl HexBuffer {
     /// Allocates a buffer of `bytes`.
     ///
+    /// - `shared`: the CPU uses it as its own, and nothing in it is packed
+    ///
     /// # Errors
     /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
-    pub fn new(device: Arc<Device>, bytes: usize) -> Result<Self> {
-        let memory = device.npu.allocate(bytes)?;
+    pub fn new(device: &Device, bytes: usize, shared: bool) -> Result<Self> {
         Ok(Self {
-            device,
-            memory,
+            memory: Arc::new(device.npu.allocate(bytes)?),
+            shared,
             packed: RwLock::default(),
         })
+    }
+
+    /// Whether the CPU uses it as its own.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// Address of the first byte.
@@ -111,7 +119,7 @@ impl HexBuffer {
         if let Some(found) = self.around(tensor) {
             return Some(found);
         }
-        let wanted = tensor.place == Place::Packed && self.device.packs(tensor);
+        let wanted = tensor.place == Place::Packed && tensor.shape.is_contiguous(tensor.dtype);
         let layout = wanted.then(|| WeightLayout::new(tensor)).flatten()?;
         let (start, bytes) = (tensor.packed_offset, tensor.shape.span_bytes(tensor.dtype)?);
         if start + layout.bytes() > self.memory.bytes() {

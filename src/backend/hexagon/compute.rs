@@ -1,5 +1,6 @@
 //! Nodes to jobs: finds the weights, names the operands, submits a graph as one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
@@ -19,6 +20,8 @@ pub struct Stream {
     /// Memory for weights that are packed at use, and how many of these the graph at hand has taken.
     scratch: Vec<Buffer>,
     taken: usize,
+    /// Results in memory that the CPU uses as its own: what it must read anew.
+    results: Vec<(Arc<Buffer>, Range<usize>)>,
 }
 
 /// An operand's buffer.
@@ -33,6 +36,7 @@ impl Stream {
             jobs: Vec::new(),
             scratch: Vec::new(),
             taken: 0,
+            results: Vec::new(),
         }
     }
 
@@ -45,6 +49,7 @@ impl Stream {
     /// Forgets the jobs of a graph that will not be computed.
     pub fn reset(&mut self) {
         self.jobs.clear();
+        self.results.clear();
         self.taken = 0;
     }
 
@@ -63,8 +68,12 @@ impl Stream {
             return Ok(());
         }
         let weights = self.weights(command.weights(), &node.src[0], src[0])?;
+        if let Some(home) = dst.filter(|home| home.shared) {
+            let result = span(&node.dst);
+            self.results.push((Arc::clone(&home.memory), result));
+        }
         let dst = plain(&node.dst, dst)?;
-        let act = plain(&node.src[1], src[1])?;
+        let act = input(&node.src[1], src[1])?;
         let job = match command {
             Command::MulMat(command) => {
                 let body = wire::MatMul {
@@ -82,7 +91,7 @@ impl Stream {
                 }
             }
             Command::MulMatId(command) => {
-                let ids = plain(&node.src[2], src[2])?;
+                let ids = input(&node.src[2], src[2])?;
                 let body = wire::MatMulId {
                     weights,
                     act,
@@ -113,6 +122,9 @@ impl Stream {
             [] => Ok(()),
             jobs => self.device.npu.submit(jobs),
         };
+        for (memory, range) in &self.results {
+            memory.invalidate(range.clone());
+        }
         self.reset();
         result
     }
@@ -144,12 +156,16 @@ impl Stream {
         let row_bytes = layout.matrix.ggml_row_bytes();
         let mut rows = vec![0; src0.shape.rows() * row_bytes];
         let ([_, n, s2, _], nb) = (src0.shape.ne, src0.shape.nb);
+        let read = |at: usize, out: &mut [u8]| match &src0.memory {
+            Some(memory) => out.copy_from_slice(memory.bytes(at, out.len())),
+            None => home.read(src0, at, out),
+        };
         if src0.shape.is_contiguous(src0.dtype) {
-            home.read(src0, 0, &mut rows);
+            read(0, &mut rows);
         } else {
             for (index, row) in rows.chunks_exact_mut(row_bytes).enumerate() {
                 let (i1, i2, i3) = (index % n, index / n % s2, index / n / s2);
-                home.read(src0, i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
+                read(i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
             }
         }
         let bytes = layout.bytes();
@@ -178,6 +194,20 @@ fn refused(reason: &str) -> Error {
     Error::Graph {
         reason: reason.into(),
     }
+}
+
+/// Bytes of a buffer that a tensor spans.
+fn span(tensor: &Tensor) -> Range<usize> {
+    let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+    tensor.packed_offset..tensor.packed_offset + bytes
+}
+
+/// An operand that the CPU may just have written.
+fn input(tensor: &Tensor, home: Home) -> Result<Plain> {
+    if let Some(home) = home.filter(|home| home.shared) {
+        home.memory.clean(span(tensor));
+    }
+    plain(tensor, home)
 }
 
 fn plain(tensor: &Tensor, home: Home) -> Result<Plain> {

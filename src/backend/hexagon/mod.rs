@@ -175,15 +175,10 @@ impl Device {
         &self.npu
     }
 
-    /// Whether a tensor is packed when it is written to a buffer of weights, or to any with [`Repack::Always`].
-    pub(super) fn packs(&self, tensor: &Tensor) -> bool {
-        self.repack != Repack::Off && tensor.shape.is_contiguous(tensor.dtype)
-    }
-
-    /// Whether tensors in buffers that ggml does not call weights count as such.
+    /// When weights are packed.
     #[must_use]
-    pub fn packs_all(&self) -> bool {
-        self.repack == Repack::Always
+    pub fn repack(&self) -> Repack {
+        self.repack
     }
 
     /// Whether the device computes an operation. Metadata only.
@@ -197,13 +192,11 @@ impl Device {
         plan.is_ok()
     }
 
-    /// Bytes that a tensor takes in a buffer: its own, or those of its packed form if that is larger.
+    /// Bytes that a tensor takes in a buffer for weights: its own, or those of its packed form if that is larger.
     #[must_use]
     pub fn packed_bytes(&self, tensor: &Tensor) -> usize {
         let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-        let packed = (self.packs(tensor))
-            .then(|| WeightLayout::new(tensor))
-            .flatten();
+        let packed = WeightLayout::new(tensor).filter(|_| tensor.shape.is_contiguous(tensor.dtype));
         packed.map_or(plain, |layout| layout.bytes().max(plain))
     }
 }

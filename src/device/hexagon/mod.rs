@@ -159,6 +159,22 @@ impl Buffer {
         (self.session).quietly(|quiet| read(self.memory.read(quiet, range)))
     }
 
+    /// Shows the DSP what the CPU wrote to memory that it uses as its own.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn clean(&self, range: Range<usize>) {
+        self.memory.clean(range);
+    }
+
+    /// Shows the CPU what the DSP wrote.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn invalidate(&self, range: Range<usize>) {
+        self.memory.invalidate(range);
+    }
+
     /// Has `write` change some of its bytes, when the DSP has nothing to do.
     ///
     /// # Panics

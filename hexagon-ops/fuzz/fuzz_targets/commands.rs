@@ -1,0 +1,266 @@
+//! Feeds arbitrary bytes to the DSP's command loop, as a host would that is broken or worse.
+//!
+//! ```text
+//! input = { record }    record = kind, then
+//!   0..=2  command: 256 bytes as they are, published (missing bytes are zero)
+//!   3      word: offset in the first 1 KiB of the ring, value
+//!   4..=7  a right product of MUL_MAT (4, 5) or MUL_MAT_ID (6, 7) with `count` words of its body replaced
+//! ```
+//!
+//! After each record the ring is served. Four buffers are mapped, of which the first holds weights of zeros.
+//! `cargo fuzz run commands` in this folder's parent; without cargo-fuzz, see README.md beside it.
+
+#![no_main]
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use hexagon_ops::hmx::Hmx;
+use hexagon_ops::layout::{Tile, WeightType};
+use hexagon_ops::rt::memory::Mapped;
+use hexagon_ops::rt::shared::Shared;
+use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
+use hexagon_ops::wire::{
+    COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, FENCE, Header, MAGIC, Map, MatMul,
+    MatMulId, PUBLISHED, Plain, RingLayout, Serve, Start, VERSION, Weights,
+};
+use libfuzzer_sys::fuzz_target;
+
+const SLOTS: u32 = 4;
+const BUFFERS: usize = 4;
+const BYTES: usize = 1 << 13;
+const RING_FD: i32 = 100;
+
+/// Memory of four buffers and the ring, kept from run to run.
+struct Memory {
+    buffers: [*mut u8; BUFFERS],
+    ring: *mut u8,
+}
+
+/// Tiles that stay.
+fn leak(bytes: usize) -> *mut u8 {
+    let tiles = vec![Tile::ZERO; bytes.div_ceil(size_of::<Tile>())];
+    Box::leak(tiles.into_boxed_slice()).as_mut_ptr().cast()
+}
+
+fn layout() -> RingLayout {
+    RingLayout::new(SLOTS).expect("a power of two")
+}
+
+struct System {
+    buffers: [*mut u8; BUFFERS],
+    ring: *mut u8,
+    now: u64,
+}
+
+impl Platform for System {
+    fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
+        let base = usize::try_from(fd).ok().and_then(|i| self.buffers.get(i));
+        let base = *base.filter(|_| bytes <= BYTES).ok_or(MAP_REFUSED)?;
+        // SAFETY: that long, never freed, and used by the loop only.
+        unsafe { Mapped::new(base, base, bytes) }.ok_or(MAP_REFUSED)
+    }
+
+    fn unmap(&mut self, _mapped: Mapped) {}
+
+    fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared> {
+        if fd != RING_FD || bytes > layout().bytes() {
+            return None;
+        }
+        // SAFETY: that long, never freed, and used by words only.
+        unsafe { Shared::new(self.ring, bytes) }
+    }
+
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
+        assert!(range.start < range.end && range.end <= mapped.bytes());
+    }
+
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
+        assert!(range.start < range.end && range.end <= mapped.bytes());
+    }
+
+    fn time_us(&mut self) -> u64 {
+        // Large steps: waiting for room must end.
+        self.now += 1000;
+        self.now
+    }
+
+    fn packets(&mut self) -> u64 {
+        0
+    }
+
+    fn relax(&mut self, _polls: u32) -> Result<(), i32> {
+        Ok(())
+    }
+}
+
+/// Takes bytes from the front; zeros when there are none left.
+fn take<const N: usize>(data: &mut &[u8]) -> [u8; N] {
+    let count = N.min(data.len());
+    let (now, rest) = data.split_at(count);
+    *data = rest;
+    let mut bytes = [0; N];
+    bytes[..count].copy_from_slice(now);
+    bytes
+}
+
+fn word(data: &mut &[u8]) -> u32 {
+    u32::from_le_bytes(take(data))
+}
+
+/// Right commands to start from.
+fn seed(kind: u8, weight: u8) -> Command {
+    let all = WeightType::ALL;
+    let weights = Weights {
+        buffer: 0,
+        layout: all[usize::from(weight) % all.len()].layout_id().0,
+        offset: 0,
+        k: 32,
+        n: 32,
+        slices: [1, 1],
+    };
+    let plain = |buffer, strides| Plain {
+        buffer,
+        reserved: 0,
+        offset: 0,
+        strides,
+    };
+    if kind < 6 {
+        return Command::new(
+            0,
+            &MatMul {
+                weights,
+                act: plain(1, [128, 512, 1024]),
+                dst: plain(2, [128, 512, 1024]),
+                m: 4,
+                planes: [2, 1],
+                reserved: 0,
+            },
+        );
+    }
+    Command::new(
+        0,
+        &MatMulId {
+            weights,
+            act: plain(1, [128, 256, 0]),
+            dst: plain(2, [128, 256, 0]),
+            ids: plain(3, [8, 0, 0]),
+            slots: 2,
+            act_slots: 2,
+            tokens: 3,
+            reserved: 0,
+        },
+    )
+}
+
+fn publish(ring: &Shared, command: &Command) {
+    let published = ring.load(PUBLISHED);
+    ring.write(layout().command(published), command);
+    ring.store(PUBLISHED, published.wrapping_add(1));
+}
+
+fn run(memory: &Memory, mut data: &[u8]) {
+    for buffer in memory.buffers {
+        // SAFETY: that long, and nobody uses it now.
+        unsafe { buffer.write_bytes(0, BYTES) };
+    }
+    let bytes = layout().bytes();
+    // SAFETY: as above.
+    unsafe { memory.ring.write_bytes(0, bytes) };
+    // SAFETY: that long, never freed, and used by words only.
+    let ring = unsafe { Shared::new(memory.ring, bytes) }.expect("aligned");
+    ring.write(
+        0,
+        &Header {
+            magic: MAGIC,
+            version: VERSION,
+            slots: SLOTS,
+            reserved: 0,
+        },
+    );
+    let vtcm = vec![Tile::ZERO; 128];
+    let units = Units {
+        hmx: Hmx::new(&vtcm),
+        vtcm,
+        threads: 1,
+        arch: 75,
+    };
+    let system = System {
+        buffers: memory.buffers,
+        ring: memory.ring,
+        now: 0,
+    };
+    let mut server = Server::new(system, units, Box::<State>::default());
+    let start = Start {
+        version: VERSION,
+        fd: RING_FD,
+        bytes: u32::try_from(bytes).expect("small"),
+        threads: 1,
+    };
+    server.start(&start).expect("the ring is in order");
+    let serve = Serve {
+        idle_us: 1,
+        reserved: 0,
+    };
+    let mut sequence = 0;
+    for (buffer, fd) in (0..4).zip(0..4) {
+        let map = Map {
+            buffer,
+            fd,
+            bytes: BYTES as u64,
+        };
+        sequence += 1;
+        let mut command = Command::new(sequence, &map);
+        command.flags = FENCE;
+        publish(&ring, &command);
+        server.serve(&serve).expect("maps are in order");
+        ring.store(COLLECTED, ring.load(COMPLETED));
+    }
+    while !data.is_empty() {
+        let [kind] = take(&mut data);
+        match kind % 8 {
+            0..=2 => publish(&ring, bytemuck::from_bytes(&Aligned(take(&mut data)).0)),
+            3 => {
+                let at = word(&mut data) as usize % 256 * 4;
+                ring.store(at, word(&mut data));
+            }
+            kind => {
+                sequence += 1;
+                let [weight, count] = take(&mut data);
+                let mut command = seed(kind, weight);
+                for _ in 0..count % 4 {
+                    let [at] = take(&mut data);
+                    let at = usize::from(at) % 60 * 4;
+                    command.body[at..at + 4].copy_from_slice(&take::<4>(&mut data));
+                }
+                (command.sequence, command.flags) = (sequence, FENCE);
+                publish(&ring, &command);
+            }
+        }
+        match server.serve(&serve) {
+            Ok(()) => {}
+            Err(ERROR_RING | ERROR_CALL) => return,
+            Err(code) => panic!("code {code:#x}"),
+        }
+        ring.store(COLLECTED, ring.load(COMPLETED));
+    }
+}
+
+/// Bytes of a command, aligned as one.
+#[repr(C, align(8))]
+struct Aligned([u8; 256]);
+
+thread_local! {
+    static MEMORY: Cell<Option<&'static Memory>> = const { Cell::new(None) };
+}
+
+fuzz_target!(|data: &[u8]| {
+    let memory = MEMORY.get().unwrap_or_else(|| {
+        Box::leak(Box::new(Memory {
+            buffers: [0; BUFFERS].map(|_| leak(BYTES)),
+            ring: leak(layout().bytes()),
+        }))
+    });
+    MEMORY.set(Some(memory));
+    run(memory, data);
+});

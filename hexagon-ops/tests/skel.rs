@@ -1,0 +1,166 @@
+//! Proves that the libraries for the DSP link for each architecture, have the form that FastRPC's loader asks for, import
+//! only what the DSP offers, hold only known matrix packets, and have the size that tests/skel.txt says to within 20 %.
+//! Skipped with a printed reason without the pinned nightly or lld.
+#![expect(clippy::unwrap_used, reason = "a panic is a failure")]
+
+mod common;
+
+use common::matrix::check_packets;
+use common::skel;
+
+/// What the library may import.
+///
+/// SOURCE: imports of Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75, and of ggml-hexagon.
+const IMPORTS: [&str; 14] = [
+    "HAP_mmap",
+    "HAP_munmap",
+    "HAP_perf_get_time_us",
+    "HAP_power_set",
+    "compute_resource_acquire",
+    "compute_resource_attr_get_vtcm_ptr",
+    "compute_resource_attr_init",
+    "compute_resource_attr_set_hmx_param",
+    "compute_resource_attr_set_serialize",
+    "compute_resource_attr_set_vtcm_param",
+    "compute_resource_hmx_lock",
+    "compute_resource_hmx_unlock",
+    "compute_resource_query_VTCM",
+    "compute_resource_release",
+];
+
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const DT_HEXAGON_VER: u32 = 0x7000_0001;
+
+/// A 32-bit little-endian ELF file.
+struct Elf(Vec<u8>);
+
+impl Elf {
+    fn half(&self, at: usize) -> usize {
+        usize::from(u16::from_le_bytes([self.0[at], self.0[at + 1]]))
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.0[at..at + 4].try_into().unwrap())
+    }
+
+    fn size(&self, at: usize) -> usize {
+        usize::try_from(self.word(at)).unwrap()
+    }
+
+    fn text(&self, at: usize) -> &str {
+        let end = self.0[at..].iter().position(|byte| *byte == 0).unwrap();
+        std::str::from_utf8(&self.0[at..at + end]).unwrap()
+    }
+
+    /// Offsets of the program headers.
+    fn segments(&self) -> Vec<usize> {
+        (0..self.half(44))
+            .map(|i| self.size(28) + i * self.half(42))
+            .collect()
+    }
+
+    /// Offset and bytes of a section.
+    fn section(&self, name: &str) -> (usize, usize) {
+        let header = |i: usize| self.size(32) + i * self.half(46);
+        let names = self.size(header(self.half(50)) + 16);
+        let found = (0..self.half(48))
+            .map(header)
+            .find(|at| self.text(names + self.size(*at)) == name);
+        let at = found.unwrap_or_else(|| panic!("no section {name}"));
+        (self.size(at + 16), self.size(at + 20))
+    }
+
+    /// (tag, value) of the dynamic section.
+    fn dynamic(&self) -> Vec<(u32, u32)> {
+        let (start, bytes) = self.section(".dynamic");
+        (start..start + bytes)
+            .step_by(8)
+            .map(|at| (self.word(at), self.word(at + 4)))
+            .take_while(|entry| entry.0 != 0)
+            .collect()
+    }
+
+    /// Names of the dynamic symbols, defined ones or not.
+    fn symbols(&self, defined: bool) -> Vec<&str> {
+        let ((start, bytes), (names, _)) = (self.section(".dynsym"), self.section(".dynstr"));
+        let mut found: Vec<&str> = (start..start + bytes)
+            .step_by(16)
+            .skip(1)
+            .filter(|at| (self.half(at + 14) != 0) == defined)
+            .map(|at| self.text(names + self.size(at)))
+            .collect();
+        found.sort_unstable();
+        found
+    }
+}
+
+/// Bytes of code that tests/skel.txt has for an architecture.
+fn recorded(arch: &str) -> Option<usize> {
+    let table = include_str!("skel.txt");
+    let line = table.lines().find(|line| line.starts_with(arch))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[test]
+#[ignore = "builds for the DSP with the pinned nightly: make dsp"]
+fn libraries_have_the_form_that_the_loader_wants() {
+    for (arch, flags) in [("v73", 0x73), ("v75", 0x75), ("v79", 0x79), ("v81", 0x81)] {
+        let path = match skel(arch) {
+            Ok(path) => path,
+            Err(reason) => return println!("SKIPPED {arch}: {reason}"),
+        };
+        let elf = Elf(std::fs::read(&path).unwrap());
+        assert_eq!(&elf.0[..6], b"\x7fELF\x01\x01", "{arch}");
+        // A shared object for Hexagon, of this architecture.
+        assert_eq!((elf.half(16), elf.half(18)), (3, 164), "{arch}");
+        assert_eq!(elf.word(36), flags, "{arch}");
+
+        let segments = elf.segments();
+        let kinds: Vec<(u32, u32)> = segments
+            .iter()
+            .map(|at| (elf.word(*at), elf.word(at + 24)))
+            .collect();
+        assert_eq!(
+            kinds,
+            [(PT_LOAD, 5), (PT_LOAD, 6), (PT_DYNAMIC, 6)],
+            "{arch}"
+        );
+        for at in &segments[..2] {
+            assert_eq!(elf.word(at + 28), 4096, "{arch}: pages");
+            assert_eq!(elf.word(at + 4) % 4096, elf.word(at + 8) % 4096, "{arch}");
+        }
+
+        let dynamic = elf.dynamic();
+        assert!(dynamic.contains(&(DT_HEXAGON_VER, 3)), "{arch}");
+        let soname = dynamic.iter().find(|entry| entry.0 == 14).unwrap().1;
+        let names = elf.section(".dynstr").0;
+        assert_eq!(
+            elf.text(names + usize::try_from(soname).unwrap()),
+            format!("libggml_rust_npu_skel_{arch}.so")
+        );
+        assert_eq!(elf.symbols(true), ["ggml_rust_npu_skel_handle_invoke"]);
+        assert_eq!(elf.symbols(false), IMPORTS, "{arch}");
+
+        let (start, bytes) = elf.section(".text");
+        let words: Vec<u32> = (start..start + bytes)
+            .step_by(4)
+            .map(|at| elf.word(at))
+            .collect();
+        let counts = check_packets(&words);
+        assert!(counts.iter().all(|count| *count > 0), "{arch}: {counts:?}");
+        assert_eq!(
+            counts[0], counts[1],
+            "activations and weights come in pairs"
+        );
+        println!(
+            "{arch}: {bytes} bytes of code, {} of the file, matrix words {counts:?}",
+            elf.0.len()
+        );
+        let want = recorded(arch).unwrap_or_else(|| panic!("tests/skel.txt lacks {arch}"));
+        assert!(
+            bytes.abs_diff(want) * 5 <= want,
+            "{arch}: {bytes} bytes of code, tests/skel.txt says {want}"
+        );
+    }
+}
