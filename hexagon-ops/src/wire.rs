@@ -16,13 +16,14 @@
 //!
 //! Counters run freely modulo 2³² and stand in the first word of their 128-byte line; slot i mod `slots` holds command i. The
 //! writer of a slot publishes it by a release store of its counter, the reader acquires. Each side checks what the
-//! other wrote before it uses it: a counter may not run ahead of its slots, and what a command names must exist.
+//! other wrote before it uses it: a counter may not run ahead of its slots, and what a command names must exist. Both
+//! count on from what the counters say at START: zeroed memory starts at 0.
 //!
 //! # A submission
 //!
-//! One graph split is one submission: commands with the same sequence number, the last one flagged [`FENCE`]. The DSP works
-//! on them in order and answers the fence with one [`Completion`]. After a command that failed, the rest of its
-//! submission is skipped.
+//! One graph split is one submission: commands with the same sequence number, larger than any before, the last one flagged
+//! [`FENCE`]. The DSP works on them in order and answers the fence with one [`Completion`]. After a command that failed,
+//! the rest of its submission is skipped.
 //!
 //! # Going idle
 //!
@@ -375,7 +376,7 @@ pub struct Serve {
 pub const ERROR_VERSION: i32 = 0x4e01;
 /// Error of [`METHOD_START`] and [`METHOD_SERVE`]: the ring is not one, or its counters are impossible.
 pub const ERROR_RING: i32 = 0x4e02;
-/// Error of [`METHOD_START`]: no VTCM, no matrix unit, or no vector units to be had.
+/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: no VTCM, no matrix unit, or no vector units to be had.
 pub const ERROR_UNITS: i32 = 0x4e03;
 /// Error: methods in the wrong order, or arguments of the wrong size.
 pub const ERROR_CALL: i32 = 0x4e04;

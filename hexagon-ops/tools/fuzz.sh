@@ -16,5 +16,5 @@ mkdir -p "$target_dir/corpus" artifacts
 RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address" \
   cargo "+$toolchain" build --release --quiet --target "$triple" --target-dir "$target_dir" --bin commands
-exec "$target_dir/$triple/release/commands" -artifact_prefix=artifacts/ -max_total_time="$seconds" -max_len=4096 "$@" \
+exec "$target_dir/$triple/release/commands" -artifact_prefix=artifacts/ -max_total_time="$seconds" -max_len=4096 -len_control=0 "$@" \
   "$target_dir/corpus"

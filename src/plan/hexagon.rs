@@ -7,6 +7,15 @@ use super::Refusal;
 use crate::graph::{Op, Place, Tensor};
 use crate::tensor::{DType, Format};
 
+/// What packing does to a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Its own bytes, in another order.
+    Lossless,
+    /// Its values in Q8_0: for types without a layout of their own.
+    Requantized,
+}
+
 /// How the weights of one src0 lie when they are packed: matrices one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightLayout {
@@ -14,6 +23,8 @@ pub struct WeightLayout {
     pub matrix: MatrixLayout,
     /// Matrices in dimensions 2 and 3.
     pub slices: [usize; 2],
+    /// What packing does to the type.
+    pub form: Form,
 }
 
 impl WeightLayout {
@@ -21,10 +32,12 @@ impl WeightLayout {
     #[must_use]
     pub fn new(tensor: &Tensor) -> Option<Self> {
         let [k, n, s2, s3] = tensor.shape.ne;
-        let matrix = MatrixLayout::new(weight_type(tensor)?, n, k).ok()?;
+        let (weight, form) = weight_type(tensor)?;
+        let matrix = MatrixLayout::new(weight, n, k).ok()?;
         (n > 0 && s2 > 0 && s3 > 0).then_some(Self {
             matrix,
             slices: [s2, s3],
+            form,
         })
     }
 
@@ -40,23 +53,29 @@ impl WeightLayout {
         self.count() * self.matrix.matrix_bytes()
     }
 
-    /// The same for one matrix.
+    /// Type of the packed weights.
     #[must_use]
-    pub fn type_of(&self) -> WeightType {
+    pub fn weight(&self) -> WeightType {
         self.matrix.panel().weight()
     }
 }
 
-fn weight_type(tensor: &Tensor) -> Option<WeightType> {
+fn weight_type(tensor: &Tensor) -> Option<(WeightType, Form)> {
     match (tensor.dtype, tensor.format) {
-        (DType::F16, _) => Some(WeightType::F16),
-        (DType::Quantized { .. }, Some(format)) => Some(match format {
-            Format::Q4_0 => WeightType::Q4_0,
-            Format::Q4_1 => WeightType::Q4_1,
-            Format::Q8_0 => WeightType::Q8_0,
-            Format::Iq4Nl => WeightType::Iq4Nl,
-            Format::Mxfp4 => WeightType::Mxfp4,
-        }),
+        (DType::F16, _) => Some((WeightType::F16, Form::Lossless)),
+        (DType::Quantized { .. }, Some(format)) => {
+            let weight = match format {
+                Format::Q4_0 => WeightType::Q4_0,
+                Format::Q4_1 => WeightType::Q4_1,
+                Format::Q8_0 => WeightType::Q8_0,
+                Format::Iq4Nl => WeightType::Iq4Nl,
+                Format::Mxfp4 => WeightType::Mxfp4,
+            };
+            Some((weight, Form::Lossless))
+        }
+        (DType::Quantized { .. }, None) if tensor.dequantize.is_some() => {
+            Some((WeightType::Q8_0, Form::Requantized))
+        }
         _ => None,
     }
 }
@@ -209,10 +228,18 @@ fn operands(
     if src0.shape.nb[0] != src0.dtype.step_bytes().unwrap_or(0) {
         return Err("weights are transposed");
     }
-    for rows in [src1, dst] {
-        if rows.dtype != DType::F32 || rows.shape.nb[0] != 4 || !rows_of_words(rows) {
-            return Err("activations or results are not rows of F32");
-        }
+    if dst.dtype != DType::F32 || dst.shape.nb[0] != 4 || !rows_of_words(dst) {
+        return Err("results are not rows of F32");
+    }
+    let act_step = src1.shape.nb[0];
+    let act_fits = match src1.dtype {
+        DType::F32 => act_step == 4 && rows_of_words(src1),
+        // Converted at use.
+        DType::F16 => act_step == 2,
+        _ => false,
+    };
+    if !act_fits {
+        return Err("activations are not rows of F32 or F16");
     }
     let layout = WeightLayout::new(src0).ok_or("weights of this type or size stay on the CPU")?;
     let fits_word = |size: usize| u32::try_from(size).is_ok();

@@ -4,7 +4,8 @@
 //! ```text
 //! host code --- ffi::Api ---> api.rs       C functions: look up, catch panics, inject faults
 //!                              +-> control.rs  requests about sessions and the DSP
-//!                              +-> session.rs  processes on the DSP, handles, the Server's Platform
+//!                              +-> session.rs  processes on the DSP, handles
+//!                              +-> dsp.rs      the Server's Platform: mappings, caches, clock
 //!                              +-> memory.rs   rpcmem; copies for host, DSP and main memory (strict coherence)
 //!                              +-> fault.rs    what shall go wrong
 //! ```
@@ -30,6 +31,7 @@ use crate::ffi::Api;
 
 mod api;
 mod control;
+mod dsp;
 #[cfg(feature = "cdsprpc")]
 mod export;
 mod fault;

@@ -1,14 +1,11 @@
-//! Processes on the DSP, open handles, and what the DSP's command loop asks of the system around it.
+//! Processes on the DSP and open handles: what is allowed when, and what is loaded, called and announced.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::fault::{Injector, Trouble};
+use super::dsp::{Closing, Dsp};
 use super::memory::Allocation;
 use super::{State, lock, vendor_error};
 use crate::ffi::{
@@ -18,40 +15,32 @@ use crate::ffi::{
 use crate::hmx::Hmx;
 use crate::layout::{F16_TILE_BYTES, Tile};
 use crate::rt::invoke::Call;
-use crate::rt::memory::Mapped;
-use crate::rt::shared::Shared;
-use crate::serve::{self, MAP_FULL, MAP_REFUSED, Platform, Server, Units};
-use crate::wire::{COMPLETED, Completion, TAKEN};
+use crate::serve::{self, Server, Units};
 
 /// What effective domains are numbered by: domain + this · session.
 ///
 /// SOURCE: qualcomm/fastrpc inc/fastrpc_common.h (`NUM_DOMAINS`).
 const NUM_DOMAINS: c_int = 8;
 
-/// What a session that was lost returns from the call that was running.
-///
-/// SOURCE: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c takes 0x8000040d for the end of the process on the DSP.
-const LOST: c_int = code::dsp(code::EBADSTATE);
-
 /// Memory that the host has announced to a process.
 #[derive(Debug)]
-struct Announced {
-    allocation: Arc<Allocation>,
-    bytes: usize,
+pub(super) struct Announced {
+    pub(super) allocation: Arc<Allocation>,
+    pub(super) bytes: usize,
     /// Counted against the address space from the start (`FASTRPC_MAP_FD`).
-    pinned: bool,
+    pub(super) pinned: bool,
     /// Times that the DSP has it mapped.
-    mapped: usize,
+    pub(super) mapped: usize,
 }
 
 /// What can change about a process.
 #[derive(Debug, Default)]
-struct Inside {
+pub(super) struct Inside {
     unsigned: bool,
     reserved: bool,
-    lost: bool,
+    pub(super) lost: bool,
     handles: usize,
-    announced: HashMap<c_int, Announced>,
+    pub(super) announced: HashMap<c_int, Announced>,
     used_bytes: u64,
 }
 
@@ -59,43 +48,18 @@ struct Inside {
 #[derive(Debug, Default)]
 pub(super) struct Process(Mutex<Inside>);
 
+impl Process {
+    pub(super) fn inside(&self) -> MutexGuard<'_, Inside> {
+        lock(&self.0)
+    }
+}
+
 /// An open handle: one command loop.
 #[derive(Debug)]
 struct Open {
     process: Arc<Process>,
     closing: Arc<Closing>,
     server: Mutex<Server<Dsp, Vec<Tile>, Box<serve::State>>>,
-}
-
-/// Whether a handle is about to be closed.
-#[derive(Debug, Default)]
-struct Closing {
-    flag: AtomicBool,
-    lock: Mutex<()>,
-    changed: Condvar,
-}
-
-impl Closing {
-    fn set(&self) {
-        let _guard = lock(&self.lock);
-        self.flag.store(true, Ordering::Release);
-        self.changed.notify_all();
-    }
-
-    fn is_set(&self) -> bool {
-        self.flag.load(Ordering::Acquire)
-    }
-
-    /// Blocks until the handle is about to be closed.
-    fn wait(&self) {
-        let mut guard = lock(&self.lock);
-        while !self.is_set() {
-            guard = self
-                .changed
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
 }
 
 /// The processes and handles of a machine.
@@ -116,7 +80,7 @@ impl Sessions {
 
     /// Open handles and announced mappings.
     pub(super) fn count(&self) -> (usize, usize) {
-        let announced = |process: &Arc<Process>| lock(&process.0).announced.len();
+        let announced = |process: &Arc<Process>| process.inside().announced.len();
         (
             lock(&self.handles).len(),
             self.processes.iter().map(announced).sum(),
@@ -134,7 +98,7 @@ impl Sessions {
             vec![self.process(domain).ok_or(code::EBADPARM)?]
         };
         for process in chosen {
-            let mut inside = lock(&process.0);
+            let mut inside = process.inside();
             if inside.handles > 0 && inside.unsigned != enable {
                 vendor_error!("a session of the other kind is already open on domain {domain}");
                 return Err(code::EALREADYLOADED);
@@ -147,7 +111,7 @@ impl Sessions {
     /// `FASTRPC_RESERVE_NEW_SESSION`: (effective domain, session).
     pub(super) fn reserve(&self) -> Result<(u32, u32), c_int> {
         for (session, process) in (0..NUM_SESSIONS).zip(&self.processes).skip(1) {
-            let mut inside = lock(&process.0);
+            let mut inside = process.inside();
             if !inside.reserved {
                 inside.reserved = true;
                 let domain = CDSP_DOMAIN_ID.cast_unsigned() + NUM_DOMAINS.cast_unsigned() * session;
@@ -162,7 +126,7 @@ impl Sessions {
     pub(super) fn open(&self, state: &State, uri: &str) -> Result<Handle, c_int> {
         let session = session_of(uri)?;
         let process = &self.processes[session];
-        let mut inside = lock(&process.0);
+        let mut inside = process.inside();
         if inside.lost {
             return Err(code::ECONNRESET);
         }
@@ -171,15 +135,7 @@ impl Sessions {
         drop(inside);
         let vtcm = vec![Tile::ZERO; state.options.vtcm_bytes / F16_TILE_BYTES];
         let closing = Arc::new(Closing::default());
-        let platform = Dsp {
-            process: Arc::clone(process),
-            injector: Arc::clone(&state.injector),
-            closing: Arc::clone(&closing),
-            address_bytes: state.options.address_bytes,
-            kept: Vec::new(),
-            ring: None,
-            start: Instant::now(),
-        };
+        let platform = Dsp::new(state, process, &closing);
         let units = Units {
             hmx: Hmx::new(&vtcm),
             vtcm,
@@ -206,7 +162,7 @@ impl Sessions {
     pub(super) fn invoke(&self, handle: Handle, call: Option<Call<'_>>) -> Result<(), c_int> {
         let found = lock(&self.handles).get(&handle).map(Arc::clone);
         let open = found.ok_or(code::EINVHANDLE)?;
-        if lock(&open.process.0).lost {
+        if open.process.inside().lost {
             return Err(code::ECONNRESET);
         }
         let call = call.ok_or(code::EBADPARM)?;
@@ -215,7 +171,7 @@ impl Sessions {
             return Err(crate::wire::ERROR_CALL);
         };
         catch_unwind(AssertUnwindSafe(|| server.invoke(call))).unwrap_or_else(|_| {
-            lock(&open.process.0).lost = true;
+            open.process.inside().lost = true;
             Err(code::dsp(code::ECPUEXCEPTION))
         })
     }
@@ -226,7 +182,7 @@ impl Sessions {
         let open = found.ok_or(code::EINVHANDLE)?;
         open.closing.set();
         lock(&open.server).close();
-        let mut inside = lock(&open.process.0);
+        let mut inside = open.process.inside();
         inside.handles -= 1;
         let lost = inside.lost;
         if inside.handles == 0 {
@@ -282,7 +238,7 @@ impl Sessions {
         if bytes == 0 || bytes > allocation.bytes() {
             return Err(code::EBADSIZE);
         }
-        let mut inside = lock(&process.0);
+        let mut inside = process.inside();
         if inside.lost {
             return Err(code::ECONNRESET);
         }
@@ -310,7 +266,7 @@ impl Sessions {
     /// `fastrpc_munmap`. That it fails for memory that the DSP still uses is an assumption.
     pub(super) fn retract(&self, domain: c_int, fd: c_int) -> Result<(), c_int> {
         let process = self.process(domain).ok_or(code::EBADPARM)?;
-        let mut inside = lock(&process.0);
+        let mut inside = process.inside();
         let announced = inside.announced.get(&fd).ok_or(code::ENOSUCHMAP)?;
         if announced.mapped > 0 {
             vendor_error!("fastrpc_munmap: the DSP still has fd {fd} mapped");
@@ -327,7 +283,7 @@ impl Sessions {
 
 impl Inside {
     /// Takes room in the address space, if there is enough.
-    fn charge(&mut self, bytes: usize, most: u64) -> bool {
+    pub(super) fn charge(&mut self, bytes: usize, most: u64) -> bool {
         let used = self.used_bytes.saturating_add(bytes as u64);
         let fits = used <= most;
         if fits {
@@ -341,7 +297,7 @@ impl Inside {
         fits
     }
 
-    fn discharge(&mut self, bytes: usize) {
+    pub(super) fn discharge(&mut self, bytes: usize) {
         self.used_bytes = self.used_bytes.saturating_sub(bytes as u64);
     }
 }
@@ -388,165 +344,4 @@ fn check_module(state: &State, uri: &str, unsigned: bool) -> Result<(), c_int> {
         return Err(code::dsp(code::ENOSUCHSYMBOL));
     }
     Ok(())
-}
-
-/// A buffer that is mapped on the DSP.
-#[derive(Debug)]
-struct Kept {
-    allocation: Arc<Allocation>,
-    bytes: usize,
-    charged: bool,
-}
-
-/// The DSP around a command loop.
-#[derive(Debug)]
-struct Dsp {
-    process: Arc<Process>,
-    injector: Arc<Injector>,
-    closing: Arc<Closing>,
-    address_bytes: u64,
-    /// What [`Platform::map`] returned, by address; an address can occur more than once.
-    kept: Vec<(usize, Kept)>,
-    /// The ring's memory, and a second view of it for faults.
-    ring: Option<(Arc<Allocation>, usize)>,
-    start: Instant,
-}
-
-impl Dsp {
-    /// The allocation behind a mapped buffer.
-    fn allocation(&self, mapped: &Mapped) -> Option<&Allocation> {
-        let address = mapped.start().addr();
-        let kept = self.kept.iter().find(|(start, _)| *start == address);
-        kept.map(|(_, kept)| &*kept.allocation)
-    }
-
-    /// Puts nonsense into the DSP's counters.
-    fn spoil_ring(&self) {
-        let ring = self.ring.as_ref();
-        if let Some(ring) = ring.and_then(|(allocation, bytes)| allocation.ring(*bytes)) {
-            for counter in [TAKEN, COMPLETED] {
-                ring.store(counter, ring.load(counter).wrapping_add(0x4000_0000));
-            }
-        }
-    }
-}
-
-impl Platform for Dsp {
-    fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
-        let mut inside = lock(&self.process.0);
-        let Some(announced) = inside.announced.get(&fd) else {
-            vendor_error!("HAP_mmap: fd {fd} was not announced by fastrpc_mmap");
-            return Err(MAP_REFUSED);
-        };
-        if bytes > announced.bytes {
-            vendor_error!(
-                "HAP_mmap: {bytes} bytes of fd {fd}, which has {}",
-                announced.bytes
-            );
-            return Err(MAP_REFUSED);
-        }
-        let charged = !announced.pinned;
-        let allocation = Arc::clone(&announced.allocation);
-        let mapped = allocation.mapped(bytes).ok_or(MAP_REFUSED)?;
-        if charged && !inside.charge(bytes, self.address_bytes) {
-            return Err(MAP_FULL);
-        }
-        if let Some(announced) = inside.announced.get_mut(&fd) {
-            announced.mapped += 1;
-        }
-        let kept = Kept {
-            allocation,
-            bytes,
-            charged,
-        };
-        self.kept.push((mapped.start().addr(), kept));
-        Ok(mapped)
-    }
-
-    fn unmap(&mut self, mapped: Mapped) {
-        let address = mapped.start().addr();
-        let bytes = mapped.bytes();
-        let found = self
-            .kept
-            .iter()
-            .position(|(start, kept)| *start == address && kept.bytes == bytes);
-        let Some(index) = found else { return };
-        let (_, kept) = self.kept.swap_remove(index);
-        let mut inside = lock(&self.process.0);
-        if kept.charged {
-            inside.discharge(kept.bytes);
-        }
-        if let Some(announced) = inside.announced.get_mut(&kept.allocation.fd()) {
-            announced.mapped = announced.mapped.saturating_sub(1);
-        }
-    }
-
-    fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared> {
-        let inside = lock(&self.process.0);
-        let announced = inside.announced.get(&fd);
-        let Some(announced) = announced.filter(|announced| bytes <= announced.bytes) else {
-            vendor_error!("HAP_mmap: {bytes} bytes of fd {fd} were not announced by fastrpc_mmap");
-            return None;
-        };
-        let ring = announced.allocation.ring(bytes)?;
-        self.ring = Some((Arc::clone(&announced.allocation), bytes));
-        Some(ring)
-    }
-
-    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
-        if let Some(allocation) = self.allocation(mapped) {
-            allocation.dsp_invalidate(&range);
-        }
-    }
-
-    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
-        if let Some(allocation) = self.allocation(mapped) {
-            allocation.dsp_clean(&range);
-        }
-    }
-
-    fn time_us(&mut self) -> u64 {
-        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
-    }
-
-    fn packets(&mut self) -> u64 {
-        0
-    }
-
-    fn relax(&mut self, polls: u32) -> Result<(), i32> {
-        // Soon an answer matters more than a processor, later the other way round.
-        match polls {
-            0..200 => std::hint::spin_loop(),
-            200..1000 => std::thread::yield_now(),
-            _ => std::thread::sleep(Duration::from_micros(30)),
-        }
-        if self.closing.is_set() {
-            return Err(LOST);
-        }
-        Ok(())
-    }
-
-    fn answer(&mut self, completion: &mut Completion) -> Result<(), i32> {
-        match self.injector.submission() {
-            None => Ok(()),
-            Some(Trouble::Corrupt) => {
-                completion.sequence = !completion.sequence;
-                completion.status = 0xdead_beef;
-                completion.done = u32::MAX;
-                completion.reserved = [u64::MAX; 11];
-                Ok(())
-            }
-            Some(Trouble::Lost) => {
-                lock(&self.process.0).lost = true;
-                Err(LOST)
-            }
-            Some(trouble) => {
-                if trouble == Trouble::BadRing {
-                    self.spoil_ring();
-                }
-                self.closing.wait();
-                Err(LOST)
-            }
-        }
-    }
 }

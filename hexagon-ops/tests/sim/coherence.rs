@@ -5,7 +5,8 @@ use hexagon_ops::sim::{Coherence, Options};
 use hexagon_ops::wire::{Command, MatMul, Plain};
 
 use crate::common::{Rng, nmse};
-use crate::host::{DST_OFFSET, Product, Session, start};
+use crate::host::{Session, start};
+use crate::product::{DST_OFFSET, Product};
 
 const NMSE: f64 = 5e-4;
 

@@ -108,8 +108,8 @@ fn a_hang_lasts_until_the_handle_is_closed() {
         session.start().unwrap();
         assert_eq!(session.run(&[nop()]).status, 0);
         let (api, handle) = (session.api, session.handle);
-        let server = thread::spawn(move || serve(&api, handle, 0));
         session.submit(&[nop()]);
+        let server = thread::spawn(move || serve(&api, handle, 0));
         wait_for(|| (machine.submissions() == 2).then_some(()));
         if text == "dsp:2=hang" {
             thread::sleep(std::time::Duration::from_millis(50));

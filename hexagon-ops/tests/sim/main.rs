@@ -8,5 +8,7 @@ mod common;
 mod coherence;
 mod fault;
 mod host;
+mod product;
 mod rules;
 mod session;
+mod speed;

@@ -11,7 +11,8 @@ use hexagon_ops::sim::Options;
 use hexagon_ops::wire::{STATE, STATE_CLOSED, STATE_PARKED, WISH, WISH_CLOSE};
 
 use crate::common::Rng;
-use crate::host::{Product, Session, close, serve, session_control, start, wait_for};
+use crate::host::{Session, close, serve, session_control, start, wait_for};
+use crate::product::Product;
 
 const NMSE: f64 = 5e-4;
 
@@ -113,7 +114,7 @@ fn two_handles_compute_at_once() {
     thread::scope(|scope| {
         for session in &sessions {
             let (api, handle) = (session.api, session.handle);
-            scope.spawn(move || assert_eq!(serve(&api, handle, 300_000), 0));
+            scope.spawn(move || assert_eq!(serve(&api, handle, u32::MAX), 0));
         }
         for _ in 0..50 {
             for (session, product) in sessions.iter_mut().zip(&products) {
@@ -122,6 +123,9 @@ fn two_handles_compute_at_once() {
             for session in &sessions {
                 assert_eq!(wait_for(|| session.collect()).status, 0);
             }
+        }
+        for session in &sessions {
+            session.shared.store(WISH, WISH_CLOSE);
         }
     });
     for product in &products {

@@ -1,18 +1,16 @@
 //! Buffers of a Hexagon device as ggml sees them: bytes that can be written and read at any offset. Weights in them are
-//! packed; packing is lossless, so that nothing else has to be kept.
+//! packed; where packing does not keep every bit, their own bytes are kept beside it.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use hexagon_ops::layout::{LINE_BYTES, MatrixLayout, TILE_DIM};
-use rayon::prelude::*;
+use hexagon_ops::layout::LINE_BYTES;
 
-use super::Device;
+use super::{Device, pack};
 use crate::device::hexagon::Buffer;
 use crate::error::Result;
 use crate::graph::{Place, Tensor};
-use crate::plan::hexagon::WeightLayout;
+use crate::plan::hexagon::{Form, WeightLayout};
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
 pub const ALIGN_BYTES: usize = LINE_BYTES;
@@ -24,15 +22,18 @@ pub struct HexBuffer {
     /// The CPU uses it as its own; otherwise it goes through [`Self::read`] and [`Self::write`].
     pub(super) shared: bool,
     /// Packed tensors by offset.
-    packed: RwLock<BTreeMap<usize, Packed>>,
+    packed: RwLock<BTreeMap<usize, Arc<Packed>>>,
 }
 
 /// One packed tensor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Packed {
     layout: WeightLayout,
-    /// Bytes in ggml's layout.
+    /// Bytes in ggml's layout, and of a row.
     bytes: usize,
+    row_bytes: usize,
+    /// The bytes themselves, if packing does not keep them.
+    plain: Option<Mutex<Vec<u8>>>,
 }
 
 /// What a write puts into a tensor.
@@ -90,10 +91,10 @@ impl HexBuffer {
     }
 
     /// The packed tensor that a tensor is, or is a view of, and where it starts.
-    fn around(&self, tensor: &Tensor) -> Option<(usize, Packed)> {
+    fn around(&self, tensor: &Tensor) -> Option<(usize, Arc<Packed>)> {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let (start, found) = packed.range(..=tensor.packed_offset).next_back()?;
-        (tensor.packed_offset < start + found.bytes).then_some((*start, *found))
+        (tensor.packed_offset < start + found.bytes).then(|| (*start, Arc::clone(found)))
     }
 
     /// Writes part of a tensor: the bytes `[offset, offset + size)` of it. A weight is packed from its first write on.
@@ -102,20 +103,45 @@ impl HexBuffer {
     /// If the range is not inside the buffer.
     pub fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) {
         let first = tensor.packed_offset + offset;
-        if let Some((start, packed)) = self.place(tensor) {
-            let area = start..start + packed.layout.bytes();
-            let range = first - start..first - start + size;
-            self.memory.write(area, |out| {
-                write_packed(&packed.layout, out, range, content)
-            });
-        } else {
-            self.memory
+        let Some((start, packed)) = self.place(tensor) else {
+            return self
+                .memory
                 .write(first..first + size, |out| content.put(0, out));
+        };
+        if size == 0 {
+            return;
         }
+        let range = first - start..first - start + size;
+        let row_bytes = packed.row_bytes;
+        let touched = range.start / row_bytes..range.end.div_ceil(row_bytes);
+        self.memory
+            .write(start..start + packed.layout.bytes(), |out| {
+                if let Some(plain) = &packed.plain {
+                    let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+                    content.put(0, &mut plain[range]);
+                    return pack::pack_rows(
+                        &packed.layout,
+                        out,
+                        touched,
+                        &plain,
+                        tensor.dequantize,
+                    );
+                }
+                let part = |number: usize| {
+                    let (from, to) = (number * row_bytes, (number + 1) * row_bytes);
+                    range.start.max(from)..range.end.min(to)
+                };
+                let whole = |number: usize| part(number).len() == row_bytes;
+                pack::pack(&packed.layout, out, touched, whole, |number, row| {
+                    let part = part(number);
+                    let within = part.start - number * row_bytes..part.end - number * row_bytes;
+                    content.put(part.start - range.start, &mut row[within]);
+                });
+            });
     }
 
     /// The packed tensor that a write goes to; a weight that is seen for the first time becomes one.
-    fn place(&self, tensor: &Tensor) -> Option<(usize, Packed)> {
+    fn place(&self, tensor: &Tensor) -> Option<(usize, Arc<Packed>)> {
         if let Some(found) = self.around(tensor) {
             return Some(found);
         }
@@ -128,10 +154,16 @@ impl HexBuffer {
         // Padding reads as zero weights.
         let area = start..start + layout.bytes();
         self.memory.write(area, |out| out.fill(0));
-        let packed = Packed { layout, bytes };
+        let lossless = layout.form == Form::Lossless;
+        let packed = Arc::new(Packed {
+            layout,
+            bytes,
+            row_bytes: pack::row_bytes(&layout, tensor.dtype),
+            plain: (!lossless).then(|| Mutex::new(vec![0; bytes])),
+        });
         let mut all = self.packed.write().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other, held| other + held.bytes <= start || start + bytes <= *other);
-        all.insert(start, packed);
+        all.insert(start, Arc::clone(&packed));
         Some((start, packed))
     }
 
@@ -142,10 +174,13 @@ impl HexBuffer {
     pub fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
         let first = tensor.packed_offset + offset;
         if let Some((start, packed)) = self.around(tensor) {
+            let at = first - start;
+            if let Some(plain) = &packed.plain {
+                let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+                return out.copy_from_slice(&plain[at..at + out.len()]);
+            }
             let area = start..start + packed.layout.bytes();
-            (self.memory).read(area, |bytes| {
-                read_packed(&packed.layout, bytes, first - start, out);
-            });
+            (self.memory).read(area, |bytes| pack::unpack(&packed.layout, bytes, at, out));
         } else {
             (self.memory).read(first..first + out.len(), |bytes| out.copy_from_slice(bytes));
         }
@@ -156,72 +191,5 @@ impl HexBuffer {
         (self.packed.write().unwrap_or_else(PoisonError::into_inner)).clear();
         self.memory
             .write(0..self.memory.bytes(), |out| out.fill(value));
-    }
-}
-
-/// The layout of one panel as a matrix of its own.
-fn panel_of(layout: MatrixLayout) -> MatrixLayout {
-    let panel = layout.panel();
-    // PANIC: the type and K are those of a layout that exists.
-    MatrixLayout::new(panel.weight(), TILE_DIM, panel.k()).expect("a panel of an existing layout")
-}
-
-/// Packed panels of all matrices, each with the rows of ggml's tensor that it holds.
-fn panel_rows(layout: &WeightLayout, panel: usize) -> Range<usize> {
-    let (strips, n) = (layout.matrix.n_strips(), layout.matrix.n());
-    let first = panel % strips * TILE_DIM;
-    let matrix = panel / strips * n;
-    matrix + first..matrix + (first + TILE_DIM).min(n)
-}
-
-/// Packs `range` of the bytes of a tensor; rows of which only a part is written keep the rest.
-pub(super) fn write_packed(
-    layout: &WeightLayout,
-    packed: &mut [u8],
-    range: Range<usize>,
-    content: Content,
-) {
-    let row_bytes = layout.matrix.ggml_row_bytes();
-    let panel_layout = panel_of(layout.matrix);
-    let panels = packed.par_chunks_exact_mut(panel_layout.matrix_bytes());
-    panels.enumerate().for_each_init(
-        || vec![0; row_bytes],
-        |row, (index, panel)| {
-            for (n, number) in panel_rows(layout, index).enumerate() {
-                let at = number * row_bytes..(number + 1) * row_bytes;
-                let (from, to) = (at.start.max(range.start), at.end.min(range.end));
-                if from >= to {
-                    continue;
-                }
-                // PANIC: sizes and numbers are the layout's own.
-                if to - from < row_bytes {
-                    (panel_layout.unpack_row(panel, n, row)).expect("a row of the layout");
-                }
-                content.put(from - range.start, &mut row[from - at.start..to - at.start]);
-                (panel_layout.pack_row(panel, n, row)).expect("a row of the layout");
-            }
-        },
-    );
-}
-
-/// Restores the bytes of a tensor from `first` on.
-fn read_packed(layout: &WeightLayout, packed: &[u8], first: usize, out: &mut [u8]) {
-    let row_bytes = layout.matrix.ggml_row_bytes();
-    let panel_layout = panel_of(layout.matrix);
-    let (strips, n) = (layout.matrix.n_strips(), layout.matrix.n());
-    let mut row = vec![0; row_bytes];
-    let mut done = 0;
-    while done < out.len() {
-        let number = (first + done) / row_bytes;
-        let within = (first + done) % row_bytes;
-        let (matrix, in_matrix) = (number / n, number % n);
-        let panel = matrix * strips + in_matrix / TILE_DIM;
-        let bytes = &packed[panel * panel_layout.matrix_bytes()..][..panel_layout.matrix_bytes()];
-        // PANIC: sizes and numbers are the layout's own.
-        (panel_layout.unpack_row(bytes, in_matrix % TILE_DIM, &mut row))
-            .expect("a row of the layout");
-        let count = (row_bytes - within).min(out.len() - done);
-        out[done..done + count].copy_from_slice(&row[within..within + count]);
-        done += count;
     }
 }

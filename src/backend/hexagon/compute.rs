@@ -3,14 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::f16;
 use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
 
-use super::buffer::write_packed;
-use super::{Content, Device, HexBuffer};
+use super::{Device, HexBuffer, pack};
 use crate::device::hexagon::{Buffer, Failed, Job};
 use crate::error::{Error, Result};
 use crate::graph::{Node, Tensor};
 use crate::plan::hexagon::{self as plan, Command, WeightLayout};
+use crate::tensor::DType;
 
 /// A stream of graphs on one device: collects the jobs of a graph, then submits them together.
 #[derive(Debug)]
@@ -73,7 +74,10 @@ impl Stream {
             self.results.push((Arc::clone(&home.memory), result));
         }
         let dst = plain(&node.dst, dst)?;
-        let act = input(&node.src[1], src[1])?;
+        let act = match node.src[1].dtype {
+            DType::F16 => self.convert(&node.src[1], src[1])?,
+            _ => input(&node.src[1], src[1])?,
+        };
         let job = match command {
             Command::MulMat(command) => {
                 let body = wire::MatMul {
@@ -138,7 +142,7 @@ impl Stream {
         };
         Ok(Weights {
             buffer,
-            layout: layout.type_of().layout_id().0,
+            layout: layout.weight().layout_id().0,
             offset: offset as u64,
             k: word(layout.matrix.panel().k()),
             n: word(layout.matrix.n()),
@@ -153,22 +157,42 @@ impl Stream {
         src0: &Tensor,
         home: &HexBuffer,
     ) -> Result<u32> {
-        let row_bytes = layout.matrix.ggml_row_bytes();
-        let mut rows = vec![0; src0.shape.rows() * row_bytes];
-        let ([_, n, s2, _], nb) = (src0.shape.ne, src0.shape.nb);
-        let read = |at: usize, out: &mut [u8]| match &src0.memory {
-            Some(memory) => out.copy_from_slice(memory.bytes(at, out.len())),
-            None => home.read(src0, at, out),
-        };
-        if src0.shape.is_contiguous(src0.dtype) {
-            read(0, &mut rows);
-        } else {
-            for (index, row) in rows.chunks_exact_mut(row_bytes).enumerate() {
-                let (i1, i2, i3) = (index % n, index / n % s2, index / n / s2);
-                read(i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
+        let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
+        let scratch = self.scratch(layout.bytes())?;
+        scratch.write(0..layout.bytes(), |out| {
+            out.fill(0);
+            let touched = 0..src0.shape.rows();
+            pack::pack_rows(layout, out, touched, &rows, src0.dequantize);
+        });
+        Ok(scratch.number())
+    }
+
+    /// Activations in F16 become F32 in memory of the stream.
+    fn convert(&mut self, act: &Tensor, home: Home) -> Result<Plain> {
+        let home = home.ok_or_else(|| refused("an operand is not in memory of the device"))?;
+        let [k, m, p2, p3] = act.shape.ne;
+        let halves = gather(act, home, k * 2);
+        let scratch = self.scratch(k * m * p2 * p3 * 4)?;
+        scratch.write(0..halves.len() * 2, |out| {
+            for (out, half) in out
+                .as_chunks_mut::<4>()
+                .0
+                .iter_mut()
+                .zip(halves.as_chunks().0)
+            {
+                *out = f16::from_le_bytes(*half).to_f32().to_le_bytes();
             }
-        }
-        let bytes = layout.bytes();
+        });
+        Ok(Plain {
+            buffer: scratch.number(),
+            reserved: 0,
+            offset: 0,
+            strides: [k * 4, k * m * 4, k * m * p2 * 4].map(|stride| stride as u64),
+        })
+    }
+
+    /// Memory for one operand of the graph at hand.
+    fn scratch(&mut self, bytes: usize) -> Result<&Buffer> {
         let index = self.taken;
         if index == self.scratch.len() {
             self.scratch.push(self.device.npu.allocate(bytes)?);
@@ -176,12 +200,7 @@ impl Stream {
             self.scratch[index] = self.device.npu.allocate(bytes)?;
         }
         self.taken += 1;
-        let scratch = &self.scratch[index];
-        scratch.write(0..bytes, |out| {
-            out.fill(0);
-            write_packed(layout, out, 0..rows.len(), Content::Bytes(&rows));
-        });
-        Ok(scratch.number())
+        Ok(&self.scratch[index])
     }
 }
 
@@ -194,6 +213,25 @@ fn refused(reason: &str) -> Error {
     Error::Graph {
         reason: reason.into(),
     }
+}
+
+/// The rows of a tensor, one after another.
+fn gather(tensor: &Tensor, home: &HexBuffer, row_bytes: usize) -> Vec<u8> {
+    let mut rows = vec![0; tensor.shape.rows() * row_bytes];
+    let ([_, n1, n2, _], nb) = (tensor.shape.ne, tensor.shape.nb);
+    let read = |at: usize, out: &mut [u8]| match &tensor.memory {
+        Some(memory) => out.copy_from_slice(memory.bytes(at, out.len())),
+        None => home.read(tensor, at, out),
+    };
+    if tensor.shape.is_contiguous(tensor.dtype) {
+        read(0, &mut rows);
+        return rows;
+    }
+    for (index, row) in rows.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+        let (i1, i2, i3) = (index % n1, index / n1 % n2, index / n1 / n2);
+        read(i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
+    }
+    rows
 }
 
 /// Bytes of a buffer that a tensor spans.

@@ -19,6 +19,7 @@ pub use self::compute::Stream;
 
 mod buffer;
 mod compute;
+mod pack;
 
 /// Largest buffer.
 // SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address space of 3 GB.
@@ -108,6 +109,7 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
         rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
         rknpu_ops::sim::Coherence::Strict => sim::Coherence::Strict,
     };
+    options.hvx_threads = 1;
     FastRpc::simulate(options)
 }
 

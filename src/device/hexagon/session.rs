@@ -26,11 +26,13 @@ use crate::vendor::fastrpc::{Connection, Quiet, RingMemory};
 /// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through in turns.
 const SLOTS: u32 = 1024;
 
-/// How long the DSP polls an empty ring before its call returns.
+/// How long the DSP polls an empty ring before its call returns: an idle NPU draws nothing, a busy one pays no call.
 ///
-/// SOURCE: design.md §6 wants an idle NPU to draw nothing and a busy one to pay no call: between two splits of a decode
-/// step there are tens of microseconds of CPU work, between two tokens a few milliseconds.
+/// Between two splits of a decode step there are tens of microseconds of CPU work, between two tokens a few milliseconds.
 const IDLE: Duration = Duration::from_millis(2);
+
+/// How long a stand-in does, whose polling takes a CPU away from what it waits for.
+const IDLE_SIMULATED: Duration = Duration::ZERO;
 
 /// Most buffers that one command names.
 pub(super) const MAX_OPERANDS: usize = 4;
@@ -58,6 +60,8 @@ pub struct Failed {
 struct Bell {
     state: Mutex<BellState>,
     rung: Condvar,
+    /// A call has returned.
+    returned: Condvar,
     failed: AtomicBool,
 }
 
@@ -65,6 +69,8 @@ struct Bell {
 struct BellState {
     work: bool,
     stop: bool,
+    /// Calls that have returned.
+    calls: u64,
     error: Option<Error>,
 }
 
@@ -94,9 +100,27 @@ impl Bell {
         !state.stop
     }
 
+    fn call_returned(&self) {
+        self.lock().calls += 1;
+        self.returned.notify_all();
+    }
+
     fn fail(&self, error: Error) {
         self.lock().error = Some(error);
         self.failed.store(true, Ordering::Release);
+        self.returned.notify_all();
+    }
+
+    fn calls(&self) -> u64 {
+        self.lock().calls
+    }
+
+    /// Waits until more than `seen` calls have returned, but not for long.
+    fn wait_for_return(&self, seen: u64) {
+        let state = self.lock();
+        let over = |state: &mut BellState| state.calls == seen && state.error.is_none();
+        // Neither a poisoned lock nor the time-out matters: the caller looks at the ring again.
+        let _ = self.returned.wait_timeout_while(state, NAP_SIMULATED, over);
     }
 }
 
@@ -121,6 +145,7 @@ pub(super) struct Session {
     serving: Option<JoinHandle<()>>,
     inner: Mutex<Inner>,
     timeout: Duration,
+    simulated: bool,
     /// What put the session out of use.
     lost: OnceLock<String>,
 }
@@ -149,6 +174,8 @@ impl Session {
         };
         let info = connection.start(ring.memory())?;
         let connection = Arc::new(connection);
+        let simulated = connection.rpc().stand_in().is_some();
+        let idle = if simulated { IDLE_SIMULATED } else { IDLE };
         let bell = Arc::new(Bell::default());
         let serving = std::thread::Builder::new()
             .name(format!("{device}-serve"))
@@ -156,8 +183,9 @@ impl Session {
                 let (connection, bell) = (Arc::clone(&connection), Arc::clone(&bell));
                 move || {
                     while bell.wait() {
-                        if let Err(error) = connection.serve(IDLE) {
-                            return bell.fail(error);
+                        match connection.serve(idle) {
+                            Ok(()) => bell.call_returned(),
+                            Err(error) => return bell.fail(error),
                         }
                     }
                 }
@@ -180,6 +208,7 @@ impl Session {
                 numbers: Vec::new(),
             }),
             timeout,
+            simulated,
             lost: OnceLock::new(),
         })
     }
@@ -310,7 +339,7 @@ impl Session {
 
     /// Writes a command, waiting for a free slot if the ring is full.
     fn push(&self, ring: &mut Ring<RingMemory>, command: &Command) -> Result<()> {
-        let mut patience = Patience::new(self.timeout);
+        let mut patience = self.patience();
         loop {
             if ring
                 .push(command)
@@ -333,8 +362,8 @@ impl Session {
 
     /// Waits for the completion of the oldest fence.
     fn complete(&self, ring: &mut Ring<RingMemory>, commands: usize) -> Result<Completion> {
+        let mut patience = self.patience();
         self.show(ring);
-        let mut patience = Patience::new(self.timeout);
         loop {
             let collected = ring.collect().map_err(|corrupt| self.corrupt(corrupt))?;
             if let Some(completion) = collected {
@@ -349,8 +378,18 @@ impl Session {
         }
     }
 
+    fn patience(&self) -> Patience<'_> {
+        Patience {
+            timeout: self.timeout,
+            begun: Instant::now(),
+            waiting: u32::MAX,
+            pauses: 0,
+            bell: (self.simulated).then(|| (&*self.bell, self.bell.calls())),
+        }
+    }
+
     /// A pause between two looks at the ring.
-    fn wait(&self, ring: &mut Ring<RingMemory>, patience: &mut Patience) -> Result<()> {
+    fn wait(&self, ring: &mut Ring<RingMemory>, patience: &mut Patience<'_>) -> Result<()> {
         if self.bell.failed.load(Ordering::Acquire) {
             let error = self.bell.lock().error.take();
             let ended = || Error::Dsp {
@@ -458,12 +497,14 @@ impl Change {
 }
 
 /// How long to go on waiting: as long as the other side reads commands, and for a time after.
-struct Patience {
+struct Patience<'a> {
     timeout: Duration,
     begun: Instant,
     /// Commands that were waiting when there was progress last.
     waiting: u32,
     pauses: u32,
+    /// Where a stand-in that needs this CPU tells of its progress, and how often it had.
+    bell: Option<(&'a Bell, u64)>,
 }
 
 /// Looks at the ring without a pause in between: a DSP answers a small submission within microseconds.
@@ -472,17 +513,10 @@ const SPINS: u32 = 100;
 const YIELDS: u32 = 2000;
 /// Pause from then on.
 const NAP: Duration = Duration::from_micros(50);
+/// Longest pause with a stand-in, which ends it earlier.
+const NAP_SIMULATED: Duration = Duration::from_millis(5);
 
-impl Patience {
-    fn new(timeout: Duration) -> Self {
-        Self {
-            timeout,
-            begun: Instant::now(),
-            waiting: u32::MAX,
-            pauses: 0,
-        }
-    }
-
+impl Patience<'_> {
     /// Pauses; `false` if there was no progress for too long.
     fn pause(&mut self, waiting: u32) -> bool {
         if waiting != self.waiting {
@@ -490,6 +524,11 @@ impl Patience {
             self.begun = Instant::now();
         }
         self.pauses = self.pauses.saturating_add(1);
+        if let Some((bell, seen)) = &mut self.bell {
+            bell.wait_for_return(*seen);
+            *seen = bell.calls();
+            return self.begun.elapsed() < self.timeout;
+        }
         match self.pauses {
             0..=SPINS => std::hint::spin_loop(),
             pauses if pauses <= SPINS + YIELDS => std::thread::yield_now(),

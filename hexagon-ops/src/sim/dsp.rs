@@ -1,0 +1,226 @@
+//! The DSP around a command loop: mappings within the address space, caches, the clock, and faults.
+
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::fault::{Injector, Trouble};
+use super::memory::Allocation;
+use super::session::Process;
+use super::{State, lock, vendor_error};
+use crate::ffi::code;
+use crate::rt::memory::Mapped;
+use crate::rt::shared::Shared;
+use crate::serve::{MAP_FULL, MAP_REFUSED, Platform};
+use crate::wire::{COMPLETED, Completion, TAKEN};
+
+/// What a session that was lost returns from the call that was running.
+///
+/// SOURCE: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c takes 0x8000040d for the end of the process on the DSP.
+const LOST: c_int = code::dsp(code::EBADSTATE);
+
+/// Whether a handle is about to be closed.
+#[derive(Debug, Default)]
+pub(super) struct Closing {
+    flag: AtomicBool,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Closing {
+    pub(super) fn set(&self) {
+        let _guard = lock(&self.lock);
+        self.flag.store(true, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.flag.load(Ordering::Acquire)
+    }
+
+    /// Blocks until the handle is about to be closed.
+    pub(super) fn wait(&self) {
+        let mut guard = lock(&self.lock);
+        while !self.is_set() {
+            guard = self
+                .changed
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A buffer that is mapped on the DSP.
+#[derive(Debug)]
+struct Kept {
+    allocation: Arc<Allocation>,
+    bytes: usize,
+    charged: bool,
+}
+
+/// The DSP around a command loop.
+#[derive(Debug)]
+pub(super) struct Dsp {
+    process: Arc<Process>,
+    injector: Arc<Injector>,
+    closing: Arc<Closing>,
+    address_bytes: u64,
+    /// What [`Platform::map`] returned, by address; an address can occur more than once.
+    kept: Vec<(usize, Kept)>,
+    /// The ring's memory, and a second view of it for faults.
+    ring: Option<(Arc<Allocation>, usize)>,
+    start: Instant,
+}
+
+impl Dsp {
+    pub(super) fn new(state: &State, process: &Arc<Process>, closing: &Arc<Closing>) -> Self {
+        Self {
+            process: Arc::clone(process),
+            injector: Arc::clone(&state.injector),
+            closing: Arc::clone(closing),
+            address_bytes: state.options.address_bytes,
+            kept: Vec::new(),
+            ring: None,
+            start: Instant::now(),
+        }
+    }
+
+    /// The allocation behind a mapped buffer.
+    fn allocation(&self, mapped: &Mapped) -> Option<&Allocation> {
+        let address = mapped.start().addr();
+        let kept = self.kept.iter().find(|(start, _)| *start == address);
+        kept.map(|(_, kept)| &*kept.allocation)
+    }
+
+    /// Puts nonsense into the DSP's counters.
+    fn spoil_ring(&self) {
+        let ring = self.ring.as_ref();
+        if let Some(ring) = ring.and_then(|(allocation, bytes)| allocation.ring(*bytes)) {
+            for counter in [TAKEN, COMPLETED] {
+                ring.store(counter, ring.load(counter).wrapping_add(0x4000_0000));
+            }
+        }
+    }
+}
+
+impl Platform for Dsp {
+    fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
+        let mut inside = self.process.inside();
+        let Some(announced) = inside.announced.get(&fd) else {
+            vendor_error!("HAP_mmap: fd {fd} was not announced by fastrpc_mmap");
+            return Err(MAP_REFUSED);
+        };
+        if bytes > announced.bytes {
+            vendor_error!(
+                "HAP_mmap: {bytes} bytes of fd {fd}, which has {}",
+                announced.bytes
+            );
+            return Err(MAP_REFUSED);
+        }
+        let charged = !announced.pinned;
+        let allocation = Arc::clone(&announced.allocation);
+        let mapped = allocation.mapped(bytes).ok_or(MAP_REFUSED)?;
+        if charged && !inside.charge(bytes, self.address_bytes) {
+            return Err(MAP_FULL);
+        }
+        if let Some(announced) = inside.announced.get_mut(&fd) {
+            announced.mapped += 1;
+        }
+        let kept = Kept {
+            allocation,
+            bytes,
+            charged,
+        };
+        self.kept.push((mapped.start().addr(), kept));
+        Ok(mapped)
+    }
+
+    fn unmap(&mut self, mapped: Mapped) {
+        let address = mapped.start().addr();
+        let bytes = mapped.bytes();
+        let found = self
+            .kept
+            .iter()
+            .position(|(start, kept)| *start == address && kept.bytes == bytes);
+        let Some(index) = found else { return };
+        let (_, kept) = self.kept.swap_remove(index);
+        let mut inside = self.process.inside();
+        if kept.charged {
+            inside.discharge(kept.bytes);
+        }
+        if let Some(announced) = inside.announced.get_mut(&kept.allocation.fd()) {
+            announced.mapped = announced.mapped.saturating_sub(1);
+        }
+    }
+
+    fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared> {
+        let inside = self.process.inside();
+        let announced = inside.announced.get(&fd);
+        let Some(announced) = announced.filter(|announced| bytes <= announced.bytes) else {
+            vendor_error!("HAP_mmap: {bytes} bytes of fd {fd} were not announced by fastrpc_mmap");
+            return None;
+        };
+        let ring = announced.allocation.ring(bytes)?;
+        self.ring = Some((Arc::clone(&announced.allocation), bytes));
+        Some(ring)
+    }
+
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
+        if let Some(allocation) = self.allocation(mapped) {
+            allocation.dsp_invalidate(&range);
+        }
+    }
+
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
+        if let Some(allocation) = self.allocation(mapped) {
+            allocation.dsp_clean(&range);
+        }
+    }
+
+    fn time_us(&mut self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn packets(&mut self) -> u64 {
+        0
+    }
+
+    fn relax(&mut self, polls: u32) -> Result<(), i32> {
+        // Soon an answer matters more than a processor, later the other way round.
+        match polls {
+            0..200 => std::hint::spin_loop(),
+            200..1000 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(30)),
+        }
+        if self.closing.is_set() {
+            return Err(LOST);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, completion: &mut Completion) -> Result<(), i32> {
+        match self.injector.submission() {
+            None => Ok(()),
+            Some(Trouble::Corrupt) => {
+                completion.sequence = !completion.sequence;
+                completion.status = 0xdead_beef;
+                completion.done = u32::MAX;
+                completion.reserved = [u64::MAX; 11];
+                Ok(())
+            }
+            Some(Trouble::Lost) => {
+                self.process.inside().lost = true;
+                Err(LOST)
+            }
+            Some(trouble) => {
+                if trouble == Trouble::BadRing {
+                    self.spoil_ring();
+                }
+                self.closing.wait();
+                Err(LOST)
+            }
+        }
+    }
+}

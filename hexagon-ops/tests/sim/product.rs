@@ -1,0 +1,89 @@
+//! One product with its operands and its exact results.
+
+use hexagon_ops::layout::{Line, WeightType};
+use hexagon_ops::wire::{Command, MatMul, Plain, Weights as WireWeights};
+
+use crate::common::{Rng, Weights, dot, nmse};
+use crate::host::{Memory, Session};
+
+/// One product, in three buffers.
+pub struct Product {
+    pub weights: Memory,
+    pub act: Memory,
+    pub dst: Memory,
+    pub body: MatMul,
+    pub command: Command,
+    values: Weights,
+    inputs: Vec<f32>,
+    pub n: usize,
+}
+
+/// Byte offset of the results: not the start of a cache line.
+pub const DST_OFFSET: usize = 64;
+
+impl Product {
+    pub fn new(session: &mut Session, weight: WeightType, m: usize, rng: &mut Rng) -> Self {
+        let (k, n) = (64, 40);
+        let values = Weights::random(weight, n, k, rng);
+        let (weights, weights_buffer) = session.buffer(size_of_val(&values.lines[..]));
+        let (act, act_buffer) = session.buffer(4 * m * k);
+        let (dst, dst_buffer) = session.buffer(4096);
+        let plain = |buffer, offset: usize, row: usize| Plain {
+            buffer,
+            reserved: 0,
+            offset: offset as u64,
+            strides: [4 * row as u64, 0, 0],
+        };
+        let number = |value: usize| u32::try_from(value).unwrap();
+        let body = MatMul {
+            weights: WireWeights {
+                buffer: weights_buffer,
+                layout: weight.layout_id().0,
+                offset: 0,
+                k: number(k),
+                n: number(n),
+                slices: [1, 1],
+            },
+            act: plain(act_buffer, 0, k),
+            dst: plain(dst_buffer, DST_OFFSET, n),
+            m: number(m),
+            planes: [1, 1],
+            reserved: 0,
+        };
+        let inputs: Vec<f32> = (0..m * k).map(|_| rng.unit()).collect();
+        Self {
+            weights,
+            act,
+            dst,
+            body,
+            command: Command::new(0, &body),
+            values,
+            inputs,
+            n,
+        }
+    }
+
+    /// Writes weights and activations on the host's side.
+    pub fn load(&self) {
+        self.weights.put::<Line>(0, &self.values.lines);
+        self.act.put(0, &self.inputs);
+    }
+
+    /// The exact product of one row.
+    pub fn reference(&self, act: &[f32]) -> Vec<f64> {
+        self.values.values.iter().map(|w| dot(act, w)).collect()
+    }
+
+    pub fn dst_bytes(&self) -> usize {
+        let m = self.inputs.len() / 64;
+        4 * m * self.n
+    }
+
+    /// How far the host's view of the results is off; NaN if there is poison in it.
+    pub fn error(&self) -> f64 {
+        let have: Vec<f32> = self.dst.get(DST_OFFSET, self.dst_bytes() / 4);
+        let rows = self.inputs.chunks(64);
+        let want: Vec<f64> = rows.flat_map(|act| self.reference(act)).collect();
+        nmse(&have, &want)
+    }
+}

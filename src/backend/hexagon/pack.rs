@@ -1,0 +1,145 @@
+//! Rows of ggml's blocks into panels and back. Types with a packed form of their own keep every bit; all others are
+//! quantized anew to blocks of Q8_0, whose error is far below that of the types in question.
+
+use std::ops::Range;
+
+use half::f16;
+use hexagon_ops::layout::{MatrixLayout, TILE_DIM};
+use rayon::prelude::*;
+
+use crate::plan::hexagon::{Form, WeightLayout};
+use crate::tensor::{DType, Dequantize};
+
+/// Elements and bytes of a block of Q8_0.
+const Q8_0: (usize, usize) = (32, 34);
+
+/// The layout of one panel as a matrix of its own.
+pub(super) fn panel_of(layout: MatrixLayout) -> MatrixLayout {
+    let panel = layout.panel();
+    // PANIC: the type and K are those of a layout that exists.
+    MatrixLayout::new(panel.weight(), TILE_DIM, panel.k()).expect("a panel of an existing layout")
+}
+
+/// The rows of ggml's tensor that a panel holds.
+fn panel_rows(layout: &WeightLayout, panel: usize) -> Range<usize> {
+    let (strips, n) = (layout.matrix.n_strips(), layout.matrix.n());
+    let first = panel % strips * TILE_DIM;
+    let matrix = panel / strips * n;
+    matrix + first..matrix + (first + TILE_DIM).min(n)
+}
+
+/// Packs the rows in `touched`; others keep what they are.
+///
+/// - `row(number, out)`: writes bytes of a row in the layout's own type to `out`, which holds those that are packed now if
+///   `whole(number)` is false
+pub(super) fn pack(
+    layout: &WeightLayout,
+    packed: &mut [u8],
+    touched: Range<usize>,
+    whole: impl Fn(usize) -> bool + Sync,
+    row: impl Fn(usize, &mut [u8]) + Sync,
+) {
+    let row_bytes = layout.matrix.ggml_row_bytes();
+    let panel_layout = panel_of(layout.matrix);
+    let panels = packed.par_chunks_exact_mut(panel_layout.matrix_bytes());
+    panels.enumerate().for_each_init(
+        || vec![0; row_bytes],
+        |bytes, (index, panel)| {
+            for (n, number) in panel_rows(layout, index).enumerate() {
+                if !touched.contains(&number) {
+                    continue;
+                }
+                // PANIC: sizes and numbers are the layout's own.
+                if !whole(number) {
+                    (panel_layout.unpack_row(panel, n, bytes)).expect("a row of the layout");
+                }
+                row(number, bytes);
+                (panel_layout.pack_row(panel, n, bytes)).expect("a row of the layout");
+            }
+        },
+    );
+}
+
+/// Packs rows that lie one after another in ggml's layout.
+pub(super) fn pack_rows(
+    layout: &WeightLayout,
+    packed: &mut [u8],
+    touched: Range<usize>,
+    rows: &[u8],
+    dequantize: Option<&dyn Dequantize>,
+) {
+    let source_bytes = rows.len() / (layout.count() * layout.matrix.n());
+    let source = |number: usize| &rows[number * source_bytes..][..source_bytes];
+    match (layout.form, dequantize) {
+        (Form::Requantized, Some(dequantize)) => {
+            let k = layout.matrix.panel().k();
+            pack(
+                layout,
+                packed,
+                touched,
+                |_| true,
+                |number, out| {
+                    let mut values = vec![0.0; k];
+                    dequantize.dequantize(source(number), &mut values);
+                    quantize_q8_0(&values, out);
+                },
+            );
+        }
+        _ => pack(
+            layout,
+            packed,
+            touched,
+            |_| true,
+            |number, out| {
+                out.copy_from_slice(source(number));
+            },
+        ),
+    }
+}
+
+/// Quantizes a row to blocks of Q8_0.
+///
+/// SOURCE: ggml's `quantize_row_q8_0_ref`: the scale is the largest magnitude over 127, kept as FP16.
+fn quantize_q8_0(values: &[f32], out: &mut [u8]) {
+    let blocks = out
+        .chunks_exact_mut(Q8_0.1)
+        .zip(values.chunks_exact(Q8_0.0));
+    for (block, values) in blocks {
+        let largest = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let scale = largest / 127.0;
+        let inverse = if scale == 0.0 { 0.0 } else { scale.recip() };
+        block[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        for (byte, value) in block[2..].iter_mut().zip(values) {
+            #[expect(clippy::cast_possible_truncation, reason = "at most 127 in magnitude")]
+            let level = (value * inverse).round() as i8;
+            *byte = level.cast_unsigned();
+        }
+    }
+}
+
+/// Restores the bytes of a tensor from `first` on, for layouts that keep every bit.
+pub(super) fn unpack(layout: &WeightLayout, packed: &[u8], first: usize, out: &mut [u8]) {
+    let row_bytes = layout.matrix.ggml_row_bytes();
+    let panel_layout = panel_of(layout.matrix);
+    let (strips, n) = (layout.matrix.n_strips(), layout.matrix.n());
+    let mut row = vec![0; row_bytes];
+    let mut done = 0;
+    while done < out.len() {
+        let number = (first + done) / row_bytes;
+        let within = (first + done) % row_bytes;
+        let (matrix, in_matrix) = (number / n, number % n);
+        let panel = matrix * strips + in_matrix / TILE_DIM;
+        let bytes = &packed[panel * panel_layout.matrix_bytes()..][..panel_layout.matrix_bytes()];
+        // PANIC: sizes and numbers are the layout's own.
+        (panel_layout.unpack_row(bytes, in_matrix % TILE_DIM, &mut row))
+            .expect("a row of the layout");
+        let count = (row_bytes - within).min(out.len() - done);
+        out[done..done + count].copy_from_slice(&row[within..within + count]);
+        done += count;
+    }
+}
+
+/// Bytes of a row in ggml's layout.
+pub(super) fn row_bytes(layout: &WeightLayout, dtype: DType) -> usize {
+    dtype.row_bytes(layout.matrix.panel().k()).unwrap_or(0)
+}
