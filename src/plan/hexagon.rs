@@ -7,6 +7,8 @@ use super::Refusal;
 use crate::graph::{Op, Place, Tensor};
 use crate::tensor::{DType, Format};
 
+pub mod cost;
+
 /// What packing does to a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {

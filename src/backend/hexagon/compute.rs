@@ -10,6 +10,7 @@ use super::{Device, HexBuffer, pack};
 use crate::device::hexagon::{Buffer, Failed, Job};
 use crate::error::{Error, Result};
 use crate::graph::{Node, Tensor};
+use crate::plan::hexagon::cost::{self, Cost};
 use crate::plan::hexagon::{self as plan, Command, WeightLayout};
 use crate::tensor::DType;
 
@@ -21,6 +22,8 @@ pub struct Stream {
     /// Memory for weights that are packed at use, and how many of these the graph at hand has taken.
     scratch: Vec<Buffer>,
     taken: usize,
+    /// What the graph at hand costs, as modelled.
+    cost: Cost,
     /// Results in memory that the CPU uses as its own: what it must read anew.
     results: Vec<(Arc<Buffer>, Range<usize>)>,
 }
@@ -37,6 +40,7 @@ impl Stream {
             jobs: Vec::new(),
             scratch: Vec::new(),
             taken: 0,
+            cost: Cost::default(),
             results: Vec::new(),
         }
     }
@@ -51,6 +55,7 @@ impl Stream {
     pub fn reset(&mut self) {
         self.jobs.clear();
         self.results.clear();
+        self.cost = Cost::default();
         self.taken = 0;
     }
 
@@ -114,6 +119,8 @@ impl Stream {
             }
         };
         self.jobs.push(job);
+        let arch = self.device.npu.caps().arch;
+        self.cost += cost::of(arch, vtcm_bytes, &command);
         Ok(())
     }
 
@@ -122,6 +129,16 @@ impl Stream {
     /// # Errors
     /// The device's error, with the number of the job that it was about if there is one.
     pub fn finish(&mut self) -> std::result::Result<(), Failed> {
+        if !self.jobs.is_empty() {
+            log::debug!(
+                "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products",
+                self.device.name(),
+                self.jobs.len(),
+                self.cost.weight_packets,
+                self.cost.weight_bytes,
+                self.cost.tile_products
+            );
+        }
         let result = match self.jobs.as_mut_slice() {
             [] => Ok(()),
             jobs => self.device.npu.submit(jobs),
