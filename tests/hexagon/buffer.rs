@@ -92,7 +92,7 @@ fn views_of_packed_tensors_are_parts_of_them() {
     assert_eq!(all[..10 * row], w.bytes[..10 * row]);
     // A product with the view uses its rows alone.
     let act = Numbers::new(12).floats(64);
-    let work = Work::new(&device, &act, [64, 1, 1, 1], [10, 1, 1, 1], &[]);
+    let work = Work::new(&device, &act, [64, 1, 1, 1], [10, 1, 1, 1], &[]).unwrap();
     let mut stream = ggml_rust_npu::backend::hexagon::Stream::new(Arc::clone(&device));
     work.push(
         &mut stream,

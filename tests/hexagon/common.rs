@@ -6,7 +6,7 @@ use std::time::Duration;
 use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Options, Stream};
 use ggml_rust_npu::caps;
 use ggml_rust_npu::config::Repack;
-use ggml_rust_npu::device::hexagon::Failed;
+use ggml_rust_npu::device::hexagon::{Failed, Serving};
 use ggml_rust_npu::error::Result;
 use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
 use ggml_rust_npu::shm::RegionMut;
@@ -27,6 +27,7 @@ pub const OPTIONS: Options = Options {
     repack: Repack::Weights,
     timeout: Duration::from_secs(20),
     address_bytes: None,
+    serving: Serving::Thread,
 };
 
 pub fn device_with(sim: sim::Options, options: Options) -> Result<Arc<Device>> {
@@ -250,11 +251,11 @@ impl Work {
         act_ne: [usize; 4],
         dst_ne: [usize; 4],
         ids: &[i32],
-    ) -> Self {
+    ) -> Result<Self> {
         let dst_bytes = dst_ne.iter().product::<usize>() * 4;
         let ids_at = size_of_val(act) + dst_bytes;
         let bytes = ids_at + size_of_val(ids);
-        let buffer = HexBuffer::new(&device, bytes, false).unwrap();
+        let buffer = HexBuffer::new(device, bytes, false)?;
         let slots = ids.len() / act_ne[2].max(1);
         let work = Self {
             act: tensor("act", DType::F32, act_ne, 0),
@@ -267,7 +268,7 @@ impl Work {
         (work.buffer).write(&work.dst, 0, dst_bytes, Content::Fill(0xff));
         let bytes: &[u8] = bytemuck::cast_slice(ids);
         (work.buffer).write(&work.ids, 0, bytes.len(), Content::Bytes(bytes));
-        work
+        Ok(work)
     }
 
     /// Adds the node to a graph.
@@ -303,11 +304,11 @@ pub fn mul_mat(
     act: &[f32],
     ne: [usize; 4],
 ) -> std::result::Result<Vec<f32>, Failed> {
-    let work = Work::new(device, act, ne, [w.ne[1], ne[1], ne[2], ne[3]], &[]);
+    let whole = |error| Failed { job: None, error };
+    let work = Work::new(device, act, ne, [w.ne[1], ne[1], ne[2], ne[3]], &[]).map_err(whole)?;
     let mut stream = Stream::new(Arc::clone(device));
     let src0 = w.tensor(0, Place::Device);
-    (work.push(&mut stream, Op::MulMat, src0, home))
-        .map_err(|error| Failed { job: None, error })?;
+    (work.push(&mut stream, Op::MulMat, src0, home)).map_err(whole)?;
     stream.finish()?;
     Ok(work.result())
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::Stream;
+use ggml_rust_npu::backend::hexagon::{Options, Stream};
+use ggml_rust_npu::device::hexagon::Serving;
 use ggml_rust_npu::graph::{Op, Place};
 use ggml_rust_npu::reference;
 
@@ -37,6 +38,19 @@ fn every_type_is_multiplied_whether_packed_before_or_at_use() {
             }
         }
     }
+}
+
+#[test]
+fn who_calls_the_dsp_makes_no_difference() {
+    let mut numbers = Numbers::new(8);
+    let w = Weight::random(&mut numbers, KINDS[1], [96, 50, 1, 1]);
+    let act = numbers.floats(9 * 96);
+    let results = [Serving::Thread, Serving::Caller].map(|serving| {
+        let device = device_with(strict(75), Options { serving, ..OPTIONS }).unwrap();
+        let home = buffer_with(&device, &w, Place::Packed);
+        [1, 9].map(|m| mul_mat(&device, &w, &home, &act[..96 * m], [96, m, 1, 1]).unwrap())
+    });
+    assert_eq!(results[0], results[1]);
 }
 
 #[test]
@@ -86,7 +100,8 @@ fn each_row_goes_to_its_expert() {
                 [k, act_slots, tokens, 1],
                 [n, slots, tokens, 1],
                 &ids,
-            );
+            )
+            .unwrap();
             let mut stream = Stream::new(Arc::clone(&device));
             work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
                 .unwrap();
@@ -118,7 +133,8 @@ fn an_expert_that_does_not_exist_is_an_error() {
             [32, 1, 1, 1],
             [32, 2, 1, 1],
             &[0, wrong],
-        );
+        )
+        .unwrap();
         let mut stream = Stream::new(Arc::clone(&device));
         work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
             .unwrap();
@@ -138,7 +154,7 @@ fn a_graph_is_one_submission_in_order() {
     let w = Weight::random(&mut numbers, KINDS[1], [96, 96, 1, 1]);
     let home = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(3 * 96);
-    let first = Work::new(&device, &act, [96, 3, 1, 1], [96, 3, 1, 1], &[]);
+    let first = Work::new(&device, &act, [96, 3, 1, 1], [96, 3, 1, 1], &[]).unwrap();
     let mut stream = Stream::new(Arc::clone(&device));
     first
         .push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), &home)

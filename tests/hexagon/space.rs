@@ -33,7 +33,7 @@ fn weights_beyond_the_address_space_take_turns() {
     for _ in 0..2 {
         // One graph over all of them does not fit at once.
         let work: Vec<_> = (layers.iter())
-            .map(|w| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]))
+            .map(|w| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap())
             .collect();
         let mut stream = Stream::new(Arc::clone(&device));
         for ((w, home), work) in layers.iter().zip(&homes).zip(&work) {

@@ -7,7 +7,7 @@ use hexagon_ops::{ffi, sim};
 
 use crate::caps::{self, HexCaps};
 use crate::config::{Config, Repack, SimChip};
-use crate::device::hexagon::{HexNpu, Settings};
+use crate::device::hexagon::{HexNpu, Serving, Settings};
 use crate::error::{Error, Result};
 use crate::graph::{Op, Tensor};
 use crate::plan::hexagon::{self as plan, WeightLayout};
@@ -44,6 +44,8 @@ pub struct Options {
     pub timeout: Duration,
     /// Bytes that can be mapped at a time, if fewer than the chip's.
     pub address_bytes: Option<u64>,
+    /// Who calls the DSP.
+    pub serving: Serving,
 }
 
 /// A session that can be opened.
@@ -65,6 +67,12 @@ impl Session {
             repack: config.repack,
             timeout: config.timeout,
             address_bytes: None,
+            // Faults of the DSP include one that never returns.
+            serving: if self.rpc.stand_in().is_some() && config.faults.fastrpc.is_empty() {
+                Serving::Caller
+            } else {
+                Serving::Thread
+            },
         };
         Device::start(name, &self.rpc, self.caps, options)
     }
@@ -109,7 +117,6 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
         rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
         rknpu_ops::sim::Coherence::Strict => sim::Coherence::Strict,
     };
-    options.hvx_threads = 1;
     FastRpc::simulate(options)
 }
 
@@ -138,6 +145,7 @@ impl Device {
             session: options.session,
             timeout: options.timeout,
             address_bytes: options.address_bytes.unwrap_or(caps.address_bytes),
+            serving: options.serving,
         };
         let npu = HexNpu::open(&name, rpc, caps, settings)?;
         selftest::hexagon::run(&npu)?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use hexagon_ops::wire::Info;
 
 use self::session::Session;
-pub use self::session::{Failed, Job};
+pub use self::session::{Failed, Job, Serving};
 use crate::caps::HexCaps;
 use crate::error::{Error, Result};
 use crate::vendor::fastrpc::{Connection, FastRpc, SharedMemory};
@@ -39,6 +39,8 @@ pub struct Settings {
     pub timeout: Duration,
     /// Bytes that can be mapped at a time; less than the chip's for tests.
     pub address_bytes: u64,
+    /// Who calls the DSP.
+    pub serving: Serving,
 }
 
 impl HexNpu {
@@ -61,6 +63,7 @@ impl HexNpu {
             quiet,
             settings.address_bytes,
             settings.timeout,
+            settings.serving,
         )?;
         let have = session.info().arch;
         if have != caps.arch {

@@ -31,8 +31,15 @@ const SLOTS: u32 = 1024;
 /// Between two splits of a decode step there are tens of microseconds of CPU work, between two tokens a few milliseconds.
 const IDLE: Duration = Duration::from_millis(2);
 
-/// How long a stand-in does, whose polling takes a CPU away from what it waits for.
-const IDLE_SIMULATED: Duration = Duration::ZERO;
+/// Who calls the DSP to serve the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// A thread of the session, which stays in the call while there is work.
+    Thread,
+    /// Whoever waits for a completion. For a stand-in, which computes on the calling thread: a second thread would only
+    /// have to be woken. A DSP that hangs would hang the caller.
+    Caller,
+}
 
 /// Most buffers that one command names.
 pub(super) const MAX_OPERANDS: usize = 4;
@@ -60,8 +67,6 @@ pub struct Failed {
 struct Bell {
     state: Mutex<BellState>,
     rung: Condvar,
-    /// A call has returned.
-    returned: Condvar,
     failed: AtomicBool,
 }
 
@@ -69,8 +74,6 @@ struct Bell {
 struct BellState {
     work: bool,
     stop: bool,
-    /// Calls that have returned.
-    calls: u64,
     error: Option<Error>,
 }
 
@@ -100,27 +103,9 @@ impl Bell {
         !state.stop
     }
 
-    fn call_returned(&self) {
-        self.lock().calls += 1;
-        self.returned.notify_all();
-    }
-
     fn fail(&self, error: Error) {
         self.lock().error = Some(error);
         self.failed.store(true, Ordering::Release);
-        self.returned.notify_all();
-    }
-
-    fn calls(&self) -> u64 {
-        self.lock().calls
-    }
-
-    /// Waits until more than `seen` calls have returned, but not for long.
-    fn wait_for_return(&self, seen: u64) {
-        let state = self.lock();
-        let over = |state: &mut BellState| state.calls == seen && state.error.is_none();
-        // Neither a poisoned lock nor the time-out matters: the caller looks at the ring again.
-        let _ = self.returned.wait_timeout_while(state, NAP_SIMULATED, over);
     }
 }
 
@@ -142,10 +127,10 @@ pub(super) struct Session {
     connection: Arc<Connection>,
     info: Info,
     bell: Arc<Bell>,
-    serving: Option<JoinHandle<()>>,
+    server: Option<JoinHandle<()>>,
     inner: Mutex<Inner>,
     timeout: Duration,
-    simulated: bool,
+    serving: Serving,
     /// What put the session out of use.
     lost: OnceLock<String>,
 }
@@ -155,6 +140,7 @@ impl Session {
     ///
     /// - `budget_bytes`: what can be mapped at a time
     /// - `timeout`: how long a command may take
+    /// - `serving`: who calls the DSP
     ///
     /// # Errors
     /// `OutOfMemory` for the ring; `Vendor` if a call fails.
@@ -164,6 +150,7 @@ impl Session {
         quiet: Quiet,
         budget_bytes: u64,
         timeout: Duration,
+        serving: Serving,
     ) -> Result<Self> {
         let Some(layout) = wire::RingLayout::new(SLOTS) else {
             unreachable!("SLOTS is a power of two");
@@ -174,32 +161,17 @@ impl Session {
         };
         let info = connection.start(ring.memory())?;
         let connection = Arc::new(connection);
-        let simulated = connection.rpc().stand_in().is_some();
-        let idle = if simulated { IDLE_SIMULATED } else { IDLE };
         let bell = Arc::new(Bell::default());
-        let serving = std::thread::Builder::new()
-            .name(format!("{device}-serve"))
-            .spawn({
-                let (connection, bell) = (Arc::clone(&connection), Arc::clone(&bell));
-                move || {
-                    while bell.wait() {
-                        match connection.serve(idle) {
-                            Ok(()) => bell.call_returned(),
-                            Err(error) => return bell.fail(error),
-                        }
-                    }
-                }
-            })
-            .map_err(|error| Error::Library {
-                library: "a thread of the device".into(),
-                reason: error.to_string(),
-            })?;
+        let server = match serving {
+            Serving::Thread => Some(serve_on_thread(device, &connection, &bell)?),
+            Serving::Caller => None,
+        };
         Ok(Self {
             device: Arc::clone(device),
             connection,
             info,
             bell,
-            serving: Some(serving),
+            server,
             inner: Mutex::new(Inner {
                 ring,
                 quiet,
@@ -208,7 +180,7 @@ impl Session {
                 numbers: Vec::new(),
             }),
             timeout,
-            simulated,
+            serving,
             lost: OnceLock::new(),
         })
     }
@@ -339,7 +311,7 @@ impl Session {
 
     /// Writes a command, waiting for a free slot if the ring is full.
     fn push(&self, ring: &mut Ring<RingMemory>, command: &Command) -> Result<()> {
-        let mut patience = self.patience();
+        let mut patience = Patience::new(self.timeout);
         loop {
             if ring
                 .push(command)
@@ -355,14 +327,14 @@ impl Session {
     /// Publishes what was written, and calls the DSP if it does not look.
     fn show(&self, ring: &mut Ring<RingMemory>) {
         ring.publish();
-        if ring.is_parked() {
+        if self.serving == Serving::Thread && ring.is_parked() {
             self.bell.ring();
         }
     }
 
     /// Waits for the completion of the oldest fence.
     fn complete(&self, ring: &mut Ring<RingMemory>, commands: usize) -> Result<Completion> {
-        let mut patience = self.patience();
+        let mut patience = Patience::new(self.timeout);
         self.show(ring);
         loop {
             let collected = ring.collect().map_err(|corrupt| self.corrupt(corrupt))?;
@@ -378,18 +350,8 @@ impl Session {
         }
     }
 
-    fn patience(&self) -> Patience<'_> {
-        Patience {
-            timeout: self.timeout,
-            begun: Instant::now(),
-            waiting: u32::MAX,
-            pauses: 0,
-            bell: (self.simulated).then(|| (&*self.bell, self.bell.calls())),
-        }
-    }
-
     /// A pause between two looks at the ring.
-    fn wait(&self, ring: &mut Ring<RingMemory>, patience: &mut Patience<'_>) -> Result<()> {
+    fn wait(&self, ring: &mut Ring<RingMemory>, patience: &mut Patience) -> Result<()> {
         if self.bell.failed.load(Ordering::Acquire) {
             let error = self.bell.lock().error.take();
             let ended = || Error::Dsp {
@@ -401,6 +363,9 @@ impl Session {
             return Err(self.lose(Error::Dsp {
                 reason: "it gave the ring up".into(),
             }));
+        }
+        if self.serving == Serving::Caller {
+            return (self.connection.serve(Duration::ZERO)).map_err(|error| self.lose(error));
         }
         let waiting = ring.waiting().map_err(|corrupt| self.corrupt(corrupt))?;
         if patience.pause(waiting) {
@@ -431,21 +396,42 @@ impl Session {
     }
 }
 
+/// Starts the thread of [`Serving::Thread`].
+fn serve_on_thread(
+    device: &str,
+    connection: &Arc<Connection>,
+    bell: &Arc<Bell>,
+) -> Result<JoinHandle<()>> {
+    let (connection, bell) = (Arc::clone(connection), Arc::clone(bell));
+    let life = move || {
+        while bell.wait() {
+            if let Err(error) = connection.serve(IDLE) {
+                return bell.fail(error);
+            }
+        }
+    };
+    let builder = std::thread::Builder::new().name(format!("{device}-serve"));
+    builder.spawn(life).map_err(|error| Error::Library {
+        library: "a thread of the device".into(),
+        reason: error.to_string(),
+    })
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         self.lock().ring.close();
         self.bell.stop();
-        let Some(serving) = self.serving.take() else {
+        let Some(server) = self.server.take() else {
             return;
         };
         // A DSP that hangs keeps its thread inside the call: that one is left behind.
         let deadline = Instant::now() + 50 * IDLE;
-        while !serving.is_finished() && Instant::now() < deadline {
+        while !server.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(100));
         }
-        if serving.is_finished() {
+        if server.is_finished() {
             // A panic in it was reported by the panic hook.
-            let _ = serving.join();
+            let _ = server.join();
         } else {
             log::warn!("{}: the DSP does not return from its call", self.device);
         }
@@ -497,14 +483,12 @@ impl Change {
 }
 
 /// How long to go on waiting: as long as the other side reads commands, and for a time after.
-struct Patience<'a> {
+struct Patience {
     timeout: Duration,
     begun: Instant,
     /// Commands that were waiting when there was progress last.
     waiting: u32,
     pauses: u32,
-    /// Where a stand-in that needs this CPU tells of its progress, and how often it had.
-    bell: Option<(&'a Bell, u64)>,
 }
 
 /// Looks at the ring without a pause in between: a DSP answers a small submission within microseconds.
@@ -513,10 +497,17 @@ const SPINS: u32 = 100;
 const YIELDS: u32 = 2000;
 /// Pause from then on.
 const NAP: Duration = Duration::from_micros(50);
-/// Longest pause with a stand-in, which ends it earlier.
-const NAP_SIMULATED: Duration = Duration::from_millis(5);
 
-impl Patience<'_> {
+impl Patience {
+    fn new(timeout: Duration) -> Self {
+        Self {
+            timeout,
+            begun: Instant::now(),
+            waiting: u32::MAX,
+            pauses: 0,
+        }
+    }
+
     /// Pauses; `false` if there was no progress for too long.
     fn pause(&mut self, waiting: u32) -> bool {
         if waiting != self.waiting {
@@ -524,11 +515,6 @@ impl Patience<'_> {
             self.begun = Instant::now();
         }
         self.pauses = self.pauses.saturating_add(1);
-        if let Some((bell, seen)) = &mut self.bell {
-            bell.wait_for_return(*seen);
-            *seen = bell.calls();
-            return self.begun.elapsed() < self.timeout;
-        }
         match self.pauses {
             0..=SPINS => std::hint::spin_loop(),
             pauses if pauses <= SPINS + YIELDS => std::thread::yield_now(),
