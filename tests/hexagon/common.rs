@@ -230,10 +230,15 @@ pub fn tensor(name: &str, dtype: DType, ne: [usize; 4], offset: usize) -> Tensor
 
 /// A buffer that holds `w` at its start.
 pub fn buffer_with(device: &Arc<Device>, w: &Weight, place: Place) -> HexBuffer {
+    try_buffer_with(device, w, place).unwrap()
+}
+
+/// As [`buffer_with`], for a device that may be lost.
+pub fn try_buffer_with(device: &Arc<Device>, w: &Weight, place: Place) -> Result<HexBuffer> {
     let tensor = w.tensor(0, place);
-    let buffer = HexBuffer::new(&device, device.packed_bytes(&tensor), false).unwrap();
+    let buffer = HexBuffer::new(device, device.packed_bytes(&tensor), false)?;
     buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes));
-    buffer
+    Ok(buffer)
 }
 
 /// Activations, room for results and a choice of experts in one buffer.
