@@ -61,7 +61,14 @@ pub struct RkCaps {
     pub n_max: usize,
     /// The arithmetic for INT4 weights, if there is one.
     pub int4: Option<Precision>,
+    /// The faster CPUs, by the kernel's numbers; none if all are the same.
+    pub big_cpus: &'static [usize],
 }
+
+// SOURCE: cpu-map in Rockchip's BSP device trees: RK3588 has Cortex-A55 as CPUs 0-3 and Cortex-A76 as CPUs 4-7, RK3576
+// Cortex-A53 and Cortex-A72 likewise; RK3562 and RK3566/68 have four of a kind. Decode is 19-66 % faster on the A76
+// (`taskset -c 4-7`, unimatrix099's fork of rk-llama.cpp).
+const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 
 // SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576: 4096)
 // are stored in pieces, so longer rows are split here; FP16 beyond 4096 collapses on RK3588 (unimatrix099's
@@ -73,6 +80,7 @@ pub const RK3588: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: Some(Precision::Int4),
+    big_cpus: UPPER_FOUR,
 };
 /// RK3576.
 pub const RK3576: RkCaps = RkCaps {
@@ -81,6 +89,7 @@ pub const RK3576: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: Some(Precision::Int4Int8),
+    big_cpus: UPPER_FOUR,
 };
 /// RK3562.
 pub const RK3562: RkCaps = RkCaps {
@@ -89,6 +98,7 @@ pub const RK3562: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: None,
+    big_cpus: &[],
 };
 /// RK3566 and RK3568.
 pub const RK3566: RkCaps = RkCaps {
@@ -97,6 +107,7 @@ pub const RK3566: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: None,
+    big_cpus: &[],
 };
 
 /// Every Rockchip chip that is known.

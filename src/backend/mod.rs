@@ -123,7 +123,10 @@ impl Device {
     /// As [`RkNpu::open`].
     pub fn untested(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
         let target = target.into();
-        let npu = RkNpu::open(rknn, target.caps)?;
+        // CPU numbers mean something only on the chip itself.
+        let here = chip_of_this_machine().filter(|caps| caps.soc == target.caps.soc);
+        let cpus = here.map_or(&[][..], |caps| caps.big_cpus);
+        let npu = RkNpu::open(rknn, target.caps, cpus)?;
         Ok(Self { npu, target })
     }
 
