@@ -17,6 +17,7 @@
 use multiversion::multiversion;
 
 use crate::pack::Rows;
+use crate::round::{self, clamped};
 
 mod histogram;
 
@@ -28,9 +29,6 @@ pub const MSE_CANDIDATES: usize = 32;
 
 /// Partial sums of a row, a fixed number of them so that a sum is the same with vectors of any width.
 const LANES: usize = 16;
-
-/// 1.5 * 2^23: added to a value of magnitude at most 2^22 and subtracted again, it rounds to an integer, ties to even.
-const ROUND_MAGIC: f32 = 12_582_912.0;
 
 /// Largest quantized magnitude.
 const LEVEL_MAX: f32 = 7.0;
@@ -204,9 +202,7 @@ fn fit(row: &[f32], inverse: f32) -> Fit {
     let mut add = |part: &[f32; LANES]| {
         for (lane, x) in part.iter().enumerate() {
             let u = x * inverse;
-            let v = if u < LEVEL_MAX { u } else { LEVEL_MAX };
-            let v = if v > -LEVEL_MAX { v } else { -LEVEL_MAX };
-            let q = (v + ROUND_MAGIC) - ROUND_MAGIC;
+            let q = clamped(u, LEVEL_MAX) - round::MAGIC;
             uq[lane] += u * q;
             qq[lane] += q * q;
         }

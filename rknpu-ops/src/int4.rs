@@ -25,11 +25,13 @@ use crate::layout::NativeA;
 use crate::pack::{self, Rows};
 use crate::quant;
 use crate::rotation::Rotation;
+use crate::round::{self, clamped, low_byte};
 
 mod unpack;
 mod weight;
 
 pub use unpack::{Accumulator, ScaledOutput, unpack_scaled};
+pub(crate) use unpack::{Product, Tile};
 pub use weight::{pack_group_i4, quantize_group_i4, unpack_group_i4};
 
 /// Largest magnitude of a digit. -8 is left unused so that the range is symmetric and `7 * 7 * K` bounds a sum.
@@ -230,7 +232,7 @@ fn quantize_one(values: &[f32], inverse: f32, out: &mut [u8]) {
     for (values, out) in values.chunks(CHUNK).zip(out.chunks_mut(CHUNK / 2)) {
         let mut digits = [0; CHUNK];
         for (digit, x) in digits.iter_mut().zip(values) {
-            *digit = low_byte(round(x * inverse, I4_MAX));
+            *digit = low_byte(clamped(x * inverse, I4_MAX));
         }
         join_nibbles(&digits, out);
     }
@@ -244,11 +246,11 @@ fn quantize_two(values: &[f32], inverse: f32, high: &mut [u8], low: &mut [u8]) {
         let mut digits = [[0; CHUNK]; 2];
         let [highs, lows] = &mut digits;
         for ((h, l), x) in highs.iter_mut().zip(lows).zip(values) {
-            let q = round(x * inverse, TWO_DIGITS_MAX) - ROUND_MAGIC;
+            let q = clamped(x * inverse, TWO_DIGITS_MAX) - round::MAGIC;
             // No quotient is halfway between two integers, since the base is odd.
-            let digit = round(q * (1.0 / Digits::BASE), I4_MAX);
+            let digit = clamped(q * (1.0 / Digits::BASE), I4_MAX);
             *h = low_byte(digit);
-            *l = low_byte(q - (digit - ROUND_MAGIC) * Digits::BASE + ROUND_MAGIC);
+            *l = low_byte(q - (digit - round::MAGIC) * Digits::BASE + round::MAGIC);
         }
         join_nibbles(&digits[0], high);
         join_nibbles(&digits[1], low);
@@ -258,34 +260,11 @@ fn quantize_two(values: &[f32], inverse: f32, high: &mut [u8], low: &mut [u8]) {
 /// Values that a step quantizes; even.
 const CHUNK: usize = 64;
 
-/// 1.5 * 2^23: added to a value of magnitude at most 2^22, it leaves that value, rounded to an integer half to even, in
-/// the low bits.
-const ROUND_MAGIC: f32 = 12_582_912.0;
-
-/// `ROUND_MAGIC + clamp(round(v), -limit, limit)`.
-#[inline(always)]
-fn round(v: f32, limit: f32) -> f32 {
-    let v = if v < limit { v } else { limit };
-    let v = if v > -limit { v } else { -limit };
-    v + ROUND_MAGIC
-}
-
-/// The integer of a value that [`round`] returned.
-#[inline(always)]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the low byte is the rounded integer in two's complement"
-)]
-fn low_byte(x: f32) -> u8 {
-    // CAST: with |v| <= 127, the bits of v + ROUND_MAGIC are those of ROUND_MAGIC plus round(v), whose low byte is 0.
-    x.to_bits() as u8
-}
-
 /// Pairs of 4-bit integers, one to a byte, as bytes: the first of a pair in the low nibble.
 #[inline(always)]
-fn join_nibbles(digits: &[u8; CHUNK], out: &mut [u8]) {
+fn join_nibbles(digits: &[i8; CHUNK], out: &mut [u8]) {
     let (pairs, _) = digits.as_chunks();
     for (out, [low, high]) in out.iter_mut().zip(pairs) {
-        *out = low & 0xf | high << 4;
+        *out = (low & 0xf | high << 4).cast_unsigned();
     }
 }

@@ -1,24 +1,28 @@
 //! Native C of several K segments to FP32 rows, each segment with scales of its own.
 //!
 //! ```text
-//! for 64 columns at a time            as in pack/unpack.rs: few streams, every line of input read at once
+//! for 64 columns at a time            as in scalar/unpack.rs: few streams, every line of input read at once
 //!   for 4 rows of the product at a time
-//!     for each segment
-//!       for each row: sums[row][64] += (c * w_scale) * a_scale
-//!     for each row: out[64] = sums
+//!     tile[4][64] = 0
+//!     for each segment, row, column: tile[row][column] += (c * w_scale) * a_scale      kernel::scaled_tile
+//!     for each row: out[64] = tile[row]
 //! ```
 
 use std::ops::Range;
 
 use super::Digits;
+use crate::kernel;
 use crate::layout::NativeC;
 use crate::pack::{OutputRows, Rows};
 
-/// Columns of a step; a multiple of every `t`.
+/// Columns of a tile; a multiple of every `t`.
 const COLUMNS: usize = 64;
 
-/// Rows of the product in a step.
-const ROWS: usize = 4;
+/// Rows of the product in a tile.
+pub(crate) const ROWS: usize = 4;
+
+/// Results of a tile.
+pub(crate) type Tile = [[f32; COLUMNS]; ROWS];
 
 /// Element of C that [`unpack_scaled`] takes: `i16`, `i32` or `f32`.
 pub trait Accumulator: Copy + Default {
@@ -57,12 +61,26 @@ pub struct ScaledOutput<'a, T> {
     pub w_scales: &'a [f32],
 }
 
-/// What [`add`] needs to find an element.
+/// A product that was checked: its segments, and where an element is.
 #[derive(Clone, Copy)]
-struct Shape {
+pub(crate) struct Product<'a, T> {
+    pub(crate) segments: &'a [ScaledOutput<'a, T>],
+    /// Columns of a native slice: 4, 8 or 16.
+    pub(crate) t: usize,
     /// Rows of C.
-    m: usize,
-    digits: Digits,
+    pub(crate) m: usize,
+    pub(crate) digits: Digits,
+    /// One scale in a row, or one for each segment.
+    pub(crate) a_scales: Rows<'a, f32>,
+}
+
+impl<T> Product<'_, T> {
+    /// Scale of a row of activations in a segment.
+    #[inline(always)]
+    pub(crate) fn a_scale(&self, m: usize, segment: usize) -> f32 {
+        let row = self.a_scales.row(m);
+        row[segment.min(row.len() - 1)]
+    }
 }
 
 /// Unpacks a product with weights that have a scale for each column and K segment:
@@ -111,62 +129,24 @@ pub fn unpack_scaled<T: Accumulator>(
         "{per_row} scales in a row of {} segments",
         segments.len()
     );
-    let shape = Shape { m, digits };
+    let product = Product {
+        segments,
+        t,
+        m,
+        digits,
+        a_scales,
+    };
     for n0 in (0..columns).step_by(COLUMNS) {
         let range = n0..columns.min(n0 + COLUMNS);
         for m0 in rows.clone().step_by(ROWS) {
             let part = m0..rows.end.min(m0 + ROWS);
             let mut sums = [[0.0; COLUMNS]; ROWS];
-            for (index, segment) in segments.iter().enumerate() {
-                let w_scales = &segment.w_scales[range.clone()];
-                for (m, sums) in part.clone().zip(&mut sums) {
-                    let a_scale = a_scales.row(m)[index.min(per_row - 1)];
-                    let sums = &mut sums[..w_scales.len()];
-                    match t {
-                        4 => add::<T, 4>(segment.c, shape, (m, n0), w_scales, a_scale, sums),
-                        8 => add::<T, 8>(segment.c, shape, (m, n0), w_scales, a_scale, sums),
-                        _ => add::<T, 16>(segment.c, shape, (m, n0), w_scales, a_scale, sums),
-                    }
-                }
-            }
+            kernel::scaled_tile(product, part.clone(), range.clone(), &mut sums);
             for (m, sums) in part.zip(&sums) {
                 let row = dst.row(m);
                 assert_eq!(row.len(), columns, "columns of output row {m}");
                 row[range.clone()].copy_from_slice(&sums[..range.len()]);
             }
-        }
-    }
-}
-
-/// Adds columns of row `m` of the product, from `n0` on, as many as `sums` has, from native slices of `W` columns.
-#[inline(always)]
-fn add<T: Accumulator, const W: usize>(
-    c: &[T],
-    shape: Shape,
-    (m, n0): (usize, usize),
-    w_scales: &[f32],
-    a_scale: f32,
-    sums: &mut [f32],
-) {
-    let digits = shape.digits.rows();
-    let slices = c[n0 * shape.m..].chunks_exact(W * shape.m);
-    for ((slice, sums), w_scales) in slices.zip(sums.chunks_mut(W)).zip(w_scales.chunks(W)) {
-        let at = |digit: usize| &slice[(m * digits + digit) * W..][..W];
-        let mut values = [0.0; W];
-        match shape.digits {
-            Digits::One => {
-                for (value, c) in values.iter_mut().zip(at(0)) {
-                    *value = c.to_f32();
-                }
-            }
-            Digits::Two => {
-                for ((value, high), low) in values.iter_mut().zip(at(0)).zip(at(1)) {
-                    *value = high.to_f32() * Digits::BASE + low.to_f32();
-                }
-            }
-        }
-        for ((sum, value), w_scale) in sums.iter_mut().zip(values).zip(w_scales) {
-            *sum += value * w_scale * a_scale;
         }
     }
 }
