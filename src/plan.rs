@@ -123,17 +123,40 @@ pub fn question(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result
 /// # Errors
 /// The reason why the device cannot compute it.
 pub fn command(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result<Command, Refusal> {
+    let weights = src.first().ok_or(WRONG_SOURCES)?;
+    let layout =
+        (target.layout(weights)).ok_or("weights of this type, size or name stay on the CPU")?;
+    command_for(layout, op, dst, src)
+}
+
+const WRONG_SOURCES: Refusal = "wrong number of sources";
+
+/// Plans a node whose weights are laid out already. Allocates nothing.
+///
+/// # Errors
+/// The reason why the device cannot compute it.
+pub fn command_for(
+    weights: WeightLayout,
+    op: Op,
+    dst: &Tensor,
+    src: &[Tensor],
+) -> Result<Command, Refusal> {
     match (op, src) {
-        (Op::MulMat, [src0, src1]) => mul_mat(target, dst, src0, src1).map(Command::MulMat),
+        (Op::MulMat, [src0, src1]) => mul_mat(weights, dst, src0, src1).map(Command::MulMat),
         (Op::MulMatId, [src0, src1, ids]) => {
-            mul_mat_id(target, dst, src0, src1, ids).map(Command::MulMatId)
+            mul_mat_id(weights, dst, src0, src1, ids).map(Command::MulMatId)
         }
-        _ => Err("wrong number of sources"),
+        _ => Err(WRONG_SOURCES),
     }
 }
 
-fn mul_mat(target: &Target, dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<MulMat, Refusal> {
-    let weights = operands(target, dst, src0, src1)?;
+fn mul_mat(
+    weights: WeightLayout,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+) -> Result<MulMat, Refusal> {
+    check_operands(dst, src0, src1)?;
     let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
     if k != k1 || dst.shape.ne != [n, m, p2, p3] || p2 % s2 != 0 || p3 % s3 != 0 {
         return Err("shapes do not fit");
@@ -147,13 +170,13 @@ fn mul_mat(target: &Target, dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Resul
 }
 
 fn mul_mat_id(
-    target: &Target,
+    weights: WeightLayout,
     dst: &Tensor,
     src0: &Tensor,
     src1: &Tensor,
     ids: &Tensor,
 ) -> Result<MulMatId, Refusal> {
-    let weights = operands(target, dst, src0, src1)?;
+    check_operands(dst, src0, src1)?;
     let ([k, n, experts, s3], [k1, rows, tokens, p3]) = (src0.shape.ne, src1.shape.ne);
     let [used, ids_tokens, ..] = ids.shape.ne;
     if ids.dtype != DType::I32 || !readable(ids) {
@@ -181,13 +204,8 @@ fn readable(tensor: &Tensor) -> bool {
     matches!(tensor.place, Place::Host | Place::Unknown)
 }
 
-/// What holds for the operands of any multiplication; returns how the weights lie in device memory.
-fn operands(
-    target: &Target,
-    dst: &Tensor,
-    src0: &Tensor,
-    src1: &Tensor,
-) -> Result<WeightLayout, Refusal> {
+/// What holds for the operands of any multiplication.
+fn check_operands(dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<(), Refusal> {
     if src0.place == Place::Foreign || !readable(src1) || !readable(dst) {
         return Err("operands are in memory of another device");
     }
@@ -202,9 +220,7 @@ fn operands(
     if dst.dtype != DType::F32 || dst.shape.nb[0] != 4 {
         return Err("result is not rows of F32");
     }
-    target
-        .layout(src0)
-        .ok_or("weights of this type, size or name stay on the CPU")
+    Ok(())
 }
 
 /// Largest M of one call.

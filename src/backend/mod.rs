@@ -1,7 +1,7 @@
 //! Joins plan and device: finds devices, keeps weight buffers, computes graphs.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rknpu_ops::sim;
 
@@ -29,6 +29,7 @@ const DEVICE_TREE: &str = "/proc/device-tree/compatible";
 pub struct Device {
     npu: RkNpu,
     target: Target,
+    rows: Mutex<compute::RowScratch>,
 }
 
 /// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
@@ -127,7 +128,11 @@ impl Device {
         let here = chip_of_this_machine().filter(|caps| caps.soc == target.caps.soc);
         let cpus = here.map_or(&[][..], |caps| caps.big_cpus);
         let npu = RkNpu::open(rknn, target.caps, cpus)?;
-        Ok(Self { npu, target })
+        Ok(Self {
+            npu,
+            target,
+            rows: Mutex::default(),
+        })
     }
 
     /// Chip, library and driver, in one line.

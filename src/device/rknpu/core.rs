@@ -144,18 +144,26 @@ impl Core {
                 pack::unpack_f32(output, 0..call.rows, scales, columns, dst);
             }
             Precision::Int4 => {
-                let parts = segments.map(|segment| ScaledOutput::<i16> {
-                    c: bytemuck::cast_slice(bytes(segment)),
-                    w_scales: w_scales(segment),
-                });
-                unpack_scaled(call, &parts.collect::<Vec<_>>(), DIGITS, dst);
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: &[],
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, i16>(bytes(segment));
+                    part.w_scales = w_scales(segment);
+                }
+                unpack_scaled(call, &parts[segments], DIGITS, dst);
             }
             Precision::Int4Int8 => {
-                let parts = segments.map(|segment| ScaledOutput::<i32> {
-                    c: bytemuck::cast_slice(bytes(segment)),
-                    w_scales: w_scales(segment),
-                });
-                unpack_scaled(call, &parts.collect::<Vec<_>>(), Digits::One, dst);
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: &[],
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, i32>(bytes(segment));
+                    part.w_scales = w_scales(segment);
+                }
+                unpack_scaled(call, &parts[segments], Digits::One, dst);
             }
         }
     }
