@@ -9,6 +9,10 @@ use crate::repack::WeightLayout;
 use crate::rules::Rules;
 use crate::tensor::DType;
 
+pub use self::bucket::{Bucketing, M_BUCKET_MAX, MPiece};
+
+mod bucket;
+
 /// Why a node is left to the CPU. Only ever shown in traces and in errors about a broken promise.
 pub type Refusal = &'static str;
 
@@ -221,73 +225,4 @@ fn check_operands(dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<(), Refu
         return Err("result is not rows of F32");
     }
     Ok(())
-}
-
-/// Largest M of one call.
-pub const M_BUCKET_MAX: usize = 512;
-
-/// One call's share of the M rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MPiece {
-    /// First row.
-    pub first: usize,
-    /// Rows with content.
-    pub rows: usize,
-    /// M of the context that computes them: a power of two; the rest is zeros.
-    pub bucket: usize,
-}
-
-/// Cuts M rows into calls. Contexts exist for powers of two only; a piece is padded where that costs at most a
-/// quarter more rows, else a smaller bucket takes the largest power of two and the rest follows (72 = 64 + 8).
-pub fn m_pieces(m: usize) -> impl Iterator<Item = MPiece> {
-    let mut first = 0;
-    std::iter::from_fn(move || {
-        let left = m - first;
-        if left == 0 {
-            return None;
-        }
-        let up = left.next_power_of_two();
-        let (rows, bucket) = if left >= M_BUCKET_MAX {
-            (M_BUCKET_MAX, M_BUCKET_MAX)
-        } else if up - left <= left / 4 {
-            (left, up)
-        } else {
-            (up / 2, up / 2)
-        };
-        let piece = MPiece {
-            first,
-            rows,
-            bucket,
-        };
-        first += rows;
-        Some(piece)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_cover_all_rows_once_and_stay_in_their_bucket() {
-        for m in 0..1600 {
-            let mut next = 0;
-            for piece in m_pieces(m) {
-                assert_eq!(piece.first, next);
-                assert!(
-                    piece.rows >= 1 && piece.rows <= piece.bucket && piece.bucket <= M_BUCKET_MAX
-                );
-                assert!(piece.bucket.is_power_of_two());
-                assert!(piece.bucket - piece.rows <= piece.rows / 4);
-                next += piece.rows;
-            }
-            assert_eq!(next, m);
-        }
-    }
-
-    #[test]
-    fn seventy_two_is_sixty_four_and_eight() {
-        let buckets: Vec<_> = m_pieces(72).map(|piece| piece.bucket).collect();
-        assert_eq!(buckets, [64, 8]);
-    }
 }

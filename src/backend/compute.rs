@@ -10,7 +10,7 @@ use super::{Device, WeightBuffer};
 use crate::device::rknpu::{WeightMemory, WeightSlice, Weights};
 use crate::error::{Error, Result};
 use crate::graph::{Node, Tensor};
-use crate::plan::{self, Command, MulMat, MulMatId};
+use crate::plan::{self, Bucketing, Command, MulMat, MulMatId};
 use crate::repack::{Source, WeightLayout};
 use crate::shm::{Region, RegionMut};
 use crate::tensor::DType;
@@ -237,7 +237,8 @@ impl Device {
     ) -> Result<()> {
         let w = packed.slice(slice);
         let n = w.weights.layout().n;
-        for piece in plan::m_pieces(act.count()) {
+        let costs = Bucketing::new(&self.target.caps.cost, w.weights.layout());
+        for piece in costs.pieces(act.count()) {
             let to = offset + piece.first * stride_bytes;
             let columns = out.rows(to, [piece.rows, n], stride_bytes);
             let rows = act.rows(piece.first..piece.first + piece.rows);
