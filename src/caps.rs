@@ -206,6 +206,14 @@ pub const FILE_DESCRIPTORS: u64 = 65536;
 // SOURCE: rknn_matmul_api.h 2.3.x (facts taken from 2.3.2); `group_size` and the quantization types moved before it.
 pub const MIN_RKNNRT: (u32, u32, u32) = (2, 3, 0);
 
+/// M from which on the NPU computes, unless the user says otherwise: all of it.
+///
+/// The published figures for decode (M = 1) point both ways, so no other value follows from them: on RK3588 the CPU makes
+/// 19.5 tokens/s of Gemma3 1B Q8_0 and the NPU 16.5, but 6.1 and 6.9 of Ministral3 3B, 2.5 and 3.2 of Qwen3.5 9B, and the
+/// NPU takes less than half of the power. Other chips have no such figures.
+// SOURCE: rk-llama.cpp's README, table for RK3588 with four A76 threads.
+pub const MIN_M: usize = 1;
+
 /// The chip of a name such as `rk3588`.
 #[must_use]
 pub fn rockchip_by_name(name: &str) -> Option<&'static RkCaps> {

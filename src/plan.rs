@@ -25,6 +25,8 @@ pub struct Target {
     pub rules: Rules,
     /// How INT4 weights are clipped.
     pub calibration: Method,
+    /// Multiplications of fewer rows are the CPU's.
+    pub min_m: usize,
 }
 
 impl From<&'static RkCaps> for Target {
@@ -33,6 +35,7 @@ impl From<&'static RkCaps> for Target {
             caps,
             rules: Rules::default(),
             calibration: Method::default(),
+            min_m: caps::MIN_M,
         }
     }
 }
@@ -120,6 +123,24 @@ pub fn question(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result
         return Err("weights are not in packed memory");
     }
     command(target, op, dst, src)
+}
+
+/// Whether a node is left to the CPU although the device could compute it: it has too few rows. ggml cannot do so by
+/// itself, since it gives a node to the device that has the weights; whoever asks computes it from the bytes that a
+/// packed buffer keeps.
+///
+/// The rows of a [`Op::MulMatId`] are its tokens.
+#[must_use]
+pub fn left_to_cpu(target: &Target, op: Op, src: &[Tensor]) -> bool {
+    let (Some(weights), Some(act)) = (src.first(), src.get(1)) else {
+        return false;
+    };
+    let [_, rows, tokens, _] = act.shape.ne;
+    let m = match op {
+        Op::MulMat => rows,
+        Op::MulMatId => tokens,
+    };
+    m < target.min_m && matches!(weights.place, Place::Packed | Place::Host)
 }
 
 /// Plans a node.
@@ -225,4 +246,42 @@ fn check_operands(dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<(), Refu
         return Err("result is not rows of F32");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Shape;
+
+    #[test]
+    fn few_rows_are_left_to_the_cpu_where_it_can_read_the_weights() {
+        let tensor = |place, ne| Tensor {
+            name: "tensor",
+            dtype: DType::F32,
+            shape: Shape { ne, nb: [0; 4] },
+            place,
+            memory: None,
+            packed_offset: 0,
+            dequantize: None,
+        };
+        let mut target = Target::from(&caps::RK3588);
+        for (min_m, m, left) in [(1, 1, false), (2, 1, true), (2, 2, false), (8, 7, true)] {
+            target.min_m = min_m;
+            let left_to_cpu = |op, place, act| {
+                let weights = tensor(place, [64, 32, 4, 1]);
+                left_to_cpu(&target, op, &[weights, tensor(Place::Host, act)])
+            };
+            // Planes are not rows, and slots are not tokens.
+            let (planes, tokens) = ([64, m, 4, 3], [64, 2, m, 1]);
+            for place in [Place::Packed, Place::Host] {
+                assert_eq!(left_to_cpu(Op::MulMat, place, planes), left, "{min_m} {m}");
+                assert_eq!(
+                    left_to_cpu(Op::MulMatId, place, tokens),
+                    left,
+                    "{min_m} {m}"
+                );
+            }
+            assert!(!left_to_cpu(Op::MulMat, Place::Foreign, planes));
+        }
+    }
 }

@@ -100,6 +100,7 @@ fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         caps,
         rules: config.rules.clone(),
         calibration: config.calibration,
+        min_m: config.min_m,
     })
 }
 
@@ -157,6 +158,12 @@ impl Device {
             log::trace!("{} stays on the CPU: {reason}", dst.name);
         }
         plan.is_ok()
+    }
+
+    /// Whether a node that the device could compute has so few rows that the CPU shall do it.
+    #[must_use]
+    pub fn leaves_to_cpu(&self, op: Op, src: &[Tensor]) -> bool {
+        plan::left_to_cpu(&self.target, op, src)
     }
 
     /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
