@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
 use rknpu_ops::int4::{self, Accumulator, Digits, ScaledOutput};
-use rknpu_ops::pack::{self, NativeOutput, Rows};
+use rknpu_ops::pack::{self, NativeOutput, OutputRows, Rows};
 
 use super::activation::Activations;
 use super::scratch::Scratch;
@@ -142,6 +142,9 @@ impl Core {
                     .for_each(|segment| parts[segment] = bytemuck::cast_slice(bytes(segment)));
                 let output = NativeOutput::new(&parts[segments], c, call.bucket);
                 pack::unpack_f32(output, 0..call.rows, scales, columns, dst);
+                if !call.w.weights.unscaled {
+                    scale_columns(dst, call.rows, w_scales(0));
+                }
             }
             Precision::Int4 => {
                 let mut parts = [ScaledOutput {
@@ -165,6 +168,15 @@ impl Core {
                 }
                 unpack_scaled(call, &parts[segments], Digits::One, dst);
             }
+        }
+    }
+}
+
+/// Multiplies each column by its scale.
+fn scale_columns(dst: &mut RowsMut, rows: usize, scales: &[f32]) {
+    for m in 0..rows {
+        for (value, scale) in dst.row(m).iter_mut().zip(scales) {
+            *value *= scale;
         }
     }
 }
