@@ -75,12 +75,23 @@ static void *packed_get_base(ggml_backend_buffer_t buffer) {
   return npu_buffer_base(packed_of(buffer));
 }
 
+// ggml has no way to say that a tensor cannot be read or written; wrong bytes
+// would go unnoticed. Only happens where the user asked for it.
+static void require(bool done, const struct ggml_tensor *tensor) {
+  if (!done) {
+    GGML_ABORT("ggml-rust-npu: the bytes of %s are needed, but "
+               "GGML_RUST_NPU_KEEP=off released them",
+               tensor->name);
+  }
+}
+
 static void packed_memset_tensor(ggml_backend_buffer_t buffer,
                                  struct ggml_tensor *tensor, uint8_t value,
                                  size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_fill(packed_of(buffer), &described, value, offset, size);
+  require(npu_buffer_fill(packed_of(buffer), &described, value, offset, size),
+          tensor);
 }
 
 static void packed_set_tensor(ggml_backend_buffer_t buffer,
@@ -88,7 +99,8 @@ static void packed_set_tensor(ggml_backend_buffer_t buffer,
                               size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_set(packed_of(buffer), &described, data, offset, size);
+  require(npu_buffer_set(packed_of(buffer), &described, data, offset, size),
+          tensor);
 }
 
 static void packed_get_tensor(ggml_backend_buffer_t buffer,
@@ -96,7 +108,8 @@ static void packed_get_tensor(ggml_backend_buffer_t buffer,
                               size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_get(packed_of(buffer), &described, data, offset, size);
+  require(npu_buffer_get(packed_of(buffer), &described, data, offset, size),
+          tensor);
 }
 
 static void packed_clear(ggml_backend_buffer_t buffer, uint8_t value) {

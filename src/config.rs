@@ -13,7 +13,7 @@ use crate::rules::{self, Rules};
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables, without prefix.
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 12] = [
     "SIM",
     "DEVICES",
     "LOG",
@@ -25,6 +25,7 @@ const VARIABLES: [&str; 11] = [
     "RULES",
     "CALIBRATION",
     "MIN_M",
+    "KEEP",
 ];
 
 /// What the user asked for.
@@ -44,6 +45,8 @@ pub struct Config {
     pub calibration: Method,
     /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's.
     pub min_m: usize,
+    /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed.
+    pub keep: bool,
     /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
     pub rknn_lib: Option<PathBuf>,
     /// `GGML_RUST_NPU_SIM_FAULTS`: which calls of the stand-in fail.
@@ -79,6 +82,18 @@ impl Config {
                 value,
             })?,
         };
+        let (min_m, keep) = (
+            min_m(get("GGML_RUST_NPU_MIN_M"))?,
+            keep(get("GGML_RUST_NPU_KEEP"))?,
+        );
+        if min_m > 1 && !keep {
+            return Err(Error::Config {
+                variable: "GGML_RUST_NPU_KEEP",
+                value: "off".into(),
+                reason: format!("the CPU reads what is kept, and GGML_RUST_NPU_MIN_M={min_m}"),
+                allowed: "on, or GGML_RUST_NPU_MIN_M=1".into(),
+            });
+        }
         Ok(Self {
             sim: chip("GGML_RUST_NPU_SIM", get("GGML_RUST_NPU_SIM"))?,
             devices: get("GGML_RUST_NPU_DEVICES")
@@ -87,7 +102,8 @@ impl Config {
             chip: chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
             rules: rules(get("GGML_RUST_NPU_RULES"))?,
             calibration: calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
-            min_m: min_m(get("GGML_RUST_NPU_MIN_M"))?,
+            min_m,
+            keep,
             rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
             faults,
             coherence: coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
@@ -175,6 +191,19 @@ fn min_m(value: Option<String>) -> Result<usize> {
     }
 }
 
+fn keep(value: Option<String>) -> Result<bool> {
+    match value.as_deref().map(str::trim) {
+        None | Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(_) => Err(Error::Config {
+            variable: "GGML_RUST_NPU_KEEP",
+            reason: "no such choice".into(),
+            allowed: "on, off".into(),
+            value: value.unwrap_or_default(),
+        }),
+    }
+}
+
 fn coherence(value: Option<String>) -> Result<Coherence> {
     match value.as_deref().map(str::trim) {
         None | Some("relaxed") => Ok(Coherence::Relaxed),
@@ -223,6 +252,7 @@ mod tests {
             ("GGML_RUST_NPU_LOG", "loud", "debug"),
             ("GGML_RUST_NPU_RULES", "ffn=int3", "fp16, int8, int4, cpu"),
             ("GGML_RUST_NPU_CALIBRATION", "best", "absmax"),
+            ("GGML_RUST_NPU_KEEP", "no", "on, off"),
             ("GGML_RUST_NPU_MIN_M", "0", "1 (all on the NPU)"),
             ("GGML_RUST_NPU_MIN_M", "two", "65536"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "loose", "strict"),
@@ -238,6 +268,18 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn what_the_cpu_shall_read_must_be_kept() {
+        let both = |name: &str| match name {
+            "GGML_RUST_NPU_KEEP" => Some("off".into()),
+            "GGML_RUST_NPU_MIN_M" => Some("4".into()),
+            _ => None,
+        };
+        let text = Config::from_lookup(both).unwrap_err().to_string();
+        assert!(text.contains("KEEP") && text.contains("MIN_M=4"), "{text}");
+        assert!(!with("GGML_RUST_NPU_KEEP", "off").unwrap().keep);
     }
 
     #[test]

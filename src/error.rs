@@ -67,6 +67,16 @@ pub enum Error {
         /// The size asked for.
         bytes: usize,
     },
+    /// The bytes that a weight was written with are not there any more.
+    #[error(
+        "{tensor} cannot be {action}: its bytes were released when it was packed (GGML_RUST_NPU_KEEP=off)"
+    )]
+    Released {
+        /// Name of the tensor that was asked for.
+        tensor: String,
+        /// What was to be done with it.
+        action: &'static str,
+    },
     /// The device computed something else than the reference in the test at its start.
     #[error("self-test {test}: error {have:.3e} is over {limit:.3e} (normalized mean square)")]
     SelfTest {

@@ -27,6 +27,8 @@ pub struct Target {
     pub calibration: Method,
     /// Multiplications of fewer rows are the CPU's.
     pub min_m: usize,
+    /// Whether packed buffers keep the bytes that weights were written with.
+    pub keep: bool,
 }
 
 impl From<&'static RkCaps> for Target {
@@ -36,6 +38,7 @@ impl From<&'static RkCaps> for Target {
             rules: Rules::default(),
             calibration: Method::default(),
             min_m: caps::MIN_M,
+            keep: true,
         }
     }
 }

@@ -247,7 +247,8 @@ pub unsafe extern "C" fn npu_buffer_base(buffer: *const NpuBuffer) -> *mut c_voi
     })
 }
 
-/// Writes bytes `[offset, offset + size)` of a tensor and packs what that touches.
+/// Writes bytes `[offset, offset + size)` of a tensor and packs what that touches; false and a log line if it cannot be
+/// written, because other bytes of it are gone (`GGML_RUST_NPU_KEEP=off`).
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
@@ -258,7 +259,7 @@ pub unsafe extern "C" fn npu_buffer_set(
     data: *const c_void,
     offset: usize,
     size: usize,
-) {
+) -> bool {
     // SAFETY: the caller promises it.
     let data = unsafe { Region::new(data.cast(), size) };
     // SAFETY: the caller promises it.
@@ -266,10 +267,10 @@ pub unsafe extern "C" fn npu_buffer_set(
         write(buffer, tensor, offset, size, |out| {
             out.copy_from_slice(data.bytes(0, size))
         })
-    };
+    }
 }
 
-/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches.
+/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; false as for `npu_buffer_set`.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it.
@@ -280,9 +281,9 @@ pub unsafe extern "C" fn npu_buffer_fill(
     value: u8,
     offset: usize,
     size: usize,
-) {
+) -> bool {
     // SAFETY: the caller promises it.
-    unsafe { write(buffer, tensor, offset, size, |out| out.fill(value)) };
+    unsafe { write(buffer, tensor, offset, size, |out| out.fill(value)) }
 }
 
 /// # Safety
@@ -293,23 +294,28 @@ unsafe fn write(
     offset: usize,
     size: usize,
     fill: impl FnOnce(&mut [u8]),
-) {
+) -> bool {
     // SAFETY: the caller promises it.
     let buffer = unsafe { buffer.as_ref() };
     // SAFETY: the caller promises it.
     let tensor = unsafe { tensor.as_ref() };
-    guard("npu_buffer_set", (), || {
+    guard("npu_buffer_set", true, || {
         let (Some(buffer), Some(mut described)) = (buffer, tensor.and_then(metadata)) else {
-            return;
+            return true;
         };
         described.packed_offset = offset_in(buffer, tensor);
-        if let Err(error) = buffer.0.write(&described, offset, size, fill) {
-            ::log::error!("{}: cannot pack {}: {error}", rknpu::NAME, described.name);
+        match buffer.0.write(&described, offset, size, fill) {
+            Ok(()) => true,
+            Err(error) => {
+                ::log::error!("{}: cannot pack {}: {error}", rknpu::NAME, described.name);
+                !matches!(error, Error::Released { .. })
+            }
         }
-    });
+    })
 }
 
-/// Copies bytes `[offset, offset + size)` of a tensor to `data`: exactly what was written.
+/// Copies bytes `[offset, offset + size)` of a tensor to `data`: exactly what was written; false and a log line if they
+/// are gone (`GGML_RUST_NPU_KEEP=off`).
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
@@ -320,9 +326,9 @@ pub unsafe extern "C" fn npu_buffer_get(
     data: *mut c_void,
     offset: usize,
     size: usize,
-) {
+) -> bool {
     if size == 0 {
-        return;
+        return true;
     }
     // SAFETY: the caller promises it.
     let buffer = unsafe { buffer.as_ref() };
@@ -330,13 +336,17 @@ pub unsafe extern "C" fn npu_buffer_get(
     let tensor = unsafe { tensor.as_ref() };
     // SAFETY: valid for writes, says the caller; ggml's buffers are initialized memory.
     let out = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), size) };
-    guard("npu_buffer_get", (), || {
+    guard("npu_buffer_get", true, || {
         let (Some(buffer), Some(mut described)) = (buffer, tensor.and_then(metadata)) else {
-            return;
+            return true;
         };
         described.packed_offset = offset_in(buffer, tensor);
-        buffer.0.read(&described, offset, out);
-    });
+        let result = buffer.0.read(&described, offset, out);
+        if let Err(error) = &result {
+            ::log::error!("{}: {error}", rknpu::NAME);
+        }
+        result.is_ok()
+    })
 }
 
 /// Fills a packed buffer.

@@ -115,6 +115,11 @@ impl Device {
             }
             _ => {
                 let command = plan::command(&self.target, op, dst, src).map_err(refused)?;
+                if let Some(contents) = &contents {
+                    let bytes = src0.shape.span_bytes(src0.dtype).unwrap_or(0);
+                    let range = src0.packed_offset..src0.packed_offset + bytes;
+                    contents.check(&src0, &range, false, "packed in another shape")?;
+                }
                 let packed = self.pack_at_use(command.weights(), src0)?;
                 (command, packed)
             }

@@ -101,6 +101,7 @@ fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         rules: config.rules.clone(),
         calibration: config.calibration,
         min_m: config.min_m,
+        keep: config.keep,
     })
 }
 
