@@ -77,6 +77,19 @@ pub enum Error {
         /// What was to be done with it.
         action: &'static str,
     },
+    /// Device memory could not be had, and the process has no file descriptor left: each allocation takes one.
+    #[error(
+        "{call} gave no memory for {bytes} bytes: all {limit} file descriptors that the process may have are in use, \
+         see ulimit -n"
+    )]
+    OutOfDescriptors {
+        /// The function that returned NULL.
+        call: &'static str,
+        /// The size asked for.
+        bytes: usize,
+        /// Descriptors that the process may have.
+        limit: u64,
+    },
     /// The device computed something else than the reference in the test at its start.
     #[error("self-test {test}: error {have:.3e} is over {limit:.3e} (normalized mean square)")]
     SelfTest {
@@ -99,4 +112,15 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+}
+
+impl Error {
+    /// Whether something ran out that may be there again later.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        matches!(
+            self,
+            Self::OutOfMemory { .. } | Self::OutOfDescriptors { .. }
+        )
+    }
 }

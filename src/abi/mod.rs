@@ -417,9 +417,10 @@ pub unsafe extern "C" fn npu_backend_compute(
                 operation(node).map_or("?", Op::name),
                 name(&node.dst)
             );
-            return match error {
-                Error::OutOfMemory { .. } => NPU_STATUS_ALLOC_FAILED,
-                _ => NPU_STATUS_FAILED,
+            return if error.is_shortage() {
+                NPU_STATUS_ALLOC_FAILED
+            } else {
+                NPU_STATUS_FAILED
             };
         }
         NPU_STATUS_OK

@@ -17,6 +17,7 @@ use rknpu_ops::sim;
 
 use crate::caps;
 use crate::error::{Error, Result};
+use crate::vendor::process;
 
 /// What keeps the functions of the table alive.
 #[derive(Debug)]
@@ -272,7 +273,10 @@ impl TensorMemory {
         bytes: usize,
     ) -> Result<Self> {
         if raw.is_null() {
-            return Err(Error::OutOfMemory { call, bytes });
+            return Err(match process::file_limit_reached() {
+                Some(limit) => Error::OutOfDescriptors { call, bytes, limit },
+                None => Error::OutOfMemory { call, bytes },
+            });
         }
         let identity = NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed);
         Ok(Self {

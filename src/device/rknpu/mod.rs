@@ -166,7 +166,7 @@ impl RkNpu {
         let result =
             (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, graph, dst));
         // A lack of memory may pass, and the call that met it has failed as a whole.
-        if !matches!(result, Ok(()) | Err(Error::OutOfMemory { .. })) {
+        if result.as_ref().is_err_and(|error| !error.is_shortage()) {
             self.lost.store(true, Ordering::Relaxed);
         }
         result
