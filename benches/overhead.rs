@@ -2,7 +2,7 @@
 //! a board does as well), and the time to pack weights as they are loaded. Shapes are those of SmolLM2-135M.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ggml_rust_npu::backend::{Device, WeightBuffer};
@@ -11,6 +11,7 @@ use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
 use ggml_rust_npu::shm::{Region, RegionMut};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use ggml_rust_npu::vendor::rknn::Rknn;
+use rknpu_ops::rt::Pool;
 use rknpu_ops::sim;
 
 /// Blocks of 32 plain floats: the time to dequantize is not ours.
@@ -115,6 +116,30 @@ fn overhead(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// The pool alone: as many tasks as an NPU has cores that do nothing, and that take 1 us each.
+fn dispatch(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("dispatch");
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    for threads in [1, threads.min(3)] {
+        let pool = Pool::new(threads, "bench", &[]).expect("threads start");
+        for us in [0, 1] {
+            let id = BenchmarkId::new(format!("3 tasks of {us} us"), format!("{threads} threads"));
+            let time = Duration::from_micros(us);
+            group.bench_function(id, |bench| {
+                bench.iter(|| {
+                    pool.run(3, &|_| {
+                        let start = Instant::now();
+                        while start.elapsed() < time {
+                            std::hint::spin_loop();
+                        }
+                    });
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
 /// Weights as they are loaded: dequantized, transformed, quantized and packed, on all threads, beside a copy of the
 /// same bytes.
 fn repack(criterion: &mut Criterion) {
@@ -155,5 +180,5 @@ fn repack(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, overhead, repack);
+criterion_group!(benches, overhead, dispatch, repack);
 criterion_main!(benches);

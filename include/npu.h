@@ -144,6 +144,14 @@ void npu_device_memory(size_t device, size_t *free_bytes, size_t *total_bytes);
 // `node` is valid, and so are the names in it.
 bool npu_supports_op(size_t device, const struct npu_node *node);
 
+// Whether a node that the device could compute has so few rows that the CPU shall do it. Its weights can be read where
+// they are. Reads metadata only.
+//
+// # Safety
+// `node` is valid, and so are the names in it.
+bool npu_leaves_to_cpu(size_t device,
+                       const struct npu_node *node);
+
 // Alignment of tensors in a packed buffer, in bytes.
 size_t npu_packed_alignment(size_t _device);
 

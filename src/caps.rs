@@ -48,6 +48,59 @@ impl Precision {
 /// INT4 activations are two digits: one digit has 15 levels, and its error would be that of the weights again.
 pub const DIGITS: Digits = Digits::Two;
 
+/// What one call of one core costs while the other cores work as well.
+///
+/// The weights are read from DRAM once in a call, however many rows they are multiplied with, and meanwhile the core
+/// computes: a call takes its fixed time and the longer of the two.
+#[derive(Clone, Copy, Debug)]
+pub struct CallCost {
+    /// Nanoseconds of a call that does nothing.
+    pub call_ns: f32,
+    /// Bytes of weights read in a nanosecond.
+    pub bytes_per_ns: f32,
+    /// Operations in a nanosecond, a multiplication and an addition being two.
+    pub int8_ops_per_ns: f32,
+    /// As above.
+    pub fp16_ops_per_ns: f32,
+    /// As above.
+    pub int4_ops_per_ns: f32,
+}
+
+impl CallCost {
+    /// Operations in a nanosecond.
+    #[must_use]
+    pub fn ops_per_ns(&self, precision: Precision) -> f32 {
+        match precision {
+            Precision::Int8 => self.int8_ops_per_ns,
+            Precision::Fp16 => self.fp16_ops_per_ns,
+            Precision::Int4 => self.int4_ops_per_ns,
+            // No figure: the activations are INT8.
+            Precision::Int4Int8 => self.int8_ops_per_ns,
+        }
+    }
+}
+
+// SOURCE: RK3588, unimatrix099's fork of rk-llama.cpp: rknn_matmul_run 32.9 us; one core with native layouts 1.8 TOPS
+// INT8, 0.9 TFLOPS FP16, 3.6-3.9 TOPS INT4 (128 x 1024 x 8192); 11.1 GB/s for one core, 26.6 GB/s for three. Other
+// chips have no published figures: they get those of RK3588's cores, and its bandwidth for as many cores. What is
+// decided with them depends on the ratio alone: a call costs as much as about 100 rows.
+const ONE_CORE: CallCost = CallCost {
+    call_ns: 32_900.0,
+    bytes_per_ns: 11.1,
+    int8_ops_per_ns: 1800.0,
+    fp16_ops_per_ns: 900.0,
+    int4_ops_per_ns: 3600.0,
+};
+const TWO_CORES: CallCost = CallCost {
+    // Between 11.1 for one and 26.6 / 3 for three.
+    bytes_per_ns: 10.0,
+    ..ONE_CORE
+};
+const THREE_CORES: CallCost = CallCost {
+    bytes_per_ns: 26.6 / 3.0,
+    ..ONE_CORE
+};
+
 /// A Rockchip NPU as the planner sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct RkCaps {
@@ -61,6 +114,8 @@ pub struct RkCaps {
     pub n_max: usize,
     /// The arithmetic for INT4 weights, if there is one.
     pub int4: Option<Precision>,
+    /// What a call costs.
+    pub cost: CallCost,
     /// The faster CPUs, by the kernel's numbers; none if all are the same.
     pub big_cpus: &'static [usize],
 }
@@ -80,6 +135,7 @@ pub const RK3588: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: Some(Precision::Int4),
+    cost: THREE_CORES,
     big_cpus: UPPER_FOUR,
 };
 /// RK3576.
@@ -89,6 +145,7 @@ pub const RK3576: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: Some(Precision::Int4Int8),
+    cost: TWO_CORES,
     big_cpus: UPPER_FOUR,
 };
 /// RK3562.
@@ -98,6 +155,7 @@ pub const RK3562: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: None,
+    cost: ONE_CORE,
     big_cpus: &[],
 };
 /// RK3566 and RK3568.
@@ -107,6 +165,7 @@ pub const RK3566: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: None,
+    cost: ONE_CORE,
     big_cpus: &[],
 };
 
@@ -146,6 +205,14 @@ pub const FILE_DESCRIPTORS: u64 = 65536;
 /// Oldest librknnrt whose structures are the ones in `rknpu_ops::ffi`.
 // SOURCE: rknn_matmul_api.h 2.3.x (facts taken from 2.3.2); `group_size` and the quantization types moved before it.
 pub const MIN_RKNNRT: (u32, u32, u32) = (2, 3, 0);
+
+/// M from which on the NPU computes, unless the user says otherwise: all of it.
+///
+/// The published figures for decode (M = 1) point both ways, so no other value follows from them: on RK3588 the CPU makes
+/// 19.5 tokens/s of Gemma3 1B Q8_0 and the NPU 16.5, but 6.1 and 6.9 of Ministral3 3B, 2.5 and 3.2 of Qwen3.5 9B, and the
+/// NPU takes less than half of the power. Other chips have no such figures.
+// SOURCE: rk-llama.cpp's README, table for RK3588 with four A76 threads.
+pub const MIN_M: usize = 1;
 
 /// The chip of a name such as `rk3588`.
 #[must_use]

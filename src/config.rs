@@ -13,7 +13,7 @@ use crate::rules::{self, Rules};
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables, without prefix.
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 11] = [
     "SIM",
     "DEVICES",
     "LOG",
@@ -24,6 +24,7 @@ const VARIABLES: [&str; 10] = [
     "SIM_API_VERSION",
     "RULES",
     "CALIBRATION",
+    "MIN_M",
 ];
 
 /// What the user asked for.
@@ -41,6 +42,8 @@ pub struct Config {
     pub rules: Rules,
     /// `GGML_RUST_NPU_CALIBRATION`: how INT4 weights are clipped.
     pub calibration: Method,
+    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's.
+    pub min_m: usize,
     /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
     pub rknn_lib: Option<PathBuf>,
     /// `GGML_RUST_NPU_SIM_FAULTS`: which calls of the stand-in fail.
@@ -84,6 +87,7 @@ impl Config {
             chip: chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
             rules: rules(get("GGML_RUST_NPU_RULES"))?,
             calibration: calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
+            min_m: min_m(get("GGML_RUST_NPU_MIN_M"))?,
             rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
             faults,
             coherence: coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
@@ -153,6 +157,24 @@ fn calibration(value: Option<String>) -> Result<Method> {
     })
 }
 
+/// Largest `GGML_RUST_NPU_MIN_M`: no ubatch is larger, so all multiplications are the CPU's.
+const MIN_M_MAX: usize = 65536;
+
+fn min_m(value: Option<String>) -> Result<usize> {
+    let Some(value) = value else {
+        return Ok(caps::MIN_M);
+    };
+    match value.trim().parse() {
+        Ok(rows @ 1..=MIN_M_MAX) => Ok(rows),
+        _ => Err(Error::Config {
+            variable: "GGML_RUST_NPU_MIN_M",
+            reason: "not such a number of rows".into(),
+            allowed: format!("1 (all on the NPU) to {MIN_M_MAX}"),
+            value,
+        }),
+    }
+}
+
 fn coherence(value: Option<String>) -> Result<Coherence> {
     match value.as_deref().map(str::trim) {
         None | Some("relaxed") => Ok(Coherence::Relaxed),
@@ -201,6 +223,8 @@ mod tests {
             ("GGML_RUST_NPU_LOG", "loud", "debug"),
             ("GGML_RUST_NPU_RULES", "ffn=int3", "fp16, int8, int4, cpu"),
             ("GGML_RUST_NPU_CALIBRATION", "best", "absmax"),
+            ("GGML_RUST_NPU_MIN_M", "0", "1 (all on the NPU)"),
+            ("GGML_RUST_NPU_MIN_M", "two", "65536"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "loose", "strict"),
             (
                 "GGML_RUST_NPU_SIM_FAULTS",

@@ -40,7 +40,8 @@ pub const MAX_SEGMENTS: usize = 64;
 /// Quantized weights of so few rows are multiplied in FP16 unless a rule says otherwise: they are routers, gates and the
 /// like, whose every result counts, and one tile of N costs the same time in any arithmetic. With as few results the
 /// error of INT8 does not average out either: with 16 rows of K = 4096, 2 of 208 random tokens missed upstream's limit of
-/// 5e-4 (test-backend-ops, 2026-11-20, simulated). Values beyond FP16's range become infinite, as in an F16 file.
+/// 5e-4 (test-backend-ops, 2026-11-20, simulated). A row with values beyond FP16's range is stored with a power of two
+/// taken out, which is the scale of its results.
 pub const FEW_ROWS: usize = 32;
 
 /// Longest row: the INT32 sum of all INT8 segments is exact up to `2^31 / 127^2` = 133,144.
@@ -160,8 +161,7 @@ impl WeightLayout {
     /// Sets of weight scales in a chunk, of one scale for each row: one, or one for each segment of K.
     fn scale_sets(&self) -> usize {
         match self.precision {
-            Precision::Int8 => 1,
-            Precision::Fp16 => 0,
+            Precision::Int8 | Precision::Fp16 => 1,
             Precision::Int4 | Precision::Int4Int8 => self.segments,
         }
     }
@@ -367,10 +367,17 @@ impl Packer<'_> {
         } else {
             work.values.resize(k, 0.0);
             let rows = bytes.chunks_exact(bytes.len() / group.rows);
-            for (bytes, bits) in rows.zip(work.bits.chunks_exact_mut(k)) {
+            let scales = group.scales.iter_mut().flat_map(|set| set.iter_mut());
+            for ((bytes, bits), scale) in rows.zip(work.bits.chunks_exact_mut(k)).zip(scales) {
                 self.source.row(bytes, &mut work.values);
-                bits.reinterpret_cast_mut::<f16>()
-                    .convert_from_f32_slice(&work.values);
+                let halves = bits.reinterpret_cast_mut::<f16>();
+                let in_range = |x: &f32| x.abs() <= f16::MAX.to_f32();
+                *scale = if work.values.iter().all(in_range) {
+                    halves.convert_from_f32_slice(&work.values);
+                    1.0
+                } else {
+                    quant::convert_row_f16(&work.values, halves)
+                };
             }
         }
         self.pack(Rows::new(&work.bits, group.rows, k, k), &mut group.segments);

@@ -7,7 +7,7 @@ use rknpu_ops::pack::Rows;
 use crate::caps::Precision;
 use crate::device::rknpu::{RkNpu, WeightSlice};
 use crate::error::{Error, Result};
-use crate::plan;
+use crate::plan::Bucketing;
 use crate::reference;
 use crate::repack::{Source, WeightLayout};
 use crate::rules::{Choice, Rules};
@@ -93,7 +93,7 @@ fn multiply(npu: &RkNpu, choice: Choice, m: usize) -> Result<()> {
     };
     let mut have = vec![0.0f32; m * N];
     let mut region = RegionMut::from(&mut have[..]);
-    for piece in plan::m_pieces(m) {
+    for piece in Bucketing::new(&npu.caps().cost, &layout).pieces(m) {
         let rows = Rows::new(&act[piece.first * K..], piece.rows, K, K);
         let columns = region.rows(piece.first * N * 4, [piece.rows, N], N * 4);
         npu.mul_mat(w, rows, piece.bucket, None, columns)?;

@@ -9,7 +9,7 @@
 //! so a thread that comes late, or not at all, only leaves its tasks to the others.
 #![expect(
     unsafe_code,
-    reason = "a task of the caller's lifetime goes to threads that outlive it; threads are pinned by a system call"
+    reason = "a task of the caller's lifetime goes to threads that outlive it"
 )]
 
 use std::any::Any;
@@ -20,8 +20,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+mod cpu;
 mod part;
 
+use self::cpu::{Cpus, current_cpu};
 pub use part::{Chunks, Parts, chunks};
 
 /// How long a thread spins before it sleeps, where there is a CPU for each thread of the pool.
@@ -31,6 +33,10 @@ pub use part::{Chunks, Parts, chunks};
 ///
 /// SOURCE: `rknn_matmul_run` 32.9 us on RK3588, unimatrix099's fork of rk-llama.cpp.
 const SPIN: Duration = Duration::from_micros(20);
+
+/// How long the caller spins for the last tasks before it sleeps. The cores of an NPU finish within a few microseconds
+/// of each other; a task that takes longer waits for a CPU, which may be the one that the caller spins on.
+const SPIN_AT_END: Duration = Duration::from_micros(5);
 
 /// Looks at the shared counter between two looks at the clock.
 const SPINS_PER_LOOK: u32 = 16;
@@ -60,6 +66,8 @@ struct Shared {
     task: AtomicPtr<Task<'static>>,
     /// What the first task that panicked said.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// Where the caller was at the begin of the run.
+    caller_cpu: AtomicUsize,
     /// Workers that sleep, or are about to: `left` was 0 after they counted themselves.
     asleep: AtomicUsize,
     work: (Mutex<()>, Condvar),
@@ -67,7 +75,8 @@ struct Shared {
     caller_asleep: AtomicBool,
     done: (Mutex<()>, Condvar),
     stop: AtomicBool,
-    spin: Duration,
+    /// There are fewer CPUs than threads.
+    crowded: bool,
 }
 
 /// What [`Pool::run`] runs.
@@ -89,12 +98,13 @@ impl Pool {
             unfinished: Counter::default(),
             task: AtomicPtr::default(),
             panic: Mutex::default(),
+            caller_cpu: AtomicUsize::new(usize::MAX),
             asleep: AtomicUsize::new(0),
             work: Default::default(),
             caller_asleep: AtomicBool::new(false),
             done: Default::default(),
             stop: AtomicBool::new(false),
-            spin: if crowded { Duration::ZERO } else { SPIN },
+            crowded,
         });
         // Begun before the threads: should one not start, dropping the pool ends the others.
         let mut pool = Self {
@@ -105,10 +115,8 @@ impl Pool {
         for index in 1..threads {
             let (shared, cpus) = (Arc::clone(&pool.shared), cpus.to_vec());
             let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
-            pool.workers.push(builder.spawn(move || {
-                keep_to(&cpus);
-                shared.work();
-            })?);
+            let life = move || shared.work(&Cpus::of_thread(&cpus));
+            pool.workers.push(builder.spawn(life)?);
         }
         Ok(pool)
     }
@@ -136,6 +144,7 @@ impl Pool {
             return;
         }
         let shared = &*self.shared;
+        shared.caller_cpu.store(current_cpu(), Ordering::Relaxed);
         shared.unfinished.0.store(n, Ordering::Relaxed);
         let address = (&raw const task).cast_mut().cast::<Task<'static>>();
         shared.task.store(address, Ordering::Relaxed);
@@ -180,22 +189,34 @@ impl Drop for Pool {
 
 impl Shared {
     /// The life of a worker.
-    fn work(&self) {
+    fn work(&self, cpus: &Cpus) {
         while !self.stop.load(Ordering::SeqCst) {
             self.take_all();
             let found = || self.left.0.load(Ordering::Relaxed) > 0;
-            if !self.spin_until(|| found() || self.stop.load(Ordering::Relaxed)) {
+            let caller_cpu = || self.caller_cpu.load(Ordering::Relaxed);
+            let in_the_way = || current_cpu() == caller_cpu();
+            if !self.spin_until(SPIN, found, in_the_way) {
+                // The system may wake a thread on the CPU of who woke it, and let it go first: there, it would spin in
+                // the caller's time, and there would be no two threads at work.
+                if in_the_way() {
+                    cpus.leave(caller_cpu());
+                }
                 self.sleep();
             }
         }
     }
 
-    /// Whether `condition` came true before it was time to sleep.
-    fn spin_until(&self, condition: impl Fn() -> bool) -> bool {
+    /// Whether `condition` came true before it was time to sleep, or before `give_up` came true.
+    fn spin_until(
+        &self,
+        time: Duration,
+        condition: impl Fn() -> bool,
+        give_up: impl Fn() -> bool,
+    ) -> bool {
         if condition() {
             return true;
         }
-        if self.spin.is_zero() {
+        if self.crowded || give_up() {
             return false;
         }
         let start = Instant::now();
@@ -206,7 +227,7 @@ impl Shared {
                 }
                 spin_loop();
             }
-            if start.elapsed() >= self.spin {
+            if start.elapsed() >= time || give_up() {
                 return false;
             }
         }
@@ -261,7 +282,7 @@ impl Shared {
     /// Returns when all tasks of the run are done.
     fn wait(&self) {
         let done = || self.unfinished.0.load(Ordering::SeqCst) == 0;
-        if self.spin_until(done) {
+        if self.spin_until(SPIN_AT_END, done, || false) {
             return;
         }
         let mut guard = lock(&self.done.0);
@@ -276,32 +297,6 @@ impl Shared {
 /// Locks, also after a panic elsewhere: what these locks guard is whole at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Keeps the calling thread to those of `cpus` that it may use; to what it has if there is none.
-fn keep_to(cpus: &[usize]) {
-    let bytes = size_of::<libc::cpu_set_t>();
-    // SAFETY: an all-zero set is a valid, empty one.
-    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is valid for writes of its size; 0 is the calling thread.
-    if unsafe { libc::sched_getaffinity(0, bytes, &raw mut allowed) } != 0 {
-        return;
-    }
-    // SAFETY: as above.
-    let mut wanted: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for &cpu in cpus.iter().filter(|cpu| **cpu < bytes * 8) {
-        // SAFETY: the number is below that of the set's bits.
-        if unsafe { libc::CPU_ISSET(cpu, &allowed) } {
-            // SAFETY: as above.
-            unsafe { libc::CPU_SET(cpu, &mut wanted) };
-        }
-    }
-    // SAFETY: reads the set only.
-    if unsafe { libc::CPU_COUNT(&wanted) } > 0 {
-        // The kernel may still refuse, for a CPU that is offline: then the thread runs where the system puts it.
-        // SAFETY: the set is valid for reads of its size; 0 is the calling thread.
-        unsafe { libc::sched_setaffinity(0, bytes, &raw const wanted) };
-    }
 }
 
 #[cfg(test)]

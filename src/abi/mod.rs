@@ -150,6 +150,26 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
     })
 }
 
+/// Whether a node that the device could compute has so few rows that the CPU shall do it. Its weights can be read where
+/// they are. Reads metadata only.
+///
+/// # Safety
+/// `node` is valid, and so are the names in it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn npu_leaves_to_cpu(device: usize, node: *const NpuNode) -> bool {
+    // SAFETY: the caller promises it.
+    let Some(node) = (unsafe { node.as_ref() }) else {
+        return false;
+    };
+    guard("npu_leaves_to_cpu", false, || {
+        let (Some(entry), Some(op), Some(src)) = (entry(device), operation(node), operands(node))
+        else {
+            return false;
+        };
+        entry.device.leaves_to_cpu(op, &src[..op.sources()])
+    })
+}
+
 /// Alignment of tensors in a packed buffer, in bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_packed_alignment(_device: usize) -> usize {

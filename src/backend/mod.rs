@@ -1,7 +1,7 @@
 //! Joins plan and device: finds devices, keeps weight buffers, computes graphs.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rknpu_ops::sim;
 
@@ -29,6 +29,7 @@ const DEVICE_TREE: &str = "/proc/device-tree/compatible";
 pub struct Device {
     npu: RkNpu,
     target: Target,
+    rows: Mutex<compute::RowScratch>,
 }
 
 /// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
@@ -99,6 +100,7 @@ fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         caps,
         rules: config.rules.clone(),
         calibration: config.calibration,
+        min_m: config.min_m,
     })
 }
 
@@ -127,7 +129,11 @@ impl Device {
         let here = chip_of_this_machine().filter(|caps| caps.soc == target.caps.soc);
         let cpus = here.map_or(&[][..], |caps| caps.big_cpus);
         let npu = RkNpu::open(rknn, target.caps, cpus)?;
-        Ok(Self { npu, target })
+        Ok(Self {
+            npu,
+            target,
+            rows: Mutex::default(),
+        })
     }
 
     /// Chip, library and driver, in one line.
@@ -152,6 +158,12 @@ impl Device {
             log::trace!("{} stays on the CPU: {reason}", dst.name);
         }
         plan.is_ok()
+    }
+
+    /// Whether a node that the device could compute has so few rows that the CPU shall do it.
+    #[must_use]
+    pub fn leaves_to_cpu(&self, op: Op, src: &[Tensor]) -> bool {
+        plan::left_to_cpu(&self.target, op, src)
     }
 
     /// Bytes that weights can still take in the NPU's address spaces, and could take in all.

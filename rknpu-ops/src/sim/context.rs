@@ -31,12 +31,8 @@ pub(super) enum Tensor {
 impl Tensor {
     /// The tensor that an attribute or quantization parameter names.
     pub(super) fn from_name(name: &[c_char]) -> Option<Self> {
-        match name
-            .iter()
-            .map(|c| c.to_ne_bytes()[0])
-            .take(2)
-            .collect::<Vec<_>>()[..]
-        {
+        let [first, second] = *name.first_chunk()?;
+        match [first, second].map(|c| c.to_ne_bytes()[0]) {
             [b'A', 0] => Some(Self::A),
             [b'B', 0] => Some(Self::B),
             [b'C', 0] => Some(Self::C),

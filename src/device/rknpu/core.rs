@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
 use rknpu_ops::int4::{self, Accumulator, Digits, ScaledOutput};
-use rknpu_ops::pack::{self, NativeOutput, Rows};
+use rknpu_ops::pack::{self, NativeOutput, OutputRows, Rows};
 
 use super::activation::Activations;
 use super::scratch::Scratch;
@@ -142,21 +142,41 @@ impl Core {
                     .for_each(|segment| parts[segment] = bytemuck::cast_slice(bytes(segment)));
                 let output = NativeOutput::new(&parts[segments], c, call.bucket);
                 pack::unpack_f32(output, 0..call.rows, scales, columns, dst);
+                if !call.w.weights.unscaled {
+                    scale_columns(dst, call.rows, w_scales(0));
+                }
             }
             Precision::Int4 => {
-                let parts = segments.map(|segment| ScaledOutput::<i16> {
-                    c: bytemuck::cast_slice(bytes(segment)),
-                    w_scales: w_scales(segment),
-                });
-                unpack_scaled(call, &parts.collect::<Vec<_>>(), DIGITS, dst);
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: &[],
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, i16>(bytes(segment));
+                    part.w_scales = w_scales(segment);
+                }
+                unpack_scaled(call, &parts[segments], DIGITS, dst);
             }
             Precision::Int4Int8 => {
-                let parts = segments.map(|segment| ScaledOutput::<i32> {
-                    c: bytemuck::cast_slice(bytes(segment)),
-                    w_scales: w_scales(segment),
-                });
-                unpack_scaled(call, &parts.collect::<Vec<_>>(), Digits::One, dst);
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: &[],
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, i32>(bytes(segment));
+                    part.w_scales = w_scales(segment);
+                }
+                unpack_scaled(call, &parts[segments], Digits::One, dst);
             }
+        }
+    }
+}
+
+/// Multiplies each column by its scale.
+fn scale_columns(dst: &mut RowsMut, rows: usize, scales: &[f32]) {
+    for m in 0..rows {
+        for (value, scale) in dst.row(m).iter_mut().zip(scales) {
+            *value *= scale;
         }
     }
 }
