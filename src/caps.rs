@@ -15,6 +15,8 @@ pub enum Precision {
     Int4,
     /// INT4 weights with a scale for each row and segment, INT8 activations with a scale for each token, INT32 sums.
     Int4Int8,
+    /// INT4 weights with a scale for each row and segment, FP16 activations, FP32 sums.
+    Int4Fp16,
 }
 
 impl Precision {
@@ -26,6 +28,7 @@ impl Precision {
             Self::Fp16 => MatmulType::F16_F16_F32,
             Self::Int4 => MatmulType::I4_I4_I16,
             Self::Int4Int8 => MatmulType::I8_I4_I32,
+            Self::Int4Fp16 => MatmulType::F16_I4_F32,
         }
     }
 
@@ -34,14 +37,14 @@ impl Precision {
     pub const fn rows(self) -> usize {
         match self {
             Self::Int4 => DIGITS.rows(),
-            Self::Int8 | Self::Fp16 | Self::Int4Int8 => 1,
+            Self::Int8 | Self::Fp16 | Self::Int4Int8 | Self::Int4Fp16 => 1,
         }
     }
 
     /// Whether the weights have a scale for each segment of K.
     #[must_use]
     pub const fn is_int4(self) -> bool {
-        matches!(self, Self::Int4 | Self::Int4Int8)
+        matches!(self, Self::Int4 | Self::Int4Int8 | Self::Int4Fp16)
     }
 }
 
@@ -74,8 +77,9 @@ impl CallCost {
             Precision::Int8 => self.int8_ops_per_ns,
             Precision::Fp16 => self.fp16_ops_per_ns,
             Precision::Int4 => self.int4_ops_per_ns,
-            // No figure: the activations are INT8.
+            // No figures for the mixed ones: as the activations.
             Precision::Int4Int8 => self.int8_ops_per_ns,
+            Precision::Int4Fp16 => self.fp16_ops_per_ns,
         }
     }
 }
@@ -114,6 +118,8 @@ pub struct RkCaps {
     pub n_max: usize,
     /// The arithmetic for INT4 weights, if there is one.
     pub int4: Option<Precision>,
+    /// The arithmetic for INT4 weights with FP16 activations, if there is one.
+    pub int4_fp16: Option<Precision>,
     /// What a call costs.
     pub cost: CallCost,
     /// The faster CPUs, by the kernel's numbers; none if all are the same.
@@ -135,6 +141,7 @@ pub const RK3588: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: Some(Precision::Int4),
+    int4_fp16: None,
     cost: THREE_CORES,
     big_cpus: UPPER_FOUR,
 };
@@ -145,6 +152,7 @@ pub const RK3576: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: Some(Precision::Int4Int8),
+    int4_fp16: Some(Precision::Int4Fp16),
     cost: TWO_CORES,
     big_cpus: UPPER_FOUR,
 };
@@ -155,6 +163,7 @@ pub const RK3562: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: None,
+    int4_fp16: None,
     cost: ONE_CORE,
     big_cpus: &[],
 };
@@ -165,6 +174,7 @@ pub const RK3566: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: None,
+    int4_fp16: None,
     cost: ONE_CORE,
     big_cpus: &[],
 };

@@ -88,11 +88,12 @@ impl WeightLayout {
             (DType::Quantized { .. }, None) if ne[1] <= FEW_ROWS => Precision::Fp16,
             (_, Some(Choice::Int8)) | (DType::Quantized { .. }, None) => Precision::Int8,
             (_, Some(Choice::Int4)) => caps.int4?,
+            (_, Some(Choice::Int4Fp16)) => caps.int4_fp16?,
         };
         let k_max = match precision {
             Precision::Int8 => caps.k_max_int8,
             Precision::Fp16 => caps.k_max_fp16,
-            Precision::Int4 | Precision::Int4Int8 => int4::SAFE_K_I4,
+            Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => int4::SAFE_K_I4,
         };
         dtype.row_bytes(ne[0])?;
         if ne.contains(&0) || ne[0] > MAX_K || (precision.is_int4() && !ne[0].is_multiple_of(2)) {
@@ -162,7 +163,7 @@ impl WeightLayout {
     fn scale_sets(&self) -> usize {
         match self.precision {
             Precision::Int8 | Precision::Fp16 => 1,
-            Precision::Int4 | Precision::Int4Int8 => self.segments,
+            Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => self.segments,
         }
     }
 
@@ -196,7 +197,9 @@ impl WeightLayout {
     pub fn rotation(&self) -> Rotation {
         match self.precision {
             Precision::Fp16 => Rotation::identity(self.k),
-            Precision::Int8 | Precision::Int4 | Precision::Int4Int8 => Rotation::new(self.k),
+            Precision::Int8 | Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => {
+                Rotation::new(self.k)
+            }
         }
     }
 }
@@ -284,7 +287,9 @@ pub fn pack_rows(
             match layout.precision {
                 Precision::Int8 => packer.int8(bytes, group, work),
                 Precision::Fp16 => packer.fp16(bytes, group, work),
-                Precision::Int4 | Precision::Int4Int8 => packer.int4(bytes, group, work),
+                Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => {
+                    packer.int4(bytes, group, work)
+                }
             }
         });
 }
@@ -352,7 +357,7 @@ impl Packer<'_> {
         for ((bytes, int8), scale) in rows.zip(work.int8.chunks_exact_mut(k)).zip(scales) {
             self.source.row(bytes, &mut work.values);
             self.rotation.apply(&mut work.values);
-            *scale = quant::quantize_weight_row_i8(&mut work.values, 1, int8);
+            *scale = quant::quantize_row_i8(&work.values, int8);
         }
         self.pack(Rows::new(&work.int8, group.rows, k, k), &mut group.segments);
     }

@@ -14,7 +14,17 @@ pub(crate) fn clamped(v: f32, limit: f32) -> f32 {
     v + MAGIC
 }
 
-/// The integer of a value that [`clamped`] returned with a limit of at most 127.
+/// `MAGIC + q`, where `q + 1/2` is what is nearest to `v` between `-limit` and `limit`.
+///
+/// - `limit`: half of an odd integer, at most 2^22
+#[inline(always)]
+pub(crate) fn halfway(v: f32, limit: f32) -> f32 {
+    let v = if v < limit { v } else { limit };
+    let v = if v > -limit { v } else { -limit };
+    v - 0.5 + MAGIC
+}
+
+/// The integer of a value that [`clamped`] or [`halfway`] returned with a limit of at most 127.
 #[inline(always)]
 #[expect(
     clippy::cast_possible_truncation,

@@ -5,10 +5,13 @@ use std::ops::Range;
 use crate::int4::{Accumulator, Digits, Product, Tile};
 
 /// Adds columns `columns` of rows `rows` of a product to a tile, the segments in order:
-/// `tile[m][n] += (c[m][n] * w_scales[n]) * a_scale`.
+/// `tile[m][n] += ((c[m][n] + half) * w_scales[n]) * a_scale`.
 ///
-/// - `rows`, `columns`: at most as many as the tile has, columns from a whole native slice on
-pub(crate) fn scaled_tile<T: Accumulator>(
+/// - `rows`, `columns`: of the product, at most as many as the tile has, columns from a whole native slice on
+///
+/// # Panics
+/// If rows or columns leave the product or the tile.
+pub fn scaled_tile<T: Accumulator>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -35,7 +38,7 @@ fn add<T: Accumulator, const W: usize>(
     for (index, segment) in product.segments.iter().enumerate() {
         let w_scales = &segment.w_scales[columns.clone()];
         for (m, sums) in rows.clone().zip(&mut *tile) {
-            let a_scale = product.a_scale(m, index);
+            let (a_scale, half) = product.factors(m, index);
             let sums = &mut sums[..columns.len()];
             let slices = segment.c[columns.start * product.m..].chunks_exact(W * product.m);
             for ((slice, sums), w_scales) in slices.zip(sums.chunks_mut(W)).zip(w_scales.chunks(W))
@@ -55,7 +58,7 @@ fn add<T: Accumulator, const W: usize>(
                     }
                 }
                 for ((sum, value), w_scale) in sums.iter_mut().zip(values).zip(w_scales) {
-                    *sum += value * w_scale * a_scale;
+                    *sum += (value + half) * w_scale * a_scale;
                 }
             }
         }

@@ -31,14 +31,14 @@ pub(super) struct Activations {
     nibbles: Vec<u8>,
     /// One row of F32 for each task.
     work: Vec<f32>,
-    /// Factors of the rows: the INT8 scale, the power of two that an FP16 row was divided by, or the INT4 scale of each
-    /// segment.
+    /// Factors of the rows: the INT8 scale, or the power of two that an FP16 row was divided by; for INT4 weights what
+    /// `int4::unpack_scaled` needs.
     pub(super) scales: Vec<f32>,
     pub(super) native: Scratch,
     /// What `native` and `scales` hold, if it may be used again.
     held: Option<Held>,
-    /// The rotation of integer operands, for each K.
-    rotations: HashMap<usize, Rotation>,
+    /// The rotation of operands, by whether they are plain FP16, and K.
+    rotations: HashMap<(bool, usize), Rotation>,
 }
 
 /// Activations that several weights read: Q, K and V, or gate and up.
@@ -84,11 +84,12 @@ struct RowSizes {
 }
 
 impl Activations {
-    /// Scales of each row.
+    /// Factors of each row.
     pub(super) fn scales_per_row(layout: &WeightLayout) -> usize {
         match layout.precision {
-            Precision::Int4 => layout.segments,
-            Precision::Int8 | Precision::Fp16 | Precision::Int4Int8 => 1,
+            Precision::Int4 => int4::factors_i4(layout.segments),
+            Precision::Int4Int8 | Precision::Int4Fp16 => int4::factors(layout.segments),
+            Precision::Int8 | Precision::Fp16 => 1,
         }
     }
 
@@ -163,25 +164,35 @@ impl Activations {
             held: _,
         } = self;
         let row = |m: usize| act.rows(m..m + 1);
+        let rotation = rotations.entry((layout.precision == Precision::Fp16, k));
+        let rotation = rotation.or_insert_with(|| layout.rotation());
+        let segment_k = layout.segment_k;
         match layout.precision {
-            Precision::Fp16 => {
-                let fill = |m: usize, _: &mut [f32], out: &mut [f16], scales: &mut [f32]| {
-                    pack::convert_rows_f16(row(m), out, scales);
+            Precision::Fp16 | Precision::Int4Fp16 => {
+                let alone = layout.precision == Precision::Fp16;
+                let fill = |m: usize, work: &mut [f32], out: &mut [f16], scales: &mut [f32]| {
+                    if alone {
+                        pack::convert_rows_f16(row(m), rotation, work, out, scales);
+                    } else {
+                        int4::convert_rows_f16(row(m), rotation, segment_k, work, out, scales);
+                    }
                 };
                 packing.rows(sizes, fp16, scales, work, fill);
                 packing.interleave(native, Rows::new(fp16, sizes.count, k, k), 1)
             }
             Precision::Int8 | Precision::Int4Int8 => {
-                let rotation = rotations.entry(k).or_insert_with(|| layout.rotation());
+                let alone = layout.precision == Precision::Int8;
                 let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
-                    int4::quantize_rows_i8(row(m), rotation, work, out, scales);
+                    if alone {
+                        pack::quantize_rows_i8(row(m), rotation, work, out, scales);
+                    } else {
+                        int4::quantize_rows_i8(row(m), rotation, segment_k, work, out, scales);
+                    }
                 };
                 packing.rows(sizes, int8, scales, work, fill);
                 packing.interleave(native, Rows::new(int8, sizes.count, k, k), 1)
             }
             Precision::Int4 => {
-                let rotation = rotations.entry(k).or_insert_with(|| layout.rotation());
-                let segment_k = layout.segment_k;
                 let fill = |m: usize, work: &mut [f32], out: &mut [u8], scales: &mut [f32]| {
                     int4::quantize_rows_i4(row(m), rotation, segment_k, DIGITS, work, out, scales);
                 };

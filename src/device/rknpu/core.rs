@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
-use rknpu_ops::int4::{self, Accumulator, Digits, ScaledOutput};
+use rknpu_ops::int4::{self, Accumulator, Digits, Product, ScaledOutput};
 use rknpu_ops::pack::{self, NativeOutput, OutputRows, Rows};
 
 use super::activation::Activations;
@@ -168,6 +168,17 @@ impl Core {
                 }
                 unpack_scaled(call, &parts[segments], Digits::One, dst);
             }
+            Precision::Int4Fp16 => {
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: &[],
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, f32>(bytes(segment));
+                    part.w_scales = w_scales(segment);
+                }
+                unpack_scaled(call, &parts[segments], Digits::One, dst);
+            }
         }
     }
 }
@@ -190,17 +201,10 @@ fn unpack_scaled<T: Accumulator>(
 ) {
     let layout = &call.w.weights.layout;
     let per_row = Activations::scales_per_row(layout);
-    let a_scales = Rows::new(&call.activations.scales, call.rows, per_row, per_row);
+    let factors = Rows::new(&call.activations.scales, call.rows, per_row, per_row);
     let m = call.bucket * layout.precision.rows();
-    int4::unpack_scaled(
-        parts,
-        layout.native.c,
-        m,
-        digits,
-        0..call.rows,
-        a_scales,
-        dst,
-    );
+    let product = Product::new(parts, layout.native.c, m, digits, factors);
+    int4::unpack_scaled(product, 0..call.rows, dst);
 }
 
 impl Call<'_> {
