@@ -9,6 +9,7 @@
 #include "ggml.h"
 
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,11 +27,6 @@ enum { WARM_UP = 3, REPEATS = 15 };
 static void fail(const char *what) {
   fprintf(stderr, "crossover: %s\n", what);
   exit(1);
-}
-
-static int compare(const void *a, const void *b) {
-  const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-  return (x > y) - (x < y);
 }
 
 // A Q8_0 weight in a buffer of the given type.
@@ -64,7 +60,8 @@ static ggml_backend_buffer_t put(struct ggml_tensor *weight,
   return buffer;
 }
 
-// Median time of one multiplication in microseconds.
+// Time of one multiplication in microseconds: the least of several, since other
+// work on the CPU only adds to it.
 static double measure(ggml_backend_t backend, ggml_backend_buffer_type_t buft,
                       int64_t k, int64_t n, int64_t m) {
   const struct ggml_init_params params = {
@@ -85,22 +82,22 @@ static double measure(ggml_backend_t backend, ggml_backend_buffer_type_t buft,
   for (int64_t i = 0; i < k * m; i++) {
     ((float *)x->data)[i] = sinf((float)i);
   }
-  int64_t times[REPEATS];
+  int64_t least = INT64_MAX;
   for (int i = -WARM_UP; i < REPEATS; i++) {
     const int64_t start = ggml_time_us();
     if (ggml_backend_graph_compute(backend, graph) != GGML_STATUS_SUCCESS) {
       fail("a multiplication failed");
     }
-    if (i >= 0) {
-      times[i] = ggml_time_us() - start;
+    const int64_t time = ggml_time_us() - start;
+    if (i >= 0 && time < least) {
+      least = time;
     }
   }
-  qsort(times, REPEATS, sizeof(times[0]), compare);
   ggml_backend_buffer_free(buffer);
   ggml_backend_buffer_free(w_buffer);
   ggml_free(rest);
   ggml_free(weights);
-  return (double)times[REPEATS / 2];
+  return (double)least;
 }
 
 static void *address_of(ggml_backend_dev_t dev, const char *name) {

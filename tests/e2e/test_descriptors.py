@@ -3,7 +3,7 @@
 from harness import PLAIN_LOG, Case, binary, device_env
 
 # From too few for the device's start to plenty.
-LIMITS = [10, 11, 12, 14, 18, 256]
+LIMITS = [10, 12, 13, 14, 18, 256]
 
 
 class Descriptors(Case):
@@ -16,7 +16,9 @@ class Descriptors(Case):
                 for line in errors:
                     self.assertIn(f"all {limit} file descriptors", line)
                 named += bool(errors)
-                self.assertTrue(errors or done.code == 0, done.log[-2000:])
+                # Without errors of ours, it is llama.cpp that could not open its model: no memory for the NPU was asked.
+                if not errors and done.code != 0:
+                    self.assertIn("failed to load model", done.log)
                 # One for each graph: that of the warm-up, whose failure llama.cpp passes over, and the prompt's.
                 self.assertLessEqual(len(errors), 2)
         self.assertGreater(named, 0, "no limit was too low")
