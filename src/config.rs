@@ -250,7 +250,11 @@ mod tests {
             ("GGML_RUST_NPU_SIM", "rk3589", "rk3588"),
             ("GGML_RUST_NPU_CHIP", "RK", "rk3576"),
             ("GGML_RUST_NPU_LOG", "loud", "debug"),
-            ("GGML_RUST_NPU_RULES", "ffn=int3", "fp16, int8, int4, cpu"),
+            (
+                "GGML_RUST_NPU_RULES",
+                "ffn=int3",
+                "fp16, int8, int4, int4-fp16, cpu",
+            ),
             ("GGML_RUST_NPU_CALIBRATION", "best", "absmax"),
             ("GGML_RUST_NPU_KEEP", "no", "on, off"),
             ("GGML_RUST_NPU_MIN_M", "0", "1 (all on the NPU)"),

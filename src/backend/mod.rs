@@ -88,13 +88,21 @@ fn load(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static R
 
 /// The chip with the user's wishes for it.
 fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
-    if config.rules.ask_for(Choice::Int4) && caps.int4.is_none() {
-        return Err(Error::Config {
-            variable: "GGML_RUST_NPU_RULES",
-            value: "int4".into(),
-            reason: format!("{} has no INT4", caps.soc.name()),
-            allowed: "fp16, int8, cpu".into(),
-        });
+    for (choice, word, arithmetic) in [
+        (Choice::Int4, "int4", caps.int4),
+        (Choice::Int4Fp16, "int4-fp16", caps.int4_fp16),
+    ] {
+        if config.rules.ask_for(choice) && arithmetic.is_none() {
+            return Err(Error::Config {
+                variable: "GGML_RUST_NPU_RULES",
+                value: word.into(),
+                reason: format!("{} has no such arithmetic", caps.soc.name()),
+                allowed: match caps.int4 {
+                    Some(_) => "fp16, int8, int4, cpu".into(),
+                    None => "fp16, int8, cpu".into(),
+                },
+            });
+        }
     }
     Ok(Target {
         caps,
