@@ -1,6 +1,5 @@
 //! Proves that running out of file descriptors is an error that names the limit, and passes with its cause. A process of
 //! its own, since the limit is one of the process.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
 

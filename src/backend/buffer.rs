@@ -63,7 +63,7 @@ impl Packed {
         });
         let at = (self.written).partition_point(|other| other.start < whole.start);
         self.written.insert(at, whole);
-        self.written == [0..self.bytes]
+        matches!(&self.written[..], [all] if *all == (0..self.bytes))
     }
 }
 
