@@ -66,7 +66,7 @@ struct Shared {
     task: AtomicPtr<Task<'static>>,
     /// What the first task that panicked said.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// Where the caller was at the begin of the run.
+    /// The CPU that the caller was on at the begin of the run, or [`NO_CPU`].
     caller_cpu: AtomicUsize,
     /// Workers that sleep, or are about to: `left` was 0 after they counted themselves.
     asleep: AtomicUsize,
@@ -78,6 +78,9 @@ struct Shared {
     /// There are fewer CPUs than threads.
     crowded: bool,
 }
+
+/// Stands for a CPU that is not known.
+const NO_CPU: usize = usize::MAX;
 
 /// What [`Pool::run`] runs.
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
@@ -98,7 +101,7 @@ impl Pool {
             unfinished: Counter::default(),
             task: AtomicPtr::default(),
             panic: Mutex::default(),
-            caller_cpu: AtomicUsize::new(usize::MAX),
+            caller_cpu: AtomicUsize::new(NO_CPU),
             asleep: AtomicUsize::new(0),
             work: Default::default(),
             caller_asleep: AtomicBool::new(false),
@@ -144,11 +147,12 @@ impl Pool {
             return;
         }
         let shared = &*self.shared;
-        shared.caller_cpu.store(current_cpu(), Ordering::Relaxed);
+        let cpu = current_cpu().unwrap_or(NO_CPU);
+        shared.caller_cpu.store(cpu, Ordering::Relaxed);
         shared.unfinished.0.store(n, Ordering::Relaxed);
         let address = (&raw const task).cast_mut().cast::<Task<'static>>();
         shared.task.store(address, Ordering::Relaxed);
-        // Releases the two stores above to whoever takes a task. Sequential, like the count of sleepers that is read
+        // Releases the stores above to whoever takes a task. Sequential, like the count of sleepers that is read
         // next: a worker that is not counted there sees these tasks before it sleeps.
         shared.left.0.store(n, Ordering::SeqCst);
         shared.wake(n - 1, self.workers.len());
@@ -194,7 +198,7 @@ impl Shared {
             self.take_all();
             let found = || self.left.0.load(Ordering::Relaxed) > 0;
             let caller_cpu = || self.caller_cpu.load(Ordering::Relaxed);
-            let in_the_way = || current_cpu() == caller_cpu();
+            let in_the_way = || current_cpu().is_some_and(|cpu| cpu == caller_cpu());
             if !self.spin_until(SPIN, found, in_the_way) {
                 // The system may wake a thread on the CPU of who woke it, and let it go first: there, it would spin in
                 // the caller's time, and there would be no two threads at work.
