@@ -268,10 +268,11 @@ impl Context {
             return Err(code::FAIL);
         }
         let _running = Running(&self.running);
-        if self.domain().is_none() {
+        let Some(domain) = self.domain() else {
             vendor_error!("failed to submit!, op id: 0, op name: MatMul, flags: 0x5, errno 22");
             return Err(code::FAIL);
-        }
+        };
+        let _attached = self.state.attachment.attach(domain)?;
         let settings = lock(&self.settings);
         let shape = self.shapes[settings.shape];
         let scales = settings.scales;
