@@ -183,8 +183,7 @@ static ggml_backend_t cpu_of(struct glue_backend *self) {
     return self->cpu;
   }
   if (ggml_backend_init_by_type != NULL) {
-    self->cpu =
-        ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, NULL);
+    self->cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, NULL);
   }
   if (self->cpu == NULL) {
     self->cpu_failed = true;
