@@ -12,5 +12,5 @@ mod unpack;
 pub use hadamard::hadamard;
 pub use interleave::interleave;
 pub use row::{absmax_bits, quantize, scale_to_f16};
-pub use scaled::scaled_tile;
+pub use scaled::{Quad, scaled_tile};
 pub use unpack::{unpack_f32, unpack_i32};

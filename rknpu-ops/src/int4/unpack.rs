@@ -25,7 +25,7 @@ const ROWS: usize = 4;
 pub type Tile = [[f32; COLUMNS]; ROWS];
 
 /// Element of C that [`unpack_scaled`] takes: `i16`, `i32` or `f32`.
-pub trait Accumulator: Copy + Default {
+pub trait Accumulator: Copy + Default + kernel::Quad {
     /// Its value in FP32: exact for `i16` and `f32`, rounded to 24 bits for `i32`.
     fn to_f32(self) -> f32;
 }

@@ -1,16 +1,17 @@
 //! One tile of a product with a scale for each column and K segment.
 //!
 //! ```text
-//! for each native slice               Q registers of 4 columns: Q = 1, 2, 4 for slices of 4, 8, 16
-//!   for each segment
-//!     for each register of columns    its weight scales are loaded once
-//!       for each of 4 rows: sums += ((c + half) * w_scale) * a_scale
-//!   store the sums in the tile
+//! for each segment                    the factors of four rows stay in registers
+//!   for each native slice of Q times four columns
+//!     for each four columns           their weight scales are loaded once
+//!       for each of 4 rows: tile += ((c + half) * w_scale) * a_scale
 //! ```
 //!
 //! Fewer than four rows go one by one, and columns that are no multiple of four the portable way.
 
-use std::arch::aarch64::{float32x4_t, vaddq_f32, vdupq_n_f32, vmulq_f32};
+use std::arch::aarch64::{
+    float32x4_t, vaddq_f32, vcvtq_f32_s32, vdupq_n_f32, vld1_s16, vld1q_s32, vmovl_s16, vmulq_f32,
+};
 use std::array::from_fn;
 use std::ops::Range;
 
@@ -38,16 +39,25 @@ pub fn scaled_tile<T: Accumulator>(
         return scalar::scaled_tile(product, rows, columns, tile);
     }
     // SAFETY: NEON belongs to the base instruction set of this target.
-    unsafe {
-        match (product.t, product.digits) {
-            (4, Digits::One) => by_rows::<T, 1, 1>(product, rows, columns, tile),
-            (4, Digits::Two) => by_rows::<T, 1, 2>(product, rows, columns, tile),
-            (8, Digits::One) => by_rows::<T, 2, 1>(product, rows, columns, tile),
-            (8, Digits::Two) => by_rows::<T, 2, 2>(product, rows, columns, tile),
-            (16, Digits::One) => by_rows::<T, 4, 1>(product, rows, columns, tile),
-            (16, Digits::Two) => by_rows::<T, 4, 2>(product, rows, columns, tile),
-            (t, _) => unreachable!("int4::unpack_scaled admits no native slices of {t}"),
-        }
+    unsafe { by_shape(product, rows, columns, tile) }
+}
+
+/// Chooses the copy of the loops for the width of native slices and the digits.
+#[target_feature(enable = "neon")]
+fn by_shape<T: Accumulator>(
+    product: Product<'_, T>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    tile: &mut Tile,
+) {
+    match (product.t, product.digits) {
+        (4, Digits::One) => by_rows::<T, 1, 1>(product, rows, columns, tile),
+        (4, Digits::Two) => by_rows::<T, 1, 2>(product, rows, columns, tile),
+        (8, Digits::One) => by_rows::<T, 2, 1>(product, rows, columns, tile),
+        (8, Digits::Two) => by_rows::<T, 2, 2>(product, rows, columns, tile),
+        (16, Digits::One) => by_rows::<T, 4, 1>(product, rows, columns, tile),
+        (16, Digits::Two) => by_rows::<T, 4, 2>(product, rows, columns, tile),
+        (t, _) => unreachable!("Product::new admits no native slices of {t}"),
     }
 }
 
@@ -72,84 +82,102 @@ fn by_rows<T: Accumulator, const Q: usize, const D: usize>(
 /// Adds to `R` rows of the tile, from row `m0` of the product on.
 #[inline]
 #[target_feature(enable = "neon")]
-#[expect(
-    clippy::needless_range_loop,
-    reason = "q and r are places in a register block"
-)]
 fn fill<T: Accumulator, const Q: usize, const D: usize, const R: usize>(
     product: Product<'_, T>,
     m0: usize,
     columns: Range<usize>,
     tile: &mut [[f32; COLUMNS]; R],
 ) {
-    let n_quads = columns.len() / 4;
-    let zero = vdupq_n_f32(0.0);
-    for j in 0..n_quads.div_ceil(Q) {
-        let quads = Q.min(n_quads - j * Q);
-        let first = (columns.start / 4 + j * Q) * 4;
-        let mut sums = [[zero; Q]; R];
-        for r in 0..R {
-            for q in 0..quads {
-                sums[r][q] = load(quad(&tile[r], j * Q + q));
+    let pitch = product.m * 4 * Q;
+    for (index, segment) in product.segments.iter().enumerate() {
+        let factors: [_; R] = from_fn(|r| {
+            let (a, half) = product.factors(m0 + r, index);
+            (vdupq_n_f32(a), vdupq_n_f32(half))
+        });
+        let (w_scales, _) = segment.w_scales[columns.clone()].as_chunks::<4>();
+        let (whole, rest) = w_scales.as_chunks::<Q>();
+        let first = columns.start * product.m + m0 * D * 4 * Q;
+        for (j, w_scales) in whole.iter().enumerate() {
+            let lines: &[[[[T; 4]; Q]; D]; R] = block(&segment.c[first + j * pitch..]);
+            for (q, w) in w_scales.iter().enumerate() {
+                add(lines, q, load(w), &factors, tile, j * Q + q);
             }
         }
-        for (index, segment) in product.segments.iter().enumerate() {
-            let lines: &[[[[T; 4]; Q]; D]; R] =
-                block(&segment.c[first * product.m + m0 * D * 4 * Q..]);
-            let factors: [_; R] = from_fn(|r| product.factors(m0 + r, index));
-            let w_scales = &segment.w_scales[first..];
-            for q in 0..quads {
-                let w = load(quad(w_scales, q));
-                for r in 0..R {
-                    let (a, half) = factors[r];
-                    let value = vaddq_f32(value(&lines[r], q), vdupq_n_f32(half));
-                    let term = vmulq_f32(vmulq_f32(value, w), vdupq_n_f32(a));
-                    sums[r][q] = vaddq_f32(sums[r][q], term);
-                }
-            }
-        }
-        for r in 0..R {
-            for q in 0..quads {
-                let (quads, _) = tile[r].as_chunks_mut::<4>();
-                store(&mut quads[j * Q + q], sums[r][q]);
+        if !rest.is_empty() {
+            let lines: &[[[[T; 4]; Q]; D]; R] = block(&segment.c[first + whole.len() * pitch..]);
+            for (q, w) in rest.iter().enumerate() {
+                add(lines, q, load(w), &factors, tile, whole.len() * Q + q);
             }
         }
     }
 }
 
-/// Four elements of a slice.
-///
-/// # Panics
-/// If there are none.
+/// Adds four columns, the `q`-th of a native slice, to place `at` of each row of the tile.
 #[inline]
-fn quad(values: &[f32], index: usize) -> &[f32; 4] {
-    &values.as_chunks().0[index]
+#[target_feature(enable = "neon")]
+fn add<T: Accumulator, const Q: usize, const D: usize, const R: usize>(
+    lines: &[[[[T; 4]; Q]; D]; R],
+    q: usize,
+    w: float32x4_t,
+    factors: &[(float32x4_t, float32x4_t); R],
+    tile: &mut [[f32; COLUMNS]; R],
+    at: usize,
+) {
+    for ((digits, (a, half)), row) in lines.iter().zip(factors).zip(tile) {
+        let mut value = T::quad(&digits[0][q]);
+        if D == 2 {
+            let high = vmulq_f32(value, vdupq_n_f32(Digits::BASE));
+            value = vaddq_f32(high, T::quad(&digits[D - 1][q]));
+        }
+        let term = vmulq_f32(vmulq_f32(vaddq_f32(value, *half), w), *a);
+        let (quads, _) = row.as_chunks_mut::<4>();
+        let sum = vaddq_f32(load(&quads[at]), term);
+        store(&mut quads[at], sum);
+    }
 }
 
 /// The pieces of `R` rows with `D` digits in a native slice, from its start on.
-///
-/// # Panics
-/// If the slice ends before.
 #[inline]
 fn block<T, const Q: usize, const D: usize, const R: usize>(slice: &[T]) -> &[[[[T; 4]; Q]; D]; R] {
     let (quads, _) = slice.as_chunks::<4>();
     let (pieces, _) = quads.as_chunks::<Q>();
     let (rows, _) = pieces.as_chunks::<D>();
-    // PANIC: int4::unpack_scaled checks that rows and columns lie in every segment.
+    // PANIC: rows and columns of a product lie in each of its segments.
     rows.first_chunk().unwrap_or_else(|| unreachable!())
 }
 
-/// Four columns of a row in FP32, its digits put together.
-#[inline]
-#[target_feature(enable = "neon")]
-fn value<T: Accumulator, const Q: usize, const D: usize>(
-    digits: &[[[T; 4]; Q]; D],
-    q: usize,
-) -> float32x4_t {
-    let number = |digit: usize| load(&digits[digit][q].map(T::to_f32));
-    if D == 1 {
-        return number(0);
+/// Elements of C as the vector unit reads them.
+pub trait Quad: Sized {
+    /// Four elements in FP32.
+    fn quad(elements: &[Self; 4]) -> float32x4_t;
+}
+
+impl Quad for i16 {
+    #[inline(always)]
+    fn quad(elements: &[Self; 4]) -> float32x4_t {
+        // SAFETY: a reference to four numbers is readable for as many; the load needs no more alignment.
+        let narrow = unsafe { vld1_s16(elements.as_ptr()) };
+        // SAFETY: NEON belongs to the base instruction set of this target.
+        let words = unsafe { vmovl_s16(narrow) };
+        // SAFETY: as above.
+        unsafe { vcvtq_f32_s32(words) }
     }
-    let high = vmulq_f32(number(0), vdupq_n_f32(Digits::BASE));
-    vaddq_f32(high, number(1))
+}
+
+impl Quad for i32 {
+    #[inline(always)]
+    fn quad(elements: &[Self; 4]) -> float32x4_t {
+        // SAFETY: a reference to four numbers is readable for as many; the load needs no more alignment.
+        let words = unsafe { vld1q_s32(elements.as_ptr()) };
+        // SAFETY: NEON belongs to the base instruction set of this target.
+        unsafe { vcvtq_f32_s32(words) }
+    }
+}
+
+impl Quad for f32 {
+    #[inline(always)]
+    fn quad(elements: &[Self; 4]) -> float32x4_t {
+        // SAFETY: NEON belongs to the base instruction set of this target.
+        unsafe { load(elements) }
+    }
 }

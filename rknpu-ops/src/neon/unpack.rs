@@ -194,10 +194,6 @@ fn gather<T, V: Copy, const R: usize>(
 #[inline]
 #[target_feature(enable = "neon")]
 #[expect(clippy::too_many_arguments, reason = "as gather")]
-#[expect(
-    clippy::needless_range_loop,
-    reason = "r and q are places in a native slice"
-)]
 fn gather_by<T, V: Copy, const R: usize, const Q: usize>(
     c: NativeOutput<'_, T>,
     m0: usize,

@@ -22,7 +22,7 @@ pub fn scaled_tile<T: Accumulator>(
         4 => add::<T, 4>(product, rows, columns, tile),
         8 => add::<T, 8>(product, rows, columns, tile),
         16 => add::<T, 16>(product, rows, columns, tile),
-        t => unreachable!("int4::unpack_scaled admits no native slices of {t}"),
+        t => unreachable!("Product::new admits no native slices of {t}"),
     }
 }
 
@@ -64,3 +64,8 @@ fn add<T: Accumulator, const W: usize>(
         }
     }
 }
+
+/// What the portable loops ask of an element of C beyond [`Accumulator`]: nothing.
+pub trait Quad {}
+
+impl<T: Copy> Quad for T {}
