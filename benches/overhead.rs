@@ -2,7 +2,7 @@
 //! a board does as well), and the time to pack weights as they are loaded. Shapes are those of SmolLM2-135M.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ggml_rust_npu::backend::{Device, WeightBuffer};
@@ -11,6 +11,7 @@ use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
 use ggml_rust_npu::shm::{Region, RegionMut};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use ggml_rust_npu::vendor::rknn::Rknn;
+use rknpu_ops::rt::Pool;
 use rknpu_ops::sim;
 
 /// Blocks of 32 plain floats: the time to dequantize is not ours.
@@ -57,60 +58,147 @@ fn null_device(caps: &'static RkCaps) -> Arc<Device> {
     Arc::new(Device::untested(rknn, caps).expect("a device opens"))
 }
 
-/// Host time per MUL_MAT. Chips differ in how many cores have to be woken.
+/// M, K and N of SmolLM2-135M: attention, feed-forward, logits; and a ubatch.
+const SHAPES: [[usize; 3]; 5] = [
+    [1, 576, 576],
+    [1, 576, 1536],
+    [1, 1536, 576],
+    [1, 576, 49152],
+    [512, 576, 1536],
+];
+
+/// A multiplication on a null device, with all that it needs.
+struct MulMat {
+    device: Arc<Device>,
+    buffer: WeightBuffer,
+    weights: Tensor<'static>,
+    act: Vec<f32>,
+    result: Vec<f32>,
+    shape: [usize; 3],
+    graph: u64,
+}
+
+impl MulMat {
+    fn new(device: &Arc<Device>, shape: [usize; 3]) -> Self {
+        let [m, k, n] = shape;
+        let weights = Tensor {
+            place: Place::Packed,
+            dequantize: Some(&Plain),
+            ..tensor(PLAIN, [k, n])
+        };
+        let bytes = device.packed_bytes(&weights);
+        let buffer = WeightBuffer::new(Arc::clone(device), bytes).expect("memory for the weights");
+        let write = |out: &mut [u8]| out.fill(0x3f);
+        buffer
+            .write(&weights, 0, k * n * 4, write)
+            .expect("views of the weights");
+        Self {
+            device: Arc::clone(device),
+            buffer,
+            weights,
+            act: vec![1.0; m * k],
+            result: vec![0.0; m * n],
+            shape,
+            graph: 0,
+        }
+    }
+
+    /// One run, in a graph of its own, so that the activations are packed each time.
+    fn run(&mut self) {
+        let [m, k, n] = self.shape;
+        self.graph += 1;
+        let mut node = Node {
+            op: Op::MulMat,
+            dst: tensor(DType::F32, [n, m]),
+            out: RegionMut::from(&mut self.result[..]),
+            src: [
+                self.weights,
+                Tensor {
+                    memory: Some(Region::from(bytemuck::cast_slice(&self.act))),
+                    ..tensor(DType::F32, [k, m])
+                },
+                tensor(DType::I32, [0, 0]),
+            ],
+        };
+        self.device
+            .compute(&mut node, Some(&self.buffer), self.graph)
+            .expect("a null run works");
+    }
+}
+
+/// Chips with one core and with three: they differ in how many threads meet.
+const CHIPS: [&RkCaps; 2] = [&caps::RK3566, &caps::RK3588];
+
+/// Host time per MUL_MAT, in the mean.
 fn overhead(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("overhead");
     group
         .measurement_time(Duration::from_secs(2))
         .sample_size(20);
-    for caps in [&caps::RK3566, &caps::RK3588] {
+    for caps in CHIPS {
         let device = null_device(caps);
-        let mut graph = 0;
-        for (m, k, n) in [
-            (1, 576, 576),
-            (1, 576, 1536),
-            (1, 1536, 576),
-            (1, 576, 49152),
-            (512, 576, 1536),
-        ] {
-            let weights = Tensor {
-                place: Place::Packed,
-                dequantize: Some(&Plain),
-                ..tensor(PLAIN, [k, n])
-            };
-            let buffer = WeightBuffer::new(Arc::clone(&device), device.packed_bytes(&weights))
-                .expect("memory for the weights");
-            let write = |out: &mut [u8]| out.fill(0x3f);
-            buffer
-                .write(&weights, 0, k * n * 4, write)
-                .expect("views of the weights");
-            let act = vec![1.0f32; m * k];
-            let mut result = vec![0.0f32; m * n];
+        for shape @ [m, k, n] in SHAPES {
+            let mut mul_mat = MulMat::new(&device, shape);
             group.bench_function(
                 BenchmarkId::new(caps.soc.name(), format!("{m}x{k}x{n}")),
-                |bench| {
-                    bench.iter(|| {
-                        // Each in a graph of its own, so that the activations are packed each time.
-                        graph += 1;
-                        let mut node = Node {
-                            op: Op::MulMat,
-                            dst: tensor(DType::F32, [n, m]),
-                            out: RegionMut::from(&mut result[..]),
-                            src: [
-                                weights,
-                                Tensor {
-                                    memory: Some(Region::from(bytemuck::cast_slice(&act))),
-                                    ..tensor(DType::F32, [k, m])
-                                },
-                                tensor(DType::I32, [0, 0]),
-                            ],
-                        };
-                        device
-                            .compute(&mut node, Some(&buffer), graph)
-                            .expect("a null run works");
-                    });
-                },
+                |bench| bench.iter(|| mul_mat.run()),
             );
+        }
+    }
+    group.finish();
+}
+
+/// Host time of single calls, sorted: other work on the CPUs is in the mean, but not in the middle of these.
+fn quantiles(_: &mut Criterion) {
+    const CALLS: usize = 20_000;
+    println!("host time of one MUL_MAT in microseconds, {CALLS} calls each");
+    println!(
+        "{:8} {:>16} {:>8} {:>8} {:>8} {:>8}",
+        "chip", "M x K x N", "p10", "p50", "p90", "p99"
+    );
+    for caps in CHIPS {
+        let device = null_device(caps);
+        for shape @ [m, k, n] in SHAPES {
+            let mut mul_mat = MulMat::new(&device, shape);
+            let calls = CALLS / if m > 1 { 10 } else { 1 };
+            let mut times: Vec<_> = (0..calls)
+                .map(|_| {
+                    let start = Instant::now();
+                    mul_mat.run();
+                    start.elapsed()
+                })
+                .collect();
+            times.sort_unstable();
+            let at = |percent: usize| times[calls * percent / 100].as_secs_f64() * 1e6;
+            let name = caps.soc.name();
+            let [p10, p50, p90, p99] = [10, 50, 90, 99].map(at);
+            println!(
+                "{name:8} {:>16} {p10:8.2} {p50:8.2} {p90:8.2} {p99:8.2}",
+                format!("{m}x{k}x{n}")
+            );
+        }
+    }
+}
+
+/// The pool alone: as many tasks as an NPU has cores that do nothing, and that take 1 us each.
+fn dispatch(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("dispatch");
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    for threads in [1, 2, 3].into_iter().filter(|threads| *threads <= cpus) {
+        let pool = Pool::new(threads, "bench", &[]).expect("threads start");
+        for us in [0, 1] {
+            let id = BenchmarkId::new(format!("3 tasks of {us} us"), format!("{threads} threads"));
+            let time = Duration::from_micros(us);
+            group.bench_function(id, |bench| {
+                bench.iter(|| {
+                    pool.run(3, &|_| {
+                        let start = Instant::now();
+                        while start.elapsed() < time {
+                            std::hint::spin_loop();
+                        }
+                    });
+                });
+            });
         }
     }
     group.finish();
@@ -156,5 +244,5 @@ fn repack(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, overhead, repack);
+criterion_group!(benches, quantiles, overhead, dispatch, repack);
 criterion_main!(benches);

@@ -127,12 +127,23 @@ static const struct ggml_backend_buffer_type_i host_iface = {
     .is_host = host_is_host,
 };
 
+// ggml has no way to say that a tensor cannot be read or written; wrong bytes
+// would go unnoticed. Only happens where the user asked for it.
+static void require(bool done, const struct ggml_tensor *tensor) {
+  if (!done) {
+    GGML_ABORT("ggml-rust-npu: the bytes of %s are needed, but "
+               "GGML_RUST_NPU_KEEP=off released them",
+               tensor->name);
+  }
+}
+
 static void packed_memset_tensor(ggml_backend_buffer_t buffer,
                                  struct ggml_tensor *tensor, uint8_t value,
                                  size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size);
+  require(npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size),
+          tensor);
 }
 
 static void packed_set_tensor(ggml_backend_buffer_t buffer,
@@ -140,7 +151,8 @@ static void packed_set_tensor(ggml_backend_buffer_t buffer,
                               size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size);
+  require(npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size),
+          tensor);
 }
 
 static void packed_get_tensor(ggml_backend_buffer_t buffer,
@@ -148,7 +160,8 @@ static void packed_get_tensor(ggml_backend_buffer_t buffer,
                               size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size);
+  require(npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size),
+          tensor);
 }
 
 static void packed_clear(ggml_backend_buffer_t buffer, uint8_t value) {

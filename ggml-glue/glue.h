@@ -46,3 +46,6 @@ bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
 // Creates a backend (one stream of graphs) on `device`; NULL after a log line
 // if that fails.
 ggml_backend_t glue_backend_new(struct glue_device *device);
+
+// Sets how many threads the CPU's share of a backend's graphs takes.
+void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads);

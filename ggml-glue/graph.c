@@ -156,6 +156,9 @@ struct glue_backend {
   npu_node *nodes; // scratch for one graph; grows to the largest graph seen and
                    // is kept
   size_t nodes_capacity;
+  ggml_backend_t cpu; // for what has too few rows; made when first needed
+  bool cpu_failed;
+  int n_threads; // that the program wants on the CPU; 0 if it has not said
 };
 
 static struct glue_backend *backend_of(ggml_backend_t backend) {
@@ -178,7 +181,54 @@ static void backend_free(ggml_backend_t backend) {
   struct glue_backend *self = backend_of(backend);
   npu_backend_free(self->npu);
   free(self->nodes);
+  if (self->cpu != NULL) {
+    ggml_backend_free(self->cpu);
+  }
   free(self);
+}
+
+// The registry is in the library that loads this one as a plugin, and a program
+// may have loaded that one without showing its symbols to others.
+#pragma weak ggml_backend_init_by_type
+
+static void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
+  ggml_backend_reg_t reg =
+      ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu));
+  void *address =
+      ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
+  if (address == NULL) {
+    return;
+  }
+  ggml_backend_set_n_threads_t set;
+  memcpy(&set, &address, sizeof(set));
+  set(cpu, n_threads);
+}
+
+// The CPU backend for small nodes; NULL after a log line if there is none.
+static ggml_backend_t cpu_of(struct glue_backend *self) {
+  if (self->cpu != NULL || self->cpu_failed) {
+    return self->cpu;
+  }
+  if (ggml_backend_init_by_type != NULL) {
+    self->cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, NULL);
+  }
+  if (self->cpu == NULL) {
+    self->cpu_failed = true;
+    GGML_LOG_WARN("ggml-rust-npu: %s: no CPU backend for few rows, the NPU "
+                  "computes them\n",
+                  npu_device_name(self->device->index));
+  } else if (self->n_threads > 0) {
+    set_cpu_threads(self->cpu, self->n_threads);
+  }
+  return self->cpu;
+}
+
+void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads) {
+  struct glue_backend *self = backend_of(backend);
+  self->n_threads = n_threads;
+  if (self->cpu != NULL) {
+    set_cpu_threads(self->cpu, n_threads);
+  }
 }
 
 static bool has_work(const struct ggml_tensor *node) {
@@ -210,6 +260,35 @@ static enum ggml_status status_of(uint32_t status) {
   }
 }
 
+// Computes the first `*n_nodes` nodes of the scratch, and empties it.
+static enum ggml_status compute_on_npu(struct glue_backend *self,
+                                       size_t *n_nodes) {
+  const size_t n = *n_nodes;
+  *n_nodes = 0;
+  return n == 0 ? GGML_STATUS_SUCCESS
+                : status_of(npu_backend_compute(self->npu, self->nodes, n));
+}
+
+// Computes the nodes [begin, *end) of a graph, and sets `*end` to 0, which
+// stands for none.
+static enum ggml_status compute_on_cpu(struct glue_backend *self,
+                                       const struct ggml_cgraph *graph,
+                                       int begin, int *end) {
+  if (*end == 0) {
+    return GGML_STATUS_SUCCESS;
+  }
+  struct ggml_cgraph part = *graph;
+  part.nodes += begin;
+  part.n_nodes = *end - begin;
+  part.grads = NULL;
+  part.grad_accs = NULL;
+  part.leafs = NULL;
+  part.n_leafs = 0;
+  part.uid = 0;
+  *end = 0;
+  return ggml_backend_graph_compute(self->cpu, &part);
+}
+
 static enum ggml_status backend_graph_compute(ggml_backend_t backend,
                                               struct ggml_cgraph *graph) {
   struct glue_backend *self = backend_of(backend);
@@ -227,20 +306,38 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
     return GGML_STATUS_ALLOC_FAILED;
   }
 
+  // Nodes for the NPU are collected, those for the CPU stay where they are: a
+  // run of either is computed when it ends.
   size_t n_filled = 0;
-  for (int i = 0; i < graph->n_nodes; i++) {
+  int cpu_begin = 0, cpu_end = 0;
+  enum ggml_status status = GGML_STATUS_SUCCESS;
+  for (int i = 0; i < graph->n_nodes && status == GGML_STATUS_SUCCESS; i++) {
     const struct ggml_tensor *node = graph->nodes[i];
     if (!has_work(node)) {
       continue;
     }
-    npu_node *out = &self->nodes[n_filled++];
+    npu_node *out = &self->nodes[n_filled];
     if (!glue_node(self->device, node, true, out)) {
       GGML_LOG_ERROR("ggml-rust-npu: %s: cannot compute %s (%s)\n",
                      backend_get_name(backend), ggml_op_desc(node), node->name);
       return GGML_STATUS_FAILED;
     }
+    if (npu_leaves_to_cpu(self->device->index, out) && cpu_of(self) != NULL) {
+      status = compute_on_npu(self, &n_filled);
+      cpu_begin = cpu_end > 0 ? cpu_begin : i;
+      cpu_end = i + 1;
+    } else {
+      status = compute_on_cpu(self, graph, cpu_begin, &cpu_end);
+      n_filled++;
+    }
   }
-  return status_of(npu_backend_compute(self->npu, self->nodes, n_nodes));
+  if (status == GGML_STATUS_SUCCESS) {
+    status = compute_on_npu(self, &n_filled);
+  }
+  if (status == GGML_STATUS_SUCCESS) {
+    status = compute_on_cpu(self, graph, cpu_begin, &cpu_end);
+  }
+  return status;
 }
 
 static const struct ggml_backend_i backend_iface = {

@@ -139,16 +139,18 @@ static ggml_backend_buffer_type_t *get_extra_bufts(ggml_backend_dev_t dev) {
 
 static void *reg_get_proc_address(ggml_backend_reg_t reg, const char *name) {
   (void)reg;
+  // ISO C has no cast from a function to an object pointer.
+  void *address = NULL;
   if (strcmp(name, "ggml_backend_dev_get_extra_bufts") == 0) {
-    // ISO C has no cast from a function to an object pointer.
     const ggml_backend_dev_get_extra_bufts_t fn = get_extra_bufts;
-    void *address;
     _Static_assert(sizeof(address) == sizeof(fn),
                    "pointers to functions and to objects");
     memcpy(&address, &fn, sizeof(address));
-    return address;
+  } else if (strcmp(name, "ggml_backend_set_n_threads") == 0) {
+    const ggml_backend_set_n_threads_t fn = glue_backend_set_n_threads;
+    memcpy(&address, &fn, sizeof(address));
   }
-  return NULL;
+  return address;
 }
 
 static struct ggml_backend_reg g_reg = {

@@ -182,6 +182,14 @@ void npu_device_memory(size_t device, size_t *free_bytes, size_t *total_bytes);
 // `node` is valid, and so are the names in it.
 bool npu_supports_op(size_t device, const struct npu_node *node);
 
+// Whether a node that the device could compute has so few rows that the CPU shall do it. Its weights can be read where
+// they are. Reads metadata only.
+//
+// # Safety
+// `node` is valid, and so are the names in it.
+bool npu_leaves_to_cpu(size_t device,
+                       const struct npu_node *node);
+
 // Which buffer types a device has: an `NPU_BUFFERS_*`.
 uint32_t npu_device_buffers(size_t device);
 
@@ -214,31 +222,33 @@ void npu_buffer_free(struct npu_buffer *buffer);
 // `buffer` is alive.
 void *npu_buffer_base(const struct npu_buffer *buffer);
 
-// Writes bytes `[offset, offset + size)` of a tensor and packs what that touches.
+// Writes bytes `[offset, offset + size)` of a tensor and packs what that touches; false and a log line if it cannot be
+// written, because other bytes of it are gone (`GGML_RUST_NPU_KEEP=off`).
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
-void npu_buffer_set(const struct npu_buffer *buffer,
+bool npu_buffer_set(const struct npu_buffer *buffer,
                     const struct npu_tensor *tensor,
                     const void *data,
                     size_t offset,
                     size_t size);
 
-// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches.
+// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; false as for `npu_buffer_set`.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it.
-void npu_buffer_fill(const struct npu_buffer *buffer,
+bool npu_buffer_fill(const struct npu_buffer *buffer,
                      const struct npu_tensor *tensor,
                      uint8_t value,
                      size_t offset,
                      size_t size);
 
-// Copies bytes `[offset, offset + size)` of a tensor to `data`: exactly what was written.
+// Copies bytes `[offset, offset + size)` of a tensor to `data`: exactly what was written; false and a log line if they
+// are gone (`GGML_RUST_NPU_KEEP=off`).
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
-void npu_buffer_get(const struct npu_buffer *buffer,
+bool npu_buffer_get(const struct npu_buffer *buffer,
                     const struct npu_tensor *tensor,
                     void *data,
                     size_t offset,

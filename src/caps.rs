@@ -15,6 +15,8 @@ pub enum Precision {
     Int4,
     /// INT4 weights with a scale for each row and segment, INT8 activations with a scale for each token, INT32 sums.
     Int4Int8,
+    /// INT4 weights with a scale for each row and segment, FP16 activations, FP32 sums.
+    Int4Fp16,
 }
 
 impl Precision {
@@ -26,6 +28,7 @@ impl Precision {
             Self::Fp16 => MatmulType::F16_F16_F32,
             Self::Int4 => MatmulType::I4_I4_I16,
             Self::Int4Int8 => MatmulType::I8_I4_I32,
+            Self::Int4Fp16 => MatmulType::F16_I4_F32,
         }
     }
 
@@ -34,19 +37,73 @@ impl Precision {
     pub const fn rows(self) -> usize {
         match self {
             Self::Int4 => DIGITS.rows(),
-            Self::Int8 | Self::Fp16 | Self::Int4Int8 => 1,
+            Self::Int8 | Self::Fp16 | Self::Int4Int8 | Self::Int4Fp16 => 1,
         }
     }
 
     /// Whether the weights have a scale for each segment of K.
     #[must_use]
     pub const fn is_int4(self) -> bool {
-        matches!(self, Self::Int4 | Self::Int4Int8)
+        matches!(self, Self::Int4 | Self::Int4Int8 | Self::Int4Fp16)
     }
 }
 
 /// INT4 activations are two digits: one digit has 15 levels, and its error would be that of the weights again.
 pub const DIGITS: Digits = Digits::Two;
+
+/// What one call of one core costs while the other cores work as well.
+///
+/// The weights are read from DRAM once in a call, however many rows they are multiplied with, and meanwhile the core
+/// computes: a call takes its fixed time and the longer of the two.
+#[derive(Clone, Copy, Debug)]
+pub struct CallCost {
+    /// Nanoseconds of a call that does nothing.
+    pub call_ns: f32,
+    /// Bytes of weights read in a nanosecond.
+    pub bytes_per_ns: f32,
+    /// Operations in a nanosecond, a multiplication and an addition being two.
+    pub int8_ops_per_ns: f32,
+    /// As above.
+    pub fp16_ops_per_ns: f32,
+    /// As above.
+    pub int4_ops_per_ns: f32,
+}
+
+impl CallCost {
+    /// Operations in a nanosecond.
+    #[must_use]
+    pub fn ops_per_ns(&self, precision: Precision) -> f32 {
+        match precision {
+            Precision::Int8 => self.int8_ops_per_ns,
+            Precision::Fp16 => self.fp16_ops_per_ns,
+            Precision::Int4 => self.int4_ops_per_ns,
+            // No figures for the mixed ones: as the activations.
+            Precision::Int4Int8 => self.int8_ops_per_ns,
+            Precision::Int4Fp16 => self.fp16_ops_per_ns,
+        }
+    }
+}
+
+// SOURCE: RK3588, unimatrix099's fork of rk-llama.cpp: rknn_matmul_run 32.9 us; one core with native layouts 1.8 TOPS
+// INT8, 0.9 TFLOPS FP16, 3.6-3.9 TOPS INT4 (128 x 1024 x 8192); 11.1 GB/s for one core, 26.6 GB/s for three. Other
+// chips have no published figures: they get those of RK3588's cores, and its bandwidth for as many cores. What is
+// decided with them depends on the ratio alone: a call costs as much as about 100 rows.
+const ONE_CORE: CallCost = CallCost {
+    call_ns: 32_900.0,
+    bytes_per_ns: 11.1,
+    int8_ops_per_ns: 1800.0,
+    fp16_ops_per_ns: 900.0,
+    int4_ops_per_ns: 3600.0,
+};
+const TWO_CORES: CallCost = CallCost {
+    // Between 11.1 for one and 26.6 / 3 for three.
+    bytes_per_ns: 10.0,
+    ..ONE_CORE
+};
+const THREE_CORES: CallCost = CallCost {
+    bytes_per_ns: 26.6 / 3.0,
+    ..ONE_CORE
+};
 
 /// A Rockchip NPU as the planner sees it.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +118,18 @@ pub struct RkCaps {
     pub n_max: usize,
     /// The arithmetic for INT4 weights, if there is one.
     pub int4: Option<Precision>,
+    /// The arithmetic for INT4 weights with FP16 activations, if there is one.
+    pub int4_fp16: Option<Precision>,
+    /// What a call costs.
+    pub cost: CallCost,
+    /// The faster CPUs, by the kernel's numbers; none if all are the same.
+    pub big_cpus: &'static [usize],
 }
+
+// SOURCE: cpu-map in Rockchip's BSP device trees: RK3588 has Cortex-A55 as CPUs 0-3 and Cortex-A76 as CPUs 4-7, RK3576
+// Cortex-A53 and Cortex-A72 likewise; RK3562 and RK3566/68 have four of a kind. Decode is 19-66 % faster on the A76
+// (`taskset -c 4-7`, unimatrix099's fork of rk-llama.cpp).
+const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 
 // SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576: 4096)
 // are stored in pieces, so longer rows are split here; FP16 beyond 4096 collapses on RK3588 (unimatrix099's
@@ -73,6 +141,9 @@ pub const RK3588: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: Some(Precision::Int4),
+    int4_fp16: None,
+    cost: THREE_CORES,
+    big_cpus: UPPER_FOUR,
 };
 /// RK3576.
 pub const RK3576: RkCaps = RkCaps {
@@ -81,6 +152,9 @@ pub const RK3576: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: Some(Precision::Int4Int8),
+    int4_fp16: Some(Precision::Int4Fp16),
+    cost: TWO_CORES,
+    big_cpus: UPPER_FOUR,
 };
 /// RK3562.
 pub const RK3562: RkCaps = RkCaps {
@@ -89,6 +163,9 @@ pub const RK3562: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: None,
+    int4_fp16: None,
+    cost: ONE_CORE,
+    big_cpus: &[],
 };
 /// RK3566 and RK3568.
 pub const RK3566: RkCaps = RkCaps {
@@ -97,6 +174,9 @@ pub const RK3566: RkCaps = RkCaps {
     k_max_fp16: 4096,
     n_max: 4096,
     int4: None,
+    int4_fp16: None,
+    cost: ONE_CORE,
+    big_cpus: &[],
 };
 
 /// Every Rockchip chip that is known.
@@ -186,6 +266,14 @@ pub const FILE_DESCRIPTORS: u64 = 65536;
 /// Oldest librknnrt whose structures are the ones in `rknpu_ops::ffi`.
 // SOURCE: rknn_matmul_api.h 2.3.x (facts taken from 2.3.2); `group_size` and the quantization types moved before it.
 pub const MIN_RKNNRT: (u32, u32, u32) = (2, 3, 0);
+
+/// M from which on the NPU computes, unless the user says otherwise: all of it.
+///
+/// The published figures for decode (M = 1) point both ways, so no other value follows from them: on RK3588 the CPU makes
+/// 19.5 tokens/s of Gemma3 1B Q8_0 and the NPU 16.5, but 6.1 and 6.9 of Ministral3 3B, 2.5 and 3.2 of Qwen3.5 9B, and the
+/// NPU takes less than half of the power. Other chips have no such figures.
+// SOURCE: rk-llama.cpp's README, table for RK3588 with four A76 threads.
+pub const MIN_M: usize = 1;
 
 /// The chip of a name such as `rk3588`.
 #[must_use]

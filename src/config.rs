@@ -15,7 +15,7 @@ use crate::rules::{self, Rules};
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables, without prefix.
-const VARIABLES: [&str; 14] = [
+const VARIABLES: [&str; 16] = [
     "SIM",
     "DEVICES",
     "LOG",
@@ -30,6 +30,8 @@ const VARIABLES: [&str; 14] = [
     "HEX_SESSIONS",
     "REPACK",
     "TIMEOUT",
+    "MIN_M",
+    "KEEP",
 ];
 
 /// A chip that a stand-in can be.
@@ -77,6 +79,10 @@ pub struct Config {
     pub rules: Rules,
     /// `GGML_RUST_NPU_CALIBRATION`: how INT4 weights are clipped.
     pub calibration: Method,
+    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's.
+    pub min_m: usize,
+    /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed.
+    pub keep: bool,
     /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
     pub rknn_lib: Option<PathBuf>,
     /// `GGML_RUST_NPU_CDSPRPC_LIB`: the vendor's library in place of the system's `libcdsprpc.so`.
@@ -110,6 +116,18 @@ impl Config {
     /// `Config` for the first variable that is not understood.
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
         let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
+        let (min_m, keep) = (
+            min_m(get("GGML_RUST_NPU_MIN_M"))?,
+            keep(get("GGML_RUST_NPU_KEEP"))?,
+        );
+        if min_m > 1 && !keep {
+            return Err(Error::Config {
+                variable: "GGML_RUST_NPU_KEEP",
+                value: "off".into(),
+                reason: format!("the CPU reads what is kept, and GGML_RUST_NPU_MIN_M={min_m}"),
+                allowed: "on, or GGML_RUST_NPU_MIN_M=1".into(),
+            });
+        }
         Ok(Self {
             sim: sim(get("GGML_RUST_NPU_SIM"))?,
             devices: get("GGML_RUST_NPU_DEVICES")
@@ -118,6 +136,8 @@ impl Config {
             chip: chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
             rules: rules(get("GGML_RUST_NPU_RULES"))?,
             calibration: calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
+            min_m,
+            keep,
             rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
             cdsprpc_lib: get("GGML_RUST_NPU_CDSPRPC_LIB").map(PathBuf::from),
             hex_sessions: number(
@@ -284,6 +304,37 @@ fn calibration(value: Option<String>) -> Result<Method> {
     })
 }
 
+/// Largest `GGML_RUST_NPU_MIN_M`: no ubatch is larger, so all multiplications are the CPU's.
+const MIN_M_MAX: usize = 65536;
+
+fn min_m(value: Option<String>) -> Result<usize> {
+    let Some(value) = value else {
+        return Ok(caps::MIN_M);
+    };
+    match value.trim().parse() {
+        Ok(rows @ 1..=MIN_M_MAX) => Ok(rows),
+        _ => Err(Error::Config {
+            variable: "GGML_RUST_NPU_MIN_M",
+            reason: "not such a number of rows".into(),
+            allowed: format!("1 (all on the NPU) to {MIN_M_MAX}"),
+            value,
+        }),
+    }
+}
+
+fn keep(value: Option<String>) -> Result<bool> {
+    match value.as_deref().map(str::trim) {
+        None | Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(_) => Err(Error::Config {
+            variable: "GGML_RUST_NPU_KEEP",
+            reason: "no such choice".into(),
+            allowed: "on, off".into(),
+            value: value.unwrap_or_default(),
+        }),
+    }
+}
+
 fn coherence(value: Option<String>) -> Result<Coherence> {
     match value.as_deref().map(str::trim) {
         None | Some("relaxed") => Ok(Coherence::Relaxed),
@@ -330,8 +381,15 @@ mod tests {
             ("GGML_RUST_NPU_SIM", "rk3589", "rk3588"),
             ("GGML_RUST_NPU_CHIP", "RK", "rk3576"),
             ("GGML_RUST_NPU_LOG", "loud", "debug"),
-            ("GGML_RUST_NPU_RULES", "ffn=int3", "fp16, int8, int4, cpu"),
+            (
+                "GGML_RUST_NPU_RULES",
+                "ffn=int3",
+                "fp16, int8, int4, int4-fp16, cpu",
+            ),
             ("GGML_RUST_NPU_CALIBRATION", "best", "absmax"),
+            ("GGML_RUST_NPU_KEEP", "no", "on, off"),
+            ("GGML_RUST_NPU_MIN_M", "0", "1 (all on the NPU)"),
+            ("GGML_RUST_NPU_MIN_M", "two", "65536"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "loose", "strict"),
             (
                 "GGML_RUST_NPU_SIM_FAULTS",
@@ -345,6 +403,18 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn what_the_cpu_shall_read_must_be_kept() {
+        let both = |name: &str| match name {
+            "GGML_RUST_NPU_KEEP" => Some("off".into()),
+            "GGML_RUST_NPU_MIN_M" => Some("4".into()),
+            _ => None,
+        };
+        let text = Config::from_lookup(both).unwrap_err().to_string();
+        assert!(text.contains("KEEP") && text.contains("MIN_M=4"), "{text}");
+        assert!(!with("GGML_RUST_NPU_KEEP", "off").unwrap().keep);
     }
 
     #[test]

@@ -89,6 +89,29 @@ pub enum Error {
         /// The size asked for.
         bytes: usize,
     },
+    /// The bytes that a weight was written with are not there any more.
+    #[error(
+        "{tensor} cannot be {action}: its bytes were released when it was packed (GGML_RUST_NPU_KEEP=off)"
+    )]
+    Released {
+        /// Name of the tensor that was asked for.
+        tensor: String,
+        /// What was to be done with it.
+        action: &'static str,
+    },
+    /// Device memory could not be had, and the process has no file descriptor left: each allocation takes one.
+    #[error(
+        "{call} gave no memory for {bytes} bytes: all {limit} file descriptors that the process may have are in use, \
+         see ulimit -n"
+    )]
+    OutOfDescriptors {
+        /// The function that returned NULL.
+        call: &'static str,
+        /// The size asked for.
+        bytes: usize,
+        /// Descriptors that the process may have.
+        limit: u64,
+    },
     /// The device computed something else than the reference in the test at its start.
     #[error("self-test {test}: error {have:.3e} is over {limit:.3e} (normalized mean square)")]
     SelfTest {
@@ -113,4 +136,15 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+}
+
+impl Error {
+    /// Whether something ran out that may be there again later.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        matches!(
+            self,
+            Self::OutOfMemory { .. } | Self::OutOfDescriptors { .. }
+        )
+    }
 }

@@ -11,6 +11,10 @@ use crate::repack::WeightLayout;
 use crate::rules::Rules;
 use crate::tensor::DType;
 
+pub use self::bucket::{Bucketing, M_BUCKET_MAX, MPiece};
+
+mod bucket;
+
 /// Why a node is left to the CPU. Only ever shown in traces and in errors about a broken promise.
 pub type Refusal = &'static str;
 
@@ -23,6 +27,10 @@ pub struct Target {
     pub rules: Rules,
     /// How INT4 weights are clipped.
     pub calibration: Method,
+    /// Multiplications of fewer rows are the CPU's.
+    pub min_m: usize,
+    /// Whether packed buffers keep the bytes that weights were written with.
+    pub keep: bool,
 }
 
 impl From<&'static RkCaps> for Target {
@@ -31,6 +39,8 @@ impl From<&'static RkCaps> for Target {
             caps,
             rules: Rules::default(),
             calibration: Method::default(),
+            min_m: caps::MIN_M,
+            keep: true,
         }
     }
 }
@@ -120,22 +130,63 @@ pub fn question(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result
     command(target, op, dst, src)
 }
 
+/// Whether a node is left to the CPU although the device could compute it: it has too few rows. ggml cannot do so by
+/// itself, since it gives a node to the device that has the weights; whoever asks computes it from the bytes that a
+/// packed buffer keeps.
+///
+/// The rows of a [`Op::MulMatId`] are its tokens.
+#[must_use]
+pub fn left_to_cpu(target: &Target, op: Op, src: &[Tensor]) -> bool {
+    let (Some(weights), Some(act)) = (src.first(), src.get(1)) else {
+        return false;
+    };
+    let [_, rows, tokens, _] = act.shape.ne;
+    let m = match op {
+        Op::MulMat => rows,
+        Op::MulMatId => tokens,
+    };
+    m < target.min_m && matches!(weights.place, Place::Packed | Place::Host)
+}
+
 /// Plans a node.
 ///
 /// # Errors
 /// The reason why the device cannot compute it.
 pub fn command(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result<Command, Refusal> {
+    let weights = src.first().ok_or(WRONG_SOURCES)?;
+    let layout =
+        (target.layout(weights)).ok_or("weights of this type, size or name stay on the CPU")?;
+    command_for(layout, op, dst, src)
+}
+
+const WRONG_SOURCES: Refusal = "wrong number of sources";
+
+/// Plans a node whose weights are laid out already. Allocates nothing.
+///
+/// # Errors
+/// The reason why the device cannot compute it.
+pub fn command_for(
+    weights: WeightLayout,
+    op: Op,
+    dst: &Tensor,
+    src: &[Tensor],
+) -> Result<Command, Refusal> {
     match (op, src) {
-        (Op::MulMat, [src0, src1]) => mul_mat(target, dst, src0, src1).map(Command::MulMat),
+        (Op::MulMat, [src0, src1]) => mul_mat(weights, dst, src0, src1).map(Command::MulMat),
         (Op::MulMatId, [src0, src1, ids]) => {
-            mul_mat_id(target, dst, src0, src1, ids).map(Command::MulMatId)
+            mul_mat_id(weights, dst, src0, src1, ids).map(Command::MulMatId)
         }
-        _ => Err("wrong number of sources"),
+        _ => Err(WRONG_SOURCES),
     }
 }
 
-fn mul_mat(target: &Target, dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<MulMat, Refusal> {
-    let weights = operands(target, dst, src0, src1)?;
+fn mul_mat(
+    weights: WeightLayout,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+) -> Result<MulMat, Refusal> {
+    check_operands(dst, src0, src1)?;
     let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
     if k != k1 || dst.shape.ne != [n, m, p2, p3] || p2 % s2 != 0 || p3 % s3 != 0 {
         return Err("shapes do not fit");
@@ -149,13 +200,13 @@ fn mul_mat(target: &Target, dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Resul
 }
 
 fn mul_mat_id(
-    target: &Target,
+    weights: WeightLayout,
     dst: &Tensor,
     src0: &Tensor,
     src1: &Tensor,
     ids: &Tensor,
 ) -> Result<MulMatId, Refusal> {
-    let weights = operands(target, dst, src0, src1)?;
+    check_operands(dst, src0, src1)?;
     let ([k, n, experts, s3], [k1, rows, tokens, p3]) = (src0.shape.ne, src1.shape.ne);
     let [used, ids_tokens, ..] = ids.shape.ne;
     if ids.dtype != DType::I32 || !readable(ids) {
@@ -183,13 +234,8 @@ fn readable(tensor: &Tensor) -> bool {
     matches!(tensor.place, Place::Host | Place::Unknown)
 }
 
-/// What holds for the operands of any multiplication; returns how the weights lie in device memory.
-fn operands(
-    target: &Target,
-    dst: &Tensor,
-    src0: &Tensor,
-    src1: &Tensor,
-) -> Result<WeightLayout, Refusal> {
+/// What holds for the operands of any multiplication.
+fn check_operands(dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<(), Refusal> {
     if src0.place == Place::Foreign || !readable(src1) || !readable(dst) {
         return Err("operands are in memory of another device");
     }
@@ -204,76 +250,44 @@ fn operands(
     if dst.dtype != DType::F32 || dst.shape.nb[0] != 4 {
         return Err("result is not rows of F32");
     }
-    target
-        .layout(src0)
-        .ok_or("weights of this type, size or name stay on the CPU")
-}
-
-/// Largest M of one call.
-pub const M_BUCKET_MAX: usize = 512;
-
-/// One call's share of the M rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MPiece {
-    /// First row.
-    pub first: usize,
-    /// Rows with content.
-    pub rows: usize,
-    /// M of the context that computes them: a power of two; the rest is zeros.
-    pub bucket: usize,
-}
-
-/// Cuts M rows into calls. Contexts exist for powers of two only; a piece is padded where that costs at most a
-/// quarter more rows, else a smaller bucket takes the largest power of two and the rest follows (72 = 64 + 8).
-pub fn m_pieces(m: usize) -> impl Iterator<Item = MPiece> {
-    let mut first = 0;
-    std::iter::from_fn(move || {
-        let left = m - first;
-        if left == 0 {
-            return None;
-        }
-        let up = left.next_power_of_two();
-        let (rows, bucket) = if left >= M_BUCKET_MAX {
-            (M_BUCKET_MAX, M_BUCKET_MAX)
-        } else if up - left <= left / 4 {
-            (left, up)
-        } else {
-            (up / 2, up / 2)
-        };
-        let piece = MPiece {
-            first,
-            rows,
-            bucket,
-        };
-        first += rows;
-        Some(piece)
-    })
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Shape;
 
     #[test]
-    fn pieces_cover_all_rows_once_and_stay_in_their_bucket() {
-        for m in 0..1600 {
-            let mut next = 0;
-            for piece in m_pieces(m) {
-                assert_eq!(piece.first, next);
-                assert!(
-                    piece.rows >= 1 && piece.rows <= piece.bucket && piece.bucket <= M_BUCKET_MAX
+    fn few_rows_are_left_to_the_cpu_where_it_can_read_the_weights() {
+        let tensor = |place, ne| Tensor {
+            name: "tensor",
+            dtype: DType::F32,
+            format: None,
+            shape: Shape { ne, nb: [0; 4] },
+            place,
+            memory: None,
+            packed_offset: 0,
+            dequantize: None,
+        };
+        let mut target = Target::from(&caps::RK3588);
+        for (min_m, m, left) in [(1, 1, false), (2, 1, true), (2, 2, false), (8, 7, true)] {
+            target.min_m = min_m;
+            let left_to_cpu = |op, place, act| {
+                let weights = tensor(place, [64, 32, 4, 1]);
+                left_to_cpu(&target, op, &[weights, tensor(Place::Host, act)])
+            };
+            // Planes are not rows, and slots are not tokens.
+            let (planes, tokens) = ([64, m, 4, 3], [64, 2, m, 1]);
+            for place in [Place::Packed, Place::Host] {
+                assert_eq!(left_to_cpu(Op::MulMat, place, planes), left, "{min_m} {m}");
+                assert_eq!(
+                    left_to_cpu(Op::MulMatId, place, tokens),
+                    left,
+                    "{min_m} {m}"
                 );
-                assert!(piece.bucket.is_power_of_two());
-                assert!(piece.bucket - piece.rows <= piece.rows / 4);
-                next += piece.rows;
             }
-            assert_eq!(next, m);
+            assert!(!left_to_cpu(Op::MulMat, Place::Foreign, planes));
         }
-    }
-
-    #[test]
-    fn seventy_two_is_sixty_four_and_eight() {
-        let buckets: Vec<_> = m_pieces(72).map(|piece| piece.bucket).collect();
-        assert_eq!(buckets, [64, 8]);
     }
 }

@@ -14,15 +14,18 @@ pub enum Choice {
     Int8,
     /// INT4 weights, in the arithmetic that the chip has for them.
     Int4,
+    /// INT4 weights × FP16.
+    Int4Fp16,
     /// Not on the NPU.
     Cpu,
 }
 
 /// The words of a rule.
-const CHOICES: [(&str, Choice); 4] = [
+const CHOICES: [(&str, Choice); 5] = [
     ("fp16", Choice::Fp16),
     ("int8", Choice::Int8),
     ("int4", Choice::Int4),
+    ("int4-fp16", Choice::Int4Fp16),
     ("cpu", Choice::Cpu),
 ];
 
@@ -80,12 +83,15 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_decides() {
-        let rules =
-            Rules::parse(r"ffn_down=int8, blk\.\d+\.ffn_=int4 ,^output=fp16,token=cpu").unwrap();
+        let rules = Rules::parse(
+            r"ffn_down=int8, blk\.\d+\.ffn_=int4 ,^output=fp16,token=cpu,attn_q=int4-fp16",
+        )
+        .unwrap();
         assert_eq!(rules.choice("blk.3.ffn_down.weight"), Some(Choice::Int8));
         assert_eq!(rules.choice("blk.3.ffn_up.weight"), Some(Choice::Int4));
         assert_eq!(rules.choice("output.weight"), Some(Choice::Fp16));
         assert_eq!(rules.choice("token_embd.weight"), Some(Choice::Cpu));
+        assert_eq!(rules.choice("blk.3.attn_q.weight"), Some(Choice::Int4Fp16));
         assert_eq!(rules.choice("blk.3.attn_output.weight"), None);
         assert!(rules.ask_for(Choice::Int4) && !Rules::default().ask_for(Choice::Int4));
     }

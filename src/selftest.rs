@@ -7,7 +7,7 @@ use rknpu_ops::pack::Rows;
 use crate::caps::Precision;
 use crate::device::rknpu::{RkNpu, WeightSlice};
 use crate::error::{Error, Result};
-use crate::plan;
+use crate::plan::Bucketing;
 use crate::reference;
 use crate::repack::{Source, WeightLayout};
 use crate::rules::{Choice, Rules};
@@ -24,13 +24,13 @@ const K: usize = 192;
 ///
 /// INT8 rows with a scale of absmax/127 have an error of scale/sqrt(12) for each element. With uniform numbers, whose
 /// absmax after the transform is at most about 4 standard deviations, that is (4/127)^2/12 = 8e-5 for each operand.
-/// FP16 rounds to 2^-11, which is below 1e-7. INT4 weights: 15 levels over about 2.5 standard deviations to each side
+/// FP16 rounds to 2^-11, which is below 1e-7. INT4 weights: 16 levels over about 2.5 standard deviations to each side
 /// have an error of 0.012 (measured in rknpu-ops/tests/int4); three times that is a wrong layout.
 fn limit(precision: Precision) -> f64 {
     match precision {
         Precision::Int8 => 3e-4,
         Precision::Fp16 => 1e-6,
-        Precision::Int4 | Precision::Int4Int8 => 4e-2,
+        Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => 4e-2,
     }
 }
 
@@ -50,8 +50,9 @@ impl Dequantize for Plain {
 /// # Errors
 /// `SelfTest` with the first multiplication that is wrong, or the error of the call that failed.
 pub fn run(npu: &RkNpu, rules: &Rules) -> Result<()> {
-    for choice in [Choice::Fp16, Choice::Int8, Choice::Int4] {
-        if choice == Choice::Int4 && !rules.ask_for(choice) {
+    for choice in [Choice::Fp16, Choice::Int8, Choice::Int4, Choice::Int4Fp16] {
+        let opt_in = matches!(choice, Choice::Int4 | Choice::Int4Fp16);
+        if opt_in && !rules.ask_for(choice) {
             continue;
         }
         for m in [1, 8] {
@@ -95,7 +96,7 @@ fn multiply(npu: &RkNpu, choice: Choice, m: usize) -> Result<()> {
     };
     let mut have = vec![0.0f32; m * N];
     let mut region = RegionMut::from(&mut have[..]);
-    for piece in plan::m_pieces(m) {
+    for piece in Bucketing::new(&npu.caps().cost, &layout).pieces(m) {
         let rows = Rows::new(&act[piece.first * K..], piece.rows, K, K);
         let columns = region.rows(piece.first * N * 4, [piece.rows, N], N * 4);
         npu.mul_mat(w, rows, piece.bucket, None, columns)?;

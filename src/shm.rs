@@ -9,9 +9,55 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::f16;
+use memmap2::{MmapMut, UncheckedAdvice};
 use rknpu_ops::pack::{OutputRows, Rows};
 
 use crate::tensor::DType;
+
+/// Zeroed memory that takes space as it is written, and that gives it back in parts.
+#[derive(Debug)]
+pub struct Pages(MmapMut);
+
+/// Parts that are given back begin and end at multiples of this many bytes: the largest page of a Linux on aarch64.
+const RELEASE_ALIGN: usize = 65536;
+
+impl Pages {
+    /// Reserves `bytes`.
+    ///
+    /// # Errors
+    /// That of the system.
+    pub fn new(bytes: usize) -> std::io::Result<Self> {
+        MmapMut::map_anon(bytes).map(Self)
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The bytes, to write.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    /// Gives back the memory of a range, as far as it is whole pages: its bytes are zeros then.
+    ///
+    /// # Errors
+    /// That of the system.
+    pub fn release(&mut self, range: Range<usize>) -> std::io::Result<()> {
+        let start = range.start.next_multiple_of(RELEASE_ALIGN);
+        let end = range.end.min(self.0.len()) / RELEASE_ALIGN * RELEASE_ALIGN;
+        if start >= end {
+            return Ok(());
+        }
+        let advice = UncheckedAdvice::DontNeed;
+        // SAFETY: pages of a private anonymous mapping are zeros after this, and `&mut self` is the only way to them.
+        // A mapping starts at a page, so the range covers whole pages of any size that divides its alignment.
+        unsafe { self.0.unchecked_advise_range(advice, start, end - start) }
+    }
+}
 
 /// Bytes of an operand, from its first element to behind its last.
 #[derive(Clone, Copy, Debug)]
@@ -239,6 +285,21 @@ mod tests {
         for row in memory.chunks(8) {
             assert_eq!(row, [0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 0.0]);
         }
+    }
+
+    #[test]
+    fn pages_that_are_released_are_zeros_and_their_neighbours_stay() {
+        let page = RELEASE_ALIGN;
+        let mut pages = Pages::new(4 * page).unwrap();
+        pages.bytes_mut().fill(7);
+        pages.release(page - 1..3 * page + 5).unwrap();
+        pages.release(10..page - 10).unwrap();
+        let (zeros, sevens): (Vec<usize>, Vec<usize>) =
+            (0..4 * page).partition(|at| pages.bytes()[*at] == 0);
+        assert_eq!(zeros, (page..3 * page).collect::<Vec<_>>());
+        assert!(sevens.iter().all(|at| pages.bytes()[*at] == 7));
+        pages.bytes_mut()[page] = 9;
+        assert_eq!(pages.bytes()[page], 9);
     }
 
     #[test]

@@ -4,9 +4,13 @@
 mod common;
 
 use common::{Numbers, PLAIN, Weight, device, mul_mat, packed};
-use ggml_rust_npu::backend::WeightBuffer;
+use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps;
+use ggml_rust_npu::plan::Target;
+use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::DType;
+use ggml_rust_npu::vendor::rknn::Rknn;
+use rknpu_ops::sim;
 use std::sync::Arc;
 
 #[test]
@@ -42,10 +46,10 @@ fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
                 covered[start..start + size].fill(true);
             }
             let mut back = vec![0; total];
-            buffer.read(&tensor, 0, &mut back);
+            buffer.read(&tensor, 0, &mut back).unwrap();
             assert!(back == w.bytes, "{dtype:?} round {round}");
             let mut part = vec![0; 77];
-            buffer.read(&tensor, 1000, &mut part);
+            buffer.read(&tensor, 1000, &mut part).unwrap();
             assert_eq!(part, w.bytes[1000..1077]);
             let have = mul_mat(&device, &w, Some((&buffer, 4096)), &act, ne).unwrap();
             assert_eq!(have, want, "{dtype:?} round {round}");
@@ -99,6 +103,77 @@ fn a_cleared_buffer_is_all_that_value() {
     let buffer = packed(&device, &w, 0);
     buffer.clear(0);
     let mut back = vec![1; w.bytes.len()];
-    buffer.read(&w.tensor(Some(0)), 0, &mut back);
+    buffer.read(&w.tensor(Some(0)), 0, &mut back).unwrap();
     assert!(back.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread() {
+    let mut numbers = Numbers::new(15);
+    let rknn = Rknn::simulate(sim::Options::new(caps::RK3588.soc)).unwrap();
+    let target = Target {
+        keep: false,
+        ..Target::from(&caps::RK3588)
+    };
+    let device = Arc::new(Device::start(rknn, target).unwrap());
+    // Two tensors of 256 KiB: more than a page each.
+    let (k, n) = (512, 128);
+    let [first, second] = [0, 1].map(|_| Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]));
+    let place = device
+        .packed_bytes(&first.tensor(Some(0)))
+        .next_multiple_of(4096);
+    let buffer = WeightBuffer::new(Arc::clone(&device), 2 * place).unwrap();
+    let act = numbers.vec(k);
+    let size = first.bytes.len();
+    let write = |w: &Weight, at: usize, from: usize, to: usize| {
+        let copy = |out: &mut [u8]| out.copy_from_slice(&w.bytes[from..to]);
+        buffer.write(&w.tensor(Some(at)), from, to - from, copy)
+    };
+    let multiply = |w: &Weight, at: usize| {
+        let have = mul_mat(&device, w, Some((&buffer, at)), &act, [k, 1, 1, 1]).unwrap();
+        reference::nmse(&have, &reference::mul_mat(&act, &w.values, k))
+    };
+    let read = |w: &Weight, at: usize| {
+        let mut back = vec![0; size];
+        let result = buffer.read(&w.tensor(Some(at)), 0, &mut back);
+        result.map(|()| back).map_err(|error| error.to_string())
+    };
+
+    // In pieces out of order: readable until the last one.
+    write(&first, 0, 1000, 5000).unwrap();
+    write(&first, 0, 4000, size).unwrap();
+    write(&second, place, 0, size - 1).unwrap();
+    assert!(read(&first, 0).unwrap()[1000..] == first.bytes[1000..]);
+    write(&first, 0, 0, 1000).unwrap();
+    let error = read(&first, 0).unwrap_err();
+    assert!(
+        error.contains("read") && error.contains("KEEP=off"),
+        "{error}"
+    );
+    assert!(multiply(&first, 0) < 1e-3);
+    // The neighbour is untouched.
+    assert!(read(&second, place).unwrap()[..size - 1] == second.bytes[..size - 1]);
+    write(&second, place, size - 1, size).unwrap();
+    assert!(read(&second, place).is_err());
+    assert!(multiply(&second, place) < 1e-3);
+
+    // A part would have to be packed together with what is gone; all of it can be written again.
+    let error = write(&first, 0, 0, 1000).unwrap_err().to_string();
+    assert!(error.contains("written in part"), "{error}");
+    assert!(multiply(&first, 0) < 1e-3);
+    write(&second, 0, 0, size).unwrap();
+    assert!(multiply(&second, 0) < 1e-3);
+    // Nor can the bytes be packed in another shape.
+    let other = Weight {
+        ne: [k / 2, n * 2, 1, 1],
+        ..second.clone()
+    };
+    let error = mul_mat(
+        &device,
+        &other,
+        Some((&buffer, 0)),
+        &act[..k / 2],
+        [k / 2, 1, 1, 1],
+    );
+    assert!(error.unwrap_err().to_string().contains("another shape"));
 }

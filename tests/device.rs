@@ -301,3 +301,32 @@ fn activations_are_shared_in_a_graph_and_only_there() {
     let doubled = multiply(0, &act, 4);
     assert!(doubled.iter().zip(&alone[0]).all(|(x, y)| *x == 2.0 * y));
 }
+
+#[test]
+fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
+    let mut numbers = Numbers::new(31);
+    let (k, n, m) = (192, 20, 3);
+    let mut w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+    // From just inside to far outside of FP16's 65504, and rows that stay as they are.
+    for (row, factor) in [(1, 65504.0), (4, 65530.0), (5, 1e6), (9, 1e30)] {
+        w.values[row * k..][..k]
+            .iter_mut()
+            .for_each(|x| *x *= factor);
+    }
+    w.bytes = w.values.iter().flat_map(|x| x.to_ne_bytes()).collect();
+    let act = numbers.vec(m * k);
+    let want = reference::mul_mat(&act, &w.values, k);
+    for caps in caps::ROCKCHIP {
+        let device = device(caps);
+        let buffer = packed(&device, &w, 0);
+        let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, m, 1, 1]).unwrap();
+        for row in 0..n {
+            let column = |m: usize| m * n + row;
+            let have: Vec<_> = (0..m).map(|m| have[column(m)]).collect();
+            let want: Vec<_> = (0..m).map(|m| want[column(m)]).collect();
+            let error = reference::nmse(&have, &want);
+            // Both operands are rounded here, each with an error of 2e-8; three products leave it room.
+            assert!(error <= 1e-6, "{} row {row}: {error:.1e}", caps.soc.name());
+        }
+    }
+}

@@ -1,6 +1,9 @@
-//! Clips for INT4 weights: which magnitude the largest of the 15 levels stands for.
+//! Clips for INT4 weights: which magnitude the outermost of the 16 levels stand for.
 //!
-//! With 15 levels, giving up the few largest values makes every other value more precise. With the 255 of INT8 it
+//! The levels are -7.5, -6.5, … 7.5 steps: all 16 of them, as far to one side of 0 as to the other. That there is none at 0
+//! does not matter to rotated weights, of which hardly any is 0. The half is added after the multiplication.
+//!
+//! With 16 levels, giving up the few largest values makes every other value more precise. With the 255 of INT8 it
 //! never does, so a [`Clip`] can become an INT4 scale only.
 //!
 //! | method | samples it needs | decides for |
@@ -17,6 +20,7 @@
 use multiversion::multiversion;
 
 use crate::pack::Rows;
+use crate::round::{self, halfway};
 
 mod histogram;
 
@@ -29,11 +33,8 @@ pub const MSE_CANDIDATES: usize = 32;
 /// Partial sums of a row, a fixed number of them so that a sum is the same with vectors of any width.
 const LANES: usize = 16;
 
-/// 1.5 * 2^23: added to a value of magnitude at most 2^22 and subtracted again, it rounds to an integer, ties to even.
-const ROUND_MAGIC: f32 = 12_582_912.0;
-
-/// Largest quantized magnitude.
-const LEVEL_MAX: f32 = 7.0;
+/// Largest level, in steps.
+pub(crate) const LEVEL_MAX: f32 = 7.5;
 
 /// How the clip of INT4 weights is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -60,7 +61,7 @@ impl Clip {
         self.0
     }
 
-    /// `7 / magnitude`, to round values with; `None` if that is not finite, and nothing can be rounded.
+    /// `7.5 / magnitude`, to round values with; `None` if that is not finite, and nothing can be rounded.
     pub(crate) fn inverse_i4(self) -> Option<f32> {
         let inverse = LEVEL_MAX / self.0;
         inverse.is_finite().then_some(inverse)
@@ -68,7 +69,7 @@ impl Clip {
 
     /// The INT4 scale of `values` rounded with this clip, as `method` wants it.
     ///
-    /// - `clip / 7` for [`Method::AbsMax`]; otherwise the scale that fits the levels best, `sum(x q) / sum(q^2)`
+    /// - `clip / 7.5` for [`Method::AbsMax`]; otherwise the scale that fits the levels `q` best, `sum(x q) / sum(q^2)`
     /// - 0 for zeros, NaN if a value is not finite
     #[must_use]
     pub fn scale_i4(self, values: &[f32], method: Method) -> f32 {
@@ -79,7 +80,7 @@ impl Clip {
             return self.0 / LEVEL_MAX;
         }
         let Fit { uq, qq } = fit(values, inverse);
-        // The clip is at most the largest magnitude, whose level is 7 then: no division by 0.
+        // No level is 0, so there is no division by 0.
         uq / qq / inverse
     }
 }
@@ -197,16 +198,14 @@ struct Fit {
     qq: f32,
 }
 
-/// [`Fit`] of a row with levels `q = clamp(round(u), -7, 7)`, ties to even.
+/// [`Fit`] of a row, `q` being the level nearest to `u`.
 #[multiversion(targets("x86_64+avx2"))]
 fn fit(row: &[f32], inverse: f32) -> Fit {
     let (mut uq, mut qq) = ([0.0f32; LANES], [0.0f32; LANES]);
     let mut add = |part: &[f32; LANES]| {
         for (lane, x) in part.iter().enumerate() {
             let u = x * inverse;
-            let v = if u < LEVEL_MAX { u } else { LEVEL_MAX };
-            let v = if v > -LEVEL_MAX { v } else { -LEVEL_MAX };
-            let q = (v + ROUND_MAGIC) - ROUND_MAGIC;
+            let q = halfway(u, LEVEL_MAX) - round::MAGIC + 0.5;
             uq[lane] += u * q;
             qq[lane] += q * q;
         }
@@ -216,9 +215,12 @@ fn fit(row: &[f32], inverse: f32) -> Fit {
     let mut last = [0.0; LANES];
     last[..rest.len()].copy_from_slice(rest);
     add(&last);
+    // CAST: at most 16.
+    let padding = (LANES - rest.len()) as f32;
     Fit {
         uq: uq.iter().sum(),
-        qq: qq.iter().sum(),
+        // The level of a zero behind the row is 1/2.
+        qq: qq.iter().sum::<f32>() - 0.25 * padding,
     }
 }
 

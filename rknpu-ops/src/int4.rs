@@ -3,14 +3,19 @@
 //! ```text
 //! activation row --rotate--> row' --per segment: scale, digits--> nibbles --interleave_a--> native A
 //! weight rows    --rotate--> rows' --per segment: calibrated scale--> nibbles --pack_group--> native B
-//! native C of each segment --unpack_scaled--> dst[m][n] = sum over segments of c * w_scale[n] * a_scale[m]
+//! native C of each segment --unpack_scaled--> dst[m][n] = sum over segments of (c + h[m]) * w_scale[n] * a_scale[m]
 //! ```
 //!
 //! Two 4-bit elements share a byte, the even K in the low nibble, and every native slice and tile has an even number
 //! of elements. So nibbles move as bytes: a K of `k` elements is `k / 2` bytes to [`crate::pack`].
 //!
-//! **Saturation.** I4 x I4 gives I16, saturated. All digits are in [-7, 7] and a segment has at most [`SAFE_K_I4`]
-//! elements, so no sum leaves the I16 range, whatever the data.
+//! **The half.** A nibble `q` of a weight stands for `(q + 1/2)` scales, so that all of -8 … 7 are used, as far to one side
+//! of 0 as to the other. The device multiplies with `q`; the halves are the same for every column:
+//! `sum(a (q + 1/2)) = sum(a q) + h`, where `h` is half the sum of a row's activations in the segment. It is
+//! computed where they are quantized and added, exactly, where the result is unpacked.
+//!
+//! **Saturation.** I4 x I4 gives I16, saturated. Activations are in [-7, 7], weights in [-8, 7], and a segment has at most
+//! [`SAFE_K_I4`] elements, so no sum leaves the I16 range, whatever the data.
 //!
 //! **Two digits.** An activation may be cut into two digits of base 15, `q = 15 * high + low`, each in [-7, 7], which
 //! are two rows of A (`2 m` high, `2 m + 1` low). That is an activation of 225 levels, close to INT8, against INT4
@@ -20,28 +25,29 @@
 use half::f16;
 use multiversion::multiversion;
 
-use crate::calibrate::{self, Method};
+use crate::calibrate::{self, LEVEL_MAX, Method};
 use crate::layout::NativeA;
 use crate::pack::{self, Rows};
-use crate::quant;
 use crate::rotation::Rotation;
+use crate::round::{self, clamped, halfway, low_byte};
 
 mod unpack;
 mod weight;
 
-pub use unpack::{Accumulator, ScaledOutput, unpack_scaled};
+pub use unpack::{Accumulator, Product, ScaledOutput, Tile, unpack_scaled};
 pub use weight::{pack_group_i4, quantize_group_i4, unpack_group_i4};
 
-/// Largest magnitude of a digit. -8 is left unused so that the range is symmetric and `7 * 7 * K` bounds a sum.
+/// Largest magnitude of an activation's digit. -8 is left unused so that the range is symmetric.
 pub const I4_MAX: f32 = 7.0;
 
 /// Largest magnitude of two digits.
 const TWO_DIGITS_MAX: f32 = I4_MAX * Digits::BASE + I4_MAX;
 
-/// Largest K of a call with I16 results: `7 * 7 * 640 = 31,360`, and 672, the next multiple of the alignment of K,
-/// would reach 32,928 and saturate.
-// SOURCE: saturation instead of wrapping, and 668 as the bound for +-7, from one open-source driver project.
-pub const SAFE_K_I4: usize = 640;
+/// Largest K of a call with I16 results: `7 * 8 * 576 = 32,256`, and 608, the next multiple of the alignment of K, would
+/// reach 34,048 and saturate.
+// SOURCE: saturation instead of wrapping, from one open-source driver project; another bounds a column's sum likewise, by
+// 7 and 8 times its positive and negative weights.
+pub const SAFE_K_I4: usize = 576;
 
 /// Digits of an activation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -88,13 +94,25 @@ impl Digits {
     }
 }
 
+/// Factors of a row of activations in `segments` K segments: a scale for each, then [the half](self) for each.
+#[must_use]
+pub const fn factors_i4(segments: usize) -> usize {
+    2 * segments
+}
+
+/// Factors of a row of activations with one scale: the scale, then [the half](self) for each K segment.
+#[must_use]
+pub const fn factors(segments: usize) -> usize {
+    1 + segments
+}
+
 /// Step 1 for INT4 activations: rotates and quantizes rows into a row-major scratch of nibbles.
 ///
 /// - `src`: any rows, K elements each (K even); `work`: at least K elements of scratch
 /// - `segment_k`: elements of a K segment (even, the last segment may be short); each has its own scale
 /// - `out`: `src.count() * digits.rows() * K / 2` bytes, row-major without gaps; the digits of a row follow each other,
 ///   the high one first
-/// - `scales`: `src.count() * ceil(K / segment_k)` elements, row-major; NaN for a segment with a non-finite element
+/// - `factors`: [`factors_i4`] elements for each row; the scale is NaN for a segment with a non-finite element
 ///
 /// # Panics
 /// If a length disagrees, or K or `segment_k` is odd or 0.
@@ -105,7 +123,7 @@ pub fn quantize_rows_i4(
     digits: Digits,
     work: &mut [f32],
     out: &mut [u8],
-    scales: &mut [f32],
+    factors: &mut [f32],
 ) {
     let k = src.row_len();
     let row_bytes = nibble_bytes(k, segment_k);
@@ -116,77 +134,126 @@ pub fn quantize_rows_i4(
         "scratch does not hold the digits"
     );
     assert_eq!(
-        scales.len(),
-        src.count() * segments,
-        "one scale per row and segment"
+        factors.len(),
+        src.count() * factors_i4(segments),
+        "a scale and a half for each row and segment"
     );
     for m in 0..src.count() {
-        let row = rotated(src.row(m), rotation, work);
+        let row = rotation.of(src.row(m), work);
         let out = &mut out[m * digit_rows * row_bytes..][..digit_rows * row_bytes];
         let (high, low) = out.split_at_mut(row_bytes);
-        let scales = &mut scales[m * segments..][..segments];
-        for (index, (values, scale)) in row.chunks(segment_k).zip(scales).enumerate() {
+        let factors = &mut factors[m * factors_i4(segments)..][..factors_i4(segments)];
+        let (scales, halves) = factors.split_at_mut(segments);
+        let factors = scales.iter_mut().zip(halves);
+        for (index, (values, (scale, half))) in row.chunks(segment_k).zip(factors).enumerate() {
             let range = index * segment_k / 2..(index * segment_k + values.len()) / 2;
             let high = &mut high[range.clone()];
             *scale = digits.scale(values);
             let inverse = 1.0 / *scale;
-            match digits {
+            let sum = match digits {
                 Digits::One if *scale > 0.0 => quantize_one(values, inverse, high),
                 Digits::Two if *scale > 0.0 => quantize_two(values, inverse, high, &mut low[range]),
-                Digits::One => high.fill(0),
+                Digits::One => {
+                    high.fill(0);
+                    0
+                }
                 Digits::Two => {
                     high.fill(0);
                     low[range].fill(0);
+                    0
                 }
-            }
+            };
+            *half = half_of(sum);
         }
     }
 }
 
-/// Step 1 for INT8 activations that meet INT4 weights: rotates and quantizes rows with one scale each.
+/// Step 1 for INT8 activations that meet INT4 weights: [`pack::quantize_rows_i8`] with factors for [`unpack_scaled`].
 ///
-/// - as [`pack::quantize_rows_i8`], with the rotation in place of the block
+/// - `segment_k`: elements of a K segment; `factors`: [`factors`] elements for each row
 ///
 /// # Panics
-/// If a length disagrees.
+/// If a length disagrees, or `segment_k` is 0.
 pub fn quantize_rows_i8(
     src: Rows<'_, f32>,
     rotation: &Rotation,
+    segment_k: usize,
     work: &mut [f32],
     out: &mut [i8],
-    scales: &mut [f32],
+    factors: &mut [f32],
 ) {
     let k = src.row_len();
-    for m in 0..src.count() {
-        let row = rotated(src.row(m), rotation, work);
-        pack::quantize_rows_i8(
-            Rows::new(row, 1, k, k),
-            1,
-            &mut [],
-            &mut out[m * k..][..k],
-            &mut scales[m..=m],
-        );
+    for (m, factors) in each_row(src, segment_k, factors) {
+        let (row, out) = (src.rows(m..m + 1), &mut out[m * k..][..k]);
+        let (scale, halves) = factors.split_at_mut(1);
+        pack::quantize_rows_i8(row, rotation, work, out, scale);
+        for (q, half) in out.chunks(segment_k).zip(halves) {
+            *half = half_of(sum(q));
+        }
     }
 }
 
-/// Step 1 for FP16 activations that meet INT4 weights: rotates rows and converts them, each with its power of two.
+/// Step 1 for FP16 activations that meet INT4 weights: [`pack::convert_rows_f16`] with factors for [`unpack_scaled`].
 ///
-/// - as [`pack::convert_rows_f16`], after the rotation
+/// - `segment_k`: elements of a K segment; `factors`: [`factors`] elements for each row, of which the first undoes the
+///   row's power of two
 ///
 /// # Panics
-/// If a length disagrees.
+/// If a length disagrees, or `segment_k` is 0.
 pub fn convert_rows_f16(
     src: Rows<'_, f32>,
     rotation: &Rotation,
+    segment_k: usize,
     work: &mut [f32],
     out: &mut [f16],
     factors: &mut [f32],
 ) {
     let k = src.row_len();
-    for (m, factor) in factors.iter_mut().enumerate() {
-        let row = rotated(src.row(m), rotation, work);
-        *factor = quant::convert_row_f16(row, &mut out[m * k..][..k]);
+    for (m, factors) in each_row(src, segment_k, factors) {
+        let (row, out) = (src.rows(m..m + 1), &mut out[m * k..][..k]);
+        let (scale, halves) = factors.split_at_mut(1);
+        pack::convert_rows_f16(row, rotation, work, out, scale);
+        for (values, half) in out.chunks(segment_k).zip(halves) {
+            *half = 0.5 * sum_f16(values);
+        }
     }
+}
+
+/// The rows of `src` and their factors.
+fn each_row<'a>(
+    src: Rows<'_, f32>,
+    segment_k: usize,
+    factors: &'a mut [f32],
+) -> impl Iterator<Item = (usize, &'a mut [f32])> {
+    let per_row = self::factors(src.row_len().div_ceil(segment_k));
+    assert_eq!(
+        factors.len(),
+        src.count() * per_row,
+        "a scale and halves for each row"
+    );
+    factors.chunks_exact_mut(per_row).enumerate()
+}
+
+/// Half of a sum of integers: exact, as a K segment has a few hundred of them.
+fn half_of(sum: i32) -> f32 {
+    // CAST: |sum| is at most 127 * 576 times the segments of a row, far below 2^24.
+    0.5 * sum as f32
+}
+
+#[multiversion(targets("x86_64+avx2"))]
+fn sum(values: &[i8]) -> i32 {
+    values.iter().map(|q| i32::from(*q)).sum()
+}
+
+/// In FP32, in the order of eight lanes.
+fn sum_f16(values: &[f16]) -> f32 {
+    let mut lanes = [0.0; 8];
+    for part in values.chunks(8) {
+        for (lane, x) in lanes.iter_mut().zip(part) {
+            *lane += x.to_f32();
+        }
+    }
+    lanes.iter().sum()
 }
 
 /// Step 2 for INT4 activations: [`pack::interleave_a`] on bytes.
@@ -204,14 +271,6 @@ pub fn interleave_a_i4(src: Rows<'_, u8>, layout: NativeA, m: usize, dst: &mut [
     pack::interleave_a(src, layout, m, dst);
 }
 
-/// The row after its rotation, in `work`.
-fn rotated<'a>(row: &[f32], rotation: &Rotation, work: &'a mut [f32]) -> &'a [f32] {
-    let work = &mut work[..row.len()];
-    work.copy_from_slice(row);
-    rotation.apply(work);
-    work
-}
-
 /// Bytes of a row of nibbles.
 ///
 /// # Panics
@@ -224,68 +283,70 @@ fn nibble_bytes(k: usize, segment_k: usize) -> usize {
     k / 2
 }
 
-/// Nibbles `clamp(round(x * inverse), -7, 7)`, ties to even, two to the byte; `out` holds half as many bytes as values.
+/// Nibbles `clamp(round(x * inverse), -7, 7)`, ties to even, two to the byte; returns their sum.
+///
+/// - `out`: half as many bytes as values
 #[multiversion(targets("x86_64+avx2"))]
-fn quantize_one(values: &[f32], inverse: f32, out: &mut [u8]) {
+fn quantize_one(values: &[f32], inverse: f32, out: &mut [u8]) -> i32 {
+    let mut total = 0;
     for (values, out) in values.chunks(CHUNK).zip(out.chunks_mut(CHUNK / 2)) {
         let mut digits = [0; CHUNK];
         for (digit, x) in digits.iter_mut().zip(values) {
-            *digit = low_byte(round(x * inverse, I4_MAX));
+            *digit = low_byte(clamped(x * inverse, I4_MAX));
         }
+        total += digits.iter().map(|q| i32::from(*q)).sum::<i32>();
         join_nibbles(&digits, out);
     }
+    total
 }
 
-/// Two digits of base 15 of `clamp(round(x * inverse), -112, 112)`.
+/// Two digits of base 15 of `clamp(round(x * inverse), -112, 112)`; returns the sum of these integers.
 #[multiversion(targets("x86_64+avx2"))]
-fn quantize_two(values: &[f32], inverse: f32, high: &mut [u8], low: &mut [u8]) {
+fn quantize_two(values: &[f32], inverse: f32, high: &mut [u8], low: &mut [u8]) -> i32 {
+    let mut total = 0;
     let out = high.chunks_mut(CHUNK / 2).zip(low.chunks_mut(CHUNK / 2));
     for (values, (high, low)) in values.chunks(CHUNK).zip(out) {
         let mut digits = [[0; CHUNK]; 2];
+        let mut integers = [0; CHUNK];
         let [highs, lows] = &mut digits;
-        for ((h, l), x) in highs.iter_mut().zip(lows).zip(values) {
-            let q = round(x * inverse, TWO_DIGITS_MAX) - ROUND_MAGIC;
+        for (((h, l), integer), x) in highs.iter_mut().zip(lows).zip(&mut integers).zip(values) {
+            let rounded = clamped(x * inverse, TWO_DIGITS_MAX);
+            *integer = low_byte(rounded);
+            let q = rounded - round::MAGIC;
             // No quotient is halfway between two integers, since the base is odd.
-            let digit = round(q * (1.0 / Digits::BASE), I4_MAX);
+            let digit = clamped(q * (1.0 / Digits::BASE), I4_MAX);
             *h = low_byte(digit);
-            *l = low_byte(q - (digit - ROUND_MAGIC) * Digits::BASE + ROUND_MAGIC);
+            *l = low_byte(q - (digit - round::MAGIC) * Digits::BASE + round::MAGIC);
         }
+        total += integers.iter().map(|q| i32::from(*q)).sum::<i32>();
         join_nibbles(&digits[0], high);
         join_nibbles(&digits[1], low);
+    }
+    total
+}
+
+/// Nibbles `q` where `q + 1/2` is nearest to `x * inverse`, two to the byte.
+///
+/// - `out`: half as many bytes as values
+#[multiversion(targets("x86_64+avx2"))]
+fn quantize_weights(values: &[f32], inverse: f32, out: &mut [u8]) {
+    for (values, out) in values.chunks(CHUNK).zip(out.chunks_mut(CHUNK / 2)) {
+        let mut nibbles = [0; CHUNK];
+        for (nibble, x) in nibbles.iter_mut().zip(values) {
+            *nibble = low_byte(halfway(x * inverse, LEVEL_MAX));
+        }
+        join_nibbles(&nibbles, out);
     }
 }
 
 /// Values that a step quantizes; even.
 const CHUNK: usize = 64;
 
-/// 1.5 * 2^23: added to a value of magnitude at most 2^22, it leaves that value, rounded to an integer half to even, in
-/// the low bits.
-const ROUND_MAGIC: f32 = 12_582_912.0;
-
-/// `ROUND_MAGIC + clamp(round(v), -limit, limit)`.
-#[inline(always)]
-fn round(v: f32, limit: f32) -> f32 {
-    let v = if v < limit { v } else { limit };
-    let v = if v > -limit { v } else { -limit };
-    v + ROUND_MAGIC
-}
-
-/// The integer of a value that [`round`] returned.
-#[inline(always)]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the low byte is the rounded integer in two's complement"
-)]
-fn low_byte(x: f32) -> u8 {
-    // CAST: with |v| <= 127, the bits of v + ROUND_MAGIC are those of ROUND_MAGIC plus round(v), whose low byte is 0.
-    x.to_bits() as u8
-}
-
 /// Pairs of 4-bit integers, one to a byte, as bytes: the first of a pair in the low nibble.
 #[inline(always)]
-fn join_nibbles(digits: &[u8; CHUNK], out: &mut [u8]) {
+fn join_nibbles(digits: &[i8; CHUNK], out: &mut [u8]) {
     let (pairs, _) = digits.as_chunks();
     for (out, [low, high]) in out.iter_mut().zip(pairs) {
-        *out = low & 0xf | high << 4;
+        *out = (low & 0xf | high << 4).cast_unsigned();
     }
 }

@@ -16,11 +16,13 @@ use std::arch::aarch64::{float32x4_t, vld1q_f32, vst1q_f32};
 mod hadamard;
 mod interleave;
 mod row;
+mod scaled;
 mod unpack;
 
 pub use hadamard::hadamard;
 pub use interleave::interleave;
 pub use row::{absmax_bits, quantize, scale_to_f16};
+pub use scaled::{Quad, scaled_tile};
 pub use unpack::{unpack_f32, unpack_i32};
 
 /// Four numbers in a register.

@@ -17,7 +17,7 @@
 //! So any range of native slices of a buffer is contiguous, and threads share a buffer by native slices, never by rows.
 //! Activations take two steps for that reason: rows to a row-major scratch ([`quantize_rows_i8`],
 //! [`convert_rows_f16`]; threads split the rows), then scratch to native ([`interleave_a`]; threads split the native
-//! slices with `chunks_mut`). With M = 1 both orders are the same and [`pack_row_i8`] writes the native buffer directly.
+//! slices with `chunks_mut`). With M = 1 both orders are the same.
 //!
 //! Nothing here allocates, and no result depends on M, on another row or on how the work was split.
 
@@ -28,12 +28,11 @@ use half::f16;
 use crate::kernel;
 use crate::layout::{NativeA, NativeB};
 use crate::quant;
+use crate::rotation::Rotation;
 
 mod unpack;
 
-pub use unpack::{
-    NativeOutput, OutputRows, RowsMut, unpack_f32, unpack_i32, unpack_row_f32, unpack_row_i32,
-};
+pub use unpack::{NativeOutput, OutputRows, RowsMut, unpack_f32, unpack_i32};
 
 /// A row-major matrix of which rows are contiguous and `stride` elements apart.
 #[derive(Clone, Copy, Debug)]
@@ -160,17 +159,17 @@ impl<'a, T> Rows<'a, T> {
     }
 }
 
-/// Step 1 for INT8: transforms and quantizes rows into a row-major scratch.
+/// Step 1 for INT8: rotates and quantizes rows into a row-major scratch.
 ///
-/// - `src`: any rows, K elements each; `block`: Hadamard block, 1 for none; `work`: at least K elements of scratch
+/// - `src`: any rows, K elements each; `work`: at least K elements of scratch
 /// - `out`: `src.count() * K` elements, row-major without gaps; `scales`: `src.count()` elements, see
 ///   [`quant::row_scale_i8`] (a row with a non-finite element gets NaN)
 ///
 /// # Panics
-/// If a length disagrees or `block` does not divide K.
+/// If a length disagrees.
 pub fn quantize_rows_i8(
     src: Rows<'_, f32>,
-    block: usize,
+    rotation: &Rotation,
     work: &mut [f32],
     out: &mut [i8],
     scales: &mut [f32],
@@ -179,69 +178,33 @@ pub fn quantize_rows_i8(
     assert_eq!(out.len(), src.count() * k, "scratch does not hold the rows");
     assert_eq!(scales.len(), src.count(), "one scale per row");
     for (m, scale) in scales.iter_mut().enumerate() {
-        let row = transformed(src.row(m), block, work);
-        *scale = quant::row_scale_i8(row);
-        quant::quantize_row_i8(row, *scale, &mut out[m * k..][..k]);
+        let row = rotation.of(src.row(m), work);
+        *scale = quant::quantize_row_i8(row, &mut out[m * k..][..k]);
     }
 }
 
-/// Step 1 for FP16: converts rows into a row-major scratch, each multiplied by its own power of two.
+/// Step 1 for FP16: rotates rows and converts them into a row-major scratch, each multiplied by its own power of two.
 ///
+/// - `src`: any rows, K elements each; `work`: at least K elements of scratch, none without rotation
 /// - `out`: `src.count() * K` elements, row-major without gaps; `factors`: `src.count()` elements, to multiply output
 ///   rows by, see [`quant::convert_row_f16`]
 ///
 /// # Panics
 /// If a length disagrees.
-pub fn convert_rows_f16(src: Rows<'_, f32>, out: &mut [f16], factors: &mut [f32]) {
+pub fn convert_rows_f16(
+    src: Rows<'_, f32>,
+    rotation: &Rotation,
+    work: &mut [f32],
+    out: &mut [f16],
+    factors: &mut [f32],
+) {
     let k = src.row_len();
     assert_eq!(out.len(), src.count() * k, "scratch does not hold the rows");
     assert_eq!(factors.len(), src.count(), "one factor per row");
     for (m, factor) in factors.iter_mut().enumerate() {
-        *factor = quant::convert_row_f16(src.row(m), &mut out[m * k..][..k]);
+        let row = rotation.of(src.row(m), work);
+        *factor = quant::convert_row_f16(row, &mut out[m * k..][..k]);
     }
-}
-
-/// Steps 1 and 2 at once for M = 1: one row into native A, where a bucket of one row is row-major.
-///
-/// - `src`: K elements; `block`, `work`: as for [`quantize_rows_i8`]
-/// - `segments`: the native A buffers of consecutive K ranges, together at least K elements; what lies beyond K is
-///   zeroed
-/// - returns the scale of the row
-///
-/// # Panics
-/// If the segments are shorter than the row, or as [`quantize_rows_i8`].
-pub fn pack_row_i8<'a>(
-    src: &[f32],
-    block: usize,
-    work: &mut [f32],
-    segments: impl IntoIterator<Item = &'a mut [i8]>,
-) -> f32 {
-    let mut rest = transformed(src, block, work);
-    let scale = quant::row_scale_i8(rest);
-    for segment in segments {
-        let (now, later) = rest.split_at(segment.len().min(rest.len()));
-        let (used, padding) = segment.split_at_mut(now.len());
-        quant::quantize_row_i8(now, scale, used);
-        padding.fill(0);
-        rest = later;
-    }
-    assert!(
-        rest.is_empty(),
-        "segments are {} elements short",
-        rest.len()
-    );
-    scale
-}
-
-/// The row after its Hadamard transform: in `work`, or the row itself if there is nothing to transform.
-fn transformed<'a>(row: &'a [f32], block: usize, work: &'a mut [f32]) -> &'a [f32] {
-    if block == 1 {
-        return row;
-    }
-    let work = &mut work[..row.len()];
-    work.copy_from_slice(row);
-    quant::hadamard(work, block);
-    work
 }
 
 /// Step 2: moves rows of a row-major scratch into native slices of native A.

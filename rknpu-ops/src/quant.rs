@@ -4,9 +4,9 @@
 //! batch size and on no thread count, bit for bit. Where the bytes go afterwards is `pack.rs`.
 //!
 //! ```text
-//! activation row  --hadamard-->  row'  --row_scale_i8-->  scale, quantize_row_i8 --> i8     x' = scale * i8
-//! weight row      --hadamard-->  row'  --(same)-------->  scale, i8                         w' = scale * i8
-//! x . w = x' . w' because the transform is orthonormal and is applied to both
+//! activation row  --rotate-->  row'  --row_scale_i8-->  scale, quantize_row_by --> i8     x' = scale * i8
+//! weight row      --rotate-->  row'  --(same)-------->  scale, i8                         w' = scale * i8
+//! x . w = x' . w' because the rotation is orthonormal and is applied to both
 //! ```
 //!
 //! The loops are in `scalar` and, for aarch64, in `neon`; all versions execute the same additions and multiplications
@@ -30,24 +30,6 @@ const SCALE_MIN: f32 = f32::MIN_POSITIVE;
 
 /// Exponent of the power of two just below an FP16 row's largest magnitude: one binade below the largest finite FP16.
 const F16_TARGET_EXPONENT: i32 = 14;
-
-/// Length of the Hadamard blocks of a row of `k` elements: the largest power of two that divides `k`, at most
-/// [`HADAMARD_BLOCK_MAX`]. 1 (no transform) for odd `k` and for 0.
-///
-/// Source: blocks along the diagonal instead of padding K to a power of two, as one open RKNPU backend does (it reports
-/// less NPU memory and faster decode on RK3588 for it).
-#[must_use]
-pub const fn hadamard_block(k: usize) -> usize {
-    if k == 0 {
-        return 1;
-    }
-    let block = k & k.wrapping_neg();
-    if block < HADAMARD_BLOCK_MAX {
-        block
-    } else {
-        HADAMARD_BLOCK_MAX
-    }
-}
 
 /// Applies the normalized Walsh-Hadamard transform (natural order) to each block of `block` elements, in place.
 ///
@@ -97,7 +79,7 @@ pub fn row_scale_i8(row: &[f32]) -> f32 {
 ///
 /// # Panics
 /// If `row` and `out` differ in length.
-pub fn quantize_row_i8(row: &[f32], scale: f32, out: &mut [i8]) {
+pub fn quantize_row_by(row: &[f32], scale: f32, out: &mut [i8]) {
     assert_eq!(row.len(), out.len(), "row and output differ in length");
     if scale >= SCALE_MIN {
         kernel::quantize(row, 1.0 / scale, out);
@@ -106,17 +88,13 @@ pub fn quantize_row_i8(row: &[f32], scale: f32, out: &mut [i8]) {
     }
 }
 
-/// Transforms and quantizes one weight row: Hadamard, scale of the row, INT8.
-///
-/// - `row`: K elements, overwritten by their transform; `block`: as for [`hadamard`]; `out`: K elements
-/// - returns the scale of the output column; NaN if an element is not finite, see [`row_scale_i8`]
+/// Quantizes one row with the scale of its largest magnitude, which it returns: [`row_scale_i8`], [`quantize_row_by`].
 ///
 /// # Panics
-/// As [`hadamard`] and [`quantize_row_i8`].
-pub fn quantize_weight_row_i8(row: &mut [f32], block: usize, out: &mut [i8]) -> f32 {
-    hadamard(row, block);
+/// If `row` and `out` differ in length.
+pub fn quantize_row_i8(row: &[f32], out: &mut [i8]) -> f32 {
     let scale = row_scale_i8(row);
-    quantize_row_i8(row, scale, out);
+    quantize_row_by(row, scale, out);
     scale
 }
 

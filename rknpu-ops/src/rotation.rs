@@ -80,6 +80,17 @@ impl Rotation {
             quant::hadamard(last, self.block);
         }
     }
+
+    /// A row after its rotation: in `work`, or the row itself if there is nothing to do.
+    pub(crate) fn of<'a>(&self, row: &'a [f32], work: &'a mut [f32]) -> &'a [f32] {
+        if self.block == 1 && self.signs.is_empty() {
+            return row;
+        }
+        let work = &mut work[..row.len()];
+        work.copy_from_slice(row);
+        self.apply(work);
+        work
+    }
 }
 
 /// Changes the sign of the elements whose word says so.

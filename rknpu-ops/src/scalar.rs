@@ -6,11 +6,11 @@
 mod hadamard;
 mod interleave;
 mod row;
+mod scaled;
 mod unpack;
 
 pub use hadamard::hadamard;
 pub use interleave::interleave;
-#[cfg(target_arch = "aarch64")]
-pub(crate) use row::ROUND_MAGIC;
 pub use row::{absmax_bits, quantize, scale_to_f16};
+pub use scaled::{Quad, scaled_tile};
 pub use unpack::{unpack_f32, unpack_i32};

@@ -50,8 +50,8 @@ fn laplace(count: usize, seed: u64) -> Vec<f32> {
 /// Squared error of `values` as INT4 with a clip, relative to their square.
 fn error(values: &[f32], clip: Clip, method: Method) -> f64 {
     let scale = f64::from(clip.scale_i4(values, method));
-    let step = f64::from(clip.magnitude()) / 7.0;
-    let level = |x: f64| (x / step).round_ties_even().clamp(-7.0, 7.0);
+    let step = f64::from(clip.magnitude()) / 7.5;
+    let level = |x: f64| ((x / step).clamp(-7.5, 7.5) - 0.5).round_ties_even() + 0.5;
     let (mut error, mut total) = (0.0, 0.0);
     for x in values.iter().map(|x| f64::from(*x)) {
         error += (x - scale * level(x)).powi(2);
@@ -73,7 +73,9 @@ fn normal_values_are_clipped_where_the_error_is_least() {
         .map(|c| {
             let values = &values[..10_000];
             let scaled: Vec<f32> = values.iter().map(|x| x * 100.0 / c as f32).collect();
-            let step = |x: f32| (f64::from(x) * 7.0).round_ties_even().clamp(-7.0, 7.0) / 7.0;
+            let step = |x: f32| {
+                ((f64::from(x) * 7.5).clamp(-7.5, 7.5) - 0.5).round_ties_even() / 7.5 + 0.5 / 7.5
+            };
             let error: f64 = scaled
                 .iter()
                 .map(|x| (f64::from(*x) - step(*x)).powi(2))

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::int4::{
-    Digits, ScaledOutput, interleave_a_i4, pack_group_i4, quantize_group_i4, quantize_rows_i4,
-    unpack_group_i4, unpack_scaled,
+    Digits, Product, ScaledOutput, factors, factors_i4, interleave_a_i4, pack_group_i4,
+    quantize_group_i4, quantize_rows_i4, unpack_group_i4, unpack_scaled,
 };
 use rknpu_ops::layout::{Elem, MatmulLayout, NativeC, Soc};
 use rknpu_ops::pack::{Rows, RowsMut};
@@ -25,6 +25,9 @@ mod common;
 mod measure;
 #[path = "int4/product.rs"]
 mod product;
+mod vector;
+
+use vector::{bits, dot, norm};
 
 /// Normal values of standard deviation 1, the same for the same seed.
 fn gaussian(count: usize, seed: u64) -> Vec<f32> {
@@ -32,21 +35,6 @@ fn gaussian(count: usize, seed: u64) -> Vec<f32> {
     let mut uniform = || ((rng.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
     let mut value = || (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
     (0..count).map(|_| value() as f32).collect()
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter()
-        .zip(b)
-        .map(|(a, b)| f64::from(*a) * f64::from(*b))
-        .sum()
-}
-
-fn norm(a: &[f32]) -> f64 {
-    dot(a, a).sqrt()
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
 }
 
 /// The two integers of a byte of nibbles, low one first.
@@ -134,7 +122,8 @@ fn quantize(
 ) -> (Vec<Vec<Vec<i8>>>, Vec<f32>) {
     let m = src.len() / k;
     let mut out = vec![0x5a; m * digits.rows() * k / 2];
-    let mut scales = vec![0.0; m * k.div_ceil(segment_k)];
+    let segments = k.div_ceil(segment_k);
+    let mut factors = vec![0.0; m * factors_i4(segments)];
     let mut work = vec![0.0; k];
     quantize_rows_i4(
         Rows::new(src, m, k, k),
@@ -143,12 +132,26 @@ fn quantize(
         digits,
         &mut work,
         &mut out,
-        &mut scales,
+        &mut factors,
     );
-    let rows = out
+    let rows: Vec<Vec<Vec<i8>>> = out
         .chunks(digits.rows() * k / 2)
         .map(|row| row.chunks(k / 2).map(digits_of).collect())
         .collect();
+    let mut scales = Vec::new();
+    for (row, factors) in rows.iter().zip(factors.chunks(2 * segments)) {
+        let (of_row, halves) = factors.split_at(segments);
+        scales.extend_from_slice(of_row);
+        for (segment, half) in halves.iter().enumerate() {
+            let sum = |digit: &Vec<i8>| -> i32 {
+                let end = k.min((segment + 1) * segment_k);
+                let part = &digit[segment * segment_k..end];
+                part.iter().map(|q| i32::from(*q)).sum()
+            };
+            let total = row.iter().fold(0, |total, digit| total * 15 + sum(digit));
+            assert_eq!(*half, total as f32 / 2.0, "segment {segment}");
+        }
+    }
     (rows, scales)
 }
 
@@ -231,11 +234,11 @@ fn weights_are_rounded_with_their_clip_and_scaled_by_the_best_fit() {
                     (2, 0) => assert!(*scale == 0.0 && q.iter().all(|q| *q == 0)),
                     _ if method == Method::AbsMax => {
                         let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-                        assert_eq!(*scale, max / 7.0);
+                        assert_eq!(*scale, max / 7.5);
                     }
                     _ => {
-                        let q: Vec<f32> = q.iter().map(|q| f32::from(*q)).collect();
-                        assert!(q.iter().any(|q| q.abs() == 7.0));
+                        let q: Vec<f32> = q.iter().map(|q| f32::from(*q) + 0.5).collect();
+                        assert!(q.iter().any(|q| q.abs() == 7.5));
                         let best = dot(x, &q) / dot(&q, &q);
                         // FP32 sums of 64 terms.
                         assert!((f64::from(*scale) / best - 1.0).abs() < 1e-5);
@@ -325,15 +328,21 @@ proptest! {
         let c: Vec<Vec<i16>> = (0..segments)
             .map(|s| (0..layout.len(m, n)).map(|i| ((i * 131 + s * 977) % 65_536) as u16 as i16).collect())
             .collect();
-        let per_row = if one_scale { 1 } else { segments };
+        let scales = if one_scale { 1 } else { segments };
+        let per_row = if one_scale { factors(segments) } else { factors_i4(segments) };
         let w_scales: Vec<f32> = gaussian(segments * n, 7);
-        let a_scales: Vec<f32> = gaussian(product_rows * per_row, 8);
-        let a_rows = Rows::new(&a_scales, product_rows, per_row, per_row);
+        let mut a_factors: Vec<f32> = gaussian(product_rows * per_row, 8);
+        // Halves of integers of up to 16 bits.
+        for row in a_factors.chunks_mut(per_row) {
+            row[scales..].iter_mut().for_each(|half| *half = (*half * 1e4).round() / 2.0);
+        }
+        let a_rows = Rows::new(&a_factors, product_rows, per_row, per_row);
         let want = |row: usize, col: usize| {
             let term = |s: usize| {
                 let at = |r: usize| f32::from(c[s][layout.index(r, col, m)]);
                 let c = if two { at(2 * row) * 15.0 + at(2 * row + 1) } else { at(row) };
-                c * w_scales[s * n + col] * a_scales[row * per_row + s.min(per_row - 1)]
+                let factors = &a_factors[row * per_row..][..per_row];
+                (c + factors[scales + s]) * w_scales[s * n + col] * factors[s.min(scales - 1)]
             };
             (0..segments).map(term).fold(0.0, |sum, term| sum + term)
         };
@@ -341,7 +350,7 @@ proptest! {
         let mut out = RowsMut::new(&mut dst, n, n + gap);
         let views: Vec<_> = c.iter().zip(w_scales.chunks(n))
             .map(|(c, w_scales)| ScaledOutput { c: c.as_slice(), w_scales }).collect();
-        unpack_scaled(&views, layout, m, digits, rows.clone(), a_rows, &mut out);
+        unpack_scaled(Product::new(&views, layout, m, digits, a_rows), rows.clone(), &mut out);
         for row in 0..product_rows {
             for col in 0..n + gap {
                 let written = rows.contains(&row) && col < n;
@@ -369,7 +378,7 @@ fn again<T: rknpu_ops::int4::Accumulator>(
     layout: NativeC,
     m: usize,
     digits: Digits,
-    a_scales: Rows<'_, f32>,
+    a_factors: Rows<'_, f32>,
 ) -> Vec<f32> {
     let n = w_scales.len() / c.len();
     let segments: Vec<_> = c
@@ -380,9 +389,10 @@ fn again<T: rknpu_ops::int4::Accumulator>(
             w_scales,
         })
         .collect();
-    let rows = a_scales.count();
+    let rows = a_factors.count();
     let mut dst = vec![0.0; rows * n];
     let mut out = RowsMut::new(&mut dst, n, n);
-    unpack_scaled(&segments, layout, m, digits, 0..rows, a_scales, &mut out);
+    let product = Product::new(&segments, layout, m, digits, a_factors);
+    unpack_scaled(product, 0..rows, &mut out);
     dst
 }

@@ -3,6 +3,7 @@
 #![cfg(target_arch = "aarch64")]
 
 use half::f16;
+use rknpu_ops::int4::{Accumulator, Digits, Product, ScaledOutput, Tile, factors, factors_i4};
 use rknpu_ops::layout::{Elem, NativeC};
 use rknpu_ops::pack::{NativeOutput, Rows, RowsMut};
 use rknpu_ops::{neon, scalar};
@@ -317,4 +318,69 @@ fn unpack_of_fp32_has_the_same_bits() {
             assert_eq!(bits(&vector), bits(&portable), "{shape}");
         }
     }
+}
+
+/// Compares tiles of products whose elements of C are `number`s of their index.
+fn scaled_tiles_alike<T: Accumulator + std::fmt::Debug>(number: impl Fn(usize) -> T) {
+    for (t, segments, digits) in [4, 8, 16].into_iter().flat_map(|t| {
+        let digits = [Digits::One, Digits::Two];
+        [1, 2, 5]
+            .into_iter()
+            .flat_map(move |s| digits.map(|digits| (t, s, digits)))
+    }) {
+        for (m, rows, n) in [
+            (1, 0..1, 64),
+            (6, 1..5, 200),
+            (7, 4..7, 131),
+            (4, 0..4, 12),
+            (5, 0..3, 67),
+        ] {
+            let (layout, bucket) = (NativeC { t, elem: Elem::I32 }, m * digits.rows());
+            let len = layout.len(bucket, n);
+            let c: Vec<Vec<T>> = (0..segments)
+                .map(|s| (0..len).map(|i| number(i * 7 + s * 131)).collect())
+                .collect();
+            let w_scales = values(segments * n, 21);
+            let views: Vec<_> = (c.iter().zip(w_scales.chunks(n)))
+                .map(|(c, w_scales)| ScaledOutput {
+                    c: c.as_slice(),
+                    w_scales,
+                })
+                .collect();
+            for per_row in [factors(segments), factors_i4(segments)] {
+                let mut a = values(m * per_row, 22);
+                a[per_row / 2] = f32::NAN;
+                let a = Rows::new(&a, m, per_row, per_row);
+                let product = Product::new(&views, layout, bucket, digits, a);
+                for n0 in (0..n).step_by(64) {
+                    let columns = n0..n.min(n0 + 64);
+                    let mut tiles: [Tile; 2] = [[[0.5; 64]; 4]; 2];
+                    let [vector, portable] = &mut tiles;
+                    neon::scaled_tile(product, rows.clone(), columns.clone(), vector);
+                    scalar::scaled_tile(product, rows.clone(), columns.clone(), portable);
+                    let shape =
+                        format!("t {t}, {segments} segments, {digits:?}, {rows:?}, {columns:?}");
+                    let [vector, portable] = tiles.map(|tile| bits(tile.as_flattened()));
+                    assert_eq!(vector, portable, "{shape}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[expect(clippy::cast_possible_truncation, reason = "any 16 bits will do")]
+fn scaled_tiles_of_int16_have_the_same_bits() {
+    scaled_tiles_alike(|i| (i.wrapping_mul(40_503) as u16).cast_signed());
+}
+
+#[test]
+fn scaled_tiles_of_int32_have_the_same_bits() {
+    scaled_tiles_alike(|i| i32::try_from(i * 30_011 % 1_200_000).map_or(0, |i| i - 600_000));
+}
+
+#[test]
+fn scaled_tiles_of_fp32_have_the_same_bits() {
+    let numbers = values(997, 23);
+    scaled_tiles_alike(|i| numbers[i % 997]);
 }

@@ -4,13 +4,17 @@ use half::f16;
 use proptest::prelude::*;
 use rknpu_ops::layout::{Elem, NativeA, NativeB, NativeC};
 use rknpu_ops::pack::{
-    NativeOutput, Rows, RowsMut, convert_rows_f16, interleave_a, pack_group, pack_row_i8,
-    quantize_rows_i8, unpack_f32, unpack_group, unpack_i32, unpack_row_f32, unpack_row_i32,
+    NativeOutput, Rows, RowsMut, convert_rows_f16, interleave_a, pack_group, quantize_rows_i8,
+    unpack_f32, unpack_group, unpack_i32,
 };
-use rknpu_ops::quant::{convert_row_f16, hadamard_block, quantize_weight_row_i8};
+use rknpu_ops::quant::convert_row_f16;
+use rknpu_ops::rotation::Rotation;
 
 #[path = "pipeline/quant.rs"]
 mod quant;
+mod vector;
+
+use vector::{bits, dot, norm};
 
 const B: NativeB = NativeB {
     gn: 32,
@@ -37,21 +41,6 @@ fn values(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter()
-        .zip(b)
-        .map(|(a, b)| f64::from(*a) * f64::from(*b))
-        .sum()
-}
-
-fn norm(a: &[f32]) -> f64 {
-    dot(a, a).sqrt()
-}
-
 /// Multiplies native A by native B into native C, element by element through the index formulas.
 fn native_matmul(a: &[i8], la: NativeA, b: &[i8], m: usize, k: usize, n: usize) -> Vec<i32> {
     let mut c = vec![0; C.len(m, n)];
@@ -75,20 +64,18 @@ fn product(
     n: usize,
     cut: usize,
 ) -> Vec<f32> {
-    let (la, block) = (layout_a(16), hadamard_block(k));
+    let (la, rotation) = (layout_a(16), Rotation::new(k));
     let (mut work, mut scratch, mut a_scales) = (vec![0.0; k], vec![0; m * k], vec![0.0; m]);
     quantize_rows_i8(
         Rows::new(act, m, k, k),
-        block,
+        &rotation,
         &mut work,
         &mut scratch,
         &mut a_scales,
     );
     let (mut rows, mut w_scales) = (vec![0i8; n * k], vec![0.0; n]);
-    for (col, scale) in w_scales.iter_mut().enumerate() {
-        work.copy_from_slice(&weights[col * k..][..k]);
-        *scale = quantize_weight_row_i8(&mut work, block, &mut rows[col * k..][..k]);
-    }
+    let weights = Rows::new(weights, n, k, k);
+    quantize_rows_i8(weights, &rotation, &mut work, &mut rows, &mut w_scales);
     let mut outputs = Vec::new();
     for k0 in (0..k).step_by(cut) {
         let k1 = k.min(k0 + cut);
@@ -117,11 +104,6 @@ fn product(
         &w_scales,
         &mut RowsMut::new(&mut dst, n, n),
     );
-    for (row, dst) in dst.chunks(n).enumerate() {
-        let mut again = vec![0.0; n];
-        unpack_row_i32(c, row, a_scales[row], &w_scales, &mut again);
-        assert_eq!(bits(dst), bits(&again), "row {row} alone");
-    }
     dst
 }
 
@@ -201,32 +183,19 @@ fn a_nan_activation_spoils_its_row_and_no_other() {
 }
 
 #[test]
-fn one_row_packs_directly_into_its_segments() {
-    let (k, block) = (96, 32);
-    let src = values(k, 13);
-    let (mut work, mut scratch, mut scale) = (vec![0.0; k], vec![0; k], [0.0]);
-    quantize_rows_i8(
-        Rows::new(&src, 1, k, k),
-        block,
-        &mut work,
-        &mut scratch,
-        &mut scale,
-    );
-    let (mut first, mut second) = ([1i8; 64], [1i8; 48]);
-    let got = pack_row_i8(&src, block, &mut work, [&mut first[..], &mut second[..]]);
-    assert_eq!(got.to_bits(), scale[0].to_bits());
-    assert_eq!(first, scratch[..64]);
-    assert_eq!(second[..32], scratch[64..]);
-    assert_eq!(second[32..], [0; 16]);
-}
-
-#[test]
 fn f16_rows_convert_one_by_one_and_unpack_with_their_factor() {
     let (m, k) = (3, 20);
     let mut src = values(m * k, 14);
     src[k..2 * k].iter_mut().for_each(|x| *x *= 1e20);
     let (mut out, mut factors) = (vec![f16::ZERO; m * k], vec![0.0; m]);
-    convert_rows_f16(Rows::new(&src, m, k, k), &mut out, &mut factors);
+    let none = Rotation::identity(k);
+    convert_rows_f16(
+        Rows::new(&src, m, k, k),
+        &none,
+        &mut [],
+        &mut out,
+        &mut factors,
+    );
     for row in 0..m {
         let mut alone = vec![f16::ZERO; k];
         let factor = convert_row_f16(&src[row * k..][..k], &mut alone);
@@ -248,9 +217,6 @@ fn f16_rows_convert_one_by_one_and_unpack_with_their_factor() {
     let mut dst = vec![0.0; m * k];
     unpack_f32(c, 0..m, &factors, k, &mut RowsMut::new(&mut dst, k, k));
     for (row, (dst, factor)) in dst.chunks(k).zip(factors).enumerate() {
-        let mut alone = vec![0.0; k];
-        unpack_row_f32(c, row, factor, &mut alone);
-        assert_eq!(bits(dst), bits(&alone));
         let want = out[row * k..][..k].iter().map(|h| h.to_f32() * factor);
         assert!(want.eq(dst.iter().copied()), "row {row}");
     }

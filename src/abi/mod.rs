@@ -148,6 +148,26 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
     })
 }
 
+/// Whether a node that the device could compute has so few rows that the CPU shall do it. Its weights can be read where
+/// they are. Reads metadata only.
+///
+/// # Safety
+/// `node` is valid, and so are the names in it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn npu_leaves_to_cpu(device: usize, node: *const NpuNode) -> bool {
+    // SAFETY: the caller promises it.
+    let Some(node) = (unsafe { node.as_ref() }) else {
+        return false;
+    };
+    guard("npu_leaves_to_cpu", false, || {
+        let (Some(entry), Some(op), Some(src)) = (entry(device), operation(node), operands(node))
+        else {
+            return false;
+        };
+        entry.device.leaves_to_cpu(op, &src[..op.sources()])
+    })
+}
+
 /// Which buffer types a device has: an `NPU_BUFFERS_*`.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
@@ -236,7 +256,8 @@ pub unsafe extern "C" fn npu_buffer_base(buffer: *const NpuBuffer) -> *mut c_voi
     })
 }
 
-/// Writes bytes `[offset, offset + size)` of a tensor and packs what that touches.
+/// Writes bytes `[offset, offset + size)` of a tensor and packs what that touches; false and a log line if it cannot be
+/// written, because other bytes of it are gone (`GGML_RUST_NPU_KEEP=off`).
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
@@ -247,15 +268,15 @@ pub unsafe extern "C" fn npu_buffer_set(
     data: *const c_void,
     offset: usize,
     size: usize,
-) {
+) -> bool {
     // SAFETY: the caller promises it.
     let data = unsafe { Region::new(data.cast(), size) };
     let content = Content::Bytes(data.bytes(0, size));
     // SAFETY: the caller promises it.
-    unsafe { write(buffer, tensor, offset, size, content) };
+    unsafe { write(buffer, tensor, offset, size, content) }
 }
 
-/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches.
+/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; false as for `npu_buffer_set`.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it.
@@ -266,9 +287,9 @@ pub unsafe extern "C" fn npu_buffer_fill(
     value: u8,
     offset: usize,
     size: usize,
-) {
+) -> bool {
     // SAFETY: the caller promises it.
-    unsafe { write(buffer, tensor, offset, size, Content::Fill(value)) };
+    unsafe { write(buffer, tensor, offset, size, Content::Fill(value)) }
 }
 
 /// # Safety
@@ -279,23 +300,28 @@ unsafe fn write(
     offset: usize,
     size: usize,
     content: Content,
-) {
+) -> bool {
     // SAFETY: the caller promises it.
     let buffer = unsafe { buffer.as_ref() };
     // SAFETY: the caller promises it.
     let tensor = unsafe { tensor.as_ref() };
-    guard("npu_buffer_set", (), || {
+    guard("npu_buffer_set", true, || {
         let (Some(buffer), Some(mut described)) = (buffer, tensor.and_then(metadata)) else {
-            return;
+            return true;
         };
         described.packed_offset = offset_in(buffer, tensor);
-        if let Err(error) = buffer.0.write(&described, offset, size, content) {
-            ::log::error!("cannot pack {}: {error}", described.name);
+        match buffer.0.write(&described, offset, size, content) {
+            Ok(()) => true,
+            Err(error) => {
+                ::log::error!("cannot write {}: {error}", described.name);
+                !matches!(error, Error::Released { .. })
+            }
         }
-    });
+    })
 }
 
-/// Copies bytes `[offset, offset + size)` of a tensor to `data`: exactly what was written.
+/// Copies bytes `[offset, offset + size)` of a tensor to `data`: exactly what was written; false and a log line if they
+/// are gone (`GGML_RUST_NPU_KEEP=off`).
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
@@ -306,9 +332,9 @@ pub unsafe extern "C" fn npu_buffer_get(
     data: *mut c_void,
     offset: usize,
     size: usize,
-) {
+) -> bool {
     if size == 0 {
-        return;
+        return true;
     }
     // SAFETY: the caller promises it.
     let buffer = unsafe { buffer.as_ref() };
@@ -316,13 +342,17 @@ pub unsafe extern "C" fn npu_buffer_get(
     let tensor = unsafe { tensor.as_ref() };
     // SAFETY: valid for writes, says the caller; ggml's buffers are initialized memory.
     let out = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), size) };
-    guard("npu_buffer_get", (), || {
+    guard("npu_buffer_get", true, || {
         let (Some(buffer), Some(mut described)) = (buffer, tensor.and_then(metadata)) else {
-            return;
+            return true;
         };
         described.packed_offset = offset_in(buffer, tensor);
-        buffer.0.read(&described, offset, out);
-    });
+        let result = buffer.0.read(&described, offset, out);
+        if let Err(error) = &result {
+            ::log::error!("cannot read {}: {error}", described.name);
+        }
+        result.is_ok()
+    })
 }
 
 /// Fills a packed buffer.
@@ -391,9 +421,10 @@ pub unsafe extern "C" fn npu_backend_compute(
             )
         });
         ::log::error!("{}:{what} {error}", backend.0.device_name());
-        match error {
-            Error::OutOfMemory { .. } => NPU_STATUS_ALLOC_FAILED,
-            _ => NPU_STATUS_FAILED,
+        if error.is_shortage() {
+            NPU_STATUS_ALLOC_FAILED
+        } else {
+            NPU_STATUS_FAILED
         }
     };
     guard("npu_backend_compute", NPU_STATUS_FAILED, || {

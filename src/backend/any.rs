@@ -101,6 +101,15 @@ impl AnyDevice {
         }
     }
 
+    /// Whether a node that the device could compute has so few rows that the CPU shall do it. Metadata only.
+    #[must_use]
+    pub fn leaves_to_cpu(&self, op: Op, src: &[Tensor]) -> bool {
+        match self {
+            Self::Rockchip(device) => device.leaves_to_cpu(op, src),
+            Self::Hexagon(_) => false,
+        }
+    }
+
     /// Alignment of tensors in a buffer, in bytes.
     #[must_use]
     pub fn alignment(&self) -> usize {
@@ -197,12 +206,18 @@ impl AnyBuffer {
 
     /// Copies the bytes of a tensor from `offset` on: exactly what was written.
     ///
+    /// # Errors
+    /// `Released` if they are gone.
+    ///
     /// # Panics
     /// If the range is not inside the buffer.
-    pub fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
+    pub fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) -> Result<()> {
         match self {
             Self::Rockchip(buffer) => buffer.read(tensor, offset, out),
-            Self::Hexagon(buffer) => buffer.read(tensor, offset, out),
+            Self::Hexagon(buffer) => {
+                buffer.read(tensor, offset, out);
+                Ok(())
+            }
         }
     }
 

@@ -1,9 +1,8 @@
 //! Buffers of packed weights as ggml sees them: bytes that can be written and read at any offset.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-use memmap2::MmapMut;
 
 use super::Device;
 use crate::device::rknpu::{WeightMemory, Weights};
@@ -11,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::graph::Tensor;
 use crate::plan;
 use crate::repack::{self, Source};
+use crate::shm::Pages;
 use crate::tensor::DType;
 
 /// Alignment of tensors in a packed buffer: their blocks are views of it, which start at pages.
@@ -18,6 +18,9 @@ pub const PACKED_ALIGN_BYTES: usize = repack::BLOCK_ALIGN_BYTES;
 
 /// A ggml buffer of packed weights. It holds the tensors' own bytes, so that reading back gives exactly what was
 /// written and any part can be written again, and their packed form in device memory at the same offsets.
+///
+/// With `GGML_RUST_NPU_KEEP=off`, a tensor's own bytes are given back once all of them were written and packed. It can
+/// then be written as a whole, but not be read.
 #[derive(Debug)]
 pub struct WeightBuffer {
     device: Arc<Device>,
@@ -29,7 +32,7 @@ pub struct WeightBuffer {
 /// What is in a [`WeightBuffer`].
 #[derive(Debug)]
 pub(super) struct Contents {
-    plain: MmapMut,
+    plain: Pages,
     /// By offset.
     packed: BTreeMap<usize, Packed>,
 }
@@ -41,6 +44,27 @@ struct Packed {
     ne: [usize; 4],
     bytes: usize,
     weights: Weights,
+    /// What was written since the bytes were released, or ever: apart from each other, in order. Not recorded where
+    /// bytes are kept.
+    written: Vec<Range<usize>>,
+    released: bool,
+}
+
+impl Packed {
+    /// Adds a range to what was written; whether that is all now.
+    fn write(&mut self, range: Range<usize>) -> bool {
+        let mut whole = range;
+        self.written.retain(|other| {
+            let apart = other.end < whole.start || whole.end < other.start;
+            if !apart {
+                whole = whole.start.min(other.start)..whole.end.max(other.end);
+            }
+            apart
+        });
+        let at = (self.written).partition_point(|other| other.start < whole.start);
+        self.written.insert(at, whole);
+        matches!(&self.written[..], [all] if *all == (0..self.bytes))
+    }
 }
 
 impl Contents {
@@ -49,6 +73,31 @@ impl Contents {
         let packed = self.packed.get(&tensor.packed_offset)?;
         let same = packed.dtype == tensor.dtype && packed.ne == tensor.shape.ne;
         (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
+    }
+
+    /// Refuses to use bytes of a tensor that are not there any more.
+    ///
+    /// # Errors
+    /// `Released`, unless all bytes in `range` are there, or `anew` and all of the tensor is in it.
+    pub(super) fn check(
+        &self,
+        tensor: &Tensor,
+        range: &Range<usize>,
+        anew: bool,
+        action: &'static str,
+    ) -> Result<()> {
+        let hit = self.packed.range(..range.end).any(|(&start, packed)| {
+            let end = start + packed.bytes;
+            let covered = range.start <= start && end <= range.end;
+            packed.released && range.start < end && !(anew && covered)
+        });
+        if hit {
+            return Err(Error::Released {
+                tensor: tensor.name.into(),
+                action,
+            });
+        }
+        Ok(())
     }
 }
 
@@ -59,11 +108,11 @@ impl WeightBuffer {
     /// `OutOfMemory`.
     pub fn new(device: Arc<Device>, bytes: usize) -> Result<Self> {
         let memory = device.npu.allocate(bytes)?;
-        let plain = MmapMut::map_anon(bytes).map_err(|_| Error::OutOfMemory {
+        let plain = Pages::new(bytes).map_err(|_| Error::OutOfMemory {
             call: "mmap",
             bytes,
         })?;
-        let base = plain.as_ptr().addr();
+        let base = plain.bytes().as_ptr().addr();
         Ok(Self {
             device,
             memory,
@@ -95,7 +144,8 @@ impl WeightBuffer {
     /// Writes part of a tensor: `fill` gets the bytes `[offset, offset + size)` of it. What was touched is packed anew.
     ///
     /// # Errors
-    /// `OutOfMemory` if the library has no more views to give.
+    /// `OutOfMemory` if the library has no more views to give; `Released` for a part of a tensor whose other bytes are
+    /// gone.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -108,8 +158,10 @@ impl WeightBuffer {
     ) -> Result<()> {
         let mut contents = self.contents_mut();
         let touched = tensor.packed_offset + offset..tensor.packed_offset + offset + size;
-        fill(&mut contents.plain[touched.clone()]);
-        self.place(&mut contents, tensor)?;
+        let placed = self.place(&mut contents, tensor);
+        contents.check(tensor, &touched, true, "written in part")?;
+        fill(&mut contents.plain.bytes_mut()[touched.clone()]);
+        placed?;
         let Contents { plain, packed } = &mut *contents;
         for (&start, packed) in packed.range_mut(..touched.end) {
             if start + packed.bytes <= touched.start {
@@ -118,7 +170,7 @@ impl WeightBuffer {
             let row_bytes = packed.bytes / (packed.ne[1] * packed.ne[2] * packed.ne[3]);
             let first = touched.start.saturating_sub(start) / row_bytes;
             let last = (touched.end.min(start + packed.bytes) - start).div_ceil(row_bytes);
-            let rows = &plain[start..start + packed.bytes];
+            let rows = &plain.bytes()[start..start + packed.bytes];
             let source = Source {
                 dtype: packed.dtype,
                 rows,
@@ -127,6 +179,16 @@ impl WeightBuffer {
             };
             self.memory
                 .pack(&mut packed.weights, start, source, first..last);
+            if self.device.target.keep {
+                continue;
+            }
+            let end = touched.end.min(start + packed.bytes);
+            packed.released = false;
+            if packed.write(touched.start.saturating_sub(start)..end - start) {
+                packed.written.clear();
+                // The system can only refuse to take memory back.
+                packed.released = plain.release(start..start + packed.bytes).is_ok();
+            }
         }
         Ok(())
     }
@@ -156,6 +218,8 @@ impl WeightBuffer {
                 ne: tensor.shape.ne,
                 bytes,
                 weights,
+                written: Vec::new(),
+                released: false,
             },
         );
         Ok(())
@@ -163,17 +227,24 @@ impl WeightBuffer {
 
     /// Copies the bytes of a tensor from `offset` on.
     ///
+    /// # Errors
+    /// `Released` if they are gone.
+    ///
     /// # Panics
     /// If the range is not inside the buffer.
-    pub fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
+    pub fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) -> Result<()> {
         let start = tensor.packed_offset + offset;
-        out.copy_from_slice(&self.contents().plain[start..start + out.len()]);
+        let range = start..start + out.len();
+        let contents = self.contents();
+        contents.check(tensor, &range, false, "read")?;
+        out.copy_from_slice(&contents.plain.bytes()[range]);
+        Ok(())
     }
 
     /// Fills the whole buffer; nothing in it counts as packed any more.
     pub fn clear(&self, value: u8) {
         let mut contents = self.contents_mut();
         contents.packed.clear();
-        contents.plain.fill(value);
+        contents.plain.bytes_mut().fill(value);
     }
 }

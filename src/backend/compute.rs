@@ -1,6 +1,7 @@
 //! Nodes to calls of the device: finds the weights, walks planes, experts and buckets of M.
 
 use std::borrow::Cow;
+use std::sync::{MutexGuard, PoisonError};
 
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::pack::Rows;
@@ -9,7 +10,7 @@ use super::{Device, WeightBuffer};
 use crate::device::rknpu::{WeightMemory, WeightSlice, Weights};
 use crate::error::{Error, Result};
 use crate::graph::{Node, Tensor};
-use crate::plan::{self, Command, MulMat, MulMatId};
+use crate::plan::{self, Bucketing, Command, MulMat, MulMatId};
 use crate::repack::{Source, WeightLayout};
 use crate::shm::{Region, RegionMut};
 use crate::tensor::DType;
@@ -32,6 +33,20 @@ struct AtUse<'a> {
     weights: Weights,
     /// The slice that `weights` holds.
     slice: Option<usize>,
+}
+
+/// Expert, token and slot.
+type Chosen = (usize, usize, usize);
+
+/// Rows on their way to and from the device; kept from node to node, so that nothing is allocated again.
+#[derive(Debug, Default)]
+pub(super) struct RowScratch {
+    /// Activations that are not rows of F32 in memory.
+    converted: Vec<f32>,
+    chosen: Vec<Chosen>,
+    /// Activations of one expert, and its results.
+    gathered: Vec<f32>,
+    result: Vec<f32>,
 }
 
 impl Packed<'_> {
@@ -88,19 +103,41 @@ impl Device {
         buffer: Option<&WeightBuffer>,
         graph: u64,
     ) -> Result<()> {
-        let command =
-            plan::command(&self.target, node.op, &node.dst, node.sources()).map_err(refused)?;
         let contents = buffer.map(WeightBuffer::contents);
         let src0 = node.src[0];
         let found = contents.as_ref().and_then(|contents| contents.find(&src0));
-        let mut packed = match (buffer, found) {
-            (Some(buffer), Some(weights)) => Packed::Ready(&buffer.memory, weights),
-            _ => self.pack_at_use(command.weights(), src0)?,
+        let (op, dst, src) = (node.op, &node.dst, node.sources());
+        let (command, mut packed) = match (buffer, found) {
+            (Some(buffer), Some(weights)) => {
+                let command = plan::command_for(*weights.layout(), op, dst, src);
+                let packed = Packed::Ready(&buffer.memory, weights);
+                (command.map_err(refused)?, packed)
+            }
+            _ => {
+                let command = plan::command(&self.target, op, dst, src).map_err(refused)?;
+                if let Some(contents) = &contents {
+                    let bytes = src0.shape.span_bytes(src0.dtype).unwrap_or(0);
+                    let range = src0.packed_offset..src0.packed_offset + bytes;
+                    contents.check(&src0, &range, false, "packed in another shape")?;
+                }
+                let packed = self.pack_at_use(command.weights(), src0)?;
+                (command, packed)
+            }
         };
-        match command {
-            Command::MulMat(command) => self.mul_mat(&command, &mut packed, node, graph),
-            Command::MulMatId(command) => self.mul_mat_id(&command, &mut packed, node),
-        }
+        // Another thread that computes meanwhile begins with an empty one.
+        let mut rows = std::mem::take(&mut *self.lock_rows());
+        let result = match command {
+            Command::MulMat(command) => {
+                self.mul_mat(&command, &mut packed, node, graph, &mut rows.converted)
+            }
+            Command::MulMatId(command) => self.mul_mat_id(&command, &mut packed, node, &mut rows),
+        };
+        *self.lock_rows() = rows;
+        result
+    }
+
+    fn lock_rows(&self) -> MutexGuard<'_, RowScratch> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pack_at_use<'a>(&self, layout: &WeightLayout, src0: Tensor<'a>) -> Result<Packed<'a>> {
@@ -127,12 +164,12 @@ impl Device {
         packed: &mut Packed,
         node: &mut Node,
         graph: u64,
+        converted: &mut Vec<f32>,
     ) -> Result<()> {
         let act = memory(node, 1)?;
         let (src, dst, out) = node.parts();
         let (src0, src1) = (&src[0], &src[1]);
         let ([k, ..], nb) = (src1.shape.ne, src1.shape.nb);
-        let mut converted = Vec::new();
         // Rows that are converted first lie in the same scratch whatever they are.
         let graph = (src1.dtype == DType::F32).then_some(graph);
         for i3 in 0..command.planes[1] {
@@ -140,7 +177,7 @@ impl Device {
                 let slice = command.slice(src0.shape.ne[2], i2, i3);
                 let from = i2 * nb[2] + i3 * nb[3];
                 let to = i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
-                let rows = act.rows(from, src1.dtype, [command.m, k], nb[1], &mut converted);
+                let rows = act.rows(from, src1.dtype, [command.m, k], nb[1], converted);
                 let to = (to, dst.shape.nb[1]);
                 self.rows(packed, slice, rows, graph, out, to)?;
             }
@@ -149,9 +186,21 @@ impl Device {
     }
 
     /// Each expert multiplies the rows that chose it, gathered into one matrix.
-    fn mul_mat_id(&self, command: &MulMatId, packed: &mut Packed, node: &mut Node) -> Result<()> {
+    fn mul_mat_id(
+        &self,
+        command: &MulMatId,
+        packed: &mut Packed,
+        node: &mut Node,
+        scratch: &mut RowScratch,
+    ) -> Result<()> {
         let (act, ids) = (memory(node, 1)?, memory(node, 2)?);
-        let chosen = chosen_experts(command, &node.sources()[2], ids);
+        let RowScratch {
+            converted,
+            chosen,
+            gathered,
+            result,
+        } = scratch;
+        chosen_experts(command, &node.sources()[2], ids, chosen);
         if let Some(&(expert, ..)) = chosen
             .iter()
             .find(|(expert, ..)| *expert >= command.experts)
@@ -162,16 +211,15 @@ impl Device {
         let (src, dst, out) = node.parts();
         let (src1, [n, ..]) = (&src[1], dst.shape.ne);
         let ([k, rows_of_act, ..], nb) = (src1.shape.ne, src1.shape.nb);
-        let (mut gathered, mut converted, mut result) = (Vec::new(), Vec::new(), Vec::new());
         for group in chosen.chunk_by(|a, b| a.0 == b.0) {
             gathered.clear();
             for &(_, token, slot) in group {
                 let from = slot % rows_of_act * nb[1] + token * nb[2];
-                let row = act.rows(from, src1.dtype, [1, k], nb[1], &mut converted);
+                let row = act.rows(from, src1.dtype, [1, k], nb[1], converted);
                 gathered.extend_from_slice(row.row(0));
             }
             result.resize(group.len() * n, 0.0);
-            let rows = Rows::new(&gathered, group.len(), k, k);
+            let rows = Rows::new(gathered, group.len(), k, k);
             let mut region = RegionMut::from(&mut result[..]);
             self.rows(packed, group[0].0, rows, None, &mut region, (0, n * 4))?;
             for (&(_, token, slot), row) in group.iter().zip(result.chunks_exact(n)) {
@@ -194,7 +242,8 @@ impl Device {
     ) -> Result<()> {
         let w = packed.slice(slice);
         let n = w.weights.layout().n;
-        for piece in plan::m_pieces(act.count()) {
+        let costs = Bucketing::new(&self.target.caps.cost, w.weights.layout());
+        for piece in costs.pieces(act.count()) {
             let to = offset + piece.first * stride_bytes;
             let columns = out.rows(to, [piece.rows, n], stride_bytes);
             let rows = act.rows(piece.first..piece.first + piece.rows);
@@ -204,10 +253,10 @@ impl Device {
     }
 }
 
-/// Which expert each token chose in each slot: (expert, token, slot), sorted by expert. An index that is negative comes
+/// Which expert each token chose in each slot, sorted by expert. An index that is negative comes
 /// out as one that is too large.
-fn chosen_experts(command: &MulMatId, ids: &Tensor, memory: Region) -> Vec<(usize, usize, usize)> {
-    let mut chosen = Vec::with_capacity(command.tokens * command.used);
+fn chosen_experts(command: &MulMatId, ids: &Tensor, memory: Region, chosen: &mut Vec<Chosen>) {
+    chosen.clear();
     for token in 0..command.tokens {
         for slot in 0..command.used {
             let at = slot * ids.shape.nb[0] + token * ids.shape.nb[1];
@@ -216,7 +265,6 @@ fn chosen_experts(command: &MulMatId, ids: &Tensor, memory: Region) -> Vec<(usiz
         }
     }
     chosen.sort_unstable();
-    chosen
 }
 
 fn refused(reason: &str) -> Error {

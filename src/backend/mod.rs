@@ -1,7 +1,7 @@
 //! Joins plan and device: finds devices, keeps weight buffers, computes graphs.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rknpu_ops::sim;
 
@@ -32,6 +32,7 @@ const DEVICE_TREE: &str = "/proc/device-tree/compatible";
 pub struct Device {
     npu: RkNpu,
     target: Target,
+    rows: Mutex<compute::RowScratch>,
 }
 
 /// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
@@ -109,18 +110,28 @@ fn load(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static R
 
 /// The chip with the user's wishes for it.
 fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
-    if config.rules.ask_for(Choice::Int4) && caps.int4.is_none() {
-        return Err(Error::Config {
-            variable: "GGML_RUST_NPU_RULES",
-            value: "int4".into(),
-            reason: format!("{} has no INT4", caps.soc.name()),
-            allowed: "fp16, int8, cpu".into(),
-        });
+    for (choice, word, arithmetic) in [
+        (Choice::Int4, "int4", caps.int4),
+        (Choice::Int4Fp16, "int4-fp16", caps.int4_fp16),
+    ] {
+        if config.rules.ask_for(choice) && arithmetic.is_none() {
+            return Err(Error::Config {
+                variable: "GGML_RUST_NPU_RULES",
+                value: word.into(),
+                reason: format!("{} has no such arithmetic", caps.soc.name()),
+                allowed: match caps.int4 {
+                    Some(_) => "fp16, int8, int4, cpu".into(),
+                    None => "fp16, int8, cpu".into(),
+                },
+            });
+        }
     }
     Ok(Target {
         caps,
         rules: config.rules.clone(),
         calibration: config.calibration,
+        min_m: config.min_m,
+        keep: config.keep,
     })
 }
 
@@ -145,8 +156,15 @@ impl Device {
     /// As [`RkNpu::open`].
     pub fn untested(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
         let target = target.into();
-        let npu = RkNpu::open(rknn, target.caps)?;
-        Ok(Self { npu, target })
+        // CPU numbers mean something only on the chip itself.
+        let here = chip_of_this_machine().filter(|caps| caps.soc == target.caps.soc);
+        let cpus = here.map_or(&[][..], |caps| caps.big_cpus);
+        let npu = RkNpu::open(rknn, target.caps, cpus)?;
+        Ok(Self {
+            npu,
+            target,
+            rows: Mutex::default(),
+        })
     }
 
     /// Chip, library and driver, in one line.
@@ -171,6 +189,12 @@ impl Device {
             log::trace!("{} stays on the CPU: {reason}", dst.name);
         }
         plan.is_ok()
+    }
+
+    /// Whether a node that the device could compute has so few rows that the CPU shall do it.
+    #[must_use]
+    pub fn leaves_to_cpu(&self, op: Op, src: &[Tensor]) -> bool {
+        plan::left_to_cpu(&self.target, op, src)
     }
 
     /// Bytes that weights can still take in the NPU's address spaces, and could take in all.

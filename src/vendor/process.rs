@@ -17,6 +17,16 @@ pub fn raise_file_limit() {
     }
 }
 
+/// How many files the process may have open, if it has that many.
+#[must_use]
+pub fn file_limit_reached() -> Option<u64> {
+    // SOURCE: open(2): EMFILE is the process's limit; there is no other way to ask that counts every descriptor.
+    const EMFILE: i32 = 24;
+    let error = File::open("/dev/null").err()?;
+    let (limit, _) = rlimit::getrlimit(rlimit::Resource::NOFILE).ok()?;
+    (error.raw_os_error() == Some(EMFILE)).then_some(limit)
+}
+
 /// Takes the NPU for this process, for as long as the result lives.
 ///
 /// SOURCE: two processes that use I/O address spaces of the NPU at once corrupt each other or panic the kernel

@@ -56,7 +56,11 @@ class Case(unittest.TestCase):
 
     def run_tool(self, name, *args, env, timeout=TIMEOUT_S):
         """Runs a program to its end. Dying of a signal (an abort, a crash) or not ending fails the test."""
-        command = [str(arg) for arg in (binary(name), *args)]
+        return self.run_command(name, [binary(name), *args], env, timeout)
+
+    def run_command(self, name, command, env, timeout=TIMEOUT_S):
+        """As run_tool, for a program behind a command line of its own."""
+        command = [str(arg) for arg in command]
         try:
             done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, timeout=timeout)

@@ -31,10 +31,10 @@ class Fetch(unittest.TestCase):
             self.addCleanup(patch.stop)
 
     def test_whole_file_is_used_without_network(self):
-        dest = fetch.member(self.package, "some/file", self.folder / "out" / "file")
+        dest = fetch.members([(self.package, "some/file")], self.folder / "out" / "file")
         self.assertEqual(dest.read_bytes(), CONTENT)
         self.wheel.unlink()
-        self.assertEqual(fetch.member(self.package, "some/file", dest), dest)
+        self.assertEqual(fetch.members([(self.package, "some/file")], dest), dest)
 
     def test_damaged_file_is_refused_and_removed(self):
         self.wheel.write_bytes(self.wheel.read_bytes()[:-1])
@@ -55,9 +55,20 @@ class Fetch(unittest.TestCase):
         dest = self.folder / "file"
         with mock.patch("shutil.copyfileobj", side_effect=KeyboardInterrupt):
             with self.assertRaises(KeyboardInterrupt):
-                fetch.member(self.package, "some/file", dest)
+                fetch.members([(self.package, "some/file")], dest)
         self.assertFalse(dest.exists())
-        self.assertEqual(fetch.member(self.package, "some/file", dest).read_bytes(), CONTENT)
+        self.assertEqual(fetch.members([(self.package, "some/file")], dest).read_bytes(), CONTENT)
+
+    def test_parts_are_put_together_in_order_and_checked(self):
+        parts = [(self.package, "some/file")] * 2
+        whole = hashlib.sha256(CONTENT * 2).hexdigest()
+        dest = fetch.members(parts, self.folder / "whole", whole)
+        self.assertEqual(dest.read_bytes(), CONTENT * 2)
+        wrong = self.folder / "wrong"
+        with self.assertRaises(Problem) as problem:
+            fetch.members(parts[:1], wrong, whole)
+        self.assertIn(whole, str(problem.exception))
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), [self.wheel.name, "whole"])
 
     def test_llama_of_the_user_is_checked_and_not_changed(self):
         tree = self.folder / "llama.cpp"

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! P   histogram between -clip and clip, with what lies beyond added to the outermost bins
-//! Q   the same bins without the rest, but each of the 15 levels spread evenly over its bins that are not empty
+//! Q   the same bins without the rest, but each of the 16 levels spread evenly over its bins that are not empty
 //!
 //!
-//!          -clip                           0                           clip
-//! levels     |-7 |-6 |-5 |-4 |-3 |-2 |-1 | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7|     the outermost are half as wide
+//!      -clip                             0                             clip
+//! levels |-7.5|-6.5| … |-2.5|-1.5|-0.5|0.5|1.5|2.5| … |6.5|7.5|     the outermost are half as wide
 //! ```
 //!
 //! A narrow clip makes P and Q differ in the outermost bins, a wide one inside the levels: KL(P || Q) weighs the two.
@@ -112,7 +112,7 @@ impl Histogram {
         let per_step = half / self.max * clip / LEVEL_MAX;
         // A level's bins are those whose middle is in it; the outermost levels end with the clip, half a step out.
         let bound = |halves: i16| bin(f32::from(halves) * (per_step / 2.0) + half + 0.5);
-        let (first, last) = (bound(-14), bound(14).max(bound(-14) + 1));
+        let (first, last) = (bound(-15), bound(15).max(bound(-15) + 1));
         let (outside_below, end) = (before[first].count, before[BINS]);
         let outside_above = end.count - before[last].count;
         let inside = before[last].count - outside_below;
@@ -120,18 +120,19 @@ impl Histogram {
         let (total, ln_inside) = (self.total as f64, (inside as f64).ln());
         let mut sum = -total * total.ln();
         let mut from = first;
-        for level in -7i16..=7 {
+        // Level `level + 1/2` reaches from `level` to `level + 1` steps.
+        for level in -8i16..=7 {
             let to = if level == 7 {
                 last
             } else {
-                bound(level * 2 + 1)
+                bound(level * 2 + 2)
             }
             .clamp(from, last);
             let (low, high) = (before[from], before[to]);
             let q = high.count - low.count;
             let (mut p, mut filled) = (q, high.filled - low.filled);
             let mut n_ln_n = high.n_ln_n - low.n_ln_n;
-            for (at, edge, outside) in [(-7, first, outside_below), (7, last - 1, outside_above)] {
+            for (at, edge, outside) in [(-8, first, outside_below), (7, last - 1, outside_above)] {
                 if at == level && outside > 0 {
                     let n = u64::from(self.bins[edge]);
                     n_ln_n += x_ln_x(n + outside) - x_ln_x(n);

@@ -1,11 +1,11 @@
 //! Weights: calibrated scales, nibbles, native B.
 
-use super::{nibble_bytes, quantize_one};
+use super::{nibble_bytes, quantize_weights};
 use crate::calibrate::{self, Method};
 use crate::layout::NativeB;
 use crate::pack::{self, Rows};
 
-/// Quantizes rows of one group to nibbles, with a scale for each row and K segment.
+/// Quantizes rows of one group to nibbles `q`, with a scale for each row and K segment: `(q + 1/2) * scale`.
 ///
 /// - `rows`: any rows of K elements, already rotated; K and `segment_k` even, the last segment may be short
 /// - `method`: how scales are chosen; a method that needs many samples pools the rows of a segment
@@ -42,7 +42,7 @@ pub fn quantize_group_i4(
             let (values, out) = (part.row(m), &mut out[m * row_bytes..][k0 / 2..k1 / 2]);
             scales[m] = clip.scale_i4(values, method);
             match clip.inverse_i4() {
-                Some(inverse) => quantize_one(values, inverse, out),
+                Some(inverse) => quantize_weights(values, inverse, out),
                 None => out.fill(0),
             }
         });

@@ -11,7 +11,7 @@ use half::f16;
 
 use super::{load, quads};
 use crate::quant::I8_MAX;
-use crate::scalar::{self, ROUND_MAGIC};
+use crate::{round, scalar};
 
 /// As [`scalar::absmax_bits`].
 #[must_use]
@@ -27,7 +27,7 @@ pub fn absmax_bits(row: &[f32]) -> u32 {
 pub fn quantize(row: &[f32], inverse: f32, out: &mut [i8]) {
     assert_eq!(row.len(), out.len(), "row and output differ in length");
     // SAFETY: NEON belongs to the base instruction set of this target.
-    unsafe { round(row, inverse, out) }
+    unsafe { round_row(row, inverse, out) }
 }
 
 /// As [`scalar::scale_to_f16`].
@@ -56,7 +56,7 @@ fn absmax(row: &[f32]) -> u32 {
 }
 
 #[target_feature(enable = "neon")]
-fn round(row: &[f32], inverse: f32, out: &mut [i8]) {
+fn round_row(row: &[f32], inverse: f32, out: &mut [i8]) {
     let (parts, rest) = row.as_chunks::<32>();
     let (outs, rest_out) = out.as_chunks_mut::<32>();
     let by = vdupq_n_f32(inverse);
@@ -80,7 +80,7 @@ fn round_16(part: &[f32; 16], by: float32x4_t, out: &mut [i8; 16]) {
     let word = |quad: &[f32; 4]| {
         // The minimum of a number and NaN is the number.
         let clamped = vmaxnmq_f32(vminnmq_f32(vmulq_f32(load(quad), by), high), low);
-        vreinterpretq_u16_f32(vaddq_f32(clamped, vdupq_n_f32(ROUND_MAGIC)))
+        vreinterpretq_u16_f32(vaddq_f32(clamped, vdupq_n_f32(round::MAGIC)))
     };
     let [a, b, c, d] = quads(part);
     let low = vreinterpretq_s8_u16(vuzp1q_u16(word(a), word(b)));

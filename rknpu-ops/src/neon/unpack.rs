@@ -3,13 +3,14 @@
 //! ```text
 //! for 64 columns at a time
 //!   for 4 rows at a time
-//!     for each native slice           4 rows x 4 columns of 32 bits: one line of the cache, four registers
+//!     for each native slice           4 rows x 4 columns of 32 bits: one line of the cache, four registers;
+//!                                     8 or 16 columns are two or four of these
 //!       sum the segments, scale, into tile[4][64]
 //!     copy the four rows of the tile out
 //! ```
 //!
-//! Through a tile for the reason given in [`scalar`], and because rows of the output are lent one at a time. One row in
-//! a bucket of one needs neither. Native slices other than 4 wide, which no chip writes at 32 bits, take the portable way.
+//! Through a tile for the reason given in [`scalar`](crate::scalar), and because rows of the output are lent one at a time. One row in
+//! a bucket of one needs neither.
 
 use std::arch::aarch64::{
     float32x4_t, int32x4_t, vaddq_f32, vaddq_s32, vcvtq_f32_s32, vdupq_n_f32, vld1q_s32, vmulq_f32,
@@ -19,7 +20,6 @@ use std::ops::Range;
 
 use super::{load, quads, store};
 use crate::pack::{NativeOutput, OutputRows};
-use crate::scalar;
 
 /// Columns of a tile.
 const COLUMNS: usize = 64;
@@ -30,7 +30,7 @@ const ROWS: usize = 4;
 /// Rows of a tile, four elements to a register.
 type Tile<const R: usize> = [[[f32; 4]; COLUMNS / 4]; R];
 
-/// As [`scalar::unpack_i32`].
+/// As [`scalar::unpack_i32`](crate::scalar::unpack_i32).
 ///
 /// # Panics
 /// As there.
@@ -48,7 +48,7 @@ pub fn unpack_i32(
         assert_eq!(row.len(), columns, "columns of output row 0");
         // SAFETY: NEON belongs to the base instruction set of this target.
         unsafe { single_i32(c.segments, a_scale(0), w_scales, row) };
-    } else if c.t == 4 {
+    } else {
         let four = |m: usize, range: &Range<usize>, tile: &mut Tile<ROWS>| {
             let (a, w) = (from_fn(|r| a_scale(m + r)), &w_scales[range.clone()]);
             // SAFETY: NEON belongs to the base instruction set of this target.
@@ -60,12 +60,10 @@ pub fn unpack_i32(
             unsafe { tile_i32(c, m, range, &[a_scale(m)], w, tile) }
         };
         tiles(rows, columns, dst, four, one);
-    } else {
-        scalar::unpack_i32(c, rows, a_scale, w_scales, dst);
     }
 }
 
-/// As [`scalar::unpack_f32`].
+/// As [`scalar::unpack_f32`](crate::scalar::unpack_f32).
 ///
 /// # Panics
 /// As there.
@@ -82,7 +80,7 @@ pub fn unpack_f32(
         assert_eq!(row.len(), columns, "columns of output row 0");
         // SAFETY: NEON belongs to the base instruction set of this target.
         unsafe { single_f32(c.segments, factor(0), row) };
-    } else if c.t == 4 {
+    } else {
         let four = |m: usize, range: &Range<usize>, tile: &mut Tile<ROWS>| {
             let factors = from_fn(|r| factor(m + r));
             // SAFETY: NEON belongs to the base instruction set of this target.
@@ -93,8 +91,6 @@ pub fn unpack_f32(
             unsafe { tile_f32(c, m, range, &[factor(m)], tile) }
         };
         tiles(rows, columns, dst, four, one);
-    } else {
-        scalar::unpack_f32(c, rows, factor, columns, dst);
     }
 }
 
@@ -176,7 +172,6 @@ fn tile_f32<const R: usize>(
     clippy::too_many_arguments,
     reason = "three of them are the operations of one element type"
 )]
-#[expect(clippy::needless_range_loop, reason = "j is a column of all R rows")]
 fn gather<T, V: Copy, const R: usize>(
     c: NativeOutput<'_, T>,
     m0: usize,
@@ -187,29 +182,56 @@ fn gather<T, V: Copy, const R: usize>(
     scaled: impl Fn(V, usize, float32x4_t) -> float32x4_t,
     tile: &mut Tile<R>,
 ) {
-    let (pitch, n_slices) = (4 * c.m, range.len().div_ceil(4));
-    let first = range.start * c.m + 4 * m0;
+    match c.t {
+        4 => gather_by::<T, V, R, 1>(c, m0, range, factors, load, add, scaled, tile),
+        8 => gather_by::<T, V, R, 2>(c, m0, range, factors, load, add, scaled, tile),
+        16 => gather_by::<T, V, R, 4>(c, m0, range, factors, load, add, scaled, tile),
+        t => unreachable!("NativeOutput::new admits no native slices of {t}"),
+    }
+}
+
+/// [`gather`] for native slices of `Q` times four columns.
+#[inline]
+#[target_feature(enable = "neon")]
+#[expect(clippy::too_many_arguments, reason = "as gather")]
+fn gather_by<T, V: Copy, const R: usize, const Q: usize>(
+    c: NativeOutput<'_, T>,
+    m0: usize,
+    range: &Range<usize>,
+    factors: &[f32; R],
+    load: impl Fn(&[T; 4]) -> V,
+    add: impl Fn(V, V) -> V,
+    scaled: impl Fn(V, usize, float32x4_t) -> float32x4_t,
+    tile: &mut Tile<R>,
+) {
+    let (pitch, n_slices) = (4 * Q * c.m, range.len().div_ceil(4 * Q));
+    let first = range.start * c.m + 4 * Q * m0;
     for segment in c.segments {
-        assert!(first + (n_slices - 1) * pitch + 4 * R <= segment.len());
+        assert!(first + (n_slices - 1) * pitch + 4 * Q * R <= segment.len());
     }
     let factors = factors.map(|factor| vdupq_n_f32(factor));
-    let lines = |segment: &[T], j: usize| -> [V; R] {
+    let lines = |segment: &[T], j: usize, q: usize| -> [V; R] {
         let at = segment.as_ptr().wrapping_add(first + j * pitch);
         // SAFETY: j is below n_slices, and the last native slice was found to lie in each segment with all R rows.
-        let pieces = unsafe { &*at.cast::<[[T; 4]; R]>() };
-        from_fn(|r| load(&pieces[r]))
+        let pieces = unsafe { &*at.cast::<[[[T; 4]; Q]; R]>() };
+        from_fn(|r| load(&pieces[r][q]))
     };
     let (segment, more) = (c.segments[0], &c.segments[1..]);
-    for j in 0..n_slices.min(COLUMNS / 4) {
-        let mut sums = lines(segment, j);
-        for segment in more {
-            let terms = lines(segment, j);
-            for r in 0..R {
-                sums[r] = add(sums[r], terms[r]);
+    for j in 0..n_slices.min(COLUMNS / 4 / Q) {
+        for q in 0..Q {
+            let mut sums = lines(segment, j, q);
+            for segment in more {
+                let terms = lines(segment, j, q);
+                for r in 0..R {
+                    sums[r] = add(sums[r], terms[r]);
+                }
             }
-        }
-        for r in 0..R {
-            store(&mut tile[r][j], scaled(sums[r], j, factors[r]));
+            for r in 0..R {
+                store(
+                    &mut tile[r][j * Q + q],
+                    scaled(sums[r], j * Q + q, factors[r]),
+                );
+            }
         }
     }
 }

@@ -39,16 +39,6 @@ impl OutputRows for RowsMut<'_> {
     }
 }
 
-/// [`OutputRows`] of a single row, whatever its number.
-struct OneRow<'a>(&'a mut [f32]);
-
-impl OutputRows for OneRow<'_> {
-    #[inline]
-    fn row(&mut self, _m: usize) -> &mut [f32] {
-        self.0
-    }
-}
-
 /// Native C buffers of one matmul, one per K segment; their sum is the product.
 #[derive(Clone, Copy, Debug)]
 pub struct NativeOutput<'a, T> {
@@ -121,20 +111,6 @@ pub fn unpack_i32(
     kernel::unpack_i32(c, rows, |m| a_scales[m], w_scales, dst);
 }
 
-/// [`unpack_i32`] for row `m` alone, `out` being as long as `w_scales`; the same bits.
-///
-/// # Panics
-/// As [`unpack_i32`].
-pub fn unpack_row_i32(
-    c: NativeOutput<'_, i32>,
-    m: usize,
-    a_scale: f32,
-    w_scales: &[f32],
-    out: &mut [f32],
-) {
-    kernel::unpack_i32(c, m..m + 1, |_| a_scale, w_scales, &mut OneRow(out));
-}
-
 /// Unpacks an FP16 product: `dst[m][n] = (sum over segments of c[m][n]) * factors[m]`.
 ///
 /// - `rows`: rows to unpack, within the bucket; `factors`: indexed by row, as
@@ -152,13 +128,4 @@ pub fn unpack_f32(
     dst: &mut impl OutputRows,
 ) {
     kernel::unpack_f32(c, rows, |m| factors[m], columns, dst);
-}
-
-/// [`unpack_f32`] for row `m` alone; the same bits.
-///
-/// # Panics
-/// As [`unpack_f32`].
-pub fn unpack_row_f32(c: NativeOutput<'_, f32>, m: usize, factor: f32, out: &mut [f32]) {
-    let columns = out.len();
-    kernel::unpack_f32(c, m..m + 1, |_| factor, columns, &mut OneRow(out));
 }

@@ -5,10 +5,7 @@ use half::slice::HalfFloatSliceExt as _;
 use multiversion::multiversion;
 
 use crate::quant::I8_MAX;
-
-/// 1.5 * 2^23: added to a value of magnitude at most 2^22, it leaves that value, rounded to an integer half to even, in
-/// the low bits.
-pub(crate) const ROUND_MAGIC: f32 = 12_582_912.0;
+use crate::round::{clamped, low_byte};
 
 /// Largest magnitude of a row as FP32 bits without sign: order of bits is order of magnitude, infinity and NaN on top.
 #[multiversion(targets("x86_64+avx2"))]
@@ -26,22 +23,8 @@ pub fn absmax_bits(row: &[f32]) -> u32 {
 #[multiversion(targets("x86_64+avx2"))]
 pub fn quantize(row: &[f32], inverse: f32, out: &mut [i8]) {
     for (o, x) in out.iter_mut().zip(row) {
-        let v = x * inverse;
-        let v = if v < I8_MAX { v } else { I8_MAX };
-        let v = if v > -I8_MAX { v } else { -I8_MAX };
-        *o = low_byte(v + ROUND_MAGIC);
+        *o = low_byte(clamped(x * inverse, I8_MAX));
     }
-}
-
-/// Low byte of the representation of `x`.
-#[inline(always)]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the low byte is the rounded integer in two's complement"
-)]
-fn low_byte(x: f32) -> i8 {
-    // CAST: with |v| <= 127, the bits of v + ROUND_MAGIC are those of ROUND_MAGIC plus round(v), whose low byte is 0.
-    x.to_bits() as i8
 }
 
 /// `out[k] = f16(row[k] * factor)`, ties to even.

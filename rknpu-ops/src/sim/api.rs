@@ -11,6 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::context::{self, Context, Tensor};
+use super::domain::Attached;
 use super::{SLOTS, State, compute, machine_in, profile, vendor_error};
 use crate::ffi::{
     Api, CoreMask, IoAttr, MAX_DYNAMIC_SHAPES, MatmulCtx, MatmulInfo, MatmulShape, MemSync,
@@ -69,6 +70,13 @@ unsafe fn read<T: Copy>(pointer: *const T) -> Result<T, c_int> {
     }
     // SAFETY: not null, so valid by the caller's promise.
     Ok(unsafe { pointer.read() })
+}
+
+/// Attaches the domain of a memory, which need not be that of the context.
+fn attached_to(context: &Context, mem: *mut TensorMem) -> Result<Attached<'_>, c_int> {
+    let state = &context.state;
+    let region = state.mems.region(mem).ok_or(code::PARAM_INVALID)?;
+    state.attachment.attach(region.domain())
 }
 
 /// Each function's safety contract is that of the C API: pointers are null or point at valid objects of their types (for
@@ -249,6 +257,7 @@ pub(super) unsafe extern "C" fn create_mem(ctx: MatmulCtx, size: u32) -> *mut Te
     guarded_mem(|| {
         let context = entered(ctx, "rknn_create_mem")?;
         let domain = context.domain().ok_or(code::FAIL)?;
+        let _attached = context.state.attachment.attach(domain)?;
         Ok(context.state.mems.create(domain, size))
     })
 }
@@ -263,6 +272,7 @@ pub(super) unsafe extern "C" fn create_mem_from_fd(
     guarded_mem(|| {
         let context = entered(ctx, "rknn_create_mem_from_fd")?;
         let domain = context.domain().ok_or(code::FAIL)?;
+        let _attached = context.state.attachment.attach(domain)?;
         Ok(context.state.mems.view(domain, fd, virt, size, offset))
     })
 }
@@ -273,6 +283,7 @@ pub(super) unsafe extern "C" fn destroy_mem(ctx: MatmulCtx, mem: *mut TensorMem)
         if mem.is_null() {
             return Err(null_pointer());
         }
+        let _attached = attached_to(&context, mem)?;
         let known = context.state.mems.destroy(mem);
         known.then_some(()).ok_or(code::PARAM_INVALID)
     })
@@ -292,6 +303,7 @@ pub(super) unsafe extern "C" fn mem_sync(
             vendor_error!("rknn_mem_sync, invalid mode: {}", mode.0);
             return Err(code::PARAM_INVALID);
         }
+        let _attached = attached_to(&context, mem)?;
         let known = context.state.mems.sync(mem, mode);
         known.then_some(()).ok_or(code::PARAM_INVALID)
     })

@@ -31,12 +31,8 @@ pub(super) enum Tensor {
 impl Tensor {
     /// The tensor that an attribute or quantization parameter names.
     pub(super) fn from_name(name: &[c_char]) -> Option<Self> {
-        match name
-            .iter()
-            .map(|c| c.to_ne_bytes()[0])
-            .take(2)
-            .collect::<Vec<_>>()[..]
-        {
+        let [first, second] = *name.first_chunk()?;
+        match [first, second].map(|c| c.to_ne_bytes()[0]) {
             [b'A', 0] => Some(Self::A),
             [b'B', 0] => Some(Self::B),
             [b'C', 0] => Some(Self::C),
@@ -272,10 +268,11 @@ impl Context {
             return Err(code::FAIL);
         }
         let _running = Running(&self.running);
-        if self.domain().is_none() {
+        let Some(domain) = self.domain() else {
             vendor_error!("failed to submit!, op id: 0, op name: MatMul, flags: 0x5, errno 22");
             return Err(code::FAIL);
-        }
+        };
+        let _attached = self.state.attachment.attach(domain)?;
         let settings = lock(&self.settings);
         let shape = self.shapes[settings.shape];
         let scales = settings.scales;

@@ -5,6 +5,7 @@
 //!                              +-> profile.rs   what a chip accepts: types, alignments, limits, layouts
 //!                              +-> context.rs   contexts: creation, binding;  run.rs  one run
 //!                              +-> memory.rs    allocations, views, the device's own copy (strict coherence)
+//!                              +-> domain.rs    which I/O domain is attached
 //!                              +-> compute.rs   C = A * B over native layouts;  kernel.rs  its inner loops
 //! ```
 //!
@@ -16,8 +17,8 @@
 //! - `set_io_mem` copies A and B that are not native at call time, and binds native ones;
 //! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the allocation itself
 //!   (not on a view) brings up to date: a missing sync shows as poison;
-//! - one run at a time in a context, no splitting of a matmul over cores, 4 GiB for each of 16 I/O domains, one file
-//!   descriptor for each allocation;
+//! - one run at a time in a context, no splitting of a matmul over cores, 4 GiB for each of 16 I/O domains, of which one
+//!   is attached at a time, one file descriptor for each allocation;
 //! - types that the chip has but the library gets wrong give zeros.
 //!
 //! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the `log` target
@@ -25,6 +26,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::ffi::Api;
 use crate::layout::Soc;
@@ -32,6 +34,7 @@ use crate::layout::Soc;
 mod api;
 mod compute;
 mod context;
+mod domain;
 #[cfg(feature = "librknnrt")]
 mod export;
 mod fault;
@@ -73,6 +76,8 @@ pub struct Options {
     pub api_version: String,
     /// Text that `rknn_query` returns as driver version.
     pub driver_version: String,
+    /// How long a call waits for its I/O domain while another one is in use.
+    pub domain_patience: Duration,
     /// `false`: a run returns at once and leaves C alone, to measure everything but the device.
     pub compute: bool,
 }
@@ -80,7 +85,10 @@ pub struct Options {
 impl Options {
     /// A faultless chip with relaxed coherence, library 2.3.2 and driver 0.9.8.
     ///
-    /// SOURCE: version strings as printed by librknnrt 2.3.2 and by the vendor's kernel driver.
+    /// A call waits for its domain ten times as long as on silicon, because runs take longer here, too.
+    ///
+    /// SOURCE: version strings as printed by librknnrt 2.3.2 and by the vendor's kernel driver, which waits for 6 s (0.9.8,
+    /// rknpu_iommu.c).
     #[must_use]
     pub fn new(soc: Soc) -> Self {
         Self {
@@ -90,6 +98,7 @@ impl Options {
             documented_limits: false,
             api_version: "2.3.2 (429f97ae6b@2025-04-09T09:09:27)".to_owned(),
             driver_version: "0.9.8".to_owned(),
+            domain_patience: Duration::from_secs(60),
             compute: true,
         }
     }
@@ -165,6 +174,12 @@ impl Machine {
         }
     }
 
+    /// How often the NPU was switched from one I/O domain to another.
+    #[must_use]
+    pub fn domain_switches(&self) -> u64 {
+        self.state.attachment.switches()
+    }
+
     /// How often the function with the vendor's name `symbol` was called; 0 for an unknown name.
     #[must_use]
     pub fn calls(&self, symbol: &str) -> u64 {
@@ -184,6 +199,7 @@ struct State {
     options: Options,
     injector: fault::Injector,
     mems: memory::Table,
+    attachment: domain::Attachment,
     contexts: AtomicUsize,
     /// The warning about multi-core masks has been given.
     mask_warned: AtomicBool,
@@ -202,6 +218,7 @@ pub fn start(options: Options) -> Result<Machine, StartError> {
             let state = Arc::new(State {
                 injector: fault::Injector::new(options.faults.clone()),
                 mems: memory::Table::new(options.coherence),
+                attachment: domain::Attachment::new(options.domain_patience),
                 contexts: AtomicUsize::new(0),
                 mask_warned: AtomicBool::new(false),
                 options,

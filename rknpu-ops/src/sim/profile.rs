@@ -178,20 +178,23 @@ pub(super) fn check_shape(
 pub(super) fn io_attr(accepted: &Accepted, shape: Shape) -> IoAttr {
     let Shape { m, k, n } = shape;
     let MatmulLayout { a, b, c, .. } = accepted.layout;
-    let (a_dims, c_dims) = if accepted.native_ac {
-        (a.dims(m, k).to_vec(), c.dims(m, n).to_vec())
+    let attr_a = |dims: &[usize]| attr(b'A', dims, a.bytes(m, k), a.elem);
+    let attr_b = |dims: &[usize], size| attr(b'B', dims, size, b.elem);
+    let attr_c = |dims: &[usize]| attr(b'C', dims, c.bytes(m, n), c.elem);
+    let (attr_a, attr_c) = if accepted.native_ac {
+        (attr_a(&a.dims(m, k)), attr_c(&c.dims(m, n)))
     } else {
-        (vec![m, k], vec![m, n])
+        (attr_a(&[m, k]), attr_c(&[m, n]))
     };
-    let (b_dims, b_size) = match accepted.b_layout {
-        Layout::NATIVE => (b.dims(k, n).to_vec(), b.bytes(k, n)),
-        Layout::TP_NORM => (vec![n, k], b.elem.bytes(k * n)),
-        _ => (vec![k, n], b.elem.bytes(k * n)),
+    let attr_b = match accepted.b_layout {
+        Layout::NATIVE => attr_b(&b.dims(k, n), b.bytes(k, n)),
+        Layout::TP_NORM => attr_b(&[n, k], b.elem.bytes(k * n)),
+        _ => attr_b(&[k, n], b.elem.bytes(k * n)),
     };
     IoAttr {
-        a: attr(b'A', &a_dims, a.bytes(m, k), a.elem),
-        b: attr(b'B', &b_dims, b_size, b.elem),
-        c: attr(b'C', &c_dims, c.bytes(m, n), c.elem),
+        a: attr_a,
+        b: attr_b,
+        c: attr_c,
     }
 }
 

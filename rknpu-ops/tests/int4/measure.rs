@@ -4,7 +4,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use rknpu_ops::calibrate::Method;
-use rknpu_ops::int4::{Digits, ScaledOutput, quantize_group_i4, quantize_rows_i4, unpack_scaled};
+use rknpu_ops::int4::{
+    Digits, Product, ScaledOutput, factors_i4, quantize_group_i4, quantize_rows_i4, unpack_scaled,
+};
 use rknpu_ops::layout::{Elem, NativeC};
 use rknpu_ops::pack::{Rows, RowsMut};
 use rknpu_ops::rotation::Rotation;
@@ -48,7 +50,7 @@ fn weights(rows: &[f32], k: usize, segment_k: usize, method: Method) -> Vec<f32>
         &mut views,
     );
     let q = digits_of(&out);
-    let value = |(i, q): (usize, &i8)| f32::from(*q) * scales[i % k / segment_k][i / k];
+    let value = |(i, q): (usize, &i8)| (f32::from(*q) + 0.5) * scales[i % k / segment_k][i / k];
     q.iter().enumerate().map(value).collect()
 }
 
@@ -56,7 +58,7 @@ fn weights(rows: &[f32], k: usize, segment_k: usize, method: Method) -> Vec<f32>
 fn activations(rows: &[f32], k: usize, segment_k: usize, digits: Digits) -> Vec<f32> {
     let (count, segments) = (rows.len() / k, k.div_ceil(segment_k));
     let mut out = vec![0; digits.rows() * rows.len() / 2];
-    let mut scales = vec![0.0; count * segments];
+    let mut factors = vec![0.0; count * factors_i4(segments)];
     let (rotation, mut work) = (Rotation::identity(k), vec![0.0; k]);
     let src = Rows::new(rows, count, k, k);
     quantize_rows_i4(
@@ -66,7 +68,7 @@ fn activations(rows: &[f32], k: usize, segment_k: usize, digits: Digits) -> Vec<
         digits,
         &mut work,
         &mut out,
-        &mut scales,
+        &mut factors,
     );
     let q = digits_of(&out);
     let per_row = digits.rows() * k;
@@ -78,7 +80,7 @@ fn activations(rows: &[f32], k: usize, segment_k: usize, digits: Digits) -> Vec<
                 Digits::One => high,
                 Digits::Two => 15.0 * high + f32::from(q[m * per_row + k + k0]),
             };
-            q * scales[m * segments + k0 / segment_k]
+            q * factors[m * factors_i4(segments) + k0 / segment_k]
         })
         .collect()
 }
@@ -106,7 +108,7 @@ fn errors() {
         Method::KlDivergence,
         Method::Mse,
     ];
-    for (k, segment_k) in [(576, 640), (1536, 512), (2048, 640)] {
+    for (k, segment_k) in [(576, 576), (1536, 512), (2048, 576)] {
         for (name, make) in [
             ("normal", normal as fn(usize, usize, u64) -> Vec<f32>),
             ("heavy", heavy),
@@ -165,7 +167,7 @@ fn speed() {
         let mut print = format!("K {k}: rotate {spin:.2}");
         for digits in [Digits::One, Digits::Two] {
             let mut out = vec![0; digits.rows() * m * k / 2];
-            let mut scales = vec![0.0; m * k.div_ceil(512)];
+            let mut factors = vec![0.0; m * factors_i4(k.div_ceil(512))];
             let src = Rows::new(&rows, m, k, k);
             let t = ns(m * k, || {
                 quantize_rows_i4(
@@ -175,12 +177,13 @@ fn speed() {
                     digits,
                     &mut work,
                     &mut out,
-                    &mut scales,
+                    &mut factors,
                 );
             });
             print += &format!(", rotate and quantize {digits:?} {t:.2}");
             let c: Vec<i16> = vec![5; m * digits.rows() * n];
-            let (w_scales, a_scales) = (vec![0.5; n], vec![0.25; m * segments]);
+            let (w_scales, per_row) = (vec![0.5; n], factors_i4(segments));
+            let factors = vec![0.25; m * per_row];
             let views = vec![
                 ScaledOutput {
                     c: &c[..],
@@ -194,17 +197,11 @@ fn speed() {
                 elem: Elem::I16,
             };
             let t = ns(m * n * segments, || {
-                let a_scales = Rows::new(&a_scales, m, segments, segments);
+                let factors = Rows::new(&factors, m, per_row, per_row);
                 let mut out = RowsMut::new(&mut dst, n, n);
-                unpack_scaled(
-                    &views,
-                    layout,
-                    m * digits.rows(),
-                    digits,
-                    0..m,
-                    a_scales,
-                    &mut out,
-                );
+                let rows = m * digits.rows();
+                let product = Product::new(&views, layout, rows, digits, factors);
+                unpack_scaled(product, 0..m, &mut out);
             });
             print += &format!(", unpack per segment {t:.2}");
         }

@@ -7,6 +7,7 @@
 )]
 
 mod common;
+mod domain;
 mod fault;
 mod memory;
 mod results;

@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
-use rayon::prelude::*;
 use rknpu_ops::int4;
 use rknpu_ops::layout::NativeA;
 use rknpu_ops::pack::{self, Rows};
 use rknpu_ops::rotation::Rotation;
+use rknpu_ops::rt::{Pool, chunks};
 
 use super::scratch::Scratch;
 use crate::caps::{DIGITS, Precision};
@@ -20,8 +20,8 @@ use crate::vendor::rknn::Context;
 /// Rows from which on the host stages are shared among threads: below, waking them costs more than the work.
 const PARALLEL_ROWS: usize = 16;
 
-/// Surfaces of native A that one thread fills at a time.
-const SURFACES_PER_TASK: usize = 8;
+/// Tasks that a host stage is cut into for each thread: one that comes late leaves part of its share to the others.
+const TASKS_PER_THREAD: usize = 4;
 
 /// Activations of one call, quantized and packed.
 #[derive(Debug, Default)]
@@ -29,16 +29,16 @@ pub(super) struct Activations {
     int8: Vec<i8>,
     fp16: Vec<f16>,
     nibbles: Vec<u8>,
-    /// One row of F32.
+    /// One row of F32 for each task.
     work: Vec<f32>,
-    /// Factors of the rows: the INT8 scale, the power of two that an FP16 row was divided by, or the INT4 scale of each
-    /// segment.
+    /// Factors of the rows: the INT8 scale, or the power of two that an FP16 row was divided by; for INT4 weights what
+    /// `int4::unpack_scaled` needs.
     pub(super) scales: Vec<f32>,
     pub(super) native: Scratch,
     /// What `native` and `scales` hold, if it may be used again.
     held: Option<Held>,
-    /// The rotation of integer operands, for each K.
-    rotations: HashMap<usize, Rotation>,
+    /// The rotation of operands, by whether they are plain FP16, and K.
+    rotations: HashMap<(bool, usize), Rotation>,
 }
 
 /// Activations that several weights read: Q, K and V, or gate and up.
@@ -66,7 +66,7 @@ struct Held {
 #[derive(Clone, Copy)]
 struct Packing<'a> {
     anchor: &'a Arc<Context>,
-    threads: &'a rayon::ThreadPool,
+    threads: &'a Pool,
     layout: &'a WeightLayout,
     /// M of the contexts.
     bucket: usize,
@@ -84,11 +84,12 @@ struct RowSizes {
 }
 
 impl Activations {
-    /// Scales of each row.
+    /// Factors of each row.
     pub(super) fn scales_per_row(layout: &WeightLayout) -> usize {
         match layout.precision {
-            Precision::Int4 => layout.segments,
-            Precision::Int8 | Precision::Fp16 | Precision::Int4Int8 => 1,
+            Precision::Int4 => int4::factors_i4(layout.segments),
+            Precision::Int4Int8 | Precision::Int4Fp16 => int4::factors(layout.segments),
+            Precision::Int8 | Precision::Fp16 => 1,
         }
     }
 
@@ -107,7 +108,7 @@ impl Activations {
     pub(super) fn pack(
         &mut self,
         anchor: &Arc<Context>,
-        threads: &rayon::ThreadPool,
+        threads: &Pool,
         layout: &WeightLayout,
         act: Rows<f32>,
         bucket: usize,
@@ -135,7 +136,7 @@ impl Activations {
     fn pack_anew(
         &mut self,
         anchor: &Arc<Context>,
-        threads: &rayon::ThreadPool,
+        threads: &Pool,
         layout: &WeightLayout,
         act: Rows<f32>,
         bucket: usize,
@@ -163,25 +164,35 @@ impl Activations {
             held: _,
         } = self;
         let row = |m: usize| act.rows(m..m + 1);
+        let rotation = rotations.entry((layout.precision == Precision::Fp16, k));
+        let rotation = rotation.or_insert_with(|| layout.rotation());
+        let segment_k = layout.segment_k;
         match layout.precision {
-            Precision::Fp16 => {
-                let fill = |m: usize, _: &mut [f32], out: &mut [f16], scales: &mut [f32]| {
-                    pack::convert_rows_f16(row(m), out, scales);
+            Precision::Fp16 | Precision::Int4Fp16 => {
+                let alone = layout.precision == Precision::Fp16;
+                let fill = |m: usize, work: &mut [f32], out: &mut [f16], scales: &mut [f32]| {
+                    if alone {
+                        pack::convert_rows_f16(row(m), rotation, work, out, scales);
+                    } else {
+                        int4::convert_rows_f16(row(m), rotation, segment_k, work, out, scales);
+                    }
                 };
                 packing.rows(sizes, fp16, scales, work, fill);
                 packing.interleave(native, Rows::new(fp16, sizes.count, k, k), 1)
             }
             Precision::Int8 | Precision::Int4Int8 => {
-                let rotation = rotations.entry(k).or_insert_with(|| layout.rotation());
+                let alone = layout.precision == Precision::Int8;
                 let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
-                    int4::quantize_rows_i8(row(m), rotation, work, out, scales);
+                    if alone {
+                        pack::quantize_rows_i8(row(m), rotation, work, out, scales);
+                    } else {
+                        int4::quantize_rows_i8(row(m), rotation, segment_k, work, out, scales);
+                    }
                 };
                 packing.rows(sizes, int8, scales, work, fill);
                 packing.interleave(native, Rows::new(int8, sizes.count, k, k), 1)
             }
             Precision::Int4 => {
-                let rotation = rotations.entry(k).or_insert_with(|| layout.rotation());
-                let segment_k = layout.segment_k;
                 let fill = |m: usize, work: &mut [f32], out: &mut [u8], scales: &mut [f32]| {
                     int4::quantize_rows_i4(row(m), rotation, segment_k, DIGITS, work, out, scales);
                 };
@@ -207,24 +218,24 @@ impl Packing<'_> {
         let k = self.layout.k;
         out.resize(sizes.count * sizes.len, T::default());
         scales.resize(sizes.count * sizes.scales, 0.0);
-        if sizes.count < PARALLEL_ROWS {
-            work.resize(k, 0.0);
+        let per_task = if sizes.count < PARALLEL_ROWS {
+            sizes.count
+        } else {
+            sizes
+                .count
+                .div_ceil(TASKS_PER_THREAD * self.threads.threads())
+        };
+        work.resize(sizes.count.div_ceil(per_task) * k, 0.0);
+        let parts = (
+            chunks(out, per_task * sizes.len),
+            (chunks(scales, per_task * sizes.scales), chunks(work, k)),
+        );
+        self.threads.for_each(parts, |task, (out, (scales, work))| {
             let rows = out.chunks_exact_mut(sizes.len);
             for (m, (row, scales)) in rows.zip(scales.chunks_exact_mut(sizes.scales)).enumerate() {
-                fill(m, work, row, scales);
+                fill(task * per_task + m, work, row, scales);
             }
-        } else {
-            let rows = out.par_chunks_exact_mut(sizes.len);
-            let rows = rows.zip(scales.par_chunks_exact_mut(sizes.scales));
-            self.threads.install(|| {
-                rows.enumerate().for_each_init(
-                    || vec![0.0; k],
-                    |work, (m, (row, scales))| {
-                        fill(m, work, row, scales);
-                    },
-                );
-            });
-        }
+        });
     }
 
     /// Step 2: row-major rows into the native A of each segment of K. `packed` elements of K share a `T`.
@@ -246,19 +257,17 @@ impl Packing<'_> {
             let out: &mut [T] = bytemuck::cast_slice_mut(&mut memory.bytes_mut()[..bytes]);
             let columns = layout.segment_columns(segment);
             let columns = rows.columns(columns.start / packed..columns.end / packed);
-            if m < PARALLEL_ROWS {
-                pack::interleave_a(columns, a, m, out);
+            let slices = layout.segment_k / layout.native.a.s;
+            let step = if m < PARALLEL_ROWS {
+                slices * a.s
             } else {
-                let step = SURFACES_PER_TASK * a.s;
-                let tasks = out.par_chunks_mut(step * m).enumerate();
-                let end = columns.row_len();
-                self.threads.install(|| {
-                    tasks.for_each(|(task, out)| {
-                        let range = (task * step).min(end)..((task + 1) * step).min(end);
-                        pack::interleave_a(columns.columns(range), a, m, out);
-                    });
-                });
-            }
+                slices.div_ceil(TASKS_PER_THREAD * self.threads.threads()) * a.s
+            };
+            let end = columns.row_len();
+            (self.threads).for_each(chunks(out, step * m), |task, out| {
+                let range = (task * step).min(end)..((task + 1) * step).min(end);
+                pack::interleave_a(columns.columns(range), a, m, out);
+            });
             memory.sync_to_device()?;
         }
         Ok(())

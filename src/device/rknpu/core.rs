@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
-use rknpu_ops::int4::{self, Accumulator, Digits, ScaledOutput};
-use rknpu_ops::pack::{self, NativeOutput, Rows};
+use rknpu_ops::int4::{self, Accumulator, Digits, Product, ScaledOutput};
+use rknpu_ops::pack::{self, NativeOutput, OutputRows, Rows};
 
 use super::activation::Activations;
 use super::scratch::Scratch;
@@ -142,21 +142,52 @@ impl Core {
                     .for_each(|segment| parts[segment] = bytemuck::cast_slice(bytes(segment)));
                 let output = NativeOutput::new(&parts[segments], c, call.bucket);
                 pack::unpack_f32(output, 0..call.rows, scales, columns, dst);
+                if !call.w.weights.unscaled {
+                    scale_columns(dst, call.rows, w_scales(0));
+                }
             }
             Precision::Int4 => {
-                let parts = segments.map(|segment| ScaledOutput::<i16> {
-                    c: bytemuck::cast_slice(bytes(segment)),
-                    w_scales: w_scales(segment),
-                });
-                unpack_scaled(call, &parts.collect::<Vec<_>>(), DIGITS, dst);
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: &[],
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, i16>(bytes(segment));
+                    part.w_scales = w_scales(segment);
+                }
+                unpack_scaled(call, &parts[segments], DIGITS, dst);
             }
             Precision::Int4Int8 => {
-                let parts = segments.map(|segment| ScaledOutput::<i32> {
-                    c: bytemuck::cast_slice(bytes(segment)),
-                    w_scales: w_scales(segment),
-                });
-                unpack_scaled(call, &parts.collect::<Vec<_>>(), Digits::One, dst);
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: &[],
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, i32>(bytes(segment));
+                    part.w_scales = w_scales(segment);
+                }
+                unpack_scaled(call, &parts[segments], Digits::One, dst);
             }
+            Precision::Int4Fp16 => {
+                let mut parts = [ScaledOutput {
+                    c: &[],
+                    w_scales: &[],
+                }; MAX_SEGMENTS];
+                for (part, segment) in parts.iter_mut().zip(segments.clone()) {
+                    part.c = bytemuck::cast_slice::<_, f32>(bytes(segment));
+                    part.w_scales = w_scales(segment);
+                }
+                unpack_scaled(call, &parts[segments], Digits::One, dst);
+            }
+        }
+    }
+}
+
+/// Multiplies each column by its scale.
+fn scale_columns(dst: &mut RowsMut, rows: usize, scales: &[f32]) {
+    for m in 0..rows {
+        for (value, scale) in dst.row(m).iter_mut().zip(scales) {
+            *value *= scale;
         }
     }
 }
@@ -170,17 +201,10 @@ fn unpack_scaled<T: Accumulator>(
 ) {
     let layout = &call.w.weights.layout;
     let per_row = Activations::scales_per_row(layout);
-    let a_scales = Rows::new(&call.activations.scales, call.rows, per_row, per_row);
+    let factors = Rows::new(&call.activations.scales, call.rows, per_row, per_row);
     let m = call.bucket * layout.precision.rows();
-    int4::unpack_scaled(
-        parts,
-        layout.native.c,
-        m,
-        digits,
-        0..call.rows,
-        a_scales,
-        dst,
-    );
+    let product = Product::new(parts, layout.native.c, m, digits, factors);
+    int4::unpack_scaled(product, 0..call.rows, dst);
 }
 
 impl Call<'_> {

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rknpu_ops::ffi::CoreMask;
 use rknpu_ops::pack::Rows;
+use rknpu_ops::rt::{Pool, chunks};
 
 use self::activation::{Activations, Shared};
 use self::core::{Call, Core};
@@ -30,6 +31,12 @@ mod core;
 mod domain;
 mod scratch;
 mod weight;
+
+/// Cores of the largest NPU.
+const MAX_CORES: usize = 3;
+
+/// Threads for the host stages, the caller among them: as many as a chip has big CPUs.
+const MAX_HOST_THREADS: usize = 4;
 
 /// Name of the device in ggml.
 pub const NAME: &str = "RKNPU0";
@@ -48,7 +55,7 @@ pub struct RkNpu {
     rknn: Arc<Rknn>,
     domains: Domains,
     versions: (String, String),
-    threads: rayon::ThreadPool,
+    threads: Pool,
     state: Mutex<State>,
     /// What put the device out of use.
     lost: OnceLock<String>,
@@ -64,9 +71,11 @@ struct State {
 impl RkNpu {
     /// Opens the NPU behind `rknn`.
     ///
+    /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
+    ///
     /// # Errors
     /// `Version` for a library that is too old, `Vendor` if a first context cannot be made.
-    pub fn open(rknn: Arc<Rknn>, caps: &'static RkCaps) -> Result<Self> {
+    pub fn open(rknn: Arc<Rknn>, caps: &'static RkCaps, cpus: &[usize]) -> Result<Self> {
         let mut domains = Domains::new(&rknn)?;
         let versions = domains.first_anchor().versions()?;
         rknn::check_version(&versions.0)?;
@@ -74,18 +83,11 @@ impl RkNpu {
             domains.limit(1);
         }
         let cores = caps.soc.cores();
-        let threads = std::thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(4)
-            .max(cores);
-        let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|index| format!("rknpu-{index}"))
-            .build()
-            .map_err(|error| Error::Library {
-                library: "threads of the device".into(),
-                reason: error.to_string(),
-            })?;
+        let threads = threads(cores, rknn.stand_in().is_some());
+        let threads = Pool::new(threads, "rknpu", cpus).map_err(|error| Error::Library {
+            library: "threads of the device".into(),
+            reason: error.to_string(),
+        })?;
         // A chip with one core refuses a mask. SOURCE: RKNN SDK User Guide 2.3.0, rknn_matmul_set_core_mask.
         let masks = [CoreMask::CORE_0, CoreMask::CORE_1, CoreMask::CORE_2];
         let cores =
@@ -172,7 +174,7 @@ impl RkNpu {
             (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, graph, dst));
         // A lack of memory may pass, and the call that met it has failed as a whole.
         if let Err(error) = &result
-            && !matches!(error, Error::OutOfMemory { .. })
+            && !error.is_shortage()
         {
             // The first cause stays.
             let _ = self.lost.set(error.to_string());
@@ -201,45 +203,40 @@ impl RkNpu {
         state.activations.written(&dst.addresses());
 
         let State { activations, cores } = state;
-        let mut shares: Vec<_> = cores
-            .iter_mut()
-            .enumerate()
-            .map(|(index, core)| {
-                let first = (index * layout.chunks_per_core).min(layout.chunks);
-                let chunks = first..(first + layout.chunks_per_core).min(layout.chunks);
-                let width = chunks
-                    .clone()
-                    .map(|chunk| layout.chunk_rows(chunk).len())
-                    .sum();
-                (core, chunks, dst.split_columns(width), Ok(()))
-            })
-            .filter(|(_, chunks, ..)| !chunks.is_empty())
-            .collect();
-        let compute = |(core, chunks, dst, result): &mut (
-            &mut Core,
-            std::ops::Range<usize>,
-            _,
-            Result<()>,
-        )| {
-            let call = Call {
-                rknn: &self.rknn,
-                w,
-                activations,
-                rows: act.count(),
-                bucket,
-            };
-            *result = core.run_chunks(&call, chunks.clone(), dst);
+        let call = Call {
+            rknn: &self.rknn,
+            w,
+            activations,
+            rows: act.count(),
+            bucket,
         };
-        match shares.as_mut_slice() {
-            [] => {}
-            [only] => compute(only),
-            [first, rest @ ..] => self.threads.in_place_scope(|scope| {
-                for share in rest {
-                    scope.spawn(|_| compute(share));
-                }
-                compute(first);
-            }),
+        let mut shares = [const { None }; MAX_CORES];
+        for (index, (share, core)) in shares.iter_mut().zip(cores).enumerate() {
+            let first = (index * layout.chunks_per_core).min(layout.chunks);
+            let chunks = first..(first + layout.chunks_per_core).min(layout.chunks);
+            let width = chunks.clone().map(|chunk| layout.chunk_rows(chunk).len());
+            let dst = dst.split_columns(width.sum());
+            *share = (!chunks.is_empty()).then_some((core, chunks, dst, Ok(())));
         }
-        shares.into_iter().try_for_each(|(.., result)| result)
+        let used = shares.iter().flatten().count();
+        self.threads
+            .for_each(chunks(&mut shares[..used], 1), |_, share| {
+                for (core, chunks, dst, result) in share.iter_mut().flatten() {
+                    *result = core.run_chunks(&call, chunks.clone(), dst);
+                }
+            });
+        (shares.into_iter().flatten()).try_for_each(|(.., result)| result)
+    }
+}
+
+/// Threads that serve the NPU: one for each of its cores, as the vendor's run blocks, and some more for the host
+/// stages. A stand-in computes on the CPU, where more threads than CPUs would only take turns.
+fn threads(cores: usize, simulated: bool) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cpus.min(MAX_HOST_THREADS).max(cores);
+    if simulated {
+        threads.min(cpus)
+    } else {
+        threads
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::domain::Share;
+use crate::caps::Precision;
 use crate::error::Result;
 use crate::repack::{self, Source, WeightLayout};
 use crate::vendor::rknn::{Context, Memory, View};
@@ -24,6 +25,8 @@ pub struct Weights {
     pub(super) layout: WeightLayout,
     pub(super) blocks: Vec<View>,
     pub(super) scales: Vec<f32>,
+    /// Every scale is 1: FP16 rows as they were.
+    pub(super) unscaled: bool,
 }
 
 /// One slice of a weight, to multiply with.
@@ -65,10 +68,17 @@ impl WeightMemory {
         let blocks = (0..layout.slices * layout.blocks_per_slice())
             .map(|block| memory.view(offset + layout.block_offset(block), layout.block_bytes()))
             .collect::<Result<_>>()?;
+        // Until its row is packed, a scale says what it would for a row of zeros.
+        let scale = if layout.precision == Precision::Fp16 {
+            1.0
+        } else {
+            0.0
+        };
         Ok(Weights {
             layout,
             blocks,
-            scales: vec![0.0; layout.scales()],
+            scales: vec![scale; layout.scales()],
+            unscaled: false,
         })
     }
 
@@ -77,6 +87,7 @@ impl WeightMemory {
         let mut memory = self.lock();
         let out = &mut memory.bytes_mut()[offset..][..weights.layout.bytes()];
         repack::pack_rows(&weights.layout, source, rows, &mut weights.scales, out);
+        weights.unscaled = weights.scales.iter().all(|scale| *scale == 1.0);
         self.dirty.store(true, Ordering::Release);
     }
 

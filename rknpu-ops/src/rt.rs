@@ -1,0 +1,307 @@
+//! Threads for the host's share of a call: a pool that spins briefly and then sleeps, and memory that its tasks share.
+//!
+//! ```text
+//! caller   publish n tasks -> wake who sleeps -> take tasks -------------------> spin, then sleep until all are done
+//! worker   spin, then sleep ------------------> take tasks -> report the last -> spin, then sleep
+//! ```
+//!
+//! A run costs no system call while the workers still spin, and nothing is allocated. Tasks are taken one at a time,
+//! so a thread that comes late, or not at all, only leaves its tasks to the others.
+#![expect(
+    unsafe_code,
+    reason = "a task of the caller's lifetime goes to threads that outlive it"
+)]
+
+use std::any::Any;
+use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+mod cpu;
+mod part;
+
+use self::cpu::{Cpus, current_cpu};
+pub use part::{Chunks, Parts, chunks};
+
+/// How long a thread spins before it sleeps, where there is a CPU for each thread of the pool.
+///
+/// Long enough for the time between two multiplications of one graph split, short enough to leave the CPUs to the
+/// threads of ggml in the next split: the vendor's own run takes 33 us.
+///
+/// SOURCE: `rknn_matmul_run` 32.9 us on RK3588, unimatrix099's fork of rk-llama.cpp.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// How long the caller spins for the last tasks before it sleeps. The cores of an NPU finish within a few microseconds
+/// of each other; a task that takes longer waits for a CPU, which may be the one that the caller spins on.
+const SPIN_AT_END: Duration = Duration::from_micros(5);
+
+/// Looks at the shared counter between two looks at the clock.
+const SPINS_PER_LOOK: u32 = 16;
+
+/// Threads that wait for tasks. Dropping it ends them.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held during a run.
+    turn: Mutex<()>,
+}
+
+/// A counter with a cache line of its own: 64 bytes on Cortex-A, and pairs of lines are fetched together on x86-64.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counter(AtomicUsize);
+
+/// What the threads of a pool share.
+#[derive(Debug)]
+struct Shared {
+    /// Tasks of the run that nobody has taken; the one that is taken next has the number below.
+    left: Counter,
+    /// Tasks of the run that are not done.
+    unfinished: Counter,
+    /// Where the run's task is. Points to a `&(dyn Fn(usize) + Sync)` as long as `unfinished` is not 0.
+    task: AtomicPtr<Task<'static>>,
+    /// What the first task that panicked said.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// The CPU that the caller was on at the begin of the run, or [`NO_CPU`].
+    caller_cpu: AtomicUsize,
+    /// Workers that sleep, or are about to: `left` was 0 after they counted themselves.
+    asleep: AtomicUsize,
+    work: (Mutex<()>, Condvar),
+    /// The caller sleeps, or is about to.
+    caller_asleep: AtomicBool,
+    done: (Mutex<()>, Condvar),
+    stop: AtomicBool,
+    /// There are fewer CPUs than threads.
+    crowded: bool,
+}
+
+/// Stands for a CPU that is not known.
+const NO_CPU: usize = usize::MAX;
+
+/// What [`Pool::run`] runs.
+type Task<'a> = &'a (dyn Fn(usize) + Sync);
+
+impl Pool {
+    /// A pool of `threads` threads, the caller of [`Pool::run`] among them: one less is started.
+    ///
+    /// - `name`: of the threads, with a number behind it
+    /// - `cpus`: the CPUs that the started threads keep to, as far as the process may use them; all for an empty list
+    ///
+    /// # Errors
+    /// That of the system if it starts no more threads.
+    pub fn new(threads: usize, name: &str, cpus: &[usize]) -> std::io::Result<Self> {
+        // Where threads share a CPU, one that spins keeps the CPU from one with work.
+        let crowded = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < threads);
+        let shared = Arc::new(Shared {
+            left: Counter::default(),
+            unfinished: Counter::default(),
+            task: AtomicPtr::default(),
+            panic: Mutex::default(),
+            caller_cpu: AtomicUsize::new(NO_CPU),
+            asleep: AtomicUsize::new(0),
+            work: Default::default(),
+            caller_asleep: AtomicBool::new(false),
+            done: Default::default(),
+            stop: AtomicBool::new(false),
+            crowded,
+        });
+        // Begun before the threads: should one not start, dropping the pool ends the others.
+        let mut pool = Self {
+            shared,
+            workers: Vec::new(),
+            turn: Mutex::default(),
+        };
+        for index in 1..threads {
+            let (shared, cpus) = (Arc::clone(&pool.shared), cpus.to_vec());
+            let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
+            let life = move || shared.work(&Cpus::of_thread(&cpus));
+            pool.workers.push(builder.spawn(life)?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that tasks run on, the caller among them.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task(i)` once for each `i` below `n`, on any of the threads and in any order, and returns when all calls
+    /// have returned. While the pool is in use, by another thread or by a task that this is called from, the caller
+    /// does all of it.
+    ///
+    /// # Panics
+    /// If a task panics: with what the first one said, after all tasks are done.
+    pub fn run(&self, n: usize, task: Task) {
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if n <= 1 || self.workers.is_empty() || turn.is_none() {
+            (0..n).for_each(task);
+            return;
+        }
+        let shared = &*self.shared;
+        let cpu = current_cpu().unwrap_or(NO_CPU);
+        shared.caller_cpu.store(cpu, Ordering::Relaxed);
+        shared.unfinished.0.store(n, Ordering::Relaxed);
+        let address = (&raw const task).cast_mut().cast::<Task<'static>>();
+        shared.task.store(address, Ordering::Relaxed);
+        // Releases the stores above to whoever takes a task. Sequential, like the count of sleepers that is read
+        // next: a worker that is not counted there sees these tasks before it sleeps.
+        shared.left.0.store(n, Ordering::SeqCst);
+        shared.wake(n - 1, self.workers.len());
+        shared.take_all();
+        shared.wait();
+        let panic = lock(&shared.panic).take();
+        drop(turn);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Calls `task(i, part i)` once for each part, as [`Pool::run`] does.
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
+    pub fn for_each<P: Parts>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
+        self.run(parts.count(), &|index| {
+            // SAFETY: `run` calls this once for each index below the count, and `parts` lives until it returns.
+            let part = unsafe { parts.part(index) };
+            task(index, part);
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        // Who has looked at `stop` before holds the lock until it waits.
+        drop(lock(&self.shared.work.0));
+        self.shared.work.1.notify_all();
+        for worker in self.workers.drain(..) {
+            // Tasks are caught, so a worker does not panic; if one did, there is nobody to tell.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    /// The life of a worker.
+    fn work(&self, cpus: &Cpus) {
+        while !self.stop.load(Ordering::SeqCst) {
+            self.take_all();
+            let found = || self.left.0.load(Ordering::Relaxed) > 0;
+            let caller_cpu = || self.caller_cpu.load(Ordering::Relaxed);
+            let in_the_way = || current_cpu().is_some_and(|cpu| cpu == caller_cpu());
+            if !self.spin_until(SPIN, found, in_the_way) {
+                // The system may wake a thread on the CPU of who woke it, and let it go first: there, it would spin in
+                // the caller's time, and there would be no two threads at work.
+                if in_the_way() {
+                    cpus.leave(caller_cpu());
+                }
+                self.sleep();
+            }
+        }
+    }
+
+    /// Whether `condition` came true before it was time to sleep, or before `give_up` came true.
+    fn spin_until(
+        &self,
+        time: Duration,
+        condition: impl Fn() -> bool,
+        give_up: impl Fn() -> bool,
+    ) -> bool {
+        if condition() {
+            return true;
+        }
+        if self.crowded || give_up() {
+            return false;
+        }
+        let start = Instant::now();
+        loop {
+            for _ in 0..SPINS_PER_LOOK {
+                if condition() {
+                    return true;
+                }
+                spin_loop();
+            }
+            if start.elapsed() >= time || give_up() {
+                return false;
+            }
+        }
+    }
+
+    fn sleep(&self) {
+        let mut guard = lock(&self.work.0);
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+        while self.left.0.load(Ordering::SeqCst) == 0 && !self.stop.load(Ordering::SeqCst) {
+            guard = (self.work.1.wait(guard)).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Wakes as many workers as are missing for `wanted` to be awake.
+    fn wake(&self, wanted: usize, workers: usize) {
+        let asleep = self.asleep.load(Ordering::SeqCst);
+        let missing = wanted.saturating_sub(workers - asleep).min(asleep);
+        if missing > 0 {
+            // Who has counted itself and not seen the tasks holds the lock until it waits.
+            drop(lock(&self.work.0));
+            (0..missing).for_each(|_| self.work.1.notify_one());
+        }
+    }
+
+    /// Takes and does tasks until none is left.
+    fn take_all(&self) {
+        let take = |left: usize| left.checked_sub(1);
+        // Acquires what the run released with its number of tasks; all later values of `left` carry it on.
+        while let Ok(left) = (self.left.0).fetch_update(Ordering::Acquire, Ordering::Relaxed, take)
+        {
+            // A task was taken and is not done, so its run waits: the address is that run's.
+            let address = self.task.load(Ordering::Relaxed);
+            // SAFETY: written by the run before `left`; its stack frame, and what the reference in it points to, last
+            // until `unfinished` is 0, and this task counts there until the line at the end.
+            let task = unsafe { *address };
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(left - 1))) {
+                lock(&self.panic).get_or_insert(panic);
+            }
+            self.finish_one();
+        }
+    }
+
+    fn finish_one(&self) {
+        let last = self.unfinished.0.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.caller_asleep.load(Ordering::SeqCst) {
+            drop(lock(&self.done.0));
+            self.done.1.notify_all();
+        }
+    }
+
+    /// Returns when all tasks of the run are done.
+    fn wait(&self) {
+        let done = || self.unfinished.0.load(Ordering::SeqCst) == 0;
+        if self.spin_until(SPIN_AT_END, done, || false) {
+            return;
+        }
+        let mut guard = lock(&self.done.0);
+        self.caller_asleep.store(true, Ordering::SeqCst);
+        while !done() {
+            guard = (self.done.1.wait(guard)).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.caller_asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Locks, also after a panic elsewhere: what these locks guard is whole at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Memory that tasks share part by part: each index has its own.
+#![expect(
+    unsafe_code,
+    reason = "exclusive parts are handed out through a shared reference"
+)]
+
+use std::marker::PhantomData;
+
+/// Something that can be cut into parts that are independent of each other.
+///
+/// # Safety
+/// Parts of different indices may be used at the same time on different threads.
+pub unsafe trait Parts: Sync {
+    /// What belongs to one index.
+    type Part;
+
+    /// Number of parts.
+    fn count(&self) -> usize;
+
+    /// The part with number `index`.
+    ///
+    /// # Safety
+    /// - `index` is below the count, and is asked for only once,
+    /// - the part is not used after `self` is gone.
+    unsafe fn part(&self, index: usize) -> Self::Part;
+}
+
+/// A slice in chunks of `size` elements, the last one possibly shorter.
+#[derive(Debug)]
+pub struct Chunks<'a, T> {
+    base: *mut T,
+    len: usize,
+    size: usize,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+/// Cuts a slice into chunks of `size` elements; the last one may be shorter.
+///
+/// # Panics
+/// If `size` is 0.
+#[must_use]
+pub fn chunks<T>(slice: &mut [T], size: usize) -> Chunks<'_, T> {
+    assert!(size > 0, "chunks of 0 elements");
+    Chunks {
+        base: slice.as_mut_ptr(),
+        len: slice.len(),
+        size,
+        owner: PhantomData,
+    }
+}
+
+// SAFETY: a shared reference gives out disjoint parts only (`Parts::part`), each to one thread.
+unsafe impl<T: Send> Sync for Chunks<'_, T> {}
+
+// SAFETY: chunks of different indices have no element in common.
+unsafe impl<'a, T: Send> Parts for Chunks<'a, T> {
+    type Part = &'a mut [T];
+
+    fn count(&self) -> usize {
+        self.len.div_ceil(self.size)
+    }
+
+    unsafe fn part(&self, index: usize) -> &'a mut [T] {
+        let start = index * self.size;
+        let len = self.size.min(self.len - start);
+        // SAFETY: below the slice's length, since the index is below the count.
+        let base = unsafe { self.base.add(start) };
+        // SAFETY: inside the slice that is borrowed for `'a`, and only this part has these elements.
+        unsafe { std::slice::from_raw_parts_mut(base, len) }
+    }
+}
+
+// SAFETY: the parts of each are independent.
+unsafe impl<A: Parts, B: Parts> Parts for (A, B) {
+    type Part = (A::Part, B::Part);
+
+    fn count(&self) -> usize {
+        self.0.count().min(self.1.count())
+    }
+
+    unsafe fn part(&self, index: usize) -> Self::Part {
+        // SAFETY: passed on to the caller.
+        let first = unsafe { self.0.part(index) };
+        // SAFETY: passed on to the caller.
+        (first, unsafe { self.1.part(index) })
+    }
+}

@@ -1,0 +1,139 @@
+//! What runs out or must be shared: the attached I/O domain, file descriptors.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rknpu_ops::ffi::{MatmulCtx, MatmulType, MemSync};
+use rknpu_ops::layout::Soc;
+use rknpu_ops::sim::Options;
+
+use crate::common::{Mem, Npu, Problem, info};
+
+const I8: MatmulType = MatmulType::I8_I8_I32;
+
+fn in_domain(problem: &Problem, domain: i32) -> Problem {
+    let mut info = problem.info;
+    info.iommu_domain_id = domain;
+    Problem {
+        info,
+        a: problem.a.clone(),
+        b: problem.b.clone(),
+        ..*problem
+    }
+}
+
+/// A context in `domain` with its three tensors bound.
+fn bound(npu: &Npu, problem: &Problem) -> (MatmulCtx, [Mem; 3]) {
+    let (ctx, attr) = npu.create(problem.info).unwrap();
+    let mems = [attr.a, attr.b, attr.c].map(|attr| {
+        let mem = npu.mem(ctx, attr.size).unwrap();
+        assert_eq!(npu.set(ctx, mem, attr), 0);
+        mem
+    });
+    (ctx, mems)
+}
+
+#[test]
+fn each_change_of_domain_is_a_switch() {
+    let npu = Npu::new(Soc::Rk3588);
+    let problem = Problem::random(Soc::Rk3588, I8, [1, 32, 32], 1);
+    let (zero, [a, ..]) = bound(&npu, &problem);
+    assert_eq!(npu.machine.domain_switches(), 0);
+    let (three, _) = bound(&npu, &in_domain(&problem, 3));
+    assert_eq!(npu.machine.domain_switches(), 1);
+    assert_eq!(npu.run(three), 0);
+    assert_eq!(npu.machine.domain_switches(), 1);
+    assert_eq!(npu.run(zero), 0);
+    assert_eq!(npu.machine.domain_switches(), 2);
+    // The memory's domain counts, not that of the context that names it.
+    assert_eq!(npu.sync(three, a, MemSync::TO_DEVICE), 0);
+    assert_eq!(npu.machine.domain_switches(), 2);
+    assert_eq!(npu.destroy_mem(three, a), 0);
+    assert_eq!(npu.machine.domain_switches(), 2);
+}
+
+#[test]
+fn a_domain_waits_while_another_one_runs_and_gives_up() {
+    let mut options = Options::new(Soc::Rk3588);
+    options.domain_patience = Duration::ZERO;
+    let npu = Npu::with(options);
+    let problem = Problem::random(Soc::Rk3588, I8, [64, 1024, 256], 2);
+    let (zero, _) = bound(&npu, &problem);
+    let mut request = info(I8, [1, 32, 32]);
+    request.iommu_domain_id = 1;
+    let (one, _) = npu.create(request).unwrap();
+    let (stop, mut refused) = (AtomicBool::new(false), false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Domain 1 may be attached just then.
+                assert!([0, -1].contains(&npu.run(zero)));
+            }
+        });
+        for _ in 0..100_000 {
+            match npu.mem(one, 64) {
+                None => {
+                    refused = true;
+                    break;
+                }
+                Some(mem) => while npu.destroy_mem(one, mem) != 0 {},
+            }
+            std::thread::yield_now();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(refused, "a run and another domain went on at the same time");
+    assert!(npu.mem(one, 64).is_some(), "nobody uses domain 0 any more");
+}
+
+#[test]
+fn work_in_two_domains_takes_turns() {
+    let npu = Npu::new(Soc::Rk3588);
+    std::thread::scope(|scope| {
+        for domain in 0..2 {
+            let npu = &npu;
+            scope.spawn(move || {
+                let problem = Problem::random(Soc::Rk3588, I8, [3, 96, 64], 3);
+                let problem = in_domain(&problem, domain);
+                let (a, b) = (problem.a_bytes(), problem.b_bytes());
+                for _ in 0..20 {
+                    problem.check(&npu.multiply(problem.info, &a, &b).unwrap(), "in turns");
+                }
+            });
+        }
+    });
+    assert!(npu.machine.domain_switches() > 0);
+}
+
+/// Set for the child process that may open few files.
+const CHILD: &str = "RKNPU_OPS_TEST_FEW_DESCRIPTORS";
+
+#[test]
+fn an_allocation_takes_a_descriptor_and_fails_without_one() {
+    if std::env::var_os(CHILD).is_none() {
+        let test = std::env::current_exe().unwrap();
+        let script = "ulimit -n 64 && exec \"$0\" --exact domain::an_allocation_takes_a_descriptor_and_fails_without_one";
+        let child = Command::new("sh")
+            .args(["-c", script])
+            .arg(test)
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success(), "{text}");
+        assert!(text.contains("1 passed"), "{text}");
+        return;
+    }
+    let npu = Npu::new(Soc::Rk3588);
+    let (ctx, _) = npu.create(info(I8, [1, 32, 32])).unwrap();
+    let mems: Vec<Mem> = std::iter::from_fn(|| npu.mem(ctx, 4096))
+        .take(100)
+        .collect();
+    assert!((20..64).contains(&mems.len()), "{}", mems.len());
+    // Views take none.
+    assert!(npu.view(ctx, mems[0], 64, 0).is_some());
+    assert!(npu.mem(ctx, 4096).is_none());
+    assert_eq!(npu.destroy_mem(ctx, mems[1]), 0);
+    assert!(npu.mem(ctx, 4096).is_some());
+}

@@ -1,0 +1,68 @@
+//! Proves that running out of file descriptors is an error that names the limit, and passes with its cause. A process of
+//! its own, since the limit is one of the process.
+
+mod common;
+
+use common::{Numbers, PLAIN, Weight, device_with, mul_mat, packed};
+use ggml_rust_npu::backend::WeightBuffer;
+use ggml_rust_npu::caps;
+use ggml_rust_npu::error::Error;
+use rknpu_ops::sim::{self, Live};
+use rlimit::Resource;
+use std::sync::Arc;
+
+#[test]
+fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
+    let mut numbers = Numbers::new(41);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.vec(64 * 300);
+    let options = sim::Options::new(caps::RK3588.soc);
+    let (device, rknn) = device_with(options.clone(), &caps::RK3588).unwrap();
+    let buffer = packed(&device, &w, 0);
+    let multiply = |m: usize| {
+        mul_mat(
+            &device,
+            &w,
+            Some((&buffer, 0)),
+            &act[..64 * m],
+            [64, m, 1, 1],
+        )
+    };
+    let before = multiply(1).unwrap();
+
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let (old, hard) = Resource::NOFILE.get().unwrap();
+    let limit = open + 2;
+    Resource::NOFILE.set(limit, hard).unwrap();
+    let names_the_limit = |error: &Error| {
+        let text = error.to_string();
+        assert!(matches!(error, Error::OutOfDescriptors { .. }), "{text}");
+        assert!(
+            text.contains(&format!("all {limit} file descriptors")),
+            "{text}"
+        );
+    };
+
+    // Weights that are loaded.
+    let mut buffers = Vec::new();
+    let error = loop {
+        match WeightBuffer::new(Arc::clone(&device), 4096) {
+            Ok(buffer) => buffers.push(buffer),
+            Err(error) => break error,
+        }
+        assert!(buffers.len() < 8, "{} buffers", buffers.len());
+    };
+    names_the_limit(&error);
+    // A device that starts.
+    names_the_limit(&device_with(options, &caps::RK3588).unwrap_err());
+    // A multiplication that needs larger memory for its operands than there is.
+    names_the_limit(&multiply(300).unwrap_err());
+    // What needs nothing more goes on, and so does the rest when there are descriptors again.
+    assert_eq!(multiply(1).unwrap(), before);
+    Resource::NOFILE.set(old, hard).unwrap();
+    multiply(300).unwrap();
+    assert_eq!(multiply(1).unwrap(), before);
+
+    drop((buffers, buffer, device));
+    assert_eq!(rknn.stand_in().unwrap().live(), Live::default());
+}

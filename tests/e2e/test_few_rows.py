@@ -1,0 +1,35 @@
+"""Multiplications of fewer than GGML_RUST_NPU_MIN_M rows are the CPU backend's, from the bytes of the packed weights."""
+
+from harness import DEVICE, Case, cpu_env, device_env
+
+TOKENS = 48
+PROMPT = "Once upon a time, in a small village by the sea,"
+
+# One token at a time in the prompt as well, and attention as it is beside a device.
+DECODE_ONLY = ["-ub", 1, "-fa", "off"]
+
+
+class FewRows(Case):
+    def test_decode_is_the_cpu_backends_to_the_letter(self):
+        # Weights that the CPU backend repacks for itself would meet another kernel.
+        want = self.complete(PROMPT, TOKENS, cpu_env(), *DECODE_ONLY, "--no-repack").out
+        # Any run of the device after its self-test would end the program.
+        env = device_env(GGML_RUST_NPU_MIN_M="2", GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_run:100+=-1")
+        done = self.complete(PROMPT, TOKENS, env, *DECODE_ONLY, "-v")
+        self.assertIn(f"{DEVICE}_PACKED model buffer size", done.log)
+        self.assertGreater(len(want), TOKENS)
+        self.assertEqual(done.out, want)
+
+    def test_the_device_computes_what_has_enough_rows(self):
+        env = device_env(GGML_RUST_NPU_MIN_M="2", GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_run:100+=-1")
+        done = self.try_complete(PROMPT, TOKENS, env)
+        self.assertNotEqual(done.code, 0)
+        self.assertTrue(any("rknn_matmul_run" in line for line in done.ours("E")), done.log[-2000:])
+
+    def test_experts_and_batches_agree_with_the_cpu_backend(self):
+        env = device_env(GGML_RUST_NPU_MIN_M="65536")
+        for op in ("MUL_MAT", "MUL_MAT_ID"):
+            with self.subTest(op):
+                done = self.succeed("test-backend-ops", "-b", DEVICE, "-o", op, "-p", "type_a=q8_0", env=env)
+                self.assertIn("OK", done.all)
+                self.assertNotIn("FAIL", done.all)
