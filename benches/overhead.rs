@@ -11,8 +11,8 @@ use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
 use ggml_rust_npu::shm::{Region, RegionMut};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use ggml_rust_npu::vendor::rknn::Rknn;
-use rknpu_ops::rt::Pool;
 use rknpu_ops::sim;
+use task_pool::Pool;
 
 /// Blocks of 32 plain floats: the time to dequantize is not ours.
 struct Plain;

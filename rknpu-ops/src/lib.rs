@@ -10,7 +10,6 @@
 //! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
 //! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant`, `rotation` |
 //! | [`scalar`], `neon` | the loops of `quant` and `pack`: portable ones, and the same bits on aarch64's vector unit | types of `quant` and `pack` |
-//! | [`rt`] | threads that share the host's work of a call | - |
 //! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout` |
 
 pub mod calibrate;
@@ -23,7 +22,6 @@ pub mod pack;
 pub mod quant;
 pub mod rotation;
 mod round;
-pub mod rt;
 pub mod scalar;
 pub mod sim;
 

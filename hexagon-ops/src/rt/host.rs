@@ -1,43 +1,33 @@
-//! Steps on the host: a pool of threads; a copy is a task like the others.
+//! Steps on the host: a pool of threads; the copy is done by whichever thread comes first.
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::sync::{Mutex, PoisonError};
+
+use task_pool::{Pool, chunks};
 
 use super::Copy;
 
 /// Threads that stand for the DSP's hardware threads and its DMA engine.
 #[derive(Debug)]
-pub struct Engine {
-    /// None with a single thread.
-    pool: Option<ThreadPool>,
-    threads: usize,
-}
+pub struct Engine(Option<Pool>);
 
 impl Engine {
-    /// An engine of `threads` threads (at least 1), the caller's among them; fewer if the system refuses more.
+    /// An engine of `threads` threads (at least 1), the caller's among them; one if the system refuses more.
     #[must_use]
     pub fn new(threads: usize) -> Self {
-        let pool = (threads > 1)
-            .then(|| {
-                ThreadPoolBuilder::new()
-                    .num_threads(threads - 1)
-                    .thread_name(|i| format!("hvx-{i}"))
-                    .build()
-                    .ok()
-            })
-            .flatten();
-        Self {
-            threads: if pool.is_some() { threads } else { 1 },
-            pool,
-        }
+        Self(
+            (threads > 1)
+                .then(|| Pool::new(threads, "hvx", &[]).ok())
+                .flatten(),
+        )
     }
 
     /// Threads that run tasks.
     #[must_use]
     pub fn threads(&self) -> usize {
-        self.threads
+        self.0.as_ref().map_or(1, Pool::threads)
     }
 
-    /// Runs the copy and `run` on every task, and returns when all are done. Task 0 runs on the calling thread.
+    /// Runs the copy and `run` on every task, and returns when all are done.
     ///
     /// # Panics
     /// If the two sides of the copy differ in length, or when `run` does.
@@ -47,21 +37,15 @@ impl Engine {
         tasks: &mut [T],
         run: impl Fn(&mut T) + Sync,
     ) {
-        let Some(pool) = &self.pool else {
+        let (Some(pool), false) = (&self.0, tasks.is_empty()) else {
             copy.into_iter().for_each(Copy::run);
             return tasks.iter_mut().for_each(run);
         };
-        let run = &run;
-        pool.in_place_scope(|scope| {
-            if let Some(copy) = copy {
-                scope.spawn(move |_| copy.run());
-            }
-            let mut tasks = tasks.iter_mut();
-            let first = tasks.next();
-            for task in tasks {
-                scope.spawn(move |_| run(task));
-            }
-            first.into_iter().for_each(run);
+        let copy = Mutex::new(copy);
+        pool.for_each(chunks(tasks, 1), |_, task| {
+            let first = copy.lock().unwrap_or_else(PoisonError::into_inner).take();
+            first.into_iter().for_each(Copy::run);
+            task.iter_mut().for_each(&run);
         });
     }
 }
@@ -83,18 +67,17 @@ mod tests {
         for threads in [1, 2, 5] {
             let engine = Engine::new(threads);
             let from = vec![Line([7; 128]); 9];
-            let mut to = vec![Line::ZERO; 9];
-            let mut tasks: Vec<usize> = (0..23).collect();
-            engine.step(
-                Some(Copy {
+            for count in [23, 0] {
+                let mut to = vec![Line::ZERO; 9];
+                let mut tasks: Vec<usize> = (0..count).collect();
+                let copy = Copy {
                     from: &from,
                     to: &mut to,
-                }),
-                &mut tasks,
-                |task| *task *= 2,
-            );
-            assert_eq!(tasks, (0..23).map(|i| 2 * i).collect::<Vec<_>>());
-            assert_eq!(to, from);
+                };
+                engine.step(Some(copy), &mut tasks, |task| *task *= 2);
+                assert_eq!(tasks, (0..count).map(|i| 2 * i).collect::<Vec<_>>());
+                assert_eq!(to, from);
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use rknpu_ops::int4;
 use rknpu_ops::layout::NativeA;
 use rknpu_ops::pack::{self, Rows};
 use rknpu_ops::rotation::Rotation;
-use rknpu_ops::rt::{Pool, chunks};
+use task_pool::{Pool, chunks};
 
 use super::scratch::Scratch;
 use crate::caps::{DIGITS, Precision};

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rknpu_ops::ffi::CoreMask;
 use rknpu_ops::pack::Rows;
-use rknpu_ops::rt::{Pool, chunks};
+use task_pool::{Pool, chunks};
 
 use self::activation::{Activations, Shared};
 use self::core::{Call, Core};

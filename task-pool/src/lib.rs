@@ -1,4 +1,5 @@
-//! Threads for the host's share of a call: a pool that spins briefly and then sleeps, and memory that its tasks share.
+//! Threads for short bursts of work: a pool that spins briefly and then sleeps, and memory that its tasks share. The host's
+//! share of a call of an NPU runs on it, and so do the kernels of the stand-in for a DSP.
 //!
 //! ```text
 //! caller   publish n tasks -> wake who sleeps -> take tasks -------------------> spin, then sleep until all are done
