@@ -117,6 +117,8 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
         rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
         rknpu_ops::sim::Coherence::Strict => sim::Coherence::Strict,
     };
+    // It computes on the thread that waits for it. A second one would compete with those of ggml, which spin.
+    options.hvx_threads = 1;
     FastRpc::simulate(options)
 }
 
@@ -172,7 +174,7 @@ impl Device {
             ""
         };
         format!(
-            "Qualcomm Hexagon V{} NPU, {} KiB VTCM, {} HVX threads{simulated}",
+            "Qualcomm Hexagon V{} NPU, {} KiB VTCM, {} HVX thread(s){simulated}",
             info.arch,
             info.vtcm_bytes / 1024,
             info.threads
