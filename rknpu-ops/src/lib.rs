@@ -5,11 +5,11 @@
 //! | [`ffi`] | librknnrt's matmul API: structs, constants, function table | - |
 //! | [`layout`] | index formulas of the native A, B and C layouts, one table per chip | `ffi` (type names) |
 //! | [`quant`] | scales, block Hadamard transform | - |
-//! | [`pack`] | weights and activations into the native layouts | `layout`, `quant` |
+//! | [`pack`] | weights and activations into the native layouts | `layout`, `quant`, `rotation` |
 //! | [`calibrate`] | clips for INT4 weights: percentile, squared error, KL divergence | `pack` (views of rows) |
 //! | [`rotation`] | signs and Hadamard blocks along K, a function of K alone | `quant` |
 //! | [`int4`] | INT4 operands: nibbles, results of K segments with scales of their own | `calibrate`, `layout`, `pack`, `quant`, `rotation` |
-//! | [`scalar`], `neon` | the loops of `quant` and `pack`: portable ones, and the same bits on aarch64's vector unit | types of `quant` and `pack` |
+//! | [`scalar`], `neon` | the loops of `quant`, `pack` and `int4`: portable ones, and the same bits on aarch64's vector unit | types of these three |
 //! | [`sim`] | the stand-in for librknnrt: same C ABI, same rules, computes on the CPU | `ffi`, `layout` |
 
 pub mod calibrate;

@@ -1,4 +1,4 @@
-//! The loops of `quant` and `pack` on aarch64's vector unit (NEON), with the bits of [`scalar`](crate::scalar).
+//! The loops of `quant`, `pack` and `int4` on aarch64's vector unit (NEON), with the bits of [`scalar`](crate::scalar).
 //!
 //! NEON is part of the base instruction set of aarch64 Linux, so nothing is detected at run time: this module is there,
 //! and used, wherever the target is aarch64. It stays within that base set because the smaller cores of these chips

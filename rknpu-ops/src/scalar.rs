@@ -1,7 +1,7 @@
-//! The loops of `quant` and `pack` in portable code: what runs where there is no hand-written version, and what a
+//! The loops of `quant`, `pack` and `int4` in portable code: what runs where there is no hand-written version, and what a
 //! hand-written version must equal bit for bit.
 //!
-//! Lengths and ranges are checked by `quant` and `pack`; here, wrong ones panic or leave elements alone.
+//! Lengths and ranges are checked there; here, wrong ones panic or leave elements alone.
 
 mod hadamard;
 mod interleave;

@@ -1,5 +1,6 @@
 //! One tile of a product with a scale for each column and K segment.
 
+use std::array::from_fn;
 use std::ops::Range;
 
 use crate::int4::{Accumulator, Digits, Product, Tile};
@@ -34,34 +35,43 @@ fn add<T: Accumulator, const W: usize>(
     columns: Range<usize>,
     tile: &mut Tile,
 ) {
-    let digits = product.digits.rows();
     for (index, segment) in product.segments.iter().enumerate() {
-        let w_scales = &segment.w_scales[columns.clone()];
+        let (w_scales, last_w_scales) = segment.w_scales[columns.clone()].as_chunks::<W>();
         for (m, sums) in rows.clone().zip(&mut *tile) {
-            let (a_scale, half) = product.factors(m, index);
-            let sums = &mut sums[..columns.len()];
-            let slices = segment.c[columns.start * product.m..].chunks_exact(W * product.m);
-            for ((slice, sums), w_scales) in slices.zip(sums.chunks_mut(W)).zip(w_scales.chunks(W))
-            {
-                let at = |digit: usize| &slice[(m * digits + digit) * W..][..W];
-                let mut values = [0.0; W];
-                match product.digits {
-                    Digits::One => {
-                        for (value, c) in values.iter_mut().zip(at(0)) {
-                            *value = c.to_f32();
-                        }
-                    }
-                    Digits::Two => {
-                        for ((value, high), low) in values.iter_mut().zip(at(0)).zip(at(1)) {
-                            *value = high.to_f32() * Digits::BASE + low.to_f32();
-                        }
-                    }
-                }
-                for ((sum, value), w_scale) in sums.iter_mut().zip(values).zip(w_scales) {
-                    *sum += (value + half) * w_scale * a_scale;
-                }
+            let factors = product.factors(m, index);
+            let (sums, last_sums) = sums[..columns.len()].as_chunks_mut::<W>();
+            let mut slices = segment.c[columns.start * product.m..].chunks_exact(W * product.m);
+            // Whole native slices have a constant number of columns.
+            for ((sums, w_scales), slice) in sums.iter_mut().zip(w_scales).zip(&mut slices) {
+                let values = values::<T, W>(slice, m, product.digits);
+                add_scaled(sums, &values, w_scales, factors);
+            }
+            if let Some(slice) = slices.next() {
+                let values = values::<T, W>(slice, m, product.digits);
+                add_scaled(last_sums, &values, last_w_scales, factors);
             }
         }
+    }
+}
+
+/// Row `m` of the product in a native slice, its digits put together.
+#[inline(always)]
+fn values<T: Accumulator, const W: usize>(slice: &[T], m: usize, digits: Digits) -> [f32; W] {
+    let (pieces, _) = slice.as_chunks::<W>();
+    match digits {
+        Digits::One => pieces[m].map(T::to_f32),
+        Digits::Two => {
+            let (high, low) = (&pieces[2 * m], &pieces[2 * m + 1]);
+            from_fn(|n| high[n].to_f32() * Digits::BASE + low[n].to_f32())
+        }
+    }
+}
+
+/// `sums[n] += ((values[n] + half) * w_scales[n]) * a_scale`, for as many as there are sums.
+#[inline(always)]
+fn add_scaled(sums: &mut [f32], values: &[f32], w_scales: &[f32], (a_scale, half): (f32, f32)) {
+    for ((sum, value), w_scale) in sums.iter_mut().zip(values).zip(w_scales) {
+        *sum += (value + half) * w_scale * a_scale;
     }
 }
 
