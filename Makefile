@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test bench kld ops build fetch dsp
+.PHONY: help demo test bench kld ops build fetch dsp fuzz batch
 
 help:
 	@echo "make demo   generate text on a simulated RK3588"
@@ -13,7 +13,9 @@ help:
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
-	@echo "make dsp    the Hexagon kernels built for the DSP, and run under HEXAGON_QEMU"
+	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
+	@echo "make fuzz   arbitrary commands to the DSP's command loop, for 5 minutes"
+	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
 	@echo "make fetch  only fetch and check what the others need"
 
@@ -40,4 +42,10 @@ fetch:
 
 # What the pinned nightly or the emulator is missing for is skipped with a printed reason.
 dsp:
-	@cargo test --release --locked -p hexagon-ops --test device --test qemu -- --ignored --nocapture
+	@cargo test --release --locked -p hexagon-ops --test device --test skel --test qemu -- --ignored --nocapture
+
+fuzz:
+	@hexagon-ops/tools/fuzz.sh 300
+
+batch:
+	@$(PYTHON) scripts/batch.py

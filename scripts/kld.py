@@ -24,8 +24,12 @@ CHUNK_TOKENS = 512
 # What `--model` names; without it, the model of all scripts.
 MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma}
 
-# The most that a format may cost on the device. F16 weights are exact; 8 bits for activations and weights are not.
-LIMITS = {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005}
+# The most that a format may cost on a device. F16 weights are exact. Rockchip has 8 bits for activations and weights;
+# Hexagon has the weights as they are, and for one or two tokens at a time 8 bits for activations.
+LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005},
+          "hexagon": {"Q8_0": 0.002, "Q4_0": 0.002, "F16": 0.0005}}
+FEW_TOKENS_LIMIT = {"rk": 1.0, "hexagon": 2.0}
+FORMATS = list(LIMITS["rk"])
 
 # Further formats for the full table: every kind of block that row lengths of 576 and 640, no multiples of 256, allow.
 MORE = ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
@@ -38,6 +42,13 @@ class Result(NamedTuple):
     error: float
     same_top: float
     perplexity: float
+
+
+def limit_of(kind, chip, ubatch=CHUNK_TOKENS):
+    """The limit of a format on a chip; None if there is none."""
+    family = "hexagon" if chip.startswith("hexagon") else "rk"
+    limit = LIMITS[family].get(kind)
+    return limit * FEW_TOKENS_LIMIT[family] if limit and ubatch <= 2 else limit
 
 
 class Row(NamedTuple):
@@ -86,7 +97,7 @@ def measure(kind, setup, device_envs):
         cpu = divergence(model, base, setup, f"{kind}-cpu", cpu_env())
         for name, env in device_envs.items():
             device = divergence(model, base, setup, f"{kind}-device", env)
-            limit = LIMITS.get(kind) if name == kind else None
+            limit = limit_of(kind, env["GGML_RUST_NPU_SIM"], setup.ubatch) if name == kind else None
             yield Row(name, device, cpu, limit)
 
 
@@ -106,7 +117,7 @@ def line(row):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("chunks", nargs="?", type=int, default=20, help=f"chunks of {CHUNK_TOKENS} tokens (20)")
-    parser.add_argument("formats", nargs="*", help=f"formats that llama-quantize knows ({' '.join([*LIMITS, *MORE])})")
+    parser.add_argument("formats", nargs="*", help=f"formats that llama-quantize knows ({' '.join([*FORMATS, *MORE])})")
     parser.add_argument("--model", choices=MODELS, help="a fetched model (MODEL of the environment, or smollm2)")
     parser.add_argument("-ub", "--ubatch", type=int, default=CHUNK_TOKENS, help="tokens computed at a time (512)")
     parser.add_argument("--chip", default=project.SIMULATED, help=f"the chip to simulate ({project.SIMULATED})")
@@ -132,7 +143,7 @@ def main():
     setup = Setup(args.chunks, MODELS[args.model]() if args.model else None, args.ubatch)
     print(header(setup))
     failed = []
-    for kind in args.formats or [*LIMITS, *MORE]:
+    for kind in args.formats or [*FORMATS, *MORE]:
         for row in measure(kind, setup, device_envs(kind, args)):
             print(line(row), flush=True)
             if row.limit and row.device.divergence > row.limit:

@@ -17,9 +17,11 @@ TOOLS = TARGET / "tools"
 LLAMA_VERSION = "0.5.0"
 PATCH = ROOT / "patches" / f"llama.cpp-{LLAMA_VERSION}.patch"
 
-# The device that everything runs on, and what GGML_RUST_NPU_SIM calls it.
+# The device that most runs on, and what GGML_RUST_NPU_SIM calls it; the same for the other family.
 DEVICE = "RKNPU0"
 SIMULATED = "rk3588"
+HEXAGON_DEVICE = "HEX0"
+HEXAGON = "hexagon-v75"
 
 JOBS = os.cpu_count() or 1
 
@@ -87,9 +89,9 @@ def cpu_env(**settings):
     return env
 
 
-def device_env(**settings):
-    """The environment for a run on the simulated device."""
-    return cpu_env(GGML_RUST_NPU_SIM=SIMULATED, **settings)
+def device_env(chip=SIMULATED, **settings):
+    """The environment for a run on a simulated device."""
+    return cpu_env(GGML_RUST_NPU_SIM=chip, **settings)
 
 
 def run(args, log, env=None, cwd=None):

@@ -18,12 +18,15 @@ import aarch64
 import build
 import fetch
 import project
-from project import DEVICE, JOBS, LOGS, ROOT, SIMULATED, Problem, cpu_env, device_env, main_with, print_tail, say, tool_env
+from project import DEVICE, HEXAGON, HEXAGON_DEVICE, JOBS, LOGS, ROOT, SIMULATED, Problem, cpu_env, device_env, main_with, print_tail, say, tool_env
 
 # Fewer than these would mean that tests were lost, not that all is well.
 MIN_CARGO_TESTS = 150
 MIN_AARCH64_TESTS = 100
 MIN_CASES = {"MUL_MAT": 950, "MUL_MAT_ID": 700}
+
+# Cases with this many experts make a billion random numbers each and take longer than all others together.
+MANY_EXPERTS = "^(?!.*n_mats=(128|256|512|1024))"
 
 # What ggml itself compiles with, and every warning an error.
 GLUE_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wcast-qual", "-Wshadow", "-Wstrict-prototypes",
@@ -152,33 +155,38 @@ def step_shared(tally):
 
 
 def step_ops(tally):
-    """Upstream's own test of every op that the device claims, whole graphs included, under strict coherence.
+    """Upstream's own test of every op that the devices claim, whole graphs included, under strict coherence.
 
-    The exit code says nothing when no case ran, so the cases are counted. Those of 128 experts make a billion random
-    numbers each and take longer than all others together; `make ops` runs them, too, and every chip.
+    The exit code says nothing when no case ran, so the cases are counted. `make ops` runs every chip, and the cases
+    with many experts, too.
     """
-    ops(tally, SIMULATED, "-p", "^(?!.*n_mats=128)")
+    ops(tally, SIMULATED, "-p", MANY_EXPERTS)
+    ops(tally, HEXAGON, "-p", MANY_EXPERTS)
+    ops(tally, HEXAGON, "-p", MANY_EXPERTS, GGML_RUST_NPU_REPACK="always")
 
 
 def step_all_ops(tally):
-    """All cases, for each chip that differs in layouts."""
-    for chip in ["rk3588", "rk3576", "rk3566"]:
+    """All cases, for each chip that differs in layouts or arithmetic."""
+    for chip in ["rk3588", "rk3576", "rk3566", "hexagon-v73", "hexagon-v75", "hexagon-v79"]:
         ops(tally, chip)
+    for chip in ["hexagon-v73", "hexagon-v75", "hexagon-v79"]:
+        ops(tally, chip, "-p", MANY_EXPERTS, GGML_RUST_NPU_REPACK="always")
 
 
-def ops(tally, chip, *args):
-    name = f"backend-ops-{chip}"
-    env = cpu_env(GGML_RUST_NPU_SIM=chip, GGML_RUST_NPU_SIM_COHERENCE="strict")
-    code, text, log = capture(name, [project.binary("test-backend-ops"), "test", "-b", DEVICE, "-j", JOBS, *args], env)
+def ops(tally, chip, *args, **settings):
+    device = HEXAGON_DEVICE if chip.startswith("hexagon") else DEVICE
+    name = "-".join(["backend-ops", chip, *settings.values()])
+    env = cpu_env(GGML_RUST_NPU_SIM=chip, GGML_RUST_NPU_SIM_COHERENCE="strict", **settings)
+    code, text, log = capture(name, [project.binary("test-backend-ops"), "test", "-b", device, "-j", JOBS, *args], env)
     passed = Counter(re.findall(r"^ *(\w+)\([^\n]*\): OK", text, re.M))
     failed = re.findall(r"^ *(?:\[.*?\] )?[^\n]*?(\w+\([^\n]*\)): FAIL", text, re.M)
-    print(f"   {chip}: " + ", ".join(f"{count} cases of {op}" for op, count in passed.most_common()))
+    print(f"   {name}: " + ", ".join(f"{count} cases of {op}" for op, count in passed.most_common()))
     tally.passed += passed.total()
     for case in failed:
-        tally.fail(f"{chip} {case}", f"see target/logs/{log.name}")
+        tally.fail(f"{name} {case}", f"see target/logs/{log.name}")
     for op, minimum in MIN_CASES.items():
         if passed[op] < minimum:
-            tally.fail(f"{chip} {op}", f"{passed[op]} cases OK, at least {minimum} are there")
+            tally.fail(f"{name} {op}", f"{passed[op]} cases OK, at least {minimum} are there")
     if code != 0 and not failed:
         print_tail(log)
         tally.fail(name, f"code {code}, output in target/logs/{log.name}")

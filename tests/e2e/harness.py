@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "scripts"
 
 import models  # noqa: E402
 import project  # noqa: E402
-from project import DEVICE, LOGS, binary, cpu_env, device_env  # noqa: E402, F401
+from project import (DEVICE, HEXAGON, HEXAGON_DEVICE, LOGS, SIMULATED, binary, cpu_env,  # noqa: E402, F401
+                     device_env)
 
 # The model that the checks run on.
 KIND = "Q8_0"

@@ -114,8 +114,9 @@ impl HexBuffer {
         let range = first - start..first - start + size;
         let row_bytes = packed.row_bytes;
         let touched = range.start / row_bytes..range.end.div_ceil(row_bytes);
+        let area = pack::bytes_of(&packed.layout, &touched);
         self.memory
-            .write(start..start + packed.layout.bytes(), |out| {
+            .write(start + area.start..start + area.end, |out| {
                 if let Some(plain) = &packed.plain {
                     let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
                     content.put(0, &mut plain[range]);
@@ -179,8 +180,14 @@ impl HexBuffer {
                 let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
                 return out.copy_from_slice(&plain[at..at + out.len()]);
             }
-            let area = start..start + packed.layout.bytes();
-            (self.memory).read(area, |bytes| pack::unpack(&packed.layout, bytes, at, out));
+            if out.is_empty() {
+                return;
+            }
+            let rows = at / packed.row_bytes..(at + out.len()).div_ceil(packed.row_bytes);
+            let area = pack::bytes_of(&packed.layout, &rows);
+            (self.memory).read(start + area.start..start + area.end, |bytes| {
+                pack::unpack(&packed.layout, bytes, at, out);
+            });
         } else {
             (self.memory).read(first..first + out.len(), |bytes| out.copy_from_slice(bytes));
         }

@@ -28,8 +28,34 @@ fn panel_rows(layout: &WeightLayout, panel: usize) -> Range<usize> {
     matrix + first..matrix + (first + TILE_DIM).min(n)
 }
 
+/// Where a row of ggml's tensor is: its panel, and its number in there.
+fn panel_of_row(layout: &WeightLayout, row: usize) -> (usize, usize) {
+    let (strips, n) = (layout.matrix.n_strips(), layout.matrix.n());
+    (row / n * strips + row % n / TILE_DIM, row % n % TILE_DIM)
+}
+
+/// The panels that hold a range of rows.
+fn panels_of(layout: &WeightLayout, rows: &Range<usize>) -> Range<usize> {
+    match rows.end.checked_sub(1) {
+        Some(last) if last >= rows.start => {
+            panel_of_row(layout, rows.start).0..panel_of_row(layout, last).0 + 1
+        }
+        _ => 0..0,
+    }
+}
+
+/// The bytes of the packed form that hold a range of rows.
+pub(super) fn bytes_of(layout: &WeightLayout, rows: &Range<usize>) -> Range<usize> {
+    let (panels, bytes) = (
+        panels_of(layout, rows),
+        panel_of(layout.matrix).matrix_bytes(),
+    );
+    panels.start * bytes..panels.end * bytes
+}
+
 /// Packs the rows in `touched`; others keep what they are.
 ///
+/// - `packed`: the bytes that [`bytes_of`] says
 /// - `row(number, out)`: writes bytes of a row in the layout's own type to `out`, which holds those that are packed now if
 ///   `whole(number)` is false
 pub(super) fn pack(
@@ -41,11 +67,12 @@ pub(super) fn pack(
 ) {
     let row_bytes = layout.matrix.ggml_row_bytes();
     let panel_layout = panel_of(layout.matrix);
+    let first = panels_of(layout, &touched).start;
     let panels = packed.par_chunks_exact_mut(panel_layout.matrix_bytes());
     panels.enumerate().for_each_init(
         || vec![0; row_bytes],
         |bytes, (index, panel)| {
-            for (n, number) in panel_rows(layout, index).enumerate() {
+            for (n, number) in panel_rows(layout, first + index).enumerate() {
                 if !touched.contains(&number) {
                     continue;
                 }
@@ -118,21 +145,21 @@ fn quantize_q8_0(values: &[f32], out: &mut [u8]) {
 }
 
 /// Restores the bytes of a tensor from `first` on, for layouts that keep every bit.
+///
+/// - `packed`: the bytes that [`bytes_of`] says for the rows that these bytes are in
 pub(super) fn unpack(layout: &WeightLayout, packed: &[u8], first: usize, out: &mut [u8]) {
     let row_bytes = layout.matrix.ggml_row_bytes();
     let panel_layout = panel_of(layout.matrix);
-    let (strips, n) = (layout.matrix.n_strips(), layout.matrix.n());
+    let first_panel = panel_of_row(layout, first / row_bytes).0;
     let mut row = vec![0; row_bytes];
     let mut done = 0;
     while done < out.len() {
-        let number = (first + done) / row_bytes;
         let within = (first + done) % row_bytes;
-        let (matrix, in_matrix) = (number / n, number % n);
-        let panel = matrix * strips + in_matrix / TILE_DIM;
-        let bytes = &packed[panel * panel_layout.matrix_bytes()..][..panel_layout.matrix_bytes()];
+        let (panel, n) = panel_of_row(layout, (first + done) / row_bytes);
+        let at = (panel - first_panel) * panel_layout.matrix_bytes();
+        let bytes = &packed[at..at + panel_layout.matrix_bytes()];
         // PANIC: sizes and numbers are the layout's own.
-        (panel_layout.unpack_row(bytes, in_matrix % TILE_DIM, &mut row))
-            .expect("a row of the layout");
+        (panel_layout.unpack_row(bytes, n, &mut row)).expect("a row of the layout");
         let count = (row_bytes - within).min(out.len() - done);
         out[done..done + count].copy_from_slice(&row[within..within + count]);
         done += count;
