@@ -2,13 +2,14 @@
 #
 # LLAMA_CPP_DIR  a patched llama.cpp to build in place of the fetched one (patches/README.md)
 # MODEL          a GGUF to use in place of the fetched one
+# CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
 PYTHON ?= python3
 
 .PHONY: help demo test bench kld ops build fetch dsp fuzz batch
 
 help:
-	@echo "make demo   generate text on a simulated RK3588"
+	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
 	@echo "make test   all tests; the last line counts them"
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"

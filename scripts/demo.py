@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Generates text on a simulated RK3588 and shows which device did what.
+"""Generates text on a simulated NPU and shows which device did what.
 
-The model is the fetched SmolLM2-135M-Instruct (or MODEL), requantized to Q8_0. PROMPT and N_PREDICT override the
-prompt and the number of tokens.
+CHIP is one that GGML_RUST_NPU_SIM knows (rk3588). The model is the fetched SmolLM2-135M-Instruct (or MODEL), requantized
+to Q8_0. PROMPT and N_PREDICT override the prompt and the number of tokens.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections import Counter
 import build
 import models
 import project
-from project import DEVICE, JOBS, LOGS, Problem, device_env, main_with, print_tail, say
+from project import JOBS, LOGS, Problem, device_env, device_of, main_with, print_tail, say
 
 PROMPT = "Explain in two sentences why the sea is salty."
 N_PREDICT = "48"
@@ -61,7 +61,7 @@ def ops(log):
     return Counter((device, op) for op, device in nodes)
 
 
-def print_devices(log):
+def print_devices(log, device):
     print("\nTensors")
     uses = {"model": "weights", "KV": "KV cache", "compute": "computed tensors", "output": "logits"}
     for kind, name, size in buffers(log):
@@ -69,31 +69,33 @@ def print_devices(log):
             print(f"  {name:14} {uses[kind]:17} {float(size):8.1f} MiB")
     print("\nOperations for one token")
     counts = ops(log)
-    for device in sorted({device for device, _ in counts}, reverse=True):
-        full = DEVICE if DEVICE.startswith(device) else device
-        listed = [f"{count} {op}" for (where, op), count in counts.most_common() if where == device]
+    for name in sorted({name for name, _ in counts}, reverse=True):
+        full = device if device.startswith(name) else name
+        listed = [f"{count} {op}" for (where, op), count in counts.most_common() if where == name]
         print(f"  {full:14} {', '.join(listed)}")
 
 
 def main():
     build.static()
     model = models.variant("Q8_0")
+    chip = os.environ.get("CHIP", project.SIMULATED)
+    npu = device_of(chip)
     prompt = os.environ.get("PROMPT", PROMPT)
     n_predict = os.environ.get("N_PREDICT", N_PREDICT)
 
-    say(f"{model.name} on {DEVICE}")
-    text, log = generate(model, LOGS / "demo.log", device_env(), "-st", "-n", n_predict, "-p", prompt)
-    _, splits = generate(model, LOGS / "demo-splits.log", device_env(GGML_SCHED_DEBUG="2"), "-no-cnv", "--no-warmup",
+    say(f"{model.name} on {npu}")
+    text, log = generate(model, LOGS / "demo.log", device_env(chip), "-st", "-n", n_predict, "-p", prompt)
+    _, splits = generate(model, LOGS / "demo-splits.log", device_env(chip, GGML_SCHED_DEBUG="2"), "-no-cnv", "--no-warmup",
                          "-v", "-n", "2", "-p", "Hi")
-    device = re.search(rf"using device {DEVICE} \((.*?)\) \(unknown id\)", splits)
+    device = re.search(rf"using device {npu} \((.*?)\) \(unknown id\)", splits)
     if not device:
-        raise Problem(f"{DEVICE} was not used; see target/logs/demo-splits.log")
+        raise Problem(f"{npu} was not used (is {chip} a chip?); see target/logs/demo-splits.log")
 
     print(f"\n> {prompt}\n{text}\n")
     prompt_speed, generation_speed = speeds(log)
     print(f"prompt {prompt_speed} tokens/s, generation {generation_speed} tokens/s")
-    print_devices(splits)
-    print(f"\n{DEVICE} is simulated: {device.group(1)}. The speed is that of this computer, not of an NPU.")
+    print_devices(splits, npu)
+    print(f"\n{npu} is simulated: {device.group(1)}. The speed is that of this computer, not of an NPU.")
     return 0
 
 

@@ -26,6 +26,11 @@ HEXAGON = "hexagon-v75"
 JOBS = os.cpu_count() or 1
 
 
+def device_of(chip):
+    """The device that a chip is to ggml."""
+    return HEXAGON_DEVICE if chip.startswith("hexagon") else DEVICE
+
+
 class Problem(Exception):
     """Something the user can act on; the text is one line."""
 

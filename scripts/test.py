@@ -18,7 +18,8 @@ import aarch64
 import build
 import fetch
 import project
-from project import DEVICE, HEXAGON, HEXAGON_DEVICE, JOBS, LOGS, ROOT, SIMULATED, Problem, cpu_env, device_env, main_with, print_tail, say, tool_env
+from project import (DEVICE, HEXAGON, JOBS, LOGS, ROOT, SIMULATED, Problem, cpu_env, device_env, device_of, main_with,
+                     print_tail, say, tool_env)
 
 # Fewer than these would mean that tests were lost, not that all is well.
 MIN_CARGO_TESTS = 150
@@ -174,10 +175,9 @@ def step_all_ops(tally):
 
 
 def ops(tally, chip, *args, **settings):
-    device = HEXAGON_DEVICE if chip.startswith("hexagon") else DEVICE
     name = "-".join(["backend-ops", chip, *settings.values()])
     env = cpu_env(GGML_RUST_NPU_SIM=chip, GGML_RUST_NPU_SIM_COHERENCE="strict", **settings)
-    code, text, log = capture(name, [project.binary("test-backend-ops"), "test", "-b", device, "-j", JOBS, *args], env)
+    code, text, log = capture(name, [project.binary("test-backend-ops"), "test", "-b", device_of(chip), "-j", JOBS, *args], env)
     passed = Counter(re.findall(r"^ *(\w+)\([^\n]*\): OK", text, re.M))
     failed = re.findall(r"^ *(?:\[.*?\] )?[^\n]*?(\w+\([^\n]*\)): FAIL", text, re.M)
     print(f"   {name}: " + ", ".join(f"{count} cases of {op}" for op, count in passed.most_common()))
