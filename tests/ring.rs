@@ -109,7 +109,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Complete),
         2 => Just(Step::Collect),
     ];
-    prop::collection::vec(step, 1..400)
+    let longest = if cfg!(miri) { 40 } else { 400 };
+    prop::collection::vec(step, 1..longest)
 }
 
 /// Fewer under Miri, which is a thousand times slower.
