@@ -193,6 +193,24 @@ bool npu_leaves_to_cpu(size_t device,
 // Which buffer types a device has: an `NPU_BUFFERS_*`.
 uint32_t npu_device_buffers(size_t device);
 
+// Makes a stream of graphs for a device; NULL if there is no such device.
+struct npu_backend *npu_backend_new(size_t device);
+
+// Frees a stream.
+//
+// # Safety
+// `backend` came from `npu_backend_new` and is not used any more.
+void npu_backend_free(struct npu_backend *backend);
+
+// Computes nodes in order and returns an `NPU_STATUS_*`.
+//
+// # Safety
+// - `backend` is alive, `nodes` is valid for `n_nodes`, and so is everything that they point to,
+// - nobody else reads or writes results, or writes sources, during the call.
+uint32_t npu_backend_compute(const struct npu_backend *backend,
+                             const struct npu_node *nodes,
+                             size_t n_nodes);
+
 // Alignment of tensors in a buffer, in bytes.
 size_t npu_packed_alignment(size_t device);
 
@@ -259,24 +277,6 @@ bool npu_buffer_get(const struct npu_buffer *buffer,
 // # Safety
 // `buffer` is alive.
 void npu_buffer_clear(const struct npu_buffer *buffer, uint8_t value);
-
-// Makes a stream of graphs for a device; NULL if there is no such device.
-struct npu_backend *npu_backend_new(size_t device);
-
-// Frees a stream.
-//
-// # Safety
-// `backend` came from `npu_backend_new` and is not used any more.
-void npu_backend_free(struct npu_backend *backend);
-
-// Computes nodes in order and returns an `NPU_STATUS_*`.
-//
-// # Safety
-// - `backend` is alive, `nodes` is valid for `n_nodes`, and so is everything that they point to,
-// - nobody else reads or writes results, or writes sources, during the call.
-uint32_t npu_backend_compute(const struct npu_backend *backend,
-                             const struct npu_node *nodes,
-                             size_t n_nodes);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -11,13 +11,15 @@ use std::time::Duration;
 
 use hexagon_ops::wire::Info;
 
+pub use self::serving::Serving;
 use self::session::Session;
-pub use self::session::{Failed, Job, Serving};
+pub use self::session::{Failed, Job};
 use crate::caps::HexCaps;
 use crate::error::{Error, Result};
 use crate::vendor::fastrpc::{Connection, FastRpc, SharedMemory};
 
 mod address;
+mod serving;
 mod session;
 
 /// Most buffers that a job names.

@@ -10,8 +10,8 @@
 //! Silence for longer than the time-out, nonsense in the ring, or an error of the serving call lose the session: it
 //! refuses to go on, and everything else in the process does go on.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,27 +19,13 @@ use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command, Completion, Info, Nop};
 
 use super::address::{AddressSpace, Change, Number};
+use super::serving::{Bell, IDLE, Patience, Serving, serve_on_thread};
 use crate::error::{Error, Result};
 use crate::ring::{Corrupt, Ring};
 use crate::vendor::fastrpc::{Connection, Quiet, RingMemory};
 
 /// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through in turns.
 const SLOTS: u32 = 1024;
-
-/// How long the DSP polls an empty ring before its call returns: an idle NPU draws nothing, a busy one pays no call.
-///
-/// Between two splits of a decode step there are tens of microseconds of CPU work, between two tokens a few milliseconds.
-const IDLE: Duration = Duration::from_millis(2);
-
-/// Who calls the DSP to serve the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Serving {
-    /// A thread of the session, which stays in the call while there is work.
-    Thread,
-    /// Whoever waits for a completion. For a stand-in, which computes on the calling thread: a second thread would only
-    /// have to be woken. A DSP that hangs would hang the caller.
-    Caller,
-}
 
 /// Most buffers that one command names.
 pub(super) const MAX_OPERANDS: usize = 4;
@@ -60,53 +46,6 @@ pub struct Failed {
     pub job: Option<usize>,
     /// The reason.
     pub error: Error,
-}
-
-/// Wakes the serving thread, and hears of its end.
-#[derive(Debug, Default)]
-struct Bell {
-    state: Mutex<BellState>,
-    rung: Condvar,
-    failed: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct BellState {
-    work: bool,
-    stop: bool,
-    error: Option<Error>,
-}
-
-impl Bell {
-    fn lock(&self) -> MutexGuard<'_, BellState> {
-        // Nothing in here panics half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn ring(&self) {
-        self.lock().work = true;
-        self.rung.notify_one();
-    }
-
-    fn stop(&self) {
-        self.lock().stop = true;
-        self.rung.notify_one();
-    }
-
-    /// Waits for work; `false` when it is time to stop.
-    fn wait(&self) -> bool {
-        let mut state = self.lock();
-        while !state.work && !state.stop {
-            state = (self.rung.wait(state)).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.work = false;
-        !state.stop
-    }
-
-    fn fail(&self, error: Error) {
-        self.lock().error = Some(error);
-        self.failed.store(true, Ordering::Release);
-    }
 }
 
 /// What a submission needs for itself.
@@ -396,27 +335,6 @@ impl Session {
     }
 }
 
-/// Starts the thread of [`Serving::Thread`].
-fn serve_on_thread(
-    device: &str,
-    connection: &Arc<Connection>,
-    bell: &Arc<Bell>,
-) -> Result<JoinHandle<()>> {
-    let (connection, bell) = (Arc::clone(connection), Arc::clone(bell));
-    let life = move || {
-        while bell.wait() {
-            if let Err(error) = connection.serve(IDLE) {
-                return bell.fail(error);
-            }
-        }
-    };
-    let builder = std::thread::Builder::new().name(format!("{device}-serve"));
-    builder.spawn(life).map_err(|error| Error::Library {
-        library: "a thread of the device".into(),
-        reason: error.to_string(),
-    })
-}
-
 impl Drop for Session {
     fn drop(&mut self) {
         self.lock().ring.close();
@@ -479,47 +397,5 @@ impl Change {
                 },
             ),
         }
-    }
-}
-
-/// How long to go on waiting: as long as the other side reads commands, and for a time after.
-struct Patience {
-    timeout: Duration,
-    begun: Instant,
-    /// Commands that were waiting when there was progress last.
-    waiting: u32,
-    pauses: u32,
-}
-
-/// Looks at the ring without a pause in between: a DSP answers a small submission within microseconds.
-const SPINS: u32 = 100;
-/// Looks with other threads let through.
-const YIELDS: u32 = 2000;
-/// Pause from then on.
-const NAP: Duration = Duration::from_micros(50);
-
-impl Patience {
-    fn new(timeout: Duration) -> Self {
-        Self {
-            timeout,
-            begun: Instant::now(),
-            waiting: u32::MAX,
-            pauses: 0,
-        }
-    }
-
-    /// Pauses; `false` if there was no progress for too long.
-    fn pause(&mut self, waiting: u32) -> bool {
-        if waiting != self.waiting {
-            self.waiting = waiting;
-            self.begun = Instant::now();
-        }
-        self.pauses = self.pauses.saturating_add(1);
-        match self.pauses {
-            0..=SPINS => std::hint::spin_loop(),
-            pauses if pauses <= SPINS + YIELDS => std::thread::yield_now(),
-            _ => std::thread::sleep(NAP),
-        }
-        self.pauses <= SPINS || self.begun.elapsed() < self.timeout
     }
 }

@@ -1,0 +1,134 @@
+//! Who serves the ring, and how the host waits for it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::vendor::fastrpc::Connection;
+
+/// How long the DSP polls an empty ring before its call returns: an idle NPU draws nothing, a busy one pays no call.
+///
+/// Between two splits of a decode step there are tens of microseconds of CPU work, between two tokens a few milliseconds.
+pub(super) const IDLE: Duration = Duration::from_millis(2);
+
+/// Who calls the DSP to serve the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// A thread of the session, which stays in the call while there is work.
+    Thread,
+    /// Whoever waits for a completion. For a stand-in, which computes on the calling thread: a second thread would only
+    /// have to be woken. A DSP that hangs would hang the caller.
+    Caller,
+}
+
+/// Wakes the serving thread, and hears of its end.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    state: Mutex<BellState>,
+    rung: Condvar,
+    pub(super) failed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct BellState {
+    work: bool,
+    stop: bool,
+    pub(super) error: Option<Error>,
+}
+
+impl Bell {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BellState> {
+        // Nothing in here panics half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn ring(&self) {
+        self.lock().work = true;
+        self.rung.notify_one();
+    }
+
+    pub(super) fn stop(&self) {
+        self.lock().stop = true;
+        self.rung.notify_one();
+    }
+
+    /// Waits for work; `false` when it is time to stop.
+    fn wait(&self) -> bool {
+        let mut state = self.lock();
+        while !state.work && !state.stop {
+            state = (self.rung.wait(state)).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.work = false;
+        !state.stop
+    }
+
+    fn fail(&self, error: Error) {
+        self.lock().error = Some(error);
+        self.failed.store(true, Ordering::Release);
+    }
+}
+
+/// Starts the thread of [`Serving::Thread`].
+pub(super) fn serve_on_thread(
+    device: &str,
+    connection: &Arc<Connection>,
+    bell: &Arc<Bell>,
+) -> Result<JoinHandle<()>> {
+    let (connection, bell) = (Arc::clone(connection), Arc::clone(bell));
+    let life = move || {
+        while bell.wait() {
+            if let Err(error) = connection.serve(IDLE) {
+                return bell.fail(error);
+            }
+        }
+    };
+    let builder = std::thread::Builder::new().name(format!("{device}-serve"));
+    builder.spawn(life).map_err(|error| Error::Library {
+        library: "a thread of the device".into(),
+        reason: error.to_string(),
+    })
+}
+
+/// How long to go on waiting: as long as the other side reads commands, and for a time after.
+pub(super) struct Patience {
+    timeout: Duration,
+    begun: Instant,
+    /// Commands that were waiting when there was progress last.
+    waiting: u32,
+    pauses: u32,
+}
+
+/// Looks at the ring without a pause in between: a DSP answers a small submission within microseconds.
+const SPINS: u32 = 100;
+/// Looks with other threads let through.
+const YIELDS: u32 = 2000;
+/// Pause from then on.
+const NAP: Duration = Duration::from_micros(50);
+
+impl Patience {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self {
+            timeout,
+            begun: Instant::now(),
+            waiting: u32::MAX,
+            pauses: 0,
+        }
+    }
+
+    /// Pauses; `false` if there was no progress for too long.
+    pub(super) fn pause(&mut self, waiting: u32) -> bool {
+        if waiting != self.waiting {
+            self.waiting = waiting;
+            self.begun = Instant::now();
+        }
+        self.pauses = self.pauses.saturating_add(1);
+        match self.pauses {
+            0..=SPINS => std::hint::spin_loop(),
+            pauses if pauses <= SPINS + YIELDS => std::thread::yield_now(),
+            _ => std::thread::sleep(NAP),
+        }
+        self.pauses <= SPINS || self.begun.elapsed() < self.timeout
+    }
+}
