@@ -116,7 +116,9 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
         (&["number of metadata entries", "1099511627776"], |raw| {
             raw.n_entries = Some(1 << 40)
         }),
-        (&["name of tensor 2", "empty"], |raw| raw.n_tensors = Some(3)),
+        (&["name of tensor 2", "empty"], |raw| {
+            raw.n_tensors = Some(3)
+        }),
         (&["metadata key", "llama.block_count", "twice"], |raw| {
             raw.entries.push(entry("llama.block_count", 4, &[0; 4]));
         }),
@@ -270,9 +272,10 @@ proptest! {
     }
 }
 
-/// A folder of this test's own.
+/// A folder of one test's own, empty.
 fn folder(name: &str) -> std::path::PathBuf {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&path);
     std::fs::create_dir_all(&path).unwrap();
     path
 }

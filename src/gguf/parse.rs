@@ -347,7 +347,11 @@ impl<'a> Cursor<'a> {
     fn tensor(&mut self, index: u64) -> Result<(TensorInfo, u64)> {
         let name = self.name(|| format!("name of tensor {index}"))?;
         if name.is_empty() {
-            return Err(field(format!("name of tensor {index}"), "empty", "it needs a name"));
+            return Err(field(
+                format!("name of tensor {index}"),
+                "empty",
+                "it needs a name",
+            ));
         }
         if name.len() > MAX_NAME_BYTES {
             let reason = format!("{} bytes, at most {MAX_NAME_BYTES} are allowed", name.len());

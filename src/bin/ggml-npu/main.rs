@@ -4,10 +4,13 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod devices;
+mod generate;
+mod inspect;
 mod progress;
 mod quantize;
 
-/// Prepares models for NPUs.
+/// Looks at NPUs and prepares models for them
 #[derive(Debug, Parser)]
 #[command(name = "ggml-npu", version, after_help = EXIT_CODES)]
 struct Cli {
@@ -15,11 +18,19 @@ struct Cli {
     command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong arguments.";
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 no NPU that can be used.";
+
+/// Exit code of `devices` without any device.
+const NO_DEVICE: u8 = 3;
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Devices(devices::Args),
+    Inspect(inspect::Args),
     Quantize(quantize::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
 }
 
 /// Why a subcommand failed, for the user.
@@ -27,7 +38,10 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Devices(args) => devices::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Generate(args) => generate::run(&args),
     };
     result.unwrap_or_else(|failure| {
         eprintln!("ggml-npu: {failure}");

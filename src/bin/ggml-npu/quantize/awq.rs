@@ -66,6 +66,8 @@ pub type Transforms = HashMap<String, Transform>;
 /// Sizes of the attention.
 #[derive(Clone, Copy, Debug)]
 struct Heads {
+    /// Query heads.
+    count: usize,
     /// Query heads that share a head of K and V.
     sharing: usize,
     /// Elements of a head of V.
@@ -114,6 +116,7 @@ pub fn groups(header: &Header) -> Result<Vec<Group>, Failure> {
         return Err(format!("{heads} heads cannot share {kv_heads} heads of K and V").into());
     }
     let heads = Heads {
+        count: heads,
         sharing: heads / kv_heads,
         size: head_size,
     };
@@ -144,12 +147,20 @@ fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4
     let channels: Vec<usize> = (0..output.ne[0])
         .map(|k| k / heads.size / heads.sharing * heads.size + k % heads.size)
         .collect();
-    if channels.last().is_none_or(|last| last + 1 != v.ne[1]) {
+    let fits = |heads: Heads| {
+        output.ne[0] == heads.count * heads.size
+            && v.ne[1] == heads.count / heads.sharing * heads.size
+    };
+    if !fits(heads) {
         let ([_, rows, ..], [inputs, ..]) = (v.ne, output.ne);
-        let (size, sharing) = (heads.size, heads.sharing);
+        let Heads {
+            count,
+            sharing,
+            size,
+        } = heads;
         return Err(format!(
-            "blk.{block}: attn_v has {rows} rows and attn_output {inputs} inputs, which do not fit heads of {size} \
-             shared by {sharing}"
+            "blk.{block}: attn_v has {rows} rows and attn_output {inputs} inputs, which do not fit {count} heads \
+             of {size}, {sharing} of which share one of V"
         )
         .into());
     }

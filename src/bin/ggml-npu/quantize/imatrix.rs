@@ -64,12 +64,6 @@ impl Imatrix {
         Ok(Self(found))
     }
 
-    /// Statistics that are known already.
-    #[cfg(test)]
-    pub fn new(means: HashMap<String, Vec<f32>>) -> Self {
-        Self(means)
-    }
-
     /// Mean square of each of the `k` inputs of a weight.
     ///
     /// # Errors
