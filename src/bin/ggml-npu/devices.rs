@@ -95,11 +95,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         messages: MESSAGES.take(),
         machine: args.self_test.then(machine),
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+    crate::print(&if args.json {
+        format!("{}\n", serde_json::to_string_pretty(&report)?)
     } else {
-        print!("{report}");
-    }
+        report.to_string()
+    })?;
     let passed = |line: &Line| line.self_test.as_ref().is_none_or(|test| test.passed);
     Ok(match report.devices.as_slice() {
         [] => ExitCode::from(NO_DEVICE),

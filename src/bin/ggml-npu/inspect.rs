@@ -101,11 +101,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         bytes: header.tensors.iter().map(|tensor| tensor.range.len()).sum(),
         tensors: header.tensors.iter().map(row).collect(),
     };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+    crate::print(&if args.json {
+        format!("{}\n", serde_json::to_string_pretty(&report)?)
     } else {
-        print!("{report}");
-    }
+        report.to_string()
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,5 +1,6 @@
 //! `ggml-npu`: the command line tool. One file for each subcommand.
 
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -35,6 +36,17 @@ enum Command {
 
 /// Why a subcommand failed, for the user.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Writes to standard output. A reader that stops early, such as `head`, has what it wants.
+///
+/// # Errors
+/// The system's, other than a closed pipe.
+fn print(text: &str) -> Result<(), Failure> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {

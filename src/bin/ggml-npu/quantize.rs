@@ -19,24 +19,25 @@ mod imatrix;
 
 /// Quantize a model
 ///
-/// Writes a plain GGUF that any llama.cpp runs. With statistics of what the model computes on a text, it is much closer to
-/// the original:
+/// Writes a plain GGUF that any llama.cpp runs. With statistics of what the model
+/// computes on a text, the result is much closer to the original:
 ///
-///   llama-imatrix -m model-F16.gguf -f text.txt -o model.imatrix.gguf --chunks 40
-///   ggml-npu quantize model-F16.gguf -o model-Q4_0.gguf --type q4_0 --imatrix model.imatrix.gguf --awq
+///   llama-imatrix -m model-F16.gguf -f text.txt -o imatrix.gguf --chunks 40
+///   ggml-npu quantize model-F16.gguf -o model-Q4_0.gguf --type q4_0 \
+///       --imatrix imatrix.gguf --awq
 #[derive(Debug, ClapArgs)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
     /// The model: a GGUF whose weights are F32, F16 or BF16
     model: PathBuf,
     /// The file to write
-    #[arg(short, long)]
+    #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Type of the weights in the blocks of the model
-    #[arg(short, long = "type", value_enum)]
+    #[arg(short = 't', long = "type", value_name = "TYPE", value_enum)]
     format: Format,
     /// Type of the token embeddings and of the output head [default: q8_0; f32 and f16: the same as --type]
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "TYPE", value_enum)]
     embeddings: Option<Format>,
     /// Statistics from llama-imatrix: errors in the inputs that are used most count most
     #[arg(long, value_name = "FILE")]
