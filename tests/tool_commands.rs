@@ -48,9 +48,16 @@ fn simulated_devices_are_listed_and_tested() {
     assert_eq!(variable, "GGML_RUST_NPU_SIM=rk3588,hexagon-v75");
 }
 
+/// Variables, the exit code, and what is said.
+type Case = (
+    &'static [(&'static str, &'static str)],
+    i32,
+    &'static [&'static str],
+);
+
 #[test]
 fn a_device_that_is_not_there_has_a_reason_and_an_exit_code() {
-    let cases: [(&[(&str, &str)], i32, &[&str]); 6] = [
+    let cases: [Case; 6] = [
         (
             &[
                 ("GGML_RUST_NPU_CHIP", "rk3588"),
@@ -129,7 +136,8 @@ fn a_self_test_that_fails_later_is_a_failure() {
 
 /// A file with a norm, embeddings, a head, and a matrix in F32.
 fn model(path: &Path) {
-    let mut model = Model::new("llama");
+    let mut model = Model::new("general.architecture", "llama");
+    model.number("llama.block_count", 1);
     model.random("output_norm.weight", &[64], 1.0);
     model.random("token_embd.weight", &[64, 8], 0.0);
     model.random("blk.0.attn_q.weight", &[64, 96], 0.0);

@@ -9,8 +9,9 @@ mod tool;
 use std::collections::HashMap;
 use std::path::Path;
 
-use ggml_rust_npu::gguf::GgmlType;
-use tool::{Model, fails, folder, quantize, values};
+use ggml_rust_npu::gguf::{File, GgmlType};
+use half::f16;
+use tool::{Model, folder, quantize, run};
 
 const EMBED: usize = 64;
 const HEADS: usize = 4;
@@ -22,7 +23,7 @@ const TOKENS: usize = 5;
 
 /// A random model. Norms are near 1, so that scaling has something to divide.
 fn model(architecture: &str) -> Model {
-    let mut model = Model::new(architecture);
+    let mut model = Model::new("general.architecture", architecture);
     for (key, value) in [
         ("embedding_length", EMBED),
         ("block_count", BLOCKS),
@@ -70,7 +71,7 @@ fn model(architecture: &str) -> Model {
 
 /// Statistics of every weight of the blocks: one set for all that read the same inputs, over three decades.
 fn imatrix(model: &Model) -> Model {
-    let mut imatrix = Model::imatrix();
+    let mut imatrix = Model::new("general.type", "imatrix");
     for (name, ne, _) in &model.tensors {
         let seed = match name.as_str() {
             name if ["attn_q", "attn_k", "attn_v"]
@@ -90,6 +91,57 @@ fn imatrix(model: &Model) -> Model {
         }
     }
     imatrix
+}
+
+/// Runs `ggml-npu quantize`, which must fail with an exit code and a message with all of `words`.
+fn fails(from: &Path, to: &Path, args: &[&str], code: i32, words: &[&str]) {
+    let output = run(from, to, args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {errors}");
+    for word in words {
+        assert!(errors.contains(word), "{word:?} is not in {errors:?}");
+    }
+}
+
+/// All tensors of a file, in `f32`.
+fn values(path: &Path) -> HashMap<String, Vec<f32>> {
+    let file = File::open(path).unwrap();
+    let tensors = file.header().tensors.iter();
+    tensors
+        .map(|tensor| {
+            (
+                tensor.name.clone(),
+                dequantize(tensor.dtype, file.data(tensor)),
+            )
+        })
+        .collect()
+}
+
+fn dequantize(dtype: GgmlType, bytes: &[u8]) -> Vec<f32> {
+    // SOURCE: kvalues_iq4nl, ggml-common.h of ggml 0.25.3.
+    let uneven = [
+        -127i8, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+    ];
+    let even: [i8; 16] = std::array::from_fn(|code| i8::try_from(code).unwrap() - 8);
+    let table = match dtype {
+        GgmlType::F32 => {
+            let words = bytes.as_chunks::<4>().0.iter();
+            return words.map(|word| f32::from_le_bytes(*word)).collect();
+        }
+        GgmlType::Q4_0 => Some(even),
+        GgmlType::IQ4_NL => Some(uneven),
+        GgmlType::Q8_0 => None,
+        other => panic!("{other:?}"),
+    };
+    let block = |block: &[u8]| -> Vec<f32> {
+        let d = f16::from_le_bytes([block[0], block[1]]).to_f32();
+        let level = |i: usize| match table {
+            Some(table) => table[usize::from(block[2 + i % 16] >> (i / 16 * 4) & 15)],
+            None => block[2 + i].cast_signed(),
+        };
+        (0..32).map(|i| d * f32::from(level(i))).collect()
+    };
+    bytes.chunks(dtype.block_bytes()).flat_map(block).collect()
 }
 
 type Weights = HashMap<String, Vec<f32>>;

@@ -19,6 +19,7 @@ pub use self::parse::{Entry, Header, TensorInfo};
 pub use self::types::{GgmlType, Value};
 pub use self::write::{TensorPlan, Writer};
 
+mod cursor;
 mod file;
 mod parse;
 mod types;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::cursor::Cursor;
 use super::types::{GgmlType, Value};
 use super::{
     ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Error, MAGIC, MAX_NAME_BYTES, Result, VERSIONS, field,
@@ -69,7 +70,7 @@ impl Header {
     /// # Errors
     /// `Truncated`, `Field` or `Duplicate` for the first thing that is wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
-        let mut cursor = Cursor { bytes, at: 0 };
+        let mut cursor = Cursor::new(bytes);
         let magic = cursor.take(4, || "magic".into())?;
         if magic != MAGIC {
             return Err(field("magic", format!("{magic:02x?}"), "not a GGUF file"));
@@ -143,8 +144,8 @@ impl Header {
             self.tensors.push(tensor);
             offsets.push(offset);
         }
-        let file_bytes = cursor.bytes.len();
-        let data = cursor.at.checked_next_multiple_of(self.alignment);
+        let file_bytes = cursor.file_bytes();
+        let data = cursor.at().checked_next_multiple_of(self.alignment);
         for (tensor, offset) in self.tensors.iter_mut().zip(offsets) {
             let name = || format!("offset of tensor {:?}", tensor.name);
             if !offset.is_multiple_of(self.alignment as u64) {
@@ -216,68 +217,9 @@ fn scalar_bytes(kind: u32) -> Option<u64> {
 const KIND_STRING: u32 = 8;
 const KIND_ARRAY: u32 = 9;
 
-/// A place in the file.
-struct Cursor<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Cursor<'a> {
-    fn take(&mut self, bytes: u64, what: impl Fn() -> String) -> Result<&'a [u8]> {
-        let left = &self.bytes[self.at..];
-        let taken = usize::try_from(bytes).ok().and_then(|n| left.get(..n));
-        let taken = taken.ok_or_else(|| Error::Truncated {
-            field: what(),
-            offset: self.at,
-            need: bytes,
-            have: self.bytes.len(),
-        })?;
-        self.at += taken.len();
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self, what: impl Fn() -> String) -> Result<[u8; N]> {
-        let bytes = self.take(N as u64, what)?;
-        Ok(std::array::from_fn(|index| bytes[index]))
-    }
-
-    fn u32(&mut self, what: impl Fn() -> String) -> Result<u32> {
-        self.array(what).map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self, what: impl Fn() -> String) -> Result<u64> {
-        self.array(what).map(u64::from_le_bytes)
-    }
-
-    fn text(&mut self, what: impl Fn() -> String) -> Result<&'a [u8]> {
-        let len = self.u64(|| format!("length of {}", what()))?;
-        self.take(len, what)
-    }
-
-    fn name(&mut self, what: impl Fn() -> String) -> Result<String> {
-        let bytes = self.text(&what)?;
-        let text = std::str::from_utf8(bytes);
-        text.map(String::from).map_err(|error| {
-            field(
-                what(),
-                String::from_utf8_lossy(bytes),
-                format!("not UTF-8: {error}"),
-            )
-        })
-    }
-
-    /// Refuses a number of things that the rest of the file cannot hold.
-    fn check_count(&self, what: &str, count: u64, smallest_bytes: u64) -> Result<()> {
-        let left = (self.bytes.len() - self.at) as u64;
-        if count > left / smallest_bytes {
-            let reason = format!("the {left} bytes that are left cannot hold as many");
-            return Err(field(what, count, reason));
-        }
-        Ok(())
-    }
-
+impl Cursor<'_> {
     fn entry(&mut self, index: u64) -> Result<Entry> {
-        let start = self.at;
+        let start = self.at();
         let key = self.name(|| format!("key of metadata entry {index}"))?;
         if key.is_empty() {
             return Err(field(
@@ -291,7 +233,7 @@ impl<'a> Cursor<'a> {
         Ok(Entry {
             key,
             value,
-            range: start..self.at,
+            range: start..self.at(),
         })
     }
 

@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use ggml_rust_npu::gguf::{File, GgmlType, Header, TensorPlan, Value, Writer};
-use half::f16;
+use ggml_rust_npu::gguf::{GgmlType, Header, TensorPlan, Value, Writer};
 
 /// Numbers in [-1, 1) from a seed.
 // SOURCE: xorshift64*, Vigna 2016.
@@ -31,19 +30,13 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new(architecture: &str) -> Self {
-        let value = Value::String(architecture.into());
+    /// A file with one entry: what it is.
+    pub fn new(key: &str, value: &str) -> Self {
         Self {
-            entries: vec![("general.architecture".into(), value)],
+            entries: vec![(key.into(), Value::String(value.into()))],
             tensors: Vec::new(),
             values: HashMap::new(),
         }
-    }
-
-    pub fn imatrix() -> Self {
-        let mut model = Self::new("none");
-        model.entries = vec![("general.type".into(), Value::String("imatrix".into()))];
-        model
     }
 
     pub fn number(&mut self, key: &str, number: usize) {
@@ -95,7 +88,8 @@ pub fn folder(name: &str) -> PathBuf {
     path
 }
 
-fn run(from: &Path, to: &Path, args: &[&str]) -> Output {
+/// Runs `ggml-npu quantize`.
+pub fn run(from: &Path, to: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
     let command = command
         .arg("quantize")
@@ -115,55 +109,4 @@ pub fn quantize(from: &Path, to: &Path, args: &[&str]) {
         !errors.contains('\u{1b}') && !errors.contains('\r'),
         "a progress bar: {errors}"
     );
-}
-
-/// Runs `ggml-npu quantize`, which must fail with an exit code and a message with all of `words`.
-pub fn fails(from: &Path, to: &Path, args: &[&str], code: i32, words: &[&str]) {
-    let output = run(from, to, args);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {errors}");
-    for word in words {
-        assert!(errors.contains(word), "{word:?} is not in {errors:?}");
-    }
-}
-
-/// All tensors of a file, in `f32`.
-pub fn values(path: &Path) -> HashMap<String, Vec<f32>> {
-    let file = File::open(path).unwrap();
-    let tensors = file.header().tensors.iter();
-    tensors
-        .map(|tensor| {
-            (
-                tensor.name.clone(),
-                dequantize(tensor.dtype, file.data(tensor)),
-            )
-        })
-        .collect()
-}
-
-fn dequantize(dtype: GgmlType, bytes: &[u8]) -> Vec<f32> {
-    // SOURCE: kvalues_iq4nl, ggml-common.h of ggml 0.25.3.
-    let uneven = [
-        -127i8, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-    ];
-    let even: [i8; 16] = std::array::from_fn(|code| i8::try_from(code).unwrap() - 8);
-    let table = match dtype {
-        GgmlType::F32 => {
-            let words = bytes.as_chunks::<4>().0.iter();
-            return words.map(|word| f32::from_le_bytes(*word)).collect();
-        }
-        GgmlType::Q4_0 => Some(even),
-        GgmlType::IQ4_NL => Some(uneven),
-        GgmlType::Q8_0 => None,
-        other => panic!("{other:?}"),
-    };
-    let block = |block: &[u8]| -> Vec<f32> {
-        let d = f16::from_le_bytes([block[0], block[1]]).to_f32();
-        let level = |i: usize| match table {
-            Some(table) => table[usize::from(block[2 + i % 16] >> (i / 16 * 4) & 15)],
-            None => block[2 + i].cast_signed(),
-        };
-        (0..32).map(|i| d * f32::from(level(i))).collect()
-    };
-    bytes.chunks(dtype.block_bytes()).flat_map(block).collect()
 }

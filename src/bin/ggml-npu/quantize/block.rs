@@ -1,11 +1,13 @@
 //! Rows of `f32` into ggml's blocks, with or without a weight for the error of each column.
 //!
-//! Without weights the results are those of ggml's own reference quantizers, bit for bit. With weights, candidates for the
+//! Q8_0, and Q4_0 without weights, are those of ggml's own reference quantizers, bit for bit. Otherwise candidates for the
 //! scale of a block are compared by `sum(w * (x - d * l)^2)`, where each is first refined to the scale that fits its
 //! levels best.
 
 use ggml_rust_npu::gguf::GgmlType;
 use half::{bf16, f16};
+
+mod iq4_nl;
 
 /// Elements of a block, of every type here.
 pub const BLOCK: usize = 32;
@@ -71,7 +73,7 @@ impl Format {
                     let (d, codes) = match (self, weights) {
                         (Self::Q4_0, None) => q4_0(x),
                         (Self::Q4_0, Some(weights)) => q4_0_weighted(x, &weights),
-                        (_, weights) => iq4_nl(x, weights.as_ref()),
+                        (_, weights) => iq4_nl::quantize(x, weights.as_ref()),
                     };
                     push_nibbles(d, &codes, out);
                 }
@@ -91,9 +93,9 @@ impl Format {
                 codes.map(|code| (f32::from(code) - 8.0) * d)
             }
             Self::Iq4Nl => {
-                let d = f16::from_f32(extreme(x) / f32::from(IQ4_NL[0])).to_f32();
+                let d = f16::from_f32(extreme(x) / f32::from(iq4_nl::VALUES[0])).to_f32();
                 let inverse = if d == 0.0 { 0.0 } else { d.recip() };
-                x.map(|x| f32::from(IQ4_NL[usize::from(iq4_nl_code(x * inverse))]) * d)
+                iq4_nl::levels(x, inverse).0.map(|level| level * d)
             }
             Self::Q8_0 => {
                 let d = extreme(x).abs() / 127.0;
@@ -203,10 +205,9 @@ struct Fit {
 }
 
 impl Fit {
-    fn of(x: &[f32; BLOCK], weights: &[f32; BLOCK], level: impl Fn(f32) -> f32) -> Self {
+    fn of(x: &[f32; BLOCK], weights: &[f32; BLOCK], levels: &[f32; BLOCK]) -> Self {
         let mut fit = Self::default();
-        for (x, w) in x.iter().zip(weights) {
-            let l = level(*x);
+        for ((x, w), l) in x.iter().zip(weights).zip(levels) {
             fit.xl += w * x * l;
             fit.ll += w * l * l;
         }
@@ -238,11 +239,11 @@ fn q4_0_weighted(x: &[f32; BLOCK], weights: &[f32; BLOCK]) -> Codes {
     if extreme == 0.0 {
         return (f16::ZERO, [8; BLOCK]);
     }
-    let level = |x: f32, inverse: f32| f32::from(q4_0_code(x * inverse)) - 8.0;
     let mut best = (Fit::default(), 0.0);
     for step in STEPS {
         let inverse = -(8.0 + 0.1 * f32::from(step)) / extreme;
-        let fit = Fit::of(x, weights, |x| level(x, inverse));
+        let levels = x.map(|x| f32::from(q4_0_code(x * inverse)) - 8.0);
+        let fit = Fit::of(x, weights, &levels);
         if fit.gain() > best.0.gain() {
             best = (fit, inverse);
         }
@@ -255,61 +256,6 @@ fn q4_0_weighted(x: &[f32; BLOCK], weights: &[f32; BLOCK]) -> Codes {
         f16::from_f32(best.0.scale()),
         x.map(|x| q4_0_code(x * best.1)),
     )
-}
-
-/// Values of the codes of IQ4_NL.
-// SOURCE: kvalues_iq4nl, ggml-common.h of ggml 0.25.3.
-const IQ4_NL: [i8; 16] = [
-    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-];
-
-/// The code whose value is next to `x`.
-fn iq4_nl_code(x: f32) -> u8 {
-    let above = IQ4_NL.partition_point(|value| f32::from(*value) < x);
-    let code = match above {
-        0 => 0,
-        16 => 15,
-        _ => {
-            let [low, high] = [IQ4_NL[above - 1], IQ4_NL[above]].map(f32::from);
-            if x - low < high - x { above - 1 } else { above }
-        }
-    };
-    u8::try_from(code).unwrap_or(15)
-}
-
-/// Least squares over the candidates; without weights, each element counts as its square.
-fn iq4_nl(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>) -> Codes {
-    let extreme = extreme(x);
-    if extreme == 0.0 {
-        return (f16::ZERO, [8; BLOCK]);
-    }
-    let squares = x.map(|x| x * x);
-    let weights = weights.unwrap_or(&squares);
-    let level = |x: f32, inverse: f32| f32::from(IQ4_NL[usize::from(iq4_nl_code(x * inverse))]);
-    let first = f32::from(IQ4_NL[0]);
-    let mut best = Fit::default();
-    for step in -7i8..=7 {
-        for end in [first, -first] {
-            let inverse = (end + f32::from(step)) / extreme;
-            let fit = Fit::of(x, weights, |x| level(x, inverse));
-            if fit.gain() > best.gain() {
-                best = fit;
-            }
-        }
-    }
-    // No column of the block counts.
-    let scale = if best.gain() == 0.0 {
-        extreme / first
-    } else {
-        best.scale()
-    };
-    let d = f16::from_f32(scale);
-    let inverse = if d == f16::ZERO {
-        0.0
-    } else {
-        d.to_f32().recip()
-    };
-    (d, x.map(|x| iq4_nl_code(x * inverse)))
 }
 
 /// Absolute maximum to the level 127.
@@ -339,7 +285,7 @@ mod tests {
         let code = |i: usize| bytes[2 + i % 16] >> (i / 16 * 4) & 15;
         let value = |i: usize| match format {
             Format::Q4_0 => f32::from(code(i)) - 8.0,
-            _ => f32::from(IQ4_NL[usize::from(code(i))]),
+            _ => f32::from(iq4_nl::VALUES[usize::from(code(i))]),
         };
         (0..BLOCK).map(|i| value(i) * d).collect()
     }
