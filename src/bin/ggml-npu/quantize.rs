@@ -42,7 +42,8 @@ pub struct Args {
     /// Statistics from llama-imatrix: errors in the inputs that are used most count most
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Activation-aware scaling: also rescales channels so that the ones used most lose least
+    /// Activation-aware scaling: also rescales channels so that the ones used most lose least. With --type f32 or f16
+    /// the scales are those for q4_0, and the file is one for another quantizer to start from
     #[arg(long, requires = "imatrix")]
     awq: bool,
 }
@@ -178,6 +179,12 @@ fn jobs<'a>(
         // llama-imatrix leaves out the head unless it is asked for.
         let weighted = is_weight(source) && source.name.starts_with("blk.");
         let importance = match (imatrix, format) {
+            (Some(_), Some(_)) if weighted && source.ne[2] > 1 => {
+                let name = &source.name;
+                return Err(
+                    format!("{name} has experts, which are not supported with --imatrix").into(),
+                );
+            }
             (Some(imatrix), Some(format)) if weighted && format.dtype().is_quantized() => {
                 Some(transform.importance(imatrix.of(&source.name, source.ne[0])?))
             }
