@@ -16,6 +16,7 @@
 //! | [`error`], [`tensor`], [`caps`] | the error type; types and shapes; what each chip can do | `rknpu-ops`, `hexagon-ops` |
 //! | [`rules`], [`config`] | which weight takes which arithmetic; the environment variables | the above |
 //! | [`shm`] | memory that ggml owns, as slices | the above |
+//! | [`gguf`] | reads and writes model files, for the tool `ggml-npu` | nothing |
 //! | [`graph`], [`repack`], [`mod@reference`] | what ggml handed over; weights into native layouts; the oracle | the above |
 //! | [`ring`], [`plan`], [`vendor`] | the command ring; nodes to commands, pure; the vendors' functions behind safe calls | the above |
 //! | [`device`] | executes commands | the above, but not `graph` or `plan` |
@@ -28,6 +29,7 @@ pub mod caps;
 pub mod config;
 pub mod device;
 pub mod error;
+pub mod gguf;
 pub mod graph;
 pub mod plan;
 pub mod reference;

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Modules from the bottom up; a module may use those of its own step and of the steps below.
-const LADDER: [&[&str]; 7] = [
-    &["error", "tensor", "caps"],
+const LADDER: [&[&str]; 8] = [
+    &["error", "tensor", "caps", "gguf"],
     &["rules", "config"],
     &["shm", "graph", "repack", "reference"],
     &["ring", "plan", "vendor"],
     &["device"],
     &["selftest", "backend"],
     &["abi"],
+    &["bin"],
 ];
 
 /// What a module may not use although it is below: devices execute, they know no graph and no plan, and the other way

@@ -167,6 +167,12 @@ impl Device {
         })
     }
 
+    /// The NPU.
+    #[must_use]
+    pub fn npu(&self) -> &RkNpu {
+        &self.npu
+    }
+
     /// Chip, library and driver, in one line.
     #[must_use]
     pub fn description(&self) -> String {

@@ -1,0 +1,37 @@
+//! A progress bar on standard error, if that is a terminal.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How often the bar is drawn when nothing moves.
+const TICK: Duration = Duration::from_millis(200);
+
+/// The bar of one step.
+#[derive(Debug)]
+pub struct Progress(ProgressBar);
+
+impl Progress {
+    /// Begins a step of `total` units.
+    pub fn new(what: &'static str, total: u64) -> Self {
+        // Draws nothing where standard error is no terminal.
+        let bar = ProgressBar::new(total).with_message(what);
+        if let Ok(style) =
+            ProgressStyle::with_template("{msg:18} {wide_bar} {percent:>3} % {eta:>4}")
+        {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(TICK);
+        Self(bar)
+    }
+
+    /// Another `units` are done.
+    pub fn add(&self, units: u64) {
+        self.0.inc(units);
+    }
+
+    /// Takes the bar off the screen.
+    pub fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}

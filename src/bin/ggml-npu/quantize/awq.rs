@@ -1,0 +1,359 @@
+//! Activation-aware scaling: inputs that are large have their columns of the weights made larger, and what produces these
+//! inputs smaller, so that quantization errs less where it counts. The product stays the same.
+//!
+//! A **group** is the weights that read the same inputs, and the tensor that produces them:
+//!
+//! | produced by | read by | channels |
+//! |---|---|---|
+//! | `attn_norm` | `attn_q`, `attn_k`, `attn_v` | one for each column |
+//! | `attn_v` (rows) | `attn_output` | one for each row of `attn_v`: query heads that share it share the scale |
+//! | `ffn_norm` | `ffn_gate`, `ffn_up` | one for each column |
+//! | `ffn_up` (rows) | `ffn_down` | one for each column |
+//!
+//! For each group the scales are `s = a^r`, with `a` the root mean square of the channel and the exponent `r` out of 20
+//! that has the smallest `sum(E[x^2] * (W' - W)^2)`, where `W' = Q(W * s) / s`.
+// SOURCE: AWQ, Lin et al. 2023, and the search of mit-han-lab/llm-awq; the loss needs llama-imatrix's data alone.
+
+use std::collections::HashMap;
+
+use ggml_rust_npu::gguf::{File, Header, TensorInfo};
+use rayon::prelude::*;
+
+use super::block::{BLOCK, Format, to_f32};
+use super::imatrix::Imatrix;
+use crate::Failure;
+
+/// Exponents that are tried: 0, 0.05, ... 0.95.
+const EXPONENTS: usize = 20;
+
+/// Architectures whose groups are those of the table above.
+pub const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "gemma3"];
+
+/// What is done to a tensor before it is quantized: `w[n][k] * columns[k] / rows[n]`. Empty is all ones.
+#[derive(Clone, Debug, Default)]
+pub struct Transform {
+    /// Factor of each column.
+    pub columns: Vec<f32>,
+    /// Divisor of each row.
+    pub rows: Vec<f32>,
+}
+
+impl Transform {
+    /// Transforms row `n` in place.
+    pub fn apply(&self, n: usize, row: &mut [f32]) {
+        let divisor = self.rows.get(n).copied().unwrap_or(1.0);
+        if self.columns.is_empty() {
+            row.iter_mut().for_each(|w| *w /= divisor);
+        } else {
+            let columns = row.iter_mut().zip(&self.columns);
+            columns.for_each(|(w, s)| *w = *w * s / divisor);
+        }
+    }
+
+    /// Mean squares of the inputs after the transform, from those before it.
+    pub fn importance(&self, mean_squares: &[f32]) -> Vec<f32> {
+        if self.columns.is_empty() {
+            return mean_squares.to_vec();
+        }
+        let columns = mean_squares.iter().zip(&self.columns);
+        columns.map(|(square, s)| square / (s * s)).collect()
+    }
+}
+
+/// Transforms by tensor name.
+pub type Transforms = HashMap<String, Transform>;
+
+/// Sizes of the attention.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    /// Query heads.
+    count: usize,
+    /// Query heads that share a head of K and V.
+    sharing: usize,
+    /// Elements of a head of V.
+    size: usize,
+}
+
+/// Weights that read the same inputs.
+#[derive(Debug)]
+pub struct Group {
+    /// Their names.
+    readers: Vec<String>,
+    /// The norm whose elements are divided, or the weight whose rows are, each with its bias if there is one.
+    producer: String,
+    producer_is_norm: bool,
+    /// The scale's channel for each input of the readers; empty if it is the input's own number.
+    channels: Vec<usize>,
+}
+
+/// The groups of a model.
+///
+/// # Errors
+/// Text that names what the model has and the table above does not.
+pub fn groups(header: &Header) -> Result<Vec<Group>, Failure> {
+    let text = |key: &str| header.get(key).and_then(|value| value.as_str());
+    let architecture = text("general.architecture").unwrap_or("(not set)");
+    if !ARCHITECTURES.contains(&architecture) {
+        let known = ARCHITECTURES.join(", ");
+        return Err(format!(
+            "architecture {architecture} is not supported with --awq, only {known}"
+        )
+        .into());
+    }
+    let size = |key: &str| {
+        let key = format!("{architecture}.{key}");
+        (header.get(&key).and_then(|value| value.as_usize()))
+            .filter(|size| *size > 0)
+            .ok_or_else(|| format!("{key} is missing, or no number of at least 1"))
+    };
+    let heads = size("attention.head_count")?;
+    let kv_heads = size("attention.head_count_kv").unwrap_or(heads);
+    let head_size = match size("attention.value_length") {
+        Ok(size) => size,
+        Err(_) => size("embedding_length")? / heads,
+    };
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(format!("{heads} heads cannot share {kv_heads} heads of K and V").into());
+    }
+    let heads = Heads {
+        count: heads,
+        sharing: heads / kv_heads,
+        size: head_size,
+    };
+    let blocks = size("block_count")?;
+    let mut groups = Vec::new();
+    for block in 0..blocks {
+        groups.extend(block_groups(header, block, heads)?);
+    }
+    Ok(groups)
+}
+
+fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4], Failure> {
+    let name = |part: &str| format!("blk.{block}.{part}.weight");
+    if header.tensor(&name("ffn_gate_inp")).is_some() {
+        return Err(format!("blk.{block} has experts, which are not supported with --awq").into());
+    }
+    for part in ["attn_norm", "ffn_norm"] {
+        let bias = format!("blk.{block}.{part}.bias");
+        if header.tensor(&bias).is_some() {
+            return Err(format!("{bias}: norms with a bias are not supported with --awq").into());
+        }
+    }
+    let tensor = |part: &str| -> Result<&TensorInfo, Failure> {
+        let name = name(part);
+        (header.tensor(&name)).ok_or_else(|| format!("{name} is missing, which --awq needs").into())
+    };
+    let (v, output) = (tensor("attn_v")?, tensor("attn_output")?);
+    let channels: Vec<usize> = (0..output.ne[0])
+        .map(|k| k / heads.size / heads.sharing * heads.size + k % heads.size)
+        .collect();
+    let fits = |heads: Heads| {
+        output.ne[0] == heads.count * heads.size
+            && v.ne[1] == heads.count / heads.sharing * heads.size
+    };
+    if !fits(heads) {
+        let ([_, rows, ..], [inputs, ..]) = (v.ne, output.ne);
+        let Heads {
+            count,
+            sharing,
+            size,
+        } = heads;
+        return Err(format!(
+            "blk.{block}: attn_v has {rows} rows and attn_output {inputs} inputs, which do not fit {count} heads \
+             of {size}, {sharing} of which share one of V"
+        )
+        .into());
+    }
+    let group = |producer: &str, readers: &[&str], channels: Vec<usize>| -> Result<_, Failure> {
+        let from = tensor(producer)?;
+        let producer_is_norm = from.dims == 1;
+        let n_channels = from.ne[usize::from(!producer_is_norm)];
+        for reader in readers {
+            let inputs = tensor(reader)?.ne[0];
+            if channels.is_empty() && inputs != n_channels {
+                let (from, reader) = (&from.name, name(reader));
+                return Err(
+                    format!("{reader} has {inputs} inputs, {from} gives {n_channels}").into(),
+                );
+            }
+        }
+        Ok(Group {
+            readers: readers.iter().map(|reader| name(reader)).collect(),
+            producer: from.name.clone(),
+            producer_is_norm,
+            channels,
+        })
+    };
+    Ok([
+        group("attn_norm", &["attn_q", "attn_k", "attn_v"], Vec::new())?,
+        group("attn_v", &["attn_output"], channels)?,
+        group("ffn_norm", &["ffn_gate", "ffn_up"], Vec::new())?,
+        group("ffn_up", &["ffn_down"], Vec::new())?,
+    ])
+}
+
+/// What the search found for a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// The exponent.
+    pub exponent: f32,
+    /// Its loss, divided by that without scaling.
+    pub relative_loss: f64,
+}
+
+/// Finds the scales of a group and adds them to `transforms`.
+///
+/// # Errors
+/// Text, if the imatrix does not fit the model.
+pub fn scale(
+    file: &File,
+    imatrix: &Imatrix,
+    format: Format,
+    group: &Group,
+    transforms: &mut Transforms,
+) -> Result<Found, Failure> {
+    let readers: Vec<&TensorInfo> = (group.readers.iter())
+        .filter_map(|name| file.header().tensor(name))
+        .collect();
+    let mut losses = [0.0; EXPONENTS];
+    let squares = imatrix.of(&readers[0].name, readers[0].ne[0])?;
+    let candidates = group.candidates(squares);
+    for reader in &readers {
+        let squares = imatrix.of(&reader.name, reader.ne[0])?;
+        let more = losses_of(file, reader, squares, &candidates, format);
+        losses
+            .iter_mut()
+            .zip(more)
+            .for_each(|(sum, loss)| *sum += loss);
+    }
+    let smaller = |best: usize, r: usize| if losses[r] < losses[best] { r } else { best };
+    let best = (0..EXPONENTS).fold(0, smaller);
+    let found = Found {
+        exponent: exponent(best),
+        relative_loss: if losses[0] > 0.0 {
+            losses[best] / losses[0]
+        } else {
+            1.0
+        },
+    };
+    // Exponent 0 is no scaling at all.
+    if best > 0 {
+        group.fold(&candidates[best], file.header(), transforms);
+    }
+    Ok(found)
+}
+
+fn exponent(index: usize) -> f32 {
+    // CAST: at most 20.
+    index as f32 / EXPONENTS as f32
+}
+
+impl Group {
+    /// The scales of each exponent, one for each input of the readers.
+    fn candidates(&self, squares: &[f32]) -> Vec<Vec<f32>> {
+        let n_channels = self
+            .channels
+            .iter()
+            .max()
+            .map_or(squares.len(), |max| max + 1);
+        let channel = |k: usize| self.channels.get(k).copied().unwrap_or(k);
+        let (mut sums, mut counts) = (vec![0.0f32; n_channels], vec![0.0f32; n_channels]);
+        for (k, square) in squares.iter().enumerate() {
+            sums[channel(k)] += square;
+            counts[channel(k)] += 1.0;
+        }
+        let size = |c: usize| (sums[c] / counts[c]).sqrt();
+        let of_exponent = |index: usize| {
+            let powers = (0..n_channels).map(|c| size(c).powf(exponent(index)).max(SMALLEST));
+            let powers: Vec<f32> = powers.collect();
+            let low = powers.iter().copied().fold(f32::INFINITY, f32::min);
+            let high = powers.iter().copied().fold(0.0, f32::max);
+            let middle = (low * high).sqrt();
+            (0..squares.len())
+                .map(|k| powers[channel(k)] / middle)
+                .collect()
+        };
+        (0..EXPONENTS).map(of_exponent).collect()
+    }
+
+    /// Multiplies the readers' columns, and divides what gives them their inputs.
+    fn fold(&self, scales: &[f32], header: &Header, transforms: &mut Transforms) {
+        for reader in &self.readers {
+            transforms.entry(reader.clone()).or_default().columns = scales.to_vec();
+        }
+        let n_channels = self
+            .channels
+            .iter()
+            .max()
+            .map_or(scales.len(), |max| max + 1);
+        let mut by_channel = vec![1.0; n_channels];
+        for (k, scale) in scales.iter().enumerate() {
+            by_channel[self.channels.get(k).copied().unwrap_or(k)] = *scale;
+        }
+        let inverse = || by_channel.iter().map(|scale| 1.0 / scale).collect();
+        if self.producer_is_norm {
+            transforms.entry(self.producer.clone()).or_default().columns = inverse();
+            return;
+        }
+        let bias = self.producer.replace(".weight", ".bias");
+        if header.tensor(&bias).is_some() {
+            transforms.entry(bias).or_default().columns = inverse();
+        }
+        transforms.entry(self.producer.clone()).or_default().rows = by_channel;
+    }
+}
+
+/// A channel that is never used is scaled as if it were this large.
+// SOURCE: mit-han-lab/llm-awq, auto_scale.py.
+const SMALLEST: f32 = 1e-4;
+
+/// The loss of a weight for each candidate.
+fn losses_of(
+    file: &File,
+    tensor: &TensorInfo,
+    squares: &[f32],
+    candidates: &[Vec<f32>],
+    format: Format,
+) -> [f64; EXPONENTS] {
+    let k = tensor.ne[0];
+    let weights: Vec<Vec<f32>> = (candidates.iter())
+        .map(|scales| {
+            squares
+                .iter()
+                .zip(scales)
+                .map(|(x, s)| x / (s * s))
+                .collect()
+        })
+        .collect();
+    let data = file.data(tensor);
+    let row_bytes = data.len() / tensor.rows();
+    let rows = data.par_chunks_exact(row_bytes);
+    let loss_of_row = |row: &mut Vec<f32>, bytes: &[u8]| {
+        to_f32(tensor.dtype, bytes, row);
+        let mut losses = [0.0; EXPONENTS];
+        for (loss, (scales, weights)) in losses.iter_mut().zip(candidates.iter().zip(&weights)) {
+            let blocks = row.as_chunks::<BLOCK>().0.iter();
+            let scales = scales.as_chunks::<BLOCK>().0.iter();
+            let weights = weights.as_chunks::<BLOCK>().0.iter();
+            for ((w, s), weights) in blocks.zip(scales).zip(weights) {
+                let scaled: [f32; BLOCK] = std::array::from_fn(|i| w[i] * s[i]);
+                let rounded = format.round(&scaled);
+                let mut sum = 0.0;
+                for i in 0..BLOCK {
+                    let error = rounded[i] - scaled[i];
+                    sum += error * error * weights[i];
+                }
+                *loss += f64::from(sum);
+            }
+        }
+        losses
+    };
+    let add = |mut left: [f64; EXPONENTS], right: [f64; EXPONENTS]| {
+        left.iter_mut()
+            .zip(right)
+            .for_each(|(sum, loss)| *sum += loss);
+        left
+    };
+    rows.map_init(|| vec![0.0; k], |row, bytes| loss_of_row(row, bytes))
+        .reduce(|| [0.0; EXPONENTS], add)
+}

@@ -1,0 +1,90 @@
+//! What llama-imatrix measured: for each weight, the mean square of each of its inputs.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo};
+
+use super::block::to_f32;
+use crate::Failure;
+
+/// Statistics by the weight's name.
+#[derive(Debug)]
+pub struct Imatrix(HashMap<String, Vec<f32>>);
+
+// SOURCE: tools/imatrix/imatrix.cpp of llama.cpp 0.5.0.
+const SUMS: &str = ".in_sum2";
+const COUNTS: &str = ".counts";
+
+impl Imatrix {
+    /// Reads a file that llama-imatrix wrote.
+    ///
+    /// # Errors
+    /// Text that names the file and what is wrong with it.
+    pub fn open(path: &Path) -> Result<Self, Failure> {
+        let file = File::open(path).map_err(|error| {
+            format!(
+                "{} is no imatrix file in GGUF format, which llama-imatrix writes: {error}",
+                path.display()
+            )
+        })?;
+        let kind = file.header().get("general.type");
+        if kind.and_then(|kind| kind.as_str()) != Some("imatrix") {
+            return Err(format!("{}: general.type is not imatrix", path.display()).into());
+        }
+        let mut found = HashMap::new();
+        for tensor in &file.header().tensors {
+            let Some(name) = tensor.name.strip_suffix(SUMS) else {
+                continue;
+            };
+            let counts = file.header().tensor(&format!("{name}{COUNTS}"));
+            let counts =
+                counts.ok_or_else(|| format!("{}: {name} has no counts", path.display()))?;
+            // Statistics of experts are not used: models that have them are refused.
+            if tensor.rows() == 1 {
+                let [count] = values(&file, counts)?[..] else {
+                    return Err(
+                        format!("{}: {} is no single number", path.display(), counts.name).into(),
+                    );
+                };
+                let mut means = values(&file, tensor)?;
+                let usable = |mean: &f32| mean.is_finite() && *mean >= 0.0;
+                means.iter_mut().for_each(|sum| *sum /= count);
+                if !means.iter().all(usable) {
+                    return Err(
+                        format!("{}: {name} has no usable statistics", path.display()).into(),
+                    );
+                }
+                found.insert(name.to_owned(), means);
+            }
+        }
+        if found.is_empty() {
+            return Err(format!("{}: no statistics of any weight", path.display()).into());
+        }
+        Ok(Self(found))
+    }
+
+    /// Mean square of each of the `k` inputs of a weight.
+    ///
+    /// # Errors
+    /// Text, if the weight is not in the file, or with another number of inputs.
+    pub fn of(&self, weight: &str, k: usize) -> Result<&[f32], Failure> {
+        let means = (self.0.get(weight))
+            .ok_or_else(|| format!("the imatrix says nothing of {weight}: is it of this model?"))?;
+        if means.len() != k {
+            let have = means.len();
+            return Err(format!("{weight} has {k} inputs, and {have} in the imatrix").into());
+        }
+        Ok(means)
+    }
+}
+
+fn values(file: &File, tensor: &TensorInfo) -> Result<Vec<f32>, Failure> {
+    if tensor.dtype != GgmlType::F32 {
+        let (path, dtype) = (file.path().display(), tensor.dtype.name());
+        return Err(format!("{path}: {} is {dtype}, not F32", tensor.name).into());
+    }
+    let mut values = vec![0.0; tensor.ne[0] * tensor.rows()];
+    to_f32(tensor.dtype, file.data(tensor), &mut values);
+    Ok(values)
+}

@@ -1,0 +1,115 @@
+//! GGUF files: a reader that maps them into memory, and a writer that replaces tensors and keeps the rest.
+//!
+//! ```text
+//! magic "GGUF" | version u32 | tensors u64 | entries u64        all numbers little-endian
+//! metadata     | key: string, kind u32, value                   string: length u64, bytes
+//! tensor table | name: string, dimensions u32, ne u64 each, type u32, offset u64
+//! padding      | up to a multiple of general.alignment (32 if it is not set)
+//! data         | each tensor at its offset from here, a multiple of the alignment
+//! ```
+//!
+//! Whatever a file says is checked before it is used. An error names the field, and the number that is wrong with it.
+// SOURCE: gguf.h and gguf.cpp of ggml 0.25.3.
+
+use std::io;
+use std::path::PathBuf;
+
+pub use self::file::File;
+pub use self::parse::{Entry, Header, TensorInfo};
+pub use self::types::{GgmlType, Value};
+pub use self::write::{TensorPlan, Writer};
+
+mod cursor;
+mod file;
+mod parse;
+mod types;
+mod write;
+
+/// What a file begins with.
+pub const MAGIC: [u8; 4] = *b"GGUF";
+
+/// Versions that are read. Version 1 has 32-bit lengths.
+pub const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
+
+/// Alignment of tensors if the file does not say.
+pub const DEFAULT_ALIGNMENT: usize = 32;
+
+/// The entry that holds the alignment.
+pub const ALIGNMENT_KEY: &str = "general.alignment";
+
+/// Longest name of a tensor, in bytes: ggml keeps 64 with the final NUL.
+pub const MAX_NAME_BYTES: usize = 63;
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The system refused.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// The file ends too early.
+    #[error(
+        "the file is truncated: {field} needs {need} bytes at offset {offset}, the file has {have}"
+    )]
+    Truncated {
+        /// What was being read.
+        field: String,
+        /// Where.
+        offset: usize,
+        /// Bytes that it takes.
+        need: u64,
+        /// Bytes of the file.
+        have: usize,
+    },
+    /// A field has a value that it cannot have.
+    #[error("{field} is {value}: {reason}")]
+    Field {
+        /// Which one.
+        field: String,
+        /// What it is.
+        value: String,
+        /// Why that is wrong.
+        reason: String,
+    },
+    /// A name is there twice.
+    #[error("{what} {name:?} is there twice")]
+    Duplicate {
+        /// `metadata key` or `tensor`.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// A tensor was handed to the writer with another number of bytes than its type and shape have.
+    #[error("tensor {name:?} was written with {have} bytes, its type and shape have {want}")]
+    TensorBytes {
+        /// The tensor.
+        name: String,
+        /// Bytes written.
+        have: u64,
+        /// Bytes expected.
+        want: u64,
+    },
+    /// The writer got another number of tensors than it was promised.
+    #[error("{have} tensors were written, the table has {want}")]
+    TensorCount {
+        /// Tensors written.
+        have: usize,
+        /// Tensors of the table.
+        want: usize,
+    },
+}
+
+/// Result of reading and writing files.
+pub type Result<T> = std::result::Result<T, Error>;
+
+fn field(field: impl Into<String>, value: impl ToString, reason: impl Into<String>) -> Error {
+    Error::Field {
+        field: field.into(),
+        value: value.to_string(),
+        reason: reason.into(),
+    }
+}

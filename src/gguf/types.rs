@@ -1,0 +1,158 @@
+//! The element types of a GGUF file, and the kinds of its metadata values.
+
+/// A type of tensor elements, by ggml's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GgmlType(u32);
+
+/// Number, name, elements in a block, bytes of a block.
+// SOURCE: enum ggml_type in ggml.h and the block structures of ggml-common.h, llama.cpp 0.5.0 (ggml 0.25.3).
+const TYPES: [(u32, &str, usize, usize); 35] = [
+    (0, "F32", 1, 4),
+    (1, "F16", 1, 2),
+    (2, "Q4_0", 32, 18),
+    (3, "Q4_1", 32, 20),
+    (6, "Q5_0", 32, 22),
+    (7, "Q5_1", 32, 24),
+    (8, "Q8_0", 32, 34),
+    (9, "Q8_1", 32, 36),
+    (10, "Q2_K", 256, 84),
+    (11, "Q3_K", 256, 110),
+    (12, "Q4_K", 256, 144),
+    (13, "Q5_K", 256, 176),
+    (14, "Q6_K", 256, 210),
+    (15, "Q8_K", 256, 292),
+    (16, "IQ2_XXS", 256, 66),
+    (17, "IQ2_XS", 256, 74),
+    (18, "IQ3_XXS", 256, 98),
+    (19, "IQ1_S", 256, 50),
+    (20, "IQ4_NL", 32, 18),
+    (21, "IQ3_S", 256, 110),
+    (22, "IQ2_S", 256, 82),
+    (23, "IQ4_XS", 256, 136),
+    (24, "I8", 1, 1),
+    (25, "I16", 1, 2),
+    (26, "I32", 1, 4),
+    (27, "I64", 1, 8),
+    (28, "F64", 1, 8),
+    (29, "IQ1_M", 256, 56),
+    (30, "BF16", 1, 2),
+    (34, "TQ1_0", 256, 54),
+    (35, "TQ2_0", 256, 66),
+    (39, "MXFP4", 32, 17),
+    (40, "NVFP4", 64, 36),
+    (41, "Q1_0", 128, 18),
+    (42, "Q2_0", 64, 18),
+];
+
+impl GgmlType {
+    /// IEEE single precision.
+    pub const F32: Self = Self(0);
+    /// IEEE half precision.
+    pub const F16: Self = Self(1);
+    /// Blocks of 32: FP16 scale, signed 4-bit values.
+    pub const Q4_0: Self = Self(2);
+    /// Blocks of 32: FP16 scale and minimum, unsigned 4-bit values.
+    pub const Q4_1: Self = Self(3);
+    /// Blocks of 32: FP16 scale, signed 8-bit values.
+    pub const Q8_0: Self = Self(8);
+    /// Blocks of 32: FP16 scale, 4-bit indices of a fixed table.
+    pub const IQ4_NL: Self = Self(20);
+    /// 32-bit integers.
+    pub const I32: Self = Self(26);
+    /// The upper half of IEEE single precision.
+    pub const BF16: Self = Self(30);
+    /// Blocks of 32: E8M0 scale, 4-bit floating point.
+    pub const MXFP4: Self = Self(39);
+
+    /// The type of a number; `None` if it is not known.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        let known = TYPES.iter().any(|(known, ..)| *known == number);
+        known.then_some(Self(number))
+    }
+
+    /// ggml's number.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    fn entry(self) -> &'static (u32, &'static str, usize, usize) {
+        let found = TYPES.iter().find(|(number, ..)| *number == self.0);
+        found.unwrap_or_else(|| unreachable!("only numbers of the table become a type"))
+    }
+
+    /// ggml's name, such as `Q4_0`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.entry().1
+    }
+
+    /// Elements in a block.
+    #[must_use]
+    pub fn block_elems(self) -> usize {
+        self.entry().2
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(self) -> usize {
+        self.entry().3
+    }
+
+    /// Whether blocks hold more than one element.
+    #[must_use]
+    pub fn is_quantized(self) -> bool {
+        self.block_elems() > 1
+    }
+
+    /// Bytes of `k` elements; `None` if they are not whole blocks, or too many.
+    #[must_use]
+    pub fn row_bytes(self, k: usize) -> Option<usize> {
+        let (elems, bytes) = (self.block_elems(), self.block_bytes());
+        (k.is_multiple_of(elems)).then(|| (k / elems).checked_mul(bytes))?
+    }
+}
+
+/// A metadata value. Arrays stay in the file: what is kept is where.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Any of the unsigned integers.
+    Unsigned(u64),
+    /// Any of the signed integers.
+    Signed(i64),
+    /// Either of the floating-point types.
+    Float(f64),
+    /// A truth value.
+    Bool(bool),
+    /// Text.
+    String(String),
+    /// Values of one kind.
+    Array {
+        /// GGUF's number of the elements' kind.
+        kind: u32,
+        /// Elements.
+        len: u64,
+    },
+}
+
+impl Value {
+    /// The value as a size, if it is a whole number that is not negative.
+    #[must_use]
+    pub fn as_usize(&self) -> Option<usize> {
+        match self {
+            Self::Unsigned(value) => usize::try_from(*value).ok(),
+            Self::Signed(value) => usize::try_from(*value).ok(),
+            _ => None,
+        }
+    }
+
+    /// The value as text.
+    #[must_use]
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::String(text) => Some(text),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Writes a GGUF file: the metadata of another one byte for byte, tensors one after another.
+
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::parse::Header;
+use super::types::{GgmlType, Value};
+use super::{Error, MAGIC, Result, field};
+
+/// Bytes collected before they go to the system.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A tensor that will be written.
+#[derive(Clone, Debug)]
+pub struct TensorPlan {
+    /// The name.
+    pub name: String,
+    /// Element type.
+    pub dtype: GgmlType,
+    /// Elements in each dimension, innermost first.
+    pub ne: Vec<usize>,
+}
+
+impl TensorPlan {
+    fn bytes(&self) -> Result<u64> {
+        let (first, rest) = self.ne.split_first().unwrap_or((&1, &[]));
+        let row = self.dtype.row_bytes(*first);
+        let all = row.and_then(|row| {
+            rest.iter()
+                .try_fold(row, |total, size| total.checked_mul(*size))
+        });
+        all.map(|bytes| bytes as u64).ok_or_else(|| {
+            let reason = format!("not whole blocks of {}, or too large", self.dtype.name());
+            field(
+                format!("shape of tensor {:?}", self.name),
+                format!("{:?}", self.ne),
+                reason,
+            )
+        })
+    }
+}
+
+/// A file on its way: nothing is at its place until [`Writer::finish`].
+///
+/// Tensors are streamed: the writer holds one buffer of 1 MiB.
+#[derive(Debug)]
+pub struct Writer {
+    out: BufWriter<fs::File>,
+    path: PathBuf,
+    temporary: PathBuf,
+    finished: bool,
+    alignment: u64,
+    tensors: Vec<(String, u64)>,
+    written: usize,
+}
+
+impl Writer {
+    /// Begins a file.
+    ///
+    /// - `source`, `source_bytes`: the file that the metadata and the alignment come from
+    /// - `updates`: entries to replace, or to add behind the others
+    /// - `tensors`: the whole table, in the order in which they will be written
+    ///
+    /// # Errors
+    /// `Io`; `Field` for a shape that its type cannot have, or an update that is an array.
+    pub fn create(
+        path: &Path,
+        source: &Header,
+        source_bytes: &[u8],
+        updates: &[(&str, Value)],
+        tensors: &[TensorPlan],
+    ) -> Result<Self> {
+        let mut head = Vec::new();
+        head.extend(MAGIC);
+        head.extend(source.version.to_le_bytes());
+        head.extend((tensors.len() as u64).to_le_bytes());
+        let is_new = |key: &str| source.get(key).is_none();
+        let added = updates.iter().filter(|(key, _)| is_new(key)).count();
+        head.extend(((source.entries.len() + added) as u64).to_le_bytes());
+        for entry in &source.entries {
+            match updates.iter().find(|(key, _)| *key == entry.key) {
+                Some((key, value)) => push_entry(&mut head, key, value)?,
+                None => head.extend(&source_bytes[entry.range.clone()]),
+            }
+        }
+        for (key, value) in updates.iter().filter(|(key, _)| is_new(key)) {
+            push_entry(&mut head, key, value)?;
+        }
+        let alignment = source.alignment as u64;
+        let mut sizes = Vec::new();
+        let mut offset = 0u64;
+        for tensor in tensors {
+            let bytes = tensor.bytes()?;
+            push_text(&mut head, &tensor.name);
+            // CAST: ggml has four dimensions.
+            let dims = u32::try_from(tensor.ne.len()).unwrap_or(u32::MAX);
+            head.extend(dims.to_le_bytes());
+            for size in &tensor.ne {
+                head.extend((*size as u64).to_le_bytes());
+            }
+            head.extend(tensor.dtype.number().to_le_bytes());
+            head.extend(offset.to_le_bytes());
+            offset += bytes.next_multiple_of(alignment);
+            sizes.push((tensor.name.clone(), bytes));
+        }
+        head.resize(head.len().next_multiple_of(source.alignment), 0);
+
+        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        name.push(format!(".{}.part", std::process::id()));
+        let temporary = path.with_file_name(name);
+        let io = |source| Error::Io {
+            path: temporary.clone(),
+            source,
+        };
+        let file = fs::File::create(&temporary).map_err(io)?;
+        let mut writer = Self {
+            out: BufWriter::with_capacity(BUFFER_BYTES, file),
+            path: path.into(),
+            finished: false,
+            alignment,
+            tensors: sizes,
+            written: 0,
+            temporary,
+        };
+        writer.put(&head)?;
+        Ok(writer)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.out.write_all(bytes).map_err(|source| Error::Io {
+            path: self.temporary.clone(),
+            source,
+        })
+    }
+
+    /// Writes the next tensor of the table, from pieces of its bytes.
+    ///
+    /// # Errors
+    /// `Io`; `TensorBytes` if the pieces are not as many bytes as its type and shape have.
+    pub fn tensor<Piece: AsRef<[u8]>>(
+        &mut self,
+        pieces: impl IntoIterator<Item = Piece>,
+    ) -> Result<()> {
+        let Some((name, want)) = self.tensors.get(self.written).cloned() else {
+            return Err(self.wrong_count(self.written + 1));
+        };
+        let mut have = 0u64;
+        for piece in pieces {
+            have += piece.as_ref().len() as u64;
+            self.put(piece.as_ref())?;
+        }
+        if have != want {
+            return Err(Error::TensorBytes { name, have, want });
+        }
+        let padding = have.next_multiple_of(self.alignment) - have;
+        for _ in 0..padding {
+            self.put(&[0])?;
+        }
+        self.written += 1;
+        Ok(())
+    }
+
+    fn wrong_count(&self, have: usize) -> Error {
+        Error::TensorCount {
+            have,
+            want: self.tensors.len(),
+        }
+    }
+
+    /// Puts the file at its place, over one that is there.
+    ///
+    /// # Errors
+    /// `Io`; `TensorCount` if tensors are missing.
+    pub fn finish(mut self) -> Result<()> {
+        if self.written != self.tensors.len() {
+            return Err(self.wrong_count(self.written));
+        }
+        let done = (self.out.flush()).and_then(|()| fs::rename(&self.temporary, &self.path));
+        self.finished = done.is_ok();
+        done.map_err(|source: io::Error| Error::Io {
+            path: self.path.clone(),
+            source,
+        })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Nobody is left to hear that a file that is of no use could not be removed.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+fn push_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+/// Integers are written with 32 bits if they fit, as ggml's own tools do and its loader expects of what is set here.
+fn push_entry(out: &mut Vec<u8>, key: &str, value: &Value) -> Result<()> {
+    push_text(out, key);
+    match value {
+        Value::Unsigned(number) => match u32::try_from(*number) {
+            Ok(number) => {
+                out.extend(4u32.to_le_bytes());
+                out.extend(number.to_le_bytes());
+            }
+            Err(_) => {
+                out.extend(10u32.to_le_bytes());
+                out.extend(number.to_le_bytes());
+            }
+        },
+        Value::Signed(number) => {
+            out.extend(11u32.to_le_bytes());
+            out.extend(number.to_le_bytes());
+        }
+        Value::Float(number) => {
+            out.extend(12u32.to_le_bytes());
+            out.extend(number.to_le_bytes());
+        }
+        Value::Bool(truth) => {
+            out.extend(7u32.to_le_bytes());
+            out.push((*truth).into());
+        }
+        Value::String(text) => {
+            out.extend(8u32.to_le_bytes());
+            push_text(out, text);
+        }
+        Value::Array { .. } => {
+            return Err(field(key, format!("{value:?}"), "arrays are not written"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Shared by the tests of the tool: models written by hand, the tool's runs, and what is in the files it writes.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use ggml_rust_npu::gguf::{GgmlType, Header, TensorPlan, Value, Writer};
+
+/// Numbers in [-1, 1) from a seed.
+// SOURCE: xorshift64*, Vigna 2016.
+pub fn numbers(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        let high = state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 48;
+        f32::from(u16::try_from(high).unwrap()) / 32768.0 - 1.0
+    };
+    std::iter::repeat_with(next).take(n).collect()
+}
+
+/// A model on its way to a file.
+pub struct Model {
+    entries: Vec<(String, Value)>,
+    /// Name, shape and type of each tensor.
+    pub tensors: Vec<(String, Vec<usize>, GgmlType)>,
+    values: HashMap<String, Vec<f32>>,
+}
+
+impl Model {
+    /// A file with one entry: what it is.
+    pub fn new(key: &str, value: &str) -> Self {
+        Self {
+            entries: vec![(key.into(), Value::String(value.into()))],
+            tensors: Vec::new(),
+            values: HashMap::new(),
+        }
+    }
+
+    pub fn number(&mut self, key: &str, number: usize) {
+        self.entries.retain(|(known, _)| known != key);
+        self.entries
+            .push((key.into(), Value::Unsigned(number as u64)));
+    }
+
+    pub fn tensor(&mut self, name: &str, ne: &[usize], values: Vec<f32>) {
+        self.tensors.push((name.into(), ne.to_vec(), GgmlType::F32));
+        self.values.insert(name.into(), values);
+    }
+
+    /// Random numbers around `middle`.
+    pub fn random(&mut self, name: &str, ne: &[usize], middle: f32) {
+        let seed = name
+            .bytes()
+            .fold(7u64, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
+        let values = numbers(seed, ne.iter().product());
+        self.tensor(name, ne, values.iter().map(|x| middle + 0.3 * x).collect());
+    }
+
+    pub fn write(&self, path: &Path) {
+        let mut empty = b"GGUF\x03\0\0\0".to_vec();
+        empty.extend([0; 16]);
+        let header = Header::parse(&empty).unwrap();
+        let updates: Vec<(&str, Value)> = (self.entries.iter())
+            .map(|(key, value)| (key.as_str(), value.clone()))
+            .collect();
+        let plans: Vec<TensorPlan> = (self.tensors.iter().cloned())
+            .map(|(name, ne, dtype)| TensorPlan { name, dtype, ne })
+            .collect();
+        let mut writer = Writer::create(path, &header, &empty, &updates, &plans).unwrap();
+        for (name, ne, _) in &self.tensors {
+            let n = ne.iter().product();
+            let values = self.values[name].iter().copied().cycle().take(n);
+            let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+            writer.tensor([bytes]).unwrap();
+        }
+        writer.finish().unwrap();
+    }
+}
+
+/// A folder of one test's own, empty.
+pub fn folder(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// Runs `ggml-npu quantize`.
+pub fn run(from: &Path, to: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    let command = command
+        .arg("quantize")
+        .arg(from)
+        .arg("-o")
+        .arg(to)
+        .args(args);
+    command.output().unwrap()
+}
+
+/// Runs `ggml-npu quantize`, which must succeed.
+pub fn quantize(from: &Path, to: &Path, args: &[&str]) {
+    let output = run(from, to, args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    assert!(
+        !errors.contains('\u{1b}') && !errors.contains('\r'),
+        "a progress bar: {errors}"
+    );
+}
