@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test bench kld ops build fetch dsp fuzz batch
+.PHONY: help demo test bench kld ops build fetch dsp fuzz batch tool
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -17,6 +17,7 @@ help:
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make fuzz   arbitrary commands to the DSP's command loop, for 5 minutes"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
+	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
 	@echo "make fetch  only fetch and check what the others need"
 
@@ -50,3 +51,6 @@ fuzz:
 
 batch:
 	@$(PYTHON) scripts/batch.py
+
+tool:
+	@cargo build --release --locked --bin ggml-npu
