@@ -46,6 +46,8 @@ macro_rules! scalar_ops {
 vector_ops! {
     /// Bitwise and: `Q6_V_vand_VV`.
     and(a, b) = Q6_V_vand_VV(a, b);
+    /// Bitwise or: `Q6_V_vor_VV`.
+    or(a, b) = Q6_V_vor_VV(a, b);
     /// Wrapping sum of words: `Q6_Vw_vadd_VwVw`.
     add_w(a, b) = Q6_Vw_vadd_VwVw(a, b);
     /// Wrapping difference of words: `Q6_Vw_vsub_VwVw`.
@@ -72,6 +74,10 @@ vector_ops! {
     pack_low_h(a, b) = Q6_Vh_vpacke_VwVw(b, a);
     /// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
     f32_from_w(a) = Q6_Vsf_equals_Vw(a);
+    /// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
+    max_f32(a, b) = Q6_Vsf_vmax_VsfVsf(a, b);
+    /// Smaller of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
+    min_f32(a, b) = Q6_Vsf_vmin_VsfVsf(a, b);
 }
 
 scalar_ops! {
@@ -182,6 +188,24 @@ pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
 pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
     // SAFETY: [HVX] of the module doc.
     split(unsafe { arch::Q6_W_vdeal_VVR(b.0, a.0, -4) })
+}
+
+/// (Words of `a` and `b` in turns, from the lower halves, the same from the upper halves): `Q6_W_vshuff_VVR` by -4.
+#[must_use]
+#[inline(always)]
+pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
+    // SAFETY: [HVX] of the module doc.
+    split(unsafe { arch::Q6_W_vshuff_VVR(b.0, a.0, -4) })
+}
+
+/// `x` where `a > b` as f32, else `y`: `Q6_Q_vcmp_gt_VsfVsf`, `Q6_V_vmux_QVV`. Neither `a` nor `b` may be NaN.
+#[must_use]
+#[inline(always)]
+pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    let greater = unsafe { arch::Q6_Q_vcmp_gt_VsfVsf(a.0, b.0) };
+    // SAFETY: [HVX] of the module doc.
+    Vector(unsafe { arch::Q6_V_vmux_QVV(greater, x.0, y.0) })
 }
 
 #[cfg(target_feature = "hvx-ieee-fp")]

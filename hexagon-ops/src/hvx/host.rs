@@ -86,6 +86,13 @@ pub fn and(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a & b)
 }
 
+/// Bitwise or: `Q6_V_vor_VV`.
+#[must_use]
+#[inline(always)]
+pub fn or(a: Vector, b: Vector) -> Vector {
+    lanes!(u32, 32; a, b => a | b)
+}
+
 /// Wrapping sum of words: `Q6_Vw_vadd_VwVw`.
 #[must_use]
 #[inline(always)]
@@ -289,6 +296,22 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
     (cast(even), cast(odd))
 }
 
+/// (Words of `a` and `b` in turns, from the lower halves, the same from the upper halves): `Q6_W_vshuff_VVR` by -4.
+#[must_use]
+#[inline(always)]
+pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
+    let (a, b): ([u32; 32], [u32; 32]) = (cast(a), cast(b));
+    let mut low = [0_u32; 32];
+    let mut high = [0_u32; 32];
+    for i in 0..16 {
+        low[2 * i] = a[i];
+        low[2 * i + 1] = b[i];
+        high[2 * i] = a[16 + i];
+        high[2 * i + 1] = b[16 + i];
+    }
+    (cast(low), cast(high))
+}
+
 /// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
 #[must_use]
 #[inline(always)]
@@ -385,6 +408,27 @@ pub fn add_f32(a: Vector, b: Vector) -> Vector {
 #[inline(always)]
 pub fn sub_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => a - b)
+}
+
+/// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
+#[must_use]
+#[inline(always)]
+pub fn max_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => if a > b { a } else { b })
+}
+
+/// Smaller of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
+#[must_use]
+#[inline(always)]
+pub fn min_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => if a < b { a } else { b })
+}
+
+/// `x` where `a > b` as f32, else `y`: `Q6_Q_vcmp_gt_VsfVsf`, `Q6_V_vmux_QVV`. Neither `a` nor `b` may be NaN.
+#[must_use]
+#[inline(always)]
+pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
+    lanes!(f32, 32; a, b, x, y => if a > b { x } else { y })
 }
 
 impl Accumulator {
