@@ -196,12 +196,7 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
 ///
 /// # Errors
 /// `Operand` unless all are floats whose dimensions other than `dim` are the same and add up in `dim`.
-pub fn concat(
-    engine: &Engine,
-    dim: usize,
-    dst: ViewMut<'_>,
-    src: [&Source<'_>; 2],
-) -> Result<()> {
+pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     let views = [src[0].apart()?, src[1].apart()?];
     let ne = dst.shape.ne;
     let fits = (0..4).all(|i| {
@@ -255,7 +250,10 @@ pub fn repeat(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()>
     }
     let view = src.apart()?;
     let ne = dst.shape.ne;
-    let divides = ne.iter().zip(view.shape.ne).all(|(n, m)| n.is_multiple_of(m));
+    let divides = ne
+        .iter()
+        .zip(view.shape.ne)
+        .all(|(n, m)| n.is_multiple_of(m));
     let floats = view.shape.dtype.is_float() && dst.shape.dtype.is_float();
     if !divides || !floats {
         return Err(Error::Operand);

@@ -226,12 +226,7 @@ pub(super) fn same_shape(dst: &Shape, src: &Source<'_>) -> Result<()> {
 ///
 /// # Errors
 /// `Operand` unless all are floats, src0 has the result's shape, and src1's dimensions divide it.
-pub fn binary(
-    engine: &Engine,
-    f: Binary,
-    dst: ViewMut<'_>,
-    src: [&Source<'_>; 2],
-) -> Result<()> {
+pub fn binary(engine: &Engine, f: Binary, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     same_shape(&dst.shape, src[0])?;
     match src[1] {
         Source::None => return Err(Error::Operand),

@@ -241,10 +241,7 @@ pub fn gelu_quick(x: Vector) -> Vector {
 #[inline(always)]
 pub fn gelu_erf(x: Vector) -> Vector {
     let erf = erf(mul_f32(x, splat_f32(core::f32::consts::FRAC_1_SQRT_2)));
-    mul_f32(
-        mul_f32(x, splat_f32(0.5)),
-        add_f32(erf, splat_f32(1.0)),
-    )
+    mul_f32(mul_f32(x, splat_f32(0.5)), add_f32(erf, splat_f32(1.0)))
 }
 
 /// (Sine, cosine) of angles in radians.
@@ -280,5 +277,8 @@ pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     let sine_sign = shl_w(and(biased, splat_w(2)), 30);
     let next = add_w(biased, splat_w(1));
     let cosine_sign = shl_w(and(next, splat_w(2)), 30);
-    (add_w(swapped_sine, sine_sign), add_w(swapped_cosine, cosine_sign))
+    (
+        add_w(swapped_sine, sine_sign),
+        add_w(swapped_cosine, cosine_sign),
+    )
 }

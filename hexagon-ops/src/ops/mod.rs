@@ -7,8 +7,8 @@ pub mod copy;
 pub mod elementwise;
 pub mod math;
 pub mod matmul;
-mod run;
 pub mod rows;
+mod run;
 pub mod tensor;
 
 pub use run::{Op, run};

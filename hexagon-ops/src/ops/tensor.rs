@@ -58,7 +58,11 @@ impl<'a> View<'a> {
     {
         let n0 = self.shape.ne[0];
         let row = self.tail(self.shape.row(at));
-        let start = if range.start < n0 { range.start } else { range.start % n0 };
+        let start = if range.start < n0 {
+            range.start
+        } else {
+            range.start % n0
+        };
         let len = range.len().min(CHUNK);
         if self.shape.dtype == Type::F32 && self.shape.nb[0] == 4 && start + len <= n0 {
             let bytes = row.get(4 * start..4 * (start + len)).unwrap_or_default();
@@ -115,7 +119,12 @@ impl<'a> Source<'a> {
 
     /// Elements `range` of row `at` as f32; of `row`, if in place. An absent source is empty.
     #[inline(always)]
-    pub fn read<'b>(&'b self, row: &Row<'_>, range: Range<usize>, chunk: &'b mut Chunk) -> &'b [f32] {
+    pub fn read<'b>(
+        &'b self,
+        row: &Row<'_>,
+        range: Range<usize>,
+        chunk: &'b mut Chunk,
+    ) -> &'b [f32] {
         match self {
             Self::Apart(view) => view.read(row.at, range, chunk),
             Self::InPlace => {
@@ -265,7 +274,10 @@ impl<'a> ViewMut<'a> {
     pub fn for_parts(mut self, engine: &Engine, run: impl Fn(&mut ViewMut<'_>) + Sync) {
         let rows = self.rows.len();
         let work = rows * self.shape.row_bytes().max(LINE_BYTES);
-        let most = engine.threads().min(MAX_TASKS).min(work.div_ceil(TASK_BYTES));
+        let most = engine
+            .threads()
+            .min(MAX_TASKS)
+            .min(work.div_ceil(TASK_BYTES));
         let n_tasks = most.clamp(1, rows.max(1));
         let mut tasks: [Option<ViewMut<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
         for (i, task) in tasks.iter_mut().take(n_tasks).enumerate() {

@@ -53,7 +53,8 @@ fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failu
         _ => return Err(Failure::bad(TYPE)),
     };
     let align = dtype.align() as u64;
-    if !tensor.offset.is_multiple_of(align) || tensor.nb.iter().any(|nb| !nb.is_multiple_of(align)) {
+    if !tensor.offset.is_multiple_of(align) || tensor.nb.iter().any(|nb| !nb.is_multiple_of(align))
+    {
         return Err(Failure::bad(ALIGNMENT));
     }
     let bounds = Failure::bad(BOUNDS);
@@ -70,7 +71,11 @@ fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failu
     }
     let mut elems = 1_usize;
     for (i, (nb, have)) in shape.nb.iter_mut().zip(tensor.nb).enumerate() {
-        let count = if i == 0 { shape.ne[0] / dtype.block() } else { shape.ne[i] };
+        let count = if i == 0 {
+            shape.ne[0] / dtype.block()
+        } else {
+            shape.ne[i]
+        };
         elems = elems.checked_mul(shape.ne[i]).ok_or(bounds)?;
         // The stride of a single index means nothing.
         if count > 1 {
@@ -156,7 +161,13 @@ fn sort_dimensions(dst: &mut Shape, src: &mut Shape) {
         return;
     }
     let mut order = [0, 1, 2, 3];
-    order.sort_by_key(|i| if dst.ne[*i] == 1 { usize::MAX } else { dst.nb[*i] });
+    order.sort_by_key(|i| {
+        if dst.ne[*i] == 1 {
+            usize::MAX
+        } else {
+            dst.nb[*i]
+        }
+    });
     for shape in [dst, src] {
         shape.ne = order.map(|i| shape.ne[i]);
         shape.nb = order.map(|i| shape.nb[i]);

@@ -69,7 +69,10 @@ mod tests {
     fn logarithms_and_powers_are_those_of_the_standard_library() {
         for i in 1..2000 {
             let x = f64::from(i) * 0.37;
-            assert!((ln(x) - x.ln()).abs() < 1e-13 * x.ln().abs().max(1.0), "{x}");
+            assert!(
+                (ln(x) - x.ln()).abs() < 1e-13 * x.ln().abs().max(1.0),
+                "{x}"
+            );
             let y = x - 300.0;
             assert!((exp(y) / y.exp() - 1.0).abs() < 1e-12, "{y}");
             assert_eq!(floor(y), y.floor());

@@ -67,7 +67,10 @@ struct Constants {
 }
 
 impl Constants {
-    #[expect(clippy::cast_possible_truncation, reason = "rounded to f32, as ggml has them")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "rounded to f32, as ggml has them"
+    )]
     fn new(rope: &Rope) -> Self {
         let n_dims = f64::from(u32::try_from(rope.n_dims).unwrap_or(u32::MAX));
         let base = f64::from(rope.freq_base);
@@ -271,7 +274,8 @@ pub fn rope(
     check(&rope, dst.shape.ne[0], &positions, dst.shape.ne[2])?;
     match factors {
         Source::None => {}
-        Source::Apart(view) if view.shape.dtype.is_float() && view.shape.ne[0] >= rope.n_dims / 2 => {}
+        Source::Apart(view)
+            if view.shape.dtype.is_float() && view.shape.ne[0] >= rope.n_dims / 2 => {}
         _ => return Err(Error::Operand),
     }
     let constants = Constants::new(&rope);

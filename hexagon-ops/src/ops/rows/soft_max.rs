@@ -163,7 +163,9 @@ fn sink(sinks: &Source<'_>, head: usize) -> Option<f32> {
         return None;
     };
     let mut chunk: Chunk = [0.0; CHUNK];
-    view.read([0; 3], head..head + 1, &mut chunk).first().copied()
+    view.read([0; 3], head..head + 1, &mut chunk)
+        .first()
+        .copied()
 }
 
 /// Softmax of each row.

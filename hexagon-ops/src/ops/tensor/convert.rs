@@ -38,7 +38,10 @@ pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
                     let bytes = row.get(2 * at..2 * (at + out.len())).unwrap_or_default();
                     line.0[..bytes.len()].copy_from_slice(bytes);
                 } else {
-                    for (i, half) in line.0.as_chunks_mut::<2>().0[..out.len()].iter_mut().enumerate() {
+                    for (i, half) in line.0.as_chunks_mut::<2>().0[..out.len()]
+                        .iter_mut()
+                        .enumerate()
+                    {
                         let bytes = row.get((at + i) * stride..).unwrap_or_default();
                         *half = *bytes.first_chunk().unwrap_or(&[0; 2]);
                     }
