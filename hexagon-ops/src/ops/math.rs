@@ -111,7 +111,7 @@ pub fn reciprocal(x: Vector) -> Vector {
     with_sign(select_gt_f32(smallest, magnitude, infinity, normal), x)
 }
 
-/// `a / b`, as [`reciprocal`] for the divisor, corrected by the remainder.
+/// `a / b`: the product with the [`reciprocal`].
 #[must_use]
 #[inline(always)]
 pub fn divide(a: Vector, b: Vector) -> Vector {
@@ -168,7 +168,7 @@ pub fn tanh(x: Vector) -> Vector {
             -6.096_299_5e-3,
             2.099_689_4e-2,
             -5.385_085e-2,
-            1.333_276_9e-1,
+            1.333_277e-1,
             -3.333_332_9e-1,
         ],
     );
@@ -196,7 +196,7 @@ pub fn erf(x: Vector) -> Vector {
             -2.685_929_7e-2,
             1.128_369_4e-1,
             -3.761_263_4e-1,
-            1.128_379_2,
+            core::f32::consts::FRAC_2_SQRT_PI,
         ],
     );
     // -ln(1 - erf x) for x in [0.92, 4], to 4.2e-7.
@@ -208,7 +208,7 @@ pub fn erf(x: Vector) -> Vector {
             3.504_952e-3,
             -2.290_096_8e-2,
             1.039_831_4e-1,
-            6.381_773_7e-1,
+            6.381_774e-1,
             1.126_601_6,
             5.518_093e-4,
         ],
@@ -259,7 +259,7 @@ pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     let n = sub_f32(biased, rounder);
     // π / 2 in parts of 8 and 11 bits, whose products with n up to 2^13 (2^16 for the first) are exact, and the rest.
     let mut r = angle;
-    for part in [1.570_312_5, 4.837_512_97e-4, 7.549_79e-8] {
+    for part in [1.570_312_5, 4.837_513e-4, 7.549_79e-8] {
         r = sub_f32(r, mul_f32(n, splat_f32(part)));
     }
     let square = mul_f32(r, r);

@@ -282,6 +282,9 @@ pub(super) fn tensor_op(
         return Err(Failure::bad(RESERVED));
     }
     let op = op(body)?;
+    if body.dst.dtype == wire::TYPE_NONE {
+        return Err(Failure::bad(OPERAND));
+    }
     if body.dst.ne.contains(&0) {
         return Ok(());
     }

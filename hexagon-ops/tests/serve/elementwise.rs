@@ -171,7 +171,8 @@ fn edges_of_the_range_are_ggmls() {
 fn sums_and_products_repeat_the_second_source() {
     let mut rng = Rng::new();
     let mut bench = Bench::new();
-    let functions: [(u32, fn(f64, f64) -> f64); 4] = [
+    type Pair = fn(f64, f64) -> f64;
+    let functions: [(u32, Pair); 4] = [
         (KERNEL_ADD, |a, b| a + b),
         (KERNEL_SUB, |a, b| a - b),
         (KERNEL_MUL, |a, b| a * b),

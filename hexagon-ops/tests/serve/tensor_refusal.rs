@@ -129,7 +129,12 @@ fn results_that_only_a_copy_can_have_are_refused() {
     let ne = [9, 4, 1, 1];
     let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut rng);
     let dst = Case::zeros(TYPE_F32, ne, TRANSPOSED);
-    bench.refused((KERNEL_SQR, [0; 16]), &dst, &[src.clone()], serve::OPERAND);
+    bench.refused(
+        (KERNEL_SQR, [0; 16]),
+        &dst,
+        std::slice::from_ref(&src),
+        serve::OPERAND,
+    );
     let blocks = Case::random(TYPE_Q4_0, [32, 4, 1, 1], DENSE, 1.0, &mut rng);
     let shape = Case::zeros(TYPE_F32, [32, 4, 1, 1], DENSE);
     bench.refused((KERNEL_SQR, [0; 16]), &shape, &[blocks], serve::OPERAND);
