@@ -161,12 +161,9 @@ fn sort_dimensions(dst: &mut Shape, src: &mut Shape) {
         return;
     }
     let mut order = [0, 1, 2, 3];
-    order.sort_by_key(|i| {
-        if dst.ne[*i] == 1 {
-            usize::MAX
-        } else {
-            dst.nb[*i]
-        }
+    order.sort_unstable_by_key(|i| {
+        let single = dst.ne[*i] == 1;
+        (single, dst.nb[*i], *i)
     });
     for shape in [dst, src] {
         shape.ne = order.map(|i| shape.ne[i]);
