@@ -198,14 +198,26 @@ pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
     split(unsafe { arch::Q6_W_vshuff_VVR(b.0, a.0, -4) })
 }
 
-/// `x` where `a > b` as f32, else `y`: `Q6_Q_vcmp_gt_VsfVsf`, `Q6_V_vmux_QVV`. Neither `a` nor `b` may be NaN.
+/// Signed words in the order of f32 numbers: the magnitude's bits, negative for negative numbers.
+#[inline(always)]
+fn order_w(a: Vector) -> Vector {
+    let magnitude = and(a, splat_w(0x7fff_ffff));
+    let is_negative = sub_w(splat_w(0), shr_w(a, 31));
+    sub_w(magnitude, and(shl_w(magnitude, 1), is_negative))
+}
+
+/// `x` where `a > b` as f32, else `y`, by integer operations. Neither `a` nor `b` may be NaN.
+///
+/// The nightly declares the intrinsics of vector predicates with signatures that its LLVM refuses.
 #[must_use]
 #[inline(always)]
 pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
-    // SAFETY: [HVX] of the module doc.
-    let greater = unsafe { arch::Q6_Q_vcmp_gt_VsfVsf(a.0, b.0) };
-    // SAFETY: [HVX] of the module doc.
-    Vector(unsafe { arch::Q6_V_vmux_QVV(greater, x.0, y.0) })
+    let b = order_w(b);
+    // Not zero where `a` is larger; all bits are set there next.
+    let more = sub_w(max_w(order_w(a), b), b);
+    let is_more = shr_w(or(more, sub_w(splat_w(0), more)), 31);
+    let mask = sub_w(splat_w(0), is_more);
+    or(and(x, mask), and(y, sub_w(splat_w(-1), mask)))
 }
 
 #[cfg(target_feature = "hvx-ieee-fp")]

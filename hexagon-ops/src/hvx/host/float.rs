@@ -119,7 +119,7 @@ pub fn min_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => if a < b { a } else { b })
 }
 
-/// `x` where `a > b` as f32, else `y`: `Q6_Q_vcmp_gt_VsfVsf`, `Q6_V_vmux_QVV`. Neither `a` nor `b` may be NaN.
+/// `x` where `a > b` as f32, else `y`: integer operations on the device. Neither `a` nor `b` may be NaN.
 #[must_use]
 #[inline(always)]
 pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {

@@ -11,17 +11,50 @@ const ONE_F16: u16 = 0x3c00;
 /// Elements of `row` from `k` on as f32. What lies outside the row is left out.
 #[inline(always)]
 pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
+    let bytes = row.get(4 * k..4 * (k + out.len())).unwrap_or_default();
+    match bytemuck::try_cast_slice::<u8, f32>(bytes) {
+        Ok(elems) if is_plain(shape) && elems.len() == out.len() => out.copy_from_slice(elems),
+        _ => convert_read(shape, row, k, out),
+    }
+}
+
+/// Whether rows are f32 without gaps: all that kernels read and write without a call.
+#[inline(always)]
+fn is_plain(shape: &Shape) -> bool {
+    shape.dtype == Type::F32 && shape.has_dense_rows()
+}
+
+/// [`read`] for every type and stride: one copy of the code for all kernels.
+#[inline(never)]
+fn convert_read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
+    hvx::widest(Read { shape, row, k, out });
+}
+
+/// [`convert_read`].
+struct Read<'a> {
+    shape: &'a Shape,
+    row: &'a [u8],
+    k: usize,
+    out: &'a mut [f32],
+}
+
+impl hvx::Kernel for Read<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        read_any(self.shape, self.row, self.k, self.out);
+    }
+}
+
+/// [`convert_read`], inlined.
+#[inline(always)]
+fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     let stride = shape.nb[0];
     let dense = shape.has_dense_rows();
     match shape.dtype {
-        Type::F32 if dense => {
-            let bytes = row.get(4 * k..4 * (k + out.len())).unwrap_or_default();
-            match bytemuck::try_cast_slice::<u8, f32>(bytes) {
-                Ok(elems) if elems.len() == out.len() => out.copy_from_slice(elems),
-                _ => {}
-            }
-        }
         Type::F32 => {
+            let stride = if dense { 4 } else { stride };
             for (i, out) in out.iter_mut().enumerate() {
                 let bytes = row.get((k + i) * stride..).unwrap_or_default();
                 if let Some(bytes) = bytes.first_chunk() {
@@ -64,16 +97,51 @@ pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
 /// Writes elements of `row` from `k` on. What lies outside the row is left out.
 #[inline(always)]
 pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
+    if is_plain(shape) {
+        if let Some(bytes) = row.get_mut(4 * k..4 * (k + elems.len())) {
+            bytes.copy_from_slice(bytemuck::cast_slice(elems));
+        }
+    } else {
+        convert_write(shape, row, k, elems);
+    }
+}
+
+/// [`write`] for every type and stride: one copy of the code for all kernels.
+#[inline(never)]
+fn convert_write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
+    hvx::widest(Write {
+        shape,
+        row,
+        k,
+        elems,
+    });
+}
+
+/// [`convert_write`].
+struct Write<'a> {
+    shape: &'a Shape,
+    row: &'a mut [u8],
+    k: usize,
+    elems: &'a [f32],
+}
+
+impl hvx::Kernel for Write<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        write_any(self.shape, self.row, self.k, self.elems);
+    }
+}
+
+/// [`convert_write`], inlined.
+#[inline(always)]
+fn write_any(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     let stride = shape.nb[0];
     let dense = shape.has_dense_rows();
     match shape.dtype {
-        Type::F32 if dense => {
-            let bytes = row.get_mut(4 * k..4 * (k + elems.len()));
-            if let Some(bytes) = bytes {
-                bytes.copy_from_slice(bytemuck::cast_slice(elems));
-            }
-        }
         Type::F32 => {
+            let stride = if dense { 4 } else { stride };
             for (i, elem) in elems.iter().enumerate() {
                 let bytes = row.get_mut((k + i) * stride..).unwrap_or_default();
                 if let Some(bytes) = bytes.first_chunk_mut() {
