@@ -57,6 +57,9 @@ pub enum Error {
     /// The matrix unit's stand-in saw what hardware would have let pass.
     #[error("matrix unit: {0:?}")]
     Fault(Fault),
+    /// An operand of a kernel on tensors is missing, or has a type, shape or strides that the kernel does not take.
+    #[error("an operand is missing, or its type, shape or strides are not those of a kernel")]
+    Operand,
     /// A data type has no kernel of the kind asked for.
     #[error("{weight:?} weights have no {kernel} kernel")]
     NoKernel {

@@ -27,7 +27,7 @@
 //!
 //! | status | detail |
 //! |---|---|
-//! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 17 [`KERNEL`]: which field is wrong |
+//! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 21 [`ROW`]: which field is wrong |
 //! | [`STATUS_MAP_FAILED`] | 1 [`MAP_SIZE`], 2 [`MAP_FULL`], 3 [`MAP_REFUSED`] |
 //! | [`STATUS_NO_VTCM`] | KiB that would be needed |
 //! | [`STATUS_FAULT`] | 1 [`FAULT_OUTSIDE_VTCM`], 2 [`FAULT_DEEP`], 3 [`FAULT_OVERFLOW`] |
@@ -39,6 +39,7 @@ mod platform;
 mod product;
 mod region;
 mod ring;
+mod tensor;
 mod work;
 
 use core::ops::DerefMut;

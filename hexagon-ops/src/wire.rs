@@ -11,7 +11,7 @@
 //!      512    collected         host: completions read so far
 //!      640    state             DSP:  PARKED, SERVING or CLOSED
 //!      768    wish              host: SERVE or CLOSE
-//!      1024   slots commands of 256 bytes, then slots completions of 128 bytes
+//!      1024   slots commands of 512 bytes, then slots completions of 128 bytes
 //! ```
 //!
 //! Counters run freely modulo 2³² and stand in the first word of their 128-byte line; slot i mod `slots` holds command i. The
@@ -31,12 +31,18 @@
 //! stores PARKED, looks once more, and returns; the host, having published, looks at the state and calls again. Both
 //! put a full fence between their store and their load, so that one of them sees the other.
 
+mod call;
+mod tensor;
+
 use bytemuck::{Pod, Zeroable};
+
+pub use call::*;
+pub use tensor::*;
 
 /// First word of the header: "NPU1".
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;
@@ -139,6 +145,11 @@ pub const OP_UNMAP: u32 = 2;
 pub const OP_MUL_MAT: u32 = 3;
 /// [`Command::op`]: a [`MatMulId`] body.
 pub const OP_MUL_MAT_ID: u32 = 4;
+/// [`Command::op`]: a [`TensorOp`] body.
+pub const OP_TENSOR: u32 = 5;
+
+/// Most bytes of what an operation needs.
+pub const BODY_BYTES: usize = 496;
 
 /// One command.
 #[repr(C)]
@@ -151,7 +162,7 @@ pub struct Command {
     /// Number of the submission.
     pub sequence: u64,
     /// What the operation needs, from the first byte on; zeros behind it.
-    pub body: [u8; 240],
+    pub body: [u8; BODY_BYTES],
 }
 
 /// What can stand in the body of a command.
@@ -164,12 +175,12 @@ impl Command {
     /// A command without flags.
     #[must_use]
     pub fn new<B: Body>(sequence: u64, body: &B) -> Self {
-        const { assert!(size_of::<B>() <= 240) };
+        const { assert!(size_of::<B>() <= BODY_BYTES) };
         let mut command = Self {
             op: B::OP,
             flags: 0,
             sequence,
-            body: [0; 240],
+            body: [0; BODY_BYTES],
         };
         command.body[..size_of::<B>()].copy_from_slice(bytemuck::bytes_of(body));
         command
@@ -294,7 +305,7 @@ macro_rules! bodies {
         })*
     };
 }
-bodies! { Nop = OP_NOP, Map = OP_MAP, Unmap = OP_UNMAP, MatMul = OP_MUL_MAT, MatMulId = OP_MUL_MAT_ID }
+bodies! { Nop = OP_NOP, Map = OP_MAP, Unmap = OP_UNMAP, MatMul = OP_MUL_MAT, MatMulId = OP_MUL_MAT_ID, TensorOp = OP_TENSOR }
 
 /// [`Completion::status`]: all commands were carried out.
 pub const STATUS_OK: u32 = 0;
@@ -329,68 +340,16 @@ pub struct Completion {
     pub reserved: [u64; 11],
 }
 
-/// FastRPC method: hands over the ring. In: [`Start`]; out: [`Info`].
-pub const METHOD_START: u32 = 2;
-/// FastRPC method: reads the ring until it has been idle for a while. In: [`Serve`]; no out.
-pub const METHOD_SERVE: u32 = 3;
-
-/// Argument of [`METHOD_START`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Start {
-    /// [`VERSION`] of the caller.
-    pub version: u32,
-    /// File descriptor of the ring's memory.
-    pub fd: i32,
-    /// Its size.
-    pub bytes: u32,
-    /// HVX threads to use; 0: as many as the DSP has.
-    pub threads: u32,
-}
-
-/// Result of [`METHOD_START`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Info {
-    /// [`VERSION`] of the DSP's library.
-    pub version: u32,
-    /// Architecture: 73, 75, 79 or 81.
-    pub arch: u32,
-    /// VTCM that was acquired, bytes.
-    pub vtcm_bytes: u32,
-    /// HVX threads in use.
-    pub threads: u32,
-}
-
-/// Argument of [`METHOD_SERVE`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Serve {
-    /// Microseconds without a command after which the call returns.
-    pub idle_us: u32,
-    /// 0.
-    pub reserved: u32,
-}
-
-/// Errors of [`METHOD_START`], beside FastRPC's own: the versions differ.
-pub const ERROR_VERSION: i32 = 0x4e01;
-/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: the ring is not one, or its counters are impossible.
-pub const ERROR_RING: i32 = 0x4e02;
-/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: no VTCM, no matrix unit, or no vector units to be had.
-pub const ERROR_UNITS: i32 = 0x4e03;
-/// Error: methods in the wrong order, or arguments of the wrong size.
-pub const ERROR_CALL: i32 = 0x4e04;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn slots_are_whole_lines_and_do_not_overlap() {
-        assert_eq!((size_of::<Command>(), size_of::<Completion>()), (256, 128));
+        assert_eq!((size_of::<Command>(), size_of::<Completion>()), (512, 128));
         let ring = RingLayout::new(4).unwrap();
         assert_eq!(ring.command(0), ring.command(4));
-        assert_eq!(ring.command(3) + 256, ring.completion(0));
+        assert_eq!(ring.command(3) + 512, ring.completion(0));
         assert_eq!(ring.completion(7) + 128, ring.bytes());
         for slots in [0, 3, 2 * MAX_SLOTS] {
             assert_eq!(RingLayout::new(slots), None);

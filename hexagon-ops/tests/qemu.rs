@@ -109,14 +109,16 @@ fn inputs(op: usize, turn: usize, rng: &mut Rng) -> ([Line; 3], i32) {
                     let half = |rng: &mut Rng| u32::from(EDGES_F16[rng.below(EDGES_F16.len())]);
                     half(rng) << 16 | half(rng)
                 }
-                "narrow_f32" | "mul_f32" | "add_f32" | "sub_f32" | "accumulate" if edge => {
+                "narrow_f32" | "mul_f32" | "add_f32" | "sub_f32" | "max_f32" | "min_f32"
+                | "select_gt_f32" | "accumulate"
+                    if edge =>
+                {
                     EDGES_F32[rng.below(EDGES_F32.len())]
                 }
                 // Exponents near those of f16, so that rounding, overflow and subnormals all happen.
                 "narrow_f32" => random & 0x807f_ffff | (100 + random % 47) << 23,
-                "mul_f32" | "add_f32" | "sub_f32" | "accumulate" => {
-                    random & 0x8fff_ffff | 0x3000_0000
-                }
+                "mul_f32" | "add_f32" | "sub_f32" | "max_f32" | "min_f32" | "select_gt_f32"
+                | "accumulate" => random & 0x8fff_ffff | 0x3000_0000,
                 _ if turn == 0 => [
                     0,
                     u32::MAX,

@@ -46,6 +46,8 @@ macro_rules! scalar_ops {
 vector_ops! {
     /// Bitwise and: `Q6_V_vand_VV`.
     and(a, b) = Q6_V_vand_VV(a, b);
+    /// Bitwise or: `Q6_V_vor_VV`.
+    or(a, b) = Q6_V_vor_VV(a, b);
     /// Wrapping sum of words: `Q6_Vw_vadd_VwVw`.
     add_w(a, b) = Q6_Vw_vadd_VwVw(a, b);
     /// Wrapping difference of words: `Q6_Vw_vsub_VwVw`.
@@ -72,6 +74,10 @@ vector_ops! {
     pack_low_h(a, b) = Q6_Vh_vpacke_VwVw(b, a);
     /// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
     f32_from_w(a) = Q6_Vsf_equals_Vw(a);
+    /// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
+    max_f32(a, b) = Q6_Vsf_vmax_VsfVsf(a, b);
+    /// Smaller of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
+    min_f32(a, b) = Q6_Vsf_vmin_VsfVsf(a, b);
 }
 
 scalar_ops! {
@@ -184,6 +190,36 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
     split(unsafe { arch::Q6_W_vdeal_VVR(b.0, a.0, -4) })
 }
 
+/// (Words of `a` and `b` in turns, from the lower halves, the same from the upper halves): `Q6_W_vshuff_VVR` by -4.
+#[must_use]
+#[inline(always)]
+pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
+    // SAFETY: [HVX] of the module doc.
+    split(unsafe { arch::Q6_W_vshuff_VVR(b.0, a.0, -4) })
+}
+
+/// Signed words in the order of f32 numbers: the magnitude's bits, negative for negative numbers.
+#[inline(always)]
+fn order_w(a: Vector) -> Vector {
+    let magnitude = and(a, splat_w(0x7fff_ffff));
+    let is_negative = sub_w(splat_w(0), shr_w(a, 31));
+    sub_w(magnitude, and(shl_w(magnitude, 1), is_negative))
+}
+
+/// `x` where `a > b` as f32, else `y`, by integer operations. Neither `a` nor `b` may be NaN.
+///
+/// The nightly declares the intrinsics of vector predicates with signatures that its LLVM refuses.
+#[must_use]
+#[inline(always)]
+pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
+    let b = order_w(b);
+    // Not zero where `a` is larger; all bits are set there next.
+    let more = sub_w(max_w(order_w(a), b), b);
+    let is_more = shr_w(or(more, sub_w(splat_w(0), more)), 31);
+    let mask = sub_w(splat_w(0), is_more);
+    or(and(x, mask), and(y, sub_w(splat_w(-1), mask)))
+}
+
 #[cfg(target_feature = "hvx-ieee-fp")]
 mod float {
     //! IEEE arithmetic: V73, V75.
@@ -253,138 +289,6 @@ mod float {
 }
 
 #[cfg(not(target_feature = "hvx-ieee-fp"))]
-mod float {
-    //! qfloat arithmetic: V79 on, and V73 and V75 when asked for.
-    use super::{Accumulator, Vector, arch, split};
-
-    /// qf16 to f16.
-    #[inline(always)]
-    fn f16_from_qf16(v: arch::HvxVector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        Vector(unsafe { arch::Q6_Vhf_equals_Vqf16(v) })
-    }
-
-    /// qf32 to f32.
-    #[inline(always)]
-    fn f32_from_qf32(v: arch::HvxVector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        Vector(unsafe { arch::Q6_Vsf_equals_Vqf32(v) })
-    }
-
-    /// f16 product: `Q6_Vqf16_vmpy_VhfVhf`, converted.
-    #[must_use]
-    #[inline(always)]
-    pub fn mul_f16(a: Vector, b: Vector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_VhfVhf(a.0, b.0) })
-    }
-
-    /// f16 `a · b + c`: `Q6_Vqf16_vmpy_VhfVhf`, `Q6_Vqf16_vadd_Vqf16Vhf`, converted.
-    #[must_use]
-    #[inline(always)]
-    pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        let product = unsafe { arch::Q6_Vqf16_vmpy_VhfVhf(a.0, b.0) };
-        // SAFETY: [HVX] of the module doc.
-        f16_from_qf16(unsafe { arch::Q6_Vqf16_vadd_Vqf16Vhf(product, c.0) })
-    }
-
-    /// f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vqf16_vsub_VhfVhf`, `Q6_Vqf16_vmpy_Vqf16Vhf`, converted.
-    #[must_use]
-    #[inline(always)]
-    pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        let difference = unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) };
-        // SAFETY: [HVX] of the module doc.
-        f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_Vqf16Vhf(difference, c.0) })
-    }
-
-    /// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wqf32_vmpy_VhfVhf`, converted.
-    #[must_use]
-    #[inline(always)]
-    pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
-        // SAFETY: [HVX] of the module doc.
-        let (even, odd) = split(unsafe { arch::Q6_Wqf32_vmpy_VhfVhf(a.0, b.0) });
-        (f32_from_qf32(even.0), f32_from_qf32(odd.0))
-    }
-
-    /// f32 to qf32: the sum with zero.
-    #[inline(always)]
-    fn qf32_from_f32(v: Vector) -> arch::HvxVector {
-        // SAFETY: [HVX] of the module doc.
-        unsafe { arch::Q6_Vqf32_vadd_VsfVsf(v.0, super::splat_w(0).0) }
-    }
-
-    /// f32 pairs to f16, lanes of `even` in even places: `Q6_Vqf32_vadd_VsfVsf` with zero, `Q6_Vhf_equals_Wqf32`.
-    #[must_use]
-    #[inline(always)]
-    pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        let pair = unsafe { arch::Q6_W_vcombine_VV(qf32_from_f32(odd), qf32_from_f32(even)) };
-        // SAFETY: [HVX] of the module doc.
-        Vector(unsafe { arch::Q6_Vhf_equals_Wqf32(pair) })
-    }
-
-    /// f32 product: `Q6_Vqf32_vmpy_VsfVsf`, converted.
-    #[must_use]
-    #[inline(always)]
-    pub fn mul_f32(a: Vector, b: Vector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        f32_from_qf32(unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) })
-    }
-
-    /// f32 sum: `Q6_Vqf32_vadd_VsfVsf`, converted.
-    #[must_use]
-    #[inline(always)]
-    pub fn add_f32(a: Vector, b: Vector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        f32_from_qf32(unsafe { arch::Q6_Vqf32_vadd_VsfVsf(a.0, b.0) })
-    }
-
-    /// f32 difference: `Q6_Vqf32_vsub_VsfVsf`, converted.
-    #[must_use]
-    #[inline(always)]
-    pub fn sub_f32(a: Vector, b: Vector) -> Vector {
-        // SAFETY: [HVX] of the module doc.
-        f32_from_qf32(unsafe { arch::Q6_Vqf32_vsub_VsfVsf(a.0, b.0) })
-    }
-
-    impl Accumulator {
-        /// A sum that starts at `v`.
-        #[must_use]
-        #[inline(always)]
-        pub fn from_f32(v: Vector) -> Self {
-            Self(Vector(qf32_from_f32(v)))
-        }
-
-        /// Adds the f32 products `a · b`: `Q6_Vqf32_vmpy_VsfVsf`, `Q6_Vqf32_vadd_Vqf32Vqf32`.
-        #[must_use]
-        #[inline(always)]
-        pub fn mul_add(self, a: Vector, b: Vector) -> Self {
-            // SAFETY: [HVX] of the module doc.
-            let product = unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) };
-            // SAFETY: [HVX] of the module doc.
-            Self(Vector(unsafe {
-                arch::Q6_Vqf32_vadd_Vqf32Vqf32(self.0.0, product)
-            }))
-        }
-
-        /// Adds f32 lanes: `Q6_Vqf32_vadd_Vqf32Vsf`.
-        #[must_use]
-        #[inline(always)]
-        pub fn plus(self, v: Vector) -> Self {
-            // SAFETY: [HVX] of the module doc.
-            Self(Vector(unsafe {
-                arch::Q6_Vqf32_vadd_Vqf32Vsf(self.0.0, v.0)
-            }))
-        }
-
-        /// The sum as f32.
-        #[must_use]
-        #[inline(always)]
-        pub fn to_f32(self) -> Vector {
-            f32_from_qf32(self.0.0)
-        }
-    }
-}
+#[path = "hexagon/qfloat.rs"]
+mod float;
 pub use float::*;

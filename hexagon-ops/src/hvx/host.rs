@@ -5,7 +5,6 @@
 
 use bytemuck::{Pod, Zeroable, cast};
 
-use super::f16;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use crate::layout::Line;
@@ -31,6 +30,9 @@ macro_rules! lanes {
         cast::<_, Vector>(out)
     }};
 }
+
+mod float;
+pub use float::*;
 
 /// The line at `from`: an aligned `vmem` load.
 #[must_use]
@@ -84,6 +86,13 @@ pub fn splat_b(value: u8) -> Vector {
 #[inline(always)]
 pub fn and(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a & b)
+}
+
+/// Bitwise or: `Q6_V_vor_VV`.
+#[must_use]
+#[inline(always)]
+pub fn or(a: Vector, b: Vector) -> Vector {
+    lanes!(u32, 32; a, b => a | b)
 }
 
 /// Wrapping sum of words: `Q6_Vw_vadd_VwVw`.
@@ -289,130 +298,18 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
     (cast(even), cast(odd))
 }
 
-/// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
+/// (Words of `a` and `b` in turns, from the lower halves, the same from the upper halves): `Q6_W_vshuff_VVR` by -4.
 #[must_use]
 #[inline(always)]
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "rounding to nearest even is what the instruction does"
-)]
-pub fn f32_from_w(a: Vector) -> Vector {
-    lanes!(i32, 32; a => (a as f32).to_bits().cast_signed())
-}
-
-/// f16 product: `Q6_Vhf_vmpy_VhfVhf`.
-#[must_use]
-#[inline(always)]
-pub fn mul_f16(a: Vector, b: Vector) -> Vector {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(result) = x86::mul_f16(a, b) {
-        return result;
+pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
+    let (a, b): ([u32; 32], [u32; 32]) = (cast(a), cast(b));
+    let mut low = [0_u32; 32];
+    let mut high = [0_u32; 32];
+    for i in 0..16 {
+        low[2 * i] = a[i];
+        low[2 * i + 1] = b[i];
+        high[2 * i] = a[16 + i];
+        high[2 * i + 1] = b[16 + i];
     }
-    lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) * f16::to_f32(b)))
-}
-
-/// f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
-#[must_use]
-#[inline(always)]
-pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(result) = x86::mul_add_f16(a, b, c) {
-        return result;
-    }
-    lanes!(u16, 64; a, b, c => f16::from_f32(f16::to_f32(a) * f16::to_f32(b) + f16::to_f32(c)))
-}
-
-/// f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vhf_vsub_VhfVhf`, `Q6_Vhf_vmpy_VhfVhf`.
-#[must_use]
-#[inline(always)]
-pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(result) = x86::sub_mul_f16(a, b, c) {
-        return result;
-    }
-    lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
-}
-
-/// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
-#[must_use]
-#[inline(always)]
-pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
-    let (a, b) = (widen_f16(a), widen_f16(b));
-    (mul_f32(a.0, b.0), mul_f32(a.1, b.1))
-}
-
-/// The f32 values of f16 lanes, (even lanes, odd lanes).
-#[inline(always)]
-pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(result) = x86::widen_f16(v) {
-        return result;
-    }
-    (
-        lanes!(u32, 32; v => f16::word_to_f32(v & 0xffff).to_bits()),
-        lanes!(u32, 32; v => f16::word_to_f32(v >> 16).to_bits()),
-    )
-}
-
-/// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
-#[must_use]
-#[inline(always)]
-pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(result) = x86::narrow_f32(even, odd) {
-        return result;
-    }
-    lanes!(u32, 32; even, odd => u32::from(f16::from_f32(f32::from_bits(even)))
-        | u32::from(f16::from_f32(f32::from_bits(odd))) << 16)
-}
-
-/// f32 product: `Q6_Vsf_vmpy_VsfVsf`.
-#[must_use]
-#[inline(always)]
-pub fn mul_f32(a: Vector, b: Vector) -> Vector {
-    lanes!(f32, 32; a, b => a * b)
-}
-
-/// f32 sum: `Q6_Vsf_vadd_VsfVsf`.
-#[must_use]
-#[inline(always)]
-pub fn add_f32(a: Vector, b: Vector) -> Vector {
-    lanes!(f32, 32; a, b => a + b)
-}
-
-/// f32 difference: `Q6_Vsf_vsub_VsfVsf`.
-#[must_use]
-#[inline(always)]
-pub fn sub_f32(a: Vector, b: Vector) -> Vector {
-    lanes!(f32, 32; a, b => a - b)
-}
-
-impl Accumulator {
-    /// A sum that starts at `v`.
-    #[must_use]
-    #[inline(always)]
-    pub fn from_f32(v: Vector) -> Self {
-        Self(v)
-    }
-
-    /// Adds the f32 products `a · b`: `Q6_Vsf_vmpy_VsfVsf`, `Q6_Vsf_vadd_VsfVsf`.
-    #[must_use]
-    #[inline(always)]
-    pub fn mul_add(self, a: Vector, b: Vector) -> Self {
-        Self(add_f32(self.0, mul_f32(a, b)))
-    }
-
-    /// Adds f32 lanes: `Q6_Vsf_vadd_VsfVsf`.
-    #[must_use]
-    #[inline(always)]
-    pub fn plus(self, v: Vector) -> Self {
-        Self(add_f32(self.0, v))
-    }
-
-    /// The sum as f32.
-    #[must_use]
-    #[inline(always)]
-    pub fn to_f32(self) -> Vector {
-        self.0
-    }
+    (cast(low), cast(high))
 }

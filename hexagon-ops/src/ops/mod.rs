@@ -1,3 +1,14 @@
 //! Kernels over the vector type, and the drivers that run them.
+//!
+//! [`matmul`] multiplies with packed weights. The others work on tensors in ggml's layouts ([`tensor`]), row by row, with
+//! FP32 arithmetic; [`run`] is their entry.
 
+pub mod copy;
+pub mod elementwise;
+pub mod math;
 pub mod matmul;
+pub mod rows;
+mod run;
+pub mod tensor;
+
+pub use run::{Op, run};

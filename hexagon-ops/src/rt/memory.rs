@@ -9,7 +9,7 @@
 use core::ops::Range;
 
 use crate::layout::{LINE_BYTES, Line};
-use crate::wire::MAX_BUFFERS;
+use crate::wire::{MAX_BUFFERS, SOURCES};
 
 /// A mapped buffer.
 #[derive(Debug)]
@@ -212,12 +212,63 @@ impl Table {
     /// # Errors
     /// `Unmapped`, `Bounds`, or `Alignment` to 4 bytes.
     pub fn words(&self, span: Span) -> Result<&[i32], Refusal> {
+        bytemuck::try_cast_slice(self.bytes(span)?).map_err(|_| Refusal::Alignment)
+    }
+
+    /// Refuses a span that shares bytes with `dst`.
+    fn apart(&self, span: Span, dst: Span) -> Result<(), Refusal> {
+        let (dst_buffer, dst_range) = self.find(dst)?;
+        let (buffer, range) = self.find(span)?;
+        let same = span.buffer == dst.buffer && overlap(&range, &dst_range);
+        // One piece of memory may have two numbers.
+        let places = buffer.addresses(&range);
+        let dst_places = dst_buffer.addresses(&dst_range);
+        let aliased = places
+            .iter()
+            .any(|a| dst_places.iter().any(|b| overlap(a, b)));
+        if same || aliased {
+            Err(Refusal::Overlap)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Bytes of a buffer, as the processor sees them.
+    ///
+    /// # Errors
+    /// `Unmapped` or `Bounds`.
+    pub fn bytes(&self, span: Span) -> Result<&[u8], Refusal> {
         let (mapped, range) = self.find(span)?;
         // SAFETY: in bounds by `find`.
         let start = unsafe { mapped.cached.add(range.start) };
         // SAFETY: in bounds, mapped and not written meanwhile by the contract of `Mapped::new`.
-        let bytes = unsafe { core::slice::from_raw_parts(start.cast_const(), range.len()) };
-        bytemuck::try_cast_slice(bytes).map_err(|_| Refusal::Alignment)
+        Ok(unsafe { core::slice::from_raw_parts(start.cast_const(), range.len()) })
+    }
+
+    /// The result of an operation on tensors, and those sources that are not the result itself.
+    ///
+    /// # Errors
+    /// `Unmapped`, `Bounds`, or `Overlap` if a source shares bytes with the result.
+    #[expect(clippy::type_complexity, reason = "a result beside its sources")]
+    pub fn tensors(
+        &mut self,
+        dst: Span,
+        src: [Option<Span>; SOURCES],
+    ) -> Result<(&mut [u8], [Option<&[u8]>; SOURCES]), Refusal> {
+        let mut sources = [None; SOURCES];
+        for (source, span) in sources.iter_mut().zip(src) {
+            if let Some(span) = span {
+                self.apart(span, dst)?;
+                *source = Some(self.bytes(span)?);
+            }
+        }
+        let (buffer, range) = self.find(dst)?;
+        // SAFETY: in bounds by `find`.
+        let start = unsafe { buffer.cached.add(range.start) };
+        // SAFETY: in bounds, mapped, used by nobody else by the contract of `Mapped::new`, and by no other slice: the
+        // sources lie elsewhere by `apart`, and `self` is borrowed for as long as this one lives.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(start, range.len()) };
+        Ok((bytes, sources))
     }
 
     /// Operands and results of a product.
@@ -232,17 +283,7 @@ impl Table {
     ) -> Result<Operands<'_>, Refusal> {
         let (dst_buffer, dst_range) = self.find(dst)?;
         for span in [weights, act] {
-            let (buffer, range) = self.find(span)?;
-            let same = span.buffer == dst.buffer && overlap(&range, &dst_range);
-            // One piece of memory may have two numbers.
-            let places = buffer.addresses(&range);
-            let dst_places = dst_buffer.addresses(&dst_range);
-            let aliased = places
-                .iter()
-                .any(|a| dst_places.iter().any(|b| overlap(a, b)));
-            if same || aliased {
-                return Err(Refusal::Overlap);
-            }
+            self.apart(span, dst)?;
         }
         let (weight_buffer, weight_range) = self.find(weights)?;
         let (act_buffer, act_range) = self.find(act)?;

@@ -43,6 +43,10 @@ bad_commands! {
     SLOTS = 15, "the activations' slots do not divide the experts of a token, or these are too many";
     EXPERT = 16, "a chosen expert does not exist";
     KERNEL = 17, "a kernel refused its arguments";
+    KERNEL_NUMBER = 18, "unknown kernel on tensors";
+    TYPE = 19, "unknown type of a tensor";
+    OPERAND = 20, "an operand is missing, or its type, shape, strides or parameters are not those of the kernel";
+    ROW = 21, "a row that is named does not exist";
 }
 
 /// [`STATUS_MAP_FAILED`]: the size is zero or larger than the DSP can address.
@@ -106,6 +110,8 @@ impl From<Error> for Failure {
                 },
             },
             Error::Index { what: "expert", .. } => Self::bad(EXPERT),
+            Error::Index { what: "row", .. } => Self::bad(ROW),
+            Error::Operand => Self::bad(OPERAND),
             _ => Self::bad(KERNEL),
         }
     }

@@ -5,7 +5,7 @@ use core::ops::Range;
 use super::Platform;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, RESERVED, ROWS};
 use crate::layout::LINE_BYTES;
-use crate::rt::memory::{Span, Table};
+use crate::rt::memory::{Mapped, Span, Table};
 use crate::wire::Plain;
 
 /// Bytes of an element.
@@ -126,17 +126,7 @@ impl Region {
         let Some(buffer) = memory.buffer(self.span) else {
             return;
         };
-        self.runs(|range| {
-            let first = range.start / LINE_BYTES * LINE_BYTES;
-            let last = range.end / LINE_BYTES * LINE_BYTES;
-            if first != range.start {
-                platform.invalidate(buffer, first..range.start);
-            }
-            let end = (last + LINE_BYTES).min(buffer.bytes());
-            if last != range.end && end > range.end {
-                platform.invalidate(buffer, range.end..end);
-            }
-        });
+        self.runs(|range| invalidate_edges(buffer, range, platform));
     }
 
     /// Makes what was written visible to the host and to later commands' copies.
@@ -144,5 +134,18 @@ impl Region {
         if let Some(buffer) = memory.buffer(self.span) {
             self.runs(|range| platform.clean(buffer, range));
         }
+    }
+}
+
+/// Makes what shares lines with both ends of a range up to date.
+pub(super) fn invalidate_edges(buffer: &Mapped, range: Range<usize>, platform: &mut impl Platform) {
+    let first = range.start / LINE_BYTES * LINE_BYTES;
+    let last = range.end / LINE_BYTES * LINE_BYTES;
+    if first != range.start {
+        platform.invalidate(buffer, first..range.start);
+    }
+    let end = (last + LINE_BYTES).min(buffer.bytes());
+    if last != range.end && end > range.end {
+        platform.invalidate(buffer, range.end..end);
     }
 }

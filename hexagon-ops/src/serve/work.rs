@@ -2,14 +2,14 @@
 
 use super::detail::{FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
 use super::ring::Ring;
-use super::{COLLECT_US, Platform, State, Stop, product};
+use super::{COLLECT_US, Platform, State, Stop, product, tensor};
 use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::ops::matmul::Machine;
 use crate::rt::Engine;
 use crate::wire::{
     Body, Command, Completion, FENCE, Map, MatMul, MatMulId, Nop, OP_MAP, OP_MUL_MAT,
-    OP_MUL_MAT_ID, OP_NOP, OP_UNMAP, STATUS_OK, Unmap,
+    OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, STATUS_OK, TensorOp, Unmap,
 };
 
 /// The submission at hand.
@@ -134,6 +134,11 @@ impl<P: Platform> Work<'_, P> {
                     memory, scratch, ..
                 } = state;
                 product::mul_mat_id(&body, memory, platform, scratch, machine)
+            }
+            OP_TENSOR => {
+                let body: TensorOp = body(command)?;
+                let memory = &mut self.state.memory;
+                tensor::tensor_op(&body, memory, self.platform, self.engine)
             }
             _ => Err(Failure::bad(OPERATION)),
         }

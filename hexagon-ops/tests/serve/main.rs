@@ -1,11 +1,17 @@
 //! Proves the DSP's command loop against a host that is played over plain memory: products of every type and form against
-//! exact sums, every wrong field refused by its own detail, random bytes survived, corrupt rings closed.
+//! exact sums, operations on tensors against ggml's definitions in f64, every wrong field refused by its own detail,
+//! random bytes survived, corrupt rings closed.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 #[path = "../common/mod.rs"]
 mod common;
+mod copy;
 mod driver;
+mod elementwise;
 mod product;
 mod random;
 mod refusal;
 mod ring;
+mod rows;
+mod tensor;
+mod tensor_refusal;

@@ -1,7 +1,7 @@
 //! Random bytes as commands and counters: the loop answers or closes, and never panics or hangs.
 
 use hexagon_ops::layout::WeightType;
-use hexagon_ops::wire::{self, Body, Command, ERROR_RING, MatMul, MatMulId, Plain};
+use hexagon_ops::wire::{self, Body, Command, ERROR_RING, MatMul, MatMulId, Plain, TensorOp};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::driver::Host;
 const BYTES: usize = 1 << 13;
 
 /// Commands that work with buffers 0, 1 and 2 of [`BYTES`] zero bytes.
-fn seeds() -> [Command; 2] {
+fn seeds() -> [Command; 4] {
     let weights = wire::Weights {
         buffer: 0,
         layout: WeightType::Q4_1.layout_id().0,
@@ -43,7 +43,45 @@ fn seeds() -> [Command; 2] {
         tokens: 3,
         reserved: 0,
     };
-    [command(&product), command(&experts)]
+    let tensor = |buffer, dtype, ne: [u32; 4]| {
+        let size = if dtype == wire::TYPE_I64 { 8 } else { 4 };
+        let [n0, n1, n2, _] = ne.map(u64::from);
+        wire::Tensor {
+            buffer,
+            dtype,
+            offset: 0,
+            ne,
+            nb: [size, size * n0, size * n0 * n1, size * n0 * n1 * n2],
+        }
+    };
+    let none: wire::Tensor = bytemuck::Zeroable::zeroed();
+    let rows = TensorOp {
+        kernel: wire::KERNEL_SET_ROWS,
+        reserved: 0,
+        params: [0; 16],
+        dst: tensor(2, wire::TYPE_F32, [16, 9, 2, 1]),
+        src: [
+            tensor(1, wire::TYPE_F32, [16, 3, 2, 1]),
+            tensor(0, wire::TYPE_I64, [3, 2, 1, 1]),
+            none,
+        ],
+    };
+    let sum = TensorOp {
+        kernel: wire::KERNEL_ADD,
+        dst: tensor(2, wire::TYPE_F32, [16, 3, 2, 1]),
+        src: [
+            tensor(1, wire::TYPE_F32, [16, 3, 2, 1]),
+            tensor(1, wire::TYPE_F32, [8, 1, 2, 1]),
+            none,
+        ],
+        ..rows
+    };
+    [
+        command(&product),
+        command(&experts),
+        command(&rows),
+        command(&sum),
+    ]
 }
 
 fn command<B: Body>(body: &B) -> Command {
@@ -62,7 +100,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn random_commands_are_answered(op in 0_u32..7, flags in 0_u32..3, body in vec(any::<u8>(), 240)) {
+    fn random_commands_are_answered(op in 0_u32..7, flags in 0_u32..3, body in vec(any::<u8>(), wire::BODY_BYTES)) {
         let mut host = host();
         let mut command = seeds()[0];
         command.op = op;
@@ -75,8 +113,8 @@ proptest! {
     /// A right command with a few words changed to values that sit at edges.
     #[test]
     fn damaged_commands_are_answered(
-        which in 0_usize..2,
-        damage in vec((0_usize..60, prop_oneof![
+        which in 0_usize..4,
+        damage in vec((0_usize..84, prop_oneof![
             any::<u32>(), 0_u32..40, Just(u32::MAX), Just(1 << 31), Just(0x1000), Just(0x4000),
         ]), 1..4),
     ) {

@@ -193,7 +193,7 @@ fn wrong_commands_and_maps_are_refused() {
         );
     };
     let bad = STATUS_BAD_COMMAND;
-    check(Command { op: 5, ..nop }, bad, serve::OPERATION, "operation");
+    check(Command { op: 6, ..nop }, bad, serve::OPERATION, "operation");
     check(
         Command {
             op: u32::MAX,
@@ -205,7 +205,7 @@ fn wrong_commands_and_maps_are_refused() {
     );
     check(Command { flags: 4, ..nop }, bad, serve::FLAGS, "flags");
     let mut dirty = nop;
-    dirty.body[239] = 1;
+    dirty.body[wire::BODY_BYTES - 1] = 1;
     check(dirty, bad, serve::RESERVED, "bytes behind the body");
     let reserved = Command::new(0, &Nop { reserved: 1 });
     check(reserved, bad, serve::RESERVED, "reserved");

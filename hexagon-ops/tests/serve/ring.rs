@@ -186,7 +186,10 @@ fn wrong_headers_are_no_rings() {
     };
     let wrong = [
         Header { magic: 0, ..good },
-        Header { version: 2, ..good },
+        Header {
+            version: VERSION + 1,
+            ..good
+        },
         Header { slots: 0, ..good },
         Header { slots: 15, ..good },
         Header { slots: 32, ..good },
@@ -237,7 +240,7 @@ fn calls_are_checked() {
     for (changed, error) in [
         (
             Start {
-                version: 2,
+                version: VERSION + 1,
                 ..start
             },
             ERROR_VERSION,

@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 34] = [
+pub const NAMES: [&str; 39] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -30,6 +30,8 @@ pub const NAMES: [&str; 34] = [
     "interleave_odd_h",
     "pack_low_h",
     "deal_w",
+    "or",
+    "interleave_w",
     "f32_from_w",
     "mul_f16",
     "mul_add_f16",
@@ -39,11 +41,14 @@ pub const NAMES: [&str; 34] = [
     "mul_f32",
     "add_f32",
     "sub_f32",
+    "max_f32",
+    "min_f32",
+    "select_gt_f32",
 ];
 
 /// Number of the first operation on floating point.
 #[allow(dead_code, reason = "only the host test asks")]
-pub const FIRST_FLOAT: usize = 25;
+pub const FIRST_FLOAT: usize = 27;
 
 /// Number that stands for an accumulator: `c + a · b + a`.
 pub const ACCUMULATE: usize = NAMES.len();
@@ -78,15 +83,20 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         22 => one(hvx::interleave_odd_h(a, b)),
         23 => one(hvx::pack_low_h(a, b)),
         24 => hvx::deal_w(a, b),
-        25 => one(hvx::f32_from_w(a)),
-        26 => one(hvx::mul_f16(a, b)),
-        27 => one(hvx::mul_add_f16(a, b, c)),
-        28 => one(hvx::sub_mul_f16(a, b, c)),
-        29 => hvx::widen_mul_f16(a, b),
-        30 => one(hvx::narrow_f32(a, b)),
-        31 => one(hvx::mul_f32(a, b)),
-        32 => one(hvx::add_f32(a, b)),
-        33 => one(hvx::sub_f32(a, b)),
+        25 => one(hvx::or(a, b)),
+        26 => hvx::interleave_w(a, b),
+        27 => one(hvx::f32_from_w(a)),
+        28 => one(hvx::mul_f16(a, b)),
+        29 => one(hvx::mul_add_f16(a, b, c)),
+        30 => one(hvx::sub_mul_f16(a, b, c)),
+        31 => hvx::widen_mul_f16(a, b),
+        32 => one(hvx::narrow_f32(a, b)),
+        33 => one(hvx::mul_f32(a, b)),
+        34 => one(hvx::add_f32(a, b)),
+        35 => one(hvx::sub_f32(a, b)),
+        36 => one(hvx::max_f32(a, b)),
+        37 => one(hvx::min_f32(a, b)),
+        38 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
         ACCUMULATE => one(Accumulator::from_f32(c).mul_add(a, b).plus(a).to_f32()),
         _ => one(hvx::splat_w(0)),
     }

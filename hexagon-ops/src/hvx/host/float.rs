@@ -1,0 +1,157 @@
+//! Arithmetic on f16 and f32 lanes. Rounding is IEEE's nearest even.
+
+use bytemuck::cast;
+
+use super::{Accumulator, Vector};
+use crate::hvx::f16;
+#[cfg(target_arch = "x86_64")]
+use crate::hvx::x86;
+
+/// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
+#[must_use]
+#[inline(always)]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "rounding to nearest even is what the instruction does"
+)]
+pub fn f32_from_w(a: Vector) -> Vector {
+    lanes!(i32, 32; a => (a as f32).to_bits().cast_signed())
+}
+
+/// f16 product: `Q6_Vhf_vmpy_VhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn mul_f16(a: Vector, b: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::mul_f16(a, b) {
+        return result;
+    }
+    lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) * f16::to_f32(b)))
+}
+
+/// f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::mul_add_f16(a, b, c) {
+        return result;
+    }
+    lanes!(u16, 64; a, b, c => f16::from_f32(f16::to_f32(a) * f16::to_f32(b) + f16::to_f32(c)))
+}
+
+/// f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vhf_vsub_VhfVhf`, `Q6_Vhf_vmpy_VhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::sub_mul_f16(a, b, c) {
+        return result;
+    }
+    lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
+}
+
+/// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
+    let (a, b) = (widen_f16(a), widen_f16(b));
+    (mul_f32(a.0, b.0), mul_f32(a.1, b.1))
+}
+
+/// The f32 values of f16 lanes, (even lanes, odd lanes).
+#[inline(always)]
+pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::widen_f16(v) {
+        return result;
+    }
+    (
+        lanes!(u32, 32; v => f16::word_to_f32(v & 0xffff).to_bits()),
+        lanes!(u32, 32; v => f16::word_to_f32(v >> 16).to_bits()),
+    )
+}
+
+/// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
+#[must_use]
+#[inline(always)]
+pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::narrow_f32(even, odd) {
+        return result;
+    }
+    lanes!(u32, 32; even, odd => u32::from(f16::from_f32(f32::from_bits(even)))
+        | u32::from(f16::from_f32(f32::from_bits(odd))) << 16)
+}
+
+/// f32 product: `Q6_Vsf_vmpy_VsfVsf`.
+#[must_use]
+#[inline(always)]
+pub fn mul_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => a * b)
+}
+
+/// f32 sum: `Q6_Vsf_vadd_VsfVsf`.
+#[must_use]
+#[inline(always)]
+pub fn add_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => a + b)
+}
+
+/// f32 difference: `Q6_Vsf_vsub_VsfVsf`.
+#[must_use]
+#[inline(always)]
+pub fn sub_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => a - b)
+}
+
+/// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
+#[must_use]
+#[inline(always)]
+pub fn max_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => if a > b { a } else { b })
+}
+
+/// Smaller of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
+#[must_use]
+#[inline(always)]
+pub fn min_f32(a: Vector, b: Vector) -> Vector {
+    lanes!(f32, 32; a, b => if a < b { a } else { b })
+}
+
+/// `x` where `a > b` as f32, else `y`: integer operations on the device. Neither `a` nor `b` may be NaN.
+#[must_use]
+#[inline(always)]
+pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
+    lanes!(f32, 32; a, b, x, y => if a > b { x } else { y })
+}
+
+impl Accumulator {
+    /// A sum that starts at `v`.
+    #[must_use]
+    #[inline(always)]
+    pub fn from_f32(v: Vector) -> Self {
+        Self(v)
+    }
+
+    /// Adds the f32 products `a · b`: `Q6_Vsf_vmpy_VsfVsf`, `Q6_Vsf_vadd_VsfVsf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn mul_add(self, a: Vector, b: Vector) -> Self {
+        Self(add_f32(self.0, mul_f32(a, b)))
+    }
+
+    /// Adds f32 lanes: `Q6_Vsf_vadd_VsfVsf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn plus(self, v: Vector) -> Self {
+        Self(add_f32(self.0, v))
+    }
+
+    /// The sum as f32.
+    #[must_use]
+    #[inline(always)]
+    pub fn to_f32(self) -> Vector {
+        self.0
+    }
+}

@@ -1,0 +1,273 @@
+//! Operations that move elements: rows by number, copies that convert, concatenation, repetition.
+
+use super::elementwise::same_shape;
+use super::tensor::{CHUNK, Chunk, Row, Shape, Source, Type, View, ViewMut};
+use crate::error::{Error, Result};
+use crate::hvx;
+use crate::rt::Engine;
+
+/// Writes elements `to..to + n` of a row: those of row `at` of a source from `from` on.
+struct CopyRow<'a, 'b> {
+    row: &'a mut Row<'b>,
+    to: usize,
+    n: usize,
+    view: &'a View<'a>,
+    at: [usize; 3],
+    from: usize,
+}
+
+impl hvx::Kernel for CopyRow<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let mut chunk: Chunk = [0.0; CHUNK];
+        for k in (0..self.n).step_by(CHUNK) {
+            let len = CHUNK.min(self.n - k);
+            let from = self.from + k;
+            let elems = self.view.read(self.at, from..from + len, &mut chunk);
+            self.row.write(self.to + k, elems);
+        }
+    }
+}
+
+/// Whether rows of `src` can be written as rows of `dst`.
+fn converts(src: &Shape, dst: &Shape) -> bool {
+    let readable = !src.dtype.is_index();
+    let writable = dst.dtype.is_float() || dst.dtype == Type::Q8_0;
+    readable && writable
+}
+
+/// The rows that an index tensor names, as (row number, place of the index): `None` if one is not below `limit`.
+///
+/// # Errors
+/// `Index` if a number is negative or too large; `Operand` if they are no numbers.
+pub fn check_indices(ids: &View<'_>, limit: usize) -> Result<()> {
+    if !ids.shape.dtype.is_index() {
+        return Err(Error::Operand);
+    }
+    let [n0, n1, n2, n3] = ids.shape.ne;
+    for i3 in 0..n3 {
+        for i2 in 0..n2 {
+            for i1 in 0..n1 {
+                for i0 in 0..n0 {
+                    let id = ids.index(i0, [i1, i2, i3]);
+                    let index = usize::try_from(id).unwrap_or(usize::MAX);
+                    if index >= limit {
+                        return Err(Error::Index {
+                            what: "row",
+                            index,
+                            limit,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An index that [`check_indices`] has seen.
+fn checked(id: i64) -> usize {
+    usize::try_from(id).unwrap_or(0)
+}
+
+/// `dst[i3][i2][i1] = src[i3][i2][ids[i3][i2][i1]]`.
+///
+/// # Errors
+/// `Operand` unless the result is f32 or f16, rows have one length, and the numbers have the result's rows; `Index` as
+/// [`check_indices`].
+pub fn get_rows(
+    engine: &Engine,
+    dst: ViewMut<'_>,
+    src: &Source<'_>,
+    ids: &Source<'_>,
+) -> Result<()> {
+    let (view, ids) = (src.apart()?, ids.apart()?);
+    let (n, i) = (dst.shape.ne, ids.shape.ne);
+    let s = view.shape.ne;
+    let shapes = n == [s[0], i[0], i[1], i[2]] && i[3] == 1 && s[2] == n[2] && s[3] == n[3];
+    if !shapes || !converts(&view.shape, &dst.shape) {
+        return Err(Error::Operand);
+    }
+    check_indices(&ids, s[1])?;
+    dst.for_rows(engine, |mut row| {
+        let [i1, i2, i3] = row.at;
+        let at = [checked(ids.index(i1, [i2, i3, 0])), i2, i3];
+        let n = row.len();
+        hvx::widest(CopyRow {
+            row: &mut row,
+            to: 0,
+            n,
+            view: &view,
+            at,
+            from: 0,
+        });
+    });
+    Ok(())
+}
+
+/// `dst[i3][i2][ids[i3][i2][i1]] = src[i3][i2][i1]`; the numbers are repeated in dimensions 2 and 3.
+///
+/// Each task writes those rows that lie in its part of the result, so rows that are named twice have the later value.
+///
+/// # Errors
+/// `Operand` unless shapes fit and the result is f32, f16 or Q8_0; `Index` as [`check_indices`].
+pub fn set_rows(
+    engine: &Engine,
+    dst: ViewMut<'_>,
+    src: &Source<'_>,
+    ids: &Source<'_>,
+) -> Result<()> {
+    let (view, ids) = (src.apart()?, ids.apart()?);
+    let (n, s, i) = (dst.shape.ne, view.shape.ne, ids.shape.ne);
+    let rows = n[0] == s[0] && n[2] == s[2] && n[3] == s[3] && i[0] == s[1] && i[3] == 1;
+    let repeats = s[2].is_multiple_of(i[1]) && s[3].is_multiple_of(i[2]);
+    if !rows || !repeats || !view.shape.dtype.is_float() || !converts(&view.shape, &dst.shape) {
+        return Err(Error::Operand);
+    }
+    check_indices(&ids, n[1])?;
+    dst.for_parts(engine, |part| {
+        for i3 in 0..s[3] {
+            for i2 in 0..s[2] {
+                for i1 in 0..s[1] {
+                    let to = checked(ids.index(i1, [i2, i3, 0]));
+                    if let Some(mut row) = part.row([to, i2, i3]) {
+                        hvx::widest(CopyRow {
+                            n: row.len(),
+                            row: &mut row,
+                            to: 0,
+                            view: &view,
+                            at: [i1, i2, i3],
+                            from: 0,
+                        });
+                    }
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Copies element by element, in ggml's order if the shapes differ.
+///
+/// # Errors
+/// `Operand` unless both have as many elements, of types that convert.
+pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    if matches!(src, Source::InPlace) {
+        return Ok(());
+    }
+    let view = src.apart()?;
+    let (d, s) = (dst.shape, view.shape);
+    let same_rows = d.ne[0] == s.ne[0];
+    let blocks = d.dtype.block().max(s.dtype.block());
+    if d.elems() != s.elems() || !converts(&s, &d) || (blocks > 1 && !same_rows) {
+        return Err(Error::Operand);
+    }
+    dst.for_rows(engine, |mut row| {
+        let [i1, i2, i3] = row.at;
+        let mut k = 0;
+        while k < d.ne[0] {
+            // Where ggml's order of elements, which is that of the dimensions, has this element in the source.
+            let (from, at) = if d.ne == s.ne {
+                (k, row.at)
+            } else {
+                let flat = ((i3 * d.ne[2] + i2) * d.ne[1] + i1) * d.ne[0] + k;
+                let (from, rows) = (flat % s.ne[0], flat / s.ne[0]);
+                let planes = rows / s.ne[1];
+                (from, [rows % s.ne[1], planes % s.ne[2], planes / s.ne[2]])
+            };
+            let n = (d.ne[0] - k).min(s.ne[0] - from);
+            hvx::widest(CopyRow {
+                row: &mut row,
+                to: k,
+                n,
+                view: &view,
+                at,
+                from,
+            });
+            k += n;
+        }
+    });
+    Ok(())
+}
+
+/// `src[0]`, behind it `src[1]`, along dimension `dim`.
+///
+/// # Errors
+/// `Operand` unless all are floats whose dimensions other than `dim` are the same and add up in `dim`.
+pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
+    let views = [src[0].apart()?, src[1].apart()?];
+    let ne = dst.shape.ne;
+    let fits = (0..4).all(|i| {
+        let [a, b] = [views[0].shape.ne[i], views[1].shape.ne[i]];
+        if i == dim {
+            a.checked_add(b) == Some(ne[i])
+        } else {
+            a == ne[i] && b == ne[i]
+        }
+    });
+    let floats = views.iter().all(|v| v.shape.dtype.is_float()) && dst.shape.dtype.is_float();
+    if dim >= 4 || !fits || !floats {
+        return Err(Error::Operand);
+    }
+    let first = views[0].shape.ne[dim];
+    dst.for_rows(engine, |mut row| {
+        let at = row.at;
+        let mut part = |view: &View<'_>, to: usize, at: [usize; 3]| {
+            hvx::widest(CopyRow {
+                row: &mut row,
+                to,
+                n: view.shape.ne[0],
+                view,
+                at,
+                from: 0,
+            });
+        };
+        match dim.checked_sub(1) {
+            None => {
+                part(&views[0], 0, at);
+                part(&views[1], first, at);
+            }
+            Some(i) if at[i] < first => part(&views[0], 0, at),
+            Some(i) => {
+                let mut at = at;
+                at[i] -= first;
+                part(&views[1], 0, at);
+            }
+        }
+    });
+    Ok(())
+}
+
+/// The source again and again in all dimensions.
+///
+/// # Errors
+/// `Operand` unless both are floats and the source's dimensions divide the result's.
+pub fn repeat(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    if matches!(src, Source::InPlace) {
+        return same_shape(&dst.shape, src);
+    }
+    let view = src.apart()?;
+    let ne = dst.shape.ne;
+    let divides = ne
+        .iter()
+        .zip(view.shape.ne)
+        .all(|(n, m)| n.is_multiple_of(m));
+    let floats = view.shape.dtype.is_float() && dst.shape.dtype.is_float();
+    if !divides || !floats {
+        return Err(Error::Operand);
+    }
+    dst.for_rows(engine, |mut row| {
+        let (n, at) = (row.len(), row.at);
+        hvx::widest(CopyRow {
+            row: &mut row,
+            to: 0,
+            n,
+            view: &view,
+            at,
+            from: 0,
+        });
+    });
+    Ok(())
+}

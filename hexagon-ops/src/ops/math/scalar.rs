@@ -1,0 +1,82 @@
+//! Functions of one f64, for the few numbers that a command's parameters give: powers and logarithms to 1e-14.
+
+use core::f64::consts::{LN_2, SQRT_2};
+
+/// Natural logarithm of a positive normal number.
+#[must_use]
+pub fn ln(x: f64) -> f64 {
+    let bits = x.to_bits();
+    let mut exponent = f64::from(u16::try_from(bits >> 52 & 0x7ff).unwrap_or(0)) - 1023.0;
+    let mut fraction = f64::from_bits(bits & ((1 << 52) - 1) | 1023 << 52);
+    if fraction > SQRT_2 {
+        fraction /= 2.0;
+        exponent += 1.0;
+    }
+    // ln f = 2 artanh((f - 1) / (f + 1)), |argument| <= 0.172.
+    let t = (fraction - 1.0) / (fraction + 1.0);
+    let (square, mut power, mut sum) = (t * t, t, 0.0);
+    for odd in [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, 17.0] {
+        sum += power / odd;
+        power *= square;
+    }
+    exponent * LN_2 + 2.0 * sum
+}
+
+/// `e^x` for results that are normal numbers; 0 below and the largest number above.
+#[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the argument is bounded, and the exponent is positive then"
+)]
+pub fn exp(x: f64) -> f64 {
+    if x < -708.0 {
+        return 0.0;
+    }
+    let x = x.min(709.0);
+    let n = (x / LN_2 + if x < 0.0 { -0.5 } else { 0.5 }) as i64;
+    let r = x - n as f64 * LN_2;
+    let (mut term, mut sum) = (1.0, 1.0);
+    for k in 1..18 {
+        term *= r / f64::from(k);
+        sum += term;
+    }
+    sum * f64::from_bits(((n + 1023) as u64) << 52)
+}
+
+/// `base^exponent` for a positive base.
+#[must_use]
+pub fn power(base: f64, exponent: f64) -> f64 {
+    exp(exponent * ln(base))
+}
+
+/// The largest whole number that is not larger.
+#[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "saturates, and numbers that large are whole already"
+)]
+pub fn floor(x: f64) -> f64 {
+    let whole = x as i64 as f64;
+    if whole > x { whole - 1.0 } else { whole }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logarithms_and_powers_are_those_of_the_standard_library() {
+        for i in 1..2000 {
+            let x = f64::from(i) * 0.37;
+            assert!(
+                (ln(x) - x.ln()).abs() < 1e-13 * x.ln().abs().max(1.0),
+                "{x}"
+            );
+            let y = x - 300.0;
+            assert!((exp(y) / y.exp() - 1.0).abs() < 1e-12, "{y}");
+            assert_eq!(floor(y), y.floor());
+        }
+        assert!((power(10000.0, -2.0 / 128.0) - 10000_f64.powf(-2.0 / 128.0)).abs() < 1e-13);
+    }
+}

@@ -1,0 +1,41 @@
+//! Operations on whole rows: norms, sums, softmax, rotary positions. Sums are FP32, in 32 lanes that are added in the end.
+
+mod norm;
+mod rope;
+mod soft_max;
+
+pub use norm::{Norm, norm, sum_rows};
+pub use rope::{Rope, RopePairs, rope};
+pub use soft_max::{SoftMax, soft_max};
+
+use super::elementwise::load;
+use crate::hvx::{self, Vector};
+
+/// All lanes of `v` become `join` of all its lanes.
+#[inline(always)]
+fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector {
+    let mut v = v;
+    for _ in 0..5 {
+        let (even, odd) = hvx::deal_w(v, v);
+        v = join(even, odd);
+    }
+    v
+}
+
+/// Lane 0.
+#[inline(always)]
+fn first_lane(v: Vector) -> f32 {
+    let mut lanes = [0.0; 32];
+    hvx::store_f32(&mut lanes, v);
+    lanes[0]
+}
+
+/// Number of elements as f32: rows are shorter than 2^24.
+#[inline(always)]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "longer rows lose less by it than by their own sum"
+)]
+fn count_f32(n: usize) -> f32 {
+    n as f32
+}

@@ -1,0 +1,216 @@
+//! SOFT_MAX: `exp(x · scale + slope · mask - max) / sum`, three passes over a row.
+//!
+//! ```text
+//! x = src · scale + slope · mask     written to the result's row; max in lanes
+//! e = exp(x - max)                   written back; sum in lanes
+//! y = e / sum
+//! ```
+//!
+//! A result in f32 serves as memory between the passes. A sink takes part in maximum and sum, and has no result. Rows
+//! that are masked altogether are outside ggml's contract.
+
+use super::{all_lanes, load};
+use crate::error::{Error, Result};
+use crate::hvx::{self, Vector, splat_f32, splat_w};
+use crate::ops::elementwise::same_shape;
+use crate::ops::math::{self, scalar};
+use crate::ops::tensor::{CHUNK, Chunk, Row, Source, Type, ViewMut};
+use crate::rt::Engine;
+
+/// Parameters of a softmax.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SoftMax {
+    /// Factor of the source.
+    pub scale: f32,
+    /// Largest ALiBi bias; 0: the mask's factor is 1 for all heads.
+    pub max_bias: f32,
+}
+
+/// Bases of the slopes of attention heads.
+///
+/// Source: ggml `ggml_compute_forward_soft_max_f32`.
+#[derive(Clone, Copy, Debug)]
+struct Slopes {
+    /// Heads below this power of two take powers of the first base.
+    n_heads_log2: usize,
+    bases: [f64; 2],
+    used: bool,
+}
+
+impl Slopes {
+    /// The slopes of `n_heads` heads.
+    fn new(n_heads: usize, max_bias: f32) -> Self {
+        let n_heads_log2 = 1_usize << n_heads.max(1).ilog2();
+        let count = f64::from(u32::try_from(n_heads_log2).unwrap_or(u32::MAX));
+        let base = |bias: f32| scalar::power(2.0, -f64::from(bias) / count);
+        Self {
+            n_heads_log2,
+            bases: [base(max_bias), base(max_bias / 2.0)],
+            used: max_bias > 0.0,
+        }
+    }
+
+    /// The slope of a head.
+    #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
+    fn of(&self, head: usize) -> f32 {
+        if !self.used {
+            return 1.0;
+        }
+        let (base, exponent) = match head.checked_sub(self.n_heads_log2) {
+            None => (self.bases[0], head + 1),
+            Some(rest) => (self.bases[1], 2 * rest + 1),
+        };
+        let exponent = f64::from(u32::try_from(exponent).unwrap_or(u32::MAX));
+        scalar::power(base, exponent) as f32
+    }
+}
+
+/// [`soft_max`] of one row.
+struct SoftMaxRow<'a> {
+    row: Row<'a>,
+    src: &'a Source<'a>,
+    mask: &'a Source<'a>,
+    scale: f32,
+    slope: f32,
+    sink: Option<f32>,
+}
+
+/// Writes the lanes of up to 32 elements.
+#[inline(always)]
+fn store(out: &mut [f32], v: Vector) {
+    match out.first_chunk_mut::<32>() {
+        Some(whole) => hvx::store_f32(whole, v),
+        None => {
+            let mut lanes = [0.0; 32];
+            hvx::store_f32(&mut lanes, v);
+            out.copy_from_slice(&lanes[..out.len()]);
+        }
+    }
+}
+
+/// 32 elements; `fill` past the end.
+#[inline(always)]
+fn load_filled(elems: &[f32], fill: f32) -> Vector {
+    match elems.first_chunk::<32>() {
+        Some(whole) => hvx::load_f32(whole),
+        None => {
+            let mut padded = [fill; 32];
+            padded[..elems.len()].copy_from_slice(elems);
+            hvx::load_f32(&padded)
+        }
+    }
+}
+
+impl hvx::Kernel for SoftMaxRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(mut self) {
+        let n = self.row.len();
+        let (scale, slope) = (splat_f32(self.scale), splat_f32(self.slope));
+        let mut largest = splat_f32(self.sink.unwrap_or(f32::NEG_INFINITY));
+        let (mut chunk, mut mask_chunk): (Chunk, Chunk) = ([0.0; CHUNK], [0.0; CHUNK]);
+        let mut out: Chunk = [0.0; CHUNK];
+        for start in (0..n).step_by(CHUNK) {
+            let range = start..n.min(start + CHUNK);
+            let x = self.src.read(&self.row, range.clone(), &mut chunk);
+            let mask = self.mask.read(&self.row, range.clone(), &mut mask_chunk);
+            for (i, out) in out[..range.len()].chunks_mut(32).enumerate() {
+                let x = hvx::mul_f32(load(x, 32 * i), scale);
+                let x = if mask.is_empty() {
+                    x
+                } else {
+                    hvx::add_f32(x, hvx::mul_f32(load(mask, 32 * i), slope))
+                };
+                store(out, x);
+                largest = hvx::max_f32(largest, load_filled(out, f32::NEG_INFINITY));
+            }
+            self.row.write(start, &out[..range.len()]);
+        }
+        let largest = all_lanes(largest, hvx::max_f32);
+        let mut total = splat_w(0);
+        for start in (0..n).step_by(CHUNK) {
+            let out = &mut out[..CHUNK.min(n - start)];
+            self.row.read_back(start, out);
+            for out in out.chunks_mut(32) {
+                let x = load_filled(out, f32::NEG_INFINITY);
+                let e = math::exp(hvx::sub_f32(x, largest));
+                total = hvx::add_f32(total, e);
+                store(out, e);
+            }
+            self.row.write(start, out);
+        }
+        let mut total = all_lanes(total, hvx::add_f32);
+        if let Some(sink) = self.sink {
+            let e = math::exp(hvx::sub_f32(splat_f32(sink), largest));
+            total = hvx::add_f32(total, e);
+        }
+        let factor = math::reciprocal(total);
+        for start in (0..n).step_by(CHUNK) {
+            let out = &mut out[..CHUNK.min(n - start)];
+            self.row.read_back(start, out);
+            for out in out.chunks_mut(32) {
+                store(out, hvx::mul_f32(load(out, 0), factor));
+            }
+            self.row.write(start, out);
+        }
+    }
+}
+
+/// One f32 of a sink per head.
+fn sink(sinks: &Source<'_>, head: usize) -> Option<f32> {
+    let Source::Apart(view) = sinks else {
+        return None;
+    };
+    let mut chunk: Chunk = [0.0; CHUNK];
+    view.read([0; 3], head..head + 1, &mut chunk)
+        .first()
+        .copied()
+}
+
+/// Softmax of each row.
+///
+/// - `src`: the source; the mask (f32 or f16, dimension 1 at least as long, dimensions 2 and 3 repeated) or nothing; the
+///   sinks (one f32 for each index of dimension 2) or nothing
+///
+/// # Errors
+/// `Operand` unless source and result are of one shape, the result is f32, and mask and sinks are as above.
+pub fn soft_max(
+    engine: &Engine,
+    params: SoftMax,
+    dst: ViewMut<'_>,
+    [src, mask, sinks]: &[Source<'_>; 3],
+) -> Result<()> {
+    same_shape(&dst.shape, src)?;
+    let ne = dst.shape.ne;
+    let mask_fits = match mask {
+        Source::None => true,
+        Source::InPlace => false,
+        Source::Apart(view) => {
+            let m = view.shape.ne;
+            let repeats = ne[2].is_multiple_of(m[2]) && ne[3].is_multiple_of(m[3]);
+            view.shape.dtype.is_float() && m[0] == ne[0] && m[1] >= ne[1] && repeats
+        }
+    };
+    let sinks_fit = match sinks {
+        Source::None => true,
+        Source::InPlace => false,
+        Source::Apart(view) => view.shape.ne[0] == ne[2] && view.shape.dtype == Type::F32,
+    };
+    if dst.shape.dtype != Type::F32 || !mask_fits || !sinks_fit {
+        return Err(Error::Operand);
+    }
+    let slopes = Slopes::new(ne[2], params.max_bias);
+    dst.for_rows(engine, |row| {
+        let head = row.at[1];
+        hvx::widest(SoftMaxRow {
+            src,
+            mask,
+            scale: params.scale,
+            slope: slopes.of(head),
+            sink: sink(sinks, head),
+            row,
+        });
+    });
+    Ok(())
+}

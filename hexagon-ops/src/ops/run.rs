@@ -1,0 +1,59 @@
+//! From a kernel's number to its code.
+
+use super::elementwise::{Binary, Glu, Unary};
+use super::rows::{Norm, Rope, SoftMax};
+use super::tensor::{Source, ViewMut};
+use super::{copy, elementwise, rows};
+use crate::error::Result;
+use crate::rt::Engine;
+
+/// An operation on tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Two sources, element by element.
+    Binary(Binary),
+    /// One source, element by element.
+    Unary(Unary),
+    /// A gated activation; whether the halves of a single source are exchanged.
+    Glu(Glu, bool),
+    /// Rows divided by a measure of theirs.
+    Norm(Norm),
+    /// Sums of rows.
+    SumRows,
+    /// Softmax of rows.
+    SoftMax(SoftMax),
+    /// Rotary position embedding.
+    Rope(Rope),
+    /// Rows by number.
+    GetRows,
+    /// Rows to numbers.
+    SetRows,
+    /// Element by element, types converted.
+    Copy,
+    /// Two sources along a dimension.
+    Concat(usize),
+    /// The source again and again.
+    Repeat,
+}
+
+/// Computes `dst = op(src)` on the engine's threads.
+///
+/// # Errors
+/// `Operand` if an operand is missing or does not fit the others; `Index` if a row is named that does not exist. Nothing
+/// has been written then.
+pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Result<()> {
+    match *op {
+        Op::Binary(binary) => elementwise::binary(engine, binary, dst, [&src[0], &src[1]]),
+        Op::Unary(unary) => elementwise::unary(engine, unary, dst, &src[0]),
+        Op::Glu(glu, swapped) => elementwise::glu(engine, glu, swapped, dst, [&src[0], &src[1]]),
+        Op::Norm(norm) => rows::norm(engine, norm, dst, &src[0]),
+        Op::SumRows => rows::sum_rows(engine, dst, &src[0]),
+        Op::SoftMax(soft_max) => rows::soft_max(engine, soft_max, dst, src),
+        Op::Rope(rope) => rows::rope(engine, rope, dst, src),
+        Op::GetRows => copy::get_rows(engine, dst, &src[0], &src[1]),
+        Op::SetRows => copy::set_rows(engine, dst, &src[0], &src[1]),
+        Op::Copy => copy::copy(engine, dst, &src[0]),
+        Op::Concat(dim) => copy::concat(engine, dim, dst, [&src[0], &src[1]]),
+        Op::Repeat => copy::repeat(engine, dst, &src[0]),
+    }
+}

@@ -1,0 +1,309 @@
+//! Tensors with ggml's dimensions and strides: reading any type as f32, and rows of results that tasks write side by side.
+//!
+//! Kernels take a row in chunks of [`CHUNK`] elements. A source is read from memory of its own, which may be shared with
+//! other sources, or is the result itself (in place): then a chunk is read before it is written, and no other row is.
+//!
+//! Rows of a result are disjoint. In the order of their strides they therefore follow one another in memory, and a range
+//! of rows is a slice: this is how a step's tasks share one result.
+
+use core::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::layout::LINE_BYTES;
+use crate::rt::Engine;
+
+mod convert;
+mod shape;
+
+pub use shape::{Shape, Type};
+
+/// Elements that a kernel works on at a time.
+pub const CHUNK: usize = 256;
+/// Memory of a chunk.
+pub type Chunk = [f32; CHUNK];
+/// Most tasks of a step.
+const MAX_TASKS: usize = 8;
+/// Fewest bytes of results for which another thread is worth waking.
+const TASK_BYTES: usize = 4096;
+
+/// A tensor that is only read: `bytes` from its first byte to its last.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    bytes: &'a [u8],
+    /// Its type, dimensions and strides.
+    pub shape: Shape,
+}
+
+impl<'a> View<'a> {
+    /// A tensor whose first element is the first of `bytes`.
+    ///
+    /// # Errors
+    /// `Length` if it does not end with `bytes` or before.
+    pub fn new(bytes: &'a [u8], shape: Shape) -> Result<Self> {
+        check_length(bytes.len(), &shape)?;
+        Ok(Self { bytes, shape })
+    }
+
+    /// Bytes from an offset on; nothing behind the end.
+    fn tail(&self, at: usize) -> &'a [u8] {
+        self.bytes.get(at..).unwrap_or_default()
+    }
+
+    /// Elements `range` (at most [`CHUNK`]) of row `at` as f32. All indices are taken modulo the dimensions, which is
+    /// how ggml repeats a tensor.
+    #[inline(always)]
+    pub fn read<'b>(&self, at: [usize; 3], range: Range<usize>, chunk: &'b mut Chunk) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        let n0 = self.shape.ne[0];
+        let row = self.tail(self.shape.row(at));
+        let start = if range.start < n0 {
+            range.start
+        } else {
+            range.start % n0
+        };
+        let len = range.len().min(CHUNK);
+        if self.shape.dtype == Type::F32 && self.shape.nb[0] == 4 && start + len <= n0 {
+            let bytes = row.get(4 * start..4 * (start + len)).unwrap_or_default();
+            if let Ok(elems) = bytemuck::try_cast_slice(bytes) {
+                return elems;
+            }
+        }
+        let (mut done, mut k) = (0, start);
+        while done < len {
+            let count = (len - done).min(n0 - k);
+            convert::read(&self.shape, row, k, &mut chunk[done..done + count]);
+            (done, k) = (done + count, 0);
+        }
+        &chunk[..len]
+    }
+
+    /// An element of an index tensor (i32 or i64); indices as in [`Self::read`]. Negative: no index.
+    #[must_use]
+    pub fn index(&self, k: usize, at: [usize; 3]) -> i64 {
+        let offset = self.shape.row(at) + k % self.shape.ne[0] * self.shape.nb[0];
+        let bytes = self.tail(offset);
+        match self.shape.dtype {
+            Type::I64 => bytes.first_chunk().map_or(-1, |b| i64::from_le_bytes(*b)),
+            Type::I32 => bytes
+                .first_chunk()
+                .map_or(-1, |b| i64::from(i32::from_le_bytes(*b))),
+            _ => -1,
+        }
+    }
+}
+
+/// Where a kernel reads.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// There is no such source.
+    None,
+    /// The result's own memory, type and strides.
+    InPlace,
+    /// Memory that shares nothing with the result.
+    Apart(View<'a>),
+}
+
+impl<'a> Source<'a> {
+    /// The view, if the source is apart.
+    ///
+    /// # Errors
+    /// `Operand` if it is not.
+    pub fn apart(&self) -> Result<View<'a>> {
+        match self {
+            Self::Apart(view) => Ok(*view),
+            _ => Err(Error::Operand),
+        }
+    }
+
+    /// Elements `range` of row `at` as f32; of `row`, if in place. An absent source is empty.
+    #[inline(always)]
+    pub fn read<'b>(
+        &'b self,
+        row: &Row<'_>,
+        range: Range<usize>,
+        chunk: &'b mut Chunk,
+    ) -> &'b [f32] {
+        match self {
+            Self::Apart(view) => view.read(row.at, range, chunk),
+            Self::InPlace => {
+                let len = range.len().min(CHUNK);
+                convert::read(row.shape, row.bytes, range.start, &mut chunk[..len]);
+                &chunk[..len]
+            }
+            Self::None => &[],
+        }
+    }
+}
+
+/// A row of a result.
+#[derive(Debug)]
+pub struct Row<'a> {
+    /// From its first byte to its last.
+    bytes: &'a mut [u8],
+    shape: &'a Shape,
+    /// Its place in dimensions 1, 2 and 3.
+    pub at: [usize; 3],
+}
+
+impl Row<'_> {
+    /// Elements of the row.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shape.ne[0]
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes elements from `k` on, rounded to the result's type.
+    #[inline(always)]
+    pub fn write(&mut self, k: usize, elems: &[f32]) {
+        convert::write(self.shape, self.bytes, k, elems);
+    }
+
+    /// Reads elements from `k` on that have been written.
+    #[inline(always)]
+    pub fn read_back(&self, k: usize, elems: &mut [f32]) {
+        convert::read(self.shape, self.bytes, k, elems);
+    }
+}
+
+/// A tensor that is written; its rows are disjoint.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    bytes: &'a mut [u8],
+    /// Its type, dimensions and strides.
+    pub shape: Shape,
+    /// Byte of the tensor at which `bytes` starts.
+    base: usize,
+    /// Dimensions less one, by stride.
+    order: [usize; 3],
+    /// Rows that `bytes` holds, counted in that order.
+    rows: Range<usize>,
+}
+
+impl<'a> ViewMut<'a> {
+    /// A tensor whose first element is the first of `bytes`.
+    ///
+    /// # Errors
+    /// `Length` if it does not end with `bytes` or before, `Operand` if its elements overlap or rows are interleaved.
+    pub fn new(bytes: &'a mut [u8], shape: Shape) -> Result<Self> {
+        check_length(bytes.len(), &shape)?;
+        let order = shape.row_order().ok_or(Error::Operand)?;
+        Ok(Self {
+            rows: 0..shape.ne[1] * shape.ne[2] * shape.ne[3],
+            bytes,
+            shape,
+            base: 0,
+            order,
+        })
+    }
+
+    /// The place of row `index` in dimensions 1, 2 and 3.
+    fn place(&self, index: usize) -> [usize; 3] {
+        let mut at = [0; 3];
+        let mut index = index;
+        for dim in self.order {
+            let count = self.shape.ne[dim + 1];
+            at[dim] = index % count;
+            index /= count;
+        }
+        at
+    }
+
+    /// The number of the row at a place.
+    fn number(&self, at: [usize; 3]) -> usize {
+        let [d0, d1, d2] = self.order;
+        let ne = |dim: usize| self.shape.ne[dim + 1];
+        (at[d2] * ne(d1) + at[d1]) * ne(d0) + at[d0]
+    }
+
+    /// The row at a place, if it is one of this part.
+    pub fn row(&mut self, at: [usize; 3]) -> Option<Row<'_>> {
+        let inside = at.iter().zip(&self.shape.ne[1..]).all(|(i, n)| i < n);
+        if !inside || !self.rows.contains(&self.number(at)) {
+            return None;
+        }
+        let start = self.shape.row(at).checked_sub(self.base)?;
+        let bytes = self.bytes.get_mut(start..start + self.shape.row_bytes())?;
+        Some(Row {
+            bytes,
+            shape: &self.shape,
+            at,
+        })
+    }
+
+    /// Calls `f` with each row of this part.
+    pub fn for_each_row(&mut self, mut f: impl FnMut(Row<'_>)) {
+        for index in self.rows.clone() {
+            if let Some(row) = self.row(self.place(index)) {
+                f(row);
+            }
+        }
+    }
+
+    /// Cuts the first `count` rows off.
+    fn split_off(&mut self, count: usize) -> Self {
+        let middle = (self.rows.start + count).min(self.rows.end);
+        let first = self.rows.start..middle;
+        self.rows.start = middle;
+        let at = if self.rows.is_empty() {
+            self.base + self.bytes.len()
+        } else {
+            self.shape.row(self.place(middle))
+        };
+        let bytes = core::mem::take(&mut self.bytes);
+        let (head, tail) = bytes.split_at_mut((at - self.base).min(bytes.len()));
+        let base = self.base;
+        (self.bytes, self.base) = (tail, at);
+        Self {
+            bytes: head,
+            shape: self.shape,
+            base,
+            order: self.order,
+            rows: first,
+        }
+    }
+
+    /// Runs `run` on parts of this tensor, one per thread of the engine at most.
+    pub fn for_parts(mut self, engine: &Engine, run: impl Fn(&mut ViewMut<'_>) + Sync) {
+        let rows = self.rows.len();
+        let work = rows * self.shape.row_bytes().max(LINE_BYTES);
+        let most = engine
+            .threads()
+            .min(MAX_TASKS)
+            .min(work.div_ceil(TASK_BYTES));
+        let n_tasks = most.clamp(1, rows.max(1));
+        let mut tasks: [Option<ViewMut<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+        for (i, task) in tasks.iter_mut().take(n_tasks).enumerate() {
+            let count = self.rows.len().div_ceil(n_tasks - i);
+            *task = Some(self.split_off(count));
+        }
+        engine.step(None, &mut tasks[..n_tasks], |task| {
+            task.iter_mut().for_each(&run);
+        });
+    }
+
+    /// Runs `run` on every row, side by side.
+    pub fn for_rows(self, engine: &Engine, run: impl Fn(Row<'_>) + Sync) {
+        self.for_parts(engine, |part| part.for_each_row(&run));
+    }
+}
+
+/// Refuses bytes that end before the tensor does.
+fn check_length(have: usize, shape: &Shape) -> Result<()> {
+    let want = shape.bytes().ok_or(Error::Operand)?;
+    if have < want {
+        return Err(Error::Length {
+            what: "tensor",
+            have,
+            want,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Types, dimensions and strides.
+
+/// Type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Signed 32-bit numbers.
+    I32,
+    /// Signed 64-bit numbers.
+    I64,
+    /// Blocks of 32 signed bytes with an f16 scale.
+    Q8_0,
+    /// Blocks of 32 nibbles with an f16 scale.
+    Q4_0,
+}
+
+impl Type {
+    /// Elements of a block; 1 if there are none.
+    #[must_use]
+    pub const fn block(self) -> usize {
+        match self {
+            Self::Q8_0 | Self::Q4_0 => 32,
+            _ => 1,
+        }
+    }
+
+    /// Bytes of a block.
+    ///
+    /// Source: ggml `block_q8_0`, `block_q4_0`, ggml-common.h.
+    #[must_use]
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::I32 => 4,
+            Self::F16 => 2,
+            Self::I64 => 8,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+        }
+    }
+
+    /// What offsets and strides are multiples of.
+    #[must_use]
+    pub const fn align(self) -> usize {
+        match self.block() {
+            1 => self.block_bytes(),
+            _ => 2,
+        }
+    }
+
+    /// Whether kernels compute with it as it is.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16)
+    }
+
+    /// Whether it numbers rows.
+    #[must_use]
+    pub const fn is_index(self) -> bool {
+        matches!(self, Self::I32 | Self::I64)
+    }
+}
+
+/// Type, dimensions (1 or more) and strides of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Type of its elements.
+    pub dtype: Type,
+    /// Elements in dimensions 0 to 3; dimension 0 is made of whole blocks.
+    pub ne: [usize; 4],
+    /// Bytes from one index (dimension 0: block) to the next. 0 where a dimension has one index.
+    pub nb: [usize; 4],
+}
+
+impl Shape {
+    /// Blocks of a row.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.ne[0] / self.dtype.block()
+    }
+
+    /// Bytes from a row's first to its last.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        (self.blocks() - 1) * self.nb[0] + self.dtype.block_bytes()
+    }
+
+    /// Bytes from the first to the last; `None` if there is no such number.
+    #[must_use]
+    pub fn bytes(&self) -> Option<usize> {
+        let counts = [self.blocks(), self.ne[1], self.ne[2], self.ne[3]];
+        counts
+            .into_iter()
+            .zip(self.nb)
+            .try_fold(self.dtype.block_bytes(), |sum, (count, stride)| {
+                sum.checked_add(stride.checked_mul(count.checked_sub(1)?)?)
+            })
+    }
+
+    /// Byte of row `at`; indices modulo the dimensions.
+    #[must_use]
+    #[inline(always)]
+    pub fn row(&self, at: [usize; 3]) -> usize {
+        let mut byte = 0;
+        for (i, at) in at.into_iter().enumerate() {
+            let count = self.ne[i + 1];
+            let at = if at < count { at } else { at % count };
+            byte += at * self.nb[i + 1];
+        }
+        byte
+    }
+
+    /// Whether elements (blocks) of a row follow one another.
+    #[must_use]
+    pub fn has_dense_rows(&self) -> bool {
+        self.blocks() == 1 || self.nb[0] == self.dtype.block_bytes()
+    }
+
+    /// Dimensions 1 to 3 (less one) by stride, if rows are disjoint and no row lies inside another one.
+    #[must_use]
+    pub fn row_order(&self) -> Option<[usize; 3]> {
+        if self.blocks() > 1 && self.nb[0] < self.dtype.block_bytes() {
+            return None;
+        }
+        let mut order = [0, 1, 2];
+        order.sort_unstable_by_key(|i| self.nb[i + 1]);
+        let mut extent = self.row_bytes();
+        for i in order.into_iter().filter(|i| self.ne[i + 1] > 1) {
+            if self.nb[i + 1] < extent {
+                return None;
+            }
+            extent += self.nb[i + 1] * (self.ne[i + 1] - 1);
+        }
+        Some(order)
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn elems(&self) -> usize {
+        self.ne.iter().product()
+    }
+}

@@ -1,0 +1,342 @@
+//! Operations on tensors: fields checked, memory made visible, then [`crate::ops::run`].
+//!
+//! Only rows that are named are touched by GET_ROWS and SET_ROWS: neither a table of embeddings nor a cache of keys goes
+//! through the data cache as a whole.
+
+use core::ops::Range;
+
+use super::Platform;
+use super::detail::{ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, OPERAND, RESERVED, SHAPE, TYPE};
+use super::region::invalidate_edges;
+use crate::layout::LINE_BYTES;
+use crate::ops::elementwise::{Binary, Glu, Unary};
+use crate::ops::rows::{Norm, Rope, RopePairs, SoftMax};
+use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
+use crate::ops::{Op, copy, run};
+use crate::rt::Engine;
+use crate::rt::memory::{Mapped, Span, Table};
+use crate::wire::{self, SOURCES};
+
+/// Strides below this are not worth a cache operation for each element.
+const NEAR_BYTES: usize = 2 * LINE_BYTES;
+
+/// A tensor whose fields are right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Checked {
+    shape: Shape,
+    span: Span,
+}
+
+/// Checks a tensor; `None` if there is none.
+fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failure> {
+    let dtype = match tensor.dtype {
+        wire::TYPE_NONE => {
+            let empty = wire::Tensor {
+                buffer: 0,
+                dtype: 0,
+                offset: 0,
+                ne: [0; 4],
+                nb: [0; 4],
+            };
+            return if *tensor == empty {
+                Ok(None)
+            } else {
+                Err(Failure::bad(RESERVED))
+            };
+        }
+        wire::TYPE_F32 => Type::F32,
+        wire::TYPE_F16 => Type::F16,
+        wire::TYPE_I32 => Type::I32,
+        wire::TYPE_I64 => Type::I64,
+        wire::TYPE_Q8_0 => Type::Q8_0,
+        wire::TYPE_Q4_0 => Type::Q4_0,
+        _ => return Err(Failure::bad(TYPE)),
+    };
+    let align = dtype.align() as u64;
+    if !tensor.offset.is_multiple_of(align) || tensor.nb.iter().any(|nb| !nb.is_multiple_of(align))
+    {
+        return Err(Failure::bad(ALIGNMENT));
+    }
+    let bounds = Failure::bad(BOUNDS);
+    let mut shape = Shape {
+        dtype,
+        ne: [1; 4],
+        nb: [0; 4],
+    };
+    for (ne, have) in shape.ne.iter_mut().zip(tensor.ne) {
+        *ne = usize::try_from(have).map_err(|_| bounds)?;
+    }
+    if shape.ne.contains(&0) || !shape.ne[0].is_multiple_of(dtype.block()) {
+        return Err(Failure::bad(SHAPE));
+    }
+    let mut elems = 1_usize;
+    for (i, (nb, have)) in shape.nb.iter_mut().zip(tensor.nb).enumerate() {
+        let count = if i == 0 {
+            shape.ne[0] / dtype.block()
+        } else {
+            shape.ne[i]
+        };
+        elems = elems.checked_mul(shape.ne[i]).ok_or(bounds)?;
+        // The stride of a single index means nothing.
+        if count > 1 {
+            *nb = usize::try_from(have).map_err(|_| bounds)?;
+        }
+    }
+    let bytes = shape.bytes().ok_or(bounds)?;
+    let span = memory.span(tensor.buffer, tensor.offset, bytes as u64)?;
+    Ok(Some(Checked { shape, span }))
+}
+
+/// The operation that a command names, with its parameters.
+fn op(body: &wire::TensorOp) -> Result<Op, Failure> {
+    let float = |i: usize| f32::from_bits(body.params[i]);
+    let size = |i: usize| usize::try_from(body.params[i]).map_err(|_| Failure::bad(OPERAND));
+    let swapped = body.params[1] != 0;
+    Ok(match body.kernel {
+        wire::KERNEL_ADD => Op::Binary(Binary::Add),
+        wire::KERNEL_SUB => Op::Binary(Binary::Sub),
+        wire::KERNEL_MUL => Op::Binary(Binary::Mul),
+        wire::KERNEL_DIV => Op::Binary(Binary::Div),
+        wire::KERNEL_SCALE => Op::Unary(Unary::Scale {
+            factor: float(0),
+            bias: float(1),
+        }),
+        wire::KERNEL_CLAMP => Op::Unary(Unary::Clamp {
+            low: float(0),
+            high: float(1),
+        }),
+        wire::KERNEL_SQR => Op::Unary(Unary::Sqr),
+        wire::KERNEL_SQRT => Op::Unary(Unary::Sqrt),
+        wire::KERNEL_SILU => Op::Unary(Unary::Silu),
+        wire::KERNEL_GELU => Op::Unary(Unary::Gelu),
+        wire::KERNEL_GELU_QUICK => Op::Unary(Unary::GeluQuick),
+        wire::KERNEL_GELU_ERF => Op::Unary(Unary::GeluErf),
+        wire::KERNEL_RELU => Op::Unary(Unary::Relu),
+        wire::KERNEL_SIGMOID => Op::Unary(Unary::Sigmoid),
+        wire::KERNEL_TANH => Op::Unary(Unary::Tanh),
+        wire::KERNEL_EXP => Op::Unary(Unary::Exp),
+        wire::KERNEL_NEG => Op::Unary(Unary::Neg),
+        wire::KERNEL_ABS => Op::Unary(Unary::Abs),
+        wire::KERNEL_SWIGLU => Op::Glu(Glu::Swiglu, swapped),
+        wire::KERNEL_GEGLU => Op::Glu(Glu::Geglu, swapped),
+        wire::KERNEL_REGLU => Op::Glu(Glu::Reglu, swapped),
+        wire::KERNEL_RMS_NORM => Op::Norm(Norm::Rms(float(0))),
+        wire::KERNEL_NORM => Op::Norm(Norm::Mean(float(0))),
+        wire::KERNEL_L2_NORM => Op::Norm(Norm::L2(float(0))),
+        wire::KERNEL_SUM_ROWS => Op::SumRows,
+        wire::KERNEL_SOFT_MAX => Op::SoftMax(SoftMax {
+            scale: float(0),
+            max_bias: float(1),
+        }),
+        wire::KERNEL_ROPE => Op::Rope(Rope {
+            // SOURCE: ggml.h, GGML_ROPE_TYPE_NORMAL 0 and GGML_ROPE_TYPE_NEOX 2; op_params as in ggml_rope_impl.
+            pairs: match body.params[2] {
+                0 => RopePairs::Adjacent,
+                2 => RopePairs::Halves,
+                _ => return Err(Failure::bad(OPERAND)),
+            },
+            n_dims: size(1)?,
+            first: size(15)?,
+            n_ctx_orig: body.params[4].cast_signed(),
+            freq_base: float(5),
+            freq_scale: float(6),
+            ext_factor: float(7),
+            attn_factor: float(8),
+            beta_fast: float(9),
+            beta_slow: float(10),
+        }),
+        wire::KERNEL_GET_ROWS => Op::GetRows,
+        wire::KERNEL_SET_ROWS => Op::SetRows,
+        wire::KERNEL_COPY => Op::Copy,
+        wire::KERNEL_CONCAT => Op::Concat(size(0)?),
+        wire::KERNEL_REPEAT => Op::Repeat,
+        _ => return Err(Failure::bad(KERNEL_NUMBER)),
+    })
+}
+
+/// Exchanges dimensions of a copy between equal shapes so that the result's strides grow: no order of elements is lost by
+/// it, and rows of a transposed result become disjoint.
+fn sort_dimensions(dst: &mut Shape, src: &mut Shape) {
+    if dst.ne != src.ne || dst.dtype.block() > 1 || src.dtype.block() > 1 {
+        return;
+    }
+    let mut order = [0, 1, 2, 3];
+    order.sort_unstable_by_key(|i| {
+        let single = dst.ne[*i] == 1;
+        (single, dst.nb[*i], *i)
+    });
+    for shape in [dst, src] {
+        shape.ne = order.map(|i| shape.ne[i]);
+        shape.nb = order.map(|i| shape.nb[i]);
+    }
+}
+
+/// Calls `f` with the ranges of bytes of the buffer that hold a tensor, and whether other bytes lie between its elements.
+fn runs(tensor: &Checked, mut f: impl FnMut(Range<usize>, bool)) {
+    let shape = &tensor.shape;
+    let mut dims = [
+        (shape.nb[0], shape.blocks()),
+        (shape.nb[1], shape.ne[1]),
+        (shape.nb[2], shape.ne[2]),
+        (shape.nb[3], shape.ne[3]),
+    ];
+    // What is reached by a stride of 0 has been seen.
+    for dim in dims.iter_mut().filter(|(stride, _)| *stride == 0) {
+        dim.1 = 1;
+    }
+    dims.sort_unstable();
+    let (mut bytes, mut has_gaps) = (shape.dtype.block_bytes(), false);
+    for (stride, count) in &mut dims {
+        if *count == 1 {
+            continue;
+        }
+        if *stride > bytes.max(NEAR_BYTES) {
+            break;
+        }
+        has_gaps |= *stride > bytes;
+        bytes += *stride * (*count - 1);
+        *count = 1;
+    }
+    let [(s0, n0), (s1, n1), (s2, n2), (s3, n3)] = dims;
+    for i3 in 0..n3 {
+        for i2 in 0..n2 {
+            for i1 in 0..n1 {
+                for i0 in 0..n0 {
+                    let start = tensor.span.start() + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
+                    f(start..start + bytes, has_gaps);
+                }
+            }
+        }
+    }
+}
+
+/// Makes a source visible to the processor.
+fn invalidate(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+    if let Some(buffer) = memory.buffer(tensor.span) {
+        runs(tensor, |range, _| platform.invalidate(buffer, range));
+    }
+}
+
+/// Makes bytes that will be cleaned with the result up to date.
+fn prepare(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+    let Some(buffer) = memory.buffer(tensor.span) else {
+        return;
+    };
+    runs(tensor, |range, has_gaps| {
+        invalidate_edges(buffer, range.clone(), platform);
+        if has_gaps {
+            platform.invalidate(buffer, range);
+        }
+    });
+}
+
+/// Makes a result visible to the host.
+fn clean(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+    if let Some(buffer) = memory.buffer(tensor.span) {
+        runs(tensor, |range, _| platform.clean(buffer, range));
+    }
+}
+
+/// Which rows of a tensor numbers name.
+#[derive(Clone, Copy)]
+struct Named {
+    ids: Checked,
+    /// Planes in dimensions 2 and 3 that the numbers are repeated for.
+    planes: [usize; 2],
+}
+
+/// Calls `f` with the buffer and each row of `rows` that is named.
+fn named_rows(
+    rows: &Checked,
+    named: &Named,
+    memory: &Table,
+    mut f: impl FnMut(&Mapped, Range<usize>),
+) -> Result<(), Failure> {
+    let ids = View::new(memory.bytes(named.ids.span)?, named.ids.shape)?;
+    copy::check_indices(&ids, rows.shape.ne[1])?;
+    let buffer = memory.buffer(rows.span).ok_or(Failure::bad(BOUNDS))?;
+    let bytes = rows.shape.row_bytes();
+    for i3 in 0..named.planes[1] {
+        for i2 in 0..named.planes[0] {
+            for i in 0..ids.shape.ne[0] {
+                let row = usize::try_from(ids.index(i, [i2, i3, 0])).unwrap_or(0);
+                let start = rows.span.start() + rows.shape.row([row, i2, i3]);
+                f(buffer, start..start + bytes);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Carries out [`wire::OP_TENSOR`].
+pub(super) fn tensor_op(
+    body: &wire::TensorOp,
+    memory: &mut Table,
+    platform: &mut impl Platform,
+    engine: &Engine,
+) -> Result<(), Failure> {
+    if body.reserved != 0 {
+        return Err(Failure::bad(RESERVED));
+    }
+    let op = op(body)?;
+    if body.dst.dtype == wire::TYPE_NONE {
+        return Err(Failure::bad(OPERAND));
+    }
+    if body.dst.ne.contains(&0) {
+        return Ok(());
+    }
+    let mut dst = check(&body.dst, memory)?.ok_or(Failure::bad(OPERAND))?;
+    let mut src = [None; SOURCES];
+    for (src, tensor) in src.iter_mut().zip(&body.src) {
+        *src = check(tensor, memory)?;
+    }
+    if let (Op::Copy, Some(src)) = (&op, &mut src[0]) {
+        sort_dimensions(&mut dst.shape, &mut src.shape);
+    }
+    let in_place = src.map(|src| src == Some(dst));
+    let spans = [0, 1, 2].map(|i| src[i].filter(|_| !in_place[i]).map(|src| src.span));
+    // What overlaps is refused before any cache line is touched.
+    memory.tensors(dst.span, spans)?;
+
+    let named = match (&op, src[0], src[1]) {
+        (Op::GetRows, Some(_), Some(ids)) | (Op::SetRows, Some(_), Some(ids)) => {
+            invalidate(&ids, memory, platform);
+            let planes = [dst.shape.ne[2], dst.shape.ne[3]];
+            Some(Named { ids, planes })
+        }
+        _ => None,
+    };
+    for (i, src) in src.iter().enumerate() {
+        match (src, &named) {
+            (Some(src), Some(named)) if i == 0 && op == Op::GetRows => {
+                named_rows(src, named, memory, |b, range| platform.invalidate(b, range))?;
+            }
+            (Some(src), _) => invalidate(src, memory, platform),
+            (None, _) => {}
+        }
+    }
+    match &named {
+        Some(named) if op == Op::SetRows => named_rows(&dst, named, memory, |b, range| {
+            invalidate_edges(b, range, platform);
+        })?,
+        _ => prepare(&dst, memory, platform),
+    }
+
+    let (bytes, sources) = memory.tensors(dst.span, spans)?;
+    let mut operands = [Source::None; SOURCES];
+    for (i, operand) in operands.iter_mut().enumerate() {
+        *operand = match (sources[i], src[i]) {
+            (Some(bytes), Some(src)) => Source::Apart(View::new(bytes, src.shape)?),
+            _ if in_place[i] => Source::InPlace,
+            _ => Source::None,
+        };
+    }
+    let done = run(engine, &op, ViewMut::new(bytes, dst.shape)?, &operands);
+    match &named {
+        Some(named) if op == Op::SetRows => {
+            named_rows(&dst, named, memory, |b, range| platform.clean(b, range))?;
+        }
+        _ => clean(&dst, memory, platform),
+    }
+    done.map_err(Failure::from)
+}

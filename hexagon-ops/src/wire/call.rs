@@ -1,0 +1,55 @@
+//! The calls that go through FastRPC.
+
+use bytemuck::{Pod, Zeroable};
+
+/// FastRPC method: hands over the ring. In: [`Start`]; out: [`Info`].
+pub const METHOD_START: u32 = 2;
+/// FastRPC method: reads the ring until it has been idle for a while. In: [`Serve`]; no out.
+pub const METHOD_SERVE: u32 = 3;
+
+/// Argument of [`METHOD_START`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Start {
+    /// [`VERSION`](super::VERSION) of the caller.
+    pub version: u32,
+    /// File descriptor of the ring's memory.
+    pub fd: i32,
+    /// Its size.
+    pub bytes: u32,
+    /// HVX threads to use; 0: as many as the DSP has.
+    pub threads: u32,
+}
+
+/// Result of [`METHOD_START`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Info {
+    /// [`VERSION`](super::VERSION) of the DSP's library.
+    pub version: u32,
+    /// Architecture: 73, 75, 79 or 81.
+    pub arch: u32,
+    /// VTCM that was acquired, bytes.
+    pub vtcm_bytes: u32,
+    /// HVX threads in use.
+    pub threads: u32,
+}
+
+/// Argument of [`METHOD_SERVE`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Serve {
+    /// Microseconds without a command after which the call returns.
+    pub idle_us: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Errors of [`METHOD_START`], beside FastRPC's own: the versions differ.
+pub const ERROR_VERSION: i32 = 0x4e01;
+/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: the ring is not one, or its counters are impossible.
+pub const ERROR_RING: i32 = 0x4e02;
+/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: no VTCM, no matrix unit, or no vector units to be had.
+pub const ERROR_UNITS: i32 = 0x4e03;
+/// Error: methods in the wrong order, or arguments of the wrong size.
+pub const ERROR_CALL: i32 = 0x4e04;

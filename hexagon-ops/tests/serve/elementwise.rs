@@ -1,0 +1,264 @@
+//! Element by element: every function against its f64 definition, with strides, repetition, odd sizes, in place.
+
+use hexagon_ops::wire::*;
+
+use crate::common::Rng;
+use crate::tensor::{
+    Bench, DENSE, GAPS, PERMUTED, Params, TRANSPOSED, Tensor as Case, floats, indices, limit,
+};
+
+const F: u32 = TYPE_F32;
+const H: u32 = TYPE_F16;
+
+/// erf by its series and continued fraction, f64.
+fn erf(x: f64) -> f64 {
+    let t = x.abs();
+    if t < 3.0 {
+        let (mut term, mut sum) = (t, t);
+        for n in 1..80 {
+            term *= -t * t / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        return (sum * 2.0 / std::f64::consts::PI.sqrt()).copysign(x);
+    }
+    let tail = (1..60).rev().fold(t, |f, k| t + f64::from(k) / 2.0 / f);
+    (1.0 - (-t * t).exp() / tail / std::f64::consts::PI.sqrt()).copysign(x)
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn gelu(x: f64) -> f64 {
+    let root = (2.0 / std::f64::consts::PI).sqrt();
+    0.5 * x * (1.0 + (root * x * (1.0 + 0.044715 * x * x)).tanh())
+}
+
+type Function = fn(f64) -> f64;
+
+/// Functions of one element: kernel, parameters, definition, lowest argument.
+fn unary() -> Vec<(u32, Params, Function, f32)> {
+    vec![
+        (KERNEL_SCALE, floats(&[1.5, 0.25]), |x| x * 1.5 + 0.25, -9.0),
+        (KERNEL_SCALE, floats(&[-2.0]), |x| x * -2.0, -9.0),
+        (
+            KERNEL_CLAMP,
+            floats(&[-0.5, 2.0]),
+            |x| x.clamp(-0.5, 2.0),
+            -9.0,
+        ),
+        (KERNEL_SQR, [0; 16], |x| x * x, -9.0),
+        (KERNEL_SQRT, [0; 16], f64::sqrt, 0.0),
+        (KERNEL_SILU, [0; 16], |x| x * sigmoid(x), -9.0),
+        (KERNEL_GELU, [0; 16], gelu, -9.0),
+        (KERNEL_GELU_QUICK, [0; 16], |x| x * sigmoid(1.702 * x), -9.0),
+        (
+            KERNEL_GELU_ERF,
+            [0; 16],
+            |x| 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+            // Below, 1 + erf cancels in f32, here as in ggml.
+            -1.0,
+        ),
+        (KERNEL_RELU, [0; 16], |x| x.max(0.0), -9.0),
+        (KERNEL_SIGMOID, [0; 16], sigmoid, -9.0),
+        (KERNEL_TANH, [0; 16], f64::tanh, -9.0),
+        (KERNEL_EXP, [0; 16], f64::exp, -9.0),
+        (KERNEL_NEG, [0; 16], |x| -x, -9.0),
+        (KERNEL_ABS, [0; 16], f64::abs, -9.0),
+    ]
+}
+
+#[test]
+fn functions_of_one_element_are_their_definitions() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for (kernel, params, f, low) in unary() {
+        for ne in [[1, 1, 1, 1], [31, 3, 1, 1], [257, 2, 3, 2], [64, 5, 4, 1]] {
+            for (dtype, place) in [
+                (F, DENSE),
+                (F, GAPS),
+                (F, PERMUTED),
+                (F, TRANSPOSED),
+                (H, GAPS),
+            ] {
+                let range = 9.0 - low;
+                let src = Case::of(dtype, ne, place, || (rng.unit() + 1.0) / 2.0 * range + low);
+                let mut dst = Case::zeros(dtype, ne, if ne[1] == 3 { GAPS } else { DENSE });
+                dst.values = src.values.iter().map(|x| f(*x)).collect();
+                let op = (kernel, params);
+                bench.check(op, &dst, std::slice::from_ref(&src), false, limit(dtype));
+                if place.order[0] == 0 {
+                    bench.check(op, &dst, &[src], true, limit(dtype));
+                }
+            }
+        }
+    }
+}
+
+/// Relative accuracy over the whole range, where a mean over many values would hide the small ones.
+#[test]
+fn functions_are_accurate_to_f32_for_each_argument() {
+    let mut bench = Bench::new();
+    let n = 20_001;
+    let line = |low: f32, high: f32| {
+        let step = (high - low) / 20_000.0;
+        let mut x = low - step;
+        Case::of(F, [n, 1, 1, 1], DENSE, || {
+            x += step;
+            x
+        })
+    };
+    let cases: [(u32, Function, f32, f32, f64); 9] = [
+        (KERNEL_EXP, f64::exp, -87.0, 88.7, 3e-7),
+        (KERNEL_TANH, f64::tanh, -12.0, 12.0, 6e-7),
+        (KERNEL_TANH, f64::tanh, -0.7, 0.7, 6e-7),
+        (KERNEL_SIGMOID, sigmoid, -80.0, 80.0, 1e-6),
+        (KERNEL_SILU, |x| x * sigmoid(x), -80.0, 80.0, 1e-6),
+        (KERNEL_SQRT, f64::sqrt, 1e-30, 1e30, 6e-7),
+        (KERNEL_SQRT, f64::sqrt, 0.0, 3.0, 6e-7),
+        (KERNEL_GELU, gelu, -3.0, 9.0, 2e-6),
+        (
+            KERNEL_GELU_ERF,
+            |x| 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+            -1.5,
+            9.0,
+            3e-6,
+        ),
+    ];
+    for (kernel, f, low, high, limit) in cases {
+        let src = line(low, high);
+        let dst = Case::zeros(F, src.ne, DENSE);
+        let have = bench.run((kernel, [0; 16]), &dst, std::slice::from_ref(&src), false);
+        let mut worst = (0.0, 0.0);
+        for (x, have) in src.values.iter().zip(have) {
+            let want = f(*x);
+            let error = (f64::from(have) - want).abs() / want.abs().max(1e-37);
+            if want != 0.0 && error > worst.0 {
+                worst = (error, *x);
+            }
+        }
+        println!(
+            "kernel {kernel} in [{low}, {high}]: {:.1e} at {}",
+            worst.0, worst.1
+        );
+        assert!(worst.0 < limit, "kernel {kernel}: {worst:?}");
+    }
+}
+
+#[test]
+fn edges_of_the_range_are_ggmls() {
+    let mut bench = Bench::new();
+    let inputs = [f32::NEG_INFINITY, -1e4, -100.0, 0.0, 100.0, f32::INFINITY];
+    let inf = f32::INFINITY;
+    for (kernel, want) in [
+        (KERNEL_EXP, [0.0, 0.0, 0.0, 1.0, inf, inf]),
+        (KERNEL_SIGMOID, [0.0, 0.0, 0.0, 0.5, 1.0, 1.0]),
+        (KERNEL_TANH, [-1.0, -1.0, -1.0, 0.0, 1.0, 1.0]),
+        (KERNEL_RELU, [0.0, 0.0, 0.0, 0.0, 100.0, inf]),
+    ] {
+        let mut next = inputs.iter();
+        let src = Case::of(F, [6, 1, 1, 1], DENSE, || *next.next().unwrap());
+        let dst = Case::zeros(F, [6, 1, 1, 1], DENSE);
+        let have = bench.run((kernel, [0; 16]), &dst, &[src], false);
+        for (have, want) in have.iter().zip(want) {
+            let close = *have == want || (have - want).abs() < 2e-7;
+            assert!(close, "kernel {kernel}: {have} for {want}");
+        }
+    }
+}
+
+#[test]
+fn sums_and_products_repeat_the_second_source() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    type Pair = fn(f64, f64) -> f64;
+    let functions: [(u32, Pair); 4] = [
+        (KERNEL_ADD, |a, b| a + b),
+        (KERNEL_SUB, |a, b| a - b),
+        (KERNEL_MUL, |a, b| a * b),
+        (KERNEL_DIV, |a, b| a / b),
+    ];
+    for (kernel, f) in functions {
+        for (ne, repeats) in [
+            ([33, 3, 1, 1], [1, 1, 1, 1]),
+            ([576, 4, 2, 1], [1, 4, 2, 1]),
+            ([30, 4, 2, 2], [30, 2, 1, 2]),
+            ([36, 4, 2, 2], [3, 1, 2, 1]),
+            ([300, 2, 1, 1], [1, 1, 1, 1]),
+        ] {
+            for (dtype, place) in [(F, DENSE), (F, GAPS), (F, PERMUTED), (H, GAPS)] {
+                let ne_b = [0, 1, 2, 3].map(|i| ne[i] / repeats[i]);
+                let a = Case::random(dtype, ne, place, 4.0, &mut rng);
+                let b = Case::of(dtype, ne_b, place, || rng.unit() + 2.0);
+                let mut dst = Case::zeros(dtype, ne, GAPS);
+                dst.values = indices(ne).map(|at| f(a.value(at), b.value(at))).collect();
+                let src = [a, b];
+                let op = (kernel, [0; 16]);
+                bench.check(op, &dst, &src, false, limit(dtype));
+                bench.check(op, &dst, &src, true, limit(dtype));
+            }
+        }
+    }
+}
+
+#[test]
+fn quotients_keep_signs_zeros_and_infinities() {
+    let mut bench = Bench::new();
+    let a = [1.0_f32, -1.0, 1.0, -1.0, 3.0, 5.0, 1e30, 1e-30];
+    let b = [0.0_f32, 0.0, -0.0, f32::INFINITY, -2.0, 1e-37, 1e30, 1e-30];
+    let case = |values: [f32; 8]| {
+        let mut next = values.into_iter();
+        Case::of(F, [8, 1, 1, 1], DENSE, || next.next().unwrap())
+    };
+    let dst = Case::zeros(F, [8, 1, 1, 1], DENSE);
+    let have = bench.run((KERNEL_DIV, [0; 16]), &dst, &[case(a), case(b)], false);
+    for ((a, b), have) in a.iter().zip(b).zip(have) {
+        let want = a / b;
+        let close = (have / want - 1.0).abs() < 1e-6;
+        assert!(have == want || close, "{a} / {b} is {want}, have {have}");
+    }
+}
+
+#[test]
+fn gated_units_take_two_sources_or_the_halves_of_one() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let functions: [(u32, Function); 3] = [
+        (KERNEL_SWIGLU, |x| x * sigmoid(x)),
+        (KERNEL_GEGLU, gelu),
+        (KERNEL_REGLU, |x| x.max(0.0)),
+    ];
+    for (kernel, f) in functions {
+        for ne in [[5, 7, 1, 1], [300, 2, 3, 2], [1536, 1, 1, 1]] {
+            for (dtype, place) in [(F, DENSE), (F, GAPS), (H, DENSE)] {
+                let mut dst = Case::zeros(dtype, ne, DENSE);
+                let a = Case::random(dtype, ne, place, 6.0, &mut rng);
+                let b = Case::random(dtype, ne, place, 6.0, &mut rng);
+                dst.values = a
+                    .values
+                    .iter()
+                    .zip(&b.values)
+                    .map(|(a, b)| f(*a) * b)
+                    .collect();
+                let src = [a, b];
+                bench.check((kernel, [0; 16]), &dst, &src, false, limit(dtype));
+                bench.check((kernel, [0; 16]), &dst, &src, true, limit(dtype));
+                let wide = [2 * ne[0], ne[1], ne[2], ne[3]];
+                let both = Case::random(dtype, wide, place, 6.0, &mut rng);
+                for swapped in [0, 1] {
+                    let mut params = [0; 16];
+                    params[1] = swapped;
+                    let [first, second] = if swapped == 1 { [ne[0], 0] } else { [0, ne[0]] };
+                    let half = |at: [usize; 4], shift: usize| {
+                        both.value([at[0] + shift, at[1], at[2], at[3]])
+                    };
+                    dst.values = indices(ne)
+                        .map(|at| f(half(at, first)) * half(at, second))
+                        .collect();
+                    let src = std::slice::from_ref(&both);
+                    bench.check((kernel, params), &dst, src, false, limit(dtype));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Norms, sums, softmax and rotations against ggml's definitions in f64.
+
+use hexagon_ops::wire::*;
+
+use crate::common::Rng;
+use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Params, Tensor as Case, floats, indices, limit};
+
+const F: u32 = TYPE_F32;
+const H: u32 = TYPE_F16;
+const SHAPES: [[usize; 4]; 5] = [
+    [1, 1, 1, 1],
+    [33, 5, 1, 1],
+    [576, 3, 2, 1],
+    [257, 2, 3, 2],
+    [64, 9, 4, 1],
+];
+
+/// Rows of `n` values changed by `f`.
+fn by_row(values: &[f64], n: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    values.chunks(n).flat_map(f).collect()
+}
+
+#[test]
+fn norms_divide_rows_by_their_measure() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    type Norm = fn(&[f64], f64) -> Vec<f64>;
+    let norms: [(u32, Norm); 3] = [
+        (KERNEL_RMS_NORM, |row, eps| {
+            let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
+            row.iter().map(|x| x / (mean + eps).sqrt()).collect()
+        }),
+        (KERNEL_NORM, |row, eps| {
+            let mean = row.iter().sum::<f64>() / row.len() as f64;
+            let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
+            row.iter()
+                .map(|x| (x - mean) / (variance + eps).sqrt())
+                .collect()
+        }),
+        (KERNEL_L2_NORM, |row, eps| {
+            let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+            row.iter().map(|x| x / length.max(eps)).collect()
+        }),
+    ];
+    for (kernel, f) in norms {
+        for ne in SHAPES {
+            for (dtype, place, eps) in [
+                (F, DENSE, 1e-6),
+                (F, GAPS, 1e-5),
+                (F, PERMUTED, 0.1),
+                (H, DENSE, 10.0),
+            ] {
+                let src = Case::random(dtype, ne, place, 3.0, &mut rng);
+                let mut dst = Case::zeros(dtype, ne, DENSE);
+                let eps64 = f64::from(eps);
+                dst.values = by_row(&src.values, ne[0], |row| f(row, eps64));
+                let op = (kernel, floats(&[eps]));
+                bench.check(op, &dst, std::slice::from_ref(&src), false, limit(dtype));
+                bench.check(op, &dst, &[src], true, limit(dtype));
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_summed() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for ne in SHAPES {
+        for place in [DENSE, GAPS, PERMUTED] {
+            // Positive, so that sums do not cancel.
+            let src = Case::of(F, ne, place, || rng.unit() + 1.0);
+            let mut dst = Case::zeros(F, [1, ne[1], ne[2], ne[3]], DENSE);
+            dst.values = by_row(&src.values, ne[0], |row| vec![row.iter().sum()]);
+            bench.check((KERNEL_SUM_ROWS, [0; 16]), &dst, &[src], false, limit(F));
+        }
+    }
+}
+
+/// ggml's slope of an attention head.
+fn slope(head: usize, n_heads: usize, max_bias: f64) -> f64 {
+    if max_bias <= 0.0 {
+        return 1.0;
+    }
+    let power = 1 << n_heads.ilog2();
+    let base = |bias: f64| 2_f64.powf(-bias / f64::from(power));
+    let low = usize::try_from(power).unwrap();
+    if head < low {
+        base(max_bias).powf((head + 1) as f64)
+    } else {
+        base(max_bias / 2.0).powf((2 * (head - low) + 1) as f64)
+    }
+}
+
+#[test]
+fn softmax_takes_masks_slopes_and_sinks() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for ne in [[1, 1, 1, 1], [33, 5, 3, 1], [300, 4, 6, 2], [1024, 1, 9, 1]] {
+        for (mask_type, max_bias, has_sinks, scale) in [
+            (0, 0.0, false, 1.0),
+            (F, 0.0, false, 0.1),
+            (H, 8.0, false, 0.5),
+            (F, 8.0, true, 1.0),
+            (0, 0.0, true, 0.125),
+        ] {
+            let src = Case::random(F, ne, if ne[1] == 5 { GAPS } else { DENSE }, 10.0, &mut rng);
+            let none = Case::none();
+            let mask = match mask_type {
+                0 => none.clone(),
+                dtype => {
+                    let mut count = 0;
+                    // A third is masked, never a whole row.
+                    Case::of(dtype, [ne[0], ne[1] + 3, 1, ne[3]], DENSE, || {
+                        count += 1;
+                        if count % 3 == 2 {
+                            f32::NEG_INFINITY
+                        } else {
+                            rng.unit()
+                        }
+                    })
+                }
+            };
+            let sinks = if has_sinks {
+                Case::random(F, [ne[2], 1, 1, 1], DENSE, 5.0, &mut rng)
+            } else {
+                none
+            };
+            let mut dst = Case::zeros(F, ne, DENSE);
+            dst.values = indices([1, ne[1], ne[2], ne[3]])
+                .flat_map(|[_, i1, i2, i3]| {
+                    let slope = slope(i2, ne[2], f64::from(max_bias));
+                    let x: Vec<f64> = (0..ne[0])
+                        .map(|i| {
+                            let mask = if mask.values.is_empty() {
+                                0.0
+                            } else {
+                                slope * mask.value([i, i1, i2, i3])
+                            };
+                            src.value([i, i1, i2, i3]) * f64::from(scale) + mask
+                        })
+                        .collect();
+                    let sink = has_sinks.then(|| sinks.value([i2, 0, 0, 0]));
+                    let most = x.iter().copied().chain(sink).fold(f64::MIN, f64::max);
+                    let exp: Vec<f64> = x.iter().map(|x| (x - most).exp()).collect();
+                    let sink = sink.map_or(0.0, |sink| (sink - most).exp());
+                    let sum = exp.iter().sum::<f64>() + sink;
+                    exp.into_iter().map(move |e| e / sum).collect::<Vec<_>>()
+                })
+                .collect();
+            let op = (KERNEL_SOFT_MAX, floats(&[scale, max_bias]));
+            let src = [src, mask, sinks];
+            // Arguments up to 20 lose 2^-24 of themselves before the exponential.
+            bench.check(op, &dst, &src, false, 5e-12);
+            bench.check(op, &dst, &src, true, 5e-12);
+        }
+    }
+}
+
+/// A rotation.
+#[derive(Clone, Copy)]
+struct Rope {
+    n_dims: usize,
+    mode: u32,
+    first: usize,
+    base: f32,
+    scale: f32,
+    ext: f32,
+    attn: f32,
+}
+
+impl Rope {
+    fn params(&self) -> Params {
+        let mut params = [0; 16];
+        params[1] = u32::try_from(self.n_dims).unwrap();
+        params[2] = self.mode;
+        params[4] = 4096;
+        let values = [self.base, self.scale, self.ext, self.attn, 32.0, 1.0];
+        for (param, value) in params[5..].iter_mut().zip(values) {
+            *param = value.to_bits();
+        }
+        params[15] = u32::try_from(self.first).unwrap();
+        params
+    }
+
+    /// (Cosine, sine) of pair `j` at a position. The angle is the product of f32 numbers that ggml takes.
+    fn turn(&self, position: f32, j: usize, factor: f32) -> (f64, f64) {
+        let n_dims = self.n_dims as f64;
+        #[expect(clippy::cast_possible_truncation, reason = "as ggml rounds it")]
+        let step = f64::from(self.base).powf(-2.0 / n_dims) as f32;
+        let theta = (0..j).fold(position, |theta, _| theta * step) / factor;
+        let (theta, scale) = (f64::from(theta), f64::from(self.scale));
+        let (mut angle, mut magnitude) = (theta * scale, f64::from(self.attn));
+        if self.ext != 0.0 {
+            let dim = |turns: f64| {
+                let ratio = (4096.0 / (turns * std::f64::consts::TAU)).ln();
+                n_dims * ratio / (2.0 * f64::from(self.base).ln())
+            };
+            let low = dim(32.0).floor().max(0.0);
+            let high = dim(1.0).ceil().min(n_dims - 1.0);
+            let ramp = ((j as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            let mix = (1.0 - ramp) * f64::from(self.ext);
+            angle = angle * (1.0 - mix) + theta * mix;
+            magnitude *= 1.0 + 0.1 * (1.0 / scale).ln();
+        }
+        (angle.cos() * magnitude, angle.sin() * magnitude)
+    }
+}
+
+#[test]
+fn rope_turns_pairs_by_their_positions() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let plain = Rope {
+        n_dims: 64,
+        mode: 0,
+        first: 0,
+        base: 10000.0,
+        scale: 1.0,
+        ext: 0.0,
+        attn: 1.0,
+    };
+    let yarn = Rope {
+        scale: 0.25,
+        ext: 1.0,
+        attn: 1.2,
+        ..plain
+    };
+    for rope in [
+        plain,
+        Rope {
+            n_dims: 34,
+            ..plain
+        },
+        Rope {
+            n_dims: 20,
+            first: 6,
+            base: 1e6,
+            ..plain
+        },
+        yarn,
+        Rope { ext: 0.5, ..yarn },
+    ] {
+        for mode in [0, 2] {
+            for (ne, place, dtype, has_factors) in [
+                ([64, 3, 2, 1], DENSE, F, false),
+                ([64, 9, 5, 2], GAPS, F, true),
+                ([80, 4, 7, 1], PERMUTED, F, false),
+                ([64, 2, 3, 1], DENSE, H, true),
+            ] {
+                let rope = Rope { mode, ..rope };
+                let src = Case::random(dtype, ne, place, 2.0, &mut rng);
+                let mut next = 0.0;
+                let positions = Case::of(TYPE_I32, [ne[2], 1, 1, 1], DENSE, || {
+                    next += 1.0 + 700.0 * (rng.unit() + 1.0).floor();
+                    next
+                });
+                let half = rope.n_dims / 2;
+                let factors = if has_factors {
+                    Case::of(F, [half, 1, 1, 1], DENSE, || rng.unit() + 2.0)
+                } else {
+                    Case::none()
+                };
+                let mut dst = Case::zeros(dtype, ne, DENSE);
+                dst.values = indices(ne)
+                    .map(|[i, i1, i2, i3]| {
+                        let x = |i: usize| src.value([i, i1, i2, i3]);
+                        if i < rope.first || i >= rope.first + rope.n_dims {
+                            return x(i);
+                        }
+                        let k = i - rope.first;
+                        let (j, partner, second) = if mode == 0 {
+                            (k / 2, (k ^ 1) + rope.first, k % 2 == 1)
+                        } else {
+                            (k % half, (k + half) % rope.n_dims + rope.first, k >= half)
+                        };
+                        #[expect(clippy::cast_possible_truncation, reason = "they are f32")]
+                        let (position, factor) = (
+                            positions.value([i2, 0, 0, 0]) as f32,
+                            if has_factors {
+                                factors.value([j, 0, 0, 0]) as f32
+                            } else {
+                                1.0
+                            },
+                        );
+                        let (c, s) = rope.turn(position, j, factor);
+                        let other = x(partner);
+                        if second {
+                            other * s + x(i) * c
+                        } else {
+                            x(i) * c - other * s
+                        }
+                    })
+                    .collect();
+                let op = (KERNEL_ROPE, rope.params());
+                let src = [src, positions, factors];
+                // YaRN mixes angles of up to 5000 in f32: 2^-24 of them, squared.
+                let limit = if rope.ext == 0.0 && rope.scale == 1.0 {
+                    limit(dtype)
+                } else {
+                    1.3e-7
+                };
+                bench.check(op, &dst, &src, false, limit);
+                bench.check(op, &dst, &src, true, limit);
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Tensors in the memory of a host: strides, gaps, types; operations on them through the ring, and what they leave alone.
+
+use half::f16;
+use hexagon_ops::layout::WeightType;
+use hexagon_ops::wire::{self, Command, SOURCES, TensorOp};
+
+use crate::common::{Rng, block_values, nmse, random_block};
+use crate::driver::{Host, Memory};
+
+/// Bytes of the buffer that all tensors of a case are in.
+const BYTES: usize = 1 << 21;
+/// What memory holds where nothing was put.
+const UNTOUCHED: u8 = 0xa5;
+
+/// A tensor and its exact values in ggml's order.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    pub wire: wire::Tensor,
+    pub ne: [usize; 4],
+    pub values: Vec<f64>,
+    bytes: Vec<u8>,
+}
+
+/// How a tensor's elements are placed.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Dimensions from the smallest stride to the largest.
+    pub order: [usize; 4],
+    /// Elements (blocks) that are left out behind each dimension.
+    pub gap: usize,
+}
+
+pub const DENSE: Place = Place {
+    order: [0, 1, 2, 3],
+    gap: 0,
+};
+pub const GAPS: Place = Place {
+    order: [0, 1, 2, 3],
+    gap: 3,
+};
+pub const PERMUTED: Place = Place {
+    order: [0, 2, 1, 3],
+    gap: 0,
+};
+pub const TRANSPOSED: Place = Place {
+    order: [1, 0, 2, 3],
+    gap: 0,
+};
+
+fn block(dtype: u32) -> (usize, usize) {
+    match dtype {
+        wire::TYPE_F32 | wire::TYPE_I32 => (1, 4),
+        wire::TYPE_F16 => (1, 2),
+        wire::TYPE_I64 => (1, 8),
+        wire::TYPE_Q8_0 => (32, 34),
+        _ => (32, 18),
+    }
+}
+
+impl Tensor {
+    /// A tensor of zeros.
+    pub fn zeros(dtype: u32, ne: [usize; 4], place: Place) -> Self {
+        let (elems, size) = block(dtype);
+        let counts = [ne[0] / elems, ne[1], ne[2], ne[3]];
+        let mut nb = [0; 4];
+        let mut stride = size;
+        for dim in place.order {
+            nb[dim] = stride;
+            stride = stride * counts[dim] + place.gap * size;
+            // Gaps belong to rows and planes, not to elements.
+            if dim == 0 && place.gap > 0 {
+                stride = stride.next_multiple_of(size);
+            }
+        }
+        let bytes = size + (0..4).map(|i| (counts[i] - 1) * nb[i]).sum::<usize>();
+        Self {
+            wire: wire::Tensor {
+                buffer: 0,
+                dtype,
+                offset: 0,
+                ne: ne.map(|n| u32::try_from(n).unwrap()),
+                nb: nb.map(|n| n as u64),
+            },
+            ne,
+            values: vec![0.0; ne.iter().product()],
+            bytes: vec![UNTOUCHED; bytes],
+        }
+    }
+
+    /// A source that is absent.
+    pub fn none() -> Self {
+        Self {
+            values: Vec::new(),
+            ..Self::zeros(wire::TYPE_F32, [1; 4], DENSE)
+        }
+    }
+
+    /// A tensor of numbers that `f` gives.
+    pub fn of(dtype: u32, ne: [usize; 4], place: Place, mut f: impl FnMut() -> f32) -> Self {
+        let mut tensor = Self::zeros(dtype, ne, place);
+        for index in 0..tensor.values.len() {
+            let at = tensor.at(index);
+            let x = f();
+            let (value, bytes): (f64, Vec<u8>) = match dtype {
+                wire::TYPE_F32 => (f64::from(x), x.to_le_bytes().to_vec()),
+                wire::TYPE_F16 => {
+                    let half = f16::from_f32(x);
+                    (half.to_f64(), half.to_le_bytes().to_vec())
+                }
+                #[expect(clippy::cast_possible_truncation, reason = "numbers of rows")]
+                wire::TYPE_I32 => (f64::from(x), (x as i32).to_le_bytes().to_vec()),
+                #[expect(clippy::cast_possible_truncation, reason = "numbers of rows")]
+                wire::TYPE_I64 => (f64::from(x), (x as i64).to_le_bytes().to_vec()),
+                _ => unreachable!("blocks are random"),
+            };
+            tensor.values[index] = value;
+            tensor.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        tensor
+    }
+
+    /// A tensor of numbers in [-scale, scale).
+    pub fn random(dtype: u32, ne: [usize; 4], place: Place, scale: f32, rng: &mut Rng) -> Self {
+        let weight = match dtype {
+            wire::TYPE_Q8_0 => WeightType::Q8_0,
+            wire::TYPE_Q4_0 => WeightType::Q4_0,
+            _ => return Self::of(dtype, ne, place, || scale * rng.unit()),
+        };
+        let mut tensor = Self::zeros(dtype, ne, place);
+        for index in (0..tensor.values.len()).step_by(32) {
+            let at = tensor.at(index);
+            let bytes = random_block(weight, rng);
+            tensor.values[index..index + 32].copy_from_slice(&block_values(weight, &bytes));
+            tensor.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        tensor
+    }
+
+    /// Byte of element (block) `index` in ggml's order.
+    fn at(&self, index: usize) -> usize {
+        let mut rest = index;
+        let mut at = 0;
+        for (i, (n, nb)) in self.ne.into_iter().zip(self.wire.nb).enumerate() {
+            let unit = if i == 0 { block(self.wire.dtype).0 } else { 1 };
+            at += rest % n / unit * usize::try_from(nb).unwrap();
+            rest /= n;
+        }
+        at
+    }
+
+    /// The value at an index, each taken modulo its dimension.
+    pub fn value(&self, at: [usize; 4]) -> f64 {
+        let [n0, n1, n2, n3] = self.ne;
+        let [i0, i1, i2, i3] = [at[0] % n0, at[1] % n1, at[2] % n2, at[3] % n3];
+        self.values[((i3 * n2 + i2) * n1 + i1) * n0 + i0]
+    }
+
+    /// Values that bytes of this tensor's form hold.
+    fn decode(&self, bytes: &[u8]) -> Vec<f32> {
+        let decode = |index: usize| {
+            let at = self.at(index);
+            match self.wire.dtype {
+                wire::TYPE_F32 => f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()),
+                wire::TYPE_F16 => {
+                    f16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()).to_f32()
+                }
+                wire::TYPE_Q8_0 => {
+                    let values = block_values(WeightType::Q8_0, &bytes[at..at + 34]);
+                    #[expect(clippy::cast_possible_truncation, reason = "for comparison")]
+                    let value = values[index % 32] as f32;
+                    value
+                }
+                _ => unreachable!("no such results"),
+            }
+        };
+        (0..self.values.len()).map(decode).collect()
+    }
+}
+
+/// A call of `f` for every index of dimensions `ne`, in ggml's order.
+pub fn indices(ne: [usize; 4]) -> impl Iterator<Item = [usize; 4]> {
+    let [n0, n1, n2, n3] = ne;
+    (0..n0 * n1 * n2 * n3).map(move |i| {
+        let rows = i / n0;
+        [i % n0, rows % n1, rows / n1 % n2, rows / n1 / n2]
+    })
+}
+
+/// A host with one buffer.
+pub struct Bench {
+    pub host: Host,
+    pub buffer: u32,
+    pub memory: Memory,
+}
+
+/// Parameters of an operation, as ggml stores them.
+pub type Params = [u32; 16];
+
+/// Parameters that are f32.
+pub fn floats(values: &[f32]) -> Params {
+    let mut params = [0; 16];
+    for (param, value) in params.iter_mut().zip(values) {
+        *param = value.to_bits();
+    }
+    params
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let mut host = Host::new();
+        let (buffer, memory) = host.buffer(BYTES);
+        Self {
+            host,
+            buffer,
+            memory,
+        }
+    }
+
+    /// Places the tensors in memory; the operation on them.
+    pub fn place(
+        &mut self,
+        (kernel, params): (u32, Params),
+        dst: &Tensor,
+        src: &[Tensor],
+        in_place: bool,
+    ) -> TensorOp {
+        self.memory.put(0, &vec![UNTOUCHED; BYTES]);
+        // Not at the start of a line, and aligned to 8.
+        let mut next = 40;
+        let mut put = |tensor: &Tensor, memory: Memory| {
+            let offset = next;
+            memory.put(offset, &tensor.bytes);
+            next = (offset + tensor.bytes.len()).next_multiple_of(8) + 8;
+            wire::Tensor {
+                buffer: self.buffer,
+                offset: offset as u64,
+                ..tensor.wire
+            }
+        };
+        let none: wire::Tensor = bytemuck::Zeroable::zeroed();
+        let mut sources = [none; SOURCES];
+        for (source, tensor) in sources.iter_mut().zip(src) {
+            // An absent source has no elements.
+            if !tensor.values.is_empty() {
+                *source = put(tensor, self.memory);
+            }
+        }
+        let dst = if in_place {
+            sources[0]
+        } else {
+            put(dst, self.memory)
+        };
+        TensorOp {
+            kernel,
+            reserved: 0,
+            params,
+            dst,
+            src: sources,
+        }
+    }
+
+    /// Runs an operation; its results in ggml's order. Nothing else may have changed.
+    pub fn run(
+        &mut self,
+        op: (u32, Params),
+        dst: &Tensor,
+        src: &[Tensor],
+        in_place: bool,
+    ) -> Vec<f32> {
+        let body = self.place(op, dst, src, in_place);
+        let before: Vec<u8> = self.memory.get(0, BYTES);
+        let completion = self.host.run(&[Command::new(0, &body)]);
+        assert_eq!(
+            (completion.status, completion.detail),
+            (0, 0),
+            "kernel {} on {dst:?}",
+            op.0
+        );
+        let after: Vec<u8> = self.memory.get(0, BYTES);
+        let start = usize::try_from(body.dst.offset).unwrap();
+        let dst = if in_place { &src[0] } else { dst };
+        let values = dst.decode(&after[start..start + dst.bytes.len()]);
+        // The result's elements put back: all must be as before.
+        let mut restored = after;
+        let (unit, size) = block(dst.wire.dtype);
+        for index in (0..dst.values.len()).step_by(unit) {
+            let at = start + dst.at(index);
+            restored[at..at + size].copy_from_slice(&before[at..at + size]);
+        }
+        assert!(restored == before, "kernel {} wrote beside {dst:?}", op.0);
+        values
+    }
+
+    /// What a result would be in memory where nothing was put.
+    pub fn untouched(&self, tensor: &Tensor) -> Vec<f32> {
+        tensor.decode(&vec![UNTOUCHED; tensor.bytes.len()])
+    }
+
+    /// Runs an operation that must be refused with `detail`; nothing may change.
+    pub fn refused(&mut self, op: (u32, Params), dst: &Tensor, src: &[Tensor], detail: u32) {
+        let body = self.place(op, dst, src, false);
+        self.refused_body(&body, detail, "operands");
+    }
+
+    /// As [`Self::refused`], for what [`Self::place`] returned.
+    pub fn refused_body(&mut self, body: &TensorOp, detail: u32, what: &str) {
+        let before: Vec<u8> = self.memory.get(0, BYTES);
+        let completion = self.host.run(&[Command::new(0, body)]);
+        assert_eq!(
+            (completion.status, completion.detail, completion.done),
+            (wire::STATUS_BAD_COMMAND, detail, 0),
+            "{what} of kernel {}",
+            body.kernel
+        );
+        assert!(self.memory.get::<u8>(0, BYTES) == before, "{what} wrote");
+    }
+
+    /// Runs an operation and compares.
+    pub fn check(
+        &mut self,
+        op: (u32, Params),
+        dst: &Tensor,
+        src: &[Tensor],
+        in_place: bool,
+        limit: f64,
+    ) {
+        let have = self.run(op, dst, src, in_place);
+        let error = nmse(&have, &dst.values);
+        assert!(
+            error <= limit,
+            "kernel {} {:?} of {:?} in place {in_place}: {error:e} above {limit:e}, {:?}",
+            op.0,
+            dst.wire,
+            src.iter().map(|s| s.wire).collect::<Vec<_>>(),
+            have.iter()
+                .zip(&dst.values)
+                .find(|(h, w)| (f64::from(**h) - **w).abs() > 1e-3 * w.abs() + 1e-3)
+        );
+    }
+}
+
+/// Largest NMSE of a result: rounding to the result's type, or of a few f32 operations (each 2^-24, squared).
+pub fn limit(dtype: u32) -> f64 {
+    match dtype {
+        // Half a unit of 2^-11, squared.
+        wire::TYPE_F16 => 1.2e-7,
+        _ => 1e-12,
+    }
+}
