@@ -51,7 +51,7 @@ impl Peer {
             return None;
         }
         let at = self.layout.command(self.taken);
-        let words: [u32; 64] = std::array::from_fn(|i| self.load(at + 4 * i));
+        let words: [u32; size_of::<Command>() / 4] = std::array::from_fn(|i| self.load(at + 4 * i));
         self.taken = self.taken.wrapping_add(1);
         self.store(wire::TAKEN, self.taken);
         Some(bytemuck::cast(words))
