@@ -44,6 +44,12 @@ impl<'a> View<'a> {
         Ok(Self { bytes, shape })
     }
 
+    /// A tensor without bytes, for kernels that only check their operands.
+    #[must_use]
+    pub const fn described(shape: Shape) -> Self {
+        Self { bytes: &[], shape }
+    }
+
     /// Bytes from an offset on; nothing behind the end.
     fn tail(&self, at: usize) -> &'a [u8] {
         self.bytes.get(at..).unwrap_or_default()
@@ -201,6 +207,20 @@ impl<'a> ViewMut<'a> {
             shape,
             base: 0,
             order,
+        })
+    }
+
+    /// A tensor without bytes: kernels check their operands, and find no rows to write.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn described(shape: Shape) -> Result<Self> {
+        Ok(Self {
+            bytes: &mut [],
+            shape,
+            base: 0,
+            order: shape.row_order().ok_or(Error::Operand)?,
+            rows: 0..0,
         })
     }
 

@@ -8,6 +8,7 @@ use core::ops::Range;
 use super::Platform;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, OPERAND, RESERVED, SHAPE, TYPE};
 use super::region::invalidate_edges;
+use crate::error::Error;
 use crate::layout::LINE_BYTES;
 use crate::ops::elementwise::{Binary, Glu, Unary};
 use crate::ops::rows::{Norm, Rope, RopePairs, SoftMax};
@@ -27,8 +28,18 @@ struct Checked {
     span: Span,
 }
 
-/// Checks a tensor; `None` if there is none.
+/// Checks a tensor and where it lies; `None` if there is none.
 fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failure> {
+    let Some(shape) = shape_of(tensor)? else {
+        return Ok(None);
+    };
+    let bytes = shape.bytes().ok_or(Failure::bad(BOUNDS))?;
+    let span = memory.span(tensor.buffer, tensor.offset, bytes as u64)?;
+    Ok(Some(Checked { shape, span }))
+}
+
+/// Checks a tensor's type, dimensions and strides; `None` if there is none.
+fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> {
     let dtype = match tensor.dtype {
         wire::TYPE_NONE => {
             let empty = wire::Tensor {
@@ -82,9 +93,38 @@ fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failu
             *nb = usize::try_from(have).map_err(|_| bounds)?;
         }
     }
-    let bytes = shape.bytes().ok_or(bounds)?;
-    let span = memory.span(tensor.buffer, tensor.offset, bytes as u64)?;
-    Ok(Some(Checked { shape, span }))
+    Ok(Some(shape))
+}
+
+/// Whether [`wire::OP_TENSOR`] takes these types, dimensions, strides and parameters. Buffers and offsets are not looked
+/// at, but to see which sources are the result's own memory.
+///
+/// # Errors
+/// What the command would be answered with.
+pub fn accepts(body: &wire::TensorOp) -> Result<(), Failure> {
+    let operand = Failure::bad(OPERAND);
+    let op = op(body)?;
+    let mut dst = shape_of(&body.dst)?.ok_or(operand)?;
+    let mut src = [None; SOURCES];
+    for (src, tensor) in src.iter_mut().zip(&body.src) {
+        *src = shape_of(tensor)?;
+    }
+    if let (Op::Copy, Some(src)) = (&op, &mut src[0]) {
+        sort_dimensions(&mut dst, src);
+    }
+    let mut sources = [Source::None; SOURCES];
+    for (i, source) in sources.iter_mut().enumerate() {
+        *source = match src[i] {
+            None => Source::None,
+            Some(_) if body.src[i] == body.dst => Source::InPlace,
+            Some(shape) => Source::Apart(View::described(shape)),
+        };
+    }
+    match run(&Engine::new(1), &op, ViewMut::described(dst)?, &sources) {
+        // The last thing that a kernel checks, and there are no indices here.
+        Ok(()) | Err(Error::Index { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The operation that a command names, with its parameters.
