@@ -5,7 +5,7 @@ mod rope;
 mod soft_max;
 
 pub use norm::{Norm, norm, sum_rows};
-pub use rope::{Rope, RopePairs, rope};
+pub use rope::{Rope, RopePairs, SectionOrder, Sections, rope};
 pub use soft_max::{SoftMax, soft_max};
 
 use super::elementwise::load;

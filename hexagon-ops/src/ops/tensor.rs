@@ -12,7 +12,9 @@ use crate::error::{Error, Result};
 use crate::layout::LINE_BYTES;
 use crate::rt::Engine;
 
+mod block;
 mod convert;
+mod raw;
 mod shape;
 
 pub use shape::{Shape, Type};
@@ -158,6 +160,12 @@ impl Row<'_> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The result's type.
+    #[must_use]
+    pub fn dtype(&self) -> Type {
+        self.shape.dtype
     }
 
     /// Writes elements from `k` on, rounded to the result's type.

@@ -10,7 +10,7 @@ pub struct Tensor {
     pub buffer: u32,
     /// `TYPE_*`; [`TYPE_NONE`] if there is no such tensor, and zeros in all other fields then.
     pub dtype: u32,
-    /// Byte offset of the first element, a multiple of its size (of a block: of 2).
+    /// Byte offset of the first element, a multiple of its size (of a block: of 2, of [`TYPE_MXFP4`]'s: of 1).
     pub offset: u64,
     /// Elements in dimensions 0 to 3.
     pub ne: [u32; 4],
@@ -32,6 +32,23 @@ pub const TYPE_I64: u32 = 4;
 pub const TYPE_Q8_0: u32 = 5;
 /// [`Tensor::dtype`]: ggml `block_q4_0`, 18 bytes for 32 elements.
 pub const TYPE_Q4_0: u32 = 6;
+
+/// [`Tensor::dtype`]: the upper half of an f32.
+pub const TYPE_BF16: u32 = 7;
+/// [`Tensor::dtype`]: i16, which is moved and not computed with.
+pub const TYPE_I16: u32 = 8;
+/// [`Tensor::dtype`]: i8, which is moved and not computed with.
+pub const TYPE_I8: u32 = 9;
+/// [`Tensor::dtype`]: ggml `block_q4_1`, 20 bytes for 32 elements.
+pub const TYPE_Q4_1: u32 = 10;
+/// [`Tensor::dtype`]: ggml `block_q5_0`, 22 bytes for 32 elements.
+pub const TYPE_Q5_0: u32 = 11;
+/// [`Tensor::dtype`]: ggml `block_q5_1`, 24 bytes for 32 elements.
+pub const TYPE_Q5_1: u32 = 12;
+/// [`Tensor::dtype`]: ggml `block_iq4_nl`, 18 bytes for 32 elements.
+pub const TYPE_IQ4_NL: u32 = 13;
+/// [`Tensor::dtype`]: ggml `block_mxfp4`, 17 bytes for 32 elements.
+pub const TYPE_MXFP4: u32 = 14;
 
 /// Most sources of an operation.
 pub const SOURCES: usize = 3;
@@ -94,4 +111,5 @@ kernels! {
     KERNEL_COPY = 30, "src0 in the result's type, strides and shape, element by element";
     KERNEL_CONCAT = 31, "src0 then src1 along dimension param 0";
     KERNEL_REPEAT = 32, "src0 again and again in all dimensions";
+    KERNEL_ROPE_BACK = 33, "[`KERNEL_ROPE`] with the opposite angles";
 }
