@@ -70,7 +70,7 @@ pub fn check_indices(ids: &View<'_>, limit: usize) -> Result<()> {
 }
 
 /// An index that [`check_indices`] has seen.
-fn checked(id: i64) -> usize {
+pub(super) fn checked(id: i64) -> usize {
     usize::try_from(id).unwrap_or(0)
 }
 

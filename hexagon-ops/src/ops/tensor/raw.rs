@@ -1,5 +1,7 @@
 //! Elements moved as they are, bit by bit: between rows of one type.
 
+use core::ops::Range;
+
 use super::{Row, View};
 
 impl Row<'_> {
@@ -37,6 +39,20 @@ impl Row<'_> {
                 }
             }
             (to, left, from) = (to + count, left - count, 0);
+        }
+    }
+}
+
+impl Row<'_> {
+    /// Writes zeros to elements `range`, whole blocks of block types.
+    #[inline(always)]
+    pub fn clear(&mut self, range: Range<usize>) {
+        let (block, size) = (self.shape.dtype.block(), self.shape.dtype.block_bytes());
+        let stride = self.shape.nb[0].max(size);
+        for i in range.start / block..range.end / block {
+            if let Some(bytes) = self.bytes.get_mut(i * stride..i * stride + size) {
+                bytes.fill(0);
+            }
         }
     }
 }
