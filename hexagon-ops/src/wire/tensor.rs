@@ -1,4 +1,57 @@
 //! Operations on tensors in ggml's own layouts: everything but the products with packed weights.
+//!
+//! # Kernels
+//!
+//! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of blocks; *writable* is that
+//! without MXFP4; *any* is every type. Types of a row of this table may differ from each other unless it says *same*. `d`, `a`,
+//! `b`, `c` are the dimensions of the result and the three sources; a `*` is any number. Parameters are words of `params`,
+//! ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; what is not listed is not read.
+//!
+//! | number | kernel | result | src0 | src1, src2 | shapes | parameters |
+//! |---|---|---|---|---|---|---|
+//! | 1–4 | ADD SUB MUL DIV | float | float | float | a = d, b divides d in each dimension | |
+//! | 5 | SCALE | float | float | | a = d | f0 factor, f1 bias |
+//! | 6 | CLAMP | float | float | | a = d | f0 low, f1 high |
+//! | 7–18, 34–44, 46–48 | unary functions | float | float | | a = d | |
+//! | 45 | XIELU | float | float | | a = d | f1 alpha_n, f2 alpha_p, f3 beta, f4 eps |
+//! | 49 | LEAKY_RELU | float | float | | a = d | f0 slope |
+//! | 19–21, 50, 51 | SWIGLU GEGLU REGLU GEGLU_ERF GEGLU_QUICK | float | float | float or none | a = b = d, or a = (2 d0, d1, d2, d3) | i1 swapped |
+//! | 52 | SWIGLU_OAI | float | float | float or none | as above | i1 swapped, f2 alpha, f3 limit |
+//! | 53 | SWIGLU_CLAMP | float | float | float or none | as above | i1 swapped, f3 limit |
+//! | 22–24 | RMS_NORM NORM L2_NORM | float | float | | a = d | f0 eps |
+//! | 25, 54 | SUM_ROWS MEAN | float | float | | d = (1, a1, a2, a3) | |
+//! | 55 | SUM | float | float | | d = (1, 1, 1, 1) | |
+//! | 56 | CUMSUM | float | float | | a = d | |
+//! | 26 | SOFT_MAX | F32 | float | mask: float or none; sinks: F32 or none | a = d; b0 = d0, b1 ≥ d1, b2 and b3 divide d2 and d3; c0 = d2 | f0 scale, f1 max_bias |
+//! | 27, 33 | ROPE ROPE_BACK | float | float | positions: I32 or I64; factors: float or none | a = d; b0 ≥ d2 (modes 8, 24, 40: 4 d2); c0 ≥ pairs | i1 n_dims, i2 mode (0, 2, 8, 24, 40), i4 n_ctx_orig, f5–f10, i11–i14 sections, i15 offset |
+//! | 28 | GET_ROWS | writable, or same as src0 | readable or any | numbers: I32 or I64 | d = (a0, b0, b1, b2), a2 = d2, a3 = d3, b3 = 1 | |
+//! | 29 | SET_ROWS | writable | float | numbers: I32 or I64 | a0 = d0, a2 = d2, a3 = d3, b0 = a1, b1 and b2 divide a2 and a3, b3 = 1 | |
+//! | 30 | COPY | writable, or same as src0 | readable or any | | as many elements, in ggml's order | |
+//! | 31 | CONCAT | writable, or same | readable or any | readable or any | a + b = d in dimension i0, a = b = d in the others | i0 dimension |
+//! | 32 | REPEAT | writable, or same as src0 | readable or any | | a divides d in each dimension | |
+//! | 57 | SSM_CONV | F32 | F32 | F32 | d = (a1, a0 - b0 + 1, a2, 1), b = (*, a1, 1, 1), a3 = 1 | |
+//! | 58 | ADD_ID | float | float | float; numbers: I32 or I64 | a = d, b = (d0, *, 1, 1), c = (d1, d2, 1, 1) | |
+//! | 59 | ARGSORT | I32, rows without gaps | F32 | | d0 ≤ a0, the others the same | i0 order |
+//! | 61 | PAD | any without blocks, same as src0 | any without blocks | | d ≥ a + front, unless circular | i0, i2, i4, i6 front, i8 circular |
+//! | 62 | ROLL | as PAD | as PAD | | | i0–i3 |
+//! | 63 | DIAG_MASK_INF | float | float | | a = d | i0 n_past |
+//! | 64 | TRI | float | float | | a = d | i0 type |
+//! | 65 | DIAG | float | float | | d = (a0, a0, a2, a3), a1 = 1 | |
+//! | 66 | FILL | float | none | | | f0 first value, f2 step |
+//!
+//! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at most. Where a type has blocks,
+//! rows of all operands of COPY and REPEAT are whole blocks.
+//!
+//! What has no kernel of its own: TOP_K is ARGSORT in descending order with k elements in the result's rows, ARGMAX the same
+//! with one; ADD1 is ADD; ACC and SET are a COPY of src0, then ADD (in place) or COPY on the part of the result that their
+//! parameters name; GROUP_NORM is NORM of a reshaped tensor; ARANGE is FILL; DUP, CPY and CONT are COPY. A type that is not
+//! listed below is copied as rows of I8.
+//!
+//! # Strides
+//!
+//! Sources have any strides, zero included. Rows of results are disjoint, and none lies inside another one; elements of a row
+//! may have gaps. Only for COPY between equal shapes without blocks may dimension 0 have a larger stride than the others. A
+//! source of 1–24, 26, 27, 30, 32–53, 56, 58, 63 and 64 may be the result itself: src0, for 1–4 and gated units src1 as well.
 
 use bytemuck::{Pod, Zeroable};
 

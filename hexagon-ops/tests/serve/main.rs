@@ -16,5 +16,6 @@ mod refusal;
 mod ring;
 mod rows;
 mod scan;
+mod seed;
 mod tensor;
 mod tensor_refusal;
