@@ -35,6 +35,7 @@
 //! [`describe`] puts them into words.
 
 mod detail;
+mod kernel;
 mod platform;
 mod product;
 mod region;

@@ -7,6 +7,7 @@ pub mod copy;
 pub mod elementwise;
 pub mod math;
 pub mod matmul;
+pub mod place;
 pub mod rows;
 mod run;
 pub mod tensor;

@@ -12,7 +12,9 @@ use crate::error::{Error, Result};
 use crate::layout::LINE_BYTES;
 use crate::rt::Engine;
 
+mod block;
 mod convert;
+mod raw;
 mod shape;
 
 pub use shape::{Shape, Type};
@@ -55,6 +57,18 @@ impl<'a> View<'a> {
         self.bytes.get(at..).unwrap_or_default()
     }
 
+    /// Row `at` as a tensor of its own.
+    #[must_use]
+    pub fn row(&self, at: [usize; 3]) -> Self {
+        let mut shape = self.shape;
+        shape.ne[1..].fill(1);
+        shape.nb[1..].fill(0);
+        Self {
+            bytes: self.tail(self.shape.row(at)),
+            shape,
+        }
+    }
+
     /// Elements `range` (at most [`CHUNK`]) of row `at` as f32. All indices are taken modulo the dimensions, which is
     /// how ggml repeats a tensor.
     #[inline(always)]
@@ -83,6 +97,15 @@ impl<'a> View<'a> {
             (done, k) = (done + count, 0);
         }
         &chunk[..len]
+    }
+
+    /// An element of an f32 tensor; indices as in [`Self::read`].
+    #[must_use]
+    #[inline(always)]
+    pub fn element(&self, k: usize, at: [usize; 3]) -> f32 {
+        let offset = self.shape.row(at) + k % self.shape.ne[0] * self.shape.nb[0];
+        let bytes = self.tail(offset).first_chunk();
+        bytes.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
     }
 
     /// An element of an index tensor (i32 or i64); indices as in [`Self::read`]. Negative: no index.
@@ -166,10 +189,27 @@ impl Row<'_> {
         self.len() == 0
     }
 
+    /// The result's type.
+    #[must_use]
+    pub fn dtype(&self) -> Type {
+        self.shape.dtype
+    }
+
     /// Writes elements from `k` on, rounded to the result's type.
     #[inline(always)]
     pub fn write(&mut self, k: usize, elems: &[f32]) {
         convert::write(self.shape, self.bytes, k, elems);
+    }
+
+    /// The elements of a row of i32 without gaps.
+    ///
+    /// # Errors
+    /// `Operand` if they are something else.
+    pub fn words(&mut self) -> Result<&mut [i32]> {
+        if self.shape.dtype != Type::I32 || !self.shape.has_dense_rows() {
+            return Err(Error::Operand);
+        }
+        bytemuck::try_cast_slice_mut(self.bytes).map_err(|_| Error::Operand)
     }
 
     /// Reads elements from `k` on that have been written.

@@ -3,15 +3,19 @@
 //! random bytes survived, corrupt rings closed.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
+mod block;
 #[path = "../common/mod.rs"]
 mod common;
 mod copy;
 mod driver;
 mod elementwise;
+mod place;
 mod product;
 mod random;
 mod refusal;
 mod ring;
 mod rows;
+mod scan;
+mod seed;
 mod tensor;
 mod tensor_refusal;
