@@ -43,7 +43,44 @@ fn kernel(op: Op) -> Option<(u32, usize)> {
         Op::Cpy | Op::Cont | Op::Dup => (wire::KERNEL_COPY, 1),
         Op::Concat => (wire::KERNEL_CONCAT, 2),
         Op::Repeat => (wire::KERNEL_REPEAT, 1),
-        Op::MulMat | Op::MulMatId => return None,
+        Op::Softplus => (wire::KERNEL_SOFTPLUS, 1),
+        Op::Hardswish => (wire::KERNEL_HARDSWISH, 1),
+        Op::Hardsigmoid => (wire::KERNEL_HARDSIGMOID, 1),
+        Op::Elu => (wire::KERNEL_ELU, 1),
+        Op::Step => (wire::KERNEL_STEP, 1),
+        Op::Sgn => (wire::KERNEL_SGN, 1),
+        Op::Expm1 => (wire::KERNEL_EXPM1, 1),
+        Op::Floor => (wire::KERNEL_FLOOR, 1),
+        Op::Ceil => (wire::KERNEL_CEIL, 1),
+        Op::Round => (wire::KERNEL_ROUND, 1),
+        Op::Trunc => (wire::KERNEL_TRUNC, 1),
+        Op::Xielu => (wire::KERNEL_XIELU, 1),
+        Op::Log => (wire::KERNEL_LOG, 1),
+        Op::Sin => (wire::KERNEL_SIN, 1),
+        Op::Cos => (wire::KERNEL_COS, 1),
+        Op::LeakyRelu => (wire::KERNEL_LEAKY_RELU, 1),
+        Op::GegluErf => (wire::KERNEL_GEGLU_ERF, 2),
+        Op::GegluQuick => (wire::KERNEL_GEGLU_QUICK, 2),
+        Op::SwigluOai => (wire::KERNEL_SWIGLU_OAI, 2),
+        Op::SwigluClamp => (wire::KERNEL_SWIGLU_CLAMP, 2),
+        Op::Mean => (wire::KERNEL_MEAN, 1),
+        Op::Sum => (wire::KERNEL_SUM, 1),
+        Op::Cumsum => (wire::KERNEL_CUMSUM, 1),
+        Op::SsmConv => (wire::KERNEL_SSM_CONV, 2),
+        Op::AddId => (wire::KERNEL_ADD_ID, 3),
+        Op::Argsort => (wire::KERNEL_ARGSORT, 1),
+        Op::Pad => (wire::KERNEL_PAD, 1),
+        Op::Roll => (wire::KERNEL_ROLL, 1),
+        Op::DiagMaskInf => (wire::KERNEL_DIAG_MASK_INF, 1),
+        Op::Tri => (wire::KERNEL_TRI, 1),
+        Op::Diag => (wire::KERNEL_DIAG, 1),
+        Op::RopeBack => (wire::KERNEL_ROPE_BACK, 3),
+        // One number, repeated.
+        Op::Add1 => (wire::KERNEL_ADD, 2),
+        Op::TopK => (wire::KERNEL_ARGSORT, 1),
+        // FILL's source says only where the result may go.
+        Op::Fill | Op::Arange => (wire::KERNEL_FILL, 0),
+        Op::MulMat | Op::MulMatId | Op::FlashAttnExt => return None,
     })
 }
 
@@ -53,10 +90,15 @@ fn kernel(op: Op) -> Option<(u32, usize)> {
 /// The reason why the device cannot compute it.
 pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     let (kernel, reads) = kernel(operation.op).ok_or("not an operation of this NPU")?;
+    let mut params = operation.params.map(i32::cast_unsigned);
+    if operation.op == Op::TopK {
+        // SOURCE: ggml.h, ggml_sort_order: descending is 1.
+        params[0] = 1;
+    }
     let mut body = TensorOp {
         kernel,
         reserved: 0,
-        params: operation.params.map(i32::cast_unsigned),
+        params,
         dst: describe(&operation.dst, 0)?,
         src: bytemuck::Zeroable::zeroed(),
     };
@@ -76,10 +118,14 @@ fn describe(tensor: &Tensor, number: u32) -> Result<wire::Tensor, Refusal> {
     let dtype = match (tensor.dtype, tensor.format) {
         (DType::F32, _) => wire::TYPE_F32,
         (DType::F16, _) => wire::TYPE_F16,
+        (DType::Bf16, _) => wire::TYPE_BF16,
         (DType::I32, _) => wire::TYPE_I32,
         (DType::I64, _) => wire::TYPE_I64,
         (DType::Quantized { .. }, Some(Format::Q8_0)) => wire::TYPE_Q8_0,
         (DType::Quantized { .. }, Some(Format::Q4_0)) => wire::TYPE_Q4_0,
+        (DType::Quantized { .. }, Some(Format::Q4_1)) => wire::TYPE_Q4_1,
+        (DType::Quantized { .. }, Some(Format::Iq4Nl)) => wire::TYPE_IQ4_NL,
+        (DType::Quantized { .. }, Some(Format::Mxfp4)) => wire::TYPE_MXFP4,
         _ => return Err("a type that no kernel reads"),
     };
     match (tensor.place, tensor.dtype) {
