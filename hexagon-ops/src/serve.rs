@@ -34,6 +34,7 @@
 //!
 //! [`describe`] puts them into words.
 
+mod attention;
 mod detail;
 mod platform;
 mod product;

@@ -48,6 +48,8 @@ accelerated! {
     lookup16_b(index: Vector, table: Vector) -> Vector = lookup16_b_avx2;
     /// [`super::host::widen_f16`].
     widen_f16(v: Vector) -> (Vector, Vector) = widen_f16c;
+    /// [`super::widen_in_order_f16`].
+    widen_in_order_f16(v: Vector) -> (Vector, Vector) = widen_in_order_f16c;
     /// [`super::narrow_f32`].
     narrow_f32(even: Vector, odd: Vector) -> Vector = narrow_f16c;
     /// [`super::mul_f16`].
@@ -178,6 +180,14 @@ fn widen_f16c(v: Vector) -> (Vector, Vector) {
         }
     }
     (cast(even), cast(odd))
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn widen_in_order_f16c(v: Vector) -> (Vector, Vector) {
+    let halves: [__m128i; 8] = cast(v);
+    let [low, high]: [Vector; 2] = cast(halves.map(|half| _mm256_cvtph_ps(half)));
+    (low, high)
 }
 
 #[target_feature(enable = "avx2,f16c")]

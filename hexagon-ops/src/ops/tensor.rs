@@ -13,6 +13,7 @@ use crate::layout::LINE_BYTES;
 use crate::rt::Engine;
 
 mod convert;
+mod lines;
 mod shape;
 
 pub use shape::{Shape, Type};

@@ -22,13 +22,13 @@ const NEAR_BYTES: usize = 2 * LINE_BYTES;
 
 /// A tensor whose fields are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Checked {
-    shape: Shape,
-    span: Span,
+pub(super) struct Checked {
+    pub(super) shape: Shape,
+    pub(super) span: Span,
 }
 
 /// Checks a tensor; `None` if there is none.
-fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failure> {
+pub(super) fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failure> {
     let dtype = match tensor.dtype {
         wire::TYPE_NONE => {
             let empty = wire::Tensor {
@@ -211,14 +211,14 @@ fn runs(tensor: &Checked, mut f: impl FnMut(Range<usize>, bool)) {
 }
 
 /// Makes a source visible to the processor.
-fn invalidate(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+pub(super) fn invalidate(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
     if let Some(buffer) = memory.buffer(tensor.span) {
         runs(tensor, |range, _| platform.invalidate(buffer, range));
     }
 }
 
 /// Makes bytes that will be cleaned with the result up to date.
-fn prepare(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+pub(super) fn prepare(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
     let Some(buffer) = memory.buffer(tensor.span) else {
         return;
     };
@@ -231,7 +231,7 @@ fn prepare(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
 }
 
 /// Makes a result visible to the host.
-fn clean(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+pub(super) fn clean(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
     if let Some(buffer) = memory.buffer(tensor.span) {
         runs(tensor, |range, _| platform.clean(buffer, range));
     }

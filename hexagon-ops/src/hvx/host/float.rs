@@ -72,6 +72,18 @@ pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {
     )
 }
 
+/// The f32 values of f16 lanes in their order, (first 32, last 32): `Q6_Wsf_vmpy_VhfVhf` by 1, `Q6_W_vshuff_VVR` by -4.
+#[must_use]
+#[inline(always)]
+pub fn widen_in_order_f16(v: Vector) -> (Vector, Vector) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::widen_in_order_f16(v) {
+        return result;
+    }
+    let (even, odd) = widen_f16(v);
+    super::interleave_w(even, odd)
+}
+
 /// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
 #[must_use]
 #[inline(always)]
