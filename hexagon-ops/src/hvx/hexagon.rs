@@ -222,6 +222,15 @@ pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector)
     split(unsafe { arch::Q6_W_vshuff_VVR(b.0, a.0, bytes) })
 }
 
+/// Pairs of neighbouring blocks of `WORDS` lanes added: those of `a` in even blocks, those of `b` in odd ones.
+/// [`swap_blocks`], then [`add_f32`].
+#[must_use]
+#[inline(always)]
+pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
+    let (even, odd) = swap_blocks::<WORDS>(a, b);
+    add_f32(even, odd)
+}
+
 /// The first 32 signed bytes as words: `Q6_Wh_vunpack_Vb`, `Q6_Ww_vunpack_Vh`.
 #[must_use]
 #[inline(always)]

@@ -117,6 +117,28 @@ pub fn sub_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => a - b)
 }
 
+/// Pairs of neighbouring blocks of `WORDS` lanes added: those of `a` in even blocks, those of `b` in odd ones. As
+/// [`swap_blocks`](super::swap_blocks), then [`add_f32`].
+#[must_use]
+#[inline(always)]
+pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if WORDS < 8
+        && let Some(result) = x86::fold_f32::<WORDS>(a, b)
+    {
+        return result;
+    }
+    let (a, b): ([f32; 32], [f32; 32]) = (cast(a), cast(b));
+    let mut out = [0.0; 32];
+    for block in (0..32).step_by(2 * WORDS) {
+        for i in block..block + WORDS {
+            out[i] = a[i] + a[i + WORDS];
+            out[i + WORDS] = b[i] + b[i + WORDS];
+        }
+    }
+    cast(out)
+}
+
 /// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
 #[must_use]
 #[inline(always)]

@@ -17,7 +17,7 @@ use core::ops::Range;
 use super::{HIDDEN, Job, LANES, NOTHING, merge, parts};
 use crate::error::{Error, Result};
 use crate::hvx::{
-    self, Accumulator, Vector, add_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32,
+    self, Accumulator, Vector, add_f32, fold_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32,
 };
 use crate::layout::{LINE_BYTES, Line};
 use crate::ops::math;
@@ -328,13 +328,11 @@ impl Block<'_> {
         let dk = self.job.dk;
         for g in 0..FOLDED {
             self.read(&self.job.src.k, g, FOLDED, elems);
-            let mut keys = elems.chunks_exact(dk);
-            let keys: [&[Line]; AT_ONCE] =
-                core::array::from_fn(|_| keys.next().unwrap_or_default());
+            let [k0, k1, k2, k3] = four_rows(elems, dk);
             for (q, folded) in q.chunks_exact(dk).zip(folded.chunks_exact_mut(FOLDED)) {
-                let low = fold::<16>(dot(q, keys[0]), dot(q, keys[2]));
-                let high = fold::<16>(dot(q, keys[1]), dot(q, keys[3]));
-                hvx::store(&mut folded[g], fold::<8>(low, high));
+                let low = fold_f32::<16>(dot(q, k0), dot(q, k2));
+                let high = fold_f32::<16>(dot(q, k1), dot(q, k3));
+                hvx::store(&mut folded[g], fold_f32::<8>(low, high));
             }
         }
     }
@@ -345,25 +343,35 @@ impl Block<'_> {
         let dv = self.job.dv;
         for from in (0..self.positions.len()).step_by(AT_ONCE) {
             self.read(&self.job.src.v, from, 1, elems);
-            let mut values = elems.chunks_exact(dv);
-            let [v0, v1, v2, v3]: [&[Line]; AT_ONCE] =
-                core::array::from_fn(|_| values.next().unwrap_or_default());
+            let [v0, v1, v2, v3] = four_rows(elems, dv);
             let rows = results.chunks_exact_mut(self.job.result_lines());
             for (weights, result) in weights.iter().zip(rows) {
                 let weights: &[f32; LANES] = bytemuck::cast_ref(weights);
-                let w: [Vector; AT_ONCE] = core::array::from_fn(|i| splat_f32(weights[from + i]));
+                let w0 = splat_f32(weights[from]);
+                let w1 = splat_f32(weights[from + 1]);
+                let w2 = splat_f32(weights[from + 2]);
+                let w3 = splat_f32(weights[from + 3]);
                 let values = v0.iter().zip(v1).zip(v2.iter().zip(v3));
                 for (sum, ((v0, v1), (v2, v3))) in result.iter_mut().zip(values) {
                     let added = Accumulator::from_f32(hvx::load(sum))
-                        .mul_add(w[0], hvx::load(v0))
-                        .mul_add(w[1], hvx::load(v1))
-                        .mul_add(w[2], hvx::load(v2))
-                        .mul_add(w[3], hvx::load(v3));
+                        .mul_add(w0, hvx::load(v0))
+                        .mul_add(w1, hvx::load(v1))
+                        .mul_add(w2, hvx::load(v2))
+                        .mul_add(w3, hvx::load(v3));
                     hvx::store(sum, added.to_f32());
                 }
             }
         }
     }
+}
+
+/// The first four rows of `n` lines.
+#[inline(always)]
+fn four_rows(lines: &[Line], n: usize) -> [&[Line]; AT_ONCE] {
+    let (a, rest) = lines.split_at(n);
+    let (b, rest) = rest.split_at(n);
+    let (c, rest) = rest.split_at(n);
+    [a, b, c, &rest[..n]]
 }
 
 /// Products of a query and a key in 32 lanes, whose sum is the score.
@@ -376,20 +384,15 @@ fn dot(q: &[Line], key: &[Line]) -> Vector {
     sum.to_f32()
 }
 
-/// Neighbouring blocks of `WORDS` lanes added: those of `a` to its even blocks, those of `b` to its odd ones.
-#[inline(always)]
-fn fold<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
-    let (even, odd) = hvx::swap_blocks::<WORDS>(a, b);
-    add_f32(even, odd)
-}
-
 /// The three folds that leave 32 sums.
 #[inline(always)]
 fn last_folds(v: &[Line; FOLDED]) -> Vector {
-    let v = v.each_ref().map(hvx::load);
-    let four: [Vector; 4] = core::array::from_fn(|i| fold::<4>(v[i], v[i + 4]));
-    let two = [fold::<2>(four[0], four[2]), fold::<2>(four[1], four[3])];
-    fold::<1>(two[0], two[1])
+    let [a, b, c, d, e, f, g, h] = v;
+    let ae = fold_f32::<4>(hvx::load(a), hvx::load(e));
+    let bf = fold_f32::<4>(hvx::load(b), hvx::load(f));
+    let cg = fold_f32::<4>(hvx::load(c), hvx::load(g));
+    let dh = fold_f32::<4>(hvx::load(d), hvx::load(h));
+    fold_f32::<1>(fold_f32::<2>(ae, cg), fold_f32::<2>(bf, dh))
 }
 
 /// Scores to weights: capped, masked, less the new maximum, exponentiated; what has been added before is scaled to that

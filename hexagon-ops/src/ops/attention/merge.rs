@@ -54,23 +54,26 @@ impl hvx::Kernel for Write<'_> {
         } = *self.parts;
         let line = |part: usize, line: usize| hvx::load(&lines[part * stride + line]);
         let mut largest = line(0, self.dv);
+        let mut weights = [splat_f32(1.0); MAX_TASKS];
+        let mut sums = line(0, self.dv + 1);
+        let mut sink = splat_w(0);
         for part in 1..count {
             largest = max_f32(largest, line(part, self.dv));
         }
-        // A row without any position is zeros, whatever the sink.
         let is_empty = first_lane(largest) <= NOTHING;
-        let mut total = splat_w(0);
-        if let Some(sink) = self.sink {
-            largest = max_f32(largest, splat_f32(sink));
-            total = math::exp(sub_f32(splat_f32(sink), largest));
+        if count > 1 || self.sink.is_some() {
+            if let Some(score) = self.sink {
+                largest = max_f32(largest, splat_f32(score));
+                sink = math::exp(sub_f32(splat_f32(score), largest));
+            }
+            sums = splat_w(0);
+            for (part, weight) in weights.iter_mut().take(count).enumerate() {
+                *weight = math::exp(sub_f32(line(part, self.dv), largest));
+                sums = add_f32(sums, mul_f32(line(part, self.dv + 1), *weight));
+            }
         }
-        let mut weights = [splat_w(0); MAX_TASKS];
-        let mut sums = splat_w(0);
-        for (part, weight) in weights.iter_mut().take(count).enumerate() {
-            *weight = math::exp(sub_f32(line(part, self.dv), largest));
-            sums = add_f32(sums, mul_f32(line(part, self.dv + 1), *weight));
-        }
-        total = add_f32(total, all_lanes(sums, add_f32));
+        let total = add_f32(sink, all_lanes(sums, add_f32));
+        // A row without any position is zeros, whatever the sink.
         let factor = if is_empty {
             splat_w(0)
         } else {
