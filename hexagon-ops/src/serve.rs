@@ -34,6 +34,7 @@
 //!
 //! [`describe`] puts them into words.
 
+mod attention;
 mod detail;
 mod kernel;
 mod platform;
@@ -59,6 +60,7 @@ use crate::wire::{
 #[cfg(doc)]
 use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO_VTCM};
 
+pub use attention::accepts_attention;
 pub use detail::*;
 pub use platform::Platform;
 use product::MAX_CHOICES;

@@ -42,7 +42,7 @@ pub use tensor::*;
 /// First word of the header: "NPU1".
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;
@@ -147,6 +147,8 @@ pub const OP_MUL_MAT: u32 = 3;
 pub const OP_MUL_MAT_ID: u32 = 4;
 /// [`Command::op`]: a [`TensorOp`] body.
 pub const OP_TENSOR: u32 = 5;
+/// [`Command::op`]: an [`Attention`] body.
+pub const OP_ATTENTION: u32 = 6;
 
 /// Most bytes of what an operation needs.
 pub const BODY_BYTES: usize = 496;
@@ -305,7 +307,10 @@ macro_rules! bodies {
         })*
     };
 }
-bodies! { Nop = OP_NOP, Map = OP_MAP, Unmap = OP_UNMAP, MatMul = OP_MUL_MAT, MatMulId = OP_MUL_MAT_ID, TensorOp = OP_TENSOR }
+bodies! {
+    Nop = OP_NOP, Map = OP_MAP, Unmap = OP_UNMAP, MatMul = OP_MUL_MAT, MatMulId = OP_MUL_MAT_ID, TensorOp = OP_TENSOR,
+    Attention = OP_ATTENTION
+}
 
 /// [`Completion::status`]: all commands were carried out.
 pub const STATUS_OK: u32 = 0;

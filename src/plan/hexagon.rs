@@ -117,6 +117,8 @@ pub enum Command {
     MulMatId(MulMatId),
     /// For everything else. Buffers are numbers of operands, 0 that of the result; offsets are 0.
     Tensor(Box<wire::TensorOp>),
+    /// For [`Op::FlashAttnExt`], with buffers and offsets as above.
+    Attention(Box<wire::Attention>),
 }
 
 impl Command {
@@ -126,7 +128,7 @@ impl Command {
         match self {
             Self::MulMat(command) => Some(&command.weights),
             Self::MulMatId(command) => Some(&command.weights),
-            Self::Tensor(_) => None,
+            Self::Tensor(_) | Self::Attention(_) => None,
         }
     }
 }
@@ -160,6 +162,9 @@ pub fn command(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Refu
             mul_mat_id(vtcm_bytes, dst, src0, src1, ids).map(Command::MulMatId)
         }
         (Op::MulMat | Op::MulMatId, _) => Err("an operand is missing"),
+        (Op::FlashAttnExt, _) => {
+            tensor::attention(operation).map(|body| Command::Attention(Box::new(body)))
+        }
         _ => tensor::command(operation).map(|body| Command::Tensor(Box::new(body))),
     }
 }

@@ -12,9 +12,9 @@ TOKENS = 32
 START_FAULTS = {"remote_handle64_open:1=0x80000406": "AEE_EUNABLETOLOAD", "remote_session_control:1=20": "unsigned",
                 "rpcmem_alloc:1=-1,rpcmem_alloc2:1=-1": "rpcmem_alloc", "remote_handle64_invoke:1=0x8000040e": "start",
                 "dsp:1=corrupt": "the DSP failed", "dsp:1=hang": "has not answered", "dsp:1=lost": "AEE_E"}
-# What happens in the middle of computing.
-LATE_FAULTS = {"dsp:300=corrupt": "the DSP failed", "dsp:300=badring": "the DSP failed", "dsp:300=lost": "HEX0",
-               "dsp:300=hang": "has not answered"}
+# What happens in the middle of computing: the self-test has 6 submissions, each token one.
+LATE_FAULTS = {"dsp:15=corrupt": "the DSP failed", "dsp:15=badring": "the DSP failed", "dsp:15=lost": "HEX0",
+               "dsp:15=hang": "has not answered"}
 
 
 class Hexagon(Case):
@@ -41,6 +41,18 @@ class Hexagon(Case):
         log = self.complete(PROMPT, 4, self.env(), "-v").log
         sizes = [float(size) for size in re.findall(rf"{HEXAGON_DEVICE}_PACKED model buffer size = +([\d.]+) MiB", log)]
         self.assertGreater(max(sizes, default=0), 100)
+
+    def test_a_token_is_one_submission(self):
+        """All of a decode graph but the lookup of the embedding is one split, with every kind of attention and cache."""
+        caches = [["-fa", fa, "-ctk", kind, "-ctv", kind] for fa, kind in
+                  [("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16")]]
+        for cache in caches:
+            with self.subTest(cache):
+                log = self.complete(PROMPT, 4, self.env(GGML_SCHED_DEBUG="2"), *cache, "-v").log
+                graphs = re.split(r"(?=## SPLIT #0: )", log)[1:]
+                self.assertGreater(len(graphs), 1)
+                splits = re.findall(r"^.*## SPLIT #\d+: (\w+)", graphs[-1], re.M)
+                self.assertEqual(splits, ["CPU", HEXAGON_DEVICE])
 
     def test_server_agrees_with_completion(self):
         with server(self.model(), self.env(), "-c", 512, "-np", 1, name="hexagon-server") as running:
@@ -85,7 +97,7 @@ class Hexagon(Case):
                 self.assertIn(word, " ".join(lines), done.log[-2000:])
 
     def test_server_survives_a_lost_dsp(self):
-        with server(self.model(), self.env(GGML_RUST_NPU_SIM_FAULTS="dsp:1500=lost"), "-c", 512, "-np", 1,
+        with server(self.model(), self.env(GGML_RUST_NPU_SIM_FAULTS="dsp:30=lost"), "-c", 512, "-np", 1,
                     name="hexagon-fault") as running:
             with self.assertRaises(urllib.error.HTTPError) as failed:
                 running.complete(PROMPT, 64)

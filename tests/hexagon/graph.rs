@@ -128,7 +128,8 @@ impl Layer {
             })
             .collect();
         let product = mul_mat(&normed, &self.w.values, K);
-        let want: Vec<f32> = product.iter().zip(x).map(|(a, b)| a + b).collect();
+        let sum = product.iter().zip(x).map(|(a, b)| a + f64::from(*b));
+        let want: Vec<f64> = sum.collect();
         // The matrix unit takes and gives FP16, and so does the cache: three roundings to 11 bits.
         let error = nmse(&self.result(), &want);
         assert!(error <= 1e-6, "{error:.2e}");

@@ -152,6 +152,18 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     }
 }
 
+/// 128 bytes at any address: a `vmemu` load.
+#[must_use]
+#[inline(always)]
+pub fn load_bytes(from: &[u8; 128]) -> Vector {
+    // SAFETY: the bytes have the size of a vector, any bytes are a vector, and the read assumes no alignment.
+    Vector(unsafe {
+        core::ptr::from_ref(from)
+            .cast::<arch::HvxVector>()
+            .read_unaligned()
+    })
+}
+
 /// The two vectors of a pair: (low, high).
 #[inline(always)]
 fn split(pair: arch::HvxVectorPair) -> (Vector, Vector) {
@@ -196,6 +208,45 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
 pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
     // SAFETY: [HVX] of the module doc.
     split(unsafe { arch::Q6_W_vshuff_VVR(b.0, a.0, -4) })
+}
+
+/// Exchanges the odd blocks of `WORDS` words of `a` with the even ones of `b`: `Q6_W_vshuff_VVR` by 4 · `WORDS`.
+///
+/// `WORDS` is a power of two below 32. Returns (even blocks of both in turns, odd blocks of both in turns).
+#[must_use]
+#[inline(always)]
+pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector) {
+    const { assert!(WORDS.is_power_of_two() && WORDS < 32) };
+    let bytes = const { [4_i32, 8, 16, 32, 64][WORDS.trailing_zeros() as usize] };
+    // SAFETY: [HVX] of the module doc.
+    split(unsafe { arch::Q6_W_vshuff_VVR(b.0, a.0, bytes) })
+}
+
+/// Pairs of neighbouring blocks of `WORDS` lanes added: those of `a` in even blocks, those of `b` in odd ones.
+/// [`swap_blocks`], then [`add_f32`].
+#[must_use]
+#[inline(always)]
+pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
+    let (even, odd) = swap_blocks::<WORDS>(a, b);
+    add_f32(even, odd)
+}
+
+/// The first 32 signed bytes as words: `Q6_Wh_vunpack_Vb`, `Q6_Ww_vunpack_Vh`.
+#[must_use]
+#[inline(always)]
+pub fn widen_b(a: Vector) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    let (halves, _) = split(unsafe { arch::Q6_Wh_vunpack_Vb(a.0) });
+    // SAFETY: [HVX] of the module doc.
+    split(unsafe { arch::Q6_Ww_vunpack_Vh(halves.0) }).0
+}
+
+/// The f32 values of f16 lanes in their order, (first 32, last 32): [`widen_mul_f16`] by 1, [`interleave_w`].
+#[must_use]
+#[inline(always)]
+pub fn widen_in_order_f16(v: Vector) -> (Vector, Vector) {
+    let (even, odd) = widen_mul_f16(v, splat_h(0x3c00));
+    interleave_w(even, odd)
 }
 
 /// Signed words in the order of f32 numbers: the magnitude's bits, negative for negative numbers.

@@ -60,6 +60,13 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     *to = cast(v);
 }
 
+/// 128 bytes at any address: a `vmemu` load.
+#[must_use]
+#[inline(always)]
+pub fn load_bytes(from: &[u8; 128]) -> Vector {
+    Vector(*from)
+}
+
 /// Every word is `value`: `Q6_V_vsplat_R`.
 #[must_use]
 #[inline(always)]
@@ -312,4 +319,33 @@ pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
         high[2 * i + 1] = b[16 + i];
     }
     (cast(low), cast(high))
+}
+
+/// Exchanges the odd blocks of `WORDS` words of `a` with the even ones of `b`: `Q6_W_vshuff_VVR` by 4 · `WORDS`.
+///
+/// `WORDS` is a power of two below 32. Returns (even blocks of both in turns, odd blocks of both in turns).
+#[must_use]
+#[inline(always)]
+pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector) {
+    let (a, b): ([u32; 32], [u32; 32]) = (cast(a), cast(b));
+    let mut even = a;
+    let mut odd = b;
+    for i in 0..32 {
+        if i & WORDS == 0 {
+            even[i + WORDS] = b[i];
+            odd[i] = a[i + WORDS];
+        }
+    }
+    (cast(even), cast(odd))
+}
+
+/// The first 32 signed bytes as words: `Q6_Wh_vunpack_Vb`, `Q6_Ww_vunpack_Vh`.
+#[must_use]
+#[inline(always)]
+pub fn widen_b(a: Vector) -> Vector {
+    let mut out = [0_i32; 32];
+    for (out, byte) in out.iter_mut().zip(a.0) {
+        *out = i32::from(byte.cast_signed());
+    }
+    cast(out)
 }

@@ -5,11 +5,12 @@
 
 use core::arch::x86_64::{
     __m128i, __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _mm_packus_epi16, _mm_unpackhi_epi16,
-    _mm_unpacklo_epi16, _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256,
-    _mm256_castsi256_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extracti128_si256,
-    _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute4x64_epi64,
-    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_slli_epi16,
-    _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_ps,
+    _mm_unpacklo_epi16, _mm256_add_ps, _mm256_and_si256, _mm256_blend_ps,
+    _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_cvtph_ps, _mm256_cvtps_ph,
+    _mm256_extracti128_si256, _mm256_movehdup_ps, _mm256_moveldup_ps, _mm256_mul_ps,
+    _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_shuffle_ps,
+    _mm256_slli_epi16, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_ps,
 };
 
 use bytemuck::cast;
@@ -48,6 +49,8 @@ accelerated! {
     lookup16_b(index: Vector, table: Vector) -> Vector = lookup16_b_avx2;
     /// [`super::host::widen_f16`].
     widen_f16(v: Vector) -> (Vector, Vector) = widen_f16c;
+    /// [`super::widen_in_order_f16`].
+    widen_in_order_f16(v: Vector) -> (Vector, Vector) = widen_in_order_f16c;
     /// [`super::narrow_f32`].
     narrow_f32(even: Vector, odd: Vector) -> Vector = narrow_f16c;
     /// [`super::mul_f16`].
@@ -56,6 +59,42 @@ accelerated! {
     mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector = mul_add_f16c;
     /// [`super::sub_mul_f16`].
     sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector = sub_mul_f16c;
+}
+
+/// [`super::fold_f32`] for blocks of 1, 2 and 4 lanes.
+#[inline(always)]
+pub(super) fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Option<Vector> {
+    if !available() {
+        return None;
+    }
+    // SAFETY: AVX2 was detected on this CPU.
+    Some(unsafe { fold_avx2::<WORDS>(a, b) })
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fold_avx2<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
+    let (a, b): ([__m256; 4], [__m256; 4]) = (cast(a), cast(b));
+    let mut out = a;
+    for i in 0..4 {
+        let (a, b) = (a[i], b[i]);
+        let [even, odd] = match WORDS {
+            1 => [
+                _mm256_blend_ps::<0b1010_1010>(a, _mm256_moveldup_ps(b)),
+                _mm256_blend_ps::<0b1010_1010>(_mm256_movehdup_ps(a), b),
+            ],
+            2 => [
+                _mm256_shuffle_ps::<0b01_00_01_00>(a, b),
+                _mm256_shuffle_ps::<0b11_10_11_10>(a, b),
+            ],
+            _ => [
+                _mm256_permute2f128_ps::<0x20>(a, b),
+                _mm256_permute2f128_ps::<0x31>(a, b),
+            ],
+        };
+        out[i] = _mm256_add_ps(even, odd);
+    }
+    cast(out)
 }
 
 /// The low bytes of 16 words, in both halves of a vector.
@@ -182,6 +221,14 @@ fn widen_f16c(v: Vector) -> (Vector, Vector) {
 
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
+fn widen_in_order_f16c(v: Vector) -> (Vector, Vector) {
+    let halves: [__m128i; 8] = cast(v);
+    let [low, high]: [Vector; 2] = cast(halves.map(|half| _mm256_cvtph_ps(half)));
+    (low, high)
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
 fn narrow_f16c(even: Vector, odd: Vector) -> Vector {
     let (even, odd): ([__m256; 4], [__m256; 4]) = (cast(even), cast(odd));
     let mut out: [[__m128i; 2]; 4] = [[cast([0_u8; 16]); 2]; 4];
@@ -198,7 +245,8 @@ mod tests {
     use core::cell::Cell;
 
     use super::super::{
-        lookup16, lookup16_b, mul_add_f16, mul_f16, narrow_f32, sub_mul_f16, widen_mul_f16,
+        fold_f32, lookup16, lookup16_b, mul_add_f16, mul_f16, narrow_f32, sub_mul_f16,
+        widen_in_order_f16, widen_mul_f16,
     };
     use super::*;
 
@@ -208,9 +256,10 @@ mod tests {
     }
 
     /// Every accelerated operation, finite f16 in all lanes of `a`, `b`, `c`.
-    fn all([a, b, c]: [Vector; 3]) -> [Vector; 9] {
+    fn all([a, b, c]: [Vector; 3]) -> [Vector; 14] {
         let (even, odd) = lookup16(a, b);
         let (wide_even, wide_odd) = widen_mul_f16(a, b);
+        let (low, high) = widen_in_order_f16(a);
         [
             even,
             odd,
@@ -221,6 +270,11 @@ mod tests {
             mul_add_f16(a, b, c),
             sub_mul_f16(a, b, c),
             narrow_f32(wide_even, wide_odd),
+            low,
+            high,
+            fold_f32::<1>(low, high),
+            fold_f32::<2>(low, high),
+            fold_f32::<4>(low, high),
         ]
     }
 

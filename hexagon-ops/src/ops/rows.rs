@@ -9,6 +9,7 @@ mod sort;
 pub use norm::{Norm, norm, sum_all, sum_rows};
 pub use rope::{Rope, RopePairs, SectionOrder, Sections, rope};
 pub use scan::{convolve, cumulate};
+pub(super) use soft_max::Slopes;
 pub use soft_max::{SoftMax, soft_max};
 pub use sort::{Order, sort};
 
@@ -17,7 +18,7 @@ use crate::hvx::{self, Vector};
 
 /// All lanes of `v` become `join` of all its lanes.
 #[inline(always)]
-fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector {
+pub(super) fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector {
     let mut v = v;
     for _ in 0..5 {
         let (even, odd) = hvx::deal_w(v, v);
@@ -28,7 +29,7 @@ fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector {
 
 /// Lane 0.
 #[inline(always)]
-fn first_lane(v: Vector) -> f32 {
+pub(super) fn first_lane(v: Vector) -> f32 {
     let mut lanes = [0.0; 32];
     hvx::store_f32(&mut lanes, v);
     lanes[0]

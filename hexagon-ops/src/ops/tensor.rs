@@ -14,6 +14,7 @@ use crate::rt::Engine;
 
 mod block;
 mod convert;
+mod lines;
 mod raw;
 mod shape;
 

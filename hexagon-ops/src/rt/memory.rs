@@ -9,7 +9,7 @@
 use core::ops::Range;
 
 use crate::layout::{LINE_BYTES, Line};
-use crate::wire::{MAX_BUFFERS, SOURCES};
+use crate::wire::MAX_BUFFERS;
 
 /// A mapped buffer.
 #[derive(Debug)]
@@ -250,12 +250,12 @@ impl Table {
     /// # Errors
     /// `Unmapped`, `Bounds`, or `Overlap` if a source shares bytes with the result.
     #[expect(clippy::type_complexity, reason = "a result beside its sources")]
-    pub fn tensors(
+    pub fn tensors<const N: usize>(
         &mut self,
         dst: Span,
-        src: [Option<Span>; SOURCES],
-    ) -> Result<(&mut [u8], [Option<&[u8]>; SOURCES]), Refusal> {
-        let mut sources = [None; SOURCES];
+        src: [Option<Span>; N],
+    ) -> Result<(&mut [u8], [Option<&[u8]>; N]), Refusal> {
+        let mut sources = [None; N];
         for (source, span) in sources.iter_mut().zip(src) {
             if let Some(span) = span {
                 self.apart(span, dst)?;

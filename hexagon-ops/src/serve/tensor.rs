@@ -22,13 +22,13 @@ const NEAR_BYTES: usize = 2 * LINE_BYTES;
 
 /// A tensor whose fields are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Checked {
-    shape: Shape,
-    span: Span,
+pub(super) struct Checked {
+    pub(super) shape: Shape,
+    pub(super) span: Span,
 }
 
 /// Checks a tensor and where it lies; `None` if there is none.
-fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failure> {
+pub(super) fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failure> {
     let Some(shape) = shape_of(tensor)? else {
         return Ok(None);
     };
@@ -38,7 +38,7 @@ fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failu
 }
 
 /// Checks a tensor's type, dimensions and strides; `None` if there is none.
-fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> {
+pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> {
     let dtype = match tensor.dtype {
         wire::TYPE_NONE => {
             let empty = wire::Tensor {
@@ -191,14 +191,14 @@ fn runs(tensor: &Checked, mut f: impl FnMut(Range<usize>, bool)) {
 }
 
 /// Makes a source visible to the processor.
-fn invalidate(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+pub(super) fn invalidate(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
     if let Some(buffer) = memory.buffer(tensor.span) {
         runs(tensor, |range, _| platform.invalidate(buffer, range));
     }
 }
 
 /// Makes bytes that will be cleaned with the result up to date.
-fn prepare(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+pub(super) fn prepare(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
     let Some(buffer) = memory.buffer(tensor.span) else {
         return;
     };
@@ -211,7 +211,7 @@ fn prepare(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
 }
 
 /// Makes a result visible to the host.
-fn clean(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
+pub(super) fn clean(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
     if let Some(buffer) = memory.buffer(tensor.span) {
         runs(tensor, |range, _| platform.clean(buffer, range));
     }

@@ -2,14 +2,14 @@
 
 use super::detail::{FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
 use super::ring::Ring;
-use super::{COLLECT_US, Platform, State, Stop, product, tensor};
+use super::{COLLECT_US, Platform, State, Stop, attention, product, tensor};
 use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::ops::matmul::Machine;
 use crate::rt::Engine;
 use crate::wire::{
-    Body, Command, Completion, FENCE, Map, MatMul, MatMulId, Nop, OP_MAP, OP_MUL_MAT,
-    OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, STATUS_OK, TensorOp, Unmap,
+    Attention, Body, Command, Completion, FENCE, Map, MatMul, MatMulId, Nop, OP_ATTENTION, OP_MAP,
+    OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, STATUS_OK, TensorOp, Unmap,
 };
 
 /// The submission at hand.
@@ -139,6 +139,11 @@ impl<P: Platform> Work<'_, P> {
                 let body: TensorOp = body(command)?;
                 let memory = &mut self.state.memory;
                 tensor::tensor_op(&body, memory, self.platform, self.engine)
+            }
+            OP_ATTENTION => {
+                let body: Attention = body(command)?;
+                let (state, platform, machine) = self.parts();
+                attention::attention(&body, &mut state.memory, platform, machine)
             }
             _ => Err(Failure::bad(OPERATION)),
         }

@@ -123,6 +123,34 @@ pub struct TensorOp {
     pub src: [Tensor; SOURCES],
 }
 
+/// `dst[·][h][i] = Σ_j softmax_j(scale · q[i][h]·k[j][h / r] + slope[h] · mask[i][j]) · v[j][h / r]` for each stream, where r is
+/// the number of query heads that share a head of keys and values. As ggml's FLASH_ATTN_EXT.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Attention {
+    /// Bits of the f32 factor of the scores.
+    pub scale: u32,
+    /// Bits of the f32 largest ALiBi bias; 0: the mask's factor is 1 for all heads.
+    pub max_bias: u32,
+    /// Bits of the f32 cap c of the scores, which become `c · tanh(x / c)` before the mask is added; 0: none.
+    pub softcap: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The result: f32 `[Dv, heads, queries, streams]`, elements of a row without gaps.
+    pub dst: Tensor,
+    /// Queries: f32 `[Dk, queries, heads, streams]`.
+    pub q: Tensor,
+    /// Keys: f16, f32, Q8_0 or Q4_0, `[Dk, positions, heads / r, streams]`.
+    pub k: Tensor,
+    /// Values: types as for keys, `[Dv, positions, heads / r, streams]`; may share memory with the keys.
+    pub v: Tensor,
+    /// f16 or f32 `[positions, at least queries, n, m]` with n and m dividing heads and streams, or nothing. Minus infinity
+    /// hides a position.
+    pub mask: Tensor,
+    /// f32 `[heads]`: a further score of each head, whose value is zero; or nothing.
+    pub sinks: Tensor,
+}
+
 /// Declares the kernels' numbers.
 macro_rules! kernels {
     ($($name:ident = $value:literal, $text:literal;)*) => {

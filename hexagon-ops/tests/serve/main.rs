@@ -3,6 +3,7 @@
 //! random bytes survived, corrupt rings closed.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
+mod attention;
 mod block;
 #[path = "../common/mod.rs"]
 mod common;

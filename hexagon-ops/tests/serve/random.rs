@@ -72,7 +72,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn random_commands_are_answered(op in 0_u32..7, flags in 0_u32..3, body in vec(any::<u8>(), wire::BODY_BYTES)) {
+    fn random_commands_are_answered(op in 0_u32..8, flags in 0_u32..3, body in vec(any::<u8>(), wire::BODY_BYTES)) {
         let mut host = host();
         let mut command = seeds()[0];
         command.op = op;

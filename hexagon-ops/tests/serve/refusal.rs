@@ -193,7 +193,7 @@ fn wrong_commands_and_maps_are_refused() {
         );
     };
     let bad = STATUS_BAD_COMMAND;
-    check(Command { op: 6, ..nop }, bad, serve::OPERATION, "operation");
+    check(Command { op: 7, ..nop }, bad, serve::OPERATION, "operation");
     check(
         Command {
             op: u32::MAX,

@@ -78,7 +78,7 @@ fn rows_are_summed() {
 }
 
 /// ggml's slope of an attention head.
-fn slope(head: usize, n_heads: usize, max_bias: f64) -> f64 {
+pub fn slope(head: usize, n_heads: usize, max_bias: f64) -> f64 {
     if max_bias <= 0.0 {
         return 1.0;
     }

@@ -1,7 +1,7 @@
 //! Tensors in the memory of a host: strides, gaps, types; operations on them through the ring, and what they leave alone.
 
 use half::{bf16, f16};
-use hexagon_ops::wire::{self, Command, SOURCES, TensorOp};
+use hexagon_ops::wire::{self, Body, Command, SOURCES, TensorOp};
 
 use crate::block::{self, block};
 use crate::common::{Rng, nmse};
@@ -222,6 +222,27 @@ impl Bench {
         }
     }
 
+    /// Places tensors in memory, one after another; an absent one has no elements.
+    pub fn put(&mut self, tensors: &[&Tensor]) -> Vec<wire::Tensor> {
+        self.memory.put(0, &vec![UNTOUCHED; BYTES]);
+        // Not at the start of a line, and aligned to 8.
+        let mut next = 40;
+        let mut put = |tensor: &&Tensor| {
+            if tensor.values.is_empty() {
+                return bytemuck::Zeroable::zeroed();
+            }
+            let offset = next;
+            self.memory.put(offset, &tensor.bytes);
+            next = (offset + tensor.bytes.len()).next_multiple_of(8) + 8;
+            wire::Tensor {
+                buffer: self.buffer,
+                offset: offset as u64,
+                ..tensor.wire
+            }
+        };
+        tensors.iter().map(&mut put).collect()
+    }
+
     /// Places the tensors in memory; the operation on them.
     pub fn place(
         &mut self,
@@ -230,37 +251,22 @@ impl Bench {
         src: &[Tensor],
         in_place: bool,
     ) -> TensorOp {
-        self.memory.put(0, &vec![UNTOUCHED; BYTES]);
-        // Not at the start of a line, and aligned to 8.
-        let mut next = 40;
-        let mut put = |tensor: &Tensor, memory: Memory| {
-            let offset = next;
-            memory.put(offset, &tensor.bytes);
-            next = (offset + tensor.bytes.len()).next_multiple_of(8) + 8;
-            wire::Tensor {
-                buffer: self.buffer,
-                offset: offset as u64,
-                ..tensor.wire
-            }
-        };
-        let none: wire::Tensor = bytemuck::Zeroable::zeroed();
-        let mut sources = [none; SOURCES];
-        for (source, tensor) in sources.iter_mut().zip(src) {
-            // An absent source has no elements.
-            if !tensor.values.is_empty() {
-                *source = put(tensor, self.memory);
-            }
+        let mut tensors: Vec<&Tensor> = src.iter().collect();
+        if !in_place {
+            tensors.push(dst);
         }
-        let dst = if in_place {
-            sources[0]
-        } else {
-            put(dst, self.memory)
-        };
+        let placed = self.put(&tensors);
+        let mut sources = [bytemuck::Zeroable::zeroed(); SOURCES];
+        sources[..src.len()].copy_from_slice(&placed[..src.len()]);
         TensorOp {
             kernel,
             reserved: 0,
             params,
-            dst,
+            dst: if in_place {
+                sources[0]
+            } else {
+                placed[src.len()]
+            },
             src: sources,
         }
     }
@@ -274,17 +280,23 @@ impl Bench {
         in_place: bool,
     ) -> Vec<f32> {
         let body = self.place(op, dst, src, in_place);
+        let dst = if in_place { &src[0] } else { dst };
+        self.run_command(&Command::new(0, &body), dst, body.dst.offset)
+    }
+
+    /// Runs a command whose result, in the form of `dst`, is at `offset`. Nothing else may have changed.
+    pub fn run_command(&mut self, command: &Command, dst: &Tensor, offset: u64) -> Vec<f32> {
         let before: Vec<u8> = self.memory.get(0, BYTES);
-        let completion = self.host.run(&[Command::new(0, &body)]);
+        let completion = self.host.run(std::slice::from_ref(command));
         assert_eq!(
             (completion.status, completion.detail),
             (0, 0),
-            "kernel {} on {dst:?}",
-            op.0
+            "operation {} on {:?}",
+            command.op,
+            dst.wire
         );
         let after: Vec<u8> = self.memory.get(0, BYTES);
-        let start = usize::try_from(body.dst.offset).unwrap();
-        let dst = if in_place { &src[0] } else { dst };
+        let start = usize::try_from(offset).unwrap();
         let values = dst.decode(&after[start..start + dst.bytes.len()]);
         // The result's elements put back: all must be as before.
         let mut restored = after;
@@ -293,7 +305,7 @@ impl Bench {
             let at = start + dst.at(index);
             restored[at..at + size].copy_from_slice(&before[at..at + size]);
         }
-        assert!(restored == before, "kernel {} wrote beside {dst:?}", op.0);
+        assert!(restored == before, "wrote beside {:?}", dst.wire);
         values
     }
 
@@ -308,15 +320,14 @@ impl Bench {
         self.refused_body(&body, detail, "operands");
     }
 
-    /// As [`Self::refused`], for what [`Self::place`] returned.
-    pub fn refused_body(&mut self, body: &TensorOp, detail: u32, what: &str) {
+    /// As [`Self::refused`], for a body of tensors that have been placed.
+    pub fn refused_body<B: Body + std::fmt::Debug>(&mut self, body: &B, detail: u32, what: &str) {
         let before: Vec<u8> = self.memory.get(0, BYTES);
         let completion = self.host.run(&[Command::new(0, body)]);
         assert_eq!(
             (completion.status, completion.detail, completion.done),
             (wire::STATUS_BAD_COMMAND, detail, 0),
-            "{what} of kernel {}",
-            body.kernel
+            "{what} of {body:?}"
         );
         assert!(self.memory.get::<u8>(0, BYTES) == before, "{what} wrote");
     }

@@ -79,7 +79,31 @@ impl Stream {
             return Ok(());
         }
         match &command {
-            Command::Tensor(body) => self.tensor(number, body, operation, dst, src)?,
+            Command::Tensor(body) => {
+                let mut body = **body;
+                let [a, b, c] = &mut body.src;
+                let operands = [&mut body.dst, a, b, c];
+                let buffers = self.operands(operands, operation, dst, src)?;
+                // The planner did not know where operands lie.
+                accepted(serve::accepts(&body))?;
+                self.current.push(number, Wire::new(0, &body), &buffers);
+            }
+            Command::Attention(body) => {
+                let mut body = **body;
+                let wire::Attention {
+                    dst: result,
+                    q,
+                    k,
+                    v,
+                    mask,
+                    sinks,
+                    ..
+                } = &mut body;
+                let operands = [result, q, k, v, mask, sinks];
+                let buffers = self.operands(operands, operation, dst, src)?;
+                accepted(serve::accepts_attention(&body))?;
+                self.current.push(number, Wire::new(0, &body), &buffers);
+            }
             Command::MulMat(command) => {
                 let [weights, act, dst] = [src[0], src[1], dst];
                 let (weights, act) =
@@ -176,51 +200,41 @@ impl Stream {
         Some(submission.run(&self.device.npu))
     }
 
-    /// An operation on tensors in ggml's layouts.
-    fn tensor(
+    /// Fills in where the operands are, the result first; returns the buffers.
+    fn operands<const N: usize>(
         &mut self,
-        number: usize,
-        body: &wire::TensorOp,
+        operands: [&mut wire::Tensor; N],
         operation: &Operation,
         dst: Home,
         src: [Home; MAX_SOURCES],
-    ) -> Result<()> {
-        let mut body = *body;
-        let mut buffers = [0; wire::SOURCES + 1];
-        let mut named = 1;
-        for (i, to) in body.src.iter_mut().enumerate() {
-            if to.dtype == wire::TYPE_NONE {
+    ) -> Result<[u32; N]> {
+        let home = dst.ok_or_else(no_memory)?;
+        let number = self.current.result(&operation.dst, home);
+        // The result stands for operands that are not there.
+        let mut buffers = [number; N];
+        let mut result = None;
+        for (index, operand) in operands.into_iter().enumerate() {
+            let Some(source) = index.checked_sub(1) else {
+                (operand.buffer, operand.offset) = (number, offset(&operation.dst));
+                result = Some(*operand);
+                continue;
+            };
+            if operand.dtype == wire::TYPE_NONE {
                 continue;
             }
-            let tensor = operand(operation, i)?;
-            let home = src[i].ok_or_else(no_memory)?;
+            let tensor = self::operand(operation, source)?;
+            let home = src[source].ok_or_else(no_memory)?;
             if home.is_packed(&tensor) {
                 return Err(refused("an operand is packed"));
             }
-            (to.buffer, to.offset) = (self.current.input(&tensor, home), offset(&tensor));
-            buffers[named] = to.buffer;
-            named += 1;
-        }
-        let home = dst.ok_or_else(no_memory)?;
-        body.dst.buffer = self.current.result(&operation.dst, home);
-        body.dst.offset = offset(&operation.dst);
-        buffers[0] = body.dst.buffer;
-        for (i, source) in body.src.iter().enumerate() {
-            let apart = source.buffer != body.dst.buffer || *source == body.dst;
-            if source.dtype != wire::TYPE_NONE
-                && !apart
-                && overlap(&operand(operation, i)?, &operation.dst)
-            {
+            (operand.buffer, operand.offset) = (self.current.input(&tensor, home), offset(&tensor));
+            buffers[index] = operand.buffer;
+            let apart = operand.buffer != number || Some(*operand) == result;
+            if !apart && overlap(&tensor, &operation.dst) {
                 return Err(refused("the result overlaps an operand"));
             }
         }
-        // The planner did not know where operands lie.
-        serve::accepts(&body).map_err(|failure| {
-            refused(&serve::describe(failure.status, failure.detail).to_string())
-        })?;
-        self.current
-            .push(number, Wire::new(0, &body), &buffers[..named]);
-        Ok(())
+        Ok(buffers)
     }
 
     /// Weights and activations of a multiplication.
@@ -340,6 +354,11 @@ fn refused(reason: &str) -> Error {
 fn overlap(a: &Tensor, b: &Tensor) -> bool {
     let (a, b) = (span(a), span(b));
     a.start < b.end && b.start < a.end
+}
+
+/// What the DSP would say of a command, as the reason of an error.
+fn accepted(answer: std::result::Result<(), serve::Failure>) -> Result<()> {
+    answer.map_err(|failure| refused(&serve::describe(failure.status, failure.detail).to_string()))
 }
 
 fn no_memory() -> Error {

@@ -2,7 +2,7 @@
 //! kernel itself says.
 
 use hexagon_ops::serve;
-use hexagon_ops::wire::{self, TensorOp};
+use hexagon_ops::wire::{self, Attention, TensorOp};
 
 use super::Refusal;
 use crate::graph::{Op, Operation, Place, Tensor};
@@ -84,6 +84,8 @@ fn kernel(op: Op) -> Option<(u32, usize)> {
     })
 }
 
+const NOT_TAKEN: Refusal = "the kernel does not take these operands";
+
 /// Plans a node. Buffers are numbers of operands (0: the result), offsets are 0: memory is the caller's to fill in.
 ///
 /// # Errors
@@ -109,12 +111,40 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     }
     match serve::accepts(&body) {
         Ok(()) => Ok(body),
-        Err(_) => Err("the kernel does not take these operands"),
+        Err(_) => Err(NOT_TAKEN),
+    }
+}
+
+/// Plans an attention. Buffers are numbers of operands as for [`command`].
+///
+/// # Errors
+/// The reason why the device cannot compute it.
+pub fn attention(operation: &Operation) -> Result<Attention, Refusal> {
+    let [scale, max_bias, softcap, ..] = operation.params.map(i32::cast_unsigned);
+    let source = |index: usize, number| match &operation.src[index] {
+        Some(tensor) => describe(tensor, number),
+        None => Ok(bytemuck::Zeroable::zeroed()),
+    };
+    let body = Attention {
+        scale,
+        max_bias,
+        softcap,
+        reserved: 0,
+        dst: describe(&operation.dst, 0)?,
+        q: source(0, 1)?,
+        k: source(1, 2)?,
+        v: source(2, 3)?,
+        mask: source(3, 4)?,
+        sinks: source(4, 5)?,
+    };
+    match serve::accepts_attention(&body) {
+        Ok(()) => Ok(body),
+        Err(_) => Err(NOT_TAKEN),
     }
 }
 
 /// A tensor for the DSP, in buffer `number`.
-fn describe(tensor: &Tensor, number: u32) -> Result<wire::Tensor, Refusal> {
+pub(super) fn describe(tensor: &Tensor, number: u32) -> Result<wire::Tensor, Refusal> {
     let dtype = match (tensor.dtype, tensor.format) {
         (DType::F32, _) => wire::TYPE_F32,
         (DType::F16, _) => wire::TYPE_F16,

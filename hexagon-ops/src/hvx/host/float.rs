@@ -72,6 +72,18 @@ pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {
     )
 }
 
+/// The f32 values of f16 lanes in their order, (first 32, last 32): `Q6_Wsf_vmpy_VhfVhf` by 1, `Q6_W_vshuff_VVR` by -4.
+#[must_use]
+#[inline(always)]
+pub fn widen_in_order_f16(v: Vector) -> (Vector, Vector) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::widen_in_order_f16(v) {
+        return result;
+    }
+    let (even, odd) = widen_f16(v);
+    super::interleave_w(even, odd)
+}
+
 /// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
 #[must_use]
 #[inline(always)]
@@ -103,6 +115,28 @@ pub fn add_f32(a: Vector, b: Vector) -> Vector {
 #[inline(always)]
 pub fn sub_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => a - b)
+}
+
+/// Pairs of neighbouring blocks of `WORDS` lanes added: those of `a` in even blocks, those of `b` in odd ones. As
+/// [`swap_blocks`](super::swap_blocks), then [`add_f32`].
+#[must_use]
+#[inline(always)]
+pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if WORDS < 8
+        && let Some(result) = x86::fold_f32::<WORDS>(a, b)
+    {
+        return result;
+    }
+    let (a, b): ([f32; 32], [f32; 32]) = (cast(a), cast(b));
+    let mut out = [0.0; 32];
+    for block in (0..32).step_by(2 * WORDS) {
+        for i in block..block + WORDS {
+            out[i] = a[i] + a[i + WORDS];
+            out[i + WORDS] = b[i] + b[i + WORDS];
+        }
+    }
+    cast(out)
 }
 
 /// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.

@@ -30,7 +30,7 @@ pub struct SoftMax {
 ///
 /// Source: ggml `ggml_compute_forward_soft_max_f32`.
 #[derive(Clone, Copy, Debug)]
-struct Slopes {
+pub(in crate::ops) struct Slopes {
     /// Heads below this power of two take powers of the first base.
     n_heads_log2: usize,
     bases: [f64; 2],
@@ -39,7 +39,7 @@ struct Slopes {
 
 impl Slopes {
     /// The slopes of `n_heads` heads.
-    fn new(n_heads: usize, max_bias: f32) -> Self {
+    pub(in crate::ops) fn new(n_heads: usize, max_bias: f32) -> Self {
         let n_heads_log2 = 1_usize << n_heads.max(1).ilog2();
         let count = f64::from(u32::try_from(n_heads_log2).unwrap_or(u32::MAX));
         let base = |bias: f32| scalar::power(2.0, -f64::from(bias) / count);
@@ -52,7 +52,7 @@ impl Slopes {
 
     /// The slope of a head.
     #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
-    fn of(&self, head: usize) -> f32 {
+    pub(in crate::ops) fn of(&self, head: usize) -> f32 {
         if !self.used {
             return 1.0;
         }

@@ -1,0 +1,179 @@
+//! Attention over keys and values as a cache holds them: one pass over the positions with a running maximum, the scores
+//! never in memory as a whole.
+//!
+//! ```text
+//! for each stream, for each batch of queries whose results fit in VTCM
+//!   passes, side by side: a head of keys and values × some of its query rows × a part of the positions
+//!     for each 32 positions: scores, mask, maximum, exponentials, weighted sum of values
+//!   for each query and head: the parts joined, the sink added, divided by the sum of exponentials
+//! ```
+//!
+//! Query heads that share a head of keys and values are rows of one pass ([`Job::head`]), as are queries that follow one
+//! another. Scores of hidden positions are [`HIDDEN`], a finite number, so that no infinity meets another: a row with
+//! nothing else becomes zeros, as ggml has it.
+
+mod dot;
+mod merge;
+
+use crate::error::{Error, Result};
+use crate::layout::Line;
+use crate::ops::matmul::Machine;
+use crate::ops::rows::Slopes;
+use crate::ops::tensor::{Shape, Type, View, ViewMut};
+
+/// f32 of a line, and positions of a block.
+const LANES: usize = 32;
+/// Score of a hidden position.
+const HIDDEN: f32 = -1e30;
+/// A row whose maximum is not above it has hidden positions only.
+const NOTHING: f32 = -1e29;
+
+/// Parameters of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Largest ALiBi bias; 0: the mask's factor is 1 for all heads.
+    pub max_bias: f32,
+    /// Cap c of the scores, which become `c · tanh(x / c)`; 0: none.
+    pub softcap: f32,
+}
+
+/// What an attention reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    /// Queries `[Dk, queries, heads, streams]`.
+    pub q: View<'a>,
+    /// Keys `[Dk, positions, heads / r, streams]`.
+    pub k: View<'a>,
+    /// Values `[Dv, positions, heads / r, streams]`.
+    pub v: View<'a>,
+    /// What is added to scores, `[positions, queries, n, m]`.
+    pub mask: Option<View<'a>>,
+    /// A further score of each head.
+    pub sinks: Option<View<'a>>,
+}
+
+/// An attention whose operands fit each other.
+#[derive(Debug)]
+struct Job<'a> {
+    src: Sources<'a>,
+    /// Factor of the scores before they are capped.
+    factor: f32,
+    softcap: f32,
+    slopes: Slopes,
+    /// Query heads that share a head of keys and values.
+    group: usize,
+    /// Heads of keys and values.
+    kv_heads: usize,
+    positions: usize,
+    /// Lines of a query or key, and of a value.
+    dk: usize,
+    dv: usize,
+}
+
+impl<'a> Job<'a> {
+    /// Checks the operands.
+    fn new(params: &Attention, src: &Sources<'a>, dst: &Shape) -> Result<Self> {
+        let (q, k, v) = (&src.q.shape, &src.k.shape, &src.v.shape);
+        let [d, queries, heads, streams] = q.ne;
+        let readable = |shape: &Shape| shape.dtype.is_readable();
+        let shared = heads.is_multiple_of(k.ne[2]) && streams.is_multiple_of(k.ne[3]);
+        let fits = q.dtype == Type::F32
+            && dst.dtype == Type::F32
+            && readable(k)
+            && readable(v)
+            && k.ne[0] == d
+            && k.ne[1..] == v.ne[1..]
+            && shared
+            && dst.ne == [v.ne[0], heads, queries, streams];
+        let mask_fits = src.mask.is_none_or(|mask| {
+            let [n, rows, m2, m3] = mask.shape.ne;
+            let repeats = heads.is_multiple_of(m2) && streams.is_multiple_of(m3);
+            mask.shape.dtype.is_float() && n >= k.ne[1] && rows >= queries && repeats
+        });
+        let sinks_fit = src
+            .sinks
+            .is_none_or(|sinks| sinks.shape.dtype == Type::F32 && sinks.shape.ne[0] == heads);
+        let finite = [params.scale, params.max_bias, params.softcap]
+            .iter()
+            .all(|x| x.is_finite());
+        if !(fits && mask_fits && sinks_fit && finite) {
+            return Err(Error::Operand);
+        }
+        let capped = params.softcap != 0.0;
+        Ok(Self {
+            src: *src,
+            factor: params.scale / if capped { params.softcap } else { 1.0 },
+            softcap: params.softcap,
+            slopes: Slopes::new(heads, params.max_bias),
+            group: heads / k.ne[2],
+            kv_heads: k.ne[2],
+            positions: k.ne[1],
+            dk: d.div_ceil(LANES),
+            dv: v.ne[0].div_ceil(LANES),
+        })
+    }
+
+    /// Query and query head of row `row` of a head of keys and values; queries count from `first`.
+    fn head(&self, first: usize, kv_head: usize, row: usize) -> [usize; 2] {
+        [
+            first + row / self.group,
+            kv_head * self.group + row % self.group,
+        ]
+    }
+
+    /// Lines of a row's result: values, then a line of maxima and one of sums.
+    fn result_lines(&self) -> usize {
+        self.dv + 2
+    }
+}
+
+/// The parts of a row's result.
+#[inline(always)]
+fn parts(lines: &mut [Line]) -> (&mut [Line], &mut Line, &mut Line) {
+    match lines {
+        [values @ .., largest, sum] => (values, largest, sum),
+        // PANIC: results have two lines more than there are values.
+        _ => unreachable!("a result without maximum and sum"),
+    }
+}
+
+/// Checks operands and parameters, and computes nothing.
+///
+/// # Errors
+/// `Operand` as [`attention`].
+pub fn check(params: &Attention, src: &Sources<'_>, dst: &Shape) -> Result<()> {
+    Job::new(params, src, dst).map(drop)
+}
+
+/// Computes `dst = softmax(scale · q · kᵀ + slope · mask) · v` for each head and stream.
+///
+/// - `dst`: f32 `[Dv, heads, queries, streams]`
+/// - VTCM: results of a batch of queries, and a few rows for each thread
+///
+/// # Errors
+/// `Operand` unless the operands are as in [`Sources`] and parameters are finite; `VtcmFull` if not even one query fits.
+pub fn attention(
+    mut machine: Machine<'_>,
+    params: &Attention,
+    mut dst: ViewMut<'_>,
+    src: &Sources<'_>,
+) -> Result<()> {
+    let job = Job::new(params, src, &dst.shape)?;
+    let [_, queries, _, streams] = src.q.shape.ne;
+    let plan = dot::Plan::new(&job, queries, &machine)?;
+    for stream in 0..streams {
+        for first in (0..queries).step_by(plan.queries) {
+            let count = plan.queries.min(queries - first);
+            dot::batch(
+                &job,
+                &plan,
+                machine.reborrow(),
+                [stream, first, count],
+                &mut dst,
+            )?;
+        }
+    }
+    Ok(())
+}

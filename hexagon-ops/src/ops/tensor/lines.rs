@@ -1,0 +1,114 @@
+//! Rows as f32 in lines: what kernels read that go over a row more than once.
+
+use core::ops::Range;
+
+use super::{CHUNK, Chunk, Type, View};
+use crate::hvx::{self, Vector};
+use crate::layout::{LINE_BYTES, Line};
+
+/// f32 of a line.
+const LANES: usize = LINE_BYTES / 4;
+/// f16 of a line.
+const HALVES: usize = LINE_BYTES / 2;
+
+/// The first 128 of `bytes`; zeros past their end.
+#[inline(always)]
+fn load(bytes: &[u8]) -> Vector {
+    match bytes.first_chunk() {
+        Some(whole) => hvx::load_bytes(whole),
+        None => {
+            let mut padded = Line::ZERO;
+            padded.0[..bytes.len()].copy_from_slice(bytes);
+            hvx::load(&padded)
+        }
+    }
+}
+
+impl View<'_> {
+    /// Elements `range` of row `at` as f32, zeros behind them; row indices are taken modulo the dimensions.
+    ///
+    /// - `range`: within the row; whole blocks
+    /// - `out`: `ceil(range / 32)` lines
+    #[inline(always)]
+    pub fn read_lines(&self, at: [usize; 3], range: Range<usize>, out: &mut [Line]) {
+        if !self.shape.has_dense_rows() {
+            return self.read_scattered(at, range, out);
+        }
+        let dtype = self.shape.dtype;
+        let first = range.start / dtype.block() * dtype.block_bytes();
+        let bytes = self.tail(self.shape.row(at) + first);
+        match dtype {
+            Type::F16 => {
+                let row = bytes.get(..2 * range.len()).unwrap_or_default();
+                for (half, out) in row.chunks(LINE_BYTES).zip(out.chunks_mut(2)) {
+                    let (low, high) = hvx::widen_in_order_f16(load(half));
+                    for (out, v) in out.iter_mut().zip([low, high]) {
+                        hvx::store(out, v);
+                    }
+                }
+            }
+            Type::F32 => {
+                let row = bytes.get(..4 * range.len()).unwrap_or_default();
+                for (elems, out) in row.chunks(LINE_BYTES).zip(out) {
+                    hvx::store(out, load(elems));
+                }
+            }
+            Type::Q8_0 | Type::Q4_0 => {
+                let blocks = range.len() / dtype.block();
+                dequantize(dtype, bytes, &mut out[..blocks]);
+            }
+            _ => self.read_scattered(at, range, out),
+        }
+    }
+
+    /// [`Self::read_lines`] where elements do not follow one another.
+    #[inline(never)]
+    fn read_scattered(&self, at: [usize; 3], range: Range<usize>, out: &mut [Line]) {
+        let mut chunk: Chunk = [0.0; CHUNK];
+        for (i, out) in out.chunks_mut(CHUNK / LANES).enumerate() {
+            let start = range.start + i * CHUNK;
+            let range = start..range.end.min(start + CHUNK);
+            out.fill(Line::ZERO);
+            let elems = self.read(at, range, &mut chunk);
+            let all: &mut [f32] = bytemuck::cast_slice_mut(out);
+            all[..elems.len()].copy_from_slice(elems);
+        }
+    }
+}
+
+/// Blocks that follow one another, a line each.
+#[inline(always)]
+fn dequantize(dtype: Type, bytes: &[u8], out: &mut [Line]) {
+    let size = dtype.block_bytes();
+    for (i, out) in out.chunks_mut(HALVES).enumerate() {
+        let blocks = bytes.get(i * HALVES * size..).unwrap_or_default();
+        let mut halves = Line::ZERO;
+        for (half, block) in halves
+            .0
+            .as_chunks_mut::<2>()
+            .0
+            .iter_mut()
+            .zip(blocks.chunks(size))
+            .take(out.len())
+        {
+            *half = *block.first_chunk().unwrap_or(&[0; 2]);
+        }
+        let (low, high) = hvx::widen_in_order_f16(hvx::load(&halves));
+        let mut scales = [[0.0; LANES]; 2];
+        hvx::store_f32(&mut scales[0], low);
+        hvx::store_f32(&mut scales[1], high);
+        for (j, (out, scale)) in out.iter_mut().zip(scales.as_flattened()).enumerate() {
+            let quants = load(blocks.get(j * size + 2..).unwrap_or_default());
+            let words = if dtype == Type::Q4_0 {
+                // Low nibbles are elements 0 to 15, high ones 16 to 31. SOURCE: ggml dequantize_row_q4_0.
+                let low = hvx::and(quants, hvx::splat_b(15));
+                let (nibbles, _) = hvx::swap_blocks::<4>(low, hvx::shr_b(quants, 4));
+                hvx::sub_w(hvx::widen_b(nibbles), hvx::splat_w(8))
+            } else {
+                hvx::widen_b(quants)
+            };
+            let elems = hvx::mul_f32(hvx::f32_from_w(words), hvx::splat_f32(*scale));
+            hvx::store(out, elems);
+        }
+    }
+}

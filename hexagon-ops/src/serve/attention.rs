@@ -1,0 +1,88 @@
+//! Attention: fields checked, memory made visible, then [`crate::ops::attention`].
+
+use super::Platform;
+use super::detail::{Failure, OPERAND, RESERVED};
+use super::tensor::{check, clean, invalidate, prepare, shape_of};
+use crate::ops::attention::{self, Attention, Sources};
+use crate::ops::matmul::Machine;
+use crate::ops::tensor::{View, ViewMut};
+use crate::rt::memory::Table;
+use crate::wire;
+
+/// Whether [`wire::OP_ATTENTION`] takes these types, dimensions, strides and parameters. Buffers and offsets are not
+/// looked at.
+///
+/// # Errors
+/// What the command would be answered with.
+pub fn accepts_attention(body: &wire::Attention) -> Result<(), Failure> {
+    let missing = Failure::bad(OPERAND);
+    let described = |tensor| Ok::<_, Failure>(shape_of(tensor)?.map(View::described));
+    let dst = shape_of(&body.dst)?.ok_or(missing)?;
+    let sources = Sources {
+        q: described(&body.q)?.ok_or(missing)?,
+        k: described(&body.k)?.ok_or(missing)?,
+        v: described(&body.v)?.ok_or(missing)?,
+        mask: described(&body.mask)?,
+        sinks: described(&body.sinks)?,
+    };
+    ViewMut::described(dst)?;
+    Ok(attention::check(&params(body), &sources, &dst)?)
+}
+
+fn params(body: &wire::Attention) -> Attention {
+    Attention {
+        scale: f32::from_bits(body.scale),
+        max_bias: f32::from_bits(body.max_bias),
+        softcap: f32::from_bits(body.softcap),
+    }
+}
+
+/// Carries out [`wire::OP_ATTENTION`].
+pub(super) fn attention(
+    body: &wire::Attention,
+    memory: &mut Table,
+    platform: &mut impl Platform,
+    machine: Machine<'_>,
+) -> Result<(), Failure> {
+    if body.reserved != 0 {
+        return Err(Failure::bad(RESERVED));
+    }
+    let missing = Failure::bad(OPERAND);
+    if body.dst.dtype != wire::TYPE_NONE && body.dst.ne.contains(&0) {
+        return Ok(());
+    }
+    let dst = check(&body.dst, memory)?.ok_or(missing)?;
+    let mut src = [None; 5];
+    for (src, tensor) in src
+        .iter_mut()
+        .zip([&body.q, &body.k, &body.v, &body.mask, &body.sinks])
+    {
+        *src = check(tensor, memory)?;
+    }
+    let spans = src.map(|src| src.map(|src| src.span));
+    // What overlaps is refused before any cache line is touched.
+    memory.tensors(dst.span, spans)?;
+    for src in src.iter().flatten() {
+        invalidate(src, memory, platform);
+    }
+    prepare(&dst, memory, platform);
+    let (bytes, sources) = memory.tensors(dst.span, spans)?;
+    let mut views = [None; 5];
+    for (view, (bytes, src)) in views.iter_mut().zip(sources.into_iter().zip(src)) {
+        if let (Some(bytes), Some(src)) = (bytes, src) {
+            *view = Some(View::new(bytes, src.shape)?);
+        }
+    }
+    let [q, k, v, mask, sinks] = views;
+    let sources = Sources {
+        q: q.ok_or(missing)?,
+        k: k.ok_or(missing)?,
+        v: v.ok_or(missing)?,
+        mask,
+        sinks,
+    };
+    let dst_view = ViewMut::new(bytes, dst.shape)?;
+    let done = attention::attention(machine, &params(body), dst_view, &sources);
+    clean(&dst, memory, platform);
+    done.map_err(Failure::from)
+}

@@ -1,0 +1,459 @@
+//! Attention against ggml's definition in f64: shapes, types, views and masks as llama.cpp makes them.
+
+use hexagon_ops::serve;
+use hexagon_ops::wire::*;
+
+use crate::common::{Rng, nmse};
+use crate::rows::slope;
+use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Place, TRANSPOSED, Tensor as Case, indices};
+
+const F: u32 = TYPE_F32;
+const H: u32 = TYPE_F16;
+const Q8: u32 = TYPE_Q8_0;
+const Q4: u32 = TYPE_Q4_0;
+
+/// Largest NMSE. A weight is off by what f32 does to a score (2^-24 of a score below 30), squared.
+const LIMIT: f64 = 1e-11;
+
+/// An attention: `d` are the lengths of keys and values, `heads` those of queries and of keys.
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    d: [usize; 2],
+    queries: usize,
+    heads: [usize; 2],
+    streams: usize,
+    positions: usize,
+    types: [u32; 2],
+    places: [Place; 3],
+    scale: f32,
+    max_bias: f32,
+    softcap: f32,
+}
+
+const PLAIN: Setup = Setup {
+    d: [64, 64],
+    queries: 1,
+    heads: [9, 3],
+    streams: 1,
+    positions: 256,
+    types: [H, H],
+    // As llama.cpp has them: queries and the cache lie [length, heads, position].
+    places: [PERMUTED, PERMUTED, PERMUTED],
+    scale: 0.125,
+    max_bias: 0.0,
+    softcap: 0.0,
+};
+
+/// What surrounds the positions: mask and sinks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mask {
+    None,
+    /// Numbers in [-1, 1).
+    Random,
+    /// Later positions than the query's are hidden.
+    Causal,
+    /// All is hidden from every third query, and runs of positions from the others.
+    Holes,
+}
+
+/// Operands in the order of [`Attention`], the result first.
+struct Operands {
+    dst: Case,
+    q: Case,
+    k: Case,
+    v: Case,
+    mask: Case,
+    sinks: Case,
+}
+
+impl Operands {
+    fn new(setup: &Setup, mask: Mask, has_sinks: bool, rng: &mut Rng) -> Self {
+        let [dk, dv] = setup.d;
+        let [heads, kv_heads] = setup.heads;
+        let (n, s) = (setup.queries, setup.streams);
+        let [qp, kp, vp] = setup.places;
+        let q = Case::random(F, [dk, n, heads, s], qp, 2.0, rng);
+        let kv = [kv_heads, s];
+        let k = Case::random(
+            setup.types[0],
+            [dk, setup.positions, kv[0], kv[1]],
+            kp,
+            2.0,
+            rng,
+        );
+        let v = Case::random(
+            setup.types[1],
+            [dv, setup.positions, kv[0], kv[1]],
+            vp,
+            1.0,
+            rng,
+        );
+        let ne = [setup.positions, n, 1, s];
+        let mut index = 0;
+        let mut next = |f: &dyn Fn(usize, usize) -> f32| {
+            let (row, column) = (index / ne[0] % n, index % ne[0]);
+            index += 1;
+            f(row, column)
+        };
+        let hide = |hidden: bool| if hidden { f32::NEG_INFINITY } else { 0.0 };
+        let mask = match mask {
+            Mask::None => Case::none(),
+            Mask::Random => Case::random(H, ne, DENSE, 1.0, rng),
+            Mask::Causal => {
+                let past = setup.positions.saturating_sub(n);
+                Case::of(H, ne, DENSE, || {
+                    next(&|row, column| hide(column > past + row))
+                })
+            }
+            Mask::Holes => Case::of(H, ne, DENSE, || {
+                next(&|row, column| hide(row % 3 == 1 || column / 40 % 2 == row % 2))
+            }),
+        };
+        let sinks = if has_sinks {
+            Case::random(F, [heads, 1, 1, 1], DENSE, 6.0, rng)
+        } else {
+            Case::none()
+        };
+        let dst = Case::zeros(F, [dv, heads, n, s], DENSE);
+        let mut operands = Self {
+            dst,
+            q,
+            k,
+            v,
+            mask,
+            sinks,
+        };
+        operands.compute(setup);
+        operands
+    }
+
+    /// The result by ggml's definition.
+    fn compute(&mut self, setup: &Setup) {
+        let [heads, kv_heads] = setup.heads;
+        let group = heads / kv_heads;
+        let [dv, _, n, s] = self.dst.ne;
+        let mut rows = std::collections::HashMap::new();
+        for [_, head, i, stream] in indices([1, heads, n, s]) {
+            let slope = slope(head, heads, f64::from(setup.max_bias));
+            let mut scores: Vec<f64> = (0..setup.positions)
+                .map(|j| {
+                    let at = [head, stream];
+                    let product: f64 = (0..setup.d[0])
+                        .map(|d| {
+                            self.q.value([d, i, at[0], at[1]])
+                                * self.k.value([d, j, head / group, stream])
+                        })
+                        .sum();
+                    let mut score = product * f64::from(setup.scale);
+                    if setup.softcap != 0.0 {
+                        let cap = f64::from(setup.softcap);
+                        score = cap * (score / cap).tanh();
+                    }
+                    if self.mask.values.is_empty() {
+                        score
+                    } else {
+                        score + slope * self.mask.value([j, i, head, stream])
+                    }
+                })
+                .collect();
+            if !self.sinks.values.is_empty() {
+                scores.push(self.sinks.value([head, 0, 0, 0]));
+            }
+            let most = scores.iter().fold(f64::NEG_INFINITY, |m, x| m.max(*x));
+            let weights: Vec<f64> = scores
+                .iter()
+                .map(|x| {
+                    if *x == f64::NEG_INFINITY {
+                        0.0
+                    } else {
+                        (x - most).exp()
+                    }
+                })
+                .collect();
+            let total: f64 = weights.iter().sum();
+            let row: Vec<f64> = (0..dv)
+                .map(|d| {
+                    let sum: f64 = (0..setup.positions)
+                        .filter(|j| weights[*j] > 0.0)
+                        .map(|j| weights[j] * self.v.value([d, j, head / group, stream]))
+                        .sum();
+                    if total == 0.0 { 0.0 } else { sum / total }
+                })
+                .collect();
+            rows.insert([head, i, stream], row);
+        }
+        for (index, [d, head, i, stream]) in indices(self.dst.ne).enumerate() {
+            self.dst.values[index] = rows[&[head, i, stream]][d];
+        }
+    }
+
+    /// The command, with everything in the memory of `bench`.
+    fn place(&self, setup: &Setup, bench: &mut Bench) -> Attention {
+        let tensors = [
+            &self.dst,
+            &self.q,
+            &self.k,
+            &self.v,
+            &self.mask,
+            &self.sinks,
+        ];
+        let placed = bench.put(&tensors);
+        Attention {
+            scale: setup.scale.to_bits(),
+            max_bias: setup.max_bias.to_bits(),
+            softcap: setup.softcap.to_bits(),
+            reserved: 0,
+            dst: placed[0],
+            q: placed[1],
+            k: placed[2],
+            v: placed[3],
+            mask: placed[4],
+            sinks: placed[5],
+        }
+    }
+
+    fn compare(&self, body: &Attention, bench: &mut Bench, limit: f64, what: &str) {
+        let have = bench.run_command(&Command::new(0, body), &self.dst, body.dst.offset);
+        assert!(have.iter().all(|x| x.is_finite()), "{what}");
+        let error = nmse(&have, &self.dst.values);
+        assert!(error <= limit, "{what}: {error:e} above {limit:e}");
+    }
+}
+
+/// Runs an attention and compares.
+fn check(setup: &Setup, mask: Mask, has_sinks: bool, bench: &mut Bench, rng: &mut Rng) {
+    let operands = Operands::new(setup, mask, has_sinks, rng);
+    let body = operands.place(setup, bench);
+    let what = format!("{setup:?} {mask:?} sinks {has_sinks}");
+    operands.compare(&body, bench, LIMIT, &what);
+}
+
+#[test]
+fn every_length_of_head_and_number_of_rows() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for d in [8, 40, 64, 65, 72, 80, 128, 256] {
+        for (queries, heads, positions) in [
+            (1, [9, 3], 32),
+            (1, [1, 1], 1),
+            (2, [4, 4], 33),
+            (5, [6, 2], 100),
+            (35, [4, 1], 64),
+        ] {
+            let setup = Setup {
+                d: [d, d],
+                queries,
+                heads,
+                positions,
+                ..PLAIN
+            };
+            check(&setup, Mask::Random, false, &mut bench, &mut rng);
+        }
+    }
+}
+
+#[test]
+fn keys_and_values_of_every_type() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for types in [
+        [F, F],
+        [Q8, Q8],
+        [Q4, Q4],
+        [Q8, Q4],
+        [Q4, H],
+        [H, F],
+        [H, Q8],
+    ] {
+        for (queries, places) in [(1, PLAIN.places), (7, [GAPS; 3]), (40, [DENSE; 3])] {
+            let setup = Setup {
+                d: [96, 64],
+                queries,
+                types,
+                places,
+                positions: 70,
+                ..PLAIN
+            };
+            check(&setup, Mask::Causal, true, &mut bench, &mut rng);
+        }
+    }
+}
+
+#[test]
+fn slopes_caps_sinks_and_streams() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for (max_bias, softcap) in [(0.0, 0.0), (8.0, 0.0), (0.0, 10.0), (8.0, 10.0)] {
+        for has_sinks in [false, true] {
+            for mask in [Mask::None, Mask::Random, Mask::Causal, Mask::Holes] {
+                // ggml wants a mask where there are slopes.
+                if mask == Mask::None && max_bias > 0.0 {
+                    continue;
+                }
+                for queries in [1, 6] {
+                    let setup = Setup {
+                        d: [64, 32],
+                        queries,
+                        heads: [6, 2],
+                        streams: 2,
+                        positions: 90,
+                        max_bias,
+                        softcap,
+                        ..PLAIN
+                    };
+                    check(&setup, mask, has_sinks, &mut bench, &mut rng);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_query_over_many_positions_and_many_queries_over_few() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let setup = Setup {
+        positions: 1500,
+        ..PLAIN
+    };
+    check(&setup, Mask::None, true, &mut bench, &mut rng);
+    check(&setup, Mask::Random, false, &mut bench, &mut rng);
+    // More results than fit in the VTCM of this host.
+    let setup = Setup {
+        d: [32, 128],
+        queries: 300,
+        heads: [8, 2],
+        positions: 40,
+        ..PLAIN
+    };
+    check(&setup, Mask::Random, false, &mut bench, &mut rng);
+}
+
+#[test]
+fn hidden_rows_become_zeros() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for has_sinks in [false, true] {
+        let setup = Setup {
+            queries: 4,
+            ..PLAIN
+        };
+        let operands = Operands::new(&setup, Mask::Holes, has_sinks, &mut rng);
+        let body = operands.place(&setup, &mut bench);
+        let command = Command::new(0, &body);
+        let have = bench.run_command(&command, &operands.dst, body.dst.offset);
+        let row = setup.d[1] * setup.heads[0];
+        assert!(have[row..2 * row].iter().all(|x| *x == 0.0));
+        assert!(have[..row].iter().all(|x| *x != 0.0));
+    }
+}
+
+#[test]
+fn values_may_be_the_first_part_of_the_keys() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for (types, d) in [([H, H], [576, 512]), ([Q8, Q8], [64, 64])] {
+        let setup = Setup {
+            d,
+            queries: 2,
+            heads: [4, 1],
+            positions: 48,
+            types,
+            ..PLAIN
+        };
+        let mut operands = Operands::new(&setup, Mask::Causal, false, &mut rng);
+        for (index, at) in indices(operands.v.ne).enumerate() {
+            operands.v.values[index] = operands.k.value(at);
+        }
+        operands.compute(&setup);
+        let mut body = operands.place(&setup, &mut bench);
+        body.v = Tensor {
+            ne: body.v.ne,
+            ..body.k
+        };
+        operands.compare(&body, &mut bench, LIMIT, "a view of the keys");
+    }
+}
+
+#[test]
+fn keys_and_values_may_be_transposed() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let setup = Setup {
+        queries: 3,
+        positions: 50,
+        places: [TRANSPOSED; 3],
+        ..PLAIN
+    };
+    check(&setup, Mask::Random, false, &mut bench, &mut rng);
+}
+
+#[test]
+fn wrong_fields_are_refused() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let setup = Setup {
+        queries: 2,
+        positions: 40,
+        ..PLAIN
+    };
+    let operands = Operands::new(&setup, Mask::Random, true, &mut rng);
+    let good = operands.place(&setup, &mut bench);
+    type Change = fn(&mut Attention);
+    let none: Tensor = bytemuck::Zeroable::zeroed();
+    for (detail, what, change) in [
+        (serve::RESERVED, "reserved", (|b| b.reserved = 1) as Change),
+        (serve::OPERAND, "infinite scale", |b| {
+            b.scale = f32::INFINITY.to_bits()
+        }),
+        (serve::OPERAND, "cap that is no number", |b| {
+            b.softcap = f32::NAN.to_bits()
+        }),
+        (serve::OPERAND, "queries in f16", |b| b.q.dtype = TYPE_F16),
+        (serve::OPERAND, "result in f16", |b| b.dst.dtype = TYPE_F16),
+        (serve::OPERAND, "keys in i32", |b| {
+            b.k.dtype = TYPE_I32;
+            b.k.nb[0] = 4;
+        }),
+        (serve::OPERAND, "length of keys", |b| b.k.ne[0] = 32),
+        (serve::OPERAND, "length of values", |b| b.v.ne[0] = 32),
+        (serve::OPERAND, "positions", |b| b.v.ne[1] = 39),
+        (serve::OPERAND, "heads of keys", |b| b.k.ne[2] = 2),
+        (serve::OPERAND, "heads", |b| b.q.ne[2] = 6),
+        (serve::OPERAND, "mask too short", |b| b.mask.ne[0] = 39),
+        (serve::OPERAND, "rows of the mask", |b| b.mask.ne[1] = 1),
+        (serve::OPERAND, "heads of the mask", |b| {
+            b.mask.ne[2] = 2;
+            b.mask.nb[2] = 0;
+        }),
+        (serve::OPERAND, "mask in i32", |b| {
+            b.mask.dtype = TYPE_I32;
+            b.mask.nb = [4; 4];
+        }),
+        (serve::OPERAND, "sinks", |b| b.sinks.ne[0] = 8),
+        (serve::OPERAND, "rows of results overlap", |b| {
+            b.dst.nb[1] = 252
+        }),
+        (serve::SHAPE, "no positions", |b| b.k.ne[1] = 0),
+        (serve::ALIGNMENT, "stride", |b| b.k.nb[1] += 1),
+        (serve::TYPE, "type", |b| b.v.dtype = 99),
+        (serve::UNMAPPED, "unmapped", |b| b.sinks.buffer = 99),
+        (serve::BOUNDS, "bounds", |b| b.v.offset = 1 << 40),
+        (serve::OVERLAP, "overlap", |b| b.q.offset = b.dst.offset),
+    ] {
+        let mut wrong = good;
+        change(&mut wrong);
+        bench.refused_body(&wrong, detail, what);
+    }
+    for remove in [
+        (|b, none| b.q = none) as fn(&mut Attention, Tensor),
+        |b, none| b.k = none,
+        |b, none| b.v = none,
+        |b, none| b.dst = none,
+    ] {
+        let mut wrong = good;
+        remove(&mut wrong, none);
+        bench.refused_body(&wrong, serve::OPERAND, "absent operand");
+    }
+    operands.compare(&good, &mut bench, LIMIT, "the right one");
+}
