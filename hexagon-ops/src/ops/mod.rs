@@ -5,6 +5,7 @@
 
 pub mod copy;
 pub mod elementwise;
+pub mod im2col;
 pub mod math;
 pub mod matmul;
 pub mod place;

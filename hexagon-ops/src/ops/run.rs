@@ -1,6 +1,7 @@
 //! From a kernel's number to its code.
 
 use super::elementwise::{Binary, Glu, Unary};
+use super::im2col::{Im2col, im2col};
 use super::place::{Band, Pad};
 use super::rows::{Norm, Order, Rope, SoftMax};
 use super::tensor::{Source, ViewMut};
@@ -49,6 +50,8 @@ pub enum Op {
     Band(Band),
     /// First element of a row, and the step to the next.
     Ramp(f32, f32),
+    /// Windows as rows.
+    Im2col(Im2col),
     /// A matrix plus rows by number.
     AddId,
 }
@@ -79,6 +82,7 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Pad(pad) => place::pad(engine, pad, dst, &src[0]),
         Op::Band(band) => place::band(engine, band, dst, &src[0]),
         Op::Ramp(start, step) => place::ramp(engine, start, step, dst),
+        Op::Im2col(params) => im2col(engine, params, dst, &src[0]),
         Op::AddId => elementwise::add_id(engine, dst, src),
     }
 }
