@@ -43,7 +43,7 @@
 //! | 68 | IM2COL_3D | float | F32: ggml's src1 | | d = (IC KD KH KW, *, *, * N), a3 = IC N | i0–i9; i13–i15 KW, KH, KD |
 //!
 //! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at most. Where a type has blocks,
-//! rows of all operands of COPY and REPEAT are whole blocks.
+//! rows of all operands of COPY, CONCAT and REPEAT are whole blocks.
 //!
 //! What has no kernel of its own: TOP_K is ARGSORT in descending order with k elements in the result's rows, ARGMAX the same
 //! with one; ADD1 is ADD; ACC and SET are a COPY of src0, then ADD (in place) or COPY on the part of the result that their
