@@ -9,6 +9,7 @@ pub mod im2col;
 pub mod math;
 pub mod matmul;
 pub mod place;
+pub mod pool;
 pub mod rows;
 mod run;
 pub mod tensor;

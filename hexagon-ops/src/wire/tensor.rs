@@ -41,6 +41,8 @@
 //! | 66 | FILL | float | none | | | f0 first value, f2 step |
 //! | 67 | IM2COL | float | F32: ggml's src1 | | i6 = 1: d = (a2 KH KW, *, *, a3), KD = 1; i6 = 0: d = (a1 KW, *, a2, 1), KH = KD = 1 | i0–i6; i13–i15 KW, KH, KD |
 //! | 68 | IM2COL_3D | float | F32: ggml's src1 | | d = (IC KD KH KW, *, *, * N), a3 = IC N | i0–i9; i13–i15 KW, KH, KD |
+//! | 69 | POOL_1D | float | F32 | | d = (*, a1, a2, a3) | i0–i3 |
+//! | 70 | POOL_2D | float | F32 | | d = (*, *, a2, a3) | i0–i6 |
 //!
 //! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at most. Where a type has blocks,
 //! rows of all operands of COPY, CONCAT and REPEAT are whole blocks.
@@ -202,4 +204,6 @@ kernels! {
     KERNEL_FILL = 66, "f32 param 0 + index · f32 param 2; no source: ggml's FILL and ARANGE";
     KERNEL_IM2COL = 67, "windows of src0, ggml's src1, as rows: its IM2COL; params 13 to 15: width, height and depth of the window";
     KERNEL_IM2COL_3D = 68, "the same for its IM2COL_3D";
+    KERNEL_POOL_1D = 69, "the largest (param 0: 0) or the mean (1) of windows of src0's rows: ggml's POOL_1D";
+    KERNEL_POOL_2D = 70, "the same of windows of its planes: ggml's POOL_2D";
 }

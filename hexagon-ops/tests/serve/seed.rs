@@ -5,7 +5,7 @@ use hexagon_ops::wire::*;
 /// Bytes that each of the buffers must have at least.
 pub const BYTES: usize = 1 << 13;
 /// Kernels' numbers are below it.
-pub const KERNELS: u32 = KERNEL_IM2COL_3D + 1;
+pub const KERNELS: u32 = KERNEL_POOL_2D + 1;
 /// Types' numbers are below it.
 pub const TYPES: u32 = TYPE_MXFP4 + 1;
 
@@ -97,6 +97,10 @@ pub fn operation(kernel: u32, dtype: u32) -> TensorOp {
                 [8, 3, 1, 2]
             };
             (f32(2, [12, 8, 3, 1]), [tensor(0, dtype, image), none, none])
+        }
+        KERNEL_POOL_1D | KERNEL_POOL_2D => {
+            params[..7].copy_from_slice(&[1, 2, 1, 1, 1, 0, 0]);
+            (f32(2, [31, 3, 2, 1]), [tensor(0, dtype, NE), none, none])
         }
         KERNEL_FILL => (tensor(2, dtype, NE), [none; SOURCES]),
         KERNEL_ADD | KERNEL_SUB | KERNEL_MUL | KERNEL_DIV | KERNEL_SOFT_MAX | KERNEL_SWIGLU
