@@ -197,7 +197,7 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
 /// `src[0]`, behind it `src[1]`, along dimension `dim`.
 ///
 /// # Errors
-/// `Operand` unless all have types that convert, and dimensions other than `dim` are the same and those of `dim` add up.
+/// `Operand` unless all have types that convert and rows of whole blocks, and dimensions other than `dim` are the same and those of `dim` add up.
 pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     let views = [src[0].apart()?, src[1].apart()?];
     let ne = dst.shape.ne;
@@ -209,7 +209,10 @@ pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 
             a == ne[i] && b == ne[i]
         }
     });
-    let convert = views.iter().all(|v| converts(&v.shape, &dst.shape));
+    let block = dst.shape.dtype.block();
+    let convert = views
+        .iter()
+        .all(|v| converts(&v.shape, &dst.shape) && v.shape.ne[0].is_multiple_of(block));
     if dim >= 4 || !fits || !convert {
         return Err(Error::Operand);
     }

@@ -6,9 +6,11 @@
 pub mod attention;
 pub mod copy;
 pub mod elementwise;
+pub mod im2col;
 pub mod math;
 pub mod matmul;
 pub mod place;
+pub mod pool;
 pub mod rows;
 mod run;
 pub mod tensor;

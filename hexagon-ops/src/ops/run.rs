@@ -1,7 +1,9 @@
 //! From a kernel's number to its code.
 
 use super::elementwise::{Binary, Glu, Unary};
+use super::im2col::{Im2col, im2col};
 use super::place::{Band, Pad};
+use super::pool::{Pool, pool};
 use super::rows::{Norm, Order, Rope, SoftMax};
 use super::tensor::{Source, ViewMut};
 use super::{copy, elementwise, place, rows};
@@ -49,6 +51,10 @@ pub enum Op {
     Band(Band),
     /// First element of a row, and the step to the next.
     Ramp(f32, f32),
+    /// The largest or the mean of windows.
+    Pool(Pool),
+    /// Windows as rows.
+    Im2col(Im2col),
     /// A matrix plus rows by number.
     AddId,
 }
@@ -79,6 +85,8 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Pad(pad) => place::pad(engine, pad, dst, &src[0]),
         Op::Band(band) => place::band(engine, band, dst, &src[0]),
         Op::Ramp(start, step) => place::ramp(engine, start, step, dst),
+        Op::Pool(params) => pool(engine, params, dst, &src[0]),
+        Op::Im2col(params) => im2col(engine, params, dst, &src[0]),
         Op::AddId => elementwise::add_id(engine, dst, src),
     }
 }

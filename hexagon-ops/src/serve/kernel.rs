@@ -3,7 +3,9 @@
 use super::detail::{Failure, KERNEL_NUMBER, OPERAND};
 use crate::ops::Op;
 use crate::ops::elementwise::{Binary, Glu, Unary};
+use crate::ops::im2col::{Im2col, Image};
 use crate::ops::place::{Band, Pad};
+use crate::ops::pool::Pool;
 use crate::ops::rows::{Norm, Order, Rope, RopePairs, SectionOrder, Sections, SoftMax};
 use crate::wire;
 
@@ -103,6 +105,8 @@ pub(super) fn op(body: &wire::TensorOp) -> Result<Op, Failure> {
             _ => return Err(Failure::bad(OPERAND)),
         }),
         wire::KERNEL_DIAG => Op::Band(Band::Diagonal),
+        wire::KERNEL_POOL_1D | wire::KERNEL_POOL_2D => Op::Pool(pool(body)?),
+        wire::KERNEL_IM2COL | wire::KERNEL_IM2COL_3D => Op::Im2col(im2col(body)?),
         wire::KERNEL_FILL => Op::Ramp(float(0), float(2)),
         wire::KERNEL_SOFT_MAX => Op::SoftMax(SoftMax {
             scale: float(0),
@@ -156,5 +160,53 @@ fn rope(body: &wire::TensorOp, is_inverse: bool) -> Result<Rope, Failure> {
         attn_factor: float(8),
         beta_fast: float(9),
         beta_slow: float(10),
+    })
+}
+
+/// The parameters of IM2COL and IM2COL_3D, as ggml stores them, and the window behind them.
+fn im2col(body: &wire::TensorOp) -> Result<Im2col, Failure> {
+    let p = |i: usize| body.params[i];
+    let window = [size(body, 13)?, size(body, 14)?, size(body, 15)?];
+    Ok(if body.kernel == wire::KERNEL_IM2COL_3D {
+        Im2col {
+            image: Image::Volume(size(body, 9)?),
+            stride: [p(0), p(1), p(2)],
+            pad: [p(3), p(4), p(5)].map(u32::cast_signed),
+            dilation: [p(6), p(7), p(8)],
+            window,
+        }
+    } else {
+        Im2col {
+            image: if p(6) == 0 { Image::Line } else { Image::Plane },
+            stride: [p(0), p(1), 1],
+            pad: [p(2), p(3), 0].map(u32::cast_signed),
+            dilation: [p(4), p(5), 1],
+            window,
+        }
+    })
+}
+
+/// The parameters of POOL_1D and POOL_2D, as ggml stores them.
+///
+/// SOURCE: ggml.h, `GGML_OP_POOL_MAX` 0 and `_AVG` 1.
+fn pool(body: &wire::TensorOp) -> Result<Pool, Failure> {
+    let p = |i: usize| body.params[i];
+    let is_mean = match p(0) {
+        0 => false,
+        1 => true,
+        _ => return Err(Failure::bad(OPERAND)),
+    };
+    let is_line = body.kernel == wire::KERNEL_POOL_1D;
+    let (size, stride, pad) = if is_line {
+        ([p(1), 1], [p(2), 1], [p(3), 0])
+    } else {
+        ([p(1), p(2)], [p(3), p(4)], [p(5), p(6)])
+    };
+    Ok(Pool {
+        is_mean,
+        counts_inside: is_line,
+        size,
+        stride,
+        pad: pad.map(u32::cast_signed),
     })
 }

@@ -5,7 +5,8 @@
 //! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of blocks; *writable* is that
 //! without MXFP4; *any* is every type. Types of a row of this table may differ from each other unless it says *same*. `d`, `a`,
 //! `b`, `c` are the dimensions of the result and the three sources; a `*` is any number. Parameters are words of `params`,
-//! ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; what is not listed is not read.
+//! ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; what is not listed is not read. Only i13 to i15 of
+//! IM2COL are not ggml's.
 //!
 //! | number | kernel | result | src0 | src1, src2 | shapes | parameters |
 //! |---|---|---|---|---|---|---|
@@ -38,9 +39,13 @@
 //! | 64 | TRI | float | float | | a = d | i0 type |
 //! | 65 | DIAG | float | float | | d = (a0, a0, a2, a3), a1 = 1 | |
 //! | 66 | FILL | float | none | | | f0 first value, f2 step |
+//! | 67 | IM2COL | float | F32: ggml's src1 | | i6 = 1: d = (a2 KH KW, *, *, a3), KD = 1; i6 = 0: d = (a1 KW, *, a2, 1), KH = KD = 1 | i0–i6; i13–i15 KW, KH, KD |
+//! | 68 | IM2COL_3D | float | F32: ggml's src1 | | d = (IC KD KH KW, *, *, * N), a3 = IC N | i0–i9; i13–i15 KW, KH, KD |
+//! | 69 | POOL_1D | float | F32 | | d = (*, a1, a2, a3) | i0–i3 |
+//! | 70 | POOL_2D | float | F32 | | d = (*, *, a2, a3) | i0–i6 |
 //!
 //! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at most. Where a type has blocks,
-//! rows of all operands of COPY and REPEAT are whole blocks.
+//! rows of all operands of COPY, CONCAT and REPEAT are whole blocks.
 //!
 //! What has no kernel of its own: TOP_K is ARGSORT in descending order with k elements in the result's rows, ARGMAX the same
 //! with one; ADD1 is ADD; ACC and SET are a COPY of src0, then ADD (in place) or COPY on the part of the result that their
@@ -49,9 +54,9 @@
 //!
 //! # Strides
 //!
-//! Sources have any strides, zero included. Rows of results are disjoint, and none lies inside another one; elements of a row
+//! Sources have any strides, zero included (not for SUM). Rows of results are disjoint, and none lies inside another one; elements of a row
 //! may have gaps. Only for COPY between equal shapes without blocks may dimension 0 have a larger stride than the others. A
-//! source of 1–24, 26, 27, 30, 32–53, 56, 58, 63 and 64 may be the result itself: src0, for 1–4 and gated units src1 as well.
+//! source of 1–24, 26, 27, 30, 32–53, 56, 58, 63 and 64 may be the result itself: src0, for 1–4, 26 and gated units src1 as well.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -225,4 +230,8 @@ kernels! {
     KERNEL_TRI = 64, "a triangle of src0, zeros beside it; param 0 as ggml's `ggml_tri_type`";
     KERNEL_DIAG = 65, "src0's rows as diagonals";
     KERNEL_FILL = 66, "f32 param 0 + index · f32 param 2; no source: ggml's FILL and ARANGE";
+    KERNEL_IM2COL = 67, "windows of src0, ggml's src1, as rows: its IM2COL; params 13 to 15: width, height and depth of the window";
+    KERNEL_IM2COL_3D = 68, "the same for its IM2COL_3D";
+    KERNEL_POOL_1D = 69, "the largest (param 0: 0) or the mean (1) of windows of src0's rows: ggml's POOL_1D";
+    KERNEL_POOL_2D = 70, "the same of windows of its planes: ggml's POOL_2D";
 }

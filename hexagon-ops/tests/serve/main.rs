@@ -11,6 +11,7 @@ mod copy;
 mod driver;
 mod elementwise;
 mod place;
+mod pool;
 mod product;
 mod random;
 mod refusal;

@@ -1,4 +1,4 @@
-//! Where elements go: padding, rolling, triangles, diagonals, ramps; all exact.
+//! Where elements go: padding, rolling, triangles, diagonals, ramps, windows; all exact.
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
@@ -187,6 +187,107 @@ fn ramps_start_and_step() {
                 false,
                 0.0,
             );
+        }
+    }
+}
+
+/// A window over an image: ggml's parameters, and the image's coordinates of an element by its formula.
+struct Window {
+    /// Strides, padding and dilations of width, height and depth.
+    stride: [usize; 3],
+    pad: [usize; 3],
+    dilation: [usize; 3],
+    /// Width, height and depth.
+    size: [usize; 3],
+}
+
+impl Window {
+    /// Output positions along a dimension.
+    fn positions(&self, dim: usize, count: usize) -> usize {
+        let reach = self.dilation[dim] * (self.size[dim] - 1) + 1;
+        (count + 2 * self.pad[dim] - reach) / self.stride[dim] + 1
+    }
+
+    /// Where element `k` of the window at output position `o` lies, if it lies in the image.
+    fn inside(&self, dim: usize, o: usize, k: usize, count: usize) -> Option<usize> {
+        let at = o * self.stride[dim] + k * self.dilation[dim];
+        at.checked_sub(self.pad[dim]).filter(|at| *at < count)
+    }
+}
+
+#[test]
+fn windows_of_images_become_rows() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for (stride, pad, dilation) in [(1, 0, 1), (3, 3, 1), (1, 1, 3), (2, 3, 2)] {
+        for (channels, batch, place) in [(2, 2, DENSE), (30, 1, GAPS)] {
+            let window = Window {
+                stride: [stride, 1, stride],
+                pad: [pad, pad, 1],
+                dilation: [dilation, 2, 1],
+                size: [3, 2, 2],
+            };
+            let [kw, kh, kd] = window.size;
+            let [w, h, d] = [11, 9, 5];
+            let [ow, oh, od] = [0, 1, 2].map(|i| window.positions(i, [w, h, d][i]));
+            let u = |n: usize| u32::try_from(n).unwrap();
+            let mut params = [0; 16];
+            params[13..].copy_from_slice(&[u(kw), u(kh), 1]);
+
+            // Planes, to f32 and to f16.
+            let (s, p, l) = (window.stride, window.pad, window.dilation);
+            params[..7].copy_from_slice(&[u(s[0]), u(s[1]), u(p[0]), u(p[1]), u(l[0]), u(l[1]), 1]);
+            for dtype in [F, H] {
+                let src = Case::of(F, [w, h, channels, batch], place, || {
+                    (rng.unit() * 99.0).round()
+                });
+                let mut dst = Case::zeros(dtype, [channels * kh * kw, ow, oh, batch], DENSE);
+                dst.values = indices(dst.ne)
+                    .map(|[i, x, y, n]| {
+                        let x = window.inside(0, x, i % kw, w);
+                        let y = window.inside(1, y, i / kw % kh, h);
+                        let value = |x, y| src.value([x, y, i / (kw * kh), n]);
+                        x.zip(y).map_or(0.0, |(x, y)| value(x, y))
+                    })
+                    .collect();
+                bench.check((KERNEL_IM2COL, params), &dst, &[src], false, 0.0);
+            }
+
+            // Lines.
+            (params[6], params[14]) = (0, 1);
+            let src = Case::random(F, [w, channels, batch, 1], place, 1.0, &mut rng);
+            let mut dst = Case::zeros(F, [channels * kw, ow, batch, 1], DENSE);
+            dst.values = indices(dst.ne)
+                .map(|[i, x, n, _]| {
+                    let x = window.inside(0, x, i % kw, w);
+                    x.map_or(0.0, |x| src.value([x, i / kw, n, 0]))
+                })
+                .collect();
+            bench.check((KERNEL_IM2COL, params), &dst, &[src], false, 0.0);
+
+            // Volumes.
+            let channels = channels.min(3);
+            for i in 0..3 {
+                (params[i], params[3 + i], params[6 + i]) = (u(s[i]), u(p[i]), u(l[i]));
+            }
+            params[9] = u(channels);
+            params[13..].copy_from_slice(&[u(kw), u(kh), u(kd)]);
+            let src = Case::random(F, [w, h, d, channels * batch], place, 1.0, &mut rng);
+            let mut dst = Case::zeros(F, [channels * kd * kh * kw, ow, oh, od * batch], DENSE);
+            dst.values = indices(dst.ne)
+                .map(|[i, x, y, n]| -> Option<f64> {
+                    let x = window.inside(0, x, i % kw, w)?;
+                    let y = window.inside(1, y, i / kw % kh, h)?;
+                    let z = window.inside(2, n % od, i / (kw * kh) % kd, d)?;
+                    let channel = i / (kw * kh * kd);
+                    Some(src.value([x, y, z, n / od * channels + channel]))
+                })
+                .map(|value| value.unwrap_or(0.0))
+                .collect();
+            let src = [src];
+            bench.check((KERNEL_IM2COL_3D, params), &dst, &src, false, 0.0);
+            params[9] = 0;
+            bench.refused((KERNEL_IM2COL_3D, params), &dst, &src, serve::OPERAND);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::{Rng, nmse};
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Params, Tensor as Case, floats, indices, limit};
 
 const F: u32 = TYPE_F32;
@@ -155,6 +155,31 @@ fn softmax_takes_masks_slopes_and_sinks() {
             bench.check(op, &dst, &src, true, 5e-12);
         }
     }
+}
+
+/// ggml's allocator reuses a mask that nobody needs any more.
+#[test]
+fn softmax_may_take_the_place_of_its_mask() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let ne = [300, 5, 2, 1];
+    let src = Case::random(F, ne, DENSE, 3.0, &mut rng);
+    let mask = Case::random(F, ne, DENSE, 3.0, &mut rng);
+    let mut dst = Case::zeros(F, ne, DENSE);
+    let op = (KERNEL_SOFT_MAX, floats(&[1.0]));
+    let src = [src, mask];
+    dst.values = bench
+        .run(op, &dst, &src, false)
+        .into_iter()
+        .map(f64::from)
+        .collect();
+    let mut body = bench.place(op, &dst, &src, false);
+    body.dst = body.src[1];
+    let completion = bench.host.run(&[Command::new(0, &body)]);
+    assert_eq!((completion.status, completion.detail), (0, 0));
+    let at = usize::try_from(body.dst.offset).unwrap();
+    let have: Vec<f32> = bench.memory.get(at, dst.values.len());
+    assert!(nmse(&have, &dst.values) == 0.0);
 }
 
 /// A rotation.

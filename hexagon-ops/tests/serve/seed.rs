@@ -5,7 +5,7 @@ use hexagon_ops::wire::*;
 /// Bytes that each of the buffers must have at least.
 pub const BYTES: usize = 1 << 13;
 /// Kernels' numbers are below it.
-pub const KERNELS: u32 = KERNEL_FILL + 1;
+pub const KERNELS: u32 = KERNEL_POOL_2D + 1;
 /// Types' numbers are below it.
 pub const TYPES: u32 = TYPE_MXFP4 + 1;
 
@@ -87,6 +87,21 @@ pub fn operation(kernel: u32, dtype: u32) -> TensorOp {
             f32(2, [32, 32, 2, 1]),
             [tensor(0, dtype, [32, 1, 2, 1]), none, none],
         ),
+        KERNEL_IM2COL | KERNEL_IM2COL_3D => {
+            params[..10].copy_from_slice(&[1, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
+            params[13..].copy_from_slice(&[3, 2, 1]);
+            // Two channels in dimension 2 or 3.
+            let image = if kernel == KERNEL_IM2COL {
+                [8, 3, 2, 1]
+            } else {
+                [8, 3, 1, 2]
+            };
+            (f32(2, [12, 8, 3, 1]), [tensor(0, dtype, image), none, none])
+        }
+        KERNEL_POOL_1D | KERNEL_POOL_2D => {
+            params[..7].copy_from_slice(&[1, 2, 1, 1, 1, 0, 0]);
+            (f32(2, [31, 3, 2, 1]), [tensor(0, dtype, NE), none, none])
+        }
         KERNEL_FILL => (tensor(2, dtype, NE), [none; SOURCES]),
         KERNEL_ADD | KERNEL_SUB | KERNEL_MUL | KERNEL_DIV | KERNEL_SOFT_MAX | KERNEL_SWIGLU
         | KERNEL_GEGLU | KERNEL_REGLU | KERNEL_GEGLU_ERF | KERNEL_GEGLU_QUICK

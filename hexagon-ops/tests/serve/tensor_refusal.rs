@@ -160,6 +160,22 @@ fn results_that_only_a_copy_can_have_are_refused() {
     );
 }
 
+/// A block may not start in one source and end in the other.
+#[test]
+fn parts_of_blocks_are_not_joined() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let parts = [20, 44].map(|n| Case::random(TYPE_F32, [n, 2, 1, 1], DENSE, 1.0, &mut rng));
+    for dtype in [TYPE_Q8_0, TYPE_Q4_1] {
+        let dst = Case::zeros(dtype, [64, 2, 1, 1], DENSE);
+        bench.refused((KERNEL_CONCAT, [0; 16]), &dst, &parts, serve::OPERAND);
+    }
+    let ne = [48, 2, 1, 1];
+    let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut rng);
+    let dst = Case::zeros(TYPE_Q4_0, [96, 1, 1, 1], DENSE);
+    bench.refused((KERNEL_COPY, [0; 16]), &dst, &[src], serve::OPERAND);
+}
+
 #[test]
 fn empty_results_are_no_work() {
     let mut bench = Bench::new();

@@ -175,11 +175,12 @@ impl hvx::Kernel for SumAll<'_> {
 /// Sums all elements of `src` to one.
 ///
 /// # Errors
-/// `Operand` unless both are floats and the result has one element.
+/// `Operand` unless both are floats, the result has one element, and the source's are not repeated: a small buffer is not
+/// read for ever.
 pub fn sum_all(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let floats = dst.shape.dtype.is_float() && view.shape.dtype.is_float();
-    if dst.shape.ne != [1; 4] || !floats {
+    if dst.shape.ne != [1; 4] || !floats || view.shape.repeats() {
         return Err(Error::Operand);
     }
     dst.for_rows(engine, |row| hvx::widest(SumAll { row, view }));

@@ -331,7 +331,7 @@ fn check(rope: &Rope, row: usize, positions: &View<'_>, n_positions: usize) -> R
         Some(sections) => sections.fits() && rope.pairs == RopePairs::Halves,
     };
     let n_positions = if rope.sections.is_some() {
-        4 * n_positions
+        n_positions.saturating_mul(4)
     } else {
         n_positions
     };

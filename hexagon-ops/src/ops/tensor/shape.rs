@@ -179,6 +179,14 @@ impl Shape {
         Some(order)
     }
 
+    /// Whether several indices name one element.
+    #[must_use]
+    pub fn repeats(&self) -> bool {
+        let counts = [self.blocks(), self.ne[1], self.ne[2], self.ne[3]];
+        let mut dims = counts.iter().zip(self.nb);
+        dims.any(|(count, stride)| *count > 1 && stride == 0)
+    }
+
     /// Elements.
     #[must_use]
     pub fn elems(&self) -> usize {

@@ -1,0 +1,125 @@
+//! POOL_1D and POOL_2D: the largest or the mean of a window that moves over a plane.
+//!
+//! ```text
+//! for each row of the result, for each chunk of 256 elements
+//!   for each element (kx, ky) of the window
+//!     gather what it covers, with a stride; what lies outside changes nothing
+//!     for each 32: sum or maximum
+//!   divide by the size of the window (POOL_2D), or of what of it lies inside (POOL_1D)
+//! ```
+
+use super::tensor::{CHUNK, Chunk, Row, Source, Type, View, ViewMut};
+use crate::error::{Error, Result};
+use crate::hvx::{self, add_f32, max_f32};
+use crate::ops::elementwise::load;
+use crate::rt::Engine;
+
+/// Sizes and strides are below it: positions are far from overflow.
+const LARGEST: u32 = 1 << 24;
+
+/// Parameters of [`pool`]; numbers for width and height.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Whether the mean is taken, else the largest.
+    pub is_mean: bool,
+    /// Whether a mean counts only what lies inside.
+    pub counts_inside: bool,
+    /// Size of the window.
+    pub size: [u32; 2],
+    /// From one position to the next.
+    pub stride: [u32; 2],
+    /// Positions in front of the plane.
+    pub pad: [i32; 2],
+}
+
+impl Pool {
+    /// Where element `k` of the window at position `o` lies, if it is below `count`.
+    #[inline(always)]
+    fn coordinate(&self, dim: usize, o: usize, k: u32, count: usize) -> Option<usize> {
+        // CAST: dimensions are below 2^32, strides below 2^24.
+        let at = o as i64 * i64::from(self.stride[dim]) + i64::from(k);
+        let at = usize::try_from(at - i64::from(self.pad[dim])).ok()?;
+        (at < count).then_some(at)
+    }
+}
+
+/// Writes one row of [`pool`].
+struct PoolRow<'a> {
+    params: Pool,
+    row: Row<'a>,
+    view: &'a View<'a>,
+}
+
+impl hvx::Kernel for PoolRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(mut self) {
+        let (params, [y, plane, batch]) = (self.params, self.row.at);
+        let [width, height, ..] = self.view.shape.ne;
+        let neutral = if params.is_mean { 0.0 } else { f32::MIN };
+        let n = self.row.len();
+        for start in (0..n).step_by(CHUNK) {
+            let len = CHUNK.min(n - start);
+            let mut out: Chunk = [neutral; CHUNK];
+            let mut counts: Chunk = [0.0; CHUNK];
+            for ky in 0..params.size[1] {
+                let Some(y) = params.coordinate(1, y, ky, height) else {
+                    continue;
+                };
+                for kx in 0..params.size[0] {
+                    let mut elems: Chunk = [neutral; CHUNK];
+                    for (i, elem) in elems.iter_mut().enumerate().take(len) {
+                        if let Some(x) = params.coordinate(0, start + i, kx, width) {
+                            *elem = self.view.element(x, [y, plane, batch]);
+                            counts[i] += 1.0;
+                        }
+                    }
+                    for (k, lanes) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                        let (sum, elems) = (hvx::load_f32(lanes), load(&elems, 32 * k));
+                        let joined = if params.is_mean {
+                            add_f32(sum, elems)
+                        } else {
+                            max_f32(sum, elems)
+                        };
+                        hvx::store_f32(lanes, joined);
+                    }
+                }
+            }
+            if params.is_mean {
+                let [kx, ky] = params.size.map(|size| size as f32);
+                for (out, count) in out.iter_mut().zip(counts) {
+                    *out /= if params.counts_inside {
+                        count.max(1.0)
+                    } else {
+                        kx * ky
+                    };
+                }
+            }
+            self.row.write(start, &out[..len]);
+        }
+    }
+}
+
+/// Moves a window over each plane of `src`.
+///
+/// # Errors
+/// `Operand` unless the source is f32, the result a float with its dimensions 2 and 3, and parameters are in range.
+pub fn pool(engine: &Engine, params: Pool, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    let view = &src.apart()?;
+    let types = view.shape.dtype == Type::F32 && dst.shape.dtype.is_float();
+    let small = |values: [u32; 2]| values.iter().all(|value| (1..LARGEST).contains(value));
+    // A window is not larger than what it may cover, so that the work is bounded by the operands.
+    let bounded = (0..2).all(|i| {
+        let pad = usize::try_from(params.pad[i]).ok();
+        let reach = pad.and_then(|pad| pad.checked_mul(2)?.checked_add(view.shape.ne[i]));
+        let size = usize::try_from(params.size[i]).ok();
+        size.zip(reach).is_some_and(|(size, reach)| size <= reach)
+    });
+    let shapes = view.shape.ne[2..] == dst.shape.ne[2..];
+    if !types || !small(params.size) || !small(params.stride) || !bounded || !shapes {
+        return Err(Error::Operand);
+    }
+    dst.for_rows(engine, |row| hvx::widest(PoolRow { params, row, view }));
+    Ok(())
+}
