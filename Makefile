@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test bench kld ops build fetch dsp fuzz batch tool
+.PHONY: help demo test bench kld ops optable build fetch dsp fuzz batch tool
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
+	@echo "make optable  which of test-backend-ops' cases the Hexagon device computes, in docs/ops.md (an hour)"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make fuzz   arbitrary commands to the DSP's command loop, for 5 minutes"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
@@ -35,6 +36,9 @@ kld:
 
 ops:
 	@$(PYTHON) scripts/test.py build all-ops
+
+optable:
+	@$(PYTHON) scripts/optable.py
 
 build:
 	@$(PYTHON) scripts/build.py static

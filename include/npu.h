@@ -7,25 +7,34 @@
 #include <stdint.h>
 
 // Sources of a node that are passed on.
-#define NPU_MAX_SRC 3
+#define NPU_MAX_SRC 5
 
 // 32-bit words of op parameters.
 #define NPU_OP_PARAMS 16
 
+// `npu_tensor.dtype`: there is no such tensor; nothing else in it means anything.
+#define NPU_DTYPE_NONE 0
+
 // `npu_tensor.dtype`: F32.
-#define NPU_DTYPE_F32 0
+#define NPU_DTYPE_F32 1
 
 // `npu_tensor.dtype`: F16.
-#define NPU_DTYPE_F16 1
+#define NPU_DTYPE_F16 2
+
+// `npu_tensor.dtype`: BF16.
+#define NPU_DTYPE_BF16 3
 
 // `npu_tensor.dtype`: I32.
-#define NPU_DTYPE_I32 2
+#define NPU_DTYPE_I32 4
+
+// `npu_tensor.dtype`: I64.
+#define NPU_DTYPE_I64 5
 
 // `npu_tensor.dtype`: any quantized type, with `to_float`.
-#define NPU_DTYPE_QUANTIZED 3
+#define NPU_DTYPE_QUANTIZED 6
 
 // `npu_tensor.dtype`: anything else.
-#define NPU_DTYPE_OTHER 4
+#define NPU_DTYPE_OTHER 7
 
 // `npu_tensor.format`: none of the following.
 #define NPU_FORMAT_NONE 0
@@ -45,16 +54,11 @@
 // `npu_tensor.format`: MXFP4.
 #define NPU_FORMAT_MXFP4 5
 
-// `npu_node.op`: MUL_MAT.
-#define NPU_OP_MUL_MAT 1
-
-// `npu_node.op`: MUL_MAT_ID.
-#define NPU_OP_MUL_MAT_ID 2
-
 // `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 #define NPU_PLACE_NONE 0
 
-// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet.
+// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet that
+// will be there.
 #define NPU_PLACE_HOST 1
 
 // `npu_tensor.place`: a buffer for packed weights of this device.
@@ -63,8 +67,18 @@
 // `npu_tensor.place`: memory of another device.
 #define NPU_PLACE_OTHER 3
 
-// `npu_tensor.place`: a buffer of this device, in ggml's layout.
+// `npu_tensor.place`: memory that this device shares with the CPU, in ggml's layout; also a result without a buffer yet
+// that will be there.
 #define NPU_PLACE_DEVICE 4
+
+// `npu_tensor.role`: the result of an operation.
+#define NPU_ROLE_RESULT 0
+
+// `npu_tensor.role`: weights.
+#define NPU_ROLE_WEIGHTS 1
+
+// `npu_tensor.role`: what outlives a graph or comes from outside of it: caches, inputs.
+#define NPU_ROLE_STATE 2
 
 // `npu_device_buffers`: computed tensors in any host memory, weights in a buffer type of their own.
 #define NPU_BUFFERS_HOST_AND_PACKED 0
@@ -124,8 +138,8 @@ typedef struct npu_tensor {
   uint32_t block_elems;
   // Bytes in a block.
   uint32_t block_bytes;
-  // 0.
-  uint32_t reserved;
+  // `NPU_ROLE_*`, of the tensor that this one is a view of if it is one.
+  uint32_t role;
   // Elements in each dimension, innermost first.
   int64_t ne[4];
   // Bytes from one index to the next.
@@ -142,15 +156,13 @@ typedef struct npu_tensor {
 
 // One node of a graph.
 typedef struct npu_node {
-  // `NPU_OP_*`.
-  uint32_t op;
-  // Sources in `src`.
-  uint32_t n_src;
+  // ggml's name of the operation, that of the function for GGML_OP_UNARY and GGML_OP_GLU.
+  const char *op;
   // ggml's op parameters.
   int32_t op_params[NPU_OP_PARAMS];
   // Result.
   struct npu_tensor dst;
-  // Sources.
+  // Sources, in ggml's order.
   struct npu_tensor src[NPU_MAX_SRC];
 } npu_node;
 
@@ -179,7 +191,7 @@ void npu_device_memory(size_t device, size_t *free_bytes, size_t *total_bytes);
 // Whether the device computes a node. Reads metadata only.
 //
 // # Safety
-// `node` is valid, and so are the names in it.
+// `node` is valid, and so are the names and buffers in it.
 bool npu_supports_op(size_t device, const struct npu_node *node);
 
 // Whether a node that the device could compute has so few rows that the CPU shall do it. Its weights can be read where
@@ -202,12 +214,25 @@ struct npu_backend *npu_backend_new(size_t device);
 // `backend` came from `npu_backend_new` and is not used any more.
 void npu_backend_free(struct npu_backend *backend);
 
+// Computes a graph once more that [`npu_backend_compute`] has computed with the same number, and writes an `NPU_STATUS_*`.
+// False, and nothing done, if that is not possible: then the nodes are needed.
+//
+// # Safety
+// - `backend` is alive, `status` is valid for writes,
+// - what the graph's nodes pointed to is as for [`npu_backend_compute`].
+bool npu_backend_replay(const struct npu_backend *backend,
+                        uint64_t uid,
+                        uint32_t *status);
+
 // Computes nodes in order and returns an `NPU_STATUS_*`.
+//
+// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0 if it has none
 //
 // # Safety
 // - `backend` is alive, `nodes` is valid for `n_nodes`, and so is everything that they point to,
 // - nobody else reads or writes results, or writes sources, during the call.
 uint32_t npu_backend_compute(const struct npu_backend *backend,
+                             uint64_t uid,
                              const struct npu_node *nodes,
                              size_t n_nodes);
 

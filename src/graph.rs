@@ -156,6 +156,10 @@ ops! {
     TopK = "TOP_K",
     Fill = "FILL",
     Arange = "ARANGE",
+    Im2col = "IM2COL",
+    Im2col3d = "IM2COL_3D",
+    Pool1d = "POOL_1D",
+    Pool2d = "POOL_2D",
     FlashAttnExt = "FLASH_ATTN_EXT",
 }
 

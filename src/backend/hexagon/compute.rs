@@ -214,14 +214,14 @@ impl Stream {
         let mut buffers = [number; N];
         let mut result = None;
         for (index, operand) in operands.into_iter().enumerate() {
-            let Some(source) = index.checked_sub(1) else {
+            if operand.dtype == wire::TYPE_NONE {
+                continue;
+            }
+            let Some(source) = (operand.buffer as usize).checked_sub(1) else {
                 (operand.buffer, operand.offset) = (number, offset(&operation.dst));
                 result = Some(*operand);
                 continue;
             };
-            if operand.dtype == wire::TYPE_NONE {
-                continue;
-            }
             let tensor = self::operand(operation, source)?;
             let home = src[source].ok_or_else(no_memory)?;
             if home.is_packed(&tensor) {
