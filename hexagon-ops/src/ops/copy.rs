@@ -114,7 +114,8 @@ pub fn get_rows(
 /// Each task writes those rows that lie in its part of the result, so rows that are named twice have the later value.
 ///
 /// # Errors
-/// `Operand` unless shapes fit, the source is f32, f16 or bf16, and the result's type can be written; `Index` as [`check_indices`].
+/// `Operand` unless shapes fit, the source is f32, f16 or bf16, and the result's type can be written; `Index` as
+/// [`check_indices`].
 pub fn set_rows(
     engine: &Engine,
     dst: ViewMut<'_>,
@@ -197,7 +198,8 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
 /// `src[0]`, behind it `src[1]`, along dimension `dim`.
 ///
 /// # Errors
-/// `Operand` unless all have types that convert and rows of whole blocks, and dimensions other than `dim` are the same and those of `dim` add up.
+/// `Operand` unless all have types that convert and rows of whole blocks, and dimensions other than `dim` are the
+/// same and those of `dim` add up.
 pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     let views = [src[0].apart()?, src[1].apart()?];
     let ne = dst.shape.ne;

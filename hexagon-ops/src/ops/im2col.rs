@@ -119,7 +119,8 @@ impl hvx::Kernel for WindowRow<'_> {
 /// Windows of an image as rows.
 ///
 /// # Errors
-/// `Operand` unless the image is f32 and the result a float with rows of channels times window, and parameters are in range.
+/// `Operand` unless the image is f32 and the result a float with rows of channels times window, and parameters are in
+/// range.
 pub fn im2col(engine: &Engine, params: Im2col, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let (d, s) = (dst.shape.ne, view.shape.ne);

@@ -153,7 +153,8 @@ impl hvx::Kernel for BandRow<'_> {
 /// Part of each matrix; what is beside it becomes zero, or minus infinity.
 ///
 /// # Errors
-/// `Operand` unless source and result are floats of one shape; for a diagonal the source has one row where the result has as
+/// `Operand` unless source and result are floats of one shape; for a diagonal the source has one row where the result
+/// has as
 /// many as columns.
 pub fn band(engine: &Engine, band: Band, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     if band == Band::Diagonal {

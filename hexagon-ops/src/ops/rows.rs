@@ -1,4 +1,5 @@
-//! Operations on whole rows: norms, sums, softmax, rotary positions, sorting. Sums are FP32, in 32 lanes that are added in the end.
+//! Operations on whole rows: norms, sums, softmax, rotary positions, sorting. Sums are FP32, in 32 lanes that are
+//! added in the end.
 
 mod norm;
 mod rope;

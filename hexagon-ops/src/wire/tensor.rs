@@ -3,9 +3,11 @@
 //! # Kernels
 //!
 //! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of blocks; *writable* is that
-//! without MXFP4; *any* is every type. Types of a row of this table may differ from each other unless it says *same*. `d`, `a`,
+//! without MXFP4; *any* is every type. Types of a row of this table may differ from each other unless it says *same*.
+//! `d`, `a`,
 //! `b`, `c` are the dimensions of the result and the three sources; a `*` is any number. Parameters are words of `params`,
-//! ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; what is not listed is not read. Only i13 to i15 of
+//! ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; what is not listed is not read. Only i13
+//! to i15 of
 //! IM2COL are not ggml's.
 //!
 //! | number | kernel | result | src0 | src1, src2 | shapes | parameters |
@@ -44,19 +46,23 @@
 //! | 69 | POOL_1D | float | F32 | | d = (*, a1, a2, a3) | i0–i3 |
 //! | 70 | POOL_2D | float | F32 | | d = (*, *, a2, a3) | i0–i6 |
 //!
-//! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at most. Where a type has blocks,
+//! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at most. Where a type has
+//! blocks,
 //! rows of all operands of COPY, CONCAT and REPEAT are whole blocks.
 //!
-//! What has no kernel of its own: TOP_K is ARGSORT in descending order with k elements in the result's rows, ARGMAX the same
+//! What has no kernel of its own: TOP_K is ARGSORT in descending order with k elements in the result's rows, ARGMAX
+//! the same
 //! with one; ADD1 is ADD; ACC and SET are a COPY of src0, then ADD (in place) or COPY on the part of the result that their
 //! parameters name; GROUP_NORM is NORM of a reshaped tensor; ARANGE is FILL; DUP, CPY and CONT are COPY. A type that is not
 //! listed below is copied as rows of I8.
 //!
 //! # Strides
 //!
-//! Sources have any strides, zero included (not for SUM). Rows of results are disjoint, and none lies inside another one; elements of a row
+//! Sources have any strides, zero included (not for SUM). Rows of results are disjoint, and none lies inside another
+//! one; elements of a row
 //! may have gaps. Only for COPY between equal shapes without blocks may dimension 0 have a larger stride than the others. A
-//! source of 1–24, 26, 27, 30, 32–53, 56, 58, 63 and 64 may be the result itself: src0, for 1–4, 26 and gated units src1 as well.
+//! source of 1–24, 26, 27, 30, 32–53, 56, 58, 63 and 64 may be the result itself: src0, for 1–4, 26 and gated units
+//! src1 as well.
 
 use bytemuck::{Pod, Zeroable};
 

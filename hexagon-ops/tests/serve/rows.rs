@@ -246,7 +246,8 @@ impl Rope {
         }
     }
 
-    /// (Cosine, sine) of an angle that has fallen `j` times from a position, of pair `pair`. The angle is the product of f32
+    /// (Cosine, sine) of an angle that has fallen `j` times from a position, of pair `pair`. The angle is the product
+    /// of f32
     /// numbers that ggml takes.
     fn turn(&self, position: f32, j: usize, pair: usize, factor: f32) -> (f64, f64) {
         let n_dims = self.n_dims as f64;

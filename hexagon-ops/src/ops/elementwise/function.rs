@@ -142,7 +142,8 @@ pub enum Function {
     Glu(Glu),
 }
 
-/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`). The loop is written out for each function,
+/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`). The loop is written out for each
+/// function,
 /// since only what is inlined is compiled for the machine's vectors.
 macro_rules! each {
     ($out:ident; $x:ident in $a:ident => $f:expr) => {

@@ -353,8 +353,8 @@ fn check(rope: &Rope, row: usize, positions: &View<'_>, n_positions: usize) -> R
 
 /// Rotates the pairs of each row.
 ///
-/// - `src`: the source; positions, i32, one for each index of dimension 2 (with sections: then as many for height, for width
-///   and for the rest); frequency factors, f32, one for each pair, or nothing
+/// - `src`: the source; positions, i32, one for each index of dimension 2 (with sections: then as many for height, for
+///   width and for the rest); frequency factors, f32, one for each pair, or nothing
 ///
 /// # Errors
 /// `Operand` unless source and result are floats of one shape, and parameters, positions and factors fit it.

@@ -1,4 +1,5 @@
-//! Blocks of 32 elements: quants with a scale, and a minimum where the type has one. The scale comes first, then the minimum,
+//! Blocks of 32 elements: quants with a scale, and a minimum where the type has one. The scale comes first, then the
+//! minimum,
 //! then fifth bits, then the quants; the nibble of element k is the low half of byte k, or the high half of byte k - 16.
 //!
 //! Source: ggml `block_*` in ggml-common.h, `dequantize_row_*` and `quantize_row_*_ref`.

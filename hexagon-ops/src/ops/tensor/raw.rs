@@ -5,7 +5,8 @@ use core::ops::Range;
 use super::{Row, View};
 
 impl Row<'_> {
-    /// Writes `n` elements from `to` on: the bits of those of row `at` of `view` from `from` on, indices modulo its dimensions.
+    /// Writes `n` elements from `to` on: the bits of those of row `at` of `view` from `from` on, indices modulo its
+    /// dimensions.
     /// For block types all three are whole blocks.
     ///
     /// `view` has this row's type. What lies outside either row is left out.
