@@ -99,6 +99,9 @@ const NOT_TAKEN: Refusal = "the kernel does not take these operands";
 /// The reason why the device cannot compute it.
 pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     let (kernel, reads) = kernel(operation.op).ok_or("not an operation of this NPU")?;
+    if rounds_elsewhere(operation) {
+        return Err("the CPU rounds BF16 at other places");
+    }
     let mut body = TensorOp {
         kernel,
         reserved: 0,
@@ -114,6 +117,25 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     match serve::accepts(&body) {
         Ok(()) => Ok(body),
         Err(_) => Err(NOT_TAKEN),
+    }
+}
+
+/// Whether ggml rounds intermediate values to BF16 or FP16 where kernels keep F32: one step of BF16 is more than it lets
+/// results differ by.
+fn rounds_elsewhere(operation: &Operation) -> bool {
+    let bf16 = |tensor: &Tensor| tensor.dtype == DType::Bf16;
+    let from = operation.src[0].as_ref().is_some_and(bf16);
+    match operation.op {
+        Op::Swiglu
+        | Op::Geglu
+        | Op::GegluErf
+        | Op::GegluQuick
+        | Op::SwigluOai
+        | Op::SwigluClamp => from || bf16(&operation.dst),
+        Op::Cpy | Op::Cont | Op::Dup => {
+            from && matches!(operation.dst.dtype, DType::Quantized { .. })
+        }
+        _ => false,
     }
 }
 
