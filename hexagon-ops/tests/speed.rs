@@ -9,7 +9,7 @@ use common::Rng;
 use half::f16;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::Tile;
-use hexagon_ops::ops::attention::{Attention, Sources, attention};
+use hexagon_ops::ops::attention::{Attention, ExpTable, Sources, attention};
 use hexagon_ops::ops::matmul::Machine;
 use hexagon_ops::ops::tensor::{Shape, Type, View, ViewMut};
 use hexagon_ops::rt::Engine;
@@ -70,6 +70,7 @@ fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, po
     let mut vtcm = vec![Tile::ZERO; 4096];
     let mut hmx = Hmx::new(&vtcm);
     let engine = Engine::new(1);
+    let mut table = ExpTable::new();
     let src = Sources {
         q: View::new(bytemuck::cast_slice(&q), q_shape).unwrap(),
         k: View::new(bytemuck::cast_slice(&k), kv_shape).unwrap(),
@@ -89,7 +90,7 @@ fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, po
             hmx: &mut hmx,
         };
         let dst = ViewMut::new(bytemuck::cast_slice_mut(&mut dst), dst_shape).unwrap();
-        attention(machine, &params, dst, &src).unwrap();
+        attention(machine, &params, dst, &src, &mut table).unwrap();
     });
     println!("{name}: {queries} queries over {positions} positions: {us:.0} us");
 }

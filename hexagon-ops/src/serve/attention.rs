@@ -3,7 +3,7 @@
 use super::Platform;
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::tensor::{check, clean, invalidate, prepare};
-use crate::ops::attention::{self, Attention, Sources};
+use crate::ops::attention::{self, Attention, ExpTable, Sources};
 use crate::ops::matmul::Machine;
 use crate::ops::tensor::{View, ViewMut};
 use crate::rt::memory::Table;
@@ -13,6 +13,7 @@ use crate::wire;
 pub(super) fn attention(
     body: &wire::Attention,
     memory: &mut Table,
+    table: &mut ExpTable,
     platform: &mut impl Platform,
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
@@ -59,7 +60,7 @@ pub(super) fn attention(
         softcap: f32::from_bits(body.softcap),
     };
     let dst_view = ViewMut::new(bytes, dst.shape)?;
-    let done = attention::attention(machine, &params, dst_view, &sources);
+    let done = attention::attention(machine, &params, dst_view, &sources, table);
     clean(&dst, memory, platform);
     done.map_err(Failure::from)
 }

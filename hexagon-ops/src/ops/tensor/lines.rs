@@ -24,7 +24,44 @@ fn load(bytes: &[u8]) -> Vector {
     }
 }
 
+/// [`View::read_rows`].
+struct ReadRows<'a> {
+    view: &'a View<'a>,
+    positions: Range<usize>,
+    planes: [usize; 2],
+    out: &'a mut [Line],
+}
+
+impl hvx::Kernel for ReadRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let n0 = self.view.shape.ne[0];
+        let [i2, i3] = self.planes;
+        let lines = n0.div_ceil(LANES);
+        let (out, rest) = self.out.split_at_mut(lines * self.positions.len());
+        for (position, row) in self.positions.zip(out.chunks_exact_mut(lines)) {
+            self.view.read_lines([position, i2, i3], 0..n0, row);
+        }
+        rest.fill(Line::ZERO);
+    }
+}
+
 impl View<'_> {
+    /// Rows `positions` (dimension 1) of the plane at `planes`, as [`Self::read_lines`] gives each; zeros behind them.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    pub fn read_rows(&self, positions: Range<usize>, planes: [usize; 2], out: &mut [Line]) {
+        hvx::widest(ReadRows {
+            view: self,
+            positions,
+            planes,
+            out,
+        });
+    }
+
     /// Elements `range` of row `at` as f32, zeros behind them; row indices are taken modulo the dimensions.
     ///
     /// - `range`: within the row; whole blocks
@@ -59,6 +96,30 @@ impl View<'_> {
             }
             Type::I32 | Type::I64 => {}
         }
+    }
+
+    /// Up to 64 elements `range` of row `at` as f16, zeros behind them; as [`Self::read_lines`].
+    #[inline(always)]
+    pub fn read_halves(&self, at: [usize; 3], range: Range<usize>) -> Vector {
+        if self.shape.dtype == Type::F16 && self.shape.has_dense_rows() {
+            let first = self.shape.row(at) + 2 * range.start;
+            let row = self.tail(first).get(..2 * range.len());
+            return load(row.unwrap_or_default());
+        }
+        let mut lines = [Line::ZERO; 2];
+        self.read_lines(at, range, &mut lines);
+        let (even, odd) = hvx::deal_w(hvx::load(&lines[0]), hvx::load(&lines[1]));
+        hvx::narrow_f32(even, odd)
+    }
+
+    /// Row `at`, if it is f32 without gaps.
+    #[must_use]
+    pub fn floats(&self, at: [usize; 3]) -> Option<&[f32]> {
+        if self.shape.dtype != Type::F32 || !self.shape.has_dense_rows() {
+            return None;
+        }
+        let bytes = self.tail(self.shape.row(at)).get(..4 * self.shape.ne[0])?;
+        bytemuck::try_cast_slice(bytes).ok()
     }
 
     /// [`Self::read_lines`] where elements do not follow one another.
