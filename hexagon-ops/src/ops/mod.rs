@@ -6,8 +6,10 @@
 pub mod attention;
 pub mod copy;
 pub mod elementwise;
+mod fold;
 pub mod math;
 pub mod matmul;
+pub mod product;
 pub mod rows;
 mod run;
 pub mod tensor;

@@ -4,14 +4,11 @@
 //! for each 32 positions                       a pass of at most 8 query rows
 //!   masks; nothing more if they hide all
 //!   keys to f32
-//!   for each row: 32 products in lanes, folded into one vector of scores
+//!   for each row: 32 products folded into one vector of scores ([`fold`](crate::ops::fold))
 //!   for each row: cap, mask, maximum, exp
 //!   values to f32
 //!   for each row, for each 32 elements: values weighted and added
 //! ```
-//!
-//! Folding adds the halves of two vectors, so that one vector holds both; five folds of 32 vectors give their 32 sums in
-//! lanes without a sum across lanes.
 //!
 //! Each line is a kernel of its own: they share little, and compilers do badly on one long function.
 
@@ -23,6 +20,7 @@ use crate::hvx::{
     self, Accumulator, Vector, add_f32, fold_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32,
 };
 use crate::layout::{LINE_BYTES, Line};
+use crate::ops::fold::Products;
 use crate::ops::math;
 use crate::ops::matmul::Machine;
 use crate::ops::rows::{all_lanes, first_lane};
@@ -31,8 +29,6 @@ use crate::rt::Arena;
 
 /// Most query rows of a pass: what a key costs to read is shared by them.
 const MAX_ROWS: usize = 8;
-/// Vectors of a row before the last three folds.
-const FOLDED: usize = LANES / 4;
 /// Fewest positions for which a part of them is worth a pass.
 const MIN_POSITIONS: usize = 128;
 /// Most tasks of a step, and parts of the positions.
@@ -235,8 +231,13 @@ impl Pass<'_> {
                 continue;
             }
             let keys = &mut elems[..LANES * job.dk];
-            job.src.k.read_rows(positions.clone(), planes, keys);
-            hvx::widest(Products { q, keys, scores });
+            job.src.k.read_rows(positions.clone(), planes, 0..job.src.k.shape.ne[0], keys);
+            scores.fill(Line::ZERO);
+            hvx::widest(Products {
+                rows: q,
+                columns: keys,
+                sums: scores,
+            });
             hvx::widest(Weights {
                 job,
                 masks,
@@ -244,7 +245,7 @@ impl Pass<'_> {
                 results,
             });
             let values = &mut elems[..positions.len() * job.dv];
-            job.src.v.read_rows(positions, planes, values);
+            job.src.v.read_rows(positions, planes, 0..job.src.v.shape.ne[0], values);
             hvx::widest(Values {
                 dv: job.dv,
                 weights: scores,
@@ -319,54 +320,6 @@ impl hvx::Kernel for Masks<'_> {
         }
         first_lane(all_lanes(largest, max_f32)) > NOTHING
     }
-}
-
-/// Scores of each row with 32 keys.
-struct Products<'a> {
-    q: &'a [Line],
-    keys: &'a [Line],
-    scores: &'a mut [Line],
-}
-
-impl hvx::Kernel for Products<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) {
-        let dk = self.keys.len() / LANES;
-        for (q, score) in self.q.chunks_exact(dk).zip(self.scores) {
-            let mut folded = [Line::ZERO; FOLDED];
-            for (g, folded) in folded.iter_mut().enumerate() {
-                // Folds put the sums of their second vector behind or between those of their first.
-                let key = |i: usize| &self.keys[(g + FOLDED * i) * dk..][..dk];
-                let low = fold_f32::<16>(dot(q, key(0)), dot(q, key(2)));
-                let high = fold_f32::<16>(dot(q, key(1)), dot(q, key(3)));
-                hvx::store(folded, fold_f32::<8>(low, high));
-            }
-            hvx::store(score, last_folds(&folded));
-        }
-    }
-}
-
-/// Products of a query and a key in 32 lanes, whose sum is the score.
-#[inline(always)]
-fn dot(q: &[Line], key: &[Line]) -> Vector {
-    let mut sum = Accumulator::from_f32(splat_w(0));
-    for (q, key) in q.iter().zip(key) {
-        sum = sum.mul_add(hvx::load(q), hvx::load(key));
-    }
-    sum.to_f32()
-}
-
-/// The three folds that leave 32 sums.
-#[inline(always)]
-fn last_folds(v: &[Line; FOLDED]) -> Vector {
-    let [a, b, c, d, e, f, g, h] = v;
-    let ae = fold_f32::<4>(hvx::load(a), hvx::load(e));
-    let bf = fold_f32::<4>(hvx::load(b), hvx::load(f));
-    let cg = fold_f32::<4>(hvx::load(c), hvx::load(g));
-    let dh = fold_f32::<4>(hvx::load(d), hvx::load(h));
-    fold_f32::<1>(fold_f32::<2>(ae, cg), fold_f32::<2>(bf, dh))
 }
 
 /// Scores to weights: capped, masked, less the new maximum, exponentiated; what has been added before is scaled to that

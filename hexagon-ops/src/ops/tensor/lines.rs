@@ -27,8 +27,9 @@ fn load(bytes: &[u8]) -> Vector {
 /// [`View::read_rows`].
 struct ReadRows<'a> {
     view: &'a View<'a>,
-    positions: Range<usize>,
-    planes: [usize; 2],
+    rows: Range<usize>,
+    plane: [usize; 2],
+    range: Range<usize>,
     out: &'a mut [Line],
 }
 
@@ -37,27 +38,33 @@ impl hvx::Kernel for ReadRows<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let n0 = self.view.shape.ne[0];
-        let [i2, i3] = self.planes;
-        let lines = n0.div_ceil(LANES);
-        let (out, rest) = self.out.split_at_mut(lines * self.positions.len());
-        for (position, row) in self.positions.zip(out.chunks_exact_mut(lines)) {
-            self.view.read_lines([position, i2, i3], 0..n0, row);
+        let [i2, i3] = self.plane;
+        let lines = self.range.len().div_ceil(LANES);
+        let (out, rest) = self.out.split_at_mut(lines * self.rows.len());
+        for (row, out) in self.rows.zip(out.chunks_exact_mut(lines)) {
+            self.view.read_lines([row, i2, i3], self.range.clone(), out);
         }
         rest.fill(Line::ZERO);
     }
 }
 
 impl View<'_> {
-    /// Rows `positions` (dimension 1) of the plane at `planes`, as [`Self::read_lines`] gives each; zeros behind them.
+    /// Elements `range` of rows `rows` (dimension 1) of a plane, as [`Self::read_lines`] gives each; zeros behind them.
     ///
     /// # Panics
     /// If `out` is too short.
-    pub fn read_rows(&self, positions: Range<usize>, planes: [usize; 2], out: &mut [Line]) {
+    pub fn read_rows(
+        &self,
+        rows: Range<usize>,
+        plane: [usize; 2],
+        range: Range<usize>,
+        out: &mut [Line],
+    ) {
         hvx::widest(ReadRows {
             view: self,
-            positions,
-            planes,
+            rows,
+            plane,
+            range,
             out,
         });
     }

@@ -1,0 +1,63 @@
+//! Products of rows with 32 columns, without sums across lanes.
+//!
+//! Folding adds the halves of two vectors, so that one vector holds both; five folds of 32 vectors give their 32 sums in
+//! lanes.
+
+use crate::hvx::{self, Accumulator, Vector, add_f32, fold_f32, splat_w};
+use crate::layout::Line;
+
+/// Columns.
+const COLUMNS: usize = 32;
+/// Vectors of a row before the last three folds.
+const FOLDED: usize = COLUMNS / 4;
+
+/// Adds to each lane the product of a row and a column.
+pub(super) struct Products<'a> {
+    /// Rows of f32, one after another, as long as columns.
+    pub(super) rows: &'a [Line],
+    /// 32 columns of f32, one after another.
+    pub(super) columns: &'a [Line],
+    /// For each row: 32 sums.
+    pub(super) sums: &'a mut [Line],
+}
+
+impl hvx::Kernel for Products<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let lines = self.columns.len() / COLUMNS;
+        for (row, sum) in self.rows.chunks_exact(lines).zip(self.sums) {
+            let mut folded = [Line::ZERO; FOLDED];
+            for (g, folded) in folded.iter_mut().enumerate() {
+                // Folds put the sums of their second vector behind or between those of their first.
+                let column = |i: usize| &self.columns[(g + FOLDED * i) * lines..][..lines];
+                let low = fold_f32::<16>(dot(row, column(0)), dot(row, column(2)));
+                let high = fold_f32::<16>(dot(row, column(1)), dot(row, column(3)));
+                hvx::store(folded, fold_f32::<8>(low, high));
+            }
+            hvx::store(sum, add_f32(hvx::load(sum), last_folds(&folded)));
+        }
+    }
+}
+
+/// Products of a row and a column in 32 lanes.
+#[inline(always)]
+fn dot(row: &[Line], column: &[Line]) -> Vector {
+    let mut sum = Accumulator::from_f32(splat_w(0));
+    for (row, column) in row.iter().zip(column) {
+        sum = sum.mul_add(hvx::load(row), hvx::load(column));
+    }
+    sum.to_f32()
+}
+
+/// The three folds that leave 32 sums.
+#[inline(always)]
+fn last_folds(v: &[Line; FOLDED]) -> Vector {
+    let [a, b, c, d, e, f, g, h] = v;
+    let ae = fold_f32::<4>(hvx::load(a), hvx::load(e));
+    let bf = fold_f32::<4>(hvx::load(b), hvx::load(f));
+    let cg = fold_f32::<4>(hvx::load(c), hvx::load(g));
+    let dh = fold_f32::<4>(hvx::load(d), hvx::load(h));
+    fold_f32::<1>(fold_f32::<2>(ae, cg), fold_f32::<2>(bf, dh))
+}
