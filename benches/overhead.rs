@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps::{self, RkCaps};
-use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
+use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::shm::{Region, RegionMut};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use ggml_rust_npu::vendor::rknn::Rknn;
@@ -46,6 +46,7 @@ fn tensor(dtype: DType, ne: [usize; 2]) -> Tensor<'static> {
         place: Place::Host,
         memory: None,
         packed_offset: 0,
+        role: Role::State,
         dequantize: None,
     }
 }
@@ -83,6 +84,7 @@ impl MulMat {
         let [m, k, n] = shape;
         let weights = Tensor {
             place: Place::Packed,
+            role: Role::State,
             dequantize: Some(&Plain),
             ..tensor(PLAIN, [k, n])
         };
@@ -108,17 +110,19 @@ impl MulMat {
         let [m, k, n] = self.shape;
         self.graph += 1;
         let mut node = Node {
-            op: Op::MulMat,
-            dst: tensor(DType::F32, [n, m]),
+            operation: Operation {
+                op: Op::MulMat,
+                params: [0; PARAMS],
+                dst: tensor(DType::F32, [n, m]),
+                src: sources(&[
+                    self.weights,
+                    Tensor {
+                        memory: Some(Region::from(bytemuck::cast_slice(&self.act))),
+                        ..tensor(DType::F32, [k, m])
+                    },
+                ]),
+            },
             out: RegionMut::from(&mut self.result[..]),
-            src: [
-                self.weights,
-                Tensor {
-                    memory: Some(Region::from(bytemuck::cast_slice(&self.act))),
-                    ..tensor(DType::F32, [k, m])
-                },
-                tensor(DType::I32, [0, 0]),
-            ],
         };
         self.device
             .compute(&mut node, Some(&self.buffer), self.graph)
@@ -216,6 +220,7 @@ fn repack(criterion: &mut Criterion) {
     for dtype in [PLAIN, DType::F16] {
         let weights = Tensor {
             place: Place::Packed,
+            role: Role::State,
             dequantize: Some(&Plain),
             ..tensor(dtype, [k, n])
         };

@@ -3,7 +3,8 @@
 // Host:   ggml's layout in ordinary memory. Tensors that are computed live
 // here, so that neither the CPU backend nor the
 //         NPU needs a copy of the other's results. The buffers are the CPU's
-//         with another type pointer, or memory that the device shares with it.
+//         with another type pointer, or memory that the device shares with it:
+//         set and get then keep the two processors' caches in step.
 // Packed: weights in the NPU's layout. ggml reaches them by set and get only;
 // the Rust side repacks and restores.
 //
@@ -49,38 +50,54 @@ static const char *host_get_name(ggml_backend_buffer_type_t buft) {
   return npu_device_name(device_of(buft)->index);
 }
 
-static void shared_memset_tensor(ggml_backend_buffer_t buffer,
+// ggml has no way to say that a tensor cannot be read or written; wrong bytes
+// would go unnoticed. Only happens where the user asked for it.
+static void require(bool done, const struct ggml_tensor *tensor) {
+  if (!done) {
+    GGML_ABORT("ggml-rust-npu: the bytes of %s are needed, but "
+               "GGML_RUST_NPU_KEEP=off released them",
+               tensor->name);
+  }
+}
+
+static void memset_tensor(ggml_backend_buffer_t buffer,
                                  struct ggml_tensor *tensor, uint8_t value,
                                  size_t offset, size_t size) {
-  (void)buffer;
-  memset((char *)tensor->data + offset, value, size);
+  const npu_tensor described =
+      glue_tensor(device_of(buffer->buft), tensor, true);
+  require(npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size),
+          tensor);
 }
 
-static void shared_set_tensor(ggml_backend_buffer_t buffer,
+static void set_tensor(ggml_backend_buffer_t buffer,
                               struct ggml_tensor *tensor, const void *data,
                               size_t offset, size_t size) {
-  (void)buffer;
-  memcpy((char *)tensor->data + offset, data, size);
+  const npu_tensor described =
+      glue_tensor(device_of(buffer->buft), tensor, true);
+  require(npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size),
+          tensor);
 }
 
-static void shared_get_tensor(ggml_backend_buffer_t buffer,
+static void get_tensor(ggml_backend_buffer_t buffer,
                               const struct ggml_tensor *tensor, void *data,
                               size_t offset, size_t size) {
-  (void)buffer;
-  memcpy(data, (const char *)tensor->data + offset, size);
+  const npu_tensor described =
+      glue_tensor(device_of(buffer->buft), tensor, true);
+  require(npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size),
+          tensor);
 }
 
-static void shared_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-  memset(npu_buffer_base(npu_buffer_of(buffer)), value, buffer->size);
+static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+  npu_buffer_clear(npu_buffer_of(buffer), value);
 }
 
-static const struct ggml_backend_buffer_i shared_buffer_iface = {
+static const struct ggml_backend_buffer_i buffer_iface = {
     .free_buffer = free_buffer,
     .get_base = get_base,
-    .memset_tensor = shared_memset_tensor,
-    .set_tensor = shared_set_tensor,
-    .get_tensor = shared_get_tensor,
-    .clear = shared_clear,
+    .memset_tensor = memset_tensor,
+    .set_tensor = set_tensor,
+    .get_tensor = get_tensor,
+    .clear = clear,
 };
 
 static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
@@ -89,7 +106,7 @@ static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
   if (device->buffers != NPU_BUFFERS_HOST_AND_PACKED) {
     npu_buffer *shared = npu_buffer_new(device->index, size, true);
     return shared == NULL ? NULL
-                          : ggml_backend_buffer_init(buft, shared_buffer_iface,
+                          : ggml_backend_buffer_init(buft, buffer_iface,
                                                      shared, size);
   }
   ggml_backend_buffer_t buffer =
@@ -127,56 +144,6 @@ static const struct ggml_backend_buffer_type_i host_iface = {
     .is_host = host_is_host,
 };
 
-// ggml has no way to say that a tensor cannot be read or written; wrong bytes
-// would go unnoticed. Only happens where the user asked for it.
-static void require(bool done, const struct ggml_tensor *tensor) {
-  if (!done) {
-    GGML_ABORT("ggml-rust-npu: the bytes of %s are needed, but "
-               "GGML_RUST_NPU_KEEP=off released them",
-               tensor->name);
-  }
-}
-
-static void packed_memset_tensor(ggml_backend_buffer_t buffer,
-                                 struct ggml_tensor *tensor, uint8_t value,
-                                 size_t offset, size_t size) {
-  const npu_tensor described =
-      glue_tensor(device_of(buffer->buft), tensor, true);
-  require(npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size),
-          tensor);
-}
-
-static void packed_set_tensor(ggml_backend_buffer_t buffer,
-                              struct ggml_tensor *tensor, const void *data,
-                              size_t offset, size_t size) {
-  const npu_tensor described =
-      glue_tensor(device_of(buffer->buft), tensor, true);
-  require(npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size),
-          tensor);
-}
-
-static void packed_get_tensor(ggml_backend_buffer_t buffer,
-                              const struct ggml_tensor *tensor, void *data,
-                              size_t offset, size_t size) {
-  const npu_tensor described =
-      glue_tensor(device_of(buffer->buft), tensor, true);
-  require(npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size),
-          tensor);
-}
-
-static void packed_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-  npu_buffer_clear(npu_buffer_of(buffer), value);
-}
-
-static const struct ggml_backend_buffer_i packed_buffer_iface = {
-    .free_buffer = free_buffer,
-    .get_base = get_base,
-    .memset_tensor = packed_memset_tensor,
-    .set_tensor = packed_set_tensor,
-    .get_tensor = packed_get_tensor,
-    .clear = packed_clear,
-};
-
 static const char *packed_get_name(ggml_backend_buffer_type_t buft) {
   return device_of(buft)->packed_name;
 }
@@ -185,7 +152,7 @@ static ggml_backend_buffer_t
 packed_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
   npu_buffer *packed = npu_buffer_new(device_of(buft)->index, size, false);
   return packed == NULL ? NULL
-                        : ggml_backend_buffer_init(buft, packed_buffer_iface,
+                        : ggml_backend_buffer_init(buft, buffer_iface,
                                                    packed, size);
 }
 

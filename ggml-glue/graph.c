@@ -37,8 +37,12 @@ static uint32_t dtype_of(enum ggml_type type,
     return NPU_DTYPE_F32;
   case GGML_TYPE_F16:
     return NPU_DTYPE_F16;
+  case GGML_TYPE_BF16:
+    return NPU_DTYPE_BF16;
   case GGML_TYPE_I32:
     return NPU_DTYPE_I32;
+  case GGML_TYPE_I64:
+    return NPU_DTYPE_I64;
   default:
     break;
   }
@@ -69,15 +73,32 @@ static uint32_t format_of(enum ggml_type type) {
 static uint32_t place_of(const struct glue_device *device,
                          const struct ggml_tensor *owner) {
   ggml_backend_buffer_t buffer = owner->buffer;
+  const bool shares = device->buffers == NPU_BUFFERS_SHARED ||
+                      device->buffers == NPU_BUFFERS_SHARED_AND_PACKED;
   if (buffer == NULL) {
-    // Results will be in host memory; a leaf may still get any.
-    return owner->op == GGML_OP_NONE ? NPU_PLACE_NONE : NPU_PLACE_HOST;
+    if (owner->op == GGML_OP_NONE) {
+      return NPU_PLACE_NONE; // a leaf may still get any
+    }
+    return shares ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
   }
   if (buffer->buft == &device->packed_buft) {
     return NPU_PLACE_PACKED;
   }
+  if (shares && buffer->buft == &device->host_buft && buffer->size > 0) {
+    return NPU_PLACE_DEVICE;
+  }
   return ggml_backend_buft_is_host(buffer->buft) ? NPU_PLACE_HOST
                                                  : NPU_PLACE_OTHER;
+}
+
+static uint32_t role_of(const struct ggml_tensor *owner) {
+  if (owner->op != GGML_OP_NONE) {
+    return NPU_ROLE_RESULT;
+  }
+  return owner->buffer != NULL &&
+                 owner->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS
+             ? NPU_ROLE_WEIGHTS
+             : NPU_ROLE_STATE;
 }
 
 bool glue_is_ours(const struct glue_device *device,
@@ -97,6 +118,7 @@ npu_tensor glue_tensor(const struct glue_device *device,
       .dtype = dtype_of(tensor->type, traits),
       .format = format_of(tensor->type),
       .place = place_of(device, owner),
+      .role = role_of(owner),
       .block_elems = (uint32_t)traits->blck_size,
       .block_bytes = (uint32_t)traits->type_size,
       .data = with_data ? tensor->data : NULL,
@@ -116,35 +138,31 @@ npu_tensor glue_tensor(const struct glue_device *device,
   return out;
 }
 
-static bool op_of(enum ggml_op op, uint32_t *out) {
-  switch (op) {
-  case GGML_OP_MUL_MAT:
-    *out = NPU_OP_MUL_MAT;
-    return true;
-  case GGML_OP_MUL_MAT_ID:
-    *out = NPU_OP_MUL_MAT_ID;
-    return true;
+static const char *op_name(const struct ggml_tensor *node) {
+  switch (node->op) {
+  case GGML_OP_UNARY:
+    return ggml_unary_op_name(ggml_get_unary_op(node));
+  case GGML_OP_GLU:
+    return ggml_glu_op_name(ggml_get_glu_op(node));
   default:
-    return false;
+    return ggml_op_name(node->op);
   }
 }
 
 bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
                bool with_data, npu_node *out) {
-  uint32_t op;
-  if (!op_of(node->op, &op)) {
-    return false;
-  }
-  memset(out, 0, sizeof(*out));
-  out->op = op;
-  memcpy(out->op_params, node->op_params, sizeof(out->op_params));
-  out->dst = glue_tensor(device, node, with_data);
-  for (int i = 0; i < GGML_MAX_SRC && node->src[i] != NULL; i++) {
-    if (i == NPU_MAX_SRC) {
+  for (int i = NPU_MAX_SRC; i < GGML_MAX_SRC; i++) {
+    if (node->src[i] != NULL) {
       return false;
     }
-    out->src[i] = glue_tensor(device, node->src[i], with_data);
-    out->n_src++;
+  }
+  out->op = op_name(node);
+  memcpy(out->op_params, node->op_params, sizeof(out->op_params));
+  out->dst = glue_tensor(device, node, with_data);
+  for (int i = 0; i < NPU_MAX_SRC; i++) {
+    out->src[i] = node->src[i] != NULL
+                      ? glue_tensor(device, node->src[i], with_data)
+                      : (npu_tensor){.dtype = NPU_DTYPE_NONE};
   }
   return true;
 }
@@ -260,13 +278,15 @@ static enum ggml_status status_of(uint32_t status) {
   }
 }
 
-// Computes the first `*n_nodes` nodes of the scratch, and empties it.
-static enum ggml_status compute_on_npu(struct glue_backend *self,
+// Computes the first `*n_nodes` nodes of the scratch, and empties it. `uid` is
+// that of the graph if these are all of its nodes, else 0.
+static enum ggml_status compute_on_npu(struct glue_backend *self, uint64_t uid,
                                        size_t *n_nodes) {
   const size_t n = *n_nodes;
   *n_nodes = 0;
-  return n == 0 ? GGML_STATUS_SUCCESS
-                : status_of(npu_backend_compute(self->npu, self->nodes, n));
+  return n == 0
+             ? GGML_STATUS_SUCCESS
+             : status_of(npu_backend_compute(self->npu, uid, self->nodes, n));
 }
 
 // Computes the nodes [begin, *end) of a graph, and sets `*end` to 0, which
@@ -293,6 +313,10 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
                                               struct ggml_cgraph *graph) {
   struct glue_backend *self = backend_of(backend);
 
+  uint32_t replayed;
+  if (npu_backend_replay(self->npu, graph->uid, &replayed)) {
+    return status_of(replayed);
+  }
   size_t n_nodes = 0;
   for (int i = 0; i < graph->n_nodes; i++) {
     n_nodes += has_work(graph->nodes[i]);
@@ -309,6 +333,7 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
   // Nodes for the NPU are collected, those for the CPU stay where they are: a
   // run of either is computed when it ends.
   size_t n_filled = 0;
+  bool all = true; // nodes so far are the NPU's
   int cpu_begin = 0, cpu_end = 0;
   enum ggml_status status = GGML_STATUS_SUCCESS;
   for (int i = 0; i < graph->n_nodes && status == GGML_STATUS_SUCCESS; i++) {
@@ -323,7 +348,8 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
       return GGML_STATUS_FAILED;
     }
     if (npu_leaves_to_cpu(self->device->index, out) && cpu_of(self) != NULL) {
-      status = compute_on_npu(self, &n_filled);
+      status = compute_on_npu(self, 0, &n_filled);
+      all = false;
       cpu_begin = cpu_end > 0 ? cpu_begin : i;
       cpu_end = i + 1;
     } else {
@@ -332,7 +358,7 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
     }
   }
   if (status == GGML_STATUS_SUCCESS) {
-    status = compute_on_npu(self, &n_filled);
+    status = compute_on_npu(self, all ? graph->uid : 0, &n_filled);
   }
   if (status == GGML_STATUS_SUCCESS) {
     status = compute_on_cpu(self, graph, cpu_begin, &cpu_end);

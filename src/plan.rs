@@ -6,7 +6,7 @@ use rknpu_ops::calibrate::Method;
 pub mod hexagon;
 
 use crate::caps::{self, RkCaps};
-use crate::graph::{Op, Place, Tensor};
+use crate::graph::{Op, Operation, Place, Tensor};
 use crate::repack::WeightLayout;
 use crate::rules::Rules;
 use crate::tensor::DType;
@@ -119,15 +119,18 @@ impl Command {
 ///
 /// # Errors
 /// The reason why the node is not for this device.
-pub fn question(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result<Command, Refusal> {
+pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refusal> {
     // Weights in plain memory, and operands that were just computed, would have to be quantized and packed at each
     // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as such, and packing
     // at use is what happens.
     let in_place = |weights: &Tensor| matches!(weights.place, Place::Packed | Place::Unknown);
-    if !src.first().is_some_and(in_place) {
+    if !matches!(operation.op, Op::MulMat | Op::MulMatId) {
+        return Err(NOT_OURS);
+    }
+    if !operation.src[0].as_ref().is_some_and(in_place) {
         return Err("weights are not in packed memory");
     }
-    command(target, op, dst, src)
+    command(target, operation)
 }
 
 /// Whether a node is left to the CPU although the device could compute it: it has too few rows. ggml cannot do so by
@@ -136,14 +139,15 @@ pub fn question(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result
 ///
 /// The rows of a [`Op::MulMatId`] are its tokens.
 #[must_use]
-pub fn left_to_cpu(target: &Target, op: Op, src: &[Tensor]) -> bool {
-    let (Some(weights), Some(act)) = (src.first(), src.get(1)) else {
+pub fn left_to_cpu(target: &Target, operation: &Operation) -> bool {
+    let [Some(weights), Some(act), ..] = &operation.src else {
         return false;
     };
     let [_, rows, tokens, _] = act.shape.ne;
-    let m = match op {
+    let m = match operation.op {
         Op::MulMat => rows,
         Op::MulMatId => tokens,
+        _ => return false,
     };
     m < target.min_m && matches!(weights.place, Place::Packed | Place::Host)
 }
@@ -152,31 +156,29 @@ pub fn left_to_cpu(target: &Target, op: Op, src: &[Tensor]) -> bool {
 ///
 /// # Errors
 /// The reason why the device cannot compute it.
-pub fn command(target: &Target, op: Op, dst: &Tensor, src: &[Tensor]) -> Result<Command, Refusal> {
-    let weights = src.first().ok_or(WRONG_SOURCES)?;
+pub fn command(target: &Target, operation: &Operation) -> Result<Command, Refusal> {
+    let weights = operation.src[0].as_ref().ok_or(NOT_OURS)?;
     let layout =
         (target.layout(weights)).ok_or("weights of this type, size or name stay on the CPU")?;
-    command_for(layout, op, dst, src)
+    command_for(layout, operation)
 }
 
-const WRONG_SOURCES: Refusal = "wrong number of sources";
+const NOT_OURS: Refusal = "not an operation of this NPU";
 
 /// Plans a node whose weights are laid out already. Allocates nothing.
 ///
 /// # Errors
 /// The reason why the device cannot compute it.
-pub fn command_for(
-    weights: WeightLayout,
-    op: Op,
-    dst: &Tensor,
-    src: &[Tensor],
-) -> Result<Command, Refusal> {
-    match (op, src) {
-        (Op::MulMat, [src0, src1]) => mul_mat(weights, dst, src0, src1).map(Command::MulMat),
-        (Op::MulMatId, [src0, src1, ids]) => {
+pub fn command_for(weights: WeightLayout, operation: &Operation) -> Result<Command, Refusal> {
+    let dst = &operation.dst;
+    match (operation.op, &operation.src) {
+        (Op::MulMat, [Some(src0), Some(src1), ..]) => {
+            mul_mat(weights, dst, src0, src1).map(Command::MulMat)
+        }
+        (Op::MulMatId, [Some(src0), Some(src1), Some(ids), ..]) => {
             mul_mat_id(weights, dst, src0, src1, ids).map(Command::MulMatId)
         }
-        _ => Err(WRONG_SOURCES),
+        _ => Err(NOT_OURS),
     }
 }
 
@@ -256,6 +258,7 @@ fn check_operands(dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<(), Refu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::{PARAMS, Role, sources};
     use crate::tensor::Shape;
 
     #[test]
@@ -268,6 +271,7 @@ mod tests {
             place,
             memory: None,
             packed_offset: 0,
+            role: Role::State,
             dequantize: None,
         };
         let mut target = Target::from(&caps::RK3588);
@@ -275,7 +279,14 @@ mod tests {
             target.min_m = min_m;
             let left_to_cpu = |op, place, act| {
                 let weights = tensor(place, [64, 32, 4, 1]);
-                left_to_cpu(&target, op, &[weights, tensor(Place::Host, act)])
+                let act = tensor(Place::Host, act);
+                let operation = Operation {
+                    op,
+                    params: [0; PARAMS],
+                    dst: act,
+                    src: sources(&[weights, act]),
+                };
+                left_to_cpu(&target, &operation)
             };
             // Planes are not rows, and slots are not tokens.
             let (planes, tokens) = ([64, m, 4, 3], [64, 2, m, 1]);

@@ -39,8 +39,12 @@ pub enum DType {
     F32,
     /// IEEE half precision.
     F16,
+    /// The upper half of IEEE single precision.
+    Bf16,
     /// 32-bit integers (indices).
     I32,
+    /// 64-bit integers (indices).
+    I64,
     /// Blocks of a quantized ggml type.
     Quantized {
         /// Elements in a block.
@@ -58,7 +62,8 @@ impl DType {
     pub fn row_bytes(self, k: usize) -> Option<usize> {
         match self {
             Self::F32 | Self::I32 => Some(k * 4),
-            Self::F16 => Some(k * 2),
+            Self::F16 | Self::Bf16 => Some(k * 2),
+            Self::I64 => Some(k * 8),
             Self::Quantized {
                 block_elems,
                 block_bytes,
@@ -74,7 +79,8 @@ impl DType {
     pub fn step_bytes(self) -> Option<usize> {
         match self {
             Self::F32 | Self::I32 => Some(4),
-            Self::F16 => Some(2),
+            Self::F16 | Self::Bf16 => Some(2),
+            Self::I64 => Some(8),
             Self::Quantized { block_bytes, .. } => Some(block_bytes),
             Self::Other => None,
         }
@@ -117,6 +123,9 @@ impl Shape {
             return Some(0);
         }
         let outer: usize = (1..4).map(|i| (self.ne[i] - 1) * self.nb[i]).sum();
-        Some(outer + row)
+        // Transposed rows reach further than dense ones.
+        let step = dtype.step_bytes()?;
+        let steps = row / step - 1;
+        Some(outer + steps * self.nb[0] + step)
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{Numbers, PLAIN, Weight, contiguous, packed, tensor};
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps::{self, RkCaps};
-use ggml_rust_npu::graph::{Node, Op, Tensor};
+use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Tensor, sources};
 use ggml_rust_npu::plan::Target;
 use ggml_rust_npu::rules::Rules;
 use ggml_rust_npu::shm::{Region, RegionMut};
@@ -90,10 +90,13 @@ impl Step {
             ..tensor("ids", DType::I32, contiguous(DType::I32, self.ids_ne))
         };
         let mut node = Node {
-            op: self.op,
-            dst: tensor("dst", DType::F32, contiguous(DType::F32, self.dst_ne)),
+            operation: Operation {
+                op: self.op,
+                params: [0; PARAMS],
+                dst: tensor("dst", DType::F32, contiguous(DType::F32, self.dst_ne)),
+                src: sources(&[self.w.tensor(Some(0)), src1, src2]),
+            },
             out: RegionMut::from(&mut self.result[..]),
-            src: [self.w.tensor(Some(0)), src1, src2],
         };
         device
             .compute(&mut node, Some(&self.buffer), graph)

@@ -36,6 +36,7 @@
 
 mod attention;
 mod detail;
+mod kernel;
 mod platform;
 mod product;
 mod region;
@@ -64,6 +65,7 @@ pub use detail::*;
 pub use platform::Platform;
 use product::MAX_CHOICES;
 use ring::{Corrupt, Ring};
+pub use tensor::accepts;
 use work::{Submission, Work};
 
 /// How long a full row of completions is waited for, microseconds: longer than any host thread is off its core.

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::backend::{self, AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
 use crate::config::{self, Config};
 use crate::error::{Error, Result};
-use crate::graph::{Node, Op, Tensor};
+use crate::graph::{MAX_SOURCES, Node, Op, Tensor};
 use crate::shm::{Region, RegionMut};
 
 pub use self::types::*;
-use self::types::{metadata, name, operands, operation};
+use self::types::{name, op, operation};
 
 mod buffer;
 mod log;
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn npu_device_memory(
 /// Whether the device computes a node. Reads metadata only.
 ///
 /// # Safety
-/// `node` is valid, and so are the names in it.
+/// `node` is valid, and so are the names and buffers in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) -> bool {
     // SAFETY: the caller promises it.
@@ -139,12 +139,17 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
         let Some(entry) = entry(device) else {
             return false;
         };
-        let (Some(op), Some(dst), Some(src)) =
-            (operation(node), metadata(&node.dst), operands(node))
-        else {
-            return false;
-        };
-        entry.device.supports(op, &dst, &src[..op.sources()])
+        let supported = operation(node).is_some_and(|operation| entry.device.supports(&operation));
+        if !supported {
+            let operands = node.src.iter().chain([&node.dst]);
+            for tensor in operands.filter(|tensor| tensor.role == NPU_ROLE_STATE) {
+                // SAFETY: NULL or alive, says the caller.
+                if let Some(buffer) = unsafe { tensor.buffer.cast_const().as_ref() } {
+                    buffer.0.leave_to_cpu();
+                }
+            }
+        }
+        supported
     })
 }
 
@@ -160,11 +165,10 @@ pub unsafe extern "C" fn npu_leaves_to_cpu(device: usize, node: *const NpuNode) 
         return false;
     };
     guard("npu_leaves_to_cpu", false, || {
-        let (Some(entry), Some(op), Some(src)) = (entry(device), operation(node), operands(node))
-        else {
+        let (Some(entry), Some(operation)) = (entry(device), operation(node)) else {
             return false;
         };
-        entry.device.leaves_to_cpu(op, &src[..op.sources()])
+        entry.device.leaves_to_cpu(&operation)
     })
 }
 
@@ -199,7 +203,53 @@ pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
     }
 }
 
+/// Computes a graph once more that [`npu_backend_compute`] has computed with the same number, and writes an `NPU_STATUS_*`.
+/// False, and nothing done, if that is not possible: then the nodes are needed.
+///
+/// # Safety
+/// - `backend` is alive, `status` is valid for writes,
+/// - what the graph's nodes pointed to is as for [`npu_backend_compute`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn npu_backend_replay(
+    backend: *const NpuBackend,
+    uid: u64,
+    status: *mut u32,
+) -> bool {
+    // SAFETY: the caller promises it.
+    let Some(backend) = (unsafe { backend.as_ref() }) else {
+        return false;
+    };
+    if uid == 0 {
+        return false;
+    }
+    let done = guard("npu_backend_replay", Some(NPU_STATUS_FAILED), || {
+        Some(match backend.0.replay(uid)? {
+            Ok(()) => NPU_STATUS_OK,
+            Err((index, error)) => {
+                let node = index.map_or_else(String::new, |index| format!(" node {index}:"));
+                failed_with(&backend.0, &node, &error)
+            }
+        })
+    });
+    let Some(code) = done else { return false };
+    // SAFETY: the caller promises it.
+    unsafe { status.write(code) };
+    true
+}
+
+/// Logs an error of a graph and returns its `NPU_STATUS_*`.
+fn failed_with(stream: &AnyStream, what: &str, error: &Error) -> u32 {
+    ::log::error!("{}:{what} {error}", stream.device_name());
+    if error.is_shortage() {
+        NPU_STATUS_ALLOC_FAILED
+    } else {
+        NPU_STATUS_FAILED
+    }
+}
+
 /// Computes nodes in order and returns an `NPU_STATUS_*`.
+///
+/// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0 if it has none
 ///
 /// # Safety
 /// - `backend` is alive, `nodes` is valid for `n_nodes`, and so is everything that they point to,
@@ -207,6 +257,7 @@ pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_backend_compute(
     backend: *const NpuBackend,
+    uid: u64,
     nodes: *const NpuNode,
     n_nodes: usize,
 ) -> u32 {
@@ -224,19 +275,14 @@ pub unsafe extern "C" fn npu_backend_compute(
         let node = index.and_then(|index| nodes.get(index));
         let what = node.map_or_else(String::new, |node| {
             let ([n, m, ..], [k, ..]) = (node.dst.ne, node.src[0].ne);
-            let op = operation(node).map_or("?", Op::name);
+            let op = op(node).map_or("?", Op::name);
             let index = index.unwrap_or(0);
             format!(
                 " {op} {} (M={m} K={k} N={n}, node {index} of {n_nodes})",
                 name(&node.dst)
             )
         });
-        ::log::error!("{}:{what} {error}", backend.0.device_name());
-        if error.is_shortage() {
-            NPU_STATUS_ALLOC_FAILED
-        } else {
-            NPU_STATUS_FAILED
-        }
+        failed_with(&backend.0, &what, &error)
     };
     guard("npu_backend_compute", NPU_STATUS_FAILED, || {
         for (index, node) in nodes.iter().enumerate() {
@@ -245,7 +291,7 @@ pub unsafe extern "C" fn npu_backend_compute(
                 return failed(Some(index), error);
             }
         }
-        match backend.0.finish() {
+        match backend.0.finish(uid) {
             Ok(()) => NPU_STATUS_OK,
             Err((index, error)) => failed(index, error),
         }
@@ -258,35 +304,34 @@ unsafe fn push(stream: &AnyStream, node: &NpuNode, graph: u64) -> Result<()> {
     let refuse = |reason: &str| Error::Graph {
         reason: reason.into(),
     };
-    let op = operation(node).ok_or_else(|| refuse("operation is not supported"))?;
-    let described = metadata(&node.dst).zip(operands(node));
-    let (mut dst, mut src) = described.ok_or_else(|| refuse("a dimension is negative"))?;
+    let mut operation = operation(node).ok_or_else(|| refuse("operation is not supported"))?;
     let span = |tensor: &Tensor| tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
     let mut homes = Homes {
         dst: None,
-        src: [None; 3],
+        src: [None; MAX_SOURCES],
     };
-    for (index, from) in node.src.iter().enumerate().take(op.sources()) {
+    for (index, (from, src)) in node.src.iter().zip(&mut operation.src).enumerate() {
+        let Some(src) = src else { continue };
         // SAFETY: NULL or alive, says the caller.
         let home = unsafe { from.buffer.cast_const().as_ref() };
         if let Some(home) = home {
-            src[index].packed_offset = offset_in(home, Some(from));
+            src.packed_offset = offset_in(home, Some(from));
             homes.src[index] = Some(&home.0);
         }
         if home.is_none_or(|home| home.0.is_host_memory()) {
             // SAFETY: sources are valid and not written during the call, says the caller.
-            src[index].memory = Some(unsafe { Region::new(from.data.cast(), span(&src[index])) });
+            src.memory = Some(unsafe { Region::new(from.data.cast(), span(src)) });
         }
     }
     // SAFETY: NULL or alive, says the caller.
     let home = unsafe { node.dst.buffer.cast_const().as_ref() };
     if let Some(home) = home {
-        dst.packed_offset = offset_in(home, Some(&node.dst));
+        operation.dst.packed_offset = offset_in(home, Some(&node.dst));
         homes.dst = Some(&home.0);
     }
     // SAFETY: results are valid and nobody else's during the call, says the caller.
-    let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&dst)) };
-    let mut node = Node { op, dst, out, src };
+    let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&operation.dst)) };
+    let mut node = Node { operation, out };
     stream.push(&mut node, homes, graph)
 }
 

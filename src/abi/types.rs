@@ -3,25 +3,32 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use super::NpuBuffer;
-use crate::graph::{MAX_SOURCES, Op, Place, Tensor};
+use crate::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Sources, Tensor};
 use crate::tensor::{DType, Dequantize, Format, Shape};
 
 /// Sources of a node that are passed on.
-pub const NPU_MAX_SRC: usize = 3;
+pub const NPU_MAX_SRC: usize = 5;
 const _: () = assert!(NPU_MAX_SRC == MAX_SOURCES);
 /// 32-bit words of op parameters.
 pub const NPU_OP_PARAMS: usize = 16;
+const _: () = assert!(NPU_OP_PARAMS == PARAMS);
 
+/// `npu_tensor.dtype`: there is no such tensor; nothing else in it means anything.
+pub const NPU_DTYPE_NONE: u32 = 0;
 /// `npu_tensor.dtype`: F32.
-pub const NPU_DTYPE_F32: u32 = 0;
+pub const NPU_DTYPE_F32: u32 = 1;
 /// `npu_tensor.dtype`: F16.
-pub const NPU_DTYPE_F16: u32 = 1;
+pub const NPU_DTYPE_F16: u32 = 2;
+/// `npu_tensor.dtype`: BF16.
+pub const NPU_DTYPE_BF16: u32 = 3;
 /// `npu_tensor.dtype`: I32.
-pub const NPU_DTYPE_I32: u32 = 2;
+pub const NPU_DTYPE_I32: u32 = 4;
+/// `npu_tensor.dtype`: I64.
+pub const NPU_DTYPE_I64: u32 = 5;
 /// `npu_tensor.dtype`: any quantized type, with `to_float`.
-pub const NPU_DTYPE_QUANTIZED: u32 = 3;
+pub const NPU_DTYPE_QUANTIZED: u32 = 6;
 /// `npu_tensor.dtype`: anything else.
-pub const NPU_DTYPE_OTHER: u32 = 4;
+pub const NPU_DTYPE_OTHER: u32 = 7;
 
 /// `npu_tensor.format`: none of the following.
 pub const NPU_FORMAT_NONE: u32 = 0;
@@ -36,21 +43,25 @@ pub const NPU_FORMAT_IQ4_NL: u32 = 4;
 /// `npu_tensor.format`: MXFP4.
 pub const NPU_FORMAT_MXFP4: u32 = 5;
 
-/// `npu_node.op`: MUL_MAT.
-pub const NPU_OP_MUL_MAT: u32 = 1;
-/// `npu_node.op`: MUL_MAT_ID.
-pub const NPU_OP_MUL_MAT_ID: u32 = 2;
-
 /// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 pub const NPU_PLACE_NONE: u32 = 0;
-/// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet.
+/// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet that
+/// will be there.
 pub const NPU_PLACE_HOST: u32 = 1;
 /// `npu_tensor.place`: a buffer for packed weights of this device.
 pub const NPU_PLACE_PACKED: u32 = 2;
 /// `npu_tensor.place`: memory of another device.
 pub const NPU_PLACE_OTHER: u32 = 3;
-/// `npu_tensor.place`: a buffer of this device, in ggml's layout.
+/// `npu_tensor.place`: memory that this device shares with the CPU, in ggml's layout; also a result without a buffer yet
+/// that will be there.
 pub const NPU_PLACE_DEVICE: u32 = 4;
+
+/// `npu_tensor.role`: the result of an operation.
+pub const NPU_ROLE_RESULT: u32 = 0;
+/// `npu_tensor.role`: weights.
+pub const NPU_ROLE_WEIGHTS: u32 = 1;
+/// `npu_tensor.role`: what outlives a graph or comes from outside of it: caches, inputs.
+pub const NPU_ROLE_STATE: u32 = 2;
 
 /// `npu_device_buffers`: computed tensors in any host memory, weights in a buffer type of their own.
 pub const NPU_BUFFERS_HOST_AND_PACKED: u32 = 0;
@@ -95,8 +106,8 @@ pub struct NpuTensor {
     pub block_elems: u32,
     /// Bytes in a block.
     pub block_bytes: u32,
-    /// 0.
-    pub reserved: u32,
+    /// `NPU_ROLE_*`, of the tensor that this one is a view of if it is one.
+    pub role: u32,
     /// Elements in each dimension, innermost first.
     pub ne: [i64; 4],
     /// Bytes from one index to the next.
@@ -116,15 +127,13 @@ pub struct NpuTensor {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct NpuNode {
-    /// `NPU_OP_*`.
-    pub op: u32,
-    /// Sources in `src`.
-    pub n_src: u32,
+    /// ggml's name of the operation, that of the function for GGML_OP_UNARY and GGML_OP_GLU.
+    pub op: *const c_char,
     /// ggml's op parameters.
     pub op_params: [i32; NPU_OP_PARAMS],
     /// Result.
     pub dst: NpuTensor,
-    /// Sources.
+    /// Sources, in ggml's order.
     pub src: [NpuTensor; NPU_MAX_SRC],
 }
 
@@ -157,20 +166,29 @@ impl Dequantize for ToFloat {
     }
 }
 
-/// The operation of a node, if it is one of ours and has the operands that it should have.
-pub(super) fn operation(node: &NpuNode) -> Option<Op> {
-    let op = match node.op {
-        NPU_OP_MUL_MAT => Op::MulMat,
-        NPU_OP_MUL_MAT_ID => Op::MulMatId,
-        _ => return None,
-    };
-    (node.n_src as usize == op.sources()).then_some(op)
+/// The operation that a node names, if a device may know it.
+pub(super) fn op(node: &NpuNode) -> Option<Op> {
+    if node.op.is_null() {
+        return None;
+    }
+    // SAFETY: ggml's names end in NUL and are constants.
+    Op::from_name(unsafe { CStr::from_ptr(node.op) }.to_bytes())
 }
 
-/// The metadata of all operands, those that a node does not have included; `None` if a dimension is negative.
-pub(super) fn operands(node: &NpuNode) -> Option<[Tensor<'_>; MAX_SOURCES]> {
-    let [a, b, c] = &node.src;
-    Some([metadata(a)?, metadata(b)?, metadata(c)?])
+/// The node's metadata, without memory; `None` if no device knows the operation, or a dimension is negative.
+pub(super) fn operation(node: &NpuNode) -> Option<Operation<'_>> {
+    let mut src: Sources = [None; MAX_SOURCES];
+    for (source, tensor) in src.iter_mut().zip(&node.src) {
+        if tensor.dtype != NPU_DTYPE_NONE {
+            *source = Some(metadata(tensor)?);
+        }
+    }
+    Some(Operation {
+        op: op(node)?,
+        params: node.op_params,
+        dst: metadata(&node.dst)?,
+        src,
+    })
 }
 
 /// The tensor's metadata, without memory; `None` if a dimension is negative.
@@ -178,7 +196,9 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
     let dtype = match tensor.dtype {
         NPU_DTYPE_F32 => DType::F32,
         NPU_DTYPE_F16 => DType::F16,
+        NPU_DTYPE_BF16 => DType::Bf16,
         NPU_DTYPE_I32 => DType::I32,
+        NPU_DTYPE_I64 => DType::I64,
         NPU_DTYPE_QUANTIZED if tensor.to_float.is_some() && tensor.block_elems > 0 => {
             DType::Quantized {
                 block_elems: tensor.block_elems as usize,
@@ -213,6 +233,11 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
             NPU_PLACE_PACKED => Place::Packed,
             NPU_PLACE_DEVICE => Place::Device,
             _ => Place::Foreign,
+        },
+        role: match tensor.role {
+            NPU_ROLE_RESULT => Role::Result,
+            NPU_ROLE_WEIGHTS => Role::Weights,
+            _ => Role::State,
         },
         memory: None,
         packed_offset: 0,

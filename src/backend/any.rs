@@ -8,7 +8,7 @@ use crate::caps;
 use crate::config::Repack;
 use crate::device::rknpu;
 use crate::error::{Error, Result};
-use crate::graph::{Node, Op, Tensor};
+use crate::graph::{MAX_SOURCES, Node, Operation, Tensor};
 
 /// Where a device's tensors live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,18 +94,18 @@ impl AnyDevice {
 
     /// Whether the device computes an operation. Metadata only.
     #[must_use]
-    pub fn supports(&self, op: Op, dst: &Tensor, src: &[Tensor]) -> bool {
+    pub fn supports(&self, operation: &Operation) -> bool {
         match self {
-            Self::Rockchip(device) => device.supports(op, dst, src),
-            Self::Hexagon(device) => device.supports(op, dst, src),
+            Self::Rockchip(device) => device.supports(operation),
+            Self::Hexagon(device) => device.supports(operation),
         }
     }
 
     /// Whether a node that the device could compute has so few rows that the CPU shall do it. Metadata only.
     #[must_use]
-    pub fn leaves_to_cpu(&self, op: Op, src: &[Tensor]) -> bool {
+    pub fn leaves_to_cpu(&self, operation: &Operation) -> bool {
         match self {
-            Self::Rockchip(device) => device.leaves_to_cpu(op, src),
+            Self::Rockchip(device) => device.leaves_to_cpu(operation),
             Self::Hexagon(_) => false,
         }
     }
@@ -221,6 +221,13 @@ impl AnyBuffer {
         }
     }
 
+    /// Notes that an operation on a cache in this buffer is left to the CPU, which reads and writes it in place.
+    pub fn leave_to_cpu(&self) {
+        if let Self::Hexagon(buffer) = self {
+            buffer.leave_to_cpu();
+        }
+    }
+
     /// Fills the whole buffer.
     pub fn clear(&self, value: u8) {
         match self {
@@ -243,7 +250,7 @@ pub struct Homes<'a> {
     /// Buffer of the result.
     pub dst: Option<&'a AnyBuffer>,
     /// Buffers of the sources.
-    pub src: [Option<&'a AnyBuffer>; 3],
+    pub src: [Option<&'a AnyBuffer>; MAX_SOURCES],
 }
 
 impl AnyStream {
@@ -286,13 +293,34 @@ impl AnyStream {
 
     /// Computes what is left of the graph.
     ///
+    /// - `graph`: ggml's number of the graph; 0 if it has none
+    ///
     /// # Errors
     /// The device's, with the index of the node that it is about if it is known.
-    pub fn finish(&self) -> std::result::Result<(), (Option<usize>, Error)> {
+    pub fn finish(&self, graph: u64) -> std::result::Result<(), (Option<usize>, Error)> {
         match self {
             Self::Rockchip(_) => Ok(()),
             Self::Hexagon(stream) => {
-                (lock(stream).finish()).map_err(|failed| (failed.job, failed.error))
+                (lock(stream).finish(graph)).map_err(|failed| (failed.job, failed.error))
+            }
+        }
+    }
+
+    /// Computes a graph once more that [`Self::finish`] has computed under the number `graph`; `None` if it cannot be
+    /// computed without its nodes.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    #[expect(
+        clippy::type_complexity,
+        reason = "the result of `finish`, if there is one"
+    )]
+    pub fn replay(&self, graph: u64) -> Option<std::result::Result<(), (Option<usize>, Error)>> {
+        match self {
+            Self::Rockchip(_) => None,
+            Self::Hexagon(stream) => {
+                let result = lock(stream).replay(graph)?;
+                Some(result.map_err(|failed| (failed.job, failed.error)))
             }
         }
     }

@@ -9,7 +9,7 @@ use rknpu_ops::pack::Rows;
 use super::{Device, WeightBuffer};
 use crate::device::rknpu::{WeightMemory, WeightSlice, Weights};
 use crate::error::{Error, Result};
-use crate::graph::{Node, Tensor};
+use crate::graph::{Node, Operation, Tensor};
 use crate::plan::{self, Bucketing, Command, MulMat, MulMatId};
 use crate::repack::{Source, WeightLayout};
 use crate::shm::{Region, RegionMut};
@@ -104,17 +104,17 @@ impl Device {
         graph: u64,
     ) -> Result<()> {
         let contents = buffer.map(WeightBuffer::contents);
-        let src0 = node.src[0];
+        let operation = &node.operation;
+        let src0 = operand(operation, 0)?;
         let found = contents.as_ref().and_then(|contents| contents.find(&src0));
-        let (op, dst, src) = (node.op, &node.dst, node.sources());
         let (command, mut packed) = match (buffer, found) {
             (Some(buffer), Some(weights)) => {
-                let command = plan::command_for(*weights.layout(), op, dst, src);
+                let command = plan::command_for(*weights.layout(), operation);
                 let packed = Packed::Ready(&buffer.memory, weights);
                 (command.map_err(refused)?, packed)
             }
             _ => {
-                let command = plan::command(&self.target, op, dst, src).map_err(refused)?;
+                let command = plan::command(&self.target, operation).map_err(refused)?;
                 if let Some(contents) = &contents {
                     let bytes = src0.shape.span_bytes(src0.dtype).unwrap_or(0);
                     let range = src0.packed_offset..src0.packed_offset + bytes;
@@ -166,9 +166,9 @@ impl Device {
         graph: u64,
         converted: &mut Vec<f32>,
     ) -> Result<()> {
-        let act = memory(node, 1)?;
-        let (src, dst, out) = node.parts();
-        let (src0, src1) = (&src[0], &src[1]);
+        let Node { operation, out } = node;
+        let (src0, src1) = (operand(operation, 0)?, operand(operation, 1)?);
+        let (act, dst) = (memory(&src1)?, operation.dst);
         let ([k, ..], nb) = (src1.shape.ne, src1.shape.nb);
         // Rows that are converted first lie in the same scratch whatever they are.
         let graph = (src1.dtype == DType::F32).then_some(graph);
@@ -193,14 +193,16 @@ impl Device {
         node: &mut Node,
         scratch: &mut RowScratch,
     ) -> Result<()> {
-        let (act, ids) = (memory(node, 1)?, memory(node, 2)?);
+        let Node { operation, out } = node;
+        let (src1, ids) = (operand(operation, 1)?, operand(operation, 2)?);
+        let act = memory(&src1)?;
         let RowScratch {
             converted,
             chosen,
             gathered,
             result,
         } = scratch;
-        chosen_experts(command, &node.sources()[2], ids, chosen);
+        chosen_experts(command, &ids, memory(&ids)?, chosen);
         if let Some(&(expert, ..)) = chosen
             .iter()
             .find(|(expert, ..)| *expert >= command.experts)
@@ -208,8 +210,8 @@ impl Device {
             let reason = format!("expert {expert} of {}", command.experts);
             return Err(refused(&reason));
         }
-        let (src, dst, out) = node.parts();
-        let (src1, [n, ..]) = (&src[1], dst.shape.ne);
+        let dst = operation.dst;
+        let [n, ..] = dst.shape.ne;
         let ([k, rows_of_act, ..], nb) = (src1.shape.ne, src1.shape.nb);
         for group in chosen.chunk_by(|a, b| a.0 == b.0) {
             gathered.clear();
@@ -273,9 +275,13 @@ fn refused(reason: &str) -> Error {
     }
 }
 
+fn operand<'a>(operation: &Operation<'a>, index: usize) -> Result<Tensor<'a>> {
+    operation.src[index].ok_or_else(|| refused("an operand is missing"))
+}
+
 /// The bytes of an operand.
-fn memory<'a>(node: &Node<'a>, index: usize) -> Result<Region<'a>> {
-    let memory = node.sources()[index].memory;
+fn memory<'a>(tensor: &Tensor<'a>) -> Result<Region<'a>> {
+    let memory = tensor.memory;
     memory.ok_or_else(|| refused("an operand has no memory"))
 }
 

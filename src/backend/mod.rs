@@ -9,7 +9,7 @@ use crate::caps::{self, RkCaps};
 use crate::config::{Config, SimChip};
 use crate::device::rknpu::{self, RkNpu};
 use crate::error::{Error, Result};
-use crate::graph::{Op, Tensor};
+use crate::graph::{Operation, Tensor};
 use crate::plan::{self, Target};
 use crate::rules::Choice;
 use crate::selftest;
@@ -189,18 +189,18 @@ impl Device {
 
     /// Whether the device computes an operation. Metadata only.
     #[must_use]
-    pub fn supports(&self, op: Op, dst: &Tensor, src: &[Tensor]) -> bool {
-        let plan = plan::question(&self.target, op, dst, src);
+    pub fn supports(&self, operation: &Operation) -> bool {
+        let plan = plan::question(&self.target, operation);
         if let Err(reason) = plan {
-            log::trace!("{} stays on the CPU: {reason}", dst.name);
+            log::trace!("{} stays on the CPU: {reason}", operation.dst.name);
         }
         plan.is_ok()
     }
 
     /// Whether a node that the device could compute has so few rows that the CPU shall do it.
     #[must_use]
-    pub fn leaves_to_cpu(&self, op: Op, src: &[Tensor]) -> bool {
-        plan::left_to_cpu(&self.target, op, src)
+    pub fn leaves_to_cpu(&self, operation: &Operation) -> bool {
+        plan::left_to_cpu(&self.target, operation)
     }
 
     /// Bytes that weights can still take in the NPU's address spaces, and could take in all.

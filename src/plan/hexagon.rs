@@ -2,12 +2,14 @@
 
 use hexagon_ops::layout::{F16_TILE_BYTES, MatrixLayout, WeightType};
 use hexagon_ops::ops::matmul::GemmPlan;
+use hexagon_ops::wire;
 
 use super::Refusal;
-use crate::graph::{Op, Place, Tensor};
+use crate::graph::{Op, Operation, Place, Tensor};
 use crate::tensor::{DType, Format};
 
 pub mod cost;
+mod tensor;
 
 /// What packing does to a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,21 +109,24 @@ pub struct MulMatId {
 }
 
 /// What the device is to do for a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// For [`Op::MulMat`].
     MulMat(MulMat),
     /// For [`Op::MulMatId`].
     MulMatId(MulMatId),
+    /// For everything else. Buffers are numbers of operands, 0 that of the result; offsets are 0.
+    Tensor(Box<wire::TensorOp>),
 }
 
 impl Command {
-    /// The weights.
+    /// The weights, if it multiplies with such.
     #[must_use]
-    pub fn weights(&self) -> &WeightLayout {
+    pub fn weights(&self) -> Option<&WeightLayout> {
         match self {
-            Self::MulMat(command) => &command.weights,
-            Self::MulMatId(command) => &command.weights,
+            Self::MulMat(command) => Some(&command.weights),
+            Self::MulMatId(command) => Some(&command.weights),
+            Self::Tensor(_) => None,
         }
     }
 }
@@ -130,37 +135,32 @@ impl Command {
 ///
 /// # Errors
 /// The reason why the node is not for this device.
-pub fn question(
-    vtcm_bytes: usize,
-    op: Op,
-    dst: &Tensor,
-    src: &[Tensor],
-) -> Result<Command, Refusal> {
+pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Refusal> {
     // Everything else would have to be packed at each use: operands that were just computed, caches that grow.
     // Where no memory is known yet, the answer is about the operation as such, and packing at use is what happens.
     let in_place = |weights: &Tensor| matches!(weights.place, Place::Packed | Place::Unknown);
-    if !src.first().is_some_and(in_place) {
+    let multiplies = matches!(operation.op, Op::MulMat | Op::MulMatId);
+    if multiplies && !operation.src[0].as_ref().is_some_and(in_place) {
         return Err("weights are not in packed memory");
     }
-    command(vtcm_bytes, op, dst, src)
+    command(vtcm_bytes, operation)
 }
 
 /// Plans a node.
 ///
 /// # Errors
 /// The reason why the device cannot compute it.
-pub fn command(
-    vtcm_bytes: usize,
-    op: Op,
-    dst: &Tensor,
-    src: &[Tensor],
-) -> Result<Command, Refusal> {
-    match (op, src) {
-        (Op::MulMat, [src0, src1]) => mul_mat(vtcm_bytes, dst, src0, src1).map(Command::MulMat),
-        (Op::MulMatId, [src0, src1, ids]) => {
+pub fn command(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Refusal> {
+    let dst = &operation.dst;
+    match (operation.op, &operation.src) {
+        (Op::MulMat, [Some(src0), Some(src1), ..]) => {
+            mul_mat(vtcm_bytes, dst, src0, src1).map(Command::MulMat)
+        }
+        (Op::MulMatId, [Some(src0), Some(src1), Some(ids), ..]) => {
             mul_mat_id(vtcm_bytes, dst, src0, src1, ids).map(Command::MulMatId)
         }
-        _ => Err("wrong number of sources"),
+        (Op::MulMat | Op::MulMatId, _) => Err("an operand is missing"),
+        _ => tensor::command(operation).map(|body| Command::Tensor(Box::new(body))),
     }
 }
 

@@ -5,7 +5,7 @@ use hexagon_ops::layout::{MatrixLayout, WeightType};
 use hexagon_ops::wire::{self, Command, Plain, Weights};
 
 use super::{K, N, uniform};
-use crate::device::hexagon::{HexNpu, Job};
+use crate::device::hexagon::{Batch, HexNpu};
 use crate::error::{Error, Result};
 use crate::reference;
 
@@ -120,11 +120,9 @@ fn multiply(npu: &HexNpu, weight: WeightType, m: usize) -> Result<()> {
         planes: [1, 1],
         reserved: 0,
     };
-    let mut jobs = [Job {
-        command: Command::new(0, &body),
-        buffers: [buffer.number(); 4],
-    }];
-    npu.submit(&mut jobs).map_err(|failed| failed.error)?;
+    let mut batch = Batch::default();
+    batch.push(Command::new(0, &body), &[buffer.number()]);
+    npu.submit(&batch).map_err(|failed| failed.error)?;
     let mut have = vec![0.0f32; m * N];
     buffer.read(dst_at..buffer.bytes(), |bytes| {
         bytemuck::cast_slice_mut(&mut have).copy_from_slice(bytes);

@@ -16,7 +16,7 @@
 use std::any::Any;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -153,9 +153,11 @@ impl Pool {
         shared.unfinished.0.store(n, Ordering::Relaxed);
         let address = (&raw const task).cast_mut().cast::<Task<'static>>();
         shared.task.store(address, Ordering::Relaxed);
-        // Releases the stores above to whoever takes a task. Sequential, like the count of sleepers that is read
-        // next: a worker that is not counted there sees these tasks before it sleeps.
-        shared.left.0.store(n, Ordering::SeqCst);
+        // Releases the stores above to whoever takes a task.
+        shared.left.0.store(n, Ordering::Release);
+        // Between the tasks and the count of sleepers, as `sleep` has one between its count and its look for tasks: a
+        // worker that is not counted here sees these tasks before it sleeps.
+        fence(Ordering::SeqCst);
         shared.wake(n - 1, self.workers.len());
         shared.take_all();
         shared.wait();
@@ -240,16 +242,17 @@ impl Shared {
 
     fn sleep(&self) {
         let mut guard = lock(&self.work.0);
-        self.asleep.fetch_add(1, Ordering::SeqCst);
-        while self.left.0.load(Ordering::SeqCst) == 0 && !self.stop.load(Ordering::SeqCst) {
+        self.asleep.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        while self.left.0.load(Ordering::Relaxed) == 0 && !self.stop.load(Ordering::SeqCst) {
             guard = (self.work.1.wait(guard)).unwrap_or_else(PoisonError::into_inner);
         }
-        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        self.asleep.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Wakes as many workers as are missing for `wanted` to be awake.
     fn wake(&self, wanted: usize, workers: usize) {
-        let asleep = self.asleep.load(Ordering::SeqCst);
+        let asleep = self.asleep.load(Ordering::Relaxed);
         let missing = wanted.saturating_sub(workers - asleep).min(asleep);
         if missing > 0 {
             // Who has counted itself and not seen the tasks holds the lock until it waits.
@@ -277,8 +280,11 @@ impl Shared {
     }
 
     fn finish_one(&self) {
-        let last = self.unfinished.0.fetch_sub(1, Ordering::SeqCst) == 1;
-        if last && self.caller_asleep.load(Ordering::SeqCst) {
+        // Releases what the task wrote to the caller, which acquires it when it sees 0.
+        let last = self.unfinished.0.fetch_sub(1, Ordering::AcqRel) == 1;
+        // Between the count and the look for a sleeper; `wait` has one between its flag and its look at the count.
+        fence(Ordering::SeqCst);
+        if last && self.caller_asleep.load(Ordering::Relaxed) {
             drop(lock(&self.done.0));
             self.done.1.notify_all();
         }
@@ -286,16 +292,17 @@ impl Shared {
 
     /// Returns when all tasks of the run are done.
     fn wait(&self) {
-        let done = || self.unfinished.0.load(Ordering::SeqCst) == 0;
+        let done = || self.unfinished.0.load(Ordering::Acquire) == 0;
         if self.spin_until(SPIN_AT_END, done, || false) {
             return;
         }
         let mut guard = lock(&self.done.0);
-        self.caller_asleep.store(true, Ordering::SeqCst);
+        self.caller_asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         while !done() {
             guard = (self.done.1.wait(guard)).unwrap_or_else(PoisonError::into_inner);
         }
-        self.caller_asleep.store(false, Ordering::SeqCst);
+        self.caller_asleep.store(false, Ordering::Relaxed);
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps::RkCaps;
 use ggml_rust_npu::error::Result;
-use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
+use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::shm::{Region, RegionMut};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use ggml_rust_npu::vendor::rknn::Rknn;
@@ -126,6 +126,7 @@ impl Weight {
             },
             memory: Some(Region::from(&self.bytes[..])),
             packed_offset: offset.unwrap_or(0),
+            role: Role::State,
             dequantize: Some(&Plain),
             ..tensor("weight", self.dtype, contiguous(self.dtype, self.ne))
         }
@@ -154,6 +155,7 @@ pub fn tensor(name: &str, dtype: DType, shape: Shape) -> Tensor<'_> {
         place: Place::Host,
         memory: None,
         packed_offset: 0,
+        role: Role::State,
         dequantize: None,
     }
 }
@@ -237,17 +239,20 @@ fn compute(
 ) -> Result<Vec<f32>> {
     let mut result = vec![f32::NAN; dst_ne.iter().product()];
     let mut node = Node {
-        op,
-        dst: tensor("result", DType::F32, contiguous(DType::F32, dst_ne)),
+        operation: Operation {
+            op,
+            params: [0; PARAMS],
+            dst: tensor("result", DType::F32, contiguous(DType::F32, dst_ne)),
+            src: sources(&[
+                w.tensor(packed.map(|(_, offset)| offset)),
+                Tensor {
+                    memory: Some(Region::from(bytemuck::cast_slice(act))),
+                    ..tensor("activations", DType::F32, contiguous(DType::F32, ne))
+                },
+                src2,
+            ]),
+        },
         out: RegionMut::from(&mut result[..]),
-        src: [
-            w.tensor(packed.map(|(_, offset)| offset)),
-            Tensor {
-                memory: Some(Region::from(bytemuck::cast_slice(act))),
-                ..tensor("activations", DType::F32, contiguous(DType::F32, ne))
-            },
-            src2,
-        ],
     };
     device
         .compute(&mut node, packed.map(|(buffer, _)| buffer), graph)

@@ -101,7 +101,7 @@ fn views_of_packed_tensors_are_parts_of_them() {
         &buffer,
     )
     .unwrap();
-    stream.finish().unwrap();
+    stream.finish(0).unwrap();
     let want = ggml_rust_npu::reference::mul_mat(&act, &view.values, 64);
     let error = ggml_rust_npu::reference::nmse(&work.result(), &want);
     assert!(error <= 1e-4, "{error:.2e}");

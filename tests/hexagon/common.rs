@@ -8,7 +8,7 @@ use ggml_rust_npu::caps;
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::device::hexagon::{Failed, Serving};
 use ggml_rust_npu::error::Result;
-use ggml_rust_npu::graph::{Node, Op, Place, Tensor};
+use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::shm::RegionMut;
 use ggml_rust_npu::tensor::{DType, Format, Shape};
 use ggml_rust_npu::vendor::fastrpc::FastRpc;
@@ -224,6 +224,7 @@ pub fn tensor(name: &str, dtype: DType, ne: [usize; 4], offset: usize) -> Tensor
         place: Place::Device,
         memory: None,
         packed_offset: offset,
+        role: Role::State,
         dequantize: None,
     }
 }
@@ -285,13 +286,16 @@ impl Work {
         home: &HexBuffer,
     ) -> Result<()> {
         let node = Node {
-            op,
-            dst: self.dst,
+            operation: Operation {
+                op,
+                params: [0; PARAMS],
+                dst: self.dst,
+                src: sources(&[src0, self.act, self.ids]),
+            },
             out: RegionMut::from(&mut [][..]),
-            src: [src0, self.act, self.ids],
         };
         let work = Some(&self.buffer);
-        stream.push(&node, work, [Some(home), work, work])
+        stream.push(&node, work, [Some(home), work, work, None, None])
     }
 
     pub fn result(&self) -> Vec<f32> {
@@ -314,6 +318,6 @@ pub fn mul_mat(
     let mut stream = Stream::new(Arc::clone(device));
     let src0 = w.tensor(0, Place::Device);
     (work.push(&mut stream, Op::MulMat, src0, home)).map_err(whole)?;
-    stream.finish()?;
+    stream.finish(0)?;
     Ok(work.result())
 }

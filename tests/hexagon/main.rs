@@ -9,5 +9,6 @@
 mod buffer;
 mod common;
 mod faults;
+mod graph;
 mod product;
 mod space;

@@ -105,7 +105,7 @@ fn each_row_goes_to_its_expert() {
             let mut stream = Stream::new(Arc::clone(&device));
             work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
                 .unwrap();
-            stream.finish().unwrap();
+            stream.finish(0).unwrap();
             for (row, have) in work.result().chunks_exact(n).enumerate() {
                 let (token, slot) = (row / slots, row % slots);
                 let act = &act[(token * act_slots + slot % act_slots) * k..][..k];
@@ -138,7 +138,7 @@ fn an_expert_that_does_not_exist_is_an_error() {
         let mut stream = Stream::new(Arc::clone(&device));
         work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
             .unwrap();
-        let failed = stream.finish().unwrap_err();
+        let failed = stream.finish(0).unwrap_err();
         assert!(
             failed.error.to_string().contains("expert") || device.npu().is_lost(),
             "{failed:?}"
@@ -169,7 +169,7 @@ fn a_graph_is_one_submission_in_order() {
     second
         .push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), &home)
         .unwrap();
-    stream.finish().unwrap();
+    stream.finish(0).unwrap();
     let floats = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<_>>();
     let want = reference::mul_mat(&act, &w.values, 96);
     let want = reference::mul_mat(&floats(&want), &w.values, 96);

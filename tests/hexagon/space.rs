@@ -40,7 +40,7 @@ fn weights_beyond_the_address_space_take_turns() {
             work.push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), home)
                 .unwrap();
         }
-        stream.finish().unwrap();
+        stream.finish(0).unwrap();
         for (w, work) in layers.iter().zip(&work) {
             let want = reference::mul_mat(&act, &w.values, 256);
             let error = reference::nmse(&work.result(), &want);

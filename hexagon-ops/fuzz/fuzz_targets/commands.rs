@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! input = { record }    record = kind, then
-//!   0..=2  command: 256 bytes as they are, published (missing bytes are zero)
+//!   0..=2  command: 512 bytes as they are, published (missing bytes are zero)
 //!   3      word: offset in the first 1 KiB of the ring, value
 //!   4..=7  a right product of MUL_MAT (4, 5) or MUL_MAT_ID (6, 7) with `count` words of its body replaced
+//!   8..=11 a right operation on tensors of a kernel and a type, the same
 //! ```
 //!
 //! After each record the ring is served. Four buffers are mapped, of which the first holds weights of zeros.
@@ -26,9 +27,12 @@ use hexagon_ops::wire::{
 };
 use libfuzzer_sys::fuzz_target;
 
+#[path = "../../tests/serve/seed.rs"]
+mod seed;
+use seed::BYTES;
+
 const SLOTS: u32 = 4;
 const BUFFERS: usize = 4;
-const BYTES: usize = 1 << 13;
 const RING_FD: i32 = 100;
 
 /// Memory of four buffers and the ring, kept from run to run.
@@ -108,8 +112,8 @@ fn word(data: &mut &[u8]) -> u32 {
     u32::from_le_bytes(take(data))
 }
 
-/// Right commands to start from.
-fn seed(kind: u8, weight: u8) -> Command {
+/// Right products to start from.
+fn product(kind: u8, weight: u8) -> Command {
     let all = WeightType::ALL;
     let weights = Weights {
         buffer: 0,
@@ -218,7 +222,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
     }
     while !data.is_empty() {
         let [kind] = take(&mut data);
-        match kind % 8 {
+        match kind % 12 {
             0..=2 => publish(&ring, bytemuck::from_bytes(&Aligned(take(&mut data)).0)),
             3 => {
                 let at = word(&mut data) as usize % 256 * 4;
@@ -227,10 +231,15 @@ fn run(memory: &Memory, mut data: &[u8]) {
             kind => {
                 sequence += 1;
                 let [weight, count] = take(&mut data);
-                let mut command = seed(kind, weight);
+                let mut command = if kind < 8 {
+                    product(kind, weight)
+                } else {
+                    let dtype = u32::from(count / 4) % seed::TYPES;
+                    Command::new(0, &seed::operation(u32::from(weight) % seed::KERNELS, dtype))
+                };
                 for _ in 0..count % 4 {
                     let [at] = take(&mut data);
-                    let at = usize::from(at) % 60 * 4;
+                    let at = usize::from(at) % 84 * 4;
                     command.body[at..at + 4].copy_from_slice(&take::<4>(&mut data));
                 }
                 (command.sequence, command.flags) = (sequence, FENCE);
@@ -248,7 +257,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
 
 /// Bytes of a command, aligned as one.
 #[repr(C, align(8))]
-struct Aligned([u8; 256]);
+struct Aligned([u8; size_of::<Command>()]);
 
 thread_local! {
     static MEMORY: Cell<Option<&'static Memory>> = const { Cell::new(None) };

@@ -1,7 +1,6 @@
 //! Operations that move elements: rows by number, copies that convert, concatenation, repetition.
 
-use super::elementwise::same_shape;
-use super::tensor::{CHUNK, Chunk, Row, Shape, Source, Type, View, ViewMut};
+use super::tensor::{CHUNK, Chunk, Row, Shape, Source, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
@@ -21,6 +20,11 @@ impl hvx::Kernel for CopyRow<'_, '_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
+        if self.row.dtype() == self.view.shape.dtype {
+            self.row
+                .take(self.to, self.n, self.view, self.at, self.from);
+            return;
+        }
         let mut chunk: Chunk = [0.0; CHUNK];
         for k in (0..self.n).step_by(CHUNK) {
             let len = CHUNK.min(self.n - k);
@@ -31,11 +35,9 @@ impl hvx::Kernel for CopyRow<'_, '_> {
     }
 }
 
-/// Whether rows of `src` can be written as rows of `dst`.
+/// Whether rows of `src` can be written as rows of `dst`: types that are the same are moved, others go through f32.
 fn converts(src: &Shape, dst: &Shape) -> bool {
-    let readable = !src.dtype.is_index();
-    let writable = dst.dtype.is_float() || dst.dtype == Type::Q8_0;
-    readable && writable
+    src.dtype == dst.dtype || src.dtype.is_readable() && dst.dtype.is_writable()
 }
 
 /// The rows that an index tensor names, as (row number, place of the index): `None` if one is not below `limit`.
@@ -68,14 +70,14 @@ pub fn check_indices(ids: &View<'_>, limit: usize) -> Result<()> {
 }
 
 /// An index that [`check_indices`] has seen.
-fn checked(id: i64) -> usize {
+pub(super) fn checked(id: i64) -> usize {
     usize::try_from(id).unwrap_or(0)
 }
 
 /// `dst[i3][i2][i1] = src[i3][i2][ids[i3][i2][i1]]`.
 ///
 /// # Errors
-/// `Operand` unless the result is f32 or f16, rows have one length, and the numbers have the result's rows; `Index` as
+/// `Operand` unless types convert, rows have one length, and the numbers have the result's rows; `Index` as
 /// [`check_indices`].
 pub fn get_rows(
     engine: &Engine,
@@ -112,7 +114,7 @@ pub fn get_rows(
 /// Each task writes those rows that lie in its part of the result, so rows that are named twice have the later value.
 ///
 /// # Errors
-/// `Operand` unless shapes fit and the result is f32, f16 or Q8_0; `Index` as [`check_indices`].
+/// `Operand` unless shapes fit, the source is f32, f16 or bf16, and the result's type can be written; `Index` as [`check_indices`].
 pub fn set_rows(
     engine: &Engine,
     dst: ViewMut<'_>,
@@ -152,16 +154,16 @@ pub fn set_rows(
 /// Copies element by element, in ggml's order if the shapes differ.
 ///
 /// # Errors
-/// `Operand` unless both have as many elements, of types that convert.
+/// `Operand` unless both have as many elements, of types that convert, and rows are made of whole blocks.
 pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     if matches!(src, Source::InPlace) {
         return Ok(());
     }
     let view = src.apart()?;
     let (d, s) = (dst.shape, view.shape);
-    let same_rows = d.ne[0] == s.ne[0];
-    let blocks = d.dtype.block().max(s.dtype.block());
-    if d.elems() != s.elems() || !converts(&s, &d) || (blocks > 1 && !same_rows) {
+    let block = d.dtype.block().max(s.dtype.block());
+    let blocks = d.ne[0].is_multiple_of(block) && s.ne[0].is_multiple_of(block);
+    if d.elems() != s.elems() || !converts(&s, &d) || !blocks {
         return Err(Error::Operand);
     }
     dst.for_rows(engine, |mut row| {
@@ -195,7 +197,7 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
 /// `src[0]`, behind it `src[1]`, along dimension `dim`.
 ///
 /// # Errors
-/// `Operand` unless all are floats whose dimensions other than `dim` are the same and add up in `dim`.
+/// `Operand` unless all have types that convert, and dimensions other than `dim` are the same and those of `dim` add up.
 pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     let views = [src[0].apart()?, src[1].apart()?];
     let ne = dst.shape.ne;
@@ -207,8 +209,8 @@ pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 
             a == ne[i] && b == ne[i]
         }
     });
-    let floats = views.iter().all(|v| v.shape.dtype.is_float()) && dst.shape.dtype.is_float();
-    if dim >= 4 || !fits || !floats {
+    let convert = views.iter().all(|v| converts(&v.shape, &dst.shape));
+    if dim >= 4 || !fits || !convert {
         return Err(Error::Operand);
     }
     let first = views[0].shape.ne[dim];
@@ -243,10 +245,10 @@ pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 
 /// The source again and again in all dimensions.
 ///
 /// # Errors
-/// `Operand` unless both are floats and the source's dimensions divide the result's.
+/// `Operand` unless types convert and the source's dimensions divide the result's.
 pub fn repeat(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     if matches!(src, Source::InPlace) {
-        return same_shape(&dst.shape, src);
+        return Ok(());
     }
     let view = src.apart()?;
     let ne = dst.shape.ne;
@@ -254,8 +256,10 @@ pub fn repeat(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()>
         .iter()
         .zip(view.shape.ne)
         .all(|(n, m)| n.is_multiple_of(m));
-    let floats = view.shape.dtype.is_float() && dst.shape.dtype.is_float();
-    if !divides || !floats {
+    // Chunks of converted rows would not start at whole blocks.
+    let block = dst.shape.dtype.block().max(view.shape.dtype.block());
+    let blocks = ne[0].is_multiple_of(block) && view.shape.ne[0].is_multiple_of(block);
+    if !divides || !blocks || !converts(&view.shape, &dst.shape) {
         return Err(Error::Operand);
     }
     dst.for_rows(engine, |mut row| {

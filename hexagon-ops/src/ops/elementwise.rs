@@ -8,94 +8,25 @@
 //!     write
 //! ```
 
-use super::math;
+mod function;
+
+use super::copy::{check_indices, checked};
 use super::tensor::{CHUNK, Chunk, Row, Shape, Source, ViewMut};
 use crate::error::{Error, Result};
-use crate::hvx::{self, Vector, splat_f32, splat_w};
+use crate::hvx::{self, Vector};
 use crate::rt::Engine;
 
-/// A function of two elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Binary {
-    /// `a + b`.
-    Add,
-    /// `a - b`.
-    Sub,
-    /// `a · b`.
-    Mul,
-    /// `a / b`.
-    Div,
-}
-
-/// A function of one element.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Unary {
-    /// `x · factor + bias`.
-    Scale {
-        /// The factor.
-        factor: f32,
-        /// The bias.
-        bias: f32,
-    },
-    /// `x` between two bounds.
-    Clamp {
-        /// The lower one.
-        low: f32,
-        /// The upper one.
-        high: f32,
-    },
-    /// `x²`.
-    Sqr,
-    /// [`math::sqrt`].
-    Sqrt,
-    /// [`math::silu`].
-    Silu,
-    /// [`math::gelu`].
-    Gelu,
-    /// [`math::gelu_quick`].
-    GeluQuick,
-    /// [`math::gelu_erf`].
-    GeluErf,
-    /// `max(x, 0)`.
-    Relu,
-    /// [`math::sigmoid`].
-    Sigmoid,
-    /// [`math::tanh`].
-    Tanh,
-    /// [`math::exp`].
-    Exp,
-    /// `-x`.
-    Neg,
-    /// `|x|`.
-    Abs,
-}
-
-/// The activation of a gated unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Glu {
-    /// [`math::silu`].
-    Swiglu,
-    /// [`math::gelu`].
-    Geglu,
-    /// `max(x, 0)`.
-    Reglu,
-}
-
-/// A function of two vectors.
-trait Lanes: Copy + Sync {
-    /// The function.
-    fn of(self, a: Vector, b: Vector) -> Vector;
-}
+pub use function::{Binary, Function, Glu, Unary};
 
 /// Writes `f(a, b)` for one row. An element of `a` or `b` is `shift` elements behind the result's.
-struct MapRow<'a, F> {
-    f: F,
+struct MapRow<'a> {
+    f: Function,
     row: Row<'a>,
     src: [&'a Source<'a>; 2],
     shift: [usize; 2],
 }
 
-impl<F: Lanes> hvx::Kernel for MapRow<'_, F> {
+impl hvx::Kernel for MapRow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -108,20 +39,9 @@ impl<F: Lanes> hvx::Kernel for MapRow<'_, F> {
             let range = |shift: usize| start + shift..start + shift + len;
             let a = self.src[0].read(&self.row, range(self.shift[0]), &mut a_chunk);
             let b = self.src[1].read(&self.row, range(self.shift[1]), &mut b_chunk);
-            map(self.f, a, b, &mut out);
+            self.f.map(a, b, &mut out);
             self.row.write(start, &out[..len]);
         }
-    }
-}
-
-/// `out = f(a, b)`; an absent `b` is zero.
-#[inline(always)]
-fn map<F: Lanes>(f: F, a: &[f32], b: &[f32], out: &mut Chunk) {
-    for (i, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        if 32 * i >= a.len() {
-            break;
-        }
-        hvx::store_f32(out, f.of(load(a, 32 * i), load(b, 32 * i)));
     }
 }
 
@@ -140,9 +60,9 @@ pub(super) fn load(elems: &[f32], k: usize) -> Vector {
 }
 
 /// Runs `f` on every row.
-fn map_rows<F: Lanes>(
+fn map_rows(
     engine: &Engine,
-    f: F,
+    f: Function,
     dst: ViewMut<'_>,
     src: [&Source<'_>; 2],
     shift: [usize; 2],
@@ -150,64 +70,6 @@ fn map_rows<F: Lanes>(
     dst.for_rows(engine, |row| {
         hvx::widest(MapRow { f, row, src, shift });
     });
-}
-
-/// A lanes function by name.
-macro_rules! lanes {
-    ($($name:ident($a:ident, $b:ident) = $f:expr;)+) => {$(
-        #[derive(Clone, Copy)]
-        struct $name;
-        impl Lanes for $name {
-            #[inline(always)]
-            fn of(self, $a: Vector, $b: Vector) -> Vector {
-                $f
-            }
-        }
-    )+};
-}
-
-lanes! {
-    Add(a, b) = hvx::add_f32(a, b);
-    Sub(a, b) = hvx::sub_f32(a, b);
-    Mul(a, b) = hvx::mul_f32(a, b);
-    Div(a, b) = math::divide(a, b);
-    Sqr(a, _b) = hvx::mul_f32(a, a);
-    Sqrt(a, _b) = math::sqrt(a);
-    Silu(a, _b) = math::silu(a);
-    Gelu(a, _b) = math::gelu(a);
-    GeluQuick(a, _b) = math::gelu_quick(a);
-    GeluErf(a, _b) = math::gelu_erf(a);
-    Relu(a, _b) = hvx::max_f32(a, splat_w(0));
-    Sigmoid(a, _b) = math::sigmoid(a);
-    Tanh(a, _b) = math::tanh(a);
-    Exp(a, _b) = math::exp(a);
-    Neg(a, _b) = math::neg(a);
-    Abs(a, _b) = math::abs(a);
-    Swiglu(a, b) = hvx::mul_f32(math::silu(a), b);
-    Geglu(a, b) = hvx::mul_f32(math::gelu(a), b);
-    Reglu(a, b) = hvx::mul_f32(hvx::max_f32(a, splat_w(0)), b);
-}
-
-/// `x · factor + bias`.
-#[derive(Clone, Copy)]
-struct Scale(f32, f32);
-
-impl Lanes for Scale {
-    #[inline(always)]
-    fn of(self, a: Vector, _b: Vector) -> Vector {
-        hvx::add_f32(hvx::mul_f32(a, splat_f32(self.0)), splat_f32(self.1))
-    }
-}
-
-/// `x` between two bounds.
-#[derive(Clone, Copy)]
-struct Clamp(f32, f32);
-
-impl Lanes for Clamp {
-    #[inline(always)]
-    fn of(self, a: Vector, _b: Vector) -> Vector {
-        hvx::min_f32(hvx::max_f32(a, splat_f32(self.0)), splat_f32(self.1))
-    }
 }
 
 /// Refuses a source whose elements are not those of the result, or that has another shape.
@@ -239,12 +101,7 @@ pub fn binary(engine: &Engine, f: Binary, dst: ViewMut<'_>, src: [&Source<'_>; 2
             }
         }
     }
-    match f {
-        Binary::Add => map_rows(engine, Add, dst, src, [0, 0]),
-        Binary::Sub => map_rows(engine, Sub, dst, src, [0, 0]),
-        Binary::Mul => map_rows(engine, Mul, dst, src, [0, 0]),
-        Binary::Div => map_rows(engine, Div, dst, src, [0, 0]),
-    }
+    map_rows(engine, Function::Binary(f), dst, src, [0, 0]);
     Ok(())
 }
 
@@ -254,28 +111,12 @@ pub fn binary(engine: &Engine, f: Binary, dst: ViewMut<'_>, src: [&Source<'_>; 2
 /// `Operand` unless both are floats of one shape.
 pub fn unary(engine: &Engine, f: Unary, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     same_shape(&dst.shape, src)?;
-    let src = [src, &Source::None];
-    let none = [0, 0];
-    match f {
-        Unary::Scale { factor, bias } => map_rows(engine, Scale(factor, bias), dst, src, none),
-        Unary::Clamp { low, high } => map_rows(engine, Clamp(low, high), dst, src, none),
-        Unary::Sqr => map_rows(engine, Sqr, dst, src, none),
-        Unary::Sqrt => map_rows(engine, Sqrt, dst, src, none),
-        Unary::Silu => map_rows(engine, Silu, dst, src, none),
-        Unary::Gelu => map_rows(engine, Gelu, dst, src, none),
-        Unary::GeluQuick => map_rows(engine, GeluQuick, dst, src, none),
-        Unary::GeluErf => map_rows(engine, GeluErf, dst, src, none),
-        Unary::Relu => map_rows(engine, Relu, dst, src, none),
-        Unary::Sigmoid => map_rows(engine, Sigmoid, dst, src, none),
-        Unary::Tanh => map_rows(engine, Tanh, dst, src, none),
-        Unary::Exp => map_rows(engine, Exp, dst, src, none),
-        Unary::Neg => map_rows(engine, Neg, dst, src, none),
-        Unary::Abs => map_rows(engine, Abs, dst, src, none),
-    }
+    let f = Function::Unary(f);
+    map_rows(engine, f, dst, [src, &Source::None], [0, 0]);
     Ok(())
 }
 
-/// `dst = f(a) · b`: a and b are the two sources, or the first and second half of each row of one; `swapped` exchanges the
+/// `dst = f(a, b)`: a and b are the two sources, or the first and second half of each row of one; `swapped` exchanges the
 /// halves.
 ///
 /// # Errors
@@ -306,10 +147,33 @@ pub fn glu(
             (src, [0, 0])
         }
     };
-    match f {
-        Glu::Swiglu => map_rows(engine, Swiglu, dst, src, shift),
-        Glu::Geglu => map_rows(engine, Geglu, dst, src, shift),
-        Glu::Reglu => map_rows(engine, Reglu, dst, src, shift),
+    map_rows(engine, Function::Glu(f), dst, src, shift);
+    Ok(())
+}
+
+/// `dst[i2][i1] = src0[i2][i1] + src1[ids[i2][i1]]`.
+///
+/// # Errors
+/// `Operand` unless source and result are floats of one shape, src1 is a matrix of floats with rows of their length, and
+/// there is a number for each index of dimensions 1 and 2; `Index` as [`check_indices`].
+pub fn add_id(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Result<()> {
+    same_shape(&dst.shape, &src[0])?;
+    let (table, ids) = (src[1].apart()?, src[2].apart()?);
+    let (n, t, i) = (dst.shape.ne, table.shape.ne, ids.shape.ne);
+    let table_fits = t == [n[0], t[1], 1, 1] && table.shape.dtype.is_float();
+    if !table_fits || i != [n[1], n[2], 1, 1] {
+        return Err(Error::Operand);
     }
+    check_indices(&ids, t[1])?;
+    dst.for_rows(engine, |row| {
+        let id = checked(ids.index(row.at[0], [row.at[1], 0, 0]));
+        let addend = Source::Apart(table.row([id, 0, 0]));
+        hvx::widest(MapRow {
+            f: Function::Binary(Binary::Add),
+            row,
+            src: [&src[0], &addend],
+            shift: [0, 0],
+        });
+    });
     Ok(())
 }

@@ -6,6 +6,9 @@
 //! | [`reciprocal`] | 3e-7 | a linear estimate of the fraction, three Newton steps |
 //! | [`sqrt`], [`rsqrt`] | 5e-7 | an estimate by half the exponent, three Newton steps |
 //! | [`tanh`] | 5e-7 | odd polynomial below 0.625, else by [`exp`] |
+//! | [`exp_m1`] | 6e-7 | the polynomial of [`exp`] below 0.34, else by it |
+//! | [`ln`], [`softplus`] | 3e-7 | `n ln 2 + P(f)`, fraction 1 + f between the roots of 1/2 and 2 |
+//! | [`floor`], [`trunc`], [`round`] | exact | sums with 2^23 |
 //! | [`erf`] | 1e-6 | odd polynomial below 0.927, else `1 - exp(-Q(x))` |
 //! | [`sin_cos`] | 2e-7 absolute, for angles below 1e5 | quarter turns in three parts, two polynomials |
 //!
@@ -13,7 +16,12 @@
 //!
 //! The polynomials are Chebyshev fits (mpmath `chebyfit`, 40 digits) of the functions named beside them.
 
+mod logarithm;
+mod round;
 pub mod scalar;
+
+pub use logarithm::{ln, softplus};
+pub use round::{floor, round, trunc};
 
 use crate::hvx::{
     self, Vector, add_f32, add_w, and, max_f32, min_f32, mul_f32, or, select_gt_f32, shl_w,
@@ -58,6 +66,31 @@ fn with_sign(magnitude: Vector, x: Vector) -> Vector {
     or(magnitude, and(x, splat_w(SIGN)))
 }
 
+/// `e^r - 1` for magnitudes up to ln 2 / 2.
+#[inline(always)]
+fn exp_rest(r: Vector) -> Vector {
+    // (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, to 6.5e-8.
+    let p = polynomial(
+        r,
+        [
+            1.392_620_3e-3,
+            8.363_195e-3,
+            4.166_655_4e-2,
+            1.666_657_7e-1,
+            0.5,
+        ],
+    );
+    add_f32(mul_f32(mul_f32(r, r), p), r)
+}
+
+/// `e^x - 1`; bounds as [`exp`].
+#[must_use]
+#[inline(always)]
+pub fn exp_m1(x: Vector) -> Vector {
+    let large = sub_f32(exp(x), splat_f32(1.0));
+    select_gt_f32(abs(x), splat_f32(0.34), large, exp_rest(x))
+}
+
 /// `e^x`: 0 below -87.33, infinity above 88.72.
 #[must_use]
 #[inline(always)]
@@ -74,19 +107,7 @@ pub fn exp(x: Vector) -> Vector {
     // ln 2 in a part of 15 bits, whose products with n are exact, and the rest.
     let r = sub_f32(bounded, mul_f32(n, splat_f32(0.693_145_75)));
     let r = sub_f32(r, mul_f32(n, splat_f32(1.428_606_8e-6)));
-    // (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, to 6.5e-8.
-    let p = polynomial(
-        r,
-        [
-            1.392_620_3e-3,
-            8.363_195e-3,
-            4.166_655_4e-2,
-            1.666_657_7e-1,
-            0.5,
-        ],
-    );
-    let p = add_f32(mul_f32(mul_f32(r, r), p), r);
-    let p = add_f32(p, splat_f32(1.0));
+    let p = add_f32(exp_rest(r), splat_f32(1.0));
     let scaled = add_w(p, shl_w(biased, 23));
     let result = select_gt_f32(low, x, splat_w(0), scaled);
     select_gt_f32(x, high, splat_f32(f32::INFINITY), result)

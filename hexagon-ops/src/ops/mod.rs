@@ -9,6 +9,7 @@ pub mod elementwise;
 mod fold;
 pub mod math;
 pub mod matmul;
+pub mod place;
 pub mod product;
 pub mod rows;
 mod run;

@@ -1,13 +1,17 @@
-//! Operations on whole rows: norms, sums, softmax, rotary positions. Sums are FP32, in 32 lanes that are added in the end.
+//! Operations on whole rows: norms, sums, softmax, rotary positions, sorting. Sums are FP32, in 32 lanes that are added in the end.
 
 mod norm;
 mod rope;
+mod scan;
 mod soft_max;
+mod sort;
 
-pub use norm::{Norm, norm, sum_rows};
-pub use rope::{Rope, RopePairs, rope};
+pub use norm::{Norm, norm, sum_all, sum_rows};
+pub use rope::{Rope, RopePairs, SectionOrder, Sections, rope};
+pub use scan::{convolve, cumulate};
 pub(super) use soft_max::Slopes;
 pub use soft_max::{SoftMax, soft_max};
+pub use sort::{Order, sort};
 
 use super::elementwise::load;
 use crate::hvx::{self, Vector};

@@ -1,9 +1,10 @@
 //! From a kernel's number to its code.
 
 use super::elementwise::{Binary, Glu, Unary};
-use super::rows::{Norm, Rope, SoftMax};
+use super::place::{Band, Pad};
+use super::rows::{Norm, Order, Rope, SoftMax};
 use super::tensor::{Source, ViewMut};
-use super::{copy, elementwise, rows};
+use super::{copy, elementwise, place, product, rows};
 use crate::error::Result;
 use crate::rt::Engine;
 
@@ -18,8 +19,16 @@ pub enum Op {
     Glu(Glu, bool),
     /// Rows divided by a measure of theirs.
     Norm(Norm),
-    /// Sums of rows.
-    SumRows,
+    /// Sums of rows; whether their means.
+    SumRows(bool),
+    /// The sum of all elements.
+    Sum,
+    /// Sums along rows.
+    CumSum,
+    /// A window over rows.
+    SsmConv,
+    /// Numbers of elements in an order.
+    Sort(Order),
     /// Softmax of rows.
     SoftMax(SoftMax),
     /// Rotary position embedding.
@@ -34,6 +43,16 @@ pub enum Op {
     Concat(usize),
     /// The source again and again.
     Repeat,
+    /// The source with something around it.
+    Pad(Pad),
+    /// Part of each matrix.
+    Band(Band),
+    /// First element of a row, and the step to the next.
+    Ramp(f32, f32),
+    /// A matrix plus rows by number.
+    AddId,
+    /// The product of two matrices.
+    MulMat,
 }
 
 /// Computes `dst = op(src)` on the engine's threads.
@@ -47,7 +66,11 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Unary(unary) => elementwise::unary(engine, unary, dst, &src[0]),
         Op::Glu(glu, swapped) => elementwise::glu(engine, glu, swapped, dst, [&src[0], &src[1]]),
         Op::Norm(norm) => rows::norm(engine, norm, dst, &src[0]),
-        Op::SumRows => rows::sum_rows(engine, dst, &src[0]),
+        Op::SumRows(is_mean) => rows::sum_rows(engine, is_mean, dst, &src[0]),
+        Op::Sum => rows::sum_all(engine, dst, &src[0]),
+        Op::CumSum => rows::cumulate(engine, dst, &src[0]),
+        Op::SsmConv => rows::convolve(engine, dst, [&src[0], &src[1]]),
+        Op::Sort(order) => rows::sort(engine, order, dst, &src[0]),
         Op::SoftMax(soft_max) => rows::soft_max(engine, soft_max, dst, src),
         Op::Rope(rope) => rows::rope(engine, rope, dst, src),
         Op::GetRows => copy::get_rows(engine, dst, &src[0], &src[1]),
@@ -55,5 +78,10 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Copy => copy::copy(engine, dst, &src[0]),
         Op::Concat(dim) => copy::concat(engine, dim, dst, [&src[0], &src[1]]),
         Op::Repeat => copy::repeat(engine, dst, &src[0]),
+        Op::Pad(pad) => place::pad(engine, pad, dst, &src[0]),
+        Op::Band(band) => place::band(engine, band, dst, &src[0]),
+        Op::Ramp(start, step) => place::ramp(engine, start, step, dst),
+        Op::MulMat => product::mul_mat(engine, dst, [&src[0], &src[1]]),
+        Op::AddId => elementwise::add_id(engine, dst, src),
     }
 }

@@ -12,8 +12,10 @@ use crate::error::{Error, Result};
 use crate::layout::LINE_BYTES;
 use crate::rt::Engine;
 
+mod block;
 mod convert;
 mod lines;
+mod raw;
 mod shape;
 
 pub use shape::{Shape, Type};
@@ -45,9 +47,27 @@ impl<'a> View<'a> {
         Ok(Self { bytes, shape })
     }
 
+    /// A tensor without bytes, for kernels that only check their operands.
+    #[must_use]
+    pub const fn described(shape: Shape) -> Self {
+        Self { bytes: &[], shape }
+    }
+
     /// Bytes from an offset on; nothing behind the end.
     fn tail(&self, at: usize) -> &'a [u8] {
         self.bytes.get(at..).unwrap_or_default()
+    }
+
+    /// Row `at` as a tensor of its own.
+    #[must_use]
+    pub fn row(&self, at: [usize; 3]) -> Self {
+        let mut shape = self.shape;
+        shape.ne[1..].fill(1);
+        shape.nb[1..].fill(0);
+        Self {
+            bytes: self.tail(self.shape.row(at)),
+            shape,
+        }
     }
 
     /// Elements `range` (at most [`CHUNK`]) of row `at` as f32. All indices are taken modulo the dimensions, which is
@@ -78,6 +98,15 @@ impl<'a> View<'a> {
             (done, k) = (done + count, 0);
         }
         &chunk[..len]
+    }
+
+    /// An element of an f32 tensor; indices as in [`Self::read`].
+    #[must_use]
+    #[inline(always)]
+    pub fn element(&self, k: usize, at: [usize; 3]) -> f32 {
+        let offset = self.shape.row(at) + k % self.shape.ne[0] * self.shape.nb[0];
+        let bytes = self.tail(offset).first_chunk();
+        bytes.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
     }
 
     /// An element of an index tensor (i32 or i64); indices as in [`Self::read`]. Negative: no index.
@@ -161,10 +190,27 @@ impl Row<'_> {
         self.len() == 0
     }
 
+    /// The result's type.
+    #[must_use]
+    pub fn dtype(&self) -> Type {
+        self.shape.dtype
+    }
+
     /// Writes elements from `k` on, rounded to the result's type.
     #[inline(always)]
     pub fn write(&mut self, k: usize, elems: &[f32]) {
         convert::write(self.shape, self.bytes, k, elems);
+    }
+
+    /// The elements of a row of i32 without gaps.
+    ///
+    /// # Errors
+    /// `Operand` if they are something else.
+    pub fn words(&mut self) -> Result<&mut [i32]> {
+        if self.shape.dtype != Type::I32 || !self.shape.has_dense_rows() {
+            return Err(Error::Operand);
+        }
+        bytemuck::try_cast_slice_mut(self.bytes).map_err(|_| Error::Operand)
     }
 
     /// Reads elements from `k` on that have been written.
@@ -221,6 +267,20 @@ impl<'a> ViewMut<'a> {
     #[must_use]
     pub fn place_of(&self, index: usize) -> [usize; 3] {
         self.place(self.rows.start + index)
+    }
+
+    /// A tensor without bytes: kernels check their operands, and find no rows to write.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn described(shape: Shape) -> Result<Self> {
+        Ok(Self {
+            bytes: &mut [],
+            shape,
+            base: 0,
+            order: shape.row_order().ok_or(Error::Operand)?,
+            rows: 0..0,
+        })
     }
 
     /// The place of row `index` in dimensions 1, 2 and 3.

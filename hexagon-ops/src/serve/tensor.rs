@@ -6,11 +6,11 @@
 use core::ops::Range;
 
 use super::Platform;
-use super::detail::{ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, OPERAND, RESERVED, SHAPE, TYPE};
+use super::detail::{ALIGNMENT, BOUNDS, Failure, OPERAND, RESERVED, SHAPE, TYPE};
+use super::kernel::op;
 use super::region::invalidate_edges;
+use crate::error::Error;
 use crate::layout::LINE_BYTES;
-use crate::ops::elementwise::{Binary, Glu, Unary};
-use crate::ops::rows::{Norm, Rope, RopePairs, SoftMax};
 use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use crate::ops::{Op, copy, run};
 use crate::rt::Engine;
@@ -27,8 +27,18 @@ pub(super) struct Checked {
     pub(super) span: Span,
 }
 
-/// Checks a tensor; `None` if there is none.
+/// Checks a tensor and where it lies; `None` if there is none.
 pub(super) fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failure> {
+    let Some(shape) = shape_of(tensor)? else {
+        return Ok(None);
+    };
+    let bytes = shape.bytes().ok_or(Failure::bad(BOUNDS))?;
+    let span = memory.span(tensor.buffer, tensor.offset, bytes as u64)?;
+    Ok(Some(Checked { shape, span }))
+}
+
+/// Checks a tensor's type, dimensions and strides; `None` if there is none.
+fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> {
     let dtype = match tensor.dtype {
         wire::TYPE_NONE => {
             let empty = wire::Tensor {
@@ -50,6 +60,14 @@ pub(super) fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Chec
         wire::TYPE_I64 => Type::I64,
         wire::TYPE_Q8_0 => Type::Q8_0,
         wire::TYPE_Q4_0 => Type::Q4_0,
+        wire::TYPE_BF16 => Type::Bf16,
+        wire::TYPE_I16 => Type::I16,
+        wire::TYPE_I8 => Type::I8,
+        wire::TYPE_Q4_1 => Type::Q4_1,
+        wire::TYPE_Q5_0 => Type::Q5_0,
+        wire::TYPE_Q5_1 => Type::Q5_1,
+        wire::TYPE_IQ4_NL => Type::Iq4Nl,
+        wire::TYPE_MXFP4 => Type::Mxfp4,
         _ => return Err(Failure::bad(TYPE)),
     };
     let align = dtype.align() as u64;
@@ -82,76 +100,38 @@ pub(super) fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Chec
             *nb = usize::try_from(have).map_err(|_| bounds)?;
         }
     }
-    let bytes = shape.bytes().ok_or(bounds)?;
-    let span = memory.span(tensor.buffer, tensor.offset, bytes as u64)?;
-    Ok(Some(Checked { shape, span }))
+    Ok(Some(shape))
 }
 
-/// The operation that a command names, with its parameters.
-fn op(body: &wire::TensorOp) -> Result<Op, Failure> {
-    let float = |i: usize| f32::from_bits(body.params[i]);
-    let size = |i: usize| usize::try_from(body.params[i]).map_err(|_| Failure::bad(OPERAND));
-    let swapped = body.params[1] != 0;
-    Ok(match body.kernel {
-        wire::KERNEL_ADD => Op::Binary(Binary::Add),
-        wire::KERNEL_SUB => Op::Binary(Binary::Sub),
-        wire::KERNEL_MUL => Op::Binary(Binary::Mul),
-        wire::KERNEL_DIV => Op::Binary(Binary::Div),
-        wire::KERNEL_SCALE => Op::Unary(Unary::Scale {
-            factor: float(0),
-            bias: float(1),
-        }),
-        wire::KERNEL_CLAMP => Op::Unary(Unary::Clamp {
-            low: float(0),
-            high: float(1),
-        }),
-        wire::KERNEL_SQR => Op::Unary(Unary::Sqr),
-        wire::KERNEL_SQRT => Op::Unary(Unary::Sqrt),
-        wire::KERNEL_SILU => Op::Unary(Unary::Silu),
-        wire::KERNEL_GELU => Op::Unary(Unary::Gelu),
-        wire::KERNEL_GELU_QUICK => Op::Unary(Unary::GeluQuick),
-        wire::KERNEL_GELU_ERF => Op::Unary(Unary::GeluErf),
-        wire::KERNEL_RELU => Op::Unary(Unary::Relu),
-        wire::KERNEL_SIGMOID => Op::Unary(Unary::Sigmoid),
-        wire::KERNEL_TANH => Op::Unary(Unary::Tanh),
-        wire::KERNEL_EXP => Op::Unary(Unary::Exp),
-        wire::KERNEL_NEG => Op::Unary(Unary::Neg),
-        wire::KERNEL_ABS => Op::Unary(Unary::Abs),
-        wire::KERNEL_SWIGLU => Op::Glu(Glu::Swiglu, swapped),
-        wire::KERNEL_GEGLU => Op::Glu(Glu::Geglu, swapped),
-        wire::KERNEL_REGLU => Op::Glu(Glu::Reglu, swapped),
-        wire::KERNEL_RMS_NORM => Op::Norm(Norm::Rms(float(0))),
-        wire::KERNEL_NORM => Op::Norm(Norm::Mean(float(0))),
-        wire::KERNEL_L2_NORM => Op::Norm(Norm::L2(float(0))),
-        wire::KERNEL_SUM_ROWS => Op::SumRows,
-        wire::KERNEL_SOFT_MAX => Op::SoftMax(SoftMax {
-            scale: float(0),
-            max_bias: float(1),
-        }),
-        wire::KERNEL_ROPE => Op::Rope(Rope {
-            // SOURCE: ggml.h, GGML_ROPE_TYPE_NORMAL 0 and GGML_ROPE_TYPE_NEOX 2; op_params as in ggml_rope_impl.
-            pairs: match body.params[2] {
-                0 => RopePairs::Adjacent,
-                2 => RopePairs::Halves,
-                _ => return Err(Failure::bad(OPERAND)),
-            },
-            n_dims: size(1)?,
-            first: size(15)?,
-            n_ctx_orig: body.params[4].cast_signed(),
-            freq_base: float(5),
-            freq_scale: float(6),
-            ext_factor: float(7),
-            attn_factor: float(8),
-            beta_fast: float(9),
-            beta_slow: float(10),
-        }),
-        wire::KERNEL_GET_ROWS => Op::GetRows,
-        wire::KERNEL_SET_ROWS => Op::SetRows,
-        wire::KERNEL_COPY => Op::Copy,
-        wire::KERNEL_CONCAT => Op::Concat(size(0)?),
-        wire::KERNEL_REPEAT => Op::Repeat,
-        _ => return Err(Failure::bad(KERNEL_NUMBER)),
-    })
+/// Whether [`wire::OP_TENSOR`] takes these types, dimensions, strides and parameters. Buffers and offsets are not looked
+/// at, but to see which sources are the result's own memory.
+///
+/// # Errors
+/// What the command would be answered with.
+pub fn accepts(body: &wire::TensorOp) -> Result<(), Failure> {
+    let operand = Failure::bad(OPERAND);
+    let op = op(body)?;
+    let mut dst = shape_of(&body.dst)?.ok_or(operand)?;
+    let mut src = [None; SOURCES];
+    for (src, tensor) in src.iter_mut().zip(&body.src) {
+        *src = shape_of(tensor)?;
+    }
+    if let (Op::Copy, Some(src)) = (&op, &mut src[0]) {
+        sort_dimensions(&mut dst, src);
+    }
+    let mut sources = [Source::None; SOURCES];
+    for (i, source) in sources.iter_mut().enumerate() {
+        *source = match src[i] {
+            None => Source::None,
+            Some(_) if body.src[i] == body.dst => Source::InPlace,
+            Some(shape) => Source::Apart(View::described(shape)),
+        };
+    }
+    match run(&Engine::new(1), &op, ViewMut::described(dst)?, &sources) {
+        // The last thing that a kernel checks, and there are no indices here.
+        Ok(()) | Err(Error::Index { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Exchanges dimensions of a copy between equal shapes so that the result's strides grow: no order of elements is lost by

@@ -11,14 +11,31 @@ use crate::tensor::{
 const F: u32 = TYPE_F32;
 const H: u32 = TYPE_F16;
 
-/// Rounding to 255 steps between the largest magnitudes of a block: 1 / 127 / sqrt(12), squared, over a mean of 1 / 3.
-const LIMIT_Q8_0: f64 = 2.5e-5;
+const B: u32 = TYPE_BF16;
+const BLOCKS: [u32; 7] = [
+    TYPE_Q8_0,
+    TYPE_Q4_0,
+    TYPE_Q4_1,
+    TYPE_Q5_0,
+    TYPE_Q5_1,
+    TYPE_IQ4_NL,
+    TYPE_MXFP4,
+];
 
+/// Largest NMSE of rounding uniform numbers to a type.
 fn type_limit(dtype: u32) -> f64 {
-    if dtype == TYPE_Q8_0 {
-        LIMIT_Q8_0
-    } else {
-        limit(dtype)
+    // Steps of a width that uniform numbers of a mean square of 1 / 3 are rounded to, by their number on each side of 0.
+    let steps = |count: f64| 3.0 / (12.0 * count * count);
+    match dtype {
+        TYPE_Q8_0 => steps(127.0),
+        // One side has 7 steps, so that half a step more is lost there.
+        TYPE_Q4_0 => 1.5 * steps(8.0),
+        TYPE_Q5_0 => 1.5 * steps(16.0),
+        TYPE_Q4_1 => steps(7.5),
+        TYPE_Q5_1 => steps(15.5),
+        // Its steps are up to 24 of 127 wide.
+        TYPE_IQ4_NL => steps(127.0 / 24.0),
+        _ => limit(dtype),
     }
 }
 
@@ -26,7 +43,7 @@ fn type_limit(dtype: u32) -> f64 {
 fn rows_are_fetched_by_number() {
     let mut rng = Rng::new();
     let mut bench = Bench::new();
-    for dtype in [F, H, TYPE_Q8_0, TYPE_Q4_0] {
+    for dtype in [F, H, B].into_iter().chain(BLOCKS) {
         for (n, ids_type) in [(64, TYPE_I32), (288, TYPE_I64)] {
             for place in [DENSE, GAPS] {
                 let table = Case::random(dtype, [n, 11, 2, 3], place, 2.0, &mut rng);
@@ -62,13 +79,13 @@ fn row(ids: &Case, [i0, i1, i2]: [usize; 3]) -> usize {
 fn rows_are_stored_by_number_and_the_others_stay() {
     let mut rng = Rng::new();
     let mut bench = Bench::new();
-    for dtype in [F, H, TYPE_Q8_0] {
+    for dtype in [F, H, B].into_iter().chain(BLOCKS) {
         for (ne, ids_type) in [
             ([64, 40, 2, 3], TYPE_I64),
             ([576, 13, 4, 3], TYPE_I32),
             ([1, 900, 1, 1], TYPE_I64),
         ] {
-            if dtype == TYPE_Q8_0 && ne[0] == 1 {
+            if dtype == TYPE_MXFP4 || BLOCKS.contains(&dtype) && ne[0] == 1 {
                 continue;
             }
             let n_rows = ne[1] / 2;
@@ -147,7 +164,16 @@ fn copies_convert_between_all_strides() {
     let mut bench = Bench::new();
     let places: [Place; 4] = [DENSE, GAPS, PERMUTED, TRANSPOSED];
     for ne in [[1, 1, 1, 1], [33, 5, 3, 2], [288, 4, 1, 3]] {
-        for (from, to) in [(F, F), (F, H), (H, F), (H, H)] {
+        for (from, to) in [
+            (F, F),
+            (F, H),
+            (H, F),
+            (H, H),
+            (F, B),
+            (B, F),
+            (B, B),
+            (TYPE_I64, TYPE_I64),
+        ] {
             for src_place in places {
                 for dst_place in places {
                     let src = Case::random(from, ne, src_place, 2.0, &mut rng);
@@ -165,19 +191,167 @@ fn copies_convert_between_all_strides() {
     }
 }
 
+/// Types, shapes and strides for which elements must come out bit by bit.
+#[test]
+fn copies_of_one_type_keep_every_bit() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let plain = [F, H, B, TYPE_I8, TYPE_I16, TYPE_I32, TYPE_I64];
+    for dtype in plain.into_iter().chain(BLOCKS) {
+        let unit = if BLOCKS.contains(&dtype) { 32 } else { 1 };
+        let ne = [3 * unit, 2, 3, 4];
+        for place in [DENSE, GAPS, PERMUTED] {
+            let src = Case::random(dtype, ne, place, 100.0, &mut rng);
+            for (dst_ne, dst_place) in [
+                (ne, DENSE),
+                (ne, PERMUTED),
+                (ne, GAPS),
+                ([2 * unit, 6, 3, 2], DENSE),
+                ([12 * unit, 1, 6, 1], GAPS),
+            ] {
+                let mut dst = Case::zeros(dtype, dst_ne, dst_place);
+                dst.values.clone_from(&src.values);
+                let src = std::slice::from_ref(&src);
+                bench.check((KERNEL_COPY, [0; 16]), &dst, src, false, EXACT);
+            }
+        }
+    }
+}
+
+/// Rounding of f64 values of a test to f32.
+const EXACT: f64 = 1e-14;
+
+#[test]
+fn patterns_that_are_no_numbers_are_copied_as_well() {
+    let mut bench = Bench::new();
+    for dtype in [F, H, B] {
+        let (ne, none) = ([70, 3, 1, 1], Case::none());
+        let shape = Case::zeros(dtype, ne, DENSE);
+        let src = Case::of(dtype, ne, TRANSPOSED, || 1.0);
+        let body = bench.place((KERNEL_COPY, [0; 16]), &shape, &[src, none], false);
+        let width = if dtype == F { 4 } else { 2 };
+        // Signalling and quiet NaN, infinities, subnormals: all patterns of the upper bytes.
+        let bytes: Vec<u8> = (0..210 * width)
+            .map(|i: usize| {
+                u8::try_from(i * 89 % 251).unwrap() | if i % width == width - 1 { 0x7f } else { 0 }
+            })
+            .collect();
+        let from = usize::try_from(body.src[0].offset).unwrap();
+        bench.memory.put(from, &bytes);
+        let completion = bench.host.run(&[Command::new(0, &body)]);
+        assert_eq!(completion.status, 0);
+        let to = usize::try_from(body.dst.offset).unwrap();
+        let have: Vec<u8> = bench.memory.get(to, bytes.len());
+        for i in 0..70 {
+            for j in 0..3 {
+                let (a, b) = ((j * 70 + i) * width, (i * 3 + j) * width);
+                assert_eq!(have[a..a + width], bytes[b..b + width], "type {dtype}");
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_to_and_from_blocks_round_as_their_types_do() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let ne = [96, 5, 3, 2];
+    for dtype in BLOCKS {
+        for place in [DENSE, PERMUTED] {
+            for plain in [F, H, B] {
+                let src = Case::random(dtype, ne, place, 1.0, &mut rng);
+                let mut dst = Case::zeros(plain, ne, DENSE);
+                dst.values.clone_from(&src.values);
+                bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, limit(plain));
+                if dtype == TYPE_MXFP4 {
+                    continue;
+                }
+                let src = Case::random(plain, ne, place, 3.0, &mut rng);
+                let mut dst = Case::zeros(dtype, ne, DENSE);
+                dst.values.clone_from(&src.values);
+                bench.check(
+                    (KERNEL_COPY, [0; 16]),
+                    &dst,
+                    &[src],
+                    false,
+                    type_limit(dtype),
+                );
+            }
+        }
+        let zeros = Case::of(F, ne, DENSE, || 0.0);
+        if dtype != TYPE_MXFP4 {
+            let dst = Case::zeros(dtype, ne, DENSE);
+            bench.check((KERNEL_COPY, [0; 16]), &dst, &[zeros], false, 0.0);
+        }
+    }
+}
+
+/// ggml's own rounding, worked out by hand from `quantize_row_*_ref` for 32 numbers with ties and both signs.
+#[test]
+fn blocks_are_quantized_as_ggml_does_it() {
+    let mut bench = Bench::new();
+    let ne = [32, 1, 1, 1];
+    // The largest magnitude is the negative first one: its scale is positive and exact.
+    let mut next = -9.0;
+    let src = Case::of(F, ne, DENSE, || {
+        next += 1.0;
+        if next > 7.0 { 0.5 } else { next }
+    });
+    for (dtype, scale, low, high) in [
+        (TYPE_Q4_0, 1.0, -8.0, 7.0),
+        (TYPE_Q5_0, 0.5, -8.0, 7.5),
+        (TYPE_Q4_1, 1.0, -8.0, 7.0),
+    ] {
+        let mut dst = Case::zeros(dtype, ne, DENSE);
+        // Halves are rounded up.
+        dst.values = src
+            .values
+            .iter()
+            .map(|x| ((x / scale + 0.5).floor() * scale).clamp(low, high))
+            .collect();
+        let src = std::slice::from_ref(&src);
+        bench.check((KERNEL_COPY, [0; 16]), &dst, src, false, 0.0);
+    }
+}
+
+#[test]
+fn whole_numbers_are_cut_towards_zero() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let ne = [77, 3, 2, 1];
+    for place in [DENSE, GAPS, TRANSPOSED] {
+        for plain in [F, H] {
+            let src = Case::random(plain, ne, place, 150.0, &mut rng);
+            let mut dst = Case::zeros(TYPE_I32, ne, DENSE);
+            dst.values = src.values.iter().map(|x| x.trunc()).collect();
+            bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, 0.0);
+            let src = Case::random(TYPE_I32, ne, place, 2000.0, &mut rng);
+            let mut dst = Case::zeros(plain, ne, DENSE);
+            dst.values.clone_from(&src.values);
+            bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, 0.0);
+        }
+    }
+}
+
 #[test]
 fn tensors_are_joined_and_repeated() {
     let mut rng = Rng::new();
     let mut bench = Bench::new();
     for place in [DENSE, GAPS, PERMUTED, TRANSPOSED] {
-        for dim in 0..4 {
-            let mut ne = [33, 4, 3, 2];
-            let a = Case::random(F, ne, place, 2.0, &mut rng);
-            ne[dim] += 5;
-            let b = Case::random(F, ne, place, 2.0, &mut rng);
+        for (dim, dtype) in
+            (0..4).flat_map(|dim| [F, H, B, TYPE_I8, TYPE_I64, TYPE_Q4_1].map(|t| (dim, t)))
+        {
+            let block = dtype == TYPE_Q4_1;
+            if block && place.order[0] != 0 {
+                continue;
+            }
+            let mut ne = [if block { 64 } else { 33 }, 4, 3, 2];
+            let a = Case::random(dtype, ne, place, 2.0, &mut rng);
+            ne[dim] += if block && dim == 0 { 32 } else { 5 };
+            let b = Case::random(dtype, ne, place, 2.0, &mut rng);
             let first = a.ne[dim];
             ne[dim] += first;
-            let mut dst = Case::zeros(F, ne, DENSE);
+            let mut dst = Case::zeros(dtype, ne, DENSE);
             dst.values = indices(ne)
                 .map(|mut at| {
                     if at[dim] < first {
@@ -189,10 +363,10 @@ fn tensors_are_joined_and_repeated() {
                 .collect();
             let mut params = [0; 16];
             params[0] = u32::try_from(dim).unwrap();
-            bench.check((KERNEL_CONCAT, params), &dst, &[a, b], false, 0.0);
+            bench.check((KERNEL_CONCAT, params), &dst, &[a, b], false, EXACT);
         }
         for repeats in [[1, 1, 1, 1], [9, 1, 1, 1], [1, 4, 1, 3], [2, 2, 2, 2]] {
-            for dtype in [F, H] {
+            for dtype in [F, H, B, TYPE_I16, TYPE_I32] {
                 let src = Case::random(dtype, [33, 2, 3, 1], place, 2.0, &mut rng);
                 let ne = [0, 1, 2, 3].map(|i| src.ne[i] * repeats[i]);
                 let mut dst = Case::zeros(dtype, ne, DENSE);

@@ -4,15 +4,20 @@
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod attention;
+mod block;
 #[path = "../common/mod.rs"]
 mod common;
 mod copy;
 mod driver;
 mod elementwise;
+mod place;
+mod plain;
 mod product;
 mod random;
 mod refusal;
 mod ring;
 mod rows;
+mod scan;
+mod seed;
 mod tensor;
 mod tensor_refusal;

@@ -1,13 +1,12 @@
 //! Random bytes as commands and counters: the loop answers or closes, and never panics or hangs.
 
 use hexagon_ops::layout::WeightType;
-use hexagon_ops::wire::{self, Body, Command, ERROR_RING, MatMul, MatMulId, Plain, TensorOp};
+use hexagon_ops::wire::{self, Body, Command, ERROR_RING, MatMul, MatMulId, Plain};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::driver::Host;
-
-const BYTES: usize = 1 << 13;
+use crate::seed::{self, BYTES};
 
 /// Commands that work with buffers 0, 1 and 2 of [`BYTES`] zero bytes.
 fn seeds() -> [Command; 4] {
@@ -43,44 +42,11 @@ fn seeds() -> [Command; 4] {
         tokens: 3,
         reserved: 0,
     };
-    let tensor = |buffer, dtype, ne: [u32; 4]| {
-        let size = if dtype == wire::TYPE_I64 { 8 } else { 4 };
-        let [n0, n1, n2, _] = ne.map(u64::from);
-        wire::Tensor {
-            buffer,
-            dtype,
-            offset: 0,
-            ne,
-            nb: [size, size * n0, size * n0 * n1, size * n0 * n1 * n2],
-        }
-    };
-    let none: wire::Tensor = bytemuck::Zeroable::zeroed();
-    let rows = TensorOp {
-        kernel: wire::KERNEL_SET_ROWS,
-        reserved: 0,
-        params: [0; 16],
-        dst: tensor(2, wire::TYPE_F32, [16, 9, 2, 1]),
-        src: [
-            tensor(1, wire::TYPE_F32, [16, 3, 2, 1]),
-            tensor(0, wire::TYPE_I64, [3, 2, 1, 1]),
-            none,
-        ],
-    };
-    let sum = TensorOp {
-        kernel: wire::KERNEL_ADD,
-        dst: tensor(2, wire::TYPE_F32, [16, 3, 2, 1]),
-        src: [
-            tensor(1, wire::TYPE_F32, [16, 3, 2, 1]),
-            tensor(1, wire::TYPE_F32, [8, 1, 2, 1]),
-            none,
-        ],
-        ..rows
-    };
     [
         command(&product),
         command(&experts),
-        command(&rows),
-        command(&sum),
+        command(&seed::attention(1)),
+        command(&seed::attention(9)),
     ]
 }
 
@@ -94,6 +60,17 @@ fn host() -> Host {
         host.buffer(BYTES);
     }
     host
+}
+
+/// What damage starts from is carried out.
+#[test]
+fn seeds_of_all_kernels_are_carried_out() {
+    let mut host = host();
+    for kernel in 1..seed::KERNELS {
+        let completion = host.run(&[command(&seed::operation(kernel, wire::TYPE_F32))]);
+        let have = (completion.status, completion.detail);
+        assert_eq!(have, (0, 0), "kernel {kernel}");
+    }
 }
 
 proptest! {
@@ -120,6 +97,25 @@ proptest! {
     ) {
         let mut host = host();
         let mut command = seeds()[which];
+        for (word, value) in damage {
+            command.body[4 * word..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+        let completion = host.run(&[command]);
+        prop_assert_eq!(completion.done, u32::from(completion.status == 0));
+        prop_assert_eq!(host.run(&[seeds()[0]]).status, 0);
+    }
+
+    /// The same for operations on tensors: any kernel, any type.
+    #[test]
+    fn damaged_operations_on_tensors_are_answered(
+        kernel in 0..seed::KERNELS,
+        dtype in prop_oneof![3 => Just(wire::TYPE_F32), 1 => 0..seed::TYPES],
+        damage in vec((0_usize..84, prop_oneof![
+            any::<u32>(), 0_u32..40, Just(u32::MAX), Just(1 << 31), Just(0x1000), Just(0x4000),
+        ]), 0..4),
+    ) {
+        let mut host = host();
+        let mut command = command(&seed::operation(kernel, dtype));
         for (word, value) in damage {
             command.body[4 * word..][..4].copy_from_slice(&value.to_le_bytes());
         }

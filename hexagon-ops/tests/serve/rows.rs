@@ -167,6 +167,7 @@ struct Rope {
     scale: f32,
     ext: f32,
     attn: f32,
+    n_ctx: u32,
 }
 
 impl Rope {
@@ -174,7 +175,10 @@ impl Rope {
         let mut params = [0; 16];
         params[1] = u32::try_from(self.n_dims).unwrap();
         params[2] = self.mode;
-        params[4] = 4096;
+        params[4] = self.n_ctx;
+        for (param, size) in params[11..15].iter_mut().zip(self.sections()) {
+            *param = u32::try_from(size).unwrap();
+        }
         let values = [self.base, self.scale, self.ext, self.attn, 32.0, 1.0];
         for (param, value) in params[5..].iter_mut().zip(values) {
             *param = value.to_bits();
@@ -183,8 +187,43 @@ impl Rope {
         params
     }
 
-    /// (Cosine, sine) of pair `j` at a position. The angle is the product of f32 numbers that ggml takes.
-    fn turn(&self, position: f32, j: usize, factor: f32) -> (f64, f64) {
+    /// Elements of each position's section, for the modes that have them.
+    fn sections(&self) -> [usize; 4] {
+        let n = self.n_dims;
+        [n / 8, 3 * n / 16, 3 * n / 16, n / 32]
+    }
+
+    fn n_pairs(&self) -> usize {
+        if self.mode == 24 {
+            self.n_dims
+        } else {
+            self.n_dims / 2
+        }
+    }
+
+    /// The position that pair `j` turns by, and how many times its angle has fallen.
+    fn place(&self, j: usize) -> (usize, usize) {
+        let sizes = self.sections();
+        let sector = j % sizes.iter().sum::<usize>();
+        match self.mode {
+            8 | 24 => {
+                let (mut section, mut start) = (0, 0);
+                while sector >= start + sizes[section] {
+                    start += sizes[section];
+                    section += 1;
+                }
+                // Vision: angles start again with each section.
+                (section, if self.mode == 24 { sector - start } else { j })
+            }
+            40 if sector < 3 * sizes[sector % 3] => (sector % 3, j),
+            40 => (3, j),
+            _ => (0, j),
+        }
+    }
+
+    /// (Cosine, sine) of an angle that has fallen `j` times from a position, of pair `pair`. The angle is the product of f32
+    /// numbers that ggml takes.
+    fn turn(&self, position: f32, j: usize, pair: usize, factor: f32) -> (f64, f64) {
         let n_dims = self.n_dims as f64;
         #[expect(clippy::cast_possible_truncation, reason = "as ggml rounds it")]
         let step = f64::from(self.base).powf(-2.0 / n_dims) as f32;
@@ -193,12 +232,12 @@ impl Rope {
         let (mut angle, mut magnitude) = (theta * scale, f64::from(self.attn));
         if self.ext != 0.0 {
             let dim = |turns: f64| {
-                let ratio = (4096.0 / (turns * std::f64::consts::TAU)).ln();
+                let ratio = (f64::from(self.n_ctx) / (turns * std::f64::consts::TAU)).ln();
                 n_dims * ratio / (2.0 * f64::from(self.base).ln())
             };
             let low = dim(32.0).floor().max(0.0);
             let high = dim(1.0).ceil().min(n_dims - 1.0);
-            let ramp = ((j as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            let ramp = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
             let mix = (1.0 - ramp) * f64::from(self.ext);
             angle = angle * (1.0 - mix) + theta * mix;
             magnitude *= 1.0 + 0.1 * (1.0 / scale).ln();
@@ -219,6 +258,7 @@ fn rope_turns_pairs_by_their_positions() {
         scale: 1.0,
         ext: 0.0,
         attn: 1.0,
+        n_ctx: 4096,
     };
     let yarn = Rope {
         scale: 0.25,
@@ -240,22 +280,38 @@ fn rope_turns_pairs_by_their_positions() {
         },
         yarn,
         Rope { ext: 0.5, ..yarn },
+        // ggml's own tests have no original context.
+        Rope {
+            scale: 1.4,
+            n_ctx: 0,
+            ..yarn
+        },
     ] {
-        for mode in [0, 2] {
+        for (kernel, mode) in [
+            (KERNEL_ROPE, 0),
+            (KERNEL_ROPE, 2),
+            (KERNEL_ROPE, 8),
+            (KERNEL_ROPE, 24),
+            (KERNEL_ROPE, 40),
+            (KERNEL_ROPE_BACK, 2),
+        ] {
             for (ne, place, dtype, has_factors) in [
                 ([64, 3, 2, 1], DENSE, F, false),
                 ([64, 9, 5, 2], GAPS, F, true),
                 ([80, 4, 7, 1], PERMUTED, F, false),
                 ([64, 2, 3, 1], DENSE, H, true),
             ] {
-                let rope = Rope { mode, ..rope };
+                let mut rope = Rope { mode, ..rope };
+                if mode == 24 {
+                    (rope.n_dims, rope.first) = (ne[0] / 2, 0);
+                }
                 let src = Case::random(dtype, ne, place, 2.0, &mut rng);
                 let mut next = 0.0;
-                let positions = Case::of(TYPE_I32, [ne[2], 1, 1, 1], DENSE, || {
+                let positions = Case::of(TYPE_I32, [4 * ne[2], 1, 1, 1], DENSE, || {
                     next += 1.0 + 700.0 * (rng.unit() + 1.0).floor();
                     next
                 });
-                let half = rope.n_dims / 2;
+                let half = rope.n_pairs();
                 let factors = if has_factors {
                     Case::of(F, [half, 1, 1, 1], DENSE, || rng.unit() + 2.0)
                 } else {
@@ -265,25 +321,27 @@ fn rope_turns_pairs_by_their_positions() {
                 dst.values = indices(ne)
                     .map(|[i, i1, i2, i3]| {
                         let x = |i: usize| src.value([i, i1, i2, i3]);
-                        if i < rope.first || i >= rope.first + rope.n_dims {
+                        if i < rope.first || i >= rope.first + 2 * half {
                             return x(i);
                         }
                         let k = i - rope.first;
                         let (j, partner, second) = if mode == 0 {
                             (k / 2, (k ^ 1) + rope.first, k % 2 == 1)
                         } else {
-                            (k % half, (k + half) % rope.n_dims + rope.first, k >= half)
+                            (k % half, (k + half) % (2 * half) + rope.first, k >= half)
                         };
+                        let (section, falls) = rope.place(j);
                         #[expect(clippy::cast_possible_truncation, reason = "they are f32")]
                         let (position, factor) = (
-                            positions.value([i2, 0, 0, 0]) as f32,
+                            positions.value([i2 + section * ne[2], 0, 0, 0]) as f32,
                             if has_factors {
                                 factors.value([j, 0, 0, 0]) as f32
                             } else {
                                 1.0
                             },
                         );
-                        let (c, s) = rope.turn(position, j, factor);
+                        let (c, s) = rope.turn(position, falls, j, factor);
+                        let s = if kernel == KERNEL_ROPE { s } else { -s };
                         let other = x(partner);
                         if second {
                             other * s + x(i) * c
@@ -292,7 +350,7 @@ fn rope_turns_pairs_by_their_positions() {
                         }
                     })
                     .collect();
-                let op = (KERNEL_ROPE, rope.params());
+                let op = (kernel, rope.params());
                 let src = [src, positions, factors];
                 // YaRN mixes angles of up to 5000 in f32: 2^-24 of them, squared.
                 let limit = if rope.ext == 0.0 && rope.scale == 1.0 {

@@ -1,10 +1,10 @@
 //! Tensors in the memory of a host: strides, gaps, types; operations on them through the ring, and what they leave alone.
 
-use half::f16;
-use hexagon_ops::layout::WeightType;
+use half::{bf16, f16};
 use hexagon_ops::wire::{self, Body, Command, SOURCES, TensorOp};
 
-use crate::common::{Rng, block_values, nmse, random_block};
+use crate::block::{self, block};
+use crate::common::{Rng, nmse};
 use crate::driver::{Host, Memory};
 
 /// Bytes of the buffer that all tensors of a case are in.
@@ -46,16 +46,6 @@ pub const TRANSPOSED: Place = Place {
     order: [1, 0, 2, 3],
     gap: 0,
 };
-
-fn block(dtype: u32) -> (usize, usize) {
-    match dtype {
-        wire::TYPE_F32 | wire::TYPE_I32 => (1, 4),
-        wire::TYPE_F16 => (1, 2),
-        wire::TYPE_I64 => (1, 8),
-        wire::TYPE_Q8_0 => (32, 34),
-        _ => (32, 18),
-    }
-}
 
 impl Tensor {
     /// A tensor of zeros.
@@ -107,10 +97,18 @@ impl Tensor {
                     let half = f16::from_f32(x);
                     (half.to_f64(), half.to_le_bytes().to_vec())
                 }
+                wire::TYPE_BF16 => {
+                    let half = bf16::from_f32(x);
+                    (half.to_f64(), half.to_le_bytes().to_vec())
+                }
+                #[expect(clippy::cast_possible_truncation, reason = "small numbers")]
+                wire::TYPE_I8 => (f64::from(x as i8), (x as i8).to_le_bytes().to_vec()),
+                #[expect(clippy::cast_possible_truncation, reason = "small numbers")]
+                wire::TYPE_I16 => (f64::from(x as i16), (x as i16).to_le_bytes().to_vec()),
                 #[expect(clippy::cast_possible_truncation, reason = "numbers of rows")]
-                wire::TYPE_I32 => (f64::from(x), (x as i32).to_le_bytes().to_vec()),
+                wire::TYPE_I32 => (f64::from(x.trunc()), (x as i32).to_le_bytes().to_vec()),
                 #[expect(clippy::cast_possible_truncation, reason = "numbers of rows")]
-                wire::TYPE_I64 => (f64::from(x), (x as i64).to_le_bytes().to_vec()),
+                wire::TYPE_I64 => (f64::from(x.trunc()), (x as i64).to_le_bytes().to_vec()),
                 _ => unreachable!("blocks are random"),
             };
             tensor.values[index] = value;
@@ -121,16 +119,14 @@ impl Tensor {
 
     /// A tensor of numbers in [-scale, scale).
     pub fn random(dtype: u32, ne: [usize; 4], place: Place, scale: f32, rng: &mut Rng) -> Self {
-        let weight = match dtype {
-            wire::TYPE_Q8_0 => WeightType::Q8_0,
-            wire::TYPE_Q4_0 => WeightType::Q4_0,
-            _ => return Self::of(dtype, ne, place, || scale * rng.unit()),
-        };
+        if block(dtype).0 == 1 {
+            return Self::of(dtype, ne, place, || scale * rng.unit());
+        }
         let mut tensor = Self::zeros(dtype, ne, place);
         for index in (0..tensor.values.len()).step_by(32) {
             let at = tensor.at(index);
-            let bytes = random_block(weight, rng);
-            tensor.values[index..index + 32].copy_from_slice(&block_values(weight, &bytes));
+            let bytes = block::random(dtype, rng);
+            tensor.values[index..index + 32].copy_from_slice(&block::values(dtype, &bytes));
             tensor.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
         }
         tensor
@@ -164,13 +160,23 @@ impl Tensor {
                 wire::TYPE_F16 => {
                     f16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()).to_f32()
                 }
-                wire::TYPE_Q8_0 => {
-                    let values = block_values(WeightType::Q8_0, &bytes[at..at + 34]);
+                wire::TYPE_BF16 => {
+                    bf16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()).to_f32()
+                }
+                #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+                wire::TYPE_I32 => i32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as f32,
+                #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+                wire::TYPE_I64 => i64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as f32,
+                wire::TYPE_I16 => {
+                    f32::from(i16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()))
+                }
+                wire::TYPE_I8 => f32::from(bytes[at].cast_signed()),
+                dtype => {
+                    let values = block::values(dtype, &bytes[at..at + block(dtype).1]);
                     #[expect(clippy::cast_possible_truncation, reason = "for comparison")]
                     let value = values[index % 32] as f32;
                     value
                 }
-                _ => unreachable!("no such results"),
             }
         };
         (0..self.values.len()).map(decode).collect()
@@ -355,6 +361,8 @@ pub fn limit(dtype: u32) -> f64 {
     match dtype {
         // Half a unit of 2^-11, squared.
         wire::TYPE_F16 => 1.2e-7,
+        // Half a unit of 2^-8, squared.
+        wire::TYPE_BF16 => 1.6e-5,
         _ => 1e-12,
     }
 }

@@ -31,9 +31,7 @@ fn wrong_fields_of_tensors_are_refused() {
         &good,
         &[
             (serve::KERNEL_NUMBER, "no kernel", |b| b.kernel = 0),
-            (serve::KERNEL_NUMBER, "kernel", |b| {
-                b.kernel = KERNEL_REPEAT + 1
-            }),
+            (serve::KERNEL_NUMBER, "kernel", |b| b.kernel = 99),
             (serve::RESERVED, "reserved", |b| b.reserved = 1),
             (serve::OPERAND, "no result", |b| b.dst = b.src[2]),
             (serve::OPERAND, "no source", |b| b.src[0] = b.src[2]),
@@ -41,7 +39,7 @@ fn wrong_fields_of_tensors_are_refused() {
             (serve::RESERVED, "fields of no tensor", |b| {
                 b.src[2].nb[3] = 4
             }),
-            (serve::TYPE, "type", |b| b.src[0].dtype = 7),
+            (serve::TYPE, "type", |b| b.src[0].dtype = 99),
             (serve::OPERAND, "type for this kernel", |b| {
                 b.src[1].dtype = TYPE_I32
             }),
@@ -90,7 +88,8 @@ fn wrong_parameters_and_operands_of_rope_are_refused() {
     let mut bench = Bench::new();
     let ne = [64, 2, 3, 1];
     let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut rng);
-    let positions = Case::of(TYPE_I32, [3, 1, 1, 1], DENSE, || 1.0);
+    // Longer than needed, so that more of them lie in the buffer.
+    let positions = Case::of(TYPE_I32, [12, 1, 1, 1], DENSE, || 1.0);
     let mut params = [0; 16];
     params[1] = 64;
     params[5] = 10000_f32.to_bits();
@@ -102,7 +101,18 @@ fn wrong_parameters_and_operands_of_rope_are_refused() {
         &mut bench,
         &good,
         &[
-            (serve::OPERAND, "mode", |b| b.params[2] = 8),
+            (serve::OPERAND, "mode", |b| b.params[2] = 4),
+            (serve::OPERAND, "no sections", |b| b.params[2] = 8),
+            (serve::OPERAND, "positions of sections", |b| {
+                (b.params[2], b.params[11]) = (8, 32);
+                b.src[1].ne[0] = 11;
+            }),
+            (serve::OPERAND, "huge sections", |b| {
+                (b.params[2], b.params[11]) = (8, u32::MAX);
+            }),
+            (serve::OPERAND, "vision beyond the row", |b| {
+                (b.params[2], b.params[11]) = (24, 16);
+            }),
             (serve::OPERAND, "dimensions", |b| b.params[1] = 66),
             (serve::OPERAND, "odd dimensions", |b| b.params[1] = 33),
             (serve::OPERAND, "no dimensions", |b| b.params[1] = 0),
@@ -111,8 +121,9 @@ fn wrong_parameters_and_operands_of_rope_are_refused() {
             }),
             (serve::OPERAND, "first", |b| b.params[15] = 2),
             (serve::OPERAND, "base", |b| b.params[5] = 0),
-            (serve::OPERAND, "YaRN without a context", |b| {
-                b.params[7] = 1_f32.to_bits()
+            (serve::OPERAND, "YaRN with a negative context", |b| {
+                b.params[4] = u32::MAX;
+                b.params[7] = 1_f32.to_bits();
             }),
             (serve::OPERAND, "positions", |b| b.src[1].ne[0] = 2),
             (serve::OPERAND, "positions in f32", |b| {

@@ -2,6 +2,7 @@
 //! packed; where packing does not keep every bit, their own bytes are kept beside it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hexagon_ops::layout::LINE_BYTES;
@@ -19,10 +20,15 @@ pub const ALIGN_BYTES: usize = LINE_BYTES;
 #[derive(Debug)]
 pub struct HexBuffer {
     pub(super) memory: Arc<Buffer>,
-    /// The CPU uses it as its own; otherwise it goes through [`Self::read`] and [`Self::write`].
+    /// The CPU may read results in it, and weights and caches, in place; otherwise only by [`Self::read`] and
+    /// [`Self::write`].
     pub(super) shared: bool,
     /// Packed tensors by offset.
     packed: RwLock<BTreeMap<usize, Arc<Packed>>>,
+    /// The CPU computes with caches in it.
+    used_by_cpu: AtomicBool,
+    /// The device's count of changes that submissions depend on.
+    changes: Arc<AtomicU64>,
 }
 
 /// One packed tensor.
@@ -67,7 +73,26 @@ impl HexBuffer {
             memory: Arc::new(device.npu.allocate(bytes)?),
             shared,
             packed: RwLock::default(),
+            used_by_cpu: AtomicBool::new(false),
+            changes: Arc::clone(&device.changes),
         })
+    }
+
+    /// Notes that an operation on a cache in this buffer is left to the CPU, which reads and writes it in place.
+    pub fn leave_to_cpu(&self) {
+        if self.shared && !self.used_by_cpu.swap(true, Ordering::Relaxed) {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether [`Self::leave_to_cpu`] was called.
+    pub(super) fn is_used_by_cpu(&self) -> bool {
+        self.used_by_cpu.load(Ordering::Relaxed)
+    }
+
+    /// Whether a tensor is packed, or part of one that is.
+    pub(super) fn is_packed(&self, tensor: &Tensor) -> bool {
+        self.around(tensor).is_some()
     }
 
     /// Whether the CPU uses it as its own.
@@ -165,6 +190,7 @@ impl HexBuffer {
         let mut all = self.packed.write().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other, held| other + held.bytes <= start || start + bytes <= *other);
         all.insert(start, Arc::clone(&packed));
+        self.changes.fetch_add(1, Ordering::Relaxed);
         Some((start, packed))
     }
 
@@ -196,6 +222,7 @@ impl HexBuffer {
     /// Fills the whole buffer; nothing in it is packed any more.
     pub fn clear(&self, value: u8) {
         (self.packed.write().unwrap_or_else(PoisonError::into_inner)).clear();
+        self.changes.fetch_add(1, Ordering::Relaxed);
         self.memory
             .write(0..self.memory.bytes(), |out| out.fill(value));
     }

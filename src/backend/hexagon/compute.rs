@@ -1,47 +1,49 @@
-//! Nodes to jobs: finds the weights, names the operands, submits a graph as one.
+//! Nodes to commands: finds the weights, names the operands, submits a graph as one, and remembers the submission.
 
-use std::ops::Range;
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use half::f16;
+use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
 
+use super::submission::{Submission, span};
 use super::{Device, HexBuffer, pack};
-use crate::device::hexagon::{Buffer, Failed, Job};
+use crate::device::hexagon::Failed;
 use crate::error::{Error, Result};
-use crate::graph::{Node, Tensor};
-use crate::plan::hexagon::cost::{self, Cost};
+use crate::graph::{MAX_SOURCES, Node, Operation, Tensor};
+use crate::plan::hexagon::cost;
 use crate::plan::hexagon::{self as plan, Command, WeightLayout};
 use crate::tensor::DType;
 
-/// A stream of graphs on one device: collects the jobs of a graph, then submits them together.
+/// Graphs that are remembered: a program computes few by turns.
+const MAX_REMEMBERED: usize = 8;
+
+/// A stream of graphs on one device: collects the commands of a graph, then submits them together.
 #[derive(Debug)]
 pub struct Stream {
     device: Arc<Device>,
-    jobs: Vec<Job>,
-    /// Memory for weights that are packed at use, and how many of these the graph at hand has taken.
-    scratch: Vec<Buffer>,
-    taken: usize,
-    /// What the graph at hand costs, as modelled.
-    cost: Cost,
-    /// Results in memory that the CPU uses as its own: what it must read anew.
-    results: Vec<(Arc<Buffer>, Range<usize>)>,
+    /// The graph at hand.
+    current: Submission,
+    /// Nodes of it so far.
+    nodes: usize,
+    /// Submissions by the number that ggml gives graphs, and when they were used last.
+    remembered: HashMap<u64, (u64, Submission)>,
+    clock: u64,
 }
 
 /// An operand's buffer.
 pub type Home<'a> = Option<&'a HexBuffer>;
 
 impl Stream {
-    /// A stream without jobs.
+    /// A stream without commands.
     #[must_use]
     pub fn new(device: Arc<Device>) -> Self {
         Self {
             device,
-            jobs: Vec::new(),
-            scratch: Vec::new(),
-            taken: 0,
-            cost: Cost::default(),
-            results: Vec::new(),
+            current: Submission::default(),
+            nodes: 0,
+            remembered: HashMap::new(),
+            clock: 0,
         }
     }
 
@@ -51,110 +53,200 @@ impl Stream {
         self.device.name()
     }
 
-    /// Forgets the jobs of a graph that will not be computed.
+    /// Forgets the commands of a graph that will not be computed.
     pub fn reset(&mut self) {
-        self.jobs.clear();
-        self.results.clear();
-        self.cost = Cost::default();
-        self.taken = 0;
+        self.nodes = 0;
+        self.current.clear(self.device.changes());
     }
 
     /// Adds a node to the graph.
     ///
-    /// - `homes`: buffers of the result and of the sources
+    /// - `dst`, `src`: buffers of the result and of the sources
     ///
     /// # Errors
     /// `Graph` if the node is not one that [`Device::supports`] said yes to; `OutOfMemory` if weights are to be packed
     /// and there is no room.
-    pub fn push(&mut self, node: &Node, dst: Home, src: [Home; 3]) -> Result<()> {
+    pub fn push(&mut self, node: &Node, dst: Home, src: [Home; MAX_SOURCES]) -> Result<()> {
+        if self.nodes == 0 {
+            self.reset();
+        }
+        let number = self.nodes;
+        self.nodes += 1;
+        let operation = &node.operation;
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
-        let command = plan::command(vtcm_bytes, node.op, &node.dst, node.sources());
-        let command = command.map_err(refused)?;
-        if node.dst.shape.ne.contains(&0) {
+        let command = plan::command(vtcm_bytes, operation).map_err(refused)?;
+        if operation.dst.shape.ne.contains(&0) {
             return Ok(());
         }
-        let weights = self.weights(command.weights(), &node.src[0], src[0])?;
-        if let Some(home) = dst.filter(|home| home.shared) {
-            let result = span(&node.dst);
-            self.results.push((Arc::clone(&home.memory), result));
-        }
-        let dst = plain(&node.dst, dst)?;
-        let act = match node.src[1].dtype {
-            DType::F16 => self.convert(&node.src[1], src[1])?,
-            _ => input(&node.src[1], src[1])?,
-        };
-        let job = match command {
+        match &command {
+            Command::Tensor(body) => self.tensor(number, body, operation, dst, src)?,
             Command::MulMat(command) => {
+                let [weights, act, dst] = [src[0], src[1], dst];
+                let (weights, act) =
+                    self.factors(number, operation, &command.weights, weights, act)?;
                 let body = wire::MatMul {
                     weights,
                     act,
-                    dst,
+                    dst: self.plain_result(&operation.dst, dst)?,
                     m: word(command.m),
                     planes: command.planes.map(word),
                     reserved: 0,
                 };
-                let buffers = [weights.buffer, act.buffer, dst.buffer, dst.buffer];
-                Job {
-                    command: Wire::new(0, &body),
-                    buffers,
-                }
+                let buffers = [weights.buffer, act.buffer, body.dst.buffer];
+                self.current.push(number, Wire::new(0, &body), &buffers);
             }
             Command::MulMatId(command) => {
-                let ids = input(&node.src[2], src[2])?;
+                let (weights, act) =
+                    self.factors(number, operation, &command.weights, src[0], src[1])?;
+                let ids = operand(operation, 2)?;
                 let body = wire::MatMulId {
                     weights,
                     act,
-                    dst,
-                    ids,
+                    dst: self.plain_result(&operation.dst, dst)?,
+                    ids: self.plain_input(&ids, src[2])?,
                     slots: word(command.slots),
                     act_slots: word(command.act_slots),
                     tokens: word(command.tokens),
                     reserved: 0,
                 };
-                let buffers = [weights.buffer, act.buffer, dst.buffer, ids.buffer];
-                Job {
-                    command: Wire::new(0, &body),
-                    buffers,
-                }
+                let buffers = [weights.buffer, act.buffer, body.dst.buffer, body.ids.buffer];
+                self.current.push(number, Wire::new(0, &body), &buffers);
             }
-        };
-        self.jobs.push(job);
+        }
         let arch = self.device.npu.caps().arch;
-        self.cost += cost::of(arch, vtcm_bytes, &command);
+        self.current.cost += cost::of(arch, vtcm_bytes, &command);
         Ok(())
     }
 
     /// Has the device compute what was added, and waits for it.
     ///
+    /// - `graph`: ggml's number of the graph, to remember the submission by; 0: none
+    ///
     /// # Errors
-    /// The device's error, with the number of the job that it was about if there is one.
-    pub fn finish(&mut self) -> std::result::Result<(), Failed> {
-        if !self.jobs.is_empty() {
-            log::debug!(
-                "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products",
-                self.device.name(),
-                self.jobs.len(),
-                self.cost.weight_packets,
-                self.cost.weight_bytes,
-                self.cost.tile_products
-            );
+    /// The device's, with the number of the node that it was about if there is one.
+    pub fn finish(&mut self, graph: u64) -> std::result::Result<(), Failed> {
+        if self.nodes == 0 {
+            return Ok(());
         }
-        let result = match self.jobs.as_mut_slice() {
-            [] => Ok(()),
-            jobs => self.device.npu.submit(jobs),
-        };
-        for (memory, range) in &self.results {
-            memory.invalidate(range.clone());
+        self.nodes = 0;
+        let current = &self.current;
+        log::debug!(
+            "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products",
+            self.device.name(),
+            current.len(),
+            current.cost.weight_packets,
+            current.cost.weight_bytes,
+            current.cost.tile_products
+        );
+        let result = current.run(&self.device.npu);
+        if graph != 0 && result.is_ok() && !self.current.once {
+            self.remember(graph);
         }
-        self.reset();
         result
+    }
+
+    /// Keeps the graph at hand under a number.
+    fn remember(&mut self, graph: u64) {
+        let next = if self.remembered.len() < MAX_REMEMBERED {
+            Submission::default()
+        } else {
+            let oldest = self.remembered.iter().min_by_key(|(_, (used, _))| *used);
+            let oldest = oldest.map_or(0, |(graph, _)| *graph);
+            self.remembered
+                .remove(&oldest)
+                .map_or_else(Submission::default, |(_, old)| old)
+        };
+        let current = std::mem::replace(&mut self.current, next);
+        self.clock += 1;
+        self.remembered.insert(graph, (self.clock, current));
+    }
+
+    /// Computes a graph once more that was computed under a number, with whatever its operands hold now. Nothing is
+    /// allocated.
+    ///
+    /// Returns `None` if there is no such graph, or it cannot be computed like that again.
+    pub fn replay(&mut self, graph: u64) -> Option<std::result::Result<(), Failed>> {
+        let (used, submission) = self.remembered.get_mut(&graph)?;
+        if !submission.is_valid(self.device.changes()) {
+            self.remembered.remove(&graph);
+            return None;
+        }
+        self.clock += 1;
+        *used = self.clock;
+        Some(submission.run(&self.device.npu))
+    }
+
+    /// An operation on tensors in ggml's layouts.
+    fn tensor(
+        &mut self,
+        number: usize,
+        body: &wire::TensorOp,
+        operation: &Operation,
+        dst: Home,
+        src: [Home; MAX_SOURCES],
+    ) -> Result<()> {
+        let mut body = *body;
+        let mut buffers = [0; wire::SOURCES + 1];
+        let mut named = 1;
+        for (i, to) in body.src.iter_mut().enumerate() {
+            if to.dtype == wire::TYPE_NONE {
+                continue;
+            }
+            let tensor = operand(operation, i)?;
+            let home = src[i].ok_or_else(no_memory)?;
+            if home.is_packed(&tensor) {
+                return Err(refused("an operand is packed"));
+            }
+            (to.buffer, to.offset) = (self.current.input(&tensor, home), offset(&tensor));
+            buffers[named] = to.buffer;
+            named += 1;
+        }
+        let home = dst.ok_or_else(no_memory)?;
+        body.dst.buffer = self.current.result(&operation.dst, home);
+        body.dst.offset = offset(&operation.dst);
+        buffers[0] = body.dst.buffer;
+        for (i, source) in body.src.iter().enumerate() {
+            let apart = source.buffer != body.dst.buffer || *source == body.dst;
+            if source.dtype != wire::TYPE_NONE
+                && !apart
+                && overlap(&operand(operation, i)?, &operation.dst)
+            {
+                return Err(refused("the result overlaps an operand"));
+            }
+        }
+        // The planner did not know where operands lie.
+        serve::accepts(&body).map_err(|failure| {
+            refused(&serve::describe(failure.status, failure.detail).to_string())
+        })?;
+        self.current
+            .push(number, Wire::new(0, &body), &buffers[..named]);
+        Ok(())
+    }
+
+    /// Weights and activations of a multiplication.
+    fn factors(
+        &mut self,
+        number: usize,
+        operation: &Operation,
+        layout: &WeightLayout,
+        weights: Home,
+        act: Home,
+    ) -> Result<(Weights, Plain)> {
+        let weights = self.weights(layout, &operand(operation, 0)?, weights)?;
+        let tensor = operand(operation, 1)?;
+        let act = match tensor.dtype {
+            DType::F16 => self.convert(number, &tensor, act)?,
+            _ => self.plain_input(&tensor, act)?,
+        };
+        Ok((weights, act))
     }
 
     /// Where the weights are: packed when they were written, or packed now.
     fn weights(&mut self, layout: &WeightLayout, src0: &Tensor, home: Home) -> Result<Weights> {
-        let home = home.ok_or_else(|| refused("weights are not in memory of the device"))?;
+        let home = home.ok_or_else(no_memory)?;
         let (buffer, offset) = match home.find(src0) {
-            Some(_) => (home.memory.number(), src0.packed_offset),
+            // Nothing in a buffer with packed tensors is the CPU's to see.
+            Some(_) => (self.current.input(src0, home), src0.packed_offset),
             None => (self.pack_at_use(layout, src0, home)?, 0),
         };
         Ok(Weights {
@@ -167,15 +259,16 @@ impl Stream {
         })
     }
 
-    /// Packs weights into memory of the stream; returns the buffer's number.
+    /// Packs weights into memory of the submission; returns the buffer's number.
     fn pack_at_use(
         &mut self,
         layout: &WeightLayout,
         src0: &Tensor,
         home: &HexBuffer,
     ) -> Result<u32> {
+        self.current.once = true;
         let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
-        let scratch = self.scratch(layout.bytes())?;
+        let scratch = self.current.scratch(&self.device.npu, layout.bytes())?;
         scratch.write(0..layout.bytes(), |out| {
             out.fill(0);
             let touched = 0..src0.shape.rows();
@@ -184,40 +277,47 @@ impl Stream {
         Ok(scratch.number())
     }
 
-    /// Activations in F16 become F32 in memory of the stream.
-    fn convert(&mut self, act: &Tensor, home: Home) -> Result<Plain> {
-        let home = home.ok_or_else(|| refused("an operand is not in memory of the device"))?;
+    /// Has the device turn activations in F16 to F32 in memory of the submission.
+    fn convert(&mut self, number: usize, act: &Tensor, home: Home) -> Result<Plain> {
+        let home = home.ok_or_else(no_memory)?;
         let [k, m, p2, p3] = act.shape.ne;
-        let halves = gather(act, home, k * 2);
-        let scratch = self.scratch(k * m * p2 * p3 * 4)?;
-        scratch.write(0..halves.len() * 2, |out| {
-            for (out, half) in out
-                .as_chunks_mut::<4>()
-                .0
-                .iter_mut()
-                .zip(halves.as_chunks().0)
-            {
-                *out = f16::from_le_bytes(*half).to_f32().to_le_bytes();
-            }
-        });
+        let strides = [4, k * 4, k * m * 4, k * m * p2 * 4].map(|stride| stride as u64);
+        let to = (self
+            .current
+            .scratch(&self.device.npu, k * m * p2 * p3 * 4)?)
+        .number();
+        let tensor = |buffer, dtype, offset, nb| wire::Tensor {
+            buffer,
+            dtype,
+            offset,
+            ne: act.shape.ne.map(word),
+            nb,
+        };
+        let from = self.current.input(act, home);
+        let mut body = wire::TensorOp {
+            kernel: wire::KERNEL_COPY,
+            dst: tensor(to, wire::TYPE_F32, 0, strides),
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let nb = act.shape.nb.map(|nb| nb as u64);
+        body.src[0] = tensor(from, wire::TYPE_F16, offset(act), nb);
+        self.current.push(number, Wire::new(0, &body), &[to, from]);
         Ok(Plain {
-            buffer: scratch.number(),
+            buffer: to,
             reserved: 0,
             offset: 0,
-            strides: [k * 4, k * m * 4, k * m * p2 * 4].map(|stride| stride as u64),
+            strides: [strides[1], strides[2], strides[3]],
         })
     }
 
-    /// Memory for one operand of the graph at hand.
-    fn scratch(&mut self, bytes: usize) -> Result<&Buffer> {
-        let index = self.taken;
-        if index == self.scratch.len() {
-            self.scratch.push(self.device.npu.allocate(bytes)?);
-        } else if self.scratch[index].bytes() < bytes {
-            self.scratch[index] = self.device.npu.allocate(bytes)?;
-        }
-        self.taken += 1;
-        Ok(&self.scratch[index])
+    fn plain_input(&mut self, tensor: &Tensor, home: Home) -> Result<Plain> {
+        let home = home.ok_or_else(no_memory)?;
+        Ok(plain(tensor, self.current.input(tensor, home)))
+    }
+
+    fn plain_result(&mut self, tensor: &Tensor, home: Home) -> Result<Plain> {
+        let home = home.ok_or_else(no_memory)?;
+        Ok(plain(tensor, self.current.result(tensor, home)))
     }
 }
 
@@ -226,52 +326,51 @@ fn word(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }
 
+fn offset(tensor: &Tensor) -> u64 {
+    tensor.packed_offset as u64
+}
+
 fn refused(reason: &str) -> Error {
     Error::Graph {
         reason: reason.into(),
     }
 }
 
+/// Whether two tensors of one buffer have bytes between the first and the last in common.
+fn overlap(a: &Tensor, b: &Tensor) -> bool {
+    let (a, b) = (span(a), span(b));
+    a.start < b.end && b.start < a.end
+}
+
+fn no_memory() -> Error {
+    refused("an operand is not in memory of the device")
+}
+
+fn operand<'a>(operation: &Operation<'a>, index: usize) -> Result<Tensor<'a>> {
+    operation.src[index].ok_or_else(|| refused("an operand is missing"))
+}
+
 /// The rows of a tensor, one after another.
 fn gather(tensor: &Tensor, home: &HexBuffer, row_bytes: usize) -> Vec<u8> {
     let mut rows = vec![0; tensor.shape.rows() * row_bytes];
     let ([_, n1, n2, _], nb) = (tensor.shape.ne, tensor.shape.nb);
-    let read = |at: usize, out: &mut [u8]| match &tensor.memory {
-        Some(memory) => out.copy_from_slice(memory.bytes(at, out.len())),
-        None => home.read(tensor, at, out),
-    };
     if tensor.shape.is_contiguous(tensor.dtype) {
-        read(0, &mut rows);
+        home.read(tensor, 0, &mut rows);
         return rows;
     }
     for (index, row) in rows.chunks_exact_mut(row_bytes.max(1)).enumerate() {
         let (i1, i2, i3) = (index % n1, index / n1 % n2, index / n1 / n2);
-        read(i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
+        home.read(tensor, i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
     }
     rows
 }
 
-/// Bytes of a buffer that a tensor spans.
-fn span(tensor: &Tensor) -> Range<usize> {
-    let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-    tensor.packed_offset..tensor.packed_offset + bytes
-}
-
-/// An operand that the CPU may just have written.
-fn input(tensor: &Tensor, home: Home) -> Result<Plain> {
-    if let Some(home) = home.filter(|home| home.shared) {
-        home.memory.clean(span(tensor));
-    }
-    plain(tensor, home)
-}
-
-fn plain(tensor: &Tensor, home: Home) -> Result<Plain> {
-    let home = home.ok_or_else(|| refused("an operand is not in memory of the device"))?;
+fn plain(tensor: &Tensor, buffer: u32) -> Plain {
     let [_, nb1, nb2, nb3] = tensor.shape.nb.map(|nb| nb as u64);
-    Ok(Plain {
-        buffer: home.memory.number(),
+    Plain {
+        buffer,
         reserved: 0,
-        offset: tensor.packed_offset as u64,
+        offset: offset(tensor),
         strides: [nb1, nb2, nb3],
-    })
+    }
 }

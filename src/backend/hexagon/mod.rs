@@ -1,6 +1,7 @@
 //! Joins plan and device for Hexagon: opens sessions, keeps buffers, turns graphs into submissions.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hexagon_ops::{ffi, sim};
@@ -9,7 +10,7 @@ use crate::caps::{self, HexCaps};
 use crate::config::{Config, Repack, SimChip};
 use crate::device::hexagon::{HexNpu, Serving, Settings};
 use crate::error::{Error, Result};
-use crate::graph::{Op, Tensor};
+use crate::graph::{Operation, Tensor};
 use crate::plan::hexagon::{self as plan, WeightLayout};
 use crate::selftest;
 use crate::vendor::fastrpc::FastRpc;
@@ -20,6 +21,7 @@ pub use self::compute::Stream;
 mod buffer;
 mod compute;
 mod pack;
+mod submission;
 
 /// Largest buffer.
 // SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address space of 3 GB.
@@ -31,6 +33,8 @@ pub struct Device {
     name: Arc<str>,
     npu: HexNpu,
     repack: Repack,
+    /// Counts what makes remembered submissions wrong: weights packed anew, caches that the CPU begins to use.
+    changes: Arc<AtomicU64>,
 }
 
 /// What a device is opened with.
@@ -155,6 +159,7 @@ impl Device {
             name,
             npu,
             repack: options.repack,
+            changes: Arc::default(),
         }))
     }
 
@@ -195,13 +200,19 @@ impl Device {
 
     /// Whether the device computes an operation. Metadata only.
     #[must_use]
-    pub fn supports(&self, op: Op, dst: &Tensor, src: &[Tensor]) -> bool {
+    pub fn supports(&self, operation: &Operation) -> bool {
         let vtcm_bytes = self.npu.info().vtcm_bytes as usize;
-        let plan = plan::question(vtcm_bytes, op, dst, src);
+        let plan = plan::question(vtcm_bytes, operation);
         if let Err(reason) = plan {
-            log::trace!("{}: {} is left to others: {reason}", self.name, dst.name);
+            let (op, name) = (operation.op.name(), operation.dst.name);
+            log::trace!("{}: {op} {name} is left to others: {reason}", self.name);
         }
         plan.is_ok()
+    }
+
+    /// How often something happened that makes remembered submissions wrong.
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
     }
 
     /// Bytes that a tensor takes in a buffer for weights: its own, or those of its packed form if that is larger.

@@ -11,19 +11,18 @@ use std::time::Duration;
 
 use hexagon_ops::wire::Info;
 
+pub use self::batch::{Batch, MAX_OPERANDS};
 pub use self::serving::Serving;
+pub use self::session::Failed;
 use self::session::Session;
-pub use self::session::{Failed, Job};
 use crate::caps::HexCaps;
 use crate::error::{Error, Result};
 use crate::vendor::fastrpc::{Connection, FastRpc, SharedMemory};
 
 mod address;
+mod batch;
 mod serving;
 mod session;
-
-/// Most buffers that a job names.
-pub const MAX_OPERANDS: usize = session::MAX_OPERANDS;
 
 /// A session on an NPU.
 #[derive(Debug)]
@@ -119,13 +118,13 @@ impl HexNpu {
         })
     }
 
-    /// Has the DSP carry out `jobs` in order, and waits until it has.
+    /// Has the DSP carry out the commands of `batch` in order, and waits until it has.
     ///
     /// # Errors
     /// `DeviceLost` after an earlier error; `OutOfMemory` if buffers cannot be mapped; else what the DSP said, or its
     /// silence.
-    pub fn submit(&self, jobs: &mut [Job]) -> std::result::Result<(), Failed> {
-        self.session.submit(jobs)
+    pub fn submit(&self, batch: &Batch) -> std::result::Result<(), Failed> {
+        self.session.submit(batch)
     }
 }
 

@@ -19,6 +19,7 @@ use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command, Completion, Info, Nop};
 
 use super::address::{AddressSpace, Change, Number};
+use super::batch::{Batch, Job};
 use super::serving::{Bell, IDLE, Patience, Serving, serve_on_thread};
 use crate::error::{Error, Result};
 use crate::ring::{Corrupt, Ring};
@@ -27,22 +28,10 @@ use crate::vendor::fastrpc::{Connection, Quiet, RingMemory};
 /// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through in turns.
 const SLOTS: u32 = 1024;
 
-/// Most buffers that one command names.
-pub(super) const MAX_OPERANDS: usize = 4;
-
-/// A command and the buffers that it names.
-#[derive(Clone, Copy, Debug)]
-pub struct Job {
-    /// The command; its sequence number and flags are the session's to fill in.
-    pub command: Command,
-    /// The buffers, one of them perhaps more than once.
-    pub buffers: [Number; MAX_OPERANDS],
-}
-
-/// A submission that failed: which job, if one can be named, and why.
+/// A submission that failed: which command, if one can be named, and why.
 #[derive(Debug)]
 pub struct Failed {
-    /// Index of the job.
+    /// Index of the command in its batch.
     pub job: Option<usize>,
     /// The reason.
     pub error: Error,
@@ -174,19 +163,24 @@ impl Session {
         }
     }
 
-    /// Has the DSP carry out `jobs` in order, and waits until it has.
+    /// Has the DSP carry out `batch`, and waits until it has.
     ///
-    /// Jobs whose buffers do not fit into the address space together go in several submissions.
+    /// Commands whose buffers do not fit into the address space together go in several submissions.
     ///
     /// # Errors
     /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit, or cannot be mapped; else what
     /// the DSP said, or its silence.
-    pub(super) fn submit(&self, jobs: &mut [Job]) -> std::result::Result<(), Failed> {
+    pub(super) fn submit(&self, batch: &Batch) -> std::result::Result<(), Failed> {
         let mut inner = self.lock();
+        let jobs = &batch.jobs[..];
+        if inner.space.bytes(&batch.numbers) <= inner.space.budget_bytes() {
+            inner.numbers.clone_from(&batch.numbers);
+            return self.submit_part(&mut inner, jobs);
+        }
         let mut first = 0;
         while first < jobs.len() {
             let count = inner.fitting(&jobs[first..]);
-            let part = &mut jobs[first..first + count];
+            let part = &jobs[first..first + count];
             self.submit_part(&mut inner, part)
                 .map_err(|failed| Failed {
                     job: failed.job.map(|job| first + job),
@@ -197,7 +191,7 @@ impl Session {
         Ok(())
     }
 
-    fn submit_part(&self, inner: &mut Inner, jobs: &mut [Job]) -> std::result::Result<(), Failed> {
+    fn submit_part(&self, inner: &mut Inner, jobs: &[Job]) -> std::result::Result<(), Failed> {
         let whole = |error| Failed { job: None, error };
         if let Some(error) = self.earlier_error() {
             return Err(whole(error));
@@ -221,8 +215,9 @@ impl Session {
             push(change.command(sequence))?;
         }
         for job in jobs {
-            job.command.sequence = sequence;
-            push(job.command)?;
+            let mut command = job.command;
+            command.sequence = sequence;
+            push(command)?;
         }
         let mut fence = Command::new(sequence, &Nop { reserved: 0 });
         fence.flags = wire::FENCE;

@@ -75,6 +75,7 @@ pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
             let matrices = rows.min(command.weights.count());
             (&command.weights, matrices, rows.div_ceil(matrices.max(1)))
         }
+        Command::Tensor(_) => return Cost::default(),
     };
     let mut cost = matrix(arch, vtcm_bytes, weights, rows);
     // CAST: an estimate; numbers of matrices are small.

@@ -16,9 +16,7 @@ use core::ops::Range;
 
 use super::{HIDDEN, Job, LANES, NOTHING, hide, merge, parts, tail};
 use crate::error::{Error, Result};
-use crate::hvx::{
-    self, Accumulator, Vector, add_f32, fold_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32,
-};
+use crate::hvx::{self, Accumulator, add_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32};
 use crate::layout::{LINE_BYTES, Line};
 use crate::ops::fold::Products;
 use crate::ops::math;
@@ -231,7 +229,9 @@ impl Pass<'_> {
                 continue;
             }
             let keys = &mut elems[..LANES * job.dk];
-            job.src.k.read_rows(positions.clone(), planes, 0..job.src.k.shape.ne[0], keys);
+            job.src
+                .k
+                .read_rows(positions.clone(), planes, 0..job.src.k.shape.ne[0], keys);
             scores.fill(Line::ZERO);
             hvx::widest(Products {
                 rows: q,
@@ -245,7 +245,9 @@ impl Pass<'_> {
                 results,
             });
             let values = &mut elems[..positions.len() * job.dv];
-            job.src.v.read_rows(positions, planes, 0..job.src.v.shape.ne[0], values);
+            job.src
+                .v
+                .read_rows(positions, planes, 0..job.src.v.shape.ne[0], values);
             hvx::widest(Values {
                 dv: job.dv,
                 weights: scores,

@@ -1,11 +1,11 @@
-//! RMS_NORM, NORM, L2_NORM and SUM_ROWS: one or two passes that sum, one that writes.
+//! RMS_NORM, NORM, L2_NORM, SUM_ROWS, MEAN and SUM: one or two passes that sum, one that writes.
 
 use super::{all_lanes, count_f32, load};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::ops::elementwise::same_shape;
 use crate::ops::math;
-use crate::ops::tensor::{CHUNK, Chunk, Row, Source, ViewMut};
+use crate::ops::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
 use crate::rt::Engine;
 
 /// What a row is divided by; the number is ggml's epsilon.
@@ -110,6 +110,7 @@ struct SumRow<'a> {
     row: Row<'a>,
     src: &'a Source<'a>,
     n: usize,
+    is_mean: bool,
 }
 
 impl hvx::Kernel for SumRow<'_> {
@@ -118,15 +119,17 @@ impl hvx::Kernel for SumRow<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
         let total = sum(&self.row, self.src, self.n, splat_w(0), false);
-        self.row.write(0, &[super::first_lane(total)]);
+        let total = super::first_lane(total);
+        let divisor = if self.is_mean { count_f32(self.n) } else { 1.0 };
+        self.row.write(0, &[total / divisor]);
     }
 }
 
-/// Sums each row of `src` to one element.
+/// Sums each row of `src` to one element, or takes its mean.
 ///
 /// # Errors
 /// `Operand` unless both are floats, and the result has rows of one element and the source's other dimensions.
-pub fn sum_rows(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = src.apart()?;
     let mut want = view.shape.ne;
     want[0] = 1;
@@ -134,6 +137,51 @@ pub fn sum_rows(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<(
         return Err(Error::Operand);
     }
     let n = view.shape.ne[0];
-    dst.for_rows(engine, |row| hvx::widest(SumRow { row, src, n }));
+    dst.for_rows(engine, |row| {
+        hvx::widest(SumRow {
+            row,
+            src,
+            n,
+            is_mean,
+        });
+    });
+    Ok(())
+}
+
+/// [`sum_all`]: rows in f32, their sums in f64, as rows of different signs may cancel.
+struct SumAll<'a> {
+    row: Row<'a>,
+    view: &'a View<'a>,
+}
+
+impl hvx::Kernel for SumAll<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
+    fn run<const FUSED: bool>(mut self) {
+        let [n0, n1, n2, n3] = self.view.shape.ne;
+        let mut total = 0.0_f64;
+        for i in 0..n1 * n2 * n3 {
+            let planes = i / n1;
+            let source = Source::Apart(self.view.row([i % n1, planes % n2, planes / n2]));
+            let row = sum(&self.row, &source, n0, splat_w(0), false);
+            total += f64::from(super::first_lane(row));
+        }
+        self.row.write(0, &[total as f32]);
+    }
+}
+
+/// Sums all elements of `src` to one.
+///
+/// # Errors
+/// `Operand` unless both are floats and the result has one element.
+pub fn sum_all(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    let view = &src.apart()?;
+    let floats = dst.shape.dtype.is_float() && view.shape.dtype.is_float();
+    if dst.shape.ne != [1; 4] || !floats {
+        return Err(Error::Operand);
+    }
+    dst.for_rows(engine, |row| hvx::widest(SumAll { row, view }));
     Ok(())
 }

@@ -32,6 +32,56 @@ pub enum RopePairs {
     Halves,
 }
 
+/// Which of four positions a pair turns by: time, height, width, and another one. The angles of all four fall from pair to
+/// pair.
+///
+/// Source: ggml `ggml_mrope_cache_init`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sections {
+    /// Pairs of each position; again from the first one on where their sum ends.
+    pub sizes: [usize; 4],
+    /// How they lie.
+    pub order: SectionOrder,
+}
+
+/// How the sections of [`Sections`] lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SectionOrder {
+    /// One after another (ggml's mrope mode).
+    Blocks,
+    /// Time, height and width in turns (ggml's imrope mode).
+    Turns,
+    /// One after another, each with angles of its own from its start on; twice as many pairs (ggml's vision mode).
+    Apart,
+}
+
+impl Sections {
+    /// The position that pair `j` turns by, and the one whose angles start again there.
+    #[inline(always)]
+    fn of(&self, j: usize) -> (usize, Option<usize>) {
+        let [time, height, width, rest] = self.sizes;
+        let sector = j % (time + height + width + rest);
+        let starts = [0, time, time + height, time + height + width];
+        if self.order == SectionOrder::Turns {
+            let place = sector % 3;
+            let inside = sector < 3 * self.sizes[place];
+            return (if inside { place } else { 3 }, None);
+        }
+        let section = starts[1..].iter().filter(|start| sector >= **start).count();
+        let start = match self.order {
+            SectionOrder::Apart => starts.iter().position(|start| sector == *start),
+            _ => None,
+        };
+        (section, start)
+    }
+
+    /// Whether there are pairs in the first three, and few enough for a row.
+    fn fits(&self) -> bool {
+        let small = self.sizes.iter().all(|size| *size <= 2 * MAX_PAIRS);
+        small && self.sizes[..3].iter().any(|size| *size > 0)
+    }
+}
+
 /// Parameters of a rotation.
 ///
 /// Source: ggml `ggml_compute_forward_rope_flt`, `rope_yarn`, `ggml_rope_yarn_corr_dims`.
@@ -39,11 +89,15 @@ pub enum RopePairs {
 pub struct Rope {
     /// Which elements are a pair.
     pub pairs: RopePairs,
-    /// Elements that are rotated: even, at most `2 · MAX_PAIRS`.
+    /// Positions of pairs, if rows have four of them.
+    pub sections: Option<Sections>,
+    /// Whether pairs turn back.
+    pub is_inverse: bool,
+    /// Elements that are rotated (apart sections: half of them): even, at most `2 · MAX_PAIRS`.
     pub n_dims: usize,
     /// Element that they start at: even.
     pub first: usize,
-    /// Context that the model was trained on, tokens.
+    /// Context that the model was trained on, tokens; 0 if it is not known.
     pub n_ctx_orig: i32,
     /// Base of the frequencies.
     pub freq_base: f32,
@@ -57,6 +111,16 @@ pub struct Rope {
     pub beta_fast: f32,
     /// Turns below which it interpolates.
     pub beta_slow: f32,
+}
+
+impl Rope {
+    /// Pairs that are rotated.
+    fn n_pairs(&self) -> usize {
+        match self.sections {
+            Some(sections) if sections.order == SectionOrder::Apart => self.n_dims,
+            _ => self.n_dims / 2,
+        }
+    }
 }
 
 /// What is the same for all positions.
@@ -76,6 +140,9 @@ impl Constants {
         let base = f64::from(rope.freq_base);
         let theta_scale = scalar::power(base, -2.0 / n_dims) as f32;
         let turn = |beta: f32| {
+            if rope.n_ctx_orig == 0 {
+                return f64::NEG_INFINITY;
+            }
             let turns = f64::from(beta) * core::f64::consts::TAU;
             let ratio = f64::from(rope.n_ctx_orig) / turns;
             n_dims * scalar::ln(ratio) / (2.0 * scalar::ln(base))
@@ -96,9 +163,12 @@ impl Constants {
     }
 }
 
+/// The four positions of a row; one, if there are no sections.
+type Positions = [i64; 4];
+
 /// Sines and cosines of one position.
 struct Table {
-    position: Option<i64>,
+    position: Option<Positions>,
     cosine: [f32; MAX_PAIRS],
     sine: [f32; MAX_PAIRS],
 }
@@ -116,35 +186,48 @@ impl Table {
         clippy::cast_precision_loss,
         reason = "ggml's positions are rounded to f32 as well; pairs are few"
     )]
-    fn fill(&mut self, position: i64, rope: &Rope, constants: &Constants, factors: &Source<'_>) {
+    fn fill(
+        &mut self,
+        position: Positions,
+        rope: &Rope,
+        constants: &Constants,
+        factors: &Source<'_>,
+    ) {
         if self.position == Some(position) {
             return;
         }
         self.position = Some(position);
-        let n_pairs = rope.n_dims / 2;
+        let n_pairs = rope.n_pairs();
         let mut chunk: Chunk = [1.0; CHUNK];
         let factors = match factors {
             Source::Apart(view) => view.read([0; 3], 0..n_pairs, &mut chunk),
             _ => &chunk,
         };
-        let mut theta = position as f32;
+        let start = position.map(|position| position as f32);
+        let mut theta = start;
         let [low, high] = constants.ramp;
         for (j, (angle, factor)) in self.sine.iter_mut().zip(factors).take(n_pairs).enumerate() {
-            let extrapolated = theta / factor;
+            let (section, restart) = rope.sections.map_or((0, None), |sections| sections.of(j));
+            if let Some(section) = restart {
+                theta[section] = start[section];
+            }
+            let extrapolated = theta[section] / factor;
             *angle = rope.freq_scale * extrapolated;
             if rope.ext_factor != 0.0 {
                 let y = (j as f32 - low) / (high - low).max(0.001);
                 let mix = (1.0 - y.clamp(0.0, 1.0)) * rope.ext_factor;
                 *angle = *angle * (1.0 - mix) + extrapolated * mix;
             }
-            theta *= constants.theta_scale;
+            theta = theta.map(|theta| theta * constants.theta_scale);
         }
         let magnitude = hvx::splat_f32(constants.magnitude);
+        let sign = if rope.is_inverse { -1.0 } else { 1.0 };
+        let sine_magnitude = hvx::splat_f32(constants.magnitude * sign);
         let cosines = self.cosine.as_chunks_mut::<32>().0;
         let sines = self.sine.as_chunks_mut::<32>().0;
         for (cosine, sine) in cosines.iter_mut().zip(sines).take(n_pairs.div_ceil(32)) {
             let (s, c) = math::sin_cos(hvx::load_f32(sine));
-            hvx::store_f32(sine, hvx::mul_f32(s, magnitude));
+            hvx::store_f32(sine, hvx::mul_f32(s, sine_magnitude));
             hvx::store_f32(cosine, hvx::mul_f32(c, magnitude));
         }
     }
@@ -157,7 +240,7 @@ struct RopeRow<'a> {
     rope: &'a Rope,
     constants: &'a Constants,
     table: &'a mut Table,
-    position: i64,
+    position: Positions,
     factors: &'a Source<'a>,
 }
 
@@ -170,7 +253,7 @@ impl hvx::Kernel for RopeRow<'_> {
         self.table
             .fill(self.position, rope, self.constants, self.factors);
         let (mut a, mut b): (Chunk, Chunk) = ([0.0; CHUNK], [0.0; CHUNK]);
-        let half = rope.n_dims / 2;
+        let half = rope.n_pairs();
         for pair in (0..half).step_by(CHUNK / 2) {
             let len = (half - pair).min(CHUNK / 2);
             // The second read happens before the first write: rows are rotated in place.
@@ -206,7 +289,7 @@ impl hvx::Kernel for RopeRow<'_> {
             return;
         }
         // What is not rotated is copied.
-        for range in [0..rope.first, rope.first + rope.n_dims..self.row.len()] {
+        for range in [0..rope.first, rope.first + 2 * half..self.row.len()] {
             for start in range.clone().step_by(CHUNK) {
                 let end = range.end.min(start + CHUNK);
                 let x = self.src.read(&self.row, start..end, &mut a);
@@ -238,18 +321,30 @@ impl Table {
 
 /// Refuses parameters that do not fit the row.
 fn check(rope: &Rope, row: usize, positions: &View<'_>, n_positions: usize) -> Result<()> {
-    let end = rope.first.checked_add(rope.n_dims);
-    let fits = end.is_some_and(|end| end <= row) && (2..=2 * MAX_PAIRS).contains(&rope.n_dims);
+    let n_pairs = rope.n_pairs();
+    let end = n_pairs
+        .checked_mul(2)
+        .and_then(|n| n.checked_add(rope.first));
+    let fits = end.is_some_and(|end| end <= row) && (1..=MAX_PAIRS).contains(&n_pairs);
+    let sections = match rope.sections {
+        None => true,
+        Some(sections) => sections.fits() && rope.pairs == RopePairs::Halves,
+    };
+    let n_positions = if rope.sections.is_some() {
+        4 * n_positions
+    } else {
+        n_positions
+    };
     let even = rope.n_dims.is_multiple_of(2) && rope.first.is_multiple_of(2);
     let base = rope.freq_base.is_normal() && rope.freq_base > 0.0;
     let yarn = rope.ext_factor == 0.0
         || [rope.freq_scale, rope.beta_fast, rope.beta_slow]
             .iter()
             .all(|x| x.is_normal() && *x > 0.0)
-            && rope.n_ctx_orig > 0
+            && rope.n_ctx_orig >= 0
             && rope.freq_base != 1.0;
     let positions = positions.shape.dtype.is_index() && positions.shape.ne[0] >= n_positions;
-    if fits && even && base && yarn && positions {
+    if fits && sections && even && base && yarn && positions {
         Ok(())
     } else {
         Err(Error::Operand)
@@ -258,8 +353,8 @@ fn check(rope: &Rope, row: usize, positions: &View<'_>, n_positions: usize) -> R
 
 /// Rotates the pairs of each row.
 ///
-/// - `src`: the source; positions, i32, one for each index of dimension 2; frequency factors, f32, one for each pair, or
-///   nothing
+/// - `src`: the source; positions, i32, one for each index of dimension 2 (with sections: then as many for height, for width
+///   and for the rest); frequency factors, f32, one for each pair, or nothing
 ///
 /// # Errors
 /// `Operand` unless source and result are floats of one shape, and parameters, positions and factors fit it.
@@ -275,15 +370,21 @@ pub fn rope(
     match factors {
         Source::None => {}
         Source::Apart(view)
-            if view.shape.dtype.is_float() && view.shape.ne[0] >= rope.n_dims / 2 => {}
+            if view.shape.dtype.is_float() && view.shape.ne[0] >= rope.n_pairs() => {}
         _ => return Err(Error::Operand),
     }
     let constants = Constants::new(&rope);
+    let n_tokens = dst.shape.ne[2];
     dst.for_parts(engine, |part| {
         let mut table = Table::EMPTY;
         part.for_each_row(|row| {
+            let mut position = [0; 4];
+            let n_positions = if rope.sections.is_some() { 4 } else { 1 };
+            for (i, position) in position.iter_mut().enumerate().take(n_positions) {
+                *position = positions.index(row.at[1] + i * n_tokens, [0; 3]);
+            }
             hvx::widest(RopeRow {
-                position: positions.index(row.at[1], [0; 3]),
+                position,
                 row,
                 src,
                 rope: &rope,

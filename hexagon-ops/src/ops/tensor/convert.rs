@@ -1,8 +1,8 @@
 //! Rows of any type to f32 and back. Chunks of quantized rows start at whole blocks.
 
-use super::Shape;
-use super::shape::Type;
-use crate::hvx::{self, Vector};
+use super::block::{dequantize, quantize};
+use super::shape::{Shape, Type};
+use crate::hvx::{self, Vector, and, splat_w};
 use crate::layout::Line;
 
 /// f16 1.
@@ -62,7 +62,7 @@ fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
                 }
             }
         }
-        Type::F16 => {
+        Type::F16 | Type::Bf16 => {
             let stride = if dense { 2 } else { stride };
             for (group, out) in out.chunks_mut(64).enumerate() {
                 let mut line = Line::ZERO;
@@ -79,10 +79,28 @@ fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
                         *half = *bytes.first_chunk().unwrap_or(&[0; 2]);
                     }
                 }
-                widen(&line, out);
+                let (even, odd) = if shape.dtype == Type::F16 {
+                    hvx::widen_mul_f16(hvx::load(&line), hvx::splat_h(ONE_F16))
+                } else {
+                    widen_bf16(hvx::load(&line))
+                };
+                interleave(even, odd, out);
             }
         }
-        Type::Q8_0 | Type::Q4_0 => {
+        Type::I32 => {
+            let stride = if dense { 4 } else { stride };
+            for (group, out) in out.chunks_mut(32).enumerate() {
+                let mut words = [0; 32];
+                for (i, word) in words.iter_mut().enumerate().take(out.len()) {
+                    let bytes = row.get((k + 32 * group + i) * stride..).unwrap_or_default();
+                    *word = bytes.first_chunk().map_or(0, |b| i32::from_le_bytes(*b));
+                }
+                let lanes = hvx::f32_from_w(hvx::load_f32(bytemuck::cast_ref(&words)));
+                store(lanes, out);
+            }
+        }
+        Type::I8 | Type::I16 | Type::I64 => {}
+        _ => {
             let (block, bytes) = (shape.dtype.block(), shape.dtype.block_bytes());
             for (i, out) in out.chunks_mut(block).enumerate() {
                 let at = (k / block + i) * stride.max(bytes);
@@ -90,7 +108,6 @@ fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
                 dequantize(shape.dtype, block, out);
             }
         }
-        Type::I32 | Type::I64 => {}
     }
 }
 
@@ -149,9 +166,16 @@ fn write_any(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
                 }
             }
         }
-        Type::F16 => {
+        Type::F16 | Type::Bf16 => {
             for (group, elems) in elems.chunks(64).enumerate() {
-                let line = narrow(elems);
+                let (even, odd) = hvx::deal_w(load(elems, 0), load(elems, 32));
+                let mut line = Line::ZERO;
+                let halves = if shape.dtype == Type::F16 {
+                    hvx::narrow_f32(even, odd)
+                } else {
+                    narrow_bf16(even, odd)
+                };
+                hvx::store(&mut line, halves);
                 let at = k + 64 * group;
                 if dense {
                     if let Some(bytes) = row.get_mut(2 * at..2 * (at + elems.len())) {
@@ -167,17 +191,26 @@ fn write_any(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
                 }
             }
         }
-        Type::Q8_0 => {
-            let bytes = Type::Q8_0.block_bytes();
-            for (i, elems) in elems.chunks(32).enumerate() {
-                let at = (k / 32 + i) * stride.max(bytes);
-                let block = row.get_mut(at..).unwrap_or_default();
-                if let (Some(block), Some(elems)) = (block.first_chunk_mut(), elems.first_chunk()) {
-                    quantize_q8_0(elems, block);
+        Type::I32 => {
+            let stride = if dense { 4 } else { stride };
+            for (i, elem) in elems.iter().enumerate() {
+                let bytes = row.get_mut((k + i) * stride..).unwrap_or_default();
+                if let Some(bytes) = bytes.first_chunk_mut() {
+                    *bytes = whole(*elem).to_le_bytes();
                 }
             }
         }
-        Type::Q4_0 | Type::I32 | Type::I64 => {}
+        Type::I8 | Type::I16 | Type::I64 => {}
+        _ => {
+            let bytes = shape.dtype.block_bytes();
+            for (i, elems) in elems.chunks(32).enumerate() {
+                let at = (k / 32 + i) * stride.max(bytes);
+                let block = row.get_mut(at..at + bytes);
+                if let (Some(block), Some(elems)) = (block, elems.first_chunk()) {
+                    quantize(shape.dtype, elems, block);
+                }
+            }
+        }
     }
 }
 
@@ -195,79 +228,80 @@ fn load(elems: &[f32], k: usize) -> Vector {
     }
 }
 
-/// Up to 64 elements to f16; zeros behind them.
+/// Writes the lanes of up to 32 elements.
 #[inline(always)]
-fn narrow(elems: &[f32]) -> Line {
-    let (even, odd) = hvx::deal_w(load(elems, 0), load(elems, 32));
-    let mut line = Line::ZERO;
-    hvx::store(&mut line, hvx::narrow_f32(even, odd));
-    line
-}
-
-/// Up to 64 f16 to f32.
-#[inline(always)]
-fn widen(line: &Line, out: &mut [f32]) {
-    let (even, odd) = hvx::widen_mul_f16(hvx::load(line), hvx::splat_h(ONE_F16));
-    let (low, high) = hvx::interleave_w(even, odd);
-    for (out, v) in out.chunks_mut(32).zip([low, high]) {
-        match out.first_chunk_mut::<32>() {
-            Some(whole) => hvx::store_f32(whole, v),
-            None => {
-                let mut lanes = [0.0; 32];
-                hvx::store_f32(&mut lanes, v);
-                out.copy_from_slice(&lanes[..out.len()]);
-            }
+fn store(v: Vector, out: &mut [f32]) {
+    match out.first_chunk_mut::<32>() {
+        Some(whole) => hvx::store_f32(whole, v),
+        None => {
+            let mut lanes = [0.0; 32];
+            hvx::store_f32(&mut lanes, v);
+            out.copy_from_slice(&lanes[..out.len()]);
         }
     }
 }
 
+/// Writes up to 64 elements: those of even and of odd places.
+#[inline(always)]
+fn interleave(even: Vector, odd: Vector, out: &mut [f32]) {
+    let (low, high) = hvx::interleave_w(even, odd);
+    for (out, v) in out.chunks_mut(32).zip([low, high]) {
+        store(v, out);
+    }
+}
+
+/// The whole number towards zero.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "saturates")]
+fn whole(x: f32) -> i32 {
+    x as i32
+}
+
+/// bf16 in even and in odd places.
+#[inline(always)]
+fn widen_bf16(halves: Vector) -> (Vector, Vector) {
+    let high = splat_w(0xffff_0000_u32.cast_signed());
+    (hvx::shl_w(halves, 16), and(halves, high))
+}
+
+/// bf16 nearest to f32, ties to even, as the upper halves of words; NaN stays NaN.
+#[inline(always)]
+fn round_bf16(x: Vector) -> Vector {
+    let sign = and(x, splat_w(i32::MIN));
+    let magnitude = and(x, splat_w(i32::MAX));
+    let infinity = splat_w(0x7f80_0000);
+    // 1 for NaN, then its quiet bit.
+    let above = hvx::max_w(hvx::sub_w(magnitude, infinity), splat_w(0));
+    let quiet = hvx::shl_w(hvx::min_w(above, splat_w(1)), 22);
+    // Fractions of NaN are cut, so that rounding stays below the sign.
+    let magnitude = hvx::min_w(hvx::or(magnitude, quiet), splat_w(0x7fff_7fff));
+    let odd = and(hvx::shr_w(magnitude, 16), splat_w(1));
+    let rounded = hvx::add_w(hvx::add_w(magnitude, splat_w(0x7fff)), odd);
+    hvx::or(rounded, sign)
+}
+
+/// Words to bf16, lanes of `even` in even places.
+#[inline(always)]
+fn narrow_bf16(even: Vector, odd: Vector) -> Vector {
+    let high = splat_w(0xffff_0000_u32.cast_signed());
+    hvx::or(hvx::shr_w(round_bf16(even), 16), and(round_bf16(odd), high))
+}
+
+/// The f16 of one f32.
+#[inline(always)]
+pub(super) fn narrow_one(x: f32) -> [u8; 2] {
+    let v = hvx::splat_f32(x);
+    let mut line = Line::ZERO;
+    hvx::store(&mut line, hvx::narrow_f32(v, v));
+    [line.0[0], line.0[1]]
+}
+
 /// The f32 of one f16.
 #[inline(always)]
-fn widen_one(half: [u8; 2]) -> f32 {
-    let mut line = Line::ZERO;
-    line.0[..2].copy_from_slice(&half);
-    let mut out = [0.0];
-    widen(&line, &mut out);
-    out[0]
-}
-
-/// Elements of a block.
-#[inline(always)]
-fn dequantize(dtype: Type, block: &[u8], out: &mut [f32]) {
-    let Some((scale, quants)) = block.split_first_chunk::<2>() else {
-        return;
-    };
-    let scale = widen_one(*scale);
-    for (k, out) in out.iter_mut().enumerate() {
-        let quant = match dtype {
-            // Element k is the low nibble of byte k, element k + 16 the high one. SOURCE: ggml dequantize_row_q4_0.
-            Type::Q4_0 => i16::from(quants[k % 16] >> (k / 16 * 4) & 15) - 8,
-            _ => i16::from(quants[k].cast_signed()),
-        };
-        *out = f32::from(quant) * scale;
-    }
-}
-
-/// A block of Q8_0: scale `max |x| / 127`, quants rounded half away from zero.
-///
-/// Source: ggml `quantize_row_q8_0_ref`.
-#[inline(always)]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "quotients by the largest magnitude over 127 are at most 127, rounding included"
-)]
-fn quantize_q8_0(elems: &[f32; 32], block: &mut [u8; 34]) {
-    let amax = elems.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-    let scale = amax / 127.0;
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let (head, quants) = block.split_at_mut(2);
-    head.copy_from_slice(&narrow(&[scale]).0[..2]);
-    for (quant, x) in quants.iter_mut().zip(elems) {
-        let x = x * inverse;
-        // Towards zero, exact; then the half that is left.
-        let whole = x as i32;
-        let rest = x - whole as i8 as f32;
-        let away = i32::from(rest >= 0.5) - i32::from(rest <= -0.5);
-        *quant = ((whole + away) as i8).cast_unsigned();
-    }
+pub(super) fn widen_one(half: [u8; 2]) -> f32 {
+    let v = hvx::splat_h(u16::from_le_bytes(half));
+    let (even, _) = hvx::widen_mul_f16(v, hvx::splat_h(ONE_F16));
+    let mut lanes = [0.0; 32];
+    hvx::store_f32(&mut lanes, even);
+    lanes[0]
 }

@@ -101,7 +101,7 @@ impl View<'_> {
                 let blocks = range.len() / dtype.block();
                 dequantize(dtype, bytes, &mut out[..blocks]);
             }
-            Type::I32 | Type::I64 => {}
+            _ => self.read_scattered(at, range, out),
         }
     }
 
@@ -129,7 +129,7 @@ impl View<'_> {
         bytemuck::try_cast_slice(bytes).ok()
     }
 
-    /// [`Self::read_lines`] where elements do not follow one another.
+    /// [`Self::read_lines`] where elements do not follow one another, and for types that are rare here.
     #[inline(never)]
     fn read_scattered(&self, at: [usize; 3], range: Range<usize>, out: &mut [Line]) {
         let mut chunk: Chunk = [0.0; CHUNK];

@@ -7,6 +7,12 @@ pub enum Type {
     F32,
     /// IEEE half precision.
     F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// Signed 8-bit numbers.
+    I8,
+    /// Signed 16-bit numbers.
+    I16,
     /// Signed 32-bit numbers.
     I32,
     /// Signed 64-bit numbers.
@@ -15,51 +21,88 @@ pub enum Type {
     Q8_0,
     /// Blocks of 32 nibbles with an f16 scale.
     Q4_0,
+    /// Blocks of 32 nibbles with an f16 scale and minimum.
+    Q4_1,
+    /// Blocks of 32 five-bit numbers with an f16 scale.
+    Q5_0,
+    /// Blocks of 32 five-bit numbers with an f16 scale and minimum.
+    Q5_1,
+    /// Blocks of 32 nibbles that name one of 16 numbers, with an f16 scale.
+    Iq4Nl,
+    /// Blocks of 32 nibbles that name one of 16 numbers, with a power of two.
+    Mxfp4,
 }
 
 impl Type {
     /// Elements of a block; 1 if there are none.
     #[must_use]
     pub const fn block(self) -> usize {
-        match self {
-            Self::Q8_0 | Self::Q4_0 => 32,
-            _ => 1,
-        }
+        if self.is_block() { 32 } else { 1 }
+    }
+
+    /// Whether elements are blocks.
+    #[must_use]
+    pub const fn is_block(self) -> bool {
+        !self.is_float() && !self.is_whole()
     }
 
     /// Bytes of a block.
     ///
-    /// Source: ggml `block_q8_0`, `block_q4_0`, ggml-common.h.
+    /// Source: ggml `block_q8_0`, `block_q4_0`, `block_q4_1`, `block_q5_0`, `block_q5_1`, `block_iq4_nl`, `block_mxfp4`,
+    /// ggml-common.h.
     #[must_use]
     pub const fn block_bytes(self) -> usize {
         match self {
+            Self::I8 => 1,
+            Self::F16 | Self::Bf16 | Self::I16 => 2,
             Self::F32 | Self::I32 => 4,
-            Self::F16 => 2,
             Self::I64 => 8,
+            Self::Mxfp4 => 17,
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q8_0 => 34,
-            Self::Q4_0 => 18,
         }
     }
 
     /// What offsets and strides are multiples of.
     #[must_use]
     pub const fn align(self) -> usize {
-        match self.block() {
-            1 => self.block_bytes(),
-            _ => 2,
+        match self {
+            Self::Mxfp4 => 1,
+            _ if self.is_block() => 2,
+            _ => self.block_bytes(),
         }
     }
 
     /// Whether kernels compute with it as it is.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F16)
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
+
+    /// Whether elements are whole numbers.
+    const fn is_whole(self) -> bool {
+        matches!(self, Self::I8 | Self::I16 | Self::I32 | Self::I64)
     }
 
     /// Whether it numbers rows.
     #[must_use]
     pub const fn is_index(self) -> bool {
         matches!(self, Self::I32 | Self::I64)
+    }
+
+    /// Whether copies read it as another type.
+    #[must_use]
+    pub const fn is_readable(self) -> bool {
+        !self.is_whole() || matches!(self, Self::I32)
+    }
+
+    /// Whether copies write it from another type.
+    #[must_use]
+    pub const fn is_writable(self) -> bool {
+        self.is_readable() && !matches!(self, Self::Mxfp4)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ggml_rust_npu::caps;
 use ggml_rust_npu::gguf::{GgmlType, TensorInfo};
-use ggml_rust_npu::graph::{Op, Place, Tensor};
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::plan::{self, Target, hexagon};
 use ggml_rust_npu::rules::Rules;
 use ggml_rust_npu::tensor::{DType, Dequantize, Format, Shape};
@@ -125,23 +125,23 @@ impl Chip {
         let act = operand("act", DType::F32, [k, plane[0], plane[1], 1]);
         let dst = operand("dst", DType::F32, [n, plane[0], plane[1], 1]);
         let ids = operand("ids", DType::I32, [1, M, 1, 1]);
-        let sources = [weights, act, ids];
-        let (op, sources) = if experts {
-            (Op::MulMatId, &sources[..])
-        } else {
-            (Op::MulMat, &sources[..2])
+        let operation = Operation {
+            op: if experts { Op::MulMatId } else { Op::MulMat },
+            params: [0; PARAMS],
+            dst,
+            src: sources(&[weights, act, ids]),
         };
         match self {
             Self::Rockchip(target) => {
-                let command = plan::question(target, op, &dst, sources)?;
+                let command = plan::question(target, &operation)?;
                 let layout = command.weights();
                 let (chunks, segments) = (layout.chunks, layout.segments);
                 let how = format!("{:?}, {chunks} x {segments} blocks", layout.precision);
                 Ok((how, layout.bytes()))
             }
             Self::Hexagon => {
-                let command = hexagon::question(VTCM_BYTES, op, &dst, sources)?;
-                let layout = command.weights();
+                let command = hexagon::question(VTCM_BYTES, &operation)?;
+                let layout = command.weights().ok_or("not a multiplication")?;
                 let how = match layout.form {
                     hexagon::Form::Lossless => "lossless tiles",
                     hexagon::Form::Requantized => "quantized again, tiles",
@@ -171,6 +171,7 @@ fn operand(name: &str, dtype: DType, ne: [usize; 4]) -> Tensor<'_> {
         place: Place::Unknown,
         memory: None,
         packed_offset: 0,
+        role: Role::State,
         dequantize: Some(&Exists),
     }
 }

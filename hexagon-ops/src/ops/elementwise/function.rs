@@ -1,0 +1,299 @@
+//! The functions of elements: their names, and what they do to chunks.
+
+use super::load;
+use crate::hvx::{
+    self, Vector, add_f32, max_f32, min_f32, mul_f32, select_gt_f32, splat_f32, splat_w,
+};
+use crate::ops::math;
+use crate::ops::tensor::Chunk;
+
+/// A function of two elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    /// `a + b`.
+    Add,
+    /// `a - b`.
+    Sub,
+    /// `a · b`.
+    Mul,
+    /// `a / b`.
+    Div,
+}
+
+/// A function of one element.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Unary {
+    /// `x · factor + bias`.
+    Scale {
+        /// The factor.
+        factor: f32,
+        /// The bias.
+        bias: f32,
+    },
+    /// `x` between two bounds.
+    Clamp {
+        /// The lower one.
+        low: f32,
+        /// The upper one.
+        high: f32,
+    },
+    /// `x²`.
+    Sqr,
+    /// [`math::sqrt`].
+    Sqrt,
+    /// [`math::silu`].
+    Silu,
+    /// [`math::gelu`].
+    Gelu,
+    /// [`math::gelu_quick`].
+    GeluQuick,
+    /// [`math::gelu_erf`].
+    GeluErf,
+    /// `max(x, 0)`.
+    Relu,
+    /// [`math::sigmoid`].
+    Sigmoid,
+    /// [`math::tanh`].
+    Tanh,
+    /// [`math::exp`].
+    Exp,
+    /// `-x`.
+    Neg,
+    /// `|x|`.
+    Abs,
+    /// [`math::softplus`].
+    Softplus,
+    /// `x` times [`Self::Hardsigmoid`] of it.
+    Hardswish,
+    /// `(x + 3) / 6` between 0 and 1.
+    Hardsigmoid,
+    /// `x`, below 0 `e^x - 1`.
+    Elu,
+    /// 1 above 0, else 0.
+    Step,
+    /// The sign: -1, 0 or 1.
+    Sgn,
+    /// [`math::exp_m1`].
+    Expm1,
+    /// [`math::floor`].
+    Floor,
+    /// The smallest whole number that is not smaller.
+    Ceil,
+    /// [`math::round`].
+    Round,
+    /// [`math::trunc`].
+    Trunc,
+    /// `p x² + β x`, from 0 down `(e^min(x, ε) - 1 - x) n + β x`.
+    Xielu {
+        /// n, the factor below 0.
+        alpha_n: f32,
+        /// p, the factor above 0.
+        alpha_p: f32,
+        /// β.
+        beta: f32,
+        /// ε.
+        eps: f32,
+    },
+    /// [`math::ln`].
+    Log,
+    /// Sine.
+    Sin,
+    /// Cosine.
+    Cos,
+    /// `x`, below 0 times a factor.
+    LeakyRelu(f32),
+}
+
+/// A gated unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Glu {
+    /// [`math::silu`] of a, times b.
+    Swiglu,
+    /// [`math::gelu`] of a, times b.
+    Geglu,
+    /// `max(a, 0) · b`.
+    Reglu,
+    /// [`math::gelu_erf`] of a, times b.
+    GegluErf,
+    /// [`math::gelu_quick`] of a, times b.
+    GegluQuick,
+    /// `x / (1 + e^(-alpha x)) · (y + 1)`, x = a up to the limit, y = b between minus the limit and the limit.
+    SwigluOai {
+        /// Slope of the sigmoid.
+        alpha: f32,
+        /// The limit.
+        limit: f32,
+    },
+    /// [`math::silu`] of a up to the limit, times b between minus the limit and the limit.
+    SwigluClamp {
+        /// The limit.
+        limit: f32,
+    },
+}
+
+/// A function of one or two elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Function {
+    /// Of two.
+    Binary(Binary),
+    /// Of one.
+    Unary(Unary),
+    /// Of two that are gated.
+    Glu(Glu),
+}
+
+/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`). The loop is written out for each function,
+/// since only what is inlined is compiled for the machine's vectors.
+macro_rules! each {
+    ($out:ident; $x:ident in $a:ident => $f:expr) => {
+        for (i, lanes) in $out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            if 32 * i >= $a.len() {
+                break;
+            }
+            let $x = load($a, 32 * i);
+            hvx::store_f32(lanes, $f);
+        }
+    };
+    ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {
+        for (i, lanes) in $out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            if 32 * i >= $a.len() {
+                break;
+            }
+            let ($x, $y) = (load($a, 32 * i), load($b, 32 * i));
+            hvx::store_f32(lanes, $f);
+        }
+    };
+}
+
+/// Lanes between two bounds.
+#[inline(always)]
+fn clamp(x: Vector, low: Vector, high: Vector) -> Vector {
+    min_f32(max_f32(x, low), high)
+}
+
+/// `(x + 3) / 6` between 0 and 1.
+#[inline(always)]
+fn hard_sigmoid(x: Vector) -> Vector {
+    let sixth = mul_f32(add_f32(x, splat_f32(3.0)), splat_f32(1.0 / 6.0));
+    clamp(sixth, splat_w(0), splat_f32(1.0))
+}
+
+impl Function {
+    /// `out = f(a, b)`, for as many elements as `a` has.
+    #[inline(always)]
+    pub(super) fn map(self, a: &[f32], b: &[f32], out: &mut Chunk) {
+        match self {
+            Self::Binary(f) => f.map(a, b, out),
+            Self::Unary(f) => f.map(a, out),
+            Self::Glu(f) => f.map(a, b, out),
+        }
+    }
+}
+
+impl Binary {
+    #[inline(always)]
+    fn map(self, a: &[f32], b: &[f32], out: &mut Chunk) {
+        match self {
+            Self::Add => each!(out; x in a, y in b => add_f32(x, y)),
+            Self::Sub => each!(out; x in a, y in b => hvx::sub_f32(x, y)),
+            Self::Mul => each!(out; x in a, y in b => mul_f32(x, y)),
+            Self::Div => each!(out; x in a, y in b => math::divide(x, y)),
+        }
+    }
+}
+
+impl Unary {
+    #[inline(always)]
+    fn map(self, a: &[f32], out: &mut Chunk) {
+        let (zero, one) = (splat_w(0), splat_f32(1.0));
+        match self {
+            Self::Scale { factor, bias } => {
+                let (factor, bias) = (splat_f32(factor), splat_f32(bias));
+                each!(out; x in a => add_f32(mul_f32(x, factor), bias));
+            }
+            Self::Clamp { low, high } => {
+                let (low, high) = (splat_f32(low), splat_f32(high));
+                each!(out; x in a => clamp(x, low, high));
+            }
+            Self::Sqr => each!(out; x in a => mul_f32(x, x)),
+            Self::Sqrt => each!(out; x in a => math::sqrt(x)),
+            Self::Silu => each!(out; x in a => math::silu(x)),
+            Self::Gelu => each!(out; x in a => math::gelu(x)),
+            Self::GeluQuick => each!(out; x in a => math::gelu_quick(x)),
+            Self::GeluErf => each!(out; x in a => math::gelu_erf(x)),
+            Self::Relu => each!(out; x in a => max_f32(x, zero)),
+            Self::Sigmoid => each!(out; x in a => math::sigmoid(x)),
+            Self::Tanh => each!(out; x in a => math::tanh(x)),
+            Self::Exp => each!(out; x in a => math::exp(x)),
+            Self::Neg => each!(out; x in a => math::neg(x)),
+            Self::Abs => each!(out; x in a => math::abs(x)),
+            Self::Softplus => each!(out; x in a => math::softplus(x)),
+            Self::Hardswish => each!(out; x in a => mul_f32(x, hard_sigmoid(x))),
+            Self::Hardsigmoid => each!(out; x in a => hard_sigmoid(x)),
+            Self::Elu => each!(out; x in a => select_gt_f32(x, zero, x, math::exp_m1(x))),
+            Self::Step => each!(out; x in a => select_gt_f32(x, zero, one, zero)),
+            Self::Sgn => {
+                let minus = splat_f32(-1.0);
+                each!(out; x in a => {
+                    select_gt_f32(x, zero, one, select_gt_f32(zero, x, minus, zero))
+                });
+            }
+            Self::Expm1 => each!(out; x in a => math::exp_m1(x)),
+            Self::Floor => each!(out; x in a => math::floor(x)),
+            Self::Ceil => each!(out; x in a => math::neg(math::floor(math::neg(x)))),
+            Self::Round => each!(out; x in a => math::round(x)),
+            Self::Trunc => each!(out; x in a => math::trunc(x)),
+            Self::Xielu {
+                alpha_n,
+                alpha_p,
+                beta,
+                eps,
+            } => {
+                let [n, p, beta, eps] = [alpha_n, alpha_p, beta, eps].map(splat_f32);
+                each!(out; x in a => {
+                    let bent = hvx::sub_f32(math::exp_m1(min_f32(x, eps)), x);
+                    let below = mul_f32(bent, n);
+                    let above = mul_f32(mul_f32(p, x), x);
+                    add_f32(select_gt_f32(x, zero, above, below), mul_f32(beta, x))
+                });
+            }
+            Self::Log => each!(out; x in a => math::ln(x)),
+            Self::Sin => each!(out; x in a => math::sin_cos(x).0),
+            Self::Cos => each!(out; x in a => math::sin_cos(x).1),
+            Self::LeakyRelu(slope) => {
+                let slope = splat_f32(slope);
+                each!(out; x in a => {
+                    add_f32(max_f32(x, zero), mul_f32(min_f32(x, zero), slope))
+                });
+            }
+        }
+    }
+}
+
+impl Glu {
+    #[inline(always)]
+    fn map(self, a: &[f32], b: &[f32], out: &mut Chunk) {
+        match self {
+            Self::Swiglu => each!(out; x in a, y in b => mul_f32(math::silu(x), y)),
+            Self::Geglu => each!(out; x in a, y in b => mul_f32(math::gelu(x), y)),
+            Self::Reglu => each!(out; x in a, y in b => mul_f32(max_f32(x, splat_w(0)), y)),
+            Self::GegluErf => each!(out; x in a, y in b => mul_f32(math::gelu_erf(x), y)),
+            Self::GegluQuick => each!(out; x in a, y in b => mul_f32(math::gelu_quick(x), y)),
+            Self::SwigluOai { alpha, limit } => {
+                let (low, high) = (splat_f32(-limit), splat_f32(limit));
+                let alpha = splat_f32(alpha);
+                each!(out; x in a, y in b => {
+                    let x = min_f32(x, high);
+                    let gate = mul_f32(x, math::sigmoid(mul_f32(x, alpha)));
+                    mul_f32(gate, add_f32(clamp(y, low, high), splat_f32(1.0)))
+                });
+            }
+            Self::SwigluClamp { limit } => {
+                let (low, high) = (splat_f32(-limit), splat_f32(limit));
+                each!(out; x in a, y in b => {
+                    mul_f32(math::silu(min_f32(x, high)), clamp(y, low, high))
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Natural logarithms.
+
+use super::{abs, exp, neg, polynomial};
+use crate::hvx::{
+    self, Vector, add_f32, max_f32, mul_f32, select_gt_f32, shl_w, splat_f32, splat_w, sub_f32,
+    sub_w,
+};
+
+/// ln 2 in a part of 15 bits, whose products with exponents are exact, and the rest.
+const LN_2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
+
+/// `ln(1 + f)` for f from the root of 1/2 to that of 2, less 1.
+#[inline(always)]
+fn ln_fraction(f: Vector) -> Vector {
+    let square = mul_f32(f, f);
+    // (ln(1 + f) - f + f^2 / 2) / f^3, to 2.9e-8.
+    let p = polynomial(
+        f,
+        [
+            6.972_519e-2,
+            -1.148_121_2e-1,
+            1.168_578_5e-1,
+            -1.242_552_5e-1,
+            1.424_900_7e-1,
+            -1.666_780_7e-1,
+            2.000_071_7e-1,
+            -2.499_999_7e-1,
+            3.333_333e-1,
+        ],
+    );
+    let half = mul_f32(square, splat_f32(0.5));
+    add_f32(f, sub_f32(mul_f32(mul_f32(square, f), p), half))
+}
+
+/// Natural logarithm: minus infinity for zeros and subnormals, NaN below.
+#[must_use]
+#[inline(always)]
+pub fn ln(x: Vector) -> Vector {
+    let root = splat_f32(core::f32::consts::FRAC_1_SQRT_2);
+    // The exponent that leaves a fraction from the root of 1/2 on.
+    let n = hvx::shr_add_w(splat_w(0), sub_w(x, root), 23);
+    let fraction = sub_w(x, shl_w(n, 23));
+    let n = hvx::f32_from_w(n);
+    let rest = ln_fraction(sub_f32(fraction, splat_f32(1.0)));
+    let low = add_f32(rest, mul_f32(n, splat_f32(LN_2[1])));
+    let finite = add_f32(mul_f32(n, splat_f32(LN_2[0])), low);
+    let result = select_gt_f32(x, splat_f32(f32::MAX), x, finite);
+    let smallest = splat_f32(f32::MIN_POSITIVE);
+    let result = select_gt_f32(smallest, x, splat_f32(f32::NEG_INFINITY), result);
+    select_gt_f32(splat_w(0), x, splat_f32(f32::NAN), result)
+}
+
+/// `ln(1 + e^x)`.
+#[must_use]
+#[inline(always)]
+pub fn softplus(x: Vector) -> Vector {
+    // ln(1 + e) for e = e^-|x| up to 1: from the root of 2 less 1 on, ln 2 and the logarithm of half of it.
+    let e = exp(neg(abs(x)));
+    let limit = splat_f32(core::f32::consts::SQRT_2 - 1.0);
+    let halved = mul_f32(sub_f32(e, splat_f32(1.0)), splat_f32(0.5));
+    let f = select_gt_f32(e, limit, halved, e);
+    let ln_2 = splat_f32(core::f32::consts::LN_2);
+    let addend = select_gt_f32(e, limit, ln_2, splat_w(0));
+    add_f32(max_f32(x, splat_w(0)), add_f32(ln_fraction(f), addend))
+}

@@ -1,0 +1,214 @@
+//! Operations that depend on where an element is: padding and rolling, triangles and diagonals, ramps.
+
+use super::elementwise::same_shape;
+use super::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
+use crate::error::{Error, Result};
+use crate::hvx::{self, add_f32, mul_f32, splat_f32};
+use crate::rt::Engine;
+
+/// How a source is placed in a larger result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pad {
+    /// Elements in front of the source, by dimension; negative ones only where it repeats.
+    pub front: [i32; 4],
+    /// Whether the source repeats in all dimensions; else what is around it is zero.
+    pub is_circular: bool,
+}
+
+impl Pad {
+    /// Index of dimension `dim` in the source: `None` outside.
+    fn source(&self, dim: usize, index: usize, count: usize) -> Option<usize> {
+        let front = i64::from(self.front[dim]);
+        // CAST: dimensions are below 2^32.
+        let (index, count) = (index as i64 - front, count as i64);
+        let index = if self.is_circular {
+            index.rem_euclid(count)
+        } else {
+            index
+        };
+        let inside = (0..count).contains(&index);
+        usize::try_from(index).ok().filter(|_| inside)
+    }
+}
+
+/// Writes one row of [`pad`].
+struct PadRow<'a> {
+    pad: Pad,
+    row: Row<'a>,
+    view: &'a View<'a>,
+}
+
+impl hvx::Kernel for PadRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(mut self) {
+        let (n, ne, pad) = (self.row.len(), self.view.shape.ne, self.pad);
+        let mut at = [0; 3];
+        for (i, at) in at.iter_mut().enumerate() {
+            match pad.source(i + 1, self.row.at[i], ne[i + 1]) {
+                Some(index) => *at = index,
+                None => return self.row.clear(0..n),
+            }
+        }
+        if let Some(from) = pad.source(0, 0, ne[0]) {
+            // Circular, or nothing in front of it: `take` repeats the source.
+            let len = if pad.is_circular { n } else { ne[0] };
+            self.row.take(0, len, self.view, at, from);
+            return self.row.clear(len..n);
+        }
+        let start = usize::try_from(pad.front[0]).unwrap_or(0);
+        self.row.clear(0..start);
+        self.row.take(start, ne[0], self.view, at, 0);
+        self.row.clear(start + ne[0]..n);
+    }
+}
+
+/// The source with zeros around it, or repeated.
+///
+/// # Errors
+/// `Operand` unless both have one type without blocks, and the source lies in the result at its place (or repeats).
+pub fn pad(engine: &Engine, pad: Pad, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    let view = src.apart()?;
+    let types = view.shape.dtype == dst.shape.dtype && !dst.shape.dtype.is_block();
+    let lies_inside = (0..4).all(|i| {
+        let front = usize::try_from(pad.front[i]).ok();
+        let end = front.and_then(|front| front.checked_add(view.shape.ne[i]));
+        end.is_some_and(|end| end <= dst.shape.ne[i])
+    });
+    if !types || !(pad.is_circular || lies_inside) {
+        return Err(Error::Operand);
+    }
+    let view = &view;
+    dst.for_rows(engine, |row| hvx::widest(PadRow { pad, row, view }));
+    Ok(())
+}
+
+/// Which elements of row i of a matrix stay, and what the others become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Band {
+    /// Up to column i + n; minus infinity behind.
+    Past(usize),
+    /// From column i on; zero in front.
+    UpperDiagonal,
+    /// From column i + 1 on.
+    Upper,
+    /// Up to column i.
+    LowerDiagonal,
+    /// Up to column i - 1.
+    Lower,
+    /// Column i, of a source that has one row.
+    Diagonal,
+}
+
+impl Band {
+    /// The columns that stay in row `i` of `n` columns.
+    #[inline(always)]
+    fn columns(self, i: usize, n: usize) -> (usize, usize) {
+        let (start, end) = match self {
+            Self::Past(past) => (0, i.saturating_add(past).saturating_add(1)),
+            Self::UpperDiagonal => (i, n),
+            Self::Upper => (i + 1, n),
+            Self::LowerDiagonal => (0, i + 1),
+            Self::Lower => (0, i),
+            Self::Diagonal => (i, i + 1),
+        };
+        (start.min(n), end.min(n))
+    }
+}
+
+/// Writes one row of [`band`].
+struct BandRow<'a> {
+    band: Band,
+    row: Row<'a>,
+    src: &'a Source<'a>,
+}
+
+impl hvx::Kernel for BandRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(mut self) {
+        let n = self.row.len();
+        let (first, end) = self.band.columns(self.row.at[0], n);
+        let rest = match self.band {
+            Band::Past(_) => f32::NEG_INFINITY,
+            _ => 0.0,
+        };
+        let mut chunk: Chunk = [0.0; CHUNK];
+        let mut out: Chunk = [0.0; CHUNK];
+        for start in (0..n).step_by(CHUNK) {
+            let len = CHUNK.min(n - start);
+            let elems = self.src.read(&self.row, start..start + len, &mut chunk);
+            out[..len].copy_from_slice(elems);
+            let stay = |column: usize| column.clamp(start, start + len) - start;
+            let (from, to) = (stay(first), stay(end));
+            out[..from].fill(rest);
+            out[to.max(from)..len].fill(rest);
+            self.row.write(start, &out[..len]);
+        }
+    }
+}
+
+/// Part of each matrix; what is beside it becomes zero, or minus infinity.
+///
+/// # Errors
+/// `Operand` unless source and result are floats of one shape; for a diagonal the source has one row where the result has as
+/// many as columns.
+pub fn band(engine: &Engine, band: Band, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    if band == Band::Diagonal {
+        let (view, [n0, n1, n2, n3]) = (src.apart()?, dst.shape.ne);
+        let floats = view.shape.dtype.is_float() && dst.shape.dtype.is_float();
+        if !floats || n1 != n0 || view.shape.ne != [n0, 1, n2, n3] {
+            return Err(Error::Operand);
+        }
+    } else {
+        same_shape(&dst.shape, src)?;
+    }
+    dst.for_rows(engine, |row| hvx::widest(BandRow { band, row, src }));
+    Ok(())
+}
+
+/// Writes one row of [`ramp`].
+struct RampRow<'a> {
+    row: Row<'a>,
+    start: f32,
+    step: f32,
+}
+
+impl hvx::Kernel for RampRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "ggml rounds the index to f32 as well"
+    )]
+    fn run<const FUSED: bool>(mut self) {
+        let n = self.row.len();
+        let (start, step) = (splat_f32(self.start), splat_f32(self.step));
+        let mut out: Chunk = [0.0; CHUNK];
+        for first in (0..n).step_by(CHUNK) {
+            for (i, index) in out.iter_mut().enumerate() {
+                *index = (first + i) as f32;
+            }
+            for lanes in out.as_chunks_mut::<32>().0 {
+                let offset = mul_f32(hvx::load_f32(lanes), step);
+                hvx::store_f32(lanes, add_f32(start, offset));
+            }
+            self.row.write(first, &out[..CHUNK.min(n - first)]);
+        }
+    }
+}
+
+/// Element i of each row becomes `start + i · step`.
+///
+/// # Errors
+/// `Operand` unless the result is a float.
+pub fn ramp(engine: &Engine, start: f32, step: f32, dst: ViewMut<'_>) -> Result<()> {
+    if !dst.shape.dtype.is_float() {
+        return Err(Error::Operand);
+    }
+    dst.for_rows(engine, |row| hvx::widest(RampRow { row, start, step }));
+    Ok(())
+}

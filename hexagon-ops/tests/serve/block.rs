@@ -1,0 +1,68 @@
+//! Random blocks of 32 elements, and their exact values by ggml's formulas.
+
+use half::f16;
+use hexagon_ops::layout::WeightType;
+use hexagon_ops::wire;
+
+use crate::common::{Rng, block_values, random_block};
+
+/// Elements and bytes of a block; of an element, where there are no blocks.
+pub fn block(dtype: u32) -> (usize, usize) {
+    match dtype {
+        wire::TYPE_F32 | wire::TYPE_I32 => (1, 4),
+        wire::TYPE_F16 | wire::TYPE_BF16 | wire::TYPE_I16 => (1, 2),
+        wire::TYPE_I8 => (1, 1),
+        wire::TYPE_I64 => (1, 8),
+        wire::TYPE_Q8_0 => (32, 34),
+        wire::TYPE_Q4_0 | wire::TYPE_IQ4_NL => (32, 18),
+        wire::TYPE_Q4_1 => (32, 20),
+        wire::TYPE_Q5_0 => (32, 22),
+        wire::TYPE_Q5_1 => (32, 24),
+        wire::TYPE_MXFP4 => (32, 17),
+        _ => unreachable!("no such type"),
+    }
+}
+
+fn weight_type(dtype: u32) -> Option<WeightType> {
+    Some(match dtype {
+        wire::TYPE_Q8_0 => WeightType::Q8_0,
+        wire::TYPE_Q4_0 => WeightType::Q4_0,
+        wire::TYPE_Q4_1 => WeightType::Q4_1,
+        wire::TYPE_IQ4_NL => WeightType::Iq4Nl,
+        wire::TYPE_MXFP4 => WeightType::Mxfp4,
+        _ => return None,
+    })
+}
+
+/// The bytes of a random block.
+pub fn random(dtype: u32, rng: &mut Rng) -> Vec<u8> {
+    if let Some(weight) = weight_type(dtype) {
+        return random_block(weight, rng);
+    }
+    // Q5_0, Q5_1: the scales of Q4_1, then random bits.
+    let mut bytes = random_block(WeightType::Q4_1, rng);
+    let scales = if dtype == wire::TYPE_Q5_0 { 2 } else { 4 };
+    bytes.truncate(scales);
+    bytes.extend((scales..block(dtype).1).map(|_| rng.next().to_le_bytes()[0]));
+    bytes
+}
+
+/// The values of a block.
+pub fn values(dtype: u32, bytes: &[u8]) -> [f64; 32] {
+    if let Some(weight) = weight_type(dtype) {
+        return block_values(weight, bytes);
+    }
+    let half = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f64();
+    let (at, offset, min) = if dtype == wire::TYPE_Q5_0 {
+        (2, 16.0, 0.0)
+    } else {
+        (4, 0.0, half(2))
+    };
+    let high = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    std::array::from_fn(|k| {
+        let byte = bytes[at + 4 + k % 16];
+        let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
+        let quant = u32::from(nibble) + (high >> k & 1) * 16;
+        (f64::from(quant) - offset) * half(0) + min
+    })
+}

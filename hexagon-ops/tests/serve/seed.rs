@@ -1,0 +1,127 @@
+//! Operations on tensors in buffers 0, 1 and 2 that each kernel accepts with f32: what damage starts from.
+
+use hexagon_ops::wire::*;
+
+/// Bytes that each of the buffers must have at least.
+pub const BYTES: usize = 1 << 13;
+/// Kernels' numbers are below it.
+pub const KERNELS: u32 = KERNEL_FILL + 1;
+/// Types' numbers are below it.
+pub const TYPES: u32 = TYPE_MXFP4 + 1;
+
+/// A tensor without gaps at the start of a buffer.
+pub fn tensor(buffer: u32, dtype: u32, ne: [u32; 4]) -> Tensor {
+    let (block, size) = match dtype {
+        TYPE_I8 => (1, 1),
+        TYPE_F16 | TYPE_BF16 | TYPE_I16 => (1, 2),
+        TYPE_I64 => (1, 8),
+        TYPE_MXFP4 => (32, 17),
+        TYPE_Q4_0 | TYPE_IQ4_NL => (32, 18),
+        TYPE_Q4_1 => (32, 20),
+        TYPE_Q5_0 => (32, 22),
+        TYPE_Q5_1 => (32, 24),
+        TYPE_Q8_0 => (32, 34),
+        _ => (1, 4),
+    };
+    let [n0, n1, n2, _] = ne.map(u64::from);
+    let row = n0 / block * size;
+    Tensor {
+        buffer,
+        dtype,
+        offset: 0,
+        ne,
+        nb: [size, row, row * n1, row * n1 * n2],
+    }
+}
+
+/// An operation of a kernel; `dtype` is the type of what it reads, or of what SET_ROWS writes.
+pub fn operation(kernel: u32, dtype: u32) -> TensorOp {
+    const NE: [u32; 4] = [32, 3, 2, 1];
+    let none: Tensor = bytemuck::Zeroable::zeroed();
+    let f32 = |buffer, ne| tensor(buffer, TYPE_F32, ne);
+    let ids = tensor(1, TYPE_I32, [3, 2, 1, 1]);
+    let mut params = [0; 16];
+    let (dst, src): (Tensor, [Tensor; SOURCES]) = match kernel {
+        KERNEL_SET_ROWS => (
+            tensor(2, dtype, [32, 9, 2, 1]),
+            [f32(0, NE), tensor(1, TYPE_I64, [3, 2, 1, 1]), none],
+        ),
+        KERNEL_GET_ROWS => (f32(2, NE), [tensor(0, dtype, [32, 9, 2, 1]), ids, none]),
+        KERNEL_MUL_MAT => (
+            f32(2, [5, 3, 2, 1]),
+            [tensor(0, dtype, [32, 5, 1, 1]), f32(1, NE), none],
+        ),
+        KERNEL_ADD_ID => (
+            f32(2, NE),
+            [tensor(0, dtype, NE), f32(0, [32, 5, 1, 1]), ids],
+        ),
+        KERNEL_ROPE | KERNEL_ROPE_BACK => {
+            (params[1], params[5], params[6], params[8]) =
+                (16, 1e4_f32.to_bits(), 1_f32.to_bits(), 1_f32.to_bits());
+            (params[11], params[12], params[13]) = (3, 3, 2);
+            let positions = tensor(1, TYPE_I32, [8, 1, 1, 1]);
+            (f32(2, NE), [tensor(0, dtype, NE), positions, none])
+        }
+        KERNEL_CONCAT => {
+            params[0] = 1;
+            (
+                f32(2, [32, 6, 2, 1]),
+                [tensor(0, dtype, NE), f32(1, NE), none],
+            )
+        }
+        KERNEL_PAD => {
+            (params[0], params[3]) = (3, 1);
+            (
+                tensor(2, dtype, [35, 4, 2, 1]),
+                [tensor(0, dtype, NE), none, none],
+            )
+        }
+        KERNEL_ROLL => (tensor(2, dtype, NE), [tensor(0, dtype, NE), none, none]),
+        KERNEL_SUM_ROWS | KERNEL_MEAN => (f32(2, [1, 3, 2, 1]), [tensor(0, dtype, NE), none, none]),
+        KERNEL_SUM => (f32(2, [1; 4]), [tensor(0, dtype, NE), none, none]),
+        KERNEL_ARGSORT => (
+            tensor(2, TYPE_I32, [7, 3, 2, 1]),
+            [tensor(0, dtype, NE), none, none],
+        ),
+        KERNEL_SSM_CONV => (
+            f32(2, [3, 2, 2, 1]),
+            [tensor(0, dtype, [5, 3, 2, 1]), f32(1, [4, 3, 1, 1]), none],
+        ),
+        KERNEL_DIAG => (
+            f32(2, [32, 32, 2, 1]),
+            [tensor(0, dtype, [32, 1, 2, 1]), none, none],
+        ),
+        KERNEL_FILL => (tensor(2, dtype, NE), [none; SOURCES]),
+        KERNEL_ADD | KERNEL_SUB | KERNEL_MUL | KERNEL_DIV | KERNEL_SOFT_MAX | KERNEL_SWIGLU
+        | KERNEL_GEGLU | KERNEL_REGLU | KERNEL_GEGLU_ERF | KERNEL_GEGLU_QUICK
+        | KERNEL_SWIGLU_OAI | KERNEL_SWIGLU_CLAMP => {
+            (f32(2, NE), [tensor(0, dtype, NE), f32(1, NE), none])
+        }
+        _ => (f32(2, NE), [tensor(0, dtype, NE), none, none]),
+    };
+    TensorOp {
+        kernel,
+        reserved: 0,
+        params,
+        dst,
+        src,
+    }
+}
+
+/// An attention of 4 heads with 2 of keys, 70 positions; two ways, by the number of queries.
+pub fn attention(queries: u32) -> Attention {
+    let mask = tensor(0, TYPE_F16, [70, queries, 1, 1]);
+    let k = tensor(0, TYPE_F16, [8, 70, 2, 1]);
+    Attention {
+        scale: 1_f32.to_bits(),
+        max_bias: 0,
+        softcap: 0,
+        reserved: 0,
+        dst: tensor(2, TYPE_F32, [8, 4, queries, 1]),
+        q: tensor(1, TYPE_F32, [8, queries, 4, 1]),
+        k,
+        v: k,
+        mask,
+        sinks: bytemuck::Zeroable::zeroed(),
+    }
+}

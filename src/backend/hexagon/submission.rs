@@ -1,0 +1,228 @@
+//! A graph as the device takes it: commands, and what the two processors must see of each other's writes.
+//!
+//! The CPU may have written weights, and caches that it uses itself ([`HexBuffer::is_used_by_cpu`]): these are cleaned
+//! before the commands. Everything else of the CPU's comes through [`HexBuffer::write`], which cleans at once. Results are
+//! invalidated after the commands, except in caches that the CPU reaches by [`HexBuffer::read`] only.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use hexagon_ops::wire::Command;
+
+use super::HexBuffer;
+use crate::device::hexagon::{Batch, Buffer, Failed, HexNpu};
+use crate::error::{Error, Result};
+use crate::graph::{Role, Tensor};
+use crate::plan::hexagon::cost::Cost;
+
+/// Ranges of bytes; those that touch are one.
+#[derive(Debug, Default)]
+struct Ranges(BTreeMap<usize, usize>);
+
+impl Ranges {
+    fn insert(&mut self, range: Range<usize>) {
+        let (mut start, mut end) = (range.start, range.end);
+        if start == end {
+            return;
+        }
+        // Those that begin before the end reach up to it or beyond, as long as they touch the start.
+        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
+            if other_end < start {
+                break;
+            }
+            (start, end) = (start.min(other), end.max(other_end));
+            self.0.remove(&other);
+        }
+        self.0.insert(start, end);
+    }
+
+    fn covers(&self, range: &Range<usize>) -> bool {
+        let before = self.0.range(..=range.start).next_back();
+        before.is_some_and(|(_, end)| range.end <= *end)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Range<usize>> {
+        self.0.iter().map(|(start, end)| *start..*end)
+    }
+}
+
+/// A buffer that the commands name.
+#[derive(Debug)]
+struct Named {
+    number: u32,
+    /// Weak, so that a graph that may never come again keeps no memory.
+    buffer: Weak<Buffer>,
+    /// To be cleaned before.
+    inputs: Ranges,
+    /// To be invalidated afterwards.
+    results: Ranges,
+}
+
+/// A graph as the device takes it.
+#[derive(Debug, Default)]
+pub(super) struct Submission {
+    batch: Batch,
+    /// Number of the node that each command is for.
+    nodes: Vec<usize>,
+    named: Vec<Named>,
+    /// Memory of its own for operands that are converted or packed, and how many of these are taken.
+    scratch: Vec<Buffer>,
+    taken: usize,
+    /// What it costs, as modelled.
+    pub(super) cost: Cost,
+    /// The commands are not all: the host has packed weights for this one time.
+    pub(super) once: bool,
+    /// [`super::Device::changes`] when it was made.
+    changes: u64,
+}
+
+impl Submission {
+    /// Forgets all commands; memory is kept for the next ones.
+    pub(super) fn clear(&mut self, changes: u64) {
+        self.batch.clear();
+        self.nodes.clear();
+        self.named.clear();
+        self.taken = 0;
+        self.cost = Cost::default();
+        self.once = false;
+        self.changes = changes;
+    }
+
+    /// Number of commands.
+    pub(super) fn len(&self) -> usize {
+        self.batch.len()
+    }
+
+    /// Adds a command for node `node`.
+    pub(super) fn push(&mut self, node: usize, command: Command, buffers: &[u32]) {
+        self.batch.push(command, buffers);
+        self.nodes.push(node);
+    }
+
+    /// Names an operand of the next command; returns its buffer's number.
+    pub(super) fn input(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
+        let by_cpu = home.shared
+            && match tensor.role {
+                Role::Weights => true,
+                Role::State => home.is_used_by_cpu(),
+                Role::Result => false,
+            };
+        let named = self.name(&home.memory);
+        if by_cpu {
+            let range = span(tensor);
+            if !named.inputs.covers(&range) && !named.results.covers(&range) {
+                named.inputs.insert(range);
+            }
+        }
+        named.number
+    }
+
+    /// Names the result of the next command; returns its buffer's number.
+    pub(super) fn result(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
+        let state = tensor.role != Role::Result;
+        let named = self.name(&home.memory);
+        let range = span(tensor);
+        if home.shared && state && home.is_used_by_cpu() && !named.results.covers(&range) {
+            // Lines that the CPU still holds must not be written over the result later.
+            named.inputs.insert(range.clone());
+        }
+        if home.shared && (!state || home.is_used_by_cpu()) {
+            named.results.insert(range);
+        }
+        named.number
+    }
+
+    fn name(&mut self, buffer: &Arc<Buffer>) -> &mut Named {
+        let number = buffer.number();
+        let known = self.named.iter().position(|named| named.number == number);
+        let index = known.unwrap_or_else(|| {
+            self.named.push(Named {
+                number,
+                buffer: Arc::downgrade(buffer),
+                inputs: Ranges::default(),
+                results: Ranges::default(),
+            });
+            self.named.len() - 1
+        });
+        &mut self.named[index]
+    }
+
+    /// Memory for one operand.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub(super) fn scratch(&mut self, npu: &HexNpu, bytes: usize) -> Result<&Buffer> {
+        let index = self.taken;
+        if index == self.scratch.len() {
+            self.scratch.push(npu.allocate(bytes)?);
+        } else if self.scratch[index].bytes() < bytes {
+            self.scratch[index] = npu.allocate(bytes)?;
+        }
+        self.taken += 1;
+        Ok(&self.scratch[index])
+    }
+
+    /// Whether it still says what its graph says: all buffers are there, and as they were.
+    pub(super) fn is_valid(&self, changes: u64) -> bool {
+        !self.once
+            && self.changes == changes
+            && (self.named.iter()).all(|named| named.buffer.strong_count() > 0)
+    }
+
+    /// Has the device carry it out, and waits for it.
+    ///
+    /// # Errors
+    /// The device's, with the number of the node that it was about if there is one.
+    pub(super) fn run(&self, npu: &HexNpu) -> std::result::Result<(), Failed> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.each(|named, buffer| named.inputs.iter().for_each(|range| buffer.clean(range)))?;
+        let result = npu.submit(&self.batch);
+        self.each(|named, buffer| {
+            (named.results.iter()).for_each(|range| buffer.invalidate(range))
+        })?;
+        result.map_err(|failed| Failed {
+            job: failed.job.and_then(|job| self.nodes.get(job).copied()),
+            ..failed
+        })
+    }
+
+    fn each(&self, touch: impl Fn(&Named, &Buffer)) -> std::result::Result<(), Failed> {
+        for named in &self.named {
+            let buffer = named.buffer.upgrade().ok_or_else(|| Failed {
+                job: None,
+                error: Error::Graph {
+                    reason: "a buffer was freed while its graph was computed".into(),
+                },
+            })?;
+            touch(named, &buffer);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a buffer that a tensor spans.
+pub(super) fn span(tensor: &Tensor) -> Range<usize> {
+    let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+    tensor.packed_offset..tensor.packed_offset + bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ranges;
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let mut ranges = Ranges::default();
+        for range in [10..20, 40..50, 30..40, 0..5, 25..25] {
+            ranges.insert(range);
+        }
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..5, 10..20, 30..50]);
+        ranges.insert(4..30);
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..50]);
+        assert!(ranges.covers(&(0..50)) && !ranges.covers(&(49..51)));
+        assert!(!Ranges::default().covers(&(0..1)));
+    }
+}

@@ -1,0 +1,65 @@
+//! Commands that are submitted together.
+
+use hexagon_ops::wire::Command;
+
+use super::address::Number;
+
+/// Most buffers that one command names.
+pub const MAX_OPERANDS: usize = 6;
+
+/// A command and the buffers that it names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    /// The command; its sequence number and flags are the session's to fill in.
+    pub(super) command: Command,
+    /// The buffers, one of them perhaps more than once.
+    pub(super) buffers: [Number; MAX_OPERANDS],
+}
+
+/// Commands in order. Can be submitted again and again.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub(super) jobs: Vec<Job>,
+    /// All buffers that the commands name, each once.
+    pub(super) numbers: Vec<Number>,
+}
+
+impl Batch {
+    /// Adds a command.
+    ///
+    /// - `buffers`: the buffers that it names: 1 to [`MAX_OPERANDS`], one of them perhaps more than once
+    ///
+    /// # Panics
+    /// If it names none, or more.
+    pub fn push(&mut self, command: Command, buffers: &[Number]) {
+        let mut all = [buffers[0]; MAX_OPERANDS];
+        all[..buffers.len()].copy_from_slice(buffers);
+        for number in buffers {
+            if !self.numbers.contains(number) {
+                self.numbers.push(*number);
+            }
+        }
+        self.jobs.push(Job {
+            command,
+            buffers: all,
+        });
+    }
+
+    /// Forgets all commands.
+    pub fn clear(&mut self) {
+        self.jobs.clear();
+        self.numbers.clear();
+    }
+
+    /// Number of commands.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+}

@@ -1,0 +1,228 @@
+//! Whole graphs: operations on tensors beside multiplications, one submission, computed again without its nodes.
+
+use std::sync::Arc;
+
+use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Stream};
+use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::reference::{mul_mat, nmse};
+use ggml_rust_npu::shm::RegionMut;
+use ggml_rust_npu::tensor::{DType, Format};
+use half::f16;
+
+use crate::common::{Kind, Numbers, Weight, buffer_with, device, tensor};
+
+/// A layer's beginning: x is normed, scaled by g, multiplied with w; x is added, and the sum stored as F16 in a cache.
+struct Layer {
+    weights: HexBuffer,
+    w: Weight,
+    memory: HexBuffer,
+    x: Tensor<'static>,
+    g: Tensor<'static>,
+    cache: Tensor<'static>,
+    results: [Tensor<'static>; 4],
+}
+
+const K: usize = 64;
+const M: usize = 5;
+const EPS: f32 = 1e-5;
+
+impl Layer {
+    fn new(device: &Arc<Device>) -> Self {
+        let w = Weight::random(
+            &mut Numbers::new(1),
+            Kind::Blocks(Format::Q8_0),
+            [K, K, 1, 1],
+        );
+        let weights = buffer_with(device, &w, Place::Packed);
+        let bytes = K * M * 4;
+        let memory = HexBuffer::new(device, 7 * bytes, true).unwrap();
+        let state = |name, dtype, at| Tensor {
+            role: Role::State,
+            ..tensor(name, dtype, [K, M, 1, 1], at)
+        };
+        let result = |name, at| Tensor {
+            role: Role::Result,
+            ..tensor(name, DType::F32, [K, M, 1, 1], at)
+        };
+        let layer = Self {
+            weights,
+            w,
+            memory,
+            x: state("x", DType::F32, 0),
+            g: Tensor {
+                role: Role::Weights,
+                ..tensor("g", DType::F32, [K, 1, 1, 1], bytes)
+            },
+            cache: state("cache", DType::F16, 2 * bytes),
+            results: [
+                result("norm", 3 * bytes),
+                result("scaled", 4 * bytes),
+                result("product", 5 * bytes),
+                // In place.
+                result("sum", 5 * bytes),
+            ],
+        };
+        layer.write(&layer.g, &Numbers::new(2).floats(K));
+        layer
+    }
+
+    fn write(&self, tensor: &Tensor, values: &[f32]) {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        (self.memory).write(tensor, 0, bytes.len(), Content::Bytes(bytes));
+    }
+
+    fn push(&self, stream: &mut Stream, op: Op, dst: Tensor<'static>, src: &[Tensor<'static>]) {
+        let mut params = [0; PARAMS];
+        if op == Op::RmsNorm {
+            params[0] = EPS.to_bits().cast_signed();
+        }
+        let node = Node {
+            operation: Operation {
+                op,
+                params,
+                dst,
+                src: sources(src),
+            },
+            out: RegionMut::from(&mut [][..]),
+        };
+        let memory = Some(&self.memory);
+        let first = if op == Op::MulMat {
+            Some(&self.weights)
+        } else {
+            memory
+        };
+        let src = [first, memory, memory, memory, memory];
+        stream.push(&node, memory, src).unwrap();
+    }
+
+    fn compute(&self, stream: &mut Stream, graph: u64) {
+        let [norm, scaled, product, sum] = self.results;
+        self.push(stream, Op::RmsNorm, norm, &[self.x]);
+        self.push(stream, Op::Mul, scaled, &[norm, self.g]);
+        let w = self.w.tensor(0, Place::Packed);
+        self.push(stream, Op::MulMat, product, &[w, scaled]);
+        self.push(stream, Op::Add, sum, &[product, self.x]);
+        self.push(stream, Op::Cpy, self.cache, &[sum, self.cache]);
+        stream.finish(graph).unwrap();
+    }
+
+    /// What the cache holds.
+    fn result(&self) -> Vec<f32> {
+        let mut bytes = vec![0; K * M * 2];
+        self.memory.read(&self.cache, 0, &mut bytes);
+        let halves = bytes.as_chunks().0.iter();
+        halves
+            .map(|half| f16::from_le_bytes(*half).to_f32())
+            .collect()
+    }
+
+    fn check(&self, x: &[f32]) {
+        let g = Numbers::new(2).floats(K);
+        let normed: Vec<f32> = x
+            .chunks_exact(K)
+            .flat_map(|row| {
+                let square = row.iter().map(|x| f64::from(x * x)).sum::<f64>() / K as f64;
+                let root = (square + f64::from(EPS)).sqrt() as f32;
+                let scaled = row.iter().zip(&g).map(move |(x, g)| x / root * g);
+                scaled.collect::<Vec<_>>()
+            })
+            .collect();
+        let product = mul_mat(&normed, &self.w.values, K);
+        let want: Vec<f32> = product.iter().zip(x).map(|(a, b)| a + b).collect();
+        // The matrix unit takes and gives FP16, and so does the cache: three roundings to 11 bits.
+        let error = nmse(&self.result(), &want);
+        assert!(error <= 1e-6, "{error:.2e}");
+    }
+}
+
+#[test]
+fn a_graph_is_computed_and_computed_again_without_its_nodes() {
+    let device = device();
+    let layer = Layer::new(&device);
+    let mut stream = Stream::new(Arc::clone(&device));
+    assert!(stream.replay(7).is_none(), "nothing was computed yet");
+    for seed in 0..3 {
+        let x = Numbers::new(10 + seed).floats(K * M);
+        layer.write(&layer.x, &x);
+        if seed == 0 {
+            layer.compute(&mut stream, 7);
+        } else {
+            stream.replay(7).unwrap().unwrap();
+        }
+        layer.check(&x);
+    }
+    // A graph without a number is not remembered.
+    layer.compute(&mut stream, 0);
+    assert!(stream.replay(0).is_none());
+}
+
+#[test]
+fn a_graph_is_forgotten_when_its_memory_changes() {
+    let device = device();
+    let mut stream = Stream::new(Arc::clone(&device));
+    let changes: [(&str, fn(Layer)); 4] = [
+        ("freed", drop),
+        ("cleared", |layer| layer.weights.clear(0)),
+        ("packed anew", |layer| {
+            let w = Weight::random(&mut Numbers::new(3), Kind::F16, [32, 32, 1, 1]);
+            let view = w.tensor(0, Place::Packed);
+            layer.weights.clear(0);
+            (layer.weights).write(&view, 0, w.bytes.len(), Content::Bytes(&w.bytes));
+        }),
+        ("used by the CPU", |layer| layer.memory.leave_to_cpu()),
+    ];
+    for (graph, (what, change)) in (1..).zip(changes) {
+        let layer = Layer::new(&device);
+        layer.write(&layer.x, &Numbers::new(4).floats(K * M));
+        layer.compute(&mut stream, graph);
+        stream.replay(graph).unwrap().unwrap();
+        change(layer);
+        assert!(stream.replay(graph).is_none(), "{what}");
+    }
+}
+
+#[test]
+fn the_oldest_of_many_graphs_is_forgotten() {
+    let device = device();
+    let layer = Layer::new(&device);
+    layer.write(&layer.x, &Numbers::new(4).floats(K * M));
+    let mut stream = Stream::new(device);
+    for graph in 1..=20 {
+        layer.compute(&mut stream, graph);
+        assert!(stream.replay(1).is_some(), "used all the time");
+    }
+    let kept = (1..=20).filter(|graph| stream.replay(*graph).is_some());
+    assert_eq!(kept.collect::<Vec<_>>(), [1, 14, 15, 16, 17, 18, 19, 20]);
+}
+
+/// A result that overlaps an operand without being the same is an error of this graph, not the end of the device.
+#[test]
+fn overlapping_operands_are_refused_before_the_device_sees_them() {
+    let device = device();
+    let layer = Layer::new(&device);
+    let x = Numbers::new(4).floats(K * M);
+    layer.write(&layer.x, &x);
+    let mut stream = Stream::new(Arc::clone(&device));
+    let dst = Tensor {
+        packed_offset: layer.x.packed_offset + 4,
+        ..layer.results[0]
+    };
+    let node = Node {
+        operation: Operation {
+            op: Op::Neg,
+            params: [0; PARAMS],
+            dst,
+            src: sources(&[layer.x]),
+        },
+        out: RegionMut::from(&mut [][..]),
+    };
+    let memory = Some(&layer.memory);
+    let error = stream
+        .push(&node, memory, [memory; 5])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("overlap"), "{error}");
+    stream.reset();
+    layer.compute(&mut stream, 1);
+    layer.check(&x);
+}
