@@ -1,8 +1,8 @@
 //! Attention over keys and values as a cache holds them: one pass over the positions with a running maximum, the scores
 //! never in memory as a whole.
 //!
-//! There are two ways: many query rows of a head go through the matrix unit ([`tile`]), few of them, and what FP16 might not
-//! hold, through dot products in FP32 ([`dot`]):
+//! There are two ways: many query rows of a head go through the matrix unit (`tile`), few of them, and what FP16 might not
+//! hold, through dot products in FP32 (`dot`):
 //!
 //! ```text
 //! for each stream, for each batch of queries whose results fit in VTCM
@@ -11,8 +11,8 @@
 //!   for each query and head: the parts joined, the sink added, divided by the sum of exponentials
 //! ```
 //!
-//! Query heads that share a head of keys and values are rows of one pass ([`Job::head`]), as are queries that follow one
-//! another. Scores of hidden positions are [`HIDDEN`], a finite number, so that no infinity meets another: a row with
+//! Query heads that share a head of keys and values are rows of one pass (`Job::head`), as are queries that follow one
+//! another. Scores of hidden positions are `HIDDEN`, a finite number, so that no infinity meets another: a row with
 //! nothing else becomes zeros, as ggml has it.
 
 mod dot;
@@ -23,6 +23,7 @@ mod tile;
 mod weigh;
 
 pub use table::{ExpTable, TABLE_LINES};
+pub use weigh::{STRIPS, exponentials};
 
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, add_f32, max_f32, mul_f32, splat_f32, splat_w};

@@ -8,8 +8,6 @@ use crate::layout::Line;
 
 /// Columns.
 const COLUMNS: usize = 32;
-/// Vectors of a row before the last three folds.
-const FOLDED: usize = COLUMNS / 4;
 
 /// Adds to each lane the product of a row and a column.
 pub(super) struct Products<'a> {
@@ -25,23 +23,39 @@ impl hvx::Kernel for Products<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run<const FUSED: bool>(mut self) {
         let lines = self.columns.len() / COLUMNS;
-        for (row, sum) in self.rows.chunks_exact(lines).zip(self.sums) {
-            let mut folded = [Line::ZERO; FOLDED];
-            for (g, folded) in folded.iter_mut().enumerate() {
-                // Folds put the sums of their second vector behind or between those of their first.
-                let column = |i: usize| &self.columns[(g + FOLDED * i) * lines..][..lines];
-                let low = fold_f32::<16>(dot(row, column(0)), dot(row, column(2)));
-                let high = fold_f32::<16>(dot(row, column(1)), dot(row, column(3)));
-                hvx::store(folded, fold_f32::<8>(low, high));
-            }
-            hvx::store(sum, add_f32(hvx::load(sum), last_folds(&folded)));
+        let sums = core::mem::take(&mut self.sums);
+        for (row, sum) in self.rows.chunks_exact(lines).zip(sums) {
+            // Pairs whose numbers differ in bit 2, then 1, then 0: the order in which the last folds want them.
+            let a = fold_f32::<4>(self.group(row, 0), self.group(row, 4));
+            let b = fold_f32::<4>(self.group(row, 2), self.group(row, 6));
+            let even = fold_f32::<2>(a, b);
+            let a = fold_f32::<4>(self.group(row, 1), self.group(row, 5));
+            let b = fold_f32::<4>(self.group(row, 3), self.group(row, 7));
+            let folded = fold_f32::<1>(even, fold_f32::<2>(a, b));
+            hvx::store(sum, add_f32(hvx::load(sum), folded));
         }
     }
 }
 
-/// Products of a row and a column in 32 lanes.
+impl Products<'_> {
+    /// The products with columns g, g + 8, g + 16 and g + 24, folded twice: their sums are behind or between each other.
+    #[inline(always)]
+    fn group(&self, row: &[Line], g: usize) -> Vector {
+        let lines = row.len();
+        let stride = COLUMNS / 4 * lines;
+        let columns = &self.columns[g * lines..];
+        let low = fold_f32::<16>(dot(row, columns), dot(row, &columns[2 * stride..]));
+        let high = fold_f32::<16>(
+            dot(row, &columns[stride..]),
+            dot(row, &columns[3 * stride..]),
+        );
+        fold_f32::<8>(low, high)
+    }
+}
+
+/// Products of a row and the column that `column` starts with, in 32 lanes.
 #[inline(always)]
 fn dot(row: &[Line], column: &[Line]) -> Vector {
     let mut sum = Accumulator::from_f32(splat_w(0));
@@ -49,15 +63,4 @@ fn dot(row: &[Line], column: &[Line]) -> Vector {
         sum = sum.mul_add(hvx::load(row), hvx::load(column));
     }
     sum.to_f32()
-}
-
-/// The three folds that leave 32 sums.
-#[inline(always)]
-fn last_folds(v: &[Line; FOLDED]) -> Vector {
-    let [a, b, c, d, e, f, g, h] = v;
-    let ae = fold_f32::<4>(hvx::load(a), hvx::load(e));
-    let bf = fold_f32::<4>(hvx::load(b), hvx::load(f));
-    let cg = fold_f32::<4>(hvx::load(c), hvx::load(g));
-    let dh = fold_f32::<4>(hvx::load(d), hvx::load(h));
-    fold_f32::<1>(fold_f32::<2>(ae, cg), fold_f32::<2>(bf, dh))
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod attention;
+mod attention_refusal;
 mod block;
 #[path = "../common/mod.rs"]
 mod common;

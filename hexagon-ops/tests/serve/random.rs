@@ -91,7 +91,7 @@ proptest! {
     #[test]
     fn damaged_commands_are_answered(
         which in 0_usize..4,
-        damage in vec((0_usize..84, prop_oneof![
+        damage in vec((0_usize..100, prop_oneof![
             any::<u32>(), 0_u32..40, Just(u32::MAX), Just(1 << 31), Just(0x1000), Just(0x4000),
         ]), 1..4),
     ) {
@@ -110,7 +110,7 @@ proptest! {
     fn damaged_operations_on_tensors_are_answered(
         kernel in 0..seed::KERNELS,
         dtype in prop_oneof![3 => Just(wire::TYPE_F32), 1 => 0..seed::TYPES],
-        damage in vec((0_usize..84, prop_oneof![
+        damage in vec((0_usize..100, prop_oneof![
             any::<u32>(), 0_u32..40, Just(u32::MAX), Just(1 << 31), Just(0x1000), Just(0x4000),
         ]), 0..4),
     ) {

@@ -16,141 +16,24 @@
 //! Scores, weights and products of 128 positions are FP16; maxima too, so that each is one of the scores; sums are FP32. The
 //! unit's stores multiply with 2^-5: a product leaves FP16's range only beyond 2^21.
 
+mod memory;
+
 use core::ops::Range;
 
-use super::pack::{PackKeys, PackValues, SLAB};
+pub(super) use memory::Plan;
+use memory::{GROUP, MAX_ROW_TILES, MAX_VALUE_LINES, MAXIMA, Memory, RESTORE, SUMS};
+
+use super::pack::{PackKeys, PackValues};
 use super::weigh::{BLOCK, Lowest, RowTile, STRIPS, Visible, Weigh};
 use super::{HIDDEN, Job, merge};
 use crate::error::{Error, Result};
-use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
+use crate::hmx::{Hmx, MAX_DEEP};
 use crate::hvx::{self, Vector, add_f32, mul_f32, splat_f32, splat_h};
-use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
+use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
 use crate::ops::matmul::Machine;
-use crate::ops::matmul::pack::{RowFactor, pack_rows};
+use crate::ops::matmul::pack::pack_rows;
 use crate::ops::tensor::{Type, ViewMut};
-use crate::rt::{Arena, Engine};
-
-/// Fewest query rows of a head for which this is faster than dot products.
-const MIN_ROWS: usize = 16;
-/// Tiles of rows that are worked on at a time.
-const GROUP: usize = 8;
-/// Most tiles of rows of a batch: bits of a word.
-const MAX_ROW_TILES: usize = 64;
-/// Most lines of a value.
-const MAX_VALUE_LINES: usize = 16;
-/// Scale of the unit's stores, 2^-5, and its inverse, as f16.
-const STORE: u16 = 0x2800;
-const RESTORE: u16 = 0x5000;
-/// Lines of f16 maxima and of f32 sums of a tile of rows.
-const MAXIMA: usize = F16_TILE_LINES;
-const SUMS: usize = TILE_DIM;
-
-/// Sizes of an attention in tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// Queries of a batch.
-    pub(super) queries: usize,
-    /// Tiles of rows of a batch.
-    row_tiles: usize,
-    /// Tiles of a query or key.
-    k_tiles: usize,
-    /// Strips of values: 64 elements are two.
-    v_strips: usize,
-}
-
-impl Plan {
-    /// All queries at once, or as many as fit; `None` if this is not the way for an attention.
-    pub(super) fn new(job: &Job<'_>, queries: usize, vtcm_tiles: usize) -> Option<Self> {
-        let (q, k, v) = (&job.src.q.shape, &job.src.k.shape, &job.src.v.shape);
-        // FP16 holds every value of these types; f32 may exceed it.
-        let fits = |dtype| matches!(dtype, Type::F16 | Type::Q8_0 | Type::Q4_0);
-        let dense = q.has_dense_rows() && k.has_dense_rows() && v.has_dense_rows();
-        let few = job.group * queries < MIN_ROWS || job.dv > MAX_VALUE_LINES;
-        if few || !fits(k.dtype) || !fits(v.dtype) || !dense {
-            return None;
-        }
-        let mut plan = Self {
-            queries,
-            row_tiles: 0,
-            k_tiles: job.dk,
-            v_strips: v.ne[0].div_ceil(SLAB) * 2,
-        };
-        loop {
-            plan.row_tiles = (job.group * plan.queries).div_ceil(TILE_DIM);
-            if plan.row_tiles <= MAX_ROW_TILES && plan.tiles() <= vtcm_tiles {
-                return Some(plan);
-            }
-            if plan.queries == 1 {
-                return None;
-            }
-            plan.queries = plan.queries.div_ceil(2);
-        }
-    }
-
-    /// Lines of the state of a tile of rows: maxima, sums, values.
-    fn state_lines(&self) -> usize {
-        MAXIMA + SUMS + self.v_strips * TILE_DIM
-    }
-
-    /// Tiles of VTCM that are needed.
-    fn tiles(&self) -> usize {
-        let lines = super::table::TABLE_LINES
-            + self.row_tiles
-                * (self.state_lines() + size_of::<[RowFactor; TILE_DIM]>() / LINE_BYTES)
-            + GROUP * F16_TILE_LINES;
-        // Each kind of lines is rounded up to tiles.
-        let kinds = 4;
-        let scale = 1;
-        scale
-            + kinds
-            + lines / F16_TILE_LINES
-            + STRIPS * (self.k_tiles + self.v_strips)
-            + self.row_tiles * self.k_tiles
-            + GROUP * (STRIPS + self.v_strips)
-    }
-}
-
-/// What an attention keeps in VTCM.
-struct Memory<'v> {
-    table: &'v [Line],
-    /// For each 32 positions: tiles of keys.
-    keys: &'v mut [Tile],
-    /// For each strip: a tile for each 32 positions.
-    values: &'v mut [Tile],
-    queries: &'v mut [Tile],
-    factors: &'v mut [[RowFactor; TILE_DIM]],
-    state: &'v mut [Line],
-    scores: &'v mut [Tile],
-    scales: &'v mut [Line],
-    products: &'v mut [Tile],
-}
-
-impl<'v> Memory<'v> {
-    /// Takes its parts from `vtcm` and prepares the unit.
-    fn new(plan: &Plan, vtcm: &'v mut [Tile], hmx: &mut Hmx, table: &[Line]) -> Result<Self> {
-        let mut arena = Arena::new(vtcm);
-        let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(arena.tiles("scale block", 1)?);
-        scale[0] = ScaleBlock::splat(STORE);
-        hmx.clear();
-        hmx.load_scale(&scale[0]);
-        let copy = arena.lines("exponentials", table.len())?;
-        for (to, from) in copy.iter_mut().zip(table) {
-            hvx::store(to, hvx::load(from));
-        }
-        let factor_lines = plan.row_tiles * size_of::<[RowFactor; TILE_DIM]>() / LINE_BYTES;
-        Ok(Self {
-            table: copy,
-            keys: arena.tiles("keys", STRIPS * plan.k_tiles)?,
-            values: arena.tiles("values", STRIPS * plan.v_strips)?,
-            queries: arena.tiles("queries", plan.row_tiles * plan.k_tiles)?,
-            factors: bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?),
-            state: arena.lines("sums", plan.row_tiles * plan.state_lines())?,
-            scores: arena.tiles("scores", GROUP * STRIPS)?,
-            scales: arena.lines("scales", GROUP * F16_TILE_LINES)?,
-            products: arena.tiles("products", GROUP * plan.v_strips)?,
-        })
-    }
-}
+use crate::rt::Engine;
 
 /// Computes an attention; the operands have been checked.
 pub(super) fn run(

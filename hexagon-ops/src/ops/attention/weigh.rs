@@ -26,7 +26,7 @@ use crate::ops::tensor::View;
 /// Positions of a block.
 pub(super) const BLOCK: usize = STRIPS * TILE_DIM;
 /// Tiles of scores of a block.
-pub(super) const STRIPS: usize = 4;
+pub const STRIPS: usize = 4;
 /// Score of a hidden position, the lowest f16, and its bits.
 pub(super) const HIDDEN_F16: f32 = -65504.0;
 const HIDDEN_BITS: u16 = 0xfbff;
@@ -260,8 +260,14 @@ fn gather(table: &[Line], x: Vector, out: &mut Line) {
 }
 
 /// Scores of a pair of rows to weights; their sums in lanes (even row, odd row).
+///
+/// - `table`: [`TABLE_LINES`] lines of VTCM
+/// - `scores`: a tile for each 32 positions, in VTCM
+/// - `pair`: which line of each
+/// - `largest`: maxima of the two rows in turns, not smaller than any score
 #[inline(always)]
-pub(super) fn exponentials(
+#[must_use]
+pub fn exponentials(
     table: &[Line],
     scores: &mut [Tile],
     pair: usize,
