@@ -97,21 +97,20 @@ fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, po
 
 #[test]
 #[ignore = "a benchmark"]
-fn attention_of_a_layer() {
-    for (queries, positions) in [
-        (1, 256),
-        (1, 1024),
-        (2, 1024),
-        (4, 1024),
-        (8, 1024),
-        (128, 128),
-        (128, 1024),
-        (512, 512),
-    ] {
+fn attention_of_a_decode_step() {
+    for positions in [256, 1024] {
+        layer("SmolLM2-135M", 64, [9, 3], 1, positions);
+    }
+    layer("TinyLlama-1.1B", 64, [32, 4], 1, 1024);
+    layer("gemma-3-270m", 256, [4, 1], 1, 1024);
+}
+
+#[test]
+#[ignore = "a benchmark"]
+fn attention_of_a_prompt_or_many_sequences() {
+    for (queries, positions) in [(2, 1024), (4, 1024), (8, 1024), (128, 128), (512, 512)] {
         layer("SmolLM2-135M", 64, [9, 3], queries, positions);
     }
-    for (queries, positions) in [(1, 1024), (128, 128)] {
-        layer("TinyLlama-1.1B", 64, [32, 4], queries, positions);
-        layer("gemma-3-270m", 256, [4, 1], queries, positions);
-    }
+    layer("TinyLlama-1.1B", 64, [32, 4], 128, 128);
+    layer("gemma-3-270m", 256, [4, 1], 128, 128);
 }

@@ -373,16 +373,36 @@ impl hvx::Kernel for Values<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let rows = self.results.chunks_exact_mut(self.dv + 2);
-        for (weights, result) in self.weights.iter().zip(rows) {
+        let dv = self.dv;
+        for (weights, result) in self
+            .weights
+            .iter()
+            .zip(self.results.chunks_exact_mut(dv + 2))
+        {
             let weights: &[f32; LANES] = bytemuck::cast_ref(weights);
-            for (d, sum) in result[..self.dv].iter_mut().enumerate() {
-                let column = self.values[d..].iter().step_by(self.dv);
-                let mut added = Accumulator::from_f32(hvx::load(sum));
-                for (weight, value) in weights.iter().zip(column) {
-                    added = added.mul_add(splat_f32(*weight), hvx::load(value));
+            for (i, sums) in result[..dv].chunks_mut(2).enumerate() {
+                let values = self.values.chunks_exact(dv);
+                match sums {
+                    [first, second] => {
+                        let mut a = Accumulator::from_f32(hvx::load(first));
+                        let mut b = Accumulator::from_f32(hvx::load(second));
+                        for (weight, value) in weights.iter().zip(values) {
+                            let weight = splat_f32(*weight);
+                            a = a.mul_add(weight, hvx::load(&value[2 * i]));
+                            b = b.mul_add(weight, hvx::load(&value[2 * i + 1]));
+                        }
+                        hvx::store(first, a.to_f32());
+                        hvx::store(second, b.to_f32());
+                    }
+                    [last] => {
+                        let mut a = Accumulator::from_f32(hvx::load(last));
+                        for (weight, value) in weights.iter().zip(values) {
+                            a = a.mul_add(splat_f32(*weight), hvx::load(&value[2 * i]));
+                        }
+                        hvx::store(last, a.to_f32());
+                    }
+                    _ => {}
                 }
-                hvx::store(sum, added.to_f32());
             }
         }
     }

@@ -25,7 +25,7 @@ use memory::{GROUP, MAX_ROW_TILES, MAX_VALUE_LINES, MAXIMA, Memory, RESTORE, SUM
 
 use super::pack::{PackKeys, PackValues};
 use super::weigh::{BLOCK, Lowest, RowTile, STRIPS, Visible, Weigh};
-use super::{HIDDEN, Job, merge};
+use super::{HIDDEN, Job, TABLE_LINES, merge};
 use crate::error::{Error, Result};
 use crate::hmx::{Hmx, MAX_DEEP};
 use crate::hvx::{self, Vector, add_f32, mul_f32, splat_f32, splat_h};
@@ -40,7 +40,7 @@ pub(super) fn run(
     job: &Job<'_>,
     plan: &Plan,
     machine: Machine<'_>,
-    table: &[Line],
+    table: &[Line; TABLE_LINES],
     dst: &mut ViewMut<'_>,
 ) -> Result<()> {
     let Machine { engine, vtcm, hmx } = machine;
@@ -258,7 +258,7 @@ impl Head<'_> {
             let state = states.find(|(number, _)| *number == tile)?.1;
             Some((tile, state, slots.next()?))
         });
-        let (table, factors) = (&**table, &**factors);
+        let (table, factors) = (*table, &**factors);
         self.engine.step(None, &mut tasks, |task| {
             let Some((tile, state, (scores, scales))) = task else {
                 return;

@@ -17,7 +17,7 @@ use crate::hvx::{
     self, Vector, add_f32, max_f16, max_f32, min_f32, mul_f32, or, splat_f32, splat_h, splat_w,
     sub_f16, sub_w,
 };
-use crate::layout::{LINE_BYTES, Line, TILE_DIM, Tile};
+use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::table::TABLE_LINES;
 use crate::ops::math;
 use crate::ops::matmul::pack::RowFactor;
@@ -132,7 +132,7 @@ pub(super) struct Weigh<'a> {
     pub(super) stream: usize,
     pub(super) rows: &'a RowTile,
     pub(super) positions: Range<usize>,
-    pub(super) table: &'a [Line],
+    pub(super) table: &'a [Line; TABLE_LINES],
     /// Scores, which become weights: a tile for each 32 positions.
     pub(super) scores: &'a mut [Tile],
     /// For each pair of rows: f16 maxima in turns.
@@ -252,36 +252,63 @@ fn largest_of_pair(v: Vector) -> Vector {
 
 /// Exponentials of f16 that are not positive.
 #[inline(always)]
-fn gather(table: &[Line], x: Vector, out: &mut Line) {
+fn gather(table: &[Line; TABLE_LINES], x: Vector, out: &mut Line) {
     // The sign leaves the halfword; what remains is twice the magnitude's bits.
-    if let Some(table) = table.first_chunk::<TABLE_LINES>() {
-        hvx::gather_h(table, hvx::shl_h(x, 1), out);
-    }
+    hvx::gather_h(table, hvx::shl_h(x, 1), out);
 }
 
 /// Scores of a pair of rows to weights; their sums in lanes (even row, odd row).
 ///
-/// - `table`: [`TABLE_LINES`] lines of VTCM
+/// - `table`: in VTCM
 /// - `scores`: a tile for each 32 positions, in VTCM
-/// - `pair`: which line of each
+/// - `pair`: which line of each, below 16
 /// - `largest`: maxima of the two rows in turns, not smaller than any score
 #[inline(always)]
 #[must_use]
 pub fn exponentials(
-    table: &[Line],
+    table: &[Line; TABLE_LINES],
     scores: &mut [Tile],
     pair: usize,
     largest: Vector,
 ) -> (Vector, Vector) {
-    for tile in scores.iter_mut() {
-        let line = &mut tile.0[pair];
-        let x = sub_f16(hvx::load(line), largest);
-        gather(table, x, line);
+    let pair = pair % F16_TILE_LINES;
+    // A whole block is one straight run of instructions, in which gathers and sums fill each other's packets.
+    if let [a, b, c, d] = scores {
+        let lines = [
+            &mut a.0[pair],
+            &mut b.0[pair],
+            &mut c.0[pair],
+            &mut d.0[pair],
+        ];
+        let x = [
+            sub_f16(hvx::load(lines[0]), largest),
+            sub_f16(hvx::load(lines[1]), largest),
+            sub_f16(hvx::load(lines[2]), largest),
+            sub_f16(hvx::load(lines[3]), largest),
+        ];
+        let [a, b, c, d] = lines;
+        gather(table, x[0], a);
+        gather(table, x[1], b);
+        gather(table, x[2], c);
+        gather(table, x[3], d);
+        let (a, b) = (widen(a), widen(b));
+        let (c, d) = (widen(c), widen(d));
+        let even = add_f32(add_f32(a.0, b.0), add_f32(c.0, d.0));
+        let odd = add_f32(add_f32(a.1, b.1), add_f32(c.1, d.1));
+        return (even, odd);
     }
     let mut sums = (splat_w(0), splat_w(0));
     for tile in scores {
-        let (even, odd) = hvx::widen_mul_f16(hvx::load(&tile.0[pair]), splat_h(ONE));
+        let line = &mut tile.0[pair];
+        gather(table, sub_f16(hvx::load(line), largest), line);
+        let (even, odd) = widen(line);
         sums = (add_f32(sums.0, even), add_f32(sums.1, odd));
     }
     sums
+}
+
+/// f16 in turns of two rows to f32.
+#[inline(always)]
+fn widen(line: &Line) -> (Vector, Vector) {
+    hvx::widen_mul_f16(hvx::load(line), splat_h(ONE))
 }

@@ -83,13 +83,7 @@ impl View<'_> {
         let bytes = self.tail(self.shape.row(at) + first);
         match dtype {
             Type::F16 => {
-                let row = bytes.get(..2 * range.len()).unwrap_or_default();
-                for (half, out) in row.chunks(LINE_BYTES).zip(out.chunks_mut(2)) {
-                    let (low, high) = hvx::widen_in_order_f16(load(half));
-                    for (out, v) in out.iter_mut().zip([low, high]) {
-                        hvx::store(out, v);
-                    }
-                }
+                widen(bytes.get(..2 * range.len()).unwrap_or_default(), out);
             }
             Type::F32 => {
                 let row = bytes.get(..4 * range.len()).unwrap_or_default();
@@ -140,6 +134,24 @@ impl View<'_> {
             let elems = self.read(at, range, &mut chunk);
             let all: &mut [f32] = bytemuck::cast_slice_mut(out);
             all[..elems.len()].copy_from_slice(elems);
+        }
+    }
+}
+
+/// f16 to f32, two lines for each 64.
+#[inline(always)]
+fn widen(halves: &[u8], out: &mut [Line]) {
+    let (whole, rest) = halves.as_chunks::<LINE_BYTES>();
+    let (pairs, _) = out.as_chunks_mut::<2>();
+    for (halves, [first, second]) in whole.iter().zip(pairs) {
+        let (low, high) = hvx::widen_in_order_f16(hvx::load_bytes(halves));
+        hvx::store(first, low);
+        hvx::store(second, high);
+    }
+    if !rest.is_empty() {
+        let (low, high) = hvx::widen_in_order_f16(load(rest));
+        for (out, v) in out.iter_mut().skip(2 * whole.len()).zip([low, high]) {
+            hvx::store(out, v);
         }
     }
 }

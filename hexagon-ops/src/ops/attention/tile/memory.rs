@@ -97,7 +97,7 @@ impl Plan {
 
 /// What an attention keeps in VTCM.
 pub(super) struct Memory<'v> {
-    pub(super) table: &'v [Line],
+    pub(super) table: &'v [Line; TABLE_LINES],
     /// For each 32 positions: tiles of keys.
     pub(super) keys: &'v mut [Tile],
     /// For each strip: a tile for each 32 positions.
@@ -116,7 +116,7 @@ impl<'v> Memory<'v> {
         plan: &Plan,
         vtcm: &'v mut [Tile],
         hmx: &mut Hmx,
-        table: &[Line],
+        table: &[Line; TABLE_LINES],
     ) -> Result<Self> {
         let mut arena = Arena::new(vtcm);
         let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(arena.tiles("scale block", 1)?);
@@ -127,9 +127,12 @@ impl<'v> Memory<'v> {
         for (to, from) in copy.iter_mut().zip(table) {
             hvx::store(to, hvx::load(from));
         }
+        let Some(table) = copy.first_chunk() else {
+            unreachable!("the arena gave fewer lines than it was asked for")
+        };
         let factor_lines = plan.row_tiles * size_of::<[RowFactor; TILE_DIM]>() / LINE_BYTES;
         Ok(Self {
-            table: copy,
+            table,
             keys: arena.tiles("keys", STRIPS * plan.k_tiles)?,
             values: arena.tiles("values", STRIPS * plan.v_strips)?,
             queries: arena.tiles("queries", plan.row_tiles * plan.k_tiles)?,
