@@ -8,6 +8,8 @@ use crate::layout::Line;
 
 /// Columns.
 const COLUMNS: usize = 32;
+/// Groups of four columns, whose products become one vector before the last three folds.
+const GROUPS: usize = COLUMNS / 4;
 
 /// Adds to each lane the product of a row and a column.
 pub(super) struct Products<'a> {
@@ -26,41 +28,40 @@ impl hvx::Kernel for Products<'_> {
     fn run<const FUSED: bool>(mut self) {
         let lines = self.columns.len() / COLUMNS;
         let sums = core::mem::take(&mut self.sums);
+        let mut folded = [Line::ZERO; GROUPS];
         for (row, sum) in self.rows.chunks_exact(lines).zip(sums) {
-            // Pairs whose numbers differ in bit 2, then 1, then 0: the order in which the last folds want them.
-            let a = fold_f32::<4>(self.group(row, 0), self.group(row, 4));
-            let b = fold_f32::<4>(self.group(row, 2), self.group(row, 6));
-            let even = fold_f32::<2>(a, b);
-            let a = fold_f32::<4>(self.group(row, 1), self.group(row, 5));
-            let b = fold_f32::<4>(self.group(row, 3), self.group(row, 7));
-            let folded = fold_f32::<1>(even, fold_f32::<2>(a, b));
-            hvx::store(sum, add_f32(hvx::load(sum), folded));
+            for (g, folded) in folded.iter_mut().enumerate() {
+                // Folds put the sums of their second vector behind or between those of their first.
+                let column = |i: usize| &self.columns[(g + GROUPS * i) * lines..][..lines];
+                let low = fold_two(row, column(0), column(2));
+                let high = fold_two(row, column(1), column(3));
+                hvx::store(folded, fold_f32::<8>(low, high));
+            }
+            hvx::store(sum, add_f32(hvx::load(sum), last_folds(&folded)));
         }
     }
 }
 
-impl Products<'_> {
-    /// The products with columns g, g + 8, g + 16 and g + 24, folded twice: their sums are behind or between each other.
-    #[inline(always)]
-    fn group(&self, row: &[Line], g: usize) -> Vector {
-        let lines = row.len();
-        let stride = COLUMNS / 4 * lines;
-        let columns = &self.columns[g * lines..];
-        let low = fold_f32::<16>(dot(row, columns), dot(row, &columns[2 * stride..]));
-        let high = fold_f32::<16>(
-            dot(row, &columns[stride..]),
-            dot(row, &columns[3 * stride..]),
-        );
-        fold_f32::<8>(low, high)
+/// Products of a row and two columns in lanes, folded once.
+#[inline(always)]
+fn fold_two(row: &[Line], first: &[Line], second: &[Line]) -> Vector {
+    let mut a = Accumulator::from_f32(splat_w(0));
+    let mut b = Accumulator::from_f32(splat_w(0));
+    for ((x, first), second) in row.iter().zip(first).zip(second) {
+        let x = hvx::load(x);
+        a = a.mul_add(x, hvx::load(first));
+        b = b.mul_add(x, hvx::load(second));
     }
+    fold_f32::<16>(a.to_f32(), b.to_f32())
 }
 
-/// Products of a row and the column that `column` starts with, in 32 lanes.
+/// The three folds that leave 32 sums.
 #[inline(always)]
-fn dot(row: &[Line], column: &[Line]) -> Vector {
-    let mut sum = Accumulator::from_f32(splat_w(0));
-    for (row, column) in row.iter().zip(column) {
-        sum = sum.mul_add(hvx::load(row), hvx::load(column));
-    }
-    sum.to_f32()
+fn last_folds(v: &[Line; GROUPS]) -> Vector {
+    let [a, b, c, d, e, f, g, h] = v;
+    let ae = fold_f32::<4>(hvx::load(a), hvx::load(e));
+    let bf = fold_f32::<4>(hvx::load(b), hvx::load(f));
+    let cg = fold_f32::<4>(hvx::load(c), hvx::load(g));
+    let dh = fold_f32::<4>(hvx::load(d), hvx::load(h));
+    fold_f32::<1>(fold_f32::<2>(ae, cg), fold_f32::<2>(bf, dh))
 }

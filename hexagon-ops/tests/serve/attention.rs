@@ -323,6 +323,40 @@ fn slopes_caps_sinks_and_streams() {
 }
 
 #[test]
+fn a_small_slope_does_not_bring_hidden_positions_back() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for queries in [4, 40] {
+        let setup = Setup {
+            queries,
+            heads: [8, 2],
+            positions: 130,
+            max_bias: 16.0,
+            ..PLAIN
+        };
+        check(&setup, Mask::Holes, false, &mut bench, &mut rng);
+    }
+}
+
+#[test]
+fn scores_beyond_f16_are_an_error_and_not_a_result() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let setup = Setup {
+        queries: 16,
+        ..PLAIN
+    };
+    let mut operands = Operands::new(&setup, Mask::None, false, &mut rng);
+    // Queries count as up to 2, and the unit's stores divide by 32: 64 products of 60000 are above 65504 then.
+    operands.k = Case::of(H, operands.k.ne, PERMUTED, || 60000.0);
+    operands.q = Case::of(F, operands.q.ne, PERMUTED, || 1.0);
+    let body = operands.place(&setup, &mut bench);
+    let completion = bench.host.run(&[Command::new(0, &body)]);
+    let want = (STATUS_FAULT, hexagon_ops::serve::FAULT_OVERFLOW);
+    assert_eq!((completion.status, completion.detail), want);
+}
+
+#[test]
 fn one_query_over_many_positions_and_many_queries_over_few() {
     let mut rng = Rng::new();
     let mut bench = Bench::new();

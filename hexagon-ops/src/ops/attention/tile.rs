@@ -50,7 +50,7 @@ pub(super) fn run(
     for stream in 0..streams {
         for first in (0..queries).step_by(plan.queries) {
             for kv_head in 0..job.kv_heads {
-                let mut head = Head {
+                let head = Head {
                     job,
                     plan,
                     engine,
@@ -82,7 +82,7 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    fn run(&mut self, memory: &mut Memory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) {
+    fn run(&self, memory: &mut Memory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) {
         self.begin(memory);
         for start in (0..self.job.positions).step_by(BLOCK) {
             let positions = start..self.job.positions.min(start + BLOCK);
@@ -138,7 +138,6 @@ impl Head<'_> {
                 };
                 pack_rows(row, queries, factors);
                 let (maxima, sums) = state.split_at_mut(MAXIMA);
-                maxima.fill(Line::ZERO);
                 hvx::widest(Lowest(maxima));
                 sums.fill(Line::ZERO);
             });
