@@ -50,6 +50,7 @@ use bytemuck::Pod;
 
 use crate::hmx::Hmx;
 use crate::layout::Tile;
+use crate::ops::attention::ExpTable;
 use crate::rt::Engine;
 use crate::rt::invoke::Call;
 use crate::rt::memory::Table;
@@ -90,6 +91,7 @@ pub struct State {
     memory: Table,
     scratch: Scratch,
     submission: Submission,
+    table: ExpTable,
 }
 
 impl State {
@@ -103,6 +105,7 @@ impl State {
                 starts: [0; 2 * MAX_CHOICES],
             },
             submission: Submission::FIRST,
+            table: ExpTable::new(),
         }
     }
 

@@ -105,12 +105,17 @@ fn inputs(op: usize, turn: usize, rng: &mut Rng) -> ([Line; 3], i32) {
             let word = match name {
                 // The difference must be exact: integers that f16 spaces by 1.
                 "sub_mul_f16" if which < 2 => 0x6400_6400 | random & 0x03ff_03ff,
-                "mul_f16" | "mul_add_f16" | "sub_mul_f16" | "widen_mul_f16" if edge => {
+                // No NaN, and no overflow.
+                "sub_f16" | "max_f16" => random & 0xbfff_bfff,
+                "mul_f16" | "mul_add_f16" | "sub_mul_f16" | "widen_mul_f16"
+                | "widen_in_order_f16"
+                    if edge =>
+                {
                     let half = |rng: &mut Rng| u32::from(EDGES_F16[rng.below(EDGES_F16.len())]);
                     half(rng) << 16 | half(rng)
                 }
                 "narrow_f32" | "mul_f32" | "add_f32" | "sub_f32" | "max_f32" | "min_f32"
-                | "select_gt_f32" | "accumulate"
+                | "select_gt_f32" | "fold_f32" | "accumulate"
                     if edge =>
                 {
                     EDGES_F32[rng.below(EDGES_F32.len())]
@@ -118,7 +123,7 @@ fn inputs(op: usize, turn: usize, rng: &mut Rng) -> ([Line; 3], i32) {
                 // Exponents near those of f16, so that rounding, overflow and subnormals all happen.
                 "narrow_f32" => random & 0x807f_ffff | (100 + random % 47) << 23,
                 "mul_f32" | "add_f32" | "sub_f32" | "max_f32" | "min_f32" | "select_gt_f32"
-                | "accumulate" => random & 0x8fff_ffff | 0x3000_0000,
+                | "fold_f32" | "accumulate" => random & 0x8fff_ffff | 0x3000_0000,
                 _ if turn == 0 => [
                     0,
                     u32::MAX,
@@ -144,7 +149,7 @@ fn same(op: usize, have: Vector, want: Vector) -> bool {
     }
     if matches!(
         name,
-        "mul_f16" | "mul_add_f16" | "sub_mul_f16" | "narrow_f32"
+        "mul_f16" | "mul_add_f16" | "sub_mul_f16" | "sub_f16" | "max_f16" | "narrow_f32"
     ) {
         let [have, want] = [have, want].map(|v| -> [u16; 64] { bytemuck::cast(v) });
         return have.iter().zip(&want).all(|(h, w)| {
@@ -253,9 +258,10 @@ fn kernels_take_the_recorded_packets() {
         }
     }
     if std::env::var_os("UPDATE_PACKETS").is_some() {
-        let head = "# Packets per 32 x 32 tile (quantize: per element), K = 1024, warm, counted by qemu-hexagon.\n\
+        let head = "# Packets per 32 x 32 tile or 1024 elements (quantize: per element), K = 1024, warm, counted by qemu-hexagon.\n\
                     # Written by UPDATE_PACKETS=1 cargo test --test qemu; nightly-2026-10-15.\n\
-                    # gemv_SxR: S strips by R rows of activations, per tile of weights.\n";
+                    # gemv_SxR: S strips by R rows of activations, per tile of weights.\n\
+                    # soft_max_inner: less the maximum, exponentials by table, sums; exp_f32: the polynomial.\n";
         std::fs::write(&table, format!("{head}{measured}")).unwrap();
     }
     let recorded = parse_packets(&std::fs::read_to_string(&table).unwrap());

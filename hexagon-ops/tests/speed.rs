@@ -9,7 +9,7 @@ use common::Rng;
 use half::f16;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::Tile;
-use hexagon_ops::ops::attention::{Attention, Sources, attention};
+use hexagon_ops::ops::attention::{Attention, ExpTable, Sources, attention};
 use hexagon_ops::ops::matmul::Machine;
 use hexagon_ops::ops::tensor::{Shape, Type, View, ViewMut};
 use hexagon_ops::rt::Engine;
@@ -70,6 +70,7 @@ fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, po
     let mut vtcm = vec![Tile::ZERO; 4096];
     let mut hmx = Hmx::new(&vtcm);
     let engine = Engine::new(1);
+    let mut table = ExpTable::new();
     let src = Sources {
         q: View::new(bytemuck::cast_slice(&q), q_shape).unwrap(),
         k: View::new(bytemuck::cast_slice(&k), kv_shape).unwrap(),
@@ -89,28 +90,27 @@ fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, po
             hmx: &mut hmx,
         };
         let dst = ViewMut::new(bytemuck::cast_slice_mut(&mut dst), dst_shape).unwrap();
-        attention(machine, &params, dst, &src).unwrap();
+        attention(machine, &params, dst, &src, &mut table).unwrap();
     });
     println!("{name}: {queries} queries over {positions} positions: {us:.0} us");
 }
 
 #[test]
 #[ignore = "a benchmark"]
-fn attention_of_a_layer() {
-    for (queries, positions) in [
-        (1, 256),
-        (1, 1024),
-        (2, 1024),
-        (4, 1024),
-        (8, 1024),
-        (128, 128),
-        (128, 1024),
-        (512, 512),
-    ] {
+fn attention_of_a_decode_step() {
+    for positions in [256, 1024] {
+        layer("SmolLM2-135M", 64, [9, 3], 1, positions);
+    }
+    layer("TinyLlama-1.1B", 64, [32, 4], 1, 1024);
+    layer("gemma-3-270m", 256, [4, 1], 1, 1024);
+}
+
+#[test]
+#[ignore = "a benchmark"]
+fn attention_of_a_prompt_or_many_sequences() {
+    for (queries, positions) in [(2, 1024), (4, 1024), (8, 1024), (128, 128), (512, 512)] {
         layer("SmolLM2-135M", 64, [9, 3], queries, positions);
     }
-    for (queries, positions) in [(1, 1024), (128, 128)] {
-        layer("TinyLlama-1.1B", 64, [32, 4], queries, positions);
-        layer("gemma-3-270m", 256, [4, 1], queries, positions);
-    }
+    layer("TinyLlama-1.1B", 64, [32, 4], 128, 128);
+    layer("gemma-3-270m", 256, [4, 1], 128, 128);
 }

@@ -6,6 +6,7 @@
 //!   3      word: offset in the first 1 KiB of the ring, value
 //!   4..=7  a right product of MUL_MAT (4, 5) or MUL_MAT_ID (6, 7) with `count` words of its body replaced
 //!   8..=11 a right operation on tensors of a kernel and a type, the same
+//!   12, 13 a right attention of up to 16 queries, the same
 //! ```
 //!
 //! After each record the ring is served. Four buffers are mapped, of which the first holds weights of zeros.
@@ -222,7 +223,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
     }
     while !data.is_empty() {
         let [kind] = take(&mut data);
-        match kind % 12 {
+        match kind % 14 {
             0..=2 => publish(&ring, bytemuck::from_bytes(&Aligned(take(&mut data)).0)),
             3 => {
                 let at = word(&mut data) as usize % 256 * 4;
@@ -233,13 +234,15 @@ fn run(memory: &Memory, mut data: &[u8]) {
                 let [weight, count] = take(&mut data);
                 let mut command = if kind < 8 {
                     product(kind, weight)
+                } else if kind > 11 {
+                    Command::new(0, &seed::attention(u32::from(weight % 16) + 1))
                 } else {
                     let dtype = u32::from(count / 4) % seed::TYPES;
                     Command::new(0, &seed::operation(u32::from(weight) % seed::KERNELS, dtype))
                 };
                 for _ in 0..count % 4 {
                     let [at] = take(&mut data);
-                    let at = usize::from(at) % 84 * 4;
+                    let at = usize::from(at) % 100 * 4;
                     command.body[at..at + 4].copy_from_slice(&take::<4>(&mut data));
                 }
                 (command.sequence, command.flags) = (sequence, FENCE);

@@ -44,16 +44,20 @@ pub struct ScaleBlock([u32; 64]);
 
 impl ScaleBlock {
     /// Scale 1, bias 0: the product as it is.
-    pub const ONE: Self = {
+    pub const ONE: Self = Self::splat(0x3c00);
+
+    /// One scale (bits of an f16) for all columns, bias 0.
+    #[must_use]
+    pub const fn splat(scale: u16) -> Self {
         let mut words = [0; 64];
         let mut c = 0;
         while c < 32 {
             // A word, not a halfword splat: the upper half is the output bias.
-            words[c] = 0x3c00;
+            words[c] = scale as u32;
             c += 1;
         }
         Self(words)
-    };
+    }
 }
 
 /// What the hardware would have let pass.

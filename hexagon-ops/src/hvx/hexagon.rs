@@ -72,6 +72,8 @@ vector_ops! {
     interleave_odd_h(a, b) = Q6_Vh_vshuffo_VhVh(b, a);
     /// Low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
     pack_low_h(a, b) = Q6_Vh_vpacke_VwVw(b, a);
+    /// Larger of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is larger is not defined.
+    max_f16(a, b) = Q6_Vhf_vmax_VhfVhf(a, b);
     /// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
     f32_from_w(a) = Q6_Vsf_equals_Vw(a);
     /// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
@@ -85,6 +87,8 @@ scalar_ops! {
     splat_w(; value) = Q6_V_vsplat_R;
     /// Unsigned bytes shifted right by `count`: `Q6_Vub_vlsr_VubR`.
     shr_b(a; count) = Q6_Vub_vlsr_VubR;
+    /// Halfwords shifted left by `count`: `Q6_Vh_vasl_VhR`.
+    shl_h(a; count) = Q6_Vh_vasl_VhR;
     /// Words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
     shr_w(a; count) = Q6_Vuw_vlsr_VuwR;
     /// Words shifted left by `count`: `Q6_Vw_vasl_VwR`.
@@ -162,6 +166,16 @@ pub fn load_bytes(from: &[u8; 128]) -> Vector {
             .cast::<arch::HvxVector>()
             .read_unaligned()
     })
+}
+
+/// Writes the halfwords of `table` at the byte offsets in `offsets`, even ones: `Q6_vgather_ARMVh`. Table and line are in
+/// VTCM.
+#[inline(always)]
+pub fn gather_h(table: &[Line; 512], offsets: Vector, out: &mut Line) {
+    // CAST: addresses have 32 bits; the last offset is 65535.
+    let base = core::ptr::from_ref(table).addr() as i32;
+    // SAFETY: offsets have 16 bits, and the table 65536 bytes; the line has the size and alignment of a vector.
+    unsafe { arch::Q6_vgather_ARMVh(core::ptr::from_mut(out).cast(), base, 0xffff, offsets.0) }
 }
 
 /// The two vectors of a pair: (low, high).

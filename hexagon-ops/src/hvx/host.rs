@@ -144,6 +144,13 @@ pub fn shr_b(a: Vector, count: i32) -> Vector {
     lanes!(u8, 128; a => a >> (count & 7))
 }
 
+/// Halfwords shifted left by `count`: `Q6_Vh_vasl_VhR`.
+#[must_use]
+#[inline(always)]
+pub fn shl_h(a: Vector, count: i32) -> Vector {
+    lanes!(u16, 64; a => a << (count & 15))
+}
+
 /// Words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
 #[must_use]
 #[inline(always)]
@@ -348,4 +355,16 @@ pub fn widen_b(a: Vector) -> Vector {
         *out = i32::from(byte.cast_signed());
     }
     cast(out)
+}
+
+/// Writes the halfwords of `table` at the byte offsets in `offsets`, even ones: `Q6_vgather_ARMVh`. Table and line are in
+/// VTCM.
+#[inline(always)]
+pub fn gather_h(table: &[Line; 512], offsets: Vector, out: &mut Line) {
+    let table: &[u16] = bytemuck::cast_slice(table);
+    let offsets: [u16; 64] = cast(offsets);
+    let out: &mut [u16; 64] = bytemuck::cast_mut(out);
+    for (out, offset) in out.iter_mut().zip(offsets) {
+        *out = table[usize::from(offset >> 1)];
+    }
 }

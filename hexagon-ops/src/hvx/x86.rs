@@ -57,6 +57,8 @@ accelerated! {
     mul_f16(a: Vector, b: Vector) -> Vector = mul_f16c;
     /// [`super::mul_add_f16`].
     mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector = mul_add_f16c;
+    /// [`super::sub_f16`].
+    sub_f16(a: Vector, b: Vector) -> Vector = sub_f16c;
     /// [`super::sub_mul_f16`].
     sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector = sub_mul_f16c;
 }
@@ -188,6 +190,12 @@ fn mul_add_f16c(a: Vector, b: Vector, c: Vector) -> Vector {
 
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
+fn sub_f16c(a: Vector, b: Vector) -> Vector {
+    f16_lanes!(a, b => _mm256_sub_ps(a, b))
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
 fn sub_mul_f16c(a: Vector, b: Vector, c: Vector) -> Vector {
     f16_lanes!(a, b, c => _mm256_mul_ps(_mm256_sub_ps(a, b), c))
 }
@@ -223,7 +231,11 @@ fn widen_f16c(v: Vector) -> (Vector, Vector) {
 #[inline]
 fn widen_in_order_f16c(v: Vector) -> (Vector, Vector) {
     let halves: [__m128i; 8] = cast(v);
-    let [low, high]: [Vector; 2] = cast(halves.map(|half| _mm256_cvtph_ps(half)));
+    let mut out: [__m256; 8] = [cast([0_u8; 32]); 8];
+    for (out, half) in out.iter_mut().zip(halves) {
+        *out = _mm256_cvtph_ps(half);
+    }
+    let [low, high]: [Vector; 2] = cast(out);
     (low, high)
 }
 
@@ -245,7 +257,7 @@ mod tests {
     use core::cell::Cell;
 
     use super::super::{
-        fold_f32, lookup16, lookup16_b, mul_add_f16, mul_f16, narrow_f32, sub_mul_f16,
+        fold_f32, lookup16, lookup16_b, mul_add_f16, mul_f16, narrow_f32, sub_f16, sub_mul_f16,
         widen_in_order_f16, widen_mul_f16,
     };
     use super::*;
@@ -256,7 +268,7 @@ mod tests {
     }
 
     /// Every accelerated operation, finite f16 in all lanes of `a`, `b`, `c`.
-    fn all([a, b, c]: [Vector; 3]) -> [Vector; 14] {
+    fn all([a, b, c]: [Vector; 3]) -> [Vector; 15] {
         let (even, odd) = lookup16(a, b);
         let (wide_even, wide_odd) = widen_mul_f16(a, b);
         let (low, high) = widen_in_order_f16(a);
@@ -275,6 +287,7 @@ mod tests {
             fold_f32::<1>(low, high),
             fold_f32::<2>(low, high),
             fold_f32::<4>(low, high),
+            sub_f16(a, b),
         ]
     }
 

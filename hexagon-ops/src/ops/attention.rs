@@ -1,6 +1,9 @@
 //! Attention over keys and values as a cache holds them: one pass over the positions with a running maximum, the scores
 //! never in memory as a whole.
 //!
+//! There are two ways: many query rows of a head go through the matrix unit (`tile`), few of them, and what FP16 might not
+//! hold, through dot products in FP32 (`dot`):
+//!
 //! ```text
 //! for each stream, for each batch of queries whose results fit in VTCM
 //!   passes, side by side: a head of keys and values × some of its query rows × a part of the positions
@@ -8,14 +11,22 @@
 //!   for each query and head: the parts joined, the sink added, divided by the sum of exponentials
 //! ```
 //!
-//! Query heads that share a head of keys and values are rows of one pass ([`Job::head`]), as are queries that follow one
-//! another. Scores of hidden positions are [`HIDDEN`], a finite number, so that no infinity meets another: a row with
+//! Query heads that share a head of keys and values are rows of one pass (`Job::head`), as are queries that follow one
+//! another. Scores of hidden positions are `HIDDEN`, a finite number, so that no infinity meets another: a row with
 //! nothing else becomes zeros, as ggml has it.
 
 mod dot;
 mod merge;
+mod pack;
+mod table;
+mod tile;
+mod weigh;
+
+pub use table::{ExpTable, TABLE_LINES};
+pub use weigh::{STRIPS, exponentials};
 
 use crate::error::{Error, Result};
+use crate::hvx::{self, Vector, add_f32, max_f32, mul_f32, splat_f32, splat_w};
 use crate::layout::Line;
 use crate::ops::matmul::Machine;
 use crate::ops::rows::Slopes;
@@ -77,7 +88,7 @@ impl<'a> Job<'a> {
     fn new(params: &Attention, src: &Sources<'a>, dst: &Shape) -> Result<Self> {
         let (q, k, v) = (&src.q.shape, &src.k.shape, &src.v.shape);
         let [d, queries, heads, streams] = q.ne;
-        let readable = |shape: &Shape| shape.dtype.is_readable();
+        let readable = |shape: &Shape| shape.dtype.is_float() || shape.dtype.is_block();
         let shared = heads.is_multiple_of(k.ne[2]) && streams.is_multiple_of(k.ne[3]);
         let fits = q.dtype == Type::F32
             && dst.dtype == Type::F32
@@ -129,6 +140,35 @@ impl<'a> Job<'a> {
     }
 }
 
+/// Zeros in the first `count` lanes; what hides the others.
+#[inline(always)]
+fn tail(count: usize) -> Vector {
+    const ENDS: [f32; 2 * LANES] = {
+        let mut ends = [0.0; 2 * LANES];
+        let mut i = LANES;
+        while i < 2 * LANES {
+            ends[i] = HIDDEN;
+            i += 1;
+        }
+        ends
+    };
+    let start = LANES - count.min(LANES);
+    ENDS[start..]
+        .first_chunk()
+        .map_or(splat_w(0), hvx::load_f32)
+}
+
+/// What a mask adds to the scores of `count` positions: itself times the slope, or [`HIDDEN`].
+#[inline(always)]
+fn hide(mask: Vector, slope: f32, count: usize) -> Vector {
+    let hidden = splat_f32(HIDDEN);
+    let finite = max_f32(mask, hidden);
+    let term = add_f32(mul_f32(finite, splat_f32(slope)), tail(count));
+    // A small slope must not bring a hidden position back.
+    let term = hvx::select_gt_f32(finite, splat_f32(NOTHING), term, hidden);
+    max_f32(term, hidden)
+}
+
 /// The parts of a row's result.
 #[inline(always)]
 fn parts(lines: &mut [Line]) -> (&mut [Line], &mut Line, &mut Line) {
@@ -150,7 +190,8 @@ pub fn check(params: &Attention, src: &Sources<'_>, dst: &Shape) -> Result<()> {
 /// Computes `dst = softmax(scale · q · kᵀ + slope · mask) · v` for each head and stream.
 ///
 /// - `dst`: f32 `[Dv, heads, queries, streams]`
-/// - VTCM: results of a batch of queries, and a few rows for each thread
+/// - `table`: kept from call to call
+/// - VTCM: what a batch of queries needs, which is as large as fits
 ///
 /// # Errors
 /// `Operand` unless the operands are as in [`Sources`] and parameters are finite; `VtcmFull` if not even one query fits.
@@ -159,9 +200,13 @@ pub fn attention(
     params: &Attention,
     mut dst: ViewMut<'_>,
     src: &Sources<'_>,
+    table: &mut ExpTable,
 ) -> Result<()> {
     let job = Job::new(params, src, &dst.shape)?;
     let [_, queries, _, streams] = src.q.shape.ne;
+    if let Some(plan) = tile::Plan::new(&job, queries, machine.vtcm.len()) {
+        return tile::run(&job, &plan, machine, table.lines(), &mut dst);
+    }
     let plan = dot::Plan::new(&job, queries, &machine)?;
     for stream in 0..streams {
         for first in (0..queries).step_by(plan.queries) {

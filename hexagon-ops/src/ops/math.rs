@@ -24,7 +24,7 @@ pub use logarithm::{ln, softplus};
 pub use round::{floor, round, trunc};
 
 use crate::hvx::{
-    self, Vector, add_f32, add_w, and, max_f32, min_f32, mul_f32, or, select_gt_f32, shl_w,
+    self, Vector, add_f32, add_w, and, max_f32, min_f32, mul_f32, or, select_gt_f32, shl_w, shr_w,
     splat_f32, splat_w, sub_f32, sub_w,
 };
 
@@ -109,8 +109,13 @@ pub fn exp(x: Vector) -> Vector {
     let r = sub_f32(r, mul_f32(n, splat_f32(1.428_606_8e-6)));
     let p = add_f32(exp_rest(r), splat_f32(1.0));
     let scaled = add_w(p, shl_w(biased, 23));
-    let result = select_gt_f32(low, x, splat_w(0), scaled);
-    select_gt_f32(x, high, splat_f32(f32::INFINITY), result)
+    // Signs of differences, as masks: a comparison would cost twice as much as all of the above.
+    let is_below = shr_w(sub_f32(x, low), 31);
+    let kept = and(scaled, sub_w(is_below, splat_w(1)));
+    let is_above = shr_w(sub_f32(high, x), 31);
+    let infinity = and(splat_f32(f32::INFINITY), sub_w(splat_w(0), is_above));
+    // Neither is negative, and infinity is larger than what is finite.
+    hvx::max_w(kept, infinity)
 }
 
 /// `1 / x`: infinity for zeros and subnormals, zero for infinities and magnitudes from 2^127 on.

@@ -1,16 +1,18 @@
 //! Kernels over the vector type, and the drivers that run them.
 //!
-//! [`matmul`] multiplies with packed weights, [`attention`] with keys and values as a cache holds them. The others work on tensors in ggml's layouts ([`tensor`]), row by row, with
-//! FP32 arithmetic; [`run`] is their entry.
+//! [`matmul`] multiplies with packed weights, [`attention`] with keys and values as a cache holds them. The others work on
+//! tensors in ggml's layouts ([`tensor`]), row by row, with FP32 arithmetic; [`run`] is their entry.
 
 pub mod attention;
 pub mod copy;
 pub mod elementwise;
+mod fold;
 pub mod im2col;
 pub mod math;
 pub mod matmul;
 pub mod place;
 pub mod pool;
+pub mod product;
 pub mod rows;
 mod run;
 pub mod tensor;

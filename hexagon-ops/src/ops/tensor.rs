@@ -251,6 +251,24 @@ impl<'a> ViewMut<'a> {
         })
     }
 
+    /// Rows of this part.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The place of row `index` of this part in dimensions 1, 2 and 3.
+    #[must_use]
+    pub fn place_of(&self, index: usize) -> [usize; 3] {
+        self.place(self.rows.start + index)
+    }
+
     /// A tensor without bytes: kernels check their operands, and find no rows to write.
     ///
     /// # Errors

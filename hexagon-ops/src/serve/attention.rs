@@ -3,7 +3,7 @@
 use super::Platform;
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::tensor::{check, clean, invalidate, prepare, shape_of};
-use crate::ops::attention::{self, Attention, Sources};
+use crate::ops::attention::{self, Attention, ExpTable, Sources};
 use crate::ops::matmul::Machine;
 use crate::ops::tensor::{View, ViewMut};
 use crate::rt::memory::Table;
@@ -41,6 +41,7 @@ fn params(body: &wire::Attention) -> Attention {
 pub(super) fn attention(
     body: &wire::Attention,
     memory: &mut Table,
+    table: &mut ExpTable,
     platform: &mut impl Platform,
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
@@ -82,7 +83,7 @@ pub(super) fn attention(
         sinks,
     };
     let dst_view = ViewMut::new(bytes, dst.shape)?;
-    let done = attention::attention(machine, &params(body), dst_view, &sources);
+    let done = attention::attention(machine, &params(body), dst_view, &sources, table);
     clean(&dst, memory, platform);
     done.map_err(Failure::from)
 }

@@ -81,6 +81,7 @@ pub(super) fn op(body: &wire::TensorOp) -> Result<Op, Failure> {
         wire::KERNEL_CUMSUM => Op::CumSum,
         wire::KERNEL_SSM_CONV => Op::SsmConv,
         wire::KERNEL_ADD_ID => Op::AddId,
+        wire::KERNEL_MUL_MAT => Op::MulMat,
         // SOURCE: ggml.h, GGML_SORT_ORDER_ASC 0 and _DESC 1.
         wire::KERNEL_ARGSORT => Op::Sort(match body.params[0] {
             0 => Order::Ascending,

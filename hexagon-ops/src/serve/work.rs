@@ -143,7 +143,8 @@ impl<P: Platform> Work<'_, P> {
             OP_ATTENTION => {
                 let body: Attention = body(command)?;
                 let (state, platform, machine) = self.parts();
-                attention::attention(&body, &mut state.memory, platform, machine)
+                let State { memory, table, .. } = state;
+                attention::attention(&body, memory, table, platform, machine)
             }
             _ => Err(Failure::bad(OPERATION)),
         }

@@ -35,6 +35,7 @@
 //! | 57 | SSM_CONV | F32 | F32 | F32 | d = (a1, a0 - b0 + 1, a2, 1), b = (*, a1, 1, 1), a3 = 1 | |
 //! | 58 | ADD_ID | float | float | float; numbers: I32 or I64 | a = d, b = (d0, *, 1, 1), c = (d1, d2, 1, 1) | |
 //! | 59 | ARGSORT | I32, rows without gaps | F32 | | d0 ≤ a0, the others the same | i0 order |
+//! | 60 | MUL_MAT | F32 | float or type of blocks | float | a0 = b0, d = (a1, b1, b2, b3), a2 and a3 divide b2 and b3 | |
 //! | 61 | PAD | any without blocks, same as src0 | any without blocks | | d ≥ a + front, unless circular | i0, i2, i4, i6 front, i8 circular |
 //! | 62 | ROLL | as PAD | as PAD | | | i0–i3 |
 //! | 63 | DIAG_MASK_INF | float | float | | a = d | i0 n_past |
@@ -151,11 +152,11 @@ pub struct Attention {
     pub dst: Tensor,
     /// Queries: f32 `[Dk, queries, heads, streams]`.
     pub q: Tensor,
-    /// Keys: f16, f32, Q8_0 or Q4_0, `[Dk, positions, heads / r, streams]`.
+    /// Keys: float or a type of blocks (f16, Q8_0 and Q4_0 are fast), `[Dk, positions, heads / r, streams]`.
     pub k: Tensor,
     /// Values: types as for keys, `[Dv, positions, heads / r, streams]`; may share memory with the keys.
     pub v: Tensor,
-    /// f16 or f32 `[positions, at least queries, n, m]` with n and m dividing heads and streams, or nothing. Minus infinity
+    /// Float `[positions, at least queries, n, m]` with n and m dividing heads and streams, or nothing. Minus infinity
     /// hides a position.
     pub mask: Tensor,
     /// f32 `[heads]`: a further score of each head, whose value is zero; or nothing.
@@ -230,6 +231,7 @@ kernels! {
     KERNEL_SSM_CONV = 57, "windows of src0's rows times src1's rows: ggml's SSM_CONV";
     KERNEL_ADD_ID = 58, "`src0 + ` the rows of src1 that src2 names";
     KERNEL_ARGSORT = 59, "numbers of src0's elements in ascending (param 0: 0) or descending (1) order, as many as the result has";
+    KERNEL_MUL_MAT = 60, "rows of src0 times rows of src1, planes of src0 repeated: ggml's MUL_MAT";
     KERNEL_PAD = 61, "src0 behind params 0, 2, 4 and 6 zeros in each dimension; repeated instead, if param 8 is not 0";
     KERNEL_ROLL = 62, "src0 moved on by i32 params 0 to 3 in each dimension, round";
     KERNEL_DIAG_MASK_INF = 63, "src0, minus infinity behind column param 0 + row";

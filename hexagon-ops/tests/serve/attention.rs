@@ -1,6 +1,5 @@
 //! Attention against ggml's definition in f64: shapes, types, views and masks as llama.cpp makes them.
 
-use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
 use crate::common::{Rng, nmse};
@@ -12,25 +11,28 @@ const H: u32 = TYPE_F16;
 const Q8: u32 = TYPE_Q8_0;
 const Q4: u32 = TYPE_Q4_0;
 
-/// Largest NMSE. A weight is off by what f32 does to a score (2^-24 of a score below 30), squared.
-const LIMIT: f64 = 1e-11;
+/// Largest NMSE of dot products: a weight is off by what f32 does to a score (2^-24 of a score below 30), squared.
+pub const LIMIT: f64 = 1e-11;
+/// Largest NMSE on the matrix unit: scores below 8, weights and products are f16 (each 2^-11 of itself at most, evenly
+/// spread: a third of that squared); a score's error is absolute, so that of its weight is up to 2^-8.
+const LIMIT_F16: f64 = 5e-6;
 
 /// An attention: `d` are the lengths of keys and values, `heads` those of queries and of keys.
 #[derive(Clone, Copy, Debug)]
-struct Setup {
-    d: [usize; 2],
-    queries: usize,
-    heads: [usize; 2],
-    streams: usize,
-    positions: usize,
-    types: [u32; 2],
-    places: [Place; 3],
-    scale: f32,
-    max_bias: f32,
-    softcap: f32,
+pub struct Setup {
+    pub d: [usize; 2],
+    pub queries: usize,
+    pub heads: [usize; 2],
+    pub streams: usize,
+    pub positions: usize,
+    pub types: [u32; 2],
+    pub places: [Place; 3],
+    pub scale: f32,
+    pub max_bias: f32,
+    pub softcap: f32,
 }
 
-const PLAIN: Setup = Setup {
+pub const PLAIN: Setup = Setup {
     d: [64, 64],
     queries: 1,
     heads: [9, 3],
@@ -46,7 +48,7 @@ const PLAIN: Setup = Setup {
 
 /// What surrounds the positions: mask and sinks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Mask {
+pub enum Mask {
     None,
     /// Numbers in [-1, 1).
     Random,
@@ -57,7 +59,7 @@ enum Mask {
 }
 
 /// Operands in the order of [`Attention`], the result first.
-struct Operands {
+pub struct Operands {
     dst: Case,
     q: Case,
     k: Case,
@@ -67,7 +69,7 @@ struct Operands {
 }
 
 impl Operands {
-    fn new(setup: &Setup, mask: Mask, has_sinks: bool, rng: &mut Rng) -> Self {
+    pub fn new(setup: &Setup, mask: Mask, has_sinks: bool, rng: &mut Rng) -> Self {
         let [dk, dv] = setup.d;
         let [heads, kv_heads] = setup.heads;
         let (n, s) = (setup.queries, setup.streams);
@@ -188,7 +190,7 @@ impl Operands {
     }
 
     /// The command, with everything in the memory of `bench`.
-    fn place(&self, setup: &Setup, bench: &mut Bench) -> Attention {
+    pub fn place(&self, setup: &Setup, bench: &mut Bench) -> Attention {
         let tensors = [
             &self.dst,
             &self.q,
@@ -212,7 +214,7 @@ impl Operands {
         }
     }
 
-    fn compare(&self, body: &Attention, bench: &mut Bench, limit: f64, what: &str) {
+    pub fn compare(&self, body: &Attention, bench: &mut Bench, limit: f64, what: &str) {
         let have = bench.run_command(&Command::new(0, body), &self.dst, body.dst.offset);
         assert!(have.iter().all(|x| x.is_finite()), "{what}");
         let error = nmse(&have, &self.dst.values);
@@ -225,7 +227,19 @@ fn check(setup: &Setup, mask: Mask, has_sinks: bool, bench: &mut Bench, rng: &mu
     let operands = Operands::new(setup, mask, has_sinks, rng);
     let body = operands.place(setup, bench);
     let what = format!("{setup:?} {mask:?} sinks {has_sinks}");
-    operands.compare(&body, bench, LIMIT, &what);
+    operands.compare(&body, bench, limit(setup), &what);
+}
+
+/// The limit for the way that an attention goes: many rows and types that f16 holds go through the matrix unit.
+fn limit(setup: &Setup) -> f64 {
+    let rows = setup.queries * setup.heads[0] / setup.heads[1];
+    let dense = setup.places.iter().all(|place| place.order[0] == 0);
+    let halves = setup.types.iter().all(|dtype| [H, Q8, Q4].contains(dtype));
+    if rows >= 16 && dense && halves {
+        LIMIT_F16
+    } else {
+        LIMIT
+    }
 }
 
 #[test]
@@ -309,6 +323,40 @@ fn slopes_caps_sinks_and_streams() {
 }
 
 #[test]
+fn a_small_slope_does_not_bring_hidden_positions_back() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for queries in [4, 40] {
+        let setup = Setup {
+            queries,
+            heads: [8, 2],
+            positions: 130,
+            max_bias: 16.0,
+            ..PLAIN
+        };
+        check(&setup, Mask::Holes, false, &mut bench, &mut rng);
+    }
+}
+
+#[test]
+fn scores_beyond_f16_are_an_error_and_not_a_result() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let setup = Setup {
+        queries: 16,
+        ..PLAIN
+    };
+    let mut operands = Operands::new(&setup, Mask::None, false, &mut rng);
+    // Queries count as up to 2, and the unit's stores divide by 32: 64 products of 60000 are above 65504 then.
+    operands.k = Case::of(H, operands.k.ne, PERMUTED, || 60000.0);
+    operands.q = Case::of(F, operands.q.ne, PERMUTED, || 1.0);
+    let body = operands.place(&setup, &mut bench);
+    let completion = bench.host.run(&[Command::new(0, &body)]);
+    let want = (STATUS_FAULT, hexagon_ops::serve::FAULT_OVERFLOW);
+    assert_eq!((completion.status, completion.detail), want);
+}
+
+#[test]
 fn one_query_over_many_positions_and_many_queries_over_few() {
     let mut rng = Rng::new();
     let mut bench = Bench::new();
@@ -386,74 +434,4 @@ fn keys_and_values_may_be_transposed() {
         ..PLAIN
     };
     check(&setup, Mask::Random, false, &mut bench, &mut rng);
-}
-
-#[test]
-fn wrong_fields_are_refused() {
-    let mut rng = Rng::new();
-    let mut bench = Bench::new();
-    let setup = Setup {
-        queries: 2,
-        positions: 40,
-        ..PLAIN
-    };
-    let operands = Operands::new(&setup, Mask::Random, true, &mut rng);
-    let good = operands.place(&setup, &mut bench);
-    type Change = fn(&mut Attention);
-    let none: Tensor = bytemuck::Zeroable::zeroed();
-    for (detail, what, change) in [
-        (serve::RESERVED, "reserved", (|b| b.reserved = 1) as Change),
-        (serve::OPERAND, "infinite scale", |b| {
-            b.scale = f32::INFINITY.to_bits()
-        }),
-        (serve::OPERAND, "cap that is no number", |b| {
-            b.softcap = f32::NAN.to_bits()
-        }),
-        (serve::OPERAND, "queries in f16", |b| b.q.dtype = TYPE_F16),
-        (serve::OPERAND, "result in f16", |b| b.dst.dtype = TYPE_F16),
-        (serve::OPERAND, "keys in i32", |b| {
-            b.k.dtype = TYPE_I32;
-            b.k.nb[0] = 4;
-        }),
-        (serve::OPERAND, "length of keys", |b| b.k.ne[0] = 32),
-        (serve::OPERAND, "length of values", |b| b.v.ne[0] = 32),
-        (serve::OPERAND, "positions", |b| b.v.ne[1] = 39),
-        (serve::OPERAND, "heads of keys", |b| b.k.ne[2] = 2),
-        (serve::OPERAND, "heads", |b| b.q.ne[2] = 6),
-        (serve::OPERAND, "mask too short", |b| b.mask.ne[0] = 39),
-        (serve::OPERAND, "rows of the mask", |b| b.mask.ne[1] = 1),
-        (serve::OPERAND, "heads of the mask", |b| {
-            b.mask.ne[2] = 2;
-            b.mask.nb[2] = 0;
-        }),
-        (serve::OPERAND, "mask in i32", |b| {
-            b.mask.dtype = TYPE_I32;
-            b.mask.nb = [4; 4];
-        }),
-        (serve::OPERAND, "sinks", |b| b.sinks.ne[0] = 8),
-        (serve::OPERAND, "rows of results overlap", |b| {
-            b.dst.nb[1] = 252
-        }),
-        (serve::SHAPE, "no positions", |b| b.k.ne[1] = 0),
-        (serve::ALIGNMENT, "stride", |b| b.k.nb[1] += 1),
-        (serve::TYPE, "type", |b| b.v.dtype = 99),
-        (serve::UNMAPPED, "unmapped", |b| b.sinks.buffer = 99),
-        (serve::BOUNDS, "bounds", |b| b.v.offset = 1 << 40),
-        (serve::OVERLAP, "overlap", |b| b.q.offset = b.dst.offset),
-    ] {
-        let mut wrong = good;
-        change(&mut wrong);
-        bench.refused_body(&wrong, detail, what);
-    }
-    for remove in [
-        (|b, none| b.q = none) as fn(&mut Attention, Tensor),
-        |b, none| b.k = none,
-        |b, none| b.v = none,
-        |b, none| b.dst = none,
-    ] {
-        let mut wrong = good;
-        remove(&mut wrong, none);
-        bench.refused_body(&wrong, serve::OPERAND, "absent operand");
-    }
-    operands.compare(&good, &mut bench, LIMIT, "the right one");
 }

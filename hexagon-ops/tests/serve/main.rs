@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod attention;
+mod attention_refusal;
 mod block;
 #[path = "../common/mod.rs"]
 mod common;
@@ -11,6 +12,7 @@ mod copy;
 mod driver;
 mod elementwise;
 mod place;
+mod plain;
 mod pool;
 mod product;
 mod random;

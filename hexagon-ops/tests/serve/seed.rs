@@ -47,6 +47,10 @@ pub fn operation(kernel: u32, dtype: u32) -> TensorOp {
             [f32(0, NE), tensor(1, TYPE_I64, [3, 2, 1, 1]), none],
         ),
         KERNEL_GET_ROWS => (f32(2, NE), [tensor(0, dtype, [32, 9, 2, 1]), ids, none]),
+        KERNEL_MUL_MAT => (
+            f32(2, [5, 3, 2, 1]),
+            [tensor(0, dtype, [32, 5, 1, 1]), f32(1, NE), none],
+        ),
         KERNEL_ADD_ID => (
             f32(2, NE),
             [tensor(0, dtype, NE), f32(0, [32, 5, 1, 1]), ids],
@@ -116,5 +120,23 @@ pub fn operation(kernel: u32, dtype: u32) -> TensorOp {
         params,
         dst,
         src,
+    }
+}
+
+/// An attention of 4 heads with 2 of keys, 70 positions; two ways, by the number of queries.
+pub fn attention(queries: u32) -> Attention {
+    let mask = tensor(0, TYPE_F16, [70, queries, 1, 1]);
+    let k = tensor(0, TYPE_F16, [8, 70, 2, 1]);
+    Attention {
+        scale: 1_f32.to_bits(),
+        max_bias: 0,
+        softcap: 0,
+        reserved: 0,
+        dst: tensor(2, TYPE_F32, [8, 4, queries, 1]),
+        q: tensor(1, TYPE_F32, [8, queries, 4, 1]),
+        k,
+        v: k,
+        mask,
+        sinks: bytemuck::Zeroable::zeroed(),
     }
 }

@@ -33,6 +33,14 @@ pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     f16_from_qf16(unsafe { arch::Q6_Vqf16_vadd_Vqf16Vhf(product, c.0) })
 }
 
+/// f16 difference: `Q6_Vqf16_vsub_VhfVhf`, converted.
+#[must_use]
+#[inline(always)]
+pub fn sub_f16(a: Vector, b: Vector) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    f16_from_qf16(unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) })
+}
+
 /// f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vqf16_vsub_VhfVhf`, `Q6_Vqf16_vmpy_Vqf16Vhf`, converted.
 #[must_use]
 #[inline(always)]

@@ -51,6 +51,28 @@ pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
 }
 
+/// f16 difference: `Q6_Vhf_vsub_VhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn sub_f16(a: Vector, b: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::sub_f16(a, b) {
+        return result;
+    }
+    lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) - f16::to_f32(b)))
+}
+
+/// Larger of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is larger is not defined.
+#[must_use]
+#[inline(always)]
+pub fn max_f16(a: Vector, b: Vector) -> Vector {
+    // Signed numbers in the order of f16: magnitudes of negative ones count down.
+    lanes!(i16, 64; a, b => {
+        let order = |x: i16| x ^ ((x >> 15) & 0x7fff);
+        if order(a) > order(b) { a } else { b }
+    })
+}
+
 /// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
 #[must_use]
 #[inline(always)]

@@ -2,24 +2,23 @@
 //!
 //! ```text
 //! for each 32 positions                       a pass of at most 8 query rows
-//!   for g in 0..8                             keys g, g + 8, g + 16, g + 24 to f32
-//!     for each row: 4 products in lanes, folded into one vector
-//!   for each row: 8 vectors folded into 32 scores; cap, mask, maximum, exp
-//!   for each 4 positions: values to f32
-//!     for each row: values weighted and added
+//!   masks; nothing more if they hide all
+//!   keys to f32
+//!   for each row: 32 products folded into one vector of scores ([`fold`](crate::ops::fold))
+//!   for each row: cap, mask, maximum, exp
+//!   values to f32
+//!   for each row, for each 32 elements: values weighted and added
 //! ```
 //!
-//! Folding adds the halves of two vectors, so that one vector holds both; five folds of 32 vectors give their 32 sums in
-//! lanes without a sum across lanes.
+//! Each line is a kernel of its own: they share little, and compilers do badly on one long function.
 
 use core::ops::Range;
 
-use super::{HIDDEN, Job, LANES, NOTHING, merge, parts};
+use super::{HIDDEN, Job, LANES, NOTHING, hide, merge, parts, tail};
 use crate::error::{Error, Result};
-use crate::hvx::{
-    self, Accumulator, Vector, add_f32, fold_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32,
-};
+use crate::hvx::{self, Accumulator, add_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32};
 use crate::layout::{LINE_BYTES, Line};
+use crate::ops::fold::Products;
 use crate::ops::math;
 use crate::ops::matmul::Machine;
 use crate::ops::rows::{all_lanes, first_lane};
@@ -28,10 +27,6 @@ use crate::rt::Arena;
 
 /// Most query rows of a pass: what a key costs to read is shared by them.
 const MAX_ROWS: usize = 8;
-/// Keys or values that are read at a time.
-const AT_ONCE: usize = 4;
-/// Vectors of a row before the last folds.
-const FOLDED: usize = LANES / AT_ONCE;
 /// Fewest positions for which a part of them is worth a pass.
 const MIN_POSITIONS: usize = 128;
 /// Most tasks of a step, and parts of the positions.
@@ -95,7 +90,7 @@ impl Plan {
 
     /// Lines that a task works with.
     fn scratch_lines(&self, job: &Job<'_>) -> usize {
-        self.rows * (job.dk + FOLDED + 2) + AT_ONCE * job.dk.max(job.dv)
+        self.rows * (job.dk + 2) + LANES * job.dk.max(job.dv)
     }
 
     /// Lines that a batch needs, with room for what [`Arena`] rounds up.
@@ -153,7 +148,7 @@ pub(super) fn batch(
             let (split, rest) = (pass % plan.splits, pass / plan.splits);
             let (block, kv_head) = (rest % blocks, rest / blocks);
             let rows = block * plan.rows..(job.group * count).min((block + 1) * plan.rows);
-            hvx::widest(Pass {
+            let pass = Pass {
                 job,
                 stream,
                 first,
@@ -162,7 +157,8 @@ pub(super) fn batch(
                 positions: split * part..job.positions.min((split + 1) * part),
                 results,
                 scratch: &mut *task.scratch,
-            });
+            };
+            pass.run();
         }
     });
     let results = &*results;
@@ -196,226 +192,218 @@ struct Pass<'a> {
     scratch: &'a mut [Line],
 }
 
-impl hvx::Kernel for Pass<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+impl Pass<'_> {
+    fn run(self) {
         let job = self.job;
         let n_rows = self.rows.len();
         let (q, rest) = self.scratch.split_at_mut(n_rows * job.dk);
         let (masks, rest) = rest.split_at_mut(n_rows);
-        let (scores, rest) = rest.split_at_mut(n_rows);
-        let (folded, elems) = rest.split_at_mut(n_rows * FOLDED);
+        let (scores, elems) = rest.split_at_mut(n_rows);
         let results = &mut self.results[..n_rows * job.result_lines()];
-
+        let mut places = [[0; 2]; MAX_ROWS];
         let mut slopes = [0.0; MAX_ROWS];
-        for (row, slope) in self.rows.clone().zip(&mut slopes) {
-            let [_, head] = job.head(self.first, self.kv_head, row);
-            *slope = job.slopes.of(head);
+        for ((row, place), slope) in self.rows.clone().zip(&mut places).zip(&mut slopes) {
+            *place = job.head(self.first, self.kv_head, row);
+            *slope = job.slopes.of(place[1]);
         }
-        let factor = splat_f32(job.factor);
-        for (row, q) in self.rows.clone().zip(q.chunks_mut(job.dk)) {
-            let [query, head] = job.head(self.first, self.kv_head, row);
-            let at = [query, head, self.stream];
-            job.src.q.read_lines(at, 0..job.src.q.shape.ne[0], q);
+        let places = &places[..n_rows];
+        hvx::widest(Begin {
+            job,
+            stream: self.stream,
+            places,
+            q,
+            results,
+        });
+        let planes = [self.kv_head, self.stream];
+        for start in self.positions.clone().step_by(LANES) {
+            let positions = start..self.positions.end.min(start + LANES);
+            let is_visible = hvx::widest(Masks {
+                job,
+                stream: self.stream,
+                places,
+                slopes: &slopes,
+                positions: positions.clone(),
+                masks,
+            });
+            if !is_visible {
+                continue;
+            }
+            let keys = &mut elems[..LANES * job.dk];
+            job.src
+                .k
+                .read_rows(positions.clone(), planes, 0..job.src.k.shape.ne[0], keys);
+            scores.fill(Line::ZERO);
+            hvx::widest(Products {
+                rows: q,
+                columns: keys,
+                sums: scores,
+            });
+            hvx::widest(Weights {
+                job,
+                masks,
+                scores,
+                results,
+            });
+            let values = &mut elems[..positions.len() * job.dv];
+            job.src
+                .v
+                .read_rows(positions, planes, 0..job.src.v.shape.ne[0], values);
+            hvx::widest(Values {
+                dv: job.dv,
+                weights: scores,
+                values,
+                results,
+            });
+        }
+    }
+}
+
+/// Reads the queries, and clears the results.
+struct Begin<'a> {
+    job: &'a Job<'a>,
+    stream: usize,
+    /// Query and head of each row.
+    places: &'a [[usize; 2]],
+    q: &'a mut [Line],
+    results: &'a mut [Line],
+}
+
+impl hvx::Kernel for Begin<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let view = &self.job.src.q;
+        let factor = splat_f32(self.job.factor);
+        for ([query, head], q) in self.places.iter().zip(self.q.chunks_mut(self.job.dk)) {
+            view.read_lines([*query, *head, self.stream], 0..view.shape.ne[0], q);
             for q in q {
                 hvx::store(q, mul_f32(hvx::load(q), factor));
             }
         }
-        for result in results.chunks_mut(job.result_lines()) {
+        for result in self.results.chunks_mut(self.job.result_lines()) {
             let (values, largest, sum) = parts(result);
             values.fill(Line::ZERO);
             hvx::store(largest, splat_f32(HIDDEN));
             hvx::store(sum, splat_w(0));
         }
-        for start in self.positions.clone().step_by(LANES) {
-            let block = Block {
-                job,
-                kv: [self.kv_head, self.stream],
-                positions: start..self.positions.end.min(start + LANES),
-            };
-            let rows = self.rows.clone();
-            if !block.masks([self.stream, self.first], rows, &slopes, masks) {
-                continue;
-            }
-            block.products(q, elems, folded);
-            for (folded, score) in folded.as_chunks::<FOLDED>().0.iter().zip(&mut *scores) {
-                hvx::store(score, last_folds(folded));
-            }
-            exponentials(job, masks, scores, results);
-            block.values(scores, elems, results);
-        }
     }
 }
 
-/// Up to 32 positions of a head.
-struct Block<'a> {
+/// What is added to the scores of each row; false if that hides all of them.
+struct Masks<'a> {
     job: &'a Job<'a>,
-    /// Head of keys and values, and stream.
-    kv: [usize; 2],
+    stream: usize,
+    places: &'a [[usize; 2]],
+    slopes: &'a [f32; MAX_ROWS],
     positions: Range<usize>,
+    masks: &'a mut [Line],
 }
 
-impl Block<'_> {
-    /// What is added to the scores of each row; false if that hides all of them.
+impl hvx::Kernel for Masks<'_> {
+    type Output = bool;
+
     #[inline(always)]
-    fn masks(
-        &self,
-        [stream, first]: [usize; 2],
-        rows: Range<usize>,
-        slopes: &[f32; MAX_ROWS],
-        masks: &mut [Line],
-    ) -> bool {
-        // Zeros, then what hides lanes past the last position.
-        const ENDS: [f32; 2 * LANES] = {
-            let mut ends = [0.0; 2 * LANES];
-            let mut i = LANES;
-            while i < 2 * LANES {
-                ends[i] = HIDDEN;
-                i += 1;
-            }
-            ends
-        };
-        let tail = ENDS[LANES - self.positions.len()..].first_chunk();
-        let tail = tail.map_or(splat_w(0), hvx::load_f32);
+    fn run<const FUSED: bool>(self) -> bool {
+        let count = self.positions.len();
         let Some(mask) = &self.job.src.mask else {
-            for mask in masks {
-                hvx::store(mask, tail);
+            for mask in self.masks {
+                hvx::store(mask, tail(count));
             }
             return true;
         };
-        let hidden = splat_f32(HIDDEN);
-        let mut largest = hidden;
-        for ((row, slope), line) in rows.zip(slopes).zip(masks) {
-            let [query, head] = self.job.head(first, self.kv[0], row);
-            let at = [query, head, stream];
+        let mut largest = splat_f32(HIDDEN);
+        for (([query, head], slope), line) in self.places.iter().zip(self.slopes).zip(self.masks) {
+            let at = [*query, *head, self.stream];
             mask.read_lines(at, self.positions.clone(), core::slice::from_mut(line));
-            let finite = max_f32(hvx::load(line), hidden);
-            let term = add_f32(mul_f32(finite, splat_f32(*slope)), tail);
-            // A small slope must not bring a hidden position back.
-            let term = hvx::select_gt_f32(finite, splat_f32(NOTHING), term, hidden);
-            let term = max_f32(term, hidden);
+            let term = hide(hvx::load(line), *slope, count);
             hvx::store(line, term);
             largest = max_f32(largest, term);
         }
         first_lane(all_lanes(largest, max_f32)) > NOTHING
     }
-
-    /// Reads every `step`-th of the positions from `from` on; past the last one, that again.
-    #[inline(always)]
-    fn read(
-        &self,
-        what: &crate::ops::tensor::View<'_>,
-        from: usize,
-        step: usize,
-        elems: &mut [Line],
-    ) {
-        let n0 = what.shape.ne[0];
-        for (i, elems) in elems
-            .chunks_mut(n0.div_ceil(LANES))
-            .take(AT_ONCE)
-            .enumerate()
-        {
-            let position = (self.positions.start + from + step * i).min(self.positions.end - 1);
-            what.read_lines([position, self.kv[0], self.kv[1]], 0..n0, elems);
-        }
-    }
-
-    /// Products of each row with all keys, folded twice.
-    #[inline(always)]
-    fn products(&self, q: &[Line], elems: &mut [Line], folded: &mut [Line]) {
-        let dk = self.job.dk;
-        for g in 0..FOLDED {
-            self.read(&self.job.src.k, g, FOLDED, elems);
-            let [k0, k1, k2, k3] = four_rows(elems, dk);
-            for (q, folded) in q.chunks_exact(dk).zip(folded.chunks_exact_mut(FOLDED)) {
-                let low = fold_f32::<16>(dot(q, k0), dot(q, k2));
-                let high = fold_f32::<16>(dot(q, k1), dot(q, k3));
-                hvx::store(&mut folded[g], fold_f32::<8>(low, high));
-            }
-        }
-    }
-
-    /// Adds the values, weighted with the exponentials in `weights`.
-    #[inline(always)]
-    fn values(&self, weights: &[Line], elems: &mut [Line], results: &mut [Line]) {
-        let dv = self.job.dv;
-        for from in (0..self.positions.len()).step_by(AT_ONCE) {
-            self.read(&self.job.src.v, from, 1, elems);
-            let [v0, v1, v2, v3] = four_rows(elems, dv);
-            let rows = results.chunks_exact_mut(self.job.result_lines());
-            for (weights, result) in weights.iter().zip(rows) {
-                let weights: &[f32; LANES] = bytemuck::cast_ref(weights);
-                let w0 = splat_f32(weights[from]);
-                let w1 = splat_f32(weights[from + 1]);
-                let w2 = splat_f32(weights[from + 2]);
-                let w3 = splat_f32(weights[from + 3]);
-                let values = v0.iter().zip(v1).zip(v2.iter().zip(v3));
-                for (sum, ((v0, v1), (v2, v3))) in result.iter_mut().zip(values) {
-                    let added = Accumulator::from_f32(hvx::load(sum))
-                        .mul_add(w0, hvx::load(v0))
-                        .mul_add(w1, hvx::load(v1))
-                        .mul_add(w2, hvx::load(v2))
-                        .mul_add(w3, hvx::load(v3));
-                    hvx::store(sum, added.to_f32());
-                }
-            }
-        }
-    }
-}
-
-/// The first four rows of `n` lines.
-#[inline(always)]
-fn four_rows(lines: &[Line], n: usize) -> [&[Line]; AT_ONCE] {
-    let (a, rest) = lines.split_at(n);
-    let (b, rest) = rest.split_at(n);
-    let (c, rest) = rest.split_at(n);
-    [a, b, c, &rest[..n]]
-}
-
-/// Products of a query and a key in 32 lanes, whose sum is the score.
-#[inline(always)]
-fn dot(q: &[Line], key: &[Line]) -> Vector {
-    let mut sum = Accumulator::from_f32(splat_w(0));
-    for (q, key) in q.iter().zip(key) {
-        sum = sum.mul_add(hvx::load(q), hvx::load(key));
-    }
-    sum.to_f32()
-}
-
-/// The three folds that leave 32 sums.
-#[inline(always)]
-fn last_folds(v: &[Line; FOLDED]) -> Vector {
-    let [a, b, c, d, e, f, g, h] = v;
-    let ae = fold_f32::<4>(hvx::load(a), hvx::load(e));
-    let bf = fold_f32::<4>(hvx::load(b), hvx::load(f));
-    let cg = fold_f32::<4>(hvx::load(c), hvx::load(g));
-    let dh = fold_f32::<4>(hvx::load(d), hvx::load(h));
-    fold_f32::<1>(fold_f32::<2>(ae, cg), fold_f32::<2>(bf, dh))
 }
 
 /// Scores to weights: capped, masked, less the new maximum, exponentiated; what has been added before is scaled to that
 /// maximum.
-#[inline(always)]
-fn exponentials(job: &Job<'_>, masks: &[Line], scores: &mut [Line], results: &mut [Line]) {
-    let rows = results.chunks_exact_mut(job.result_lines());
-    for ((mask, score), result) in masks.iter().zip(scores).zip(rows) {
-        let mut x = hvx::load(score);
-        if job.softcap != 0.0 {
-            x = mul_f32(math::tanh(x), splat_f32(job.softcap));
+struct Weights<'a> {
+    job: &'a Job<'a>,
+    masks: &'a [Line],
+    scores: &'a mut [Line],
+    results: &'a mut [Line],
+}
+
+impl hvx::Kernel for Weights<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let rows = self.results.chunks_exact_mut(self.job.result_lines());
+        for ((mask, score), result) in self.masks.iter().zip(self.scores).zip(rows) {
+            let mut x = hvx::load(score);
+            if self.job.softcap != 0.0 {
+                x = mul_f32(math::tanh(x), splat_f32(self.job.softcap));
+            }
+            let x = add_f32(x, hvx::load(mask));
+            let (values, largest, sum) = parts(result);
+            let before = hvx::load(largest);
+            let now = all_lanes(max_f32(x, before), max_f32);
+            let weights = math::exp(sub_f32(x, now));
+            let scale = math::exp(sub_f32(before, now));
+            hvx::store(score, weights);
+            hvx::store(largest, now);
+            hvx::store(sum, add_f32(mul_f32(hvx::load(sum), scale), weights));
+            for value in values {
+                hvx::store(value, mul_f32(hvx::load(value), scale));
+            }
         }
-        let x = add_f32(x, hvx::load(mask));
-        let (values, largest, sum) = parts(result);
-        let before = hvx::load(largest);
-        let now = all_lanes(max_f32(x, before), max_f32);
-        let weights = math::exp(sub_f32(x, now));
-        let scale = math::exp(sub_f32(before, now));
-        hvx::store(score, weights);
-        hvx::store(largest, now);
-        hvx::store(sum, add_f32(mul_f32(hvx::load(sum), scale), weights));
-        for value in values {
-            hvx::store(value, mul_f32(hvx::load(value), scale));
+    }
+}
+
+/// Adds up to 32 values, weighted.
+struct Values<'a> {
+    dv: usize,
+    weights: &'a [Line],
+    values: &'a [Line],
+    results: &'a mut [Line],
+}
+
+impl hvx::Kernel for Values<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let dv = self.dv;
+        for (weights, result) in self
+            .weights
+            .iter()
+            .zip(self.results.chunks_exact_mut(dv + 2))
+        {
+            let weights: &[f32; LANES] = bytemuck::cast_ref(weights);
+            for (i, sums) in result[..dv].chunks_mut(2).enumerate() {
+                let values = self.values.chunks_exact(dv);
+                match sums {
+                    [first, second] => {
+                        let mut a = Accumulator::from_f32(hvx::load(first));
+                        let mut b = Accumulator::from_f32(hvx::load(second));
+                        for (weight, value) in weights.iter().zip(values) {
+                            let weight = splat_f32(*weight);
+                            a = a.mul_add(weight, hvx::load(&value[2 * i]));
+                            b = b.mul_add(weight, hvx::load(&value[2 * i + 1]));
+                        }
+                        hvx::store(first, a.to_f32());
+                        hvx::store(second, b.to_f32());
+                    }
+                    [last] => {
+                        let mut a = Accumulator::from_f32(hvx::load(last));
+                        for (weight, value) in weights.iter().zip(values) {
+                            a = a.mul_add(splat_f32(*weight), hvx::load(&value[2 * i]));
+                        }
+                        hvx::store(last, a.to_f32());
+                    }
+                    _ => {}
+                }
+            }
         }
     }
 }

@@ -21,6 +21,12 @@ impl RowFactor {
         inverse: 1.0,
     };
 
+    /// What results of the row are multiplied with.
+    #[must_use]
+    pub fn factor(self) -> f32 {
+        self.factor
+    }
+
     /// The power of two below the largest magnitude in `row`.
     #[inline(always)]
     fn of(row: &[f32]) -> Self {

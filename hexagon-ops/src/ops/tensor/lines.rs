@@ -24,7 +24,51 @@ fn load(bytes: &[u8]) -> Vector {
     }
 }
 
+/// [`View::read_rows`].
+struct ReadRows<'a> {
+    view: &'a View<'a>,
+    rows: Range<usize>,
+    plane: [usize; 2],
+    range: Range<usize>,
+    out: &'a mut [Line],
+}
+
+impl hvx::Kernel for ReadRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let [i2, i3] = self.plane;
+        let lines = self.range.len().div_ceil(LANES);
+        let (out, rest) = self.out.split_at_mut(lines * self.rows.len());
+        for (row, out) in self.rows.zip(out.chunks_exact_mut(lines)) {
+            self.view.read_lines([row, i2, i3], self.range.clone(), out);
+        }
+        rest.fill(Line::ZERO);
+    }
+}
+
 impl View<'_> {
+    /// Elements `range` of rows `rows` (dimension 1) of a plane, as [`Self::read_lines`] gives each; zeros behind them.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    pub fn read_rows(
+        &self,
+        rows: Range<usize>,
+        plane: [usize; 2],
+        range: Range<usize>,
+        out: &mut [Line],
+    ) {
+        hvx::widest(ReadRows {
+            view: self,
+            rows,
+            plane,
+            range,
+            out,
+        });
+    }
+
     /// Elements `range` of row `at` as f32, zeros behind them; row indices are taken modulo the dimensions.
     ///
     /// - `range`: within the row; whole blocks
@@ -39,13 +83,7 @@ impl View<'_> {
         let bytes = self.tail(self.shape.row(at) + first);
         match dtype {
             Type::F16 => {
-                let row = bytes.get(..2 * range.len()).unwrap_or_default();
-                for (half, out) in row.chunks(LINE_BYTES).zip(out.chunks_mut(2)) {
-                    let (low, high) = hvx::widen_in_order_f16(load(half));
-                    for (out, v) in out.iter_mut().zip([low, high]) {
-                        hvx::store(out, v);
-                    }
-                }
+                widen(bytes.get(..2 * range.len()).unwrap_or_default(), out);
             }
             Type::F32 => {
                 let row = bytes.get(..4 * range.len()).unwrap_or_default();
@@ -61,7 +99,31 @@ impl View<'_> {
         }
     }
 
-    /// [`Self::read_lines`] where elements do not follow one another.
+    /// Up to 64 elements `range` of row `at` as f16, zeros behind them; as [`Self::read_lines`].
+    #[inline(always)]
+    pub fn read_halves(&self, at: [usize; 3], range: Range<usize>) -> Vector {
+        if self.shape.dtype == Type::F16 && self.shape.has_dense_rows() {
+            let first = self.shape.row(at) + 2 * range.start;
+            let row = self.tail(first).get(..2 * range.len());
+            return load(row.unwrap_or_default());
+        }
+        let mut lines = [Line::ZERO; 2];
+        self.read_lines(at, range, &mut lines);
+        let (even, odd) = hvx::deal_w(hvx::load(&lines[0]), hvx::load(&lines[1]));
+        hvx::narrow_f32(even, odd)
+    }
+
+    /// Row `at`, if it is f32 without gaps.
+    #[must_use]
+    pub fn floats(&self, at: [usize; 3]) -> Option<&[f32]> {
+        if self.shape.dtype != Type::F32 || !self.shape.has_dense_rows() {
+            return None;
+        }
+        let bytes = self.tail(self.shape.row(at)).get(..4 * self.shape.ne[0])?;
+        bytemuck::try_cast_slice(bytes).ok()
+    }
+
+    /// [`Self::read_lines`] where elements do not follow one another, and for types that are rare here.
     #[inline(never)]
     fn read_scattered(&self, at: [usize; 3], range: Range<usize>, out: &mut [Line]) {
         let mut chunk: Chunk = [0.0; CHUNK];
@@ -72,6 +134,24 @@ impl View<'_> {
             let elems = self.read(at, range, &mut chunk);
             let all: &mut [f32] = bytemuck::cast_slice_mut(out);
             all[..elems.len()].copy_from_slice(elems);
+        }
+    }
+}
+
+/// f16 to f32, two lines for each 64.
+#[inline(always)]
+fn widen(halves: &[u8], out: &mut [Line]) {
+    let (whole, rest) = halves.as_chunks::<LINE_BYTES>();
+    let (pairs, _) = out.as_chunks_mut::<2>();
+    for (halves, [first, second]) in whole.iter().zip(pairs) {
+        let (low, high) = hvx::widen_in_order_f16(hvx::load_bytes(halves));
+        hvx::store(first, low);
+        hvx::store(second, high);
+    }
+    if !rest.is_empty() {
+        let (low, high) = hvx::widen_in_order_f16(load(rest));
+        for (out, v) in out.iter_mut().skip(2 * whole.len()).zip([low, high]) {
+            hvx::store(out, v);
         }
     }
 }

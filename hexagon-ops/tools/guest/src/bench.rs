@@ -7,11 +7,18 @@ use core::fmt::{self, Write};
 use core::hint::black_box;
 
 use crate::scratch::Scratch;
+use hexagon_ops::hvx;
 use hexagon_ops::layout::{Line, PanelLayout, TILE_DIM, Tile, WeightType};
+use hexagon_ops::ops::attention::{ExpTable, STRIPS, exponentials};
+use hexagon_ops::ops::elementwise::{Glu, glu};
+use hexagon_ops::ops::math;
 use hexagon_ops::ops::matmul::Panel;
 use hexagon_ops::ops::matmul::dequantize::dequantize;
 use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
 use hexagon_ops::ops::matmul::quantize::{ActGroup, quantize_row};
+use hexagon_ops::ops::rows::{Norm, Rope, RopePairs, norm, rope};
+use hexagon_ops::ops::tensor::{Shape, Source, Type, View, ViewMut};
+use hexagon_ops::rt::Engine;
 
 /// Elements along K of every kernel measured.
 const K: usize = 1024;
@@ -26,6 +33,17 @@ static ROW: [f32; K] = [1.0; K];
 
 static OUT: Scratch<[Tile; TILES]> = Scratch::new([Tile::ZERO; TILES]);
 static GROUPS: Scratch<[ActGroup; 1]> = Scratch::new([ActGroup::ZERO; 1]);
+
+static TABLE: Scratch<ExpTable> = Scratch::new(ExpTable::new());
+static SCORES: Scratch<[Tile; STRIPS]> = Scratch::new([Tile::ZERO; STRIPS]);
+static RESULT: Scratch<[f32; K]> = Scratch::new([0.0; K]);
+
+/// A row of K elements.
+const SHAPE: Shape = Shape {
+    dtype: Type::F32,
+    ne: [K, 1, 1, 1],
+    nb: [4, 0, 0, 0],
+};
 
 /// The packet counter.
 fn packets() -> u32 {
@@ -124,6 +142,107 @@ pub fn run(write: &mut dyn FnMut(&str)) {
         "",
         measure(K, || {
             let _ = black_box(quantize_row(black_box(&ROW), groups));
+        }),
+    );
+    rows(&mut line);
+}
+
+/// Kernels on rows of activations, per 1024 elements.
+fn rows(line: &mut dyn FnMut(&str, &str, u32)) {
+    // SAFETY: the only reference to TABLE.
+    let table = unsafe { TABLE.get() }.lines();
+    // SAFETY: the only reference to SCORES.
+    let scores = unsafe { SCORES.get() };
+    line(
+        "soft_max_inner",
+        "",
+        measure(STRIPS, || {
+            for pair in 0..TILE_DIM / 2 {
+                let largest = hvx::splat_h(0x3c00);
+                black_box(exponentials(black_box(table), scores, pair, largest));
+            }
+        }),
+    );
+    // SAFETY: the only reference to RESULT.
+    let result = unsafe { RESULT.get() };
+    line(
+        "exp_f32",
+        "",
+        measure(1, || {
+            let rows = black_box(&ROW).as_chunks::<32>().0;
+            for (out, x) in result.as_chunks_mut::<32>().0.iter_mut().zip(rows) {
+                hvx::store_f32(out, math::exp(hvx::load_f32(x)));
+            }
+            black_box(&*result);
+        }),
+    );
+    let engine = Engine::new(1);
+    let row = || View::new(bytemuck::cast_slice(black_box(&ROW)), SHAPE).ok();
+    let Some(view) = row() else { return };
+    let src = Source::Apart(view);
+    line(
+        "rms_norm",
+        "",
+        measure(1, || {
+            if let Ok(dst) = ViewMut::new(bytemuck::cast_slice_mut(result), SHAPE) {
+                let _ = black_box(norm(&engine, Norm::Rms(1e-6), dst, &src));
+            }
+        }),
+    );
+    line(
+        "swiglu",
+        "",
+        measure(1, || {
+            if let Ok(dst) = ViewMut::new(bytemuck::cast_slice_mut(result), SHAPE) {
+                let _ = black_box(glu(&engine, Glu::Swiglu, false, dst, [&src, &src]));
+            }
+        }),
+    );
+    // Sixteen heads of 64 elements at one position.
+    let heads = Shape {
+        ne: [64, K / 64, 1, 1],
+        nb: [4, 256, 0, 0],
+        ..SHAPE
+    };
+    let place = Shape {
+        dtype: Type::I32,
+        ne: [1; 4],
+        nb: [0; 4],
+    };
+    let rotation = Rope {
+        pairs: RopePairs::Halves,
+        sections: None,
+        is_inverse: false,
+        n_dims: 64,
+        first: 0,
+        n_ctx_orig: 0,
+        freq_base: 1e4,
+        freq_scale: 1.0,
+        ext_factor: 0.0,
+        attn_factor: 1.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+    };
+    let position = [7_i32];
+    let operands = (
+        View::new(bytemuck::cast_slice(&ROW), heads),
+        View::new(bytemuck::cast_slice(&position), place),
+    );
+    let (Ok(elems), Ok(positions)) = operands else {
+        return;
+    };
+    let src = [
+        Source::Apart(elems),
+        Source::Apart(positions),
+        Source::None,
+    ];
+    line(
+        "rope",
+        "",
+        measure(1, || {
+            if let Ok(dst) = ViewMut::new(bytemuck::cast_slice_mut(result), heads) {
+                let _ = black_box(rope(&engine, rotation, dst, &src));
+            }
         }),
     );
 }

@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 39] = [
+pub const NAMES: [&str; 48] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -32,6 +32,11 @@ pub const NAMES: [&str; 39] = [
     "deal_w",
     "or",
     "interleave_w",
+    "swap_blocks_16",
+    "swap_blocks_4",
+    "swap_blocks_1",
+    "widen_b",
+    "shl_h",
     "f32_from_w",
     "mul_f16",
     "mul_add_f16",
@@ -44,11 +49,15 @@ pub const NAMES: [&str; 39] = [
     "max_f32",
     "min_f32",
     "select_gt_f32",
+    "sub_f16",
+    "max_f16",
+    "widen_in_order_f16",
+    "fold_f32",
 ];
 
 /// Number of the first operation on floating point.
 #[allow(dead_code, reason = "only the host test asks")]
-pub const FIRST_FLOAT: usize = 27;
+pub const FIRST_FLOAT: usize = 32;
 
 /// Number that stands for an accumulator: `c + a · b + a`.
 pub const ACCUMULATE: usize = NAMES.len();
@@ -85,18 +94,27 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         24 => hvx::deal_w(a, b),
         25 => one(hvx::or(a, b)),
         26 => hvx::interleave_w(a, b),
-        27 => one(hvx::f32_from_w(a)),
-        28 => one(hvx::mul_f16(a, b)),
-        29 => one(hvx::mul_add_f16(a, b, c)),
-        30 => one(hvx::sub_mul_f16(a, b, c)),
-        31 => hvx::widen_mul_f16(a, b),
-        32 => one(hvx::narrow_f32(a, b)),
-        33 => one(hvx::mul_f32(a, b)),
-        34 => one(hvx::add_f32(a, b)),
-        35 => one(hvx::sub_f32(a, b)),
-        36 => one(hvx::max_f32(a, b)),
-        37 => one(hvx::min_f32(a, b)),
-        38 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
+        27 => hvx::swap_blocks::<16>(a, b),
+        28 => hvx::swap_blocks::<4>(a, b),
+        29 => hvx::swap_blocks::<1>(a, b),
+        30 => one(hvx::widen_b(a)),
+        31 => one(hvx::shl_h(a, scalar & 15)),
+        32 => one(hvx::f32_from_w(a)),
+        33 => one(hvx::mul_f16(a, b)),
+        34 => one(hvx::mul_add_f16(a, b, c)),
+        35 => one(hvx::sub_mul_f16(a, b, c)),
+        36 => hvx::widen_mul_f16(a, b),
+        37 => one(hvx::narrow_f32(a, b)),
+        38 => one(hvx::mul_f32(a, b)),
+        39 => one(hvx::add_f32(a, b)),
+        40 => one(hvx::sub_f32(a, b)),
+        41 => one(hvx::max_f32(a, b)),
+        42 => one(hvx::min_f32(a, b)),
+        43 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
+        44 => one(hvx::sub_f16(a, b)),
+        45 => one(hvx::max_f16(a, b)),
+        46 => hvx::widen_in_order_f16(a),
+        47 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
         ACCUMULATE => one(Accumulator::from_f32(c).mul_add(a, b).plus(a).to_f32()),
         _ => one(hvx::splat_w(0)),
     }

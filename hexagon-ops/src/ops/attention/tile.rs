@@ -1,0 +1,406 @@
+//! Attention on the matrix unit: 32 query rows at a time, keys and values as FP16 tiles.
+//!
+//! ```text
+//! for each head of keys and values
+//!   queries -> tiles, each row divided by a power of two
+//!   for each 128 positions                     nothing if the mask hides them from all rows
+//!     keys, values -> tiles                    once for all rows
+//!     for each few tiles of 32 rows            those from which the mask does not hide all positions
+//!       matrix unit   scores = queries · keys           4 tiles
+//!       vector units  mask, maximum, exponentials       in place: the tiles become weights
+//!       matrix unit   weights · values                  a tile for each 32 elements
+//!       vector units  added to what earlier positions gave, in FP32
+//!   rows divided by their sums, written
+//! ```
+//!
+//! Scores, weights and products of 128 positions are FP16; maxima too, so that each is one of the scores; sums are FP32. The
+//! unit's stores multiply with 2^-5: a product leaves FP16's range only beyond 2^21.
+
+mod memory;
+
+use core::ops::Range;
+
+pub(super) use memory::Plan;
+use memory::{GROUP, MAX_ROW_TILES, MAX_VALUE_LINES, MAXIMA, Memory, RESTORE, SUMS};
+
+use super::pack::{PackKeys, PackValues};
+use super::weigh::{BLOCK, Lowest, RowTile, STRIPS, Visible, Weigh};
+use super::{HIDDEN, Job, TABLE_LINES, merge};
+use crate::error::{Error, Result};
+use crate::hmx::{Hmx, MAX_DEEP};
+use crate::hvx::{self, Vector, add_f32, mul_f32, splat_f32, splat_h};
+use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
+use crate::ops::matmul::Machine;
+use crate::ops::matmul::pack::pack_rows;
+use crate::ops::tensor::{Type, ViewMut};
+use crate::rt::Engine;
+
+/// Computes an attention; the operands have been checked.
+pub(super) fn run(
+    job: &Job<'_>,
+    plan: &Plan,
+    machine: Machine<'_>,
+    table: &[Line; TABLE_LINES],
+    dst: &mut ViewMut<'_>,
+) -> Result<()> {
+    let Machine { engine, vtcm, hmx } = machine;
+    hmx.take_fault();
+    let mut memory = Memory::new(plan, vtcm, hmx, table)?;
+    let [_, queries, _, streams] = job.src.q.shape.ne;
+    for stream in 0..streams {
+        for first in (0..queries).step_by(plan.queries) {
+            for kv_head in 0..job.kv_heads {
+                let head = Head {
+                    job,
+                    plan,
+                    engine,
+                    stream,
+                    kv_head,
+                    first,
+                    rows: job.group * plan.queries.min(queries - first),
+                };
+                head.run(&mut memory, hmx, dst);
+            }
+        }
+    }
+    match hmx.take_fault() {
+        Some(fault) => Err(Error::Fault(fault)),
+        None => Ok(()),
+    }
+}
+
+/// The query rows of a batch that share a head of keys and values.
+struct Head<'a> {
+    job: &'a Job<'a>,
+    plan: &'a Plan,
+    engine: &'a Engine,
+    stream: usize,
+    kv_head: usize,
+    /// First query.
+    first: usize,
+    rows: usize,
+}
+
+impl Head<'_> {
+    fn run(&self, memory: &mut Memory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) {
+        self.begin(memory);
+        for start in (0..self.job.positions).step_by(BLOCK) {
+            let positions = start..self.job.positions.min(start + BLOCK);
+            let mut active = self.active(&positions);
+            if active == 0 {
+                continue;
+            }
+            self.pack(&positions, memory);
+            while active != 0 {
+                let mut tiles = [0; GROUP];
+                let mut count = 0;
+                while active != 0 && count < GROUP {
+                    tiles[count] = active.trailing_zeros() as usize;
+                    active &= active - 1;
+                    count += 1;
+                }
+                self.block(&tiles[..count], &positions, memory, hmx);
+            }
+        }
+        self.write(memory, dst);
+    }
+
+    /// Rows of a tile.
+    fn tile_rows(&self, tile: usize) -> Range<usize> {
+        tile * TILE_DIM..self.rows.min((tile + 1) * TILE_DIM)
+    }
+
+    /// Packs the queries, and clears the state.
+    fn begin(&self, memory: &mut Memory<'_>) {
+        let (k_tiles, job) = (self.plan.k_tiles, self.job);
+        let state = memory.state.chunks_mut(self.plan.state_lines());
+        let all = memory
+            .queries
+            .chunks_mut(k_tiles)
+            .zip(&mut *memory.factors)
+            .zip(state);
+        let mut all = all.enumerate().take(self.rows.div_ceil(TILE_DIM));
+        loop {
+            let mut tasks: [_; GROUP] = core::array::from_fn(|_| all.next());
+            if tasks[0].is_none() {
+                return;
+            }
+            self.engine.step(None, &mut tasks, |task| {
+                let Some((tile, ((queries, factors), state))) = task else {
+                    return;
+                };
+                let rows = self.tile_rows(*tile);
+                let row = |i: usize| {
+                    let row = rows.start + i;
+                    let [query, head] = job.head(self.first, self.kv_head, row);
+                    let at = [query, head, self.stream];
+                    (row < rows.end).then(|| job.src.q.floats(at)).flatten()
+                };
+                pack_rows(row, queries, factors);
+                let (maxima, sums) = state.split_at_mut(MAXIMA);
+                hvx::widest(Lowest(maxima));
+                sums.fill(Line::ZERO);
+            });
+        }
+    }
+
+    /// A bit for each tile of rows from which the mask does not hide all of `positions`.
+    fn active(&self, positions: &Range<usize>) -> u64 {
+        let tiles = self.rows.div_ceil(TILE_DIM);
+        let all = u64::MAX >> (MAX_ROW_TILES - tiles);
+        let Some(mask) = &self.job.src.mask else {
+            return all;
+        };
+        // The rows of a mask for each head would cost more to look at than they spare.
+        if mask.shape.ne[2] > 1 || mask.shape.dtype != Type::F16 || !mask.shape.has_dense_rows() {
+            return all;
+        }
+        (0..tiles).fold(0, |active, tile| {
+            let rows = self.tile_rows(tile);
+            let query = |row: usize| self.job.head(self.first, self.kv_head, row)[0];
+            let is_visible = hvx::widest(Visible {
+                mask,
+                queries: query(rows.start)..query(rows.end - 1) + 1,
+                stream: self.stream,
+                positions: positions.clone(),
+            });
+            active | u64::from(is_visible) << tile
+        })
+    }
+
+    /// Packs keys and values.
+    fn pack(&self, positions: &Range<usize>, memory: &mut Memory<'_>) {
+        let head = [self.kv_head, self.stream];
+        let strips = memory.keys.chunks_mut(self.plan.k_tiles);
+        let mut keys: [_; STRIPS] = {
+            let mut all = strips.enumerate().take(positions.len().div_ceil(TILE_DIM));
+            core::array::from_fn(|_| all.next())
+        };
+        self.engine.step(None, &mut keys, |task| {
+            let Some((strip, tiles)) = task else { return };
+            let start = positions.start + *strip * TILE_DIM;
+            hvx::widest(PackKeys {
+                view: &self.job.src.k,
+                head,
+                positions: start..positions.end.min(start + TILE_DIM),
+                tiles,
+            });
+        });
+        let mut values: [_; MAX_VALUE_LINES / 2] = {
+            let mut all = memory.values.chunks_mut(2 * STRIPS).enumerate();
+            core::array::from_fn(|_| all.next())
+        };
+        self.engine.step(None, &mut values, |task| {
+            let Some((slab, tiles)) = task else { return };
+            hvx::widest(PackValues {
+                view: &self.job.src.v,
+                head,
+                positions: positions.clone(),
+                slab: *slab,
+                tiles,
+            });
+        });
+    }
+
+    /// Adds what some tiles of rows get from a block of positions.
+    fn block(
+        &self,
+        tiles: &[usize],
+        positions: &Range<usize>,
+        memory: &mut Memory<'_>,
+        hmx: &mut Hmx,
+    ) {
+        let Plan {
+            k_tiles, v_strips, ..
+        } = *self.plan;
+        let strips = positions.len().div_ceil(TILE_DIM);
+        for (tile, scores) in tiles.iter().zip(memory.scores.chunks_mut(STRIPS)) {
+            let queries = &memory.queries[tile * k_tiles..][..k_tiles];
+            for (score, keys) in scores[..strips].iter_mut().zip(memory.keys.chunks(k_tiles)) {
+                for (queries, keys) in queries.chunks(MAX_DEEP).zip(keys.chunks(MAX_DEEP)) {
+                    hmx.multiply(queries, keys);
+                }
+                hmx.store(score);
+            }
+        }
+        self.weigh(tiles, positions, memory);
+        for (_, (scores, products)) in tiles.iter().zip(
+            memory
+                .scores
+                .chunks(STRIPS)
+                .zip(memory.products.chunks_mut(v_strips)),
+        ) {
+            for (product, values) in products.iter_mut().zip(memory.values.chunks(STRIPS)) {
+                hmx.multiply(&scores[..strips], &values[..strips]);
+                hmx.store(product);
+            }
+        }
+        self.add(tiles, memory);
+    }
+
+    /// Scores to weights.
+    fn weigh(&self, tiles: &[usize], positions: &Range<usize>, memory: &mut Memory<'_>) {
+        let Memory {
+            table,
+            factors,
+            state,
+            scores,
+            scales,
+            ..
+        } = memory;
+        let mut slots = scores
+            .chunks_mut(STRIPS)
+            .zip(scales.chunks_mut(F16_TILE_LINES));
+        let mut states = state.chunks_mut(self.plan.state_lines()).enumerate();
+        let mut tasks: [_; GROUP] = core::array::from_fn(|i| {
+            let tile = *tiles.get(i)?;
+            let state = states.find(|(number, _)| *number == tile)?.1;
+            Some((tile, state, slots.next()?))
+        });
+        let (table, factors) = (*table, &**factors);
+        self.engine.step(None, &mut tasks, |task| {
+            let Some((tile, state, (scores, scales))) = task else {
+                return;
+            };
+            let (maxima, sums) = state.split_at_mut(MAXIMA);
+            let rows = RowTile::new(self.job, &factors[*tile], self.tile_rows(*tile), |row| {
+                self.job.head(self.first, self.kv_head, row)
+            });
+            let strips = positions.len().div_ceil(TILE_DIM);
+            hvx::widest(Weigh {
+                job: self.job,
+                stream: self.stream,
+                rows: &rows,
+                positions: positions.clone(),
+                table,
+                scores: &mut scores[..strips],
+                maxima,
+                sums: &mut sums[..SUMS],
+                scales,
+            });
+        });
+    }
+
+    /// Products of this block to the sums of all.
+    fn add(&self, tiles: &[usize], memory: &mut Memory<'_>) {
+        let v_strips = self.plan.v_strips;
+        let mut slots = memory
+            .products
+            .chunks(v_strips)
+            .zip(memory.scales.chunks(F16_TILE_LINES));
+        let mut states = memory.state.chunks_mut(self.plan.state_lines()).enumerate();
+        let mut tasks: [_; GROUP] = core::array::from_fn(|i| {
+            let tile = *tiles.get(i)?;
+            let state = states.find(|(number, _)| *number == tile)?.1;
+            Some((tile, state, slots.next()?))
+        });
+        self.engine.step(None, &mut tasks, |task| {
+            if let Some((tile, state, (products, scales))) = task {
+                hvx::widest(Add {
+                    line_pairs: self.tile_rows(*tile).len().div_ceil(2),
+                    products,
+                    scales,
+                    sums: &mut state[MAXIMA + SUMS..],
+                });
+            }
+        });
+    }
+
+    /// Writes the rows.
+    fn write(&self, memory: &Memory<'_>, dst: &mut ViewMut<'_>) {
+        for row in 0..self.rows {
+            let [query, head] = self.job.head(self.first, self.kv_head, row);
+            let state = &memory.state[row / TILE_DIM * self.plan.state_lines()..];
+            let mut lines = [Line::ZERO; MAX_VALUE_LINES + 2];
+            hvx::widest(Finish {
+                state,
+                row: row % TILE_DIM,
+                lines: &mut lines[..self.job.result_lines()],
+            });
+            let parts = merge::Parts {
+                lines: &lines,
+                stride: 0,
+                count: 1,
+            };
+            if let Some(row) = dst.row([head, query, self.stream]) {
+                merge::write(self.job, &parts, head, row);
+            }
+        }
+    }
+}
+
+/// Adds products to sums that are scaled to the new maximum.
+struct Add<'a> {
+    /// Pairs of rows.
+    line_pairs: usize,
+    /// A tile for each strip.
+    products: &'a [Tile],
+    scales: &'a [Line],
+    /// For each strip and pair of rows: f32 of the even row, then of the odd one.
+    sums: &'a mut [Line],
+}
+
+impl hvx::Kernel for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        for (product, sums) in self
+            .products
+            .iter()
+            .zip(self.sums.chunks_exact_mut(TILE_DIM))
+        {
+            let pairs = sums.as_chunks_mut::<2>().0;
+            let lines = product.0.iter().zip(self.scales);
+            for (pair, (line, scale)) in pairs.iter_mut().zip(lines).take(self.line_pairs) {
+                let (even, odd) = hvx::widen_mul_f16(hvx::load(line), splat_h(RESTORE));
+                let (even_scale, odd_scale) = hvx::widen_mul_f16(hvx::load(scale), splat_h(0x3c00));
+                let [even_sum, odd_sum] = pair;
+                let scaled = mul_f32(hvx::load(even_sum), even_scale);
+                hvx::store(even_sum, add_f32(scaled, even));
+                let scaled = mul_f32(hvx::load(odd_sum), odd_scale);
+                hvx::store(odd_sum, add_f32(scaled, odd));
+            }
+        }
+    }
+}
+
+/// A row's values in order, with its maximum and sum, as [`merge`] takes them.
+struct Finish<'a> {
+    state: &'a [Line],
+    row: usize,
+    lines: &'a mut [Line],
+}
+
+impl hvx::Kernel for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let (values, largest, sum) = super::parts(self.lines);
+        let (maxima, rest) = self.state.split_at(MAXIMA);
+        let (sums, elems) = rest.split_at(SUMS);
+        for (slab, out) in values.chunks_mut(2).enumerate() {
+            let strip =
+                |parity: usize| hvx::load(&elems[(2 * slab + parity) * TILE_DIM + self.row]);
+            let (low, high) = hvx::interleave_w(strip(0), strip(1));
+            for (out, v) in out.iter_mut().zip([low, high]) {
+                hvx::store(out, v);
+            }
+        }
+        let (even, odd) = hvx::widen_mul_f16(hvx::load(&maxima[self.row / 2]), splat_h(0x3c00));
+        let maximum: Vector = if self.row.is_multiple_of(2) {
+            even
+        } else {
+            odd
+        };
+        // The lowest f16 stands for hidden positions.
+        let lowest = splat_f32(super::weigh::HIDDEN_F16 + 1.0);
+        let hidden = splat_f32(HIDDEN);
+        hvx::store(
+            largest,
+            hvx::select_gt_f32(maximum, lowest, maximum, hidden),
+        );
+        hvx::store(sum, hvx::load(&sums[self.row]));
+    }
+}

@@ -1,0 +1,146 @@
+//! How an attention is cut for the matrix unit, and where its parts are in VTCM.
+
+use crate::error::Result;
+use crate::hmx::{Hmx, ScaleBlock};
+use crate::hvx;
+use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
+use crate::ops::attention::pack::SLAB;
+use crate::ops::attention::weigh::STRIPS;
+use crate::ops::attention::{Job, TABLE_LINES};
+use crate::ops::matmul::pack::RowFactor;
+use crate::ops::tensor::Type;
+use crate::rt::Arena;
+
+/// Fewest query rows of a head for which this is faster than dot products.
+const MIN_ROWS: usize = 16;
+/// Tiles of rows that are worked on at a time.
+pub(super) const GROUP: usize = 8;
+/// Most tiles of rows of a batch: bits of a word.
+pub(super) const MAX_ROW_TILES: usize = 64;
+/// Most lines of a value.
+pub(super) const MAX_VALUE_LINES: usize = 16;
+/// Scale of the unit's stores, 2^-5, and its inverse, as f16.
+const STORE: u16 = 0x2800;
+pub(super) const RESTORE: u16 = 0x5000;
+/// Lines of f16 maxima and of f32 sums of a tile of rows.
+pub(super) const MAXIMA: usize = F16_TILE_LINES;
+pub(super) const SUMS: usize = TILE_DIM;
+
+/// Sizes of an attention in tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ops::attention) struct Plan {
+    /// Queries of a batch.
+    pub(super) queries: usize,
+    /// Tiles of rows of a batch.
+    pub(super) row_tiles: usize,
+    /// Tiles of a query or key.
+    pub(super) k_tiles: usize,
+    /// Strips of values: 64 elements are two.
+    pub(super) v_strips: usize,
+}
+
+impl Plan {
+    /// All queries at once, or as many as fit; `None` if this is not the way for an attention.
+    pub(in crate::ops::attention) fn new(
+        job: &Job<'_>,
+        queries: usize,
+        vtcm_tiles: usize,
+    ) -> Option<Self> {
+        let (q, k, v) = (&job.src.q.shape, &job.src.k.shape, &job.src.v.shape);
+        // FP16 holds every value of these types; f32 may exceed it.
+        let fits = |dtype| matches!(dtype, Type::F16 | Type::Q8_0 | Type::Q4_0);
+        let dense = q.has_dense_rows() && k.has_dense_rows() && v.has_dense_rows();
+        let few = job.group * queries < MIN_ROWS || job.dv > MAX_VALUE_LINES;
+        if few || !fits(k.dtype) || !fits(v.dtype) || !dense {
+            return None;
+        }
+        let mut plan = Self {
+            queries,
+            row_tiles: 0,
+            k_tiles: job.dk,
+            v_strips: v.ne[0].div_ceil(SLAB) * 2,
+        };
+        loop {
+            plan.row_tiles = (job.group * plan.queries).div_ceil(TILE_DIM);
+            if plan.row_tiles <= MAX_ROW_TILES && plan.tiles() <= vtcm_tiles {
+                return Some(plan);
+            }
+            if plan.queries == 1 {
+                return None;
+            }
+            plan.queries = plan.queries.div_ceil(2);
+        }
+    }
+
+    /// Lines of the state of a tile of rows: maxima, sums, values.
+    pub(super) fn state_lines(&self) -> usize {
+        MAXIMA + SUMS + self.v_strips * TILE_DIM
+    }
+
+    /// Tiles of VTCM that are needed.
+    fn tiles(&self) -> usize {
+        let lines = TABLE_LINES
+            + self.row_tiles
+                * (self.state_lines() + size_of::<[RowFactor; TILE_DIM]>() / LINE_BYTES)
+            + GROUP * F16_TILE_LINES;
+        // Each kind of lines is rounded up to tiles.
+        let kinds = 4;
+        let scale = 1;
+        scale
+            + kinds
+            + lines / F16_TILE_LINES
+            + STRIPS * (self.k_tiles + self.v_strips)
+            + self.row_tiles * self.k_tiles
+            + GROUP * (STRIPS + self.v_strips)
+    }
+}
+
+/// What an attention keeps in VTCM.
+pub(super) struct Memory<'v> {
+    pub(super) table: &'v [Line; TABLE_LINES],
+    /// For each 32 positions: tiles of keys.
+    pub(super) keys: &'v mut [Tile],
+    /// For each strip: a tile for each 32 positions.
+    pub(super) values: &'v mut [Tile],
+    pub(super) queries: &'v mut [Tile],
+    pub(super) factors: &'v mut [[RowFactor; TILE_DIM]],
+    pub(super) state: &'v mut [Line],
+    pub(super) scores: &'v mut [Tile],
+    pub(super) scales: &'v mut [Line],
+    pub(super) products: &'v mut [Tile],
+}
+
+impl<'v> Memory<'v> {
+    /// Takes its parts from `vtcm` and prepares the unit.
+    pub(super) fn new(
+        plan: &Plan,
+        vtcm: &'v mut [Tile],
+        hmx: &mut Hmx,
+        table: &[Line; TABLE_LINES],
+    ) -> Result<Self> {
+        let mut arena = Arena::new(vtcm);
+        let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(arena.tiles("scale block", 1)?);
+        scale[0] = ScaleBlock::splat(STORE);
+        hmx.clear();
+        hmx.load_scale(&scale[0]);
+        let copy = arena.lines("exponentials", table.len())?;
+        for (to, from) in copy.iter_mut().zip(table) {
+            hvx::store(to, hvx::load(from));
+        }
+        let Some(table) = copy.first_chunk() else {
+            unreachable!("the arena gave fewer lines than it was asked for")
+        };
+        let factor_lines = plan.row_tiles * size_of::<[RowFactor; TILE_DIM]>() / LINE_BYTES;
+        Ok(Self {
+            table,
+            keys: arena.tiles("keys", STRIPS * plan.k_tiles)?,
+            values: arena.tiles("values", STRIPS * plan.v_strips)?,
+            queries: arena.tiles("queries", plan.row_tiles * plan.k_tiles)?,
+            factors: bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?),
+            state: arena.lines("sums", plan.row_tiles * plan.state_lines())?,
+            scores: arena.tiles("scores", GROUP * STRIPS)?,
+            scales: arena.lines("scales", GROUP * F16_TILE_LINES)?,
+            products: arena.tiles("products", GROUP * plan.v_strips)?,
+        })
+    }
+}

@@ -1,0 +1,314 @@
+//! Scores of the matrix unit to weights: factor, cap and mask, maximum, exponentials by table, sums.
+//!
+//! ```text
+//! for each pair of rows                                     a line of each tile: 32 positions of both
+//!   for each tile: to f32, scaled, capped, masked; back to f16; maximum
+//!   for each tile: less the maximum, doubled bits are the place in the table, gathered
+//!   for each tile: weights to f32, summed
+//! ```
+//!
+//! Hidden positions have the lowest f16. A row that has seen nothing else gets weights of 1 there; the first score that is
+//! not hidden scales them to zero.
+
+use core::ops::Range;
+
+use super::{Job, hide, tail};
+use crate::hvx::{
+    self, Vector, add_f32, max_f16, max_f32, min_f32, mul_f32, or, splat_f32, splat_h, splat_w,
+    sub_f16, sub_w,
+};
+use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
+use crate::ops::attention::table::TABLE_LINES;
+use crate::ops::math;
+use crate::ops::matmul::pack::RowFactor;
+use crate::ops::tensor::View;
+
+/// Positions of a block.
+pub(super) const BLOCK: usize = STRIPS * TILE_DIM;
+/// Tiles of scores of a block.
+pub const STRIPS: usize = 4;
+/// Score of a hidden position, the lowest f16, and its bits.
+pub(super) const HIDDEN_F16: f32 = -65504.0;
+const HIDDEN_BITS: u16 = 0xfbff;
+/// Inverse of the scale of the unit's stores.
+const RESTORE: f32 = 32.0;
+/// f16 1, and minus infinity.
+const ONE: u16 = 0x3c00;
+const MINUS_INFINITY: u16 = 0xfc00;
+
+/// Fills lines with the lowest maximum.
+pub(super) struct Lowest<'a>(pub(super) &'a mut [Line]);
+
+impl hvx::Kernel for Lowest<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        for line in self.0 {
+            hvx::store(line, splat_h(HIDDEN_BITS));
+        }
+    }
+}
+
+/// Whether an f16 mask leaves any of some positions to any of some queries.
+pub(super) struct Visible<'a> {
+    pub(super) mask: &'a View<'a>,
+    pub(super) queries: Range<usize>,
+    pub(super) stream: usize,
+    pub(super) positions: Range<usize>,
+}
+
+impl hvx::Kernel for Visible<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) -> bool {
+        let hidden = splat_h(MINUS_INFINITY);
+        let mut others = splat_w(0);
+        for query in self.queries {
+            let at = [query, 0, self.stream];
+            for start in self.positions.clone().step_by(LINE_BYTES / 2) {
+                let end = self.positions.end.min(start + LINE_BYTES / 2);
+                if end - start < LINE_BYTES / 2 {
+                    // Zeros behind the last position would count.
+                    return true;
+                }
+                let halves = self.mask.read_halves(at, start..end);
+                others = or(others, sub_w(halves, hidden));
+            }
+        }
+        let mut words = [0.0; TILE_DIM];
+        hvx::store_f32(&mut words, others);
+        words.iter().any(|word| word.to_bits() != 0)
+    }
+}
+
+/// What is known of each row of a tile.
+pub(super) struct RowTile {
+    /// Rows that exist.
+    n_rows: usize,
+    /// Query and head.
+    places: [[usize; 2]; TILE_DIM],
+    /// Factor of what the unit stored.
+    factors: [f32; TILE_DIM],
+    slopes: [f32; TILE_DIM],
+}
+
+impl RowTile {
+    /// The rows `rows`, which are where `place` says.
+    pub(super) fn new(
+        job: &Job<'_>,
+        factors: &[RowFactor; TILE_DIM],
+        rows: Range<usize>,
+        place: impl Fn(usize) -> [usize; 2],
+    ) -> Self {
+        let mut tile = Self {
+            n_rows: rows.len(),
+            places: [[0; 2]; TILE_DIM],
+            factors: [0.0; TILE_DIM],
+            slopes: [1.0; TILE_DIM],
+        };
+        for (i, row) in rows.enumerate() {
+            tile.places[i] = place(row);
+            tile.factors[i] = factors[i].factor() * job.factor * RESTORE;
+            tile.slopes[i] = job.slopes.of(tile.places[i][1]);
+        }
+        tile
+    }
+}
+
+/// What is added to the scores of two rows at a time; rows of one query and slope share it.
+struct Terms {
+    lines: [[Line; STRIPS]; 2],
+    /// Query, head of the mask and bits of the slope.
+    keys: [Option<(usize, usize, u32)>; 2],
+    /// Which was asked for last.
+    last: usize,
+}
+
+/// Makes weights of the scores of a tile of rows.
+pub(super) struct Weigh<'a> {
+    pub(super) job: &'a Job<'a>,
+    pub(super) stream: usize,
+    pub(super) rows: &'a RowTile,
+    pub(super) positions: Range<usize>,
+    pub(super) table: &'a [Line; TABLE_LINES],
+    /// Scores, which become weights: a tile for each 32 positions.
+    pub(super) scores: &'a mut [Tile],
+    /// For each pair of rows: f16 maxima in turns.
+    pub(super) maxima: &'a mut [Line],
+    /// For each row: f32 sums in lanes.
+    pub(super) sums: &'a mut [Line],
+    /// For each pair of rows, in turns: f16 factors of what has been added before.
+    pub(super) scales: &'a mut [Line],
+}
+
+impl Weigh<'_> {
+    /// What is added to the scores of row `row`: one of the two of `terms`.
+    #[inline(always)]
+    fn terms(&self, row: usize, terms: &mut Terms) -> usize {
+        let [query, head] = self.rows.places[row];
+        let slope = self.rows.slopes[row];
+        let mask_head = match &self.job.src.mask {
+            Some(mask) => head % mask.shape.ne[2],
+            None => 0,
+        };
+        let key = Some((query, mask_head, slope.to_bits()));
+        if let Some(which) = terms.keys.iter().position(|have| *have == key) {
+            terms.last = which;
+            return which;
+        }
+        let which = 1 - terms.last;
+        let lines = &mut terms.lines[which];
+        if let Some(mask) = &self.job.src.mask {
+            let at = [query, head, self.stream];
+            mask.read_lines(at, self.positions.clone(), lines);
+        }
+        for (strip, line) in lines.iter_mut().enumerate() {
+            let count = self.positions.len().saturating_sub(strip * TILE_DIM);
+            let term = match &self.job.src.mask {
+                Some(_) => hide(hvx::load(line), slope, count),
+                None => tail(count),
+            };
+            hvx::store(line, term);
+        }
+        terms.keys[which] = key;
+        terms.last = which;
+        which
+    }
+
+    /// The score of 32 positions as f16 can hold it.
+    #[inline(always)]
+    fn score(&self, stored: Vector, factor: Vector, term: &Line) -> Vector {
+        let mut x = mul_f32(stored, factor);
+        if self.job.softcap != 0.0 {
+            x = mul_f32(math::tanh(x), splat_f32(self.job.softcap));
+        }
+        let x = add_f32(x, hvx::load(term));
+        min_f32(max_f32(x, splat_f32(HIDDEN_F16)), splat_f32(-HIDDEN_F16))
+    }
+}
+
+impl hvx::Kernel for Weigh<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(mut self) {
+        let mut terms = Terms {
+            lines: [[Line::ZERO; STRIPS]; 2],
+            keys: [None; 2],
+            last: 0,
+        };
+        let scores = core::mem::take(&mut self.scores);
+        for pair in 0..self.rows.n_rows.div_ceil(2) {
+            let even = self.terms(2 * pair, &mut terms);
+            let odd = match 2 * pair + 1 < self.rows.n_rows {
+                true => self.terms(2 * pair + 1, &mut terms),
+                false => even,
+            };
+            let factors = [0, 1].map(|i| self.rows.factors[2 * pair + i]);
+            let before = hvx::load(&self.maxima[pair]);
+            let mut largest = before;
+            for (strip, tile) in scores.iter_mut().enumerate() {
+                let line = &mut tile.0[pair];
+                let (a, b) = hvx::widen_mul_f16(hvx::load(line), splat_h(ONE));
+                let a = self.score(a, splat_f32(factors[0]), &terms.lines[even][strip]);
+                let b = self.score(b, splat_f32(factors[1]), &terms.lines[odd][strip]);
+                let both = hvx::narrow_f32(a, b);
+                largest = max_f16(largest, both);
+                hvx::store(line, both);
+            }
+            let largest = largest_of_pair(largest);
+            hvx::store(&mut self.maxima[pair], largest);
+            let (even_sum, odd_sum) = exponentials(self.table, scores, pair, largest);
+            let scale = &mut self.scales[pair];
+            gather(self.table, sub_f16(before, largest), scale);
+            let (even_scale, odd_scale) = hvx::widen_mul_f16(hvx::load(scale), splat_h(ONE));
+            let [even, odd] = &mut self.sums.as_chunks_mut::<2>().0[pair];
+            hvx::store(
+                even,
+                add_f32(mul_f32(hvx::load(even), even_scale), even_sum),
+            );
+            hvx::store(odd, add_f32(mul_f32(hvx::load(odd), odd_scale), odd_sum));
+        }
+    }
+}
+
+/// All words become the maximum of all words, each half for itself.
+#[inline(always)]
+fn largest_of_pair(v: Vector) -> Vector {
+    let mut v = v;
+    let (a, b) = hvx::swap_blocks::<16>(v, v);
+    v = max_f16(a, b);
+    let (a, b) = hvx::swap_blocks::<8>(v, v);
+    v = max_f16(a, b);
+    let (a, b) = hvx::swap_blocks::<4>(v, v);
+    v = max_f16(a, b);
+    let (a, b) = hvx::swap_blocks::<2>(v, v);
+    v = max_f16(a, b);
+    let (a, b) = hvx::swap_blocks::<1>(v, v);
+    max_f16(a, b)
+}
+
+/// Exponentials of f16 that are not positive.
+#[inline(always)]
+fn gather(table: &[Line; TABLE_LINES], x: Vector, out: &mut Line) {
+    // The sign leaves the halfword; what remains is twice the magnitude's bits.
+    hvx::gather_h(table, hvx::shl_h(x, 1), out);
+}
+
+/// Scores of a pair of rows to weights; their sums in lanes (even row, odd row).
+///
+/// - `table`: in VTCM
+/// - `scores`: a tile for each 32 positions, in VTCM
+/// - `pair`: which line of each, below 16
+/// - `largest`: maxima of the two rows in turns, not smaller than any score
+#[inline(always)]
+#[must_use]
+pub fn exponentials(
+    table: &[Line; TABLE_LINES],
+    scores: &mut [Tile],
+    pair: usize,
+    largest: Vector,
+) -> (Vector, Vector) {
+    let pair = pair % F16_TILE_LINES;
+    // A whole block is one straight run of instructions, in which gathers and sums fill each other's packets.
+    if let [a, b, c, d] = scores {
+        let lines = [
+            &mut a.0[pair],
+            &mut b.0[pair],
+            &mut c.0[pair],
+            &mut d.0[pair],
+        ];
+        let x = [
+            sub_f16(hvx::load(lines[0]), largest),
+            sub_f16(hvx::load(lines[1]), largest),
+            sub_f16(hvx::load(lines[2]), largest),
+            sub_f16(hvx::load(lines[3]), largest),
+        ];
+        let [a, b, c, d] = lines;
+        gather(table, x[0], a);
+        gather(table, x[1], b);
+        gather(table, x[2], c);
+        gather(table, x[3], d);
+        let (a, b) = (widen(a), widen(b));
+        let (c, d) = (widen(c), widen(d));
+        let even = add_f32(add_f32(a.0, b.0), add_f32(c.0, d.0));
+        let odd = add_f32(add_f32(a.1, b.1), add_f32(c.1, d.1));
+        return (even, odd);
+    }
+    let mut sums = (splat_w(0), splat_w(0));
+    for tile in scores {
+        let line = &mut tile.0[pair];
+        gather(table, sub_f16(hvx::load(line), largest), line);
+        let (even, odd) = widen(line);
+        sums = (add_f32(sums.0, even), add_f32(sums.1, odd));
+    }
+    sums
+}
+
+/// f16 in turns of two rows to f32.
+#[inline(always)]
+fn widen(line: &Line) -> (Vector, Vector) {
+    hvx::widen_mul_f16(hvx::load(line), splat_h(ONE))
+}

@@ -1,0 +1,67 @@
+//! Products of rows with 32 columns, without sums across lanes.
+//!
+//! Folding adds the halves of two vectors, so that one vector holds both; five folds of 32 vectors give their 32 sums in
+//! lanes.
+
+use crate::hvx::{self, Accumulator, Vector, add_f32, fold_f32, splat_w};
+use crate::layout::Line;
+
+/// Columns.
+const COLUMNS: usize = 32;
+/// Groups of four columns, whose products become one vector before the last three folds.
+const GROUPS: usize = COLUMNS / 4;
+
+/// Adds to each lane the product of a row and a column.
+pub(super) struct Products<'a> {
+    /// Rows of f32, one after another, as long as columns.
+    pub(super) rows: &'a [Line],
+    /// 32 columns of f32, one after another.
+    pub(super) columns: &'a [Line],
+    /// For each row: 32 sums.
+    pub(super) sums: &'a mut [Line],
+}
+
+impl hvx::Kernel for Products<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(mut self) {
+        let lines = self.columns.len() / COLUMNS;
+        let sums = core::mem::take(&mut self.sums);
+        let mut folded = [Line::ZERO; GROUPS];
+        for (row, sum) in self.rows.chunks_exact(lines).zip(sums) {
+            for (g, folded) in folded.iter_mut().enumerate() {
+                // Folds put the sums of their second vector behind or between those of their first.
+                let column = |i: usize| &self.columns[(g + GROUPS * i) * lines..][..lines];
+                let low = fold_two(row, column(0), column(2));
+                let high = fold_two(row, column(1), column(3));
+                hvx::store(folded, fold_f32::<8>(low, high));
+            }
+            hvx::store(sum, add_f32(hvx::load(sum), last_folds(&folded)));
+        }
+    }
+}
+
+/// Products of a row and two columns in lanes, folded once.
+#[inline(always)]
+fn fold_two(row: &[Line], first: &[Line], second: &[Line]) -> Vector {
+    let mut a = Accumulator::from_f32(splat_w(0));
+    let mut b = Accumulator::from_f32(splat_w(0));
+    for ((x, first), second) in row.iter().zip(first).zip(second) {
+        let x = hvx::load(x);
+        a = a.mul_add(x, hvx::load(first));
+        b = b.mul_add(x, hvx::load(second));
+    }
+    fold_f32::<16>(a.to_f32(), b.to_f32())
+}
+
+/// The three folds that leave 32 sums.
+#[inline(always)]
+fn last_folds(v: &[Line; GROUPS]) -> Vector {
+    let [a, b, c, d, e, f, g, h] = v;
+    let ae = fold_f32::<4>(hvx::load(a), hvx::load(e));
+    let bf = fold_f32::<4>(hvx::load(b), hvx::load(f));
+    let cg = fold_f32::<4>(hvx::load(c), hvx::load(g));
+    let dh = fold_f32::<4>(hvx::load(d), hvx::load(h));
+    fold_f32::<1>(fold_f32::<2>(ae, cg), fold_f32::<2>(bf, dh))
+}

@@ -1,0 +1,130 @@
+//! MUL_MAT of tensors in ggml's own layouts: both sides read as f32, products summed in FP32.
+//!
+//! ```text
+//! for each few rows of the result that share a plane of src0       side by side
+//!   for each 32 columns, for each 128 elements along K
+//!     32 rows of src0, the rows of src1 to f32
+//!     for each row: 32 products in lanes, folded into one vector, added
+//! ```
+//!
+//! Weights have packed layouts and kernels of their own ([`super::matmul`]); this is for products of activations: attention
+//! without FLASH_ATTN_EXT, rotations by Hadamard matrices.
+
+use core::ops::Range;
+
+use super::fold::Products;
+use super::tensor::{Source, Type, View, ViewMut};
+use crate::error::{Error, Result};
+use crate::hvx;
+use crate::layout::Line;
+use crate::rt::Engine;
+
+/// f32 of a line, and columns that are computed at a time.
+const LANES: usize = 32;
+/// Rows of the result that share what rows of src0 cost to read.
+const ROWS: usize = 8;
+/// Elements along K that are read at a time.
+const DEPTH: usize = 128;
+
+/// Reads a part of the rows of src1.
+struct ReadParts<'a> {
+    view: &'a View<'a>,
+    places: &'a [[usize; 3]],
+    range: Range<usize>,
+    out: &'a mut [Line],
+}
+
+impl hvx::Kernel for ReadParts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let lines = self.range.len().div_ceil(LANES);
+        for (place, out) in self.places.iter().zip(self.out.chunks_exact_mut(lines)) {
+            self.view.read_lines(*place, self.range.clone(), out);
+        }
+    }
+}
+
+/// Computes `dst[n][m] = Σ src0[k][n] · src1[k][m]`; planes of src0 are repeated.
+///
+/// - `src`: `[K, N, n2, n3]` of any type that can be read; `[K, M, m2, m3]` of floats, with n2 and n3 dividing m2 and m3
+/// - `dst`: f32 `[N, M, m2, m3]`
+///
+/// # Errors
+/// `Operand` unless the operands are as above.
+pub fn mul_mat(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
+    let (a, b) = (src[0].apart()?, src[1].apart()?);
+    let [k, n, a2, a3] = a.shape.ne;
+    let [depth, m, b2, b3] = b.shape.ne;
+    let fits = (a.shape.dtype.is_float() || a.shape.dtype.is_block())
+        && b.shape.dtype.is_float()
+        && dst.shape.dtype == Type::F32
+        && depth == k
+        && dst.shape.ne == [n, m, b2, b3]
+        && b2.is_multiple_of(a2)
+        && b3.is_multiple_of(a3);
+    if !fits {
+        return Err(Error::Operand);
+    }
+    let plane = |[_, i2, i3]: [usize; 3]| [i2 / (b2 / a2), i3 / (b3 / a3)];
+    dst.for_parts(engine, |part| {
+        let mut first = 0;
+        while first < part.len() {
+            let mut places = [[0; 3]; ROWS];
+            let mut count = 0;
+            while count < ROWS && first + count < part.len() {
+                places[count] = part.place_of(first + count);
+                if plane(places[count]) != plane(places[0]) {
+                    break;
+                }
+                count += 1;
+            }
+            rows(&a, plane(places[0]), &b, &places[..count], part);
+            first += count;
+        }
+    });
+    Ok(())
+}
+
+/// Computes the rows at `places`, which share a plane of `a`.
+fn rows(
+    a: &View<'_>,
+    plane: [usize; 2],
+    b: &View<'_>,
+    places: &[[usize; 3]],
+    part: &mut ViewMut<'_>,
+) {
+    let [k, n, ..] = a.shape.ne;
+    let mut columns = [Line::ZERO; LANES * DEPTH / LANES];
+    let mut parts = [Line::ZERO; ROWS * DEPTH / LANES];
+    for n0 in (0..n).step_by(LANES) {
+        let end = n.min(n0 + LANES);
+        let mut sums = [Line::ZERO; ROWS];
+        for k0 in (0..k).step_by(DEPTH) {
+            let range = k0..k.min(k0 + DEPTH);
+            let lines = range.len().div_ceil(LANES);
+            a.read_rows(n0..end, plane, range.clone(), &mut columns[..LANES * lines]);
+            // A row that is read at once stays.
+            if n0 == 0 || k > DEPTH {
+                hvx::widest(ReadParts {
+                    view: b,
+                    places,
+                    range,
+                    out: &mut parts,
+                });
+            }
+            hvx::widest(Products {
+                rows: &parts[..places.len() * lines],
+                columns: &columns[..LANES * lines],
+                sums: &mut sums,
+            });
+        }
+        for (place, sum) in places.iter().zip(&sums) {
+            let elems: &[f32; LANES] = bytemuck::cast_ref(sum);
+            if let Some(mut row) = part.row(*place) {
+                row.write(n0, &elems[..end - n0]);
+            }
+        }
+    }
+}
