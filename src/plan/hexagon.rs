@@ -138,30 +138,58 @@ impl Command {
 /// # Errors
 /// The reason why the node is not for this device.
 pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Refusal> {
-    // Everything else would have to be packed at each use: operands that were just computed, caches that grow.
-    // Where no memory is known yet, the answer is about the operation as such, and packing at use is what happens.
-    let in_place = |weights: &Tensor| matches!(weights.place, Place::Packed | Place::Unknown);
-    let multiplies = matches!(operation.op, Op::MulMat | Op::MulMatId);
-    if multiplies && !operation.src[0].as_ref().is_some_and(in_place) {
+    let Some(weights) = &operation.src[0] else {
+        return command(vtcm_bytes, operation, false);
+    };
+    let packed = match operation.op {
+        Op::MulMat => may_be_packed(weights),
+        Op::MulMatId if may_be_packed(weights) => true,
+        // Packing the experts at each use is slower than the CPU.
+        Op::MulMatId => return Err("weights are not in packed memory"),
+        _ => false,
+    };
+    // The loader asks for plain memory, too; weights that can be packed are to come into memory where they are.
+    let small =
+        weights.dtype == DType::F32 && weights.shape.ne[0] * weights.shape.ne[1] <= PLAIN_ELEMS;
+    let plain = weights.place == Place::Device || small;
+    if operation.op == Op::MulMat && !packed && !plain {
         return Err("weights are not in packed memory");
     }
-    command(vtcm_bytes, operation)
+    match command(vtcm_bytes, operation, packed) {
+        // What packing does not take may still be a product of plain tensors.
+        Err(_) if packed && weights.place == Place::Unknown => {
+            command(vtcm_bytes, operation, false)
+        }
+        planned => planned,
+    }
+}
+
+/// Most elements of F32 weights for the product of plain tensors: a router of experts, but no layer. The CPU is faster with
+/// more, having no weights to bring to the DSP in 32 bits.
+const PLAIN_ELEMS: usize = 1 << 20;
+
+/// Whether weights will be packed. Where no memory is known yet, the answer is about the operation as such, and packing at
+/// use is what happens.
+fn may_be_packed(weights: &Tensor) -> bool {
+    matches!(weights.place, Place::Packed | Place::Unknown) && WeightLayout::new(weights).is_some()
 }
 
 /// Plans a node.
 ///
+/// - `packed`: whether a multiplication finds its weights packed, or is to pack them
+///
 /// # Errors
 /// The reason why the device cannot compute it.
-pub fn command(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Refusal> {
+pub fn command(vtcm_bytes: usize, operation: &Operation, packed: bool) -> Result<Command, Refusal> {
     let dst = &operation.dst;
     match (operation.op, &operation.src) {
-        (Op::MulMat, [Some(src0), Some(src1), ..]) => {
+        (Op::MulMat, [Some(src0), Some(src1), ..]) if packed => {
             mul_mat(vtcm_bytes, dst, src0, src1).map(Command::MulMat)
         }
         (Op::MulMatId, [Some(src0), Some(src1), Some(ids), ..]) => {
             mul_mat_id(vtcm_bytes, dst, src0, src1, ids).map(Command::MulMatId)
         }
-        (Op::MulMat | Op::MulMatId, _) => Err("an operand is missing"),
+        (Op::MulMatId, _) => Err("an operand is missing"),
         (Op::FlashAttnExt, _) => {
             tensor::attention(operation).map(|body| Command::Attention(Box::new(body)))
         }

@@ -10,7 +10,7 @@ use super::submission::{Submission, span};
 use super::{Device, HexBuffer, pack};
 use crate::device::hexagon::Failed;
 use crate::error::{Error, Result};
-use crate::graph::{MAX_SOURCES, Node, Operation, Tensor};
+use crate::graph::{MAX_SOURCES, Node, Op, Operation, Role, Tensor};
 use crate::plan::hexagon::cost;
 use crate::plan::hexagon::{self as plan, Command, WeightLayout};
 use crate::tensor::DType;
@@ -74,7 +74,7 @@ impl Stream {
         self.nodes += 1;
         let operation = &node.operation;
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
-        let command = plan::command(vtcm_bytes, operation).map_err(refused)?;
+        let command = self.plan(vtcm_bytes, operation, src[0])?;
         if operation.dst.shape.ne.contains(&0) {
             return Ok(());
         }
@@ -140,6 +140,21 @@ impl Stream {
         let arch = self.device.npu.caps().arch;
         self.current.cost += cost::of(arch, vtcm_bytes, &command);
         Ok(())
+    }
+
+    fn plan(&self, vtcm_bytes: usize, operation: &Operation, weights: Home) -> Result<Command> {
+        let plan = |packed| plan::command(vtcm_bytes, operation, packed).map_err(refused);
+        let (Op::MulMat, Some(src0), Some(home)) = (operation.op, &operation.src[0], weights)
+        else {
+            return plan(false);
+        };
+        if home.find(src0).is_some() {
+            return plan(true);
+        }
+        match plan(false) {
+            Err(_) if src0.role != Role::Result => plan(true),
+            planned => planned,
+        }
     }
 
     /// Has the device compute what was added, and waits for it.

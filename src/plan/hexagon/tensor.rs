@@ -87,7 +87,9 @@ fn kernel(op: Op) -> Option<(u32, Range<usize>)> {
         Op::Pool2d => (wire::KERNEL_POOL_2D, 0..1),
         // FILL's source says only where the result may go.
         Op::Fill | Op::Arange => (wire::KERNEL_FILL, 0..0),
-        Op::MulMat | Op::MulMatId | Op::FlashAttnExt => return None,
+        // Of two tensors that were computed, or are in a cache.
+        Op::MulMat => (wire::KERNEL_MUL_MAT, 0..2),
+        Op::MulMatId | Op::FlashAttnExt => return None,
     })
 }
 
