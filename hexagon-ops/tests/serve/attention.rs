@@ -366,6 +366,13 @@ fn one_query_over_many_positions_and_many_queries_over_few() {
     };
     check(&setup, Mask::None, true, &mut bench, &mut rng);
     check(&setup, Mask::Random, false, &mut bench, &mut rng);
+    let setup = Setup {
+        queries: 20,
+        positions: 500,
+        ..PLAIN
+    };
+    check(&setup, Mask::Causal, true, &mut bench, &mut rng);
+    check(&setup, Mask::Random, false, &mut bench, &mut rng);
     // More results than fit in the VTCM of this host.
     let setup = Setup {
         d: [32, 128],

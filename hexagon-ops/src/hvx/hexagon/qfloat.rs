@@ -131,6 +131,19 @@ impl Accumulator {
         }))
     }
 
+    /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes): `Q6_Wqf32_vmpy_VhfVhf`, `Q6_Vqf32_vadd_Vqf32Vqf32`.
+    #[must_use]
+    #[inline(always)]
+    pub fn widen_mul_add(sums: (Self, Self), a: Vector, b: Vector) -> (Self, Self) {
+        // SAFETY: [HVX] of the module doc.
+        let (even, odd) = split(unsafe { arch::Q6_Wqf32_vmpy_VhfVhf(a.0, b.0) });
+        // SAFETY: [HVX] of the module doc.
+        let even = unsafe { arch::Q6_Vqf32_vadd_Vqf32Vqf32(sums.0.0.0, even.0) };
+        // SAFETY: [HVX] of the module doc.
+        let odd = unsafe { arch::Q6_Vqf32_vadd_Vqf32Vqf32(sums.1.0.0, odd.0) };
+        (Self(Vector(even)), Self(Vector(odd)))
+    }
+
     /// The sum as f32.
     #[must_use]
     #[inline(always)]

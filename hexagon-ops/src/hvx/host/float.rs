@@ -204,6 +204,14 @@ impl Accumulator {
         Self(add_f32(self.0, v))
     }
 
+    /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes): [`widen_mul_f16`], `Q6_Vsf_vadd_VsfVsf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn widen_mul_add(sums: (Self, Self), a: Vector, b: Vector) -> (Self, Self) {
+        let (even, odd) = widen_mul_f16(a, b);
+        (sums.0.plus(even), sums.1.plus(odd))
+    }
+
     /// The sum as f32.
     #[must_use]
     #[inline(always)]

@@ -14,8 +14,8 @@ use core::ops::Range;
 
 use super::{Job, hide, tail};
 use crate::hvx::{
-    self, Vector, add_f32, max_f16, max_f32, min_f32, mul_f32, or, splat_f32, splat_h, splat_w,
-    sub_f16, sub_w,
+    self, Accumulator, Vector, add_f32, max_f16, max_f32, min_f32, mul_f32, or, splat_f32, splat_h,
+    splat_w, sub_f16, sub_w,
 };
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::table::TABLE_LINES;
@@ -291,24 +291,33 @@ pub fn exponentials(
         gather(table, x[1], b);
         gather(table, x[2], c);
         gather(table, x[3], d);
-        let (a, b) = (widen(a), widen(b));
-        let (c, d) = (widen(c), widen(d));
-        let even = add_f32(add_f32(a.0, b.0), add_f32(c.0, d.0));
-        let odd = add_f32(add_f32(a.1, b.1), add_f32(c.1, d.1));
-        return (even, odd);
+        let sums = add_line(none(), a);
+        let sums = add_line(sums, b);
+        let sums = add_line(sums, c);
+        let (even, odd) = add_line(sums, d);
+        return (even.to_f32(), odd.to_f32());
     }
-    let mut sums = (splat_w(0), splat_w(0));
+    let mut sums = none();
     for tile in scores {
         let line = &mut tile.0[pair];
         gather(table, sub_f16(hvx::load(line), largest), line);
-        let (even, odd) = widen(line);
-        sums = (add_f32(sums.0, even), add_f32(sums.1, odd));
+        sums = add_line(sums, line);
     }
-    sums
+    (sums.0.to_f32(), sums.1.to_f32())
 }
 
-/// f16 in turns of two rows to f32.
+/// Sums of the two rows of a pair.
+type Sums = (Accumulator, Accumulator);
+
+/// Sums of nothing.
 #[inline(always)]
-fn widen(line: &Line) -> (Vector, Vector) {
-    hvx::widen_mul_f16(hvx::load(line), splat_h(ONE))
+fn none() -> Sums {
+    let zero = Accumulator::from_f32(splat_w(0));
+    (zero, zero)
+}
+
+/// Adds the weights of a line.
+#[inline(always)]
+fn add_line(sums: Sums, line: &Line) -> Sums {
+    Accumulator::widen_mul_add(sums, hvx::load(line), splat_h(ONE))
 }

@@ -231,11 +231,7 @@ fn rows(line: &mut dyn FnMut(&str, &str, u32)) {
     let (Ok(elems), Ok(positions)) = operands else {
         return;
     };
-    let src = [
-        Source::Apart(elems),
-        Source::Apart(positions),
-        Source::None,
-    ];
+    let src = [Source::Apart(elems), Source::Apart(positions), Source::None];
     line(
         "rope",
         "",

@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 48] = [
+pub const NAMES: [&str; 49] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -53,6 +53,7 @@ pub const NAMES: [&str; 48] = [
     "max_f16",
     "widen_in_order_f16",
     "fold_f32",
+    "widen_mul_add",
 ];
 
 /// Number of the first operation on floating point.
@@ -115,6 +116,11 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         45 => one(hvx::max_f16(a, b)),
         46 => hvx::widen_in_order_f16(a),
         47 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
+        48 => {
+            let sum = Accumulator::from_f32(c);
+            let (even, odd) = Accumulator::widen_mul_add((sum, sum), a, b);
+            (even.to_f32(), odd.to_f32())
+        }
         ACCUMULATE => one(Accumulator::from_f32(c).mul_add(a, b).plus(a).to_f32()),
         _ => one(hvx::splat_w(0)),
     }
