@@ -9,5 +9,6 @@
 mod buffer;
 mod common;
 mod faults;
+mod pack;
 mod product;
 mod space;

@@ -1,6 +1,6 @@
 //! Joins plan and device for Hexagon: opens sessions, keeps buffers, turns graphs into submissions.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hexagon_ops::{ffi, sim};
@@ -10,6 +10,7 @@ use crate::config::{Config, Repack, SimChip};
 use crate::device::hexagon::{HexNpu, Serving, Settings};
 use crate::error::{Error, Result};
 use crate::graph::{Op, Tensor};
+use crate::packfile::Packs;
 use crate::plan::hexagon::{self as plan, WeightLayout};
 use crate::selftest;
 use crate::vendor::fastrpc::FastRpc;
@@ -19,7 +20,7 @@ pub use self::compute::Stream;
 
 mod buffer;
 mod compute;
-mod pack;
+pub(super) mod pack;
 
 /// Largest buffer.
 // SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address space of 3 GB.
@@ -31,6 +32,7 @@ pub struct Device {
     name: Arc<str>,
     npu: HexNpu,
     repack: Repack,
+    packs: OnceLock<Arc<Packs>>,
 }
 
 /// What a device is opened with.
@@ -155,6 +157,7 @@ impl Device {
             name,
             npu,
             repack: options.repack,
+            packs: OnceLock::new(),
         }))
     }
 
@@ -185,6 +188,18 @@ impl Device {
     #[must_use]
     pub fn npu(&self) -> &HexNpu {
         &self.npu
+    }
+
+    /// Has weights of buffers that are allocated from now on come from pack files, if these have them. The first call
+    /// decides.
+    pub fn use_packs(&self, packs: Arc<Packs>) {
+        // Later ones change nothing.
+        let _ = self.packs.set(packs);
+    }
+
+    /// Where weights may lie packed already.
+    fn packs(&self) -> Arc<Packs> {
+        self.packs.get().cloned().unwrap_or_default()
     }
 
     /// When weights are packed.
