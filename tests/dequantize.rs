@@ -10,7 +10,7 @@ const TYPES: usize = 13;
 #[test]
 fn blocks_become_the_values_of_ggmls_own_conversion() {
     let mut rest = &include_bytes!("golden/dequantize.bin")[..];
-    let mut word = |rest: &mut &[u8]| {
+    let word = |rest: &mut &[u8]| {
         let (word, after) = rest.split_first_chunk().unwrap();
         *rest = after;
         u32::from_le_bytes(*word)

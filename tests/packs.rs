@@ -190,7 +190,7 @@ fn a_pack_that_is_not_of_this_weight_is_not_used() {
     same("another model");
     write(
         &path,
-        form(&caps::RK3576, Some(Choice::Int8), &w),
+        form(&caps::RK3566, Some(Choice::Int8), &w),
         &other,
         &w.bytes,
     );

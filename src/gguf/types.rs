@@ -55,6 +55,8 @@ impl GgmlType {
     pub const Q4_0: Self = Self(2);
     /// Blocks of 32: FP16 scale and minimum, unsigned 4-bit values.
     pub const Q4_1: Self = Self(3);
+    /// Blocks of 32: FP16 scale, signed 5-bit values.
+    pub const Q5_0: Self = Self(6);
     /// Blocks of 32: FP16 scale, signed 8-bit values.
     pub const Q8_0: Self = Self(8);
     /// Blocks of 32: FP16 scale, 4-bit indices of a fixed table.

@@ -17,8 +17,9 @@ pub struct Pack {
     map: MappedFile,
     table: Table,
     index: HashMap<String, usize>,
-    /// A log line said that something was not taken.
-    told: AtomicBool,
+    /// A log line said that something was taken, and that something was not.
+    told_taken: AtomicBool,
+    told_missed: AtomicBool,
 }
 
 impl Pack {
@@ -41,7 +42,8 @@ impl Pack {
             map,
             table,
             index,
-            told: AtomicBool::new(false),
+            told_taken: AtomicBool::new(false),
+            told_missed: AtomicBool::new(false),
         })
     }
 
@@ -233,7 +235,7 @@ impl Packs {
     }
 
     /// Copies a weight from the first pack that has it as it is wanted; whether there was one. If not, `out` and `scales`
-    /// hold anything, and a log line says why, once for each pack.
+    /// hold anything, and a line at level warn says why for the first weight of each pack that is not taken.
     ///
     /// - `out`, `scales`: as many as the layout has
     pub fn take(&self, wanted: &Wanted, out: &mut [u8], scales: &mut [f32]) -> bool {
@@ -241,7 +243,11 @@ impl Packs {
         for pack in &self.packs {
             match self.take_from(pack, wanted, out, scales) {
                 Ok(()) => {
-                    log::debug!("{} comes packed from {}", wanted.name, pack.path.display());
+                    let path = pack.path.display();
+                    if !pack.told_taken.swap(true, Ordering::Relaxed) {
+                        log::info!("weights are loaded packed from {path}");
+                    }
+                    log::debug!("{} comes packed from {path}", wanted.name);
                     return true;
                 }
                 Err(miss) => {
@@ -253,7 +259,7 @@ impl Packs {
             }
         }
         if let Some((pack, miss)) = missed {
-            let first = !pack.told.swap(true, Ordering::Relaxed);
+            let first = !pack.told_missed.swap(true, Ordering::Relaxed);
             let level = if first {
                 log::Level::Warn
             } else {
@@ -261,7 +267,7 @@ impl Packs {
             };
             log::log!(
                 level,
-                "{}: {} is not taken from this pack, but packed now: {miss}; the device wants {} (said once)",
+                "{}: {} is not taken from this pack, but packed now: {miss}; the device wants {}",
                 pack.path.display(),
                 wanted.name,
                 wanted.layout
