@@ -354,13 +354,13 @@ fn peak_of(args: &[&str]) -> u64 {
 fn memory_is_bounded_whatever_the_size_of_the_model() {
     let folder = folder("tool_repack_memory");
     let model = folder.join("model.gguf");
-    let rows = 96 * 1024;
-    large(&model, rows);
-    let tensor = 2 * 1024 * rows as u64;
+    // The file's pages count while they are mapped, and the program itself has some 20 MiB.
+    large(&model, 40 * 1024);
+    let tensor = 80 << 20;
     for chip in ["rk3588", "hexagon-v75"] {
         let peak = peak_of(&["repack", path(&model), "--chip", chip]);
         assert!(
-            peak > 0 && peak <= tensor / 2 + (64 << 20),
+            peak > 0 && peak < tensor - (16 << 20),
             "{chip}: {} MiB",
             peak >> 20
         );
