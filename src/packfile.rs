@@ -42,7 +42,7 @@ pub const MAGIC: [u8; 8] = *b"\x89NPUPACK";
 pub const VERSION: u32 = 1;
 
 /// Alignment of payloads, in bytes: a page, so that each can be mapped and read on its own.
-pub const ALIGN_BYTES: u64 = 4096;
+pub const ALIGN_BYTES: usize = 4096;
 
 /// Bytes of the head.
 const HEAD_BYTES: usize = 56;
@@ -51,7 +51,7 @@ const HEAD_BYTES: usize = 56;
 const HASHED_HEAD_BYTES: usize = 40;
 
 /// Longest string, in bytes: names of tensors have 63 at most, options are rules on names.
-const MAX_TEXT_BYTES: u32 = 1 << 16;
+const MAX_TEXT_BYTES: usize = 1 << 16;
 
 /// Numbers that say how a weight is cut up.
 pub const LAYOUT_WORDS: usize = 10;

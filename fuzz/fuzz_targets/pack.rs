@@ -1,5 +1,5 @@
-//! Any bytes are refused as a pack file, or read as one whose payloads lie in the file, apart from each other. The hash of the
-//! head is made to fit, and the file as long as it says, so that what is behind these checks is reached.
+//! Any bytes are refused as a pack file, or read as one whose payloads lie in the file, apart from each other. The hash of
+//! the head is made to fit, and the file as long as it says, so that what is behind these checks is reached.
 #![no_main]
 
 use ggml_rust_npu::packfile::Table;

@@ -142,9 +142,9 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u128::from_le_bytes)
     }
 
-    fn text(&mut self, what: &str, most: u32) -> Result<String> {
+    fn text(&mut self, what: &str, most: usize) -> Result<String> {
         let len = self.u32(&format!("length of {what}"))?;
-        if len > most {
+        if len as usize > most {
             let reason = format!("at most {most} bytes are allowed");
             return Err(field(format!("length of {what}"), len, reason));
         }
@@ -158,8 +158,7 @@ impl<'a> Cursor<'a> {
 
     /// A tensor whose payload begins at `end` or later.
     fn entry(&mut self, index: u64, end: u64) -> Result<Entry> {
-        // CAST: a name in GGUF has 63 bytes.
-        let name = self.text(&format!("name of tensor {index}"), MAX_NAME_BYTES as u32)?;
+        let name = self.text(&format!("name of tensor {index}"), MAX_NAME_BYTES)?;
         let of = |what: &str| format!("{what} of tensor {name:?}");
         if name.is_empty() {
             let what = format!("name of tensor {index}");
@@ -190,7 +189,7 @@ impl<'a> Cursor<'a> {
         let scales = self.u64(&of("number of scales"))?;
         let payload = self.u128(&of("payload hash"))?;
         let error = f64::from_le_bytes(self.array(&of("error"))?);
-        if !offset.is_multiple_of(ALIGN_BYTES) {
+        if !offset.is_multiple_of(ALIGN_BYTES as u64) {
             let reason = format!("not a multiple of {ALIGN_BYTES}");
             return Err(field(of("offset"), offset, reason));
         }

@@ -62,10 +62,9 @@ impl Pack {
     /// Packed bytes of a tensor of this pack, and the bytes of its scales. They may be corrupted: see [`Pack::copy`].
     #[must_use]
     pub fn payload(&self, entry: &Entry) -> (&[u8], &[u8]) {
-        let range = |from: u64, bytes: u64| {
-            // CAST: the table was checked against the length of the file, which is in memory.
-            &self.map.bytes()[from as usize..][..bytes as usize]
-        };
+        // PANIC: the table was checked against the length of the file, which is in memory.
+        let size = |bytes: u64| usize::try_from(bytes).expect("bytes of a file in memory");
+        let range = |from: u64, bytes: u64| &self.map.bytes()[size(from)..][..size(bytes)];
         let bytes = range(entry.offset, entry.bytes);
         (bytes, range(entry.offset + entry.bytes, entry.scales * 4))
     }

@@ -42,7 +42,7 @@ impl Writer {
         names: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self> {
         for (what, text) in [("chip", chip), ("options", options)] {
-            if text.len() > MAX_TEXT_BYTES as usize {
+            if text.len() > MAX_TEXT_BYTES {
                 let reason = format!("at most {MAX_TEXT_BYTES} bytes are allowed");
                 return Err(field(format!("length of {what}"), text.len(), reason));
             }
@@ -74,18 +74,19 @@ impl Writer {
     }
 
     fn zeros(&mut self, mut count: u64) -> Result<()> {
-        const ZEROS: [u8; ALIGN_BYTES as usize] = [0; ALIGN_BYTES as usize];
+        const ZEROS: [u8; ALIGN_BYTES] = [0; ALIGN_BYTES];
         while count > 0 {
-            let part = count.min(ALIGN_BYTES);
-            // CAST: at most a page.
-            self.put(&ZEROS[..part as usize])?;
-            count -= part;
+            let part = usize::try_from(count)
+                .unwrap_or(usize::MAX)
+                .min(ALIGN_BYTES);
+            self.put(&ZEROS[..part])?;
+            count -= part as u64;
         }
         Ok(())
     }
 
     fn align(&mut self) -> Result<()> {
-        self.zeros(self.at.next_multiple_of(ALIGN_BYTES) - self.at)
+        self.zeros(self.at.next_multiple_of(ALIGN_BYTES as u64) - self.at)
     }
 
     /// Writes some more packed bytes of the tensor that is next.
