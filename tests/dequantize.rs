@@ -1,5 +1,4 @@
 //! Proves that blocks become the values that llama.cpp's own Python code gives (`scripts/golden.py`), bit for bit.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::GgmlType;
