@@ -16,7 +16,7 @@ help:
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
 	@echo "make optable  which of test-backend-ops' cases the Hexagon device computes, in docs/ops.md (an hour)"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
-	@echo "make fuzz   arbitrary commands to the DSP's command loop, for 5 minutes"
+	@echo "make fuzz   arbitrary commands to the DSP's command loop, model files and pack files, 5 minutes each"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
@@ -52,6 +52,8 @@ dsp:
 
 fuzz:
 	@hexagon-ops/tools/fuzz.sh 300
+	@hexagon-ops/tools/fuzz.sh 300 fuzz gguf
+	@hexagon-ops/tools/fuzz.sh 300 fuzz pack
 
 batch:
 	@$(PYTHON) scripts/batch.py

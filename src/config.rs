@@ -15,7 +15,7 @@ use crate::rules::{self, Rules};
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables, without prefix.
-const VARIABLES: [&str; 16] = [
+const VARIABLES: [&str; 18] = [
     "SIM",
     "DEVICES",
     "LOG",
@@ -32,6 +32,8 @@ const VARIABLES: [&str; 16] = [
     "TIMEOUT",
     "MIN_M",
     "KEEP",
+    "PACK",
+    "PACK_VERIFY",
 ];
 
 /// A chip that a stand-in can be.
@@ -83,6 +85,10 @@ pub struct Config {
     pub min_m: usize,
     /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed.
     pub keep: bool,
+    /// `GGML_RUST_NPU_PACK`: a pack file, or a folder of them, that weights may come from.
+    pub pack: Option<PathBuf>,
+    /// `GGML_RUST_NPU_PACK_VERIFY`: weights are compared with the pack's by a hash of all bytes, not of samples.
+    pub pack_full: bool,
     /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
     pub rknn_lib: Option<PathBuf>,
     /// `GGML_RUST_NPU_CDSPRPC_LIB`: the vendor's library in place of the system's `libcdsprpc.so`.
@@ -138,6 +144,8 @@ impl Config {
             calibration: calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
             min_m,
             keep,
+            pack: get("GGML_RUST_NPU_PACK").map(PathBuf::from),
+            pack_full: pack_verify(get("GGML_RUST_NPU_PACK_VERIFY"))?,
             rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
             cdsprpc_lib: get("GGML_RUST_NPU_CDSPRPC_LIB").map(PathBuf::from),
             hex_sessions: number(
@@ -283,6 +291,19 @@ fn rules(value: Option<String>) -> Result<Rules> {
     })
 }
 
+/// Words for how INT4 weights are clipped.
+#[must_use]
+pub fn calibrations() -> [&'static str; 4] {
+    CALIBRATIONS.map(|(word, _)| word)
+}
+
+/// The word for how INT4 weights are clipped.
+#[must_use]
+pub fn calibration_word(method: Method) -> &'static str {
+    let found = CALIBRATIONS.iter().find(|(_, known)| *known == method);
+    found.map_or("?", |(word, _)| word)
+}
+
 /// Words for how INT4 weights are clipped. The percentile is the one that did best on SmolLM2-135M.
 const CALIBRATIONS: [(&str, Method); 4] = [
     ("mse", Method::Mse),
@@ -291,7 +312,11 @@ const CALIBRATIONS: [(&str, Method); 4] = [
     ("absmax", Method::AbsMax),
 ];
 
-fn calibration(value: Option<String>) -> Result<Method> {
+/// How INT4 weights are clipped, by its word.
+///
+/// # Errors
+/// `Config` if there is no such word.
+pub fn calibration(value: Option<String>) -> Result<Method> {
     let Some(value) = value else {
         return Ok(Method::default());
     };
@@ -299,7 +324,7 @@ fn calibration(value: Option<String>) -> Result<Method> {
     found.map(|(_, method)| *method).ok_or(Error::Config {
         variable: "GGML_RUST_NPU_CALIBRATION",
         reason: "no such method".into(),
-        allowed: CALIBRATIONS.map(|(word, _)| word).join(", "),
+        allowed: calibrations().join(", "),
         value,
     })
 }
@@ -330,6 +355,19 @@ fn keep(value: Option<String>) -> Result<bool> {
             variable: "GGML_RUST_NPU_KEEP",
             reason: "no such choice".into(),
             allowed: "on, off".into(),
+            value: value.unwrap_or_default(),
+        }),
+    }
+}
+
+fn pack_verify(value: Option<String>) -> Result<bool> {
+    match value.as_deref().map(str::trim) {
+        None | Some("sampled") => Ok(false),
+        Some("full") => Ok(true),
+        Some(_) => Err(Error::Config {
+            variable: "GGML_RUST_NPU_PACK_VERIFY",
+            reason: "no such way".into(),
+            allowed: "sampled, full".into(),
             value: value.unwrap_or_default(),
         }),
     }
@@ -388,6 +426,7 @@ mod tests {
             ),
             ("GGML_RUST_NPU_CALIBRATION", "best", "absmax"),
             ("GGML_RUST_NPU_KEEP", "no", "on, off"),
+            ("GGML_RUST_NPU_PACK_VERIFY", "yes", "sampled, full"),
             ("GGML_RUST_NPU_MIN_M", "0", "1 (all on the NPU)"),
             ("GGML_RUST_NPU_MIN_M", "two", "65536"),
             ("GGML_RUST_NPU_SIM_COHERENCE", "loose", "strict"),

@@ -16,7 +16,8 @@
 //! | [`error`], [`tensor`], [`caps`] | the error type; types and shapes; what each chip can do | `rknpu-ops`, `hexagon-ops` |
 //! | [`rules`], [`config`] | which weight takes which arithmetic; the environment variables | the above |
 //! | [`shm`] | memory that ggml owns, as slices | the above |
-//! | [`gguf`] | reads and writes model files, for the tool `ggml-npu` | nothing |
+//! | [`files`], [`gguf`] | files mapped or written whole; model files, for the tool `ggml-npu` | [`tensor`] |
+//! | [`packfile`], [`dequantize`] | weights packed before they are loaded; ggml's blocks to `f32`, for the tool | the above |
 //! | [`graph`], [`repack`], [`mod@reference`] | what ggml handed over; weights into native layouts; the oracle | the above |
 //! | [`ring`], [`plan`], [`vendor`] | the command ring; nodes to commands, pure; the vendors' functions behind safe calls | the above |
 //! | [`device`] | executes commands | the above, but not `graph` or `plan` |
@@ -27,10 +28,13 @@ pub mod abi;
 pub mod backend;
 pub mod caps;
 pub mod config;
+pub mod dequantize;
 pub mod device;
 pub mod error;
+pub mod files;
 pub mod gguf;
 pub mod graph;
+pub mod packfile;
 pub mod plan;
 pub mod reference;
 pub mod repack;

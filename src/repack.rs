@@ -23,11 +23,14 @@ use rknpu_ops::layout::MatmulLayout;
 use rknpu_ops::rotation::Rotation;
 
 use crate::caps::{Precision, RkCaps};
+use crate::packfile::LayoutTag;
 use crate::rules::Choice;
 use crate::tensor::{DType, Dequantize};
 
+pub use self::error::SquareError;
 pub use self::group::pack_rows;
 
+mod error;
 mod group;
 
 /// Bytes that blocks are aligned to: views of an allocation start at a page.
@@ -174,6 +177,16 @@ impl WeightLayout {
         self.slices * self.chunks * self.scale_sets() * self.chunk_n
     }
 
+    /// The scale of a row that is not packed, or padding: that of a row of zeros.
+    #[must_use]
+    pub fn empty_scale(&self) -> f32 {
+        if self.precision == Precision::Fp16 {
+            1.0
+        } else {
+            0.0
+        }
+    }
+
     /// The scales of the rows of a chunk, in [`WeightLayout::scales`]; `set` is the segment if each has its own.
     #[must_use]
     pub fn chunk_scales(&self, slice: usize, chunk: usize, set: usize) -> Range<usize> {
@@ -191,6 +204,39 @@ impl WeightLayout {
     #[must_use]
     pub fn segment_columns(&self, segment: usize) -> Range<usize> {
         (segment * self.segment_k).min(self.k)..((segment + 1) * self.segment_k).min(self.k)
+    }
+
+    /// What packed bytes of this layout are.
+    #[must_use]
+    pub fn tag(&self) -> LayoutTag {
+        let b = self.native.b;
+        LayoutTag::rockchip(
+            self.precision,
+            [
+                self.k,
+                self.n,
+                self.slices,
+                self.segments,
+                self.segment_k,
+                self.chunks,
+                self.chunk_n,
+                self.chunks_per_core,
+                b.gn,
+                b.gk,
+            ],
+        )
+    }
+
+    /// The layout of one chunk as a weight of its own, of the rows [`Self::chunk_rows`]: chunks follow each other in memory,
+    /// and so do their scales.
+    #[must_use]
+    pub fn of_chunk(&self, chunk: usize) -> Self {
+        Self {
+            n: self.chunk_rows(chunk).len(),
+            slices: 1,
+            chunks: 1,
+            ..*self
+        }
     }
 
     /// The rotation along K that integer weights and their activations go through; FP16 needs none.

@@ -6,9 +6,16 @@ use std::path::Path;
 
 /// Modules from the bottom up; a module may use those of its own step and of the steps below.
 const LADDER: [&[&str]; 8] = [
-    &["error", "tensor", "caps", "gguf"],
+    &["error", "tensor", "caps", "files", "gguf"],
     &["rules", "config"],
-    &["shm", "graph", "repack", "reference"],
+    &[
+        "shm",
+        "graph",
+        "repack",
+        "reference",
+        "packfile",
+        "dequantize",
+    ],
     &["ring", "plan", "vendor"],
     &["device"],
     &["selftest", "backend"],

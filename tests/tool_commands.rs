@@ -241,7 +241,7 @@ fn completions_and_manual_pages_know_every_subcommand() {
         let written = std::fs::read_to_string(folder.join(file)).unwrap();
         assert!(written.contains("imatrix"), "{file}");
     }
-    for subcommand in ["devices", "inspect", "quantize"] {
+    for subcommand in ["devices", "inspect", "quantize", "repack"] {
         assert!(folder.join(format!("ggml-npu-{subcommand}.1")).exists());
     }
     assert!(!text(&run(&["--help"], &[])).contains("generate"));

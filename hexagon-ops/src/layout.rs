@@ -53,6 +53,7 @@
 //! the unit, and llama.cpp ggml-hexagon/htp/hmx-utils.h; ggml `block_q4_0` and its relatives, ggml-common.h.
 
 mod block;
+mod panel;
 
 use crate::error::{Error, Result};
 
@@ -347,10 +348,7 @@ impl MatrixLayout {
     /// Bytes of one row in ggml's layout (for F16 also when `k` is no multiple of 32).
     #[must_use]
     pub const fn ggml_row_bytes(self) -> usize {
-        match self.panel.weight {
-            WeightType::F16 => self.panel.k * 2,
-            weight => self.panel.k_tiles() * weight.block_bytes(),
-        }
+        self.panel.ggml_row_bytes()
     }
 
     /// Number of FP16 tiles of one panel once dequantized.

@@ -18,6 +18,18 @@ fn pack(layout: MatrixLayout, rows: &[u8]) -> Vec<u8> {
     packed
 }
 
+// SOURCE: Knuth's MMIX generator.
+fn random_bytes(seed: u64, count: usize) -> Vec<u8> {
+    let mut state = seed;
+    let next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    std::iter::repeat_with(next).take(count).collect()
+}
+
 /// Element (k, column n) as ggml stores it in block `b` of the row: the block's byte and the shift to its bits.
 fn ggml_elem(weight: WeightType, k: usize) -> (usize, u32) {
     match weight {
@@ -163,7 +175,38 @@ fn wrong_shapes_and_lengths_are_refused() {
     );
 }
 
+#[test]
+fn a_panel_of_too_many_rows_or_of_another_size_is_refused() {
+    let panel = MatrixLayout::new(WeightType::Q8_0, 32, 64).unwrap().panel();
+    let mut out = vec![0; panel.panel_bytes()];
+    for bytes in [0, 67, 33 * 68] {
+        let refused = panel.pack_panel(&mut out, &vec![0; bytes]);
+        assert!(
+            matches!(refused, Err(Error::Length { what: "ggml rows of a panel", have, .. }) if have == bytes)
+        );
+    }
+    let refused = panel.pack_panel(&mut out[1..], &[0; 68]);
+    assert!(matches!(refused, Err(Error::Length { what: "panel", .. })));
+}
+
 proptest! {
+    #[test]
+    fn a_panel_packed_at_once_is_its_rows_packed_one_by_one(
+        weight in prop::sample::select(WeightType::ALL.to_vec()),
+        n in 1_usize..=32,
+        tiles in 1_usize..8,
+        cut in 0_usize..32,
+        seed in any::<u64>(),
+    ) {
+        let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * TILE_DIM };
+        let layout = MatrixLayout::new(weight, n, k).unwrap();
+        let rows = random_bytes(seed, n * layout.ggml_row_bytes());
+        // Whatever was there before.
+        let mut panel = vec![0xa5; layout.panel().panel_bytes()];
+        layout.panel().pack_panel(&mut panel, &rows).unwrap();
+        prop_assert_eq!(panel, pack(layout, &rows));
+    }
+
     #[test]
     fn unpack_restores_what_pack_was_given(
         weight in prop::sample::select(WeightType::ALL.to_vec()),
@@ -174,11 +217,7 @@ proptest! {
     ) {
         let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * TILE_DIM };
         let layout = MatrixLayout::new(weight, n, k).unwrap();
-        let mut state = seed;
-        let rows: Vec<u8> = (0..n * layout.ggml_row_bytes()).map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 56) as u8
-        }).collect();
+        let rows = random_bytes(seed, n * layout.ggml_row_bytes());
         let packed = pack(layout, &rows);
         let mut row = vec![0; layout.ggml_row_bytes()];
         for (i, want) in rows.chunks_exact(layout.ggml_row_bytes()).enumerate() {

@@ -8,6 +8,7 @@ use super::Device;
 use crate::device::rknpu::{WeightMemory, Weights};
 use crate::error::{Error, Result};
 use crate::graph::Tensor;
+use crate::packfile::Wanted;
 use crate::plan;
 use crate::repack::{self, Source};
 use crate::shm::Pages;
@@ -177,8 +178,13 @@ impl WeightBuffer {
                 dequantize: tensor.dequantize,
                 calibration: self.device.target.calibration,
             };
-            self.memory
-                .pack(&mut packed.weights, start, source, first..last);
+            let whole = touched.start <= start && start + packed.bytes <= touched.end;
+            let of_this = start == tensor.packed_offset && packed.ne == tensor.shape.ne;
+            let taken = whole && of_this && self.take(tensor, &mut packed.weights, start, rows);
+            if !taken {
+                self.memory
+                    .pack(&mut packed.weights, start, source, first..last);
+            }
             if self.device.target.keep {
                 continue;
             }
@@ -191,6 +197,23 @@ impl WeightBuffer {
             }
         }
         Ok(())
+    }
+
+    /// Takes a whole weight from a pack file; whether there is one that has it.
+    fn take(&self, tensor: &Tensor, weights: &mut Weights, start: usize, rows: &[u8]) -> bool {
+        let Some(packs) = self.device.packs.get() else {
+            return false;
+        };
+        let wanted = Wanted {
+            name: tensor.name,
+            dtype: tensor.dtype,
+            format: tensor.format,
+            ne: tensor.shape.ne,
+            source: rows,
+            layout: weights.layout().tag(),
+        };
+        let take = |out: &mut [u8], scales: &mut [f32]| packs.take(&wanted, out, scales);
+        self.memory.fill(weights, start, take)
     }
 
     /// Makes room for the packed form of a tensor that is seen for the first time. A view of a tensor that is

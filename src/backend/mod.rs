@@ -1,7 +1,7 @@
 //! Joins plan and device: finds devices, keeps weight buffers, computes graphs.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rknpu_ops::sim;
 
@@ -10,6 +10,7 @@ use crate::config::{Config, SimChip};
 use crate::device::rknpu::{self, RkNpu};
 use crate::error::{Error, Result};
 use crate::graph::{Operation, Tensor};
+use crate::packfile::Packs;
 use crate::plan::{self, Target};
 use crate::rules::Choice;
 use crate::selftest;
@@ -23,6 +24,7 @@ mod any;
 mod buffer;
 mod compute;
 pub mod hexagon;
+pub mod offline;
 
 /// Where the kernel says which board this is.
 const DEVICE_TREE: &str = "/proc/device-tree/compatible";
@@ -33,13 +35,14 @@ pub struct Device {
     npu: RkNpu,
     target: Target,
     rows: Mutex<compute::RowScratch>,
+    packs: OnceLock<Arc<Packs>>,
 }
 
 /// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
 /// log line that says why.
 #[must_use]
 pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
-    let mut found = Vec::new();
+    let mut found: Vec<AnyDevice> = Vec::new();
     let chosen = |name: &str| {
         let keep = config.devices.as_ref();
         let chosen =
@@ -87,7 +90,32 @@ pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
             report(&name, device.map(AnyDevice::Hexagon));
         }
     }
+    if let (Some(path), false) = (&config.pack, found.is_empty()) {
+        let packs = open_packs(path, config.pack_full);
+        found.iter().for_each(|device| match device {
+            AnyDevice::Rockchip(device) => device.use_packs(Arc::clone(&packs)),
+            AnyDevice::Hexagon(device) => device.use_packs(Arc::clone(&packs)),
+        });
+    }
     found
+}
+
+/// Opens the packs that the user named; what cannot be used is left out with a log line.
+fn open_packs(path: &Path, full: bool) -> Arc<Packs> {
+    let (packs, failed) = Packs::open(path, full);
+    for (path, error) in &failed {
+        log::error!(
+            "{} is not used, its weights are packed when they are loaded: {error}",
+            path.display()
+        );
+    }
+    if failed.is_empty() && packs.is_empty() {
+        log::warn!(
+            "GGML_RUST_NPU_PACK: there is no pack file in {}",
+            path.display()
+        );
+    }
+    Arc::new(packs)
 }
 
 fn simulate(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static RkCaps)> {
@@ -109,7 +137,10 @@ fn load(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static R
 }
 
 /// The chip with the user's wishes for it.
-fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
+///
+/// # Errors
+/// `Config` if a rule asks for an arithmetic that the chip does not have.
+pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
     for (choice, word, arithmetic) in [
         (Choice::Int4, "int4", caps.int4),
         (Choice::Int4Fp16, "int4-fp16", caps.int4_fp16),
@@ -164,7 +195,14 @@ impl Device {
             npu,
             target,
             rows: Mutex::default(),
+            packs: OnceLock::new(),
         })
+    }
+
+    /// Has weights that are written from now on come from pack files, if these have them. The first call decides.
+    pub fn use_packs(&self, packs: Arc<Packs>) {
+        // Later ones change nothing.
+        let _ = self.packs.set(packs);
     }
 
     /// The NPU.

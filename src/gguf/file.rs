@@ -1,18 +1,17 @@
 //! A GGUF file mapped into memory.
-#![expect(unsafe_code, reason = "maps a file")]
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-
-use memmap2::Mmap;
 
 use super::parse::{Header, TensorInfo};
 use super::{Error, Result};
+use crate::files::MappedFile;
 
 /// A file that was checked: its header, and the bytes of its tensors.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
-    map: Mmap,
+    map: MappedFile,
     header: Header,
 }
 
@@ -22,20 +21,13 @@ impl File {
     /// # Errors
     /// `Io`, or what is wrong with the header.
     pub fn open(path: &Path) -> Result<Self> {
-        let io = |source| Error::Io {
+        let map = MappedFile::open(path).map_err(|source| Error::Io {
             path: path.into(),
             source,
-        };
-        let file = std::fs::File::open(path).map_err(io)?;
-        if file.metadata().map_err(io)?.len() == 0 {
-            return Header::parse(&[]).map(|_| unreachable!("an empty file has no header"));
-        }
-        // SAFETY: the map is only ever read. A process that changes the file meanwhile changes values, which any bytes
-        // are valid for; one that shortens it ends this process with SIGBUS, as with any program that maps files.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        })?;
         Ok(Self {
             path: path.into(),
-            header: Header::parse(&map)?,
+            header: Header::parse(map.bytes())?,
             map,
         })
     }
@@ -55,13 +47,19 @@ impl File {
     /// The whole file.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.map
+        self.map.bytes()
     }
 
     /// The bytes of a tensor of this file.
     #[must_use]
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
         // PANIC: the header's ranges were checked against the file's length.
-        &self.map[tensor.range.clone()]
+        &self.map.bytes()[tensor.range.clone()]
+    }
+
+    /// Takes part of a tensor's bytes out of this process's memory; they can still be read.
+    pub fn release(&self, tensor: &TensorInfo, part: Range<usize>) {
+        let start = tensor.range.start;
+        self.map.release(start + part.start..start + part.end);
     }
 }

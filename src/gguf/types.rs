@@ -1,5 +1,7 @@
 //! The element types of a GGUF file, and the kinds of its metadata values.
 
+use crate::tensor::{DType, Format};
+
 /// A type of tensor elements, by ggml's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GgmlType(u32);
@@ -53,6 +55,8 @@ impl GgmlType {
     pub const Q4_0: Self = Self(2);
     /// Blocks of 32: FP16 scale and minimum, unsigned 4-bit values.
     pub const Q4_1: Self = Self(3);
+    /// Blocks of 32: FP16 scale, signed 5-bit values.
+    pub const Q5_0: Self = Self(6);
     /// Blocks of 32: FP16 scale, signed 8-bit values.
     pub const Q8_0: Self = Self(8);
     /// Blocks of 32: FP16 scale, 4-bit indices of a fixed table.
@@ -86,6 +90,27 @@ impl GgmlType {
     #[must_use]
     pub fn name(self) -> &'static str {
         self.entry().1
+    }
+
+    /// The type as devices see it, and which one if they know it.
+    #[must_use]
+    pub fn tensor_type(self) -> (DType, Option<Format>) {
+        let quantized = DType::Quantized {
+            block_elems: self.block_elems(),
+            block_bytes: self.block_bytes(),
+        };
+        match self {
+            Self::F32 => (DType::F32, None),
+            Self::F16 => (DType::F16, None),
+            Self::I32 => (DType::I32, None),
+            Self::Q4_0 => (quantized, Some(Format::Q4_0)),
+            Self::Q4_1 => (quantized, Some(Format::Q4_1)),
+            Self::Q8_0 => (quantized, Some(Format::Q8_0)),
+            Self::IQ4_NL => (quantized, Some(Format::Iq4Nl)),
+            Self::MXFP4 => (quantized, Some(Format::Mxfp4)),
+            other if other.is_quantized() => (quantized, None),
+            _ => (DType::Other, None),
+        }
     }
 
     /// Elements in a block.

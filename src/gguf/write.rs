@@ -1,15 +1,12 @@
 //! Writes a GGUF file: the metadata of another one byte for byte, tensors one after another.
 
-use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::parse::Header;
 use super::types::{GgmlType, Value};
 use super::{Error, MAGIC, Result, field};
-
-/// Bytes collected before they go to the system.
-const BUFFER_BYTES: usize = 1 << 20;
+use crate::files::OutputFile;
 
 /// A tensor that will be written.
 #[derive(Clone, Debug)]
@@ -46,10 +43,7 @@ impl TensorPlan {
 /// Tensors are streamed: the writer holds one buffer of 1 MiB.
 #[derive(Debug)]
 pub struct Writer {
-    out: BufWriter<fs::File>,
-    path: PathBuf,
-    temporary: PathBuf,
-    finished: bool,
+    out: OutputFile,
     alignment: u64,
     tensors: Vec<(String, u64)>,
     written: usize,
@@ -106,32 +100,18 @@ impl Writer {
         }
         head.resize(head.len().next_multiple_of(source.alignment), 0);
 
-        let mut name = path.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}.part", std::process::id()));
-        let temporary = path.with_file_name(name);
-        let io = |source| Error::Io {
-            path: temporary.clone(),
-            source,
-        };
-        let file = fs::File::create(&temporary).map_err(io)?;
         let mut writer = Self {
-            out: BufWriter::with_capacity(BUFFER_BYTES, file),
-            path: path.into(),
-            finished: false,
+            out: OutputFile::create(path).map_err(io)?,
             alignment,
             tensors: sizes,
             written: 0,
-            temporary,
         };
         writer.put(&head)?;
         Ok(writer)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).map_err(|source| Error::Io {
-            path: self.temporary.clone(),
-            source,
-        })
+        self.out.put(bytes).map_err(io)
     }
 
     /// Writes the next tensor of the table, from pieces of its bytes.
@@ -172,26 +152,16 @@ impl Writer {
     ///
     /// # Errors
     /// `Io`; `TensorCount` if tensors are missing.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         if self.written != self.tensors.len() {
             return Err(self.wrong_count(self.written));
         }
-        let done = (self.out.flush()).and_then(|()| fs::rename(&self.temporary, &self.path));
-        self.finished = done.is_ok();
-        done.map_err(|source: io::Error| Error::Io {
-            path: self.path.clone(),
-            source,
-        })
+        self.out.finish(None).map_err(io)
     }
 }
 
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if !self.finished {
-            // Nobody is left to hear that a file that is of no use could not be removed.
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
+fn io((path, source): (PathBuf, io::Error)) -> Error {
+    Error::Io { path, source }
 }
 
 fn push_text(out: &mut Vec<u8>, text: &str) {

@@ -10,5 +10,6 @@ mod buffer;
 mod common;
 mod faults;
 mod graph;
+mod pack;
 mod product;
 mod space;

@@ -11,6 +11,7 @@ use super::{Device, pack};
 use crate::device::hexagon::Buffer;
 use crate::error::Result;
 use crate::graph::{Place, Tensor};
+use crate::packfile::{Packs, Wanted};
 use crate::plan::hexagon::{Form, WeightLayout};
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
@@ -29,6 +30,8 @@ pub struct HexBuffer {
     used_by_cpu: AtomicBool,
     /// The device's count of changes that submissions depend on.
     changes: Arc<AtomicU64>,
+    /// Where weights may lie packed already.
+    packs: Arc<Packs>,
 }
 
 /// One packed tensor.
@@ -75,6 +78,7 @@ impl HexBuffer {
             packed: RwLock::default(),
             used_by_cpu: AtomicBool::new(false),
             changes: Arc::clone(&device.changes),
+            packs: device.packs(),
         })
     }
 
@@ -128,7 +132,7 @@ impl HexBuffer {
     /// If the range is not inside the buffer.
     pub fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) {
         let first = tensor.packed_offset + offset;
-        let Some((start, packed)) = self.place(tensor) else {
+        let Some((start, packed)) = self.place(tensor, size) else {
             return self
                 .memory
                 .write(first..first + size, |out| content.put(0, out));
@@ -137,6 +141,9 @@ impl HexBuffer {
             return;
         }
         let range = first - start..first - start + size;
+        if let (Content::Bytes(bytes), true) = (content, range == (0..packed.bytes)) {
+            return self.write_whole(tensor, start, &packed, bytes);
+        }
         let row_bytes = packed.row_bytes;
         let touched = range.start / row_bytes..range.end.div_ceil(row_bytes);
         let area = pack::bytes_of(&packed.layout, &touched);
@@ -166,8 +173,32 @@ impl HexBuffer {
             });
     }
 
-    /// The packed tensor that a write goes to; a weight that is seen for the first time becomes one.
-    fn place(&self, tensor: &Tensor) -> Option<(usize, Arc<Packed>)> {
+    /// Writes all of a packed tensor: what a model's loading does.
+    fn write_whole(&self, tensor: &Tensor, start: usize, packed: &Packed, bytes: &[u8]) {
+        let layout = &packed.layout;
+        if let Some(plain) = &packed.plain {
+            let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+            plain.copy_from_slice(bytes);
+        }
+        let wanted = Wanted {
+            name: tensor.name,
+            dtype: tensor.dtype,
+            format: tensor.format,
+            ne: tensor.shape.ne,
+            source: bytes,
+            layout: pack::tag(layout),
+        };
+        let area = start..start + layout.bytes();
+        self.memory.write(area, |out| {
+            if !self.packs.take(&wanted, out, &mut []) {
+                let rows = layout.count() * layout.matrix.n();
+                pack::pack_rows(layout, out, 0..rows, bytes, tensor.dequantize);
+            }
+        });
+    }
+
+    /// The packed tensor that a write of `size` bytes goes to; a weight that is seen for the first time becomes one.
+    fn place(&self, tensor: &Tensor, size: usize) -> Option<(usize, Arc<Packed>)> {
         if let Some(found) = self.around(tensor) {
             return Some(found);
         }
@@ -177,9 +208,11 @@ impl HexBuffer {
         if start + layout.bytes() > self.memory.bytes() {
             return None;
         }
-        // Padding reads as zero weights.
-        let area = start..start + layout.bytes();
-        self.memory.write(area, |out| out.fill(0));
+        if size < bytes {
+            // Rows that are not written yet, and padding, are zero weights. A write of everything writes padding, too.
+            let area = start..start + layout.bytes();
+            self.memory.write(area, |out| out.fill(0));
+        }
         let lossless = layout.form == Form::Lossless;
         let packed = Arc::new(Packed {
             layout,

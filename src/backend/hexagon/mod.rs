@@ -1,7 +1,7 @@
 //! Joins plan and device for Hexagon: opens sessions, keeps buffers, turns graphs into submissions.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hexagon_ops::{ffi, sim};
@@ -11,6 +11,7 @@ use crate::config::{Config, Repack, SimChip};
 use crate::device::hexagon::{HexNpu, Serving, Settings};
 use crate::error::{Error, Result};
 use crate::graph::{Operation, Tensor};
+use crate::packfile::Packs;
 use crate::plan::hexagon::{self as plan, WeightLayout};
 use crate::selftest;
 use crate::vendor::fastrpc::FastRpc;
@@ -20,7 +21,7 @@ pub use self::compute::Stream;
 
 mod buffer;
 mod compute;
-mod pack;
+pub(super) mod pack;
 mod submission;
 
 /// Largest buffer.
@@ -35,6 +36,7 @@ pub struct Device {
     repack: Repack,
     /// Counts what makes remembered submissions wrong: weights packed anew, caches that the CPU begins to use.
     changes: Arc<AtomicU64>,
+    packs: OnceLock<Arc<Packs>>,
 }
 
 /// What a device is opened with.
@@ -160,6 +162,7 @@ impl Device {
             npu,
             repack: options.repack,
             changes: Arc::default(),
+            packs: OnceLock::new(),
         }))
     }
 
@@ -190,6 +193,18 @@ impl Device {
     #[must_use]
     pub fn npu(&self) -> &HexNpu {
         &self.npu
+    }
+
+    /// Has weights of buffers that are allocated from now on come from pack files, if these have them. The first call
+    /// decides.
+    pub fn use_packs(&self, packs: Arc<Packs>) {
+        // Later ones change nothing.
+        let _ = self.packs.set(packs);
+    }
+
+    /// Where weights may lie packed already.
+    fn packs(&self) -> Arc<Packs> {
+        self.packs.get().cloned().unwrap_or_default()
     }
 
     /// When weights are packed.

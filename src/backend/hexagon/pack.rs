@@ -7,11 +7,19 @@ use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM};
 use rayon::prelude::*;
 
+use crate::packfile::LayoutTag;
 use crate::plan::hexagon::{Form, WeightLayout};
 use crate::tensor::{DType, Dequantize};
 
 /// Elements and bytes of a block of Q8_0.
 const Q8_0: (usize, usize) = (32, 34);
+
+/// What packed bytes of a layout are.
+pub(in crate::backend) fn tag(layout: &WeightLayout) -> LayoutTag {
+    let (matrix, [s2, s3]) = (layout.matrix, layout.slices);
+    let shape = [matrix.panel().k(), matrix.n(), s2, s3];
+    LayoutTag::hexagon(layout.weight(), shape, layout.form == Form::Requantized)
+}
 
 /// The layout of one panel as a matrix of its own.
 pub(super) fn panel_of(layout: MatrixLayout) -> MatrixLayout {
@@ -87,8 +95,12 @@ pub(super) fn pack(
     );
 }
 
-/// Packs rows that lie one after another in ggml's layout.
-pub(super) fn pack_rows(
+/// Packs rows that lie one after another in ggml's layout. Panels all of whose rows are touched are written whole, padding
+/// too; of others, the padding keeps what it is.
+///
+/// - `packed`: the bytes that [`bytes_of`] says
+/// - `rows`: all rows of the tensor
+pub(in crate::backend) fn pack_rows(
     layout: &WeightLayout,
     packed: &mut [u8],
     touched: Range<usize>,
@@ -97,30 +109,58 @@ pub(super) fn pack_rows(
 ) {
     let source_bytes = rows.len() / (layout.count() * layout.matrix.n());
     let source = |number: usize| &rows[number * source_bytes..][..source_bytes];
-    match (layout.form, dequantize) {
-        (Form::Requantized, Some(dequantize)) => {
-            let k = layout.matrix.panel().k();
-            pack(
-                layout,
-                packed,
-                touched,
-                |_| true,
-                |number, out| {
-                    let mut values = vec![0.0; k];
-                    dequantize.dequantize(source(number), &mut values);
-                    quantize_q8_0(&values, out);
-                },
-            );
+    let matrix = panel_of(layout.matrix);
+    let (panel_layout, row_bytes) = (matrix.panel(), matrix.ggml_row_bytes());
+    let first = panels_of(layout, &touched).start;
+    let panels = packed.par_chunks_exact_mut(matrix.matrix_bytes());
+    panels.enumerate().for_each_init(
+        || Work::new(layout),
+        |work, (index, panel)| {
+            let numbers = panel_rows(layout, first + index);
+            let whole = touched.start <= numbers.start && numbers.end <= touched.end;
+            let bytes = match (layout.form, dequantize) {
+                (Form::Requantized, Some(dequantize)) => {
+                    let quantized = work.rows.chunks_exact_mut(row_bytes);
+                    for (number, out) in numbers.clone().zip(quantized) {
+                        dequantize.dequantize(source(number), &mut work.values);
+                        quantize_q8_0(&work.values, out);
+                    }
+                    &work.rows[..numbers.len() * row_bytes]
+                }
+                _ => &rows[numbers.start * row_bytes..numbers.end * row_bytes],
+            };
+            if whole {
+                // PANIC: sizes and numbers are the layout's own.
+                (panel_layout.pack_panel(panel, bytes)).expect("a panel of the layout");
+                return;
+            }
+            let each = numbers.zip(bytes.chunks_exact(row_bytes)).enumerate();
+            for (n, (_, row)) in each.filter(|(_, (number, _))| touched.contains(number)) {
+                // PANIC: as above.
+                (matrix.pack_row(panel, n, row)).expect("a row of the layout");
+            }
+        },
+    );
+}
+
+/// Scratch of one thread, for types that are quantized again: the values of a row, and the rows of a panel.
+struct Work {
+    values: Vec<f32>,
+    rows: Vec<u8>,
+}
+
+impl Work {
+    fn new(layout: &WeightLayout) -> Self {
+        if layout.form == Form::Lossless {
+            return Self {
+                values: Vec::new(),
+                rows: Vec::new(),
+            };
         }
-        _ => pack(
-            layout,
-            packed,
-            touched,
-            |_| true,
-            |number, out| {
-                out.copy_from_slice(source(number));
-            },
-        ),
+        Self {
+            values: vec![0.0; layout.matrix.panel().k()],
+            rows: vec![0; TILE_DIM * layout.matrix.ggml_row_bytes()],
+        }
     }
 }
 

@@ -2,40 +2,93 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use clap::builder::PossibleValuesParser;
-use ggml_rust_npu::caps;
 use ggml_rust_npu::config::Config;
 use ggml_rust_npu::gguf::{File, TensorInfo, Value};
+use ggml_rust_npu::packfile;
 use serde::Serialize;
 
-use self::path::{Chip, Path};
 use crate::Failure;
+use crate::chip::{self, Chip};
 
-mod path;
+mod pack;
 
-/// Show a model's tensors, and where each would be computed
+/// Show the tensors of a model, and where each would be computed, or those of a pack file
 ///
-/// With --chip, each weight is shown with the arithmetic that it takes on that NPU, or the reason why it stays on the CPU.
-/// GGML_RUST_NPU_RULES counts, as it does for the backend. No NPU is needed.
+/// With --chip, each weight of a model is shown with the arithmetic that it takes on that NPU, or the reason why it stays on
+/// the CPU. GGML_RUST_NPU_RULES counts, as it does for the backend. No NPU is needed. Tensors of a pack file are shown with
+/// their layout, size, the fingerprint of their source, and what packing lost.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
-    /// A GGUF
+    /// A GGUF, or a pack file
     file: PathBuf,
     /// Chip to plan for
-    #[arg(long, value_parser = PossibleValuesParser::new(chips()))]
+    #[arg(long, value_parser = chip::names())]
     chip: Option<String>,
+    /// Check all bytes of a pack file, and that it was made from this model; exit code 1 if not
+    #[arg(long, value_name = "MODEL", num_args = 0..=1, conflicts_with = "chip")]
+    verify: Option<Option<PathBuf>>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-fn chips() -> impl Iterator<Item = &'static str> {
-    let rockchip = caps::ROCKCHIP.into_iter().map(|caps| caps.soc.name());
-    rockchip.chain(caps::HEXAGON.iter().map(|caps| caps.name))
+/// Where a tensor is computed.
+#[derive(Debug, Serialize)]
+#[serde(tag = "place", rename_all = "lowercase")]
+enum Path {
+    /// On the NPU.
+    Npu {
+        /// Arithmetic or type there, and how it comes to be.
+        how: String,
+        /// Bytes in the NPU's memory.
+        packed_bytes: usize,
+    },
+    /// On the CPU.
+    Cpu {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Path {
+    fn of(chip: &Chip, tensor: &TensorInfo, tied: bool) -> Self {
+        match chip.form(tensor, tied) {
+            Ok(form) => Self::Npu {
+                how: form.to_string(),
+                packed_bytes: form.bytes(),
+            },
+            Err(reason) => Self::Cpu { reason },
+        }
+    }
+
+    /// `NPU` or `CPU`.
+    fn place(&self) -> &'static str {
+        match self {
+            Self::Npu { .. } => "NPU",
+            Self::Cpu { .. } => "CPU",
+        }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Npu { how, packed_bytes } => write!(f, "NPU  {how}, {packed_bytes} bytes"),
+            Self::Cpu { reason } => write!(f, "CPU  {reason}"),
+        }
+    }
+}
+
+/// Whether a file begins as pack files do. What cannot be read is for the reader of models to say.
+fn is_pack(path: &std::path::Path) -> bool {
+    let mut begin = packfile::MAGIC.map(|_| 0);
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    read.is_ok() && begin == packfile::MAGIC
 }
 
 /// What is printed.
@@ -70,26 +123,36 @@ struct Row {
 /// # Errors
 /// Text for the user.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if is_pack(&args.file) {
+        return pack::run(&args.file, args.json, args.verify.as_ref());
+    }
+    if args.verify.is_some() {
+        return Err(format!(
+            "--verify is for pack files, and {} is none",
+            args.file.display()
+        )
+        .into());
+    }
     let file = File::open(&args.file).map_err(|error| match error {
         error @ ggml_rust_npu::gguf::Error::Io { .. } => error.to_string(),
         error => format!("{}: {error}", args.file.display()),
     })?;
     let header = file.header();
     let chip = match &args.chip {
-        Some(name) => Some(Chip::new(name, Config::from_env()?.rules)?),
+        Some(name) => Some(Chip::new(name, &Config::from_env()?)?),
         None => None,
     };
     let text = |key: &str| {
         let value = header.get(key).and_then(Value::as_str);
         value.unwrap_or("(not set)").to_owned()
     };
-    let tied = header.tensor("output.weight").is_none();
+    let tied = chip::is_tied(header);
     let row = |tensor: &TensorInfo| Row {
         name: tensor.name.clone(),
         dtype: tensor.dtype.name(),
         shape: tensor.ne[..tensor.dims].to_vec(),
         bytes: tensor.range.len(),
-        path: chip.as_ref().map(|chip| chip.path(tensor, tied)),
+        path: chip.as_ref().map(|chip| Path::of(chip, tensor, tied)),
     };
     let report = Report {
         file: args.file.clone(),

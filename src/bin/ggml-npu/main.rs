@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod chip;
 mod devices;
 mod generate;
 mod inspect;
 mod progress;
 mod quantize;
+mod repack;
 
 /// Looks at NPUs and prepares models for them
 #[derive(Debug, Parser)]
@@ -20,7 +22,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str =
-    "Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 no NPU that can be used.";
+    "Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 no NPU that can be used, 130 interrupted.";
 
 /// Exit code of `devices` without any device.
 const NO_DEVICE: u8 = 3;
@@ -30,6 +32,7 @@ enum Command {
     Devices(devices::Args),
     Inspect(inspect::Args),
     Quantize(quantize::Args),
+    Repack(repack::Args),
     #[command(hide = true)]
     Generate(generate::Args),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Repack(args) => repack::run(&args),
         Command::Generate(args) => generate::run(&args),
     };
     result.unwrap_or_else(|failure| {

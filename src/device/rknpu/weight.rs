@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::domain::Share;
-use crate::caps::Precision;
 use crate::error::Result;
 use crate::repack::{self, Source, WeightLayout};
 use crate::vendor::rknn::{Context, Memory, View};
@@ -68,27 +67,40 @@ impl WeightMemory {
         let blocks = (0..layout.slices * layout.blocks_per_slice())
             .map(|block| memory.view(offset + layout.block_offset(block), layout.block_bytes()))
             .collect::<Result<_>>()?;
-        // Until its row is packed, a scale says what it would for a row of zeros.
-        let scale = if layout.precision == Precision::Fp16 {
-            1.0
-        } else {
-            0.0
-        };
         Ok(Weights {
             layout,
             blocks,
-            scales: vec![scale; layout.scales()],
+            scales: vec![layout.empty_scale(); layout.scales()],
             unscaled: false,
         })
     }
 
     /// Packs rows of a weight that was placed at `offset`; see [`repack::pack_rows`].
     pub fn pack(&self, weights: &mut Weights, offset: usize, source: Source, rows: Range<usize>) {
+        let layout = weights.layout;
+        self.fill(weights, offset, |out, scales| {
+            repack::pack_rows(&layout, source, rows, scales, out);
+            true
+        });
+    }
+
+    /// Has `fill` write the packed bytes and the scales of a weight that was placed at `offset`, and returns what it returns:
+    /// whether it did. If not, the scales are again those of a weight that nothing was written of.
+    pub fn fill(
+        &self,
+        weights: &mut Weights,
+        offset: usize,
+        fill: impl FnOnce(&mut [u8], &mut [f32]) -> bool,
+    ) -> bool {
         let mut memory = self.lock();
         let out = &mut memory.bytes_mut()[offset..][..weights.layout.bytes()];
-        repack::pack_rows(&weights.layout, source, rows, &mut weights.scales, out);
+        let filled = fill(out, &mut weights.scales);
+        if !filled {
+            weights.scales.fill(weights.layout.empty_scale());
+        }
         weights.unscaled = weights.scales.iter().all(|scale| *scale == 1.0);
         self.dirty.store(true, Ordering::Release);
+        filled
     }
 
     /// Lets the device see what was packed.

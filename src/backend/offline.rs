@@ -1,0 +1,256 @@
+//! Packs weights without a device: what a buffer does when a model is loaded, some rows at a time.
+
+use std::fmt;
+use std::ops::Range;
+
+use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
+use rayon::prelude::*;
+use rknpu_ops::calibrate::Method;
+
+use super::hexagon::pack;
+use crate::dequantize;
+use crate::gguf::GgmlType;
+use crate::packfile::{self, Entry, Fingerprint, LayoutTag, SourceHash, Writer, sampled};
+use crate::plan::hexagon;
+use crate::repack::{self, Source, SquareError};
+use crate::tensor::{DType, Dequantize};
+
+/// A weight as a model file has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Weight<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its type.
+    pub dtype: GgmlType,
+    /// Elements in each dimension, innermost first.
+    pub ne: [usize; 4],
+    /// Its bytes, in ggml's layout.
+    pub data: &'a [u8],
+}
+
+/// The packed form of a weight.
+#[derive(Clone, Copy, Debug)]
+pub enum Form {
+    /// Native rows for Rockchip, and how INT4 ones are clipped.
+    Rockchip(repack::WeightLayout, Method),
+    /// Tiles for Hexagon.
+    Hexagon(hexagon::WeightLayout),
+}
+
+/// Packed bytes of tiles that are made at a time, for Hexagon; for Rockchip it is a chunk of N.
+const PIECE_BYTES: usize = 4 << 20;
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Rockchip(layout, _) => {
+                let (chunks, segments) = (layout.chunks, layout.segments);
+                write!(f, "{:?}, {chunks} x {segments} blocks", layout.precision)
+            }
+            Self::Hexagon(layout) => {
+                let how = match layout.form {
+                    hexagon::Form::Lossless => "lossless tiles",
+                    hexagon::Form::Requantized => "quantized again, tiles",
+                };
+                write!(f, "{:?}, {how}", layout.weight())
+            }
+        }
+    }
+}
+
+impl Form {
+    /// What packed bytes of this form are.
+    #[must_use]
+    pub fn tag(&self) -> LayoutTag {
+        match self {
+            Self::Rockchip(layout, _) => layout.tag(),
+            Self::Hexagon(layout) => pack::tag(layout),
+        }
+    }
+
+    /// Packed bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Rockchip(layout, _) => layout.bytes(),
+            Self::Hexagon(layout) => layout.bytes(),
+        }
+    }
+
+    /// Scales beside them.
+    #[must_use]
+    pub fn scales(&self) -> usize {
+        match self {
+            Self::Rockchip(layout, _) => layout.scales(),
+            Self::Hexagon(_) => 0,
+        }
+    }
+
+    /// Whether weights of a type can be packed here: their values are known, or not needed.
+    #[must_use]
+    pub fn can_pack(&self, dtype: GgmlType) -> bool {
+        let needs_values = match self {
+            Self::Rockchip(..) => dtype != GgmlType::F16,
+            Self::Hexagon(layout) => layout.form == hexagon::Form::Requantized,
+        };
+        !needs_values || dequantize::of(dtype).is_some()
+    }
+
+    /// Packs a weight into a pack file.
+    ///
+    /// - `done(range)` is called after each piece, with the bytes of the weight that were read for it; false stops
+    /// - returns false if it was stopped; then the file is of no use
+    ///
+    /// # Errors
+    /// Those of the writer.
+    ///
+    /// # Panics
+    /// If the weight's type and shape are others than those of this form, or [`Self::can_pack`] is false for its type.
+    pub fn write(
+        &self,
+        weight: &Weight,
+        writer: &mut Writer,
+        mut done: impl FnMut(Range<usize>) -> bool,
+    ) -> packfile::Result<bool> {
+        let [_, n, s2, s3] = weight.ne;
+        let row_bytes = weight.data.len() / (n * s2 * s3);
+        let (dtype, way) = (weight.dtype.tensor_type().0, dequantize::of(weight.dtype));
+        let sampled = sampled(weight.data);
+        let (mut full, mut error) = (SourceHash::default(), SquareError::default());
+        let (mut out, mut scales) = (Vec::new(), Vec::new());
+        for (piece, rows) in self.pieces().into_iter().enumerate() {
+            let range = rows.start * row_bytes..rows.end * row_bytes;
+            let bytes = &weight.data[range.clone()];
+            full.update(bytes);
+            error = error + self.pack(piece, dtype, bytes, way, &mut out, &mut scales);
+            writer.bytes(&out)?;
+            if !done(range) {
+                return Ok(false);
+            }
+        }
+        let entry = Entry {
+            source: Fingerprint {
+                name: weight.name.into(),
+                dtype: weight.dtype.number(),
+                ne: weight.ne.map(|size| size as u64),
+                sampled,
+                full: full.digest(),
+            },
+            layout: self.tag(),
+            offset: 0,
+            bytes: self.bytes() as u64,
+            scales: self.scales() as u64,
+            payload: 0,
+            error: error.relative(),
+        };
+        writer.end(entry, &scales).map(|()| true)
+    }
+
+    /// The rows, counted over all slices, that are packed at a time: their packed bytes follow each other.
+    #[must_use]
+    pub fn pieces(&self) -> Vec<Range<usize>> {
+        match self {
+            Self::Rockchip(layout, _) => {
+                let chunks = |slice| {
+                    (0..layout.chunks).map(move |chunk| {
+                        let rows = layout.chunk_rows(chunk);
+                        slice * layout.n + rows.start..slice * layout.n + rows.end
+                    })
+                };
+                (0..layout.slices).flat_map(chunks).collect()
+            }
+            Self::Hexagon(layout) => {
+                let panel_bytes = layout.matrix.panel().panel_bytes();
+                let step = (PIECE_BYTES / panel_bytes).max(1) * TILE_DIM;
+                let n = layout.matrix.n();
+                let pieces = |slice| {
+                    let part = move |row: usize| slice * n + row..slice * n + (row + step).min(n);
+                    (0..n).step_by(step).map(part)
+                };
+                (0..layout.count()).flat_map(pieces).collect()
+            }
+        }
+    }
+
+    /// Packs a piece.
+    ///
+    /// - `piece`: its number in [`Self::pieces`]; `rows`: the bytes of its rows
+    /// - `out`: gets its packed bytes; `scales`: its scales are appended
+    /// - returns what was lost
+    ///
+    /// # Panics
+    /// If the rows are others than those of the piece, or values are needed and `dequantize` is not there.
+    pub fn pack(
+        &self,
+        piece: usize,
+        dtype: DType,
+        rows: &[u8],
+        dequantize: Option<&dyn Dequantize>,
+        out: &mut Vec<u8>,
+        scales: &mut Vec<f32>,
+    ) -> SquareError {
+        out.clear();
+        match self {
+            Self::Rockchip(layout, calibration) => {
+                let layout = layout.of_chunk(piece % layout.chunks);
+                out.resize(layout.bytes(), 0);
+                let first = scales.len();
+                scales.resize(first + layout.scales(), layout.empty_scale());
+                let scales = &mut scales[first..];
+                let source = Source {
+                    dtype,
+                    rows,
+                    dequantize,
+                    calibration: *calibration,
+                };
+                repack::pack_rows(&layout, source, 0..layout.n, scales, out);
+                layout.square_error(source, scales, out)
+            }
+            Self::Hexagon(layout) => {
+                let (weight, k) = (layout.weight(), layout.matrix.panel().k());
+                let row_bytes = dtype.row_bytes(k).unwrap_or(1);
+                let n = rows.len() / row_bytes;
+                let layout = hexagon::WeightLayout {
+                    // PANIC: the type and K are those of a layout that exists.
+                    matrix: MatrixLayout::new(weight, n, k).expect("a part of a layout"),
+                    slices: [1, 1],
+                    form: layout.form,
+                };
+                out.resize(layout.bytes(), 0);
+                pack::pack_rows(&layout, out, 0..n, rows, dequantize);
+                match (layout.form, dequantize) {
+                    (hexagon::Form::Requantized, Some(source)) => {
+                        requantization_error(layout.matrix, rows, source, out)
+                    }
+                    _ => SquareError::default(),
+                }
+            }
+        }
+    }
+}
+
+/// What was lost in tiles of Q8_0.
+fn requantization_error(
+    matrix: MatrixLayout,
+    rows: &[u8],
+    source: &dyn Dequantize,
+    packed: &[u8],
+) -> SquareError {
+    debug_assert_eq!(matrix.panel().weight(), WeightType::Q8_0, "what it becomes");
+    let k = matrix.panel().k();
+    let rows = rows.par_chunks_exact(rows.len() / matrix.n()).enumerate();
+    let sums = rows.map(|(n, row)| {
+        let (mut want, mut have) = (vec![0.0; k], vec![0.0; k]);
+        let mut bytes = vec![0; matrix.ggml_row_bytes()];
+        source.dequantize(row, &mut want);
+        // PANIC: sizes and numbers are the layout's own.
+        (matrix.unpack_row(packed, n, &mut bytes)).expect("a row of the layout");
+        // PANIC: the table has it.
+        let q8_0 = dequantize::of(GgmlType::Q8_0).expect("a way from Q8_0");
+        q8_0.dequantize(&bytes, &mut have);
+        let mut sum = SquareError::default();
+        sum.add_row(&want, &have);
+        sum
+    });
+    sums.reduce(SquareError::default, |a, b| a + b)
+}

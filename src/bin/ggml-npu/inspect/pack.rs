@@ -1,0 +1,157 @@
+//! A pack file: what it holds, and whether that is still what a model has.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use ggml_rust_npu::gguf::{File, GgmlType};
+use ggml_rust_npu::packfile::{Entry, Pack, VERSION, Wanted};
+use serde::Serialize;
+
+use crate::Failure;
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Report {
+    file: PathBuf,
+    version: u32,
+    chip: String,
+    options: String,
+    tensors: Vec<Row>,
+    /// Packed bytes and scales of all tensors.
+    packed_bytes: u64,
+}
+
+/// One tensor.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    #[serde(rename = "type")]
+    dtype: &'static str,
+    shape: [u64; 4],
+    layout: String,
+    packed_bytes: u64,
+    scales: u64,
+    sampled_hash: String,
+    full_hash: String,
+    payload_hash: String,
+    /// Square error over the square of the weights.
+    error: f64,
+    /// What is wrong with it, if that was looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+}
+
+/// Prints what is in a pack. With `verify`, payloads are read, and compared with a model if there is one; exit code 1 if one
+/// is not what it should be.
+///
+/// # Errors
+/// Text for the user.
+pub fn run(path: &Path, json: bool, verify: Option<&Option<PathBuf>>) -> Result<ExitCode, Failure> {
+    let pack = Pack::open(path).map_err(|error| match error {
+        error @ ggml_rust_npu::packfile::Error::Io { .. } => error.to_string(),
+        error => format!("{}: {error}", path.display()),
+    })?;
+    let model = match verify {
+        Some(Some(model)) => {
+            Some(File::open(model).map_err(|error| format!("{}: {error}", model.display()))?)
+        }
+        _ => None,
+    };
+    let table = pack.table();
+    let row = |entry: &Entry| {
+        let source = &entry.source;
+        Row {
+            name: source.name.clone(),
+            dtype: GgmlType::from_number(source.dtype).map_or("?", GgmlType::name),
+            shape: source.ne,
+            layout: entry.layout.to_string(),
+            packed_bytes: entry.bytes,
+            scales: entry.scales,
+            sampled_hash: format!("{:032x}", source.sampled),
+            full_hash: format!("{:032x}", source.full),
+            payload_hash: format!("{:032x}", entry.payload),
+            error: entry.error,
+            problem: verify.and_then(|_| problem(&pack, entry, model.as_ref())),
+        }
+    };
+    let report = Report {
+        file: path.into(),
+        version: VERSION,
+        chip: table.chip.clone(),
+        options: table.options.clone(),
+        tensors: table.entries.iter().map(row).collect(),
+        packed_bytes: table.entries.iter().map(Entry::payload_bytes).sum(),
+    };
+    crate::print(&if json {
+        format!("{}\n", serde_json::to_string_pretty(&report)?)
+    } else {
+        report.to_string()
+    })?;
+    let broken = report.tensors.iter().any(|row| row.problem.is_some());
+    Ok(if broken {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// What is wrong with a tensor.
+fn problem(pack: &Pack, entry: &Entry, model: Option<&File>) -> Option<String> {
+    if let Err(error) = pack.check(entry) {
+        return Some(error.to_string());
+    }
+    let model = model?;
+    let name = &entry.source.name;
+    let Some(tensor) = model.header().tensor(name) else {
+        return Some("the model has no such tensor".into());
+    };
+    let (dtype, format) = tensor.dtype.tensor_type();
+    let wanted = Wanted {
+        name,
+        dtype,
+        format,
+        ne: tensor.ne,
+        source: model.data(tensor),
+        layout: entry.layout,
+    };
+    let other = entry.source.compare(&wanted, true).err()?;
+    Some(format!("the model's {other} is another one"))
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        writeln!(
+            f,
+            "{}: pack {} for {} {}",
+            self.file.display(),
+            self.version,
+            self.chip,
+            self.options
+        )?;
+        let wide = self.tensors.iter().map(|row| row.name.len()).max();
+        let wide = wide.unwrap_or(0);
+        for row in &self.tensors {
+            let shape: Vec<String> = row.shape.iter().map(u64::to_string).collect();
+            let mut shape = shape.join("x");
+            while let Some(shorter) = shape.strip_suffix("x1") {
+                shape.truncate(shorter.len());
+            }
+            write!(
+                f,
+                "{:wide$}  {:6} {shape:>14} {:>12}  error {:.2e}  {}  {}",
+                row.name, row.dtype, row.packed_bytes, row.error, row.sampled_hash, row.layout
+            )?;
+            match &row.problem {
+                Some(problem) => writeln!(f, "  PROBLEM: {problem}")?,
+                None => writeln!(f)?,
+            }
+        }
+        writeln!(
+            f,
+            "{} tensors, {:.1} MiB",
+            self.tensors.len(),
+            self.packed_bytes as f64 / f64::from(1 << 20)
+        )
+    }
+}

@@ -1,0 +1,169 @@
+//! `ggml-npu repack`: the weights of a model as a chip wants them, in a file that they are loaded from.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args as ClapArgs;
+use clap::builder::PossibleValuesParser;
+use ggml_rust_npu::backend::offline::{Form, Weight};
+use ggml_rust_npu::config::{self, Config};
+use ggml_rust_npu::gguf::{File, TensorInfo};
+use ggml_rust_npu::packfile::Writer;
+use ggml_rust_npu::rules::{Choice, Rules};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::Failure;
+use crate::chip::{self, Chip};
+use crate::progress::Progress;
+
+/// Pack a model's weights for a chip
+///
+/// Does once what the backend does each time that it loads a model: puts weights into the
+/// chip's layout and, for Rockchip, quantizes and calibrates them. The model is loaded as
+/// usual; weights that the pack has come from there:
+///
+///   ggml-npu repack model.gguf --chip rk3588 -o model.npu
+///   GGML_RUST_NPU_PACK=model.npu llama-cli -m model.gguf ...
+///
+/// GGML_RUST_NPU_RULES and GGML_RUST_NPU_CALIBRATION count, as they do for the backend; where
+/// it runs, it must have the same rules.
+#[derive(Debug, ClapArgs)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// The model: a GGUF
+    model: PathBuf,
+    /// Chip to pack for; one pack serves all hexagon chips
+    #[arg(long, value_parser = chip::names())]
+    chip: String,
+    /// The file to write [default: the model's name with .npu]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Which arithmetic weights take, as GGML_RUST_NPU_RULES: pattern=choice,...
+    #[arg(long)]
+    rules: Option<String>,
+    /// How INT4 weights are clipped, as GGML_RUST_NPU_CALIBRATION
+    #[arg(long, value_parser = PossibleValuesParser::new(config::calibrations()))]
+    calibrate: Option<String>,
+}
+
+/// Exit code of a program that a signal ended.
+const INTERRUPTED: u8 = 130;
+
+/// A weight and what it becomes.
+type Job<'a> = (&'a TensorInfo, Form);
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Text for the user.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let mut config = Config::from_env()?;
+    if let Some(rules) = &args.rules {
+        config.rules = Rules::parse(rules).map_err(|reason| format!("--rules: {reason}"))?;
+    }
+    if let Some(word) = &args.calibrate {
+        config.calibration = config::calibration(Some(word.clone()))?;
+    }
+    let chip = Chip::new(&args.chip, &config)?;
+    let file = File::open(&args.model).map_err(|error| match error {
+        error @ ggml_rust_npu::gguf::Error::Io { .. } => error.to_string(),
+        error => format!("{}: {error}", args.model.display()),
+    })?;
+    let output = (args.output.clone()).unwrap_or_else(|| args.model.with_extension("npu"));
+    if fs::canonicalize(&output)
+        .is_ok_and(|path| fs::canonicalize(file.path()).is_ok_and(|m| m == path))
+    {
+        return Err(format!("{} would overwrite the model", output.display()).into());
+    }
+    let jobs = jobs(&file, &chip);
+    if jobs.is_empty() {
+        let model = args.model.display();
+        return Err(format!("no weight of {model} is for {}", args.chip).into());
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let options = options(args, &config, &chip);
+    let names = jobs.iter().map(|(tensor, _)| tensor.name.as_str());
+    let mut writer = Writer::create(&output, &args.chip, &options, names)?;
+    let total = jobs
+        .iter()
+        .map(|(tensor, _)| tensor.range.len() as u64)
+        .sum();
+    let progress = Progress::new("packing", total);
+    for job in &jobs {
+        let (tensor, form) = job;
+        let weight = Weight {
+            name: &tensor.name,
+            dtype: tensor.dtype,
+            ne: tensor.ne,
+            data: file.data(tensor),
+        };
+        let whole = form.write(&weight, &mut writer, |range| {
+            progress.add(range.len() as u64);
+            // What was read is not needed again: memory stays that of a piece.
+            file.release(tensor, range);
+            !stop.load(Ordering::Relaxed)
+        })?;
+        if !whole {
+            progress.finish();
+            eprintln!("interrupted: nothing was written");
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+    }
+    progress.finish();
+    writer.finish()?;
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    eprintln!(
+        "{}: {} weights, {:.1} MiB, were {:.1} MiB",
+        output.display(),
+        jobs.len(),
+        mib(fs::metadata(&output)?.len()),
+        mib(total)
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How the pack was made, in the words of the command line.
+fn options(args: &Args, config: &Config, chip: &Chip) -> String {
+    let mut options = Vec::new();
+    if let Chip::Rockchip(target) = chip {
+        let rules = args
+            .rules
+            .clone()
+            .or(std::env::var("GGML_RUST_NPU_RULES").ok());
+        options.extend(rules.map(|rules| format!("--rules {rules}")));
+        let asks = |choice| target.rules.ask_for(choice);
+        if asks(Choice::Int4) || asks(Choice::Int4Fp16) {
+            options.push(format!(
+                "--calibrate {}",
+                config::calibration_word(config.calibration)
+            ));
+        }
+    }
+    options.join(" ")
+}
+
+/// The weights that the chip takes. Of those that it takes and that cannot be packed here, a line says so.
+fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<Job<'a>> {
+    let tied = chip::is_tied(file.header());
+    let mut jobs = Vec::new();
+    for tensor in &file.header().tensors {
+        let Ok(form) = chip.form(tensor, tied) else {
+            continue;
+        };
+        if !form.can_pack(tensor.dtype) {
+            let (name, dtype) = (&tensor.name, tensor.dtype.name());
+            eprintln!(
+                "{name} is packed when it is loaded: it is {dtype}, which only llama.cpp can read"
+            );
+            continue;
+        }
+        jobs.push((tensor, form));
+    }
+    jobs
+}

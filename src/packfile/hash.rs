@@ -1,0 +1,123 @@
+//! Hashes of sources and payloads.
+
+use rayon::prelude::*;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// Bytes of a chunk that is hashed on its own: small enough to be in the second-level cache when it has just been copied.
+pub const CHUNK_BYTES: usize = 256 * 1024;
+
+/// Samples of a tensor, and bytes of each: pages, since a page is what reading a byte of a file costs.
+const SAMPLES: usize = 32;
+const SAMPLE_BYTES: usize = 4096;
+
+/// Hash of samples of a tensor's bytes: of [`SAMPLES`] pages, spread evenly with the first and the last among them, and of
+/// the length; of all bytes if they are not more than the samples.
+///
+/// Another quantization, another model and a fine-tuned one differ everywhere, and so in the samples. What was changed by
+/// hand in a few rows may not; the full hash finds that.
+#[must_use]
+pub fn sampled(source: &[u8]) -> u128 {
+    if source.len() <= SAMPLES * SAMPLE_BYTES {
+        return xxh3_128(source);
+    }
+    let mut hash = Xxh3Default::new();
+    hash.update(&(source.len() as u64).to_le_bytes());
+    let last = source.len() - SAMPLE_BYTES;
+    for sample in 0..SAMPLES {
+        // Whole pages of the tensor, but for the last sample, which ends with it.
+        let at = match sample {
+            _ if sample == SAMPLES - 1 => last,
+            _ => last / (SAMPLES - 1) * sample / SAMPLE_BYTES * SAMPLE_BYTES,
+        };
+        hash.update(&source[at..at + SAMPLE_BYTES]);
+    }
+    hash.digest128()
+}
+
+/// Hash of all bytes of a source, which come one after another.
+#[derive(Default)]
+pub struct SourceHash(Xxh3Default);
+
+impl SourceHash {
+    /// The next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The hash.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        self.0.digest128()
+    }
+
+    /// The hash of bytes that are all there.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> u128 {
+        xxh3_128(bytes)
+    }
+}
+
+/// Hash of a payload: that of the hashes of its chunks of [`CHUNK_BYTES`], so that threads can share the work.
+#[derive(Default)]
+pub struct ChunkHash {
+    hashes: Xxh3Default,
+    /// The last chunk, if it is not whole yet.
+    open: Xxh3Default,
+    open_bytes: usize,
+}
+
+impl ChunkHash {
+    /// The next bytes.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (part, rest) = bytes.split_at(bytes.len().min(CHUNK_BYTES - self.open_bytes));
+            self.open.update(part);
+            self.open_bytes += part.len();
+            if self.open_bytes == CHUNK_BYTES {
+                self.end_chunk();
+            }
+            bytes = rest;
+        }
+    }
+
+    /// Ends the chunk that is not whole: what follows is another part of the payload.
+    pub fn end_chunk(&mut self) {
+        if self.open_bytes > 0 {
+            self.hashes.update(&self.open.digest128().to_le_bytes());
+            self.open.reset();
+            self.open_bytes = 0;
+        }
+    }
+
+    /// Copies the next part of a payload to `out` and hashes it there: what was copied is what the hash is of, whatever
+    /// happens to `from` meanwhile.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy_part(&mut self, from: &[u8], out: &mut [u8]) {
+        assert_eq!(from.len(), out.len(), "bytes of a payload");
+        self.end_chunk();
+        let from = from.par_chunks(CHUNK_BYTES);
+        let chunks = out.par_chunks_mut(CHUNK_BYTES).zip(from);
+        let hashes: Vec<[u8; 16]> = chunks
+            .map(|(out, from)| {
+                out.copy_from_slice(from);
+                xxh3_128(out).to_le_bytes()
+            })
+            .collect();
+        self.hashes.update(hashes.as_flattened());
+    }
+
+    /// The hash.
+    #[must_use]
+    pub fn digest(mut self) -> u128 {
+        self.end_chunk();
+        self.hashes.digest128()
+    }
+}
+
+impl std::fmt::Debug for ChunkHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_struct("ChunkHash").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,88 @@
+"""Weights come from pack files that ggml-npu repack wrote, and the text stays the same; a pack that does not fit changes
+nothing but one log line."""
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import models
+from harness import HEXAGON, SIMULATED, Case, device_env
+from project import ROOT, cpu_env, tool_env
+
+PROMPT = "Once upon a time, in a small village by the sea,"
+TOKENS = 24
+
+# Multiplied weights of SmolLM2-135M: seven in each of 30 blocks, and the head.
+WEIGHTS = 7 * 30 + 1
+
+
+class Pack(Case):
+    @classmethod
+    def setUpClass(cls):
+        # The profile of the other tests, which built it already.
+        subprocess.run(["cargo", "build", "--locked", "--quiet", "--bin", "ggml-npu"], cwd=ROOT, env=tool_env(), check=True)
+        cls.folder = tempfile.TemporaryDirectory()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def repack(self, kind, chip, name, *args):
+        pack = Path(self.folder.name) / name
+        tool = ROOT / "target" / "debug" / "ggml-npu"
+        command = [tool, "repack", models.variant(kind), "--chip", chip, "-o", pack, *args]
+        done = self.run_command("ggml-npu", command, cpu_env())
+        self.assertEqual(done.code, 0, done.all)
+        return pack
+
+    def text_with(self, chip, pack=None, kind="Q8_0", **settings):
+        if pack is not None:
+            settings["GGML_RUST_NPU_PACK"] = str(pack)
+        env = device_env(chip, GGML_RUST_NPU_LOG="debug", **settings)
+        return self.try_complete(PROMPT, TOKENS, env, model=models.variant(kind))
+
+    def test_weights_come_from_the_pack_and_the_text_stays(self):
+        # Q4_K_M has types that the Hexagon backend quantizes again (Q4_K, Q5_0, Q6_K).
+        for chip in (SIMULATED, HEXAGON):
+            for kind in ("Q8_0", "Q4_K_M"):
+                with self.subTest(f"{chip} {kind}"):
+                    pack = self.repack(kind, chip, f"{chip}-{kind}.npu")
+                    want = self.text_with(chip, kind=kind)
+                    done = self.text_with(chip, pack, kind, GGML_RUST_NPU_PACK_VERIFY="full")
+                    self.assertEqual((done.code, done.out), (0, want.out), done.log[-2000:])
+                    taken = [line for line in done.ours("D") if "comes packed from" in line]
+                    self.assertEqual(len(taken), WEIGHTS)
+                    self.assertEqual(done.ours("WE"), [])
+
+    def test_int4_weights_with_their_calibration_come_from_the_pack(self):
+        rules = "ffn_up=int4"
+        pack = self.repack("Q8_0", SIMULATED, "int4.npu", "--rules", rules, "--calibrate", "kl")
+        settings = {"GGML_RUST_NPU_RULES": rules}
+        want = self.text_with(SIMULATED, GGML_RUST_NPU_CALIBRATION="kl", **settings)
+        # What the pack was calibrated with counts, not the variable.
+        done = self.text_with(SIMULATED, pack, GGML_RUST_NPU_CALIBRATION="absmax", **settings)
+        self.assertEqual((done.code, done.out), (0, want.out))
+
+    def test_a_pack_that_does_not_fit_is_one_line_and_a_normal_load(self):
+        want = self.text_with(SIMULATED).out
+        folder = Path(self.folder.name)
+        good = self.repack("Q8_0", SIMULATED, "good.npu")
+        bytes_of = good.read_bytes()
+        damaged = bytearray(bytes_of)
+        damaged[len(damaged) // 2] ^= 1
+        cases = {
+            "another model": (self.repack("Q4_0", SIMULATED, "stale.npu").read_bytes(), "is another one"),
+            "another chip": (self.repack("Q8_0", "rk3566", "chip.npu").read_bytes(), "the device wants"),
+            "truncated": (bytes_of[:-1], "truncated"),
+            "foreign": (models.variant("Q8_0").read_bytes()[:4096], "magic"),
+            "corrupted": (bytes(damaged), "corrupted"),
+        }
+        for what, (content, word) in cases.items():
+            with self.subTest(what):
+                pack = folder / "bad.npu"
+                pack.write_bytes(content)
+                done = self.text_with(SIMULATED, pack)
+                self.assertEqual((done.code, done.out), (0, want))
+                lines = done.ours("WE")
+                self.assertEqual(len(lines), 1, lines)
+                self.assertIn(word, lines[0])

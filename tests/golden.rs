@@ -1,0 +1,172 @@
+//! Proves that the pack files of small weights, one of each layout, are byte for byte those in `tests/golden/`: a change of any
+//! layout, of rounding or of the format shows here, and asks for a new version of what changed.
+//!
+//! Written again by `cargo test --test golden -- --ignored`.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::path::{Path, PathBuf};
+
+use ggml_rust_npu::backend::offline::{Form, Weight};
+use ggml_rust_npu::caps::{self, RkCaps};
+use ggml_rust_npu::dequantize;
+use ggml_rust_npu::gguf::GgmlType;
+use ggml_rust_npu::graph::{Place, Tensor};
+use ggml_rust_npu::packfile::{Pack, Writer};
+use ggml_rust_npu::plan::hexagon;
+use ggml_rust_npu::repack::WeightLayout;
+use ggml_rust_npu::rules::Choice;
+use ggml_rust_npu::tensor::Shape;
+use half::f16;
+use rknpu_ops::calibrate::Method;
+
+/// Shape of all weights: two strips of N and two blocks of K, the second strip with padding.
+const NE: [usize; 4] = [64, 40, 1, 1];
+
+/// Bytes of a weight: any, but numbers in half precision are between 2^-7 and 2^-6.
+fn bytes(dtype: GgmlType) -> Vec<u8> {
+    let row = dtype.row_bytes(NE[0]).unwrap();
+    let mut state = u32::from(dtype.name().as_bytes()[1]);
+    // SOURCE: Numerical Recipes' generator.
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.to_be_bytes()[0]
+    };
+    let mut bytes: Vec<u8> = (0..row * NE[1]).map(|_| next()).collect();
+    let small = |byte: u8| f16::from_bits(0x2000 | u16::from(byte) << 2);
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        let halves: &[usize] = match dtype.name() {
+            "F16" | "Q4_0" | "Q8_0" | "IQ4_NL" | "Q5_0" => &[0],
+            "Q4_1" => &[0, 2],
+            _ => &[],
+        };
+        for at in halves {
+            let half = small(block[*at]).to_le_bytes();
+            block[*at..at + 2].copy_from_slice(&half);
+        }
+        if dtype == GgmlType::MXFP4 {
+            block[0] = 120 + block[0] % 4;
+        }
+    }
+    bytes
+}
+
+fn weight(dtype: GgmlType) -> Tensor<'static> {
+    let (plain, format) = dtype.tensor_type();
+    let row = plain.row_bytes(NE[0]).unwrap();
+    Tensor {
+        name: "",
+        dtype: plain,
+        format,
+        shape: Shape {
+            ne: NE,
+            nb: [plain.step_bytes().unwrap(), row, row * NE[1], row * NE[1]],
+        },
+        place: Place::Packed,
+        memory: None,
+        packed_offset: 0,
+        role: ggml_rust_npu::graph::Role::Weights,
+        dequantize: dequantize::of(dtype),
+    }
+}
+
+/// Name, type and form of each weight of a file.
+type Plan = Vec<(String, GgmlType, Form)>;
+
+fn hexagon() -> Plan {
+    // All but the last have tiles of their own; Q5_0 becomes Q8_0.
+    let types = [
+        GgmlType::F16,
+        GgmlType::Q4_0,
+        GgmlType::Q4_1,
+        GgmlType::Q8_0,
+        GgmlType::IQ4_NL,
+        GgmlType::MXFP4,
+        GgmlType::Q5_0,
+    ];
+    types
+        .map(|dtype| {
+            let layout = hexagon::WeightLayout::new(&weight(dtype)).unwrap();
+            (dtype.name().to_owned(), dtype, Form::Hexagon(layout))
+        })
+        .into()
+}
+
+fn rockchip(caps: &RkCaps) -> Plan {
+    let choices = [
+        ("fp16", GgmlType::F16, Choice::Fp16),
+        ("int8", GgmlType::Q8_0, Choice::Int8),
+        ("int4", GgmlType::Q4_0, Choice::Int4),
+        ("int4-fp16", GgmlType::Q4_0, Choice::Int4Fp16),
+    ];
+    let plan = choices.into_iter().filter_map(|(name, dtype, choice)| {
+        let layout = WeightLayout::new(caps, Some(choice), dtype.tensor_type().0, NE)?;
+        Some((name.to_owned(), dtype, Form::Rockchip(layout, Method::Mse)))
+    });
+    plan.collect()
+}
+
+fn plans() -> [(&'static str, Plan); 5] {
+    [
+        ("hexagon", hexagon()),
+        ("rk3588", rockchip(&caps::RK3588)),
+        ("rk3576", rockchip(&caps::RK3576)),
+        ("rk3562", rockchip(&caps::RK3562)),
+        ("rk3566", rockchip(&caps::RK3566)),
+    ]
+}
+
+fn write(path: &Path, chip: &str, plan: &Plan) {
+    let names = plan.iter().map(|(name, ..)| name.as_str());
+    let mut writer = Writer::create(path, chip, "", names).unwrap();
+    for (name, dtype, form) in plan {
+        let data = bytes(*dtype);
+        let weight = Weight {
+            name,
+            dtype: *dtype,
+            ne: NE,
+            data: &data,
+        };
+        assert!(form.write(&weight, &mut writer, |_| true).unwrap());
+    }
+    writer.finish().unwrap();
+}
+
+fn golden(chip: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    folder.join(format!("{chip}.npu"))
+}
+
+#[test]
+fn packs_are_those_that_were_made_before() {
+    for (chip, plan) in plans() {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("golden_{chip}.npu"));
+        write(&path, chip, &plan);
+        let (have, want) = (
+            Pack::open(&path).unwrap(),
+            Pack::open(&golden(chip)).unwrap(),
+        );
+        assert_eq!(have.table().entries.len(), plan.len(), "{chip}");
+        for (have_entry, want_entry) in have.table().entries.iter().zip(&want.table().entries) {
+            let name = &have_entry.source.name;
+            let (have, want) = (have.payload(have_entry), want.payload(want_entry));
+            assert!(
+                have == want,
+                "{chip} {name}: other bytes, but the same version"
+            );
+            // The square sum adds up in any order.
+            let near = (have_entry.error - want_entry.error).abs() <= 1e-9 * want_entry.error;
+            assert!(near, "{chip} {name}");
+            let mut same = want_entry.clone();
+            same.error = have_entry.error;
+            assert_eq!(have_entry, &same, "{chip}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "writes the golden files"]
+fn write_the_golden_files() {
+    for (chip, plan) in plans() {
+        write(&golden(chip), chip, &plan);
+    }
+}

@@ -1,0 +1,183 @@
+//! What the writer writes is read, and what was damaged since is not.
+
+use std::path::{Path, PathBuf};
+
+use ggml_rust_npu::packfile::{
+    CHUNK_BYTES, ChunkHash, Entry, Fingerprint, LayoutTag, Pack, Table, Writer, sampled,
+};
+use proptest::prelude::*;
+use xxhash_rust::xxh3::xxh3_128;
+
+fn folder(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn entry(name: &str, bytes: usize, scales: usize) -> Entry {
+    Entry {
+        source: Fingerprint {
+            name: name.into(),
+            dtype: 8,
+            ne: [32, 3, 1, 1],
+            sampled: 1 << 100,
+            full: 2 << 100,
+        },
+        layout: LayoutTag {
+            id: 0x524b_0101,
+            words: [3; 10],
+        },
+        offset: 0,
+        bytes: bytes as u64,
+        scales: scales as u64,
+        payload: 0,
+        error: 1e-5,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_written_is_read(
+        tensors in prop::collection::vec((0usize..3 * CHUNK_BYTES, 0usize..50, 1usize..300_000), 0..4),
+        seed in any::<u8>(),
+    ) {
+        let path = folder("packfile_round_trip").join("x.npu");
+        let names: Vec<String> = (0..tensors.len()).map(|i| format!("tensor.{i}")).collect();
+        let mut writer = Writer::create(&path, "rk3588", "", names.iter().map(String::as_str)).unwrap();
+        let content = |i: usize, bytes: usize| -> Vec<u8> {
+            (0..bytes).map(|at| (at / 7 + i).to_le_bytes()[0] ^ seed).collect()
+        };
+        let scale = |i: usize| f32::from(u8::try_from(i).unwrap()) + 0.5;
+        for (i, (bytes, scales, step)) in tensors.iter().enumerate() {
+            for piece in content(i, *bytes).chunks(*step) {
+                writer.bytes(piece).unwrap();
+            }
+            let scales: Vec<f32> = (0..*scales).map(scale).collect();
+            writer.end(entry(&names[i], *bytes, scales.len()), &scales).unwrap();
+        }
+        prop_assert!(!path.exists());
+        writer.finish().unwrap();
+        let pack = Pack::open(&path).unwrap();
+        prop_assert_eq!(pack.table().entries.len(), tensors.len());
+        for (i, (bytes, scales, _)) in tensors.iter().enumerate() {
+            let entry = pack.entry(&names[i]).unwrap();
+            let (mut out, mut have) = (vec![0; *bytes], vec![0.0; *scales]);
+            pack.copy(entry, &mut out, &mut have).unwrap();
+            pack.check(entry).unwrap();
+            prop_assert!(out == content(i, *bytes));
+            prop_assert_eq!(have, (0..*scales).map(scale).collect::<Vec<f32>>());
+            prop_assert!(entry.offset.is_multiple_of(4096));
+        }
+        prop_assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn chunks_are_hashed_alike_however_they_come(bytes in 0usize..3 * CHUNK_BYTES, step in 1usize..400_000, scales in 0usize..99) {
+        let source: Vec<u8> = (0..bytes + scales).map(|i| (i * i / 3).to_le_bytes()[0]).collect();
+        let (first, second) = source.split_at(bytes);
+        let mut hash = ChunkHash::default();
+        first.chunks(step).for_each(|piece| hash.update(piece));
+        hash.end_chunk();
+        second.chunks(step).for_each(|piece| hash.update(piece));
+        let (mut a, mut b) = (vec![0; bytes], vec![0; scales]);
+        let mut copied = ChunkHash::default();
+        copied.copy_part(first, &mut a);
+        copied.copy_part(second, &mut b);
+        prop_assert_eq!(hash.digest(), copied.digest());
+        prop_assert!(a == first && b == second);
+    }
+}
+
+#[test]
+fn the_writer_refuses_another_number_of_bytes_scales_or_tensors() {
+    let path = folder("packfile_writer").join("x.npu");
+    let begin = || Writer::create(&path, "", "", ["a"]).unwrap();
+    let mut writer = begin();
+    writer.bytes(&[0; 9]).unwrap();
+    let error = writer.end(entry("a", 10, 0), &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("packed bytes of \"a\"") && error.contains('9'),
+        "{error}"
+    );
+    let error = begin()
+        .end(entry("a", 0, 2), &[1.0])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("scales of \"a\""), "{error}");
+    let error = begin().finish().unwrap_err().to_string();
+    assert!(error.contains("bytes of the table"), "{error}");
+    let error = Writer::create(&path, &"x".repeat(1 << 17), "", [])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("length of chip"), "{error}");
+    assert_eq!(
+        std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
+        0
+    );
+}
+
+#[test]
+fn a_flipped_bit_in_a_payload_is_found() {
+    let path = folder("packfile_corrupted").join("x.npu");
+    let mut writer = Writer::create(&path, "", "", ["first", "second"]).unwrap();
+    for name in ["first", "second"] {
+        writer.bytes(&vec![7; CHUNK_BYTES + 100]).unwrap();
+        writer
+            .end(entry(name, CHUNK_BYTES + 100, 5), &[1.0; 5])
+            .unwrap();
+    }
+    writer.finish().unwrap();
+    let good = std::fs::read(&path).unwrap();
+    let table = Table::parse(&good).unwrap();
+    let (mut out, mut scales) = (vec![0; CHUNK_BYTES + 100], [0.0; 5]);
+    for (index, name) in ["first", "second"].into_iter().enumerate() {
+        let start = usize::try_from(table.entries[index].offset).unwrap();
+        for at in [
+            0,
+            CHUNK_BYTES,
+            CHUNK_BYTES + 99,
+            CHUNK_BYTES + 100,
+            CHUNK_BYTES + 119,
+        ] {
+            let mut bad = good.clone();
+            bad[start + at] ^= 4;
+            std::fs::write(&path, &bad).unwrap();
+            let pack = Pack::open(&path).unwrap();
+            for (other, entry) in table.entries.iter().enumerate() {
+                let copied = pack.copy(entry, &mut out, &mut scales);
+                assert_eq!(copied.is_err(), other == index, "{at}");
+                assert_eq!(pack.check(entry).is_err(), other == index, "{at}");
+            }
+            let error = pack
+                .copy(&table.entries[index], &mut out, &mut scales)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("corrupted") && error.contains(name),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn samples_see_the_ends_the_length_and_every_part() {
+    let bytes = vec![1u8; 5_000_000];
+    let want = sampled(&bytes);
+    assert_ne!(want, sampled(&bytes[1..]));
+    for at in [0, bytes.len() - 1] {
+        let mut other = bytes.clone();
+        other[at] = 2;
+        assert_ne!(want, sampled(&other), "{at}");
+    }
+    for part in 0..20 {
+        let mut other = bytes.clone();
+        other[part * 250_000..][..250_000].fill(2);
+        assert_ne!(want, sampled(&other), "part {part}");
+    }
+    // Small ones are hashed whole.
+    assert_eq!(sampled(&bytes[..131_072]), xxh3_128(&bytes[..131_072]));
+}
