@@ -110,7 +110,7 @@ fn load(
         ..tensor
     };
     (work.push(&mut stream, ggml_rust_npu::graph::Op::MulMat, used, &buffer)).unwrap();
-    stream.finish().unwrap();
+    stream.finish(0).unwrap();
     (back, work.result())
 }
 
