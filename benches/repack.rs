@@ -78,6 +78,7 @@ fn tensor(dtype: GgmlType) -> Tensor<'static> {
         place: Place::Packed,
         memory: None,
         packed_offset: 0,
+        role: ggml_rust_npu::graph::Role::Weights,
         dequantize: None,
     }
 }

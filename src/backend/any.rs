@@ -311,10 +311,6 @@ impl AnyStream {
     ///
     /// # Errors
     /// As [`Self::finish`].
-    #[expect(
-        clippy::type_complexity,
-        reason = "the result of `finish`, if there is one"
-    )]
     pub fn replay(&self, graph: u64) -> Option<std::result::Result<(), (Option<usize>, Error)>> {
         match self {
             Self::Rockchip(_) => None,

@@ -10,7 +10,7 @@ pub const CHUNK_BYTES: usize = 256 * 1024;
 const SAMPLES: usize = 32;
 const SAMPLE_BYTES: usize = 4096;
 
-/// Hash of samples of a tensor's bytes: of [`SAMPLES`] pages, spread evenly with the first and the last among them, and of
+/// Hash of samples of a tensor's bytes: of `SAMPLES` pages, spread evenly with the first and the last among them, and of
 /// the length; of all bytes if they are not more than the samples.
 ///
 /// Another quantization, another model and a fine-tuned one differ everywhere, and so in the samples. What was changed by

@@ -157,11 +157,14 @@ fn a_graph_is_computed_and_computed_again_without_its_nodes() {
     assert!(stream.replay(0).is_none());
 }
 
+/// What happens to the memory of a graph.
+type Change = fn(Layer);
+
 #[test]
 fn a_graph_is_forgotten_when_its_memory_changes() {
     let device = device();
     let mut stream = Stream::new(Arc::clone(&device));
-    let changes: [(&str, fn(Layer)); 4] = [
+    let changes: [(&str, Change); 4] = [
         ("freed", drop),
         ("cleared", |layer| layer.weights.clear(0)),
         ("packed anew", |layer| {

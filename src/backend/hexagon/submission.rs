@@ -221,7 +221,7 @@ mod tests {
         }
         assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..5, 10..20, 30..50]);
         ranges.insert(4..30);
-        assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..50]);
+        assert!(ranges.iter().eq(std::iter::once(0..50)));
         assert!(ranges.covers(&(0..50)) && !ranges.covers(&(49..51)));
         assert!(!Ranges::default().covers(&(0..1)));
     }
