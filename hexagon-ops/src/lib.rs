@@ -5,7 +5,7 @@
 //!
 //! | module | holds | depends on |
 //! |---|---|---|
-//! | [`layout`] | where each weight, scale and activation byte is | — |
+//! | [`layout`] | where each weight, scale and activation byte is; packing of weights | the choice of vectors in `hvx` |
 //! | [`hvx`] | the vector type and its operations: `hexagon.rs` on the DSP, `host.rs` elsewhere | `layout` (line type) |
 //! | [`hmx`] | the matrix unit: tile multiply, accumulator, scale block, store | `layout` |
 //! | [`rt`] | VTCM arena, worker threads, DMA, cache operations, shared memory, arguments of remote calls | `layout` |

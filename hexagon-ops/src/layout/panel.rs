@@ -4,18 +4,20 @@
 //!
 //! ```text
 //! for each tile
-//!   for each column n:  copy its block's words, in word order, flipped         32 streams, one for each ggml row
-//!   for each line j:    for each column n:  line[j][n] = words[n][j]           stays in registers and first-level cache
-//!   for each column n:  put its scale (and minimum) into the plane
+//!   for each four columns n:  their blocks' words, in word order, flipped
+//!                             for each line j:  line[j][n] = words[n][j]        four by four words: in registers
+//!   the columns' scales (and minima) collect in words, which become a line of the plane when they are full
 //! ```
 //!
-//! Each byte of the panel is written once, padding too, so that the memory need not be cleared before.
+//! The 32 rows that are read side by side follow each other in memory, and what is written does, tile by tile. Each byte of
+//! the panel is written, padding too, so that the memory need not be cleared before.
 
 use super::{LINE_BYTES, PanelLayout, Q8_FLIP, TILE_DIM, WeightType};
 use crate::error::{Error, Result};
+use crate::hvx;
 
-/// Words of a line: one for each column.
-type Line = [[u8; 4]; LINE_BYTES / 4];
+/// Columns that are transposed at a time: their words fill a vector register of any host.
+const AT_ONCE: usize = 4;
 
 /// [`Q8_FLIP`] in each byte of a word.
 const FLIP_WORD: u32 = u32::from_ne_bytes([Q8_FLIP; 4]);
@@ -60,83 +62,146 @@ impl PanelLayout {
         }
         let (quants, planes) = panel.split_at_mut(self.scale_plane_offset());
         match self.weight {
-            WeightType::F16 => halves(&columns, quants),
-            WeightType::Q4_0 | WeightType::Iq4Nl => {
-                blocks::<18, 2, 4, false>(&columns, quants, planes);
+            WeightType::F16 => {
+                hvx::widest(Halves {
+                    columns: &columns,
+                    quants,
+                });
             }
-            WeightType::Q4_1 => blocks::<20, 4, 4, false>(&columns, quants, planes),
-            WeightType::Q8_0 => blocks::<34, 2, 8, true>(&columns, quants, planes),
-            WeightType::Mxfp4 => blocks::<17, 1, 4, false>(&columns, quants, planes),
+            WeightType::Q4_0 | WeightType::Iq4Nl => {
+                hvx::widest(Blocks::<18, 2, 4, false> {
+                    columns: &columns,
+                    quants,
+                    planes,
+                });
+            }
+            WeightType::Q4_1 => {
+                hvx::widest(Blocks::<20, 4, 4, false> {
+                    columns: &columns,
+                    quants,
+                    planes,
+                });
+            }
+            WeightType::Q8_0 => {
+                hvx::widest(Blocks::<34, 2, 8, true> {
+                    columns: &columns,
+                    quants,
+                    planes,
+                });
+            }
+            WeightType::Mxfp4 => {
+                hvx::widest(Blocks::<17, 1, 4, false> {
+                    columns: &columns,
+                    quants,
+                    planes,
+                });
+            }
         }
         Ok(())
     }
 }
 
-/// Packs types with blocks of `BLOCK` bytes: `HEAD` bytes of scale and minimum, then `WORDS` words of quants.
-fn blocks<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bool>(
-    columns: &[&[u8]; TILE_DIM],
-    quants: &mut [u8],
-    planes: &mut [u8],
-) {
-    // Bytes of a scale, and tiles whose scales share a line.
-    let scale_bytes = HEAD.min(2);
-    let per_line = 4 / scale_bytes;
-    let (scales, mins) = match HEAD {
-        4 => planes.split_at_mut(planes.len() / 2),
-        _ => planes.split_at_mut(planes.len()),
-    };
-    let lines = quants.as_chunks_mut::<LINE_BYTES>().0;
-    for (kt, lines) in lines.as_chunks_mut::<WORDS>().0.iter_mut().enumerate() {
-        let mut words = [[0u32; WORDS]; TILE_DIM];
-        let mut heads = [[0u8; HEAD]; TILE_DIM];
-        for ((words, head), row) in words.iter_mut().zip(&mut heads).zip(columns) {
-            let Some(block) = row.get(kt * BLOCK..).and_then(<[u8]>::first_chunk::<BLOCK>) else {
-                break;
-            };
-            let (from, groups) = block.split_at(HEAD);
-            head.copy_from_slice(from);
-            for (word, group) in words.iter_mut().zip(groups.as_chunks::<4>().0) {
-                let flip = if SIGNED { FLIP_WORD } else { 0 };
-                *word = in_word_order(u32::from_le_bytes(*group)) ^ flip;
-            }
-        }
-        transpose(&words, lines);
-        let (line, part) = (kt / per_line, kt % per_line * scale_bytes);
-        for (plane, from) in [(&mut *scales, 0), (&mut *mins, 2)] {
-            let Some(line) = plane.as_chunks_mut::<LINE_BYTES>().0.get_mut(line) else {
-                continue;
-            };
-            for (word, head) in line.as_chunks_mut::<4>().0.iter_mut().zip(&heads) {
-                let bytes = &head[from..from + scale_bytes];
-                if part == 0 {
-                    // What no later tile writes is zero.
-                    *word = [0; 4];
+/// Types with blocks of `BLOCK` bytes: `HEAD` bytes of scale and minimum, then `WORDS` words of quants.
+struct Blocks<'a, const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bool> {
+    columns: &'a [&'a [u8]; TILE_DIM],
+    quants: &'a mut [u8],
+    planes: &'a mut [u8],
+}
+
+impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bool> hvx::Kernel
+    for Blocks<'_, BLOCK, HEAD, WORDS, SIGNED>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        // Bytes of a scale, and tiles whose scales share a line; minima have a plane of their own behind that of the scales.
+        let scale_bytes = HEAD.min(2);
+        let per_line = 4 / scale_bytes;
+        let columns = self.columns.map(|row| row.as_chunks::<BLOCK>().0);
+        let tiles = (self.quants.as_chunks_mut::<LINE_BYTES>().0)
+            .as_chunks_mut::<WORDS>()
+            .0;
+        let count = tiles.len();
+        let planes = self.planes.as_chunks_mut::<LINE_BYTES>().0;
+        let mins = planes.len() / 2;
+        let mut heads = [[0u32; TILE_DIM]; 2];
+        for (kt, lines) in tiles.iter_mut().enumerate() {
+            let shift = kt % per_line * 8 * scale_bytes;
+            for (group, columns) in columns.as_chunks::<AT_ONCE>().0.iter().enumerate() {
+                let mut words = [[0u32; WORDS]; AT_ONCE];
+                for (n, (words, column)) in words.iter_mut().zip(columns).enumerate() {
+                    let Some(block) = column.get(kt) else {
+                        continue;
+                    };
+                    let (head, quants) = block.split_at(HEAD);
+                    let mut scale = [0; 4];
+                    scale[..scale_bytes].copy_from_slice(&head[..scale_bytes]);
+                    heads[0][AT_ONCE * group + n] |= u32::from_le_bytes(scale) << shift;
+                    if HEAD == 4 {
+                        scale[..2].copy_from_slice(&head[2..]);
+                        heads[1][AT_ONCE * group + n] |= u32::from_le_bytes(scale) << shift;
+                    }
+                    for (word, bytes) in words.iter_mut().zip(quants.as_chunks::<4>().0) {
+                        let flip = if SIGNED { FLIP_WORD } else { 0 };
+                        *word = in_word_order(u32::from_le_bytes(*bytes)) ^ flip;
+                    }
                 }
-                word[part..part + scale_bytes].copy_from_slice(bytes);
+                transpose(&words, lines, AT_ONCE * group);
+            }
+            if kt % per_line == per_line - 1 || kt + 1 == count {
+                let line = kt / per_line;
+                planes[line] = line_of(&heads[0]);
+                if HEAD == 4 {
+                    planes[mins + line] = line_of(&heads[1]);
+                }
+                heads = [[0; TILE_DIM]; 2];
             }
         }
     }
 }
 
-/// Packs F16: word j of a block is elements 2j and 2j + 1, which is also how a line of the tile holds them.
-fn halves(columns: &[&[u8]; TILE_DIM], quants: &mut [u8]) {
-    const WORDS: usize = TILE_DIM / 2;
-    const BLOCK: usize = 4 * WORDS;
-    let lines = quants.as_chunks_mut::<LINE_BYTES>().0;
-    for (kt, lines) in lines.as_chunks_mut::<WORDS>().0.iter_mut().enumerate() {
-        let mut words = [[0u32; WORDS]; TILE_DIM];
-        for (words, row) in words.iter_mut().zip(columns) {
-            let rest = row.get(kt * BLOCK..).unwrap_or_default();
-            let mut padded = [0; BLOCK];
-            let block = rest.first_chunk().unwrap_or_else(|| {
-                padded[..rest.len()].copy_from_slice(rest);
-                &padded
-            });
-            for (word, pair) in words.iter_mut().zip(block.as_chunks::<4>().0) {
-                *word = u32::from_le_bytes(*pair);
+/// Words as the bytes of a line.
+#[inline(always)]
+fn line_of(words: &[u32; TILE_DIM]) -> [u8; LINE_BYTES] {
+    let mut line = [0; LINE_BYTES];
+    line.copy_from_slice(words.map(u32::to_le_bytes).as_flattened());
+    line
+}
+
+/// F16: word j of a block is elements 2j and 2j + 1, which is also how a line of the tile holds them.
+struct Halves<'a> {
+    columns: &'a [&'a [u8]; TILE_DIM],
+    quants: &'a mut [u8],
+}
+
+impl hvx::Kernel for Halves<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        const WORDS: usize = TILE_DIM / 2;
+        const BLOCK: usize = 4 * WORDS;
+        let tiles = (self.quants.as_chunks_mut::<LINE_BYTES>().0)
+            .as_chunks_mut::<WORDS>()
+            .0;
+        for (kt, lines) in tiles.iter_mut().enumerate() {
+            for (group, columns) in self.columns.as_chunks::<AT_ONCE>().0.iter().enumerate() {
+                let mut words = [[0u32; WORDS]; AT_ONCE];
+                for (words, row) in words.iter_mut().zip(columns) {
+                    let rest = row.get(kt * BLOCK..).unwrap_or_default();
+                    let mut padded = [0; BLOCK];
+                    let block = rest.first_chunk().unwrap_or_else(|| {
+                        padded[..rest.len()].copy_from_slice(rest);
+                        &padded
+                    });
+                    for (word, pair) in words.iter_mut().zip(block.as_chunks::<4>().0) {
+                        *word = u32::from_le_bytes(*pair);
+                    }
+                }
+                transpose(&words, lines, AT_ONCE * group);
             }
         }
-        transpose(&words, lines);
     }
 }
 
@@ -146,17 +211,15 @@ const fn in_word_order(group: u32) -> u32 {
     group & 0xff00_00ff | (group & 0x0000_ff00) << 8 | (group & 0x00ff_0000) >> 8
 }
 
-/// Word j of column n to word n of line j.
+/// Word j of each column to the words from `n` on of line j.
 #[inline(always)]
 fn transpose<const WORDS: usize>(
-    words: &[[u32; WORDS]; TILE_DIM],
+    columns: &[[u32; WORDS]; AT_ONCE],
     lines: &mut [[u8; LINE_BYTES]; WORDS],
+    n: usize,
 ) {
     for (j, line) in lines.iter_mut().enumerate() {
-        // PANIC: 128 bytes are 32 words.
-        let line: &mut Line = line.as_chunks_mut::<4>().0.try_into().expect("32 words");
-        for (word, column) in line.iter_mut().zip(words) {
-            *word = column[j].to_le_bytes();
-        }
+        let words = columns.map(|column| column[j].to_le_bytes());
+        line[4 * n..4 * (n + AT_ONCE)].copy_from_slice(words.as_flattened());
     }
 }
