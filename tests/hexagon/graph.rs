@@ -9,6 +9,7 @@ use ggml_rust_npu::shm::RegionMut;
 use ggml_rust_npu::tensor::{DType, Format};
 use half::f16;
 
+use crate::alloc::allocations;
 use crate::common::{Kind, Numbers, Weight, buffer_with, device, tensor};
 
 /// A layer's beginning: x is normed, scaled by g, multiplied with w; x is added, and the sum stored as F16 in a cache.
@@ -152,6 +153,13 @@ fn a_graph_is_computed_and_computed_again_without_its_nodes() {
         }
         layer.check(&x);
     }
+    // The DSP has a thread of its own, which is not counted.
+    let replay = |stream: &mut Stream| allocations(|| stream.replay(7).unwrap().unwrap());
+    assert_eq!([replay(&mut stream), replay(&mut stream)], [0, 0]);
+    assert!(
+        allocations(|| layer.compute(&mut stream, 8)) > 0,
+        "is the allocator counted?"
+    );
     // A graph without a number is not remembered.
     layer.compute(&mut stream, 0);
     assert!(stream.replay(0).is_none());

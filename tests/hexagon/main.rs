@@ -6,6 +6,7 @@
     reason = "random numbers are cut to size"
 )]
 
+mod alloc;
 mod buffer;
 mod common;
 mod faults;
