@@ -14,7 +14,7 @@ help:
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
-	@echo "make optable  which of test-backend-ops' cases the Hexagon device computes, in docs/ops.md (an hour)"
+	@echo "make optable  docs/ops.md from the logs of make test: which upstream cases the Hexagon device computes"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make fuzz   arbitrary commands to the DSP's command loop, model files and pack files, 5 minutes each"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
