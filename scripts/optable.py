@@ -14,7 +14,7 @@ HEAD = """# Operations
 
 What `test-backend-ops` of llama.cpp {version} says of `{device}` on a simulated {chip} under strict coherence, case by case (written by
 `make optable` after `make test`). A case that is not supported is one that the device leaves to the CPU. Not in it: cases with 128
-and more experts, and FLASH_ATTN_EXT with head sizes other than 64 and 128.
+and more experts, and FLASH_ATTN_EXT with head sizes other than 64.
 
 | operation | OK | not supported |
 |---|---|---|

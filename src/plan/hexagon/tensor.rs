@@ -104,6 +104,11 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     if rounds_elsewhere(operation) {
         return Err("the CPU rounds BF16 at other places");
     }
+    let dense = |tensor: &Tensor| Some(tensor.shape.nb[0]) == tensor.dtype.step_bytes();
+    if operation.op == Op::Sum && !operation.src[0].as_ref().is_some_and(dense) {
+        // ggml's own SUM takes the elements of a row to follow one another, and adds others where they do not.
+        return Err("the CPU sums dense rows only");
+    }
     let mut body = TensorOp {
         kernel,
         reserved: 0,
