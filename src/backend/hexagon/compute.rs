@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use half::f16;
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
 
@@ -331,12 +332,7 @@ impl Stream {
         let nb = act.shape.nb.map(|nb| nb as u64);
         body.src[0] = tensor(from, wire::TYPE_F16, offset(act), nb);
         self.current.push(number, Wire::new(0, &body), &[to, from]);
-        Ok(Plain {
-            buffer: to,
-            reserved: 0,
-            offset: 0,
-            strides: [strides[1], strides[2], strides[3]],
-        })
+        Ok(plain(to))
     }
 
     fn plain_input(&mut self, tensor: &Tensor, home: Home) -> Result<Plain> {
