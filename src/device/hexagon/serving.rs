@@ -32,14 +32,14 @@ pub(super) struct Bell {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct BellState {
+struct BellState {
     work: bool,
     stop: bool,
-    pub(super) error: Option<Error>,
+    error: Option<Error>,
 }
 
 impl Bell {
-    pub(super) fn lock(&self) -> MutexGuard<'_, BellState> {
+    fn lock(&self) -> MutexGuard<'_, BellState> {
         // Nothing in here panics half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,6 +67,15 @@ impl Bell {
     fn fail(&self, error: Error) {
         self.lock().error = Some(error);
         self.failed.store(true, Ordering::Release);
+        self.rung.notify_all();
+    }
+
+    /// Why the serving call ended, once: given by the thread, which is waited for at most `patience`.
+    pub(super) fn failure(&self, patience: Duration) -> Option<Error> {
+        let unknown = |_: &mut BellState| !self.failed.load(Ordering::Acquire);
+        let waited = self.rung.wait_timeout_while(self.lock(), patience, unknown);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.error.take()
     }
 }
 

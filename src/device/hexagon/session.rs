@@ -27,6 +27,8 @@ use crate::vendor::fastrpc::{Connection, Quiet, RingMemory};
 
 /// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through in turns.
 const SLOTS: u32 = 1024;
+/// How long a serving call whose DSP left the ring may take to return with the reason.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// A submission that failed: which command, if one can be named, and why.
 #[derive(Debug)]
@@ -287,16 +289,10 @@ impl Session {
     /// A pause between two looks at the ring.
     fn wait(&self, ring: &mut Ring<RingMemory>, patience: &mut Patience) -> Result<()> {
         if self.bell.failed.load(Ordering::Acquire) {
-            let error = self.bell.lock().error.take();
-            let ended = || Error::Dsp {
-                reason: "the serving call has ended".into(),
-            };
-            return Err(self.lose(error.unwrap_or_else(ended)));
+            return Err(self.lose(self.ended("the serving call has ended", Duration::ZERO)));
         }
         if ring.is_closed() {
-            return Err(self.lose(Error::Dsp {
-                reason: "it gave the ring up".into(),
-            }));
+            return Err(self.lose(self.ended("it gave the ring up", LAST_WORDS)));
         }
         if self.serving == Serving::Caller {
             return (self.connection.serve(Duration::ZERO)).map_err(|error| self.lose(error));
@@ -308,6 +304,14 @@ impl Session {
         Err(self.lose(Error::Timeout {
             seconds: self.timeout.as_secs_f64(),
         }))
+    }
+
+    /// The cause the serving call gives for its end, or else what was seen on this side.
+    fn ended(&self, seen: &str, patience: Duration) -> Error {
+        let unexplained = || Error::Dsp {
+            reason: seen.into(),
+        };
+        self.bell.failure(patience).unwrap_or_else(unexplained)
     }
 
     /// Puts the session out of use; the first cause stays.
