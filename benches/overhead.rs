@@ -123,6 +123,7 @@ impl MulMat {
                 ]),
             },
             out: RegionMut::from(&mut self.result[..]),
+            feeds_next: false,
         };
         self.device
             .compute(&mut node, Some(&self.buffer), self.graph)

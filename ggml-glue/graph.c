@@ -157,6 +157,7 @@ bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
     }
   }
   out->op = op_name(node);
+  out->feeds_next = false;
   memcpy(out->op_params, node->op_params, sizeof(out->op_params));
   out->dst = glue_tensor(device, node, with_data);
   for (int i = 0; i < NPU_MAX_SRC; i++) {
@@ -254,6 +255,44 @@ static bool has_work(const struct ggml_tensor *node) {
          (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
 }
 
+static bool reads(const struct ggml_tensor *node,
+                  const struct ggml_tensor *source) {
+  for (int i = 0; i < GGML_MAX_SRC; i++) {
+    if (node->src[i] == source) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether nothing but the next node that is computed reads the result of node
+// `i`, directly or through views that nothing else reads.
+static bool feeds_next(const struct ggml_cgraph *graph, int i) {
+  if (graph->nodes[i]->view_src != NULL) {
+    return false; // others may read it by way of the tensor that it is part of
+  }
+  const struct ggml_tensor *value = NULL;
+  for (int j = i; j < graph->n_nodes; j++) {
+    const struct ggml_tensor *node = graph->nodes[j];
+    if (j > i && !reads(node, value)) {
+      if (has_work(node)) {
+        return false;
+      }
+      continue;
+    }
+    if (j > i && has_work(node)) {
+      return true;
+    }
+    if ((j > i && !ggml_op_is_empty(node->op)) ||
+        (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 ||
+        ggml_node_get_use_count(graph, j) != 1) {
+      return false;
+    }
+    value = node;
+  }
+  return false;
+}
+
 static bool reserve_nodes(struct glue_backend *self, size_t n_nodes) {
   if (n_nodes <= self->nodes_capacity) {
     return true;
@@ -347,6 +386,7 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
                      backend_get_name(backend), ggml_op_desc(node), node->name);
       return GGML_STATUS_FAILED;
     }
+    out->feeds_next = feeds_next(graph, i);
     if (npu_leaves_to_cpu(self->device->index, out) && cpu_of(self) != NULL) {
       status = compute_on_npu(self, 0, &n_filled);
       all = false;

@@ -164,6 +164,8 @@ typedef struct npu_node {
   struct npu_tensor dst;
   // Sources, in ggml's order.
   struct npu_tensor src[NPU_MAX_SRC];
+  // Whether nothing but the next node reads the result: nobody misses it where the two become one.
+  bool feeds_next;
 } npu_node;
 
 #ifdef __cplusplus

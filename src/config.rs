@@ -15,7 +15,7 @@ use crate::rules::{self, Rules};
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables, without prefix.
-const VARIABLES: [&str; 18] = [
+const VARIABLES: [&str; 19] = [
     "SIM",
     "DEVICES",
     "LOG",
@@ -34,6 +34,7 @@ const VARIABLES: [&str; 18] = [
     "KEEP",
     "PACK",
     "PACK_VERIFY",
+    "TRACE",
 ];
 
 /// A chip that a stand-in can be.
@@ -89,6 +90,8 @@ pub struct Config {
     pub pack: Option<PathBuf>,
     /// `GGML_RUST_NPU_PACK_VERIFY`: weights are compared with the pack's by a hash of all bytes, not of samples.
     pub pack_full: bool,
+    /// `GGML_RUST_NPU_TRACE`: where a Hexagon NPU's commands are noted, with modelled and measured times.
+    pub trace: Option<PathBuf>,
     /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
     pub rknn_lib: Option<PathBuf>,
     /// `GGML_RUST_NPU_CDSPRPC_LIB`: the vendor's library in place of the system's `libcdsprpc.so`.
@@ -146,6 +149,7 @@ impl Config {
             keep,
             pack: get("GGML_RUST_NPU_PACK").map(PathBuf::from),
             pack_full: pack_verify(get("GGML_RUST_NPU_PACK_VERIFY"))?,
+            trace: get("GGML_RUST_NPU_TRACE").map(PathBuf::from),
             rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
             cdsprpc_lib: get("GGML_RUST_NPU_CDSPRPC_LIB").map(PathBuf::from),
             hex_sessions: number(

@@ -203,4 +203,6 @@ pub struct Node<'a> {
     pub operation: Operation<'a>,
     /// Where the result goes.
     pub out: RegionMut<'a>,
+    /// Whether nothing but the next node reads the result, perhaps in another shape.
+    pub feeds_next: bool,
 }

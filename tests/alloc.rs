@@ -97,6 +97,7 @@ impl Step {
                 src: sources(&[self.w.tensor(Some(0)), src1, src2]),
             },
             out: RegionMut::from(&mut self.result[..]),
+            feeds_next: false,
         };
         device
             .compute(&mut node, Some(&self.buffer), graph)

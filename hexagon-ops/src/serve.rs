@@ -92,6 +92,7 @@ pub struct State {
     scratch: Scratch,
     submission: Submission,
     table: ExpTable,
+    left: Option<product::Left>,
 }
 
 impl State {
@@ -106,6 +107,7 @@ impl State {
             },
             submission: Submission::FIRST,
             table: ExpTable::new(),
+            left: None,
         }
     }
 
@@ -265,6 +267,8 @@ where
             return Err(Stop::Ring);
         };
         ring.announce(STATE_SERVING);
+        // VTCM may have been another's since the last call.
+        self.state.left = None;
         let mut work = Work {
             platform: &mut self.platform,
             state: &mut self.state,

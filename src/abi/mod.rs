@@ -331,7 +331,11 @@ unsafe fn push(stream: &AnyStream, node: &NpuNode, graph: u64) -> Result<()> {
     }
     // SAFETY: results are valid and nobody else's during the call, says the caller.
     let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&operation.dst)) };
-    let mut node = Node { operation, out };
+    let mut node = Node {
+        operation,
+        out,
+        feeds_next: node.feeds_next,
+    };
     stream.push(&mut node, homes, graph)
 }
 

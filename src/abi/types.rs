@@ -135,6 +135,8 @@ pub struct NpuNode {
     pub dst: NpuTensor,
     /// Sources, in ggml's order.
     pub src: [NpuTensor; NPU_MAX_SRC],
+    /// Whether nothing but the next node reads the result: nobody misses it where the two become one.
+    pub feeds_next: bool,
 }
 
 /// What the host program offers.

@@ -166,7 +166,7 @@ impl Device {
         graph: u64,
         converted: &mut Vec<f32>,
     ) -> Result<()> {
-        let Node { operation, out } = node;
+        let Node { operation, out, .. } = node;
         let (src0, src1) = (operand(operation, 0)?, operand(operation, 1)?);
         let (act, dst) = (memory(&src1)?, operation.dst);
         let ([k, ..], nb) = (src1.shape.ne, src1.shape.nb);
@@ -193,7 +193,7 @@ impl Device {
         node: &mut Node,
         scratch: &mut RowScratch,
     ) -> Result<()> {
-        let Node { operation, out } = node;
+        let Node { operation, out, .. } = node;
         let (src1, ids) = (operand(operation, 1)?, operand(operation, 2)?);
         let act = memory(&src1)?;
         let RowScratch {

@@ -9,6 +9,7 @@ use crate::graph::{Op, Operation, Place, Tensor};
 use crate::tensor::{DType, Format};
 
 pub mod cost;
+pub mod fuse;
 mod tensor;
 
 /// What packing does to a type.

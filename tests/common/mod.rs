@@ -253,6 +253,7 @@ fn compute(
             ]),
         },
         out: RegionMut::from(&mut result[..]),
+        feeds_next: false,
     };
     device
         .compute(&mut node, packed.map(|(buffer, _)| buffer), graph)

@@ -22,15 +22,16 @@ pub fn strict(arch: u32) -> sim::Options {
     options
 }
 
-pub const OPTIONS: Options = Options {
+pub const OPTIONS: Options<'static> = Options {
     session: 0,
     repack: Repack::Weights,
     timeout: Duration::from_secs(20),
     address_bytes: None,
     serving: Serving::Thread,
+    trace: None,
 };
 
-pub fn device_with(sim: sim::Options, options: Options) -> Result<Arc<Device>> {
+pub fn device_with(sim: sim::Options, options: Options<'_>) -> Result<Arc<Device>> {
     let arch = sim.arch;
     let rpc = FastRpc::simulate(sim)?;
     Device::start("HEX0", &rpc, caps::hexagon_by_arch(arch).unwrap(), options)
@@ -293,6 +294,7 @@ impl Work {
                 src: sources(&[src0, self.act, self.ids]),
             },
             out: RegionMut::from(&mut [][..]),
+            feeds_next: false,
         };
         let work = Some(&self.buffer);
         stream.push(&node, work, [Some(home), work, work, None, None])

@@ -1,8 +1,9 @@
 //! Whole graphs: operations on tensors beside multiplications, one submission, computed again without its nodes.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Stream};
+use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Options, Stream};
 use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::reference::{mul_mat, nmse};
 use ggml_rust_npu::shm::RegionMut;
@@ -10,7 +11,9 @@ use ggml_rust_npu::tensor::{DType, Format};
 use half::f16;
 
 use crate::alloc::allocations;
-use crate::common::{Kind, Numbers, Weight, buffer_with, device, tensor};
+use crate::common::{
+    Kind, Numbers, OPTIONS, Weight, buffer_with, device, device_with, strict, tensor,
+};
 
 /// A layer's beginning: x is normed, scaled by g, multiplied with w; x is added, and the sum stored as F16 in a cache.
 struct Layer {
@@ -21,6 +24,8 @@ struct Layer {
     g: Tensor<'static>,
     cache: Tensor<'static>,
     results: [Tensor<'static>; 4],
+    /// Whether the program says that nothing else reads the normed x.
+    fuses: bool,
 }
 
 const K: usize = 64;
@@ -62,6 +67,7 @@ impl Layer {
                 // In place.
                 result("sum", 5 * bytes),
             ],
+            fuses: true,
         };
         layer.write(&layer.g, &Numbers::new(2).floats(K));
         layer
@@ -85,6 +91,7 @@ impl Layer {
                 src: sources(src),
             },
             out: RegionMut::from(&mut [][..]),
+            feeds_next: self.fuses && op == Op::RmsNorm,
         };
         let memory = Some(&self.memory);
         let first = if op == Op::MulMat {
@@ -165,6 +172,55 @@ fn a_graph_is_computed_and_computed_again_without_its_nodes() {
     assert!(stream.replay(0).is_none());
 }
 
+#[test]
+fn a_norm_and_its_factor_are_one_command_unless_the_norm_is_read_elsewhere() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fused.csv");
+    let options = Options {
+        trace: Some(&path),
+        ..OPTIONS
+    };
+    let device = device_with(strict(75), options).unwrap();
+    let x = Numbers::new(10).floats(K * M);
+    let mut results = Vec::new();
+    for fuses in [true, false] {
+        let layer = Layer {
+            fuses,
+            ..Layer::new(&device)
+        };
+        layer.write(&layer.x, &x);
+        layer.compute(&mut Stream::new(Arc::clone(&device)), 0);
+        layer.check(&x);
+        results.push(layer.result());
+    }
+    assert_eq!(results[0], results[1]);
+    let trace = std::fs::read_to_string(path.with_extension("HEX0.csv")).unwrap();
+    let lines: Vec<Vec<&str>> = (trace.lines().skip(2))
+        .map(|line| line.split(',').collect())
+        .collect();
+    let of_graph = |graph: &str| -> Vec<&str> {
+        let of_it = lines.iter().filter(|line| line[1] == graph);
+        of_it.map(|line| line[3]).collect()
+    };
+    assert_eq!(of_graph("0"), ["RMS_NORM+MUL", "MUL_MAT", "ADD", "CPY"]);
+    assert_eq!(of_graph("1"), ["RMS_NORM", "MUL", "MUL_MAT", "ADD", "CPY"]);
+    let head = trace.lines().nth(1).unwrap();
+    assert_eq!(head.split(',').count(), lines[0].len());
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_an_error_with_its_path() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no/such/folder/trace.csv");
+    let options = Options {
+        trace: Some(&path),
+        ..OPTIONS
+    };
+    let error = device_with(strict(75), options).unwrap_err().to_string();
+    assert!(
+        error.contains("GGML_RUST_NPU_TRACE") && error.contains("no/such/folder"),
+        "{error}"
+    );
+}
+
 /// What happens to the memory of a graph.
 type Change = fn(Layer);
 
@@ -227,6 +283,7 @@ fn overlapping_operands_are_refused_before_the_device_sees_them() {
             src: sources(&[layer.x]),
         },
         out: RegionMut::from(&mut [][..]),
+        feeds_next: false,
     };
     let memory = Some(&layer.memory);
     let error = stream

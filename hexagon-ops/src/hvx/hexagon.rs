@@ -156,6 +156,21 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     }
 }
 
+/// Memory of `LINES` vectors, all `v`. Vector stores: the compiler's `memset` goes word by word.
+#[must_use]
+#[inline(always)]
+pub fn filled<const LINES: usize>(v: Vector) -> [[f32; 32]; LINES] {
+    let mut out = core::mem::MaybeUninit::<[[f32; 32]; LINES]>::uninit();
+    let first = out.as_mut_ptr().cast::<[f32; 32]>();
+    for i in 0..LINES {
+        let line = first.wrapping_add(i).cast::<arch::HvxVector>();
+        // SAFETY: the i-th of `LINES` lines, with the size of a vector; the write assumes no alignment.
+        unsafe { line.write_unaligned(v.0) }
+    }
+    // SAFETY: every line has been written, and any bits are an f32.
+    unsafe { out.assume_init() }
+}
+
 /// 128 bytes at any address: a `vmemu` load.
 #[must_use]
 #[inline(always)]

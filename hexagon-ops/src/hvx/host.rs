@@ -60,6 +60,13 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     *to = cast(v);
 }
 
+/// Memory of `LINES` vectors, all `v`.
+#[must_use]
+#[inline(always)]
+pub fn filled<const LINES: usize>(v: Vector) -> [[f32; 32]; LINES] {
+    [cast(v); LINES]
+}
+
 /// 128 bytes at any address: a `vmemu` load.
 #[must_use]
 #[inline(always)]

@@ -11,7 +11,7 @@
 mod function;
 
 use super::copy::{check_indices, checked};
-use super::tensor::{CHUNK, Chunk, Row, Shape, Source, ViewMut};
+use super::tensor::{CHUNK, Chunks, Row, Shape, Source, ViewMut};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
 use crate::rt::Engine;
@@ -24,6 +24,7 @@ struct MapRow<'a> {
     row: Row<'a>,
     src: [&'a Source<'a>; 2],
     shift: [usize; 2],
+    chunks: &'a mut Chunks,
 }
 
 impl hvx::Kernel for MapRow<'_> {
@@ -31,15 +32,14 @@ impl hvx::Kernel for MapRow<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
-        let (mut a_chunk, mut b_chunk): (Chunk, Chunk) = ([0.0; CHUNK], [0.0; CHUNK]);
-        let mut out: Chunk = [0.0; CHUNK];
+        let [a_chunk, b_chunk, out, _] = self.chunks;
         let n = self.row.len();
         for start in (0..n).step_by(CHUNK) {
             let len = CHUNK.min(n - start);
             let range = |shift: usize| start + shift..start + shift + len;
-            let a = self.src[0].read(&self.row, range(self.shift[0]), &mut a_chunk);
-            let b = self.src[1].read(&self.row, range(self.shift[1]), &mut b_chunk);
-            self.f.map(a, b, &mut out);
+            let a = self.src[0].read(&self.row, range(self.shift[0]), a_chunk);
+            let b = self.src[1].read(&self.row, range(self.shift[1]), b_chunk);
+            self.f.map(a, b, out);
             self.row.write(start, &out[..len]);
         }
     }
@@ -67,8 +67,14 @@ fn map_rows(
     src: [&Source<'_>; 2],
     shift: [usize; 2],
 ) {
-    dst.for_rows(engine, |row| {
-        hvx::widest(MapRow { f, row, src, shift });
+    dst.for_rows_with_chunks(engine, |row, chunks| {
+        hvx::widest(MapRow {
+            f,
+            row,
+            src,
+            shift,
+            chunks,
+        });
     });
 }
 
@@ -84,22 +90,26 @@ pub(super) fn same_shape(dst: &Shape, src: &Source<'_>) -> Result<()> {
     }
 }
 
+/// Refuses a source that is not floats in memory of its own, or that repeating does not give `dst`'s shape.
+pub(super) fn divides(dst: &Shape, src: &Source<'_>) -> Result<()> {
+    let view = src.apart()?;
+    let fits = |(n, m): (&usize, usize)| n.is_multiple_of(m);
+    let repeats = dst.ne.iter().zip(view.shape.ne).all(fits);
+    if repeats && view.shape.dtype.is_float() {
+        Ok(())
+    } else {
+        Err(Error::Operand)
+    }
+}
+
 /// `dst = f(src0, src1)`; src1 is repeated.
 ///
 /// # Errors
 /// `Operand` unless all are floats, src0 has the result's shape, and src1's dimensions divide it.
 pub fn binary(engine: &Engine, f: Binary, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     same_shape(&dst.shape, src[0])?;
-    match src[1] {
-        Source::None => return Err(Error::Operand),
-        Source::InPlace => {}
-        Source::Apart(view) => {
-            let fits = |(n, m): (&usize, usize)| n.is_multiple_of(m);
-            let repeats = dst.shape.ne.iter().zip(view.shape.ne).all(fits);
-            if !repeats || !view.shape.dtype.is_float() {
-                return Err(Error::Operand);
-            }
-        }
+    if !matches!(src[1], Source::InPlace) {
+        divides(&dst.shape, src[1])?;
     }
     map_rows(engine, Function::Binary(f), dst, src, [0, 0]);
     Ok(())
@@ -165,7 +175,7 @@ pub fn add_id(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Resul
         return Err(Error::Operand);
     }
     check_indices(&ids, t[1])?;
-    dst.for_rows(engine, |row| {
+    dst.for_rows_with_chunks(engine, |row, chunks| {
         let id = checked(ids.index(row.at[0], [row.at[1], 0, 0]));
         let addend = Source::Apart(table.row([id, 0, 0]));
         hvx::widest(MapRow {
@@ -173,6 +183,7 @@ pub fn add_id(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Resul
             row,
             src: [&src[0], &addend],
             shift: [0, 0],
+            chunks,
         });
     });
     Ok(())

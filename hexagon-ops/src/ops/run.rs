@@ -19,7 +19,7 @@ pub enum Op {
     Unary(Unary),
     /// A gated activation; whether the halves of a single source are exchanged.
     Glu(Glu, bool),
-    /// Rows divided by a measure of theirs.
+    /// Rows divided by a measure of theirs, then times and plus something.
     Norm(Norm),
     /// Sums of rows; whether their means.
     SumRows(bool),
@@ -71,7 +71,7 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Binary(binary) => elementwise::binary(engine, binary, dst, [&src[0], &src[1]]),
         Op::Unary(unary) => elementwise::unary(engine, unary, dst, &src[0]),
         Op::Glu(glu, swapped) => elementwise::glu(engine, glu, swapped, dst, [&src[0], &src[1]]),
-        Op::Norm(norm) => rows::norm(engine, norm, dst, &src[0]),
+        Op::Norm(norm) => rows::norm(engine, norm, dst, src),
         Op::SumRows(is_mean) => rows::sum_rows(engine, is_mean, dst, &src[0]),
         Op::Sum => rows::sum_all(engine, dst, &src[0]),
         Op::CumSum => rows::cumulate(engine, dst, &src[0]),

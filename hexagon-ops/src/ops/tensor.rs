@@ -9,6 +9,7 @@
 use core::ops::Range;
 
 use crate::error::{Error, Result};
+use crate::hvx;
 use crate::layout::LINE_BYTES;
 use crate::rt::Engine;
 
@@ -24,6 +25,8 @@ pub use shape::{Shape, Type};
 pub const CHUNK: usize = 256;
 /// Memory of a chunk.
 pub type Chunk = [f32; CHUNK];
+/// Chunks of a task, for all of its rows: to clear them takes as long as the work on a short row.
+pub type Chunks = [Chunk; 4];
 /// Most tasks of a step.
 const MAX_TASKS: usize = 8;
 /// Fewest bytes of results for which another thread is worth waking.
@@ -319,9 +322,18 @@ impl<'a> ViewMut<'a> {
 
     /// Calls `f` with each row of this part.
     pub fn for_each_row(&mut self, mut f: impl FnMut(Row<'_>)) {
-        for index in self.rows.clone() {
-            if let Some(row) = self.row(self.place(index)) {
+        let mut at = self.place(self.rows.start);
+        for _ in self.rows.clone() {
+            if let Some(row) = self.row(at) {
                 f(row);
+            }
+            // The next place; divisions are calls on the DSP.
+            for dim in self.order {
+                at[dim] += 1;
+                if at[dim] < self.shape.ne[dim + 1] {
+                    break;
+                }
+                at[dim] = 0;
             }
         }
     }
@@ -365,6 +377,15 @@ impl<'a> ViewMut<'a> {
         }
         engine.step(None, &mut tasks[..n_tasks], |task| {
             task.iter_mut().for_each(&run);
+        });
+    }
+
+    /// Runs `run` on every row, side by side, with chunks of its task.
+    pub fn for_rows_with_chunks(self, engine: &Engine, run: impl Fn(Row<'_>, &mut Chunks) + Sync) {
+        self.for_parts(engine, |part| {
+            let mut memory = hvx::filled::<{ 4 * CHUNK / 32 }>(hvx::splat_w(0));
+            let chunks = bytemuck::cast_mut(&mut memory);
+            part.for_each_row(|row| run(row, chunks));
         });
     }
 

@@ -95,6 +95,12 @@ impl Span {
     pub fn start(self) -> usize {
         self.start
     }
+
+    /// Whether two spans have bytes in common.
+    #[must_use]
+    pub fn overlaps(self, other: Self) -> bool {
+        self.buffer == other.buffer && self.start < other.end && other.start < self.end
+    }
 }
 
 /// What a product works on.

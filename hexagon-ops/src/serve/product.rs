@@ -4,7 +4,7 @@ use super::detail::{ALIGNMENT, BOUNDS, Failure, LAYOUT, PLANES, RESERVED, SHAPE,
 use super::region::Region;
 use super::{Platform, Scratch};
 use crate::layout::{LINE_BYTES, MatrixLayout, WeightType};
-use crate::ops::matmul::{ExpertMatMul, Machine, MatMul, Rows};
+use crate::ops::matmul::{ExpertMatMul, Machine, MatMul, Prepared, Rows};
 use crate::rt::memory::{Operands, Span, Table};
 use crate::wire;
 
@@ -15,6 +15,20 @@ const MAX_ROWS: usize = 1 << 16;
 /// Most choices of experts that are worked on at a time: tokens of a usual ubatch (512) by experts of a token (8). More
 /// are taken in turns, and each turn reads the weights again.
 pub(super) const MAX_CHOICES: usize = 4096;
+
+/// Activations that the last product left in VTCM: Q, K and V multiply the same ones, and so do gate and up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left {
+    act: Region,
+    form: Prepared,
+}
+
+impl Left {
+    /// Whether a command that writes to `span` changes the activations.
+    pub(super) fn is_changed_by(&self, span: Span) -> bool {
+        self.act.span.overlaps(span)
+    }
+}
 
 /// Weights whose fields are right.
 struct Checked {
@@ -62,12 +76,16 @@ fn weights(weights: &wire::Weights, memory: &Table) -> Result<Checked, Failure> 
 }
 
 /// Carries out [`wire::OP_MUL_MAT`].
+///
+/// - `left`: activations that are in VTCM; afterwards those of this command
 pub(super) fn mul_mat(
     body: &wire::MatMul,
     memory: &mut Table,
+    left: &mut Option<Left>,
     platform: &mut impl Platform,
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
+    let earlier = left.take();
     if body.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
@@ -95,20 +113,24 @@ pub(super) fn mul_mat(
     dst.invalidate_edges(memory, platform);
     let m = usize::try_from(body.m).map_err(|_| Failure::bad(BOUNDS))?;
     let operands = memory.operands(w.span, act.span, dst.span)?;
-    let done = planes(&w, [&act, &dst], m, ratio, operands, machine);
+    let prepared = earlier.filter(|left| left.act == act).map(|left| left.form);
+    let done = planes(&w, [&act, &dst], m, ratio, prepared, operands, machine);
     dst.clean(memory, platform);
-    done
+    *left = done?.map(|form| Left { act, form });
+    Ok(())
 }
 
-/// Multiplies plane by plane; planes that share a slice and follow one another are one product.
+/// Multiplies plane by plane; planes that share a slice and follow one another are one product. Returns what is left in
+/// VTCM if there was only one.
 fn planes(
     w: &Checked,
     [act, dst]: [&Region; 2],
     mut m: usize,
     mut ratio: [usize; 2],
+    prepared: Option<Prepared>,
     operands: Operands<'_>,
     mut machine: Machine<'_>,
-) -> Result<(), Failure> {
+) -> Result<Option<Prepared>, Failure> {
     let original = ratio;
     let mut steps = [act.strides[0], dst.strides[0]];
     if m == 1 {
@@ -123,6 +145,8 @@ fn planes(
         m *= ratio[1];
         ratio[1] = 1;
     }
+    let is_single = ratio == [1, 1] && w.slices == [1, 1] && m <= MAX_ROWS;
+    let mut left = prepared.filter(|_| is_single);
     let matrix = w.layout.matrix_bytes() / LINE_BYTES;
     for (index, weights) in operands.weights.chunks_exact(matrix.max(1)).enumerate() {
         let [s2, s3] = [index % w.slices[0], index / w.slices[0]];
@@ -142,11 +166,12 @@ fn planes(
                     dst: operands.dst.get_mut(dst_at..).unwrap_or_default(),
                     dst_rows: Rows::Strided(steps[1]),
                 };
-                product.run(machine.reborrow())?;
+                left = product.run_after(left, machine.reborrow())?;
+                left = left.filter(|_| is_single);
             }
         }
     }
-    Ok(())
+    Ok(left)
 }
 
 /// Carries out [`wire::OP_MUL_MAT_ID`].

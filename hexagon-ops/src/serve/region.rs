@@ -12,7 +12,7 @@ use crate::wire::Plain;
 const ELEMENT: usize = 4;
 
 /// Rows that lie in their buffer. Counts are 1 or more.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Region {
     /// From the first element to the last.
     pub(super) span: Span,

@@ -248,13 +248,13 @@ fn named_rows(
     Ok(())
 }
 
-/// Carries out [`wire::OP_TENSOR`].
+/// Carries out [`wire::OP_TENSOR`]; returns where it wrote.
 pub(super) fn tensor_op(
     body: &wire::TensorOp,
     memory: &mut Table,
     platform: &mut impl Platform,
     engine: &Engine,
-) -> Result<(), Failure> {
+) -> Result<Option<Span>, Failure> {
     if body.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
@@ -263,7 +263,7 @@ pub(super) fn tensor_op(
         return Err(Failure::bad(OPERAND));
     }
     if body.dst.ne.contains(&0) {
-        return Ok(());
+        return Ok(None);
     }
     let mut dst = check(&body.dst, memory)?.ok_or(Failure::bad(OPERAND))?;
     let mut src = [None; SOURCES];
@@ -318,5 +318,6 @@ pub(super) fn tensor_op(
         }
         _ => clean(&dst, memory, platform),
     }
-    done.map_err(Failure::from)
+    done.map_err(Failure::from)?;
+    Ok(Some(dst.span))
 }

@@ -55,6 +55,8 @@ impl<P: Platform> Work<'_, P> {
     pub(super) fn step(&mut self, command: &Command) -> Option<Completion> {
         if self.state.submission.sequence.is_none() {
             let last = self.state.submission.last;
+            // The host may have written anything since.
+            self.state.left = None;
             self.state.submission = Submission {
                 last,
                 sequence: Some(command.sequence),
@@ -109,6 +111,8 @@ impl<P: Platform> Work<'_, P> {
         if command.flags & !FENCE != 0 {
             return Err(Failure::bad(FLAGS));
         }
+        // What does not use VTCM, or says what it leaves there, keeps this.
+        let left = self.state.left.take();
         match command.op {
             OP_NOP => {
                 let Nop { reserved } = body(command)?;
@@ -125,7 +129,8 @@ impl<P: Platform> Work<'_, P> {
             OP_MUL_MAT => {
                 let body: MatMul = body(command)?;
                 let (state, platform, machine) = self.parts();
-                product::mul_mat(&body, &mut state.memory, platform, machine)
+                state.left = left;
+                product::mul_mat(&body, &mut state.memory, &mut state.left, platform, machine)
             }
             OP_MUL_MAT_ID => {
                 let body: MatMulId = body(command)?;
@@ -138,7 +143,10 @@ impl<P: Platform> Work<'_, P> {
             OP_TENSOR => {
                 let body: TensorOp = body(command)?;
                 let memory = &mut self.state.memory;
-                tensor::tensor_op(&body, memory, self.platform, self.engine)
+                let written = tensor::tensor_op(&body, memory, self.platform, self.engine)?;
+                self.state.left =
+                    left.filter(|left| !written.is_some_and(|span| left.is_changed_by(span)));
+                Ok(())
             }
             OP_ATTENTION => {
                 let body: Attention = body(command)?;

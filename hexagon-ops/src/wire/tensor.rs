@@ -21,7 +21,7 @@
 //! | 19–21, 50, 51 | SWIGLU GEGLU REGLU GEGLU_ERF GEGLU_QUICK | float | float | float or none | a = b = d, or a = (2 d0, d1, d2, d3) | i1 swapped |
 //! | 52 | SWIGLU_OAI | float | float | float or none | as above | i1 swapped, f2 alpha, f3 limit |
 //! | 53 | SWIGLU_CLAMP | float | float | float or none | as above | i1 swapped, f3 limit |
-//! | 22–24 | RMS_NORM NORM L2_NORM | float | float | | a = d | f0 eps |
+//! | 22–24 | RMS_NORM NORM L2_NORM, then MUL, then ADD | float | float | MUL: float or none; ADD: float or none | a = d, b and c divide d in each dimension | f0 eps |
 //! | 25, 54 | SUM_ROWS MEAN | float | float | | d = (1, a1, a2, a3) | |
 //! | 55 | SUM | float | float | | d = (1, 1, 1, 1) | |
 //! | 56 | CUMSUM | float | float | | a = d | |
@@ -193,9 +193,9 @@ kernels! {
     KERNEL_SWIGLU = 19, "`silu(a) · b`; a and b are src0 and src1, or the halves of src0, exchanged if param 1 is not 0";
     KERNEL_GEGLU = 20, "`gelu(a) · b`, see [`KERNEL_SWIGLU`]";
     KERNEL_REGLU = 21, "`relu(a) · b`, see [`KERNEL_SWIGLU`]";
-    KERNEL_RMS_NORM = 22, "rows divided by the root of their mean square plus f32 param 0";
-    KERNEL_NORM = 23, "rows less their mean, divided by the root of their variance plus f32 param 0";
-    KERNEL_L2_NORM = 24, "rows divided by their length, at least f32 param 0";
+    KERNEL_RMS_NORM = 22, "rows divided by the root of their mean square plus f32 param 0; times src1 and plus src2, repeated, if there are";
+    KERNEL_NORM = 23, "rows less their mean, divided by the root of their variance plus f32 param 0; see [`KERNEL_RMS_NORM`]";
+    KERNEL_L2_NORM = 24, "rows divided by their length, at least f32 param 0; see [`KERNEL_RMS_NORM`]";
     KERNEL_SUM_ROWS = 25, "sums of rows";
     KERNEL_SOFT_MAX = 26, "softmax of rows times f32 param 0, plus mask (src1), with sinks (src2); f32 param 1: largest ALiBi bias";
     KERNEL_ROPE = 27, "rotated pairs; src1 are positions, src2 frequency factors; params as ggml's ROPE";

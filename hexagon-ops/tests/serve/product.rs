@@ -317,3 +317,74 @@ fn more_choices_than_fit_at_once_are_taken_in_turns() {
         );
     }
 }
+
+#[test]
+fn products_of_one_source_are_what_each_is_alone() {
+    let mut rng = Rng::new();
+    let mut reused = 0;
+    for (weight, m) in [WeightType::Q8_0, WeightType::Q4_0, WeightType::F16]
+        .into_iter()
+        .flat_map(|weight| [1, 2, 5, 40].map(|m| (weight, m)))
+    {
+        let mut host = Host::new();
+        let k = 96;
+        let [first, second, narrow] = [(40, k), (72, k), (32, 64)]
+            .map(|size| load_weights(&mut host, weight, size, [1, 1], &mut rng).0);
+        let (act, act_memory) = host.buffer(4 + 4 * m * k);
+        let sources: Vec<f32> = (0..m * k).map(|_| rng.unit()).collect();
+        let mut products = Vec::new();
+        let product = |host: &mut Host, products: &mut Vec<_>, weights: wire::Weights| {
+            let n = weights.n as usize;
+            let (dst, memory) = host.buffer(4 + 4 * m * n);
+            products.push((memory, m * n));
+            Command::new(
+                0,
+                &MatMul {
+                    weights,
+                    act: plain(act, [k, 0, 0]),
+                    dst: plain(dst, [n, 0, 0]),
+                    m: number(m),
+                    planes: [1, 1],
+                    reserved: 0,
+                },
+            )
+        };
+        let tensor = wire::Tensor {
+            buffer: act,
+            dtype: wire::TYPE_F32,
+            offset: 4,
+            ne: [number(m * k), 1, 1, 1],
+            nb: [4, 0, 0, 0],
+        };
+        let mut scale = wire::TensorOp {
+            kernel: wire::KERNEL_SCALE,
+            dst: tensor,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        scale.params[0] = (-2.0_f32).to_bits();
+        scale.src[0] = tensor;
+        let commands = [
+            product(&mut host, &mut products, first),
+            product(&mut host, &mut products, second),
+            product(&mut host, &mut products, narrow),
+            product(&mut host, &mut products, second),
+            Command::new(0, &scale),
+            product(&mut host, &mut products, first),
+        ];
+        let results = |products: &[(_, usize)]| -> Vec<Vec<f32>> {
+            let get = |(memory, len): &(Memory, usize)| memory.get(4, *len);
+            products.iter().map(get).collect()
+        };
+        act_memory.put(4, &sources);
+        assert_eq!(host.run(&commands).status, 0);
+        let together = results(&products);
+        act_memory.put(4, &sources);
+        for command in commands {
+            assert_eq!(host.run(&[command]).status, 0);
+        }
+        assert_eq!(together, results(&products), "{weight:?}, {m} rows");
+        assert_ne!(together[0], together[4]);
+        reused += 1;
+    }
+    assert_eq!(reused, 12);
+}

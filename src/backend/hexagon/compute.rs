@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use half::f16;
 use hexagon_ops::serve;
-use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
+use hexagon_ops::wire::{self, Command as Wire, Plain, TensorOp, Weights};
 
-use super::submission::{Submission, span};
+use super::submission::{Step, Submission, span};
 use super::{Device, HexBuffer, pack};
 use crate::device::hexagon::Failed;
 use crate::error::{Error, Result};
 use crate::graph::{MAX_SOURCES, Node, Op, Operation, Role, Tensor};
-use crate::plan::hexagon::cost;
+use crate::plan::hexagon::cost::{self, Cost};
+use crate::plan::hexagon::fuse::fuse;
 use crate::plan::hexagon::{self as plan, Command, WeightLayout};
 use crate::tensor::DType;
 
@@ -27,6 +28,8 @@ pub struct Stream {
     current: Submission,
     /// Nodes of it so far.
     nodes: usize,
+    /// The last command, if nothing but the next node reads its result.
+    last: Option<TensorOp>,
     /// Submissions by the number that ggml gives graphs, and when they were used last.
     remembered: HashMap<u64, (u64, Submission)>,
     clock: u64,
@@ -43,6 +46,7 @@ impl Stream {
             device,
             current: Submission::default(),
             nodes: 0,
+            last: None,
             remembered: HashMap::new(),
             clock: 0,
         }
@@ -57,6 +61,7 @@ impl Stream {
     /// Forgets the commands of a graph that will not be computed.
     pub fn reset(&mut self) {
         self.nodes = 0;
+        self.last = None;
         self.current.clear(self.device.changes());
     }
 
@@ -74,20 +79,39 @@ impl Stream {
         let number = self.nodes;
         self.nodes += 1;
         let operation = &node.operation;
+        let last = self.last.take();
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         let command = self.plan(vtcm_bytes, operation, src[0])?;
         if operation.dst.shape.ne.contains(&0) {
             return Ok(());
         }
+        let arch = self.device.npu.caps().arch;
+        let step = Step {
+            node: number,
+            ops: [Some(operation.op), None, None],
+            ne: operation.dst.shape.ne,
+            cost: cost::of(arch, vtcm_bytes, &command),
+        };
         match &command {
             Command::Tensor(body) => {
                 let mut body = **body;
                 let [a, b, c] = &mut body.src;
                 let operands = [&mut body.dst, a, b, c];
-                let buffers = self.operands(operands, operation, dst, src)?;
+                self.operands(operands, operation, dst, src)?;
                 // The planner did not know where operands lie.
                 accepted(serve::accepts(&body))?;
-                self.current.push(number, Wire::new(0, &body), &buffers);
+                let fused = last.and_then(|last| fuse(&last, &body));
+                let mut step = step;
+                if fused.is_some()
+                    && let Some(first) = self.current.pop()
+                {
+                    step = first.then(step);
+                }
+                let body = fused.unwrap_or(body);
+                step.cost = cost::of(arch, vtcm_bytes, &Command::Tensor(Box::new(body)));
+                let buffers = named(&body);
+                self.current.push(step, Wire::new(0, &body), &buffers);
+                self.last = node.feeds_next.then_some(body);
             }
             Command::Attention(body) => {
                 let mut body = **body;
@@ -103,12 +127,12 @@ impl Stream {
                 let operands = [result, q, k, v, mask, sinks];
                 let buffers = self.operands(operands, operation, dst, src)?;
                 accepted(serve::accepts_attention(&body))?;
-                self.current.push(number, Wire::new(0, &body), &buffers);
+                self.current.push(step, Wire::new(0, &body), &buffers);
             }
             Command::MulMat(command) => {
                 let [weights, act, dst] = [src[0], src[1], dst];
                 let (weights, act) =
-                    self.factors(number, operation, &command.weights, weights, act)?;
+                    self.factors(step, operation, &command.weights, weights, act)?;
                 let body = wire::MatMul {
                     weights,
                     act,
@@ -118,11 +142,11 @@ impl Stream {
                     reserved: 0,
                 };
                 let buffers = [weights.buffer, act.buffer, body.dst.buffer];
-                self.current.push(number, Wire::new(0, &body), &buffers);
+                self.current.push(step, Wire::new(0, &body), &buffers);
             }
             Command::MulMatId(command) => {
                 let (weights, act) =
-                    self.factors(number, operation, &command.weights, src[0], src[1])?;
+                    self.factors(step, operation, &command.weights, src[0], src[1])?;
                 let ids = operand(operation, 2)?;
                 let body = wire::MatMulId {
                     weights,
@@ -135,11 +159,9 @@ impl Stream {
                     reserved: 0,
                 };
                 let buffers = [weights.buffer, act.buffer, body.dst.buffer, body.ids.buffer];
-                self.current.push(number, Wire::new(0, &body), &buffers);
+                self.current.push(step, Wire::new(0, &body), &buffers);
             }
         }
-        let arch = self.device.npu.caps().arch;
-        self.current.cost += cost::of(arch, vtcm_bytes, &command);
         Ok(())
     }
 
@@ -170,15 +192,17 @@ impl Stream {
         }
         self.nodes = 0;
         let current = &self.current;
+        let cost = current.cost();
         log::debug!(
-            "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products",
+            "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products, {:.0} us in all",
             self.device.name(),
             current.len(),
-            current.cost.weight_packets,
-            current.cost.weight_bytes,
-            current.cost.tile_products
+            cost.weight_packets,
+            cost.weight_bytes,
+            cost.tile_products,
+            cost.microseconds(self.device.npu.caps(), self.device.npu.info().threads)
         );
-        let result = current.run(&self.device.npu);
+        let result = current.run(&self.device.npu, self.device.trace.as_ref());
         if graph != 0 && result.is_ok() && !self.current.once {
             self.remember(graph);
         }
@@ -213,7 +237,7 @@ impl Stream {
         }
         self.clock += 1;
         *used = self.clock;
-        Some(submission.run(&self.device.npu))
+        Some(submission.run(&self.device.npu, self.device.trace.as_ref()))
     }
 
     /// Fills in where the operands are, the result first; returns the buffers.
@@ -256,7 +280,7 @@ impl Stream {
     /// Weights and activations of a multiplication.
     fn factors(
         &mut self,
-        number: usize,
+        step: Step,
         operation: &Operation,
         layout: &WeightLayout,
         weights: Home,
@@ -265,7 +289,7 @@ impl Stream {
         let weights = self.weights(layout, &operand(operation, 0)?, weights)?;
         let tensor = operand(operation, 1)?;
         let act = match tensor.dtype {
-            DType::F16 => self.convert(number, &tensor, act)?,
+            DType::F16 => self.convert(step, &tensor, act)?,
             _ => self.plain_input(&tensor, act)?,
         };
         Ok((weights, act))
@@ -308,7 +332,7 @@ impl Stream {
     }
 
     /// Has the device turn activations in F16 to F32 in memory of the submission.
-    fn convert(&mut self, number: usize, act: &Tensor, home: Home) -> Result<Plain> {
+    fn convert(&mut self, mut step: Step, act: &Tensor, home: Home) -> Result<Plain> {
         let home = home.ok_or_else(no_memory)?;
         let [k, m, p2, p3] = act.shape.ne;
         let strides = [4, k * 4, k * m * 4, k * m * p2 * 4].map(|stride| stride as u64);
@@ -348,7 +372,9 @@ impl Stream {
         };
         let nb = act.shape.nb.map(|nb| nb as u64);
         body.src[0] = tensor(from, wire::TYPE_F16, offset(act), nb);
-        self.current.push(number, Wire::new(0, &body), &[to, from]);
+        step.ops = [Some(Op::Cpy), None, None];
+        step.cost = Cost::default();
+        self.current.push(step, Wire::new(0, &body), &[to, from]);
         Ok(plain(to))
     }
 
@@ -361,6 +387,15 @@ impl Stream {
         let home = home.ok_or_else(no_memory)?;
         Ok(plain(tensor, self.current.result(tensor, home)))
     }
+}
+
+/// Buffers of a command: the result's, which stands for operands that are not there, and the sources'.
+fn named(body: &TensorOp) -> [u32; 4] {
+    let [a, b, c] = body.src.map(|src| match src.dtype {
+        wire::TYPE_NONE => body.dst.buffer,
+        _ => src.buffer,
+    });
+    [body.dst.buffer, a, b, c]
 }
 
 /// Sizes fit, says the plan.

@@ -1,5 +1,6 @@
 //! Joins plan and device for Hexagon: opens sessions, keeps buffers, turns graphs into submissions.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,6 +17,8 @@ use crate::plan::hexagon::{self as plan, WeightLayout};
 use crate::selftest;
 use crate::vendor::fastrpc::FastRpc;
 
+use self::trace::Trace;
+
 pub use self::buffer::{ALIGN_BYTES, Content, HexBuffer};
 pub use self::compute::Stream;
 
@@ -23,6 +26,7 @@ mod buffer;
 mod compute;
 pub(super) mod pack;
 mod submission;
+mod trace;
 
 /// Largest buffer.
 // SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address space of 3 GB.
@@ -37,11 +41,12 @@ pub struct Device {
     /// Counts what makes remembered submissions wrong: weights packed anew, caches that the CPU begins to use.
     changes: Arc<AtomicU64>,
     packs: OnceLock<Arc<Packs>>,
+    trace: Option<Trace>,
 }
 
 /// What a device is opened with.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct Options<'a> {
     /// Number of the session, from 0.
     pub session: u32,
     /// When weights are packed.
@@ -52,6 +57,8 @@ pub struct Options {
     pub address_bytes: Option<u64>,
     /// Who calls the DSP.
     pub serving: Serving,
+    /// Where commands are noted.
+    pub trace: Option<&'a Path>,
 }
 
 /// A session that can be opened.
@@ -79,6 +86,7 @@ impl Session {
             } else {
                 Serving::Thread
             },
+            trace: config.trace.as_deref(),
         };
         Device::start(name, &self.rpc, self.caps, options)
     }
@@ -146,7 +154,7 @@ impl Device {
         name: &str,
         rpc: &Arc<FastRpc>,
         caps: &'static HexCaps,
-        options: Options,
+        options: Options<'_>,
     ) -> Result<Arc<Self>> {
         let name: Arc<str> = name.into();
         let settings = Settings {
@@ -157,12 +165,17 @@ impl Device {
         };
         let npu = HexNpu::open(&name, rpc, caps, settings)?;
         selftest::hexagon::run(&npu)?;
+        let (threads, is_simulated) = (npu.info().threads, npu.is_simulated());
+        let trace = (options.trace)
+            .map(|path| Trace::create(path, &name, caps, threads, is_simulated))
+            .transpose()?;
         Ok(Arc::new(Self {
             name,
             npu,
             repack: options.repack,
             changes: Arc::default(),
             packs: OnceLock::new(),
+            trace,
         }))
     }
 

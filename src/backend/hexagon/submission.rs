@@ -7,13 +7,15 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use hexagon_ops::wire::Command;
 
 use super::HexBuffer;
+use super::trace::Trace;
 use crate::device::hexagon::{Batch, Buffer, Failed, HexNpu};
 use crate::error::{Error, Result};
-use crate::graph::{Role, Tensor};
+use crate::graph::{Op, Role, Tensor};
 use crate::plan::hexagon::cost::Cost;
 
 /// Ranges of bytes; those that touch are one.
@@ -59,18 +61,46 @@ struct Named {
     results: Ranges,
 }
 
+/// What a command is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    /// Number of its node, the last one of several.
+    pub(super) node: usize,
+    /// The nodes' operations, in order.
+    pub(super) ops: [Option<Op>; MAX_FUSED],
+    /// Dimensions of the result.
+    pub(super) ne: [usize; 4],
+    /// What it costs, as modelled.
+    pub(super) cost: Cost,
+}
+
+impl Step {
+    /// This one and the next as one command.
+    pub(super) fn then(mut self, next: Self) -> Self {
+        let free = self.ops.iter_mut().filter(|op| op.is_none());
+        for (op, more) in free.zip(next.ops.into_iter().flatten()) {
+            *op = Some(more);
+        }
+        Self {
+            ops: self.ops,
+            ..next
+        }
+    }
+}
+
+/// Most nodes of a command.
+pub(super) const MAX_FUSED: usize = 3;
+
 /// A graph as the device takes it.
 #[derive(Debug, Default)]
 pub(super) struct Submission {
     batch: Batch,
-    /// Number of the node that each command is for.
-    nodes: Vec<usize>,
+    /// What each command is for.
+    steps: Vec<Step>,
     named: Vec<Named>,
     /// Memory of its own for operands that are converted or packed, and how many of these are taken.
     scratch: Vec<Buffer>,
     taken: usize,
-    /// What it costs, as modelled.
-    pub(super) cost: Cost,
     /// The commands are not all: the host has packed weights for this one time.
     pub(super) once: bool,
     /// [`super::Device::changes`] when it was made.
@@ -81,10 +111,9 @@ impl Submission {
     /// Forgets all commands; memory is kept for the next ones.
     pub(super) fn clear(&mut self, changes: u64) {
         self.batch.clear();
-        self.nodes.clear();
+        self.steps.clear();
         self.named.clear();
         self.taken = 0;
-        self.cost = Cost::default();
         self.once = false;
         self.changes = changes;
     }
@@ -94,10 +123,23 @@ impl Submission {
         self.batch.len()
     }
 
-    /// Adds a command for node `node`.
-    pub(super) fn push(&mut self, node: usize, command: Command, buffers: &[u32]) {
+    /// Adds a command.
+    pub(super) fn push(&mut self, step: Step, command: Command, buffers: &[u32]) {
         self.batch.push(command, buffers);
-        self.nodes.push(node);
+        self.steps.push(step);
+    }
+
+    /// Takes the last command back; returns what it was for.
+    pub(super) fn pop(&mut self) -> Option<Step> {
+        self.batch.pop();
+        self.steps.pop()
+    }
+
+    /// What all of it costs, as modelled.
+    pub(super) fn cost(&self) -> Cost {
+        let mut cost = Cost::default();
+        (self.steps.iter()).for_each(|step| cost += step.cost);
+        cost
     }
 
     /// Names an operand of the next command; returns its buffer's number.
@@ -172,21 +214,43 @@ impl Submission {
 
     /// Has the device carry it out, and waits for it.
     ///
+    /// - `trace`: notes what each command takes; each is a submission of its own then
+    ///
     /// # Errors
     /// The device's, with the number of the node that it was about if there is one.
-    pub(super) fn run(&self, npu: &HexNpu) -> std::result::Result<(), Failed> {
+    pub(super) fn run(
+        &self,
+        npu: &HexNpu,
+        trace: Option<&Trace>,
+    ) -> std::result::Result<(), Failed> {
         if self.batch.is_empty() {
             return Ok(());
         }
         self.each(|named, buffer| named.inputs.iter().for_each(|range| buffer.clean(range)))?;
-        let result = npu.submit(&self.batch);
+        let result = match trace {
+            None => npu.submit(&self.batch).map(drop),
+            Some(trace) => self.run_traced(npu, trace),
+        };
         self.each(|named, buffer| {
             (named.results.iter()).for_each(|range| buffer.invalidate(range))
         })?;
         result.map_err(|failed| Failed {
-            job: failed.job.and_then(|job| self.nodes.get(job).copied()),
+            job: (failed.job.and_then(|job| self.steps.get(job))).map(|step| step.node),
             ..failed
         })
+    }
+
+    fn run_traced(&self, npu: &HexNpu, trace: &Trace) -> std::result::Result<(), Failed> {
+        let graph = trace.begin_graph();
+        for (job, step) in self.steps.iter().enumerate() {
+            let begun = Instant::now();
+            let taken = npu.submit(&self.batch.only(job)).map_err(|failed| Failed {
+                job: failed.job.map(|_| job),
+                ..failed
+            })?;
+            trace.step(graph, step, taken, begun.elapsed());
+        }
+        Ok(())
     }
 
     fn each(&self, touch: impl Fn(&Named, &Buffer)) -> std::result::Result<(), Failed> {

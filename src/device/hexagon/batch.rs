@@ -45,6 +45,27 @@ impl Batch {
         });
     }
 
+    /// Takes the last command back. Its buffers stay named.
+    pub fn pop(&mut self) {
+        self.jobs.pop();
+    }
+
+    /// One of the commands.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[must_use]
+    pub fn only(&self, job: usize) -> Self {
+        let job = self.jobs[job];
+        let mut numbers = job.buffers.to_vec();
+        numbers.sort_unstable();
+        numbers.dedup();
+        Self {
+            jobs: vec![job],
+            numbers,
+        }
+    }
+
     /// Forgets all commands.
     pub fn clear(&mut self) {
         self.jobs.clear();

@@ -118,12 +118,13 @@ impl HexNpu {
         })
     }
 
-    /// Has the DSP carry out the commands of `batch` in order, and waits until it has.
+    /// Has the DSP carry out the commands of `batch` in order, and waits until it has. Returns the time by the DSP's own
+    /// clock.
     ///
     /// # Errors
     /// `DeviceLost` after an earlier error; `OutOfMemory` if buffers cannot be mapped; else what the DSP said, or its
     /// silence.
-    pub fn submit(&self, batch: &Batch) -> std::result::Result<(), Failed> {
+    pub fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
         self.session.submit(batch)
     }
 }

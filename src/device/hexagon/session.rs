@@ -165,14 +165,14 @@ impl Session {
         }
     }
 
-    /// Has the DSP carry out `batch`, and waits until it has.
+    /// Has the DSP carry out `batch`, and waits until it has. Returns the time by the DSP's own clock.
     ///
     /// Commands whose buffers do not fit into the address space together go in several submissions.
     ///
     /// # Errors
     /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit, or cannot be mapped; else what
     /// the DSP said, or its silence.
-    pub(super) fn submit(&self, batch: &Batch) -> std::result::Result<(), Failed> {
+    pub(super) fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
         let mut inner = self.lock();
         let jobs = &batch.jobs[..];
         if inner.space.bytes(&batch.numbers) <= inner.space.budget_bytes() {
@@ -180,20 +180,26 @@ impl Session {
             return self.submit_part(&mut inner, jobs);
         }
         let mut first = 0;
+        let mut time = Duration::ZERO;
         while first < jobs.len() {
             let count = inner.fitting(&jobs[first..]);
             let part = &jobs[first..first + count];
-            self.submit_part(&mut inner, part)
+            time += self
+                .submit_part(&mut inner, part)
                 .map_err(|failed| Failed {
                     job: failed.job.map(|job| first + job),
                     ..failed
                 })?;
             first += count;
         }
-        Ok(())
+        Ok(time)
     }
 
-    fn submit_part(&self, inner: &mut Inner, jobs: &[Job]) -> std::result::Result<(), Failed> {
+    fn submit_part(
+        &self,
+        inner: &mut Inner,
+        jobs: &[Job],
+    ) -> std::result::Result<Duration, Failed> {
         let whole = |error| Failed { job: None, error };
         if let Some(error) = self.earlier_error() {
             return Err(whole(error));
@@ -226,7 +232,7 @@ impl Session {
         push(fence)?;
         let completion = self.complete(ring, commands).map_err(whole)?;
         if completion.status == wire::STATUS_OK {
-            return Ok(());
+            return Ok(Duration::from_micros(completion.microseconds));
         }
         let failed = completion.command as usize;
         for change in changes.iter().skip(failed) {

@@ -1,12 +1,14 @@
-//! What a command costs the DSP, as modelled: packets of the kernels that read the weights, bytes of weights, and tile
-//! products of the matrix unit. Kernels were counted under an emulator; nothing here was measured on a device.
+//! What a command costs the DSP, as modelled: packets, bytes that come from memory or go there, and tile products of the
+//! matrix unit. Kernels were counted under an emulator; nothing here was measured on a device.
 
 use std::ops::AddAssign;
 
-use hexagon_ops::layout::{F16_TILE_BYTES, WeightType};
+use hexagon_ops::layout::{F16_TILE_BYTES, TILE_DIM, WeightType};
 use hexagon_ops::ops::matmul::{GEMV_MAX_ROWS, GemmPlan};
+use hexagon_ops::wire;
 
 use super::{Command, WeightLayout};
+use crate::caps::HexCaps;
 
 /// Modelled cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -15,6 +17,10 @@ pub struct Cost {
     pub weight_packets: f64,
     /// Bytes of weights that come from memory.
     pub weight_bytes: u64,
+    /// Packets of other kernels, as far as they have been counted.
+    pub other_packets: f64,
+    /// Bytes of other operands and of results.
+    pub other_bytes: u64,
     /// Products of two tiles on the matrix unit.
     pub tile_products: u64,
 }
@@ -23,7 +29,24 @@ impl AddAssign for Cost {
     fn add_assign(&mut self, other: Self) {
         self.weight_packets += other.weight_packets;
         self.weight_bytes += other.weight_bytes;
+        self.other_packets += other.other_packets;
+        self.other_bytes += other.other_bytes;
         self.tile_products += other.tile_products;
+    }
+}
+
+impl Cost {
+    /// Microseconds on `threads` HVX threads: memory, vector and matrix unit work side by side, so the slowest counts.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    pub fn microseconds(&self, caps: &HexCaps, threads: u32) -> f64 {
+        let rates = &caps.rates;
+        let memory = (self.weight_bytes + self.other_bytes) as f64 / (1e3 * rates.dma_gb_per_s);
+        let packets = self.weight_packets + self.other_packets;
+        let vector = packets / (rates.packets_per_us * f64::from(threads.max(1)));
+        let operations = self.tile_products as f64 * 2.0 * (TILE_DIM * TILE_DIM * TILE_DIM) as f64;
+        let matrix = operations / (1e3 * rates.hmx_gflops);
+        memory.max(vector).max(matrix)
     }
 }
 
@@ -60,6 +83,89 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
     }
 }
 
+// SOURCE: hexagon-ops/tests/packets.txt; IEEE arithmetic (V73, V75), then qfloat.
+const PACKETS_RMS_NORM: [f64; 2] = [1.6, 1.8];
+const PACKETS_SWIGLU: [f64; 2] = [3.6, 4.3];
+const PACKETS_ROPE: [f64; 2] = [9.5, 9.6];
+/// Per score.
+const PACKETS_SOFT_MAX: f64 = 0.081;
+
+/// Packets per element of the result; `None`: not counted yet, so that only memory is reckoned with.
+///
+/// SOURCE: hexagon-ops/tests/packets.txt, `rms_norm`, `swiglu` and `rope` of v73-ieee and v79-qfloat.
+fn element_packets(arch: u32, kernel: u32) -> Option<f64> {
+    let [ieee, qfloat] = match kernel {
+        wire::KERNEL_RMS_NORM => PACKETS_RMS_NORM,
+        wire::KERNEL_SWIGLU => PACKETS_SWIGLU,
+        wire::KERNEL_ROPE => PACKETS_ROPE,
+        _ => return None,
+    };
+    Some(if arch >= 79 { qfloat } else { ieee })
+}
+
+/// Elements of a tensor.
+fn elems(tensor: &wire::Tensor) -> u64 {
+    let ne = tensor.ne.iter().map(|ne| u64::from(*ne));
+    ne.fold(1, u64::saturating_mul)
+}
+
+/// Bytes of `elems` elements of a tensor. Types of blocks have their stride from one block of 32 to the next.
+fn bytes_of(tensor: &wire::Tensor, elems: u64) -> u64 {
+    let has_blocks = !matches!(
+        tensor.dtype,
+        wire::TYPE_F32
+            | wire::TYPE_F16
+            | wire::TYPE_BF16
+            | wire::TYPE_I32
+            | wire::TYPE_I64
+            | wire::TYPE_I16
+            | wire::TYPE_I8
+    );
+    let bytes = elems.saturating_mul(tensor.nb[0]);
+    if has_blocks { bytes / 32 } else { bytes }
+}
+
+/// An operation on tensors: every operand once.
+fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
+    // Of tables and caches only the rows that are named are touched.
+    let most = match body.kernel {
+        wire::KERNEL_GET_ROWS => elems(&body.dst),
+        wire::KERNEL_SET_ROWS => elems(&body.src[0]),
+        _ => u64::MAX,
+    };
+    let bytes = |tensor: &wire::Tensor| bytes_of(tensor, elems(tensor).min(most));
+    let there = body.src.iter().filter(|src| src.dtype != wire::TYPE_NONE);
+    // CAST: an estimate.
+    #[expect(clippy::cast_precision_loss, reason = "see above")]
+    let count = elems(&body.dst) as f64;
+    Cost {
+        other_packets: element_packets(arch, body.kernel).unwrap_or(0.0) * count,
+        other_bytes: there.map(bytes).sum::<u64>() + bytes(&body.dst),
+        ..Cost::default()
+    }
+}
+
+/// An attention: queries, keys and values once; tiles where there are enough query rows for them.
+fn attention(body: &wire::Attention) -> Cost {
+    let (rows, positions) = (
+        elems(&body.q) / u64::from(body.q.ne[0]).max(1),
+        u64::from(body.k.ne[1]),
+    );
+    let tiles = |elems: u64| elems.div_ceil(TILE_DIM as u64);
+    let depth = tiles(body.k.ne[0].into()) + tiles(body.v.ne[0].into());
+    // CAST: an estimate.
+    #[expect(clippy::cast_precision_loss, reason = "see above")]
+    let scores = (rows * positions) as f64;
+    Cost {
+        other_packets: PACKETS_SOFT_MAX * scores,
+        other_bytes: ([&body.q, &body.k, &body.v, &body.dst].into_iter())
+            .map(|tensor| bytes_of(tensor, elems(tensor)))
+            .sum(),
+        tile_products: tiles(rows) * tiles(positions) * depth,
+        ..Cost::default()
+    }
+}
+
 /// The cost of a command on architecture `arch` with `vtcm_bytes` of VTCM.
 ///
 /// Which experts a multiplication with a choice of experts reads is not known here: as many different ones as it can.
@@ -75,14 +181,18 @@ pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
             let matrices = rows.min(command.weights.count());
             (&command.weights, matrices, rows.div_ceil(matrices.max(1)))
         }
-        Command::Tensor(_) | Command::Attention(_) => return Cost::default(),
+        Command::Tensor(body) => return tensor(arch, body),
+        Command::Attention(body) => return attention(body),
     };
     let mut cost = matrix(arch, vtcm_bytes, weights, rows);
+    let (k, n) = (weights.matrix.panel().k(), weights.matrix.n());
+    cost.other_bytes = (rows * (k + n) * size_of::<f32>()) as u64;
     // CAST: an estimate; numbers of matrices are small.
     #[expect(clippy::cast_precision_loss, reason = "see above")]
     let times = matrices as f64;
     cost.weight_packets *= times;
     cost.weight_bytes *= matrices as u64;
+    cost.other_bytes *= matrices as u64;
     cost.tile_products *= matrices as u64;
     cost
 }
@@ -105,7 +215,7 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> 
         return Cost {
             weight_packets: per_tile(each, 1),
             weight_bytes: bytes,
-            tile_products: 0,
+            ..Cost::default()
         };
     }
     let m_tiles = rows.div_ceil(32);
@@ -117,6 +227,7 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> 
         weight_packets: per_tile(packets.dequantize, times),
         weight_bytes: bytes * times as u64,
         tile_products: (tiles * m_tiles) as u64,
+        ..Cost::default()
     }
 }
 
@@ -126,6 +237,34 @@ mod tests {
 
     use super::*;
     use crate::plan::hexagon::{Form, MulMat};
+
+    #[test]
+    fn an_attention_reads_its_cache_once_and_the_slowest_part_counts() {
+        let tensor = |dtype, ne: [u32; 4], nb0| wire::Tensor {
+            buffer: 0,
+            dtype,
+            offset: 0,
+            ne,
+            nb: [nb0; 4],
+        };
+        let body = wire::Attention {
+            q: tensor(wire::TYPE_F32, [64, 32, 9, 1], 4),
+            k: tensor(wire::TYPE_F16, [64, 256, 3, 1], 2),
+            v: tensor(wire::TYPE_Q8_0, [64, 256, 3, 1], 34),
+            dst: tensor(wire::TYPE_F32, [64, 9, 32, 1], 4),
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let cost = attention(&body);
+        let halves = 64 * 256 * 3;
+        let want = 2 * 4 * 64 * 32 * 9 + 2 * halves + halves / 32 * 34;
+        assert_eq!(cost.other_bytes, want);
+        // Nine tiles of query rows, eight of positions, two each of keys and values.
+        assert_eq!(cost.tile_products, 9 * 8 * 4);
+        let caps = crate::caps::hexagon_by_arch(75).unwrap();
+        let memory_bound = cost.microseconds(caps, 1000);
+        assert!((memory_bound - want as f64 / 60e3).abs() < 1e-9);
+        assert!(cost.microseconds(caps, 1) > memory_bound);
+    }
 
     #[test]
     fn weights_cost_the_same_from_three_rows_to_thirty_two() {
@@ -142,7 +281,12 @@ mod tests {
             });
             of(75, 8 << 20, &command)
         };
-        assert!((4..=32).all(|m| cost(m) == cost(3)));
+        let of_weights = |m| {
+            let cost = cost(m);
+            (cost.weight_packets, cost.weight_bytes, cost.tile_products)
+        };
+        assert!((4..=32).all(|m| of_weights(m) == of_weights(3)));
+        assert_eq!(cost(8).other_bytes, 2 * cost(4).other_bytes);
         assert!(cost(1).weight_packets < cost(2).weight_packets);
         assert!(cost(2).weight_packets < cost(3).weight_packets);
         assert_eq!(cost(33).tile_products, 2 * cost(32).tile_products);

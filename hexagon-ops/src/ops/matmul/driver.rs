@@ -93,6 +93,15 @@ pub struct MatMul<'a> {
     pub dst_rows: Rows<'a>,
 }
 
+/// Activations that a product has left in VTCM, in the form that it needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    m: usize,
+    k: usize,
+    /// For dot products; else as tiles.
+    quantized: bool,
+}
+
 /// Most rows for which dot products cost less than dequantizing once.
 ///
 /// SOURCE: packets per Q4_0 tile on v73, tests/packets.txt: two rows 19.1, three by two and one 30.0; dequantizing 21.1
@@ -106,6 +115,20 @@ impl MatMul<'_> {
     /// `Length` if a slice or list does not match; `VtcmFull` if K is too large for the VTCM; `Fault` if the matrix unit's
     /// stand-in saw what hardware would let pass.
     pub fn run(self, machine: Machine<'_>) -> Result<()> {
+        self.run_after(None, machine).map(drop)
+    }
+
+    /// Computes the product; returns what is left in VTCM for a next one with the same activations.
+    ///
+    /// - `prepared`: what an earlier product with these activations has left, if VTCM has not been used since
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_after(
+        self,
+        prepared: Option<Prepared>,
+        machine: Machine<'_>,
+    ) -> Result<Option<Prepared>> {
         let (k, n) = (self.layout.panel().k(), self.layout.n());
         let want = self.layout.matrix_bytes() / LINE_BYTES;
         if self.weights.len() != want {
@@ -119,12 +142,20 @@ impl MatMul<'_> {
             .check("activations", self.m, k, self.act.len())?;
         self.dst_rows.check("results", self.m, n, self.dst.len())?;
         if self.m == 0 || n == 0 {
-            return Ok(());
+            return Ok(None);
         }
-        if self.m <= GEMV_MAX_ROWS && self.layout.panel().weight() != WeightType::F16 {
-            gemv_driver::run(self, machine)
+        let form = Prepared {
+            m: self.m,
+            k,
+            quantized: self.m <= GEMV_MAX_ROWS && self.layout.panel().weight() != WeightType::F16,
+        };
+        let is_prepared = prepared == Some(form);
+        let is_left = if form.quantized {
+            gemv_driver::run(self, is_prepared, machine)?;
+            true
         } else {
-            gemm::run(self, machine)
-        }
+            gemm::run(self, is_prepared, machine)?
+        };
+        Ok(is_left.then_some(form))
     }
 }

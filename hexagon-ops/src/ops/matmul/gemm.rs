@@ -120,25 +120,40 @@ struct PackTask<'a> {
     factors: &'a mut [RowFactor; TILE_DIM],
 }
 
-/// Computes any number of rows. The arguments have been checked.
-pub(super) fn run(mut job: MatMul<'_>, mut machine: Machine<'_>) -> Result<()> {
+/// Computes any number of rows. The arguments have been checked. Returns whether all activations are left in VTCM.
+///
+/// - `is_prepared`: they are there already, where the last product put them: behind the scale block and the factors
+pub(super) fn run(
+    mut job: MatMul<'_>,
+    is_prepared: bool,
+    mut machine: Machine<'_>,
+) -> Result<bool> {
     let plan = GemmPlan::new(job.layout, job.m, machine.vtcm.len())?;
+    let is_one_chunk = job.m <= plan.m_tiles * TILE_DIM;
     machine.hmx.take_fault();
     let mut m0 = 0;
     while m0 < job.m {
         let n_rows = (plan.m_tiles * TILE_DIM).min(job.m - m0);
-        chunk(&mut job, machine.reborrow(), plan, m0..m0 + n_rows)?;
+        let is_prepared = is_prepared && is_one_chunk;
+        chunk(
+            &mut job,
+            is_prepared,
+            machine.reborrow(),
+            plan,
+            m0..m0 + n_rows,
+        )?;
         m0 += n_rows;
     }
     match machine.hmx.take_fault() {
         Some(fault) => Err(Error::Fault(fault)),
-        None => Ok(()),
+        None => Ok(is_one_chunk),
     }
 }
 
 /// Computes the rows `rows`, at most `plan.m_tiles` tiles of them.
 fn chunk(
     job: &mut MatMul<'_>,
+    is_prepared: bool,
     machine: Machine<'_>,
     plan: GemmPlan,
     rows: Range<usize>,
@@ -159,7 +174,9 @@ fn chunk(
     let factors: &mut [[RowFactor; TILE_DIM]] =
         bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?);
     let act = arena.tiles("activations", m_tiles * k_tiles)?;
-    pack(job, engine, &rows, act, factors);
+    if !is_prepared {
+        pack(job, engine, &rows, act, factors);
+    }
 
     let raw_lines = if weight == WeightType::F16 {
         0

@@ -12,7 +12,7 @@ use super::quantize::{ActGroup, groups, quantize_row};
 use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, PanelLayout, TILE_DIM};
-use crate::rt::{Arena, Copy};
+use crate::rt::{Arena, Copy, Engine};
 
 /// Bytes of weights that one step copies, at most, if the panels are not larger themselves.
 ///
@@ -93,25 +93,11 @@ fn two_row_strips(
     Ok(())
 }
 
-/// Computes one or two rows. The arguments have been checked.
-pub(super) fn run(job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
-    let MatMul {
-        layout,
-        weights,
-        m,
-        act,
-        act_rows,
-        dst,
-        dst_rows,
-    } = job;
-    let (panel, k, n) = (layout.panel(), layout.panel().k(), layout.n());
-    let mut arena = Arena::new(machine.vtcm);
-    let group_lines = size_of::<ActGroup>() / LINE_BYTES;
-    let acts = arena.lines("quantized activations", m * groups(k) * group_lines)?;
-    let acts: &mut [ActGroup] = bytemuck::cast_slice_mut(acts);
-
+/// Quantizes the one or two rows.
+fn quantize(job: &MatMul<'_>, engine: &Engine, acts: &mut [ActGroup]) -> Result<()> {
+    let (m, k) = (job.m, job.layout.panel().k());
     let (first, second) = acts.split_at_mut(groups(k));
-    let row = |m: usize| &act[act_rows.start(m)..][..k];
+    let row = |m: usize| &job.act[job.act_rows.start(m)..][..k];
     let mut tasks = [
         QuantizeTask {
             row: row(0),
@@ -124,14 +110,30 @@ pub(super) fn run(job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
             result: Ok(()),
         },
     ];
-    machine.engine.step(None, &mut tasks[..m], |task| {
+    engine.step(None, &mut tasks[..m], |task| {
         task.result = quantize_row(task.row, task.out);
     });
     let [
         QuantizeTask { result: first, .. },
         QuantizeTask { result: second, .. },
     ] = tasks;
-    first.and(second)?;
+    first.and(second)
+}
+
+/// Computes one or two rows. The arguments have been checked.
+///
+/// - `is_prepared`: the activations are in VTCM already, where the last product put them: first of all
+pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> Result<()> {
+    let (layout, m) = (job.layout, job.m);
+    let (panel, k, n) = (layout.panel(), layout.panel().k(), layout.n());
+    let mut arena = Arena::new(machine.vtcm);
+    let group_lines = size_of::<ActGroup>() / LINE_BYTES;
+    let acts = arena.lines("quantized activations", m * groups(k) * group_lines)?;
+    let acts: &mut [ActGroup] = bytemuck::cast_slice_mut(acts);
+
+    if !is_prepared {
+        quantize(&job, machine.engine, acts)?;
+    }
     let acts = [&acts[..groups(k)], &acts[(m - 1) * groups(k)..]];
 
     let free = arena.free_tiles() * F16_TILE_BYTES / 2;
@@ -150,6 +152,12 @@ pub(super) fn run(job: MatMul<'_>, machine: Machine<'_>) -> Result<()> {
     let mut ready = arena.lines("panels", step_lines)?;
     let mut next = arena.lines("panels", step_lines)?;
 
+    let MatMul {
+        weights,
+        dst,
+        dst_rows,
+        ..
+    } = job;
     let mut rest: [&mut [f32]; 2] = if m == 2 {
         let [first, second] = [dst_rows.start(0), dst_rows.start(1)];
         dst.get_disjoint_mut([first..first + n, second..second + n])

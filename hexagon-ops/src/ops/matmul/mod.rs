@@ -16,7 +16,7 @@ mod panel;
 mod plan;
 pub mod quantize;
 
-pub use driver::{GEMV_MAX_ROWS, Machine, MatMul, Rows};
+pub use driver::{GEMV_MAX_ROWS, Machine, MatMul, Prepared, Rows};
 pub use experts::ExpertMatMul;
 pub use panel::Panel;
 pub use plan::GemmPlan;

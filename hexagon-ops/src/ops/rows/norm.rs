@@ -3,9 +3,9 @@
 use super::{all_lanes, count_f32, load};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
-use crate::ops::elementwise::same_shape;
+use crate::ops::elementwise::{divides, same_shape};
 use crate::ops::math;
-use crate::ops::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
+use crate::ops::tensor::{CHUNK, Chunk, Chunks, Row, Source, View, ViewMut};
 use crate::rt::Engine;
 
 /// What a row is divided by; the number is ggml's epsilon.
@@ -19,36 +19,52 @@ pub enum Norm {
     L2(f32),
 }
 
+/// `x - shift`, or its square.
+#[inline(always)]
+fn term(x: Vector, shift: Vector, squared: bool) -> Vector {
+    let x = hvx::sub_f32(x, shift);
+    if squared { hvx::mul_f32(x, x) } else { x }
+}
+
 /// Sum over a row of `x - shift`, or of its square; in all lanes.
 #[inline(always)]
-fn sum(row: &Row<'_>, src: &Source<'_>, n: usize, shift: Vector, squared: bool) -> Vector {
-    let mut chunk: Chunk = [0.0; CHUNK];
-    let mut sums = [splat_w(0); 2];
+fn sum(
+    (row, chunk): (&Row<'_>, &mut Chunk),
+    src: &Source<'_>,
+    n: usize,
+    shift: Vector,
+    squared: bool,
+) -> Vector {
+    let (mut first, mut second) = (splat_w(0), splat_w(0));
     for start in (0..n).step_by(CHUNK) {
-        let elems = src.read(row, start..n.min(start + CHUNK), &mut chunk);
-        for (i, elems) in elems.chunks(32).enumerate() {
-            let x = hvx::sub_f32(load(elems, 0), shift);
-            let x = if squared { hvx::mul_f32(x, x) } else { x };
-            let x = if elems.len() < 32 {
-                // Lanes behind the end hold the shift.
-                let mut lanes = [0.0; 32];
-                hvx::store_f32(&mut lanes, x);
-                lanes[elems.len()..].fill(0.0);
-                hvx::load_f32(&lanes)
-            } else {
-                x
-            };
-            sums[i % 2] = hvx::add_f32(sums[i % 2], x);
+        let elems = src.read(row, start..n.min(start + CHUNK), chunk);
+        let (whole, rest) = elems.as_chunks::<32>();
+        let (pairs, last) = whole.as_chunks::<2>();
+        for [a, b] in pairs {
+            first = hvx::add_f32(first, term(hvx::load_f32(a), shift, squared));
+            second = hvx::add_f32(second, term(hvx::load_f32(b), shift, squared));
+        }
+        for elems in last {
+            first = hvx::add_f32(first, term(hvx::load_f32(elems), shift, squared));
+        }
+        if !rest.is_empty() {
+            // Lanes behind the end hold the shift.
+            let mut lanes = [0.0; 32];
+            hvx::store_f32(&mut lanes, term(load(rest, 0), shift, squared));
+            lanes[rest.len()..].fill(0.0);
+            second = hvx::add_f32(second, hvx::load_f32(&lanes));
         }
     }
-    all_lanes(hvx::add_f32(sums[0], sums[1]), hvx::add_f32)
+    all_lanes(hvx::add_f32(first, second), hvx::add_f32)
 }
 
 /// [`norm`] of one row.
 struct NormRow<'a> {
     norm: Norm,
     row: Row<'a>,
-    src: &'a Source<'a>,
+    /// The source, what the result is multiplied by, what is added.
+    src: &'a [Source<'a>; 3],
+    chunks: &'a mut Chunks,
 }
 
 impl hvx::Kernel for NormRow<'_> {
@@ -56,14 +72,16 @@ impl hvx::Kernel for NormRow<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
+        let [src, times, plus] = self.src;
+        let [chunk, out, ..] = self.chunks;
         let n = self.row.len();
         let inverse = splat_f32(1.0 / count_f32(n));
         let mut shift = splat_w(0);
         if let Norm::Mean(_) = self.norm {
-            let total = sum(&self.row, self.src, n, shift, false);
+            let total = sum((&self.row, chunk), src, n, shift, false);
             shift = hvx::mul_f32(total, inverse);
         }
-        let squares = sum(&self.row, self.src, n, shift, true);
+        let squares = sum((&self.row, chunk), src, n, shift, true);
         let factor = match self.norm {
             Norm::Rms(eps) | Norm::Mean(eps) => {
                 let mean = hvx::mul_f32(squares, inverse);
@@ -74,14 +92,23 @@ impl hvx::Kernel for NormRow<'_> {
                 math::reciprocal(hvx::max_f32(length, splat_f32(eps)))
             }
         };
-        let mut chunk: Chunk = [0.0; CHUNK];
-        let mut out: Chunk = [0.0; CHUNK];
         for start in (0..n).step_by(CHUNK) {
             let len = CHUNK.min(n - start);
-            let elems = self.src.read(&self.row, start..start + len, &mut chunk);
+            let range = start..start + len;
+            let elems = src.read(&self.row, range.clone(), chunk);
             for (out, elems) in out.as_chunks_mut::<32>().0.iter_mut().zip(elems.chunks(32)) {
                 let x = hvx::sub_f32(load(elems, 0), shift);
                 hvx::store_f32(out, hvx::mul_f32(x, factor));
+            }
+            let elems = times.read(&self.row, range.clone(), chunk);
+            for (out, elems) in out.as_chunks_mut::<32>().0.iter_mut().zip(elems.chunks(32)) {
+                let x = hvx::load_f32(out);
+                hvx::store_f32(out, hvx::mul_f32(x, load(elems, 0)));
+            }
+            let elems = plus.read(&self.row, range, chunk);
+            for (out, elems) in out.as_chunks_mut::<32>().0.iter_mut().zip(elems.chunks(32)) {
+                let x = hvx::load_f32(out);
+                hvx::store_f32(out, hvx::add_f32(x, load(elems, 0)));
             }
             self.row.write(start, &out[..len]);
         }
@@ -95,13 +122,24 @@ fn inverse_root(x: Vector) -> Vector {
     hvx::select_gt_f32(smallest, x, splat_f32(f32::INFINITY), math::rsqrt(x))
 }
 
-/// Divides each row of `src` by a measure of its own.
+/// Divides each row of the first source by a measure of its own; then multiplies by the second and adds the third, where
+/// there are such.
 ///
 /// # Errors
-/// `Operand` unless both are floats of one shape.
-pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
-    same_shape(&dst.shape, src)?;
-    dst.for_rows(engine, |row| hvx::widest(NormRow { norm, row, src }));
+/// `Operand` unless all are floats, the first has the result's shape, and the others' dimensions divide it.
+pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Result<()> {
+    same_shape(&dst.shape, &src[0])?;
+    for repeated in src[1..].iter().filter(|src| !matches!(src, Source::None)) {
+        divides(&dst.shape, repeated)?;
+    }
+    dst.for_rows_with_chunks(engine, |row, chunks| {
+        hvx::widest(NormRow {
+            norm,
+            row,
+            src,
+            chunks,
+        });
+    });
     Ok(())
 }
 
@@ -111,6 +149,7 @@ struct SumRow<'a> {
     src: &'a Source<'a>,
     n: usize,
     is_mean: bool,
+    chunks: &'a mut Chunks,
 }
 
 impl hvx::Kernel for SumRow<'_> {
@@ -118,7 +157,8 @@ impl hvx::Kernel for SumRow<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
-        let total = sum(&self.row, self.src, self.n, splat_w(0), false);
+        let from = (&self.row, &mut self.chunks[0]);
+        let total = sum(from, self.src, self.n, splat_w(0), false);
         let total = super::first_lane(total);
         let divisor = if self.is_mean { count_f32(self.n) } else { 1.0 };
         self.row.write(0, &[total / divisor]);
@@ -137,12 +177,13 @@ pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'
         return Err(Error::Operand);
     }
     let n = view.shape.ne[0];
-    dst.for_rows(engine, |row| {
+    dst.for_rows_with_chunks(engine, |row, chunks| {
         hvx::widest(SumRow {
             row,
             src,
             n,
             is_mean,
+            chunks,
         });
     });
     Ok(())
@@ -152,6 +193,7 @@ pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'
 struct SumAll<'a> {
     row: Row<'a>,
     view: &'a View<'a>,
+    chunks: &'a mut Chunks,
 }
 
 impl hvx::Kernel for SumAll<'_> {
@@ -165,7 +207,8 @@ impl hvx::Kernel for SumAll<'_> {
         for i in 0..n1 * n2 * n3 {
             let planes = i / n1;
             let source = Source::Apart(self.view.row([i % n1, planes % n2, planes / n2]));
-            let row = sum(&self.row, &source, n0, splat_w(0), false);
+            let from = (&self.row, &mut self.chunks[0]);
+            let row = sum(from, &source, n0, splat_w(0), false);
             total += f64::from(super::first_lane(row));
         }
         self.row.write(0, &[total as f32]);
@@ -183,6 +226,8 @@ pub fn sum_all(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()
     if dst.shape.ne != [1; 4] || !floats || view.shape.repeats() {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |row| hvx::widest(SumAll { row, view }));
+    dst.for_rows_with_chunks(engine, |row, chunks| {
+        hvx::widest(SumAll { row, view, chunks })
+    });
     Ok(())
 }

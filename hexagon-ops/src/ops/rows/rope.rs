@@ -14,7 +14,7 @@
 
 use super::load;
 use crate::error::{Error, Result};
-use crate::hvx;
+use crate::hvx::{self, Vector};
 use crate::ops::elementwise::same_shape;
 use crate::ops::math::{self, scalar};
 use crate::ops::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
@@ -167,19 +167,15 @@ impl Constants {
 type Positions = [i64; 4];
 
 /// Sines and cosines of one position.
-struct Table {
+struct Table<'a> {
     position: Option<Positions>,
-    cosine: [f32; MAX_PAIRS],
-    sine: [f32; MAX_PAIRS],
+    cosine: &'a mut [f32; MAX_PAIRS],
+    sine: &'a mut [f32; MAX_PAIRS],
+    /// For rows on their way.
+    chunks: [&'a mut Chunk; 4],
 }
 
-impl Table {
-    const EMPTY: Self = Self {
-        position: None,
-        cosine: [0.0; MAX_PAIRS],
-        sine: [0.0; MAX_PAIRS],
-    };
-
+impl Table<'_> {
     /// Makes the table one of `position`.
     #[inline(always)]
     #[expect(
@@ -198,15 +194,15 @@ impl Table {
         }
         self.position = Some(position);
         let n_pairs = rope.n_pairs();
-        let mut chunk: Chunk = [1.0; CHUNK];
         let factors = match factors {
-            Source::Apart(view) => view.read([0; 3], 0..n_pairs, &mut chunk),
-            _ => &chunk,
+            Source::Apart(view) => view.read([0; 3], 0..n_pairs, self.chunks[0]),
+            _ => &[],
         };
         let start = position.map(|position| position as f32);
         let mut theta = start;
         let [low, high] = constants.ramp;
-        for (j, (angle, factor)) in self.sine.iter_mut().zip(factors).take(n_pairs).enumerate() {
+        for (j, angle) in self.sine.iter_mut().take(n_pairs).enumerate() {
+            let factor = factors.get(j).copied().unwrap_or(1.0);
             let (section, restart) = rope.sections.map_or((0, None), |sections| sections.of(j));
             if let Some(section) = restart {
                 theta[section] = start[section];
@@ -234,17 +230,17 @@ impl Table {
 }
 
 /// [`rope`] of one row.
-struct RopeRow<'a> {
+struct RopeRow<'a, 't> {
     row: Row<'a>,
     src: &'a Source<'a>,
     rope: &'a Rope,
     constants: &'a Constants,
-    table: &'a mut Table,
+    table: &'a mut Table<'t>,
     position: Positions,
     factors: &'a Source<'a>,
 }
 
-impl hvx::Kernel for RopeRow<'_> {
+impl hvx::Kernel for RopeRow<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -252,7 +248,13 @@ impl hvx::Kernel for RopeRow<'_> {
         let rope = self.rope;
         self.table
             .fill(self.position, rope, self.constants, self.factors);
-        let (mut a, mut b): (Chunk, Chunk) = ([0.0; CHUNK], [0.0; CHUNK]);
+        let Table {
+            cosine,
+            sine,
+            chunks: [a, b, y0, y1],
+            ..
+        } = self.table;
+        let (cosine, sine) = (&cosine[..], &sine[..]);
         let half = rope.n_pairs();
         for pair in (0..half).step_by(CHUNK / 2) {
             let len = (half - pair).min(CHUNK / 2);
@@ -260,26 +262,27 @@ impl hvx::Kernel for RopeRow<'_> {
             match rope.pairs {
                 RopePairs::Halves => {
                     let at = rope.first + pair;
-                    let (mut y0, mut y1): (Chunk, Chunk) = ([0.0; CHUNK], [0.0; CHUNK]);
-                    let x0 = self.src.read(&self.row, at..at + len, &mut a);
-                    let x1 = self.src.read(&self.row, at + half..at + half + len, &mut b);
+                    let x0 = self.src.read(&self.row, at..at + len, a);
+                    let x1 = self.src.read(&self.row, at + half..at + half + len, b);
                     for i in (0..len).step_by(32) {
-                        let (v0, v1) = self.table.rotate(pair + i, load(x0, i), load(x1, i));
-                        set(&mut y0, i, v0);
-                        set(&mut y1, i, v1);
+                        let turn = (load(cosine, pair + i), load(sine, pair + i));
+                        let (v0, v1) = rotate(turn, load(x0, i), load(x1, i));
+                        set(y0, i, v0);
+                        set(y1, i, v1);
                     }
                     self.row.write(at, &y0[..len]);
                     self.row.write(at + half, &y1[..len]);
                 }
                 RopePairs::Adjacent => {
                     let at = rope.first + 2 * pair;
-                    let x = self.src.read(&self.row, at..at + 2 * len, &mut a);
+                    let x = self.src.read(&self.row, at..at + 2 * len, a);
                     for i in (0..len).step_by(32) {
                         let (x0, x1) = hvx::deal_w(load(x, 2 * i), load(x, 2 * i + 32));
-                        let (v0, v1) = self.table.rotate(pair + i, x0, x1);
+                        let turn = (load(cosine, pair + i), load(sine, pair + i));
+                        let (v0, v1) = rotate(turn, x0, x1);
                         let (low, high) = hvx::interleave_w(v0, v1);
-                        set(&mut b, 2 * i, low);
-                        set(&mut b, 2 * i + 32, high);
+                        set(b, 2 * i, low);
+                        set(b, 2 * i + 32, high);
                     }
                     self.row.write(at, &b[..2 * len]);
                 }
@@ -292,7 +295,7 @@ impl hvx::Kernel for RopeRow<'_> {
         for range in [0..rope.first, rope.first + 2 * half..self.row.len()] {
             for start in range.clone().step_by(CHUNK) {
                 let end = range.end.min(start + CHUNK);
-                let x = self.src.read(&self.row, start..end, &mut a);
+                let x = self.src.read(&self.row, start..end, a);
                 self.row.write(start, x);
             }
         }
@@ -301,22 +304,19 @@ impl hvx::Kernel for RopeRow<'_> {
 
 /// Writes 32 elements from `i` on.
 #[inline(always)]
-fn set(chunk: &mut Chunk, i: usize, v: hvx::Vector) {
+fn set(chunk: &mut Chunk, i: usize, v: Vector) {
     if let Some(out) = chunk[i..].first_chunk_mut::<32>() {
         hvx::store_f32(out, v);
     }
 }
 
-impl Table {
-    /// Pairs from `pair` on, rotated.
-    #[inline(always)]
-    fn rotate(&self, pair: usize, x0: hvx::Vector, x1: hvx::Vector) -> (hvx::Vector, hvx::Vector) {
-        let (c, s) = (load(&self.cosine, pair), load(&self.sine, pair));
-        (
-            hvx::sub_f32(hvx::mul_f32(x0, c), hvx::mul_f32(x1, s)),
-            hvx::add_f32(hvx::mul_f32(x0, s), hvx::mul_f32(x1, c)),
-        )
-    }
+/// Pairs turned by angles with cosines `c` and sines `s`.
+#[inline(always)]
+fn rotate((c, s): (Vector, Vector), x0: Vector, x1: Vector) -> (Vector, Vector) {
+    (
+        hvx::sub_f32(hvx::mul_f32(x0, c), hvx::mul_f32(x1, s)),
+        hvx::add_f32(hvx::mul_f32(x0, s), hvx::mul_f32(x1, c)),
+    )
 }
 
 /// Refuses parameters that do not fit the row.
@@ -376,7 +376,14 @@ pub fn rope(
     let constants = Constants::new(&rope);
     let n_tokens = dst.shape.ne[2];
     dst.for_parts(engine, |part| {
-        let mut table = Table::EMPTY;
+        let mut memory = hvx::filled::<{ 6 * CHUNK / 32 }>(hvx::splat_w(0));
+        let [cosine, sine, a, b, y0, y1]: &mut [Chunk; 6] = bytemuck::cast_mut(&mut memory);
+        let mut table = Table {
+            position: None,
+            cosine,
+            sine,
+            chunks: [a, b, y0, y1],
+        };
         part.for_each_row(|row| {
             let mut position = [0; 4];
             let n_positions = if rope.sections.is_some() { 4 } else { 1 };

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::ops::elementwise::same_shape;
 use crate::ops::math::{self, scalar};
-use crate::ops::tensor::{CHUNK, Chunk, Row, Source, Type, ViewMut};
+use crate::ops::tensor::{CHUNK, Chunks, Row, Source, Type, ViewMut};
 use crate::rt::Engine;
 
 /// Parameters of a softmax.
@@ -73,6 +73,7 @@ struct SoftMaxRow<'a> {
     scale: f32,
     slope: f32,
     sink: Option<f32>,
+    chunks: &'a mut Chunks,
 }
 
 /// Writes the lanes of up to 32 elements.
@@ -109,12 +110,11 @@ impl hvx::Kernel for SoftMaxRow<'_> {
         let n = self.row.len();
         let (scale, slope) = (splat_f32(self.scale), splat_f32(self.slope));
         let mut largest = splat_f32(self.sink.unwrap_or(f32::NEG_INFINITY));
-        let (mut chunk, mut mask_chunk): (Chunk, Chunk) = ([0.0; CHUNK], [0.0; CHUNK]);
-        let mut out: Chunk = [0.0; CHUNK];
+        let [chunk, mask_chunk, out, _] = self.chunks;
         for start in (0..n).step_by(CHUNK) {
             let range = start..n.min(start + CHUNK);
-            let x = self.src.read(&self.row, range.clone(), &mut chunk);
-            let mask = self.mask.read(&self.row, range.clone(), &mut mask_chunk);
+            let x = self.src.read(&self.row, range.clone(), chunk);
+            let mask = self.mask.read(&self.row, range.clone(), mask_chunk);
             for (i, out) in out[..range.len()].chunks_mut(32).enumerate() {
                 let x = hvx::mul_f32(load(x, 32 * i), scale);
                 let x = if mask.is_empty() {
@@ -162,10 +162,7 @@ fn sink(sinks: &Source<'_>, head: usize) -> Option<f32> {
     let Source::Apart(view) = sinks else {
         return None;
     };
-    let mut chunk: Chunk = [0.0; CHUNK];
-    view.read([0; 3], head..head + 1, &mut chunk)
-        .first()
-        .copied()
+    Some(view.element(head, [0; 3]))
 }
 
 /// Softmax of each row.
@@ -201,7 +198,7 @@ pub fn soft_max(
         return Err(Error::Operand);
     }
     let slopes = Slopes::new(ne[2], params.max_bias);
-    dst.for_rows(engine, |row| {
+    dst.for_rows_with_chunks(engine, |row, chunks| {
         let head = row.at[1];
         hvx::widest(SoftMaxRow {
             src,
@@ -210,6 +207,7 @@ pub fn soft_max(
             slope: slopes.of(head),
             sink: sink(sinks, head),
             row,
+            chunks,
         });
     });
     Ok(())

@@ -13,7 +13,7 @@ const ONE_F16: u16 = 0x3c00;
 pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     let bytes = row.get(4 * k..4 * (k + out.len())).unwrap_or_default();
     match bytemuck::try_cast_slice::<u8, f32>(bytes) {
-        Ok(elems) if is_plain(shape) && elems.len() == out.len() => out.copy_from_slice(elems),
+        Ok(elems) if is_plain(shape) && elems.len() == out.len() => copy(out, elems),
         _ => convert_read(shape, row, k, out),
     }
 }
@@ -22,6 +22,18 @@ pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
 #[inline(always)]
 fn is_plain(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows()
+}
+
+/// Copies by vectors: a DSP's `memcpy` goes word by word where it knows no alignment.
+#[inline(always)]
+fn copy(out: &mut [f32], elems: &[f32]) {
+    let ((out, out_rest), (elems, rest)) = (out.as_chunks_mut::<32>(), elems.as_chunks::<32>());
+    for (out, elems) in out.iter_mut().zip(elems) {
+        hvx::store_f32(out, hvx::load_f32(elems));
+    }
+    for (out, elem) in out_rest.iter_mut().zip(rest) {
+        *out = *elem;
+    }
 }
 
 /// [`read`] for every type and stride: one copy of the code for all kernels.
@@ -116,7 +128,10 @@ fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
 pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     if is_plain(shape) {
         if let Some(bytes) = row.get_mut(4 * k..4 * (k + elems.len())) {
-            bytes.copy_from_slice(bytemuck::cast_slice(elems));
+            match bytemuck::try_cast_slice_mut(bytes) {
+                Ok(out) => copy(out, elems),
+                Err(_) => bytes.copy_from_slice(bytemuck::cast_slice(elems)),
+            }
         }
     } else {
         convert_write(shape, row, k, elems);

@@ -180,12 +180,13 @@ fn rows(line: &mut dyn FnMut(&str, &str, u32)) {
     let row = || View::new(bytemuck::cast_slice(black_box(&ROW)), SHAPE).ok();
     let Some(view) = row() else { return };
     let src = Source::Apart(view);
+    let sources = [src, Source::None, Source::None];
     line(
         "rms_norm",
         "",
         measure(1, || {
             if let Ok(dst) = ViewMut::new(bytemuck::cast_slice_mut(result), SHAPE) {
-                let _ = black_box(norm(&engine, Norm::Rms(1e-6), dst, &src));
+                let _ = black_box(norm(&engine, Norm::Rms(1e-6), dst, &sources));
             }
         }),
     );
