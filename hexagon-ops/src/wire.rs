@@ -22,7 +22,7 @@
 //! # A submission
 //!
 //! One graph split is one submission: commands with the same sequence number, larger than any before, the last one flagged
-//! [`FENCE`]. The DSP works on them in order and answers the fence with one [`Completion`]. After a command that failed,
+//! [`FENCE`]; or a [`List`] of them, and a fence. The DSP works on them in order and answers the fence with one [`Completion`]. After a command that failed,
 //! the rest of its submission is skipped.
 //!
 //! # Going idle
@@ -42,7 +42,7 @@ pub use tensor::*;
 /// First word of the header: "NPU1".
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;
@@ -149,6 +149,8 @@ pub const OP_MUL_MAT_ID: u32 = 4;
 pub const OP_TENSOR: u32 = 5;
 /// [`Command::op`]: an [`Attention`] body.
 pub const OP_ATTENTION: u32 = 6;
+/// [`Command::op`]: a [`List`] body.
+pub const OP_LIST: u32 = 7;
 
 /// Most bytes of what an operation needs.
 pub const BODY_BYTES: usize = 496;
@@ -218,6 +220,20 @@ pub struct Unmap {
     pub buffer: u32,
     /// 0.
     pub reserved: u32,
+}
+
+/// Commands that lie in a buffer, so that a graph that comes again is written once. Their sequence numbers and flags are
+/// 0, they compute (none is an [`OP_MAP`], [`OP_UNMAP`], [`OP_NOP`] or [`OP_LIST`]), and each counts in
+/// [`Completion::command`] as if it stood in the ring in place of this one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct List {
+    /// Buffer that they are in.
+    pub buffer: u32,
+    /// How many there are.
+    pub count: u32,
+    /// Byte offset of the first one; the next follows 512 bytes later.
+    pub offset: u64,
 }
 
 /// Packed weights: `slices[0] · slices[1]` matrices, one after another.
@@ -309,7 +325,7 @@ macro_rules! bodies {
 }
 bodies! {
     Nop = OP_NOP, Map = OP_MAP, Unmap = OP_UNMAP, MatMul = OP_MUL_MAT, MatMulId = OP_MUL_MAT_ID, TensorOp = OP_TENSOR,
-    Attention = OP_ATTENTION
+    Attention = OP_ATTENTION, List = OP_LIST
 }
 
 /// [`Completion::status`]: all commands were carried out.

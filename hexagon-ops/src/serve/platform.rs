@@ -38,6 +38,11 @@ pub trait Platform {
     /// What the call of METHOD_SERVE shall return at once: the handle is being closed.
     fn relax(&mut self, polls: u32) -> Result<(), i32>;
 
+    /// Whether commands are carried out. A stand-in may only answer them, to show what everything else costs.
+    fn computes(&self) -> bool {
+        true
+    }
+
     /// Called with each completion before it is written. The stand-in's faults live here; a DSP does nothing.
     ///
     /// # Errors

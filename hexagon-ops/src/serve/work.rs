@@ -1,6 +1,6 @@
 //! One command after another: which submission it belongs to, whether it is skipped, what it does, how it is answered.
 
-use super::detail::{FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
+use super::detail::{BOUNDS, FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
 use super::ring::Ring;
 use super::{COLLECT_US, Platform, State, Stop, attention, product, tensor};
 use crate::hmx::Hmx;
@@ -8,9 +8,13 @@ use crate::layout::Tile;
 use crate::ops::matmul::Machine;
 use crate::rt::Engine;
 use crate::wire::{
-    Attention, Body, Command, Completion, FENCE, Map, MatMul, MatMulId, Nop, OP_ATTENTION, OP_MAP,
-    OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, STATUS_OK, TensorOp, Unmap,
+    Attention, Body, Command, Completion, FENCE, List, Map, MatMul, MatMulId, Nop, OP_ATTENTION,
+    OP_LIST, OP_MAP, OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, STATUS_OK, TensorOp,
+    Unmap,
 };
+
+/// Operations that a list can hold.
+const COMPUTE: [u32; 4] = [OP_MUL_MAT, OP_MUL_MAT_ID, OP_TENSOR, OP_ATTENTION];
 
 /// The submission at hand.
 #[derive(Clone, Copy, Debug)]
@@ -65,16 +69,11 @@ impl<P: Platform> Work<'_, P> {
                 ..Submission::FIRST
             };
         }
-        if self.state.submission.failure.is_none() {
-            let result = self.run(command);
-            let submission = &mut self.state.submission;
-            match result {
-                Ok(()) => submission.done = submission.done.saturating_add(1),
-                Err(failure) => submission.failure = Some((failure, submission.seen)),
-            }
+        match self.check(command) {
+            Ok(()) if command.op == OP_LIST => self.list(command),
+            checked => self.count(|work| checked.and_then(|()| work.run(command))),
         }
         let submission = &mut self.state.submission;
-        submission.seen = submission.seen.saturating_add(1);
         if command.flags & FENCE == 0 {
             return None;
         }
@@ -101,8 +100,59 @@ impl<P: Platform> Work<'_, P> {
         })
     }
 
-    /// Checks and carries out a command.
-    fn run(&mut self, command: &Command) -> Result<(), Failure> {
+    /// Counts a command, which `run` carries out unless one before has failed.
+    fn count(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Failure>) {
+        if self.state.submission.failure.is_none() {
+            let result = run(self);
+            let submission = &mut self.state.submission;
+            match result {
+                Ok(()) => submission.done = submission.done.saturating_add(1),
+                Err(failure) => submission.failure = Some((failure, submission.seen)),
+            }
+        }
+        let submission = &mut self.state.submission;
+        submission.seen = submission.seen.saturating_add(1);
+    }
+
+    /// Carries out [`OP_LIST`].
+    fn list(&mut self, command: &Command) {
+        let found = body(command).and_then(|list: List| {
+            let bytes = u64::from(list.count) * size_of::<Command>() as u64;
+            let span = self.state.memory.span(list.buffer, list.offset, bytes)?;
+            Ok((list, span))
+        });
+        let (list, span) = match found {
+            Ok(found) => found,
+            Err(failure) => return self.count(|_| Err(failure)),
+        };
+        if list.count > 0
+            && let Some(buffer) = self.state.memory.buffer(span)
+        {
+            let start = span.start();
+            let bytes = list.count as usize * size_of::<Command>();
+            self.platform.invalidate(buffer, start..start + bytes);
+        }
+        for index in 0..list.count as usize {
+            self.count(|work| {
+                let bytes = work.state.memory.bytes(span)?;
+                let at = index * size_of::<Command>();
+                let bytes = bytes.get(at..at + size_of::<Command>());
+                // A copy: what is checked is what is carried out.
+                let command: Command =
+                    bytemuck::pod_read_unaligned(bytes.ok_or(Failure::bad(BOUNDS))?);
+                if command.flags != 0 || command.sequence != 0 {
+                    return Err(Failure::bad(RESERVED));
+                }
+                if !COMPUTE.contains(&command.op) {
+                    return Err(Failure::bad(OPERATION));
+                }
+                work.run(&command)
+            });
+        }
+    }
+
+    /// Checks what is the same for all commands of the ring.
+    fn check(&self, command: &Command) -> Result<(), Failure> {
         let submission = &self.state.submission;
         let grows = submission.last.is_none_or(|last| command.sequence > last);
         if submission.sequence != Some(command.sequence) || !grows {
@@ -110,6 +160,14 @@ impl<P: Platform> Work<'_, P> {
         }
         if command.flags & !FENCE != 0 {
             return Err(Failure::bad(FLAGS));
+        }
+        Ok(())
+    }
+
+    /// Carries out a command.
+    fn run(&mut self, command: &Command) -> Result<(), Failure> {
+        if !self.platform.computes() && COMPUTE.contains(&command.op) {
+            return Ok(());
         }
         // What does not use VTCM, or says what it leaves there, keeps this.
         let left = self.state.left.take();

@@ -67,6 +67,7 @@ pub(super) struct Dsp {
     injector: Arc<Injector>,
     closing: Arc<Closing>,
     address_bytes: u64,
+    compute: bool,
     /// What [`Platform::map`] returned, by address; an address can occur more than once.
     kept: Vec<(usize, Kept)>,
     /// The ring's memory, and a second view of it for faults.
@@ -81,6 +82,7 @@ impl Dsp {
             injector: Arc::clone(&state.injector),
             closing: Arc::clone(closing),
             address_bytes: state.options.address_bytes,
+            compute: state.options.compute,
             kept: Vec::new(),
             ring: None,
             start: Instant::now(),
@@ -106,6 +108,10 @@ impl Dsp {
 }
 
 impl Platform for Dsp {
+    fn computes(&self) -> bool {
+        self.compute
+    }
+
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
         let mut inside = self.process.inside();
         let Some(announced) = inside.announced.get(&fd) else {

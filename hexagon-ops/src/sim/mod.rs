@@ -76,6 +76,8 @@ pub struct Options {
     pub faults: Vec<Fault>,
     /// Whether the firmware lets unsigned modules run.
     pub unsigned_modules: bool,
+    /// Whether commands are carried out; if not they are only answered, to time everything else.
+    pub compute: bool,
 }
 
 impl Options {
@@ -100,6 +102,7 @@ impl Options {
             coherence: Coherence::Relaxed,
             faults: Vec::new(),
             unsigned_modules: true,
+            compute: true,
         }
     }
 

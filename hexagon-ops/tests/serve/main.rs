@@ -11,6 +11,7 @@ mod common;
 mod copy;
 mod driver;
 mod elementwise;
+mod list;
 mod place;
 mod plain;
 mod pool;

@@ -193,7 +193,15 @@ fn wrong_commands_and_maps_are_refused() {
         );
     };
     let bad = STATUS_BAD_COMMAND;
-    check(Command { op: 7, ..nop }, bad, serve::OPERATION, "operation");
+    check(
+        Command {
+            op: wire::OP_LIST + 1,
+            ..nop
+        },
+        bad,
+        serve::OPERATION,
+        "operation",
+    );
     check(
         Command {
             op: u32::MAX,

@@ -56,7 +56,27 @@ fn norms_divide_rows_by_their_measure() {
                 dst.values = by_row(&src.values, ne[0], |row| f(row, eps64));
                 let op = (kernel, floats(&[eps]));
                 bench.check(op, &dst, std::slice::from_ref(&src), false, limit(dtype));
-                bench.check(op, &dst, &[src], true, limit(dtype));
+                bench.check(op, &dst, std::slice::from_ref(&src), true, limit(dtype));
+                // A factor for each column, an addend for each element, and both.
+                let columns = [ne[0], 1, 1, 1];
+                let times = Case::random(F, columns, DENSE, 2.0, &mut rng);
+                let plus = Case::random(H, ne, PERMUTED, 2.0, &mut rng);
+                let normed = dst.values.clone();
+                for (has_times, has_plus) in [(true, false), (false, true), (true, true)] {
+                    dst.values = indices(ne)
+                        .zip(&normed)
+                        .map(|(at, x)| {
+                            let factor = times.value([at[0], 0, 0, 0]);
+                            let x = if has_times { x * factor } else { *x };
+                            if has_plus { x + plus.value(at) } else { x }
+                        })
+                        .collect();
+                    let part =
+                        |has: bool, part: &Case| if has { part.clone() } else { Case::none() };
+                    let operands = [src.clone(), part(has_times, &times), part(has_plus, &plus)];
+                    // A single element may be off by twice the mean of the squares.
+                    bench.check(op, &dst, &operands, false, 2.0 * limit(dtype));
+                }
             }
         }
     }

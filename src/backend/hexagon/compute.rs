@@ -226,7 +226,7 @@ impl Stream {
     }
 
     /// Computes a graph once more that was computed under a number, with whatever its operands hold now. Nothing is
-    /// allocated.
+    /// allocated but memory for the commands, the first time.
     ///
     /// Returns `None` if there is no such graph, or it cannot be computed like that again.
     pub fn replay(&mut self, graph: u64) -> Option<std::result::Result<(), Failed>> {
@@ -237,6 +237,9 @@ impl Stream {
         }
         self.clock += 1;
         *used = self.clock;
+        if let Err(error) = submission.record(&self.device.npu) {
+            log::debug!("{}: a graph stays in the ring: {error}", self.device.name());
+        }
         Some(submission.run(&self.device.npu, self.device.trace.as_ref()))
     }
 

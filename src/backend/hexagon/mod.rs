@@ -149,13 +149,28 @@ impl Device {
     /// Opens a session and tests what it computes.
     ///
     /// # Errors
-    /// As [`HexNpu::open`]; `SelfTest` if it computes something wrong.
+    /// As [`Self::untested`]; `SelfTest` if it computes something wrong.
     pub fn start(
         name: &str,
         rpc: &Arc<FastRpc>,
         caps: &'static HexCaps,
         options: Options<'_>,
     ) -> Result<Arc<Self>> {
+        let device = Self::untested(name, rpc, caps, options)?;
+        selftest::hexagon::run(&device.npu)?;
+        Ok(Arc::new(device))
+    }
+
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// As [`HexNpu::open`]; `Config` if the trace cannot be written.
+    pub fn untested(
+        name: &str,
+        rpc: &Arc<FastRpc>,
+        caps: &'static HexCaps,
+        options: Options<'_>,
+    ) -> Result<Self> {
         let name: Arc<str> = name.into();
         let settings = Settings {
             session: options.session,
@@ -164,19 +179,18 @@ impl Device {
             serving: options.serving,
         };
         let npu = HexNpu::open(&name, rpc, caps, settings)?;
-        selftest::hexagon::run(&npu)?;
         let (threads, is_simulated) = (npu.info().threads, npu.is_simulated());
         let trace = (options.trace)
             .map(|path| Trace::create(path, &name, caps, threads, is_simulated))
             .transpose()?;
-        Ok(Arc::new(Self {
+        Ok(Self {
             name,
             npu,
             repack: options.repack,
             changes: Arc::default(),
             packs: OnceLock::new(),
             trace,
-        }))
+        })
     }
 
     /// Its name in ggml.

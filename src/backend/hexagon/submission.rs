@@ -101,6 +101,8 @@ pub(super) struct Submission {
     /// Memory of its own for operands that are converted or packed, and how many of these are taken.
     scratch: Vec<Buffer>,
     taken: usize,
+    /// Memory for the commands, if they come again.
+    list: Option<Buffer>,
     /// The commands are not all: the host has packed weights for this one time.
     pub(super) once: bool,
     /// [`super::Device::changes`] when it was made.
@@ -203,6 +205,23 @@ impl Submission {
         }
         self.taken += 1;
         Ok(&self.scratch[index])
+    }
+
+    /// Has the DSP read the commands from memory from now on.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; nothing has changed then.
+    pub(super) fn record(&mut self, npu: &HexNpu) -> Result<()> {
+        if self.batch.is_recorded() || self.batch.is_empty() {
+            return Ok(());
+        }
+        let bytes = self.batch.list_bytes();
+        let list = match self.list.take() {
+            Some(list) if list.bytes() >= bytes => list,
+            _ => npu.allocate(bytes)?,
+        };
+        self.batch.record(self.list.insert(list));
+        Ok(())
     }
 
     /// Whether it still says what its graph says: all buffers are there, and as they were.

@@ -2,6 +2,7 @@
 
 use hexagon_ops::wire::Command;
 
+use super::Buffer;
 use super::address::Number;
 
 /// Most buffers that one command names.
@@ -22,6 +23,8 @@ pub struct Batch {
     pub(super) jobs: Vec<Job>,
     /// All buffers that the commands name, each once.
     pub(super) numbers: Vec<Number>,
+    /// The buffer that the commands were written to, from its first byte on.
+    pub(super) list: Option<Number>,
 }
 
 impl Batch {
@@ -50,6 +53,30 @@ impl Batch {
         self.jobs.pop();
     }
 
+    /// Bytes of a buffer for [`Self::record`].
+    #[must_use]
+    pub fn list_bytes(&self) -> usize {
+        self.jobs.len() * size_of::<Command>()
+    }
+
+    /// Writes the commands to a buffer, from where the DSP reads them at each submission from then on, as long as the batch
+    /// stays as it is.
+    pub fn record(&mut self, buffer: &Buffer) {
+        buffer.write(0..self.list_bytes(), |out| {
+            for (out, job) in out.chunks_exact_mut(size_of::<Command>()).zip(&self.jobs) {
+                out.copy_from_slice(bytemuck::bytes_of(&job.command));
+            }
+        });
+        self.numbers.push(buffer.number());
+        self.list = Some(buffer.number());
+    }
+
+    /// Whether the commands are in a buffer.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.list.is_some()
+    }
+
     /// One of the commands.
     ///
     /// # Panics
@@ -63,6 +90,7 @@ impl Batch {
         Self {
             jobs: vec![job],
             numbers,
+            list: None,
         }
     }
 
@@ -70,6 +98,7 @@ impl Batch {
     pub fn clear(&mut self) {
         self.jobs.clear();
         self.numbers.clear();
+        self.list = None;
     }
 
     /// Number of commands.

@@ -177,7 +177,7 @@ impl Session {
         let jobs = &batch.jobs[..];
         if inner.space.bytes(&batch.numbers) <= inner.space.budget_bytes() {
             inner.numbers.clone_from(&batch.numbers);
-            return self.submit_part(&mut inner, jobs);
+            return self.submit_part(&mut inner, jobs, batch.list);
         }
         let mut first = 0;
         let mut time = Duration::ZERO;
@@ -185,7 +185,7 @@ impl Session {
             let count = inner.fitting(&jobs[first..]);
             let part = &jobs[first..first + count];
             time += self
-                .submit_part(&mut inner, part)
+                .submit_part(&mut inner, part, None)
                 .map_err(|failed| Failed {
                     job: failed.job.map(|job| first + job),
                     ..failed
@@ -199,6 +199,7 @@ impl Session {
         &self,
         inner: &mut Inner,
         jobs: &[Job],
+        list: Option<Number>,
     ) -> std::result::Result<Duration, Failed> {
         let whole = |error| Failed { job: None, error };
         if let Some(error) = self.earlier_error() {
@@ -222,10 +223,22 @@ impl Session {
         for change in changes.iter() {
             push(change.command(sequence))?;
         }
-        for job in jobs {
-            let mut command = job.command;
-            command.sequence = sequence;
-            push(command)?;
+        match (list, u32::try_from(jobs.len())) {
+            (Some(buffer), Ok(count)) => {
+                let list = wire::List {
+                    buffer,
+                    count,
+                    offset: 0,
+                };
+                push(Command::new(sequence, &list))?;
+            }
+            _ => {
+                for job in jobs {
+                    let mut command = job.command;
+                    command.sequence = sequence;
+                    push(command)?;
+                }
+            }
         }
         let mut fence = Command::new(sequence, &Nop { reserved: 0 });
         fence.flags = wire::FENCE;
