@@ -35,6 +35,8 @@ pub enum Op {
     SoftMax(SoftMax),
     /// Rotary position embedding.
     Rope(Rope),
+    /// The same, to numbers.
+    RopeSetRows(Rope),
     /// Rows by number.
     GetRows,
     /// Rows to numbers.
@@ -79,6 +81,7 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Sort(order) => rows::sort(engine, order, dst, &src[0]),
         Op::SoftMax(soft_max) => rows::soft_max(engine, soft_max, dst, src),
         Op::Rope(rope) => rows::rope(engine, rope, dst, src),
+        Op::RopeSetRows(rope) => rows::rope_set_rows(engine, rope, dst, src),
         Op::GetRows => copy::get_rows(engine, dst, &src[0], &src[1]),
         Op::SetRows => copy::set_rows(engine, dst, &src[0], &src[1]),
         Op::Copy => copy::copy(engine, dst, &src[0]),

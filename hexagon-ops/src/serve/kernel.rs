@@ -114,6 +114,7 @@ pub(super) fn op(body: &wire::TensorOp) -> Result<Op, Failure> {
             max_bias: float(1),
         }),
         wire::KERNEL_ROPE => Op::Rope(rope(body, false)?),
+        wire::KERNEL_ROPE_SET_ROWS => Op::RopeSetRows(rope(body, false)?),
         wire::KERNEL_ROPE_BACK => Op::Rope(rope(body, true)?),
         wire::KERNEL_GET_ROWS => Op::GetRows,
         wire::KERNEL_SET_ROWS => Op::SetRows,

@@ -223,6 +223,8 @@ struct Named {
     ids: Checked,
     /// Planes in dimensions 2 and 3 that the numbers are repeated for.
     planes: [usize; 2],
+    /// Whether a number is an index of dimension 2 and names all rows of dimension 1.
+    whole_planes: bool,
 }
 
 /// Calls `f` with the buffer and each row of `rows` that is named.
@@ -233,9 +235,20 @@ fn named_rows(
     mut f: impl FnMut(&Mapped, Range<usize>),
 ) -> Result<(), Failure> {
     let ids = View::new(memory.bytes(named.ids.span)?, named.ids.shape)?;
-    copy::check_indices(&ids, rows.shape.ne[1])?;
     let buffer = memory.buffer(rows.span).ok_or(Failure::bad(BOUNDS))?;
     let bytes = rows.shape.row_bytes();
+    if named.whole_planes {
+        copy::check_indices(&ids, rows.shape.ne[2])?;
+        for i in 0..ids.shape.ne[0] {
+            let plane = usize::try_from(ids.index(i, [0; 3])).unwrap_or(0);
+            for row in 0..rows.shape.ne[1] {
+                let start = rows.span.start() + rows.shape.row([row, plane, 0]);
+                f(buffer, start..start + bytes);
+            }
+        }
+        return Ok(());
+    }
+    copy::check_indices(&ids, rows.shape.ne[1])?;
     for i3 in 0..named.planes[1] {
         for i2 in 0..named.planes[0] {
             for i in 0..ids.shape.ne[0] {
@@ -278,14 +291,20 @@ pub(super) fn tensor_op(
     // What overlaps is refused before any cache line is touched.
     memory.tensors(dst.span, spans)?;
 
-    let named = match (&op, src[0], src[1]) {
-        (Op::GetRows, Some(_), Some(ids)) | (Op::SetRows, Some(_), Some(ids)) => {
-            invalidate(&ids, memory, platform);
-            let planes = [dst.shape.ne[2], dst.shape.ne[3]];
-            Some(Named { ids, planes })
-        }
+    let ids = match &op {
+        Op::GetRows | Op::SetRows => src[1],
+        Op::RopeSetRows(_) => src[2],
         _ => None,
     };
+    let named = ids.map(|ids| Named {
+        ids,
+        planes: [dst.shape.ne[2], dst.shape.ne[3]],
+        whole_planes: matches!(op, Op::RopeSetRows(_)),
+    });
+    let sets_rows = matches!(op, Op::SetRows | Op::RopeSetRows(_));
+    if let Some(named) = &named {
+        invalidate(&named.ids, memory, platform);
+    }
     for (i, src) in src.iter().enumerate() {
         match (src, &named) {
             (Some(src), Some(named)) if i == 0 && op == Op::GetRows => {
@@ -296,7 +315,7 @@ pub(super) fn tensor_op(
         }
     }
     match &named {
-        Some(named) if op == Op::SetRows => named_rows(&dst, named, memory, |b, range| {
+        Some(named) if sets_rows => named_rows(&dst, named, memory, |b, range| {
             invalidate_edges(b, range, platform);
         })?,
         _ => prepare(&dst, memory, platform),
@@ -313,7 +332,7 @@ pub(super) fn tensor_op(
     }
     let done = run(engine, &op, ViewMut::new(bytes, dst.shape)?, &operands);
     match &named {
-        Some(named) if op == Op::SetRows => {
+        Some(named) if sets_rows => {
             named_rows(&dst, named, memory, |b, range| platform.clean(b, range))?;
         }
         _ => clean(&dst, memory, platform),

@@ -27,6 +27,7 @@
 //! | 56 | CUMSUM | float | float | | a = d | |
 //! | 26 | SOFT_MAX | F32 | float | mask: float or none; sinks: F32 or none | a = d; b0 = d0, b1 ≥ d1, b2 and b3 divide d2 and d3; c0 = d2 | f0 scale, f1 max_bias |
 //! | 27, 33 | ROPE ROPE_BACK | float | float | positions: I32 or I64; factors: float or none | a = d; b0 ≥ d2 (modes 8, 24, 40: 4 d2); c0 ≥ pairs | i1 n_dims, i2 mode (0, 2, 8, 24, 40), i4 n_ctx_orig, f5–f10, i11–i14 sections, i15 offset |
+//! | 71 | ROPE, then SET_ROWS | float | float | positions as for ROPE; numbers: I32 or I64 | a0 = d0, a1 = d1, a3 = d3 = 1, c = (a2, 1, 1, 1) | as for ROPE |
 //! | 28 | GET_ROWS | writable, or same as src0 | readable or any | numbers: I32 or I64 | d = (a0, b0, b1, b2), a2 = d2, a3 = d3, b3 = 1 | |
 //! | 29 | SET_ROWS | writable | float | numbers: I32 or I64 | a0 = d0, a2 = d2, a3 = d3, b0 = a1, b1 and b2 divide a2 and a3, b3 = 1 | |
 //! | 30 | COPY | writable, or same as src0 | readable or any | | as many elements, in ggml's order | |
@@ -242,4 +243,5 @@ kernels! {
     KERNEL_IM2COL_3D = 68, "the same for its IM2COL_3D";
     KERNEL_POOL_1D = 69, "the largest (param 0: 0) or the mean (1) of windows of src0's rows: ggml's POOL_1D";
     KERNEL_POOL_2D = 70, "the same of windows of its planes: ggml's POOL_2D";
+    KERNEL_ROPE_SET_ROWS = 71, "[`KERNEL_ROPE`] without factors, rows of all heads to the indices of dimension 2 that src2 names; the others stay";
 }

@@ -3,6 +3,7 @@
 use hexagon_ops::wire::*;
 
 use crate::common::{Rng, nmse};
+use crate::driver::Host;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Params, Tensor as Case, floats, indices, limit};
 
 const F: u32 = TYPE_F32;
@@ -407,6 +408,110 @@ fn rope_turns_pairs_by_their_positions() {
                 bench.check(op, &dst, &src, false, limit);
                 bench.check(op, &dst, &src, true, limit);
             }
+        }
+    }
+}
+
+/// A tensor without gaps.
+fn dense(buffer: u32, dtype: u32, step: u64, ne: [u32; 4]) -> Tensor {
+    let [n0, n1, n2, _] = ne.map(u64::from);
+    Tensor {
+        buffer,
+        dtype,
+        offset: 0,
+        ne,
+        nb: [step, n0 * step, n0 * n1 * step, n0 * n1 * n2 * step],
+    }
+}
+
+#[test]
+fn turned_rows_go_where_rows_that_are_set_go() {
+    const HEAD: u32 = 64;
+    const HEADS: u32 = 3;
+    const TOKENS: u32 = 5;
+    const CELLS: u32 = 11;
+    let row = HEAD * HEADS;
+    let mut rng = Rng::new();
+    for (dtype, step) in [(TYPE_F32, 4), (TYPE_F16, 2), (TYPE_BF16, 2)] {
+        for mode in [0, 2, 8] {
+            let mut host = Host::new();
+            let bytes = |elems: u32, step: u64| usize::try_from(u64::from(elems) * step).unwrap();
+            let (x, x_memory) = host.buffer(bytes(row * TOKENS, 4));
+            let (turned, _) = host.buffer(bytes(row * TOKENS, 4));
+            let (positions, positions_memory) = host.buffer(4 * 4 * TOKENS as usize);
+            let (cells, cells_memory) = host.buffer(8 * TOKENS as usize);
+            let caches = [0, 1].map(|_| host.buffer(bytes(row * CELLS, step)));
+            let values: Vec<f32> = (0..row * TOKENS).map(|_| rng.unit()).collect();
+            x_memory.put(0, &values);
+            positions_memory.put(
+                0,
+                &[
+                    7, 8, 9, 4000, 0, 1, 1, 1, 1, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0,
+                ],
+            );
+            // One of them twice: the later one counts.
+            cells_memory.put(0, &[3_i64, 10, 0, 3, 7]);
+            let mut op = TensorOp {
+                kernel: KERNEL_ROPE,
+                dst: dense(turned, TYPE_F32, 4, [HEAD, HEADS, TOKENS, 1]),
+                ..bytemuck::Zeroable::zeroed()
+            };
+            let plain = Rope {
+                n_dims: 64,
+                mode,
+                first: 0,
+                base: 10000.0,
+                scale: 1.0,
+                ext: 0.0,
+                attn: 1.0,
+                n_ctx: 4096,
+            };
+            op.params = plain.params();
+            op.src[0] = dense(x, TYPE_F32, 4, [HEAD, HEADS, TOKENS, 1]);
+            op.src[1] = dense(positions, TYPE_I32, 4, [4 * TOKENS, 1, 1, 1]);
+            let numbers = dense(cells, TYPE_I64, 8, [TOKENS, 1, 1, 1]);
+            let mut set = TensorOp {
+                kernel: KERNEL_SET_ROWS,
+                dst: dense(caches[0].0, dtype, step, [row, CELLS, 1, 1]),
+                ..bytemuck::Zeroable::zeroed()
+            };
+            set.src[0] = dense(turned, TYPE_F32, 4, [row, TOKENS, 1, 1]);
+            set.src[1] = numbers;
+            let mut both = op;
+            both.kernel = KERNEL_ROPE_SET_ROWS;
+            both.dst = dense(caches[1].0, dtype, step, [HEAD, HEADS, CELLS, 1]);
+            both.src[2] = numbers;
+            for (_, memory) in caches {
+                memory.put(0, &vec![0x3c_u8; bytes(row * CELLS, step)]);
+            }
+            let commands = [
+                Command::new(0, &op),
+                Command::new(0, &set),
+                Command::new(0, &both),
+            ];
+            let completion = host.run(&commands);
+            assert_eq!(
+                (completion.status, completion.done),
+                (STATUS_OK, 3),
+                "mode {mode}"
+            );
+            let [apart, together] =
+                caches.map(|(_, memory)| memory.get::<u8>(0, bytes(row * CELLS, step)));
+            assert!(apart == together, "type {dtype}, mode {mode}");
+            let cell = bytes(row, step);
+            assert!(
+                apart[cell..2 * cell].iter().all(|byte| *byte == 0x3c),
+                "not named"
+            );
+            assert!(apart[3 * cell..4 * cell].iter().any(|byte| *byte != 0x3c));
+            // A cell that does not exist, and too few numbers.
+            cells_memory.put(32, &[i64::from(CELLS)]);
+            let refused = host.run(&[Command::new(0, &both)]);
+            assert_eq!(refused.detail, hexagon_ops::serve::ROW);
+            both.src[2].ne[0] -= 1;
+            let refused = host.run(&[Command::new(0, &both)]);
+            assert_eq!(refused.detail, hexagon_ops::serve::OPERAND);
+            assert!(together == caches[1].1.get::<u8>(0, bytes(row * CELLS, step)));
         }
     }
 }

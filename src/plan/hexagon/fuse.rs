@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | RMS_NORM, NORM, L2_NORM | MUL | the norm, with what it is multiplied by |
 //! | a norm without or with MUL | ADD | the norm, with what is added |
+//! | ROPE without frequency factors | SET_ROWS to F32, F16 or BF16 | rows go to the cache as they are turned |
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use hexagon_ops::wire::{self, SOURCES, TensorOp};
 /// Both name buffers and offsets. The result of `first` has no other reader than `second`.
 #[must_use]
 pub fn fuse(first: &TensorOp, second: &TensorOp) -> Option<TensorOp> {
-    let fused = norm_then(first, second)?;
+    let fused = norm_then(first, second).or_else(|| rope_then(first, second))?;
     let takes = serve::accepts(&fused).is_ok() && is_apart(&fused);
     takes.then_some(fused)
 }
@@ -42,6 +43,48 @@ fn norm_then(norm: &TensorOp, next: &TensorOp) -> Option<TensorOp> {
     fused.dst = next.dst;
     fused.src[place] = next.src[1];
     (free && next.src[1] != norm.dst).then_some(fused)
+}
+
+/// A rotation, then rows of all heads to a cache.
+fn rope_then(rope: &TensorOp, set: &TensorOp) -> Option<TensorOp> {
+    let [heads, rows] = [&rope.dst, &set.src[0]];
+    let kernels = rope.kernel == wire::KERNEL_ROPE && set.kernel == wire::KERNEL_SET_ROWS;
+    let float = |tensor: &wire::Tensor| match tensor.dtype {
+        wire::TYPE_F32 => Some(4),
+        wire::TYPE_F16 | wire::TYPE_BF16 => Some(2),
+        _ => None,
+    };
+    if !kernels || rope.src[2].dtype != wire::TYPE_NONE || heads.dtype != wire::TYPE_F32 {
+        return None;
+    }
+    // The same numbers, once as heads, once as rows of all heads.
+    let [d, n_heads, tokens, streams] = heads.ne;
+    let row = d.checked_mul(n_heads)?;
+    let bytes = [4, u64::from(d) * 4, u64::from(row) * 4];
+    let same = (heads.buffer, heads.offset) == (rows.buffer, rows.offset)
+        && rows.dtype == heads.dtype
+        && (rows.ne, streams) == ([row, tokens, 1, 1], 1)
+        && heads.nb[..3] == bytes
+        && rows.nb[..2] == [bytes[0], bytes[2]];
+    let (cache, size) = (&set.dst, float(&set.dst)?);
+    let plane = cache.nb[1];
+    if !same || cache.nb[0] != size || cache.ne[2..] != [1, 1] || set.src[1].ne[1..] != [1; 3] {
+        return None;
+    }
+    let mut fused = *rope;
+    fused.kernel = wire::KERNEL_ROPE_SET_ROWS;
+    fused.dst = wire::Tensor {
+        ne: [d, n_heads, cache.ne[1], 1],
+        nb: [
+            size,
+            u64::from(d) * size,
+            plane,
+            u64::from(cache.ne[1]) * plane,
+        ],
+        ..*cache
+    };
+    fused.src[2] = set.src[1];
+    Some(fused)
 }
 
 /// Whether each source is the result's own memory or shares nothing with it.
@@ -120,6 +163,72 @@ mod tests {
             ),
             None
         );
+    }
+
+    #[test]
+    fn turned_heads_go_to_the_cache() {
+        let heads = wire::Tensor {
+            ne: [64, 3, 2, 1],
+            nb: [4, 256, 768, 1536],
+            ..rows(Y)
+        };
+        let flat = wire::Tensor {
+            ne: [192, 2, 1, 1],
+            nb: [4, 768, 1536, 1536],
+            ..heads
+        };
+        let numbers = |buffer| wire::Tensor {
+            buffer,
+            dtype: wire::TYPE_I64,
+            offset: 0,
+            ne: [2, 1, 1, 1],
+            nb: [8, 16, 16, 16],
+        };
+        let cache = wire::Tensor {
+            buffer: 9,
+            dtype: wire::TYPE_F16,
+            offset: 512,
+            ne: [192, 100, 1, 1],
+            nb: [2, 384, 38400, 38400],
+        };
+        let mut turn = op(wire::KERNEL_ROPE, heads, [heads, numbers(3), NONE]);
+        turn.params[1] = 64;
+        turn.params[5] = 1e4_f32.to_bits();
+        turn.params[6] = 1_f32.to_bits();
+        turn.params[8] = 1_f32.to_bits();
+        let set = op(wire::KERNEL_SET_ROWS, cache, [flat, numbers(4), NONE]);
+        let fused = fuse(&turn, &set).unwrap();
+        assert_eq!(
+            (fused.kernel, fused.params),
+            (wire::KERNEL_ROPE_SET_ROWS, turn.params)
+        );
+        assert_eq!(fused.src, [heads, numbers(3), numbers(4)]);
+        assert_eq!(
+            (fused.dst.ne, fused.dst.nb),
+            ([64, 3, 100, 1], [2, 128, 384, 38400])
+        );
+        assert_eq!((fused.dst.buffer, fused.dst.offset), (9, 512));
+
+        let with = |change: fn(&mut TensorOp, &mut TensorOp)| {
+            let (mut turn, mut set) = (turn, set);
+            change(&mut turn, &mut set);
+            fuse(&turn, &set)
+        };
+        assert!(with(|_, _| ()).is_some());
+        let apart: [(&str, fn(&mut TensorOp, &mut TensorOp)); 5] = [
+            ("frequency factors", |turn, _| turn.src[2] = rows(G)),
+            ("another tensor", |_, set| set.src[0].offset += 4096),
+            ("a cache of blocks", |_, set| {
+                (set.dst.dtype, set.dst.nb[0]) = (wire::TYPE_Q8_0, 34);
+            }),
+            ("some of the rows", |_, set| set.src[0].ne[1] = 1),
+            ("turned back", |turn, _| {
+                turn.kernel = wire::KERNEL_ROPE_BACK
+            }),
+        ];
+        for (what, change) in apart {
+            assert_eq!(with(change), None, "{what}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@
 use super::load;
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
+use crate::ops::copy::{check_indices, checked};
 use crate::ops::elementwise::same_shape;
 use crate::ops::math::{self, scalar};
 use crate::ops::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
@@ -373,18 +374,70 @@ pub fn rope(
             if view.shape.dtype.is_float() && view.shape.ne[0] >= rope.n_pairs() => {}
         _ => return Err(Error::Operand),
     }
-    let constants = Constants::new(&rope);
-    let n_tokens = dst.shape.ne[2];
+    turn(engine, &rope, dst, src, &positions, factors, None);
+    Ok(())
+}
+
+/// Rotates the pairs of each row, and puts it where its token's number says.
+///
+/// - `dst`: rows of heads (dimension 1) and cells (dimension 2)
+/// - `src`: f32, heads in dimension 1, tokens in dimension 2; positions; numbers of cells, one for each token
+///
+/// # Errors
+/// `Operand` unless source and result are floats with as long rows and as many heads, parameters and positions fit, and
+/// there is a number for each token; `Index` as [`check_indices`].
+pub fn rope_set_rows(
+    engine: &Engine,
+    rope: Rope,
+    dst: ViewMut<'_>,
+    [src, positions, ids]: &[Source<'_>; 3],
+) -> Result<()> {
+    let (view, positions, ids) = (src.apart()?, positions.apart()?, ids.apart()?);
+    let (n, s) = (dst.shape.ne, view.shape.ne);
+    let shapes = n[..2] == s[..2] && n[3] == 1 && s[3] == 1 && ids.shape.ne == [s[2], 1, 1, 1];
+    if !shapes || !dst.shape.dtype.is_float() || !view.shape.dtype.is_float() {
+        return Err(Error::Operand);
+    }
+    check(&rope, n[0], &positions, s[2])?;
+    check_indices(&ids, n[2])?;
+    turn(
+        engine,
+        &rope,
+        dst,
+        src,
+        &positions,
+        &Source::None,
+        Some(&ids),
+    );
+    Ok(())
+}
+
+/// The rows of `src`, rotated, in their places of `dst`, or with `cells` in those that these name. Operands have been
+/// checked.
+fn turn(
+    engine: &Engine,
+    rope: &Rope,
+    dst: ViewMut<'_>,
+    src: &Source<'_>,
+    positions: &View<'_>,
+    factors: &Source<'_>,
+    cells: Option<&View<'_>>,
+) {
+    let constants = &Constants::new(rope);
+    let n_tokens = match src {
+        Source::Apart(view) => view.shape.ne[2],
+        _ => dst.shape.ne[2],
+    };
     dst.for_parts(engine, |part| {
         let mut memory = hvx::filled::<{ 6 * CHUNK / 32 }>(hvx::splat_w(0));
         let [cosine, sine, a, b, y0, y1]: &mut [Chunk; 6] = bytemuck::cast_mut(&mut memory);
-        let mut table = Table {
+        let table = &mut Table {
             position: None,
             cosine,
             sine,
             chunks: [a, b, y0, y1],
         };
-        part.for_each_row(|row| {
+        let mut turn_row = |row: Row<'_>| {
             let mut position = [0; 4];
             let n_positions = if rope.sections.is_some() { 4 } else { 1 };
             for (i, position) in position.iter_mut().enumerate().take(n_positions) {
@@ -394,12 +447,24 @@ pub fn rope(
                 position,
                 row,
                 src,
-                rope: &rope,
-                constants: &constants,
-                table: &mut table,
+                rope,
+                constants,
+                table,
                 factors,
             });
-        });
+        };
+        let Some(cells) = cells else {
+            return part.for_each_row(turn_row);
+        };
+        for token in 0..n_tokens {
+            let cell = checked(cells.index(token, [0; 3]));
+            for head in 0..part.shape.ne[1] {
+                if let Some(mut row) = part.row([head, cell, 0]) {
+                    // Where it is read.
+                    row.at = [head, token, 0];
+                    turn_row(row);
+                }
+            }
+        }
     });
-    Ok(())
 }
