@@ -5,7 +5,7 @@ use hexagon_ops::wire::*;
 /// Bytes that each of the buffers must have at least.
 pub const BYTES: usize = 1 << 13;
 /// Kernels' numbers are below it.
-pub const KERNELS: u32 = KERNEL_POOL_2D + 1;
+pub const KERNELS: u32 = KERNEL_ROPE_SET_ROWS + 1;
 /// Types' numbers are below it.
 pub const TYPES: u32 = TYPE_MXFP4 + 1;
 
@@ -55,12 +55,20 @@ pub fn operation(kernel: u32, dtype: u32) -> TensorOp {
             f32(2, NE),
             [tensor(0, dtype, NE), f32(0, [32, 5, 1, 1]), ids],
         ),
-        KERNEL_ROPE | KERNEL_ROPE_BACK => {
+        KERNEL_ROPE | KERNEL_ROPE_BACK | KERNEL_ROPE_SET_ROWS => {
             (params[1], params[5], params[6], params[8]) =
                 (16, 1e4_f32.to_bits(), 1_f32.to_bits(), 1_f32.to_bits());
             (params[11], params[12], params[13]) = (3, 3, 2);
             let positions = tensor(1, TYPE_I32, [8, 1, 1, 1]);
-            (f32(2, NE), [tensor(0, dtype, NE), positions, none])
+            if kernel == KERNEL_ROPE_SET_ROWS {
+                let cells = tensor(1, TYPE_I32, [2, 1, 1, 1]);
+                (
+                    f32(2, [32, 3, 9, 1]),
+                    [tensor(0, dtype, NE), positions, cells],
+                )
+            } else {
+                (f32(2, NE), [tensor(0, dtype, NE), positions, none])
+            }
         }
         KERNEL_CONCAT => {
             params[0] = 1;
