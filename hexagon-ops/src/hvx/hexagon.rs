@@ -156,6 +156,19 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     }
 }
 
+/// Copies as many elements as both have. By vectors: the compiler's `memcpy` goes word by word. Inlined, or the compiler
+/// would find a `memcpy` in it.
+#[inline(always)]
+pub fn copy_f32(to: &mut [f32], from: &[f32]) {
+    let ((to, to_rest), (from, rest)) = (to.as_chunks_mut::<32>(), from.as_chunks::<32>());
+    for (to, from) in to.iter_mut().zip(from) {
+        store_f32(to, load_f32(from));
+    }
+    for (to, from) in to_rest.iter_mut().zip(rest) {
+        *to = *from;
+    }
+}
+
 /// Memory of `LINES` vectors, all `v`. Vector stores: the compiler's `memset` goes word by word.
 #[must_use]
 #[inline(always)]

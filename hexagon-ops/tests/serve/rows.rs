@@ -293,37 +293,39 @@ impl Rope {
     }
 }
 
+/// Heads of 64, without YaRN.
+const PLAIN: Rope = Rope {
+    n_dims: 64,
+    mode: 0,
+    first: 0,
+    base: 10000.0,
+    scale: 1.0,
+    ext: 0.0,
+    attn: 1.0,
+    n_ctx: 4096,
+};
+
 #[test]
 fn rope_turns_pairs_by_their_positions() {
     let mut rng = Rng::new();
     let mut bench = Bench::new();
-    let plain = Rope {
-        n_dims: 64,
-        mode: 0,
-        first: 0,
-        base: 10000.0,
-        scale: 1.0,
-        ext: 0.0,
-        attn: 1.0,
-        n_ctx: 4096,
-    };
     let yarn = Rope {
         scale: 0.25,
         ext: 1.0,
         attn: 1.2,
-        ..plain
+        ..PLAIN
     };
     for rope in [
-        plain,
+        PLAIN,
         Rope {
             n_dims: 34,
-            ..plain
+            ..PLAIN
         },
         Rope {
             n_dims: 20,
             first: 6,
             base: 1e6,
-            ..plain
+            ..PLAIN
         },
         yarn,
         Rope { ext: 0.5, ..yarn },
@@ -456,17 +458,7 @@ fn turned_rows_go_where_rows_that_are_set_go() {
                 dst: dense(turned, TYPE_F32, 4, [HEAD, HEADS, TOKENS, 1]),
                 ..bytemuck::Zeroable::zeroed()
             };
-            let plain = Rope {
-                n_dims: 64,
-                mode,
-                first: 0,
-                base: 10000.0,
-                scale: 1.0,
-                ext: 0.0,
-                attn: 1.0,
-                n_ctx: 4096,
-            };
-            op.params = plain.params();
+            op.params = Rope { mode, ..PLAIN }.params();
             op.src[0] = dense(x, TYPE_F32, 4, [HEAD, HEADS, TOKENS, 1]);
             op.src[1] = dense(positions, TYPE_I32, 4, [4 * TOKENS, 1, 1, 1]);
             let numbers = dense(cells, TYPE_I64, 8, [TOKENS, 1, 1, 1]);

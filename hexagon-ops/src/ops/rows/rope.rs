@@ -412,6 +412,12 @@ pub fn rope_set_rows(
     Ok(())
 }
 
+/// One copy of the code for both ways to find rows.
+#[inline(never)]
+fn run_row(kernel: RopeRow<'_, '_>) {
+    hvx::widest(kernel);
+}
+
 /// The rows of `src`, rotated, in their places of `dst`, or with `cells` in those that these name. Operands have been
 /// checked.
 fn turn(
@@ -443,7 +449,7 @@ fn turn(
             for (i, position) in position.iter_mut().enumerate().take(n_positions) {
                 *position = positions.index(row.at[1] + i * n_tokens, [0; 3]);
             }
-            hvx::widest(RopeRow {
+            run_row(RopeRow {
                 position,
                 row,
                 src,

@@ -13,7 +13,7 @@ const ONE_F16: u16 = 0x3c00;
 pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     let bytes = row.get(4 * k..4 * (k + out.len())).unwrap_or_default();
     match bytemuck::try_cast_slice::<u8, f32>(bytes) {
-        Ok(elems) if is_plain(shape) && elems.len() == out.len() => copy(out, elems),
+        Ok(elems) if is_plain(shape) && elems.len() == out.len() => hvx::copy_f32(out, elems),
         _ => convert_read(shape, row, k, out),
     }
 }
@@ -22,18 +22,6 @@ pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
 #[inline(always)]
 fn is_plain(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows()
-}
-
-/// Copies by vectors: a DSP's `memcpy` goes word by word where it knows no alignment.
-#[inline(always)]
-fn copy(out: &mut [f32], elems: &[f32]) {
-    let ((out, out_rest), (elems, rest)) = (out.as_chunks_mut::<32>(), elems.as_chunks::<32>());
-    for (out, elems) in out.iter_mut().zip(elems) {
-        hvx::store_f32(out, hvx::load_f32(elems));
-    }
-    for (out, elem) in out_rest.iter_mut().zip(rest) {
-        *out = *elem;
-    }
 }
 
 /// [`read`] for every type and stride: one copy of the code for all kernels.
@@ -129,7 +117,7 @@ pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     if is_plain(shape) {
         if let Some(bytes) = row.get_mut(4 * k..4 * (k + elems.len())) {
             match bytemuck::try_cast_slice_mut(bytes) {
-                Ok(out) => copy(out, elems),
+                Ok(out) => hvx::copy_f32(out, elems),
                 Err(_) => bytes.copy_from_slice(bytemuck::cast_slice(elems)),
             }
         }
