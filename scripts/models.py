@@ -14,7 +14,7 @@ from project import LOGS, MODELS, run
 
 def cached_name(source, suffix):
     """Where `source` in another format is kept. Files of the user are told apart by path, size and time."""
-    for known in (fetch.SMOLLM2, fetch.GEMMA3):
+    for known in (fetch.SMOLLM2, fetch.GEMMA3, fetch.TINYLLAMA):
         if source == known.file:
             return MODELS / f"{known.name}-{suffix}.gguf"
     status = source.stat()

@@ -1,6 +1,8 @@
 """What is fetched is checked: a damaged file is refused with both sums, and half a file is never taken for a whole one."""
 
 import hashlib
+import io
+import tarfile
 import tempfile
 import unittest
 import zipfile
@@ -69,6 +71,16 @@ class Fetch(unittest.TestCase):
             fetch.members(parts[:1], wrong, whole)
         self.assertIn(whole, str(problem.exception))
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), [self.wheel.name, "whole"])
+
+    def test_members_of_npm_archives_are_unpacked(self):
+        path = self.folder / "some-1.0.tgz"
+        with tarfile.open(path, "w:gz") as archive:
+            entry = tarfile.TarInfo("package/file")
+            entry.size = len(CONTENT)
+            archive.addfile(entry, io.BytesIO(CONTENT))
+        package = fetch.NpmPackage("some@1.0", path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+        dest = fetch.members([(package, "package/file"), (self.package, "some/file")], self.folder / "both")
+        self.assertEqual(dest.read_bytes(), CONTENT * 2)
 
     def test_llama_of_the_user_is_checked_and_not_changed(self):
         tree = self.folder / "llama.cpp"
