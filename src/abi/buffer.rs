@@ -99,6 +99,15 @@ pub unsafe extern "C" fn npu_buffer_set(
     size: usize,
 ) -> bool {
     // SAFETY: the caller promises it.
+    let to = unsafe { buffer.as_ref() };
+    let shared = guard("npu_buffer_set", None, || {
+        to?.0.shared_bytes(data.addr(), size)
+    });
+    if let Some(bytes) = shared {
+        // SAFETY: the caller promises it.
+        return unsafe { write(buffer, tensor, offset, size, Content::Bytes(&bytes)) };
+    }
+    // SAFETY: the caller promises it.
     let data = unsafe { Region::new(data.cast(), size) };
     let content = Content::Bytes(data.bytes(0, size));
     // SAFETY: the caller promises it.

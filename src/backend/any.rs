@@ -181,6 +181,12 @@ impl AnyBuffer {
         }
     }
 
+    /// The bytes at an address, if they lie in memory of this buffer's device that the CPU must not read unasked.
+    #[must_use]
+    pub fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>> {
+        self.hexagon()?.shared_bytes(address, bytes)
+    }
+
     /// Writes the bytes `[offset, offset + size)` of a tensor.
     ///
     /// # Errors

@@ -295,3 +295,35 @@ fn overlapping_operands_are_refused_before_the_device_sees_them() {
     layer.compute(&mut stream, 1);
     layer.check(&x);
 }
+
+/// ggml copies from memory that the CPU reads in place by writing what it finds there: a saved sequence was as old as the
+/// CPU's cache.
+#[test]
+fn a_cache_is_copied_as_the_dsp_left_it() {
+    let device = device();
+    let layer = Layer::new(&device);
+    let mut stream = Stream::new(Arc::clone(&device));
+    layer.write(&layer.x, &Numbers::new(3).floats(K * M));
+    layer.compute(&mut stream, 0);
+    let address = layer.memory.base() + layer.cache.packed_offset;
+    let other = HexBuffer::new(&device, 128, true).unwrap();
+    let mut want = vec![0; K * M * 2];
+    let copied = other.shared_bytes(address, want.len()).unwrap();
+    layer.memory.read(&layer.cache, 0, &mut want);
+    assert_eq!(copied, want);
+    assert!(want.iter().any(|byte| *byte != 0));
+    // What lies elsewhere, only partly inside, or is gone, is not the device's.
+    let weights = layer.weights.base();
+    let end = layer.memory.base() + 7 * K * M * 4;
+    let outside = [
+        (want.as_ptr().addr(), 8),
+        (end - 4, 8),
+        (weights, 8),
+        (address, usize::MAX),
+    ];
+    for (address, bytes) in outside {
+        assert_eq!(other.shared_bytes(address, bytes), None);
+    }
+    drop((stream, layer));
+    assert_eq!(other.shared_bytes(address, 8), None);
+}

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use hexagon_ops::layout::LINE_BYTES;
 
-use super::{Device, pack};
+use super::{Device, SharedBuffers, pack};
 use crate::device::hexagon::Buffer;
 use crate::error::Result;
 use crate::graph::{Place, Tensor};
@@ -32,6 +32,8 @@ pub struct HexBuffer {
     changes: Arc<AtomicU64>,
     /// Where weights may lie packed already.
     packs: Arc<Packs>,
+    /// All memory of the device that the CPU reads in place.
+    all_shared: SharedBuffers,
 }
 
 /// One packed tensor.
@@ -72,13 +74,34 @@ impl HexBuffer {
     /// # Errors
     /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
     pub fn new(device: &Device, bytes: usize, shared: bool) -> Result<Self> {
+        let memory = Arc::new(device.npu.allocate(bytes)?);
+        if shared {
+            let mut all = (device.shared.lock()).unwrap_or_else(PoisonError::into_inner);
+            all.retain(|buffer| buffer.strong_count() > 0);
+            all.push(Arc::downgrade(&memory));
+        }
         Ok(Self {
-            memory: Arc::new(device.npu.allocate(bytes)?),
+            memory,
             shared,
             packed: RwLock::default(),
             used_by_cpu: AtomicBool::new(false),
             changes: Arc::clone(&device.changes),
             packs: device.packs(),
+            all_shared: Arc::clone(&device.shared),
+        })
+    }
+
+    /// The bytes at an address, as the DSP left them, if they lie in memory that the device shares with the CPU.
+    ///
+    /// ggml copies from such memory by writing what it finds there, without asking for it. Caches are not shown to the CPU
+    /// when they change: what it would find is old.
+    #[must_use]
+    pub fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>> {
+        let all = (self.all_shared.lock()).unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).find_map(|memory| {
+            let start = address.checked_sub(memory.base())?;
+            let end = start.checked_add(bytes)?;
+            (end <= memory.bytes()).then(|| memory.read(start..end, <[u8]>::to_vec))
         })
     }
 

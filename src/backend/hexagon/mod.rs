@@ -2,14 +2,14 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use hexagon_ops::{ffi, sim};
 
 use crate::caps::{self, HexCaps};
 use crate::config::{Config, Repack, SimChip};
-use crate::device::hexagon::{HexNpu, Serving, Settings};
+use crate::device::hexagon::{Buffer, HexNpu, Serving, Settings};
 use crate::error::{Error, Result};
 use crate::graph::{Operation, Tensor};
 use crate::packfile::Packs;
@@ -42,7 +42,11 @@ pub struct Device {
     changes: Arc<AtomicU64>,
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
+    shared: SharedBuffers,
 }
+
+/// The memory that a device shares with the CPU, as long as it is there.
+type SharedBuffers = Arc<Mutex<Vec<Weak<Buffer>>>>;
 
 /// What a device is opened with.
 #[derive(Clone, Copy, Debug)]
@@ -190,6 +194,7 @@ impl Device {
             changes: Arc::default(),
             packs: OnceLock::new(),
             trace,
+            shared: SharedBuffers::default(),
         })
     }
 
