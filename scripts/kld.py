@@ -62,6 +62,13 @@ class Row(NamedTuple):
     limit: float
 
 
+class Run(NamedTuple):
+    """What differs between the runs of a format on a device."""
+
+    env: dict
+    args: tuple = ()
+
+
 class Setup(NamedTuple):
     """What is the same in all runs."""
 
@@ -77,8 +84,8 @@ def perplexity(model, setup, name, env, *args):
     return log.read_text(encoding="utf-8", errors="replace")
 
 
-def divergence(model, base, setup, name, env):
-    text = perplexity(model, setup, name, env, "--kl-divergence-base", base, "--kl-divergence")
+def divergence(model, base, setup, name, env, *args):
+    text = perplexity(model, setup, name, env, "--kl-divergence-base", base, "--kl-divergence", *args)
     found = [re.search(pattern, text) for pattern in
              (r"Mean\s+KLD:\s+(\S+)\s+\S+\s+(\S+)", r"Same top p:\s+(\S+)", r"Mean PPL\(Q\)\s*:\s+(\S+)")]
     if not all(found):
@@ -86,8 +93,8 @@ def divergence(model, base, setup, name, env):
     return Result(*(float(number) for match in found for number in match.groups()))
 
 
-def measure(kind, setup, device_envs):
-    """One row of the table for each name and environment in `device_envs`."""
+def measure(kind, setup, runs):
+    """One row of the table for each name and Run in `runs`."""
     folder = TARGET / "kld"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f"{kind}-") as temp:
@@ -97,8 +104,8 @@ def measure(kind, setup, device_envs):
                    fetch.text(), "--kl-divergence-base", base)
         model = models.variant(kind, setup.source)
         cpu = divergence(model, base, setup, f"{kind}-cpu", cpu_env())
-        for name, env in device_envs.items():
-            device = divergence(model, base, setup, f"{kind}-device", env)
+        for name, (env, args) in runs.items():
+            device = divergence(model, base, setup, f"{kind}-device", env, *args)
             limit = limit_of(kind, env["GGML_RUST_NPU_SIM"], setup.ubatch) if name == kind else None
             yield Row(name, device, cpu, limit)
 
@@ -123,19 +130,22 @@ def arguments():
     parser.add_argument("--model", choices=MODELS, help="a fetched model (MODEL of the environment, or smollm2)")
     parser.add_argument("-ub", "--ubatch", type=int, default=CHUNK_TOKENS, help="tokens computed at a time (512)")
     parser.add_argument("--chip", default=project.SIMULATED, help=f"the chip to simulate ({project.SIMULATED})")
+    parser.add_argument("-fa", "--flash-attn", help="on, off or on,off: a row for each")
     parser.add_argument("--rules", help="GGML_RUST_NPU_RULES, such as blk=int4")
     parser.add_argument("--calibration", help="values of GGML_RUST_NPU_CALIBRATION, with commas; a row for each")
     return parser.parse_args()
 
 
-def device_envs(kind, args):
-    """The environments to measure a format in, by the name of their row."""
+def device_runs(kind, args):
+    """The runs of a format, by the name of their row."""
     settings = {"GGML_RUST_NPU_SIM": args.chip}
     if args.rules:
         settings["GGML_RUST_NPU_RULES"] = args.rules
+    if args.flash_attn:
+        return {f"{kind} -fa {value}": Run(cpu_env(**settings), ("-fa", value)) for value in args.flash_attn.split(",")}
     if not args.calibration:
-        return {f"{kind} {args.rules}" if args.rules else kind: cpu_env(**settings)}
-    return {f"{kind} {method}": cpu_env(**settings, GGML_RUST_NPU_CALIBRATION=method)
+        return {f"{kind} {args.rules}" if args.rules else kind: Run(cpu_env(**settings))}
+    return {f"{kind} {method}": Run(cpu_env(**settings, GGML_RUST_NPU_CALIBRATION=method))
             for method in args.calibration.split(",")}
 
 
@@ -146,7 +156,7 @@ def main():
     print(header(setup))
     failed = []
     for kind in args.formats or [*FORMATS, *MORE]:
-        for row in measure(kind, setup, device_envs(kind, args)):
+        for row in measure(kind, setup, device_runs(kind, args)):
             print(line(row), flush=True)
             if row.limit and row.device.divergence > row.limit:
                 failed.append(row.kind)

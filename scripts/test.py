@@ -201,11 +201,20 @@ def ops(tally, chip, floors, *args, what="", **settings):
 
 def step_e2e(tally):
     """tests/e2e, one file after the other."""
+    end_to_end(tally, "test_*.py")
+
+
+def step_long(tally):
+    """Those of tests/e2e that take longer: more models, more text."""
+    end_to_end(tally, "long_*.py")
+
+
+def end_to_end(tally, pattern):
     folder = ROOT / "tests" / "e2e"
     sys.path.insert(0, str(folder))
     fetch.model()
     fetch.text()
-    for file in sorted(folder.glob("test_*.py")):
+    for file in sorted(folder.glob(pattern)):
         began = time.monotonic()
         suite = unittest.defaultTestLoader.loadTestsFromName(file.stem)
         result = unittest.TestResult()
@@ -234,7 +243,7 @@ STEPS = {
 }
 
 # Not part of `make test`: too long for it.
-EXTRA_STEPS = {"all-ops": step_all_ops}
+EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long}
 
 
 def main():

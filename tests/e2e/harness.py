@@ -1,6 +1,7 @@
 """What the end-to-end tests share: running the programs of the patched llama.cpp, and asking its server."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -55,16 +56,16 @@ class Case(unittest.TestCase):
     def model(self):
         return models.variant(KIND)
 
-    def run_tool(self, name, *args, env, timeout=TIMEOUT_S):
+    def run_tool(self, name, *args, env, timeout=TIMEOUT_S, cwd=None):
         """Runs a program to its end. Dying of a signal (an abort, a crash) or not ending fails the test."""
-        return self.run_command(name, [binary(name), *args], env, timeout)
+        return self.run_command(name, [binary(name), *args], env, timeout, cwd)
 
-    def run_command(self, name, command, env, timeout=TIMEOUT_S):
+    def run_command(self, name, command, env, timeout=TIMEOUT_S, cwd=None):
         """As run_tool, for a program behind a command line of its own."""
         command = [str(arg) for arg in command]
         try:
             done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.PIPE, timeout=timeout)
+                                  stderr=subprocess.PIPE, timeout=timeout, cwd=cwd)
         except subprocess.TimeoutExpired:
             self.fail(f"{name} still ran after {timeout} s: {' '.join(command)}")
         result = Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
@@ -72,9 +73,9 @@ class Case(unittest.TestCase):
             self.fail(f"{name} died of {signal.Signals(-result.code).name}: {result.log[-2000:]}")
         return result
 
-    def succeed(self, name, *args, env, timeout=TIMEOUT_S):
+    def succeed(self, name, *args, env, timeout=TIMEOUT_S, cwd=None):
         """Runs a program that must end with code 0."""
-        done = self.run_tool(name, *args, env=env, timeout=timeout)
+        done = self.run_tool(name, *args, env=env, timeout=timeout, cwd=cwd)
         self.assertEqual(done.code, 0, f"{name} failed: {done.all[-2000:]}")
         return done
 
@@ -84,11 +85,19 @@ class Case(unittest.TestCase):
                              "--temp", 0, "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off",
                              *PLAIN_LOG, *args, env=env)
 
-    def complete(self, prompt, n_predict, env, *args):
+    def complete(self, prompt, n_predict, env, *args, model=None):
         """Greedy text from llama-completion."""
-        done = self.try_complete(prompt, n_predict, env, *args)
+        done = self.try_complete(prompt, n_predict, env, *args, model=model)
         self.assertEqual(done.code, 0, f"llama-completion failed: {done.all[-2000:]}")
         return done
+
+    def assert_one_split(self, env, device, *args, model=None):
+        """All of a decode graph but the lookup of the embedding is one split, on `device`."""
+        log = self.complete("Once upon a time", 3, dict(env, GGML_SCHED_DEBUG="2"), *args, "-v", model=model).log
+        graphs = re.split(r"(?=## SPLIT #0: )", log)[1:]
+        self.assertGreater(len(graphs), 1)
+        splits = re.findall(r"^.*## SPLIT #\d+: (\w+)", graphs[-1], re.M)
+        self.assertEqual(splits, ["CPU", device])
 
 
 def free_port():

@@ -18,7 +18,7 @@ class Divergence(Case):
         print(kld.header(setup))
         for kind in kinds:
             with self.subTest(f"{chip} {kind}"):
-                [row] = kld.measure(kind, setup, {kind: device_env(chip)})
+                [row] = kld.measure(kind, setup, {kind: kld.Run(device_env(chip))})
                 print(kld.line(row), flush=True)
                 self.assertLessEqual(row.device.divergence, row.limit)
                 # A divergence of nothing from itself would pass any limit.

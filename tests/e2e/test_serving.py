@@ -1,0 +1,151 @@
+"""llama.cpp's programs keep and move what they know of a text on the Hexagon device: many requests at once, prompt cache,
+context shift, saved slots and states.
+
+Texts are compared with what the same device says without the feature. Where that computes with other batches, whose
+products are rounded elsewhere, two texts may part at tokens that are as likely as each other.
+"""
+
+import re
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from harness import HEXAGON, KIND, Case, cpu_env, device_env, server
+
+import fetch
+import models
+
+TOKENS = 24
+
+# One question on each side of a tie: twice the largest difference of a logit that 8-bit activations were seen to make.
+TIE = 0.5
+
+SUBJECTS = ["the sea", "a clock", "an old friend", "bread", "the winter", "music", "a long road", "mathematics"]
+PROMPTS = [f"A short essay about {subject}, with an example from everyday life.\n\n" for subject in SUBJECTS]
+
+# Whoever has read it knows how it goes on, for as long as its own words are in the context.
+COUNTING = "one two three four five six seven eight nine ten " * 16
+
+
+def env(**settings):
+    return device_env(HEXAGON, **settings)
+
+
+def ask(running, prompt, n_predict=TOKENS, **options):
+    """The server's whole answer: greedy text, with the likeliest tokens at each place."""
+    return running.post("/completion", {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "seed": 1,
+                                        "ignore_eos": True, "n_probs": 5, **options})
+
+
+def places(answer):
+    """For each place of an answer, its token and the logarithms of what was likely there."""
+    return [(place["id"], {likely["id"]: likely["logprob"] for likely in place["top_logprobs"]})
+            for place in answer["completion_probabilities"]]
+
+
+class Serving(Case):
+    def assert_same_or_tied(self, want, answer):
+        """Whether the texts are the same; fails if they part at a token that is not as likely as the other."""
+        self.assertEqual(len(places(want)), len(places(answer)))
+        for (token, likely), (other, others) in zip(places(want), places(answer)):
+            if token != other:
+                self.assertIn(other, likely)
+                self.assertIn(token, others)
+                self.assertLess(likely[token] - likely[other], TIE)
+                self.assertLess(others[other] - others[token], TIE)
+                return False
+        return True
+
+    def test_eight_requests_at_once(self):
+        with server(self.model(), env(), "-c", 1024, "-np", 8, "-kvu", name="hexagon-eight") as running:
+            single = [ask(running, prompt, cache_prompt=False) for prompt in PROMPTS]
+            with ThreadPoolExecutor(len(PROMPTS)) as pool:
+                together = list(pool.map(lambda prompt: ask(running, prompt, cache_prompt=False), PROMPTS))
+        self.assertEqual(len({answer["id_slot"] for answer in together}), len(PROMPTS))
+        same = [self.assert_same_or_tied(*pair) for pair in zip(single, together)]
+        print(f"{sum(same)} of {len(same)} texts are those of single requests, the others part at a tie")
+        self.assertTrue(any(same))
+
+    def test_a_prompt_is_computed_once(self):
+        """What a slot has read is used again, and comes back from the server's memory when another text was between."""
+        with server(self.model(), env(), "-c", 512, "-np", 1, name="hexagon-prompts") as running:
+            first = ask(running, PROMPTS[0])
+            longer = PROMPTS[0] + first["content"] + "\n\n"
+            fresh = ask(running, longer, cache_prompt=False)
+            ask(running, PROMPTS[1])
+            again = ask(running, longer)
+            ask(running, PROMPTS[2])
+            back = ask(running, longer)
+        read = fresh["timings"]["prompt_n"]
+        self.assertEqual(fresh["timings"]["cache_n"], 0)
+        for answer in again, back:
+            self.assertGreater(answer["timings"]["cache_n"], read // 2)
+            self.assertEqual(answer["timings"]["cache_n"] + answer["timings"]["prompt_n"], read)
+            self.assert_same_or_tied(fresh, answer)
+
+    def test_context_shift(self):
+        for cache in "f16", "q8_0":
+            with self.subTest(cache):
+                options = ["-c", 256, "-np", 1, "-fa", "on", "-ctk", cache, "-ctv", cache, "--context-shift"]
+                texts = {}
+                for name, where in {"device": env(), "CPU": cpu_env()}.items():
+                    with server(self.model(), where, *options, name=f"shift-{name}") as running:
+                        texts[name] = ask(running, COUNTING, 120)
+                self.assertTrue(texts["device"]["truncated"])
+                self.assertEqual(texts["device"]["timings"]["predicted_n"], 120)
+                self.assertEqual(texts["device"]["content"], texts["CPU"]["content"])
+                self.assertIn("seven eight nine", texts["device"]["content"][-100:])
+
+    def test_a_saved_slot_goes_on_with_the_same_text(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def running(name, **settings):
+                return server(self.model(), env(**settings), "-c", 512, "-np", 2, "--slot-save-path", folder, name=name)
+
+            with running("hexagon-save") as first:
+                begun = PROMPTS[3] + ask(first, PROMPTS[3], id_slot=0)["content"]
+                saved = first.post("/slots/0?action=save", {"filename": "slot"})
+                self.assertGreater((Path(folder) / "slot").stat().st_size, 0)
+                want = ask(first, begun, id_slot=0)
+                restored = first.post("/slots/1?action=restore", {"filename": "slot"})
+                self.assertEqual(restored["n_restored"], saved["n_saved"])
+                beside = ask(first, begun, id_slot=1)
+            # Another process, in which each side sees only what it was shown.
+            with running("hexagon-restore", GGML_RUST_NPU_SIM_COHERENCE="strict") as second:
+                second.post("/slots/0?action=restore", {"filename": "slot"})
+                later = ask(second, begun, id_slot=0)
+        for answer in want, beside, later:
+            self.assertGreater(answer["timings"]["cache_n"], answer["timings"]["prompt_n"])
+            self.assertEqual(answer["timings"]["cache_n"], want["timings"]["cache_n"])
+            self.assertEqual(answer["content"], want["content"])
+
+    def test_saved_states(self):
+        """Upstream's own test. Copies of a cache on the device were as old as what the CPU saw of it."""
+        # It leaves a file where it runs.
+        with tempfile.TemporaryDirectory() as folder:
+            done = self.succeed("test-save-load-state", "-m", self.model(), "-ngl", 99, "-n", 4, "-b", 64, cwd=folder,
+                                env=env(GGML_RUST_NPU_SIM_COHERENCE="strict"))
+        self.assertEqual(len(re.findall("^PASS$", done.out, re.M)), 8)
+
+    def test_a_state_is_restored_into_a_fragmented_cache(self):
+        done = self.succeed("test-state-restore-fragmented", "-m", self.model(), "-ngl", 99,
+                            env=env(GGML_RUST_NPU_SIM_COHERENCE="strict"))
+        self.assertIn("SUCCESS", done.all)
+
+    def test_bench_with_both_kinds_of_attention(self):
+        shown = self.succeed("llama-bench", "-m", models.variant("Q4_0"), "-fa", "0,1", "-p", 64, "-n", 4, "-r", 1, "-o",
+                             "jsonl", env=env()).out
+        for attention in 0, 1:
+            rates = re.findall(rf'"flash_attn": {attention},.*"avg_ts": ([\d.]+)', shown)
+            self.assertEqual(len(rates), 2, shown)
+            self.assertGreater(min(map(float, rates)), 0)
+
+    def test_perplexity_with_both_kinds_of_attention(self):
+        def of(where, attention):
+            shown = self.succeed("llama-perplexity", "-m", models.variant(KIND), "-f", fetch.text(), "-c", 256, "--chunks",
+                                 1, "-fa", attention, env=where).all
+            return float(re.search(r"Final estimate: PPL = ([\d.]+)", shown).group(1))
+
+        exact = of(cpu_env(), "on")
+        for attention in "off", "on":
+            # The CPU quantizes activations to 8 bits, the device's products are FP16.
+            self.assertAlmostEqual(of(env(), attention) / exact, 1, delta=0.01)
