@@ -24,7 +24,10 @@ SUBJECTS = ["the sea", "a clock", "an old friend", "bread", "the winter", "music
 PROMPTS = [f"A short essay about {subject}, with an example from everyday life.\n\n" for subject in SUBJECTS]
 
 # Whoever has read it knows how it goes on, for as long as its own words are in the context.
-COUNTING = "one two three four five six seven eight nine ten " * 16
+COUNTING = "one two three four five six seven eight nine ten "
+
+# The stand-in computes on the thread that waits for it; others only look up embeddings.
+SMALL = ["-t", 1]
 
 
 def env(**settings):
@@ -57,7 +60,7 @@ class Serving(Case):
         return True
 
     def test_eight_requests_at_once(self):
-        with server(self.model(), env(), "-c", 1024, "-np", 8, "-kvu", name="hexagon-eight") as running:
+        with server(self.model(), env(), *SMALL, "-c", 1024, "-np", 8, "-kvu", name="hexagon-eight") as running:
             single = [ask(running, prompt, cache_prompt=False) for prompt in PROMPTS]
             with ThreadPoolExecutor(len(PROMPTS)) as pool:
                 together = list(pool.map(lambda prompt: ask(running, prompt, cache_prompt=False), PROMPTS))
@@ -68,7 +71,7 @@ class Serving(Case):
 
     def test_a_prompt_is_computed_once(self):
         """What a slot has read is used again, and comes back from the server's memory when another text was between."""
-        with server(self.model(), env(), "-c", 512, "-np", 1, name="hexagon-prompts") as running:
+        with server(self.model(), env(), *SMALL, "-c", 512, "-np", 1, name="hexagon-prompts") as running:
             first = ask(running, PROMPTS[0])
             longer = PROMPTS[0] + first["content"] + "\n\n"
             fresh = ask(running, longer, cache_prompt=False)
@@ -84,22 +87,24 @@ class Serving(Case):
             self.assert_same_or_tied(fresh, answer)
 
     def test_context_shift(self):
+        """Half of what a full context holds is thrown away, and the keys of the rest are rotated to their new places.
+
+        Without the first tokens the model cannot go on, on no device.
+        """
         for cache in "f16", "q8_0":
             with self.subTest(cache):
-                options = ["-c", 256, "-np", 1, "-fa", "on", "-ctk", cache, "-ctv", cache, "--context-shift"]
-                texts = {}
-                for name, where in {"device": env(), "CPU": cpu_env()}.items():
-                    with server(self.model(), where, *options, name=f"shift-{name}") as running:
-                        texts[name] = ask(running, COUNTING, 120)
-                self.assertTrue(texts["device"]["truncated"])
-                self.assertEqual(texts["device"]["timings"]["predicted_n"], 120)
-                self.assertEqual(texts["device"]["content"], texts["CPU"]["content"])
-                self.assertIn("seven eight nine", texts["device"]["content"][-100:])
+                with server(self.model(), env(), *SMALL, "-c", 256, "-np", 1, "-fa", "on", "-ctk", cache, "-ctv", cache,
+                            "--context-shift", name=f"hexagon-shift-{cache}") as running:
+                    answer = ask(running, (COUNTING * 16).strip(), 150, n_keep=4)
+                self.assertTrue(answer["truncated"])
+                self.assertGreater(answer["timings"]["prompt_n"] + 150, 256 + 50)
+                self.assertTrue((COUNTING * 20).startswith(answer["content"].lstrip()), answer["content"])
 
     def test_a_saved_slot_goes_on_with_the_same_text(self):
         with tempfile.TemporaryDirectory() as folder:
             def running(name, **settings):
-                return server(self.model(), env(**settings), "-c", 512, "-np", 2, "--slot-save-path", folder, name=name)
+                return server(self.model(), env(**settings), *SMALL, "-c", 512, "-np", 2, "--slot-save-path", folder,
+                              name=name)
 
             with running("hexagon-save") as first:
                 begun = PROMPTS[3] + ask(first, PROMPTS[3], id_slot=0)["content"]
