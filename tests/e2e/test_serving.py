@@ -17,7 +17,8 @@ import models
 
 TOKENS = 24
 
-# One question on each side of a tie: twice the largest difference of a logit that 8-bit activations were seen to make.
+# Two tokens count as equally likely if the logarithms of their probabilities differ by less. One row at a time has
+# activations of 8 bits, several rows have FP16.
 TIE = 0.5
 
 SUBJECTS = ["the sea", "a clock", "an old friend", "bread", "the winter", "music", "a long road", "mathematics"]
