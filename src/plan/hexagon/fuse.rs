@@ -165,6 +165,9 @@ mod tests {
         );
     }
 
+    /// What makes a rotation and what follows different.
+    type Change = fn(&mut TensorOp, &mut TensorOp);
+
     #[test]
     fn turned_heads_go_to_the_cache() {
         let heads = wire::Tensor {
@@ -209,13 +212,13 @@ mod tests {
         );
         assert_eq!((fused.dst.buffer, fused.dst.offset), (9, 512));
 
-        let with = |change: fn(&mut TensorOp, &mut TensorOp)| {
+        let with = |change: Change| {
             let (mut turn, mut set) = (turn, set);
             change(&mut turn, &mut set);
             fuse(&turn, &set)
         };
         assert!(with(|_, _| ()).is_some());
-        let apart: [(&str, fn(&mut TensorOp, &mut TensorOp)); 5] = [
+        let apart: [(&str, Change); 5] = [
             ("frequency factors", |turn, _| turn.src[2] = rows(G)),
             ("another tensor", |_, set| set.src[0].offset += 4096),
             ("a cache of blocks", |_, set| {

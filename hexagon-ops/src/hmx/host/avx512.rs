@@ -82,8 +82,8 @@ mod tests {
                 let halves: &mut [u16; 64] = bytemuck::cast_mut::<Line, _>(line);
                 for half in halves {
                     state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
-                    // Magnitudes 2^-11 to 2, both signs.
-                    *half = (state >> 16) as u16 & 0x8fff | 0x1000 | (state >> 2) as u16 & 0x2000;
+                    // Exponents from -11 to 0, both signs.
+                    *half = (state >> 16) as u16 & 0xafff | 0x1000;
                 }
             }
             tile
