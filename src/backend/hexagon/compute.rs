@@ -191,18 +191,7 @@ impl Stream {
             return Ok(());
         }
         self.nodes = 0;
-        let current = &self.current;
-        let cost = current.cost();
-        log::debug!(
-            "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products, {:.0} us in all",
-            self.device.name(),
-            current.len(),
-            cost.weight_packets,
-            cost.weight_bytes,
-            cost.tile_products,
-            cost.microseconds(self.device.npu.caps(), self.device.npu.info().threads)
-        );
-        let result = current.run(&self.device.npu, self.device.trace.as_ref());
+        let result = run(&self.device, &self.current);
         if graph != 0 && result.is_ok() && !self.current.once {
             self.remember(graph);
         }
@@ -240,7 +229,7 @@ impl Stream {
         if let Err(error) = submission.record(&self.device.npu) {
             log::debug!("{}: a graph stays in the ring: {error}", self.device.name());
         }
-        Some(submission.run(&self.device.npu, self.device.trace.as_ref()))
+        Some(run(&self.device, submission))
     }
 
     /// Fills in where the operands are, the result first; returns the buffers.
@@ -279,6 +268,23 @@ impl Stream {
         }
         Ok(buffers)
     }
+}
+
+/// Has the device carry a graph out.
+fn run(device: &Device, graph: &Submission) -> std::result::Result<(), Failed> {
+    if log::log_enabled!(log::Level::Debug) {
+        let cost = graph.cost();
+        log::debug!(
+            "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products, {:.0} us in all",
+            device.name(),
+            graph.len(),
+            cost.weight_packets,
+            cost.weight_bytes,
+            cost.tile_products,
+            cost.microseconds(device.npu.caps(), device.npu.info().threads)
+        );
+    }
+    graph.run(&device.npu, device.trace.as_ref())
 }
 
 /// Buffers of a command: the result's, which stands for operands that are not there, and the sources'.
