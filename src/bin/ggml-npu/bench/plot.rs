@@ -93,25 +93,21 @@ fn draw_panel<'a>(
             .iter()
             .flat_map(|line| line.npu.iter().chain(&line.cpu))
     };
-    let ends = |of: fn(&(f64, f64)) -> f64| {
+    let ends = |of: fn(&(f64, f64)) -> f64, room: f64| {
         let low = points().map(of).fold(f64::INFINITY, f64::min);
         let high = points().map(of).fold(0.0, f64::max);
-        // Some room, and an axis even if there is no point.
-        if high > 0.0 {
-            low * 0.8..high * 1.25
-        } else {
-            1.0..10.0
-        }
+        // An axis even if there is no point.
+        let (low, high) = if high > 0.0 { (low, high) } else { (1.0, 10.0) };
+        low * 0.8..high * room
     };
+    // The lines' names are to the right of them.
+    let (m, gops) = (ends(|point| point.0, 4.0), ends(|point| point.1, 1.25));
     let mut chart = ChartBuilder::on(panel)
         .caption(title, (FONT, 16))
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(70)
-        .build_cartesian_2d(
-            ends(|point| point.0).log_scale(),
-            ends(|point| point.1).log_scale(),
-        )?;
+        .build_cartesian_2d(m.log_scale(), gops.log_scale())?;
     (chart.configure_mesh())
         .label_style((FONT, 12))
         .x_desc("M: rows of activations")
@@ -133,7 +129,7 @@ fn draw_panel<'a>(
         )?;
     }
     (chart.configure_series_labels())
-        .position(SeriesLabelPosition::LowerRight)
+        .position(SeriesLabelPosition::MiddleRight)
         .label_font((FONT, 12))
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)

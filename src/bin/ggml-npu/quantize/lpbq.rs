@@ -279,7 +279,7 @@ mod tests {
                 have += error(&x, &q8_0(&Row::quantize(&x, block, None)), &ones);
                 want += error(&x, &by_definition(&x, block), &ones);
             }
-            // With these numbers LESS.
+            // A search that did no more than the definition would give 1.
             assert!(
                 have < 0.95 * want && have > 0.2 * want,
                 "{block}: {}",
