@@ -86,7 +86,7 @@ pub struct Config {
     pub rules: Rules,
     /// `GGML_RUST_NPU_CALIBRATION`: how INT4 weights are clipped.
     pub calibration: Method,
-    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's. See [`Self::min_m`].
+    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's; the method of this name knows the file, too.
     pub min_m: Option<usize>,
     /// `GGML_RUST_NPU_CONFIG`: what the file of settings says.
     pub settings: Settings,

@@ -12,7 +12,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::{MIN_M_MAX, PREFIX};
+use super::MIN_M_MAX;
 use crate::caps;
 use crate::error::{Error, Result};
 
@@ -148,7 +148,6 @@ fn min_m(line: &str) -> std::result::Result<(&'static str, bool, usize), (String
 }
 
 fn wrong(path: &Path, reason: String, allowed: String) -> Error {
-    debug_assert!(VARIABLE.starts_with(PREFIX), "one of ours");
     Error::Config {
         variable: VARIABLE,
         value: path.display().to_string(),

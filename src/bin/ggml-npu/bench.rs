@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::Args as ClapArgs;
-use ggml_rust_npu::backend::{self, AnyDevice, Limit};
+use ggml_rust_npu::backend::{self, AnyDevice};
 use ggml_rust_npu::config::Config;
 use ggml_rust_npu::config::settings::Settings;
 
@@ -314,9 +314,4 @@ fn random(seed: u64, n: usize) -> Vec<f32> {
         f32::from(high) / 32768.0 - 1.0
     };
     std::iter::repeat_with(next).take(n).collect()
-}
-
-/// Nothing but what the limit says, for a device that has none.
-fn share(limit: Option<Limit>, ops: f64, nanoseconds: f64) -> Option<f64> {
-    limit.map(|limit| limit.least_ns(ops) / nanoseconds)
 }

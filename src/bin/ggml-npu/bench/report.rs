@@ -7,7 +7,6 @@ use ggml_rust_npu::backend::{AnyDevice, Limit};
 use serde::Serialize;
 
 use super::cpu::Time;
-use super::share;
 use crate::quantize::Format;
 
 /// All of it.
@@ -104,7 +103,7 @@ impl Row {
             microseconds: ns / 1e3,
             gb_per_s: limit.map_or(0.0, |limit| limit.weight_bytes as f64 / ns),
             gops: ops / ns,
-            share: share(limit, ops, ns),
+            share: limit.map(|limit| limit.least_ns(ops) / ns),
             bound: if is_memory { "memory" } else { "arithmetic" },
             cpu_microseconds: cpu.map(|time| time.microseconds),
         }
