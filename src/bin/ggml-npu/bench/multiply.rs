@@ -161,6 +161,7 @@ impl<'a> Weights<'a> {
             let mut node = Node {
                 operation,
                 out: RegionMut::from(result),
+                feeds_next: false,
             };
             let start = Instant::now();
             stream.push(&mut node, homes, *graph)?;

@@ -51,7 +51,10 @@ impl Rotation {
             let (row, column) = ((i / rest) as f64, (i % rest) as f64);
             let angle = std::f64::consts::PI * (2.0 * column + 1.0) * row / (2.0 * rest as f64);
             let norm = if row == 0.0 { 1.0 } else { 2.0 };
-            ((norm / rest as f64).sqrt() * angle.cos()) as f32
+            // CAST: rounded to the weights' own precision.
+            #[expect(clippy::cast_possible_truncation, reason = "see above")]
+            let rounded = ((norm / rest as f64).sqrt() * angle.cos()) as f32;
+            rounded
         };
         let mut state = seed;
         let sign = |_| {
