@@ -288,7 +288,7 @@ mod tests {
         let size = rotation.signs.len();
         let rest = size / rotation.power;
         let hadamard = |i: usize, j: usize| {
-            let sign = if (i & j).count_ones() % 2 == 0 {
+            let sign = if (i & j).count_ones().is_multiple_of(2) {
                 1.0
             } else {
                 -1.0
