@@ -162,20 +162,21 @@ mod tests {
     use super::*;
 
     /// Numbers whose size differs from block to block, by up to `spread` powers of two.
-    fn numbers(seed: u32, n: usize, spread: f32) -> Vec<f32> {
+    #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
+    fn numbers(seed: u32, n: usize, spread: f64) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
         let mut uniform = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            f32::from(u16::try_from(state >> 16).unwrap()) / 32768.0 - 1.0
+            f64::from(state >> 8) / f64::from(1 << 23) - 1.0
         };
         let mut size = 1.0;
-        let number = |i: usize| {
+        let mut number = |i: usize| {
             if i.is_multiple_of(16) {
                 size = (uniform() * spread).exp2();
             }
-            uniform() * uniform() * size
+            (uniform() * uniform() * size) as f32
         };
-        (0..n).map(number).collect()
+        (0..n).map(&mut number).collect()
     }
 
     /// Values of blocks of Q8_0 and Q4_0, as ggml defines them.
