@@ -8,14 +8,18 @@ use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, Fault, parse_faults};
 
+use self::settings::Settings;
 use crate::caps::{self, HexCaps, RkCaps};
 use crate::error::{Error, Result};
 use crate::rules::{self, Rules};
 
+pub mod settings;
+
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables, without prefix.
-const VARIABLES: [&str; 19] = [
+const VARIABLES: [&str; 20] = [
+    "CONFIG",
     "SIM",
     "DEVICES",
     "LOG",
@@ -82,8 +86,10 @@ pub struct Config {
     pub rules: Rules,
     /// `GGML_RUST_NPU_CALIBRATION`: how INT4 weights are clipped.
     pub calibration: Method,
-    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's.
-    pub min_m: usize,
+    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's; the method of this name knows the file, too.
+    pub min_m: Option<usize>,
+    /// `GGML_RUST_NPU_CONFIG`: what the file of settings says.
+    pub settings: Settings,
     /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed.
     pub keep: bool,
     /// `GGML_RUST_NPU_PACK`: a pack file, or a folder of them, that weights may come from.
@@ -129,11 +135,11 @@ impl Config {
             min_m(get("GGML_RUST_NPU_MIN_M"))?,
             keep(get("GGML_RUST_NPU_KEEP"))?,
         );
-        if min_m > 1 && !keep {
+        if let (Some(rows @ 2..), false) = (min_m, keep) {
             return Err(Error::Config {
                 variable: "GGML_RUST_NPU_KEEP",
                 value: "off".into(),
-                reason: format!("the CPU reads what is kept, and GGML_RUST_NPU_MIN_M={min_m}"),
+                reason: format!("the CPU reads what is kept, and GGML_RUST_NPU_MIN_M={rows}"),
                 allowed: "on, or GGML_RUST_NPU_MIN_M=1".into(),
             });
         }
@@ -146,6 +152,7 @@ impl Config {
             rules: rules(get("GGML_RUST_NPU_RULES"))?,
             calibration: calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
             min_m,
+            settings: Settings::read(&lookup)?,
             keep,
             pack: get("GGML_RUST_NPU_PACK").map(PathBuf::from),
             pack_full: pack_verify(get("GGML_RUST_NPU_PACK_VERIFY"))?,
@@ -172,6 +179,26 @@ impl Config {
             coherence: coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
             sim_api_version: get("GGML_RUST_NPU_SIM_API_VERSION"),
         })
+    }
+}
+
+impl Config {
+    /// The fewest rows that a chip multiplies: as the environment says, or the file of settings, or [`caps::MIN_M`].
+    #[must_use]
+    pub fn min_m(&self, chip: &str) -> usize {
+        if let Some(rows) = self.min_m {
+            return rows;
+        }
+        let rows = self.settings.min_m(chip, !self.sim.is_empty());
+        match rows {
+            Some(rows @ 2..) if !self.keep => {
+                log::warn!(
+                    "min_m.{chip} = {rows} has no effect: GGML_RUST_NPU_KEEP=off, and the CPU reads what is kept"
+                );
+                caps::MIN_M
+            }
+            rows => rows.unwrap_or(caps::MIN_M),
+        }
     }
 }
 
@@ -336,12 +363,12 @@ pub fn calibration(value: Option<String>) -> Result<Method> {
 /// Largest `GGML_RUST_NPU_MIN_M`: no ubatch is larger, so all multiplications are the CPU's.
 const MIN_M_MAX: usize = 65536;
 
-fn min_m(value: Option<String>) -> Result<usize> {
+fn min_m(value: Option<String>) -> Result<Option<usize>> {
     let Some(value) = value else {
-        return Ok(caps::MIN_M);
+        return Ok(None);
     };
     match value.trim().parse() {
-        Ok(rows @ 1..=MIN_M_MAX) => Ok(rows),
+        Ok(rows @ 1..=MIN_M_MAX) => Ok(Some(rows)),
         _ => Err(Error::Config {
             variable: "GGML_RUST_NPU_MIN_M",
             reason: "not such a number of rows".into(),
@@ -458,6 +485,27 @@ mod tests {
         let text = Config::from_lookup(both).unwrap_err().to_string();
         assert!(text.contains("KEEP") && text.contains("MIN_M=4"), "{text}");
         assert!(!with("GGML_RUST_NPU_KEEP", "off").unwrap().keep);
+    }
+
+    #[test]
+    fn the_environment_is_stronger_than_the_file() {
+        let path = std::env::temp_dir().join(format!("ggml-rust-npu-{}.conf", std::process::id()));
+        std::fs::write(&path, "min_m.rk3588 = 5\nmin_m.rk3588.simulated = 3\n").unwrap();
+        let with = |set: &'static [(&str, &str)]| {
+            let value = |name| set.iter().find(|(known, _)| *known == name);
+            let file = |name| (name == settings::VARIABLE).then(|| path.display().to_string());
+            let config = Config::from_lookup(|name| {
+                value(name)
+                    .map(|(_, value)| (*value).to_owned())
+                    .or_else(|| file(name))
+            });
+            config.unwrap().min_m("rk3588")
+        };
+        assert_eq!(with(&[]), 5);
+        assert_eq!(with(&[("GGML_RUST_NPU_SIM", "rk3588")]), 3);
+        assert_eq!(with(&[("GGML_RUST_NPU_MIN_M", "1")]), 1);
+        assert_eq!(with(&[("GGML_RUST_NPU_KEEP", "off")]), 1);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -79,6 +79,24 @@ impl AnyDevice {
         }
     }
 
+    /// Whether the vendor's library is the stand-in.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        match self {
+            Self::Rockchip(device) => device.npu().is_simulated(),
+            Self::Hexagon(device) => device.npu().is_simulated(),
+        }
+    }
+
+    /// The chip's name, as in `GGML_RUST_NPU_SIM`.
+    #[must_use]
+    pub fn chip(&self) -> &'static str {
+        match self {
+            Self::Rockchip(device) => device.npu().caps().soc.name(),
+            Self::Hexagon(device) => device.npu().caps().name,
+        }
+    }
+
     /// Where its tensors live.
     #[must_use]
     pub fn buffers(&self) -> Buffers {

@@ -19,11 +19,13 @@ use crate::vendor::rknn::Rknn;
 
 pub use self::any::{AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
 pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
+pub use self::limit::Limit;
 
 mod any;
 mod buffer;
 mod compute;
 pub mod hexagon;
+mod limit;
 pub mod offline;
 
 /// Where the kernel says which board this is.
@@ -161,7 +163,7 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         caps,
         rules: config.rules.clone(),
         calibration: config.calibration,
-        min_m: config.min_m,
+        min_m: config.min_m(caps.soc.name()),
         keep: config.keep,
     })
 }

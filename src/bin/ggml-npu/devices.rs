@@ -77,22 +77,14 @@ struct Machine {
 /// Text for the user.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let config = Config::from_env()?;
-    log::set_logger(&MESSAGES).map_err(|error| error.to_string())?;
-    log::set_max_level(LevelFilter::Debug);
-    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    for name in config::unknown_variables(names) {
-        log::warn!(
-            "{name} is no variable of this backend; there are {}",
-            config::known_variables()
-        );
-    }
+    listen()?;
     let devices = backend::find_devices(&config);
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         devices: (devices.iter())
             .map(|device| line(device, &config, args.self_test))
             .collect(),
-        messages: MESSAGES.take(),
+        messages: messages(),
         machine: args.self_test.then(machine),
     };
     crate::print(&if args.json {
@@ -108,15 +100,34 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     })
 }
 
+/// Keeps what the backend says from now on.
+///
+/// # Errors
+/// Text, if somebody else listens.
+pub fn listen() -> Result<(), Failure> {
+    log::set_logger(&MESSAGES).map_err(|error| error.to_string())?;
+    log::set_max_level(LevelFilter::Debug);
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in config::unknown_variables(names) {
+        log::warn!(
+            "{name} is no variable of this backend; there are {}",
+            config::known_variables()
+        );
+    }
+    Ok(())
+}
+
+/// Why devices are not there, and warnings, since the last call.
+pub fn messages() -> Vec<String> {
+    MESSAGES.take()
+}
+
 fn line(device: &AnyDevice, config: &Config, with_test: bool) -> Line {
     let (free, total) = device.memory();
     Line {
         name: device.name().into(),
         description: device.description(),
-        simulated: match device {
-            AnyDevice::Rockchip(device) => device.npu().is_simulated(),
-            AnyDevice::Hexagon(device) => device.npu().is_simulated(),
-        },
+        simulated: device.is_simulated(),
         memory_free_bytes: free,
         memory_total_bytes: total,
         max_buffer_bytes: device.max_buffer_bytes(),

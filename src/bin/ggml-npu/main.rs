@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod chip;
 mod devices;
 mod generate;
@@ -29,6 +30,7 @@ const NO_DEVICE: u8 = 3;
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Bench(bench::Args),
     Devices(devices::Args),
     Inspect(inspect::Args),
     Quantize(quantize::Args),
@@ -53,6 +55,7 @@ fn print(text: &str) -> Result<(), Failure> {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),

@@ -3,19 +3,28 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args as ClapArgs;
+use clap::builder::PossibleValuesParser;
+use clap::builder::TypedValueParser as _;
+use clap::error::ErrorKind;
+use clap::{Args as ClapArgs, CommandFactory as _, ValueEnum as _};
 use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo, TensorPlan, Value, Writer};
 use rayon::prelude::*;
 
-use self::awq::{Transform, Transforms};
-use self::block::{BLOCK, Format, to_f32};
+pub use self::block::Format;
+use self::block::{BLOCK, Weigh, to_f32};
 use self::imatrix::Imatrix;
+use self::rotate::Rotate;
+use self::transform::{Transform, Transforms};
 use crate::Failure;
 use crate::progress::Progress;
 
 mod awq;
 mod block;
 mod imatrix;
+mod lpbq;
+mod model;
+mod rotate;
+mod transform;
 
 /// Quantize a model
 ///
@@ -46,6 +55,14 @@ pub struct Args {
     /// the scales are those for q4_0, and the file is one for another quantizer to start from
     #[arg(long, requires = "imatrix")]
     awq: bool,
+    /// Low-power blocks: in the blocks of the model, each weight is a scale of its row times a multiplier of 1 to 16 of
+    /// its block times a level of 4 bits. --type says what holds it, exactly: q4_0, or q8_0 for any length of blocks
+    #[arg(long, value_name = "LENGTH", value_parser = PossibleValuesParser::new(lpbq::BLOCKS).try_map(|word| word.parse::<usize>()))]
+    lpbq: Option<usize>,
+    /// Fold rotations into the weights: the model computes the same, and its outliers are spread. Statistics are those of
+    /// the rotated model: with --type f32 or f16 first, llama-imatrix, then --imatrix without --rotate
+    #[arg(long, value_name = "R1,R2", value_enum, value_delimiter = ',', conflicts_with_all = ["imatrix", "awq"])]
+    rotate: Vec<Rotate>,
 }
 
 /// Rows that are quantized between two writes.
@@ -54,12 +71,16 @@ const BATCH_ROWS: usize = 1024;
 /// A tensor on its way.
 #[derive(Debug)]
 struct Job<'a> {
+    /// Name in the new file.
+    name: String,
     source: &'a TensorInfo,
     dtype: GgmlType,
     /// None: the bytes as they are.
     format: Option<Format>,
     transform: Transform,
     importance: Option<Vec<f32>>,
+    /// Elements of a low-power block.
+    lpbq: Option<usize>,
 }
 
 /// Runs the subcommand.
@@ -76,7 +97,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let transforms = match &imatrix {
         Some(imatrix) if args.awq => scale(args, &file, imatrix)?,
-        _ => Transforms::new(),
+        _ => rotate::transforms(&file, &args.rotate)?,
     };
     let jobs = jobs(args, &file, imatrix.as_ref(), &transforms)?;
     write(args, &file, &jobs).map_err(|error| named(&args.output, error))?;
@@ -91,13 +112,21 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn check(args: &Args, file: &File) -> Result<(), Failure> {
-    let header = file.header();
-    let architecture = header.get("general.architecture").and_then(Value::as_str);
-    let architecture = architecture.ok_or("general.architecture is not set: this is no model")?;
-    if !awq::ARCHITECTURES.contains(&architecture) {
-        let known = awq::ARCHITECTURES.join(", ");
-        return Err(format!("architecture {architecture} is not supported, only {known}").into());
+    let misfit = match (args.lpbq, args.format) {
+        (None, _) | (Some(_), Format::Q8_0) => None,
+        (Some(length), Format::Q4_0) => {
+            (length < BLOCK).then_some("q4_0 has one scale for 32 weights")
+        }
+        (Some(_), _) => Some("it would be rounded once more"),
+    };
+    if let (Some(length), Some(reason)) = (args.lpbq, misfit) {
+        let message = format!("--lpbq {length} goes with --type q8_0: {reason}");
+        crate::Cli::command()
+            .error(ErrorKind::ArgumentConflict, message)
+            .exit();
     }
+    let header = file.header();
+    model::architecture(header)?;
     let plain = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
     for tensor in &header.tensors {
         if is_weight(tensor) && !plain.contains(&tensor.dtype) {
@@ -117,10 +146,12 @@ fn check(args: &Args, file: &File) -> Result<(), Failure> {
 fn scale(args: &Args, file: &File, imatrix: &Imatrix) -> Result<Transforms, Failure> {
     let groups = awq::groups(file.header())?;
     let progress = Progress::new("searching scales", groups.len() as u64);
+    // Low-power blocks have levels of 4 bits, whatever holds them.
+    let searched = args.lpbq.map_or(args.format, |_| Format::Q4_0);
     let mut transforms = Transforms::new();
     let (mut exponents, mut losses) = (0.0, 0.0);
     for group in &groups {
-        let found = awq::scale(file, imatrix, args.format, group, &mut transforms)?;
+        let found = awq::scale(file, imatrix, searched, group, &mut transforms)?;
         exponents += found.exponent;
         losses += found.relative_loss;
         progress.add(1);
@@ -141,11 +172,11 @@ fn is_weight(tensor: &TensorInfo) -> bool {
 }
 
 /// The format that a tensor gets; `None` for one that is kept.
-fn format_of(args: &Args, tensor: &TensorInfo) -> Option<Format> {
+fn format_of(args: &Args, name: &str, tensor: &TensorInfo) -> Option<Format> {
     if !is_weight(tensor) {
         return None;
     }
-    let format = match tensor.name.as_str() {
+    let format = match name {
         "token_embd.weight" | "output.weight" => args.embeddings.unwrap_or(match args.format {
             Format::F32 | Format::F16 => args.format,
             _ => Format::Q8_0,
@@ -156,7 +187,7 @@ fn format_of(args: &Args, tensor: &TensorInfo) -> Option<Format> {
     };
     let fits = tensor.ne[0].is_multiple_of(BLOCK) || !format.dtype().is_quantized();
     if !fits {
-        let (name, k) = (&tensor.name, tensor.ne[0]);
+        let k = tensor.ne[0];
         eprintln!("{name} stays as it is: its rows of {k} are not whole blocks of {BLOCK}");
     }
     fits.then_some(format)
@@ -168,9 +199,9 @@ fn jobs<'a>(
     imatrix: Option<&Imatrix>,
     transforms: &Transforms,
 ) -> Result<Vec<Job<'a>>, Failure> {
-    let job = |source: &'a TensorInfo| -> Result<Job<'a>, Failure> {
-        let transform = transforms.get(&source.name);
-        let format = match (format_of(args, source), transform) {
+    let job = |name: &str, source: &'a TensorInfo| -> Result<Job<'a>, Failure> {
+        let transform = transforms.get(name);
+        let format = match (format_of(args, name, source), transform) {
             // Norms and biases are F32 in every model; so are the ones that are scaled.
             (None, Some(_)) => Some(Format::F32),
             (format, _) => format,
@@ -191,20 +222,37 @@ fn jobs<'a>(
             _ => None,
         };
         Ok(Job {
+            name: name.into(),
             source,
             dtype: format.map_or(source.dtype, Format::dtype),
             format,
             transform,
             importance,
+            lpbq: args
+                .lpbq
+                .filter(|_| weighted && format == Some(args.format)),
         })
     };
-    file.header().tensors.iter().map(job).collect()
+    let tensors = || file.header().tensors.iter();
+    let mut jobs: Vec<Job> = tensors()
+        .map(|tensor| job(&tensor.name, tensor))
+        .collect::<Result<_, _>>()?;
+    // Embeddings that are the head as well, and are no longer the same as the head.
+    let head = "output.weight";
+    if let (true, None) = (transforms.contains_key(head), file.header().tensor(head)) {
+        let embeddings = tensors().find(|tensor| tensor.name == "token_embd.weight");
+        jobs.push(job(
+            head,
+            embeddings.ok_or("token_embd.weight is missing")?,
+        )?);
+    }
+    Ok(jobs)
 }
 
 fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<()> {
     let plans: Vec<TensorPlan> = (jobs.iter())
         .map(|job| TensorPlan {
-            name: job.source.name.clone(),
+            name: job.name.clone(),
             dtype: job.dtype,
             ne: job.source.ne[..job.source.dims].to_vec(),
         })
@@ -216,6 +264,15 @@ fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<
     );
     for (flag, given) in [(" --imatrix", args.imatrix.is_some()), (" --awq", args.awq)] {
         how.push_str(if given { flag } else { "" });
+    }
+    if let Some(length) = args.lpbq {
+        how.push_str(&format!(" --lpbq {length}"));
+    }
+    for (index, rotation) in args.rotate.iter().enumerate() {
+        let word = rotation.to_possible_value();
+        let word = word.as_ref().map_or("", |word| word.get_name());
+        how.push_str(if index == 0 { " --rotate " } else { "," });
+        how.push_str(word);
     }
     let updates = [
         (
@@ -240,23 +297,38 @@ fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<
 }
 
 impl Job<'_> {
+    fn quantize_row(&self, format: Format, row: &[f32], out: &mut Vec<u8>) {
+        let Some(length) = self.lpbq else {
+            return format.quantize_row(row, self.importance.as_deref(), out);
+        };
+        let weights = self.importance.as_deref();
+        let weights = weights.map(|importance| Weigh::new(row, importance).row());
+        let row = lpbq::Row::quantize(row, length, weights.as_deref());
+        match format {
+            Format::Q4_0 => row.push_q4_0(out),
+            _ => row.push_q8_0(out),
+        }
+    }
+
     /// The tensor's new bytes, some rows at a time.
     fn batches(&self, file: &File, format: Format) -> impl Iterator<Item = Vec<u8>> {
         let (k, rows) = (self.source.ne[0], self.source.rows());
         let data = file.data(self.source);
         let row_bytes = data.len() / rows.max(1);
+        let whole = self.transform.whole(file, self.source);
         (0..rows).step_by(BATCH_ROWS).map(move |first| {
             let batch: Vec<usize> = (first..(first + BATCH_ROWS).min(rows)).collect();
             let of_rows = |part: &[usize]| {
                 let (mut row, mut out) = (vec![0.0; k], Vec::new());
                 for n in part {
-                    to_f32(
-                        self.source.dtype,
-                        &data[n * row_bytes..][..row_bytes],
-                        &mut row,
-                    );
+                    if let Some(whole) = &whole {
+                        self.quantize_row(format, &whole[n * k..][..k], &mut out);
+                        continue;
+                    }
+                    let bytes = &data[n * row_bytes..][..row_bytes];
+                    to_f32(self.source.dtype, bytes, &mut row);
                     self.transform.apply(*n, &mut row);
-                    format.quantize_row(&row, self.importance.as_deref(), &mut out);
+                    self.quantize_row(format, &row, &mut out);
                 }
                 out
             };

@@ -14,65 +14,17 @@
 //! that has the smallest `sum(E[x^2] * (W' - W)^2)`, where `W' = Q(W * s) / s`.
 // SOURCE: AWQ, Lin et al. 2023, and the search of mit-han-lab/llm-awq; the loss needs llama-imatrix's data alone.
 
-use std::collections::HashMap;
-
 use ggml_rust_npu::gguf::{File, Header, TensorInfo};
 use rayon::prelude::*;
 
 use super::block::{BLOCK, Format, to_f32};
 use super::imatrix::Imatrix;
+use super::model::{self, Heads};
+use super::transform::Transforms;
 use crate::Failure;
 
 /// Exponents that are tried: 0, 0.05, ... 0.95.
 const EXPONENTS: usize = 20;
-
-/// Architectures whose groups are those of the table above.
-pub const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "gemma3"];
-
-/// What is done to a tensor before it is quantized: `w[n][k] * columns[k] / rows[n]`. Empty is all ones.
-#[derive(Clone, Debug, Default)]
-pub struct Transform {
-    /// Factor of each column.
-    pub columns: Vec<f32>,
-    /// Divisor of each row.
-    pub rows: Vec<f32>,
-}
-
-impl Transform {
-    /// Transforms row `n` in place.
-    pub fn apply(&self, n: usize, row: &mut [f32]) {
-        let divisor = self.rows.get(n).copied().unwrap_or(1.0);
-        if self.columns.is_empty() {
-            row.iter_mut().for_each(|w| *w /= divisor);
-        } else {
-            let columns = row.iter_mut().zip(&self.columns);
-            columns.for_each(|(w, s)| *w = *w * s / divisor);
-        }
-    }
-
-    /// Mean squares of the inputs after the transform, from those before it.
-    pub fn importance(&self, mean_squares: &[f32]) -> Vec<f32> {
-        if self.columns.is_empty() {
-            return mean_squares.to_vec();
-        }
-        let columns = mean_squares.iter().zip(&self.columns);
-        columns.map(|(square, s)| square / (s * s)).collect()
-    }
-}
-
-/// Transforms by tensor name.
-pub type Transforms = HashMap<String, Transform>;
-
-/// Sizes of the attention.
-#[derive(Clone, Copy, Debug)]
-struct Heads {
-    /// Query heads.
-    count: usize,
-    /// Query heads that share a head of K and V.
-    sharing: usize,
-    /// Elements of a head of V.
-    size: usize,
-}
 
 /// Weights that read the same inputs.
 #[derive(Debug)]
@@ -91,36 +43,8 @@ pub struct Group {
 /// # Errors
 /// Text that names what the model has and the table above does not.
 pub fn groups(header: &Header) -> Result<Vec<Group>, Failure> {
-    let text = |key: &str| header.get(key).and_then(|value| value.as_str());
-    let architecture = text("general.architecture").unwrap_or("(not set)");
-    if !ARCHITECTURES.contains(&architecture) {
-        let known = ARCHITECTURES.join(", ");
-        return Err(format!(
-            "architecture {architecture} is not supported with --awq, only {known}"
-        )
-        .into());
-    }
-    let size = |key: &str| {
-        let key = format!("{architecture}.{key}");
-        (header.get(&key).and_then(|value| value.as_usize()))
-            .filter(|size| *size > 0)
-            .ok_or_else(|| format!("{key} is missing, or no number of at least 1"))
-    };
-    let heads = size("attention.head_count")?;
-    let kv_heads = size("attention.head_count_kv").unwrap_or(heads);
-    let head_size = match size("attention.value_length") {
-        Ok(size) => size,
-        Err(_) => size("embedding_length")? / heads,
-    };
-    if !heads.is_multiple_of(kv_heads) {
-        return Err(format!("{heads} heads cannot share {kv_heads} heads of K and V").into());
-    }
-    let heads = Heads {
-        count: heads,
-        sharing: heads / kv_heads,
-        size: head_size,
-    };
-    let blocks = size("block_count")?;
+    let heads = model::heads(header)?;
+    let blocks = model::number(header, "block_count")?;
     let mut groups = Vec::new();
     for block in 0..blocks {
         groups.extend(block_groups(header, block, heads)?);

@@ -139,14 +139,15 @@ pub fn to_f32(dtype: GgmlType, bytes: &[u8], out: &mut [f32]) {
 }
 
 /// What an error of each column of a row counts: `E[x^2] * sqrt(mean(row^2) + w^2)`, as in ggml's quantizers.
-struct Weigh<'a> {
+pub struct Weigh<'a> {
     row: &'a [f32],
     importance: &'a [f32],
     mean_square: f32,
 }
 
 impl<'a> Weigh<'a> {
-    fn new(row: &'a [f32], importance: &'a [f32]) -> Self {
+    /// For a row and the mean squares of its inputs.
+    pub fn new(row: &'a [f32], importance: &'a [f32]) -> Self {
         let sum: f32 = row.iter().map(|x| x * x).sum();
         Self {
             row,
@@ -155,6 +156,7 @@ impl<'a> Weigh<'a> {
         }
     }
 
+    /// Of one block.
     fn block(&self, index: usize) -> [f32; BLOCK] {
         let first = index * BLOCK;
         std::array::from_fn(|i| {
@@ -162,13 +164,20 @@ impl<'a> Weigh<'a> {
             self.importance[first + i] * (self.mean_square + x * x).sqrt()
         })
     }
+
+    /// Of the whole row.
+    pub fn row(&self) -> Vec<f32> {
+        (0..self.row.len() / BLOCK)
+            .flat_map(|index| self.block(index))
+            .collect()
+    }
 }
 
 /// A block's scale and 4-bit codes.
 type Codes = (f16, [u8; BLOCK]);
 
-/// First half of the block in the low nibbles, second half in the high ones.
-fn push_nibbles(d: f16, codes: &[u8; BLOCK], out: &mut Vec<u8>) {
+/// Appends a block of 4-bit codes: first half of the block in the low nibbles, second half in the high ones.
+pub fn push_nibbles(d: f16, codes: &[u8; BLOCK], out: &mut Vec<u8>) {
     out.extend(d.to_le_bytes());
     let (low, high) = codes.split_at(BLOCK / 2);
     out.extend(low.iter().zip(high).map(|(low, high)| low | high << 4));

@@ -1,28 +1,23 @@
-//! Proves that activation-aware scaling changes the weights of a model and not what it computes, for each architecture:
-//! a small model is written, scaled by `ggml-npu quantize` without quantization, and both are computed in `f64`.
-//! Also that quantization with statistics comes nearer to the model, and that what cannot be done is refused by name.
-#![cfg(feature = "tool")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-
-mod tool;
+//! Small random models, their statistics, and what they compute: the oracle, in `f64`.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ggml_rust_npu::gguf::{File, GgmlType};
 use half::f16;
-use tool::{Model, folder, quantize, run};
 
-const EMBED: usize = 64;
-const HEADS: usize = 4;
-const KV_HEADS: usize = 2;
-const HEAD: usize = 32;
-const FFN: usize = 96;
-const BLOCKS: usize = 2;
-const TOKENS: usize = 5;
+use crate::tool::{self, Model};
+
+pub const EMBED: usize = 64;
+pub const HEADS: usize = 4;
+pub const KV_HEADS: usize = 2;
+pub const HEAD: usize = 32;
+pub const FFN: usize = 96;
+pub const BLOCKS: usize = 2;
+pub const TOKENS: usize = 5;
 
 /// A random model. Norms are near 1, so that scaling has something to divide.
-fn model(architecture: &str) -> Model {
+pub fn model(architecture: &str) -> Model {
     let mut model = Model::new("general.architecture", architecture);
     for (key, value) in [
         ("embedding_length", EMBED),
@@ -70,7 +65,7 @@ fn model(architecture: &str) -> Model {
 }
 
 /// Statistics of every weight of the blocks: one set for all that read the same inputs, over three decades.
-fn imatrix(model: &Model) -> Model {
+pub fn imatrix(model: &Model) -> Model {
     let mut imatrix = Model::new("general.type", "imatrix");
     for (name, ne, _) in &model.tensors {
         let seed = match name.as_str() {
@@ -93,18 +88,8 @@ fn imatrix(model: &Model) -> Model {
     imatrix
 }
 
-/// Runs `ggml-npu quantize`, which must fail with an exit code and a message with all of `words`.
-fn fails(from: &Path, to: &Path, args: &[&str], code: i32, words: &[&str]) {
-    let output = run(from, to, args);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {errors}");
-    for word in words {
-        assert!(errors.contains(word), "{word:?} is not in {errors:?}");
-    }
-}
-
 /// All tensors of a file, in `f32`.
-fn values(path: &Path) -> HashMap<String, Vec<f32>> {
+pub fn values(path: &Path) -> HashMap<String, Vec<f32>> {
     let file = File::open(path).unwrap();
     let tensors = file.header().tensors.iter();
     tensors
@@ -117,7 +102,7 @@ fn values(path: &Path) -> HashMap<String, Vec<f32>> {
         .collect()
 }
 
-fn dequantize(dtype: GgmlType, bytes: &[u8]) -> Vec<f32> {
+pub fn dequantize(dtype: GgmlType, bytes: &[u8]) -> Vec<f32> {
     // SOURCE: kvalues_iq4nl, ggml-common.h of ggml 0.25.3.
     let uneven = [
         -127i8, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
@@ -144,7 +129,7 @@ fn dequantize(dtype: GgmlType, bytes: &[u8]) -> Vec<f32> {
     bytes.chunks(dtype.block_bytes()).flat_map(block).collect()
 }
 
-type Weights = HashMap<String, Vec<f32>>;
+pub type Weights = HashMap<String, Vec<f32>>;
 
 /// `rms_norm(x) * weight`, over the whole of x.
 fn norm(x: &[f64], weight: Option<&Vec<f32>>) -> Vec<f64> {
@@ -177,7 +162,7 @@ fn softmax(x: &[f64]) -> Vec<f64> {
 }
 
 /// The logits of the last token. Positions are left out: scaling does not touch them.
-fn logits(weights: &Weights) -> Vec<f64> {
+pub fn logits(weights: &Weights) -> Vec<f64> {
     let embed = &weights["token_embd.weight"];
     let widen = |row: &[f32]| row.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
     let mut stream: Vec<Vec<f64>> = embed.chunks(EMBED).map(widen).collect();
@@ -223,11 +208,16 @@ fn logits(weights: &Weights) -> Vec<f64> {
         }
     }
     let last = norm(stream.last().unwrap(), weights.get("output_norm.weight"));
-    product(weights, "token_embd", &last)
+    let is_tied = !weights.contains_key("output.weight");
+    product(
+        weights,
+        if is_tied { "token_embd" } else { "output" },
+        &last,
+    )
 }
 
 /// Largest difference, in relation to the largest logit.
-fn difference(have: &[f64], want: &[f64]) -> f64 {
+pub fn difference(have: &[f64], want: &[f64]) -> f64 {
     let largest = want.iter().fold(0.0f64, |max, x| max.max(x.abs()));
     let differences = have
         .iter()
@@ -236,153 +226,11 @@ fn difference(have: &[f64], want: &[f64]) -> f64 {
     differences.fold(0.0, f64::max) / largest
 }
 
-fn written(folder: &Path, architecture: &str) -> (std::path::PathBuf, std::path::PathBuf) {
+/// A model and its statistics, as files.
+pub fn written(folder: &Path, architecture: &str) -> (PathBuf, PathBuf) {
     let model = model(architecture);
     let (from, statistics) = (folder.join("model.gguf"), folder.join("imatrix.gguf"));
     model.write(&from);
     imatrix(&model).write(&statistics);
     (from, statistics)
-}
-
-#[test]
-fn scaling_alone_changes_the_weights_and_no_logit() {
-    for architecture in ["llama", "qwen2", "qwen3", "gemma3"] {
-        let folder = folder(&format!("tool_fold_{architecture}"));
-        let (from, statistics) = written(&folder, architecture);
-        let to = folder.join("folded.gguf");
-        let statistics = statistics.to_str().unwrap();
-        quantize(
-            &from,
-            &to,
-            &["--type", "f32", "--imatrix", statistics, "--awq"],
-        );
-        let (before, after) = (values(&from), values(&to));
-        let changed = before
-            .iter()
-            .filter(|(name, old)| after[*name] != **old)
-            .count();
-        // In each block: two norms and seven weights; a bias with qwen2.
-        let want = BLOCKS * if architecture == "qwen2" { 10 } else { 9 };
-        assert_eq!(changed, want, "{architecture}");
-        let off = difference(&logits(&after), &logits(&before));
-        // 24 bits, through two blocks.
-        assert!(off < 1e-5, "{architecture}: {off}");
-    }
-}
-
-#[test]
-fn a_scale_that_is_folded_wrongly_would_be_seen() {
-    let folder = folder("tool_fold_wrong");
-    let (from, _) = written(&folder, "llama");
-    let before = values(&from);
-    for part in [
-        "attn_norm.weight",
-        "attn_v.weight",
-        "ffn_norm.weight",
-        "ffn_up.weight",
-    ] {
-        let mut after = before.clone();
-        after.get_mut(&format!("blk.0.{part}")).unwrap()[3] *= 1.5;
-        let off = difference(&logits(&after), &logits(&before));
-        assert!(off > 1e-4, "{part}: {off}");
-    }
-}
-
-#[test]
-fn statistics_bring_quantized_weights_nearer() {
-    let folder = folder("tool_nearer");
-    let (from, statistics) = written(&folder, "llama");
-    let model = values(&from);
-    let means = values(&statistics);
-    let statistics = statistics.to_str().unwrap();
-    for format in ["q4_0", "iq4_nl"] {
-        let mut errors = Vec::new();
-        for more in [&[][..], &["--imatrix", statistics]] {
-            let to = folder.join("quantized.gguf");
-            quantize(&from, &to, &[&["--type", format], more].concat());
-            let quantized = values(&to);
-            let mut error = 0.0;
-            for (name, old) in model.iter().filter(|(name, _)| name.starts_with("blk.")) {
-                let Some(squares) = means.get(&format!("{name}.in_sum2")) else {
-                    assert_eq!(&quantized[name], old, "{name} is no matrix");
-                    continue;
-                };
-                let pairs = old.iter().zip(&quantized[name]).zip(squares.iter().cycle());
-                error += pairs
-                    .map(|((old, new), square)| f64::from(square * (old - new) * (old - new)))
-                    .sum::<f64>();
-            }
-            errors.push(error);
-        }
-        assert!(errors[1] < 0.9 * errors[0], "{format}: {errors:?}");
-        assert!(errors[1] > 0.0);
-    }
-}
-
-#[test]
-fn what_cannot_be_done_is_refused_by_name() {
-    let folder = folder("tool_refused");
-    let (from, statistics) = written(&folder, "llama");
-    let to = folder.join("out.gguf");
-    let refused = |model: &Model, words: &[&str]| {
-        let path = folder.join("other.gguf");
-        model.write(&path);
-        let statistics = statistics.to_str().unwrap();
-        fails(
-            &path,
-            &to,
-            &["--type", "q4_0", "--imatrix", statistics, "--awq"],
-            1,
-            words,
-        );
-        assert!(!to.exists(), "{words:?}: a file was left");
-    };
-    refused(&model("mamba"), &["mamba", "llama, qwen2, qwen3, gemma3"]);
-    let mut experts = model("llama");
-    experts.random("blk.0.ffn_gate_inp.weight", &[EMBED, 8], 0.0);
-    refused(&experts, &["blk.0", "experts"]);
-    let mut missing = model("llama");
-    missing
-        .tensors
-        .retain(|(name, ..)| name != "blk.1.attn_k.weight");
-    refused(&missing, &["blk.1.attn_k.weight", "missing"]);
-    let mut quantized = model("llama");
-    quantized.tensors[2].2 = GgmlType::I32;
-    let name = quantized.tensors[2].0.clone();
-    quantized.tensors[2].1 = vec![EMBED, 1, 2];
-    refused(&quantized, &[&name, "I32"]);
-    let mut other = model("llama");
-    other.number("llama.attention.value_length", 16);
-    refused(&other, &["attn_v", "heads"]);
-
-    let mut experts = model("llama");
-    experts.random("blk.0.ffn_up_exps.weight", &[EMBED, FFN, 2], 0.0);
-    let path = folder.join("experts.gguf");
-    experts.write(&path);
-    let with_statistics = ["--type", "q4_0", "--imatrix", statistics.to_str().unwrap()];
-    fails(
-        &path,
-        &to,
-        &with_statistics,
-        1,
-        &["ffn_up_exps", "experts", "--imatrix"],
-    );
-
-    let model_path = from.to_str().unwrap();
-    fails(&from, &from, &["--type", "q4_0"], 1, &["overwrite"]);
-    fails(
-        &from,
-        &to,
-        &["--type", "q4_0", "--imatrix", model_path],
-        1,
-        &["general.type", "imatrix"],
-    );
-    fails(&from, &to, &["--type", "q4_0", "--awq"], 2, &["--imatrix"]);
-    fails(
-        &folder.join("nothing.gguf"),
-        &to,
-        &["--type", "q4_0"],
-        1,
-        &["nothing.gguf"],
-    );
 }

@@ -1,0 +1,75 @@
+//! Times of the CPU, measured by llama.cpp itself: what `test-backend-ops perf -b CPU -o MUL_MAT` prints.
+
+use std::path::Path;
+
+use regex_lite::Regex;
+
+use crate::Failure;
+
+/// One of its lines: `dst[M,N] = act[M,K] · w[K,N]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Time {
+    /// Type of the weights, as ggml spells it.
+    pub dtype: String,
+    /// M, K and N.
+    pub shape: [usize; 3],
+    /// Of one multiplication.
+    pub microseconds: f64,
+}
+
+/// Reads what it printed.
+///
+/// # Errors
+/// Text that names the file, if it cannot be read or has no such line.
+pub fn read(path: &Path) -> Result<Vec<Time>, Failure> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let times = parse(&text);
+    if times.is_empty() {
+        let name = path.display();
+        return Err(format!(
+            "{name}: no line of `test-backend-ops perf -b CPU -o MUL_MAT` is in it"
+        )
+        .into());
+    }
+    Ok(times)
+}
+
+/// Lines of plain multiplications; others are passed over. ggml's m is N here, and its n is M.
+// SOURCE: test_mul_mat::vars() and eval_perf in tests/test-backend-ops.cpp of llama.cpp 0.5.0.
+fn parse(text: &str) -> Vec<Time> {
+    let line = Regex::new(
+        r"MUL_MAT\(type_a=(\w+),type_b=f32,m=(\d+),n=(\d+),k=(\d+),bs=\[1,1\],nr=\[1,1\],per=\[0,1,2,3\],k_v=0,o=1,[^)]*\):\s+\d+ runs\s+-\s+([\d.]+) us/run",
+    );
+    // PANIC: it is constant, and the test below uses it.
+    let line = line.expect("a regular expression");
+    let time = |found: regex_lite::Captures| {
+        let size = |index: usize| found[index].parse().ok();
+        Some(Time {
+            dtype: found[1].to_owned(),
+            shape: [size(3)?, size(4)?, size(2)?],
+            microseconds: found[5].parse().ok()?,
+        })
+    };
+    line.captures_iter(text).filter_map(time).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_plain_multiplications_are_read() {
+        let text = "Backend 2/2: CPU\n  Device description: AMD EPYC\n\
+            MUL_MAT(type_a=q4_0,type_b=f32,m=4096,n=5,k=14336,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1,src_overlap=0,m_v=0,pad=0):\
+            \x20                   852 runs -  1234.56 us/run - 117.44 MFLOP/run - \x1b[1;34m 95.13 GFLOPS\x1b[0m\n\
+            MUL_MAT(type_a=f16,type_b=f32,m=16416,n=1,k=128,bs=[8,1],nr=[4,1],per=[0,2,1,3],k_v=0,o=1,src_overlap=0,m_v=0,pad=0): \
+            852 runs - 10.0 us/run\nADD(type=f32): 1 runs - 2.0 us/run\n";
+        let want = Time {
+            dtype: "q4_0".into(),
+            shape: [5, 14336, 4096],
+            microseconds: 1234.56,
+        };
+        assert_eq!(parse(text), [want]);
+    }
+}

@@ -1,0 +1,343 @@
+//! Rotations that are folded into the weights, so that nothing is left to do at run time.
+//!
+//! | rotation | of | goes into | and is taken back by |
+//! |---|---|---|---|
+//! | R1 | the residual stream | `token_embd`; rows of `attn_output`, `ffn_down` | columns of `attn_q`, `_k`, `_v`, `ffn_gate`, `_up`, `output` |
+//! | R2 | each head of V | rows of `attn_v` | columns of `attn_output` |
+//!
+//! RMS norms have the same value for a rotated stream, but their weights have not: these are multiplied into the columns
+//! of what reads them, and become ones. A model whose embeddings are also its head gets a head of its own then.
+//!
+//! A rotation is `Q = diag(signs) · (H ⊗ C)`: random signs, a Hadamard matrix of the largest power of two in the size, and
+//! an orthonormal cosine transform of what is left of it.
+// SOURCE: SpinQuant (Liu et al. 2024), whose R1 and R2 are these; matrices as in QuaRot, which learns none.
+
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use ggml_rust_npu::gguf::{File, Header, TensorInfo};
+
+use super::block::to_f32;
+use super::model::{self, number};
+use super::transform::{Transform, Transforms};
+use crate::Failure;
+
+/// What can be rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Rotate {
+    /// The residual stream
+    R1,
+    /// Each head of V
+    R2,
+}
+
+/// An orthogonal matrix that is applied to each part of a vector.
+#[derive(Debug)]
+pub struct Rotation {
+    /// One for each element of a part.
+    signs: Vec<f32>,
+    /// The power of two in the size.
+    power: usize,
+    /// Rows of the cosine transform.
+    cosines: Vec<f32>,
+}
+
+impl Rotation {
+    /// Of parts of `size`; the same `seed` gives the same.
+    fn new(size: usize, seed: u64) -> Self {
+        let power = 1 << size.trailing_zeros();
+        let rest = size / power;
+        let cosine = |i: usize| {
+            let (row, column) = ((i / rest) as f64, (i % rest) as f64);
+            let angle = std::f64::consts::PI * (2.0 * column + 1.0) * row / (2.0 * rest as f64);
+            let norm = if row == 0.0 { 1.0 } else { 2.0 };
+            // CAST: rounded to the weights' own precision.
+            #[expect(clippy::cast_possible_truncation, reason = "see above")]
+            let rounded = ((norm / rest as f64).sqrt() * angle.cos()) as f32;
+            rounded
+        };
+        let mut state = seed;
+        let sign = |_| {
+            // SOURCE: splitmix64, Steele, Lea and Flood 2014.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let x = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            if x >> 63 == 0 { 1.0 } else { -1.0 }
+        };
+        Self {
+            signs: (0..size).map(sign).collect(),
+            power,
+            cosines: (0..rest * rest).map(cosine).collect(),
+        }
+    }
+
+    /// Multiplies each part of a row vector with the matrix.
+    ///
+    /// # Panics
+    /// If the vector is not whole parts.
+    pub fn apply(&self, vector: &mut [f32]) {
+        let size = self.signs.len();
+        assert!(vector.len().is_multiple_of(size), "whole parts");
+        let rest = size / self.power;
+        let mut mixed = vec![0.0; rest];
+        for part in vector.chunks_exact_mut(size) {
+            part.iter_mut()
+                .zip(&self.signs)
+                .for_each(|(x, sign)| *x *= sign);
+            // Element (i, j) of H ⊗ C: i, of the Hadamard matrix, is the slower index.
+            let mut half = rest;
+            while half < size {
+                for pair in part.chunks_exact_mut(2 * half) {
+                    let (left, right) = pair.split_at_mut(half);
+                    for (x, y) in left.iter_mut().zip(right) {
+                        (*x, *y) = (*x + *y, *x - *y);
+                    }
+                }
+                half *= 2;
+            }
+            // CAST: exact up to 2^24.
+            let norm = (self.power as f32).sqrt().recip();
+            for group in part.chunks_exact_mut(rest) {
+                mixed.fill(0.0);
+                for (x, row) in group.iter().zip(self.cosines.chunks_exact(rest)) {
+                    mixed.iter_mut().zip(row).for_each(|(sum, c)| *sum += x * c);
+                }
+                group
+                    .iter_mut()
+                    .zip(&mixed)
+                    .for_each(|(x, sum)| *x = sum * norm);
+            }
+        }
+    }
+}
+
+/// Parts of a block's names that a rotation of the stream knows, of weights and biases.
+const KNOWN: [&str; 13] = [
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_q_norm",
+    "attn_k_norm",
+    "attn_output",
+    "attn_rot_embd",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "attn_sinks",
+];
+
+/// Weights that read a norm of the stream.
+const READERS: [(&str, &[&str]); 2] = [
+    ("attn_norm", &["attn_q", "attn_k", "attn_v"]),
+    ("ffn_norm", &["ffn_gate", "ffn_up"]),
+];
+
+/// What is done to each tensor.
+///
+/// # Errors
+/// Text that names the tensor for which the rotation is not possible, and why.
+pub fn transforms(file: &File, rotations: &[Rotate]) -> Result<Transforms, Failure> {
+    let mut transforms = Transforms::new();
+    if rotations.contains(&Rotate::R1) {
+        rotate_stream(file, &mut transforms)?;
+    }
+    if rotations.contains(&Rotate::R2) {
+        rotate_values(file.header(), &mut transforms)?;
+    }
+    Ok(transforms)
+}
+
+fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure> {
+    let header = file.header();
+    let size = number(header, "embedding_length")?;
+    check_stream(header)?;
+    let rotation = Arc::new(Rotation::new(size, 1));
+    let embeddings = tensor(header, "token_embd.weight")?;
+    transforms.insert(
+        embeddings.name.clone(),
+        Transform {
+            input: Some(Arc::clone(&rotation)),
+            ..Transform::default()
+        },
+    );
+    let mut fold = |norm: &str, readers: &[String]| -> Result<(), Failure> {
+        let source = tensor(header, norm)?;
+        let mut weights = vec![0.0; source.ne[0]];
+        to_f32(source.dtype, file.data(source), &mut weights);
+        for reader in readers {
+            // A head that is the embeddings is as wide as these.
+            let inputs = header.tensor(reader).unwrap_or(embeddings).ne[0];
+            if weights.len() != size || inputs != size {
+                return Err(
+                    format!("{norm} and {reader} are not as wide as the stream's {size}").into(),
+                );
+            }
+            let transform = transforms.entry(reader.clone()).or_default();
+            (transform.columns, transform.input) = (weights.clone(), Some(Arc::clone(&rotation)));
+        }
+        transforms.entry(norm.to_owned()).or_default().ones = true;
+        Ok(())
+    };
+    fold("output_norm.weight", &["output.weight".into()])?;
+    let blocks = number(header, "block_count")?;
+    for block in 0..blocks {
+        for (norm, readers) in READERS {
+            let name = |part: &str| format!("blk.{block}.{part}.weight");
+            let readers: Vec<String> = readers.iter().map(|part| name(part)).collect();
+            for reader in &readers {
+                tensor(header, reader)?;
+            }
+            fold(&name(norm), &readers)?;
+        }
+    }
+    for block in 0..blocks {
+        for part in ["attn_output", "ffn_down"] {
+            let name = format!("blk.{block}.{part}");
+            let weight = tensor(header, &format!("{name}.weight"))?;
+            if weight.ne[1] != size {
+                return Err(format!(
+                    "{}: {} rows for a stream of {size}",
+                    weight.name, weight.ne[1]
+                )
+                .into());
+            }
+            transforms.entry(weight.name.clone()).or_default().output = Some(Arc::clone(&rotation));
+            if header.tensor(&format!("{name}.bias")).is_some() {
+                transforms.entry(format!("{name}.bias")).or_default().input =
+                    Some(Arc::clone(&rotation));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses what reads or writes the stream in a way that a rotation does not pass through.
+fn check_stream(header: &Header) -> Result<(), Failure> {
+    for tensor in &header.tensors {
+        let name = tensor.name.as_str();
+        let refused = |reason: &str| Err(format!("--rotate r1: {name} {reason}").into());
+        let Some((_, part)) = name
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split_once('.'))
+        else {
+            let known = [
+                "token_embd.weight",
+                "output_norm.weight",
+                "output.weight",
+                "rope_freqs.weight",
+            ];
+            if known.contains(&name) {
+                continue;
+            }
+            return refused("is not known to pass a rotation of the stream through");
+        };
+        let (part, kind) = part.rsplit_once('.').unwrap_or((part, ""));
+        match part {
+            "post_attention_norm" | "post_ffw_norm" => {
+                return refused(
+                    "multiplies what is added to the stream, channel by channel: that cannot be rotated",
+                );
+            }
+            "attn_norm" | "ffn_norm" if kind == "bias" => {
+                return refused(
+                    "belongs to a norm that subtracts the mean, which a rotation changes",
+                );
+            }
+            "ffn_gate_inp" => return refused("chooses experts, which are not supported"),
+            part if !KNOWN.contains(&part) => {
+                return refused("is not known to pass a rotation of the stream through");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn rotate_values(header: &Header, transforms: &mut Transforms) -> Result<(), Failure> {
+    let size = model::heads(header)?.size;
+    let rotation = Arc::new(Rotation::new(size, 2));
+    for block in 0..number(header, "block_count")? {
+        let v = tensor(header, &format!("blk.{block}.attn_v.weight"))?;
+        let output = tensor(header, &format!("blk.{block}.attn_output.weight"))?;
+        if !v.ne[1].is_multiple_of(size) || !output.ne[0].is_multiple_of(size) {
+            let (rows, columns) = (v.ne[1], output.ne[0]);
+            return Err(format!("--rotate r2: {rows} rows of {} and {columns} columns of {} are not whole heads of {size}", v.name, output.name).into());
+        }
+        transforms.entry(v.name.clone()).or_default().output = Some(Arc::clone(&rotation));
+        transforms.entry(output.name.clone()).or_default().input = Some(Arc::clone(&rotation));
+        let bias = format!("blk.{block}.attn_v.bias");
+        if header.tensor(&bias).is_some() {
+            transforms.entry(bias).or_default().input = Some(Arc::clone(&rotation));
+        }
+    }
+    Ok(())
+}
+
+fn tensor<'a>(header: &'a Header, name: &str) -> Result<&'a TensorInfo, Failure> {
+    (header.tensor(name)).ok_or_else(|| format!("{name} is missing, which --rotate needs").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The matrix by its definition, in `f64`.
+    fn matrix(rotation: &Rotation) -> Vec<Vec<f64>> {
+        let size = rotation.signs.len();
+        let rest = size / rotation.power;
+        let hadamard = |i: usize, j: usize| {
+            let sign = if (i & j).count_ones().is_multiple_of(2) {
+                1.0
+            } else {
+                -1.0
+            };
+            sign / (rotation.power as f64).sqrt()
+        };
+        let cosine = |i: usize, j: usize| {
+            let angle = std::f64::consts::PI / rest as f64 * (j as f64 + 0.5) * i as f64;
+            angle.cos() * (if i == 0 { 1.0 } else { 2.0 } / rest as f64).sqrt()
+        };
+        let element = |i: usize, j: usize| {
+            f64::from(rotation.signs[i]) * hadamard(i / rest, j / rest) * cosine(i % rest, j % rest)
+        };
+        (0..size)
+            .map(|i| (0..size).map(|j| element(i, j)).collect())
+            .collect()
+    }
+
+    #[test]
+    fn a_rotation_is_the_product_of_its_matrices_and_orthogonal() {
+        for size in [1, 3, 8, 24, 64, 72, 80] {
+            let rotation = Rotation::new(size, 7);
+            let matrix = matrix(&rotation);
+            for i in 0..size {
+                let mut row = vec![0.0; 2 * size];
+                (row[i], row[size + i]) = (1.0, -2.0);
+                rotation.apply(&mut row);
+                for j in 0..size {
+                    assert!(
+                        (f64::from(row[j]) - matrix[i][j]).abs() < 1e-6,
+                        "{size}: {i} {j}"
+                    );
+                    assert!((f64::from(row[size + j]) + 2.0 * matrix[i][j]).abs() < 1e-6);
+                }
+                for other in 0..size {
+                    let product: f64 = (0..size).map(|j| matrix[i][j] * matrix[other][j]).sum();
+                    let want = f64::from(u8::from(i == other));
+                    assert!((product - want).abs() < 1e-9, "{size}: {i} {other}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn signs_come_from_the_seed_and_are_mixed() {
+        let [a, b, c] = [1, 1, 2].map(|seed| Rotation::new(256, seed).signs);
+        assert_eq!(a, b);
+        assert_ne!(a, c);
+        let positive = a.iter().filter(|sign| **sign > 0.0).count();
+        assert!((90..166).contains(&positive), "{positive}");
+    }
+}

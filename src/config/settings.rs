@@ -1,0 +1,236 @@
+//! The file of settings: what `ggml-npu bench` measured on a machine, so that nobody has to set a variable.
+//!
+//! ```text
+//! # everything behind a # is for people
+//! min_m.rk3588 = 5              multiplications of fewer rows are the CPU's
+//! min_m.rk3588.simulated = 2    the same, for the stand-in only
+//! ```
+//!
+//! `GGML_RUST_NPU_CONFIG` names it; otherwise it is `ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or in `~/.config`, if there
+//! is one. A variable of the environment is stronger than what the file says.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::MIN_M_MAX;
+use crate::caps;
+use crate::error::{Error, Result};
+
+/// Name of the file in the user's folder of settings.
+const FILE: &str = "ggml-rust-npu.conf";
+
+/// Its variable.
+pub(super) const VARIABLE: &str = "GGML_RUST_NPU_CONFIG";
+
+/// What the file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Chip, whether it is the stand-in, and the fewest rows that it multiplies.
+    min_m: Vec<(&'static str, bool, usize)>,
+}
+
+impl Settings {
+    /// The file of a user: the one that is named, or the one in the folder of settings, if there is such a folder.
+    pub fn path(lookup: impl Fn(&'static str) -> Option<String>) -> Option<PathBuf> {
+        let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
+        let folder = || match get("XDG_CONFIG_HOME") {
+            Some(folder) => Some(PathBuf::from(folder)),
+            None => get("HOME").map(|home| Path::new(&home).join(".config")),
+        };
+        get(VARIABLE)
+            .map(PathBuf::from)
+            .or_else(|| folder().map(|folder| folder.join(FILE)))
+    }
+
+    /// Reads the file of a user. That there is none is no error, unless it is named.
+    ///
+    /// # Errors
+    /// `Config` if it cannot be read, or with the number of the first line that is not understood.
+    pub(super) fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
+        let Some(path) = Self::path(&lookup) else {
+            return Ok(Self::default());
+        };
+        let is_named = lookup(VARIABLE).is_some_and(|value| !value.trim().is_empty());
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                Self::parse(&text).map_err(|(reason, allowed)| wrong(&path, reason, allowed))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound && !is_named => Ok(Self::default()),
+            Err(error) => Err(wrong(
+                &path,
+                error.to_string(),
+                "a file that can be read".into(),
+            )),
+        }
+    }
+
+    /// Reads lines.
+    ///
+    /// # Errors
+    /// What is wrong with which line, and what would be right.
+    pub fn parse(text: &str) -> std::result::Result<Self, (String, String)> {
+        let mut settings = Self::default();
+        for (index, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if !line.is_empty() {
+                let (chip, simulated, rows) = min_m(line).map_err(|(reason, allowed)| {
+                    (format!("line {}: {reason}", index + 1), allowed)
+                })?;
+                if settings.min_m(chip, simulated).is_some() {
+                    let reason = format!(
+                        "line {}: {} is there twice",
+                        index + 1,
+                        key(chip, simulated)
+                    );
+                    return Err((reason, "one line for each chip".into()));
+                }
+                settings.min_m.push((chip, simulated, rows));
+            }
+        }
+        Ok(settings)
+    }
+
+    /// The fewest rows that a chip, or its stand-in, multiplies.
+    #[must_use]
+    pub fn min_m(&self, chip: &str, simulated: bool) -> Option<usize> {
+        let mut known = self.min_m.iter();
+        known
+            .find(|(name, stand_in, _)| *name == chip && *stand_in == simulated)
+            .map(|(.., rows)| *rows)
+    }
+
+    /// A file's text with a chip's fewest rows in place of what it says of them; everything else stays.
+    #[must_use]
+    pub fn with_min_m(text: &str, chip: &str, simulated: bool, rows: usize) -> String {
+        let key = key(chip, simulated);
+        let is_other = |line: &&str| line.split(['=', '#']).next().map(str::trim) != Some(&*key);
+        let mut lines: Vec<String> = text.lines().filter(is_other).map(String::from).collect();
+        lines.push(format!("{key} = {rows}\n"));
+        lines.join("\n")
+    }
+}
+
+fn key(chip: &str, simulated: bool) -> String {
+    let suffix = if simulated { ".simulated" } else { "" };
+    format!("min_m.{chip}{suffix}")
+}
+
+/// Chip, whether it is the stand-in, and rows of a line.
+fn min_m(line: &str) -> std::result::Result<(&'static str, bool, usize), (String, String)> {
+    let form = || "min_m.<chip> = <rows>, min_m.<chip>.simulated = <rows>".to_owned();
+    let (key, value) = line
+        .split_once('=')
+        .ok_or_else(|| (format!("{line:?} has no ="), form()))?;
+    let (key, value) = (key.trim(), value.trim());
+    let chip = key
+        .strip_prefix("min_m.")
+        .ok_or_else(|| (format!("{key:?} is no setting"), form()))?;
+    let (chip, simulated) = match chip.strip_suffix(".simulated") {
+        Some(chip) => (chip, true),
+        None => (chip, false),
+    };
+    let known = caps::rockchip_by_name(chip).ok_or_else(|| {
+        let chips = caps::ROCKCHIP.map(|caps| caps.soc.name()).join(", ");
+        (format!("{chip:?} is no chip that has this setting"), chips)
+    })?;
+    let rows = value
+        .parse()
+        .ok()
+        .filter(|rows| (1..=MIN_M_MAX).contains(rows));
+    let rows = rows.ok_or_else(|| {
+        let allowed = format!("1 (all on the NPU) to {MIN_M_MAX}");
+        (
+            format!("{key} is {value:?}, not such a number of rows"),
+            allowed,
+        )
+    })?;
+    Ok((known.soc.name(), simulated, rows))
+}
+
+fn wrong(path: &Path, reason: String, allowed: String) -> Error {
+    Error::Config {
+        variable: VARIABLE,
+        value: path.display().to_string(),
+        reason,
+        allowed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chip_s_line_is_for_that_chip_and_not_for_its_stand_in() {
+        let text = "# measured\n\nmin_m.rk3588 = 5 # with 4 threads\nmin_m.rk3576.simulated=2\n";
+        let settings = Settings::parse(text).unwrap();
+        assert_eq!(settings.min_m("rk3588", false), Some(5));
+        assert_eq!(settings.min_m("rk3588", true), None);
+        assert_eq!(settings.min_m("rk3576", true), Some(2));
+        assert_eq!(settings.min_m("rk3566", false), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (text, words) in [
+            ("\nmin_m.rk3588", ["line 2", "no ="]),
+            ("max_m.rk3588 = 5", ["max_m.rk3588", "no setting"]),
+            ("min_m.rk3589 = 5", ["rk3589", "rk3588, rk3576"]),
+            ("min_m.hexagon-v75 = 5", ["hexagon-v75", "rk3588"]),
+            ("min_m.rk3588 = 0", ["\"0\"", "65536"]),
+            ("min_m.rk3588 = 65537", ["65537", "65536"]),
+            ("min_m.rk3588 = few", ["few", "rows"]),
+            ("min_m.rk3588 = 1\nmin_m.rk3588 = 2", ["line 2", "twice"]),
+        ] {
+            let (reason, allowed) = Settings::parse(text).unwrap_err();
+            let said = format!("{reason}: {allowed}");
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_new_number_takes_the_place_of_the_old_one() {
+        let text = "# mine\nmin_m.rk3588 = 5 # old\nmin_m.rk3588.simulated = 9";
+        let text = Settings::with_min_m(text, "rk3588", false, 7);
+        assert_eq!(
+            text,
+            "# mine\nmin_m.rk3588.simulated = 9\nmin_m.rk3588 = 7\n"
+        );
+        assert_eq!(
+            Settings::parse(&text).unwrap().min_m("rk3588", false),
+            Some(7)
+        );
+        assert_eq!(
+            Settings::with_min_m("", "rk3566", true, 1),
+            "min_m.rk3566.simulated = 1\n"
+        );
+    }
+
+    #[test]
+    fn the_file_is_the_named_one_or_the_user_s() {
+        let path = |set: &'static [(&str, &str)]| {
+            Settings::path(|name| {
+                let found = set.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(path(&[]), None);
+        assert_eq!(
+            path(&[("HOME", "/h")]),
+            Some("/h/.config/ggml-rust-npu.conf".into())
+        );
+        let both = &[("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")];
+        assert_eq!(path(both), Some("/x/ggml-rust-npu.conf".into()));
+        assert_eq!(path(&[("HOME", "/h"), (VARIABLE, "/f")]), Some("/f".into()));
+    }
+
+    #[test]
+    fn a_named_file_must_be_there_and_another_one_need_not() {
+        let nowhere = "/nowhere/at/all";
+        let named = Settings::read(|name| (name == VARIABLE).then(|| nowhere.into()));
+        let text = named.unwrap_err().to_string();
+        assert!(text.contains(VARIABLE) && text.contains(nowhere), "{text}");
+        let home = Settings::read(|name| (name == "HOME").then(|| nowhere.into()));
+        assert_eq!(home.unwrap(), Settings::default());
+    }
+}
