@@ -24,7 +24,7 @@ mod report;
 /// Time multiplications on each device
 ///
 /// Devices are those of `ggml-npu devices`. Each point is the least time of several runs
-/// of dst[M,N] = act[M,K] x w[K,N], with what the backend does on the CPU for it. The share
+/// of (M x K) x (K x N), with what the backend does on the CPU for it. The share
 /// is of what the chip could do at best: read the weights once, or compute, whichever takes
 /// longer. From which M on the NPU is faster than the CPU needs times of llama.cpp's CPU
 /// backend on the same machine:
