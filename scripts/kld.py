@@ -21,6 +21,8 @@ import project
 from project import JOBS, LOGS, TARGET, Problem, cpu_env, main_with, run
 
 CHUNK_TOKENS = 512
+# Runs of which one must print its result.
+ATTEMPTS = 3
 
 # What `--model` names; without it, the model of all scripts.
 MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma,
@@ -85,12 +87,14 @@ def perplexity(model, setup, name, env, *args):
 
 
 def divergence(model, base, setup, name, env, *args):
-    text = perplexity(model, setup, name, env, "--kl-divergence-base", base, "--kl-divergence", *args)
-    found = [re.search(pattern, text) for pattern in
-             (r"Mean\s+KLD:\s+(\S+)\s+\S+\s+(\S+)", r"Same top p:\s+(\S+)", r"Mean PPL\(Q\)\s*:\s+(\S+)")]
-    if not all(found):
-        raise Problem(f"llama-perplexity printed no KL divergence; see target/logs/kld-{name}.log")
-    return Result(*(float(number) for match in found for number in match.groups()))
+    # llama.cpp may end before the thread that writes its log has written the last lines (its issue 22142).
+    for _ in range(ATTEMPTS):
+        text = perplexity(model, setup, name, env, "--kl-divergence-base", base, "--kl-divergence", *args)
+        found = [re.search(pattern, text) for pattern in
+                 (r"Mean\s+KLD:\s+(\S+)\s+\S+\s+(\S+)", r"Same top p:\s+(\S+)", r"Mean PPL\(Q\)\s*:\s+(\S+)")]
+        if all(found):
+            return Result(*(float(number) for match in found for number in match.groups()))
+    raise Problem(f"llama-perplexity printed no KL divergence in {ATTEMPTS} runs; see target/logs/kld-{name}.log")
 
 
 def measure(kind, setup, runs):
