@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::{Options, Stream};
+use ggml_rust_npu::backend::hexagon::{HexBuffer, Options, Stream};
+use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::device::hexagon::Serving;
-use ggml_rust_npu::graph::{Op, Place};
+use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, sources};
 use ggml_rust_npu::reference;
+use ggml_rust_npu::shm::RegionMut;
+use ggml_rust_npu::tensor::DType;
 
 use super::common::*;
 
@@ -195,5 +198,56 @@ fn every_architecture_computes() {
             let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 256));
             assert!(error <= limit(w.kind, m), "V{arch} M={m}: {error:.2e}");
         }
+    }
+}
+
+/// Where everything is packed (`GGML_RUST_NPU_REPACK=always`), other operations find ggml's layout, and a graph that
+/// multiplies with a tensor before it copies it gives what two graphs would.
+#[test]
+fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
+    let options = Options {
+        repack: Repack::Always,
+        ..OPTIONS
+    };
+    let device = device_with(strict(75), options).unwrap();
+    let mut numbers = Numbers::new(12);
+    for kind in [Kind::F16, KINDS[1], KINDS[3]] {
+        let w = Weight::random(&mut numbers, kind, [64, 40, 1, 1]);
+        let home = buffer_with(&device, &w, Place::Packed);
+        let act = numbers.floats(5 * 64);
+        let work = Work::new(&device, &act, [64, 5, 1, 1], [40, 5, 1, 1], &[]).unwrap();
+        let copy = tensor("copy", DType::F32, [64, 40, 1, 1], 0);
+        let copies = HexBuffer::new(&device, 64 * 40 * 4, false).unwrap();
+        let src0 = w.tensor(0, Place::Packed);
+        let mut stream = Stream::new(Arc::clone(&device));
+        // Packed the first time, no longer the second.
+        for _ in 0..2 {
+            (work.push(&mut stream, Op::MulMat, src0, &home)).unwrap();
+            let node = Node {
+                operation: Operation {
+                    op: Op::Cpy,
+                    params: [0; PARAMS],
+                    dst: copy,
+                    src: sources(&[src0]),
+                },
+                out: RegionMut::from(&mut [][..]),
+                feeds_next: false,
+            };
+            let src = [Some(&home), None, None, None, None];
+            stream.push(&node, Some(&copies), src).unwrap();
+            stream.finish(7).unwrap();
+            assert!(
+                stream.replay(7).is_none(),
+                "the host unpacked for this one time"
+            );
+            let error = reference::nmse(&work.result(), &reference::mul_mat(&act, &w.values, 64));
+            assert!(error <= limit(kind, 5), "{kind:?}: {error:.2e}");
+            let mut copied = vec![0.0f32; 64 * 40];
+            copies.read(&copy, 0, bytemuck::cast_slice_mut(&mut copied));
+            assert_eq!(copied, w.values, "{kind:?}");
+        }
+        let mut bytes = vec![0; w.bytes.len()];
+        home.read(&src0, 0, &mut bytes);
+        assert_eq!(bytes, w.bytes, "{kind:?}");
     }
 }

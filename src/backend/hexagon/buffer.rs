@@ -2,6 +2,7 @@
 //! packed; where packing does not keep every bit, their own bytes are kept beside it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
@@ -45,6 +46,24 @@ struct Packed {
     row_bytes: usize,
     /// The bytes themselves, if packing does not keep them.
     plain: Option<Mutex<Vec<u8>>>,
+}
+
+impl Packed {
+    /// Copies bytes of ggml's layout from `at` on of the tensor that starts at `start`.
+    fn read(&self, memory: &Buffer, start: usize, at: usize, out: &mut [u8]) {
+        if let Some(plain) = &self.plain {
+            let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+            return out.copy_from_slice(&plain[at..at + out.len()]);
+        }
+        if out.is_empty() {
+            return;
+        }
+        let rows = at / self.row_bytes..(at + out.len()).div_ceil(self.row_bytes);
+        let area = pack::bytes_of(&self.layout, &rows);
+        memory.read(start + area.start..start + area.end, |bytes| {
+            pack::unpack(&self.layout, bytes, at, out);
+        });
+    }
 }
 
 /// What a write puts into a tensor.
@@ -257,22 +276,33 @@ impl HexBuffer {
     pub fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
         let first = tensor.packed_offset + offset;
         if let Some((start, packed)) = self.around(tensor) {
-            let at = first - start;
-            if let Some(plain) = &packed.plain {
-                let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
-                return out.copy_from_slice(&plain[at..at + out.len()]);
-            }
-            if out.is_empty() {
-                return;
-            }
-            let rows = at / packed.row_bytes..(at + out.len()).div_ceil(packed.row_bytes);
-            let area = pack::bytes_of(&packed.layout, &rows);
-            (self.memory).read(start + area.start..start + area.end, |bytes| {
-                pack::unpack(&packed.layout, bytes, at, out);
-            });
+            packed.read(&self.memory, start, first - start, out);
         } else {
             (self.memory).read(first..first + out.len(), |bytes| out.copy_from_slice(bytes));
         }
+    }
+
+    /// Whether a byte of a range belongs to a packed tensor.
+    pub(super) fn holds_packed(&self, range: &Range<usize>) -> bool {
+        let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
+        let below = packed.range(..range.end).next_back();
+        below.is_some_and(|(start, found)| range.start < start + found.bytes)
+    }
+
+    /// Puts the packed tensors of a range back into ggml's layout, for what is not a multiplication.
+    pub(super) fn unpack(&self, range: &Range<usize>) {
+        let mut packed = self.packed.write().unwrap_or_else(PoisonError::into_inner);
+        packed.retain(|start, held| {
+            let end = start + held.bytes;
+            if end <= range.start || range.end <= *start {
+                return true;
+            }
+            let mut plain = vec![0; held.bytes];
+            held.read(&self.memory, *start, 0, &mut plain);
+            (self.memory).write(*start..end, |out| out.copy_from_slice(&plain));
+            self.changes.fetch_add(1, Ordering::Relaxed);
+            false
+        });
     }
 
     /// Fills the whole buffer; nothing in it is packed any more.

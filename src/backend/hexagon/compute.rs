@@ -8,12 +8,13 @@ use hexagon_ops::wire::{self, Command as Wire, TensorOp};
 
 use super::submission::{Step, Submission, span};
 use super::{Device, HexBuffer};
+use crate::config::Repack;
 use crate::device::hexagon::Failed;
 use crate::error::{Error, Result};
-use crate::graph::{MAX_SOURCES, Node, Op, Operation, Role, Tensor};
+use crate::graph::{MAX_SOURCES, Node, Op, Operation, Place, Role, Tensor};
 use crate::plan::hexagon::cost;
 use crate::plan::hexagon::fuse::fuse;
-use crate::plan::hexagon::{self as plan, Command};
+use crate::plan::hexagon::{self as plan, Command, WeightLayout};
 
 mod product;
 
@@ -78,7 +79,7 @@ impl Stream {
         }
         let number = self.nodes;
         self.nodes += 1;
-        let operation = &node.operation;
+        let operation = &self.unpacked(&node.operation, dst, src)?;
         let last = self.last.take();
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         let command = self.plan(vtcm_bytes, operation, src[0])?;
@@ -163,6 +164,43 @@ impl Stream {
             }
         }
         Ok(())
+    }
+
+    /// The operation with its operands in ggml's layout, except those that multiplications take packed.
+    ///
+    /// Only where everything is packed that can be (`GGML_RUST_NPU_REPACK=always`) is there anything to do: what is not a
+    /// multiplication was said yes to without a buffer in sight.
+    fn unpacked<'a>(
+        &mut self,
+        operation: &Operation<'a>,
+        dst: Home,
+        src: [Home; MAX_SOURCES],
+    ) -> Result<Operation<'a>> {
+        let mut operation = *operation;
+        if self.device.repack() != Repack::Always {
+            return Ok(operation);
+        }
+        let factors = match (operation.op, &operation.src[0]) {
+            (Op::MulMat | Op::MulMatId, Some(src0)) if WeightLayout::new(src0).is_some() => 2,
+            _ => 0,
+        };
+        let others = operation.src.iter_mut().zip(src).skip(factors);
+        let others = others.filter_map(|(tensor, home)| Some((tensor.as_mut()?, home?)));
+        for (tensor, home) in others.chain(dst.map(|home| (&mut operation.dst, home))) {
+            let range = span(tensor);
+            if home.holds_packed(&range) {
+                // Commands so far may read it as it is, and may give what it will hold.
+                run(&self.device, &self.current).map_err(|failed| failed.error)?;
+                self.current.clear(self.device.changes());
+                self.last = None;
+                home.unpack(&range);
+                self.current.once = true;
+            }
+            if tensor.place == Place::Packed {
+                tensor.place = Place::Device;
+            }
+        }
+        Ok(operation)
     }
 
     fn plan(&self, vtcm_bytes: usize, operation: &Operation, weights: Home) -> Result<Command> {
