@@ -42,7 +42,7 @@ pub use tensor::*;
 /// First word of the header: "NPU1".
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;
@@ -268,6 +268,19 @@ pub struct Plain {
     pub strides: [u64; 3],
 }
 
+/// What is done with the results of a product before they are written.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Epilogue {
+    /// `KERNEL_ADD`, `_SWIGLU`, `_GEGLU`, `_REGLU`, `_GEGLU_ERF` or `_GEGLU_QUICK`, whose first operand is the product; 0:
+    /// nothing, and zeros in `other`.
+    pub kernel: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The second operand: rows of N, or the memory of the results itself.
+    pub other: Plain,
+}
+
 /// `dst[M,N] = act[M,K] · w[K,N]` for each plane of the activations.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -284,6 +297,8 @@ pub struct MatMul {
     pub planes: [u32; 2],
     /// 0.
     pub reserved: u32,
+    /// Only with one plane and one slice.
+    pub epilogue: Epilogue,
 }
 
 /// `dst[token][slot] = act[token][slot mod act_slots] · w[ids[token][slot]]`.

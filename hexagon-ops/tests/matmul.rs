@@ -89,6 +89,7 @@ fn check(parts: &mut Parts, weight: WeightType, shape: (usize, usize, usize), rn
         act_rows: Rows::Strided(act_stride),
         dst: &mut dst,
         dst_rows: Rows::Strided(dst_stride),
+        epilogue: None,
     };
     let threads = parts.engine.threads();
     job.run(parts.machine())
@@ -179,6 +180,7 @@ fn one_panel_larger_than_a_step_still_fits() {
         act_rows: Rows::Strided(0),
         dst: &mut dst,
         dst_rows: Rows::Strided(0),
+        epilogue: None,
     };
     assert!(matches!(
         job.run(Parts::new(1, 100).machine()),
@@ -205,6 +207,7 @@ fn listed_rows_are_gathered_and_scattered() {
                 act_rows: Rows::Listed(&act_rows),
                 dst: &mut dst,
                 dst_rows: Rows::Listed(&dst_rows),
+                epilogue: None,
             };
             job.run(parts.machine()).unwrap();
             for row in 0..8 {
@@ -298,6 +301,7 @@ fn activations_of_any_magnitude_pass_the_matrix_unit() {
         act_rows: Rows::Strided(128),
         dst: &mut dst,
         dst_rows: Rows::Strided(32),
+        epilogue: None,
     };
     job.run(parts.machine()).unwrap();
     for (row, scale) in scales.iter().enumerate() {
@@ -327,6 +331,7 @@ fn wrong_lengths_are_refused() {
             act_rows: Rows::Strided(32),
             dst: &mut dst,
             dst_rows: rows,
+            epilogue: None,
         };
         job.run(parts.machine())
     };
@@ -385,6 +390,7 @@ fn host_speed() {
                     act_rows: Rows::Strided(576),
                     dst: &mut dst,
                     dst_rows: Rows::Strided(1536),
+                    epilogue: None,
                 };
                 job.run(parts.machine()).unwrap();
             }

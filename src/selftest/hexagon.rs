@@ -119,6 +119,7 @@ fn multiply(npu: &HexNpu, weight: WeightType, m: usize) -> Result<()> {
         m: size(m),
         planes: [1, 1],
         reserved: 0,
+        epilogue: bytemuck::Zeroable::zeroed(),
     };
     let mut batch = Batch::default();
     batch.push(Command::new(0, &body), &[buffer.number()]);

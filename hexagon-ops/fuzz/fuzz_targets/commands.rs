@@ -23,8 +23,8 @@ use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
 use hexagon_ops::wire::{
-    COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, FENCE, Header, MAGIC, Map, MatMul,
-    MatMulId, PUBLISHED, Plain, RingLayout, Serve, Start, VERSION, Weights,
+    self, COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, Epilogue, FENCE, Header, MAGIC,
+    Map, MatMul, MatMulId, PUBLISHED, Plain, RingLayout, Serve, Start, VERSION, Weights,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -130,6 +130,22 @@ fn product(kind: u8, weight: u8) -> Command {
         offset: 0,
         strides,
     };
+    let single = MatMul {
+        weights,
+        act: plain(1, [128, 0, 0]),
+        dst: plain(2, [128, 0, 0]),
+        m: 4,
+        planes: [1, 1],
+        reserved: 0,
+        epilogue: Epilogue {
+            kernel: wire::KERNEL_SWIGLU,
+            reserved: 0,
+            other: plain(1, [0, 0, 0]),
+        },
+    };
+    if kind < 3 {
+        return Command::new(0, &single);
+    }
     if kind < 6 {
         return Command::new(
             0,
@@ -139,7 +155,8 @@ fn product(kind: u8, weight: u8) -> Command {
                 dst: plain(2, [128, 512, 1024]),
                 m: 4,
                 planes: [2, 1],
-                reserved: 0,
+                epilogue: bytemuck::Zeroable::zeroed(),
+                ..single
             },
         );
     }
@@ -238,7 +255,10 @@ fn run(memory: &Memory, mut data: &[u8]) {
                     Command::new(0, &seed::attention(u32::from(weight % 16) + 1))
                 } else {
                     let dtype = u32::from(count / 4) % seed::TYPES;
-                    Command::new(0, &seed::operation(u32::from(weight) % seed::KERNELS, dtype))
+                    Command::new(
+                        0,
+                        &seed::operation(u32::from(weight) % seed::KERNELS, dtype),
+                    )
                 };
                 for _ in 0..count % 4 {
                     let [at] = take(&mut data);

@@ -110,6 +110,8 @@ pub struct Operands<'a> {
     pub weights: &'a [Line],
     /// Activations.
     pub act: &'a [f32],
+    /// What the results are combined with.
+    pub other: Option<&'a [f32]>,
     /// Results.
     pub dst: &'a mut [f32],
 }
@@ -285,33 +287,37 @@ impl Table {
         &mut self,
         weights: Span,
         act: Span,
+        other: Option<Span>,
         dst: Span,
     ) -> Result<Operands<'_>, Refusal> {
-        let (dst_buffer, dst_range) = self.find(dst)?;
-        for span in [weights, act] {
+        for span in [weights, act].into_iter().chain(other) {
             self.apart(span, dst)?;
         }
+        let act = self.floats(act)?;
+        let other = other.map(|span| self.floats(span)).transpose()?;
         let (weight_buffer, weight_range) = self.find(weights)?;
-        let (act_buffer, act_range) = self.find(act)?;
+        let (dst_buffer, dst_range) = self.find(dst)?;
         // SAFETY: in bounds by `find`.
         let weight_start = unsafe { weight_buffer.direct.add(weight_range.start) };
         // SAFETY: in bounds, mapped and not written meanwhile by the contract of `Mapped::new`, nor through the results,
         // which lie elsewhere.
         let weights = unsafe { core::slice::from_raw_parts(weight_start, weight_range.len()) };
         // SAFETY: in bounds by `find`.
-        let act_start = unsafe { act_buffer.cached.add(act_range.start) };
-        // SAFETY: as above.
-        let act = unsafe { core::slice::from_raw_parts(act_start.cast_const(), act_range.len()) };
-        // SAFETY: in bounds by `find`.
         let dst_start = unsafe { dst_buffer.cached.add(dst_range.start) };
-        // SAFETY: in bounds, mapped, used by nobody else by the contract of `Mapped::new`, and by no other slice: the two
+        // SAFETY: in bounds, mapped, used by nobody else by the contract of `Mapped::new`, and by no other slice: the
         // others lie elsewhere, and `self` is borrowed for as long as this one lives.
         let dst = unsafe { core::slice::from_raw_parts_mut(dst_start, dst_range.len()) };
         Ok(Operands {
             weights: bytemuck::try_cast_slice(weights).map_err(|_| Refusal::Alignment)?,
-            act: bytemuck::try_cast_slice(act).map_err(|_| Refusal::Alignment)?,
+            act,
+            other,
             dst: bytemuck::try_cast_slice_mut(dst).map_err(|_| Refusal::Alignment)?,
         })
+    }
+
+    /// Floats of a buffer, as the processor sees them.
+    fn floats(&self, span: Span) -> Result<&[f32], Refusal> {
+        bytemuck::try_cast_slice(self.bytes(span)?).map_err(|_| Refusal::Alignment)
     }
 }
 

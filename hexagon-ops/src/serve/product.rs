@@ -1,12 +1,16 @@
 //! The two matrix commands: fields checked, then cut into products of [`crate::ops::matmul`].
 
-use super::detail::{ALIGNMENT, BOUNDS, Failure, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS};
+use bytemuck::Zeroable;
+
+use super::detail::{
+    ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS,
+};
 use super::region::Region;
 use super::{Platform, Scratch};
 use crate::layout::{LINE_BYTES, MatrixLayout, WeightType};
-use crate::ops::matmul::{ExpertMatMul, Machine, MatMul, Prepared, Rows};
+use crate::ops::matmul::{Combine, Epilogue, ExpertMatMul, Machine, MatMul, Prepared, Rows};
 use crate::rt::memory::{Operands, Span, Table};
-use crate::wire;
+use crate::wire::{self, Plain};
 
 /// Most elements along K: with more, no tile row fits in any VTCM, and sizes could leave 32 bits.
 const MAX_K: u32 = 1 << 20;
@@ -75,6 +79,47 @@ fn weights(weights: &wire::Weights, memory: &Table) -> Result<Checked, Failure> 
     })
 }
 
+/// What results are combined with, checked.
+#[derive(Clone, Copy)]
+struct Combined {
+    f: Combine,
+    /// `None`: what is in the results' places.
+    other: Option<Region>,
+}
+
+/// Checks the epilogue of a command with `m` rows, whose results are to lie at `dst`.
+fn epilogue(
+    body: &wire::MatMul,
+    dst: &Region,
+    memory: &Table,
+) -> Result<Option<Combined>, Failure> {
+    let wire::Epilogue {
+        kernel,
+        reserved,
+        other,
+    } = &body.epilogue;
+    if *reserved != 0 {
+        return Err(Failure::bad(RESERVED));
+    }
+    let f = match *kernel {
+        0 if *other == Plain::zeroed() => return Ok(None),
+        0 => return Err(Failure::bad(RESERVED)),
+        wire::KERNEL_ADD => Combine::Add,
+        wire::KERNEL_SWIGLU => Combine::Swiglu,
+        wire::KERNEL_GEGLU => Combine::Geglu,
+        wire::KERNEL_GEGLU_ERF => Combine::GegluErf,
+        wire::KERNEL_GEGLU_QUICK => Combine::GegluQuick,
+        wire::KERNEL_REGLU => Combine::Reglu,
+        _ => return Err(Failure::bad(KERNEL_NUMBER)),
+    };
+    if (body.planes, body.weights.slices) != ([1, 1], [1, 1]) {
+        return Err(Failure::bad(PLANES));
+    }
+    let other = Region::new(other, body.weights.n, [body.m, 1, 1], memory)?;
+    let other = Some(other).filter(|other| other != dst);
+    Ok(Some(Combined { f, other }))
+}
+
 /// Carries out [`wire::OP_MUL_MAT`].
 ///
 /// - `left`: activations that are in VTCM; afterwards those of this command
@@ -107,30 +152,49 @@ pub(super) fn mul_mat(
     let dst = Region::new(&body.dst, body.weights.n, counts, memory)?;
     dst.disjoint()?;
     let act = Region::new(&body.act, body.weights.k, counts, memory)?;
+    let combined = epilogue(body, &dst, memory)?;
+    let other = combined.and_then(|combined| combined.other);
+    let other_span = other.map(|other| other.span);
     // What overlaps or is not aligned is refused before any cache line is touched.
-    memory.operands(w.span, act.span, dst.span)?;
+    memory.operands(w.span, act.span, other_span, dst.span)?;
     act.invalidate(memory, platform);
     dst.invalidate_edges(memory, platform);
+    if combined.is_some() {
+        other.as_ref().unwrap_or(&dst).invalidate(memory, platform);
+    }
     let m = usize::try_from(body.m).map_err(|_| Failure::bad(BOUNDS))?;
-    let operands = memory.operands(w.span, act.span, dst.span)?;
+    let operands = memory.operands(w.span, act.span, other_span, dst.span)?;
     let prepared = earlier.filter(|left| left.act == act).map(|left| left.form);
-    let done = planes(&w, [&act, &dst], m, ratio, prepared, operands, machine);
+    let regions = Regions {
+        act: &act,
+        dst: &dst,
+        combined,
+    };
+    let done = planes(&w, &regions, m, ratio, prepared, operands, machine);
     dst.clean(memory, platform);
     *left = done?.map(|form| Left { act, form });
     Ok(())
+}
+
+/// Where the rows of a product are.
+struct Regions<'a> {
+    act: &'a Region,
+    dst: &'a Region,
+    combined: Option<Combined>,
 }
 
 /// Multiplies plane by plane; planes that share a slice and follow one another are one product. Returns what is left in
 /// VTCM if there was only one.
 fn planes(
     w: &Checked,
-    [act, dst]: [&Region; 2],
+    regions: &Regions<'_>,
     mut m: usize,
     mut ratio: [usize; 2],
     prepared: Option<Prepared>,
     operands: Operands<'_>,
     mut machine: Machine<'_>,
 ) -> Result<Option<Prepared>, Failure> {
+    let Regions { act, dst, combined } = *regions;
     let original = ratio;
     let mut steps = [act.strides[0], dst.strides[0]];
     if m == 1 {
@@ -157,6 +221,15 @@ fn planes(
                 let start =
                     |r: &Region, step: usize| i2 * r.strides[1] + i3 * r.strides[2] + m0 * step;
                 let (act_at, dst_at) = (start(act, steps[0]), start(dst, steps[1]));
+                // Only one plane is combined with anything.
+                let epilogue = combined.map(|Combined { f, other }| Epilogue {
+                    f,
+                    other: operands.other.zip(other).map(|(elems, other)| {
+                        let stride = other.strides[0];
+                        let elems = elems.get(m0 * stride..).unwrap_or_default();
+                        (elems, Rows::Strided(stride))
+                    }),
+                });
                 let product = MatMul {
                     layout: w.layout,
                     weights,
@@ -165,6 +238,7 @@ fn planes(
                     act_rows: Rows::Strided(steps[0]),
                     dst: operands.dst.get_mut(dst_at..).unwrap_or_default(),
                     dst_rows: Rows::Strided(steps[1]),
+                    epilogue,
                 };
                 left = product.run_after(left, machine.reborrow())?;
                 left = left.filter(|_| is_single);
@@ -206,8 +280,8 @@ pub(super) fn mul_mat_id(
     let act = Region::new(&body.act, body.weights.k, counts, memory)?;
     let ids = Region::new(&body.ids, body.slots, [body.tokens, 1, 1], memory)?;
     // Choices are read while no result is written; they may not share memory with results all the same.
-    memory.operands(w.span, act.span, dst.span)?;
-    memory.operands(w.span, ids.span, dst.span)?;
+    memory.operands(w.span, act.span, None, dst.span)?;
+    memory.operands(w.span, ids.span, None, dst.span)?;
     act.invalidate(memory, platform);
     ids.invalidate(memory, platform);
     dst.invalidate_edges(memory, platform);
@@ -225,7 +299,7 @@ pub(super) fn mul_mat_id(
                 let choices = chosen.get(at..at + period).ok_or(bounds)?;
                 scratch.ids[t * period..][..period].copy_from_slice(choices);
             }
-            let operands = memory.operands(w.span, act.span, dst.span)?;
+            let operands = memory.operands(w.span, act.span, None, dst.span)?;
             let act_start = first_token * act.strides[1];
             let dst_start = first_token * dst.strides[1] + first_slot * dst.strides[0];
             let product = ExpertMatMul {

@@ -11,6 +11,7 @@ mod common;
 mod copy;
 mod driver;
 mod elementwise;
+mod epilogue;
 mod list;
 mod place;
 mod plain;

@@ -16,7 +16,7 @@ fn number(value: usize) -> u32 {
 }
 
 /// `count` matrices in a buffer, at an offset.
-fn load_weights(
+pub(crate) fn load_weights(
     host: &mut Host,
     weight: WeightType,
     (n, k): (usize, usize),
@@ -102,6 +102,7 @@ fn check(shape: &Shape, rng: &mut Rng) {
         m: number(m),
         planes: shape.planes.map(number),
         reserved: 0,
+        epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);
     let what = format!(
@@ -198,6 +199,7 @@ fn f16_weights_need_no_whole_blocks() {
         m: 1,
         planes: [1, 1],
         reserved: 0,
+        epilogue: bytemuck::Zeroable::zeroed(),
     };
     assert_eq!(host.run(&[Command::new(0, &body)]).status, 0);
     assert_eq!(dst_memory.get::<f32>(4, 2), [15.0, 15.0]);
@@ -216,6 +218,7 @@ fn no_rows_are_no_work() {
         m: 0,
         planes: [1, 1],
         reserved: 0,
+        epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);
     assert_eq!((completion.status, completion.done), (0, 1));
@@ -346,6 +349,7 @@ fn products_of_one_source_are_what_each_is_alone() {
                     m: number(m),
                     planes: [1, 1],
                     reserved: 0,
+                    epilogue: bytemuck::Zeroable::zeroed(),
                 },
             )
         };

@@ -1,7 +1,9 @@
 //! Random bytes as commands and counters: the loop answers or closes, and never panics or hangs.
 
 use hexagon_ops::layout::WeightType;
-use hexagon_ops::wire::{self, Body, Command, ERROR_RING, MatMul, MatMulId, Plain};
+use hexagon_ops::wire::{
+    self, Body, Command, ERROR_RING, Epilogue, MatMul, MatMulId, Plain, Weights,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -9,7 +11,7 @@ use crate::driver::Host;
 use crate::seed::{self, BYTES};
 
 /// Commands that work with buffers 0, 1 and 2 of [`BYTES`] zero bytes.
-fn seeds() -> [Command; 4] {
+fn seeds() -> [Command; 5] {
     let weights = wire::Weights {
         buffer: 0,
         layout: WeightType::Q4_1.layout_id().0,
@@ -31,6 +33,20 @@ fn seeds() -> [Command; 4] {
         m: 4,
         planes: [2, 1],
         reserved: 0,
+        epilogue: bytemuck::Zeroable::zeroed(),
+    };
+    let single = MatMul {
+        weights: Weights {
+            slices: [1, 1],
+            ..weights
+        },
+        planes: [1, 1],
+        epilogue: Epilogue {
+            kernel: wire::KERNEL_SWIGLU,
+            reserved: 0,
+            other: plain(1, [128, 0, 0]),
+        },
+        ..product
     };
     let experts = MatMulId {
         weights,
@@ -44,6 +60,7 @@ fn seeds() -> [Command; 4] {
     };
     [
         command(&product),
+        command(&single),
         command(&experts),
         command(&seed::attention(1)),
         command(&seed::attention(9)),

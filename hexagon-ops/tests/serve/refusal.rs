@@ -40,6 +40,7 @@ fn good(host: &mut Host) -> (MatMul, MatMulId) {
         m: 3,
         planes: [4, 2],
         reserved: 0,
+        epilogue: bytemuck::Zeroable::zeroed(),
     };
     let experts = MatMulId {
         weights,
@@ -289,6 +290,7 @@ fn a_product_that_vtcm_cannot_hold_says_how_much_it_needs() {
         m: 1,
         planes: [1, 1],
         reserved: 0,
+        epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);
     assert_eq!(completion.status, STATUS_NO_VTCM);

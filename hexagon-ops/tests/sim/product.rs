@@ -49,6 +49,7 @@ impl Product {
             m: number(m),
             planes: [1, 1],
             reserved: 0,
+            epilogue: bytemuck::Zeroable::zeroed(),
         };
         let inputs: Vec<f32> = (0..m * k).map(|_| rng.unit()).collect();
         Self {

@@ -13,7 +13,7 @@ use crate::device::hexagon::Failed;
 use crate::error::{Error, Result};
 use crate::graph::{MAX_SOURCES, Node, Op, Operation, Place, Role, Tensor};
 use crate::plan::hexagon::cost;
-use crate::plan::hexagon::fuse::fuse;
+use crate::plan::hexagon::fuse::{fuse, fuse_product};
 use crate::plan::hexagon::{self as plan, Command, WeightLayout};
 
 mod product;
@@ -30,10 +30,17 @@ pub struct Stream {
     /// Nodes of it so far.
     nodes: usize,
     /// The last command, if nothing but the next node reads its result.
-    last: Option<TensorOp>,
+    last: Option<Last>,
     /// Submissions by the number that ggml gives graphs, and when they were used last.
     remembered: HashMap<u64, (u64, Submission)>,
     clock: u64,
+}
+
+/// A command that the next one may become part of.
+#[derive(Debug)]
+enum Last {
+    Tensor(TensorOp),
+    Product(wire::MatMul),
 }
 
 /// An operand's buffer.
@@ -101,18 +108,25 @@ impl Stream {
                 self.operands(operands, operation, dst, src)?;
                 // The planner did not know where operands lie.
                 accepted(serve::accepts(&body))?;
-                let fused = last.and_then(|last| fuse(&last, &body));
-                let mut step = step;
-                if fused.is_some()
-                    && let Some(first) = self.current.pop()
-                {
-                    step = first.then(step);
-                }
-                let body = fused.unwrap_or(body);
-                step.cost = cost::of(arch, vtcm_bytes, &Command::Tensor(Box::new(body)));
+                let (body, step) = match last {
+                    Some(Last::Product(product)) => match fuse_product(&product, &body) {
+                        Some(fused) => return self.push_combined(step, &fused),
+                        None => (body, step),
+                    },
+                    Some(Last::Tensor(first)) => match fuse(&first, &body) {
+                        Some(fused) => {
+                            let mut step = self.current.pop_into(step);
+                            step.cost =
+                                cost::of(arch, vtcm_bytes, &Command::Tensor(Box::new(fused)));
+                            (fused, step)
+                        }
+                        None => (body, step),
+                    },
+                    None => (body, step),
+                };
                 let buffers = named(&body);
                 self.current.push(step, Wire::new(0, &body), &buffers);
-                self.last = node.feeds_next.then_some(body);
+                self.last = node.feeds_next.then_some(Last::Tensor(body));
             }
             Command::Attention(body) => {
                 let mut body = **body;
@@ -141,9 +155,11 @@ impl Stream {
                     m: word(command.m),
                     planes: command.planes.map(word),
                     reserved: 0,
+                    epilogue: bytemuck::Zeroable::zeroed(),
                 };
                 let buffers = [weights.buffer, act.buffer, body.dst.buffer];
                 self.current.push(step, Wire::new(0, &body), &buffers);
+                self.last = node.feeds_next.then_some(Last::Product(body));
             }
             Command::MulMatId(command) => {
                 let (weights, act) =
@@ -163,6 +179,16 @@ impl Stream {
                 self.current.push(step, Wire::new(0, &body), &buffers);
             }
         }
+        Ok(())
+    }
+
+    /// Puts a product and what its results are combined with in place of the product.
+    fn push_combined(&mut self, step: Step, body: &wire::MatMul) -> Result<()> {
+        let mut step = self.current.pop_into(step);
+        step.cost.other_bytes = (step.cost.other_bytes).saturating_sub(cost::passed_on(body));
+        let other = body.epilogue.other.buffer;
+        let buffers = [body.weights.buffer, body.act.buffer, body.dst.buffer, other];
+        self.current.push(step, Wire::new(0, body), &buffers);
         Ok(())
     }
 

@@ -75,14 +75,17 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// This one and the next as one command.
-    pub(super) fn then(mut self, next: Self) -> Self {
+    /// This one and the next as one command, which costs what both do.
+    fn then(mut self, next: Self) -> Self {
         let free = self.ops.iter_mut().filter(|op| op.is_none());
         for (op, more) in free.zip(next.ops.into_iter().flatten()) {
             *op = Some(more);
         }
+        let mut cost = self.cost;
+        cost += next.cost;
         Self {
             ops: self.ops,
+            cost,
             ..next
         }
     }
@@ -131,10 +134,10 @@ impl Submission {
         self.steps.push(step);
     }
 
-    /// Takes the last command back; returns what it was for.
-    pub(super) fn pop(&mut self) -> Option<Step> {
+    /// Takes the last command back, which is to be one with the next; returns what both are for.
+    pub(super) fn pop_into(&mut self, next: Step) -> Step {
         self.batch.pop();
-        self.steps.pop()
+        (self.steps.pop()).map_or(next, |first| first.then(next))
     }
 
     /// What all of it costs, as modelled.

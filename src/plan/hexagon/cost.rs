@@ -166,6 +166,13 @@ fn attention(body: &wire::Attention) -> Cost {
     }
 }
 
+/// Bytes that a product and what its results are combined with leave alone together: the product is neither written nor
+/// read again.
+#[must_use]
+pub fn passed_on(body: &wire::MatMul) -> u64 {
+    2 * u64::from(body.m) * u64::from(body.weights.n) * size_of::<f32>() as u64
+}
+
 /// The cost of a command on architecture `arch` with `vtcm_bytes` of VTCM.
 ///
 /// Which experts a multiplication with a choice of experts reads is not known here: as many different ones as it can.

@@ -5,11 +5,17 @@
 //! | RMS_NORM, NORM, L2_NORM | MUL | the norm, with what it is multiplied by |
 //! | a norm without or with MUL | ADD | the norm, with what is added |
 //! | ROPE without frequency factors | SET_ROWS to F32, F16 or BF16 | rows go to the cache as they are turned |
+//! | MUL_MAT with packed weights | ADD of a residual or a bias | added before results are written |
+//! | MUL_MAT with packed weights: the gate | SWIGLU, GEGLU, REGLU, GEGLU_ERF, GEGLU_QUICK | applied before results are written |
+
+mod product;
 
 use std::ops::Range;
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, SOURCES, TensorOp};
+
+pub use product::fuse_product;
 
 /// `first`, then `second`, as one command; `None` if they cannot be.
 ///

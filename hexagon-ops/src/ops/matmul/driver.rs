@@ -1,5 +1,6 @@
 //! One matrix multiplication from checked arguments to the last column.
 
+use super::epilogue::{Epilogue, Finish};
 use super::{gemm, gemv_driver};
 use crate::error::{Error, Result};
 use crate::hmx::Hmx;
@@ -49,7 +50,13 @@ impl Rows<'_> {
     }
 
     /// Checks that `m` rows of `row` elements lie within `elems`.
-    fn check(self, what: &'static str, m: usize, row: usize, elems: usize) -> Result<()> {
+    pub(super) fn check(
+        self,
+        what: &'static str,
+        m: usize,
+        row: usize,
+        elems: usize,
+    ) -> Result<()> {
         if let Self::Listed(starts) = self
             && starts.len() != m
         {
@@ -91,6 +98,8 @@ pub struct MatMul<'a> {
     pub dst: &'a mut [f32],
     /// Where the results' rows are; they must not overlap.
     pub dst_rows: Rows<'a>,
+    /// What is done with the results before they are written.
+    pub epilogue: Option<Epilogue<'a>>,
 }
 
 /// Activations that a product has left in VTCM, in the form that it needed.
@@ -108,7 +117,13 @@ pub struct Prepared {
 /// (30.2 with qfloat), after which the matrix unit takes up to 32 rows at the same price.
 pub const GEMV_MAX_ROWS: usize = 2;
 
-impl MatMul<'_> {
+impl<'a> MatMul<'a> {
+    /// What is to be done with row `m`.
+    pub(super) fn finish(&self, m: usize) -> Finish<'a> {
+        let n = self.layout.n();
+        (self.epilogue).map_or(Finish::WRITE, |epilogue| epilogue.of_row(m, 0, n))
+    }
+
     /// Computes the product.
     ///
     /// # Errors
@@ -141,6 +156,9 @@ impl MatMul<'_> {
         self.act_rows
             .check("activations", self.m, k, self.act.len())?;
         self.dst_rows.check("results", self.m, n, self.dst.len())?;
+        if let Some(epilogue) = &self.epilogue {
+            epilogue.check(self.m, n)?;
+        }
         if self.m == 0 || n == 0 {
             return Ok(None);
         }

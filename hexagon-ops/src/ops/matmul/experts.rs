@@ -85,6 +85,7 @@ impl ExpertMatMul<'_> {
                 act_rows: Rows::Listed(&act_starts[..m]),
                 dst: &mut *self.dst,
                 dst_rows: Rows::Listed(&dst_starts[..m]),
+                epilogue: None,
             };
             product.run(machine.reborrow())?;
         }

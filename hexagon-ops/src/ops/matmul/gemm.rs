@@ -6,7 +6,7 @@
 //!     copy        group t       DDR -> raw panels            (F16: straight to tiles, one step later)
 //!     dequantize  group t - 1   raw panels -> FP16 tiles     tasks of whole or partial strips
 //!     multiply    group t - 2   FP16 tiles -> result tiles   one task: the thread that holds the unit
-//!     write       group t - 3   result tiles -> f32 rows     one task
+//!     write       group t - 3   result tiles -> f32 rows     tasks of 32 rows and more
 //! ```
 //!
 //! VTCM holds the chunk's activations and two buffers of each kind that swap after each step.
@@ -15,6 +15,7 @@ use core::ops::Range;
 
 use super::dequantize::dequantize;
 use super::driver::{Machine, MatMul, Rows};
+use super::epilogue::{Epilogue, Finish};
 use super::pack::{RowFactor, pack_rows, unpack_tile};
 use super::plan::GemmPlan;
 use super::{MAX_TASKS, Panel};
@@ -23,8 +24,10 @@ use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, Tile, WeightType};
 use crate::rt::{Arena, Copy, Engine};
 
+/// Most tasks that write in one step.
+const MAX_WRITE: usize = 4;
 /// Most tasks that dequantize in one step: what is left beside multiplying and writing.
-const MAX_DEQUANTIZE: usize = MAX_TASKS - 2;
+const MAX_DEQUANTIZE: usize = MAX_TASKS - 1 - MAX_WRITE;
 
 /// One task of a step.
 enum Task<'t, 'o> {
@@ -37,6 +40,7 @@ enum Task<'t, 'o> {
     },
     Write {
         tiles: &'t [Tile],
+        m_tiles: usize,
         n0: usize,
         out: &'t mut Output<'o>,
     },
@@ -68,7 +72,12 @@ impl Task<'_, '_> {
                     }
                 }
             }
-            Self::Write { tiles, n0, out } => out.write(tiles, *n0),
+            Self::Write {
+                tiles,
+                m_tiles,
+                n0,
+                out,
+            } => out.write(tiles, *m_tiles, *n0),
             Self::Dequantize {
                 panel,
                 tiles,
@@ -81,32 +90,83 @@ impl Task<'_, '_> {
     }
 }
 
-/// The rows of one chunk of M.
+/// Some rows of a chunk of M, whole tiles of 32 but for the last.
 struct Output<'o> {
+    /// From the first of the rows on, or all results where rows are listed.
     dst: &'o mut [f32],
     rows: Rows<'o>,
-    /// First row of the chunk.
-    m0: usize,
-    /// Rows of the chunk.
+    epilogue: Option<Epilogue<'o>>,
+    /// First row, counted from where `dst` begins, and from the first row of the product.
+    first: [usize; 2],
+    /// How many there are.
     n_rows: usize,
     /// Columns of the product.
     n: usize,
+    /// First tile of the chunk's.
+    first_tile: usize,
     factors: &'o [[RowFactor; TILE_DIM]],
 }
 
-impl Output<'_> {
-    /// Writes the tiles of the strips from column `n0` on; a strip has a tile per 32 rows.
-    fn write(&mut self, tiles: &[Tile], n0: usize) {
+impl<'o> Output<'o> {
+    /// The rows `rows` in parts of about the same size: one for each thread, if rows follow one another in memory.
+    fn parts(
+        job: &'o mut MatMul<'_>,
+        rows: Range<usize>,
+        factors: &'o [[RowFactor; TILE_DIM]],
+        threads: usize,
+    ) -> [Option<Self>; MAX_WRITE] {
+        let n = job.layout.n();
+        let (stride, parts) = match job.dst_rows {
+            Rows::Strided(stride) => (stride, threads.clamp(1, MAX_WRITE)),
+            Rows::Listed(_) => (0, 1),
+        };
+        let per_part = factors.len().div_ceil(parts);
+        let mut rest = &mut job.dst[rows.start * stride..];
+        let mut parts = factors.chunks(per_part).enumerate();
+        core::array::from_fn(|_| {
+            let (index, factors) = parts.next()?;
+            let first_tile = index * per_part;
+            let start = rows.start + first_tile * TILE_DIM;
+            let n_rows = (factors.len() * TILE_DIM).min(rows.end - start);
+            let whole = core::mem::take(&mut rest);
+            // The last part has all that is left: the last row ends with its last column.
+            let dst = if start + n_rows < rows.end {
+                let (now, later) = whole.split_at_mut(n_rows * stride);
+                rest = later;
+                now
+            } else {
+                whole
+            };
+            Some(Self {
+                dst,
+                rows: job.dst_rows,
+                epilogue: job.epilogue,
+                first: [if stride == 0 { start } else { 0 }, start],
+                n_rows,
+                n,
+                first_tile,
+                factors,
+            })
+        })
+    }
+
+    /// Writes the tiles of the strips from column `n0` on; a strip has `m_tiles` tiles, one per 32 rows of the chunk.
+    fn write(&mut self, tiles: &[Tile], m_tiles: usize, n0: usize) {
         let mut rows = [[0.0; TILE_DIM]; TILE_DIM];
-        for (s, strip) in tiles.chunks(self.factors.len()).enumerate() {
+        for (s, strip) in tiles.chunks(m_tiles).enumerate() {
             let n0 = n0 + s * TILE_DIM;
             let columns = TILE_DIM.min(self.n - n0);
+            let strip = &strip[self.first_tile..];
             for (mt, (tile, factors)) in strip.iter().zip(self.factors).enumerate() {
                 let n_rows = TILE_DIM.min(self.n_rows - mt * TILE_DIM);
                 unpack_tile(tile, factors, &mut rows);
                 for (i, row) in rows[..n_rows].iter().enumerate() {
-                    let start = self.rows.start(self.m0 + mt * TILE_DIM + i) + n0;
-                    self.dst[start..start + columns].copy_from_slice(&row[..columns]);
+                    let [at, m] = self.first.map(|first| first + mt * TILE_DIM + i);
+                    let finish = self.epilogue.map_or(Finish::WRITE, |epilogue| {
+                        epilogue.of_row(m, n0, n0 + columns)
+                    });
+                    let start = self.rows.start(at) + n0;
+                    finish.put(row, &mut self.dst[start..start + columns]);
                 }
             }
         }
@@ -197,14 +257,8 @@ fn chunk(
         arena.tiles("result tiles", out_tiles)?,
         arena.tiles("result tiles", out_tiles)?,
     ];
-    let mut output = Output {
-        dst: &mut *job.dst,
-        rows: job.dst_rows,
-        m0: rows.start,
-        n_rows: rows.len(),
-        n: layout.n(),
-        factors,
-    };
+    let weights = job.weights;
+    let mut outputs = Output::parts(job, rows, factors, engine.threads());
 
     let n_groups = layout.n_strips().div_ceil(plan.group);
     // Strips of the group that is `late` steps behind step `t`; none before the first and after the last.
@@ -213,7 +267,7 @@ fn chunk(
         _ => 0..0,
     };
     let panels = |strips: Range<usize>| {
-        &job.weights[strips.start * panel.panel_lines()..strips.end * panel.panel_lines()]
+        &weights[strips.start * panel.panel_lines()..strips.end * panel.panel_lines()]
     };
     for t in 0..n_groups + 3 {
         let [raw_next, raw_ready] = &mut raw;
@@ -234,11 +288,14 @@ fn chunk(
         }
         if !written.is_empty() {
             let tiles = &out_ready[..written.len() * m_tiles];
-            tasks[1] = Some(Task::Write {
-                tiles,
-                n0: written.start * TILE_DIM,
-                out: &mut output,
-            });
+            for (task, out) in tasks[1..].iter_mut().zip(outputs.iter_mut().flatten()) {
+                *task = Some(Task::Write {
+                    tiles,
+                    m_tiles,
+                    n0: written.start * TILE_DIM,
+                    out,
+                });
+            }
         }
         let copy = if weight == WeightType::F16 {
             let from = panels(strips(t, 1));
@@ -250,11 +307,11 @@ fn chunk(
             let dequantized = strips(t, 1).len();
             let ready = &raw_ready[..dequantized * panel.panel_lines()];
             share_out(
-                job.layout,
+                layout,
                 ready,
                 tiles_next,
                 engine.threads(),
-                &mut tasks[2..],
+                &mut tasks[1 + MAX_WRITE..],
             )?;
             let from = panels(strips(t, 0));
             Copy {

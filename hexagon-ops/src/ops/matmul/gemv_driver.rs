@@ -7,7 +7,8 @@
 //! ```
 
 use super::driver::{Machine, MatMul};
-use super::gemv::{Columns, gemv_strip, gemv_two_rows, gemv_two_strips};
+use super::epilogue::Finish;
+use super::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
 use super::quantize::{ActGroup, groups, quantize_row};
 use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
@@ -30,6 +31,7 @@ struct QuantizeTask<'a> {
 struct StripTask<'a> {
     panels: &'a [Line],
     acts: [&'a [ActGroup]; 2],
+    finish: [Finish<'a>; 2],
     out: [&'a mut [f32]; 2],
     result: Result<()>,
 }
@@ -39,21 +41,21 @@ impl StripTask<'_> {
         let two_rows = !self.out[1].is_empty();
         let [first, second] = &mut self.out;
         self.result = if two_rows {
-            two_row_strips(layout, self.panels, self.acts, [first, second])
+            two_row_strips(layout, self.panels, self.acts, self.finish, [first, second])
         } else {
-            strips(layout, self.panels, self.acts[0], first)
+            strips(layout, self.panels, self.acts[0], self.finish[0], first)
         };
     }
 }
 
-/// Copies what of `columns` exists to the front of `out`.
-fn put(out: &mut [f32], columns: &Columns) {
-    let count = out.len().min(TILE_DIM);
-    out[..count].copy_from_slice(&columns[..count]);
-}
-
 /// One row, strips two by two.
-fn strips(layout: PanelLayout, panels: &[Line], act: &[ActGroup], out: &mut [f32]) -> Result<()> {
+fn strips(
+    layout: PanelLayout,
+    panels: &[Line],
+    act: &[ActGroup],
+    mut finish: Finish<'_>,
+    out: &mut [f32],
+) -> Result<()> {
     let pair_lines = 2 * layout.panel_lines();
     for (panels, out) in panels.chunks(pair_lines).zip(out.chunks_mut(2 * TILE_DIM)) {
         let (first, second) = panels.split_at(layout.panel_lines());
@@ -61,7 +63,7 @@ fn strips(layout: PanelLayout, panels: &[Line], act: &[ActGroup], out: &mut [f32
         let first = Panel::new(layout, first)?;
         if second.is_empty() {
             gemv_strip(&first, act, &mut a)?;
-            put(out, &a);
+            finish.put(&a, out);
         } else {
             gemv_two_strips(
                 [&first, &Panel::new(layout, second)?],
@@ -69,8 +71,11 @@ fn strips(layout: PanelLayout, panels: &[Line], act: &[ActGroup], out: &mut [f32
                 [&mut a, &mut b],
             )?;
             let (left, right) = out.split_at_mut(TILE_DIM);
-            put(left, &a);
-            put(right, &b);
+            let [here, rest] = finish.split_at(TILE_DIM);
+            here.put(&a, left);
+            let [here, rest] = rest.split_at(TILE_DIM);
+            here.put(&b, right);
+            finish = rest;
         }
     }
     Ok(())
@@ -81,14 +86,18 @@ fn two_row_strips(
     layout: PanelLayout,
     panels: &[Line],
     acts: [&[ActGroup]; 2],
+    mut finish: [Finish<'_>; 2],
     out: [&mut [f32]; 2],
 ) -> Result<()> {
     let [first, second] = out.map(|out| out.chunks_mut(TILE_DIM));
     for ((panel, first), second) in panels.chunks(layout.panel_lines()).zip(first).zip(second) {
         let (mut a, mut b) = ([0.0; TILE_DIM], [0.0; TILE_DIM]);
         gemv_two_rows(&Panel::new(layout, panel)?, acts, [&mut a, &mut b])?;
-        put(first, &a);
-        put(second, &b);
+        for (finish, (columns, out)) in finish.iter_mut().zip([(&a, first), (&b, second)]) {
+            let [here, rest] = finish.split_at(TILE_DIM);
+            here.put(columns, out);
+            *finish = rest;
+        }
     }
     Ok(())
 }
@@ -152,6 +161,7 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
     let mut ready = arena.lines("panels", step_lines)?;
     let mut next = arena.lines("panels", step_lines)?;
 
+    let mut finish = [job.finish(0), job.finish(m - 1)];
     let MatMul {
         weights,
         dst,
@@ -191,9 +201,15 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
                 *rest = later;
                 now
             });
+            let here = finish.each_mut().map(|finish| {
+                let [here, rest] = finish.split_at(columns);
+                *finish = rest;
+                here
+            });
             tasks[n_tasks] = Some(StripTask {
                 panels,
                 acts,
+                finish: here,
                 out,
                 result: Ok(()),
             });

@@ -7,6 +7,7 @@
 
 pub mod dequantize;
 mod driver;
+mod epilogue;
 mod experts;
 mod gemm;
 pub mod gemv;
@@ -17,6 +18,7 @@ mod plan;
 pub mod quantize;
 
 pub use driver::{GEMV_MAX_ROWS, Machine, MatMul, Prepared, Rows};
+pub use epilogue::{Combine, Epilogue};
 pub use experts::ExpertMatMul;
 pub use panel::Panel;
 pub use plan::GemmPlan;

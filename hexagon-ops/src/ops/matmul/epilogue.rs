@@ -1,0 +1,142 @@
+//! What is done with results before they are written: a residual or a bias is added, a gate is applied.
+//!
+//! The results are in registers or in VTCM then; as an operation of its own it would read them from memory again.
+
+use super::driver::Rows;
+use crate::error::Result;
+use crate::hvx::{self, Vector};
+use crate::layout::TILE_DIM;
+use crate::ops::math;
+
+/// A function of a result and another element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// Their sum.
+    Add,
+    /// [`math::silu`] of the result, times the other.
+    Swiglu,
+    /// [`math::gelu`] of the result, times the other.
+    Geglu,
+    /// [`math::gelu_erf`] of the result, times the other.
+    GegluErf,
+    /// [`math::gelu_quick`] of the result, times the other.
+    GegluQuick,
+    /// The result if it is positive, times the other.
+    Reglu,
+}
+
+impl Combine {
+    #[inline(always)]
+    fn lanes(self, result: Vector, other: Vector) -> Vector {
+        let gate = match self {
+            Self::Add => return hvx::add_f32(result, other),
+            Self::Swiglu => math::silu(result),
+            Self::Geglu => math::gelu(result),
+            Self::GegluErf => math::gelu_erf(result),
+            Self::GegluQuick => math::gelu_quick(result),
+            Self::Reglu => hvx::max_f32(result, hvx::splat_w(0)),
+        };
+        hvx::mul_f32(gate, other)
+    }
+}
+
+/// `dst = f(result, other)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Epilogue<'a> {
+    /// The function.
+    pub f: Combine,
+    /// Rows of the second operand, N elements each; `None`: what is in the results' places before.
+    pub other: Option<(&'a [f32], Rows<'a>)>,
+}
+
+impl<'a> Epilogue<'a> {
+    /// Checks that there are `m` rows of `n` elements.
+    pub(super) fn check(&self, m: usize, n: usize) -> Result<()> {
+        match self.other {
+            Some((elems, rows)) => rows.check("the epilogue's rows", m, n, elems.len()),
+            None => Ok(()),
+        }
+    }
+
+    /// What is to be done with the columns of row `m` from `n0` to `n`.
+    #[inline(always)]
+    pub(super) fn of_row(self, m: usize, n0: usize, n: usize) -> Finish<'a> {
+        let row = |(elems, rows): (&'a [f32], Rows<'_>)| &elems[rows.start(m)..][n0..n];
+        Finish {
+            f: Some(self.f),
+            other: self.other.map(row),
+        }
+    }
+}
+
+/// What is to be done with part of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Finish<'a> {
+    /// `None`: only to be written.
+    f: Option<Combine>,
+    /// As many elements as the part has; `None`: in place.
+    other: Option<&'a [f32]>,
+}
+
+impl Finish<'_> {
+    /// The results are written as they are.
+    pub(super) const WRITE: Self = Self {
+        f: None,
+        other: None,
+    };
+
+    /// For the first `columns` columns, and for those behind.
+    #[inline(always)]
+    pub(super) fn split_at(self, columns: usize) -> [Self; 2] {
+        let (first, second) = match self.other {
+            Some(other) => {
+                let (first, second) = other.split_at(columns.min(other.len()));
+                (Some(first), Some(second))
+            }
+            None => (None, None),
+        };
+        [first, second].map(|other| Self { f: self.f, other })
+    }
+
+    /// Writes as many of the results as `out` has columns.
+    #[inline(always)]
+    pub(super) fn put(self, results: &[f32; TILE_DIM], out: &mut [f32]) {
+        let count = out.len().min(TILE_DIM);
+        match self.f {
+            None => out[..count].copy_from_slice(&results[..count]),
+            Some(f) => with_other(f, results, self.other, &mut out[..count]),
+        }
+    }
+}
+
+/// [`Finish::put`] with a second operand, which is what `out` holds if there is no `other`.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+fn with_other(f: Combine, results: &[f32; TILE_DIM], other: Option<&[f32]>, out: &mut [f32]) {
+    let mut lanes = [0.0; TILE_DIM];
+    let other = other.unwrap_or(out);
+    let count = out.len().min(other.len());
+    lanes[..count].copy_from_slice(&other[..count]);
+    hvx::widest(Lanes {
+        f,
+        results,
+        lanes: &mut lanes,
+    });
+    out[..count].copy_from_slice(&lanes[..count]);
+}
+
+/// `lanes = f(results, lanes)`.
+struct Lanes<'a> {
+    f: Combine,
+    results: &'a [f32; TILE_DIM],
+    lanes: &'a mut [f32; TILE_DIM],
+}
+
+impl hvx::Kernel for Lanes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let (x, y) = (hvx::load_f32(self.results), hvx::load_f32(self.lanes));
+        hvx::store_f32(self.lanes, self.f.lanes(x, y));
+    }
+}
