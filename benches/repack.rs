@@ -96,6 +96,7 @@ fn write(path: &Path, names: &[String], dtype: GgmlType, source: &[u8]) -> Form 
             dtype,
             ne: tensor.shape.ne,
             data: source,
+            feedback: &[],
         };
         form.write(&weight, &mut writer, |_| true)
             .expect("room for the file");

@@ -137,6 +137,7 @@ def arguments():
     parser.add_argument("-fa", "--flash-attn", help="on, off or on,off: a row for each")
     parser.add_argument("--rules", help="GGML_RUST_NPU_RULES, such as blk=int4")
     parser.add_argument("--calibration", help="values of GGML_RUST_NPU_CALIBRATION, with commas; a row for each")
+    parser.add_argument("--pack", help="GGML_RUST_NPU_PACK: a file of `ggml-npu repack`, made of the model of one format")
     return parser.parse_args()
 
 
@@ -145,6 +146,8 @@ def device_runs(kind, args):
     settings = {"GGML_RUST_NPU_SIM": args.chip}
     if args.rules:
         settings["GGML_RUST_NPU_RULES"] = args.rules
+    if args.pack:
+        settings["GGML_RUST_NPU_PACK"] = args.pack
     if args.flash_attn:
         return {f"{kind} -fa {value}": Run(cpu_env(**settings), ("-fa", value)) for value in args.flash_attn.split(",")}
     if not args.calibration:

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use half::f16;
 use rknpu_ops::calibrate::Method;
-use rknpu_ops::int4;
+use rknpu_ops::int4::{self, Feedback};
 use rknpu_ops::layout::MatmulLayout;
 use rknpu_ops::rotation::Rotation;
 
@@ -262,6 +262,8 @@ pub struct Source<'a> {
     pub dequantize: Option<&'a dyn Dequantize>,
     /// How INT4 weights are clipped.
     pub calibration: Method,
+    /// For each K segment of INT4 weights, how rounding makes up for what it loses; empty if it does not.
+    pub feedback: &'a [Feedback],
 }
 
 impl Source<'_> {

@@ -85,6 +85,7 @@ fn multiply(npu: &RkNpu, choice: Choice, m: usize) -> Result<()> {
             rows: &bytes,
             dequantize: Some(&Plain),
             calibration: Method::default(),
+            feedback: &[],
         },
         0..N,
     );

@@ -125,6 +125,7 @@ fn write(path: &Path, chip: &str, plan: &Plan) {
             dtype: *dtype,
             ne: NE,
             data: &data,
+            feedback: &[],
         };
         assert!(form.write(&weight, &mut writer, |_| true).unwrap());
     }

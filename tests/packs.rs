@@ -51,6 +51,7 @@ fn write(path: &Path, form: Form, w: &Weight, source: &[u8]) {
         dtype: GgmlType::F16,
         ne: w.ne,
         data: &w.bytes,
+        feedback: &[],
     };
     assert!(form.write(&weight, &mut writer, |_| true).unwrap());
     writer.finish().unwrap();
@@ -283,6 +284,7 @@ proptest! {
             rows: &w.bytes,
             dequantize: dequantize::of(GgmlType::F16),
             calibration,
+            feedback: &[],
         };
         let mut scales = vec![layout.empty_scale(); layout.scales()];
         let mut whole = vec![0; layout.bytes()];
@@ -294,7 +296,8 @@ proptest! {
         let mut error = repack::SquareError::default();
         for (piece, rows) in form.pieces().into_iter().enumerate() {
             let rows = &w.bytes[rows.start * row..rows.end * row];
-            error = error + form.pack(piece, DType::F16, rows, None, &mut out, &mut part);
+            let source = Source { rows, ..source };
+            error = error + form.pack(piece, source, &mut out, &mut part);
             bytes.extend_from_slice(&out);
         }
         prop_assert!(bytes == whole, "{precision:?}");

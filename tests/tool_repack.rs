@@ -215,7 +215,7 @@ fn wrong_arguments_are_refused_with_a_reason() {
     let (model, plain) = (folder.join("model.gguf"), folder.join("model.f32"));
     quantized(&model);
     let model = path(&model);
-    let cases: [Refused; 8] = [
+    let cases: [Refused; 9] = [
         (&["rk3589", "hexagon-v75"], &[model, "--chip", "rk3589"], 2),
         (&["--chip"], &[model], 2),
         (&["no_such.gguf"], &["no_such.gguf", "--chip", "rk3588"], 1),
@@ -243,6 +243,13 @@ fn wrong_arguments_are_refused_with_a_reason() {
             &["--calibrate", "percentile"],
             &[model, "--chip", "rk3588", "--calibrate", "best"],
             2,
+        ),
+        (
+            &["model.gguf", "general.type is not imatrix"],
+            &[
+                model, "--chip", "rk3588", "--rules", "x=int4", "--imatrix", model,
+            ],
+            1,
         ),
     ];
     for (words, args, code) in cases {

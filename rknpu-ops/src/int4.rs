@@ -31,9 +31,11 @@ use crate::pack::{self, Rows};
 use crate::rotation::Rotation;
 use crate::round::{self, clamped, halfway, low_byte};
 
+mod feedback;
 mod unpack;
 mod weight;
 
+pub use feedback::Feedback;
 pub use unpack::{Accumulator, Product, ScaledOutput, Tile, unpack_scaled};
 pub use weight::{pack_group_i4, quantize_group_i4, unpack_group_i4};
 

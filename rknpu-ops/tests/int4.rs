@@ -21,6 +21,8 @@ use rknpu_ops::rotation::Rotation;
 #[path = "sim/common.rs"]
 #[expect(dead_code, reason = "shared with tests/sim, which uses all of it")]
 mod common;
+#[path = "int4/feedback.rs"]
+mod feedback;
 #[path = "int4/measure.rs"]
 mod measure;
 #[path = "int4/product.rs"]
@@ -222,7 +224,7 @@ fn weights_are_rounded_with_their_clip_and_scaled_by_the_best_fit() {
         let mut scales = vec![vec![-1.0; 8]; 3];
         let mut views: Vec<&mut [f32]> = scales.iter_mut().map(Vec::as_mut_slice).collect();
         let src = Rows::new(&rows, count, k, k);
-        quantize_group_i4(src, segment_k, method, &mut out, &mut views);
+        quantize_group_i4(src, segment_k, method, &[], &mut out, &mut views);
         let q = digits_of(&out);
         for (segment, scales) in scales.iter().enumerate() {
             assert_eq!(scales[count..], [-1.0; 3]);

@@ -177,6 +177,7 @@ impl WeightBuffer {
                 rows,
                 dequantize: tensor.dequantize,
                 calibration: self.device.target.calibration,
+                feedback: &[],
             };
             let whole = touched.start <= start && start + packed.bytes <= touched.end;
             let of_this = start == tensor.packed_offset && packed.ne == tensor.shape.ne;

@@ -82,6 +82,7 @@ impl AtUse<'_> {
             rows: &self.rows[slice * bytes..][..bytes],
             dequantize: self.src0.dequantize,
             calibration: self.calibration,
+            feedback: &[],
         };
         self.memory.pack(&mut self.weights, 0, source, 0..n);
         self.slice = Some(slice);

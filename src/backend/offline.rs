@@ -6,6 +6,7 @@ use std::ops::Range;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
 use rayon::prelude::*;
 use rknpu_ops::calibrate::Method;
+use rknpu_ops::int4::Feedback;
 
 use super::hexagon::pack;
 use crate::dequantize;
@@ -13,7 +14,7 @@ use crate::gguf::GgmlType;
 use crate::packfile::{self, Entry, Fingerprint, LayoutTag, SourceHash, Writer, sampled};
 use crate::plan::hexagon;
 use crate::repack::{self, Source, SquareError};
-use crate::tensor::{DType, Dequantize};
+use crate::tensor::Dequantize;
 
 /// A weight as a model file has it.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,8 @@ pub struct Weight<'a> {
     pub ne: [usize; 4],
     /// Its bytes, in ggml's layout.
     pub data: &'a [u8],
+    /// What [`Source::feedback`] is to be.
+    pub feedback: &'a [Feedback],
 }
 
 /// The packed form of a weight.
@@ -86,6 +89,15 @@ impl Form {
         }
     }
 
+    /// How INT4 weights are clipped.
+    #[must_use]
+    pub fn calibration(&self) -> Method {
+        match self {
+            Self::Rockchip(_, method) => *method,
+            Self::Hexagon(_) => Method::default(),
+        }
+    }
+
     /// Whether weights of a type can be packed here: their values are known, or not needed.
     #[must_use]
     pub fn can_pack(&self, dtype: GgmlType) -> bool {
@@ -122,7 +134,14 @@ impl Form {
             let range = rows.start * row_bytes..rows.end * row_bytes;
             let bytes = &weight.data[range.clone()];
             full.update(bytes);
-            error = error + self.pack(piece, dtype, bytes, way, &mut out, &mut scales);
+            let source = Source {
+                dtype,
+                rows: bytes,
+                dequantize: way,
+                calibration: self.calibration(),
+                feedback: weight.feedback,
+            };
+            error = error + self.pack(piece, source, &mut out, &mut scales);
             writer.bytes(&out)?;
             if !done(range) {
                 return Ok(false);
@@ -174,40 +193,38 @@ impl Form {
 
     /// Packs a piece.
     ///
-    /// - `piece`: its number in [`Self::pieces`]; `rows`: the bytes of its rows
+    /// - `piece`: its number in [`Self::pieces`]; `source`: its rows
     /// - `out`: gets its packed bytes; `scales`: its scales are appended
     /// - returns what was lost
     ///
     /// # Panics
-    /// If the rows are others than those of the piece, or values are needed and `dequantize` is not there.
+    /// If the rows are others than those of the piece, or values are needed and no way to them is there.
     pub fn pack(
         &self,
         piece: usize,
-        dtype: DType,
-        rows: &[u8],
-        dequantize: Option<&dyn Dequantize>,
+        source: Source<'_>,
         out: &mut Vec<u8>,
         scales: &mut Vec<f32>,
     ) -> SquareError {
         out.clear();
         match self {
-            Self::Rockchip(layout, calibration) => {
+            Self::Rockchip(layout, _) => {
                 let layout = layout.of_chunk(piece % layout.chunks);
                 out.resize(layout.bytes(), 0);
                 let first = scales.len();
                 scales.resize(first + layout.scales(), layout.empty_scale());
                 let scales = &mut scales[first..];
-                let source = Source {
-                    dtype,
-                    rows,
-                    dequantize,
-                    calibration: *calibration,
-                };
                 repack::pack_rows(&layout, source, 0..layout.n, scales, out);
                 layout.square_error(source, scales, out)
             }
             Self::Hexagon(layout) => {
                 let (weight, k) = (layout.weight(), layout.matrix.panel().k());
+                let Source {
+                    dtype,
+                    rows,
+                    dequantize,
+                    ..
+                } = source;
                 let row_bytes = dtype.row_bytes(k).unwrap_or(1);
                 let n = rows.len() / row_bytes;
                 let layout = hexagon::WeightLayout {

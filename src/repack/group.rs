@@ -181,8 +181,14 @@ impl Packer<'_> {
         }
         let values = Rows::new(&work.values, group.rows, k, k);
         let method = self.source.calibration;
-        let nibbles = &mut work.nibbles[..];
-        int4::quantize_group_i4(values, layout.segment_k, method, nibbles, &mut group.scales);
+        int4::quantize_group_i4(
+            values,
+            layout.segment_k,
+            method,
+            self.source.feedback,
+            &mut work.nibbles,
+            &mut group.scales,
+        );
         let rows = Rows::new(&work.nibbles, group.rows, k / 2, k / 2);
         for (segment, out) in group.segments.iter_mut().enumerate() {
             let columns = layout.segment_columns(segment);

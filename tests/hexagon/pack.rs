@@ -67,6 +67,7 @@ fn write(path: &Path, dtype: GgmlType, ne: [usize; 4], packed: &[u8], source: &[
         dtype,
         ne,
         data: packed,
+        feedback: &[],
     };
     assert!(form.write(&as_file, &mut writer, |_| true).unwrap());
     writer.finish().unwrap();

@@ -1,6 +1,7 @@
 //! Weights: calibrated scales, nibbles, native B.
 
-use super::{nibble_bytes, quantize_weights};
+use super::feedback::{Feedback, Work};
+use super::{CHUNK, join_nibbles, nibble_bytes, quantize_weights};
 use crate::calibrate::{self, Method};
 use crate::layout::NativeB;
 use crate::pack::{self, Rows};
@@ -9,6 +10,8 @@ use crate::pack::{self, Rows};
 ///
 /// - `rows`: any rows of K elements, already rotated; K and `segment_k` even, the last segment may be short
 /// - `method`: how scales are chosen; a method that needs many samples pools the rows of a segment
+/// - `feedback`: one for each K segment of rows with all their elements finite, to make up for what rounding loses; none to
+///   round one by one
 /// - `out`: `rows.count() * K / 2` bytes, row-major without gaps
 /// - `scales[segment][row]`: one slice for each K segment, of at least `rows.count()` elements; those beyond are left
 ///   alone. 0 for zeros; NaN for a segment with a non-finite element, whose nibbles are 0
@@ -19,6 +22,7 @@ pub fn quantize_group_i4(
     rows: Rows<'_, f32>,
     segment_k: usize,
     method: Method,
+    feedback: &[Feedback],
     out: &mut [u8],
     scales: &mut [&mut [f32]],
 ) {
@@ -34,16 +38,25 @@ pub fn quantize_group_i4(
         k.div_ceil(segment_k),
         "scales of each segment"
     );
-    for (k0, scales) in (0..k).step_by(segment_k).zip(scales) {
+    let mut work = Work::default();
+    for (segment, scales) in scales.iter_mut().enumerate() {
+        let k0 = segment * segment_k;
         let k1 = k.min(k0 + segment_k);
         let part = rows.columns(k0..k1);
         let out = &mut *out;
         calibrate::clip_rows(part, method, |m, clip| {
             let (values, out) = (part.row(m), &mut out[m * row_bytes..][k0 / 2..k1 / 2]);
             scales[m] = clip.scale_i4(values, method);
-            match clip.inverse_i4() {
-                Some(inverse) => quantize_weights(values, inverse, out),
-                None => out.fill(0),
+            match (clip.inverse_i4(), feedback.get(segment)) {
+                (Some(_), Some(feedback)) => {
+                    scales[m] = feedback.round(values, clip, &mut work);
+                    let levels = work.best.as_chunks::<CHUNK>().0;
+                    for (levels, out) in levels.iter().zip(out.chunks_mut(CHUNK / 2)) {
+                        join_nibbles(levels, out);
+                    }
+                }
+                (Some(inverse), None) => quantize_weights(values, inverse, out),
+                (None, _) => out.fill(0),
             }
         });
     }

@@ -46,6 +46,7 @@ fn weights(rows: &[f32], k: usize, segment_k: usize, method: Method) -> Vec<f32>
         Rows::new(rows, count, k, k),
         segment_k,
         method,
+        &[],
         &mut out,
         &mut views,
     );
@@ -229,6 +230,7 @@ fn weights_packed(rows: &[f32], k: usize, method: Method) -> Vec<u8> {
         Rows::new(rows, count, k, k),
         512,
         method,
+        &[],
         &mut out,
         &mut views,
     );

@@ -54,7 +54,7 @@ fn product(case: Case, act: &[f32], weights: &[f32]) -> (Vec<f32>, Quantized) {
         let range = first..n.min(first + layout.b.gn);
         let mut scales: Vec<_> = w_scales.iter_mut().map(|s| &mut s[range.clone()]).collect();
         let rows = Rows::new(&rows, n, k, k).rows(range);
-        quantize_group_i4(rows, case.segment_k, case.method, out, &mut scales);
+        quantize_group_i4(rows, case.segment_k, case.method, &[], out, &mut scales);
     }
 
     let (mut work, src) = (vec![0.0; k], Rows::new(act, m, k, k));

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 pub use self::block::Format;
 use self::block::{BLOCK, Weigh, to_f32};
-use self::imatrix::Imatrix;
+pub use self::imatrix::Imatrix;
 use self::rotate::Rotate;
 use self::transform::{Transform, Transforms};
 use crate::Failure;

@@ -1,5 +1,7 @@
 //! `ggml-npu repack`: the weights of a model as a chip wants them, in a file that they are loaded from.
 
+mod feedback;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,6 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::Failure;
 use crate::chip::{self, Chip};
 use crate::progress::Progress;
+use crate::quantize::Imatrix;
 
 /// Pack a model's weights for a chip
 ///
@@ -47,6 +50,10 @@ pub struct Args {
     /// How INT4 weights are clipped, as GGML_RUST_NPU_CALIBRATION
     #[arg(long, value_parser = PossibleValuesParser::new(config::calibrations()))]
     calibrate: Option<String>,
+    /// Statistics of the model's inputs, which llama-imatrix wrote: INT4 weights are rounded so
+    /// that what one loses the next ones make up for, where inputs are large
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
 }
 
 /// Exit code of a program that a signal ended.
@@ -68,6 +75,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         config.calibration = config::calibration(Some(word.clone()))?;
     }
     let chip = Chip::new(&args.chip, &config)?;
+    let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let file = File::open(&args.model).map_err(|error| match error {
         error @ ggml_rust_npu::gguf::Error::Io { .. } => error.to_string(),
         error => format!("{}: {error}", args.model.display()),
@@ -83,6 +91,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         let model = args.model.display();
         return Err(format!("no weight of {model} is for {}", args.chip).into());
     }
+    let has_int4 = jobs.iter().any(|(_, form)| is_int4(form));
+    if let (Some(path), false) = (&args.imatrix, has_int4) {
+        let path = path.display();
+        return Err(format!("--imatrix {path} is for INT4 weights: no rule asks for them").into());
+    }
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
@@ -97,11 +110,18 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let progress = Progress::new("packing", total);
     for job in &jobs {
         let (tensor, form) = job;
+        let feedback = match (form, &imatrix) {
+            (Form::Rockchip(layout, _), Some(imatrix)) if is_int4(form) => {
+                feedback::of(layout, imatrix.of(&tensor.name, tensor.ne[0])?)
+            }
+            _ => Vec::new(),
+        };
         let weight = Weight {
             name: &tensor.name,
             dtype: tensor.dtype,
             ne: tensor.ne,
             data: file.data(tensor),
+            feedback: &feedback,
         };
         let whole = form.write(&weight, &mut writer, |range| {
             progress.add(range.len() as u64);
@@ -143,9 +163,15 @@ fn options(args: &Args, config: &Config, chip: &Chip) -> String {
                 "--calibrate {}",
                 config::calibration_word(config.calibration)
             ));
+            let imatrix = args.imatrix.as_ref().and_then(|path| path.file_name());
+            options.extend(imatrix.map(|name| format!("--imatrix {}", name.display())));
         }
     }
     options.join(" ")
+}
+
+fn is_int4(form: &Form) -> bool {
+    matches!(form, Form::Rockchip(layout, _) if layout.precision.is_int4())
 }
 
 /// The weights that the chip takes. Of those that it takes and that cannot be packed here, a line says so.

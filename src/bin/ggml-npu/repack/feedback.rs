@@ -1,0 +1,95 @@
+//! How INT4 weights make up for what rounding loses, from the mean squares of their inputs.
+
+use ggml_rust_npu::repack::WeightLayout;
+use nalgebra::{Cholesky, DMatrix};
+use rayon::prelude::*;
+use rknpu_ops::int4::Feedback;
+
+/// Part of the mean of the second moments that is added to each: inputs that were never seen are not worth nothing.
+///
+/// SOURCE: 1 %, as GPTQ has it (Frantar et al., 2022, section 3.3).
+const DAMPING: f64 = 0.01;
+
+/// The feedback of each K segment.
+///
+/// The inputs are taken to be uncorrelated: statistics have no more than their squares. `H` of a segment is then
+/// `Σ_c m_c r_c r_cᵀ`, where `m_c` is the mean square of input c and `r_c` what the rotation makes of it in the segment.
+///
+/// - `means`: the mean square of each of the K inputs
+pub fn of(layout: &WeightLayout, means: &[f32]) -> Vec<Feedback> {
+    let k = means.len();
+    let rotation = layout.rotation();
+    let mut rotated = vec![0.0_f32; k * k];
+    rotated
+        .par_chunks_exact_mut(k)
+        .enumerate()
+        .for_each(|(c, row)| {
+            row[c] = means[c].sqrt();
+            rotation.apply(row);
+        });
+    // A column of the matrix is what the rotation makes of one input.
+    let rotated = DMatrix::from_vec(k, k, rotated);
+    let segments = (0..layout.segments).into_par_iter();
+    let feedback = segments.map(|segment| {
+        let columns = layout.segment_columns(segment);
+        let part = rotated.rows_range(columns).into_owned();
+        factors(&part * part.transpose())
+    });
+    feedback.collect()
+}
+
+/// `H = U D Uᵀ`.
+fn factors(moments: DMatrix<f32>) -> Feedback {
+    let k = moments.nrows();
+    // Backwards, so that the factor with zeros above its diagonal has them below.
+    let mut backwards = DMatrix::from_fn(k, k, |i, j| f64::from(moments[(k - 1 - i, k - 1 - j)]));
+    let mean = backwards.trace() / k as f64;
+    let damping = if mean > 0.0 { DAMPING * mean } else { 1.0 };
+    for i in 0..k {
+        backwards[(i, i)] += damping;
+    }
+    // PANIC: a sum of squares, plus a positive diagonal.
+    let lower = Cholesky::new(backwards).expect("second moments").unpack();
+    let diagonal = |i: usize| lower[(k - 1 - i, k - 1 - i)];
+    let worth = (0..k).map(|i| (diagonal(i) * diagonal(i)) as f32).collect();
+    let mut upper = Vec::with_capacity(k * (k - 1) / 2);
+    for j in 0..k {
+        upper.extend((j + 1..k).map(|i| (lower[(k - 1 - j, k - 1 - i)] / diagonal(i)) as f32));
+    }
+    Feedback::new(worth, upper)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// D and U of a matrix whose factors are known: U is `j - i` over 10 behind the diagonal, D counts from 1.
+    #[test]
+    fn factors_give_the_matrix_again() {
+        let k = 5;
+        let upper = DMatrix::from_fn(k, k, |i, j| match j.cmp(&i) {
+            std::cmp::Ordering::Less => 0.0,
+            std::cmp::Ordering::Equal => 1.0,
+            std::cmp::Ordering::Greater => (j - i) as f32 / 10.0,
+        });
+        let worth = DMatrix::from_diagonal(&nalgebra::DVector::from_fn(k, |i, _| (i + 1) as f32));
+        let moments = &upper * worth * upper.transpose();
+        let damping = moments.trace() / k as f32 * DAMPING as f32;
+        let damped = &moments + DMatrix::identity(k, k) * damping;
+        let feedback = factors(moments);
+        let (worth, behind) = feedback.parts();
+        let mut behind = behind.iter();
+        let have_upper = DMatrix::from_row_iterator(
+            k,
+            k,
+            (0..k * k).map(|at| match (at % k).cmp(&(at / k)) {
+                std::cmp::Ordering::Less => 0.0,
+                std::cmp::Ordering::Equal => 1.0,
+                std::cmp::Ordering::Greater => *behind.next().unwrap(),
+            }),
+        );
+        let have_worth = DMatrix::from_diagonal(&nalgebra::DVector::from_row_slice(worth));
+        let again = &have_upper * have_worth * have_upper.transpose();
+        assert!((again - damped).amax() < 1e-5);
+    }
+}
