@@ -6,14 +6,17 @@ use std::time::Duration;
 use hexagon_ops::ffi;
 use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
-use rknpu_ops::sim::{Coherence, Fault, parse_faults};
+use rknpu_ops::sim::{Coherence, Fault};
 
 use self::settings::Settings;
 use crate::caps::{self, HexCaps, RkCaps};
 use crate::error::{Error, Result};
-use crate::rules::{self, Rules};
+use crate::rules::Rules;
 
 pub mod settings;
+mod values;
+
+pub use values::{calibration, calibration_word, calibrations};
 
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
@@ -132,8 +135,8 @@ impl Config {
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
         let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
         let (min_m, keep) = (
-            min_m(get("GGML_RUST_NPU_MIN_M"))?,
-            keep(get("GGML_RUST_NPU_KEEP"))?,
+            values::min_m(get("GGML_RUST_NPU_MIN_M"))?,
+            values::keep(get("GGML_RUST_NPU_KEEP"))?,
         );
         if let (Some(rows @ 2..), false) = (min_m, keep) {
             return Err(Error::Config {
@@ -144,39 +147,39 @@ impl Config {
             });
         }
         Ok(Self {
-            sim: sim(get("GGML_RUST_NPU_SIM"))?,
+            sim: values::sim(get("GGML_RUST_NPU_SIM"))?,
             devices: get("GGML_RUST_NPU_DEVICES")
                 .map(|list| list.split(',').map(|name| name.trim().into()).collect()),
-            log: level(get("GGML_RUST_NPU_LOG"))?,
-            chip: chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
-            rules: rules(get("GGML_RUST_NPU_RULES"))?,
-            calibration: calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
+            log: values::level(get("GGML_RUST_NPU_LOG"))?,
+            chip: values::chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
+            rules: values::rules(get("GGML_RUST_NPU_RULES"))?,
+            calibration: values::calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
             min_m,
             settings: Settings::read(&lookup)?,
             keep,
             pack: get("GGML_RUST_NPU_PACK").map(PathBuf::from),
-            pack_full: pack_verify(get("GGML_RUST_NPU_PACK_VERIFY"))?,
+            pack_full: values::pack_verify(get("GGML_RUST_NPU_PACK_VERIFY"))?,
             trace: get("GGML_RUST_NPU_TRACE").map(PathBuf::from),
             rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
             cdsprpc_lib: get("GGML_RUST_NPU_CDSPRPC_LIB").map(PathBuf::from),
-            hex_sessions: number(
+            hex_sessions: values::number(
                 "GGML_RUST_NPU_HEX_SESSIONS",
                 get("GGML_RUST_NPU_HEX_SESSIONS"),
                 1,
                 1..=ffi::NUM_SESSIONS,
             )?,
-            repack: repack(get("GGML_RUST_NPU_REPACK"))?,
+            repack: values::repack(get("GGML_RUST_NPU_REPACK"))?,
             timeout: Duration::from_secs(
-                number(
+                values::number(
                     "GGML_RUST_NPU_TIMEOUT",
                     get("GGML_RUST_NPU_TIMEOUT"),
-                    DEFAULT_TIMEOUT_S,
+                    values::DEFAULT_TIMEOUT_S,
                     1..=3600,
                 )?
                 .into(),
             ),
-            faults: faults(get("GGML_RUST_NPU_SIM_FAULTS"))?,
-            coherence: coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
+            faults: values::faults(get("GGML_RUST_NPU_SIM_FAULTS"))?,
+            coherence: values::coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
             sim_api_version: get("GGML_RUST_NPU_SIM_API_VERSION"),
         })
     }
@@ -217,216 +220,6 @@ pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
 #[must_use]
 pub fn known_variables() -> String {
     VARIABLES.map(|rest| format!("{PREFIX}{rest}")).join(", ")
-}
-
-fn chip(variable: &'static str, value: Option<String>) -> Result<Option<&'static RkCaps>> {
-    let Some(value) = value else { return Ok(None) };
-    match caps::rockchip_by_name(value.trim()) {
-        Some(caps) => Ok(Some(caps)),
-        None => Err(Error::Config {
-            variable,
-            reason: "no such chip".into(),
-            allowed: caps::ROCKCHIP.map(|caps| caps.soc.name()).join(", "),
-            value,
-        }),
-    }
-}
-
-fn sim(value: Option<String>) -> Result<Vec<SimChip>> {
-    let value = value.unwrap_or_default();
-    let names = value.split(',').map(str::trim);
-    let chips = names.filter(|name| !name.is_empty()).map(|name| {
-        let rockchip = caps::rockchip_by_name(name).map(SimChip::Rockchip);
-        rockchip
-            .or_else(|| caps::hexagon_by_name(name).map(SimChip::Hexagon))
-            .ok_or_else(|| Error::Config {
-                variable: "GGML_RUST_NPU_SIM",
-                value: value.clone(),
-                reason: format!("no such chip: {name}"),
-                allowed: (caps::ROCKCHIP.iter().map(|caps| caps.soc.name()))
-                    .chain(caps::HEXAGON.iter().map(|caps| caps.name))
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            })
-    });
-    chips.collect()
-}
-
-/// How long a Hexagon NPU may be silent unless the user says otherwise.
-///
-/// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights, 512 rows by its LM head,
-/// takes the stand-in several seconds and an NPU well under one.
-const DEFAULT_TIMEOUT_S: u32 = 30;
-
-fn number(
-    variable: &'static str,
-    value: Option<String>,
-    default: u32,
-    allowed: std::ops::RangeInclusive<u32>,
-) -> Result<u32> {
-    let Some(value) = value else {
-        return Ok(default);
-    };
-    let parsed = value.trim().parse().ok();
-    parsed
-        .filter(|number| allowed.contains(number))
-        .ok_or_else(|| Error::Config {
-            variable,
-            reason: "out of range, or no whole number".into(),
-            allowed: format!("{} to {}", allowed.start(), allowed.end()),
-            value,
-        })
-}
-
-fn repack(value: Option<String>) -> Result<Repack> {
-    match value.as_deref().map(str::trim) {
-        None | Some("weights") => Ok(Repack::Weights),
-        Some("always") => Ok(Repack::Always),
-        Some("off") => Ok(Repack::Off),
-        Some(_) => Err(Error::Config {
-            variable: "GGML_RUST_NPU_REPACK",
-            reason: "no such mode".into(),
-            allowed: "weights, always, off".into(),
-            value: value.unwrap_or_default(),
-        }),
-    }
-}
-
-fn faults(value: Option<String>) -> Result<Faults> {
-    let value = value.unwrap_or_default();
-    let items = value.split(',').filter(|item| !item.trim().is_empty());
-    let (fastrpc, rknn): (Vec<_>, Vec<_>) = items.partition(|item| {
-        let function = item.split(':').next().unwrap_or_default();
-        hexagon_ops::sim::knows(function.trim())
-    });
-    let wrong = |reason: String| Error::Config {
-        variable: "GGML_RUST_NPU_SIM_FAULTS",
-        value: value.clone(),
-        reason,
-        allowed: "function:n=code,... (n counts calls from 1; n+ means from the nth on)".into(),
-    };
-    Ok(Faults {
-        rknn: parse_faults(&rknn.join(",")).map_err(|error| wrong(error.to_string()))?,
-        fastrpc: hexagon_ops::sim::parse_faults(&fastrpc.join(","))
-            .map_err(|error| wrong(error.to_string()))?,
-    })
-}
-
-fn rules(value: Option<String>) -> Result<Rules> {
-    let value = value.unwrap_or_default();
-    Rules::parse(&value).map_err(|reason| Error::Config {
-        variable: "GGML_RUST_NPU_RULES",
-        reason,
-        allowed: format!("pattern=choice,... with one of {}", rules::choices()),
-        value,
-    })
-}
-
-/// Words for how INT4 weights are clipped.
-#[must_use]
-pub fn calibrations() -> [&'static str; 4] {
-    CALIBRATIONS.map(|(word, _)| word)
-}
-
-/// The word for how INT4 weights are clipped.
-#[must_use]
-pub fn calibration_word(method: Method) -> &'static str {
-    let found = CALIBRATIONS.iter().find(|(_, known)| *known == method);
-    found.map_or("?", |(word, _)| word)
-}
-
-/// Words for how INT4 weights are clipped. The percentile is the one that did best on SmolLM2-135M.
-const CALIBRATIONS: [(&str, Method); 4] = [
-    ("mse", Method::Mse),
-    ("kl", Method::KlDivergence),
-    ("percentile", Method::Percentile(0.99)),
-    ("absmax", Method::AbsMax),
-];
-
-/// How INT4 weights are clipped, by its word.
-///
-/// # Errors
-/// `Config` if there is no such word.
-pub fn calibration(value: Option<String>) -> Result<Method> {
-    let Some(value) = value else {
-        return Ok(Method::default());
-    };
-    let found = CALIBRATIONS.iter().find(|(word, _)| *word == value.trim());
-    found.map(|(_, method)| *method).ok_or(Error::Config {
-        variable: "GGML_RUST_NPU_CALIBRATION",
-        reason: "no such method".into(),
-        allowed: calibrations().join(", "),
-        value,
-    })
-}
-
-/// Largest `GGML_RUST_NPU_MIN_M`: no ubatch is larger, so all multiplications are the CPU's.
-const MIN_M_MAX: usize = 65536;
-
-fn min_m(value: Option<String>) -> Result<Option<usize>> {
-    let Some(value) = value else {
-        return Ok(None);
-    };
-    match value.trim().parse() {
-        Ok(rows @ 1..=MIN_M_MAX) => Ok(Some(rows)),
-        _ => Err(Error::Config {
-            variable: "GGML_RUST_NPU_MIN_M",
-            reason: "not such a number of rows".into(),
-            allowed: format!("1 (all on the NPU) to {MIN_M_MAX}"),
-            value,
-        }),
-    }
-}
-
-fn keep(value: Option<String>) -> Result<bool> {
-    match value.as_deref().map(str::trim) {
-        None | Some("on") => Ok(true),
-        Some("off") => Ok(false),
-        Some(_) => Err(Error::Config {
-            variable: "GGML_RUST_NPU_KEEP",
-            reason: "no such choice".into(),
-            allowed: "on, off".into(),
-            value: value.unwrap_or_default(),
-        }),
-    }
-}
-
-fn pack_verify(value: Option<String>) -> Result<bool> {
-    match value.as_deref().map(str::trim) {
-        None | Some("sampled") => Ok(false),
-        Some("full") => Ok(true),
-        Some(_) => Err(Error::Config {
-            variable: "GGML_RUST_NPU_PACK_VERIFY",
-            reason: "no such way".into(),
-            allowed: "sampled, full".into(),
-            value: value.unwrap_or_default(),
-        }),
-    }
-}
-
-fn coherence(value: Option<String>) -> Result<Coherence> {
-    match value.as_deref().map(str::trim) {
-        None | Some("relaxed") => Ok(Coherence::Relaxed),
-        Some("strict") => Ok(Coherence::Strict),
-        Some(_) => Err(Error::Config {
-            variable: "GGML_RUST_NPU_SIM_COHERENCE",
-            reason: "no such mode".into(),
-            allowed: "relaxed, strict".into(),
-            value: value.unwrap_or_default(),
-        }),
-    }
-}
-
-fn level(value: Option<String>) -> Result<LevelFilter> {
-    let Some(value) = value else {
-        return Ok(LevelFilter::Info);
-    };
-    value.trim().parse().map_err(|_| Error::Config {
-        variable: "GGML_RUST_NPU_LOG",
-        reason: "no such level".into(),
-        allowed: "off, error, warn, info, debug, trace".into(),
-        value,
-    })
 }
 
 #[cfg(test)]

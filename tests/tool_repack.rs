@@ -247,7 +247,13 @@ fn wrong_arguments_are_refused_with_a_reason() {
         (
             &["model.gguf", "general.type is not imatrix"],
             &[
-                model, "--chip", "rk3588", "--rules", "x=int4", "--imatrix", model,
+                model,
+                "--chip",
+                "rk3588",
+                "--rules",
+                "x=int4",
+                "--imatrix",
+                model,
             ],
             1,
         ),

@@ -12,7 +12,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::MIN_M_MAX;
+use super::values::MIN_M_MAX;
 use crate::caps;
 use crate::error::{Error, Result};
 

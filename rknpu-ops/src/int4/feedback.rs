@@ -16,6 +16,7 @@ use multiversion::multiversion;
 
 use super::CHUNK;
 use crate::calibrate::{Clip, LEVEL_MAX};
+use crate::round::{MAGIC, halfway, low_byte};
 
 /// Clips that are tried, as parts of the one that was chosen for rounding one by one: what is made up for makes
 /// some weights larger.
@@ -118,10 +119,9 @@ fn round_row(
     let mut total = 0.0;
     for (k, ((value, worth), level)) in values.iter().zip(worth).zip(levels).enumerate() {
         let wanted = pending[k];
-        let q = (wanted * inverse - 0.5).round_ties_even().clamp(-8.0, 7.0);
-        // CAST: between -8 and 7.
-        *level = q as i8;
-        let rounded = (q + 0.5) * step;
+        let q = halfway(wanted * inverse, LEVEL_MAX);
+        *level = low_byte(q);
+        let rounded = (q - MAGIC + 0.5) * step;
         total += worth * (wanted - rounded) * (wanted - rounded);
         let error = value - rounded;
         let rest = &mut pending[k + 1..];

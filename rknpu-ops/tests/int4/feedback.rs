@@ -67,16 +67,15 @@ fn cost(rows: &[f32], moments: &[Vec<Vec<f64>>], feedback: &[Feedback]) -> f64 {
     quantize_group_i4(src, SEGMENT_K, Method::Mse, feedback, &mut out, &mut views);
     let levels = digits_of(&out);
     let mut total = 0.0;
-    for m in 0..COUNT {
-        for (segment, moments) in moments.iter().enumerate() {
+    for (segment, (moments, scales)) in moments.iter().zip(&scales).enumerate() {
+        for (m, scale) in scales.iter().enumerate() {
             let first = m * K + segment * SEGMENT_K;
-            let scale = f64::from(scales[segment][m]);
             let e: Vec<f64> = (first..first + moments.len())
-                .map(|i| f64::from(rows[i]) - (f64::from(levels[i]) + 0.5) * scale)
+                .map(|i| f64::from(rows[i]) - (f64::from(levels[i]) + 0.5) * f64::from(*scale))
                 .collect();
-            for (i, row) in moments.iter().enumerate() {
+            for (row, error) in moments.iter().zip(&e) {
                 let with_row: f64 = row.iter().zip(&e).map(|(h, e)| h * e).sum();
-                total += e[i] * with_row;
+                total += error * with_row;
             }
         }
     }

@@ -51,12 +51,17 @@ fn factors(moments: DMatrix<f32>) -> Feedback {
     // PANIC: a sum of squares, plus a positive diagonal.
     let lower = Cholesky::new(backwards).expect("second moments").unpack();
     let diagonal = |i: usize| lower[(k - 1 - i, k - 1 - i)];
-    let worth = (0..k).map(|i| (diagonal(i) * diagonal(i)) as f32).collect();
+    let worth = (0..k).map(|i| narrow(diagonal(i) * diagonal(i))).collect();
     let mut upper = Vec::with_capacity(k * (k - 1) / 2);
     for j in 0..k {
-        upper.extend((j + 1..k).map(|i| (lower[(k - 1 - j, k - 1 - i)] / diagonal(i)) as f32));
+        upper.extend((j + 1..k).map(|i| narrow(lower[(k - 1 - j, k - 1 - i)] / diagonal(i))));
     }
     Feedback::new(worth, upper)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
+fn narrow(x: f64) -> f32 {
+    x as f32
 }
 
 #[cfg(test)]
@@ -74,7 +79,7 @@ mod tests {
         });
         let worth = DMatrix::from_diagonal(&nalgebra::DVector::from_fn(k, |i, _| (i + 1) as f32));
         let moments = &upper * worth * upper.transpose();
-        let damping = moments.trace() / k as f32 * DAMPING as f32;
+        let damping = moments.trace() / k as f32 * narrow(DAMPING);
         let damped = &moments + DMatrix::identity(k, k) * damping;
         let feedback = factors(moments);
         let (worth, behind) = feedback.parts();
