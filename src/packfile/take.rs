@@ -233,6 +233,13 @@ impl Packs {
         self.packs.is_empty()
     }
 
+    /// Whether a pack has a tensor of this name in this layout; of which model is not looked at.
+    #[must_use]
+    pub fn has(&self, name: &str, layout: &LayoutTag) -> bool {
+        let entries = self.packs.iter().filter_map(|pack| pack.entry(name));
+        entries.into_iter().any(|entry| entry.layout == *layout)
+    }
+
     /// Copies a weight from the first pack that has it as it is wanted; whether there was one. If not, `out` and `scales`
     /// hold anything, and a line at level warn says why for the first weight of each pack that is not taken.
     ///
