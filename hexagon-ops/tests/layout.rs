@@ -235,9 +235,14 @@ fn a_panel_of_too_many_rows_or_of_another_size_is_refused() {
             matches!(refused, Err(Error::Length { what: "ggml rows of a panel", have, .. }) if have == bytes)
         );
     }
-    let groups = MatrixLayout::new(WeightType::Q4Tile, 32, 64).unwrap().panel();
+    let groups = MatrixLayout::new(WeightType::Q4Tile, 32, 64)
+        .unwrap()
+        .panel();
     let refused = groups.pack_panel(&mut [0; 1152], &[0; 31 * 36]);
-    assert!(refused.is_err(), "a strip without its last groups: {refused:?}");
+    assert!(
+        refused.is_err(),
+        "a strip without its last groups: {refused:?}"
+    );
     let refused = panel.pack_panel(&mut out[1..], &[0; 68]);
     assert!(matches!(refused, Err(Error::Length { what: "panel", .. })));
 }

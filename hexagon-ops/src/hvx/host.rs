@@ -264,7 +264,11 @@ pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
 pub fn lookup16_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, Vector) {
     const { assert!(0 <= TABLE && TABLE < 4) };
     let words: [u32; 32] = cast(table);
-    let (first, shift) = if TABLE % 2 == 0 { (0, 8 * TABLE) } else { (16, 8 * (TABLE - 1)) };
+    let (first, shift) = if TABLE % 2 == 0 {
+        (0, 8 * TABLE)
+    } else {
+        (16, 8 * (TABLE - 1))
+    };
     let mut moved = [0_u32; 32];
     for (moved, word) in moved.iter_mut().zip(&words[first..first + 16]) {
         *moved = word >> shift;

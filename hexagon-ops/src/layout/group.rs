@@ -9,7 +9,10 @@ pub const GROUP_DIMS: [usize; 2] = [16, 2];
 #[must_use]
 pub const fn group_elem(g: usize, i: usize) -> (usize, usize) {
     let [columns, rows] = GROUP_DIMS;
-    (rows * (g / 2) + i / columns, columns * (g % 2) + i % columns)
+    (
+        rows * (g / 2) + i / columns,
+        columns * (g % 2) + i % columns,
+    )
 }
 
 /// Where the nibbles of byte `c` of group `g` are in a panel: the low one's place, then the high one's.
@@ -38,13 +41,7 @@ pub(super) fn write_group(
 }
 
 /// Reads what [`write_group`] wrote.
-pub(super) fn read_group(
-    layout: PanelLayout,
-    panel: &[u8],
-    kt: usize,
-    g: usize,
-    block: &mut [u8],
-) {
+pub(super) fn read_group(layout: PanelLayout, panel: &[u8], kt: usize, g: usize, block: &mut [u8]) {
     block[..2].copy_from_slice(&panel[layout.scale_offset(kt, g)..][..2]);
     for (c, pair) in block[2..].iter_mut().enumerate() {
         let [low, high] = places(layout, kt, g, c).map(|(at, shift)| panel[at] >> shift & 15);

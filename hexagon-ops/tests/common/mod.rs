@@ -111,7 +111,9 @@ impl Weights {
                 // Columns that do not exist are zeros.
                 let first = row / TILE_DIM * TILE_DIM + row % 2 * 16;
                 let padding = n.saturating_sub(first).min(16) + 2;
-                blocks.iter_mut().for_each(|block| block[padding..].fill(0x88));
+                blocks
+                    .iter_mut()
+                    .for_each(|block| block[padding..].fill(0x88));
             }
             layout
                 .pack_row(bytemuck::cast_slice_mut(&mut lines), row, &blocks.concat())

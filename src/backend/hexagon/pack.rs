@@ -107,7 +107,11 @@ pub(in crate::backend) fn pack_rows(
     rows: &[u8],
     dequantize: Option<&dyn Dequantize>,
 ) {
-    assert_ne!(layout.form, Form::Groups, "groups are not made of ggml's rows");
+    assert_ne!(
+        layout.form,
+        Form::Groups,
+        "groups are not made of ggml's rows"
+    );
     let source_bytes = rows.len() / (layout.count() * layout.matrix.n());
     let source = |number: usize| &rows[number * source_bytes..][..source_bytes];
     let matrix = panel_of(layout.matrix);

@@ -368,11 +368,7 @@ impl Job<'_> {
     }
 
     /// The tensor's new bytes, some rows at a time.
-    fn batches<'a>(
-        &'a self,
-        file: &'a File,
-        format: Format,
-    ) -> impl Iterator<Item = Vec<u8>> + 'a {
+    fn batches<'a>(&'a self, file: &'a File, format: Format) -> impl Iterator<Item = Vec<u8>> + 'a {
         let (k, count) = (self.source.ne[0], self.source.rows());
         let rows = self.rows(file);
         (0..count).step_by(BATCH_ROWS).map(move |first| {

@@ -54,7 +54,10 @@ pub fn write(output: &Path, how: &str, source: &File, jobs: &[Job]) -> Result<()
     writer.finish()?;
     let bytes = std::fs::metadata(&path)?.len() as f64;
     let (count, mib) = (jobs.len(), bytes / f64::from(1 << 20));
-    eprintln!("{}: {count} weights in groups, {mib:.1} MiB", path.display());
+    eprintln!(
+        "{}: {count} weights in groups, {mib:.1} MiB",
+        path.display()
+    );
     Ok(())
 }
 
@@ -114,13 +117,14 @@ fn panel(
     let panel = matrix.panel();
     let (k, row_bytes) = (panel.k(), panel.ggml_row_bytes());
     let mut values = vec![0.0; TILE_DIM * k];
-    let mut weights = job.importance.as_ref().map(|_| vec![0.0; TILE_DIM * k]);
+    // Without statistics all inputs count the same: a scale is searched for all the same.
+    let same = vec![1.0; k];
+    let importance = job.importance.as_deref().unwrap_or(&same);
+    let mut weights = vec![0.0; TILE_DIM * k];
     for (column, number) in numbers.enumerate() {
         let row = &mut values[column * k..][..k];
         rows.read(number, row);
-        if let (Some(weights), Some(importance)) = (&mut weights, &job.importance) {
-            weights[column * k..][..k].copy_from_slice(&Weigh::new(row, importance).row());
-        }
+        weights[column * k..][..k].copy_from_slice(&Weigh::new(row, importance).row());
     }
     let mut error = SquareError::default();
     let mut groups = Vec::with_capacity(TILE_DIM * row_bytes);
@@ -133,7 +137,7 @@ fn panel(
                 })
             };
             let group = of_group(&values);
-            push_q4_0(&group, weights.as_deref().map(of_group).as_ref(), &mut groups);
+            push_q4_0(&group, Some(&of_group(&weights)), &mut groups);
             error.add_row(&group, &values_of(&groups[groups.len() - GROUP_BYTES..]));
         }
     }
