@@ -40,6 +40,12 @@ impl LayoutTag {
         Self { id, words }
     }
 
+    /// Whether these are groups of 2 × 16 weights.
+    #[must_use]
+    pub fn is_groups(&self) -> bool {
+        LayoutId(self.id) == WeightType::Q4Tile.layout_id()
+    }
+
     /// Native rows for Rockchip.
     ///
     /// - `words`: K, N, slices, segments, K of a segment, chunks, N of a chunk, chunks of a core, N and K of a native tile

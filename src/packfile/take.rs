@@ -17,6 +17,8 @@ pub struct Pack {
     map: MappedFile,
     table: Table,
     index: HashMap<String, usize>,
+    /// It has some weights in groups, and is not meant to have all.
+    has_groups: bool,
     /// A log line said that something was taken, and that something was not.
     told_taken: AtomicBool,
     told_missed: AtomicBool,
@@ -37,11 +39,13 @@ impl Pack {
         let index = names
             .map(|(at, entry)| (entry.source.name.clone(), at))
             .collect();
+        let has_groups = table.entries.iter().any(|entry| entry.layout.is_groups());
         Ok(Self {
             path: path.into(),
             map,
             table,
             index,
+            has_groups,
             told_taken: AtomicBool::new(false),
             told_missed: AtomicBool::new(false),
         })
@@ -265,7 +269,8 @@ impl Packs {
             }
         }
         if let Some((pack, miss)) = missed {
-            let first = !pack.told_missed.swap(true, Ordering::Relaxed);
+            let expected = pack.has_groups && matches!(miss, Miss::Absent);
+            let first = !expected && !pack.told_missed.swap(true, Ordering::Relaxed);
             let level = if first {
                 log::Level::Warn
             } else {

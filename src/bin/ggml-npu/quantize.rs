@@ -56,6 +56,9 @@ pub struct Args {
     /// the scales are those for q4_0, and the file is one for another quantizer to start from
     #[arg(long, requires = "imatrix")]
     awq: bool,
+    /// Also write the statistics of the scaled model, for whoever quantizes it further
+    #[arg(long, value_name = "FILE", requires = "awq")]
+    imatrix_out: Option<PathBuf>,
     /// Low-power blocks: in the blocks of the model, each weight is a scale of its row times a multiplier of 1 to 16 of
     /// its block times a level of 4 bits. --type says what holds it, exactly: q4_0, or q8_0 for any length of blocks
     #[arg(long, value_name = "LENGTH", value_parser = PossibleValuesParser::new(lpbq::BLOCKS).try_map(|word| word.parse::<usize>()))]
@@ -131,6 +134,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     };
     let jobs = jobs(args, &file, imatrix.as_ref(), &transforms)?;
     write(args, &file, &jobs).map_err(|error| named(&args.output, error))?;
+    if let (Some(from), Some(to)) = (&args.imatrix, &args.imatrix_out) {
+        imatrix::rescale(from, to, &transforms)?;
+    }
     if args.tile_group {
         tile::write(&args.output, &how(args), &file, &jobs)?;
     }
