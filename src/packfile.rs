@@ -17,6 +17,11 @@
 //! **Version.** Another version is refused: packs are made again from the model, which takes seconds. The bytes of each layout
 //! have a version of their own in the layout id.
 //!
+//! **Groups.** `ggml-npu quantize --tile-group` writes a pack whose tensors are in Hexagon's groups of 2 × 16 weights (layout id of
+//! `Q4Tile`; the picture is in `hexagon_ops::layout`). They are not the source's numbers in another order: the source is the
+//! Q4_0 tensor that other devices compute with, and both were quantized from the same model. A device takes such a tensor in
+//! place of its tiles of Q4_0, and keeps the source's bytes for whoever reads the tensor. The pack has no other weights.
+//!
 //! **What a tensor of a pack stands for.** A tensor is taken from a pack only if its [`Fingerprint`] (name, shape, type and
 //! sampled hash of its bytes) and the [`LayoutTag`] that the device wants are those of the pack, and if what was copied has
 //! the payload's hash. Whatever a file says is checked before it is used; an error names the field.

@@ -17,6 +17,7 @@ use ggml_rust_npu::repack::WeightLayout;
 use ggml_rust_npu::rules::Choice;
 use ggml_rust_npu::tensor::Shape;
 use half::f16;
+use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
 use rknpu_ops::calibrate::Method;
 
 /// Shape of all weights: two strips of N and two blocks of K, the second strip with padding.
@@ -164,9 +165,29 @@ fn packs_are_those_that_were_made_before() {
     }
 }
 
+/// Panels of groups of 2 × 16: what a pack of `ggml-npu quantize --tile-group` holds.
+fn groups() -> Vec<u8> {
+    let layout = MatrixLayout::new(WeightType::Q4Tile, NE[1], NE[0]).unwrap();
+    let panel_rows = TILE_DIM * layout.ggml_row_bytes();
+    let blocks = [bytes(GgmlType::Q4_0), bytes(GgmlType::Q4_0)].concat();
+    let mut packed = vec![0; layout.matrix_bytes()];
+    let panels = packed.chunks_exact_mut(layout.panel().panel_bytes());
+    for (panel, rows) in panels.zip(blocks.chunks_exact(panel_rows)) {
+        layout.panel().pack_panel(panel, rows).unwrap();
+    }
+    packed
+}
+
+#[test]
+fn groups_are_those_that_were_made_before() {
+    let want = std::fs::read(golden("groups").with_extension("bin")).unwrap();
+    assert!(groups() == want, "other bytes, but the same version");
+}
+
 #[test]
 #[ignore = "writes the golden files"]
 fn write_the_golden_files() {
+    std::fs::write(golden("groups").with_extension("bin"), groups()).unwrap();
     for (chip, plan) in plans() {
         write(&golden(chip), chip, &plan);
     }

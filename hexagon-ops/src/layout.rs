@@ -37,6 +37,25 @@
 //! multiplies the four bytes of a word with four activations and adds; it only needs the activations in the same order.
 //! XOR 0x80 turns a signed byte into an unsigned one 128 larger, which is what that dot product takes.
 //!
+//! # Tile of groups of 2 × 16: one scale for what lies together in an FP16 tile
+//!
+//! A *group* is 2 (K) by 16 (N) weights with one FP16 scale: half a line of the FP16 tile. Group g of a tile is half g % 2 of
+//! line g / 2, that is k = 2·(g/2) + {0, 1} and n = 16·(g%2) + 0..16. Eight groups are a line of quants, and become four
+//! lines that follow each other:
+//!
+//! ```text
+//! Q4Tile, 4 lines (512 bytes)                       FP16 tile after the lookup          scales
+//! line v, word n:  low nibbles  k = 8v + 0 2 1 3    line 4v   | k 8v+0, 8v+1 of n 0..16 | of n 16..32 |   d8v   d8v+1
+//!                  high nibbles k = 8v + 4 6 5 7    line 4v+1 | k 8v+2, 8v+3            |             |   d8v+2 d8v+3
+//!                                                   line 4v+2 | k 8v+4, 8v+5            |             |   d8v+4 d8v+5
+//!                                                   line 4v+3 | k 8v+6, 8v+7            |             |   d8v+6 d8v+7
+//! ```
+//!
+//! A tile has 32 groups as it has 32 columns, so the plane of scales is the one below, with the group in place of the
+//! column. A column has no scale of its own, so the integer dot product does not apply: every product goes through FP16
+//! tiles. What other types call a row of blocks is here a row of groups, row g having group g of each tile of a strip: a
+//! block of 18 bytes, the scale, then `qs[c]` with the low nibble for the even k and the high one for the odd k of column c.
+//!
 //! # Panel: planes, each starting on a line
 //!
 //! ```text
@@ -53,7 +72,10 @@
 //! the unit, and llama.cpp ggml-hexagon/htp/hmx-utils.h; ggml `block_q4_0` and its relatives, ggml-common.h.
 
 mod block;
+mod group;
 mod panel;
+
+pub use group::{GROUP_DIMS, group_elem};
 
 use crate::error::{Error, Result};
 
@@ -115,6 +137,8 @@ pub enum WeightType {
     Iq4Nl = 5,
     /// `2^(e-127) · table[q]`, 4-bit q (E2M1), 8-bit exponent.
     Mxfp4 = 6,
+    /// `d · (q - 8)`, 4-bit q, one d for a group of 2 (K) × 16 (N) weights; no type of ggml's.
+    Q4Tile = 7,
 }
 
 /// Name of a packed format, kept beside packed bytes so that stale ones are an error and not a wrong answer.
@@ -128,13 +152,14 @@ const LAYOUT_VERSION: u32 = 1;
 
 impl WeightType {
     /// All types, in order of their numbers.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::F16,
         Self::Q4_0,
         Self::Q4_1,
         Self::Q8_0,
         Self::Iq4Nl,
         Self::Mxfp4,
+        Self::Q4Tile,
     ];
 
     /// Identifier of this type's packed form.
@@ -143,12 +168,18 @@ impl WeightType {
         LayoutId(0x4858_0000 | (self as u32) << 8 | LAYOUT_VERSION)
     }
 
-    /// Bytes of one ggml block of 32 (of 32 elements for F16).
+    /// Whether each column of a tile has a scale of its own, which the integer dot product needs.
+    #[must_use]
+    pub const fn has_dot_product(self) -> bool {
+        !matches!(self, Self::F16 | Self::Q4Tile)
+    }
+
+    /// Bytes of one ggml block of 32 (of 32 elements for F16), or of a group.
     #[must_use]
     pub const fn block_bytes(self) -> usize {
         match self {
             Self::F16 => 64,
-            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q4_0 | Self::Iq4Nl | Self::Q4Tile => 18,
             Self::Q4_1 => 20,
             Self::Q8_0 => 34,
             Self::Mxfp4 => 17,
@@ -161,7 +192,7 @@ impl WeightType {
         match self {
             Self::F16 => F16_TILE_BYTES,
             Self::Q8_0 => 1024,
-            Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 => 512,
+            Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 | Self::Q4Tile => 512,
         }
     }
 
@@ -176,7 +207,7 @@ impl WeightType {
         match self {
             Self::F16 => 0,
             Self::Mxfp4 => 4,
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Iq4Nl => 2,
+            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Iq4Nl | Self::Q4Tile => 2,
         }
     }
 }
@@ -240,7 +271,7 @@ impl PanelLayout {
         }
     }
 
-    /// Offset of the scale of column `n` of tile `kt`: 2 bytes FP16, or 1 byte E8M0 for MXFP4.
+    /// Offset of the scale of column (Q4Tile: group) `n` of tile `kt`: 2 bytes FP16, or 1 byte E8M0 for MXFP4.
     #[must_use]
     pub const fn scale_offset(self, kt: usize, n: usize) -> usize {
         self.scale_plane_offset()
@@ -286,6 +317,10 @@ impl PanelLayout {
         match self.weight {
             WeightType::F16 => (base + f16_tile_offset(k, n), 0),
             WeightType::Q8_0 => (base + word_offset(k, n), 0),
+            WeightType::Q4Tile => {
+                let byte = LINE_BYTES * (k / 8) + 4 * n + WORD_ORDER[k % 4];
+                (base + byte, if k % 8 < 4 { 0 } else { 4 })
+            }
             _ => (base + word_offset(k % 16, n), if k < 16 { 0 } else { 4 }),
         }
     }
@@ -325,6 +360,15 @@ impl MatrixLayout {
     #[must_use]
     pub const fn n(self) -> usize {
         self.n
+    }
+
+    /// Rows of blocks: a column each, or, of groups, as many as the strips have.
+    #[must_use]
+    pub const fn block_rows(self) -> usize {
+        match self.panel.weight {
+            WeightType::Q4Tile => self.n_strips() * TILE_DIM,
+            _ => self.n,
+        }
     }
 
     /// Strips of 32 columns, the last one possibly padded.

@@ -6,7 +6,7 @@
 )]
 
 use hexagon_ops::error::Error;
-use hexagon_ops::layout::{MatrixLayout, PanelLayout, TILE_DIM, WeightType};
+use hexagon_ops::layout::{MatrixLayout, PanelLayout, TILE_DIM, WeightType, group_elem};
 use proptest::prelude::*;
 
 /// Packs `rows` (one ggml row after the other) into a zeroed matrix.
@@ -38,13 +38,20 @@ fn ggml_elem(weight: WeightType, k: usize) -> (usize, u32) {
         WeightType::Q4_0 | WeightType::Iq4Nl => (2 + k % 16, if k < 16 { 0 } else { 4 }),
         WeightType::Q4_1 => (4 + k % 16, if k < 16 { 0 } else { 4 }),
         WeightType::Mxfp4 => (1 + k % 16, if k < 16 { 0 } else { 4 }),
+        WeightType::Q4Tile => unreachable!("no type of ggml's"),
     }
+}
+
+/// Types whose blocks are columns of a tile: ggml's own.
+fn of_ggml() -> impl Iterator<Item = WeightType> {
+    let all = WeightType::ALL.into_iter();
+    all.filter(|weight| *weight != WeightType::Q4Tile)
 }
 
 #[test]
 fn each_ggml_byte_lands_in_its_own_place() {
     // In packing p each byte shows bit p of its own index: the packings together number every byte.
-    for weight in WeightType::ALL {
+    for weight in of_ggml() {
         let layout = MatrixLayout::new(weight, 33, 96).unwrap();
         let rows_bytes = 33 * layout.ggml_row_bytes();
         let mut index = vec![0_usize; layout.matrix_bytes()];
@@ -76,7 +83,7 @@ fn each_ggml_byte_lands_in_its_own_place() {
 
 #[test]
 fn elem_scale_and_min_offsets_agree_with_packing() {
-    for weight in WeightType::ALL {
+    for weight in of_ggml() {
         let (n_rows, k) = (40, 160);
         let layout = MatrixLayout::new(weight, n_rows, k).unwrap();
         let row_bytes = layout.ggml_row_bytes();
@@ -117,6 +124,49 @@ fn elem_scale_and_min_offsets_agree_with_packing() {
             }
         }
     }
+}
+
+#[test]
+fn each_weight_of_a_group_lands_beside_its_group() {
+    // Both strips are whole, though the second one has a single column.
+    let layout = MatrixLayout::new(WeightType::Q4Tile, 33, 96).unwrap();
+    assert_eq!((layout.block_rows(), layout.n_strips()), (64, 2));
+    let (row_bytes, panel) = (layout.ggml_row_bytes(), layout.panel());
+    let rows = random_bytes(7, 64 * row_bytes);
+    let packed = pack(layout, &rows);
+    let mut seen = vec![0_u8; layout.matrix_bytes()];
+    for row in 0..64 {
+        let (base, g) = (layout.panel_offset(row / 32), row % 32);
+        for kt in 0..3 {
+            let block = &rows[row * row_bytes + kt * 18..][..18];
+            // The scale: 2 tiles a line, a word for each group.
+            let scale = base + 3 * 512 + kt / 2 * 128 + 4 * g + kt % 2 * 2;
+            assert_eq!(packed[scale..scale + 2], block[..2], "scale of {row} {kt}");
+            seen[scale..scale + 2].fill(0xff);
+            for i in 0..32 {
+                // By the picture: the group is half g % 2 of FP16 line g / 2, whose halfwords 32·(g%2).. come from the even
+                // or odd bytes of quants line g / 8; lines 4v, 4v + 1 have the low nibbles.
+                let (line, half) = (g / 2, g % 2);
+                let (odd_k, column) = (i / 16, i % 16);
+                let halfword = 32 * half + 2 * column + odd_k;
+                let at = base + kt * 512 + line / 4 * 128 + 2 * halfword + line % 2;
+                let shift = if line % 4 < 2 { 0 } else { 4 };
+                let (k, n) = group_elem(g, i);
+                assert_eq!((k, n), (2 * line + odd_k, 16 * half + column));
+                assert_eq!(panel.elem(kt, k, n), (at - base, shift));
+                let code = block[2 + column] >> (4 * odd_k) & 15;
+                assert_eq!(packed[at] >> shift & 15, code, "{row} {kt} {i}");
+                assert_eq!(seen[at] >> shift & 15, 0, "{row} {kt} {i}: taken");
+                seen[at] |= 15 << shift;
+            }
+        }
+    }
+    // Each nibble once, and the unused half of the last line of scales of both panels stays zero.
+    let free: Vec<u8> = (packed.iter().zip(&seen).filter(|(_, seen)| **seen == 0))
+        .map(|(byte, _)| *byte)
+        .collect();
+    assert_eq!(free, [0; 2 * 64]);
+    assert!(seen.iter().all(|seen| matches!(seen, 0 | 0xff)));
 }
 
 #[test]
@@ -185,6 +235,14 @@ fn a_panel_of_too_many_rows_or_of_another_size_is_refused() {
             matches!(refused, Err(Error::Length { what: "ggml rows of a panel", have, .. }) if have == bytes)
         );
     }
+    let groups = MatrixLayout::new(WeightType::Q4Tile, 32, 64)
+        .unwrap()
+        .panel();
+    let refused = groups.pack_panel(&mut [0; 1152], &[0; 31 * 36]);
+    assert!(
+        refused.is_err(),
+        "a strip without its last groups: {refused:?}"
+    );
     let refused = panel.pack_panel(&mut out[1..], &[0; 68]);
     assert!(matches!(refused, Err(Error::Length { what: "panel", .. })));
 }
@@ -200,7 +258,7 @@ proptest! {
     ) {
         let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * TILE_DIM };
         let layout = MatrixLayout::new(weight, n, k).unwrap();
-        let rows = random_bytes(seed, n * layout.ggml_row_bytes());
+        let rows = random_bytes(seed, layout.block_rows() * layout.ggml_row_bytes());
         // Whatever was there before.
         let mut panel = vec![0xa5; layout.panel().panel_bytes()];
         layout.panel().pack_panel(&mut panel, &rows).unwrap();
@@ -217,7 +275,7 @@ proptest! {
     ) {
         let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * TILE_DIM };
         let layout = MatrixLayout::new(weight, n, k).unwrap();
-        let rows = random_bytes(seed, n * layout.ggml_row_bytes());
+        let rows = random_bytes(seed, layout.block_rows() * layout.ggml_row_bytes());
         let packed = pack(layout, &rows);
         let mut row = vec![0; layout.ggml_row_bytes()];
         for (i, want) in rows.chunks_exact(layout.ggml_row_bytes()).enumerate() {

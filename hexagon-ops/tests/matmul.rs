@@ -41,7 +41,7 @@ impl Parts {
 /// FP16 way: each weight and each activation is rounded by at most 2^-11 of itself, and the result by 2^-11 of all terms.
 /// 8-bit way: each activation by half a step, amax/127/2 of its block, and a Q4_1 minimum's factor by 2^-11.
 fn bound(m: usize, weight: WeightType, act: &[f32], w: &[f64]) -> f64 {
-    let sum: f64 = if m <= 2 && weight != WeightType::F16 {
+    let sum: f64 = if m <= 2 && weight.has_dot_product() {
         let blocks = act.chunks(32).zip(w.chunks(32)).map(|(act, w)| {
             let amax = act.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
             let min = if weight == WeightType::Q4_1 {

@@ -54,6 +54,7 @@ impl fmt::Display for Form {
                 let how = match layout.form {
                     hexagon::Form::Lossless => "lossless tiles",
                     hexagon::Form::Requantized => "quantized again, tiles",
+                    hexagon::Form::Groups => "groups of 2 x 16",
                 };
                 write!(f, "{:?}, {how}", layout.weight())
             }
@@ -147,13 +148,23 @@ impl Form {
                 return Ok(false);
             }
         }
-        let entry = Entry {
+        let entry = self.entry(weight, [sampled, full.digest()], error);
+        writer.end(entry, &scales).map(|()| true)
+    }
+
+    /// The line of a pack's table for a weight.
+    ///
+    /// - `hashes`: sampled and full one of the weight's bytes
+    /// - `error`: what was lost
+    #[must_use]
+    pub fn entry(&self, weight: &Weight, [sampled, full]: [u128; 2], error: SquareError) -> Entry {
+        Entry {
             source: Fingerprint {
                 name: weight.name.into(),
                 dtype: weight.dtype.number(),
                 ne: weight.ne.map(|size| size as u64),
                 sampled,
-                full: full.digest(),
+                full,
             },
             layout: self.tag(),
             offset: 0,
@@ -161,8 +172,7 @@ impl Form {
             scales: self.scales() as u64,
             payload: 0,
             error: error.relative(),
-        };
-        writer.end(entry, &scales).map(|()| true)
+        }
     }
 
     /// The rows, counted over all slices, that are packed at a time: their packed bytes follow each other.

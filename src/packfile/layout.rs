@@ -30,7 +30,7 @@ impl LayoutTag {
     /// Tiles for Hexagon.
     ///
     /// - `shape`: K, N, and the matrices in dimensions 2 and 3
-    /// - `requantized`: the type is not the source's own
+    /// - `requantized`: the packed bytes are not those of the source in another order
     #[must_use]
     pub fn hexagon(weight: WeightType, shape: [usize; 4], requantized: bool) -> Self {
         let LayoutId(id) = weight.layout_id();
@@ -38,6 +38,12 @@ impl LayoutTag {
         words[..4].copy_from_slice(&shape.map(|size| size as u64));
         words[REQUANTIZED_WORD] = requantized.into();
         Self { id, words }
+    }
+
+    /// Whether these are groups of 2 × 16 weights.
+    #[must_use]
+    pub fn is_groups(&self) -> bool {
+        LayoutId(self.id) == WeightType::Q4Tile.layout_id()
     }
 
     /// Native rows for Rockchip.
@@ -64,10 +70,10 @@ impl fmt::Display for LayoutTag {
             .find(|weight| weight.layout_id() == LayoutId(self.id));
         match (weight, precision) {
             (Some(weight), _) => {
-                let again = if words[REQUANTIZED_WORD] == 0 {
-                    "lossless"
-                } else {
-                    "quantized again"
+                let again = match (weight, words[REQUANTIZED_WORD]) {
+                    (WeightType::Q4Tile, _) => "groups of 2 x 16",
+                    (_, 0) => "lossless",
+                    _ => "quantized again",
                 };
                 write!(f, "Hexagon {weight:?} tiles v{version}, {again}")
             }

@@ -17,6 +17,8 @@ pub struct Pack {
     map: MappedFile,
     table: Table,
     index: HashMap<String, usize>,
+    /// It has some weights in groups, and is not meant to have all.
+    has_groups: bool,
     /// A log line said that something was taken, and that something was not.
     told_taken: AtomicBool,
     told_missed: AtomicBool,
@@ -37,11 +39,13 @@ impl Pack {
         let index = names
             .map(|(at, entry)| (entry.source.name.clone(), at))
             .collect();
+        let has_groups = table.entries.iter().any(|entry| entry.layout.is_groups());
         Ok(Self {
             path: path.into(),
             map,
             table,
             index,
+            has_groups,
             told_taken: AtomicBool::new(false),
             told_missed: AtomicBool::new(false),
         })
@@ -233,6 +237,13 @@ impl Packs {
         self.packs.is_empty()
     }
 
+    /// Whether a pack has a tensor of this name in this layout; of which model is not looked at.
+    #[must_use]
+    pub fn has(&self, name: &str, layout: &LayoutTag) -> bool {
+        let entries = self.packs.iter().filter_map(|pack| pack.entry(name));
+        entries.into_iter().any(|entry| entry.layout == *layout)
+    }
+
     /// Copies a weight from the first pack that has it as it is wanted; whether there was one. If not, `out` and `scales`
     /// hold anything, and a line at level warn says why for the first weight of each pack that is not taken.
     ///
@@ -258,7 +269,8 @@ impl Packs {
             }
         }
         if let Some((pack, miss)) = missed {
-            let first = !pack.told_missed.swap(true, Ordering::Relaxed);
+            let expected = pack.has_groups && matches!(miss, Miss::Absent);
+            let first = !expected && !pack.told_missed.swap(true, Ordering::Relaxed);
             let level = if first {
                 log::Level::Warn
             } else {

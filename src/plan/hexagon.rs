@@ -19,6 +19,8 @@ pub enum Form {
     Lossless,
     /// Its values in Q8_0: for types without a layout of their own.
     Requantized,
+    /// Groups of 2 × 16 that a pack has in place of Q4_0 blocks: quantized from what the model was quantized from.
+    Groups,
 }
 
 /// How the weights of one src0 lie when they are packed: matrices one after another.
@@ -43,6 +45,20 @@ impl WeightLayout {
             matrix,
             slices: [s2, s3],
             form,
+        })
+    }
+
+    /// How a pack may have the weights in place of Q4_0 blocks: in groups of 2 × 16. `None` for other types.
+    #[must_use]
+    pub fn groups(&self) -> Option<Self> {
+        let panel = self.matrix.panel();
+        if (panel.weight(), self.form) != (WeightType::Q4_0, Form::Lossless) {
+            return None;
+        }
+        Some(Self {
+            matrix: MatrixLayout::new(WeightType::Q4Tile, self.matrix.n(), panel.k()).ok()?,
+            form: Form::Groups,
+            ..*self
         })
     }
 
@@ -129,6 +145,15 @@ impl Command {
         match self {
             Self::MulMat(command) => Some(&command.weights),
             Self::MulMatId(command) => Some(&command.weights),
+            Self::Tensor(_) | Self::Attention(_) => None,
+        }
+    }
+
+    /// As [`Self::weights`], to be changed.
+    pub fn weights_mut(&mut self) -> Option<&mut WeightLayout> {
+        match self {
+            Self::MulMat(command) => Some(&mut command.weights),
+            Self::MulMatId(command) => Some(&mut command.weights),
             Self::Tensor(_) | Self::Attention(_) => None,
         }
     }

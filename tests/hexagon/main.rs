@@ -11,6 +11,7 @@ mod buffer;
 mod common;
 mod faults;
 mod graph;
+mod groups;
 mod pack;
 mod product;
 mod space;

@@ -14,6 +14,7 @@ mod lpbq;
 mod refused;
 mod rotate;
 mod scale;
+mod tile;
 #[path = "../tool/mod.rs"]
 mod tool;
 

@@ -77,3 +77,63 @@ fn statistics_bring_quantized_weights_nearer() {
         assert!(errors[1] > 0.0);
     }
 }
+
+#[test]
+fn rescaled_statistics_are_those_of_the_scaled_model() {
+    let folder = folder("tool_rescaled");
+    let (from, statistics) = written(&folder, "llama");
+    let statistics = statistics.to_str().unwrap();
+    let (scaled, rescaled) = (folder.join("scaled.gguf"), folder.join("rescaled.gguf"));
+    let both = ["--imatrix", statistics, "--awq"];
+    let out = ["--imatrix-out", rescaled.to_str().unwrap()];
+    quantize(
+        &from,
+        &scaled,
+        &[&["--type", "f32"], &both[..], &out].concat(),
+    );
+    // An input times s has s^2 times the square, and its column was divided by s.
+    let (before, after) = (values(&from), values(&scaled));
+    let (old, new) = (values(statistics.as_ref()), values(&rescaled));
+    assert_eq!(old.len(), new.len());
+    let mut changed = 0;
+    for (name, want) in &old {
+        let Some(weight) = name.strip_suffix(".in_sum2") else {
+            assert_eq!(&new[name], want, "{name}");
+            continue;
+        };
+        changed += usize::from(&new[name] != want);
+        let k = want.len();
+        // Rows of these two are divided, too: only the ratio of two columns tells.
+        let divided = weight.contains("attn_v") || weight.contains("ffn_up");
+        for column in 1..k {
+            let ratio = |column: usize| after[weight][column] / before[weight][column];
+            let moved = |column: usize| (want[column] / new[name][column]).sqrt();
+            let (have, want) = if divided {
+                (ratio(column) / ratio(0), moved(column) / moved(0))
+            } else {
+                (ratio(column), moved(column))
+            };
+            assert!(
+                (have / want - 1.0).abs() < 1e-4,
+                "{name} {column}: {have} {want}"
+            );
+        }
+    }
+    // Seven weights in each block; an exponent of 0 would leave some as they are.
+    assert!(changed > BLOCKS * 3, "{changed}");
+    // Quantizing the scaled model with them is what --awq does at once.
+    let (once, twice) = (folder.join("once.gguf"), folder.join("twice.gguf"));
+    quantize(&from, &once, &[&["--type", "q4_0"], &both[..]].concat());
+    let again = ["--type", "q4_0", "--imatrix", rescaled.to_str().unwrap()];
+    quantize(&scaled, &twice, &again);
+    let (once, twice) = (values(&once), values(&twice));
+    let (mut off, mut all) = (0, 0);
+    for (name, want) in once.iter().filter(|(name, _)| name.starts_with("blk.")) {
+        off += (want.iter().zip(&twice[name]))
+            .filter(|(a, b)| (*a - *b).abs() > 1e-6 * a.abs())
+            .count();
+        all += want.len();
+    }
+    // But for ties that the last bit decides.
+    assert!(off * 1000 <= all, "{off} of {all}");
+}

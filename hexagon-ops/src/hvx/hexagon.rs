@@ -222,8 +222,18 @@ fn split(pair: arch::HvxVectorPair) -> (Vector, Vector) {
 #[must_use]
 #[inline(always)]
 pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
+    lookup16_of::<0>(index, table)
+}
+
+/// As [`lookup16`], among one of the four tables that a vector holds: `Q6_Wh_vlut16_VbVhR_nomatch`.
+///
+/// Entry e of table `TABLE` is half `TABLE / 2` of word `16 · (TABLE % 2) + e`.
+#[must_use]
+#[inline(always)]
+pub fn lookup16_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, Vector) {
+    const { assert!(0 <= TABLE && TABLE < 4) };
     // SAFETY: [HVX] of the module doc.
-    split(unsafe { arch::Q6_Wh_vlut16_VbVhR_nomatch(index.0, table.0, 0) })
+    split(unsafe { arch::Q6_Wh_vlut16_VbVhR_nomatch(index.0, table.0, TABLE) })
 }
 
 /// Looks the low nibble of each byte of `index` up among 16 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.

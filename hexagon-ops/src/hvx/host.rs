@@ -256,6 +256,26 @@ pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
     (cast(even), cast(odd))
 }
 
+/// As [`lookup16`], among one of the four tables that a vector holds: `Q6_Wh_vlut16_VbVhR_nomatch`.
+///
+/// Entry e of table `TABLE` is half `TABLE / 2` of word `16 · (TABLE % 2) + e`.
+#[must_use]
+#[inline(always)]
+pub fn lookup16_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, Vector) {
+    const { assert!(0 <= TABLE && TABLE < 4) };
+    let words: [u32; 32] = cast(table);
+    let (first, shift) = if TABLE % 2 == 0 {
+        (0, 8 * TABLE)
+    } else {
+        (16, 8 * (TABLE - 1))
+    };
+    let mut moved = [0_u32; 32];
+    for (moved, word) in moved.iter_mut().zip(&words[first..first + 16]) {
+        *moved = word >> shift;
+    }
+    lookup16(index, cast(moved))
+}
+
 /// Looks the low nibble of each byte of `index` up among 16 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
 ///
 /// Entry e is byte 2e of `table`, and again byte 2e + 32: the instruction looks at five bits, the fifth must not matter.

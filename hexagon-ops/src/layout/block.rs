@@ -1,5 +1,6 @@
 //! Lossless moves between ggml blocks and panels. Scalar code: it runs on the host when weights are loaded.
 
+use super::group::{read_group, write_group};
 use super::{
     LINE_BYTES, MatrixLayout, PanelLayout, Q8_FLIP, TILE_DIM, WORD_ORDER, WeightType,
     f16_tile_offset,
@@ -30,7 +31,7 @@ impl BlockPlan {
             WeightType::F16 => (0, 0),
             WeightType::Mxfp4 => (1, 0),
             WeightType::Q4_1 => (2, 2),
-            WeightType::Q4_0 | WeightType::Q8_0 | WeightType::Iq4Nl => (2, 0),
+            WeightType::Q4_0 | WeightType::Q8_0 | WeightType::Iq4Nl | WeightType::Q4Tile => (2, 0),
         };
         Self {
             header: [
@@ -65,6 +66,9 @@ fn write_block(layout: PanelLayout, panel: &mut [u8], kt: usize, n: usize, block
         }
         return;
     }
+    if layout.weight() == WeightType::Q4Tile {
+        return write_group(layout, panel, kt, n, block);
+    }
     let plan = BlockPlan::new(layout, kt, n);
     for (from, to, bytes) in plan.header {
         panel[to..to + bytes].copy_from_slice(&block[from..from + bytes]);
@@ -87,6 +91,9 @@ fn read_block(layout: PanelLayout, panel: &[u8], kt: usize, n: usize, block: &mu
         }
         return;
     }
+    if layout.weight() == WeightType::Q4Tile {
+        return read_group(layout, panel, kt, n, block);
+    }
     let plan = BlockPlan::new(layout, kt, n);
     for (from, to, bytes) in plan.header {
         block[from..from + bytes].copy_from_slice(&panel[to..to + bytes]);
@@ -105,11 +112,11 @@ fn read_block(layout: PanelLayout, panel: &[u8], kt: usize, n: usize, block: &mu
 impl MatrixLayout {
     /// Checks that row `n` exists and that both slices have their sizes.
     fn check_row(self, packed_bytes: usize, n: usize, row_bytes: usize) -> Result<()> {
-        if n >= self.n() {
+        if n >= self.block_rows() {
             return Err(Error::Index {
                 what: "row",
                 index: n,
-                limit: self.n(),
+                limit: self.block_rows(),
             });
         }
         if packed_bytes != self.matrix_bytes() {
@@ -129,7 +136,8 @@ impl MatrixLayout {
         Ok(())
     }
 
-    /// Repacks ggml row `n` into the packed matrix; other rows and the padding keep their bytes.
+    /// Repacks ggml row `n` (of groups: of a [`MatrixLayout::block_rows`]) into the packed matrix; other rows and the padding
+    /// keep their bytes.
     ///
     /// - `packed`: [`Self::matrix_bytes`] bytes, zeroed before the first row
     /// - `row`: [`Self::ggml_row_bytes`] bytes, blocks in ggml's order

@@ -12,6 +12,7 @@
 //! The 32 rows that are read side by side follow each other in memory, and what is written does, tile by tile. Each byte of
 //! the panel is written, padding too, so that the memory need not be cleared before.
 
+use super::group::write_group;
 use super::{LINE_BYTES, PanelLayout, Q8_FLIP, TILE_DIM, WeightType};
 use crate::error::{Error, Result};
 use crate::hvx;
@@ -34,7 +35,7 @@ impl PanelLayout {
 
     /// Repacks up to 32 ggml rows into a panel; columns that have no row become zero.
     ///
-    /// - `rows`: 1 to 32 rows of [`Self::ggml_row_bytes`] bytes, one after another
+    /// - `rows`: 1 to 32 rows of [`Self::ggml_row_bytes`] bytes, one after another; of groups, all 32
     /// - `panel`: [`Self::panel_bytes`] bytes, all of which are written
     ///
     /// # Errors
@@ -42,7 +43,11 @@ impl PanelLayout {
     pub fn pack_panel(self, panel: &mut [u8], rows: &[u8]) -> Result<()> {
         let row_bytes = self.ggml_row_bytes();
         let count = rows.len() / row_bytes;
-        if !rows.len().is_multiple_of(row_bytes) || !(1..=TILE_DIM).contains(&count) {
+        let least = match self.weight {
+            WeightType::Q4Tile => TILE_DIM,
+            _ => 1,
+        };
+        if !rows.len().is_multiple_of(row_bytes) || !(least..=TILE_DIM).contains(&count) {
             return Err(Error::Length {
                 what: "ggml rows of a panel",
                 have: rows.len(),
@@ -88,6 +93,14 @@ impl PanelLayout {
                     quants,
                     planes,
                 });
+            }
+            WeightType::Q4Tile => {
+                planes.fill(0);
+                for (g, row) in columns.iter().enumerate() {
+                    for (kt, block) in row.chunks(self.weight.block_bytes()).enumerate() {
+                        write_group(self, panel, kt, g, block);
+                    }
+                }
             }
             WeightType::Mxfp4 => {
                 hvx::widest(Blocks::<17, 1, 4, false> {

@@ -81,7 +81,7 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
         |qs: &[u8], k: usize| usize::from(if k < 16 { qs[k] & 15 } else { qs[k - 16] >> 4 });
     std::array::from_fn(|k| match weight {
         WeightType::F16 => f16_at(2 * k),
-        WeightType::Q4_0 => f16_at(0) * (nibble(&block[2..], k) as f64 - 8.0),
+        WeightType::Q4_0 | WeightType::Q4Tile => f16_at(0) * (nibble(&block[2..], k) as f64 - 8.0),
         WeightType::Q4_1 => f16_at(0) * nibble(&block[4..], k) as f64 + f16_at(2),
         WeightType::Q8_0 => f16_at(0) * f64::from(block[2 + k].cast_signed()),
         WeightType::Iq4Nl => f16_at(0) * IQ4_NL[nibble(&block[2..], k)],
@@ -102,20 +102,37 @@ impl Weights {
     pub fn random(weight: WeightType, n: usize, k: usize, rng: &mut Rng) -> Self {
         let layout = MatrixLayout::new(weight, n, k).unwrap();
         let mut lines = vec![Line::ZERO; layout.matrix_bytes() / LINE_BYTES];
-        let mut values = Vec::new();
-        for row in 0..n {
-            let blocks: Vec<Vec<u8>> = (0..k / TILE_DIM)
+        let mut values = vec![vec![0.0; k]; n];
+        for row in 0..layout.block_rows() {
+            let mut blocks: Vec<Vec<u8>> = (0..k / TILE_DIM)
                 .map(|_| random_block(weight, rng))
                 .collect();
+            if weight == WeightType::Q4Tile {
+                // Columns that do not exist are zeros.
+                let first = row / TILE_DIM * TILE_DIM + row % 2 * 16;
+                let padding = n.saturating_sub(first).min(16) + 2;
+                blocks
+                    .iter_mut()
+                    .for_each(|block| block[padding..].fill(0x88));
+            }
             layout
                 .pack_row(bytemuck::cast_slice_mut(&mut lines), row, &blocks.concat())
                 .unwrap();
-            values.push(
-                blocks
-                    .iter()
-                    .flat_map(|b| block_values(weight, b))
-                    .collect(),
-            );
+            for (kt, block) in blocks.iter().enumerate() {
+                for (i, value) in block_values(weight, block).into_iter().enumerate() {
+                    let (at, column) = match weight {
+                        // Group g: rows 2(g/2) and the next, columns 16(g%2) and the 15 next; the first row first.
+                        WeightType::Q4Tile => {
+                            let (strip, g) = (row / TILE_DIM * TILE_DIM, row % TILE_DIM);
+                            (g / 2 * 2 + i / 16, strip + g % 2 * 16 + i % 16)
+                        }
+                        _ => (i, row),
+                    };
+                    if let Some(column) = values.get_mut(column) {
+                        column[kt * TILE_DIM + at] = value;
+                    }
+                }
+            }
         }
         Self {
             layout,

@@ -1,12 +1,12 @@
 //! Buffers of a Hexagon device as ggml sees them: bytes that can be written and read at any offset. Weights in them are
-//! packed; where packing does not keep every bit, their own bytes are kept beside it.
+//! packed; where the packed form does not keep every bit, their own bytes are kept beside it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use hexagon_ops::layout::LINE_BYTES;
+use hexagon_ops::layout::{LINE_BYTES, MatrixLayout, WeightType};
 
 use super::{Device, SharedBuffers, pack};
 use crate::device::hexagon::Buffer;
@@ -44,7 +44,7 @@ struct Packed {
     /// Bytes in ggml's layout, and of a row.
     bytes: usize,
     row_bytes: usize,
-    /// The bytes themselves, if packing does not keep them.
+    /// The bytes themselves, if the packed form does not keep them.
     plain: Option<Mutex<Vec<u8>>>,
 }
 
@@ -153,11 +153,12 @@ impl HexBuffer {
         self.memory.base()
     }
 
-    /// The packed form of a tensor, if all of it was packed as such.
+    /// The packed form of a tensor, if all of it was packed as such: its type's, or the groups of a pack.
     pub(super) fn find(&self, tensor: &Tensor) -> Option<WeightLayout> {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let found = packed.get(&tensor.packed_offset)?;
-        let same = WeightLayout::new(tensor) == Some(found.layout);
+        let own = WeightLayout::new(tensor)?;
+        let same = own == found.layout || own.groups() == Some(found.layout);
         (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(found.layout)
     }
 
@@ -174,13 +175,16 @@ impl HexBuffer {
     /// If the range is not inside the buffer.
     pub fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) {
         let first = tensor.packed_offset + offset;
-        let Some((start, packed)) = self.place(tensor, size) else {
+        let Some((start, mut packed)) = self.place(tensor, size) else {
             return self
                 .memory
                 .write(first..first + size, |out| content.put(0, out));
         };
         if size == 0 {
             return;
+        }
+        if packed.layout.form == Form::Groups {
+            packed = self.without_groups(start, &packed);
         }
         let range = first - start..first - start + size;
         if let (Content::Bytes(bytes), true) = (content, range == (0..packed.bytes)) {
@@ -222,7 +226,7 @@ impl HexBuffer {
             let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
             plain.copy_from_slice(bytes);
         }
-        let wanted = Wanted {
+        let wanted = |layout: &WeightLayout| Wanted {
             name: tensor.name,
             dtype: tensor.dtype,
             format: tensor.format,
@@ -230,13 +234,62 @@ impl HexBuffer {
             source: bytes,
             layout: pack::tag(layout),
         };
-        let area = start..start + layout.bytes();
-        self.memory.write(area, |out| {
-            if !self.packs.take(&wanted, out, &mut []) {
+        let is_in_pack = |groups: &WeightLayout| self.packs.has(tensor.name, &pack::tag(groups));
+        let groups = layout.groups().filter(is_in_pack);
+        let mut taken = None;
+        self.memory.write(start..start + layout.bytes(), |out| {
+            taken = groups.filter(|groups| self.packs.take(&wanted(groups), out, &mut []));
+            if taken.is_none() && !self.packs.take(&wanted(layout), out, &mut []) {
                 let rows = layout.count() * layout.matrix.n();
                 pack::pack_rows(layout, out, 0..rows, bytes, tensor.dequantize);
             }
         });
+        if let Some(layout) = taken {
+            self.replace(
+                start,
+                Packed {
+                    layout,
+                    plain: Some(Mutex::new(bytes.to_vec())),
+                    ..*packed
+                },
+            );
+        }
+    }
+
+    /// Packs a tensor from its own bytes that a pack had brought in groups: a write is about to change them.
+    fn without_groups(&self, start: usize, packed: &Packed) -> Arc<Packed> {
+        let panel = packed.layout.matrix.panel();
+        let matrix = MatrixLayout::new(WeightType::Q4_0, packed.layout.matrix.n(), panel.k());
+        let layout = WeightLayout {
+            // PANIC: groups have the shapes of blocks.
+            matrix: matrix.expect("a shape of Q4_0"),
+            form: Form::Lossless,
+            ..packed.layout
+        };
+        if let Some(plain) = &packed.plain {
+            let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+            let rows = layout.count() * layout.matrix.n();
+            (self.memory).write(start..start + layout.bytes(), |out| {
+                pack::pack_rows(&layout, out, 0..rows, &plain, None);
+            });
+        }
+        self.replace(
+            start,
+            Packed {
+                layout,
+                plain: None,
+                ..*packed
+            },
+        )
+    }
+
+    /// Puts another packed form in the place of the one at `start`.
+    fn replace(&self, start: usize, packed: Packed) -> Arc<Packed> {
+        let packed = Arc::new(packed);
+        let mut all = self.packed.write().unwrap_or_else(PoisonError::into_inner);
+        all.insert(start, Arc::clone(&packed));
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        packed
     }
 
     /// The packed tensor that a write of `size` bytes goes to; a weight that is seen for the first time becomes one.

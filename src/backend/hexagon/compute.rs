@@ -229,7 +229,24 @@ impl Stream {
         Ok(operation)
     }
 
-    fn plan(&self, vtcm_bytes: usize, operation: &Operation, weights: Home) -> Result<Command> {
+    fn plan(&self, vtcm_bytes: usize, operation: &Operation, home: Home) -> Result<Command> {
+        let mut command = self.plan_of_type(vtcm_bytes, operation, home)?;
+        if let (Some(weights), Some(src0), Some(home)) =
+            (command.weights_mut(), &operation.src[0], home)
+        {
+            // A pack may have brought them in another form than their type's.
+            *weights = home.find(src0).unwrap_or(*weights);
+        }
+        Ok(command)
+    }
+
+    /// The plan for weights in their type's own packed form.
+    fn plan_of_type(
+        &self,
+        vtcm_bytes: usize,
+        operation: &Operation,
+        weights: Home,
+    ) -> Result<Command> {
         let plan = |packed| plan::command(vtcm_bytes, operation, packed).map_err(refused);
         let (Op::MulMat, Some(src0), Some(home)) = (operation.op, &operation.src[0], weights)
         else {

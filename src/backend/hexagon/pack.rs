@@ -18,7 +18,7 @@ const Q8_0: (usize, usize) = (32, 34);
 pub(in crate::backend) fn tag(layout: &WeightLayout) -> LayoutTag {
     let (matrix, [s2, s3]) = (layout.matrix, layout.slices);
     let shape = [matrix.panel().k(), matrix.n(), s2, s3];
-    LayoutTag::hexagon(layout.weight(), shape, layout.form == Form::Requantized)
+    LayoutTag::hexagon(layout.weight(), shape, layout.form != Form::Lossless)
 }
 
 /// The layout of one panel as a matrix of its own.
@@ -95,7 +95,7 @@ pub(super) fn pack(
     );
 }
 
-/// Packs rows that lie one after another in ggml's layout. Panels all of whose rows are touched are written whole, padding
+/// Packs rows that lie one after another in ggml's layout, which groups of a pack are not. Panels all of whose rows are touched are written whole, padding
 /// too; of others, the padding keeps what it is.
 ///
 /// - `packed`: the bytes that [`bytes_of`] says
@@ -107,6 +107,11 @@ pub(in crate::backend) fn pack_rows(
     rows: &[u8],
     dequantize: Option<&dyn Dequantize>,
 ) {
+    assert_ne!(
+        layout.form,
+        Form::Groups,
+        "groups are not made of ggml's rows"
+    );
     let source_bytes = rows.len() / (layout.count() * layout.matrix.n());
     let source = |number: usize| &rows[number * source_bytes..][..source_bytes];
     let matrix = panel_of(layout.matrix);

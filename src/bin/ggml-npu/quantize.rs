@@ -24,6 +24,7 @@ mod imatrix;
 mod lpbq;
 mod model;
 mod rotate;
+mod tile;
 mod transform;
 
 /// Quantize a model
@@ -55,10 +56,18 @@ pub struct Args {
     /// the scales are those for q4_0, and the file is one for another quantizer to start from
     #[arg(long, requires = "imatrix")]
     awq: bool,
+    /// Also write the statistics of the scaled model, for whoever quantizes it further
+    #[arg(long, value_name = "FILE", requires = "awq")]
+    imatrix_out: Option<PathBuf>,
     /// Low-power blocks: in the blocks of the model, each weight is a scale of its row times a multiplier of 1 to 16 of
     /// its block times a level of 4 bits. --type says what holds it, exactly: q4_0, or q8_0 for any length of blocks
     #[arg(long, value_name = "LENGTH", value_parser = PossibleValuesParser::new(lpbq::BLOCKS).try_map(|word| word.parse::<usize>()))]
     lpbq: Option<usize>,
+    /// Also write a pack, the output's name with .npu, that has the weights of the model's blocks in groups of 2 x 16 in
+    /// place of 32 x 1, which is how Hexagon's matrix unit reads them. With --type q4_0; GGML_RUST_NPU_PACK names the pack
+    /// when the model runs, and other devices take the model as it is
+    #[arg(long, conflicts_with = "lpbq")]
+    tile_group: bool,
     /// Fold rotations into the weights: the model computes the same, and its outliers are spread. Statistics are those of
     /// the rotated model: with --type f32 or f16 first, llama-imatrix, then --imatrix without --rotate
     #[arg(long, value_name = "R1,R2", value_enum, value_delimiter = ',', conflicts_with_all = ["imatrix", "awq"])]
@@ -81,6 +90,30 @@ struct Job<'a> {
     importance: Option<Vec<f32>>,
     /// Elements of a low-power block.
     lpbq: Option<usize>,
+    /// The pack gets it in groups.
+    tile_group: bool,
+}
+
+/// The rows of a tensor as they are after its transform.
+#[derive(Debug)]
+struct Rows<'a> {
+    job: &'a Job<'a>,
+    data: &'a [u8],
+    /// All of them, if the transform takes all to make one.
+    whole: Option<Vec<f32>>,
+}
+
+impl Rows<'_> {
+    /// Writes row `n`, counted over all matrices, to `out`.
+    fn read(&self, n: usize, out: &mut [f32]) {
+        if let Some(whole) = &self.whole {
+            return out.copy_from_slice(&whole[n * out.len()..][..out.len()]);
+        }
+        let row_bytes = self.data.len() / self.job.source.rows();
+        let bytes = &self.data[n * row_bytes..][..row_bytes];
+        to_f32(self.job.source.dtype, bytes, out);
+        self.job.transform.apply(n, out);
+    }
 }
 
 /// Runs the subcommand.
@@ -101,6 +134,12 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     };
     let jobs = jobs(args, &file, imatrix.as_ref(), &transforms)?;
     write(args, &file, &jobs).map_err(|error| named(&args.output, error))?;
+    if let (Some(from), Some(to)) = (&args.imatrix, &args.imatrix_out) {
+        imatrix::rescale(from, to, &transforms)?;
+    }
+    if args.tile_group {
+        tile::write(&args.output, &how(args), &file, &jobs)?;
+    }
     let (before, after) = (file.bytes().len(), std::fs::metadata(&args.output)?.len());
     eprintln!(
         "{}: {:.1} MiB, was {:.1} MiB",
@@ -112,6 +151,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn check(args: &Args, file: &File) -> Result<(), Failure> {
+    if args.tile_group && args.format != Format::Q4_0 {
+        let message = "--tile-group goes with --type q4_0, which other devices run";
+        (crate::Cli::command().error(ErrorKind::ArgumentConflict, message)).exit();
+    }
     let misfit = match (args.lpbq, args.format) {
         (None, _) | (Some(_), Format::Q8_0) => None,
         (Some(length), Format::Q4_0) => {
@@ -231,6 +274,7 @@ fn jobs<'a>(
             lpbq: args
                 .lpbq
                 .filter(|_| weighted && format == Some(args.format)),
+            tile_group: args.tile_group && weighted && format == Some(args.format),
         })
     };
     let tensors = || file.header().tensors.iter();
@@ -249,20 +293,19 @@ fn jobs<'a>(
     Ok(jobs)
 }
 
-fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<()> {
-    let plans: Vec<TensorPlan> = (jobs.iter())
-        .map(|job| TensorPlan {
-            name: job.name.clone(),
-            dtype: job.dtype,
-            ne: job.source.ne[..job.source.dims].to_vec(),
-        })
-        .collect();
+/// How the output was made, in the words of the command line.
+fn how(args: &Args) -> String {
     let mut how = format!(
         "ggml-npu {} --type {}",
         env!("CARGO_PKG_VERSION"),
         args.format.dtype().name()
     );
-    for (flag, given) in [(" --imatrix", args.imatrix.is_some()), (" --awq", args.awq)] {
+    let flags = [
+        (" --imatrix", args.imatrix.is_some()),
+        (" --awq", args.awq),
+        (" --tile-group", args.tile_group),
+    ];
+    for (flag, given) in flags {
         how.push_str(if given { flag } else { "" });
     }
     if let Some(length) = args.lpbq {
@@ -274,6 +317,17 @@ fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<
         how.push_str(if index == 0 { " --rotate " } else { "," });
         how.push_str(word);
     }
+    how
+}
+
+fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<()> {
+    let plans: Vec<TensorPlan> = (jobs.iter())
+        .map(|job| TensorPlan {
+            name: job.name.clone(),
+            dtype: job.dtype,
+            ne: job.source.ne[..job.source.dims].to_vec(),
+        })
+        .collect();
     let updates = [
         (
             "general.file_type",
@@ -281,7 +335,7 @@ fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<
         ),
         // SOURCE: GGML_QNT_VERSION, ggml.h of ggml 0.25.3.
         ("general.quantization_version", Value::Unsigned(2)),
-        ("general.quantized_by", Value::String(how)),
+        ("general.quantized_by", Value::String(how(args))),
     ];
     let mut writer = Writer::create(&args.output, file.header(), file.bytes(), &updates, &plans)?;
     let progress = Progress::new("quantizing", file.bytes().len() as u64);
@@ -310,24 +364,25 @@ impl Job<'_> {
         }
     }
 
+    /// The tensor's rows.
+    fn rows<'a>(&'a self, file: &'a File) -> Rows<'a> {
+        Rows {
+            job: self,
+            data: file.data(self.source),
+            whole: self.transform.whole(file, self.source),
+        }
+    }
+
     /// The tensor's new bytes, some rows at a time.
-    fn batches(&self, file: &File, format: Format) -> impl Iterator<Item = Vec<u8>> {
-        let (k, rows) = (self.source.ne[0], self.source.rows());
-        let data = file.data(self.source);
-        let row_bytes = data.len() / rows.max(1);
-        let whole = self.transform.whole(file, self.source);
-        (0..rows).step_by(BATCH_ROWS).map(move |first| {
-            let batch: Vec<usize> = (first..(first + BATCH_ROWS).min(rows)).collect();
+    fn batches<'a>(&'a self, file: &'a File, format: Format) -> impl Iterator<Item = Vec<u8>> + 'a {
+        let (k, count) = (self.source.ne[0], self.source.rows());
+        let rows = self.rows(file);
+        (0..count).step_by(BATCH_ROWS).map(move |first| {
+            let batch: Vec<usize> = (first..(first + BATCH_ROWS).min(count)).collect();
             let of_rows = |part: &[usize]| {
                 let (mut row, mut out) = (vec![0.0; k], Vec::new());
                 for n in part {
-                    if let Some(whole) = &whole {
-                        self.quantize_row(format, &whole[n * k..][..k], &mut out);
-                        continue;
-                    }
-                    let bytes = &data[n * row_bytes..][..row_bytes];
-                    to_f32(self.source.dtype, bytes, &mut row);
-                    self.transform.apply(*n, &mut row);
+                    rows.read(*n, &mut row);
                     self.quantize_row(format, &row, &mut out);
                 }
                 out

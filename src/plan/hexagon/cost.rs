@@ -75,6 +75,9 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
         (WeightType::Iq4Nl, true) => [10.94, 19.03, 30.22],
         (WeightType::Mxfp4, false) => [13.91, 23.91, 24.78],
         (WeightType::Mxfp4, true) => [15.25, 20.78, 34.5],
+        // Without a dot product every product is one of tiles.
+        (WeightType::Q4Tile, false) => [0.0, 0.0, 24.94],
+        (WeightType::Q4Tile, true) => [0.0, 0.0, 37.41],
     };
     Packets {
         one_row,
@@ -213,7 +216,7 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> 
     #[expect(clippy::cast_precision_loss, reason = "see above")]
     let per_tile = |packets: f64, times: usize| packets * tiles as f64 * times as f64;
     let bytes = layout.matrix_bytes() as u64;
-    if rows <= GEMV_MAX_ROWS && weight != WeightType::F16 {
+    if rows <= GEMV_MAX_ROWS && weight.has_dot_product() {
         let each = if rows == 1 {
             packets.one_row
         } else {
@@ -278,6 +281,8 @@ mod tests {
                 check(format!("{kind} gemv_1x2_{name}"), have.two_rows, 1.0);
                 check(format!("{kind} dequantize_{name}"), have.dequantize, 1.0);
             }
+            let have = packets(arch, WeightType::Q4Tile).dequantize;
+            check(format!("{kind} dequantize_q4_tile"), have, 1.0);
             for (name, kernel) in [
                 ("rms_norm", wire::KERNEL_RMS_NORM),
                 ("swiglu", wire::KERNEL_SWIGLU),

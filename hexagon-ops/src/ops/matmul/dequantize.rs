@@ -31,7 +31,7 @@ const fn nibble_values(weight: WeightType) -> [i8; 16] {
         ],
         WeightType::Mxfp4 => [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
         WeightType::Q4_1 => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
-        WeightType::Q4_0 | WeightType::Q8_0 | WeightType::F16 => {
+        WeightType::Q4_0 | WeightType::Q4Tile | WeightType::Q8_0 | WeightType::F16 => {
             [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]
         }
     }
@@ -126,6 +126,68 @@ impl Dequantizer<4, 2> for Scaled {
     fn tile(self, quants: &[Line; 4], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
         let scale = twice(scale, i);
         nibble_tile::<false>(quants, self.0, scale, scale, out);
+    }
+}
+
+/// Indices that look up the scales of two lines of an FP16 tile at once: entries 4v.. of 16. The even bytes are the first
+/// line's, its first 16 columns one entry, the others the next; the odd bytes the second line's.
+const fn scale_indices(v: usize) -> Line {
+    let mut line = [0; LINE_BYTES];
+    let mut byte = 0;
+    while byte < LINE_BYTES {
+        // CAST: at most 15.
+        #[expect(clippy::cast_possible_truncation, reason = "at most 15")]
+        let entry = (4 * v + 2 * (byte % 2) + byte / (LINE_BYTES / 2)) as u8;
+        line[byte] = entry;
+        byte += 1;
+    }
+    Line(line)
+}
+
+static SCALE_INDICES: [Line; 4] = [
+    scale_indices(0),
+    scale_indices(1),
+    scale_indices(2),
+    scale_indices(3),
+];
+
+/// A table and f16 scales of groups: half a line each, so that a lookup of scales spreads four of them over two lines.
+#[derive(Clone, Copy)]
+struct Grouped {
+    table: Vector,
+    indices: [Vector; 4],
+}
+
+impl Grouped {
+    #[inline(always)]
+    fn new() -> Self {
+        let [a, b, c, d] = &SCALE_INDICES;
+        Self {
+            table: hvx::load(&Q4_0_VALUES),
+            indices: [hvx::load(a), hvx::load(b), hvx::load(c), hvx::load(d)],
+        }
+    }
+}
+
+impl Dequantizer<4, 2> for Grouped {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 4], scales: Vector, _: Vector, i: usize, out: &mut Tile) {
+        for (v, line) in quants.iter().enumerate() {
+            let both = hvx::load(line);
+            for (nibbles, pair) in [(both, 2 * v), (hvx::shr_b(both, 4), 2 * v + 1)] {
+                let values = hvx::lookup16(nibbles, self.table);
+                let index = self.indices[pair % 4];
+                // Scales are the halves of words: those of tile i, and of the tile's first or second 16 groups.
+                let scales = match (i, pair / 4) {
+                    (0, 0) => hvx::lookup16_of::<0>(index, scales),
+                    (0, _) => hvx::lookup16_of::<1>(index, scales),
+                    (_, 0) => hvx::lookup16_of::<2>(index, scales),
+                    (_, _) => hvx::lookup16_of::<3>(index, scales),
+                };
+                hvx::store(&mut out.0[2 * pair], hvx::mul_f16(values.0, scales.0));
+                hvx::store(&mut out.0[2 * pair + 1], hvx::mul_f16(values.1, scales.1));
+            }
+        }
     }
 }
 
@@ -295,6 +357,7 @@ impl hvx::Kernel for Dequantize<'_> {
                 });
             }
             WeightType::Q4_0 => for_each_tile(Scaled(hvx::load(&Q4_0_VALUES)), panel, tiles, out),
+            WeightType::Q4Tile => for_each_tile(Grouped::new(), panel, tiles, out),
             WeightType::Q4_1 => {
                 let table = ScaledAndShifted(hvx::load(&Q4_1_VALUES));
                 for_each_tile(table, panel, tiles, out);

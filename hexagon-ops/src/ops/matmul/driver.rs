@@ -4,7 +4,7 @@ use super::epilogue::{Epilogue, Finish};
 use super::{gemm, gemv_driver};
 use crate::error::{Error, Result};
 use crate::hmx::Hmx;
-use crate::layout::{LINE_BYTES, Line, MatrixLayout, Tile, WeightType};
+use crate::layout::{LINE_BYTES, Line, MatrixLayout, Tile};
 use crate::rt::Engine;
 
 /// The units a driver works with.
@@ -165,7 +165,7 @@ impl<'a> MatMul<'a> {
         let form = Prepared {
             m: self.m,
             k,
-            quantized: self.m <= GEMV_MAX_ROWS && self.layout.panel().weight() != WeightType::F16,
+            quantized: self.m <= GEMV_MAX_ROWS && self.layout.panel().weight().has_dot_product(),
         };
         let is_prepared = prepared == Some(form);
         let is_left = if form.quantized {

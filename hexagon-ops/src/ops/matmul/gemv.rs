@@ -291,7 +291,7 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
     fn run<const FUSED: bool>(self) -> Self::Output {
         let Self { panels, acts } = self;
         Ok(match panels[0].layout.weight() {
-            weight @ WeightType::F16 => {
+            weight @ (WeightType::F16 | WeightType::Q4Tile) => {
                 return Err(Error::NoKernel {
                     weight,
                     kernel: "GEMV",

@@ -2,7 +2,7 @@
 //!
 //! | way | for | steps |
 //! |---|---|---|
-//! | GEMV | M of 1 or 2, quantized weights | [`quantize`] activations to 8 bits, [`gemv`] integer dot products |
+//! | GEMV | M of 1 or 2, quantized weights with a scale for each column | [`quantize`] activations to 8 bits, [`gemv`] integer dot products |
 //! | GEMM | everything else | [`pack`] activations to FP16 tiles, [`dequantize`] weights to FP16 tiles, multiply on the matrix unit |
 
 pub mod dequantize;

@@ -90,6 +90,7 @@ pub fn run(write: &mut dyn FnMut(&str)) {
         ("q8_0", WeightType::Q8_0),
         ("iq4_nl", WeightType::Iq4Nl),
         ("mxfp4", WeightType::Mxfp4),
+        ("q4_tile", WeightType::Q4Tile),
     ] {
         let Ok(layout) = PanelLayout::new(weight, K) else {
             return;
@@ -104,6 +105,9 @@ pub fn run(write: &mut dyn FnMut(&str)) {
                 let _ = black_box(dequantize(black_box(&panel), 0..TILES, out));
             }),
         );
+        if !weight.has_dot_product() {
+            continue;
+        }
         let (mut a, mut b) = ([0.0; TILE_DIM], [0.0; TILE_DIM]);
         line(
             "gemv_1x1_",

@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 49] = [
+pub const NAMES: [&str; 50] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -37,6 +37,7 @@ pub const NAMES: [&str; 49] = [
     "swap_blocks_1",
     "widen_b",
     "shl_h",
+    "lookup16_of",
     "f32_from_w",
     "mul_f16",
     "mul_add_f16",
@@ -58,7 +59,7 @@ pub const NAMES: [&str; 49] = [
 
 /// Number of the first operation on floating point.
 #[allow(dead_code, reason = "only the host test asks")]
-pub const FIRST_FLOAT: usize = 32;
+pub const FIRST_FLOAT: usize = 33;
 
 /// Number that stands for an accumulator: `c + a · b + a`.
 pub const ACCUMULATE: usize = NAMES.len();
@@ -100,23 +101,29 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         29 => hvx::swap_blocks::<1>(a, b),
         30 => one(hvx::widen_b(a)),
         31 => one(hvx::shl_h(a, scalar & 15)),
-        32 => one(hvx::f32_from_w(a)),
-        33 => one(hvx::mul_f16(a, b)),
-        34 => one(hvx::mul_add_f16(a, b, c)),
-        35 => one(hvx::sub_mul_f16(a, b, c)),
-        36 => hvx::widen_mul_f16(a, b),
-        37 => one(hvx::narrow_f32(a, b)),
-        38 => one(hvx::mul_f32(a, b)),
-        39 => one(hvx::add_f32(a, b)),
-        40 => one(hvx::sub_f32(a, b)),
-        41 => one(hvx::max_f32(a, b)),
-        42 => one(hvx::min_f32(a, b)),
-        43 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
-        44 => one(hvx::sub_f16(a, b)),
-        45 => one(hvx::max_f16(a, b)),
-        46 => hvx::widen_in_order_f16(a),
-        47 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
-        48 => {
+        32 => match scalar & 3 {
+            0 => hvx::lookup16_of::<0>(a, b),
+            1 => hvx::lookup16_of::<1>(a, b),
+            2 => hvx::lookup16_of::<2>(a, b),
+            _ => hvx::lookup16_of::<3>(a, b),
+        },
+        33 => one(hvx::f32_from_w(a)),
+        34 => one(hvx::mul_f16(a, b)),
+        35 => one(hvx::mul_add_f16(a, b, c)),
+        36 => one(hvx::sub_mul_f16(a, b, c)),
+        37 => hvx::widen_mul_f16(a, b),
+        38 => one(hvx::narrow_f32(a, b)),
+        39 => one(hvx::mul_f32(a, b)),
+        40 => one(hvx::add_f32(a, b)),
+        41 => one(hvx::sub_f32(a, b)),
+        42 => one(hvx::max_f32(a, b)),
+        43 => one(hvx::min_f32(a, b)),
+        44 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
+        45 => one(hvx::sub_f16(a, b)),
+        46 => one(hvx::max_f16(a, b)),
+        47 => hvx::widen_in_order_f16(a),
+        48 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
+        49 => {
             let sum = Accumulator::from_f32(c);
             let (even, odd) = Accumulator::widen_mul_add((sum, sum), a, b);
             (even.to_f32(), odd.to_f32())

@@ -70,11 +70,11 @@ impl Format {
                 let weigh = importance.map(|importance| Weigh::new(row, importance));
                 for (index, x) in row.as_chunks().0.iter().enumerate() {
                     let weights = weigh.as_ref().map(|weigh| weigh.block(index));
-                    let (d, codes) = match (self, weights) {
-                        (Self::Q4_0, None) => q4_0(x),
-                        (Self::Q4_0, Some(weights)) => q4_0_weighted(x, &weights),
-                        (_, weights) => iq4_nl::quantize(x, weights.as_ref()),
-                    };
+                    if self == Self::Q4_0 {
+                        push_q4_0(x, weights.as_ref(), out);
+                        continue;
+                    }
+                    let (d, codes) = iq4_nl::quantize(x, weights.as_ref());
                     push_nibbles(d, &codes, out);
                 }
             }
@@ -175,6 +175,12 @@ impl<'a> Weigh<'a> {
 
 /// A block's scale and 4-bit codes.
 type Codes = (f16, [u8; BLOCK]);
+
+/// Appends a block of Q4_0: a scale and 4-bit codes.
+pub fn push_q4_0(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>, out: &mut Vec<u8>) {
+    let (d, codes) = weights.map_or_else(|| q4_0(x), |weights| q4_0_weighted(x, weights));
+    push_nibbles(d, &codes, out);
+}
 
 /// Appends a block of 4-bit codes: first half of the block in the low nibbles, second half in the high ones.
 pub fn push_nibbles(d: f16, codes: &[u8; BLOCK], out: &mut Vec<u8>) {

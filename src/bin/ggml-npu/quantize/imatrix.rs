@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo};
+use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo, TensorPlan, Writer};
 
 use super::block::to_f32;
+use super::transform::Transforms;
 use crate::Failure;
 
 /// Statistics by the weight's name.
@@ -77,6 +78,43 @@ impl Imatrix {
         }
         Ok(means)
     }
+}
+
+/// Writes an imatrix file for the transformed model: the statistics of `from`, of inputs after their scaling.
+///
+/// # Errors
+/// Text that names the file and what is wrong with it.
+pub fn rescale(from: &Path, to: &Path, transforms: &Transforms) -> Result<(), Failure> {
+    let file = File::open(from).map_err(|error| format!("{}: {error}", from.display()))?;
+    let header = file.header();
+    let same = std::fs::canonicalize(to)
+        .is_ok_and(|path| std::fs::canonicalize(from).is_ok_and(|source| source == path));
+    if same {
+        return Err(format!("{} would overwrite the statistics", to.display()).into());
+    }
+    let plans: Vec<TensorPlan> = (header.tensors.iter())
+        .map(|tensor| TensorPlan {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            ne: tensor.ne[..tensor.dims].to_vec(),
+        })
+        .collect();
+    let mut writer = Writer::create(to, header, file.bytes(), &[], &plans)?;
+    for tensor in &header.tensors {
+        let transform = tensor.name.strip_suffix(SUMS);
+        let transform = transform.and_then(|name| transforms.get(name));
+        match transform.filter(|_| tensor.rows() == 1) {
+            Some(transform) => {
+                let sums = transform.importance(&values(&file, tensor)?);
+                writer.tensor([sums
+                    .into_iter()
+                    .flat_map(f32::to_le_bytes)
+                    .collect::<Vec<_>>()])?;
+            }
+            None => writer.tensor([file.data(tensor)])?,
+        }
+    }
+    Ok(writer.finish()?)
 }
 
 fn values(file: &File, tensor: &TensorInfo) -> Result<Vec<f32>, Failure> {

@@ -1,0 +1,50 @@
+//! Groups of 2 × 16 weights: which elements they are, and their moves into panels and back.
+
+use super::PanelLayout;
+
+/// Elements of a group along N, and along K.
+pub const GROUP_DIMS: [usize; 2] = [16, 2];
+
+/// Element `i` of group `g` of a tile: (k, n) within the tile. The first 16 have the even k, the others the odd one.
+#[must_use]
+pub const fn group_elem(g: usize, i: usize) -> (usize, usize) {
+    let [columns, rows] = GROUP_DIMS;
+    (
+        rows * (g / 2) + i / columns,
+        columns * (g % 2) + i % columns,
+    )
+}
+
+/// Where the nibbles of byte `c` of group `g` are in a panel: the low one's place, then the high one's.
+fn places(layout: PanelLayout, kt: usize, g: usize, c: usize) -> [(usize, u32); 2] {
+    [c, c + GROUP_DIMS[0]].map(|i| {
+        let (k, n) = group_elem(g, i);
+        layout.elem(kt, k, n)
+    })
+}
+
+/// Writes a group: its scale, and its nibbles into bytes that other groups share.
+pub(super) fn write_group(
+    layout: PanelLayout,
+    panel: &mut [u8],
+    kt: usize,
+    g: usize,
+    block: &[u8],
+) {
+    panel[layout.scale_offset(kt, g)..][..2].copy_from_slice(&block[..2]);
+    for (c, pair) in block[2..].iter().enumerate() {
+        let values = [pair & 15, pair >> 4];
+        for (value, (at, shift)) in values.into_iter().zip(places(layout, kt, g, c)) {
+            panel[at] = panel[at] & !(15 << shift) | value << shift;
+        }
+    }
+}
+
+/// Reads what [`write_group`] wrote.
+pub(super) fn read_group(layout: PanelLayout, panel: &[u8], kt: usize, g: usize, block: &mut [u8]) {
+    block[..2].copy_from_slice(&panel[layout.scale_offset(kt, g)..][..2]);
+    for (c, pair) in block[2..].iter_mut().enumerate() {
+        let [low, high] = places(layout, kt, g, c).map(|(at, shift)| panel[at] >> shift & 15);
+        *pair = low | high << 4;
+    }
+}

@@ -1,0 +1,236 @@
+//! Weights in groups of 2 × 16 come from a pack in place of Q4_0 tiles of the same tensor; the tensor's own bytes stay, and
+//! whatever does not fit, or is written over, is Q4_0 again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Stream};
+use ggml_rust_npu::backend::offline::{self, Form};
+use ggml_rust_npu::gguf::GgmlType;
+use ggml_rust_npu::graph::{Op, Place};
+use ggml_rust_npu::packfile::{Packs, SourceHash, Writer, sampled};
+use ggml_rust_npu::plan::hexagon::WeightLayout;
+use ggml_rust_npu::reference;
+use ggml_rust_npu::repack::SquareError;
+use ggml_rust_npu::tensor::Format;
+use half::f16;
+
+use super::common::*;
+
+const Q4_0: Kind = Kind::Blocks(Format::Q4_0);
+
+/// Largest normalized mean square error: weights, activations and results are rounded to FP16, for any M.
+const LIMIT: f64 = 2e-6;
+
+/// A Q4_0 tensor, and the same tensor in groups with other values: what is computed shows which were used.
+struct Both {
+    plain: Weight,
+    /// Payload of the pack.
+    packed: Vec<u8>,
+    /// What the groups stand for, as `Weight::values`.
+    values: Vec<f32>,
+}
+
+impl Both {
+    fn random(numbers: &mut Numbers, ne: [usize; 4]) -> Self {
+        let [k, n, s2, s3] = ne;
+        let plain = Weight::random(numbers, Q4_0, ne);
+        let layout = layout(&plain);
+        let (mut packed, mut values) = (vec![0; layout.bytes()], vec![0.0; k * n * s2 * s3]);
+        let matrix = layout.matrix;
+        for slice in 0..s2 * s3 {
+            let packed = &mut packed[slice * matrix.matrix_bytes()..][..matrix.matrix_bytes()];
+            for row in 0..n.next_multiple_of(32) {
+                let mut bytes = Vec::new();
+                for kt in 0..k / 32 {
+                    let d = f16::from_f32(numbers.float() / 8.0);
+                    bytes.extend(d.to_le_bytes());
+                    for c in 0..16 {
+                        let pair = numbers.bits() as u8;
+                        bytes.push(pair);
+                        // Group g: k = 2·(g/2) and the next, columns 16·(g%2)..; low nibble the even k.
+                        let (g, column) = (row % 32, row / 32 * 32 + row % 2 * 16 + c);
+                        for (k_odd, code) in [pair & 15, pair >> 4].into_iter().enumerate() {
+                            let at = (slice * n + column) * k + kt * 32 + g / 2 * 2 + k_odd;
+                            if column < n {
+                                values[at] = d.to_f32() * (f32::from(code) - 8.0);
+                            }
+                        }
+                    }
+                }
+                matrix.pack_row(packed, row, &bytes).unwrap();
+            }
+        }
+        Self {
+            plain,
+            packed,
+            values,
+        }
+    }
+
+    /// Writes the pack; `source`: the bytes that it says the tensor has.
+    fn write(&self, path: &Path, source: &[u8]) {
+        let mut writer = Writer::create(path, "hexagon", "", ["weight"]).unwrap();
+        writer.bytes(&self.packed).unwrap();
+        let weight = offline::Weight {
+            name: "weight",
+            dtype: GgmlType::Q4_0,
+            ne: self.plain.ne,
+            data: source,
+            feedback: &[],
+        };
+        let hashes = [sampled(source), SourceHash::of(source)];
+        let form = Form::Hexagon(layout(&self.plain));
+        let entry = form.entry(&weight, hashes, SquareError::default());
+        writer.end(entry, &[]).unwrap();
+        writer.finish().unwrap();
+    }
+}
+
+/// The layout of a weight in groups.
+fn layout(w: &Weight) -> WeightLayout {
+    let own = WeightLayout::new(&w.tensor(0, Place::Packed)).unwrap();
+    let groups = own.groups().unwrap();
+    // They take each other's place in memory.
+    assert_eq!(groups.bytes(), own.bytes());
+    groups
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// A device that uses a pack.
+fn device_with_pack(path: &Path) -> Arc<Device> {
+    let device = device();
+    device.use_packs(Arc::new(Packs::open(path, true).0));
+    device
+}
+
+/// Fails unless the device multiplies with `values`.
+fn multiplies(device: &Arc<Device>, w: &Weight, home: &HexBuffer, values: &[f32], limit: f64) {
+    let mut numbers = Numbers::new(9);
+    let [k, ..] = w.ne;
+    for m in [1, 2, 5, 40] {
+        let act = numbers.floats(m * k);
+        let have = mul_mat(device, w, home, &act, [k, m, 1, 1]).unwrap();
+        let error = reference::nmse(&have, &reference::mul_mat(&act, values, k));
+        assert!(error <= limit, "M={m}: {error:.2e}");
+    }
+}
+
+fn bytes_of(w: &Weight, home: &HexBuffer) -> Vec<u8> {
+    let mut back = vec![0; w.bytes.len()];
+    home.read(&w.tensor(0, Place::Packed), 0, &mut back);
+    back
+}
+
+#[test]
+fn groups_are_multiplied_and_the_tensor_keeps_its_bytes() {
+    let mut numbers = Numbers::new(1);
+    for (k, n) in [(32, 1), (96, 70), (320, 33)] {
+        let both = Both::random(&mut numbers, [k, n, 1, 1]);
+        let path = path(&format!("groups_{k}.npu"));
+        both.write(&path, &both.plain.bytes);
+        let device = device_with_pack(&path);
+        let home = buffer_with(&device, &both.plain, Place::Packed);
+        multiplies(&device, &both.plain, &home, &both.values, LIMIT);
+        assert_eq!(bytes_of(&both.plain, &home), both.plain.bytes);
+    }
+}
+
+#[test]
+fn experts_in_groups_get_their_rows() {
+    let mut numbers = Numbers::new(2);
+    let (k, n, experts, slots, tokens) = (64, 40, 3, 2, 9);
+    let both = Both::random(&mut numbers, [k, n, experts, 1]);
+    let path = path("groups_experts.npu");
+    both.write(&path, &both.plain.bytes);
+    let device = device_with_pack(&path);
+    let home = buffer_with(&device, &both.plain, Place::Packed);
+    let act = numbers.floats(k * tokens);
+    let ids: Vec<i32> = (0..tokens * slots).map(|row| (row % 3) as i32).collect();
+    let (act_ne, dst_ne) = ([k, 1, tokens, 1], [n, slots, tokens, 1]);
+    let work = Work::new(&device, &act, act_ne, dst_ne, &ids).unwrap();
+    let mut stream = Stream::new(Arc::clone(&device));
+    let src0 = both.plain.tensor(0, Place::Packed);
+    work.push(&mut stream, Op::MulMatId, src0, &home).unwrap();
+    stream.finish(0).unwrap();
+    for (row, have) in work.result().chunks_exact(n).enumerate() {
+        let act = &act[row / slots * k..][..k];
+        let values = &both.values[ids[row] as usize * k * n..][..k * n];
+        let error = reference::nmse(have, &reference::mul_mat(act, values, k));
+        // Of 40 numbers, not of many rows.
+        assert!(error <= 4.0 * LIMIT, "row {row}: {error:.2e}");
+    }
+}
+
+#[test]
+fn a_write_into_groups_makes_them_q4_0_again() {
+    let mut numbers = Numbers::new(3);
+    let both = Both::random(&mut numbers, [64, 50, 1, 1]);
+    let path = path("groups_written.npu");
+    both.write(&path, &both.plain.bytes);
+    let device = device_with_pack(&path);
+    let home = buffer_with(&device, &both.plain, Place::Packed);
+    let other = Weight::random(&mut numbers, Q4_0, both.plain.ne);
+    let tensor = both.plain.tensor(0, Place::Packed);
+    // From within a block on, to within a row.
+    let part = 41..1000;
+    home.write(
+        &tensor,
+        part.start,
+        part.len(),
+        Content::Bytes(&other.bytes[part.clone()]),
+    );
+    let mut want = both.plain.bytes.clone();
+    want[part.clone()].copy_from_slice(&other.bytes[part]);
+    assert_eq!(bytes_of(&both.plain, &home), want);
+    let fresh = Weight {
+        bytes: want,
+        ..Weight::random(&mut numbers, Q4_0, both.plain.ne)
+    };
+    let plain_device = self::device();
+    let fresh_home = buffer_with(&plain_device, &fresh, Place::Packed);
+    let act = numbers.floats(64 * 5);
+    let product = |device, home| mul_mat(device, &both.plain, home, &act, [64, 5, 1, 1]).unwrap();
+    assert_eq!(product(&device, &home), product(&plain_device, &fresh_home));
+    // All of it: other weights, and then those that the pack knows.
+    home.write(&tensor, 0, other.bytes.len(), Content::Bytes(&other.bytes));
+    assert_eq!(bytes_of(&other, &home), other.bytes);
+    multiplies(&device, &other, &home, &other.values, 1e-4);
+    home.write(
+        &tensor,
+        0,
+        other.bytes.len(),
+        Content::Bytes(&both.plain.bytes),
+    );
+    multiplies(&device, &both.plain, &home, &both.values, LIMIT);
+}
+
+#[test]
+fn a_pack_of_groups_that_does_not_fit_leaves_the_weights_as_they_are() {
+    let mut numbers = Numbers::new(4);
+    let both = Both::random(&mut numbers, [64, 40, 1, 1]);
+    let path = path("groups_stale.npu");
+    let same = |what: &str| {
+        let device = device_with_pack(&path);
+        let home = buffer_with(&device, &both.plain, Place::Packed);
+        assert_eq!(bytes_of(&both.plain, &home), both.plain.bytes, "{what}");
+        multiplies(&device, &both.plain, &home, &both.plain.values, 1e-4);
+    };
+    let other = Weight::random(&mut numbers, Q4_0, both.plain.ne);
+    both.write(&path, &other.bytes);
+    same("another model");
+    both.write(&path, &both.plain.bytes);
+    let mut file = std::fs::read(&path).unwrap();
+    file[4096 + 100] ^= 1;
+    std::fs::write(&path, &file).unwrap();
+    same("corrupted payload");
+    std::fs::write(&path, &file[..file.len() - 1]).unwrap();
+    same("truncated");
+    // Groups of another shape under this name.
+    let wide = Both::random(&mut numbers, [96, 40, 1, 1]);
+    wide.write(&path, &both.plain.bytes);
+    same("another shape");
+}
