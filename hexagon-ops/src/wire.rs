@@ -272,12 +272,12 @@ pub struct Plain {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Epilogue {
-    /// `KERNEL_ADD`, `_SWIGLU`, `_GEGLU`, `_REGLU`, `_GEGLU_ERF` or `_GEGLU_QUICK`, whose first operand is the product; 0:
-    /// nothing, and zeros in `other`.
+    /// `KERNEL_ADD`, `_SWIGLU`, `_GEGLU`, `_REGLU`, `_GEGLU_ERF` or `_GEGLU_QUICK` of the product and `other`; 0: nothing, and
+    /// zeros below.
     pub kernel: u32,
-    /// 0.
-    pub reserved: u32,
-    /// The second operand: rows of N, or the memory of the results itself.
+    /// 1 if `other` is the first operand, which gates the product; else 0.
+    pub swapped: u32,
+    /// The other operand: rows of N, or the memory of the results itself.
     pub other: Plain,
 }
 

@@ -139,7 +139,7 @@ fn product(kind: u8, weight: u8) -> Command {
         reserved: 0,
         epilogue: Epilogue {
             kernel: wire::KERNEL_SWIGLU,
-            reserved: 0,
+            swapped: 1,
             other: plain(1, [0, 0, 0]),
         },
     };

@@ -83,6 +83,7 @@ fn weights(weights: &wire::Weights, memory: &Table) -> Result<Checked, Failure> 
 #[derive(Clone, Copy)]
 struct Combined {
     f: Combine,
+    is_swapped: bool,
     /// `None`: what is in the results' places.
     other: Option<Region>,
 }
@@ -95,14 +96,14 @@ fn epilogue(
 ) -> Result<Option<Combined>, Failure> {
     let wire::Epilogue {
         kernel,
-        reserved,
+        swapped,
         other,
     } = &body.epilogue;
-    if *reserved != 0 {
+    if *swapped > 1 {
         return Err(Failure::bad(RESERVED));
     }
     let f = match *kernel {
-        0 if *other == Plain::zeroed() => return Ok(None),
+        0 if *other == Plain::zeroed() && *swapped == 0 => return Ok(None),
         0 => return Err(Failure::bad(RESERVED)),
         wire::KERNEL_ADD => Combine::Add,
         wire::KERNEL_SWIGLU => Combine::Swiglu,
@@ -117,7 +118,11 @@ fn epilogue(
     }
     let other = Region::new(other, body.weights.n, [body.m, 1, 1], memory)?;
     let other = Some(other).filter(|other| other != dst);
-    Ok(Some(Combined { f, other }))
+    Ok(Some(Combined {
+        f,
+        is_swapped: *swapped == 1,
+        other,
+    }))
 }
 
 /// Carries out [`wire::OP_MUL_MAT`].
@@ -222,9 +227,10 @@ fn planes(
                     |r: &Region, step: usize| i2 * r.strides[1] + i3 * r.strides[2] + m0 * step;
                 let (act_at, dst_at) = (start(act, steps[0]), start(dst, steps[1]));
                 // Only one plane is combined with anything.
-                let epilogue = combined.map(|Combined { f, other }| Epilogue {
-                    f,
-                    other: operands.other.zip(other).map(|(elems, other)| {
+                let epilogue = combined.map(|combined| Epilogue {
+                    f: combined.f,
+                    is_swapped: combined.is_swapped,
+                    other: operands.other.zip(combined.other).map(|(elems, other)| {
                         let stride = other.strides[0];
                         let elems = elems.get(m0 * stride..).unwrap_or_default();
                         (elems, Rows::Strided(stride))

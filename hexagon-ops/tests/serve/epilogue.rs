@@ -69,8 +69,27 @@ enum Other {
     OneRow,
 }
 
-/// Computes a product with and without `kernel`, and compares.
-fn check(weight: WeightType, kernel: u32, other: Other, (m, n): (usize, usize), rng: &mut Rng) {
+/// What is to be computed.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    weight: WeightType,
+    kernel: u32,
+    swapped: bool,
+    other: Other,
+    m: usize,
+    n: usize,
+}
+
+/// Computes a product with and without an epilogue, and compares.
+fn check(case: Case, rng: &mut Rng) {
+    let Case {
+        weight,
+        kernel,
+        swapped,
+        other,
+        m,
+        n,
+    } = case;
     let mut host = Host::new();
     let k = 96;
     let (weights, _) = load_weights(&mut host, weight, (n, k), [1, 1], rng);
@@ -99,7 +118,7 @@ fn check(weight: WeightType, kernel: u32, other: Other, (m, n): (usize, usize), 
         dst: rows(dst_at, 0, stride),
         epilogue: Epilogue {
             kernel,
-            reserved: 0,
+            swapped: u32::from(swapped),
             other: match other {
                 Other::Apart => rows(side_at, 0, stride),
                 Other::InPlace => rows(dst_at, 0, stride),
@@ -108,7 +127,7 @@ fn check(weight: WeightType, kernel: u32, other: Other, (m, n): (usize, usize), 
         },
         ..product
     };
-    let what = format!("{weight:?} kernel {kernel} {other:?} {m} x {n}");
+    let what = format!("{case:?}");
     let completion = host.run(&[Command::new(0, &product), Command::new(0, &combined)]);
     assert_eq!((completion.status, completion.done), (0, 2), "{what}");
     let results: Vec<f32> = plain_memory.get(0, m * stride);
@@ -122,7 +141,11 @@ fn check(weight: WeightType, kernel: u32, other: Other, (m, n): (usize, usize), 
                 continue;
             }
             let (x, y) = (f64::from(results[at]), f64::from(y));
-            let want = definition(kernel, x, y);
+            let want = if swapped {
+                definition(kernel, y, x)
+            } else {
+                definition(kernel, x, y)
+            };
             // Functions of kernels are right to a few units in the last place, and x is one.
             let error = (f64::from(have[at]) - want).abs();
             let bound = 2e-6 * (x.abs() + 1.0) * (y.abs() + 1.0);
@@ -137,14 +160,32 @@ fn every_epilogue_gives_what_ggml_defines() {
     let mut rng = Rng::new();
     for kernel in KERNELS {
         for other in [Other::Apart, Other::InPlace, Other::OneRow] {
-            for size in [(1, 70), (1, 192), (2, 33), (3, 64), (40, 70), (200, 40)] {
-                check(WeightType::Q4_0, kernel, other, size, &mut rng);
+            for (m, n) in [(1, 70), (1, 192), (2, 33), (3, 64), (40, 70), (200, 40)] {
+                for swapped in [false, true] {
+                    let case = Case {
+                        weight: WeightType::Q4_0,
+                        kernel,
+                        swapped,
+                        other,
+                        m,
+                        n,
+                    };
+                    check(case, &mut rng);
+                }
             }
         }
     }
     for weight in WeightType::ALL {
-        for size in [(1, 100), (2, 100), (70, 100)] {
-            check(weight, wire::KERNEL_SWIGLU, Other::Apart, size, &mut rng);
+        for m in [1, 2, 70] {
+            let case = Case {
+                weight,
+                kernel: wire::KERNEL_SWIGLU,
+                swapped: true,
+                other: Other::Apart,
+                m,
+                n: 100,
+            };
+            check(case, &mut rng);
         }
     }
 }
@@ -167,14 +208,14 @@ fn wrong_epilogues_are_refused() {
         reserved: 0,
         epilogue: Epilogue {
             kernel: wire::KERNEL_ADD,
-            reserved: 0,
+            swapped: 0,
             other: rows(side, 0, 64),
         },
     };
     assert_eq!(host.run(&[Command::new(0, &good)]).status, 0);
     let untouched: Vec<f32> = memory.get(0, 2048);
     let changes: [(u32, &str, Change); 11] = [
-        (serve::RESERVED, "reserved", |b| b.epilogue.reserved = 1),
+        (serve::RESERVED, "swapped", |b| b.epilogue.swapped = 2),
         (serve::RESERVED, "other reserved", |b| {
             b.epilogue.other.reserved = 1;
         }),

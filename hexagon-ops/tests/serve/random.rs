@@ -43,7 +43,7 @@ fn seeds() -> [Command; 5] {
         planes: [1, 1],
         epilogue: Epilogue {
             kernel: wire::KERNEL_SWIGLU,
-            reserved: 0,
+            swapped: 1,
             other: plain(1, [128, 0, 0]),
         },
         ..product

@@ -8,44 +8,46 @@ use crate::hvx::{self, Vector};
 use crate::layout::TILE_DIM;
 use crate::ops::math;
 
-/// A function of a result and another element.
+/// A function of two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combine {
     /// Their sum.
     Add,
-    /// [`math::silu`] of the result, times the other.
+    /// [`math::silu`] of the first, times the second.
     Swiglu,
-    /// [`math::gelu`] of the result, times the other.
+    /// [`math::gelu`] of the first, times the second.
     Geglu,
-    /// [`math::gelu_erf`] of the result, times the other.
+    /// [`math::gelu_erf`] of the first, times the second.
     GegluErf,
-    /// [`math::gelu_quick`] of the result, times the other.
+    /// [`math::gelu_quick`] of the first, times the second.
     GegluQuick,
-    /// The result if it is positive, times the other.
+    /// The first if it is positive, times the second.
     Reglu,
 }
 
 impl Combine {
     #[inline(always)]
-    fn lanes(self, result: Vector, other: Vector) -> Vector {
+    fn lanes(self, x: Vector, y: Vector) -> Vector {
         let gate = match self {
-            Self::Add => return hvx::add_f32(result, other),
-            Self::Swiglu => math::silu(result),
-            Self::Geglu => math::gelu(result),
-            Self::GegluErf => math::gelu_erf(result),
-            Self::GegluQuick => math::gelu_quick(result),
-            Self::Reglu => hvx::max_f32(result, hvx::splat_w(0)),
+            Self::Add => return hvx::add_f32(x, y),
+            Self::Swiglu => math::silu(x),
+            Self::Geglu => math::gelu(x),
+            Self::GegluErf => math::gelu_erf(x),
+            Self::GegluQuick => math::gelu_quick(x),
+            Self::Reglu => hvx::max_f32(x, hvx::splat_w(0)),
         };
-        hvx::mul_f32(gate, other)
+        hvx::mul_f32(gate, y)
     }
 }
 
-/// `dst = f(result, other)`.
+/// `dst = f(result, other)`, or `f(other, result)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a> {
     /// The function.
     pub f: Combine,
-    /// Rows of the second operand, N elements each; `None`: what is in the results' places before.
+    /// Whether the result is its second operand.
+    pub is_swapped: bool,
+    /// Rows of the other operand, N elements each; `None`: what is in the results' places before.
     pub other: Option<(&'a [f32], Rows<'a>)>,
 }
 
@@ -63,7 +65,7 @@ impl<'a> Epilogue<'a> {
     pub(super) fn of_row(self, m: usize, n0: usize, n: usize) -> Finish<'a> {
         let row = |(elems, rows): (&'a [f32], Rows<'_>)| &elems[rows.start(m)..][n0..n];
         Finish {
-            f: Some(self.f),
+            f: Some((self.f, self.is_swapped)),
             other: self.other.map(row),
         }
     }
@@ -73,7 +75,7 @@ impl<'a> Epilogue<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Finish<'a> {
     /// `None`: only to be written.
-    f: Option<Combine>,
+    f: Option<(Combine, bool)>,
     /// As many elements as the part has; `None`: in place.
     other: Option<&'a [f32]>,
 }
@@ -109,9 +111,14 @@ impl Finish<'_> {
     }
 }
 
-/// [`Finish::put`] with a second operand, which is what `out` holds if there is no `other`.
+/// [`Finish::put`] with another operand, which is what `out` holds if there is no `other`.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
-fn with_other(f: Combine, results: &[f32; TILE_DIM], other: Option<&[f32]>, out: &mut [f32]) {
+fn with_other(
+    f: (Combine, bool),
+    results: &[f32; TILE_DIM],
+    other: Option<&[f32]>,
+    out: &mut [f32],
+) {
     let mut lanes = [0.0; TILE_DIM];
     let other = other.unwrap_or(out);
     let count = out.len().min(other.len());
@@ -124,9 +131,9 @@ fn with_other(f: Combine, results: &[f32; TILE_DIM], other: Option<&[f32]>, out:
     out[..count].copy_from_slice(&lanes[..count]);
 }
 
-/// `lanes = f(results, lanes)`.
+/// `lanes = f(results, lanes)`, or `f(lanes, results)`.
 struct Lanes<'a> {
-    f: Combine,
+    f: (Combine, bool),
     results: &'a [f32; TILE_DIM],
     lanes: &'a mut [f32; TILE_DIM],
 }
@@ -137,6 +144,8 @@ impl hvx::Kernel for Lanes<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let (x, y) = (hvx::load_f32(self.results), hvx::load_f32(self.lanes));
-        hvx::store_f32(self.lanes, self.f.lanes(x, y));
+        let (f, is_swapped) = self.f;
+        let (x, y) = if is_swapped { (y, x) } else { (x, y) };
+        hvx::store_f32(self.lanes, f.lanes(x, y));
     }
 }

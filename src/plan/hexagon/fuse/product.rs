@@ -21,25 +21,23 @@ pub fn fuse_product(product: &MatMul, second: &TensorOp) -> Option<MatMul> {
     let [a, b, none] = &second.src;
     let is_product =
         |tensor: &wire::Tensor| tensor.ne == ne && rows_of(tensor, product.m) == Some(product.dst);
-    let other = if is_product(a) {
-        b
-    } else if is_product(b) && a.ne == ne && !gates {
-        a
-    } else {
-        return None;
+    let (other, swapped) = match (is_product(a), is_product(b)) {
+        (true, false) => (b, 0),
+        // The gate may come first, and be what the second product is multiplied by.
+        (false, true) if a.ne == ne => (a, u32::from(gates)),
+        _ => return None,
     };
     let repeats = other.ne[0] == ne[0] && (other.ne[1..] == ne[1..] || other.ne[1..] == [1; 3]);
     let fits = is_single
         && product.epilogue == bytemuck::Zeroable::zeroed()
         && none.dtype == wire::TYPE_NONE
         && second.dst.ne == ne
-        && repeats
-        && !is_product(other);
+        && repeats;
     let mut fused = *product;
     fused.dst = rows_of(&second.dst, product.m)?;
     fused.epilogue = wire::Epilogue {
         kernel: second.kernel,
-        reserved: 0,
+        swapped,
         other: rows_of(other, product.m)?,
     };
     (fits && product_is_apart(&fused)).then_some(fused)
@@ -144,6 +142,7 @@ mod tests {
             (wire::KERNEL_ADD, side, x, SUM, SIDE, 192),
             (wire::KERNEL_ADD, x, rows(SIDE, 1), SUM, SIDE, 0),
             (wire::KERNEL_SWIGLU, x, side, SUM, SIDE, 192),
+            (wire::KERNEL_SWIGLU, side, x, SUM, SIDE, 192),
             // In place of either.
             (wire::KERNEL_GEGLU, x, side, PRODUCT, SIDE, 192),
             (wire::KERNEL_ADD, x, side, SIDE, SIDE, 192),
@@ -152,6 +151,8 @@ mod tests {
             let op = then(kernel, rows(dst, M), a, b);
             let fused = fuse_product(&product(), &op).unwrap();
             assert_eq!((fused.dst.offset, fused.epilogue.kernel), (dst, kernel));
+            let gated = kernel != wire::KERNEL_ADD && a == side;
+            assert_eq!(fused.epilogue.swapped, u32::from(gated));
             let have = fused.epilogue.other;
             assert_eq!((have.offset, have.strides[0]), (other, stride));
             let rest = MatMul {
@@ -185,7 +186,7 @@ mod tests {
             ("neither is the product", |_, op| op.src[0].offset += 4),
             ("a gate of something else", |_, op| {
                 op.kernel = wire::KERNEL_SWIGLU;
-                op.src.swap(0, 1);
+                op.src[0].offset += 4;
             }),
             ("rounded", |_, op| op.dst.dtype = wire::TYPE_F16),
             ("a column", |_, op| op.src[1].ne = [1, M, 1, 1]),
