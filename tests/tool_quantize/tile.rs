@@ -35,7 +35,7 @@ fn the_pack_has_the_weights_of_the_blocks_in_groups_near_the_source() {
     let (from, statistics) = written(&folder, "llama");
     let source = values(&from);
     let means = values(&statistics);
-    let (plain, model) = (folder.join("plain.gguf"), folder.join("model.gguf"));
+    let (plain, model) = (folder.join("plain.gguf"), folder.join("grouped.gguf"));
     let mut errors = Vec::new();
     for more in [&[][..], &["--imatrix", statistics.to_str().unwrap()]] {
         let args = [&["--type", "q4_0"], more].concat();
