@@ -218,23 +218,22 @@ fn quantize_iq4_nl(elems: &[f32; 32], block: &mut [u8]) {
     store(&quants, false, tail);
 }
 
-/// A block of Q8_0: scale `max |x| / 127`, quants rounded half away from zero.
+/// Added to a value of magnitude at most 127, it leaves that value, rounded half to even, in the low byte.
+const ROUND: f32 = 12_582_912.0;
+
+/// A block of Q8_0: scale `max |x| / 127`, quants `x · (127 / max |x|)`, rounded half to even.
+///
+/// As ggml's code for vector units has it, not its reference: of F16, quotients halfway between two integers are common.
+///
+/// SOURCE: ggml-cpu/arch/x86/quants.c and arm/quants.c, `quantize_row_q8_0`.
 #[inline(always)]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "quotients by the largest magnitude over 127 are at most 127, rounding included"
-)]
 fn quantize_q8_0(elems: &[f32; 32], block: &mut [u8; 34]) {
-    let scale = farthest(elems).abs() / 127.0;
-    let inverse = inverse(scale);
+    let most = farthest(elems).abs();
+    let factor = if most == 0.0 { 0.0 } else { 127.0 / most };
     let (head, quants) = block.split_at_mut(2);
-    head.copy_from_slice(&narrow_one(scale));
+    head.copy_from_slice(&narrow_one(most / 127.0));
     for (quant, x) in quants.iter_mut().zip(elems) {
-        let x = x * inverse;
-        // Towards zero, exact; then the half that is left.
-        let whole = x as i32;
-        let rest = x - whole as i8 as f32;
-        let away = i32::from(rest >= 0.5) - i32::from(rest <= -0.5);
-        *quant = ((whole + away) as i8).cast_unsigned();
+        let [low, ..] = (x * factor + ROUND).to_bits().to_le_bytes();
+        *quant = low;
     }
 }

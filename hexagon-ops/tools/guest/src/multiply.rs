@@ -36,6 +36,7 @@ pub fn run(write: &mut dyn FnMut(&[u8])) {
         act_rows: Rows::Strided(SIDE),
         dst,
         dst_rows: Rows::Strided(SIDE),
+        epilogue: None,
     };
     let machine = Machine {
         engine: &Engine::new(1),
