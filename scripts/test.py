@@ -166,7 +166,9 @@ def step_ops(tally):
     ops(tally, SIMULATED, PRODUCTS, "-p", MANY_EXPERTS)
     ops(tally, HEXAGON, {**PRODUCTS, None: 7500}, "-p", f"{MANY_EXPERTS}(?!.*hsk=)")
     ops(tally, HEXAGON, {"FLASH_ATTN_EXT": 300}, "-o", "FLASH_ATTN_EXT", "-p", ATTENTION, what="attention")
-    ops(tally, HEXAGON, PRODUCTS, "-o", "MUL_MAT,MUL_MAT_ID", "-p", MANY_EXPERTS, GGML_RUST_NPU_REPACK="always")
+    # What else than a multiplication meets packed operands, too.
+    ops(tally, HEXAGON, {**PRODUCTS, "CPY": 150, "GET_ROWS": 80, "SET_ROWS": 150}, "-o",
+        "MUL_MAT,MUL_MAT_ID,CPY,GET_ROWS,SET_ROWS", "-p", MANY_EXPERTS, GGML_RUST_NPU_REPACK="always")
 
 
 def step_all_ops(tally):

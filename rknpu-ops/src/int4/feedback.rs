@@ -53,18 +53,6 @@ impl Feedback {
         (&self.worth, &self.upper)
     }
 
-    /// Weights of the segment.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.worth.len()
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.worth.is_empty()
-    }
-
     /// Rounds a row to nibbles, each in a byte of `levels`; returns the scale.
     ///
     /// - `clip`: the one for rounding without feedback, of a row with finite values
@@ -72,7 +60,7 @@ impl Feedback {
     /// # Panics
     /// If a length is not that of the segment.
     pub(super) fn round(&self, values: &[f32], clip: Clip, work: &mut Work) -> f32 {
-        let k = self.len();
+        let k = self.worth.len();
         assert_eq!(values.len(), k, "weights of a segment");
         let Work {
             pending,
