@@ -42,7 +42,7 @@ pub use tensor::*;
 /// First word of the header: "NPU1".
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;
@@ -295,8 +295,9 @@ pub struct MatMul {
     pub m: u32,
     /// Planes in ggml's dimensions 2 and 3: multiples of the weights' slices. Plane i uses slice i / (planes / slices).
     pub planes: [u32; 2],
-    /// 0.
-    pub reserved: u32,
+    /// Most rows that go through dot products with quantized activations, not more than `DOT_ROWS`; more rows go through
+    /// the matrix unit, and so do all of weights that have no dot product.
+    pub dot_rows: u32,
     /// Only with one plane and one slice.
     pub epilogue: Epilogue,
 }
@@ -319,8 +320,8 @@ pub struct MatMulId {
     pub act_slots: u32,
     /// Tokens.
     pub tokens: u32,
-    /// 0.
-    pub reserved: u32,
+    /// As in [`MatMul`], of the rows of each expert.
+    pub dot_rows: u32,
 }
 
 /// The body of [`OP_NOP`].

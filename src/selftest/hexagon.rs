@@ -118,7 +118,7 @@ fn multiply(npu: &HexNpu, weight: WeightType, m: usize) -> Result<()> {
         dst: plain(dst_at, N),
         m: size(m),
         planes: [1, 1],
-        reserved: 0,
+        dot_rows: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let mut batch = Batch::default();

@@ -13,7 +13,7 @@ use crate::layout::Line;
 #[repr(transparent)]
 pub struct Vector(arch::HvxVector);
 
-/// A running sum of 32 f32 lanes in whatever format the unit adds in (f32, or qf32 without IEEE arithmetic).
+/// 32 f32 lanes between operations, in whatever format the unit computes in (f32, or qf32 without IEEE arithmetic).
 #[derive(Clone, Copy)]
 pub struct Accumulator(Vector);
 
@@ -56,6 +56,8 @@ vector_ops! {
     max_w(a, b) = Q6_Vw_vmax_VwVw(a, b);
     /// Smaller of signed words: `Q6_Vw_vmin_VwVw`.
     min_w(a, b) = Q6_Vw_vmin_VwVw(a, b);
+    /// Wrapping sum of halfwords: `Q6_Vh_vadd_VhVh`.
+    add_h(a, b) = Q6_Vh_vadd_VhVh(a, b);
     /// Larger of signed halfwords: `Q6_Vh_vmax_VhVh`.
     max_h(a, b) = Q6_Vh_vmax_VhVh(a, b);
     /// Words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in: `Q6_Vw_vlsr_VwVw`.
@@ -368,29 +370,65 @@ mod float {
             Self(v)
         }
 
+        /// The f32 product `a · b`: `Q6_Vsf_vmpy_VsfVsf`.
+        #[must_use]
+        #[inline(always)]
+        pub fn product(a: Vector, b: Vector) -> Self {
+            Self(mul_f32(a, b))
+        }
+
+        /// The f32 difference `a - b`: `Q6_Vsf_vsub_VsfVsf`.
+        #[must_use]
+        #[inline(always)]
+        pub fn difference(a: Vector, b: Vector) -> Self {
+            Self(sub_f32(a, b))
+        }
+
+        /// Multiplies by `by`: `Q6_Vsf_vmpy_VsfVsf`.
+        #[must_use]
+        #[inline(always)]
+        pub fn times(self, by: Self) -> Self {
+            Self(mul_f32(self.0, by.0))
+        }
+
         /// Adds the f32 products `a · b`: `Q6_Vsf_vmpy_VsfVsf`, `Q6_Vsf_vadd_VsfVsf`.
         #[must_use]
         #[inline(always)]
         pub fn mul_add(self, a: Vector, b: Vector) -> Self {
-            Self(add_f32(self.0, mul_f32(a, b)))
+            self.plus(Self::product(a, b))
+        }
+
+        /// The sum with `other`: `Q6_Vsf_vadd_VsfVsf`.
+        #[must_use]
+        #[inline(always)]
+        pub fn plus(self, other: Self) -> Self {
+            Self(add_f32(self.0, other.0))
         }
 
         /// Adds f32 lanes: `Q6_Vsf_vadd_VsfVsf`.
         #[must_use]
         #[inline(always)]
-        pub fn plus(self, v: Vector) -> Self {
+        pub fn plus_f32(self, v: Vector) -> Self {
             Self(add_f32(self.0, v))
+        }
+
+        /// Products of f16 lanes, (those of even lanes, those of odd lanes): [`widen_mul_f16`].
+        #[must_use]
+        #[inline(always)]
+        pub fn widen_mul(a: Vector, b: Vector) -> (Self, Self) {
+            let (even, odd) = widen_mul_f16(a, b);
+            (Self(even), Self(odd))
         }
 
         /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes): [`widen_mul_f16`], `Q6_Vsf_vadd_VsfVsf`.
         #[must_use]
         #[inline(always)]
         pub fn widen_mul_add(sums: (Self, Self), a: Vector, b: Vector) -> (Self, Self) {
-            let (even, odd) = widen_mul_f16(a, b);
+            let (even, odd) = Self::widen_mul(a, b);
             (sums.0.plus(even), sums.1.plus(odd))
         }
 
-        /// The sum as f32.
+        /// The lanes as f32.
         #[must_use]
         #[inline(always)]
         pub fn to_f32(self) -> Vector {

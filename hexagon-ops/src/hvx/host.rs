@@ -14,7 +14,7 @@ use crate::layout::Line;
 #[repr(C, align(128))]
 pub struct Vector([u8; 128]);
 
-/// A running sum of 32 f32 lanes.
+/// 32 f32 lanes between operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Accumulator(Vector);
 
@@ -142,6 +142,13 @@ pub fn max_w(a: Vector, b: Vector) -> Vector {
 #[inline(always)]
 pub fn min_w(a: Vector, b: Vector) -> Vector {
     lanes!(i32, 32; a, b => a.min(b))
+}
+
+/// Wrapping sum of halfwords: `Q6_Vh_vadd_VhVh`.
+#[must_use]
+#[inline(always)]
+pub fn add_h(a: Vector, b: Vector) -> Vector {
+    lanes!(u16, 64; a, b => a.wrapping_add(b))
 }
 
 /// Larger of signed halfwords: `Q6_Vh_vmax_VhVh`.

@@ -24,8 +24,8 @@ pub use logarithm::{ln, softplus};
 pub use round::{floor, round, trunc};
 
 use crate::hvx::{
-    self, Vector, add_f32, add_w, and, max_f32, min_f32, mul_f32, or, select_gt_f32, shl_w, shr_w,
-    splat_f32, splat_w, sub_f32, sub_w,
+    self, Accumulator, Vector, add_f32, add_w, and, max_f32, min_f32, mul_f32, or, select_gt_f32,
+    shl_w, splat_f32, splat_w, sub_f32, sub_w,
 };
 
 /// 1.5 · 2^23: adding it rounds to a whole number, which the low bits of the sum then hold.
@@ -37,12 +37,18 @@ const SIGN: i32 = i32::MIN;
 
 /// A polynomial in `x`, highest power first.
 #[inline(always)]
-fn polynomial<const N: usize>(x: Vector, coefficients: [f32; N]) -> Vector {
-    let mut sum = splat_f32(coefficients[0]);
+fn polynomial<const N: usize>(x: Accumulator, coefficients: [f32; N]) -> Accumulator {
+    let mut sum = constant(coefficients[0]);
     for c in &coefficients[1..] {
-        sum = add_f32(mul_f32(sum, x), splat_f32(*c));
+        sum = sum.times(x).plus_f32(splat_f32(*c));
     }
     sum
+}
+
+/// `value` in all lanes.
+#[inline(always)]
+fn constant(value: f32) -> Accumulator {
+    Accumulator::from_f32(splat_f32(value))
 }
 
 /// Magnitude of each lane.
@@ -68,7 +74,7 @@ fn with_sign(magnitude: Vector, x: Vector) -> Vector {
 
 /// `e^r - 1` for magnitudes up to ln 2 / 2.
 #[inline(always)]
-fn exp_rest(r: Vector) -> Vector {
+fn exp_rest(r: Accumulator) -> Accumulator {
     // (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, to 6.5e-8.
     let p = polynomial(
         r,
@@ -80,7 +86,7 @@ fn exp_rest(r: Vector) -> Vector {
             0.5,
         ],
     );
-    add_f32(mul_f32(mul_f32(r, r), p), r)
+    r.times(r).times(p).plus(r)
 }
 
 /// `e^x - 1`; bounds as [`exp`].
@@ -88,34 +94,29 @@ fn exp_rest(r: Vector) -> Vector {
 #[inline(always)]
 pub fn exp_m1(x: Vector) -> Vector {
     let large = sub_f32(exp(x), splat_f32(1.0));
-    select_gt_f32(abs(x), splat_f32(0.34), large, exp_rest(x))
+    let small = exp_rest(Accumulator::from_f32(x)).to_f32();
+    select_gt_f32(abs(x), splat_f32(0.34), large, small)
 }
 
-/// `e^x`: 0 below -87.33, infinity above 88.72.
+/// `e^x`: less than 2^-126 below -87.33, 0 from -88.1 on, infinity above 88.72.
 #[must_use]
 #[inline(always)]
 pub fn exp(x: Vector) -> Vector {
-    // Bounds of normal results: ln 2^-126, and the largest f32 whose exponential is finite.
-    let (low, high) = (splat_f32(-87.336_54), splat_f32(88.722_83));
-    let bounded = min_f32(max_f32(x, low), high);
+    // Bounds whose powers of two are the first beyond those of normal numbers.
+    let bounded = min_f32(max_f32(x, splat_f32(-88.1)), splat_f32(89.0));
     let rounder = splat_f32(ROUNDER);
-    let biased = add_f32(
-        mul_f32(bounded, splat_f32(core::f32::consts::LOG2_E)),
-        rounder,
-    );
-    let n = sub_f32(biased, rounder);
+    let turns = Accumulator::product(bounded, splat_f32(core::f32::consts::LOG2_E));
+    // As f32, for its bits, and so that no more of it than f32 can hold is taken off again.
+    let biased = turns.plus_f32(rounder).to_f32();
+    let n = Accumulator::difference(biased, rounder);
     // ln 2 in a part of 15 bits, whose products with n are exact, and the rest.
-    let r = sub_f32(bounded, mul_f32(n, splat_f32(0.693_145_75)));
-    let r = sub_f32(r, mul_f32(n, splat_f32(1.428_606_8e-6)));
-    let p = add_f32(exp_rest(r), splat_f32(1.0));
+    let r = n.times(constant(-0.693_145_75)).plus_f32(bounded);
+    let r = r.plus(n.times(constant(-1.428_606_8e-6)));
+    let p = exp_rest(r).plus_f32(splat_f32(1.0)).to_f32();
+    // An exponent below that of subnormal numbers is negative as a whole number, one above the largest more than infinity.
     let scaled = add_w(p, shl_w(biased, 23));
-    // Signs of differences, as masks: a comparison would cost twice as much as all of the above.
-    let is_below = shr_w(sub_f32(x, low), 31);
-    let kept = and(scaled, sub_w(is_below, splat_w(1)));
-    let is_above = shr_w(sub_f32(high, x), 31);
-    let infinity = and(splat_f32(f32::INFINITY), sub_w(splat_w(0), is_above));
-    // Neither is negative, and infinity is larger than what is finite.
-    hvx::max_w(kept, infinity)
+    let infinity = splat_f32(f32::INFINITY);
+    hvx::min_w(hvx::max_w(scaled, splat_w(0)), infinity)
 }
 
 /// `1 / x`: infinity for zeros and subnormals, zero for infinities and magnitudes from 2^127 on.
@@ -123,18 +124,26 @@ pub fn exp(x: Vector) -> Vector {
 #[inline(always)]
 pub fn reciprocal(x: Vector) -> Vector {
     let magnitude = abs(x);
-    let exponent = and(x, splat_w(0x7f80_0000));
-    // The fraction in [1, 2), and its inverse: the estimate is 12 % off, then 1.5e-2, 2.1e-4, 4.4e-8.
-    let fraction = or(and(x, splat_w(0x007f_ffff)), splat_f32(1.0));
-    let mut r = sub_w(splat_w(0x7ef3_11c7), fraction);
-    for _ in 0..3 {
-        r = mul_f32(r, sub_f32(splat_f32(2.0), mul_f32(fraction, r)));
-    }
-    let power = hvx::max_w(sub_w(splat_w(254 << 23), exponent), splat_w(0));
-    let normal = mul_f32(r, power);
+    let normal = inverse(magnitude);
     let smallest = splat_f32(f32::MIN_POSITIVE);
     let infinity = splat_f32(f32::INFINITY);
     with_sign(select_gt_f32(smallest, magnitude, infinity, normal), x)
+}
+
+/// `1 / x` of normal positive `x` and of infinity; zero from 2^127 on.
+#[inline(always)]
+fn inverse(x: Vector) -> Vector {
+    let exponent = and(x, splat_w(0x7f80_0000));
+    // The fraction in [1, 2), negative, and the inverse: the estimate is 12 % off, then 1.5e-2, 2.1e-4, 4.4e-8.
+    let fraction = or(and(x, splat_w(0x007f_ffff)), splat_f32(1.0));
+    let estimate = sub_w(splat_w(0x7ef3_11c7), fraction);
+    let fraction = Accumulator::from_f32(neg(fraction));
+    let mut r = Accumulator::from_f32(estimate);
+    for _ in 0..3 {
+        r = r.times(fraction.times(r).plus_f32(splat_f32(2.0)));
+    }
+    let power = hvx::max_w(sub_w(splat_w(254 << 23), exponent), splat_w(0));
+    mul_f32(r.to_f32(), power)
 }
 
 /// `a / b`: the product with the [`reciprocal`].
@@ -148,14 +157,13 @@ pub fn divide(a: Vector, b: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn rsqrt(x: Vector) -> Vector {
-    let mut r = sub_w(splat_w(0x5f37_59df), hvx::shr_w(x, 1));
-    let half = mul_f32(x, splat_f32(0.5));
+    let mut r = Accumulator::from_f32(sub_w(splat_w(0x5f37_59df), hvx::shr_w(x, 1)));
+    let half = Accumulator::product(x, splat_f32(-0.5));
     // The estimate is 3.5 % off, then 1.8e-3, 4.7e-6, 3e-11.
     for _ in 0..3 {
-        let error = mul_f32(mul_f32(half, r), r);
-        r = mul_f32(r, sub_f32(splat_f32(1.5), error));
+        r = r.times(half.times(r).times(r).plus_f32(splat_f32(1.5)));
     }
-    r
+    r.to_f32()
 }
 
 /// `sqrt(x)`; NaN below zero.
@@ -171,7 +179,7 @@ pub fn sqrt(x: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn sigmoid(x: Vector) -> Vector {
-    reciprocal(add_f32(exp(neg(x)), splat_f32(1.0)))
+    inverse(add_f32(exp(neg(x)), splat_f32(1.0)))
 }
 
 /// `x / (1 + e^-x)`.
@@ -186,7 +194,8 @@ pub fn silu(x: Vector) -> Vector {
 #[inline(always)]
 pub fn tanh(x: Vector) -> Vector {
     let magnitude = abs(x);
-    let square = mul_f32(x, x);
+    let wide = Accumulator::from_f32(x);
+    let square = wide.times(wide);
     // (tanh x / x - 1) / x^2 for x^2 <= 0.3907, to 4.3e-8.
     let p = polynomial(
         square,
@@ -198,9 +207,9 @@ pub fn tanh(x: Vector) -> Vector {
             -3.333_332_9e-1,
         ],
     );
-    let small = add_f32(x, mul_f32(x, mul_f32(square, p)));
+    let small = square.times(p).times(wide).plus_f32(x).to_f32();
     let e = exp(add_f32(magnitude, magnitude));
-    let tail = mul_f32(reciprocal(add_f32(e, splat_f32(1.0))), splat_f32(2.0));
+    let tail = mul_f32(inverse(add_f32(e, splat_f32(1.0))), splat_f32(2.0));
     let large = with_sign(sub_f32(splat_f32(1.0), tail), x);
     select_gt_f32(magnitude, splat_f32(0.625), large, small)
 }
@@ -211,10 +220,10 @@ pub fn tanh(x: Vector) -> Vector {
 pub fn erf(x: Vector) -> Vector {
     // From 4 on it is 1 to within 2e-8.
     let t = min_f32(abs(x), splat_f32(4.0));
-    let square = mul_f32(t, t);
+    let wide = Accumulator::from_f32(t);
     // erf x / x for x^2 <= 0.86, to 4.5e-10.
     let p = polynomial(
-        square,
+        wide.times(wide),
         [
             8.351_897e-5,
             -8.138_792e-4,
@@ -227,7 +236,7 @@ pub fn erf(x: Vector) -> Vector {
     );
     // -ln(1 - erf x) for x in [0.92, 4], to 4.2e-7.
     let q = polynomial(
-        t,
+        wide,
         [
             1.380_193_6e-5,
             -3.265_363_2e-4,
@@ -239,8 +248,8 @@ pub fn erf(x: Vector) -> Vector {
             5.518_093e-4,
         ],
     );
-    let large = sub_f32(splat_f32(1.0), exp(neg(q)));
-    let small = mul_f32(t, p);
+    let large = sub_f32(splat_f32(1.0), exp(neg(q.to_f32())));
+    let small = wide.times(p).to_f32();
     with_sign(select_gt_f32(t, splat_f32(0.927), large, small), x)
 }
 
@@ -278,23 +287,22 @@ pub fn gelu_erf(x: Vector) -> Vector {
 #[inline(always)]
 pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     let rounder = splat_f32(ROUNDER);
-    let biased = add_f32(
-        mul_f32(angle, splat_f32(core::f32::consts::FRAC_2_PI)),
-        rounder,
-    );
-    let n = sub_f32(biased, rounder);
+    let turns = Accumulator::product(angle, splat_f32(core::f32::consts::FRAC_2_PI));
+    // As f32, for its bits, and so that no more of it than f32 can hold is taken off again.
+    let biased = turns.plus_f32(rounder).to_f32();
+    let n = Accumulator::difference(biased, rounder);
     // π / 2 in parts of 8 and 11 bits, whose products with n up to 2^13 (2^16 for the first) are exact, and the rest.
-    let mut r = angle;
-    for part in [1.570_312_5, 4.837_513e-4, 7.549_79e-8] {
-        r = sub_f32(r, mul_f32(n, splat_f32(part)));
+    let mut r = n.times(constant(-1.570_312_5)).plus_f32(angle);
+    for part in [-4.837_513e-4, -7.549_79e-8] {
+        r = r.plus(n.times(constant(part)));
     }
-    let square = mul_f32(r, r);
+    let square = r.times(r);
     // (sin r / r - 1) / r^2 to 2e-8, (cos r - 1 + r^2 / 2) / r^4 to 2e-9, for |r| <= π / 4.
     let s = polynomial(square, [-1.958_764e-4, 8.332_747e-3, -1.666_666_5e-1]);
-    let sine = add_f32(r, mul_f32(mul_f32(r, square), s));
+    let sine = r.times(square).times(s).plus(r).to_f32();
     let c = polynomial(square, [2.454_769e-5, -1.388_830_2e-3, 4.166_666_5e-2]);
-    let c = add_f32(mul_f32(mul_f32(square, square), c), splat_f32(1.0));
-    let cosine = sub_f32(c, mul_f32(square, splat_f32(0.5)));
+    let c = square.times(square).times(c).plus_f32(splat_f32(1.0));
+    let cosine = c.plus(square.times(constant(-0.5))).to_f32();
     // Odd quarters exchange the two; bit 1 of n is the sine's sign, bit 1 of n + 1 the cosine's.
     let odd = hvx::f32_from_w(and(biased, splat_w(1)));
     let zero = splat_w(0);

@@ -3,12 +3,14 @@
 use bytemuck::Zeroable;
 
 use super::detail::{
-    ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS,
+    self, ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS,
 };
 use super::region::Region;
 use super::{Platform, Scratch};
 use crate::layout::{LINE_BYTES, MatrixLayout, WeightType};
-use crate::ops::matmul::{Combine, Epilogue, ExpertMatMul, Machine, MatMul, Prepared, Rows};
+use crate::ops::matmul::{
+    Combine, DOT_ROWS, Epilogue, ExpertMatMul, Machine, MatMul, Prepared, Rows,
+};
 use crate::rt::memory::{Operands, Span, Table};
 use crate::wire::{self, Plain};
 
@@ -125,6 +127,12 @@ fn epilogue(
     }))
 }
 
+/// Most rows for dot products.
+fn dot_rows(wish: u32) -> Result<usize, Failure> {
+    let rows = usize::try_from(wish).ok().filter(|rows| *rows <= DOT_ROWS);
+    rows.ok_or(Failure::bad(detail::DOT_ROWS))
+}
+
 /// Carries out [`wire::OP_MUL_MAT`].
 ///
 /// - `left`: activations that are in VTCM; afterwards those of this command
@@ -136,9 +144,7 @@ pub(super) fn mul_mat(
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
     let earlier = left.take();
-    if body.reserved != 0 {
-        return Err(Failure::bad(RESERVED));
-    }
+    let dot_rows = dot_rows(body.dot_rows)?;
     let w = weights(&body.weights, memory)?;
     let mut ratio = [0; 2];
     for (ratio, (planes, slices)) in ratio
@@ -174,6 +180,7 @@ pub(super) fn mul_mat(
         act: &act,
         dst: &dst,
         combined,
+        dot_rows,
     };
     let done = planes(&w, &regions, m, ratio, prepared, operands, machine);
     dst.clean(memory, platform);
@@ -181,11 +188,12 @@ pub(super) fn mul_mat(
     Ok(())
 }
 
-/// Where the rows of a product are.
+/// Where the rows of a product are, and how they are multiplied.
 struct Regions<'a> {
     act: &'a Region,
     dst: &'a Region,
     combined: Option<Combined>,
+    dot_rows: usize,
 }
 
 /// Multiplies plane by plane; planes that share a slice and follow one another are one product. Returns what is left in
@@ -199,7 +207,12 @@ fn planes(
     operands: Operands<'_>,
     mut machine: Machine<'_>,
 ) -> Result<Option<Prepared>, Failure> {
-    let Regions { act, dst, combined } = *regions;
+    let Regions {
+        act,
+        dst,
+        combined,
+        dot_rows,
+    } = *regions;
     let original = ratio;
     let mut steps = [act.strides[0], dst.strides[0]];
     if m == 1 {
@@ -240,6 +253,7 @@ fn planes(
                     layout: w.layout,
                     weights,
                     m: MAX_ROWS.min(m - m0),
+                    dot_rows,
                     act: operands.act.get(act_at..).unwrap_or_default(),
                     act_rows: Rows::Strided(steps[0]),
                     dst: operands.dst.get_mut(dst_at..).unwrap_or_default(),
@@ -262,9 +276,7 @@ pub(super) fn mul_mat_id(
     scratch: &mut Scratch,
     mut machine: Machine<'_>,
 ) -> Result<(), Failure> {
-    if body.reserved != 0 {
-        return Err(Failure::bad(RESERVED));
-    }
+    let dot_rows = dot_rows(body.dot_rows)?;
     let w = weights(&body.weights, memory)?;
     if body.weights.slices[1] != 1 {
         return Err(Failure::bad(PLANES));
@@ -311,6 +323,7 @@ pub(super) fn mul_mat_id(
             let product = ExpertMatMul {
                 layout: w.layout,
                 weights: operands.weights,
+                dot_rows,
                 ids: &scratch.ids[..n_tokens * period],
                 n_slots: period,
                 act: operands.act.get(act_start..).unwrap_or_default(),

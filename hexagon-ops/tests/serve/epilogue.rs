@@ -111,7 +111,7 @@ fn check(case: Case, rng: &mut Rng) {
         dst: rows(plain_at, 0, stride),
         m: number(m),
         planes: [1, 1],
-        reserved: 0,
+        dot_rows: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let combined = MatMul {
@@ -205,7 +205,7 @@ fn wrong_epilogues_are_refused() {
         dst: rows(dst, 256, 64),
         m: 5,
         planes: [1, 1],
-        reserved: 0,
+        dot_rows: 2,
         epilogue: Epilogue {
             kernel: wire::KERNEL_ADD,
             swapped: 0,

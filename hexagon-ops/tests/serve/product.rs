@@ -101,7 +101,7 @@ fn check(shape: &Shape, rng: &mut Rng) {
         dst: plain(dst_buffer, dst_strides),
         m: number(m),
         planes: shape.planes.map(number),
-        reserved: 0,
+        dot_rows: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);
@@ -198,7 +198,7 @@ fn f16_weights_need_no_whole_blocks() {
         dst: plain(dst, [2, 2, 2]),
         m: 1,
         planes: [1, 1],
-        reserved: 0,
+        dot_rows: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     assert_eq!(host.run(&[Command::new(0, &body)]).status, 0);
@@ -217,11 +217,45 @@ fn no_rows_are_no_work() {
         dst: plain(buffer, [32, 0, 0]),
         m: 0,
         planes: [1, 1],
-        reserved: 0,
+        dot_rows: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);
     assert_eq!((completion.status, completion.done), (0, 1));
+}
+
+/// Dot products quantize activations, tiles do not: a row by tiles is that row of a larger product, bit for bit.
+#[test]
+fn the_command_says_up_to_how_many_rows_are_dot_products() {
+    let mut rng = Rng::new();
+    let mut host = Host::new();
+    let (k, n) = (64, 40);
+    let (weights, _) = load_weights(&mut host, WeightType::Q4_0, (n, k), [1, 1], &mut rng);
+    let act: Vec<f32> = (0..3 * k).map(|_| rng.unit()).collect();
+    let (act_buffer, act_memory) = host.buffer(4 + 4 * act.len());
+    act_memory.put(4, &act);
+    let (dst_buffer, dst_memory) = host.buffer(4 + 4 * 3 * n);
+    let mut rows = |m: u32, dot_rows: u32| -> Vec<f32> {
+        let body = MatMul {
+            weights,
+            act: plain(act_buffer, [k, 0, 0]),
+            dst: plain(dst_buffer, [n, 0, 0]),
+            m,
+            planes: [1, 1],
+            dot_rows,
+            epilogue: bytemuck::Zeroable::zeroed(),
+        };
+        assert_eq!(host.run(&[Command::new(0, &body)]).status, 0);
+        dst_memory.get(4, 2 * n)
+    };
+    let tiles = rows(3, 2);
+    assert_eq!(rows(2, 0), tiles);
+    assert_eq!(rows(2, 1), tiles);
+    let dots = rows(2, 2);
+    assert_ne!(dots, tiles);
+    let one = rows(1, 1);
+    assert_eq!(one[..n], dots[..n]);
+    assert_eq!(rows(1, 0)[..n], tiles[..n]);
 }
 
 /// Tokens that choose experts.
@@ -264,7 +298,7 @@ fn check_experts(choice: &Choice, rng: &mut Rng) {
         slots: number(slots),
         act_slots: number(act_slots),
         tokens: number(tokens),
-        reserved: 0,
+        dot_rows: 2,
     };
     let completion = host.run(&[Command::new(0, &body)]);
     assert_eq!((completion.status, completion.detail), (0, 0));
@@ -348,7 +382,7 @@ fn products_of_one_source_are_what_each_is_alone() {
                     dst: plain(dst, [n, 0, 0]),
                     m: number(m),
                     planes: [1, 1],
-                    reserved: 0,
+                    dot_rows: 2,
                     epilogue: bytemuck::Zeroable::zeroed(),
                 },
             )

@@ -39,7 +39,7 @@ fn good(host: &mut Host) -> (MatMul, MatMulId) {
         dst: plain(dst, 8, [128, 512, 2048]),
         m: 3,
         planes: [4, 2],
-        reserved: 0,
+        dot_rows: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let experts = MatMulId {
@@ -50,7 +50,7 @@ fn good(host: &mut Host) -> (MatMul, MatMulId) {
         slots: 4,
         act_slots: 2,
         tokens: 3,
-        reserved: 0,
+        dot_rows: 2,
     };
     (product, experts)
 }
@@ -104,7 +104,7 @@ fn wrong_fields_of_products_are_refused() {
         refused(&mut host, &wrong, detail, what);
     }
     let products: [(u32, &str, Change<MatMul>); 19] = [
-        (serve::RESERVED, "reserved", |b| b.reserved = 1),
+        (serve::DOT_ROWS, "dot rows", |b| b.dot_rows = 3),
         (serve::RESERVED, "act reserved", |b| b.act.reserved = 1),
         (serve::RESERVED, "dst reserved", |b| b.dst.reserved = 1),
         (serve::PLANES, "planes 0", |b| b.planes[1] = 0),
@@ -137,7 +137,7 @@ fn wrong_fields_of_products_are_refused() {
         refused(&mut host, &wrong, detail, what);
     }
     let choices: [(u32, &str, Change<MatMulId>); 13] = [
-        (serve::RESERVED, "reserved", |b| b.reserved = 1),
+        (serve::DOT_ROWS, "dot rows", |b| b.dot_rows = 3),
         (serve::RESERVED, "ids reserved", |b| b.ids.reserved = 1),
         (serve::PLANES, "slices in dimension 3", |b| {
             b.weights.slices[1] = 2
@@ -289,7 +289,7 @@ fn a_product_that_vtcm_cannot_hold_says_how_much_it_needs() {
         dst: plain(dst, 0, [0; 3]),
         m: 1,
         planes: [1, 1],
-        reserved: 0,
+        dot_rows: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);

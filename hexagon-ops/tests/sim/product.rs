@@ -48,7 +48,7 @@ impl Product {
             dst: plain(dst_buffer, DST_OFFSET, n),
             m: number(m),
             planes: [1, 1],
-            reserved: 0,
+            dot_rows: 2,
             epilogue: bytemuck::Zeroable::zeroed(),
         };
         let inputs: Vec<f32> = (0..m * k).map(|_| rng.unit()).collect();

@@ -154,7 +154,7 @@ impl Stream {
                     dst: self.plain_result(&operation.dst, dst)?,
                     m: word(command.m),
                     planes: command.planes.map(word),
-                    reserved: 0,
+                    dot_rows: word(cost::dot_rows(arch, command.weights.weight())),
                     epilogue: bytemuck::Zeroable::zeroed(),
                 };
                 let buffers = [weights.buffer, act.buffer, body.dst.buffer];
@@ -173,7 +173,7 @@ impl Stream {
                     slots: word(command.slots),
                     act_slots: word(command.act_slots),
                     tokens: word(command.tokens),
-                    reserved: 0,
+                    dot_rows: word(cost::dot_rows(arch, command.weights.weight())),
                 };
                 let buffers = [weights.buffer, act.buffer, body.dst.buffer, body.ids.buffer];
                 self.current.push(step, Wire::new(0, &body), &buffers);

@@ -4,7 +4,7 @@
 use std::ops::AddAssign;
 
 use hexagon_ops::layout::{F16_TILE_BYTES, TILE_DIM, WeightType};
-use hexagon_ops::ops::matmul::{GEMV_MAX_ROWS, GemmPlan};
+use hexagon_ops::ops::matmul::{DOT_ROWS, GemmPlan};
 use hexagon_ops::wire;
 
 use super::{Command, WeightLayout};
@@ -52,10 +52,8 @@ impl Cost {
 
 /// Packets per 32 × 32 tile of weights.
 struct Packets {
-    /// Dot products with one row, strips two by two.
-    one_row: f64,
-    /// Dot products with two rows.
-    two_rows: f64,
+    /// Dot products with one row (strips two by two), and with two rows.
+    dots: [f64; DOT_ROWS],
     /// Dequantizing.
     dequantize: f64,
 }
@@ -80,30 +78,46 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
         (WeightType::Q4Tile, true) => [0.0, 0.0, 37.41],
     };
     Packets {
-        one_row,
-        two_rows,
+        dots: [one_row, two_rows],
         dequantize,
     }
 }
 
+/// Most rows of activations for which dot products take fewer packets than dequantizing: the kernel is picked by it.
+///
+/// Weights are read from memory once either way, and the matrix unit's part runs beside that.
+#[must_use]
+pub fn dot_rows(arch: u32, weight: WeightType) -> usize {
+    if !weight.has_dot_product() {
+        return 0;
+    }
+    let Packets { dots, dequantize } = packets(arch, weight);
+    dots.iter().take_while(|dots| **dots < dequantize).count()
+}
+
 // SOURCE: hexagon-ops/tests/packets.txt; IEEE arithmetic (V73, V75), then qfloat.
-const PACKETS_RMS_NORM: [f64; 2] = [1.57, 1.73];
-const PACKETS_SWIGLU: [f64; 2] = [3.58, 4.25];
-const PACKETS_ROPE: [f64; 2] = [9.05, 9.08];
+const PACKETS_RMS_NORM: [f64; 2] = [1.57, 1.72];
+const PACKETS_SWIGLU: [f64; 2] = [3.18, 3.52];
+const PACKETS_ROPE: [f64; 2] = [6.57, 6.58];
 /// Per score.
-const PACKETS_SOFT_MAX: f64 = 0.081;
+const PACKETS_SOFT_MAX: [f64; 2] = [0.073, 0.0847];
 
 /// Packets per element of the result; `None`: not counted yet, so that only memory is reckoned with.
 ///
 /// SOURCE: hexagon-ops/tests/packets.txt, `rms_norm`, `swiglu` and `rope` of v73-ieee and v79-qfloat.
 fn element_packets(arch: u32, kernel: u32) -> Option<f64> {
-    let [ieee, qfloat] = match kernel {
+    let packets = match kernel {
         wire::KERNEL_RMS_NORM => PACKETS_RMS_NORM,
         wire::KERNEL_SWIGLU => PACKETS_SWIGLU,
         wire::KERNEL_ROPE => PACKETS_ROPE,
         _ => return None,
     };
-    Some(if arch >= 79 { qfloat } else { ieee })
+    Some(of_arch(arch, packets))
+}
+
+/// Of figures for IEEE arithmetic and for qfloat the one of an architecture.
+fn of_arch(arch: u32, [ieee, qfloat]: [f64; 2]) -> f64 {
+    if arch >= 79 { qfloat } else { ieee }
 }
 
 /// Elements of a tensor.
@@ -149,7 +163,7 @@ fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
 }
 
 /// An attention: queries, keys and values once; tiles where there are enough query rows for them.
-fn attention(body: &wire::Attention) -> Cost {
+fn attention(arch: u32, body: &wire::Attention) -> Cost {
     let (rows, positions) = (
         elems(&body.q) / u64::from(body.q.ne[0]).max(1),
         u64::from(body.k.ne[1]),
@@ -160,7 +174,7 @@ fn attention(body: &wire::Attention) -> Cost {
     #[expect(clippy::cast_precision_loss, reason = "see above")]
     let scores = (rows * positions) as f64;
     Cost {
-        other_packets: PACKETS_SOFT_MAX * scores,
+        other_packets: of_arch(arch, PACKETS_SOFT_MAX) * scores,
         other_bytes: ([&body.q, &body.k, &body.v, &body.dst].into_iter())
             .map(|tensor| bytes_of(tensor, elems(tensor)))
             .sum(),
@@ -192,7 +206,7 @@ pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
             (&command.weights, matrices, rows.div_ceil(matrices.max(1)))
         }
         Command::Tensor(body) => return tensor(arch, body),
-        Command::Attention(body) => return attention(body),
+        Command::Attention(body) => return attention(arch, body),
     };
     let mut cost = matrix(arch, vtcm_bytes, weights, rows);
     let (k, n) = (weights.matrix.panel().k(), weights.matrix.n());
@@ -216,14 +230,9 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> 
     #[expect(clippy::cast_precision_loss, reason = "see above")]
     let per_tile = |packets: f64, times: usize| packets * tiles as f64 * times as f64;
     let bytes = layout.matrix_bytes() as u64;
-    if rows <= GEMV_MAX_ROWS && weight.has_dot_product() {
-        let each = if rows == 1 {
-            packets.one_row
-        } else {
-            packets.two_rows
-        };
+    if (1..=dot_rows(arch, weight)).contains(&rows) {
         return Cost {
-            weight_packets: per_tile(each, 1),
+            weight_packets: per_tile(packets.dots[rows - 1], 1),
             weight_bytes: bytes,
             ..Cost::default()
         };
@@ -277,8 +286,8 @@ mod tests {
                 ("mxfp4", WeightType::Mxfp4),
             ] {
                 let have = packets(arch, weight);
-                check(format!("{kind} gemv_2x1_{name}"), have.one_row, 1.0);
-                check(format!("{kind} gemv_1x2_{name}"), have.two_rows, 1.0);
+                check(format!("{kind} gemv_2x1_{name}"), have.dots[0], 1.0);
+                check(format!("{kind} gemv_1x2_{name}"), have.dots[1], 1.0);
                 check(format!("{kind} dequantize_{name}"), have.dequantize, 1.0);
             }
             let have = packets(arch, WeightType::Q4Tile).dequantize;
@@ -291,8 +300,33 @@ mod tests {
                 let have = element_packets(arch, kernel).unwrap();
                 check(format!("{kind} {name}"), have, 1024.0);
             }
+            let have = of_arch(arch, PACKETS_SOFT_MAX);
+            check(format!("{kind} soft_max_inner"), have, 1024.0);
         }
-        check("v73-ieee soft_max_inner".into(), PACKETS_SOFT_MAX, 1024.0);
+    }
+
+    #[test]
+    fn the_kernel_with_fewer_packets_is_picked() {
+        let types = [
+            WeightType::Q4_0,
+            WeightType::Q4_1,
+            WeightType::Q8_0,
+            WeightType::Iq4Nl,
+            WeightType::Mxfp4,
+        ];
+        for arch in [73, 75, 79, 81] {
+            for weight in types {
+                let most = dot_rows(arch, weight);
+                let Packets { dots, dequantize } = packets(arch, weight);
+                for (i, dots) in dots.into_iter().enumerate() {
+                    assert_eq!(i < most, dots < dequantize, "{arch} {weight:?}");
+                }
+            }
+            // Those without a dot product.
+            assert_eq!(dot_rows(arch, WeightType::F16), 0);
+            assert_eq!(dot_rows(arch, WeightType::Q4Tile), 0);
+        }
+        assert_eq!(dot_rows(75, WeightType::Q4_0), 2);
     }
 
     #[test]
@@ -311,7 +345,7 @@ mod tests {
             dst: tensor(wire::TYPE_F32, [64, 9, 32, 1], 4),
             ..bytemuck::Zeroable::zeroed()
         };
-        let cost = attention(&body);
+        let cost = attention(75, &body);
         let halves = 64 * 256 * 3;
         let want = 2 * 4 * 64 * 32 * 9 + 2 * halves + halves / 32 * 34;
         assert_eq!(cost.other_bytes, want);
@@ -320,7 +354,12 @@ mod tests {
         let caps = crate::caps::hexagon_by_arch(75).unwrap();
         let memory_bound = cost.microseconds(caps, 1000);
         assert!((memory_bound - want as f64 / 60e3).abs() < 1e-9);
-        assert!(cost.microseconds(caps, 1) > memory_bound);
+        let busy = Cost {
+            other_packets: 1e6,
+            ..cost
+        };
+        assert!(busy.microseconds(caps, 1) > memory_bound);
+        assert!(cost.other_packets > 0.0);
     }
 
     #[test]

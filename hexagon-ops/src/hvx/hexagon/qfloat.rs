@@ -109,42 +109,78 @@ impl Accumulator {
         Self(Vector(qf32_from_f32(v)))
     }
 
+    /// The f32 product `a · b`: `Q6_Vqf32_vmpy_VsfVsf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn product(a: Vector, b: Vector) -> Self {
+        // SAFETY: [HVX] of the module doc.
+        Self(Vector(unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) }))
+    }
+
+    /// The f32 difference `a - b`: `Q6_Vqf32_vsub_VsfVsf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn difference(a: Vector, b: Vector) -> Self {
+        // SAFETY: [HVX] of the module doc.
+        Self(Vector(unsafe { arch::Q6_Vqf32_vsub_VsfVsf(a.0, b.0) }))
+    }
+
+    /// Multiplies by `by`: `Q6_Vqf32_vmpy_Vqf32Vqf32`.
+    #[must_use]
+    #[inline(always)]
+    pub fn times(self, by: Self) -> Self {
+        // SAFETY: [HVX] of the module doc.
+        Self(Vector(unsafe {
+            arch::Q6_Vqf32_vmpy_Vqf32Vqf32(self.0.0, by.0.0)
+        }))
+    }
+
     /// Adds the f32 products `a · b`: `Q6_Vqf32_vmpy_VsfVsf`, `Q6_Vqf32_vadd_Vqf32Vqf32`.
     #[must_use]
     #[inline(always)]
     pub fn mul_add(self, a: Vector, b: Vector) -> Self {
-        // SAFETY: [HVX] of the module doc.
-        let product = unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) };
+        self.plus(Self::product(a, b))
+    }
+
+    /// The sum with `other`: `Q6_Vqf32_vadd_Vqf32Vqf32`.
+    #[must_use]
+    #[inline(always)]
+    pub fn plus(self, other: Self) -> Self {
         // SAFETY: [HVX] of the module doc.
         Self(Vector(unsafe {
-            arch::Q6_Vqf32_vadd_Vqf32Vqf32(self.0.0, product)
+            arch::Q6_Vqf32_vadd_Vqf32Vqf32(self.0.0, other.0.0)
         }))
     }
 
     /// Adds f32 lanes: `Q6_Vqf32_vadd_Vqf32Vsf`.
     #[must_use]
     #[inline(always)]
-    pub fn plus(self, v: Vector) -> Self {
+    pub fn plus_f32(self, v: Vector) -> Self {
         // SAFETY: [HVX] of the module doc.
         Self(Vector(unsafe {
             arch::Q6_Vqf32_vadd_Vqf32Vsf(self.0.0, v.0)
         }))
     }
 
-    /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes): `Q6_Wqf32_vmpy_VhfVhf`, `Q6_Vqf32_vadd_Vqf32Vqf32`.
+    /// Products of f16 lanes, (those of even lanes, those of odd lanes): `Q6_Wqf32_vmpy_VhfVhf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn widen_mul(a: Vector, b: Vector) -> (Self, Self) {
+        // SAFETY: [HVX] of the module doc.
+        let (even, odd) = split(unsafe { arch::Q6_Wqf32_vmpy_VhfVhf(a.0, b.0) });
+        (Self(even), Self(odd))
+    }
+
+    /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes): [`Self::widen_mul`],
+    /// [`Self::plus`].
     #[must_use]
     #[inline(always)]
     pub fn widen_mul_add(sums: (Self, Self), a: Vector, b: Vector) -> (Self, Self) {
-        // SAFETY: [HVX] of the module doc.
-        let (even, odd) = split(unsafe { arch::Q6_Wqf32_vmpy_VhfVhf(a.0, b.0) });
-        // SAFETY: [HVX] of the module doc.
-        let even = unsafe { arch::Q6_Vqf32_vadd_Vqf32Vqf32(sums.0.0.0, even.0) };
-        // SAFETY: [HVX] of the module doc.
-        let odd = unsafe { arch::Q6_Vqf32_vadd_Vqf32Vqf32(sums.1.0.0, odd.0) };
-        (Self(Vector(even)), Self(Vector(odd)))
+        let (even, odd) = Self::widen_mul(a, b);
+        (sums.0.plus(even), sums.1.plus(odd))
     }
 
-    /// The sum as f32.
+    /// The lanes as f32.
     #[must_use]
     #[inline(always)]
     pub fn to_f32(self) -> Vector {

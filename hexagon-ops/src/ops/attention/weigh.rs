@@ -220,10 +220,30 @@ impl hvx::Kernel for Weigh<'_> {
             }
             let largest = largest_of_pair(largest);
             hvx::store(&mut self.maxima[pair], largest);
-            let (even_sum, odd_sum) = exponentials(self.table, scores, pair, largest);
-            let scale = &mut self.scales[pair];
-            gather(self.table, sub_f16(before, largest), scale);
-            let (even_scale, odd_scale) = hvx::widen_mul_f16(hvx::load(scale), splat_h(ONE));
+            gather(self.table, sub_f16(before, largest), &mut self.scales[pair]);
+        }
+        let n_pairs = self.rows.n_rows.div_ceil(2);
+        for two in 0..n_pairs / 2 {
+            self.sum::<2>(scores, two);
+        }
+        if !n_pairs.is_multiple_of(2) {
+            self.sum::<1>(scores, n_pairs - 1);
+        }
+    }
+}
+
+impl Weigh<'_> {
+    /// Makes weights of the scores of N pairs, the `at`-th such, and adds them to what was there, scaled.
+    #[inline(always)]
+    fn sum<const N: usize>(&mut self, scores: &mut [Tile], at: usize) {
+        let mut largest = [splat_w(0); N];
+        for (largest, maxima) in largest.iter_mut().zip(&self.maxima[N * at..]) {
+            *largest = hvx::load(maxima);
+        }
+        let sums = exponentials(self.table, scores, at, largest);
+        for (pair, (even_sum, odd_sum)) in (N * at..).zip(sums) {
+            let scale = hvx::load(&self.scales[pair]);
+            let (even_scale, odd_scale) = hvx::widen_mul_f16(scale, splat_h(ONE));
             let [even, odd] = &mut self.sums.as_chunks_mut::<2>().0[pair];
             hvx::store(
                 even,
@@ -254,66 +274,72 @@ fn largest_of_pair(v: Vector) -> Vector {
 #[inline(always)]
 fn gather(table: &[Line; TABLE_LINES], x: Vector, out: &mut Line) {
     // The sign leaves the halfword; what remains is twice the magnitude's bits.
-    hvx::gather_h(table, hvx::shl_h(x, 1), out);
+    hvx::gather_h(table, hvx::add_h(x, x), out);
 }
 
-/// Scores of a pair of rows to weights; their sums in lanes (even row, odd row).
+/// Scores of pairs of rows to weights; their sums in lanes (even row, odd row).
 ///
 /// - `table`: in VTCM
 /// - `scores`: a tile for each 32 positions, in VTCM
-/// - `pair`: which line of each, below 16
-/// - `largest`: maxima of the two rows in turns, not smaller than any score
+/// - `at`: which of their N lines each, below 16 / N
+/// - `largest`: of each pair: maxima of the two rows in turns, not smaller than any score
 #[inline(always)]
 #[must_use]
-pub fn exponentials(
+pub fn exponentials<const N: usize>(
     table: &[Line; TABLE_LINES],
     scores: &mut [Tile],
-    pair: usize,
-    largest: Vector,
-) -> (Vector, Vector) {
-    let pair = pair % F16_TILE_LINES;
+    at: usize,
+    largest: [Vector; N],
+) -> [(Vector, Vector); N] {
+    let at = at % (F16_TILE_LINES / N);
+    let mut results = [(splat_w(0), splat_w(0)); N];
     // A whole block is one straight run of instructions, in which gathers and sums fill each other's packets.
     if let [a, b, c, d] = scores {
-        let lines = [
-            &mut a.0[pair],
-            &mut b.0[pair],
-            &mut c.0[pair],
-            &mut d.0[pair],
-        ];
-        let x = [
-            sub_f16(hvx::load(lines[0]), largest),
-            sub_f16(hvx::load(lines[1]), largest),
-            sub_f16(hvx::load(lines[2]), largest),
-            sub_f16(hvx::load(lines[3]), largest),
-        ];
-        let [a, b, c, d] = lines;
-        gather(table, x[0], a);
-        gather(table, x[1], b);
-        gather(table, x[2], c);
-        gather(table, x[3], d);
-        let sums = add_line(none(), a);
-        let sums = add_line(sums, b);
-        let sums = add_line(sums, c);
-        let (even, odd) = add_line(sums, d);
-        return (even.to_f32(), odd.to_f32());
+        let [a, b, c, d] = [a, b, c, d].map(|tile| &mut tile.0.as_chunks_mut::<N>().0[at]);
+        let mut x = [[splat_w(0); STRIPS]; N];
+        for (n, x) in x.iter_mut().enumerate() {
+            *x = [
+                sub_f16(hvx::load(&a[n]), largest[n]),
+                sub_f16(hvx::load(&b[n]), largest[n]),
+                sub_f16(hvx::load(&c[n]), largest[n]),
+                sub_f16(hvx::load(&d[n]), largest[n]),
+            ];
+        }
+        for (n, x) in x.into_iter().enumerate() {
+            gather(table, x[0], &mut a[n]);
+            gather(table, x[1], &mut b[n]);
+            gather(table, x[2], &mut c[n]);
+            gather(table, x[3], &mut d[n]);
+        }
+        for (n, result) in results.iter_mut().enumerate() {
+            let ab = add_line(first(&a[n]), &b[n]);
+            let cd = add_line(first(&c[n]), &d[n]);
+            *result = (ab.0.plus(cd.0).to_f32(), ab.1.plus(cd.1).to_f32());
+        }
+        return results;
     }
-    let mut sums = none();
+    let zero = Accumulator::from_f32(splat_w(0));
+    let mut sums = [(zero, zero); N];
     for tile in scores {
-        let line = &mut tile.0[pair];
-        gather(table, sub_f16(hvx::load(line), largest), line);
-        sums = add_line(sums, line);
+        let lines = &mut tile.0.as_chunks_mut::<N>().0[at];
+        for ((line, sums), largest) in lines.iter_mut().zip(&mut sums).zip(largest) {
+            gather(table, sub_f16(hvx::load(line), largest), line);
+            *sums = add_line(*sums, line);
+        }
     }
-    (sums.0.to_f32(), sums.1.to_f32())
+    for (result, sums) in results.iter_mut().zip(sums) {
+        *result = (sums.0.to_f32(), sums.1.to_f32());
+    }
+    results
 }
 
 /// Sums of the two rows of a pair.
 type Sums = (Accumulator, Accumulator);
 
-/// Sums of nothing.
+/// The weights of a line.
 #[inline(always)]
-fn none() -> Sums {
-    let zero = Accumulator::from_f32(splat_w(0));
-    (zero, zero)
+fn first(line: &Line) -> Sums {
+    Accumulator::widen_mul(hvx::load(line), splat_h(ONE))
 }
 
 /// Adds the weights of a line.

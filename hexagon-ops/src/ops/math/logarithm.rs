@@ -1,9 +1,9 @@
 //! Natural logarithms.
 
-use super::{abs, exp, neg, polynomial};
+use super::{abs, constant, exp, neg, polynomial};
 use crate::hvx::{
-    self, Vector, add_f32, max_f32, mul_f32, select_gt_f32, shl_w, splat_f32, splat_w, sub_f32,
-    sub_w,
+    self, Accumulator, Vector, add_f32, max_f32, mul_f32, select_gt_f32, shl_w, splat_f32, splat_w,
+    sub_f32, sub_w,
 };
 
 /// ln 2 in a part of 15 bits, whose products with exponents are exact, and the rest.
@@ -12,10 +12,11 @@ const LN_2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
 /// `ln(1 + f)` for f from the root of 1/2 to that of 2, less 1.
 #[inline(always)]
 fn ln_fraction(f: Vector) -> Vector {
-    let square = mul_f32(f, f);
+    let wide = Accumulator::from_f32(f);
+    let square = wide.times(wide);
     // (ln(1 + f) - f + f^2 / 2) / f^3, to 2.9e-8.
     let p = polynomial(
-        f,
+        wide,
         [
             6.972_519e-2,
             -1.148_121_2e-1,
@@ -28,8 +29,8 @@ fn ln_fraction(f: Vector) -> Vector {
             3.333_333e-1,
         ],
     );
-    let half = mul_f32(square, splat_f32(0.5));
-    add_f32(f, sub_f32(mul_f32(mul_f32(square, f), p), half))
+    let rest = square.times(wide).times(p);
+    rest.plus(square.times(constant(-0.5))).plus_f32(f).to_f32()
 }
 
 /// Natural logarithm: minus infinity for zeros and subnormals, NaN below.

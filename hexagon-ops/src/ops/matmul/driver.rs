@@ -90,6 +90,8 @@ pub struct MatMul<'a> {
     pub weights: &'a [Line],
     /// Rows of activations.
     pub m: usize,
+    /// Most rows that go through dot products, at most [`DOT_ROWS`], if the weights have such.
+    pub dot_rows: usize,
     /// Activations; a row is K elements.
     pub act: &'a [f32],
     /// Where the activations' rows are.
@@ -111,11 +113,8 @@ pub struct Prepared {
     quantized: bool,
 }
 
-/// Most rows for which dot products cost less than dequantizing once.
-///
-/// SOURCE: packets per Q4_0 tile on v73, tests/packets.txt: two rows 19.1, three by two and one 30.0; dequantizing 21.1
-/// (30.2 with qfloat), after which the matrix unit takes up to 32 rows at the same price.
-pub const GEMV_MAX_ROWS: usize = 2;
+/// Most rows that dot products take.
+pub const DOT_ROWS: usize = 2;
 
 impl<'a> MatMul<'a> {
     /// What is to be done with row `m`.
@@ -162,10 +161,11 @@ impl<'a> MatMul<'a> {
         if self.m == 0 || n == 0 {
             return Ok(None);
         }
+        let most = self.dot_rows.min(DOT_ROWS);
         let form = Prepared {
             m: self.m,
             k,
-            quantized: self.m <= GEMV_MAX_ROWS && self.layout.panel().weight().has_dot_product(),
+            quantized: self.m <= most && self.layout.panel().weight().has_dot_product(),
         };
         let is_prepared = prepared == Some(form);
         let is_left = if form.quantized {

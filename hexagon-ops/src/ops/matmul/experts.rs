@@ -17,6 +17,8 @@ pub struct ExpertMatMul<'a> {
     pub layout: MatrixLayout,
     /// The packed weights of all experts, one after the other, in DDR.
     pub weights: &'a [Line],
+    /// As in [`MatMul`], of the rows of each expert.
+    pub dot_rows: usize,
     /// Chosen experts, `n_slots` per token.
     pub ids: &'a [i32],
     /// Experts that a token chooses.
@@ -81,6 +83,7 @@ impl ExpertMatMul<'_> {
                 layout: self.layout,
                 weights,
                 m,
+                dot_rows: self.dot_rows,
                 act: self.act,
                 act_rows: Rows::Listed(&act_starts[..m]),
                 dst: &mut *self.dst,

@@ -166,7 +166,7 @@ fn add_run<F: Format<L, T, W>, const L: usize, const T: usize, const W: usize, c
         let min = hvx::load(strip.min);
         for r in 0..R {
             let [even, odd] = f16_scales(min, acts[r].products[0]);
-            sums[r].sum = sums[r].sum.plus(even).plus(odd);
+            sums[r].sum = sums[r].sum.plus_f32(even).plus_f32(odd);
         }
     }
 }

@@ -17,7 +17,7 @@ mod panel;
 mod plan;
 pub mod quantize;
 
-pub use driver::{GEMV_MAX_ROWS, Machine, MatMul, Prepared, Rows};
+pub use driver::{DOT_ROWS, Machine, MatMul, Prepared, Rows};
 pub use epilogue::{Combine, Epilogue};
 pub use experts::ExpertMatMul;
 pub use panel::Panel;

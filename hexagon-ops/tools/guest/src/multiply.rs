@@ -32,6 +32,7 @@ pub fn run(write: &mut dyn FnMut(&[u8])) {
         layout,
         weights: &WEIGHTS,
         m: SIDE,
+        dot_rows: 2,
         act: &ACT,
         act_rows: Rows::Strided(SIDE),
         dst,

@@ -1,0 +1,214 @@
+//! Parameters of a rotation, and the angles that they give each position.
+
+use super::RopePairs;
+use crate::hvx;
+use crate::ops::math::{self, scalar};
+use crate::ops::tensor::{Chunk, Source};
+
+/// Most pairs of a row: heads of 512 elements.
+pub const MAX_PAIRS: usize = 256;
+
+/// Which of four positions a pair turns by: time, height, width, and another one. The angles of all four fall from pair to
+/// pair.
+///
+/// Source: ggml `ggml_mrope_cache_init`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sections {
+    /// Pairs of each position; again from the first one on where their sum ends.
+    pub sizes: [usize; 4],
+    /// How they lie.
+    pub order: SectionOrder,
+}
+
+/// How the sections of [`Sections`] lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SectionOrder {
+    /// One after another (ggml's mrope mode).
+    Blocks,
+    /// Time, height and width in turns (ggml's imrope mode).
+    Turns,
+    /// One after another, each with angles of its own from its start on; twice as many pairs (ggml's vision mode).
+    Apart,
+}
+
+impl Sections {
+    /// The position that pair `j` turns by, and the one whose angles start again there.
+    #[inline(always)]
+    fn of(&self, j: usize) -> (usize, Option<usize>) {
+        let [time, height, width, rest] = self.sizes;
+        let sector = j % (time + height + width + rest);
+        let starts = [0, time, time + height, time + height + width];
+        if self.order == SectionOrder::Turns {
+            let place = sector % 3;
+            let inside = sector < 3 * self.sizes[place];
+            return (if inside { place } else { 3 }, None);
+        }
+        let section = starts[1..].iter().filter(|start| sector >= **start).count();
+        let start = match self.order {
+            SectionOrder::Apart => starts.iter().position(|start| sector == *start),
+            _ => None,
+        };
+        (section, start)
+    }
+
+    /// Whether there are pairs in the first three, and few enough for a row.
+    pub(super) fn fits(&self) -> bool {
+        let small = self.sizes.iter().all(|size| *size <= 2 * MAX_PAIRS);
+        small && self.sizes[..3].iter().any(|size| *size > 0)
+    }
+}
+
+/// Parameters of a rotation.
+///
+/// Source: ggml `ggml_compute_forward_rope_flt`, `rope_yarn`, `ggml_rope_yarn_corr_dims`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    /// Which elements are a pair.
+    pub pairs: RopePairs,
+    /// Positions of pairs, if rows have four of them.
+    pub sections: Option<Sections>,
+    /// Whether pairs turn back.
+    pub is_inverse: bool,
+    /// Elements that are rotated (apart sections: half of them): even, at most `2 · MAX_PAIRS`.
+    pub n_dims: usize,
+    /// Element that they start at: even.
+    pub first: usize,
+    /// Context that the model was trained on, tokens; 0 if it is not known.
+    pub n_ctx_orig: i32,
+    /// Base of the frequencies.
+    pub freq_base: f32,
+    /// Factor of interpolated angles.
+    pub freq_scale: f32,
+    /// How much of the angles YaRN leaves as they are; 0: no YaRN.
+    pub ext_factor: f32,
+    /// Factor of the results.
+    pub attn_factor: f32,
+    /// Turns over the original context from which on YaRN leaves angles as they are.
+    pub beta_fast: f32,
+    /// Turns below which it interpolates.
+    pub beta_slow: f32,
+}
+
+impl Rope {
+    /// Pairs that are rotated.
+    pub(super) fn n_pairs(&self) -> usize {
+        match self.sections {
+            Some(sections) if sections.order == SectionOrder::Apart => self.n_dims,
+            _ => self.n_dims / 2,
+        }
+    }
+}
+
+/// What is the same for all positions.
+pub(super) struct Constants {
+    theta_scale: f32,
+    ramp: [f32; 2],
+    magnitude: f32,
+}
+
+impl Constants {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "rounded to f32, as ggml has them"
+    )]
+    pub(super) fn new(rope: &Rope) -> Self {
+        let n_dims = f64::from(u32::try_from(rope.n_dims).unwrap_or(u32::MAX));
+        let base = f64::from(rope.freq_base);
+        let theta_scale = scalar::power(base, -2.0 / n_dims) as f32;
+        let turn = |beta: f32| {
+            if rope.n_ctx_orig == 0 {
+                return f64::NEG_INFINITY;
+            }
+            let turns = f64::from(beta) * core::f64::consts::TAU;
+            let ratio = f64::from(rope.n_ctx_orig) / turns;
+            n_dims * scalar::ln(ratio) / (2.0 * scalar::ln(base))
+        };
+        let mut magnitude = rope.attn_factor;
+        let mut ramp = [0.0; 2];
+        if rope.ext_factor != 0.0 {
+            let start = scalar::floor(turn(rope.beta_fast)).max(0.0);
+            let end = (-scalar::floor(-turn(rope.beta_slow))).min(n_dims - 1.0);
+            ramp = [start as f32, end as f32];
+            magnitude *= 1.0 + 0.1 * scalar::ln(1.0 / f64::from(rope.freq_scale)) as f32;
+        }
+        Self {
+            theta_scale,
+            ramp,
+            magnitude,
+        }
+    }
+}
+
+/// The four positions of a row; one, if there are no sections.
+pub(super) type Positions = [i64; 4];
+
+/// Sines and cosines of the positions of one token.
+pub(super) struct Table<'a> {
+    pub(super) token: Option<usize>,
+    pub(super) cosine: &'a mut [f32; MAX_PAIRS],
+    pub(super) sine: &'a mut [f32; MAX_PAIRS],
+    /// For rows on their way.
+    pub(super) chunks: [&'a mut Chunk; 4],
+}
+
+impl Table<'_> {
+    /// Makes the table one of `position`, that of `token`.
+    #[inline(always)]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "ggml's positions are rounded to f32 as well; pairs are few"
+    )]
+    pub(super) fn fill(
+        &mut self,
+        token: usize,
+        position: Positions,
+        rope: &Rope,
+        constants: &Constants,
+        factors: &Source<'_>,
+    ) {
+        if self.token == Some(token) {
+            return;
+        }
+        self.token = Some(token);
+        let n_pairs = rope.n_pairs();
+        let factors = match factors {
+            Source::Apart(view) => view.read([0; 3], 0..n_pairs, self.chunks[0]),
+            _ => &[],
+        };
+        let start = position.map(|position| position as f32);
+        let mut theta = start;
+        let [low, high] = constants.ramp;
+        for (j, angle) in self.sine.iter_mut().take(n_pairs).enumerate() {
+            let mut extrapolated = theta[0];
+            if let Some(sections) = rope.sections {
+                let (section, restart) = sections.of(j);
+                if let Some(section) = restart {
+                    theta[section] = start[section];
+                }
+                extrapolated = theta[section];
+                theta = theta.map(|theta| theta * constants.theta_scale);
+            } else {
+                theta[0] *= constants.theta_scale;
+            }
+            if let Some(factor) = factors.get(j) {
+                extrapolated /= *factor;
+            }
+            *angle = rope.freq_scale * extrapolated;
+            if rope.ext_factor != 0.0 {
+                let y = (j as f32 - low) / (high - low).max(0.001);
+                let mix = (1.0 - y.clamp(0.0, 1.0)) * rope.ext_factor;
+                *angle = *angle * (1.0 - mix) + extrapolated * mix;
+            }
+        }
+        let magnitude = hvx::splat_f32(constants.magnitude);
+        let sign = if rope.is_inverse { -1.0 } else { 1.0 };
+        let sine_magnitude = hvx::splat_f32(constants.magnitude * sign);
+        let cosines = self.cosine.as_chunks_mut::<32>().0;
+        let sines = self.sine.as_chunks_mut::<32>().0;
+        for (cosine, sine) in cosines.iter_mut().zip(sines).take(n_pairs.div_ceil(32)) {
+            let (s, c) = math::sin_cos(hvx::load_f32(sine));
+            hvx::store_f32(sine, hvx::mul_f32(s, sine_magnitude));
+            hvx::store_f32(cosine, hvx::mul_f32(c, magnitude));
+        }
+    }
+}
