@@ -13,10 +13,6 @@ use crate::layout::Line;
 #[repr(transparent)]
 pub struct Vector(arch::HvxVector);
 
-/// 32 f32 lanes between operations, in whatever format the unit computes in (f32, or qf32 without IEEE arithmetic).
-#[derive(Clone, Copy)]
-pub struct Accumulator(Vector);
-
 /// An operation that is one intrinsic on one or more vectors.
 macro_rules! vector_ops {
     ($($(#[$doc:meta])* $name:ident($($arg:ident),+) = $intrinsic:ident($($use:ident),+);)+) => {$(
@@ -328,7 +324,7 @@ pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
 #[cfg(target_feature = "hvx-ieee-fp")]
 mod float {
     //! IEEE arithmetic: V73, V75.
-    use super::{Accumulator, Vector, arch, split};
+    use super::{Vector, arch, split};
 
     vector_ops! {
         /// f16 product: `Q6_Vhf_vmpy_VhfVhf`.
@@ -360,80 +356,6 @@ mod float {
     pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
         // SAFETY: [HVX] of the module doc.
         split(unsafe { arch::Q6_Wsf_vmpy_VhfVhf(a.0, b.0) })
-    }
-
-    impl Accumulator {
-        /// A sum that starts at `v`.
-        #[must_use]
-        #[inline(always)]
-        pub fn from_f32(v: Vector) -> Self {
-            Self(v)
-        }
-
-        /// The f32 product `a · b`: `Q6_Vsf_vmpy_VsfVsf`.
-        #[must_use]
-        #[inline(always)]
-        pub fn product(a: Vector, b: Vector) -> Self {
-            Self(mul_f32(a, b))
-        }
-
-        /// The f32 difference `a - b`: `Q6_Vsf_vsub_VsfVsf`.
-        #[must_use]
-        #[inline(always)]
-        pub fn difference(a: Vector, b: Vector) -> Self {
-            Self(sub_f32(a, b))
-        }
-
-        /// Multiplies by `by`: `Q6_Vsf_vmpy_VsfVsf`.
-        #[must_use]
-        #[inline(always)]
-        pub fn times(self, by: Self) -> Self {
-            Self(mul_f32(self.0, by.0))
-        }
-
-        /// Adds the f32 products `a · b`: `Q6_Vsf_vmpy_VsfVsf`, `Q6_Vsf_vadd_VsfVsf`.
-        #[must_use]
-        #[inline(always)]
-        pub fn mul_add(self, a: Vector, b: Vector) -> Self {
-            self.plus(Self::product(a, b))
-        }
-
-        /// The sum with `other`: `Q6_Vsf_vadd_VsfVsf`.
-        #[must_use]
-        #[inline(always)]
-        pub fn plus(self, other: Self) -> Self {
-            Self(add_f32(self.0, other.0))
-        }
-
-        /// Adds f32 lanes: `Q6_Vsf_vadd_VsfVsf`.
-        #[must_use]
-        #[inline(always)]
-        pub fn plus_f32(self, v: Vector) -> Self {
-            Self(add_f32(self.0, v))
-        }
-
-        /// Products of f16 lanes, (those of even lanes, those of odd lanes): [`widen_mul_f16`].
-        #[must_use]
-        #[inline(always)]
-        pub fn widen_mul(a: Vector, b: Vector) -> (Self, Self) {
-            let (even, odd) = widen_mul_f16(a, b);
-            (Self(even), Self(odd))
-        }
-
-        /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes): [`widen_mul_f16`], `Q6_Vsf_vadd_VsfVsf`.
-        #[must_use]
-        #[inline(always)]
-        pub fn widen_mul_add(sums: (Self, Self), a: Vector, b: Vector) -> (Self, Self) {
-            let (even, odd) = Self::widen_mul(a, b);
-            (sums.0.plus(even), sums.1.plus(odd))
-        }
-
-        /// The lanes as f32.
-        #[must_use]
-        #[inline(always)]
-        pub fn to_f32(self) -> Vector {
-            self.0
-        }
     }
 }
 

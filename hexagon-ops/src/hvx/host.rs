@@ -14,10 +14,6 @@ use crate::layout::Line;
 #[repr(C, align(128))]
 pub struct Vector([u8; 128]);
 
-/// 32 f32 lanes between operations.
-#[derive(Clone, Copy, Debug)]
-pub struct Accumulator(Vector);
-
 /// `f` of the lanes at the same place in each argument.
 macro_rules! lanes {
     ($lane:ty, $count:literal; $($arg:ident),+ => $f:expr) => {{

@@ -37,6 +37,11 @@ mod x86;
 #[cfg(not(target_arch = "hexagon"))]
 pub use host::*;
 
+#[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
+mod accumulator;
+#[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
+pub use accumulator::Accumulator;
+
 /// All lanes hold `value`.
 #[must_use]
 #[inline(always)]

@@ -1,5 +1,5 @@
 //! qfloat arithmetic: V79 on, and V73 and V75 when asked for.
-use super::{Accumulator, Vector, arch, split};
+use super::{Vector, arch, split};
 
 /// qf16 to f16.
 #[inline(always)]
@@ -100,6 +100,10 @@ pub fn sub_f32(a: Vector, b: Vector) -> Vector {
     // SAFETY: [HVX] of the module doc.
     f32_from_qf32(unsafe { arch::Q6_Vqf32_vsub_VsfVsf(a.0, b.0) })
 }
+
+/// 32 f32 lanes between operations, in the format that the unit computes in: qf32.
+#[derive(Clone, Copy)]
+pub struct Accumulator(Vector);
 
 impl Accumulator {
     /// A sum that starts at `v`.
