@@ -1,5 +1,6 @@
 //! Repacking of weights, in bytes of the source a second, beside memcpy: tiles for Hexagon on one core and on all; and
-//! loading from a pack file, beside reading as many bytes. A weight of Llama-3.2-1B's feed-forward size, out of every cache.
+//! loading from a pack file, beside reading as many bytes. Loading a model streams its weights through memory once, so
+//! there are more of them than any cache holds.
 
 use std::io::Read;
 use std::path::Path;
@@ -15,8 +16,10 @@ use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// N and K of the weight.
+/// N and K of a weight of the pack: Llama-3.2-1B's feed-forward.
 const SHAPE: [usize; 2] = [8192, 2048];
+/// Bytes of the rows that become tiles: more than server processors have of third-level cache.
+const ROW_BYTES: usize = 384 << 20;
 
 fn pool(threads: usize) -> ThreadPool {
     let pool = ThreadPoolBuilder::new().num_threads(threads).build();
@@ -24,17 +27,21 @@ fn pool(threads: usize) -> ThreadPool {
 }
 
 fn tiles(criterion: &mut Criterion) {
-    let [n, k] = SHAPE;
+    let [_, k] = SHAPE;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // Groups are never packed at load: they come from a file.
     let all = WeightType::ALL.into_iter();
     for weight in all.filter(|weight| *weight != WeightType::Q4Tile) {
         // PANIC: K is whole tiles.
+        let row_bytes =
+            (MatrixLayout::new(weight, TILE_DIM, k).expect("a layout")).ggml_row_bytes();
+        let n = ROW_BYTES / row_bytes / TILE_DIM * TILE_DIM;
         let layout = MatrixLayout::new(weight, n, k).expect("a layout");
         let panel = layout.panel();
         let rows = vec![0x5a_u8; n * layout.ggml_row_bytes()];
         let mut packed = vec![0; layout.matrix_bytes()];
         let mut group = criterion.benchmark_group(format!("{weight:?}"));
+        group.sample_size(20);
         group.throughput(Throughput::Bytes(rows.len() as u64));
         let (from, to) = (TILE_DIM * layout.ggml_row_bytes(), panel.panel_bytes());
         for threads in [1, cores] {
