@@ -167,19 +167,37 @@ pub fn copy_f32(to: &mut [f32], from: &[f32]) {
     }
 }
 
-/// Memory of `LINES` vectors, all `v`. Vector stores: the compiler's `memset` goes word by word.
+/// Copies as many lines as both have, a packet each.
+#[inline(always)]
+pub fn copy(to: &mut [Line], from: &[Line]) {
+    let zero = splat_w(0);
+    for (to, from) in to.iter_mut().zip(from) {
+        // Without an operation that it cannot see through the compiler would find a `memcpy` here, 8 bytes a packet.
+        store(to, or(load(from), zero));
+    }
+}
+
+/// Lines of zeros, by vector stores: the compiler's `memset` goes word by word.
 #[must_use]
 #[inline(always)]
-pub fn filled<const LINES: usize>(v: Vector) -> [[f32; 32]; LINES] {
-    let mut out = core::mem::MaybeUninit::<[[f32; 32]; LINES]>::uninit();
-    let first = out.as_mut_ptr().cast::<[f32; 32]>();
+pub fn zeros<const LINES: usize>() -> [Line; LINES] {
+    let zero = splat_w(0);
+    let mut out = core::mem::MaybeUninit::<[Line; LINES]>::uninit();
+    let first = out.as_mut_ptr().cast::<arch::HvxVector>();
     for i in 0..LINES {
-        let line = first.wrapping_add(i).cast::<arch::HvxVector>();
-        // SAFETY: the i-th of `LINES` lines, with the size of a vector; the write assumes no alignment.
-        unsafe { line.write_unaligned(v.0) }
+        // SAFETY: the i-th of `LINES` lines, which have the size and alignment of a vector.
+        unsafe { first.wrapping_add(i).write(zero.0) }
     }
-    // SAFETY: every line has been written, and any bits are an f32.
+    // SAFETY: every line has been written, and any bytes are a line.
     unsafe { out.assume_init() }
+}
+
+/// Lines become zeros, by vector stores.
+#[inline(always)]
+pub fn clear(lines: &mut [Line]) {
+    for line in lines {
+        store(line, splat_w(0));
+    }
 }
 
 /// 128 bytes at any address: a `vmemu` load.

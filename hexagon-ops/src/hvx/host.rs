@@ -63,11 +63,24 @@ pub fn copy_f32(to: &mut [f32], from: &[f32]) {
     to[..count].copy_from_slice(&from[..count]);
 }
 
-/// Memory of `LINES` vectors, all `v`.
+/// Copies as many lines as both have.
+#[inline(always)]
+pub fn copy(to: &mut [Line], from: &[Line]) {
+    let count = to.len().min(from.len());
+    to[..count].copy_from_slice(&from[..count]);
+}
+
+/// Lines of zeros.
 #[must_use]
 #[inline(always)]
-pub fn filled<const LINES: usize>(v: Vector) -> [[f32; 32]; LINES] {
-    [cast(v); LINES]
+pub fn zeros<const LINES: usize>() -> [Line; LINES] {
+    [Line::ZERO; LINES]
+}
+
+/// Lines become zeros.
+#[inline(always)]
+pub fn clear(lines: &mut [Line]) {
+    lines.fill(Line::ZERO);
 }
 
 /// 128 bytes at any address: a `vmemu` load.

@@ -1,8 +1,9 @@
 //! Attention over keys and values as a cache holds them: one pass over the positions with a running maximum, the scores
 //! never in memory as a whole.
 //!
-//! There are two ways: many query rows of a head go through the matrix unit (`tile`), few of them, and what FP16 might not
-//! hold, through dot products in FP32 (`dot`):
+//! There are two ways: keys and values that FP16 holds go through the matrix unit (`tile`), others through dot products in
+//! FP32 (`dot`). One query row, too, takes half the packets on the matrix unit: a key is moved to its tile once, and what
+//! is left of a score is its exponential (`attention_*` in `tests/packets.txt`).
 //!
 //! ```text
 //! for each stream, for each batch of queries whose results fit in VTCM
@@ -134,6 +135,25 @@ impl<'a> Job<'a> {
         ]
     }
 
+    /// [`Self::head`] of rows that follow one another; divisions are calls on the DSP.
+    fn heads(
+        &self,
+        first: usize,
+        kv_head: usize,
+        rows: core::ops::Range<usize>,
+    ) -> impl Iterator<Item = [usize; 2]> {
+        let [mut query, mut head] = self.head(first, kv_head, rows.start);
+        let past = (kv_head + 1) * self.group;
+        rows.map(move |_| {
+            let place = [query, head];
+            head += 1;
+            if head == past {
+                (query, head) = (query + 1, past - self.group);
+            }
+            place
+        })
+    }
+
     /// Lines of a row's result: values, then a line of maxima and one of sums.
     fn result_lines(&self) -> usize {
         self.dv + 2
@@ -162,11 +182,17 @@ fn tail(count: usize) -> Vector {
 #[inline(always)]
 fn hide(mask: Vector, slope: f32, count: usize) -> Vector {
     let hidden = splat_f32(HIDDEN);
-    let finite = max_f32(mask, hidden);
-    let term = add_f32(mul_f32(finite, splat_f32(slope)), tail(count));
-    // A small slope must not bring a hidden position back.
-    let term = hvx::select_gt_f32(finite, splat_f32(NOTHING), term, hidden);
-    max_f32(term, hidden)
+    let mut term = max_f32(mask, hidden);
+    if slope != 1.0 {
+        // A small slope must not bring a hidden position back.
+        let seen = splat_f32(NOTHING);
+        let scaled = mul_f32(term, splat_f32(slope));
+        term = hvx::select_gt_f32(term, seen, scaled, hidden);
+    }
+    if count < LANES {
+        term = max_f32(add_f32(term, tail(count)), hidden);
+    }
+    term
 }
 
 /// The parts of a row's result.

@@ -28,7 +28,7 @@ impl hvx::Kernel for Products<'_> {
     fn run<const FUSED: bool>(mut self) {
         let lines = self.columns.len() / COLUMNS;
         let sums = core::mem::take(&mut self.sums);
-        let mut folded = [Line::ZERO; GROUPS];
+        let mut folded = hvx::zeros();
         for (row, sum) in self.rows.chunks_exact(lines).zip(sums) {
             for (g, folded) in folded.iter_mut().enumerate() {
                 // Folds put the sums of their second vector behind or between those of their first.

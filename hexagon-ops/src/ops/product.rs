@@ -96,11 +96,11 @@ fn rows(
     part: &mut ViewMut<'_>,
 ) {
     let [k, n, ..] = a.shape.ne;
-    let mut columns = [Line::ZERO; LANES * DEPTH / LANES];
-    let mut parts = [Line::ZERO; ROWS * DEPTH / LANES];
+    let mut columns = hvx::zeros::<{ LANES * DEPTH / LANES }>();
+    let mut parts = hvx::zeros::<{ ROWS * DEPTH / LANES }>();
     for n0 in (0..n).step_by(LANES) {
         let end = n.min(n0 + LANES);
-        let mut sums = [Line::ZERO; ROWS];
+        let mut sums = hvx::zeros::<ROWS>();
         for k0 in (0..k).step_by(DEPTH) {
             let range = k0..k.min(k0 + DEPTH);
             let lines = range.len().div_ceil(LANES);

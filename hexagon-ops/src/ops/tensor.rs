@@ -383,7 +383,7 @@ impl<'a> ViewMut<'a> {
     /// Runs `run` on every row, side by side, with chunks of its task.
     pub fn for_rows_with_chunks(self, engine: &Engine, run: impl Fn(Row<'_>, &mut Chunks) + Sync) {
         self.for_parts(engine, |part| {
-            let mut memory = hvx::filled::<{ 4 * CHUNK / 32 }>(hvx::splat_w(0));
+            let mut memory = hvx::zeros::<{ 4 * CHUNK / 32 }>();
             let chunks = bytemuck::cast_mut(&mut memory);
             part.for_each_row(|row| run(row, chunks));
         });

@@ -101,9 +101,7 @@ impl Engine {
         if let (Some(copy), false) = (copy, done) {
             // The loads below go through the cache, which knows nothing of what the other processor wrote.
             cache::invalidate(copy.from.as_ptr().cast(), size_of_val(copy.from));
-            for (to, from) in copy.to.iter_mut().zip(copy.from) {
-                hvx::store(to, hvx::load(from));
-            }
+            hvx::copy(copy.to, copy.from);
         }
     }
 }

@@ -3,7 +3,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::attention::{LIMIT, Mask, Operands, PLAIN, Setup};
+use crate::attention::{LIMIT_F16, Mask, Operands, PLAIN, Setup};
 use crate::common::Rng;
 use crate::tensor::Bench;
 
@@ -74,5 +74,5 @@ fn wrong_fields_are_refused() {
         remove(&mut wrong, none);
         bench.refused_body(&wrong, serve::OPERAND, "absent operand");
     }
-    operands.compare(&good, &mut bench, LIMIT, "the right one");
+    operands.compare(&good, &mut bench, LIMIT_F16, "the right one");
 }

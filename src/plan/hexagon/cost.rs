@@ -99,8 +99,6 @@ pub fn dot_rows(arch: u32, weight: WeightType) -> usize {
 const PACKETS_RMS_NORM: [f64; 2] = [1.57, 1.72];
 const PACKETS_SWIGLU: [f64; 2] = [3.18, 3.52];
 const PACKETS_ROPE: [f64; 2] = [6.57, 6.58];
-/// Per score.
-const PACKETS_SOFT_MAX: [f64; 2] = [0.073, 0.0847];
 
 /// Packets per element of the result; `None`: not counted yet, so that only memory is reckoned with.
 ///
@@ -162,23 +160,56 @@ fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
     }
 }
 
-/// An attention: queries, keys and values once; tiles where there are enough query rows for them.
+/// Packets of an attention: [of a position of a head, with 64 elements of keys and values; of a score].
+struct AttentionPackets {
+    position: [f64; 2],
+    score: [f64; 2],
+}
+
+// SOURCE: hexagon-ops/tests/packets.txt, `attention_f16_*`: what 32 rows more cost is their scores, the rest of one row is
+// the position's.
+const ON_TILES: AttentionPackets = AttentionPackets {
+    position: [40.93, 41.67],
+    score: [1.75, 2.21],
+};
+// SOURCE: the same, `attention_f32_*`, from one row to eight.
+const BY_DOTS: AttentionPackets = AttentionPackets {
+    position: [66.14, 66.17],
+    score: [24.86, 27.31],
+};
+/// Query rows that share what dot products read.
+const DOT_PASS_ROWS: u64 = 8;
+
+/// An attention: queries, keys and values once; on tiles if FP16 holds keys and values.
 fn attention(arch: u32, body: &wire::Attention) -> Cost {
-    let (rows, positions) = (
-        elems(&body.q) / u64::from(body.q.ne[0]).max(1),
-        u64::from(body.k.ne[1]),
-    );
+    let heads = u64::from(body.k.ne[2]) * u64::from(body.q.ne[3]);
+    let rows = elems(&body.q) / u64::from(body.q.ne[0]).max(1) / heads.max(1);
+    let positions = u64::from(body.k.ne[1]);
     let tiles = |elems: u64| elems.div_ceil(TILE_DIM as u64);
     let depth = tiles(body.k.ne[0].into()) + tiles(body.v.ne[0].into());
+    let on_tiles = [&body.k, &body.v].iter().all(|tensor| {
+        matches!(
+            tensor.dtype,
+            wire::TYPE_F16 | wire::TYPE_Q8_0 | wire::TYPE_Q4_0
+        )
+    });
+    let (counted, passes, tile_products) = match on_tiles {
+        true => (ON_TILES, 1, heads * tiles(rows) * tiles(positions) * depth),
+        false => (BY_DOTS, rows.div_ceil(DOT_PASS_ROWS), 0),
+    };
+    let [position, score] = [counted.position, counted.score].map(|of| of_arch(arch, of));
     // CAST: an estimate.
     #[expect(clippy::cast_precision_loss, reason = "see above")]
-    let scores = (rows * positions) as f64;
+    let packets = |position: f64, score: f64| {
+        let heads_and_elems = (passes * depth) as f64 / 4.0 * position;
+        (heads * positions) as f64 * (heads_and_elems + rows as f64 * score)
+    };
     Cost {
-        other_packets: of_arch(arch, PACKETS_SOFT_MAX) * scores,
+        other_packets: packets(position, score),
         other_bytes: ([&body.q, &body.k, &body.v, &body.dst].into_iter())
             .map(|tensor| bytes_of(tensor, elems(tensor)))
             .sum(),
-        tile_products: tiles(rows) * tiles(positions) * depth,
+        tile_products,
         ..Cost::default()
     }
 }
@@ -300,8 +331,21 @@ mod tests {
                 let have = element_packets(arch, kernel).unwrap();
                 check(format!("{kind} {name}"), have, 1024.0);
             }
-            let have = of_arch(arch, PACKETS_SOFT_MAX);
-            check(format!("{kind} soft_max_inner"), have, 1024.0);
+            for (have, dtype, [few, more], rows) in [
+                (ON_TILES, "f16", [32, 64], 32.0),
+                (BY_DOTS, "f32", [1, 8], 7.0),
+            ] {
+                let of = |rows: usize| counted(&format!("{kind} attention_{dtype}_r{rows}"));
+                let score = (of(more) - of(few)) / rows;
+                let [have_position, have_score] =
+                    [have.position, have.score].map(|x| of_arch(arch, x));
+                assert!((have_score / score - 1.0).abs() < 0.02, "{dtype} {score}");
+                let position = of(1) - score;
+                assert!(
+                    (have_position / position - 1.0).abs() < 0.02,
+                    "{dtype} {position}"
+                );
+            }
         }
     }
 
@@ -360,6 +404,18 @@ mod tests {
         };
         assert!(busy.microseconds(caps, 1) > memory_bound);
         assert!(cost.other_packets > 0.0);
+        // One query: as many tiles for each head of keys, and rows that are not there cost no packets.
+        let mut one = body;
+        one.q.ne[1] = 1;
+        let one = attention(75, &one);
+        assert_eq!(one.tile_products, 3 * 8 * 4);
+        assert!(one.other_packets < cost.other_packets / 2.0);
+        // What FP16 might not hold goes without the matrix unit.
+        let mut wide = body;
+        wide.k.dtype = wire::TYPE_F32;
+        let wide = attention(75, &wide);
+        assert_eq!(wide.tile_products, 0);
+        assert!(wide.other_packets > cost.other_packets);
     }
 
     #[test]

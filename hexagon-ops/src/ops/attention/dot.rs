@@ -232,7 +232,7 @@ impl Pass<'_> {
             job.src
                 .k
                 .read_rows(positions.clone(), planes, 0..job.src.k.shape.ne[0], keys);
-            scores.fill(Line::ZERO);
+            hvx::clear(scores);
             hvx::widest(Products {
                 rows: q,
                 columns: keys,
@@ -283,7 +283,7 @@ impl hvx::Kernel for Begin<'_> {
         }
         for result in self.results.chunks_mut(self.job.result_lines()) {
             let (values, largest, sum) = parts(result);
-            values.fill(Line::ZERO);
+            hvx::clear(values);
             hvx::store(largest, splat_f32(HIDDEN));
             hvx::store(sum, splat_w(0));
         }

@@ -11,7 +11,7 @@
 use core::ops::Range;
 
 use crate::hvx::{self, Vector, splat_w};
-use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
+use crate::layout::{Line, TILE_DIM, Tile};
 use crate::ops::tensor::View;
 
 /// Elements of a row that are packed at a time.
@@ -34,48 +34,57 @@ impl hvx::Kernel for PackKeys<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let n0 = self.view.shape.ne[0];
-        let [i2, i3] = self.head;
         for (slab, tiles) in self.tiles.chunks_mut(2).enumerate() {
             let range = slab * SLAB..n0.min((slab + 1) * SLAB);
-            let mut square = [Line::ZERO; TILE_DIM];
-            for (line, position) in square.iter_mut().zip(self.positions.clone()) {
-                let row = self.view.read_halves([position, i2, i3], range.clone());
-                hvx::store(line, row);
-            }
-            transpose(&mut square);
-            for (tile, lines) in tiles.iter_mut().zip(square.chunks(F16_TILE_LINES)) {
-                for (to, from) in tile.0.iter_mut().zip(lines) {
-                    hvx::store(to, hvx::load(from));
-                }
-            }
+            let mut square = hvx::zeros();
+            (self.view).read_halves(self.positions.clone(), self.head, range, &mut square);
+            transpose(&mut square, tiles);
         }
     }
 }
 
-/// Exchanges rows and columns of 32 × 32 words.
+/// Exchanges rows and columns of 32 × 32 words: words at (i, j + W) and (i + W, j) for blocks of W = 16, 8, 4, 2, 1. What
+/// fits in registers is exchanged there: four lines, then eight.
+///
+/// - `tiles`: get the result; one takes its first half
 #[inline(always)]
-fn transpose(square: &mut [Line; TILE_DIM]) {
-    round::<16>(square);
-    round::<8>(square);
-    round::<4>(square);
-    round::<2>(square);
-    round::<1>(square);
-}
-
-/// Exchanges words at (i, j + W) and (i + W, j) for blocks of W.
-#[inline(always)]
-fn round<const W: usize>(square: &mut [Line; TILE_DIM]) {
-    for rows in square.chunks_exact_mut(2 * W) {
-        let (upper, lower) = rows.split_at_mut(W);
-        for (a, b) in upper.iter_mut().zip(lower) {
-            let (even, odd) = hvx::swap_blocks::<W>(hvx::load(a), hvx::load(b));
-            hvx::store(a, even);
-            hvx::store(b, odd);
+fn transpose(square: &mut [Line; TILE_DIM], tiles: &mut [Tile]) {
+    for i in 0..8 {
+        let mut v = [0, 8, 16, 24].map(|line| hvx::load(&square[i + line]));
+        exchange::<16, 2>(&mut v);
+        exchange::<8, 1>(&mut v);
+        for (line, v) in v.into_iter().enumerate() {
+            hvx::store(&mut square[i + 8 * line], v);
+        }
+    }
+    let out = tiles
+        .iter_mut()
+        .flat_map(|tile| tile.0.as_chunks_mut::<8>().0);
+    for (lines, out) in square.as_chunks::<8>().0.iter().zip(out) {
+        let mut v = [splat_w(0); 8];
+        for (v, line) in v.iter_mut().zip(lines) {
+            *v = hvx::load(line);
+        }
+        exchange::<4, 4>(&mut v);
+        exchange::<2, 2>(&mut v);
+        exchange::<1, 1>(&mut v);
+        for (line, v) in out.iter_mut().zip(v) {
+            hvx::store(line, v);
         }
     }
 }
 
-/// Packs 64 elements of the values of some positions.
+/// Exchanges blocks of W words between vectors that are `APART` from one another.
+#[inline(always)]
+fn exchange<const W: usize, const APART: usize>(v: &mut [Vector]) {
+    for v in v.chunks_exact_mut(2 * APART) {
+        for i in 0..APART {
+            (v[i], v[i + APART]) = hvx::swap_blocks::<W>(v[i], v[i + APART]);
+        }
+    }
+}
+
+/// Packs 64 elements of up to 32 values.
 pub(super) struct PackValues<'a> {
     pub(super) view: &'a View<'a>,
     /// Head and stream.
@@ -84,39 +93,26 @@ pub(super) struct PackValues<'a> {
     pub(super) positions: Range<usize>,
     /// Which 64 elements.
     pub(super) slab: usize,
-    /// Tiles of the even elements, then as many of the odd ones: one for each 32 positions.
-    pub(super) tiles: &'a mut [Tile],
-}
-
-impl PackValues<'_> {
-    /// The elements of a position; zeros past the last one.
-    #[inline(always)]
-    fn row(&self, position: usize) -> Vector {
-        if position >= self.positions.end {
-            return splat_w(0);
-        }
-        let [i2, i3] = self.head;
-        let first = self.slab * SLAB;
-        let end = self.view.shape.ne[0].min(first + SLAB);
-        self.view.read_halves([position, i2, i3], first..end)
-    }
+    /// Tile of the even elements.
+    pub(super) even: &'a mut Tile,
+    /// Tile of the odd ones.
+    pub(super) odd: &'a mut Tile,
 }
 
 impl hvx::Kernel for PackValues<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
-        let tiles = core::mem::take(&mut self.tiles);
-        let (even, odd) = tiles.split_at_mut(tiles.len() / 2);
-        for (kt, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
-            let first = self.positions.start + kt * TILE_DIM;
-            for (i, (even, odd)) in even.0.iter_mut().zip(&mut odd.0).enumerate() {
-                let a = self.row(first + 2 * i);
-                let b = self.row(first + 2 * i + 1);
-                hvx::store(even, hvx::interleave_even_h(a, b));
-                hvx::store(odd, hvx::interleave_odd_h(a, b));
-            }
+    fn run<const FUSED: bool>(self) {
+        let first = self.slab * SLAB;
+        let range = first..self.view.shape.ne[0].min(first + SLAB);
+        let mut rows = hvx::zeros::<TILE_DIM>();
+        (self.view).read_halves(self.positions, self.head, range, &mut rows);
+        let lines = self.even.0.iter_mut().zip(&mut self.odd.0);
+        for ([a, b], (even, odd)) in rows.as_chunks().0.iter().zip(lines) {
+            let (a, b) = (hvx::load(a), hvx::load(b));
+            hvx::store(even, hvx::interleave_even_h(a, b));
+            hvx::store(odd, hvx::interleave_odd_h(a, b));
         }
     }
 }

@@ -139,7 +139,7 @@ impl Head<'_> {
                 pack_rows(row, queries, factors);
                 let (maxima, sums) = state.split_at_mut(MAXIMA);
                 hvx::widest(Lowest(maxima));
-                sums.fill(Line::ZERO);
+                hvx::clear(sums);
             });
         }
     }
@@ -186,18 +186,25 @@ impl Head<'_> {
                 tiles,
             });
         });
-        let mut values: [_; MAX_VALUE_LINES / 2] = {
-            let mut all = memory.values.chunks_mut(2 * STRIPS).enumerate();
-            core::array::from_fn(|_| all.next())
-        };
+        let slabs = memory.values.chunks_mut(2 * STRIPS).enumerate();
+        let mut all = slabs.flat_map(|(slab, tiles)| {
+            let (even, odd) = tiles.split_at_mut(STRIPS);
+            let strips = even.iter_mut().zip(odd).enumerate();
+            strips.map(move |(strip, tiles)| (slab, strip, tiles))
+        });
+        let mut values: [_; MAX_VALUE_LINES / 2 * STRIPS] = core::array::from_fn(|_| all.next());
         self.engine.step(None, &mut values, |task| {
-            let Some((slab, tiles)) = task else { return };
+            let Some((slab, strip, (even, odd))) = task else {
+                return;
+            };
+            let start = (positions.start + *strip * TILE_DIM).min(positions.end);
             hvx::widest(PackValues {
                 view: &self.job.src.v,
                 head,
-                positions: positions.clone(),
+                positions: start..positions.end.min(start + TILE_DIM),
                 slab: *slab,
-                tiles,
+                even,
+                odd,
             });
         });
     }
@@ -263,9 +270,8 @@ impl Head<'_> {
                 return;
             };
             let (maxima, sums) = state.split_at_mut(MAXIMA);
-            let rows = RowTile::new(self.job, &factors[*tile], self.tile_rows(*tile), |row| {
-                self.job.head(self.first, self.kv_head, row)
-            });
+            let head = [self.first, self.kv_head];
+            let rows = RowTile::new(self.job, &factors[*tile], self.tile_rows(*tile), head);
             let strips = positions.len().div_ceil(TILE_DIM);
             hvx::widest(Weigh {
                 job: self.job,
@@ -311,7 +317,7 @@ impl Head<'_> {
         for row in 0..self.rows {
             let [query, head] = self.job.head(self.first, self.kv_head, row);
             let state = &memory.state[row / TILE_DIM * self.plan.state_lines()..];
-            let mut lines = [Line::ZERO; MAX_VALUE_LINES + 2];
+            let mut lines = hvx::zeros::<{ MAX_VALUE_LINES + 2 }>();
             hvx::widest(Finish {
                 state,
                 row: row % TILE_DIM,

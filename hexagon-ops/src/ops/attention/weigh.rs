@@ -21,6 +21,7 @@ use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::table::TABLE_LINES;
 use crate::ops::math;
 use crate::ops::matmul::pack::RowFactor;
+use crate::ops::rows::{all_lanes, first_lane};
 use crate::ops::tensor::View;
 
 /// Positions of a block.
@@ -63,23 +64,34 @@ impl hvx::Kernel for Visible<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> bool {
+        let Range { start, end } = self.queries;
+        // The last query of a prompt sees most.
+        self.any(end - 1..end) || self.any(start..end - 1)
+    }
+}
+
+impl Visible<'_> {
+    /// Whether any of some of the queries sees a position.
+    #[inline(always)]
+    fn any(&self, queries: Range<usize>) -> bool {
         let hidden = splat_h(MINUS_INFINITY);
         let mut others = splat_w(0);
-        for query in self.queries {
-            let at = [query, 0, self.stream];
-            for start in self.positions.clone().step_by(LINE_BYTES / 2) {
-                let end = self.positions.end.min(start + LINE_BYTES / 2);
-                if end - start < LINE_BYTES / 2 {
-                    // Zeros behind the last position would count.
-                    return true;
-                }
-                let halves = self.mask.read_halves(at, start..end);
-                others = or(others, sub_w(halves, hidden));
+        for start in self.positions.clone().step_by(LINE_BYTES / 2) {
+            let end = self.positions.end.min(start + LINE_BYTES / 2);
+            if end - start < LINE_BYTES / 2 {
+                // Zeros behind the last position would count.
+                return true;
+            }
+            let mut rows = hvx::zeros::<TILE_DIM>();
+            let rows = &mut rows[..queries.len()];
+            let plane = [0, self.stream];
+            self.mask
+                .read_halves(queries.clone(), plane, start..end, rows);
+            for row in rows {
+                others = or(others, sub_w(hvx::load(row), hidden));
             }
         }
-        let mut words = [0.0; TILE_DIM];
-        hvx::store_f32(&mut words, others);
-        words.iter().any(|word| word.to_bits() != 0)
+        first_lane(all_lanes(others, or)).to_bits() != 0
     }
 }
 
@@ -95,12 +107,12 @@ pub(super) struct RowTile {
 }
 
 impl RowTile {
-    /// The rows `rows`, which are where `place` says.
+    /// The rows `rows` of a head of keys and values; queries count from `first`.
     pub(super) fn new(
         job: &Job<'_>,
         factors: &[RowFactor; TILE_DIM],
         rows: Range<usize>,
-        place: impl Fn(usize) -> [usize; 2],
+        [first, kv_head]: [usize; 2],
     ) -> Self {
         let mut tile = Self {
             n_rows: rows.len(),
@@ -108,8 +120,8 @@ impl RowTile {
             factors: [0.0; TILE_DIM],
             slopes: [1.0; TILE_DIM],
         };
-        for (i, row) in rows.enumerate() {
-            tile.places[i] = place(row);
+        for (i, place) in job.heads(first, kv_head, rows).enumerate() {
+            tile.places[i] = place;
             tile.factors[i] = factors[i].factor() * job.factor * RESTORE;
             tile.slopes[i] = job.slopes.of(tile.places[i][1]);
         }
@@ -150,8 +162,8 @@ impl Weigh<'_> {
         let [query, head] = self.rows.places[row];
         let slope = self.rows.slopes[row];
         let mask_head = match &self.job.src.mask {
-            Some(mask) => head % mask.shape.ne[2],
-            None => 0,
+            Some(mask) if mask.shape.ne[2] > 1 => head % mask.shape.ne[2],
+            _ => 0,
         };
         let key = Some((query, mask_head, slope.to_bits()));
         if let Some(which) = terms.keys.iter().position(|have| *have == key) {
@@ -195,7 +207,7 @@ impl hvx::Kernel for Weigh<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
         let mut terms = Terms {
-            lines: [[Line::ZERO; STRIPS]; 2],
+            lines: [hvx::zeros(), hvx::zeros()],
             keys: [None; 2],
             last: 0,
         };

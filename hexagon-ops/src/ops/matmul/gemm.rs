@@ -21,6 +21,7 @@ use super::plan::GemmPlan;
 use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
 use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
+use crate::hvx;
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, Tile, WeightType};
 use crate::rt::{Arena, Copy, Engine};
 
@@ -152,14 +153,15 @@ impl<'o> Output<'o> {
 
     /// Writes the tiles of the strips from column `n0` on; a strip has `m_tiles` tiles, one per 32 rows of the chunk.
     fn write(&mut self, tiles: &[Tile], m_tiles: usize, n0: usize) {
-        let mut rows = [[0.0; TILE_DIM]; TILE_DIM];
+        let mut rows = hvx::zeros::<TILE_DIM>();
+        let rows: &mut [[f32; TILE_DIM]; TILE_DIM] = bytemuck::cast_mut(&mut rows);
         for (s, strip) in tiles.chunks(m_tiles).enumerate() {
             let n0 = n0 + s * TILE_DIM;
             let columns = TILE_DIM.min(self.n - n0);
             let strip = &strip[self.first_tile..];
             for (mt, (tile, factors)) in strip.iter().zip(self.factors).enumerate() {
                 let n_rows = TILE_DIM.min(self.n_rows - mt * TILE_DIM);
-                unpack_tile(tile, factors, &mut rows);
+                unpack_tile(tile, factors, rows);
                 for (i, row) in rows[..n_rows].iter().enumerate() {
                     let [at, m] = self.first.map(|first| first + mt * TILE_DIM + i);
                     let finish = self.epilogue.map_or(Finish::WRITE, |epilogue| {

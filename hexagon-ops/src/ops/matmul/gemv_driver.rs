@@ -12,6 +12,7 @@ use super::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
 use super::quantize::{ActGroup, groups, quantize_row};
 use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
+use crate::hvx;
 use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, PanelLayout, TILE_DIM};
 use crate::rt::{Arena, Copy, Engine};
 
@@ -59,22 +60,19 @@ fn strips(
     let pair_lines = 2 * layout.panel_lines();
     for (panels, out) in panels.chunks(pair_lines).zip(out.chunks_mut(2 * TILE_DIM)) {
         let (first, second) = panels.split_at(layout.panel_lines());
-        let (mut a, mut b) = ([0.0; TILE_DIM], [0.0; TILE_DIM]);
+        let [mut a, mut b] = hvx::zeros();
+        let [a, b]: [&mut [f32; TILE_DIM]; 2] = [&mut a, &mut b].map(bytemuck::cast_mut);
         let first = Panel::new(layout, first)?;
         if second.is_empty() {
-            gemv_strip(&first, act, &mut a)?;
-            finish.put(&a, out);
+            gemv_strip(&first, act, a)?;
+            finish.put(a, out);
         } else {
-            gemv_two_strips(
-                [&first, &Panel::new(layout, second)?],
-                act,
-                [&mut a, &mut b],
-            )?;
+            gemv_two_strips([&first, &Panel::new(layout, second)?], act, [a, b])?;
             let (left, right) = out.split_at_mut(TILE_DIM);
             let [here, rest] = finish.split_at(TILE_DIM);
-            here.put(&a, left);
+            here.put(a, left);
             let [here, rest] = rest.split_at(TILE_DIM);
-            here.put(&b, right);
+            here.put(b, right);
             finish = rest;
         }
     }
@@ -91,9 +89,10 @@ fn two_row_strips(
 ) -> Result<()> {
     let [first, second] = out.map(|out| out.chunks_mut(TILE_DIM));
     for ((panel, first), second) in panels.chunks(layout.panel_lines()).zip(first).zip(second) {
-        let (mut a, mut b) = ([0.0; TILE_DIM], [0.0; TILE_DIM]);
-        gemv_two_rows(&Panel::new(layout, panel)?, acts, [&mut a, &mut b])?;
-        for (finish, (columns, out)) in finish.iter_mut().zip([(&a, first), (&b, second)]) {
+        let [mut a, mut b] = hvx::zeros();
+        let [a, b]: [&mut [f32; TILE_DIM]; 2] = [&mut a, &mut b].map(bytemuck::cast_mut);
+        gemv_two_rows(&Panel::new(layout, panel)?, acts, [&mut *a, &mut *b])?;
+        for (finish, (columns, out)) in finish.iter_mut().zip([(&*a, first), (&*b, second)]) {
             let [here, rest] = finish.split_at(TILE_DIM);
             here.put(columns, out);
             *finish = rest;

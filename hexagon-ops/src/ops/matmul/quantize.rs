@@ -123,9 +123,10 @@ impl hvx::Kernel for QuantizeRow<'_> {
             quantize_group(elems, out);
         }
         if let (false, Some(out)) = (tail.is_empty(), self.out.last_mut()) {
-            let mut padded = [0.0; GROUP];
-            padded[..tail.len()].copy_from_slice(tail);
-            quantize_group(&padded, out);
+            let mut padded = hvx::zeros::<{ GROUP / TILE_DIM }>();
+            let padded: &mut [f32; GROUP] = bytemuck::cast_mut(&mut padded);
+            hvx::copy_f32(padded, tail);
+            quantize_group(padded, out);
         }
     }
 }

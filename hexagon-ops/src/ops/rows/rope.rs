@@ -244,7 +244,7 @@ fn turn(
         _ => dst.shape.ne[2],
     };
     dst.for_parts(engine, |part| {
-        let mut memory = hvx::filled::<{ 6 * CHUNK / 32 }>(hvx::splat_w(0));
+        let mut memory = hvx::zeros::<{ 6 * CHUNK / 32 }>();
         let [cosine, sine, a, b, y0, y1]: &mut [Chunk; 6] = bytemuck::cast_mut(&mut memory);
         let table = &mut Table {
             token: None,

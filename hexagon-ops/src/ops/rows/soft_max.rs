@@ -42,7 +42,11 @@ impl Slopes {
     pub(in crate::ops) fn new(n_heads: usize, max_bias: f32) -> Self {
         let n_heads_log2 = 1_usize << n_heads.max(1).ilog2();
         let count = f64::from(u32::try_from(n_heads_log2).unwrap_or(u32::MAX));
-        let base = |bias: f32| scalar::power(2.0, -f64::from(bias) / count);
+        // Without a bias no base is looked at; powers are slow on the DSP.
+        let base = |bias: f32| match bias > 0.0 {
+            true => scalar::power(2.0, -f64::from(bias) / count),
+            false => 1.0,
+        };
         Self {
             n_heads_log2,
             bases: [base(max_bias), base(max_bias / 2.0)],

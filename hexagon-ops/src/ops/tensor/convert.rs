@@ -6,7 +6,7 @@ use crate::hvx::{self, Vector, and, splat_w};
 use crate::layout::Line;
 
 /// f16 1.
-const ONE_F16: u16 = 0x3c00;
+pub(super) const ONE_F16: u16 = 0x3c00;
 
 /// Elements of `row` from `k` on as f32. What lies outside the row is left out.
 #[inline(always)]
@@ -65,7 +65,7 @@ fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
         Type::F16 | Type::Bf16 => {
             let stride = if dense { 2 } else { stride };
             for (group, out) in out.chunks_mut(64).enumerate() {
-                let mut line = Line::ZERO;
+                let [mut line] = hvx::zeros();
                 let at = k + 64 * group;
                 if dense {
                     let bytes = row.get(2 * at..2 * (at + out.len())).unwrap_or_default();

@@ -2,14 +2,13 @@
 
 use core::ops::Range;
 
+use super::convert::ONE_F16;
 use super::{CHUNK, Chunk, Type, View};
 use crate::hvx::{self, Vector};
 use crate::layout::{LINE_BYTES, Line};
 
 /// f32 of a line.
 const LANES: usize = LINE_BYTES / 4;
-/// f16 of a line.
-const HALVES: usize = LINE_BYTES / 2;
 
 /// The first 128 of `bytes`; zeros past their end.
 #[inline(always)]
@@ -17,7 +16,7 @@ fn load(bytes: &[u8]) -> Vector {
     match bytes.first_chunk() {
         Some(whole) => hvx::load_bytes(whole),
         None => {
-            let mut padded = Line::ZERO;
+            let [mut padded] = hvx::zeros();
             padded.0[..bytes.len()].copy_from_slice(bytes);
             hvx::load(&padded)
         }
@@ -38,13 +37,26 @@ impl hvx::Kernel for ReadRows<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
+        let Self {
+            view, rows, range, ..
+        } = self;
         let [i2, i3] = self.plane;
-        let lines = self.range.len().div_ceil(LANES);
-        let (out, rest) = self.out.split_at_mut(lines * self.rows.len());
-        for (row, out) in self.rows.zip(out.chunks_exact_mut(lines)) {
-            self.view.read_lines([row, i2, i3], self.range.clone(), out);
+        let lines = range.len().div_ceil(LANES);
+        let mut out = self.out;
+        if let Some(mut dense) = view.dense_rows(rows.clone(), self.plane, range.start) {
+            for _ in rows {
+                let (row, rest) = out.split_at_mut(lines);
+                dense.read_lines(range.len(), row);
+                out = rest;
+            }
+        } else {
+            for row in rows {
+                let (lines, rest) = out.split_at_mut(lines);
+                view.read_lines([row, i2, i3], range.clone(), lines);
+                out = rest;
+            }
         }
-        rest.fill(Line::ZERO);
+        hvx::clear(out);
     }
 }
 
@@ -75,42 +87,73 @@ impl View<'_> {
     /// - `out`: `ceil(range / 32)` lines
     #[inline(always)]
     pub fn read_lines(&self, at: [usize; 3], range: Range<usize>, out: &mut [Line]) {
-        if !self.shape.has_dense_rows() {
-            return self.read_scattered(at, range, out);
-        }
-        let dtype = self.shape.dtype;
-        let first = range.start / dtype.block() * dtype.block_bytes();
-        let bytes = self.tail(self.shape.row(at) + first);
-        match dtype {
-            Type::F16 => {
-                widen(bytes.get(..2 * range.len()).unwrap_or_default(), out);
-            }
-            Type::F32 => {
-                let row = bytes.get(..4 * range.len()).unwrap_or_default();
-                for (elems, out) in row.chunks(LINE_BYTES).zip(out) {
-                    hvx::store(out, load(elems));
-                }
-            }
-            Type::Q8_0 | Type::Q4_0 => {
-                let blocks = range.len() / dtype.block();
-                dequantize(dtype, bytes, &mut out[..blocks]);
-            }
-            _ => self.read_scattered(at, range, out),
+        let [row, i2, i3] = at;
+        match self.dense_rows(row..row + 1, [i2, i3], range.start) {
+            Some(mut dense) => dense.read_lines(range.len(), out),
+            None => self.read_scattered(at, range, out),
         }
     }
 
-    /// Up to 64 elements `range` of row `at` as f16, zeros behind them; as [`Self::read_lines`].
+    /// Up to 64 elements `range` of rows `rows` (dimension 1) of a plane as f16, a line each, zeros behind them.
+    ///
+    /// - `out`: a line for each row; what is left becomes zeros
     #[inline(always)]
-    pub fn read_halves(&self, at: [usize; 3], range: Range<usize>) -> Vector {
-        if self.shape.dtype == Type::F16 && self.shape.has_dense_rows() {
-            let first = self.shape.row(at) + 2 * range.start;
-            let row = self.tail(first).get(..2 * range.len());
-            return load(row.unwrap_or_default());
+    pub fn read_halves(
+        &self,
+        rows: Range<usize>,
+        plane: [usize; 2],
+        range: Range<usize>,
+        out: &mut [Line],
+    ) {
+        let (out, rest) = out.split_at_mut(rows.len());
+        hvx::clear(rest);
+        let mut dense = self.dense_rows(rows.clone(), plane, range.start);
+        if let Some(dense) = &mut dense
+            && self.shape.dtype == Type::F16
+        {
+            for out in out {
+                hvx::store(out, load(dense.next(2 * range.len())));
+            }
+            return;
         }
-        let mut lines = [Line::ZERO; 2];
-        self.read_lines(at, range, &mut lines);
-        let (even, odd) = hvx::deal_w(hvx::load(&lines[0]), hvx::load(&lines[1]));
-        hvx::narrow_f32(even, odd)
+        let [i2, i3] = plane;
+        for (row, out) in rows.zip(out) {
+            let mut lines = hvx::zeros::<2>();
+            let used = &mut lines[..range.len().div_ceil(LANES)];
+            match &mut dense {
+                Some(dense) => dense.read_lines(range.len(), used),
+                None => self.read_scattered([row, i2, i3], range.clone(), used),
+            }
+            let (even, odd) = hvx::deal_w(hvx::load(&lines[0]), hvx::load(&lines[1]));
+            hvx::store(out, hvx::narrow_f32(even, odd));
+        }
+    }
+
+    /// Rows of a plane from element `first` on, if elements follow one another and are of a type that is common here.
+    ///
+    /// - `rows`: the first is taken modulo the dimension, and no other one is past it
+    #[inline(always)]
+    fn dense_rows(
+        &self,
+        rows: Range<usize>,
+        plane: [usize; 2],
+        first: usize,
+    ) -> Option<DenseRows<'_>> {
+        let shape = &self.shape;
+        let dtype = shape.dtype;
+        if !shape.has_dense_rows() || !DenseRows::reads(dtype) {
+            return None;
+        }
+        let skipped = match dtype.is_block() {
+            true => first / 32 * dtype.block_bytes(),
+            false => first * dtype.block_bytes(),
+        };
+        let [i2, i3] = plane;
+        Some(DenseRows {
+            dtype,
+            bytes: self.tail(shape.row([rows.start, i2, i3]) + skipped),
+            stride: shape.nb[1],
+        })
     }
 
     /// Row `at`, if it is f32 without gaps.
@@ -138,6 +181,48 @@ impl View<'_> {
     }
 }
 
+/// Rows that are read one after the other: only the first one's place is computed.
+struct DenseRows<'a> {
+    dtype: Type,
+    /// From the next row's first element on.
+    bytes: &'a [u8],
+    stride: usize,
+}
+
+impl<'a> DenseRows<'a> {
+    /// Whether elements are of a type that is read here.
+    #[inline(always)]
+    fn reads(dtype: Type) -> bool {
+        matches!(dtype, Type::F16 | Type::F32 | Type::Q8_0 | Type::Q4_0)
+    }
+
+    /// The next row's first `count` bytes.
+    #[inline(always)]
+    fn next(&mut self, count: usize) -> &'a [u8] {
+        let row = self.bytes.get(..count).unwrap_or_default();
+        self.bytes = self.bytes.get(self.stride..).unwrap_or_default();
+        row
+    }
+
+    /// `count` elements of the next row as f32, zeros behind them.
+    #[inline(always)]
+    fn read_lines(&mut self, count: usize, out: &mut [Line]) {
+        match self.dtype {
+            Type::F16 => widen(self.next(2 * count), out),
+            Type::F32 => {
+                for (elems, out) in self.next(4 * count).chunks(LINE_BYTES).zip(out) {
+                    hvx::store(out, load(elems));
+                }
+            }
+            _ => {
+                // With what follows the row: a block's vector is longer than the block.
+                dequantize(self.dtype, self.bytes, &mut out[..count / 32]);
+                self.next(0);
+            }
+        }
+    }
+}
+
 /// f16 to f32, two lines for each 64.
 #[inline(always)]
 fn widen(halves: &[u8], out: &mut [Line]) {
@@ -160,35 +245,23 @@ fn widen(halves: &[u8], out: &mut [Line]) {
 #[inline(always)]
 fn dequantize(dtype: Type, bytes: &[u8], out: &mut [Line]) {
     let size = dtype.block_bytes();
-    for (i, out) in out.chunks_mut(HALVES).enumerate() {
-        let blocks = bytes.get(i * HALVES * size..).unwrap_or_default();
-        let mut halves = Line::ZERO;
-        for (half, block) in halves
-            .0
-            .as_chunks_mut::<2>()
-            .0
-            .iter_mut()
-            .zip(blocks.chunks(size))
-            .take(out.len())
-        {
-            *half = *block.first_chunk().unwrap_or(&[0; 2]);
-        }
-        let (low, high) = hvx::widen_in_order_f16(hvx::load(&halves));
-        let mut scales = [[0.0; LANES]; 2];
-        hvx::store_f32(&mut scales[0], low);
-        hvx::store_f32(&mut scales[1], high);
-        for (j, (out, scale)) in out.iter_mut().zip(scales.as_flattened()).enumerate() {
-            let quants = load(blocks.get(j * size + 2..).unwrap_or_default());
-            let words = if dtype == Type::Q4_0 {
-                // Low nibbles are elements 0 to 15, high ones 16 to 31. SOURCE: ggml dequantize_row_q4_0.
-                let low = hvx::and(quants, hvx::splat_b(15));
-                let (nibbles, _) = hvx::swap_blocks::<4>(low, hvx::shr_b(quants, 4));
-                hvx::sub_w(hvx::widen_b(nibbles), hvx::splat_w(8))
-            } else {
-                hvx::widen_b(quants)
-            };
-            let elems = hvx::mul_f32(hvx::f32_from_w(words), hvx::splat_f32(*scale));
-            hvx::store(out, elems);
-        }
+    let mut bytes = bytes;
+    for out in out {
+        let Some((scale, quants)) = bytes.split_first_chunk() else {
+            return;
+        };
+        let scale = hvx::splat_h(u16::from_le_bytes(*scale));
+        let (scale, _) = hvx::widen_mul_f16(scale, hvx::splat_h(ONE_F16));
+        let quants = load(quants);
+        let words = if dtype == Type::Q4_0 {
+            // Low nibbles are elements 0 to 15, high ones 16 to 31. SOURCE: ggml dequantize_row_q4_0.
+            let low = hvx::and(quants, hvx::splat_b(15));
+            let (nibbles, _) = hvx::swap_blocks::<4>(low, hvx::shr_b(quants, 4));
+            hvx::sub_w(hvx::widen_b(nibbles), hvx::splat_w(8))
+        } else {
+            hvx::widen_b(quants)
+        };
+        hvx::store(out, hvx::mul_f32(hvx::f32_from_w(words), scale));
+        bytes = bytes.get(size..).unwrap_or_default();
     }
 }

@@ -149,7 +149,12 @@ impl Shape {
         let mut byte = 0;
         for (i, at) in at.into_iter().enumerate() {
             let count = self.ne[i + 1];
-            let at = if at < count { at } else { at % count };
+            // Divisions are calls on the DSP.
+            let at = match count {
+                _ if at < count => at,
+                1 => 0,
+                _ => at % count,
+            };
             byte += at * self.nb[i + 1];
         }
         byte

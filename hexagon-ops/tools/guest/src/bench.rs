@@ -7,15 +7,16 @@ use core::fmt::{self, Write};
 use core::hint::black_box;
 
 use crate::scratch::Scratch;
+use hexagon_ops::hmx::Hmx;
 use hexagon_ops::hvx;
-use hexagon_ops::layout::{Line, PanelLayout, TILE_DIM, Tile, WeightType};
-use hexagon_ops::ops::attention::{ExpTable, STRIPS, exponentials};
+use hexagon_ops::layout::{LINE_BYTES, Line, PanelLayout, TILE_DIM, Tile, WeightType};
+use hexagon_ops::ops::attention::{Attention, ExpTable, STRIPS, Sources, attention, exponentials};
 use hexagon_ops::ops::elementwise::{Glu, glu};
 use hexagon_ops::ops::math;
-use hexagon_ops::ops::matmul::Panel;
 use hexagon_ops::ops::matmul::dequantize::dequantize;
 use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
 use hexagon_ops::ops::matmul::quantize::{ActGroup, quantize_row};
+use hexagon_ops::ops::matmul::{Machine, Panel};
 use hexagon_ops::ops::rows::{Norm, Rope, RopePairs, norm, rope};
 use hexagon_ops::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use hexagon_ops::rt::Engine;
@@ -24,6 +25,10 @@ use hexagon_ops::rt::Engine;
 const K: usize = 1024;
 /// Tiles of a panel.
 const TILES: usize = K / TILE_DIM;
+/// Elements of a head of keys and values.
+const HEAD: usize = 64;
+/// Most query rows of an attention.
+const QUERIES: usize = 64;
 /// Lines of the largest panel: Q8_0.
 const LINES: usize = TILES * 8 + TILES / 2;
 
@@ -37,6 +42,12 @@ static GROUPS: Scratch<[ActGroup; 1]> = Scratch::new([ActGroup::ZERO; 1]);
 static TABLE: Scratch<ExpTable> = Scratch::new(ExpTable::new());
 static SCORES: Scratch<[Tile; STRIPS]> = Scratch::new([Tile::ZERO; STRIPS]);
 static RESULT: Scratch<[f32; K]> = Scratch::new([0.0; K]);
+
+static VTCM: Scratch<[Tile; 512]> = Scratch::new([Tile::ZERO; 512]);
+static CACHE: [Line; K * HEAD * 4 / LINE_BYTES] =
+    [Line([0x3c; LINE_BYTES]); K * HEAD * 4 / LINE_BYTES];
+static QUERY_ROWS: [f32; QUERIES * HEAD] = [0.25; QUERIES * HEAD];
+static ATTENDED: Scratch<[f32; QUERIES * HEAD]> = Scratch::new([0.0; QUERIES * HEAD]);
 
 /// A row of K elements.
 const SHAPE: Shape = Shape {
@@ -149,6 +160,70 @@ pub fn run(write: &mut dyn FnMut(&str)) {
         }),
     );
     rows(&mut line);
+    attentions(&mut line);
+}
+
+/// Whole attentions of a head to 1024 positions, per position.
+fn attentions(line: &mut dyn FnMut(&str, &str, u32)) {
+    // SAFETY: the only reference to TABLE: `rows` has returned.
+    let table = unsafe { TABLE.get() };
+    // SAFETY: the only reference to VTCM.
+    let vtcm = unsafe { VTCM.get() };
+    // SAFETY: the only reference to ATTENDED.
+    let attended = unsafe { ATTENDED.get() };
+    // SAFETY: whoever asks for packets runs the guest without the unit's instructions.
+    let mut hmx = unsafe { Hmx::assume_held() };
+    let params = Attention {
+        scale: 0.125,
+        max_bias: 0.0,
+        softcap: 0.0,
+    };
+    for (name, dtype, rows) in [
+        ("attention_f16_r1", Type::F16, 1),
+        ("attention_f16_r32", Type::F16, 32),
+        ("attention_f16_r64", Type::F16, 64),
+        ("attention_q8_0_r1", Type::Q8_0, 1),
+        ("attention_f32_r1", Type::F32, 1),
+        ("attention_f32_r8", Type::F32, 8),
+    ] {
+        let shape = |dtype: Type, ne: [usize; 4]| {
+            let row_bytes = ne[0] / dtype.block() * dtype.block_bytes();
+            let nb = [dtype.block_bytes(), row_bytes, ne[1] * row_bytes, 0];
+            Shape { dtype, ne, nb }
+        };
+        let result = shape(Type::F32, [HEAD, 1, rows, 1]);
+        let cache = View::new(bytemuck::cast_slice(&CACHE), shape(dtype, [HEAD, K, 1, 1]));
+        let queries = View::new(
+            bytemuck::cast_slice(&QUERY_ROWS),
+            shape(Type::F32, [HEAD, rows, 1, 1]),
+        );
+        let mask = View::new(
+            bytemuck::cast_slice(&CACHE),
+            shape(Type::F16, [K, rows, 1, 1]),
+        );
+        let (Ok(cache), Ok(q), Ok(mask)) = (cache, queries, mask) else {
+            return;
+        };
+        let src = Sources {
+            q,
+            k: cache,
+            v: cache,
+            mask: Some(mask),
+            sinks: None,
+        };
+        let spent = measure(K, || {
+            let Ok(dst) = ViewMut::new(bytemuck::cast_slice_mut(attended), result) else {
+                return;
+            };
+            let machine = Machine {
+                engine: &Engine::new(1),
+                vtcm,
+                hmx: &mut hmx,
+            };
+            let _ = black_box(attention(machine, &params, dst, &src, table));
+        });
+        line(name, "", spent);
+    }
 }
 
 /// Kernels on rows of activations, per 1024 elements.

@@ -11,8 +11,6 @@ use crate::ops::matmul::pack::RowFactor;
 use crate::ops::tensor::Type;
 use crate::rt::Arena;
 
-/// Fewest query rows of a head for which this is faster than dot products.
-const MIN_ROWS: usize = 16;
 /// Tiles of rows that are worked on at a time.
 pub(super) const GROUP: usize = 8;
 /// Most tiles of rows of a batch: bits of a word.
@@ -50,8 +48,7 @@ impl Plan {
         // FP16 holds every value of these types; f32 may exceed it.
         let fits = |dtype| matches!(dtype, Type::F16 | Type::Q8_0 | Type::Q4_0);
         let dense = q.has_dense_rows() && k.has_dense_rows() && v.has_dense_rows();
-        let few = job.group * queries < MIN_ROWS || job.dv > MAX_VALUE_LINES;
-        if few || !fits(k.dtype) || !fits(v.dtype) || !dense {
+        if job.dv > MAX_VALUE_LINES || !fits(k.dtype) || !fits(v.dtype) || !dense {
             return None;
         }
         let mut plan = Self {
@@ -124,9 +121,7 @@ impl<'v> Memory<'v> {
         hmx.clear();
         hmx.load_scale(&scale[0]);
         let copy = arena.lines("exponentials", table.len())?;
-        for (to, from) in copy.iter_mut().zip(table) {
-            hvx::store(to, hvx::load(from));
-        }
+        hvx::copy(copy, table);
         let Some(table) = copy.first_chunk() else {
             unreachable!("the arena gave fewer lines than it was asked for")
         };
