@@ -1,11 +1,11 @@
-//! Proves that the device build links for each architecture and that every matrix instruction in it is a known word in
+//! Proves that the device build links for each library and that every matrix instruction in it is a known word in
 //! an allowed packet. Skipped with a printed reason without the pinned nightly.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod common;
 
-use common::guest;
 use common::matrix::{FORMS, check_packets};
+use common::{LIBRARIES, guest};
 
 /// The words of each executable segment of a 32-bit little-endian ELF file.
 fn code_words(elf: &[u8]) -> Vec<Vec<u32>> {
@@ -35,16 +35,10 @@ fn code_words(elf: &[u8]) -> Vec<Vec<u32>> {
 #[test]
 #[ignore = "builds for the DSP with the pinned nightly: make dsp"]
 fn device_builds_hold_only_known_matrix_packets() {
-    for (arch, arithmetic) in [
-        ("v73", "ieee"),
-        ("v73", "qfloat"),
-        ("v75", "ieee"),
-        ("v79", "qfloat"),
-        ("v81", "qfloat"),
-    ] {
-        let path = match guest(arch, arithmetic) {
+    for library in LIBRARIES {
+        let path = match guest(library) {
             Ok(path) => path,
-            Err(reason) => return println!("SKIPPED {arch} {arithmetic}: {reason}"),
+            Err(reason) => return println!("SKIPPED {library}: {reason}"),
         };
         let segments = code_words(&std::fs::read(path).unwrap());
         let bytes: usize = segments.iter().map(|words| 4 * words.len()).sum();
@@ -54,10 +48,10 @@ fn device_builds_hold_only_known_matrix_packets() {
                 *sum += count;
             }
         }
-        println!("{arch} {arithmetic}: {bytes} bytes of code, matrix words {counts:?}");
+        println!("{library}: {bytes} bytes of code, matrix words {counts:?}");
         assert!(
             counts.iter().all(|count| *count > 0),
-            "{arch} {arithmetic}: forms missing in {counts:?}"
+            "{library}: forms missing in {counts:?}"
         );
         assert_eq!(
             counts[0], counts[1],

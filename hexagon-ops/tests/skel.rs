@@ -1,4 +1,4 @@
-//! Proves that the libraries for the DSP link for each architecture, have the form that FastRPC's loader asks for, import
+//! Proves that the libraries for the DSP link, have the form that FastRPC's loader asks for, import
 //! only what the DSP offers, hold only known matrix packets, and have the size that tests/skel.txt says to within 20 %.
 //! Skipped with a printed reason without the pinned nightly or lld.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
@@ -6,7 +6,7 @@
 mod common;
 
 use common::matrix::check_packets;
-use common::skel;
+use common::{LIBRARIES, skel};
 
 /// What the library may import.
 ///
@@ -95,26 +95,27 @@ impl Elf {
     }
 }
 
-/// Bytes of code that tests/skel.txt has for an architecture.
-fn recorded(arch: &str) -> Option<usize> {
+/// Bytes of code that tests/skel.txt has for a library.
+fn recorded(library: &str) -> Option<usize> {
     let table = include_str!("skel.txt");
-    let line = table.lines().find(|line| line.starts_with(arch))?;
-    line.split_whitespace().nth(1)?.parse().ok()
+    let mut lines = table.lines().map(|line| line.split_whitespace());
+    let mut line = lines.find(|line| line.clone().next() == Some(library))?;
+    line.nth(1)?.parse().ok()
 }
 
 #[test]
 #[ignore = "builds for the DSP with the pinned nightly: make dsp"]
 fn libraries_have_the_form_that_the_loader_wants() {
-    for (arch, flags) in [("v73", 0x73), ("v75", 0x75), ("v79", 0x79), ("v81", 0x81)] {
-        let path = match skel(arch) {
+    for (library, flags) in LIBRARIES.into_iter().zip([0x73, 0x73, 0x75, 0x79, 0x81]) {
+        let path = match skel(library) {
             Ok(path) => path,
-            Err(reason) => return println!("SKIPPED {arch}: {reason}"),
+            Err(reason) => return println!("SKIPPED {library}: {reason}"),
         };
         let elf = Elf(std::fs::read(&path).unwrap());
-        assert_eq!(&elf.0[..6], b"\x7fELF\x01\x01", "{arch}");
+        assert_eq!(&elf.0[..6], b"\x7fELF\x01\x01", "{library}");
         // A shared object for Hexagon, of this architecture.
-        assert_eq!((elf.half(16), elf.half(18)), (3, 164), "{arch}");
-        assert_eq!(elf.word(36), flags, "{arch}");
+        assert_eq!((elf.half(16), elf.half(18)), (3, 164), "{library}");
+        assert_eq!(elf.word(36), flags, "{library}");
 
         let segments = elf.segments();
         let kinds: Vec<(u32, u32)> = segments
@@ -124,23 +125,27 @@ fn libraries_have_the_form_that_the_loader_wants() {
         assert_eq!(
             kinds,
             [(PT_LOAD, 5), (PT_LOAD, 6), (PT_DYNAMIC, 6)],
-            "{arch}"
+            "{library}"
         );
         for at in &segments[..2] {
-            assert_eq!(elf.word(at + 28), 4096, "{arch}: pages");
-            assert_eq!(elf.word(at + 4) % 4096, elf.word(at + 8) % 4096, "{arch}");
+            assert_eq!(elf.word(at + 28), 4096, "{library}: pages");
+            assert_eq!(
+                elf.word(at + 4) % 4096,
+                elf.word(at + 8) % 4096,
+                "{library}"
+            );
         }
 
         let dynamic = elf.dynamic();
-        assert!(dynamic.contains(&(DT_HEXAGON_VER, 3)), "{arch}");
+        assert!(dynamic.contains(&(DT_HEXAGON_VER, 3)), "{library}");
         let soname = dynamic.iter().find(|entry| entry.0 == 14).unwrap().1;
         let names = elf.section(".dynstr").0;
         assert_eq!(
             elf.text(names + usize::try_from(soname).unwrap()),
-            format!("libggml_rust_npu_skel_{arch}.so")
+            format!("libggml_rust_npu_skel_{library}.so")
         );
         assert_eq!(elf.symbols(true), ["ggml_rust_npu_skel_handle_invoke"]);
-        assert_eq!(elf.symbols(false), IMPORTS, "{arch}");
+        assert_eq!(elf.symbols(false), IMPORTS, "{library}");
 
         let (start, bytes) = elf.section(".text");
         let words: Vec<u32> = (start..start + bytes)
@@ -148,19 +153,22 @@ fn libraries_have_the_form_that_the_loader_wants() {
             .map(|at| elf.word(at))
             .collect();
         let counts = check_packets(&words);
-        assert!(counts.iter().all(|count| *count > 0), "{arch}: {counts:?}");
+        assert!(
+            counts.iter().all(|count| *count > 0),
+            "{library}: {counts:?}"
+        );
         assert_eq!(
             counts[0], counts[1],
             "activations and weights come in pairs"
         );
         println!(
-            "{arch}: {bytes} bytes of code, {} of the file, matrix words {counts:?}",
+            "{library}: {bytes} bytes of code, {} of the file, matrix words {counts:?}",
             elf.0.len()
         );
-        let want = recorded(arch).unwrap_or_else(|| panic!("tests/skel.txt lacks {arch}"));
+        let want = recorded(library).unwrap_or_else(|| panic!("tests/skel.txt lacks {library}"));
         assert!(
             bytes.abs_diff(want) * 5 <= want,
-            "{arch}: {bytes} bytes of code, tests/skel.txt says {want}"
+            "{library}: {bytes} bytes of code, tests/skel.txt says {want}"
         );
     }
 }

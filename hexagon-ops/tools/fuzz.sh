@@ -10,7 +10,7 @@ seconds=${1:-300}
 folder=${2:-$here/../fuzz}
 target=${3:-commands}
 shift $(($# < 3 ? $# : 3))
-toolchain=nightly-2026-10-15
+. "$here/library.sh"
 triple=$(rustc -vV | sed -n 's/^host: //p')
 target_dir=${TARGET_DIR:-$here/../../target/fuzz}
 cd "$folder"

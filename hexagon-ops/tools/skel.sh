@@ -1,27 +1,22 @@
 #!/usr/bin/env bash
-# Builds the library that FastRPC loads on the DSP, for one architecture, and prints its path.
+# Builds a library that FastRPC loads on the DSP and prints its path.
 #
-#   skel.sh ARCH      ARCH: v73 v75 v79 v81
+#   skel.sh LIBRARY      LIBRARY: v73 v73q v75 v79 v81; v73q is v73 with qfloat
 #
-# Needs rustup with the pinned nightly and its rust-src, and lld (LLD: ld.lld-22). TARGET_DIR overrides where it is built.
+# Needs rustup with the pinned nightly and its rust-src, whose lld it links with. TARGET_DIR overrides where it is built.
 set -euo pipefail
-arch=$1
-toolchain=nightly-2026-10-15
-lld=${LLD:-ld.lld-22}
+library=$1
 here=$(cd "$(dirname "$0")" && pwd)
-case $arch in
-  v73 | v75) float=+hvx-ieee-fp ;;
-  v79 | v81) float=+hvx-qfloat ;;
-  *) echo "skel.sh: unknown architecture $arch, want v73, v75, v79 or v81" >&2; exit 2 ;;
-esac
-command -v "$lld" >/dev/null || { echo "skel.sh: $lld is not installed" >&2; exit 3; }
-target_dir=${TARGET_DIR:-$here/../../target/skel}/$arch
-name=libggml_rust_npu_skel_$arch.so
+. "$here/library.sh"
+library_flags "$library"
+target_dir=${TARGET_DIR:-$here/../../target/skel}/$library
+name=libggml_rust_npu_skel_$library.so
 cd "$here/../skel"
-SKEL_ARCH=$arch RUSTFLAGS="-Ctarget-cpu=hexagon$arch -Ctarget-feature=+hvx,+hvx-length128b,+hvx$arch,$float -Crelocation-model=pic" \
+SKEL_ARCH=$cpu RUSTFLAGS="$flags -Crelocation-model=pic" \
   cargo "+$toolchain" build --release --quiet --target hexagon-unknown-none-elf \
   -Zbuild-std=core -Zbuild-std-features=compiler-builtins-mem --target-dir "$target_dir" >&2
-"$lld" -m hexagonelf -shared -soname "$name" -Bsymbolic --hash-style=sysv -z max-page-size=4096 -z norelro \
+lld=$(rustc "+$toolchain" --print target-libdir)/../bin/rust-lld
+"$lld" -flavor gnu -m hexagonelf -shared -soname "$name" -Bsymbolic --hash-style=sysv -z max-page-size=4096 -z norelro \
   --build-id=none --gc-sections --strip-debug -T "$here/skel.ld" --version-script "$here/skel.map" \
   -u ggml_rust_npu_skel_handle_invoke \
   "$target_dir/hexagon-unknown-none-elf/release/libggml_rust_npu_skel.a" -o "$target_dir/$name"

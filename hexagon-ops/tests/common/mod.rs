@@ -169,20 +169,20 @@ pub fn dot(act: &[f32], weights: &[f64]) -> f64 {
 /// Why a test cannot run here.
 pub type Skip = String;
 
-/// Builds the guest program for an architecture and an arithmetic.
-pub fn guest(arch: &str, arithmetic: &str) -> Result<PathBuf, Skip> {
-    device_build(
-        "guest.sh",
-        &[arch, arithmetic],
-        &Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest"),
-    )
+/// The libraries that FastRPC loads: V73 has a second one, with qfloat.
+pub const LIBRARIES: [&str; 5] = ["v73", "v73q", "v75", "v79", "v81"];
+
+/// Builds the guest program with the flags of a library.
+pub fn guest(library: &str) -> Result<PathBuf, Skip> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest");
+    device_build("guest.sh", &[library], &target)
 }
 
-/// Builds the library that FastRPC loads, for an architecture.
-pub fn skel(arch: &str) -> Result<PathBuf, Skip> {
+/// Builds a library that FastRPC loads.
+pub fn skel(library: &str) -> Result<PathBuf, Skip> {
     // Beside the temporary folder: target/skel, where a user looks for it.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("skel");
-    device_build("skel.sh", &[arch], &target)
+    device_build("skel.sh", &[library], &target)
 }
 
 /// Runs one of the scripts that build for the DSP; the path that it prints.
