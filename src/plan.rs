@@ -11,7 +11,7 @@ use crate::repack::WeightLayout;
 use crate::rules::Rules;
 use crate::tensor::DType;
 
-pub use self::bucket::{Bucketing, M_BUCKET_MAX, MPiece};
+pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
 
 mod bucket;
 

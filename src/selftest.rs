@@ -1,13 +1,15 @@
-//! What a device must compute right before it is offered: a small multiplication in each arithmetic, in decode and
-//! in prefill size, against the reference.
+//! What a device must compute right before it is offered: small multiplications in each arithmetic, from decode to
+//! prefill size, against the reference. An arithmetic with one M that is wrong goes on without calls of this M.
+
+use std::sync::LazyLock;
 
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::pack::Rows;
 
 use crate::caps::Precision;
-use crate::device::rknpu::{RkNpu, WeightSlice};
+use crate::device::rknpu::{self, RkNpu, WeightMemory, WeightSlice, Weights};
 use crate::error::{Error, Result};
-use crate::plan::Bucketing;
+use crate::plan::Buckets;
 use crate::reference;
 use crate::repack::{Source, WeightLayout};
 use crate::rules::{Choice, Rules};
@@ -16,9 +18,47 @@ use crate::tensor::{DType, Dequantize};
 
 pub mod hexagon;
 
-/// N covers three chunks, so that every core of every chip takes part; K has a Hadamard block of 64.
+/// N covers three chunks, so that every core of every chip takes part.
 const N: usize = 96;
-const K: usize = 192;
+/// K is 33 tiles of 32: longer than what one pass of the NPU's input buffers takes, and no power of two.
+const K: usize = 1056;
+/// M of decode, of two rows (which librknnrt 1.5.2 computes wrong), of small batches and of prefill.
+const ROWS: [usize; 5] = [1, 2, 4, 16, 128];
+
+/// The numbers of every multiplication: the same each time.
+static CASE: LazyLock<Case> = LazyLock::new(|| {
+    let mut numbers = uniform();
+    let act: Vec<f32> = numbers.by_ref().take(128 * K).collect();
+    let weights: Vec<f32> = numbers.take(N * K).collect();
+    Case {
+        want: reference::mul_mat(&act, &weights, K),
+        bytes: weights.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+        act,
+    }
+});
+
+/// Operands and their product, for the largest M.
+struct Case {
+    act: Vec<f32>,
+    /// Weights, as [`Plain`] stores them.
+    bytes: Vec<u8>,
+    want: Vec<f64>,
+}
+
+/// The M that calls may have in each arithmetic.
+#[derive(Clone, Debug, Default)]
+pub struct Passed(Vec<(Precision, Buckets)>);
+
+impl Passed {
+    /// The M that calls may have: all in an arithmetic that was not tested.
+    #[must_use]
+    pub fn buckets(&self, precision: Precision) -> Buckets {
+        let mut tested = self.0.iter();
+        tested
+            .find(|(tested, _)| *tested == precision)
+            .map_or(Buckets::ALL, |(_, buckets)| *buckets)
+    }
+}
 
 /// Largest normalized mean square error.
 ///
@@ -45,75 +85,81 @@ impl Dequantize for Plain {
     }
 }
 
-/// Tests `npu`, in INT4 only if a rule asks for it.
+/// Tests `npu`, in INT4 only if a rule asks for it, and returns the M that it may be called with.
 ///
 /// # Errors
-/// `SelfTest` with the first multiplication that is wrong, or the error of the call that failed.
-pub fn run(npu: &RkNpu, rules: &Rules) -> Result<()> {
+/// `SelfTest` if an arithmetic is wrong with more than one M, or the error of the call that failed.
+pub fn run(npu: &RkNpu, rules: &Rules) -> Result<Passed> {
+    let mut passed = Passed::default();
     for choice in [Choice::Fp16, Choice::Int8, Choice::Int4, Choice::Int4Fp16] {
         let opt_in = matches!(choice, Choice::Int4 | Choice::Int4Fp16);
-        if opt_in && !rules.ask_for(choice) {
-            continue;
-        }
-        for m in [1, 8] {
-            multiply(npu, choice, m)?;
+        if !opt_in || rules.ask_for(choice) {
+            passed.0.push(arithmetic(npu, choice)?);
         }
     }
-    Ok(())
+    Ok(passed)
 }
 
-fn multiply(npu: &RkNpu, choice: Choice, m: usize) -> Result<()> {
-    let mut numbers = uniform();
-    let act: Vec<f32> = numbers.by_ref().take(m * K).collect();
-    let weights: Vec<f32> = numbers.take(N * K).collect();
+/// Tests one arithmetic.
+fn arithmetic(npu: &RkNpu, choice: Choice) -> Result<(Precision, Buckets)> {
     let dtype = DType::Quantized {
         block_elems: 1,
         block_bytes: 4,
     };
-    let bytes: Vec<u8> = weights.iter().flat_map(|x| x.to_ne_bytes()).collect();
     let Some(layout) = WeightLayout::new(npu.caps(), Some(choice), dtype, [K, N, 1, 1]) else {
         unreachable!("every chip takes FP16 and INT8, and rules for INT4 were checked");
     };
-    // Numbers with 9 bits are exact in FP16, so the reference is the same for all arithmetics.
     let memory = npu.allocate(layout.bytes())?;
     let mut packed = memory.place(layout, 0)?;
-    memory.pack(
-        &mut packed,
-        0,
-        Source {
-            dtype,
-            rows: &bytes,
-            dequantize: Some(&Plain),
-            calibration: Method::default(),
-            feedback: &[],
-        },
-        0..N,
-    );
+    let source = Source {
+        dtype,
+        rows: &CASE.bytes,
+        dequantize: Some(&Plain),
+        calibration: Method::default(),
+        feedback: &[],
+    };
+    memory.pack(&mut packed, 0, source, 0..N);
 
+    let (precision, limit) = (layout.precision, limit(layout.precision));
+    let mut wrong = Vec::new();
+    for m in ROWS {
+        let have = multiply(npu, &memory, &packed, m)?;
+        // An error that is not a number is over the limit, too.
+        if have.is_nan() || have > limit {
+            wrong.push((m, have));
+        }
+    }
+    match wrong[..] {
+        [] => Ok((precision, Buckets::ALL)),
+        [(m, have)] => {
+            log::warn!(
+                "{}: {precision:?} with M={m} gives wrong results (error {have:.1e} is over {limit:.1e}); other M take \
+                 their place",
+                rknpu::NAME
+            );
+            Ok((precision, Buckets::ALL.without(m)))
+        }
+        [(m, have), ..] => Err(Error::SelfTest {
+            test: format!("{precision:?} M={m} K={K} N={N}"),
+            have,
+            limit,
+        }),
+    }
+}
+
+/// Multiplies `m` rows in calls of just this M, and returns the normalized mean square error.
+fn multiply(npu: &RkNpu, memory: &WeightMemory, weights: &Weights, m: usize) -> Result<f64> {
     let w = WeightSlice {
-        memory: &memory,
-        weights: &packed,
+        memory,
+        weights,
         slice: 0,
     };
     let mut have = vec![0.0f32; m * N];
     let mut region = RegionMut::from(&mut have[..]);
-    for piece in Bucketing::new(&npu.caps().cost, &layout).pieces(m) {
-        let rows = Rows::new(&act[piece.first * K..], piece.rows, K, K);
-        let columns = region.rows(piece.first * N * 4, [piece.rows, N], N * 4);
-        npu.mul_mat(w, rows, piece.bucket, None, columns)?;
-    }
-    let (have, limit) = (
-        reference::nmse(&have, &reference::mul_mat(&act, &weights, K)),
-        limit(layout.precision),
-    );
-    if have <= limit {
-        return Ok(());
-    }
-    Err(Error::SelfTest {
-        test: format!("{:?} M={m} K={K} N={N}", layout.precision),
-        have,
-        limit,
-    })
+    let rows = Rows::new(&CASE.act[..m * K], m, K, K);
+    npu.mul_mat(w, rows, m, None, region.rows(0, [m, N], N * 4))?;
+    // Numbers with 9 bits are exact in FP16, so the reference is the same for all arithmetics.
+    Ok(reference::nmse(&have, &CASE.want[..m * N]))
 }
 
 /// Uniform numbers in [-1, 1) in steps of 1/256, the same each time: high bits of a linear congruential generator.

@@ -4,10 +4,12 @@
 
 mod common;
 
-use common::{Numbers, PLAIN, Weight, device_with, mul_mat, packed};
+use common::{Numbers, PLAIN, Weight, device_with, mul_mat, nmse_limit, packed};
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps;
 use ggml_rust_npu::error::Error;
+use ggml_rust_npu::reference;
+use ggml_rust_npu::tensor::DType;
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::{self, Live, parse_faults};
 use std::sync::Arc;
@@ -118,6 +120,42 @@ fn a_library_that_is_too_old_is_refused() {
     let error = device_with(options, &caps::RK3588).unwrap_err().to_string();
     assert!(
         error.contains("2.2.0") && error.contains("2.3.0"),
+        "{error}"
+    );
+}
+
+/// As librknnrt 1.5.2 does with M = 2, in FP16 and INT8.
+#[test]
+fn an_m_that_the_library_computes_wrong_is_served_by_others() {
+    let mut numbers = Numbers::new(25);
+    for wrong in [1, 2, 4, 16, 128] {
+        let faults = options(&format!("rknn_matmul_run:M{wrong}=0"));
+        let (device, _) = device_with(faults, &caps::RK3588).unwrap();
+        let (k, n) = (160, 96);
+        for dtype in [DType::F16, PLAIN] {
+            let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
+            let buffer = packed(&device, &w, 0);
+            for m in [1, 2, 3, 4, 6, 18, 130, 146] {
+                let act = numbers.vec(m * k);
+                let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, m, 1, 1]).unwrap();
+                let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
+                // As in tests/device.rs, for few products.
+                let limit = nmse_limit(dtype) * (1.0 + 12.0 / ((m * n) as f64).sqrt());
+                assert!(
+                    error <= limit,
+                    "{dtype:?} M={m} without {wrong}: {error:.1e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_arithmetic_with_two_wrong_m_is_no_device() {
+    let faults = options("rknn_matmul_run:M2=0,rknn_matmul_run:M16=0");
+    let error = device_with(faults, &caps::RK3588).unwrap_err().to_string();
+    assert!(
+        error.contains("self-test") && error.contains("M=2 K=1056"),
         "{error}"
     );
 }

@@ -244,8 +244,9 @@ impl Device {
         (offset, stride_bytes): (usize, usize),
     ) -> Result<()> {
         let w = packed.slice(slice);
-        let n = w.weights.layout().n;
-        let costs = Bucketing::new(&self.target.caps.cost, w.weights.layout());
+        let layout = w.weights.layout();
+        let (n, buckets) = (layout.n, self.passed.buckets(layout.precision));
+        let costs = Bucketing::new(&self.target.caps.cost, layout, buckets);
         for piece in costs.pieces(act.count()) {
             let to = offset + piece.first * stride_bytes;
             let columns = out.rows(to, [piece.rows, n], stride_bytes);

@@ -14,8 +14,8 @@ use crate::packfile::Packs;
 use crate::plan::{self, Target};
 use crate::rules::Choice;
 use crate::selftest;
-use crate::vendor::process;
 use crate::vendor::rknn::Rknn;
+use crate::vendor::process;
 
 pub use self::any::{AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
 pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
@@ -36,6 +36,8 @@ const DEVICE_TREE: &str = "/proc/device-tree/compatible";
 pub struct Device {
     npu: RkNpu,
     target: Target,
+    /// The M that calls may have.
+    passed: selftest::Passed,
     rows: Mutex<compute::RowScratch>,
     packs: OnceLock<Arc<Packs>>,
 }
@@ -178,8 +180,8 @@ impl Device {
     /// # Errors
     /// As [`RkNpu::open`]; `SelfTest` if it computes something wrong.
     pub fn start(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
-        let device = Self::untested(rknn, target)?;
-        selftest::run(&device.npu, &device.target.rules)?;
+        let mut device = Self::untested(rknn, target)?;
+        device.passed = selftest::run(&device.npu, &device.target.rules)?;
         Ok(device)
     }
 
@@ -196,6 +198,7 @@ impl Device {
         Ok(Self {
             npu,
             target,
+            passed: selftest::Passed::default(),
             rows: Mutex::default(),
             packs: OnceLock::new(),
         })

@@ -92,11 +92,14 @@ pub(super) fn faults(value: Option<String>) -> Result<Faults> {
         let function = item.split(':').next().unwrap_or_default();
         hexagon_ops::sim::knows(function.trim())
     });
-    let wrong = |reason: String| Error::Config {
+    let wrong = |reason: String| {
+        Error::Config {
         variable: "GGML_RUST_NPU_SIM_FAULTS",
         value: value.clone(),
         reason,
-        allowed: "function:n=code,... (n counts calls from 1; n+ means from the nth on)".into(),
+        allowed: "function:n=code,... (n counts calls from 1; n+ means from the nth on), or rknn_matmul_run:M<rows>=0"
+            .into(),
+    }
     };
     Ok(Faults {
         rknn: parse_faults(&rknn.join(",")).map_err(|error| wrong(error.to_string()))?,

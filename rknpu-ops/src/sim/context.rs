@@ -295,6 +295,7 @@ impl Context {
             a: &a,
             b: &b,
             c: &c,
+            spoilt: self.state.injector.spoils(shape.m),
         };
         // SAFETY: passed on to the caller.
         unsafe { request.execute() }

@@ -8,7 +8,9 @@ use crate::common::{Npu, Problem, info, start};
 
 #[test]
 fn fault_lists_are_read() {
-    let faults = parse_faults(" rknn_matmul_run:3=-1 ,rknn_create_mem:10+=-4,").unwrap();
+    let faults =
+        parse_faults(" rknn_matmul_run:3=-1 ,rknn_create_mem:10+=-4,rknn_matmul_run:M2=0,")
+            .unwrap();
     let want = [
         Fault {
             function: "rknn_matmul_run",
@@ -19,6 +21,11 @@ fn fault_lists_are_read() {
             function: "rknn_create_mem",
             when: When::From(10),
             code: -4,
+        },
+        Fault {
+            function: "rknn_matmul_run",
+            when: When::Rows(2),
+            code: 0,
         },
     ];
     assert_eq!(faults, want);
@@ -33,6 +40,9 @@ fn malformed_faults_are_named() {
         ("rknn_matmul_run:1", "no equals sign"),
         ("rknn_matmul_run:1=x", "the code is not an integer"),
         ("rknn_matmul_run:1=0", "the code is not negative"),
+        ("rknn_matmul_run:Mx=0", "M is not an integer"),
+        ("rknn_matmul_run:M2=-1", "the count is not an integer"),
+        ("rknn_create_mem:M2=0", "the code is not negative"),
         ("rknn_matmul_run:x=-1", "the count is not an integer"),
         ("rknn_matmul_run:0=-1", "the count starts at 1"),
     ] {

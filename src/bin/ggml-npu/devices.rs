@@ -139,7 +139,7 @@ fn line(device: &AnyDevice, config: &Config, with_test: bool) -> Line {
 fn test(device: &AnyDevice, config: &Config) -> SelfTest {
     let start = Instant::now();
     let result = match device {
-        AnyDevice::Rockchip(device) => selftest::run(device.npu(), &config.rules),
+        AnyDevice::Rockchip(device) => selftest::run(device.npu(), &config.rules).map(|_| ()),
         AnyDevice::Hexagon(device) => selftest::hexagon::run(device.npu()),
     };
     SelfTest {
