@@ -15,7 +15,7 @@ use crate::plan::{self, Target};
 use crate::rules::Choice;
 use crate::selftest;
 use crate::vendor::rknn::Rknn;
-use crate::vendor::process;
+use crate::vendor::{lock, process};
 
 pub use self::any::{AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
 pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
@@ -136,7 +136,7 @@ fn load(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static R
     let rknn = Rknn::load(config.rknn_lib.as_deref())?;
     process::raise_file_limit();
     // Held until the process ends: devices are never given back.
-    std::mem::forget(process::take_npu()?);
+    std::mem::forget(lock::take_npu()?);
     Ok((rknn, caps))
 }
 

@@ -2,5 +2,6 @@
 
 pub mod fastrpc;
 mod loader;
+pub mod lock;
 pub mod process;
 pub mod rknn;
