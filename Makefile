@@ -1,12 +1,14 @@
 # What a newcomer needs. Everything fetched or built goes into target/; scripts/ holds the work.
 #
 # LLAMA_CPP_DIR  a patched llama.cpp to build in place of the fetched one (patches/README.md)
+# FASTRPC_DIR    a checkout of qualcomm/fastrpc: `make vendor` builds libcdsprpc from it
+# HEXAGON_QEMU   a qemu-hexagon with HVX floating point, for `make dsp` and `make vendor`
 # MODEL          a GGUF to use in place of the fetched one
 # CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
 PYTHON ?= python3
 
-.PHONY: help demo test long bench kld ops optable build fetch dsp fuzz batch tool
+.PHONY: help demo test long bench kld ops optable build fetch dsp fuzz batch tool vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -17,6 +19,7 @@ help:
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
 	@echo "make optable  docs/ops.md from the logs of make test: which upstream cases the Hexagon device computes"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
+	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "make fuzz   arbitrary commands to the DSP's command loop, model files and pack files, 5 minutes each"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
@@ -53,6 +56,10 @@ fetch:
 # What the pinned nightly or the emulator is missing for is skipped with a printed reason.
 dsp:
 	@cargo test --release --locked -p hexagon-ops --test device --test skel --test qemu -- --ignored --nocapture
+
+# docs/hexagon.md has the picture; a part that is missing is skipped with a printed reason.
+vendor:
+	@$(PYTHON) scripts/test.py all-vendor
 
 fuzz:
 	@hexagon-ops/tools/fuzz.sh 300

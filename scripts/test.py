@@ -18,6 +18,7 @@ import aarch64
 import build
 import fetch
 import project
+import vendor
 from project import (DEVICE, HEXAGON, JOBS, LOGS, ROOT, SIMULATED, Problem, cpu_env, device_env, device_of, main_with,
                      print_tail, say, tool_env)
 
@@ -266,7 +267,7 @@ STEPS = {
 }
 
 # Not part of `make test`: too long for it.
-EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long}
+EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long, "all-vendor": vendor.check_all}
 
 
 def main():

@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+"""The Hexagon vendor loop: programs above Qualcomm's own libcdsprpc, an emulated kernel and the shipped DSP library.
+
+Usage: vendor.py run ARCH PROGRAM [ARGUMENT...]     ARCH: v73 v75 v79 v81
+
+`make vendor` runs the checks below, `make test` those of them that need no FASTRPC_DIR and little time.
+
+LOOP_RULES   strict rules, a comma list: interrupt=N and restart=N (signals in N long calls), map-failed=N (the N-th
+             mapping of shared memory), votes (no power for the matrix unit), window=BYTES (what the DSP can map),
+             vtcm-held=MS (another holds VTCM), any-length (mappings need not be whole pages)
+LOOP_STACK   bytes of a FastRPC thread's stack, in place of what libcdsprpc asked for
+LOOP_LOG=1   a line for each request
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from typing import NamedTuple
+
+import models
+import project
+import vendor_parts
+from project import HEXAGON_DEVICE, LOGS, Problem, cpu_env, device_env, main_with
+from vendor_parts import Missing
+
+TIMEOUT_S = 600
+
+PROMPT = "Once upon a time"
+TOKENS = 16
+
+
+class Arch(NamedTuple):
+    """An architecture of the DSP, and the least number of upstream's cases that are computed on it."""
+
+    cases: int
+
+
+ARCHS = {"v73": Arch(200), "v75": Arch(600)}
+MAIN = "v75"
+
+
+class Rule(NamedTuple):
+    """A strict rule, and how the self-test ends under it: a pattern that its output must have."""
+
+    name: str
+    env: dict
+    ends: str
+
+
+# What the backend does not ask for yet.
+STACK_BYTES = "262144"
+
+PASSED = r"self-test +passed"
+BOTH_PASSED = rf"^HEX0(.|\n)*{PASSED}(.|\n)*^HEX1(.|\n)*{PASSED}"
+REFUSED = r"^- HEX0 is not available: "
+
+RULES = [
+    Rule("second session", {"GGML_RUST_NPU_HEX_SESSIONS": "2"}, BOTH_PASSED),
+    Rule("VTCM held for half a second", {"LOOP_RULES": "vtcm-held=500"}, PASSED),
+    Rule("VTCM held for long", {"LOOP_RULES": "vtcm-held=600000"}, REFUSED),
+    Rule("window of one page", {"LOOP_RULES": "window=4096"}, REFUSED + ".*fastrpc_mmap"),
+]
+
+
+class Done(NamedTuple):
+    """A program that ended, or was ended: then its code is None."""
+
+    code: int
+    out: str
+    log: str
+
+    @property
+    def all(self):
+        return self.out + self.log
+
+    @property
+    def deepest(self):
+        """Bytes of the deepest stack of all DSP processes, and of a stack."""
+        found = re.findall(r"deepest stack (\d+) of (\d+) bytes", self.log)
+        return max(((int(used), int(all_)) for used, all_ in found), default=(0, 0))
+
+
+class Loop:
+    """The parts together."""
+
+    def __init__(self, host):
+        self.host = host
+        self.process = vendor_parts.dsp_process()
+        self.emulator = vendor_parts.emulator()
+        self.deepest = 0
+
+    def run(self, arch, args, timeout=TIMEOUT_S, **settings):
+        """Runs a program above libcdsprpc with an NPU of one architecture."""
+        args = [str(arg) for arg in args]
+        settings = {"LOOP_STACK": STACK_BYTES, **settings}
+        settings["LOOP_RULES"] = ",".join(filter(None, [settings.get("LOOP_RULES"), "any-length"]))
+        env = cpu_env(LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process), LOOP_ARCH=f"0x{arch[1:]}",
+                      DSP_LIBRARY_PATH=str(vendor_parts.dsp_library(arch)),
+                      GGML_RUST_NPU_CDSPRPC_LIB=str(self.host.library), OMP_WAIT_POLICY="passive", **settings)
+        command, env = self.host.command(args, env)
+        try:
+            done = subprocess.run([str(part) for part in command], env=env, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout)
+            done = Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        except subprocess.TimeoutExpired as late:
+            out, log = ((text or b"").decode(errors="replace") for text in (late.stdout, late.stderr))
+            done = Done(None, out, log)
+        self.deepest = max(self.deepest, done.deepest[0])
+        return done
+
+
+def write_log(name, done):
+    log = LOGS / f"vendor-{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(f"code {done.code}\n{done.all}", encoding="utf-8")
+    return f"code {done.code}, output in target/logs/{log.name}"
+
+
+def self_test(tally, loop, name, arch, pattern=PASSED, **settings):
+    """Checks how the self-test ends: never by a signal, never by the time limit."""
+    done = loop.run(arch, [loop.host.tool, "devices", "--self-test"], timeout=180, **settings)
+    where = write_log(name, done)
+    ended = done.code is not None and 0 <= done.code < 128
+    tally.check(ended and re.search(pattern, done.all, re.M), f"vendor {name}", where)
+    used, stack = done.deepest
+    print(f"   {name}: deepest stack {used} of {stack} bytes", flush=True)
+
+
+def check_self_tests(tally, loop, archs):
+    for arch in archs:
+        try:
+            self_test(tally, loop, f"{arch} self-test", arch)
+        except Missing as missing:
+            tally.skip(f"vendor {arch} self-test", str(missing))
+
+
+def check_rules(tally, loop):
+    for rule in RULES:
+        self_test(tally, loop, f"{MAIN} {rule.name}", MAIN, rule.ends, **rule.env)
+
+
+# Cases above this many elements or products take the emulator too long.
+MAX_ELEMENTS = 1 << 17
+MAX_PRODUCTS = 1 << 22
+
+# An argument has at most 128 KiB.
+CASES_OF_A_RUN = 200
+TIMEOUT_OPS_S = 1800
+
+
+def cost(parameters):
+    """Elements of a case's largest tensor, and products of a multiplication, from its parameters."""
+    elements = [math.prod(max(int(number), 1) for number in numbers.split(","))
+                for numbers in re.findall(r"\[([\d,]+)\]", parameters)]
+    named = dict(re.findall(r"\b(m|n|k|n_mats|hsk|nh|kv|nb)=(\d+)", parameters))
+    return max(elements, default=1), math.prod(max(int(value), 1) for value in named.values())
+
+
+def supported_cases(program, arch):
+    """The cases that the device claims, by operation, without those that take the emulator too long."""
+    done = subprocess.run([program, "support", "-b", HEXAGON_DEVICE, "--output", "csv"], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env=device_env(f"hexagon-{arch}"))
+    start = done.stdout.find('"')
+    cases = {}
+    for row in csv.DictReader(io.StringIO(done.stdout[start:])):
+        elements, products = cost(row["op_params"])
+        if row["supported"] in ("yes", "true", "1") and elements <= MAX_ELEMENTS and products <= MAX_PRODUCTS:
+            cases.setdefault(row["op_name"], []).append(f"{row['op_name']}({row['op_params']})")
+    return cases
+
+
+def sample(cases, count):
+    """About `count` cases, as many of each operation as there are, and evenly spaced among those."""
+    share = 1
+    while sum(min(share, len(of_op)) for of_op in cases.values()) < min(count, sum(map(len, cases.values()))):
+        share += 1
+    chosen = []
+    for of_op in cases.values():
+        taken = min(share, len(of_op))
+        chosen += [of_op[i * len(of_op) // taken] for i in range(taken)]
+    return chosen
+
+
+def check_ops(tally, loop, arch):
+    """Upstream's own test, a sample of each operation that the device claims; the cases that ran are counted."""
+    name = f"{arch} operations"
+    program = project.binary("test-backend-ops")
+    if loop.host.runner or not program.exists():
+        tally.skip(f"vendor {name}", "needs FASTRPC_DIR and `make build`")
+        return
+    cases = supported_cases(program, arch)
+    chosen = sample(cases, ARCHS[arch].cases * 21 // 20)
+    passed, failed = Counter(), []
+    for first in range(0, len(chosen), CASES_OF_A_RUN):
+        part = chosen[first:first + CASES_OF_A_RUN]
+        done = loop.run(arch, [program, "test", "-b", HEXAGON_DEVICE, "-o", ",".join(part)], TIMEOUT_OPS_S)
+        where = write_log(f"{name} {first}", done)
+        text = re.sub(r"\x1b\[[0-9;]*m", "", done.all)
+        passed.update(re.findall(r"^ *(\w+)\([^\n]*\): OK", text, re.M))
+        wrong = re.findall(r"(\w+\([^\n]*\)): FAIL", text)
+        failed += [f"{case}: {where}" for case in wrong]
+        if done.code != 0 and not wrong:
+            failed.append(f"the run: {where}")
+    for failure in failed:
+        tally.fail(f"vendor {name}", failure)
+    without = sorted(set(cases) - set(passed))
+    if without:
+        tally.fail(f"vendor {name}", f"no case of {', '.join(without)}")
+    tally.passed += passed.total()
+    tally.check(passed.total() >= ARCHS[arch].cases, f"vendor {name}",
+                f"{passed.total()} cases OK, at least {ARCHS[arch].cases} are there")
+    print(f"   {name}: {passed.total()} cases of {len(passed)} operations OK, {len(failed)} failed", flush=True)
+
+
+def check_generation(tally, loop):
+    """A model generates the same text as on the stand-in."""
+    program = project.binary("llama-completion")
+    if loop.host.runner or not program.exists():
+        tally.skip("vendor generation", "needs FASTRPC_DIR and `make build`")
+        return
+    args = [program, "-m", models.variant("Q4_0"), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0, "--seed", 1,
+            "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off"]
+    want = subprocess.run([str(arg) for arg in args], env=device_env(f"hexagon-{MAIN}"), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode(errors="replace")
+    done = loop.run(MAIN, args)
+    where = write_log("generation", done)
+    tally.check(done.code == 0 and want.strip() and done.out == want, "vendor generation",
+                f"{json.dumps(done.out)} is not {json.dumps(want)}; {where}")
+    print(f"   {TOKENS} tokens: {json.dumps(done.out)}")
+
+
+def loop_or_reason(tally, name, host):
+    try:
+        return Loop(host())
+    except Missing as missing:
+        tally.skip(name, str(missing))
+        return None
+
+
+def check_short(tally):
+    """Debian's libcdsprpc and the library for one architecture."""
+    loop = loop_or_reason(tally, "vendor loop", vendor_parts.debian_host)
+    if loop:
+        check_self_tests(tally, loop, [MAIN])
+
+
+def check_all(tally):
+    loop = loop_or_reason(tally, "vendor loop", vendor_parts.host)
+    if not loop:
+        return
+    check_self_tests(tally, loop, ARCHS)
+    check_rules(tally, loop)
+    for arch in ARCHS:
+        check_ops(tally, loop, arch)
+    check_generation(tally, loop)
+    print(f"   deepest stack of all: {loop.deepest} bytes")
+
+
+def main():
+    if len(sys.argv) < 4 or sys.argv[1] != "run":
+        raise Problem("usage: vendor.py run ARCH PROGRAM [ARGUMENT...]")
+    try:
+        loop = Loop(vendor_parts.host())
+        settings = {name: value for name, value in os.environ.items() if name.startswith("GGML_RUST_NPU_")}
+        done = loop.run(sys.argv[2], sys.argv[3:], timeout=None, **settings)
+    except Missing as missing:
+        raise Problem(str(missing)) from missing
+    sys.stdout.write(done.out)
+    sys.stderr.write(done.log)
+    return done.code
+
+
+if __name__ == "__main__":
+    main_with(main)

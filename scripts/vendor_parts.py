@@ -1,0 +1,240 @@
+"""The parts of the Hexagon vendor loop, each got or built under target/vendor. docs/hexagon.md has the picture.
+
+libcdsprpc   as Debian built it for arm64 (package libfastrpc1), fetched by apt's own client and run under qemu-aarch64;
+             or built for this machine from a checkout of qualcomm/fastrpc that FASTRPC_DIR names
+fake kernel  tests/vendor/hexagon/kernel: the device nodes under it
+DSP process  tests/vendor/hexagon/dsp: the shell and the chip's units around our library
+emulator     HEXAGON_QEMU: a qemu-hexagon with HVX floating point; hexagon-ops/tools/qemu/build.sh makes one
+DSP library  hexagon-ops/tools/skel.sh
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import aarch64
+import fetch
+from project import LOGS, ROOT, TARGET, Problem, cpu_env, run, say
+
+VENDOR = TARGET / "vendor"
+SOURCE = ROOT / "tests" / "vendor" / "hexagon"
+
+# What Debian calls its build of qualcomm/fastrpc, and the libraries that it needs. apt checks the files against the
+# archive's signature; this one is what the loop is about, so its bytes are pinned, too.
+FASTRPC_PACKAGE = "libfastrpc1"
+FASTRPC_VERSION = "1.0.8-1"
+FASTRPC_SHA256 = "6278e21ec7b4f4358bfba16a61512ff0bb06e95b4ef900acb9f2e96e03772a40"
+OTHER_PACKAGES = ["libc6", "libgcc-s1", "libbsd0", "libmd0", "libyaml-0-2"]
+SUITE = "sid"
+
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+
+
+class Missing(Exception):
+    """A part that this machine cannot have; the text says which and why."""
+
+
+class Host(NamedTuple):
+    """The processor on whose side libcdsprpc and the programs run."""
+
+    name: str
+    library: Path
+    # Emulator and options before a program.
+    runner: list
+    kernel: Path
+    tool: Path
+
+    def command(self, args, variables):
+        """The command and the environment that run a program above the fake kernel."""
+        if not self.runner:
+            return args, dict(variables, LD_PRELOAD=str(self.kernel))
+        # Set for the program alone: this machine's loader must not see the other processor's libraries.
+        return [*self.runner, "-E", f"LD_PRELOAD={self.kernel}", *args], variables
+
+
+def compiler(name):
+    path = shutil.which(name)
+    if path is None:
+        raise Missing(f"{name} is not installed")
+    return path
+
+
+def newer(output, sources):
+    """Whether `output` exists and is newer than all of `sources`."""
+    return output.exists() and all(output.stat().st_mtime > source.stat().st_mtime for source in sources)
+
+
+def sources(folder):
+    return [SOURCE / "protocol.h", *sorted((SOURCE / folder).iterdir())]
+
+
+def fake_kernel(host, cc):
+    library = VENDOR / host / "libfake_kernel.so"
+    if not newer(library, sources("kernel")):
+        library.parent.mkdir(parents=True, exist_ok=True)
+        run([compiler(cc), "-std=gnu11", "-O2", "-g", *WARNINGS, "-shared", "-fPIC", *(SOURCE / "kernel").glob("*.c"),
+             "-o", library, "-lpthread"], LOGS / f"vendor-kernel-{host}.log")
+    return library
+
+
+def dsp_process():
+    """The DSP process; freestanding, so any clang and lld with the Hexagon target build it."""
+    program = VENDOR / "dsp_process"
+    if newer(program, sources("dsp")):
+        return program
+    clang, lld = compiler("clang-22"), compiler("ld.lld-22")
+    objects = VENDOR / "dsp"
+    objects.mkdir(parents=True, exist_ok=True)
+    flags = ["--target=hexagon-unknown-none-elf", "-mcpu=hexagonv73", "-mhvx", "-mhvx-length=128b", "-mhvx-ieee-fp",
+             "-O2", "-G0", "-std=c11", "-ffreestanding", "-fno-builtin", *WARNINGS]
+    built = []
+    for source in sources("dsp"):
+        if source.suffix in (".c", ".S"):
+            built.append(objects / f"{source.stem}.o")
+            run([clang, *flags, "-c", source, "-o", built[-1]], LOGS / "vendor-dsp.log")
+    run([lld, "-m", "hexagonelf", "-static", *built, "-o", program], LOGS / "vendor-dsp.log")
+    return program
+
+
+def emulator():
+    own = os.environ.get("HEXAGON_QEMU")
+    if own:
+        if not os.access(own, os.X_OK):
+            raise Problem(f"HEXAGON_QEMU names no program: {own}")
+        return Path(own)
+    script, folder = ROOT / "hexagon-ops" / "tools" / "qemu" / "build.sh", VENDOR / "qemu"
+    program = folder / "qemu-hexagon"
+    if program.exists():
+        return program
+    if not script.exists():
+        raise Missing("HEXAGON_QEMU names no qemu-hexagon with HVX floating point")
+    say("building qemu-hexagon with HVX floating point")
+    try:
+        run([script, folder], LOGS / "vendor-qemu.log")
+    except Problem as problem:
+        raise Missing(f"no qemu-hexagon with HVX floating point: {problem}") from problem
+    return program
+
+
+def dsp_library(arch):
+    """The folder with our library for the DSP."""
+    done = subprocess.run([ROOT / "hexagon-ops" / "tools" / "skel.sh", arch], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=cpu_env())
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise Missing(f"the DSP library for {arch} was not built: {lines[-1]}")
+    return Path(done.stdout.strip()).parent
+
+
+def native_host():
+    """libcdsprpc built from FASTRPC_DIR, which is not changed."""
+    checkout = Path(os.environ["FASTRPC_DIR"]).resolve() / "src"
+    makefile = checkout / "Makefile.am"
+    if not makefile.is_file():
+        raise Problem(f"FASTRPC_DIR is no checkout of qualcomm/fastrpc: {checkout.parent}")
+    library = VENDOR / "native" / "libcdsprpc.so"
+    if not newer(library, [makefile]):
+        library.parent.mkdir(parents=True, exist_ok=True)
+        text = makefile.read_text(encoding="utf-8").replace("\\\n", " ")
+        names = re.search(r"^LIBDSPRPC_SOURCES\s*=(.*)$", text, re.M)
+        if names is None:
+            raise Problem("src/Makefile.am of FASTRPC_DIR has no LIBDSPRPC_SOURCES")
+        # What configure would define for a machine with the mainline driver.
+        defines = ["ARM_ARCH_7A", "LE_ENABLE", "ENABLE_UPSTREAM_DRIVER_INTERFACE", "USE_SYSLOG", "PARSE_YAML",
+                   "LIBBSD_OVERLAY", "DEFAULT_DOMAIN_ID=3", 'CONFIG_BASE_DIR="/usr/share/qcom"',
+                   'MACHINE_NAME_PATH="/sys/firmware/devicetree/base/model"',
+                   'DEFAULT_DSP_SEARCH_PATHS=";/usr/lib/rfsa/adsp;/usr/lib/dsp;"']
+        files = [*names[1].split(), "fastrpc_config_parser.c"]
+        run([compiler("gcc"), "-O2", "-g", "-w", "-shared", "-fPIC", "-fno-short-enums",
+             *(f"-D{define}" for define in defines), "-I../inc", "-I/usr/include/bsd", *dict.fromkeys(files), "-o",
+             library, "-lyaml", "-lbsd", "-ldl", "-lm", "-lpthread"], LOGS / "vendor-fastrpc.log", cwd=checkout)
+    say("building ggml-npu")
+    run(["cargo", "build", "--locked", "--bin", "ggml-npu"], LOGS / "vendor-tool.log", cpu_env(), ROOT)
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", TARGET))
+    return Host("native", library, [], fake_kernel("native", "gcc"), folder / "debug" / "ggml-npu")
+
+
+def debian_host():
+    """libcdsprpc as Debian built it for arm64, and our tool for that processor."""
+    try:
+        aarch64.need_all()
+    except aarch64.Missing as missing:
+        raise Missing(str(missing)) from missing
+    root = debian_root()
+    say(f"building ggml-npu for {aarch64.RUST_TARGET}")
+    # The profile of the tests on this processor, so that their dependencies serve here, too.
+    run(["cargo", "build", "--locked", "--bin", "ggml-npu", "--target", aarch64.RUST_TARGET],
+        LOGS / "vendor-tool-arm64.log", aarch64.cargo_env(), ROOT)
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", TARGET))
+    return Host("debian", root / "usr" / "lib" / "aarch64-linux-gnu" / "libcdsprpc.so.1",
+                [aarch64.qemu(), "-L", str(root)], fake_kernel("debian", "aarch64-linux-gnu-gcc"),
+                folder / aarch64.RUST_TARGET / "debug" / "ggml-npu")
+
+
+def debian_root():
+    """A folder with the packages unpacked."""
+    root = VENDOR / "debian" / FASTRPC_VERSION
+    if root.exists():
+        return root
+    for tool in ("apt-get", "dpkg-deb"):
+        compiler(tool)
+    apt, files = apt_environment()
+    say(f"fetching {FASTRPC_PACKAGE} {FASTRPC_VERSION} of Debian {SUITE} for arm64")
+    for args in (["update"], ["download", f"{FASTRPC_PACKAGE}={FASTRPC_VERSION}", *OTHER_PACKAGES]):
+        try:
+            run(["apt-get", "-q", *args], LOGS / f"vendor-apt-{args[0]}.log", apt, files)
+        except Problem as problem:
+            raise Missing(f"no {FASTRPC_PACKAGE}: {problem}") from problem
+    package = next(files.glob(f"{FASTRPC_PACKAGE}_*.deb"))
+    have = fetch.sha256(package)
+    if have != FASTRPC_SHA256:
+        raise Problem(f"{package.name} has sha256 {have}, not {FASTRPC_SHA256}")
+    part = root.with_name(f".{root.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for file in sorted(files.glob("*.deb")):
+        run(["dpkg-deb", "-x", file, part], LOGS / "vendor-dpkg.log")
+    # Packages name the loader by its place in the root of the file system.
+    if not (part / "lib").exists():
+        (part / "lib").symlink_to("usr/lib")
+    os.replace(part, root)
+    return root
+
+
+def apt_environment():
+    """An apt that knows one suite and architecture and keeps everything in target/vendor; where it downloads to.
+
+    Mirror and key are those that this machine's own sources name for Debian.
+    """
+    targets = subprocess.run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(REPO_URI)|$(COMPONENT)|$(CODENAME)",
+                              "Created-By: Packages"], stdout=subprocess.PIPE, text=True, check=False).stdout
+    rows = [line.split("|") for line in targets.splitlines()]
+    mirrors = [row[1] for row in rows if row[0] == "Debian" and row[2] == "main" and "-" not in row[3]]
+    if not mirrors:
+        raise Missing("apt's sources name no mirror of Debian (apt-get update makes them known)")
+    folder = VENDOR / "apt"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("state/lists/partial", "cache/archives/partial", "parts", "files"):
+        (folder / name).mkdir(parents=True)
+    (folder / "status").touch()
+    keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+    options = f"arch=arm64 signed-by={keyring}" if keyring.exists() else "arch=arm64"
+    (folder / "sources.list").write_text(f"deb [{options}] {mirrors[0]} {SUITE} main contrib\n", encoding="utf-8")
+    settings = {"Dir::State": "state", "Dir::State::status": "status", "Dir::Cache": "cache",
+                "Dir::Etc::sourcelist": "sources.list", "Dir::Etc::sourceparts": "parts",
+                "Dir::Etc::preferencesparts": "parts"}
+    lines = [f'{key} "{folder / value}";' for key, value in settings.items()]
+    # Anyone may read the files, so no other user is needed to fetch them.
+    lines += ['APT::Architecture "arm64";', 'APT::Architectures { "arm64"; };', 'Acquire::Languages "none";',
+              'APT::Sandbox::User "";', 'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";',
+              'Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";']
+    (folder / "apt.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return cpu_env(APT_CONFIG=str(folder / "apt.conf")), folder / "files"
+
+
+def host():
+    """The side of libcdsprpc: native if FASTRPC_DIR is set."""
+    return native_host() if os.environ.get("FASTRPC_DIR") else debian_host()

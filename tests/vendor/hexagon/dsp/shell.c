@@ -1,0 +1,129 @@
+// HAP_*: memory, clock, power, log; and the table of all that is exported.
+
+#include "dsp.h"
+
+// Opens the memory behind a descriptor of the host.
+static long open_mapping(const struct mapping *mapping) {
+  char path[48] = "/proc/";
+  uint32_t at = 6;
+  uint32_t numbers[2] = {(uint32_t)control->host_pid,
+                         (uint32_t)mapping->kernel_fd};
+  for (uint32_t i = 0; i < 2; i++) {
+    char digits[10];
+    uint32_t count = 0;
+    for (uint32_t rest = numbers[i]; rest || !count; rest /= 10)
+      digits[count++] = (char)('0' + rest % 10);
+    while (count)
+      path[at++] = digits[--count];
+    if (i == 0) {
+      memcpy(path + at, "/fd/", 4);
+      at += 4;
+    }
+  }
+  path[at] = 0;
+  const long here = -100, read_write = 2;
+  return system_call(SYS_OPENAT, here, (long)path, read_write, 0, 0, 0);
+}
+
+void *HAP_mmap(void *address, int bytes, int protection, int flags, int fd,
+               long offset) {
+  (void)address, (void)protection, (void)flags;
+  void *failed = (void *)-1;
+  for (uint32_t i = 0; i < MAPPINGS; i++) {
+    const struct mapping *mapping = &control->mappings[i];
+    uint32_t mapped = __atomic_load_n(&mapping->bytes, __ATOMIC_SEQ_CST);
+    if (!mapped || mapping->fd != fd)
+      continue;
+    if (bytes <= 0 || (uint32_t)bytes > mapped || offset ||
+        ((control->rules & RULE_WHOLE_PAGES) && (uint32_t)bytes % PAGE)) {
+      say("HAP_mmap of %d bytes of a mapping of %u", bytes, mapped);
+      return failed;
+    }
+    long file = open_mapping(mapping);
+    if (is_error(file))
+      return failed;
+    const long read_write = 3, shared = 1;
+    long at = system_call(SYS_MMAP, 0, bytes, read_write, shared, file, 0);
+    system_call(SYS_CLOSE, file, 0, 0, 0, 0, 0);
+    return is_error(at) ? failed : (void *)at;
+  }
+  say("HAP_mmap of descriptor %d, which the host has not mapped", fd);
+  return failed;
+}
+
+int HAP_munmap(void *address, int bytes) {
+  return system_call(SYS_MUNMAP, (long)address, bytes, 0, 0, 0, 0) != 0;
+}
+
+uint64_t HAP_perf_get_time_us(void) { return now_us(); }
+
+// SOURCE: types as in hexagon-ops/skel/src/power.rs; the refusal as reported in
+// llama.cpp issue 22352.
+#define SET_HMX 13
+#define SET_HMX_V2 14
+#define REFUSED ((int)0x80000414)
+
+int HAP_power_set(void *context, void *request) {
+  (void)context;
+  uint8_t type = *(uint8_t *)request;
+  int refused =
+      (control->rules & RULE_VOTES) && (type == SET_HMX || type == SET_HMX_V2);
+  note("HAP_power_set of type %u%s", type, refused ? " refused" : "");
+  return refused ? REFUSED : 0;
+}
+
+void HAP_debug_v2(int level, const char *file, int line, const char *format,
+                  ...) {
+  (void)level, (void)file, (void)line;
+  va_list args;
+  va_start(args, format);
+  say_list("HAP_debug: ", format, args);
+  va_end(args);
+}
+
+int HAP_mem_available_stack(void) {
+  return (int)((uint8_t *)__builtin_frame_address(0) - this_thread()->stack);
+}
+
+int compute_resource_query_VTCM(uint32_t, uint32_t *, void *, uint32_t *,
+                                void *);
+int compute_resource_attr_init(void *);
+int compute_resource_attr_set_serialize(void *, uint8_t);
+int compute_resource_attr_set_hmx_param(void *, uint8_t);
+int compute_resource_attr_set_vtcm_param(void *, uint32_t, uint8_t);
+uint32_t compute_resource_acquire(void *, uint32_t);
+void *compute_resource_attr_get_vtcm_ptr(void *);
+int compute_resource_release(uint32_t);
+int compute_resource_hmx_lock(uint32_t);
+int compute_resource_hmx_unlock(uint32_t);
+
+#define EXPORT(symbol) {#symbol, (void *)symbol}
+
+static const struct {
+  const char *name;
+  void *at;
+} exports[] = {
+    EXPORT(HAP_mmap),
+    EXPORT(HAP_munmap),
+    EXPORT(HAP_perf_get_time_us),
+    EXPORT(HAP_power_set),
+    EXPORT(HAP_debug_v2),
+    EXPORT(HAP_mem_available_stack),
+    EXPORT(compute_resource_query_VTCM),
+    EXPORT(compute_resource_attr_init),
+    EXPORT(compute_resource_attr_set_serialize),
+    EXPORT(compute_resource_attr_set_hmx_param),
+    EXPORT(compute_resource_attr_set_vtcm_param),
+    EXPORT(compute_resource_acquire),
+    EXPORT(compute_resource_attr_get_vtcm_ptr),
+    EXPORT(compute_resource_release),
+    EXPORT(compute_resource_hmx_lock),
+    EXPORT(compute_resource_hmx_unlock),
+};
+
+void *shell_symbol(const char *name) {
+  for (uint32_t i = 0; i < sizeof exports / sizeof *exports; i++)
+    if (same(name, exports[i].name))
+      return exports[i].at;
+  return NULL;
+}

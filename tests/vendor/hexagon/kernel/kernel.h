@@ -1,0 +1,67 @@
+// A Linux kernel's FastRPC driver and dma-buf heap, for one process, in user
+// space. hooks.c puts it under an unmodified program.
+
+#ifndef KERNEL_H
+#define KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "../protocol.h"
+
+// rules.c: what LOOP_RULES asks for, a comma list of NAME or NAME=NUMBER.
+struct rules {
+  // On by default; "any-length" switches it off.
+  int whole_pages;
+  // Bytes that a process's mappings may add up to.
+  uint64_t window_bytes;
+  // Long calls that a signal ends with EINTR.
+  int interrupts;
+  // Long calls that a signal restarts: the DSP gets each of them twice.
+  int restarts;
+  // The first mmap of shared memory that fails, from 1; 0 for none.
+  int mmap_fails_at;
+  // HAP_power_set refuses power for the matrix unit.
+  int refuse_votes;
+  // Another process holds VTCM for that long after the start.
+  uint32_t vtcm_held_ms;
+};
+extern struct rules rules;
+void rules_init(void);
+
+// Takes one from a rule's count; returns 0 when none is left.
+int rule_take(int *count);
+
+// LOOP_LOG=1: one line of stderr.
+extern int verbose;
+void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+// Always one line of stderr.
+void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// device.c: a file descriptor of /dev/fastrpc-cdsp.
+struct session *session_open(void);
+void session_close(struct session *session);
+// Returns what ioctl returns, with errno.
+int session_ioctl(struct session *session, unsigned long request, void *arg);
+
+// process.c: a process on the DSP.
+struct buffer {
+  void *at;
+  size_t bytes;
+};
+struct process *process_start(const char *library, uint32_t stack_bytes);
+struct control *process_control(struct process *process);
+// Calls the library; `handle_out` is for scalars that ask for a handle. Returns
+// 0 and the library's status, or an errno.
+int process_call(struct process *process, uint64_t handle, uint32_t scalars,
+                 struct buffer *buffers, uint64_t *handle_out, int *status);
+// Kills it and says what it did.
+void process_end(struct process *process);
+
+// vtcm.c: the chip's VTCM.
+int vtcm_fd(void);
+// Takes it from a process that has ended.
+void vtcm_release(uint32_t process);
+
+#endif

@@ -1,0 +1,86 @@
+// What the fake kernel and a DSP process agree on: the descriptors that the
+// process inherits, the page that both map, and the form of a call.
+
+#ifndef PROTOCOL_H
+#define PROTOCOL_H
+
+#include <stdint.h>
+
+// Threads of a DSP process that wait for calls; each has its own socket.
+#define CHANNELS 4
+
+// Descriptors of a DSP process.
+#define CONTROL_FD 8
+#define VTCM_FD 9
+#define FIRST_CHANNEL_FD 10
+
+// A call: this header, its input buffers; then the answer, a status, the
+// handle if the scalars ask for one, the output buffers.
+#define MAX_BUFFERS 8
+#define MAX_CALL_BYTES 65536
+
+struct request {
+  uint32_t scalars;
+  uint32_t reserved;
+  uint64_t handle;
+  uint32_t bytes[MAX_BUFFERS];
+};
+
+static inline uint32_t scalars_method(uint32_t scalars) {
+  return scalars >> 24 & 31;
+}
+static inline uint32_t scalars_inputs(uint32_t scalars) {
+  return scalars >> 16 & 255;
+}
+static inline uint32_t scalars_outputs(uint32_t scalars) {
+  return scalars >> 8 & 255;
+}
+static inline uint32_t scalars_handles(uint32_t scalars) {
+  return scalars & 15;
+}
+
+// Rules that the DSP process obeys, bits of `control.rules`.
+#define RULE_VOTES 1u       // no power for the matrix unit
+#define RULE_WHOLE_PAGES 2u // HAP_mmap takes nothing else
+
+// Buffers that the host has mapped for the DSP: the descriptor as the host
+// names it, and the one that the kernel holds. An entry of 0 bytes is free.
+#define MAPPINGS 4000
+struct mapping {
+  int32_t fd;
+  int32_t kernel_fd;
+  uint32_t bytes;
+};
+
+// Mapped by both; a multiple of the emulator's page of 64 KiB.
+#define CONTROL_BYTES 65536
+struct control {
+  // Written by the kernel before the process starts.
+  int32_t host_pid;
+  uint32_t process; // number of this process, not 0
+  uint32_t stack_bytes;
+  uint32_t rules;
+  uint32_t verbose;
+  // Written by the process.
+  uint32_t deepest_stack;
+  uint32_t calls;
+  uint32_t multiplications;
+  uint32_t copies;
+  char message[256];
+  // Written by the kernel at any time, an entry's bytes last.
+  struct mapping mappings[MAPPINGS];
+};
+_Static_assert(sizeof(struct control) <= CONTROL_BYTES, "control page");
+
+// The VTCM of the chip, which all DSP processes share, and behind it the word
+// that says whose it is.
+#define VTCM_BYTES (8u << 20)
+#define VTCM_FILE_BYTES (VTCM_BYTES + 65536)
+#define VTCM_FREE 0u
+#define VTCM_OTHER UINT32_MAX
+struct vtcm_owner {
+  uint32_t process;        // VTCM_FREE, VTCM_OTHER or the number of a process
+  uint32_t other_until_ms; // monotonic clock; then VTCM_OTHER gives it back
+};
+
+#endif
