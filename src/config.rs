@@ -1,5 +1,6 @@
 //! The environment variables, read once. An unknown value is an error that names the allowed ones.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, Fault};
 
-use self::settings::Settings;
+use self::settings::{Refusal, Settings};
 use crate::caps::{self, HexCaps, RkCaps};
 use crate::error::{Error, Result};
 use crate::rules::Rules;
@@ -20,28 +21,28 @@ pub use values::{calibration, calibration_word, calibrations};
 
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
-/// The variables, without prefix.
+/// The variables.
 const VARIABLES: [&str; 20] = [
-    "CONFIG",
-    "SIM",
-    "DEVICES",
-    "LOG",
-    "CHIP",
-    "RKNN_LIB",
-    "SIM_FAULTS",
-    "SIM_COHERENCE",
-    "SIM_API_VERSION",
-    "RULES",
-    "CALIBRATION",
-    "CDSPRPC_LIB",
-    "HEX_SESSIONS",
-    "REPACK",
-    "TIMEOUT",
-    "MIN_M",
-    "KEEP",
-    "PACK",
-    "PACK_VERIFY",
-    "TRACE",
+    "GGML_RUST_NPU_CONFIG",
+    "GGML_RUST_NPU_SIM",
+    "GGML_RUST_NPU_DEVICES",
+    "GGML_RUST_NPU_LOG",
+    "GGML_RUST_NPU_CHIP",
+    "GGML_RUST_NPU_RKNN_LIB",
+    "GGML_RUST_NPU_SIM_FAULTS",
+    "GGML_RUST_NPU_SIM_COHERENCE",
+    "GGML_RUST_NPU_SIM_API_VERSION",
+    "GGML_RUST_NPU_RULES",
+    "GGML_RUST_NPU_CALIBRATION",
+    "GGML_RUST_NPU_CDSPRPC_LIB",
+    "GGML_RUST_NPU_HEX_SESSIONS",
+    "GGML_RUST_NPU_REPACK",
+    "GGML_RUST_NPU_TIMEOUT",
+    "GGML_RUST_NPU_MIN_M",
+    "GGML_RUST_NPU_KEEP",
+    "GGML_RUST_NPU_PACK",
+    "GGML_RUST_NPU_PACK_VERIFY",
+    "GGML_RUST_NPU_TRACE",
 ];
 
 /// A chip that a stand-in can be.
@@ -91,8 +92,9 @@ pub struct Config {
     pub calibration: Method,
     /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's; the method of this name knows the file, too.
     pub min_m: Option<usize>,
-    /// `GGML_RUST_NPU_CONFIG`: what the file of settings says.
-    pub settings: Settings,
+    /// `GGML_RUST_NPU_CONFIG`: what the file of settings says, or why it is not understood. Only devices that have settings
+    /// ask for it.
+    pub settings: std::result::Result<Settings, Refusal>,
     /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed.
     pub keep: bool,
     /// `GGML_RUST_NPU_PACK`: a pack file, or a folder of them, that weights may come from.
@@ -123,9 +125,29 @@ impl Config {
     /// Reads the process's environment.
     ///
     /// # Errors
-    /// `Config` for the first variable that is not understood.
+    /// `Config` for the first variable that is not understood, or not UTF-8.
     pub fn from_env() -> Result<Self> {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        Self::from_os_lookup(std::env::var_os)
+    }
+
+    /// Reads variables through `lookup`, whose values may be any bytes.
+    ///
+    /// # Errors
+    /// As [`Self::from_env`].
+    pub fn from_os_lookup(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self> {
+        for variable in VARIABLES {
+            let value = lookup(variable);
+            if let Some(value) = value.filter(|value| value.to_str().is_none()) {
+                return Err(Error::Config {
+                    variable,
+                    value: value.to_string_lossy().into_owned(),
+                    reason: "not UTF-8".into(),
+                    allowed: "text in UTF-8".into(),
+                });
+            }
+        }
+        // Others, as HOME, only lead to files that are used if they are there.
+        Self::from_lookup(|name| lookup(name)?.into_string().ok())
     }
 
     /// Reads variables through `lookup`; an empty value counts as not set.
@@ -155,7 +177,7 @@ impl Config {
             rules: values::rules(get("GGML_RUST_NPU_RULES"))?,
             calibration: values::calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
             min_m,
-            settings: Settings::read(&lookup)?,
+            settings: Settings::read(&lookup),
             keep,
             pack: get("GGML_RUST_NPU_PACK").map(PathBuf::from),
             pack_full: values::pack_verify(get("GGML_RUST_NPU_PACK_VERIFY"))?,
@@ -187,13 +209,16 @@ impl Config {
 
 impl Config {
     /// The fewest rows that a chip multiplies: as the environment says, or the file of settings, or [`caps::MIN_M`].
-    #[must_use]
-    pub fn min_m(&self, chip: &str) -> usize {
+    ///
+    /// # Errors
+    /// `Config` if the file of settings is needed and is not understood.
+    pub fn min_m(&self, chip: &str) -> Result<usize> {
         if let Some(rows) = self.min_m {
-            return rows;
+            return Ok(rows);
         }
-        let rows = self.settings.min_m(chip, !self.sim.is_empty());
-        match rows {
+        let settings = self.settings.as_ref().map_err(Refusal::clone)?;
+        let rows = settings.min_m(chip, !self.sim.is_empty());
+        Ok(match rows {
             Some(rows @ 2..) if !self.keep => {
                 log::warn!(
                     "min_m.{chip} = {rows} has no effect: GGML_RUST_NPU_KEEP=off, and the CPU reads what is kept"
@@ -201,7 +226,7 @@ impl Config {
                 caps::MIN_M
             }
             rows => rows.unwrap_or(caps::MIN_M),
-        }
+        })
     }
 }
 
@@ -209,17 +234,14 @@ impl Config {
 #[must_use]
 pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     names
-        .filter(|name| {
-            name.strip_prefix(PREFIX)
-                .is_some_and(|rest| !VARIABLES.contains(&rest))
-        })
+        .filter(|name| name.starts_with(PREFIX) && !VARIABLES.contains(&name.as_str()))
         .collect()
 }
 
 /// The variables' names, for messages.
 #[must_use]
 pub fn known_variables() -> String {
-    VARIABLES.map(|rest| format!("{PREFIX}{rest}")).join(", ")
+    VARIABLES.join(", ")
 }
 
 #[cfg(test)]
@@ -292,13 +314,51 @@ mod tests {
                     .map(|(_, value)| (*value).to_owned())
                     .or_else(|| file(name))
             });
-            config.unwrap().min_m("rk3588")
+            config.unwrap().min_m("rk3588").unwrap()
         };
         assert_eq!(with(&[]), 5);
         assert_eq!(with(&[("GGML_RUST_NPU_SIM", "rk3588")]), 3);
         assert_eq!(with(&[("GGML_RUST_NPU_MIN_M", "1")]), 1);
         assert_eq!(with(&[("GGML_RUST_NPU_KEEP", "off")]), 1);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Only Rockchip's devices have settings: a typing error in the file took Hexagon's away, too.
+    #[test]
+    fn a_wrong_file_of_settings_is_an_error_only_for_what_needs_it() {
+        let path = std::env::temp_dir().join(format!("ggml-rust-npu-{}.bad", std::process::id()));
+        std::fs::write(&path, "min_n.rk3588 = 5\n").unwrap();
+        let with = |min_m: Option<&'static str>| {
+            let config = Config::from_lookup(|name| match name {
+                settings::VARIABLE => Some(path.display().to_string()),
+                "GGML_RUST_NPU_MIN_M" => min_m.map(String::from),
+                _ => None,
+            });
+            config.unwrap().min_m("rk3588")
+        };
+        let text = with(None).unwrap_err().to_string();
+        assert!(
+            text.contains("line 1") && text.contains("min_n.rk3588"),
+            "{text}"
+        );
+        assert_eq!(with(Some("4")).unwrap(), 4);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_variable_that_is_not_utf_8_is_an_error_with_its_name() {
+        use std::os::unix::ffi::OsStringExt;
+        for variable in VARIABLES {
+            let lookup =
+                |name| (name == variable).then(|| OsString::from_vec(b"rk\xff3588".into()));
+            let text = Config::from_os_lookup(lookup).unwrap_err().to_string();
+            assert!(text.contains(variable) && text.contains("UTF-8"), "{text}");
+        }
+        let home = |name| (name == "HOME").then(|| OsString::from_vec(b"/h\xff".into()));
+        assert!(
+            Config::from_os_lookup(home).is_ok(),
+            "it is no variable of ours"
+        );
     }
 
     #[test]

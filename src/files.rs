@@ -1,12 +1,29 @@
-//! Files: mapped into memory to be read, and written so that they are at their place when they are whole, not before.
+//! Files: opened only if they are regular ones, read or mapped into memory, and written so that they are at their place
+//! when they are whole, not before.
 #![expect(unsafe_code, reason = "maps files")]
 
 use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Mmap, UncheckedAdvice};
+
+/// Opens a file that is read.
+///
+/// # Errors
+/// The system's; `InvalidInput` if it is not a regular file: opening or reading a FIFO or a device may never return.
+pub fn open_input(path: &Path) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    // Without O_NONBLOCK, opening a FIFO waits for its writer. It changes nothing for regular files.
+    let file = (options.read(true).custom_flags(libc::O_NONBLOCK)).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    let kind = io::ErrorKind::InvalidInput;
+    Err(io::Error::new(kind, "not a regular file"))
+}
 
 /// A file mapped into memory.
 #[derive(Debug)]
@@ -21,7 +38,7 @@ impl MappedFile {
     /// # Errors
     /// The system's.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = fs::File::open(path)?;
+        let file = open_input(path)?;
         if file.metadata()?.len() == 0 {
             return Ok(Self(None));
         }

@@ -1,7 +1,8 @@
 //! Which arithmetic each weight takes: rules on tensor names, from `GGML_RUST_NPU_RULES`.
 //!
 //! `pattern=choice,pattern=choice,…`: patterns are regular expressions that may match anywhere in the name, as in
-//! llama.cpp's `-ot`; the first one that matches decides. Without a match, F16 weights take FP16 and quantized ones INT8.
+//! llama.cpp's `-ot`; the first one that matches decides. A comma inside of brackets, or after a backslash, is part of the
+//! pattern: `blk\.\d{1,2}\.ffn=int8`. Without a match, F16 weights take FP16 and quantized ones INT8.
 
 use regex_lite::Regex;
 
@@ -45,10 +46,8 @@ impl Rules {
     /// # Errors
     /// Text that names the rule that is wrong, and what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let rules = text
-            .split(',')
-            .map(str::trim)
-            .filter(|rule| !rule.is_empty());
+        let rules = split(text).into_iter().map(str::trim);
+        let rules = rules.filter(|rule| !rule.is_empty());
         rules.map(Self::rule).collect::<Result<_, _>>().map(Self)
     }
 
@@ -77,9 +76,45 @@ impl Rules {
     }
 }
 
+/// Cuts a list at the commas that are not inside of brackets and not after a backslash.
+fn split(text: &str) -> Vec<&str> {
+    let (mut parts, mut start) = (Vec::new(), 0);
+    let (mut escaped, mut closing) = (false, None);
+    for (at, character) in text.char_indices() {
+        match (character, closing) {
+            _ if escaped => escaped = false,
+            ('\\', _) => escaped = true,
+            (_, Some(end)) => closing = closing.filter(|_| character != end),
+            ('[', None) => closing = Some(']'),
+            ('{', None) => closing = Some('}'),
+            (',', None) => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_comma_inside_of_brackets_is_part_of_the_pattern() {
+        let rules =
+            Rules::parse(r"^blk\.\d{1,2}\.ffn=int4,[a,b]_norm=cpu,x\,y=fp16,attn=int8").unwrap();
+        assert_eq!(rules.choice("blk.12.ffn_up.weight"), Some(Choice::Int4));
+        assert_eq!(rules.choice("blk.123.ffn_up.weight"), None);
+        assert_eq!(rules.choice("a_norm"), Some(Choice::Cpu));
+        assert_eq!(rules.choice("x,y"), Some(Choice::Fp16));
+        assert_eq!(rules.choice("blk.0.attn_q.weight"), Some(Choice::Int8));
+        // A bracket that is not closed takes in all that follows, and the rule is named as a whole.
+        let error = Rules::parse("ffn{1=int8,attn=int8").unwrap_err();
+        assert!(error.contains("ffn{1=int8,attn=int8"), "{error}");
+    }
 
     #[test]
     fn the_first_rule_that_matches_decides() {

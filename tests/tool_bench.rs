@@ -163,7 +163,7 @@ fn the_backend_reads_from_where_on_the_npu_is_faster() {
             "GGML_RUST_NPU_SIM" => sim.map(String::from),
             _ => None,
         });
-        config.unwrap().min_m("rk3588")
+        config.unwrap().min_m("rk3588").unwrap()
     };
     assert_eq!((min_m(Some("rk3588")), min_m(None)), (3, 9));
 

@@ -71,6 +71,19 @@ pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
             SimChip::Hexagon(_) => None,
         }),
     };
+    if let (Err(refusal), None) = (&config.settings, rockchip) {
+        let error = Error::from(refusal.clone());
+        log::warn!("no device has settings, but: {error}");
+    }
+    let chips = config.sim.iter().filter_map(|chip| match chip {
+        SimChip::Rockchip(caps) => Some(caps.soc.name()),
+        SimChip::Hexagon(_) => None,
+    });
+    for chip in chips.skip(1) {
+        log::warn!(
+            "{chip} is not simulated: a machine has one Rockchip NPU, and another one is named before it"
+        );
+    }
     match rockchip {
         Some((caps, simulated)) if chosen(rknpu::NAME) => {
             let opened = if simulated {
@@ -143,7 +156,7 @@ fn load(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static R
 /// The chip with the user's wishes for it.
 ///
 /// # Errors
-/// `Config` if a rule asks for an arithmetic that the chip does not have.
+/// `Config` if a rule asks for an arithmetic that the chip does not have, or if the file of settings is not understood.
 pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
     for (choice, word, arithmetic) in [
         (Choice::Int4, "int4", caps.int4),
@@ -165,7 +178,7 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         caps,
         rules: config.rules.clone(),
         calibration: config.calibration,
-        min_m: config.min_m(caps.soc.name()),
+        min_m: config.min_m(caps.soc.name())?,
         keep: config.keep,
     })
 }

@@ -9,18 +9,41 @@
 //! `GGML_RUST_NPU_CONFIG` names it; otherwise it is `ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or in `~/.config`, if there
 //! is one. A variable of the environment is stronger than what the file says.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::values::MIN_M_MAX;
 use crate::caps;
-use crate::error::{Error, Result};
+use crate::error::Error;
+use crate::files::open_input;
 
 /// Name of the file in the user's folder of settings.
 const FILE: &str = "ggml-rust-npu.conf";
 
 /// Its variable.
 pub(super) const VARIABLE: &str = "GGML_RUST_NPU_CONFIG";
+
+/// Largest file that is read, in bytes: a line for each chip and comments take a few hundred.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Why a file of settings is not understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    path: PathBuf,
+    reason: String,
+    allowed: String,
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::Config {
+            variable: VARIABLE,
+            value: refusal.path.display().to_string(),
+            reason: refusal.reason,
+            allowed: refusal.allowed,
+        }
+    }
+}
 
 /// What the file says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,22 +68,27 @@ impl Settings {
     /// Reads the file of a user. That there is none is no error, unless it is named.
     ///
     /// # Errors
-    /// `Config` if it cannot be read, or with the number of the first line that is not understood.
-    pub(super) fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
+    /// The reason if it cannot be read, or the number of the first line that is not understood.
+    pub(super) fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Refusal> {
         let Some(path) = Self::path(&lookup) else {
             return Ok(Self::default());
         };
         let is_named = lookup(VARIABLE).is_some_and(|value| !value.trim().is_empty());
-        match std::fs::read_to_string(&path) {
-            Ok(text) => {
-                Self::parse(&text).map_err(|(reason, allowed)| wrong(&path, reason, allowed))
-            }
+        let refused = |(reason, allowed)| Refusal {
+            path: path.clone(),
+            reason,
+            allowed,
+        };
+        let mut text = String::new();
+        let read =
+            open_input(&path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
+        match read {
+            Ok(_) => Self::parse(&text).map_err(refused),
             Err(error) if error.kind() == ErrorKind::NotFound && !is_named => Ok(Self::default()),
-            Err(error) => Err(wrong(
-                &path,
+            Err(error) => Err(refused((
                 error.to_string(),
-                "a file that can be read".into(),
-            )),
+                "a text file that can be read".into(),
+            ))),
         }
     }
 
@@ -68,7 +96,7 @@ impl Settings {
     ///
     /// # Errors
     /// What is wrong with which line, and what would be right.
-    pub fn parse(text: &str) -> std::result::Result<Self, (String, String)> {
+    pub fn parse(text: &str) -> Result<Self, (String, String)> {
         let mut settings = Self::default();
         for (index, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -116,7 +144,7 @@ fn key(chip: &str, simulated: bool) -> String {
 }
 
 /// Chip, whether it is the stand-in, and rows of a line.
-fn min_m(line: &str) -> std::result::Result<(&'static str, bool, usize), (String, String)> {
+fn min_m(line: &str) -> Result<(&'static str, bool, usize), (String, String)> {
     let form = || "min_m.<chip> = <rows>, min_m.<chip>.simulated = <rows>".to_owned();
     let (key, value) = line
         .split_once('=')
@@ -145,15 +173,6 @@ fn min_m(line: &str) -> std::result::Result<(&'static str, bool, usize), (String
         )
     })?;
     Ok((known.soc.name(), simulated, rows))
-}
-
-fn wrong(path: &Path, reason: String, allowed: String) -> Error {
-    Error::Config {
-        variable: VARIABLE,
-        value: path.display().to_string(),
-        reason,
-        allowed,
-    }
 }
 
 #[cfg(test)]
@@ -224,11 +243,30 @@ mod tests {
         assert_eq!(path(&[("HOME", "/h"), (VARIABLE, "/f")]), Some("/f".into()));
     }
 
+    /// Reading it hung every program at its start, until somebody wrote to it.
+    #[test]
+    fn a_fifo_as_file_of_settings_is_refused_at_once() {
+        let fifo = std::env::temp_dir().join(format!("ggml-rust-npu-{}.fifo", std::process::id()));
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+        assert!(made.unwrap().success());
+        let name = fifo.display().to_string();
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            send.send(Settings::read(|asked| {
+                (asked == VARIABLE).then(|| name.clone())
+            }))
+        });
+        let read = receive.recv_timeout(std::time::Duration::from_secs(60));
+        let text = Error::from(read.expect("it hangs").unwrap_err()).to_string();
+        std::fs::remove_file(&fifo).unwrap();
+        assert!(text.contains("regular file"), "{text}");
+    }
+
     #[test]
     fn a_named_file_must_be_there_and_another_one_need_not() {
         let nowhere = "/nowhere/at/all";
         let named = Settings::read(|name| (name == VARIABLE).then(|| nowhere.into()));
-        let text = named.unwrap_err().to_string();
+        let text = Error::from(named.unwrap_err()).to_string();
         assert!(text.contains(VARIABLE) && text.contains(nowhere), "{text}");
         let home = Settings::read(|name| (name == "HOME").then(|| nowhere.into()));
         assert_eq!(home.unwrap(), Settings::default());
