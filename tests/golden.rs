@@ -150,7 +150,10 @@ fn packs_are_those_that_were_made_before() {
         assert_eq!(have.table().entries.len(), plan.len(), "{chip}");
         for (have_entry, want_entry) in have.table().entries.iter().zip(&want.table().entries) {
             let name = &have_entry.source.name;
-            let (have, want) = (have.payload(have_entry), want.payload(want_entry));
+            let (have, want) = (
+                have.payload(have_entry).unwrap(),
+                want.payload(want_entry).unwrap(),
+            );
             assert!(
                 have == want,
                 "{chip} {name}: other bytes, but the same version"

@@ -62,7 +62,7 @@ fn write(path: &Path, form: Form, w: &Weight, source: &[u8]) {
         full: SourceHash::of(source),
         ..entry.source
     };
-    let (bytes, scales) = pack.payload(&entry);
+    let (bytes, scales) = pack.payload(&entry).unwrap();
     let scales: Vec<f32> = scales
         .as_chunks()
         .0
@@ -70,7 +70,7 @@ fn write(path: &Path, form: Form, w: &Weight, source: &[u8]) {
         .map(|x| f32::from_le_bytes(*x))
         .collect();
     let mut writer = Writer::create(path, "rk", "", ["weight"]).unwrap();
-    writer.bytes(bytes).unwrap();
+    writer.bytes(&bytes).unwrap();
     writer.end(entry, &scales).unwrap();
     writer.finish().unwrap();
 }

@@ -1,5 +1,7 @@
 //! Hashes of sources and payloads.
 
+use std::io;
+
 use rayon::prelude::*;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
@@ -89,23 +91,28 @@ impl ChunkHash {
         }
     }
 
-    /// Copies the next part of a payload to `out` and hashes it there: what was copied is what the hash is of, whatever
-    /// happens to `from` meanwhile.
+    /// Reads the next part of a payload to `out` and hashes it there: what was read is what the hash is of, whatever
+    /// happens to the source meanwhile.
     ///
-    /// # Panics
-    /// If the lengths differ.
-    pub fn copy_part(&mut self, from: &[u8], out: &mut [u8]) {
-        assert_eq!(from.len(), out.len(), "bytes of a payload");
+    /// - `read(at, chunk)`: reads the bytes of the part that begin at `at`
+    ///
+    /// # Errors
+    /// The first one of `read`.
+    pub fn read_part(
+        &mut self,
+        out: &mut [u8],
+        read: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync,
+    ) -> io::Result<()> {
         self.end_chunk();
-        let from = from.par_chunks(CHUNK_BYTES);
-        let chunks = out.par_chunks_mut(CHUNK_BYTES).zip(from);
+        let chunks = out.par_chunks_mut(CHUNK_BYTES).enumerate();
         let hashes: Vec<[u8; 16]> = chunks
-            .map(|(out, from)| {
-                out.copy_from_slice(from);
-                xxh3_128(out).to_le_bytes()
+            .map(|(number, chunk)| {
+                read(number * CHUNK_BYTES, chunk)?;
+                Ok(xxh3_128(chunk).to_le_bytes())
             })
-            .collect();
+            .collect::<io::Result<_>>()?;
         self.hashes.update(hashes.as_flattened());
+        Ok(())
     }
 
     /// The hash.

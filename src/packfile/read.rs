@@ -1,6 +1,8 @@
 //! Reads the head and the table of a pack file, and never past the end.
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read, Seek};
 
 use super::write::{ENTRY_BYTES, hash_of_head};
 use super::{
@@ -8,6 +10,11 @@ use super::{
     MAGIC, MAX_TEXT_BYTES, Result, VERSION, field,
 };
 use crate::gguf::{GgmlType, MAX_NAME_BYTES};
+
+/// Largest table that is read, in bytes: of a hundred thousand tensors.
+const MAX_TABLE_BYTES: u64 = 1 << 25;
+/// Offset of the bytes of the table in the head.
+const TABLE_BYTES_AT: usize = 24;
 
 /// What a pack file says of itself and of its tensors, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +35,35 @@ impl Table {
     /// # Errors
     /// `Truncated`, `Field`, `Duplicate` or `Corrupted` for the first thing that is wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
-        let mut head = Cursor::new(bytes, bytes.len() as u64);
+        Self::parse_front(bytes, bytes.len() as u64)
+    }
+
+    /// Reads and checks head and table of an open file. Nothing else of it is read.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], or the system's.
+    pub(super) fn read(file: &File) -> io::Result<Result<Self>> {
+        let have = file.metadata()?.len();
+        let front = |bytes: u64| {
+            let mut front = Vec::new();
+            let mut from_start = file;
+            from_start.rewind()?;
+            from_start.take(bytes).read_to_end(&mut front)?;
+            io::Result::Ok(front)
+        };
+        let head = front(HEAD_BYTES as u64)?;
+        let table_bytes = head.get(TABLE_BYTES_AT..).and_then(<[u8]>::first_chunk);
+        let table_bytes = table_bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let bytes = HEAD_BYTES as u64 + table_bytes.min(MAX_TABLE_BYTES);
+        Ok(Self::parse_front(&front(bytes)?, have))
+    }
+
+    /// Reads and checks head and table.
+    ///
+    /// - `bytes`: the begin of a file, to the end of the table at least if that is inside the file and not too large
+    /// - `have`: bytes of the file
+    fn parse_front(bytes: &[u8], have: u64) -> Result<Self> {
+        let mut head = Cursor::new(bytes, have);
         let magic = head.array::<8>("magic")?;
         if magic != MAGIC {
             return Err(field("magic", format!("{magic:02x?}"), "not a pack file"));
@@ -45,7 +80,6 @@ impl Table {
         let tensors = head.u64("number of tensors")?;
         let table_bytes = head.u64("bytes of the table")?;
         let file_bytes = head.u64("bytes of the file")?;
-        let have = bytes.len() as u64;
         if file_bytes > have {
             return Err(Error::Truncated {
                 field: "the file".into(),
@@ -59,6 +93,10 @@ impl Table {
             return Err(field("bytes of the file", file_bytes, reason));
         }
         let want = head.u128("hash of the head")?;
+        if table_bytes > MAX_TABLE_BYTES && table_bytes <= have {
+            let reason = format!("at most {MAX_TABLE_BYTES} are allowed");
+            return Err(field("bytes of the table", table_bytes, reason));
+        }
         let table = head.take(table_bytes, "the table")?;
         if tensors > (table.len() / ENTRY_BYTES) as u64 {
             let reason = format!("a table of {table_bytes} bytes cannot hold as many");
@@ -119,7 +157,7 @@ impl<'a> Cursor<'a> {
             field: what.into(),
             offset: self.at as u64,
             need: bytes,
-            have: self.bytes.len() as u64,
+            have: (self.bytes.len() as u64).min(self.file_bytes),
         })?;
         self.at += taken.len();
         Ok(taken)

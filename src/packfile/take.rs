@@ -2,19 +2,26 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{ChunkHash, Entry, Error, Fingerprint, LayoutTag, Result, SourceHash, Table, sampled};
-use crate::files::MappedFile;
+use super::{
+    CHUNK_BYTES, ChunkHash, Entry, Error, Fingerprint, LayoutTag, Result, SourceHash, Table,
+    sampled,
+};
+use crate::files::open_input;
 use crate::gguf::GgmlType;
 use crate::tensor::{DType, Format};
 
-/// A pack file, mapped and checked.
+/// A pack file, open and checked. Payloads are read, not mapped: a file that is shortened or written over meanwhile gives an
+/// error or another hash, where a map would end the process.
 #[derive(Debug)]
 pub struct Pack {
     path: PathBuf,
-    map: MappedFile,
+    file: File,
     table: Table,
     index: HashMap<String, usize>,
     /// It has some weights in groups, and is not meant to have all.
@@ -25,16 +32,17 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// Maps a file and checks its head and table. Payloads are not read.
+    /// Opens a file and checks its head and table. Payloads are not read.
     ///
     /// # Errors
-    /// `Io`, or what is wrong with the file.
+    /// `Io`, also if it is not a regular file; or what is wrong with the file.
     pub fn open(path: &Path) -> Result<Self> {
-        let map = MappedFile::open(path).map_err(|source| Error::Io {
+        let failed = |source| Error::Io {
             path: path.into(),
             source,
-        })?;
-        let table = Table::parse(map.bytes())?;
+        };
+        let file = open_input(path).map_err(failed)?;
+        let table = Table::read(&file).map_err(failed)??;
         let names = table.entries.iter().enumerate();
         let index = names
             .map(|(at, entry)| (entry.source.name.clone(), at))
@@ -42,7 +50,7 @@ impl Pack {
         let has_groups = table.entries.iter().any(|entry| entry.layout.is_groups());
         Ok(Self {
             path: path.into(),
-            map,
+            file,
             table,
             index,
             has_groups,
@@ -63,44 +71,107 @@ impl Pack {
         self.index.get(name).map(|at| &self.table.entries[*at])
     }
 
-    /// Packed bytes of a tensor of this pack, and the bytes of its scales. They may be corrupted: see [`Pack::copy`].
-    #[must_use]
-    pub fn payload(&self, entry: &Entry) -> (&[u8], &[u8]) {
-        // PANIC: the table was checked against the length of the file, which is in memory.
-        let size = |bytes: u64| usize::try_from(bytes).expect("bytes of a file in memory");
-        let range = |from: u64, bytes: u64| &self.map.bytes()[size(from)..][..size(bytes)];
-        let bytes = range(entry.offset, entry.bytes);
-        (bytes, range(entry.offset + entry.bytes, entry.scales * 4))
+    /// Reads the packed bytes of a tensor of this pack, and the bytes of its scales.
+    ///
+    /// # Errors
+    /// As [`Pack::copy`].
+    pub fn payload(&self, entry: &Entry) -> Result<(Vec<u8>, Vec<u8>)> {
+        let zeros = |bytes: u64| usize::try_from(bytes).map(|bytes| vec![0; bytes]);
+        let (Ok(mut bytes), Ok(mut scales)) = (zeros(entry.bytes), zeros(entry.scales * 4)) else {
+            let source = io::ErrorKind::OutOfMemory.into();
+            let path = self.path.clone();
+            return Err(Error::Io { path, source });
+        };
+        self.read(entry, &mut bytes, &mut scales)?;
+        Ok((bytes, scales))
     }
 
     /// Copies a tensor's packed bytes and scales.
     ///
     /// # Errors
-    /// `Corrupted` if what was copied is not what was written; then neither may be used.
+    /// `Corrupted` if what was copied is not what was written, `Truncated` if the file has become shorter, `Io`; then
+    /// neither may be used.
     ///
     /// # Panics
     /// If a length is not that of the entry.
     pub fn copy(&self, entry: &Entry, out: &mut [u8], scales: &mut [f32]) -> Result<()> {
-        let (bytes, scale_bytes) = self.payload(entry);
+        self.read(entry, out, bytemuck::cast_slice_mut(scales))
+    }
+
+    fn read(&self, entry: &Entry, out: &mut [u8], scales: &mut [u8]) -> Result<()> {
+        let lengths = (out.len() as u64, scales.len() as u64);
+        assert_eq!(
+            lengths,
+            (entry.bytes, entry.scales * 4),
+            "bytes of a payload"
+        );
         let mut hash = ChunkHash::default();
-        hash.copy_part(bytes, out);
-        hash.copy_part(scale_bytes, bytemuck::cast_slice_mut(scales));
+        for (start, part) in [(entry.offset, out), (entry.offset + entry.bytes, scales)] {
+            let read =
+                |at: usize, chunk: &mut [u8]| self.file.read_exact_at(chunk, start + at as u64);
+            (hash.read_part(part, read)).map_err(|error| self.failed(entry, error))?;
+        }
+        compare(entry, hash)
+    }
+
+    /// Hands a tensor's packed bytes over in pieces.
+    fn copy_pieces(&self, entry: &Entry, put: &mut impl FnMut(usize, &[u8])) -> Result<()> {
+        let mut hash = ChunkHash::default();
+        let mut piece = Vec::new();
+        let mut done = 0;
+        while (done as u64) < entry.bytes {
+            // Whole chunks, which are hashed as such.
+            let left = usize::try_from(entry.bytes - done as u64).unwrap_or(usize::MAX);
+            piece.resize(left.min(PIECE_CHUNKS * CHUNK_BYTES), 0);
+            let start = entry.offset + done as u64;
+            let read =
+                |at: usize, chunk: &mut [u8]| self.file.read_exact_at(chunk, start + at as u64);
+            (hash.read_part(&mut piece, read)).map_err(|error| self.failed(entry, error))?;
+            put(done, &piece);
+            done += piece.len();
+        }
         compare(entry, hash)
     }
 
     /// Reads a tensor's packed bytes and scales.
     ///
     /// # Errors
-    /// `Corrupted` if they are not what was written.
+    /// As [`Pack::copy`].
     pub fn check(&self, entry: &Entry) -> Result<()> {
-        let (bytes, scale_bytes) = self.payload(entry);
         let mut hash = ChunkHash::default();
-        hash.update(bytes);
-        hash.end_chunk();
-        hash.update(scale_bytes);
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let end = entry.offset + entry.bytes;
+        for (mut start, end) in [(entry.offset, end), (end, end + entry.scales * 4)] {
+            while start < end {
+                let count =
+                    usize::try_from(end - start).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
+                let read = self.file.read_exact_at(&mut chunk[..count], start);
+                read.map_err(|error| self.failed(entry, error))?;
+                hash.update(&chunk[..count]);
+                start += count as u64;
+            }
+            hash.end_chunk();
+        }
         compare(entry, hash)
     }
+
+    /// The error of reading a tensor's payload.
+    fn failed(&self, entry: &Entry, source: io::Error) -> Error {
+        if source.kind() == io::ErrorKind::UnexpectedEof {
+            return Error::Truncated {
+                field: format!("payload of tensor {:?}", entry.source.name),
+                offset: entry.offset,
+                need: entry.payload_bytes(),
+                have: self.file.metadata().map_or(0, |file| file.len()),
+            };
+        }
+        let path = self.path.clone();
+        Error::Io { path, source }
+    }
 }
+
+/// Chunks that are read at a time where a weight is handed over in pieces.
+const PIECE_CHUNKS: usize = 16;
 
 fn compare(entry: &Entry, hash: ChunkHash) -> Result<()> {
     let (want, have) = (entry.payload, hash.digest());
@@ -249,9 +320,35 @@ impl Packs {
     ///
     /// - `out`, `scales`: as many as the layout has
     pub fn take(&self, wanted: &Wanted, out: &mut [u8], scales: &mut [f32]) -> bool {
+        let sizes = (out.len(), scales.len());
+        self.take_with(wanted, sizes, |pack, entry| pack.copy(entry, out, scales))
+    }
+
+    /// As [`Self::take`], for a weight without scales: hands its packed bytes over in pieces, in order. If it returns
+    /// `false`, some may have been handed over, and they are not to be used.
+    ///
+    /// - `bytes`: that the layout has
+    /// - `put(at, piece)`: takes the bytes that begin at `at`
+    pub fn take_pieces(
+        &self,
+        wanted: &Wanted,
+        bytes: usize,
+        mut put: impl FnMut(usize, &[u8]),
+    ) -> bool {
+        self.take_with(wanted, (bytes, 0), |pack, entry| {
+            pack.copy_pieces(entry, &mut put)
+        })
+    }
+
+    fn take_with(
+        &self,
+        wanted: &Wanted,
+        sizes: (usize, usize),
+        mut copy: impl FnMut(&Pack, &Entry) -> Result<()>,
+    ) -> bool {
         let mut missed: Option<(&Pack, Miss)> = None;
         for pack in &self.packs {
-            match self.take_from(pack, wanted, out, scales) {
+            match self.take_from(pack, wanted, sizes, &mut copy) {
                 Ok(()) => {
                     let path = pack.path.display();
                     if !pack.told_taken.swap(true, Ordering::Relaxed) {
@@ -291,19 +388,19 @@ impl Packs {
         &self,
         pack: &Pack,
         wanted: &Wanted,
-        out: &mut [u8],
-        scales: &mut [f32],
+        (bytes, scales): (usize, usize),
+        copy: impl FnOnce(&Pack, &Entry) -> Result<()>,
     ) -> std::result::Result<(), Miss> {
         let entry = pack.entry(wanted.name).ok_or(Miss::Absent)?;
         if entry.layout != wanted.layout {
             return Err(Miss::Layout(entry.layout));
         }
         // The same layout has the same size, if the file is what it seems to be.
-        if (entry.bytes, entry.scales) != (out.len() as u64, scales.len() as u64) {
+        if (entry.bytes, entry.scales) != (bytes as u64, scales as u64) {
             return Err(Miss::Layout(entry.layout));
         }
         (entry.source.compare(wanted, self.full)).map_err(Miss::Source)?;
-        pack.copy(entry, out, scales).map_err(Miss::Broken)
+        copy(pack, entry).map_err(Miss::Broken)
     }
 }
 

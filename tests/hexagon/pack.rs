@@ -79,7 +79,7 @@ fn write(path: &Path, dtype: GgmlType, ne: [usize; 4], packed: &[u8], source: &[
         ..entry.source
     };
     let mut writer = Writer::create(path, "hexagon-v75", "", ["weight"]).unwrap();
-    writer.bytes(pack.payload(&entry).0).unwrap();
+    writer.bytes(&pack.payload(&entry).unwrap().0).unwrap();
     writer.end(entry, &[]).unwrap();
     writer.finish().unwrap();
 }
@@ -210,7 +210,7 @@ proptest! {
         let entry = pack.entry("weight").unwrap();
         prop_assert_eq!(entry.error.to_bits(), 0);
         let layout = WeightLayout::new(&weight(dtype, ne)).unwrap();
-        let (packed, _) = pack.payload(entry);
+        let (packed, _) = pack.payload(entry).unwrap();
         prop_assert_eq!(packed.len(), layout.bytes());
         let mut row = vec![0; layout.matrix.ggml_row_bytes()];
         for (number, want) in source.chunks_exact(row.len()).enumerate() {

@@ -84,8 +84,13 @@ proptest! {
         second.chunks(step).for_each(|piece| hash.update(piece));
         let (mut a, mut b) = (vec![0; bytes], vec![0; scales]);
         let mut copied = ChunkHash::default();
-        copied.copy_part(first, &mut a);
-        copied.copy_part(second, &mut b);
+        for (part, out) in [(first, &mut a), (second, &mut b)] {
+            let read = |at: usize, chunk: &mut [u8]| {
+                chunk.copy_from_slice(&part[at..][..chunk.len()]);
+                Ok(())
+            };
+            copied.read_part(out, read).unwrap();
+        }
         prop_assert_eq!(hash.digest(), copied.digest());
         prop_assert!(a == first && b == second);
     }
@@ -160,6 +165,75 @@ fn a_flipped_bit_in_a_payload_is_found() {
                 "{error}"
             );
         }
+    }
+}
+
+fn write(path: &Path, byte: u8) {
+    let mut writer = Writer::create(path, "", "", ["a"]).unwrap();
+    writer.bytes(&vec![byte; 3 * CHUNK_BYTES]).unwrap();
+    let entry = entry("a", 3 * CHUNK_BYTES, 5);
+    writer.end(entry, &[1.0; 5]).unwrap();
+    writer.finish().unwrap();
+}
+
+/// Such a file ended the process with SIGBUS, at any time until its end.
+#[test]
+fn a_pack_that_is_shortened_or_copied_over_while_it_is_used_is_an_error() {
+    let folder = folder("packfile_changing");
+    let (path, other) = (folder.join("x.npu"), folder.join("y.npu"));
+    write(&path, 7);
+    write(&other, 8);
+    let pack = Pack::open(&path).unwrap();
+    let entry = pack.entry("a").unwrap();
+    let (mut out, mut scales) = (vec![0; 3 * CHUNK_BYTES], [0.0; 5]);
+    pack.copy(entry, &mut out, &mut scales).unwrap();
+    let mut expect = |word: &str| {
+        let errors = [
+            pack.copy(entry, &mut out, &mut scales).unwrap_err(),
+            pack.check(entry).unwrap_err(),
+            pack.payload(entry).unwrap_err(),
+        ];
+        for error in errors.map(|error| error.to_string()) {
+            assert!(error.contains(word) && error.contains("\"a\""), "{error}");
+        }
+    };
+    // As `cp other path` does: the same file gets other bytes.
+    std::fs::write(&path, std::fs::read(&other).unwrap()).unwrap();
+    expect("corrupted");
+    for len in [3 * CHUNK_BYTES as u64, 4097, 0] {
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(len).unwrap();
+        expect("truncated");
+    }
+}
+
+/// A FIFO hung every program at its start, until somebody wrote to it.
+#[test]
+fn what_is_not_a_regular_file_is_refused_at_once() {
+    use ggml_rust_npu::packfile::Packs;
+    let folder = folder("packfile_special");
+    write(&folder.join("good.npu"), 7);
+    std::fs::create_dir(folder.join("folder.npu")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", folder.join("device.npu")).unwrap();
+    let fifo = folder.join("fifo.npu");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let whole = Packs::open(&folder, false);
+        let single = Packs::open(&fifo, false);
+        send.send([whole, single]).unwrap();
+    });
+    let minute = std::time::Duration::from_secs(60);
+    let [(packs, failed), (_, single)] = receive.recv_timeout(minute).expect("it hangs");
+    assert_eq!((packs.len(), failed.len(), single.len()), (1, 3, 1));
+    for (path, error) in failed.iter().chain(&single) {
+        let error = error.to_string();
+        assert!(
+            error.contains("regular file"),
+            "{}: {error}",
+            path.display()
+        );
     }
 }
 

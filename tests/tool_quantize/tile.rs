@@ -66,7 +66,7 @@ fn the_pack_has_the_weights_of_the_blocks_in_groups_near_the_source() {
             assert_eq!(entry.source.full, SourceHash::of(data));
             pack.check(entry).unwrap();
             let (k, n) = (tensor.ne[0], tensor.ne[1]);
-            let have = values_of_groups(pack.payload(entry).0, k, n);
+            let have = values_of_groups(&pack.payload(entry).unwrap().0, k, n);
             let want = &source[name];
             let squares = |error: bool| -> f64 {
                 let pairs = want.iter().zip(&have);
