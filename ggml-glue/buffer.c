@@ -50,10 +50,12 @@ static const char *host_get_name(ggml_backend_buffer_type_t buft) {
   return npu_device_name(device_of(buft)->index);
 }
 
-// ggml has no way to say that a tensor cannot be read or written; wrong bytes
-// would go unnoticed. Only happens where the user asked for it.
-static void require(bool done, const struct ggml_tensor *tensor) {
-  if (!done) {
+// ggml has no way to say that a tensor cannot be read or written. After an
+// internal error, which Rust has logged, graphs that use the buffer fail, and
+// what was to be read is NaN. Bytes that were released would go unnoticed; that
+// only happens where the user asked for it.
+static void require(uint32_t status, const struct ggml_tensor *tensor) {
+  if (status == NPU_STATUS_RELEASED) {
     GGML_ABORT("ggml-rust-npu: the bytes of %s are needed, but "
                "GGML_RUST_NPU_KEEP=off released them",
                tensor->name);

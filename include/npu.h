@@ -102,6 +102,9 @@
 // No memory to compute the graph with.
 #define NPU_STATUS_ALLOC_FAILED 2
 
+// The bytes of a tensor are needed that `GGML_RUST_NPU_KEEP=off` released.
+#define NPU_STATUS_RELEASED 3
+
 // Log level: an error.
 #define NPU_LOG_ERROR 1
 
@@ -207,7 +210,8 @@ bool npu_leaves_to_cpu(size_t device,
 // Which buffer types a device has: an `NPU_BUFFERS_*`.
 uint32_t npu_device_buffers(size_t device);
 
-// Makes a stream of graphs for a device; NULL if there is no such device.
+// Makes a stream of graphs for a device; NULL if there is no such device, and in a process that was forked from the one that
+// opened it.
 struct npu_backend *npu_backend_new(size_t device);
 
 // Frees a stream.
@@ -267,39 +271,41 @@ void npu_buffer_free(struct npu_buffer *buffer);
 // `buffer` is alive.
 void *npu_buffer_base(const struct npu_buffer *buffer);
 
-// Writes bytes `[offset, offset + size)` of a tensor and packs what that touches; false and a log line if it cannot be
-// written, because other bytes of it are gone (`GGML_RUST_NPU_KEEP=off`).
+// Writes bytes `[offset, offset + size)` of a tensor, packs what that touches, and returns an `NPU_STATUS_*`:
+// `NPU_STATUS_RELEASED` if other bytes of it are needed and gone. A log line says why it cannot be written; after
+// `NPU_STATUS_FAILED`, graphs that use the buffer fail.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
-bool npu_buffer_set(const struct npu_buffer *buffer,
-                    const struct npu_tensor *tensor,
-                    const void *data,
-                    size_t offset,
-                    size_t size);
+uint32_t npu_buffer_set(const struct npu_buffer *buffer,
+                        const struct npu_tensor *tensor,
+                        const void *data,
+                        size_t offset,
+                        size_t size);
 
-// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; false as for `npu_buffer_set`.
+// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; returns as `npu_buffer_set`.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it.
-bool npu_buffer_fill(const struct npu_buffer *buffer,
-                     const struct npu_tensor *tensor,
-                     uint8_t value,
-                     size_t offset,
-                     size_t size);
+uint32_t npu_buffer_fill(const struct npu_buffer *buffer,
+                         const struct npu_tensor *tensor,
+                         uint8_t value,
+                         size_t offset,
+                         size_t size);
 
-// Copies bytes `[offset, offset + size)` of a tensor to `data`: exactly what was written; false and a log line if they
-// are gone (`GGML_RUST_NPU_KEEP=off`).
+// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and returns an `NPU_STATUS_*`:
+// `NPU_STATUS_RELEASED` if they are gone. A log line says why it cannot be read; after `NPU_STATUS_FAILED`, all bytes at
+// `data` are 255, which is NaN in floating-point types, and graphs that use the buffer fail.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
-bool npu_buffer_get(const struct npu_buffer *buffer,
-                    const struct npu_tensor *tensor,
-                    void *data,
-                    size_t offset,
-                    size_t size);
+uint32_t npu_buffer_get(const struct npu_buffer *buffer,
+                        const struct npu_tensor *tensor,
+                        void *data,
+                        size_t offset,
+                        size_t size);
 
-// Fills a packed buffer.
+// Fills a whole buffer.
 //
 // # Safety
 // `buffer` is alive.

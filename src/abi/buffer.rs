@@ -1,11 +1,14 @@
 //! Buffers of a device: the functions that `ggml-glue/buffer.c` calls.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::types::{NpuTensor, metadata};
-use super::{NpuBuffer, entry, guard, offset_in};
+use super::types::{
+    NPU_STATUS_FAILED, NPU_STATUS_OK, NPU_STATUS_RELEASED, NpuTensor, metadata, name,
+};
+use super::{NpuBuffer, entry, guard, is_forked, offset_in, release};
 use crate::backend::hexagon::Content;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::shm::Region;
 
 /// Alignment of tensors in a buffer, in bytes.
@@ -42,11 +45,14 @@ pub unsafe extern "C" fn npu_packed_alloc_size(device: usize, tensor: *const Npu
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *mut NpuBuffer {
     guard("npu_buffer_new", std::ptr::null_mut(), || {
-        let Some(entry) = entry(device) else {
+        let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return std::ptr::null_mut();
         };
         match entry.device.allocate(size, shared) {
-            Ok(buffer) => Box::into_raw(Box::new(NpuBuffer(buffer))),
+            Ok(buffer) => Box::into_raw(Box::new(NpuBuffer {
+                buffer,
+                failed: AtomicBool::new(false),
+            })),
             Err(error) => {
                 ::log::error!(
                     "{}: no buffer of {size} bytes: {error}",
@@ -68,8 +74,7 @@ pub unsafe extern "C" fn npu_buffer_free(buffer: *mut NpuBuffer) {
         return;
     }
     // SAFETY: the caller promises it.
-    let buffer = unsafe { Box::from_raw(buffer) };
-    guard("npu_buffer_free", (), || drop(buffer));
+    release("npu_buffer_free", unsafe { Box::from_raw(buffer) });
 }
 
 /// First byte of a packed buffer, as ggml reckons addresses.
@@ -81,12 +86,45 @@ pub unsafe extern "C" fn npu_buffer_base(buffer: *const NpuBuffer) -> *mut c_voi
     // SAFETY: the caller promises it.
     let buffer = unsafe { buffer.as_ref() };
     buffer.map_or(std::ptr::null_mut(), |buffer| {
-        std::ptr::with_exposed_provenance_mut(buffer.0.base())
+        std::ptr::with_exposed_provenance_mut(buffer.buffer.base())
     })
 }
 
-/// Writes bytes `[offset, offset + size)` of a tensor and packs what that touches; false and a log line if it cannot be
-/// written, because other bytes of it are gone (`GGML_RUST_NPU_KEEP=off`).
+impl NpuBuffer {
+    /// Runs `access`, which returns an `NPU_STATUS_*`. After a panic in it, graphs that use the buffer fail, until all of it
+    /// is written by [`npu_buffer_clear`].
+    fn guarded(&self, what: &str, access: impl FnOnce() -> u32) -> u32 {
+        if is_forked() {
+            return NPU_STATUS_FAILED;
+        }
+        guard(what, None, || Some(access())).unwrap_or_else(|| {
+            self.failed.store(true, Ordering::Relaxed);
+            // Graphs that are computed without their nodes are looked at again.
+            self.buffer.forget_graphs();
+            NPU_STATUS_FAILED
+        })
+    }
+
+    /// Refuses a tensor of `bytes` in it that cannot be computed with.
+    pub(super) fn check(&self, tensor: &NpuTensor, bytes: usize) -> Result<()> {
+        let refuse = |reason: &str| Error::Graph {
+            reason: format!("{} {reason}", name(tensor)),
+        };
+        if self.failed.load(Ordering::Relaxed) {
+            return Err(refuse(
+                "is in a buffer that an internal error left unfinished",
+            ));
+        }
+        if !self.buffer.holds(offset_in(self, tensor), bytes) {
+            return Err(refuse("is not inside its buffer"));
+        }
+        Ok(())
+    }
+}
+
+/// Writes bytes `[offset, offset + size)` of a tensor, packs what that touches, and returns an `NPU_STATUS_*`:
+/// `NPU_STATUS_RELEASED` if other bytes of it are needed and gone. A log line says why it cannot be written; after
+/// `NPU_STATUS_FAILED`, graphs that use the buffer fail.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
@@ -97,24 +135,24 @@ pub unsafe extern "C" fn npu_buffer_set(
     data: *const c_void,
     offset: usize,
     size: usize,
-) -> bool {
+) -> u32 {
     // SAFETY: the caller promises it.
-    let to = unsafe { buffer.as_ref() };
-    let shared = guard("npu_buffer_set", None, || {
-        to?.0.shared_bytes(data.addr(), size)
-    });
-    if let Some(bytes) = shared {
+    let (Some(buffer), Some(tensor)) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() })
+    else {
+        return NPU_STATUS_FAILED;
+    };
+    buffer.guarded("npu_buffer_set", || {
+        if let Some(bytes) = buffer.buffer.shared_bytes(data.addr(), size) {
+            return write(buffer, tensor, offset, size, Content::Bytes(&bytes));
+        }
         // SAFETY: the caller promises it.
-        return unsafe { write(buffer, tensor, offset, size, Content::Bytes(&bytes)) };
-    }
-    // SAFETY: the caller promises it.
-    let data = unsafe { Region::new(data.cast(), size) };
-    let content = Content::Bytes(data.bytes(0, size));
-    // SAFETY: the caller promises it.
-    unsafe { write(buffer, tensor, offset, size, content) }
+        let data = unsafe { Region::new(data.cast(), size) };
+        let content = Content::Bytes(data.bytes(0, size));
+        write(buffer, tensor, offset, size, content)
+    })
 }
 
-/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; false as for `npu_buffer_set`.
+/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; returns as `npu_buffer_set`.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it.
@@ -125,41 +163,47 @@ pub unsafe extern "C" fn npu_buffer_fill(
     value: u8,
     offset: usize,
     size: usize,
-) -> bool {
+) -> u32 {
     // SAFETY: the caller promises it.
-    unsafe { write(buffer, tensor, offset, size, Content::Fill(value)) }
-}
-
-/// # Safety
-/// `buffer` is alive, `tensor` is valid and lies in it.
-unsafe fn write(
-    buffer: *const NpuBuffer,
-    tensor: *const NpuTensor,
-    offset: usize,
-    size: usize,
-    content: Content,
-) -> bool {
-    // SAFETY: the caller promises it.
-    let buffer = unsafe { buffer.as_ref() };
-    // SAFETY: the caller promises it.
-    let tensor = unsafe { tensor.as_ref() };
-    guard("npu_buffer_set", true, || {
-        let (Some(buffer), Some(mut described)) = (buffer, tensor.and_then(metadata)) else {
-            return true;
-        };
-        described.packed_offset = offset_in(buffer, tensor);
-        match buffer.0.write(&described, offset, size, content) {
-            Ok(()) => true,
-            Err(error) => {
-                ::log::error!("cannot write {}: {error}", described.name);
-                !matches!(error, Error::Released { .. })
-            }
-        }
+    let (Some(buffer), Some(tensor)) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() })
+    else {
+        return NPU_STATUS_FAILED;
+    };
+    buffer.guarded("npu_buffer_fill", || {
+        write(buffer, tensor, offset, size, Content::Fill(value))
     })
 }
 
-/// Copies bytes `[offset, offset + size)` of a tensor to `data`: exactly what was written; false and a log line if they
-/// are gone (`GGML_RUST_NPU_KEEP=off`).
+fn write(
+    buffer: &NpuBuffer,
+    tensor: &NpuTensor,
+    offset: usize,
+    size: usize,
+    content: Content,
+) -> u32 {
+    let Some(mut described) = metadata(tensor) else {
+        return negative("write", tensor);
+    };
+    described.packed_offset = offset_in(buffer, tensor);
+    let Err(error) = buffer.buffer.write(&described, offset, size, content) else {
+        return NPU_STATUS_OK;
+    };
+    ::log::error!("cannot write {}: {error}", described.name);
+    match error {
+        Error::Released { .. } => NPU_STATUS_RELEASED,
+        // The bytes are there; only their packed form is not, and each use packs them.
+        _ => NPU_STATUS_OK,
+    }
+}
+
+fn negative(what: &str, tensor: &NpuTensor) -> u32 {
+    ::log::error!("cannot {what} {}: a dimension is negative", name(tensor));
+    NPU_STATUS_FAILED
+}
+
+/// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and returns an `NPU_STATUS_*`:
+/// `NPU_STATUS_RELEASED` if they are gone. A log line says why it cannot be read; after `NPU_STATUS_FAILED`, all bytes at
+/// `data` are 255, which is NaN in floating-point types, and graphs that use the buffer fail.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
@@ -170,30 +214,37 @@ pub unsafe extern "C" fn npu_buffer_get(
     data: *mut c_void,
     offset: usize,
     size: usize,
-) -> bool {
+) -> u32 {
     if size == 0 {
-        return true;
+        return NPU_STATUS_OK;
     }
-    // SAFETY: the caller promises it.
-    let buffer = unsafe { buffer.as_ref() };
-    // SAFETY: the caller promises it.
-    let tensor = unsafe { tensor.as_ref() };
     // SAFETY: valid for writes, says the caller; ggml's buffers are initialized memory.
     let out = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), size) };
-    guard("npu_buffer_get", true, || {
-        let (Some(buffer), Some(mut described)) = (buffer, tensor.and_then(metadata)) else {
-            return true;
-        };
-        described.packed_offset = offset_in(buffer, tensor);
-        let result = buffer.0.read(&described, offset, out);
-        if let Err(error) = &result {
-            ::log::error!("cannot read {}: {error}", described.name);
-        }
-        result.is_ok()
-    })
+    // SAFETY: the caller promises it.
+    let (buffer, tensor) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() });
+    let status = match (buffer, tensor) {
+        (Some(buffer), Some(tensor)) => buffer.guarded("npu_buffer_get", || {
+            let Some(mut described) = metadata(tensor) else {
+                return negative("read", tensor);
+            };
+            described.packed_offset = offset_in(buffer, tensor);
+            match buffer.buffer.read(&described, offset, out) {
+                Ok(()) => NPU_STATUS_OK,
+                Err(error) => {
+                    ::log::error!("cannot read {}: {error}", described.name);
+                    NPU_STATUS_RELEASED
+                }
+            }
+        }),
+        _ => NPU_STATUS_FAILED,
+    };
+    if status == NPU_STATUS_FAILED {
+        out.fill(0xff);
+    }
+    status
 }
 
-/// Fills a packed buffer.
+/// Fills a whole buffer.
 ///
 /// # Safety
 /// `buffer` is alive.
@@ -203,5 +254,9 @@ pub unsafe extern "C" fn npu_buffer_clear(buffer: *const NpuBuffer, value: u8) {
     let Some(buffer) = (unsafe { buffer.as_ref() }) else {
         return;
     };
-    guard("npu_buffer_clear", (), || buffer.0.clear(value));
+    buffer.guarded("npu_buffer_clear", || {
+        buffer.buffer.clear(value);
+        buffer.failed.store(false, Ordering::Relaxed);
+        NPU_STATUS_OK
+    });
 }

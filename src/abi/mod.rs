@@ -7,7 +7,7 @@
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::backend::{self, AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
 use crate::config::{self, Config};
@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::graph::{MAX_SOURCES, Node, Op, Tensor};
 use crate::shm::{Region, RegionMut};
 
+pub use self::buffer::*;
 pub use self::types::*;
 use self::types::{name, op, operation};
 
@@ -23,10 +24,37 @@ mod log;
 mod types;
 
 /// A buffer of a device.
-pub struct NpuBuffer(AnyBuffer);
+pub struct NpuBuffer {
+    buffer: AnyBuffer,
+    /// An internal error left bytes in it that are not those that were written.
+    failed: AtomicBool,
+}
 
 /// A stream of graphs on one device.
-pub struct NpuBackend(AnyStream);
+pub struct NpuBackend {
+    stream: AnyStream,
+    /// An internal error left it in a state that is not known.
+    failed: AtomicBool,
+}
+
+impl NpuBackend {
+    /// Runs `compute`, which returns an `NPU_STATUS_*`. A panic in it is a failure, and so is all that is asked of this stream
+    /// afterwards.
+    fn guarded(&self, what: &str, compute: impl FnOnce() -> u32) -> u32 {
+        if is_forked() {
+            return NPU_STATUS_FAILED;
+        }
+        if self.failed.load(Ordering::Relaxed) {
+            let device = self.stream.device_name();
+            ::log::error!("{device}: an earlier internal error put this stream out of use");
+            return NPU_STATUS_FAILED;
+        }
+        guard(what, None, || Some(compute())).unwrap_or_else(|| {
+            self.failed.store(true, Ordering::Relaxed);
+            NPU_STATUS_FAILED
+        })
+    }
+}
 
 /// A device with its texts as C strings.
 struct Entry {
@@ -40,6 +68,27 @@ static GRAPHS: AtomicU64 = AtomicU64::new(0);
 
 static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
 
+/// The process that opened the devices.
+static OWNER: OnceLock<u32> = OnceLock::new();
+
+/// Whether this process was forked from the one that opened the devices; the first answer that it was comes with a log line.
+///
+/// The NPU's session, the threads, and whatever locks they held are the parent's: a child that used them would wait for ever,
+/// or write to memory that the parent computes with.
+fn is_forked() -> bool {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let forked = OWNER
+        .get()
+        .is_some_and(|owner| *owner != std::process::id());
+    if forked && !TOLD.swap(true, Ordering::Relaxed) {
+        ::log::error!(
+            "this process was forked from the one that opened the NPU, which is its parent's alone: \
+             start processes before the backend is loaded, or without fork (Python: spawn)"
+        );
+    }
+    forked
+}
+
 /// Runs `f`; a panic in it becomes a log line and `fallback`.
 fn guard<T>(what: &str, fallback: T, f: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
@@ -50,6 +99,15 @@ fn guard<T>(what: &str, fallback: T, f: impl FnOnce() -> T) -> T {
         ::log::error!("internal error in {what}: {text}");
         fallback
     })
+}
+
+/// Drops a value of the C border, unless it is the parent's of a process that was forked.
+fn release<T>(what: &str, value: Box<T>) {
+    if is_forked() {
+        std::mem::forget(value);
+    } else {
+        guard(what, (), || drop(value));
+    }
 }
 
 fn entry(device: usize) -> Option<&'static Entry> {
@@ -64,7 +122,10 @@ fn entry(device: usize) -> Option<&'static Entry> {
 pub unsafe extern "C" fn npu_start(host: *const NpuHost) -> usize {
     // SAFETY: the caller promises that it is NULL or valid.
     let host = unsafe { host.as_ref() };
-    guard("npu_start", 0, || DEVICES.get_or_init(|| start(host)).len())
+    guard("npu_start", 0, || {
+        OWNER.get_or_init(std::process::id);
+        DEVICES.get_or_init(|| start(host)).len()
+    })
 }
 
 fn start(host: Option<&NpuHost>) -> Vec<Entry> {
@@ -117,7 +178,8 @@ pub unsafe extern "C" fn npu_device_memory(
     total_bytes: *mut usize,
 ) {
     let (free, total) = guard("npu_device_memory", (0, 0), || {
-        entry(device).map_or((0, 0), |entry| entry.device.memory())
+        let entry = entry(device).filter(|_| !is_forked());
+        entry.map_or((0, 0), |entry| entry.device.memory())
     });
     // SAFETY: the caller promises it.
     unsafe { free_bytes.write(free) };
@@ -136,7 +198,7 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
         return false;
     };
     guard("npu_supports_op", false, || {
-        let Some(entry) = entry(device) else {
+        let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return false;
         };
         let supported = operation(node).is_some_and(|operation| entry.device.supports(&operation));
@@ -145,7 +207,7 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
             for tensor in operands.filter(|tensor| tensor.role == NPU_ROLE_STATE) {
                 // SAFETY: NULL or alive, says the caller.
                 if let Some(buffer) = unsafe { tensor.buffer.cast_const().as_ref() } {
-                    buffer.0.leave_to_cpu();
+                    buffer.buffer.leave_to_cpu();
                 }
             }
         }
@@ -183,11 +245,16 @@ pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
     }
 }
 
-/// Makes a stream of graphs for a device; NULL if there is no such device.
+/// Makes a stream of graphs for a device; NULL if there is no such device, and in a process that was forked from the one that
+/// opened it.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
-    entry(device).map_or(std::ptr::null_mut(), |entry| {
-        Box::into_raw(Box::new(NpuBackend(entry.device.stream())))
+    let entry = entry(device).filter(|_| !is_forked());
+    entry.map_or(std::ptr::null_mut(), |entry| {
+        Box::into_raw(Box::new(NpuBackend {
+            stream: entry.device.stream(),
+            failed: AtomicBool::new(false),
+        }))
     })
 }
 
@@ -199,7 +266,7 @@ pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
 pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
     if !backend.is_null() {
         // SAFETY: the caller promises it.
-        drop(unsafe { Box::from_raw(backend) });
+        release("npu_backend_free", unsafe { Box::from_raw(backend) });
     }
 }
 
@@ -219,19 +286,21 @@ pub unsafe extern "C" fn npu_backend_replay(
     let Some(backend) = (unsafe { backend.as_ref() }) else {
         return false;
     };
-    if uid == 0 {
+    let mut known = true;
+    let code = backend.guarded("npu_backend_replay", || match backend.stream.replay(uid) {
+        Some(Ok(())) => NPU_STATUS_OK,
+        Some(Err((index, error))) => {
+            let node = index.map_or_else(String::new, |index| format!(" node {index}:"));
+            failed_with(&backend.stream, &node, &error)
+        }
+        None => {
+            known = false;
+            NPU_STATUS_FAILED
+        }
+    });
+    if !known {
         return false;
     }
-    let done = guard("npu_backend_replay", Some(NPU_STATUS_FAILED), || {
-        Some(match backend.0.replay(uid)? {
-            Ok(()) => NPU_STATUS_OK,
-            Err((index, error)) => {
-                let node = index.map_or_else(String::new, |index| format!(" node {index}:"));
-                failed_with(&backend.0, &node, &error)
-            }
-        })
-    });
-    let Some(code) = done else { return false };
     // SAFETY: the caller promises it.
     unsafe { status.write(code) };
     true
@@ -282,16 +351,17 @@ pub unsafe extern "C" fn npu_backend_compute(
                 name(&node.dst)
             )
         });
-        failed_with(&backend.0, &what, &error)
+        failed_with(&backend.stream, &what, &error)
     };
-    guard("npu_backend_compute", NPU_STATUS_FAILED, || {
+    backend.guarded("npu_backend_compute", || {
+        backend.stream.begin();
         for (index, node) in nodes.iter().enumerate() {
             // SAFETY: the caller promises it of every node.
-            if let Err(error) = unsafe { push(&backend.0, node, graph) } {
+            if let Err(error) = unsafe { push(&backend.stream, node, graph) } {
                 return failed(Some(index), error);
             }
         }
-        match backend.0.finish(uid) {
+        match backend.stream.finish(uid, n_nodes) {
             Ok(()) => NPU_STATUS_OK,
             Err((index, error)) => failed(index, error),
         }
@@ -301,6 +371,16 @@ pub unsafe extern "C" fn npu_backend_compute(
 /// # Safety
 /// As for [`npu_backend_compute`], of one node.
 unsafe fn push(stream: &AnyStream, node: &NpuNode, graph: u64) -> Result<()> {
+    // SAFETY: the caller promises it.
+    let (mut node, homes) = unsafe { with_memory(node) }?;
+    stream.push(&mut node, homes, graph)
+}
+
+/// A node with its operands' memory, and the buffers that they are in.
+///
+/// # Safety
+/// As for [`npu_backend_compute`], of one node, as long as what is returned is used.
+unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<(Node<'a>, Homes<'a>)> {
     let refuse = |reason: &str| Error::Graph {
         reason: reason.into(),
     };
@@ -315,10 +395,11 @@ unsafe fn push(stream: &AnyStream, node: &NpuNode, graph: u64) -> Result<()> {
         // SAFETY: NULL or alive, says the caller.
         let home = unsafe { from.buffer.cast_const().as_ref() };
         if let Some(home) = home {
-            src.packed_offset = offset_in(home, Some(from));
-            homes.src[index] = Some(&home.0);
+            home.check(from, span(src))?;
+            src.packed_offset = offset_in(home, from);
+            homes.src[index] = Some(&home.buffer);
         }
-        if home.is_none_or(|home| home.0.is_host_memory()) {
+        if home.is_none_or(|home| home.buffer.is_host_memory()) {
             // SAFETY: sources are valid and not written during the call, says the caller.
             src.memory = Some(unsafe { Region::new(from.data.cast(), span(src)) });
         }
@@ -326,19 +407,23 @@ unsafe fn push(stream: &AnyStream, node: &NpuNode, graph: u64) -> Result<()> {
     // SAFETY: NULL or alive, says the caller.
     let home = unsafe { node.dst.buffer.cast_const().as_ref() };
     if let Some(home) = home {
-        operation.dst.packed_offset = offset_in(home, Some(&node.dst));
-        homes.dst = Some(&home.0);
+        home.check(&node.dst, span(&operation.dst))?;
+        operation.dst.packed_offset = offset_in(home, &node.dst);
+        homes.dst = Some(&home.buffer);
     }
     // SAFETY: results are valid and nobody else's during the call, says the caller.
     let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&operation.dst)) };
-    let mut node = Node {
+    let node = Node {
         operation,
         out,
         feeds_next: node.feeds_next,
     };
-    stream.push(&mut node, homes, graph)
+    Ok((node, homes))
 }
 
-fn offset_in(buffer: &NpuBuffer, tensor: Option<&NpuTensor>) -> usize {
-    tensor.map_or(0, |tensor| tensor.data.addr().wrapping_sub(buffer.0.base()))
+fn offset_in(buffer: &NpuBuffer, tensor: &NpuTensor) -> usize {
+    tensor.data.addr().wrapping_sub(buffer.buffer.base())
 }
+
+#[cfg(test)]
+mod tests;

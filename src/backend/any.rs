@@ -245,6 +245,26 @@ impl AnyBuffer {
         }
     }
 
+    /// Whether a tensor of `bytes` at `offset` is inside, as far as that is the device's to know.
+    #[must_use]
+    pub fn holds(&self, offset: usize, bytes: usize) -> bool {
+        match self {
+            // Its plain bytes are checked where they are used.
+            Self::Rockchip(_) => true,
+            Self::Hexagon(buffer) => {
+                let end = offset.checked_add(bytes);
+                bytes == 0 || end.is_some_and(|end| end <= buffer.bytes())
+            }
+        }
+    }
+
+    /// Has no graph of the device computed again without its nodes.
+    pub fn forget_graphs(&self) {
+        if let Self::Hexagon(buffer) = self {
+            buffer.forget_graphs();
+        }
+    }
+
     /// Notes that an operation on a cache in this buffer is left to the CPU, which reads and writes it in place.
     pub fn leave_to_cpu(&self) {
         if let Self::Hexagon(buffer) = self {
@@ -287,12 +307,19 @@ impl AnyStream {
         }
     }
 
+    /// Begins a graph: forgets the nodes of one that was not finished.
+    pub fn begin(&self) {
+        if let Self::Hexagon(stream) = self {
+            lock(stream).reset();
+        }
+    }
+
     /// Computes a node, or adds it to the graph that [`Self::finish`] computes.
     ///
     /// - `graph`: number of the graph, another one for each submission
     ///
     /// # Errors
-    /// The device's; afterwards the graph is forgotten.
+    /// The device's; the graph is not to be finished then.
     pub fn push(&self, node: &mut Node, homes: Homes, graph: u64) -> Result<()> {
         match self {
             Self::Rockchip(device) => {
@@ -303,14 +330,9 @@ impl AnyStream {
                 device.compute(node, buffer, graph)
             }
             Self::Hexagon(stream) => {
-                let mut stream = lock(stream);
                 let src = homes.src.map(|home| home.and_then(AnyBuffer::hexagon));
                 let dst = homes.dst.and_then(AnyBuffer::hexagon);
-                let result = stream.push(node, dst, src);
-                if result.is_err() {
-                    stream.reset();
-                }
-                result
+                lock(stream).push(node, dst, src)
             }
         }
     }
@@ -318,14 +340,25 @@ impl AnyStream {
     /// Computes what is left of the graph.
     ///
     /// - `graph`: ggml's number of the graph; 0 if it has none
+    /// - `nodes`: of the graph
     ///
     /// # Errors
-    /// The device's, with the index of the node that it is about if it is known.
-    pub fn finish(&self, graph: u64) -> std::result::Result<(), (Option<usize>, Error)> {
+    /// The device's, with the index of the node that it is about if it is known; `Graph` if other nodes were added since
+    /// [`Self::begin`].
+    pub fn finish(
+        &self,
+        graph: u64,
+        nodes: usize,
+    ) -> std::result::Result<(), (Option<usize>, Error)> {
         match self {
             Self::Rockchip(_) => Ok(()),
             Self::Hexagon(stream) => {
-                (lock(stream).finish(graph)).map_err(|failed| (failed.job, failed.error))
+                let mut stream = lock(stream);
+                if stream.nodes() != nodes {
+                    let reason = format!("{} of {nodes} nodes are there", stream.nodes());
+                    return Err((None, Error::Graph { reason }));
+                }
+                (stream.finish(graph)).map_err(|failed| (failed.job, failed.error))
             }
         }
     }
@@ -347,10 +380,6 @@ impl AnyStream {
 }
 
 fn lock(stream: &Mutex<Stream>) -> std::sync::MutexGuard<'_, Stream> {
-    // A panic while a graph was collected leaves jobs that its caller never asks to be computed.
-    stream.lock().unwrap_or_else(|poisoned| {
-        let mut stream = PoisonError::into_inner(poisoned);
-        stream.reset();
-        stream
-    })
+    // After a panic the C border asks nothing more of a stream, but for its name.
+    stream.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::{HexBuffer, Options, Stream};
+use ggml_rust_npu::backend::hexagon::{Content, HexBuffer, Options, Stream};
+use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::error::Error;
-use ggml_rust_npu::graph::{Op, Place};
+use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::reference;
+use ggml_rust_npu::shm::RegionMut;
+use ggml_rust_npu::tensor::{DType, Format};
 
 use super::common::*;
 
@@ -81,6 +84,117 @@ fn a_node_whose_operands_do_not_fit_together_fails_and_the_next_one_works() {
     let have = mul_mat(&device, &w, &home, &act[..256], [256, 1, 1, 1]).unwrap();
     let want = reference::mul_mat(&act[..256], &w.values, 256);
     assert!(reference::nmse(&have, &want) <= 1e-4);
+}
+
+/// A weight that no buffer takes made the model fail to load, where the CPU could have it.
+#[test]
+fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
+    let gib = 1u64 << 30;
+    let mut answers = Vec::new();
+    for arch in [73, 81] {
+        let device = device_with(strict(arch), OPTIONS).unwrap();
+        // Llama 8B and 70B, Gemma 12B, Command R+ 104B.
+        for [k, n] in [
+            [4096, 128_256],
+            [8192, 128_256],
+            [3840, 262_144],
+            [12288, 256_000],
+        ] {
+            for dtype in [DType::F16, DType::F32, KINDS[3].dtype(), KINDS[1].dtype()] {
+                let w = Tensor {
+                    place: Place::Packed,
+                    role: Role::Weights,
+                    format: match dtype {
+                        dtype if dtype == KINDS[3].dtype() => Some(Format::Q8_0),
+                        dtype if dtype == KINDS[1].dtype() => Some(Format::Q4_0),
+                        _ => None,
+                    },
+                    ..tensor("output.weight", dtype, [k, n, 1, 1], 0)
+                };
+                let operation = Operation {
+                    op: Op::MulMat,
+                    params: [0; PARAMS],
+                    dst: tensor("logits", DType::F32, [n, 512, 1, 1], 0),
+                    src: sources(&[w, tensor("x", DType::F32, [k, 512, 1, 1], 0)]),
+                };
+                let bytes = device.packed_bytes(&w) as u64;
+                let supported = device.supports(&operation);
+                // Its addresses are enough for the weight and 1000 MiB beside it, and no length needs 32 bits.
+                let fits =
+                    bytes < 2 * gib && bytes + (1000 << 20) < device.npu().caps().address_bytes;
+                let has_layout = dtype != DType::F32;
+                assert_eq!(
+                    supported,
+                    fits && has_layout,
+                    "V{arch} {k} x {n} {dtype:?}: {bytes}"
+                );
+                answers.push(supported);
+            }
+        }
+    }
+    assert!(answers.contains(&true) && answers.contains(&false));
+}
+
+/// `GGML_RUST_NPU_REPACK=always` ended llama-completion: its cache lies in a buffer that packs, which refused SET_ROWS.
+#[test]
+fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
+    let options = Options {
+        repack: Repack::Always,
+        ..OPTIONS
+    };
+    let device = device_with(strict(75), options).unwrap();
+    let packed = |name, dtype, ne, offset| Tensor {
+        place: Place::Packed,
+        ..tensor(name, dtype, ne, offset)
+    };
+    let cache = packed("cache_k", DType::F16, [64, 32, 1, 1], 0);
+    let rows = packed("k", DType::F32, [64, 3, 1, 1], 4096);
+    let indices = packed("indices", DType::I64, [3, 1, 1, 1], 4864);
+    let operation = |op, dst, src: &[Tensor<'static>]| Operation {
+        op,
+        params: [0; PARAMS],
+        dst,
+        src: sources(src),
+    };
+    let write = operation(Op::SetRows, cache, &[rows, indices, cache]);
+    let copy = packed("copy", DType::F32, [64, 32, 1, 1], 4992);
+    let read = operation(Op::Cpy, copy, &[cache, copy]);
+    assert!(device.supports(&write) && device.supports(&read));
+    let buffer = HexBuffer::new(&device, 4992 + 64 * 32 * 4, false).unwrap();
+    buffer.clear(0);
+    // The program restores a state by a write, which packs it.
+    let halves: Vec<u8> = [half::f16::ONE.to_le_bytes(); 64 * 32].concat();
+    buffer.write(&cache, 0, halves.len(), Content::Bytes(&halves));
+    let values = Numbers::new(70).floats(64 * 3);
+    buffer.write(&rows, 0, 768, Content::Bytes(bytemuck::cast_slice(&values)));
+    buffer.write(
+        &indices,
+        0,
+        24,
+        Content::Bytes(bytemuck::cast_slice(&[30i64, 0, 7])),
+    );
+    let mut stream = Stream::new(Arc::clone(&device));
+    for operation in [write, read] {
+        let node = Node {
+            operation,
+            out: RegionMut::from(&mut [][..]),
+            feeds_next: false,
+        };
+        stream
+            .push(&node, Some(&buffer), [Some(&buffer); 5])
+            .unwrap();
+    }
+    stream.finish(0).unwrap();
+    let mut have = vec![0.0f32; 64 * 32];
+    buffer.read(&copy, 0, bytemuck::cast_slice_mut(&mut have));
+    for (row, have) in have.chunks_exact(64).enumerate() {
+        let written = [30, 0, 7].iter().position(|index| *index == row);
+        let want = (0..64).map(|i| match written {
+            Some(from) => half::f16::from_f32(values[from * 64 + i]).to_f32(),
+            None => 1.0,
+        });
+        assert!(want.eq(have.iter().copied()), "row {row}");
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::graph::{Place, Tensor};
 use crate::packfile::{Packs, Wanted};
 use crate::plan::hexagon::{Form, WeightLayout};
+use crate::tensor::Dequantize;
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
 pub const ALIGN_BYTES: usize = LINE_BYTES;
@@ -33,6 +34,8 @@ pub struct HexBuffer {
     changes: Arc<AtomicU64>,
     /// Where weights may lie packed already.
     packs: Arc<Packs>,
+    /// Held by a write: two of them may change parts of one panel.
+    writing: Mutex<()>,
     /// All memory of the device that the CPU reads in place.
     all_shared: SharedBuffers,
 }
@@ -59,10 +62,37 @@ impl Packed {
             return;
         }
         let rows = at / self.row_bytes..(at + out.len()).div_ceil(self.row_bytes);
-        let area = pack::bytes_of(&self.layout, &rows);
-        memory.read(start + area.start..start + area.end, |bytes| {
-            pack::unpack(&self.layout, bytes, at, out);
+        let end = at + out.len();
+        let mut packed = Vec::new();
+        for rows in pack::pieces(&self.layout, rows) {
+            let area = pack::bytes_of(&self.layout, &rows);
+            packed.resize(area.len(), 0);
+            copy_out(memory, start + area.start, &mut packed);
+            let from = at.max(rows.start * self.row_bytes);
+            let to = end.min(rows.end * self.row_bytes);
+            pack::unpack(&self.layout, &packed, from, &mut out[from - at..to - at]);
+        }
+    }
+}
+
+/// Bytes that are copied at a time: other accesses and the device's work wait no longer than this takes.
+const COPY_BYTES: usize = 4 << 20;
+
+/// Copies bytes of a buffer from `start` on, with pauses for others.
+fn copy_out(memory: &Buffer, start: usize, out: &mut [u8]) {
+    for (index, piece) in out.chunks_mut(COPY_BYTES).enumerate() {
+        let first = start + index * COPY_BYTES;
+        memory.read(first..first + piece.len(), |bytes| {
+            piece.copy_from_slice(bytes)
         });
+    }
+}
+
+/// Has `put(at, out)` write the `count` bytes from `start` on in pieces, with pauses for others.
+fn copy_in(memory: &Buffer, start: usize, count: usize, put: impl Fn(usize, &mut [u8])) {
+    for at in (0..count).step_by(COPY_BYTES) {
+        let piece = start + at..start + (at + COPY_BYTES).min(count);
+        memory.write(piece, |out| put(at, out));
     }
 }
 
@@ -106,6 +136,7 @@ impl HexBuffer {
             used_by_cpu: AtomicBool::new(false),
             changes: Arc::clone(&device.changes),
             packs: device.packs(),
+            writing: Mutex::default(),
             all_shared: Arc::clone(&device.shared),
         })
     }
@@ -147,6 +178,17 @@ impl HexBuffer {
         self.shared
     }
 
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// Has no graph of the device computed again without its nodes.
+    pub fn forget_graphs(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Address of the first byte.
     #[must_use]
     pub fn base(&self) -> usize {
@@ -174,11 +216,10 @@ impl HexBuffer {
     /// # Panics
     /// If the range is not inside the buffer.
     pub fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let first = tensor.packed_offset + offset;
         let Some((start, mut packed)) = self.place(tensor, size) else {
-            return self
-                .memory
-                .write(first..first + size, |out| content.put(0, out));
+            return copy_in(&self.memory, first, size, |at, out| content.put(at, out));
         };
         if size == 0 {
             return;
@@ -192,31 +233,69 @@ impl HexBuffer {
         }
         let row_bytes = packed.row_bytes;
         let touched = range.start / row_bytes..range.end.div_ceil(row_bytes);
-        let area = pack::bytes_of(&packed.layout, &touched);
-        self.memory
-            .write(start + area.start..start + area.end, |out| {
-                if let Some(plain) = &packed.plain {
-                    let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
-                    content.put(0, &mut plain[range]);
-                    return pack::pack_rows(
-                        &packed.layout,
-                        out,
-                        touched,
-                        &plain,
-                        tensor.dequantize,
-                    );
-                }
-                let part = |number: usize| {
-                    let (from, to) = (number * row_bytes, (number + 1) * row_bytes);
-                    range.start.max(from)..range.end.min(to)
-                };
-                let whole = |number: usize| part(number).len() == row_bytes;
-                pack::pack(&packed.layout, out, touched, whole, |number, row| {
-                    let part = part(number);
-                    let within = part.start - number * row_bytes..part.end - number * row_bytes;
-                    content.put(part.start - range.start, &mut row[within]);
-                });
+        let layout = &packed.layout;
+        if let Some(plain) = &packed.plain {
+            let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+            content.put(0, &mut plain[range]);
+            return self.change(layout, start, touched, |rows, out| {
+                pack::pack_rows(layout, out, rows, &plain, tensor.dequantize);
             });
+        }
+        let part = |number: usize| {
+            let (from, to) = (number * row_bytes, (number + 1) * row_bytes);
+            range.start.max(from)..range.end.min(to)
+        };
+        let whole = |number: usize| part(number).len() == row_bytes;
+        self.change(layout, start, touched, |rows, out| {
+            pack::pack(layout, out, rows, whole, |number, row| {
+                let part = part(number);
+                let within = part.start - number * row_bytes..part.end - number * row_bytes;
+                content.put(part.start - range.start, &mut row[within]);
+            });
+        });
+    }
+
+    /// Has `pack(rows, out)` change the panels of the rows in `touched`, piece by piece. Only copying waits for the device,
+    /// and has the device wait: packing may take long.
+    fn change(
+        &self,
+        layout: &WeightLayout,
+        start: usize,
+        touched: Range<usize>,
+        pack: impl Fn(Range<usize>, &mut [u8]),
+    ) {
+        let mut out = Vec::new();
+        for rows in pack::pieces(layout, touched) {
+            let area = pack::bytes_of(layout, &rows);
+            out.resize(area.len(), 0);
+            copy_out(&self.memory, start + area.start, &mut out);
+            pack(rows, &mut out);
+            self.put(start + area.start, &out);
+        }
+    }
+
+    fn put(&self, start: usize, bytes: &[u8]) {
+        copy_in(&self.memory, start, bytes.len(), |at, out| {
+            out.copy_from_slice(&bytes[at..at + out.len()]);
+        });
+    }
+
+    /// Packs all rows of a tensor. Panels are made from nothing, padding too.
+    fn pack_all(
+        &self,
+        layout: &WeightLayout,
+        start: usize,
+        rows: &[u8],
+        dequantize: Option<&dyn Dequantize>,
+    ) {
+        let mut out = Vec::new();
+        for touched in pack::pieces(layout, 0..layout.count() * layout.matrix.n()) {
+            let area = pack::bytes_of(layout, &touched);
+            out.clear();
+            out.resize(area.len(), 0);
+            pack::pack_rows(layout, &mut out, touched, rows, dequantize);
+            self.put(start + area.start, &out);
+        }
     }
 
     /// Writes all of a packed tensor: what a model's loading does.
@@ -226,25 +305,21 @@ impl HexBuffer {
             let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
             plain.copy_from_slice(bytes);
         }
-        let wanted = |layout: &WeightLayout| Wanted {
-            name: tensor.name,
-            dtype: tensor.dtype,
-            format: tensor.format,
-            ne: tensor.shape.ne,
-            source: bytes,
-            layout: pack::tag(layout),
+        let take = |layout: &WeightLayout| {
+            let wanted = Wanted {
+                name: tensor.name,
+                dtype: tensor.dtype,
+                format: tensor.format,
+                ne: tensor.shape.ne,
+                source: bytes,
+                layout: pack::tag(layout),
+            };
+            let put = |at: usize, piece: &[u8]| self.put(start + at, piece);
+            self.packs.take_pieces(&wanted, layout.bytes(), put)
         };
         let is_in_pack = |groups: &WeightLayout| self.packs.has(tensor.name, &pack::tag(groups));
         let groups = layout.groups().filter(is_in_pack);
-        let mut taken = None;
-        self.memory.write(start..start + layout.bytes(), |out| {
-            taken = groups.filter(|groups| self.packs.take(&wanted(groups), out, &mut []));
-            if taken.is_none() && !self.packs.take(&wanted(layout), out, &mut []) {
-                let rows = layout.count() * layout.matrix.n();
-                pack::pack_rows(layout, out, 0..rows, bytes, tensor.dequantize);
-            }
-        });
-        if let Some(layout) = taken {
+        if let Some(layout) = groups.filter(take) {
             self.replace(
                 start,
                 Packed {
@@ -253,6 +328,8 @@ impl HexBuffer {
                     ..*packed
                 },
             );
+        } else if !take(layout) {
+            self.pack_all(layout, start, bytes, tensor.dequantize);
         }
     }
 
@@ -268,10 +345,7 @@ impl HexBuffer {
         };
         if let Some(plain) = &packed.plain {
             let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
-            let rows = layout.count() * layout.matrix.n();
-            (self.memory).write(start..start + layout.bytes(), |out| {
-                pack::pack_rows(&layout, out, 0..rows, &plain, None);
-            });
+            self.pack_all(&layout, start, &plain, None);
         }
         self.replace(
             start,
@@ -305,8 +379,7 @@ impl HexBuffer {
         }
         if size < bytes {
             // Rows that are not written yet, and padding, are zero weights. A write of everything writes padding, too.
-            let area = start..start + layout.bytes();
-            self.memory.write(area, |out| out.fill(0));
+            copy_in(&self.memory, start, layout.bytes(), |_, out| out.fill(0));
         }
         let lossless = layout.form == Form::Lossless;
         let packed = Arc::new(Packed {
@@ -331,7 +404,7 @@ impl HexBuffer {
         if let Some((start, packed)) = self.around(tensor) {
             packed.read(&self.memory, start, first - start, out);
         } else {
-            (self.memory).read(first..first + out.len(), |bytes| out.copy_from_slice(bytes));
+            copy_out(&self.memory, first, out);
         }
     }
 
@@ -352,7 +425,7 @@ impl HexBuffer {
             }
             let mut plain = vec![0; held.bytes];
             held.read(&self.memory, *start, 0, &mut plain);
-            (self.memory).write(*start..end, |out| out.copy_from_slice(&plain));
+            self.put(*start, &plain);
             self.changes.fetch_add(1, Ordering::Relaxed);
             false
         });
@@ -362,7 +435,8 @@ impl HexBuffer {
     pub fn clear(&self, value: u8) {
         (self.packed.write().unwrap_or_else(PoisonError::into_inner)).clear();
         self.changes.fetch_add(1, Ordering::Relaxed);
-        self.memory
-            .write(0..self.memory.bytes(), |out| out.fill(value));
+        copy_in(&self.memory, 0, self.memory.bytes(), |_, out| {
+            out.fill(value)
+        });
     }
 }

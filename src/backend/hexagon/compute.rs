@@ -7,14 +7,14 @@ use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, TensorOp};
 
 use super::submission::{Step, Submission, span};
-use super::{Device, HexBuffer};
+use super::{Device, HexBuffer, factors};
 use crate::config::Repack;
 use crate::device::hexagon::Failed;
 use crate::error::{Error, Result};
-use crate::graph::{MAX_SOURCES, Node, Op, Operation, Place, Role, Tensor};
+use crate::graph::{MAX_SOURCES, Node, Op, Operation, Role, Tensor};
 use crate::plan::hexagon::cost;
 use crate::plan::hexagon::fuse::{fuse, fuse_product};
-use crate::plan::hexagon::{self as plan, Command, WeightLayout};
+use crate::plan::hexagon::{self as plan, Command};
 
 mod product;
 
@@ -64,6 +64,12 @@ impl Stream {
     #[must_use]
     pub fn device_name(&self) -> &str {
         self.device.name()
+    }
+
+    /// Nodes of the graph at hand.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.nodes
     }
 
     /// Forgets the commands of a graph that will not be computed.
@@ -202,17 +208,13 @@ impl Stream {
         dst: Home,
         src: [Home; MAX_SOURCES],
     ) -> Result<Operation<'a>> {
-        let mut operation = *operation;
+        let operation = self.device.with_places(operation);
         if self.device.repack() != Repack::Always {
             return Ok(operation);
         }
-        let factors = match (operation.op, &operation.src[0]) {
-            (Op::MulMat | Op::MulMatId, Some(src0)) if WeightLayout::new(src0).is_some() => 2,
-            _ => 0,
-        };
-        let others = operation.src.iter_mut().zip(src).skip(factors);
-        let others = others.filter_map(|(tensor, home)| Some((tensor.as_mut()?, home?)));
-        for (tensor, home) in others.chain(dst.map(|home| (&mut operation.dst, home))) {
+        let others = operation.src.iter().zip(src).skip(factors(&operation));
+        let others = others.filter_map(|(tensor, home)| Some((tensor.as_ref()?, home?)));
+        for (tensor, home) in others.chain(dst.map(|home| (&operation.dst, home))) {
             let range = span(tensor);
             if home.holds_packed(&range) {
                 // Commands so far may read it as it is, and may give what it will hold.
@@ -221,9 +223,6 @@ impl Stream {
                 self.last = None;
                 home.unpack(&range);
                 self.current.once = true;
-            }
-            if tensor.place == Place::Packed {
-                tensor.place = Place::Device;
             }
         }
         Ok(operation)

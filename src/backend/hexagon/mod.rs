@@ -1,8 +1,9 @@
 //! Joins plan and device for Hexagon: opens sessions, keeps buffers, turns graphs into submissions.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use hexagon_ops::{ffi, sim};
@@ -11,7 +12,7 @@ use crate::caps::{self, HexCaps};
 use crate::config::{Config, Repack, SimChip};
 use crate::device::hexagon::{Buffer, HexNpu, Serving, Settings};
 use crate::error::{Error, Result};
-use crate::graph::{Operation, Tensor};
+use crate::graph::{Op, Operation, Place, Tensor};
 use crate::packfile::Packs;
 use crate::plan::hexagon::{self as plan, WeightLayout};
 use crate::selftest;
@@ -32,6 +33,16 @@ mod trace;
 // SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address space of 3 GB.
 pub const MAX_BUFFER_BYTES: usize = 1 << 30;
 
+/// Longest list of names that are remembered so that a log line comes once.
+const MAX_TOLD: usize = 1000;
+
+/// Largest tensor that a session of so many addresses takes: vendor functions have lengths of 32 bits with a sign, and a
+/// third of the addresses is for what a command names beside it: activations, results.
+fn max_tensor_bytes(address_bytes: u64) -> usize {
+    let part = address_bytes / 3 * 2;
+    usize::try_from(part.min(u64::from(i32::MAX.unsigned_abs()))).unwrap_or(usize::MAX)
+}
+
 /// A device as ggml sees it.
 #[derive(Debug)]
 pub struct Device {
@@ -43,6 +54,9 @@ pub struct Device {
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
     shared: SharedBuffers,
+    /// Largest tensor that is taken, and the names of larger ones that a log line told of.
+    max_tensor_bytes: usize,
+    told: Mutex<BTreeSet<String>>,
 }
 
 /// The memory that a device shares with the CPU, as long as it is there.
@@ -195,6 +209,8 @@ impl Device {
             packs: OnceLock::new(),
             trace,
             shared: SharedBuffers::default(),
+            max_tensor_bytes: max_tensor_bytes(settings.address_bytes),
+            told: Mutex::default(),
         })
     }
 
@@ -248,8 +264,16 @@ impl Device {
     /// Whether the device computes an operation. Metadata only.
     #[must_use]
     pub fn supports(&self, operation: &Operation) -> bool {
+        let operands = operation.src.iter().flatten().chain([&operation.dst]);
+        if let Some(large) = operands
+            .into_iter()
+            .find(|tensor| self.packed_bytes(tensor) > self.max_tensor_bytes)
+        {
+            self.tell_of(large);
+            return false;
+        }
         let vtcm_bytes = self.npu.info().vtcm_bytes as usize;
-        let plan = plan::question(vtcm_bytes, operation);
+        let plan = plan::question(vtcm_bytes, &self.with_places(operation));
         if let Err(reason) = plan {
             let (op, name) = (operation.op.name(), operation.dst.name);
             log::trace!("{}: {op} {name} is left to others: {reason}", self.name);
@@ -257,9 +281,46 @@ impl Device {
         plan.is_ok()
     }
 
+    /// Says once of a tensor that it is too large.
+    fn tell_of(&self, tensor: &Tensor) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < MAX_TOLD && told.insert(tensor.name.to_owned()) {
+            log::warn!(
+                "{}: {} is left to the CPU: it takes {} bytes, and a buffer has at most {}",
+                self.name,
+                tensor.name,
+                self.packed_bytes(tensor),
+                self.max_tensor_bytes
+            );
+        }
+    }
+
+    /// The operation with its operands where they will be when it is computed: where everything is in buffers that pack
+    /// (`GGML_RUST_NPU_REPACK=always`), only factors of products are packed then, see [`Stream::push`].
+    fn with_places<'a>(&self, operation: &Operation<'a>) -> Operation<'a> {
+        let mut operation = *operation;
+        if self.repack != Repack::Always {
+            return operation;
+        }
+        let factors = factors(&operation);
+        let others = operation.src.iter_mut().skip(factors).flatten();
+        for tensor in others.chain([&mut operation.dst]) {
+            if tensor.place == Place::Packed {
+                tensor.place = Place::Device;
+            }
+        }
+        operation
+    }
+
     /// How often something happened that makes remembered submissions wrong.
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the largest tensor that is taken.
+    #[must_use]
+    pub fn max_tensor_bytes(&self) -> usize {
+        self.max_tensor_bytes
     }
 
     /// Bytes that a tensor takes in a buffer for weights: its own, or those of its packed form if that is larger.
@@ -268,5 +329,13 @@ impl Device {
         let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
         let packed = WeightLayout::new(tensor).filter(|_| tensor.shape.is_contiguous(tensor.dtype));
         packed.map_or(plain, |layout| layout.bytes().max(plain))
+    }
+}
+
+/// Sources of an operation that may be packed when it is computed: those of a product whose weights have a packed form.
+fn factors(operation: &Operation) -> usize {
+    match (operation.op, &operation.src[0]) {
+        (Op::MulMat | Op::MulMatId, Some(src0)) if WeightLayout::new(src0).is_some() => 2,
+        _ => 0,
     }
 }

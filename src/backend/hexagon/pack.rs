@@ -61,6 +61,25 @@ pub(super) fn bytes_of(layout: &WeightLayout, rows: &Range<usize>) -> Range<usiz
     panels.start * bytes..panels.end * bytes
 }
 
+/// Packed bytes that are made at a time: their tensor's buffer is not touched meanwhile, and the device may work.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// Cuts rows into parts whose panels have about [`PIECE_BYTES`]; no panel has rows of two parts.
+pub(super) fn pieces(layout: &WeightLayout, touched: Range<usize>) -> Vec<Range<usize>> {
+    let panels = panels_of(layout, &touched);
+    let count = (PIECE_BYTES / panel_of(layout.matrix).matrix_bytes()).max(1);
+    let starts = panels.clone().step_by(count);
+    let part = |first: usize| {
+        let last = (first + count).min(panels.end) - 1;
+        let (from, to) = (
+            panel_rows(layout, first).start,
+            panel_rows(layout, last).end,
+        );
+        from.max(touched.start)..to.min(touched.end)
+    };
+    starts.map(part).collect()
+}
+
 /// Packs the rows in `touched`; others keep what they are.
 ///
 /// - `packed`: the bytes that [`bytes_of`] says

@@ -161,6 +161,7 @@ impl Buffer {
     /// # Panics
     /// If `range` is not inside.
     pub fn read<T>(&self, range: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> T {
+        self.check(&range);
         (self.session).quietly(|quiet| read(self.memory.read(quiet, range)))
     }
 
@@ -185,7 +186,17 @@ impl Buffer {
     /// # Panics
     /// If `range` is not inside.
     pub fn write<T>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> T) -> T {
+        self.check(&range);
         (self.session).quietly(|quiet| self.memory.write(quiet, range, write))
+    }
+
+    /// Refuses a range before the session is locked: a panic with the lock held loses the device.
+    fn check(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.bytes(),
+            "bytes {range:?} of a buffer of {}",
+            self.bytes()
+        );
     }
 }
 

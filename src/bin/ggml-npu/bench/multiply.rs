@@ -164,8 +164,9 @@ impl<'a> Weights<'a> {
                 feeds_next: false,
             };
             let start = Instant::now();
+            stream.begin();
             stream.push(&mut node, homes, *graph)?;
-            stream.finish(0).map_err(|(_, error)| error)?;
+            stream.finish(0, 1).map_err(|(_, error)| error)?;
             Ok(start.elapsed())
         };
         for _ in 0..WARM_UP {

@@ -1,0 +1,509 @@
+//! Proves what the C border does: calls the functions of `include/npu.h` as `ggml-glue/` does, on the stand-in for a
+//! Hexagon NPU under strict coherence, and on that for a Rockchip NPU.
+#![expect(unsafe_code, reason = "calls what C calls")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use ggml_rust_npu::abi::*;
+use ggml_rust_npu::reference::{mul_mat, nmse};
+use half::f16;
+
+const HEX: usize = 1;
+const RK: usize = 0;
+
+thread_local! {
+    /// Has the next debug line of this thread panic: a fault at any place that logs.
+    static PANIC: Cell<bool> = const { Cell::new(false) };
+    /// Lines of this thread.
+    static LINES: Mutex<Vec<String>> = const { Mutex::new(Vec::new()) };
+}
+
+/// Takes the lines in place of the host program's function, which must not unwind.
+struct Lines;
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        let text = format!("{}: {}", record.level(), record.args());
+        LINES.with(|lines| lines.lock().unwrap().push(text));
+        if record.level() == log::Level::Debug && PANIC.replace(false) {
+            panic!("a fault of the test");
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// The lines of this thread since the last call that have a word in them.
+fn lines_with(word: &str) -> usize {
+    let lines = LINES.with(|lines| std::mem::take(&mut *lines.lock().unwrap()));
+    lines.iter().filter(|line| line.contains(word)).count()
+}
+
+/// One test at a time: what one does to the device's buffers has it look at the other's graphs again.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start() {
+    static STARTED: OnceLock<usize> = OnceLock::new();
+    let devices = *STARTED.get_or_init(|| {
+        log::set_logger(&Lines).unwrap();
+        for (name, value) in [
+            ("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75"),
+            ("GGML_RUST_NPU_SIM_COHERENCE", "strict"),
+            ("GGML_RUST_NPU_LOG", "debug"),
+        ] {
+            // SAFETY: all tests wait here, and none reads the environment before.
+            unsafe { std::env::set_var(name, value) };
+        }
+        // SAFETY: NULL is allowed.
+        unsafe { npu_start(null()) }
+    });
+    assert_eq!(devices, 2);
+}
+
+/// A buffer of a device; freed at its end.
+struct Buffer(*mut NpuBuffer);
+
+impl Buffer {
+    fn new(device: usize, bytes: usize, shared: bool) -> Self {
+        start();
+        let buffer = npu_buffer_new(device, bytes, shared);
+        assert!(!buffer.is_null());
+        Self(buffer)
+    }
+
+    fn at(&self, offset: usize) -> *mut c_void {
+        // SAFETY: alive.
+        unsafe { npu_buffer_base(self.0) }.wrapping_byte_add(offset)
+    }
+
+    fn set(&self, tensor: &NpuTensor, bytes: &[u8]) -> u32 {
+        self.set_at(tensor, bytes, 0)
+    }
+
+    fn set_at(&self, tensor: &NpuTensor, bytes: &[u8], offset: usize) -> u32 {
+        let data = bytes.as_ptr().cast();
+        // SAFETY: alive and of that size.
+        unsafe { npu_buffer_set(self.0, tensor, data, offset, bytes.len()) }
+    }
+
+    fn get(&self, tensor: &NpuTensor, bytes: usize, offset: usize) -> (u32, Vec<u8>) {
+        let mut out = vec![1; bytes];
+        let data = out.as_mut_ptr().cast();
+        // SAFETY: alive and of that size.
+        let status = unsafe { npu_buffer_get(self.0, tensor, data, offset, bytes) };
+        (status, out)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: from `npu_buffer_new`, and not used after this.
+        unsafe { npu_buffer_free(self.0) };
+    }
+}
+
+struct Stream(*mut NpuBackend);
+
+impl Stream {
+    fn new(device: usize) -> Self {
+        start();
+        Self(npu_backend_new(device))
+    }
+
+    fn compute(&self, uid: u64, nodes: &[NpuNode]) -> u32 {
+        // SAFETY: alive, and so is all that the nodes point to.
+        unsafe { npu_backend_compute(self.0, uid, nodes.as_ptr(), nodes.len()) }
+    }
+
+    fn replay(&self, uid: u64) -> Option<u32> {
+        let mut status = 99;
+        // SAFETY: alive, and so is all that the graph's nodes pointed to.
+        unsafe { npu_backend_replay(self.0, uid, &raw mut status) }.then_some(status)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: from `npu_backend_new`, and not used after this.
+        unsafe { npu_backend_free(self.0) };
+    }
+}
+
+fn none() -> NpuTensor {
+    // SAFETY: numbers, NULL pointers, and no function: the tensor that is not there.
+    unsafe { std::mem::zeroed() }
+}
+
+fn tensor(
+    name: &'static CStr,
+    f16: bool,
+    ne: [i64; 4],
+    place: u32,
+    role: u32,
+    buffer: &Buffer,
+    offset: usize,
+) -> NpuTensor {
+    let bytes: u32 = if f16 { 2 } else { 4 };
+    let mut nb = [u64::from(bytes); 4];
+    for dim in 1..4 {
+        nb[dim] = nb[dim - 1] * ne[dim - 1].unsigned_abs();
+    }
+    let mut tensor = none();
+    tensor.dtype = if f16 { NPU_DTYPE_F16 } else { NPU_DTYPE_F32 };
+    (tensor.place, tensor.role) = (place, role);
+    (tensor.block_elems, tensor.block_bytes) = (1, bytes);
+    (tensor.ne, tensor.nb) = (ne, nb);
+    (tensor.data, tensor.buffer) = (buffer.at(offset), buffer.0);
+    tensor.name = name.as_ptr();
+    tensor
+}
+
+fn node(op: &'static CStr, dst: NpuTensor, src: &[NpuTensor]) -> NpuNode {
+    let mut node = NpuNode {
+        op: op.as_ptr(),
+        op_params: [0; NPU_OP_PARAMS],
+        dst,
+        src: [none(); NPU_MAX_SRC],
+        feeds_next: false,
+    };
+    node.src[..src.len()].copy_from_slice(src);
+    node
+}
+
+const K: usize = 64;
+const N: usize = 40;
+const M: usize = 3;
+
+fn floats(count: usize, seed: u32) -> Vec<f32> {
+    let number = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 20) as u16;
+    let values = (0..u32::try_from(count).unwrap()).map(|i| f32::from(number(i)) / 2048.0 - 1.0);
+    values.collect()
+}
+
+/// A product of weights in a packed buffer with activations in a shared one, all of them at odd offsets.
+struct Product {
+    weights: Buffer,
+    memory: Buffer,
+    w: NpuTensor,
+    act: NpuTensor,
+    node: NpuNode,
+    want: Vec<f64>,
+}
+
+const AT: usize = 256;
+
+impl Product {
+    fn new() -> Self {
+        let weights = Buffer::new(HEX, 2 * AT + K * N * 2 + 8192, false);
+        let memory = Buffer::new(HEX, AT + (K + N) * M * 4, true);
+        let [k, n, m] = [K, N, M].map(|size| i64::try_from(size).unwrap());
+        let w = tensor(
+            c"w",
+            true,
+            [k, n, 1, 1],
+            NPU_PLACE_PACKED,
+            NPU_ROLE_WEIGHTS,
+            &weights,
+            AT,
+        );
+        let act = tensor(
+            c"act",
+            false,
+            [k, m, 1, 1],
+            NPU_PLACE_DEVICE,
+            NPU_ROLE_STATE,
+            &memory,
+            AT,
+        );
+        let dst = tensor(
+            c"dst",
+            false,
+            [n, m, 1, 1],
+            NPU_PLACE_DEVICE,
+            NPU_ROLE_RESULT,
+            &memory,
+            AT + K * M * 4,
+        );
+        let values: Vec<f16> = floats(K * N, 1).into_iter().map(f16::from_f32).collect();
+        assert_eq!(
+            weights.set(&w, bytemuck::cast_slice(&values)),
+            NPU_STATUS_OK
+        );
+        let values: Vec<f32> = values.into_iter().map(f16::to_f32).collect();
+        let x = floats(K * M, 2);
+        assert_eq!(memory.set(&act, bytemuck::cast_slice(&x)), NPU_STATUS_OK);
+        Self {
+            want: mul_mat(&x, &values, K),
+            node: node(c"MUL_MAT", dst, &[w, act]),
+            weights,
+            memory,
+            w,
+            act,
+        }
+    }
+
+    /// Fills the result with something else.
+    fn spoil(&self) {
+        let status = self.memory.set(&self.node.dst, &[0x33; N * M * 4]);
+        assert_eq!(status, NPU_STATUS_OK);
+    }
+
+    fn check(&self) {
+        let (status, bytes) = self.memory.get(&self.node.dst, N * M * 4, 0);
+        assert_eq!(status, NPU_STATUS_OK);
+        let words = bytes.as_chunks().0.iter();
+        let have: Vec<f32> = words.map(|word| f32::from_le_bytes(*word)).collect();
+        let error = nmse(&have, &self.want);
+        // Factors in FP16, sums in FP32.
+        assert!(error <= 1e-6, "{error:.2e}");
+    }
+}
+
+#[test]
+fn a_product_is_computed_and_computed_again_where_its_tensors_are() {
+    let _turn = turn();
+    let product = Product::new();
+    assert!(
+        // SAFETY: a node with all it points to.
+        unsafe { npu_supports_op(HEX, &product.node) }
+    );
+    let stream = Stream::new(HEX);
+    assert_eq!(stream.replay(5), None);
+    for round in 0..3 {
+        product.spoil();
+        let status = match round {
+            0 => stream.compute(5, &[product.node]),
+            _ => stream.replay(5).unwrap(),
+        };
+        assert_eq!(status, NPU_STATUS_OK);
+        product.check();
+    }
+}
+
+#[test]
+fn a_graph_without_a_number_is_never_computed_again_without_its_nodes() {
+    let _turn = turn();
+    let product = Product::new();
+    let stream = Stream::new(HEX);
+    assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_OK);
+    assert_eq!(stream.replay(0), None);
+}
+
+/// The stream's lock stayed poisoned, which reset it with each node: later graphs were successes that computed nothing.
+#[test]
+fn a_stream_that_failed_inside_says_so_until_it_is_made_again() {
+    let _turn = turn();
+    let product = Product::new();
+    let stream = Stream::new(HEX);
+    assert_eq!(stream.compute(5, &[product.node]), NPU_STATUS_OK);
+    product.spoil();
+    PANIC.set(true);
+    assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_FAILED);
+    assert!(!PANIC.get(), "no debug line while a graph is computed");
+    assert_eq!(
+        lines_with("internal error in npu_backend_compute: a fault of the test"),
+        1
+    );
+    for _ in 0..3 {
+        assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_FAILED);
+        assert_eq!(stream.replay(5), Some(NPU_STATUS_FAILED));
+        assert_eq!(lines_with("out of use"), 2);
+    }
+    drop(stream);
+    assert_eq!(Stream::new(HEX).compute(0, &[product.node]), NPU_STATUS_OK);
+    product.check();
+}
+
+/// The nodes before it stayed in the stream, and were computed with the next graph.
+#[test]
+fn a_graph_with_a_node_that_is_refused_leaves_nothing_for_the_next_one() {
+    let _turn = turn();
+    let (product, other) = (Product::new(), Product::new());
+    let stream = Stream::new(HEX);
+    let unknown = node(c"NO_SUCH_OP", other.node.dst, &[]);
+    other.spoil();
+    assert_eq!(stream.compute(0, &[other.node, unknown]), NPU_STATUS_FAILED);
+    assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_OK);
+    product.check();
+    let (_, bytes) = other.memory.get(&other.node.dst, N * M * 4, 0);
+    assert_eq!(bytes, [0x33; N * M * 4]);
+}
+
+/// Panics while bytes were written or read were successes.
+#[test]
+fn a_write_or_read_that_fails_inside_is_reported_and_no_graph_uses_the_buffer() {
+    let _turn = turn();
+    for (device, packed) in [(HEX, true), (HEX, false), (RK, true)] {
+        let buffer = Buffer::new(device, 8192, device == HEX && !packed);
+        let place = if packed {
+            NPU_PLACE_PACKED
+        } else {
+            NPU_PLACE_DEVICE
+        };
+        let end = tensor(
+            c"end",
+            false,
+            [64, 1, 1, 1],
+            place,
+            NPU_ROLE_STATE,
+            &buffer,
+            7936,
+        );
+        assert_eq!(buffer.set(&end, &[7; 256]), NPU_STATUS_OK);
+        assert_eq!(buffer.set_at(&end, &[8; 256], 1 << 20), NPU_STATUS_FAILED);
+        assert_eq!(
+            lines_with("internal error in npu_buffer_set"),
+            1,
+            "{device}"
+        );
+        let (status, bytes) = buffer.get(&end, 256, 1 << 20);
+        assert_eq!((status, bytes), (NPU_STATUS_FAILED, vec![0xff; 256]));
+        assert_eq!(
+            lines_with("internal error in npu_buffer_get"),
+            1,
+            "{device}"
+        );
+        let (status, bytes) = buffer.get(&end, 256, 0);
+        assert_eq!((status, bytes), (NPU_STATUS_OK, vec![7; 256]));
+    }
+    let product = Product::new();
+    let stream = Stream::new(HEX);
+    assert_eq!(stream.compute(5, &[product.node]), NPU_STATUS_OK);
+    assert_eq!(
+        product.weights.set_at(&product.w, &[0; 8], 1 << 20),
+        NPU_STATUS_FAILED
+    );
+    assert_eq!(stream.replay(5), None, "its nodes are looked at");
+    lines_with("");
+    assert_eq!(stream.compute(5, &[product.node]), NPU_STATUS_FAILED);
+    assert_eq!(
+        lines_with("w is in a buffer that an internal error left unfinished"),
+        1
+    );
+    // The device goes on, and so does the buffer when all of it has been written.
+    let other = Product::new();
+    assert_eq!(stream.compute(0, &[other.node]), NPU_STATUS_OK);
+    other.check();
+    // SAFETY: alive.
+    unsafe { npu_buffer_clear(product.weights.0, 0) };
+    let values: Vec<f16> = floats(K * N, 1).into_iter().map(f16::from_f32).collect();
+    assert_eq!(
+        product
+            .weights
+            .set(&product.w, bytemuck::cast_slice(&values)),
+        NPU_STATUS_OK
+    );
+    assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_OK);
+    product.check();
+}
+
+#[test]
+fn a_tensor_outside_of_its_buffer_is_refused() {
+    let _turn = turn();
+    let product = Product::new();
+    let stream = Stream::new(HEX);
+    for distance in [-1, 1] {
+        let mut node = product.node;
+        let size = isize::try_from(AT + (K + N) * M * 4).unwrap();
+        node.dst.data = node.dst.data.wrapping_byte_offset(distance * size);
+        assert_eq!(stream.compute(0, &[node]), NPU_STATUS_FAILED);
+        assert_eq!(lines_with("dst is not inside its buffer"), 1);
+    }
+    assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_OK);
+    product.check();
+}
+
+#[test]
+fn a_tensor_with_a_negative_dimension_is_neither_written_nor_read() {
+    let _turn = turn();
+    let product = Product::new();
+    let mut bad = product.act;
+    bad.ne[2] = -1;
+    assert_eq!(product.memory.set(&bad, &[0; 64]), NPU_STATUS_FAILED);
+    assert_eq!(
+        product.memory.get(&bad, 4, 0),
+        (NPU_STATUS_FAILED, vec![0xff; 4])
+    );
+    assert_eq!(Stream::new(HEX).compute(0, &[product.node]), NPU_STATUS_OK);
+    product.check();
+}
+
+#[test]
+fn what_is_null_is_refused() {
+    let _turn = turn();
+    start();
+    let mut status = 99;
+    // SAFETY: NULL is checked.
+    let computed = unsafe { npu_backend_compute(null(), 1, null(), 0) };
+    // SAFETY: NULL is checked.
+    let set = unsafe { npu_buffer_set(null(), null(), null(), 0, 0) };
+    // SAFETY: NULL is checked.
+    let filled = unsafe { npu_buffer_fill(null(), null(), 0, 0, 0) };
+    assert_eq!([computed, set, filled], [NPU_STATUS_FAILED; 3]);
+    let mut out = [1u8; 4];
+    // SAFETY: NULL is checked.
+    let got = unsafe { npu_buffer_get(null(), null(), out.as_mut_ptr().cast(), 0, 4) };
+    assert_eq!((got, out), (NPU_STATUS_FAILED, [0xff; 4]));
+    // SAFETY: NULL is checked.
+    let replayed = unsafe { npu_backend_replay(null(), 1, &raw mut status) };
+    assert!(!replayed && status == 99);
+    assert!(npu_buffer_new(9, 64, false).is_null() && npu_backend_new(9).is_null());
+    let name: *const c_char = npu_device_name(9);
+    // SAFETY: a constant.
+    assert_eq!(unsafe { CStr::from_ptr(name) }, c"");
+    // SAFETY: NULL is checked.
+    unsafe { npu_buffer_free(null_mut()) };
+    // SAFETY: NULL is checked.
+    unsafe { npu_backend_free(null_mut()) };
+}
+
+/// A weight that no buffer takes is left to the CPU, and a line says so once, however often ggml asks.
+#[test]
+fn a_weight_over_the_largest_buffer_is_told_of_once() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 8192, true);
+    let weights = Buffer::new(HEX, 8192, false);
+    let tensor = |name, f16, ne, place, role, buffer| tensor(name, f16, ne, place, role, buffer, 0);
+    let w = tensor(
+        c"output.weight",
+        true,
+        [12288, 256_000, 1, 1],
+        NPU_PLACE_PACKED,
+        NPU_ROLE_WEIGHTS,
+        &weights,
+    );
+    let act = tensor(
+        c"x",
+        false,
+        [12288, 1, 1, 1],
+        NPU_PLACE_DEVICE,
+        NPU_ROLE_STATE,
+        &memory,
+    );
+    let dst = tensor(
+        c"logits",
+        false,
+        [256_000, 1, 1, 1],
+        NPU_PLACE_DEVICE,
+        NPU_ROLE_RESULT,
+        &memory,
+    );
+    let node = node(c"MUL_MAT", dst, &[w, act]);
+    lines_with("");
+    for _ in 0..3 {
+        // SAFETY: a node with all it points to; only metadata is read.
+        assert!(!unsafe { npu_supports_op(HEX, &node) });
+    }
+    assert_eq!(lines_with("output.weight is left to the CPU"), 1);
+}
