@@ -81,8 +81,9 @@ void HAP_debug_v2(int level, const char *file, int line, const char *format,
   va_end(args);
 }
 
-int HAP_mem_available_stack(void) {
-  return (int)((uint8_t *)__builtin_frame_address(0) - this_thread()->stack);
+uint64_t HAP_mem_available_stack(void) {
+  uint8_t *here = __builtin_frame_address(0);
+  return (uint32_t)(here - this_thread()->stack);
 }
 
 int compute_resource_query_VTCM(uint32_t, uint32_t *, void *, uint32_t *,

@@ -301,6 +301,8 @@ int process_call(struct process *process, uint64_t handle, uint32_t scalars,
     enqueue(process, call);
     // The call that serves, the long one, is the one that returns no data.
     int serves = handle != 0 && scalars_outputs(scalars) == 0;
+    if (serves && rules.no_ieee && strstr(process->library, "_v73.so"))
+      kill(process->pid, SIGILL);
     int may = serves && (rules.restarts > 0 || rules.interrupts > 0);
     int signal = wait_call(process, call, may);
     int restart = signal && rule_take(&rules.restarts);
