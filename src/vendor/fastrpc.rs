@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hexagon_ops::ffi::{
-    self, Api, DspCapability, Handle, RemoteArg, ReserveNewSession, Scalars, UnsignedModule, code,
+    self, Api, DspCapability, Handle, RemoteArg, ReserveNewSession, Scalars, ThreadParams,
+    UnsignedModule, code,
 };
 use hexagon_ops::sim;
 use hexagon_ops::wire::{self, Info, Serve, Start};
@@ -123,13 +124,14 @@ impl FastRpc {
 
     /// Reserves session `number` (from 1) beside the default one; returns its effective domain and its own number.
     fn reserve(&self, number: u32) -> Result<(c_int, u32)> {
-        let name = format!("ggml-rust-npu-{number}");
+        // A number has no NUL. The library copies up to the NUL, whatever the length is, and one byte less than the length.
+        let name = CString::new(format!("ggml-rust-npu-{number}")).unwrap_or_default();
         let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let mut request = ReserveNewSession {
             domain_name: ffi::CDSP_DOMAIN_NAME.as_ptr(),
             domain_name_len: length(ffi::CDSP_DOMAIN_NAME.count_bytes()),
-            session_name: name.as_ptr().cast(),
-            session_name_len: length(name.len()),
+            session_name: name.as_ptr(),
+            session_name_len: length(name.count_bytes() + 1),
             effective_domain_id: 0,
             session_id: 0,
         };
@@ -146,6 +148,28 @@ impl FastRpc {
         })?;
         let domain = c_int::try_from(request.effective_domain_id).unwrap_or(c_int::MAX);
         Ok((domain, request.session_id))
+    }
+
+    /// Asks for threads with a stack that our library fits on. Libraries that refuse the request may give more than they need
+    /// by default: the DSP's library looks at what it got, and refuses to start on too little.
+    fn ask_for_stack(&self, domain: c_int) {
+        let mut request = ThreadParams {
+            domain,
+            prio: -1,
+            stack_size: wire::STACK_BYTES.cast_signed(),
+        };
+        // SAFETY: the request is the one that takes this struct, and its size is given.
+        let code = unsafe {
+            (self.api.remote_session_control)(
+                ffi::FASTRPC_THREAD_PARAMS,
+                (&raw mut request).cast(),
+                size::<ThreadParams>(),
+            )
+        };
+        let what = || format!("stacks of {} bytes", wire::STACK_BYTES);
+        if let Err(error) = check("remote_session_control", code, what) {
+            log::warn!("{error}; going on with the default");
+        }
     }
 
     /// Makes what the CPU wrote visible to the DSP (`clean`), or makes the CPU read anew what the DSP may have written.
@@ -189,6 +213,7 @@ impl Connection {
             0 => (ffi::CDSP_DOMAIN_ID, 0),
             number => rpc.reserve(number)?,
         };
+        rpc.ask_for_stack(domain);
         let mut request = UnsignedModule { domain, enable: 1 };
         // SAFETY: the request is the one that takes this struct, and its size is given.
         let code = unsafe {
@@ -229,7 +254,7 @@ impl Connection {
         let start = Start {
             version: wire::VERSION,
             fd: ring.fd(),
-            bytes: u32::try_from(ring.bytes()).unwrap_or(u32::MAX),
+            bytes: u32::try_from(ring.mapped_bytes()).unwrap_or(u32::MAX),
             threads: 0,
         };
         let mut info: Info = bytemuck::Zeroable::zeroed();
@@ -269,13 +294,20 @@ impl Connection {
         let code = unsafe {
             (self.rpc.api.remote_handle64_invoke)(self.handle, scalars.0, args.as_mut_ptr())
         };
-        check("remote_handle64_invoke", code, || {
-            match method {
-                wire::METHOD_START => "the start of the DSP's library",
-                _ => "the serving call",
-            }
-            .into()
-        })
+        let call = "remote_handle64_invoke";
+        let what = match method {
+            wire::METHOD_START => "the start of the DSP's library",
+            _ => "the serving call",
+        };
+        let ours = [code, code.wrapping_sub(code::dsp(0))];
+        match ours.into_iter().find_map(wire::describe_error) {
+            Some(reason) => Err(Error::FastRpc {
+                call,
+                reason: format!("{reason} ({code:#x})"),
+                what: what.into(),
+            }),
+            None => check(call, code, || what.into()),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ PROMPT = "Once upon a time, in a small village by the sea,"
 TOKENS = 32
 
 # What keeps the device from starting, and what the one error line says then.
-START_FAULTS = {"remote_handle64_open:1=0x80000406": "AEE_EUNABLETOLOAD", "remote_session_control:1=20": "unsigned",
+START_FAULTS = {"remote_handle64_open:1=0x80000406": "AEE_EUNABLETOLOAD", "remote_session_control:2=20": "unsigned",
                 "rpcmem_alloc:1=-1,rpcmem_alloc2:1=-1": "rpcmem_alloc", "remote_handle64_invoke:1=0x8000040e": "start",
                 "dsp:1=corrupt": "the DSP failed", "dsp:1=hang": "has not answered", "dsp:1=lost": "AEE_E"}
 # What happens in the middle of computing: the self-test has 6 submissions, each token one.

@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use ggml_rust_npu::backend::hexagon::Options;
+use ggml_rust_npu::device::hexagon::{HexNpu, Serving, Settings};
 use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::graph::Place;
 use ggml_rust_npu::reference;
+use ggml_rust_npu::vendor::fastrpc::FastRpc;
 use hexagon_ops::sim::parse_faults;
 
 use super::common::*;
@@ -84,8 +86,10 @@ fn a_lost_hanging_or_raving_dsp_is_an_error_within_its_time() {
 fn a_start_that_fails_names_the_call() {
     for (faults, call) in [
         ("remote_handle64_open:1=0x80000406", "remote_handle64_open"),
-        ("remote_session_control:1=20", "remote_session_control"),
+        ("remote_session_control:2=20", "remote_session_control"),
+        // MAP_FAILED, and null.
         ("rpcmem_alloc:1=-1,rpcmem_alloc2:1=-1", "rpcmem_alloc"),
+        ("rpcmem_alloc:1=2,rpcmem_alloc2:1=2", "rpcmem_alloc"),
         ("fastrpc_mmap:1=1", "fastrpc_mmap"),
         (
             "remote_handle64_invoke:1=0x8000040e",
@@ -143,4 +147,34 @@ fn one_lost_device_leaves_the_others_alone() {
     let mut bytes = vec![0; w.bytes.len()];
     bad.read(&w.tensor(0, Place::Packed), 0, &mut bytes);
     assert_eq!(bytes, w.bytes);
+}
+
+#[test]
+fn a_refused_request_for_stack_is_named_by_the_dsp() {
+    let text = start("remote_session_control:1=20")
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("too small a stack"), "{text}");
+}
+
+#[test]
+fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
+    let rpc = FastRpc::simulate(strict(75)).unwrap();
+    let caps = ggml_rust_npu::caps::hexagon_by_arch(75).unwrap();
+    let settings = Settings {
+        session: 0,
+        timeout: TIMEOUT,
+        address_bytes: caps.address_bytes,
+        serving: Serving::Thread,
+    };
+    let npu = HexNpu::open(&"HEX0".into(), &rpc, caps, settings).unwrap();
+    let buffer = npu.allocate(1000).unwrap();
+    // The buffer is the last owner of the session.
+    drop(npu);
+    drop(buffer);
+    let machine = rpc.stand_in().unwrap();
+    let calls = ["fastrpc_mmap", "fastrpc_munmap"].map(|symbol| machine.calls(symbol));
+    assert_eq!(calls, [2, 2]);
+    assert_eq!(machine.refusals("fastrpc_munmap"), 0);
+    assert_eq!(machine.live(), hexagon_ops::sim::Live::default());
 }

@@ -32,7 +32,7 @@ fn weights_beyond_the_address_space_take_turns() {
     sim.address_bytes = 200 * KIB;
     let device = small_device(sim, options);
     let mut numbers = Numbers::new(20);
-    // 68 KiB each with the padding of pages.
+    // 72 KiB each with the padding of pages and a guard page.
     let layers: Vec<_> = (0..6)
         .map(|_| Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]))
         .collect();
@@ -66,9 +66,10 @@ fn a_buffer_larger_than_the_address_space_is_refused() {
         ..OPTIONS
     };
     let device = small_device(strict(75), options);
-    let error = HexBuffer::new(&device, 65 * 1024, false).unwrap_err();
+    // With its guard page.
+    let error = HexBuffer::new(&device, 60 * 1024 + 1, false).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    HexBuffer::new(&device, 64 * 1024, false).unwrap();
+    HexBuffer::new(&device, 60 * 1024, false).unwrap();
 }
 
 #[test]

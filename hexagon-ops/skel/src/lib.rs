@@ -10,7 +10,11 @@
 //! FastRPC calls on threads of its own; only close may come while another call runs. VTCM and the matrix unit belong to
 //! the session only while it serves, so that several sessions and other programs can take turns.
 //!
-//! A call needs about 32 KiB of stack: hosts ask for 64 KiB (FASTRPC_THREAD_PARAMS).
+//! Calls need more stack than the 16 KiB that FastRPC's threads have by default: hosts ask for `wire::STACK_BYTES`
+//! (FASTRPC_THREAD_PARAMS), and START refuses a thread with less than `wire::STACK_NEEDED_BYTES`.
+//!
+//! Closing the last handle of a process ends the process without calling method 1: what close gives back, the system takes
+//! back by itself.
 //!
 //! SOURCE: qualcomm/fastrpc inc/remote.h (entry, scalars), src/mod_table.c (open: two buffers in, one handle out; close:
 //! one handle in). Not run on a device.

@@ -24,7 +24,10 @@ fn entered(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
 
 /// Runs the body of a C function that returns a code.
 fn guarded(slot: usize, symbol: &str, body: impl FnOnce(&State) -> Result<(), c_int>) -> c_int {
-    let run = || entered(slot, symbol).and_then(|state| body(&state));
+    let run = || {
+        let state = entered(slot, symbol)?;
+        body(&state).inspect_err(|_| state.injector.refuse(symbol))
+    };
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(())) => code::SUCCESS,
         Ok(Err(code)) => code,
@@ -32,7 +35,9 @@ fn guarded(slot: usize, symbol: &str, body: impl FnOnce(&State) -> Result<(), c_
     }
 }
 
-/// Allocates; null on failure.
+/// Allocates; null on failure, or `MAP_FAILED` if a fault with the code -1 asks for it.
+///
+/// SOURCE: qualcomm/fastrpc src/rpcmem_linux.c compares the result of `mmap` with null only.
 fn allocate(slot: usize, symbol: &str, bytes: usize) -> *mut c_void {
     let run = || {
         let state = entered(slot, symbol)?;
@@ -40,6 +45,7 @@ fn allocate(slot: usize, symbol: &str, bytes: usize) -> *mut c_void {
     };
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(address)) => address,
+        Ok(Err(-1)) => libc::MAP_FAILED,
         _ => std::ptr::null_mut(),
     }
 }
@@ -178,10 +184,10 @@ unsafe extern "C" fn fastrpc_munmap<const SLOT: usize>(
     domain: c_int,
     fd: c_int,
     _address: *mut c_void,
-    _bytes: usize,
+    bytes: usize,
 ) -> c_int {
     guarded(SLOT, "fastrpc_munmap", |state| {
-        state.sessions.retract(domain, fd)
+        state.sessions.retract(domain, fd, bytes)
     })
 }
 

@@ -54,6 +54,22 @@ unsafe fn check_domain(name: *const c_char, bytes: u32) -> Result<(), c_int> {
     }
 }
 
+/// Refuses a name without a NUL among its bytes: the library copies names up to their NUL, whatever their length is.
+///
+/// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`FASTRPC_RESERVE_NEW_SESSION`: `strlcpy`).
+///
+/// # Safety
+/// - `name` points at `bytes` bytes.
+unsafe fn check_terminated(name: *const c_char, bytes: u32) -> Result<(), c_int> {
+    // SAFETY: as many bytes by the caller's promise.
+    let name = unsafe { std::slice::from_raw_parts(name.cast::<u8>(), bytes as usize) };
+    if name.contains(&0) {
+        return Ok(());
+    }
+    vendor_error!("the session's name has no NUL among its {bytes} bytes");
+    Err(code::EBADPARM)
+}
+
 /// `remote_session_control`.
 ///
 /// # Safety
@@ -75,8 +91,10 @@ pub(super) unsafe fn session(
             // SAFETY: passed on to the caller.
             let params: ThreadParams = unsafe { read(data, bytes) }?;
             // SOURCE: qualcomm/fastrpc inc/remote.h: priorities are 1 to 255, -1 is the default.
-            let known = params.prio == -1 || (1..=255).contains(&params.prio);
-            known.then_some(()).ok_or(code::EBADPARM)
+            if params.prio != -1 && !(1..=255).contains(&params.prio) {
+                return Err(code::EBADPARM);
+            }
+            state.sessions.set_stack(params.domain, params.stack_size)
         }
         FASTRPC_SESSION_CLOSE => {
             // SAFETY: passed on to the caller.
@@ -89,6 +107,8 @@ pub(super) unsafe fn session(
             if new.session_name.is_null() || new.session_name_len == 0 {
                 return Err(code::EBADPARM);
             }
+            // SAFETY: passed on to the caller.
+            unsafe { check_terminated(new.session_name, new.session_name_len) }?;
             // SAFETY: passed on to the caller.
             unsafe { check_domain(new.domain_name, new.domain_name_len) }?;
             (new.effective_domain_id, new.session_id) = state.sessions.reserve()?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::fault::{Injector, Trouble};
-use super::memory::Allocation;
+use super::memory::{Allocation, is_whole_pages};
 use super::session::Process;
 use super::{State, lock, vendor_error};
 use crate::ffi::code;
@@ -118,7 +118,7 @@ impl Platform for Dsp {
             vendor_error!("HAP_mmap: fd {fd} was not announced by fastrpc_mmap");
             return Err(MAP_REFUSED);
         };
-        if bytes > announced.bytes {
+        if !is_whole_pages(bytes) || bytes > announced.bytes {
             vendor_error!(
                 "HAP_mmap: {bytes} bytes of fd {fd}, which has {}",
                 announced.bytes
@@ -164,7 +164,8 @@ impl Platform for Dsp {
     fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared> {
         let inside = self.process.inside();
         let announced = inside.announced.get(&fd);
-        let Some(announced) = announced.filter(|announced| bytes <= announced.bytes) else {
+        let Some(announced) = announced.filter(|it| is_whole_pages(bytes) && bytes <= it.bytes)
+        else {
             vendor_error!("HAP_mmap: {bytes} bytes of fd {fd} were not announced by fastrpc_mmap");
             return None;
         };

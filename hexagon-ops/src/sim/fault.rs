@@ -9,7 +9,7 @@
 //! ```
 //!
 //! `function` is a vendor symbol, `nth` counts from 1 in each machine, `+` means from that call on, `code` is a return code,
-//! decimal or hexadecimal, not 0; functions that return a pointer return null whatever the code. `dsp` counts
+//! decimal or hexadecimal, not 0; functions that return a pointer return `MAP_FAILED` for -1, else null. `dsp` counts
 //! submissions; see [`Trouble`].
 
 use std::ffi::c_int;
@@ -170,6 +170,7 @@ fn parse_code(text: &str) -> Result<c_int, &'static str> {
 pub(super) struct Injector {
     faults: Vec<Fault>,
     calls: [AtomicU64; SYMBOLS.len()],
+    refusals: [AtomicU64; SYMBOLS.len()],
     submissions: AtomicU64,
 }
 
@@ -178,6 +179,7 @@ impl Injector {
         Self {
             faults,
             calls: [const { AtomicU64::new(0) }; SYMBOLS.len()],
+            refusals: [const { AtomicU64::new(0) }; SYMBOLS.len()],
             submissions: AtomicU64::new(0),
         }
     }
@@ -187,7 +189,7 @@ impl Injector {
     /// # Errors
     /// The code to return, if this call shall fail.
     pub(super) fn call(&self, symbol: &str) -> Result<(), c_int> {
-        let Some(counter) = self.counter(symbol) else {
+        let Some(counter) = counter(&self.calls, symbol) else {
             return Ok(());
         };
         let call = counter.fetch_add(1, Ordering::Relaxed) + 1;
@@ -222,12 +224,23 @@ impl Injector {
     }
 
     pub(super) fn calls(&self, symbol: &str) -> u64 {
-        self.counter(symbol)
-            .map_or(0, |counter| counter.load(Ordering::Relaxed))
+        counter(&self.calls, symbol).map_or(0, |counter| counter.load(Ordering::Relaxed))
     }
 
-    fn counter(&self, symbol: &str) -> Option<&AtomicU64> {
-        let index = SYMBOLS.iter().position(|known| *known == symbol)?;
-        self.calls.get(index)
+    /// Counts a call that broke a rule.
+    pub(super) fn refuse(&self, symbol: &str) {
+        if let Some(counter) = counter(&self.refusals, symbol) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
     }
+
+    pub(super) fn refusals(&self, symbol: &str) -> u64 {
+        counter(&self.refusals, symbol).map_or(0, |counter| counter.load(Ordering::Relaxed))
+    }
+}
+
+/// The counter of a function.
+fn counter<'a>(counters: &'a [AtomicU64], symbol: &str) -> Option<&'a AtomicU64> {
+    let index = SYMBOLS.iter().position(|known| *known == symbol)?;
+    counters.get(index)
 }

@@ -32,7 +32,15 @@ use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
 
 /// Granularity of mappings on the DSP.
-const PAGE_BYTES: usize = 4096;
+pub(super) const PAGE_BYTES: usize = 4096;
+
+/// Whether something is as long as a mapping can be: whole pages, below 2 GiB.
+///
+/// SOURCE: qualcomm/fastrpc inc/remote.h: lengths must be "page aligned (4KB)"; 2 GiB, `int` in src/rpcmem_linux.c and as
+/// the length of `HAP_mmap`.
+pub(super) fn is_whole_pages(bytes: usize) -> bool {
+    bytes > 0 && bytes.is_multiple_of(PAGE_BYTES) && i32::try_from(bytes).is_ok()
+}
 
 /// The copies that only strict coherence has.
 #[derive(Debug)]
@@ -51,7 +59,6 @@ pub(super) struct Allocation {
 
 impl Allocation {
     fn new(bytes: usize, coherence: Coherence) -> std::io::Result<Self> {
-        let bytes = bytes.next_multiple_of(PAGE_BYTES);
         // SAFETY: the name is a C string, and the flags are valid.
         let fd = unsafe { libc::memfd_create(c"rpcmem".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -169,9 +176,14 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// `rpcmem_alloc2`; null if there is no memory.
+    /// `rpcmem_alloc2`; null if there is no memory, and for what is not whole pages: hardware allocates these too, but
+    /// nobody maps them there.
     pub(super) fn alloc(&self, bytes: usize, coherence: Coherence) -> *mut c_void {
-        match Allocation::new(bytes.max(1), coherence) {
+        if !is_whole_pages(bytes) {
+            vendor_error!("rpcmem_alloc: {bytes} bytes are not whole pages");
+            return std::ptr::null_mut();
+        }
+        match Allocation::new(bytes, coherence) {
             Ok(allocation) => {
                 let address = allocation.host.as_mut_ptr();
                 lock(&self.allocations).push(Arc::new(allocation));

@@ -16,7 +16,9 @@
 //! What it keeps of the real library (rules and their doubts are commented where they are enforced):
 //! - a session is a process on the DSP with an address space of its own; unsigned modules must be allowed before its
 //!   first handle is opened, and only this project's library for the chip's architecture can be loaded;
-//! - a call blocks its thread until the DSP returns;
+//! - a call blocks its thread until the DSP returns; its thread on the DSP has 16 KiB of stack unless asked for more, which
+//!   is too little for this project's library;
+//! - allocations and mappings are whole pages, below 2 GiB;
 //! - the DSP can map only what `fastrpc_mmap` has announced to its session, and only until its address space is full;
 //! - with [`Coherence::Strict`] host and DSP have caches of their own, which only cache operations bring up to date.
 //!   [`Machine::host_cache`] has the host's, which are instructions on hardware.
@@ -196,6 +198,12 @@ impl Machine {
     #[must_use]
     pub fn calls(&self, symbol: &str) -> u64 {
         self.state.injector.calls(symbol)
+    }
+
+    /// How often that function refused a call that was not meant to fail.
+    #[must_use]
+    pub fn refusals(&self, symbol: &str) -> u64 {
+        self.state.injector.refusals(symbol)
     }
 
     /// Submissions that were worked on.

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::dsp::{Closing, Dsp};
-use super::memory::Allocation;
+use super::memory::{Allocation, is_whole_pages};
 use super::{State, lock, vendor_error};
 use crate::ffi::{
     CDSP_DOMAIN, CDSP_DOMAIN_ID, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, Handle, NUM_SESSIONS,
@@ -16,11 +16,17 @@ use crate::hmx::Hmx;
 use crate::layout::{F16_TILE_BYTES, Tile};
 use crate::rt::invoke::Call;
 use crate::serve::{self, Server, Units};
+use crate::wire::{ERROR_CALL, ERROR_STACK, METHOD_START, STACK_NEEDED_BYTES};
 
 /// What effective domains are numbered by: domain + this · session.
 ///
 /// SOURCE: qualcomm/fastrpc inc/fastrpc_common.h (`NUM_DOMAINS`).
 const NUM_DOMAINS: c_int = 8;
+
+/// Stack of a thread that calls arrive on, unless asked for another.
+///
+/// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`DEFAULT_UTHREAD_STACK_SIZE`).
+const DEFAULT_STACK_BYTES: c_int = 16 << 10;
 
 /// Memory that the host has announced to a process.
 #[derive(Debug)]
@@ -38,6 +44,8 @@ pub(super) struct Announced {
 pub(super) struct Inside {
     unsigned: bool,
     reserved: bool,
+    /// Bytes of stack that were asked for.
+    stack_bytes: Option<c_int>,
     pub(super) lost: bool,
     handles: usize,
     pub(super) announced: HashMap<c_int, Announced>,
@@ -108,6 +116,25 @@ impl Sessions {
         Ok(())
     }
 
+    /// `FASTRPC_THREAD_PARAMS`.
+    ///
+    /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`store_domain_thread_params`): 16 KiB to 8 MiB.
+    pub(super) fn set_stack(&self, domain: c_int, bytes: c_int) -> Result<(), c_int> {
+        if bytes != -1 && !(DEFAULT_STACK_BYTES..=8 << 20).contains(&bytes) {
+            return Err(code::EBADPARM);
+        }
+        let bytes = Some(bytes).filter(|bytes| *bytes != -1);
+        if domain == -1 {
+            for process in &self.processes {
+                process.inside().stack_bytes = bytes;
+            }
+        } else {
+            let process = self.process(domain).ok_or(code::EBADPARM)?;
+            process.inside().stack_bytes = bytes;
+        }
+        Ok(())
+    }
+
     /// `FASTRPC_RESERVE_NEW_SESSION`: (effective domain, session).
     pub(super) fn reserve(&self) -> Result<(u32, u32), c_int> {
         for (session, process) in (0..NUM_SESSIONS).zip(&self.processes).skip(1) {
@@ -162,13 +189,22 @@ impl Sessions {
     pub(super) fn invoke(&self, handle: Handle, call: Option<Call<'_>>) -> Result<(), c_int> {
         let found = lock(&self.handles).get(&handle).map(Arc::clone);
         let open = found.ok_or(code::EINVHANDLE)?;
-        if open.process.inside().lost {
-            return Err(code::ECONNRESET);
-        }
+        let stack_bytes = {
+            let inside = open.process.inside();
+            if inside.lost {
+                return Err(code::ECONNRESET);
+            }
+            inside.stack_bytes.unwrap_or(DEFAULT_STACK_BYTES)
+        };
         let call = call.ok_or(code::EBADPARM)?;
+        // As the library on the DSP does, which would overrun its stack later.
+        if call.method == METHOD_START && stack_bytes.cast_unsigned() < STACK_NEEDED_BYTES {
+            vendor_error!("the DSP's threads have {stack_bytes} bytes of stack");
+            return Err(ERROR_STACK);
+        }
         // FastRPC has a thread on the DSP for each that calls; the command loop of a handle serves one at a time.
         let Ok(mut server) = open.server.try_lock() else {
-            return Err(crate::wire::ERROR_CALL);
+            return Err(ERROR_CALL);
         };
         catch_unwind(AssertUnwindSafe(|| server.invoke(call))).unwrap_or_else(|_| {
             open.process.inside().lost = true;
@@ -235,7 +271,11 @@ impl Sessions {
             _ => return Err(code::EBADPARM),
         };
         let allocation = state.memory.find(fd).ok_or(code::EBADFD)?;
-        if bytes == 0 || bytes > allocation.bytes() {
+        if !is_whole_pages(bytes) {
+            vendor_error!("fastrpc_mmap: {bytes} bytes are not whole pages below 2 GiB");
+            return Err(code::EBADPARM);
+        }
+        if bytes > allocation.bytes() {
             return Err(code::EBADSIZE);
         }
         let mut inside = process.inside();
@@ -264,10 +304,14 @@ impl Sessions {
     }
 
     /// `fastrpc_munmap`. That it fails for memory that the DSP still uses is an assumption.
-    pub(super) fn retract(&self, domain: c_int, fd: c_int) -> Result<(), c_int> {
+    pub(super) fn retract(&self, domain: c_int, fd: c_int, bytes: usize) -> Result<(), c_int> {
         let process = self.process(domain).ok_or(code::EBADPARM)?;
         let mut inside = process.inside();
         let announced = inside.announced.get(&fd).ok_or(code::ENOSUCHMAP)?;
+        if announced.bytes != bytes {
+            vendor_error!("fastrpc_munmap: {bytes} bytes of {}", announced.bytes);
+            return Err(code::EBADPARM);
+        }
         if announced.mapped > 0 {
             vendor_error!("fastrpc_munmap: the DSP still has fd {fd} mapped");
             return Err(code::EBADPARM);

@@ -45,6 +45,13 @@ pub struct Serve {
     pub reserved: u32,
 }
 
+/// Bytes of stack that the host asks for, for the threads that calls arrive on (`FASTRPC_THREAD_PARAMS`).
+///
+/// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c: 16 KiB unless asked for, at most 8 MiB.
+pub const STACK_BYTES: u32 = 256 << 10;
+/// Bytes of stack below which the DSP's library refuses to start.
+pub const STACK_NEEDED_BYTES: u32 = 128 << 10;
+
 /// Errors of [`METHOD_START`], beside FastRPC's own: the versions differ.
 pub const ERROR_VERSION: i32 = 0x4e01;
 /// Error of [`METHOD_START`] and [`METHOD_SERVE`]: the ring is not one, or its counters are impossible.
@@ -53,3 +60,18 @@ pub const ERROR_RING: i32 = 0x4e02;
 pub const ERROR_UNITS: i32 = 0x4e03;
 /// Error: methods in the wrong order, or arguments of the wrong size.
 pub const ERROR_CALL: i32 = 0x4e04;
+/// Error of [`METHOD_START`]: the calling thread has less than [`STACK_NEEDED_BYTES`] of stack.
+pub const ERROR_STACK: i32 = 0x4e05;
+
+/// The meaning of an error above; `None` for other codes.
+#[must_use]
+pub const fn describe_error(code: i32) -> Option<&'static str> {
+    Some(match code {
+        ERROR_VERSION => "the DSP's library is of another version than this program",
+        ERROR_RING => "the DSP cannot use the ring",
+        ERROR_UNITS => "no VTCM, matrix unit or vector units to be had",
+        ERROR_CALL => "the DSP's library refuses the call",
+        ERROR_STACK => "the DSP's threads have too small a stack",
+        _ => return None,
+    })
+}

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use hexagon_ops::ffi::{
     Api, CDSP_DOMAIN_ID, DSPRPC_CONTROL_UNSIGNED_MODULE, DSPRPC_GET_DSP_INFO, DspCapability,
-    FASTRPC_MAP_FD_DELAYED, Handle, RPCMEM_DEFAULT_FLAGS, RPCMEM_HEAP_ID_SYSTEM, RemoteArg,
-    Scalars, UnsignedModule, skel_uri,
+    FASTRPC_MAP_FD_DELAYED, FASTRPC_THREAD_PARAMS, Handle, RPCMEM_DEFAULT_FLAGS,
+    RPCMEM_HEAP_ID_SYSTEM, RemoteArg, Scalars, ThreadParams, UnsignedModule, skel_uri,
 };
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::sim::{self, HostCache, Machine, Options};
 use hexagon_ops::wire::{
     COLLECTED, COMPLETED, Command, Completion, FENCE, Header, Info, MAGIC, METHOD_SERVE,
-    METHOD_START, Map, PUBLISHED, RingLayout, STATE, Serve, Start, TAKEN, VERSION, WISH,
+    METHOD_START, Map, PUBLISHED, RingLayout, STACK_BYTES, STATE, Serve, Start, TAKEN, VERSION,
+    WISH,
 };
 
 pub const SLOTS: u32 = 16;
@@ -35,6 +36,15 @@ pub fn session_control<T>(api: &Api, request: u32, data: &mut T) -> c_int {
 pub fn allow_unsigned(api: &Api, domain: c_int) -> c_int {
     let mut ask = UnsignedModule { domain, enable: 1 };
     session_control(api, DSPRPC_CONTROL_UNSIGNED_MODULE, &mut ask)
+}
+
+pub fn ask_for_stack(api: &Api, domain: c_int, stack_size: c_int) -> c_int {
+    let mut ask = ThreadParams {
+        domain,
+        prio: -1,
+        stack_size,
+    };
+    session_control(api, FASTRPC_THREAD_PARAMS, &mut ask)
 }
 
 pub fn capability(api: &Api, attribute_id: u32) -> (c_int, u32) {
@@ -112,7 +122,9 @@ pub struct Memory {
 // SAFETY: the tests use it from one thread at a time.
 unsafe impl Send for Memory {}
 
+/// Allocates whole pages.
 pub fn alloc(api: &Api, bytes: usize) -> Option<Memory> {
+    let bytes = bytes.next_multiple_of(4096);
     let size = c_int::try_from(bytes).unwrap();
     // SAFETY: takes no address.
     let base = unsafe { (api.rpcmem_alloc)(RPCMEM_HEAP_ID_SYSTEM, RPCMEM_DEFAULT_FLAGS, size) };
@@ -126,6 +138,11 @@ pub fn alloc(api: &Api, bytes: usize) -> Option<Memory> {
         bytes,
         fd,
     })
+}
+
+pub fn alloc_exactly(api: &Api, bytes: usize) -> *mut c_void {
+    // SAFETY: takes no address.
+    unsafe { (api.rpcmem_alloc2.unwrap())(RPCMEM_HEAP_ID_SYSTEM, RPCMEM_DEFAULT_FLAGS, bytes) }
 }
 
 pub fn free(api: &Api, address: *mut c_void) {
@@ -194,6 +211,7 @@ impl Session {
     pub fn open(machine: &Machine, uri: &str, domain: c_int) -> Self {
         let api = machine.api();
         assert_eq!(allow_unsigned(&api, domain), 0);
+        assert_eq!(ask_for_stack(&api, domain, STACK_BYTES.cast_signed()), 0);
         let handle = open(&api, uri).unwrap();
         let layout = RingLayout::new(SLOTS).unwrap();
         let ring = alloc(&api, layout.bytes()).unwrap();
@@ -294,7 +312,7 @@ impl Session {
         let map = Map {
             buffer,
             fd: memory.fd,
-            bytes: bytes as u64,
+            bytes: memory.bytes as u64,
         };
         (memory, buffer, Command::new(0, &map))
     }

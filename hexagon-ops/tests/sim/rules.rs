@@ -4,16 +4,19 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 use hexagon_ops::ffi::{
-    CDSP_DOMAIN_ID, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, FASTRPC_SESSION_CLOSE, SessionClose,
-    arch_of, attribute, code, skel_uri,
+    CDSP_DOMAIN_ID, CDSP_DOMAIN_NAME, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED,
+    FASTRPC_RESERVE_NEW_SESSION, FASTRPC_SESSION_CLOSE, ReserveNewSession, SessionClose, arch_of,
+    attribute, code, skel_uri,
 };
 use hexagon_ops::serve::{MAP_FULL, MAP_REFUSED};
 use hexagon_ops::sim::{Options, StartError};
-use hexagon_ops::wire::{Command, ERROR_RING, Map, STATUS_MAP_FAILED, STATUS_OK, Unmap};
+use hexagon_ops::wire::{
+    Command, ERROR_RING, ERROR_STACK, Map, STACK_NEEDED_BYTES, STATUS_MAP_FAILED, STATUS_OK, Unmap,
+};
 
 use crate::host::{
-    Memory, Session, alloc, allow_unsigned, announce, capability, close, free, open, retract,
-    session_control, start,
+    Memory, Session, alloc, alloc_exactly, allow_unsigned, announce, ask_for_stack, capability,
+    close, free, open, retract, session_control, start,
 };
 
 #[test]
@@ -185,10 +188,10 @@ fn the_dsp_maps_only_what_was_announced() {
     );
     assert_eq!(map(&mut session, 0, memory, 8192), refused);
     assert_eq!(map(&mut session, 0, memory, 4096).0, STATUS_OK);
-    assert_eq!(retract(&api, CDSP_DOMAIN_ID, memory), code::EBADPARM);
+    assert_eq!(retract(&api, CDSP_DOMAIN_ID, part), code::EBADPARM);
     assert_eq!(unmap(&mut session, 0), STATUS_OK);
-    assert_eq!(retract(&api, CDSP_DOMAIN_ID, memory), 0);
-    assert_eq!(retract(&api, CDSP_DOMAIN_ID, memory), code::ENOSUCHMAP);
+    assert_eq!(retract(&api, CDSP_DOMAIN_ID, part), 0);
+    assert_eq!(retract(&api, CDSP_DOMAIN_ID, part), code::ENOSUCHMAP);
 
     let bad = |change: fn(&mut Memory), domain: c_int, flags: c_int| {
         let mut memory = memory;
@@ -198,14 +201,20 @@ fn the_dsp_maps_only_what_was_announced() {
     let delayed = FASTRPC_MAP_FD_DELAYED;
     assert_eq!(bad(|m| m.fd = -1, CDSP_DOMAIN_ID, delayed), code::EBADPARM);
     assert_eq!(bad(|m| m.fd = 0, CDSP_DOMAIN_ID, delayed), code::EBADFD);
-    assert_eq!(
-        bad(|m| m.bytes = 0, CDSP_DOMAIN_ID, delayed),
-        code::EBADSIZE
-    );
-    assert_eq!(
-        bad(|m| m.bytes = 9000, CDSP_DOMAIN_ID, delayed),
-        code::EBADSIZE
-    );
+    for (bytes, error) in [
+        (0, code::EBADPARM),
+        (4095, code::EBADPARM),
+        (8191, code::EBADPARM),
+        (12288, code::EBADSIZE),
+        (1 << 31, code::EBADPARM),
+    ] {
+        let other = Memory { bytes, ..memory };
+        assert_eq!(
+            announce(&api, CDSP_DOMAIN_ID, other, delayed),
+            error,
+            "{bytes}"
+        );
+    }
     assert_eq!(bad(|_| (), CDSP_DOMAIN_ID, 0), code::EBADPARM);
     assert_eq!(bad(|_| (), 2, delayed), code::EBADPARM);
     // Session 1 has no process yet.
@@ -247,4 +256,84 @@ fn closing_a_session_closes_its_handles() {
         0
     );
     assert_eq!((machine.live().handles, machine.live().mappings), (0, 0));
+}
+
+#[test]
+fn allocations_are_whole_pages_below_2_gib() {
+    let machine = start(Options::new(75));
+    for (bytes, works) in [
+        (0, false),
+        (1, false),
+        (4097, false),
+        (1 << 31, false),
+        (8192, true),
+    ] {
+        let address = alloc_exactly(&machine.api(), bytes);
+        assert_eq!(!address.is_null(), works, "{bytes}");
+        free(&machine.api(), address);
+    }
+}
+
+#[test]
+fn a_mapping_is_taken_back_at_its_own_length() {
+    let machine = start(Options::new(75));
+    let session = Session::new(&machine, 75);
+    let memory = alloc(&session.api, 8192).unwrap();
+    let delayed = FASTRPC_MAP_FD_DELAYED;
+    assert_eq!(announce(&session.api, CDSP_DOMAIN_ID, memory, delayed), 0);
+    let part = Memory {
+        bytes: 4096,
+        ..memory
+    };
+    assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, part), code::EBADPARM);
+    assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, memory), 0);
+    assert_eq!(machine.refusals("fastrpc_munmap"), 1);
+}
+
+#[test]
+fn the_dsp_maps_whole_pages_only() {
+    let machine = start(Options::new(75));
+    let mut session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let (memory, _, _) = session.memory(8192);
+    let refused = (STATUS_MAP_FAILED, MAP_REFUSED);
+    assert_eq!(map(&mut session, 9, memory, 8191), refused);
+    assert_eq!(map(&mut session, 9, memory, 8192).0, STATUS_OK);
+}
+
+#[test]
+fn a_thread_without_a_large_stack_does_not_start() {
+    let machine = start(Options::new(75));
+    let session = Session::new(&machine, 75);
+    let too_small = STACK_NEEDED_BYTES.cast_signed() - 1;
+    for (stack_size, result) in [
+        (-1, Err(ERROR_STACK)),
+        (too_small, Err(ERROR_STACK)),
+        (1 << 17, Ok(())),
+    ] {
+        assert_eq!(ask_for_stack(&session.api, -1, stack_size), 0);
+        assert_eq!(session.start().map(|_| ()), result, "{stack_size}");
+    }
+    for stack_size in [-2, 0, (16 << 10) - 1, (8 << 20) + 1] {
+        assert_eq!(ask_for_stack(&session.api, -1, stack_size), code::EBADPARM);
+    }
+    assert_eq!(ask_for_stack(&session.api, 2, 1 << 18), code::EBADPARM);
+}
+
+#[test]
+fn a_session_name_ends_in_nul() {
+    let machine = start(Options::new(75));
+    let mut new = ReserveNewSession {
+        domain_name: CDSP_DOMAIN_NAME.as_ptr(),
+        domain_name_len: 4,
+        session_name: c"two".as_ptr(),
+        session_name_len: 3,
+        effective_domain_id: 0,
+        session_id: 0,
+    };
+    let mut reserve = || session_control(&machine.api(), FASTRPC_RESERVE_NEW_SESSION, &mut new);
+    assert_eq!(reserve(), code::EBADPARM);
+    new.session_name_len = 4;
+    let mut reserve = || session_control(&machine.api(), FASTRPC_RESERVE_NEW_SESSION, &mut new);
+    assert_eq!(reserve(), 0);
 }

@@ -146,7 +146,7 @@ fn reserved_sessions_are_processes_of_their_own() {
         domain_name: CDSP_DOMAIN_NAME.as_ptr(),
         domain_name_len,
         session_name: name.as_ptr(),
-        session_name_len: 3,
+        session_name_len: 4,
         effective_domain_id: 0,
         session_id: 0,
     };

@@ -110,11 +110,11 @@ impl HexNpu {
     /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
         let memory = SharedMemory::new(self.session.connection(), bytes.max(1))?;
-        let number = self.session.add(memory.fd(), memory.len())?;
+        let number = self.session.add(memory.fd(), memory.mapped_bytes())?;
         Ok(Buffer {
-            session: Arc::clone(&self.session),
-            memory,
             number,
+            memory,
+            session: Arc::clone(&self.session),
         })
     }
 
@@ -132,9 +132,10 @@ impl HexNpu {
 /// Shared memory with a number that jobs name it by.
 #[derive(Debug)]
 pub struct Buffer {
-    session: Arc<Session>,
-    memory: SharedMemory,
     number: u32,
+    memory: SharedMemory,
+    /// Dropped last, since it may be the last owner of the connection that the memory is mapped for.
+    session: Arc<Session>,
 }
 
 impl Buffer {

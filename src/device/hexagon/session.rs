@@ -54,7 +54,6 @@ struct Inner {
 #[derive(Debug)]
 pub(super) struct Session {
     device: Arc<str>,
-    connection: Arc<Connection>,
     info: Info,
     bell: Arc<Bell>,
     server: Option<JoinHandle<()>>,
@@ -63,6 +62,8 @@ pub(super) struct Session {
     serving: Serving,
     /// What put the session out of use.
     lost: OnceLock<String>,
+    /// Dropped last: closing its handle ends the process on the DSP, where the ring in `inner` has to be unmapped before.
+    connection: Arc<Connection>,
 }
 
 impl Session {
@@ -98,7 +99,6 @@ impl Session {
         };
         Ok(Self {
             device: Arc::clone(device),
-            connection,
             info,
             bell,
             server,
@@ -112,6 +112,7 @@ impl Session {
             timeout,
             serving,
             lost: OnceLock::new(),
+            connection,
         })
     }
 

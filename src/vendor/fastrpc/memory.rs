@@ -1,4 +1,11 @@
 //! Memory that both processors use.
+//!
+//! An allocation has two sizes. Its *bytes* are what the caller asked for and may touch. Its *mapped bytes* are what rpcmem
+//! allocates and the DSP maps: whole pages, and a guard page, because vector loads, prefetches and DMA may read past the
+//! last row.
+//!
+//! SOURCE: qualcomm/fastrpc inc/remote.h (`fastrpc_mmap`: the length "must be page aligned (4KB)"); llama.cpp
+//! ggml-hexagon.cpp adds a guard page of 4 KiB to each buffer.
 #![expect(
     unsafe_code,
     reason = "addresses from the vendor's library become slices here"
@@ -16,6 +23,9 @@ use super::{Connection, FastRpc, Quiet, check};
 use crate::error::{Error, Result};
 use crate::ring::SharedWords;
 
+/// Granularity of mappings, and bytes of the guard.
+const PAGE_BYTES: usize = 4096;
+
 /// Memory of rpcmem, mapped for one session, released on drop.
 #[derive(Debug)]
 struct Rpcmem {
@@ -23,7 +33,18 @@ struct Rpcmem {
     domain: c_int,
     base: NonNull<u8>,
     bytes: usize,
+    mapped_bytes: usize,
     fd: c_int,
+    is_announced: bool,
+}
+
+/// Bytes to allocate and map for `bytes` bytes; `None` from 2 GiB on: libcdsprpc keeps sizes as 32-bit integers, and never
+/// releases what exceeds them.
+///
+/// SOURCE: qualcomm/fastrpc src/rpcmem_linux.c (`struct rpc_info`).
+fn mapped_bytes(bytes: usize) -> Option<c_int> {
+    let whole = bytes.checked_next_multiple_of(PAGE_BYTES)?;
+    c_int::try_from(whole.checked_add(PAGE_BYTES)?).ok()
 }
 
 // SAFETY: plain memory, which the owners below guard; the library's functions may be called from any thread.
@@ -35,23 +56,30 @@ impl Rpcmem {
     fn new(connection: &Connection, bytes: usize) -> Result<Self> {
         let rpc = &connection.rpc;
         let failed = |call| Error::OutOfMemory { call, bytes };
+        let size = mapped_bytes(bytes).ok_or_else(|| failed("rpcmem_alloc"))?;
+        // CAST: not negative.
+        let mapped_bytes = size.unsigned_abs() as usize;
         let (heap, flags) = (ffi::RPCMEM_HEAP_ID_SYSTEM, ffi::RPCMEM_DEFAULT_FLAGS);
-        let base = match (rpc.api.rpcmem_alloc2, c_int::try_from(bytes)) {
+        let base = match rpc.api.rpcmem_alloc2 {
             // SAFETY: an allocation of the size given.
-            (Some(alloc2), _) => unsafe { alloc2(heap, flags, bytes) },
+            Some(alloc2) => unsafe { alloc2(heap, flags, mapped_bytes) },
             // SAFETY: an allocation of the size given.
-            (None, Ok(small)) => unsafe { (rpc.api.rpcmem_alloc)(heap, flags, small) },
-            (None, Err(_)) => return Err(failed("rpcmem_alloc")),
+            None => unsafe { (rpc.api.rpcmem_alloc)(heap, flags, size) },
         };
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| failed("rpcmem_alloc"))?;
+        // The library compares the result of its mmap with null only, and returns MAP_FAILED as an address.
+        let base = Some(base.cast::<u8>()).filter(|base| base.addr() != usize::MAX);
+        let base = base.and_then(NonNull::new);
+        let base = base.ok_or_else(|| failed("rpcmem_alloc"))?;
         // SAFETY: rpcmem gave this address.
         let fd = unsafe { (rpc.api.rpcmem_to_fd)(base.as_ptr().cast()) };
-        let memory = Self {
+        let mut memory = Self {
             rpc: Arc::clone(rpc),
             domain: connection.domain,
             base,
             bytes,
+            mapped_bytes,
             fd,
+            is_announced: false,
         };
         if fd < 0 {
             return Err(failed("rpcmem_to_fd"));
@@ -63,11 +91,12 @@ impl Rpcmem {
                 fd,
                 base.as_ptr().cast(),
                 0,
-                bytes,
+                mapped_bytes,
                 ffi::FASTRPC_MAP_FD_DELAYED,
             )
         };
-        check("fastrpc_mmap", code, || format!("{bytes} bytes"))?;
+        check("fastrpc_mmap", code, || format!("{mapped_bytes} bytes"))?;
+        memory.is_announced = true;
         Ok(memory)
     }
 
@@ -83,16 +112,21 @@ impl Rpcmem {
 
 impl Drop for Rpcmem {
     fn drop(&mut self) {
-        if self.fd >= 0 {
-            // SAFETY: a live allocation that was mapped with these values, or whose mapping failed, which is harmless.
-            let _ = unsafe {
+        if self.is_announced {
+            // SAFETY: a live allocation that was mapped with these values.
+            let code = unsafe {
                 (self.rpc.api.fastrpc_munmap)(
                     self.domain,
                     self.fd,
                     self.base.as_ptr().cast(),
-                    self.bytes,
+                    self.mapped_bytes,
                 )
             };
+            let what = || format!("{} bytes", self.mapped_bytes);
+            if let Err(error) = check("fastrpc_munmap", code, what) {
+                // A session that was lost has taken its mappings with it.
+                log::debug!("{error}");
+            }
         }
         // SAFETY: rpcmem gave this address, and nobody uses it after this.
         unsafe { (self.rpc.api.rpcmem_free)(self.base.as_ptr().cast()) };
@@ -118,10 +152,10 @@ impl RingMemory {
         self.0.fd
     }
 
-    /// Its size.
+    /// Bytes that the DSP maps.
     #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.0.bytes
+    pub fn mapped_bytes(&self) -> usize {
+        self.0.mapped_bytes
     }
 }
 
@@ -175,10 +209,16 @@ impl SharedMemory {
         self.memory.fd
     }
 
-    /// Its size.
+    /// Bytes that the caller may touch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.bytes
+    }
+
+    /// Bytes that the DSP maps.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> usize {
+        self.memory.mapped_bytes
     }
 
     /// Whether it has no bytes.
@@ -270,3 +310,19 @@ pub(super) fn maintain_cache(start: *const u8, bytes: usize, clean: bool) {
 /// No other processor has a Hexagon beside it.
 #[cfg(not(target_arch = "aarch64"))]
 pub(super) fn maintain_cache(_start: *const u8, _bytes: usize, _clean: bool) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_whole_pages_with_a_guard_page_and_stay_below_2_gib() {
+        for (bytes, want) in [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)] {
+            assert_eq!(mapped_bytes(bytes), Some(want), "{bytes}");
+        }
+        let most = (1 << 31) - 2 * PAGE_BYTES;
+        assert!(mapped_bytes(most).is_some());
+        assert_eq!(mapped_bytes(most + 1), None);
+        assert_eq!(mapped_bytes(usize::MAX), None);
+    }
+}
