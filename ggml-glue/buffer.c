@@ -50,25 +50,14 @@ static const char *host_get_name(ggml_backend_buffer_type_t buft) {
   return npu_device_name(device_of(buft)->index);
 }
 
-// ggml has no way to say that a tensor cannot be read or written. After an
-// internal error, which Rust has logged, graphs that use the buffer fail, and
-// what was to be read is NaN. Bytes that were released would go unnoticed; that
-// only happens where the user asked for it.
-static void require(uint32_t status, const struct ggml_tensor *tensor) {
-  if (status == NPU_STATUS_RELEASED) {
-    GGML_ABORT("ggml-rust-npu: the bytes of %s are needed, but "
-               "GGML_RUST_NPU_KEEP=off released them",
-               tensor->name);
-  }
-}
-
+// ggml has no way to say that a tensor cannot be read or written. Rust has
+// logged why, graphs that use the buffer fail, and what was to be read is NaN.
 static void memset_tensor(ggml_backend_buffer_t buffer,
                                  struct ggml_tensor *tensor, uint8_t value,
                                  size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  require(npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size),
-          tensor);
+  (void)npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size);
 }
 
 static void set_tensor(ggml_backend_buffer_t buffer,
@@ -76,8 +65,7 @@ static void set_tensor(ggml_backend_buffer_t buffer,
                               size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  require(npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size),
-          tensor);
+  (void)npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size);
 }
 
 static void get_tensor(ggml_backend_buffer_t buffer,
@@ -85,8 +73,7 @@ static void get_tensor(ggml_backend_buffer_t buffer,
                               size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
-  require(npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size),
-          tensor);
+  (void)npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size);
 }
 
 static void clear(ggml_backend_buffer_t buffer, uint8_t value) {

@@ -300,6 +300,15 @@ pub const MIN_RKNNRT: (u32, u32, u32) = (2, 3, 0);
 // SOURCE: rk-llama.cpp's README, table for RK3588 with four A76 threads.
 pub const MIN_M: usize = 1;
 
+/// The same for weights whose packed form has more bytes than [`NARROW`] allows, such as 4-bit ones that are multiplied as
+/// INT8: a few rows take the time that the weights take to be read, and the CPU reads fewer bytes.
+// SOURCE: RK3588, four A76 threads: E4B Q4_0 4.9-6.9 tokens/s on the CPU, 3.3-4.55 as INT8 on the NPU (unimatrix099's fork
+// of rk-llama.cpp); Gemma3 1B Q4_0 28.3 against 16.7 (rk-llama.cpp's README).
+pub const MIN_M_NARROW: usize = 32;
+
+/// Packed bytes for each byte of a weight as it is stored, from which on [`MIN_M_NARROW`] applies: a fraction.
+pub const NARROW: (usize, usize) = (6, 5);
+
 /// The chip of a name such as `rk3588`.
 #[must_use]
 pub fn rockchip_by_name(name: &str) -> Option<&'static RkCaps> {

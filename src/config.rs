@@ -95,8 +95,9 @@ pub struct Config {
     /// `GGML_RUST_NPU_CONFIG`: what the file of settings says, or why it is not understood. Only devices that have settings
     /// ask for it.
     pub settings: std::result::Result<Settings, Refusal>,
-    /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed.
-    pub keep: bool,
+    /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed; if not set, of those that the CPU
+    /// multiplies with.
+    pub keep: Option<bool>,
     /// `GGML_RUST_NPU_PACK`: a pack file, or a folder of them, that weights may come from.
     pub pack: Option<PathBuf>,
     /// `GGML_RUST_NPU_PACK_VERIFY`: weights are compared with the pack's by a hash of all bytes, not of samples.
@@ -160,7 +161,7 @@ impl Config {
             values::min_m(get("GGML_RUST_NPU_MIN_M"))?,
             values::keep(get("GGML_RUST_NPU_KEEP"))?,
         );
-        if let (Some(rows @ 2..), false) = (min_m, keep) {
+        if let (Some(rows @ 2..), Some(false)) = (min_m, keep) {
             return Err(Error::Config {
                 variable: "GGML_RUST_NPU_KEEP",
                 value: "off".into(),
@@ -219,7 +220,7 @@ impl Config {
         let settings = self.settings.as_ref().map_err(Refusal::clone)?;
         let rows = settings.min_m(chip, !self.sim.is_empty());
         Ok(match rows {
-            Some(rows @ 2..) if !self.keep => {
+            Some(rows @ 2..) if self.keep == Some(false) => {
                 log::warn!(
                     "min_m.{chip} = {rows} has no effect: GGML_RUST_NPU_KEEP=off, and the CPU reads what is kept"
                 );
@@ -227,6 +228,25 @@ impl Config {
             }
             rows => rows.unwrap_or(caps::MIN_M),
         })
+    }
+
+    /// The fewest rows that a chip multiplies with weights that packing makes larger: [`caps::MIN_M_NARROW`], unless the
+    /// user says how few rows the chip multiplies, or that no bytes are kept. A simulated chip, whose speed says nothing,
+    /// multiplies all.
+    ///
+    /// # Errors
+    /// As [`Config::min_m`].
+    pub fn min_m_narrow(&self, chip: &str) -> Result<usize> {
+        let is_simulated = !self.sim.is_empty();
+        let settings = self.settings.as_ref().map_err(Refusal::clone);
+        let is_said = match self.min_m {
+            Some(_) => true,
+            None => settings?.min_m(chip, is_simulated).is_some(),
+        };
+        if is_said || is_simulated || self.keep == Some(false) {
+            return self.min_m(chip);
+        }
+        Ok(caps::MIN_M_NARROW)
     }
 }
 
@@ -299,7 +319,30 @@ mod tests {
         };
         let text = Config::from_lookup(both).unwrap_err().to_string();
         assert!(text.contains("KEEP") && text.contains("MIN_M=4"), "{text}");
-        assert!(!with("GGML_RUST_NPU_KEEP", "off").unwrap().keep);
+        let keep = |value| with("GGML_RUST_NPU_KEEP", value).unwrap().keep;
+        assert_eq!(
+            (keep("off"), keep("on"), keep("")),
+            (Some(false), Some(true), None)
+        );
+    }
+
+    #[test]
+    fn few_rows_with_narrow_weights_are_the_cpu_s_unless_the_user_or_a_simulation_says_otherwise() {
+        let narrow = |set: &'static [(&str, &str)]| {
+            let value = |name| set.iter().find(|(known, _)| *known == name);
+            let config = Config::from_lookup(|name| value(name).map(|(_, value)| (*value).into()));
+            let config = config.unwrap();
+            (
+                config.min_m("rk3588").unwrap(),
+                config.min_m_narrow("rk3588").unwrap(),
+            )
+        };
+        assert_eq!(narrow(&[]), (1, 32));
+        assert_eq!(narrow(&[("GGML_RUST_NPU_KEEP", "on")]), (1, 32));
+        assert_eq!(narrow(&[("GGML_RUST_NPU_KEEP", "off")]), (1, 1));
+        assert_eq!(narrow(&[("GGML_RUST_NPU_MIN_M", "1")]), (1, 1));
+        assert_eq!(narrow(&[("GGML_RUST_NPU_MIN_M", "4")]), (4, 4));
+        assert_eq!(narrow(&[("GGML_RUST_NPU_SIM", "rk3588")]), (1, 1));
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub enum Error {
     },
     /// The bytes that a weight was written with are not there any more.
     #[error(
-        "{tensor} cannot be {action}: its bytes were released when it was packed (GGML_RUST_NPU_KEEP=off)"
+        "{tensor} cannot be {action}: its bytes were released when it was packed, GGML_RUST_NPU_KEEP=on keeps them"
     )]
     Released {
         /// Name of the tensor that was asked for.

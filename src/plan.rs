@@ -29,8 +29,10 @@ pub struct Target {
     pub calibration: Method,
     /// Multiplications of fewer rows are the CPU's.
     pub min_m: usize,
-    /// Whether packed buffers keep the bytes that weights were written with.
-    pub keep: bool,
+    /// The same for weights that packing makes larger ([`caps::NARROW`]), if it is more.
+    pub min_m_narrow: usize,
+    /// Keeps the bytes that weights were written with, or does not; `None`: keeps those that the CPU multiplies with.
+    pub keep: Option<bool>,
 }
 
 impl From<&'static RkCaps> for Target {
@@ -40,7 +42,8 @@ impl From<&'static RkCaps> for Target {
             rules: Rules::default(),
             calibration: Method::default(),
             min_m: caps::MIN_M,
-            keep: true,
+            min_m_narrow: caps::MIN_M,
+            keep: None,
         }
     }
 }
@@ -50,6 +53,28 @@ impl Target {
         let choice = self.rules.choice(weights.name);
         WeightLayout::new(self.caps, choice, weights.dtype, weights.shape.ne)
             .filter(|layout| layout.bytes() <= caps::DOMAIN_WEIGHT_BYTES)
+    }
+
+    /// Returns `true` if each weight's bytes are kept.
+    #[must_use]
+    pub fn keeps_all(&self) -> bool {
+        self.keep.unwrap_or(self.min_m > 1)
+    }
+
+    /// Returns `true` if the packed form of a weight has clearly more bytes than the weight.
+    fn is_narrow(&self, weights: &Tensor) -> bool {
+        let (packed, stored) = caps::NARROW;
+        let bytes = weights.shape.span_bytes(weights.dtype).unwrap_or(0);
+        (self.layout(weights)).is_some_and(|layout| layout.bytes() * stored > bytes * packed)
+    }
+
+    /// The fewest rows that the device multiplies with a weight. `narrow` is what holds for weights that packing makes
+    /// larger, if it is more.
+    fn min_m(&self, weights: &Tensor, narrow: usize) -> usize {
+        if narrow > self.min_m && self.is_narrow(weights) {
+            return narrow;
+        }
+        self.min_m
     }
 }
 
@@ -133,13 +158,38 @@ pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refus
     command(target, operation)
 }
 
+/// What becomes of the bytes of a weight once it is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// They stay.
+    Always,
+    /// They stay if there is memory for them: the CPU is faster with few rows, and the device computes those, too.
+    IfThereIsRoom,
+    /// They are given back.
+    Never,
+}
+
+/// What becomes of the bytes of a weight once it is packed.
+#[must_use]
+pub fn keep(target: &Target, weights: &Tensor) -> Keep {
+    if target.keeps_all() {
+        return Keep::Always;
+    }
+    match target.keep {
+        None if target.min_m(weights, target.min_m_narrow) > 1 => Keep::IfThereIsRoom,
+        _ => Keep::Never,
+    }
+}
+
 /// Whether a node is left to the CPU although the device could compute it: it has too few rows. ggml cannot do so by
 /// itself, since it gives a node to the device that has the weights; whoever asks computes it from the bytes that a
 /// packed buffer keeps.
 ///
 /// The rows of a [`Op::MulMatId`] are its tokens.
+///
+/// - `narrow`: the fewest rows that the device multiplies with weights that packing makes larger
 #[must_use]
-pub fn left_to_cpu(target: &Target, operation: &Operation) -> bool {
+pub fn left_to_cpu(target: &Target, operation: &Operation, narrow: usize) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
         return false;
     };
@@ -149,7 +199,9 @@ pub fn left_to_cpu(target: &Target, operation: &Operation) -> bool {
         Op::MulMatId => tokens,
         _ => return false,
     };
-    m < target.min_m && matches!(weights.place, Place::Packed | Place::Host)
+    m < target.min_m.max(narrow)
+        && matches!(weights.place, Place::Packed | Place::Host)
+        && m < target.min_m(weights, narrow)
 }
 
 /// Plans a node.
@@ -286,7 +338,7 @@ mod tests {
                     dst: act,
                     src: sources(&[weights, act]),
                 };
-                left_to_cpu(&target, &operation)
+                left_to_cpu(&target, &operation, 1)
             };
             // Planes are not rows, and slots are not tokens.
             let (planes, tokens) = ([64, m, 4, 3], [64, 2, m, 1]);
@@ -299,6 +351,72 @@ mod tests {
                 );
             }
             assert!(!left_to_cpu(Op::MulMat, Place::Foreign, planes));
+        }
+    }
+
+    #[test]
+    fn weights_that_packing_makes_larger_are_the_cpu_s_below_32_rows() {
+        let mut target = Target::from(&caps::RK3588);
+        target.min_m_narrow = caps::MIN_M_NARROW;
+        let block = |block_elems, block_bytes| DType::Quantized {
+            block_elems,
+            block_bytes,
+        };
+        // Q4_0, Q5_0, Q4_K; Q8_0, F16.
+        for (dtype, narrow) in [
+            (block(32, 18), true),
+            (block(32, 22), true),
+            (block(256, 144), true),
+            (block(32, 34), false),
+            (DType::F16, false),
+        ] {
+            let tensor = |place, dtype: DType, ne: [usize; 4]| {
+                let row = dtype.row_bytes(ne[0]).unwrap();
+                let nb = [dtype.step_bytes().unwrap(), row, row * ne[1], row * ne[1]];
+                Tensor {
+                    name: "tensor",
+                    dtype,
+                    format: None,
+                    shape: Shape { ne, nb },
+                    place,
+                    memory: None,
+                    packed_offset: 0,
+                    role: Role::State,
+                    dequantize: None,
+                }
+            };
+            let weights = tensor(Place::Packed, dtype, [4096, 4096, 1, 1]);
+            for (m, few) in [(1, true), (31, true), (32, false), (512, false)] {
+                let act = tensor(Place::Host, DType::F32, [4096, m, 1, 1]);
+                let operation = Operation {
+                    op: Op::MulMat,
+                    params: [0; PARAMS],
+                    dst: act,
+                    src: sources(&[weights, act]),
+                };
+                let left = |narrow| left_to_cpu(&target, &operation, narrow);
+                assert_eq!(left(target.min_m_narrow), narrow && few, "{dtype:?} M={m}");
+                // As memory is short, or with MIN_M=1.
+                assert!(!left(1));
+            }
+            let kept = if narrow {
+                Keep::IfThereIsRoom
+            } else {
+                Keep::Never
+            };
+            assert_eq!(keep(&target, &weights), kept, "{dtype:?}");
+            for (wish, kept) in [(true, Keep::Always), (false, Keep::Never)] {
+                let target = Target {
+                    keep: Some(wish),
+                    ..Target::from(&caps::RK3588)
+                };
+                assert_eq!(keep(&target, &weights), kept);
+            }
+            let all = Target {
+                min_m: 2,
+                ..Target::from(&caps::RK3588)
+            };
+            assert_eq!(keep(&all, &weights), Keep::Always);
         }
     }
 }

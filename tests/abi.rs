@@ -388,7 +388,7 @@ fn a_write_or_read_that_fails_inside_is_reported_and_no_graph_uses_the_buffer() 
     lines_with("");
     assert_eq!(stream.compute(5, &[product.node]), NPU_STATUS_FAILED);
     assert_eq!(
-        lines_with("w is in a buffer that an internal error left unfinished"),
+        lines_with("w is in a buffer that an earlier error left unfinished"),
         1
     );
     // The device goes on, and so does the buffer when all of it has been written.

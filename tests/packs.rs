@@ -31,7 +31,7 @@ fn device(caps: &'static RkCaps, rules: &str, keep: bool) -> Arc<Device> {
     let rknn = Rknn::simulate(sim::Options::new(caps.soc)).unwrap();
     let target = Target {
         rules: Rules::parse(rules).unwrap(),
-        keep,
+        keep: Some(keep),
         ..Target::from(caps)
     };
     Arc::new(Device::start(rknn, target).unwrap())

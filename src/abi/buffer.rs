@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::types::{
-    NPU_STATUS_FAILED, NPU_STATUS_OK, NPU_STATUS_RELEASED, NpuTensor, metadata, name,
+    NPU_STATUS_FAILED, NPU_STATUS_OK, NpuTensor, metadata, name,
 };
 use super::{NpuBuffer, entry, guard, is_forked, offset_in, release};
 use crate::backend::hexagon::Content;
@@ -91,18 +91,21 @@ pub unsafe extern "C" fn npu_buffer_base(buffer: *const NpuBuffer) -> *mut c_voi
 }
 
 impl NpuBuffer {
-    /// Runs `access`, which returns an `NPU_STATUS_*`. After a panic in it, graphs that use the buffer fail, until all of it
+    /// Runs `access`, which returns an `NPU_STATUS_*`. After a panic in it, or where bytes are needed that were released, graphs that use the buffer fail, until all of it
     /// is written by [`npu_buffer_clear`].
     fn guarded(&self, what: &str, access: impl FnOnce() -> u32) -> u32 {
         if is_forked() {
             return NPU_STATUS_FAILED;
         }
-        guard(what, None, || Some(access())).unwrap_or_else(|| {
-            self.failed.store(true, Ordering::Relaxed);
-            // Graphs that are computed without their nodes are looked at again.
-            self.buffer.forget_graphs();
-            NPU_STATUS_FAILED
-        })
+        guard(what, None, || Some(access())).unwrap_or_else(|| self.fail())
+    }
+
+    /// Has graphs that use the buffer fail.
+    fn fail(&self) -> u32 {
+        self.failed.store(true, Ordering::Relaxed);
+        // Graphs that are computed without their nodes are looked at again.
+        self.buffer.forget_graphs();
+        NPU_STATUS_FAILED
     }
 
     /// Refuses a tensor of `bytes` in it that cannot be computed with.
@@ -112,7 +115,7 @@ impl NpuBuffer {
         };
         if self.failed.load(Ordering::Relaxed) {
             return Err(refuse(
-                "is in a buffer that an internal error left unfinished",
+                "is in a buffer that an earlier error left unfinished",
             ));
         }
         if !self.buffer.holds(offset_in(self, tensor), bytes) {
@@ -122,9 +125,9 @@ impl NpuBuffer {
     }
 }
 
-/// Writes bytes `[offset, offset + size)` of a tensor, packs what that touches, and returns an `NPU_STATUS_*`:
-/// `NPU_STATUS_RELEASED` if other bytes of it are needed and gone. A log line says why it cannot be written; after
-/// `NPU_STATUS_FAILED`, graphs that use the buffer fail.
+/// Writes bytes `[offset, offset + size)` of a tensor, packs what that touches, and returns an `NPU_STATUS_*`. A log line says
+/// why it cannot be written, such as other bytes of it that are needed and were released; after `NPU_STATUS_FAILED`, graphs
+/// that use the buffer fail.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
@@ -190,7 +193,7 @@ fn write(
     };
     ::log::error!("cannot write {}: {error}", described.name);
     match error {
-        Error::Released { .. } => NPU_STATUS_RELEASED,
+        Error::Released { .. } => buffer.fail(),
         // The bytes are there; only their packed form is not, and each use packs them.
         _ => NPU_STATUS_OK,
     }
@@ -201,9 +204,9 @@ fn negative(what: &str, tensor: &NpuTensor) -> u32 {
     NPU_STATUS_FAILED
 }
 
-/// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and returns an `NPU_STATUS_*`:
-/// `NPU_STATUS_RELEASED` if they are gone. A log line says why it cannot be read; after `NPU_STATUS_FAILED`, all bytes at
-/// `data` are 255, which is NaN in floating-point types, and graphs that use the buffer fail.
+/// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and returns an `NPU_STATUS_*`. A
+/// log line says why it cannot be read, such as bytes that were released when they were packed; after `NPU_STATUS_FAILED`, all
+/// bytes at `data` are 255, which is NaN in floating-point types, and graphs that use the buffer fail.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
@@ -232,7 +235,7 @@ pub unsafe extern "C" fn npu_buffer_get(
                 Ok(()) => NPU_STATUS_OK,
                 Err(error) => {
                     ::log::error!("cannot read {}: {error}", described.name);
-                    NPU_STATUS_RELEASED
+                    buffer.fail()
                 }
             }
         }),

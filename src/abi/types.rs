@@ -79,8 +79,6 @@ pub const NPU_STATUS_OK: u32 = 0;
 pub const NPU_STATUS_FAILED: u32 = 1;
 /// No memory to compute the graph with.
 pub const NPU_STATUS_ALLOC_FAILED: u32 = 2;
-/// The bytes of a tensor are needed that `GGML_RUST_NPU_KEEP=off` released.
-pub const NPU_STATUS_RELEASED: u32 = 3;
 
 /// Log level: an error.
 pub const NPU_LOG_ERROR: u32 = 1;

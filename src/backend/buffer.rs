@@ -17,11 +17,12 @@ use crate::tensor::DType;
 /// Alignment of tensors in a packed buffer: their blocks are views of it, which start at pages.
 pub const PACKED_ALIGN_BYTES: usize = repack::BLOCK_ALIGN_BYTES;
 
-/// A ggml buffer of packed weights. It holds the tensors' own bytes, so that reading back gives exactly what was
-/// written and any part can be written again, and their packed form in device memory at the same offsets.
+/// A ggml buffer of packed weights: their packed form in device memory and, at the same offsets, their own bytes in host
+/// memory until all of them were written and packed. Then these are given back, because a model would not fit in memory
+/// twice: the weight can be written again as a whole, and reading it is an error.
 ///
-/// With `GGML_RUST_NPU_KEEP=off`, a tensor's own bytes are given back once all of them were written and packed. It can
-/// then be written as a whole, but not be read.
+/// Bytes that the CPU multiplies with stay, and all of them with `GGML_RUST_NPU_KEEP=on`: reading gives exactly what was
+/// written, and any part can be written again.
 #[derive(Debug)]
 pub struct WeightBuffer {
     device: Arc<Device>,
@@ -45,8 +46,7 @@ struct Packed {
     ne: [usize; 4],
     bytes: usize,
     weights: Weights,
-    /// What was written since the bytes were released, or ever: apart from each other, in order. Not recorded where
-    /// bytes are kept.
+    /// What was written since the bytes were released, or ever: apart from each other, in order.
     written: Vec<Range<usize>>,
     released: bool,
 }
@@ -186,12 +186,10 @@ impl WeightBuffer {
                 self.memory
                     .pack(&mut packed.weights, start, source, first..last);
             }
-            if self.device.target.keep {
-                continue;
-            }
             let end = touched.end.min(start + packed.bytes);
             packed.released = false;
-            if packed.write(touched.start.saturating_sub(start)..end - start) {
+            let all = packed.write(touched.start.saturating_sub(start)..end - start);
+            if all && !self.device.keeps(tensor) {
                 packed.written.clear();
                 // The system can only refuse to take memory back.
                 packed.released = plain.release(start..start + packed.bytes).is_ok();

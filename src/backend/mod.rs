@@ -1,7 +1,8 @@
 //! Joins plan and device: finds devices, keeps weight buffers, computes graphs.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use rknpu_ops::sim;
 
@@ -20,12 +21,14 @@ use crate::vendor::{lock, process};
 pub use self::any::{AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
 pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
 pub use self::limit::Limit;
+use self::memory::system_memory;
 
 mod any;
 mod buffer;
 mod compute;
 pub mod hexagon;
 mod limit;
+mod memory;
 pub mod offline;
 
 /// Where the kernel says which board this is.
@@ -40,6 +43,11 @@ pub struct Device {
     passed: selftest::Passed,
     rows: Mutex<compute::RowScratch>,
     packs: OnceLock<Arc<Packs>>,
+    /// The fewest rows that the device multiplies with weights that packing makes larger: all, once there is no memory to
+    /// keep the bytes of all of them for the CPU.
+    min_m_narrow: AtomicUsize,
+    /// That weights are kept for the CPU has been logged.
+    narrow_said: Once,
 }
 
 /// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
@@ -179,6 +187,7 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         rules: config.rules.clone(),
         calibration: config.calibration,
         min_m: config.min_m(caps.soc.name())?,
+        min_m_narrow: config.min_m_narrow(caps.soc.name())?,
         keep: config.keep,
     })
 }
@@ -209,6 +218,8 @@ impl Device {
         let cpus = here.map_or(&[][..], |caps| caps.big_cpus);
         let npu = RkNpu::open(rknn, target.caps, cpus)?;
         Ok(Self {
+            min_m_narrow: AtomicUsize::new(target.min_m_narrow),
+            narrow_said: Once::new(),
             npu,
             target,
             passed: selftest::Passed::default(),
@@ -256,20 +267,14 @@ impl Device {
     /// Whether a node that the device could compute has so few rows that the CPU shall do it.
     #[must_use]
     pub fn leaves_to_cpu(&self, operation: &Operation) -> bool {
-        plan::left_to_cpu(&self.target, operation)
+        let narrow = self.min_m_narrow.load(Ordering::Relaxed);
+        plan::left_to_cpu(&self.target, operation, narrow)
     }
 
     /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
     #[must_use]
     pub fn address_space(&self) -> (usize, usize) {
         self.npu.address_space()
-    }
-
-    /// Free and total memory that weights can use: the system's, as far as the NPU's address spaces reach.
-    #[must_use]
-    pub fn memory(&self) -> (usize, usize) {
-        let ((free, total), (free_space, space)) = (system_memory(), self.npu.address_space());
-        (free.min(free_space), total.min(space))
     }
 
     /// Bytes that a tensor takes in a buffer for packed weights: its own, or those of its packed form if that is
@@ -279,21 +284,4 @@ impl Device {
         let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
         plan::weight_layout(&self.target, tensor).map_or(plain, |layout| layout.bytes().max(plain))
     }
-}
-
-/// Free and total bytes of the system's memory; 0 where the kernel does not tell.
-fn system_memory() -> (usize, usize) {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace()
-            .next()?
-            .parse::<usize>()
-            .ok()
-            .map(|kib| kib * 1024)
-    };
-    (
-        field("MemAvailable:").unwrap_or(0),
-        field("MemTotal:").unwrap_or(0),
-    )
 }

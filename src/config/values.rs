@@ -174,10 +174,11 @@ pub(super) fn min_m(value: Option<String>) -> Result<Option<usize>> {
     }
 }
 
-pub(super) fn keep(value: Option<String>) -> Result<bool> {
+pub(super) fn keep(value: Option<String>) -> Result<Option<bool>> {
     match value.as_deref().map(str::trim) {
-        None | Some("on") => Ok(true),
-        Some("off") => Ok(false),
+        None => Ok(None),
+        Some("on") => Ok(Some(true)),
+        Some("off") => Ok(Some(false)),
         Some(_) => Err(Error::Config {
             variable: "GGML_RUST_NPU_KEEP",
             reason: "no such choice".into(),
