@@ -2,7 +2,7 @@
 
 use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::int4::Digits;
-use rknpu_ops::layout::Soc;
+use rknpu_ops::layout::{MatmulLayout, Soc};
 
 /// In which arithmetic the device multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,12 +84,13 @@ impl CallCost {
     }
 }
 
-// SOURCE: RK3588, unimatrix099's fork of rk-llama.cpp: rknn_matmul_run 32.9 us; one core with native layouts 1.8 TOPS
+// SOURCE: RK3588, unimatrix099's fork of rk-llama.cpp: rknn_matmul_run 32.9 us, each rknn_mem_sync around it 46-75 us; one core with native layouts 1.8 TOPS
 // INT8, 0.9 TFLOPS FP16, 3.6-3.9 TOPS INT4 (128 x 1024 x 8192); 11.1 GB/s for one core, 26.6 GB/s for three. Other
 // chips have no published figures: they get those of RK3588's cores, and its bandwidth for as many cores. What is
-// decided with them depends on the ratio alone: a call costs as much as about 100 rows.
+// decided with them depends on the ratio alone: a call of the largest weights costs as much
+// as about 100 rows.
 const ONE_CORE: CallCost = CallCost {
-    call_ns: 32_900.0,
+    call_ns: 32_900.0 + 2.0 * 60_000.0,
     bytes_per_ns: 11.1,
     int8_ops_per_ns: 1800.0,
     fp16_ops_per_ns: 900.0,
@@ -105,11 +106,63 @@ const THREE_CORES: CallCost = CallCost {
     ..ONE_CORE
 };
 
+/// The cores of an NPU that are used, by bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cores(u8);
+
+impl Cores {
+    /// The first `count` cores.
+    #[must_use]
+    pub const fn first(count: usize) -> Self {
+        Self((1 << count) - 1)
+    }
+
+    /// These cores and one more.
+    #[must_use]
+    pub const fn with(self, core: usize) -> Self {
+        Self(self.0 | 1 << core)
+    }
+
+    /// Their number.
+    #[must_use]
+    pub const fn count(self) -> usize {
+        // CAST: u32 to usize loses nothing.
+        self.0.count_ones() as usize
+    }
+
+    /// Reads numbers between commas: the cores to use.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut cores = Self(0);
+        for number in text.split(',') {
+            let core = number.trim().parse().ok().filter(|core| *core < 8)?;
+            cores = cores.with(core);
+        }
+        Some(cores)
+    }
+
+    /// Their numbers.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..8).filter(move |core| self.0 & 1 << core != 0)
+    }
+}
+
+impl std::fmt::Display for Cores {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let numbers: Vec<_> = self.iter().map(|core| core.to_string()).collect();
+        f.write_str(&numbers.join(","))
+    }
+}
+
 /// A Rockchip NPU as the planner sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct RkCaps {
     /// The chip; `rknpu_ops::layout` has its native layouts, alignments, cores and name.
     pub soc: Soc,
+    /// Cores that are used.
+    pub cores: Cores,
+    /// Tiles of weights (columns, elements of K) where the library's are not those of `rknpu_ops::layout`.
+    pub tiles: &'static [(Precision, (usize, usize))],
     /// Largest K of one INT8 call; longer rows are split.
     pub k_max_int8: usize,
     /// Largest K of one FP16 call.
@@ -126,6 +179,19 @@ pub struct RkCaps {
     pub big_cpus: &'static [usize],
 }
 
+impl RkCaps {
+    /// The native layouts of an arithmetic, if the chip has it.
+    #[must_use]
+    pub fn native(&self, precision: Precision) -> Option<MatmulLayout> {
+        let mut native = MatmulLayout::of(self.soc, precision.matmul_type())?;
+        if let Some((_, (gn, gk))) = self.tiles.iter().find(|(other, _)| *other == precision) {
+            (native.b.gn, native.b.gk) = (*gn, *gk);
+            native.n_align = native.n_align.max(*gn);
+        }
+        Some(native)
+    }
+}
+
 // SOURCE: cpu-map in Rockchip's BSP device trees: RK3588 has Cortex-A55 as CPUs 0-3 and Cortex-A76 as CPUs 4-7, RK3576
 // Cortex-A53 and Cortex-A72 likewise; RK3562 and RK3566/68 have four of a kind. Decode is 19-66 % faster on the A76
 // (`taskset -c 4-7`, unimatrix099's fork of rk-llama.cpp).
@@ -137,6 +203,8 @@ const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 /// RK3588 and RK3588S.
 pub const RK3588: RkCaps = RkCaps {
     soc: Soc::Rk3588,
+    cores: Cores::first(Soc::Rk3588.cores()),
+    tiles: &[],
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
@@ -145,9 +213,18 @@ pub const RK3588: RkCaps = RkCaps {
     cost: THREE_CORES,
     big_cpus: UPPER_FOUR,
 };
+/// RK3583: an RK3588 with two NPU cores.
+// SOURCE: vendor driver 0.9.8, rknpu_drv.c: the entry of rockchip,rk3583-rknpu has two cores.
+pub const RK3583: RkCaps = RkCaps {
+    cores: Cores::first(2),
+    cost: TWO_CORES,
+    ..RK3588
+};
 /// RK3576.
 pub const RK3576: RkCaps = RkCaps {
     soc: Soc::Rk3576,
+    cores: Cores::first(Soc::Rk3576.cores()),
+    tiles: &[],
     k_max_int8: 4096,
     k_max_fp16: 4096,
     n_max: 4096,
@@ -159,6 +236,8 @@ pub const RK3576: RkCaps = RkCaps {
 /// RK3562.
 pub const RK3562: RkCaps = RkCaps {
     soc: Soc::Rk3562,
+    cores: Cores::first(Soc::Rk3562.cores()),
+    tiles: &[],
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
@@ -170,6 +249,8 @@ pub const RK3562: RkCaps = RkCaps {
 /// RK3566 and RK3568.
 pub const RK3566: RkCaps = RkCaps {
     soc: Soc::Rk3566,
+    cores: Cores::first(Soc::Rk3566.cores()),
+    tiles: &[],
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
@@ -260,7 +341,8 @@ pub fn hexagon_by_arch(arch: u32) -> Option<&'static HexCaps> {
 
 /// Names under which the kernel's device tree knows the chips, and what they are here.
 // SOURCE: the `compatible` strings of Rockchip's BSP device trees.
-const COMPATIBLE: [(&str, &RkCaps); 6] = [
+const COMPATIBLE: [(&str, &RkCaps); 7] = [
+    ("rockchip,rk3583", &RK3583),
     ("rockchip,rk3588s", &RK3588),
     ("rockchip,rk3588", &RK3588),
     ("rockchip,rk3576", &RK3576),
@@ -318,13 +400,23 @@ pub fn rockchip_by_name(name: &str) -> Option<&'static RkCaps> {
 /// The chip in the contents of `/proc/device-tree/compatible`: strings that end in NUL.
 #[must_use]
 pub fn rockchip_by_compatible(compatible: &str) -> Option<&'static RkCaps> {
-    let mut names = compatible.split('\0');
-    names.find_map(|name| {
-        COMPATIBLE
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, caps)| *caps)
+    compatible.split('\0').find_map(by_compatible)
+}
+
+/// The chip in the `uevent` of the NPU's device, which a container sees even where the device tree is hidden from it: a line
+/// such as `OF_COMPATIBLE_0=rockchip,rk3588-rknpu`.
+#[must_use]
+pub fn rockchip_by_uevent(uevent: &str) -> Option<&'static RkCaps> {
+    uevent.lines().find_map(|line| {
+        let (key, name) = line.split_once('=')?;
+        let name = name.strip_suffix("-rknpu")?;
+        (key.starts_with("OF_COMPATIBLE_")).then(|| by_compatible(name))?
     })
+}
+
+fn by_compatible(name: &str) -> Option<&'static RkCaps> {
+    let found = COMPATIBLE.iter().find(|(known, _)| *known == name);
+    found.map(|(_, caps)| *caps)
 }
 
 #[cfg(test)]
@@ -338,6 +430,8 @@ mod tests {
             rockchip_by_compatible(orange_pi).unwrap().soc.name(),
             "rk3588"
         );
+        let rk3583 = rockchip_by_compatible("board\0rockchip,rk3583\0").unwrap();
+        assert_eq!((rk3583.soc.name(), rk3583.cores.count()), ("rk3588", 2));
         assert!(rockchip_by_compatible("raspberrypi,5-model-b\0brcm,bcm2712\0").is_none());
         assert_eq!(
             rockchip_by_compatible("radxa,zero3\0rockchip,rk3566\0")
@@ -346,5 +440,21 @@ mod tests {
                 .name(),
             "rk3566"
         );
+    }
+
+    #[test]
+    fn the_npu_s_own_device_names_the_chip_where_the_device_tree_is_hidden() {
+        let uevent =
+            "DRIVER=RKNPU\nOF_NAME=npu\nOF_COMPATIBLE_0=rockchip,rk3588-rknpu\nOF_COMPATIBLE_N=1\n";
+        assert_eq!(rockchip_by_uevent(uevent).unwrap().soc.name(), "rk3588");
+        let small = "OF_COMPATIBLE_0=rockchip,rk3568-rknpu\n";
+        assert_eq!(rockchip_by_uevent(small).unwrap().soc.name(), "rk3566");
+        for other in [
+            "OF_COMPATIBLE_0=rockchip,rv1126-rknpu",
+            "OF_COMPATIBLE_0=rockchip,rk3588-vop",
+            "",
+        ] {
+            assert!(rockchip_by_uevent(other).is_none());
+        }
     }
 }

@@ -10,7 +10,7 @@ use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, Fault};
 
 use self::settings::{Refusal, Settings};
-use crate::caps::{self, HexCaps, RkCaps};
+use crate::caps::{self, Cores, HexCaps, RkCaps};
 use crate::error::{Error, Result};
 use crate::rules::Rules;
 
@@ -22,12 +22,13 @@ pub use values::{calibration, calibration_word, calibrations};
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
 /// The variables.
-const VARIABLES: [&str; 20] = [
+const VARIABLES: [&str; 21] = [
     "GGML_RUST_NPU_CONFIG",
     "GGML_RUST_NPU_SIM",
     "GGML_RUST_NPU_DEVICES",
     "GGML_RUST_NPU_LOG",
     "GGML_RUST_NPU_CHIP",
+    "GGML_RUST_NPU_CORES",
     "GGML_RUST_NPU_RKNN_LIB",
     "GGML_RUST_NPU_SIM_FAULTS",
     "GGML_RUST_NPU_SIM_COHERENCE",
@@ -86,6 +87,8 @@ pub struct Config {
     pub log: LevelFilter,
     /// `GGML_RUST_NPU_CHIP`: the chip to assume in place of what the device tree says.
     pub chip: Option<&'static RkCaps>,
+    /// `GGML_RUST_NPU_CORES`: the cores of a Rockchip NPU to use, all if not set.
+    pub cores: Option<Cores>,
     /// `GGML_RUST_NPU_RULES`: which arithmetic weights take, by name.
     pub rules: Rules,
     /// `GGML_RUST_NPU_CALIBRATION`: how INT4 weights are clipped.
@@ -175,6 +178,7 @@ impl Config {
                 .map(|list| list.split(',').map(|name| name.trim().into()).collect()),
             log: values::level(get("GGML_RUST_NPU_LOG"))?,
             chip: values::chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
+            cores: values::cores(get("GGML_RUST_NPU_CORES"))?,
             rules: values::rules(get("GGML_RUST_NPU_RULES"))?,
             calibration: values::calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
             min_m,
@@ -292,6 +296,7 @@ mod tests {
             ),
             ("GGML_RUST_NPU_CALIBRATION", "best", "absmax"),
             ("GGML_RUST_NPU_KEEP", "no", "on, off"),
+            ("GGML_RUST_NPU_CORES", "0;1", "0,1"),
             ("GGML_RUST_NPU_PACK_VERIFY", "yes", "sampled, full"),
             ("GGML_RUST_NPU_MIN_M", "0", "1 (all on the NPU)"),
             ("GGML_RUST_NPU_MIN_M", "two", "65536"),

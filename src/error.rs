@@ -59,6 +59,18 @@ pub enum Error {
         /// Shape, type and core of the call.
         what: String,
     },
+    /// The vendor's library lays out operands in a way that is not known.
+    #[error("{call} lays out {what} as {have}, not as {want}")]
+    Geometry {
+        /// The function.
+        call: &'static str,
+        /// Which operand of which shape and type.
+        what: String,
+        /// The library's dimensions and bytes.
+        have: String,
+        /// The ones that were reckoned with.
+        want: String,
+    },
     /// A call into FastRPC failed.
     #[error("{call} failed for {what}: {reason}")]
     FastRpc {

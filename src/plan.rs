@@ -5,10 +5,10 @@ use rknpu_ops::calibrate::Method;
 
 pub mod hexagon;
 
-use crate::caps::{self, RkCaps};
+use crate::caps::{self, Precision, RkCaps};
 use crate::graph::{Op, Operation, Place, Tensor};
 use crate::repack::WeightLayout;
-use crate::rules::Rules;
+use crate::rules::{Choice, Rules};
 use crate::tensor::DType;
 
 pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
@@ -52,7 +52,19 @@ impl Target {
     fn layout(&self, weights: &Tensor) -> Option<WeightLayout> {
         let choice = self.rules.choice(weights.name);
         WeightLayout::new(self.caps, choice, weights.dtype, weights.shape.ne)
-            .filter(|layout| layout.bytes() <= caps::DOMAIN_WEIGHT_BYTES)
+            .filter(|layout| buffer_bytes(layout, weights) <= caps::DOMAIN_WEIGHT_BYTES)
+    }
+
+    /// The arithmetics that weights may have.
+    #[must_use]
+    pub fn precisions(&self) -> Vec<Precision> {
+        let asked = |choice, arithmetic: Option<Precision>| {
+            arithmetic.filter(|_| self.rules.ask_for(choice))
+        };
+        let mut all = vec![Precision::Fp16, Precision::Int8];
+        all.extend(asked(Choice::Int4, self.caps.int4));
+        all.extend(asked(Choice::Int4Fp16, self.caps.int4_fp16));
+        all
     }
 
     /// Returns `true` if each weight's bytes are kept.
@@ -76,6 +88,28 @@ impl Target {
         }
         self.min_m
     }
+}
+
+/// Bytes of a buffer that a weight takes: its own, or those of its packed form if that is larger.
+fn buffer_bytes(layout: &WeightLayout, weights: &Tensor) -> usize {
+    let plain = weights
+        .shape
+        .span_bytes(weights.dtype)
+        .unwrap_or(usize::MAX);
+    layout.bytes().max(plain)
+}
+
+/// The bytes of a multiplication's weights, if only their size keeps them from the device.
+#[must_use]
+pub fn too_large(target: &Target, operation: &Operation) -> Option<usize> {
+    let weights = operation.src[0].as_ref()?;
+    if !matches!(operation.op, Op::MulMat | Op::MulMatId) {
+        return None;
+    }
+    let choice = target.rules.choice(weights.name);
+    let layout = WeightLayout::new(target.caps, choice, weights.dtype, weights.shape.ne)?;
+    let bytes = buffer_bytes(&layout, weights);
+    (bytes > caps::DOMAIN_WEIGHT_BYTES).then_some(bytes)
 }
 
 /// A multiplication that the device computes: `dst[M,N] = act[M,K] · w[K,N]` for each of `planes`.

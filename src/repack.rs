@@ -103,7 +103,7 @@ impl WeightLayout {
         if ne.contains(&0) || ne[0] > MAX_K || (precision.is_int4() && !ne[0].is_multiple_of(2)) {
             return None;
         }
-        let native = MatmulLayout::of(caps.soc, precision.matmul_type())?;
+        let native = caps.native(precision)?;
         let [k, n, ..] = ne;
         let segments = k.div_ceil(k_max);
         if segments > MAX_SEGMENTS {
@@ -111,7 +111,7 @@ impl WeightLayout {
         }
         let segment_k = k.div_ceil(segments).next_multiple_of(native.k_align);
         let n_align = native.n_align;
-        let per_core = n.div_ceil(n_align).div_ceil(caps.soc.cores()) * n_align;
+        let per_core = n.div_ceil(n_align).div_ceil(caps.cores.count()) * n_align;
         let chunks_per_core = per_core.div_ceil(caps.n_max);
         let chunk_n = per_core.div_ceil(chunks_per_core).next_multiple_of(n_align);
         Some(Self {

@@ -7,7 +7,7 @@ mod common;
 use common::{Numbers, PLAIN, Weight, contiguous, device, mul_mat, packed, tensor};
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps::{self, RkCaps};
-use ggml_rust_npu::graph::Tensor;
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Tensor, sources};
 use ggml_rust_npu::plan::Target;
 use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::DType;
@@ -236,4 +236,52 @@ fn an_8b_model_takes_its_size_once_and_memory_says_so_where_it_is_twice() {
         about(half, free / 2) && half_total == total / 2,
         "{free} {half}"
     );
+}
+
+#[test]
+fn what_the_device_supports_fits_in_a_buffer() {
+    const Q8_0: DType = DType::Quantized {
+        block_elems: 32,
+        block_bytes: 34,
+    };
+    const F32_BLOCKS: DType = PLAIN;
+    let device = device(&caps::RK3588);
+    // Heads of 8B, 12B (Gemma 3), 70B; experts of a large mixture.
+    for (dtype, ne, supported) in [
+        (DType::F16, [4096, 128_256, 1, 1], true),
+        (DType::F16, [3840, 262_144, 1, 1], false),
+        (DType::F16, [8192, 128_256, 1, 1], false),
+        (Q8_0, [3840, 262_144, 1, 1], true),
+        (Q8_0, [8192, 128_256, 1, 1], true),
+        (Q8_0, [7168, 2048, 256, 1], false),
+        // The packed form fits, the type's own bytes do not.
+        (F32_BLOCKS, [4096, 128_256, 1, 1], false),
+        (DType::F32, [4096, 128_256, 1, 1], false),
+    ] {
+        let [k, n, experts, _] = ne;
+        let weights = Tensor {
+            place: Place::Packed,
+            ..tensor("output.weight", dtype, contiguous(dtype, ne))
+        };
+        let act = tensor(
+            "act",
+            DType::F32,
+            contiguous(DType::F32, [k, 512, experts, 1]),
+        );
+        let dst = tensor(
+            "dst",
+            DType::F32,
+            contiguous(DType::F32, [n, 512, experts, 1]),
+        );
+        let operation = Operation {
+            op: Op::MulMat,
+            params: [0; PARAMS],
+            dst,
+            src: sources(&[weights, act]),
+        };
+        assert_eq!(device.supports(&operation), supported, "{dtype:?} {ne:?}");
+        if supported {
+            assert!(device.packed_bytes(&weights) <= caps::DOMAIN_WEIGHT_BYTES);
+        }
+    }
 }

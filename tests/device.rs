@@ -8,10 +8,13 @@ use common::{
     Numbers, PLAIN, Weight, device, device_with, mul_mat, mul_mat_id, mul_mat_of_graph, nmse_limit,
     packed,
 };
-use ggml_rust_npu::backend::WeightBuffer;
-use ggml_rust_npu::caps::{self, RkCaps};
+use ggml_rust_npu::backend::{Device, WeightBuffer};
+use ggml_rust_npu::caps::{self, Cores, RkCaps};
+use ggml_rust_npu::plan::Target;
 use ggml_rust_npu::reference;
+use ggml_rust_npu::rules::Rules;
 use ggml_rust_npu::tensor::DType;
+use ggml_rust_npu::vendor::rknn::Rknn;
 use rknpu_ops::sim::{self, Coherence};
 use std::sync::Arc;
 
@@ -327,6 +330,85 @@ fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
             let error = reference::nmse(&have, &want);
             // Both operands are rounded here, each with an error of 2e-8; three products leave it room.
             assert!(error <= 1e-6, "{} row {row}: {error:.1e}", caps.soc.name());
+        }
+    }
+}
+
+#[test]
+fn rows_with_nan_or_infinity_are_nan_and_all_goes_on() {
+    let mut numbers = Numbers::new(32);
+    for (caps, rules) in [
+        (&caps::RK3588, ""),
+        (&caps::RK3588, "weight=int4"),
+        (&caps::RK3576, "weight=int4"),
+        (&caps::RK3576, "weight=int4-fp16"),
+        (&caps::RK3566, ""),
+    ] {
+        let rknn = Rknn::simulate(sim::Options::new(caps.soc)).unwrap();
+        let target = Target {
+            rules: Rules::parse(rules).unwrap(),
+            ..Target::from(caps)
+        };
+        let device = Arc::new(Device::start(rknn, target).unwrap());
+        for dtype in [DType::F16, PLAIN] {
+            let (k, n) = (576, 40);
+            let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
+            let buffer = packed(&device, &w, 0);
+            for m in [1, 2, 3, 5, 17, 64] {
+                let act = numbers.vec(m * k);
+                let ne = [k, m, 1, 1];
+                let compute =
+                    |act: &[f32]| mul_mat(&device, &w, Some((&buffer, 0)), act, ne).unwrap();
+                let want = compute(&act);
+                for (odd, at) in [
+                    (f32::NAN, 0),
+                    (f32::INFINITY, k - 1),
+                    (f32::NEG_INFINITY, 7),
+                ] {
+                    for bad in [0, m / 2, m - 1] {
+                        let mut act = act.clone();
+                        act[bad * k + at] = odd;
+                        let have = compute(&act);
+                        for row in 0..m {
+                            let (have, want) = (&have[row * n..][..n], &want[row * n..][..n]);
+                            let right = if row == bad {
+                                have.iter().all(|x| x.is_nan())
+                            } else {
+                                have == want
+                            };
+                            let name = caps.soc.name();
+                            assert!(
+                                right,
+                                "{name} {rules} {dtype:?} M={m} {odd} in row {bad}: row {row} {have:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_cores_that_are_left_compute_all_columns() {
+    let mut numbers = Numbers::new(33);
+    let all = device(&caps::RK3588);
+    for cores in ["0", "1", "0,2", "1,2"] {
+        let cores = Cores::parse(cores).unwrap();
+        let caps: &RkCaps = Box::leak(Box::new(RkCaps {
+            cores,
+            ..caps::RK3588
+        }));
+        let some = device(caps);
+        for [m, k, n] in [[1, 64, 1], [3, 96, 40], [2, 64, 13000], [5, 8224, 200]] {
+            let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
+            let act = numbers.vec(m * k);
+            let ne = [k, m, 1, 1];
+            let have = mul_mat(&some, &w, None, &act, ne).unwrap();
+            assert!(
+                have == mul_mat(&all, &w, None, &act, ne).unwrap(),
+                "{cores} N={n}"
+            );
         }
     }
 }

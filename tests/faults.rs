@@ -8,8 +8,12 @@ use common::{Numbers, PLAIN, Weight, device_with, mul_mat, nmse_limit, packed};
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps;
 use ggml_rust_npu::error::Error;
+use ggml_rust_npu::plan::Target;
 use ggml_rust_npu::reference;
+use ggml_rust_npu::rules::Rules;
 use ggml_rust_npu::tensor::DType;
+use ggml_rust_npu::vendor::rknn::Rknn;
+use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::{self, Live, parse_faults};
 use std::sync::Arc;
@@ -158,6 +162,61 @@ fn an_arithmetic_with_two_wrong_m_is_no_device() {
         error.contains("self-test") && error.contains("M=2 K=1056"),
         "{error}"
     );
+}
+
+#[test]
+fn other_tiles_of_the_library_are_followed_where_they_are_known() {
+    let mut numbers = Numbers::new(26);
+    // As rknn_matmul_api.h has it for INT4 on RK3576, where the guide has 32 x 32; and two that nobody has.
+    for (caps, matmul_type, rules, tile) in [
+        (
+            &caps::RK3576,
+            MatmulType::I8_I4_I32,
+            "weight=int4",
+            (64, 32),
+        ),
+        (&caps::RK3588, MatmulType::I8_I8_I32, "", (16, 32)),
+        (&caps::RK3588, MatmulType::F16_F16_F32, "", (8, 16)),
+        (&caps::RK3588, MatmulType::F16_F16_F32, "", (32, 32)),
+    ] {
+        let start = |tile| {
+            let mut options = sim::Options::new(caps.soc);
+            options.tiles = vec![(matmul_type, tile)];
+            let rknn = Rknn::simulate(options).unwrap();
+            let target = Target {
+                rules: Rules::parse(rules).unwrap(),
+                ..Target::from(caps)
+            };
+            Device::start(rknn, target).map(Arc::new)
+        };
+        let device = start(tile).unwrap();
+        for dtype in [DType::F16, PLAIN] {
+            let w = Weight::random(&mut numbers, dtype, [96, 200, 1, 1]);
+            let buffer = packed(&device, &w, 0);
+            let act = numbers.vec(3 * 96);
+            let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [96, 3, 1, 1]).unwrap();
+            let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 96));
+            // INT4 has an error of 0.012; a wrong tile gives 1 and more.
+            let limit = if rules.is_empty() { 1e-3 } else { 4e-2 };
+            assert!(
+                error <= limit,
+                "{matmul_type:?} {tile:?} {dtype:?}: {error:.1e}"
+            );
+        }
+        for unknown in [(32, 64), (48, 32)] {
+            let text = start(unknown).unwrap_err().to_string();
+            let words = [
+                "rknn_matmul_create",
+                "B of M=4 K=128 N=128",
+                "bytes, not as [",
+            ];
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+            assert!(
+                text.contains(&format!("{}, {}]", unknown.0, unknown.1)),
+                "{text}"
+            );
+        }
+    }
 }
 
 /// Multiplications that make and use contexts, memory and views of many shapes: enough for 100 calls of every function

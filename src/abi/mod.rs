@@ -26,7 +26,7 @@ mod types;
 /// A buffer of a device.
 pub struct NpuBuffer {
     buffer: AnyBuffer,
-    /// An internal error left bytes in it that are not those that were written.
+    /// An error left bytes in it that are not those that were written, or gave bytes that are not those of a tensor.
     failed: AtomicBool,
 }
 

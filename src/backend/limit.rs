@@ -39,7 +39,7 @@ impl AnyDevice {
             Self::Rockchip(device) => {
                 let layout = plan::weight_layout(&device.target, weights)?;
                 let (caps, precision) = (device.target.caps, layout.precision);
-                let cores = caps.soc.cores() as f64;
+                let cores = caps.cores.count() as f64;
                 let ops_per_ns = caps.cost.ops_per_ns(precision) / precision.rows() as f32;
                 Some(Limit {
                     weight_bytes: layout.bytes(),

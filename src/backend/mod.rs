@@ -1,12 +1,13 @@
 //! Joins plan and device: finds devices, keeps weight buffers, computes graphs.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 use rknpu_ops::sim;
 
-use crate::caps::{self, RkCaps};
+use crate::caps::{self, Cores, RkCaps};
 use crate::config::{Config, SimChip};
 use crate::device::rknpu::{self, RkNpu};
 use crate::error::{Error, Result};
@@ -48,6 +49,8 @@ pub struct Device {
     min_m_narrow: AtomicUsize,
     /// That weights are kept for the CPU has been logged.
     narrow_said: Once,
+    /// Weights that were logged as too large.
+    too_large_said: Mutex<BTreeSet<String>>,
 }
 
 /// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
@@ -105,7 +108,7 @@ pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
             report(rknpu::NAME, device);
         }
         Some(_) => {}
-        None => log::debug!("no Rockchip NPU: {DEVICE_TREE} names no chip with one"),
+        None => explain_missing_chip(),
     }
 
     for (index, opened) in hexagon::sessions(config).into_iter().enumerate() {
@@ -183,7 +186,7 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         }
     }
     Ok(Target {
-        caps,
+        caps: with_cores(caps, config)?,
         rules: config.rules.clone(),
         calibration: config.calibration,
         min_m: config.min_m(caps.soc.name())?,
@@ -192,8 +195,48 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
     })
 }
 
+/// The chip with the cores that the user wants to use.
+fn with_cores(caps: &'static RkCaps, config: &Config) -> Result<&'static RkCaps> {
+    let Some(cores) = config.cores else {
+        return Ok(caps);
+    };
+    let there = caps.soc.cores();
+    if cores.iter().any(|core| core >= there) {
+        return Err(Error::Config {
+            variable: "GGML_RUST_NPU_CORES",
+            value: cores.to_string(),
+            reason: format!("{} has {there} cores", caps.soc.name()),
+            allowed: Cores::first(there).to_string(),
+        });
+    }
+    // Once for each device, and devices are never given back.
+    Ok(Box::leak(Box::new(RkCaps { cores, ..*caps })))
+}
+
 fn chip_of_this_machine() -> Option<&'static RkCaps> {
-    caps::rockchip_by_compatible(&std::fs::read_to_string(Path::new(DEVICE_TREE)).ok()?)
+    let compatible = std::fs::read_to_string(Path::new(DEVICE_TREE)).unwrap_or_default();
+    caps::rockchip_by_compatible(&compatible)
+        .or_else(|| caps::rockchip_by_uevent(&lock::npu_uevent()?))
+}
+
+/// Says why no chip is known: a warning where the kernel shows a Rockchip NPU.
+fn explain_missing_chip() {
+    let Some(node) = lock::npu_node() else {
+        log::debug!("no Rockchip NPU: {DEVICE_TREE} names no chip with one");
+        return;
+    };
+    let names = caps::ROCKCHIP.map(|caps| caps.soc.name()).join(", ");
+    let reason = match std::fs::read_to_string(Path::new(DEVICE_TREE)) {
+        Ok(compatible) => format!(
+            "{DEVICE_TREE} names {:?}",
+            compatible.replace('\0', " ").trim()
+        ),
+        Err(error) => format!("{DEVICE_TREE} cannot be read ({error}), as in a container"),
+    };
+    log::warn!(
+        "{} is the node of a Rockchip NPU, but of which chip is not known: {reason}; GGML_RUST_NPU_CHIP names it: {names}",
+        node.display()
+    );
 }
 
 impl Device {
@@ -212,14 +255,16 @@ impl Device {
     /// # Errors
     /// As [`RkNpu::open`].
     pub fn untested(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
-        let target = target.into();
+        let mut target = target.into();
         // CPU numbers mean something only on the chip itself.
         let here = chip_of_this_machine().filter(|caps| caps.soc == target.caps.soc);
         let cpus = here.map_or(&[][..], |caps| caps.big_cpus);
-        let npu = RkNpu::open(rknn, target.caps, cpus)?;
+        let npu = RkNpu::open(rknn, target.caps, &target.precisions(), cpus)?;
+        target.caps = npu.caps();
         Ok(Self {
             min_m_narrow: AtomicUsize::new(target.min_m_narrow),
             narrow_said: Once::new(),
+            too_large_said: Mutex::default(),
             npu,
             target,
             passed: selftest::Passed::default(),
@@ -260,8 +305,25 @@ impl Device {
         let plan = plan::question(&self.target, operation);
         if let Err(reason) = plan {
             log::trace!("{} stays on the CPU: {reason}", operation.dst.name);
+            self.report_too_large(operation);
         }
         plan.is_ok()
+    }
+
+    /// Says once for each weight that it is larger than a buffer can be.
+    fn report_too_large(&self, operation: &Operation) {
+        let Some(bytes) = plan::too_large(&self.target, operation) else {
+            return;
+        };
+        let name = operation.src[0].map_or("", |weights| weights.name);
+        let mut said = (self.too_large_said.lock()).unwrap_or_else(PoisonError::into_inner);
+        if said.insert(name.to_owned()) {
+            log::warn!(
+                "{}: {name} stays on the CPU: it takes {bytes} bytes, and a buffer has at most {}",
+                rknpu::NAME,
+                caps::DOMAIN_WEIGHT_BYTES
+            );
+        }
     }
 
     /// Whether a node that the device could compute has so few rows that the CPU shall do it.

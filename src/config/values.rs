@@ -5,7 +5,7 @@ use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
 
 use super::{Faults, Repack, SimChip};
-use crate::caps::{self, RkCaps};
+use crate::caps::{self, Cores, RkCaps};
 use crate::error::{Error, Result};
 use crate::rules::{self, Rules};
 
@@ -184,6 +184,19 @@ pub(super) fn keep(value: Option<String>) -> Result<Option<bool>> {
             reason: "no such choice".into(),
             allowed: "on, off".into(),
             value: value.unwrap_or_default(),
+        }),
+    }
+}
+
+pub(super) fn cores(value: Option<String>) -> Result<Option<Cores>> {
+    let Some(value) = value else { return Ok(None) };
+    match Cores::parse(&value) {
+        Some(cores) => Ok(Some(cores)),
+        None => Err(Error::Config {
+            variable: "GGML_RUST_NPU_CORES",
+            reason: "no list of cores".into(),
+            allowed: "numbers of cores such as 0,1".into(),
+            value,
         }),
     }
 }

@@ -31,19 +31,40 @@ struct Places<'a> {
     run: Vec<PathBuf>,
 }
 
+impl Places<'_> {
+    /// Those of this machine.
+    fn system() -> Self {
+        let mut run = vec![PathBuf::from("/run/lock")];
+        run.extend(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from));
+        Places {
+            drm_class: Path::new("/sys/class/drm"),
+            dev: Path::new("/dev"),
+            mountinfo: Path::new("/proc/self/mountinfo"),
+            run,
+        }
+    }
+}
+
 /// Takes the NPU for this process.
 ///
 /// # Errors
 /// `Busy` if another process has it, or if no node of it can be opened.
 pub fn take_npu() -> Result<Taken> {
-    let mut run = vec![PathBuf::from("/run/lock")];
-    run.extend(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from));
-    take(&Places {
-        drm_class: Path::new("/sys/class/drm"),
-        dev: Path::new("/dev"),
-        mountinfo: Path::new("/proc/self/mountinfo"),
-        run,
-    })
+    take(&Places::system())
+}
+
+/// A node of the NPU, if the kernel shows one.
+#[must_use]
+pub fn npu_node() -> Option<PathBuf> {
+    nodes(&Places::system()).into_iter().next()
+}
+
+/// The kernel's description of the NPU's device.
+#[must_use]
+pub fn npu_uevent() -> Option<String> {
+    let places = Places::system();
+    let name = PathBuf::from(nodes(&places).first()?.file_name()?);
+    fs::read_to_string(places.drm_class.join(name).join("device/uevent")).ok()
 }
 
 fn take(places: &Places) -> Result<Taken> {

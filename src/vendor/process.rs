@@ -16,6 +16,13 @@ pub fn raise_file_limit() {
     }
 }
 
+/// How many files the process may have open.
+#[must_use]
+pub fn file_limit() -> u64 {
+    // SOURCE: 1024 is the usual soft limit of Linux, should the system not tell.
+    rlimit::getrlimit(rlimit::Resource::NOFILE).map_or(1024, |(soft, _)| soft)
+}
+
 /// How many files the process may have open, if it has that many.
 #[must_use]
 pub fn file_limit_reached() -> Option<u64> {

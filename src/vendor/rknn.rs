@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rknpu_ops::ffi::{self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, SdkVersion, TensorAttr};
+use rknpu_ops::layout::MatmulLayout;
 use rknpu_ops::sim;
 
 use super::loader;
@@ -141,6 +142,42 @@ impl Context {
         Ok(context)
     }
 
+    /// Compares the operands that the library described when it created the context with those of `native`.
+    ///
+    /// # Errors
+    /// `Geometry` with both for the first one that differs in dimensions or size.
+    pub fn expect(&self, native: &MatmulLayout) -> Result<()> {
+        let size = |value: i32| usize::try_from(value).unwrap_or(0);
+        let [m, k, n] = [self.info.m, self.info.k, self.info.n].map(size);
+        let (a, b, c) = (native.a, native.b, native.c);
+        let operands: [(&str, &TensorAttr, &[usize], usize); 3] = [
+            ("A", &self.attr.a, &a.dims(m, k), a.bytes(m, k)),
+            ("B", &self.attr.b, &b.dims(k, n), b.bytes(k, n)),
+            ("C", &self.attr.c, &c.dims(m, n), c.bytes(m, n)),
+        ];
+        for (name, attr, want, bytes) in operands {
+            let have = dims(attr);
+            if have != want || size_of_attr(attr) != bytes {
+                return Err(Error::Geometry {
+                    call: "rknn_matmul_create",
+                    what: format!("{name} of {}", describe(&self.info)),
+                    have: format!("{have:?}, {} bytes", attr.size),
+                    want: format!("{want:?}, {bytes} bytes"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Columns and elements of K of a tile of native B, as the library described them.
+    #[must_use]
+    pub fn tile_of_b(&self) -> Option<(usize, usize)> {
+        match dims(&self.attr.b)[..] {
+            [_, _, gn, gk] => Some((gn, gk)),
+            _ => None,
+        }
+    }
+
     /// The I/O address space that it runs in.
     #[must_use]
     pub fn domain(&self) -> i32 {
@@ -215,6 +252,18 @@ impl Drop for Context {
             log::warn!("{error}");
         }
     }
+}
+
+/// The dimensions that an attribute has; none if it claims more than there is room for.
+fn dims(attr: &TensorAttr) -> Vec<usize> {
+    // CAST: usize has at least 32 bits.
+    let used = attr.dims.get(..attr.n_dims as usize).unwrap_or(&[]);
+    used.iter().map(|dim| *dim as usize).collect()
+}
+
+fn size_of_attr(attr: &TensorAttr) -> usize {
+    // CAST: usize has at least 32 bits.
+    attr.size as usize
 }
 
 fn describe(info: &MatmulInfo) -> String {

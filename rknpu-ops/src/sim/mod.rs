@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::ffi::Api;
+use crate::ffi::{Api, MatmulType};
 use crate::layout::Soc;
 
 mod api;
@@ -78,6 +78,8 @@ pub struct Options {
     pub driver_version: String,
     /// How long a call waits for its I/O domain while another one is in use.
     pub domain_patience: Duration,
+    /// Tiles of B (columns, elements of K) in place of the chip's, by matmul type: another version of the library.
+    pub tiles: Vec<(MatmulType, (usize, usize))>,
     /// `false`: a run returns at once and leaves C alone, to measure everything but the device.
     pub compute: bool,
 }
@@ -99,6 +101,7 @@ impl Options {
             api_version: "2.3.2 (429f97ae6b@2025-04-09T09:09:27)".to_owned(),
             driver_version: "0.9.8".to_owned(),
             domain_patience: Duration::from_secs(60),
+            tiles: Vec::new(),
             compute: true,
         }
     }

@@ -32,13 +32,17 @@ pub(super) struct Accepted {
 /// Checks everything but the shapes.
 pub(super) fn check_info(options: &Options, info: &MatmulInfo) -> Result<Accepted, c_int> {
     let soc = options.soc;
-    let Some(layout) = MatmulLayout::of(soc, info.matmul_type) else {
+    let Some(mut layout) = MatmulLayout::of(soc, info.matmul_type) else {
         vendor_error!(
             "rknn_matmul_create_dynamic_shape, unsupported matmul dtype : {} in this platform",
             type_name(info.matmul_type)
         );
         return Err(code::PARAM_INVALID);
     };
+    let mut tiles = options.tiles.iter();
+    if let Some((_, tile)) = tiles.find(|(matmul_type, _)| *matmul_type == info.matmul_type) {
+        (layout.b.gn, layout.b.gk) = *tile;
+    }
     let native_ac = match info.ac_layout {
         Layout::NORM => false,
         Layout::NATIVE => true,

@@ -1,6 +1,5 @@
 //! One NPU core: runs its share of a call and writes its columns of the result.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,6 +8,7 @@ use rknpu_ops::int4::{self, Accumulator, Digits, Product, ScaledOutput};
 use rknpu_ops::pack::{self, NativeOutput, OutputRows, Rows};
 
 use super::activation::Activations;
+use super::recent::Recent;
 use super::scratch::Scratch;
 use super::weight::WeightSlice;
 use crate::caps::{DIGITS, Precision};
@@ -16,9 +16,6 @@ use crate::error::Result;
 use crate::repack::MAX_SEGMENTS;
 use crate::shm::RowsMut;
 use crate::vendor::rknn::{Context, Operands, Rknn};
-
-/// Contexts that a core keeps. A model needs one for each distinct weight shape and M bucket: about 50.
-const MAX_CONTEXTS_PER_CORE: usize = 128;
 
 /// Shape of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,7 +31,8 @@ struct CallShape {
 #[derive(Debug)]
 pub(super) struct Core {
     mask: Option<CoreMask>,
-    contexts: HashMap<CallShape, Context>,
+    /// One for each distinct shape of weights and M.
+    contexts: Recent<CallShape, Context>,
     results: Scratch,
 }
 
@@ -49,10 +47,11 @@ pub(super) struct Call<'a> {
 }
 
 impl Core {
-    pub(super) fn new(mask: Option<CoreMask>) -> Self {
+    /// - `contexts`: how many it keeps at most
+    pub(super) fn new(mask: Option<CoreMask>, contexts: usize) -> Self {
         Self {
             mask,
-            contexts: HashMap::new(),
+            contexts: Recent::new(contexts),
             results: Scratch::default(),
         }
     }
@@ -69,7 +68,6 @@ impl Core {
         let c_bytes = layout.native.c.bytes(call.shape().m, layout.chunk_n);
         for chunk in chunks {
             for segment in 0..layout.segments {
-                self.context(call)?;
                 let c = self
                     .results
                     .reserve(call.w.memory.anchor(), segment, c_bytes)?;
@@ -78,35 +76,16 @@ impl Core {
                     .native
                     .get(call.w.memory.anchor(), segment, a_bytes);
                 let b = &call.w.weights.blocks[layout.block(call.w.slice, chunk, segment)];
-                // PANIC: made in the line above; looked up again because the results are borrowed too.
+                let mask = self.mask;
                 let context = self
                     .contexts
-                    .get_mut(&call.shape())
-                    .expect("the context was just made");
+                    .get_or_make(call.shape(), || call.context(mask))?;
                 context.run(Operands { a, b, c })?;
                 c.sync_from_device()?;
             }
             let columns = layout.chunk_rows(chunk).len();
             self.unpack(call, chunk, c_bytes, &mut dst.split_columns(columns));
         }
-        Ok(())
-    }
-
-    /// The context for the call's shape, made if need be.
-    fn context(&mut self, call: &Call) -> Result<()> {
-        let shape = call.shape();
-        if self.contexts.contains_key(&shape) {
-            return Ok(());
-        }
-        if self.contexts.len() >= MAX_CONTEXTS_PER_CORE {
-            self.contexts.clear();
-        }
-        let [m, k, n] =
-            [shape.m, shape.k, shape.n].map(|size| i32::try_from(size).unwrap_or(i32::MAX));
-        let mut info = MatmulInfo::native(shape.precision.matmul_type(), m, k, n);
-        info.iommu_domain_id = shape.domain;
-        self.contexts
-            .insert(shape, Context::new(call.rknn, info, self.mask)?);
         Ok(())
     }
 
@@ -208,6 +187,18 @@ fn unpack_scaled<T: Accumulator>(
 }
 
 impl Call<'_> {
+    /// Makes a context for the call's shape.
+    fn context(&self, mask: Option<CoreMask>) -> Result<Context> {
+        let shape = self.shape();
+        let [m, k, n] =
+            [shape.m, shape.k, shape.n].map(|size| i32::try_from(size).unwrap_or(i32::MAX));
+        let mut info = MatmulInfo::native(shape.precision.matmul_type(), m, k, n);
+        info.iommu_domain_id = shape.domain;
+        let context = Context::new(self.rknn, info, mask)?;
+        context.expect(&self.w.weights.layout.native)?;
+        Ok(context)
+    }
+
     fn shape(&self) -> CallShape {
         let layout = &self.w.weights.layout;
         CallShape {

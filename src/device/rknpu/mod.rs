@@ -21,14 +21,17 @@ use self::activation::{Activations, Shared};
 use self::core::{Call, Core};
 use self::domain::Domains;
 pub use self::weight::{WeightMemory, WeightSlice, Weights};
-use crate::caps::{self, RkCaps};
+use crate::caps::{self, Precision, RkCaps};
 use crate::error::{Error, Result};
 use crate::shm::RowsMut;
+use crate::vendor::process;
 use crate::vendor::rknn::{self, Rknn};
 
 mod activation;
 mod core;
 mod domain;
+mod geometry;
+mod recent;
 mod scratch;
 mod weight;
 
@@ -71,27 +74,37 @@ struct State {
 impl RkNpu {
     /// Opens the NPU behind `rknn`.
     ///
+    /// - `precisions`: the arithmetics that weights may have
     /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
     ///
     /// # Errors
-    /// `Version` for a library that is too old, `Vendor` if a first context cannot be made.
-    pub fn open(rknn: Arc<Rknn>, caps: &'static RkCaps, cpus: &[usize]) -> Result<Self> {
+    /// `Version` for a library that is too old, `Geometry` for one with unknown layouts, `Vendor` if a first context
+    /// cannot be made.
+    pub fn open(
+        rknn: Arc<Rknn>,
+        caps: &'static RkCaps,
+        precisions: &[Precision],
+        cpus: &[usize],
+    ) -> Result<Self> {
         let mut domains = Domains::new(&rknn)?;
         let versions = domains.first_anchor().versions()?;
         rknn::check_version(&versions.0)?;
         if rknn::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
             domains.limit(1);
         }
-        let cores = caps.soc.cores();
-        let threads = threads(cores, rknn.stand_in().is_some());
+        let caps = geometry::learn(&rknn, caps, precisions)?;
+        let threads = threads(caps.cores.count(), rknn.stand_in().is_some());
         let threads = Pool::new(threads, "rknpu", cpus).map_err(|error| Error::Library {
             library: "threads of the device".into(),
             reason: error.to_string(),
         })?;
         // A chip with one core refuses a mask. SOURCE: RKNN SDK User Guide 2.3.0, rknn_matmul_set_core_mask.
         let masks = [CoreMask::CORE_0, CoreMask::CORE_1, CoreMask::CORE_2];
-        let cores =
-            (masks.into_iter().take(cores)).map(|mask| Core::new((cores > 1).then_some(mask)));
+        let has_masks = caps.soc.cores() > 1;
+        let limit = recent::contexts_per_core(process::file_limit(), caps.cores.count());
+        let cores = (caps.cores.iter())
+            .filter_map(|core| masks.get(core).copied())
+            .map(|mask| Core::new(has_masks.then_some(mask), limit));
         let state = State {
             activations: Activations::default(),
             cores: cores.collect(),

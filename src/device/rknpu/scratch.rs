@@ -5,9 +5,10 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::repack::BLOCK_ALIGN_BYTES;
 use crate::vendor::rknn::{Context, Memory};
 
-/// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one of at most twice its size.
+/// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one of its size.
 #[derive(Debug, Default)]
 pub(super) struct Scratch(HashMap<(i32, usize, usize), Memory>);
 
@@ -16,7 +17,7 @@ impl Scratch {
         (
             anchor.domain(),
             segment,
-            bytes.next_power_of_two().max(4096),
+            bytes.next_multiple_of(BLOCK_ALIGN_BYTES),
         )
     }
 

@@ -1,0 +1,87 @@
+//! What was used last stays: contexts of a core.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::error::Result;
+
+/// File descriptors that a context of the library takes.
+// SOURCE: librknnrt's own buffers and DRM handles, 3 to 4 for each context (estimate; not counted on a board).
+const DESCRIPTORS_PER_CONTEXT: u64 = 4;
+
+/// Contexts that a core may keep: as many as half of the process's file descriptors allow.
+pub(super) fn contexts_per_core(file_limit: u64, cores: usize) -> usize {
+    let contexts = file_limit / 2 / DESCRIPTORS_PER_CONTEXT;
+    let per_core = usize::try_from(contexts).unwrap_or(usize::MAX) / cores.max(1);
+    // A model of 8 billion weights in five address spaces takes 150 to 250; a small one about 50.
+    per_core.clamp(16, 512)
+}
+
+/// At most `limit` values by key. A new one takes the place of the one whose last use is the longest ago.
+#[derive(Debug)]
+pub(super) struct Recent<K, V> {
+    limit: usize,
+    uses: u64,
+    /// With the number of their last use.
+    values: HashMap<K, (u64, V)>,
+}
+
+impl<K: Copy + Eq + Hash, V> Recent<K, V> {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            uses: 0,
+            values: HashMap::new(),
+        }
+    }
+
+    /// The value of `key`, made if need be.
+    pub(super) fn get_or_make(
+        &mut self,
+        key: K,
+        make: impl FnOnce() -> Result<V>,
+    ) -> Result<&mut V> {
+        self.uses += 1;
+        if !self.values.contains_key(&key) {
+            if self.values.len() >= self.limit {
+                let oldest = self.values.iter().min_by_key(|(_, (used, _))| *used);
+                let oldest = oldest.map(|(key, _)| *key);
+                oldest.map(|key| self.values.remove(&key));
+            }
+            self.values.insert(key, (0, make()?));
+        }
+        let Some((used, value)) = self.values.get_mut(&key) else {
+            unreachable!("it was there, or was just made");
+        };
+        *used = self.uses;
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_value_used_longest_ago_makes_room() {
+        let mut recent = Recent::new(3);
+        let mut made = Vec::new();
+        for key in [1, 2, 3, 1, 2, 4, 1, 2, 4, 3, 1] {
+            let make = || {
+                made.push(key);
+                Ok(key * 10)
+            };
+            assert_eq!(*recent.get_or_make(key, make).unwrap(), key * 10);
+        }
+        // 4 takes the place of 3, and 3 later that of 1.
+        assert_eq!(made, [1, 2, 3, 4, 3, 1]);
+    }
+
+    #[test]
+    fn contexts_leave_half_of_the_file_descriptors_to_others() {
+        assert_eq!(contexts_per_core(65536, 3), 512);
+        assert_eq!(contexts_per_core(4096, 3), 170);
+        assert_eq!(contexts_per_core(1024, 1), 128);
+        assert_eq!(contexts_per_core(64, 3), 16);
+    }
+}
