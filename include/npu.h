@@ -102,9 +102,6 @@
 // No memory to compute the graph with.
 #define NPU_STATUS_ALLOC_FAILED 2
 
-// The bytes of a tensor are needed that `GGML_RUST_NPU_KEEP=off` released.
-#define NPU_STATUS_RELEASED 3
-
 // Log level: an error.
 #define NPU_LOG_ERROR 1
 
@@ -271,9 +268,9 @@ void npu_buffer_free(struct npu_buffer *buffer);
 // `buffer` is alive.
 void *npu_buffer_base(const struct npu_buffer *buffer);
 
-// Writes bytes `[offset, offset + size)` of a tensor, packs what that touches, and returns an `NPU_STATUS_*`:
-// `NPU_STATUS_RELEASED` if other bytes of it are needed and gone. A log line says why it cannot be written; after
-// `NPU_STATUS_FAILED`, graphs that use the buffer fail.
+// Writes bytes `[offset, offset + size)` of a tensor, packs what that touches, and returns an `NPU_STATUS_*`. A log line says
+// why it cannot be written, such as other bytes of it that are needed and were released; after `NPU_STATUS_FAILED`, graphs
+// that use the buffer fail.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
@@ -293,9 +290,9 @@ uint32_t npu_buffer_fill(const struct npu_buffer *buffer,
                          size_t offset,
                          size_t size);
 
-// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and returns an `NPU_STATUS_*`:
-// `NPU_STATUS_RELEASED` if they are gone. A log line says why it cannot be read; after `NPU_STATUS_FAILED`, all bytes at
-// `data` are 255, which is NaN in floating-point types, and graphs that use the buffer fail.
+// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and returns an `NPU_STATUS_*`. A
+// log line says why it cannot be read, such as bytes that were released when they were packed; after `NPU_STATUS_FAILED`, all
+// bytes at `data` are 255, which is NaN in floating-point types, and graphs that use the buffer fail.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.

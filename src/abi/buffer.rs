@@ -3,9 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::types::{
-    NPU_STATUS_FAILED, NPU_STATUS_OK, NpuTensor, metadata, name,
-};
+use super::types::{NPU_STATUS_FAILED, NPU_STATUS_OK, NpuTensor, metadata, name};
 use super::{NpuBuffer, entry, guard, is_forked, offset_in, release};
 use crate::backend::hexagon::Content;
 use crate::error::{Error, Result};
