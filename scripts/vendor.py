@@ -53,9 +53,6 @@ class Rule(NamedTuple):
     ends: str
 
 
-# What the backend does not ask for yet.
-STACK_BYTES = "262144"
-
 PASSED = r"self-test +passed"
 BOTH_PASSED = rf"^HEX0(.|\n)*{PASSED}(.|\n)*^HEX1(.|\n)*{PASSED}"
 REFUSED = r"^- HEX0 is not available: "
@@ -65,6 +62,9 @@ RULES = [
     Rule("VTCM held for half a second", {"LOOP_RULES": "vtcm-held=500"}, PASSED),
     Rule("VTCM held for long", {"LOOP_RULES": "vtcm-held=600000"}, REFUSED),
     Rule("window of one page", {"LOOP_RULES": "window=4096"}, REFUSED + ".*fastrpc_mmap"),
+    Rule("window that is full later", {"LOOP_RULES": "window=700000"}, REFUSED + ".*fastrpc_mmap"),
+    Rule("MAP_FAILED for the ring", {"LOOP_RULES": "map-failed=1"}, REFUSED + "rpcmem_alloc gave no memory"),
+    Rule("MAP_FAILED for a buffer", {"LOOP_RULES": "map-failed=4"}, REFUSED + "rpcmem_alloc gave no memory"),
 ]
 
 
@@ -95,18 +95,20 @@ class Loop:
         self.emulator = vendor_parts.emulator()
         self.deepest = 0
 
-    def run(self, arch, args, timeout=TIMEOUT_S, **settings):
-        """Runs a program above libcdsprpc with an NPU of one architecture."""
-        args = [str(arg) for arg in args]
-        settings = {"LOOP_STACK": STACK_BYTES, **settings}
-        settings["LOOP_RULES"] = ",".join(filter(None, [settings.get("LOOP_RULES"), "any-length"]))
+    def command(self, arch, args, **settings):
+        """The command and the environment of a program above libcdsprpc with an NPU of one architecture."""
         env = cpu_env(LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process), LOOP_ARCH=f"0x{arch[1:]}",
                       DSP_LIBRARY_PATH=str(vendor_parts.dsp_library(arch)),
                       GGML_RUST_NPU_CDSPRPC_LIB=str(self.host.library), OMP_WAIT_POLICY="passive", **settings)
         command, env = self.host.command(args, env)
+        return [str(part) for part in command], env
+
+    def run(self, arch, args, timeout=TIMEOUT_S, **settings):
+        """Runs a program to its end, or to the time limit."""
+        command, env = self.command(arch, args, **settings)
         try:
-            done = subprocess.run([str(part) for part in command], env=env, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout)
+            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, timeout=timeout)
             done = Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
         except subprocess.TimeoutExpired as late:
             out, log = ((text or b"").decode(errors="replace") for text in (late.stdout, late.stderr))
@@ -269,12 +271,10 @@ def main():
     try:
         loop = Loop(vendor_parts.host())
         settings = {name: value for name, value in os.environ.items() if name.startswith("GGML_RUST_NPU_")}
-        done = loop.run(sys.argv[2], sys.argv[3:], timeout=None, **settings)
+        command, env = loop.command(sys.argv[2], sys.argv[3:], **settings)
     except Missing as missing:
         raise Problem(str(missing)) from missing
-    sys.stdout.write(done.out)
-    sys.stderr.write(done.log)
-    return done.code
+    return subprocess.run(command, env=env).returncode
 
 
 if __name__ == "__main__":

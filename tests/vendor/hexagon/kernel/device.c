@@ -39,7 +39,6 @@
 #define ATTRIBUTE_ARCH_VER 6
 
 #define AEE_EUNABLETOLOAD 0x80000406u
-#define AEE_ECONNRESET_DSP 0x8000040du
 
 struct session {
   pthread_mutex_t mutex;
@@ -50,7 +49,6 @@ struct session {
   uint64_t handles[MAX_HANDLES];
   uint32_t handle_count;
   uint64_t mapped_bytes;
-  uint32_t users; // calls inside
 };
 
 struct session *session_open(void) {
@@ -271,7 +269,7 @@ static uint32_t capability(uint32_t attribute) {
              : 0;
 }
 
-static int answer(struct session *session, unsigned long request, void *arg) {
+int session_ioctl(struct session *session, unsigned long request, void *arg) {
   switch ((uint32_t)request) {
   case FASTRPC_IOCTL_INIT_CREATE: {
     struct fastrpc_init_create *create = arg;
@@ -306,8 +304,4 @@ static int answer(struct session *session, unsigned long request, void *arg) {
   // Quality of service, notifications and the rest: only vendors' kernels.
   note("no request %lu", request & 0xff);
   return fail(ENOTTY);
-}
-
-int session_ioctl(struct session *session, unsigned long request, void *arg) {
-  return answer(session, request, arg);
 }

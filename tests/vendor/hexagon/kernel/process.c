@@ -289,52 +289,62 @@ static int wait_call(struct process *process, struct call *call,
   return 0;
 }
 
+// Passes a call on and waits for it: 0 when it is done, ECONNRESET, or, when a
+// signal came, EINTR or ERESTART. Unless it is done, it is no longer the
+// caller's.
+static int attempt(struct process *process, struct call *call, int serves) {
+  pthread_mutex_lock(&process->mutex);
+  enqueue(process, call);
+  if (serves && rules.no_ieee && strstr(process->library, "_v73.so"))
+    kill(process->pid, SIGILL);
+  int may_interrupt = serves && (rules.restarts > 0 || rules.interrupts > 0);
+  int result = 0;
+  if (wait_call(process, call, may_interrupt)) {
+    if (rule_take(&rules.restarts))
+      result = ERESTART;
+    else if (rule_take(&rules.interrupts))
+      result = EINTR;
+    else
+      wait_call(process, call, 0);
+  }
+  if (result)
+    call->abandoned = 1;
+  else if (!call->done)
+    result = ECONNRESET; // what a channel still has of the call is left to it
+  pthread_mutex_unlock(&process->mutex);
+  return result;
+}
+
 int process_call(struct process *process, uint64_t handle, uint32_t scalars,
                  struct buffer *buffers, uint64_t *handle_out, int *status) {
+  // The call that serves, the long one, is the one that returns no data.
+  int serves = handle != 0 && scalars_outputs(scalars) == 0;
+  struct call *call;
+  int error;
   // Mainline's driver leaves a call that a signal interrupts running on the
   // DSP; the system call is restarted, or returns EINTR.
-  for (;;) {
-    struct call *call = make_call(handle, scalars, buffers);
+  do {
+    call = make_call(handle, scalars, buffers);
     if (!call)
       return EINVAL;
-    pthread_mutex_lock(&process->mutex);
-    enqueue(process, call);
-    // The call that serves, the long one, is the one that returns no data.
-    int serves = handle != 0 && scalars_outputs(scalars) == 0;
-    if (serves && rules.no_ieee && strstr(process->library, "_v73.so"))
-      kill(process->pid, SIGILL);
-    int may = serves && (rules.restarts > 0 || rules.interrupts > 0);
-    int signal = wait_call(process, call, may);
-    int restart = signal && rule_take(&rules.restarts);
-    int interrupt = signal && !restart && rule_take(&rules.interrupts);
-    if (signal && !restart && !interrupt)
-      wait_call(process, call, 0);
-    if (restart || interrupt) {
-      call->abandoned = 1;
-      pthread_mutex_unlock(&process->mutex);
-      note("a signal %s call %u", restart ? "restarts" : "interrupts",
-           scalars_method(scalars));
-      if (restart)
-        continue;
-      return EINTR;
-    }
-    int done = call->done;
-    pthread_mutex_unlock(&process->mutex);
-    if (!done)
-      return ECONNRESET; // a channel may still have the call
-    uint32_t inputs = scalars_inputs(scalars);
-    size_t at = sum(&call->request, 0, inputs);
-    for (uint32_t i = 0; i < scalars_outputs(scalars); i++) {
-      struct buffer *out = &buffers[inputs + i];
-      memcpy(out->at, call->data + at, out->bytes);
-      at += out->bytes;
-    }
-    if (handle_out)
-      *handle_out = call->handle;
-    *status = call->status;
-    free(call);
-    return 0;
+    error = attempt(process, call, serves);
+    if (error)
+      note("a call ends with %s", strerror(error));
+  } while (error == ERESTART);
+  if (error)
+    return error;
+  uint32_t inputs = scalars_inputs(scalars);
+  size_t at = sum(&call->request, 0, inputs);
+  for (uint32_t i = 0; i < scalars_outputs(scalars); i++) {
+    struct buffer *out = &buffers[inputs + i];
+    memcpy(out->at, call->data + at, out->bytes);
+    at += out->bytes;
   }
+  if (handle_out)
+    *handle_out = call->handle;
+  *status = call->status;
+  free(call);
+  return 0;
 }
 
 static void describe_end(const struct process *process, int status) {
