@@ -507,3 +507,48 @@ fn a_weight_over_the_largest_buffer_is_told_of_once() {
     }
     assert_eq!(lines_with("output.weight is left to the CPU"), 1);
 }
+
+/// A packed weight of a Rockchip device is there once, so its own bytes are gone: the process used to end there.
+#[test]
+fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
+    let _turn = turn();
+    let weights = Buffer::new(RK, 65536, false);
+    let ne = [64, 96, 1, 1];
+    let w = tensor(
+        c"w",
+        true,
+        ne,
+        NPU_PLACE_PACKED,
+        NPU_ROLE_WEIGHTS,
+        &weights,
+        0,
+    );
+    let bytes = vec![0x11; 64 * 96 * 2];
+    assert_eq!(weights.set(&w, &bytes), NPU_STATUS_OK);
+    lines_with("");
+    let (status, read) = weights.get(&w, bytes.len(), 0);
+    assert_eq!((status, read), (NPU_STATUS_FAILED, vec![0xff; bytes.len()]));
+    assert_eq!(
+        lines_with("w cannot be read: its bytes were released when it was packed"),
+        1
+    );
+    let (act, mut out) = (vec![1.0f32; 64], vec![0.0f32; 96]);
+    let host = |name, ne, role, data: *mut c_void| {
+        let mut tensor = tensor(name, false, ne, NPU_PLACE_HOST, role, &weights, 0);
+        (tensor.data, tensor.buffer) = (data, null_mut());
+        tensor
+    };
+    let x = act.as_ptr().cast_mut().cast();
+    let x = host(c"x", [64, 1, 1, 1], NPU_ROLE_STATE, x);
+    let dst = out.as_mut_ptr().cast();
+    let dst = host(c"dst", [96, 1, 1, 1], NPU_ROLE_RESULT, dst);
+    let product = node(c"MUL_MAT", dst, &[w, x]);
+    let stream = Stream::new(RK);
+    assert_eq!(stream.compute(0, &[product]), NPU_STATUS_FAILED);
+    assert_eq!(lines_with("w is in a buffer that an earlier error left"), 1);
+    // All of it can be written again.
+    // SAFETY: alive.
+    unsafe { npu_buffer_clear(weights.0, 0) };
+    assert_eq!(weights.set(&w, &bytes), NPU_STATUS_OK);
+    assert_eq!(stream.compute(0, &[product]), NPU_STATUS_OK);
+}

@@ -120,10 +120,10 @@ fn a_device_that_is_not_there_has_a_reason_and_an_exit_code() {
 
 #[test]
 fn a_self_test_that_fails_later_is_a_failure() {
-    // The test at start makes two multiplications in each of two arithmetics, on one core.
+    // The test at start makes five multiplications in each of two arithmetics, on one core.
     let variables = [
         ("GGML_RUST_NPU_SIM", "rk3566"),
-        ("GGML_RUST_NPU_SIM_FAULTS", "rknn_matmul_run:5+=-1"),
+        ("GGML_RUST_NPU_SIM_FAULTS", "rknn_matmul_run:11+=-1"),
     ];
     let output = run(&["devices", "--self-test"], &variables);
     let text = text(&output);
