@@ -264,6 +264,7 @@ STEPS = {
     "shared": step_shared,
     "ops": step_ops,
     "e2e": step_e2e,
+    "vendor": vendor.check_short,
 }
 
 # Not part of `make test`: too long for it.

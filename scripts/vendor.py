@@ -36,7 +36,7 @@ TOKENS = 16
 
 
 # The architectures that are run, and how many of upstream's cases at least are computed on each.
-ARCHS = {"v73": 200, "v75": 600}
+ARCHS = {"v73": 200, "v75": 600, "v79": 200}
 MAIN = "v75"
 
 
@@ -114,7 +114,7 @@ class Loop:
 
 
 def write_log(name, done):
-    log = LOGS / f"vendor-{name}.log"
+    log = LOGS / f"vendor-{name.replace(' ', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(f"code {done.code}\n{done.all}", encoding="utf-8")
     return f"code {done.code}, output in target/logs/{log.name}"
