@@ -86,9 +86,10 @@ class Loop:
     """The parts together."""
 
     def __init__(self, host):
-        self.host = host
+        # The host's side takes longest to build, so it comes after all that may be missing.
         self.process = vendor_parts.dsp_process()
         self.emulator = vendor_parts.emulator()
+        self.host = host()
         self.deepest = 0
 
     def command(self, arch, args, **settings):
@@ -232,13 +233,13 @@ def unless_missing(tally, name, check, *args, **settings):
 
 def check_short(tally):
     """Debian's libcdsprpc and the library for one architecture."""
-    loop = unless_missing(tally, "loop", lambda: Loop(vendor_parts.debian_host()))
+    loop = unless_missing(tally, "loop", Loop, vendor_parts.debian_host)
     if loop:
         unless_missing(tally, f"{MAIN} self-test", self_test, tally, loop, f"{MAIN} self-test", MAIN)
 
 
 def check_all(tally):
-    loop = unless_missing(tally, "loop", lambda: Loop(vendor_parts.host()))
+    loop = unless_missing(tally, "loop", Loop, vendor_parts.host)
     if not loop:
         return
     for arch in ARCHS:
@@ -255,7 +256,7 @@ def main():
     if len(sys.argv) < 4 or sys.argv[1] != "run":
         raise Problem("usage: vendor.py run ARCH PROGRAM [ARGUMENT...]")
     try:
-        loop = Loop(vendor_parts.host())
+        loop = Loop(vendor_parts.host)
         settings = {name: value for name, value in os.environ.items() if name.startswith("GGML_RUST_NPU_")}
         command, env = loop.command(sys.argv[2], sys.argv[3:], **settings)
     except Missing as missing:
