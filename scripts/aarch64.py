@@ -6,7 +6,8 @@ test     the Rust tests, vector code included, on a Cortex-A53: the smallest cor
 count    instructions per element of each host stage, portable and vector version, on a Cortex-A76
 archive  the static library, without a C compiler or linker for aarch64
 
-As root on Debian, `test` and `count` install what they need. Elsewhere they say what is missing.
+`test` and `count` say what is missing. With INSTALL=1 (or in CI) they install it: packages as root on Debian, and the
+standard library with rustup.
 """
 
 import os
@@ -17,7 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from project import LOGS, ROOT, TARGET, Problem, cpu_env, main_with, print_tail, run as run_logged, say
+from project import (LOGS, ROOT, TARGET, Problem, cpu_env, main_with, may_install, print_tail, run as run_logged,
+                     say)
 
 RUST_TARGET = "aarch64-unknown-linux-gnu"
 
@@ -57,8 +59,8 @@ def need_packages():
     if not packages:
         return
     names = " ".join(packages)
-    if not is_root_on_debian():
-        raise Missing(f"{names} not installed; on Debian: apt-get install {names}")
+    if not (may_install() and is_root_on_debian()):
+        raise Missing(f"{names} not installed; on Debian: apt-get install {names}, or as root INSTALL=1 make test")
     say(f"installing {names} with apt-get")
     env = cpu_env(DEBIAN_FRONTEND="noninteractive")
     for command in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", *packages]):
@@ -74,14 +76,14 @@ def need_rust_target():
     """The standard library for the target, through rustup if it is not there."""
     root = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
     library = Path(root.stdout.strip()) / "lib" / "rustlib" / RUST_TARGET
-    if not library.exists() and shutil.which("rustup"):
+    if not library.exists() and may_install() and shutil.which("rustup"):
         say(f"rustup target add {RUST_TARGET}")
         try:
             run_logged(["rustup", "target", "add", RUST_TARGET], LOGS / "aarch64-rustup.log", cwd=ROOT)
         except Problem as problem:
             raise Missing(f"no Rust standard library for {RUST_TARGET}: {problem}") from problem
     if not library.exists():
-        raise Missing(f"no Rust standard library for {RUST_TARGET}; rustup target add {RUST_TARGET}")
+        raise Missing(f"no Rust standard library for {RUST_TARGET}; rustup target add {RUST_TARGET}, or INSTALL=1 make test")
 
 
 def need_all():

@@ -23,25 +23,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import index
 import project
 from project import DOWNLOADS, MODELS, PATCH, ROOT, TARGET, TOOLS, Problem, main_with, need, say
 
-TOOL_VERSIONS = {"cmake": "4.4.4", "ninja": "1.13.2"}
+# What is installed from them unless the machine has it; versions and sums are in the file.
+REQUIREMENTS = ROOT / "scripts" / "requirements.txt"
+BUILD_TOOLS = ["cmake", "ninja"]
 
 
 class Package(NamedTuple):
-    """One file of a package index. `pip` downloads it without building anything of ours."""
+    """One file of a Python package index. It is downloaded, not installed: nothing in it runs."""
 
     requirement: str
     filename: str
     sha256: str
-    source: bool = False
 
     def get(self, folder):
-        tools()
-        # Only this package as source: --no-binary :all: would build its build tools from source, too.
-        kind = ["--no-binary", self.requirement.split("==")[0]] if self.source else ["--only-binary", ":all:"]
-        pip_run("download", "--no-deps", "--dest", folder, *kind, self.requirement)
+        environment()
+        index.download(self.requirement.split("==")[0], self.filename, Path(folder) / self.filename, PIP)
 
 
 class NpmPackage(NamedTuple):
@@ -56,7 +56,7 @@ class NpmPackage(NamedTuple):
 
 
 LLAMA = Package("llama-cpp-python==0.3.36", "llama_cpp_python-0.3.36.tar.gz",
-                "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e", source=True)
+                "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
 LLAMA_PREFIX = "llama_cpp_python-0.3.36/vendor/llama.cpp/"
 
 
@@ -110,25 +110,29 @@ def works(*command):
         return False
 
 
-def tools():
-    """A venv with pip, and cmake and ninja in it unless the machine has them."""
-    pip = TOOLS / "bin" / "pip"
-    if not works(pip, "--version"):
+PIP = TOOLS / "bin" / "pip"
+
+
+def environment():
+    """A venv with pip."""
+    if not works(PIP, "--version"):
         say("creating the Python environment target/tools")
         TARGET.mkdir(exist_ok=True)
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(TOOLS)], stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
         if made.returncode != 0:
             raise Problem("python3 -m venv failed; install python3-venv")
-    missing = [f"{name}=={version}" for name, version in TOOL_VERSIONS.items()
+
+
+def tools():
+    """cmake and ninja in a venv, unless the machine has them."""
+    environment()
+    missing = [name for name in BUILD_TOOLS
                if shutil.which(name) is None and not works(TOOLS / "bin" / name, "--version")]
     if missing:
         say(f"installing {' '.join(missing)} into target/tools")
-        pip_run("install", *missing)
-
-
-def pip_run(*args):
-    client_run("pip", [str(TOOLS / "bin" / "pip"), "--disable-pip-version-check", "--quiet", *args], "ERROR")
+        client_run("pip", [PIP, "--disable-pip-version-check", "--quiet", "install", "--no-deps", "--require-hashes",
+                           "--only-binary", ":all:", "--requirement", REQUIREMENTS], "ERROR")
 
 
 def npm_run(*args):
@@ -165,12 +169,18 @@ def download(package):
             got = Path(temp) / package.filename
             if not got.exists():
                 raise Problem(f"{package.requirement} came without the file {package.filename}")
+            check(got, package)
             os.replace(got, path)
+    check(path, package)
+    return path
+
+
+def check(path, package):
+    """Removes a file that is not what the package's sum says."""
     have = sha256(path)
     if have != package.sha256:
         path.unlink()
         raise Problem(f"{package.filename} has sha256 {have}, not {package.sha256}; removed")
-    return path
 
 
 def members(parts, dest, digest=None):

@@ -27,7 +27,8 @@ def quantize(source, dest, kind):
     if not dest.exists():
         MODELS.mkdir(parents=True, exist_ok=True)
         temp = dest.with_name(f".{dest.name}.part")
-        run([project.binary("llama-quantize"), "--allow-requantize", source, temp, kind], LOGS / f"quantize-{kind}.log")
+        run([project.binary("llama-quantize"), "--allow-requantize", source, temp, kind], LOGS / f"quantize-{kind}.log",
+            project.cpu_env())
         os.replace(temp, dest)
     return dest
 

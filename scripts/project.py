@@ -90,8 +90,16 @@ def tool_env():
 def cpu_env(**settings):
     """The environment for a run without NPU: none of this project's variables but `settings`."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GGML_RUST_NPU_")}
+    # Threads of the CPU backend that have nothing to do sleep. By default they spin, and on a machine that is busy, or that
+    # simulates the NPU on the same cores, they take the time that the others need.
+    env.setdefault("OMP_WAIT_POLICY", "passive")
     env.update(settings)
     return env
+
+
+def may_install():
+    """Whether tools may be installed on the machine itself: only where the user says so, or in CI."""
+    return os.environ.get("INSTALL") == "1" or os.environ.get("CI") == "true"
 
 
 def device_env(chip=SIMULATED, **settings):

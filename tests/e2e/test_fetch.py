@@ -1,16 +1,23 @@
 """What is fetched is checked: a damaged file is refused with both sums, and half a file is never taken for a whole one."""
 
 import hashlib
+import functools
 import io
+import json
+import subprocess
 import tarfile
 import tempfile
+import threading
 import unittest
+import venv
 import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
 
 import harness  # noqa: F401  (makes the scripts importable)
 
+import aarch64
 import fetch
 from project import Problem
 
@@ -26,9 +33,9 @@ class Fetch(unittest.TestCase):
         with zipfile.ZipFile(self.wheel, "w") as archive:
             archive.writestr("some/file", CONTENT)
         self.package = fetch.Package("some==1.0", self.wheel.name, hashlib.sha256(self.wheel.read_bytes()).hexdigest())
-        for name, value in {"DOWNLOADS": self.folder, "pip_run": mock.Mock(side_effect=Problem("no network")),
-                            "tools": mock.Mock()}.items():
-            patch = mock.patch.object(fetch, name, value)
+        for module, name, value in [(fetch, "DOWNLOADS", self.folder), (fetch, "environment", mock.Mock()),
+                                    (fetch.index, "download", mock.Mock(side_effect=Problem("no network")))]:
+            patch = mock.patch.object(module, name, value)
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -91,3 +98,139 @@ class Fetch(unittest.TestCase):
             fetch.llama()
         self.assertIn("patch", str(problem.exception))
         self.assertEqual(sorted(tree.rglob("*")), before)
+
+
+# A build backend in the package itself, which needs nothing from an index: pip runs each of its functions.
+BACKEND = """
+import pathlib
+pathlib.Path({marker!r}).write_text("ran")
+def get_requires_for_build_wheel(config_settings=None): return []
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    info = pathlib.Path(folder, "evil-1.0.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: evil\\nVersion: 1.0\\n")
+    return info.name
+def build_wheel(folder, config_settings=None, metadata_directory=None): raise SystemExit(1)
+def build_sdist(folder, config_settings=None): raise SystemExit(1)
+"""
+PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Index(unittest.TestCase):
+    """A package index on this machine, with a source package that runs code when it is built."""
+
+    NAME = "evil-1.0.tar.gz"
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.marker = self.folder / "marker"
+        served = self.folder / "served"
+        (served / "evil").mkdir(parents=True)
+        self.archive = served / self.NAME
+        members = {"pyproject.toml": PYPROJECT, "PKG-INFO": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n",
+                   "backend.py": BACKEND.format(marker=str(self.marker)),
+                   "setup.py": BACKEND.format(marker=str(self.marker))}
+        with tarfile.open(self.archive, "w:gz") as archive:
+            for name, text in members.items():
+                entry = tarfile.TarInfo(f"evil-1.0/{name}")
+                entry.size = len(text.encode())
+                archive.addfile(entry, io.BytesIO(text.encode()))
+        self.digest = hashlib.sha256(self.archive.read_bytes()).hexdigest()
+        self.page = served / "evil" / "index.html"
+        self.page.write_text(f'<html><body><a href="../{self.NAME}#sha256={self.digest}">{self.NAME}</a></body></html>')
+        server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(served)))
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{server.server_address[1]}"
+        self.variables = {"PIP_INDEX_URL": self.url, "PIP_NO_INDEX": "", "PIP_FIND_LINKS": "",
+                          "PIP_CONFIG_FILE": "/dev/null", "no_proxy": "127.0.0.1"}
+        self.downloads = self.folder / "downloads"
+        for patch in (mock.patch.object(fetch, "DOWNLOADS", self.downloads), mock.patch.object(fetch, "environment"),
+                      mock.patch.dict("os.environ", self.variables)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def package(self, digest):
+        return fetch.Package("evil==1.0", self.NAME, digest)
+
+    def test_code_of_a_source_package_does_not_run_when_it_is_fetched(self):
+        path = fetch.download(self.package(self.digest))
+        self.assertEqual(path.read_bytes(), self.archive.read_bytes())
+        self.assertFalse(self.marker.exists(), "code of the package ran")
+
+    def test_code_of_another_source_package_does_not_run_and_nothing_is_kept(self):
+        with self.assertRaises(Problem) as problem:
+            fetch.download(self.package("0" * 64))
+        self.assertIn(self.digest, str(problem.exception))
+        self.assertFalse(self.marker.exists(), "code of the package ran")
+        self.assertEqual(list(self.downloads.iterdir()), [])
+
+    def test_the_package_does_run_code_under_pip_download(self):
+        """Otherwise the tests above could not fail."""
+        venv.create(self.folder / "venv", with_pip=True)
+        subprocess.run([self.folder / "venv" / "bin" / "pip", "download", "--no-deps", "--dest", self.folder / "pip", "evil==1.0"],
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.assertTrue(self.marker.exists())
+
+    def test_an_index_that_answers_in_json_is_read(self):
+        answer = json.dumps({"files": [{"filename": self.NAME, "url": f"../{self.NAME}", "hashes": {}}]}).encode()
+        opened = fetch.index.opened
+
+        def as_json(url, pip, accept="*/*"):
+            if not url.endswith("/evil/"):
+                return opened(url, pip, accept)
+            response = mock.MagicMock()
+            response.__enter__.return_value = response
+            response.geturl.return_value = url
+            response.read.return_value = answer
+            response.headers.get_content_type.return_value = fetch.index.JSON
+            return response
+
+        with mock.patch.object(fetch.index, "opened", as_json):
+            self.assertTrue(fetch.download(self.package(self.digest)).exists())
+
+    def test_a_file_that_the_index_does_not_have_and_one_of_another_kind_of_address_are_said_in_one_line(self):
+        self.page.write_text("<html></html>")
+        with self.assertRaises(Problem) as problem:
+            fetch.download(self.package(self.digest))
+        self.assertIn(self.NAME, str(problem.exception))
+        self.page.write_text(f'<a href="file://{self.archive}">{self.NAME}</a>')
+        with self.assertRaises(Problem) as problem:
+            fetch.download(self.package(self.digest))
+        self.assertIn("not of the web", str(problem.exception))
+
+    def test_build_tools_are_installed_with_their_sums(self):
+        with mock.patch.object(fetch, "works", return_value=False), mock.patch("shutil.which", return_value=None), \
+                mock.patch.object(fetch, "client_run") as client:
+            fetch.tools()
+        command = [str(word) for word in client.call_args.args[1]]
+        self.assertIn("--require-hashes", command)
+        for line in fetch.REQUIREMENTS.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+            if line and not line.startswith("#"):
+                self.assertRegex(line, r"^(cmake|ninja)==[\d.]+( +--hash=sha256:[0-9a-f]{64})+$")
+
+
+class Machine(unittest.TestCase):
+    """Nothing is installed on the machine unless the user says so."""
+
+    def installs(self, **variables):
+        variables = {"INSTALL": "", "CI": "", **variables}
+        with mock.patch.dict("os.environ", variables), mock.patch.object(aarch64, "missing_packages", return_value=["x"]), \
+                mock.patch.object(aarch64, "is_root_on_debian", return_value=True), \
+                mock.patch.object(aarch64, "run_logged") as client, self.assertRaises(aarch64.Missing) as missing:
+            aarch64.need_packages()
+        self.assertIn("x", str(missing.exception))
+        return client.called
+
+    def test_root_installs_packages_only_where_it_is_asked_to(self):
+        self.assertFalse(self.installs())
+        self.assertTrue(self.installs(INSTALL="1"))
+        self.assertTrue(self.installs(CI="true"))

@@ -1,0 +1,107 @@
+"""Downloads a file of a Python package index as it is: nothing of the package is unpacked, built or run.
+
+pip cannot do that for source packages: `pip download` runs their build code to read their metadata, with build tools that
+no hash names. So the index's own interface is asked here, which is two requests: the page that lists a project's files, and
+the file. The index is the one that pip is configured for.
+"""
+# SOURCE: the simple repository API of the Python Packaging User Guide, in HTML (PEP 503) and in JSON (PEP 691).
+
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from base64 import b64encode
+from html.parser import HTMLParser
+
+from project import Problem
+
+JSON = "application/vnd.pypi.simple.v1+json"
+TIMEOUT_S = 60
+ATTEMPTS = 3
+
+
+class Links(HTMLParser):
+    """The links of a page, by the name of the file."""
+
+    def __init__(self):
+        super().__init__()
+        self.files = {}
+
+    def handle_starttag(self, tag, attrs):
+        link = dict(attrs).get("href")
+        if tag == "a" and link:
+            path = urllib.parse.urlsplit(link).path
+            self.files[urllib.parse.unquote(path.rsplit("/", 1)[-1])] = link
+
+
+def pip_setting(pip, name):
+    """A setting of pip: its variable, or what its files of settings say; None if neither does."""
+    variable = os.environ.get("PIP_" + name.upper().replace("-", "_"))
+    if variable:
+        return variable
+    for section in ("download", "global"):
+        found = subprocess.run([str(pip), "config", "get", f"{section}.{name}"], stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True)
+        if found.returncode == 0 and found.stdout.strip():
+            return found.stdout.strip()
+    return None
+
+
+def index_url(pip):
+    """The index that pip takes packages from. Its default is what its help says."""
+    url = pip_setting(pip, "index-url")
+    if url is None:
+        text = subprocess.run([str(pip), "download", "--help"], stdout=subprocess.PIPE, text=True).stdout
+        default = re.search(r"--index-url.*?\(default\s+(\S+?)\)", text, re.S)
+        if default is None:
+            raise Problem("pip names no package index; set PIP_INDEX_URL")
+        url = default.group(1)
+    return url.rstrip("/")
+
+
+def opened(url, pip, accept="*/*"):
+    """The answer to a request. A name and a password in the address are sent as such."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise Problem(f"the package index answers with an address that is not of the web: {parts.scheme}")
+    request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])),
+                                     headers={"Accept": accept})
+    if parts.username:
+        words = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        request.add_header("Authorization", "Basic " + b64encode(words.encode()).decode())
+    context = ssl.create_default_context(cafile=pip_setting(pip, "cert")) if parts.scheme == "https" else None
+    return urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context)
+
+
+def listed(project, pip):
+    """The addresses of a project's files, by name."""
+    page = f"{index_url(pip)}/{re.sub(r'[-_.]+', '-', project).lower()}/"
+    with opened(page, pip, f"{JSON}, text/html;q=0.5") as answer:
+        base, text = answer.geturl(), answer.read().decode()
+        if answer.headers.get_content_type() == JSON:
+            files = {file["filename"]: file["url"] for file in json.loads(text)["files"]}
+        else:
+            links = Links()
+            links.feed(text)
+            files = links.files
+    return {name: urllib.parse.urljoin(base, link) for name, link in files.items()}
+
+
+def download(project, filename, dest, pip):
+    """Writes a file of a project to `dest`; a Problem if that is not possible."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            files = listed(project, pip)
+            if filename not in files:
+                raise Problem(f"the package index has no {filename} of {project}")
+            with opened(files[filename], pip) as answer, open(dest, "wb") as out:
+                shutil.copyfileobj(answer, out, 1 << 20)
+            return
+        except (OSError, ValueError, KeyError) as error:
+            if attempt == ATTEMPTS:
+                raise Problem(f"fetching {filename} failed: {error} (is there a network?)") from error
