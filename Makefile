@@ -8,7 +8,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test long bench kld ops optable build fetch dsp fuzz batch tool vendor
+.PHONY: help demo test long bench kld ops optable build fetch dsp fuzz hostile batch tool vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -21,6 +21,7 @@ help:
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "make fuzz   arbitrary commands to the DSP's command loop, model files and pack files, 5 minutes each"
+	@echo "make hostile  every hostile file of tests/tool_hostile.rs through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
@@ -71,3 +72,6 @@ batch:
 
 tool:
 	@cargo build --release --locked --bin ggml-npu
+
+hostile:
+	@cargo test --locked --test tool_hostile -- --ignored --nocapture

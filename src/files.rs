@@ -3,12 +3,16 @@
 #![expect(unsafe_code, reason = "maps files")]
 
 use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use memmap2::{Mmap, UncheckedAdvice};
+
+pub use self::output::{Destination, OutputFile, remove_unfinished, write};
+
+mod output;
 
 /// Opens a file that is read.
 ///
@@ -65,75 +69,6 @@ impl MappedFile {
             let done = unsafe { map.unchecked_advise_range(advice, start, end - start) };
             // Without it, the process only looks larger than it is.
             done.unwrap_or_default();
-        }
-    }
-}
-
-/// Bytes collected before they go to the system.
-const BUFFER_BYTES: usize = 1 << 20;
-
-/// A file on its way, under another name beside its place; removed unless it is finished.
-#[derive(Debug)]
-pub struct OutputFile {
-    out: BufWriter<fs::File>,
-    path: PathBuf,
-    temporary: PathBuf,
-    finished: bool,
-}
-
-impl OutputFile {
-    /// Begins the file that will be at `path`.
-    ///
-    /// # Errors
-    /// The system's, with the path that it is about.
-    pub fn create(path: &Path) -> Result<Self, (PathBuf, io::Error)> {
-        let mut name = path.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}.part", std::process::id()));
-        let temporary = path.with_file_name(name);
-        match fs::File::create(&temporary) {
-            Ok(file) => Ok(Self {
-                out: BufWriter::with_capacity(BUFFER_BYTES, file),
-                path: path.into(),
-                temporary,
-                finished: false,
-            }),
-            Err(error) => Err((temporary, error)),
-        }
-    }
-
-    /// Appends bytes.
-    ///
-    /// # Errors
-    /// The system's, with the path that it is about.
-    pub fn put(&mut self, bytes: &[u8]) -> Result<(), (PathBuf, io::Error)> {
-        (self.out.write_all(bytes)).map_err(|error| (self.temporary.clone(), error))
-    }
-
-    /// Puts the file at its place, over one that is there.
-    ///
-    /// - `head`: if there is any, the bytes that the first ones are replaced with before
-    ///
-    /// # Errors
-    /// The system's, with the path that it is about.
-    pub fn finish(mut self, head: Option<&[u8]>) -> Result<(), (PathBuf, io::Error)> {
-        let done = self.out.flush().and_then(|()| match head {
-            Some(head) => io::Seek::rewind(&mut self.out).and_then(|()| {
-                self.out.write_all(head)?;
-                self.out.flush()
-            }),
-            None => Ok(()),
-        });
-        let done = done.and_then(|()| fs::rename(&self.temporary, &self.path));
-        self.finished = done.is_ok();
-        done.map_err(|error| (self.path.clone(), error))
-    }
-}
-
-impl Drop for OutputFile {
-    fn drop(&mut self) {
-        if !self.finished {
-            // Nobody is left to hear that a file that is of no use could not be removed.
-            let _ = fs::remove_file(&self.temporary);
         }
     }
 }

@@ -246,3 +246,38 @@ fn completions_and_manual_pages_know_every_subcommand() {
     }
     assert!(!text(&run(&["--help"], &[])).contains("generate"));
 }
+
+#[test]
+fn what_a_terminal_would_obey_is_escaped() {
+    let folder = folder("tool_escapes");
+    let path = folder.join("\u{1b}[2J.gguf");
+    let mut model = Model::new(
+        "general.architecture",
+        "\u{1b}]0;owned\u{7}\u{9b}31m\nforged line",
+    );
+    model.tensor("blk.0.\u{1b}[31m\r.weight", &[32, 2], vec![0.0; 64]);
+    model.write(&path);
+    let missing = folder.join("\u{1b}[2J missing");
+    for args in [
+        &["inspect", path.to_str().unwrap()][..],
+        &["inspect", path.to_str().unwrap(), "--json"],
+        &[
+            "quantize",
+            path.to_str().unwrap(),
+            "-t",
+            "q8_0",
+            "-o",
+            "out",
+        ],
+        &["repack", missing.to_str().unwrap(), "--chip", "rk3588"],
+    ] {
+        let output = run(args, &[]);
+        let text = text(&output);
+        let obeyed = |c: char| c.is_control() && c != '\n';
+        assert!(!text.contains(obeyed), "{args:?}: {text:?}");
+        assert!(!text.contains("\nforged"), "{args:?}: {text:?}");
+        assert!(text.contains("1b"), "{args:?}: {text:?}");
+    }
+    let report = json(&run(&["inspect", path.to_str().unwrap(), "--json"], &[]));
+    assert_eq!(report["tensors"][0]["name"], "blk.0.\u{1b}[31m\r.weight");
+}

@@ -151,6 +151,20 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
             raw.entries
                 .push(entry("general.alignment", 4, &24u32.to_le_bytes()));
         }),
+        (
+            &["general.alignment", "2147483648", "at most 2097152"],
+            |raw| {
+                let alignment = (1u32 << 31).to_le_bytes();
+                raw.entries.push(entry("general.alignment", 4, &alignment));
+            },
+        ),
+        (
+            &["general.alignment", "1099511627776", "at most 2097152"],
+            |raw| {
+                let alignment = (1u64 << 40).to_le_bytes();
+                raw.entries.push(entry("general.alignment", 10, &alignment));
+            },
+        ),
         (&["general.alignment", "power of two"], |raw| {
             raw.entries.push(entry("general.alignment", 4, &[0; 4]));
         }),

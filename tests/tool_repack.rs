@@ -310,9 +310,8 @@ fn an_interrupted_run_leaves_nothing_and_keeps_what_was_there() {
     ];
     for signal in ["-INT", "-TERM", "-HUP"] {
         let mut child = command(&args).stderr(Stdio::piped()).spawn().unwrap();
-        let part = folder.join(format!("model.npu.{}.part", child.id()));
         let began = Instant::now();
-        while !part.exists() {
+        while fs::read_dir(&folder).unwrap().count() < 3 {
             assert!(
                 began.elapsed() < Duration::from_secs(60),
                 "it does not begin"
@@ -335,11 +334,7 @@ fn an_interrupted_run_leaves_nothing_and_keeps_what_was_there() {
             "{signal}: {}",
             text(&output)
         );
-        assert!(
-            text(&output).contains("nothing was written"),
-            "{}",
-            text(&output)
-        );
+        assert!(text(&output).contains("interrupted"), "{}", text(&output));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "{signal}");
         assert_eq!(fs::read_to_string(&pack).unwrap(), "the old one");
     }

@@ -34,6 +34,10 @@ pub const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 /// Alignment of tensors if the file does not say.
 pub const DEFAULT_ALIGNMENT: usize = 32;
 
+/// Largest alignment that is read: pages of 64 KiB and huge pages of 2 MiB are smaller or as large. A file that is written
+/// gets up to this many bytes of padding for each tensor.
+pub const MAX_ALIGNMENT: usize = 2 << 20;
+
 /// The entry that holds the alignment.
 pub const ALIGNMENT_KEY: &str = "general.alignment";
 

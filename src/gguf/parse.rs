@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::cursor::Cursor;
 use super::types::{GgmlType, Value};
 use super::{
-    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Error, MAGIC, MAX_NAME_BYTES, Result, VERSIONS, field,
+    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Error, MAGIC, MAX_ALIGNMENT, MAX_NAME_BYTES, Result,
+    VERSIONS, field,
 };
 
 /// Most dimensions of a tensor.
@@ -121,12 +122,10 @@ impl Header {
         let Some(value) = self.get(ALIGNMENT_KEY) else {
             return Ok(DEFAULT_ALIGNMENT);
         };
-        (value.as_usize().filter(|bytes| bytes.is_power_of_two())).ok_or_else(|| {
-            field(
-                ALIGNMENT_KEY,
-                format!("{value:?}"),
-                "it must be a power of two",
-            )
+        let fits = |bytes: &usize| bytes.is_power_of_two() && *bytes <= MAX_ALIGNMENT;
+        value.as_usize().filter(fits).ok_or_else(|| {
+            let reason = format!("it must be a power of two, at most {MAX_ALIGNMENT}");
+            field(ALIGNMENT_KEY, format!("{value:?}"), reason)
         })
     }
 

@@ -116,6 +116,18 @@ impl Writer {
                 return Err(field(format!("number of {what} of {name:?}"), want, reason));
             }
         }
+        if let Some(row) = scales.iter().position(|scale| !scale.is_finite()) {
+            let reason = "its weights are no finite numbers, or too large";
+            return Err(field(
+                format!("scale {row} of {name:?}"),
+                scales[row],
+                reason,
+            ));
+        }
+        if !entry.error.is_finite() {
+            let reason = "some of its weights are no finite numbers, or too large";
+            return Err(field(format!("error of {name:?}"), entry.error, reason));
+        }
         entry.offset = self.at - self.written;
         let scales: Vec<u8> = scales.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.payload.end_chunk();

@@ -40,9 +40,13 @@ impl Model {
     }
 
     pub fn number(&mut self, key: &str, number: usize) {
-        self.entries.retain(|(known, _)| known != key);
+        self.forget(key);
         self.entries
             .push((key.into(), Value::Unsigned(number as u64)));
+    }
+
+    pub fn forget(&mut self, key: &str) {
+        self.entries.retain(|(known, _)| known != key);
     }
 
     pub fn tensor(&mut self, name: &str, ne: &[usize], values: Vec<f32>) {

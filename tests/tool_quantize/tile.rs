@@ -43,7 +43,7 @@ fn the_pack_has_the_weights_of_the_blocks_in_groups_near_the_source() {
         quantize(&from, &model, &[&args[..], &["--tile-group"]].concat());
         let file = File::open(&model).unwrap();
         let other = File::open(&plain).unwrap();
-        let pack = Pack::open(&model.with_extension("npu")).unwrap();
+        let pack = Pack::open(&model.with_extension("groups.npu")).unwrap();
         let (mut weighted, mut packed_names) = (0.0, 0);
         for tensor in &file.header().tensors {
             let name = &tensor.name;
@@ -97,7 +97,7 @@ fn the_pack_has_the_weights_of_the_blocks_in_groups_near_the_source() {
     }
     assert!(errors[1] < 0.95 * errors[0], "{errors:?}");
 
-    let pack = model.with_extension("npu");
+    let pack = model.with_extension("groups.npu");
     let inspect = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
         command

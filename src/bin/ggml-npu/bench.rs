@@ -1,6 +1,6 @@
 //! `ggml-npu bench`: how fast multiplications are on each device, beside what the chip could do and beside the CPU.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -12,9 +12,11 @@ use ggml_rust_npu::config::settings::Settings;
 use self::cpu::Time;
 use self::multiply::{Refused, Weights};
 use self::report::{Crossover, DeviceLine, Report, Row};
+use crate::files::Files;
 use crate::progress::Progress;
 use crate::quantize::Format;
-use crate::{Failure, NO_DEVICE, devices};
+use crate::text::{print, print_json, say};
+use crate::{Failure, NO_DEVICE, devices, files};
 
 mod cpu;
 mod multiply;
@@ -77,6 +79,13 @@ pub struct Args {
     png: Option<PathBuf>,
 }
 
+/// Largest M, K or N.
+const LARGEST_SIZE: usize = 1 << 20;
+/// Most elements of weights: 4 GiB of F16.
+const LARGEST_WEIGHTS: usize = 1 << 31;
+/// Most elements of activations and of results: 1 GiB each.
+const LARGEST_OPERAND: usize = 1 << 28;
+
 /// K and N.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape([usize; 2]);
@@ -85,17 +94,16 @@ impl FromStr for Shape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        const LARGEST: usize = 1 << 20;
         let sizes = text.split_once('x');
         let size = |text: &str| {
             text.trim()
                 .parse()
                 .ok()
-                .filter(|size| (1..=LARGEST).contains(size))
+                .filter(|size| (1..=LARGEST_SIZE).contains(size))
         };
         sizes
             .and_then(|(k, n)| Some(Self([size(k)?, size(n)?])))
-            .ok_or_else(|| format!("not K and N, from 1 to {LARGEST}, as in 2048x8192"))
+            .ok_or_else(|| format!("not K and N, from 1 to {LARGEST_SIZE}, as in 2048x8192"))
     }
 }
 
@@ -114,21 +122,24 @@ struct Point {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let config = Config::from_env()?;
     devices::listen()?;
-    let times = args
-        .cpu
-        .as_deref()
-        .map(cpu::read)
-        .transpose()?
-        .unwrap_or_default();
+    let mut inputs = Files::default();
+    let times = match &args.cpu {
+        Some(path) => cpu::read(&mut inputs, path)?,
+        None => Vec::new(),
+    };
+    let settings = args.write_config.then(settings).transpose()?;
+    for output in args.png.iter().chain(&settings) {
+        inputs.output(output)?;
+    }
+    let points = points(args, &times)?;
     let devices = backend::find_devices(&config);
     if devices.is_empty() {
         for message in devices::messages() {
-            eprintln!("- {message}");
+            say(format_args!("- {message}"));
         }
-        eprintln!("no NPU can be used");
+        say("no NPU can be used");
         return Ok(ExitCode::from(NO_DEVICE));
     }
-    let points = points(args, &times);
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION"),
         devices: devices.iter().map(line).collect(),
@@ -154,19 +165,28 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(path) = &args.png {
         plot::draw(path, &report)?;
     }
-    if args.write_config {
+    if let Some(path) = &settings {
         for device in &devices {
-            report.notes.push(write_config(device, &report)?);
+            report.notes.push(write_config(device, &report, path)?);
         }
     }
-    crate::print(&if args.json {
-        format!("{}\n", serde_json::to_string_pretty(&report)?)
-    } else if args.csv {
-        report.csv()
-    } else {
-        report.to_string()
-    })?;
+    match (args.json, args.csv) {
+        (true, _) => print_json(&report)?,
+        (false, true) => print(&report.csv())?,
+        (false, false) => print(&report.to_string())?,
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The file of settings; its folder is made.
+fn settings() -> Result<PathBuf, Failure> {
+    let path = Settings::path(|name| std::env::var(name).ok());
+    let path = path.ok_or("no folder for settings: set GGML_RUST_NPU_CONFIG to a file")?;
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| format!("{}: {error}", folder.display()))?;
+    }
+    Ok(path)
 }
 
 fn line(device: &AnyDevice) -> DeviceLine {
@@ -179,7 +199,10 @@ fn line(device: &AnyDevice) -> DeviceLine {
 }
 
 /// What was asked for, and the CPU's sizes.
-fn points(args: &Args, times: &[Time]) -> Vec<Point> {
+///
+/// # Errors
+/// Text that names the first size that is too large to be timed.
+fn points(args: &Args, times: &[Time]) -> Result<Vec<Point>, Failure> {
     let mut points = Vec::new();
     for format in &args.types {
         let rows: Vec<usize> = args.m.iter().map(|m| *m as usize).collect();
@@ -208,8 +231,16 @@ fn points(args: &Args, times: &[Time]) -> Vec<Point> {
     for point in &mut points {
         point.rows.sort_unstable();
         point.rows.dedup();
+        let (m, k, n) = (point.rows.last().copied().unwrap_or(0), point.k, point.n);
+        if k * n > LARGEST_WEIGHTS || m * k.max(n) > LARGEST_OPERAND {
+            return Err(format!(
+                "M = {m}, K = {k}, N = {n} is too large to be timed: weights have at most {LARGEST_WEIGHTS} elements, \
+                 activations and results {LARGEST_OPERAND}"
+            )
+            .into());
+        }
     }
-    points
+    Ok(points)
 }
 
 fn measure(
@@ -258,7 +289,7 @@ fn measure(
 }
 
 /// Writes the fewest rows of a device to the user's settings; returns what was done.
-fn write_config(device: &AnyDevice, report: &Report) -> Result<String, Failure> {
+fn write_config(device: &AnyDevice, report: &Report, path: &Path) -> Result<String, Failure> {
     let (name, chip) = (device.name(), device.chip());
     let AnyDevice::Rockchip(_) = device else {
         return Ok(format!(
@@ -271,19 +302,12 @@ fn write_config(device: &AnyDevice, report: &Report) -> Result<String, Failure> 
             "{name}: nothing was timed on both sides; no setting was written"
         ));
     };
-    let path = Settings::path(|name| std::env::var(name).ok());
-    let path = path.ok_or("no folder for settings: set GGML_RUST_NPU_CONFIG to a file")?;
-    let named = |error: std::io::Error| format!("{}: {error}", path.display());
-    let old = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(named(error).into()),
+    let old = match path.exists() {
+        true => Files::default().text(path)?,
+        false => String::new(),
     };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(named)?;
-    }
     let text = Settings::with_min_m(&old, chip, device.is_simulated(), found.min_m);
-    std::fs::write(&path, text).map_err(named)?;
+    files::write(path, text.as_bytes())?;
     let what = if device.is_simulated() {
         " (simulated)"
     } else {

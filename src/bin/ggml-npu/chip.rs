@@ -66,6 +66,9 @@ impl Chip {
         if !is_matrix {
             return Err("no matrix".into());
         }
+        if tensor.ne.contains(&0) {
+            return Err("it has no elements".into());
+        }
         if tensor.name.contains("token_embd") && !tied {
             return Err("rows are looked up, not multiplied".into());
         }

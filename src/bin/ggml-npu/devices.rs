@@ -12,6 +12,7 @@ use ggml_rust_npu::selftest;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde::Serialize;
 
+use crate::text::{plain, print, print_json};
 use crate::{Failure, NO_DEVICE};
 
 /// List the NPUs that llama.cpp would get, and the reason for each that it would not
@@ -87,11 +88,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         messages: messages(),
         machine: args.self_test.then(machine),
     };
-    crate::print(&if args.json {
-        format!("{}\n", serde_json::to_string_pretty(&report)?)
-    } else {
-        report.to_string()
-    })?;
+    match args.json {
+        true => print_json(&report)?,
+        false => print(&report.to_string())?,
+    }
     let passed = |line: &Line| line.self_test.as_ref().is_none_or(|test| test.passed);
     Ok(match report.devices.as_slice() {
         [] => ExitCode::from(NO_DEVICE),
@@ -180,12 +180,12 @@ impl fmt::Display for Report {
                 "system     {}, kernel {}",
                 machine.system, machine.kernel
             )?;
-            writeln!(f, "board      {}", machine.board)?;
-            writeln!(f, "variables  {}", machine.variables.join(" "))?;
+            writeln!(f, "board      {}", plain(&machine.board))?;
+            writeln!(f, "variables  {}", plain(machine.variables.join(" ")))?;
             writeln!(f)?;
         }
         for line in &self.devices {
-            writeln!(f, "{}: {}", line.name, line.description)?;
+            writeln!(f, "{}: {}", line.name, plain(&line.description))?;
             let (free, total) = (mib(line.memory_free_bytes), mib(line.memory_total_bytes));
             writeln!(f, "  memory     {free} MiB free of {total} MiB")?;
             let (largest, alignment) = (mib(line.max_buffer_bytes), line.alignment_bytes);
@@ -194,7 +194,7 @@ impl fmt::Display for Report {
                 "  buffers    at most {largest} MiB, aligned to {alignment} bytes"
             )?;
             if let Some(test) = &line.self_test {
-                let result = test.error.as_deref().unwrap_or("passed");
+                let result = plain(test.error.as_deref().unwrap_or("passed"));
                 writeln!(f, "  self-test  {result} ({:.1} ms)", test.milliseconds)?;
             }
         }
@@ -202,7 +202,7 @@ impl fmt::Display for Report {
             writeln!(f, "no NPU can be used")?;
         }
         for message in &self.messages {
-            writeln!(f, "- {message}")?;
+            writeln!(f, "- {}", plain(message))?;
         }
         Ok(())
     }

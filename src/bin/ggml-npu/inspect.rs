@@ -8,12 +8,15 @@ use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
 use ggml_rust_npu::config::Config;
-use ggml_rust_npu::gguf::{File, TensorInfo, Value};
+use ggml_rust_npu::files::open_input;
+use ggml_rust_npu::gguf::{TensorInfo, Value};
 use ggml_rust_npu::packfile;
 use serde::Serialize;
 
 use crate::Failure;
 use crate::chip::{self, Chip};
+use crate::files::Files;
+use crate::text::{plain, print, print_json};
 
 mod pack;
 
@@ -87,14 +90,14 @@ impl fmt::Display for Path {
 /// Whether a file begins as pack files do. What cannot be read is for the reader of models to say.
 fn is_pack(path: &std::path::Path) -> bool {
     let mut begin = packfile::MAGIC.map(|_| 0);
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    let read = open_input(path).and_then(|mut file| file.read_exact(&mut begin));
     read.is_ok() && begin == packfile::MAGIC
 }
 
 /// What is printed.
 #[derive(Debug, Serialize)]
 struct Report {
-    file: PathBuf,
+    file: String,
     version: u32,
     architecture: String,
     name: String,
@@ -133,10 +136,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         )
         .into());
     }
-    let file = File::open(&args.file).map_err(|error| match error {
-        error @ ggml_rust_npu::gguf::Error::Io { .. } => error.to_string(),
-        error => format!("{}: {error}", args.file.display()),
-    })?;
+    let file = Files::default().gguf(&args.file)?;
     let header = file.header();
     let chip = match &args.chip {
         Some(name) => Some(Chip::new(name, &Config::from_env()?)?),
@@ -155,7 +155,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         path: chip.as_ref().map(|chip| Path::of(chip, tensor, tied)),
     };
     let report = Report {
-        file: args.file.clone(),
+        file: args.file.display().to_string(),
         version: header.version,
         architecture: text("general.architecture"),
         name: text("general.name"),
@@ -164,11 +164,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         bytes: header.tensors.iter().map(|tensor| tensor.range.len()).sum(),
         tensors: header.tensors.iter().map(row).collect(),
     };
-    crate::print(&if args.json {
-        format!("{}\n", serde_json::to_string_pretty(&report)?)
-    } else {
-        report.to_string()
-    })?;
+    match args.json {
+        true => print_json(&report)?,
+        false => print(&report.to_string())?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -180,25 +179,26 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "{}: GGUF {}, architecture {}, {}",
-            self.file.display(),
+            plain(&self.file),
             self.version,
-            self.architecture,
-            self.name
+            plain(&self.architecture),
+            plain(&self.name)
         )?;
-        let wide = self.tensors.iter().map(|row| row.name.len()).max();
+        let names: Vec<String> = self.tensors.iter().map(|row| plain(&row.name)).collect();
+        let wide = names.iter().map(String::len).max();
         let wide = wide.unwrap_or(0);
         let (mut types, mut places) = (BTreeMap::new(), BTreeMap::new());
         let add = |sums: &mut BTreeMap<&'static str, Sum>, key, bytes| {
             let sum = sums.entry(key).or_default();
             *sum = (sum.0 + 1, sum.1 + bytes);
         };
-        for row in &self.tensors {
+        for (row, name) in self.tensors.iter().zip(&names) {
             let shape: Vec<String> = row.shape.iter().map(usize::to_string).collect();
             let shape = shape.join("x");
             write!(
                 f,
-                "{:wide$}  {:8} {shape:>14} {:>12}",
-                row.name, row.dtype, row.bytes
+                "{name:wide$}  {:8} {shape:>14} {:>12}",
+                row.dtype, row.bytes
             )?;
             add(&mut types, row.dtype, row.bytes);
             if let Some(path) = &row.path {

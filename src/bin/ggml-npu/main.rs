@@ -1,6 +1,5 @@
 //! `ggml-npu`: the command line tool. One file for each subcommand.
 
-use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -8,11 +7,14 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod chip;
 mod devices;
+mod files;
 mod generate;
 mod inspect;
+mod interrupt;
 mod progress;
 mod quantize;
 mod repack;
+mod text;
 
 /// Looks at NPUs and prepares models for them
 #[derive(Debug, Parser)]
@@ -42,28 +44,22 @@ enum Command {
 /// Why a subcommand failed, for the user.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Writes to standard output. A reader that stops early, such as `head`, has what it wants.
-///
-/// # Errors
-/// The system's, other than a closed pipe.
-fn print(text: &str) -> Result<(), Failure> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+fn run(command: &Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Bench(args) => bench::run(args),
+        Command::Devices(args) => devices::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Quantize(args) => quantize::run(args),
+        Command::Repack(args) => repack::run(args),
+        Command::Generate(args) => generate::run(args),
     }
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Bench(args) => bench::run(&args),
-        Command::Devices(args) => devices::run(&args),
-        Command::Inspect(args) => inspect::run(&args),
-        Command::Quantize(args) => quantize::run(&args),
-        Command::Repack(args) => repack::run(&args),
-        Command::Generate(args) => generate::run(&args),
-    };
+    let command = Cli::parse().command;
+    let result = interrupt::watch().and_then(|()| run(&command));
     result.unwrap_or_else(|failure| {
-        eprintln!("ggml-npu: {failure}");
+        text::say(format_args!("ggml-npu: {failure}"));
         ExitCode::FAILURE
     })
 }

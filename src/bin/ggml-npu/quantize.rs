@@ -1,5 +1,6 @@
 //! `ggml-npu quantize`: a GGUF in 4 or 8 bits from one in F32, F16 or BF16.
 
+use std::iter;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -7,16 +8,18 @@ use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
 use clap::error::ErrorKind;
 use clap::{Args as ClapArgs, CommandFactory as _, ValueEnum as _};
-use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo, TensorPlan, Value, Writer};
+use ggml_rust_npu::gguf::{File, GgmlType, Header, TensorInfo, TensorPlan, Value, Writer};
 use rayon::prelude::*;
 
-pub use self::block::Format;
 use self::block::{BLOCK, Weigh, to_f32};
+pub use self::block::{Format, not_finite};
 pub use self::imatrix::Imatrix;
 use self::rotate::Rotate;
 use self::transform::{Transform, Transforms};
 use crate::Failure;
+use crate::files::{Files, named};
 use crate::progress::Progress;
+use crate::text::say;
 
 mod awq;
 mod block;
@@ -63,7 +66,7 @@ pub struct Args {
     /// its block times a level of 4 bits. --type says what holds it, exactly: q4_0, or q8_0 for any length of blocks
     #[arg(long, value_name = "LENGTH", value_parser = PossibleValuesParser::new(lpbq::BLOCKS).try_map(|word| word.parse::<usize>()))]
     lpbq: Option<usize>,
-    /// Also write a pack, the output's name with .npu, that has the weights of the model's blocks in groups of 2 x 16 in
+    /// Also write a pack, the output's name with .groups.npu, that has the weights of the model's blocks in groups of 2 x 16 in
     /// place of 32 x 1, which is how Hexagon's matrix unit reads them. With --type q4_0; GGML_RUST_NPU_PACK names the pack
     /// when the model runs, and other devices take the model as it is
     #[arg(long, conflicts_with = "lpbq")]
@@ -121,19 +124,30 @@ impl Rows<'_> {
 /// # Errors
 /// Text for the user.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let named = |path: &PathBuf, error: ggml_rust_npu::gguf::Error| match error {
-        error @ ggml_rust_npu::gguf::Error::Io { .. } => error.to_string(),
-        error => format!("{}: {error}", path.display()),
-    };
-    let file = File::open(&args.model).map_err(|error| named(&args.model, error))?;
-    check(args, &file)?;
-    let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
+    check_options(args);
+    let mut files = Files::default();
+    let file = files.gguf(&args.model)?;
+    check_model(file.header())?;
+    let imatrix = args.imatrix.as_deref();
+    let imatrix = imatrix
+        .map(|path| Imatrix::open(&mut files, path))
+        .transpose()?;
+    let pack = args.tile_group.then(|| tile::path(&args.output));
+    for output in iter::once(&args.output)
+        .chain(&args.imatrix_out)
+        .chain(&pack)
+    {
+        files.output(output)?;
+    }
     let transforms = match &imatrix {
         Some(imatrix) if args.awq => scale(args, &file, imatrix)?,
         _ => rotate::transforms(&file, &args.rotate)?,
     };
     let jobs = jobs(args, &file, imatrix.as_ref(), &transforms)?;
-    write(args, &file, &jobs).map_err(|error| named(&args.output, error))?;
+    if args.tile_group {
+        tile::check(&jobs)?;
+    }
+    write(args, &file, &jobs)?;
     if let (Some(from), Some(to)) = (&args.imatrix, &args.imatrix_out) {
         imatrix::rescale(from, to, &transforms)?;
     }
@@ -141,16 +155,17 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         tile::write(&args.output, &how(args), &file, &jobs)?;
     }
     let (before, after) = (file.bytes().len(), std::fs::metadata(&args.output)?.len());
-    eprintln!(
+    say(format_args!(
         "{}: {:.1} MiB, was {:.1} MiB",
         args.output.display(),
         after as f64 / f64::from(1 << 20),
         before as f64 / f64::from(1 << 20)
-    );
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(args: &Args, file: &File) -> Result<(), Failure> {
+/// Ends the program if options do not go together.
+fn check_options(args: &Args) {
     if args.tile_group && args.format != Format::Q4_0 {
         let message = "--tile-group goes with --type q4_0, which other devices run";
         (crate::Cli::command().error(ErrorKind::ArgumentConflict, message)).exit();
@@ -168,19 +183,19 @@ fn check(args: &Args, file: &File) -> Result<(), Failure> {
             .error(ErrorKind::ArgumentConflict, message)
             .exit();
     }
-    let header = file.header();
+}
+
+fn check_model(header: &Header) -> Result<(), Failure> {
     model::architecture(header)?;
-    let plain = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
     for tensor in &header.tensors {
-        if is_weight(tensor) && !plain.contains(&tensor.dtype) {
-            let (name, dtype) = (&tensor.name, tensor.dtype.name());
+        let (name, dtype) = (&tensor.name, tensor.dtype);
+        if let Some(dim) = tensor.ne.iter().position(|size| *size == 0) {
+            return Err(format!("dimension {dim} of {name} is 0: it has no elements").into());
+        }
+        if is_weight(tensor) && !model::PLAIN.contains(&dtype) {
+            let dtype = dtype.name();
             return Err(format!("{name} is {dtype}: start from a file in F32, F16 or BF16").into());
         }
-    }
-    let same = std::fs::canonicalize(&args.output)
-        .is_ok_and(|path| std::fs::canonicalize(file.path()).is_ok_and(|source| source == path));
-    if same {
-        return Err(format!("{} would overwrite the model", args.output.display()).into());
     }
     Ok(())
 }
@@ -200,12 +215,12 @@ fn scale(args: &Args, file: &File, imatrix: &Imatrix) -> Result<Transforms, Fail
         progress.add(1);
     }
     progress.finish();
-    eprintln!(
+    say(format_args!(
         "{} groups scaled, mean exponent {:.2}, mean loss {:.2} of that without",
         groups.len(),
         exponents / groups.len() as f32,
         losses / groups.len() as f64
-    );
+    ));
     Ok(transforms)
 }
 
@@ -231,7 +246,9 @@ fn format_of(args: &Args, name: &str, tensor: &TensorInfo) -> Option<Format> {
     let fits = tensor.ne[0].is_multiple_of(BLOCK) || !format.dtype().is_quantized();
     if !fits {
         let k = tensor.ne[0];
-        eprintln!("{name} stays as it is: its rows of {k} are not whole blocks of {BLOCK}");
+        say(format_args!(
+            "{name} stays as it is: its rows of {k} are not whole blocks of {BLOCK}"
+        ));
     }
     fits.then_some(format)
 }
@@ -320,7 +337,7 @@ fn how(args: &Args) -> String {
     how
 }
 
-fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<()> {
+fn write(args: &Args, file: &File, jobs: &[Job]) -> Result<(), Failure> {
     let plans: Vec<TensorPlan> = (jobs.iter())
         .map(|job| TensorPlan {
             name: job.name.clone(),
@@ -337,23 +354,53 @@ fn write(args: &Args, file: &File, jobs: &[Job]) -> ggml_rust_npu::gguf::Result<
         ("general.quantization_version", Value::Unsigned(2)),
         ("general.quantized_by", Value::String(how(args))),
     ];
-    let mut writer = Writer::create(&args.output, file.header(), file.bytes(), &updates, &plans)?;
+    let named = |error| named(&args.output, &error);
+    let mut writer = Writer::create(&args.output, file.header(), file.bytes(), &updates, &plans)
+        .map_err(named)?;
     let progress = Progress::new("quantizing", file.bytes().len() as u64);
     for job in jobs {
         match job.format {
-            None => writer.tensor([file.data(job.source)])?,
-            Some(format) => writer.tensor(job.batches(file, format))?,
+            None => writer.tensor([file.data(job.source)]).map_err(named)?,
+            Some(format) => {
+                let mut failure = None;
+                let batches = job.batches(file, format);
+                let batches =
+                    batches.map_while(|batch| batch.map_err(|no| failure = Some(no)).ok());
+                let written = writer.tensor(batches).map_err(named);
+                failure.map_or(Ok(()), Err)?;
+                written?;
+            }
         }
         progress.add(job.source.range.len() as u64);
     }
     progress.finish();
-    writer.finish()
+    Ok(writer.finish().map_err(named)?)
 }
 
 impl Job<'_> {
-    fn quantize_row(&self, format: Format, row: &[f32], out: &mut Vec<u8>) {
+    /// Appends row `n`, quantized.
+    ///
+    /// # Errors
+    /// Text that names the row, if it is out of the format's range.
+    fn quantize_row(
+        &self,
+        format: Format,
+        n: usize,
+        row: &[f32],
+        out: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let range = self.lpbq.map_or_else(|| format.range(), |_| lpbq::RANGE);
+        if let Some(k) = row.iter().position(|x| x.abs() > range || x.is_nan()) {
+            let (name, x) = (&self.name, row[k]);
+            let what = match (x.is_finite(), format.dtype().name()) {
+                (true, dtype) => format!("at most {range} is in the range of {dtype}"),
+                (false, _) => "no finite number".to_owned(),
+            };
+            return Err(format!("row {n} of {name}: weight {k} is {x:e}, {what}").into());
+        }
         let Some(length) = self.lpbq else {
-            return format.quantize_row(row, self.importance.as_deref(), out);
+            format.quantize_row(row, self.importance.as_deref(), out);
+            return Ok(());
         };
         let weights = self.importance.as_deref();
         let weights = weights.map(|importance| Weigh::new(row, importance).row());
@@ -362,6 +409,7 @@ impl Job<'_> {
             Format::Q4_0 => row.push_q4_0(out),
             _ => row.push_q8_0(out),
         }
+        Ok(())
     }
 
     /// The tensor's rows.
@@ -374,7 +422,11 @@ impl Job<'_> {
     }
 
     /// The tensor's new bytes, some rows at a time.
-    fn batches<'a>(&'a self, file: &'a File, format: Format) -> impl Iterator<Item = Vec<u8>> + 'a {
+    fn batches<'a>(
+        &'a self,
+        file: &'a File,
+        format: Format,
+    ) -> impl Iterator<Item = Result<Vec<u8>, Failure>> + 'a {
         let (k, count) = (self.source.ne[0], self.source.rows());
         let rows = self.rows(file);
         (0..count).step_by(BATCH_ROWS).map(move |first| {
@@ -383,12 +435,13 @@ impl Job<'_> {
                 let (mut row, mut out) = (vec![0.0; k], Vec::new());
                 for n in part {
                     rows.read(*n, &mut row);
-                    self.quantize_row(format, &row, &mut out);
+                    self.quantize_row(format, *n, &row, &mut out)?;
                 }
-                out
+                Ok(out)
             };
-            let parts: Vec<Vec<u8>> = batch.par_chunks(16).map(of_rows).collect();
-            parts.concat()
+            let parts = batch.par_chunks(16).map(of_rows);
+            let parts: Result<Vec<Vec<u8>>, Failure> = parts.collect();
+            Ok(parts?.concat())
         })
     }
 }

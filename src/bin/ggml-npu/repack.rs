@@ -5,8 +5,6 @@ mod feedback;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args as ClapArgs;
 use clap::builder::PossibleValuesParser;
@@ -15,12 +13,13 @@ use ggml_rust_npu::config::{self, Config};
 use ggml_rust_npu::gguf::{File, TensorInfo};
 use ggml_rust_npu::packfile::Writer;
 use ggml_rust_npu::rules::{Choice, Rules};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::Failure;
 use crate::chip::{self, Chip};
+use crate::files::Files;
 use crate::progress::Progress;
-use crate::quantize::Imatrix;
+use crate::quantize::{Imatrix, not_finite};
+use crate::text::say;
 
 /// Pack a model's weights for a chip
 ///
@@ -56,9 +55,6 @@ pub struct Args {
     imatrix: Option<PathBuf>,
 }
 
-/// Exit code of a program that a signal ended.
-const INTERRUPTED: u8 = 130;
-
 /// A weight and what it becomes.
 type Job<'a> = (&'a TensorInfo, Form);
 
@@ -75,17 +71,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         config.calibration = config::calibration(Some(word.clone()))?;
     }
     let chip = Chip::new(&args.chip, &config)?;
-    let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
-    let file = File::open(&args.model).map_err(|error| match error {
-        error @ ggml_rust_npu::gguf::Error::Io { .. } => error.to_string(),
-        error => format!("{}: {error}", args.model.display()),
-    })?;
+    let mut files = Files::default();
+    let imatrix = args.imatrix.as_deref();
+    let imatrix = imatrix
+        .map(|path| Imatrix::open(&mut files, path))
+        .transpose()?;
+    let file = files.gguf(&args.model)?;
     let output = (args.output.clone()).unwrap_or_else(|| args.model.with_extension("npu"));
-    if fs::canonicalize(&output)
-        .is_ok_and(|path| fs::canonicalize(file.path()).is_ok_and(|m| m == path))
-    {
-        return Err(format!("{} would overwrite the model", output.display()).into());
-    }
+    files.output(&output)?;
     let jobs = jobs(&file, &chip);
     if jobs.is_empty() {
         let model = args.model.display();
@@ -95,10 +88,6 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let (Some(path), false) = (&args.imatrix, has_int4) {
         let path = path.display();
         return Err(format!("--imatrix {path} is for INT4 weights: no rule asks for them").into());
-    }
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     let options = options(args, &config, &chip);
     let names = jobs.iter().map(|(tensor, _)| tensor.name.as_str());
@@ -110,10 +99,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let progress = Progress::new("packing", total);
     for job in &jobs {
         let (tensor, form) = job;
+        check_values(&file, tensor)?;
         let feedback = match (form, &imatrix) {
-            (Form::Rockchip(layout, _), Some(imatrix)) if is_int4(form) => {
-                feedback::of(layout, imatrix.of(&tensor.name, tensor.ne[0])?)
-            }
+            (Form::Rockchip(layout, _), Some(imatrix)) if is_int4(form) => feedback::of(
+                layout,
+                &tensor.name,
+                imatrix.of(&tensor.name, tensor.ne[0])?,
+            )?,
             _ => Vec::new(),
         };
         let weight = Weight {
@@ -123,29 +115,46 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             data: file.data(tensor),
             feedback: &feedback,
         };
-        let whole = form.write(&weight, &mut writer, |range| {
+        form.write(&weight, &mut writer, |range| {
             progress.add(range.len() as u64);
             // What was read is not needed again: memory stays that of a piece.
             file.release(tensor, range);
-            !stop.load(Ordering::Relaxed)
+            true
         })?;
-        if !whole {
-            progress.finish();
-            eprintln!("interrupted: nothing was written");
-            return Ok(ExitCode::from(INTERRUPTED));
-        }
     }
     progress.finish();
     writer.finish()?;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    eprintln!(
+    say(format_args!(
         "{}: {} weights, {:.1} MiB, were {:.1} MiB",
         output.display(),
         jobs.len(),
         mib(fs::metadata(&output)?.len()),
         mib(total)
-    );
+    ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes of a tensor that are looked at between two releases.
+const CHECK_BYTES: usize = 4 << 20;
+
+/// Refuses numbers that no scale can be found for. Blocks of quantized types are checked by what packing makes of them.
+fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), Failure> {
+    for (chunk, bytes) in file.data(tensor).chunks(CHECK_BYTES).enumerate() {
+        let first = chunk * CHECK_BYTES;
+        if let Some(index) = not_finite(tensor.dtype, bytes) {
+            let (name, k) = (&tensor.name, tensor.ne[0]);
+            let index = index + first / tensor.dtype.block_bytes();
+            let (row, weight) = (index / k, index % k);
+            return Err(format!("row {row} of {name}: weight {weight} is no finite number").into());
+        }
+        // Pages that this chunk shares with the last one, too.
+        file.release(
+            tensor,
+            first.saturating_sub(CHECK_BYTES)..first + bytes.len(),
+        );
+    }
+    Ok(())
 }
 
 /// How the pack was made, in the words of the command line.
@@ -184,9 +193,9 @@ fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<Job<'a>> {
         };
         if !form.can_pack(tensor.dtype) {
             let (name, dtype) = (&tensor.name, tensor.dtype.name());
-            eprintln!(
+            say(format_args!(
                 "{name} is packed when it is loaded: it is {dtype}, which only llama.cpp can read"
-            );
+            ));
             continue;
         }
         jobs.push((tensor, form));

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use regex_lite::Regex;
 
+use super::LARGEST_SIZE;
 use crate::Failure;
+use crate::files::Files;
 
 /// One of its lines: `dst[M,N] = act[M,K] · w[K,N]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,14 +19,16 @@ pub struct Time {
     pub microseconds: f64,
 }
 
+/// Longest line that is looked at.
+const MAX_LINE_BYTES: usize = 4096;
+
 /// Reads what it printed.
 ///
 /// # Errors
-/// Text that names the file, if it cannot be read or has no such line.
-pub fn read(path: &Path) -> Result<Vec<Time>, Failure> {
-    let text =
-        std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let times = parse(&text);
+/// Text that names the file, if it cannot be read, has no such line, or one with a number that cannot be.
+pub fn read(inputs: &mut Files, path: &Path) -> Result<Vec<Time>, Failure> {
+    let text = inputs.text(path)?;
+    let times = parse(&text).map_err(|reason| format!("{}: {reason}", path.display()))?;
     if times.is_empty() {
         let name = path.display();
         return Err(format!(
@@ -37,21 +41,33 @@ pub fn read(path: &Path) -> Result<Vec<Time>, Failure> {
 
 /// Lines of plain multiplications; others are passed over. ggml's m is N here, and its n is M.
 // SOURCE: test_mul_mat::vars() and eval_perf in tests/test-backend-ops.cpp of llama.cpp 0.5.0.
-fn parse(text: &str) -> Vec<Time> {
+fn parse(text: &str) -> Result<Vec<Time>, String> {
     let line = Regex::new(
         r"MUL_MAT\(type_a=(\w+),type_b=f32,m=(\d+),n=(\d+),k=(\d+),bs=\[1,1\],nr=\[1,1\],per=\[0,1,2,3\],k_v=0,o=1,[^)]*\):\s+\d+ runs\s+-\s+([\d.]+) us/run",
     );
     // PANIC: it is constant, and the test below uses it.
     let line = line.expect("a regular expression");
     let time = |found: regex_lite::Captures| {
-        let size = |index: usize| found[index].parse().ok();
-        Some(Time {
+        let size = |name: &str, index: usize| {
+            let size = found[index].parse().ok();
+            let size = size.filter(|size| (1..=LARGEST_SIZE).contains(size));
+            let number = &found[index];
+            size.ok_or_else(|| format!("{name}={number} is not from 1 to {LARGEST_SIZE}"))
+        };
+        let time = found[5].parse().ok();
+        let time = time.filter(|time: &f64| time.is_normal());
+        Ok(Time {
             dtype: found[1].to_owned(),
-            shape: [size(3)?, size(4)?, size(2)?],
-            microseconds: found[5].parse().ok()?,
+            shape: [size("n", 3)?, size("k", 4)?, size("m", 2)?],
+            microseconds: time.ok_or_else(|| format!("{} us/run is no time", &found[5]))?,
         })
     };
-    line.captures_iter(text).filter_map(time).collect()
+    // Each is short; looking for one takes the square of a line's length.
+    let lines = text.lines().filter(|text| text.len() <= MAX_LINE_BYTES);
+    lines
+        .filter_map(|text| line.captures(text))
+        .map(time)
+        .collect()
 }
 
 #[cfg(test)]
@@ -70,6 +86,6 @@ mod tests {
             shape: [5, 14336, 4096],
             microseconds: 1234.56,
         };
-        assert_eq!(parse(text), [want]);
+        assert_eq!(parse(text).unwrap(), [want]);
     }
 }

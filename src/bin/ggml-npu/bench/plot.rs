@@ -1,14 +1,12 @@
 //! The picture: operations in a nanosecond over M, a line for each type and size of weights, and crosses for the CPU.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::Path;
 
 use plotters::prelude::*;
 use plotters::style::register_font;
 
 use super::report::{Report, Row};
-use crate::Failure;
+use crate::{Failure, files};
 
 /// Pixels of a device's panel.
 const PANEL: (u32, u32) = (1000, 500);
@@ -45,16 +43,13 @@ pub fn draw(path: &Path, report: &Report) -> Result<(), Failure> {
         }
         area.present()?;
     }
-    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let file = File::create(path).map_err(|error| named(&error))?;
-    let mut encoder = png::Encoder::new(BufWriter::new(file), width, height);
+    let mut picture = Vec::new();
+    let mut encoder = png::Encoder::new(&mut picture, width, height);
     encoder.set_color(png::ColorType::Rgb);
-    let mut writer = encoder.write_header().map_err(|error| named(&error))?;
-    writer
-        .write_image_data(&pixels)
-        .map_err(|error| named(&error))?;
-    writer.finish().map_err(|error| named(&error))?;
-    Ok(())
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(&pixels)?;
+    writer.finish()?;
+    files::write(path, &picture)
 }
 
 fn lines<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Line> {

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::cpu::Time;
 use crate::quantize::Format;
+use crate::text::plain;
 
 /// All of it.
 #[derive(Debug, Serialize)]
@@ -178,7 +179,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         for device in &self.devices {
-            writeln!(f, "{}: {}", device.name, device.description)?;
+            writeln!(f, "{}: {}", device.name, plain(&device.description))?;
             if device.simulated {
                 writeln!(f, "{SIMULATED}")?;
             }
@@ -236,7 +237,7 @@ impl fmt::Display for Report {
             }
         }
         for note in &self.notes {
-            writeln!(f, "- {note}")?;
+            writeln!(f, "- {}", plain(note))?;
         }
         Ok(())
     }

@@ -9,11 +9,13 @@ use ggml_rust_npu::packfile::{Entry, Pack, VERSION, Wanted};
 use serde::Serialize;
 
 use crate::Failure;
+use crate::files::Files;
+use crate::text::{plain, print, print_json};
 
 /// What is printed.
 #[derive(Debug, Serialize)]
 struct Report {
-    file: PathBuf,
+    file: String,
     version: u32,
     chip: String,
     options: String,
@@ -53,9 +55,7 @@ pub fn run(path: &Path, json: bool, verify: Option<&Option<PathBuf>>) -> Result<
         error => format!("{}: {error}", path.display()),
     })?;
     let model = match verify {
-        Some(Some(model)) => {
-            Some(File::open(model).map_err(|error| format!("{}: {error}", model.display()))?)
-        }
+        Some(Some(model)) => Some(Files::default().gguf(model)?),
         _ => None,
     };
     let table = pack.table();
@@ -76,18 +76,17 @@ pub fn run(path: &Path, json: bool, verify: Option<&Option<PathBuf>>) -> Result<
         }
     };
     let report = Report {
-        file: path.into(),
+        file: path.display().to_string(),
         version: VERSION,
         chip: table.chip.clone(),
         options: table.options.clone(),
         tensors: table.entries.iter().map(row).collect(),
         packed_bytes: table.entries.iter().map(Entry::payload_bytes).sum(),
     };
-    crate::print(&if json {
-        format!("{}\n", serde_json::to_string_pretty(&report)?)
-    } else {
-        report.to_string()
-    })?;
+    match json {
+        true => print_json(&report)?,
+        false => print(&report.to_string())?,
+    }
     let broken = report.tensors.iter().any(|row| row.problem.is_some());
     Ok(if broken {
         ExitCode::FAILURE
@@ -124,10 +123,10 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "{}: pack {} for {} {}",
-            self.file.display(),
+            plain(&self.file),
             self.version,
-            self.chip,
-            self.options
+            plain(&self.chip),
+            plain(&self.options)
         )?;
         let wide = self.tensors.iter().map(|row| row.name.len()).max();
         let wide = wide.unwrap_or(0);

@@ -23,6 +23,9 @@ use super::model::{self, Heads};
 use super::transform::Transforms;
 use crate::Failure;
 
+/// The option, for messages.
+const OPTION: &str = "--awq";
+
 /// Exponents that are tried: 0, 0.05, ... 0.95.
 const EXPONENTS: usize = 20;
 
@@ -63,10 +66,7 @@ fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4
             return Err(format!("{bias}: norms with a bias are not supported with --awq").into());
         }
     }
-    let tensor = |part: &str| -> Result<&TensorInfo, Failure> {
-        let name = name(part);
-        (header.tensor(&name)).ok_or_else(|| format!("{name} is missing, which --awq needs").into())
-    };
+    let tensor = |part: &str| model::matrix(header, &name(part), OPTION);
     let (v, output) = (tensor("attn_v")?, tensor("attn_output")?);
     let channels: Vec<usize> = (0..output.ne[0])
         .map(|k| k / heads.size / heads.sharing * heads.size + k % heads.size)
@@ -89,21 +89,31 @@ fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4
         .into());
     }
     let group = |producer: &str, readers: &[&str], channels: Vec<usize>| -> Result<_, Failure> {
-        let from = tensor(producer)?;
-        let producer_is_norm = from.dims == 1;
-        let n_channels = from.ne[usize::from(!producer_is_norm)];
+        let producer_is_norm = producer.ends_with("_norm");
+        let from = name(producer);
+        let n_channels = match producer_is_norm {
+            true => {
+                let inputs = tensor(readers[0])?.ne[0];
+                model::vector(header, &from, inputs, OPTION)?.ne[0]
+            }
+            false => tensor(producer)?.ne[1],
+        };
         for reader in readers {
             let inputs = tensor(reader)?.ne[0];
             if channels.is_empty() && inputs != n_channels {
-                let (from, reader) = (&from.name, name(reader));
+                let reader = name(reader);
                 return Err(
                     format!("{reader} has {inputs} inputs, {from} gives {n_channels}").into(),
                 );
             }
         }
+        let bias = format!("blk.{block}.{producer}.bias");
+        if header.tensor(&bias).is_some() {
+            model::vector(header, &bias, n_channels, OPTION)?;
+        }
         Ok(Group {
             readers: readers.iter().map(|reader| name(reader)).collect(),
-            producer: from.name.clone(),
+            producer: from,
             producer_is_norm,
             channels,
         })

@@ -83,6 +83,20 @@ impl Format {
 }
 
 impl Format {
+    /// The largest magnitude that a weight may have: beyond it, the FP16 scale of its block or the weight itself would be
+    /// infinite.
+    pub fn range(self) -> f32 {
+        let largest = f16::MAX.to_f32();
+        match self {
+            Self::F32 => f32::MAX,
+            Self::F16 => largest,
+            // A weight with an error to minimize may get a scale up to a tenth of a level, times 9, larger.
+            Self::Q4_0 => largest * 7.0,
+            Self::Q8_0 => largest * 127.0,
+            Self::Iq4Nl => largest * 100.0,
+        }
+    }
+
     /// What a block's values become, by the format's absolute-maximum rounding: the cheap stand-in for
     /// [`Format::quantize_row`] inside of searches. Plain formats round as Q4_0, which they are a step towards.
     pub fn round(self, x: &[f32; BLOCK]) -> [f32; BLOCK] {
@@ -104,6 +118,26 @@ impl Format {
                 x.map(|x| (x * inverse).round() * d)
             }
         }
+    }
+}
+
+/// Index of the first element of a plain type that is NaN or infinite.
+pub fn not_finite(dtype: GgmlType, bytes: &[u8]) -> Option<usize> {
+    let halves = || {
+        bytes
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|x| u16::from_le_bytes(*x))
+    };
+    match dtype {
+        GgmlType::F32 => {
+            let mut words = bytes.as_chunks::<4>().0.iter();
+            words.position(|x| !f32::from_le_bytes(*x).is_finite())
+        }
+        GgmlType::F16 => halves().position(|x| !f16::from_bits(x).is_finite()),
+        GgmlType::BF16 => halves().position(|x| !bf16::from_bits(x).is_finite()),
+        _ => None,
     }
 }
 

@@ -8,6 +8,7 @@ use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo, TensorPlan, Writer};
 use super::block::to_f32;
 use super::transform::Transforms;
 use crate::Failure;
+use crate::files::{Files, named};
 
 /// Statistics by the weight's name.
 #[derive(Debug)]
@@ -22,12 +23,9 @@ impl Imatrix {
     ///
     /// # Errors
     /// Text that names the file and what is wrong with it.
-    pub fn open(path: &Path) -> Result<Self, Failure> {
-        let file = File::open(path).map_err(|error| {
-            format!(
-                "{} is no imatrix file in GGUF format, which llama-imatrix writes: {error}",
-                path.display()
-            )
+    pub fn open(inputs: &mut Files, path: &Path) -> Result<Self, Failure> {
+        let file = (inputs.gguf(path)).map_err(|error| {
+            format!("{error} (llama-imatrix writes an imatrix file in GGUF format)")
         })?;
         let kind = file.header().get("general.type");
         if kind.and_then(|kind| kind.as_str()) != Some("imatrix") {
@@ -85,13 +83,8 @@ impl Imatrix {
 /// # Errors
 /// Text that names the file and what is wrong with it.
 pub fn rescale(from: &Path, to: &Path, transforms: &Transforms) -> Result<(), Failure> {
-    let file = File::open(from).map_err(|error| format!("{}: {error}", from.display()))?;
+    let file = File::open(from).map_err(|error| named(from, &error))?;
     let header = file.header();
-    let same = std::fs::canonicalize(to)
-        .is_ok_and(|path| std::fs::canonicalize(from).is_ok_and(|source| source == path));
-    if same {
-        return Err(format!("{} would overwrite the statistics", to.display()).into());
-    }
     let plans: Vec<TensorPlan> = (header.tensors.iter())
         .map(|tensor| TensorPlan {
             name: tensor.name.clone(),

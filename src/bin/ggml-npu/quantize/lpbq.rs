@@ -20,6 +20,13 @@ use super::block::{BLOCK, push_nibbles};
 /// Block lengths that can be asked for.
 pub const BLOCKS: [&str; 3] = ["16", "32", "64"];
 
+/// The largest magnitude of a weight that the grid reaches.
+pub const RANGE: f32 = LARGEST_SCALE * 16.0 * 7.0;
+
+/// The largest scale.
+// SOURCE: IEEE 754: the largest FP16 is 65504, which is over 127 * 2^9.
+const LARGEST_SCALE: f32 = 65_024.0 / 16.0;
+
 /// Every block is a multiple of this: K is one of ggml's block.
 const HALF: usize = BLOCK / 2;
 
@@ -109,11 +116,10 @@ impl Row {
 fn representable(x: f32) -> f32 {
     // Bits of an `f32` behind the first 7.
     const REST: u32 = (1 << 17) - 1;
-    // SOURCE: IEEE 754: the smallest FP16 is 2^-24, the largest 65504, which is over 127 * 2^9.
+    // SOURCE: IEEE 754: the smallest FP16 is 2^-24.
     const SMALLEST: f32 = 1.0 / 16_777_216.0;
-    const LARGEST: f32 = 65_024.0 / 16.0;
     let short = f32::from_bits((x.to_bits() + REST) & !REST);
-    ((short / SMALLEST).ceil() * SMALLEST).min(LARGEST)
+    ((short / SMALLEST).ceil() * SMALLEST).min(LARGEST_SCALE)
 }
 
 /// The level next to `x`, ties to the even one.

@@ -1,6 +1,6 @@
 //! What a model's metadata say of its sizes.
 
-use ggml_rust_npu::gguf::Header;
+use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
 
 use crate::Failure;
 
@@ -34,15 +34,80 @@ pub fn architecture(header: &Header) -> Result<&str, Failure> {
     Err(format!("architecture {name} is not supported, only {known}").into())
 }
 
-/// A number of the architecture's, such as `block_count`.
+/// A number of the architecture's, such as `block_count`; `None` if it is not set.
 ///
 /// # Errors
-/// Text that names the key, if it is missing or 0.
-pub fn number(header: &Header, key: &str) -> Result<usize, Failure> {
+/// Text that names the key and its value, if that is no number from 1 to 2^32 - 1.
+fn optional(header: &Header, key: &str) -> Result<Option<usize>, Failure> {
     let key = format!("{}.{key}", architecture(header)?);
-    let number = header.get(&key).and_then(|value| value.as_usize());
-    (number.filter(|number| *number > 0))
-        .ok_or_else(|| format!("{key} is missing, or no number of at least 1").into())
+    let Some(value) = header.get(&key) else {
+        return Ok(None);
+    };
+    // SOURCE: llama.cpp reads these keys as 32-bit unsigned integers.
+    let number = value
+        .as_usize()
+        .filter(|number| (1..=u32::MAX as usize).contains(number));
+    let number =
+        number.ok_or_else(|| format!("{key} is {value:?}, no number from 1 to 2^32 - 1"))?;
+    Ok(Some(number))
+}
+
+/// A number of the architecture's that must be set.
+///
+/// # Errors
+/// Text that names the key and its value, if that is no number from 1 to 2^32 - 1.
+pub fn number(header: &Header, key: &str) -> Result<usize, Failure> {
+    let name = architecture(header)?;
+    optional(header, key)?.ok_or_else(|| format!("{name}.{key} is missing").into())
+}
+
+/// The matrix of a name, in a type that can be read as numbers.
+///
+/// - `option`: what needs it
+///
+/// # Errors
+/// Text that names the tensor, if it is missing or something else.
+pub fn matrix<'a>(header: &'a Header, name: &str, option: &str) -> Result<&'a TensorInfo, Failure> {
+    let tensor =
+        (header.tensor(name)).ok_or_else(|| format!("{name} is missing, which {option} needs"))?;
+    if tensor.dims != 2 {
+        let dims = tensor.dims;
+        return Err(format!("{name} has {dims} dimensions, {option} needs 2").into());
+    }
+    plain(tensor, option)
+}
+
+/// The norm or bias of a name, in a type that can be read as numbers.
+///
+/// - `len`: elements that it must have
+/// - `option`: what needs it
+///
+/// # Errors
+/// Text that names the tensor, if it is missing or something else.
+pub fn vector<'a>(
+    header: &'a Header,
+    name: &str,
+    len: usize,
+    option: &str,
+) -> Result<&'a TensorInfo, Failure> {
+    let tensor =
+        (header.tensor(name)).ok_or_else(|| format!("{name} is missing, which {option} needs"))?;
+    if tensor.dims != 1 || tensor.ne[0] != len {
+        let shape = &tensor.ne[..tensor.dims];
+        return Err(format!("{name} has the shape {shape:?}, {option} needs [{len}]").into());
+    }
+    plain(tensor, option)
+}
+
+/// Types that are read as numbers.
+pub const PLAIN: [GgmlType; 3] = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
+
+fn plain<'a>(tensor: &'a TensorInfo, option: &str) -> Result<&'a TensorInfo, Failure> {
+    if PLAIN.contains(&tensor.dtype) {
+        return Ok(tensor);
+    }
+    let (name, dtype) = (&tensor.name, tensor.dtype.name());
+    Err(format!("{name} is {dtype}, {option} needs F32, F16 or BF16").into())
 }
 
 /// Sizes of the attention.
@@ -51,16 +116,25 @@ pub fn number(header: &Header, key: &str) -> Result<usize, Failure> {
 /// Text that says what does not fit.
 pub fn heads(header: &Header) -> Result<Heads, Failure> {
     let count = number(header, "attention.head_count")?;
-    let kv_heads = number(header, "attention.head_count_kv").unwrap_or(count);
+    let kv_heads = optional(header, "attention.head_count_kv")?.unwrap_or(count);
     if !count.is_multiple_of(kv_heads) {
         return Err(format!("{count} heads cannot share {kv_heads} heads of K and V").into());
     }
+    let size = match optional(header, "attention.value_length")? {
+        Some(size) => size,
+        None => {
+            let channels = number(header, "embedding_length")?;
+            if channels < count {
+                return Err(
+                    format!("embedding_length is {channels}, less than {count} heads").into(),
+                );
+            }
+            channels / count
+        }
+    };
     Ok(Heads {
         count,
         sharing: count / kv_heads,
-        size: match number(header, "attention.value_length") {
-            Ok(size) => size,
-            Err(_) => number(header, "embedding_length")? / count,
-        },
+        size,
     })
 }

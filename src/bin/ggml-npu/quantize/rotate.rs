@@ -42,11 +42,25 @@ pub struct Rotation {
     cosines: Vec<f32>,
 }
 
+/// Largest odd factor of a size: the cosine transform takes its square, and models have at most 45.
+const MAX_REST: usize = 1023;
+
 impl Rotation {
-    /// Of parts of `size`; the same `seed` gives the same.
-    fn new(size: usize, seed: u64) -> Self {
+    /// Creates a rotation of parts of `size`, which is not 0; the same `seed` gives the same.
+    ///
+    /// - `what`: the size's name
+    ///
+    /// # Errors
+    /// Text, if `size` has too large an odd factor.
+    fn new(what: &str, size: usize, seed: u64) -> Result<Self, Failure> {
         let power = 1 << size.trailing_zeros();
         let rest = size / power;
+        if rest > MAX_REST {
+            return Err(format!(
+                "--rotate: {what} is {size}, whose odd factor {rest} is larger than {MAX_REST}"
+            )
+            .into());
+        }
         let cosine = |i: usize| {
             let (row, column) = ((i / rest) as f64, (i % rest) as f64);
             let angle = std::f64::consts::PI * (2.0 * column + 1.0) * row / (2.0 * rest as f64);
@@ -64,11 +78,11 @@ impl Rotation {
             let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
             if x >> 63 == 0 { 1.0 } else { -1.0 }
         };
-        Self {
+        Ok(Self {
             signs: (0..size).map(sign).collect(),
             power,
             cosines: (0..rest * rest).map(cosine).collect(),
-        }
+        })
     }
 
     /// Multiplies each part of a row vector with the matrix.
@@ -153,8 +167,12 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure
     let header = file.header();
     let size = number(header, "embedding_length")?;
     check_stream(header)?;
-    let rotation = Arc::new(Rotation::new(size, 1));
-    let embeddings = tensor(header, "token_embd.weight")?;
+    let embeddings = matrix(header, "token_embd.weight")?;
+    if embeddings.ne[0] != size {
+        let (name, inputs) = (&embeddings.name, embeddings.ne[0]);
+        return Err(format!("{name} has rows of {inputs}, embedding_length is {size}").into());
+    }
+    let rotation = Arc::new(Rotation::new("embedding_length", size, 1)?);
     transforms.insert(
         embeddings.name.clone(),
         Transform {
@@ -163,15 +181,19 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure
         },
     );
     let mut fold = |norm: &str, readers: &[String]| -> Result<(), Failure> {
-        let source = tensor(header, norm)?;
+        let source = vector(header, norm, size)?;
         let mut weights = vec![0.0; source.ne[0]];
         to_f32(source.dtype, file.data(source), &mut weights);
         for reader in readers {
             // A head that is the embeddings is as wide as these.
-            let inputs = header.tensor(reader).unwrap_or(embeddings).ne[0];
-            if weights.len() != size || inputs != size {
+            let is_tied = reader == "output.weight" && header.tensor(reader).is_none();
+            let inputs = match is_tied {
+                true => size,
+                false => matrix(header, reader)?.ne[0],
+            };
+            if inputs != size {
                 return Err(
-                    format!("{norm} and {reader} are not as wide as the stream's {size}").into(),
+                    format!("{reader} has {inputs} inputs, embedding_length is {size}").into(),
                 );
             }
             let transform = transforms.entry(reader.clone()).or_default();
@@ -186,16 +208,13 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure
         for (norm, readers) in READERS {
             let name = |part: &str| format!("blk.{block}.{part}.weight");
             let readers: Vec<String> = readers.iter().map(|part| name(part)).collect();
-            for reader in &readers {
-                tensor(header, reader)?;
-            }
             fold(&name(norm), &readers)?;
         }
     }
     for block in 0..blocks {
         for part in ["attn_output", "ffn_down"] {
             let name = format!("blk.{block}.{part}");
-            let weight = tensor(header, &format!("{name}.weight"))?;
+            let weight = matrix(header, &format!("{name}.weight"))?;
             if weight.ne[1] != size {
                 return Err(format!(
                     "{}: {} rows for a stream of {size}",
@@ -205,6 +224,7 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure
             }
             transforms.entry(weight.name.clone()).or_default().output = Some(Arc::clone(&rotation));
             if header.tensor(&format!("{name}.bias")).is_some() {
+                vector(header, &format!("{name}.bias"), size)?;
                 transforms.entry(format!("{name}.bias")).or_default().input =
                     Some(Arc::clone(&rotation));
             }
@@ -257,26 +277,39 @@ fn check_stream(header: &Header) -> Result<(), Failure> {
 
 fn rotate_values(header: &Header, transforms: &mut Transforms) -> Result<(), Failure> {
     let size = model::heads(header)?.size;
-    let rotation = Arc::new(Rotation::new(size, 2));
+    let mut rotation = None;
     for block in 0..number(header, "block_count")? {
-        let v = tensor(header, &format!("blk.{block}.attn_v.weight"))?;
-        let output = tensor(header, &format!("blk.{block}.attn_output.weight"))?;
+        let v = matrix(header, &format!("blk.{block}.attn_v.weight"))?;
+        let output = matrix(header, &format!("blk.{block}.attn_output.weight"))?;
         if !v.ne[1].is_multiple_of(size) || !output.ne[0].is_multiple_of(size) {
             let (rows, columns) = (v.ne[1], output.ne[0]);
             return Err(format!("--rotate r2: {rows} rows of {} and {columns} columns of {} are not whole heads of {size}", v.name, output.name).into());
         }
-        transforms.entry(v.name.clone()).or_default().output = Some(Arc::clone(&rotation));
-        transforms.entry(output.name.clone()).or_default().input = Some(Arc::clone(&rotation));
+        // Made when the first weight has shown that heads of this size exist.
+        let rotation = match &rotation {
+            Some(rotation) => rotation,
+            None => rotation.insert(Arc::new(Rotation::new("the size of a head", size, 2)?)),
+        };
+        transforms.entry(v.name.clone()).or_default().output = Some(Arc::clone(rotation));
+        transforms.entry(output.name.clone()).or_default().input = Some(Arc::clone(rotation));
         let bias = format!("blk.{block}.attn_v.bias");
         if header.tensor(&bias).is_some() {
-            transforms.entry(bias).or_default().input = Some(Arc::clone(&rotation));
+            vector(header, &bias, v.ne[1])?;
+            transforms.entry(bias).or_default().input = Some(Arc::clone(rotation));
         }
     }
     Ok(())
 }
 
-fn tensor<'a>(header: &'a Header, name: &str) -> Result<&'a TensorInfo, Failure> {
-    (header.tensor(name)).ok_or_else(|| format!("{name} is missing, which --rotate needs").into())
+/// The option, for messages.
+const OPTION: &str = "--rotate";
+
+fn matrix<'a>(header: &'a Header, name: &str) -> Result<&'a TensorInfo, Failure> {
+    model::matrix(header, name, OPTION)
+}
+
+fn vector<'a>(header: &'a Header, name: &str, len: usize) -> Result<&'a TensorInfo, Failure> {
+    model::vector(header, name, len, OPTION)
 }
 
 #[cfg(test)]
@@ -310,7 +343,7 @@ mod tests {
     #[test]
     fn a_rotation_is_the_product_of_its_matrices_and_orthogonal() {
         for size in [1, 3, 8, 24, 64, 72, 80] {
-            let rotation = Rotation::new(size, 7);
+            let rotation = Rotation::new("size", size, 7).unwrap();
             let matrix = matrix(&rotation);
             for i in 0..size {
                 let mut row = vec![0.0; 2 * size];
@@ -334,7 +367,7 @@ mod tests {
 
     #[test]
     fn signs_come_from_the_seed_and_are_mixed() {
-        let [a, b, c] = [1, 1, 2].map(|seed| Rotation::new(256, seed).signs);
+        let [a, b, c] = [1, 1, 2].map(|seed| Rotation::new("size", 256, seed).unwrap().signs);
         assert_eq!(a, b);
         assert_ne!(a, c);
         let positive = a.iter().filter(|sign| **sign > 0.0).count();

@@ -4,7 +4,7 @@
 //! quantized from the source, as those of the model are, not from the model's.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ggml_rust_npu::backend::offline::{Form, Weight};
 use ggml_rust_npu::gguf::{File, TensorInfo};
@@ -19,6 +19,7 @@ use super::block::{BLOCK, Weigh, push_q4_0};
 use super::{Job, Rows};
 use crate::Failure;
 use crate::progress::Progress;
+use crate::text::say;
 
 /// Bytes of a group: those of a block of Q4_0.
 const GROUP_BYTES: usize = WeightType::Q4Tile.block_bytes();
@@ -26,19 +27,32 @@ const GROUP_BYTES: usize = WeightType::Q4Tile.block_bytes();
 /// Panels that are made between two writes.
 const BATCH_PANELS: usize = 64;
 
+/// The pack's place: the model's name, with an ending that no other pack of it has.
+pub fn path(output: &Path) -> PathBuf {
+    output.with_extension("groups.npu")
+}
+
+/// Refuses a model that there would be no pack of.
+///
+/// # Errors
+/// Text for the user.
+pub fn check(jobs: &[Job]) -> Result<(), Failure> {
+    if jobs.iter().any(|job| job.tile_group) {
+        return Ok(());
+    }
+    Err("no weight of the model's blocks is Q4_0, so there is none to group".into())
+}
+
 /// Writes the pack of a model that is there already.
 ///
-/// - `output`: the model; the pack has its name, with `.npu`
+/// - `output`: the model
 /// - `how`: how both were made, in words
 ///
 /// # Errors
 /// Text for the user.
 pub fn write(output: &Path, how: &str, source: &File, jobs: &[Job]) -> Result<(), Failure> {
     let jobs: Vec<&Job> = jobs.iter().filter(|job| job.tile_group).collect();
-    let path = output.with_extension("npu");
-    if jobs.is_empty() {
-        return Err("no weight of the model's blocks is Q4_0, so there is none to group".into());
-    }
+    let path = path(output);
     let model = File::open(output).map_err(|error| format!("{}: {error}", output.display()))?;
     let names = jobs.iter().map(|job| job.name.as_str());
     let mut writer = Writer::create(&path, "hexagon", how, names)?;
@@ -54,10 +68,10 @@ pub fn write(output: &Path, how: &str, source: &File, jobs: &[Job]) -> Result<()
     writer.finish()?;
     let bytes = std::fs::metadata(&path)?.len() as f64;
     let (count, mib) = (jobs.len(), bytes / f64::from(1 << 20));
-    eprintln!(
+    say(format_args!(
         "{}: {count} weights in groups, {mib:.1} MiB",
         path.display()
-    );
+    ));
     Ok(())
 }
 

@@ -1,0 +1,91 @@
+//! The files of a run: inputs are opened here, and outputs are compared with them before anything is written.
+
+use std::fs::{self, Metadata};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use ggml_rust_npu::files::{Destination, open_input};
+use ggml_rust_npu::gguf::{self, File};
+
+use crate::Failure;
+
+/// Longest text that is read, in bytes.
+const MAX_TEXT_BYTES: u64 = 16 << 20;
+
+/// What a run reads and writes.
+#[derive(Debug, Default)]
+pub struct Files {
+    inputs: Vec<(PathBuf, Metadata)>,
+    outputs: Vec<(PathBuf, Destination)>,
+}
+
+impl Files {
+    /// Opens a GGUF.
+    ///
+    /// # Errors
+    /// Text that names the file and what is wrong with it.
+    pub fn gguf(&mut self, path: &Path) -> Result<File, Failure> {
+        let file = File::open(path).map_err(|error| named(path, &error))?;
+        self.input(path)?;
+        Ok(file)
+    }
+
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// Text that names the file and what is wrong with it.
+    pub fn text(&mut self, path: &Path) -> Result<String, Failure> {
+        let mut text = String::new();
+        let read = open_input(path)
+            .and_then(|file| file.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text));
+        let bytes = read.map_err(|error| format!("{}: {error}", path.display()))?;
+        if bytes as u64 > MAX_TEXT_BYTES {
+            let path = path.display();
+            return Err(format!("{path}: more than {} MiB of text", MAX_TEXT_BYTES >> 20).into());
+        }
+        self.input(path)?;
+        Ok(text)
+    }
+
+    fn input(&mut self, path: &Path) -> Result<(), Failure> {
+        let file = fs::metadata(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        self.inputs.push((path.into(), file));
+        Ok(())
+    }
+
+    /// Takes note of an output. Call it after every input is open, and before the first output is begun.
+    ///
+    /// # Errors
+    /// Text, if a file cannot be put there, if an input is there under whatever name, or if another output goes there.
+    pub fn output(&mut self, path: &Path) -> Result<(), Failure> {
+        let name = path.display();
+        let place = Destination::of(path).map_err(|error| format!("{name}: {error}"))?;
+        if let Some((input, _)) = self.inputs.iter().find(|(_, file)| place.is(file)) {
+            let input = input.display();
+            return Err(format!("{name} would overwrite the input {input}").into());
+        }
+        let mut others = self.outputs.iter();
+        if let Some((other, _)) = others.find(|(_, other)| place.is_same(other)) {
+            return Err(format!("{name} would overwrite the output {}", other.display()).into());
+        }
+        self.outputs.push((path.into(), place));
+        Ok(())
+    }
+}
+
+/// An error with the file that it is about.
+pub fn named(path: &Path, error: &gguf::Error) -> String {
+    match error {
+        gguf::Error::Io { .. } => error.to_string(),
+        _ => format!("{}: {error}", path.display()),
+    }
+}
+
+/// Writes a whole output.
+///
+/// # Errors
+/// Text that names the file.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let done = ggml_rust_npu::files::write(path, bytes);
+    done.map_err(|(path, error)| format!("{}: {error}", path.display()).into())
+}

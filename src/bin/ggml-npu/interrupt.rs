@@ -1,0 +1,47 @@
+//! Ends the tool on a signal, without leaving unfinished outputs.
+
+use std::ffi::c_int;
+use std::fs;
+use std::thread;
+
+use ggml_rust_npu::files;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+
+use crate::Failure;
+use crate::text::say;
+
+/// Exit code of a program that a signal ended.
+const INTERRUPTED: c_int = 130;
+
+/// Begins to wait for signals that end a program, on a thread.
+///
+/// # Errors
+/// The system's.
+pub fn watch() -> Result<(), Failure> {
+    let ignored = ignored();
+    let wanted = [SIGINT, SIGTERM, SIGHUP];
+    let mut signals = Signals::new(
+        wanted
+            .iter()
+            .filter(|signal| ignored >> (*signal - 1) & 1 == 0),
+    )?;
+    thread::Builder::new().spawn(move || {
+        if signals.forever().next().is_some() {
+            let _names = files::remove_unfinished();
+            say("ggml-npu: interrupted; unfinished files were removed");
+            // Without destructors: other threads are in the middle of something.
+            low_level::exit(INTERRUPTED);
+        }
+    })?;
+    Ok(())
+}
+
+/// Signals that whoever started the tool wants it to survive, such as SIGHUP under nohup: bit 0 is signal 1.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}

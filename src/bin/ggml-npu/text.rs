@@ -1,0 +1,79 @@
+//! Text for the terminal. What files, paths and variables hold is foreign: it may not move the cursor, change colours or
+//! look like a line of the tool's own.
+
+use std::fmt::{Display, Write as _};
+use std::io::{self, ErrorKind, Write as _};
+
+use serde::Serialize;
+
+use crate::Failure;
+
+/// Returns `true` for characters that a terminal obeys rather than shows: controls, line separators, and those that
+/// change the direction of the text.
+// SOURCE: Unicode 16, general category Cc, the two separators, and Bidi_Control.
+fn is_obeyed(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Formats foreign text for one line: characters that a terminal obeys are escaped as in `\u{1b}`.
+pub fn plain(text: impl Display) -> String {
+    let mut out = String::new();
+    for c in text.to_string().chars() {
+        match is_obeyed(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
+/// Writes a line to standard error.
+pub fn say(line: impl Display) {
+    // A closed standard error is no reason to fail.
+    let _ = writeln!(io::stderr().lock(), "{}", plain(line));
+}
+
+/// Writes to standard output. A reader that stops early, such as `head`, has what it wants.
+///
+/// - `text`: lines; what is foreign in it was passed through [`plain`]
+///
+/// # Errors
+/// The system's, other than a closed pipe.
+pub fn print(text: &str) -> Result<(), Failure> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a report to standard output as JSON, whose strings are exact: characters that a terminal obeys are escaped as
+/// JSON has it.
+///
+/// # Errors
+/// As [`print()`].
+pub fn print_json(report: &impl Serialize) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(report)?;
+    let mut out = String::with_capacity(json.len() + 1);
+    for c in json.chars() {
+        // Line feeds are between values: serde_json escapes those of strings.
+        match c != '\n' && is_obeyed(c) {
+            true => write!(out, "\\u{:04x}", u32::from(c))?,
+            false => out.push(c),
+        }
+    }
+    out.push('\n');
+    print(&out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_escaped_and_the_rest_stays() {
+        let text = "größe 漢 \u{1b}[31m\r\n\u{9b}2J\u{7f}\u{202e}\u{2028}\u{0}\\";
+        let want = "größe 漢 \\u{1b}[31m\\r\\n\\u{9b}2J\\u{7f}\\u{202e}\\u{2028}\\u{0}\\";
+        assert_eq!(plain(text), want);
+    }
+}
