@@ -220,7 +220,7 @@ fn wrong_arguments_are_refused_with_a_reason() {
         (&["--chip"], &[model], 2),
         (&["no_such.gguf"], &["no_such.gguf", "--chip", "rk3588"], 1),
         (
-            &["would overwrite the model"],
+            &["would overwrite the input"],
             &[model, "--chip", "rk3588", "-o", model],
             1,
         ),

@@ -107,6 +107,7 @@ fn the_writer_refuses_another_number_of_bytes_scales_or_tensors() {
         error.contains("packed bytes of \"a\"") && error.contains('9'),
         "{error}"
     );
+    drop(writer);
     let error = begin()
         .end(entry("a", 0, 2), &[1.0])
         .unwrap_err()
