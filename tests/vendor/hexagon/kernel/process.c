@@ -379,9 +379,16 @@ void process_end(struct process *process) {
     close(process->sockets[i]);
   describe_end(process, status);
   vtcm_release(process->control->process);
-  for (int i = 0; i < MAPPINGS; i++)
-    if (process->control->mappings[i].bytes)
-      close(process->control->mappings[i].kernel_fd);
+  int left = 0;
+  for (int i = 0; i < MAPPINGS; i++) {
+    if (!process->control->mappings[i].bytes)
+      continue;
+    close(process->control->mappings[i].kernel_fd);
+    left++;
+  }
+  if (left && !died)
+    report("process %u: %d mappings left at its end", process->control->process,
+           left);
   munmap(process->control, CONTROL_BYTES);
   free(process);
 }
