@@ -3,6 +3,7 @@
 # LLAMA_CPP_DIR  a patched llama.cpp to build in place of the fetched one (patches/README.md)
 # FASTRPC_DIR    a checkout of qualcomm/fastrpc: `make vendor` builds libcdsprpc from it
 # HEXAGON_QEMU   a qemu-hexagon with HVX floating point, for `make dsp` and `make vendor`
+# VENDOR         rknn: `make vendor` runs the Rockchip device under Rockchip's own librknnrt 1.5.2 instead
 # MODEL          a GGUF to use in place of the fetched one
 # CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
@@ -20,6 +21,7 @@ help:
 	@echo "make optable  docs/ops.md from the logs of make test: which upstream cases the Hexagon device computes"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
+	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary commands to the DSP's command loop, model files and pack files, 5 minutes each"
 	@echo "make hostile  every hostile file of tests/tool_hostile.rs through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
@@ -59,8 +61,9 @@ dsp:
 	@cargo test --release --locked -p hexagon-ops --test device --test skel --test qemu -- --ignored --nocapture
 
 # docs/hexagon.md has the picture; a part that is missing is skipped with a printed reason.
+# VENDOR=rknn: docs/rockchip.md, and the licence that this accepts in scripts/vendor_rknn.py.
 vendor:
-	@$(PYTHON) scripts/test.py all-vendor
+	@$(PYTHON) scripts/test.py $(if $(filter rknn,$(VENDOR)),rknn-vendor,all-vendor)
 
 fuzz:
 	@hexagon-ops/tools/fuzz.sh 300

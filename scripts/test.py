@@ -19,6 +19,7 @@ import build
 import fetch
 import project
 import vendor
+import vendor_rknn
 from project import (DEVICE, HEXAGON, JOBS, LOGS, ROOT, SIMULATED, Problem, cpu_env, device_env, device_of, main_with,
                      print_tail, say, tool_env)
 
@@ -277,7 +278,8 @@ STEPS = {
 }
 
 # Not part of `make test`: too long for it.
-EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long, "all-vendor": vendor.check_all}
+EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long, "all-vendor": vendor.check_all,
+               "rknn-vendor": vendor_rknn.check}
 
 
 def main():

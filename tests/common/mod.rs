@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps::RkCaps;
+use ggml_rust_npu::dequantize;
 use ggml_rust_npu::error::Result;
+use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::shm::{Region, RegionMut};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
@@ -77,6 +79,12 @@ pub const PLAIN: DType = DType::Quantized {
     block_bytes: 128,
 };
 
+/// ggml's Q8_0.
+pub const Q8_0: DType = DType::Quantized {
+    block_elems: 32,
+    block_bytes: 34,
+};
+
 impl Dequantize for Plain {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
         assert_eq!(blocks.len(), out.len() * 4);
@@ -127,7 +135,11 @@ impl Weight {
             memory: Some(Region::from(&self.bytes[..])),
             packed_offset: offset.unwrap_or(0),
             role: Role::State,
-            dequantize: Some(&Plain),
+            dequantize: if self.dtype == Q8_0 {
+                dequantize::of(GgmlType::Q8_0)
+            } else {
+                Some(&Plain)
+            },
             ..tensor("weight", self.dtype, contiguous(self.dtype, self.ne))
         }
     }

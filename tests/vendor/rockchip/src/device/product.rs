@@ -1,0 +1,477 @@
+//! What the registers ask for, and its computation.
+//!
+//! Features are a cube of W × H positions with K channels, weights are N kernels of K values, results are a cube of
+//! W × H positions with N channels: a product with M = W · H. All lies in atoms of 16 bytes: a position has one atom in
+//! each surface of features, and one in each surface of results.
+
+use bytemuck::cast_slice;
+use half::f16;
+
+use super::register::Registers;
+use super::{Error, Memory};
+
+/// Bytes of an atom.
+// SOURCE: FEATURE_ATOMIC_SIZE, rkt_task.c.
+const ATOM: usize = 16;
+
+/// Channels of one weight line, in each arithmetic.
+// SOURCE: native layout of B, comment of rknn_matmul_set_io_mem in rknn_matmul_api.h 1.5.0.
+const LINE: usize = 32;
+
+/// Bytes of an element of the result, in each arithmetic.
+const RESULT: usize = 4;
+
+/// Codes of IN_PRECISION, PROC_PRECISION and OUT_PRECISION.
+// SOURCE: RK3588 TRM V1.0 part 1, RKNN, CNA_CONV_CON1 and DPU_DATA_FORMAT.
+mod precision {
+    pub const INT8: u32 = 0;
+    pub const FP16: u32 = 2;
+    pub const INT32: u32 = 4;
+    pub const FP32: u32 = 5;
+}
+
+/// Kinds of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arithmetic {
+    /// INT8 × INT8 → INT32.
+    Int8,
+    /// FP16 × FP16 → FP32.
+    Fp16,
+}
+
+impl Arithmetic {
+    fn operand_bytes(self) -> usize {
+        match self {
+            Self::Int8 => 1,
+            Self::Fp16 => 2,
+        }
+    }
+
+    /// Kernels that are computed at once.
+    // SOURCE: as for `LINE`.
+    fn group(self) -> usize {
+        match self {
+            Self::Int8 => 32,
+            Self::Fp16 => 16,
+        }
+    }
+}
+
+/// A product.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Product {
+    arithmetic: Arithmetic,
+    width: usize,
+    height: usize,
+    k: usize,
+    n: usize,
+    features: u64,
+    weights: u64,
+    results: u64,
+    /// Atoms from line to line and from surface to surface of the features.
+    feature_strides: [i64; 2],
+    /// The same of the results.
+    result_strides: [i64; 2],
+}
+
+/// Bits `low..=high` of a value.
+fn bits(value: u32, low: u32, high: u32) -> u32 {
+    (value >> low) & (u32::MAX >> (31 - (high - low)))
+}
+
+/// The same as a size.
+fn size(value: u32, low: u32, high: u32) -> usize {
+    bits(value, low, high) as usize
+}
+
+/// A number of `width` bits with a sign.
+fn signed(value: u32, width: u32) -> i64 {
+    let shift = 32 - width;
+    i64::from((value << shift).cast_signed() >> shift)
+}
+
+/// Fails unless two registers agree.
+fn agree(what: &str, have: usize, want: usize) -> Result<(), Error> {
+    if have == want {
+        return Ok(());
+    }
+    Err(Error::Shape(format!(
+        "{what} is {have}, the other registers ask for {want}"
+    )))
+}
+
+impl Product {
+    /// Reads what the registers ask for.
+    ///
+    /// # Errors
+    /// `Unwritten`, `Value` or `Shape` for what is not a product of the two arithmetics.
+    pub fn new(registers: &Registers) -> Result<Self, Error> {
+        registers.check()?;
+        let get = |name| registers.get(name);
+        let arithmetic = arithmetic(registers)?;
+        let group = arithmetic.group();
+
+        let cube = get("CNA_DATA_SIZE0")?;
+        let (width, height) = (size(cube, 16, 26), size(cube, 0, 10));
+        let channels = get("CNA_DATA_SIZE1")?;
+        let k = size(channels, 0, 15);
+        let kernels = get("CNA_WEIGHT_SIZE2")?;
+        let n = size(kernels, 0, 13);
+        if width == 0
+            || height == 0
+            || k == 0
+            || n == 0
+            || !k.is_multiple_of(LINE)
+            || !n.is_multiple_of(group)
+        {
+            let shape = format!("{width} x {height} positions, {k} channels, {n} kernels");
+            return Err(Error::Shape(shape));
+        }
+
+        agree(
+            "CNA_DATA_SIZE1, real channels less one,",
+            size(channels, 16, 29),
+            k - 1,
+        )?;
+        agree("CNA_DATA_SIZE2", size(get("CNA_DATA_SIZE2")?, 0, 10), width)?;
+        agree(
+            "CNA_DATA_SIZE3",
+            size(get("CNA_DATA_SIZE3")?, 0, 31),
+            width * height,
+        )?;
+        let kernel_bytes = k * arithmetic.operand_bytes();
+        agree(
+            "CNA_WEIGHT_SIZE0",
+            get("CNA_WEIGHT_SIZE0")? as usize,
+            n * kernel_bytes,
+        )?;
+        agree(
+            "CNA_WEIGHT_SIZE1",
+            get("CNA_WEIGHT_SIZE1")? as usize,
+            kernel_bytes,
+        )?;
+        agree("CNA_WEIGHT_SIZE2, width", size(kernels, 24, 28), 1)?;
+        agree("CNA_WEIGHT_SIZE2, height", size(kernels, 16, 20), 1)?;
+        let fetched = get("CNA_FC_DATA_SIZE0")?;
+        agree("CNA_FC_DATA_SIZE0, width", size(fetched, 16, 29), width)?;
+        agree("CNA_FC_DATA_SIZE0, height", size(fetched, 0, 10), height)?;
+        agree(
+            "CNA_FC_DATA_SIZE1",
+            size(get("CNA_FC_DATA_SIZE1")?, 0, 15),
+            k,
+        )?;
+
+        let core = get("CORE_DATAOUT_SIZE_0")?;
+        agree(
+            "CORE_DATAOUT_SIZE_0, width less one,",
+            size(core, 0, 15),
+            width - 1,
+        )?;
+        agree(
+            "CORE_DATAOUT_SIZE_0, height less one,",
+            size(core, 16, 31),
+            height - 1,
+        )?;
+        agree(
+            "CORE_DATAOUT_SIZE_1",
+            size(get("CORE_DATAOUT_SIZE_1")?, 0, 15),
+            n - 1,
+        )?;
+
+        agree(
+            "DPU_DATA_CUBE_WIDTH",
+            get("DPU_DATA_CUBE_WIDTH")? as usize,
+            width - 1,
+        )?;
+        agree(
+            "DPU_DATA_CUBE_HEIGHT",
+            get("DPU_DATA_CUBE_HEIGHT")? as usize,
+            height - 1,
+        )?;
+        let cube = get("DPU_DATA_CUBE_CHANNEL")?;
+        agree("DPU_DATA_CUBE_CHANNEL", size(cube, 0, 12), n - 1)?;
+        agree(
+            "DPU_DATA_CUBE_CHANNEL, original,",
+            size(cube, 16, 28),
+            n - 1,
+        )?;
+        agree("DPU_WDMA_SIZE_0", get("DPU_WDMA_SIZE_0")? as usize, n - 1)?;
+        let written = get("DPU_WDMA_SIZE_1")?;
+        agree(
+            "DPU_WDMA_SIZE_1, width less one,",
+            size(written, 0, 12),
+            width - 1,
+        )?;
+        agree(
+            "DPU_WDMA_SIZE_1, height less one,",
+            size(written, 16, 28),
+            height - 1,
+        )?;
+
+        let notch = get("DPU_DATA_CUBE_NOTCH_ADDR")?;
+        agree(
+            "DPU_DATA_CUBE_NOTCH_ADDR, high half,",
+            size(notch, 16, 28),
+            size(notch, 0, 12),
+        )?;
+        // A kernel group fills so many surfaces of results.
+        let surfaces = group * RESULT / ATOM;
+        let stride = get("DPU_DST_SURF_STRIDE")?;
+        agree(
+            "DPU_SURFACE_ADD",
+            get("DPU_SURFACE_ADD")? as usize,
+            stride as usize * surfaces,
+        )?;
+        let elements = get("DPU_BS_OW_CFG")?;
+        for low in [2, 5, 8] {
+            agree(
+                "DPU_BS_OW_CFG, SIZE_E",
+                size(elements, low, low + 2),
+                surfaces - 1,
+            )?;
+        }
+
+        Ok(Self {
+            arithmetic,
+            width,
+            height,
+            k,
+            n,
+            features: get("CNA_FEATURE_DATA_ADDR")?.into(),
+            weights: get("CNA_DCOMP_ADDR0")?.into(),
+            results: get("DPU_DST_BASE_ADDR")?.into(),
+            feature_strides: feature_strides(registers, width)?,
+            result_strides: [
+                width as i64 + i64::from(bits(notch, 0, 12)),
+                i64::from(stride >> 4),
+            ],
+        })
+    }
+
+    /// Computes it.
+    ///
+    /// # Errors
+    /// `Address`.
+    pub fn run(&self, memory: &impl Memory) -> Result<(), Error> {
+        let group = self.arithmetic.group();
+        let rows = self.read_features(memory)?;
+        let mut weights = vec![0; group * self.k * self.arithmetic.operand_bytes()];
+        let mut results = vec![[0; RESULT]; self.positions() * group];
+        let halves = match self.arithmetic {
+            Arithmetic::Int8 => Vec::new(),
+            Arithmetic::Fp16 => to_f32(&rows),
+        };
+        for first in (0..self.n).step_by(group) {
+            let offset = weights.len() * (first / group);
+            memory.read(self.weights + offset as u64, &mut weights)?;
+            match self.arithmetic {
+                Arithmetic::Int8 => multiply_i8(
+                    cast_slice(&rows),
+                    cast_slice(&weights),
+                    self.k,
+                    &mut results,
+                ),
+                Arithmetic::Fp16 => multiply_f16(&halves, &to_f32(&weights), self.k, &mut results),
+            }
+            self.write_results(memory, first, &results)?;
+        }
+        Ok(())
+    }
+
+    /// M.
+    fn positions(&self) -> usize {
+        self.width * self.height
+    }
+
+    /// The features, position by position.
+    fn read_features(&self, memory: &impl Memory) -> Result<Vec<u8>, Error> {
+        let row_bytes = self.k * self.arithmetic.operand_bytes();
+        let mut rows = vec![0; self.positions() * row_bytes];
+        for surface in 0..row_bytes / ATOM {
+            for (line, bytes) in self.lines(self.features, self.feature_strides, surface) {
+                let mut atoms = vec![0; bytes];
+                memory.read(line.address, &mut atoms)?;
+                for (position, atom) in (line.first..).zip(atoms.as_chunks::<ATOM>().0) {
+                    rows[position * row_bytes + surface * ATOM..][..ATOM].copy_from_slice(atom);
+                }
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Writes the results of the kernels from `first` on, which lie position by position.
+    fn write_results(
+        &self,
+        memory: &impl Memory,
+        first: usize,
+        results: &[[u8; RESULT]],
+    ) -> Result<(), Error> {
+        const CHANNELS: usize = ATOM / RESULT;
+        let group = self.arithmetic.group();
+        for part in (0..group).step_by(CHANNELS) {
+            for (line, bytes) in
+                self.lines(self.results, self.result_strides, (first + part) / CHANNELS)
+            {
+                let positions = line.first..line.first + bytes / ATOM;
+                let atoms: Vec<u8> = positions
+                    .flat_map(|position| &results[position * group + part..][..CHANNELS])
+                    .flatten()
+                    .copied()
+                    .collect();
+                memory.write(line.address, &atoms)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pieces of a surface that lie without a gap, each with its bytes.
+    fn lines(
+        &self,
+        base: u64,
+        [line, surface]: [i64; 2],
+        index: usize,
+    ) -> impl Iterator<Item = (Line, usize)> {
+        let packed = line == self.width as i64;
+        let (lines, positions) = if packed {
+            (1, self.positions())
+        } else {
+            (self.height, self.width)
+        };
+        let start = surface * index as i64;
+        (0..lines).map(move |h| {
+            let atoms = start + line * h as i64;
+            let line = Line {
+                address: base.wrapping_add_signed(atoms * ATOM as i64),
+                first: h * positions,
+            };
+            (line, positions * ATOM)
+        })
+    }
+}
+
+/// Atoms of neighbouring positions.
+struct Line {
+    address: u64,
+    /// The first position.
+    first: usize,
+}
+
+/// The kinds of numbers that the units are set to.
+fn arithmetic(registers: &Registers) -> Result<Arithmetic, Error> {
+    let con1 = registers.get("CNA_CONV_CON1")?;
+    let wrong = |name, value, expected| {
+        Err(Error::Value {
+            name,
+            value,
+            expected,
+        })
+    };
+    let (arithmetic, code, out) = match bits(con1, 4, 6) {
+        precision::INT8 => (Arithmetic::Int8, precision::INT8, precision::INT32),
+        precision::FP16 => (Arithmetic::Fp16, precision::FP16, precision::FP32),
+        _ => return wrong("CNA_CONV_CON1", con1, "INT8 or FP16"),
+    };
+    if con1 & !GROUP_LINE_OFF != code << 7 | code << 4 {
+        return wrong(
+            "CNA_CONV_CON1",
+            con1,
+            "a direct convolution in one precision",
+        );
+    }
+    let misc = registers.get("CORE_MISC_CFG")?;
+    // QD_EN, bit 0, adds up the features for asymmetric weights, which DPU_BS_OW_OP = 0 has not.
+    if misc & !1 != code << 8 {
+        return wrong(
+            "CORE_MISC_CFG",
+            misc,
+            "the precision of CNA_CONV_CON1, and no depthwise convolution",
+        );
+    }
+    let format = registers.get("DPU_DATA_FORMAT")?;
+    if format != out << 29 | code << 26 | code {
+        return wrong(
+            "DPU_DATA_FORMAT",
+            format,
+            "32-bit results of the precision of CNA_CONV_CON1",
+        );
+    }
+    Ok(arithmetic)
+}
+
+/// GROUP_LINE_OFF of CNA_CONV_CON1.
+const GROUP_LINE_OFF: u32 = 1 << 29;
+
+/// Atoms from line to line and from surface to surface of the features.
+///
+/// The reader fetches groups of four packed lines, or with GROUP_LINE_OFF single lines. SURF_STRIDE is the way from the
+/// end of a surface's first group to the next surface; it can be negative.
+// SOURCE: fill_task of rkt_task.c: for surfaces of W * H packed atoms it sets SURF_STRIDE = 4 W (H / 4 - 1) in groups,
+// and with GROUP_LINE_OFF SURF_STRIDE = W (H - 1).
+fn feature_strides(registers: &Registers, width: usize) -> Result<[i64; 2], Error> {
+    let width = width as i64;
+    let line = signed(registers.get("CNA_DMA_CON1")?, 28);
+    let from_end = signed(registers.get("CNA_DMA_CON2")?, 28);
+    if registers.get("CNA_CONV_CON1")? & GROUP_LINE_OFF != 0 {
+        return Ok([line, width + from_end]);
+    }
+    if line != 4 * width {
+        return Err(Error::Shape(format!(
+            "CNA_DMA_CON1 is {line} for groups of four lines of {width} positions"
+        )));
+    }
+    Ok([width, 4 * width + from_end])
+}
+
+/// The product of two lines.
+fn dot_i8(a: &[i8; LINE], b: &[i8; LINE]) -> i32 {
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| i32::from(*a) * i32::from(*b))
+        .sum()
+}
+
+/// Multiplies the rows with the kernels of one group: `weights` are lines, kernel by kernel, for each [`LINE`] channels.
+fn multiply_i8(rows: &[i8], weights: &[i8], k: usize, results: &mut [[u8; RESULT]]) {
+    let weights = weights.as_chunks::<LINE>().0;
+    let group = weights.len() * LINE / k;
+    for (row, results) in rows.chunks_exact(k).zip(results.chunks_exact_mut(group)) {
+        let lines = row.as_chunks::<LINE>().0;
+        for (n, result) in results.iter_mut().enumerate() {
+            let kernel = weights.iter().skip(n).step_by(group);
+            let sum: i32 = lines.iter().zip(kernel).map(|(a, b)| dot_i8(a, b)).sum();
+            *result = sum.to_le_bytes();
+        }
+    }
+}
+
+/// As [`multiply_i8`]: the products of a line are summed exactly and rounded to FP32 once, lines are added in FP32.
+// SOURCE: chips/rk3588.md of gregordinary's rocket-userspace, which measured it; the order is not documented.
+fn multiply_f16(rows: &[f32], weights: &[f32], k: usize, results: &mut [[u8; RESULT]]) {
+    let weights = weights.as_chunks::<LINE>().0;
+    let group = weights.len() * LINE / k;
+    for (row, results) in rows.chunks_exact(k).zip(results.chunks_exact_mut(group)) {
+        let lines = row.as_chunks::<LINE>().0;
+        for (n, result) in results.iter_mut().enumerate() {
+            let kernel = weights.iter().skip(n).step_by(group);
+            let sum = lines.iter().zip(kernel).fold(0.0, |sum: f32, (a, b)| {
+                let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                sum + to_single(products.sum())
+            });
+            *result = sum.to_le_bytes();
+        }
+    }
+}
+
+/// Rounds to FP32.
+#[expect(clippy::cast_possible_truncation, reason = "rounding is the purpose")]
+fn to_single(value: f64) -> f32 {
+    value as f32
+}
+
+fn to_f32(halves: &[u8]) -> Vec<f32> {
+    let halves = halves.as_chunks::<2>().0;
+    halves
+        .iter()
+        .map(|bytes| f16::from_le_bytes(*bytes).to_f32())
+        .collect()
+}

@@ -1,0 +1,111 @@
+//! Proves that our device multiplies right above the vendor's own library. `scripts/vendor_rknn.py` builds these for
+//! aarch64 and runs them under qemu, with the library and what is below it.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+#[path = "../../../common/mod.rs"]
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use common::{Numbers, PLAIN, Weight, mul_mat, packed};
+use ggml_rust_npu::backend::Device;
+use ggml_rust_npu::caps::{self, Precision};
+use ggml_rust_npu::device::rknpu::RkNpu;
+use ggml_rust_npu::reference;
+use ggml_rust_npu::rules::Rules;
+use ggml_rust_npu::selftest;
+use ggml_rust_npu::tensor::DType;
+use ggml_rust_npu::vendor::rknn::Rknn;
+
+/// Why none of these runs by default.
+const NEEDS: &str = "GGML_RUST_NPU_RKNN_LIB, which scripts/vendor_rknn.py sets";
+
+fn library() -> Arc<Rknn> {
+    let path = PathBuf::from(std::env::var("GGML_RUST_NPU_RKNN_LIB").expect(NEEDS));
+    Rknn::load(Some(&path)).unwrap()
+}
+
+/// A device that passed its self-test.
+fn device() -> Arc<Device> {
+    Arc::new(Device::start(library(), &caps::RK3588).unwrap())
+}
+
+/// Multiplies and fails over `limit`, a normalized mean square error.
+fn check(device: &Arc<Device>, dtype: DType, [m, k, n]: [usize; 3], numbers: &mut Numbers) {
+    let w = Weight::random(numbers, dtype, [k, n, 1, 1]);
+    let act = numbers.vec(m * k);
+    let limit = if dtype == DType::F16 { 1e-6 } else { 1e-3 };
+    let buffer = packed(device, &w, 4096);
+    let have = mul_mat(device, &w, Some((&buffer, 4096)), &act, [k, m, 1, 1]).unwrap();
+    let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
+    println!("{dtype:?} M={m} K={k} N={n}: {error:.1e}");
+    assert!(
+        error <= limit,
+        "{dtype:?} M={m} K={k} N={n}: {error:.2e} > {limit:.0e}"
+    );
+}
+
+#[test]
+#[ignore = "needs librknnrt 1.5.2 under qemu: VENDOR=rknn make vendor"]
+fn the_self_test_sees_that_m_of_2_is_wrong_and_nothing_else() {
+    let precisions = [Precision::Fp16, Precision::Int8];
+    let npu = RkNpu::open(library(), &caps::RK3588, &precisions, &[]).unwrap();
+    let passed = selftest::run(&npu, &Rules::default()).unwrap();
+    for precision in precisions {
+        let buckets = passed.buckets(precision);
+        for m in [1, 4, 8, 16, 32, 64, 128, 256, 512] {
+            assert!(buckets.contain(m), "{precision:?} M={m}");
+        }
+        assert!(!buckets.contain(2), "{precision:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs librknnrt 1.5.2 under qemu: VENDOR=rknn make vendor"]
+fn products_agree_with_the_reference_whatever_their_shape() {
+    let (device, mut numbers) = (device(), Numbers::new(1));
+    // M of every bucket and between them, N of one tile to several calls, K of one tile to the library's limits: 2048
+    // (FP16) and 4096 (INT8).
+    for m in [1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 61, 64, 128, 256, 512] {
+        for dtype in [DType::F16, PLAIN] {
+            check(&device, dtype, [m, 576, 96], &mut numbers);
+        }
+    }
+    for [m, k, n] in [
+        [1, 32, 32],
+        [2, 64, 33],
+        [5, 96, 200],
+        [1, 2048, 64],
+        [72, 2048, 31],
+        [1, 64, 13000],
+    ] {
+        for dtype in [DType::F16, PLAIN] {
+            check(&device, dtype, [m, k, n], &mut numbers);
+        }
+    }
+    for [m, k, n] in [
+        [1, 4096, 64],
+        [2, 4096, 96],
+        [130, 4096, 64],
+        [16, 2080, 40],
+    ] {
+        check(&device, PLAIN, [m, k, n], &mut numbers);
+    }
+}
+
+#[test]
+#[ignore = "needs librknnrt 1.5.2 under qemu: VENDOR=rknn make vendor"]
+fn a_shape_that_the_library_refuses_is_an_error_and_no_result() {
+    // 1.5.2 takes no FP16 product with K above 2048, 2.3 takes 4096.
+    let (device, mut numbers) = (device(), Numbers::new(2));
+    let w = Weight::random(&mut numbers, DType::F16, [4096, 32, 1, 1]);
+    let act = numbers.vec(4096);
+    let buffer = packed(&device, &w, 0);
+    let error = mul_mat(&device, &w, Some((&buffer, 0)), &act, [4096, 1, 1, 1]).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("rknn_matmul_create") && text.contains("-5"),
+        "{text}"
+    );
+}
