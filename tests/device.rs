@@ -1,18 +1,24 @@
 //! Proves that a device multiplies right: every chip and arithmetic against the reference, in shapes around every
 //! edge (tiles, chunks, segments, buckets), whatever the batch, and under strict coherence.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![expect(
+    unsafe_code,
+    reason = "a node that writes what it reads has two ways to one memory"
+)]
 
 mod common;
 
 use common::{
-    Numbers, PLAIN, Weight, device, device_with, mul_mat, mul_mat_id, mul_mat_of_graph, nmse_limit,
-    packed,
+    Numbers, PLAIN, Weight, contiguous, device, device_with, mul_mat, mul_mat_id, mul_mat_of_graph,
+    nmse_limit, packed, tensor,
 };
 use ggml_rust_npu::backend::{Device, WeightBuffer};
 use ggml_rust_npu::caps::{self, Cores, RkCaps};
+use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Tensor, sources};
 use ggml_rust_npu::plan::Target;
 use ggml_rust_npu::reference;
 use ggml_rust_npu::rules::Rules;
+use ggml_rust_npu::shm::{Region, RegionMut};
 use ggml_rust_npu::tensor::DType;
 use ggml_rust_npu::vendor::rknn::Rknn;
 use rknpu_ops::sim::{self, Coherence};
@@ -88,18 +94,96 @@ fn planes_are_batched_and_broadcast() {
     let device = device(&caps::RK3588);
     for dtype in [DType::F16, PLAIN] {
         let (k, m, n) = (64, 5, 48);
+        // Each dimension has a factor of its own, so that they cannot be exchanged.
         let w = Weight::random(&mut numbers, dtype, [k, n, 2, 3]);
-        let act = numbers.vec(k * m * 4 * 6);
-        let have = mul_mat(&device, &w, None, &act, [k, m, 4, 6]).unwrap();
-        for i3 in 0..6 {
+        let act = numbers.vec(k * m * 4 * 9);
+        let have = mul_mat(&device, &w, None, &act, [k, m, 4, 9]).unwrap();
+        for i3 in 0..9 {
             for i2 in 0..4 {
                 let plane = i3 * 4 + i2;
-                let slice = (i3 / 2) * 2 + i2 / 2;
+                let slice = (i3 / 3) * 2 + i2 / 2;
                 let act = &act[plane * m * k..][..m * k];
                 let want = reference::mul_mat(act, &w.values[slice * n * k..][..n * k], k);
                 let error = reference::nmse(&have[plane * m * n..][..m * n], &want);
                 assert!(error <= nmse_limit(dtype), "plane {i2},{i3}: {error:.2e}");
             }
+        }
+    }
+}
+
+/// Q, K and V read the same activations, which are packed once; a node in between may write its result there.
+#[test]
+fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
+    let mut numbers = Numbers::new(5);
+    let device = device(&caps::RK3588);
+    let (k, m) = (64, 3);
+    for dtype in [DType::F16, PLAIN] {
+        let w = Weight::random(&mut numbers, dtype, [k, k, 1, 1]);
+        let mut x = numbers.vec(k * m);
+        let graph = u64::MAX;
+        let ne = [k, m, 1, 1];
+        let shape = contiguous(DType::F32, ne);
+        // Each node reads x; this one also writes it.
+        let at = x.as_mut_ptr().cast::<u8>();
+        // SAFETY: bytes of x, which is alive.
+        let act = unsafe { Region::new(at, k * m * 4) };
+        // SAFETY: as above; the device has packed what it reads before it writes.
+        let out = unsafe { RegionMut::new(at, k * m * 4) };
+        let act = Tensor {
+            memory: Some(act),
+            ..tensor("x", DType::F32, shape)
+        };
+        let mut node = Node {
+            operation: Operation {
+                op: Op::MulMat,
+                params: [0; PARAMS],
+                dst: tensor("result", DType::F32, shape),
+                src: sources(&[w.tensor(None), act]),
+            },
+            out,
+            feeds_next: false,
+        };
+        device.compute(&mut node, None, graph).unwrap();
+        let want = reference::mul_mat(&x, &w.values, k);
+        let have = mul_mat_of_graph(&device, &w, None, &x, ne, graph).unwrap();
+        let error = reference::nmse(&have, &want);
+        assert!(error <= nmse_limit(dtype), "{dtype:?}: {error:.2e}");
+    }
+}
+
+/// Memory is used again and again, for rows of any length: what was behind K is not there any more.
+#[test]
+fn what_lay_behind_k_is_cleared() {
+    use rknpu_ops::layout::{Elem, NativeA, NativeB};
+    use rknpu_ops::pack::{Rows, interleave_a, pack_group};
+    let (k, rows) = (21usize, 3);
+    let source: Vec<i8> = (0..rows * k)
+        .map(|i| i8::try_from(i % 100 + 1).unwrap())
+        .collect();
+    for s in [4, 8, 16, 32, 12] {
+        let slices = k.div_ceil(s);
+        let mut dst = vec![0x55i8; slices * 4 * s];
+        let elem = Elem::I8;
+        let layout = NativeA { s, elem };
+        interleave_a(Rows::new(&source, rows, k, k), layout, 4, &mut dst);
+        let (gk, gn, split_k) = (s, 4, 8192);
+        let layout = NativeB {
+            gn,
+            gk,
+            split_k,
+            elem,
+        };
+        let mut group = vec![0x55i8; slices * 4 * s];
+        pack_group(Rows::new(&source, rows, k, k), layout, &mut group);
+        for (at, (a, b)) in dst.iter().zip(&group).enumerate() {
+            let (row, column) = (at / s % 4, at / (4 * s) * s + at % s);
+            let is_real = row < rows && column < k;
+            let want = if is_real { source[row * k + column] } else { 0 };
+            assert_eq!(
+                (*a, *b),
+                (want, want),
+                "slices of {s}: row {row}, column {column}"
+            );
         }
     }
 }

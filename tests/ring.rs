@@ -245,3 +245,21 @@ fn two_threads_pass_everything_in_order() {
     }
     other.join().unwrap();
 }
+
+/// Of two sides that each store and then look at the other's store, both may miss it where the look overtakes the store:
+/// the DSP would sleep over a command. No run shows that for certain, so this looks at the code.
+#[test]
+fn between_publishing_and_looking_for_a_parked_dsp_there_is_a_full_fence() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ring.rs");
+    let code = std::fs::read_to_string(path).unwrap();
+    let start = code.find("fn is_parked").unwrap();
+    let body = &code[start..start + code[start..].find("\n    }").unwrap()];
+    let steps: Vec<&str> = (body.lines().map(str::trim))
+        .filter(|line| !line.starts_with("//") && !line.starts_with("fn"))
+        .collect();
+    let want = [
+        "fence(Ordering::SeqCst);",
+        "self.load(wire::STATE) != wire::STATE_SERVING",
+    ];
+    assert_eq!(steps, want);
+}

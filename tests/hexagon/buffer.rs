@@ -1,10 +1,11 @@
 //! Buffers keep every byte, packed or not: against a plain vector.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
 
-use ggml_rust_npu::backend::hexagon::{Content, HexBuffer};
-use ggml_rust_npu::graph::Place;
-use ggml_rust_npu::tensor::DType;
+use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer};
+use ggml_rust_npu::graph::{Place, Tensor};
+use ggml_rust_npu::tensor::{DType, Dequantize};
 use proptest::prelude::*;
 
 use super::common::*;
@@ -105,6 +106,72 @@ fn views_of_packed_tensors_are_parts_of_them() {
     let want = ggml_rust_npu::reference::mul_mat(&act, &view.values, 64);
     let error = ggml_rust_npu::reference::nmse(&work.result(), &want);
     assert!(error <= 1e-4, "{error:.2e}");
+}
+
+/// A type whose conversion waits for a product on the same device.
+struct Meeting {
+    device: Arc<Device>,
+    /// Packed before: the threads that pack are waiting.
+    other: Arc<(Weight, HexBuffer)>,
+    computed: OnceLock<bool>,
+}
+
+impl Meeting {
+    fn new(device: &Arc<Device>) -> Self {
+        let w = Weight::random(&mut Numbers::new(14), KINDS[1], [64, 40, 1, 1]);
+        let home = buffer_with(device, &w, Place::Packed);
+        Self {
+            device: Arc::clone(device),
+            other: Arc::new((w, home)),
+            computed: OnceLock::new(),
+        }
+    }
+}
+
+impl Dequantize for Meeting {
+    fn dequantize(&self, _: &[u8], out: &mut [f32]) {
+        out.fill(0.5);
+        self.computed.get_or_init(|| {
+            let (send, receive) = mpsc::channel();
+            let (device, other) = (Arc::clone(&self.device), Arc::clone(&self.other));
+            std::thread::spawn(move || {
+                let act = Numbers::new(15).floats(64);
+                let product = mul_mat(&device, &other.0, &other.1, &act, [64, 1, 1, 1]);
+                send.send(product.is_ok())
+            });
+            receive
+                .recv_timeout(Duration::from_secs(20))
+                .unwrap_or(false)
+        });
+    }
+}
+
+/// While a model was loaded, the tokens of another one waited for each of its weights to be packed.
+#[test]
+fn the_device_computes_while_a_weight_is_packed() {
+    let device = device();
+    let meeting = Meeting::new(&device);
+    let dtype = DType::Quantized {
+        block_elems: 32,
+        block_bytes: 128,
+    };
+    let w = Tensor {
+        place: Place::Packed,
+        dequantize: Some(&meeting),
+        ..tensor("weight", dtype, [64, 40, 1, 1], 0)
+    };
+    let bytes = vec![1; 64 * 40 * 4];
+    let buffer = HexBuffer::new(&device, device.packed_bytes(&w), false).unwrap();
+    buffer.write(&w, 0, bytes.len(), Content::Bytes(&bytes));
+    assert_eq!(meeting.computed.get(), Some(&true));
+    // A part of it, too.
+    let meeting = Meeting::new(&device);
+    let w = Tensor {
+        dequantize: Some(&meeting),
+        ..w
+    };
+    buffer.write(&w, 256, 256, Content::Fill(2));
+    assert_eq!(meeting.computed.get(), Some(&true));
 }
 
 #[test]

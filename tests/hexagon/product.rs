@@ -64,7 +64,8 @@ fn planes_share_slices_as_ggml_broadcasts() {
         let w = Weight::random(&mut numbers, kind, [64, 40, 2, 3]);
         let home = buffer_with(&device, &w, Place::Packed);
         for m in [1, 5] {
-            let ne = [64, m, 4, 6];
+            // Each dimension has a factor of its own, so that they cannot be exchanged.
+            let ne = [64, m, 4, 9];
             let act = numbers.floats(ne.iter().product());
             let have = mul_mat(&device, &w, &home, &act, ne).unwrap();
             for (plane, (have, act)) in have
@@ -72,7 +73,7 @@ fn planes_share_slices_as_ggml_broadcasts() {
                 .zip(act.chunks_exact(m * 64))
                 .enumerate()
             {
-                let slice = plane / 4 / 2 * 2 + plane % 4 / 2;
+                let slice = plane / 4 / 3 * 2 + plane % 4 / 2;
                 let want = reference::mul_mat(act, w.matrix(slice), 64);
                 let error = reference::nmse(have, &want);
                 assert!(
@@ -125,11 +126,11 @@ fn each_row_goes_to_its_expert() {
 
 #[test]
 fn an_expert_that_does_not_exist_is_an_error() {
-    let device = device();
     let mut numbers = Numbers::new(4);
     let w = Weight::random(&mut numbers, KINDS[1], [32, 32, 2, 1]);
-    let home = buffer_with(&device, &w, Place::Packed);
     for wrong in [2, -1] {
+        let device = device();
+        let home = buffer_with(&device, &w, Place::Packed);
         let work = Work::new(
             &device,
             &numbers.floats(32),
@@ -142,10 +143,8 @@ fn an_expert_that_does_not_exist_is_an_error() {
         work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
             .unwrap();
         let failed = stream.finish(0).unwrap_err();
-        assert!(
-            failed.error.to_string().contains("expert") || device.npu().is_lost(),
-            "{failed:?}"
-        );
+        let text = failed.error.to_string();
+        assert!(text.contains("a chosen expert does not exist"), "{text}");
     }
 }
 

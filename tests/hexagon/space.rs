@@ -205,6 +205,50 @@ fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
     }
 }
 
+/// The host took a mapping that was refused for one that was carried out, or the other way round, if it was one off.
+#[test]
+fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
+    let mut sim = strict(75);
+    // Fewer than the host believes.
+    sim.address_bytes = 160 * KIB;
+    let device = small_device(sim, OPTIONS);
+    let mut numbers = Numbers::new(22);
+    // 68 KiB, and two that do not fit beside it.
+    let kinds = [[256, 240, 1, 1], [256, 400, 1, 1], [256, 400, 1, 1]];
+    let weights = kinds.map(|ne| Weight::random(&mut numbers, KINDS[3], ne));
+    let homes: Vec<_> = (weights.iter())
+        .map(|w| buffer_with(&device, w, Place::Packed))
+        .collect();
+    let act = numbers.floats(256);
+    let check = |which: usize| {
+        let w = &weights[which];
+        let have = mul_mat(&device, w, &homes[which], &act, [256, 1, 1, 1]);
+        let want = reference::mul_mat(&act, &w.values, 256);
+        have.map(|have| assert!(reference::nmse(&have, &want) <= 1e-4))
+    };
+    check(0).unwrap();
+    // One graph: the first of its weights is mapped, the second is not, or not at the same time.
+    let work: Vec<_> = (weights.iter())
+        .map(|w| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap())
+        .collect();
+    let mut stream = Stream::new(Arc::clone(&device));
+    for ((w, home), work) in weights.iter().zip(&homes).zip(&work) {
+        work.push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), home)
+            .unwrap();
+    }
+    let whole = stream.finish(0);
+    assert!(!device.npu().is_lost(), "{whole:?}");
+    drop((stream, work));
+    check(0).unwrap();
+    let [first, second, third]: [HexBuffer; 3] = homes.try_into().unwrap();
+    drop(first);
+    for (w, home) in weights[1..].iter().zip([second, third]) {
+        let have = mul_mat(&device, w, &home, &act, [256, 1, 1, 1]).unwrap();
+        let want = reference::mul_mat(&act, &w.values, 256);
+        assert!(reference::nmse(&have, &want) <= 1e-4);
+    }
+}
+
 #[test]
 fn two_sessions_work_side_by_side() {
     let rpc = ggml_rust_npu::vendor::fastrpc::FastRpc::simulate(strict(75)).unwrap();

@@ -238,6 +238,48 @@ fn what_is_not_a_regular_file_is_refused_at_once() {
     }
 }
 
+/// Layout and fingerprint are those that are wanted, and the sizes are not: another program wrote it.
+#[test]
+fn a_payload_of_another_size_is_not_taken() {
+    use ggml_rust_npu::packfile::{Packs, Wanted};
+    use ggml_rust_npu::tensor::{DType, Format};
+    let folder = folder("packfile_sizes");
+    let source = [5u8; 102];
+    let wanted = Wanted {
+        name: "a",
+        dtype: DType::Quantized {
+            block_elems: 32,
+            block_bytes: 34,
+        },
+        format: Some(Format::Q8_0),
+        ne: [32, 3, 1, 1],
+        source: &source,
+        layout: entry("a", 0, 0).layout,
+    };
+    for (bytes, scales) in [(200, 2), (199, 2), (201, 2), (200, 1), (200, 3)] {
+        let path = folder.join(format!("{bytes}_{scales}.npu"));
+        let mut writer = Writer::create(&path, "", "", ["a"]).unwrap();
+        writer.bytes(&vec![9; bytes]).unwrap();
+        let mut entry = entry("a", bytes, scales);
+        entry.source.sampled = sampled(&source);
+        writer.end(entry, &vec![1.5; scales]).unwrap();
+        writer.finish().unwrap();
+        let (packs, failed) = Packs::open(&path, false);
+        assert!(failed.is_empty());
+        let (mut out, mut factors) = ([0; 200], [0.0; 2]);
+        let fits = (bytes, scales) == (200, 2);
+        assert_eq!(
+            packs.take(&wanted, &mut out, &mut factors),
+            fits,
+            "{bytes} {scales}"
+        );
+        assert_eq!(out == [9; 200] && factors == [1.5; 2], fits);
+        let mut pieces = Vec::new();
+        let taken = packs.take_pieces(&wanted, 200, |at, piece| pieces.push((at, piece.len())));
+        assert!(!taken && pieces.is_empty(), "it has scales");
+    }
+}
+
 #[test]
 fn samples_see_the_ends_the_length_and_every_part() {
     let bytes = vec![1u8; 5_000_000];

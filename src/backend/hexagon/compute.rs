@@ -409,3 +409,41 @@ fn no_memory() -> Error {
 fn operand<'a>(operation: &Operation<'a>, index: usize) -> Result<Tensor<'a>> {
     operation.src[index].ok_or_else(|| refused("an operand is missing"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::Place;
+    use crate::tensor::{DType, Shape};
+
+    #[test]
+    fn one_byte_in_common_is_an_overlap() {
+        let at = |packed_offset| Tensor {
+            name: "t",
+            dtype: DType::F32,
+            format: None,
+            shape: Shape {
+                ne: [4, 1, 1, 1],
+                nb: [4, 16, 16, 16],
+            },
+            place: Place::Device,
+            role: Role::State,
+            memory: None,
+            packed_offset,
+            dequantize: None,
+        };
+        for (first, second, expected) in [
+            (100, 116, false),
+            (100, 115, true),
+            (100, 84, false),
+            (100, 85, true),
+            (100, 100, true),
+        ] {
+            assert_eq!(
+                overlap(&at(first), &at(second)),
+                expected,
+                "{first} and {second}"
+            );
+        }
+    }
+}

@@ -196,6 +196,27 @@ mod tests {
         assert!(error.is_ok(), "c is gone and needs nothing");
     }
 
+    /// A product whose operands are in one buffer names it for each of them.
+    #[test]
+    fn a_buffer_that_is_named_twice_counts_once() {
+        let mut space = AddressSpace::new(100);
+        let [a, b] = [60, 40].map(|bytes| space.add(9, bytes).unwrap());
+        assert_eq!(space.bytes(&[a, b, a, a]), 100);
+        let mut changes = Vec::new();
+        space.admit(&[a, b, a, b], 1, &mut changes).unwrap();
+        assert_eq!((changes.len(), space.mapped_bytes), (2, 100));
+        // No room is made for what is there, and none twice for what comes.
+        let c = space.add(9, 40).unwrap();
+        changes.clear();
+        space.admit(&[c, a, c, a], 2, &mut changes).unwrap();
+        let map = Change::Map {
+            number: c,
+            fd: 9,
+            bytes: 40,
+        };
+        assert_eq!(changes, [Change::Unmap { number: b }, map]);
+    }
+
     proptest! {
         /// Against a plain set: never over budget, everything that was asked for is mapped, each change is possible.
         #[test]

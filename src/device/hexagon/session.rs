@@ -295,12 +295,7 @@ impl Session {
         loop {
             let collected = ring.collect().map_err(|corrupt| self.corrupt(corrupt))?;
             if let Some(completion) = collected {
-                if completion.command as usize >= commands {
-                    return Err(self.lose(Error::Dsp {
-                        reason: format!("it blames command {} of {commands}", completion.command),
-                    }));
-                }
-                return Ok(completion);
+                return plausible(completion, commands).map_err(|error| self.lose(error));
             }
             self.wait(ring, &mut patience)?;
         }
@@ -352,6 +347,16 @@ impl Session {
             reason: corrupt.to_string(),
         })
     }
+}
+
+/// Refuses a completion that blames a command that was never sent.
+fn plausible(completion: Completion, commands: usize) -> Result<Completion> {
+    if (completion.command as usize) < commands {
+        return Ok(completion);
+    }
+    Err(Error::Dsp {
+        reason: format!("it blames command {} of {commands}", completion.command),
+    })
 }
 
 impl Drop for Session {
@@ -415,6 +420,26 @@ impl Change {
                     reserved: 0,
                 },
             ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_blames_one_of_the_commands_that_were_sent() {
+        let blaming = |command| Completion {
+            command,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        for command in [0, 4] {
+            assert_eq!(plausible(blaming(command), 5).unwrap().command, command);
+        }
+        for command in [5, u32::MAX] {
+            let text = plausible(blaming(command), 5).unwrap_err().to_string();
+            assert!(text.contains(&format!("command {command} of 5")), "{text}");
         }
     }
 }
