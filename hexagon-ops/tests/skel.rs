@@ -1,12 +1,16 @@
 //! Proves that the libraries for the DSP link, have the form that FastRPC's loader asks for, import
-//! only what the DSP offers, hold only known matrix packets, and have the size that tests/skel.txt says to within 20 %.
+//! only what the DSP offers, hold only known matrix packets, take at most 128 KiB of stack, and have the size that
+//! tests/skel.txt says to within 20 %.
 //! Skipped with a printed reason without the pinned nightly or lld.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod common;
 
+use std::path::Path;
+use std::process::Command;
+
 use common::matrix::check_packets;
-use common::{LIBRARIES, skel};
+use common::{LIBRARIES, Skip, skel};
 
 /// What the library may import.
 ///
@@ -95,6 +99,29 @@ impl Elf {
     }
 }
 
+/// Runs tools/check.py on a library: the number of qfloat values that leave their registers, and the bytes of its stack.
+fn check_code(library: &Path) -> Result<[usize; 2], Skip> {
+    let objdump = "llvm-objdump-22";
+    if Command::new(objdump).arg("--version").output().is_err() {
+        return Err(format!("{objdump} is not installed"));
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/check.py");
+    let output = Command::new("python3")
+        .arg(script)
+        .arg(objdump)
+        .arg(library)
+        .output()
+        .map_err(|e| format!("python3: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "check.py: {complaint}");
+    Ok(["qfloat ", "stack "].map(|name| {
+        let mut lines = text.lines();
+        let number = lines.find_map(|line| line.strip_prefix(name)).unwrap();
+        number.parse().unwrap()
+    }))
+}
+
 /// Bytes of code that tests/skel.txt has for a library.
 fn recorded(library: &str) -> Option<usize> {
     let table = include_str!("skel.txt");
@@ -170,5 +197,15 @@ fn libraries_have_the_form_that_the_loader_wants() {
             bytes.abs_diff(want) * 5 <= want,
             "{library}: {bytes} bytes of code, tests/skel.txt says {want}"
         );
+        match check_code(&path) {
+            Ok([qfloat, stack]) => {
+                println!(
+                    "{library}: {stack} bytes of stack, {qfloat} qfloat values leave registers"
+                );
+                let is_ieee = matches!(library, "v73" | "v75");
+                assert!(qfloat == 0 || !is_ieee, "{library} uses qfloat");
+            }
+            Err(reason) => println!("SKIPPED stack of {library}: {reason}"),
+        }
     }
 }

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Counts the qfloat values that leave their registers in the machine code of a DSP library, and computes its deepest stack.
+
+Usage: check.py OBJDUMP LIBRARY
+
+Prints `qfloat COUNT`, `stack BYTES` and the deepest path of calls; each qfloat value that is copied, combined or stored is a
+line of the error output. Ends with code 1 if the stack exceeds LIMIT, or if a call cannot be followed (through a register,
+or recursion).
+
+SOURCE: from V79 on a copy or store of a qfloat register drops four bits of its precision, llvm/llvm-project#198902.
+"""
+
+import re
+import subprocess
+import sys
+
+# A FastRPC thread has as much as the host asks for; it asks for twice this.
+LIMIT = 128 * 1024
+ROOT = "ggml_rust_npu_skel_handle_invoke"
+
+
+def disassemble(objdump, library):
+    """Packets of each function by address: {name: {address: [instruction]}}, instructions as text."""
+    text = subprocess.run([objdump, "-d", "--mattr=+hvx,+hvxv81,+hvx-length128b,+hvx-qfloat,+hvx-ieee-fp", library],
+                          check=True, capture_output=True, text=True).stdout
+    functions, packets, packet, start = {}, None, [], 0
+    for line in text.splitlines():
+        if head := re.match(r"[0-9a-f]{8} <(.+)>:$", line):
+            packets = functions.setdefault(head[1], {})
+        elif re.match(r" *[0-9a-f]+:\t", line) and packets is not None:
+            start = start if packet else int(line.split(":")[0], 16)
+            instruction = line.split("\t")[-1]
+            packet.append(re.sub(r" *}.*", "", instruction.lstrip("{ ")).strip())
+            if "}" in instruction:
+                packet += re.findall(r":(endloop[01]+)", instruction)
+                packets[start] = packet
+                packet = []
+    return functions
+
+
+def numbers(text):
+    """Numbers of the vectors that a register or pair such as 1:0 names."""
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def step(packet, held):
+    """The qfloat registers after a packet, and its instructions that read one of `held` as something else.
+
+    These are copies, pairs, stores and operations on other types. Any use of a register with itself clears it.
+    """
+    written, found = {}, []
+    # A packet sees what it loads into these registers.
+    held = held - {int(number) for text in packet for number in re.findall(r"v(\d+)\.(?:cur|tmp) =", text)}
+    for text in packet:
+        if result := re.search(r"(?:^|\) )v(\d+(?::\d+)?)(?:\.(\w+))? [+|&^]?= ", text):
+            for number in numbers(result[1]):
+                written[number] = (result[2] or "").startswith("qf")
+    for text in packet:
+        source = text.split("= ", 1)[1] if "= " in text else ""
+        if new := re.search(r"v(\d+)\.new", source):
+            read = {int(new[1])} if written.get(int(new[1])) else set()
+            found += [text] if read else []
+        elif not re.search(r"vxor\((v\d+),\1\)|vsub\((v\d+)\.w,\2\.w\)", source):
+            operands = re.findall(r"\bv(\d+(?::\d+)?)(?!\.qf|[\d:])", source)
+            found += [text] if held & {number for operand in operands for number in numbers(operand)} else []
+    after = held - {number for number, is_qfloat in written.items() if not is_qfloat}
+    after |= {number for number, is_qfloat in written.items() if is_qfloat}
+    # Vectors do not survive a call.
+    return (set() if any(re.match(r"(if .*)?call", text) for text in packet) else after), found
+
+
+def leaks(packets):
+    """Instructions of a function that read as something else what may be a qfloat value."""
+    addresses = list(packets)
+    following = dict(zip(addresses, addresses[1:]))
+    successors, loops = {}, {}
+    for address, packet in packets.items():
+        code = "\n".join(packet)
+        for number, target in re.findall(r"loop([01])\((?:##?)?0x([0-9a-f]+)", code):
+            loops[number] = int(target, 16)
+        to = [int(target, 16) for target in re.findall(r"jump(?::\w+)?\s+(?:##?)?0x([0-9a-f]+)", code)]
+        to += [loops.get(number) for ends in re.findall(r"endloop([01]+)", code) for number in ends]
+        is_end = any(re.match(r"(?!if ).*\b(jump|jumpr|dealloc_return)\b", text) for text in packet)
+        to += [] if is_end else [following.get(address)]
+        successors[address] = [target for target in to if target in packets]
+    entry = {address: set() for address in addresses}
+    pending, found = list(addresses), {}
+    while pending:
+        address = pending.pop()
+        after, found[address] = step(packets[address], entry[address])
+        for target in successors[address]:
+            if not after <= entry[target]:
+                entry[target] |= after
+                pending.append(target)
+    return [f"{address:x}: {text}" for address in addresses for text in found[address]]
+
+
+def frame(packets):
+    """Bytes that a function takes off the stack, and what aligning it may add."""
+    total = 0
+    for text in (text for packet in packets.values() for text in packet):
+        if found := re.search(r"allocframe\((?:r29,)?#(?:0x)?([0-9a-f]+)\)", text):
+            total += int(found[1], 16) + 8
+        if found := re.search(r"r29 = add\(r29,##?-0x([0-9a-f]+)\)", text):
+            total += int(found[1], 16)
+        if found := re.search(r"r29 = and\(r29,##?-0x([0-9a-f]+)\)", text):
+            total += int(found[1], 16) - 8
+    return total
+
+
+def deepest(functions):
+    """Bytes of the deepest stack from ROOT on, and the functions on the way with their frames."""
+    calls = {}
+    for name, packets in functions.items():
+        code = "\n".join(text for packet in packets.values() for text in packet)
+        if "callr" in code:
+            sys.exit(f"check.py: {name} calls through a register")
+        calls[name] = {target for target in re.findall(r"(?:call|jump)[^<\n]*<([^+>]+)", code) if target != name}
+    frames = {name: frame(packets) for name, packets in functions.items()}
+    known, path = {}, []
+
+    def depth(name):
+        if name in path:
+            sys.exit(f"check.py: {name} calls itself")
+        if name not in known:
+            path.append(name)
+            below = max((depth(target) for target in calls.get(name, ())), default=(0, []))
+            path.pop()
+            known[name] = (frames.get(name, 0) + below[0], [(name, frames.get(name, 0)), *below[1]])
+        return known[name]
+
+    return depth(ROOT)
+
+
+def main():
+    objdump, library = sys.argv[1:]
+    functions = disassemble(objdump, library)
+    if ROOT not in functions:
+        sys.exit(f"check.py: {ROOT} is not in {library}")
+    found = [f"{text} in {name}" for name, packets in functions.items() for text in leaks(packets)]
+    for text in found:
+        print(f"qfloat value read as something else: {text}", file=sys.stderr)
+    stack, path = deepest(functions)
+    print(f"qfloat {len(found)}")
+    print(f"stack {stack}")
+    for name, size in path:
+        print(f"{size:6} {name}")
+    if stack > LIMIT:
+        sys.exit(f"check.py: {library} takes {stack} bytes of stack, more than {LIMIT}")
+
+
+main()
