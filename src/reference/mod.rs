@@ -1,5 +1,9 @@
 //! The oracle: slow, obvious, in `f64`. Kernels, stand-ins and self-tests are compared with it; it knows no layout.
 
+mod rows;
+
+pub use rows::{Heads, attention, gelu, l2_norm, norm, rope, silu, soft_max};
+
 /// `dst[m][n] = sum over k of act[m][k] * w[n][k]`.
 ///
 /// - `act`: `m * k` elements; `w`: `n * k` elements, rows of K as ggml stores them

@@ -14,4 +14,5 @@ mod graph;
 mod groups;
 mod pack;
 mod product;
+mod selftest;
 mod space;

@@ -182,6 +182,9 @@ impl Platform for Dsp {
 
     fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
         if let Some(allocation) = self.allocation(mapped) {
+            if self.injector.spoils() {
+                allocation.spoil(range.start);
+            }
             allocation.dsp_clean(&range);
         }
     }
@@ -209,7 +212,7 @@ impl Platform for Dsp {
 
     fn answer(&mut self, completion: &mut Completion) -> Result<(), i32> {
         match self.injector.submission() {
-            None => Ok(()),
+            None | Some(Trouble::Wrong) => Ok(()),
             Some(Trouble::Corrupt) => {
                 completion.sequence = !completion.sequence;
                 completion.status = 0xdead_beef;

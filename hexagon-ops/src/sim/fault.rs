@@ -5,7 +5,7 @@
 //! faults = fault , { "," , fault }
 //! fault  = function ":" nth [ "+" ] "=" code       remote_handle64_open:1=0x80000406   rpcmem_alloc:10+=2
 //!        | "dsp" ":" nth [ "+" ] "=" trouble       dsp:3=hang
-//! trouble = "hang" | "lost" | "corrupt" | "badring"
+//! trouble = "hang" | "lost" | "corrupt" | "badring" | "wrong"
 //! ```
 //!
 //! `function` is a vendor symbol, `nth` counts from 1 in each machine, `+` means from that call on, `code` is a return code,
@@ -31,6 +31,8 @@ pub enum Trouble {
     Corrupt,
     /// The counters of the ring become nonsense, then as [`Self::Hang`].
     BadRing,
+    /// It is answered as always, but the first element of each of its results is wrong.
+    Wrong,
 }
 
 /// What goes wrong.
@@ -75,7 +77,7 @@ impl When {
 pub enum FaultError {
     /// It does not follow the syntax.
     #[error(
-        "bad fault \"{piece}\": {reason}; want function:nth=code, function:nth+=code or dsp:nth=hang|lost|corrupt|badring"
+        "bad fault \"{piece}\": {reason}; want function:nth=code, function:nth+=code or dsp:nth=hang|lost|corrupt|badring|wrong"
     )]
     Syntax {
         /// The piece between commas.
@@ -131,7 +133,8 @@ fn parse_fault(piece: &str) -> Result<Fault, FaultError> {
             "lost" => Trouble::Lost,
             "corrupt" => Trouble::Corrupt,
             "badring" => Trouble::BadRing,
-            _ => return Err(syntax("not one of hang, lost, corrupt, badring")),
+            "wrong" => Trouble::Wrong,
+            _ => return Err(syntax("not one of hang, lost, corrupt, badring, wrong")),
         }),
     };
     let (nth, open) = match nth.strip_suffix('+') {
@@ -217,6 +220,13 @@ impl Injector {
             super::vendor_error!("submission {nth}: {trouble:?} on request");
         }
         trouble
+    }
+
+    /// Returns `true` if the results of the submission at hand are to be wrong.
+    pub(super) fn spoils(&self) -> bool {
+        let nth = self.submissions() + 1;
+        let wrong = Effect::Dsp(Trouble::Wrong);
+        (self.faults.iter()).any(|fault| fault.effect == wrong && fault.when.includes(nth))
     }
 
     pub(super) fn submissions(&self) -> u64 {

@@ -151,6 +151,19 @@ impl Allocation {
         }
     }
 
+    /// Changes the exponent of the float at `offset`, as the DSP sees it.
+    pub(super) fn spoil(&self, offset: usize) {
+        let copy = self.apart.as_ref().map_or(&self.host, |apart| &apart.dsp);
+        for at in (offset..self.bytes()).take(4) {
+            // SAFETY: in bounds by the line above.
+            let byte = unsafe { copy.as_mut_ptr().add(at) };
+            // SAFETY: mapped and initialized; the DSP's thread is the one that calls this.
+            let old = unsafe { byte.read() };
+            // SAFETY: as above.
+            unsafe { byte.write(old ^ 0x40) };
+        }
+    }
+
     fn host_invalidate(&self, range: &Range<usize>) {
         if let Some(Apart { main, .. }) = &self.apart {
             self.copy(main, &self.host, range);

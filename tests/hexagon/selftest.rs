@@ -1,0 +1,53 @@
+//! The self-test: right on every architecture, and a wrong result in any family of operations refuses the device.
+
+use ggml_rust_npu::backend::hexagon::Device;
+use ggml_rust_npu::caps;
+use ggml_rust_npu::error::Error;
+use ggml_rust_npu::selftest;
+use ggml_rust_npu::vendor::fastrpc::FastRpc;
+use hexagon_ops::sim::parse_faults;
+
+use super::common::*;
+
+#[test]
+fn a_wrong_result_of_each_family_of_operations_refuses_the_device_and_is_named() {
+    let begin = |faults: &str| {
+        let mut sim = strict(75);
+        sim.faults = parse_faults(faults).unwrap();
+        let rpc = FastRpc::simulate(sim).unwrap();
+        let chip = caps::hexagon_by_arch(75).unwrap();
+        let device = Device::start("HEX0", &rpc, chip, OPTIONS).map(drop);
+        (device, rpc.stand_in().unwrap().submissions())
+    };
+    let (device, submissions) = begin("");
+    device.unwrap();
+    let mut refused = Vec::new();
+    for nth in 1..=submissions {
+        match begin(&format!("dsp:{nth}=wrong")).0 {
+            // It had no results: it took memory out of the DSP's address space.
+            Ok(()) => {}
+            Err(error @ Error::SelfTest { .. }) => {
+                let line = error.to_string();
+                assert!(!line.contains('\n'), "{line}");
+                let named = line.strip_prefix("self-test ").unwrap().split(':').next();
+                refused.push(named.unwrap().to_owned());
+            }
+            Err(error) => panic!("submission {nth}: {error}"),
+        }
+    }
+    refused.dedup();
+    let families = selftest::hexagon::FAMILIES.map(|family| family.name);
+    assert_eq!(refused, families);
+}
+
+#[test]
+fn every_operation_of_the_self_test_is_right_on_every_architecture() {
+    for arch in [73, 75, 79, 81] {
+        let device = device_with(strict(arch), OPTIONS).unwrap();
+        for family in selftest::hexagon::FAMILIES {
+            for outcome in family.test(device.npu()).unwrap() {
+                assert!(outcome.is_right(), "V{arch}: {outcome:?}");
+            }
+        }
+    }
+}
