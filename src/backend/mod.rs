@@ -75,13 +75,7 @@ pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
         Err(error) => log::error!("{name} is not available: {error}"),
     };
 
-    let rockchip = match config.sim.as_slice() {
-        [] => (config.chip.or_else(chip_of_this_machine)).map(|caps| (caps, false)),
-        sim => sim.iter().find_map(|chip| match chip {
-            SimChip::Rockchip(caps) => Some((*caps, true)),
-            SimChip::Hexagon(_) => None,
-        }),
-    };
+    let rockchip = rockchip(config);
     if let (Err(refusal), None) = (&config.settings, rockchip) {
         let error = Error::from(refusal.clone());
         log::warn!("no device has settings, but: {error}");
@@ -97,13 +91,8 @@ pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
     }
     match rockchip {
         Some((caps, simulated)) if chosen(rknpu::NAME) => {
-            let opened = if simulated {
-                simulate(caps, config)
-            } else {
-                load(caps, config)
-            };
-            let device = opened
-                .and_then(|(rknn, caps)| Device::start(rknn, target(caps, config)?))
+            let device = open_rockchip(caps, simulated, config)
+                .and_then(|rknn| Device::start(rknn, target(caps, config)?))
                 .map(|device| AnyDevice::Rockchip(Arc::new(device)));
             report(rknpu::NAME, device);
         }
@@ -128,6 +117,30 @@ pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
     found
 }
 
+/// The Rockchip NPU that `config` asks for or that the machine has, and whether it is a simulated one.
+#[must_use]
+pub fn rockchip(config: &Config) -> Option<(&'static RkCaps, bool)> {
+    match config.sim.as_slice() {
+        [] => (config.chip.or_else(chip_of_this_machine)).map(|caps| (caps, false)),
+        sim => sim.iter().find_map(|chip| match chip {
+            SimChip::Rockchip(caps) => Some((*caps, true)),
+            SimChip::Hexagon(_) => None,
+        }),
+    }
+}
+
+/// Loads the library of a Rockchip NPU, or starts its stand-in.
+///
+/// # Errors
+/// `Library` if there is none, `Busy` if another process has the NPU.
+pub fn open_rockchip(caps: &'static RkCaps, simulated: bool, config: &Config) -> Result<Arc<Rknn>> {
+    if simulated {
+        simulate(caps, config)
+    } else {
+        load(config)
+    }
+}
+
 /// Opens the packs that the user named; what cannot be used is left out with a log line.
 fn open_packs(path: &Path, full: bool) -> Arc<Packs> {
     let (packs, failed) = Packs::open(path, full);
@@ -146,22 +159,22 @@ fn open_packs(path: &Path, full: bool) -> Arc<Packs> {
     Arc::new(packs)
 }
 
-fn simulate(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static RkCaps)> {
+fn simulate(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
     let mut options = sim::Options::new(caps.soc);
     options.faults.clone_from(&config.faults.rknn);
     options.coherence = config.coherence;
     if let Some(version) = &config.sim_api_version {
         options.api_version.clone_from(version);
     }
-    Ok((Rknn::simulate(options)?, caps))
+    Rknn::simulate(options)
 }
 
-fn load(caps: &'static RkCaps, config: &Config) -> Result<(Arc<Rknn>, &'static RkCaps)> {
+fn load(config: &Config) -> Result<Arc<Rknn>> {
     let rknn = Rknn::load(config.rknn_lib.as_deref())?;
     process::raise_file_limit();
     // Held until the process ends: devices are never given back.
     std::mem::forget(lock::take_npu()?);
-    Ok((rknn, caps))
+    Ok(rknn)
 }
 
 /// The chip with the user's wishes for it.

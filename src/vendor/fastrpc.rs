@@ -24,6 +24,7 @@ use super::loader;
 use crate::error::{Error, Result};
 
 mod memory;
+mod traced;
 
 /// What keeps the functions of the table alive.
 #[derive(Debug)]
@@ -69,7 +70,7 @@ impl FastRpc {
         // stays valid because `library` is stored beside the table.
         let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
         Ok(Arc::new(Self {
-            api,
+            api: traced::traced(api),
             provider: Provider::Library(library),
         }))
     }
@@ -84,7 +85,7 @@ impl FastRpc {
             reason: error.to_string(),
         })?;
         Ok(Arc::new(Self {
-            api: machine.api(),
+            api: traced::traced(machine.api()),
             provider: Provider::StandIn(machine),
         }))
     }

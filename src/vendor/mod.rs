@@ -5,3 +5,4 @@ mod loader;
 pub mod lock;
 pub mod process;
 pub mod rknn;
+pub mod trace;

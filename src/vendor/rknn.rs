@@ -21,6 +21,7 @@ use self::memory::TensorMemory;
 pub use self::memory::{Memory, View};
 
 mod memory;
+mod traced;
 
 /// What keeps the functions of the table alive.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ impl Rknn {
         // stays valid because `library` is stored beside the table.
         let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
         Ok(Arc::new(Self {
-            api,
+            api: traced::traced(api),
             provider: Provider::Library(library),
         }))
     }
@@ -66,7 +67,7 @@ impl Rknn {
             reason: error.to_string(),
         })?;
         Ok(Arc::new(Self {
-            api: machine.api(),
+            api: traced::traced(machine.api()),
             provider: Provider::StandIn(machine),
         }))
     }

@@ -93,7 +93,25 @@ impl Session {
     /// # Errors
     /// As [`Device::start`].
     pub fn start(self, name: &str, config: &Config) -> Result<Arc<Device>> {
-        let options = Options {
+        Device::start(name, &self.rpc, self.caps, self.options(config))
+    }
+
+    /// Opens it without a test.
+    ///
+    /// # Errors
+    /// As [`Device::untested`].
+    pub fn untested(&self, name: &str, config: &Config) -> Result<Device> {
+        Device::untested(name, &self.rpc, self.caps, self.options(config))
+    }
+
+    /// The library that it goes through.
+    #[must_use]
+    pub fn rpc(&self) -> &FastRpc {
+        &self.rpc
+    }
+
+    fn options<'a>(&self, config: &'a Config) -> Options<'a> {
+        Options {
             session: self.number,
             repack: config.repack,
             timeout: config.timeout,
@@ -105,8 +123,7 @@ impl Session {
                 Serving::Thread
             },
             trace: config.trace.as_deref(),
-        };
-        Device::start(name, &self.rpc, self.caps, options)
+        }
     }
 }
 

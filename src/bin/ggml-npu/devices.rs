@@ -27,6 +27,12 @@ pub struct Args {
     /// Run each device's self-test again and print all that a bug report needs
     #[arg(long)]
     self_test: bool,
+    /// Measure each device and print a report for an issue, without names of people or machines
+    ///
+    /// Takes some seconds. One line for each fact: calls of the vendor's library and what they returned, versions, times, rates
+    /// and errors; what each means is in docs/guide/probe.md.
+    #[arg(long, conflicts_with_all = ["json", "self_test"])]
+    probe: bool,
 }
 
 /// What is printed.
@@ -79,6 +85,9 @@ struct Machine {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let config = Config::from_env()?;
     listen()?;
+    if args.probe {
+        return crate::probe::run(&config);
+    }
     let devices = backend::find_devices(&config);
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),

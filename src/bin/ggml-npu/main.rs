@@ -11,6 +11,7 @@ mod files;
 mod generate;
 mod inspect;
 mod interrupt;
+mod probe;
 mod progress;
 mod quantize;
 mod repack;
