@@ -87,6 +87,12 @@ pub enum Error {
         /// What it said, or what is wrong with its answer.
         reason: String,
     },
+    /// The DSP could not map a buffer.
+    #[error("the DSP failed: {reason}")]
+    NotMapped {
+        /// What it said.
+        reason: String,
+    },
     /// The DSP did not answer.
     #[error("the DSP has not answered for {seconds} s")]
     Timeout {

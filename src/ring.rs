@@ -166,6 +166,12 @@ impl<W: SharedWords> Ring<W> {
         Ok(self.published.wrapping_sub(self.taken))
     }
 
+    /// A word that the other side changes while it works on a list: any value is possible.
+    #[must_use]
+    pub fn progress(&self) -> u32 {
+        self.load(wire::PROGRESS)
+    }
+
     /// The next completion, if there is one.
     ///
     /// # Errors

@@ -205,8 +205,18 @@ pub struct GetUri {
 /// DSP.
 #[must_use]
 pub fn skel_uri(arch: u32, session: u32) -> String {
+    library_uri(&format!("v{arch}"), session)
+}
+
+/// As [`skel_uri`], for V73's library whose floats are qfloat.
+#[must_use]
+pub fn qfloat_uri(session: u32) -> String {
+    library_uri("v73q", session)
+}
+
+fn library_uri(library: &str, session: u32) -> String {
     let mut uri = format!(
-        "file:///libggml_rust_npu_skel_v{arch}.so?ggml_rust_npu_skel_handle_invoke&_modver=1.0{CDSP_DOMAIN}"
+        "file:///libggml_rust_npu_skel_{library}.so?ggml_rust_npu_skel_handle_invoke&_modver=1.0{CDSP_DOMAIN}"
     );
     if session > 0 {
         uri.push_str(SESSION_URI);

@@ -216,6 +216,7 @@ where
             arch: self.units.arch,
             vtcm_bytes: number(size_of_val(&*self.units.vtcm)),
             threads: number(self.engine.threads()),
+            votes: self.platform.votes(),
         })
     }
 
@@ -285,7 +286,7 @@ where
             if ring.pending()? > 0 {
                 (idle_since, polls) = (None, 0);
                 let command = ring.take();
-                if let Some(mut completion) = work.step(&command) {
+                if let Some(mut completion) = work.step(&command, ring) {
                     work.platform.answer(&mut completion).map_err(Stop::Code)?;
                     if !work.wait_for_room(ring)? {
                         return Ok(Left::Asked);

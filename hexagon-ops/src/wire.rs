@@ -11,6 +11,7 @@
 //!      512    collected         host: completions read so far
 //!      640    state             DSP:  PARKED, SERVING or CLOSED
 //!      768    wish              host: SERVE or CLOSE
+//!      896    progress          DSP:  changes while a list is worked on
 //!      1024   slots commands of 512 bytes, then slots completions of 128 bytes
 //! ```
 //!
@@ -42,7 +43,7 @@ pub use tensor::*;
 /// First word of the header: "NPU1".
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;
@@ -56,6 +57,8 @@ pub const COLLECTED: usize = 512;
 pub const STATE: usize = 640;
 /// Byte offset of what the host wishes.
 pub const WISH: usize = 768;
+/// Byte offset of a word that the DSP changes from time to time while it works on a [`List`].
+pub const PROGRESS: usize = 896;
 /// Byte offset of the first command.
 const SLOTS: usize = 1024;
 

@@ -15,7 +15,9 @@ use common::{LIBRARIES, Skip, skel};
 /// What the library may import.
 ///
 /// SOURCE: imports of Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75, and of ggml-hexagon.
-const IMPORTS: [&str; 14] = [
+const IMPORTS: [&str; 16] = [
+    "HAP_debug_v2",
+    "HAP_mem_available_stack",
     "HAP_mmap",
     "HAP_munmap",
     "HAP_perf_get_time_us",

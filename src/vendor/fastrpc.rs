@@ -20,10 +20,12 @@ use hexagon_ops::sim;
 use hexagon_ops::wire::{self, Info, Serve, Start};
 
 pub use self::memory::{RingMemory, SharedMemory};
+pub use self::place::{device_node, offer_own_folder};
 use super::loader;
 use crate::error::{Error, Result};
 
 mod memory;
+mod place;
 mod traced;
 
 /// What keeps the functions of the table alive.
@@ -59,16 +61,39 @@ fn size<T>() -> u32 {
 }
 
 impl FastRpc {
-    /// Loads the vendor's library: `path`, or `libcdsprpc.so` wherever the system's loader finds it.
+    /// Loads the vendor's library: `path`, or the first of its names that the system's loader finds.
     ///
     /// # Errors
     /// `Library` if it, or one of its functions, is not there.
     pub fn load(path: Option<&Path>) -> Result<Arc<Self>> {
-        let name = path.map_or_else(|| PathBuf::from("libcdsprpc.so"), Path::to_path_buf);
-        let library = loader::open(&name)?;
+        match path {
+            Some(path) => Self::load_first(&[path]),
+            None => Self::load_first(place::LIBRARIES),
+        }
+    }
+
+    /// Loads the first library of `names` that can be opened.
+    fn load_first(names: &[impl AsRef<Path>]) -> Result<Arc<Self>> {
+        let mut reasons = Vec::new();
+        for name in names.iter().map(AsRef::as_ref) {
+            match loader::open(name) {
+                Ok(library) => return Self::from_library(library, name),
+                Err(Error::Library { reason, .. }) => reasons.push(reason),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Library {
+            library: names
+                .first()
+                .map_or_else(PathBuf::new, |name| name.as_ref().into()),
+            reason: reasons.join("; "),
+        })
+    }
+
+    fn from_library(library: libloading::Library, name: &Path) -> Result<Arc<Self>> {
         // SAFETY: a symbol of libcdsprpc has the type that its name has in the vendor's headers (SOURCE: `ffi`), and
         // stays valid because `library` is stored beside the table.
-        let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
+        let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, name, symbol)) }?;
         Ok(Arc::new(Self {
             api: traced::traced(api),
             provider: Provider::Library(library),
@@ -183,6 +208,15 @@ impl FastRpc {
     }
 }
 
+/// Instructions for floats that the DSP's library is built with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Floats {
+    /// Those of the architecture's library.
+    Usual,
+    /// Qfloat on V73, whose usual library has IEEE instructions, which are optional there.
+    Qfloat,
+}
+
 /// Identities of connections: never reused.
 static NEXT_IDENTITY: AtomicU64 = AtomicU64::new(1);
 
@@ -206,10 +240,16 @@ impl Connection {
     /// Loads our library for `arch` on the DSP.
     ///
     /// - `session`: 0 for the process that all programs get, from 1 on for further ones with their own address space
+    /// - `floats`: which of V73's libraries
     ///
     /// # Errors
     /// `FastRpc`.
-    pub fn open(rpc: &Arc<FastRpc>, arch: u32, session: u32) -> Result<(Self, Quiet)> {
+    pub fn open(
+        rpc: &Arc<FastRpc>,
+        arch: u32,
+        session: u32,
+        floats: Floats,
+    ) -> Result<(Self, Quiet)> {
         let (domain, session) = match session {
             0 => (ffi::CDSP_DOMAIN_ID, 0),
             number => rpc.reserve(number)?,
@@ -225,7 +265,10 @@ impl Connection {
             )
         };
         check("remote_session_control", code, || "unsigned modules".into())?;
-        let uri = ffi::skel_uri(arch, session);
+        let uri = match floats {
+            Floats::Usual => ffi::skel_uri(arch, session),
+            Floats::Qfloat => ffi::qfloat_uri(session),
+        };
         let c_uri = CString::new(uri.as_str()).unwrap_or_default();
         let mut handle: Handle = 0;
         // SAFETY: a string that ends in NUL, and a valid place for the handle.
@@ -263,6 +306,7 @@ impl Connection {
             wire::METHOD_START,
             bytemuck::bytes_of(&start),
             bytemuck::bytes_of_mut(&mut info),
+            "the start of the DSP's library",
         )?;
         Ok(info)
     }
@@ -270,16 +314,33 @@ impl Connection {
     /// Lets the DSP read the ring until it has been empty for `idle`.
     ///
     /// # Errors
-    /// `FastRpc` if the DSP is lost.
-    pub fn serve(&self, idle: Duration) -> Result<()> {
+    /// `FastRpc` if the DSP is lost, or if the call was interrupted.
+    pub fn serve(&self, idle: Duration) -> std::result::Result<Served, Interruption> {
         let serve = Serve {
             idle_us: u32::try_from(idle.as_micros()).unwrap_or(u32::MAX),
             reserved: 0,
         };
-        self.invoke(wire::METHOD_SERVE, bytemuck::bytes_of(&serve), &mut [])
+        let code = self.call(wire::METHOD_SERVE, bytemuck::bytes_of(&serve), &mut []);
+        if code == code::SUCCESS {
+            return Ok(Served::Parked);
+        }
+        if [code, code.wrapping_sub(code::dsp(0))].contains(&wire::ERROR_LATER) {
+            return Ok(Served::Later);
+        }
+        Err(Interruption {
+            error: described(code, "the serving call"),
+            is_signal: [libc::EINTR, code::EINTERRUPTED, code::ERPC].contains(&code),
+        })
     }
 
-    fn invoke(&self, method: u32, input: &[u8], output: &mut [u8]) -> Result<()> {
+    fn invoke(&self, method: u32, input: &[u8], output: &mut [u8], what: &str) -> Result<()> {
+        match self.call(method, input, output) {
+            code::SUCCESS => Ok(()),
+            code => Err(described(code, what)),
+        }
+    }
+
+    fn call(&self, method: u32, input: &[u8], output: &mut [u8]) -> c_int {
         let mut args = [
             RemoteArg {
                 pv: input.as_ptr().cast_mut().cast::<c_void>(),
@@ -292,23 +353,39 @@ impl Connection {
         ];
         let scalars = Scalars::new(method, 1, u8::from(!output.is_empty()));
         // SAFETY: a live handle; as many buffers as the scalars say, the first one for reading, alive for the call.
-        let code = unsafe {
-            (self.rpc.api.remote_handle64_invoke)(self.handle, scalars.0, args.as_mut_ptr())
-        };
-        let call = "remote_handle64_invoke";
-        let what = match method {
-            wire::METHOD_START => "the start of the DSP's library",
-            _ => "the serving call",
-        };
-        let ours = [code, code.wrapping_sub(code::dsp(0))];
-        match ours.into_iter().find_map(wire::describe_error) {
-            Some(reason) => Err(Error::FastRpc {
-                call,
-                reason: format!("{reason} ({code:#x})"),
-                what: what.into(),
-            }),
-            None => check(call, code, || what.into()),
-        }
+        unsafe { (self.rpc.api.remote_handle64_invoke)(self.handle, scalars.0, args.as_mut_ptr()) }
+    }
+}
+
+/// How a serving call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// The ring was empty for a while, or another call reads it.
+    Parked,
+    /// Another program holds VTCM: the call is to be made again.
+    Later,
+}
+
+/// Why a serving call failed.
+#[derive(Debug)]
+pub struct Interruption {
+    /// The call's error.
+    pub error: Error,
+    /// It may have been a signal, after which the DSP is still reading the ring.
+    pub is_signal: bool,
+}
+
+/// The error of a call of our library; its own codes come with or without the DSP's offset.
+fn described(code: c_int, what: &str) -> Error {
+    let ours = [code, code.wrapping_sub(code::dsp(0))];
+    let ours = ours.into_iter().find_map(wire::describe_error);
+    Error::FastRpc {
+        call: "remote_handle64_invoke",
+        reason: ours.map_or_else(
+            || ffi::describe(code).to_string(),
+            |reason| format!("{reason} ({code:#x})"),
+        ),
+        what: what.into(),
     }
 }
 
@@ -319,5 +396,25 @@ impl Drop for Connection {
         if let Err(error) = check("remote_handle64_close", code, || "the DSP's library".into()) {
             log::warn!("{error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_also_found_by_its_versioned_name() {
+        assert_eq!(place::LIBRARIES[..2], ["libcdsprpc.so", "libcdsprpc.so.1"]);
+        // The second name is opened when the first cannot be: it lacks the functions.
+        let error = FastRpc::load_first(&["libcdsprpc-none.so", "libc.so.6"]).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("rpcmem_alloc") && text.contains("libc.so.6"),
+            "{text}"
+        );
+        let error = FastRpc::load_first(&["libcdsprpc-none.so", "libcdsprpc-none.so.1"]);
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("none.so.1"), "{text}");
     }
 }

@@ -5,4 +5,5 @@ mod loader;
 pub mod lock;
 pub mod process;
 pub mod rknn;
+pub(crate) mod signals;
 pub mod trace;

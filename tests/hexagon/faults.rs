@@ -1,11 +1,12 @@
 //! A DSP that fails: a clear error within the time-out, right results or none, and everything else goes on.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ggml_rust_npu::backend::hexagon::Options;
-use ggml_rust_npu::device::hexagon::{HexNpu, Serving, Settings};
+use ggml_rust_npu::backend::hexagon::{Options, Stream};
+use ggml_rust_npu::device::hexagon::{Floats, HexNpu, Serving, Settings};
 use ggml_rust_npu::error::{Error, Result};
-use ggml_rust_npu::graph::Place;
+use ggml_rust_npu::graph::{Op, Place};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::vendor::fastrpc::FastRpc;
 use hexagon_ops::sim::parse_faults;
@@ -169,6 +170,7 @@ fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
         timeout: TIMEOUT,
         address_bytes: caps.address_bytes,
         serving: Serving::Thread,
+        floats: Floats::Usual,
     };
     let npu = HexNpu::open(&"HEX0".into(), &rpc, caps, settings).unwrap();
     let buffer = npu.allocate(1000).unwrap();
@@ -180,4 +182,118 @@ fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
     assert_eq!(calls, [2, 2]);
     assert_eq!(machine.refusals("fastrpc_munmap"), 0);
     assert_eq!(machine.live(), hexagon_ops::sim::Live::default());
+}
+
+/// A signal ends the wait for a call on the host, and the call goes on on the DSP.
+#[test]
+fn no_signal_reaches_the_thread_that_serves() {
+    let _device = device();
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let mut servers = 0;
+    for task in tasks.map(|task| task.unwrap().path()) {
+        // A thread of another test may be gone.
+        let Ok(name) = std::fs::read_to_string(task.join("comm")) else {
+            continue;
+        };
+        let Ok(status) = std::fs::read_to_string(task.join("status")) else {
+            continue;
+        };
+        let line = status.lines().find(|line| line.starts_with("SigBlk:"));
+        let blocked = line.unwrap().split_whitespace().nth(1).unwrap();
+        let blocked = u64::from_str_radix(blocked, 16).unwrap();
+        if name.trim() == "HEX0-serve" {
+            servers += 1;
+            // KILL and STOP cannot be blocked; 32 and 33 are the C library's own.
+            let exempt = [9, 19, 32, 33].map(|signal| 1 << (signal - 1));
+            let exempt: u64 = exempt.iter().sum();
+            assert_eq!(blocked | exempt, u64::MAX, "{blocked:#x}");
+        }
+    }
+    assert!(servers > 0);
+}
+
+#[test]
+fn an_interrupted_serving_call_is_made_again() {
+    let device = start("remote_handle64_invoke:2=0x200,remote_handle64_invoke:3=4").unwrap();
+    let mut numbers = Numbers::new(43);
+    let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
+    let home = buffer_with(&device, &w, Place::Packed);
+    let act = numbers.floats(64);
+    assert!(mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).is_ok());
+    // Not for ever.
+    let text = start("remote_handle64_invoke:2+=0x200")
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("AEE_ERPC"), "{text}");
+}
+
+/// A remembered graph is one command of the ring: its time-out counted from its first command.
+#[test]
+fn a_remembered_graph_may_take_longer_than_the_time_out() {
+    let mut sim = strict(75);
+    sim.command_time = TIMEOUT / 8;
+    let options = Options {
+        timeout: TIMEOUT,
+        ..OPTIONS
+    };
+    let device = device_with(sim, options).unwrap();
+    let mut numbers = Numbers::new(44);
+    let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
+    let home = buffer_with(&device, &w, Place::Packed);
+    let act = numbers.floats(64);
+    let work: Vec<_> = (0..16)
+        .map(|_| Work::new(&device, &act, [64, 1, 1, 1], [32, 1, 1, 1], &[]).unwrap())
+        .collect();
+    let mut stream = Stream::new(Arc::clone(&device));
+    for work in &work {
+        let weights = w.tensor(0, Place::Packed);
+        work.push(&mut stream, Op::MulMat, weights, &home).unwrap();
+    }
+    stream.finish(7).unwrap();
+    for _ in 0..2 {
+        let began = Instant::now();
+        stream.replay(7).unwrap().unwrap();
+        assert!(began.elapsed() > TIMEOUT);
+    }
+}
+
+#[test]
+fn refused_votes_are_told_and_do_not_refuse_the_device() {
+    let mut sim = strict(73);
+    sim.votes = [0, 0, 0, 0x8000_0414_u32.cast_signed()];
+    let votes = sim.votes;
+    let device = device_with(sim, OPTIONS).unwrap();
+    assert_eq!(device.npu().info().votes, votes);
+}
+
+#[test]
+fn vtcm_that_another_program_holds_is_waited_for() {
+    let options = Options {
+        timeout: TIMEOUT,
+        ..OPTIONS
+    };
+    for serving in [Serving::Thread, Serving::Caller] {
+        let options = Options { serving, ..options };
+        let mut sim = strict(75);
+        sim.vtcm_taken = 4;
+        assert!(device_with(sim, options).is_ok(), "{serving:?}");
+        let mut sim = strict(75);
+        sim.vtcm_taken = u64::MAX;
+        let text = device_with(sim, options).unwrap_err().to_string();
+        assert!(text.contains("held VTCM"), "{serving:?}: {text}");
+    }
+}
+
+#[test]
+fn v73_without_ieee_floats_gets_the_library_in_qfloat() {
+    for (arch, works) in [(73, true), (75, false)] {
+        let mut sim = strict(arch);
+        sim.ieee_float = false;
+        let device = device_with(sim, OPTIONS);
+        assert_eq!(device.is_ok(), works, "v{arch}: {:?}", device.err());
+    }
+    let device = device_with(strict(73), OPTIONS).unwrap();
+    let rpc = device.npu().rpc();
+    let opened = rpc.stand_in().unwrap().calls("remote_handle64_open");
+    assert_eq!(opened, 1);
 }

@@ -128,9 +128,9 @@ fn each_row_goes_to_its_expert() {
 fn an_expert_that_does_not_exist_is_an_error() {
     let mut numbers = Numbers::new(4);
     let w = Weight::random(&mut numbers, KINDS[1], [32, 32, 2, 1]);
+    let device = device();
+    let home = buffer_with(&device, &w, Place::Packed);
     for wrong in [2, -1] {
-        let device = device();
-        let home = buffer_with(&device, &w, Place::Packed);
         let work = Work::new(
             &device,
             &numbers.floats(32),
@@ -145,7 +145,76 @@ fn an_expert_that_does_not_exist_is_an_error() {
         let failed = stream.finish(0).unwrap_err();
         let text = failed.error.to_string();
         assert!(text.contains("a chosen expert does not exist"), "{text}");
+        assert!(!device.npu().is_lost());
     }
+    let act = numbers.floats(32);
+    let work = Work::new(&device, &act, [32, 1, 1, 1], [32, 2, 1, 1], &[0, 1]).unwrap();
+    let mut stream = Stream::new(Arc::clone(&device));
+    let weights = w.tensor(0, Place::Packed);
+    (work.push(&mut stream, Op::MulMatId, weights, &home)).unwrap();
+    stream.finish(0).unwrap();
+    for (expert, have) in work.result().chunks_exact(32).enumerate() {
+        let want = reference::mul_mat(&act, w.matrix(expert), 32);
+        assert!(reference::nmse(have, &want) <= 1e-4);
+    }
+}
+
+/// From three rows on, one row of NaN or infinity lost the device for every context.
+#[test]
+fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
+    let device = device();
+    let mut numbers = Numbers::new(8);
+    for kind in [KINDS[0], KINDS[1], KINDS[3]] {
+        let w = Weight::random(&mut numbers, kind, [96, 64, 1, 1]);
+        let home = buffer_with(&device, &w, Place::Packed);
+        for m in [1, 2, 3, 32, 33] {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut act = numbers.floats(96 * m);
+                let row = m / 2;
+                act[row * 96 + 5] = bad;
+                let have = mul_mat(&device, &w, &home, &act, [96, m, 1, 1]).unwrap();
+                for (m, (have, act)) in have.chunks(64).zip(act.chunks(96)).enumerate() {
+                    if m == row {
+                        // Dot products may keep infinity.
+                        let none = (have.iter())
+                            .all(|x| x.is_nan() || bad.is_infinite() && x.is_infinite());
+                        assert!(none, "{kind:?} {bad} row {m}: {have:?}");
+                    } else {
+                        let want = reference::mul_mat(act, &w.values, 96);
+                        let error = reference::nmse(have, &want);
+                        assert!(error <= 1e-4, "{kind:?} {bad} row {m}: {error:.2e}");
+                    }
+                }
+            }
+        }
+    }
+    // Chosen experts too, whose rows are listed.
+    let w = Weight::random(&mut numbers, KINDS[1], [96, 64, 2, 1]);
+    let home = buffer_with(&device, &w, Place::Packed);
+    for tokens in [1, 2, 3, 32] {
+        let mut act = numbers.floats(96 * tokens);
+        act[7] = f32::NAN;
+        let ids: Vec<i32> = (0..2 * tokens).map(|i| i as i32 % 2).collect();
+        let act_ne = [96, 1, tokens, 1];
+        let work = Work::new(&device, &act, act_ne, [64, 2, tokens, 1], &ids).unwrap();
+        let mut stream = Stream::new(Arc::clone(&device));
+        let weights = w.tensor(0, Place::Packed);
+        (work.push(&mut stream, Op::MulMatId, weights, &home)).unwrap();
+        stream.finish(0).unwrap();
+        for (row, have) in work.result().chunks_exact(64).enumerate() {
+            if row < 2 {
+                assert!(have.iter().all(|x| x.is_nan()), "{tokens} tokens: {have:?}");
+            } else {
+                let act = &act[row / 2 * 96..][..96];
+                let want = reference::mul_mat(act, w.matrix(row % 2), 96);
+                assert!(
+                    reference::nmse(have, &want) <= 1e-4,
+                    "{tokens} tokens, row {row}"
+                );
+            }
+        }
+    }
+    assert!(!device.npu().is_lost());
 }
 
 /// A whole layer's worth of nodes, each reading what another wrote.

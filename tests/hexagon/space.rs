@@ -59,6 +59,29 @@ fn weights_beyond_the_address_space_take_turns() {
     }
 }
 
+/// The DSP refused such a mapping each time, and nothing was unmapped.
+#[test]
+fn an_address_space_that_is_fuller_than_thought_is_made_room_in() {
+    let mut sim = strict(73);
+    sim.address_bytes = 200 * KIB;
+    let device = small_device(sim, OPTIONS);
+    let mut numbers = Numbers::new(22);
+    let layers: Vec<_> = (0..4)
+        .map(|_| Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]))
+        .collect();
+    let homes: Vec<_> = (layers.iter())
+        .map(|w| buffer_with(&device, w, Place::Packed))
+        .collect();
+    let act = numbers.floats(256);
+    for _ in 0..2 {
+        for (w, home) in layers.iter().zip(&homes) {
+            let have = mul_mat(&device, w, home, &act, [256, 1, 1, 1]).unwrap();
+            let want = reference::mul_mat(&act, &w.values, 256);
+            assert!(reference::nmse(&have, &want) <= 1e-4);
+        }
+    }
+}
+
 #[test]
 fn a_buffer_larger_than_the_address_space_is_refused() {
     let options = Options {

@@ -5,7 +5,7 @@
 //! others, `compute_resource_*`. The attributes of a compute resource are filled by functions only; they are 64 bytes in
 //! one public header, and have room for four times that here. Not run on a device.
 
-use core::ffi::{c_int, c_long, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 /// Reading and writing, for [`HAP_mmap`].
 pub const PROT_READ_WRITE: c_int = 3;
@@ -13,6 +13,24 @@ pub const PROT_READ_WRITE: c_int = 3;
 /// Attributes of a compute resource, opaque.
 #[repr(C, align(8))]
 pub struct Attributes(pub [u8; 256]);
+
+/// `HAP_debug_v2`: level, file, line, format and its arguments.
+pub type Debug =
+    unsafe extern "C" fn(c_int, *const c_char, c_int, *const c_char, ...);
+/// `HAP_mem_available_stack`: bytes.
+pub type AvailableStack = unsafe extern "C" fn() -> u64;
+
+// Optional: the loader leaves null what its system does not have.
+//
+// SOURCE: names, as exported by unsigned FastRPC shells for V73 to V81; both are weak in public code that calls them.
+unsafe extern "C" {
+    /// Writes a line to the DSP's log.
+    #[linkage = "extern_weak"]
+    pub static HAP_debug_v2: Option<Debug>;
+    /// Tells how much stack the calling thread has left.
+    #[linkage = "extern_weak"]
+    pub static HAP_mem_available_stack: Option<AvailableStack>;
+}
 
 unsafe extern "C" {
     /// Maps shared memory: (0, bytes, protection, flags, descriptor, 0); null or -1 on failure.

@@ -20,13 +20,15 @@
 //! one handle in). Not run on a device.
 
 #![no_std]
-#![feature(asm_experimental_arch)]
+#![feature(asm_experimental_arch, linkage)]
 
 mod code;
 mod hap;
+mod log;
 mod platform;
 mod power;
 mod session;
+mod stack;
 
 use core::arch::{asm, global_asm};
 
@@ -82,7 +84,9 @@ unsafe extern "C" fn invoke(_handle: u64, scalars: u32, args: *mut RemoteArg) ->
 }
 
 #[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    let line = info.location().map_or(0, |location| location.line());
+    log::line(c"panic", c"line", line.cast_signed());
     // A load from an odd address is an exception, which ends the process; the host sees a lost session.
     loop {
         // SAFETY: nothing is loaded.

@@ -8,6 +8,7 @@ use hexagon_ops::rt::cache;
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, MAP_SIZE, Platform};
+use hexagon_ops::wire::VOTES;
 
 use crate::code::BAD_STATE;
 use crate::hap;
@@ -20,11 +21,13 @@ pub static CLOSING: AtomicBool = AtomicBool::new(false);
 pub struct Dsp {
     /// Where the ring is mapped, and its bytes.
     ring: Option<(*mut u8, c_int)>,
+    votes: [i32; VOTES.len()],
 }
 
 impl Dsp {
-    pub const fn new() -> Self {
-        Self { ring: None }
+    /// - `votes`: answers to the votes for power
+    pub const fn new(votes: [i32; VOTES.len()]) -> Self {
+        Self { ring: None, votes }
     }
 
     /// Unmaps the ring, which nobody must read any more.
@@ -83,6 +86,10 @@ impl Platform for Dsp {
 
     fn packets(&mut self) -> u64 {
         0
+    }
+
+    fn votes(&self) -> [i32; VOTES.len()] {
+        self.votes
     }
 
     fn relax(&mut self, _polls: u32) -> Result<(), i32> {

@@ -1,4 +1,7 @@
-//! Votes for clocks and for the power of the vector and matrix units: without the latter their instructions stop the DSP.
+//! Votes for clocks and for the power of the vector and matrix units.
+//!
+//! A vote that is refused is remembered and passed on to the host, and the session goes on: there is firmware that refuses
+//! the vote for a unit that has power all the same. Locking the matrix unit and the host's self-test decide.
 //!
 //! A request is 120 bytes: its type in the first byte, the payload from byte 8 on. Enumerations have the smallest integer
 //! that holds their values, as the DSP's C compilers have it.
@@ -8,6 +11,8 @@
 //! device.
 
 use core::ffi::c_void;
+
+use hexagon_ops::wire::VOTES;
 
 use crate::hap;
 
@@ -49,21 +54,21 @@ impl Request {
         Self(bytes)
     }
 
-    /// Asks; whether it was granted.
-    fn send(mut self) -> bool {
+    /// Asks; 0 if it was granted.
+    fn send(mut self) -> i32 {
         // Any address that is this client's own names it.
         static CLIENT: u8 = 0;
         let client = (&raw const CLIENT).cast_mut().cast::<c_void>();
         let request = self.0.as_mut_ptr().cast();
         // SAFETY: the request is as long as the call reads; the client's address is not followed.
-        unsafe { hap::HAP_power_set(client, request) == 0 }
+        unsafe { hap::HAP_power_set(client, request) }
     }
 }
 
-/// Votes for full speed; whether the units have power. Clocks are a wish that may be refused.
-pub fn vote() -> bool {
-    Request::new(SET_APPTYPE, &[(0, COMPUTE_CLIENT)]).send();
-    Request::new(
+/// Votes for full speed; the system's answers.
+pub fn vote() -> [i32; VOTES.len()] {
+    let client = Request::new(SET_APPTYPE, &[(0, COMPUTE_CLIENT)]).send();
+    let clocks = Request::new(
         SET_DCVS_V3,
         &[
             (0, 1),                // set_dcvs_enable
@@ -81,7 +86,7 @@ pub fn vote() -> bool {
     )
     .send();
     let vectors = Request::new(SET_HVX, &[(0, 1)]).send();
-    vectors && matrix()
+    [client, clocks, vectors, matrix()]
 }
 
 /// Takes all votes back.
@@ -97,7 +102,7 @@ pub fn withdraw() {
 }
 
 /// Power for the matrix unit, and its clock where it has one of its own.
-fn matrix() -> bool {
+fn matrix() -> i32 {
     if crate::session::ARCH < 75 {
         return Request::new(SET_HMX, &[(0, 1)]).send();
     }
@@ -109,5 +114,8 @@ fn matrix() -> bool {
     for (to, from) in payload[3..].iter_mut().zip(corners) {
         *to = from;
     }
-    Request::new(SET_HMX_V2, &payload).send() || Request::new(SET_HMX_V2, &power).send()
+    match Request::new(SET_HMX_V2, &payload).send() {
+        0 => 0,
+        _ => Request::new(SET_HMX_V2, &power).send(),
+    }
 }

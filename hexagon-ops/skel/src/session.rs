@@ -7,12 +7,14 @@ use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{F16_TILE_BYTES, Tile};
 use hexagon_ops::rt::invoke::Call;
 use hexagon_ops::serve::{Server, State, Units};
-use hexagon_ops::wire::{ERROR_CALL, ERROR_UNITS, METHOD_SERVE};
+use hexagon_ops::wire::{
+    ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START,
+};
 
 use crate::code::{INVALID_HANDLE, OUT_OF_HANDLES};
 use crate::hap::{self, Attributes};
 use crate::platform::{CLOSING, Dsp};
-use crate::power;
+use crate::{log, power, stack};
 
 /// Architecture that this library is built for.
 pub const ARCH: u32 = match env!("SKEL_ARCH").as_bytes() {
@@ -24,7 +26,7 @@ pub const ARCH: u32 = match env!("SKEL_ARCH").as_bytes() {
 
 /// The only handle.
 const HANDLE: u64 = 1;
-/// How long VTCM is waited for in one call, and how often: others give it back when they are idle.
+/// How long VTCM is waited for at a time, and how often by START: others give it back when they are idle.
 const ACQUIRE_US: u32 = 100_000;
 const ACQUIRE_TURNS: u32 = 100;
 
@@ -67,10 +69,11 @@ pub fn open() -> Result<u64, i32> {
         return Err(OUT_OF_HANDLES);
     }
     CLOSING.store(false, Ordering::Release);
-    if !power::vote() {
-        power::withdraw();
-        give(FREE);
-        return Err(ERROR_UNITS);
+    let votes = power::vote();
+    for (vote, name) in votes.iter().zip([c"client", c"clocks", c"vector units", c"matrix unit"]) {
+        if *vote != 0 {
+            log::line(c"vote refused", name, *vote);
+        }
     }
     // SAFETY: the session was free and is now this thread's: the last server, which had the state, is gone.
     let state = unsafe { &mut *STATE.0.get() };
@@ -85,7 +88,7 @@ pub fn open() -> Result<u64, i32> {
     };
     // SAFETY: as above.
     let place = unsafe { &mut *SERVER.0.get() };
-    *place = Some(Server::new(Dsp::new(), units, state));
+    *place = Some(Server::new(Dsp::new(votes), units, state));
     give(IDLE);
     Ok(HANDLE)
 }
@@ -112,8 +115,14 @@ pub fn close() -> Result<(), i32> {
 
 /// Carries out a call.
 pub fn call(call: Call<'_>) -> Result<(), i32> {
+    if call.method == METHOD_START && stack::is_too_small() {
+        return Err(ERROR_STACK);
+    }
     if !take(IDLE) {
-        return Err(ERROR_CALL);
+        // A signal on the host ends the host's side of a call only, and the host makes the call again: the ring is being
+        // read already.
+        let is_served = call.method == METHOD_SERVE && STAGE.load(Ordering::Relaxed) == BUSY;
+        return if is_served { Ok(()) } else { Err(ERROR_CALL) };
     }
     // SAFETY: the session was idle and is now this thread's.
     let place = unsafe { &mut *SERVER.0.get() };
@@ -122,16 +131,26 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
         Some(server) => with_units(server, call),
     };
     give(IDLE);
+    if let Err(code) = result
+        && code != ERROR_LATER
+    {
+        log::line(c"call failed", c"code", code);
+    }
     result
 }
 
 /// Lends the units to the server for the time of a call.
+#[inline(never)]
 fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
-    let mut lent = Lent::new()?;
-    if call.method == METHOD_SERVE && hap::compute_resource_hmx_lock(lent.resource) != 0 {
-        return Err(ERROR_UNITS);
-    }
+    let mut lent = Lent::new(call.method)?;
     let locked = call.method == METHOD_SERVE;
+    if locked {
+        let refused = hap::compute_resource_hmx_lock(lent.resource);
+        if refused != 0 {
+            log::line(c"no matrix unit", c"compute_resource_hmx_lock", refused);
+            return Err(ERROR_UNITS);
+        }
+    }
     // SAFETY: `lent` holds the memory until the end of this function, where the server has lost it again.
     server.units().vtcm = unsafe { lent.tiles() };
     let result = server.invoke(call);
@@ -150,8 +169,9 @@ struct Lent {
 }
 
 impl Lent {
-    /// Waits for all of the VTCM.
-    fn new() -> Result<Self, i32> {
+    /// Waits for all of the VTCM. A call that serves and does not get it can be made again.
+    fn new(method: u32) -> Result<Self, i32> {
+        let turns = if method == METHOD_SERVE { 1 } else { ACQUIRE_TURNS };
         let mut bytes = 0;
         let (layout, free) = (core::ptr::null_mut(), core::ptr::null_mut());
         // SAFETY: writes the size; no layout and no free size are asked for.
@@ -174,7 +194,7 @@ impl Lent {
         if failed != 0 {
             return Err(ERROR_UNITS);
         }
-        for _ in 0..ACQUIRE_TURNS {
+        for _ in 0..turns {
             // SAFETY: as above.
             let resource = unsafe { hap::compute_resource_acquire(attributes, ACQUIRE_US) };
             if resource != 0 {
@@ -192,7 +212,7 @@ impl Lent {
                 break;
             }
         }
-        Err(ERROR_UNITS)
+        Err(if method == METHOD_SERVE { ERROR_LATER } else { ERROR_UNITS })
     }
 
     /// The VTCM.

@@ -118,6 +118,18 @@ impl From<Error> for Failure {
     }
 }
 
+/// Returns `true` if a failure is about the values of one submission, or about memory: the session, and what it has mapped,
+/// are as they were. Other failures mean that host and DSP do not understand each other.
+#[must_use]
+pub const fn is_passing(status: u32, detail: u32) -> bool {
+    match status {
+        STATUS_MAP_FAILED | STATUS_NO_VTCM => true,
+        STATUS_BAD_COMMAND => matches!(detail, EXPERT | ROW),
+        STATUS_FAULT => detail == FAULT_OVERFLOW,
+        _ => false,
+    }
+}
+
 /// A completion's status as a user can read it.
 #[derive(Clone, Copy, Debug)]
 pub struct Described(Failure);

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
-use crate::wire::Completion;
+use crate::wire::{Completion, VOTES};
 
 /// What the command loop needs from the system that it runs on.
 pub trait Platform {
@@ -38,9 +38,15 @@ pub trait Platform {
     /// What the call of METHOD_SERVE shall return at once: the handle is being closed.
     fn relax(&mut self, polls: u32) -> Result<(), i32>;
 
-    /// Whether commands are carried out. A stand-in may only answer them, to show what everything else costs.
-    fn computes(&self) -> bool {
+    /// Called before each command that computes; `false` if it is only to be answered. A stand-in may take its time here, or
+    /// compute nothing, to show what everything else costs.
+    fn begin(&mut self) -> bool {
         true
+    }
+
+    /// What the system answered to the votes for power: see [`crate::wire::VOTES`].
+    fn votes(&self) -> [i32; VOTES.len()] {
+        [0; VOTES.len()]
     }
 
     /// Called with each completion before it is written. The stand-in's faults live here; a DSP does nothing.

@@ -2,9 +2,12 @@
 
 use crate::rt::shared::Shared;
 use crate::wire::{
-    COLLECTED, COMPLETED, Command, Completion, Header, MAGIC, PUBLISHED, RingLayout, STATE, TAKEN,
-    VERSION, WISH, WISH_CLOSE, WISH_SERVE,
+    COLLECTED, COMPLETED, Command, Completion, Header, MAGIC, PROGRESS, PUBLISHED, RingLayout,
+    STATE, TAKEN, VERSION, WISH, WISH_CLOSE, WISH_SERVE,
 };
+
+/// Time between two signs of progress: far below the shortest time-out of a host, 1 s, and rare beside commands.
+const PROGRESS_US: u64 = 20_000;
 
 /// A counter, header or wish that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +20,9 @@ pub(super) struct Ring {
     layout: RingLayout,
     taken: u32,
     completed: u32,
+    /// [`PROGRESS`], and the time at which it changed last.
+    progress: u32,
+    progress_us: u64,
 }
 
 impl Ring {
@@ -34,6 +40,8 @@ impl Ring {
         let ring = Self {
             taken: shared.load(TAKEN),
             completed: shared.load(COMPLETED),
+            progress: shared.load(PROGRESS),
+            progress_us: 0,
             shared,
             layout,
         };
@@ -64,6 +72,15 @@ impl Ring {
         self.taken = self.taken.wrapping_add(1);
         self.shared.store(TAKEN, self.taken);
         command
+    }
+
+    /// Shows the host that the DSP is at work, if it has not for a while.
+    pub(super) fn advance(&mut self, time_us: u64) {
+        if time_us.saturating_sub(self.progress_us) >= PROGRESS_US {
+            self.progress_us = time_us;
+            self.progress = self.progress.wrapping_add(1);
+            self.shared.store(PROGRESS, self.progress);
+        }
     }
 
     /// Whether a completion can be written.

@@ -56,7 +56,7 @@ pub(super) struct Work<'a, P> {
 
 impl<P: Platform> Work<'_, P> {
     /// Carries out or skips a command; the completion if it is a fence.
-    pub(super) fn step(&mut self, command: &Command) -> Option<Completion> {
+    pub(super) fn step(&mut self, command: &Command, ring: &mut Ring) -> Option<Completion> {
         if self.state.submission.sequence.is_none() {
             let last = self.state.submission.last;
             // The host may have written anything since.
@@ -70,7 +70,7 @@ impl<P: Platform> Work<'_, P> {
             };
         }
         match self.check(command) {
-            Ok(()) if command.op == OP_LIST => self.list(command),
+            Ok(()) if command.op == OP_LIST => self.list(command, ring),
             checked => self.count(|work| checked.and_then(|()| work.run(command))),
         }
         let submission = &mut self.state.submission;
@@ -114,8 +114,8 @@ impl<P: Platform> Work<'_, P> {
         submission.seen = submission.seen.saturating_add(1);
     }
 
-    /// Carries out [`OP_LIST`].
-    fn list(&mut self, command: &Command) {
+    /// Carries out [`OP_LIST`], and shows progress on `ring` meanwhile.
+    fn list(&mut self, command: &Command, ring: &mut Ring) {
         let found = body(command).and_then(|list: List| {
             let bytes = u64::from(list.count) * size_of::<Command>() as u64;
             let span = self.state.memory.span(list.buffer, list.offset, bytes)?;
@@ -133,6 +133,7 @@ impl<P: Platform> Work<'_, P> {
             self.platform.invalidate(buffer, start..start + bytes);
         }
         for index in 0..list.count as usize {
+            ring.advance(self.platform.time_us());
             self.count(|work| {
                 let bytes = work.state.memory.bytes(span)?;
                 let at = index * size_of::<Command>();
@@ -166,7 +167,7 @@ impl<P: Platform> Work<'_, P> {
 
     /// Carries out a command.
     fn run(&mut self, command: &Command) -> Result<(), Failure> {
-        if !self.platform.computes() && COMPUTE.contains(&command.op) {
+        if COMPUTE.contains(&command.op) && !self.platform.begin() {
             return Ok(());
         }
         // What does not use VTCM, or says what it leaves there, keeps this.

@@ -14,7 +14,7 @@ use crate::ffi::code;
 use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
 use crate::serve::{MAP_FULL, MAP_REFUSED, Platform};
-use crate::wire::{COMPLETED, Completion, TAKEN};
+use crate::wire::{COMPLETED, Completion, TAKEN, VOTES};
 
 /// What a session that was lost returns from the call that was running.
 ///
@@ -68,6 +68,10 @@ pub(super) struct Dsp {
     closing: Arc<Closing>,
     address_bytes: u64,
     compute: bool,
+    /// Whether the library has instructions that the chip has not.
+    is_illegal: bool,
+    votes: [i32; VOTES.len()],
+    command_time: Duration,
     /// What [`Platform::map`] returned, by address; an address can occur more than once.
     kept: Vec<(usize, Kept)>,
     /// The ring's memory, and a second view of it for faults.
@@ -76,13 +80,22 @@ pub(super) struct Dsp {
 }
 
 impl Dsp {
-    pub(super) fn new(state: &State, process: &Arc<Process>, closing: &Arc<Closing>) -> Self {
+    /// - `is_qfloat`: whether the library is the one without IEEE instructions
+    pub(super) fn new(
+        state: &State,
+        process: &Arc<Process>,
+        closing: &Arc<Closing>,
+        is_qfloat: bool,
+    ) -> Self {
         Self {
             process: Arc::clone(process),
             injector: Arc::clone(&state.injector),
             closing: Arc::clone(closing),
             address_bytes: state.options.address_bytes,
             compute: state.options.compute,
+            is_illegal: !state.options.ieee_float && !is_qfloat,
+            votes: state.options.votes,
+            command_time: state.options.command_time,
             kept: Vec::new(),
             ring: None,
             start: Instant::now(),
@@ -108,8 +121,19 @@ impl Dsp {
 }
 
 impl Platform for Dsp {
-    fn computes(&self) -> bool {
-        self.compute
+    fn begin(&mut self) -> bool {
+        if !self.command_time.is_zero() {
+            std::thread::sleep(self.command_time);
+        }
+        if self.is_illegal {
+            vendor_error!("illegal instruction");
+            self.process.inside().lost = true;
+        }
+        self.compute && !self.is_illegal
+    }
+
+    fn votes(&self) -> [i32; VOTES.len()] {
+        self.votes
     }
 
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
@@ -211,6 +235,9 @@ impl Platform for Dsp {
     }
 
     fn answer(&mut self, completion: &mut Completion) -> Result<(), i32> {
+        if self.process.inside().lost {
+            return Err(LOST);
+        }
         match self.injector.submission() {
             None | Some(Trouble::Wrong) => Ok(()),
             Some(Trouble::Corrupt) => {

@@ -78,6 +78,15 @@ pub struct Options {
     pub faults: Vec<Fault>,
     /// Whether the firmware lets unsigned modules run.
     pub unsigned_modules: bool,
+    /// Whether the vector units have IEEE instructions for floats, which the library for V73 uses and the one for V73 in
+    /// qfloat does not: without them, the process ends at the first command that computes.
+    pub ieee_float: bool,
+    /// What the votes for power are answered with; see [`crate::wire::VOTES`].
+    pub votes: [i32; crate::wire::VOTES.len()],
+    /// First calls of METHOD_SERVE that find VTCM taken by another program.
+    pub vtcm_taken: u64,
+    /// How long each command that computes takes at least.
+    pub command_time: std::time::Duration,
     /// Whether commands are carried out; if not they are only answered, to time everything else.
     pub compute: bool,
 }
@@ -104,6 +113,10 @@ impl Options {
             coherence: Coherence::Relaxed,
             faults: Vec::new(),
             unsigned_modules: true,
+            ieee_float: true,
+            votes: [0; crate::wire::VOTES.len()],
+            vtcm_taken: 0,
+            command_time: std::time::Duration::ZERO,
             compute: true,
         }
     }

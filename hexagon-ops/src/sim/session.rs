@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::dsp::{Closing, Dsp};
@@ -16,7 +17,9 @@ use crate::hmx::Hmx;
 use crate::layout::{F16_TILE_BYTES, Tile};
 use crate::rt::invoke::Call;
 use crate::serve::{self, Server, Units};
-use crate::wire::{ERROR_CALL, ERROR_STACK, METHOD_START, STACK_NEEDED_BYTES};
+use crate::wire::{
+    ERROR_CALL, ERROR_LATER, ERROR_STACK, METHOD_SERVE, METHOD_START, STACK_NEEDED_BYTES,
+};
 
 /// What effective domains are numbered by: domain + this · session.
 ///
@@ -68,6 +71,8 @@ struct Open {
     process: Arc<Process>,
     closing: Arc<Closing>,
     server: Mutex<Server<Dsp, Vec<Tile>, Box<serve::State>>>,
+    /// Calls of METHOD_SERVE that will still find VTCM taken.
+    vtcm_taken: AtomicU64,
 }
 
 /// The processes and handles of a machine.
@@ -157,12 +162,12 @@ impl Sessions {
         if inside.lost {
             return Err(code::ECONNRESET);
         }
-        check_module(state, uri, inside.unsigned)?;
+        let is_qfloat = check_module(state, uri, inside.unsigned)?;
         inside.handles += 1;
         drop(inside);
         let vtcm = vec![Tile::ZERO; state.options.vtcm_bytes / F16_TILE_BYTES];
         let closing = Arc::new(Closing::default());
-        let platform = Dsp::new(state, process, &closing);
+        let platform = Dsp::new(state, process, &closing, is_qfloat);
         let units = Units {
             hmx: Hmx::new(&vtcm),
             vtcm,
@@ -173,6 +178,7 @@ impl Sessions {
             process: Arc::clone(process),
             closing,
             server: Mutex::new(Server::new(platform, units, Box::default())),
+            vtcm_taken: AtomicU64::new(state.options.vtcm_taken),
         };
         let mut next = lock(&self.next);
         *next += 1;
@@ -204,8 +210,15 @@ impl Sessions {
         }
         // FastRPC has a thread on the DSP for each that calls; the command loop of a handle serves one at a time.
         let Ok(mut server) = open.server.try_lock() else {
-            return Err(ERROR_CALL);
+            // A call that was interrupted on the host goes on here: the ring is being read.
+            let is_served = call.method == METHOD_SERVE;
+            return is_served.then_some(()).ok_or(ERROR_CALL);
         };
+        let one_less = |count: u64| count.checked_sub(1);
+        let (now, relaxed) = (&open.vtcm_taken, Ordering::Relaxed);
+        if call.method == METHOD_SERVE && now.fetch_update(relaxed, relaxed, one_less).is_ok() {
+            return Err(ERROR_LATER);
+        }
         catch_unwind(AssertUnwindSafe(|| server.invoke(call))).unwrap_or_else(|_| {
             open.process.inside().lost = true;
             Err(code::dsp(code::ECPUEXCEPTION))
@@ -367,7 +380,9 @@ fn session_of(uri: &str) -> Result<usize, c_int> {
 ///
 /// SOURCE: 0x80000406 for this kind of library in a signed process, chraac/llama.cpp issue 41; 0x80000414 where firmware
 /// refuses unsigned processes, llama.cpp issues 18932 and 22352; 0x80000442 for a missing symbol, qualcomm/fastrpc issue 379.
-fn check_module(state: &State, uri: &str, unsigned: bool) -> Result<(), c_int> {
+///
+/// Returns whether it is the library in qfloat.
+fn check_module(state: &State, uri: &str, unsigned: bool) -> Result<bool, c_int> {
     let unloadable = code::dsp(code::EUNABLETOLOAD);
     if unsigned && !state.options.unsigned_modules {
         vendor_error!("{uri}: unsigned processes are not supported");
@@ -379,7 +394,9 @@ fn check_module(state: &State, uri: &str, unsigned: bool) -> Result<(), c_int> {
     }
     let file = uri.strip_prefix("file:///").unwrap_or_default();
     let (library, rest) = file.split_once('?').unwrap_or_default();
-    if library != format!("libggml_rust_npu_skel_v{}.so", state.options.arch) {
+    let arch = state.options.arch;
+    let is_qfloat = arch == 73 && library == "libggml_rust_npu_skel_v73q.so";
+    if !is_qfloat && library != format!("libggml_rust_npu_skel_v{arch}.so") {
         vendor_error!("{uri}: cannot be loaded on v{}", state.options.arch);
         return Err(unloadable);
     }
@@ -387,5 +404,5 @@ fn check_module(state: &State, uri: &str, unsigned: bool) -> Result<(), c_int> {
         vendor_error!("{uri}: no such symbol in {library}");
         return Err(code::dsp(code::ENOSUCHSYMBOL));
     }
-    Ok(())
+    Ok(is_qfloat)
 }

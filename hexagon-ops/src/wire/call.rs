@@ -33,7 +33,12 @@ pub struct Info {
     pub vtcm_bytes: u32,
     /// HVX threads in use.
     pub threads: u32,
+    /// What the DSP's system answered to the votes for power: [`VOTES`]; 0: granted.
+    pub votes: [i32; VOTES.len()],
 }
+
+/// The votes for power, as log lines name them.
+pub const VOTES: [&str; 4] = ["client", "clocks", "vector units", "matrix unit"];
 
 /// Argument of [`METHOD_SERVE`].
 #[repr(C)]
@@ -63,6 +68,9 @@ pub const ERROR_CALL: i32 = 0x4e04;
 /// Error of [`METHOD_START`]: the calling thread has less than [`STACK_NEEDED_BYTES`] of stack.
 pub const ERROR_STACK: i32 = 0x4e05;
 
+/// Error of [`METHOD_SERVE`]: another program holds VTCM; to be called again a little later.
+pub const ERROR_LATER: i32 = 0x4e06;
+
 /// The meaning of an error above; `None` for other codes.
 #[must_use]
 pub const fn describe_error(code: i32) -> Option<&'static str> {
@@ -71,6 +79,7 @@ pub const fn describe_error(code: i32) -> Option<&'static str> {
         ERROR_RING => "the DSP cannot use the ring",
         ERROR_UNITS => "no VTCM, matrix unit or vector units to be had",
         ERROR_CALL => "the DSP's library refuses the call",
+        ERROR_LATER => "another program holds VTCM",
         ERROR_STACK => "the DSP's threads have too small a stack",
         _ => return None,
     })

@@ -440,3 +440,44 @@ fn keys_and_values_may_be_transposed() {
     };
     check(&setup, Mask::Random, false, &mut bench, &mut rng);
 }
+
+/// On the matrix unit, such a row ended in an overflow that put the device out of use.
+#[test]
+fn a_query_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    for queries in [1, 2, 3, 32] {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let setup = Setup { queries, ..PLAIN };
+            let mut operands = Operands::new(&setup, Mask::Random, false, &mut rng);
+            let mut values = operands.q.values.clone();
+            // In the middle of the last query of the second head.
+            let [d, n, ..] = operands.q.ne;
+            values[(n + n - 1) * d + d / 2] = f64::from(bad);
+            let mut values = values.into_iter();
+            operands.q = Case::of(F, operands.q.ne, PERMUTED, || {
+                #[expect(clippy::cast_possible_truncation, reason = "they were f32")]
+                let value = values.next().unwrap() as f32;
+                value
+            });
+            operands.compute(&setup);
+            let body = operands.place(&setup, &mut bench);
+            let command = Command::new(0, &body);
+            let have = bench.run_command(&command, &operands.dst, body.dst.offset);
+            let [dv, heads, ..] = operands.dst.ne;
+            let rows = have.chunks(dv).zip(operands.dst.values.chunks(dv));
+            for (row, (have, want)) in rows.enumerate() {
+                if row == (queries - 1) * heads + 1 {
+                    assert!(have.iter().all(|x| x.is_nan()), "{queries} {bad}: {have:?}");
+                } else {
+                    let error = nmse(have, want);
+                    // A limit for all rows is not one for each.
+                    assert!(
+                        error <= 10.0 * LIMIT_F16,
+                        "{queries} {bad} row {row}: {error:e}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -7,7 +7,8 @@ use hexagon_ops::sim::{Effect, Fault, FaultError, Options, Trouble, When, knows,
 use hexagon_ops::wire::{COMPLETED, Command, Nop, STATE, STATE_CLOSED};
 
 use crate::host::{
-    SLOTS, Session, alloc, allow_unsigned, announce, close, open, serve, start, wait_for,
+    SLOTS, Session, alloc, alloc_exactly, allow_unsigned, announce, close, open, serve, start,
+    wait_for,
 };
 
 fn machine(faults: &str) -> hexagon_ops::sim::Machine {
@@ -164,4 +165,13 @@ fn a_corrupt_completion_is_not_what_was_asked_for() {
     assert_ne!(completion.sequence, session.sequence);
     assert_ne!(completion.reserved, [0; 11]);
     assert_eq!(session.run(&[nop()]).status, 0);
+}
+
+#[test]
+fn an_allocation_fails_with_null_or_with_map_failed() {
+    let machine = machine("rpcmem_alloc2:1=-1,rpcmem_alloc2:2=2");
+    let api = machine.api();
+    assert_eq!(alloc_exactly(&api, 4096).addr(), usize::MAX);
+    assert!(alloc_exactly(&api, 4096).is_null());
+    assert!(!alloc_exactly(&api, 4096).is_null());
 }

@@ -8,7 +8,7 @@ use hexagon_ops::ffi::{
 };
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::sim::Options;
-use hexagon_ops::wire::{STATE, STATE_CLOSED, STATE_PARKED, WISH, WISH_CLOSE};
+use hexagon_ops::wire::{Command, Nop, STATE, STATE_CLOSED, STATE_PARKED, WISH, WISH_CLOSE};
 
 use crate::common::Rng;
 use crate::host::{Session, close, serve, session_control, start, wait_for};
@@ -72,6 +72,22 @@ fn a_thread_serves_parks_and_is_woken() {
     session.shared.store(WISH, WISH_CLOSE);
     assert!(server.join().unwrap() > 1);
     assert!(product.error() < NMSE);
+}
+
+/// As after a signal on the host, which ends the host's side of the first call only.
+#[test]
+fn a_second_call_that_serves_returns_at_once() {
+    let machine = start(Options::new(75));
+    let mut session = Session::new(&machine, 75);
+    session.start().unwrap();
+    let (api, handle) = (session.api, session.handle);
+    let server = thread::spawn(move || serve(&api, handle, u32::MAX));
+    wait_for(|| (session.shared.load(STATE) != STATE_PARKED).then_some(()));
+    assert_eq!(serve(&api, handle, u32::MAX), 0);
+    session.submit(&[Command::new(0, &Nop { reserved: 0 })]);
+    assert_eq!(wait_for(|| session.collect()).status, 0);
+    session.shared.store(WISH, WISH_CLOSE);
+    assert_eq!(server.join().unwrap(), 0);
 }
 
 #[test]

@@ -10,13 +10,13 @@ use hexagon_ops::{ffi, sim};
 
 use crate::caps::{self, HexCaps};
 use crate::config::{Config, Repack, SimChip};
-use crate::device::hexagon::{Buffer, HexNpu, Serving, Settings};
+use crate::device::hexagon::{Buffer, Floats, HexNpu, Serving, Settings};
 use crate::error::{Error, Result};
 use crate::graph::{Op, Operation, Place, Tensor};
 use crate::packfile::Packs;
 use crate::plan::hexagon::{self as plan, WeightLayout};
 use crate::selftest;
-use crate::vendor::fastrpc::FastRpc;
+use crate::vendor::fastrpc::{self, FastRpc};
 
 use self::trace::Trace;
 
@@ -36,11 +36,11 @@ pub const MAX_BUFFER_BYTES: usize = 1 << 30;
 /// Longest list of names that are remembered so that a log line comes once.
 const MAX_TOLD: usize = 1000;
 
-/// Largest tensor that a session of so many addresses takes: vendor functions have lengths of 32 bits with a sign, and a
-/// third of the addresses is for what a command names beside it: activations, results.
+/// Largest tensor that a session of so many addresses takes: vendor functions have lengths of 32 bits with a sign, a buffer
+/// has a guard page, and a third of the addresses is for what a command names beside it: activations, results.
 fn max_tensor_bytes(address_bytes: u64) -> usize {
     let part = address_bytes / 3 * 2;
-    usize::try_from(part.min(u64::from(i32::MAX.unsigned_abs()))).unwrap_or(usize::MAX)
+    usize::try_from(part.min(u64::from(i32::MAX.unsigned_abs()) - 2 * 4096)).unwrap_or(usize::MAX)
 }
 
 /// A device as ggml sees it.
@@ -150,10 +150,19 @@ pub fn sessions(config: &Config) -> Vec<Result<Session>> {
     if !config.sim.is_empty() {
         return found;
     }
+    fastrpc::offer_own_folder();
     match FastRpc::load(config.cdsprpc_lib.as_deref()) {
         Ok(rpc) => add(chip_behind(&rpc).map(|caps| (rpc, caps))),
-        // Most machines have no such NPU; somebody who names a library has one.
-        Err(error) if config.cdsprpc_lib.is_none() => log::debug!("no Hexagon NPU: {error}"),
+        // Most machines have no such NPU; one with a device of FastRPC has, and so has somebody who names a library.
+        Err(error) if config.cdsprpc_lib.is_none() => {
+            match fastrpc::device_node(Path::new("/dev")) {
+                None => log::debug!("no Hexagon NPU: {error}"),
+                Some(node) => log::warn!(
+                    "{} shows that there is a Hexagon NPU, which cannot be used: {error}",
+                    node.display()
+                ),
+            }
+        }
         Err(error) => add(Err(error)),
     }
     found
@@ -181,7 +190,8 @@ fn chip_behind(rpc: &FastRpc) -> Result<&'static HexCaps> {
 }
 
 impl Device {
-    /// Opens a session and tests what it computes.
+    /// Opens a session and tests what it computes. V73's vector units may lack the instructions for floats that its library
+    /// has; another library without them is tried when a command ends the process.
     ///
     /// # Errors
     /// As [`Self::untested`]; `SelfTest` if it computes something wrong.
@@ -191,7 +201,19 @@ impl Device {
         caps: &'static HexCaps,
         options: Options<'_>,
     ) -> Result<Arc<Self>> {
-        let device = Self::untested(name, rpc, caps, options)?;
+        let device = Self::open(name, rpc, caps, options, Floats::Usual)?;
+        let error = match selftest::hexagon::run(&device.npu) {
+            Ok(()) => return Ok(Arc::new(device)),
+            Err(error) => error,
+        };
+        if caps.arch != 73 || !device.npu.is_lost() {
+            return Err(error);
+        }
+        drop(device);
+        log::warn!(
+            "{name}: the self-test ended the DSP's process ({error}); trying the library without IEEE floats"
+        );
+        let device = Self::open(name, rpc, caps, options, Floats::Qfloat)?;
         selftest::hexagon::run(&device.npu)?;
         Ok(Arc::new(device))
     }
@@ -206,12 +228,23 @@ impl Device {
         caps: &'static HexCaps,
         options: Options<'_>,
     ) -> Result<Self> {
+        Self::open(name, rpc, caps, options, Floats::Usual)
+    }
+
+    fn open(
+        name: &str,
+        rpc: &Arc<FastRpc>,
+        caps: &'static HexCaps,
+        options: Options<'_>,
+        floats: Floats,
+    ) -> Result<Self> {
         let name: Arc<str> = name.into();
         let settings = Settings {
             session: options.session,
             timeout: options.timeout,
             address_bytes: options.address_bytes.unwrap_or(caps.address_bytes),
             serving: options.serving,
+            floats,
         };
         let npu = HexNpu::open(&name, rpc, caps, settings)?;
         let (threads, is_simulated) = (npu.info().threads, npu.is_simulated());

@@ -158,6 +158,20 @@ impl AddressSpace {
         Ok(())
     }
 
+    /// Unmaps everything but `numbers`; counts as carried out.
+    pub(super) fn evict_others(&mut self, numbers: &[Number], changes: &mut Vec<Change>) {
+        for (number, entry) in (0..MAX_BUFFERS).zip(&mut self.entries) {
+            if let Some(entry) = entry
+                && entry.mapped
+                && !numbers.contains(&number)
+            {
+                entry.mapped = false;
+                self.mapped_bytes -= entry.bytes;
+                changes.push(Change::Unmap { number });
+            }
+        }
+    }
+
     /// Takes back a change that could not be carried out.
     pub(super) fn undo(&mut self, change: Change) {
         let (Change::Map { number, .. } | Change::Unmap { number }) = change;

@@ -9,7 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hexagon_ops::wire::Info;
+use hexagon_ops::ffi::describe;
+use hexagon_ops::wire::{Info, VOTES};
 
 pub use self::batch::{Batch, MAX_OPERANDS};
 pub use self::serving::Serving;
@@ -17,6 +18,7 @@ pub use self::session::Failed;
 use self::session::Session;
 use crate::caps::HexCaps;
 use crate::error::{Error, Result};
+pub use crate::vendor::fastrpc::Floats;
 use crate::vendor::fastrpc::{Connection, FastRpc, SharedMemory};
 
 mod address;
@@ -42,6 +44,8 @@ pub struct Settings {
     pub address_bytes: u64,
     /// Who calls the DSP.
     pub serving: Serving,
+    /// Which of V73's libraries to load.
+    pub floats: Floats,
 }
 
 impl HexNpu {
@@ -57,7 +61,8 @@ impl HexNpu {
         caps: &'static HexCaps,
         settings: Settings,
     ) -> Result<Self> {
-        let (connection, quiet) = Connection::open(rpc, caps.arch, settings.session)?;
+        let (connection, quiet) =
+            Connection::open(rpc, caps.arch, settings.session, settings.floats)?;
         let session = Session::open(
             name,
             connection,
@@ -73,6 +78,14 @@ impl HexNpu {
                 have: format!("v{have}"),
                 want: format!("v{}", caps.arch),
             });
+        }
+        for (vote, of) in session.info().votes.iter().zip(VOTES) {
+            if *vote != 0 {
+                log::warn!(
+                    "{name}: the DSP refused the vote for its {of}: {}",
+                    describe(*vote)
+                );
+            }
         }
         Ok(Self {
             caps,
@@ -92,10 +105,16 @@ impl HexNpu {
         self.session.info()
     }
 
+    /// The vendor's library.
+    #[must_use]
+    pub fn rpc(&self) -> &Arc<FastRpc> {
+        self.session.connection().rpc()
+    }
+
     /// Whether a stand-in computes in place of silicon.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
-        self.session.connection().rpc().stand_in().is_some()
+        self.rpc().stand_in().is_some()
     }
 
     /// Whether an error put the session out of use.

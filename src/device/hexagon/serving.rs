@@ -6,12 +6,19 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::vendor::fastrpc::Connection;
+use crate::vendor::fastrpc::{Connection, Interruption, Served};
+use crate::vendor::signals;
 
 /// How long the DSP polls an empty ring before its call returns: an idle NPU draws nothing, a busy one pays no call.
 ///
-/// Between two splits of a decode step there are tens of microseconds of CPU work, between two tokens a few milliseconds.
-pub(super) const IDLE: Duration = Duration::from_millis(2);
+/// Between two splits of a decode step there are tens of microseconds of CPU work, between two tokens a few milliseconds
+/// for the choice of the next one. Coming back costs a call and taking VTCM again, several hundred microseconds.
+pub(super) const IDLE: Duration = Duration::from_millis(15);
+
+/// Pause before a call that was interrupted, or that found VTCM taken, is made again.
+const LATER: Duration = Duration::from_millis(10);
+/// Interruptions in a row that count as signals.
+const INTERRUPTIONS: u32 = 20;
 
 /// Who calls the DSP to serve the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +36,8 @@ pub(super) struct Bell {
     state: Mutex<BellState>,
     rung: Condvar,
     pub(super) failed: AtomicBool,
+    /// Another program holds VTCM.
+    pub(super) waits_for_vtcm: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -88,24 +97,52 @@ pub(super) fn serve_on_thread(
     let (connection, bell) = (Arc::clone(connection), Arc::clone(bell));
     let life = move || {
         while bell.wait() {
-            if let Err(error) = connection.serve(IDLE) {
+            if let Err(error) = serve_once(&connection, &bell) {
                 return bell.fail(error);
             }
         }
     };
     let builder = std::thread::Builder::new().name(format!("{device}-serve"));
-    builder.spawn(life).map_err(|error| Error::Library {
+    signals::blocked(|| builder.spawn(life)).map_err(|error| Error::Library {
         library: "a thread of the device".into(),
         reason: error.to_string(),
     })
 }
 
-/// How long to go on waiting: as long as the other side reads commands, and for a time after.
+/// Calls the DSP until it has parked.
+///
+/// An interrupted call goes on on the DSP, which answers the next one at once: the ring's state then says when it has
+/// parked.
+fn serve_once(connection: &Connection, bell: &Bell) -> Result<()> {
+    let mut interruptions = 0;
+    loop {
+        match connection.serve(IDLE) {
+            Ok(Served::Parked) => {
+                bell.waits_for_vtcm.store(false, Ordering::Relaxed);
+                return Ok(());
+            }
+            Ok(Served::Later) => {
+                bell.waits_for_vtcm.store(true, Ordering::Relaxed);
+                if bell.lock().stop {
+                    return Ok(());
+                }
+                std::thread::sleep(LATER);
+            }
+            Err(Interruption { is_signal, .. }) if is_signal && interruptions < INTERRUPTIONS => {
+                interruptions += 1;
+                std::thread::sleep(LATER);
+            }
+            Err(Interruption { error, .. }) => return Err(error),
+        }
+    }
+}
+
+/// How long to go on waiting: as long as the other side reads commands or shows progress, and for a time after.
 pub(super) struct Patience {
     timeout: Duration,
     begun: Instant,
-    /// Commands that were waiting when there was progress last.
-    waiting: u32,
+    /// Commands that were waiting, and the DSP's sign of progress, when they changed last.
+    seen: Option<(u32, u32)>,
     pauses: u32,
 }
 
@@ -121,15 +158,17 @@ impl Patience {
         Self {
             timeout,
             begun: Instant::now(),
-            waiting: u32::MAX,
+            seen: None,
             pauses: 0,
         }
     }
 
     /// Pauses; `false` if there was no progress for too long.
-    pub(super) fn pause(&mut self, waiting: u32) -> bool {
-        if waiting != self.waiting {
-            self.waiting = waiting;
+    ///
+    /// - `waiting`, `progress`: commands that are not read yet, and what the DSP changes while it works on one
+    pub(super) fn pause(&mut self, waiting: u32, progress: u32) -> bool {
+        if self.seen != Some((waiting, progress)) {
+            self.seen = Some((waiting, progress));
             self.begun = Instant::now();
         }
         self.pauses = self.pauses.saturating_add(1);
@@ -139,5 +178,10 @@ impl Patience {
             _ => std::thread::sleep(NAP),
         }
         self.pauses <= SPINS || self.begun.elapsed() < self.timeout
+    }
+
+    /// Returns `true` now and then, far less often than a call takes: whether the DSP should have come by now.
+    pub(super) fn is_long(&self) -> bool {
+        self.pauses > SPINS + YIELDS && self.pauses.is_multiple_of(1024)
     }
 }

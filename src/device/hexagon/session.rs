@@ -8,7 +8,8 @@
 //!
 //! One lock covers a submission from its first command to its completion: several backends on several threads take turns.
 //! Silence for longer than the time-out, nonsense in the ring, or an error of the serving call lose the session: it
-//! refuses to go on, and everything else in the process does go on.
+//! refuses to go on, and everything else in the process does go on. A command that fails because of the numbers that it
+//! works on, or for want of room, fails its submission only.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,7 +24,7 @@ use super::batch::{Batch, Job};
 use super::serving::{Bell, IDLE, Patience, Serving, serve_on_thread};
 use crate::error::{Error, Result};
 use crate::ring::{Corrupt, Ring};
-use crate::vendor::fastrpc::{Connection, Quiet, RingMemory};
+use crate::vendor::fastrpc::{Connection, Quiet, RingMemory, Served};
 
 /// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through in turns.
 const SLOTS: u32 = 1024;
@@ -196,11 +197,32 @@ impl Session {
         Ok(time)
     }
 
+    /// Submits jobs whose buffers, `inner.numbers`, fit into the address space together.
+    ///
+    /// A mapping that the DSP refuses although it should fit is asked for once more after everything that the jobs do not
+    /// name has been unmapped: the address space may be fuller, or more fragmented, than it is thought to be.
     fn submit_part(
         &self,
         inner: &mut Inner,
         jobs: &[Job],
         list: Option<Number>,
+    ) -> std::result::Result<Duration, Failed> {
+        match self.submit_once(inner, jobs, list, false) {
+            Err(failed) if matches!(failed.error, Error::NotMapped { .. }) => {
+                log::debug!("{}: {}; making room", self.device, failed.error);
+                self.submit_once(inner, jobs, list, true)
+            }
+            result => result,
+        }
+    }
+
+    /// - `alone`: whether everything else is unmapped before
+    fn submit_once(
+        &self,
+        inner: &mut Inner,
+        jobs: &[Job],
+        list: Option<Number>,
+        alone: bool,
     ) -> std::result::Result<Duration, Failed> {
         let whole = |error| Failed { job: None, error };
         if let Some(error) = self.earlier_error() {
@@ -215,6 +237,9 @@ impl Session {
         } = inner;
         let sequence = ring.next_sequence();
         changes.clear();
+        if alone {
+            space.evict_others(numbers, changes);
+        }
         (space.admit(numbers, sequence, changes)).map_err(|error| Failed {
             job: (jobs.len() == 1).then_some(0),
             error,
@@ -252,12 +277,14 @@ impl Session {
         for change in changes.iter().skip(failed) {
             space.undo(*change);
         }
-        let error = Error::Dsp {
-            reason: serve::describe(completion.status, completion.detail).to_string(),
+        let reason = serve::describe(completion.status, completion.detail).to_string();
+        let error = match completion.status {
+            wire::STATUS_MAP_FAILED => Error::NotMapped { reason },
+            _ => Error::Dsp { reason },
         };
         Err(Failed {
             job: failed.checked_sub(changes.len()),
-            error: if completion.status == wire::STATUS_MAP_FAILED {
+            error: if serve::is_passing(completion.status, completion.detail) {
                 error
             } else {
                 self.lose(error)
@@ -309,16 +336,30 @@ impl Session {
         if ring.is_closed() {
             return Err(self.lose(self.ended("it gave the ring up", LAST_WORDS)));
         }
-        if self.serving == Serving::Caller {
-            return (self.connection.serve(Duration::ZERO)).map_err(|error| self.lose(error));
-        }
         let waiting = ring.waiting().map_err(|corrupt| self.corrupt(corrupt))?;
-        if patience.pause(waiting) {
+        if self.serving == Serving::Caller {
+            match self.connection.serve(Duration::ZERO) {
+                Ok(Served::Parked) => return Ok(()),
+                Ok(Served::Later) => self.bell.waits_for_vtcm.store(true, Ordering::Relaxed),
+                Err(interruption) => return Err(self.lose(interruption.error)),
+            }
+        } else if patience.is_long() && ring.is_parked() {
+            // After an interrupted call, the DSP may have parked when nobody was waiting for it.
+            self.bell.ring();
+        }
+        if patience.pause(waiting, ring.progress()) {
             return Ok(());
         }
-        Err(self.lose(Error::Timeout {
-            seconds: self.timeout.as_secs_f64(),
-        }))
+        let seconds = self.timeout.as_secs_f64();
+        Err(
+            self.lose(if self.bell.waits_for_vtcm.load(Ordering::Relaxed) {
+                Error::Dsp {
+                    reason: format!("another program has held VTCM for {seconds} s"),
+                }
+            } else {
+                Error::Timeout { seconds }
+            }),
+        )
     }
 
     /// The cause the serving call gives for its end, or else what was seen on this side.

@@ -317,6 +317,18 @@ impl Head<'_> {
         for row in 0..self.rows {
             let [query, head] = self.job.head(self.first, self.kv_head, row);
             let state = &memory.state[row / TILE_DIM * self.plan.state_lines()..];
+            if memory.factors[row / TILE_DIM][row % TILE_DIM]
+                .factor()
+                .is_nan()
+            {
+                if let Some(mut row) = dst.row([head, query, self.stream]) {
+                    for k in (0..row.len()).step_by(TILE_DIM) {
+                        let count = TILE_DIM.min(row.len() - k);
+                        row.write(k, &[f32::NAN; TILE_DIM][..count]);
+                    }
+                }
+                continue;
+            }
             let mut lines = hvx::zeros::<{ MAX_VALUE_LINES + 2 }>();
             hvx::widest(Finish {
                 state,

@@ -2,6 +2,9 @@
 //!
 //! Each row is divided by a power of two that brings its largest magnitude to [1, 2), and its results are multiplied
 //! with it: exact, and neither large nor tiny activations leave FP16's range on their way through the matrix unit.
+//!
+//! A row with NaN or infinity goes through the unit as zeros, since it takes only finite numbers; its factor is NaN, and so
+//! are its results. Other rows are not touched by it.
 
 use crate::hvx::{self, Vector};
 use crate::layout::{TILE_DIM, Tile};
@@ -27,7 +30,7 @@ impl RowFactor {
         self.factor
     }
 
-    /// The power of two below the largest magnitude in `row`.
+    /// The power of two below the largest magnitude in `row`; NaN if not all of it is finite.
     #[inline(always)]
     fn of(row: &[f32]) -> Self {
         let magnitude_bits = hvx::splat_w(0x7fff_ffff);
@@ -45,8 +48,15 @@ impl RowFactor {
             .map(|x| x.to_bits() & 0x7fff_ffff)
             .max()
             .unwrap_or(0);
+        let exponent = bits >> 23;
+        if exponent == 0xff {
+            return Self {
+                factor: f32::NAN,
+                inverse: 1.0,
+            };
+        }
         // The exponent field alone, kept where both it and its inverse are normal numbers.
-        let exponent = (bits >> 23).clamp(1, 253);
+        let exponent = exponent.clamp(1, 253);
         Self {
             factor: f32::from_bits(exponent << 23),
             inverse: f32::from_bits((254 - exponent) << 23),
@@ -97,6 +107,8 @@ impl hvx::Kernel for PackTwo<'_> {
     fn run<const FUSED: bool>(self) -> [RowFactor; 2] {
         let [even, odd] = self.rows;
         let factors = [RowFactor::of(even), RowFactor::of(odd)];
+        let [even, odd] = [(even, factors[0]), (odd, factors[1])]
+            .map(|(row, factor)| if factor.factor.is_nan() { &[] } else { row });
         let even_inverse = hvx::splat_f32(factors[0].inverse);
         let odd_inverse = hvx::splat_f32(factors[1].inverse);
         for (kt, tile) in self.tiles.iter_mut().enumerate() {

@@ -1,0 +1,111 @@
+//! Where the vendor's library, its devices and our libraries for the DSP are.
+#![expect(
+    unsafe_code,
+    reason = "asks the loader for an address, and sets a variable"
+)]
+
+use std::ffi::{CStr, OsStr, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Names of the vendor's library, in the order in which they are tried.
+///
+/// SOURCE: Debian's libfastrpc1 1.0.8-1 installs `libcdsprpc.so.1`, and the plain name with the development files; Android has
+/// the library where programs of the shell do not look.
+pub(super) const LIBRARIES: &[&str] = &[
+    "libcdsprpc.so",
+    "libcdsprpc.so.1",
+    #[cfg(target_os = "android")]
+    "/vendor/lib64/libcdsprpc.so",
+];
+
+/// The first of FastRPC's devices in `folder` (`/dev`), which tells that there is a DSP.
+#[must_use]
+pub fn device_node(folder: &Path) -> Option<PathBuf> {
+    let names = std::fs::read_dir(folder).ok()?.flatten();
+    let is_node = |name: &OsStr| {
+        let name = name.as_bytes();
+        name.starts_with(b"fastrpc-cdsp") || name.starts_with(b"adsprpc-smd")
+    };
+    let nodes = names.filter(|entry| is_node(&entry.file_name()));
+    nodes.map(|entry| entry.path()).min()
+}
+
+/// Has FastRPC look for libraries for the DSP beside this library or program, if some are there and no variable says where
+/// to look. FastRPC adds the folders of the system.
+///
+/// SOURCE: qualcomm/fastrpc src/apps_std_imp.c (`get_dirlist_from_env`).
+pub fn offer_own_folder() {
+    let is_set = |name| std::env::var_os(name).is_some();
+    if is_set("DSP_LIBRARY_PATH") || is_set("ADSP_LIBRARY_PATH") {
+        return;
+    }
+    if let Some(folder) = own_folder().filter(|folder| has_dsp_library(folder)) {
+        log::debug!("DSP_LIBRARY_PATH={}", folder.display());
+        // SAFETY: devices are looked for once, when the backend is registered; programs have no other threads then that
+        // would change or read the environment without the lock of the C library or of std.
+        unsafe { std::env::set_var("DSP_LIBRARY_PATH", folder) };
+    }
+}
+
+/// The folder of the file that this code was loaded from.
+fn own_folder() -> Option<PathBuf> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    let own = own_folder as *const c_void;
+    // SAFETY: an address, and room for the answer.
+    if unsafe { libc::dladdr(own, info.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: filled, and valid when zero.
+    let name = unsafe { info.assume_init() }.dli_fname;
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: a C string of the loader, which lives as long as this code.
+    let name = unsafe { CStr::from_ptr(name) };
+    let path = std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
+    path.parent().map(Path::to_path_buf)
+}
+
+fn has_dsp_library(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    (entries.map(|entry| entry.file_name()))
+        .any(|name| name.as_bytes().starts_with(b"libggml_rust_npu_skel_v"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A new folder for a test.
+    fn folder(name: &str) -> PathBuf {
+        let name = format!("ggml-rust-npu-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn a_dsp_is_seen_by_its_device() {
+        let folder = folder("nodes");
+        assert_eq!(device_node(&folder), None);
+        for name in ["null", "fastrpc-adsp", "fastrpc-cdsp1", "fastrpc-cdsp"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        let node = device_node(&folder).unwrap();
+        assert_eq!(node.file_name().unwrap(), "fastrpc-cdsp");
+        assert_eq!(device_node(&folder.join("none")), None);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_with_a_dsp_library_is_known() {
+        let folder = folder("library");
+        assert!(!has_dsp_library(&folder));
+        std::fs::write(folder.join("libggml_rust_npu_skel_v75.so"), "").unwrap();
+        assert!(has_dsp_library(&folder));
+        std::fs::remove_dir_all(folder).unwrap();
+        let own = own_folder().unwrap();
+        assert_eq!(own, std::env::current_exe().unwrap().parent().unwrap());
+    }
+}
