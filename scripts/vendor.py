@@ -61,6 +61,9 @@ RULES = [
     Rule("window that is full later", {"LOOP_RULES": "window=700000"}, REFUSED + ".*fastrpc_mmap"),
     Rule("MAP_FAILED for the ring", {"LOOP_RULES": "map-failed=1"}, REFUSED + "rpcmem_alloc gave no memory"),
     Rule("MAP_FAILED for a buffer", {"LOOP_RULES": "map-failed=4"}, REFUSED + "rpcmem_alloc gave no memory"),
+    Rule("no power for the matrix unit", {"LOOP_RULES": "votes"}, PASSED),
+    Rule("calls that signals end", {"LOOP_RULES": "interrupt=2"}, PASSED),
+    Rule("calls that signals restart", {"LOOP_RULES": "restart=2"}, PASSED),
 ]
 
 
