@@ -514,7 +514,8 @@ fn fault(kind: Kind, output: &Output) -> Option<String> {
             .any(|c| (c.is_control() && c != '\n') || c == '\u{202e}')
     };
     // `devices` has a code of its own for a machine without any that can be used, and its report says why.
-    if !matches!(code, Some(0..=2)) && !(kind == Kind::Settings && code == Some(3)) {
+    let expected = matches!(code, Some(0..=2)) || kind == Kind::Settings && code == Some(3);
+    if !expected {
         return Some(format!("ended with {}", output.status));
     }
     if code == Some(1) && !output.stdout.is_empty() && errors.is_empty() {

@@ -58,7 +58,7 @@ struct Packets {
     dequantize: f64,
 }
 
-// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v73-ieee and v79-qfloat. F16 weights
+// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v73 and v79. F16 weights
 // go to the matrix unit as they are.
 fn packets(arch: u32, weight: WeightType) -> Packets {
     let [one_row, two_rows, dequantize] = match (weight, arch >= 79) {
@@ -102,7 +102,7 @@ const PACKETS_ROPE: [f64; 2] = [6.57, 6.58];
 
 /// Packets per element of the result; `None`: not counted yet, so that only memory is reckoned with.
 ///
-/// SOURCE: hexagon-ops/tests/packets.txt, `rms_norm`, `swiglu` and `rope` of v73-ieee and v79-qfloat.
+/// SOURCE: hexagon-ops/tests/packets.txt, `rms_norm`, `swiglu` and `rope` of v73 and v79.
 fn element_packets(arch: u32, kernel: u32) -> Option<f64> {
     let packets = match kernel {
         wire::KERNEL_RMS_NORM => PACKETS_RMS_NORM,
@@ -308,7 +308,7 @@ mod tests {
                 "{name}: {have}, counted {want}"
             );
         };
-        for (kind, arch) in [("v73-ieee", 73), ("v75-ieee", 75), ("v79-qfloat", 79)] {
+        for (kind, arch) in [("v73", 73), ("v75", 75), ("v79", 79)] {
             for (name, weight) in [
                 ("q4_0", WeightType::Q4_0),
                 ("q4_1", WeightType::Q4_1),
