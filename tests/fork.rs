@@ -1,7 +1,6 @@
 //! Proves that a process that was forked from the one that opened an NPU is refused, and does not hang: its threads, and
 //! who could release its locks, are the parent's. One test, because all threads of a process matter.
 #![expect(unsafe_code, reason = "forks")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::ffi::{CStr, c_char};
 use std::io::Read;
