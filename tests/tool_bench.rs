@@ -255,7 +255,7 @@ fn what_is_wrong_is_one_clear_error() {
     fails(
         &bad,
         &SMALL,
-        1,
+        3,
         &[
             "GGML_RUST_NPU_CONFIG",
             "bad.conf",
