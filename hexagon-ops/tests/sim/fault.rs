@@ -51,7 +51,10 @@ fn what_cannot_be_read_says_why() {
     for (text, reason) in [
         ("dsp", "no colon"),
         ("dsp:1", "no equals sign"),
-        ("dsp:1=explode", "not one of hang, lost, corrupt, badring"),
+        (
+            "dsp:1=explode",
+            "not one of hang, lost, corrupt, badring, wrong",
+        ),
         ("dsp:0=hang", "the count starts at 1"),
         ("dsp:x=hang", "the count is not an integer"),
         ("rpcmem_alloc:1=0", "the code is 0, which is success"),
