@@ -90,7 +90,7 @@ pub enum Error {
     /// The DSP could not map a buffer.
     #[error("the DSP failed: {reason}")]
     NotMapped {
-        /// What it said.
+        /// The line that it printed.
         reason: String,
     },
     /// The DSP did not answer.

@@ -192,7 +192,7 @@ pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refus
     command(target, operation)
 }
 
-/// What becomes of the bytes of a weight once it is packed.
+/// The fate of a weight's bytes once it is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// They stay.
@@ -203,7 +203,7 @@ pub enum Keep {
     Never,
 }
 
-/// What becomes of the bytes of a weight once it is packed.
+/// The fate of a weight's bytes once it is packed.
 #[must_use]
 pub fn keep(target: &Target, weights: &Tensor) -> Keep {
     if target.keeps_all() {

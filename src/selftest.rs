@@ -1,4 +1,4 @@
-//! What a device must compute right before it is offered: small multiplications in each arithmetic, from decode to
+//! Small multiplications that a device must compute right before it is offered: each arithmetic, from decode to
 //! prefill size, against the reference. An arithmetic with one M that is wrong goes on without calls of this M.
 
 use std::sync::LazyLock;

@@ -274,7 +274,7 @@ impl Product {
     }
 }
 
-/// What the CPU sees at an address.
+/// Returns the floats that the CPU sees at an address.
 fn values_at(data: *const c_void, count: usize) -> Vec<f32> {
     // SAFETY: floats of a live buffer, which nobody writes now.
     unsafe { std::slice::from_raw_parts(data.cast(), count) }.to_vec()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ggml_rust_npu::abi::*;
 
-/// Where lines go.
+/// The descriptor that log lines go to.
 static LOG: AtomicI32 = AtomicI32::new(2);
 
 unsafe extern "C" fn log(level: u32, text: *const c_char) {

@@ -147,7 +147,7 @@ impl Raw {
     }
 }
 
-/// What reads a file.
+/// The reader of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Model,
@@ -504,7 +504,7 @@ fn run(args: &[String], settings: &Path) -> (Output, Duration) {
     (output, began.elapsed())
 }
 
-/// What is wrong with how a run ended.
+/// Returns the fault in how a run ended; `None` if it ended as it may.
 fn fault(kind: Kind, output: &Output) -> Option<String> {
     let code = output.status.code();
     let errors = String::from_utf8_lossy(&output.stderr);

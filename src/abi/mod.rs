@@ -71,7 +71,7 @@ static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
 /// The process that opened the devices.
 static OWNER: OnceLock<u32> = OnceLock::new();
 
-/// Whether this process was forked from the one that opened the devices; the first answer that it was comes with a log line.
+/// Returns `true` if this process was forked from the one that opened the devices; the first time, with a log line.
 ///
 /// The NPU's session, the threads, and whatever locks they held are the parent's: a child that used them would wait for ever,
 /// or write to memory that the parent computes with.

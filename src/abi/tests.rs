@@ -1,4 +1,4 @@
-//! What the border hands on to the backend. What its functions do for C is in `tests/abi.rs`.
+//! Tests of the values that the border hands on to the backend. `tests/abi.rs` tests its functions as C calls them.
 
 use super::*;
 

@@ -245,7 +245,7 @@ impl AnyBuffer {
         }
     }
 
-    /// Whether a tensor of `bytes` at `offset` is inside, as far as that is the device's to know.
+    /// Returns `true` if a tensor of `bytes` at `offset` is inside, as far as the device can know.
     #[must_use]
     pub fn holds(&self, offset: usize, bytes: usize) -> bool {
         match self {

@@ -46,7 +46,7 @@ struct Packed {
     ne: [usize; 4],
     bytes: usize,
     weights: Weights,
-    /// What was written since the bytes were released, or ever: apart from each other, in order.
+    /// The ranges written since the bytes were released, or ever: apart from each other, in order.
     written: Vec<Range<usize>>,
     released: bool,
 }

@@ -1,4 +1,4 @@
-//! What weights of a Rockchip device take of the system's memory, and which of their bytes stay there.
+//! The system's memory that weights of a Rockchip device take, and which of their bytes stay there.
 
 use std::sync::atomic::Ordering;
 
@@ -28,7 +28,7 @@ impl Device {
         self.packed_bytes(tensor) + kept
     }
 
-    /// Whether the bytes of a weight that was packed stay, for the CPU or to be read. What the CPU would only be faster
+    /// Returns `true` if the bytes of a packed weight stay, for the CPU or to be read. What the CPU would only be faster
     /// with stays as long as an eighth of the system's memory is free.
     pub(super) fn keeps(&self, weights: &Tensor) -> bool {
         match plan::keep(&self.target, weights) {

@@ -18,7 +18,7 @@ pub struct Family {
     test: fn(&HexNpu) -> Result<Vec<Outcome>>,
 }
 
-/// How far a result is from the reference.
+/// The distance of a result from the reference.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Operation, types and sizes.

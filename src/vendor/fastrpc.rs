@@ -357,7 +357,7 @@ impl Connection {
     }
 }
 
-/// How a serving call ended.
+/// The end of a serving call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
     /// The ring was empty for a while, or another call reads it.

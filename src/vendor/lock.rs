@@ -20,7 +20,7 @@ pub struct Taken {
     _files: Vec<File>,
 }
 
-/// Where the kernel shows devices.
+/// Places where the kernel shows devices.
 struct Places<'a> {
     /// Folder with a folder for each DRM node.
     drm_class: &'a Path,

@@ -1,4 +1,4 @@
-//! What a process that uses a real NPU needs from the system: many file descriptors.
+//! The file descriptors that a process with a real NPU needs from the system.
 
 use std::fs::File;
 
@@ -16,7 +16,7 @@ pub fn raise_file_limit() {
     }
 }
 
-/// How many files the process may have open.
+/// Returns the number of files that the process may have open.
 #[must_use]
 pub fn file_limit() -> u64 {
     // SOURCE: 1024 is the usual soft limit of Linux, should the system not tell.

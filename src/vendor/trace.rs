@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a function returned.
+/// The value that a function returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returned {
     /// A code.
@@ -27,7 +27,7 @@ pub struct Calls {
     pub arguments: String,
     /// The result.
     pub returned: Returned,
-    /// How many calls there were.
+    /// The number of calls.
     pub count: u32,
     /// Time in all of them.
     pub total: Duration,
@@ -35,7 +35,7 @@ pub struct Calls {
     pub longest: Duration,
 }
 
-/// What a vendor's function can return.
+/// A value that a vendor's function can return.
 pub(super) trait Result {
     /// The part of it that is recorded.
     fn returned(&self) -> Returned;

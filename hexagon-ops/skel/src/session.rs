@@ -26,7 +26,7 @@ pub const ARCH: u32 = match env!("SKEL_ARCH").as_bytes() {
 
 /// The only handle.
 const HANDLE: u64 = 1;
-/// How long VTCM is waited for at a time, and how often by START: others give it back when they are idle.
+/// Length of one wait for VTCM, and the number of waits of START: others give it back when they are idle.
 const ACQUIRE_US: u32 = 100_000;
 const ACQUIRE_TURNS: u32 = 100;
 

@@ -44,7 +44,7 @@ pub trait Platform {
         true
     }
 
-    /// What the system answered to the votes for power: see [`crate::wire::VOTES`].
+    /// The system's answers to the votes for power: see [`crate::wire::VOTES`].
     fn votes(&self) -> [i32; VOTES.len()] {
         [0; VOTES.len()]
     }

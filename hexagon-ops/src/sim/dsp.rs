@@ -68,7 +68,7 @@ pub(super) struct Dsp {
     closing: Arc<Closing>,
     address_bytes: u64,
     compute: bool,
-    /// Whether the library has instructions that the chip has not.
+    /// `true` if the library has instructions that the chip lacks.
     is_illegal: bool,
     votes: [i32; VOTES.len()],
     command_time: Duration,

@@ -34,7 +34,7 @@ use crate::rt::shared::Shared;
 /// Granularity of mappings on the DSP.
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// Whether something is as long as a mapping can be: whole pages, below 2 GiB.
+/// Returns `true` if a mapping can have this length: whole pages, below 2 GiB.
 ///
 /// SOURCE: qualcomm/fastrpc inc/remote.h: lengths must be "page aligned (4KB)"; 2 GiB, `int` in src/rpcmem_linux.c and as
 /// the length of `HAP_mmap`.

@@ -78,14 +78,14 @@ pub struct Options {
     pub faults: Vec<Fault>,
     /// Whether the firmware lets unsigned modules run.
     pub unsigned_modules: bool,
-    /// Whether the vector units have IEEE instructions for floats, which the library for V73 uses and the one for V73 in
+    /// `true` if the vector units have IEEE instructions for floats, which the library for V73 uses and the one for V73 in
     /// qfloat does not: without them, the process ends at the first command that computes.
     pub ieee_float: bool,
-    /// What the votes for power are answered with; see [`crate::wire::VOTES`].
+    /// The answers to the votes for power; see [`crate::wire::VOTES`].
     pub votes: [i32; crate::wire::VOTES.len()],
     /// First calls of METHOD_SERVE that find VTCM taken by another program.
     pub vtcm_taken: u64,
-    /// How long each command that computes takes at least.
+    /// The least time that each command takes that computes.
     pub command_time: std::time::Duration,
     /// Whether commands are carried out; if not they are only answered, to time everything else.
     pub compute: bool,
@@ -213,7 +213,7 @@ impl Machine {
         self.state.injector.calls(symbol)
     }
 
-    /// How often that function refused a call that was not meant to fail.
+    /// The number of calls that the function refused although they were not meant to fail.
     #[must_use]
     pub fn refusals(&self, symbol: &str) -> u64 {
         self.state.injector.refusals(symbol)

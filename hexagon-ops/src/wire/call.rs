@@ -33,7 +33,7 @@ pub struct Info {
     pub vtcm_bytes: u32,
     /// HVX threads in use.
     pub threads: u32,
-    /// What the DSP's system answered to the votes for power: [`VOTES`]; 0: granted.
+    /// The answers of the DSP's system to the votes for power: [`VOTES`]; 0: granted.
     pub votes: [i32; VOTES.len()],
 }
 

@@ -12,7 +12,7 @@ use crate::Failure;
 /// Longest text that is read, in bytes.
 const MAX_TEXT_BYTES: u64 = 16 << 20;
 
-/// What a run reads and writes.
+/// The files that a run reads and writes.
 #[derive(Debug, Default)]
 pub struct Files {
     inputs: Vec<(PathBuf, Metadata)>,

@@ -137,7 +137,7 @@ fn serve_once(connection: &Connection, bell: &Bell) -> Result<()> {
     }
 }
 
-/// How long to go on waiting: as long as the other side reads commands or shows progress, and for a time after.
+/// The time to go on waiting: while the other side reads commands or shows progress, and for a time after.
 pub(super) struct Patience {
     timeout: Duration,
     begun: Instant,

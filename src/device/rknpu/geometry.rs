@@ -1,4 +1,4 @@
-//! What the library says of its native layouts, before any weight is laid out.
+//! The library's own description of its native layouts, asked for before any weight is laid out.
 
 use std::sync::Arc;
 

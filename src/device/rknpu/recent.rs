@@ -1,4 +1,4 @@
-//! What was used last stays: contexts of a core.
+//! Contexts of a core; the least recently used one makes room.
 
 use std::collections::HashMap;
 use std::hash::Hash;

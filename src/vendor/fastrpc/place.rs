@@ -1,4 +1,4 @@
-//! Where the vendor's library, its devices and our libraries for the DSP are.
+//! Places of the vendor's library, of its devices and of our libraries for the DSP.
 #![expect(
     unsafe_code,
     reason = "asks the loader for an address, and sets a variable"

@@ -40,7 +40,7 @@ fn with_node(folder: &Path, name: &str, driver: &str) -> PathBuf {
     node
 }
 
-/// What a child does: takes the NPU, says so, and holds it until its input ends.
+/// The child's part: takes the NPU, says so, and holds it until its input ends.
 #[test]
 #[ignore = "a child of the other tests"]
 fn child() {

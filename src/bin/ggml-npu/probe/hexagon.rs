@@ -13,7 +13,7 @@ use hexagon_ops::wire::{self, Command, Plain, SOURCES, TYPE_F16, TYPE_F32, Tenso
 
 use super::{Lines, library, median, microseconds, timed};
 
-/// What a DSP can be asked.
+/// The attributes that a DSP can be asked for.
 const ATTRIBUTES: [(&str, u32); 11] = [
     ("domain", attribute::DOMAIN_SUPPORT),
     ("unsigned_modules", attribute::UNSIGNED_PD_SUPPORT),
@@ -225,7 +225,7 @@ fn map(npu: &HexNpu) -> Result<Duration> {
 
 type Rate = fn(&HexNpu) -> Result<String>;
 
-/// What is measured by the DSP's own clock.
+/// Measurements by the DSP's own clock.
 const RATES: [(&str, Rate); 5] = [
     ("copy_f32", |npu| {
         const ELEMENTS: usize = 1 << 20;

@@ -28,7 +28,7 @@ const SCHEMA: u32 = 1;
 #[derive(Debug, Default)]
 struct Lines {
     text: String,
-    /// What comes before each key.
+    /// The text before each key.
     section: String,
     private: Private,
     is_simulated: bool,
@@ -101,7 +101,7 @@ fn median<E>(count: usize, mut work: impl FnMut() -> Result<Duration, E>) -> Res
     Ok(times.get(count / 2).copied().unwrap_or_default())
 }
 
-/// How long `work` takes.
+/// Returns the time that `work` takes.
 ///
 /// # Errors
 /// Those of `work`.

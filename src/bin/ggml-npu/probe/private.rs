@@ -1,6 +1,6 @@
 //! Keeps names and folders of people out of a report.
 
-/// What is replaced.
+/// The words that are replaced.
 #[derive(Debug)]
 pub(super) struct Private {
     /// Home folders.

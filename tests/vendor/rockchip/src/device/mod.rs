@@ -19,7 +19,7 @@ mod register;
 use self::product::Product;
 use self::register::{Registers, Target};
 
-/// What the driver reads from the registers VERSION and VERSION_NUM.
+/// The value that the driver reads from the registers VERSION and VERSION_NUM.
 // SOURCE: the value that the driver `rocket` of Linux prints for an RK3588's core.
 pub const HARDWARE_VERSION: u32 = 0x4649_5245;
 
@@ -83,7 +83,7 @@ pub struct Program {
 /// Runs one stream to the end; returns the stream that it names as the next one.
 ///
 /// # Errors
-/// What the device does not know, and memory that is not there.
+/// A value that the device does not know, or memory that does not exist.
 pub fn run(memory: &impl Memory, program: Program) -> Result<Option<Program>, Error> {
     let words = program.words.saturating_add(TAIL_WORDS) as usize;
     let mut bytes = vec![0; words * 8];

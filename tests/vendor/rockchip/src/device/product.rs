@@ -1,4 +1,4 @@
-//! What the registers ask for, and its computation.
+//! The product that the registers ask for, and its computation.
 //!
 //! Features are a cube of W × H positions with K channels, weights are N kernels of K values, results are a cube of
 //! W × H positions with N channels: a product with M = W · H. All lies in atoms of 16 bytes: a position has one atom in

@@ -190,7 +190,7 @@ fn known(target: Target, offset: u16) -> Option<&'static Register> {
         .find(|register| register.target == target && register.offset == offset)
 }
 
-/// What the words of one stream wrote.
+/// The registers that the words of one stream wrote.
 #[derive(Clone, Debug, Default)]
 pub struct Registers {
     values: BTreeMap<&'static str, u32>,

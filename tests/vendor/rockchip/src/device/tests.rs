@@ -35,7 +35,7 @@ impl Memory for Flat {
     }
 }
 
-/// Where things lie.
+/// Addresses of the operands.
 const STREAM: u32 = 0;
 const FEATURES: u32 = 0x1_0000;
 const WEIGHTS: u32 = 0x2_0000;

@@ -204,7 +204,7 @@ pub mod job {
 /// Bytes of `rknpu_task`, which is packed.
 pub const TASK_BYTES: u64 = 40;
 
-/// What the driver reads of an `rknpu_task`.
+/// The fields of an `rknpu_task` that the driver reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
     /// Words of the stream, without the four at its end.

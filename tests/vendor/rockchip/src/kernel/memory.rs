@@ -61,7 +61,7 @@ impl Object {
         self.address
     }
 
-    /// What the driver calls the object in other ioctls.
+    /// The driver's name for the object in other ioctls.
     pub fn identity(&self) -> u64 {
         IDENTITY | self.address
     }
@@ -77,7 +77,7 @@ impl Object {
             .map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))
     }
 
-    /// Where `bytes` lie from `offset` on.
+    /// Returns the address of `bytes` at `offset`.
     fn at(&self, offset: u64, bytes: usize) -> Result<*mut u8, Error> {
         let end = offset.checked_add(bytes as u64);
         if end.is_none_or(|end| end > self.bytes()) {

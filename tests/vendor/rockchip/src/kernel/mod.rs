@@ -38,7 +38,7 @@ const CLOCK_HZ: u32 = 1_000_000_000;
 /// Cores of the RK3588's NPU.
 const CORES: usize = 3;
 
-/// Where an object's offset for `mmap` begins, in units of its handle.
+/// Start of an object's offset for `mmap`, in units of its handle.
 const MAP_OFFSET_BITS: u32 = 32;
 
 /// The driver and the memory that it owns.
@@ -81,7 +81,7 @@ impl Argument {
     }
 }
 
-/// What an ioctl has for the caller beside its struct.
+/// The values that an ioctl returns beside its struct.
 #[derive(Debug)]
 pub enum Reply {
     /// Nothing.
