@@ -118,6 +118,24 @@ fn a_device_that_is_not_there_has_a_reason_and_an_exit_code() {
     }
 }
 
+/// Debian has `libcdsprpc.so.1` only, the plain name comes with its development files.
+#[test]
+fn the_vendor_s_library_is_looked_for_by_both_of_its_names() {
+    let folder = folder("tool_commands_libraries");
+    for name in ["libcdsprpc.so", "libcdsprpc.so.1"] {
+        std::fs::write(folder.join(name), "not a library").unwrap();
+    }
+    let variables = [
+        ("LD_LIBRARY_PATH", folder.to_str().unwrap()),
+        ("GGML_RUST_NPU_LOG", "debug"),
+    ];
+    let text = text(&run(&["devices"], &variables));
+    for name in ["libcdsprpc.so: ", "libcdsprpc.so.1: "] {
+        let path = format!("{}/{name}", folder.display());
+        assert!(text.contains(&path), "{name:?} is not in {text}");
+    }
+}
+
 #[test]
 fn a_self_test_that_fails_later_is_a_failure() {
     // The test at start makes five multiplications in each of two arithmetics, on one core.
