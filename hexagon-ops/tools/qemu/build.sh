@@ -17,8 +17,8 @@ stamp=$(cat "$here"/*.py "$here"/*.h "$here"/build.sh | sha256sum)
 for tool in llvm-mc-22 curl xz flex bison cc; do
   command -v $tool >/dev/null || { echo "build.sh: $tool is not installed" >&2; exit 3; }
 done
-mirror=$(cat /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null |
-  sed -nE 's/^(URIs: *|deb (\[[^]]*\] )?)(http[^ ]*).*/\3/p' | head -1)
+mirror=$(find /etc/apt -name '*.sources' -o -name '*.list' | sort |
+  xargs sed -nE 's/^(URIs: *|deb (\[[^]]*\] )?)(http[^ ]*).*/\3/p' | sed -n 1p)
 [ -n "$mirror" ] || { echo "build.sh: apt has no mirror" >&2; exit 3; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -101,6 +101,21 @@ impl Other {
     }
 }
 
+/// The path of this program; `None`, with the reason printed, where the system does not start it: under an emulator of its
+/// processor that started it itself.
+fn own_program() -> Option<PathBuf> {
+    let program = std::env::current_exe().unwrap();
+    let listed = Command::new(&program)
+        .arg("--list")
+        .stdout(Stdio::null())
+        .status();
+    if !listed.is_ok_and(|status| status.success()) {
+        println!("skipped: the system does not start {}", program.display());
+        return None;
+    }
+    Some(program)
+}
+
 /// This program as another user; `None`, with the reason printed, for who may not start one.
 fn as_user(user: u32) -> Option<Command> {
     let mut command = Command::new("/bin/true");
@@ -108,7 +123,7 @@ fn as_user(user: u32) -> Option<Command> {
         println!("skipped: only root starts processes of other users");
         return None;
     }
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = Command::new(own_program()?);
     command.uid(user).gid(user);
     Some(command)
 }
@@ -124,8 +139,8 @@ fn in_namespace(setup: &str) -> Option<Command> {
         println!("skipped: no mount namespaces for this user");
         return None;
     }
+    let exe = own_program()?;
     let mut command = Command::new("unshare");
-    let exe = std::env::current_exe().unwrap();
     let script = format!("{setup}\nexec {} \"$@\"", exe.display());
     command.args(["--mount", "sh", "-ec", &script, "sh"]);
     Some(command)
