@@ -217,8 +217,7 @@ fn compare(library: &str, turns: usize) -> Result<usize, Skip> {
 #[test]
 #[ignore = "needs the pinned nightly and an emulator: make dsp"]
 fn host_operations_are_hexagons() {
-    // Not v81: its compiler emits instructions that no emulator at hand decodes.
-    for library in ["v73", "v73q", "v75", "v79"] {
+    for library in common::LIBRARIES {
         match compare(library, 200) {
             Ok(count) => println!("{count} operations agree on {library}"),
             Err(reason) => println!("SKIPPED {library}: {reason}"),
@@ -283,7 +282,7 @@ fn kernels_take_the_recorded_packets() {
     let request = [head.0, [0; 128], [0; 128], [0; 128]].concat();
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packets.txt");
     let mut measured = String::new();
-    // Not v81: its compiler emits instructions that no emulator at hand decodes. v79 has the same arithmetic.
+    // Not v81: v79 has the same arithmetic.
     for library in ["v73", "v73q", "v75", "v79"] {
         let guest = match guest(library) {
             Ok(guest) => without_matrix_unit(&guest),

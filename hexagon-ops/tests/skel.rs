@@ -1,6 +1,6 @@
 //! Proves that the libraries for the DSP link, have the form that FastRPC's loader asks for, import
-//! only what the DSP offers, hold only known matrix packets, take at most 128 KiB of stack, and have the size that
-//! tests/skel.txt says to within 20 %.
+//! only what the DSP offers, hold only known matrix packets, take at most 128 KiB of stack, have the size that
+//! tests/skel.txt says to within 20 %, and copy or store no more qfloat values than it allows.
 //! Skipped with a printed reason without the pinned nightly or lld.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
@@ -124,12 +124,13 @@ fn check_code(library: &Path) -> Result<[usize; 2], Skip> {
     }))
 }
 
-/// Bytes of code that tests/skel.txt has for a library.
-fn recorded(library: &str) -> Option<usize> {
+/// What tests/skel.txt has for a library: bytes of code, and qfloat values that may leave their registers.
+fn recorded(library: &str) -> Option<[usize; 2]> {
     let table = include_str!("skel.txt");
     let mut lines = table.lines().map(|line| line.split_whitespace());
     let mut line = lines.find(|line| line.clone().next() == Some(library))?;
-    line.nth(1)?.parse().ok()
+    let bytes = line.nth(1)?.parse().ok()?;
+    Some([bytes, line.next()?.parse().ok()?])
 }
 
 #[test]
@@ -194,7 +195,8 @@ fn libraries_have_the_form_that_the_loader_wants() {
             "{library}: {bytes} bytes of code, {} of the file, matrix words {counts:?}",
             elf.0.len()
         );
-        let want = recorded(library).unwrap_or_else(|| panic!("tests/skel.txt lacks {library}"));
+        let [want, allowed] =
+            recorded(library).unwrap_or_else(|| panic!("tests/skel.txt lacks {library}"));
         assert!(
             bytes.abs_diff(want) * 5 <= want,
             "{library}: {bytes} bytes of code, tests/skel.txt says {want}"
@@ -204,8 +206,10 @@ fn libraries_have_the_form_that_the_loader_wants() {
                 println!(
                     "{library}: {stack} bytes of stack, {qfloat} qfloat values leave registers"
                 );
-                let is_ieee = matches!(library, "v73" | "v75");
-                assert!(qfloat == 0 || !is_ieee, "{library} uses qfloat");
+                assert!(
+                    qfloat <= allowed,
+                    "{library}: {qfloat} qfloat values leave registers, tests/skel.txt allows {allowed}"
+                );
             }
             Err(reason) => println!("SKIPPED stack of {library}: {reason}"),
         }

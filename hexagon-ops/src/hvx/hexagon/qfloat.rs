@@ -67,12 +67,17 @@ fn qf32_from_f32(v: Vector) -> arch::HvxVector {
     unsafe { arch::Q6_Vqf32_vadd_VsfVsf(v.0, super::splat_w(0).0) }
 }
 
-/// f32 pairs to f16, lanes of `even` in even places: `Q6_Vqf32_vadd_VsfVsf` with zero, `Q6_Vhf_equals_Wqf32`.
+/// f32 pairs to f16, lanes of `even` in even places: `Q6_Vqf32_vadd_VsfVsf` and `Q6_Vqf32_vsub_VsfVsf` with zero,
+/// `Q6_Vhf_equals_Wqf32`.
+///
+/// A sum and a difference are two values even if `even` is `odd`: of one value the compiler would make the pair by copying.
 #[must_use]
 #[inline(always)]
 pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
     // SAFETY: [HVX] of the module doc.
-    let pair = unsafe { arch::Q6_W_vcombine_VV(qf32_from_f32(odd), qf32_from_f32(even)) };
+    let odd = unsafe { arch::Q6_Vqf32_vsub_VsfVsf(odd.0, super::splat_w(0).0) };
+    // SAFETY: [HVX] of the module doc.
+    let pair = unsafe { arch::Q6_W_vcombine_VV(odd, qf32_from_f32(even)) };
     // SAFETY: [HVX] of the module doc.
     Vector(unsafe { arch::Q6_Vhf_equals_Wqf32(pair) })
 }
