@@ -6,6 +6,8 @@
 #[path = "tool_quantize/decoder.rs"]
 #[expect(dead_code, reason = "of the oracle, only the model is used")]
 mod decoder;
+#[path = "tool/interrupt.rs"]
+mod interrupt;
 #[expect(
     dead_code,
     reason = "models and folders are used, the quantizer's runs are not"
@@ -15,8 +17,7 @@ mod tool;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
 
 use decoder::written;
 use tool::folder;
@@ -215,36 +216,8 @@ fn an_interrupted_quantization_leaves_nothing_and_keeps_what_was_there() {
     let mut large = decoder::model("llama");
     large.random("blk.0.other.weight", &[1024, 8192], 0.0);
     large.write(&model);
-    fs::write(&out, "the old one").unwrap();
-    for signal in ["-INT", "-TERM", "-HUP"] {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ggml-npu"))
-            .args(["quantize", text(&model), "-t", "iq4_nl", "-o", text(&out)])
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let began = Instant::now();
-        while fs::read_dir(&folder).unwrap().count() < 3 {
-            assert!(
-                began.elapsed() < Duration::from_secs(60),
-                "it does not begin"
-            );
-            assert!(child.try_wait().unwrap().is_none(), "it ended early");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let id = child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args([signal, &id])
-                .status()
-                .unwrap()
-                .success()
-        );
-        let done = child.wait_with_output().unwrap();
-        assert_eq!(done.status.code(), Some(130), "{signal}: {}", errors(&done));
-        assert!(errors(&done).contains("interrupted"), "{}", errors(&done));
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "{signal}");
-        assert_eq!(fs::read_to_string(&out).unwrap(), "the old one");
-    }
+    let args = ["quantize", text(&model), "-t", "iq4_nl", "-o", text(&out)];
+    interrupt::leaves_nothing(&args, &folder, &out);
 }
 
 /// A limit of 4 MiB for each file stands for a disk that is full.

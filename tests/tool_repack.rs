@@ -3,12 +3,14 @@
 #![cfg(feature = "tool")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+#[path = "tool/interrupt.rs"]
+mod interrupt;
 mod tool;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorPlan, Value, Writer};
 use ggml_rust_npu::packfile::Pack;
@@ -297,7 +299,6 @@ fn an_interrupted_run_leaves_nothing_and_keeps_what_was_there() {
     let folder = folder("tool_repack_interrupted");
     let (model, pack) = (folder.join("model.gguf"), folder.join("model.npu"));
     large(&model, 3 * 4096 * 8);
-    fs::write(&pack, "the old one").unwrap();
     let args = [
         "repack",
         path(&model),
@@ -308,36 +309,7 @@ fn an_interrupted_run_leaves_nothing_and_keeps_what_was_there() {
         "--calibrate",
         "kl",
     ];
-    for signal in ["-INT", "-TERM", "-HUP"] {
-        let mut child = command(&args).stderr(Stdio::piped()).spawn().unwrap();
-        let began = Instant::now();
-        while fs::read_dir(&folder).unwrap().count() < 3 {
-            assert!(
-                began.elapsed() < Duration::from_secs(60),
-                "it does not begin"
-            );
-            assert!(child.try_wait().unwrap().is_none(), "it ended early");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let id = child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args([signal, &id])
-                .status()
-                .unwrap()
-                .success()
-        );
-        let output = child.wait_with_output().unwrap();
-        assert_eq!(
-            output.status.code(),
-            Some(130),
-            "{signal}: {}",
-            text(&output)
-        );
-        assert!(text(&output).contains("interrupted"), "{}", text(&output));
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "{signal}");
-        assert_eq!(fs::read_to_string(&pack).unwrap(), "the old one");
-    }
+    interrupt::leaves_nothing(&args, &folder, &pack);
 }
 
 /// Most memory that the process and its threads ever held, in bytes.

@@ -1,0 +1,46 @@
+//! Interrupts the tool while it writes an output.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Runs the tool once for each signal that ends it and sends the signal as soon as `folder` has a third file, which is the
+/// unfinished output: the tool must say so, remove it and leave `output` as it was.
+pub fn leaves_nothing(args: &[&str], folder: &Path, output: &Path) {
+    fs::write(output, "the old one").unwrap();
+    for signal in ["INT", "TERM", "HUP"] {
+        // A shell's background jobs ignore SIGINT, and the tool respects that: the test must not depend on who started it.
+        let mut child = Command::new("env")
+            .args([
+                &format!("--default-signal={signal}"),
+                env!("CARGO_BIN_EXE_ggml-npu"),
+            ])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let began = Instant::now();
+        while fs::read_dir(folder).unwrap().count() < 3 {
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "it does not begin"
+            );
+            assert!(child.try_wait().unwrap().is_none(), "it ended early");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let kill = Command::new("kill")
+            .args(["-s", signal, &child.id().to_string()])
+            .status();
+        assert!(kill.unwrap().success());
+        let done = child.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(130), "{signal}: {errors}");
+        assert!(errors.contains("interrupted"), "{signal}: {errors}");
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 2, "{signal}");
+        assert_eq!(fs::read_to_string(output).unwrap(), "the old one");
+    }
+}
