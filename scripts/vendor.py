@@ -36,7 +36,7 @@ TOKENS = 16
 
 
 # The architectures that are run, and how many of upstream's cases at least are computed on each.
-ARCHS = {"v73": 200, "v75": 600, "v79": 200}
+ARCHS = {"v73": 200, "v75": 600, "v79": 200, "v81": 200}
 MAIN = "v75"
 
 
