@@ -39,6 +39,9 @@ TOKENS = 16
 ARCHS = {"v73": 200, "v75": 600, "v79": 200, "v81": 200}
 MAIN = "v75"
 
+# The libraries of an architecture that has another one for when the first one's process dies.
+LIBRARIES = {"v73": ["v73", "v73q"]}
+
 
 class Rule(NamedTuple):
     """A strict rule, and how the self-test ends under it: a pattern that its output must have."""
@@ -64,6 +67,7 @@ RULES = [
     Rule("no power for the matrix unit", {"LOOP_RULES": "votes"}, PASSED),
     Rule("calls that signals end", {"LOOP_RULES": "interrupt=2"}, PASSED),
     Rule("calls that signals restart", {"LOOP_RULES": "restart=2"}, PASSED),
+    Rule("V73 without IEEE floats", {"LOOP_RULES": "no-ieee"}, PASSED, "v73"),
 ]
 
 
@@ -97,8 +101,9 @@ class Loop:
 
     def command(self, arch, args, **settings):
         """The command and the environment of a program above libcdsprpc with an NPU of one architecture."""
+        folders = [str(vendor_parts.dsp_library(name)) for name in LIBRARIES.get(arch, [arch])]
         env = cpu_env(LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process), LOOP_ARCH=f"0x{arch[1:]}",
-                      DSP_LIBRARY_PATH=str(vendor_parts.dsp_library(arch)),
+                      DSP_LIBRARY_PATH=";".join(folders),
                       GGML_RUST_NPU_CDSPRPC_LIB=str(self.host.library), OMP_WAIT_POLICY="passive", **settings)
         command, env = self.host.command(args, env)
         return [str(part) for part in command], env
