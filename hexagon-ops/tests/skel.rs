@@ -124,7 +124,7 @@ fn check_code(library: &Path) -> Result<[usize; 2], Skip> {
     }))
 }
 
-/// What tests/skel.txt has for a library: bytes of code, and qfloat values that may leave their registers.
+/// The limits of tests/skel.txt for a library: bytes of code, and qfloat values that may leave their registers.
 fn recorded(library: &str) -> Option<[usize; 2]> {
     let table = include_str!("skel.txt");
     let mut lines = table.lines().map(|line| line.split_whitespace());
