@@ -4,6 +4,7 @@
 # FASTRPC_DIR    a checkout of qualcomm/fastrpc: `make vendor` builds libcdsprpc from it
 # HEXAGON_QEMU   a qemu-hexagon with HVX floating point, for `make dsp` and `make vendor`
 # VENDOR         rknn: `make vendor` runs the Rockchip device under Rockchip's own librknnrt 1.5.2 instead
+# HOURS          how long `make fuzz` runs each target
 # MODEL          a GGUF to use in place of the fetched one
 # CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
@@ -22,7 +23,7 @@ help:
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
-	@echo "make fuzz   arbitrary commands to the DSP's command loop, model files and pack files, 5 minutes each"
+	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
 	@echo "make hostile  every hostile file of tests/tool_hostile.rs through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
@@ -66,9 +67,7 @@ vendor:
 	@$(PYTHON) scripts/test.py $(if $(filter rknn,$(VENDOR)),rknn-vendor,all-vendor)
 
 fuzz:
-	@hexagon-ops/tools/fuzz.sh 300
-	@hexagon-ops/tools/fuzz.sh 300 fuzz gguf
-	@hexagon-ops/tools/fuzz.sh 300 fuzz pack
+	@$(PYTHON) scripts/fuzz.py $(if $(HOURS),--hours $(HOURS))
 
 batch:
 	@$(PYTHON) scripts/batch.py

@@ -1,4 +1,4 @@
-# What the builds for the DSP have in common. Sourced by skel.sh, guest.sh and fuzz.sh.
+# What the builds for the DSP have in common. Sourced by skel.sh and guest.sh; scripts/fuzz.py reads the nightly's name.
 
 # The one place that names the pinned nightly.
 toolchain=nightly-2026-10-15

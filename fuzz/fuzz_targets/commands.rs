@@ -28,7 +28,7 @@ use hexagon_ops::wire::{
 };
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../tests/serve/seed.rs"]
+#[path = "../../hexagon-ops/tests/serve/seed.rs"]
 mod seed;
 use seed::BYTES;
 

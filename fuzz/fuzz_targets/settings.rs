@@ -1,0 +1,106 @@
+//! Any text as variables, rules, fault lists and as the file of settings: understood, or refused with the words that say
+//! what is wrong. What is understood means what it says.
+//!
+//! ```text
+//! input = kind, then
+//!   0  the file of settings
+//!   1  rules, a line feed, names of tensors on lines
+//!   _  { number of a variable, value up to a byte 255 }
+//! ```
+#![no_main]
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use ggml_rust_npu::caps;
+use ggml_rust_npu::config::settings::Settings;
+use ggml_rust_npu::config::{Config, known_variables, unknown_variables};
+use ggml_rust_npu::rules::{Choice, Rules};
+use ggml_rust_npu_fuzz::Input;
+use libfuzzer_sys::fuzz_target;
+
+const CHOICES: [Choice; 5] = [
+    Choice::Fp16,
+    Choice::Int8,
+    Choice::Int4,
+    Choice::Int4Fp16,
+    Choice::Cpu,
+];
+
+fn rows_of(settings: &Settings) -> Vec<Option<usize>> {
+    let chips = caps::ROCKCHIP.iter().map(|caps| caps.soc.name());
+    chips
+        .flat_map(|chip| [false, true].map(|simulated| settings.min_m(chip, simulated)))
+        .collect()
+}
+
+/// A file that is understood stays so when a chip's rows are written to it, and nothing else changes.
+fn settings(text: &str) {
+    let Ok(settings) = Settings::parse(text) else {
+        return;
+    };
+    for (at, caps) in caps::ROCKCHIP.iter().enumerate() {
+        let changed = Settings::with_min_m(text, caps.soc.name(), true, 7);
+        let changed = Settings::parse(&changed).expect("a file that was understood");
+        let mut want = rows_of(&settings);
+        want[2 * at + 1] = Some(7);
+        assert_eq!(rows_of(&changed), want);
+    }
+}
+
+/// A rule that decides is one that is there.
+fn rules(text: &str) {
+    let (list, names) = text
+        .split_once('\n')
+        .unwrap_or((text, "blk.0.ffn_up.weight"));
+    let Ok(rules) = Rules::parse(list) else {
+        return;
+    };
+    for name in names.lines() {
+        if let Some(choice) = rules.choice(name) {
+            assert!(rules.ask_for(choice));
+            assert!(CHOICES.contains(&choice));
+        }
+    }
+}
+
+fn variables(input: &mut Input) {
+    let names = known_variables();
+    let names: Vec<&str> = names.split(", ").collect();
+    let mut values = HashMap::new();
+    while !input.is_empty() {
+        let name = input.one_of(&names);
+        let value = OsString::from_vec(input.until(255).to_vec());
+        // A file of the machine is not this target's.
+        if !name.ends_with("_CONFIG") {
+            values.insert(name, value);
+        }
+    }
+    assert!(unknown_variables(values.keys().map(|name| (*name).to_owned())).is_empty());
+    match Config::from_os_lookup(|name| values.get(name).cloned()) {
+        Ok(config) => {
+            for caps in caps::ROCKCHIP {
+                let rows = config.min_m(caps.soc.name()).expect("no file of settings");
+                assert!(config.min_m.is_none_or(|said| said == rows));
+                let narrow = config.min_m_narrow(caps.soc.name());
+                assert!(narrow.expect("no file of settings") >= rows);
+            }
+            assert!(values.values().all(|value| value.to_str().is_some()));
+        }
+        Err(error) => {
+            let text = error.to_string();
+            let named = values.keys().find(|name| text.starts_with(**name));
+            assert!(named.is_some(), "{text} names none of {values:?}");
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut input = Input::new(bytes);
+    match input.byte() {
+        0 => settings(&String::from_utf8_lossy(input.rest())),
+        1 => rules(&String::from_utf8_lossy(input.rest())),
+        _ => variables(&mut input),
+    }
+});
