@@ -1,13 +1,14 @@
-//! Tile layouts of weights and activations, in bytes: the only place where they are written down.
+//! Tile layouts of weights and activations, in bytes. No other module computes an address inside a
+//! tile.
 //!
-//! Nothing outside this module multiplies by a tile size. Words: `dst[M,N] = act[M,K] · w[K,N]`; a *tile* covers 32 (K)
-//! by 32 (N) elements, a *strip* is 32 columns of N, a *panel* holds all tiles of one strip. Indices: `k`, `n` elements
-//! inside a tile, `kt`, `nt` tiles.
+//! Words: `dst[M,N] = act[M,K] · w[K,N]`; a *tile* covers 32 (K) by 32 (N) elements, a *strip* is
+//! 32 columns of N, a *panel* holds all tiles of one strip. Indices: `k`, `n` are elements inside a
+//! tile, `kt`, `nt` are tiles.
 //!
-//! # FP16 tile: what the matrix unit (HMX) reads and writes, 2048 bytes
+//! # FP16 tile: the operands and results of the matrix unit (HMX), 2048 bytes
 //!
-//! `byte(i, j) = 128·(i/2) + 4·j + 2·(i%2)`, with i = k, j = n for weights, i = row, j = k for activations, i = row,
-//! j = n for results:
+//! `byte(i, j) = 128·(i/2) + 4·j + 2·(i%2)`, with i = k, j = n for weights, i = row, j = k for
+//! activations, and i = row, j = n for results:
 //!
 //! ```text
 //!            word 0        word 1              word 31
@@ -19,8 +20,8 @@
 //!
 //! # Quantized tile: ggml's own bytes, permuted
 //!
-//! Each of the 32 columns of a tile is one ggml block of 32. Word n of a line belongs to column n and holds four bytes
-//! of that block, in the order 0 2 1 3:
+//! Each of the 32 columns of a tile is one ggml block of 32. Word n of a line belongs to column n
+//! and holds four bytes of that block, in the order 0 2 1 3:
 //!
 //! ```text
 //! 4-bit types, 4 lines (512 bytes)           | low nibbles k   | high nibbles k  |
@@ -32,16 +33,18 @@
 //! Q8_0, 8 lines (1024 bytes): line g, word n: qs[4g] qs[4g+2] qs[4g+1] qs[4g+3], each XOR 0x80
 //! ```
 //!
-//! One order serves both kernels. A widening table lookup sends even bytes to one vector and odd bytes to another: with
-//! the order 0 2 1 3 these are the row pairs (k, k+1) and (k+2, k+3), two finished lines of an FP16 tile. The dot product
-//! multiplies the four bytes of a word with four activations and adds; it only needs the activations in the same order.
-//! XOR 0x80 turns a signed byte into an unsigned one 128 larger, which is what that dot product takes.
+//! One order serves both kernels. A widening table lookup sends even bytes to one vector and odd
+//! bytes to another: with the order 0 2 1 3 these are the row pairs (k, k+1) and (k+2, k+3), two
+//! finished lines of an FP16 tile. The dot product multiplies the four bytes of a word by four
+//! activations and adds them; it only needs the activations in the same order. That instruction
+//! takes unsigned weights, and XOR 0x80 turns a signed byte into the unsigned one that is 128
+//! larger.
 //!
-//! # Tile of groups of 2 × 16: one scale for what lies together in an FP16 tile
+//! # Tile of groups of 2 × 16: one scale for neighbours in an FP16 tile
 //!
-//! A *group* is 2 (K) by 16 (N) weights with one FP16 scale: half a line of the FP16 tile. Group g of a tile is half g % 2 of
-//! line g / 2, that is k = 2·(g/2) + {0, 1} and n = 16·(g%2) + 0..16. Eight groups are a line of quants, and become four
-//! lines that follow each other:
+//! A *group* is 2 (K) by 16 (N) weights with one FP16 scale: half a line of the FP16 tile. Group g
+//! of a tile is half g % 2 of line g / 2, that is k = 2·(g/2) + {0, 1} and n = 16·(g%2) + 0..16.
+//! Eight groups fill a line of quants, and become four consecutive lines of the FP16 tile:
 //!
 //! ```text
 //! Q4Tile, 4 lines (512 bytes)                       FP16 tile after the lookup          scales
@@ -51,10 +54,11 @@
 //!                                                   line 4v+3 | k 8v+6, 8v+7            |             |   d8v+6 d8v+7
 //! ```
 //!
-//! A tile has 32 groups as it has 32 columns, so the plane of scales is the one below, with the group in place of the
-//! column. A column has no scale of its own, so the integer dot product does not apply: every product goes through FP16
-//! tiles. What other types call a row of blocks is here a row of groups, row g having group g of each tile of a strip: a
-//! block of 18 bytes, the scale, then `qs[c]` with the low nibble for the even k and the high one for the odd k of column c.
+//! A tile has 32 groups as it has 32 columns, so the plane of scales is the one below, with the
+//! group in place of the column. A column has no scale, so the integer dot product does not apply:
+//! every product goes through FP16 tiles. A row of blocks, as other types have it, is here a row of
+//! groups: row g holds group g of each tile of a strip. A group is a block of 18 bytes, the scale,
+//! then `qs[c]` with the low nibble for the even k and the high nibble for the odd k of column c.
 //!
 //! # Panel: planes, each starting on a line
 //!
@@ -65,11 +69,13 @@
 //! E8M0 scales (MXFP4), 4 tiles a line:       byte(kt, n) = 128·(kt/4) + 4·n + kt%4
 //! ```
 //!
-//! So a word of the scale plane belongs to one column, and a widening FP16 multiply of one line gives the scales of two
-//! tiles. Bytes that no block covers (columns past N, the last line's unused tiles) are zero and dequantize to 0.
+//! So a word of the scale plane belongs to one column, and a widening FP16 multiply of one line
+//! gives the scales of two tiles. Bytes that no block covers (columns past N, the last line's
+//! unused tiles) are zero and dequantize to 0.
 //!
-//! Source: FP16 element order, Hexagon V81 HMX Programmer's Reference Manual 80-N2040-62 as quoted by public emulators of
-//! the unit, and llama.cpp ggml-hexagon/htp/hmx-utils.h; ggml `block_q4_0` and its relatives, ggml-common.h.
+//! Source: FP16 element order, Hexagon V81 HMX Programmer's Reference Manual 80-N2040-62 as quoted
+//! by public emulators of the unit, and llama.cpp ggml-hexagon/htp/hmx-utils.h; ggml `block_q4_0`
+//! and its relatives, ggml-common.h.
 
 mod block;
 mod group;
@@ -87,12 +93,13 @@ pub const LINE_BYTES: usize = 128;
 pub const F16_TILE_BYTES: usize = TILE_DIM * TILE_DIM * 2;
 /// Lines of an FP16 tile.
 pub const F16_TILE_LINES: usize = F16_TILE_BYTES / LINE_BYTES;
-/// Which byte of a group of four stands at each position of a word; its own inverse.
+/// The byte of a group of four that stands at each position of a word. The permutation is its own
+/// inverse.
 pub const WORD_ORDER: [usize; 4] = [0, 2, 1, 3];
-/// What a stored Q8_0 byte is XORed with.
+/// The mask that a stored Q8_0 byte is XORed with.
 pub const Q8_FLIP: u8 = 0x80;
 
-/// One vector's worth of memory, aligned as vector loads and stores want it.
+/// Memory of one vector, aligned as vector loads and stores require.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(128))]
 pub struct Line(pub [u8; LINE_BYTES]);
@@ -102,10 +109,10 @@ impl Line {
     pub const ZERO: Self = Self([0; LINE_BYTES]);
 }
 
-/// An FP16 tile, aligned as the matrix unit wants it.
+/// An FP16 tile, aligned as the matrix unit requires.
 ///
-/// SOURCE: activation and output addresses are masked with 2047 and their low bits are fields; 80-N2040-62 as quoted by
-/// public emulators of the unit.
+/// SOURCE: activation and output addresses are masked with 2047 and their low bits are fields;
+/// 80-N2040-62 as quoted by public emulators of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(2048))]
 pub struct Tile(pub [Line; F16_TILE_LINES]);
@@ -115,13 +122,13 @@ impl Tile {
     pub const ZERO: Self = Self([Line::ZERO; F16_TILE_LINES]);
 }
 
-/// Byte offset of element (i, j) in an FP16 tile; see the picture of this module.
+/// Returns the byte offset of element (i, j) in an FP16 tile; see the picture of this module.
 #[must_use]
 pub const fn f16_tile_offset(i: usize, j: usize) -> usize {
     LINE_BYTES * (i / 2) + 4 * j + 2 * (i % 2)
 }
 
-/// Types of weights that have tiles.
+/// Types of weights that can be packed into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WeightType {
@@ -137,13 +144,15 @@ pub enum WeightType {
     Iq4Nl = 5,
     /// `2^(e-127) · table[q]`, 4-bit q (E2M1), 8-bit exponent.
     Mxfp4 = 6,
-    /// `d · (q - 8)`, 4-bit q, one d for a group of 2 (K) × 16 (N) weights; no type of ggml's.
+    /// `d · (q - 8)`, 4-bit q, one d for a group of 2 (K) × 16 (N) weights; not a ggml type.
     Q4Tile = 7,
 }
 
-/// Name of a packed format, kept beside packed bytes so that stale ones are an error and not a wrong answer.
+/// Identifier of a packed format, stored with packed bytes so that stale ones are rejected and not
+/// multiplied.
 ///
-/// Bits 31..16 are `0x4858` ("HX"), 15..8 the weight type, 7..0 the version of this module's layout.
+/// Bits 31..16 are `0x4858` ("HX"), 15..8 the weight type, 7..0 the version of this module's
+/// layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayoutId(pub u32);
 
@@ -162,19 +171,20 @@ impl WeightType {
         Self::Q4Tile,
     ];
 
-    /// Identifier of this type's packed form.
+    /// Returns the identifier of this type's packed form.
     #[must_use]
     pub const fn layout_id(self) -> LayoutId {
         LayoutId(0x4858_0000 | (self as u32) << 8 | LAYOUT_VERSION)
     }
 
-    /// Whether each column of a tile has a scale of its own, which the integer dot product needs.
+    /// Returns `true` if each column of a tile has its own scale, which the integer dot product
+    /// needs.
     #[must_use]
     pub const fn has_dot_product(self) -> bool {
         !matches!(self, Self::F16 | Self::Q4Tile)
     }
 
-    /// Bytes of one ggml block of 32 (of 32 elements for F16), or of a group.
+    /// Returns the bytes of one ggml block of 32 (of 32 elements for F16), or of a group.
     #[must_use]
     pub const fn block_bytes(self) -> usize {
         match self {
@@ -186,7 +196,7 @@ impl WeightType {
         }
     }
 
-    /// Bytes of the quants of one tile.
+    /// Returns the bytes of the quants of one tile.
     #[must_use]
     pub const fn quant_tile_bytes(self) -> usize {
         match self {
@@ -196,13 +206,13 @@ impl WeightType {
         }
     }
 
-    /// Bytes of all planes per tile: what a tile costs in memory traffic.
+    /// Returns the bytes of all planes per tile: what a tile costs in memory traffic.
     #[must_use]
     pub const fn tile_bytes(self) -> usize {
         self.block_bytes() * TILE_DIM
     }
 
-    /// Tiles whose scales share a line of the scale plane; 0 without scales.
+    /// Returns the number of tiles whose scales share a line of the scale plane; 0 without scales.
     const fn scales_per_line(self) -> usize {
         match self {
             Self::F16 => 0,
@@ -220,7 +230,7 @@ pub struct PanelLayout {
 }
 
 impl PanelLayout {
-    /// The layout of a panel with `k` elements along K.
+    /// Returns the layout of a panel with `k` elements along K.
     ///
     /// # Errors
     /// `BadShape` if `k` is 0, or not a multiple of 32 for a type with blocks.
@@ -232,37 +242,37 @@ impl PanelLayout {
         Ok(Self { weight, k })
     }
 
-    /// Type of the weights.
+    /// Returns the type of the weights.
     #[must_use]
     pub const fn weight(self) -> WeightType {
         self.weight
     }
 
-    /// Elements along K.
+    /// Returns the elements along K.
     #[must_use]
     pub const fn k(self) -> usize {
         self.k
     }
 
-    /// Tiles along K.
+    /// Returns the tiles along K.
     #[must_use]
     pub const fn k_tiles(self) -> usize {
         self.k.div_ceil(TILE_DIM)
     }
 
-    /// Offset of the quants of tile `kt`.
+    /// Returns the offset of the quants of tile `kt`.
     #[must_use]
     pub const fn quant_offset(self, kt: usize) -> usize {
         kt * self.weight.quant_tile_bytes()
     }
 
-    /// Offset of the scale plane.
+    /// Returns the offset of the scale plane.
     #[must_use]
     pub const fn scale_plane_offset(self) -> usize {
         self.quant_offset(self.k_tiles())
     }
 
-    /// Bytes of the scale plane, whole lines.
+    /// Returns the bytes of the scale plane, whole lines.
     #[must_use]
     pub const fn scale_plane_bytes(self) -> usize {
         match self.weight.scales_per_line() {
@@ -271,7 +281,8 @@ impl PanelLayout {
         }
     }
 
-    /// Offset of the scale of column (Q4Tile: group) `n` of tile `kt`: 2 bytes FP16, or 1 byte E8M0 for MXFP4.
+    /// Returns the offset of the scale of column (Q4Tile: group) `n` of tile `kt`: 2 bytes FP16, or
+    /// 1 byte E8M0 for MXFP4.
     #[must_use]
     pub const fn scale_offset(self, kt: usize, n: usize) -> usize {
         self.scale_plane_offset()
@@ -281,19 +292,19 @@ impl PanelLayout {
             }
     }
 
-    /// Offset of the plane of minima (Q4_1), which is also the end of the scale plane.
+    /// Returns the offset of the plane of minima (Q4_1), which is also the end of the scale plane.
     #[must_use]
     pub const fn min_plane_offset(self) -> usize {
         self.scale_plane_offset() + self.scale_plane_bytes()
     }
 
-    /// Offset of the FP16 minimum of column `n` of tile `kt` (Q4_1).
+    /// Returns the offset of the FP16 minimum of column `n` of tile `kt` (Q4_1).
     #[must_use]
     pub const fn min_offset(self, kt: usize, n: usize) -> usize {
         self.min_plane_offset() + f16_tile_offset(kt, n)
     }
 
-    /// Bytes of the panel, whole lines.
+    /// Returns the bytes of the panel, whole lines.
     #[must_use]
     pub const fn panel_bytes(self) -> usize {
         let mins = if matches!(self.weight, WeightType::Q4_1) {
@@ -304,13 +315,14 @@ impl PanelLayout {
         self.min_plane_offset() + mins
     }
 
-    /// Lines of the panel.
+    /// Returns the lines of the panel.
     #[must_use]
     pub const fn panel_lines(self) -> usize {
         self.panel_bytes() / LINE_BYTES
     }
 
-    /// Where element (k, n) of tile `kt` is: byte offset in the panel, and for 4-bit types the shift to its nibble.
+    /// Returns the place of element (k, n) of tile `kt`: its byte offset in the panel, and for
+    /// 4-bit types the shift to its nibble.
     #[must_use]
     pub const fn elem(self, kt: usize, k: usize, n: usize) -> (usize, u32) {
         let base = self.quant_offset(kt);
@@ -326,7 +338,8 @@ impl PanelLayout {
     }
 }
 
-/// Offset of byte `j` of a block in column `n`: line j/4, word n, position by [`WORD_ORDER`].
+/// Returns the offset of byte `j` of a block in column `n`: line j/4, word n, position by
+/// [`WORD_ORDER`].
 const fn word_offset(j: usize, n: usize) -> usize {
     LINE_BYTES * (j / 4) + 4 * n + WORD_ORDER[j % 4]
 }
@@ -339,7 +352,7 @@ pub struct MatrixLayout {
 }
 
 impl MatrixLayout {
-    /// The layout of a matrix of `n` rows of ggml's (columns of the product) by `k` elements.
+    /// Returns the layout of a matrix of `n` ggml rows (columns of the product) by `k` elements.
     ///
     /// # Errors
     /// As [`PanelLayout::new`].
@@ -350,19 +363,20 @@ impl MatrixLayout {
         }
     }
 
-    /// Layout of each panel.
+    /// Returns the layout of each panel.
     #[must_use]
     pub const fn panel(self) -> PanelLayout {
         self.panel
     }
 
-    /// Columns of the product.
+    /// Returns the columns of the product.
     #[must_use]
     pub const fn n(self) -> usize {
         self.n
     }
 
-    /// Rows of blocks: a column each, or, of groups, as many as the strips have.
+    /// Returns the rows of blocks: one for each column, or, for groups, one for each column of the
+    /// padded strips.
     #[must_use]
     pub const fn block_rows(self) -> usize {
         match self.panel.weight {
@@ -371,31 +385,31 @@ impl MatrixLayout {
         }
     }
 
-    /// Strips of 32 columns, the last one possibly padded.
+    /// Returns the strips of 32 columns, the last one possibly padded.
     #[must_use]
     pub const fn n_strips(self) -> usize {
         self.n.div_ceil(TILE_DIM)
     }
 
-    /// Offset of the panel of strip `nt`.
+    /// Returns the offset of the panel of strip `nt`.
     #[must_use]
     pub const fn panel_offset(self, nt: usize) -> usize {
         nt * self.panel.panel_bytes()
     }
 
-    /// Bytes of the matrix.
+    /// Returns the bytes of the matrix.
     #[must_use]
     pub const fn matrix_bytes(self) -> usize {
         self.n_strips() * self.panel.panel_bytes()
     }
 
-    /// Bytes of one row in ggml's layout (for F16 also when `k` is no multiple of 32).
+    /// Returns the bytes of one row in ggml's layout (for F16 also when `k` is no multiple of 32).
     #[must_use]
     pub const fn ggml_row_bytes(self) -> usize {
         self.panel.ggml_row_bytes()
     }
 
-    /// Number of FP16 tiles of one panel once dequantized.
+    /// Returns the FP16 tiles that one panel dequantizes to.
     #[must_use]
     pub const fn k_tiles(self) -> usize {
         self.panel.k_tiles()

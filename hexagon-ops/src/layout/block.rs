@@ -1,4 +1,5 @@
-//! Lossless moves between ggml blocks and panels. Scalar code: it runs on the host when weights are loaded.
+//! Lossless moves of single ggml blocks into panels and back. Scalar code: it runs on the host when
+//! weights are loaded.
 
 use super::group::{read_group, write_group};
 use super::{
@@ -7,20 +8,22 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// The four bytes of a group in word order, or of a word in block order: the same exchange, then the same flip.
+/// Exchanges the middle bytes of a group, then flips all four. Packing and unpacking are the same
+/// exchange.
 fn exchange(group: [u8; 4], flip: u8) -> [u8; 4] {
     WORD_ORDER.map(|i| group[i] ^ flip)
 }
 
-/// Where the parts of one block are: the description that both directions share.
+/// Places of the parts of one block, shared by both directions.
 struct BlockPlan {
-    /// Panel offset of each byte in front of the quants (scale, then minimum), as (block range start, panel offset, bytes).
+    /// Each byte range before the quants (scale, then minimum), as (start in the block, panel
+    /// offset, bytes).
     header: [(usize, usize, usize); 2],
     /// Offset of the block's first quant byte in the block.
     quants_at: usize,
     /// Panel offset of word `n` of the tile's first line.
     words_at: usize,
-    /// What each quant byte is XORed with.
+    /// The mask that each quant byte is XORed with.
     flip: u8,
 }
 
@@ -36,7 +39,8 @@ impl BlockPlan {
         Self {
             header: [
                 (0, layout.scale_offset(kt, n), scale_bytes),
-                // Without minima there is no such plane: an empty range at the panel's start stands for it.
+                // Types without minima have no such plane: an empty range at the panel's start
+                // stands for it.
                 (
                     scale_bytes,
                     if min_bytes == 0 {
@@ -136,8 +140,8 @@ impl MatrixLayout {
         Ok(())
     }
 
-    /// Repacks ggml row `n` (of groups: of a [`MatrixLayout::block_rows`]) into the packed matrix; other rows and the padding
-    /// keep their bytes.
+    /// Repacks ggml row `n` (for groups: one of [`MatrixLayout::block_rows`]) into the packed
+    /// matrix; other rows and the padding keep their bytes.
     ///
     /// - `packed`: [`Self::matrix_bytes`] bytes, zeroed before the first row
     /// - `row`: [`Self::ggml_row_bytes`] bytes, blocks in ggml's order

@@ -1,11 +1,12 @@
-//! Groups of 2 × 16 weights: which elements they are, and their moves into panels and back.
+//! Groups of 2 × 16 weights: their elements, and their moves into panels and back.
 
 use super::PanelLayout;
 
 /// Elements of a group along N, and along K.
 pub const GROUP_DIMS: [usize; 2] = [16, 2];
 
-/// Element `i` of group `g` of a tile: (k, n) within the tile. The first 16 have the even k, the others the odd one.
+/// Returns element `i` of group `g` of a tile as (k, n) within the tile. The first 16 have the even
+/// k, the others the odd one.
 #[must_use]
 pub const fn group_elem(g: usize, i: usize) -> (usize, usize) {
     let [columns, rows] = GROUP_DIMS;
@@ -15,7 +16,8 @@ pub const fn group_elem(g: usize, i: usize) -> (usize, usize) {
     )
 }
 
-/// Where the nibbles of byte `c` of group `g` are in a panel: the low one's place, then the high one's.
+/// Returns the places of the nibbles of byte `c` of group `g` in a panel: the low one's, then the
+/// high one's.
 fn places(layout: PanelLayout, kt: usize, g: usize, c: usize) -> [(usize, u32); 2] {
     [c, c + GROUP_DIMS[0]].map(|i| {
         let (k, n) = group_elem(g, i);
@@ -40,7 +42,7 @@ pub(super) fn write_group(
     }
 }
 
-/// Reads what [`write_group`] wrote.
+/// Reads a group as [`write_group`] wrote it.
 pub(super) fn read_group(layout: PanelLayout, panel: &[u8], kt: usize, g: usize, block: &mut [u8]) {
     block[..2].copy_from_slice(&panel[layout.scale_offset(kt, g)..][..2]);
     for (c, pair) in block[2..].iter_mut().enumerate() {

@@ -1,16 +1,18 @@
-//! Whole panels at once: what loading a model spends its time on.
+//! Repacking of whole panels, which is most of the time of loading a model.
 //!
-//! A tile is a transposition of words: column n of it is one ggml block, whose word j goes to word n of line j.
+//! A tile is a transposition of words: column n of it is one ggml block, whose word j goes to word
+//! n of line j.
 //!
 //! ```text
 //! for each tile
 //!   for each four columns n:  their blocks' words, in word order, flipped
-//!                             for each line j:  line[j][n] = words[n][j]        four by four words: in registers
-//!   the columns' scales (and minima) collect in words, which become a line of the plane when they are full
+//!                             for each line j:  line[j][n] = words[n][j]    4 × 4 words: in registers
+//!   the columns' scales (and minima) collect in words, which become a line of the plane when full
 //! ```
 //!
-//! The 32 rows that are read side by side follow each other in memory, and what is written does, tile by tile. Each byte of
-//! the panel is written, padding too, so that the memory need not be cleared before.
+//! The 32 rows that are read side by side follow each other in memory, and the tiles are written in
+//! order. Each byte of the panel is written, padding too, so that the memory need not be cleared
+//! before.
 
 use super::group::write_group;
 use super::{LINE_BYTES, PanelLayout, Q8_FLIP, TILE_DIM, WeightType};
@@ -24,7 +26,7 @@ const AT_ONCE: usize = 4;
 const FLIP_WORD: u32 = u32::from_ne_bytes([Q8_FLIP; 4]);
 
 impl PanelLayout {
-    /// Bytes of one row in ggml's layout.
+    /// Returns the bytes of one row in ggml's layout.
     #[must_use]
     pub const fn ggml_row_bytes(self) -> usize {
         match self.weight {
@@ -33,9 +35,10 @@ impl PanelLayout {
         }
     }
 
-    /// Repacks up to 32 ggml rows into a panel; columns that have no row become zero.
+    /// Repacks up to 32 ggml rows into a panel; columns without a row become zero.
     ///
-    /// - `rows`: 1 to 32 rows of [`Self::ggml_row_bytes`] bytes, one after another; of groups, all 32
+    /// - `rows`: 1 to 32 rows of [`Self::ggml_row_bytes`] bytes, one after another; for groups, all
+    ///   32
     /// - `panel`: [`Self::panel_bytes`] bytes, all of which are written
     ///
     /// # Errors
@@ -114,7 +117,8 @@ impl PanelLayout {
     }
 }
 
-/// Types with blocks of `BLOCK` bytes: `HEAD` bytes of scale and minimum, then `WORDS` words of quants.
+/// Columns of blocks with `BLOCK` bytes: `HEAD` bytes of scale and minimum, then `WORDS` words of
+/// quants.
 struct Blocks<'a, const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bool> {
     columns: &'a [&'a [u8]; TILE_DIM],
     quants: &'a mut [u8],
@@ -128,7 +132,8 @@ impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bo
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        // Bytes of a scale, and tiles whose scales share a line; minima have a plane of their own behind that of the scales.
+        // Bytes of a scale, and tiles whose scales share a line; minima have a plane after that of
+        // the scales.
         let scale_bytes = HEAD.min(2);
         let per_line = 4 / scale_bytes;
         let columns = self.columns.map(|row| row.as_chunks::<BLOCK>().0);
@@ -174,7 +179,7 @@ impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bo
     }
 }
 
-/// Words as the bytes of a line.
+/// Returns words as the bytes of a line.
 #[inline(always)]
 fn line_of(words: &[u32; TILE_DIM]) -> [u8; LINE_BYTES] {
     let mut line = [0; LINE_BYTES];
@@ -182,7 +187,8 @@ fn line_of(words: &[u32; TILE_DIM]) -> [u8; LINE_BYTES] {
     line
 }
 
-/// F16: word j of a block is elements 2j and 2j + 1, which is also how a line of the tile holds them.
+/// Columns of F16: word j of a block is elements 2j and 2j + 1, and a line of the tile holds them
+/// in the same order.
 struct Halves<'a> {
     columns: &'a [&'a [u8]; TILE_DIM],
     quants: &'a mut [u8],
@@ -218,13 +224,13 @@ impl hvx::Kernel for Halves<'_> {
     }
 }
 
-/// The bytes of a group in word order: the two in the middle change places.
+/// Returns the bytes of a group in word order: the two in the middle are exchanged.
 #[inline(always)]
 const fn in_word_order(group: u32) -> u32 {
     group & 0xff00_00ff | (group & 0x0000_ff00) << 8 | (group & 0x00ff_0000) >> 8
 }
 
-/// Word j of each column to the words from `n` on of line j.
+/// Writes word j of each column to line j, starting at word `n`.
 #[inline(always)]
 fn transpose<const WORDS: usize>(
     columns: &[[u32; WORDS]; AT_ONCE],

@@ -1,16 +1,34 @@
-//! Quantized tiles to FP16 tiles in the matrix unit's order, without a single shuffle.
+//! Dequantization: quantized tiles to FP16 tiles in the matrix unit's order, without a single
+//! shuffle.
+//!
+//! Input is a [`Panel`]: lines of quants, and lines of scales (Q4_1: also of minima). Output is one
+//! FP16 tile of 32 (K) × 32 (N) for each tile of quants. A line of an FP16 tile holds two rows of
+//! K: halfwords 2n and 2n + 1 are rows k and k + 1 of column n. The quants were packed so that this
+//! order comes out by itself ([`crate::layout`]):
 //!
 //! ```text
-//! for each pair (or four) of tiles that share a line of scales
-//!   s = the 32 scales of this tile, each twice: halfword pairs match the row pairs of an FP16 line
-//!   for each line of quants (4-bit types: k = 4v.., 16+4v..)
-//!     low nibbles  -> table lookup -> rows (k, k+1), (k+2, k+3)       -> · s (+ m) -> 2 lines
-//!     high nibbles -> the same for rows 16 further down                            -> 2 lines
+//! for each run: the 2 (MXFP4: 4) tiles that share a line of scales
+//!   for each tile of the run
+//!     s[n], s[n] = the tile's 32 scales, each twice: both rows of a halfword pair need it
+//!     for each line v of quants                         4-bit types: 4 lines, Q8_0: 8
+//!       low nibbles   -> lookup -> rows 4v, 4v+1 and 4v+2, 4v+3           · s (+ m) -> 2 lines
+//!       high nibbles  -> lookup -> rows 4v+16, 4v+17 and 4v+18, 4v+19     · s (+ m) -> 2 lines
 //! ```
 //!
-//! 1. The lookup turns a nibble into its exact FP16 value and widens at the same time: no masks, no integer conversion.
-//! 2. A Q8_0 byte u becomes the FP16 number 1024 + u by putting 0x64 above it; 1152 is subtracted exactly.
-//! 3. Each element is rounded once (twice for Q4_1 with qfloat).
+//! 1. **One lookup converts and widens.** `vlut16` replaces a nibble by the 16-bit entry of a
+//!    table, here the exact FP16 value of the quant, and sends even bytes to one vector and odd
+//!    bytes to another. That is conversion, subtraction of the zero point and reordering in one
+//!    instruction. Low nibbles need no mask, since the lookup ignores the upper half of a byte.
+//!    IQ4_NL and MXFP4 differ from Q4_0 by the table alone.
+//! 2. **Scales come in place.** A word of the scale plane holds the f16 scales of two tiles for one
+//!    column. An interleave of the line with itself doubles the halves of one tile, which then
+//!    match the halfword pairs of all its FP16 lines.
+//! 3. **Bytes become FP16 by their exponent.** A Q8_0 byte is stored as u = q + 128. With 0x64
+//!    above it, it reads as the FP16 number 1024 + u; 1152 is subtracted exactly, which leaves q.
+//! 4. **Each element is rounded once** (twice for Q4_1 with qfloat), by the multiplication with its
+//!    scale.
+//! 5. **Groups of 2 × 16 look up their scales too** (`Grouped`): one scale serves half an FP16
+//!    line, and a second lookup spreads four scales over two lines.
 //!
 //! Values beyond FP16 (a scale times the largest quant over 65504) become infinite.
 
@@ -21,7 +39,8 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
 use crate::layout::{LINE_BYTES, Line, Tile, WeightType};
 
-/// FP16 bits of the integers that a 4-bit quant stands for, and of 4-bit floats.
+/// Returns the small integers that the nibbles 0 to 15 stand for; for MXFP4, twice the 4-bit
+/// floats.
 ///
 /// Source: ggml `kvalues_iq4nl`, `kvalues_mxfp4`, ggml-common.h; Q4_0 is q - 8.
 const fn nibble_values(weight: WeightType) -> [i8; 16] {
@@ -37,7 +56,7 @@ const fn nibble_values(weight: WeightType) -> [i8; 16] {
     }
 }
 
-/// FP16 bits of a small integer.
+/// Returns the FP16 bits of a small integer.
 const fn f16_bits(value: i8) -> u16 {
     let magnitude = value.unsigned_abs() as u16;
     if magnitude == 0 {
@@ -50,7 +69,7 @@ const fn f16_bits(value: i8) -> u16 {
     sign | (exponent + 15) << 10 | (magnitude << (10 - exponent)) & 0x3ff
 }
 
-/// The 16-entry table of [`hvx::lookup16`]: entry e in halfword 2e.
+/// Returns the 16-entry table of [`hvx::lookup16`]: entry e in halfword 2e.
 const fn f16_table(weight: WeightType) -> Line {
     let values = nibble_values(weight);
     let mut line = [0; LINE_BYTES];
@@ -64,7 +83,8 @@ const fn f16_table(weight: WeightType) -> Line {
     Line(line)
 }
 
-/// The 32-entry table of [`hvx::lookup16_b`]: entry e in byte 2e, each value XOR 0x80, entries 16.. repeating 0..16.
+/// Returns the 32-entry table of [`hvx::lookup16_b`]: entry e in byte 2e, each value XOR 0x80.
+/// Entries 16 to 31 repeat the first 16.
 pub(super) const fn byte_table(weight: WeightType) -> Line {
     let values = nibble_values(weight);
     let mut line = [0; LINE_BYTES];
@@ -81,13 +101,14 @@ static Q4_1_VALUES: Line = f16_table(WeightType::Q4_1);
 static IQ4_NL_VALUES: Line = f16_table(WeightType::Iq4Nl);
 static MXFP4_VALUES: Line = f16_table(WeightType::Mxfp4);
 
-/// How the tiles of one weight type are dequantized. `L` lines of quants a tile, `T` tiles a line of scales.
+/// The dequantizer of one weight type, with `L` lines of quants a tile and `T` tiles a line of
+/// scales.
 trait Dequantizer<const L: usize, const T: usize>: Copy {
     /// Dequantizes tile `i` of those that share the lines `scale` and `min`.
     fn tile(self, quants: &[Line; L], scale: Vector, min: Vector, i: usize, out: &mut Tile);
 }
 
-/// One tile of 4-bit quants: looked up, times `scale`, plus `min` if `ADD`.
+/// Dequantizes one tile of 4-bit quants: looked up, times `scale`, plus `min` if `ADD`.
 #[inline(always)]
 fn nibble_tile<const ADD: bool>(
     quants: &[Line; 4],
@@ -107,7 +128,7 @@ fn nibble_tile<const ADD: bool>(
     }
 }
 
-/// `values · scale`, plus `min` if `ADD`.
+/// Returns `values · scale`, plus `min` if `ADD`.
 #[inline(always)]
 fn scaled<const ADD: bool>(values: Vector, scale: Vector, min: Vector) -> Vector {
     if ADD {
@@ -117,7 +138,7 @@ fn scaled<const ADD: bool>(values: Vector, scale: Vector, min: Vector) -> Vector
     }
 }
 
-/// A table and an f16 scale.
+/// The lookup table of a type whose blocks have an f16 scale.
 #[derive(Clone, Copy)]
 struct Scaled(Vector);
 
@@ -129,8 +150,9 @@ impl Dequantizer<4, 2> for Scaled {
     }
 }
 
-/// Indices that look up the scales of two lines of an FP16 tile at once: entries 4v.. of 16. The even bytes are the first
-/// line's, its first 16 columns one entry, the others the next; the odd bytes the second line's.
+/// Returns the indices that look up the scales of two lines of an FP16 tile at once: entries 4v to
+/// 4v + 3 of 16. The even bytes belong to the first line, where the first 16 columns have one entry
+/// and the others the next; the odd bytes belong to the second line in the same way.
 const fn scale_indices(v: usize) -> Line {
     let mut line = [0; LINE_BYTES];
     let mut byte = 0;
@@ -151,7 +173,8 @@ static SCALE_INDICES: [Line; 4] = [
     scale_indices(3),
 ];
 
-/// A table and f16 scales of groups: half a line each, so that a lookup of scales spreads four of them over two lines.
+/// The lookup table and the scale indices of groups of 2 × 16. A scale serves half a line, so that
+/// one lookup of scales spreads four of them over two lines.
 #[derive(Clone, Copy)]
 struct Grouped {
     table: Vector,
@@ -177,7 +200,8 @@ impl Dequantizer<4, 2> for Grouped {
             for (nibbles, pair) in [(both, 2 * v), (hvx::shr_b(both, 4), 2 * v + 1)] {
                 let values = hvx::lookup16(nibbles, self.table);
                 let index = self.indices[pair % 4];
-                // Scales are the halves of words: those of tile i, and of the tile's first or second 16 groups.
+                // Scales are the halves of words: those of tile i, and of the tile's first or
+                // second 16 groups.
                 let scales = match (i, pair / 4) {
                     (0, 0) => hvx::lookup16_of::<0>(index, scales),
                     (0, _) => hvx::lookup16_of::<1>(index, scales),
@@ -191,7 +215,7 @@ impl Dequantizer<4, 2> for Grouped {
     }
 }
 
-/// A table, an f16 scale and an f16 minimum.
+/// The lookup table of a type whose blocks have an f16 scale and an f16 minimum.
 #[derive(Clone, Copy)]
 struct ScaledAndShifted(Vector);
 
@@ -202,7 +226,7 @@ impl Dequantizer<4, 2> for ScaledAndShifted {
     }
 }
 
-/// A table and an E8M0 scale.
+/// The lookup table of a type whose blocks have an E8M0 scale.
 #[derive(Clone, Copy)]
 struct PowerOfTwo(Vector);
 
@@ -214,7 +238,7 @@ impl Dequantizer<4, 4> for PowerOfTwo {
     }
 }
 
-/// Flipped bytes and an f16 scale.
+/// The dequantizer of flipped bytes with an f16 scale.
 #[derive(Clone, Copy)]
 struct Bytes;
 
@@ -225,10 +249,11 @@ impl Dequantizer<8, 2> for Bytes {
     }
 }
 
-/// One tile of flipped 8-bit quants.
+/// Dequantizes one tile of flipped 8-bit quants.
 #[inline(always)]
 fn byte_tile(quants: &[Line; 8], scale: Vector, out: &mut Tile) {
-    // FP16 1024 is 0x6400 and its last bit is worth 1, so 0x6400 + u is the number 1024 + u; u is q + 128.
+    // FP16 1024 is 0x6400 and its last bit is worth 1, so 0x6400 + u is the number 1024 + u; u is q
+    // + 128.
     let (thousand, offset) = (hvx::splat_b(0x64), hvx::splat_h(0x6480));
     for (g, line) in quants.iter().enumerate() {
         let bytes = hvx::load(line);
@@ -241,8 +266,8 @@ fn byte_tile(quants: &[Line; 8], scale: Vector, out: &mut Tile) {
 
 /// Dequantizes the tiles `tiles` of a panel.
 ///
-/// On the device this is a call of its own: only as arguments of a function are `panel` and `out` known not to overlap,
-/// without which every load waits for the stores before it.
+/// On the device this is not inlined: only as arguments of a function are `panel` and `out` known
+/// not to overlap. Without that, every load would wait for the stores before it.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn for_each_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
@@ -271,7 +296,7 @@ fn for_each_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
     }
 }
 
-/// The halfwords of tile `i` of a line for two tiles, each twice.
+/// Returns the halfwords of tile `i` of a line for two tiles, each twice.
 #[inline(always)]
 fn twice(pair: Vector, i: usize) -> Vector {
     if i == 0 {
@@ -281,12 +306,14 @@ fn twice(pair: Vector, i: usize) -> Vector {
     }
 }
 
-/// FP16 bits of 2^(e-128) for the E8M0 bytes of tile `i`, each twice; 0 below FP16, 2^15 above it.
+/// Returns the FP16 bits of 2^(e-128) for the E8M0 bytes of tile `i`, each twice; 0 below FP16's
+/// range, 2^15 above it.
 #[inline(always)]
 fn e8m0_as_f16(four: Vector, i: usize) -> Vector {
     let e = e8m0_words(four, i);
     let zero = hvx::splat_w(0);
-    // Normal numbers: exponent field e - 113. Subnormal ones: the bit of 2^-14 moved right by 114 - e.
+    // Normal numbers have the exponent field e - 113. Subnormal ones are the bit of 2^-14 moved
+    // right by 114 - e.
     let normal = hvx::shl_w(
         hvx::min_w(
             hvx::max_w(hvx::sub_w(e, hvx::splat_w(113)), zero),
@@ -302,7 +329,7 @@ fn e8m0_as_f16(four: Vector, i: usize) -> Vector {
     hvx::interleave_even_h(bits, bits)
 }
 
-/// The E8M0 bytes of tile `i` of a line for four tiles, as words.
+/// Returns the E8M0 bytes of tile `i` of a line for four tiles, as words.
 #[inline(always)]
 pub(super) fn e8m0_words(four: Vector, i: usize) -> Vector {
     let shift = [0, 8, 16, 24][i];
@@ -315,8 +342,8 @@ pub(super) fn e8m0_words(four: Vector, i: usize) -> Vector {
 /// - `out`: as many FP16 tiles
 ///
 /// # Errors
-/// `Index` if the range starts elsewhere or ends past the panel; `Length` if `out` has another length; `NoKernel` for F16
-/// weights, whose panel already consists of FP16 tiles.
+/// `Index` if the range starts elsewhere or ends past the panel; `Length` if `out` has another
+/// length; `NoKernel` for F16 weights, whose panel already consists of FP16 tiles.
 pub fn dequantize(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) -> Result<()> {
     let limit = panel.layout.k_tiles();
     if !tiles.start.is_multiple_of(4) || tiles.end > limit || tiles.start > tiles.end {
@@ -336,7 +363,7 @@ pub fn dequantize(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) -> R
     hvx::widest(Dequantize { panel, tiles, out })
 }
 
-/// [`dequantize`] after its checks.
+/// The arguments of [`dequantize`] after its checks.
 struct Dequantize<'a> {
     panel: &'a Panel<'a>,
     tiles: Range<usize>,

@@ -1,4 +1,4 @@
-//! One matrix multiplication from checked arguments to the last column.
+//! One matrix multiplication: checks the arguments, then runs GEMV or GEMM.
 
 use super::epilogue::{Epilogue, Finish};
 use super::{gemm, gemv_driver};
@@ -7,19 +7,19 @@ use crate::hmx::Hmx;
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, Tile};
 use crate::rt::Engine;
 
-/// The units a driver works with.
+/// The units that a driver uses.
 #[derive(Debug)]
 pub struct Machine<'a> {
-    /// Threads and copies.
+    /// Threads, and copies beside them.
     pub engine: &'a Engine,
-    /// All of the VTCM that was acquired.
+    /// The whole VTCM that was acquired.
     pub vtcm: &'a mut [Tile],
     /// The matrix unit.
     pub hmx: &'a mut Hmx,
 }
 
 impl Machine<'_> {
-    /// The same units, borrowed for a part of the work.
+    /// Borrows the same units for a part of the work.
     #[must_use]
     pub fn reborrow(&mut self) -> Machine<'_> {
         Machine {
@@ -30,17 +30,17 @@ impl Machine<'_> {
     }
 }
 
-/// Where each row starts, in elements.
+/// Start of each row, in elements.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {
-    /// Row m at m times this stride.
+    /// Row m starts at m times this stride.
     Strided(usize),
-    /// Row m at the m-th of these offsets: the rows of one expert.
+    /// Row m starts at the m-th of these offsets: the rows of one expert.
     Listed(&'a [usize]),
 }
 
 impl Rows<'_> {
-    /// Start of row `m`.
+    /// Returns the start of row `m`.
     #[inline(always)]
     pub(super) fn start(self, m: usize) -> usize {
         match self {
@@ -49,7 +49,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Checks that `m` rows of `row` elements lie within `elems`.
+    /// Checks that `m` rows of `row` elements lie within `elems` elements.
     pub(super) fn check(
         self,
         what: &'static str,
@@ -81,43 +81,44 @@ impl Rows<'_> {
     }
 }
 
-/// `dst[M,N] = act[M,K] · w[K,N]`, f32 activations and results.
+/// One product `dst[M,N] = act[M,K] · w[K,N]` with f32 activations and results.
 #[derive(Debug)]
 pub struct MatMul<'a> {
     /// Layout of the weights.
     pub layout: MatrixLayout,
     /// The packed weights, in DDR.
     pub weights: &'a [Line],
-    /// Rows of activations.
+    /// Number of rows of activations (M).
     pub m: usize,
-    /// Most rows that go through dot products, at most [`DOT_ROWS`], if the weights have such.
+    /// Most rows for which dot products are used, if the weight type has them; at most
+    /// [`DOT_ROWS`].
     pub dot_rows: usize,
     /// Activations; a row is K elements.
     pub act: &'a [f32],
-    /// Where the activations' rows are.
+    /// Starts of the activations' rows.
     pub act_rows: Rows<'a>,
-    /// Results; a row is N elements, others keep their values.
+    /// Results; a row is N elements. Elements outside the rows keep their values.
     pub dst: &'a mut [f32],
-    /// Where the results' rows are; they must not overlap.
+    /// Starts of the results' rows, which must not overlap.
     pub dst_rows: Rows<'a>,
-    /// What is done with the results before they are written.
+    /// Function applied to the results before they are written.
     pub epilogue: Option<Epilogue<'a>>,
 }
 
-/// Activations that a product has left in VTCM, in the form that it needed.
+/// Activations that a product left in VTCM, in the form that it needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared {
     m: usize,
     k: usize,
-    /// For dot products; else as tiles.
+    /// `true` if quantized for dot products, `false` if packed into tiles.
     quantized: bool,
 }
 
-/// Most rows that dot products take.
+/// Most rows for which dot products are used.
 pub const DOT_ROWS: usize = 2;
 
 impl<'a> MatMul<'a> {
-    /// What is to be done with row `m`.
+    /// Returns the function to apply to the results of row `m`.
     pub(super) fn finish(&self, m: usize) -> Finish<'a> {
         let n = self.layout.n();
         (self.epilogue).map_or(Finish::WRITE, |epilogue| epilogue.of_row(m, 0, n))
@@ -126,15 +127,17 @@ impl<'a> MatMul<'a> {
     /// Computes the product.
     ///
     /// # Errors
-    /// `Length` if a slice or list does not match; `VtcmFull` if K is too large for the VTCM; `Fault` if the matrix unit's
-    /// stand-in saw what hardware would let pass.
+    /// `Length` if a slice or list does not match; `VtcmFull` if K is too large for the VTCM;
+    /// `Fault` if the matrix unit's stand-in saw a violation that hardware would not report.
     pub fn run(self, machine: Machine<'_>) -> Result<()> {
         self.run_after(None, machine).map(drop)
     }
 
-    /// Computes the product; returns what is left in VTCM for a next one with the same activations.
+    /// Computes the product, and returns the activations that remain in VTCM for a following
+    /// product.
     ///
-    /// - `prepared`: what an earlier product with these activations has left, if VTCM has not been used since
+    /// - `prepared`: what an earlier product with the same activations returned, if VTCM has not
+    ///   been used since
     ///
     /// # Errors
     /// As [`Self::run`].

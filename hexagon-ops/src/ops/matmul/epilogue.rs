@@ -1,6 +1,8 @@
-//! What is done with results before they are written: a residual or a bias is added, a gate is applied.
+//! The epilogue of a product: a residual or a bias is added, or a gate is applied, before results
+//! are written.
 //!
-//! The results are in registers or in VTCM then; as an operation of its own it would read them from memory again.
+//! At that point the results are in registers or in VTCM. A separate operation would have to read
+//! them from memory again.
 
 use super::driver::Rows;
 use crate::error::Result;
@@ -11,7 +13,7 @@ use crate::ops::math;
 /// A function of two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combine {
-    /// Their sum.
+    /// The sum of both.
     Add,
     /// [`math::silu`] of the first, times the second.
     Swiglu,
@@ -21,7 +23,7 @@ pub enum Combine {
     GegluErf,
     /// [`math::gelu_quick`] of the first, times the second.
     GegluQuick,
-    /// The first if it is positive, times the second.
+    /// The first if it is positive, else 0, times the second.
     Reglu,
 }
 
@@ -40,14 +42,14 @@ impl Combine {
     }
 }
 
-/// `dst = f(result, other)`, or `f(other, result)`.
+/// An epilogue `dst = f(result, other)`, or `dst = f(other, result)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a> {
-    /// The function.
+    /// The function f.
     pub f: Combine,
-    /// Whether the result is its second operand.
+    /// `true` if the result is the second operand of `f`.
     pub is_swapped: bool,
-    /// Rows of the other operand, N elements each; `None`: what is in the results' places before.
+    /// Rows of the other operand, N elements each. `None`: the values that `dst` holds before.
     pub other: Option<(&'a [f32], Rows<'a>)>,
 }
 
@@ -60,7 +62,7 @@ impl<'a> Epilogue<'a> {
         }
     }
 
-    /// What is to be done with the columns of row `m` from `n0` to `n`.
+    /// Returns the function for columns `n0..n` of row `m`.
     #[inline(always)]
     pub(super) fn of_row(self, m: usize, n0: usize, n: usize) -> Finish<'a> {
         let row = |(elems, rows): (&'a [f32], Rows<'_>)| &elems[rows.start(m)..][n0..n];
@@ -71,23 +73,23 @@ impl<'a> Epilogue<'a> {
     }
 }
 
-/// What is to be done with part of a row.
+/// The function to apply to part of a row, and its other operand.
 #[derive(Clone, Copy)]
 pub(super) struct Finish<'a> {
-    /// `None`: only to be written.
+    /// `None` if the results are written unchanged.
     f: Option<(Combine, bool)>,
-    /// As many elements as the part has; `None`: in place.
+    /// As many elements as the part has. `None`: the values that `out` holds before.
     other: Option<&'a [f32]>,
 }
 
 impl Finish<'_> {
-    /// The results are written as they are.
+    /// Writes the results unchanged.
     pub(super) const WRITE: Self = Self {
         f: None,
         other: None,
     };
 
-    /// For the first `columns` columns, and for those behind.
+    /// Splits into one for the first `columns` columns and one for those after them.
     #[inline(always)]
     pub(super) fn split_at(self, columns: usize) -> [Self; 2] {
         let (first, second) = match self.other {
@@ -111,7 +113,7 @@ impl Finish<'_> {
     }
 }
 
-/// [`Finish::put`] with another operand, which is what `out` holds if there is no `other`.
+/// Writes results combined with `other`, or with the values of `out` if there is no `other`.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 fn with_other(
     f: (Combine, bool),
@@ -131,7 +133,7 @@ fn with_other(
     out[..count].copy_from_slice(&lanes[..count]);
 }
 
-/// `lanes = f(results, lanes)`, or `f(lanes, results)`.
+/// Computes `lanes = f(results, lanes)`, or `lanes = f(lanes, results)`.
 struct Lanes<'a> {
     f: (Combine, bool),
     results: &'a [f32; TILE_DIM],

@@ -1,23 +1,25 @@
-//! Mixture of experts (ggml's MUL_MAT_ID): each row of activations meets the matrices that its token chose.
+//! Mixture of experts (ggml's MUL_MAT_ID): each row of activations is multiplied by the matrices
+//! that its token chose.
 //!
 //! ```text
-//! for each expert that anybody chose
-//!   list the rows that chose it              (token, slot) -> where activations and results are
-//!   multiply these rows with its matrix      as any other product: its weights are read once for all of them
+//! for each expert that at least one token chose
+//!   list the rows that chose it              (token, slot) -> starts of activations and results
+//!   multiply these rows by its matrix        as any other product: its weights are read once for all
 //! ```
 
 use super::driver::{Machine, MatMul, Rows};
 use crate::error::{Error, Result};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout};
 
-/// `dst[token][slot] = act[token][slot] · w[ids[token][slot]]`, f32 activations and results.
+/// The products `dst[token][slot] = act[token][slot] · w[ids[token][slot]]` with f32 activations
+/// and results.
 #[derive(Debug)]
 pub struct ExpertMatMul<'a> {
     /// Layout of each expert's weights.
     pub layout: MatrixLayout,
     /// The packed weights of all experts, one after the other, in DDR.
     pub weights: &'a [Line],
-    /// As in [`MatMul`], of the rows of each expert.
+    /// Most rows of one expert for which dot products are used, as in [`MatMul`].
     pub dot_rows: usize,
     /// Chosen experts, `n_slots` per token.
     pub ids: &'a [i32],
@@ -25,15 +27,16 @@ pub struct ExpertMatMul<'a> {
     pub n_slots: usize,
     /// Activations; a row is K elements.
     pub act: &'a [f32],
-    /// Elements from one token's and from one slot's activations to the next; 0 for slots that share them.
+    /// Elements from one token's and from one slot's activations to the next; 0 for slots that
+    /// share them.
     pub act_strides: [usize; 2],
-    /// Results; a row is N elements, others keep their values.
+    /// Results; a row is N elements. Elements outside the rows keep their values.
     pub dst: &'a mut [f32],
     /// Elements from one token's and from one slot's results to the next.
     pub dst_strides: [usize; 2],
 }
 
-/// Where row (token, slot) starts.
+/// Returns the start of row `row`, which is a pair (token, slot).
 fn start(row: usize, n_slots: usize, [token_stride, slot_stride]: [usize; 2]) -> usize {
     let token = (row / n_slots).saturating_mul(token_stride);
     token.saturating_add((row % n_slots).saturating_mul(slot_stride))
@@ -45,7 +48,8 @@ impl ExpertMatMul<'_> {
     /// - `scratch`: twice as many elements as `ids`
     ///
     /// # Errors
-    /// `Index` if an id names no expert; `Length` if `scratch` or `weights` does not fit; else as [`MatMul::run`].
+    /// `Index` if an id names no expert; `Length` if `scratch` or `weights` does not fit; else as
+    /// [`MatMul::run`].
     pub fn run(self, mut machine: Machine<'_>, scratch: &mut [usize]) -> Result<()> {
         let expert_lines = self.layout.matrix_bytes() / LINE_BYTES;
         let n_experts = self.weights.len() / expert_lines.max(1);

@@ -1,15 +1,45 @@
-//! Drives the matrix unit: four stages over groups of strips, each step running all of them on different groups.
+//! GEMM: `dst[M,N] = act[M,K] · w[K,N]` on the matrix unit, for any M and every weight type.
+//!
+//! The matrix unit (HMX) multiplies FP16 tiles of 32 × 32 that lie in VTCM. Neither operand is in
+//! that form: activations are f32 rows in DDR, weights are packed panels in DDR, and VTCM is far
+//! smaller than a weight matrix. The driver therefore walks along N in *groups* of a few strips (a
+//! strip is 32 columns of N), and brings each group through four stages. In one *step*, each stage
+//! works on a different group, so that the copy engine, the vector units and the matrix unit are
+//! busy at the same time:
 //!
 //! ```text
-//! for each chunk of M that fits                      activations of the chunk: packed once
-//!   for each step t
-//!     copy        group t       DDR -> raw panels            (F16: straight to tiles, one step later)
-//!     dequantize  group t - 1   raw panels -> FP16 tiles     tasks of whole or partial strips
-//!     multiply    group t - 2   FP16 tiles -> result tiles   one task: the thread that holds the unit
-//!     write       group t - 3   result tiles -> f32 rows     tasks of 32 rows and more
+//! for each chunk of M that fits in VTCM               GemmPlan: all of M if possible
+//!   pack the chunk: f32 rows -> act tiles             tasks of 32 rows
+//!   for each step t in 0 .. n_groups + 3
+//!     copy        group t       DDR -> raw panels     one DMA transfer beside the tasks
+//!     dequantize  group t - 1   raw -> weight tiles   tasks of whole or partial panels
+//!     multiply    group t - 2   one task:
+//!       for each strip of the group, for each tile of 32 rows of the chunk
+//!         acc = Σ over K of act tile · weight tile    up to 32 tiles of K in one call
+//!         store acc as a result tile                  rounded to FP16 here, once
+//!     write       group t - 3   result tiles -> f32 rows, with the epilogue
+//!     swap the two raw, the two weight-tile and the two result buffers
 //! ```
 //!
-//! VTCM holds the chunk's activations and two buffers of each kind that swap after each step.
+//! 1. There is no synchronization but the end of a step: every kind of buffer exists twice, one
+//!    stage fills one of the two while the next stage reads the other, and they swap after the
+//!    step. The borrows of a step prove that no task writes what another one reads.
+//! 2. All weights pass through VTCM once per chunk, and dequantizing them costs the same for 1 row
+//!    as for a full chunk. So the plan prefers a chunk that covers all of M over a longer group,
+//!    and cuts M into chunks of equal size if it has to.
+//! 3. Only one thread at a time may hold the matrix unit. Multiplying is therefore one task, and
+//!    the first in the list, because it cannot be divided; the other tasks fill the threads beside
+//!    it.
+//! 4. The scale block, the row factors and the activations come first in VTCM. Their addresses
+//!    depend only on M and K, so a following product with the same activations (Q, K and V, or gate
+//!    and up) finds them there and skips packing: see `is_prepared`.
+//! 5. Each row of activations is divided by a power of two when it is packed, and its results are
+//!    multiplied by it when they are written, so that magnitudes stay within FP16
+//!    ([`super::pack`]).
+//! 6. F16 weights are FP16 tiles already. They have no raw panels: their copy goes into the weight
+//!    tiles, one step later than the copy of other types, and multiply and write keep their places.
+//! 7. With fewer panels in a group than threads, a panel is cut along K. Pieces are multiples of 4
+//!    tiles, because up to four tiles share a line of scales.
 
 use core::ops::Range;
 
@@ -25,9 +55,9 @@ use crate::hvx;
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, Tile, WeightType};
 use crate::rt::{Arena, Copy, Engine};
 
-/// Most tasks that write in one step.
+/// Most tasks that write results in one step.
 const MAX_WRITE: usize = 4;
-/// Most tasks that dequantize in one step: what is left beside multiplying and writing.
+/// Most tasks that dequantize in one step: the slots beside those of multiplying and writing.
 const MAX_DEQUANTIZE: usize = MAX_TASKS - 1 - MAX_WRITE;
 
 /// One task of a step.
@@ -91,25 +121,27 @@ impl Task<'_, '_> {
     }
 }
 
-/// Some rows of a chunk of M, whole tiles of 32 but for the last.
+/// The results of some rows of a chunk of M; all tiles of 32 rows but the last are whole.
 struct Output<'o> {
-    /// From the first of the rows on, or all results where rows are listed.
+    /// The results, starting with the first of the rows; all results if rows are listed.
     dst: &'o mut [f32],
     rows: Rows<'o>,
     epilogue: Option<Epilogue<'o>>,
-    /// First row, counted from where `dst` begins, and from the first row of the product.
+    /// Number of the first row, counted from the start of `dst` and from the first row of the
+    /// product.
     first: [usize; 2],
-    /// How many there are.
+    /// Number of rows.
     n_rows: usize,
     /// Columns of the product.
     n: usize,
-    /// First tile of the chunk's.
+    /// First of the chunk's tiles that belongs to these rows.
     first_tile: usize,
     factors: &'o [[RowFactor; TILE_DIM]],
 }
 
 impl<'o> Output<'o> {
-    /// The rows `rows` in parts of about the same size: one for each thread, if rows follow one another in memory.
+    /// Divides the rows `rows` into parts of about the same size: one for each thread, or a single
+    /// part if rows are listed and may lie anywhere in memory.
     fn parts(
         job: &'o mut MatMul<'_>,
         rows: Range<usize>,
@@ -130,7 +162,7 @@ impl<'o> Output<'o> {
             let start = rows.start + first_tile * TILE_DIM;
             let n_rows = (factors.len() * TILE_DIM).min(rows.end - start);
             let whole = core::mem::take(&mut rest);
-            // The last part has all that is left: the last row ends with its last column.
+            // The last part takes the whole rest, because the last row ends with its last column.
             let dst = if start + n_rows < rows.end {
                 let (now, later) = whole.split_at_mut(n_rows * stride);
                 rest = later;
@@ -151,7 +183,8 @@ impl<'o> Output<'o> {
         })
     }
 
-    /// Writes the tiles of the strips from column `n0` on; a strip has `m_tiles` tiles, one per 32 rows of the chunk.
+    /// Writes the tiles of the strips that begin at column `n0`. A strip has `m_tiles` tiles, one
+    /// for every 32 rows of the chunk.
     fn write(&mut self, tiles: &[Tile], m_tiles: usize, n0: usize) {
         let mut rows = hvx::zeros::<TILE_DIM>();
         let rows: &mut [[f32; TILE_DIM]; TILE_DIM] = bytemuck::cast_mut(&mut rows);
@@ -175,16 +208,18 @@ impl<'o> Output<'o> {
     }
 }
 
-/// The chunk's activations as tiles, 32 rows a task.
+/// Packs 32 rows of a chunk into tiles.
 struct PackTask<'a> {
     m0: usize,
     tiles: &'a mut [Tile],
     factors: &'a mut [RowFactor; TILE_DIM],
 }
 
-/// Computes any number of rows. The arguments have been checked. Returns whether all activations are left in VTCM.
+/// Computes any number of rows; the arguments have been checked. Returns `true` if the activations
+/// of all rows remain in VTCM.
 ///
-/// - `is_prepared`: they are there already, where the last product put them: behind the scale block and the factors
+/// - `is_prepared`: the previous product left these activations in VTCM, after the scale block and
+///   the row factors
 pub(super) fn run(
     mut job: MatMul<'_>,
     is_prepared: bool,
@@ -212,7 +247,7 @@ pub(super) fn run(
     }
 }
 
-/// Computes the rows `rows`, at most `plan.m_tiles` tiles of them.
+/// Computes the rows `rows`, at most 32 · `plan.m_tiles` of them.
 fn chunk(
     job: &mut MatMul<'_>,
     is_prepared: bool,
@@ -263,7 +298,8 @@ fn chunk(
     let mut outputs = Output::parts(job, rows, factors, engine.threads());
 
     let n_groups = layout.n_strips().div_ceil(plan.group);
-    // Strips of the group that is `late` steps behind step `t`; none before the first and after the last.
+    // The strips of the group that a stage `late` steps after the copy works on in step `t`; none
+    // before the first group and after the last.
     let strips = |t: usize, late: usize| match t.checked_sub(late) {
         Some(g) if g < n_groups => g * plan.group..layout.n_strips().min((g + 1) * plan.group),
         _ => 0..0,
@@ -373,7 +409,8 @@ fn pack(
     }
 }
 
-/// Fills `tasks` with the dequantization of whole panels, each cut along K if there are more threads than panels.
+/// Fills `tasks` with the dequantization of whole panels. Cuts each panel along K if there are more
+/// threads than panels.
 fn share_out<'t>(
     layout: MatrixLayout,
     panels: &'t [Line],
@@ -397,7 +434,8 @@ fn share_out<'t>(
         let panel = Panel::new(panel, lines)?;
         for (i, out) in tiles.chunks_mut(piece).enumerate() {
             let tiles = i * piece..i * piece + out.len();
-            // PANIC: at most max(MAX_DEQUANTIZE, MAX_GROUP) pieces exist, and there are as many slots.
+            // PANIC: at most max(MAX_DEQUANTIZE, MAX_GROUP) pieces exist, and there are as many
+            // slots.
             let Some(slot) = slots.next() else {
                 unreachable!("more pieces than tasks")
             };

@@ -1,21 +1,45 @@
-//! Integer dot products of packed quantized weights with quantized activations: M of 1 or 2.
+//! GEMV: integer dot products of packed quantized weights with quantized activations, for M of 1 or
+//! 2.
+//!
+//! With one or two rows the matrix unit would have a 32-row tile to fill with one or two, and
+//! dequantizing the weights would cost more than everything else. Here the weights stay integers:
+//! activations are quantized to 8 bits ([`super::quantize`]), four of them meet four weights in
+//! each 32-bit lane of one instruction (`vrmpy`), and the 32 lanes of a vector are the 32 columns
+//! of a strip.
 //!
 //! ```text
+//! total[n] = 0
 //! for each group of 1024 along K
-//!   for each pair (MXFP4: four) of tiles
-//!     joint = weight scales · activation scales                 one widening multiply for two tiles
-//!     for each tile, each strip, each row of activations
-//!       dot[n] = -zero · sum(q_act)  +  Σ over 8 words g of  quants[g][n] · act[g]       unsigned · signed bytes
-//!       sum[n] += dot[n] · joint[n]
-//!   total[n] += sum[n] · group factor
+//!   sum[n] = 0
+//!   for each run: the 2 (MXFP4: 4) tiles that share a line of weight scales
+//!     joint[tile][n] = weight scale[tile][n] · activation scale[tile]
+//!     for each tile of the run, each strip, each row of activations
+//!       dot[n]  = -ZERO · sum of the block's activations
+//!       dot[n] += Σ over 8 words g of  quants[g][n] · act[g]      u8 · i8, four products a lane
+//!       sum[n] += f32(dot[n]) · joint[tile][n]
+//!   total[n] += sum[n] · factor of the group
 //! ```
 //!
-//! 1. Activations sit in scalar registers: a word of four multiplies all 32 columns, so no vector loads for them.
-//! 2. Weights stay unsigned (q + zero); what that adds is taken off by the start value.
-//! 3. Two strips share the scalar loads and the scale of the activations (M = 1), or two rows share the unpacked
-//!    weights (M = 2).
+//! `S` strips (1 or 2) and `R` rows (1 or 2) are constants of the kernel, as are the weight type's
+//! lines and tiles, so all inner loops unroll. The reasons for the details:
 //!
-//! A dot product of 32 is at most 32 · 255 · 127 < 2^24: its conversion to f32 is exact.
+//! 1. **Activations are scalars.** A word of four activations is the same for all 32 columns, so it
+//!    sits in a scalar register and the instruction spreads it over the vector. The inner loop
+//!    loads weights only.
+//! 2. **Weights stay unsigned.** The instruction takes unsigned by signed bytes, so a weight is
+//!    used as q + ZERO (Q4_0: 8, flipped bytes: 128). The excess is ZERO · Σ act, the same for
+//!    every column, and is subtracted through the start value; the sums come with the quantized
+//!    activations.
+//! 3. **One multiply for two scales.** Weight and activation scales are both f16: a widening
+//!    multiply of a line of weight scales by a word of two activation scales gives the f32 factors
+//!    of two tiles.
+//! 4. **Two strips or two rows at a time.** Two strips (M = 1) share the scalar loads and the
+//!    activation scales. Two rows (M = 2) share the unpacked weights.
+//! 5. **The sum is one tile late** (`LateSum`). Conversion, multiplication and addition of a
+//!    tile's dot product are a chain of dependent instructions. Delaying them by a tile lets them
+//!    run beside the next tile's dot products.
+//! 6. **Integers are exact.** A dot product of 32 is at most 32 · 255 · 127 < 2^24, so its
+//!    conversion to f32 loses nothing.
 
 mod format;
 
@@ -26,8 +50,9 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, Vector};
 use crate::layout::{Line, TILE_DIM, WeightType};
 
-/// A sum over tiles that adds each tile while the next one is being multiplied: its conversion, product and sum are a
-/// chain that would otherwise stand alone at the end of each turn of the loop.
+/// A sum over tiles that adds each tile while the next one is multiplied. Conversion, product and
+/// sum are a chain of dependent instructions, which would otherwise wait for each other at the end
+/// of each turn of the loop.
 #[derive(Clone, Copy)]
 struct LateSum {
     sum: Accumulator,
@@ -36,7 +61,7 @@ struct LateSum {
 }
 
 impl LateSum {
-    /// Nothing added, nothing pending.
+    /// Returns a sum of 0 with a pending product of 0.
     #[inline(always)]
     fn new() -> Self {
         let zero = hvx::splat_w(0);
@@ -47,14 +72,14 @@ impl LateSum {
         }
     }
 
-    /// Adds the pending tile; `dot · joint` becomes pending.
+    /// Adds the pending tile and makes `dot · joint` pending.
     #[inline(always)]
     fn push(&mut self, dot: Vector, joint: Vector) {
         self.sum = self.sum.mul_add(hvx::f32_from_w(self.dot), self.joint);
         (self.dot, self.joint) = (dot, joint);
     }
 
-    /// The sum of everything pushed, f32.
+    /// Returns the sum of everything pushed, f32.
     #[inline(always)]
     fn finish(self) -> Vector {
         self.sum
@@ -63,7 +88,7 @@ impl LateSum {
     }
 }
 
-/// Tiles of one strip that share a line of scales.
+/// The tiles of one strip that share a line of scales.
 #[derive(Clone, Copy)]
 struct StripRun<'a, const L: usize> {
     quants: &'a [[Line; L]],
@@ -71,7 +96,7 @@ struct StripRun<'a, const L: usize> {
     min: &'a Line,
 }
 
-/// What one row of activations has for the same tiles.
+/// The activations of one row for the tiles of a [`StripRun`].
 #[derive(Clone, Copy)]
 struct ActRun<'a, const T: usize, const W: usize> {
     words: &'a [[i32; 8]; T],
@@ -80,9 +105,10 @@ struct ActRun<'a, const T: usize, const W: usize> {
     products: &'a [i32; W],
 }
 
-/// The whole runs of a strip from run `first` on.
+/// Returns the whole runs of a strip, starting with run `first`.
 ///
-/// Iterators that are zipped are bounded once, not once per turn and slice.
+/// The slices are zipped because an iterator checks their bounds once instead of once per turn and
+/// slice.
 #[inline(always)]
 fn strip_runs<'a, const L: usize, const T: usize>(
     panel: &Panel<'a>,
@@ -103,7 +129,7 @@ fn strip_runs<'a, const L: usize, const T: usize>(
         .map(|((quants, scale), min)| StripRun { quants, scale, min })
 }
 
-/// The tiles of a strip that do not fill its last run, `first` being that run.
+/// Returns the tiles of a strip that do not fill its last run, which is run `first`.
 #[inline(always)]
 fn strip_rest<'a, const L: usize, const T: usize>(
     panel: &Panel<'a>,
@@ -118,7 +144,7 @@ fn strip_rest<'a, const L: usize, const T: usize>(
     }
 }
 
-/// The runs of a group of activations from run `first` on.
+/// Returns the runs of a group of activations, starting with run `first`.
 #[inline(always)]
 fn act_runs<const T: usize, const W: usize>(
     group: &ActGroup,
@@ -171,7 +197,7 @@ fn add_run<F: Format<L, T, W>, const L: usize, const T: usize, const W: usize, c
     }
 }
 
-/// The first `COUNT` of two values.
+/// Returns the first `COUNT` of two values.
 #[inline(always)]
 fn first_of<V: Copy, const COUNT: usize>(pair: [V; 2]) -> [V; COUNT] {
     const {
@@ -185,7 +211,7 @@ fn first_of<V: Copy, const COUNT: usize>(pair: [V; 2]) -> [V; COUNT] {
     out
 }
 
-/// The products of `S` strips with `R` rows of activations.
+/// Computes the products of `S` strips with `R` rows of activations.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn dot_strips<
@@ -251,7 +277,7 @@ fn dot_strips<
     out
 }
 
-/// Columns of one strip for one row of activations.
+/// Results of one row of activations in the 32 columns of one strip.
 pub type Columns = [f32; TILE_DIM];
 
 /// Calls the kernel of a weight type for `S` strips and `R` rows.
@@ -278,7 +304,7 @@ fn dispatch<const S: usize, const R: usize>(
     hvx::widest(Dot { panels, acts })
 }
 
-/// [`dispatch`] after its checks.
+/// The arguments of [`dispatch`] after its checks.
 struct Dot<'a, const S: usize, const R: usize> {
     panels: [&'a Panel<'a>; S],
     acts: [&'a [ActGroup]; R],
@@ -312,7 +338,7 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
     }
 }
 
-/// One row of activations by one strip: 32 columns into `out`.
+/// Multiplies one row of activations by one strip: 32 columns into `out`.
 ///
 /// # Errors
 /// `Length` if the activations have another K than the panel; `NoKernel` for F16 weights.
@@ -322,7 +348,8 @@ pub fn gemv_strip(panel: &Panel<'_>, act: &[ActGroup], out: &mut Columns) -> Res
     Ok(())
 }
 
-/// One row of activations by two strips: fewer scalar loads per weight than [`gemv_strip`] twice.
+/// Multiplies one row of activations by two strips, with fewer scalar loads per weight than two
+/// calls of [`gemv_strip`].
 ///
 /// # Errors
 /// As [`gemv_strip`]; `Length` if the panels differ in type or K.
@@ -332,7 +359,7 @@ pub fn gemv_two_strips(
     out: [&mut Columns; 2],
 ) -> Result<()> {
     if panels[0].layout.weight() == WeightType::Mxfp4 && panels[0].layout == panels[1].layout {
-        // Four tiles of two strips need more registers than there are: one strip at a time is faster.
+        // Four tiles of two strips need more registers than exist: one strip at a time is faster.
         let [first, second] = out;
         gemv_strip(panels[0], act, first)?;
         return gemv_strip(panels[1], act, second);
@@ -344,7 +371,7 @@ pub fn gemv_two_strips(
     Ok(())
 }
 
-/// Two rows of activations by one strip: the weights are unpacked once.
+/// Multiplies two rows of activations by one strip, unpacking the weights once.
 ///
 /// # Errors
 /// As [`gemv_strip`].

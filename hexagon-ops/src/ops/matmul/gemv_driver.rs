@@ -1,4 +1,5 @@
-//! Drives the dot products over all strips: copies of the next strips run beside the products of these.
+//! Drives the dot products over all strips. The panels of the next group are copied to VTCM while
+//! those of this group are multiplied.
 //!
 //! ```text
 //! quantize the rows of activations
@@ -16,9 +17,10 @@ use crate::hvx;
 use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, PanelLayout, TILE_DIM};
 use crate::rt::{Arena, Copy, Engine};
 
-/// Bytes of weights that one step copies, at most, if the panels are not larger themselves.
+/// Most bytes of weights that one step copies, unless two panels are larger.
 ///
-/// Large enough that a step's synchronization does not count, small enough that small matrices have several steps.
+/// Large enough to make a step's synchronization negligible, small enough to give small matrices
+/// several steps.
 const STEP_BYTES: usize = 256 * 1024;
 
 /// Quantizes one row.
@@ -28,7 +30,7 @@ struct QuantizeTask<'a> {
     result: Result<()>,
 }
 
-/// Products of some strips with one or two rows; with one, `out[1]` is empty.
+/// Multiplies some strips by one or two rows. With one row, `out[1]` is empty.
 struct StripTask<'a> {
     panels: &'a [Line],
     acts: [&'a [ActGroup]; 2],
@@ -49,7 +51,7 @@ impl StripTask<'_> {
     }
 }
 
-/// One row, strips two by two.
+/// Multiplies one row by some strips, two strips at a time.
 fn strips(
     layout: PanelLayout,
     panels: &[Line],
@@ -79,7 +81,7 @@ fn strips(
     Ok(())
 }
 
-/// Two rows, strip by strip.
+/// Multiplies two rows by some strips, one strip at a time.
 fn two_row_strips(
     layout: PanelLayout,
     panels: &[Line],
@@ -128,9 +130,9 @@ fn quantize(job: &MatMul<'_>, engine: &Engine, acts: &mut [ActGroup]) -> Result<
     first.and(second)
 }
 
-/// Computes one or two rows. The arguments have been checked.
+/// Computes one or two rows; the arguments have been checked.
 ///
-/// - `is_prepared`: the activations are in VTCM already, where the last product put them: first of all
+/// - `is_prepared`: the previous product left these activations at the start of VTCM
 pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> Result<()> {
     let (layout, m) = (job.layout, job.m);
     let (panel, k, n) = (layout.panel(), layout.panel().k(), layout.n());
@@ -186,7 +188,7 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
             return Ok(());
         }
         let n_strips = copied.len() / panel.panel_lines();
-        // An even number of strips a task, since kernels take them in pairs.
+        // Each task gets an even number of strips, since kernels take them in pairs.
         let per_task = n_strips
             .div_ceil(machine.engine.threads().min(MAX_TASKS))
             .next_multiple_of(2);

@@ -1,9 +1,13 @@
-//! Matrix multiplication `dst[M,N] = act[M,K] · w[K,N]`: two ways, one set of packed weights.
+//! Matrix multiplication `dst[M,N] = act[M,K] · w[K,N]`: two code paths over one set of packed
+//! weights.
 //!
-//! | way | for | steps |
+//! | path | used for | steps |
 //! |---|---|---|
-//! | GEMV | M of 1 or 2, quantized weights with a scale for each column | [`quantize`] activations to 8 bits, [`gemv`] integer dot products |
-//! | GEMM | everything else | [`pack`] activations to FP16 tiles, [`dequantize`] weights to FP16 tiles, multiply on the matrix unit |
+//! | GEMV | M of 1 or 2, quantized weights with a scale for each column | [`quantize`], [`gemv`] |
+//! | GEMM | everything else | [`pack`], [`dequantize`], matrix unit |
+//!
+//! GEMV quantizes activations to 8 bits and computes integer dot products on the vector units. GEMM
+//! converts activations and weights to FP16 tiles and multiplies them on the matrix unit.
 
 pub mod dequantize;
 mod driver;

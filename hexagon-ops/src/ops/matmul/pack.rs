@@ -1,10 +1,11 @@
-//! Activations to FP16 tiles and results back to f32 rows.
+//! Packing of activations into FP16 tiles, and unpacking of results into f32 rows.
 //!
-//! Each row is divided by a power of two that brings its largest magnitude to [1, 2), and its results are multiplied
-//! with it: exact, and neither large nor tiny activations leave FP16's range on their way through the matrix unit.
+//! Each row is divided by a power of two that brings its largest magnitude to [1, 2), and its
+//! results are multiplied by it. Both are exact, and neither large nor tiny activations leave
+//! FP16's range in the matrix unit.
 //!
-//! A row with NaN or infinity goes through the unit as zeros, since it takes only finite numbers; its factor is NaN, and so
-//! are its results. Other rows are not touched by it.
+//! The matrix unit takes only finite numbers, so a row with NaN or infinity passes through it as
+//! zeros. Its factor is NaN, which makes its results NaN and leaves other rows alone.
 
 use crate::hvx::{self, Vector};
 use crate::layout::{TILE_DIM, Tile};
@@ -18,26 +19,27 @@ pub struct RowFactor {
 }
 
 impl RowFactor {
-    /// The factor of a row of which nothing is known: 1.
+    /// The factor of a row whose magnitudes are unknown: 1.
     pub const ONE: Self = Self {
         factor: 1.0,
         inverse: 1.0,
     };
 
-    /// What results of the row are multiplied with.
+    /// Returns the factor that results of the row are multiplied by.
     #[must_use]
     pub fn factor(self) -> f32 {
         self.factor
     }
 
-    /// The power of two below the largest magnitude in `row`; NaN if not all of it is finite.
+    /// Returns the power of two at or below the largest magnitude in `row`, with a NaN factor if an
+    /// element is not finite.
     #[inline(always)]
     fn of(row: &[f32]) -> Self {
         let magnitude_bits = hvx::splat_w(0x7fff_ffff);
         let mut largest = hvx::splat_w(0);
         let (whole, rest) = row.as_chunks::<TILE_DIM>();
         for elems in whole {
-            // Bits of magnitudes are ordered as the magnitudes are.
+            // The bits of magnitudes are ordered as the magnitudes are.
             largest = hvx::max_w(largest, hvx::and(hvx::load_f32(elems), magnitude_bits));
         }
         let mut lanes = [0.0; TILE_DIM];
@@ -55,7 +57,8 @@ impl RowFactor {
                 inverse: 1.0,
             };
         }
-        // The exponent field alone, kept where both it and its inverse are normal numbers.
+        // The exponent field alone, limited so that both the factor and its inverse are normal
+        // numbers.
         let exponent = exponent.clamp(1, 253);
         Self {
             factor: f32::from_bits(exponent << 23),
@@ -64,7 +67,7 @@ impl RowFactor {
     }
 }
 
-/// 32 elements of a row from `k` on, times `inverse`; zeros past the row's end.
+/// Loads the 32 elements of a row that start at `k`, times `inverse`; zeros past the row's end.
 #[inline(always)]
 fn scaled(row: &[f32], k: usize, inverse: Vector) -> Vector {
     match row[k..].first_chunk::<TILE_DIM>() {
@@ -80,8 +83,8 @@ fn scaled(row: &[f32], k: usize, inverse: Vector) -> Vector {
 /// Packs up to 32 rows into tiles.
 ///
 /// - `row(i)`: row i of these, `None` past the last one
-/// - `tiles`: `ceil(K / 32)` tiles, all written; rows that do not exist become zero
-/// - `factors`: what [`unpack_tile`] needs for each row
+/// - `tiles`: `ceil(K / 32)` tiles, all written; missing rows become zero
+/// - `factors`: written for each row, for [`unpack_tile`]
 pub fn pack_rows<'a>(
     row: impl Fn(usize) -> Option<&'a [f32]>,
     tiles: &mut [Tile],
@@ -130,7 +133,7 @@ pub fn unpack_tile(
     hvx::widest(Unpack { tile, factors, out });
 }
 
-/// [`unpack_tile`].
+/// The arguments of [`unpack_tile`].
 struct Unpack<'a> {
     tile: &'a Tile,
     factors: &'a [RowFactor; TILE_DIM],

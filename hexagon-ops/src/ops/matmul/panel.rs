@@ -35,7 +35,7 @@ impl<'a> Panel<'a> {
         })
     }
 
-    /// Layout of the panel.
+    /// Returns the layout of the panel.
     #[must_use]
     pub fn layout(&self) -> PanelLayout {
         self.layout

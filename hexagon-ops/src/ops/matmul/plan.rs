@@ -1,12 +1,14 @@
-//! How much of a product is in VTCM at once. The planner of the other side asks the same functions.
+//! The plan of a GEMM: which part of M and N is in VTCM at once. The host's planner calls the same
+//! functions.
 
 use super::pack::RowFactor;
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, MatrixLayout, TILE_DIM, WeightType};
 
-/// Most strips of a group: with more, a step is long enough already and the buffers only take room from M.
+/// Most strips of a group. With more, the buffers only take room from M, because a step is long
+/// enough already.
 pub(super) const MAX_GROUP: usize = 8;
-/// How a product is cut to fit in VTCM.
+/// Sizes into which a product is cut so that it fits in VTCM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmPlan {
     /// Tiles of 32 rows that are in VTCM at once.
@@ -16,7 +18,7 @@ pub struct GemmPlan {
 }
 
 impl GemmPlan {
-    /// Tiles of VTCM that a plan needs.
+    /// Returns the tiles of VTCM that the plan needs.
     #[must_use]
     pub const fn vtcm_tiles(self, layout: MatrixLayout) -> usize {
         let k_tiles = layout.k_tiles();
@@ -32,7 +34,8 @@ impl GemmPlan {
             + 2 * (raw + self.group * k_tiles + self.group * self.m_tiles)
     }
 
-    /// The plan for `m` rows: all of M if it fits beside one strip, else the largest chunk; then the largest group.
+    /// Plans a product of `m` rows: all of M if it fits beside one strip, else the largest chunk;
+    /// then the largest group.
     ///
     /// # Errors
     /// `VtcmFull` if not even 32 rows and one strip fit.
@@ -60,7 +63,7 @@ impl GemmPlan {
                 .m_tiles
                 .saturating_sub(over.div_ceil(per_m_tile))
                 .max(1);
-            // Chunks of equal size, so that the last one is not a small rest.
+            // Chunks have equal sizes, so that the last one is not a small rest.
             let chunks = m.div_ceil(plan.m_tiles * TILE_DIM);
             plan.m_tiles = m.div_ceil(TILE_DIM).div_ceil(chunks);
         }

@@ -1,4 +1,5 @@
-//! Activations to signed 8 bits with one scale per block of 32, in the form that the dot products read.
+//! Quantization of activations to signed 8 bits with one scale per block of 32, in the form that
+//! the dot products read.
 //!
 //! ```text
 //! for each group of 1024 elements (32 blocks), missing ones zero
@@ -9,13 +10,15 @@
 //!   sum[32]    = sum of the block's q
 //! ```
 //!
-//! 1. Scales are f16 because one widening multiply then joins them with the weights' f16 scales. The group's factor keeps
-//!    them in range whatever the activations' magnitude; the sum over a group is multiplied with it once.
-//! 2. The floor of 2^-14 replaces the division by zero of an empty block. It is 2^23 times less than the largest
-//!    element of the group, far below that element's own rounding error.
-//! 3. Rounding is the addition of 1.5·2^23: the low byte of the f32's fraction is then q in two's complement.
+//! 1. Scales are f16 because one widening multiply then joins them with the weights' f16 scales.
+//!    The group's factor keeps them in range whatever the activations' magnitude; the sum over a
+//!    group is multiplied by it once.
+//! 2. The floor of 2^-14 avoids a division by zero for an empty block. It is 2^23 times less than
+//!    the largest element of the group, far below that element's rounding error.
+//! 3. Rounding is the addition of 1.5·2^23: the low byte of the f32's fraction is then q in two's
+//!    complement.
 //!
-//! Infinite and NaN activations are outside the contract: 8-bit quants cannot carry them.
+//! Activations must be finite: 8-bit quants cannot carry infinity or NaN.
 
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
@@ -30,13 +33,14 @@ pub const GROUP_TILES: usize = GROUP / TILE_DIM;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(128))]
 pub struct ActGroup {
-    /// Block b is words 8b to 8b + 7; word w holds its elements 4w.. in [`crate::layout::WORD_ORDER`].
+    /// Block b is words 8b to 8b + 7; each word holds four elements in
+    /// [`crate::layout::WORD_ORDER`].
     words: [Line; 8],
-    /// i32 sum of the quants of each block.
+    /// Sum of the quants of each block, i32.
     sums: Line,
     /// 32 f16 scales relative to `factor`, then 32 f16 products `scale · sum`.
     scales: Line,
-    /// f32 power of two, in all words.
+    /// Power of two of the group, f32, in all words.
     factor: Line,
 }
 
@@ -49,32 +53,32 @@ impl ActGroup {
         factor: Line::ZERO,
     };
 
-    /// The quants of each block, as words of four.
+    /// Returns the quants of each block, as words of four.
     #[inline(always)]
     pub(super) fn words(&self) -> &[[i32; 8]; GROUP_TILES] {
         bytemuck::cast_ref(&self.words)
     }
 
-    /// Sum of the quants of each block.
+    /// Returns the sum of the quants of each block.
     #[inline(always)]
     pub(super) fn sums(&self) -> &[i32; GROUP_TILES] {
         bytemuck::cast_ref(&self.sums)
     }
 
-    /// f16 scales of two blocks a word, then f16 `scale · sum` of two blocks a word.
+    /// Returns the f16 scales of two blocks a word, then f16 `scale · sum` of two blocks a word.
     #[inline(always)]
     pub(super) fn scales(&self) -> &[[i32; GROUP_TILES / 2]; 2] {
         bytemuck::cast_ref(&self.scales)
     }
 
-    /// The group's power of two in all lanes, f32.
+    /// Returns the group's power of two in all lanes, f32.
     #[inline(always)]
     pub(super) fn factor(&self) -> Vector {
         hvx::load(&self.factor)
     }
 }
 
-/// Groups that a row of `k` activations takes.
+/// Returns the number of groups that a row of `k` activations takes.
 #[must_use]
 pub const fn groups(k: usize) -> usize {
     k.div_ceil(GROUP)
@@ -86,7 +90,7 @@ pub const fn groups(k: usize) -> usize {
 /// - `out`: [`groups`] of K
 ///
 /// # Errors
-/// `Length` if `row` has no whole blocks or `out` another length.
+/// `Length` if `row` is not a multiple of 32 long, or if `out` has another length.
 pub fn quantize_row(row: &[f32], out: &mut [ActGroup]) -> Result<()> {
     let whole = row.len() / TILE_DIM * TILE_DIM;
     if whole != row.len() {
@@ -107,7 +111,7 @@ pub fn quantize_row(row: &[f32], out: &mut [ActGroup]) -> Result<()> {
     Ok(())
 }
 
-/// [`quantize_row`] after its checks.
+/// The arguments of [`quantize_row`] after its checks.
 struct QuantizeRow<'a> {
     row: &'a [f32],
     out: &'a mut [ActGroup],
@@ -131,9 +135,11 @@ impl hvx::Kernel for QuantizeRow<'_> {
     }
 }
 
-/// Reduces 32 lanes of each of 32 vectors to one lane each: lane b of the result is vector b reduced by `join`.
+/// Reduces 32 lanes of each of 32 vectors to one lane each: lane b of the result is vector b
+/// reduced by `join`.
 ///
-/// Level by level, the even and odd lanes of two vectors are joined, which halves both and puts them side by side.
+/// Each level joins the even and odd lanes of two vectors, which halves both and puts them side by
+/// side.
 #[inline(always)]
 fn reduce<const N: usize>(vectors: [Vector; N], join: fn(Vector, Vector) -> Vector) -> Vector {
     let mut level = vectors;
@@ -148,13 +154,15 @@ fn reduce<const N: usize>(vectors: [Vector; N], join: fn(Vector, Vector) -> Vect
     level[0]
 }
 
-/// Quantizes one full group. On the device a call of its own, so that `elems` and `out` are known not to overlap.
+/// Quantizes one full group. It is not inlined on the device, so that `elems` and `out` are known
+/// not to overlap.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn quantize_group(elems: &[f32; GROUP], out: &mut ActGroup) {
     let blocks = &elems.as_chunks::<TILE_DIM>().0.as_chunks::<8>().0;
     let magnitude_bits = hvx::splat_w(0x7fff_ffff);
-    // Bits of magnitudes are ordered as the magnitudes are, so integer maxima do.
+    // The bits of magnitudes are ordered as the magnitudes are, so the integer maximum is the
+    // maximum.
     let mut partial = [magnitude_bits; 4];
     for (eight, partial) in blocks.iter().zip(&mut partial) {
         let magnitudes = eight
@@ -164,7 +172,8 @@ fn quantize_group(elems: &[f32; GROUP], out: &mut ActGroup) {
     }
     let amax = reduce(partial, hvx::max_w);
 
-    // The exponent field of the group's largest element, nine lower; bounded so that factor and inverse are normal.
+    // The factor's exponent field is that of the group's largest element minus nine, with a lower
+    // limit that keeps both the factor and its inverse normal.
     let largest = all_lanes(amax, hvx::max_w);
     let exponent = hvx::max_w(
         hvx::and(largest, hvx::splat_w(0x7f80_0000)),
@@ -219,7 +228,7 @@ fn quantize_group(elems: &[f32; GROUP], out: &mut ActGroup) {
     );
 }
 
-/// Every lane becomes all lanes joined.
+/// Returns a vector whose every lane is `join` of all lanes of `v`.
 #[inline(always)]
 fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector {
     let mut v = v;
@@ -230,7 +239,8 @@ fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector {
     v
 }
 
-/// 1 / `d` for normal positive f32 lanes, to within 2^-22: an estimate by the exponent, then three Newton steps.
+/// Returns 1 / `d` for normal positive f32 lanes, to within 2^-22: an estimate by the exponent,
+/// then three Newton steps.
 ///
 /// SOURCE: the estimate's error is at most 12 %, squared by each step: 1.5e-2, 2.1e-4, 4.4e-8.
 #[inline(always)]

@@ -1,4 +1,5 @@
-//! What differs between the weight types of the integer dot product: unpacking, the product of a tile, scales.
+//! The differences between weight types in the integer dot product: unpacking, the product of a
+//! tile, scales.
 
 use crate::hvx::{self, Vector};
 use crate::layout::{Line, WeightType};
@@ -7,28 +8,30 @@ use crate::ops::matmul::dequantize::{byte_table, e8m0_words};
 static IQ4_NL_BYTES: Line = byte_table(WeightType::Iq4Nl);
 static MXFP4_BYTES: Line = byte_table(WeightType::Mxfp4);
 
-/// How one weight type's tiles become integer dot products and scales.
+/// Conversion of one weight type's tiles to integer dot products and scales.
 ///
-/// `L` lines of quants a tile, `T` tiles a line of scales, `W = T / 2` words of activation scales for these.
+/// `L` lines of quants a tile, `T` tiles a line of scales, `W = T / 2` words of activation scales
+/// for these.
 pub(super) trait Format<const L: usize, const T: usize, const W: usize>: Copy {
-    /// What is added to each weight to make it unsigned.
+    /// The number added to each weight to make it unsigned.
     const ZERO: i32;
-    /// Whether the planes hold minima.
+    /// `true` if panels have a plane of minima.
     const HAS_MIN: bool = false;
-    /// Form of a tile that several rows of activations share.
+    /// A tile in the form that several rows of activations share.
     type Unpacked: Copy;
 
     /// Prepares a tile for [`Self::dot`].
     fn unpack(self, quants: &[Line; L]) -> Self::Unpacked;
 
-    /// `start + Σ quants · act`, for 8 words of activations.
+    /// Returns `start + Σ quants · act`, for 8 words of activations.
     fn dot(self, start: Vector, quants: Self::Unpacked, act: &[i32; 8]) -> Vector;
 
-    /// f32 products of the weight scales in `line` and the activation scales in `act`, two blocks a word.
+    /// Returns the f32 products of the weight scales in `line` and the activation scales in `act`,
+    /// two blocks a word.
     fn joint_scales(self, line: Vector, act: [i32; W]) -> [Vector; T];
 }
 
-/// `start` plus the products of 8 vectors with 8 words.
+/// Returns `start` plus the products of 8 vectors with 8 words.
 #[inline(always)]
 fn dot8(start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
     let mut dot = start;
@@ -38,17 +41,18 @@ fn dot8(start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
     dot
 }
 
-/// f16 scales of two tiles times those of two blocks of activations.
+/// Returns the f16 scales of two tiles times those of two blocks of activations.
 #[inline(always)]
 pub(super) fn f16_scales(line: Vector, act: i32) -> [Vector; 2] {
     let (even, odd) = hvx::widen_mul_f16(line, hvx::splat_w(act));
     [even, odd]
 }
 
-/// Nibbles that are the weight plus `ZERO`.
+/// Nibbles that hold the weight plus `ZERO`.
 ///
-/// Both nibbles are masked where they are. The high ones then count 16 times, so one shift per tile puts their exact sum
-/// right instead of one per vector; a packet has room for one shift only.
+/// The high nibbles are masked but not shifted, so each weighs 16 times its value. Their sum is
+/// exact, and one shift per tile corrects it instead of one shift per vector; a packet has room for
+/// only one shift.
 #[derive(Clone, Copy)]
 pub(super) struct Plain<const ZERO: i32, const HAS_MIN: bool>;
 
@@ -114,30 +118,31 @@ impl Format<8, 2, 1> for Bytes {
     }
 }
 
-/// Nibbles that are an index into a table of flipped bytes.
+/// Nibbles that are indices into a table of flipped bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Table(Vector);
 
 impl Table {
-    /// The table of IQ4_NL.
+    /// Returns the table of IQ4_NL.
     #[inline(always)]
     pub(super) fn iq4_nl() -> Self {
         Self(hvx::load(&IQ4_NL_BYTES))
     }
 
-    /// The table of MXFP4.
+    /// Returns the table of MXFP4.
     #[inline(always)]
     pub(super) fn mxfp4() -> Self {
         Self(hvx::load(&MXFP4_BYTES))
     }
 
-    /// Bytes of a tile: the low nibbles' four vectors, then the high nibbles'.
+    /// Returns the bytes of a tile: four vectors of the low nibbles, then four of the high ones.
     #[inline(always)]
     fn look_up(self, quants: &[Line; 4]) -> [Vector; 8] {
         let mut bytes = [self.0; 8];
         for (v, line) in quants.iter().enumerate() {
             let line = hvx::load(line);
-            // The table repeats after 16 entries, so the fifth bit that comes with a low nibble does not matter.
+            // The table repeats after 16 entries, so the fifth bit that comes with a low nibble
+            // does not matter.
             bytes[v] = hvx::lookup16_b(line, self.0);
             bytes[4 + v] = hvx::lookup16_b(hvx::shr_b(line, 4), self.0);
         }
@@ -185,7 +190,8 @@ impl Format<4, 4, 2> for Table {
         let act = [f16_scales(one, act[0]), f16_scales(one, act[1])];
         let mut joint = [line; 4];
         for (i, joint) in joint.iter_mut().enumerate() {
-            // The f32 2^(e-128) has the exponent field e - 1; e = 0 is below f32's normal numbers and becomes 0.
+            // The f32 2^(e-128) has the exponent field e - 1; e = 0 is below f32's normal numbers
+            // and becomes 0.
             let e = hvx::max_w(
                 hvx::sub_w(e8m0_words(line, i), hvx::splat_w(1)),
                 hvx::splat_w(0),
