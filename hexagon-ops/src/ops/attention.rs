@@ -1,9 +1,10 @@
-//! Attention over keys and values as a cache holds them: one pass over the positions with a running maximum, the scores
-//! never in memory as a whole.
+//! Attention over keys and values in a cache: one pass over the positions with a running maximum.
+//! The scores are never in memory as a whole.
 //!
-//! There are two ways: keys and values that FP16 holds go through the matrix unit (`tile`), others through dot products in
-//! FP32 (`dot`). One query row, too, takes half the packets on the matrix unit: a key is moved to its tile once, and what
-//! is left of a score is its exponential (`attention_*` in `tests/packets.txt`).
+//! There are two code paths. Keys and values that FP16 can hold go through the matrix unit
+//! (`tile`), all others through dot products in FP32 (`dot`). Even a single query row takes half
+//! the packets on the matrix unit, because a key is moved to its tile once and the rest of a
+//! score's cost is its exponential (`attention_*` in `tests/packets.txt`).
 //!
 //! ```text
 //! for each stream, for each batch of queries whose results fit in VTCM
@@ -12,9 +13,9 @@
 //!   for each query and head: the parts joined, the sink added, divided by the sum of exponentials
 //! ```
 //!
-//! Query heads that share a head of keys and values are rows of one pass (`Job::head`), as are queries that follow one
-//! another. Scores of hidden positions are `HIDDEN`, a finite number, so that no infinity meets another: a row with
-//! nothing else becomes zeros, as ggml has it.
+//! Query heads that share a head of keys and values are rows of one pass (`Job::head`), as are
+//! successive queries. Scores of hidden positions are `HIDDEN`, a finite number, so that infinities
+//! never meet: a row with only hidden positions becomes zeros, as in ggml.
 
 mod dot;
 mod merge;
@@ -33,11 +34,11 @@ use crate::ops::matmul::Machine;
 use crate::ops::rows::Slopes;
 use crate::ops::tensor::{Shape, Type, View, ViewMut};
 
-/// f32 of a line, and positions of a block.
+/// f32 elements of a line, and positions of a block.
 const LANES: usize = 32;
 /// Score of a hidden position.
 const HIDDEN: f32 = -1e30;
-/// A row whose maximum is not above it has hidden positions only.
+/// Largest maximum of a row that has hidden positions only.
 const NOTHING: f32 = -1e29;
 
 /// Parameters of an attention.
@@ -45,13 +46,13 @@ const NOTHING: f32 = -1e29;
 pub struct Attention {
     /// Factor of the scores.
     pub scale: f32,
-    /// Largest ALiBi bias; 0: the mask's factor is 1 for all heads.
+    /// Largest ALiBi bias; 0 if the mask's factor is 1 for all heads.
     pub max_bias: f32,
-    /// Cap c of the scores, which become `c · tanh(x / c)`; 0: none.
+    /// Cap c of the scores, which become `c · tanh(x / c)`; 0 for no cap.
     pub softcap: f32,
 }
 
-/// What an attention reads.
+/// Operands of an attention.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
     /// Queries `[Dk, queries, heads, streams]`.
@@ -60,13 +61,13 @@ pub struct Sources<'a> {
     pub k: View<'a>,
     /// Values `[Dv, positions, heads / r, streams]`.
     pub v: View<'a>,
-    /// What is added to scores, `[positions, queries, n, m]`.
+    /// Addends of the scores, `[positions, queries, n, m]`.
     pub mask: Option<View<'a>>,
-    /// A further score of each head.
+    /// One additional score for each head.
     pub sinks: Option<View<'a>>,
 }
 
-/// An attention whose operands fit each other.
+/// An attention with checked operands.
 #[derive(Debug)]
 struct Job<'a> {
     src: Sources<'a>,
@@ -79,13 +80,13 @@ struct Job<'a> {
     /// Heads of keys and values.
     kv_heads: usize,
     positions: usize,
-    /// Lines of a query or key, and of a value.
+    /// Lines of a query or key; `dv`: lines of a value.
     dk: usize,
     dv: usize,
 }
 
 impl<'a> Job<'a> {
-    /// Checks the operands.
+    /// Checks the operands, and derives the sizes.
     fn new(params: &Attention, src: &Sources<'a>, dst: &Shape) -> Result<Self> {
         let (q, k, v) = (&src.q.shape, &src.k.shape, &src.v.shape);
         let [d, queries, heads, streams] = q.ne;
@@ -127,7 +128,8 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Query and query head of row `row` of a head of keys and values; queries count from `first`.
+    /// Returns the query and query head of row `row` of a head of keys and values; queries count
+    /// from `first`.
     fn head(&self, first: usize, kv_head: usize, row: usize) -> [usize; 2] {
         [
             first + row / self.group,
@@ -135,7 +137,8 @@ impl<'a> Job<'a> {
         ]
     }
 
-    /// [`Self::head`] of rows that follow one another; divisions are calls on the DSP.
+    /// Returns [`Self::head`] of successive rows. Divisions are avoided because they are function
+    /// calls on the DSP.
     fn heads(
         &self,
         first: usize,
@@ -154,13 +157,13 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Lines of a row's result: values, then a line of maxima and one of sums.
+    /// Returns the lines of a row's result: values, a line of maxima and a line of sums.
     fn result_lines(&self) -> usize {
         self.dv + 2
     }
 }
 
-/// Zeros in the first `count` lanes; what hides the others.
+/// Returns zeros in the first `count` lanes and [`HIDDEN`] in the others.
 #[inline(always)]
 fn tail(count: usize) -> Vector {
     const ENDS: [f32; 2 * LANES] = {
@@ -178,13 +181,13 @@ fn tail(count: usize) -> Vector {
         .map_or(splat_w(0), hvx::load_f32)
 }
 
-/// What a mask adds to the scores of `count` positions: itself times the slope, or [`HIDDEN`].
+/// Returns the addend of the scores of `count` positions: the mask times the slope, or [`HIDDEN`].
 #[inline(always)]
 fn hide(mask: Vector, slope: f32, count: usize) -> Vector {
     let hidden = splat_f32(HIDDEN);
     let mut term = max_f32(mask, hidden);
     if slope != 1.0 {
-        // A small slope must not bring a hidden position back.
+        // A small slope must not make a hidden position visible.
         let seen = splat_f32(NOTHING);
         let scaled = mul_f32(term, splat_f32(slope));
         term = hvx::select_gt_f32(term, seen, scaled, hidden);
@@ -195,7 +198,7 @@ fn hide(mask: Vector, slope: f32, count: usize) -> Vector {
     term
 }
 
-/// The parts of a row's result.
+/// Splits a row's result into values, maxima and sums.
 #[inline(always)]
 fn parts(lines: &mut [Line]) -> (&mut [Line], &mut Line, &mut Line) {
     match lines {
@@ -205,7 +208,7 @@ fn parts(lines: &mut [Line]) -> (&mut [Line], &mut Line, &mut Line) {
     }
 }
 
-/// Checks operands and parameters, and computes nothing.
+/// Checks operands and parameters without computing anything.
 ///
 /// # Errors
 /// `Operand` as [`attention`].
@@ -217,10 +220,11 @@ pub fn check(params: &Attention, src: &Sources<'_>, dst: &Shape) -> Result<()> {
 ///
 /// - `dst`: f32 `[Dv, heads, queries, streams]`
 /// - `table`: kept from call to call
-/// - VTCM: what a batch of queries needs, which is as large as fits
+/// - VTCM: enough for a batch of queries; the batch is as large as fits
 ///
 /// # Errors
-/// `Operand` unless the operands are as in [`Sources`] and parameters are finite; `VtcmFull` if not even one query fits.
+/// `Operand` unless the operands are as in [`Sources`] and parameters are finite; `VtcmFull` if not
+/// even one query fits.
 pub fn attention(
     mut machine: Machine<'_>,
     params: &Attention,

@@ -5,7 +5,8 @@ use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
 
-/// Writes elements `to..to + n` of a row: those of row `at` of a source from `from` on.
+/// Writes elements `to..to + n` of a row: the elements of row `at` of a source that start at
+/// `from`.
 struct CopyRow<'a, 'b> {
     row: &'a mut Row<'b>,
     to: usize,
@@ -35,15 +36,16 @@ impl hvx::Kernel for CopyRow<'_, '_> {
     }
 }
 
-/// Whether rows of `src` can be written as rows of `dst`: types that are the same are moved, others go through f32.
+/// Returns `true` if rows of `src` can be written as rows of `dst`: equal types are moved, others
+/// go through f32.
 fn converts(src: &Shape, dst: &Shape) -> bool {
     src.dtype == dst.dtype || src.dtype.is_readable() && dst.dtype.is_writable()
 }
 
-/// The rows that an index tensor names, as (row number, place of the index): `None` if one is not below `limit`.
+/// Checks that the rows that an index tensor names are below `limit`.
 ///
 /// # Errors
-/// `Index` if a number is negative or too large; `Operand` if they are no numbers.
+/// `Index` if a number is negative or too large; `Operand` if the elements are no index type.
 pub fn check_indices(ids: &View<'_>, limit: usize) -> Result<()> {
     if !ids.shape.dtype.is_index() {
         return Err(Error::Operand);
@@ -69,16 +71,16 @@ pub fn check_indices(ids: &View<'_>, limit: usize) -> Result<()> {
     Ok(())
 }
 
-/// An index that [`check_indices`] has seen.
+/// Converts an index that [`check_indices`] accepted.
 pub(super) fn checked(id: i64) -> usize {
     usize::try_from(id).unwrap_or(0)
 }
 
-/// `dst[i3][i2][i1] = src[i3][i2][ids[i3][i2][i1]]`.
+/// Computes `dst[i3][i2][i1] = src[i3][i2][ids[i3][i2][i1]]`.
 ///
 /// # Errors
-/// `Operand` unless types convert, rows have one length, and the numbers have the result's rows; `Index` as
-/// [`check_indices`].
+/// `Operand` unless types convert, rows have one length, and the tensor of numbers has the result's
+/// rows; `Index` as [`check_indices`].
 pub fn get_rows(
     engine: &Engine,
     dst: ViewMut<'_>,
@@ -109,13 +111,15 @@ pub fn get_rows(
     Ok(())
 }
 
-/// `dst[i3][i2][ids[i3][i2][i1]] = src[i3][i2][i1]`; the numbers are repeated in dimensions 2 and 3.
+/// Computes `dst[i3][i2][ids[i3][i2][i1]] = src[i3][i2][i1]`; the numbers are repeated in
+/// dimensions 2 and 3.
 ///
-/// Each task writes those rows that lie in its part of the result, so rows that are named twice have the later value.
+/// Each task writes the rows that lie in its part of the result, in the source's order, so a row
+/// that is named twice has the later value.
 ///
 /// # Errors
-/// `Operand` unless shapes fit, the source is f32, f16 or bf16, and the result's type can be written; `Index` as
-/// [`check_indices`].
+/// `Operand` unless shapes fit, the source is f32, f16 or bf16, and the result's type can be
+/// written; `Index` as [`check_indices`].
 pub fn set_rows(
     engine: &Engine,
     dst: ViewMut<'_>,
@@ -155,7 +159,8 @@ pub fn set_rows(
 /// Copies element by element, in ggml's order if the shapes differ.
 ///
 /// # Errors
-/// `Operand` unless both have as many elements, of types that convert, and rows are made of whole blocks.
+/// `Operand` unless both have as many elements, of types that convert, and rows are made of whole
+/// blocks.
 pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     if matches!(src, Source::InPlace) {
         return Ok(());
@@ -171,7 +176,8 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
         let [i1, i2, i3] = row.at;
         let mut k = 0;
         while k < d.ne[0] {
-            // Where ggml's order of elements, which is that of the dimensions, has this element in the source.
+            // Place in the source of this element in ggml's order, which is the order of the
+            // dimensions.
             let (from, at) = if d.ne == s.ne {
                 (k, row.at)
             } else {
@@ -195,11 +201,11 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `src[0]`, behind it `src[1]`, along dimension `dim`.
+/// Writes `src[0]`, followed by `src[1]`, along dimension `dim`.
 ///
 /// # Errors
-/// `Operand` unless all have types that convert and rows of whole blocks, and dimensions other than `dim` are the
-/// same and those of `dim` add up.
+/// `Operand` unless all have types that convert and rows of whole blocks, dimensions other than
+/// `dim` are equal, and those of `dim` add up.
 pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
     let views = [src[0].apart()?, src[1].apart()?];
     let ne = dst.shape.ne;
@@ -247,7 +253,7 @@ pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 
     Ok(())
 }
 
-/// The source again and again in all dimensions.
+/// Repeats the source in all dimensions.
 ///
 /// # Errors
 /// `Operand` unless types convert and the source's dimensions divide the result's.
@@ -261,7 +267,7 @@ pub fn repeat(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()>
         .iter()
         .zip(view.shape.ne)
         .all(|(n, m)| n.is_multiple_of(m));
-    // Chunks of converted rows would not start at whole blocks.
+    // Chunks of converted rows must start at whole blocks.
     let block = dst.shape.dtype.block().max(view.shape.dtype.block());
     let blocks = ne[0].is_multiple_of(block) && view.shape.ne[0].is_multiple_of(block);
     if !divides || !blocks || !converts(&view.shape, &dst.shape) {

@@ -1,12 +1,12 @@
 //! Products of rows with 32 columns, without sums across lanes.
 //!
-//! Folding adds the halves of two vectors, so that one vector holds both; five folds of 32 vectors give their 32 sums in
-//! lanes.
+//! Folding adds the halves of two vectors, so that one vector holds both results; five folds of 32
+//! vectors give their 32 sums in lanes.
 
 use crate::hvx::{self, Accumulator, Vector, add_f32, fold_f32, splat_w};
 use crate::layout::Line;
 
-/// Columns.
+/// Number of columns.
 const COLUMNS: usize = 32;
 /// Groups of four columns, whose products become one vector before the last three folds.
 const GROUPS: usize = COLUMNS / 4;
@@ -31,7 +31,7 @@ impl hvx::Kernel for Products<'_> {
         let mut folded = hvx::zeros();
         for (row, sum) in self.rows.chunks_exact(lines).zip(sums) {
             for (g, folded) in folded.iter_mut().enumerate() {
-                // Folds put the sums of their second vector behind or between those of their first.
+                // Folds put the sums of their second vector after or between those of their first.
                 let column = |i: usize| &self.columns[(g + GROUPS * i) * lines..][..lines];
                 let low = fold_two(row, column(0), column(2));
                 let high = fold_two(row, column(1), column(3));
@@ -42,7 +42,7 @@ impl hvx::Kernel for Products<'_> {
     }
 }
 
-/// Products of a row and two columns in lanes, folded once.
+/// Returns the products of a row and two columns in lanes, folded once.
 #[inline(always)]
 fn fold_two(row: &[Line], first: &[Line], second: &[Line]) -> Vector {
     let mut a = Accumulator::from_f32(splat_w(0));
@@ -55,7 +55,7 @@ fn fold_two(row: &[Line], first: &[Line], second: &[Line]) -> Vector {
     fold_f32::<16>(a.to_f32(), b.to_f32())
 }
 
-/// The three folds that leave 32 sums.
+/// Computes the three folds that leave 32 sums.
 #[inline(always)]
 fn last_folds(v: &[Line; GROUPS]) -> Vector {
     let [a, b, c, d, e, f, g, h] = v;

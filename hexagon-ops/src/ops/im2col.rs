@@ -1,4 +1,5 @@
-//! IM2COL: the window of each output position of a convolution as a row, so that a product of matrices is the convolution.
+//! IM2COL: the window of each output position of a convolution as a row, so that a matrix product
+//! is the convolution.
 //!
 //! ```text
 //! row (ow, oh, od, n) = for each channel, kd, kh, kw
@@ -10,37 +11,37 @@ use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
 
-/// Strides and dilations are below it: positions are far from overflow.
+/// Limit of strides and dilations, with which positions are far from overflow.
 const LARGEST: u32 = 1 << 24;
 
-/// Which dimensions of the image are what.
+/// Meaning of the image's dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
     /// Width, channels, batch.
     Line,
     /// Width, height, channels, batch.
     Plane,
-    /// Width, height, depth, batch of as many channels as the number says.
+    /// Width, height, depth, and batch times channels; the number is the channels.
     Volume(usize),
 }
 
-/// Parameters of [`im2col`]; numbers for width, height and depth.
+/// Parameters of [`im2col`]; arrays are for width, height and depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Im2col {
     /// Dimensions of the image.
     pub image: Image,
-    /// From one output position to the next.
+    /// Elements from one output position to the next.
     pub stride: [u32; 3],
-    /// Positions in front of the image.
+    /// Positions before the image.
     pub pad: [i32; 3],
-    /// From one element of the window to the next.
+    /// Elements from one element of the window to the next.
     pub dilation: [u32; 3],
     /// Elements of the window.
     pub window: [usize; 3],
 }
 
 impl Im2col {
-    /// Channels of an image.
+    /// Returns the number of channels of an image.
     fn channels(&self, ne: [usize; 4]) -> usize {
         match self.image {
             Image::Line => ne[1],
@@ -49,7 +50,8 @@ impl Im2col {
         }
     }
 
-    /// Image coordinate of window element `k` at output position `o` of a dimension, if it is below `count`.
+    /// Returns the image coordinate of window element `k` at output position `o` of a dimension;
+    /// `None` unless it is below `count`.
     #[inline(always)]
     fn coordinate(&self, dim: usize, o: usize, k: usize, count: usize) -> Option<usize> {
         // CAST: dimensions are below 2^32, strides and dilations below 2^24.
@@ -68,7 +70,7 @@ struct WindowRow<'a> {
 }
 
 impl WindowRow<'_> {
-    /// Row of the image that holds a line of the window; `None` outside.
+    /// Returns the row of the image that holds a line of the window; `None` outside.
     #[inline(always)]
     fn line(&self, channel: usize, kd: usize, kh: usize) -> Option<[usize; 3]> {
         let [_, i2, i3] = self.row.at;
@@ -116,11 +118,11 @@ impl hvx::Kernel for WindowRow<'_> {
     }
 }
 
-/// Windows of an image as rows.
+/// Writes the windows of an image as rows.
 ///
 /// # Errors
-/// `Operand` unless the image is f32 and the result a float with rows of channels times window, and parameters are in
-/// range.
+/// `Operand` unless the image is f32, the result is a float with rows of channels times window, and
+/// parameters are in range.
 pub fn im2col(engine: &Engine, params: Im2col, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let (d, s) = (dst.shape.ne, view.shape.ne);

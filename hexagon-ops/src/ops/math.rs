@@ -1,4 +1,5 @@
-//! Functions of f32 lanes: range reduction, then a polynomial. Errors are relative to the exact value of the f32 argument.
+//! Functions of f32 lanes: range reduction, then a polynomial. Errors are relative to the exact
+//! value of the f32 argument.
 //!
 //! | function | largest error | method |
 //! |---|---|---|
@@ -12,9 +13,11 @@
 //! | [`erf`] | 1e-6 | odd polynomial below 0.927, else `1 - exp(-Q(x))` |
 //! | [`sin_cos`] | 2e-7 absolute, for angles below 1e5 | quarter turns in three parts, two polynomials |
 //!
-//! Subnormal arguments and results may be zero. NaN is outside the contract: the device's maxima do not pass it on.
+//! Subnormal arguments and results may be zero. NaN is outside the contract, because the device's
+//! maximum does not propagate it.
 //!
-//! The polynomials are Chebyshev fits (mpmath `chebyfit`, 40 digits) of the functions named beside them.
+//! The polynomials are Chebyshev fits (mpmath `chebyfit`, 40 digits) of the functions named beside
+//! them.
 
 mod logarithm;
 mod round;
@@ -28,14 +31,14 @@ use crate::hvx::{
     shl_w, splat_f32, splat_w, sub_f32, sub_w,
 };
 
-/// 1.5 · 2^23: adding it rounds to a whole number, which the low bits of the sum then hold.
+/// 1.5 · 2^23. Adding it rounds to a whole number, which is then in the low bits of the sum.
 const ROUNDER: f32 = 12_582_912.0;
 /// All bits but the sign.
 const MAGNITUDE: i32 = 0x7fff_ffff;
 /// The sign.
 const SIGN: i32 = i32::MIN;
 
-/// A polynomial in `x`, highest power first.
+/// Evaluates a polynomial in `x`, highest power first.
 #[inline(always)]
 fn polynomial<const N: usize>(x: Accumulator, coefficients: [f32; N]) -> Accumulator {
     let mut sum = constant(coefficients[0]);
@@ -45,20 +48,20 @@ fn polynomial<const N: usize>(x: Accumulator, coefficients: [f32; N]) -> Accumul
     sum
 }
 
-/// `value` in all lanes.
+/// Returns `value` in all lanes.
 #[inline(always)]
 fn constant(value: f32) -> Accumulator {
     Accumulator::from_f32(splat_f32(value))
 }
 
-/// Magnitude of each lane.
+/// Returns the magnitude of each lane.
 #[must_use]
 #[inline(always)]
 pub fn abs(x: Vector) -> Vector {
     and(x, splat_w(MAGNITUDE))
 }
 
-/// `-x`.
+/// Returns `-x`.
 #[must_use]
 #[inline(always)]
 pub fn neg(x: Vector) -> Vector {
@@ -66,13 +69,13 @@ pub fn neg(x: Vector) -> Vector {
     add_w(x, splat_w(SIGN))
 }
 
-/// `magnitude`, which is not negative, with the sign of `x`.
+/// Returns `magnitude`, which is not negative, with the sign of `x`.
 #[inline(always)]
 fn with_sign(magnitude: Vector, x: Vector) -> Vector {
     or(magnitude, and(x, splat_w(SIGN)))
 }
 
-/// `e^r - 1` for magnitudes up to ln 2 / 2.
+/// Returns `e^r - 1` for magnitudes up to ln 2 / 2.
 #[inline(always)]
 fn exp_rest(r: Accumulator) -> Accumulator {
     // (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, to 6.5e-8.
@@ -89,7 +92,7 @@ fn exp_rest(r: Accumulator) -> Accumulator {
     r.times(r).times(p).plus(r)
 }
 
-/// `e^x - 1`; bounds as [`exp`].
+/// Returns `e^x - 1`; bounds as [`exp`].
 #[must_use]
 #[inline(always)]
 pub fn exp_m1(x: Vector) -> Vector {
@@ -98,28 +101,30 @@ pub fn exp_m1(x: Vector) -> Vector {
     select_gt_f32(abs(x), splat_f32(0.34), large, small)
 }
 
-/// `e^x`: less than 2^-126 below -87.33, 0 from -88.1 on, infinity above 88.72.
+/// Returns `e^x`: less than 2^-126 below -87.33, 0 at -88.1 and below, infinity above 88.72.
 #[must_use]
 #[inline(always)]
 pub fn exp(x: Vector) -> Vector {
-    // Bounds whose powers of two are the first beyond those of normal numbers.
+    // The limits are those whose powers of two are just beyond the normal numbers.
     let bounded = min_f32(max_f32(x, splat_f32(-88.1)), splat_f32(89.0));
     let rounder = splat_f32(ROUNDER);
     let turns = Accumulator::product(bounded, splat_f32(core::f32::consts::LOG2_E));
-    // As f32, for its bits, and so that no more of it than f32 can hold is taken off again.
+    // Converted to f32 for its bits, and so that exactly what f32 holds is subtracted again.
     let biased = turns.plus_f32(rounder).to_f32();
     let n = Accumulator::difference(biased, rounder);
     // ln 2 in a part of 15 bits, whose products with n are exact, and the rest.
     let r = n.times(constant(-0.693_145_75)).plus_f32(bounded);
     let r = r.plus(n.times(constant(-1.428_606_8e-6)));
     let p = exp_rest(r).plus_f32(splat_f32(1.0)).to_f32();
-    // An exponent below that of subnormal numbers is negative as a whole number, one above the largest more than infinity.
+    // An exponent below that of subnormal numbers makes a negative whole number, one above the
+    // largest makes more than infinity.
     let scaled = add_w(p, shl_w(biased, 23));
     let infinity = splat_f32(f32::INFINITY);
     hvx::min_w(hvx::max_w(scaled, splat_w(0)), infinity)
 }
 
-/// `1 / x`: infinity for zeros and subnormals, zero for infinities and magnitudes from 2^127 on.
+/// Returns `1 / x`: infinity for zeros and subnormals, zero for infinities and magnitudes of
+/// 2^127 or more.
 #[must_use]
 #[inline(always)]
 pub fn reciprocal(x: Vector) -> Vector {
@@ -130,11 +135,12 @@ pub fn reciprocal(x: Vector) -> Vector {
     with_sign(select_gt_f32(smallest, magnitude, infinity, normal), x)
 }
 
-/// `1 / x` of normal positive `x` and of infinity; zero from 2^127 on.
+/// Returns `1 / x` of normal positive `x` and of infinity; zero for 2^127 and more.
 #[inline(always)]
 fn inverse(x: Vector) -> Vector {
     let exponent = and(x, splat_w(0x7f80_0000));
-    // The fraction in [1, 2), negative, and the inverse: the estimate is 12 % off, then 1.5e-2, 2.1e-4, 4.4e-8.
+    // The fraction in [1, 2), negative, and the inverse: the estimate is 12 % off, then 1.5e-2,
+    // 2.1e-4, 4.4e-8.
     let fraction = or(and(x, splat_w(0x007f_ffff)), splat_f32(1.0));
     let estimate = sub_w(splat_w(0x7ef3_11c7), fraction);
     let fraction = Accumulator::from_f32(neg(fraction));
@@ -146,14 +152,14 @@ fn inverse(x: Vector) -> Vector {
     mul_f32(r.to_f32(), power)
 }
 
-/// `a / b`: the product with the [`reciprocal`].
+/// Returns `a / b` as the product with the [`reciprocal`].
 #[must_use]
 #[inline(always)]
 pub fn divide(a: Vector, b: Vector) -> Vector {
     mul_f32(a, reciprocal(b))
 }
 
-/// `1 / sqrt(x)` for normal positive `x`.
+/// Returns `1 / sqrt(x)` for normal positive `x`.
 #[must_use]
 #[inline(always)]
 pub fn rsqrt(x: Vector) -> Vector {
@@ -166,7 +172,7 @@ pub fn rsqrt(x: Vector) -> Vector {
     r.to_f32()
 }
 
-/// `sqrt(x)`; NaN below zero.
+/// Returns `sqrt(x)`; NaN below zero.
 #[must_use]
 #[inline(always)]
 pub fn sqrt(x: Vector) -> Vector {
@@ -175,21 +181,21 @@ pub fn sqrt(x: Vector) -> Vector {
     select_gt_f32(splat_w(0), x, splat_f32(f32::NAN), result)
 }
 
-/// `1 / (1 + e^-x)`.
+/// Returns `1 / (1 + e^-x)`.
 #[must_use]
 #[inline(always)]
 pub fn sigmoid(x: Vector) -> Vector {
     inverse(add_f32(exp(neg(x)), splat_f32(1.0)))
 }
 
-/// `x / (1 + e^-x)`.
+/// Returns `x / (1 + e^-x)`.
 #[must_use]
 #[inline(always)]
 pub fn silu(x: Vector) -> Vector {
     mul_f32(x, sigmoid(x))
 }
 
-/// Hyperbolic tangent.
+/// Returns the hyperbolic tangent.
 #[must_use]
 #[inline(always)]
 pub fn tanh(x: Vector) -> Vector {
@@ -214,11 +220,11 @@ pub fn tanh(x: Vector) -> Vector {
     select_gt_f32(magnitude, splat_f32(0.625), large, small)
 }
 
-/// Error function.
+/// Returns the error function.
 #[must_use]
 #[inline(always)]
 pub fn erf(x: Vector) -> Vector {
-    // From 4 on it is 1 to within 2e-8.
+    // For arguments of 4 and more the function is 1 to within 2e-8.
     let t = min_f32(abs(x), splat_f32(4.0));
     let wide = Accumulator::from_f32(t);
     // erf x / x for x^2 <= 0.86, to 4.5e-10.
@@ -253,7 +259,7 @@ pub fn erf(x: Vector) -> Vector {
     with_sign(select_gt_f32(t, splat_f32(0.927), large, small), x)
 }
 
-/// `x / 2 · (1 + tanh(sqrt(2 / π) · (x + 0.044715 x^3)))`.
+/// Returns `x / 2 · (1 + tanh(sqrt(2 / π) · (x + 0.044715 x^3)))`.
 #[must_use]
 #[inline(always)]
 pub fn gelu(x: Vector) -> Vector {
@@ -264,14 +270,14 @@ pub fn gelu(x: Vector) -> Vector {
     mul_f32(x, sigmoid(add_f32(inner, inner)))
 }
 
-/// `x / (1 + e^(-1.702 x))`.
+/// Returns `x / (1 + e^(-1.702 x))`.
 #[must_use]
 #[inline(always)]
 pub fn gelu_quick(x: Vector) -> Vector {
     mul_f32(x, sigmoid(mul_f32(x, splat_f32(1.702))))
 }
 
-/// `x / 2 · (1 + erf(x / sqrt 2))`.
+/// Returns `x / 2 · (1 + erf(x / sqrt 2))`.
 #[must_use]
 #[inline(always)]
 pub fn gelu_erf(x: Vector) -> Vector {
@@ -279,19 +285,20 @@ pub fn gelu_erf(x: Vector) -> Vector {
     mul_f32(mul_f32(x, splat_f32(0.5)), add_f32(erf, splat_f32(1.0)))
 }
 
-/// (Sine, cosine) of angles in radians.
+/// Returns (sine, cosine) of angles in radians.
 ///
-/// The quarter turns n are exact up to angles of 1e5; beyond, the angle's own last bit is the error, and from 2^22
-/// quarter turns on results mean nothing.
+/// The quarter turns n are exact for angles up to 1e5. Beyond that the angle's last bit is the
+/// error, and for 2^22 quarter turns and more the results mean nothing.
 #[must_use]
 #[inline(always)]
 pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     let rounder = splat_f32(ROUNDER);
     let turns = Accumulator::product(angle, splat_f32(core::f32::consts::FRAC_2_PI));
-    // As f32, for its bits, and so that no more of it than f32 can hold is taken off again.
+    // Converted to f32 for its bits, and so that exactly what f32 holds is subtracted again.
     let biased = turns.plus_f32(rounder).to_f32();
     let n = Accumulator::difference(biased, rounder);
-    // π / 2 in parts of 8 and 11 bits, whose products with n up to 2^13 (2^16 for the first) are exact, and the rest.
+    // π / 2 in parts of 8 and 11 bits, whose products with n up to 2^13 (2^16 for the first) are
+    // exact, and the rest.
     let mut r = n.times(constant(-1.570_312_5)).plus_f32(angle);
     for part in [-4.837_513e-4, -7.549_79e-8] {
         r = r.plus(n.times(constant(part)));

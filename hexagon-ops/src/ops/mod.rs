@@ -1,7 +1,8 @@
 //! Kernels over the vector type, and the drivers that run them.
 //!
-//! [`matmul`] multiplies with packed weights, [`attention`] with keys and values as a cache holds them. The others work on
-//! tensors in ggml's layouts ([`tensor`]), row by row, with FP32 arithmetic; [`run`] is their entry.
+//! [`matmul`] multiplies with packed weights, [`attention`] with keys and values in a cache. The
+//! others work on tensors in ggml's layouts ([`tensor`]), row by row, with FP32 arithmetic; [`run`]
+//! is their entry.
 
 pub mod attention;
 pub mod copy;

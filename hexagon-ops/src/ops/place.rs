@@ -1,4 +1,5 @@
-//! Operations that depend on where an element is: padding and rolling, triangles and diagonals, ramps.
+//! Operations that depend on the place of an element: padding and rolling, triangles and diagonals,
+//! ramps.
 
 use super::elementwise::same_shape;
 use super::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
@@ -6,17 +7,17 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, add_f32, mul_f32, splat_f32};
 use crate::rt::Engine;
 
-/// How a source is placed in a larger result.
+/// Place of a source in a larger result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pad {
-    /// Elements in front of the source, by dimension; negative ones only where it repeats.
+    /// Elements before the source, by dimension; negative numbers only if it repeats.
     pub front: [i32; 4],
-    /// Whether the source repeats in all dimensions; else what is around it is zero.
+    /// `true` if the source repeats in all dimensions, `false` if zeros surround it.
     pub is_circular: bool,
 }
 
 impl Pad {
-    /// Index of dimension `dim` in the source: `None` outside.
+    /// Returns the index of dimension `dim` in the source; `None` outside.
     fn source(&self, dim: usize, index: usize, count: usize) -> Option<usize> {
         let front = i64::from(self.front[dim]);
         // CAST: dimensions are below 2^32.
@@ -52,7 +53,7 @@ impl hvx::Kernel for PadRow<'_> {
             }
         }
         if let Some(from) = pad.source(0, 0, ne[0]) {
-            // Circular, or nothing in front of it: `take` repeats the source.
+            // Circular, or the source starts here: `take` repeats the source.
             let len = if pad.is_circular { n } else { ne[0] };
             self.row.take(0, len, self.view, at, from);
             return self.row.clear(len..n);
@@ -64,10 +65,11 @@ impl hvx::Kernel for PadRow<'_> {
     }
 }
 
-/// The source with zeros around it, or repeated.
+/// Surrounds the source with zeros, or repeats it.
 ///
 /// # Errors
-/// `Operand` unless both have one type without blocks, and the source lies in the result at its place (or repeats).
+/// `Operand` unless both have one type without blocks, and the source lies in the result at its
+/// place (or repeats).
 pub fn pad(engine: &Engine, pad: Pad, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = src.apart()?;
     let types = view.shape.dtype == dst.shape.dtype && !dst.shape.dtype.is_block();
@@ -84,14 +86,14 @@ pub fn pad(engine: &Engine, pad: Pad, dst: ViewMut<'_>, src: &Source<'_>) -> Res
     Ok(())
 }
 
-/// Which elements of row i of a matrix stay, and what the others become.
+/// The elements of row i of a matrix that stay, and the value of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Band {
-    /// Up to column i + n; minus infinity behind.
+    /// Up to column i + n; minus infinity after it.
     Past(usize),
-    /// From column i on; zero in front.
+    /// Column i and after; zero before it.
     UpperDiagonal,
-    /// From column i + 1 on.
+    /// Column i + 1 and after.
     Upper,
     /// Up to column i.
     LowerDiagonal,
@@ -102,7 +104,7 @@ pub enum Band {
 }
 
 impl Band {
-    /// The columns that stay in row `i` of `n` columns.
+    /// Returns the columns that stay in row `i` of `n` columns.
     #[inline(always)]
     fn columns(self, i: usize, n: usize) -> (usize, usize) {
         let (start, end) = match self {
@@ -150,12 +152,11 @@ impl hvx::Kernel for BandRow<'_> {
     }
 }
 
-/// Part of each matrix; what is beside it becomes zero, or minus infinity.
+/// Keeps a part of each matrix; the rest becomes zero, or minus infinity.
 ///
 /// # Errors
-/// `Operand` unless source and result are floats of one shape; for a diagonal the source has one row where the result
-/// has as
-/// many as columns.
+/// `Operand` unless source and result are floats of one shape. For a diagonal, the source has one
+/// row, and the result as many rows as columns.
 pub fn band(engine: &Engine, band: Band, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     if band == Band::Diagonal {
         let (view, [n0, n1, n2, n3]) = (src.apart()?, dst.shape.ne);
@@ -202,7 +203,7 @@ impl hvx::Kernel for RampRow<'_> {
     }
 }
 
-/// Element i of each row becomes `start + i · step`.
+/// Sets element i of each row to `start + i · step`.
 ///
 /// # Errors
 /// `Operand` unless the result is a float.

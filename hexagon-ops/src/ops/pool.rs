@@ -14,26 +14,27 @@ use crate::hvx::{self, add_f32, max_f32};
 use crate::ops::elementwise::load;
 use crate::rt::Engine;
 
-/// Sizes and strides are below it: positions are far from overflow.
+/// Limit of sizes and strides, with which positions are far from overflow.
 const LARGEST: u32 = 1 << 24;
 
-/// Parameters of [`pool`]; numbers for width and height.
+/// Parameters of [`pool`]; arrays are for width and height.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Whether the mean is taken, else the largest.
+    /// `true` for the mean, `false` for the largest.
     pub is_mean: bool,
-    /// Whether a mean counts only what lies inside.
+    /// `true` if a mean counts only elements inside the plane.
     pub counts_inside: bool,
     /// Size of the window.
     pub size: [u32; 2],
-    /// From one position to the next.
+    /// Elements from one position to the next.
     pub stride: [u32; 2],
-    /// Positions in front of the plane.
+    /// Positions before the plane.
     pub pad: [i32; 2],
 }
 
 impl Pool {
-    /// Where element `k` of the window at position `o` lies, if it is below `count`.
+    /// Returns the coordinate of element `k` of the window at position `o`; `None` unless it is
+    /// below `count`.
     #[inline(always)]
     fn coordinate(&self, dim: usize, o: usize, k: u32, count: usize) -> Option<usize> {
         // CAST: dimensions are below 2^32, strides below 2^24.
@@ -104,12 +105,14 @@ impl hvx::Kernel for PoolRow<'_> {
 /// Moves a window over each plane of `src`.
 ///
 /// # Errors
-/// `Operand` unless the source is f32, the result a float with its dimensions 2 and 3, and parameters are in range.
+/// `Operand` unless the source is f32, the result is a float with its dimensions 2 and 3, and
+/// parameters are in range.
 pub fn pool(engine: &Engine, params: Pool, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let types = view.shape.dtype == Type::F32 && dst.shape.dtype.is_float();
     let small = |values: [u32; 2]| values.iter().all(|value| (1..LARGEST).contains(value));
-    // A window is not larger than what it may cover, so that the work is bounded by the operands.
+    // A window is at most as large as the plane with its padding, so that the operands limit the
+    // work.
     let bounded = (0..2).all(|i| {
         let pad = usize::try_from(params.pad[i]).ok();
         let reach = pad.and_then(|pad| pad.checked_mul(2)?.checked_add(view.shape.ne[i]));

@@ -1,5 +1,5 @@
-//! Operations on whole rows: norms, sums, softmax, rotary positions, sorting. Sums are FP32, in 32 lanes that are
-//! added in the end.
+//! Operations on whole rows: norms, sums, softmax, rotary positions, sorting. Sums are FP32, in 32
+//! lanes that are added at the end.
 
 mod norm;
 mod rope;
@@ -17,7 +17,7 @@ pub use sort::{Order, sort};
 use super::elementwise::load;
 use crate::hvx::{self, Vector};
 
-/// All lanes of `v` become `join` of all its lanes.
+/// Returns `join` of all lanes of `v` in all lanes.
 #[inline(always)]
 pub(super) fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector {
     let mut v = v;
@@ -28,7 +28,7 @@ pub(super) fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector
     v
 }
 
-/// Lane 0.
+/// Returns lane 0.
 #[inline(always)]
 pub(super) fn first_lane(v: Vector) -> f32 {
     let mut lanes = [0.0; 32];
@@ -36,7 +36,7 @@ pub(super) fn first_lane(v: Vector) -> f32 {
     lanes[0]
 }
 
-/// Number of elements as f32: rows are shorter than 2^24.
+/// Returns the number of elements as f32: rows are shorter than 2^24.
 #[inline(always)]
 #[expect(
     clippy::cast_precision_loss,

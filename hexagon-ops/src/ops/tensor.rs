@@ -1,10 +1,12 @@
-//! Tensors with ggml's dimensions and strides: reading any type as f32, and rows of results that tasks write side by side.
+//! Tensors with ggml's dimensions and strides: reading any type as f32, and rows of results that
+//! tasks write side by side.
 //!
-//! Kernels take a row in chunks of [`CHUNK`] elements. A source is read from memory of its own, which may be shared with
-//! other sources, or is the result itself (in place): then a chunk is read before it is written, and no other row is.
+//! Kernels take a row in chunks of [`CHUNK`] elements. A source is either separate from the result,
+//! possibly shared with other sources, or it is the result itself (in place). In place, a chunk is
+//! read before it is written, and a task reads only the row that it writes.
 //!
-//! Rows of a result are disjoint. In the order of their strides they therefore follow one another in memory, and a range
-//! of rows is a slice: this is how a step's tasks share one result.
+//! Rows of a result are disjoint. In the order of their strides they are therefore consecutive in
+//! memory, and a range of rows is a slice: this is how the tasks of a step share one result.
 
 use core::ops::Range;
 
@@ -21,47 +23,48 @@ mod shape;
 
 pub use shape::{Shape, Type};
 
-/// Elements that a kernel works on at a time.
+/// Elements of a chunk, the unit in which a kernel reads and writes a row.
 pub const CHUNK: usize = 256;
 /// Memory of a chunk.
 pub type Chunk = [f32; CHUNK];
-/// Chunks of a task, for all of its rows: to clear them takes as long as the work on a short row.
+/// Chunks of a task, shared by all of its rows, because clearing them takes as long as the work on
+/// a short row.
 pub type Chunks = [Chunk; 4];
 /// Most tasks of a step.
 const MAX_TASKS: usize = 8;
-/// Fewest bytes of results for which another thread is worth waking.
+/// Fewest bytes of results that are worth waking another thread.
 const TASK_BYTES: usize = 4096;
 
-/// A tensor that is only read: `bytes` from its first byte to its last.
+/// A tensor that is only read: `bytes` covers it from its first byte to its last.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     bytes: &'a [u8],
-    /// Its type, dimensions and strides.
+    /// Type, dimensions and strides.
     pub shape: Shape,
 }
 
 impl<'a> View<'a> {
-    /// A tensor whose first element is the first of `bytes`.
+    /// Returns a tensor whose first element is the first of `bytes`.
     ///
     /// # Errors
-    /// `Length` if it does not end with `bytes` or before.
+    /// `Length` if the tensor ends after `bytes`.
     pub fn new(bytes: &'a [u8], shape: Shape) -> Result<Self> {
         check_length(bytes.len(), &shape)?;
         Ok(Self { bytes, shape })
     }
 
-    /// A tensor without bytes, for kernels that only check their operands.
+    /// Returns a tensor without bytes, for kernels that only check their operands.
     #[must_use]
     pub const fn described(shape: Shape) -> Self {
         Self { bytes: &[], shape }
     }
 
-    /// Bytes from an offset on; nothing behind the end.
+    /// Returns the bytes starting at an offset; none past the end.
     fn tail(&self, at: usize) -> &'a [u8] {
         self.bytes.get(at..).unwrap_or_default()
     }
 
-    /// Row `at` as a tensor of its own.
+    /// Returns row `at` as a tensor.
     #[must_use]
     pub fn row(&self, at: [usize; 3]) -> Self {
         let mut shape = self.shape;
@@ -73,8 +76,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Elements `range` (at most [`CHUNK`]) of row `at` as f32. All indices are taken modulo the dimensions, which is
-    /// how ggml repeats a tensor.
+    /// Returns the elements `range` (at most [`CHUNK`]) of row `at` as f32. All indices are taken
+    /// modulo the dimensions, which is how ggml repeats a tensor.
     #[inline(always)]
     pub fn read<'b>(&self, at: [usize; 3], range: Range<usize>, chunk: &'b mut Chunk) -> &'b [f32]
     where
@@ -103,7 +106,7 @@ impl<'a> View<'a> {
         &chunk[..len]
     }
 
-    /// An element of an f32 tensor; indices as in [`Self::read`].
+    /// Returns an element of an f32 tensor; indices as in [`Self::read`].
     #[must_use]
     #[inline(always)]
     pub fn element(&self, k: usize, at: [usize; 3]) -> f32 {
@@ -112,7 +115,8 @@ impl<'a> View<'a> {
         bytes.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
     }
 
-    /// An element of an index tensor (i32 or i64); indices as in [`Self::read`]. Negative: no index.
+    /// Returns an element of an index tensor (i32 or i64); indices as in [`Self::read`]. A negative
+    /// element is no index.
     #[must_use]
     pub fn index(&self, k: usize, at: [usize; 3]) -> i64 {
         let offset = self.shape.row(at) + k % self.shape.ne[0] * self.shape.nb[0];
@@ -127,22 +131,22 @@ impl<'a> View<'a> {
     }
 }
 
-/// Where a kernel reads.
+/// Memory from which a kernel reads a source.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// There is no such source.
+    /// The operation has no such source.
     None,
     /// The result's own memory, type and strides.
     InPlace,
-    /// Memory that shares nothing with the result.
+    /// Memory that shares no byte with the result.
     Apart(View<'a>),
 }
 
 impl<'a> Source<'a> {
-    /// The view, if the source is apart.
+    /// Returns the view, if the source is a separate tensor.
     ///
     /// # Errors
-    /// `Operand` if it is not.
+    /// `Operand` if it is absent or in place.
     pub fn apart(&self) -> Result<View<'a>> {
         match self {
             Self::Apart(view) => Ok(*view),
@@ -150,7 +154,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Elements `range` of row `at` as f32; of `row`, if in place. An absent source is empty.
+    /// Returns the elements `range` of row `at` as f32, those of `row` if the source is in place.
+    /// An absent source is empty.
     #[inline(always)]
     pub fn read<'b>(
         &'b self,
@@ -173,42 +178,42 @@ impl<'a> Source<'a> {
 /// A row of a result.
 #[derive(Debug)]
 pub struct Row<'a> {
-    /// From its first byte to its last.
+    /// The row's bytes, from its first to its last.
     bytes: &'a mut [u8],
     shape: &'a Shape,
-    /// Its place in dimensions 1, 2 and 3.
+    /// Index of the row in dimensions 1, 2 and 3.
     pub at: [usize; 3],
 }
 
 impl Row<'_> {
-    /// Elements of the row.
+    /// Returns the number of elements of the row.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shape.ne[0]
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The result's type.
+    /// Returns the result's type.
     #[must_use]
     pub fn dtype(&self) -> Type {
         self.shape.dtype
     }
 
-    /// Writes elements from `k` on, rounded to the result's type.
+    /// Writes elements starting at `k`, rounded to the result's type.
     #[inline(always)]
     pub fn write(&mut self, k: usize, elems: &[f32]) {
         convert::write(self.shape, self.bytes, k, elems);
     }
 
-    /// The elements of a row of i32 without gaps.
+    /// Returns the elements of a row of i32 without gaps.
     ///
     /// # Errors
-    /// `Operand` if they are something else.
+    /// `Operand` if the row has another type or gaps.
     pub fn words(&mut self) -> Result<&mut [i32]> {
         if self.shape.dtype != Type::I32 || !self.shape.has_dense_rows() {
             return Err(Error::Operand);
@@ -216,7 +221,7 @@ impl Row<'_> {
         bytemuck::try_cast_slice_mut(self.bytes).map_err(|_| Error::Operand)
     }
 
-    /// Reads elements from `k` on that have been written.
+    /// Reads elements starting at `k` that have been written before.
     #[inline(always)]
     pub fn read_back(&self, k: usize, elems: &mut [f32]) {
         convert::read(self.shape, self.bytes, k, elems);
@@ -227,21 +232,22 @@ impl Row<'_> {
 #[derive(Debug)]
 pub struct ViewMut<'a> {
     bytes: &'a mut [u8],
-    /// Its type, dimensions and strides.
+    /// Type, dimensions and strides.
     pub shape: Shape,
     /// Byte of the tensor at which `bytes` starts.
     base: usize,
-    /// Dimensions less one, by stride.
+    /// Dimensions less one, ordered by stride.
     order: [usize; 3],
-    /// Rows that `bytes` holds, counted in that order.
+    /// Rows that `bytes` holds, numbered in that order.
     rows: Range<usize>,
 }
 
 impl<'a> ViewMut<'a> {
-    /// A tensor whose first element is the first of `bytes`.
+    /// Returns a tensor whose first element is the first of `bytes`.
     ///
     /// # Errors
-    /// `Length` if it does not end with `bytes` or before, `Operand` if its elements overlap or rows are interleaved.
+    /// `Length` if the tensor ends after `bytes`; `Operand` if its elements overlap or rows are
+    /// interleaved.
     pub fn new(bytes: &'a mut [u8], shape: Shape) -> Result<Self> {
         check_length(bytes.len(), &shape)?;
         let order = shape.row_order().ok_or(Error::Operand)?;
@@ -254,25 +260,25 @@ impl<'a> ViewMut<'a> {
         })
     }
 
-    /// Rows of this part.
+    /// Returns the number of rows of this part.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if this part has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The place of row `index` of this part in dimensions 1, 2 and 3.
+    /// Returns the indices of row `index` of this part in dimensions 1, 2 and 3.
     #[must_use]
     pub fn place_of(&self, index: usize) -> [usize; 3] {
         self.place(self.rows.start + index)
     }
 
-    /// A tensor without bytes: kernels check their operands, and find no rows to write.
+    /// Returns a tensor without bytes: kernels check their operands, and find no rows to write.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -286,7 +292,7 @@ impl<'a> ViewMut<'a> {
         })
     }
 
-    /// The place of row `index` in dimensions 1, 2 and 3.
+    /// Returns the indices of row `index` in dimensions 1, 2 and 3.
     fn place(&self, index: usize) -> [usize; 3] {
         let mut at = [0; 3];
         let mut index = index;
@@ -298,14 +304,14 @@ impl<'a> ViewMut<'a> {
         at
     }
 
-    /// The number of the row at a place.
+    /// Returns the number of the row with these indices.
     fn number(&self, at: [usize; 3]) -> usize {
         let [d0, d1, d2] = self.order;
         let ne = |dim: usize| self.shape.ne[dim + 1];
         (at[d2] * ne(d1) + at[d1]) * ne(d0) + at[d0]
     }
 
-    /// The row at a place, if it is one of this part.
+    /// Returns the row with these indices, if it belongs to this part.
     pub fn row(&mut self, at: [usize; 3]) -> Option<Row<'_>> {
         let inside = at.iter().zip(&self.shape.ne[1..]).all(|(i, n)| i < n);
         if !inside || !self.rows.contains(&self.number(at)) {
@@ -327,7 +333,7 @@ impl<'a> ViewMut<'a> {
             if let Some(row) = self.row(at) {
                 f(row);
             }
-            // The next place; divisions are calls on the DSP.
+            // Advances to the next row without divisions, which are function calls on the DSP.
             for dim in self.order {
                 at[dim] += 1;
                 if at[dim] < self.shape.ne[dim + 1] {
@@ -338,7 +344,7 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// Cuts the first `count` rows off.
+    /// Splits the first `count` rows off.
     fn split_off(&mut self, count: usize) -> Self {
         let middle = (self.rows.start + count).min(self.rows.end);
         let first = self.rows.start..middle;
@@ -361,7 +367,7 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// Runs `run` on parts of this tensor, one per thread of the engine at most.
+    /// Runs `run` on parts of this tensor, at most one for each thread of the engine.
     pub fn for_parts(mut self, engine: &Engine, run: impl Fn(&mut ViewMut<'_>) + Sync) {
         let rows = self.rows.len();
         let work = rows * self.shape.row_bytes().max(LINE_BYTES);
@@ -380,7 +386,7 @@ impl<'a> ViewMut<'a> {
         });
     }
 
-    /// Runs `run` on every row, side by side, with chunks of its task.
+    /// Runs `run` on every row, several rows at a time, with the chunks of the row's task.
     pub fn for_rows_with_chunks(self, engine: &Engine, run: impl Fn(Row<'_>, &mut Chunks) + Sync) {
         self.for_parts(engine, |part| {
             let mut memory = hvx::zeros::<{ 4 * CHUNK / 32 }>();
@@ -389,7 +395,7 @@ impl<'a> ViewMut<'a> {
         });
     }
 
-    /// Runs `run` on every row, side by side.
+    /// Runs `run` on every row, several rows at a time.
     pub fn for_rows(self, engine: &Engine, run: impl Fn(Row<'_>) + Sync) {
         self.for_parts(engine, |part| part.for_each_row(&run));
     }

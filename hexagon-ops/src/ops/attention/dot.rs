@@ -10,7 +10,7 @@
 //!   for each row, for each 32 elements: values weighted and added
 //! ```
 //!
-//! Each line is a kernel of its own: they share little, and compilers do badly on one long function.
+//! Each line is a separate kernel: they share little, and compilers do badly on one long function.
 
 use core::ops::Range;
 
@@ -25,34 +25,35 @@ use crate::ops::rows::{all_lanes, first_lane};
 use crate::ops::tensor::ViewMut;
 use crate::rt::Arena;
 
-/// Most query rows of a pass: what a key costs to read is shared by them.
+/// Most query rows of a pass. They share the cost of reading a key.
 const MAX_ROWS: usize = 8;
-/// Fewest positions for which a part of them is worth a pass.
+/// Fewest positions that are worth a pass.
 const MIN_POSITIONS: usize = 128;
-/// Most tasks of a step, and parts of the positions.
+/// Most tasks of a step, and most parts of the positions.
 pub(super) const MAX_TASKS: usize = 8;
 
-/// How an attention is cut.
+/// Sizes into which an attention is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Queries of a batch.
     pub(super) queries: usize,
     /// Query rows of a pass.
     rows: usize,
-    /// Parts of the positions.
+    /// Number of parts of the positions.
     splits: usize,
-    /// Tasks of a step.
+    /// Number of tasks of a step.
     tasks: usize,
 }
 
 impl Plan {
-    /// All queries at once, or as many as results of fit in VTCM; enough passes for all threads.
+    /// Plans all queries at once, or as many as have room for their results in VTCM, with enough
+    /// passes for all threads.
     pub(super) fn new(job: &Job<'_>, queries: usize, machine: &Machine<'_>) -> Result<Self> {
         let threads = machine.engine.threads();
         let rows = MAX_ROWS.min(job.group * queries);
         let passes = job.kv_heads * (job.group * queries).div_ceil(rows);
         let most = job.positions.div_ceil(MIN_POSITIONS);
-        // Twice as many passes as threads even out what masks leave to each.
+        // Twice as many passes as threads balance the differences that masks make.
         let tasks = if threads == 1 {
             1
         } else {
@@ -78,22 +79,23 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Passes of a head of keys and values over a part of the positions, for `queries` queries.
+    /// Returns the number of passes over a part of the positions for one head of keys and values
+    /// and `queries` queries.
     fn blocks(&self, job: &Job<'_>, queries: usize) -> usize {
         (job.group * queries).div_ceil(self.rows)
     }
 
-    /// Lines of the results of a pass.
+    /// Returns the lines of the results of a pass.
     fn pass_lines(&self, job: &Job<'_>) -> usize {
         self.rows * job.result_lines()
     }
 
-    /// Lines that a task works with.
+    /// Returns the lines of a task's scratch memory.
     fn scratch_lines(&self, job: &Job<'_>) -> usize {
         self.rows * (job.dk + 2) + LANES * job.dk.max(job.dv)
     }
 
-    /// Lines that a batch needs, with room for what [`Arena`] rounds up.
+    /// Returns the lines that a batch needs, with room for the rounding of [`Arena`].
     fn lines(&self, job: &Job<'_>) -> usize {
         let passes = self.splits * job.kv_heads * self.blocks(job, self.queries);
         let lines = passes * self.pass_lines(job) + self.tasks * self.scratch_lines(job);
@@ -101,14 +103,14 @@ impl Plan {
     }
 }
 
-/// One task: passes that follow one another, with memory of its own.
+/// One task: successive passes, with its scratch memory.
 struct Task<'t> {
     passes: Range<usize>,
     results: &'t mut [Line],
     scratch: &'t mut [Line],
 }
 
-/// Computes the results of `count` queries from `first` on, and writes them.
+/// Computes the results of `count` queries that start at `first`, and writes them.
 pub(super) fn batch(
     job: &Job<'_>,
     plan: &Plan,
@@ -123,7 +125,7 @@ pub(super) fn batch(
     let results = arena.lines("results of attention", n_passes * pass_lines)?;
     let scratch_lines = plan.scratch_lines(job);
     let scratch = arena.lines("rows of attention", plan.tasks * scratch_lines)?;
-    // Whole blocks, so that no block belongs to two parts.
+    // Parts consist of whole blocks, so that no block belongs to two parts.
     let part = job.positions.div_ceil(plan.splits).next_multiple_of(LANES);
 
     let per_task = n_passes.div_ceil(plan.tasks);
@@ -290,7 +292,7 @@ impl hvx::Kernel for Begin<'_> {
     }
 }
 
-/// What is added to the scores of each row; false if that hides all of them.
+/// Computes the addend of the scores of each row. The output is `false` if all are hidden.
 struct Masks<'a> {
     job: &'a Job<'a>,
     stream: usize,
@@ -324,8 +326,8 @@ impl hvx::Kernel for Masks<'_> {
     }
 }
 
-/// Scores to weights: capped, masked, less the new maximum, exponentiated; what has been added before is scaled to that
-/// maximum.
+/// Turns scores into weights: capped, masked, less the new maximum, exponentiated. Earlier sums are
+/// scaled to that maximum.
 struct Weights<'a> {
     job: &'a Job<'a>,
     masks: &'a [Line],
@@ -360,7 +362,7 @@ impl hvx::Kernel for Weights<'_> {
     }
 }
 
-/// Adds up to 32 values, weighted.
+/// Adds up to 32 values, each times its weight.
 struct Values<'a> {
     dv: usize,
     weights: &'a [Line],

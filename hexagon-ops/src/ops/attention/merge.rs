@@ -1,4 +1,4 @@
-//! Results of parts of the positions joined into rows of the result.
+//! Joins the results of parts of the positions into rows of the result.
 
 use super::dot::MAX_TASKS;
 use super::{Job, LANES, NOTHING};
@@ -11,7 +11,7 @@ use crate::ops::tensor::{CHUNK, Chunk, Row};
 /// Results of one row: values, maximum and sum of each part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts<'a> {
-    /// From the first part's first line on.
+    /// Lines of all parts, starting with the first part's first.
     pub(super) lines: &'a [Line],
     /// Lines from one part to the next.
     pub(super) stride: usize,
@@ -34,7 +34,7 @@ pub(super) fn write(job: &Job<'_>, parts: &Parts<'_>, head: usize, row: Row<'_>)
     });
 }
 
-/// [`write`].
+/// The arguments of [`write()`].
 struct Write<'a> {
     parts: &'a Parts<'a>,
     dv: usize,
@@ -73,7 +73,7 @@ impl hvx::Kernel for Write<'_> {
             }
         }
         let total = add_f32(sink, all_lanes(sums, add_f32));
-        // A row without any position is zeros, whatever the sink.
+        // A row without any visible position is zeros, even if there is a sink.
         let factor = if is_empty {
             splat_w(0)
         } else {

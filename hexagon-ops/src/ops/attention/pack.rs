@@ -1,12 +1,12 @@
-//! Keys and values to FP16 tiles.
+//! Packing of keys and values into FP16 tiles.
 //!
-//! Keys are the columns of the first product: word n of line i of a tile holds elements 2i and 2i + 1 of key n, which are
-//! word i of that key's row. So 32 rows of 64 elements become two tiles by transposing a square of 32 × 32 words, in five
-//! rounds of exchanged blocks.
+//! Keys are the columns of the first product: word n of line i of a tile holds elements 2i and 2i +
+//! 1 of key n, which are word i of that key's row. So 32 rows of 64 elements become two tiles by
+//! transposing a square of 32 × 32 words, in five rounds of exchanged blocks.
 //!
-//! Values are the rows of the second product: word n of line i holds element n of values 2i and 2i + 1. Two rows of 64
-//! elements become a line for the even elements and one for the odd ones by one instruction each; strips of values
-//! therefore hold the even, then the odd elements of 64.
+//! Values are the rows of the second product: word n of line i holds element n of values 2i and 2i
+//! + 1. One instruction each turns two rows of 64 elements into a line of the even elements and a
+//! line of the odd ones, so strips of values hold first the even, then the odd elements of 64.
 
 use core::ops::Range;
 
@@ -43,10 +43,10 @@ impl hvx::Kernel for PackKeys<'_> {
     }
 }
 
-/// Exchanges rows and columns of 32 × 32 words: words at (i, j + W) and (i + W, j) for blocks of W = 16, 8, 4, 2, 1. What
-/// fits in registers is exchanged there: four lines, then eight.
+/// Transposes 32 × 32 words: exchanges words at (i, j + W) and (i + W, j) for blocks of W = 16, 8,
+/// 4, 2, 1. Several rounds run in registers: on four lines at first, then on eight.
 ///
-/// - `tiles`: get the result; one takes its first half
+/// - `tiles`: receive the result; a single tile receives its first half
 #[inline(always)]
 fn transpose(square: &mut [Line; TILE_DIM], tiles: &mut [Tile]) {
     for i in 0..8 {
@@ -91,7 +91,7 @@ pub(super) struct PackValues<'a> {
     pub(super) head: [usize; 2],
     /// The positions; rows past the last one become zero.
     pub(super) positions: Range<usize>,
-    /// Which 64 elements.
+    /// Number of the 64 elements within the row.
     pub(super) slab: usize,
     /// Tile of the even elements.
     pub(super) even: &'a mut Tile,

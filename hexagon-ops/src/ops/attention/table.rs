@@ -1,4 +1,4 @@
-//! Exponentials of f16 numbers that are not positive, by table.
+//! A table of exponentials of f16 numbers that are zero or negative.
 
 use crate::hvx::{self, splat_w, sub_f32};
 use crate::layout::{LINE_BYTES, Line};
@@ -7,7 +7,8 @@ use crate::ops::math;
 /// Lines of the table: an f16 for each magnitude.
 pub const TABLE_LINES: usize = (1 << 15) * 2 / LINE_BYTES;
 
-/// `e^-x` for every f16 magnitude x, at byte twice its bits: 64 KiB. Magnitudes that are no numbers have 0.
+/// `e^-x` for every f16 magnitude x, at the byte that is twice its bits: 64 KiB. Infinity and NaN
+/// have 0.
 #[derive(Debug)]
 pub struct ExpTable {
     lines: [Line; TABLE_LINES],
@@ -21,7 +22,7 @@ impl Default for ExpTable {
 }
 
 impl ExpTable {
-    /// A table that is filled at its first use.
+    /// Returns a table that is filled at its first use.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -30,7 +31,7 @@ impl ExpTable {
         }
     }
 
-    /// The table's lines, to be copied to VTCM.
+    /// Returns the table's lines, for copying to VTCM.
     #[must_use]
     pub fn lines(&mut self) -> &[Line; TABLE_LINES] {
         if !self.is_filled {
@@ -50,7 +51,7 @@ impl hvx::Kernel for Fill<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let mut bits = 0_u16;
-        // Infinity is the first of those that stay 0.
+        // Infinity is the first entry that stays 0.
         for line in self.0.iter_mut().take(0x7c00 * 2 / LINE_BYTES) {
             let mut magnitudes = Line::ZERO;
             for half in magnitudes.0.as_chunks_mut::<2>().0 {
@@ -82,7 +83,7 @@ mod tests {
                 continue;
             }
             let want = (-x.to_f64()).exp();
-            // Half a unit in the last place, and what f32 arithmetic adds where that is a tie.
+            // Half a unit in the last place, plus the error of f32 arithmetic near a tie.
             let unit = (want / 1024.0).max(2_f64.powi(-24));
             assert!(
                 (have - want).abs() <= 0.501 * unit,

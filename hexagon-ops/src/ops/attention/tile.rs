@@ -1,20 +1,42 @@
-//! Attention on the matrix unit: 32 query rows at a time, keys and values as FP16 tiles.
+//! Attention on the matrix unit: `softmax(q · kᵀ · scale + mask) · v` for 32 query rows at a time.
+//!
+//! Both products are matrix multiplications whose operands are not weights: queries, keys and
+//! values are FP16 tiles that are packed here, and the softmax between the products runs on the
+//! vector units. Rows of a tile are (query, head) pairs that share a head of keys and values, so
+//! grouped-query attention fills a tile even while decoding a single token.
 //!
 //! ```text
-//! for each head of keys and values
-//!   queries -> tiles, each row divided by a power of two
-//!   for each 128 positions                     nothing if the mask hides them from all rows
-//!     keys, values -> tiles                    once for all rows
-//!     for each few tiles of 32 rows            those from which the mask does not hide all positions
-//!       matrix unit   scores = queries · keys           4 tiles
-//!       vector units  mask, maximum, exponentials       in place: the tiles become weights
-//!       matrix unit   weights · values                  a tile for each 32 elements
-//!       vector units  added to what earlier positions gave, in FP32
-//!   rows divided by their sums, written
+//! for each stream, each batch of queries that fits, each head of keys and values
+//!   pack queries                                  each row divided by a power of two
+//!   maximum[row] = lowest, sum[row] = 0, values[row] = 0
+//!   for each block of 128 positions               skipped if the mask hides it from all rows
+//!     pack keys (4 strips) and values             once for all rows
+//!     for each group of up to 8 tiles of 32 rows  those that see a position of the block
+//!       matrix unit    scores[4 tiles] = queries · keys
+//!       vector units   factor, cap, mask; new maximum; weight = exp(score - maximum)
+//!                      scale = exp(old maximum - new maximum); sum = sum · scale + Σ weight
+//!       matrix unit    products = weights · values         a tile for each 32 elements
+//!       vector units   values = values · scale + products
+//!   values / sum -> f32 rows
 //! ```
 //!
-//! Scores, weights and products of 128 positions are FP16; maxima too, so that each is one of the scores; sums are FP32. The
-//! unit's stores multiply with 2^-5: a product leaves FP16's range only beyond 2^21.
+//! 1. **One pass, running maximum.** A block's weights are relative to the largest score so far;
+//!    when the maximum grows, earlier sums are multiplied by `scale`. Scores of only 128 positions
+//!    exist at a time, whatever the length of the cache.
+//! 2. **In place.** The exponentials overwrite the scores, and the tiles of scores are the
+//!    activations of the second product without being moved: the unit reads and writes the same
+//!    tile format.
+//! 3. **FP16 where the unit needs it, FP32 where errors add up.** Scores, weights and the products
+//!    of one block are FP16; sums and values are FP32. Maxima are FP16 as well, so that each is
+//!    exactly one of the scores and its weight is exactly 1.
+//! 4. **Range.** Queries are divided by a power of two for each row, and the unit's stores multiply
+//!    by 2^-5, so that a product leaves FP16's range only beyond 2^21. Both factors are restored
+//!    when a score becomes f32.
+//! 5. **Exponentials by table** ([`super::table`]). Differences to the maximum are never positive,
+//!    so an f16's magnitude indexes 32,768 entries in VTCM, and one gather instruction reads 64 of
+//!    them.
+//! 6. **Hidden positions cost nothing where they can be seen early.** A tile of rows skips a block
+//!    that the mask hides from all its rows, and with it all four stages.
 
 mod memory;
 
@@ -76,7 +98,7 @@ struct Head<'a> {
     engine: &'a Engine,
     stream: usize,
     kv_head: usize,
-    /// First query.
+    /// Number of the batch's first query.
     first: usize,
     rows: usize,
 }
@@ -105,7 +127,7 @@ impl Head<'_> {
         self.write(memory, dst);
     }
 
-    /// Rows of a tile.
+    /// Returns the rows of a tile.
     fn tile_rows(&self, tile: usize) -> Range<usize> {
         tile * TILE_DIM..self.rows.min((tile + 1) * TILE_DIM)
     }
@@ -144,14 +166,16 @@ impl Head<'_> {
         }
     }
 
-    /// A bit for each tile of rows from which the mask does not hide all of `positions`.
+    /// Returns a bit for each tile of rows, set unless the mask hides all of `positions` from the
+    /// tile.
     fn active(&self, positions: &Range<usize>) -> u64 {
         let tiles = self.rows.div_ceil(TILE_DIM);
         let all = u64::MAX >> (MAX_ROW_TILES - tiles);
         let Some(mask) = &self.job.src.mask else {
             return all;
         };
-        // The rows of a mask for each head would cost more to look at than they spare.
+        // With a separate mask for each head, looking at its rows would cost more than skipping
+        // saves.
         if mask.shape.ne[2] > 1 || mask.shape.dtype != Type::F16 || !mask.shape.has_dense_rows() {
             return all;
         }
@@ -209,7 +233,7 @@ impl Head<'_> {
         });
     }
 
-    /// Adds what some tiles of rows get from a block of positions.
+    /// Adds the contribution of a block of positions to some tiles of rows.
     fn block(
         &self,
         tiles: &[usize],
@@ -245,7 +269,7 @@ impl Head<'_> {
         self.add(tiles, memory);
     }
 
-    /// Scores to weights.
+    /// Turns scores into weights.
     fn weigh(&self, tiles: &[usize], positions: &Range<usize>, memory: &mut Memory<'_>) {
         let Memory {
             table,
@@ -287,7 +311,7 @@ impl Head<'_> {
         });
     }
 
-    /// Products of this block to the sums of all.
+    /// Adds the products of this block to the sums over all blocks.
     fn add(&self, tiles: &[usize], memory: &mut Memory<'_>) {
         let v_strips = self.plan.v_strips;
         let mut slots = memory
@@ -312,7 +336,7 @@ impl Head<'_> {
         });
     }
 
-    /// Writes the rows.
+    /// Divides the rows by their sums, and writes them.
     fn write(&self, memory: &Memory<'_>, dst: &mut ViewMut<'_>) {
         for row in 0..self.rows {
             let [query, head] = self.job.head(self.first, self.kv_head, row);
@@ -347,7 +371,7 @@ impl Head<'_> {
     }
 }
 
-/// Adds products to sums that are scaled to the new maximum.
+/// Adds products to sums that are first scaled to the new maximum.
 struct Add<'a> {
     /// Pairs of rows.
     line_pairs: usize,
@@ -383,7 +407,7 @@ impl hvx::Kernel for Add<'_> {
     }
 }
 
-/// A row's values in order, with its maximum and sum, as [`merge`] takes them.
+/// Collects a row's values in order, with its maximum and sum, in the form of [`merge`].
 struct Finish<'a> {
     state: &'a [Line],
     row: usize,

@@ -1,14 +1,15 @@
-//! Scores of the matrix unit to weights: factor, cap and mask, maximum, exponentials by table, sums.
+//! Turns scores of the matrix unit into weights: factor, cap and mask, maximum, exponentials by
+//! table, sums.
 //!
 //! ```text
-//! for each pair of rows                                     a line of each tile: 32 positions of both
+//! for each pair of rows                             a line of each tile: 32 positions of both
 //!   for each tile: to f32, scaled, capped, masked; back to f16; maximum
-//!   for each tile: less the maximum, doubled bits are the place in the table, gathered
+//!   for each tile: less the maximum; twice its bits index the table; gather
 //!   for each tile: weights to f32, summed
 //! ```
 //!
-//! Hidden positions have the lowest f16. A row that has seen nothing else gets weights of 1 there; the first score that is
-//! not hidden scales them to zero.
+//! Hidden positions have the lowest f16. As long as a row has seen only hidden positions, they get
+//! weights of 1; the first visible score scales those to zero.
 
 use core::ops::Range;
 
@@ -51,7 +52,7 @@ impl hvx::Kernel for Lowest<'_> {
     }
 }
 
-/// Whether an f16 mask leaves any of some positions to any of some queries.
+/// A test for f16 masks that leave any of some positions visible to any of some queries.
 pub(super) struct Visible<'a> {
     pub(super) mask: &'a View<'a>,
     pub(super) queries: Range<usize>,
@@ -65,13 +66,13 @@ impl hvx::Kernel for Visible<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> bool {
         let Range { start, end } = self.queries;
-        // The last query of a prompt sees most.
+        // The last query of a prompt sees most positions.
         self.any(end - 1..end) || self.any(start..end - 1)
     }
 }
 
 impl Visible<'_> {
-    /// Whether any of some of the queries sees a position.
+    /// Returns `true` if any of the queries sees a position.
     #[inline(always)]
     fn any(&self, queries: Range<usize>) -> bool {
         let hidden = splat_h(MINUS_INFINITY);
@@ -79,7 +80,7 @@ impl Visible<'_> {
         for start in self.positions.clone().step_by(LINE_BYTES / 2) {
             let end = self.positions.end.min(start + LINE_BYTES / 2);
             if end - start < LINE_BYTES / 2 {
-                // Zeros behind the last position would count.
+                // Zeros after the last position would look visible.
                 return true;
             }
             let mut rows = hvx::zeros::<TILE_DIM>();
@@ -95,19 +96,19 @@ impl Visible<'_> {
     }
 }
 
-/// What is known of each row of a tile.
+/// Position and factors of each row of a tile.
 pub(super) struct RowTile {
-    /// Rows that exist.
+    /// Number of rows that exist.
     n_rows: usize,
     /// Query and head.
     places: [[usize; 2]; TILE_DIM],
-    /// Factor of what the unit stored.
+    /// Factor of the values that the unit stored.
     factors: [f32; TILE_DIM],
     slopes: [f32; TILE_DIM],
 }
 
 impl RowTile {
-    /// The rows `rows` of a head of keys and values; queries count from `first`.
+    /// Describes the rows `rows` of a head of keys and values; queries count from `first`.
     pub(super) fn new(
         job: &Job<'_>,
         factors: &[RowFactor; TILE_DIM],
@@ -129,16 +130,16 @@ impl RowTile {
     }
 }
 
-/// What is added to the scores of two rows at a time; rows of one query and slope share it.
+/// Addends of the scores of two rows at a time. Rows of the same query and slope share them.
 struct Terms {
     lines: [[Line; STRIPS]; 2],
     /// Query, head of the mask and bits of the slope.
     keys: [Option<(usize, usize, u32)>; 2],
-    /// Which was asked for last.
+    /// Index of the entry that was used last.
     last: usize,
 }
 
-/// Makes weights of the scores of a tile of rows.
+/// Turns the scores of a tile of rows into weights.
 pub(super) struct Weigh<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) stream: usize,
@@ -147,16 +148,17 @@ pub(super) struct Weigh<'a> {
     pub(super) table: &'a [Line; TABLE_LINES],
     /// Scores, which become weights: a tile for each 32 positions.
     pub(super) scores: &'a mut [Tile],
-    /// For each pair of rows: f16 maxima in turns.
+    /// For each pair of rows: f16 maxima, those of the two rows in turns.
     pub(super) maxima: &'a mut [Line],
     /// For each row: f32 sums in lanes.
     pub(super) sums: &'a mut [Line],
-    /// For each pair of rows, in turns: f16 factors of what has been added before.
+    /// For each pair of rows, in turns: f16 factors of the earlier sums.
     pub(super) scales: &'a mut [Line],
 }
 
 impl Weigh<'_> {
-    /// What is added to the scores of row `row`: one of the two of `terms`.
+    /// Returns which of the two `terms` is the addend of row `row`, after computing it if
+    /// necessary.
     #[inline(always)]
     fn terms(&self, row: usize, terms: &mut Terms) -> usize {
         let [query, head] = self.rows.places[row];
@@ -189,7 +191,7 @@ impl Weigh<'_> {
         which
     }
 
-    /// The score of 32 positions as f16 can hold it.
+    /// Returns the scores of 32 positions, limited to FP16's range.
     #[inline(always)]
     fn score(&self, stored: Vector, factor: Vector, term: &Line) -> Vector {
         let mut x = mul_f32(stored, factor);
@@ -245,7 +247,8 @@ impl hvx::Kernel for Weigh<'_> {
 }
 
 impl Weigh<'_> {
-    /// Makes weights of the scores of N pairs, the `at`-th such, and adds them to what was there, scaled.
+    /// Turns the scores of N pairs of rows, starting with pair N · `at`, into weights, and adds
+    /// them to the scaled earlier sums.
     #[inline(always)]
     fn sum<const N: usize>(&mut self, scores: &mut [Tile], at: usize) {
         let mut largest = [splat_w(0); N];
@@ -266,7 +269,7 @@ impl Weigh<'_> {
     }
 }
 
-/// All words become the maximum of all words, each half for itself.
+/// Returns the maximum of all words in all words, for each half separately.
 #[inline(always)]
 fn largest_of_pair(v: Vector) -> Vector {
     let mut v = v;
@@ -282,19 +285,20 @@ fn largest_of_pair(v: Vector) -> Vector {
     max_f16(a, b)
 }
 
-/// Exponentials of f16 that are not positive.
+/// Looks up the exponentials of f16 that are zero or negative.
 #[inline(always)]
 fn gather(table: &[Line; TABLE_LINES], x: Vector, out: &mut Line) {
-    // The sign leaves the halfword; what remains is twice the magnitude's bits.
+    // The sign leaves the halfword, and twice the magnitude's bits remain.
     hvx::gather_h(table, hvx::add_h(x, x), out);
 }
 
-/// Scores of pairs of rows to weights; their sums in lanes (even row, odd row).
+/// Turns scores of N pairs of rows into weights, and returns the sums of these weights in lanes
+/// (even row, odd row).
 ///
 /// - `table`: in VTCM
 /// - `scores`: a tile for each 32 positions, in VTCM
-/// - `at`: which of their N lines each, below 16 / N
-/// - `largest`: of each pair: maxima of the two rows in turns, not smaller than any score
+/// - `at`: which N lines of each tile, below 16 / N
+/// - `largest`: for each pair, maxima of the two rows in turns, not smaller than any score
 #[inline(always)]
 #[must_use]
 pub fn exponentials<const N: usize>(
@@ -305,7 +309,7 @@ pub fn exponentials<const N: usize>(
 ) -> [(Vector, Vector); N] {
     let at = at % (F16_TILE_LINES / N);
     let mut results = [(splat_w(0), splat_w(0)); N];
-    // A whole block is one straight run of instructions, in which gathers and sums fill each other's packets.
+    // A whole block is straight-line code, in which gathers and sums fill each other's packets.
     if let [a, b, c, d] = scores {
         let [a, b, c, d] = [a, b, c, d].map(|tile| &mut tile.0.as_chunks_mut::<N>().0[at]);
         let mut x = [[splat_w(0); STRIPS]; N];
@@ -348,7 +352,7 @@ pub fn exponentials<const N: usize>(
 /// Sums of the two rows of a pair.
 type Sums = (Accumulator, Accumulator);
 
-/// The weights of a line.
+/// Starts sums with the weights of a line.
 #[inline(always)]
 fn first(line: &Line) -> Sums {
     Accumulator::widen_mul(hvx::load(line), splat_h(ONE))

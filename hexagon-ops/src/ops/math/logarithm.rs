@@ -9,7 +9,7 @@ use crate::hvx::{
 /// ln 2 in a part of 15 bits, whose products with exponents are exact, and the rest.
 const LN_2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
 
-/// `ln(1 + f)` for f from the root of 1/2 to that of 2, less 1.
+/// Returns `ln(1 + f)` for f from the root of 1/2 to that of 2, less 1.
 #[inline(always)]
 fn ln_fraction(f: Vector) -> Vector {
     let wide = Accumulator::from_f32(f);
@@ -33,12 +33,12 @@ fn ln_fraction(f: Vector) -> Vector {
     rest.plus(square.times(constant(-0.5))).plus_f32(f).to_f32()
 }
 
-/// Natural logarithm: minus infinity for zeros and subnormals, NaN below.
+/// Returns the natural logarithm: minus infinity for zeros and subnormals, NaN below.
 #[must_use]
 #[inline(always)]
 pub fn ln(x: Vector) -> Vector {
     let root = splat_f32(core::f32::consts::FRAC_1_SQRT_2);
-    // The exponent that leaves a fraction from the root of 1/2 on.
+    // The exponent that leaves a fraction of at least the root of 1/2.
     let n = hvx::shr_add_w(splat_w(0), sub_w(x, root), 23);
     let fraction = sub_w(x, shl_w(n, 23));
     let n = hvx::f32_from_w(n);
@@ -51,11 +51,12 @@ pub fn ln(x: Vector) -> Vector {
     select_gt_f32(splat_w(0), x, splat_f32(f32::NAN), result)
 }
 
-/// `ln(1 + e^x)`.
+/// Returns `ln(1 + e^x)`.
 #[must_use]
 #[inline(always)]
 pub fn softplus(x: Vector) -> Vector {
-    // ln(1 + e) for e = e^-|x| up to 1: from the root of 2 less 1 on, ln 2 and the logarithm of half of it.
+    // ln(1 + e) for e = e^-|x| up to 1. For e of the root of 2 less 1 and more: ln 2 plus the
+    // logarithm of half of 1 + e.
     let e = exp(neg(abs(x)));
     let limit = splat_f32(core::f32::consts::SQRT_2 - 1.0);
     let halved = mul_f32(sub_f32(e, splat_f32(1.0)), splat_f32(0.5));

@@ -1,8 +1,9 @@
-//! Functions of one f64, for the few numbers that a command's parameters give: powers and logarithms to 1e-14.
+//! Functions of one f64, for the few numbers that a command's parameters need: powers and
+//! logarithms to 1e-14.
 
 use core::f64::consts::{LN_2, SQRT_2};
 
-/// Natural logarithm of a positive normal number.
+/// Returns the natural logarithm of a positive normal number.
 #[must_use]
 pub fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
@@ -22,7 +23,7 @@ pub fn ln(x: f64) -> f64 {
     exponent * LN_2 + 2.0 * sum
 }
 
-/// `e^x` for results that are normal numbers; 0 below and the largest number above.
+/// Returns `e^x` for results that are normal numbers; 0 below and the largest number above.
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,
@@ -44,13 +45,13 @@ pub fn exp(x: f64) -> f64 {
     sum * f64::from_bits(((n + 1023) as u64) << 52)
 }
 
-/// `base^exponent` for a positive base.
+/// Returns `base^exponent` for a positive base.
 #[must_use]
 pub fn power(base: f64, exponent: f64) -> f64 {
     exp(exponent * ln(base))
 }
 
-/// The largest whole number that is not larger.
+/// Returns the largest whole number not above `x`.
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,

@@ -1,4 +1,5 @@
-//! RMS_NORM, NORM, L2_NORM, SUM_ROWS, MEAN and SUM: one or two passes that sum, one that writes.
+//! RMS_NORM, NORM, L2_NORM, SUM_ROWS, MEAN and SUM: one or two passes that sum, and one that
+//! writes.
 
 use super::{all_lanes, count_f32, load};
 use crate::error::{Error, Result};
@@ -8,25 +9,25 @@ use crate::ops::math;
 use crate::ops::tensor::{CHUNK, Chunk, Chunks, Row, Source, View, ViewMut};
 use crate::rt::Engine;
 
-/// What a row is divided by; the number is ggml's epsilon.
+/// Divisor of a row; the number is ggml's epsilon.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norm {
     /// `sqrt(mean(x²) + eps)`.
     Rms(f32),
-    /// `sqrt(mean((x - mean x)²) + eps)`, of `x - mean x`.
+    /// `sqrt(mean((x - mean x)²) + eps)`, which divides `x - mean x`.
     Mean(f32),
     /// `max(sqrt(sum(x²)), eps)`.
     L2(f32),
 }
 
-/// `x - shift`, or its square.
+/// Returns `x - shift`, or its square.
 #[inline(always)]
 fn term(x: Vector, shift: Vector, squared: bool) -> Vector {
     let x = hvx::sub_f32(x, shift);
     if squared { hvx::mul_f32(x, x) } else { x }
 }
 
-/// Sum over a row of `x - shift`, or of its square; in all lanes.
+/// Returns the sum over a row of `x - shift`, or of its square; in all lanes.
 #[inline(always)]
 fn sum(
     (row, chunk): (&Row<'_>, &mut Chunk),
@@ -48,7 +49,7 @@ fn sum(
             first = hvx::add_f32(first, term(hvx::load_f32(elems), shift, squared));
         }
         if !rest.is_empty() {
-            // Lanes behind the end hold the shift.
+            // Lanes after the end hold the shift.
             let mut lanes = [0.0; 32];
             hvx::store_f32(&mut lanes, term(load(rest, 0), shift, squared));
             lanes[rest.len()..].fill(0.0);
@@ -58,11 +59,11 @@ fn sum(
     all_lanes(hvx::add_f32(first, second), hvx::add_f32)
 }
 
-/// [`norm`] of one row.
+/// The arguments of [`norm`] for one row.
 struct NormRow<'a> {
     norm: Norm,
     row: Row<'a>,
-    /// The source, what the result is multiplied by, what is added.
+    /// The source, the factor of the result, and the addend.
     src: &'a [Source<'a>; 3],
     chunks: &'a mut Chunks,
 }
@@ -115,18 +116,19 @@ impl hvx::Kernel for NormRow<'_> {
     }
 }
 
-/// `1 / sqrt(x)`; infinity for zero, as a row of zeros without epsilon has it.
+/// Returns `1 / sqrt(x)`; infinity for zero, which a row of zeros gives without epsilon.
 #[inline(always)]
 fn inverse_root(x: Vector) -> Vector {
     let smallest = splat_f32(f32::MIN_POSITIVE);
     hvx::select_gt_f32(smallest, x, splat_f32(f32::INFINITY), math::rsqrt(x))
 }
 
-/// Divides each row of the first source by a measure of its own; then multiplies by the second and adds the third, where
-/// there are such.
+/// Divides each row of the first source by its norm, then multiplies by the second source and adds
+/// the third, if they exist.
 ///
 /// # Errors
-/// `Operand` unless all are floats, the first has the result's shape, and the others' dimensions divide it.
+/// `Operand` unless all are floats, the first has the result's shape, and the others' dimensions
+/// divide it.
 pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Result<()> {
     same_shape(&dst.shape, &src[0])?;
     for repeated in src[1..].iter().filter(|src| !matches!(src, Source::None)) {
@@ -143,7 +145,7 @@ pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]
     Ok(())
 }
 
-/// [`sum_rows`] of one row.
+/// The arguments of [`sum_rows`] for one row.
 struct SumRow<'a> {
     row: Row<'a>,
     src: &'a Source<'a>,
@@ -168,7 +170,8 @@ impl hvx::Kernel for SumRow<'_> {
 /// Sums each row of `src` to one element, or takes its mean.
 ///
 /// # Errors
-/// `Operand` unless both are floats, and the result has rows of one element and the source's other dimensions.
+/// `Operand` unless both are floats, and the result has rows of one element and the source's other
+/// dimensions.
 pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = src.apart()?;
     let mut want = view.shape.ne;
@@ -189,7 +192,8 @@ pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'
     Ok(())
 }
 
-/// [`sum_all`]: rows in f32, their sums in f64, as rows of different signs may cancel.
+/// The arguments of [`sum_all`]. Rows are summed in f32, their sums in f64, since rows of different
+/// signs may cancel.
 struct SumAll<'a> {
     row: Row<'a>,
     view: &'a View<'a>,
@@ -218,8 +222,8 @@ impl hvx::Kernel for SumAll<'_> {
 /// Sums all elements of `src` to one.
 ///
 /// # Errors
-/// `Operand` unless both are floats, the result has one element, and the source's are not repeated: a small buffer is not
-/// read for ever.
+/// `Operand` unless both are floats, the result has one element, and the source repeats nothing:
+/// otherwise a small buffer could describe endless reading.
 pub fn sum_all(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let floats = dst.shape.dtype.is_float() && view.shape.dtype.is_float();

@@ -8,9 +8,9 @@
 //!     y0, y1 = x0 c - x1 s, x0 s + x1 c
 //! ```
 //!
-//! The angles are products of FP32 numbers in ggml's order, so that they are ggml's to the bit; sine and cosine are exact
-//! to FP32 for each angle. Rows of one position follow one another (heads are dimension 1), and a task keeps the table
-//! of its latest position.
+//! The angles are products of FP32 numbers in ggml's order, so that they equal ggml's to the bit;
+//! sine and cosine are exact to FP32 for each angle. Rows of one position are consecutive (heads
+//! are dimension 1), and a task keeps the table of its latest position.
 
 mod angles;
 
@@ -25,7 +25,7 @@ use crate::ops::elementwise::same_shape;
 use crate::ops::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
 use crate::rt::Engine;
 
-/// Which elements are a pair.
+/// Elements that form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
     /// Neighbours (ggml's normal mode).
@@ -34,7 +34,7 @@ pub enum RopePairs {
     Halves,
 }
 
-/// [`rope`] of one row.
+/// The arguments of [`rope`] for one row.
 struct RopeRow<'a, 't> {
     row: Row<'a>,
     src: &'a Source<'a>,
@@ -68,7 +68,7 @@ impl hvx::Kernel for RopeRow<'_, '_> {
         let half = rope.n_pairs();
         for pair in (0..half).step_by(CHUNK / 2) {
             let len = (half - pair).min(CHUNK / 2);
-            // The second read happens before the first write: rows are rotated in place.
+            // The second read happens before the first write, because rows are rotated in place.
             match rope.pairs {
                 RopePairs::Halves => {
                     let at = rope.first + pair;
@@ -101,7 +101,7 @@ impl hvx::Kernel for RopeRow<'_, '_> {
         if matches!(self.src, Source::InPlace) {
             return;
         }
-        // What is not rotated is copied.
+        // Elements outside the rotated range are copied.
         for range in [0..rope.first, rope.first + 2 * half..self.row.len()] {
             for start in range.clone().step_by(CHUNK) {
                 let end = range.end.min(start + CHUNK);
@@ -112,7 +112,7 @@ impl hvx::Kernel for RopeRow<'_, '_> {
     }
 }
 
-/// Writes 32 elements from `i` on.
+/// Writes 32 elements, starting at element `i`.
 #[inline(always)]
 fn set(chunk: &mut Chunk, i: usize, v: Vector) {
     if let Some(out) = chunk[i..].first_chunk_mut::<32>() {
@@ -120,7 +120,7 @@ fn set(chunk: &mut Chunk, i: usize, v: Vector) {
     }
 }
 
-/// Pairs turned by angles with cosines `c` and sines `s`.
+/// Returns the pairs turned by angles with cosines `c` and sines `s`.
 #[inline(always)]
 fn rotate((c, s): (Vector, Vector), x0: Vector, x1: Vector) -> (Vector, Vector) {
     (
@@ -163,11 +163,13 @@ fn check(rope: &Rope, row: usize, positions: &View<'_>, n_positions: usize) -> R
 
 /// Rotates the pairs of each row.
 ///
-/// - `src`: the source; positions, i32, one for each index of dimension 2 (with sections: then as many for height, for
-///   width and for the rest); frequency factors, f32, one for each pair, or nothing
+/// - `src`: the source; positions, i32, one for each index of dimension 2 (with sections: followed
+///   by as many for height, for width and for the rest); frequency factors, f32, one for each pair,
+///   or nothing
 ///
 /// # Errors
-/// `Operand` unless source and result are floats of one shape, and parameters, positions and factors fit it.
+/// `Operand` unless source and result are floats of one shape, and parameters, positions and
+/// factors fit it.
 pub fn rope(
     engine: &Engine,
     rope: Rope,
@@ -187,14 +189,16 @@ pub fn rope(
     Ok(())
 }
 
-/// Rotates the pairs of each row, and puts it where its token's number says.
+/// Rotates the pairs of each row, and stores it in the cell whose number its token has.
 ///
 /// - `dst`: rows of heads (dimension 1) and cells (dimension 2)
-/// - `src`: f32, heads in dimension 1, tokens in dimension 2; positions; numbers of cells, one for each token
+/// - `src`: f32, heads in dimension 1, tokens in dimension 2; positions; numbers of cells, one for
+///   each token
 ///
 /// # Errors
-/// `Operand` unless source and result are floats with as long rows and as many heads, parameters and positions fit, and
-/// there is a number for each token; `Index` as [`check_indices`].
+/// `Operand` unless source and result are floats with equally long rows and as many heads,
+/// parameters and positions fit, and there is a number for each token; `Index` as
+/// [`check_indices`].
 pub fn rope_set_rows(
     engine: &Engine,
     rope: Rope,
@@ -221,14 +225,14 @@ pub fn rope_set_rows(
     Ok(())
 }
 
-/// One copy of the code for both ways to find rows.
+/// Runs a row: one copy of the code for rows in order and rows by number.
 #[inline(never)]
 fn run_row(kernel: RopeRow<'_, '_>) {
     hvx::widest(kernel);
 }
 
-/// The rows of `src`, rotated, in their places of `dst`, or with `cells` in those that these name. Operands have been
-/// checked.
+/// Rotates the rows of `src` into their places in `dst`, or into those that `cells` names. Operands
+/// have been checked.
 fn turn(
     engine: &Engine,
     rope: &Rope,
@@ -275,7 +279,7 @@ fn turn(
             let cell = checked(cells.index(token, [0; 3]));
             for head in 0..part.shape.ne[1] {
                 if let Some(mut row) = part.row([head, cell, 0]) {
-                    // Where it is read.
+                    // The place from which the row is read.
                     row.at = [head, token, 0];
                     turn_row(row);
                 }

@@ -6,7 +6,7 @@ use crate::ops::elementwise::{load, same_shape};
 use crate::ops::tensor::{CHUNK, Chunk, Row, Source, Type, View, ViewMut};
 use crate::rt::Engine;
 
-/// Each element plus all in front of it, in ggml's order: one sum in f32 along a row.
+/// Sums each element and all before it, in ggml's order: one sum in f32 along a row.
 ///
 /// # Errors
 /// `Operand` unless source and result are floats of one shape.
@@ -28,7 +28,7 @@ pub fn cumulate(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<(
     Ok(())
 }
 
-/// [`convolve`] for one token of one sequence: a row of channels.
+/// The arguments of [`convolve`] for one token of one sequence: a row of channels.
 struct ConvolveRow<'a> {
     row: Row<'a>,
     input: &'a View<'a>,
@@ -61,7 +61,8 @@ impl hvx::Kernel for ConvolveRow<'_> {
     }
 }
 
-/// `dst[s][t][c] = sum over k of src0[s][c][t + k] · src1[c][k]`: a window of as many elements as src1 has in a row.
+/// Computes `dst[s][t][c] = sum over k of src0[s][c][t + k] · src1[c][k]`. The window has as many
+/// elements as a row of src1.
 ///
 /// # Errors
 /// `Operand` unless all are f32, and shapes are as above.

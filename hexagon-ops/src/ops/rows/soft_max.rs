@@ -6,8 +6,8 @@
 //! y = e / sum
 //! ```
 //!
-//! A result in f32 serves as memory between the passes. A sink takes part in maximum and sum, and has no result. Rows
-//! that are masked altogether are outside ggml's contract.
+//! A result in f32 serves as memory between the passes. A sink takes part in maximum and sum, and
+//! has no result. Completely masked rows are outside ggml's contract.
 
 use super::{all_lanes, load};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ use crate::rt::Engine;
 pub struct SoftMax {
     /// Factor of the source.
     pub scale: f32,
-    /// Largest ALiBi bias; 0: the mask's factor is 1 for all heads.
+    /// Largest ALiBi bias; 0 if the mask's factor is 1 for all heads.
     pub max_bias: f32,
 }
 
@@ -31,18 +31,18 @@ pub struct SoftMax {
 /// Source: ggml `ggml_compute_forward_soft_max_f32`.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops) struct Slopes {
-    /// Heads below this power of two take powers of the first base.
+    /// Heads below this power of two use powers of the first base, the others of the second.
     n_heads_log2: usize,
     bases: [f64; 2],
     used: bool,
 }
 
 impl Slopes {
-    /// The slopes of `n_heads` heads.
+    /// Returns the slopes of `n_heads` heads.
     pub(in crate::ops) fn new(n_heads: usize, max_bias: f32) -> Self {
         let n_heads_log2 = 1_usize << n_heads.max(1).ilog2();
         let count = f64::from(u32::try_from(n_heads_log2).unwrap_or(u32::MAX));
-        // Without a bias no base is looked at; powers are slow on the DSP.
+        // Without a bias the bases are not used; powers are slow on the DSP.
         let base = |bias: f32| match bias > 0.0 {
             true => scalar::power(2.0, -f64::from(bias) / count),
             false => 1.0,
@@ -54,7 +54,7 @@ impl Slopes {
         }
     }
 
-    /// The slope of a head.
+    /// Returns the slope of a head.
     #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
     pub(in crate::ops) fn of(&self, head: usize) -> f32 {
         if !self.used {
@@ -69,7 +69,7 @@ impl Slopes {
     }
 }
 
-/// [`soft_max`] of one row.
+/// The arguments of [`soft_max`] for one row.
 struct SoftMaxRow<'a> {
     row: Row<'a>,
     src: &'a Source<'a>,
@@ -93,7 +93,7 @@ fn store(out: &mut [f32], v: Vector) {
     }
 }
 
-/// 32 elements; `fill` past the end.
+/// Loads 32 elements, with `fill` past the end.
 #[inline(always)]
 fn load_filled(elems: &[f32], fill: f32) -> Vector {
     match elems.first_chunk::<32>() {
@@ -161,7 +161,7 @@ impl hvx::Kernel for SoftMaxRow<'_> {
     }
 }
 
-/// One f32 of a sink per head.
+/// Returns the f32 of a sink for each head.
 fn sink(sinks: &Source<'_>, head: usize) -> Option<f32> {
     let Source::Apart(view) = sinks else {
         return None;
@@ -169,13 +169,14 @@ fn sink(sinks: &Source<'_>, head: usize) -> Option<f32> {
     Some(view.element(head, [0; 3]))
 }
 
-/// Softmax of each row.
+/// Computes the softmax of each row.
 ///
-/// - `src`: the source; the mask (f32 or f16, dimension 1 at least as long, dimensions 2 and 3 repeated) or nothing; the
-///   sinks (one f32 for each index of dimension 2) or nothing
+/// - `src`: the source; the mask (f32 or f16, dimension 1 at least as long, dimensions 2 and 3
+///   repeated) or nothing; the sinks (one f32 for each index of dimension 2) or nothing
 ///
 /// # Errors
-/// `Operand` unless source and result are of one shape, the result is f32, and mask and sinks are as above.
+/// `Operand` unless source and result are of one shape, the result is f32, and mask and sinks are
+/// as above.
 pub fn soft_max(
     engine: &Engine,
     params: SoftMax,

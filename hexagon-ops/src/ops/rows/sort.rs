@@ -1,8 +1,9 @@
 //! ARGSORT, TOP_K, ARGMAX: the numbers of a row's elements in order.
 //!
-//! The result's row is all the memory there is: k numbers. If they are all of the source's, they are sorted in place; if
-//! they are fewer, they are a heap with the worst one on top, and a chunk of the source is looked at one by one only if its
-//! best element is better than that.
+//! The kernel has no memory but the result's row: k numbers. If k is the length of the source's
+//! row, they are sorted in place. Otherwise they are a heap with the worst number on top, and the
+//! elements of a chunk of the source are compared one by one only if its best element is better
+//! than that.
 
 use core::cmp::Ordering;
 
@@ -13,7 +14,7 @@ use crate::ops::elementwise::load;
 use crate::ops::tensor::{CHUNK, Chunk, Source, Type, View, ViewMut};
 use crate::rt::Engine;
 
-/// An order of f32; equal ones by their numbers.
+/// An order of f32. Equal elements are ordered by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The smallest first.
@@ -36,7 +37,7 @@ impl Keys<'_> {
         self.view.element(k, self.at)
     }
 
-    /// Which of two elements comes first.
+    /// Compares two elements by this order.
     fn compare(&self, a: i32, b: i32) -> Ordering {
         let order = self.value(a).total_cmp(&self.value(b));
         let order = match self.order {
@@ -46,7 +47,7 @@ impl Keys<'_> {
         order.then(a.cmp(&b))
     }
 
-    /// Moves the number at `place` of a heap down to where no worse one is below it.
+    /// Moves the number at `place` of a heap down until no worse one is below it.
     fn sift(&self, heap: &mut [i32], place: usize) {
         let mut place = place;
         loop {
@@ -74,7 +75,7 @@ impl Keys<'_> {
             let range = start..n.min(start + CHUNK);
             let elems = self.view.read(self.at, range, &mut chunk);
             let best = hvx::widest(Best(elems, self.order));
-            // What is equal to the worst one has a larger number, and stays out.
+            // An element equal to the worst one has a larger number, and stays out.
             let worst = self.value(heap[0]);
             let better = match self.order {
                 Order::Ascending => best < worst,
@@ -94,7 +95,7 @@ impl Keys<'_> {
     }
 }
 
-/// The best of some elements.
+/// A search for the best of some elements.
 struct Best<'a>(&'a [f32], Order);
 
 impl hvx::Kernel for Best<'_> {
@@ -104,7 +105,7 @@ impl hvx::Kernel for Best<'_> {
     fn run<const FUSED: bool>(self) -> f32 {
         let Self(elems, order) = self;
         let whole = elems.len() / 32 * 32;
-        // What is left of a vector is filled with the first element.
+        // The rest of a vector is filled with the first element.
         let mut rest = [elems.first().copied().unwrap_or(0.0); 32];
         rest[..elems.len() - whole].copy_from_slice(&elems[whole..]);
         let mut best = hvx::load_f32(&rest);
@@ -123,11 +124,11 @@ impl hvx::Kernel for Best<'_> {
     }
 }
 
-/// The numbers of the first elements of each row in an order.
+/// Writes the numbers of the first elements of each row in an order.
 ///
 /// # Errors
-/// `Operand` unless the source is f32, the result i32 with rows without gaps that are not longer, and the other dimensions
-/// are the same.
+/// `Operand` unless the source is f32, the result is i32 with rows that have no gaps and are not
+/// longer, and the other dimensions are equal.
 pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = src.apart()?;
     let (d, s) = (dst.shape, view.shape);
@@ -144,7 +145,7 @@ pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -
             at,
             order,
         };
-        // What it refuses was refused above.
+        // Rows that `words` refuses were refused above.
         let Ok(words) = row.words() else { return };
         for (number, word) in (0..).zip(words.iter_mut()) {
             *word = number;

@@ -1,6 +1,6 @@
-//! Blocks of 32 elements: quants with a scale, and a minimum where the type has one. The scale comes first, then the
-//! minimum,
-//! then fifth bits, then the quants; the nibble of element k is the low half of byte k, or the high half of byte k - 16.
+//! Blocks of 32 elements: quants with a scale, and a minimum where the type has one. The scale
+//! comes first, then the minimum, then fifth bits, then the quants. The nibble of element k is the
+//! low half of byte k, or the high half of byte k - 16.
 //!
 //! Source: ggml `block_*` in ggml-common.h, `dequantize_row_*` and `quantize_row_*_ref`.
 
@@ -8,22 +8,22 @@ use super::convert::{narrow_one, widen_one};
 use super::shape::Type;
 use crate::hvx;
 
-/// What the nibbles of IQ4_NL mean, ascending.
+/// Values of the nibbles of IQ4_NL, ascending.
 ///
 /// SOURCE: ggml-common.h, `kvalues_iq4nl`.
 const IQ4_NL: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
-/// What the nibbles of MXFP4 mean, twice.
+/// Twice the values of the nibbles of MXFP4.
 ///
 /// SOURCE: ggml-common.h, `kvalues_mxfp4`.
 const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-/// Blocks of smaller magnitudes are zero in IQ4_NL.
+/// Magnitude below which blocks are zero in IQ4_NL.
 ///
 /// SOURCE: ggml-quants.c, `GROUP_MAX_EPS`.
 const IQ4_NL_SMALLEST: f32 = 1e-15;
 
-/// The nibbles of a block.
+/// Unpacks the nibbles of a block.
 #[inline(always)]
 fn nibbles(bytes: &[u8]) -> [i32; 32] {
     let mut out = [0; 32];
@@ -36,7 +36,7 @@ fn nibbles(bytes: &[u8]) -> [i32; 32] {
     out
 }
 
-/// Five-bit numbers: fifth bits in a word, then nibbles.
+/// Unpacks five-bit numbers: their fifth bits in a word, then nibbles.
 #[inline(always)]
 fn fives(bytes: &[u8]) -> [i32; 32] {
     let Some((high, low)) = bytes.split_first_chunk() else {
@@ -50,14 +50,14 @@ fn fives(bytes: &[u8]) -> [i32; 32] {
     out
 }
 
-/// The f16 at byte `at`.
+/// Returns the f16 at byte `at`.
 #[inline(always)]
 fn half_at(block: &[u8], at: usize) -> f32 {
     let bytes = block.get(at..).unwrap_or_default();
     bytes.first_chunk().map_or(0.0, |half| widen_one(*half))
 }
 
-/// Half the power of two that a byte of MXFP4 is: what its doubled numbers are multiplied with.
+/// Returns half the power of two that a byte of MXFP4 stands for: the factor of the doubled values.
 ///
 /// Source: ggml `ggml_e8m0_to_fp32_half`.
 #[inline(always)]
@@ -70,7 +70,7 @@ fn half_power(exponent: u8) -> f32 {
     })
 }
 
-/// The elements of a block; the first ones, if `out` is shorter.
+/// Reads the elements of a block; only the first ones if `out` is shorter.
 #[inline(always)]
 pub(super) fn dequantize(dtype: Type, block: &[u8], out: &mut [f32]) {
     let tail = |at: usize| block.get(at..).unwrap_or_default();
@@ -121,7 +121,7 @@ pub(super) fn quantize(dtype: Type, elems: &[f32; 32], block: &mut [u8]) {
     }
 }
 
-/// Nearest whole numbers to `x · factor + addend` less a half, at most `most`.
+/// Returns the nearest whole numbers to `x · factor + addend` less a half, at most `most`.
 #[inline(always)]
 #[expect(
     clippy::cast_possible_truncation,
@@ -131,13 +131,13 @@ fn steps(elems: &[f32; 32], offset: f32, factor: f32, addend: f32, most: i32) ->
     elems.map(|x| ((x - offset) * factor + addend).min(most as f32) as i32 as u8)
 }
 
-/// `1 / x`; 0 for 0.
+/// Returns `1 / x`; 0 for 0.
 #[inline(always)]
 fn inverse(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
 }
 
-/// The element of the largest magnitude, the first one of several.
+/// Returns the element of the largest magnitude; the first one if there are several.
 #[inline(always)]
 fn farthest(elems: &[f32; 32]) -> f32 {
     elems.iter().fold(
@@ -146,7 +146,7 @@ fn farthest(elems: &[f32; 32]) -> f32 {
     )
 }
 
-/// Stores nibbles, and fifth bits in front of them if quants have them.
+/// Stores nibbles, preceded by fifth bits if quants have them.
 #[inline(always)]
 fn store(quants: &[u8; 32], is_five: bool, out: &mut [u8]) {
     let (bits, bytes) = out.split_at_mut(if is_five { 4 } else { 0 });
@@ -162,7 +162,7 @@ fn store(quants: &[u8; 32], is_five: bool, out: &mut [u8]) {
     }
 }
 
-/// Q4_0 and Q5_0: the element of the largest magnitude becomes `-half`, exactly.
+/// Writes Q4_0 or Q5_0: the element of the largest magnitude becomes `-half`, exactly.
 #[inline(always)]
 fn signed(elems: &[f32; 32], half: u8, block: &mut [u8]) {
     let scale = farthest(elems) / -f32::from(half);
@@ -178,7 +178,7 @@ fn signed(elems: &[f32; 32], half: u8, block: &mut [u8]) {
     store(&quants, half == 16, tail);
 }
 
-/// Q4_1 and Q5_1: the range of the elements in `most` steps.
+/// Writes Q4_1 or Q5_1: divides the range of the elements into `most` steps.
 #[inline(always)]
 fn with_minimum(elems: &[f32; 32], most: u8, block: &mut [u8]) {
     let (low, high) = elems.iter().fold((f32::MAX, f32::MIN), |(low, high), x| {
@@ -192,8 +192,8 @@ fn with_minimum(elems: &[f32; 32], most: u8, block: &mut [u8]) {
     store(&quants, most == 31, tail);
 }
 
-/// IQ4_NL: the element of the largest magnitude becomes -127, the others the nearest of the 16 numbers; then the scale of
-/// the least squared error, weighted by squares.
+/// Writes IQ4_NL: the element of the largest magnitude becomes -127, the others the nearest of the
+/// 16 values; then the scale is the one of least squared error, weighted by squares.
 #[inline(always)]
 fn quantize_iq4_nl(elems: &[f32; 32], block: &mut [u8]) {
     let far = farthest(elems);
@@ -218,12 +218,15 @@ fn quantize_iq4_nl(elems: &[f32; 32], block: &mut [u8]) {
     store(&quants, false, tail);
 }
 
-/// Added to a value of magnitude at most 127, it leaves that value, rounded half to even, in the low byte.
+/// Added to a value of magnitude at most 127, it leaves that value, rounded half to even, in the
+/// low byte.
 const ROUND: f32 = 12_582_912.0;
 
-/// A block of Q8_0: scale `max |x| / 127`, quants `x · (127 / max |x|)`, rounded half to even.
+/// Writes a block of Q8_0: scale `max |x| / 127`, quants `x · (127 / max |x|)`, rounded half to
+/// even.
 ///
-/// As ggml's code for vector units has it, not its reference: of F16, quotients halfway between two integers are common.
+/// This follows ggml's code for vector units and not its reference, because quotients halfway
+/// between two integers are common with F16 sources.
 ///
 /// SOURCE: ggml-cpu/arch/x86/quants.c and arm/quants.c, `quantize_row_q8_0`.
 #[inline(always)]

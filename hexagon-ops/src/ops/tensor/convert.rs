@@ -8,7 +8,7 @@ use crate::layout::Line;
 /// f16 1.
 pub(super) const ONE_F16: u16 = 0x3c00;
 
-/// Elements of `row` from `k` on as f32. What lies outside the row is left out.
+/// Reads elements of `row` as f32, starting at element `k`. Elements outside the row are left out.
 #[inline(always)]
 pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     let bytes = row.get(4 * k..4 * (k + out.len())).unwrap_or_default();
@@ -18,19 +18,20 @@ pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     }
 }
 
-/// Whether rows are f32 without gaps: all that kernels read and write without a call.
+/// Returns `true` if rows are f32 without gaps, which kernels read and write without a function
+/// call.
 #[inline(always)]
 fn is_plain(shape: &Shape) -> bool {
     shape.dtype == Type::F32 && shape.has_dense_rows()
 }
 
-/// [`read`] for every type and stride: one copy of the code for all kernels.
+/// Reads as [`read`] does, for every type and stride: one copy of the code for all kernels.
 #[inline(never)]
 fn convert_read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     hvx::widest(Read { shape, row, k, out });
 }
 
-/// [`convert_read`].
+/// The arguments of [`convert_read`].
 struct Read<'a> {
     shape: &'a Shape,
     row: &'a [u8],
@@ -47,7 +48,7 @@ impl hvx::Kernel for Read<'_> {
     }
 }
 
-/// [`convert_read`], inlined.
+/// Implements [`convert_read`], inlined.
 #[inline(always)]
 fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     let stride = shape.nb[0];
@@ -111,7 +112,7 @@ fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     }
 }
 
-/// Writes elements of `row` from `k` on. What lies outside the row is left out.
+/// Writes elements of `row`, starting at element `k`. Elements outside the row are left out.
 #[inline(always)]
 pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     if is_plain(shape) {
@@ -126,7 +127,7 @@ pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     }
 }
 
-/// [`write`] for every type and stride: one copy of the code for all kernels.
+/// Writes as [`write()`] does, for every type and stride: one copy of the code for all kernels.
 #[inline(never)]
 fn convert_write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     hvx::widest(Write {
@@ -137,7 +138,7 @@ fn convert_write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     });
 }
 
-/// [`convert_write`].
+/// The arguments of [`convert_write`].
 struct Write<'a> {
     shape: &'a Shape,
     row: &'a mut [u8],
@@ -154,7 +155,7 @@ impl hvx::Kernel for Write<'_> {
     }
 }
 
-/// [`convert_write`], inlined.
+/// Implements [`convert_write`], inlined.
 #[inline(always)]
 fn write_any(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     let stride = shape.nb[0];
@@ -217,7 +218,7 @@ fn write_any(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
     }
 }
 
-/// 32 elements of `elems` from `k` on, zeros past its end.
+/// Loads the 32 elements of `elems` that start at `k`, with zeros past its end.
 #[inline(always)]
 fn load(elems: &[f32], k: usize) -> Vector {
     match elems.get(k..).and_then(<[f32]>::first_chunk::<32>) {
@@ -244,7 +245,7 @@ fn store(v: Vector, out: &mut [f32]) {
     }
 }
 
-/// Writes up to 64 elements: those of even and of odd places.
+/// Writes up to 64 elements: those of even places and those of odd places.
 #[inline(always)]
 fn interleave(even: Vector, odd: Vector, out: &mut [f32]) {
     let (low, high) = hvx::interleave_w(even, odd);
@@ -253,44 +254,44 @@ fn interleave(even: Vector, odd: Vector, out: &mut [f32]) {
     }
 }
 
-/// The whole number towards zero.
+/// Returns `x` rounded towards zero to a whole number.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "saturates")]
 fn whole(x: f32) -> i32 {
     x as i32
 }
 
-/// bf16 in even and in odd places.
+/// Returns the f32 of the bf16 in even and in odd places.
 #[inline(always)]
 fn widen_bf16(halves: Vector) -> (Vector, Vector) {
     let high = splat_w(0xffff_0000_u32.cast_signed());
     (hvx::shl_w(halves, 16), and(halves, high))
 }
 
-/// bf16 nearest to f32, ties to even, as the upper halves of words; NaN stays NaN.
+/// Returns the bf16 nearest to f32, ties to even, as the upper halves of words; NaN stays NaN.
 #[inline(always)]
 fn round_bf16(x: Vector) -> Vector {
     let sign = and(x, splat_w(i32::MIN));
     let magnitude = and(x, splat_w(i32::MAX));
     let infinity = splat_w(0x7f80_0000);
-    // 1 for NaN, then its quiet bit.
+    // First 1 for NaN, then its quiet bit.
     let above = hvx::max_w(hvx::sub_w(magnitude, infinity), splat_w(0));
     let quiet = hvx::shl_w(hvx::min_w(above, splat_w(1)), 22);
-    // Fractions of NaN are cut, so that rounding stays below the sign.
+    // Fractions of NaN are limited, so that rounding stays below the sign.
     let magnitude = hvx::min_w(hvx::or(magnitude, quiet), splat_w(0x7fff_7fff));
     let odd = and(hvx::shr_w(magnitude, 16), splat_w(1));
     let rounded = hvx::add_w(hvx::add_w(magnitude, splat_w(0x7fff)), odd);
     hvx::or(rounded, sign)
 }
 
-/// Words to bf16, lanes of `even` in even places.
+/// Converts words to bf16, lanes of `even` in even places.
 #[inline(always)]
 fn narrow_bf16(even: Vector, odd: Vector) -> Vector {
     let high = splat_w(0xffff_0000_u32.cast_signed());
     hvx::or(hvx::shr_w(round_bf16(even), 16), and(round_bf16(odd), high))
 }
 
-/// The f16 of one f32.
+/// Returns the f16 of one f32.
 #[inline(always)]
 pub(super) fn narrow_one(x: f32) -> [u8; 2] {
     let v = hvx::splat_f32(x);
@@ -299,7 +300,7 @@ pub(super) fn narrow_one(x: f32) -> [u8; 2] {
     [line.0[0], line.0[1]]
 }
 
-/// The f32 of one f16.
+/// Returns the f32 of one f16.
 #[inline(always)]
 pub(super) fn widen_one(half: [u8; 2]) -> f32 {
     let v = hvx::splat_h(u16::from_le_bytes(half));

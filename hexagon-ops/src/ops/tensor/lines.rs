@@ -1,4 +1,4 @@
-//! Rows as f32 in lines: what kernels read that go over a row more than once.
+//! Rows as f32 in lines, for kernels that use a row several times.
 
 use core::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::layout::{LINE_BYTES, Line};
 /// f32 of a line.
 const LANES: usize = LINE_BYTES / 4;
 
-/// The first 128 of `bytes`; zeros past their end.
+/// Loads the first 128 of `bytes`, with zeros past their end.
 #[inline(always)]
 fn load(bytes: &[u8]) -> Vector {
     match bytes.first_chunk() {
@@ -23,7 +23,7 @@ fn load(bytes: &[u8]) -> Vector {
     }
 }
 
-/// [`View::read_rows`].
+/// The arguments of [`View::read_rows`].
 struct ReadRows<'a> {
     view: &'a View<'a>,
     rows: Range<usize>,
@@ -61,7 +61,8 @@ impl hvx::Kernel for ReadRows<'_> {
 }
 
 impl View<'_> {
-    /// Elements `range` of rows `rows` (dimension 1) of a plane, as [`Self::read_lines`] gives each; zeros behind them.
+    /// Reads elements `range` of rows `rows` (dimension 1) of a plane, each as [`Self::read_lines`]
+    /// does, with zeros after them.
     ///
     /// # Panics
     /// If `out` is too short.
@@ -81,7 +82,8 @@ impl View<'_> {
         });
     }
 
-    /// Elements `range` of row `at` as f32, zeros behind them; row indices are taken modulo the dimensions.
+    /// Reads elements `range` of row `at` as f32, with zeros after them. Row indices are taken
+    /// modulo the dimensions.
     ///
     /// - `range`: within the row; whole blocks
     /// - `out`: `ceil(range / 32)` lines
@@ -94,9 +96,10 @@ impl View<'_> {
         }
     }
 
-    /// Up to 64 elements `range` of rows `rows` (dimension 1) of a plane as f16, a line each, zeros behind them.
+    /// Reads up to 64 elements `range` of rows `rows` (dimension 1) of a plane as f16, a line each,
+    /// with zeros after them.
     ///
-    /// - `out`: a line for each row; what is left becomes zeros
+    /// - `out`: a line for each row; remaining lines become zeros
     #[inline(always)]
     pub fn read_halves(
         &self,
@@ -129,7 +132,8 @@ impl View<'_> {
         }
     }
 
-    /// Rows of a plane from element `first` on, if elements follow one another and are of a type that is common here.
+    /// Returns rows of a plane starting at element `first`, if elements are consecutive and of a
+    /// type that is common here.
     ///
     /// - `rows`: the first is taken modulo the dimension, and no other one is past it
     #[inline(always)]
@@ -156,7 +160,7 @@ impl View<'_> {
         })
     }
 
-    /// Row `at`, if it is f32 without gaps.
+    /// Returns the row `at`, if it is f32 without gaps.
     #[must_use]
     pub fn floats(&self, at: [usize; 3]) -> Option<&[f32]> {
         if self.shape.dtype != Type::F32 || !self.shape.has_dense_rows() {
@@ -166,7 +170,8 @@ impl View<'_> {
         bytemuck::try_cast_slice(bytes).ok()
     }
 
-    /// [`Self::read_lines`] where elements do not follow one another, and for types that are rare here.
+    /// Reads as [`Self::read_lines`] does where elements are not consecutive, and for types that
+    /// are rare here.
     #[inline(never)]
     fn read_scattered(&self, at: [usize; 3], range: Range<usize>, out: &mut [Line]) {
         let mut chunk: Chunk = [0.0; CHUNK];
@@ -181,22 +186,22 @@ impl View<'_> {
     }
 }
 
-/// Rows that are read one after the other: only the first one's place is computed.
+/// Rows that are read in order: only the first one's place is computed.
 struct DenseRows<'a> {
     dtype: Type,
-    /// From the next row's first element on.
+    /// Bytes starting with the next row's first element.
     bytes: &'a [u8],
     stride: usize,
 }
 
 impl<'a> DenseRows<'a> {
-    /// Whether elements are of a type that is read here.
+    /// Returns `true` for the types that are read here.
     #[inline(always)]
     fn reads(dtype: Type) -> bool {
         matches!(dtype, Type::F16 | Type::F32 | Type::Q8_0 | Type::Q4_0)
     }
 
-    /// The next row's first `count` bytes.
+    /// Returns the next row's first `count` bytes.
     #[inline(always)]
     fn next(&mut self, count: usize) -> &'a [u8] {
         let row = self.bytes.get(..count).unwrap_or_default();
@@ -204,7 +209,7 @@ impl<'a> DenseRows<'a> {
         row
     }
 
-    /// `count` elements of the next row as f32, zeros behind them.
+    /// Reads `count` elements of the next row as f32, with zeros after them.
     #[inline(always)]
     fn read_lines(&mut self, count: usize, out: &mut [Line]) {
         match self.dtype {
@@ -215,7 +220,8 @@ impl<'a> DenseRows<'a> {
                 }
             }
             _ => {
-                // With what follows the row: a block's vector is longer than the block.
+                // The slice continues into the next row, because a block's vector is longer than
+                // the block.
                 dequantize(self.dtype, self.bytes, &mut out[..count / 32]);
                 self.next(0);
             }
@@ -223,7 +229,7 @@ impl<'a> DenseRows<'a> {
     }
 }
 
-/// f16 to f32, two lines for each 64.
+/// Converts f16 to f32, two lines for each 64.
 #[inline(always)]
 fn widen(halves: &[u8], out: &mut [Line]) {
     let (whole, rest) = halves.as_chunks::<LINE_BYTES>();
@@ -241,7 +247,7 @@ fn widen(halves: &[u8], out: &mut [Line]) {
     }
 }
 
-/// Blocks that follow one another, a line each.
+/// Dequantizes consecutive blocks, a line each.
 #[inline(always)]
 fn dequantize(dtype: Type, bytes: &[u8], out: &mut [Line]) {
     let size = dtype.block_bytes();
@@ -254,7 +260,8 @@ fn dequantize(dtype: Type, bytes: &[u8], out: &mut [Line]) {
         let (scale, _) = hvx::widen_mul_f16(scale, hvx::splat_h(ONE_F16));
         let quants = load(quants);
         let words = if dtype == Type::Q4_0 {
-            // Low nibbles are elements 0 to 15, high ones 16 to 31. SOURCE: ggml dequantize_row_q4_0.
+            // Low nibbles are elements 0 to 15, high ones 16 to 31. SOURCE: ggml
+            // dequantize_row_q4_0.
             let low = hvx::and(quants, hvx::splat_b(15));
             let (nibbles, _) = hvx::swap_blocks::<4>(low, hvx::shr_b(quants, 4));
             hvx::sub_w(hvx::widen_b(nibbles), hvx::splat_w(8))

@@ -1,15 +1,15 @@
-//! Elements moved as they are, bit by bit: between rows of one type.
+//! Moves of elements without conversion, between rows of one type.
 
 use core::ops::Range;
 
 use super::{Row, View};
 
 impl Row<'_> {
-    /// Writes `n` elements from `to` on: the bits of those of row `at` of `view` from `from` on, indices modulo its
-    /// dimensions.
-    /// For block types all three are whole blocks.
+    /// Writes `n` elements starting at `to`: the bits of the elements of row `at` of `view` that
+    /// start at `from`, indices modulo its dimensions. For block types all three numbers are whole
+    /// blocks.
     ///
-    /// `view` has this row's type. What lies outside either row is left out.
+    /// `view` has this row's type. Elements outside either row are left out.
     #[inline(always)]
     pub fn take(&mut self, to: usize, n: usize, view: &View<'_>, at: [usize; 3], from: usize) {
         let dtype = self.shape.dtype;
@@ -45,7 +45,7 @@ impl Row<'_> {
 }
 
 impl Row<'_> {
-    /// Writes zeros to elements `range`, whole blocks of block types.
+    /// Writes zeros to elements `range`, whole blocks for block types.
     #[inline(always)]
     pub fn clear(&mut self, range: Range<usize>) {
         let (block, size) = (self.shape.dtype.block(), self.shape.dtype.block_bytes());

@@ -27,29 +27,29 @@ pub enum Type {
     Q5_0,
     /// Blocks of 32 five-bit numbers with an f16 scale and minimum.
     Q5_1,
-    /// Blocks of 32 nibbles that name one of 16 numbers, with an f16 scale.
+    /// Blocks of 32 nibbles that index 16 values, with an f16 scale.
     Iq4Nl,
-    /// Blocks of 32 nibbles that name one of 16 numbers, with a power of two.
+    /// Blocks of 32 nibbles that index 16 values, with a power of two.
     Mxfp4,
 }
 
 impl Type {
-    /// Elements of a block; 1 if there are none.
+    /// Returns the number of elements of a block; 1 for types without blocks.
     #[must_use]
     pub const fn block(self) -> usize {
         if self.is_block() { 32 } else { 1 }
     }
 
-    /// Whether elements are blocks.
+    /// Returns `true` if elements are blocks.
     #[must_use]
     pub const fn is_block(self) -> bool {
         !self.is_float() && !self.is_whole()
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     ///
-    /// Source: ggml `block_q8_0`, `block_q4_0`, `block_q4_1`, `block_q5_0`, `block_q5_1`, `block_iq4_nl`, `block_mxfp4`,
-    /// ggml-common.h.
+    /// Source: ggml `block_q8_0`, `block_q4_0`, `block_q4_1`, `block_q5_0`, `block_q5_1`,
+    /// `block_iq4_nl`, `block_mxfp4`, ggml-common.h.
     #[must_use]
     pub const fn block_bytes(self) -> usize {
         match self {
@@ -66,7 +66,7 @@ impl Type {
         }
     }
 
-    /// What offsets and strides are multiples of.
+    /// Returns the divisor of all offsets and strides of the type, in bytes.
     #[must_use]
     pub const fn align(self) -> usize {
         match self {
@@ -76,30 +76,30 @@ impl Type {
         }
     }
 
-    /// Whether kernels compute with it as it is.
+    /// Returns `true` if kernels compute with the type without conversion.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
-    /// Whether elements are whole numbers.
+    /// Returns `true` if elements are whole numbers.
     const fn is_whole(self) -> bool {
         matches!(self, Self::I8 | Self::I16 | Self::I32 | Self::I64)
     }
 
-    /// Whether it numbers rows.
+    /// Returns `true` for types that can be row numbers.
     #[must_use]
     pub const fn is_index(self) -> bool {
         matches!(self, Self::I32 | Self::I64)
     }
 
-    /// Whether copies read it as another type.
+    /// Returns `true` if copies convert from the type.
     #[must_use]
     pub const fn is_readable(self) -> bool {
         !self.is_whole() || matches!(self, Self::I32)
     }
 
-    /// Whether copies write it from another type.
+    /// Returns `true` if copies convert to the type.
     #[must_use]
     pub const fn is_writable(self) -> bool {
         self.is_readable() && !matches!(self, Self::Mxfp4)
@@ -113,24 +113,24 @@ pub struct Shape {
     pub dtype: Type,
     /// Elements in dimensions 0 to 3; dimension 0 is made of whole blocks.
     pub ne: [usize; 4],
-    /// Bytes from one index (dimension 0: block) to the next. 0 where a dimension has one index.
+    /// Bytes from one index (dimension 0: block) to the next; 0 in a dimension with one index.
     pub nb: [usize; 4],
 }
 
 impl Shape {
-    /// Blocks of a row.
+    /// Returns the number of blocks of a row.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.ne[0] / self.dtype.block()
     }
 
-    /// Bytes from a row's first to its last.
+    /// Returns the number of bytes from a row's first to its last.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         (self.blocks() - 1) * self.nb[0] + self.dtype.block_bytes()
     }
 
-    /// Bytes from the first to the last; `None` if there is no such number.
+    /// Returns the number of bytes from the tensor's first to its last; `None` if that overflows.
     #[must_use]
     pub fn bytes(&self) -> Option<usize> {
         let counts = [self.blocks(), self.ne[1], self.ne[2], self.ne[3]];
@@ -142,14 +142,14 @@ impl Shape {
             })
     }
 
-    /// Byte of row `at`; indices modulo the dimensions.
+    /// Returns the byte offset of row `at`; indices modulo the dimensions.
     #[must_use]
     #[inline(always)]
     pub fn row(&self, at: [usize; 3]) -> usize {
         let mut byte = 0;
         for (i, at) in at.into_iter().enumerate() {
             let count = self.ne[i + 1];
-            // Divisions are calls on the DSP.
+            // Divisions are avoided because they are function calls on the DSP.
             let at = match count {
                 _ if at < count => at,
                 1 => 0,
@@ -160,13 +160,14 @@ impl Shape {
         byte
     }
 
-    /// Whether elements (blocks) of a row follow one another.
+    /// Returns `true` if elements (blocks) of a row are consecutive.
     #[must_use]
     pub fn has_dense_rows(&self) -> bool {
         self.blocks() == 1 || self.nb[0] == self.dtype.block_bytes()
     }
 
-    /// Dimensions 1 to 3 (less one) by stride, if rows are disjoint and no row lies inside another one.
+    /// Returns the dimensions 1 to 3 (less one) ordered by stride; `None` if rows overlap or
+    /// interleave.
     #[must_use]
     pub fn row_order(&self) -> Option<[usize; 3]> {
         if self.blocks() > 1 && self.nb[0] < self.dtype.block_bytes() {
@@ -184,7 +185,7 @@ impl Shape {
         Some(order)
     }
 
-    /// Whether several indices name one element.
+    /// Returns `true` if several indices refer to one element.
     #[must_use]
     pub fn repeats(&self) -> bool {
         let counts = [self.blocks(), self.ne[1], self.ne[2], self.ne[3]];
@@ -192,7 +193,7 @@ impl Shape {
         dims.any(|(count, stride)| *count > 1 && stride == 0)
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elems(&self) -> usize {
         self.ne.iter().product()

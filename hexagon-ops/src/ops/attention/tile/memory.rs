@@ -1,4 +1,4 @@
-//! How an attention is cut for the matrix unit, and where its parts are in VTCM.
+//! Sizes of an attention on the matrix unit, and the places of its parts in VTCM.
 
 use crate::error::Result;
 use crate::hmx::{Hmx, ScaleBlock};
@@ -11,9 +11,9 @@ use crate::ops::matmul::pack::RowFactor;
 use crate::ops::tensor::Type;
 use crate::rt::Arena;
 
-/// Tiles of rows that are worked on at a time.
+/// Tiles of rows that are computed at a time.
 pub(super) const GROUP: usize = 8;
-/// Most tiles of rows of a batch: bits of a word.
+/// Most tiles of rows of a batch: they are bits of a word.
 pub(super) const MAX_ROW_TILES: usize = 64;
 /// Most lines of a value.
 pub(super) const MAX_VALUE_LINES: usize = 16;
@@ -38,7 +38,8 @@ pub(in crate::ops::attention) struct Plan {
 }
 
 impl Plan {
-    /// All queries at once, or as many as fit; `None` if this is not the way for an attention.
+    /// Plans all queries at once, or as many as fit; `None` if this code path cannot compute the
+    /// attention.
     pub(in crate::ops::attention) fn new(
         job: &Job<'_>,
         queries: usize,
@@ -69,12 +70,12 @@ impl Plan {
         }
     }
 
-    /// Lines of the state of a tile of rows: maxima, sums, values.
+    /// Returns the lines of the state of a tile of rows: maxima, sums, values.
     pub(super) fn state_lines(&self) -> usize {
         MAXIMA + SUMS + self.v_strips * TILE_DIM
     }
 
-    /// Tiles of VTCM that are needed.
+    /// Returns the tiles of VTCM that are needed.
     fn tiles(&self) -> usize {
         let lines = TABLE_LINES
             + self.row_tiles
@@ -92,12 +93,12 @@ impl Plan {
     }
 }
 
-/// What an attention keeps in VTCM.
+/// The parts of VTCM that an attention uses.
 pub(super) struct Memory<'v> {
     pub(super) table: &'v [Line; TABLE_LINES],
-    /// For each 32 positions: tiles of keys.
+    /// Tiles of keys, for each 32 positions.
     pub(super) keys: &'v mut [Tile],
-    /// For each strip: a tile for each 32 positions.
+    /// For each strip, a tile for each 32 positions.
     pub(super) values: &'v mut [Tile],
     pub(super) queries: &'v mut [Tile],
     pub(super) factors: &'v mut [[RowFactor; TILE_DIM]],
@@ -108,7 +109,7 @@ pub(super) struct Memory<'v> {
 }
 
 impl<'v> Memory<'v> {
-    /// Takes its parts from `vtcm` and prepares the unit.
+    /// Allocates its parts in `vtcm`, and prepares the unit.
     pub(super) fn new(
         plan: &Plan,
         vtcm: &'v mut [Tile],

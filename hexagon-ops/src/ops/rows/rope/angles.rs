@@ -1,4 +1,4 @@
-//! Parameters of a rotation, and the angles that they give each position.
+//! Parameters of a rotation, and the angles of each position.
 
 use super::RopePairs;
 use crate::hvx;
@@ -8,31 +8,33 @@ use crate::ops::tensor::{Chunk, Source};
 /// Most pairs of a row: heads of 512 elements.
 pub const MAX_PAIRS: usize = 256;
 
-/// Which of four positions a pair turns by: time, height, width, and another one. The angles of all four fall from pair to
-/// pair.
+/// Positions by which pairs turn: time, height, width, and a fourth one. The angles of all four
+/// decrease from pair to pair.
 ///
 /// Source: ggml `ggml_mrope_cache_init`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sections {
-    /// Pairs of each position; again from the first one on where their sum ends.
+    /// Pairs of each position. After the sum of all four, the sequence starts again with the first.
     pub sizes: [usize; 4],
-    /// How they lie.
+    /// Order of the sections.
     pub order: SectionOrder,
 }
 
-/// How the sections of [`Sections`] lie.
+/// Order of the sections of [`Sections`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SectionOrder {
     /// One after another (ggml's mrope mode).
     Blocks,
     /// Time, height and width in turns (ggml's imrope mode).
     Turns,
-    /// One after another, each with angles of its own from its start on; twice as many pairs (ggml's vision mode).
+    /// One after another, and each section's angles start again; twice as many pairs (ggml's vision
+    /// mode).
     Apart,
 }
 
 impl Sections {
-    /// The position that pair `j` turns by, and the one whose angles start again there.
+    /// Returns the position by which pair `j` turns, and the position whose angles start again at
+    /// this pair.
     #[inline(always)]
     fn of(&self, j: usize) -> (usize, Option<usize>) {
         let [time, height, width, rest] = self.sizes;
@@ -51,7 +53,7 @@ impl Sections {
         (section, start)
     }
 
-    /// Whether there are pairs in the first three, and few enough for a row.
+    /// Returns `true` if the first three sections have pairs, and few enough for a row.
     pub(super) fn fits(&self) -> bool {
         let small = self.sizes.iter().all(|size| *size <= 2 * MAX_PAIRS);
         small && self.sizes[..3].iter().any(|size| *size > 0)
@@ -63,34 +65,34 @@ impl Sections {
 /// Source: ggml `ggml_compute_forward_rope_flt`, `rope_yarn`, `ggml_rope_yarn_corr_dims`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
-    /// Which elements are a pair.
+    /// Elements that form a pair.
     pub pairs: RopePairs,
-    /// Positions of pairs, if rows have four of them.
+    /// Positions of pairs, for rows with four positions.
     pub sections: Option<Sections>,
-    /// Whether pairs turn back.
+    /// `true` if pairs turn in the opposite direction.
     pub is_inverse: bool,
     /// Elements that are rotated (apart sections: half of them): even, at most `2 · MAX_PAIRS`.
     pub n_dims: usize,
-    /// Element that they start at: even.
+    /// First element that is rotated: even.
     pub first: usize,
-    /// Context that the model was trained on, tokens; 0 if it is not known.
+    /// Context that the model was trained on, tokens; 0 if unknown.
     pub n_ctx_orig: i32,
     /// Base of the frequencies.
     pub freq_base: f32,
     /// Factor of interpolated angles.
     pub freq_scale: f32,
-    /// How much of the angles YaRN leaves as they are; 0: no YaRN.
+    /// Share of the angles that YaRN extrapolates instead of interpolating; 0 disables YaRN.
     pub ext_factor: f32,
     /// Factor of the results.
     pub attn_factor: f32,
-    /// Turns over the original context from which on YaRN leaves angles as they are.
+    /// Turns over the original context above which YaRN leaves angles unchanged.
     pub beta_fast: f32,
-    /// Turns below which it interpolates.
+    /// Turns over the original context below which YaRN interpolates.
     pub beta_slow: f32,
 }
 
 impl Rope {
-    /// Pairs that are rotated.
+    /// Returns the number of pairs that are rotated.
     pub(super) fn n_pairs(&self) -> usize {
         match self.sections {
             Some(sections) if sections.order == SectionOrder::Apart => self.n_dims,
@@ -99,7 +101,7 @@ impl Rope {
     }
 }
 
-/// What is the same for all positions.
+/// Values that are the same for all positions.
 pub(super) struct Constants {
     theta_scale: f32,
     ramp: [f32; 2],
@@ -139,20 +141,20 @@ impl Constants {
     }
 }
 
-/// The four positions of a row; one, if there are no sections.
+/// The four positions of a row; without sections only the first is used.
 pub(super) type Positions = [i64; 4];
 
-/// Sines and cosines of the positions of one token.
+/// Sines and cosines for the positions of one token.
 pub(super) struct Table<'a> {
     pub(super) token: Option<usize>,
     pub(super) cosine: &'a mut [f32; MAX_PAIRS],
     pub(super) sine: &'a mut [f32; MAX_PAIRS],
-    /// For rows on their way.
+    /// Scratch chunks of the row that is being rotated.
     pub(super) chunks: [&'a mut Chunk; 4],
 }
 
 impl Table<'_> {
-    /// Makes the table one of `position`, that of `token`.
+    /// Fills the table for `position`, which is that of `token`.
     #[inline(always)]
     #[expect(
         clippy::cast_precision_loss,
