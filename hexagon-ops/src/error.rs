@@ -1,9 +1,9 @@
-//! Errors of this crate: what a caller could not know before asking.
+//! Errors of this crate: conditions that a caller could not know in advance.
 
 use crate::hmx::Fault;
 use crate::layout::WeightType;
 
-/// Why a layout, a plan or a kernel refused its arguments.
+/// Reason why a layout, a plan or a kernel refused its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// `k` does not consist of whole blocks of 32.
@@ -17,9 +17,9 @@ pub enum Error {
     /// A tile or column index lies outside the matrix.
     #[error("{what} {index} is out of range, limit {limit}")]
     Index {
-        /// What the index counts.
+        /// Name of the counted thing.
         what: &'static str,
-        /// The index asked for.
+        /// The requested index.
         index: usize,
         /// One more than the largest allowed index.
         limit: usize,
@@ -27,11 +27,11 @@ pub enum Error {
     /// A byte or element slice is shorter or longer than the layout says.
     #[error("{what} has length {have}, want {want}")]
     Length {
-        /// Which argument.
+        /// Name of the argument.
         what: &'static str,
         /// Its length.
         have: usize,
-        /// The length it must have.
+        /// The required length.
         want: usize,
     },
     /// Two rows of results share elements.
@@ -47,20 +47,21 @@ pub enum Error {
     /// A plan does not fit in vector tightly coupled memory (VTCM).
     #[error("{what} needs {need_bytes} bytes of VTCM, {have_bytes} are left")]
     VtcmFull {
-        /// What was being placed.
+        /// Name of the part that was being placed.
         what: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         need_bytes: usize,
-        /// Bytes left in the arena.
+        /// Bytes that are still free.
         have_bytes: usize,
     },
-    /// The matrix unit's stand-in saw what hardware would have let pass.
+    /// The matrix unit's stand-in saw a violation that hardware would not report.
     #[error("matrix unit: {0:?}")]
     Fault(Fault),
-    /// An operand of a kernel on tensors is missing, or has a type, shape or strides that the kernel does not take.
+    /// An operand of a kernel on tensors is missing, or has a type, shape or strides that the
+    /// kernel does not accept.
     #[error("an operand is missing, or its type, shape or strides are not those of a kernel")]
     Operand,
-    /// A data type has no kernel of the kind asked for.
+    /// A data type has no kernel of the requested kind.
     #[error("{weight:?} weights have no {kernel} kernel")]
     NoKernel {
         /// Type of the weights.

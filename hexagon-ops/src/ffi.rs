@@ -1,7 +1,8 @@
-//! The C ABI of libcdsprpc, FastRPC's library on the host: structs, constants and the table of functions.
+//! The C ABI of libcdsprpc, FastRPC's library on the host: structs, constants and the table of
+//! functions.
 //!
-//! Lives here: what both the vendor's library and its stand-in (`crate::sim`) must agree on. Not here: loading a library
-//! (the host crate does it) and any behaviour.
+//! This module holds what both the vendor's library and its stand-in (`crate::sim`) must agree on.
+//! It does not load a library (the host crate does that), and has no behaviour.
 //!
 //! ```text
 //! remote_session_control(DSPRPC_CONTROL_UNSIGNED_MODULE)   before the first handle of a session
@@ -10,8 +11,9 @@
 //! remote_handle64_invoke(handle, scalars, args)            blocks until the DSP returns
 //! ```
 //!
-//! SOURCE: qualcomm/fastrpc (BSD), inc/remote.h, inc/rpcmem.h, inc/AEEStdErr.h, src/fastrpc_apps_user.c as of 2026; sizes
-//! for LP64. Enumerations are plain integers, because the library may know values that this file does not.
+//! SOURCE: qualcomm/fastrpc (BSD), inc/remote.h, inc/rpcmem.h, inc/AEEStdErr.h,
+//! src/fastrpc_apps_user.c as of 2026; sizes for LP64. Enumerations are plain integers, because the
+//! library may know values that this file does not.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::{offset_of, size_of};
@@ -28,11 +30,12 @@ pub type Handle = u64;
 
 /// The compute DSP (`CDSP_DOMAIN_ID`).
 pub const CDSP_DOMAIN_ID: c_int = 3;
-/// Its name (`CDSP_DOMAIN_NAME`).
+/// Name of the compute DSP (`CDSP_DOMAIN_NAME`).
 pub const CDSP_DOMAIN_NAME: &CStr = c"cdsp";
-/// What names the compute DSP in a module's URI (`CDSP_DOMAIN`).
+/// Suffix that names the compute DSP in a module's URI (`CDSP_DOMAIN`).
 pub const CDSP_DOMAIN: &str = "&_dom=cdsp";
-/// What names a session other than the default one in a module's URI; a decimal number follows.
+/// Prefix that names a session other than the default one in a module's URI; a decimal number
+/// follows.
 ///
 /// SOURCE: inc/fastrpc_internal.h (`FASTRPC_SESSION_URI`).
 pub const SESSION_URI: &str = "&_session=";
@@ -48,10 +51,12 @@ pub const RPCMEM_HEAP_ID_SYSTEM: c_int = 25;
 pub const RPCMEM_DEFAULT_FLAGS: u32 = 1;
 /// Uncached memory (`RPCMEM_FLAG_UNCACHED`).
 pub const RPCMEM_FLAG_UNCACHED: u32 = 0;
-/// The library may map the memory into every session at once, and ignores failure (`RPCMEM_TRY_MAP_STATIC`).
+/// The library may map the memory into every session at once, and ignores failure
+/// (`RPCMEM_TRY_MAP_STATIC`).
 pub const RPCMEM_TRY_MAP_STATIC: u32 = 0x0400_0000;
 
-/// [`Api::fastrpc_mmap`]: mapped at once, tagged with its descriptor; caches are the caller's affair (`FASTRPC_MAP_FD`).
+/// [`Api::fastrpc_mmap`]: mapped at once, tagged with its descriptor; the caller maintains the
+/// caches (`FASTRPC_MAP_FD`).
 pub const FASTRPC_MAP_FD: c_int = 2;
 /// [`Api::fastrpc_mmap`]: mapped when the DSP calls `HAP_mmap` (`FASTRPC_MAP_FD_DELAYED`).
 pub const FASTRPC_MAP_FD_DELAYED: c_int = 3;
@@ -67,21 +72,23 @@ pub const FASTRPC_RESERVE_NEW_SESSION: u32 = 13;
 /// [`Api::remote_session_control`]: [`GetUri`] (`FASTRPC_GET_URI`).
 pub const FASTRPC_GET_URI: u32 = 15;
 
-/// [`Api::remote_handle_control`], [`Api::remote_handle64_control`]: [`ControlLatency`] (`DSPRPC_CONTROL_LATENCY`).
+/// [`Api::remote_handle_control`], [`Api::remote_handle64_control`]: [`ControlLatency`]
+/// (`DSPRPC_CONTROL_LATENCY`).
 pub const DSPRPC_CONTROL_LATENCY: u32 = 1;
 /// [`Api::remote_handle_control`]: [`DspCapability`] (`DSPRPC_GET_DSP_INFO`).
 pub const DSPRPC_GET_DSP_INFO: u32 = 2;
 
-/// [`ControlLatency::enable`]: the CPU stays out of deep sleep while calls are frequent (`RPC_PM_QOS`).
+/// [`ControlLatency::enable`]: the CPU stays out of deep sleep while calls are frequent
+/// (`RPC_PM_QOS`).
 pub const RPC_PM_QOS: u32 = 1;
 /// [`ControlLatency::enable`]: the caller polls for the result for a while (`RPC_POLL_QOS`).
 pub const RPC_POLL_QOS: u32 = 3;
 
 /// Values of [`DspCapability::attribute_id`] (`remote_dsp_attributes`).
 pub mod attribute {
-    /// Whether there is such a DSP.
+    /// 1 if such a DSP exists.
     pub const DOMAIN_SUPPORT: u32 = 0;
-    /// Whether unsigned modules can run.
+    /// 1 if unsigned modules can run.
     pub const UNSIGNED_PD_SUPPORT: u32 = 1;
     /// Vector units of 64 bytes.
     pub const HVX_SUPPORT_64B: u32 = 2;
@@ -103,9 +110,10 @@ pub mod attribute {
     pub const STATUS_NOTIFICATION_SUPPORT: u32 = 10;
 }
 
-/// The architecture in an [`attribute::ARCH_VER`] word: 73 for 0x…73.
+/// Returns the architecture in an [`attribute::ARCH_VER`] word: 73 for 0x…73.
 ///
-/// SOURCE: ggml-hexagon's use of the query: the low byte, read as hexadecimal digits, is the version.
+/// SOURCE: ggml-hexagon's use of the query: the low byte, read as hexadecimal digits, is the
+/// version.
 #[must_use]
 pub const fn arch_of(version: u32) -> u32 {
     (version >> 4 & 15) * 10 + (version & 15)
@@ -115,7 +123,7 @@ pub const fn arch_of(version: u32) -> u32 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DspCapability {
-    /// Which DSP, [`CDSP_DOMAIN_ID`].
+    /// The DSP, such as [`CDSP_DOMAIN_ID`].
     pub domain: u32,
     /// One of [`attribute`].
     pub attribute_id: u32,
@@ -123,7 +131,8 @@ pub struct DspCapability {
     pub capability: u32,
 }
 
-/// Asks for modules that nobody signed, before the session's first handle is opened (`remote_rpc_control_unsigned_module`).
+/// Asks for unsigned modules, before the session's first handle is opened
+/// (`remote_rpc_control_unsigned_module`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnsignedModule {
@@ -133,7 +142,7 @@ pub struct UnsignedModule {
     pub enable: c_int,
 }
 
-/// The thread that calls arrive on (`remote_rpc_thread_params`).
+/// Priority and stack of the thread that serves calls (`remote_rpc_thread_params`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadParams {
@@ -153,7 +162,7 @@ pub struct SessionClose {
     pub domain: c_int,
 }
 
-/// Latency wishes (`remote_rpc_control_latency`).
+/// Requested latency (`remote_rpc_control_latency`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlLatency {
@@ -163,7 +172,8 @@ pub struct ControlLatency {
     pub latency: u32,
 }
 
-/// Asks for one more process on the DSP, with an address space of its own (`remote_rpc_reserve_new_session`).
+/// Asks for one more process on the DSP, with a separate address space
+/// (`remote_rpc_reserve_new_session`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ReserveNewSession {
@@ -175,7 +185,7 @@ pub struct ReserveNewSession {
     pub session_name: *const c_char,
     /// In: its bytes, without the terminator.
     pub session_name_len: u32,
-    /// Out: what stands for the domain in later calls that concern the session.
+    /// Out: the domain's number in later calls that concern the session.
     pub effective_domain_id: u32,
     /// Out: number of the session, from 1.
     pub session_id: u32,
@@ -201,8 +211,8 @@ pub struct GetUri {
     pub uri_len: u32,
 }
 
-/// The URI of this project's DSP library for architecture `arch` in session `session` (0: the default one) of the compute
-/// DSP.
+/// Returns the URI of this project's DSP library for architecture `arch` in session `session` (0:
+/// the default one) of the compute DSP.
 #[must_use]
 pub fn skel_uri(arch: u32, session: u32) -> String {
     library_uri(&format!("v{arch}"), session)

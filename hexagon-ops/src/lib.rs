@@ -1,7 +1,9 @@
-//! What Hexagon NPUs understand: tile layouts, vector (HVX) and matrix (HMX) operations, and the kernels made of them.
+//! Everything that runs on Hexagon NPUs: tile layouts, vector (HVX) and matrix (HMX) operations,
+//! and the kernels made of them.
 //!
-//! One source, built twice: for the DSP (`no_std`, `core::arch::hexagon`) and for the host, where the same kernels run
-//! over a portable 128-byte vector type. What a unit test, Miri or a debugger sees on the host is the code that ships.
+//! One source is built twice: for the DSP (`no_std`, `core::arch::hexagon`) and for the host, where
+//! the same kernels run over a portable 128-byte vector type. A unit test, Miri or a debugger on
+//! the host therefore runs the code that ships.
 //!
 //! | module | holds | depends on |
 //! |---|---|---|
@@ -15,7 +17,8 @@
 //! | `ffi` | libcdsprpc's C ABI, host only: structs, constants, codes, function table | `rt` (arguments) |
 //! | `sim` | the stand-in for libcdsprpc, host only: same C ABI, same rules, computes on the CPU | `ffi`, `serve` |
 //!
-//! Unsafe code is confined to `hvx/`, `hmx/`, `rt/`, `ffi/` and `sim/`; the first three offer safe functions to the rest.
+//! Unsafe code is confined to `hvx/`, `hmx/`, `rt/`, `ffi/` and `sim/`; the first three offer only
+//! safe functions to the others.
 
 #![cfg_attr(target_arch = "hexagon", no_std)]
 #![cfg_attr(

@@ -1,14 +1,15 @@
-//! Return codes of FastRPC (`AEE_*`), and what each means to a user of this project.
+//! Return codes of FastRPC (`AEE_*`), and their meaning for a user of this project.
 //!
-//! A code that the DSP returned has [`DSP_OFFSET`] added; the host's own have not. Four codes never have it.
+//! Codes from the DSP have [`DSP_OFFSET`] added, codes from the host do not. Four codes never have
+//! it.
 //!
-//! SOURCE: names and numbers, qualcomm/fastrpc inc/AEEStdErr.h. Hints: where the library's source returns them, and users'
-//! reports as named beside them.
+//! SOURCE: names and numbers, qualcomm/fastrpc inc/AEEStdErr.h. Hints: where the library's source
+//! returns them, and users' reports as named beside them.
 
 use std::ffi::c_int;
 use std::fmt;
 
-/// What the DSP's codes are counted from (`DSP_AEE_EOFFSET`).
+/// Offset of the DSP's codes (`DSP_AEE_EOFFSET`).
 pub const DSP_OFFSET: u32 = 0x8000_0400;
 
 /// Declares the codes and the table that [`describe`] looks them up in.

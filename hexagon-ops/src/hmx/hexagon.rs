@@ -1,7 +1,8 @@
 //! The matrix unit on the device: each operation is one packet, given by its words.
 //!
-//! LLVM does not know these instructions, so operands sit in fixed registers. A multiply is two words of one packet,
-//! activation first (parse bits 01), weight last (parse bits 11); everything else is a packet of its own.
+//! LLVM does not know these instructions, so operands sit in fixed registers. A multiply is two
+//! words of one packet, activation first (parse bits 01), weight last (parse bits 11); every other
+//! operation is one word in one packet.
 
 use core::arch::asm;
 
@@ -13,11 +14,11 @@ use crate::layout::{F16_TILE_BYTES, Tile};
 pub struct Hmx(());
 
 impl Hmx {
-    /// Takes the unit for granted.
+    /// Creates the proof without taking the unit.
     ///
     /// # Safety
-    /// - Whatever thread calls a method holds the HMX lock and the power vote for HMX then (task 0 of a step stays on the
-    ///   calling thread for this reason).
+    /// - Each thread that calls a method holds the HMX lock and the power vote for HMX at that time
+    ///   (task 0 of a step stays on the calling thread for this reason).
     /// - No other `Hmx` exists meanwhile.
     /// - Tiles and scale blocks passed to its methods lie in VTCM, mapped as one page.
     #[must_use]
@@ -25,7 +26,7 @@ impl Hmx {
         Self(())
     }
 
-    /// Both accumulators become zero: `mxclracc.hf`.
+    /// Sets both accumulators to zero: `mxclracc.hf`.
     pub fn clear(&mut self) {
         // SAFETY: the unit is held; the word has no operands.
         unsafe { asm!(".word 0xa6e0c013", options(nostack)) };
@@ -33,20 +34,23 @@ impl Hmx {
 
     /// Sets the scale of the following stores: `bias = mxmem2(r0)`.
     pub fn load_scale(&mut self, block: &ScaleBlock) {
-        // SAFETY: the unit is held; the block is aligned by its type and in VTCM by the constructor's contract.
+        // SAFETY: the unit is held; the block is aligned by its type and in VTCM by the
+        // constructor's contract.
         unsafe {
             asm!(".word 0x9200c3fe", in("r0") core::ptr::from_ref(block), options(nostack, readonly))
         };
     }
 
-    /// Multiplies up to 32 tiles: `{ activation.hf = mxmem(r0,r2):deep; weight.hf = mxmem(r1,r3) }`.
+    /// Multiplies up to 32 tiles:
+    /// `{ activation.hf = mxmem(r0,r2):deep; weight.hf = mxmem(r1,r3) }`.
     ///
     /// - `act`: 32 rows, tiles of K one after the other
     /// - `weights`: as many tiles of one strip
     pub fn multiply(&mut self, act: &[Tile], weights: &[Tile]) {
         debug_assert!(act.len() == weights.len() && (1..=MAX_DEEP).contains(&act.len()));
         let last_byte = act.len() * F16_TILE_BYTES - 1;
-        // SAFETY: the unit is held; both operands are `last_byte + 1` bytes of VTCM, aligned by their type.
+        // SAFETY: the unit is held; both operands are `last_byte + 1` bytes of VTCM, aligned by
+        // their type.
         unsafe {
             asm!(
                 ".word 0x920042e2",
@@ -60,15 +64,17 @@ impl Hmx {
         }
     }
 
-    /// Stores the current accumulator and clears it; the other one becomes current: `mxmem(r0,r1):after.hf = acc`.
+    /// Stores the current accumulator and clears it; the other one becomes current:
+    /// `mxmem(r0,r1):after.hf = acc`.
     pub fn store(&mut self, out: &mut Tile) {
-        // SAFETY: the unit is held; the tile is aligned by its type and in VTCM by the constructor's contract.
+        // SAFETY: the unit is held; the tile is aligned by its type and in VTCM by the
+        // constructor's contract.
         unsafe {
             asm!(".word 0xa6e0e104", in("r0") core::ptr::from_mut(out), in("r1") 0, options(nostack))
         };
     }
 
-    /// The hardware reports none.
+    /// Returns `None`: the hardware reports no faults.
     pub fn take_fault(&mut self) -> Option<Fault> {
         None
     }

@@ -1,9 +1,11 @@
-//! The matrix unit on the host: the same results to within one unit in the last place, and the checks it does not make.
+//! The matrix unit on the host: results within one unit in the last place, and checks that hardware
+//! does not make.
 //!
-//! Products of two f16 are exact in f32; sums are f32 (the unit: 22 fraction bits and sticky). Stores round to nearest even.
+//! Products of two f16 are exact in f32; sums are f32 (the unit: 22 fraction bits and sticky).
+//! Stores round to nearest even.
 //!
-//! SOURCE: against exact sums, f32 accumulation and the unit's own differ in under 1 % of outputs, each by one f16 ulp
-//! (measured with a model of the documented accumulator, 2026-11-20).
+//! SOURCE: against exact sums, f32 accumulation and the unit's own differ in under 1 % of outputs,
+//! each by one f16 ulp (measured with a model of the documented accumulator, 2026-11-20).
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "calls code for a detected target feature")]
@@ -16,10 +18,10 @@ use crate::hvx::host::widen_f16;
 use crate::hvx::{self, Kernel, widest};
 use crate::layout::{Line, TILE_DIM, Tile};
 
-/// 32 rows of 32 columns.
+/// 32 rows of 32 columns, f32.
 type Matrix = [[f32; TILE_DIM]; TILE_DIM];
 
-/// One matrix unit.
+/// A matrix unit with its two accumulators.
 #[derive(Debug)]
 pub struct Hmx {
     vtcm: Range<usize>,
@@ -29,14 +31,14 @@ pub struct Hmx {
     fault: Option<Fault>,
 }
 
-/// Address range of `bytes` bytes at `start`.
+/// Returns the address range of `bytes` bytes at `start`.
 fn span<T>(start: *const T, bytes: usize) -> Range<usize> {
     let start = start.addr();
     start..start + bytes
 }
 
 impl Hmx {
-    /// A unit that accepts operands inside `vtcm` only.
+    /// Returns a unit that accepts operands inside `vtcm` only.
     #[must_use]
     pub fn new(vtcm: &[Tile]) -> Self {
         Self {
@@ -53,7 +55,7 @@ impl Hmx {
         self.fault.get_or_insert(fault);
     }
 
-    /// Whether a slice lies in VTCM.
+    /// Returns `true` if a slice lies in VTCM, and remembers a fault if not.
     fn check<T>(&mut self, operand: &[T]) -> bool {
         let operand = span(operand.as_ptr(), size_of_val(operand));
         let inside = self.vtcm.start <= operand.start && operand.end <= self.vtcm.end;
@@ -63,7 +65,7 @@ impl Hmx {
         inside
     }
 
-    /// Both accumulators become zero: `mxclracc.hf`.
+    /// Sets both accumulators to zero: `mxclracc.hf`.
     pub fn clear(&mut self) {
         *self.accumulators = [[[0.0; TILE_DIM]; TILE_DIM]; 2];
     }
@@ -75,7 +77,8 @@ impl Hmx {
         }
     }
 
-    /// Multiplies up to 32 tiles: `{ activation.hf = mxmem(Rs,Rt):deep; weight.hf = mxmem(Rs,Rt) }`.
+    /// Multiplies up to 32 tiles:
+    /// `{ activation.hf = mxmem(Rs,Rt):deep; weight.hf = mxmem(Rs,Rt) }`.
     ///
     /// - `act`: 32 rows, tiles of K one after the other
     /// - `weights`: as many tiles of one strip
@@ -101,7 +104,8 @@ impl Hmx {
         });
     }
 
-    /// Stores the current accumulator and clears it; the other one becomes current: `mxmem(Rs,Rt):after.hf = acc`.
+    /// Stores the current accumulator and clears it; the other one becomes current:
+    /// `mxmem(Rs,Rt):after.hf = acc`.
     pub fn store(&mut self, out: &mut Tile) {
         if !self.check(core::slice::from_ref(out)) {
             return;
@@ -119,13 +123,13 @@ impl Hmx {
         }
     }
 
-    /// The first fault since the last call.
+    /// Returns the first fault since the last call.
     pub fn take_fault(&mut self) -> Option<Fault> {
         self.fault.take()
     }
 }
 
-/// The tile's elements (i, j) as rows of f32.
+/// Returns the tile's elements (i, j) as rows of f32.
 #[inline(always)]
 fn unpack(tile: &Tile) -> Matrix {
     let mut out = [[0.0; TILE_DIM]; TILE_DIM];
@@ -136,13 +140,14 @@ fn unpack(tile: &Tile) -> Matrix {
     out
 }
 
-/// Whether rows add nothing: those past the last one do not, which are most of a tile when M is small.
+/// Returns `true` if all elements are zero, so that these rows add nothing. When M is small, most
+/// of a tile is such rows.
 #[inline(always)]
 fn is_zero(rows: &[[f32; TILE_DIM]]) -> bool {
     (rows.as_flattened().iter()).fold(0, |bits, x| bits | x.to_bits() << 1) == 0
 }
 
-/// `accumulator += act · weights`, tile by tile.
+/// Arguments of `accumulator += act · weights`, tile by tile.
 struct Multiply<'a> {
     act: &'a [Tile],
     weights: &'a [Tile],
@@ -173,7 +178,7 @@ impl Kernel for Multiply<'_> {
 const ROWS: usize = 4;
 const COLUMNS: usize = 16;
 
-/// The sums of a few rows and of the columns from `n` on.
+/// Returns the sums of a few rows in the columns that start at `n`.
 #[inline(always)]
 fn multiply_block<const FUSED: bool>(
     act: &[[f32; TILE_DIM]; ROWS],
@@ -202,7 +207,8 @@ fn multiply_block<const FUSED: bool>(
     }
 }
 
-/// Converts and stores an accumulator; whether any result left FP16's range.
+/// Arguments of converting and storing an accumulator. The output is `true` if a result left FP16's
+/// range.
 struct Store<'a> {
     accumulator: &'a Matrix,
     scale: &'a ScaleBlock,

@@ -1,4 +1,4 @@
-//! The matrix unit (HMX): FP16 tiles in, FP16 tiles out, accumulation wider than FP32 would need.
+//! The matrix unit (HMX): FP16 tiles in, FP16 tiles out, with an accumulator wider than FP32.
 //!
 //! ```text
 //!   clear                    both accumulators become zero
@@ -7,13 +7,15 @@
 //!   store(out)               out = f16(acc · scale + bias); the accumulator is cleared and the other one becomes current
 //! ```
 //!
-//! All operands are in VTCM. The hardware says nothing when one is not aligned, lies outside VTCM or overflows FP16:
-//! alignment is a property of [`Tile`] and [`ScaleBlock`], the host version checks the rest and remembers the first
-//! [`Fault`]. Inputs must be finite and at most 65504; what becomes of larger ones differs between chips.
+//! All operands are in VTCM. The hardware reports neither an unaligned operand, nor one outside
+//! VTCM, nor an overflow of FP16. The types [`Tile`] and [`ScaleBlock`] guarantee the alignment;
+//! the host version checks the rest and remembers the first [`Fault`]. Inputs must be finite and at
+//! most 65504; the result of larger ones differs between chips.
 //!
-//! SOURCE: encodings and packet rules, public emulators that quote the Hexagon V81 HMX Programmer's Reference Manual
-//! 80-N2040-62; checked against the words of Qualcomm's own libraries (V68, V73, V81). Only the deep activation does not
-//! occur there: it rests on its 8-bit twin and on llama.cpp using the mnemonic.
+//! SOURCE: encodings and packet rules, public emulators that quote the Hexagon V81 HMX Programmer's
+//! Reference Manual 80-N2040-62; checked against the words of Qualcomm's own libraries (V68, V73,
+//! V81). Only the deep activation does not occur there: it rests on its 8-bit twin and on llama.cpp
+//! using the mnemonic.
 
 #[cfg(target_arch = "hexagon")]
 #[expect(
@@ -31,28 +33,30 @@ pub use host::Hmx;
 
 /// Most tiles along K that one multiply takes.
 ///
-/// SOURCE: a packet multiplies at most 1024 input channels of FP16 and drops the rest silently; 80-N2040-62 as quoted by
-/// public emulators of the unit.
+/// SOURCE: a packet multiplies at most 1024 input channels of FP16 and drops the rest silently;
+/// 80-N2040-62 as quoted by public emulators of the unit.
 pub const MAX_DEEP: usize = 32;
 
 /// Scale and bias of each of the 32 columns, as the unit reads it.
 ///
-/// Word c (low half): f16 scale, f16 output bias. Word 32 + c (high half): further fields and the f16 bias before scaling.
+/// Word c (low half): f16 scale, f16 output bias. Word 32 + c (high half): further fields and the
+/// f16 bias before scaling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(256))]
 pub struct ScaleBlock([u32; 64]);
 
 impl ScaleBlock {
-    /// Scale 1, bias 0: the product as it is.
+    /// A block with scale 1 and bias 0, which leaves the product unchanged.
     pub const ONE: Self = Self::splat(0x3c00);
 
-    /// One scale (bits of an f16) for all columns, bias 0.
+    /// Returns a block with one scale (bits of an f16) for all columns, bias 0.
     #[must_use]
     pub const fn splat(scale: u16) -> Self {
         let mut words = [0; 64];
         let mut c = 0;
         while c < 32 {
-            // A word, not a halfword splat: the upper half is the output bias.
+            // A whole word and not a halfword in both halves, because the upper half is the output
+            // bias.
             words[c] = scale as u32;
             c += 1;
         }
@@ -60,10 +64,10 @@ impl ScaleBlock {
     }
 }
 
-/// What the hardware would have let pass.
+/// A violation that the hardware would not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// An operand lies outside VTCM, or in it only partly.
+    /// An operand lies outside VTCM, wholly or partly.
     OutsideVtcm,
     /// Activations and weights differ in length, or are not 1 to 32 tiles.
     Deep {

@@ -1,28 +1,29 @@
-//! f32 between operations, where the unit computes in it: IEEE arithmetic, and the host.
+//! Accumulators where the arithmetic unit computes in f32: chips with IEEE arithmetic, and the
+//! host.
 
 use super::{Vector, add_f32, mul_f32, sub_f32, widen_mul_f16};
 
-/// 32 f32 lanes between operations.
+/// 32 f32 lanes that are kept between operations.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "hexagon"), derive(Debug))]
 pub struct Accumulator(Vector);
 
 impl Accumulator {
-    /// A sum that starts at `v`.
+    /// Returns a sum that starts at `v`.
     #[must_use]
     #[inline(always)]
     pub fn from_f32(v: Vector) -> Self {
         Self(v)
     }
 
-    /// The f32 product `a · b`: `Q6_Vsf_vmpy_VsfVsf`.
+    /// Returns the f32 product `a · b`: `Q6_Vsf_vmpy_VsfVsf`.
     #[must_use]
     #[inline(always)]
     pub fn product(a: Vector, b: Vector) -> Self {
         Self(mul_f32(a, b))
     }
 
-    /// The f32 difference `a - b`: `Q6_Vsf_vsub_VsfVsf`.
+    /// Returns the f32 difference `a - b`: `Q6_Vsf_vsub_VsfVsf`.
     #[must_use]
     #[inline(always)]
     pub fn difference(a: Vector, b: Vector) -> Self {
@@ -43,7 +44,7 @@ impl Accumulator {
         self.plus(Self::product(a, b))
     }
 
-    /// The sum with `other`: `Q6_Vsf_vadd_VsfVsf`.
+    /// Returns the sum with `other`: `Q6_Vsf_vadd_VsfVsf`.
     #[must_use]
     #[inline(always)]
     pub fn plus(self, other: Self) -> Self {
@@ -57,7 +58,8 @@ impl Accumulator {
         Self(add_f32(self.0, v))
     }
 
-    /// Products of f16 lanes, (those of even lanes, those of odd lanes): [`widen_mul_f16`].
+    /// Returns the products of f16 lanes, (those of even lanes, those of odd lanes):
+    /// [`widen_mul_f16`].
     #[must_use]
     #[inline(always)]
     pub fn widen_mul(a: Vector, b: Vector) -> (Self, Self) {
@@ -65,7 +67,8 @@ impl Accumulator {
         (Self(even), Self(odd))
     }
 
-    /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes): [`widen_mul_f16`], `Q6_Vsf_vadd_VsfVsf`.
+    /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes):
+    /// [`widen_mul_f16`], `Q6_Vsf_vadd_VsfVsf`.
     #[must_use]
     #[inline(always)]
     pub fn widen_mul_add(sums: (Self, Self), a: Vector, b: Vector) -> (Self, Self) {
@@ -73,7 +76,7 @@ impl Accumulator {
         (sums.0.plus(even), sums.1.plus(odd))
     }
 
-    /// The lanes as f32.
+    /// Returns the lanes as f32.
     #[must_use]
     #[inline(always)]
     pub fn to_f32(self) -> Vector {

@@ -1,4 +1,4 @@
-//! Compiles a kernel a second time for the vector instructions of this machine.
+//! Compiles each kernel a second time for the vector instructions of this machine.
 
 use super::Kernel;
 

@@ -1,16 +1,18 @@
-//! f16 <-> f32 without branches or tables, so that loops over lanes vectorize without any target feature.
+//! f16 <-> f32 without branches or tables, so that loops over lanes vectorize without any target
+//! feature. The crate `half` branches; tests compare these functions with it for all bit patterns.
 
-/// The f32 of f16 bits; exact.
+/// Returns the f32 of f16 bits; exact.
 #[inline(always)]
 pub(super) fn to_f32(h: u16) -> f32 {
     word_to_f32(u32::from(h))
 }
 
-/// The f32 of the f16 bits in the low half of a word, the upper half being zero.
+/// Returns the f32 of the f16 bits in the low half of a word; the upper half must be zero.
 #[inline(always)]
 pub(super) fn word_to_f32(h: u32) -> f32 {
     let magnitude = h & 0x7fff;
-    // The f16 exponent and fraction moved into f32's fields are 2^112 too small; the product also normalizes subnormals.
+    // The f16 exponent and fraction, moved into f32's fields, are 2^112 too small. The
+    // multiplication corrects that and normalizes subnormals.
     let finite = (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits();
     let bits = if magnitude >= 0x7c00 {
         (magnitude << 13) | 0x7f80_0000
@@ -20,7 +22,7 @@ pub(super) fn word_to_f32(h: u32) -> f32 {
     f32::from_bits(bits | (h & 0x8000) << 16)
 }
 
-/// The f16 bits nearest to `x`, ties to even; overflow becomes infinity, NaN a quiet NaN.
+/// Returns the f16 bits nearest to `x`, ties to even; overflow becomes infinity, NaN a quiet NaN.
 #[inline(always)]
 pub(super) fn from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -28,7 +30,8 @@ pub(super) fn from_f32(x: f32) -> u16 {
     let sign = (bits >> 16) & 0x8000;
     // Normal results: round the 13 bits that fall off, then move the exponent's bias.
     let normal = (magnitude.wrapping_sub(0x3800_0000) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    // Subnormal results: adding 0.5 puts the last bit of f16 at the last bit of the sum, and the sum rounds.
+    // Subnormal results: adding 0.5 puts the last bit of f16 at the last bit of the sum, and the
+    // sum rounds.
     let subnormal = (f32::from_bits(magnitude) + 0.5)
         .to_bits()
         .wrapping_sub(0x3f00_0000);
@@ -50,7 +53,7 @@ pub(super) fn from_f32(x: f32) -> u16 {
     low_half(sign | result)
 }
 
-/// The low 16 bits of a word.
+/// Returns the low 16 bits of a word.
 #[inline(always)]
 fn low_half(word: u32) -> u16 {
     let [a, b, ..] = word.to_le_bytes();
@@ -69,7 +72,7 @@ mod tests {
                 have.to_bits() == want.to_bits() || (have.is_nan() && want.is_nan()),
                 "{bits:#06x}"
             );
-            // The value itself, halfway to the next one, and just beside that.
+            // The value itself, halfway to the next one, and just below and above that.
             for offset in [0, 0x0fff, 0x1000, 0x1001] {
                 let x = f32::from_bits(want.to_bits().wrapping_add(offset));
                 let (have, want) = (from_f32(x), half::f16::from_f32(x));

@@ -1,8 +1,9 @@
 //! The vector operations on the device: thin wrappers over `core::arch::hexagon`.
 //!
-//! Every intrinsic is an unsafe function only because it needs its target feature. The device build enables
-//! `hvx`, `hvx-length128b` and the version's features for the whole crate, so each call below is sound for one and the
-//! same reason, written once here and named in each block: [HVX]: *the target features are on for this crate*.
+//! Every intrinsic is an unsafe function only because it needs its target feature. The device build
+//! enables `hvx`, `hvx-length128b` and the version's features for the whole crate, so one reason
+//! makes every call below sound. It is written here once and cited in each block as [HVX]: *the
+//! target features are enabled for this crate*.
 
 use core::arch::hexagon::v128 as arch;
 
@@ -40,67 +41,76 @@ macro_rules! scalar_ops {
 }
 
 vector_ops! {
-    /// Bitwise and: `Q6_V_vand_VV`.
+    /// Returns the bitwise and: `Q6_V_vand_VV`.
     and(a, b) = Q6_V_vand_VV(a, b);
-    /// Bitwise or: `Q6_V_vor_VV`.
+    /// Returns the bitwise or: `Q6_V_vor_VV`.
     or(a, b) = Q6_V_vor_VV(a, b);
-    /// Wrapping sum of words: `Q6_Vw_vadd_VwVw`.
+    /// Returns the wrapping sum of words: `Q6_Vw_vadd_VwVw`.
     add_w(a, b) = Q6_Vw_vadd_VwVw(a, b);
-    /// Wrapping difference of words: `Q6_Vw_vsub_VwVw`.
+    /// Returns the wrapping difference of words: `Q6_Vw_vsub_VwVw`.
     sub_w(a, b) = Q6_Vw_vsub_VwVw(a, b);
-    /// Larger of signed words: `Q6_Vw_vmax_VwVw`.
+    /// Returns the larger ones of signed words: `Q6_Vw_vmax_VwVw`.
     max_w(a, b) = Q6_Vw_vmax_VwVw(a, b);
-    /// Smaller of signed words: `Q6_Vw_vmin_VwVw`.
+    /// Returns the smaller ones of signed words: `Q6_Vw_vmin_VwVw`.
     min_w(a, b) = Q6_Vw_vmin_VwVw(a, b);
-    /// Wrapping sum of halfwords: `Q6_Vh_vadd_VhVh`.
+    /// Returns the wrapping sum of halfwords: `Q6_Vh_vadd_VhVh`.
     add_h(a, b) = Q6_Vh_vadd_VhVh(a, b);
-    /// Larger of signed halfwords: `Q6_Vh_vmax_VhVh`.
+    /// Returns the larger ones of signed halfwords: `Q6_Vh_vmax_VhVh`.
     max_h(a, b) = Q6_Vh_vmax_VhVh(a, b);
-    /// Words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in: `Q6_Vw_vlsr_VwVw`.
+    /// Returns the words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in:
+    /// `Q6_Vw_vlsr_VwVw`.
     shr_w_each(a, count) = Q6_Vw_vlsr_VwVw(a, count);
-    /// Each word is the sum of four products of unsigned bytes of `a` and signed bytes of `b`: `Q6_Vw_vrmpy_VubVb`.
+    /// Returns, in each word, the sum of four products of unsigned bytes of `a` and signed bytes of
+    /// `b`: `Q6_Vw_vrmpy_VubVb`.
     dot4_each(a, b) = Q6_Vw_vrmpy_VubVb(a, b);
-    /// Even bytes of `a` in even places, even bytes of `b` in odd places: `Q6_Vb_vshuffe_VbVb`.
+    /// Returns the even bytes of `a` in even places, even bytes of `b` in odd places:
+    /// `Q6_Vb_vshuffe_VbVb`.
     interleave_even_b(a, b) = Q6_Vb_vshuffe_VbVb(b, a);
-    /// Odd bytes of `a` in even places, odd bytes of `b` in odd places: `Q6_Vb_vshuffo_VbVb`.
+    /// Returns the odd bytes of `a` in even places, odd bytes of `b` in odd places:
+    /// `Q6_Vb_vshuffo_VbVb`.
     interleave_odd_b(a, b) = Q6_Vb_vshuffo_VbVb(b, a);
-    /// Even halfwords of `a` in even places, even halfwords of `b` in odd places: `Q6_Vh_vshuffe_VhVh`.
+    /// Returns the even halfwords of `a` in even places, even halfwords of `b` in odd places:
+    /// `Q6_Vh_vshuffe_VhVh`.
     interleave_even_h(a, b) = Q6_Vh_vshuffe_VhVh(b, a);
-    /// Odd halfwords of `a` in even places, odd halfwords of `b` in odd places: `Q6_Vh_vshuffo_VhVh`.
+    /// Returns the odd halfwords of `a` in even places, odd halfwords of `b` in odd places:
+    /// `Q6_Vh_vshuffo_VhVh`.
     interleave_odd_h(a, b) = Q6_Vh_vshuffo_VhVh(b, a);
-    /// Low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
+    /// Returns the low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
     pack_low_h(a, b) = Q6_Vh_vpacke_VwVw(b, a);
-    /// Larger of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is larger is not defined.
+    /// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is
+    /// larger is not defined.
     max_f16(a, b) = Q6_Vhf_vmax_VhfVhf(a, b);
-    /// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
+    /// Returns the f32 value of each signed word: `Q6_Vsf_equals_Vw`.
     f32_from_w(a) = Q6_Vsf_equals_Vw(a);
-    /// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
+    /// Returns the larger lanes of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
     max_f32(a, b) = Q6_Vsf_vmax_VsfVsf(a, b);
-    /// Smaller of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
+    /// Returns the smaller lanes of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
     min_f32(a, b) = Q6_Vsf_vmin_VsfVsf(a, b);
 }
 
 scalar_ops! {
-    /// Every word is `value`: `Q6_V_vsplat_R`.
+    /// Returns `value` in every word: `Q6_V_vsplat_R`.
     splat_w(; value) = Q6_V_vsplat_R;
-    /// Unsigned bytes shifted right by `count`: `Q6_Vub_vlsr_VubR`.
+    /// Returns the unsigned bytes shifted right by `count`: `Q6_Vub_vlsr_VubR`.
     shr_b(a; count) = Q6_Vub_vlsr_VubR;
-    /// Halfwords shifted left by `count`: `Q6_Vh_vasl_VhR`.
+    /// Returns the halfwords shifted left by `count`: `Q6_Vh_vasl_VhR`.
     shl_h(a; count) = Q6_Vh_vasl_VhR;
-    /// Words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
+    /// Returns the words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
     shr_w(a; count) = Q6_Vuw_vlsr_VuwR;
-    /// Words shifted left by `count`: `Q6_Vw_vasl_VwR`.
+    /// Returns the words shifted left by `count`: `Q6_Vw_vasl_VwR`.
     shl_w(a; count) = Q6_Vw_vasl_VwR;
-    /// Each word is the sum of four products of unsigned bytes of `a` and the signed bytes of `word`: `Q6_Vw_vrmpy_VubRb`.
+    /// Returns, in each word, the sum of four products of unsigned bytes of `a` and the signed
+    /// bytes of `word`: `Q6_Vw_vrmpy_VubRb`.
     dot4_word(a; word) = Q6_Vw_vrmpy_VubRb;
-    /// `acc` plus words of `a` shifted right by `count`, signs shifted in: `Q6_Vw_vasracc_VwVwR`.
+    /// Returns `acc` plus words of `a` shifted right by `count`, signs shifted in:
+    /// `Q6_Vw_vasracc_VwVwR`.
     shr_add_w(acc, a; count) = Q6_Vw_vasracc_VwVwR;
-    /// `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of `word`:
-    /// `Q6_Vw_vrmpyacc_VwVubRb`.
+    /// Returns `acc` plus, per word, the four products of unsigned bytes of `a` and the signed
+    /// bytes of `word`: `Q6_Vw_vrmpyacc_VwVubRb`.
     dot4_acc(acc, a; word) = Q6_Vw_vrmpyacc_VwVubRb;
 }
 
-/// Every halfword is `value`: `Q6_Vh_vsplat_R`.
+/// Returns `value` in every halfword: `Q6_Vh_vsplat_R`.
 #[must_use]
 #[inline(always)]
 pub fn splat_h(value: u16) -> Vector {
@@ -108,7 +118,7 @@ pub fn splat_h(value: u16) -> Vector {
     Vector(unsafe { arch::Q6_Vh_vsplat_R(i32::from(value)) })
 }
 
-/// Every byte is `value`: `Q6_Vb_vsplat_R`.
+/// Returns `value` in every byte: `Q6_Vb_vsplat_R`.
 #[must_use]
 #[inline(always)]
 pub fn splat_b(value: u8) -> Vector {
@@ -116,7 +126,7 @@ pub fn splat_b(value: u8) -> Vector {
     Vector(unsafe { arch::Q6_Vb_vsplat_R(i32::from(value)) })
 }
 
-/// The line at `from`: an aligned `vmem` load.
+/// Returns the line at `from`: an aligned `vmem` load.
 #[must_use]
 #[inline(always)]
 pub fn load(from: &Line) -> Vector {
@@ -131,11 +141,12 @@ pub fn store(to: &mut Line, v: Vector) {
     unsafe { *core::ptr::from_mut(to).cast::<arch::HvxVector>() = v.0 }
 }
 
-/// 32 f32 at any address: a `vmemu` load.
+/// Returns 32 f32 at any address: a `vmemu` load.
 #[must_use]
 #[inline(always)]
 pub fn load_f32(from: &[f32; 32]) -> Vector {
-    // SAFETY: 32 f32 have the size of a vector, any bytes are a vector, and the read assumes no alignment.
+    // SAFETY: 32 f32 have the size of a vector, any bytes are a vector, and the read assumes no
+    // alignment.
     Vector(unsafe {
         core::ptr::from_ref(from)
             .cast::<arch::HvxVector>()
@@ -146,7 +157,8 @@ pub fn load_f32(from: &[f32; 32]) -> Vector {
 /// Writes 32 f32 at any address: a `vmemu` store.
 #[inline(always)]
 pub fn store_f32(to: &mut [f32; 32], v: Vector) {
-    // SAFETY: 32 f32 have the size of a vector, any bits are an f32, and the write assumes no alignment.
+    // SAFETY: 32 f32 have the size of a vector, any bits are an f32, and the write assumes no
+    // alignment.
     unsafe {
         core::ptr::from_mut(to)
             .cast::<arch::HvxVector>()
@@ -154,8 +166,8 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     }
 }
 
-/// Copies as many elements as both have. By vectors: the compiler's `memcpy` goes word by word. Inlined, or the compiler
-/// would find a `memcpy` in it.
+/// Copies as many elements as both have, by vectors, because the compiler's `memcpy` goes word by
+/// word. Inlined, since the compiler would otherwise find a `memcpy` in it.
 #[inline(always)]
 pub fn copy_f32(to: &mut [f32], from: &[f32]) {
     let ((to, to_rest), (from, rest)) = (to.as_chunks_mut::<32>(), from.as_chunks::<32>());
@@ -172,12 +184,13 @@ pub fn copy_f32(to: &mut [f32], from: &[f32]) {
 pub fn copy(to: &mut [Line], from: &[Line]) {
     let zero = splat_w(0);
     for (to, from) in to.iter_mut().zip(from) {
-        // Without an operation that it cannot see through the compiler would find a `memcpy` here, 8 bytes a packet.
+        // The operation with `zero` is opaque to the compiler, which would otherwise make this a
+        // `memcpy` of 8 bytes a packet.
         store(to, or(load(from), zero));
     }
 }
 
-/// Lines of zeros, by vector stores: the compiler's `memset` goes word by word.
+/// Returns lines of zeros, by vector stores: the compiler's `memset` goes word by word.
 #[must_use]
 #[inline(always)]
 pub fn zeros<const LINES: usize>() -> [Line; LINES] {
@@ -192,7 +205,7 @@ pub fn zeros<const LINES: usize>() -> [Line; LINES] {
     unsafe { out.assume_init() }
 }
 
-/// Lines become zeros, by vector stores.
+/// Sets lines to zero, by vector stores.
 #[inline(always)]
 pub fn clear(lines: &mut [Line]) {
     for line in lines {
@@ -200,11 +213,12 @@ pub fn clear(lines: &mut [Line]) {
     }
 }
 
-/// 128 bytes at any address: a `vmemu` load.
+/// Returns 128 bytes at any address: a `vmemu` load.
 #[must_use]
 #[inline(always)]
 pub fn load_bytes(from: &[u8; 128]) -> Vector {
-    // SAFETY: the bytes have the size of a vector, any bytes are a vector, and the read assumes no alignment.
+    // SAFETY: the bytes have the size of a vector, any bytes are a vector, and the read assumes no
+    // alignment.
     Vector(unsafe {
         core::ptr::from_ref(from)
             .cast::<arch::HvxVector>()
@@ -212,17 +226,18 @@ pub fn load_bytes(from: &[u8; 128]) -> Vector {
     })
 }
 
-/// Writes the halfwords of `table` at the byte offsets in `offsets`, even ones: `Q6_vgather_ARMVh`. Table and line are in
-/// VTCM.
+/// Writes the halfwords of `table` at the byte offsets in `offsets`, which are even:
+/// `Q6_vgather_ARMVh`. Table and line are in VTCM.
 #[inline(always)]
 pub fn gather_h(table: &[Line; 512], offsets: Vector, out: &mut Line) {
     // CAST: addresses have 32 bits; the last offset is 65535.
     let base = core::ptr::from_ref(table).addr() as i32;
-    // SAFETY: offsets have 16 bits, and the table 65536 bytes; the line has the size and alignment of a vector.
+    // SAFETY: offsets have 16 bits, and the table 65536 bytes; the line has the size and alignment
+    // of a vector.
     unsafe { arch::Q6_vgather_ARMVh(core::ptr::from_mut(out).cast(), base, 0xffff, offsets.0) }
 }
 
-/// The two vectors of a pair: (low, high).
+/// Returns the two vectors of a pair: (low, high).
 #[inline(always)]
 fn split(pair: arch::HvxVectorPair) -> (Vector, Vector) {
     // SAFETY: [HVX] of the module doc.
@@ -234,7 +249,8 @@ fn split(pair: arch::HvxVectorPair) -> (Vector, Vector) {
 
 /// Looks the low nibbles of `index` up among 16 halfwords: `Q6_Wh_vlut16_VbVhR_nomatch`.
 ///
-/// Entry e is halfword 2e of `table`. Returns the entries of the even bytes, then those of the odd bytes.
+/// Entry e is halfword 2e of `table`. Returns the entries of the even bytes, then those of the odd
+/// bytes.
 #[must_use]
 #[inline(always)]
 pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
@@ -254,7 +270,8 @@ pub fn lookup16_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, V
 
 /// Looks the low nibble of each byte of `index` up among 16 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
 ///
-/// Entry e is byte 2e of `table`, and again byte 2e + 32: the instruction looks at five bits, the fifth must not matter.
+/// Entry e is byte 2e of `table`, and again byte 2e + 32: the instruction looks at five bits, and
+/// the fifth must not matter.
 #[must_use]
 #[inline(always)]
 pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
@@ -262,7 +279,7 @@ pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
     Vector(unsafe { arch::Q6_Vb_vlut32_VbVbR_nomatch(index.0, table.0, 0) })
 }
 
-/// (Even words of `a` then `b`, odd words of `a` then `b`): `Q6_W_vdeal_VVR` by -4.
+/// Returns (even words of `a` then `b`, odd words of `a` then `b`): `Q6_W_vdeal_VVR` by -4.
 #[must_use]
 #[inline(always)]
 pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -270,7 +287,8 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
     split(unsafe { arch::Q6_W_vdeal_VVR(b.0, a.0, -4) })
 }
 
-/// (Words of `a` and `b` in turns, from the lower halves, the same from the upper halves): `Q6_W_vshuff_VVR` by -4.
+/// Returns the words of `a` and `b` in turns, (from the lower halves, from the upper halves):
+/// `Q6_W_vshuff_VVR` by -4.
 #[must_use]
 #[inline(always)]
 pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -278,9 +296,11 @@ pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
     split(unsafe { arch::Q6_W_vshuff_VVR(b.0, a.0, -4) })
 }
 
-/// Exchanges the odd blocks of `WORDS` words of `a` with the even ones of `b`: `Q6_W_vshuff_VVR` by 4 · `WORDS`.
+/// Exchanges the odd blocks of `WORDS` words of `a` with the even ones of `b`: `Q6_W_vshuff_VVR` by
+/// 4 · `WORDS`.
 ///
-/// `WORDS` is a power of two below 32. Returns (even blocks of both in turns, odd blocks of both in turns).
+/// `WORDS` is a power of two below 32. Returns (even blocks of both in turns, odd blocks of both in
+/// turns).
 #[must_use]
 #[inline(always)]
 pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -290,8 +310,8 @@ pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector)
     split(unsafe { arch::Q6_W_vshuff_VVR(b.0, a.0, bytes) })
 }
 
-/// Pairs of neighbouring blocks of `WORDS` lanes added: those of `a` in even blocks, those of `b` in odd ones.
-/// [`swap_blocks`], then [`add_f32`].
+/// Adds pairs of neighbouring blocks of `WORDS` lanes: those of `a` in even blocks,
+/// those of `b` in odd ones. [`swap_blocks`], then [`add_f32`].
 #[must_use]
 #[inline(always)]
 pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
@@ -299,7 +319,7 @@ pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
     add_f32(even, odd)
 }
 
-/// The first 32 signed bytes as words: `Q6_Wh_vunpack_Vb`, `Q6_Ww_vunpack_Vh`.
+/// Returns the first 32 signed bytes as words: `Q6_Wh_vunpack_Vb`, `Q6_Ww_vunpack_Vh`.
 #[must_use]
 #[inline(always)]
 pub fn widen_b(a: Vector) -> Vector {
@@ -309,7 +329,8 @@ pub fn widen_b(a: Vector) -> Vector {
     split(unsafe { arch::Q6_Ww_vunpack_Vh(halves.0) }).0
 }
 
-/// The f32 values of f16 lanes in their order, (first 32, last 32): [`widen_mul_f16`] by 1, [`interleave_w`].
+/// Returns the f32 values of f16 lanes in their order, (first 32, last 32): [`widen_mul_f16`] by 1,
+/// [`interleave_w`].
 #[must_use]
 #[inline(always)]
 pub fn widen_in_order_f16(v: Vector) -> (Vector, Vector) {
@@ -317,7 +338,8 @@ pub fn widen_in_order_f16(v: Vector) -> (Vector, Vector) {
     interleave_w(even, odd)
 }
 
-/// Signed words in the order of f32 numbers: the magnitude's bits, negative for negative numbers.
+/// Returns the signed words in the order of f32 numbers: the magnitude's bits, negative for
+/// negative numbers.
 #[inline(always)]
 fn order_w(a: Vector) -> Vector {
     let magnitude = and(a, splat_w(0x7fff_ffff));
@@ -325,14 +347,15 @@ fn order_w(a: Vector) -> Vector {
     sub_w(magnitude, and(shl_w(magnitude, 1), is_negative))
 }
 
-/// `x` where `a > b` as f32, else `y`, by integer operations. Neither `a` nor `b` may be NaN.
+/// Returns `x` where `a > b` as f32, else `y`, by integer operations. Neither `a` nor `b` may be
+/// NaN.
 ///
 /// The nightly declares the intrinsics of vector predicates with signatures that its LLVM refuses.
 #[must_use]
 #[inline(always)]
 pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
     let b = order_w(b);
-    // Not zero where `a` is larger; all bits are set there next.
+    // `more` is not zero where `a` is larger; the next step sets all bits there.
     let more = sub_w(max_w(order_w(a), b), b);
     let is_more = shr_w(or(more, sub_w(splat_w(0), more)), 31);
     let mask = sub_w(splat_w(0), is_more);
@@ -345,30 +368,31 @@ mod float {
     use super::{Vector, arch, split};
 
     vector_ops! {
-        /// f16 product: `Q6_Vhf_vmpy_VhfVhf`.
+        /// Returns the f16 product: `Q6_Vhf_vmpy_VhfVhf`.
         mul_f16(a, b) = Q6_Vhf_vmpy_VhfVhf(a, b);
-        /// f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
+        /// Returns the f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
         mul_add_f16(a, b, c) = Q6_Vhf_vmpyacc_VhfVhfVhf(c, a, b);
-        /// f16 difference: `Q6_Vhf_vsub_VhfVhf`.
+        /// Returns the f16 difference: `Q6_Vhf_vsub_VhfVhf`.
         sub_f16(a, b) = Q6_Vhf_vsub_VhfVhf(a, b);
-        /// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
+        /// Converts f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
         narrow_f32(even, odd) = Q6_Vhf_vcvt_VsfVsf(even, odd);
-        /// f32 product: `Q6_Vsf_vmpy_VsfVsf`.
+        /// Returns the f32 product: `Q6_Vsf_vmpy_VsfVsf`.
         mul_f32(a, b) = Q6_Vsf_vmpy_VsfVsf(a, b);
-        /// f32 sum: `Q6_Vsf_vadd_VsfVsf`.
+        /// Returns the f32 sum: `Q6_Vsf_vadd_VsfVsf`.
         add_f32(a, b) = Q6_Vsf_vadd_VsfVsf(a, b);
-        /// f32 difference: `Q6_Vsf_vsub_VsfVsf`.
+        /// Returns the f32 difference: `Q6_Vsf_vsub_VsfVsf`.
         sub_f32(a, b) = Q6_Vsf_vsub_VsfVsf(a, b);
     }
 
-    /// f16 `(a - b) · c` for a difference that f16 holds exactly: [`sub_f16`], then [`mul_f16`].
+    /// Returns the f16 `(a - b) · c` for a difference that f16 holds exactly: [`sub_f16`], then
+    /// [`mul_f16`].
     #[must_use]
     #[inline(always)]
     pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
         mul_f16(sub_f16(a, b), c)
     }
 
-    /// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
+    /// Returns the exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
     #[must_use]
     #[inline(always)]
     pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {

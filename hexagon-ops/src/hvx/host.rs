@@ -1,7 +1,7 @@
-//! The vector operations on the host: what the architecture says they do, on arrays.
+//! The vector operations on the host: their architectural meaning, on arrays.
 //!
-//! Every loop runs over all lanes with a fixed count and no branches, the form that compilers vectorize. Rounding is
-//! IEEE's nearest even.
+//! Every loop runs over all lanes with a fixed count and no branches, the form that compilers
+//! vectorize. Rounding is IEEE's nearest even.
 
 use bytemuck::{Pod, Zeroable, cast};
 
@@ -14,7 +14,7 @@ use crate::layout::Line;
 #[repr(C, align(128))]
 pub struct Vector([u8; 128]);
 
-/// `f` of the lanes at the same place in each argument.
+/// Applies `f` to the lanes at the same place in each argument.
 macro_rules! lanes {
     ($lane:ty, $count:literal; $($arg:ident),+ => $f:expr) => {{
         $(let $arg: [$lane; $count] = cast($arg);)+
@@ -30,7 +30,7 @@ macro_rules! lanes {
 mod float;
 pub use float::*;
 
-/// The line at `from`: an aligned `vmem` load.
+/// Returns the line at `from`: an aligned `vmem` load.
 #[must_use]
 #[inline(always)]
 pub fn load(from: &Line) -> Vector {
@@ -43,7 +43,7 @@ pub fn store(to: &mut Line, v: Vector) {
     to.0 = v.0;
 }
 
-/// 32 f32 at any address: a `vmemu` load.
+/// Returns 32 f32 at any address: a `vmemu` load.
 #[must_use]
 #[inline(always)]
 pub fn load_f32(from: &[f32; 32]) -> Vector {
@@ -70,151 +70,152 @@ pub fn copy(to: &mut [Line], from: &[Line]) {
     to[..count].copy_from_slice(&from[..count]);
 }
 
-/// Lines of zeros.
+/// Returns lines of zeros.
 #[must_use]
 #[inline(always)]
 pub fn zeros<const LINES: usize>() -> [Line; LINES] {
     [Line::ZERO; LINES]
 }
 
-/// Lines become zeros.
+/// Sets lines to zero.
 #[inline(always)]
 pub fn clear(lines: &mut [Line]) {
     lines.fill(Line::ZERO);
 }
 
-/// 128 bytes at any address: a `vmemu` load.
+/// Returns 128 bytes at any address: a `vmemu` load.
 #[must_use]
 #[inline(always)]
 pub fn load_bytes(from: &[u8; 128]) -> Vector {
     Vector(*from)
 }
 
-/// Every word is `value`: `Q6_V_vsplat_R`.
+/// Returns `value` in every word: `Q6_V_vsplat_R`.
 #[must_use]
 #[inline(always)]
 pub fn splat_w(value: i32) -> Vector {
     cast([value; 32])
 }
 
-/// Every halfword is `value`: `Q6_Vh_vsplat_R`.
+/// Returns `value` in every halfword: `Q6_Vh_vsplat_R`.
 #[must_use]
 #[inline(always)]
 pub fn splat_h(value: u16) -> Vector {
     cast([value; 64])
 }
 
-/// Every byte is `value`: `Q6_Vb_vsplat_R`.
+/// Returns `value` in every byte: `Q6_Vb_vsplat_R`.
 #[must_use]
 #[inline(always)]
 pub fn splat_b(value: u8) -> Vector {
     Vector([value; 128])
 }
 
-/// Bitwise and: `Q6_V_vand_VV`.
+/// Returns the bitwise and: `Q6_V_vand_VV`.
 #[must_use]
 #[inline(always)]
 pub fn and(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a & b)
 }
 
-/// Bitwise or: `Q6_V_vor_VV`.
+/// Returns the bitwise or: `Q6_V_vor_VV`.
 #[must_use]
 #[inline(always)]
 pub fn or(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a | b)
 }
 
-/// Wrapping sum of words: `Q6_Vw_vadd_VwVw`.
+/// Returns the wrapping sum of words: `Q6_Vw_vadd_VwVw`.
 #[must_use]
 #[inline(always)]
 pub fn add_w(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a.wrapping_add(b))
 }
 
-/// Wrapping difference of words: `Q6_Vw_vsub_VwVw`.
+/// Returns the wrapping difference of words: `Q6_Vw_vsub_VwVw`.
 #[must_use]
 #[inline(always)]
 pub fn sub_w(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => a.wrapping_sub(b))
 }
 
-/// Larger of signed words: `Q6_Vw_vmax_VwVw`.
+/// Returns the larger ones of signed words: `Q6_Vw_vmax_VwVw`.
 #[must_use]
 #[inline(always)]
 pub fn max_w(a: Vector, b: Vector) -> Vector {
     lanes!(i32, 32; a, b => a.max(b))
 }
 
-/// Smaller of signed words: `Q6_Vw_vmin_VwVw`.
+/// Returns the smaller ones of signed words: `Q6_Vw_vmin_VwVw`.
 #[must_use]
 #[inline(always)]
 pub fn min_w(a: Vector, b: Vector) -> Vector {
     lanes!(i32, 32; a, b => a.min(b))
 }
 
-/// Wrapping sum of halfwords: `Q6_Vh_vadd_VhVh`.
+/// Returns the wrapping sum of halfwords: `Q6_Vh_vadd_VhVh`.
 #[must_use]
 #[inline(always)]
 pub fn add_h(a: Vector, b: Vector) -> Vector {
     lanes!(u16, 64; a, b => a.wrapping_add(b))
 }
 
-/// Larger of signed halfwords: `Q6_Vh_vmax_VhVh`.
+/// Returns the larger ones of signed halfwords: `Q6_Vh_vmax_VhVh`.
 #[must_use]
 #[inline(always)]
 pub fn max_h(a: Vector, b: Vector) -> Vector {
     lanes!(i16, 64; a, b => a.max(b))
 }
 
-/// Unsigned bytes shifted right by `count`: `Q6_Vub_vlsr_VubR`.
+/// Returns the unsigned bytes shifted right by `count`: `Q6_Vub_vlsr_VubR`.
 #[must_use]
 #[inline(always)]
 pub fn shr_b(a: Vector, count: i32) -> Vector {
     lanes!(u8, 128; a => a >> (count & 7))
 }
 
-/// Halfwords shifted left by `count`: `Q6_Vh_vasl_VhR`.
+/// Returns the halfwords shifted left by `count`: `Q6_Vh_vasl_VhR`.
 #[must_use]
 #[inline(always)]
 pub fn shl_h(a: Vector, count: i32) -> Vector {
     lanes!(u16, 64; a => a << (count & 15))
 }
 
-/// Words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
+/// Returns the words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
 #[must_use]
 #[inline(always)]
 pub fn shr_w(a: Vector, count: i32) -> Vector {
     lanes!(u32, 32; a => a >> (count & 31))
 }
 
-/// Words shifted left by `count`: `Q6_Vw_vasl_VwR`.
+/// Returns the words shifted left by `count`: `Q6_Vw_vasl_VwR`.
 #[must_use]
 #[inline(always)]
 pub fn shl_w(a: Vector, count: i32) -> Vector {
     lanes!(u32, 32; a => a << (count & 31))
 }
 
-/// Words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in: `Q6_Vw_vlsr_VwVw`.
+/// Returns the words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in:
+/// `Q6_Vw_vlsr_VwVw`.
 #[must_use]
 #[inline(always)]
 pub fn shr_w_each(a: Vector, count: Vector) -> Vector {
     lanes!(u32, 32; a, count => a >> (count & 31))
 }
 
-/// The signed byte at `position` of a word.
+/// Returns the signed byte at `position` of a word.
 #[inline(always)]
 fn signed_byte(word: i32, position: u32) -> i32 {
     (word << (24 - 8 * position)) >> 24
 }
 
-/// The unsigned byte at `position` of a word.
+/// Returns the unsigned byte at `position` of a word.
 #[inline(always)]
 fn unsigned_byte(word: i32, position: u32) -> i32 {
     (word >> (8 * position)) & 0xff
 }
 
-/// Sum of four products of unsigned bytes of `a` and signed bytes of `b`.
+/// Returns the sum of four products of unsigned bytes of `a` and signed bytes of `b`.
 #[inline(always)]
 fn dot4(a: i32, b: i32) -> i32 {
     unsigned_byte(a, 0) * signed_byte(b, 0)
@@ -223,29 +224,32 @@ fn dot4(a: i32, b: i32) -> i32 {
         + unsigned_byte(a, 3) * signed_byte(b, 3)
 }
 
-/// Each word is the sum of four products of unsigned bytes of `a` and signed bytes of `b`: `Q6_Vw_vrmpy_VubVb`.
+/// Returns, in each word, the sum of four products of unsigned bytes of `a` and signed bytes of
+/// `b`: `Q6_Vw_vrmpy_VubVb`.
 #[must_use]
 #[inline(always)]
 pub fn dot4_each(a: Vector, b: Vector) -> Vector {
     lanes!(i32, 32; a, b => dot4(a, b))
 }
 
-/// Each word is the sum of four products of unsigned bytes of `a` and the signed bytes of `word`: `Q6_Vw_vrmpy_VubRb`.
+/// Returns, in each word, the sum of four products of unsigned bytes of `a` and the signed bytes of
+/// `word`: `Q6_Vw_vrmpy_VubRb`.
 #[must_use]
 #[inline(always)]
 pub fn dot4_word(a: Vector, word: i32) -> Vector {
     lanes!(i32, 32; a => dot4(a, word))
 }
 
-/// `acc` plus words of `a` shifted right by `count`, signs shifted in: `Q6_Vw_vasracc_VwVwR`.
+/// Returns `acc` plus words of `a` shifted right by `count`, signs shifted in:
+/// `Q6_Vw_vasracc_VwVwR`.
 #[must_use]
 #[inline(always)]
 pub fn shr_add_w(acc: Vector, a: Vector, count: i32) -> Vector {
     lanes!(i32, 32; acc, a => acc.wrapping_add(a >> (count & 31)))
 }
 
-/// `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of `word`:
-/// `Q6_Vw_vrmpyacc_VwVubRb`.
+/// Returns `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of
+/// `word`: `Q6_Vw_vrmpyacc_VwVubRb`.
 #[must_use]
 #[inline(always)]
 pub fn dot4_acc(acc: Vector, a: Vector, word: i32) -> Vector {
@@ -254,7 +258,8 @@ pub fn dot4_acc(acc: Vector, a: Vector, word: i32) -> Vector {
 
 /// Looks the low nibbles of `index` up among 16 halfwords: `Q6_Wh_vlut16_VbVhR_nomatch`.
 ///
-/// Entry e is halfword 2e of `table`. Returns the entries of the even bytes, then those of the odd bytes.
+/// Entry e is halfword 2e of `table`. Returns the entries of the even bytes, then those of the odd
+/// bytes.
 #[must_use]
 #[inline(always)]
 pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
@@ -294,7 +299,8 @@ pub fn lookup16_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, V
 
 /// Looks the low nibble of each byte of `index` up among 16 bytes: `Q6_Vb_vlut32_VbVbR_nomatch`.
 ///
-/// Entry e is byte 2e of `table`, and again byte 2e + 32: the instruction looks at five bits, the fifth must not matter.
+/// Entry e is byte 2e of `table`, and again byte 2e + 32: the instruction looks at five bits, and
+/// the fifth must not matter.
 #[must_use]
 #[inline(always)]
 pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
@@ -305,35 +311,39 @@ pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
     lanes!(u8, 128; index => table.0[2 * usize::from(index & 15)])
 }
 
-/// Even bytes of `a` in even places, even bytes of `b` in odd places: `Q6_Vb_vshuffe_VbVb`.
+/// Returns the even bytes of `a` in even places, even bytes of `b` in odd places:
+/// `Q6_Vb_vshuffe_VbVb`.
 #[must_use]
 #[inline(always)]
 pub fn interleave_even_b(a: Vector, b: Vector) -> Vector {
     lanes!(u16, 64; a, b => (a & 0xff) | (b << 8))
 }
 
-/// Odd bytes of `a` in even places, odd bytes of `b` in odd places: `Q6_Vb_vshuffo_VbVb`.
+/// Returns the odd bytes of `a` in even places, odd bytes of `b` in odd places:
+/// `Q6_Vb_vshuffo_VbVb`.
 #[must_use]
 #[inline(always)]
 pub fn interleave_odd_b(a: Vector, b: Vector) -> Vector {
     lanes!(u16, 64; a, b => (a >> 8) | (b & 0xff00))
 }
 
-/// Even halfwords of `a` in even places, even halfwords of `b` in odd places: `Q6_Vh_vshuffe_VhVh`.
+/// Returns the even halfwords of `a` in even places, even halfwords of `b` in odd places:
+/// `Q6_Vh_vshuffe_VhVh`.
 #[must_use]
 #[inline(always)]
 pub fn interleave_even_h(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => (a & 0xffff) | (b << 16))
 }
 
-/// Odd halfwords of `a` in even places, odd halfwords of `b` in odd places: `Q6_Vh_vshuffo_VhVh`.
+/// Returns the odd halfwords of `a` in even places, odd halfwords of `b` in odd places:
+/// `Q6_Vh_vshuffo_VhVh`.
 #[must_use]
 #[inline(always)]
 pub fn interleave_odd_h(a: Vector, b: Vector) -> Vector {
     lanes!(u32, 32; a, b => (a >> 16) | (b & 0xffff_0000))
 }
 
-/// Low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
+/// Returns the low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
 #[must_use]
 #[inline(always)]
 pub fn pack_low_h(a: Vector, b: Vector) -> Vector {
@@ -346,7 +356,7 @@ pub fn pack_low_h(a: Vector, b: Vector) -> Vector {
     cast(out)
 }
 
-/// (Even words of `a` then `b`, odd words of `a` then `b`): `Q6_W_vdeal_VVR` by -4.
+/// Returns (even words of `a` then `b`, odd words of `a` then `b`): `Q6_W_vdeal_VVR` by -4.
 #[must_use]
 #[inline(always)]
 pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -362,7 +372,8 @@ pub fn deal_w(a: Vector, b: Vector) -> (Vector, Vector) {
     (cast(even), cast(odd))
 }
 
-/// (Words of `a` and `b` in turns, from the lower halves, the same from the upper halves): `Q6_W_vshuff_VVR` by -4.
+/// Returns the words of `a` and `b` in turns, (from the lower halves, from the upper halves):
+/// `Q6_W_vshuff_VVR` by -4.
 #[must_use]
 #[inline(always)]
 pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -378,9 +389,11 @@ pub fn interleave_w(a: Vector, b: Vector) -> (Vector, Vector) {
     (cast(low), cast(high))
 }
 
-/// Exchanges the odd blocks of `WORDS` words of `a` with the even ones of `b`: `Q6_W_vshuff_VVR` by 4 · `WORDS`.
+/// Exchanges the odd blocks of `WORDS` words of `a` with the even ones of `b`: `Q6_W_vshuff_VVR` by
+/// 4 · `WORDS`.
 ///
-/// `WORDS` is a power of two below 32. Returns (even blocks of both in turns, odd blocks of both in turns).
+/// `WORDS` is a power of two below 32. Returns (even blocks of both in turns, odd blocks of both in
+/// turns).
 #[must_use]
 #[inline(always)]
 pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -396,7 +409,7 @@ pub fn swap_blocks<const WORDS: usize>(a: Vector, b: Vector) -> (Vector, Vector)
     (cast(even), cast(odd))
 }
 
-/// The first 32 signed bytes as words: `Q6_Wh_vunpack_Vb`, `Q6_Ww_vunpack_Vh`.
+/// Returns the first 32 signed bytes as words: `Q6_Wh_vunpack_Vb`, `Q6_Ww_vunpack_Vh`.
 #[must_use]
 #[inline(always)]
 pub fn widen_b(a: Vector) -> Vector {
@@ -407,8 +420,8 @@ pub fn widen_b(a: Vector) -> Vector {
     cast(out)
 }
 
-/// Writes the halfwords of `table` at the byte offsets in `offsets`, even ones: `Q6_vgather_ARMVh`. Table and line are in
-/// VTCM.
+/// Writes the halfwords of `table` at the byte offsets in `offsets`, which are even:
+/// `Q6_vgather_ARMVh`. Table and line are in VTCM.
 #[inline(always)]
 pub fn gather_h(table: &[Line; 512], offsets: Vector, out: &mut Line) {
     let table: &[u16] = bytemuck::cast_slice(table);

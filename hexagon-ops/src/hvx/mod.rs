@@ -1,17 +1,21 @@
-//! The 128-byte vector type of Hexagon's vector units (HVX) and exactly the operations that the kernels use.
+//! The 128-byte vector type of Hexagon's vector units (HVX), and the operations that the kernels
+//! use.
 //!
-//! Each operation is named by what it does and says which intrinsic it is. `hexagon.rs` is the device: one intrinsic
-//! each, or two where the architecture has no single one. `host.rs` gives the same operation its architectural meaning
-//! on arrays, written so that the compiler vectorizes it. Lanes are little-endian: b = 8, h = 16, w = 32 bits; f16 and
+//! The name of each operation says what it does, and its documentation names the intrinsic.
+//! `hexagon.rs` implements it for the device with one intrinsic, or two where the architecture has
+//! no single one. `host.rs` gives the same operation its architectural meaning on arrays, written
+//! so that the compiler vectorizes it. Lanes are little-endian: b = 8, h = 16, w = 32 bits; f16 and
 //! f32 are IEEE numbers in h and w lanes.
 //!
 //! # Floating point
 //!
-//! V73 and V75 have IEEE arithmetic (feature `hvx-ieee-fp`); from V79 on there is only qfloat, whose register format is
-//! not IEEE. Here a `Vector` always holds IEEE numbers: where qfloat is used it stays inside one operation, or inside
-//! the type [`Accumulator`]. So no kernel can read raw qfloat bits. Results are rounded to nearest even.
+//! V73 and V75 have IEEE arithmetic (feature `hvx-ieee-fp`); V79 and later have only qfloat, whose
+//! register format is not IEEE. Here a `Vector` always holds IEEE numbers: qfloat stays inside one
+//! operation, or inside the type [`Accumulator`], so that no kernel can read raw qfloat bits.
+//! Results are rounded to nearest even.
 //!
-//! SOURCE: V79 qfloat rounds as IEEE 754 does, 80-N2040-61; V73/V75 qfloat may differ in the last bit.
+//! SOURCE: V79 qfloat rounds as IEEE 754 does, 80-N2040-61; V73/V75 qfloat may differ in the last
+//! bit.
 
 #[cfg(target_arch = "hexagon")]
 #[expect(unsafe_code, reason = "intrinsics are unsafe functions")]
@@ -42,7 +46,7 @@ mod accumulator;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 pub use accumulator::Accumulator;
 
-/// All lanes hold `value`.
+/// Returns `value` in all lanes.
 #[must_use]
 #[inline(always)]
 pub fn splat_f32(value: f32) -> Vector {
@@ -51,17 +55,18 @@ pub fn splat_f32(value: f32) -> Vector {
 
 /// An entry point with its arguments, for [`widest`].
 ///
-/// `run` and everything with vectors below it must be `inline(always)`: only what is inlined is compiled for the
-/// machine's vectors, and neither closures nor functions passed as values are sure to be.
+/// `run` and every function with vectors that it calls must be `inline(always)`: only inlined code
+/// is compiled for the machine's vectors, and neither closures nor functions passed as values are
+/// sure to be inlined.
 pub trait Kernel {
-    /// What the kernel returns.
+    /// Result of the kernel.
     type Output;
 
-    /// Runs the kernel. `FUSED`: whether a fused multiply-add is one instruction.
+    /// Runs the kernel. `FUSED` is `true` if a fused multiply-add is one instruction.
     fn run<const FUSED: bool>(self) -> Self::Output;
 }
 
-/// Runs `kernel`: the device build has one instruction set.
+/// Runs `kernel`; the device build has a single instruction set.
 #[cfg(target_arch = "hexagon")]
 #[inline(always)]
 pub fn widest<K: Kernel>(kernel: K) -> K::Output {

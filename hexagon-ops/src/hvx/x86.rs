@@ -1,7 +1,8 @@
-//! The operations that compilers do not find on their own, for x86-64: byte shuffles for lookups, F16C conversions.
+//! x86-64 versions of the operations that compilers do not vectorize well: byte shuffles for
+//! lookups, F16C conversions.
 //!
-//! Results are those of the portable forms, except for the payload of NaNs. Each function returns `None` on a CPU
-//! without AVX2 and F16C.
+//! Results equal those of the portable forms, except for the payload of NaNs. Each function returns
+//! `None` on a CPU without AVX2 and F16C.
 
 use core::arch::x86_64::{
     __m128i, __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _mm_packus_epi16, _mm_unpackhi_epi16,
@@ -17,7 +18,7 @@ use bytemuck::cast;
 
 use super::Vector;
 
-/// Whether the functions below may run.
+/// Returns `true` if the functions below may run.
 #[inline(always)]
 fn available() -> bool {
     #[cfg(test)]
@@ -27,7 +28,8 @@ fn available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
 }
 
-/// Defines `$name`, which runs the inner function of the same arguments if the CPU can.
+/// Defines `$name`, which runs the inner function with the same arguments if the CPU has the
+/// instructions.
 macro_rules! accelerated {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),+) -> $ret:ty = $inner:ident;)+) => {$(
         $(#[$doc])*
@@ -63,7 +65,7 @@ accelerated! {
     sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector = sub_mul_f16c;
 }
 
-/// [`super::fold_f32`] for blocks of 1, 2 and 4 lanes.
+/// Computes [`super::fold_f32`] for blocks of 1, 2 and 4 lanes.
 #[inline(always)]
 pub(super) fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Option<Vector> {
     if !available() {
@@ -99,7 +101,7 @@ fn fold_avx2<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
     cast(out)
 }
 
-/// The low bytes of 16 words, in both halves of a vector.
+/// Returns the low bytes of 16 words, in both halves of a vector.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn low_bytes(words: [__m256i; 2]) -> __m256i {
@@ -163,7 +165,7 @@ fn lookup16_b_avx2(index: Vector, table: Vector) -> Vector {
     cast(out)
 }
 
-/// `f` of the f32 values of eight lanes at a time, rounded to f16.
+/// Applies `f` to the f32 values of eight lanes at a time, and rounds to f16.
 macro_rules! f16_lanes {
     ($($arg:ident),+ => $f:expr) => {{
         $(let $arg: [__m128i; 8] = cast($arg);)+
@@ -218,7 +220,8 @@ fn widen_f16c(v: Vector) -> (Vector, Vector) {
             _mm256_srli_epi32::<16>(pair[1]),
         ];
         for (out, [a, b]) in [(&mut even, low), (&mut odd, high)] {
-            // Packing works on halves of 128 bits; the permutation puts the quarters in order.
+            // Packing works on halves of 128 bits; the permutation restores the order of the
+            // quarters.
             let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b));
             out[2 * i] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
             out[2 * i + 1] = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves));
@@ -263,11 +266,11 @@ mod tests {
     use super::*;
 
     thread_local! {
-        /// Whether this thread uses the portable forms.
+        /// `true` if this thread uses the portable forms.
         pub static PORTABLE: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Every accelerated operation, finite f16 in all lanes of `a`, `b`, `c`.
+    /// Runs every accelerated operation; all lanes of `a`, `b`, `c` are finite f16.
     fn all([a, b, c]: [Vector; 3]) -> [Vector; 15] {
         let (even, odd) = lookup16(a, b);
         let (wide_even, wide_odd) = widen_mul_f16(a, b);

@@ -1,4 +1,4 @@
-//! VTCM handed out piece by piece: what is handed out can never exceed what there is.
+//! An arena of VTCM: hands out disjoint pieces, and never more than there is.
 
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, Tile};
@@ -10,13 +10,13 @@ pub struct Arena<'a> {
 }
 
 impl<'a> Arena<'a> {
-    /// All of `vtcm`.
+    /// Returns an arena of all of `vtcm`.
     #[must_use]
     pub fn new(vtcm: &'a mut [Tile]) -> Self {
         Self { rest: vtcm }
     }
 
-    /// Tiles that are left.
+    /// Returns the number of tiles that are still free.
     #[must_use]
     pub fn free_tiles(&self) -> usize {
         self.rest.len()

@@ -1,11 +1,14 @@
-//! The DSP's data cache over memory that the host sees too. On the host's build there is nothing to do.
+//! The DSP's data cache over memory that the host also accesses. The host's build has nothing to
+//! do.
 //!
-//! Two user-level instructions by address: `dccleana` writes a dirty line to memory, `dccleaninva` also drops it. A plain
-//! `dcinva` would do for reading, but it throws away what other data of the line was written; lines that only the host
-//! writes are never dirty, so cleaning them costs nothing. `syncht` waits until the operations have reached memory.
+//! Two user-level instructions act on an address: `dccleana` writes a dirty line to memory,
+//! `dccleaninva` also drops it. A plain `dcinva` would suffice before reading, but it loses other
+//! data of the line that the DSP wrote. Lines that only the host writes are never dirty, so
+//! cleaning them costs nothing. `syncht` waits until the operations have reached memory.
 //!
-//! SOURCE: Hexagon V73 Programmer's Reference Manual, cache instructions (user level); llama.cpp ggml-hexagon
-//! htp/hex-utils.h uses `dccleaninva` and `syncht` for the same purpose. Not run on a device.
+//! SOURCE: Hexagon V73 Programmer's Reference Manual, cache instructions (user level); llama.cpp
+//! ggml-hexagon htp/hex-utils.h uses `dccleaninva` and `syncht` for the same purpose. Not run on a
+//! device.
 
 /// Bytes from one operation to the next: a line of the second-level cache.
 ///
@@ -18,8 +21,8 @@ pub fn invalidate(address: *const u8, bytes: usize) {
     #[cfg(target_arch = "hexagon")]
     {
         for at in lines(address, bytes) {
-            // SAFETY: a cache operation changes no byte that a program can see; an unmapped address would be a fault,
-            // and callers pass mapped ones.
+            // SAFETY: a cache operation changes no byte that a program can see; an unmapped address
+            // would be a fault, and callers pass mapped ones.
             unsafe { core::arch::asm!("dccleaninva({0})", in(reg) at, options(nostack)) };
         }
         barrier();
@@ -50,7 +53,7 @@ pub fn barrier() {
     }
 }
 
-/// Addresses of the lines that the bytes touch.
+/// Returns the addresses of the lines that the bytes touch.
 #[cfg(target_arch = "hexagon")]
 fn lines(address: *const u8, bytes: usize) -> impl Iterator<Item = usize> {
     let start = address.addr();

@@ -1,4 +1,4 @@
-//! Steps on the host: a pool of threads; the copy is done by whichever thread comes first.
+//! Steps on the host: a pool of threads, of which the first to run a task also does the copy.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,12 +6,13 @@ use task_pool::{Pool, chunks};
 
 use super::Copy;
 
-/// Threads that stand for the DSP's hardware threads and its DMA engine.
+/// A pool of threads in place of the DSP's hardware threads and its DMA engine.
 #[derive(Debug)]
 pub struct Engine(Option<Pool>);
 
 impl Engine {
-    /// An engine of `threads` threads (at least 1), the caller's among them; one if the system refuses more.
+    /// Returns an engine of `threads` threads (at least 1), the caller's among them; one if the
+    /// system refuses more.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         Self(
@@ -21,7 +22,7 @@ impl Engine {
         )
     }
 
-    /// Threads that run tasks.
+    /// Returns the number of threads that run tasks.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.0.as_ref().map_or(1, Pool::threads)
@@ -51,7 +52,7 @@ impl Engine {
 }
 
 impl Copy<'_> {
-    /// Copies now.
+    /// Copies the lines immediately.
     fn run(self) {
         self.to.copy_from_slice(self.from);
     }

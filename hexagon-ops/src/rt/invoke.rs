@@ -1,11 +1,12 @@
-//! Arguments of a remote call, as FastRPC hands them over: a word that says what there is, and an array of buffers.
+//! Arguments of a remote call as FastRPC passes them: a word that counts them, and an array of
+//! buffers.
 //!
-//! SOURCE: qualcomm/fastrpc inc/remote.h (`REMOTE_SCALARS_*`, `remote_arg`). Of the union `remote_arg` only the buffer is
-//! used here; its other members are not larger.
+//! SOURCE: qualcomm/fastrpc inc/remote.h (`REMOTE_SCALARS_*`, `remote_arg`). Of the union
+//! `remote_arg` only the buffer is used here; its other members are not larger.
 
 use core::ffi::c_void;
 
-/// What a call carries: method, number of buffers in and out.
+/// The word that describes a call: its method, and the number of buffers in and out.
 ///
 /// ```text
 /// bit 31..29 attribute · 28..24 method · 23..16 buffers in · 15..8 buffers out · 7..4 handles in · 3..0 handles out
@@ -14,31 +15,31 @@ use core::ffi::c_void;
 pub struct Scalars(pub u32);
 
 impl Scalars {
-    /// A call of `method` (below 32) without handles.
+    /// Returns the word for a call of `method` (below 32) without handles.
     #[must_use]
     pub const fn new(method: u32, inputs: u8, outputs: u8) -> Self {
         Self((method & 31) << 24 | (inputs as u32) << 16 | (outputs as u32) << 8)
     }
 
-    /// The method.
+    /// Returns the number of the method.
     #[must_use]
     pub const fn method(self) -> u32 {
         self.0 >> 24 & 31
     }
 
-    /// Buffers that the callee reads: the first arguments.
+    /// Returns the number of buffers that the callee reads: the first arguments.
     #[must_use]
     pub const fn inputs(self) -> usize {
         (self.0 >> 16 & 0xff) as usize
     }
 
-    /// Buffers that the callee writes: the arguments behind them.
+    /// Returns the number of buffers that the callee writes: the arguments after those.
     #[must_use]
     pub const fn outputs(self) -> usize {
         (self.0 >> 8 & 0xff) as usize
     }
 
-    /// Handles, in and out.
+    /// Returns the number of handles, in and out.
     #[must_use]
     pub const fn handles(self) -> usize {
         ((self.0 >> 4 & 15) + (self.0 & 15)) as usize
@@ -51,28 +52,29 @@ impl Scalars {
 pub struct RemoteArg {
     /// Address of the buffer.
     pub pv: *mut c_void,
-    /// Its bytes (`nLen`).
+    /// Size of the buffer in bytes (`nLen`).
     pub len: usize,
 }
 
 /// The arguments of a call with at most one buffer in and one out, as slices.
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// The method.
+    /// Number of the method.
     pub method: u32,
-    /// What the callee reads; empty without one.
+    /// The buffer that the callee reads; empty if there is none.
     pub input: &'a [u8],
-    /// What it writes; empty without one.
+    /// The buffer that the callee writes; empty if there is none.
     pub output: &'a mut [u8],
 }
 
 impl<'a> Call<'a> {
-    /// The call that `scalars` and `args` stand for; `None` if it has handles, more buffers, or a null address.
+    /// Decodes `scalars` and `args`. Returns `None` if the call has handles, more buffers, or a
+    /// null address.
     ///
     /// # Safety
     /// - `args` is null or points at as many arguments as `scalars` says.
-    /// - Each argument's address is null or that of `len` bytes, initialized, that stay as they are (inputs) or are
-    ///   used by nobody else (outputs) for `'a`, at most `isize::MAX` bytes of them.
+    /// - Each argument's address is null or that of `len` initialized bytes, at most `isize::MAX`.
+    ///   For `'a`, inputs do not change, and outputs are not used elsewhere.
     #[must_use]
     pub unsafe fn new(scalars: Scalars, args: *const RemoteArg) -> Option<Self> {
         let (inputs, outputs) = (scalars.inputs(), scalars.outputs());
@@ -89,7 +91,7 @@ impl<'a> Call<'a> {
             if arg.pv.is_null() {
                 return None;
             }
-            // SAFETY: not null, so by the caller's promise `len` bytes that nobody writes.
+            // SAFETY: not null, so by the caller's promise `len` bytes that do not change for `'a`.
             input = unsafe { core::slice::from_raw_parts(arg.pv.cast::<u8>(), arg.len) };
         }
         if outputs == 1 {
@@ -100,7 +102,8 @@ impl<'a> Call<'a> {
             if arg.pv.is_null() {
                 return None;
             }
-            // SAFETY: not null, so by the caller's promise `len` bytes that nobody else uses.
+            // SAFETY: not null, so by the caller's promise `len` bytes that nothing else uses for
+            // `'a`.
             output = unsafe { core::slice::from_raw_parts_mut(arg.pv.cast::<u8>(), arg.len) };
         }
         Some(Self {

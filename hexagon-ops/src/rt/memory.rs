@@ -1,10 +1,13 @@
-//! Buffers of the host that are mapped on the DSP, and slices of them: the only place where mapped memory becomes `&[T]`.
+//! Buffers of the host that are mapped on the DSP, and slices of them. Only this module turns
+//! mapped memory into `&[T]`.
 //!
-//! A buffer has two views. *Cached* is what load and store instructions see; *direct* is what the DMA engine sees, which
-//! goes past the cache. On the DSP both have the same address; the stand-in can keep them apart.
+//! A buffer has two views. Load and store instructions use the *cached* view; the DMA engine, which
+//! bypasses the cache, uses the *direct* view. On the DSP both have the same address; the stand-in
+//! can keep them apart.
 //!
-//! The table checks what commands name: the number, the bounds, the alignment, and that results share no byte with
-//! operands. What it hands out borrows the table, so nothing is unmapped or handed out twice meanwhile.
+//! The table checks the operands that a command names: number, bounds and alignment, and that
+//! results share no byte with operands. Each slice that it returns borrows the table, so no buffer
+//! is unmapped or handed out twice while the slice lives.
 
 use core::ops::Range;
 
@@ -23,13 +26,15 @@ pub struct Mapped {
 unsafe impl Send for Mapped {}
 
 impl Mapped {
-    /// `bytes` bytes that are at `cached` for the processor and at `direct` for its DMA engine; `None` if one is null or
-    /// does not start at a multiple of 128.
+    /// Describes `bytes` bytes that are at `cached` for the processor and at `direct` for its DMA
+    /// engine. Returns `None` if one address is null or is not a multiple of 128.
     ///
     /// # Safety
-    /// - Both are mapped, initialized and not longer than `isize::MAX`, until the platform that made the value unmaps it.
-    /// - While a slice of them lives, nobody else writes what it covers, nor reads it if it is a mutable one: the host
-    ///   leaves alone what a command names until its fence is answered.
+    /// - Both are mapped, initialized and at most `isize::MAX` bytes, until the platform that made
+    ///   the value unmaps it.
+    /// - While a slice of them lives, nothing else writes what it covers, or reads it if it is a
+    ///   mutable slice: the host does not touch a command's operands until the command's fence is
+    ///   answered.
     #[must_use]
     pub unsafe fn new(cached: *mut u8, direct: *const u8, bytes: usize) -> Option<Self> {
         let fits = |address: usize| address != 0 && address.is_multiple_of(LINE_BYTES);
@@ -40,25 +45,25 @@ impl Mapped {
         })
     }
 
-    /// Where the cached view starts, for cache operations and for unmapping.
+    /// Returns the start of the cached view, for cache operations and for unmapping.
     #[must_use]
     pub fn start(&self) -> *mut u8 {
         self.cached
     }
 
-    /// Bytes of the buffer.
+    /// Returns the bytes of the buffer.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Addresses that a range of this buffer has in both views.
+    /// Returns the addresses that a range of this buffer has in both views.
     fn addresses(&self, range: &Range<usize>) -> [Range<usize>; 2] {
         [self.cached.addr(), self.direct.addr()].map(|base| base + range.start..base + range.end)
     }
 }
 
-/// Why a command cannot have the memory that it names.
+/// Reason why a command cannot have the memory that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The number is too large.
@@ -67,9 +72,9 @@ pub enum Refusal {
     Unmapped,
     /// A buffer already has the number.
     Taken,
-    /// Not all of it lies in the buffer.
+    /// Part of it lies outside the buffer.
     Bounds,
-    /// It is not aligned.
+    /// The memory is not aligned.
     Alignment,
     /// Results share bytes with an operand.
     Overlap,
@@ -84,33 +89,33 @@ pub struct Span {
 }
 
 impl Span {
-    /// Number of the buffer.
+    /// Returns the number of the buffer.
     #[must_use]
     pub fn buffer(self) -> usize {
         self.buffer
     }
 
-    /// Byte offset in the buffer.
+    /// Returns the byte offset in the buffer.
     #[must_use]
     pub fn start(self) -> usize {
         self.start
     }
 
-    /// Whether two spans have bytes in common.
+    /// Returns `true` if two spans have bytes in common.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.buffer == other.buffer && self.start < other.end && other.start < self.end
     }
 }
 
-/// What a product works on.
+/// Operands and results of a product.
 #[derive(Debug)]
 pub struct Operands<'a> {
     /// Packed weights, for the DMA engine.
     pub weights: &'a [Line],
     /// Activations.
     pub act: &'a [f32],
-    /// What the results are combined with.
+    /// Rows that an epilogue combines with the results.
     pub other: Option<&'a [f32]>,
     /// Results.
     pub dst: &'a mut [f32],
@@ -129,7 +134,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// A table without buffers.
+    /// Returns a table without buffers.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -137,7 +142,7 @@ impl Table {
         }
     }
 
-    /// The place of a number.
+    /// Returns the slot of a number.
     fn place(&mut self, buffer: u32) -> Result<&mut Option<Mapped>, Refusal> {
         let place = usize::try_from(buffer)
             .ok()
@@ -145,7 +150,7 @@ impl Table {
         place.ok_or(Refusal::Number)
     }
 
-    /// Whether a number can be given to a buffer.
+    /// Checks that a number can be given to a buffer.
     ///
     /// # Errors
     /// `Number` or `Taken` if not.
@@ -156,7 +161,7 @@ impl Table {
         }
     }
 
-    /// Gives a number to a buffer; one that has it already is returned.
+    /// Gives a number to a buffer, and returns the buffer that had it before.
     ///
     /// # Errors
     /// `Number` if it is too large.
@@ -164,7 +169,7 @@ impl Table {
         Ok(self.place(buffer)?.replace(mapped))
     }
 
-    /// Takes a buffer out.
+    /// Removes a buffer from the table.
     ///
     /// # Errors
     /// `Number` or `Unmapped` if there is none.
@@ -172,18 +177,18 @@ impl Table {
         self.place(buffer)?.take().ok_or(Refusal::Unmapped)
     }
 
-    /// Takes all buffers out, one by one.
+    /// Removes all buffers, one by one.
     pub fn drain(&mut self) -> impl Iterator<Item = Mapped> {
         self.buffers.iter_mut().filter_map(Option::take)
     }
 
-    /// The buffer of a span.
+    /// Returns the buffer of a span.
     #[must_use]
     pub fn buffer(&self, span: Span) -> Option<&Mapped> {
         self.buffers.get(span.buffer)?.as_ref()
     }
 
-    /// `bytes` bytes at `offset` of a buffer.
+    /// Returns `bytes` bytes at `offset` of a buffer.
     ///
     /// # Errors
     /// `Number`, `Unmapped` or `Bounds`.
@@ -206,7 +211,8 @@ impl Table {
         })
     }
 
-    /// The buffer and the range of a span, which are checked again: the buffer may be another one by now.
+    /// Returns the buffer and the range of a span. Both are checked again, because the number may
+    /// belong to a different buffer by now.
     fn find(&self, span: Span) -> Result<(&Mapped, Range<usize>), Refusal> {
         let mapped = self.buffer(span).ok_or(Refusal::Unmapped)?;
         if span.start > span.end || span.end > mapped.bytes {
@@ -215,7 +221,7 @@ impl Table {
         Ok((mapped, span.start..span.end))
     }
 
-    /// Words of a buffer, as the processor sees them.
+    /// Returns the words of a buffer, as the processor sees them.
     ///
     /// # Errors
     /// `Unmapped`, `Bounds`, or `Alignment` to 4 bytes.
@@ -228,7 +234,7 @@ impl Table {
         let (dst_buffer, dst_range) = self.find(dst)?;
         let (buffer, range) = self.find(span)?;
         let same = span.buffer == dst.buffer && overlap(&range, &dst_range);
-        // One piece of memory may have two numbers.
+        // The same memory may have two numbers.
         let places = buffer.addresses(&range);
         let dst_places = dst_buffer.addresses(&dst_range);
         let aliased = places
@@ -241,7 +247,7 @@ impl Table {
         }
     }
 
-    /// Bytes of a buffer, as the processor sees them.
+    /// Returns the bytes of a buffer, as the processor sees them.
     ///
     /// # Errors
     /// `Unmapped` or `Bounds`.
@@ -253,7 +259,8 @@ impl Table {
         Ok(unsafe { core::slice::from_raw_parts(start.cast_const(), range.len()) })
     }
 
-    /// The result of an operation on tensors, and those sources that are not the result itself.
+    /// Returns the result of an operation on tensors, and those sources that are not the result
+    /// itself.
     ///
     /// # Errors
     /// `Unmapped`, `Bounds`, or `Overlap` if a source shares bytes with the result.
@@ -273,13 +280,14 @@ impl Table {
         let (buffer, range) = self.find(dst)?;
         // SAFETY: in bounds by `find`.
         let start = unsafe { buffer.cached.add(range.start) };
-        // SAFETY: in bounds, mapped, used by nobody else by the contract of `Mapped::new`, and by no other slice: the
-        // sources lie elsewhere by `apart`, and `self` is borrowed for as long as this one lives.
+        // SAFETY: in bounds, mapped, used by nothing else by the contract of `Mapped::new`, and by
+        // no other slice: the sources lie elsewhere by `apart`, and `self` is borrowed for as long
+        // as this one lives.
         let bytes = unsafe { core::slice::from_raw_parts_mut(start, range.len()) };
         Ok((bytes, sources))
     }
 
-    /// Operands and results of a product.
+    /// Returns the operands and results of a product.
     ///
     /// # Errors
     /// `Unmapped`, `Bounds`, `Alignment` to 128 bytes (weights) or 4 bytes, or `Overlap`.
@@ -299,13 +307,14 @@ impl Table {
         let (dst_buffer, dst_range) = self.find(dst)?;
         // SAFETY: in bounds by `find`.
         let weight_start = unsafe { weight_buffer.direct.add(weight_range.start) };
-        // SAFETY: in bounds, mapped and not written meanwhile by the contract of `Mapped::new`, nor through the results,
-        // which lie elsewhere.
+        // SAFETY: in bounds, mapped and not written meanwhile by the contract of `Mapped::new`, nor
+        // through the results, which lie elsewhere.
         let weights = unsafe { core::slice::from_raw_parts(weight_start, weight_range.len()) };
         // SAFETY: in bounds by `find`.
         let dst_start = unsafe { dst_buffer.cached.add(dst_range.start) };
-        // SAFETY: in bounds, mapped, used by nobody else by the contract of `Mapped::new`, and by no other slice: the
-        // others lie elsewhere, and `self` is borrowed for as long as this one lives.
+        // SAFETY: in bounds, mapped, used by nothing else by the contract of `Mapped::new`, and by
+        // no other slice: the others lie elsewhere, and `self` is borrowed for as long as this one
+        // lives.
         let dst = unsafe { core::slice::from_raw_parts_mut(dst_start, dst_range.len()) };
         Ok(Operands {
             weights: bytemuck::try_cast_slice(weights).map_err(|_| Refusal::Alignment)?,
@@ -315,13 +324,13 @@ impl Table {
         })
     }
 
-    /// Floats of a buffer, as the processor sees them.
+    /// Returns the floats of a buffer, as the processor sees them.
     fn floats(&self, span: Span) -> Result<&[f32], Refusal> {
         bytemuck::try_cast_slice(self.bytes(span)?).map_err(|_| Refusal::Alignment)
     }
 }
 
-/// Whether two ranges have an element in common.
+/// Returns `true` if two ranges have an element in common.
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end && !a.is_empty() && !b.is_empty()
 }

@@ -1,8 +1,9 @@
-//! What a kernel's driver needs from the machine: threads and copies in steps, and a share of VTCM.
+//! The machine as a kernel's driver uses it: threads and copies in steps, and a share of VTCM.
 //!
-//! A driver runs in *steps*. In one step, a copy from DDR to VTCM runs beside a list of tasks; the step ends when all are
-//! done. Two buffers that swap between steps therefore overlap copying, dequantizing and multiplying without any other
-//! synchronization, and safe borrows prove that nobody writes what another reads:
+//! A driver runs in *steps*. In one step, a copy from DDR to VTCM runs beside a list of tasks; the
+//! step ends when all are done. Two buffers that swap between steps therefore overlap copying,
+//! dequantizing and multiplying without any other synchronization, and safe borrows prove that no
+//! task writes what another reads:
 //!
 //! ```text
 //! step      0        1           2           3
@@ -41,11 +42,12 @@ use crate::layout::Line;
 
 /// A copy from DDR to VTCM that a step runs beside its tasks.
 ///
-/// The source must be in DDR, not only in the DSP's cache: on the device the copy does not go through it.
+/// The source must be in DDR, not only in the DSP's cache, because the DMA engine bypasses the
+/// cache.
 #[derive(Debug)]
 pub struct Copy<'a> {
-    /// Where from.
+    /// Source lines.
     pub from: &'a [Line],
-    /// Where to: as many lines.
+    /// Destination, as many lines.
     pub to: &'a mut [Line],
 }

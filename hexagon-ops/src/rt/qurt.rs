@@ -1,4 +1,5 @@
-//! Steps on the DSP: the copy runs on the DMA engine of the calling hardware thread while that thread runs the tasks.
+//! Steps on the DSP: the copy runs on the DMA engine of the calling hardware thread while that
+//! thread runs the tasks.
 //!
 //! One linear descriptor per step, as the engine reads it (four words, 16-byte aligned at least):
 //!
@@ -9,8 +10,8 @@
 //! word 2   source     word 3   destination
 //! ```
 //!
-//! SOURCE: Qualcomm Hexagon User DMA Specification 80-V9418-29 as quoted by three public users of the engine; not yet run
-//! on a device.
+//! SOURCE: Qualcomm Hexagon User DMA Specification 80-V9418-29 as quoted by three public users of
+//! the engine; not yet run on a device.
 
 use core::arch::asm;
 
@@ -19,7 +20,8 @@ use crate::hvx;
 
 /// Most bytes of one descriptor.
 const MAX_BYTES: usize = (1 << 24) - 1;
-/// Control bits: neither side goes through the cache. Weights were written by the other processor, VTCM is not cached.
+/// Control bits with which neither side goes through the cache: weights were written by the other
+/// processor, and VTCM is not cached.
 const BYPASS: u32 = 1 << 28 | 1 << 29;
 /// Control bit that the engine sets.
 const DONE: u32 = 1 << 31;
@@ -32,7 +34,8 @@ impl Descriptor {
     /// Starts copying and returns; `None` if the copy is empty or too long for a descriptor.
     ///
     /// # Safety
-    /// - Until [`Self::wait`] has returned, this value stays where it is and nobody uses the two sides of `copy`.
+    /// - Until [`Self::wait`] has returned, this value does not move and nothing else uses the two
+    ///   sides of `copy`.
     /// - No other descriptor of this hardware thread is running.
     unsafe fn start(&mut self, copy: &mut Copy<'_>) -> Option<()> {
         let bytes = size_of_val(copy.from);
@@ -43,7 +46,8 @@ impl Descriptor {
         let [from, to] =
             [copy.from.as_ptr().addr(), copy.to.as_mut_ptr().addr()].map(u32::try_from);
         let descriptor = core::ptr::from_mut(self);
-        // SAFETY: the pointer comes from a reference; volatile, since the engine reads what is written here.
+        // SAFETY: the pointer comes from a reference; volatile, since the engine reads what is
+        // written here.
         unsafe { descriptor.write_volatile(Self([0, control, from.ok()?, to.ok()?])) };
         // SAFETY: orders the descriptor's words before the engine's reads; touches nothing else.
         unsafe { asm!("release({0}):at", in(reg) descriptor, options(nostack)) };
@@ -53,11 +57,12 @@ impl Descriptor {
         Some(())
     }
 
-    /// Waits for the engine; whether it reports the copy done.
+    /// Waits for the engine. Returns `true` if it reports the copy done.
     fn wait(&mut self) -> bool {
         // SAFETY: waits for this thread's engine; the status it returns is also in the descriptor.
         unsafe { asm!("{0} = dmwait", out(reg) _, options(nostack)) };
-        // SAFETY: the pointer comes from a reference; volatile, since the engine wrote the control word.
+        // SAFETY: the pointer comes from a reference; volatile, since the engine wrote the control
+        // word.
         let words = unsafe { core::ptr::from_mut(self).read_volatile() };
         words.0[1] & DONE != 0
     }
@@ -68,19 +73,20 @@ impl Descriptor {
 pub struct Engine(());
 
 impl Engine {
-    /// An engine of one thread, whatever is asked for.
+    /// Returns an engine of one thread, whatever number is requested.
     #[must_use]
     pub fn new(_threads: usize) -> Self {
         Self(())
     }
 
-    /// Threads that run tasks.
+    /// Returns the number of threads that run tasks.
     #[must_use]
     pub fn threads(&self) -> usize {
         1
     }
 
-    /// Runs the copy and `run` on every task, and returns when all are done. Task 0 runs on the calling thread.
+    /// Runs the copy and `run` on every task, and returns when all are done. Task 0 runs on the
+    /// calling thread.
     pub fn step<T: Send>(
         &self,
         copy: Option<Copy<'_>>,
@@ -91,7 +97,8 @@ impl Engine {
         let mut copy = copy;
         let started = match &mut copy {
             // SAFETY:
-            // - `descriptor` lives on this stack until `wait` below, which every path reaches: nothing here unwinds.
+            // - `descriptor` lives on this stack until `wait` below, which every path reaches:
+            //   nothing here unwinds.
             // - `copy` borrows both sides until then, and steps of one thread do not nest.
             Some(copy) => unsafe { descriptor.start(copy) }.is_some(),
             None => false,
@@ -99,7 +106,8 @@ impl Engine {
         tasks.iter_mut().for_each(run);
         let done = started && descriptor.wait();
         if let (Some(copy), false) = (copy, done) {
-            // The loads below go through the cache, which knows nothing of what the other processor wrote.
+            // The loads below go through the cache, which may hold older bytes than the other
+            // processor wrote.
             cache::invalidate(copy.from.as_ptr().cast(), size_of_val(copy.from));
             hvx::copy(copy.to, copy.from);
         }

@@ -1,8 +1,9 @@
-//! Memory that both processors write at the same time: words with acquire and release, copies word by word, and no
-//! reference to any of it. The ring lives in such memory.
+//! Memory that both processors write at the same time, such as the ring: words are read with
+//! acquire and written with release, values are copied word by word, and there are no references
+//! into it.
 //!
-//! On the DSP each access looks after its cache line: reads drop the line first, writes push it out afterwards. On the
-//! host the accesses are plain atomics.
+//! On the DSP each access maintains its cache line: reads drop the line first, writes clean it
+//! afterwards. On the host the accesses are plain atomics.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,7 +11,7 @@ use bytemuck::Pod;
 
 use super::cache;
 
-/// Bytes that a region's start is aligned to: counters of the two sides stand in lines of their own.
+/// Alignment of a region's start in bytes: the counters of the two sides are in separate lines.
 pub const ALIGN: usize = 128;
 
 /// A region of memory that is read and written by whole words.
@@ -26,24 +27,25 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// The `bytes` bytes at `base`; `None` if they do not start at a multiple of [`ALIGN`].
+    /// Describes the `bytes` bytes at `base`; `None` if they do not start at a multiple of
+    /// [`ALIGN`].
     ///
     /// # Safety
     /// - They stay mapped, readable and writable, for as long as the value lives.
-    /// - Whoever else uses them meanwhile in this process does so by atomic operations.
+    /// - Other users of them in this process access them by atomic operations only.
     #[must_use]
     pub unsafe fn new(base: *mut u8, bytes: usize) -> Option<Self> {
         let aligned = !base.is_null() && base.addr().is_multiple_of(ALIGN);
         aligned.then_some(Self { base, bytes })
     }
 
-    /// Bytes of the region.
+    /// Returns the bytes of the region.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The word at byte `offset`.
+    /// Returns the atomic word at byte `offset`.
     ///
     /// # Panics
     /// If the word is not aligned, or not in the region.
@@ -52,12 +54,12 @@ impl Shared {
         assert!(inside, "word {offset} of {} bytes", self.bytes);
         // SAFETY: in bounds by the assertion.
         let at = unsafe { self.base.add(offset) };
-        // SAFETY: in bounds, aligned since the base and the offset are, and used atomically only by the constructor's
-        // contract.
+        // SAFETY: in bounds, aligned since the base and the offset are, and used atomically only by
+        // the constructor's contract.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
-    /// Reads a word; what the other side wrote before it is visible afterwards.
+    /// Reads a word. What the other side wrote before that word is visible afterwards.
     ///
     /// # Panics
     /// If the word is not aligned, or not in the region.
@@ -68,7 +70,7 @@ impl Shared {
         word.load(Ordering::Acquire)
     }
 
-    /// Writes a word; what was written before is visible to whoever sees it.
+    /// Writes a word. What was written before is visible to every reader that sees the word.
     ///
     /// # Panics
     /// As [`Self::load`].
@@ -78,7 +80,8 @@ impl Shared {
         cache::clean(word.as_ptr().cast(), 4);
     }
 
-    /// Copies a value out; it is whole only if the other side does not write it meanwhile.
+    /// Copies a value out. The copy is consistent only if the other side does not write the value
+    /// at the same time.
     ///
     /// # Panics
     /// As [`Self::load`], or if the value does not consist of words.
@@ -105,7 +108,8 @@ impl Shared {
         cache::clean(self.word(offset).as_ptr().cast(), size_of::<T>());
     }
 
-    /// Orders every earlier store of this side before every later load: what going idle needs.
+    /// Orders every earlier store of this side before every later load, which a side needs before
+    /// it goes idle.
     pub fn fence(&self) {
         cache::barrier();
     }

@@ -12,7 +12,7 @@ use super::{SLOTS, State, control, machine_in, vendor_error};
 use crate::ffi::{Api, Handle, RemoteArg, Scalars, code};
 use crate::rt::invoke::Call;
 
-/// The machine of a call of `symbol`, which is counted and may fail on request.
+/// Returns the machine for a call of `symbol`, and counts the call, which may fail on request.
 fn entered(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
     let Some(state) = machine_in(slot) else {
         vendor_error!("{symbol}: no device");
@@ -50,8 +50,9 @@ fn allocate(slot: usize, symbol: &str, bytes: usize) -> *mut c_void {
     }
 }
 
-/// Each function's safety contract is that of the C API: pointers are null or point at valid objects of their types, and
-/// buffers of a call are left alone while it runs.
+/// Returns the table of functions. Each function has the C API's safety contract: pointers are null
+/// or point at valid objects of their types, and nothing else uses the buffers of a call while it
+/// runs.
 unsafe extern "C" fn rpcmem_alloc<const SLOT: usize>(
     _heap: c_int,
     _flags: u32,
@@ -112,9 +113,11 @@ unsafe extern "C" fn remote_handle64_invoke<const SLOT: usize>(
     scalars: u32,
     args: *mut RemoteArg,
 ) -> c_int {
-    // The call may outlive the machine, whose slot must not be held meanwhile: `entered` holds only the state.
+    // The call may outlive the machine, whose slot must not be held meanwhile: `entered` holds only
+    // the state.
     guarded(SLOT, "remote_handle64_invoke", |state| {
-        // SAFETY: the C contract of `args`: as many as `scalars` says, each a buffer that is left alone.
+        // SAFETY: the C contract of `args`: as many as `scalars` says, each a buffer that nothing
+        // else uses during the call.
         let call = unsafe { Call::new(Scalars(scalars), args) };
         state.sessions.invoke(handle, call)
     })
@@ -172,7 +175,8 @@ unsafe extern "C" fn fastrpc_mmap<const SLOT: usize>(
     flags: c_int,
 ) -> c_int {
     guarded(SLOT, "fastrpc_mmap", |state| {
-        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap`): offsets other than 0 are refused.
+        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap`): offsets other than 0 are
+        // refused.
         if fd < 0 || offset != 0 {
             return Err(code::EBADPARM);
         }
@@ -191,7 +195,7 @@ unsafe extern "C" fn fastrpc_munmap<const SLOT: usize>(
     })
 }
 
-/// The table of functions of the machine in a slot.
+/// Returns the table of functions of the machine in a slot.
 fn table<const SLOT: usize>() -> Api {
     Api {
         rpcmem_alloc: rpcmem_alloc::<SLOT>,
@@ -209,12 +213,12 @@ fn table<const SLOT: usize>() -> Api {
     }
 }
 
-/// One [`table`] for each slot listed.
+/// Makes a [`table`] for each slot listed.
 macro_rules! tables {
     ($($slot:literal)*) => { [$(table::<$slot>),*] };
 }
 
-/// As [`table`], with the slot known at run time.
+/// Returns the [`table`] of a slot that is known at run time.
 pub(super) fn of_slot(slot: usize) -> Api {
     const TABLES: [fn() -> Api; SLOTS] = tables!(
         0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31

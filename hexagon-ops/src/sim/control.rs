@@ -1,4 +1,4 @@
-//! Requests about sessions and about the DSP: a request number and a struct, whose size must be right.
+//! Requests about sessions and about the DSP: a request number, and a struct of the right size.
 #![expect(unsafe_code, reason = "requests point at C structs and strings")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -24,7 +24,8 @@ unsafe fn read<T: Copy>(data: *mut c_void, bytes: u32) -> Result<T, c_int> {
         );
         return Err(code::EBADPARM);
     }
-    // SAFETY: not null and long enough; the structs consist of integers and pointers, for which all bits are valid.
+    // SAFETY: not null and long enough; the structs consist of integers and pointers, for which all
+    // bits are valid.
     Ok(unsafe { data.cast::<T>().read_unaligned() })
 }
 
@@ -54,7 +55,8 @@ unsafe fn check_domain(name: *const c_char, bytes: u32) -> Result<(), c_int> {
     }
 }
 
-/// Refuses a name without a NUL among its bytes: the library copies names up to their NUL, whatever their length is.
+/// Refuses a name without a NUL among its bytes, because the library copies names up to their NUL
+/// and ignores their length.
 ///
 /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`FASTRPC_RESERVE_NEW_SESSION`: `strlcpy`).
 ///
@@ -70,11 +72,11 @@ unsafe fn check_terminated(name: *const c_char, bytes: u32) -> Result<(), c_int>
     Err(code::EBADPARM)
 }
 
-/// `remote_session_control`.
+/// Implements `remote_session_control`.
 ///
 /// # Safety
-/// - `data` is null or points at `bytes` bytes, and pointers in the request's struct are null or point at what its
-///   documentation says.
+/// - `data` is null or points at `bytes` bytes, and pointers in the request's struct are null or
+///   point at what its documentation says.
 pub(super) unsafe fn session(
     state: &State,
     request: u32,
@@ -152,7 +154,7 @@ unsafe fn uri(ask: &GetUri) -> Result<(), c_int> {
     Ok(())
 }
 
-/// `remote_handle_control` and `remote_handle64_control`.
+/// Implements `remote_handle_control` and `remote_handle64_control`.
 ///
 /// # Safety
 /// - `data` is null or points at `bytes` bytes.
@@ -182,7 +184,7 @@ pub(super) unsafe fn handle(
     }
 }
 
-/// One attribute of a DSP; other DSPs than the compute DSP have none of anything.
+/// Returns one attribute of a DSP. All are 0 for DSPs other than the compute DSP.
 fn capability(state: &State, domain: u32, attribute: u32) -> Result<u32, c_int> {
     let options = &state.options;
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
@@ -193,7 +195,7 @@ fn capability(state: &State, domain: u32, attribute: u32) -> Result<u32, c_int> 
         attribute::HVX_SUPPORT_128B => number(options.hvx_threads),
         attribute::VTCM_PAGE => number(options.vtcm_bytes),
         attribute::VTCM_COUNT => 1,
-        // Decimal digits, each in four bits.
+        // The version is two decimal digits of four bits each.
         attribute::ARCH_VER => ((options.arch / 10) << 4) | (options.arch % 10),
         attribute::HMX_SUPPORT_DEPTH | attribute::HMX_SUPPORT_SPATIAL => 1,
         attribute::ASYNC_FASTRPC_SUPPORT | attribute::STATUS_NOTIFICATION_SUPPORT => 0,

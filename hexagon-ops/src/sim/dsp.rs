@@ -1,4 +1,4 @@
-//! The DSP around a command loop: mappings within the address space, caches, the clock, and faults.
+//! The DSP around a command loop: mappings in its address space, caches, the clock, and faults.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -16,12 +16,13 @@ use crate::rt::shared::Shared;
 use crate::serve::{MAP_FULL, MAP_REFUSED, Platform};
 use crate::wire::{COMPLETED, Completion, TAKEN, VOTES};
 
-/// What a session that was lost returns from the call that was running.
+/// Code that a running call returns when its session is lost.
 ///
-/// SOURCE: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c takes 0x8000040d for the end of the process on the DSP.
+/// SOURCE: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c takes 0x8000040d for the end of the process
+/// on the DSP.
 const LOST: c_int = code::dsp(code::EBADSTATE);
 
-/// Whether a handle is about to be closed.
+/// `true` if a handle is about to be closed.
 #[derive(Debug, Default)]
 pub(super) struct Closing {
     flag: AtomicBool,
@@ -40,7 +41,7 @@ impl Closing {
         self.flag.load(Ordering::Acquire)
     }
 
-    /// Blocks until the handle is about to be closed.
+    /// Blocks until the handle is being closed.
     pub(super) fn wait(&self) {
         let mut guard = lock(&self.lock);
         while !self.is_set() {
@@ -72,7 +73,7 @@ pub(super) struct Dsp {
     is_illegal: bool,
     votes: [i32; VOTES.len()],
     command_time: Duration,
-    /// What [`Platform::map`] returned, by address; an address can occur more than once.
+    /// Results of [`Platform::map`], by address; an address can occur more than once.
     kept: Vec<(usize, Kept)>,
     /// The ring's memory, and a second view of it for faults.
     ring: Option<(Arc<Allocation>, usize)>,
@@ -80,7 +81,7 @@ pub(super) struct Dsp {
 }
 
 impl Dsp {
-    /// - `is_qfloat`: whether the library is the one without IEEE instructions
+    /// - `is_qfloat`: `true` if the library is the one without IEEE instructions
     pub(super) fn new(
         state: &State,
         process: &Arc<Process>,
@@ -102,14 +103,14 @@ impl Dsp {
         }
     }
 
-    /// The allocation behind a mapped buffer.
+    /// Returns the allocation behind a mapped buffer.
     fn allocation(&self, mapped: &Mapped) -> Option<&Allocation> {
         let address = mapped.start().addr();
         let kept = self.kept.iter().find(|(start, _)| *start == address);
         kept.map(|(_, kept)| &*kept.allocation)
     }
 
-    /// Puts nonsense into the DSP's counters.
+    /// Writes impossible values to the DSP's counters.
     fn spoil_ring(&self) {
         let ring = self.ring.as_ref();
         if let Some(ring) = ring.and_then(|(allocation, bytes)| allocation.ring(*bytes)) {
@@ -222,7 +223,8 @@ impl Platform for Dsp {
     }
 
     fn relax(&mut self, polls: u32) -> Result<(), i32> {
-        // Soon an answer matters more than a processor, later the other way round.
+        // At first a quick answer matters more than a free processor, later the free processor
+        // matters more.
         match polls {
             0..200 => std::hint::spin_loop(),
             200..1000 => std::thread::yield_now(),

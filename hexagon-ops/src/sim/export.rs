@@ -1,7 +1,8 @@
 //! The C functions under the vendor's names, for a stand-in that is loaded as `libcdsprpc.so`.
 //!
-//! One machine for the process, started by the first call: the first Hexagon chip that `GGML_RUST_NPU_SIM` lists, with the
-//! options of [`Options::from_env`] but relaxed coherence, since a loaded library offers no cache operations of the host.
+//! There is one machine for the process, started by the first call: the first Hexagon chip that
+//! `GGML_RUST_NPU_SIM` lists, with the options of [`Options::from_env`] but relaxed coherence,
+//! since a loaded library offers no cache operations of the host.
 #![expect(unsafe_code, reason = "exported symbols are an unsafe attribute")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -10,7 +11,7 @@ use std::sync::OnceLock;
 use super::{ARCHS, Coherence, Machine, Options, start, vendor_error};
 use crate::ffi::{Api, Handle, RemoteArg, code};
 
-/// The process's machine, if the environment asks for one.
+/// Returns the process's machine, if the environment asks for one.
 fn machine() -> Option<Api> {
     static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
     let machine = MACHINE.get_or_init(|| {
@@ -38,14 +39,14 @@ fn machine() -> Option<Api> {
     machine.as_ref().map(Machine::api)
 }
 
-/// Exports functions; the last expression is what they return without a machine.
+/// Exports functions; the last expression is their result without a machine.
 macro_rules! export {
     ($($symbol:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $without:expr;)*) => {
         $(
             #[doc = concat!("`", stringify!($symbol), "` of the process's machine.")]
             ///
             /// # Safety
-            /// That of the C function.
+            /// As the C function.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> $ret {
                 match machine() {
@@ -74,10 +75,10 @@ export! {
     fastrpc_munmap(domain: c_int, fd: c_int, address: *mut c_void, bytes: usize) -> c_int, code::ECONNREFUSED;
 }
 
-/// `rpcmem_alloc2` of the process's machine.
+/// Calls `rpcmem_alloc2` of the process's machine.
 ///
 /// # Safety
-/// That of the C function.
+/// As the C function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcmem_alloc2(heap: c_int, flags: u32, bytes: usize) -> *mut c_void {
     match machine().and_then(|api| api.rpcmem_alloc2) {

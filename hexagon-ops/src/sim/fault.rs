@@ -1,5 +1,5 @@
-//! Calls that shall fail and submissions that shall go wrong: what `GGML_RUST_NPU_SIM_FAULTS` says, and the counters
-//! that decide when.
+//! Calls and submissions that fail on request: the list in `GGML_RUST_NPU_SIM_FAULTS`, and the
+//! counters that decide when.
 //!
 //! ```text
 //! faults = fault , { "," , fault }
@@ -8,34 +8,36 @@
 //! trouble = "hang" | "lost" | "corrupt" | "badring" | "wrong"
 //! ```
 //!
-//! `function` is a vendor symbol, `nth` counts from 1 in each machine, `+` means from that call on, `code` is a return code,
-//! decimal or hexadecimal, not 0; functions that return a pointer return `MAP_FAILED` for -1, else null. `dsp` counts
-//! submissions; see [`Trouble`].
+//! `function` is a vendor symbol, `nth` counts from 1 in each machine, `+` means that call and all
+//! later ones. `code` is a return code, decimal or hexadecimal, not 0; functions that return a
+//! pointer return `MAP_FAILED` for -1, else null. `dsp` counts submissions; see [`Trouble`].
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ffi::SYMBOLS;
 
-/// The name that stands for the DSP in a fault list.
+/// The name of the DSP in a fault list.
 const DSP: &str = "dsp";
 
-/// What happens to a submission.
+/// Failure of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It is never answered: the call that serves the ring blocks until its handle is closed or the machine is dropped.
+    /// It is never answered: the call that serves the ring blocks until its handle is closed or the
+    /// machine is dropped.
     Hang,
-    /// It is not answered: the process on the DSP is gone, the serving call fails, and so does every later one.
+    /// It is not answered: the process on the DSP is gone, the serving call fails, and so does
+    /// every later one.
     Lost,
-    /// It is answered with a completion that cannot be.
+    /// It is answered with an impossible completion.
     Corrupt,
-    /// The counters of the ring become nonsense, then as [`Self::Hang`].
+    /// The counters of the ring become nonsense; the rest is as with [`Self::Hang`].
     BadRing,
-    /// It is answered as always, but the first element of each of its results is wrong.
+    /// It is answered normally, but the first element of each of its results is wrong.
     Wrong,
 }
 
-/// What goes wrong.
+/// Consequence of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// A function of [`SYMBOLS`] returns a code.
@@ -47,17 +49,17 @@ pub enum Effect {
 /// One kind of call or submission that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What.
+    /// Consequence for the call or submission.
     pub effect: Effect,
-    /// Which ones.
+    /// Affected calls or submissions.
     pub when: When,
 }
 
-/// Which calls or submissions, counted from 1.
+/// Numbers of the affected calls or submissions, starting with 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum When {
-    /// This one.
+    /// Only this one.
     Nth(u64),
     /// This one and all later ones.
     From(u64),
@@ -82,10 +84,10 @@ pub enum FaultError {
     Syntax {
         /// The piece between commas.
         piece: String,
-        /// What is wrong with it.
+        /// Reason why it cannot be read.
         reason: &'static str,
     },
-    /// It names a function that this stand-in does not have; another one may.
+    /// It names a function that this stand-in does not have, though another stand-in may have it.
     #[error("fault \"{piece}\": unknown function \"{function}\", want dsp or one of {}", SYMBOLS.join(", "))]
     UnknownFunction {
         /// The piece between commas.
@@ -95,7 +97,7 @@ pub enum FaultError {
     },
 }
 
-/// Whether a fault of `function` belongs to this stand-in.
+/// Returns `true` if a fault of `function` belongs to this stand-in.
 #[must_use]
 pub fn knows(function: &str) -> bool {
     function == DSP || SYMBOLS.contains(&function)
@@ -155,7 +157,7 @@ fn parse_fault(piece: &str) -> Result<Fault, FaultError> {
     Ok(Fault { effect, when })
 }
 
-/// A return code: `0x80000406`, `-1`, `2`.
+/// Parses a return code: `0x80000406`, `-1`, `2`.
 fn parse_code(text: &str) -> Result<c_int, &'static str> {
     let code = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok().map(u32::cast_signed),
@@ -168,7 +170,7 @@ fn parse_code(text: &str) -> Result<c_int, &'static str> {
     }
 }
 
-/// Counts the calls and submissions of a machine and says which go wrong.
+/// Counts the calls and submissions of a machine, and decides which fail.
 #[derive(Debug)]
 pub(super) struct Injector {
     faults: Vec<Fault>,
@@ -190,7 +192,7 @@ impl Injector {
     /// Counts a call of `symbol`.
     ///
     /// # Errors
-    /// The code to return, if this call shall fail.
+    /// The code to return, if this call must fail.
     pub(super) fn call(&self, symbol: &str) -> Result<(), c_int> {
         let Some(counter) = counter(&self.calls, symbol) else {
             return Ok(());
@@ -209,7 +211,7 @@ impl Injector {
         }
     }
 
-    /// Counts a submission; what shall happen to it.
+    /// Counts a submission and returns its fate.
     pub(super) fn submission(&self) -> Option<Trouble> {
         let nth = self.submissions.fetch_add(1, Ordering::Relaxed) + 1;
         let trouble = self.faults.iter().find_map(|fault| match fault.effect {
@@ -222,7 +224,7 @@ impl Injector {
         trouble
     }
 
-    /// Returns `true` if the results of the submission at hand are to be wrong.
+    /// Returns `true` if the results of the current submission must be wrong.
     pub(super) fn spoils(&self) -> bool {
         let nth = self.submissions() + 1;
         let wrong = Effect::Dsp(Trouble::Wrong);
@@ -249,7 +251,7 @@ impl Injector {
     }
 }
 
-/// The counter of a function.
+/// Returns the counter of a function.
 fn counter<'a>(counters: &'a [AtomicU64], symbol: &str) -> Option<&'a AtomicU64> {
     let index = SYMBOLS.iter().position(|known| *known == symbol)?;
     counters.get(index)

@@ -1,4 +1,4 @@
-//! Memory that host and DSP share, as rpcmem hands it out: a memfd of its own for each allocation.
+//! Memory that host and DSP share, as rpcmem allocates it: a separate memfd for each allocation.
 //!
 //! With [`Coherence::Strict`] an allocation exists three times, and every copy is poison at first:
 //!
@@ -8,11 +8,11 @@
 //!                                  +--> DMA engine reads
 //! ```
 //!
-//! Operations of the DSP cover whole lines of 128 bytes, as its cache does: cleaning results puts back whatever the DSP
-//! has of the bytes beside them. Operations of the host cover what is asked for: a processor writes back only lines that
-//! it dirtied, and which these are is not known here.
+//! Operations of the DSP cover whole lines of 128 bytes, as its cache does: cleaning results also
+//! writes back the DSP's copy of the bytes beside them. Operations of the host cover the requested
+//! range only: a processor writes back only lines that it dirtied, and these are unknown here.
 //!
-//! The ring is reached by both sides in the host's copy.
+//! Both sides access the ring in the host's copy.
 #![expect(
     unsafe_code,
     reason = "shared memory is reached by address from both sides of the C ABI"
@@ -36,8 +36,8 @@ pub(super) const PAGE_BYTES: usize = 4096;
 
 /// Returns `true` if a mapping can have this length: whole pages, below 2 GiB.
 ///
-/// SOURCE: qualcomm/fastrpc inc/remote.h: lengths must be "page aligned (4KB)"; 2 GiB, `int` in src/rpcmem_linux.c and as
-/// the length of `HAP_mmap`.
+/// SOURCE: qualcomm/fastrpc inc/remote.h: lengths must be "page aligned (4KB)"; 2 GiB, `int` in
+/// src/rpcmem_linux.c and as the length of `HAP_mmap`.
 pub(super) fn is_whole_pages(bytes: usize) -> bool {
     bytes > 0 && bytes.is_multiple_of(PAGE_BYTES) && i32::try_from(bytes).is_ok()
 }
@@ -64,7 +64,7 @@ impl Allocation {
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(bytes as u64)?;
         let host = MmapRaw::map_raw(&file)?;
@@ -76,7 +76,7 @@ impl Allocation {
                     copy.fill(POISON);
                     Ok::<_, std::io::Error>(MmapRaw::from(copy))
                 };
-                // SAFETY: the mapping is new and as long as said.
+                // SAFETY: the mapping is new and `bytes` long.
                 unsafe { host.as_mut_ptr().write_bytes(POISON, bytes) };
                 Some(Apart {
                     main: poisoned()?,
@@ -91,18 +91,19 @@ impl Allocation {
         self.file.as_raw_fd()
     }
 
-    /// Bytes, whole pages.
+    /// Returns the bytes, whole pages.
     pub(super) fn bytes(&self) -> usize {
         self.host.len()
     }
 
-    /// Addresses in the host's copy.
+    /// Returns the addresses in the host's copy.
     fn addresses(&self) -> Range<usize> {
         let start = self.host.as_ptr().addr();
         start..start + self.bytes()
     }
 
-    /// The first `bytes` bytes as the DSP sees them; `None` if there are fewer. The caller keeps the allocation alive.
+    /// Returns the first `bytes` bytes as the DSP sees them; `None` if there are fewer. The caller
+    /// keeps the allocation alive.
     pub(super) fn mapped(&self, bytes: usize) -> Option<Mapped> {
         if bytes > self.bytes() {
             return None;
@@ -111,18 +112,19 @@ impl Allocation {
             None => (self.host.as_mut_ptr(), self.host.as_ptr()),
             Some(apart) => (apart.dsp.as_mut_ptr(), apart.main.as_ptr()),
         };
-        // SAFETY: the mappings are that long, initialized, and live as long as the allocation, which the session keeps
-        // until it unmaps; the host leaves alone what commands name, as on hardware.
+        // SAFETY: the mappings are that long, initialized, and live as long as the allocation,
+        // which the session keeps until it unmaps; the host does not touch the operands of a
+        // command, as on hardware.
         unsafe { Mapped::new(cached, direct, bytes) }
     }
 
-    /// The first `bytes` bytes as a ring. The caller keeps the allocation alive.
+    /// Returns the first `bytes` bytes as a ring. The caller keeps the allocation alive.
     pub(super) fn ring(&self, bytes: usize) -> Option<Shared> {
         if bytes > self.bytes() {
             return None;
         }
-        // SAFETY: the mapping is that long and lives as long as the allocation, which the session keeps; the host uses
-        // a ring by words only.
+        // SAFETY: the mapping is that long and lives as long as the allocation, which the session
+        // keeps; the host uses a ring by words only.
         unsafe { Shared::new(self.host.as_mut_ptr(), bytes) }
     }
 
@@ -134,8 +136,8 @@ impl Allocation {
         let from = unsafe { from.as_ptr().add(start) };
         // SAFETY: as above.
         let to = unsafe { to.as_mut_ptr().add(start) };
-        // SAFETY: two mappings, both in bounds; on hardware, too, whoever asks for a cache operation sees to it that
-        // nobody uses the range meanwhile.
+        // SAFETY: two mappings, both in bounds. The caller of a cache operation ensures that
+        // nothing uses the range meanwhile, as on hardware.
         unsafe { from.copy_to_nonoverlapping(to, end - start) };
     }
 
@@ -177,7 +179,7 @@ impl Allocation {
     }
 }
 
-/// The whole cache lines that a range touches.
+/// Returns the whole cache lines that a range touches.
 fn lines(range: &Range<usize>) -> Range<usize> {
     range.start / LINE_BYTES * LINE_BYTES..range.end.next_multiple_of(LINE_BYTES)
 }
@@ -189,8 +191,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// `rpcmem_alloc2`; null if there is no memory, and for what is not whole pages: hardware allocates these too, but
-    /// nobody maps them there.
+    /// Implements `rpcmem_alloc2`. Returns null without memory, and for sizes that are not whole
+    /// pages: hardware allocates these too, but cannot map them.
     pub(super) fn alloc(&self, bytes: usize, coherence: Coherence) -> *mut c_void {
         if !is_whole_pages(bytes) {
             vendor_error!("rpcmem_alloc: {bytes} bytes are not whole pages");
@@ -209,7 +211,7 @@ impl Table {
         }
     }
 
-    /// `rpcmem_free`: sessions that have the memory mapped keep it.
+    /// Implements `rpcmem_free`. Sessions that have the memory mapped keep it.
     pub(super) fn free(&self, address: *mut c_void) {
         let mut allocations = lock(&self.allocations);
         let count = allocations.len();
@@ -219,7 +221,7 @@ impl Table {
         }
     }
 
-    /// `rpcmem_to_fd`; -1 for what is not the start of an allocation.
+    /// Implements `rpcmem_to_fd`. Returns -1 for an address that starts no allocation.
     pub(super) fn to_fd(&self, address: *mut c_void) -> i32 {
         let allocations = lock(&self.allocations);
         let found = allocations
@@ -228,7 +230,7 @@ impl Table {
         found.map_or(-1, |allocation| allocation.fd())
     }
 
-    /// The allocation with a descriptor.
+    /// Returns the allocation with a descriptor.
     pub(super) fn find(&self, fd: i32) -> Option<Arc<Allocation>> {
         let allocations = lock(&self.allocations);
         let found = allocations.iter().find(|allocation| allocation.fd() == fd);
@@ -239,7 +241,7 @@ impl Table {
         lock(&self.allocations).len()
     }
 
-    /// The allocation that all of a range of addresses lies in, and the range as offsets.
+    /// Returns the allocation that all of a range of addresses lies in, and the range as offsets.
     fn containing(
         &self,
         address: *const u8,
@@ -271,7 +273,8 @@ impl Table {
 }
 
 impl Drop for Table {
-    /// Leaks what the caller did not free: it may still hold the addresses.
+    /// Leaks the allocations that the caller did not free, because it may still hold their
+    /// addresses.
     fn drop(&mut self) {
         let allocations = std::mem::take(&mut *lock(&self.allocations));
         if !allocations.is_empty() {

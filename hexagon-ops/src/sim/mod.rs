@@ -1,5 +1,5 @@
-//! The stand-in for libcdsprpc and the DSP behind it: the same C ABI ([`Api`]), FastRPC's rules, and the DSP's own command
-//! loop ([`crate::serve`]) on the thread that calls.
+//! The stand-in for libcdsprpc and the DSP behind it: the same C ABI ([`Api`]), FastRPC's rules,
+//! and the DSP's own command loop ([`crate::serve`]) on the thread that calls.
 //!
 //! ```text
 //! host code --- ffi::Api ---> api.rs       C functions: look up, catch panics, inject faults
@@ -10,20 +10,25 @@
 //!                              +-> fault.rs    what shall go wrong
 //! ```
 //!
-//! [`start`] makes a [`Machine`]: one simulated chip. The C functions take no machine argument, so each machine occupies a
-//! slot and gets its own copy of them. Up to [`SLOTS`] machines live in one process.
+//! [`start`] makes a [`Machine`]: one simulated chip. The C functions take no machine argument, so
+//! each machine occupies a slot and gets its own copy of them. Up to [`SLOTS`] machines live in one
+//! process.
 //!
-//! What it keeps of the real library (rules and their doubts are commented where they are enforced):
-//! - a session is a process on the DSP with an address space of its own; unsigned modules must be allowed before its
-//!   first handle is opened, and only this project's library for the chip's architecture can be loaded;
-//! - a call blocks its thread until the DSP returns; its thread on the DSP has 16 KiB of stack unless asked for more, which
-//!   is too little for this project's library;
+//! It keeps these rules of the real library (the code comments on each rule and its doubts where it
+//! is enforced):
+//! - a session is a process on the DSP with a separate address space; unsigned modules must be
+//!   allowed before its first handle is opened, and only this project's library for the chip's
+//!   architecture can be loaded;
+//! - a call blocks its thread until the DSP returns; its thread on the DSP has 16 KiB of stack
+//!   unless more is requested, which is too little for this project's library;
 //! - allocations and mappings are whole pages, below 2 GiB;
-//! - the DSP can map only what `fastrpc_mmap` has announced to its session, and only until its address space is full;
-//! - with [`Coherence::Strict`] host and DSP have caches of their own, which only cache operations bring up to date.
-//!   [`Machine::host_cache`] has the host's, which are instructions on hardware.
+//! - the DSP can map only memory that `fastrpc_mmap` has announced to its session, and only until
+//!   its address space is full;
+//! - with [`Coherence::Strict`], host and DSP have separate caches, which only cache operations
+//!   bring up to date. [`Machine::host_cache`] provides the host's operations, which are
+//!   instructions on hardware.
 //!
-//! What it does not keep: each handle has all of the VTCM, and time.
+//! It does not model time, nor sharing: each handle has all of the VTCM.
 //!
 //! Diagnostics go to the `log` target `libcdsprpc`.
 
@@ -45,13 +50,13 @@ pub use fault::{Effect, Fault, FaultError, Trouble, When, knows, parse_faults};
 /// Machines that can exist at once in a process.
 pub const SLOTS: usize = 32;
 
-/// Byte that fills memory whose content the reader has no right to: four of them are a NaN.
+/// Byte that fills memory which its reader must not rely on: four of them are a NaN.
 pub const POISON: u8 = 0xff;
 
 /// Architectures that can be simulated.
 pub const ARCHS: [u32; 4] = [73, 75, 79, 81];
 
-/// What host and DSP see of each other's writes.
+/// Visibility of writes between host and DSP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Coherence {
     /// One memory: a forgotten cache operation goes unnoticed.
@@ -61,12 +66,12 @@ pub enum Coherence {
     Strict,
 }
 
-/// What to simulate.
+/// Properties of the simulated chip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Architecture: one of [`ARCHS`].
     pub arch: u32,
-    /// VTCM that the DSP's library gets, bytes.
+    /// VTCM for the DSP's library, bytes.
     pub vtcm_bytes: usize,
     /// Vector units.
     pub hvx_threads: usize,
@@ -74,39 +79,41 @@ pub struct Options {
     pub address_bytes: u64,
     /// Cache behaviour.
     pub coherence: Coherence,
-    /// What shall go wrong.
+    /// Calls and submissions that fail.
     pub faults: Vec<Fault>,
-    /// Whether the firmware lets unsigned modules run.
+    /// `true` if the firmware accepts unsigned modules.
     pub unsigned_modules: bool,
-    /// `true` if the vector units have IEEE instructions for floats, which the library for V73 uses and the one for V73 in
-    /// qfloat does not: without them, the process ends at the first command that computes.
+    /// `true` if the vector units have IEEE instructions for floats, which the library for V73 uses
+    /// and V73's qfloat library does not. Without them, the process ends at the first command that
+    /// computes.
     pub ieee_float: bool,
     /// The answers to the votes for power; see [`crate::wire::VOTES`].
     pub votes: [i32; crate::wire::VOTES.len()],
-    /// First calls of METHOD_SERVE that find VTCM taken by another program.
+    /// First calls of METHOD_SERVE that find VTCM in use by another program.
     pub vtcm_taken: u64,
-    /// The least time that each command takes that computes.
+    /// Shortest time that a computing command takes.
     pub command_time: std::time::Duration,
-    /// Whether commands are carried out; if not they are only answered, to time everything else.
+    /// `true` if commands are executed; if not, they are only answered, to time everything else.
     pub compute: bool,
 }
 
 impl Options {
-    /// A faultless chip with relaxed coherence.
+    /// Returns a faultless chip with relaxed coherence.
     #[must_use]
     pub fn new(arch: u32) -> Self {
-        // SOURCE: llama.cpp ggml-hexagon.cpp: 3000 MiB on v73, `HTP_OP_MAX_VMEM_DEFAULT` from v75 on; what a 32-bit
-        // address space leaves beside code, stacks and heap.
+        // SOURCE: llama.cpp ggml-hexagon.cpp: 3000 MiB on v73, `HTP_OP_MAX_VMEM_DEFAULT` on v75 and
+        // later: the rest of a 32-bit address space beside code, stacks and heap.
         let address_bytes = if arch <= 73 {
             3000 << 20
         } else {
             3_355_443_200
         };
-        // Threads compute here: more than there are processors would only get in each other's way.
+        // The threads compute, so more of them than processors would only slow each other down.
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             arch,
-            // SOURCE: llama.cpp ggml-hexagon.cpp assumes 8 MiB and 8 vector threads where the DSP cannot be asked.
+            // SOURCE: llama.cpp ggml-hexagon.cpp assumes 8 MiB and 8 vector threads where the DSP
+            // cannot be asked.
             vtcm_bytes: 8 << 20,
             hvx_threads: 8.min(cores),
             address_bytes,
@@ -121,11 +128,11 @@ impl Options {
         }
     }
 
-    /// As [`Options::new`], with `GGML_RUST_NPU_SIM_COHERENCE` (`relaxed`, `strict`) and those items of
-    /// `GGML_RUST_NPU_SIM_FAULTS` that [`knows`] taken from the environment.
+    /// As [`Options::new`], with `GGML_RUST_NPU_SIM_COHERENCE` (`relaxed`, `strict`) and those
+    /// items of `GGML_RUST_NPU_SIM_FAULTS` that [`knows`] taken from the environment.
     ///
     /// # Errors
-    /// [`StartError::Faults`] or [`StartError::Coherence`] if a variable's value is not understood.
+    /// [`StartError::Faults`] or [`StartError::Coherence`] if a variable has an unknown value.
     pub fn from_env(arch: u32) -> Result<Self, StartError> {
         let mut options = Self::new(arch);
         if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_FAULTS") {
@@ -148,7 +155,7 @@ impl Options {
     }
 }
 
-/// Why a machine did not start.
+/// Reason why a machine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Every slot is taken by a machine that has not been dropped.
@@ -176,7 +183,8 @@ pub struct Live {
     pub mappings: usize,
 }
 
-/// A simulated chip. Dropping it ends its calls and frees its slot; memory that the host has not freed stays.
+/// A simulated chip. Dropping it ends its calls and frees its slot; memory that the host has not
+/// freed stays.
 #[derive(Debug)]
 pub struct Machine {
     slot: usize,
@@ -184,19 +192,20 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The functions of this machine. After the machine is dropped they fail, or reach the next machine in the slot.
+    /// Returns the functions of this machine. After the machine is dropped they fail, or reach the
+    /// next machine in the slot.
     #[must_use]
     pub fn api(&self) -> Api {
         api::of_slot(self.slot)
     }
 
-    /// The host's cache operations.
+    /// Returns the host's cache operations.
     #[must_use]
     pub fn host_cache(&self) -> HostCache {
         HostCache(Arc::clone(&self.state))
     }
 
-    /// What exists now, for leak tests.
+    /// Counts the objects that exist now, for leak tests.
     #[must_use]
     pub fn live(&self) -> Live {
         let (handles, mappings) = self.state.sessions.count();
@@ -207,19 +216,20 @@ impl Machine {
         }
     }
 
-    /// How often the function with the vendor's name `symbol` was called; 0 for an unknown name.
+    /// Returns the number of calls of the function with the vendor's name `symbol`; 0 for an
+    /// unknown name.
     #[must_use]
     pub fn calls(&self, symbol: &str) -> u64 {
         self.state.injector.calls(symbol)
     }
 
-    /// The number of calls that the function refused although they were not meant to fail.
+    /// Returns the number of calls that the function refused although they were not meant to fail.
     #[must_use]
     pub fn refusals(&self, symbol: &str) -> u64 {
         self.state.injector.refusals(symbol)
     }
 
-    /// Submissions that were worked on.
+    /// Returns the number of submissions that were worked on.
     #[must_use]
     pub fn submissions(&self) -> u64 {
         self.state.injector.submissions()
@@ -233,26 +243,28 @@ impl Drop for Machine {
     }
 }
 
-/// The host's cache operations over memory of one machine: what `dc cvac` and `dc civac` do on hardware. With relaxed
-/// coherence they do nothing.
+/// The host's cache operations over memory of one machine, in place of `dc cvac` and `dc civac` on
+/// hardware. With relaxed coherence they do nothing.
 ///
-/// Whoever calls them has the memory by address, and no reference to the bytes while [`Self::invalidate`] runs.
+/// Callers hold the memory by address, and have no reference to the bytes while
+/// [`Self::invalidate`] runs.
 #[derive(Clone, Debug)]
 pub struct HostCache(Arc<State>);
 
 impl HostCache {
-    /// Writes `bytes` bytes that the host wrote at `address` to memory. Other addresses are logged and left alone.
+    /// Writes `bytes` bytes that the host wrote at `address` to memory. Other addresses are logged
+    /// and ignored.
     pub fn clean(&self, address: *const u8, bytes: usize) {
         self.0.memory.host_clean(address, bytes);
     }
 
-    /// Makes the host see what is in memory. Other addresses are logged and left alone.
+    /// Makes the host see the content of memory. Other addresses are logged and ignored.
     pub fn invalidate(&self, address: *const u8, bytes: usize) {
         self.0.memory.host_invalidate(address, bytes);
     }
 }
 
-/// What the functions of one machine share.
+/// State that the functions of one machine share.
 #[derive(Debug)]
 struct State {
     options: Options,
@@ -266,7 +278,8 @@ static MACHINES: [Mutex<Option<Arc<State>>>; SLOTS] = [const { Mutex::new(None) 
 /// Starts a simulated chip.
 ///
 /// # Errors
-/// [`StartError::NoSlot`] if [`SLOTS`] machines exist, [`StartError::Arch`] if there is no such chip.
+/// [`StartError::NoSlot`] if [`SLOTS`] machines exist, [`StartError::Arch`] if there is no such
+/// chip.
 pub fn start(options: Options) -> Result<Machine, StartError> {
     if !ARCHS.contains(&options.arch) {
         return Err(StartError::Arch(options.arch));
@@ -287,7 +300,7 @@ pub fn start(options: Options) -> Result<Machine, StartError> {
     Err(StartError::NoSlot)
 }
 
-/// The machine in `slot`, if it has not been dropped.
+/// Returns the machine in `slot`, if it has not been dropped.
 fn machine_in(slot: usize) -> Option<Arc<State>> {
     lock(&MACHINES[slot]).clone()
 }

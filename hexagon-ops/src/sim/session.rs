@@ -1,4 +1,5 @@
-//! Processes on the DSP and open handles: what is allowed when, and what is loaded, called and announced.
+//! Processes on the DSP and open handles: the order in which calls are allowed, and the modules,
+//! calls and mappings of each.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -21,12 +22,12 @@ use crate::wire::{
     ERROR_CALL, ERROR_LATER, ERROR_STACK, METHOD_SERVE, METHOD_START, STACK_NEEDED_BYTES,
 };
 
-/// What effective domains are numbered by: domain + this · session.
+/// Factor of the session's number in an effective domain: domain + factor · session.
 ///
 /// SOURCE: qualcomm/fastrpc inc/fastrpc_common.h (`NUM_DOMAINS`).
 const NUM_DOMAINS: c_int = 8;
 
-/// Stack of a thread that calls arrive on, unless asked for another.
+/// Stack of a thread that serves calls, unless another size is requested.
 ///
 /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`DEFAULT_UTHREAD_STACK_SIZE`).
 const DEFAULT_STACK_BYTES: c_int = 16 << 10;
@@ -38,16 +39,16 @@ pub(super) struct Announced {
     pub(super) bytes: usize,
     /// Counted against the address space from the start (`FASTRPC_MAP_FD`).
     pub(super) pinned: bool,
-    /// Times that the DSP has it mapped.
+    /// Number of times that the DSP has it mapped.
     pub(super) mapped: usize,
 }
 
-/// What can change about a process.
+/// The part of a process that changes.
 #[derive(Debug, Default)]
 pub(super) struct Inside {
     unsigned: bool,
     reserved: bool,
-    /// Bytes of stack that were asked for.
+    /// Requested bytes of stack.
     stack_bytes: Option<c_int>,
     pub(super) lost: bool,
     handles: usize,
@@ -71,7 +72,7 @@ struct Open {
     process: Arc<Process>,
     closing: Arc<Closing>,
     server: Mutex<Server<Dsp, Vec<Tile>, Box<serve::State>>>,
-    /// Calls of METHOD_SERVE that will still find VTCM taken.
+    /// Calls of METHOD_SERVE that will still find VTCM in use.
     vtcm_taken: AtomicU64,
 }
 
@@ -84,14 +85,14 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    /// The process that an effective domain stands for.
+    /// Returns the process that an effective domain stands for.
     fn process(&self, domain: c_int) -> Option<&Arc<Process>> {
         let index = usize::try_from(domain / NUM_DOMAINS).ok()?;
         let found = self.processes.get(index)?;
         (domain % NUM_DOMAINS == CDSP_DOMAIN_ID).then_some(found)
     }
 
-    /// Open handles and announced mappings.
+    /// Returns the open handles and announced mappings.
     pub(super) fn count(&self) -> (usize, usize) {
         let announced = |process: &Arc<Process>| process.inside().announced.len();
         (
@@ -100,10 +101,10 @@ impl Sessions {
         )
     }
 
-    /// `DSPRPC_CONTROL_UNSIGNED_MODULE`.
+    /// Implements `DSPRPC_CONTROL_UNSIGNED_MODULE`.
     ///
-    /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`set_unsigned_pd_attribute`): a session that is open keeps its
-    /// kind.
+    /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`set_unsigned_pd_attribute`): an open
+    /// session keeps its kind.
     pub(super) fn allow_unsigned(&self, domain: c_int, enable: bool) -> Result<(), c_int> {
         let chosen: Vec<_> = if domain == -1 {
             self.processes.iter().collect()
@@ -121,9 +122,10 @@ impl Sessions {
         Ok(())
     }
 
-    /// `FASTRPC_THREAD_PARAMS`.
+    /// Implements `FASTRPC_THREAD_PARAMS`.
     ///
-    /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`store_domain_thread_params`): 16 KiB to 8 MiB.
+    /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`store_domain_thread_params`): 16 KiB to 8
+    /// MiB.
     pub(super) fn set_stack(&self, domain: c_int, bytes: c_int) -> Result<(), c_int> {
         if bytes != -1 && !(DEFAULT_STACK_BYTES..=8 << 20).contains(&bytes) {
             return Err(code::EBADPARM);
@@ -140,7 +142,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// `FASTRPC_RESERVE_NEW_SESSION`: (effective domain, session).
+    /// Implements `FASTRPC_RESERVE_NEW_SESSION`; returns (effective domain, session).
     pub(super) fn reserve(&self) -> Result<(u32, u32), c_int> {
         for (session, process) in (0..NUM_SESSIONS).zip(&self.processes).skip(1) {
             let mut inside = process.inside();
@@ -154,7 +156,7 @@ impl Sessions {
         Err(code::ENOSESSION)
     }
 
-    /// `remote_handle64_open`.
+    /// Implements `remote_handle64_open`.
     pub(super) fn open(&self, state: &State, uri: &str) -> Result<Handle, c_int> {
         let session = session_of(uri)?;
         let process = &self.processes[session];
@@ -186,12 +188,12 @@ impl Sessions {
         Ok(*next)
     }
 
-    /// Whether a handle is open.
+    /// Returns `true` if a handle is open.
     pub(super) fn is_open(&self, handle: Handle) -> bool {
         lock(&self.handles).contains_key(&handle)
     }
 
-    /// `remote_handle64_invoke`.
+    /// Implements `remote_handle64_invoke`.
     pub(super) fn invoke(&self, handle: Handle, call: Option<Call<'_>>) -> Result<(), c_int> {
         let found = lock(&self.handles).get(&handle).map(Arc::clone);
         let open = found.ok_or(code::EINVHANDLE)?;
@@ -203,14 +205,15 @@ impl Sessions {
             inside.stack_bytes.unwrap_or(DEFAULT_STACK_BYTES)
         };
         let call = call.ok_or(code::EBADPARM)?;
-        // As the library on the DSP does, which would overrun its stack later.
+        // The library on the DSP makes the same check, because it would overrun its stack later.
         if call.method == METHOD_START && stack_bytes.cast_unsigned() < STACK_NEEDED_BYTES {
             vendor_error!("the DSP's threads have {stack_bytes} bytes of stack");
             return Err(ERROR_STACK);
         }
-        // FastRPC has a thread on the DSP for each that calls; the command loop of a handle serves one at a time.
+        // FastRPC has a thread on the DSP for each calling thread; the command loop of a handle
+        // serves one at a time.
         let Ok(mut server) = open.server.try_lock() else {
-            // A call that was interrupted on the host goes on here: the ring is being read.
+            // A call that was interrupted on the host continues here: the ring is being read.
             let is_served = call.method == METHOD_SERVE;
             return is_served.then_some(()).ok_or(ERROR_CALL);
         };
@@ -225,7 +228,7 @@ impl Sessions {
         })
     }
 
-    /// `remote_handle64_close`: ends a call that is running.
+    /// Implements `remote_handle64_close`, which ends a running call.
     pub(super) fn close(&self, handle: Handle) -> Result<(), c_int> {
         let found = lock(&self.handles).remove(&handle);
         let open = found.ok_or(code::EINVHANDLE)?;
@@ -235,7 +238,7 @@ impl Sessions {
         inside.handles -= 1;
         let lost = inside.lost;
         if inside.handles == 0 {
-            // The process ends with its last module, and everything that was its own.
+            // The process ends with its last module, and its mappings with it.
             inside.announced.clear();
             inside.used_bytes = 0;
             inside.lost = false;
@@ -243,7 +246,7 @@ impl Sessions {
         if lost { Err(code::ECONNRESET) } else { Ok(()) }
     }
 
-    /// `FASTRPC_SESSION_CLOSE`.
+    /// Implements `FASTRPC_SESSION_CLOSE`.
     pub(super) fn close_session(&self, domain: c_int) -> Result<(), c_int> {
         let process = match domain {
             -1 => None,
@@ -255,20 +258,21 @@ impl Sessions {
             .map(|(handle, _)| *handle)
             .collect();
         for handle in handles {
-            // What another thread closes meanwhile is closed, too.
+            // Handles that another thread closes at the same time are closed, too.
             let _ = self.close(handle);
         }
         Ok(())
     }
 
-    /// Ends all calls: the machine is being dropped.
+    /// Ends all calls, because the machine is being dropped.
     pub(super) fn close_all(&self) {
         for open in lock(&self.handles).values() {
             open.closing.set();
         }
     }
 
-    /// `fastrpc_mmap`. That the session must be open is an assumption: what the library does before is not documented.
+    /// Implements `fastrpc_mmap`. It is an assumption that the session must be open: the library's
+    /// behaviour before is not documented.
     pub(super) fn announce(
         &self,
         state: &State,
@@ -316,7 +320,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// `fastrpc_munmap`. That it fails for memory that the DSP still uses is an assumption.
+    /// Implements `fastrpc_munmap`. It is an assumption that it fails for memory that the DSP still
+    /// uses.
     pub(super) fn retract(&self, domain: c_int, fd: c_int, bytes: usize) -> Result<(), c_int> {
         let process = self.process(domain).ok_or(code::EBADPARM)?;
         let mut inside = process.inside();
@@ -339,7 +344,7 @@ impl Sessions {
 }
 
 impl Inside {
-    /// Takes room in the address space, if there is enough.
+    /// Reserves room in the address space. Returns `false` if there is not enough.
     pub(super) fn charge(&mut self, bytes: usize, most: u64) -> bool {
         let used = self.used_bytes.saturating_add(bytes as u64);
         let fits = used <= most;
@@ -359,7 +364,7 @@ impl Inside {
     }
 }
 
-/// The session that a URI names, of the compute DSP.
+/// Returns the session that a URI names, of the compute DSP.
 fn session_of(uri: &str) -> Result<usize, c_int> {
     if !uri.contains(CDSP_DOMAIN) {
         vendor_error!("{uri}: this machine has a compute DSP only");
@@ -376,12 +381,11 @@ fn session_of(uri: &str) -> Result<usize, c_int> {
         .ok_or(code::EBADPARM)
 }
 
-/// What the DSP's loader says to a module.
+/// Checks a module as the DSP's loader does. Returns `true` if it is the library in qfloat.
 ///
-/// SOURCE: 0x80000406 for this kind of library in a signed process, chraac/llama.cpp issue 41; 0x80000414 where firmware
-/// refuses unsigned processes, llama.cpp issues 18932 and 22352; 0x80000442 for a missing symbol, qualcomm/fastrpc issue 379.
-///
-/// Returns whether it is the library in qfloat.
+/// SOURCE: 0x80000406 for this kind of library in a signed process, chraac/llama.cpp issue 41;
+/// 0x80000414 where firmware refuses unsigned processes, llama.cpp issues 18932 and 22352;
+/// 0x80000442 for a missing symbol, qualcomm/fastrpc issue 379.
 fn check_module(state: &State, uri: &str, unsigned: bool) -> Result<bool, c_int> {
     let unloadable = code::dsp(code::EUNABLETOLOAD);
     if unsigned && !state.options.unsigned_modules {

@@ -1,4 +1,5 @@
-//! The inner loop of the tile product for CPUs with AVX-512: the same sums in the same order, twice as many at a time.
+//! The inner loop of the tile product for CPUs with AVX-512: the same sums in the same order, twice
+//! as many at a time.
 
 use core::arch::x86_64::{
     __m256i, __m512, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm512_set1_ps,
@@ -13,7 +14,7 @@ use crate::layout::Tile;
 /// Rows whose sums stay in registers: 16 vectors of 16 f32.
 const ROWS: usize = 8;
 
-/// `sums += act · weights`; `false`, with nothing done, on a CPU without AVX-512.
+/// Computes `sums += act · weights`. Returns `false`, with nothing done, on a CPU without AVX-512.
 #[inline(always)]
 pub(super) fn multiply(act: &[Tile], weights: &[Tile], sums: &mut Matrix) -> bool {
     if !is_x86_feature_detected!("avx512f") {
@@ -47,14 +48,14 @@ fn multiply_tile(act: &Tile, weights: &Tile, sums: &mut Matrix) {
     }
 }
 
-/// The tile's rows as f32.
+/// Returns the tile's rows as f32.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn unpack(tile: &Tile) -> [[__m512; 2]; 32] {
     let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     let mut rows = [[_mm512_setzero_ps(); 2]; 32];
-    // Loops, as closures would not be compiled for these vectors.
+    // Loops, since closures would not be compiled for these vectors.
     for (line, rows) in tile.0.iter().zip(rows.as_chunks_mut::<2>().0) {
         let halves: &[[__m256i; 2]; 2] = cast_ref(line);
         for (i, [low, high]) in halves.iter().enumerate() {

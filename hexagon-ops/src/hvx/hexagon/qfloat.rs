@@ -1,21 +1,21 @@
-//! qfloat arithmetic: V79 on, and V73 and V75 when asked for.
+//! qfloat arithmetic: V79 and later, and V73 and V75 if it is selected.
 use super::{Vector, arch, split};
 
-/// qf16 to f16.
+/// Converts qf16 to f16.
 #[inline(always)]
 fn f16_from_qf16(v: arch::HvxVector) -> Vector {
     // SAFETY: [HVX] of the module doc.
     Vector(unsafe { arch::Q6_Vhf_equals_Vqf16(v) })
 }
 
-/// qf32 to f32.
+/// Converts qf32 to f32.
 #[inline(always)]
 fn f32_from_qf32(v: arch::HvxVector) -> Vector {
     // SAFETY: [HVX] of the module doc.
     Vector(unsafe { arch::Q6_Vsf_equals_Vqf32(v) })
 }
 
-/// f16 product: `Q6_Vqf16_vmpy_VhfVhf`, converted.
+/// Returns the f16 product: `Q6_Vqf16_vmpy_VhfVhf`, converted.
 #[must_use]
 #[inline(always)]
 pub fn mul_f16(a: Vector, b: Vector) -> Vector {
@@ -23,7 +23,7 @@ pub fn mul_f16(a: Vector, b: Vector) -> Vector {
     f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_VhfVhf(a.0, b.0) })
 }
 
-/// f16 `a · b + c`: `Q6_Vqf16_vmpy_VhfVhf`, `Q6_Vqf16_vadd_Vqf16Vhf`, converted.
+/// Returns the f16 `a · b + c`: `Q6_Vqf16_vmpy_VhfVhf`, `Q6_Vqf16_vadd_Vqf16Vhf`, converted.
 #[must_use]
 #[inline(always)]
 pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
@@ -33,7 +33,7 @@ pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     f16_from_qf16(unsafe { arch::Q6_Vqf16_vadd_Vqf16Vhf(product, c.0) })
 }
 
-/// f16 difference: `Q6_Vqf16_vsub_VhfVhf`, converted.
+/// Returns the f16 difference: `Q6_Vqf16_vsub_VhfVhf`, converted.
 #[must_use]
 #[inline(always)]
 pub fn sub_f16(a: Vector, b: Vector) -> Vector {
@@ -41,7 +41,8 @@ pub fn sub_f16(a: Vector, b: Vector) -> Vector {
     f16_from_qf16(unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) })
 }
 
-/// f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vqf16_vsub_VhfVhf`, `Q6_Vqf16_vmpy_Vqf16Vhf`, converted.
+/// Returns the f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vqf16_vsub_VhfVhf`,
+/// `Q6_Vqf16_vmpy_Vqf16Vhf`, converted.
 #[must_use]
 #[inline(always)]
 pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
@@ -51,7 +52,8 @@ pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_Vqf16Vhf(difference, c.0) })
 }
 
-/// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wqf32_vmpy_VhfVhf`, converted.
+/// Returns the exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wqf32_vmpy_VhfVhf`,
+/// converted.
 #[must_use]
 #[inline(always)]
 pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -60,17 +62,18 @@ pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
     (f32_from_qf32(even.0), f32_from_qf32(odd.0))
 }
 
-/// f32 to qf32: the sum with zero.
+/// Converts f32 to qf32 by adding zero.
 #[inline(always)]
 fn qf32_from_f32(v: Vector) -> arch::HvxVector {
     // SAFETY: [HVX] of the module doc.
     unsafe { arch::Q6_Vqf32_vadd_VsfVsf(v.0, super::splat_w(0).0) }
 }
 
-/// f32 pairs to f16, lanes of `even` in even places: `Q6_Vqf32_vadd_VsfVsf` and `Q6_Vqf32_vsub_VsfVsf` with zero,
-/// `Q6_Vhf_equals_Wqf32`.
+/// Converts f32 pairs to f16, lanes of `even` in even places: `Q6_Vqf32_vadd_VsfVsf` and
+/// `Q6_Vqf32_vsub_VsfVsf` with zero, `Q6_Vhf_equals_Wqf32`.
 ///
-/// A sum and a difference are two values even if `even` is `odd`: of one value the compiler would make the pair by copying.
+/// A sum and a difference are two values even if `even` is `odd`. From one value, the compiler
+/// would make the pair by copying.
 #[must_use]
 #[inline(always)]
 pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
@@ -82,7 +85,7 @@ pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
     Vector(unsafe { arch::Q6_Vhf_equals_Wqf32(pair) })
 }
 
-/// f32 product: `Q6_Vqf32_vmpy_VsfVsf`, converted.
+/// Returns the f32 product: `Q6_Vqf32_vmpy_VsfVsf`, converted.
 #[must_use]
 #[inline(always)]
 pub fn mul_f32(a: Vector, b: Vector) -> Vector {
@@ -90,7 +93,7 @@ pub fn mul_f32(a: Vector, b: Vector) -> Vector {
     f32_from_qf32(unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) })
 }
 
-/// f32 sum: `Q6_Vqf32_vadd_VsfVsf`, converted.
+/// Returns the f32 sum: `Q6_Vqf32_vadd_VsfVsf`, converted.
 #[must_use]
 #[inline(always)]
 pub fn add_f32(a: Vector, b: Vector) -> Vector {
@@ -98,7 +101,7 @@ pub fn add_f32(a: Vector, b: Vector) -> Vector {
     f32_from_qf32(unsafe { arch::Q6_Vqf32_vadd_VsfVsf(a.0, b.0) })
 }
 
-/// f32 difference: `Q6_Vqf32_vsub_VsfVsf`, converted.
+/// Returns the f32 difference: `Q6_Vqf32_vsub_VsfVsf`, converted.
 #[must_use]
 #[inline(always)]
 pub fn sub_f32(a: Vector, b: Vector) -> Vector {
@@ -106,19 +109,19 @@ pub fn sub_f32(a: Vector, b: Vector) -> Vector {
     f32_from_qf32(unsafe { arch::Q6_Vqf32_vsub_VsfVsf(a.0, b.0) })
 }
 
-/// 32 f32 lanes between operations, in the format that the unit computes in: qf32.
+/// 32 f32 lanes that are kept between operations, in the unit's arithmetic format: qf32.
 #[derive(Clone, Copy)]
 pub struct Accumulator(Vector);
 
 impl Accumulator {
-    /// A sum that starts at `v`.
+    /// Returns a sum that starts at `v`.
     #[must_use]
     #[inline(always)]
     pub fn from_f32(v: Vector) -> Self {
         Self(Vector(qf32_from_f32(v)))
     }
 
-    /// The f32 product `a · b`: `Q6_Vqf32_vmpy_VsfVsf`.
+    /// Returns the f32 product `a · b`: `Q6_Vqf32_vmpy_VsfVsf`.
     #[must_use]
     #[inline(always)]
     pub fn product(a: Vector, b: Vector) -> Self {
@@ -126,7 +129,7 @@ impl Accumulator {
         Self(Vector(unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) }))
     }
 
-    /// The f32 difference `a - b`: `Q6_Vqf32_vsub_VsfVsf`.
+    /// Returns the f32 difference `a - b`: `Q6_Vqf32_vsub_VsfVsf`.
     #[must_use]
     #[inline(always)]
     pub fn difference(a: Vector, b: Vector) -> Self {
@@ -151,7 +154,7 @@ impl Accumulator {
         self.plus(Self::product(a, b))
     }
 
-    /// The sum with `other`: `Q6_Vqf32_vadd_Vqf32Vqf32`.
+    /// Returns the sum with `other`: `Q6_Vqf32_vadd_Vqf32Vqf32`.
     #[must_use]
     #[inline(always)]
     pub fn plus(self, other: Self) -> Self {
@@ -171,7 +174,8 @@ impl Accumulator {
         }))
     }
 
-    /// Products of f16 lanes, (those of even lanes, those of odd lanes): `Q6_Wqf32_vmpy_VhfVhf`.
+    /// Returns the products of f16 lanes, (those of even lanes, those of odd lanes):
+    /// `Q6_Wqf32_vmpy_VhfVhf`.
     #[must_use]
     #[inline(always)]
     pub fn widen_mul(a: Vector, b: Vector) -> (Self, Self) {
@@ -180,8 +184,8 @@ impl Accumulator {
         (Self(even), Self(odd))
     }
 
-    /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes): [`Self::widen_mul`],
-    /// [`Self::plus`].
+    /// Adds the products of f16 lanes to two sums, (those of even lanes, those of odd lanes):
+    /// [`Self::widen_mul`], [`Self::plus`].
     #[must_use]
     #[inline(always)]
     pub fn widen_mul_add(sums: (Self, Self), a: Vector, b: Vector) -> (Self, Self) {
@@ -189,7 +193,7 @@ impl Accumulator {
         (sums.0.plus(even), sums.1.plus(odd))
     }
 
-    /// The lanes as f32.
+    /// Returns the lanes as f32.
     #[must_use]
     #[inline(always)]
     pub fn to_f32(self) -> Vector {

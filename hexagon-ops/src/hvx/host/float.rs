@@ -7,7 +7,7 @@ use crate::hvx::f16;
 #[cfg(target_arch = "x86_64")]
 use crate::hvx::x86;
 
-/// f32 value of each signed word: `Q6_Vsf_equals_Vw`.
+/// Returns the f32 value of each signed word: `Q6_Vsf_equals_Vw`.
 #[must_use]
 #[inline(always)]
 #[expect(
@@ -18,7 +18,7 @@ pub fn f32_from_w(a: Vector) -> Vector {
     lanes!(i32, 32; a => (a as f32).to_bits().cast_signed())
 }
 
-/// f16 product: `Q6_Vhf_vmpy_VhfVhf`.
+/// Returns the f16 product: `Q6_Vhf_vmpy_VhfVhf`.
 #[must_use]
 #[inline(always)]
 pub fn mul_f16(a: Vector, b: Vector) -> Vector {
@@ -29,7 +29,7 @@ pub fn mul_f16(a: Vector, b: Vector) -> Vector {
     lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) * f16::to_f32(b)))
 }
 
-/// f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
+/// Returns the f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
 #[must_use]
 #[inline(always)]
 pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
@@ -40,7 +40,8 @@ pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     lanes!(u16, 64; a, b, c => f16::from_f32(f16::to_f32(a) * f16::to_f32(b) + f16::to_f32(c)))
 }
 
-/// f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vhf_vsub_VhfVhf`, `Q6_Vhf_vmpy_VhfVhf`.
+/// Returns the f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vhf_vsub_VhfVhf`,
+/// `Q6_Vhf_vmpy_VhfVhf`.
 #[must_use]
 #[inline(always)]
 pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
@@ -51,7 +52,7 @@ pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
 }
 
-/// f16 difference: `Q6_Vhf_vsub_VhfVhf`.
+/// Returns the f16 difference: `Q6_Vhf_vsub_VhfVhf`.
 #[must_use]
 #[inline(always)]
 pub fn sub_f16(a: Vector, b: Vector) -> Vector {
@@ -62,18 +63,19 @@ pub fn sub_f16(a: Vector, b: Vector) -> Vector {
     lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) - f16::to_f32(b)))
 }
 
-/// Larger of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is larger is not defined.
+/// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is larger
+/// is not defined.
 #[must_use]
 #[inline(always)]
 pub fn max_f16(a: Vector, b: Vector) -> Vector {
-    // Signed numbers in the order of f16: magnitudes of negative ones count down.
+    // Signed numbers in the order of f16: the magnitudes of negative ones are reversed.
     lanes!(i16, 64; a, b => {
         let order = |x: i16| x ^ ((x >> 15) & 0x7fff);
         if order(a) > order(b) { a } else { b }
     })
 }
 
-/// Exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
+/// Returns the exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
 #[must_use]
 #[inline(always)]
 pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
@@ -81,7 +83,7 @@ pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
     (mul_f32(a.0, b.0), mul_f32(a.1, b.1))
 }
 
-/// The f32 values of f16 lanes, (even lanes, odd lanes).
+/// Returns the f32 values of f16 lanes, (even lanes, odd lanes).
 #[inline(always)]
 pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {
     #[cfg(target_arch = "x86_64")]
@@ -94,7 +96,8 @@ pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {
     )
 }
 
-/// The f32 values of f16 lanes in their order, (first 32, last 32): `Q6_Wsf_vmpy_VhfVhf` by 1, `Q6_W_vshuff_VVR` by -4.
+/// Returns the f32 values of f16 lanes in their order, (first 32, last 32): `Q6_Wsf_vmpy_VhfVhf` by
+/// 1, `Q6_W_vshuff_VVR` by -4.
 #[must_use]
 #[inline(always)]
 pub fn widen_in_order_f16(v: Vector) -> (Vector, Vector) {
@@ -106,7 +109,7 @@ pub fn widen_in_order_f16(v: Vector) -> (Vector, Vector) {
     super::interleave_w(even, odd)
 }
 
-/// f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
+/// Converts f32 pairs to f16, lanes of `even` in even places: `Q6_Vhf_vcvt_VsfVsf`.
 #[must_use]
 #[inline(always)]
 pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
@@ -118,29 +121,29 @@ pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
         | u32::from(f16::from_f32(f32::from_bits(odd))) << 16)
 }
 
-/// f32 product: `Q6_Vsf_vmpy_VsfVsf`.
+/// Returns the f32 product: `Q6_Vsf_vmpy_VsfVsf`.
 #[must_use]
 #[inline(always)]
 pub fn mul_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => a * b)
 }
 
-/// f32 sum: `Q6_Vsf_vadd_VsfVsf`.
+/// Returns the f32 sum: `Q6_Vsf_vadd_VsfVsf`.
 #[must_use]
 #[inline(always)]
 pub fn add_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => a + b)
 }
 
-/// f32 difference: `Q6_Vsf_vsub_VsfVsf`.
+/// Returns the f32 difference: `Q6_Vsf_vsub_VsfVsf`.
 #[must_use]
 #[inline(always)]
 pub fn sub_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => a - b)
 }
 
-/// Pairs of neighbouring blocks of `WORDS` lanes added: those of `a` in even blocks, those of `b` in odd ones. As
-/// [`swap_blocks`](super::swap_blocks), then [`add_f32`].
+/// Adds pairs of neighbouring blocks of `WORDS` lanes: those of `a` in even blocks,
+/// those of `b` in odd ones. As [`swap_blocks`](super::swap_blocks), then [`add_f32`].
 #[must_use]
 #[inline(always)]
 pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
@@ -161,21 +164,22 @@ pub fn fold_f32<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
     cast(out)
 }
 
-/// Larger of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
+/// Returns the larger lanes of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
 #[must_use]
 #[inline(always)]
 pub fn max_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => if a > b { a } else { b })
 }
 
-/// Smaller of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
+/// Returns the smaller lanes of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
 #[must_use]
 #[inline(always)]
 pub fn min_f32(a: Vector, b: Vector) -> Vector {
     lanes!(f32, 32; a, b => if a < b { a } else { b })
 }
 
-/// `x` where `a > b` as f32, else `y`: integer operations on the device. Neither `a` nor `b` may be NaN.
+/// Returns `x` where `a > b` as f32, else `y`: integer operations on the device. Neither `a` nor
+/// `b` may be NaN.
 #[must_use]
 #[inline(always)]
 pub fn select_gt_f32(a: Vector, b: Vector, x: Vector, y: Vector) -> Vector {
