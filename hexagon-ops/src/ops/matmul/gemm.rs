@@ -28,8 +28,8 @@
 //!    as for a full chunk. So the plan prefers a chunk that covers all of M over a longer group,
 //!    and cuts M into chunks of equal size if it has to.
 //! 3. Only one thread at a time may hold the matrix unit. Multiplying is therefore one task, and
-//!    the first in the list, because it cannot be divided; the other tasks fill the threads beside
-//!    it.
+//!    the first in the list: task 0 of a step stays on the calling thread, which holds the unit. The
+//!    other tasks fill the threads beside it.
 //! 4. The scale block, the row factors and the activations come first in VTCM. Their addresses
 //!    depend only on M and K, so a following product with the same activations (Q, K and V, or gate
 //!    and up) finds them there and skips packing: see `is_prepared`.
