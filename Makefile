@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test long bench kld ops optable build fetch dsp fuzz hostile batch tool vendor
+.PHONY: help demo test long bench kld ops optable build fetch nightly dsp fuzz hostile batch tool vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -19,7 +19,7 @@ help:
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
-	@echo "make optable  docs/ops.md from the logs of make test: which upstream cases the Hexagon device computes"
+	@echo "make optable  docs/results/operations.md from the logs of make test: which upstream cases the Hexagon device computes"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
@@ -29,6 +29,7 @@ help:
 	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
 	@echo "make fetch  only fetch and check what the others need"
+	@echo "make nightly  the pinned nightly, which make dsp and make fuzz need, by rustup"
 
 demo:
 	@$(PYTHON) scripts/demo.py
@@ -57,12 +58,16 @@ build:
 fetch:
 	@$(PYTHON) scripts/fetch.py
 
-# What the pinned nightly or the emulator is missing for is skipped with a printed reason.
+# The name is in library.sh only.
+nightly:
+	@rustup toolchain install $$(sed -n 's/^toolchain=//p' hexagon-ops/tools/library.sh) --profile minimal --component rust-src
+
+# Parts that the pinned nightly or the emulator is missing for are skipped with a printed reason.
 dsp:
 	@cargo test --release --locked -p hexagon-ops --test device --test skel --test qemu -- --ignored --nocapture
 
-# docs/hexagon.md has the picture; a part that is missing is skipped with a printed reason.
-# VENDOR=rknn: docs/rockchip.md, and the licence that this accepts in scripts/vendor_rknn.py.
+# docs/internals/vendor-loop.md has the picture; a part that is missing is skipped with a printed reason.
+# VENDOR=rknn: the same page, and the licence that this accepts in scripts/vendor_rknn.py.
 vendor:
 	@$(PYTHON) scripts/test.py $(if $(filter rknn,$(VENDOR)),rknn-vendor,all-vendor)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts upstream's test cases by operation, and writes docs/ops.md.
+"""Counts upstream's test cases by operation, and writes docs/results/operations.md.
 
 Reads the logs of `test.py ops`, which must have passed.
 """
@@ -12,9 +12,10 @@ from project import LOGS, ROOT, Problem, main_with
 
 HEAD = """# Operations
 
-What `test-backend-ops` of llama.cpp {version} says of `{device}` on a simulated {chip} under strict coherence, case by case (written by
-`make optable` after `make test`). A case that is not supported is one that the device leaves to the CPU. Not in it: cases with 128
-and more experts, and FLASH_ATTN_EXT with head sizes other than 64.
+What `test-backend-ops` of llama.cpp {version} says of `{device}` on a simulated {chip} under strict coherence, case by case.
+`make optable` writes this file after `make test`. *Not supported* means that the device leaves the case to the CPU; 0 OK means
+that it leaves the whole operation to the CPU. Not counted: cases with 128 and more experts, and FLASH_ATTN_EXT with head sizes
+other than 64.
 
 | operation | OK | not supported |
 |---|---|---|
@@ -35,8 +36,8 @@ def main():
     rows = [f"| {op} | {passed[op]} | {left[op]} |" for op in sorted({*passed, *left}, key=lambda op: (-passed[op], op))]
     total = f"| **all** | **{passed.total()}** | **{left.total()}** |"
     head = HEAD.format(version=project.LLAMA_VERSION, device=project.HEXAGON_DEVICE, chip=project.HEXAGON)
-    (ROOT / "docs" / "ops.md").write_text(head + "\n".join([total, *rows]) + "\n", encoding="utf-8")
-    print(f"{passed.total()} cases OK, {left.total()} not supported: docs/ops.md")
+    (ROOT / "docs" / "results" / "operations.md").write_text(head + "\n".join([total, *rows]) + "\n", encoding="utf-8")
+    print(f"{passed.total()} cases OK, {left.total()} not supported: docs/results/operations.md")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The parts of the Hexagon vendor loop, each got or built under target/vendor. docs/hexagon.md has the picture.
+"""The parts of the Hexagon vendor loop, each got or built under target/vendor. docs/internals/vendor-loop.md has the picture.
 
 libcdsprpc   as Debian built it for arm64 (package libfastrpc1), fetched by apt's own client and run under qemu-aarch64;
              or built for this machine from a checkout of qualcomm/fastrpc that FASTRPC_DIR names

@@ -3,7 +3,7 @@
 
 Usage: vendor_rknn.py run PROGRAM [ARGUMENT...]     an aarch64 program with the library as its librknnrt
 
-`VENDOR=rknn make vendor` runs the checks. docs/rockchip.md has the picture.
+`VENDOR=rknn make vendor` runs the checks. docs/internals/vendor-loop.md has the picture.
 
 It is opt-in because librknnrt is not free software. Who runs this accepts the licence of Rockchip's RKNN SDK, which
 allows to use the library "solely for the design, development and testing of applications that are compatible with

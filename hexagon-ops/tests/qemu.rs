@@ -294,11 +294,16 @@ fn kernels_take_the_recorded_packets() {
         }
     }
     if std::env::var_os("UPDATE_PACKETS").is_some() {
+        let nightly = include_str!("../tools/library.sh")
+            .lines()
+            .find_map(|line| line.strip_prefix("toolchain="))
+            .unwrap();
         let head = "# Packets per 32 x 32 tile or 1024 elements (quantize: per element), K = 1024, warm, counted by qemu-hexagon.\n\
-                    # Written by UPDATE_PACKETS=1 cargo test --test qemu; nightly-2026-10-15.\n\
+                    # Written by UPDATE_PACKETS=1 cargo test --test qemu; NIGHTLY.\n\
                     # gemv_SxR: S strips by R rows of activations, per tile of weights.\n\
                     # soft_max_inner: less the maximum, exponentials by table, sums; exp_f32: the polynomial.\n\
                     # attention_T_rR: per position, a head of 64 with R query rows, keys and values of type T; the matrix unit's packets count.\n";
+        let head = head.replace("NIGHTLY", nightly);
         std::fs::write(&table, format!("{head}{measured}")).unwrap();
     }
     let recorded = parse_packets(&std::fs::read_to_string(&table).unwrap());
