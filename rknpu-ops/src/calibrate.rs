@@ -1,10 +1,11 @@
-//! Clips for INT4 weights: which magnitude the outermost of the 16 levels stand for.
+//! Clips for INT4 weights: the magnitude that the outermost of the 16 levels stand for.
 //!
-//! The levels are -7.5, -6.5, … 7.5 steps: all 16 of them, as far to one side of 0 as to the other. That there is none at 0
-//! does not matter to rotated weights, of which hardly any is 0. The half is added after the multiplication.
+//! The levels are -7.5, -6.5, … 7.5 steps: 16 of them, reaching equally far to both sides of 0.
+//! That no level is 0 does not matter to rotated weights, hardly any of which is 0. The half is
+//! added after the multiplication.
 //!
-//! With 16 levels, giving up the few largest values makes every other value more precise. With the 255 of INT8 it
-//! never does, so a [`Clip`] can become an INT4 scale only.
+//! With 16 levels, giving up the few largest values makes every other value more precise. With the
+//! 255 of INT8 it never does, so a [`Clip`] can become an INT4 scale only.
 //!
 //! | method | samples it needs | decides for |
 //! |---|---|---|
@@ -12,10 +13,11 @@
 //! | `Mse` | a few dozen | one row and K segment |
 //! | `Percentile`, `KlDivergence` | more than bins, some 10,000 | all rows of a group, in units of each row's RMS |
 //!
-//! A row and segment has some hundred values, too few for a histogram of [`BINS`] bins. After a rotation the rows of a
-//! weight differ in size, hardly in shape. So the methods that look at a distribution pool the rows of a group (16 to
-//! 64 of them), each divided by its root mean square, choose one clip for the pool, and multiply it back. No clip is
-//! above the largest magnitude of its row.
+//! A row and segment has some hundred values, too few for a histogram of [`BINS`] bins. After a
+//! rotation the rows of a weight differ in size, hardly in shape. So the methods that look at a
+//! distribution pool the rows of a group (16 to 64 of them), each divided by its root mean square,
+//! choose one clip for the pool, and multiply it back. No clip is above the largest magnitude of
+//! its row.
 
 use multiversion::multiversion;
 
@@ -30,46 +32,51 @@ pub use histogram::{BINS, KL_CANDIDATES, KL_FLOOR};
 /// Clips that [`Method::Mse`] tries: a geometric series from the RMS to the largest magnitude.
 pub const MSE_CANDIDATES: usize = 32;
 
-/// Partial sums of a row, a fixed number of them so that a sum is the same with vectors of any width.
+/// Partial sums of a row, a fixed number of them so that a sum is the same with vectors of any
+/// width.
 const LANES: usize = 16;
 
 /// Largest level, in steps.
 pub(crate) const LEVEL_MAX: f32 = 7.5;
 
-/// How the clip of INT4 weights is chosen.
+/// Method that chooses the clip of INT4 weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Method {
-    /// The largest magnitude: nothing is clipped, and the scale stays the clip's.
+    /// The largest magnitude: nothing is clipped, and the scale is that of the clip.
     AbsMax,
     /// The magnitude that this fraction (0 to 1) of the values does not exceed.
     Percentile(f32),
     /// The clip with the least squared error.
     #[default]
     Mse,
-    /// The clip whose quantized distribution is closest to that of the values, by Kullback-Leibler divergence.
+    /// The clip whose quantized distribution is closest to that of the values, by Kullback-Leibler
+    /// divergence.
     KlDivergence,
 }
 
-/// Magnitude that INT4 values are clipped to: in (0, largest magnitude], 0 for zeros, NaN if a value is not finite.
+/// Magnitude that INT4 values are clipped to: in (0, largest magnitude], 0 for zeros, NaN if a
+/// value is not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Clip(f32);
 
 impl Clip {
-    /// The magnitude.
+    /// Returns the largest magnitude that is not clipped.
     #[must_use]
     pub const fn magnitude(self) -> f32 {
         self.0
     }
 
-    /// `7.5 / magnitude`, to round values with; `None` if that is not finite, and nothing can be rounded.
+    /// Returns `7.5 / magnitude`, the factor of values before rounding; `None` if that is not
+    /// finite and nothing can be rounded.
     pub(crate) fn inverse_i4(self) -> Option<f32> {
         let inverse = LEVEL_MAX / self.0;
         inverse.is_finite().then_some(inverse)
     }
 
-    /// The INT4 scale of `values` rounded with this clip, as `method` wants it.
+    /// Returns the INT4 scale of `values` rounded with this clip, as `method` requires.
     ///
-    /// - `clip / 7.5` for [`Method::AbsMax`]; otherwise the scale that fits the levels `q` best, `sum(x q) / sum(q^2)`
+    /// - `clip / 7.5` for [`Method::AbsMax`]; otherwise the scale that fits the levels `q` best,
+    ///   `sum(x q) / sum(q^2)`
     /// - 0 for zeros, NaN if a value is not finite
     #[must_use]
     pub fn scale_i4(self, values: &[f32], method: Method) -> f32 {
@@ -85,7 +92,7 @@ impl Clip {
     }
 }
 
-/// Chooses the clip of `values` on their own.
+/// Chooses the clip of `values` alone.
 #[must_use]
 pub fn clip(values: &[f32], method: Method) -> Clip {
     let mut clip = Clip::default();
@@ -97,9 +104,10 @@ pub fn clip(values: &[f32], method: Method) -> Clip {
     clip
 }
 
-/// Chooses the clip of each row, of one K segment; `found(row, clip)` is called for every row, in order.
+/// Chooses the clip of each row, of one K segment; `found(row, clip)` is called for every row, in
+/// order.
 ///
-/// The rows are one pool where the method needs one.
+/// The rows are one pool if the method needs one.
 pub fn clip_rows(rows: Rows<'_, f32>, method: Method, mut found: impl FnMut(usize, Clip)) {
     let pooled = match method {
         Method::AbsMax | Method::Mse => f32::INFINITY,
@@ -114,13 +122,14 @@ pub fn clip_rows(rows: Rows<'_, f32>, method: Method, mut found: impl FnMut(usiz
             Method::Mse => mse_clip(row, size),
             Method::Percentile(_) | Method::KlDivergence => size.max.min(size.rms * pooled),
         };
-        // `min` drops a NaN.
+        // `min` does not propagate NaN.
         let clip = if size.max.is_finite() { clip } else { f32::NAN };
         found(m, Clip(clip));
     }
 }
 
-/// The clip of values that are nearly normal: `factor` times their RMS, at most their largest magnitude.
+/// Returns the clip of values that are nearly normal: `factor` times their RMS, at most their
+/// largest magnitude.
 pub(crate) fn rms_clip(values: &[f32], factor: f32) -> Clip {
     let size = Size::of(values);
     if size.max.is_nan() {
@@ -129,7 +138,7 @@ pub(crate) fn rms_clip(values: &[f32], factor: f32) -> Clip {
     Clip(size.max.min(size.rms * factor))
 }
 
-/// How large the values of a row are.
+/// Magnitude of the values of a row.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     /// Largest magnitude; NaN if a value is not finite.
@@ -147,7 +156,7 @@ impl Size {
                 rms: 0.0,
             };
         }
-        // Relative to the largest, no square overflows or vanishes that counts.
+        // Relative to the largest value, no significant square overflows or vanishes.
         let inverse = 1.0 / max;
         if !inverse.is_finite() {
             return Self { max, rms: max };
@@ -161,10 +170,10 @@ impl Size {
     }
 }
 
-/// The clip among [`MSE_CANDIDATES`] with the least error after its scale has been fitted.
+/// Returns the clip among [`MSE_CANDIDATES`] with the least error after its scale has been fitted.
 ///
-/// With the best scale for given levels, the error is `sum(x^2) - sum(x q)^2 / sum(q^2)`: the least error is the
-/// largest quotient.
+/// With the best scale for given levels, the error is `sum(x^2) - sum(x q)^2 / sum(q^2)`: the least
+/// error is the largest quotient.
 fn mse_clip(row: &[f32], size: Size) -> f32 {
     let mut best = (f32::NEG_INFINITY, size.max);
     if size.rms == 0.0 {
@@ -198,7 +207,7 @@ struct Fit {
     qq: f32,
 }
 
-/// [`Fit`] of a row, `q` being the level nearest to `u`.
+/// Returns the [`Fit`] of a row, `q` being the level nearest to `u`.
 #[multiversion(targets("x86_64+avx2"))]
 fn fit(row: &[f32], inverse: f32) -> Fit {
     let (mut uq, mut qq) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -219,12 +228,12 @@ fn fit(row: &[f32], inverse: f32) -> Fit {
     let padding = (LANES - rest.len()) as f32;
     Fit {
         uq: uq.iter().sum(),
-        // The level of a zero behind the row is 1/2.
+        // The level of a zero after the row's end is 1/2.
         qq: qq.iter().sum::<f32>() - 0.25 * padding,
     }
 }
 
-/// Largest magnitude; infinity or NaN if a value is.
+/// Returns the largest magnitude; infinity or NaN if a value is.
 #[multiversion(targets("x86_64+avx2"))]
 fn absmax(row: &[f32]) -> f32 {
     // The bits without sign are ordered as magnitudes are, infinity and NaN on top.
@@ -235,7 +244,7 @@ fn absmax(row: &[f32]) -> f32 {
     f32::from_bits(bits.cast_unsigned())
 }
 
-/// `sum((x * factor)^2)`.
+/// Returns `sum((x * factor)^2)`.
 #[multiversion(targets("x86_64+avx2"))]
 fn square_sum(row: &[f32], factor: f32) -> f32 {
     let mut sums = [0.0f32; LANES];

@@ -1,13 +1,14 @@
 //! The C ABI of librknnrt's matmul API: structs, constants and the table of functions.
 //!
-//! Lives here: what both the vendor's library and its stand-in ([`crate::sim`]) must agree on. Not here: loading a
-//! library (the host crate does it) and any behaviour.
+//! This module holds what both the vendor's library and its stand-in ([`crate::sim`]) must agree
+//! on. It does not load a library (the host crate does that), and has no behaviour.
 //!
-//! Names stay close to the C ones: `rknn_matmul_info` is [`MatmulInfo`]. Enumerations are transparent newtypes, not
-//! Rust enums, because the library may return values this file does not know.
+//! Names stay close to the C ones: `rknn_matmul_info` is [`MatmulInfo`]. Enumerations are
+//! transparent newtypes, not Rust enums, because the library may return values this file does not
+//! know.
 //!
-//! SOURCE: airockchip/rknn-toolkit2, `librknn_api/include/rknn_api.h` and `rknn_matmul_api.h`, version 2.3.2; sizes and
-//! offsets as printed by a C compiler for LP64 little endian.
+//! SOURCE: airockchip/rknn-toolkit2, `librknn_api/include/rknn_api.h` and `rknn_matmul_api.h`,
+//! version 2.3.2; sizes and offsets as printed by a C compiler for LP64 little endian.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -18,7 +19,8 @@ mod table;
 pub use code::error_name;
 pub use table::{Api, SYMBOLS};
 
-/// Handle of a matmul context (`rknn_matmul_ctx`); the same handle is accepted where the C API takes `rknn_context`.
+/// Handle of a matmul context (`rknn_matmul_ctx`); the same handle is accepted where the C API
+/// takes `rknn_context`.
 pub type MatmulCtx = u64;
 
 /// Largest number of dimensions in a tensor attribute (`RKNN_MAX_DIMS`).
@@ -77,11 +79,12 @@ c_values! {
 }
 
 c_values! {
-    /// Memory layout of a tensor (`rknn_matmul_layout`), in the 16-bit width of the fields of [`MatmulInfo`].
+    /// Memory layout of a tensor (`rknn_matmul_layout`), in the 16-bit width of the fields of
+    /// [`MatmulInfo`].
     Layout(i16) {
         /// Row-major: A is `[M, K]`, B is `[K, N]`, C is `[M, N]`.
         NORM = 0,
-        /// What the matrix unit reads and writes: see [`crate::layout`].
+        /// Layout of the matrix unit: see [`crate::layout`].
         NATIVE = 1,
         /// Transposed row-major, B only: `[N, K]`.
         TP_NORM = 2,
@@ -89,7 +92,8 @@ c_values! {
 }
 
 c_values! {
-    /// Quantization granularity (`rknn_quant_type`), in the 16-bit width of the fields of [`MatmulInfo`].
+    /// Quantization granularity (`rknn_quant_type`), in the 16-bit width of the fields of
+    /// [`MatmulInfo`].
     QuantType(i16) {
         /// One scale for the tensor.
         PER_LAYER_SYM = 0,
@@ -149,11 +153,11 @@ c_values! {
 c_values! {
     /// Direction of a cache operation (`rknn_mem_sync_mode`).
     MemSync(c_int) {
-        /// The device shall see what the CPU wrote.
+        /// Makes the CPU's writes visible to the device.
         TO_DEVICE = 1,
-        /// The CPU shall see what the device wrote.
+        /// Makes the device's writes visible to the CPU.
         FROM_DEVICE = 2,
-        /// Both.
+        /// Makes the writes of each visible to the other.
         BIDIRECTIONAL = 3,
     }
 }
@@ -168,7 +172,7 @@ pub mod mem_flags {
     pub const FROM_PHYS: u32 = 3;
 }
 
-/// What to create (`rknn_matmul_info`).
+/// Parameters of a context to create (`rknn_matmul_info`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulInfo {
@@ -178,7 +182,7 @@ pub struct MatmulInfo {
     pub k: c_int,
     /// Columns of B and C.
     pub n: c_int,
-    /// Element types.
+    /// Types of A, B and C.
     pub matmul_type: MatmulType,
     /// Layout of B.
     pub b_layout: Layout,
@@ -197,7 +201,7 @@ pub struct MatmulInfo {
 }
 
 impl MatmulInfo {
-    /// A request with per-layer scales, I/O domain 0 and everything native.
+    /// Returns a request with per-layer scales, I/O domain 0 and everything native.
     #[must_use]
     pub const fn native(matmul_type: MatmulType, m: c_int, k: c_int, n: c_int) -> Self {
         Self {
@@ -216,7 +220,8 @@ impl MatmulInfo {
     }
 }
 
-/// One tensor of a context, as the library wants it bound (`rknn_matmul_tensor_attr`).
+/// One tensor of a context, in the form in which the library expects it
+/// (`rknn_matmul_tensor_attr`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TensorAttr {
@@ -226,7 +231,7 @@ pub struct TensorAttr {
     pub n_dims: u32,
     /// Dimensions, outermost first.
     pub dims: [u32; MAX_DIMS],
-    /// Bytes.
+    /// Size in bytes.
     pub size: u32,
     /// Element type.
     pub tensor_type: TensorType,
@@ -304,11 +309,11 @@ pub struct TensorMem {
     pub fd: i32,
     /// Bytes from the start of the allocation.
     pub offset: i32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u32,
     /// One of [`mem_flags`].
     pub flags: u32,
-    /// The library's own.
+    /// Private data of the library.
     pub priv_data: *mut c_void,
 }
 
@@ -322,7 +327,7 @@ pub struct SdkVersion {
     pub drv_version: [c_char; 256],
 }
 
-/// Fails the build when the compiler lays a struct out differently from the vendor's C compiler.
+/// Fails the build if the compiler lays out a struct differently from the vendor's C compiler.
 macro_rules! assert_abi {
     ($name:ident: $size:literal { $($($field:ident).+ @ $offset:literal),* $(,)? }) => {
         const _: () = assert!(size_of::<$name>() == $size);

@@ -1,26 +1,50 @@
-//! INT4 operands: rotation, activations with one or two digits, weights with a scale for each row and K segment.
+//! INT4 products on the NPU: rotation, activations of one or two digits, weights with a scale for
+//! each row and K segment.
+//!
+//! The matrix unit of the RK3588 multiplies 4-bit by 4-bit integers into 16-bit sums, and later
+//! chips multiply 8-bit or FP16 activations by 4-bit weights. Both read half the bytes of INT8.
+//! With only 16 levels for a weight, accuracy depends on everything around the multiplication,
+//! which is this module:
 //!
 //! ```text
-//! activation row --rotate--> row' --per segment: scale, digits--> nibbles --interleave_a--> native A
-//! weight rows    --rotate--> rows' --per segment: calibrated scale--> nibbles --pack_group--> native B
-//! native C of each segment --unpack_scaled--> dst[m][n] = sum over segments of (c + h[m]) * w_scale[n] * a_scale[m]
+//! weights, once:
+//!   for each row n:  w' = rotate(w)
+//!     for each K segment s of at most 576 elements
+//!       clip = calibrated magnitude; w_scale[s][n] = the step that fits best
+//!       q[n][k] = the nibble whose level q + 1/2 is nearest to w'[k] / step
+//!   nibbles --pack_group_i4--> native B of each segment
+//!
+//! activations, for each product:
+//!   for each row m:  x' = rotate(x)
+//!     for each K segment s
+//!       a_scale[m][s] = clip / levels;  a[m][k] = round(x'[k] / a_scale)    one or two digits
+//!       half[m][s]    = 1/2 · Σ a[m][k]
+//!   nibbles --interleave_a_i4--> native A
+//!
+//! device, for each K segment:  c[m][n] = Σ over k of a[m][k] · q[n][k]      I16, saturating
+//! result (unpack_scaled):
+//!   dst[m][n] = Σ over s of (c[m][n] + half[m][s]) · w_scale[s][n] · a_scale[m][s]
 //! ```
 //!
-//! Two 4-bit elements share a byte, the even K in the low nibble, and every native slice and tile has an even number
-//! of elements. So nibbles move as bytes: a K of `k` elements is `k / 2` bytes to [`crate::pack`].
-//!
-//! **The half.** A nibble `q` of a weight stands for `(q + 1/2)` scales, so that all of -8 … 7 are used, as far to one side
-//! of 0 as to the other. The device multiplies with `q`; the halves are the same for every column:
-//! `sum(a (q + 1/2)) = sum(a q) + h`, where `h` is half the sum of a row's activations in the segment. It is
-//! computed where they are quantized and added, exactly, where the result is unpacked.
-//!
-//! **Saturation.** I4 x I4 gives I16, saturated. Activations are in [-7, 7], weights in [-8, 7], and a segment has at most
-//! [`SAFE_K_I4`] elements, so no sum leaves the I16 range, whatever the data.
-//!
-//! **Two digits.** An activation may be cut into two digits of base 15, `q = 15 * high + low`, each in [-7, 7], which
-//! are two rows of A (`2 m` high, `2 m + 1` low). That is an activation of 225 levels, close to INT8, against INT4
-//! weights: the device multiplies twice as many rows and reads the same weights, and a sum of either row is as safe
-//! from saturation as with one digit.
+//! 1. **Rotation.** A signed Hadamard transform ([`crate::rotation`]) of both operands leaves their
+//!    product unchanged and spreads outliers, so that one step suits all elements of a segment.
+//! 2. **A scale for each K segment.** The device adds within a segment only. The segments' results
+//!    are scaled and added in FP32, so each segment of a row can have its own scale, on both sides.
+//! 3. **Saturation cannot happen.** Activations are in [-7, 7], weights in [-8, 7], and a segment
+//!    has at most [`SAFE_K_I4`] elements, so no sum leaves the I16 range, whatever the data.
+//! 4. **The half.** A nibble `q` of a weight stands for `(q + 1/2)` steps, so that all of -8 … 7
+//!    are used and reach equally far to both sides of 0. The device multiplies by `q`. The halves
+//!    contribute the same to every column: `sum(a (q + 1/2)) = sum(a q) + h`, where `h` is half the
+//!    sum of a row's activations in the segment. It is computed where they are quantized, and
+//!    added, exactly, where the result is unpacked.
+//! 5. **Two digits.** An activation may be split into two digits of base 15, `q = 15 * high + low`,
+//!    each in [-7, 7], which are two rows of A (`2 m` high, `2 m + 1` low). That gives an
+//!    activation 225 levels, close to INT8, against INT4 weights: the device multiplies twice as
+//!    many rows and reads the same weights, and either row's sum is as safe from saturation as with
+//!    one digit.
+//! 6. **Nibbles move as bytes.** Two 4-bit elements share a byte, the even K in the low nibble, and
+//!    every native slice and tile has an even number of elements. So a K of `k` elements is `k / 2`
+//!    bytes to [`crate::pack`], which moves INT4, INT8 and FP16 by the same code.
 
 use half::f16;
 use multiversion::multiversion;
@@ -45,13 +69,13 @@ pub const I4_MAX: f32 = 7.0;
 /// Largest magnitude of two digits.
 const TWO_DIGITS_MAX: f32 = I4_MAX * Digits::BASE + I4_MAX;
 
-/// Largest K of a call with I16 results: `7 * 8 * 576 = 32,256`, and 608, the next multiple of the alignment of K, would
-/// reach 34,048 and saturate.
-// SOURCE: saturation instead of wrapping, from one open-source driver project; another bounds a column's sum likewise, by
-// 7 and 8 times its positive and negative weights.
+/// Largest K of a call with I16 results: `7 * 8 * 576 = 32,256`, and 608, the next multiple of the
+/// alignment of K, would reach 34,048 and saturate.
+// SOURCE: saturation instead of wrapping, from one open-source driver project; another bounds a
+// column's sum likewise, by 7 and 8 times its positive and negative weights.
 pub const SAFE_K_I4: usize = 576;
 
-/// Digits of an activation.
+/// Number of digits of an activation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Digits {
     /// 15 levels, one row of A.
@@ -62,17 +86,19 @@ pub enum Digits {
 }
 
 impl Digits {
-    /// What a unit of the high digit stands for.
+    /// Weight of the high digit.
     pub(crate) const BASE: f32 = 15.0;
 
-    /// Clip of one digit in units of the RMS. For normal values, and rotated rows nearly are, the squared error is
-    /// least at 2.46; here it is 1.29 % of their square, and no search for each row did better.
+    /// Clip of one digit in units of the RMS. The squared error of normal values is least at 2.46,
+    /// and rotated rows are nearly normal. With this clip it is 1.29 % of their square, and no
+    /// search for each row did better.
     ///
-    /// SOURCE: the error of 2,000,000 normal values at clips from 2.3 to 3.6; KL divergence of a small model with
-    /// this clip, with clips of 2.3 to 2.8 and with a search of 12 clips for each row.
+    /// SOURCE: the error of 2,000,000 normal values at clips from 2.3 to 3.6; KL divergence of a
+    /// small model with this clip, with clips of 2.3 to 2.8 and with a search of 12 clips for each
+    /// row.
     const CLIP_RMS: f32 = 2.5;
 
-    /// Rows of A and C for each activation row.
+    /// Returns the number of rows of A and C for each activation row.
     #[must_use]
     pub const fn rows(self) -> usize {
         match self {
@@ -81,7 +107,8 @@ impl Digits {
         }
     }
 
-    /// Scale of the values of one row and segment; 0 for zeros, NaN if one is not finite.
+    /// Returns the scale of the values of one row and segment; 0 for zeros, NaN if one is not
+    /// finite.
     fn scale(self, values: &[f32]) -> f32 {
         let (clip, levels) = match self {
             Self::One => (calibrate::rms_clip(values, Self::CLIP_RMS), I4_MAX),
@@ -96,25 +123,30 @@ impl Digits {
     }
 }
 
-/// Factors of a row of activations in `segments` K segments: a scale for each, then [the half](self) for each.
+/// Returns the number of factors of a row of activations in `segments` K segments: a scale for
+/// each, then [the half](self) for each.
 #[must_use]
 pub const fn factors_i4(segments: usize) -> usize {
     2 * segments
 }
 
-/// Factors of a row of activations with one scale: the scale, then [the half](self) for each K segment.
+/// Returns the number of factors of a row of activations with one scale: the scale, then [the
+/// half](self) for each K segment.
 #[must_use]
 pub const fn factors(segments: usize) -> usize {
     1 + segments
 }
 
-/// Step 1 for INT4 activations: rotates and quantizes rows into a row-major scratch of nibbles.
+/// Computes step 1 for INT4 activations: rotates and quantizes rows into a row-major scratch of
+/// nibbles.
 ///
 /// - `src`: any rows, K elements each (K even); `work`: at least K elements of scratch
-/// - `segment_k`: elements of a K segment (even, the last segment may be short); each has its own scale
-/// - `out`: `src.count() * digits.rows() * K / 2` bytes, row-major without gaps; the digits of a row follow each other,
-///   the high one first
-/// - `factors`: [`factors_i4`] elements for each row; the scale is NaN for a segment with a non-finite element
+/// - `segment_k`: elements of a K segment (even, the last segment may be short); each has its own
+///   scale
+/// - `out`: `src.count() * digits.rows() * K / 2` bytes, row-major without gaps; the digits of a
+///   row follow each other, the high one first
+/// - `factors`: [`factors_i4`] elements for each row; the scale is NaN for a segment with a
+///   non-finite element
 ///
 /// # Panics
 /// If a length disagrees, or K or `segment_k` is odd or 0.
@@ -170,7 +202,8 @@ pub fn quantize_rows_i4(
     }
 }
 
-/// Step 1 for INT8 activations that meet INT4 weights: [`pack::quantize_rows_i8`] with factors for [`unpack_scaled`].
+/// Computes step 1 for INT8 activations of INT4 weights: [`pack::quantize_rows_i8`] with factors
+/// for [`unpack_scaled`].
 ///
 /// - `segment_k`: elements of a K segment; `factors`: [`factors`] elements for each row
 ///
@@ -195,10 +228,11 @@ pub fn quantize_rows_i8(
     }
 }
 
-/// Step 1 for FP16 activations that meet INT4 weights: [`pack::convert_rows_f16`] with factors for [`unpack_scaled`].
+/// Computes step 1 for FP16 activations of INT4 weights: [`pack::convert_rows_f16`] with factors
+/// for [`unpack_scaled`].
 ///
-/// - `segment_k`: elements of a K segment; `factors`: [`factors`] elements for each row, of which the first undoes the
-///   row's power of two
+/// - `segment_k`: elements of a K segment; `factors`: [`factors`] elements for each row, of which
+///   the first undoes the row's power of two
 ///
 /// # Panics
 /// If a length disagrees, or `segment_k` is 0.
@@ -221,7 +255,7 @@ pub fn convert_rows_f16(
     }
 }
 
-/// The rows of `src` and their factors.
+/// Returns the number of each row of `src` with its factors.
 fn each_row<'a>(
     src: Rows<'_, f32>,
     segment_k: usize,
@@ -236,7 +270,7 @@ fn each_row<'a>(
     factors.chunks_exact_mut(per_row).enumerate()
 }
 
-/// Half of a sum of integers: exact, as a K segment has a few hundred of them.
+/// Returns half of a sum of integers, exactly, since a K segment has a few hundred of them.
 fn half_of(sum: i32) -> f32 {
     // CAST: |sum| is at most 127 * 576 times the segments of a row, far below 2^24.
     0.5 * sum as f32
@@ -247,7 +281,7 @@ fn sum(values: &[i8]) -> i32 {
     values.iter().map(|q| i32::from(*q)).sum()
 }
 
-/// In FP32, in the order of eight lanes.
+/// Sums in FP32, in the order of eight lanes.
 fn sum_f16(values: &[f16]) -> f32 {
     let mut lanes = [0.0; 8];
     for part in values.chunks(8) {
@@ -258,10 +292,10 @@ fn sum_f16(values: &[f16]) -> f32 {
     lanes.iter().sum()
 }
 
-/// Step 2 for INT4 activations: [`pack::interleave_a`] on bytes.
+/// Computes step 2 for INT4 activations: [`pack::interleave_a`] on bytes.
 ///
-/// - `src`: rows of nibbles, `digits.rows()` for each activation row, of the K range that `dst` covers
-///   ([`Rows::columns`] in bytes); `m`: rows of the bucket, at least that many
+/// - `src`: rows of nibbles, `digits.rows()` for each activation row, of the K range that `dst`
+///   covers ([`Rows::columns`] in bytes); `m`: rows of the bucket, at least that many
 ///
 /// # Panics
 /// As [`pack::interleave_a`].
@@ -273,10 +307,10 @@ pub fn interleave_a_i4(src: Rows<'_, u8>, layout: NativeA, m: usize, dst: &mut [
     pack::interleave_a(src, layout, m, dst);
 }
 
-/// Bytes of a row of nibbles.
+/// Returns the bytes of a row of nibbles.
 ///
 /// # Panics
-/// If K or the length of segments is odd, or the latter 0.
+/// If K or the length of segments is odd, or the length is 0.
 fn nibble_bytes(k: usize, segment_k: usize) -> usize {
     assert!(
         k.is_multiple_of(2) && segment_k.is_multiple_of(2) && segment_k > 0,
@@ -285,7 +319,8 @@ fn nibble_bytes(k: usize, segment_k: usize) -> usize {
     k / 2
 }
 
-/// Nibbles `clamp(round(x * inverse), -7, 7)`, ties to even, two to the byte; returns their sum.
+/// Computes the nibbles `clamp(round(x * inverse), -7, 7)`, ties to even, two to the byte. Returns
+/// their sum.
 ///
 /// - `out`: half as many bytes as values
 #[multiversion(targets("x86_64+avx2"))]
@@ -302,7 +337,8 @@ fn quantize_one(values: &[f32], inverse: f32, out: &mut [u8]) -> i32 {
     total
 }
 
-/// Two digits of base 15 of `clamp(round(x * inverse), -112, 112)`; returns the sum of these integers.
+/// Computes two digits of base 15 of `clamp(round(x * inverse), -112, 112)`. Returns the sum of
+/// these integers.
 #[multiversion(targets("x86_64+avx2"))]
 fn quantize_two(values: &[f32], inverse: f32, high: &mut [u8], low: &mut [u8]) -> i32 {
     let mut total = 0;
@@ -327,7 +363,7 @@ fn quantize_two(values: &[f32], inverse: f32, high: &mut [u8], low: &mut [u8]) -
     total
 }
 
-/// Nibbles `q` where `q + 1/2` is nearest to `x * inverse`, two to the byte.
+/// Computes the nibbles `q` for which `q + 1/2` is nearest to `x * inverse`, two to the byte.
 ///
 /// - `out`: half as many bytes as values
 #[multiversion(targets("x86_64+avx2"))]
@@ -341,10 +377,11 @@ fn quantize_weights(values: &[f32], inverse: f32, out: &mut [u8]) {
     }
 }
 
-/// Values that a step quantizes; even.
+/// Values that are quantized at a time; even.
 const CHUNK: usize = 64;
 
-/// Pairs of 4-bit integers, one to a byte, as bytes: the first of a pair in the low nibble.
+/// Joins pairs of 4-bit integers, one to a byte, into bytes with the first of a pair in the low
+/// nibble.
 #[inline(always)]
 fn join_nibbles(digits: &[i8; CHUNK], out: &mut [u8]) {
     let (pairs, _) = digits.as_chunks();

@@ -1,7 +1,7 @@
-//! Native layouts of A, B and C on Rockchip NPUs, as values: only their methods compute addresses.
+//! Native layouts of A, B and C on Rockchip NPUs, as values. Only their methods compute addresses.
 //!
-//! `C[M,N] = A[M,K] * B[K,N]`; m, k, n are element indices. Everything is cut into small pieces that the hardware
-//! fetches whole (16 bytes of A and C, one tile of B):
+//! `C[M,N] = A[M,K] * B[K,N]`; m, k, n are element indices. Everything is cut into small pieces
+//! that the hardware fetches whole (16 bytes of A and C, one tile of B):
 //!
 //! ```text
 //! A  NativeA{s}: K cut into slices of s; a slice holds all M rows          (s = 16 bytes of elements on RK3588)
@@ -23,11 +23,12 @@
 //! C  NativeC{t}: as A, along N                          index = ((n/t)*M + m)*t + n%t
 //! ```
 //!
-//! Sizes round up to whole pieces; the excess is zero. A 4-bit tensor uses the same element indices, two elements to
-//! the byte, the even index in the low nibble (any order works on the hardware if A and B agree).
+//! Sizes round up to whole pieces; the excess is zero. A 4-bit tensor uses the same element
+//! indices, two elements to the byte, the even index in the low nibble (any order works on the
+//! hardware if A and B agree).
 //!
-//! SOURCE: RKNN SDK User Guide 2.3.0 section 3.5 (layout tables and C examples) and rknn_matmul_api.h 2.3.2; agreed by
-//! several independent open-source users of the API.
+//! SOURCE: RKNN SDK User Guide 2.3.0 section 3.5 (layout tables and C examples) and
+//! rknn_matmul_api.h 2.3.2; agreed by several independent open-source users of the API.
 
 use crate::ffi::MatmulType;
 
@@ -45,10 +46,10 @@ pub enum Soc {
 }
 
 impl Soc {
-    /// Every family.
+    /// All families.
     pub const ALL: [Self; 4] = [Self::Rk3588, Self::Rk3576, Self::Rk3562, Self::Rk3566];
 
-    /// Name as written in `GGML_RUST_NPU_SIM`.
+    /// Returns the name that `GGML_RUST_NPU_SIM` uses.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,7 +60,7 @@ impl Soc {
         }
     }
 
-    /// The family of a chip name (`rk3588`, `rk3588s`, `rk3568`…), in any case.
+    /// Returns the family of a chip name (`rk3588`, `rk3588s`, `rk3568`…), in upper or lower case.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name.to_ascii_lowercase().as_str() {
@@ -71,9 +72,10 @@ impl Soc {
         }
     }
 
-    /// NPU cores.
+    /// Returns the number of NPU cores.
     ///
-    /// SOURCE: vendor kernel driver 0.9.8, `rknpu_drv.c` core masks; RKNN User Guide 2.3.0 section 3.5.
+    /// SOURCE: vendor kernel driver 0.9.8, `rknpu_drv.c` core masks; RKNN User Guide 2.3.0 section
+    /// 3.5.
     #[must_use]
     pub const fn cores(self) -> usize {
         match self {
@@ -102,7 +104,7 @@ pub enum Elem {
 }
 
 impl Elem {
-    /// Bits of an element.
+    /// Returns the number of bits of an element.
     #[must_use]
     pub const fn bits(self) -> usize {
         match self {
@@ -113,7 +115,7 @@ impl Elem {
         }
     }
 
-    /// Bytes of `len` elements; a lone 4-bit element takes a whole byte.
+    /// Returns the bytes of `len` elements; a lone 4-bit element takes a whole byte.
     #[must_use]
     pub const fn bytes(self, len: usize) -> usize {
         (len * self.bits()).div_ceil(8)
@@ -130,25 +132,25 @@ pub struct NativeA {
 }
 
 impl NativeA {
-    /// Element index of (m, k) in a tensor of `rows` rows.
+    /// Returns the element index of (m, k) in a tensor of `rows` rows.
     #[must_use]
     pub const fn index(self, m: usize, k: usize, rows: usize) -> usize {
         ((k / self.s) * rows + m) * self.s + k % self.s
     }
 
-    /// Elements, padding included.
+    /// Returns the number of elements, padding included.
     #[must_use]
     pub const fn len(self, rows: usize, k: usize) -> usize {
         k.div_ceil(self.s) * rows * self.s
     }
 
-    /// Bytes, padding included.
+    /// Returns the number of bytes, padding included.
     #[must_use]
     pub const fn bytes(self, rows: usize, k: usize) -> usize {
         self.elem.bytes(self.len(rows, k))
     }
 
-    /// Dimensions as the library reports them, outermost first.
+    /// Returns the dimensions that the library reports, outermost first.
     #[must_use]
     pub const fn dims(self, rows: usize, k: usize) -> [usize; 3] {
         [k.div_ceil(self.s), rows, self.s]
@@ -162,14 +164,15 @@ pub struct NativeB {
     pub gn: usize,
     /// Elements of K in a tile.
     pub gk: usize,
-    /// A longer K is cut into pieces of this many elements, each laid out on its own, one after another.
+    /// Elements of the pieces into which a longer K is cut. Each piece is laid out separately, one
+    /// after another.
     pub split_k: usize,
     /// Element type.
     pub elem: Elem,
 }
 
 impl NativeB {
-    /// Element index of (k, n) in a tensor of `k_len` x `n_len`.
+    /// Returns the element index of (k, n) in a tensor of `k_len` x `n_len`.
     #[must_use]
     pub const fn index(self, k: usize, n: usize, k_len: usize, n_len: usize) -> usize {
         let piece = k / self.split_k;
@@ -181,32 +184,33 @@ impl NativeB {
         base + (tile * self.gn + n % self.gn) * self.gk + k_in % self.gk
     }
 
-    /// Elements, padding included.
+    /// Returns the number of elements, padding included.
     #[must_use]
     pub const fn len(self, k: usize, n: usize) -> usize {
         let whole = k / self.split_k * self.split_k;
         self.len_whole(whole, n) + self.len_whole(k - whole, n)
     }
 
-    /// Bytes, padding included.
+    /// Returns the number of bytes, padding included.
     #[must_use]
     pub const fn bytes(self, k: usize, n: usize) -> usize {
         self.elem.bytes(self.len(k, n))
     }
 
-    /// Elements of one strip of `gn` columns over a K of at most `split_k`; strip `nt` starts at `nt` times this.
+    /// Returns the elements of one strip of `gn` columns over a K of at most `split_k`; strip `nt`
+    /// starts at `nt` times this.
     #[must_use]
     pub const fn strip_len(self, k: usize) -> usize {
         k.div_ceil(self.gk) * self.gk * self.gn
     }
 
-    /// Number of pieces that K is cut into.
+    /// Returns the number of pieces into which K is cut.
     #[must_use]
     pub const fn pieces(self, k: usize) -> usize {
         k.div_ceil(self.split_k)
     }
 
-    /// Elements of K in piece `piece`.
+    /// Returns the elements of K in piece `piece`.
     #[must_use]
     pub const fn piece_k(self, k: usize, piece: usize) -> usize {
         let rest = k - piece * self.split_k;
@@ -217,7 +221,7 @@ impl NativeB {
         }
     }
 
-    /// Dimensions as the library reports them, outermost first: `[N/gn, K/gk, gn, gk]`.
+    /// Returns the dimensions that the library reports, outermost first: `[N/gn, K/gk, gn, gk]`.
     #[must_use]
     pub const fn dims(self, k: usize, n: usize) -> [usize; 4] {
         [n.div_ceil(self.gn), k.div_ceil(self.gk), self.gn, self.gk]
@@ -238,25 +242,25 @@ pub struct NativeC {
 }
 
 impl NativeC {
-    /// Element index of (m, n) in a tensor of `rows` rows.
+    /// Returns the element index of (m, n) in a tensor of `rows` rows.
     #[must_use]
     pub const fn index(self, m: usize, n: usize, rows: usize) -> usize {
         ((n / self.t) * rows + m) * self.t + n % self.t
     }
 
-    /// Elements, padding included.
+    /// Returns the number of elements, padding included.
     #[must_use]
     pub const fn len(self, rows: usize, n: usize) -> usize {
         n.div_ceil(self.t) * rows * self.t
     }
 
-    /// Bytes, padding included.
+    /// Returns the number of bytes, padding included.
     #[must_use]
     pub const fn bytes(self, rows: usize, n: usize) -> usize {
         self.elem.bytes(self.len(rows, n))
     }
 
-    /// Dimensions as the library reports them, outermost first.
+    /// Returns the dimensions that the library reports, outermost first.
     #[must_use]
     pub const fn dims(self, rows: usize, n: usize) -> [usize; 3] {
         [n.div_ceil(self.t), rows, self.t]
@@ -276,20 +280,22 @@ pub struct MatmulLayout {
     pub k_align: usize,
     /// N must be a multiple of this.
     pub n_align: usize,
-    /// Largest K the library accepts, where it has a limit.
+    /// Largest K that the library accepts, if it has a limit.
     pub k_max: Option<usize>,
-    /// Largest N according to the documentation; the library does not enforce it (see [`MatmulLayout::of`]).
+    /// Largest N according to the documentation; the library does not enforce it (see
+    /// [`MatmulLayout::of`]).
     pub n_max_documented: Option<usize>,
 }
 
 impl MatmulLayout {
-    /// The layouts of `matmul_type` on `soc`; `None` when the chip does not have the type.
+    /// Returns the layouts of `matmul_type` on `soc`; `None` when the chip does not have the type.
     ///
-    /// Alignments are the stricter of what the header and the guide say.
+    /// Where header and guide disagree, alignments are the stricter ones.
     ///
-    /// SOURCE: types, RKNN User Guide 2.3.0 table 3-13; alignments, limits and tiles, rknn_matmul_api.h 2.3.2 comments
-    /// and User Guide section 3.5. That N above the documented limit runs on RK3588 with 2.3.2 is reported by one open
-    /// backend (INT8 N = 87392, F16 N = 32768). The f16 and int8 C slices of 8 and 16 follow from the 16-byte atom.
+    /// SOURCE: types, RKNN User Guide 2.3.0 table 3-13; alignments, limits and tiles,
+    /// rknn_matmul_api.h 2.3.2 comments and User Guide section 3.5. That N above the documented
+    /// limit runs on RK3588 with 2.3.2 is reported by one open backend (INT8 N = 87392, F16 N =
+    /// 32768). The f16 and int8 C slices of 8 and 16 follow from the 16-byte atom.
     #[must_use]
     pub fn of(soc: Soc, matmul_type: MatmulType) -> Option<Self> {
         let (a, b, c) = elements(soc, matmul_type)?;
@@ -318,9 +324,10 @@ impl MatmulLayout {
     }
 }
 
-/// Element types of A, B and C of a matmul type, if the chip has it.
+/// Returns the element types of A, B and C of a matmul type, if the chip has it.
 ///
-/// SOURCE: RKNN User Guide 2.3.0 table 3-13; I4 x I4 on RK3588 only is confirmed by users of both chips.
+/// SOURCE: RKNN User Guide 2.3.0 table 3-13; I4 x I4 on RK3588 only is confirmed by users of both
+/// chips.
 fn elements(soc: Soc, matmul_type: MatmulType) -> Option<(Elem, Elem, Elem)> {
     use Elem::{F16, F32, I4, I8, I16, I32};
     let big = matches!(soc, Soc::Rk3588 | Soc::Rk3576);
@@ -339,9 +346,10 @@ fn elements(soc: Soc, matmul_type: MatmulType) -> Option<(Elem, Elem, Elem)> {
     }
 }
 
-/// Bytes of a slice of A.
+/// Returns the bytes of a slice of A.
 ///
-/// SOURCE: User Guide 2.3.0 section 3.5, native A shapes: s = 32/16/8 (int4/int8/f16), half of it on RK3566/68.
+/// SOURCE: User Guide 2.3.0 section 3.5, native A shapes: s = 32/16/8 (int4/int8/f16), half of it
+/// on RK3566/68.
 const fn a_slice_bytes(soc: Soc) -> usize {
     match soc {
         Soc::Rk3588 | Soc::Rk3576 | Soc::Rk3562 => 16,
@@ -349,18 +357,19 @@ const fn a_slice_bytes(soc: Soc) -> usize {
     }
 }
 
-/// Elements of a slice of C: 16 bytes.
+/// Returns the elements of a slice of C: 16 bytes.
 ///
 /// SOURCE: User Guide 2.3.0 section 3.5: t = 4 for i32 and f32, 8 for i16.
 const fn c_slice(c: Elem) -> usize {
     128 / c.bits()
 }
 
-/// Tiles of B.
+/// Returns the tiles of B.
 ///
-/// SOURCE: User Guide 2.3.0 section 3.5: (gn, gk) = (64,32)/(32,32)/(16,32) for int4/int8/f16 on RK3588 and RK3576,
-/// (16,32)/(8,32) on RK3562, (16,32)/(8,16) on RK3566/68. With mixed types the tile is that of the plain type with the
-/// same C (User Guide, RK3576 example). B is split at K > 8192 on RK3588 and 4096 on RK3576 (header comment).
+/// SOURCE: User Guide 2.3.0 section 3.5: (gn, gk) = (64,32)/(32,32)/(16,32) for int4/int8/f16 on
+/// RK3588 and RK3576, (16,32)/(8,32) on RK3562, (16,32)/(8,16) on RK3566/68. With mixed types the
+/// tile is that of the plain type with the same C (User Guide, RK3576 example). B is split at K >
+/// 8192 on RK3588 and 4096 on RK3576 (header comment).
 const fn tile_of_b(soc: Soc, a: Elem, b: Elem, c: Elem) -> NativeB {
     let float = matches!(a, Elem::F16) && matches!(c, Elem::F32 | Elem::F16);
     let (gn, gk) = match soc {
@@ -383,9 +392,10 @@ const fn tile_of_b(soc: Soc, a: Elem, b: Elem, c: Elem) -> NativeB {
     }
 }
 
-/// Alignment of N, by the type of A.
+/// Returns the alignment of N, by the type of A.
 ///
-/// SOURCE: User Guide 2.3.0 table of limits; for f16 the header's 16 (8 on one-core chips) is weaker.
+/// SOURCE: User Guide 2.3.0 table of limits; for f16 the header's 16 (8 on one-core chips) is
+/// weaker.
 const fn n_align(soc: Soc, a: Elem) -> usize {
     match (soc, a) {
         (Soc::Rk3588 | Soc::Rk3576, Elem::I4) => 64,

@@ -1,4 +1,4 @@
-//! What Rockchip NPUs understand, without knowing anything of ggml or of the host crate.
+//! The arithmetic and the data formats of Rockchip NPUs, independent of ggml and of the host crate.
 //!
 //! | module | holds | depends on |
 //! |---|---|---|

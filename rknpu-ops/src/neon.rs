@@ -1,11 +1,13 @@
-//! The loops of `quant`, `pack` and `int4` on aarch64's vector unit (NEON), with the bits of [`scalar`](crate::scalar).
+//! The loops of `quant`, `pack` and `int4` on aarch64's vector unit (NEON), with the bits of
+//! [`scalar`](crate::scalar).
 //!
-//! NEON is part of the base instruction set of aarch64 Linux, so nothing is detected at run time: this module is there,
-//! and used, wherever the target is aarch64. It stays within that base set because the smaller cores of these chips
-//! (Cortex-A53) have no more: no dot product and no FP16 arithmetic, only FP16 conversion.
+//! NEON is part of the base instruction set of aarch64 Linux, so nothing is detected at run time:
+//! every aarch64 build contains and uses this module. It stays within that base set because the
+//! smaller cores of these chips (Cortex-A53) have no more: no dot product and no FP16 arithmetic,
+//! only FP16 conversion.
 //!
-//! A loop adds and multiplies in the order of its portable version and never fuses the two. What is left over after
-//! the last whole vector goes through the portable version.
+//! A loop adds and multiplies in the order of its portable version and never fuses the two.
+//! Elements after the last whole vector go through the portable version.
 #![expect(
     unsafe_code,
     reason = "loads and stores of vectors take pointers, and one instruction is inline assembly"
@@ -25,23 +27,25 @@ pub use row::{absmax_bits, quantize, scale_to_f16};
 pub use scaled::{Quad, scaled_tile};
 pub use unpack::{unpack_f32, unpack_i32};
 
-/// Four numbers in a register.
+/// Loads four numbers into a register.
 #[inline]
 #[target_feature(enable = "neon")]
 fn load(from: &[f32; 4]) -> float32x4_t {
-    // SAFETY: a reference to four numbers is readable for as many, and the load needs no alignment beyond theirs.
+    // SAFETY: a reference to four numbers is readable for as many, and the load needs no alignment
+    // beyond theirs.
     unsafe { vld1q_f32(from.as_ptr()) }
 }
 
-/// A register to four numbers.
+/// Stores a register as four numbers.
 #[inline]
 #[target_feature(enable = "neon")]
 fn store(to: &mut [f32; 4], value: float32x4_t) {
-    // SAFETY: an exclusive reference to four numbers is writable for as many; the store needs no more alignment.
+    // SAFETY: an exclusive reference to four numbers is writable for as many; the store needs no
+    // more alignment.
     unsafe { vst1q_f32(to.as_mut_ptr(), value) }
 }
 
-/// Sixteen elements as four times four.
+/// Returns the views sixteen elements as four times four.
 #[inline]
 fn quads<T>(part: &[T; 16]) -> &[[T; 4]; 4] {
     let (quads, _) = part.as_chunks::<4>();

@@ -1,7 +1,8 @@
 //! Moves rows into and out of the NPU's native layouts, around `dst[M,N] = act[M,K] . w[K,N]`.
 //!
-//! The three native layouts are one: a dimension is cut into native slices of `s` elements, and a native slice holds
-//! its piece of every row (`layout.rs` owns the formulas and the constants). "Native slice" is never a Rust slice here.
+//! The three native layouts have the same form: a dimension is cut into native slices of `s`
+//! elements, and a native slice holds its piece of every row (`layout.rs` owns the formulas and the
+//! constants). "Native slice" never means a Rust slice here.
 //!
 //! ```text
 //! row-major [rows][len]               native: slice 0, slice 1, …, each [rows][s]
@@ -14,12 +15,14 @@
 //! C             M of the bucket   N     t
 //! ```
 //!
-//! So any range of native slices of a buffer is contiguous, and threads share a buffer by native slices, never by rows.
-//! Activations take two steps for that reason: rows to a row-major scratch ([`quantize_rows_i8`],
-//! [`convert_rows_f16`]; threads split the rows), then scratch to native ([`interleave_a`]; threads split the native
-//! slices with `chunks_mut`). With M = 1 both orders are the same.
+//! So any range of native slices of a buffer is contiguous, and threads divide a buffer by native
+//! slices, never by rows. Activations take two steps for that reason: rows to a row-major scratch
+//! ([`quantize_rows_i8`], [`convert_rows_f16`]; threads split the rows), then scratch to native
+//! ([`interleave_a`]; threads split the native slices with `chunks_mut`). With M = 1 both orders
+//! are the same.
 //!
-//! Nothing here allocates, and no result depends on M, on another row or on how the work was split.
+//! Nothing here allocates, and no result depends on M, on another row or on the division of the
+//! work.
 
 use std::ops::Range;
 
@@ -34,7 +37,7 @@ mod unpack;
 
 pub use unpack::{NativeOutput, OutputRows, RowsMut, unpack_f32, unpack_i32};
 
-/// A row-major matrix of which rows are contiguous and `stride` elements apart.
+/// A row-major matrix whose rows are contiguous and `stride` elements apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a, T> {
     data: &'a [T],
@@ -44,7 +47,8 @@ pub struct Rows<'a, T> {
 }
 
 impl<'a, T> Rows<'a, T> {
-    /// The matrix of `count` rows of `len` elements, row `m` at `data[m * stride]`; all units are elements.
+    /// Describes a matrix of `count` rows of `len` elements, row `m` at `data[m * stride]`; all
+    /// units are elements.
     ///
     /// # Panics
     /// If `data` is too short, or `stride < len` with more than one row.
@@ -54,7 +58,7 @@ impl<'a, T> Rows<'a, T> {
             count <= 1 || stride >= len,
             "rows of {len} overlap at a stride of {stride}"
         );
-        // Pointers are computed from this in neon/interleave.rs, so a product that wraps must not pass.
+        // neon/interleave.rs computes pointers from this, so a product that wraps must not pass.
         let needed = match count.checked_sub(1) {
             None => 0,
             Some(last) => last.saturating_mul(stride).saturating_add(len),
@@ -72,19 +76,19 @@ impl<'a, T> Rows<'a, T> {
         }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.count
     }
 
-    /// Elements of one row.
+    /// Returns the number of elements of a row.
     #[must_use]
     pub const fn row_len(&self) -> usize {
         self.len
     }
 
-    /// Addresses from the first element to behind the last one.
+    /// Returns the addresses from the first element to the end of the last one.
     #[must_use]
     pub fn addresses(&self) -> Range<usize> {
         let elements = match self.count {
@@ -95,7 +99,7 @@ impl<'a, T> Rows<'a, T> {
         start..start + elements * size_of::<T>()
     }
 
-    /// Row `m`.
+    /// Returns row `m`.
     ///
     /// # Panics
     /// If there is no row `m`.
@@ -106,13 +110,14 @@ impl<'a, T> Rows<'a, T> {
         &self.data[m * self.stride..][..self.len]
     }
 
-    /// The elements from the first row on, and the distance between rows.
+    /// Returns the elements starting with the first row, and the distance between rows.
     #[cfg(target_arch = "aarch64")]
     pub(crate) const fn parts(&self) -> (&'a [T], usize) {
         (self.data, self.stride)
     }
 
-    /// The same rows, restricted to elements `range` of each: a K segment, or the native slices of one thread.
+    /// Returns the same rows, restricted to elements `range` of each: a K segment, or the native
+    /// slices of one thread.
     ///
     /// # Panics
     /// If `range` leaves the rows.
@@ -135,7 +140,7 @@ impl<'a, T> Rows<'a, T> {
         }
     }
 
-    /// Rows `range` only.
+    /// Returns only the rows `range`.
     ///
     /// # Panics
     /// If `range` leaves the matrix.
@@ -159,11 +164,11 @@ impl<'a, T> Rows<'a, T> {
     }
 }
 
-/// Step 1 for INT8: rotates and quantizes rows into a row-major scratch.
+/// Computes step 1 for INT8: rotates and quantizes rows into a row-major scratch.
 ///
 /// - `src`: any rows, K elements each; `work`: at least K elements of scratch
-/// - `out`: `src.count() * K` elements, row-major without gaps; `scales`: `src.count()` elements, see
-///   [`quant::row_scale_i8`] (a row with a non-finite element gets NaN)
+/// - `out`: `src.count() * K` elements, row-major without gaps; `scales`: `src.count()` elements,
+///   see [`quant::row_scale_i8`] (a row with a non-finite element gets NaN)
 ///
 /// # Panics
 /// If a length disagrees.
@@ -183,11 +188,13 @@ pub fn quantize_rows_i8(
     }
 }
 
-/// Step 1 for FP16: rotates rows and converts them into a row-major scratch, each multiplied by its own power of two.
+/// Computes step 1 for FP16: rotates rows and converts them into a row-major scratch, each
+/// multiplied by its own power of two.
 ///
-/// - `src`: any rows, K elements each; `work`: at least K elements of scratch, none without rotation
-/// - `out`: `src.count() * K` elements, row-major without gaps; `factors`: `src.count()` elements, to multiply output
-///   rows by, see [`quant::convert_row_f16`]
+/// - `src`: any rows, K elements each; `work`: at least K elements of scratch, none without
+///   rotation
+/// - `out`: `src.count() * K` elements, row-major without gaps; `factors`: `src.count()` elements,
+///   to multiply output rows by, see [`quant::convert_row_f16`]
 ///
 /// # Panics
 /// If a length disagrees.
@@ -207,13 +214,13 @@ pub fn convert_rows_f16(
     }
 }
 
-/// Step 2: moves rows of a row-major scratch into native slices of native A.
+/// Computes step 2: moves rows of a row-major scratch into native slices of native A.
 ///
-/// - `src`: the real rows, at most `m`, of the K range that `dst` covers ([`Rows::columns`]): whole native slices,
-///   only the last of a segment may be short
+/// - `src`: the real rows, at most `m`, of the K range that `dst` covers ([`Rows::columns`]): whole
+///   native slices, only the last of a segment may be short
 /// - `m`: rows of the bucket, at least 1; those beyond `src` are zeroed
-/// - `dst`: any number of whole native slices of `m * s` elements, at least as many as `src` covers; elements beyond
-///   K are zeroed
+/// - `dst`: any number of whole native slices of `m * s` elements, at least as many as `src`
+///   covers; elements beyond K are zeroed
 ///
 /// # Panics
 /// If `dst` is not a number of whole native slices or `src` does not fit.
@@ -237,7 +244,8 @@ pub fn pack_group<T: Copy + Default>(src: Rows<'_, T>, layout: NativeB, dst: &mu
     kernel::interleave(src, layout.gk, layout.gn, dst);
 }
 
-/// Exact inverse of [`pack_group`] for the first `rows` rows: native B back to row-major rows of `k` elements.
+/// Undoes [`pack_group`] exactly for the first `rows` rows: native B back to row-major rows of `k`
+/// elements.
 ///
 /// - `src`: the group, `gn * ceil(k / gk) * gk` elements; `dst`: `rows * k` elements, `rows <= gn`
 ///

@@ -1,7 +1,9 @@
-//! Numbers in the NPU's formats: the block Hadamard transform, INT8 rows with one scale, FP16 rows with a power of two.
+//! Numbers in the NPU's formats: the block Hadamard transform, INT8 rows with one scale, FP16 rows
+//! with a power of two.
 //!
-//! Everything here works on one row along K and nothing else, so a row's result depends on no other row, on no
-//! batch size and on no thread count, bit for bit. Where the bytes go afterwards is `pack.rs`.
+//! Everything here works on a single row along K, so a row's result depends on no other row, on no
+//! batch size and on no thread count, bit for bit. The bytes are moved into native layouts by
+//! `pack.rs`.
 //!
 //! ```text
 //! activation row  --rotate-->  row'  --row_scale_i8-->  scale, quantize_row_by --> i8     x' = scale * i8
@@ -9,8 +11,9 @@
 //! x . w = x' . w' because the rotation is orthonormal and is applied to both
 //! ```
 //!
-//! The loops are in `scalar` and, for aarch64, in `neon`; all versions execute the same additions and multiplications
-//! in the same order, without fused multiply-add, so the choice never shows in a result.
+//! The loops are in `scalar` and, for aarch64, in `neon`. All versions execute the same additions
+//! and multiplications in the same order, without fused multiply-add, so the choice never changes a
+//! result.
 
 use half::f16;
 
@@ -18,25 +21,33 @@ use crate::kernel;
 
 /// Largest Hadamard block, in elements of K.
 ///
-/// A block spreads an outlier over its elements as `1/sqrt(block)`: at 4096 that is already 1/64 of it, so a
-/// longer block gains nothing, while 4096 floats (16 KiB) still fit the smallest first-level cache in use (32 KiB).
+/// A block spreads an outlier over its elements as `1/sqrt(block)`: at 4096 that is already 1/64 of
+/// it, so a longer block gains nothing, while 4096 floats (16 KiB) still fit the smallest
+/// first-level cache in use (32 KiB).
 pub const HADAMARD_BLOCK_MAX: usize = 4096;
 
-/// Largest quantized magnitude. -128 is left unused so that the range is symmetric and `127 * 127 * K` bounds a sum.
+/// Largest quantized magnitude. -128 is left unused so that the range is symmetric and
+/// `127 * 127 * K` bounds a sum.
 pub const I8_MAX: f32 = 127.0;
 
-/// Smallest scale of a row that is not treated as zero: the smallest normal FP32 number, so that `1 / scale` is finite.
+/// Smallest scale of a row that is not treated as zero: the smallest normal FP32 number, so that
+/// `1 / scale` is finite.
 const SCALE_MIN: f32 = f32::MIN_POSITIVE;
 
-/// Exponent of the power of two just below an FP16 row's largest magnitude: one binade below the largest finite FP16.
+/// Exponent of the power of two just below an FP16 row's largest magnitude: one binade below the
+/// largest finite FP16.
 const F16_TARGET_EXPONENT: i32 = 14;
 
-/// Applies the normalized Walsh-Hadamard transform (natural order) to each block of `block` elements, in place.
+/// Applies the normalized Walsh-Hadamard transform (natural order) to each block of `block`
+/// elements, in place.
 ///
-/// - `row`: any multiple of `block` elements; `block`: a power of two, at most [`HADAMARD_BLOCK_MAX`]
-/// - the matrix is symmetric and orthonormal (entries `+-1/sqrt(block)`): applied twice it is the identity, applied to
-///   both operands it leaves their dot product unchanged, both up to FP32 rounding
-/// - elements are first multiplied by `1/sqrt(block)`, then added in stages of distance 1, 2, 4, … `block / 2`
+/// - `row`: any multiple of `block` elements; `block`: a power of two, at most
+///   [`HADAMARD_BLOCK_MAX`]
+/// - the matrix is symmetric and orthonormal (entries `+-1/sqrt(block)`): applied twice it is the
+///   identity, applied to both operands it leaves their dot product unchanged, both up to FP32
+///   rounding
+/// - elements are first multiplied by `1/sqrt(block)`, then added in stages of distance 1, 2, 4, …
+///   `block / 2`
 /// - a non-finite element makes every element of its block non-finite
 ///
 /// # Panics
@@ -55,12 +66,12 @@ pub fn hadamard(row: &mut [f32], block: usize) {
     kernel::hadamard(row, block, norm);
 }
 
-/// Scale that maps a row onto [-127, 127]: `max |x| / 127`.
+/// Returns the scale that maps a row onto [-127, 127]: `max |x| / 127`.
 ///
-/// - 0 for a row of zeros, for an empty row, and for a row so small (`max |x|` below about 1.5e-36) that the scale
-///   would be subnormal
-/// - NaN if any element is infinite or NaN: every output that is multiplied by the scale is then NaN, which is what
-///   the exact product would be or would hide
+/// - 0 for a row of zeros, for an empty row, and for a row so small (`max |x|` below about 1.5e-36)
+///   that the scale would be subnormal
+/// - NaN if any element is infinite or NaN: every output that is multiplied by the scale is then
+///   NaN, which is what the exact product would be or would hide
 #[must_use]
 pub fn row_scale_i8(row: &[f32]) -> f32 {
     let max = f32::from_bits(kernel::absmax_bits(row));
@@ -73,8 +84,10 @@ pub fn row_scale_i8(row: &[f32]) -> f32 {
 
 /// Quantizes a row: `out[k] = clamp(round(row[k] / scale), -127, 127)`, ties to even.
 ///
-/// - `scale`: as [`row_scale_i8`] returns it; the quotient is computed as a product with `1 / scale`
-/// - error of `scale * out[k]`: at most `scale / 2 * (1 + 2^-15)` for elements inside the range of the scale
+/// - `scale`: as [`row_scale_i8`] returns it; the quotient is computed as a product with
+///   `1 / scale`
+/// - error of `scale * out[k]`: at most `scale / 2 * (1 + 2^-15)` for elements inside the range of
+///   the scale
 /// - all zeros if `scale` is 0, negative, subnormal or NaN
 ///
 /// # Panics
@@ -88,7 +101,8 @@ pub fn quantize_row_by(row: &[f32], scale: f32, out: &mut [i8]) {
     }
 }
 
-/// Quantizes one row with the scale of its largest magnitude, which it returns: [`row_scale_i8`], [`quantize_row_by`].
+/// Quantizes one row with the scale of its largest magnitude, which it returns: [`row_scale_i8`],
+/// [`quantize_row_by`].
 ///
 /// # Panics
 /// If `row` and `out` differ in length.
@@ -98,17 +112,21 @@ pub fn quantize_row_i8(row: &[f32], out: &mut [i8]) -> f32 {
     scale
 }
 
-/// Converts one activation row to FP16 after a multiplication by a power of two; returns the factor that undoes it.
+/// Converts one activation row to FP16 after a multiplication by a power of two; returns the factor
+/// that undoes it.
 ///
-/// - `row`, `out`: K elements; `out[k] = f16(row[k] * 2^e)`, ties to even; returns `2^-e`, to multiply output rows by
-/// - `e` puts the largest magnitude into `[2^14, 2^15)`. It is at most 126, so that `2^-e` is a normal number: rows
-///   below 2^-112 land lower
-/// - a row of zeros: zeros and 1; a row with an infinite or NaN element: zeros and NaN, so that the output row is NaN
+/// - `row`, `out`: K elements; `out[k] = f16(row[k] * 2^e)`, ties to even; returns `2^-e`, to
+///   multiply output rows by
+/// - `e` puts the largest magnitude into `[2^14, 2^15)`. It is at most 126, so that `2^-e` is a
+///   normal number: rows below 2^-112 land lower
+/// - a row of zeros: zeros and 1; a row with an infinite or NaN element: zeros and NaN, so that the
+///   output row is NaN
 ///
-/// Real models have FP32 activations above 65504, which a plain conversion would turn into infinity, and rows so
-/// small that it would leave them with a few bits or none. A power of two is exact in both directions, so the only
-/// rounding is that to FP16's 11 bits, relative to each element down to 2^-29 of the row's largest one, and absolute
-/// (at most 2^-39 of the largest) below.
+/// Real models have FP32 activations above 65504, which a plain conversion would turn into
+/// infinity, and rows so small that it would leave them with a few bits or none. A power of two is
+/// exact in both directions, so the only rounding is that to FP16's 11 bits, relative to each
+/// element down to 2^-29 of the row's largest one, and absolute (at most 2^-39 of the largest)
+/// below.
 ///
 /// # Panics
 /// If `row` and `out` differ in length.
@@ -123,7 +141,8 @@ pub fn convert_row_f16(row: &[f32], out: &mut [f16]) -> f32 {
     inverse
 }
 
-/// `(2^e, 2^-e)` for the largest magnitude of a row, given as bits; `(0, NaN)` if it is not finite.
+/// Returns `(2^e, 2^-e)` for the largest magnitude of a row, given as bits; `(0, NaN)` if it is not
+/// finite.
 fn f16_factor(absmax: u32) -> (f32, f32) {
     if absmax == 0 {
         return (1.0, 1.0);
@@ -131,7 +150,8 @@ fn f16_factor(absmax: u32) -> (f32, f32) {
     if absmax >= f32::INFINITY.to_bits() {
         return (0.0, f32::NAN);
     }
-    // The biased exponent field of a subnormal is 0 and ends at the upper clamp like that of every tiny number.
+    // The biased exponent field of a subnormal is 0 and ends at the upper clamp like that of every
+    // tiny number.
     let exponent = (absmax >> 23).cast_signed() - 127;
     let e = (F16_TARGET_EXPONENT - exponent).min(126);
     let power_of_two = |e: i32| f32::from_bits((e + 127).cast_unsigned() << 23);

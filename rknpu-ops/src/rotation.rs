@@ -7,16 +7,18 @@
 //!            H           |....... 512 .............................|    a block that ends with the row
 //! ```
 //!
-//! Every step is orthonormal, so the rotation is, and it leaves the dot product of two rotated rows as it was.
+//! Every step is orthonormal, so the rotation is orthonormal, and it leaves the dot product of two
+//! rotated rows unchanged.
 //!
-//! The signs keep a row whose elements are alike from being gathered in one element, and the second ones keep the last
-//! block from undoing what the first did where the two overlap. Where K is a multiple of the block, there is no last
-//! block. With blocks of the largest power of two that divides K (64 for 576) instead, an outlier would stay in its
-//! block, and the levels of an integer type are too few for the rest of the row to share a scale with it.
+//! The signs prevent a row of similar elements from being gathered in one element, and the second
+//! signs prevent the last block from undoing the first where the two overlap. Where K is a multiple
+//! of the block, there is no last block. With blocks of the largest power of two that divides K (64
+//! for 576) instead, an outlier would stay in its block, and the levels of an integer type are too
+//! few for the rest of the row to share a scale with it.
 //!
-//! The signs are a function of K and the position alone. So a weight and its activations agree on them, and weights
-//! that read the same activations, such as Q, K and V, take them rotated once. Nothing is lost by it: signs have to be
-//! unrelated to the data, not to those of other tensors.
+//! The signs are a function of K and the position alone. So a weight and its activations agree on
+//! them, and weights that read the same activations, such as Q, K and V, can share the rotated row.
+//! That costs no accuracy: signs must be unrelated to the data, not to the signs of other tensors.
 
 use crate::quant::{self, HADAMARD_BLOCK_MAX};
 
@@ -28,12 +30,12 @@ pub struct Rotation {
     block: usize,
     /// Sign bits to flip, one word for each element; empty for none.
     signs: Vec<u32>,
-    /// The same for the last block, where there is one.
+    /// Sign bits for the last block; empty without one.
     last_signs: Vec<u32>,
 }
 
 impl Rotation {
-    /// The rotation of rows of `k` elements.
+    /// Returns the rotation of rows of `k` elements.
     #[must_use]
     pub fn new(k: usize) -> Self {
         if k == 0 {
@@ -51,7 +53,7 @@ impl Rotation {
         }
     }
 
-    /// The rotation that leaves rows of `k` elements as they are.
+    /// Returns the rotation that leaves rows of `k` elements unchanged.
     #[must_use]
     pub const fn identity(k: usize) -> Self {
         Self {
@@ -64,11 +66,11 @@ impl Rotation {
 
     /// Rotates a row in place.
     ///
-    /// - a non-finite element makes non-finite every element of a block that it is in, and with it at least one element
-    ///   of every K segment that the block reaches
+    /// - a non-finite element makes every element of its blocks non-finite, and with it at least
+    ///   one element of every K segment that such a block reaches
     ///
     /// # Panics
-    /// If `row` has another length than K.
+    /// If `row` does not have K elements.
     pub fn apply(&self, row: &mut [f32]) {
         assert_eq!(row.len(), self.k, "rotation of rows of another length");
         flip(row, &self.signs);
@@ -81,7 +83,7 @@ impl Rotation {
         }
     }
 
-    /// A row after its rotation: in `work`, or the row itself if there is nothing to do.
+    /// Returns a row after its rotation: in `work`, or the row itself for the identity.
     pub(crate) fn of<'a>(&self, row: &'a [f32], work: &'a mut [f32]) -> &'a [f32] {
         if self.block == 1 && self.signs.is_empty() {
             return row;
@@ -93,16 +95,18 @@ impl Rotation {
     }
 }
 
-/// Changes the sign of the elements whose word says so.
+/// Flips the signs of the elements whose word has the sign bit set.
 fn flip(row: &mut [f32], signs: &[u32]) {
     for (x, sign) in row.iter_mut().zip(signs) {
         *x = f32::from_bits(x.to_bits() ^ sign);
     }
 }
 
-/// `count` sign bits for rows of `k` elements: the bits, lowest first, of what SplitMix64 gives from seed `k`.
+/// Returns `count` sign bits for rows of `k` elements: the bits, lowest first, of SplitMix64 with
+/// the seed `k`.
 ///
-/// SOURCE: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+/// SOURCE: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+/// OOPSLA 2014.
 fn signs(k: usize, count: usize) -> Vec<u32> {
     // CAST: usize has at most 64 bits on every target.
     let mut state = k as u64;

@@ -1,10 +1,10 @@
-//! Rounding to integers by an addition: the same on every vector unit, and nothing of it is a conversion.
+//! Rounding to integers by an addition: the same on every vector unit, and without a conversion.
 
-/// 1.5 * 2^23: added to a value of magnitude at most 2^22, it leaves that value, rounded to an integer half to even, in
-/// the low bits.
+/// 1.5 * 2^23: added to a value of magnitude at most 2^22, it leaves that value, rounded to an
+/// integer half to even, in the low bits.
 pub(crate) const MAGIC: f32 = 12_582_912.0;
 
-/// `MAGIC + clamp(round(v), -limit, limit)`, ties to even; of a NaN `MAGIC + limit`.
+/// Returns `MAGIC + clamp(round(v), -limit, limit)`, ties to even; `MAGIC + limit` for NaN.
 ///
 /// - `limit`: an integer from 0 to 2^22
 #[inline(always)]
@@ -14,7 +14,7 @@ pub(crate) fn clamped(v: f32, limit: f32) -> f32 {
     v + MAGIC
 }
 
-/// `MAGIC + q`, where `q + 1/2` is what is nearest to `v` between `-limit` and `limit`.
+/// Returns `MAGIC + q`, where `q + 1/2` is nearest to `v` between `-limit` and `limit`.
 ///
 /// - `limit`: half of an odd integer, at most 2^22
 #[inline(always)]
@@ -24,13 +24,15 @@ pub(crate) fn halfway(v: f32, limit: f32) -> f32 {
     v - 0.5 + MAGIC
 }
 
-/// The integer of a value that [`clamped`] or [`halfway`] returned with a limit of at most 127.
+/// Returns the integer of a value that [`clamped`] or [`halfway`] returned with a limit of at most
+/// 127.
 #[inline(always)]
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the low byte is the rounded integer in two's complement"
 )]
 pub(crate) fn low_byte(x: f32) -> i8 {
-    // CAST: with |v| <= 127, the bits of v + MAGIC are those of MAGIC plus round(v), whose low byte is 0.
+    // CAST: with |v| <= 127, the bits of v + MAGIC are those of MAGIC plus round(v), whose low byte
+    // is 0.
     x.to_bits() as i8
 }

@@ -1,7 +1,7 @@
-//! The loops of `quant`, `pack` and `int4` in portable code: what runs where there is no hand-written version, and what a
-//! hand-written version must equal bit for bit.
+//! The loops of `quant`, `pack` and `int4` in portable code. They run on machines without a
+//! hand-written version, and every hand-written version must equal them bit for bit.
 //!
-//! Lengths and ranges are checked there; here, wrong ones panic or leave elements alone.
+//! The callers check lengths and ranges. Here, wrong ones panic or leave elements unchanged.
 
 mod hadamard;
 mod interleave;

@@ -1,22 +1,24 @@
-//! The methods that look at the distribution of many values.
+//! The methods that use the distribution of many values.
 //!
 //! ```text
-//! P   histogram between -clip and clip, with what lies beyond added to the outermost bins
-//! Q   the same bins without the rest, but each of the 16 levels spread evenly over its bins that are not empty
-//!
+//! P   histogram between -clip and clip, with the values beyond added to the outermost bins
+//! Q   the same bins without those values, each of the 16 levels spread evenly over its bins
+//!     that are not empty
 //!
 //!      -clip                             0                             clip
 //! levels |-7.5|-6.5| … |-2.5|-1.5|-0.5|0.5|1.5|2.5| … |6.5|7.5|     the outermost are half as wide
 //! ```
 //!
-//! A narrow clip makes P and Q differ in the outermost bins, a wide one inside the levels: KL(P || Q) weighs the two.
+//! A narrow clip makes P and Q differ in the outermost bins, a wide one inside the levels: KL(P ||
+//! Q) weighs the two.
 
 use super::{LEVEL_MAX, Size};
 use crate::pack::Rows;
 
 /// Bins of a histogram over `[-max, max]`.
-// SOURCE: this number, KL_CANDIDATES and KL_FLOOR are those of the calibration in Antonyants, Kashtanov, Voloshin,
-// "Development of a computing backend for Llama.cpp based on Rockchip NPU", INJOIT, and of its implementation.
+// SOURCE: this number, KL_CANDIDATES and KL_FLOOR are those of the calibration in Antonyants,
+// Kashtanov, Voloshin, "Development of a computing backend for Llama.cpp based on Rockchip NPU",
+// INJOIT, and of its implementation.
 pub const BINS: usize = 2048;
 
 /// Clips that [`KlDivergence`](super::Method::KlDivergence) tries, evenly spaced.
@@ -44,7 +46,8 @@ struct Before {
 }
 
 impl Histogram {
-    /// Counts the values of `rows`; rows of zeros and those with a value that is not finite are left out.
+    /// Counts the values of `rows`. Rows of zeros and rows with a value that is not
+    /// finite are left out.
     pub(super) fn of(rows: Rows<'_, f32>) -> Self {
         let rows = (0..rows.count()).map(|m| rows.row(m));
         let mut bins = Box::new([0; BINS]);
@@ -67,12 +70,12 @@ impl Histogram {
         Self { bins, max, total }
     }
 
-    /// The magnitude that `fraction` of the values do not exceed, rounded up to a bin.
+    /// Returns the magnitude that `fraction` of the values do not exceed, rounded up to a bin.
     pub(super) fn percentile(&self, fraction: f32) -> f32 {
         // CAST: counts far below 2^53.
         let beyond = (1.0 - f64::from(fraction)) * self.total as f64;
         let mut outside = 0;
-        // From the outside in: pairs of bins as far from 0 as each other.
+        // From the outside inwards: pairs of bins at equal distances from 0.
         for i in 0..BINS / 2 {
             outside += u64::from(self.bins[i]) + u64::from(self.bins[BINS - 1 - i]);
             // CAST: as above.
@@ -83,7 +86,7 @@ impl Histogram {
         self.edge(1)
     }
 
-    /// The clip with the least divergence; of equal ones the largest.
+    /// Returns the clip with the least divergence; of equal ones the largest.
     pub(super) fn kl_clip(&self) -> f32 {
         if self.total == 0 {
             return self.max;
@@ -102,15 +105,17 @@ impl Histogram {
         best.1
     }
 
-    /// KL(P || Q) of a clip; infinite if Q is 0 where P is not.
+    /// Returns KL(P || Q) of a clip; infinite if Q is 0 where P is not.
     ///
-    /// With `N` values, `N'` of them within the clip, and a level's bins `n_b` (P) and its sum `s` spread over `f` bins
-    /// (Q), a level adds `sum(n_b / N * ln((n_b / N) / (s / f / N')))`. All sums over bins are differences of `before`.
+    /// With `N` values, `N'` of them within the clip, and a level's bins `n_b` (P) and its sum `s`
+    /// spread over `f` bins (Q), a level adds `sum(n_b / N * ln((n_b / N) / (s / f / N')))`. All
+    /// sums over bins are differences of `before`.
     fn divergence(&self, before: &[Before], clip: f32) -> f64 {
         // CAST: a small constant.
         let half = BINS as f32 / 2.0;
         let per_step = half / self.max * clip / LEVEL_MAX;
-        // A level's bins are those whose middle is in it; the outermost levels end with the clip, half a step out.
+        // A level's bins are those whose middle is in it; the outermost levels end with the clip,
+        // half a step out.
         let bound = |halves: i16| bin(f32::from(halves) * (per_step / 2.0) + half + 0.5);
         let (first, last) = (bound(-15), bound(15).max(bound(-15) + 1));
         let (outside_below, end) = (before[first].count, before[BINS]);
@@ -141,7 +146,8 @@ impl Histogram {
                 }
             }
             if p > 0 {
-                // CAST: as above; without a value in Q the logarithm is -infinity and the sum +infinity.
+                // CAST: as above; without a value in Q the logarithm is -infinity and the sum
+                // +infinity.
                 let ln_q = (q as f64).ln() - f64::from(filled).ln() - ln_inside;
                 sum += n_ln_n - p as f64 * ln_q;
             }
@@ -150,7 +156,7 @@ impl Histogram {
         sum / total
     }
 
-    /// Sums before each bin, and before the end.
+    /// Returns the sums before each bin, and before the end.
     fn sums(&self) -> Vec<Before> {
         let mut before = Vec::with_capacity(BINS + 1);
         let mut sum = Before::default();
@@ -164,21 +170,22 @@ impl Histogram {
         before
     }
 
-    /// Upper edge of bin `i` of those from 0 to the largest magnitude, counted from 1.
+    /// Returns the upper edge of bin `i` of those from 0 to the largest magnitude, counted from 1.
     fn edge(&self, i: usize) -> f32 {
         // CAST: small numbers.
         self.max * (i as f32 / (BINS / 2) as f32)
     }
 }
 
-/// `n ln n`, 0 for 0.
+/// Returns `n ln n`, 0 for 0.
 fn x_ln_x(n: u64) -> f64 {
     // CAST: counts far below 2^53.
     let n = n as f64;
     if n > 0.0 { n * n.ln() } else { 0.0 }
 }
 
-/// The bin of a position on the scale of bins. The largest value is at [`BINS`] and belongs to the last bin.
+/// Returns the bin of a position on the scale of bins. The largest value is at [`BINS`] and belongs
+/// to the last bin.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -31,7 +31,7 @@ pub const INCOMPATIBLE_OPTIMIZATION_LEVEL: c_int = -12;
 /// The target platform does not match.
 pub const TARGET_PLATFORM_UNMATCH: c_int = -13;
 
-/// The C name of a return code, for log lines.
+/// Returns the C name of a return code, for log lines.
 #[must_use]
 pub fn error_name(code: c_int) -> &'static str {
     match code {

@@ -1,16 +1,19 @@
-//! Rounding of weights whose inputs are not alike: what rounding loses of one weight, the next ones make up for.
+//! Rounding of weights with feedback: the rounding error of one weight is compensated by the next
+//! ones.
 //!
-//! `H = E[x xᵀ]` are the second moments of the inputs of a K segment. The mean square error of a result is `e H eᵀ`, where
-//! `e` is what rounding took from the weights. With `H = U D Uᵀ`, U upper triangular with ones on its diagonal, that is
-//! `Σ_k D_k (e_k + Σ_{j<k} e_j U_jk)²`: if weight k is rounded from `w_k + Σ_{j<k} e_j U_jk`, each bracket is a plain
-//! rounding error. Rounded one by one, weights have the arithmetic mean of H's eigenvalues in that error; like this, about their
-//! geometric mean.
+//! `H = E[x xᵀ]` are the second moments of the inputs of a K segment. The mean square error of a
+//! result is `e H eᵀ`, where `e` are the rounding errors of the weights. With `H = U D Uᵀ`, U upper
+//! triangular with ones on its diagonal, that is `Σ_k D_k (e_k + Σ_{j<k} e_j U_jk)²`: if
+//! `w_k + Σ_{j<k} e_j U_jk` is rounded instead of weight k, each bracket is a plain rounding error.
+//! Without feedback, that error contains the arithmetic mean of H's eigenvalues; with it, about
+//! their geometric mean.
 //!
-//! Inputs differ in size, so H is far from a multiple of the identity even after a rotation. The rotation makes it dense: without
-//! one, a diagonal H would leave nothing to make up for.
+//! Inputs differ in size, so H is far from a multiple of the identity even after a rotation. The
+//! rotation makes H dense. Without it H would be nearly diagonal, and there would be nothing to
+//! compensate.
 //!
-//! SOURCE: LDLQ, Chee et al., "QuIP: 2-bit quantization of large language models with guarantees", 2023, which shows that
-//! it is the order of GPTQ (Frantar et al., 2022).
+//! SOURCE: LDLQ, Chee et al., "QuIP: 2-bit quantization of large language models with guarantees",
+//! 2023, which shows that it is the order of GPTQ (Frantar et al., 2022).
 
 use multiversion::multiversion;
 
@@ -18,21 +21,22 @@ use super::CHUNK;
 use crate::calibrate::{Clip, LEVEL_MAX};
 use crate::round::{MAGIC, halfway, low_byte};
 
-/// Clips that are tried, as parts of the one that was chosen for rounding one by one: what is made up for makes
+/// Clips that are tried, as multiples of the clip for rounding without feedback: compensation makes
 /// some weights larger.
 const CLIPS: [f32; 4] = [0.9, 1.0, 1.1, 1.25];
 
-/// What a K segment's rounding errors are worth, and how they are passed on.
+/// Costs of the rounding errors in a K segment, and their distribution to later weights.
 #[derive(Clone, Debug)]
 pub struct Feedback {
-    /// D: what the square of each error is worth.
+    /// D: the cost of the square of each error.
     worth: Vec<f32>,
     /// U without its diagonal, row after row: row j has `K - 1 - j` elements.
     upper: Vec<f32>,
 }
 
 impl Feedback {
-    /// - `worth`: D; `upper`: the rows of U behind the diagonal, one after another
+    /// Makes a feedback of its factors: `worth` is D, `upper` the rows of U after the diagonal, one
+    /// after another.
     ///
     /// # Panics
     /// If K weights do not have `K (K - 1) / 2` elements in `upper`.
@@ -47,15 +51,15 @@ impl Feedback {
         Self { worth, upper }
     }
 
-    /// What [`Self::new`] was given.
+    /// Returns the arguments of [`Self::new`].
     #[must_use]
     pub fn parts(&self) -> (&[f32], &[f32]) {
         (&self.worth, &self.upper)
     }
 
-    /// Rounds a row to nibbles, each in a byte of `levels`; returns the scale.
+    /// Rounds a row to nibbles, each in a byte of `best` in `work`. Returns the scale.
     ///
-    /// - `clip`: the one for rounding without feedback, of a row with finite values
+    /// - `clip`: the clip for rounding without feedback, of a row with finite values
     ///
     /// # Panics
     /// If a length is not that of the segment.
@@ -88,11 +92,11 @@ impl Feedback {
 pub(super) struct Work {
     pending: Vec<f32>,
     levels: Vec<i8>,
-    /// The nibbles of the row; zeros behind them.
+    /// The nibbles of the row; zeros after them.
     pub(super) best: Vec<i8>,
 }
 
-/// Rounds a row with one step; returns what the errors are worth.
+/// Rounds a row with one step. Returns the cost of the errors.
 #[multiversion(targets("x86_64+avx2+fma"))]
 fn round_row(
     values: &[f32],

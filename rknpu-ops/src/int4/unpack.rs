@@ -1,4 +1,4 @@
-//! Native C of several K segments to FP32 rows, each segment with scales of its own.
+//! Unpacks native C of several K segments, each with its own scales, into FP32 rows.
 //!
 //! ```text
 //! for 64 columns at a time            as in scalar/unpack.rs: few streams, every line of input read at once
@@ -21,12 +21,12 @@ const COLUMNS: usize = 64;
 /// Rows of a [`Tile`].
 const ROWS: usize = 4;
 
-/// Part of a product.
+/// FP32 sums of a part of a product.
 pub type Tile = [[f32; COLUMNS]; ROWS];
 
-/// Element of C that [`unpack_scaled`] takes: `i16`, `i32` or `f32`.
+/// Element of C that [`unpack_scaled`] accepts: `i16`, `i32` or `f32`.
 pub trait Accumulator: Copy + Default + kernel::Quad {
-    /// Its value in FP32: exact for `i16` and `f32`, rounded to 24 bits for `i32`.
+    /// Returns the value in FP32: exact for `i16` and `f32`, rounded to 24 bits for `i32`.
     fn to_f32(self) -> f32;
 }
 
@@ -76,12 +76,13 @@ pub struct Product<'a, T> {
 }
 
 impl<'a, T> Product<'a, T> {
-    /// Puts together what the device computed.
+    /// Returns the combines the device's results of all K segments.
     ///
     /// - `segments`: in order of K, at least one; `layout`: of C
-    /// - `m`: rows of the buffers (the bucket); `digits`: of the activations: with two, row `m` of the product is
-    ///   `15 * c[2 m] + c[2 m + 1]`
-    /// - `factors`: for each row of the product [`factors_i4`](super::factors_i4) or [`factors`](super::factors) elements
+    /// - `m`: rows of the buffers (the bucket); `digits`: of the activations: with two, row `m` of
+    ///   the product is `15 * c[2 m] + c[2 m + 1]`
+    /// - `factors`: for each row of the product [`factors_i4`](super::factors_i4) or
+    ///   [`factors`](super::factors) elements
     ///
     /// # Panics
     /// If there is no segment, if `layout.t` is not 4, 8 or 16, or if a length disagrees.
@@ -127,13 +128,13 @@ impl<'a, T> Product<'a, T> {
         }
     }
 
-    /// Its columns.
+    /// Returns the number of columns of the product.
     #[must_use]
     pub const fn columns(&self) -> usize {
         self.segments[0].w_scales.len()
     }
 
-    /// Scale and half of a row of activations in a segment.
+    /// Returns the scale and the half of a row of activations in a segment.
     #[inline(always)]
     pub(crate) fn factors(&self, m: usize, segment: usize) -> (f32, f32) {
         let row = self.factors.row(m);
@@ -144,9 +145,10 @@ impl<'a, T> Product<'a, T> {
 
 /// Unpacks rows of a product.
 ///
-/// - the sum with the half is exact for `i16`, also with two digits (it has at most 20 bits), and for `i32` below 2^23, as
-///   all sums of a K segment are; then one FP32 rounding each for the product with the weight scale, the product
-///   with the activation scale, and the addition, in order of K
+/// - the sum with the half is exact for `i16`, also with two digits (it has at most 20 bits), and
+///   for `i32` below 2^23, as all sums of a K segment are; then one FP32 rounding each for the
+///   product with the weight scale, the product with the activation scale, and the addition, in
+///   order of K
 /// - a NaN scale makes its row or column NaN
 ///
 /// # Panics

@@ -1,4 +1,4 @@
-//! Weights: calibrated scales, nibbles, native B.
+//! Packing of weights: calibrated scales, nibbles, native B.
 
 use super::feedback::{Feedback, Work};
 use super::{CHUNK, join_nibbles, nibble_bytes, quantize_weights};
@@ -6,15 +6,18 @@ use crate::calibrate::{self, Method};
 use crate::layout::NativeB;
 use crate::pack::{self, Rows};
 
-/// Quantizes rows of one group to nibbles `q`, with a scale for each row and K segment: `(q + 1/2) * scale`.
+/// Quantizes rows of one group to nibbles `q`, with a scale for each row and K segment:
+/// `(q + 1/2) * scale`.
 ///
-/// - `rows`: any rows of K elements, already rotated; K and `segment_k` even, the last segment may be short
-/// - `method`: how scales are chosen; a method that needs many samples pools the rows of a segment
-/// - `feedback`: one for each K segment of rows with all their elements finite, to make up for what rounding loses; none to
-///   round one by one
+/// - `rows`: any rows of K elements, already rotated; K and `segment_k` even, the last segment may
+///   be short
+/// - `method`: the choice of scales; a method that needs many samples pools the rows of a segment
+/// - `feedback`: one for each K segment of rows with all their elements finite, to compensate
+///   rounding errors; none to round one by one
 /// - `out`: `rows.count() * K / 2` bytes, row-major without gaps
-/// - `scales[segment][row]`: one slice for each K segment, of at least `rows.count()` elements; those beyond are left
-///   alone. 0 for zeros; NaN for a segment with a non-finite element, whose nibbles are 0
+/// - `scales[segment][row]`: one slice for each K segment, of at least `rows.count()` elements; the
+///   others keep their values. 0 for zeros; NaN for a segment with a non-finite element, whose
+///   nibbles are 0
 ///
 /// # Panics
 /// If a length disagrees, or K or `segment_k` is odd, or `segment_k` is 0.
@@ -64,7 +67,8 @@ pub fn quantize_group_i4(
 
 /// Packs one group of weight rows of nibbles into native B: [`pack::pack_group`] on bytes.
 ///
-/// - `src`: at most `gn` rows of nibbles of the K range; `dst`: the group, `gn * ceil(K / gk) * gk / 2` bytes
+/// - `src`: at most `gn` rows of nibbles of the K range; `dst`: the group,
+///   `gn * ceil(K / gk) * gk / 2` bytes
 ///
 /// # Panics
 /// As [`pack::pack_group`].
@@ -72,7 +76,7 @@ pub fn pack_group_i4(src: Rows<'_, u8>, layout: NativeB, dst: &mut [u8]) {
     pack::pack_group(src, in_bytes(layout), dst);
 }
 
-/// Exact inverse of [`pack_group_i4`]: `rows` rows of `k` elements (even), `k / 2` bytes each.
+/// Undoes [`pack_group_i4`] exactly: `rows` rows of `k` elements (even), `k / 2` bytes each.
 ///
 /// # Panics
 /// As [`pack::unpack_group`].
@@ -80,7 +84,7 @@ pub fn unpack_group_i4(src: &[u8], layout: NativeB, rows: usize, k: usize, dst: 
     pack::unpack_group(src, in_bytes(layout), rows, k / 2, dst);
 }
 
-/// The layout of nibbles as one of bytes.
+/// Converts a layout of nibbles to one of bytes.
 const fn in_bytes(layout: NativeB) -> NativeB {
     NativeB {
         gk: layout.gk / 2,

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! 1. Six stages at once because a load and a store per stage cost as much as the stage itself.
-//! 2. One block after the other: at most 16 KiB, which stay in the first-level cache from pass to pass.
+//! 2. One block after the other: at most 16 KiB, which stay in the first-level cache from pass to
+//!    pass.
 //! 3. Two columns at a time where registers allow, so that loads and stores go in pairs.
 
 use std::arch::aarch64::{
@@ -21,7 +22,7 @@ use std::arch::aarch64::{
 use super::{load, store};
 use crate::scalar;
 
-/// As [`scalar::hadamard`].
+/// Computes the same as [`scalar::hadamard`].
 pub fn hadamard(row: &mut [f32], block: usize, norm: f32) {
     // SAFETY: NEON belongs to the base instruction set of this target.
     unsafe { transform(row, block, norm) }
@@ -45,7 +46,7 @@ fn transform(row: &mut [f32], block: usize, norm: f32) {
     }
 }
 
-/// The stages of distance 64 … `block / 2` of one block.
+/// Runs the stages of distance 64 … `block / 2` of one block.
 #[target_feature(enable = "neon")]
 fn later_passes(block: &mut [f32]) {
     // The second parameter is the distance of the pass's first stage, in registers of 4 elements.
@@ -66,7 +67,7 @@ fn later_passes(block: &mut [f32]) {
     }
 }
 
-/// Blocks of 2.
+/// Transforms blocks of 2.
 #[target_feature(enable = "neon")]
 fn stage_1(row: &mut [f32], norm: f32) {
     let factor = vdupq_n_f32(norm);
@@ -82,7 +83,7 @@ fn stage_1(row: &mut [f32], norm: f32) {
     scalar::hadamard(rest, 2, norm);
 }
 
-/// Blocks of 4.
+/// Transforms blocks of 4.
 #[target_feature(enable = "neon")]
 fn stages_1_2(row: &mut [f32], norm: f32) {
     let factor = vdupq_n_f32(norm);
@@ -97,7 +98,7 @@ fn stages_1_2(row: &mut [f32], norm: f32) {
     scalar::hadamard(rest, 4, norm);
 }
 
-/// The two halves of eight elements.
+/// Returns the views eight elements as two times four.
 fn quads(pair: &mut [f32; 8]) -> [&mut [f32; 4]; 2] {
     let (quads, _) = pair.as_chunks_mut::<4>();
     // PANIC: eight elements are two times four.
@@ -105,11 +106,12 @@ fn quads(pair: &mut [f32; 8]) -> [&mut [f32; 4]; 2] {
     [a, b]
 }
 
-/// Stages 1 and 2 of two registers, each four elements of one block.
+/// Runs stages 1 and 2 of two registers, each four elements of one block.
 #[inline]
 #[target_feature(enable = "neon")]
 fn inside(x: float32x4_t, y: float32x4_t) -> (float32x4_t, float32x4_t) {
-    // x = x0 x1 x2 x3, likewise y. After stage 1, with + and - for x0 + x1 and x0 - x1 of each pair of elements:
+    // x = x0 x1 x2 x3, likewise y. After stage 1, with + and - for x0 + x1 and x0 - x1 of each pair
+    // of elements:
     let (even, odd) = (vtrn1q_f32(x, y), vtrn2q_f32(x, y));
     let sum = vreinterpretq_f64_f32(vaddq_f32(even, odd)); //        x01+ y01+ x23+ y23+
     let difference = vreinterpretq_f64_f32(vsubq_f32(even, odd)); // x01- y01- x23- y23-
@@ -151,7 +153,7 @@ fn between<const R: usize>(v: &mut [float32x4_t; R]) {
     stage::<R, 8>(v);
 }
 
-/// The stage of distance `D` registers, if there is one among `R`.
+/// Runs the stage of distance `D` registers, if there is one among `R`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn stage<const R: usize, const D: usize>(v: &mut [float32x4_t; R]) {
@@ -166,7 +168,8 @@ fn stage<const R: usize, const D: usize>(v: &mut [float32x4_t; R]) {
     }
 }
 
-/// Runs the stages of distance `H`, `2 H`, … `R H / 2` registers, one column of registers at a time.
+/// Runs the stages of distance `H`, `2 H`, … `R H / 2` registers, one column of registers at a
+/// time.
 #[inline]
 #[target_feature(enable = "neon")]
 #[expect(clippy::needless_range_loop, reason = "i is a column of all R rows")]
@@ -188,7 +191,7 @@ fn pass_of_one<const R: usize, const H: usize>(block: &mut [f32]) {
     }
 }
 
-/// [`pass_of_one`], two neighbouring columns at a time.
+/// Runs the stages of [`pass_of_one`], two neighbouring columns at a time.
 #[inline]
 #[target_feature(enable = "neon")]
 fn pass_of_two<const R: usize, const H: usize>(block: &mut [f32]) {

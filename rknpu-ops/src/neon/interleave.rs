@@ -1,4 +1,4 @@
-//! Rows into native slices, in squares of four rows by four pieces.
+//! Copies rows into native slices, in squares of four rows by four pieces.
 //!
 //! ```text
 //! for 32 rows at a time                      as many pages as a first-level TLB holds
@@ -8,8 +8,9 @@
 //!       store 4 native slices x 4 rows       4 x 64 bytes of a native slice: a whole line of the cache
 //! ```
 //!
-//! A piece is 16 bytes (8 on RK3566) of activations, 32 or 64 of weights. Each is a copy of constant length, which is a
-//! vector load and store; pointers because slices would be checked as often as pieces are moved.
+//! A piece is 16 bytes (8 on RK3566) of activations, 32 or 64 of weights. Each is a copy of
+//! constant length, which is a vector load and store. Pointers are used because slices would be
+//! checked for every piece.
 
 use crate::pack::Rows;
 use crate::scalar;
@@ -17,13 +18,13 @@ use crate::scalar;
 /// Rows and native slices of a square.
 const SIDE: usize = 4;
 
-/// Rows that are read before moving on along K.
+/// Rows that are read before the loop advances along K.
 const ROWS_TOGETHER: usize = 32;
 
-/// As [`scalar::interleave`].
+/// Copies as [`scalar::interleave`] does.
 ///
 /// # Panics
-/// As there.
+/// As [`scalar::interleave`].
 pub fn interleave<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: &mut [T]) {
     let fits =
         src.count() <= m && dst.len().is_multiple_of(s * m) && src.row_len() <= dst.len() / m;
@@ -50,7 +51,7 @@ pub fn interleave<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: 
     scalar::interleave(src.columns(squares * s..src.row_len()), s, m, rest);
 }
 
-/// Fills the real rows of native slices, as many as come in fours; returns their number.
+/// Fills the real rows of native slices, as many as come in fours. Returns their number.
 ///
 /// - `dst`: at least as many native slices of `m * S` elements
 #[inline]
@@ -65,19 +66,22 @@ fn squares<T: Copy, const S: usize>(src: Rows<'_, T>, m: usize, dst: &mut [T]) -
         for j in (0..n_slices).step_by(SIDE) {
             let from = data.as_ptr().wrapping_add(j * S);
             let to = to.wrapping_add((j * m + m0) * S);
-            // SAFETY: each row of `data` goes on for n_slices pieces, the last one included, and j + 3 is below that.
-            // `to` is row m0 of native slice j of `dst`, which holds n_slices of them; m0 + count is at most m. One
-            // slice is shared and the other exclusive, so they do not overlap.
+            // SAFETY: each row of `data` goes on for n_slices pieces, the last one included, and j
+            // + 3 is below that. `to` is row m0 of native slice j of `dst`, which holds n_slices of
+            // them; m0 + count is at most m. One slice is shared and the other exclusive, so they
+            // do not overlap.
             unsafe { square::<T, S>(from, stride, rows.count(), to, m * S) }
         }
     }
     n_slices
 }
 
-/// Moves four pieces of each of `count` rows into four native slices, which are `slice` elements apart.
+/// Moves four pieces of each of `count` rows into four native slices, which are `slice` elements
+/// apart.
 ///
 /// # Safety
-/// - `from` is readable for `4 * S` elements at each multiple of `stride` elements below `count * stride`
+/// - `from` is readable for `4 * S` elements at each multiple of `stride` elements below
+///   `count * stride`
 /// - `to` is writable for `count * S` elements at each of 0, 1, 2, 3 times `slice`
 /// - the two do not overlap
 #[inline]
@@ -93,7 +97,8 @@ unsafe fn square<T: Copy, const S: usize>(
             from.wrapping_add(row * stride + j * S),
             to.wrapping_add(j * slice + row * S),
         );
-        // SAFETY: callers pass row < count and j < SIDE, so both are S elements of what this function was given.
+        // SAFETY: callers pass row < count and j < SIDE, so both are S elements of what this
+        // function was given.
         unsafe { from.copy_to_nonoverlapping(to, S) }
     };
     let whole = count / SIDE * SIDE;

@@ -13,14 +13,14 @@ use super::{load, quads};
 use crate::quant::I8_MAX;
 use crate::{round, scalar};
 
-/// As [`scalar::absmax_bits`].
+/// Computes the same as [`scalar::absmax_bits`].
 #[must_use]
 pub fn absmax_bits(row: &[f32]) -> u32 {
     // SAFETY: NEON belongs to the base instruction set of this target.
     unsafe { absmax(row) }
 }
 
-/// As [`scalar::quantize`].
+/// Computes the same as [`scalar::quantize`].
 ///
 /// # Panics
 /// If `row` and `out` differ in length.
@@ -30,7 +30,7 @@ pub fn quantize(row: &[f32], inverse: f32, out: &mut [i8]) {
     unsafe { round_row(row, inverse, out) }
 }
 
-/// As [`scalar::scale_to_f16`].
+/// Computes the same as [`scalar::scale_to_f16`].
 ///
 /// # Panics
 /// If `row` and `out` differ in length.
@@ -42,7 +42,8 @@ pub fn scale_to_f16(row: &[f32], factor: f32, out: &mut [f16]) {
 
 #[target_feature(enable = "neon")]
 fn absmax(row: &[f32]) -> u32 {
-    // Without sign, bits have the order of magnitudes. Four maxima, so that none waits for the one before.
+    // Without sign, bits have the order of magnitudes. Four maxima, so that none waits for the
+    // previous one.
     let mut max = [vdupq_n_u32(0); 4];
     let (parts, rest) = row.as_chunks::<16>();
     for part in parts {
@@ -70,9 +71,11 @@ fn round_row(row: &[f32], inverse: f32, out: &mut [i8]) {
     scalar::quantize(rest, inverse, rest_out);
 }
 
-/// Sixteen elements times `by`, rounded by an addition and cut to their low bytes, as the portable version does it.
+/// Multiplies sixteen elements by `by`, rounds them by an addition and cuts them to their low
+/// bytes, as the portable version does.
 ///
-/// Conversions and saturating moves would be as many instructions, but run on one of the two vector pipes only.
+/// Conversions and saturating moves would be as many instructions, but run on only one of the two
+/// vector pipes.
 #[inline]
 #[target_feature(enable = "neon")]
 fn round_16(part: &[f32; 16], by: float32x4_t, out: &mut [i8; 16]) {
@@ -106,7 +109,7 @@ fn narrow(row: &[f32], factor: f32, out: &mut [f16]) {
     }
 }
 
-/// Sixteen elements times `by`, in FP16.
+/// Multiplies sixteen elements by `by` and converts them to FP16.
 #[inline]
 #[target_feature(enable = "neon")]
 fn convert_16(part: &[f32; 16], by: float32x4_t, out: &mut [f16; 16]) {
@@ -120,16 +123,17 @@ fn convert_16(part: &[f32; 16], by: float32x4_t, out: &mut [f16; 16]) {
     unsafe { vst1q_u16(to.wrapping_add(8), high) };
 }
 
-/// Eight numbers to FP16 bits, ties to even, as the control register is set in Rust programs.
+/// Converts eight numbers to FP16 bits, ties to even, as the control register is set in Rust
+/// programs.
 ///
-/// The instruction is in the base set, unlike FP16 arithmetic, but its intrinsic needs a newer compiler than this
-/// crate does.
+/// The instruction is in the base set, unlike FP16 arithmetic, but its intrinsic needs a newer
+/// compiler than this crate does.
 #[inline]
 #[target_feature(enable = "neon")]
 fn to_f16(low: float32x4_t, high: float32x4_t) -> uint16x8_t {
     let bits: uint16x8_t;
-    // SAFETY: two register moves that touch neither memory nor flags; `out` is written before `high` is read and
-    // therefore is a register of its own.
+    // SAFETY: two register moves that touch neither memory nor flags; `out` is written before
+    // `high` is read and therefore is a separate register.
     unsafe {
         asm!(
             "fcvtn {bits:v}.4h, {low:v}.4s",

@@ -7,7 +7,8 @@
 //!       for each of 4 rows: tile += ((c + half) * w_scale) * a_scale
 //! ```
 //!
-//! Fewer than four rows go one by one, and columns that are no multiple of four the portable way.
+//! Fewer than four rows go one by one, and remaining columns that are no multiple of four go
+//! through the portable version.
 
 use std::arch::aarch64::{
     float32x4_t, vaddq_f32, vcvtq_f32_s32, vdupq_n_f32, vld1_s16, vld1q_s32, vmovl_s16, vmulq_f32,
@@ -25,10 +26,10 @@ const ROWS: usize = 4;
 /// Columns of a tile.
 const COLUMNS: usize = 64;
 
-/// As [`scalar::scaled_tile`].
+/// Computes the same as [`scalar::scaled_tile`].
 ///
 /// # Panics
-/// As there.
+/// As [`scalar::scaled_tile`].
 pub fn scaled_tile<T: Accumulator>(
     product: Product<'_, T>,
     rows: Range<usize>,
@@ -61,7 +62,7 @@ fn by_shape<T: Accumulator>(
     }
 }
 
-/// [`scaled_tile`] for native slices of `Q` times four columns and `D` digits.
+/// Implements [`scaled_tile`] for native slices of `Q` times four columns and `D` digits.
 #[target_feature(enable = "neon")]
 fn by_rows<T: Accumulator, const Q: usize, const D: usize>(
     product: Product<'_, T>,
@@ -79,7 +80,7 @@ fn by_rows<T: Accumulator, const Q: usize, const D: usize>(
     }
 }
 
-/// Adds to `R` rows of the tile, from row `m0` of the product on.
+/// Adds to `R` rows of the tile, starting with row `m0` of the product.
 #[inline]
 #[target_feature(enable = "neon")]
 fn fill<T: Accumulator, const Q: usize, const D: usize, const R: usize>(
@@ -136,7 +137,7 @@ fn add<T: Accumulator, const Q: usize, const D: usize, const R: usize>(
     }
 }
 
-/// The pieces of `R` rows with `D` digits in a native slice, from its start on.
+/// Returns the pieces of `R` rows with `D` digits in a native slice, starting at its beginning.
 #[inline]
 fn block<T, const Q: usize, const D: usize, const R: usize>(slice: &[T]) -> &[[[[T; 4]; Q]; D]; R] {
     let (quads, _) = slice.as_chunks::<4>();
@@ -146,16 +147,17 @@ fn block<T, const Q: usize, const D: usize, const R: usize>(slice: &[T]) -> &[[[
     rows.first_chunk().unwrap_or_else(|| unreachable!())
 }
 
-/// Elements of C as the vector unit reads them.
+/// Elements of C that the vector unit can load.
 pub trait Quad: Sized {
-    /// Four elements in FP32.
+    /// Returns four elements in FP32.
     fn quad(elements: &[Self; 4]) -> float32x4_t;
 }
 
 impl Quad for i16 {
     #[inline(always)]
     fn quad(elements: &[Self; 4]) -> float32x4_t {
-        // SAFETY: a reference to four numbers is readable for as many; the load needs no more alignment.
+        // SAFETY: a reference to four numbers is readable for as many; the load needs no more
+        // alignment.
         let narrow = unsafe { vld1_s16(elements.as_ptr()) };
         // SAFETY: NEON belongs to the base instruction set of this target.
         let words = unsafe { vmovl_s16(narrow) };
@@ -167,7 +169,8 @@ impl Quad for i16 {
 impl Quad for i32 {
     #[inline(always)]
     fn quad(elements: &[Self; 4]) -> float32x4_t {
-        // SAFETY: a reference to four numbers is readable for as many; the load needs no more alignment.
+        // SAFETY: a reference to four numbers is readable for as many; the load needs no more
+        // alignment.
         let words = unsafe { vld1q_s32(elements.as_ptr()) };
         // SAFETY: NEON belongs to the base instruction set of this target.
         unsafe { vcvtq_f32_s32(words) }

@@ -1,4 +1,4 @@
-//! Native C to FP32 rows: sums the K segments, scales, and writes pieces of rows.
+//! Unpacks native C into FP32 rows: sums the K segments, scales, and writes pieces of rows.
 //!
 //! ```text
 //! for 64 columns at a time
@@ -9,8 +9,8 @@
 //!     copy the four rows of the tile out
 //! ```
 //!
-//! Through a tile for the reason given in [`scalar`](crate::scalar), and because rows of the output are lent one at a time. One row in
-//! a bucket of one needs neither.
+//! Results go through a tile for the reason given in [`scalar`](crate::scalar), and because rows of
+//! the output are lent one at a time. A single row in a bucket of one needs neither.
 
 use std::arch::aarch64::{
     float32x4_t, int32x4_t, vaddq_f32, vaddq_s32, vcvtq_f32_s32, vdupq_n_f32, vld1q_s32, vmulq_f32,
@@ -30,10 +30,10 @@ const ROWS: usize = 4;
 /// Rows of a tile, four elements to a register.
 type Tile<const R: usize> = [[[f32; 4]; COLUMNS / 4]; R];
 
-/// As [`scalar::unpack_i32`](crate::scalar::unpack_i32).
+/// Computes the same as [`scalar::unpack_i32`](crate::scalar::unpack_i32).
 ///
 /// # Panics
-/// As there.
+/// As that function.
 pub fn unpack_i32(
     c: NativeOutput<'_, i32>,
     rows: Range<usize>,
@@ -63,10 +63,10 @@ pub fn unpack_i32(
     }
 }
 
-/// As [`scalar::unpack_f32`](crate::scalar::unpack_f32).
+/// Computes the same as [`scalar::unpack_f32`](crate::scalar::unpack_f32).
 ///
 /// # Panics
-/// As there.
+/// As that function.
 pub fn unpack_f32(
     c: NativeOutput<'_, f32>,
     rows: Range<usize>,
@@ -94,15 +94,17 @@ pub fn unpack_f32(
     }
 }
 
-/// Four elements of INT32.
+/// Loads four elements of INT32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn load_i32(from: &[i32; 4]) -> int32x4_t {
-    // SAFETY: a reference to four numbers is readable for as many, and the load needs no alignment beyond theirs.
+    // SAFETY: a reference to four numbers is readable for as many, and the load needs no alignment
+    // beyond theirs.
     unsafe { vld1q_s32(from.as_ptr()) }
 }
 
-/// Runs `four` or `one` for each tile of rows `m…` and columns `range`, and copies the tile to its place.
+/// Runs `four` or `one` for each tile of rows `m…` and columns `range`, and copies the tile to its
+/// place.
 #[inline]
 fn tiles(
     rows: Range<usize>,
@@ -127,7 +129,7 @@ fn tiles(
     }
 }
 
-/// One tile of INT32 sums; `w`: weight scales of columns `range`.
+/// Fills one tile with scaled INT32 sums; `w`: weight scales of columns `range`.
 #[target_feature(enable = "neon")]
 fn tile_i32<const R: usize>(
     c: NativeOutput<'_, i32>,
@@ -149,7 +151,7 @@ fn tile_i32<const R: usize>(
     gather(c, m, range, a, |x| load_i32(x), add, scaled, tile);
 }
 
-/// One tile of FP32 sums.
+/// Fills one tile with FP32 sums times the rows' factors.
 #[target_feature(enable = "neon")]
 fn tile_f32<const R: usize>(
     c: NativeOutput<'_, f32>,
@@ -163,7 +165,8 @@ fn tile_f32<const R: usize>(
     gather(c, m, range, factors, |x| load(x), add, scaled, tile);
 }
 
-/// Fills the rows of a tile with columns `range` of rows `m0…`: `scaled(sum, column / 4, factor of the row)`.
+/// Fills the rows of a tile with columns `range` of rows `m0…`:
+/// `scaled(sum, column / 4, factor of the row)`.
 ///
 /// A last native slice that is only partly in `range` is unpacked whole.
 #[inline]
@@ -190,7 +193,7 @@ fn gather<T, V: Copy, const R: usize>(
     }
 }
 
-/// [`gather`] for native slices of `Q` times four columns.
+/// Implements [`gather`] for native slices of `Q` times four columns.
 #[inline]
 #[target_feature(enable = "neon")]
 #[expect(clippy::too_many_arguments, reason = "as gather")]
@@ -212,7 +215,8 @@ fn gather_by<T, V: Copy, const R: usize, const Q: usize>(
     let factors = factors.map(|factor| vdupq_n_f32(factor));
     let lines = |segment: &[T], j: usize, q: usize| -> [V; R] {
         let at = segment.as_ptr().wrapping_add(first + j * pitch);
-        // SAFETY: j is below n_slices, and the last native slice was found to lie in each segment with all R rows.
+        // SAFETY: j is below n_slices, and the last native slice was found to lie in each segment
+        // with all R rows.
         let pieces = unsafe { &*at.cast::<[[[T; 4]; Q]; R]>() };
         from_fn(|r| load(&pieces[r][q]))
     };
@@ -256,7 +260,7 @@ fn write<const R: usize>(
     }
 }
 
-/// The only row of a bucket of one, where native C is row-major.
+/// Unpacks the only row of a bucket of one, where native C is row-major.
 #[target_feature(enable = "neon")]
 fn single_i32(segments: &[&[i32]], a_scale: f32, w_scales: &[f32], out: &mut [f32]) {
     let a = vdupq_n_f32(a_scale);
@@ -277,13 +281,13 @@ fn single_i32(segments: &[&[i32]], a_scale: f32, w_scales: &[f32], out: &mut [f3
     }
 }
 
-/// The only row of a bucket of one, where native C is row-major.
+/// Unpacks the only row of a bucket of one, where native C is row-major.
 #[target_feature(enable = "neon")]
 fn single_f32(segments: &[&[f32]], factor: f32, out: &mut [f32]) {
     let by = vdupq_n_f32(factor);
     let done = single(
         segments,
-        // There are no weight scales: any numbers do, they are not loaded.
+        // There are no weight scales: these numbers are not loaded.
         segments[0],
         out,
         |x| load(x),
@@ -298,7 +302,8 @@ fn single_f32(segments: &[&[f32]], factor: f32, out: &mut [f32]) {
     }
 }
 
-/// `out[n] = scaled(sum, w[n])` for all whole sixteens; returns their number of elements.
+/// Computes `out[n] = scaled(sum, w[n])` for all whole sixteens. Returns the number of elements
+/// that they cover.
 #[inline]
 #[target_feature(enable = "neon")]
 fn single<T, V: Copy>(

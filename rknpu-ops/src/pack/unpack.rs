@@ -1,16 +1,18 @@
-//! Native C to FP32 rows: sums the K segments, scales, and writes pieces of rows.
+//! Unpacks native C into FP32 rows: sums the K segments, scales, and writes pieces of rows.
 
 use std::ops::Range;
 
 use crate::kernel;
 use crate::layout::NativeC;
 
-/// Where unpacked FP32 rows go.
+/// Destination of unpacked FP32 rows.
 ///
-/// A trait and not a slice because several cores write different column ranges of the same rows: who owns the
-/// destination hands each of them an implementation that gives out its own pieces only. [`RowsMut`] is the plain one.
+/// A trait and not a slice because several cores write different column ranges of the same rows:
+/// the owner of the destination gives each of them an implementation that returns only its own
+/// pieces. [`RowsMut`] is the plain one.
 pub trait OutputRows {
-    /// The piece of row `m` to write: as many elements as there are columns to unpack. Asked for several times per row.
+    /// Returns the piece of row `m` to write: as many elements as there are columns to unpack.
+    /// Called several times per row.
     fn row(&mut self, m: usize) -> &mut [f32];
 }
 
@@ -23,7 +25,7 @@ pub struct RowsMut<'a> {
 }
 
 impl<'a> RowsMut<'a> {
-    /// Rows of `len` elements, `stride` elements apart.
+    /// Describes rows of `len` elements, `stride` elements apart.
     #[must_use]
     pub const fn new(data: &'a mut [f32], len: usize, stride: usize) -> Self {
         Self { data, len, stride }
@@ -31,6 +33,8 @@ impl<'a> RowsMut<'a> {
 }
 
 impl OutputRows for RowsMut<'_> {
+    /// Returns row `m`.
+    ///
     /// # Panics
     /// If row `m` leaves the slice.
     #[inline]
@@ -48,14 +52,15 @@ pub struct NativeOutput<'a, T> {
 }
 
 impl<'a, T> NativeOutput<'a, T> {
-    /// Buffers of `m` rows (the bucket, at least 1), in order of K; all cover the same columns.
+    /// Describes the buffers of `m` rows (the bucket, at least 1), in order of K; all cover the
+    /// same columns.
     ///
-    /// A buffer is any number of whole native slices of `m * t` elements, so a column range that starts at a multiple
-    /// of `t` is a sub-slice of one.
+    /// A buffer is any number of whole native slices of `m * t` elements, so a column range that
+    /// starts at a multiple of `t` is a sub-slice of one.
     ///
     /// # Panics
-    /// If there is no buffer, if one is not whole native slices or differs in length from the first, or if `t` is not
-    /// 4, 8 or 16.
+    /// If there is no buffer, if one is not whole native slices or differs in length from the
+    /// first, or if `t` is not 4, 8 or 16.
     #[must_use]
     pub fn new(segments: &'a [&'a [T]], layout: NativeC, m: usize) -> Self {
         let t = layout.t;
@@ -76,7 +81,10 @@ impl<'a, T> NativeOutput<'a, T> {
         Self { segments, t, m }
     }
 
-    /// Panics unless `rows` and `columns` lie in the buffers.
+    /// Checks that `rows` and `columns` lie in the buffers.
+    ///
+    /// # Panics
+    /// If not.
     pub(crate) fn check(&self, rows: &Range<usize>, columns: usize) {
         assert!(
             rows.end <= self.m,
@@ -88,19 +96,20 @@ impl<'a, T> NativeOutput<'a, T> {
     }
 }
 
-/// Unpacks an INT8 product: `dst[m][n] = (sum over segments of c[m][n]) * w_scales[n] * a_scales[m]`.
+/// Unpacks an INT8 product:
+/// `dst[m][n] = (sum over segments of c[m][n]) * w_scales[n] * a_scales[m]`.
 ///
-/// - `rows`: rows to unpack, within the bucket; `a_scales`: indexed by row; `w_scales`: one per column, as many as
-///   columns to unpack
+/// - `rows`: rows to unpack, within the bucket; `a_scales`: indexed by row; `w_scales`: one per
+///   column, as many as columns to unpack
 /// - the sum is exact: INT32 holds `127 * 127 * K` for all segments together up to K = 133,144
-/// - one FP32 rounding each for the conversion of the sum, the product with the weight scale, and then the product
-///   with the row scale, in this order: weight scales are moderate numbers, so the first product neither overflows nor
-///   underflows whatever the row's magnitude
+/// - one FP32 rounding each for the conversion of the sum, the product with the weight scale, and
+///   then the product with the row scale, in this order: weight scales are moderate numbers, so the
+///   first product neither overflows nor underflows whatever the row's magnitude
 /// - a NaN scale makes its row or column NaN
 ///
 /// # Panics
-/// If `rows` leaves the bucket or `a_scales`, `w_scales` exceeds the columns of the buffers, or a row of `dst` differs
-/// in length from `w_scales`.
+/// If `rows` leaves the bucket or `a_scales`, `w_scales` exceeds the columns of the buffers, or a
+/// row of `dst` differs in length from `w_scales`.
 pub fn unpack_i32(
     c: NativeOutput<'_, i32>,
     rows: Range<usize>,
@@ -114,12 +123,13 @@ pub fn unpack_i32(
 /// Unpacks an FP16 product: `dst[m][n] = (sum over segments of c[m][n]) * factors[m]`.
 ///
 /// - `rows`: rows to unpack, within the bucket; `factors`: indexed by row, as
-///   [`convert_rows_f16`](super::convert_rows_f16) returns them; `columns`: number of columns to unpack
+///   [`convert_rows_f16`](super::convert_rows_f16) returns them; `columns`: number of columns to
+///   unpack
 /// - segments are added in FP32 in their order; the factor is a power of two and exact
 ///
 /// # Panics
-/// If `rows` leaves the bucket or `factors`, `columns` exceeds those of the buffers, or a row of `dst` differs in
-/// length from `columns`.
+/// If `rows` leaves the bucket or `factors`, `columns` exceeds those of the buffers, or a row of
+/// `dst` differs in length from `columns`.
 pub fn unpack_f32(
     c: NativeOutput<'_, f32>,
     rows: Range<usize>,

@@ -1,14 +1,17 @@
-//! The block Hadamard transform, three stages to a pass over memory.
+//! The block Hadamard transform, with three stages in one pass over memory.
 
 use multiversion::multiversion;
 
 use crate::quant::HADAMARD_BLOCK_MAX;
 
-/// Multiplies by `norm`, then runs the stages of distance 1, 2, 4, … `block / 2` on each block of a row.
+/// Multiplies by `norm`, then runs the stages of distance 1, 2, 4, … `block / 2` on each block of a
+/// row.
 ///
-/// - `row`: any multiple of `block` elements; `block`: a power of two from 2 to [`HADAMARD_BLOCK_MAX`]
+/// - `row`: any multiple of `block` elements; `block`: a power of two from 2 to
+///   [`HADAMARD_BLOCK_MAX`]
 pub fn hadamard(row: &mut [f32], block: usize, norm: f32) {
-    // Small blocks run side by side through each pass; a part stays in the first-level cache from pass to pass.
+    // Small blocks run side by side through each pass; a part stays in the first-level cache from
+    // pass to pass.
     for part in row.chunks_mut(HADAMARD_BLOCK_MAX) {
         match block {
             2 => stage_1(part, norm),
@@ -31,7 +34,7 @@ fn stage_1(part: &mut [f32], norm: f32) {
 
 /// Scales by `norm` and runs the stages of distance 1 and 2.
 ///
-/// These stages are all about shuffling, and AVX-512 has the shuffles: it more than halves their time.
+/// AVX-512 has the shuffles that these stages consist of, which more than halves their time.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn stages_1_2(part: &mut [f32], norm: f32) {
     let (quads, _) = part.as_chunks_mut();
@@ -43,7 +46,7 @@ fn stages_1_2(part: &mut [f32], norm: f32) {
     }
 }
 
-/// Runs the stages of distance 4 … `block / 2`, three at a time from distance 16 on.
+/// Runs the stages of distance 4 … `block / 2`, three at a time for distances of 16 and more.
 #[multiversion(targets("x86_64+avx2"))]
 fn stages_from_4(part: &mut [f32], block: usize) {
     match block {
@@ -55,7 +58,8 @@ fn stages_from_4(part: &mut [f32], block: usize) {
     passes_from::<1024>(part, block);
 }
 
-/// Runs the stages of distance `H`, `2 H` and `4 H`, as far as they are shorter than `block`, in one pass over memory.
+/// Runs the stages of distance `H`, `2 H` and `4 H`, as far as they are shorter than `block`, in
+/// one pass over memory.
 #[inline(always)]
 fn passes_from<const H: usize>(part: &mut [f32], block: usize) {
     match block / H {
@@ -66,8 +70,8 @@ fn passes_from<const H: usize>(part: &mut [f32], block: usize) {
     }
 }
 
-/// Runs the stages of distance `H`, `2 H`, … `R H / 2`: `R` rows of `H` elements are combined column by column, each
-/// column loaded and stored once.
+/// Runs the stages of distance `H`, `2 H`, … `R H / 2`: `R` rows of `H` elements are combined
+/// column by column, each column loaded and stored once.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "i is a column of all R rows")]
 fn pass<const R: usize, const H: usize>(block: &mut [f32]) {

@@ -1,10 +1,12 @@
-//! Rows into native slices, [`TOGETHER`] pieces of a row at a time.
+//! Copies rows into native slices, [`TOGETHER`] pieces of a row at a time.
 
 use crate::pack::Rows;
 
-/// Row-major rows to native slices of `s` elements times `m` rows; zeros where there is no source.
+/// Copies row-major rows into native slices of `s` elements times `m` rows, with zeros where there
+/// is no source.
 ///
-/// - `src`: at most `m` rows; `dst`: whole native slices of `s * m` elements, at least as many as `src` covers
+/// - `src`: at most `m` rows; `dst`: whole native slices of `s * m` elements, at least as many as
+///   `src` covers
 ///
 /// # Panics
 /// If `dst` is not whole native slices or `src` does not fit.
@@ -21,7 +23,8 @@ pub fn interleave<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: 
         src.row_len(),
         dst.len() / m
     );
-    // Each arm is its own copy of the loops with `s` a constant, so that a piece is one vector move.
+    // Each arm is a separate copy of the loops with a constant `s`, so that a piece is one vector
+    // move.
     match s {
         4 => interleave_by(src, 4, m, dst),
         8 => interleave_by(src, 8, m, dst),
@@ -31,13 +34,15 @@ pub fn interleave<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: 
     }
 }
 
-/// Native slices that [`interleave_by`] fills together: four INT8 pieces of 16 are one cache line of a row.
+/// Native slices that [`interleave_by`] fills together: four INT8 pieces of 16 are one cache line
+/// of a row.
 const TOGETHER: usize = 4;
 
-/// Rows that [`interleave_by`] reads before it moves on along K: as many pages as a first-level TLB holds.
+/// Rows that [`interleave_by`] reads before it advances along K: as many pages as a first-level TLB
+/// holds.
 const ROWS_TOGETHER: usize = 32;
 
-/// [`interleave`] after its checks.
+/// Implements [`interleave`] after its checks.
 #[inline(always)]
 fn interleave_by<T: Copy + Default>(src: Rows<'_, T>, s: usize, m: usize, dst: &mut [T]) {
     let whole = src.row_len() / (TOGETHER * s);

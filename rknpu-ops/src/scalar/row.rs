@@ -7,19 +7,22 @@ use multiversion::multiversion;
 use crate::quant::I8_MAX;
 use crate::round::{clamped, low_byte};
 
-/// Largest magnitude of a row as FP32 bits without sign: order of bits is order of magnitude, infinity and NaN on top.
+/// Returns the largest magnitude of a row as FP32 bits without sign. The order of bits is the order
+/// of magnitudes, with infinity and NaN on top.
 #[multiversion(targets("x86_64+avx2"))]
 pub fn absmax_bits(row: &[f32]) -> u32 {
-    // Signed compares exist on every vector unit; a cleared sign bit makes them agree with unsigned ones.
+    // Signed compares exist on every vector unit; a cleared sign bit makes them agree with unsigned
+    // ones.
     row.iter()
         .map(|x| (x.to_bits() & 0x7fff_ffff).cast_signed())
         .fold(0, i32::max)
         .cast_unsigned()
 }
 
-/// `out[k] = clamp(round(row[k] * inverse), -127, 127)`, ties to even; 127 where the product is NaN.
+/// Computes `out[k] = clamp(round(row[k] * inverse), -127, 127)`, ties to even; 127 where the
+/// product is NaN.
 ///
-/// - `row`, `out`: as many elements; what one has more is left alone
+/// - `row`, `out`: equally many elements; the excess of the longer one is ignored
 #[multiversion(targets("x86_64+avx2"))]
 pub fn quantize(row: &[f32], inverse: f32, out: &mut [i8]) {
     for (o, x) in out.iter_mut().zip(row) {
@@ -27,9 +30,9 @@ pub fn quantize(row: &[f32], inverse: f32, out: &mut [i8]) {
     }
 }
 
-/// `out[k] = f16(row[k] * factor)`, ties to even.
+/// Computes `out[k] = f16(row[k] * factor)`, ties to even.
 ///
-/// - `row`, `out`: as many elements; `factor`: a power of two
+/// - `row`, `out`: equally many elements; `factor`: a power of two
 ///
 /// # Panics
 /// If `row` and `out` differ in length.

@@ -8,7 +8,8 @@ use crate::int4::{Accumulator, Digits, Product, Tile};
 /// Adds columns `columns` of rows `rows` of a product to a tile, the segments in order:
 /// `tile[m][n] += ((c[m][n] + half) * w_scales[n]) * a_scale`.
 ///
-/// - `rows`, `columns`: of the product, at most as many as the tile has, columns from a whole native slice on
+/// - `rows`, `columns`: of the product, at most as many as the tile has; columns start with a whole
+///   native slice
 ///
 /// # Panics
 /// If rows or columns leave the product or the tile.
@@ -18,7 +19,7 @@ pub fn scaled_tile<T: Accumulator>(
     columns: Range<usize>,
     tile: &mut Tile,
 ) {
-    // Each arm is its own copy of the loops with the width of a native slice a constant.
+    // Each arm is a separate copy of the loops with a constant width of a native slice.
     match product.t {
         4 => add::<T, 4>(product, rows, columns, tile),
         8 => add::<T, 8>(product, rows, columns, tile),
@@ -27,7 +28,7 @@ pub fn scaled_tile<T: Accumulator>(
     }
 }
 
-/// [`scaled_tile`] for native slices of `W` columns.
+/// Implements [`scaled_tile`] for native slices of `W` columns.
 #[inline(always)]
 fn add<T: Accumulator, const W: usize>(
     product: Product<'_, T>,
@@ -54,7 +55,7 @@ fn add<T: Accumulator, const W: usize>(
     }
 }
 
-/// Row `m` of the product in a native slice, its digits put together.
+/// Returns row `m` of the product in a native slice, with its digits combined.
 #[inline(always)]
 fn values<T: Accumulator, const W: usize>(slice: &[T], m: usize, digits: Digits) -> [f32; W] {
     let (pieces, _) = slice.as_chunks::<W>();
@@ -67,7 +68,7 @@ fn values<T: Accumulator, const W: usize>(slice: &[T], m: usize, digits: Digits)
     }
 }
 
-/// `sums[n] += ((values[n] + half) * w_scales[n]) * a_scale`, for as many as there are sums.
+/// Computes `sums[n] += ((values[n] + half) * w_scales[n]) * a_scale` for all sums.
 #[inline(always)]
 fn add_scaled(sums: &mut [f32], values: &[f32], w_scales: &[f32], (a_scale, half): (f32, f32)) {
     for ((sum, value), w_scale) in sums.iter_mut().zip(values).zip(w_scales) {
@@ -75,7 +76,7 @@ fn add_scaled(sums: &mut [f32], values: &[f32], w_scales: &[f32], (a_scale, half
     }
 }
 
-/// What the portable loops ask of an element of C beyond [`Accumulator`]: nothing.
+/// Requirements of the portable loops for an element of C beyond [`Accumulator`]: none.
 pub trait Quad {}
 
 impl<T: Copy> Quad for T {}

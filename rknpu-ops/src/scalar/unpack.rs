@@ -1,4 +1,4 @@
-//! Native C to FP32 rows: sums the K segments, scales, and writes pieces of rows.
+//! Unpacks native C into FP32 rows: sums the K segments, scales, and writes pieces of rows.
 //!
 //! ```text
 //! for 64 columns at a time            16 native slices of 4: few enough streams for the prefetcher
@@ -8,8 +8,8 @@
 //!     for each row: out[64] = sums * scale
 //! ```
 //!
-//! Row by row instead, each input line would be read four times, far apart, at a stride that maps all of them to the
-//! same few cache sets when M is a power of two.
+//! If rows were unpacked one by one, each input line would be read four times, far apart, at a
+//! stride that maps all of them to the same few cache sets when M is a power of two.
 
 use std::ops::{AddAssign, Range};
 
@@ -21,10 +21,11 @@ const COLUMNS: usize = 64;
 /// Rows of a step.
 const ROWS: usize = 4;
 
-/// `dst[m][n] = (sum over segments of c[m][n]) * w_scales[n] * a_scale(m)`, in this order.
+/// Computes `dst[m][n] = (sum over segments of c[m][n]) * w_scales[n] * a_scale(m)`, in this order.
 ///
 /// # Panics
-/// If `rows` or the columns of `w_scales` leave the buffers, or a row of `dst` differs in length from `w_scales`.
+/// If `rows` or the columns of `w_scales` leave the buffers, or a row of `dst` differs in length
+/// from `w_scales`.
 pub fn unpack_i32(
     c: NativeOutput<'_, i32>,
     rows: Range<usize>,
@@ -37,7 +38,7 @@ pub fn unpack_i32(
     });
 }
 
-/// `dst[m][n] = (sum over segments of c[m][n]) * factor(m)`.
+/// Computes `dst[m][n] = (sum over segments of c[m][n]) * factor(m)`.
 ///
 /// # Panics
 /// If `rows` or `columns` leave the buffers, or a row of `dst` differs in length from `columns`.
@@ -53,7 +54,7 @@ pub fn unpack_f32(
     });
 }
 
-/// `out[n] = sums[n] * w_scales[n] * a_scale`, in this order.
+/// Computes `out[n] = sums[n] * w_scales[n] * a_scale`, in this order.
 #[inline(always)]
 fn scale_i32(sums: &[i32; COLUMNS], w_scales: &[f32], a_scale: f32, out: &mut [f32]) {
     let w_scales = &w_scales[..out.len()];
@@ -61,13 +62,13 @@ fn scale_i32(sums: &[i32; COLUMNS], w_scales: &[f32], a_scale: f32, out: &mut [f
     fill(out, |n| sums[n] as f32 * w_scales[n] * a_scale);
 }
 
-/// `out[n] = sums[n] * factor`.
+/// Computes `out[n] = sums[n] * factor`.
 #[inline(always)]
 fn scale_f32(sums: &[f32; COLUMNS], factor: f32, out: &mut [f32]) {
     fill(out, |n| sums[n] * factor);
 }
 
-/// `out[n] = value(n)`, with a constant number of steps for a whole piece.
+/// Computes `out[n] = value(n)`, with a constant number of steps for a whole piece.
 #[inline(always)]
 fn fill(out: &mut [f32], value: impl Fn(usize) -> f32) {
     if let Ok(out) = <&mut [f32; COLUMNS]>::try_from(&mut *out) {
@@ -81,7 +82,8 @@ fn fill(out: &mut [f32], value: impl Fn(usize) -> f32) {
     }
 }
 
-/// Sums the segments and hands `finish(m, n0, sums, out)` each piece of a row, from column `n0` on.
+/// Sums the segments, and calls `finish(m, n0, sums, out)` for each piece of a row, which starts at
+/// column `n0`.
 #[inline(always)]
 fn unpack<T: Copy + Default + AddAssign>(
     c: NativeOutput<'_, T>,
@@ -132,8 +134,8 @@ fn gather_rows<T: Copy + Default + AddAssign, const R: usize>(
     }
 }
 
-/// Copies columns `range` of row `m0 + r` of one segment to `to[r]`. A last native slice that is only partly in `range`
-/// is copied whole.
+/// Copies columns `range` of row `m0 + r` of one segment to `to[r]`. A last native slice that is
+/// only partly in `range` is copied whole.
 #[inline(always)]
 fn gather<T: Copy, const R: usize>(
     c: NativeOutput<'_, T>,
@@ -142,9 +144,9 @@ fn gather<T: Copy, const R: usize>(
     range: Range<usize>,
     to: &mut [[T; COLUMNS]; R],
 ) {
-    // Each arm is its own copy of the loops with the width of a native slice a constant.
+    // Each arm is a separate copy of the loops with a constant width of a native slice.
     match c.t {
-        // With one row, native slices of any width are the same thing.
+        // With one row, native slices of all widths are equal.
         _ if c.m == 1 && range.len() == COLUMNS => {
             to[0].copy_from_slice(&segment[range]);
         }
@@ -155,7 +157,7 @@ fn gather<T: Copy, const R: usize>(
     }
 }
 
-/// [`gather`] for native slices of `W` columns and `m` rows.
+/// Implements [`gather`] for native slices of `W` columns and `m` rows.
 #[inline(always)]
 fn gather_by<T: Copy, const W: usize, const R: usize>(
     segment: &[T],

@@ -1,6 +1,8 @@
-//! The C functions: find the context or machine, count the call, inject faults, check pointers, catch panics.
+//! The C functions: find the context or machine, count the call, inject faults, check pointers,
+//! catch panics.
 //!
-//! An unknown context gives `CTX_INVALID` (or null) before anything else; a null pointer gives `PARAM_INVALID`.
+//! An unknown context gives `CTX_INVALID` (or null) before anything else; a null pointer gives
+//! `PARAM_INVALID`.
 #![expect(
     unsafe_code,
     reason = "these are the C functions; their pointers come from the caller"
@@ -27,7 +29,7 @@ fn guarded(body: impl FnOnce() -> Result<(), c_int>) -> c_int {
     }
 }
 
-/// As [`guarded`], for functions that return a pointer.
+/// Runs the body of a function that returns a pointer, as [`guarded`] does.
 fn guarded_mem(body: impl FnOnce() -> Result<*mut TensorMem, c_int>) -> *mut TensorMem {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(mem)) => mem,
@@ -35,7 +37,7 @@ fn guarded_mem(body: impl FnOnce() -> Result<*mut TensorMem, c_int>) -> *mut Ten
     }
 }
 
-/// The context of a call of `symbol`, which is counted and may fail on request.
+/// Returns the context for a call of `symbol`, and counts the call, which may fail on request.
 fn entered(handle: MatmulCtx, symbol: &str) -> Result<Arc<Context>, c_int> {
     let Some(context) = context::find(handle) else {
         vendor_error!("{symbol}: the context is invalid");
@@ -45,7 +47,7 @@ fn entered(handle: MatmulCtx, symbol: &str) -> Result<Arc<Context>, c_int> {
     Ok(context)
 }
 
-/// The machine of a call of `symbol` through a slot's table.
+/// Returns the machine for a call of `symbol` through a slot's table, and counts the call.
 fn entered_slot(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
     let Some(state) = machine_in(slot) else {
         vendor_error!("{symbol}: no device");
@@ -60,7 +62,7 @@ fn null_pointer() -> c_int {
     code::PARAM_INVALID
 }
 
-/// Reads what a C pointer points at.
+/// Reads the target of a C pointer.
 ///
 /// # Safety
 /// - `pointer` is null or points at a valid `T`.
@@ -72,15 +74,18 @@ unsafe fn read<T: Copy>(pointer: *const T) -> Result<T, c_int> {
     Ok(unsafe { pointer.read() })
 }
 
-/// Attaches the domain of a memory, which need not be that of the context.
+/// Attaches the domain of a memory, which may differ from that of the context.
 fn attached_to(context: &Context, mem: *mut TensorMem) -> Result<Attached<'_>, c_int> {
     let state = &context.state;
     let region = state.mems.region(mem).ok_or(code::PARAM_INVALID)?;
     state.attachment.attach(region.domain())
 }
 
-/// Each function's safety contract is that of the C API: pointers are null or point at valid objects of their types (for
-/// the arrays, as many as said), and bound memory is left alone during a run.
+/// Creates a context.
+///
+/// The safety contract of each C function is that of the C API: pointers are null or point at valid
+/// objects of their types (arrays have the stated number of elements), and nothing else uses bound
+/// memory during a run.
 unsafe extern "C" fn matmul_create<const SLOT: usize>(
     ctx: *mut MatmulCtx,
     info: *mut MatmulInfo,
@@ -193,7 +198,7 @@ pub(super) unsafe extern "C" fn matmul_set_io_mem(
             vendor_error!("rknn_matmul_set_io_mem, the attr names none of A, B, C");
             return Err(code::PARAM_INVALID);
         };
-        // SAFETY: the C contract: the caller leaves the memory alone during the call.
+        // SAFETY: the C contract: the caller does not use the memory during the call.
         unsafe { context.set_io_mem(mem, tensor, attr.size) }
     })
 }
@@ -241,7 +246,8 @@ pub(super) unsafe extern "C" fn matmul_set_quant_params(
 pub(super) unsafe extern "C" fn matmul_run(ctx: MatmulCtx) -> c_int {
     guarded(|| {
         let context = entered(ctx, "rknn_matmul_run")?;
-        // SAFETY: the C contract: bound memory is left alone, and concurrent runs write memory of their own.
+        // SAFETY: the C contract: nothing else uses bound memory, and concurrent runs write
+        // separate memory.
         unsafe { context.run() }
     })
 }
@@ -329,13 +335,14 @@ pub(super) unsafe extern "C" fn query(
             api_version: c_text(&options.api_version),
             drv_version: c_text(&options.driver_version),
         };
-        // SAFETY: the C contract of `info`, as long as `size` says; the struct has no alignment to speak of.
+        // SAFETY: the C contract of `info`, which is `size` bytes long; unaligned writes are
+        // allowed.
         unsafe { info.cast::<SdkVersion>().write_unaligned(version) };
         Ok(())
     })
 }
 
-/// `text`, cut to fit, as a zero-terminated array.
+/// Returns `text`, cut to fit, as a zero-terminated array.
 fn c_text(text: &str) -> [c_char; 256] {
     let mut out = [0; 256];
     for (to, from) in out.iter_mut().take(255).zip(text.bytes()) {
@@ -344,7 +351,7 @@ fn c_text(text: &str) -> [c_char; 256] {
     out
 }
 
-/// The table of functions of the machine in a slot.
+/// Returns the table of functions of the machine in a slot.
 fn table<const SLOT: usize>() -> Api {
     Api {
         matmul_create: matmul_create::<SLOT>,
@@ -364,12 +371,12 @@ fn table<const SLOT: usize>() -> Api {
     }
 }
 
-/// One [`table`] for each slot listed.
+/// Makes a [`table`] for each slot listed.
 macro_rules! tables {
     ($($slot:literal)*) => { [$(table::<$slot>),*] };
 }
 
-/// As [`table`], with the slot known at run time.
+/// Returns the [`table`] of a slot that is known at run time.
 pub(super) fn of_slot(slot: usize) -> Api {
     const TABLES: [fn() -> Api; SLOTS] = tables!(
         0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31

@@ -1,10 +1,11 @@
 //! `C = A * B` over native layouts, and the conversions to them.
 //!
-//! A is widened once for a run, B strip by strip; [`kernel`] multiplies a strip with all rows; the sums of a strip are
-//! scaled, saturated and stored in C's layout.
+//! A is widened once for a run, B strip by strip; [`kernel`] multiplies a strip with all rows; the
+//! sums of a strip are scaled, saturated and stored in C's layout.
 //!
-//! Saturation happens once, at the end: whether the hardware also saturates on the way is unknown. The rounding of
-//! scaled results (half to even) and FP16 results rounded from FP32 are assumptions, too.
+//! Saturation happens once, at the end: it is unknown if the hardware also saturates on the way.
+//! The rounding of scaled results (half to even) and of FP16 results (from FP32) are assumptions,
+//! too.
 
 use std::sync::LazyLock;
 
@@ -14,10 +15,10 @@ use super::kernel::{self, GROUP, I8_LANES};
 use super::profile::Shape;
 use crate::layout::{Elem, MatmulLayout, NativeB};
 
-/// Rows that the integer loop takes at once.
+/// Rows that the integer loop computes at once.
 const I8_ROWS: usize = 4;
 
-/// Rows from which the float matrix loop is used.
+/// Fewest rows for which the float matrix loop is used.
 const F16_MATRIX_ROWS: usize = 12;
 
 /// One multiplication.
@@ -28,13 +29,13 @@ pub(super) struct Job<'a> {
     pub(super) a: &'a [u8],
     /// Native B.
     pub(super) b: &'a [u8],
-    /// C is native, not row-major.
+    /// `true` if C is native, `false` if it is row-major.
     pub(super) native_c: bool,
     /// Scales of A, B and C.
     pub(super) scales: [f32; 3],
 }
 
-/// Multiplies; `c` is as long as the layout says.
+/// Multiplies; `c` is as long as the layout requires.
 pub(super) fn run(job: &Job<'_>, c: &mut [u8]) {
     match job.layout.a.elem {
         Elem::F16 => float(job, c),
@@ -73,7 +74,7 @@ fn integer(job: &Job<'_>, c: &mut [u8]) {
 fn float(job: &Job<'_>, c: &mut [u8]) {
     let Shape { m: rows, k, .. } = job.shape;
     let gn = job.layout.b.gn;
-    // [group of 32][row][32]: what a strip's group meets lies together.
+    // [group of 32][row][32], so that the operands of a strip's group are together.
     let mut a = vec![[0f64; GROUP]; rows * (k / GROUP)];
     let s = job.layout.a.s;
     for (slice, bytes) in job.a.chunks_exact(rows * s * 2).enumerate() {
@@ -85,7 +86,7 @@ fn float(job: &Job<'_>, c: &mut [u8]) {
             }
         }
     }
-    // The scale of B counts where B is quantized and C is not.
+    // The scale of B applies where B is quantized and C is not.
     let scale = if job.layout.b.elem == Elem::F16 {
         1.0
     } else {
@@ -108,7 +109,7 @@ fn float(job: &Job<'_>, c: &mut [u8]) {
     });
 }
 
-/// A as rows of i16, from i8 or i4.
+/// Returns A as rows of i16, from i8 or i4.
 fn rows_of_a(job: &Job<'_>) -> Vec<i16> {
     let Shape { m: rows, k, .. } = job.shape;
     let layout = job.layout.a;
@@ -169,7 +170,7 @@ fn widen_strip(b: NativeB, wide: Elem, strip: &[u8], out: &mut Vec<u8>) {
         }
         Elem::I8 if wide != Elem::I8 => out.extend(strip.iter().flat_map(|byte| half_of(*byte))),
         elem => {
-            // A group is made of the same column of neighbouring tiles.
+            // A group consists of the same column of neighbouring tiles.
             let run = elem.bytes(b.gk);
             for tiles in strip.chunks_exact(b.gn * elem.bytes(GROUP)) {
                 for n in 0..b.gn {
@@ -182,7 +183,7 @@ fn widen_strip(b: NativeB, wide: Elem, strip: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// An i8 as the bytes of a half.
+/// Returns an i8 as the bytes of a half.
 fn half_of(byte: u8) -> [u8; 2] {
     static HALVES: LazyLock<[[u8; 2]; 256]> = LazyLock::new(|| {
         std::array::from_fn(|i| {
@@ -205,7 +206,7 @@ fn store<T: Copy, const BYTES: usize>(
     let gn = job.layout.b.gn;
     let n0 = nt * gn;
     let used = gn.min(n - n0);
-    // Elements that are neighbours in C, too.
+    // Elements that are also neighbours in C.
     let run = if job.native_c { job.layout.c.t } else { gn };
     for (m, sums) in sums.chunks_exact(gn).enumerate() {
         for (i, sums) in sums[..used].chunks(run).enumerate() {
@@ -223,7 +224,7 @@ fn store<T: Copy, const BYTES: usize>(
     }
 }
 
-/// Row-major A (4-bit elements packed) in its native layout.
+/// Converts row-major A (4-bit elements packed) to its native layout.
 pub(super) fn native_a(layout: &MatmulLayout, shape: Shape, norm: &[u8]) -> Vec<u8> {
     let Shape { m: rows, k, .. } = shape;
     let a = layout.a;
@@ -238,12 +239,13 @@ pub(super) fn native_a(layout: &MatmulLayout, shape: Shape, norm: &[u8]) -> Vec<
     out
 }
 
-/// Bytes of a row-major B whose 4-bit elements take a byte each.
+/// Returns the bytes of a row-major B whose 4-bit elements take a byte each.
 pub(super) fn norm_b_bytes(layout: &MatmulLayout, shape: Shape) -> usize {
     shape.k * shape.n * loose_bytes(layout.b.elem)
 }
 
-/// Row-major B, `[K, N]` or transposed `[N, K]`, 4-bit elements a byte each, in its native layout.
+/// Converts row-major B, `[K, N]` or transposed `[N, K]`, 4-bit elements a byte each, to its native
+/// layout.
 pub(super) fn native_b(
     layout: &MatmulLayout,
     shape: Shape,
@@ -270,12 +272,12 @@ pub(super) fn native_b(
     out
 }
 
-/// Bytes of an element that stands alone.
+/// Returns the bytes of an element that stands alone.
 fn loose_bytes(elem: Elem) -> usize {
     elem.bytes(1)
 }
 
-/// The two 4-bit elements of a byte, low nibble first.
+/// Returns the two 4-bit elements of a byte, low nibble first.
 fn nibbles(byte: u8) -> [i8; 2] {
     [(byte << 4).cast_signed() >> 4, byte.cast_signed() >> 4]
 }

@@ -1,8 +1,8 @@
 //! Contexts: creation, binding, run.
 //!
-//! Where the real library's behaviour is not known, the stricter reading is taken, so that host code which passes here
-//! passes there: an attribute must have the size of the context's current shape, memory must be in the context's I/O
-//! domain, and a new dynamic shape needs A and C bound again.
+//! Where the real library's behaviour is unknown, the stricter rule applies, so that host code
+//! which passes here passes there: an attribute must have the size of the context's current shape,
+//! memory must be in the context's I/O domain, and a new dynamic shape needs A and C bound again.
 #![expect(
     unsafe_code,
     reason = "bound memory is shared with the caller by the rules of the C API"
@@ -29,7 +29,7 @@ pub(super) enum Tensor {
 }
 
 impl Tensor {
-    /// The tensor that an attribute or quantization parameter names.
+    /// Returns the tensor that an attribute or quantization parameter names.
     pub(super) fn from_name(name: &[c_char]) -> Option<Self> {
         let [first, second] = *name.first_chunk()?;
         match [first, second].map(|c| c.to_ne_bytes()[0]) {
@@ -41,7 +41,7 @@ impl Tensor {
     }
 }
 
-/// What the setters change.
+/// The part of a context that the setters change.
 #[derive(Debug)]
 struct Settings {
     shape: usize,
@@ -57,7 +57,7 @@ struct Settings {
 pub(super) struct Context {
     pub(super) state: Arc<State>,
     accepted: Accepted,
-    /// As asked for; outside 0..=15 nothing but creation works.
+    /// The requested domain; with a domain outside 0..=15 only creation works.
     domain: c_int,
     shapes: Vec<Shape>,
     running: AtomicBool,
@@ -67,13 +67,14 @@ pub(super) struct Context {
 static CONTEXTS: RwLock<BTreeMap<MatmulCtx, Arc<Context>>> = RwLock::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0x5_1b00_0001);
 
-/// The context with a handle; handles of all machines are distinct and never used again.
+/// Returns the context with a handle; handles of all machines are distinct and never used again.
 pub(super) fn find(handle: MatmulCtx) -> Option<Arc<Context>> {
     let contexts = CONTEXTS.read().unwrap_or_else(PoisonError::into_inner);
     contexts.get(&handle).cloned()
 }
 
-/// `rknn_matmul_create*`: the handle, and the attributes for each shape.
+/// Returns the implements `rknn_matmul_create*`. Returns the handle, and the attributes for each
+/// shape.
 pub(super) fn create(
     state: &Arc<State>,
     info: &MatmulInfo,
@@ -116,7 +117,7 @@ pub(super) fn create(
     Ok((handle, attrs))
 }
 
-/// `rknn_matmul_destroy`; a run in another thread finishes first.
+/// Implements `rknn_matmul_destroy`. A run in another thread finishes first.
 pub(super) fn destroy(handle: MatmulCtx) -> Result<(), c_int> {
     let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
     let context = contexts.remove(&handle).ok_or(code::CTX_INVALID)?;
@@ -125,14 +126,14 @@ pub(super) fn destroy(handle: MatmulCtx) -> Result<(), c_int> {
 }
 
 impl Context {
-    /// The I/O domain, if it exists.
+    /// Returns the I/O domain, if it exists.
     pub(super) fn domain(&self) -> Option<usize> {
         usize::try_from(self.domain)
             .ok()
             .filter(|domain| *domain < DOMAINS)
     }
 
-    /// `rknn_matmul_set_io_mem`.
+    /// Implements `rknn_matmul_set_io_mem`.
     ///
     /// # Safety
     /// - The caller does not write the memory during the call.
@@ -200,7 +201,7 @@ impl Context {
         Ok(())
     }
 
-    /// `rknn_matmul_set_core_mask`.
+    /// Implements `rknn_matmul_set_core_mask`.
     pub(super) fn set_core_mask(&self, mask: CoreMask) -> Result<(), c_int> {
         let cores = self.state.options.soc.cores();
         if cores == 1 {
@@ -226,13 +227,14 @@ impl Context {
         }
     }
 
-    /// Sets the scale of one tensor; it matters only for types whose C is narrower than the accumulator, and for B of
+    /// Sets the scale of one tensor, which is used only for types whose C is narrower than the
+    /// accumulator, and for B of the mixed types.
     /// the mixed types.
     pub(super) fn set_scale(&self, tensor: Tensor, scale: f32) {
         lock(&self.settings).scales[tensor as usize] = scale;
     }
 
-    /// `rknn_matmul_set_dynamic_shape`.
+    /// Implements `rknn_matmul_set_dynamic_shape`.
     pub(super) fn set_dynamic_shape(&self, shape: MatmulShape) -> Result<(), c_int> {
         let equal = |have: &Shape| {
             [(shape.m, have.m), (shape.k, have.k), (shape.n, have.n)]
@@ -257,11 +259,11 @@ impl Context {
         Ok(())
     }
 
-    /// `rknn_matmul_run`.
+    /// Implements `rknn_matmul_run`.
     ///
     /// # Safety
-    /// - The caller leaves the bound memory alone during the call, and no two runs at once write the same C or write
-    ///   what another reads.
+    /// - Nothing else uses the bound memory during the call, and no two concurrent runs write the
+    ///   same C or write what another reads.
     pub(super) unsafe fn run(&self) -> Result<(), c_int> {
         if self.running.swap(true, Ordering::Acquire) {
             vendor_error!("rknn_matmul_run, the context is running in another thread");
@@ -302,7 +304,7 @@ impl Context {
     }
 }
 
-/// Marks the end of a run, also when it panics.
+/// Marks the end of a run, even when it panics.
 struct Running<'a>(&'a AtomicBool);
 
 impl Drop for Running<'_> {

@@ -1,10 +1,11 @@
-//! Which I/O domain the NPU is attached to: one at a time, for all cores together.
+//! The I/O domain to which the NPU is attached: one at a time, for all cores together.
 //!
-//! Creating, syncing and freeing memory and running all need their domain attached. A switch waits until nobody uses the
-//! old one, so work in two domains takes turns, and a call that waits too long fails.
+//! To create, sync and free memory and to run, the domain must be attached. A switch waits until
+//! the old domain is unused, so work in two domains alternates, and a call that waits too long
+//! fails.
 //!
-//! SOURCE: vendor kernel driver 0.9.8, rknpu_iommu.c, rknpu_gem.c and rknpu_job.c: a switch polls until the reference count
-//! of the attached domain is zero, and gives up with EINVAL.
+//! SOURCE: vendor kernel driver 0.9.8, rknpu_iommu.c, rknpu_gem.c and rknpu_job.c: a switch polls
+//! until the reference count of the attached domain is zero, and gives up with EINVAL.
 
 use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -13,7 +14,7 @@ use std::time::Duration;
 use super::{lock, vendor_error};
 use crate::ffi::code;
 
-/// The NPU's end of the domains.
+/// The domain that is attached, and its users.
 #[derive(Debug)]
 pub(super) struct Attachment {
     state: Mutex<State>,
@@ -29,7 +30,7 @@ struct State {
 }
 
 impl Attachment {
-    /// Nobody uses domain 0, which is attached; switches wait for at most `patience`.
+    /// Attaches domain 0 without users; switches wait for at most `patience`.
     pub(super) fn new(patience: Duration) -> Self {
         Self {
             state: Mutex::default(),
@@ -38,10 +39,10 @@ impl Attachment {
         }
     }
 
-    /// Attaches `domain` for as long as the result lives.
+    /// Attaches `domain` for the lifetime of the result.
     ///
     /// # Errors
-    /// `FAIL` if another domain was in use for all the time that a switch waits.
+    /// `FAIL` if another domain was in use for as long as a switch waits.
     pub(super) fn attach(&self, domain: usize) -> Result<Attached<'_>, c_int> {
         let in_use = |state: &mut State| state.domain != domain && state.users > 0;
         let waited = self
@@ -63,7 +64,7 @@ impl Attachment {
         Ok(Attached(self))
     }
 
-    /// Switches so far.
+    /// Returns the number of switches.
     pub(super) fn switches(&self) -> u64 {
         lock(&self.state).switches
     }

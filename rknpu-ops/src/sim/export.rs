@@ -1,7 +1,7 @@
 //! The C functions under the vendor's names, for a stand-in that is loaded as `librknnrt.so`.
 //!
-//! One machine for the process, started by the first call that needs it: the first Rockchip chip that
-//! `GGML_RUST_NPU_SIM` lists, with the options of [`Options::from_env`].
+//! There is one machine for the process, started by the first call that needs it: the first
+//! Rockchip chip that `GGML_RUST_NPU_SIM` lists, with the options of [`Options::from_env`].
 #![expect(unsafe_code, reason = "exported symbols are an unsafe attribute")]
 
 use std::ffi::{c_int, c_void};
@@ -14,7 +14,7 @@ use crate::ffi::{
 };
 use crate::layout::Soc;
 
-/// The process's machine, if the environment asks for one.
+/// Returns the process's machine, if the environment requests one.
 fn machine() -> Option<Api> {
     static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
     let machine = MACHINE.get_or_init(|| {
@@ -37,14 +37,14 @@ fn machine() -> Option<Api> {
     machine.as_ref().map(Machine::api)
 }
 
-/// Exports functions that need the machine's own copy.
+/// Exports functions that need the machine's copy.
 macro_rules! export_of_machine {
     ($($symbol:ident => $field:ident($($arg:ident: $ty:ty),*);)*) => {
         $(
             #[doc = concat!("`", stringify!($symbol), "` of the process's machine.")]
             ///
             /// # Safety
-            /// That of the C function.
+            /// As the C function.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> c_int {
                 match machine() {
@@ -64,7 +64,7 @@ macro_rules! export_of_context {
             #[doc = concat!("`", stringify!($symbol), "`.")]
             ///
             /// # Safety
-            /// That of the C function.
+            /// As the C function.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> $ret {
                 // SAFETY: passed on to the caller.

@@ -1,4 +1,5 @@
-//! Calls that shall fail: what `GGML_RUST_NPU_SIM_FAULTS` says, and the counters that decide when.
+//! Calls that fail on request: the list in `GGML_RUST_NPU_SIM_FAULTS`, and the counters that decide
+//! when.
 //!
 //! ```text
 //! faults = fault , { "," , fault }
@@ -6,9 +7,10 @@
 //!        | "rknn_matmul_run:M" rows "=0"            rknn_matmul_run:M2=0
 //! ```
 //!
-//! `function` is a vendor symbol, `nth` counts from 1 in each machine, `+` means from that call on, `code` is a negative
-//! return code; functions that return a pointer return null whatever the code. The second form is a silent fault: each run
-//! with this M returns 0 and leaves wrong numbers in C.
+//! `function` is a vendor symbol, `nth` counts from 1 in each machine, `+` means that call and all
+//! later ones, `code` is a negative return code; functions that return a pointer return null for
+//! every code. The second form is a silent fault: each run with this M returns 0 and leaves wrong
+//! numbers in C.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,22 +25,23 @@ const RUN: &str = "rknn_matmul_run";
 pub struct Fault {
     /// One of [`SYMBOLS`].
     pub function: &'static str,
-    /// Which calls.
+    /// Affected calls.
     pub when: When,
-    /// What they return.
+    /// Their return code.
     pub code: c_int,
 }
 
-/// Which calls of a function fail, counted from 1.
+/// Numbers of the calls of a function that fail, starting with 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum When {
-    /// This one.
+    /// Only this call.
     Nth(u64),
-    /// This one and all later ones.
+    /// This call and all later ones.
     From(u64),
     /// Each run with this M: it returns 0 and its result is wrong.
-    // SOURCE: librknnrt 1.5.2 computes M = 2 wrong in every call, FP16 and INT8 (observed under qemu-aarch64, 2026-11-22).
+    // SOURCE: librknnrt 1.5.2 computes M = 2 wrong in every call, FP16 and INT8 (observed under
+    // qemu-aarch64, 2026-11-22).
     Rows(usize),
 }
 
@@ -61,14 +64,15 @@ impl When {
 pub struct FaultSyntax {
     /// The piece between commas.
     pub piece: String,
-    /// What is wrong with it.
+    /// Reason why it cannot be read.
     pub reason: &'static str,
 }
 
 /// Reads a comma-separated fault list; an empty text is no faults.
 ///
 /// # Errors
-/// The first piece that is malformed, names an unknown function, counts from 0 or has a code that is not negative.
+/// The first piece that is malformed, names an unknown function, counts from 0 or has a code that
+/// is not negative.
 pub fn parse_faults(text: &str) -> Result<Vec<Fault>, FaultSyntax> {
     text.split(',')
         .map(str::trim)
@@ -121,7 +125,7 @@ fn parse_fault(piece: &str) -> Result<Fault, &'static str> {
     })
 }
 
-/// Counts the calls of a machine and says which fail.
+/// Counts the calls of a machine, and decides which fail.
 #[derive(Debug)]
 pub(super) struct Injector {
     faults: Vec<Fault>,
@@ -139,7 +143,7 @@ impl Injector {
     /// Counts a call of `symbol`.
     ///
     /// # Errors
-    /// The code to return, if this call shall fail.
+    /// The code to return, if this call must fail.
     pub(super) fn call(&self, symbol: &str) -> Result<(), c_int> {
         let Some(counter) = self.counter(symbol) else {
             return Ok(());
@@ -158,7 +162,7 @@ impl Injector {
         }
     }
 
-    /// Returns `true` if runs with M = `rows` shall leave wrong numbers.
+    /// Returns `true` if runs with M = `rows` must leave wrong numbers.
     pub(super) fn spoils(&self, rows: usize) -> bool {
         self.faults
             .iter()

@@ -1,17 +1,20 @@
-//! Inner loops of the stand-in's multiplication, compiled for several instruction sets and chosen at run time.
+//! Inner loops of the stand-in's multiplication, compiled for several instruction sets and chosen
+//! at run time.
 //!
-//! A strip is what a few columns of B (`gn` of them) hold, in groups of 32 along K:
+//! A strip holds a few columns of B (`gn` of them), in groups of 32 along K:
 //!
 //! ```text
 //! strip:  group 0: [column 0: 32 elements][column 1: 32] ... [column gn-1]   group 1: ...
 //! ```
 //!
-//! Integer sums are exact, so any order gives the same. A float sum is defined by [`SUM_LANES`] and [`tree`]: a group's 32
-//! products are added in FP64 in one fixed order (nearly always exactly), rounded once to FP32, and the groups are added
-//! in FP32 in K order. Both loops over floats follow it to the letter, so a row's result does not depend on M, and fused
+//! Integer sums are exact, so every order gives the same result. A float sum is defined by
+//! [`SUM_LANES`] and [`tree`]: a group's 32 products are added in FP64 in one fixed order (nearly
+//! always exactly), rounded once to FP32, and the groups are added in FP32 in K order. Both loops
+//! over floats follow this definition exactly, so a row's result does not depend on M, and fused
 //! multiply-add would change nothing because a product of two halves is exact in FP64.
 //!
-//! SOURCE: the group of 32 and the single rounding, measured on RK3588 by an open-source driver project (one source).
+//! SOURCE: the group of 32 and the single rounding, measured on RK3588 by an open-source driver
+//! project (one source).
 use multiversion::multiversion;
 
 /// Elements of a group along K.
@@ -23,8 +26,8 @@ const SUM_LANES: usize = 8;
 /// Partial sums of [`dot_i8`]: one 512-bit register of them.
 pub(super) const I8_LANES: usize = 16;
 
-/// Adds a strip's dot products with some rows to partial sums; fastest when the sums of the rows (2 KiB each at 32
-/// columns) and the strip stay in the caches.
+/// Adds a strip's dot products with some rows to partial sums; fastest when the sums of the rows (2
+/// KiB each at 32 columns) and the strip stay in the caches.
 ///
 /// - `a`: rows one after another, each as long as the strip; `strip`: i8
 /// - `sums`: for each row, `gn` times [`I8_LANES`]
@@ -75,7 +78,8 @@ pub(super) fn dot_f16(a: &[[f64; GROUP]], rows: usize, strip: &[u8], gn: usize, 
     }
 }
 
-/// As [`dot_f16`], faster for many rows: lanes run over columns, and a group is widened once for all rows.
+/// Computes the same as [`dot_f16`], faster for many rows: lanes run over columns, and a group is
+/// widened once for all rows.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma",
     "x86_64+avx2+fma"
@@ -113,7 +117,7 @@ pub(super) fn gemm_f16(a: &[[f64; GROUP]], rows: usize, strip: &[u8], gn: usize,
     }
 }
 
-/// One partial sum of a group, for one column.
+/// Returns one partial sum of a group, for one column.
 #[inline(always)]
 fn lane_sum<const N: usize>(
     a: &[f64; GROUP],
@@ -146,7 +150,7 @@ pub(super) fn unpack_i4(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// A group's sum in the accumulator's format.
+/// Returns a group's sum in the accumulator's format.
 #[inline(always)]
 fn round(sum: f64) -> f32 {
     #[expect(
@@ -157,15 +161,15 @@ fn round(sum: f64) -> f32 {
     rounded
 }
 
-/// The value of a half, without branches so that loops over it vectorize.
+/// Returns the value of a half, without branches so that loops over it vectorize.
 #[inline(always)]
 fn widen(half: [u8; 2]) -> f64 {
-    /// What takes a half's exponent bias to that of FP32: 2^(127 - 15).
+    /// Factor from a half's exponent bias to that of FP32: 2^(127 - 15).
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
     let bits = u32::from(u16::from_le_bytes(half));
     let magnitude = (bits & 0x7fff) << 13;
     let finite = (f32::from_bits(magnitude) * REBIAS).to_bits();
-    // Infinities and NaN: the largest exponent, and the fraction as it is.
+    // Infinities and NaN: the largest exponent, and the unchanged fraction.
     let special = magnitude | 0x7f80_0000;
     let value = if bits & 0x7c00 == 0x7c00 {
         special

@@ -1,11 +1,14 @@
-//! Memory that CPU and device share: allocations with a real file descriptor, views of them, the device's own copy.
+//! Memory that CPU and device share: allocations with a real file descriptor, views of them, the
+//! device's own copy.
 //!
-//! - An allocation is a memfd of its own, mapped once; its descriptor counts against `RLIMIT_NOFILE` as a DMA buffer's
-//!   does. A view refers to an allocation by descriptor and keeps it alive, also after `destroy_mem` of the allocation
-//!   (its descriptor included).
-//! - `virt_addr` of a view is the start of the mapping and `offset` its place in it, as the caller passed them.
-//! - With strict coherence the device works on a shadow of the allocation. Runs hold its lock shared, `mem_sync` holds it
-//!   exclusively: on hardware, too, a cache operation beside a running job is ordered by the driver.
+//! - An allocation is a separate memfd, mapped once; its descriptor counts against `RLIMIT_NOFILE`
+//!   as a DMA buffer's does. A view refers to an allocation by descriptor and keeps it alive, also
+//!   after `destroy_mem` of the allocation (its descriptor included).
+//! - `virt_addr` of a view is the start of the mapping and `offset` its place in it, as the caller
+//!   passed them.
+//! - With strict coherence the device works on a shadow of the allocation. Runs hold its lock
+//!   shared, `mem_sync` holds it exclusively: on hardware, too, the driver orders a cache operation
+//!   beside a running job.
 //! - `phys_addr` is 0: nothing on the CPU side may use it.
 #![expect(
     unsafe_code,
@@ -38,10 +41,10 @@ const DOMAIN_BYTES: u64 = 1 << 32;
 /// Granularity of I/O mappings.
 const PAGE_BYTES: u64 = 4096;
 
-/// Views must start on a multiple of this many bytes.
+/// Alignment of a view's start in bytes.
 ///
-/// SOURCE: feature data is addressed in atoms of 16 bytes (register descriptions of the CNA and DPU units); that the
-/// library refuses other offsets is a guess.
+/// SOURCE: feature data is addressed in atoms of 16 bytes (register descriptions of the CNA and DPU
+/// units); that the library refuses other offsets is a guess.
 const OFFSET_ALIGN: usize = 16;
 
 /// Bytes in use in each I/O domain.
@@ -71,7 +74,7 @@ impl Allocation {
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(charged)?;
         let map = MmapRaw::map_raw(&file)?;
@@ -80,7 +83,7 @@ impl Allocation {
             Coherence::Strict => {
                 let mut shadow = MmapMut::map_anon(map.len())?;
                 shadow.fill(POISON);
-                // SAFETY: the mapping is new and as long as said.
+                // SAFETY: the mapping is new and `len` bytes long.
                 unsafe { map.as_mut_ptr().write_bytes(POISON, map.len()) };
                 Some(RwLock::new(MmapRaw::from(shadow)))
             }
@@ -96,7 +99,7 @@ impl Allocation {
         })
     }
 
-    /// The device's side of the memory, held for as long as a run needs it.
+    /// Returns the device's side of the memory, held for as long as a run needs it.
     pub(super) fn device(&self) -> DeviceSide<'_> {
         match &self.shadow {
             None => DeviceSide {
@@ -115,14 +118,15 @@ impl Allocation {
         }
     }
 
-    /// Copies between CPU and device as `mode` says; nothing to do if they share the memory.
+    /// Copies between CPU and device in the direction of `mode`; does nothing if they share the
+    /// memory.
     fn sync(&self, mode: MemSync) {
         let Some(shadow) = &self.shadow else { return };
         let shadow = shadow.write().unwrap_or_else(PoisonError::into_inner);
         let (cpu, device, len) = (self.map.as_mut_ptr(), shadow.as_mut_ptr(), shadow.len());
         if mode.0 & MemSync::TO_DEVICE.0 != 0 {
-            // SAFETY: two mappings of `len` bytes each; the caller of mem_sync does not write the CPU side meanwhile, and
-            // the lock keeps runs off the device side.
+            // SAFETY: two mappings of `len` bytes each; the caller of mem_sync does not write the
+            // CPU side meanwhile, and the lock keeps runs off the device side.
             unsafe { cpu.copy_to_nonoverlapping(device, len) };
         }
         if mode.0 & MemSync::FROM_DEVICE.0 != 0 {
@@ -138,7 +142,7 @@ impl Drop for Allocation {
     }
 }
 
-/// What the device sees of an allocation.
+/// The device's view of an allocation.
 pub(super) struct DeviceSide<'a> {
     base: *mut u8,
     len: usize,
@@ -146,22 +150,24 @@ pub(super) struct DeviceSide<'a> {
 }
 
 impl DeviceSide<'_> {
-    /// Bytes that a job reads.
+    /// Returns the bytes that a job reads.
     ///
     /// # Safety
-    /// - Nobody writes the range while the slice lives: neither the CPU nor another job.
+    /// - Nothing writes the range while the slice lives: neither the CPU nor another job.
     pub(super) unsafe fn read(&self, range: Range<usize>) -> &[u8] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: in bounds by the assertion.
         let start = unsafe { self.base.add(range.start) };
-        // SAFETY: in bounds, initialized by the kernel or by poison, and not written by the caller's promise.
+        // SAFETY: in bounds, initialized by the kernel or by poison, and not written by the
+        // caller's promise.
         unsafe { std::slice::from_raw_parts(start, range.len()) }
     }
 
-    /// Bytes that a job writes.
+    /// Returns the bytes that a job writes.
     ///
     /// # Safety
-    /// - Nobody else uses the range while the slice lives: neither the CPU nor another job, nor a slice of this one.
+    /// - Nothing else uses the range while the slice lives: neither the CPU nor another job, nor a
+    ///   slice of this one.
     #[expect(
         clippy::mut_from_ref,
         reason = "jobs write disjoint ranges of one allocation"
@@ -184,12 +190,13 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// The first `len` bytes, as a range of the allocation; `None` if there are fewer.
+    /// Returns the first `len` bytes, as a range of the allocation; `None` if there are fewer.
     pub(super) fn first(&self, len: usize) -> Option<Range<usize>> {
         (len <= self.len).then(|| self.offset..self.offset + len)
     }
 
-    /// Whether the first `len` bytes and the first `other_len` bytes of `other` have bytes in common.
+    /// Returns `true` if the first `len` bytes and the first `other_len` bytes of `other` have
+    /// bytes in common.
     pub(super) fn overlaps(&self, len: usize, other: &Self, other_len: usize) -> bool {
         Arc::ptr_eq(&self.allocation, &other.allocation)
             && self.offset < other.offset + other_len
@@ -200,7 +207,7 @@ impl Region {
         self.allocation.domain
     }
 
-    /// What the CPU sees of the first `len` bytes, copied.
+    /// Copies the CPU's view of the first `len` bytes.
     ///
     /// # Safety
     /// - The CPU does not write the range meanwhile.
@@ -212,8 +219,8 @@ impl Region {
         Some(unsafe { std::slice::from_raw_parts(start, len) }.to_vec())
     }
 
-    /// Makes the CPU see poison in the first `len` bytes until the next sync, if CPU and device are apart: the CPU's
-    /// copy of a result is stale from the moment a run starts.
+    /// Makes the CPU see poison in the first `len` bytes until the next sync, if CPU and device are
+    /// separate: the CPU's copy of a result is stale as soon as a run starts.
     ///
     /// # Safety
     /// - The CPU does not use the range meanwhile.
@@ -256,7 +263,8 @@ impl Table {
         lock(&self.entries).len()
     }
 
-    /// `rknn_create_mem`; null if the domain or the process cannot take `size` bytes more.
+    /// Implements `rknn_create_mem`. Returns null if the domain or the process cannot take `size`
+    /// bytes more.
     pub(super) fn create(&self, domain: usize, size: u32) -> *mut TensorMem {
         if size == 0 {
             vendor_error!("invalid size: 0");
@@ -295,7 +303,8 @@ impl Table {
         }
     }
 
-    /// `rknn_create_mem_from_fd`; null if the descriptor is not one of this machine's, or the view does not fit.
+    /// Implements `rknn_create_mem_from_fd`. Returns null if the descriptor is not this machine's,
+    /// or the view does not fit.
     pub(super) fn view(
         &self,
         domain: usize,
@@ -344,19 +353,20 @@ impl Table {
         insert(&mut entries, mem, region, true)
     }
 
-    /// `rknn_destroy_mem`; `false` if `mem` is not one of this machine's.
+    /// Implements `rknn_destroy_mem`. Returns `false` if `mem` is not this machine's.
     pub(super) fn destroy(&self, mem: *mut TensorMem) -> bool {
         let entry = lock(&self.entries).remove(&(mem as usize));
         if entry.is_none() {
             return false;
         }
-        // SAFETY: `insert` made it from a box, and the entry just removed is the proof that it was not freed before.
+        // SAFETY: `insert` made it from a box, and the entry just removed is the proof that it was
+        // not freed before.
         drop(unsafe { Box::from_raw(mem) });
         true
     }
 
-    /// `rknn_mem_sync`; `false` if `mem` is not one of this machine's. A view is accepted and does nothing, as in the
-    /// real library.
+    /// Implements `rknn_mem_sync`. Returns `false` if `mem` is not this machine's. A view is
+    /// accepted and does nothing, as in the real library.
     pub(super) fn sync(&self, mem: *mut TensorMem, mode: MemSync) -> bool {
         let allocation = match lock(&self.entries).get(&(mem as usize)) {
             None => return false,
@@ -373,7 +383,8 @@ impl Table {
 }
 
 impl Drop for Table {
-    /// Leaks what the caller did not destroy: it may still hold the addresses.
+    /// Leaks the memories that the caller did not destroy, because it may still hold their
+    /// addresses.
     fn drop(&mut self) {
         let entries = std::mem::take(&mut *lock(&self.entries));
         if !entries.is_empty() {

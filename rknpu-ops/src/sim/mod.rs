@@ -1,4 +1,5 @@
-//! The stand-in for librknnrt: the same C ABI ([`Api`]), the vendor library's rules, and results computed on the CPU.
+//! The stand-in for librknnrt: the same C ABI ([`Api`]), the vendor library's rules, and results
+//! computed on the CPU.
 //!
 //! ```text
 //! host code --- ffi::Api ---> api.rs        C functions: look up, catch panics, inject faults
@@ -9,20 +10,22 @@
 //!                              +-> compute.rs   C = A * B over native layouts;  kernel.rs  its inner loops
 //! ```
 //!
-//! [`start`] makes a [`Machine`]: one simulated chip with its own memory, faults and counters. The C functions take no
-//! machine argument, so each machine occupies a slot and gets its own copy of the functions that create contexts; a
-//! context remembers its machine. Up to [`SLOTS`] machines live in one process.
+//! [`start`] makes a [`Machine`]: one simulated chip with its own memory, faults and counters. The
+//! C functions take no machine argument, so each machine occupies a slot and gets its own copy of
+//! the functions that create contexts; a context remembers its machine. Up to [`SLOTS`] machines
+//! live in one process.
 //!
-//! What it keeps of the real library (rules and their doubts are commented where they are enforced):
+//! It keeps these rules of the real library (the code comments on each rule and its doubts where it
+//! is enforced):
 //! - `set_io_mem` copies A and B that are not native at call time, and binds native ones;
-//! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the allocation itself
-//!   (not on a view) brings up to date: a missing sync shows as poison;
-//! - one run at a time in a context, no splitting of a matmul over cores, 4 GiB for each of 16 I/O domains, of which one
-//!   is attached at a time, one file descriptor for each allocation;
+//! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the
+//!   allocation itself (not on a view) brings up to date: a missing sync shows as poison;
+//! - one run at a time in a context, no splitting of a matmul over cores, 4 GiB for each of 16 I/O
+//!   domains, of which one is attached at a time, one file descriptor for each allocation;
 //! - types that the chip has but the library gets wrong give zeros.
 //!
-//! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the `log` target
-//! `librknnrt`, with the vendor's texts where they are known.
+//! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the
+//! `log` target `librknnrt`, with the vendor's texts where they are known.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,10 +51,10 @@ pub use fault::{Fault, FaultSyntax, When, parse_faults};
 /// Machines that can exist at once in a process.
 pub const SLOTS: usize = 32;
 
-/// Byte that fills memory whose content the reader has no right to.
+/// Byte that fills memory which its reader must not rely on.
 pub const POISON: u8 = 0xa5;
 
-/// What CPU and device see of each other's writes.
+/// Visibility of writes between CPU and device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Coherence {
     /// One memory: a forgotten `mem_sync` goes unnoticed.
@@ -61,36 +64,40 @@ pub enum Coherence {
     Strict,
 }
 
-/// What to simulate.
+/// Properties of the simulated chip.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The chip.
+    /// Chip family.
     pub soc: Soc,
-    /// Calls that shall fail.
+    /// Calls that fail.
     pub faults: Vec<Fault>,
     /// Cache behaviour.
     pub coherence: Coherence,
-    /// Also enforces the limits on N that are documented but that the library does not check.
+    /// `true` to enforce the limits on N that are documented but that the library does not check.
     pub documented_limits: bool,
     /// Text that `rknn_query` returns as library version.
     pub api_version: String,
     /// Text that `rknn_query` returns as driver version.
     pub driver_version: String,
-    /// How long a call waits for its I/O domain while another one is in use.
+    /// Longest time that a call waits for its I/O domain while another one is in use.
     pub domain_patience: Duration,
-    /// Tiles of B (columns, elements of K) in place of the chip's, by matmul type: another version of the library.
+    /// Tiles of B (columns, elements of K) in place of the chip's, by matmul type, to simulate
+    /// another version of the library.
     pub tiles: Vec<(MatmulType, (usize, usize))>,
-    /// `false`: a run returns at once and leaves C alone, to measure everything but the device.
+    /// `false` if a run returns at once and leaves C unchanged, to measure everything but the
+    /// device.
     pub compute: bool,
 }
 
 impl Options {
-    /// A faultless chip with relaxed coherence, library 2.3.2 and driver 0.9.8.
+    /// Returns the options of a faultless chip with relaxed coherence, library 2.3.2 and driver
+    /// 0.9.8.
     ///
-    /// A call waits for its domain ten times as long as on silicon, because runs take longer here, too.
+    /// A call waits for its domain ten times as long as on silicon, because runs take longer here,
+    /// too.
     ///
-    /// SOURCE: version strings as printed by librknnrt 2.3.2 and by the vendor's kernel driver, which waits for 6 s (0.9.8,
-    /// rknpu_iommu.c).
+    /// SOURCE: version strings as printed by librknnrt 2.3.2 and by the vendor's kernel driver,
+    /// which waits for 6 s (0.9.8, rknpu_iommu.c).
     #[must_use]
     pub fn new(soc: Soc) -> Self {
         Self {
@@ -106,11 +113,11 @@ impl Options {
         }
     }
 
-    /// As [`Options::new`], with `GGML_RUST_NPU_SIM_FAULTS`, `GGML_RUST_NPU_SIM_COHERENCE` (`relaxed`, `strict`) and
-    /// `GGML_RUST_NPU_SIM_API_VERSION` taken from the environment.
+    /// As [`Options::new`], with `GGML_RUST_NPU_SIM_FAULTS`, `GGML_RUST_NPU_SIM_COHERENCE`
+    /// (`relaxed`, `strict`) and `GGML_RUST_NPU_SIM_API_VERSION` taken from the environment.
     ///
     /// # Errors
-    /// [`StartError::Faults`] or [`StartError::Coherence`] if a variable's value is not understood.
+    /// [`StartError::Faults`] or [`StartError::Coherence`] if a variable has an unknown value.
     pub fn from_env(soc: Soc) -> Result<Self, StartError> {
         let mut options = Self::new(soc);
         if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_FAULTS") {
@@ -130,7 +137,7 @@ impl Options {
     }
 }
 
-/// Why a machine did not start.
+/// Reason why a machine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Every slot is taken by a machine that has not been dropped.
@@ -153,7 +160,8 @@ pub struct Live {
     pub mems: usize,
 }
 
-/// A simulated chip. Dropping it frees its slot; contexts made before keep working until they are destroyed.
+/// A simulated chip. Dropping it frees its slot. Contexts that exist by then work until they are
+/// destroyed.
 #[derive(Debug)]
 pub struct Machine {
     slot: usize,
@@ -161,14 +169,15 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The functions of this machine. Those that take a context accept the contexts of every machine. After the
-    /// machine is dropped, creating a context fails, or reaches the next machine in the slot.
+    /// Returns the functions of this machine. Those that take a context accept the contexts of
+    /// every machine. After the machine is dropped, creating a context fails, or reaches the next
+    /// machine in the slot.
     #[must_use]
     pub fn api(&self) -> Api {
         api::of_slot(self.slot)
     }
 
-    /// What exists now, for leak tests.
+    /// Counts the objects that exist now, for leak tests.
     #[must_use]
     pub fn live(&self) -> Live {
         Live {
@@ -177,13 +186,14 @@ impl Machine {
         }
     }
 
-    /// How often the NPU was switched from one I/O domain to another.
+    /// Returns the number of times that the NPU was switched from one I/O domain to another.
     #[must_use]
     pub fn domain_switches(&self) -> u64 {
         self.state.attachment.switches()
     }
 
-    /// How often the function with the vendor's name `symbol` was called; 0 for an unknown name.
+    /// Returns the number of calls of the function with the vendor's name `symbol`; 0 for an
+    /// unknown name.
     #[must_use]
     pub fn calls(&self, symbol: &str) -> u64 {
         self.state.injector.calls(symbol)
@@ -196,7 +206,7 @@ impl Drop for Machine {
     }
 }
 
-/// What contexts and functions of one machine share.
+/// State that contexts and functions of one machine share.
 #[derive(Debug)]
 struct State {
     options: Options,
@@ -204,7 +214,7 @@ struct State {
     mems: memory::Table,
     attachment: domain::Attachment,
     contexts: AtomicUsize,
-    /// The warning about multi-core masks has been given.
+    /// `true` after the warning about multi-core masks.
     mask_warned: AtomicBool,
 }
 
@@ -233,7 +243,7 @@ pub fn start(options: Options) -> Result<Machine, StartError> {
     Err(StartError::NoSlot)
 }
 
-/// The machine in `slot`, if it has not been dropped.
+/// Returns the machine in `slot`, if it has not been dropped.
 fn machine_in(slot: usize) -> Option<Arc<State>> {
     lock(&MACHINES[slot]).clone()
 }

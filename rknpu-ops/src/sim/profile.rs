@@ -1,7 +1,8 @@
-//! What a chip's library accepts: the checks of `rknn_matmul_create`, and the attributes it reports.
+//! Rules of a chip's library: the checks of `rknn_matmul_create`, and the attributes that it
+//! reports.
 //!
-//! Log texts are the strings of librknnrt 2.3.2 where it has one; which return code belongs to which text is not
-//! documented, and `PARAM_INVALID` is assumed.
+//! Log texts are the strings of librknnrt 2.3.2 where it has one. Which return code belongs to
+//! which text is not documented, and `PARAM_INVALID` is assumed.
 
 use std::ffi::{c_char, c_int};
 
@@ -25,11 +26,11 @@ pub(super) struct Accepted {
     pub(super) layout: MatmulLayout,
     pub(super) b_layout: Layout,
     pub(super) native_ac: bool,
-    /// The library accepts the request and its runs give zeros.
+    /// `true` if the library accepts the request and its runs give zeros.
     pub(super) zeros: bool,
 }
 
-/// Checks everything but the shapes.
+/// Checks all parameters but the shapes.
 pub(super) fn check_info(options: &Options, info: &MatmulInfo) -> Result<Accepted, c_int> {
     let soc = options.soc;
     let Some(mut layout) = MatmulLayout::of(soc, info.matmul_type) else {
@@ -53,7 +54,8 @@ pub(super) fn check_info(options: &Options, info: &MatmulInfo) -> Result<Accepte
     };
     let b_known = match info.b_layout {
         Layout::NORM | Layout::NATIVE => true,
-        // SOURCE: User Guide 2.3.0: not on RK3566/68; librknnrt's strings say "three types", which ones is a guess.
+        // SOURCE: User Guide 2.3.0: not on RK3566/68; librknnrt's strings say "three types", which
+        // ones is a guess.
         Layout::TP_NORM => {
             !matches!(soc, Soc::Rk3562 | Soc::Rk3566)
                 && matches!(
@@ -68,7 +70,7 @@ pub(super) fn check_info(options: &Options, info: &MatmulInfo) -> Result<Accepte
         return Err(code::PARAM_INVALID);
     }
     if !(0..16).contains(&info.iommu_domain_id) {
-        // The library goes on; the driver then refuses every allocation and job.
+        // The library continues; the driver then refuses every allocation and job.
         vendor_error!(
             "invalid iommu domain id: {}, reuse domain id: 0",
             info.iommu_domain_id
@@ -82,9 +84,10 @@ pub(super) fn check_info(options: &Options, info: &MatmulInfo) -> Result<Accepte
     })
 }
 
-/// Checks the quantization granularity; says whether the library would compute zeros with it.
+/// Checks the quantization granularity. Returns `true` if the library would compute zeros with it.
 ///
-/// SOURCE: rknn-toolkit2 issue 550 (type 9, and type 2 with per-channel scales, on RK3588); strings of librknnrt 2.3.2.
+/// SOURCE: rknn-toolkit2 issue 550 (type 9, and type 2 with per-channel scales, on RK3588); strings
+/// of librknnrt 2.3.2.
 fn check_quantization(soc: Soc, info: &MatmulInfo, native_ac: bool) -> Result<bool, c_int> {
     let float_out = info.matmul_type == MatmulType::I8_I8_F32;
     if info.ac_quant_type != QuantType::PER_LAYER_SYM {
@@ -156,7 +159,8 @@ pub(super) fn check_shape(
         vendor_error!("rknn_matmul_create, N({n}) > limit: {limit}");
         return Err(code::PARAM_INVALID);
     }
-    // SOURCE: one open backend reports that f16 shapes with 16384 < K < 18432 end the process on RK3588, librknnrt 2.3.2.
+    // SOURCE: one open backend reports that f16 shapes with 16384 < K < 18432 end the process on
+    // RK3588, librknnrt 2.3.2.
     if options.soc == Soc::Rk3588 && layout.a.elem == Elem::F16 && k > 16384 && k < 18432 {
         vendor_error!("Failed to config layer: 'matmul', Fatal Error");
         return Err(code::FAIL);
@@ -178,7 +182,7 @@ pub(super) fn check_shape(
     Ok(shape)
 }
 
-/// Attributes of the three tensors of a shape.
+/// Returns the attributes of the three tensors of a shape.
 pub(super) fn io_attr(accepted: &Accepted, shape: Shape) -> IoAttr {
     let Shape { m, k, n } = shape;
     let MatmulLayout { a, b, c, .. } = accepted.layout;
@@ -203,7 +207,7 @@ pub(super) fn io_attr(accepted: &Accepted, shape: Shape) -> IoAttr {
 }
 
 fn attr(name: u8, dims: &[usize], size: usize, elem: Elem) -> TensorAttr {
-    // `check_shape` has refused what does not fit.
+    // `check_shape` has refused larger numbers.
     let to_u32 = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let mut attr = TensorAttr {
         n_dims: to_u32(dims.len()),
@@ -225,7 +229,7 @@ fn attr(name: u8, dims: &[usize], size: usize, elem: Elem) -> TensorAttr {
     attr
 }
 
-/// The vendor's name of a matmul type, for log texts.
+/// Returns the vendor's name of a matmul type, for log texts.
 fn type_name(matmul_type: MatmulType) -> String {
     let name = match matmul_type {
         MatmulType::F16_F16_F32 => "RKNN_FLOAT16_MM_FLOAT16_TO_FLOAT32",

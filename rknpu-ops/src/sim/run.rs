@@ -13,16 +13,16 @@ use super::profile::{Accepted, Shape};
 use super::vendor_error;
 use crate::ffi::code;
 
-/// Where a run takes an operand from.
+/// Source of an operand of a run.
 #[derive(Clone, Debug)]
 pub(super) enum Operand {
     /// The caller's memory, native.
     Bound(Region),
-    /// A native copy of what the caller's memory held when it was bound.
+    /// A native copy of the caller's memory, made when it was bound.
     Copied(Arc<Vec<u8>>),
 }
 
-/// What a run needs.
+/// Operands and parameters of a run.
 pub(super) struct Request<'a> {
     pub(super) shape: Shape,
     pub(super) accepted: &'a Accepted,
@@ -31,7 +31,7 @@ pub(super) struct Request<'a> {
     pub(super) a: &'a Operand,
     pub(super) b: &'a Operand,
     pub(super) c: &'a Region,
-    /// The result shall be wrong.
+    /// `true` if the result must be wrong.
     pub(super) spoilt: bool,
 }
 
@@ -39,8 +39,8 @@ impl Request<'_> {
     /// Reads A and B, writes C.
     ///
     /// # Safety
-    /// - The caller leaves the bound memory alone during the call.
-    /// - No two runs at once write the same C, or write what another reads.
+    /// - The caller does not use the bound memory during the call.
+    /// - No two concurrent runs write the same C, or write what another reads.
     pub(super) unsafe fn execute(&self) -> Result<(), c_int> {
         let Shape { m, k, n } = self.shape;
         let layout = &self.accepted.layout;
@@ -87,15 +87,15 @@ impl Request<'_> {
         };
         compute::run(&job, c);
         if self.spoilt {
-            // Every atom of 16 bytes comes where the next one belongs.
+            // Every atom of 16 bytes moves to the place of the next one.
             c.rotate_right(16.min(c_len));
         }
         Ok(())
     }
 }
 
-/// The device sides of a run's allocations, each taken only once: a second shared lock of the same thread could wait for
-/// a writer that waits for the first.
+/// The device sides of a run's allocations, each locked only once: a second shared lock of the same
+/// thread could wait for a writer that waits for the first.
 struct Sides<'a>(Vec<(&'a Arc<Allocation>, DeviceSide<'a>)>);
 
 impl<'a> Sides<'a> {
@@ -114,10 +114,10 @@ impl<'a> Sides<'a> {
             .ok_or(code::FAIL)
     }
 
-    /// The first `len` bytes of an operand.
+    /// Returns the first `len` bytes of an operand.
     ///
     /// # Safety
-    /// - Nobody writes them while the slice lives.
+    /// - Nothing writes them while the slice lives.
     unsafe fn read<'s>(&'s self, operand: &'s Operand, len: usize) -> Result<&'s [u8], c_int> {
         match operand {
             Operand::Copied(bytes) => Ok(bytes),
