@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test long bench kld ops optable build fetch nightly dsp fuzz hostile batch tool vendor
+.PHONY: help demo test long bench kld ops optable figures build fetch nightly dsp fuzz hostile batch tool vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -20,6 +20,7 @@ help:
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
 	@echo "make optable  docs/results/operations.md from the logs of make test: which upstream cases the Hexagon device computes"
+	@echo "make figures  charts of docs/figures from the tables in the tree, and counted packets into docs/results/cost.md"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
@@ -51,6 +52,9 @@ ops:
 
 optable:
 	@$(PYTHON) scripts/optable.py
+
+figures:
+	@$(PYTHON) scripts/figures.py
 
 build:
 	@$(PYTHON) scripts/build.py static

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Lines that a person reads before anything else.
 const README_LINES: usize = 100;
@@ -159,6 +160,21 @@ fn the_readme_is_short_and_ends_its_quick_start_in_llama_cli() {
     assert!(lines <= README_LINES, "README.md has {lines} lines");
     let start = text.split("## Quick start").nth(1).unwrap();
     assert!(start.contains("llama-cli") && start.contains("-ngl 99 -p"));
+}
+
+/// Charts, and tables of counts, are written by a script from what was measured.
+#[test]
+fn charts_show_the_numbers_in_the_tree() {
+    let script = root().join("scripts/figures.py");
+    let done = match Command::new("python3").arg(script).arg("--check").output() {
+        Ok(done) => done,
+        Err(error) => return println!("SKIPPED: python3 does not start: {error}"),
+    };
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
 }
 
 /// The pinned nightly is named where the builds read it; recorded outputs say what wrote them.
