@@ -1,5 +1,7 @@
 //! The graph as ggml handed it over: metadata copied, memory borrowed for one call. No planning, no device.
 
+pub use hexagon_ops::wire::GgmlOp as Op;
+
 use crate::shm::{Region, RegionMut};
 use crate::tensor::{DType, Dequantize, Format, Shape};
 
@@ -50,117 +52,6 @@ pub struct Tensor<'a> {
     pub packed_offset: usize,
     /// ggml's own way to `f32`, for quantized types.
     pub dequantize: Option<&'a dyn Dequantize>,
-}
-
-/// Declares the operations with ggml's names.
-macro_rules! ops {
-    ($($op:ident = $name:literal,)*) => {
-        /// What a node does: ggml's operations, those of GGML_OP_UNARY and GGML_OP_GLU one by one.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Op {
-            $(#[doc = concat!("ggml's ", $name, ".")] $op,)*
-        }
-
-        impl Op {
-            /// ggml's name.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$op => $name,)*
-                }
-            }
-
-            /// The operation of that name, if it is one of these.
-            #[must_use]
-            pub fn from_name(name: &[u8]) -> Option<Self> {
-                // Compiled to a search by length and content.
-                match std::str::from_utf8(name).ok()? {
-                    $($name => Some(Self::$op),)*
-                    _ => None,
-                }
-            }
-        }
-    };
-}
-
-ops! {
-    MulMat = "MUL_MAT",
-    MulMatId = "MUL_MAT_ID",
-    Add = "ADD",
-    Sub = "SUB",
-    Mul = "MUL",
-    Div = "DIV",
-    Scale = "SCALE",
-    Clamp = "CLAMP",
-    Sqr = "SQR",
-    Sqrt = "SQRT",
-    SumRows = "SUM_ROWS",
-    Silu = "SILU",
-    Gelu = "GELU",
-    GeluQuick = "GELU_QUICK",
-    GeluErf = "GELU_ERF",
-    Relu = "RELU",
-    Sigmoid = "SIGMOID",
-    Tanh = "TANH",
-    Exp = "EXP",
-    Neg = "NEG",
-    Abs = "ABS",
-    Swiglu = "SWIGLU",
-    Geglu = "GEGLU",
-    Reglu = "REGLU",
-    RmsNorm = "RMS_NORM",
-    Norm = "NORM",
-    L2Norm = "L2_NORM",
-    SoftMax = "SOFT_MAX",
-    Rope = "ROPE",
-    GetRows = "GET_ROWS",
-    SetRows = "SET_ROWS",
-    Cpy = "CPY",
-    Cont = "CONT",
-    Dup = "DUP",
-    Concat = "CONCAT",
-    Repeat = "REPEAT",
-    Softplus = "SOFTPLUS",
-    Hardswish = "HARDSWISH",
-    Hardsigmoid = "HARDSIGMOID",
-    Elu = "ELU",
-    Step = "STEP",
-    Sgn = "SGN",
-    Expm1 = "EXPM1",
-    Floor = "FLOOR",
-    Ceil = "CEIL",
-    Round = "ROUND",
-    Trunc = "TRUNC",
-    Xielu = "XIELU",
-    Log = "LOG",
-    Sin = "SIN",
-    Cos = "COS",
-    LeakyRelu = "LEAKY_RELU",
-    GegluErf = "GEGLU_ERF",
-    GegluQuick = "GEGLU_QUICK",
-    SwigluOai = "SWIGLU_OAI",
-    SwigluClamp = "SWIGLU_CLAMP",
-    Mean = "MEAN",
-    Sum = "SUM",
-    Cumsum = "CUMSUM",
-    SsmConv = "SSM_CONV",
-    AddId = "ADD_ID",
-    Argsort = "ARGSORT",
-    Pad = "PAD",
-    Roll = "ROLL",
-    DiagMaskInf = "DIAG_MASK_INF",
-    Tri = "TRI",
-    Diag = "DIAG",
-    RopeBack = "ROPE_BACK",
-    Add1 = "ADD1",
-    TopK = "TOP_K",
-    Fill = "FILL",
-    Arange = "ARANGE",
-    Im2col = "IM2COL",
-    Im2col3d = "IM2COL_3D",
-    Pool1d = "POOL_1D",
-    Pool2d = "POOL_2D",
-    FlashAttnExt = "FLASH_ATTN_EXT",
 }
 
 /// Most operands of an operation: attention has queries, keys, values, a mask and sinks.

@@ -255,10 +255,8 @@ fn run(memory: &Memory, mut data: &[u8]) {
                     Command::new(0, &seed::attention(u32::from(weight % 16) + 1))
                 } else {
                     let dtype = u32::from(count / 4) % seed::TYPES;
-                    Command::new(
-                        0,
-                        &seed::operation(u32::from(weight) % seed::KERNELS, dtype),
-                    )
+                    let index = usize::from(weight) % wire::OPERATIONS.len();
+                    Command::new(0, &seed::operation(index, dtype))
                 };
                 for _ in 0..count % 4 {
                     let [at] = take(&mut data);

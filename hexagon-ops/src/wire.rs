@@ -33,11 +33,14 @@
 //! put a full fence between their store and their load, so that one of them sees the other.
 
 mod call;
+mod operation;
 mod tensor;
 
 use bytemuck::{Pod, Zeroable};
 
 pub use call::*;
+pub(crate) use operation::operations;
+pub use operation::*;
 pub use tensor::*;
 
 /// First word of the header: "NPU1".

@@ -8,7 +8,7 @@
 //! | [`sqrt`], [`rsqrt`] | 5e-7 | an estimate by half the exponent, three Newton steps |
 //! | [`tanh`] | 5e-7 | odd polynomial below 0.625, else by [`exp`] |
 //! | [`exp_m1`] | 6e-7 | the polynomial of [`exp`] below 0.34, else by it |
-//! | [`ln`], [`softplus`] | 3e-7 | `n ln 2 + P(f)`, fraction 1 + f between the roots of 1/2 and 2 |
+//! | [`ln`], [`ln_1p`] | 3e-7 | `n ln 2 + P(f)`, fraction 1 + f between the roots of 1/2 and 2 |
 //! | [`floor`], [`trunc`], [`round`] | exact | sums with 2^23 |
 //! | [`erf`] | 1e-6 | odd polynomial below 0.927, else `1 - exp(-Q(x))` |
 //! | [`sin_cos`] | 2e-7 absolute, for angles below 1e5 | quarter turns in three parts, two polynomials |
@@ -23,7 +23,7 @@ mod logarithm;
 mod round;
 pub mod scalar;
 
-pub use logarithm::{ln, softplus};
+pub use logarithm::{ln, ln_1p};
 pub use round::{floor, round, trunc};
 
 use crate::hvx::{

@@ -7,7 +7,7 @@ use core::ops::Range;
 
 use super::Platform;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, OPERAND, RESERVED, SHAPE, TYPE};
-use super::kernel::op;
+use super::kernel::decode;
 use super::region::invalidate_edges;
 use crate::error::Error;
 use crate::layout::LINE_BYTES;
@@ -110,7 +110,7 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
 /// What the command would be answered with.
 pub fn accepts(body: &wire::TensorOp) -> Result<(), Failure> {
     let operand = Failure::bad(OPERAND);
-    let op = op(body)?;
+    let op = decode(body)?;
     let mut dst = shape_of(&body.dst)?.ok_or(operand)?;
     let mut src = [None; SOURCES];
     for (src, tensor) in src.iter_mut().zip(&body.src) {
@@ -271,7 +271,7 @@ pub(super) fn tensor_op(
     if body.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
-    let op = op(body)?;
+    let op = decode(body)?;
     if body.dst.dtype == wire::TYPE_NONE {
         return Err(Failure::bad(OPERAND));
     }

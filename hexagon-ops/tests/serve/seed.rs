@@ -1,11 +1,9 @@
-//! Operations on tensors in buffers 0, 1 and 2 that each kernel accepts with f32: what damage starts from.
+//! Operations on tensors in buffers 0, 1 and 2 that each kernel accepts with f32, for tests that damage them.
 
 use hexagon_ops::wire::*;
 
 /// Bytes that each of the buffers must have at least.
 pub const BYTES: usize = 1 << 13;
-/// Kernels' numbers are below it.
-pub const KERNELS: u32 = KERNEL_ROPE_SET_ROWS + 1;
 /// Types' numbers are below it.
 pub const TYPES: u32 = TYPE_MXFP4 + 1;
 
@@ -34,8 +32,13 @@ pub fn tensor(buffer: u32, dtype: u32, ne: [u32; 4]) -> Tensor {
     }
 }
 
-/// An operation of a kernel; `dtype` is the type of what it reads, or of what SET_ROWS writes.
-pub fn operation(kernel: u32, dtype: u32) -> TensorOp {
+/// Returns an operation of row `index` of [`OPERATIONS`]; `dtype` is the type of src0, or of the result of SET_ROWS.
+pub fn operation(index: usize, dtype: u32) -> TensorOp {
+    let Operation {
+        kernel,
+        ref sources,
+        ..
+    } = OPERATIONS[index];
     const NE: [u32; 4] = [32, 3, 2, 1];
     let none: Tensor = bytemuck::Zeroable::zeroed();
     let f32 = |buffer, ne| tensor(buffer, TYPE_F32, ne);
@@ -115,12 +118,11 @@ pub fn operation(kernel: u32, dtype: u32) -> TensorOp {
             (f32(2, [31, 3, 2, 1]), [tensor(0, dtype, NE), none, none])
         }
         KERNEL_FILL => (tensor(2, dtype, NE), [none; SOURCES]),
-        KERNEL_ADD | KERNEL_SUB | KERNEL_MUL | KERNEL_DIV | KERNEL_SOFT_MAX | KERNEL_SWIGLU
-        | KERNEL_GEGLU | KERNEL_REGLU | KERNEL_GEGLU_ERF | KERNEL_GEGLU_QUICK
-        | KERNEL_SWIGLU_OAI | KERNEL_SWIGLU_CLAMP => {
-            (f32(2, NE), [tensor(0, dtype, NE), f32(1, NE), none])
+        // Operations on elements and rows; the third source of SOFT_MAX can be missing.
+        _ => {
+            let second = if sources.len() > 1 { f32(1, NE) } else { none };
+            (f32(2, NE), [tensor(0, dtype, NE), second, none])
         }
-        _ => (f32(2, NE), [tensor(0, dtype, NE), none, none]),
     };
     TensorOp {
         kernel,

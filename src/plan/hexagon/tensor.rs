@@ -1,97 +1,12 @@
 //! Operations on tensors in ggml's own layouts: which kernel computes them. Whether it takes the operands is what the
 //! kernel itself says.
 
-use std::ops::Range;
-
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Attention, TensorOp};
 
 use super::Refusal;
 use crate::graph::{Op, Operation, PARAMS, Place, Tensor};
 use crate::tensor::{DType, Format};
-
-/// Number of the kernel, and which of ggml's sources it reads: results that are views of one carry it as a source, too.
-fn kernel(op: Op) -> Option<(u32, Range<usize>)> {
-    Some(match op {
-        Op::Add => (wire::KERNEL_ADD, 0..2),
-        Op::Sub => (wire::KERNEL_SUB, 0..2),
-        Op::Mul => (wire::KERNEL_MUL, 0..2),
-        Op::Div => (wire::KERNEL_DIV, 0..2),
-        Op::Scale => (wire::KERNEL_SCALE, 0..1),
-        Op::Clamp => (wire::KERNEL_CLAMP, 0..1),
-        Op::Sqr => (wire::KERNEL_SQR, 0..1),
-        Op::Sqrt => (wire::KERNEL_SQRT, 0..1),
-        Op::SumRows => (wire::KERNEL_SUM_ROWS, 0..1),
-        Op::Silu => (wire::KERNEL_SILU, 0..1),
-        Op::Gelu => (wire::KERNEL_GELU, 0..1),
-        Op::GeluQuick => (wire::KERNEL_GELU_QUICK, 0..1),
-        Op::GeluErf => (wire::KERNEL_GELU_ERF, 0..1),
-        Op::Relu => (wire::KERNEL_RELU, 0..1),
-        Op::Sigmoid => (wire::KERNEL_SIGMOID, 0..1),
-        Op::Tanh => (wire::KERNEL_TANH, 0..1),
-        Op::Exp => (wire::KERNEL_EXP, 0..1),
-        Op::Neg => (wire::KERNEL_NEG, 0..1),
-        Op::Abs => (wire::KERNEL_ABS, 0..1),
-        Op::Swiglu => (wire::KERNEL_SWIGLU, 0..2),
-        Op::Geglu => (wire::KERNEL_GEGLU, 0..2),
-        Op::Reglu => (wire::KERNEL_REGLU, 0..2),
-        Op::RmsNorm => (wire::KERNEL_RMS_NORM, 0..1),
-        Op::Norm => (wire::KERNEL_NORM, 0..1),
-        Op::L2Norm => (wire::KERNEL_L2_NORM, 0..1),
-        Op::SoftMax => (wire::KERNEL_SOFT_MAX, 0..3),
-        Op::Rope => (wire::KERNEL_ROPE, 0..3),
-        Op::GetRows => (wire::KERNEL_GET_ROWS, 0..2),
-        Op::SetRows => (wire::KERNEL_SET_ROWS, 0..2),
-        Op::Cpy | Op::Cont | Op::Dup => (wire::KERNEL_COPY, 0..1),
-        Op::Concat => (wire::KERNEL_CONCAT, 0..2),
-        Op::Repeat => (wire::KERNEL_REPEAT, 0..1),
-        Op::Softplus => (wire::KERNEL_SOFTPLUS, 0..1),
-        Op::Hardswish => (wire::KERNEL_HARDSWISH, 0..1),
-        Op::Hardsigmoid => (wire::KERNEL_HARDSIGMOID, 0..1),
-        Op::Elu => (wire::KERNEL_ELU, 0..1),
-        Op::Step => (wire::KERNEL_STEP, 0..1),
-        Op::Sgn => (wire::KERNEL_SGN, 0..1),
-        Op::Expm1 => (wire::KERNEL_EXPM1, 0..1),
-        Op::Floor => (wire::KERNEL_FLOOR, 0..1),
-        Op::Ceil => (wire::KERNEL_CEIL, 0..1),
-        Op::Round => (wire::KERNEL_ROUND, 0..1),
-        Op::Trunc => (wire::KERNEL_TRUNC, 0..1),
-        Op::Xielu => (wire::KERNEL_XIELU, 0..1),
-        Op::Log => (wire::KERNEL_LOG, 0..1),
-        Op::Sin => (wire::KERNEL_SIN, 0..1),
-        Op::Cos => (wire::KERNEL_COS, 0..1),
-        Op::LeakyRelu => (wire::KERNEL_LEAKY_RELU, 0..1),
-        Op::GegluErf => (wire::KERNEL_GEGLU_ERF, 0..2),
-        Op::GegluQuick => (wire::KERNEL_GEGLU_QUICK, 0..2),
-        Op::SwigluOai => (wire::KERNEL_SWIGLU_OAI, 0..2),
-        Op::SwigluClamp => (wire::KERNEL_SWIGLU_CLAMP, 0..2),
-        Op::Mean => (wire::KERNEL_MEAN, 0..1),
-        Op::Sum => (wire::KERNEL_SUM, 0..1),
-        Op::Cumsum => (wire::KERNEL_CUMSUM, 0..1),
-        Op::SsmConv => (wire::KERNEL_SSM_CONV, 0..2),
-        Op::AddId => (wire::KERNEL_ADD_ID, 0..3),
-        Op::Argsort => (wire::KERNEL_ARGSORT, 0..1),
-        Op::Pad => (wire::KERNEL_PAD, 0..1),
-        Op::Roll => (wire::KERNEL_ROLL, 0..1),
-        Op::DiagMaskInf => (wire::KERNEL_DIAG_MASK_INF, 0..1),
-        Op::Tri => (wire::KERNEL_TRI, 0..1),
-        Op::Diag => (wire::KERNEL_DIAG, 0..1),
-        Op::RopeBack => (wire::KERNEL_ROPE_BACK, 0..3),
-        // One number, repeated.
-        Op::Add1 => (wire::KERNEL_ADD, 0..2),
-        Op::TopK => (wire::KERNEL_ARGSORT, 0..1),
-        // The weights say only how large the windows are.
-        Op::Im2col => (wire::KERNEL_IM2COL, 1..2),
-        Op::Im2col3d => (wire::KERNEL_IM2COL_3D, 1..2),
-        Op::Pool1d => (wire::KERNEL_POOL_1D, 0..1),
-        Op::Pool2d => (wire::KERNEL_POOL_2D, 0..1),
-        // FILL's source says only where the result may go.
-        Op::Fill | Op::Arange => (wire::KERNEL_FILL, 0..0),
-        // Of two tensors that were computed, or are in a cache.
-        Op::MulMat => (wire::KERNEL_MUL_MAT, 0..2),
-        Op::MulMatId | Op::FlashAttnExt => return None,
-    })
-}
 
 const NOT_TAKEN: Refusal = "the kernel does not take these operands";
 
@@ -100,7 +15,7 @@ const NOT_TAKEN: Refusal = "the kernel does not take these operands";
 /// # Errors
 /// The reason why the device cannot compute it.
 pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
-    let (kernel, reads) = kernel(operation.op).ok_or("not an operation of this NPU")?;
+    let (kernel, reads) = (operation.op.kernel()).ok_or("not an operation of this NPU")?;
     if rounds_elsewhere(operation) {
         return Err("the CPU rounds BF16 at other places");
     }

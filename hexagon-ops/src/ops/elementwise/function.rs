@@ -61,7 +61,7 @@ pub enum Unary {
     Neg,
     /// `|x|`.
     Abs,
-    /// [`math::softplus`].
+    /// `ln(1 + e^x)`.
     Softplus,
     /// `x` times [`Self::Hardsigmoid`] of it.
     Hardswish,
@@ -228,7 +228,10 @@ impl Unary {
             Self::Exp => each!(out; x in a => math::exp(x)),
             Self::Neg => each!(out; x in a => math::neg(x)),
             Self::Abs => each!(out; x in a => math::abs(x)),
-            Self::Softplus => each!(out; x in a => math::softplus(x)),
+            Self::Softplus => each!(out; x in a => {
+                let small = math::exp(math::neg(math::abs(x)));
+                add_f32(max_f32(x, zero), math::ln_1p(small))
+            }),
             Self::Hardswish => each!(out; x in a => mul_f32(x, hard_sigmoid(x))),
             Self::Hardsigmoid => each!(out; x in a => hard_sigmoid(x)),
             Self::Elu => each!(out; x in a => select_gt_f32(x, zero, x, math::exp_m1(x))),

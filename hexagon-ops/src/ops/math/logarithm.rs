@@ -1,9 +1,9 @@
 //! Natural logarithms.
 
-use super::{abs, constant, exp, neg, polynomial};
+use super::{constant, polynomial};
 use crate::hvx::{
-    self, Accumulator, Vector, add_f32, max_f32, mul_f32, select_gt_f32, shl_w, splat_f32, splat_w,
-    sub_f32, sub_w,
+    self, Accumulator, Vector, add_f32, mul_f32, select_gt_f32, shl_w, splat_f32, splat_w, sub_f32,
+    sub_w,
 };
 
 /// ln 2 in a part of 15 bits, whose products with exponents are exact, and the rest.
@@ -51,17 +51,16 @@ pub fn ln(x: Vector) -> Vector {
     select_gt_f32(splat_w(0), x, splat_f32(f32::NAN), result)
 }
 
-/// Returns `ln(1 + e^x)`.
+/// Returns `ln(1 + x)` for x from 0 to 1, accurate where x is small.
 #[must_use]
 #[inline(always)]
-pub fn softplus(x: Vector) -> Vector {
-    // ln(1 + e) for e = e^-|x| up to 1. For e of the root of 2 less 1 and more: ln 2 plus the
-    // logarithm of half of 1 + e.
-    let e = exp(neg(abs(x)));
+pub fn ln_1p(x: Vector) -> Vector {
+    // The fraction would be too large for x > √2 - 1. There, the result is ln 2 plus the logarithm
+    // of (1 + x) / 2.
     let limit = splat_f32(core::f32::consts::SQRT_2 - 1.0);
-    let halved = mul_f32(sub_f32(e, splat_f32(1.0)), splat_f32(0.5));
-    let f = select_gt_f32(e, limit, halved, e);
+    let halved = mul_f32(sub_f32(x, splat_f32(1.0)), splat_f32(0.5));
+    let f = select_gt_f32(x, limit, halved, x);
     let ln_2 = splat_f32(core::f32::consts::LN_2);
-    let addend = select_gt_f32(e, limit, ln_2, splat_w(0));
-    add_f32(max_f32(x, splat_w(0)), add_f32(ln_fraction(f), addend))
+    let addend = select_gt_f32(x, limit, ln_2, splat_w(0));
+    add_f32(ln_fraction(f), addend)
 }
