@@ -10,12 +10,17 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test long bench kld ops optable figures build fetch nightly dsp fuzz hostile batch tool vendor
+.PHONY: help demo test long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz hostile batch tool vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
 	@echo "make test   all tests; the last line counts them"
 	@echo "make long   end-to-end tests with gemma-3-270m, TinyLlama-1.1B (needs npm) and long texts on the simulated V75"
+	@echo "make unit   the Rust tests alone: no network, no llama.cpp"
+	@echo "make lint   format and lints of Rust, Python and C, and the documentation of the code"
+	@echo "make msrv   builds everything with the oldest Rust that Cargo.toml promises"
+	@echo "make deny   licences, sources and security advisories of the dependencies, by cargo-deny"
+	@echo "make names  type names, file names and documentation that mean several things"
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
@@ -37,6 +42,21 @@ demo:
 
 test:
 	@$(PYTHON) scripts/test.py
+
+unit:
+	@cargo test --locked --workspace --no-fail-fast
+
+lint:
+	@$(PYTHON) scripts/test.py format lint
+
+msrv:
+	@$(PYTHON) scripts/lint.py msrv
+
+deny:
+	@$(PYTHON) scripts/lint.py deny
+
+names:
+	@$(PYTHON) scripts/names.py
 
 long:
 	@$(PYTHON) scripts/test.py build long
@@ -64,7 +84,7 @@ fetch:
 
 # The name is in library.sh only.
 nightly:
-	@rustup toolchain install $$(sed -n 's/^toolchain=//p' hexagon-ops/tools/library.sh) --profile minimal --component rust-src
+	@rustup toolchain install $$(sed -n 's/^toolchain=//p' hexagon-ops/tools/library.sh) --profile minimal --component rust-src,miri
 
 # Parts that the pinned nightly or the emulator is missing for are skipped with a printed reason.
 dsp:

@@ -1,12 +1,12 @@
 // The two buffer types of a device; NPU_BUFFERS_* says which of them it uses.
 //
 // Host:   ggml's layout in ordinary memory. Tensors that are computed live
-// here, so that neither the CPU backend nor the
-//         NPU needs a copy of the other's results. The buffers are the CPU's
-//         with another type pointer, or memory that the device shares with it:
-//         set and get then keep the two processors' caches in step.
+//         here, so that neither the CPU backend nor the NPU needs a copy of the
+//         other's results. The buffers are the CPU's with another type pointer,
+//         or memory that the device shares with it: set and get then keep the
+//         two processors' caches in step.
 // Packed: weights in the NPU's layout. ggml reaches them by set and get only;
-// the Rust side repacks and restores.
+//         the Rust side repacks and restores.
 //
 // A buffer of size 0 is ggml's own dummy with an empty interface: nothing here
 // is called for it.
@@ -53,24 +53,23 @@ static const char *host_get_name(ggml_backend_buffer_type_t buft) {
 // ggml has no way to say that a tensor cannot be read or written. Rust has
 // logged why, graphs that use the buffer fail, and what was to be read is NaN.
 static void memset_tensor(ggml_backend_buffer_t buffer,
-                                 struct ggml_tensor *tensor, uint8_t value,
-                                 size_t offset, size_t size) {
+                          struct ggml_tensor *tensor, uint8_t value,
+                          size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
   (void)npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size);
 }
 
-static void set_tensor(ggml_backend_buffer_t buffer,
-                              struct ggml_tensor *tensor, const void *data,
-                              size_t offset, size_t size) {
+static void set_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor,
+                       const void *data, size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
   (void)npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size);
 }
 
 static void get_tensor(ggml_backend_buffer_t buffer,
-                              const struct ggml_tensor *tensor, void *data,
-                              size_t offset, size_t size) {
+                       const struct ggml_tensor *tensor, void *data,
+                       size_t offset, size_t size) {
   const npu_tensor described =
       glue_tensor(device_of(buffer->buft), tensor, true);
   (void)npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size);
@@ -94,9 +93,9 @@ static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
   const struct glue_device *device = device_of(buft);
   if (device->buffers != NPU_BUFFERS_HOST_AND_PACKED) {
     npu_buffer *shared = npu_buffer_new(device->index, size, true);
-    return shared == NULL ? NULL
-                          : ggml_backend_buffer_init(buft, buffer_iface,
-                                                     shared, size);
+    return shared == NULL
+               ? NULL
+               : ggml_backend_buffer_init(buft, buffer_iface, shared, size);
   }
   ggml_backend_buffer_t buffer =
       ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
@@ -140,9 +139,9 @@ static const char *packed_get_name(ggml_backend_buffer_type_t buft) {
 static ggml_backend_buffer_t
 packed_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
   npu_buffer *packed = npu_buffer_new(device_of(buft)->index, size, false);
-  return packed == NULL ? NULL
-                        : ggml_backend_buffer_init(buft, buffer_iface,
-                                                   packed, size);
+  return packed == NULL
+             ? NULL
+             : ggml_backend_buffer_init(buft, buffer_iface, packed, size);
 }
 
 static size_t packed_get_alignment(ggml_backend_buffer_type_t buft) {

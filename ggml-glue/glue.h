@@ -9,7 +9,7 @@
 // One NPU as ggml sees it. Lives from the first registration to the end of the
 // process.
 struct glue_device {
-  size_t index; // what the functions of npu.h call `device`
+  size_t index;     // what the functions of npu.h call `device`
   uint32_t buffers; // NPU_BUFFERS_*
   struct ggml_backend_device dev;
   struct ggml_backend_buffer_type
@@ -18,7 +18,8 @@ struct glue_device {
       packed_buft; // weights in the NPU's layout, reached by set and get only;
                    // with NPU_BUFFERS_ONE also everything else
   ggml_backend_buffer_type_t
-      extra_bufts[2]; // NULL-terminated list, empty with NPU_BUFFERS_ONE, for ggml_backend_dev_get_extra_bufts
+      extra_bufts[2]; // NULL-terminated list, empty with NPU_BUFFERS_ONE, for
+                      // ggml_backend_dev_get_extra_bufts
   char packed_name[64];
 };
 

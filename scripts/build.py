@@ -64,8 +64,8 @@ def cmake():
 
 def check_compilers():
     need("cargo", "install a stable Rust toolchain")
-    need("gcc" if "CC" not in os.environ else os.environ["CC"], "install gcc")
-    need("g++" if "CXX" not in os.environ else os.environ["CXX"], "install g++")
+    need(os.environ.get("CC", "gcc"), "install gcc")
+    need(os.environ.get("CXX", "g++"), "install g++")
     need("make", "install make")
 
 

@@ -98,7 +98,8 @@ def draw(chart):
     rows = sum(len(marks) for _, marks in chart.groups)
     bottom = TOP + rows * LINE + (len(chart.groups) - 1) * GAP
     height = bottom + 34
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">',
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
            f"  <title>{escape(chart.title)}</title>",
            "  <!-- Drawn by scripts/figures.py; a change belongs there. -->",
            STYLE.replace("  </style>", colours() + "  </style>"),
@@ -121,8 +122,8 @@ def draw(chart):
                 out.append(f'  <line class="grid" x1="{PLOT_LEFT}" y1="{y + 10}" x2="{x:.1f}" y2="{y + 10}"/>')
                 out.append(f'  <circle class="{mark.colour}" cx="{x:.1f}" cy="{y + 10}" r="5"/>')
             else:
-                width = max(x - PLOT_LEFT, 1.0)
-                out.append(f'  <rect class="{mark.colour}" x="{PLOT_LEFT}" y="{y + 3}" width="{width:.1f}" height="14" rx="2"/>')
+                size = f'width="{max(x - PLOT_LEFT, 1.0):.1f}" height="14"'
+                out.append(f'  <rect class="{mark.colour}" x="{PLOT_LEFT}" y="{y + 3}" {size} rx="2"/>')
             out.append(f'  <text class="value" x="{x + 9:.1f}" y="{y + 14}">{escape(mark.text)}</text>')
             y += LINE
         y += GAP

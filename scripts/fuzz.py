@@ -14,7 +14,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 import tomllib
@@ -57,7 +56,8 @@ def targets():
 def build(names):
     """Builds targets; returns the folder that they are in."""
     triple = host()
-    command = ["cargo", f"+{toolchain()}", "build", "--release", "--locked", "--quiet", "--target", triple, "--target-dir", BUILD]
+    command = ["cargo", f"+{toolchain()}", "build", "--release", "--locked", "--quiet", "--target", triple]
+    command += ["--target-dir", BUILD]
     command += [arg for name in names for arg in ("--bin", name)]
     done = subprocess.run([str(arg) for arg in command], cwd=FUZZ, env=dict(tool_env(), RUSTFLAGS=COVERAGE))
     if done.returncode != 0:

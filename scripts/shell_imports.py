@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks that FastRPC's shells on devices export what our DSP libraries import.
 
-A shell (`fastrpc_shell_unsigned_3`, of a second NPU `_4`) is the process on the DSP that loads a library; a symbol that it lacks is a session
-that does not start. Shells are firmware that each user has for a device of their own, for example from Debian's packages
-hexagon-dsp-binaries-* (non-free-firmware):
+A shell (`fastrpc_shell_unsigned_3`, of a second NPU `_4`) is the process on the DSP that loads a library. If it lacks a
+symbol, a session does not start. Shells are firmware: users have those of their devices, for example from Debian's
+packages hexagon-dsp-binaries-* (non-free-firmware):
 
     apt download hexagon-dsp-binaries-qualcomm-sa8775p     # then dpkg-deb -x <package> shells
     make dsp && python3 scripts/shell_imports.py shells

@@ -98,6 +98,8 @@ def step_lint(tally):
     command(tally, "clippy", ["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])
     command(tally, "doc", ["cargo", "doc", "--locked", "--workspace", "--no-deps"],
             dict(tool_env(), RUSTDOCFLAGS="-D warnings"))
+    for name in ("python", "c"):
+        command(tally, f"lint-{name}", [sys.executable, ROOT / "scripts" / "lint.py", name])
 
 
 def step_cargo(tally):

@@ -10,6 +10,7 @@ or recursion).
 SOURCE: from V79 on a copy or store of a qfloat register drops four bits of its precision, llvm/llvm-project#198902.
 """
 
+import itertools
 import re
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def step(packet, held):
 def leaks(packets):
     """Instructions of a function that read as something else what may be a qfloat value."""
     addresses = list(packets)
-    following = dict(zip(addresses, addresses[1:]))
+    following = dict(itertools.pairwise(addresses))
     successors, loops = {}, {}
     for address, packet in packets.items():
         code = "\n".join(packet)

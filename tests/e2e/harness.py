@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "scripts"))
 
-import models  # noqa: E402
-import project  # noqa: E402
-from project import (DEVICE, HEXAGON, HEXAGON_DEVICE, LOGS, SIMULATED, binary, cpu_env,  # noqa: E402, F401
+import models
+from project import (DEVICE, HEXAGON, HEXAGON_DEVICE, LOGS, SIMULATED, binary, cpu_env,  # noqa: F401
                      device_env)
 
 # The model that the checks run on.
@@ -96,7 +95,7 @@ class Case(unittest.TestCase):
             if done.out.endswith("\n\n"):
                 return done
             print(f"   the end of a text is missing, running again: {done.out[-40:]!r}", flush=True)
-        self.fail(f"the end of the text is missing three times: {done.all[-2000:]}")
+        return self.fail(f"the end of the text is missing three times: {done.all[-2000:]}")
 
     def assert_one_split(self, env, device, *args, model=None):
         """All of a decode graph but the lookup of the embedding is one split, on `device`."""

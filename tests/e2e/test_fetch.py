@@ -62,9 +62,9 @@ class Fetch(unittest.TestCase):
 
     def test_interrupted_unpacking_leaves_no_file(self):
         dest = self.folder / "file"
-        with mock.patch("shutil.copyfileobj", side_effect=KeyboardInterrupt):
-            with self.assertRaises(KeyboardInterrupt):
-                fetch.members([(self.package, "some/file")], dest)
+        broken = mock.patch("shutil.copyfileobj", side_effect=KeyboardInterrupt)
+        with broken, self.assertRaises(KeyboardInterrupt):
+            fetch.members([(self.package, "some/file")], dest)
         self.assertFalse(dest.exists())
         self.assertEqual(fetch.members([(self.package, "some/file")], dest).read_bytes(), CONTENT)
 
@@ -176,7 +176,8 @@ class Index(unittest.TestCase):
     def test_the_package_does_run_code_under_pip_download(self):
         """Otherwise the tests above could not fail."""
         venv.create(self.folder / "venv", with_pip=True)
-        subprocess.run([self.folder / "venv" / "bin" / "pip", "download", "--no-deps", "--dest", self.folder / "pip", "evil==1.0"],
+        pip = self.folder / "venv" / "bin" / "pip"
+        subprocess.run([pip, "download", "--no-deps", "--dest", self.folder / "pip", "evil==1.0"],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.assertTrue(self.marker.exists())
 

@@ -86,7 +86,7 @@ def semantics(syntax, expression):
         dst, to, _, kind = re.fullmatch(ONE, syntax).groups()
         operands = [("u", kind, "a")]
     code = []
-    for number, (reg, kind, value) in enumerate(operands, 1):
+    for number, (reg, kind, _) in enumerate(operands, 1):
         if kind.startswith("qf"):
             code.append(f"const MMVector *{reg}s = hvxfp_in(env, {number}, 0, &V{reg}V);")
         else:
@@ -113,7 +113,8 @@ def instructions():
     """(name, syntax, C code) of every instruction added."""
     out = [(tag, syntax, semantics(syntax, op)) for tag, syntax, op in table()]
     out.append(("vconv_hf_qf32", "Vd32.hf=Vuu32.qf32",
-                "{ const MMVector *even = hvxfp_in(env, 1, 0, &VuuV.v[0]); const MMVector *odd = hvxfp_in(env, 1, 1, &VuuV.v[1]); "
+                "{ const MMVector *even = hvxfp_in(env, 1, 0, &VuuV.v[0]); "
+                "const MMVector *odd = hvxfp_in(env, 1, 1, &VuuV.v[1]); "
                 "for (int i = 0; i < 32; i++) { VdV.uh[2 * i] = hvxfp_uh(hvxfp_sf(even->uw[i])); "
                 "VdV.uh[2 * i + 1] = hvxfp_uh(hvxfp_sf(odd->uw[i])); } }"))
     out.append(("vcvt_hf_sf", "Vd32.hf=vcvt(Vu32.sf,Vv32.sf)",
@@ -121,9 +122,9 @@ def instructions():
                 "VdV.uh[2 * i + 1] = hvxfp_uh(hvxfp_sf(VvV.uw[i])); VdV.uh[2 * i] = even; } }"))
     dot = "hvxfp_hf(VuV.uh[2 * i]) * hvxfp_hf(VvV.uh[2 * i]) + hvxfp_hf(VuV.uh[2 * i + 1]) * hvxfp_hf(VvV.uh[2 * i + 1])"
     out.append(("vdmpy_sf_hf", "Vd32.sf=vdmpy(Vu32.hf,Vv32.hf)",
-                "{ for (int i = 0; i < 32; i++) { VdV.uw[i] = hvxfp_us(%s); } }" % dot))
+                f"{{ for (int i = 0; i < 32; i++) {{ VdV.uw[i] = hvxfp_us({dot}); }} }}"))
     out.append(("vdmpy_sf_hf_acc", "Vx32.sf+=vdmpy(Vu32.hf,Vv32.hf)",
-                "{ for (int i = 0; i < 32; i++) { VxV.uw[i] = hvxfp_us(hvxfp_sf(VxV.uw[i]) + (%s)); } }" % dot))
+                f"{{ for (int i = 0; i < 32; i++) {{ VxV.uw[i] = hvxfp_us(hvxfp_sf(VxV.uw[i]) + ({dot})); }} }}"))
     for kind, lane, lanes, mask, width in (("sf", "uw", 32, "0xF", 4), ("hf", "uh", 64, "0x3", 2)):
         for compare, op in (("gt", ">"), ("eq", "==")):
             for suffix, assign, combine in (("", "=", ""), ("_and", "&=", "&"), ("_or", "|=", "|"), ("_xor", "^=", "^")):
@@ -162,7 +163,8 @@ def encoding(tag, syntax, zeros, ones):
     assert zeros ^ ones == fields, f"{tag}: another layout of registers"
     bits = list(f"{zeros:032b}")
     written = "x" if syntax[1] == "x" else "d"
-    for high, low, letter in ((1 if is_q else 4, 0, written), (12, 8, "u"), *(((20, 16, "v"),) if has_v else ()), (15, 14, "P")):
+    second = ((20, 16, "v"),) if has_v else ()
+    for high, low, letter in ((1 if is_q else 4, 0, written), (12, 8, "u"), *second, (15, 14, "P")):
         bits[31 - high:32 - low] = letter * (high - low + 1)
     text = "".join(bits)
     parts = (text[4], text[5:8], text[8:11], text[11:16], text[16:18], text[18], text[19:24], text[24:27], text[27:])

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Checks of the source that rustc does not make: Python by ruff, C by clang-format, the oldest Rust, and dependencies.
+
+Usage: lint.py python|c|msrv|deny...
+
+python, c  with the pinned ruff and clang-format of requirements-lint.txt, installed into target/tools
+msrv       builds everything, tests included, with the `rust-version` of Cargo.toml; skipped without that toolchain
+deny       licences, sources and security advisories of all dependencies by cargo-deny and deny.toml; skipped without it
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import fetch
+from project import LOGS, ROOT, TARGET, TOOLS, Problem, main_with, may_install, run, say, tool_env
+
+REQUIREMENTS = ROOT / "scripts" / "requirements-lint.txt"
+
+# Written by people in this project's style: not include/npu.h, which cbindgen writes, nor what becomes a part of QEMU.
+C_FOLDERS = ["ggml-glue", "benches", "tests"]
+C_FILES = ["include/ggml-rust-npu.h"]
+
+
+class Missing(Exception):
+    """A check needs something that is not installed; the text says how to get it."""
+
+
+def tools():
+    """The pinned tools, in target/tools."""
+    fetch.environment()
+    pinned = re.findall(r"^(\S+)==(\S+)", REQUIREMENTS.read_text(encoding="utf-8"), re.M)
+    if all(version in version_of(TOOLS / "bin" / name) for name, version in pinned):
+        return
+    say(f"installing {' '.join(name for name, _ in pinned)} into target/tools")
+    fetch.client_run("pip", [fetch.PIP, "--disable-pip-version-check", "--quiet", "install", "--no-deps", "--require-hashes",
+                             "--only-binary", ":all:", "--requirement", REQUIREMENTS], "ERROR")
+
+
+def version_of(program):
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    except OSError:
+        return ""
+
+
+def python():
+    tools()
+    run([TOOLS / "bin" / "ruff", "check", "--no-cache", ROOT], LOGS / "ruff.log")
+
+
+def c():
+    tools()
+    files = [ROOT / file for file in C_FILES]
+    files += [file for folder in C_FOLDERS for file in sorted((ROOT / folder).rglob("*.[ch]"))]
+    run([TOOLS / "bin" / "clang-format", "--dry-run", "-Werror", *files], LOGS / "clang-format.log")
+
+
+def oldest_rust():
+    """The version of Rust that Cargo.toml promises to build with."""
+    with open(ROOT / "Cargo.toml", "rb") as file:
+        return tomllib.load(file)["workspace"]["package"]["rust-version"]
+
+
+def msrv():
+    version = oldest_rust()
+    if shutil.which("rustup") is None:
+        raise Missing("rustup is not installed")
+    if subprocess.run(["rustup", "run", version, "rustc", "-V"], capture_output=True).returncode != 0:
+        if not may_install():
+            raise Missing(f"no Rust {version}: rustup toolchain install {version}, or INSTALL=1 make msrv")
+        run(["rustup", "toolchain", "install", version, "--profile", "minimal"], LOGS / "msrv-rustup.log")
+    say(f"checking everything with Rust {version}")
+    run(["cargo", f"+{version}", "check", "--locked", "--workspace", "--all-targets", "--target-dir", TARGET / "msrv"],
+        LOGS / "msrv.log", cwd=ROOT)
+
+
+def deny():
+    if shutil.which("cargo-deny", path=tool_env()["PATH"]) is None:
+        raise Missing("cargo-deny is not installed: cargo install --locked cargo-deny")
+    # What is in the tree comes first: it needs no network.
+    for checks in (["licenses", "bans", "sources"], ["advisories"]):
+        for folder in workspaces():
+            say(f"checking {', '.join(checks)} of the dependencies of {folder.relative_to(ROOT).joinpath('Cargo.toml')}")
+            run(["cargo", "deny", "--locked", "--all-features", "--manifest-path", folder / "Cargo.toml",
+                 "--config", ROOT / "deny.toml", "check", *checks], LOGS / f"deny-{checks[0]}.log", cwd=ROOT)
+
+
+def workspaces():
+    """The folders with a lock file."""
+    locks = [file for file in ROOT.rglob("Cargo.lock") if TARGET not in file.parents]
+    return sorted(file.parent for file in locks)
+
+
+CHECKS = {"python": python, "c": c, "msrv": msrv, "deny": deny}
+
+
+def main():
+    for name in sys.argv[1:] or ["python", "c"]:
+        if name not in CHECKS:
+            raise Problem(f"unknown check {name}; one of {', '.join(CHECKS)}")
+        try:
+            CHECKS[name]()
+        except Missing as missing:
+            print(f"   skipped {name}: {missing}")
+    return 0
+
+
+if __name__ == "__main__":
+    main_with(main)
