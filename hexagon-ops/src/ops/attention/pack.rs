@@ -1,12 +1,12 @@
 //! Packing of keys and values into FP16 tiles.
 //!
-//! Keys are the columns of the first product: word n of line i of a tile holds elements 2i and 2i +
-//! 1 of key n, which are word i of that key's row. So 32 rows of 64 elements become two tiles by
-//! transposing a square of 32 × 32 words, in five rounds of exchanged blocks.
+//! Keys are the columns of the first product: word n of line i of a tile holds elements 2i and
+//! 2i + 1 of key n, which are word i of that key's row. So 32 rows of 64 elements become two tiles
+//! by transposing a square of 32 × 32 words, in five rounds of exchanged blocks.
 //!
-//! Values are the rows of the second product: word n of line i holds element n of values 2i and 2i
-//! + 1. One instruction each turns two rows of 64 elements into a line of the even elements and a
-//! line of the odd ones, so strips of values hold first the even, then the odd elements of 64.
+//! Values are the rows of the second product: word n of line i holds element n of values 2i and
+//! 2i + 1. One instruction each turns two rows of 64 elements into a line of the even elements and
+//! a line of the odd ones, so strips of values hold first the even, then the odd elements of 64.
 
 use core::ops::Range;
 
