@@ -123,6 +123,15 @@ impl Tile {
 }
 
 /// Returns the byte offset of element (i, j) in an FP16 tile; see the picture of this module.
+///
+/// ```
+/// use hexagon_ops::layout::f16_tile_offset;
+///
+/// // Elements (0, 0) and (1, 0) are the halves of the first word; (2, 0) begins the second line.
+/// assert_eq!(f16_tile_offset(1, 0), 2);
+/// assert_eq!(f16_tile_offset(2, 0), 128);
+/// assert_eq!(f16_tile_offset(31, 31), 2046);
+/// ```
 #[must_use]
 pub const fn f16_tile_offset(i: usize, j: usize) -> usize {
     LINE_BYTES * (i / 2) + 4 * j + 2 * (i % 2)
@@ -345,6 +354,16 @@ const fn word_offset(j: usize, n: usize) -> usize {
 }
 
 /// Layout of a whole weight matrix: panels of strips 0, 1, …, each 128-byte aligned.
+///
+/// ```
+/// use hexagon_ops::layout::{MatrixLayout, WeightType};
+///
+/// // 64 rows of 576 weights in Q4_0 are two strips of 18 tiles, and take their own size.
+/// let layout = MatrixLayout::new(WeightType::Q4_0, 64, 576)?;
+/// assert_eq!((layout.n_strips(), layout.k_tiles()), (2, 18));
+/// assert_eq!(layout.matrix_bytes(), 64 * layout.ggml_row_bytes());
+/// # Ok::<(), hexagon_ops::error::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixLayout {
     panel: PanelLayout,

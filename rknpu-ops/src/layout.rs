@@ -268,6 +268,15 @@ impl NativeC {
 }
 
 /// Layouts and shape rules of one matmul type on one chip.
+///
+/// ```
+/// use rknpu_ops::ffi::MatmulType;
+/// use rknpu_ops::layout::{MatmulLayout, Soc};
+///
+/// // Weights of 64 × 64 in INT8: the second column follows the first one's piece of K in its tile.
+/// let weights = MatmulLayout::of(Soc::Rk3588, MatmulType::I8_I8_I32).expect("RK3588 has INT8").b;
+/// assert_eq!(weights.index(0, 1, 64, 64), weights.gk);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatmulLayout {
     /// Activations.

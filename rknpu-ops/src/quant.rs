@@ -104,6 +104,15 @@ pub fn quantize_row_by(row: &[f32], scale: f32, out: &mut [i8]) {
 /// Quantizes one row with the scale of its largest magnitude, which it returns: [`row_scale_i8`],
 /// [`quantize_row_by`].
 ///
+/// ```
+/// use rknpu_ops::quant::quantize_row_i8;
+///
+/// let mut levels = [0; 4];
+/// let scale = quantize_row_i8(&[0.5, -1.27, 0.01, 0.0], &mut levels);
+/// assert_eq!(levels, [50, -127, 1, 0]);
+/// assert!((scale - 0.01).abs() < 1e-6);
+/// ```
+///
 /// # Panics
 /// If `row` and `out` differ in length.
 pub fn quantize_row_i8(row: &[f32], out: &mut [i8]) -> f32 {

@@ -23,6 +23,25 @@
 use crate::quant::{self, HADAMARD_BLOCK_MAX};
 
 /// An orthonormal transform of rows of K elements, a function of K alone.
+///
+/// It changes no product of two rows, and spreads an outlier over the row, so that one scale fits
+/// all elements:
+///
+/// ```
+/// use rknpu_ops::rotation::Rotation;
+///
+/// let mut weights = vec![0.0; 64];
+/// weights[5] = 8.0;
+/// let mut activations: Vec<f32> = (0..64).map(|k| k as f32 / 64.0).collect();
+/// let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+/// let before = dot(&weights, &activations);
+///
+/// let rotation = Rotation::new(64);
+/// rotation.apply(&mut weights);
+/// rotation.apply(&mut activations);
+/// assert!((dot(&weights, &activations) - before).abs() < 1e-5);
+/// assert!(weights.iter().all(|weight| weight.abs() < 1.01));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Rotation {
     k: usize,

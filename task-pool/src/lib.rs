@@ -43,6 +43,18 @@ const SPIN_AT_END: Duration = Duration::from_micros(5);
 const SPINS_PER_LOOK: u32 = 16;
 
 /// Threads that wait for tasks. Dropping it ends them.
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// let pool = task_pool::Pool::new(2, "example", &[])?;
+/// let sum = AtomicUsize::new(0);
+/// pool.run(10, &|i| {
+///     sum.fetch_add(i, Ordering::Relaxed);
+/// });
+/// assert_eq!(sum.into_inner(), 45);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,

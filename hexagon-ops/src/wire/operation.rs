@@ -253,6 +253,14 @@ macro_rules! declare {
             }
 
             /// Returns the operation that ggml calls `name`, if it is one of these.
+            ///
+            /// ```
+            /// use hexagon_ops::wire::{GgmlOp, KERNEL_ADD};
+            ///
+            /// let add = GgmlOp::from_name(b"ADD").expect("the table has it");
+            /// assert_eq!(add.kernel(), Some((KERNEL_ADD, 0..2)));
+            /// assert_eq!(GgmlOp::from_name(b"CONV_2D"), None);
+            /// ```
             #[must_use]
             pub fn from_name(name: &[u8]) -> Option<Self> {
                 // The compiler makes a search by length and content of this.
