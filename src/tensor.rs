@@ -109,6 +109,20 @@ impl Shape {
             && self.nb[3] == row * self.ne[1] * self.ne[2]
     }
 
+    /// Returns `true` if the sizes of its parts and the way to its last element fit into an address: sums and products of
+    /// them do not overflow.
+    #[must_use]
+    pub fn is_addressable(&self, dtype: DType) -> bool {
+        // Sizes are multiplied by at most this many bytes for an element.
+        let step = dtype.step_bytes().unwrap_or(16).max(16);
+        let most = isize::MAX.unsigned_abs();
+        let elements = (self.ne.iter()).try_fold(step, |all, n| all.checked_mul((*n).max(1)));
+        let reach = self.ne.iter().zip(&self.nb).try_fold(step, |all, (n, nb)| {
+            all.checked_add((*n).max(1).checked_mul(*nb)?)
+        });
+        elements.is_some_and(|all| all <= most) && reach.is_some_and(|all| all <= most)
+    }
+
     /// Number of rows in all dimensions together.
     #[must_use]
     pub fn rows(&self) -> usize {

@@ -499,6 +499,37 @@ fn a_tensor_with_a_negative_dimension_is_neither_written_nor_read() {
     product.check();
 }
 
+/// Sizes were multiplied before anything looked at them: a panic, or in a release build a small number.
+#[test]
+fn a_tensor_that_no_memory_holds_is_refused() {
+    let _turn = turn();
+    let product = Product::new();
+    let stream = Stream::new(HEX);
+    lines_with("");
+    for change in [
+        |tensor: &mut NpuTensor| tensor.ne[1] = i64::MAX,
+        |tensor: &mut NpuTensor| tensor.ne = [1 << 31; 4],
+        |tensor: &mut NpuTensor| tensor.nb[3] = u64::MAX,
+        |tensor: &mut NpuTensor| (tensor.ne[2], tensor.nb[2]) = (1 << 32, 1 << 32),
+    ] {
+        let mut node = product.node;
+        change(&mut node.src[1]);
+        // SAFETY: a node with all it points to; only metadata is read.
+        assert!(!unsafe { npu_supports_op(HEX, &node) });
+        assert_eq!(stream.compute(0, &[node]), NPU_STATUS_FAILED);
+        assert_eq!(
+            product.memory.get(&node.src[1], 4, 0),
+            (NPU_STATUS_FAILED, vec![0xff; 4])
+        );
+        assert_eq!(lines_with("internal error"), 0);
+        // SAFETY: alive.
+        unsafe { npu_buffer_clear(product.memory.0, 0) };
+    }
+    let product = Product::new();
+    assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_OK);
+    product.check();
+}
+
 #[test]
 fn what_is_null_is_refused() {
     let _turn = turn();

@@ -1,4 +1,6 @@
-//! Decisions from bytes, shared by the fuzz targets.
+//! Shared by the fuzz targets: decisions from bytes, and the C border as C sees it.
+
+pub mod border;
 
 /// Bytes that decide. When none are left, every decision is zero, so each input ends.
 #[derive(Debug)]

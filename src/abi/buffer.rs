@@ -198,7 +198,10 @@ fn write(
 }
 
 fn negative(what: &str, tensor: &NpuTensor) -> u32 {
-    ::log::error!("cannot {what} {}: a dimension is negative", name(tensor));
+    ::log::error!(
+        "cannot {what} {}: a dimension is negative, or no memory could hold it",
+        name(tensor)
+    );
     NPU_STATUS_FAILED
 }
 

@@ -177,7 +177,7 @@ pub(super) fn op(node: &NpuNode) -> Option<Op> {
     Op::from_name(unsafe { CStr::from_ptr(node.op) }.to_bytes())
 }
 
-/// The node's metadata, without memory; `None` if no device knows the operation, or a dimension is negative.
+/// Returns the node's metadata, without memory; `None` if no device knows the operation, or as for [`metadata`].
 pub(super) fn operation(node: &NpuNode) -> Option<Operation<'_>> {
     let mut src: Sources = [None; MAX_SOURCES];
     for (source, tensor) in src.iter_mut().zip(&node.src) {
@@ -193,7 +193,7 @@ pub(super) fn operation(node: &NpuNode) -> Option<Operation<'_>> {
     })
 }
 
-/// The tensor's metadata, without memory; `None` if a dimension is negative.
+/// Returns the tensor's metadata, without memory; `None` if a dimension is negative, or no memory could hold it.
 pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
     let dtype = match tensor.dtype {
         NPU_DTYPE_F32 => DType::F32,
@@ -201,7 +201,9 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
         NPU_DTYPE_BF16 => DType::Bf16,
         NPU_DTYPE_I32 => DType::I32,
         NPU_DTYPE_I64 => DType::I64,
-        NPU_DTYPE_QUANTIZED if tensor.to_float.is_some() && tensor.block_elems > 0 => {
+        NPU_DTYPE_QUANTIZED
+            if tensor.to_float.is_some() && tensor.block_elems > 0 && tensor.block_bytes > 0 =>
+        {
             DType::Quantized {
                 block_elems: tensor.block_elems as usize,
                 block_bytes: tensor.block_bytes as usize,
@@ -216,6 +218,10 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
     for i in 0..4 {
         shape.ne[i] = usize::try_from(tensor.ne[i]).ok()?;
         shape.nb[i] = usize::try_from(tensor.nb[i]).ok()?;
+    }
+    // Everything below the border counts on it.
+    if !shape.is_addressable(dtype) {
+        return None;
     }
     Some(Tensor {
         name: name(tensor),
