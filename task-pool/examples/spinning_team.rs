@@ -1,8 +1,10 @@
-//! Measures what runs of the pool cost beside a team of threads that spins between its regions, as OpenMP's do by default.
+//! Measures the cost of the pool's runs beside a team of threads that spins between its regions, as
+//! OpenMP's do by default.
 //!
-//! `cargo run --release -p task-pool --example spinning_team -- THREADS OTHERS`: a pool of THREADS, and a team of the caller
-//! and OTHERS. A region of the team (20 us of work each) and three runs of the pool (a task of 60 us for each thread) take
-//! turns for 6 s, as graph splits of ggml's CPU backend and multiplications of an NPU do.
+//! `cargo run --release -p task-pool --example spinning_team -- THREADS OTHERS`: a pool of THREADS,
+//! and a team of the caller and OTHERS. For 6 s, a region of the team (20 us of work each) and
+//! three runs of the pool (a task of 60 us for each thread) alternate, as graph splits of ggml's
+//! CPU backend and multiplications of an NPU do.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
-//! On which CPUs threads run.
+//! CPU affinity of threads.
 #![expect(unsafe_code, reason = "sets of CPUs are a matter of system calls")]
 
-/// The CPUs that a thread keeps to.
+/// The CPUs to which a thread is bound.
 pub(super) struct Cpus(libc::cpu_set_t);
 
 /// Bytes of a set of CPUs.
@@ -18,7 +18,8 @@ fn contains(set: &libc::cpu_set_t, cpu: usize) -> bool {
 }
 
 impl Cpus {
-    /// Keeps the calling thread to those of `cpus` that it may use; to all that it may use if there is none.
+    /// Binds the calling thread to those of `cpus` that it may use, or to all that it may use if
+    /// `cpus` contains none of them.
     pub(super) fn of_thread(cpus: &[usize]) -> Self {
         let mut allowed = none();
         // SAFETY: the set is valid for writes of its size; 0 is the calling thread.
@@ -36,7 +37,7 @@ impl Cpus {
         Self(if some { wanted } else { allowed })
     }
 
-    /// Keeps the calling thread to its CPUs without `cpu`, if there is another.
+    /// Binds the calling thread to its CPUs without `cpu`, if another one remains.
     pub(super) fn leave(&self, cpu: usize) {
         let mut others = self.0;
         if contains(&others, cpu) {
@@ -47,8 +48,8 @@ impl Cpus {
     }
 }
 
-/// Keeps the calling thread to a set of CPUs, if it is not empty. The system may refuse, for a CPU that is offline: then
-/// the thread stays where it is.
+/// Binds the calling thread to a set of CPUs, unless the set is empty. The system may refuse, for a
+/// CPU that is offline: then the thread's CPUs stay as they are.
 fn keep_to(cpus: &libc::cpu_set_t) {
     // SAFETY: reads the set only.
     if unsafe { libc::CPU_COUNT(cpus) } > 0 {
@@ -57,9 +58,9 @@ fn keep_to(cpus: &libc::cpu_set_t) {
     }
 }
 
-/// The CPU that the calling thread is on, if the system tells.
+/// Returns the CPU on which the calling thread runs, if the system reports it.
 pub(super) fn current_cpu() -> Option<usize> {
-    // Miri knows no CPUs.
+    // Miri has no CPU numbers.
     if cfg!(miri) {
         return None;
     }

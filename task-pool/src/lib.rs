@@ -1,13 +1,15 @@
-//! Threads for short bursts of work: a pool that spins briefly and then sleeps, and memory that its tasks share. The host's
-//! share of a call of an NPU runs on it, and so do the kernels of the stand-in for a DSP.
+//! A pool of threads for short bursts of work, which spins briefly and then sleeps, and memory that
+//! its tasks share. The host's part of an NPU call runs on it, and so do the kernels of the
+//! stand-in for a DSP.
 //!
 //! ```text
 //! caller   publish n tasks -> wake who sleeps -> take tasks -------------------> spin, then sleep until all are done
 //! worker   spin, then sleep ------------------> take tasks -> report the last -> spin, then sleep
 //! ```
 //!
-//! A run costs no system call while the workers still spin, and nothing is allocated. Tasks are taken one at a time,
-//! so a thread that comes late, or not at all, only leaves its tasks to the others.
+//! A run costs no system call while the workers still spin, and it allocates nothing. Each thread
+//! takes the next task when it has finished one, so a thread that comes late, or not at all, only
+//! leaves its tasks to the others.
 #![expect(
     unsafe_code,
     reason = "a task of the caller's lifetime goes to threads that outlive it"
@@ -27,22 +29,23 @@ mod part;
 use self::cpu::{Cpus, current_cpu};
 pub use part::{Chunks, Parts, chunks};
 
-/// How long a thread spins before it sleeps, where there is a CPU for each thread of the pool.
+/// Time for which a thread spins before it sleeps, if there is a CPU for each thread of the pool.
 ///
-/// Long enough for the time between two multiplications of one graph split, short enough to leave the CPUs to the
-/// threads of ggml in the next split: the vendor's own run takes 33 us.
+/// Long enough for the time between two multiplications of one graph split, short enough to leave
+/// the CPUs to the threads of ggml in the next split: the vendor's own run takes 33 us.
 ///
 /// SOURCE: `rknn_matmul_run` 32.9 us on RK3588, unimatrix099's fork of rk-llama.cpp.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// How long the caller spins for the last tasks before it sleeps. The cores of an NPU finish within a few microseconds
-/// of each other; a task that takes longer waits for a CPU, which may be the one that the caller spins on.
+/// Time for which the caller spins for the last tasks before it sleeps. The cores of an NPU finish
+/// within a few microseconds of each other; a task that takes longer waits for a CPU, which may be
+/// the one that the caller spins on.
 const SPIN_AT_END: Duration = Duration::from_micros(5);
 
-/// Looks at the shared counter between two looks at the clock.
+/// Reads of the shared counter between two reads of the clock.
 const SPINS_PER_LOOK: u32 = 16;
 
-/// Threads that wait for tasks. Dropping it ends them.
+/// A pool of threads that wait for tasks. Dropping it ends the threads.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -63,54 +66,59 @@ pub struct Pool {
     turn: Mutex<()>,
 }
 
-/// A counter with a cache line of its own: 64 bytes on Cortex-A, and pairs of lines are fetched together on x86-64.
+/// A counter alone in its cache lines: 64 bytes on Cortex-A, and pairs of lines are fetched
+/// together on x86-64.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counter(AtomicUsize);
 
-/// What the threads of a pool share.
+/// State that the threads of a pool share.
 #[derive(Debug)]
 struct Shared {
-    /// Tasks of the run that nobody has taken; the one that is taken next has the number below.
-    left: Counter,
-    /// Tasks of the run that are not done.
+    /// Number of the run's tasks that no thread has taken. The next thread takes the task with the
+    /// number below.
+    remaining: Counter,
+    /// Number of the run's tasks that are not done.
     unfinished: Counter,
-    /// Where the run's task is. Points to a `&(dyn Fn(usize) + Sync)` as long as `unfinished` is not 0.
+    /// Address of the run's task, a `&(dyn Fn(usize) + Sync)`, as long as `unfinished` is not 0.
     task: AtomicPtr<Task<'static>>,
-    /// What the first task that panicked said.
+    /// Payload of the first task that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// The CPU that the caller was on at the begin of the run, or [`NO_CPU`].
+    /// The CPU of the caller at the start of the run, or [`NO_CPU`].
     caller_cpu: AtomicUsize,
-    /// Workers that sleep, or are about to: `left` was 0 after they counted themselves.
+    /// Number of workers that sleep, or are about to: `remaining` was 0 after they counted
+    /// themselves.
     asleep: AtomicUsize,
     work: (Mutex<()>, Condvar),
-    /// The caller sleeps, or is about to.
+    /// `true` if the caller sleeps, or is about to.
     caller_asleep: AtomicBool,
     done: (Mutex<()>, Condvar),
     stop: AtomicBool,
-    /// There are fewer CPUs than threads.
+    /// `true` if there are fewer CPUs than threads.
     crowded: bool,
 }
 
-/// Stands for a CPU that is not known.
+/// Marks an unknown CPU.
 const NO_CPU: usize = usize::MAX;
 
-/// What [`Pool::run`] runs.
+/// The closure that [`Pool::run`] runs.
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 
 impl Pool {
-    /// A pool of `threads` threads, the caller of [`Pool::run`] among them: one less is started.
+    /// Starts a pool of `threads` threads. The caller of [`Pool::run`] is one of them, so one less
+    /// is started.
     ///
-    /// - `name`: of the threads, with a number behind it
-    /// - `cpus`: the CPUs that the started threads keep to, as far as the process may use them; all for an empty list
+    /// - `name`: name of the threads, followed by a number
+    /// - `cpus`: CPUs to which the started threads are bound, as far as the process may use them;
+    ///   all for an empty list
     ///
     /// # Errors
-    /// That of the system if it starts no more threads.
+    /// The system's error if it starts no more threads.
     pub fn new(threads: usize, name: &str, cpus: &[usize]) -> std::io::Result<Self> {
-        // Where threads share a CPU, one that spins keeps the CPU from one with work.
+        // Where threads share a CPU, a spinning thread keeps the CPU from one with work.
         let crowded = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < threads);
         let shared = Arc::new(Shared {
-            left: Counter::default(),
+            remaining: Counter::default(),
             unfinished: Counter::default(),
             task: AtomicPtr::default(),
             panic: Mutex::default(),
@@ -122,7 +130,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             crowded,
         });
-        // Begun before the threads: should one not start, dropping the pool ends the others.
+        // Made before the threads: should one not start, dropping the pool ends the others.
         let mut pool = Self {
             shared,
             workers: Vec::new(),
@@ -131,24 +139,24 @@ impl Pool {
         for index in 1..threads {
             let (shared, cpus) = (Arc::clone(&pool.shared), cpus.to_vec());
             let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
-            let life = move || shared.work(&Cpus::of_thread(&cpus));
+            let life = move || shared.worker_loop(&Cpus::of_thread(&cpus));
             pool.workers.push(builder.spawn(life)?);
         }
         Ok(pool)
     }
 
-    /// Threads that tasks run on, the caller among them.
+    /// Returns the number of threads that run tasks, including the caller.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `task(i)` once for each `i` below `n`, on any of the threads and in any order, and returns when all calls
-    /// have returned. While the pool is in use, by another thread or by a task that this is called from, the caller
-    /// does all of it.
+    /// Calls `task(i)` once for each `i` below `n`, on any of the threads and in any order, and
+    /// returns when all calls have returned. If the pool is in use, by another thread or by a task
+    /// that makes this call, the caller runs all tasks itself.
     ///
     /// # Panics
-    /// If a task panics: with what the first one said, after all tasks are done.
+    /// If a task panics: with the payload of the first one, after all tasks are done.
     pub fn run(&self, n: usize, task: Task) {
         let turn = match self.turn.try_lock() {
             Ok(turn) => Some(turn),
@@ -165,10 +173,11 @@ impl Pool {
         shared.unfinished.0.store(n, Ordering::Relaxed);
         let address = (&raw const task).cast_mut().cast::<Task<'static>>();
         shared.task.store(address, Ordering::Relaxed);
-        // Releases the stores above to whoever takes a task.
-        shared.left.0.store(n, Ordering::Release);
-        // Between the tasks and the count of sleepers, as `sleep` has one between its count and its look for tasks: a
-        // worker that is not counted here sees these tasks before it sleeps.
+        // Releases the stores above to every thread that takes a task.
+        shared.remaining.0.store(n, Ordering::Release);
+        // Stands between the tasks and the count of sleepers, as `sleep` has a fence between its
+        // count and its look for tasks: a worker that is not counted here sees these tasks before
+        // it sleeps.
         fence(Ordering::SeqCst);
         shared.wake(n - 1, self.workers.len());
         shared.take_all();
@@ -186,7 +195,8 @@ impl Pool {
     /// As [`Pool::run`].
     pub fn for_each<P: Parts>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
         self.run(parts.count(), &|index| {
-            // SAFETY: `run` calls this once for each index below the count, and `parts` lives until it returns.
+            // SAFETY: `run` calls this once for each index below the count, and `parts` lives until
+            // it returns.
             let part = unsafe { parts.part(index) };
             task(index, part);
         });
@@ -196,27 +206,28 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        // Who has looked at `stop` before holds the lock until it waits.
+        // A worker that has read `stop` before holds the lock until it waits.
         drop(lock(&self.shared.work.0));
         self.shared.work.1.notify_all();
         for worker in self.workers.drain(..) {
-            // Tasks are caught, so a worker does not panic; if one did, there is nobody to tell.
+            // Panics of tasks are caught, so a worker does not panic; if one did, no caller could
+            // be told.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// The life of a worker.
-    fn work(&self, cpus: &Cpus) {
+    /// Runs tasks until the pool stops: the body of a worker.
+    fn worker_loop(&self, cpus: &Cpus) {
         while !self.stop.load(Ordering::SeqCst) {
             self.take_all();
-            let found = || self.left.0.load(Ordering::Relaxed) > 0;
+            let found = || self.remaining.0.load(Ordering::Relaxed) > 0;
             let caller_cpu = || self.caller_cpu.load(Ordering::Relaxed);
             let in_the_way = || current_cpu().is_some_and(|cpu| cpu == caller_cpu());
             if !self.spin_until(SPIN, found, in_the_way) {
-                // The system may wake a thread on the CPU of who woke it, and let it go first: there, it would spin in
-                // the caller's time, and there would be no two threads at work.
+                // The system may wake a thread on the CPU of its waker, and run it first. There it
+                // would spin in the caller's time, and the two would not work at the same time.
                 if in_the_way() {
                     cpus.leave(caller_cpu());
                 }
@@ -225,7 +236,8 @@ impl Shared {
         }
     }
 
-    /// Whether `condition` came true before it was time to sleep, or before `give_up` came true.
+    /// Spins until `condition` is true. Returns `false` if it was time to sleep, or if `give_up`
+    /// was true, before.
     fn spin_until(
         &self,
         time: Duration,
@@ -256,7 +268,7 @@ impl Shared {
         let mut guard = lock(&self.work.0);
         self.asleep.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        while self.left.0.load(Ordering::Relaxed) == 0 && !self.stop.load(Ordering::SeqCst) {
+        while self.remaining.0.load(Ordering::Relaxed) == 0 && !self.stop.load(Ordering::SeqCst) {
             guard = (self.work.1.wait(guard)).unwrap_or_else(PoisonError::into_inner);
         }
         self.asleep.fetch_sub(1, Ordering::Relaxed);
@@ -267,24 +279,28 @@ impl Shared {
         let asleep = self.asleep.load(Ordering::Relaxed);
         let missing = wanted.saturating_sub(workers - asleep).min(asleep);
         if missing > 0 {
-            // Who has counted itself and not seen the tasks holds the lock until it waits.
+            // A worker that has counted itself and not seen the tasks holds the lock until it
+            // waits.
             drop(lock(&self.work.0));
             (0..missing).for_each(|_| self.work.1.notify_one());
         }
     }
 
-    /// Takes and does tasks until none is left.
+    /// Takes and runs tasks until none remains.
     fn take_all(&self) {
-        let take = |left: usize| left.checked_sub(1);
-        // Acquires what the run released with its number of tasks; all later values of `left` carry it on.
-        while let Ok(left) = (self.left.0).fetch_update(Ordering::Acquire, Ordering::Relaxed, take)
+        let take = |remaining: usize| remaining.checked_sub(1);
+        // Acquires what the run released with its number of tasks; all later values of `remaining`
+        // carry it on.
+        while let Ok(remaining) =
+            (self.remaining.0).fetch_update(Ordering::Acquire, Ordering::Relaxed, take)
         {
-            // A task was taken and is not done, so its run waits: the address is that run's.
+            // A task was taken and is not done, so its run waits: the address belongs to that run.
             let address = self.task.load(Ordering::Relaxed);
-            // SAFETY: written by the run before `left`; its stack frame, and what the reference in it points to, last
-            // until `unfinished` is 0, and this task counts there until the line at the end.
+            // SAFETY: written by the run before `remaining`; its stack frame, and what the
+            // reference in it points to, last until `unfinished` is 0, and this task counts there
+            // until the line at the end.
             let task = unsafe { *address };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(left - 1))) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(remaining - 1))) {
                 lock(&self.panic).get_or_insert(panic);
             }
             self.finish_one();
@@ -294,7 +310,8 @@ impl Shared {
     fn finish_one(&self) {
         // Releases what the task wrote to the caller, which acquires it when it sees 0.
         let last = self.unfinished.0.fetch_sub(1, Ordering::AcqRel) == 1;
-        // Between the count and the look for a sleeper; `wait` has one between its flag and its look at the count.
+        // Stands between the count and the look for a sleeper; `wait` has a fence between its flag
+        // and its look at the count.
         fence(Ordering::SeqCst);
         if last && self.caller_asleep.load(Ordering::Relaxed) {
             drop(lock(&self.done.0));
@@ -318,7 +335,7 @@ impl Shared {
     }
 }
 
-/// Locks, also after a panic elsewhere: what these locks guard is whole at any time.
+/// Locks a mutex, also after a panic elsewhere: what these locks guard is never half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Memory that tasks share part by part: each index has its own.
+//! Memory that tasks share in parts: each index has its own part.
 #![expect(
     unsafe_code,
     reason = "exclusive parts are handed out through a shared reference"
@@ -6,26 +6,26 @@
 
 use std::marker::PhantomData;
 
-/// Something that can be cut into parts that are independent of each other.
+/// Values that can be divided into independent parts.
 ///
 /// # Safety
 /// Parts of different indices may be used at the same time on different threads.
 pub unsafe trait Parts: Sync {
-    /// What belongs to one index.
+    /// The part of one index.
     type Part;
 
-    /// Number of parts.
+    /// Returns the number of parts.
     fn count(&self) -> usize;
 
-    /// The part with number `index`.
+    /// Returns the part with number `index`.
     ///
     /// # Safety
-    /// - `index` is below the count, and is asked for only once,
-    /// - the part is not used after `self` is gone.
+    /// - `index` is below the count, and is requested only once,
+    /// - the part is not used after the end of `self`.
     unsafe fn part(&self, index: usize) -> Self::Part;
 }
 
-/// A slice in chunks of `size` elements, the last one possibly shorter.
+/// A slice in chunks of `size` elements; the last one may be shorter.
 #[derive(Debug)]
 pub struct Chunks<'a, T> {
     base: *mut T,
@@ -49,7 +49,7 @@ pub fn chunks<T>(slice: &mut [T], size: usize) -> Chunks<'_, T> {
     }
 }
 
-// SAFETY: a shared reference gives out disjoint parts only (`Parts::part`), each to one thread.
+// SAFETY: a shared reference returns disjoint parts only (`Parts::part`), each to one thread.
 unsafe impl<T: Send> Sync for Chunks<'_, T> {}
 
 // SAFETY: chunks of different indices have no element in common.
@@ -65,7 +65,8 @@ unsafe impl<'a, T: Send> Parts for Chunks<'a, T> {
         let len = self.size.min(self.len - start);
         // SAFETY: below the slice's length, since the index is below the count.
         let base = unsafe { self.base.add(start) };
-        // SAFETY: inside the slice that is borrowed for `'a`, and only this part has these elements.
+        // SAFETY: inside the slice that is borrowed for `'a`, and only this part has these
+        // elements.
         unsafe { std::slice::from_raw_parts_mut(base, len) }
     }
 }

@@ -25,8 +25,8 @@ fn each_task_is_called_once_whatever_the_threads() {
     }
 }
 
-/// With pauses around the time that threads spin, so that some runs find the workers awake, some asleep, and some on
-/// their way.
+/// Pauses last about as long as threads spin, so that some runs find the workers awake, some
+/// asleep, and some in between.
 #[test]
 fn runs_follow_each_other_in_any_rhythm() {
     let pool = pool(3);
@@ -46,7 +46,7 @@ fn runs_follow_each_other_in_any_rhythm() {
 fn tasks_run_at_the_same_time_where_there_are_threads() {
     let pool = pool(3);
     let met = std::sync::Barrier::new(3);
-    // Would never return if one thread did two of them.
+    // Would never return if one thread ran two of them.
     pool.run(3, &|_| {
         met.wait();
     });
@@ -67,7 +67,7 @@ fn a_panic_in_a_task_reaches_the_caller_after_all_tasks_are_done() {
         let text = text.downcast_ref::<String>().unwrap();
         assert!(text.contains(&format!("task {panicking}")), "{text}");
         assert_eq!(done.load(Ordering::Relaxed), 4);
-        // The pool goes on.
+        // The pool continues to work.
         pool.run(5, &|_| {
             done.fetch_add(1, Ordering::Relaxed);
         });
