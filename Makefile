@@ -1,11 +1,11 @@
-# What a newcomer needs. Everything fetched or built goes into target/; scripts/ holds the work.
+# The commands of the project. Everything fetched or built goes into target/; scripts/ holds the work.
 #
-# LLAMA_CPP_DIR  a patched llama.cpp to build in place of the fetched one (patches/README.md)
+# LLAMA_CPP_DIR  a patched llama.cpp to build instead of the fetched one (patches/README.md)
 # FASTRPC_DIR    a checkout of qualcomm/fastrpc: `make vendor` builds libcdsprpc from it
 # HEXAGON_QEMU   a qemu-hexagon with HVX floating point, for `make dsp` and `make vendor`
 # VENDOR         rknn: `make vendor` runs the Rockchip device under Rockchip's own librknnrt 1.5.2 instead
 # HOURS          how long `make fuzz` runs each target
-# MODEL          a GGUF to use in place of the fetched one
+# MODEL          a GGUF to use instead of the fetched one
 # CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
 PYTHON ?= python3

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The processor of the boards, aarch64, on this machine: tests under qemu-aarch64, instruction counts, the archive.
+"""Runs the tests for aarch64, the processor of the boards, under qemu-aarch64; counts instructions; builds the archive.
 
 test     the Rust tests, vector code included, on a Cortex-A53: the smallest core of these chips, so that an instruction
          outside of the base set ends a test (the default)
@@ -34,7 +34,7 @@ DEPTHS = [576, 4096]
 
 
 class Missing(Exception):
-    """A tool that is not there; the text names it and says how to get it."""
+    """A tool is missing; the text names it and says how to get it."""
 
 
 def is_root_on_debian():
@@ -109,8 +109,7 @@ def run():
     except Missing as missing:
         return 0, [], str(missing)
     passed, failed = 0, []
-    # What is special to the processor is in rknpu-ops.
-    # Vectors are in rknpu-ops; a weaker memory order than that of x86-64 matters to task-pool.
+    # The processor's vector code is in rknpu-ops; its memory order, weaker than that of x86-64, matters to task-pool.
     for package, targets in {"rknpu-ops": ["--lib", "--tests"], "task-pool": ["--lib"], "ggml-rust-npu": ["--lib"]}.items():
         more = run_tests(package, targets)
         passed += more[0]
@@ -119,7 +118,7 @@ def run():
 
 
 def run_tests(package, targets):
-    """The tests of one package under the emulator: the number that passed, and the names of those that failed."""
+    """Runs the tests of one package under the emulator; returns the number of passes and the names of failures."""
     log = LOGS / f"aarch64-{package}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     args = ["cargo", "test", "--locked", "--target", RUST_TARGET, "--no-fail-fast", "--package", package, *targets]
@@ -169,7 +168,7 @@ def instructions(program, *args):
 
 
 def count():
-    """Prints instructions per element. Two lengths of a run are compared, so that start and end do not count."""
+    """Prints instructions per element, as the difference of runs of two lengths, without their start and end."""
     need_all()
     say("building rknpu-ops/examples/instructions.rs")
     run_logged(["cargo", "build", "--locked", "--release", "--target", RUST_TARGET, "--package", "rknpu-ops",

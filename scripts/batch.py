@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a decode step costs the DSP for 1 to 32 sequences at once, as the plan models it: llama-batched-bench on the
+"""Prints the modelled cost of a decode step on the DSP for 1 to 32 sequences at once: llama-batched-bench on the
 simulated Hexagon NPU.
 
 Usage: batch.py [chip [format]]     (hexagon-v75, Q4_0)

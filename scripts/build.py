@@ -20,7 +20,7 @@ PROGRAMS = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "lla
             "llama-quantize", "llama-imatrix"]
 TESTS = ["test-backend-ops", "test-thread-safety", "test-save-load-state", "test-state-restore-fragmented"]
 
-# No network, no web interface: what the programs above do not need is left out.
+# Without network and web interface, which the programs above do not need.
 STATIC_OPTIONS = {
     "BUILD_SHARED_LIBS": "OFF",
     "LLAMA_OPENSSL": "OFF",
@@ -41,7 +41,7 @@ def backend_options():
         "GGML_RUST_NPU_LIB": os.environ.get("GGML_RUST_NPU_LIB", ""),
     }
     if platform.machine() == "x86_64":
-        # The CPU backend is what devices are compared with, and its AMX code crashes in a virtual machine that shows AMX.
+        # Devices are compared with the CPU backend, whose AMX code crashes in a virtual machine that shows AMX.
         options["CMAKE_CXX_FLAGS"] = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
     return options
 

@@ -23,7 +23,7 @@ PLAIN_LOG = ["--no-log-prefix", "--no-log-timestamps"]
 
 
 def generate(model, log, env, *args):
-    """Runs llama-completion; returns what it printed and what it logged."""
+    """Runs llama-completion; returns its output and its log."""
     command = [project.binary("llama-completion"), "-m", model, "-c", "1024", "-t", str(JOBS), "--seed", "1",
                "--temp", "0", "--no-display-prompt", "-fit", "off", *PLAIN_LOG, *args]
     done = subprocess.run([str(arg) for arg in command], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -52,7 +52,7 @@ def buffers(log):
 
 
 def ops(log):
-    """How many operations of each kind the scheduler gave to each device, in the last graph it printed."""
+    """Counts the operations of each kind that the scheduler gave to each device, in the last graph that it printed."""
     last = log.rfind("## SPLIT #0:")
     if last < 0:
         raise Problem("the scheduler printed no graph; see target/logs/demo-splits.log")

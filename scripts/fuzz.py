@@ -31,7 +31,7 @@ MEMORY_MIB = 2048
 # Of one process, whose memory grows with what it has seen.
 PIECE_S = 900
 
-# What cargo-fuzz passes, without cargo-fuzz.
+# The flags that cargo-fuzz would pass.
 COVERAGE = ("-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 "
             "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table "
             "-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address")

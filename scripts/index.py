@@ -1,4 +1,4 @@
-"""Downloads a file of a Python package index as it is: nothing of the package is unpacked, built or run.
+"""Downloads a file of a Python package index without unpacking, building or running any of it.
 
 pip cannot do that for source packages: `pip download` runs their build code to read their metadata, with build tools that
 no hash names. So the index's own interface is asked here, which is two requests: the page that lists a project's files, and
@@ -53,7 +53,7 @@ def pip_setting(pip, name):
 
 
 def index_url(pip):
-    """The index that pip takes packages from. Its default is what its help says."""
+    """Returns the index from which pip takes packages; pip prints the default in its help."""
     url = pip_setting(pip, "index-url")
     if url is None:
         text = subprocess.run([str(pip), "download", "--help"], stdout=subprocess.PIPE, text=True).stdout

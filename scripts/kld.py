@@ -24,12 +24,12 @@ CHUNK_TOKENS = 512
 # Runs of which one must print its result.
 ATTEMPTS = 3
 
-# What `--model` names; without it, the model of all scripts.
+# Models for `--model`; without it, the model of all scripts.
 MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma,
           "tinyllama": fetch.tinyllama}
 
 # The most that a format may cost on a device. F16 weights are exact. Rockchip has 8 bits for activations and weights;
-# Hexagon has the weights as they are, and for one or two tokens at a time 8 bits for activations.
+# Hexagon keeps the weights unchanged, and has 8 bits for activations of one or two tokens at a time.
 LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005},
           "hexagon": {"Q8_0": 0.002, "Q4_0": 0.002, "F16": 0.0005}}
 FEW_TOKENS_LIMIT = {"rk": 1.0, "hexagon": 2.0}
@@ -40,7 +40,7 @@ MORE = ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
 
 
 class Result(NamedTuple):
-    """What llama-perplexity says of one run."""
+    """The numbers that llama-perplexity prints for one run."""
 
     divergence: float
     error: float
@@ -65,14 +65,14 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What differs between the runs of a format on a device."""
+    """The part of a run's parameters that differs between the runs of a format on a device."""
 
     env: dict
     args: tuple = ()
 
 
 class Setup(NamedTuple):
-    """What is the same in all runs."""
+    """The part of a run's parameters that is the same in all runs."""
 
     chunks: int
     source: Path = None

@@ -13,7 +13,7 @@ from project import LOGS, MODELS, run
 
 
 def cached_name(source, suffix):
-    """Where `source` in another format is kept. Files of the user are told apart by path, size and time."""
+    """Returns the path of `source` in another format. Files of the user are distinguished by path, size and time."""
     for known in (fetch.SMOLLM2, fetch.GEMMA3, fetch.TINYLLAMA):
         if source == known.file:
             return MODELS / f"{known.name}-{suffix}.gguf"
@@ -40,6 +40,6 @@ def variant(kind, source=None):
 
 
 def exact(kind, source=None):
-    """What the model in the format `kind` says exactly: the same numbers, dequantized to F32."""
+    """Returns the exact form of the model in the format `kind`: the same numbers, dequantized to F32."""
     source = source or fetch.model()
     return quantize(variant(kind, source), cached_name(source, f"{kind}-as-F32"), "F32")

@@ -17,7 +17,7 @@ TOOLS = TARGET / "tools"
 LLAMA_VERSION = "0.5.0"
 PATCH = ROOT / "patches" / f"llama.cpp-{LLAMA_VERSION}.patch"
 
-# The device that most runs on, and what GGML_RUST_NPU_SIM calls it; the same for the other family.
+# The device of most checks, and its name in GGML_RUST_NPU_SIM; the same for the other family.
 DEVICE = "RKNPU0"
 SIMULATED = "rk3588"
 HEXAGON_DEVICE = "HEX0"
@@ -27,7 +27,7 @@ JOBS = os.cpu_count() or 1
 
 
 def device_of(chip):
-    """The device that a chip is to ggml."""
+    """Returns ggml's name of a chip's device."""
     return HEXAGON_DEVICE if chip.startswith("hexagon") else DEVICE
 
 
@@ -67,7 +67,7 @@ def binary(name):
 
 
 def need(tool, hint):
-    """The path of `tool`, or a Problem that says how to get it."""
+    """Returns the path of `tool`; raises a Problem that says how to get it."""
     path = shutil.which(tool)
     if path is None:
         raise Problem(f"{tool} not found; {hint}")
@@ -75,7 +75,7 @@ def need(tool, hint):
 
 
 def tool_env():
-    """The environment for build tools: what the venv holds comes after what the user has."""
+    """Returns the environment for build tools: those of the venv come after the user's."""
     env = dict(os.environ)
     env["PATH"] = env.get("PATH", "") + os.pathsep + str(TOOLS / "bin")
     # ggml stamps the commit of the repository it finds around it into its objects. That would be ours, and each
@@ -90,15 +90,15 @@ def tool_env():
 def cpu_env(**settings):
     """The environment for a run without NPU: none of this project's variables but `settings`."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GGML_RUST_NPU_")}
-    # Threads of the CPU backend that have nothing to do sleep. By default they spin, and on a machine that is busy, or that
-    # simulates the NPU on the same cores, they take the time that the others need.
+    # Idle threads of the CPU backend sleep. By default they spin, and on a busy machine, or one that simulates the NPU
+    # on the same cores, they take time from the working threads.
     env.setdefault("OMP_WAIT_POLICY", "passive")
     env.update(settings)
     return env
 
 
 def may_install():
-    """Whether tools may be installed on the machine itself: only where the user says so, or in CI."""
+    """Returns True if tools may be installed on the machine itself: only if the user says so, or in CI."""
     return os.environ.get("INSTALL") == "1" or os.environ.get("CI") == "true"
 
 

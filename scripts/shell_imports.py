@@ -73,7 +73,7 @@ def main():
     if args.shells is None:
         print("SKIPPED shell imports: no folder of FastRPC shells is named (see --help for where to get them)")
         return
-    # Of domains 3 and 4, which are compute DSPs; libraries that nobody signed get the unsigned ones.
+    # Of domains 3 and 4, which are compute DSPs; unsigned libraries get the unsigned ones.
     shells = hexagon_files(args.shells, "fastrpc_shell_unsigned_[34]")
     skels = {path.name: elf for path, elf in hexagon_files(args.skels, "libggml_rust_npu_skel_v*.so")}
     for what, found, where in (("FastRPC shell", shells, args.shells), ("DSP library (make dsp)", skels, args.skels)):

@@ -23,7 +23,7 @@ import vendor_rknn
 from project import (DEVICE, HEXAGON, JOBS, LOGS, ROOT, SIMULATED, Problem, cpu_env, device_env, device_of, main_with,
                      print_tail, say, tool_env)
 
-# The least numbers of tests and of OK cases, within 2 % of what there are: fewer would mean that some were lost.
+# The least numbers of tests and of OK cases, within 2 % of the real ones: fewer would mean that some were lost.
 FLOORS = {
     "cargo": 535,
     "aarch64": 179,
@@ -37,10 +37,10 @@ FLOORS = {
 # Of these there are thousands: the head size of the test model is enough here.
 ATTENTION = "hsk=64,.*nr23=\\[(1|4),1\\]"
 
-# Cases with this many experts make a billion random numbers each and take longer than all others together.
+# Cases with this many experts draw a billion random numbers each and take longer than all others together.
 MANY_EXPERTS = "^(?!.*n_mats=(128|256|512|1024))"
 
-# What ggml itself compiles with, and every warning an error.
+# The flags with which ggml itself is compiled, and every warning an error.
 GLUE_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wcast-qual", "-Wshadow", "-Wstrict-prototypes",
               "-Wpointer-arith", "-Wmissing-prototypes", "-Wno-unused-function", "-Werror"]
 
@@ -178,7 +178,7 @@ def step_ops(tally):
     ops(tally, SIMULATED, {**products, None: FLOORS[SIMULATED]}, "-p", MANY_EXPERTS)
     ops(tally, HEXAGON, {**products, None: FLOORS[HEXAGON]}, "-p", f"{MANY_EXPERTS}(?!.*hsk=)")
     ops(tally, HEXAGON, {"FLASH_ATTN_EXT": FLOORS["attention"]}, "-o", "FLASH_ATTN_EXT", "-p", ATTENTION, what="attention")
-    # What else than a multiplication meets packed operands, too.
+    # Operations other than multiplications also have packed operands.
     ops(tally, HEXAGON, {**products, "CPY": 240, "GET_ROWS": 79, "SET_ROWS": 180, None: FLOORS["packed operands"]}, "-o",
         "MUL_MAT,MUL_MAT_ID,CPY,GET_ROWS,SET_ROWS", "-p", MANY_EXPERTS, GGML_RUST_NPU_REPACK="always")
 
@@ -220,7 +220,7 @@ TIE_DRAWS = 20
 
 
 def is_tie(case, name, env, device):
-    """Whether a failed choice of experts is right with other draws of random scores.
+    """Returns True if a failed choice of experts is right with other draws of random scores.
 
     Two scores on both sides of the limit that are apart by a last bit of the exponential, or not at all, may be chosen
     either way. In 1,185 runs of the 96 cases of 160 to 288 experts 7 failed, each by the last expert chosen, whose score was

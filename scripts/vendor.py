@@ -232,7 +232,7 @@ def check_generation(tally, loop):
 
 
 def unless_missing(tally, name, check, *args, **settings):
-    """Runs a check; what it needs and this machine has not is a reason to skip it."""
+    """Runs a check; skips it if this machine lacks something that it needs."""
     try:
         return check(*args, **settings)
     except Missing as missing:

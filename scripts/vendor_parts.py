@@ -1,4 +1,4 @@
-"""The parts of the Hexagon vendor loop, each got or built under target/vendor. docs/internals/vendor-loop.md has the picture.
+"""The parts of the Hexagon vendor loop, fetched or built under target/vendor; docs/internals/vendor-loop.md has the picture.
 
 libcdsprpc   as Debian built it for arm64 (package libfastrpc1), fetched by apt's own client and run under qemu-aarch64;
              or built for this machine from a checkout of qualcomm/fastrpc that FASTRPC_DIR names
@@ -22,8 +22,8 @@ from project import LOGS, ROOT, TARGET, Problem, cpu_env, run, say
 VENDOR = TARGET / "vendor"
 SOURCE = ROOT / "tests" / "vendor" / "hexagon"
 
-# What Debian calls its build of qualcomm/fastrpc, and the libraries that it needs. apt checks the files against the
-# archive's signature; this one is what the loop is about, so its bytes are pinned, too.
+# Debian's package of qualcomm/fastrpc, and the libraries that it needs. apt checks the files against the archive's
+# signature; the bytes of this one are pinned, too, because the loop tests it.
 FASTRPC_PACKAGE = "libfastrpc1"
 FASTRPC_VERSION = "1.0.8-1"
 FASTRPC_SHA256 = "6278e21ec7b4f4358bfba16a61512ff0bb06e95b4ef900acb9f2e96e03772a40"
@@ -63,7 +63,7 @@ def compiler(name):
 
 
 def newer(output, sources):
-    """Whether `output` exists and is newer than all of `sources`."""
+    """Returns True if `output` exists and is newer than all of `sources`."""
     return output.exists() and all(output.stat().st_mtime > source.stat().st_mtime for source in sources)
 
 
@@ -142,7 +142,7 @@ def native_host():
         names = re.search(r"^LIBDSPRPC_SOURCES\s*=(.*)$", text, re.M)
         if names is None:
             raise Problem("src/Makefile.am of FASTRPC_DIR has no LIBDSPRPC_SOURCES")
-        # What configure would define for a machine with the mainline driver.
+        # The definitions that configure would make for a machine with the mainline driver.
         defines = ["ARM_ARCH_7A", "LE_ENABLE", "ENABLE_UPSTREAM_DRIVER_INTERFACE", "USE_SYSLOG", "PARSE_YAML",
                    "LIBBSD_OVERLAY", "DEFAULT_DOMAIN_ID=3", 'CONFIG_BASE_DIR="/usr/share/qcom"',
                    'MACHINE_NAME_PATH="/sys/firmware/devicetree/base/model"',

@@ -66,7 +66,7 @@ def library():
 
 
 def check(tally):
-    """Our tests above the library; each prints what it measured into the log."""
+    """Runs our tests above the library; each prints its measurements into the log."""
     try:
         aarch64.need_all()
     except aarch64.Missing as missing:
@@ -91,7 +91,7 @@ def check(tally):
     where = f"see target/logs/{log.name}"
     if failed or code != 0:
         tally.fail("vendor rknn", f"{failed} tests failed, code {code}, {where}")
-    # The tests above the library are in files of their own, after the unit tests of the loop.
+    # The tests above the library are in separate files, after the unit tests of the loop.
     above = sum(int(result[0]) for result in results[1:])
     tally.check(above >= MIN_TESTS, "vendor rknn, tests above the library",
                 f"{above} passed, at least {MIN_TESTS} are there, {where}")

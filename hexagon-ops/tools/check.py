@@ -15,13 +15,13 @@ import re
 import subprocess
 import sys
 
-# A FastRPC thread has as much as the host asks for; it asks for twice this.
+# A FastRPC thread has a stack of the size that the host requests, which is twice this limit.
 LIMIT = 128 * 1024
 ROOT = "ggml_rust_npu_skel_handle_invoke"
 
 
 def disassemble(objdump, library):
-    """Packets of each function by address: {name: {address: [instruction]}}, instructions as text."""
+    """Returns the packets of each function by address: {name: {address: [instruction]}}, instructions as text."""
     text = subprocess.run([objdump, "-d", "--mattr=+hvx,+hvxv81,+hvx-length128b,+hvx-qfloat,+hvx-ieee-fp", library],
                           check=True, capture_output=True, text=True).stdout
     functions, packets, packet, start = {}, None, [], 0
@@ -45,7 +45,7 @@ def numbers(text):
 
 
 def step(packet, held):
-    """The qfloat registers after a packet, and its instructions that read one of `held` as something else.
+    """Returns the qfloat registers after a packet, and its instructions that read one of `held` as another type.
 
     These are copies, pairs, stores and operations on other types. Any use of a register with itself clears it.
     """
@@ -110,7 +110,7 @@ def frame(packets):
 
 
 def deepest(functions):
-    """Bytes of the deepest stack from ROOT on, and the functions on the way with their frames."""
+    """Returns the bytes of the deepest stack that starts at ROOT, and the functions on its path with their frames."""
     calls = {}
     for name, packets in functions.items():
         code = "\n".join(text for packet in packets.values() for text in packet)
