@@ -1,5 +1,5 @@
-//! Proves that the device build links for each library and that every matrix instruction in it is a known word in
-//! an allowed packet. Skipped with a printed reason without the pinned nightly.
+//! Proves that the device build links for each library and that every matrix instruction in it is a
+//! known word in an allowed packet. Skipped with a printed reason without the pinned nightly.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod common;

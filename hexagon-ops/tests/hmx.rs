@@ -1,4 +1,5 @@
-//! Proves the host's matrix unit: products against exact sums, accumulator protocol, and each check it makes.
+//! Proves the host's matrix unit: products against exact sums, accumulator protocol, and each check
+//! it makes.
 
 mod common;
 
@@ -47,7 +48,8 @@ fn deep_products_are_within_one_ulp_of_exact() {
                     })
                     .sum();
                 let error = (elem(&out[0], i, n) - want).abs();
-                // Half a unit of the f16 result, and f32 rounding of partial sums below 32: 2^-20 each, few of one sign.
+                // Half a unit of the f16 result, and f32 rounding of partial sums below 32: 2^-20
+                // each, few of one sign.
                 assert!(
                     error <= want.abs() * 2_f64.powi(-11) + 3e-5,
                     "deep {deep} ({i},{n}): {error:e} of {want}"

@@ -1,4 +1,5 @@
-//! Proves each kernel on its own against exact arithmetic: dequantizers, activation quantizer, integer dot products.
+//! Proves each kernel separately against exact arithmetic: dequantizers, activation quantizer,
+//! integer dot products.
 
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 mod common;
@@ -88,7 +89,8 @@ fn part_of_a_panel_dequantizes_alone() {
 
 #[test]
 fn mxfp4_scales_cover_all_of_f16() {
-    // Every exponent: subnormal, normal and too large for f16; the table's 1 (index 1) stands for the scale itself.
+    // Every exponent: subnormal, normal and too large for f16; the table's 1 (index 1) stands for
+    // the scale itself.
     let layout = hexagon_ops::layout::MatrixLayout::new(WeightType::Mxfp4, 256, 32).unwrap();
     let mut packed = vec![hexagon_ops::layout::Line::ZERO; layout.matrix_bytes() / 128];
     for e in 0..=255_u8 {
@@ -120,13 +122,15 @@ fn mxfp4_scales_cover_all_of_f16() {
     }
 }
 
-/// What the dot product promises: error from 8-bit activations only, amax/254 per element at most.
+/// Returns the error that the dot product may have: from 8-bit activations only, at most amax/254
+/// per element.
 fn gemv_bound(act: &[f32], weights: &[f64]) -> f64 {
     act.chunks(TILE_DIM)
         .zip(weights.chunks(TILE_DIM))
         .map(|(a, w)| {
             let amax = a.iter().fold(0.0_f64, |m, x| m.max(f64::from(x.abs())));
-            // Half a step, plus f16 rounding of the scale over 127 steps, per weight; f32 sums are below this.
+            // Half a step, plus f16 rounding of the scale over 127 steps, per weight; f32 sums are
+            // below this.
             amax * (0.51 / 127.0 + 2_f64.powi(-20)) * w.iter().map(|w| w.abs()).sum::<f64>()
         })
         .sum::<f64>()
@@ -159,7 +163,8 @@ fn gemv_is_exact_up_to_activation_rounding() {
                 for (n, have) in out.iter().enumerate() {
                     let weights = &w.values[nt * TILE_DIM + n];
                     let error = (f64::from(*have) - dot(&rows[row], weights)).abs();
-                    // The f16 product of scale and sum that multiplies a minimum is rounded: 2^-11 of it.
+                    // The f16 product of scale and sum that multiplies a minimum is rounded: 2^-11
+                    // of it.
                     let min = if weight == WeightType::Q4_1 {
                         0.02 * 3.0 * k as f64 * 2_f64.powi(-11)
                     } else {
@@ -186,7 +191,8 @@ fn gemv_error_is_that_of_8_bits() {
         let mut out = [0.0; TILE_DIM];
         gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
         let want: Vec<f64> = w.values.iter().map(|weights| dot(&row, weights)).collect();
-        // Uniform activations: step² / 12 over 1/3 is 1.6e-5 for a step of 1/127; ggml accepts 5e-4.
+        // Uniform activations: step² / 12 over 1/3 is 1.6e-5 for a step of 1/127; ggml accepts
+        // 5e-4.
         let have = nmse(&out, &want);
         assert!(have < 4e-5, "{weight:?}: {have:e}");
     }

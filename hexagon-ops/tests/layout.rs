@@ -1,4 +1,5 @@
-//! Proves that packing is a bijection between ggml's bytes and the documented places, and that padding stays zero.
+//! Proves that packing is a bijection between ggml's bytes and the documented places, and that
+//! padding stays zero.
 #![expect(
     clippy::cast_possible_truncation,
     clippy::unwrap_used,
@@ -30,7 +31,8 @@ fn random_bytes(seed: u64, count: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(count).collect()
 }
 
-/// Element (k, column n) as ggml stores it in block `b` of the row: the block's byte and the shift to its bits.
+/// Returns the place of element (k, column n) in ggml's block `b` of the row: the block's byte and
+/// the shift to its bits.
 fn ggml_elem(weight: WeightType, k: usize) -> (usize, u32) {
     match weight {
         WeightType::F16 => (2 * k, 0),
@@ -144,8 +146,9 @@ fn each_weight_of_a_group_lands_beside_its_group() {
             assert_eq!(packed[scale..scale + 2], block[..2], "scale of {row} {kt}");
             seen[scale..scale + 2].fill(0xff);
             for i in 0..32 {
-                // By the picture: the group is half g % 2 of FP16 line g / 2, whose halfwords 32·(g%2).. come from the even
-                // or odd bytes of quants line g / 8; lines 4v, 4v + 1 have the low nibbles.
+                // By the picture: the group is half g % 2 of FP16 line g / 2, whose halfwords
+                // 32·(g%2).. come from the even or odd bytes of quants line g / 8; lines 4v, 4v + 1
+                // have the low nibbles.
                 let (line, half) = (g / 2, g % 2);
                 let (odd_k, column) = (i / 16, i % 16);
                 let halfword = 32 * half + 2 * column + odd_k;

@@ -1,5 +1,6 @@
-//! Proves whole multiplications, both ways and every weight type, against f64 sums: shapes below, at and above each
-//! tile, group and chunk edge, few and many threads, small and large VTCM.
+//! Proves whole multiplications, by both code paths and with every weight type, against f64 sums:
+//! shapes below, at and above each tile, group and chunk edge, few and many threads, small and
+//! large VTCM.
 
 mod common;
 
@@ -36,10 +37,11 @@ impl Parts {
     }
 }
 
-/// Largest possible error of one result, times a hundredth more for f32 sums.
+/// Returns the largest possible error of one result, times a hundredth more for f32 sums.
 ///
-/// FP16 way: each weight and each activation is rounded by at most 2^-11 of itself, and the result by 2^-11 of all terms.
-/// 8-bit way: each activation by half a step, amax/127/2 of its block, and a Q4_1 minimum's factor by 2^-11.
+/// FP16 path: each weight and each activation is rounded by at most 2^-11 of itself, and the result
+/// by 2^-11 of all terms. 8-bit path: each activation by half a step, amax/127/2 of its block, and
+/// a Q4_1 minimum's factor by 2^-11.
 fn bound(m: usize, weight: WeightType, act: &[f32], w: &[f64]) -> f64 {
     let sum: f64 = if m <= 2 && weight.has_dot_product() {
         let blocks = act.chunks(32).zip(w.chunks(32)).map(|(act, w)| {
@@ -316,7 +318,8 @@ fn activations_of_any_magnitude_pass_the_matrix_unit() {
             .map(|w| common::dot(&act[row * 128..][..128], w))
             .collect();
         let error = nmse(&dst[row * 32..][..32], &want);
-        // Three roundings of 2^-12 relative, squared, and a factor of 20 for sums smaller than their terms.
+        // Three roundings of 2^-12 relative, squared, and a factor of 20 for sums smaller than
+        // their terms.
         assert!(error < 3e-6, "scale {scale:e}: {error:e}");
     }
 }

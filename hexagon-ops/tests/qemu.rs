@@ -1,8 +1,9 @@
-//! Proves that the host's vector operations do what Hexagon does, and that kernels take no more packets than recorded.
+//! Proves that the host's vector operations do the same as Hexagon's, and that kernels take no more
+//! packets than recorded.
 //!
-//! Both need the pinned nightly and an emulator, and are skipped with a printed reason without them:
-//! `HEXAGON_QEMU` names a qemu-hexagon that knows HVX floating point; else `qemu-hexagon` from the path runs what is
-//! integer. `UPDATE_PACKETS=1` rewrites the table of packets.
+//! Both need the pinned nightly and an emulator, and are skipped with a printed reason without
+//! them: `HEXAGON_QEMU` names a qemu-hexagon with HVX floating point; without it, `qemu-hexagon`
+//! from the path runs the integer part. `UPDATE_PACKETS=1` rewrites the table of packets.
 #![expect(
     clippy::unwrap_used,
     reason = "a panic is a failure, random bits are cut"
@@ -23,7 +24,8 @@ use hexagon_ops::layout::Line;
 /// A qemu-hexagon.
 struct Emulator {
     path: PathBuf,
-    /// The newest CPU it knows: it would refuse an executable of a newer architecture without being told.
+    /// The newest CPU that it knows. Without this it would refuse an executable of a newer
+    /// architecture.
     cpu: String,
     has_float: bool,
 }
@@ -122,7 +124,8 @@ fn inputs(op: usize, turn: usize, rng: &mut Rng) -> ([Line; 3], i32) {
                 {
                     EDGES_F32[rng.below(EDGES_F32.len())]
                 }
-                // Exponents near those of f16, so that rounding, overflow and subnormals all happen.
+                // Exponents near those of f16, so that rounding, overflow and subnormals all
+                // happen.
                 "narrow_f32" => random & 0x807f_ffff | (100 + random % 47) << 23,
                 "mul_f32" | "add_f32" | "sub_f32" | "max_f32" | "min_f32" | "select_gt_f32"
                 | "fold_f32" | "accumulate" => random & 0x8fff_ffff | 0x3000_0000,
@@ -142,7 +145,7 @@ fn inputs(op: usize, turn: usize, rng: &mut Rng) -> ([Line; 3], i32) {
     (lines, (rng.next() >> 32) as i32)
 }
 
-/// Whether two results agree; NaNs of any kind do, and zeros: qfloat has no negative one.
+/// Returns `true` if two results agree; NaNs of any kind do, and zeros: qfloat has no negative one.
 fn same(op: usize, have: Vector, want: Vector) -> bool {
     let name = ops::NAMES.get(op).copied().unwrap_or("accumulate");
     let [have, want] = [have, want].map(|v| -> [u8; 128] { bytemuck::cast(v) });
@@ -225,8 +228,8 @@ fn host_operations_are_hexagons() {
     }
 }
 
-/// A copy of the guest in which the matrix unit's instructions do nothing: no emulator at hand has the unit, and a packet
-/// counts as one whatever it does.
+/// Makes a copy of the guest in which the matrix unit's instructions do nothing: no available
+/// emulator has the unit, and every packet counts as one.
 fn without_matrix_unit(guest: &Path) -> PathBuf {
     // SOURCE: `nop`, at the end of a packet and before it; the words of src/hmx/hexagon.rs.
     const NOP: u32 = 0x7f00_c000;

@@ -1,7 +1,7 @@
-//! Proves that the libraries for the DSP link, have the form that FastRPC's loader asks for, import
-//! only what the DSP offers, hold only known matrix packets, take at most 128 KiB of stack, have the size that
-//! tests/skel.txt says to within 20 %, and copy or store no more qfloat values than it allows.
-//! Skipped with a printed reason without the pinned nightly or lld.
+//! Proves that the libraries for the DSP link, have the form that FastRPC's loader requires, import
+//! only symbols that the DSP offers, hold only known matrix packets, take at most 128 KiB of stack,
+//! have the size that tests/skel.txt records to within 20 %, and copy or store no more qfloat
+//! values than it allows. Skipped with a printed reason without the pinned nightly or lld.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod common;
@@ -12,9 +12,10 @@ use std::process::Command;
 use common::matrix::check_packets;
 use common::{LIBRARIES, Skip, skel};
 
-/// What the library may import.
+/// Symbols that the library may import.
 ///
-/// SOURCE: imports of Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75, and of ggml-hexagon.
+/// SOURCE: imports of Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75, and of
+/// ggml-hexagon.
 const IMPORTS: [&str; 16] = [
     "HAP_debug_v2",
     "HAP_mem_available_stack",
@@ -101,7 +102,8 @@ impl Elf {
     }
 }
 
-/// Runs tools/check.py on a library: the number of qfloat values that leave their registers, and the bytes of its stack.
+/// Runs tools/check.py on a library: the number of qfloat values that leave their registers, and
+/// the bytes of its stack.
 fn check_code(library: &Path) -> Result<[usize; 2], Skip> {
     let objdump = "llvm-objdump-22";
     if Command::new(objdump).arg("--version").output().is_err() {
@@ -124,7 +126,8 @@ fn check_code(library: &Path) -> Result<[usize; 2], Skip> {
     }))
 }
 
-/// The limits of tests/skel.txt for a library: bytes of code, and qfloat values that may leave their registers.
+/// The limits of tests/skel.txt for a library: bytes of code, and qfloat values that may leave
+/// their registers.
 fn recorded(library: &str) -> Option<[usize; 2]> {
     let table = include_str!("skel.txt");
     let mut lines = table.lines().map(|line| line.split_whitespace());

@@ -1,4 +1,5 @@
-//! What kernels cost on this machine, one thread: `cargo test --release -p hexagon-ops --test speed -- --ignored --nocapture`.
+//! Measures the cost of kernels on this machine, one thread:
+//! `cargo test --release -p hexagon-ops --test speed -- --ignored --nocapture`.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod common;

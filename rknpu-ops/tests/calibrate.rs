@@ -1,4 +1,5 @@
-//! Proves that INT4 clips are what their methods promise, for ordinary and for awkward values; measures their speed.
+//! Proves that INT4 clips keep the promises of their methods, for ordinary and for awkward values;
+//! measures their speed.
 #![expect(
     clippy::cast_possible_truncation,
     clippy::unwrap_used,
@@ -68,7 +69,8 @@ fn absmax(values: &[f32]) -> f32 {
 fn normal_values_are_clipped_where_the_error_is_least() {
     let values = gaussian(100_000, 1);
     let found = clip(&values, Method::Mse);
-    // The candidates are 4 % apart here, and the error is flat around its least: 1 % is far more than that costs.
+    // The candidates are 4 % apart here, and the error is flat around its least: 1 % is far more
+    // than that costs.
     let best = (150..=450)
         .map(|c| {
             let values = &values[..10_000];
@@ -164,7 +166,8 @@ fn a_bad_row_spoils_no_other_of_its_pool() {
     }
 }
 
-/// The largest value lies on the upper end of the histogram, where a bin number must not run past the last one.
+/// The largest value lies on the upper end of the histogram, where a bin number must not run past
+/// the last one.
 #[test]
 fn the_largest_value_falls_into_the_last_bin() {
     for values in [
@@ -204,7 +207,8 @@ fn percentiles_leave_out_what_they_say() {
         let clip = clip(&values, Method::Percentile(fraction)).magnitude();
         let beyond = values.iter().filter(|x| x.abs() > clip).count() as f64 / 50_000.0;
         let want = 1.0 - f64::from(fraction);
-        // Rounded up to a bin, of which there are a thousand, each with less than 1 % of the values.
+        // Rounded up to a bin, of which there are a thousand, each with less than 1 % of the
+        // values.
         assert!(
             beyond <= want + 1e-9 && beyond >= want - 0.01,
             "{fraction}: {beyond}"

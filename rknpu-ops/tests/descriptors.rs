@@ -1,5 +1,5 @@
-//! An allocation of the stand-in takes a file descriptor, and fails when the process has none left. A program of its own,
-//! because the limit is the whole process's.
+//! An allocation of the stand-in takes a file descriptor, and fails when the process has none left.
+//! This is a separate program, because the limit applies to the whole process.
 #![expect(unsafe_code, reason = "the functions under test are C functions")]
 #![expect(
     clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! Proves that INT4 operands keep their value: rotation, digits, native layouts, scaled results, and the whole way
-//! through the stand-in without saturation.
+//! Proves that INT4 operands keep their value: rotation, digits, native layouts, scaled results,
+//! and a complete product in the stand-in without saturation.
 #![expect(unsafe_code, reason = "the stand-in's functions are C functions")]
 #![expect(
     clippy::cast_possible_truncation,
@@ -54,8 +54,8 @@ fn rotated(rotation: &Rotation, row: &[f32]) -> Vec<f32> {
     row
 }
 
-/// Relative error of a rotation: one rounding for each of up to 13 stages and two for the scale, in two blocks, each
-/// 2^-24 of the norm at most.
+/// Relative error of a rotation: one rounding for each of up to 13 stages and two for the scale, in
+/// two blocks, each 2^-24 of the norm at most.
 const ROTATION_ERROR: f64 = 2.0 * 15.0 / (1u64 << 24) as f64;
 
 #[test]
@@ -101,8 +101,8 @@ fn rotation_spreads_outliers_over_the_whole_row() {
             let max = rotated(&rotation, &row)
                 .iter()
                 .fold(0.0f32, |max, x| max.max(x.abs()));
-            // 1 / sqrt(block) from one block; where both blocks meet, sums of many such values with random signs, of
-            // which 5 standard deviations are not expected.
+            // 1 / sqrt(block) from one block; where both blocks meet, sums of many such values with
+            // random signs, of which 5 standard deviations are not expected.
             let limit = 5.0 / (k as f32 / 2.0).sqrt();
             assert!(max <= limit, "K = {k}, element {at}: {max}");
         }
@@ -159,7 +159,8 @@ fn quantize(
 
 #[test]
 fn two_digits_are_an_integer_of_225_levels() {
-    // Scale 1: every integer and every half-way point between -112 and 112, where halves go to even.
+    // Scale 1: every integer and every half-way point between -112 and 112, where halves go to
+    // even.
     let row: Vec<f32> = (-224i16..=224)
         .chain([0])
         .map(|i| f32::from(i) / 2.0)
@@ -270,7 +271,8 @@ proptest! {
         seed: u8,
     ) {
         let k = 2 * half_k;
-        // Bytes count up, so a nibble tells its place (modulo 256 bytes, which no padding or tile is a divisor of).
+        // Bytes count up, so a nibble tells its place (modulo 256 bytes, which no padding or tile
+        // is a divisor of).
         let bytes = |rows: usize| -> Vec<u8> {
             (0..rows * half_k).map(|i| (i * 7 + i / 251) as u8 ^ seed).collect()
         };

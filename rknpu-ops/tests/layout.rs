@@ -1,10 +1,10 @@
-//! Native layouts: index formulas are bijections onto the buffers, padding is where the formulas do not reach.
+//! Native layouts: index formulas are bijections onto the buffers, and padding is exactly the rest.
 
 use proptest::prelude::*;
 use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::layout::{Elem, MatmulLayout, NativeA, NativeB, NativeC, Soc};
 
-/// How often each element of a buffer of `len` is addressed; panics beyond the end.
+/// Counts how often each element of a buffer of `len` is addressed; panics beyond the end.
 fn hits(len: usize, indices: impl Iterator<Item = usize>) -> Vec<u8> {
     let mut hits = vec![0; len];
     indices.for_each(|index| hits[index] += 1);
@@ -58,7 +58,7 @@ proptest! {
     }
 }
 
-/// What does not map to an element is the tail of K in each column and the tail of N in the last strip.
+/// Places without an element are the tail of K in each column and the tail of N in the last strip.
 #[test]
 fn padding_is_the_tail_of_each_tile() {
     let b = NativeB {

@@ -1,5 +1,6 @@
-//! Proves that the NEON version of each host stage has the bits of the portable one, for every length around a vector
-//! and for zeros, subnormals, infinities and NaN at every place. Runs on aarch64, or under qemu by scripts/aarch64.py.
+//! Proves that the NEON version of each host stage has the bits of the portable one, for every
+//! length around a vector and for zeros, subnormals, infinities and NaN at every place. Runs on
+//! aarch64, or under qemu by scripts/aarch64.py.
 #![cfg(target_arch = "aarch64")]
 
 use half::f16;
@@ -165,7 +166,8 @@ fn f16_has_the_same_bits_for_every_length_and_factor() {
 
 #[test]
 fn f16_rounds_every_number_tie_and_neighbour_alike() {
-    // All finite FP16 numbers of both signs, subnormal ones included, and the points half way to the next.
+    // All finite FP16 numbers of both signs, subnormal ones included, and the points half way to
+    // the next.
     for high in 0..0x7cu16 {
         let numbers = (0..=255).map(|low| f16::from_bits(high << 8 | low));
         let row: Vec<f32> = numbers
@@ -191,7 +193,8 @@ fn f16_rounds_every_number_tie_and_neighbour_alike() {
     }
 }
 
-/// Interleaves rows whose elements are their own index plus one, `to` `numbers` being those elements.
+/// Interleaves rows whose elements are their own index plus one, `to` `numbers` being those
+/// elements.
 fn interleave_alike<T: Copy + Default + PartialEq + std::fmt::Debug>(numbers: &[T]) {
     let to = |i: usize| numbers[i % numbers.len()];
     for s in [4, 5, 8, 16, 32] {

@@ -1,4 +1,5 @@
-//! Proves that the stages around a matmul keep its value: transform, quantize, pack, multiply in native layout, unpack.
+//! Proves that the stages around a matmul keep its value: transform, quantize, pack, multiply in
+//! native layout, unpack.
 
 use half::f16;
 use proptest::prelude::*;
@@ -122,9 +123,10 @@ fn pipeline_agrees_with_an_exact_matmul() {
             for col in 0..n {
                 let (x, w) = (&act[row * k..][..k], &weights[col * k..][..k]);
                 let want = dot(x, w);
-                // Each operand is off by at most half a scale per element, and a scale is at most norm / 127 because
-                // the transform keeps the norm: |x| |dw| + |w| |dx| + |dx| |dw| with |dx| <= sqrt(K) |x| / 254.
-                // The FP32 steps (transform, reciprocal, three roundings) add far less than the 1 % on top.
+                // Each operand is off by at most half a scale per element, and a scale is at most
+                // norm / 127 because the transform keeps the norm: |x| |dw| + |w| |dx| + |dx| |dw|
+                // with |dx| <= sqrt(K) |x| / 254. The FP32 steps (transform, reciprocal, three
+                // roundings) add far less than the 1 % on top.
                 let step = (k as f64).sqrt() / 254.0;
                 let bound = norm(x) * norm(w) * (2.0 * step + step * step) * 1.01;
                 let got = f64::from(dst[row * n + col]);
@@ -134,10 +136,11 @@ fn pipeline_agrees_with_an_exact_matmul() {
                 );
             }
         }
-        // That is a worst case; rounding errors of random elements cancel. An error uniform in one step has a standard
-        // deviation of step / sqrt(12), a step is max / 127, and max is at most 4.5 standard deviations of a row here
-        // (4 are expected once in 16,000 normal values). So an operand adds 4.5 / 127 / sqrt(12) / sqrt(K), relative to
-        // the product of the norms, and two independent ones sqrt(2) times that.
+        // That is a worst case; rounding errors of random elements cancel. An error uniform in one
+        // step has a standard deviation of step / sqrt(12), a step is max / 127, and max is at most
+        // 4.5 standard deviations of a row here (4 are expected once in 16,000 normal values). So
+        // an operand adds 4.5 / 127 / sqrt(12) / sqrt(K), relative to the product of the norms, and
+        // two independent ones sqrt(2) times that.
         let (mut error, mut total) = (0.0, 0.0);
         for row in 0..m {
             for col in 0..n {

@@ -1,6 +1,7 @@
 //! Matrix instructions as they may stand in code for the DSP: which words, and in which packets.
 
-/// What may stand where: the base word, without operands and parse bits, and the bits that are fixed.
+/// One allowed form of an instruction: the base word, without operands and parse bits, and the bits
+/// that are fixed.
 pub struct Form {
     pub name: &'static str,
     base: u32,
@@ -9,12 +10,13 @@ pub struct Form {
 
 /// Bits of the two operand registers.
 const OPERANDS: u32 = 31 << 16 | 31 << 8;
-/// Parse bits: 01 the packet goes on, 11 it ends here.
+/// Parse bits: 01 continues the packet, 11 ends it.
 const PARSE: u32 = 3 << 14;
 
 /// The forms this crate uses.
 ///
-/// SOURCE: encodings as decoded from every matrix word of Qualcomm's own V68, V73 and V81 libraries.
+/// SOURCE: encodings as decoded from every matrix word of Qualcomm's own V68, V73 and V81
+/// libraries.
 pub const FORMS: [Form; 5] = [
     Form {
         name: "activation.hf:deep",

@@ -1,4 +1,5 @@
-//! Random ggml rows, their exact values, comparison, and the device build: what the tests of this crate share.
+//! Shared parts of this crate's tests: random ggml rows, their exact values, comparison, and the
+//! device build.
 #![allow(dead_code, reason = "each test uses its own part")]
 #![expect(
     clippy::cast_possible_truncation,
@@ -121,7 +122,8 @@ impl Weights {
             for (kt, block) in blocks.iter().enumerate() {
                 for (i, value) in block_values(weight, block).into_iter().enumerate() {
                     let (at, column) = match weight {
-                        // Group g: rows 2(g/2) and the next, columns 16(g%2) and the 15 next; the first row first.
+                        // Group g: rows 2(g/2) and the next, columns 16(g%2) and the 15 next; the
+                        // first row first.
                         WeightType::Q4Tile => {
                             let (strip, g) = (row / TILE_DIM * TILE_DIM, row % TILE_DIM);
                             (g / 2 * 2 + i / 16, strip + g % 2 * 16 + i % 16)
@@ -180,7 +182,7 @@ pub fn guest(library: &str) -> Result<PathBuf, Skip> {
 
 /// Builds a library that FastRPC loads.
 pub fn skel(library: &str) -> Result<PathBuf, Skip> {
-    // Beside the temporary folder: target/skel, where a user looks for it.
+    // Next to the temporary folder: target/skel, where a user looks for it.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("skel");
     device_build("skel.sh", &[library], &target)
 }

@@ -1,4 +1,5 @@
-//! Attention against ggml's definition in f64: shapes, types, views and masks as llama.cpp makes them.
+//! Attention against ggml's definition in f64: the shapes, types, views and masks that llama.cpp
+//! makes.
 
 use hexagon_ops::wire::*;
 
@@ -11,10 +12,12 @@ const H: u32 = TYPE_F16;
 const Q8: u32 = TYPE_Q8_0;
 const Q4: u32 = TYPE_Q4_0;
 
-/// Largest NMSE of dot products: a weight is off by what f32 does to a score (2^-24 of a score below 30), squared.
+/// Largest NMSE of dot products: a weight is off by what f32 does to a score (2^-24 of a score
+/// below 30), squared.
 const LIMIT: f64 = 1e-11;
-/// Largest NMSE on the matrix unit: scores below 8, weights and products are f16 (each 2^-11 of itself at most, evenly
-/// spread: a third of that squared); a score's error is absolute, so that of its weight is up to 2^-8.
+/// Largest NMSE on the matrix unit: scores below 8, weights and products are f16 (each 2^-11 of
+/// itself at most, evenly spread: a third of that squared); a score's error is absolute, so that of
+/// its weight is up to 2^-8.
 pub const LIMIT_F16: f64 = 5e-6;
 
 /// An attention: `d` are the lengths of keys and values, `heads` those of queries and of keys.
@@ -46,7 +49,7 @@ pub const PLAIN: Setup = Setup {
     softcap: 0.0,
 };
 
-/// What surrounds the positions: mask and sinks.
+/// Operands beside queries, keys and values: mask and sinks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mask {
     None,
@@ -345,7 +348,8 @@ fn scores_beyond_f16_are_an_error_and_not_a_result() {
         ..PLAIN
     };
     let mut operands = Operands::new(&setup, Mask::None, false, &mut rng);
-    // Queries count as up to 2, and the unit's stores divide by 32: 64 products of 60000 are above 65504 then.
+    // Queries count as up to 2, and the unit's stores divide by 32: 64 products of 60000 are above
+    // 65504 then.
     operands.k = Case::of(H, operands.k.ne, PERMUTED, || 60000.0);
     operands.q = Case::of(F, operands.q.ne, PERMUTED, || 1.0);
     let body = operands.place(&setup, &mut bench);

@@ -1,4 +1,5 @@
-//! Every field of an attention, made wrong alone, is refused by its own detail, and nothing is written.
+//! Every field of an attention, made wrong alone, is refused with its own detail, and nothing is
+//! written.
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;

@@ -6,7 +6,7 @@ use hexagon_ops::wire;
 
 use crate::common::{Rng, block_values, random_block};
 
-/// Elements and bytes of a block; of an element, where there are no blocks.
+/// Returns the elements and bytes of a block, or of an element for types without blocks.
 pub fn block(dtype: u32) -> (usize, usize) {
     match dtype {
         wire::TYPE_F32 | wire::TYPE_I32 => (1, 4),

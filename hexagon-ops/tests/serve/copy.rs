@@ -24,7 +24,8 @@ const BLOCKS: [u32; 7] = [
 
 /// Largest NMSE of rounding uniform numbers to a type.
 fn type_limit(dtype: u32) -> f64 {
-    // Steps of a width that uniform numbers of a mean square of 1 / 3 are rounded to, by their number on each side of 0.
+    // Steps of a width that uniform numbers of a mean square of 1 / 3 are rounded to, by their
+    // number on each side of 0.
     let steps = |count: f64| 3.0 / (12.0 * count * count);
     match dtype {
         TYPE_Q8_0 => steps(127.0),
@@ -111,7 +112,7 @@ fn rows_are_stored_by_number_and_the_others_stay() {
                     Some(src.value([i, i1, i2, i3]));
             }
             let (mut error, mut power, mut stayed) = (0.0, 0.0, true);
-            // What memory holds before, decoded as this type.
+            // The content of memory that nothing has written, decoded as this type.
             let untouched = bench.untouched(&shape);
             for ((have, want), before) in have.iter().zip(want).zip(untouched) {
                 match want {
@@ -286,7 +287,8 @@ fn copies_to_and_from_blocks_round_as_their_types_do() {
     }
 }
 
-/// ggml's own rounding, worked out by hand from `quantize_row_*_ref` for 32 numbers with ties and both signs.
+/// The rounding of ggml, computed by hand from `quantize_row_*_ref` for 32 numbers with ties and
+/// both signs.
 #[test]
 fn blocks_are_quantized_as_ggml_does_it() {
     let mut bench = Bench::new();

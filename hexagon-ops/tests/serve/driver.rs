@@ -1,4 +1,5 @@
-//! The host's side of the ring, and the system around the command loop, over memory of this process.
+//! The host's side of the ring, and the system around the command loop, over memory of this
+//! process.
 #![expect(unsafe_code, reason = "what is mapped is reached by address")]
 
 use std::cell::{RefCell, RefMut};
@@ -18,7 +19,8 @@ use hexagon_ops::wire::{
 
 /// Descriptor of the ring.
 pub const RING_FD: i32 = 1;
-/// Microseconds after which the loop parks; the clock moves by one at each look and by 1000 at each poll.
+/// Microseconds after which the loop parks; the clock moves by one at each look and by 1000 at each
+/// poll.
 pub const IDLE_US: u32 = 3000;
 
 /// HVX threads; one under Miri, which takes offence at the thread pool's own code.
@@ -43,7 +45,7 @@ impl Memory {
         assert!(offset + bytes.len() <= self.bytes);
         // SAFETY: in bounds.
         let at = unsafe { self.base.add(offset) };
-        // SAFETY: in bounds; the loop does not run meanwhile.
+        // SAFETY: in bounds; the loop does not run at the same time.
         unsafe { at.copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -71,7 +73,7 @@ pub struct Around {
     /// Live mappings.
     pub mapped: usize,
     now: u64,
-    /// What `answer` shall return once.
+    /// Code that `answer` must return once.
     pub answer: Option<i32>,
 }
 

@@ -1,4 +1,5 @@
-//! Element by element: every function against its f64 definition, with strides, repetition, odd sizes, in place.
+//! Element by element: every function against its f64 definition, with strides, repetition, odd
+//! sizes, in place.
 
 use hexagon_ops::wire::*;
 
@@ -241,7 +242,7 @@ fn logarithms_have_limits_and_no_values_below_zero() {
     assert!(have[3].is_nan());
 }
 
-/// Every half and its neighbours, and numbers from which on all are whole.
+/// Every half and its neighbours, and numbers so large that all are whole.
 #[test]
 fn roundings_are_those_of_the_standard_library() {
     let mut bench = Bench::new();

@@ -1,4 +1,4 @@
-//! What is done with the results of a product before they are written, against ggml's definitions in f64.
+//! Epilogues of a product against ggml's definitions in f64.
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::serve;
@@ -22,10 +22,10 @@ fn rows(buffer: u32, offset: usize, stride: usize) -> Plain {
     }
 }
 
-/// ggml's definitions: `f(product, other)`.
+/// Computes ggml's definitions: `f(product, other)`.
 ///
-/// SOURCE: ggml-cpu/vec.h, `ggml_vec_silu_f32`, `_gelu_f32`, `_gelu_erf_f32`, `_gelu_quick_f32`, `_relu_f32`; the error
-/// function is the series of Abramowitz and Stegun 7.1.5.
+/// SOURCE: ggml-cpu/vec.h, `ggml_vec_silu_f32`, `_gelu_f32`, `_gelu_erf_f32`, `_gelu_quick_f32`,
+/// `_relu_f32`; the error function is the series of Abramowitz and Stegun 7.1.5.
 fn definition(kernel: u32, x: f64, y: f64) -> f64 {
     use std::f64::consts::{FRAC_1_SQRT_2, PI};
     let erf = |x: f64| {
@@ -61,7 +61,7 @@ const KERNELS: [u32; 6] = [
     wire::KERNEL_GEGLU_QUICK,
 ];
 
-/// Where the second operand is.
+/// Place of the second operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Other {
     Apart,
@@ -69,7 +69,7 @@ enum Other {
     OneRow,
 }
 
-/// What is to be computed.
+/// The command of a test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     weight: WeightType,
@@ -154,7 +154,8 @@ fn check(case: Case, rng: &mut Rng) {
     }
 }
 
-/// Rows for both ways and for several tiles and parts of them, columns with and without a last strip that is not whole.
+/// Rows for both code paths and for several tiles and parts of them; columns with and without a
+/// partial last strip.
 #[test]
 fn every_epilogue_gives_what_ggml_defines() {
     let mut rng = Rng::new();
@@ -190,7 +191,7 @@ fn every_epilogue_gives_what_ggml_defines() {
     }
 }
 
-/// What makes a command wrong.
+/// A change that makes a command wrong.
 type Change = fn(&mut MatMul);
 
 #[test]

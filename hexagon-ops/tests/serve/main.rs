@@ -1,6 +1,6 @@
-//! Proves the DSP's command loop against a host that is played over plain memory: products of every type and form against
-//! exact sums, operations on tensors against ggml's definitions in f64, every wrong field refused by its own detail,
-//! random bytes survived, corrupt rings closed.
+//! Proves the DSP's command loop against a simulated host in plain memory: products of every type
+//! and form against exact sums, operations on tensors against ggml's definitions in f64, every
+//! wrong field refused with its own detail, random bytes survived, corrupt rings closed.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod attention;

@@ -1,4 +1,5 @@
-//! Where elements go: padding, rolling, triangles, diagonals, ramps, windows; all exact.
+//! Operations that place elements: padding, rolling, triangles, diagonals, ramps, windows; all
+//! exact.
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
@@ -191,7 +192,8 @@ fn ramps_start_and_step() {
     }
 }
 
-/// A window over an image: ggml's parameters, and the image's coordinates of an element by its formula.
+/// A window over an image: ggml's parameters, and the image's coordinates of an element by its
+/// formula.
 struct Window {
     /// Strides, padding and dilations of width, height and depth.
     stride: [usize; 3],
@@ -208,7 +210,8 @@ impl Window {
         (count + 2 * self.pad[dim] - reach) / self.stride[dim] + 1
     }
 
-    /// Where element `k` of the window at output position `o` lies, if it lies in the image.
+    /// Returns the coordinate of element `k` of the window at output position `o`, if it lies in
+    /// the image.
     fn inside(&self, dim: usize, o: usize, k: usize, count: usize) -> Option<usize> {
         let at = o * self.stride[dim] + k * self.dilation[dim];
         at.checked_sub(self.pad[dim]).filter(|at| *at < count)

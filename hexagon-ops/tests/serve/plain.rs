@@ -1,5 +1,5 @@
-//! MUL_MAT of tensors in ggml's layouts against exact sums: the products of attention without FLASH_ATTN_EXT, and Hadamard
-//! matrices.
+//! MUL_MAT of tensors in ggml's layouts against exact sums: the products of attention without
+//! FLASH_ATTN_EXT, and Hadamard matrices.
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;

@@ -8,7 +8,7 @@ use crate::driver::{Host, Memory};
 
 /// ggml's own limit for MUL_MAT (test-backend-ops).
 const NMSE: f64 = 5e-4;
-/// What results are before they are computed.
+/// Content of results before they are computed.
 const UNTOUCHED: f32 = -77.0;
 
 fn number(value: usize) -> u32 {
@@ -66,7 +66,7 @@ struct Shape {
     planes: [usize; 2],
     /// Elements between rows and between planes that belong to neither.
     gap: usize,
-    /// Whether dimension 1 has the largest stride.
+    /// `true` if dimension 1 has the largest stride.
     permuted: bool,
 }
 
@@ -224,7 +224,8 @@ fn no_rows_are_no_work() {
     assert_eq!((completion.status, completion.done), (0, 1));
 }
 
-/// Dot products quantize activations, tiles do not: a row by tiles is that row of a larger product, bit for bit.
+/// Dot products quantize activations, tiles do not: a row by tiles is that row of a larger product,
+/// bit for bit.
 #[test]
 fn the_command_says_up_to_how_many_rows_are_dot_products() {
     let mut rng = Rng::new();
@@ -281,7 +282,7 @@ fn check_experts(choice: &Choice, rng: &mut Rng) {
     let act: Vec<f32> = (0..tokens * act_slots * k).map(|_| rng.unit()).collect();
     let (act_buffer, act_memory) = host.buffer(4 + 4 * act.len());
     act_memory.put(4, &act);
-    // Rows of choices are longer than what is used of them.
+    // Rows of choices are longer than the used part.
     let row = slots + 3;
     let ids: Vec<i32> = (0..tokens * row)
         .map(|_| i32::try_from(rng.below(n_experts)).unwrap())

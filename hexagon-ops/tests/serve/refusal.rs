@@ -1,4 +1,5 @@
-//! Every field of every command, made wrong alone, is refused by its own detail, and nothing is written.
+//! Every field of every command, made wrong alone, is refused with its own detail, and nothing is
+//! written.
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::serve::{self, MAP_REFUSED, MAP_SIZE, describe};
@@ -160,7 +161,7 @@ fn wrong_fields_of_products_are_refused() {
         change(&mut wrong);
         refused(&mut host, &wrong, detail, what);
     }
-    // Nothing has been forgotten: what is right is still accepted.
+    // The original command is still accepted.
     assert_eq!(host.run(&[Command::new(0, &product)]).status, STATUS_OK);
 }
 

@@ -178,7 +178,7 @@ fn softmax_takes_masks_slopes_and_sinks() {
     }
 }
 
-/// ggml's allocator reuses a mask that nobody needs any more.
+/// The allocator of ggml reuses a mask that is no longer needed.
 #[test]
 fn softmax_may_take_the_place_of_its_mask() {
     let mut rng = Rng::new();
@@ -267,9 +267,8 @@ impl Rope {
         }
     }
 
-    /// (Cosine, sine) of an angle that has fallen `j` times from a position, of pair `pair`. The angle is the product
-    /// of f32
-    /// numbers that ggml takes.
+    /// Returns (cosine, sine) of an angle that has decreased `j` times from a position, of pair
+    /// `pair`. The angle is the product of f32 numbers that ggml takes.
     fn turn(&self, position: f32, j: usize, pair: usize, factor: f32) -> (f64, f64) {
         let n_dims = self.n_dims as f64;
         #[expect(clippy::cast_possible_truncation, reason = "as ggml rounds it")]

@@ -1,4 +1,5 @@
-//! Tensors in the memory of a host: strides, gaps, types; operations on them through the ring, and what they leave alone.
+//! Tensors in the memory of a host: strides, gaps, types; operations on them through the ring, and
+//! the bytes that they must not change.
 
 use half::{bf16, f16};
 use hexagon_ops::wire::{self, Body, Command, SOURCES, TensorOp};
@@ -9,7 +10,7 @@ use crate::driver::{Host, Memory};
 
 /// Bytes of the buffer that all tensors of a case are in.
 const BYTES: usize = 1 << 21;
-/// What memory holds where nothing was put.
+/// Byte of memory that nothing has written.
 const UNTOUCHED: u8 = 0xa5;
 
 /// A tensor and its exact values in ggml's order.
@@ -21,12 +22,12 @@ pub struct Tensor {
     bytes: Vec<u8>,
 }
 
-/// How a tensor's elements are placed.
+/// Placement of a tensor's elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Dimensions from the smallest stride to the largest.
     pub order: [usize; 4],
-    /// Elements (blocks) that are left out behind each dimension.
+    /// Elements (blocks) that are left out after each dimension.
     pub gap: usize,
 }
 
@@ -284,7 +285,8 @@ impl Bench {
         self.run_command(&Command::new(0, &body), dst, body.dst.offset)
     }
 
-    /// Runs a command whose result, in the form of `dst`, is at `offset`. Nothing else may have changed.
+    /// Runs a command whose result, in the form of `dst`, is at `offset`, and checks that nothing
+    /// else has changed.
     pub fn run_command(&mut self, command: &Command, dst: &Tensor, offset: u64) -> Vec<f32> {
         let before: Vec<u8> = self.memory.get(0, BYTES);
         let completion = self.host.run(std::slice::from_ref(command));
@@ -309,7 +311,7 @@ impl Bench {
         values
     }
 
-    /// What a result would be in memory where nothing was put.
+    /// Returns the elements of a result in memory that nothing has written.
     pub fn untouched(&self, tensor: &Tensor) -> Vec<f32> {
         tensor.decode(&vec![UNTOUCHED; tensor.bytes.len()])
     }
@@ -356,7 +358,8 @@ impl Bench {
     }
 }
 
-/// Largest NMSE of a result: rounding to the result's type, or of a few f32 operations (each 2^-24, squared).
+/// Largest NMSE of a result: rounding to the result's type, or of a few f32 operations (each 2^-24,
+/// squared).
 pub fn limit(dtype: u32) -> f64 {
     match dtype {
         // Half a unit of 2^-11, squared.

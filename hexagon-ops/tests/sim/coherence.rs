@@ -1,4 +1,5 @@
-//! Strict coherence: a product is right with all cache operations, and wrong without any one of them.
+//! Strict coherence: a product is right with all cache operations, and wrong without any one of
+//! them.
 
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::sim::{Coherence, Options};
@@ -46,7 +47,7 @@ fn a_missing_cache_operation_of_the_host_spoils_the_result() {
             assert!(error < NMSE, "{weight:?} M {m}: {error:e}");
             for skip in ["weights", "activations", "results"] {
                 let error = error_without(skip, weight, m, &mut rng);
-                // NaN counts as wrong.
+                // NaN is wrong, too.
                 let right = error < 0.1;
                 assert!(
                     !right,
@@ -72,7 +73,7 @@ fn results_of_one_command_are_activations_of_the_next() {
         .cache
         .clean(product.weights.base, product.weights.bytes);
     session.cache.clean(product.act.base, product.act.bytes);
-    // The second product reads what the first wrote, 64 of its 120 results, and never sees the host.
+    // The second product reads 64 of the 120 results of the first, which the host never reads.
     let second = MatMul {
         m: 1,
         act: product.body.dst,
@@ -108,7 +109,7 @@ fn what_the_host_wrote_beside_results_survives() {
         session.cache.clean(memory.base, memory.bytes);
     }
     for turn in 1..4_u8 {
-        // In the lines of the first and the last result, and in those beside them.
+        // In the lines of the first and the last result, and in those next to them.
         let end = DST_OFFSET + product.dst_bytes();
         let before = [turn; DST_OFFSET];
         let after = [turn; 200];

@@ -146,7 +146,7 @@ pub fn alloc_exactly(api: &Api, bytes: usize) -> *mut c_void {
 }
 
 pub fn free(api: &Api, address: *mut c_void) {
-    // SAFETY: nobody uses the memory afterwards.
+    // SAFETY: nothing uses the memory afterwards.
     unsafe { (api.rpcmem_free)(address) };
 }
 
@@ -167,7 +167,7 @@ impl Memory {
         assert!(offset + bytes.len() <= self.bytes);
         // SAFETY: in bounds.
         let at = unsafe { self.base.add(offset) };
-        // SAFETY: in bounds; the DSP leaves it alone meanwhile.
+        // SAFETY: in bounds; the DSP does not use it at the same time.
         unsafe { at.copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -177,7 +177,7 @@ impl Memory {
         assert!(offset + bytes.len() <= self.bytes);
         // SAFETY: in bounds.
         let at = unsafe { self.base.add(offset) };
-        // SAFETY: in bounds; the DSP does not write it meanwhile.
+        // SAFETY: in bounds; the DSP does not write it at the same time.
         unsafe { at.copy_to(bytes.as_mut_ptr(), bytes.len()) };
         values
     }
@@ -326,7 +326,7 @@ impl Session {
     }
 }
 
-/// Waits until `done` says something, or patience ends.
+/// Waits until `done` returns a value, and fails after a while.
 pub fn wait_for<T>(mut done: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! Proves the stand-in for libcdsprpc through its C ABI: products end to end, each missing cache operation caught, each
-//! fault, FastRPC's rules, several sessions.
+//! Proves the stand-in for libcdsprpc through its C ABI: products end to end, each missing cache
+//! operation caught, each fault, FastRPC's rules, several sessions.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 #[path = "../common/mod.rs"]

@@ -80,7 +80,7 @@ impl Product {
         4 * m * self.n
     }
 
-    /// How far the host's view of the results is off; NaN if there is poison in it.
+    /// Returns the error of the results as the host sees them; NaN if there is poison in them.
     pub fn error(&self) -> f64 {
         let have: Vec<f32> = self.dst.get(DST_OFFSET, self.dst_bytes() / 4);
         let rows = self.inputs.chunks(64);

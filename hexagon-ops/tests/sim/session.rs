@@ -189,7 +189,7 @@ fn reserved_sessions_are_processes_of_their_own() {
     let domain = i32::try_from(new.effective_domain_id).unwrap();
     let second = Session::open(&machine, uri.to_str().unwrap(), domain);
     second.start().unwrap();
-    // Three can be reserved beside the default one.
+    // Three sessions can be reserved in addition to the default one.
     for code in [0, 0, hexagon_ops::ffi::code::ENOSESSION] {
         assert_eq!(
             session_control(&api, FASTRPC_RESERVE_NEW_SESSION, &mut new),

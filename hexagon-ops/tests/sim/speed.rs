@@ -1,4 +1,4 @@
-//! What the ring and the stand-in cost, beside the products themselves.
+//! Measures the cost of the ring and of the stand-in without the products themselves.
 
 use std::thread;
 use std::time::Instant;

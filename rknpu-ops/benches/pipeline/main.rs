@@ -1,9 +1,11 @@
-//! Bytes per second of the host stages around a Rockchip matmul, and their share of a memcpy in the same run.
+//! Measures bytes per second of the host stages around a Rockchip matmul, and their share of a
+//! memcpy in the same run.
 //!
-//! Throughput counts the FP32 side only: what a stage reads (pack) or writes (unpack), `M * K * 4` bytes, one thread.
-//! `pack` is from FP32 rows to native A, rotation included; `unpack` from native C to FP32 rows with N = K columns.
-//! *plain* are loops that take one element at a time to where the layout's formula says, as the compiler translates them;
-//! *used* is what the library calls on this processor. Each time is the least of many.
+//! Throughput counts the FP32 side only: the bytes that a stage reads (pack) or writes (unpack),
+//! `M * K * 4` bytes, one thread. `pack` is from FP32 rows to native A, rotation included; `unpack`
+//! from native C to FP32 rows with N = K columns. *plain* are loops that move one element at a time
+//! to the place that the layout's formula gives, as the compiler translates them; *used* are the
+//! functions that the library calls on this processor. Each time is the least of many.
 //!
 //! `cargo bench` measures; as a test, everything runs once.
 
@@ -47,7 +49,7 @@ const C_16: NativeC = NativeC {
     elem: Elem::I16,
 };
 
-/// How long a measurement goes on.
+/// Duration of a measurement.
 #[derive(Clone, Copy)]
 struct Effort {
     total: Duration,

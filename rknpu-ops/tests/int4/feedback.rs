@@ -1,4 +1,5 @@
-//! Proves that rounding with feedback costs results less than rounding weights one by one, by the definition of the cost.
+//! Proves that rounding with feedback costs results less than rounding weights one by one, by the
+//! definition of the cost.
 
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::int4::{Feedback, quantize_group_i4};
@@ -82,7 +83,8 @@ fn cost(rows: &[f32], moments: &[Vec<Vec<f64>>], feedback: &[Feedback]) -> f64 {
     total
 }
 
-/// Inputs whose sizes differ, as those of models do: `e` to the power of a normal value, times `spread`.
+/// Inputs whose sizes differ, as those of models do: `e` to the power of a normal value, times
+/// `spread`.
 fn means(spread: f64) -> Vec<f64> {
     let sizes = gaussian(K, 5).into_iter();
     sizes.map(|x| (2.0 * spread * f64::from(x)).exp()).collect()

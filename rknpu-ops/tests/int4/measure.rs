@@ -18,7 +18,8 @@ fn normal(count: usize, k: usize, seed: u64) -> Vec<f32> {
     gaussian(count * k, seed)
 }
 
-/// Rows whose elements are normal, with every 97th column 30 times as large and every 50th element cubed.
+/// Rows whose elements are normal, with every 97th column 30 times as large and every 50th element
+/// cubed.
 fn heavy(count: usize, k: usize, seed: u64) -> Vec<f32> {
     let mut rows = gaussian(count * k, seed);
     for (i, x) in rows.iter_mut().enumerate() {

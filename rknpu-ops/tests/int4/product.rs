@@ -254,8 +254,9 @@ fn check(case: Case, act: &[f32], weights: &[f32], dst: &[f32], quantized: &Quan
             let got = f64::from(dst[row * n + col]);
             let exact: f64 = qx.iter().zip(qw).map(|(x, w)| x * w).sum();
             let size: f64 = qx.iter().zip(qw).map(|(x, w)| (x * w).abs()).sum();
-            // For each segment the conversion, two products and an addition; with FP16 also the device's additions of
-            // groups of 32, at most as many as a segment has. Each is off by 2^-24 of a sum that `size` bounds.
+            // For each segment the conversion, two products and an addition; with FP16 also the
+            // device's additions of groups of 32, at most as many as a segment has. Each has an
+            // error of 2^-24 of a sum that `size` bounds.
             let groups = if case.matmul_type == MatmulType::F16_I4_F32 {
                 case.segment_k as f64 / 32.0
             } else {
@@ -266,7 +267,7 @@ fn check(case: Case, act: &[f32], weights: &[f32], dst: &[f32], quantized: &Quan
                 (got - exact).abs() <= bound,
                 "{case:?} [{row}][{col}]: {got} {exact}"
             );
-            // What quantization took from each operand bounds what it took from the product (Cauchy-Schwarz).
+            // The quantization error of each operand bounds that of the product (Cauchy-Schwarz).
             let lost = |x: &[f32], q: &[f64]| -> f64 {
                 let x = rotated(&rotation, x);
                 x.iter()
@@ -278,9 +279,10 @@ fn check(case: Case, act: &[f32], weights: &[f32], dst: &[f32], quantized: &Quan
             let (dx, dw) = (lost(x, qx), lost(w, qw));
             let bound = bound + (norm(x) * dw + norm(w) * dx + dx * dw) * 1.0001;
             assert!((got - dot(x, w)).abs() <= bound, "{case:?} [{row}][{col}]");
-            // The best 16 levels leave 1.16 % of normal values' square, and up to 2 % where a few hundred decide.
-            // Up to the largest magnitude, if that is at most 5 standard deviations, they leave (5 / 7.5)^2 / 12; a
-            // divergence does not look at the error, but clips nothing that this would not.
+            // The best 16 levels leave 1.16 % of normal values' square, and up to 2 % where a few
+            // hundred decide. Clipping at the largest magnitude, if that is at most 5 standard
+            // deviations, leaves (5 / 7.5)^2 / 12; a divergence ignores the error, but clips
+            // nothing that this would not.
             let limit = match case.method {
                 Method::Mse => 0.02,
                 _ => 0.0371,

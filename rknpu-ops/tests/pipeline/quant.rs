@@ -8,8 +8,8 @@ use rknpu_ops::quant::{
 
 use super::{bits, dot, norm, values};
 
-/// Relative error of a transform of `block` elements: one rounding per stage and two for the scale, each 2^-24 of the
-/// vector's norm at most, since every stage is orthogonal up to a factor.
+/// Relative error of a transform of `block` elements: one rounding per stage and two for the scale,
+/// each 2^-24 of the vector's norm at most, since every stage is orthogonal up to a factor.
 fn hadamard_error(block: usize) -> f64 {
     f64::from(block.ilog2() + 2) * f64::from(f32::EPSILON) / 2.0
 }
@@ -137,7 +137,8 @@ fn non_finite_elements_make_the_scale_nan_wherever_they_are() {
 
 #[test]
 fn f16_scaling_keeps_huge_and_tiny_rows() {
-    // 2^-11 is FP16's rounding of elements that stay normal, and these do: none but 0 is below 2^-23 of the largest.
+    // 2^-11 is FP16's rounding of elements that stay normal, and these do: none but 0 is below
+    // 2^-23 of the largest.
     for magnitude in [1e6f32, 1e-30, 3e38, 65504.0, 1.0, 20000.0, 1e-33] {
         let row: Vec<f32> = values(300, 6).iter().map(|x| x * magnitude).collect();
         let mut half = vec![f16::ZERO; 300];

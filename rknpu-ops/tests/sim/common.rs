@@ -90,7 +90,7 @@ impl Npu {
     }
 
     pub fn sync(&self, ctx: MatmulCtx, mem: Mem, mode: MemSync) -> c_int {
-        // SAFETY: the memory has not been destroyed, and nobody uses it meanwhile.
+        // SAFETY: the memory has not been destroyed, and nothing uses it at the same time.
         unsafe { (self.api.mem_sync)(ctx, mem.0, mode) }
     }
 
@@ -100,7 +100,7 @@ impl Npu {
     }
 
     pub fn run(&self, ctx: MatmulCtx) -> c_int {
-        // SAFETY: the tests leave bound memory alone meanwhile.
+        // SAFETY: the tests do not use bound memory at the same time.
         unsafe { (self.api.matmul_run)(ctx) }
     }
 
@@ -297,7 +297,7 @@ impl Problem {
         }
     }
 
-    /// What C holds for (m, n), as bits.
+    /// Returns the value of C at (m, n), as bits.
     pub fn want(&self, m: usize, n: usize) -> u32 {
         let products = |k: usize| self.a.at(m, k) * self.b.at(k, n);
         let k = self.shape[1];
@@ -320,7 +320,7 @@ impl Problem {
         }
     }
 
-    /// What the bytes of C, in the layout of `info`, hold for (m, n), as bits.
+    /// Returns the value of C at (m, n) from its bytes in the layout of `info`, as bits.
     pub fn have(&self, c: &[u8], m: usize, n: usize) -> u32 {
         let [rows, _, columns] = self.shape;
         let layout = self.layout.c;

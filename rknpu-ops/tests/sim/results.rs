@@ -91,7 +91,8 @@ fn layouts_give_the_same() {
     }
 }
 
-/// Values over so many binades that an FP64 sum of a group is not always exact: only the same order gives the same bits.
+/// Values over so many binades that an FP64 sum of a group is not always exact: only the same order
+/// gives the same bits.
 #[test]
 fn a_row_does_not_depend_on_the_other_rows() {
     let npu = Npu::new(Soc::Rk3588);

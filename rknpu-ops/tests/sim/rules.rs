@@ -1,4 +1,4 @@
-//! What the library refuses, and with which code.
+//! The requests that the library refuses, and their codes.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -213,7 +213,7 @@ fn null_pointers_are_refused() {
     let (mut ctx, mut attr, mut request) = (0, IoAttr::ZERO, info(I8, [1, 32, 32]));
     let (live, _) = npu.create(request).unwrap();
     let api = npu.api;
-    // SAFETY: null is what is tested; the others point at objects of their types.
+    // SAFETY: null is the tested case; the others point at objects of their types.
     let no_ctx = unsafe { (api.matmul_create)(null_mut(), &mut request, &mut attr) };
     // SAFETY: as above.
     let no_info = unsafe { (api.matmul_create)(&mut ctx, null_mut(), &mut attr) };

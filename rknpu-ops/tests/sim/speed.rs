@@ -1,4 +1,4 @@
-//! How fast the stand-in computes on this machine; run with `--release --ignored --nocapture`.
+//! Measures the stand-in's speed on this machine; run with `--release --ignored --nocapture`.
 
 use std::time::Instant;
 
