@@ -15,7 +15,7 @@
 //! | [`wire`] | ring, commands, completions and the table of operations: what the two processors share | — |
 //! | [`serve`] | the DSP's command loop: reads the ring, checks commands, runs kernels | `wire`, `rt`, `ops` |
 //! | `ffi` | libcdsprpc's C ABI, host only: structs, constants, codes, function table | `rt` (arguments) |
-//! | `sim` | the stand-in for libcdsprpc, host only: same C ABI, same rules, computes on the CPU | `ffi`, `serve` |
+//! | `sim` | the stand-in for libcdsprpc, host only: same C ABI, same rules, computes on the CPU | `ffi`, `serve`, crate `sim-common` |
 //!
 //! Unsafe code is confined to `hvx/`, `hmx/`, `rt/`, `ffi/` and `sim/`; the first three offer only
 //! safe functions to the others.

@@ -8,13 +8,13 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{SLOTS, State, control, machine_in, vendor_error};
+use super::{MACHINES, SLOTS, State, control, vendor_error};
 use crate::ffi::{Api, Handle, RemoteArg, Scalars, code};
 use crate::rt::invoke::Call;
 
 /// Returns the machine for a call of `symbol`, and counts the call, which may fail on request.
 fn entered(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
-    let Some(state) = machine_in(slot) else {
+    let Some(state) = MACHINES.get(slot) else {
         vendor_error!("{symbol}: no device");
         return Err(code::ECONNREFUSED);
     };

@@ -207,7 +207,7 @@ impl Platform for Dsp {
 
     fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
         if let Some(allocation) = self.allocation(mapped) {
-            if self.injector.spoils() {
+            if self.injector.expects(Trouble::Wrong) {
                 allocation.spoil(range.start);
             }
             allocation.dsp_clean(&range);
@@ -240,7 +240,7 @@ impl Platform for Dsp {
         if self.process.inside().lost {
             return Err(LOST);
         }
-        match self.injector.submission() {
+        match self.injector.event() {
             None | Some(Trouble::Wrong) => Ok(()),
             Some(Trouble::Corrupt) => {
                 completion.sequence = !completion.sequence;

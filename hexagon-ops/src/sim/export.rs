@@ -8,33 +8,23 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use super::{ARCHS, Coherence, Machine, Options, start, vendor_error};
+use super::{ARCHS, Coherence, Machine, Options, start};
 use crate::ffi::{Api, Handle, RemoteArg, code};
 
 /// Returns the process's machine, if the environment asks for one.
 fn machine() -> Option<Api> {
     static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
     let machine = MACHINE.get_or_init(|| {
-        let names = std::env::var("GGML_RUST_NPU_SIM").unwrap_or_default();
-        let arch = names.split(',').find_map(|name| {
-            let arch = name.trim().strip_prefix("hexagon-v")?.parse().ok()?;
+        let arch = |name: &str| {
+            let arch = name.strip_prefix("hexagon-v")?.parse().ok()?;
             ARCHS.contains(&arch).then_some(arch)
-        });
-        let Some(arch) = arch else {
-            vendor_error!("GGML_RUST_NPU_SIM=\"{names}\" names no Hexagon chip");
-            return None;
         };
-        let options = Options::from_env(arch).map(|options| Options {
-            coherence: Coherence::Relaxed,
-            ..options
-        });
-        match options.and_then(start) {
-            Ok(machine) => Some(machine),
-            Err(error) => {
-                vendor_error!("{error}");
-                None
-            }
-        }
+        sim_common::from_env("libcdsprpc", "Hexagon", arch, |arch| {
+            start(Options {
+                coherence: Coherence::Relaxed,
+                ..Options::from_env(arch)?
+            })
+        })
     });
     machine.as_ref().map(Machine::api)
 }

@@ -21,10 +21,11 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::MmapRaw;
+use sim_common::memory::{poisoned, with_descriptor};
 
 use super::{Coherence, POISON, lock, vendor_error};
 use crate::layout::LINE_BYTES;
@@ -59,30 +60,14 @@ pub(super) struct Allocation {
 
 impl Allocation {
     fn new(bytes: usize, coherence: Coherence) -> std::io::Result<Self> {
-        // SAFETY: the name is a C string, and the flags are valid.
-        let fd = unsafe { libc::memfd_create(c"rpcmem".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new, and nothing else owns it.
-        let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len(bytes as u64)?;
-        let host = MmapRaw::map_raw(&file)?;
+        let poison = (coherence == Coherence::Strict).then_some(POISON);
+        let (file, host) = with_descriptor(c"rpcmem", bytes as u64, poison)?;
         let apart = match coherence {
             Coherence::Relaxed => None,
-            Coherence::Strict => {
-                let poisoned = || {
-                    let mut copy = MmapMut::map_anon(bytes)?;
-                    copy.fill(POISON);
-                    Ok::<_, std::io::Error>(MmapRaw::from(copy))
-                };
-                // SAFETY: the mapping is new and `bytes` long.
-                unsafe { host.as_mut_ptr().write_bytes(POISON, bytes) };
-                Some(Apart {
-                    main: poisoned()?,
-                    dsp: poisoned()?,
-                })
-            }
+            Coherence::Strict => Some(Apart {
+                main: poisoned(bytes, POISON)?,
+                dsp: poisoned(bytes, POISON)?,
+            }),
         };
         Ok(Self { file, host, apart })
     }

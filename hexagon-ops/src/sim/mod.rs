@@ -32,7 +32,12 @@
 //!
 //! Diagnostics go to the `log` target `libcdsprpc`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use sim_common::lock;
+pub use sim_common::slot::SLOTS;
+use sim_common::slot::Slots;
+pub use sim_common::{Coherence, StartError};
 
 use crate::ffi::Api;
 
@@ -45,26 +50,14 @@ mod fault;
 mod memory;
 mod session;
 
-pub use fault::{Effect, Fault, FaultError, Trouble, When, knows, parse_faults};
-
-/// Machines that can exist at once in a process.
-pub const SLOTS: usize = 32;
+pub use fault::{Fault, Trouble, knows, parse_faults};
+pub use sim_common::fault::{Effect, FaultError, When};
 
 /// Byte that fills memory which its reader must not rely on: four of them are a NaN.
 pub const POISON: u8 = 0xff;
 
 /// Architectures that can be simulated.
 pub const ARCHS: [u32; 4] = [73, 75, 79, 81];
-
-/// Visibility of writes between host and DSP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Coherence {
-    /// One memory: a forgotten cache operation goes unnoticed.
-    #[default]
-    Relaxed,
-    /// Three memories, all poisoned at first: only cache operations copy between them.
-    Strict,
-}
 
 /// Properties of the simulated chip.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,32 +137,9 @@ impl Options {
                 options.faults.extend(parse_faults(item)?);
             }
         }
-        if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_COHERENCE") {
-            options.coherence = match text.as_str() {
-                "" | "relaxed" => Coherence::Relaxed,
-                "strict" => Coherence::Strict,
-                _ => return Err(StartError::Coherence(text)),
-            };
-        }
+        options.coherence = Coherence::from_env()?;
         Ok(options)
     }
-}
-
-/// Reason why a machine did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// Every slot is taken by a machine that has not been dropped.
-    #[error("all {SLOTS} slots for simulated machines are taken")]
-    NoSlot,
-    /// No such chip.
-    #[error("there is no architecture {0}, want one of {ARCHS:?}")]
-    Arch(u32),
-    /// `GGML_RUST_NPU_SIM_FAULTS` is malformed.
-    #[error("GGML_RUST_NPU_SIM_FAULTS: {0}")]
-    Faults(#[from] FaultError),
-    /// `GGML_RUST_NPU_SIM_COHERENCE` is malformed.
-    #[error("GGML_RUST_NPU_SIM_COHERENCE: \"{0}\" is not one of relaxed, strict")]
-    Coherence(String),
 }
 
 /// Objects that the caller has created and not destroyed.
@@ -232,13 +202,13 @@ impl Machine {
     /// Returns the number of submissions that were worked on.
     #[must_use]
     pub fn submissions(&self) -> u64 {
-        self.state.injector.submissions()
+        self.state.injector.events()
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        *lock(&MACHINES[self.slot]) = None;
+        MACHINES.free(self.slot);
         self.state.sessions.close_all();
     }
 }
@@ -273,7 +243,7 @@ struct State {
     sessions: session::Sessions,
 }
 
-static MACHINES: [Mutex<Option<Arc<State>>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
+static MACHINES: Slots<State> = Slots::new();
 
 /// Starts a simulated chip.
 ///
@@ -282,32 +252,19 @@ static MACHINES: [Mutex<Option<Arc<State>>>; SLOTS] = [const { Mutex::new(None) 
 /// chip.
 pub fn start(options: Options) -> Result<Machine, StartError> {
     if !ARCHS.contains(&options.arch) {
-        return Err(StartError::Arch(options.arch));
+        return Err(StartError::Arch {
+            arch: options.arch,
+            known: &ARCHS,
+        });
     }
-    for (slot, place) in MACHINES.iter().enumerate() {
-        let mut place = lock(place);
-        if place.is_none() {
-            let state = Arc::new(State {
-                injector: Arc::new(fault::Injector::new(options.faults.clone())),
-                memory: memory::Table::default(),
-                sessions: session::Sessions::default(),
-                options,
-            });
-            *place = Some(Arc::clone(&state));
-            return Ok(Machine { slot, state });
-        }
-    }
-    Err(StartError::NoSlot)
-}
-
-/// Returns the machine in `slot`, if it has not been dropped.
-fn machine_in(slot: usize) -> Option<Arc<State>> {
-    lock(&MACHINES[slot]).clone()
-}
-
-/// Locks, also after a panic elsewhere: a C caller cannot be told about poisoning.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    let state = Arc::new(State {
+        injector: Arc::new(fault::Injector::new(options.faults.clone())),
+        memory: memory::Table::default(),
+        sessions: session::Sessions::default(),
+        options,
+    });
+    let slot = MACHINES.take(&state)?;
+    Ok(Machine { slot, state })
 }
 
 /// Logs as the vendor's library does.

@@ -33,7 +33,7 @@ fn lists_are_read() {
                 When::Nth(1)
             ),
             fault(Effect::Code("fastrpc_mmap", -4), When::From(10)),
-            fault(Effect::Dsp(Trouble::Hang), When::Nth(3)),
+            fault(Effect::Event(Trouble::Hang), When::Nth(3)),
         ]
     );
     assert_eq!(parse_faults("").unwrap(), []);
@@ -42,7 +42,10 @@ fn lists_are_read() {
         ("dsp:1=corrupt", Trouble::Corrupt),
         ("dsp:1=badring", Trouble::BadRing),
     ] {
-        assert_eq!(parse_faults(text).unwrap()[0].effect, Effect::Dsp(trouble));
+        assert_eq!(
+            parse_faults(text).unwrap()[0].effect,
+            Effect::Event(trouble)
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! FastRPC's rules: what must come before what, what can be loaded and mapped, what is answered.
+//! FastRPC's rules: the order of calls, the modules that can be loaded, the memory that can be
+//! mapped, and the answers.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -90,7 +91,7 @@ fn chips_say_what_they_are() {
     }
     assert!(matches!(
         hexagon_ops::sim::start(Options::new(68)),
-        Err(StartError::Arch(68))
+        Err(StartError::Arch { arch: 68, .. })
     ));
 }
 

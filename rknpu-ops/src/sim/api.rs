@@ -12,9 +12,9 @@ use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::context::{self, Context, Tensor};
+use super::context::{self, MatmulContext, TensorName};
 use super::domain::Attached;
-use super::{SLOTS, State, compute, machine_in, profile, vendor_error};
+use super::{ChipState, MACHINES, SLOTS, compute, profile, vendor_error};
 use crate::ffi::{
     Api, CoreMask, IoAttr, MAX_DYNAMIC_SHAPES, MatmulCtx, MatmulInfo, MatmulShape, MemSync,
     QUERY_SDK_VERSION, QuantParams, SdkVersion, TensorAttr, TensorMem, code,
@@ -38,7 +38,7 @@ fn guarded_mem(body: impl FnOnce() -> Result<*mut TensorMem, c_int>) -> *mut Ten
 }
 
 /// Returns the context for a call of `symbol`, and counts the call, which may fail on request.
-fn entered(handle: MatmulCtx, symbol: &str) -> Result<Arc<Context>, c_int> {
+fn entered(handle: MatmulCtx, symbol: &str) -> Result<Arc<MatmulContext>, c_int> {
     let Some(context) = context::find(handle) else {
         vendor_error!("{symbol}: the context is invalid");
         return Err(code::CTX_INVALID);
@@ -48,8 +48,8 @@ fn entered(handle: MatmulCtx, symbol: &str) -> Result<Arc<Context>, c_int> {
 }
 
 /// Returns the machine for a call of `symbol` through a slot's table, and counts the call.
-fn entered_slot(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
-    let Some(state) = machine_in(slot) else {
+fn entered_slot(slot: usize, symbol: &str) -> Result<Arc<ChipState>, c_int> {
+    let Some(state) = MACHINES.get(slot) else {
         vendor_error!("{symbol}: no device");
         return Err(code::DEVICE_UNAVAILABLE);
     };
@@ -75,7 +75,7 @@ unsafe fn read<T: Copy>(pointer: *const T) -> Result<T, c_int> {
 }
 
 /// Attaches the domain of a memory, which may differ from that of the context.
-fn attached_to(context: &Context, mem: *mut TensorMem) -> Result<Attached<'_>, c_int> {
+fn attached_to(context: &MatmulContext, mem: *mut TensorMem) -> Result<Attached<'_>, c_int> {
     let state = &context.state;
     let region = state.mems.region(mem).ok_or(code::PARAM_INVALID)?;
     state.attachment.attach(region.domain())
@@ -194,7 +194,7 @@ pub(super) unsafe extern "C" fn matmul_set_io_mem(
         }
         // SAFETY: the C contract of `attr`.
         let attr = unsafe { read(attr) }?;
-        let Some(tensor) = Tensor::from_name(&attr.name) else {
+        let Some(tensor) = TensorName::from_name(&attr.name) else {
             vendor_error!("rknn_matmul_set_io_mem, the attr names none of A, B, C");
             return Err(code::PARAM_INVALID);
         };
@@ -215,7 +215,7 @@ pub(super) unsafe extern "C" fn matmul_set_quant_params(
         let context = entered(ctx, "rknn_matmul_set_quant_params")?;
         // SAFETY: the C contract of `params`.
         let params = unsafe { read(params) }?;
-        let Some(tensor) = Tensor::from_name(&params.name) else {
+        let Some(tensor) = TensorName::from_name(&params.name) else {
             vendor_error!("rknn_matmul_set_quant_params, the name is none of A, B, C");
             return Err(code::PARAM_INVALID);
         };

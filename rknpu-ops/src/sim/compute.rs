@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use half::f16;
 
 use super::kernel::{self, GROUP, I8_LANES};
-use super::profile::Shape;
+use super::profile::Dims;
 use crate::layout::{Elem, MatmulLayout, NativeB};
 
 /// Rows that the integer loop computes at once.
@@ -22,8 +22,8 @@ const I8_ROWS: usize = 4;
 const F16_MATRIX_ROWS: usize = 12;
 
 /// One multiplication.
-pub(super) struct Job<'a> {
-    pub(super) shape: Shape,
+pub(super) struct Multiplication<'a> {
+    pub(super) shape: Dims,
     pub(super) layout: &'a MatmulLayout,
     /// Native A.
     pub(super) a: &'a [u8],
@@ -36,15 +36,15 @@ pub(super) struct Job<'a> {
 }
 
 /// Multiplies; `c` is as long as the layout requires.
-pub(super) fn run(job: &Job<'_>, c: &mut [u8]) {
+pub(super) fn run(job: &Multiplication<'_>, c: &mut [u8]) {
     match job.layout.a.elem {
         Elem::F16 => float(job, c),
         _ => integer(job, c),
     }
 }
 
-fn integer(job: &Job<'_>, c: &mut [u8]) {
-    let Shape { m: rows, k, .. } = job.shape;
+fn integer(job: &Multiplication<'_>, c: &mut [u8]) {
+    let Dims { m: rows, k, .. } = job.shape;
     let gn = job.layout.b.gn;
     let row_major = rows_of_a(job);
     let mut lanes = vec![[0i32; I8_LANES]; rows.min(I8_ROWS) * gn];
@@ -71,8 +71,8 @@ fn integer(job: &Job<'_>, c: &mut [u8]) {
     });
 }
 
-fn float(job: &Job<'_>, c: &mut [u8]) {
-    let Shape { m: rows, k, .. } = job.shape;
+fn float(job: &Multiplication<'_>, c: &mut [u8]) {
+    let Dims { m: rows, k, .. } = job.shape;
     let gn = job.layout.b.gn;
     // [group of 32][row][32], so that the operands of a strip's group are together.
     let mut a = vec![[0f64; GROUP]; rows * (k / GROUP)];
@@ -110,8 +110,8 @@ fn float(job: &Job<'_>, c: &mut [u8]) {
 }
 
 /// Returns A as rows of i16, from i8 or i4.
-fn rows_of_a(job: &Job<'_>) -> Vec<i16> {
-    let Shape { m: rows, k, .. } = job.shape;
+fn rows_of_a(job: &Multiplication<'_>) -> Vec<i16> {
+    let Dims { m: rows, k, .. } = job.shape;
     let layout = job.layout.a;
     let mut out = vec![0i16; rows * k];
     let piece_bytes = layout.elem.bytes(layout.s);
@@ -133,8 +133,8 @@ fn rows_of_a(job: &Job<'_>) -> Vec<i16> {
 }
 
 /// Calls `body` with the number and the bytes of each strip of B: i8 or f16, groups of 32 along K.
-fn for_each_strip(job: &Job<'_>, mut body: impl FnMut(usize, &[u8])) {
-    let Shape { k, n, .. } = job.shape;
+fn for_each_strip(job: &Multiplication<'_>, mut body: impl FnMut(usize, &[u8])) {
+    let Dims { k, n, .. } = job.shape;
     let b = job.layout.b;
     let wide = if job.layout.a.elem == Elem::F16 {
         Elem::F16
@@ -196,13 +196,13 @@ fn half_of(byte: u8) -> [u8; 2] {
 
 /// Writes the sums of strip `nt`, `[row][gn]`, to their places in C.
 fn store<T: Copy, const BYTES: usize>(
-    job: &Job<'_>,
+    job: &Multiplication<'_>,
     c: &mut [u8],
     nt: usize,
     sums: &[T],
     convert: impl Fn(T) -> [u8; BYTES],
 ) {
-    let Shape { m: rows, n, .. } = job.shape;
+    let Dims { m: rows, n, .. } = job.shape;
     let gn = job.layout.b.gn;
     let n0 = nt * gn;
     let used = gn.min(n - n0);
@@ -225,8 +225,8 @@ fn store<T: Copy, const BYTES: usize>(
 }
 
 /// Converts row-major A (4-bit elements packed) to its native layout.
-pub(super) fn native_a(layout: &MatmulLayout, shape: Shape, norm: &[u8]) -> Vec<u8> {
-    let Shape { m: rows, k, .. } = shape;
+pub(super) fn native_a(layout: &MatmulLayout, shape: Dims, norm: &[u8]) -> Vec<u8> {
+    let Dims { m: rows, k, .. } = shape;
     let a = layout.a;
     let mut out = vec![0; a.bytes(rows, k)];
     let piece_bytes = a.elem.bytes(a.s);
@@ -240,7 +240,7 @@ pub(super) fn native_a(layout: &MatmulLayout, shape: Shape, norm: &[u8]) -> Vec<
 }
 
 /// Returns the bytes of a row-major B whose 4-bit elements take a byte each.
-pub(super) fn norm_b_bytes(layout: &MatmulLayout, shape: Shape) -> usize {
+pub(super) fn norm_b_bytes(layout: &MatmulLayout, shape: Dims) -> usize {
     shape.k * shape.n * loose_bytes(layout.b.elem)
 }
 
@@ -248,11 +248,11 @@ pub(super) fn norm_b_bytes(layout: &MatmulLayout, shape: Shape) -> usize {
 /// layout.
 pub(super) fn native_b(
     layout: &MatmulLayout,
-    shape: Shape,
+    shape: Dims,
     norm: &[u8],
     transposed: bool,
 ) -> Vec<u8> {
-    let Shape { k, n, .. } = shape;
+    let Dims { k, n, .. } = shape;
     let b = layout.b;
     let size = loose_bytes(b.elem);
     let mut out = vec![0; b.bytes(k, n)];

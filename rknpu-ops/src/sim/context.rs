@@ -13,22 +13,22 @@ use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::memory::{DOMAINS, Region};
-use super::profile::{self, Accepted, Shape};
-use super::run::{Operand, Request};
-use super::{State, compute, lock, vendor_error};
+use super::memory::{DOMAINS, MemoryRange};
+use super::profile::{self, Accepted, Dims};
+use super::run::{Operand, RunRequest};
+use super::{ChipState, compute, lock, vendor_error};
 use crate::ffi::{CoreMask, IoAttr, Layout, MatmulCtx, MatmulInfo, MatmulShape, TensorMem, code};
 use crate::layout::Elem;
 
 /// One of the three tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tensor {
+pub(super) enum TensorName {
     A,
     B,
     C,
 }
 
-impl Tensor {
+impl TensorName {
     /// Returns the tensor that an attribute or quantization parameter names.
     pub(super) fn from_name(name: &[c_char]) -> Option<Self> {
         let [first, second] = *name.first_chunk()?;
@@ -43,32 +43,32 @@ impl Tensor {
 
 /// The part of a context that the setters change.
 #[derive(Debug)]
-struct Settings {
+struct ContextSettings {
     shape: usize,
     a: Option<Operand>,
     b: Option<Operand>,
-    c: Option<Region>,
+    c: Option<MemoryRange>,
     /// Scales of A, B and C.
     scales: [f32; 3],
 }
 
 /// A matmul context.
 #[derive(Debug)]
-pub(super) struct Context {
-    pub(super) state: Arc<State>,
+pub(super) struct MatmulContext {
+    pub(super) state: Arc<ChipState>,
     accepted: Accepted,
     /// The requested domain; with a domain outside 0..=15 only creation works.
     domain: c_int,
-    shapes: Vec<Shape>,
+    shapes: Vec<Dims>,
     running: AtomicBool,
-    settings: Mutex<Settings>,
+    settings: Mutex<ContextSettings>,
 }
 
-static CONTEXTS: RwLock<BTreeMap<MatmulCtx, Arc<Context>>> = RwLock::new(BTreeMap::new());
+static CONTEXTS: RwLock<BTreeMap<MatmulCtx, Arc<MatmulContext>>> = RwLock::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0x5_1b00_0001);
 
 /// Returns the context with a handle; handles of all machines are distinct and never used again.
-pub(super) fn find(handle: MatmulCtx) -> Option<Arc<Context>> {
+pub(super) fn find(handle: MatmulCtx) -> Option<Arc<MatmulContext>> {
     let contexts = CONTEXTS.read().unwrap_or_else(PoisonError::into_inner);
     contexts.get(&handle).cloned()
 }
@@ -76,7 +76,7 @@ pub(super) fn find(handle: MatmulCtx) -> Option<Arc<Context>> {
 /// Returns the implements `rknn_matmul_create*`. Returns the handle, and the attributes for each
 /// shape.
 pub(super) fn create(
-    state: &Arc<State>,
+    state: &Arc<ChipState>,
     info: &MatmulInfo,
     shapes: &[MatmulShape],
 ) -> Result<(MatmulCtx, Vec<IoAttr>), c_int> {
@@ -96,13 +96,13 @@ pub(super) fn create(
         .iter()
         .map(|shape| profile::io_attr(&accepted, *shape))
         .collect();
-    let context = Context {
+    let context = MatmulContext {
         state: Arc::clone(state),
         accepted,
         domain: info.iommu_domain_id,
         shapes,
         running: AtomicBool::new(false),
-        settings: Mutex::new(Settings {
+        settings: Mutex::new(ContextSettings {
             shape: 0,
             a: None,
             b: None,
@@ -125,7 +125,7 @@ pub(super) fn destroy(handle: MatmulCtx) -> Result<(), c_int> {
     Ok(())
 }
 
-impl Context {
+impl MatmulContext {
     /// Returns the I/O domain, if it exists.
     pub(super) fn domain(&self) -> Option<usize> {
         usize::try_from(self.domain)
@@ -140,7 +140,7 @@ impl Context {
     pub(super) unsafe fn set_io_mem(
         &self,
         mem: *mut TensorMem,
-        tensor: Tensor,
+        tensor: TensorName,
         attr_bytes: u32,
     ) -> Result<(), c_int> {
         let Some(region) = self.state.mems.region(mem) else {
@@ -159,9 +159,9 @@ impl Context {
         let shape = self.shapes[settings.shape];
         let attrs = profile::io_attr(&self.accepted, shape);
         let want = match tensor {
-            Tensor::A => attrs.a.size,
-            Tensor::B => attrs.b.size,
-            Tensor::C => attrs.c.size,
+            TensorName::A => attrs.a.size,
+            TensorName::B => attrs.b.size,
+            TensorName::C => attrs.c.size,
         };
         // CAST: usize has at least 32 bits.
         let len = want as usize;
@@ -178,25 +178,25 @@ impl Context {
             Ok::<_, c_int>(Operand::Copied(Arc::new(arrange(&norm))))
         };
         match tensor {
-            Tensor::A if self.accepted.native_ac => settings.a = Some(Operand::Bound(region)),
-            Tensor::A => {
+            TensorName::A if self.accepted.native_ac => settings.a = Some(Operand::Bound(region)),
+            TensorName::A => {
                 settings.a = Some(copy(&|norm| compute::native_a(layout, shape, norm))?);
             }
-            Tensor::B if self.accepted.b_layout == Layout::NATIVE => {
+            TensorName::B if self.accepted.b_layout == Layout::NATIVE => {
                 settings.b = Some(Operand::Bound(region));
             }
             // SOURCE: reported for NORM-layout int4 B with librknnrt 2.3.2.
-            Tensor::B if layout.b.elem == Elem::I4 => {
+            TensorName::B if layout.b.elem == Elem::I4 => {
                 vendor_error!("Unsupport type bits 0");
                 return Err(code::PARAM_INVALID);
             }
-            Tensor::B => {
+            TensorName::B => {
                 let transposed = self.accepted.b_layout == Layout::TP_NORM;
                 settings.b = Some(copy(&|norm| {
                     compute::native_b(layout, shape, norm, transposed)
                 })?);
             }
-            Tensor::C => settings.c = Some(region),
+            TensorName::C => settings.c = Some(region),
         }
         Ok(())
     }
@@ -230,13 +230,13 @@ impl Context {
     /// Sets the scale of one tensor, which is used only for types whose C is narrower than the
     /// accumulator, and for B of the mixed types.
     /// the mixed types.
-    pub(super) fn set_scale(&self, tensor: Tensor, scale: f32) {
+    pub(super) fn set_scale(&self, tensor: TensorName, scale: f32) {
         lock(&self.settings).scales[tensor as usize] = scale;
     }
 
     /// Implements `rknn_matmul_set_dynamic_shape`.
     pub(super) fn set_dynamic_shape(&self, shape: MatmulShape) -> Result<(), c_int> {
-        let equal = |have: &Shape| {
+        let equal = |have: &Dims| {
             [(shape.m, have.m), (shape.k, have.k), (shape.n, have.n)]
                 .iter()
                 .all(|(asked, have)| usize::try_from(*asked) == Ok(*have))
@@ -290,14 +290,14 @@ impl Context {
         if !self.state.options.compute {
             return Ok(());
         }
-        let request = Request {
+        let request = RunRequest {
             shape,
             accepted: &self.accepted,
             scales,
             a: &a,
             b: &b,
             c: &c,
-            spoilt: self.state.injector.spoils(shape.m),
+            spoilt: self.state.injector.expects(super::WrongRows(shape.m)),
         };
         // SAFETY: passed on to the caller.
         unsafe { request.execute() }

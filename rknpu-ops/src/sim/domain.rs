@@ -17,13 +17,13 @@ use crate::ffi::code;
 /// The domain that is attached, and its users.
 #[derive(Debug)]
 pub(super) struct Attachment {
-    state: Mutex<State>,
+    state: Mutex<AttachedDomain>,
     idle: Condvar,
     patience: Duration,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct AttachedDomain {
     domain: usize,
     users: usize,
     switches: u64,
@@ -44,7 +44,7 @@ impl Attachment {
     /// # Errors
     /// `FAIL` if another domain was in use for as long as a switch waits.
     pub(super) fn attach(&self, domain: usize) -> Result<Attached<'_>, c_int> {
-        let in_use = |state: &mut State| state.domain != domain && state.users > 0;
+        let in_use = |state: &mut AttachedDomain| state.domain != domain && state.users > 0;
         let waited = self
             .idle
             .wait_timeout_while(lock(&self.state), self.patience, in_use);

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
-use super::{Machine, Options, api, start, vendor_error};
+use super::{Machine, Options, api, start};
 use crate::ffi::{
     Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, MatmulShape, MemSync, QuantParams, TensorAttr,
     TensorMem, code,
@@ -18,21 +18,9 @@ use crate::layout::Soc;
 fn machine() -> Option<Api> {
     static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
     let machine = MACHINE.get_or_init(|| {
-        let names = std::env::var("GGML_RUST_NPU_SIM").unwrap_or_default();
-        let Some(soc) = names
-            .split(',')
-            .find_map(|name| Soc::from_name(name.trim()))
-        else {
-            vendor_error!("GGML_RUST_NPU_SIM=\"{names}\" names no Rockchip chip");
-            return None;
-        };
-        match Options::from_env(soc).and_then(start) {
-            Ok(machine) => Some(machine),
-            Err(error) => {
-                vendor_error!("{error}");
-                None
-            }
-        }
+        sim_common::from_env("librknnrt", "Rockchip", Soc::from_name, |soc| {
+            Options::from_env(soc).and_then(start)
+        })
     });
     machine.as_ref().map(Machine::api)
 }

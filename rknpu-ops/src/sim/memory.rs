@@ -19,11 +19,12 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::MmapRaw;
+use sim_common::memory::{poisoned, with_descriptor};
 
 use super::{Coherence, POISON, lock, vendor_error};
 use crate::ffi::{MemSync, TensorMem, mem_flags};
@@ -52,7 +53,7 @@ type Usage = [AtomicU64; DOMAINS];
 
 /// An allocation.
 #[derive(Debug)]
-pub(super) struct Allocation {
+pub(super) struct DeviceAllocation {
     file: File,
     map: MmapRaw,
     shadow: Option<RwLock<MmapRaw>>,
@@ -61,7 +62,7 @@ pub(super) struct Allocation {
     usage: Arc<Usage>,
 }
 
-impl Allocation {
+impl DeviceAllocation {
     fn new(
         size: u32,
         domain: usize,
@@ -69,24 +70,11 @@ impl Allocation {
         coherence: Coherence,
     ) -> std::io::Result<Self> {
         let charged = u64::from(size).next_multiple_of(PAGE_BYTES);
-        // SAFETY: the name is a C string, and the flags are valid.
-        let fd = unsafe { libc::memfd_create(c"rknpu".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new, and nothing else owns it.
-        let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len(charged)?;
-        let map = MmapRaw::map_raw(&file)?;
+        let poison = (coherence == Coherence::Strict).then_some(POISON);
+        let (file, map) = with_descriptor(c"rknpu", charged, poison)?;
         let shadow = match coherence {
             Coherence::Relaxed => None,
-            Coherence::Strict => {
-                let mut shadow = MmapMut::map_anon(map.len())?;
-                shadow.fill(POISON);
-                // SAFETY: the mapping is new and `len` bytes long.
-                unsafe { map.as_mut_ptr().write_bytes(POISON, map.len()) };
-                Some(RwLock::new(MmapRaw::from(shadow)))
-            }
+            Coherence::Strict => Some(RwLock::new(poisoned(map.len(), POISON)?)),
         };
         usage[domain].fetch_add(charged, Ordering::Relaxed);
         Ok(Self {
@@ -136,7 +124,7 @@ impl Allocation {
     }
 }
 
-impl Drop for Allocation {
+impl Drop for DeviceAllocation {
     fn drop(&mut self) {
         self.usage[self.domain].fetch_sub(self.charged, Ordering::Relaxed);
     }
@@ -183,13 +171,13 @@ impl DeviceSide<'_> {
 
 /// A range of an allocation.
 #[derive(Clone, Debug)]
-pub(super) struct Region {
-    pub(super) allocation: Arc<Allocation>,
+pub(super) struct MemoryRange {
+    pub(super) allocation: Arc<DeviceAllocation>,
     offset: usize,
     len: usize,
 }
 
-impl Region {
+impl MemoryRange {
     /// Returns the first `len` bytes, as a range of the allocation; `None` if there are fewer.
     pub(super) fn first(&self, len: usize) -> Option<Range<usize>> {
         (len <= self.len).then(|| self.offset..self.offset + len)
@@ -237,20 +225,20 @@ impl Region {
 }
 
 #[derive(Debug)]
-struct Entry {
-    region: Region,
+struct MemoryEntry {
+    region: MemoryRange,
     is_view: bool,
 }
 
 /// The tensor memories of a machine, by the address that the caller holds.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct MemoryTable {
     coherence: Coherence,
     usage: Arc<Usage>,
-    entries: Mutex<HashMap<usize, Entry>>,
+    entries: Mutex<HashMap<usize, MemoryEntry>>,
 }
 
-impl Table {
+impl MemoryTable {
     pub(super) fn new(coherence: Coherence) -> Self {
         Self {
             coherence,
@@ -276,7 +264,7 @@ impl Table {
             vendor_error!("failed to allocate handle, ret -1, errno 12");
             return std::ptr::null_mut();
         }
-        match Allocation::new(size, domain, &self.usage, self.coherence) {
+        match DeviceAllocation::new(size, domain, &self.usage, self.coherence) {
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(0);
                 vendor_error!("failed to allocate handle, ret -1, errno {errno}");
@@ -293,7 +281,7 @@ impl Table {
                     priv_data: std::ptr::null_mut(),
                 };
                 // CAST: `create` is only compiled where usize has at least 32 bits.
-                let region = Region {
+                let region = MemoryRange {
                     allocation: Arc::new(allocation),
                     offset: 0,
                     len: size as usize,
@@ -345,7 +333,7 @@ impl Table {
             flags: mem_flags::FROM_FD,
             priv_data: std::ptr::null_mut(),
         };
-        let region = Region {
+        let region = MemoryRange {
             allocation: Arc::clone(parent),
             offset: at,
             len,
@@ -377,12 +365,12 @@ impl Table {
         true
     }
 
-    pub(super) fn region(&self, mem: *mut TensorMem) -> Option<Region> {
+    pub(super) fn region(&self, mem: *mut TensorMem) -> Option<MemoryRange> {
         Some(lock(&self.entries).get(&(mem as usize))?.region.clone())
     }
 }
 
-impl Drop for Table {
+impl Drop for MemoryTable {
     /// Leaks the memories that the caller did not destroy, because it may still hold their
     /// addresses.
     fn drop(&mut self) {
@@ -395,12 +383,12 @@ impl Drop for Table {
 }
 
 fn insert(
-    entries: &mut HashMap<usize, Entry>,
+    entries: &mut HashMap<usize, MemoryEntry>,
     mem: TensorMem,
-    region: Region,
+    region: MemoryRange,
     is_view: bool,
 ) -> *mut TensorMem {
     let raw = Box::into_raw(Box::new(mem));
-    entries.insert(raw as usize, Entry { region, is_view });
+    entries.insert(raw as usize, MemoryEntry { region, is_view });
     raw
 }

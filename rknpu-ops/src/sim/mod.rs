@@ -27,9 +27,14 @@
 //! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the
 //! `log` target `librknnrt`, with the vendor's texts where they are known.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use sim_common::lock;
+pub use sim_common::slot::SLOTS;
+use sim_common::slot::Slots;
+pub use sim_common::{Coherence, StartError};
 
 use crate::ffi::{Api, MatmulType};
 use crate::layout::Soc;
@@ -46,23 +51,11 @@ mod memory;
 mod profile;
 mod run;
 
-pub use fault::{Fault, FaultSyntax, When, parse_faults};
-
-/// Machines that can exist at once in a process.
-pub const SLOTS: usize = 32;
+pub use fault::{Fault, WrongRows, parse_faults};
+pub use sim_common::fault::{Effect, FaultError, When};
 
 /// Byte that fills memory which its reader must not rely on.
 pub const POISON: u8 = 0xa5;
-
-/// Visibility of writes between CPU and device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Coherence {
-    /// One memory: a forgotten `mem_sync` goes unnoticed.
-    #[default]
-    Relaxed,
-    /// Two memories, both poisoned at first: only `mem_sync` copies between them.
-    Strict,
-}
 
 /// Properties of the simulated chip.
 #[derive(Clone, Debug)]
@@ -123,32 +116,12 @@ impl Options {
         if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_FAULTS") {
             options.faults = parse_faults(&text)?;
         }
-        if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_COHERENCE") {
-            options.coherence = match text.as_str() {
-                "" | "relaxed" => Coherence::Relaxed,
-                "strict" => Coherence::Strict,
-                _ => return Err(StartError::Coherence(text)),
-            };
-        }
+        options.coherence = Coherence::from_env()?;
         if let Ok(text) = std::env::var("GGML_RUST_NPU_SIM_API_VERSION") {
             options.api_version = text;
         }
         Ok(options)
     }
-}
-
-/// Reason why a machine did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// Every slot is taken by a machine that has not been dropped.
-    #[error("all {SLOTS} slots for simulated machines are taken")]
-    NoSlot,
-    /// `GGML_RUST_NPU_SIM_FAULTS` is malformed.
-    #[error("GGML_RUST_NPU_SIM_FAULTS: {0}")]
-    Faults(#[from] FaultSyntax),
-    /// `GGML_RUST_NPU_SIM_COHERENCE` is malformed.
-    #[error("GGML_RUST_NPU_SIM_COHERENCE: \"{0}\" is not one of relaxed, strict")]
-    Coherence(String),
 }
 
 /// Objects that the caller has created and not destroyed.
@@ -165,7 +138,7 @@ pub struct Live {
 #[derive(Debug)]
 pub struct Machine {
     slot: usize,
-    state: Arc<State>,
+    state: Arc<ChipState>,
 }
 
 impl Machine {
@@ -202,55 +175,39 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        *lock(&MACHINES[self.slot]) = None;
+        MACHINES.free(self.slot);
     }
 }
 
-/// State that contexts and functions of one machine share.
+/// ChipState that contexts and functions of one machine share.
 #[derive(Debug)]
-struct State {
+struct ChipState {
     options: Options,
     injector: fault::Injector,
-    mems: memory::Table,
+    mems: memory::MemoryTable,
     attachment: domain::Attachment,
     contexts: AtomicUsize,
     /// `true` after the warning about multi-core masks.
     mask_warned: AtomicBool,
 }
 
-static MACHINES: [Mutex<Option<Arc<State>>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
+static MACHINES: Slots<ChipState> = Slots::new();
 
 /// Starts a simulated chip.
 ///
 /// # Errors
 /// [`StartError::NoSlot`] if [`SLOTS`] machines exist.
 pub fn start(options: Options) -> Result<Machine, StartError> {
-    for (slot, place) in MACHINES.iter().enumerate() {
-        let mut place = lock(place);
-        if place.is_none() {
-            let state = Arc::new(State {
-                injector: fault::Injector::new(options.faults.clone()),
-                mems: memory::Table::new(options.coherence),
-                attachment: domain::Attachment::new(options.domain_patience),
-                contexts: AtomicUsize::new(0),
-                mask_warned: AtomicBool::new(false),
-                options,
-            });
-            *place = Some(Arc::clone(&state));
-            return Ok(Machine { slot, state });
-        }
-    }
-    Err(StartError::NoSlot)
-}
-
-/// Returns the machine in `slot`, if it has not been dropped.
-fn machine_in(slot: usize) -> Option<Arc<State>> {
-    lock(&MACHINES[slot]).clone()
-}
-
-/// Locks, also after a panic elsewhere: a C caller cannot be told about poisoning.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    let state = Arc::new(ChipState {
+        injector: fault::Injector::new(options.faults.clone()),
+        mems: memory::MemoryTable::new(options.coherence),
+        attachment: domain::Attachment::new(options.domain_patience),
+        contexts: AtomicUsize::new(0),
+        mask_warned: AtomicBool::new(false),
+        options,
+    });
+    let slot = MACHINES.take(&state)?;
+    Ok(Machine { slot, state })
 }
 
 /// Logs as the vendor's library does.

@@ -14,7 +14,7 @@ use crate::layout::{Elem, MatmulLayout, Soc};
 
 /// A shape that passed the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct Dims {
     pub(super) m: usize,
     pub(super) k: usize,
     pub(super) n: usize,
@@ -128,7 +128,7 @@ pub(super) fn check_shape(
     options: &Options,
     layout: &MatmulLayout,
     shape: MatmulShape,
-) -> Result<Shape, c_int> {
+) -> Result<Dims, c_int> {
     let positive = |value: c_int| usize::try_from(value).ok().filter(|value| *value > 0);
     let (Some(m), Some(k), Some(n)) = (positive(shape.m), positive(shape.k), positive(shape.n))
     else {
@@ -165,7 +165,7 @@ pub(super) fn check_shape(
         vendor_error!("Failed to config layer: 'matmul', Fatal Error");
         return Err(code::FAIL);
     }
-    let shape = Shape { m, k, n };
+    let shape = Dims { m, k, n };
     // Sizes are 32 bits in the ABI, and jobs address at most 4 GiB.
     let sizes = [
         layout.a.bytes(m, k),
@@ -183,8 +183,8 @@ pub(super) fn check_shape(
 }
 
 /// Returns the attributes of the three tensors of a shape.
-pub(super) fn io_attr(accepted: &Accepted, shape: Shape) -> IoAttr {
-    let Shape { m, k, n } = shape;
+pub(super) fn io_attr(accepted: &Accepted, shape: Dims) -> IoAttr {
+    let Dims { m, k, n } = shape;
     let MatmulLayout { a, b, c, .. } = accepted.layout;
     let attr_a = |dims: &[usize]| attr(b'A', dims, a.bytes(m, k), a.elem);
     let attr_b = |dims: &[usize], size| attr(b'B', dims, size, b.elem);

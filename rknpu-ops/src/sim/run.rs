@@ -7,9 +7,9 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::compute::{self, Job};
-use super::memory::{Allocation, DeviceSide, Region};
-use super::profile::{Accepted, Shape};
+use super::compute::{self, Multiplication};
+use super::memory::{DeviceAllocation, DeviceSide, MemoryRange};
+use super::profile::{Accepted, Dims};
 use super::vendor_error;
 use crate::ffi::code;
 
@@ -17,32 +17,32 @@ use crate::ffi::code;
 #[derive(Clone, Debug)]
 pub(super) enum Operand {
     /// The caller's memory, native.
-    Bound(Region),
+    Bound(MemoryRange),
     /// A native copy of the caller's memory, made when it was bound.
     Copied(Arc<Vec<u8>>),
 }
 
 /// Operands and parameters of a run.
-pub(super) struct Request<'a> {
-    pub(super) shape: Shape,
+pub(super) struct RunRequest<'a> {
+    pub(super) shape: Dims,
     pub(super) accepted: &'a Accepted,
     /// Scales of A, B and C.
     pub(super) scales: [f32; 3],
     pub(super) a: &'a Operand,
     pub(super) b: &'a Operand,
-    pub(super) c: &'a Region,
+    pub(super) c: &'a MemoryRange,
     /// `true` if the result must be wrong.
     pub(super) spoilt: bool,
 }
 
-impl Request<'_> {
+impl RunRequest<'_> {
     /// Reads A and B, writes C.
     ///
     /// # Safety
     /// - The caller does not use the bound memory during the call.
     /// - No two concurrent runs write the same C, or write what another reads.
     pub(super) unsafe fn execute(&self) -> Result<(), c_int> {
-        let Shape { m, k, n } = self.shape;
+        let Dims { m, k, n } = self.shape;
         let layout = &self.accepted.layout;
         let [a_len, b_len, c_len] = [
             layout.a.bytes(m, k),
@@ -77,7 +77,7 @@ impl Request<'_> {
             c.fill(0);
             return Ok(());
         }
-        let job = Job {
+        let job = Multiplication {
             shape: self.shape,
             layout,
             a,
@@ -96,17 +96,17 @@ impl Request<'_> {
 
 /// The device sides of a run's allocations, each locked only once: a second shared lock of the same
 /// thread could wait for a writer that waits for the first.
-struct Sides<'a>(Vec<(&'a Arc<Allocation>, DeviceSide<'a>)>);
+struct Sides<'a>(Vec<(&'a Arc<DeviceAllocation>, DeviceSide<'a>)>);
 
 impl<'a> Sides<'a> {
-    fn take(&mut self, region: &'a Region) {
+    fn take(&mut self, region: &'a MemoryRange) {
         if self.of(region).is_err() {
             self.0
                 .push((&region.allocation, region.allocation.device()));
         }
     }
 
-    fn of(&self, region: &Region) -> Result<&DeviceSide<'a>, c_int> {
+    fn of(&self, region: &MemoryRange) -> Result<&DeviceSide<'a>, c_int> {
         self.0
             .iter()
             .find(|(allocation, _)| Arc::ptr_eq(allocation, &region.allocation))

@@ -1,0 +1,59 @@
+//! Slots for the machines of a process.
+//!
+//! The vendors' C functions take no machine argument. So each machine occupies a slot, and gets
+//! copies of the functions that know the slot's number.
+
+use std::sync::{Arc, Mutex};
+
+use crate::{StartError, lock};
+
+/// Machines that can exist at once in a process.
+pub const SLOTS: usize = 32;
+
+/// The machines of a process, by slot.
+#[derive(Debug)]
+pub struct Slots<T>([Mutex<Option<Arc<T>>>; SLOTS]);
+
+impl<T> Slots<T> {
+    /// Returns free slots.
+    #[must_use]
+    #[expect(
+        clippy::new_without_default,
+        reason = "a static needs a const function"
+    )]
+    pub const fn new() -> Self {
+        Self([const { Mutex::new(None) }; SLOTS])
+    }
+
+    /// Puts a machine into the first free slot, and returns its number.
+    ///
+    /// # Errors
+    /// [`StartError::NoSlot`] if no slot is free.
+    pub fn take(&self, machine: &Arc<T>) -> Result<usize, StartError> {
+        for (slot, place) in self.0.iter().enumerate() {
+            let mut place = lock(place);
+            if place.is_none() {
+                *place = Some(Arc::clone(machine));
+                return Ok(slot);
+            }
+        }
+        Err(StartError::NoSlot)
+    }
+
+    /// Returns the machine in `slot`, if it has not been dropped.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    #[must_use]
+    pub fn get(&self, slot: usize) -> Option<Arc<T>> {
+        lock(&self.0[slot]).clone()
+    }
+
+    /// Frees `slot`.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn free(&self, slot: usize) {
+        *lock(&self.0[slot]) = None;
+    }
+}
