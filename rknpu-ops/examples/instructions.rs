@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use half::f16;
-use rknpu_ops::int4::{Digits, Product, ScaledOutput, Tile, factors};
+use rknpu_ops::int4::{Digits, Product, ScaledOutput, SumTile, factors};
 use rknpu_ops::layout::{Elem, NativeC};
 #[cfg(target_arch = "aarch64")]
 use rknpu_ops::neon;
@@ -132,7 +132,7 @@ fn scaled<T: Copy>(
     c: &[T],
     values: &[f32],
     (t, rows, digits): (usize, usize, Digits),
-    tile: impl Fn(Product<'_, T>, Range<usize>, Range<usize>, &mut Tile),
+    tile: impl Fn(Product<'_, T>, Range<usize>, Range<usize>, &mut SumTile),
     out: &mut [f32],
 ) {
     let (k, per_row) = (out.len() / rows, factors(1));

@@ -86,7 +86,7 @@ impl Clip {
         if method == Method::AbsMax {
             return self.0 / LEVEL_MAX;
         }
-        let Fit { uq, qq } = fit(values, inverse);
+        let LevelFit { uq, qq } = fit(values, inverse);
         // No level is 0, so there is no division by 0.
         uq / qq / inverse
     }
@@ -186,7 +186,7 @@ fn mse_clip(row: &[f32], size: Size) -> f32 {
         let Some(inverse) = Clip(clip).inverse_i4() else {
             break;
         };
-        let Fit { uq, qq } = fit(row, inverse);
+        let LevelFit { uq, qq } = fit(row, inverse);
         // In units of the largest magnitude, so that no square overflows or vanishes.
         let xq = uq * (clip / size.max);
         let gain = xq * xq / qq;
@@ -200,16 +200,16 @@ fn mse_clip(row: &[f32], size: Size) -> f32 {
 
 /// Sums over a row `x`, `u = x * inverse`, and its levels `q`.
 #[derive(Clone, Copy, Debug)]
-struct Fit {
+struct LevelFit {
     /// `sum(u q)`.
     uq: f32,
     /// `sum(q^2)`: exact.
     qq: f32,
 }
 
-/// Returns the [`Fit`] of a row, `q` being the level nearest to `u`.
+/// Returns the [`LevelFit`] of a row, `q` being the level nearest to `u`.
 #[multiversion(targets("x86_64+avx2"))]
-fn fit(row: &[f32], inverse: f32) -> Fit {
+fn fit(row: &[f32], inverse: f32) -> LevelFit {
     let (mut uq, mut qq) = ([0.0f32; LANES], [0.0f32; LANES]);
     let mut add = |part: &[f32; LANES]| {
         for (lane, x) in part.iter().enumerate() {
@@ -226,7 +226,7 @@ fn fit(row: &[f32], inverse: f32) -> Fit {
     add(&last);
     // CAST: at most 16.
     let padding = (LANES - rest.len()) as f32;
-    Fit {
+    LevelFit {
         uq: uq.iter().sum(),
         // The level of a zero after the row's end is 1/2.
         qq: qq.iter().sum::<f32>() - 0.25 * padding,

@@ -4,7 +4,7 @@
 #![cfg(target_arch = "aarch64")]
 
 use half::f16;
-use rknpu_ops::int4::{Accumulator, Digits, Product, ScaledOutput, Tile, factors, factors_i4};
+use rknpu_ops::int4::{Accumulator, Digits, Product, ScaledOutput, SumTile, factors, factors_i4};
 use rknpu_ops::layout::{Elem, NativeC};
 use rknpu_ops::pack::{NativeOutput, Rows, RowsMut};
 use rknpu_ops::{neon, scalar};
@@ -357,7 +357,7 @@ fn scaled_tiles_alike<T: Accumulator + std::fmt::Debug>(number: impl Fn(usize) -
                 let product = Product::new(&views, layout, bucket, digits, a);
                 for n0 in (0..n).step_by(64) {
                     let columns = n0..n.min(n0 + 64);
-                    let mut tiles: [Tile; 2] = [[[0.5; 64]; 4]; 2];
+                    let mut tiles: [SumTile; 2] = [[[0.5; 64]; 4]; 2];
                     let [vector, portable] = &mut tiles;
                     neon::scaled_tile(product, rows.clone(), columns.clone(), vector);
                     scalar::scaled_tile(product, rows.clone(), columns.clone(), portable);

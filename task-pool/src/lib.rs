@@ -27,7 +27,7 @@ mod cpu;
 mod part;
 
 use self::cpu::{Cpus, current_cpu};
-pub use part::{Chunks, Parts, chunks};
+pub use part::{Parts, SliceChunks, chunks};
 
 /// Time for which a thread spins before it sleeps, if there is a CPU for each thread of the pool.
 ///
@@ -60,7 +60,7 @@ const SPINS_PER_LOOK: u32 = 16;
 /// ```
 #[derive(Debug)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
     /// Held during a run.
     turn: Mutex<()>,
@@ -74,14 +74,14 @@ struct Counter(AtomicUsize);
 
 /// State that the threads of a pool share.
 #[derive(Debug)]
-struct Shared {
+struct PoolState {
     /// Number of the run's tasks that no thread has taken. The next thread takes the task with the
     /// number below.
     remaining: Counter,
     /// Number of the run's tasks that are not done.
     unfinished: Counter,
     /// Address of the run's task, a `&(dyn Fn(usize) + Sync)`, as long as `unfinished` is not 0.
-    task: AtomicPtr<Task<'static>>,
+    task: AtomicPtr<TaskRef<'static>>,
     /// Payload of the first task that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// The CPU of the caller at the start of the run, or [`NO_CPU`].
@@ -102,7 +102,7 @@ struct Shared {
 const NO_CPU: usize = usize::MAX;
 
 /// The closure that [`Pool::run`] runs.
-type Task<'a> = &'a (dyn Fn(usize) + Sync);
+type TaskRef<'a> = &'a (dyn Fn(usize) + Sync);
 
 impl Pool {
     /// Starts a pool of `threads` threads. The caller of [`Pool::run`] is one of them, so one less
@@ -117,7 +117,7 @@ impl Pool {
     pub fn new(threads: usize, name: &str, cpus: &[usize]) -> std::io::Result<Self> {
         // Where threads share a CPU, a spinning thread keeps the CPU from one with work.
         let crowded = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < threads);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             remaining: Counter::default(),
             unfinished: Counter::default(),
             task: AtomicPtr::default(),
@@ -157,7 +157,7 @@ impl Pool {
     ///
     /// # Panics
     /// If a task panics: with the payload of the first one, after all tasks are done.
-    pub fn run(&self, n: usize, task: Task) {
+    pub fn run(&self, n: usize, task: TaskRef) {
         let turn = match self.turn.try_lock() {
             Ok(turn) => Some(turn),
             Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
@@ -171,7 +171,7 @@ impl Pool {
         let cpu = current_cpu().unwrap_or(NO_CPU);
         shared.caller_cpu.store(cpu, Ordering::Relaxed);
         shared.unfinished.0.store(n, Ordering::Relaxed);
-        let address = (&raw const task).cast_mut().cast::<Task<'static>>();
+        let address = (&raw const task).cast_mut().cast::<TaskRef<'static>>();
         shared.task.store(address, Ordering::Relaxed);
         // Releases the stores above to every thread that takes a task.
         shared.remaining.0.store(n, Ordering::Release);
@@ -217,7 +217,7 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolState {
     /// Runs tasks until the pool stops: the body of a worker.
     fn worker_loop(&self, cpus: &Cpus) {
         while !self.stop.load(Ordering::SeqCst) {

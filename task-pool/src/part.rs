@@ -27,7 +27,7 @@ pub unsafe trait Parts: Sync {
 
 /// A slice in chunks of `size` elements; the last one may be shorter.
 #[derive(Debug)]
-pub struct Chunks<'a, T> {
+pub struct SliceChunks<'a, T> {
     base: *mut T,
     len: usize,
     size: usize,
@@ -39,9 +39,9 @@ pub struct Chunks<'a, T> {
 /// # Panics
 /// If `size` is 0.
 #[must_use]
-pub fn chunks<T>(slice: &mut [T], size: usize) -> Chunks<'_, T> {
+pub fn chunks<T>(slice: &mut [T], size: usize) -> SliceChunks<'_, T> {
     assert!(size > 0, "chunks of 0 elements");
-    Chunks {
+    SliceChunks {
         base: slice.as_mut_ptr(),
         len: slice.len(),
         size,
@@ -50,10 +50,10 @@ pub fn chunks<T>(slice: &mut [T], size: usize) -> Chunks<'_, T> {
 }
 
 // SAFETY: a shared reference returns disjoint parts only (`Parts::part`), each to one thread.
-unsafe impl<T: Send> Sync for Chunks<'_, T> {}
+unsafe impl<T: Send> Sync for SliceChunks<'_, T> {}
 
 // SAFETY: chunks of different indices have no element in common.
-unsafe impl<'a, T: Send> Parts for Chunks<'a, T> {
+unsafe impl<'a, T: Send> Parts for SliceChunks<'a, T> {
     type Part = &'a mut [T];
 
     fn count(&self) -> usize {

@@ -63,10 +63,10 @@ impl Feedback {
     ///
     /// # Panics
     /// If a length is not that of the segment.
-    pub(super) fn round(&self, values: &[f32], clip: Clip, work: &mut Work) -> f32 {
+    pub(super) fn round(&self, values: &[f32], clip: Clip, work: &mut RoundingScratch) -> f32 {
         let k = self.worth.len();
         assert_eq!(values.len(), k, "weights of a segment");
-        let Work {
+        let RoundingScratch {
             pending,
             levels,
             best,
@@ -89,7 +89,7 @@ impl Feedback {
 
 /// Scratch for one row.
 #[derive(Debug, Default)]
-pub(super) struct Work {
+pub(super) struct RoundingScratch {
     pending: Vec<f32>,
     levels: Vec<i8>,
     /// The nibbles of the row; zeros after them.

@@ -15,14 +15,14 @@ use crate::kernel;
 use crate::layout::NativeC;
 use crate::pack::{OutputRows, Rows};
 
-/// Columns of a [`Tile`]; a multiple of every `t`.
+/// Columns of a [`SumTile`]; a multiple of every `t`.
 const COLUMNS: usize = 64;
 
-/// Rows of a [`Tile`].
+/// Rows of a [`SumTile`].
 const ROWS: usize = 4;
 
 /// FP32 sums of a part of a product.
-pub type Tile = [[f32; COLUMNS]; ROWS];
+pub type SumTile = [[f32; COLUMNS]; ROWS];
 
 /// Element of C that [`unpack_scaled`] accepts: `i16`, `i32` or `f32`.
 pub trait Accumulator: Copy + Default + kernel::Quad {

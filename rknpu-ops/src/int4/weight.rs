@@ -1,6 +1,6 @@
 //! Packing of weights: calibrated scales, nibbles, native B.
 
-use super::feedback::{Feedback, Work};
+use super::feedback::{Feedback, RoundingScratch};
 use super::{CHUNK, join_nibbles, nibble_bytes, quantize_weights};
 use crate::calibrate::{self, Method};
 use crate::layout::NativeB;
@@ -41,7 +41,7 @@ pub fn quantize_group_i4(
         k.div_ceil(segment_k),
         "scales of each segment"
     );
-    let mut work = Work::default();
+    let mut work = RoundingScratch::default();
     for (segment, scales) in scales.iter_mut().enumerate() {
         let k0 = segment * segment_k;
         let k1 = k.min(k0 + segment_k);

@@ -17,7 +17,7 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use super::{load, store};
-use crate::int4::{Accumulator, Digits, Product, Tile};
+use crate::int4::{Accumulator, Digits, Product, SumTile};
 use crate::scalar;
 
 /// Rows that are computed together: those of a tile.
@@ -34,7 +34,7 @@ pub fn scaled_tile<T: Accumulator>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
-    tile: &mut Tile,
+    tile: &mut SumTile,
 ) {
     if !columns.len().is_multiple_of(4) {
         return scalar::scaled_tile(product, rows, columns, tile);
@@ -49,7 +49,7 @@ fn by_shape<T: Accumulator>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
-    tile: &mut Tile,
+    tile: &mut SumTile,
 ) {
     match (product.t, product.digits) {
         (4, Digits::One) => by_rows::<T, 1, 1>(product, rows, columns, tile),
@@ -68,7 +68,7 @@ fn by_rows<T: Accumulator, const Q: usize, const D: usize>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
-    tile: &mut Tile,
+    tile: &mut SumTile,
 ) {
     if let Some(first) = tile.first_chunk_mut::<ROWS>()
         && rows.len() == ROWS

@@ -28,7 +28,7 @@ const COLUMNS: usize = 64;
 const ROWS: usize = 4;
 
 /// Rows of a tile, four elements to a register.
-type Tile<const R: usize> = [[[f32; 4]; COLUMNS / 4]; R];
+type QuadTile<const R: usize> = [[[f32; 4]; COLUMNS / 4]; R];
 
 /// Computes the same as [`scalar::unpack_i32`](crate::scalar::unpack_i32).
 ///
@@ -49,12 +49,12 @@ pub fn unpack_i32(
         // SAFETY: NEON belongs to the base instruction set of this target.
         unsafe { single_i32(c.segments, a_scale(0), w_scales, row) };
     } else {
-        let four = |m: usize, range: &Range<usize>, tile: &mut Tile<ROWS>| {
+        let four = |m: usize, range: &Range<usize>, tile: &mut QuadTile<ROWS>| {
             let (a, w) = (from_fn(|r| a_scale(m + r)), &w_scales[range.clone()]);
             // SAFETY: NEON belongs to the base instruction set of this target.
             unsafe { tile_i32(c, m, range, &a, w, tile) }
         };
-        let one = |m: usize, range: &Range<usize>, tile: &mut Tile<1>| {
+        let one = |m: usize, range: &Range<usize>, tile: &mut QuadTile<1>| {
             let w = &w_scales[range.clone()];
             // SAFETY: NEON belongs to the base instruction set of this target.
             unsafe { tile_i32(c, m, range, &[a_scale(m)], w, tile) }
@@ -81,12 +81,12 @@ pub fn unpack_f32(
         // SAFETY: NEON belongs to the base instruction set of this target.
         unsafe { single_f32(c.segments, factor(0), row) };
     } else {
-        let four = |m: usize, range: &Range<usize>, tile: &mut Tile<ROWS>| {
+        let four = |m: usize, range: &Range<usize>, tile: &mut QuadTile<ROWS>| {
             let factors = from_fn(|r| factor(m + r));
             // SAFETY: NEON belongs to the base instruction set of this target.
             unsafe { tile_f32(c, m, range, &factors, tile) }
         };
-        let one = |m: usize, range: &Range<usize>, tile: &mut Tile<1>| {
+        let one = |m: usize, range: &Range<usize>, tile: &mut QuadTile<1>| {
             // SAFETY: NEON belongs to the base instruction set of this target.
             unsafe { tile_f32(c, m, range, &[factor(m)], tile) }
         };
@@ -110,8 +110,8 @@ fn tiles(
     rows: Range<usize>,
     columns: usize,
     dst: &mut impl OutputRows,
-    four: impl Fn(usize, &Range<usize>, &mut Tile<ROWS>),
-    one: impl Fn(usize, &Range<usize>, &mut Tile<1>),
+    four: impl Fn(usize, &Range<usize>, &mut QuadTile<ROWS>),
+    one: impl Fn(usize, &Range<usize>, &mut QuadTile<1>),
 ) {
     let (mut tile, mut single) = ([[[0.0; 4]; COLUMNS / 4]; ROWS], [[[0.0; 4]; COLUMNS / 4]]);
     for n0 in (0..columns).step_by(COLUMNS) {
@@ -137,7 +137,7 @@ fn tile_i32<const R: usize>(
     range: &Range<usize>,
     a: &[f32; R],
     w: &[f32],
-    tile: &mut Tile<R>,
+    tile: &mut QuadTile<R>,
 ) {
     let mut last = [[0.0; 4]; COLUMNS / 4];
     let w = w.as_chunks().0.first_chunk().unwrap_or_else(|| {
@@ -158,7 +158,7 @@ fn tile_f32<const R: usize>(
     m: usize,
     range: &Range<usize>,
     factors: &[f32; R],
-    tile: &mut Tile<R>,
+    tile: &mut QuadTile<R>,
 ) {
     let add = |a, b| vaddq_f32(a, b);
     let scaled = |sum: float32x4_t, _: usize, factor: float32x4_t| vmulq_f32(sum, factor);
@@ -183,7 +183,7 @@ fn gather<T, V: Copy, const R: usize>(
     load: impl Fn(&[T; 4]) -> V,
     add: impl Fn(V, V) -> V,
     scaled: impl Fn(V, usize, float32x4_t) -> float32x4_t,
-    tile: &mut Tile<R>,
+    tile: &mut QuadTile<R>,
 ) {
     match c.t {
         4 => gather_by::<T, V, R, 1>(c, m0, range, factors, load, add, scaled, tile),
@@ -205,7 +205,7 @@ fn gather_by<T, V: Copy, const R: usize, const Q: usize>(
     load: impl Fn(&[T; 4]) -> V,
     add: impl Fn(V, V) -> V,
     scaled: impl Fn(V, usize, float32x4_t) -> float32x4_t,
-    tile: &mut Tile<R>,
+    tile: &mut QuadTile<R>,
 ) {
     let (pitch, n_slices) = (4 * Q * c.m, range.len().div_ceil(4 * Q));
     let first = range.start * c.m + 4 * Q * m0;
@@ -243,7 +243,7 @@ fn gather_by<T, V: Copy, const R: usize, const Q: usize>(
 /// Copies columns `range` of rows `m0…` from a tile to their place.
 #[inline]
 fn write<const R: usize>(
-    tile: &Tile<R>,
+    tile: &QuadTile<R>,
     m0: usize,
     range: &Range<usize>,
     columns: usize,

@@ -3,7 +3,7 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use crate::int4::{Accumulator, Digits, Product, Tile};
+use crate::int4::{Accumulator, Digits, Product, SumTile};
 
 /// Adds columns `columns` of rows `rows` of a product to a tile, the segments in order:
 /// `tile[m][n] += ((c[m][n] + half) * w_scales[n]) * a_scale`.
@@ -17,7 +17,7 @@ pub fn scaled_tile<T: Accumulator>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
-    tile: &mut Tile,
+    tile: &mut SumTile,
 ) {
     // Each arm is a separate copy of the loops with a constant width of a native slice.
     match product.t {
@@ -34,7 +34,7 @@ fn add<T: Accumulator, const W: usize>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
-    tile: &mut Tile,
+    tile: &mut SumTile,
 ) {
     for (index, segment) in product.segments.iter().enumerate() {
         let (w_scales, last_w_scales) = segment.w_scales[columns.clone()].as_chunks::<W>();
