@@ -3,7 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`fault`] | the grammar of `GGML_RUST_NPU_SIM_FAULTS`, and the counters that decide which call fails |
-//! | [`memory`] | memory with a file descriptor, and copies filled with poison |
+//! | [`poison`] | memory with a file descriptor, and copies filled with poison |
 //! | [`slot`] | slots for the machines of a process |
 //!
 //! A stand-in adds its vendor's functions, rules and arithmetic.
@@ -15,7 +15,7 @@ pub mod fault;
     unsafe_code,
     reason = "memory with a descriptor is made by system calls"
 )]
-pub mod memory;
+pub mod poison;
 pub mod slot;
 
 /// Visibility of writes between the CPU and the device.

@@ -25,7 +25,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use memmap2::MmapRaw;
-use sim_common::memory::{poisoned, with_descriptor};
+use sim_common::poison::{poisoned, with_descriptor};
 
 use super::{Coherence, POISON, lock, vendor_error};
 use crate::layout::LINE_BYTES;

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use memmap2::MmapRaw;
-use sim_common::memory::{poisoned, with_descriptor};
+use sim_common::poison::{poisoned, with_descriptor};
 
 use super::{Coherence, POISON, lock, vendor_error};
 use crate::ffi::{MemSync, TensorMem, mem_flags};
