@@ -1,8 +1,9 @@
-//! Return codes of this library, as FastRPC has them on the DSP.
+//! Return codes of this library, in FastRPC's numbering on the DSP.
 //!
-//! SOURCE: qualcomm/fastrpc inc/AEEStdErr.h: numbers, and `DSP_AEE_EOFFSET`, which the DSP adds to them.
+//! SOURCE: qualcomm/fastrpc inc/AEEStdErr.h: numbers, and `DSP_AEE_EOFFSET`, which the DSP adds to
+//! them.
 
-/// A code with the DSP's offset.
+/// Adds the DSP's offset to a code.
 const fn dsp(code: u32) -> i32 {
     (0x8000_0400 + code).cast_signed()
 }

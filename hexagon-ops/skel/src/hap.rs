@@ -1,9 +1,10 @@
-//! What the DSP's operating system offers to libraries: functions with plain arguments only.
+//! Functions of the DSP's operating system, with plain arguments only.
 //!
-//! SOURCE: names as imported by Qualcomm's prebuilt libraries in qualcomm/fastrpc test/v75; prototypes as in public code
-//! that calls them: tinygrad (MIT) `HAP_mmap`, `HAP_munmap`, `HAP_perf_get_time_us`, `HAP_power_set`; ggml-hexagon and
-//! others, `compute_resource_*`. The attributes of a compute resource are filled by functions only; they are 64 bytes in
-//! one public header, and have room for four times that here. Not run on a device.
+//! SOURCE: names as imported by Qualcomm's prebuilt libraries in qualcomm/fastrpc test/v75;
+//! prototypes as in public code that calls them: tinygrad (MIT) `HAP_mmap`, `HAP_munmap`,
+//! `HAP_perf_get_time_us`, `HAP_power_set`; ggml-hexagon and others, `compute_resource_*`. The
+//! attributes of a compute resource are filled by functions only; they are 64 bytes in one public
+//! header, and have room for four times that here. Not run on a device.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
@@ -20,9 +21,10 @@ pub type Debug =
 /// `HAP_mem_available_stack`: bytes.
 pub type AvailableStack = unsafe extern "C" fn() -> u64;
 
-// Optional: the loader leaves null what its system does not have.
+// Optional functions: the loader leaves the ones null that its system does not have.
 //
-// SOURCE: names, as exported by unsigned FastRPC shells for V73 to V81; both are weak in public code that calls them.
+// SOURCE: names, as exported by unsigned FastRPC shells for V73 to V81; both are weak in public
+// code that calls them.
 unsafe extern "C" {
     /// Writes a line to the DSP's log.
     #[linkage = "extern_weak"]
@@ -46,10 +48,10 @@ unsafe extern "C" {
     pub fn HAP_munmap(address: *mut c_void, bytes: c_int) -> c_int;
     /// A clock, microseconds.
     pub safe fn HAP_perf_get_time_us() -> u64;
-    /// A wish about power; see [`crate::power`].
+    /// Asks for power; see [`crate::power`].
     pub fn HAP_power_set(context: *mut c_void, request: *mut c_void) -> c_int;
 
-    /// How much VTCM there is: (0, out bytes, null, null, null); 0 on success.
+    /// Returns the size of VTCM: (0, out bytes, null, null, null); 0 on success.
     pub fn compute_resource_query_VTCM(
         application: c_uint,
         total_bytes: *mut c_uint,
@@ -59,7 +61,7 @@ unsafe extern "C" {
     ) -> c_int;
     /// Initializes attributes.
     pub fn compute_resource_attr_init(attributes: *mut Attributes) -> c_int;
-    /// Whether holders of the resource take turns.
+    /// Returns `true` if several holders use the resource in turns.
     pub fn compute_resource_attr_set_serialize(attributes: *mut Attributes, enable: u8) -> c_int;
     /// Asks for the matrix unit.
     pub fn compute_resource_attr_set_hmx_param(attributes: *mut Attributes, enable: u8) -> c_int;
@@ -71,7 +73,7 @@ unsafe extern "C" {
     ) -> c_int;
     /// Waits for the resource; its number, 0 on failure.
     pub fn compute_resource_acquire(attributes: *mut Attributes, timeout_us: c_uint) -> c_uint;
-    /// Where the VTCM is.
+    /// Returns the address of VTCM.
     pub fn compute_resource_attr_get_vtcm_ptr(attributes: *mut Attributes) -> *mut c_void;
     /// Gives a resource back.
     pub safe fn compute_resource_release(resource: c_uint) -> c_int;

@@ -1,4 +1,5 @@
-//! The library that FastRPC loads on the DSP: `ggml_rust_npu_skel_handle_invoke` over [`hexagon_ops::serve`].
+//! The library that FastRPC loads on the DSP: `ggml_rust_npu_skel_handle_invoke` over
+//! [`hexagon_ops::serve`].
 //!
 //! ```text
 //! method 0  open    host: remote_handle64_open      -> the one session of this process
@@ -7,17 +8,19 @@
 //!        3  SERVE         VTCM and matrix unit taken, Server::serve, both given back
 //! ```
 //!
-//! FastRPC calls on threads of its own; only close may come while another call runs. VTCM and the matrix unit belong to
-//! the session only while it serves, so that several sessions and other programs can take turns.
+//! FastRPC calls on its own threads; only close may be called while another call runs. VTCM and the
+//! matrix unit belong to the session only while it serves, so that several sessions and other
+//! programs can use them in turns.
 //!
-//! Calls need more stack than the 16 KiB that FastRPC's threads have by default: hosts ask for `wire::STACK_BYTES`
-//! (FASTRPC_THREAD_PARAMS), and START refuses a thread with less than `wire::STACK_NEEDED_BYTES`.
+//! Calls need more stack than the 16 KiB that FastRPC's threads have by default: hosts request
+//! `wire::STACK_BYTES` (FASTRPC_THREAD_PARAMS), and START refuses a thread with less than
+//! `wire::STACK_NEEDED_BYTES`.
 //!
-//! Closing the last handle of a process ends the process without calling method 1: what close gives back, the system takes
-//! back by itself.
+//! Closing the last handle of a process ends the process without calling method 1: the system
+//! itself takes back what close would release.
 //!
-//! SOURCE: qualcomm/fastrpc inc/remote.h (entry, scalars), src/mod_table.c (open: two buffers in, one handle out; close:
-//! one handle in). Not run on a device.
+//! SOURCE: qualcomm/fastrpc inc/remote.h (entry, scalars), src/mod_table.c (open: two buffers in,
+//! one handle out; close: one handle in). Not run on a device.
 
 #![no_std]
 #![feature(asm_experimental_arch, linkage)]
@@ -53,13 +56,14 @@ global_asm!(
 const METHOD_OPEN: u32 = 0;
 /// Method that closes it.
 const METHOD_CLOSE: u32 = 1;
-/// Where open puts its handle: behind the length and the text of the URI.
+/// Argument in which open returns its handle: after the length and the text of the URI.
 const OPEN_HANDLE: usize = 2;
 
-/// The body of `ggml_rust_npu_skel_handle_invoke`.
+/// Implements `ggml_rust_npu_skel_handle_invoke`.
 ///
 /// # Safety
-/// - `args` points at as many arguments as `scalars` says, each a buffer or handle that is this call's.
+/// - `args` points at as many arguments as `scalars` says, each a buffer or handle that is this
+///   call's.
 unsafe extern "C" fn invoke(_handle: u64, scalars: u32, args: *mut RemoteArg) -> i32 {
     let scalars = Scalars(scalars);
     let result = match scalars.method() {
@@ -87,7 +91,8 @@ unsafe extern "C" fn invoke(_handle: u64, scalars: u32, args: *mut RemoteArg) ->
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     let line = info.location().map_or(0, |location| location.line());
     log::line(c"panic", c"line", line.cast_signed());
-    // A load from an odd address is an exception, which ends the process; the host sees a lost session.
+    // A load from an odd address is an exception, which ends the process; the host sees a lost
+    // session.
     loop {
         // SAFETY: nothing is loaded.
         unsafe { asm!("{{ {0} = memw({0}) }}", inout(reg) 0xbadc_0fef_usize => _) };

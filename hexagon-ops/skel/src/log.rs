@@ -1,4 +1,5 @@
-//! The DSP's log, which ends in the host's: logcat on Android, the journal where adsprpcd or cdsprpcd runs.
+//! The DSP's log, which the host's log contains: logcat on Android, the journal where adsprpcd or
+//! cdsprpcd runs.
 
 use core::ffi::CStr;
 
@@ -11,7 +12,7 @@ const LEVEL_ERROR: i32 = 3;
 
 /// Writes "ggml-rust-npu: `what`: `name` `code`", where there is a log.
 pub fn line(what: &CStr, name: &CStr, code: i32) {
-    // SAFETY: the loader has set it, and nobody writes it.
+    // SAFETY: the loader has set it, and nothing writes it.
     if let Some(debug) = unsafe { hap::HAP_debug_v2 } {
         let format = c"ggml-rust-npu: %s: %s %#x";
         let file = c"skel";

@@ -19,7 +19,7 @@ pub static CLOSING: AtomicBool = AtomicBool::new(false);
 /// The DSP around the loop.
 #[derive(Debug)]
 pub struct Dsp {
-    /// Where the ring is mapped, and its bytes.
+    /// Address of the mapped ring, and its bytes.
     ring: Option<(*mut u8, c_int)>,
     votes: [i32; VOTES.len()],
 }
@@ -30,7 +30,7 @@ impl Dsp {
         Self { ring: None, votes }
     }
 
-    /// Unmaps the ring, which nobody must read any more.
+    /// Unmaps the ring, which must not be read any more.
     pub fn unmap_ring(&mut self) {
         if let Some((address, bytes)) = self.ring.take() {
             // SAFETY: `map_ring` mapped it, and the server has let go of it.
@@ -52,7 +52,8 @@ impl Platform for Dsp {
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {
         let len = c_int::try_from(bytes).map_err(|_| MAP_SIZE)?;
         let address = map(fd, len).ok_or(MAP_REFUSED)?;
-        // SAFETY: just mapped, that long; the host leaves alone what commands name (its side of the protocol).
+        // SAFETY: just mapped, that long; the host does not touch the operands of a command (its
+        // side of the protocol).
         unsafe { Mapped::new(address, address, bytes) }.ok_or(MAP_REFUSED)
     }
 
@@ -68,7 +69,8 @@ impl Platform for Dsp {
         let len = c_int::try_from(bytes).ok()?;
         let address = map(fd, len)?;
         self.ring = Some((address, len));
-        // SAFETY: just mapped, that long, and unmapped only when the server is gone; the host uses words only.
+        // SAFETY: just mapped, that long, and unmapped only when the server is gone; the host uses
+        // words only.
         unsafe { Shared::new(address, bytes) }
     }
 
@@ -93,7 +95,7 @@ impl Platform for Dsp {
     }
 
     fn relax(&mut self, _polls: u32) -> Result<(), i32> {
-        // SAFETY: lets the other hardware threads have the issue slots of this one for up to 255 cycles.
+        // SAFETY: gives the issue slots of this hardware thread to the others for up to 255 cycles.
         unsafe { core::arch::asm!("pause(#255)", options(nomem, nostack)) };
         if CLOSING.load(Ordering::Acquire) {
             return Err(BAD_STATE);

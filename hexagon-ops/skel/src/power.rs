@@ -1,14 +1,15 @@
 //! Votes for clocks and for the power of the vector and matrix units.
 //!
-//! A vote that is refused is remembered and passed on to the host, and the session goes on: there is firmware that refuses
-//! the vote for a unit that has power all the same. Locking the matrix unit and the host's self-test decide.
+//! A refused vote is remembered and reported to the host, and the session continues, because some
+//! firmware refuses the vote for a unit that has power anyway. Locking the matrix unit and the
+//! host's self-test decide.
 //!
-//! A request is 120 bytes: its type in the first byte, the payload from byte 8 on. Enumerations have the smallest integer
-//! that holds their values, as the DSP's C compilers have it.
+//! A request is 120 bytes: its type in the first byte, the payload from byte 8. Enumerations have
+//! the smallest integer that holds their values, as in the DSP's C compilers.
 //!
-//! SOURCE: layouts as re-derived and asserted by a public BSD-3-Clause-Clear header (CDSP_PEAK_HAP_POWER_H), and by
-//! tinygrad (MIT) for the place of the payload; which votes are needed, llama.cpp ggml-hexagon htp/main.c. Not run on a
-//! device.
+//! SOURCE: layouts as re-derived and asserted by a public BSD-3-Clause-Clear header
+//! (CDSP_PEAK_HAP_POWER_H), and by tinygrad (MIT) for the place of the payload; which votes are
+//! needed, llama.cpp ggml-hexagon htp/main.c. Not run on a device.
 
 use core::ffi::c_void;
 
@@ -18,7 +19,7 @@ use crate::hap;
 
 /// Bytes of a request.
 const REQUEST_BYTES: usize = 120;
-/// Where its payload starts.
+/// Offset of the payload.
 const PAYLOAD: usize = 8;
 
 /// `HAP_power_set_HVX`: power of the vector units.
@@ -29,7 +30,7 @@ const SET_APPTYPE: u8 = 3;
 const SET_DCVS_V3: u8 = 12;
 /// `HAP_power_set_HMX`: power of the matrix unit, v73.
 const SET_HMX: u8 = 13;
-/// `HAP_power_set_HMX_v2`: power and clock of the matrix unit, from v75 on.
+/// `HAP_power_set_HMX_v2`: power and clock of the matrix unit, for v75 and later.
 const SET_HMX_V2: u8 = 14;
 
 /// `HAP_POWER_COMPUTE_CLIENT_CLASS`.
@@ -44,7 +45,7 @@ const CORNER_MAX: u8 = 0xff;
 struct Request([u8; REQUEST_BYTES]);
 
 impl Request {
-    /// A request with these bytes of its payload, by offset; the others are zero.
+    /// Returns a request with these bytes of its payload, by offset; the others are zero.
     fn new(kind: u8, payload: &[(usize, u8)]) -> Self {
         let mut bytes = [0; REQUEST_BYTES];
         bytes[0] = kind;
@@ -101,7 +102,7 @@ pub fn withdraw() {
     Request::new(SET_DCVS_V3, &[(0, 1), (1, 0), (8, 1), (28, 1)]).send();
 }
 
-/// Power for the matrix unit, and its clock where it has one of its own.
+/// Returns the power for the matrix unit, and its clock where it has a separate one.
 fn matrix() -> i32 {
     if crate::session::ARCH < 75 {
         return Request::new(SET_HMX, &[(0, 1)]).send();

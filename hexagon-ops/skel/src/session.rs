@@ -1,4 +1,4 @@
-//! The one session of this process, and who may touch it.
+//! The one session of this process, and the lock that admits one thread to it.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +26,8 @@ pub const ARCH: u32 = match env!("SKEL_ARCH").as_bytes() {
 
 /// The only handle.
 const HANDLE: u64 = 1;
-/// Length of one wait for VTCM, and the number of waits of START: others give it back when they are idle.
+/// Length of one wait for VTCM, and the number of waits of START: other programs release VTCM when
+/// they are idle.
 const ACQUIRE_US: u32 = 100_000;
 const ACQUIRE_TURNS: u32 = 100;
 
@@ -37,7 +38,8 @@ const IDLE: u32 = 1;
 /// [`STAGE`]: a call runs, and the session is its own.
 const BUSY: u32 = 2;
 
-/// Who may touch the session: whoever moved this from [`FREE`] or [`IDLE`] to [`BUSY`].
+/// Stage of the session. The thread that moved it from [`FREE`] or [`IDLE`] to [`BUSY`] may use the
+/// session.
 static STAGE: AtomicU32 = AtomicU32::new(FREE);
 
 type Loop = Server<Dsp, &'static mut [Tile], &'static mut State>;
@@ -45,7 +47,7 @@ type Loop = Server<Dsp, &'static mut [Tile], &'static mut State>;
 /// A place that is used by one thread at a time.
 struct Place<T>(UnsafeCell<T>);
 
-// SAFETY: `STAGE` lets one thread at a time at what is inside.
+// SAFETY: `STAGE` admits one thread at a time to the content.
 unsafe impl<T> Sync for Place<T> {}
 
 static SERVER: Place<Option<Loop>> = Place(UnsafeCell::new(None));
@@ -75,10 +77,12 @@ pub fn open() -> Result<u64, i32> {
             log::line(c"vote refused", name, *vote);
         }
     }
-    // SAFETY: the session was free and is now this thread's: the last server, which had the state, is gone.
+    // SAFETY: the session was free and is now this thread's: the last server, which had the state,
+    // is gone.
     let state = unsafe { &mut *STATE.0.get() };
     state.reset();
-    // SAFETY: only `Server` works with the unit, inside `serve`, where `Lent` holds the lock; there is one server.
+    // SAFETY: only `Server` works with the unit, inside `serve`, where `Lent` holds the lock; there
+    // is one server.
     let hmx = unsafe { Hmx::assume_held() };
     let units = Units {
         vtcm: Default::default(),
@@ -113,14 +117,14 @@ pub fn close() -> Result<(), i32> {
     Ok(())
 }
 
-/// Carries out a call.
+/// Executes a call.
 pub fn call(call: Call<'_>) -> Result<(), i32> {
     if call.method == METHOD_START && stack::is_too_small() {
         return Err(ERROR_STACK);
     }
     if !take(IDLE) {
-        // A signal on the host ends the host's side of a call only, and the host makes the call again: the ring is being
-        // read already.
+        // A signal on the host ends only the host's side of a call, and the host repeats the call:
+        // the ring is being read already.
         let is_served = call.method == METHOD_SERVE && STAGE.load(Ordering::Relaxed) == BUSY;
         return if is_served { Ok(()) } else { Err(ERROR_CALL) };
     }
@@ -151,7 +155,8 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
             return Err(ERROR_UNITS);
         }
     }
-    // SAFETY: `lent` holds the memory until the end of this function, where the server has lost it again.
+    // SAFETY: `lent` holds the memory until the end of this function, where it is taken from the
+    // server again.
     server.units().vtcm = unsafe { lent.tiles() };
     let result = server.invoke(call);
     server.units().vtcm = Default::default();
@@ -215,7 +220,7 @@ impl Lent {
         Err(if method == METHOD_SERVE { ERROR_LATER } else { ERROR_UNITS })
     }
 
-    /// The VTCM.
+    /// Returns the request for VTCM.
     ///
     /// # Safety
     /// - The result is not used when `self` is dropped, and only one of it exists.

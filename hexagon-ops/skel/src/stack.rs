@@ -4,15 +4,18 @@ use hexagon_ops::wire::STACK_NEEDED_BYTES;
 
 use crate::{hap, log};
 
-/// Answers below are no size of a stack that is left: FastRPC's threads have 16 KiB or more, of which START has used little.
+/// Smaller answers are not the size of the remaining stack: FastRPC's threads have 16 KiB or more,
+/// of which START has used little.
 ///
-/// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`DEFAULT_UTHREAD_STACK_SIZE`). `HAP_mem_available_stack` answers with an
-/// error code where it fails, and one public implementation with the bytes in use.
+/// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`DEFAULT_UTHREAD_STACK_SIZE`).
+/// `HAP_mem_available_stack` returns an error code if it fails, and one public implementation
+/// returns the bytes in use.
 const LEAST_BYTES: u64 = 8 << 10;
 
-/// Returns `true` if the system says that the calling thread has less stack left than commands need.
+/// Returns `true` if the system says that the calling thread has less stack left than commands
+/// need.
 pub fn is_too_small() -> bool {
-    // SAFETY: the loader has set it, and nobody writes it.
+    // SAFETY: the loader has set it, and nothing writes it.
     let Some(available) = (unsafe { hap::HAP_mem_available_stack }) else {
         return false;
     };

@@ -1,6 +1,7 @@
 //! Packets per unit of work of each kernel, warm, by QEMU's packet counter.
 //!
-//! SOURCE: control register 20 counts packets in qemu-hexagon's user mode; LLVM does not know its name, hence `.word`.
+//! SOURCE: control register 20 counts packets in qemu-hexagon's user mode; LLVM does not know its
+//! name, hence `.word`.
 
 use core::arch::asm;
 use core::fmt::{self, Write};
@@ -56,7 +57,7 @@ const SHAPE: Shape = Shape {
     nb: [4, 0, 0, 0],
 };
 
-/// The packet counter.
+/// Returns the packet counter.
 fn packets() -> u32 {
     let count;
     // SAFETY: reads a counter into r0.
@@ -64,7 +65,7 @@ fn packets() -> u32 {
     count
 }
 
-/// Packets of the second call of `kernel`, in hundredths per `units`.
+/// Returns the packets of the second call of `kernel`, in hundredths per `units`.
 fn measure(units: usize, mut kernel: impl FnMut()) -> u32 {
     kernel();
     let start = packets();
@@ -171,7 +172,7 @@ fn attentions(line: &mut dyn FnMut(&str, &str, u32)) {
     let vtcm = unsafe { VTCM.get() };
     // SAFETY: the only reference to ATTENDED.
     let attended = unsafe { ATTENDED.get() };
-    // SAFETY: whoever asks for packets runs the guest without the unit's instructions.
+    // SAFETY: packets are counted in a guest without the unit's instructions.
     let mut hmx = unsafe { Hmx::assume_held() };
     let params = Attention {
         scale: 0.125,

@@ -1,8 +1,8 @@
 //! A program without an operating system's library that qemu-hexagon runs.
 //!
-//! Reads requests of four lines from standard input: a line whose first words are a number and a scalar, then three
-//! vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] with the table of packet counts, as text; [`MULTIPLY`]
-//! with 64 x 64 f32.
+//! Reads requests of four lines from standard input: a line whose first words are a number and a
+//! scalar, then three vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] with the
+//! table of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32.
 
 #![no_std]
 #![no_main]
@@ -20,7 +20,7 @@ use hexagon_ops::layout::Line;
 
 /// Request number of the packet counts.
 const BENCH: i32 = -1;
-/// Request number of a multiplication on the matrix unit, which no emulator at hand has.
+/// Request number of a multiplication on the matrix unit, which no available emulator has.
 const MULTIPLY: i32 = -2;
 
 // The stack of a Linux process is aligned to 8 bytes, vectors spill to 128.
@@ -35,7 +35,7 @@ global_asm!(
 /// Linux system call with three arguments.
 ///
 /// # Safety
-/// The kernel must be allowed to use memory as the call says.
+/// The kernel may use memory as the call specifies.
 unsafe fn syscall(number: usize, a: usize, b: usize, c: usize) -> isize {
     let result;
     // SAFETY: the caller vouches for the call; trap0(#1) preserves every register but r0.

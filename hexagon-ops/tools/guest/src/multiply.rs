@@ -1,4 +1,5 @@
-//! A whole multiplication, for an emulator or device that has the matrix unit: 64 rows, K of 64, 64 columns of Q4_0.
+//! A whole multiplication, for an emulator or device that has the matrix unit: 64 rows, K of 64, 64
+//! columns of Q4_0.
 
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{LINE_BYTES, Line, MatrixLayout, Tile, WeightType};
@@ -23,7 +24,8 @@ pub fn run(write: &mut dyn FnMut(&[u8])) {
     let vtcm = unsafe { VTCM.get() };
     // SAFETY: the only reference to DST.
     let dst = unsafe { DST.get() };
-    // SAFETY: whoever sends this request runs the guest where the matrix unit is on and takes any memory.
+    // SAFETY: the sender of this request runs the guest where the matrix unit is on and accepts any
+    // memory.
     let mut hmx = unsafe { Hmx::assume_held() };
     let Ok(layout) = MatrixLayout::new(WeightType::Q4_0, SIDE, SIDE) else {
         return;

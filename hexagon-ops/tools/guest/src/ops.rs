@@ -139,7 +139,7 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
     }
 }
 
-/// `table` with its entries 16 to 31 equal to 0 to 15, as [`hvx::lookup16_b`] wants it.
+/// Returns `table` with its entries 16 to 31 equal to 0 to 15, as [`hvx::lookup16_b`] wants it.
 fn repeated(table: Vector) -> Vector {
     let mut line = Line::ZERO;
     hvx::store(&mut line, table);

@@ -14,7 +14,7 @@ impl<T> Scratch<T> {
         Self(UnsafeCell::new(value))
     }
 
-    /// The value.
+    /// Returns the value.
     ///
     /// # Safety
     /// No other reference to it is alive.

@@ -68,12 +68,13 @@ macro_rules! pass_on {
             #[doc = concat!("`", stringify!($function), "`, passed on.")]
             ///
             /// # Safety
-            /// That of the C function.
+            /// As the C function.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $function($($argument: $type),*) -> $result {
                 type Function = unsafe extern "C" fn($($type),*) -> $result;
                 let Some(address) = symbol($name) else { return $failure };
-                // SAFETY: the function of that name has this type (SOURCE: rknn_matmul_api.h and rknn_api.h, 1.5.0).
+                // SAFETY: the function of that name has this type (SOURCE: rknn_matmul_api.h and
+                // rknn_api.h, 1.5.0).
                 let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
                 // SAFETY: passed on to the caller.
                 unsafe { function($($argument),*) }
@@ -97,10 +98,10 @@ pass_on! {
         context: MatmulCtx, memory: *mut TensorMem) -> c_int, or code::DEVICE_UNAVAILABLE;
 }
 
-/// `rknn_matmul_create`, with the info of 1.5.2.
+/// Calls `rknn_matmul_create` with the info of 1.5.2.
 ///
 /// # Safety
-/// That of the C function.
+/// As the C function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn rknn_matmul_create(
     context: *mut MatmulCtx,
@@ -122,7 +123,7 @@ pub unsafe extern "C" fn rknn_matmul_create(
     unsafe { create(context, &raw mut old, attributes) }
 }
 
-/// The info of 1.5.2, if it can say the same.
+/// Converts to the info of 1.5.2, if it can express the request.
 fn old_info(info: &MatmulInfo) -> Option<OldInfo> {
     let operand = match info.matmul_type {
         MatmulType::F16_F16_F32 => TensorType::F16,
@@ -144,10 +145,10 @@ fn old_info(info: &MatmulInfo) -> Option<OldInfo> {
     })
 }
 
-/// `rknn_query`: the version says that the bridge answers.
+/// Implements `rknn_query`; the version says that the bridge answers.
 ///
 /// # Safety
-/// That of the C function.
+/// As the C function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn rknn_query(
     context: MatmulCtx,
@@ -174,7 +175,7 @@ pub unsafe extern "C" fn rknn_query(
     result
 }
 
-/// Puts [`VERSION`] before the library's own, and a bracket behind it.
+/// Puts [`VERSION`] before the library's own, with a bracket after it.
 fn rename(text: &mut [c_char; 256]) {
     let own = text.map(|byte| byte.to_ne_bytes()[0]);
     let own = own.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -1,7 +1,8 @@
-//! Functions of the C library that the vendor's library finds here first: those that reach `/dev/dri`.
+//! Functions of the C library that the vendor's library finds here first: those that access
+//! `/dev/dri`.
 //!
-//! Each passes everything else on by a plain system call. `open` and `ioctl` have variable arguments in C; for whole
-//! numbers these are passed like named ones on aarch64 and x86-64 Linux.
+//! Each passes other files on by a plain system call. `open` and `ioctl` have variable arguments in
+//! C; whole numbers among these are passed like named ones on aarch64 and x86-64 Linux.
 #![expect(unsafe_code, reason = "stands in for functions of the C library")]
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -36,7 +37,7 @@ fn fail(errno: i32) -> c_int {
     -1
 }
 
-/// A path under [`FOLDER`], or the folder itself.
+/// Returns a path under [`FOLDER`], or the folder itself.
 ///
 /// # Safety
 /// `path` is a C string.
@@ -46,10 +47,10 @@ unsafe fn dri_path<'a>(path: *const c_char) -> Option<&'a [u8]> {
     path.starts_with(FOLDER).then_some(path)
 }
 
-/// Opens the node, or whatever else the path names.
+/// Opens the node, or any other path.
 ///
 /// # Safety
-/// That of the C function.
+/// As the C function.
 unsafe fn open_path(
     directory: c_int,
     path: *const c_char,
@@ -85,7 +86,7 @@ macro_rules! c_functions {
             #[doc = concat!("`", stringify!($name), "` of the C library.")]
             ///
             /// # Safety
-            /// That of the C function.
+            /// As the C function.
             // Not in the tests' own programs, whose files these would be.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> $result $body
@@ -213,15 +214,15 @@ c_functions! {
             let result = unsafe { libc::syscall(libc::SYS_ioctl, descriptor, number, argument) };
             return c_int::try_from(result).unwrap_or(-1);
         }
-        // SAFETY: the number says how many bytes the caller's struct has.
+        // SAFETY: the number contains the size of the caller's struct.
         unsafe { answer(request, argument.cast()) }
     }
 }
 
-/// Maps an object if the descriptor is the node's, and whatever else it is otherwise.
+/// Maps an object if the descriptor is the node's, and any other file otherwise.
 ///
 /// # Safety
-/// That of `mmap`.
+/// As `mmap`.
 unsafe fn map(
     address: *mut c_void,
     bytes: usize,
@@ -294,10 +295,10 @@ unsafe fn answer(request: Request, place: *mut u8) -> c_int {
     }
 }
 
-/// Copies a text to the address that it is for, as far as there is room.
+/// Copies a text to its address, as far as there is room.
 ///
 /// # Safety
-/// The address has as many bytes as the text says, or is null.
+/// The address has as many bytes as the text requires, or is null.
 unsafe fn copy(Text(text, address, room): Text) {
     let bytes = text.len().min(usize::try_from(room).unwrap_or(0));
     let place = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(address).unwrap_or(0));

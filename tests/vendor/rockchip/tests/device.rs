@@ -1,5 +1,6 @@
-//! Proves that our device multiplies right above the vendor's own library. `scripts/vendor_rknn.py` builds these for
-//! aarch64 and runs them under qemu, with the library and what is below it.
+//! Proves that our device multiplies correctly above the vendor's own library.
+//! `scripts/vendor_rknn.py` builds these tests for aarch64 and runs them under qemu, with the
+//! library and the emulated parts below it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "../../../common/mod.rs"]
@@ -26,7 +27,7 @@ fn library() -> Arc<Rknn> {
     Rknn::load(Some(&path)).unwrap()
 }
 
-/// A device that passed its self-test.
+/// Returns a device that passed its self-test.
 fn device() -> Arc<Device> {
     Arc::new(Device::start(library(), &caps::RK3588).unwrap())
 }
@@ -65,8 +66,8 @@ fn the_self_test_sees_that_m_of_2_is_wrong_and_nothing_else() {
 #[ignore = "needs librknnrt 1.5.2 under qemu: VENDOR=rknn make vendor"]
 fn products_agree_with_the_reference_whatever_their_shape() {
     let (device, mut numbers) = (device(), Numbers::new(1));
-    // M of every bucket and between them, N of one tile to several calls, K of one tile to the library's limits: 2048
-    // (FP16) and 4096 (INT8).
+    // M of every bucket and between them, N of one tile to several calls, K of one tile to the
+    // library's limits: 2048 (FP16) and 4096 (INT8).
     for m in [1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 61, 64, 128, 256, 512] {
         for dtype in [DType::F16, PLAIN] {
             check(&device, dtype, [m, 576, 96], &mut numbers);

@@ -1,7 +1,8 @@
-//! Generates text with SmolLM2-135M in Q8_0, its weights multiplied above the vendor's own library, and again by the
-//! stand-in: both say the same.
+//! Generates text with SmolLM2-135M in Q8_0, its weights multiplied above the vendor's own library,
+//! and again by the stand-in: both say the same.
 //!
-//! llama.cpp is not part of it: everything but the products with weights is the plain loops of this file.
+//! llama.cpp is not part of it: everything but the products with weights is the plain loops of this
+//! file.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "../../../common/mod.rs"]
@@ -39,7 +40,7 @@ struct Model {
     cache: Vec<[Vec<f32>; 2]>,
 }
 
-/// The values of a tensor.
+/// Returns the values of a tensor.
 fn values(file: &File, name: &str) -> Vec<f32> {
     let info = file
         .header()
@@ -125,7 +126,7 @@ impl Model {
         }
     }
 
-    /// `rows` of activations times a weight.
+    /// Returns `rows` of activations times a weight.
     fn product(&self, name: &str, act: &[f32], rows: usize) -> Vec<f32> {
         let (weight, buffer) = &self.weights[name];
         mul_mat(
@@ -166,7 +167,7 @@ impl Model {
         }
     }
 
-    /// Attention of one layer; `first` is the position of the first row.
+    /// Returns the attention of one layer; `first` is the position of the first row.
     fn attention(&mut self, layer: usize, act: &[f32], rows: usize, first: usize) -> Vec<f32> {
         let part = |name: &str| format!("blk.{layer}.attn_{name}.weight");
         let [mut q, mut k, v] = ["q", "k", "v"].map(|name| self.product(&part(name), act, rows));
@@ -211,7 +212,7 @@ impl Model {
         self.product(&part("down"), &inner.collect::<Vec<_>>(), rows)
     }
 
-    /// The scores of all tokens after `tokens`, which stand at position `first` and later.
+    /// Returns the scores of all tokens after `tokens`, which stand at position `first` and later.
     fn scores(&mut self, tokens: &[usize], first: usize) -> Vec<f32> {
         let (rows, width) = (tokens.len(), self.heads * self.head);
         let q8_0 = dequantize::of(GgmlType::Q8_0).unwrap();
@@ -235,7 +236,7 @@ impl Model {
     }
 }
 
-/// The texts of all tokens.
+/// Returns the texts of all tokens.
 fn vocabulary(file: &File) -> Vec<String> {
     let mut entries = file.header().entries.iter();
     let entry = entries
@@ -244,7 +245,8 @@ fn vocabulary(file: &File) -> Vec<String> {
     let Value::Array { len, .. } = entry.value else {
         panic!("tokens are no array")
     };
-    // Key (its length, its text), kind, kind of the elements, their number: then texts, each after its length.
+    // Key (its length, its text), kind, kind of the elements, their number: then texts, each after
+    // its length.
     let header = 8 + entry.key.len() + 4 + 4 + 8;
     let mut rest = &file.bytes()[entry.range.clone()][header..];
     let mut tokens = Vec::new();

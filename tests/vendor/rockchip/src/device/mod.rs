@@ -1,15 +1,17 @@
 //! The device: one core of an RK3588's NPU, as far as matrix products need it.
 //!
-//! A program is a stream of 64-bit words, each of which writes a register of one unit: `target << 48 | value << 16 |
-//! offset`. The program counter (PC) reads it; its last words name the next stream and start the units. Then the units
-//! compute one convolution with a kernel of 1 × 1 from what their registers say: a product of matrices.
+//! A program is a stream of 64-bit words, each of which writes a register of one unit:
+//! `target << 48 | value << 16 | offset`. The program counter (PC) reads it; its last words name
+//! the next stream and start the units. Then the units compute one convolution with a kernel of 1 ×
+//! 1 from what their registers say: a product of matrices.
 //!
 //! ```text
 //! memory --features, weights--> CNA --> CORE (multiply, add) --> DPU --results--> memory
 //! ```
 //!
-//! A register that is not in [`register::KNOWN`], a value that means something else than such a product, and a register
-//! that has an influence but that no word wrote, end the job with the register's name.
+//! Three things end the job with the register's name: a register that is not in
+//! [`register::KNOWN`], a value that stands for anything but such a product, and a register that
+//! has an influence but that no word wrote.
 //!
 //! SOURCE: src/gallium/drivers/rocket/{registers.xml,rkt_regcmd.c,rkt_task.c} of Mesa 25.3 (MIT).
 
@@ -29,13 +31,13 @@ const TAIL_WORDS: u32 = 4;
 
 /// Memory by its device address.
 pub trait Memory {
-    /// Fills `bytes` from `address` on.
+    /// Fills `bytes` with memory starting at `address`.
     ///
     /// # Errors
     /// `Address` if any of it is not memory.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Error>;
 
-    /// Writes `bytes` from `address` on.
+    /// Writes `bytes` to memory starting at `address`.
     ///
     /// # Errors
     /// `Address` if any of it is not memory.

@@ -1,8 +1,9 @@
 //! The product that the registers ask for, and its computation.
 //!
-//! Features are a cube of W × H positions with K channels, weights are N kernels of K values, results are a cube of
-//! W × H positions with N channels: a product with M = W · H. All lies in atoms of 16 bytes: a position has one atom in
-//! each surface of features, and one in each surface of results.
+//! Features are a cube of W × H positions with K channels, weights are N kernels of K values,
+//! results are a cube of W × H positions with N channels: a product with M = W · H. All lies in
+//! atoms of 16 bytes: a position has one atom in each surface of features, and one in each surface
+//! of results.
 
 use bytemuck::cast_slice;
 use half::f16;
@@ -22,8 +23,8 @@ const LINE: usize = 32;
 const RESULT: usize = 4;
 
 /// Codes of IN_PRECISION, PROC_PRECISION and OUT_PRECISION.
-// SOURCE: precision fields of CNA_CONV_CON1 and DPU_DATA_FORMAT as public notes on the RK3588 list them (int8 0, fp16 2,
-// int32 4, fp32 5); librknnrt 1.5.2 gives right products with them.
+// SOURCE: precision fields of CNA_CONV_CON1 and DPU_DATA_FORMAT as public notes on the RK3588 list
+// them (int8 0, fp16 2, int32 4, fp32 5); librknnrt 1.5.2 gives right products with them.
 mod precision {
     pub const INT8: u32 = 0;
     pub const FP16: u32 = 2;
@@ -75,17 +76,17 @@ pub struct Product {
     result_strides: [i64; 2],
 }
 
-/// Bits `low..=high` of a value.
+/// Returns the bits `low..=high` of a value.
 fn bits(value: u32, low: u32, high: u32) -> u32 {
     (value >> low) & (u32::MAX >> (31 - (high - low)))
 }
 
-/// The same as a size.
+/// Returns the bits as a size.
 fn size(value: u32, low: u32, high: u32) -> usize {
     bits(value, low, high) as usize
 }
 
-/// A number of `width` bits with a sign.
+/// Returns a number of `width` bits with a sign.
 fn signed(value: u32, width: u32) -> i64 {
     let shift = 32 - width;
     i64::from((value << shift).cast_signed() >> shift)
@@ -102,7 +103,7 @@ fn agree(what: &str, have: usize, want: usize) -> Result<(), Error> {
 }
 
 impl Product {
-    /// Reads what the registers ask for.
+    /// Decodes the product from the registers.
     ///
     /// # Errors
     /// `Unwritten`, `Value` or `Shape` for what is not a product of the two arithmetics.
@@ -279,12 +280,12 @@ impl Product {
         Ok(())
     }
 
-    /// M.
+    /// Returns M.
     fn positions(&self) -> usize {
         self.width * self.height
     }
 
-    /// The features, position by position.
+    /// Returns the features, position by position.
     fn read_features(&self, memory: &impl Memory) -> Result<Vec<u8>, Error> {
         let row_bytes = self.k * self.arithmetic.operand_bytes();
         let mut rows = vec![0; self.positions() * row_bytes];
@@ -300,7 +301,7 @@ impl Product {
         Ok(rows)
     }
 
-    /// Writes the results of the kernels from `first` on, which lie position by position.
+    /// Writes the results of the kernels that start at `first`, position by position.
     fn write_results(
         &self,
         memory: &impl Memory,
@@ -357,7 +358,7 @@ struct Line {
     first: usize,
 }
 
-/// The kinds of numbers that the units are set to.
+/// Returns the kinds of numbers that the units are set to.
 fn arithmetic(registers: &Registers) -> Result<Arithmetic, Error> {
     let con1 = registers.get("CNA_CONV_CON1")?;
     let wrong = |name, value, expected| {
@@ -404,10 +405,10 @@ const GROUP_LINE_OFF: u32 = 1 << 29;
 
 /// Atoms from line to line and from surface to surface of the features.
 ///
-/// The reader fetches groups of four packed lines, or with GROUP_LINE_OFF single lines. SURF_STRIDE is the way from the
-/// end of a surface's first group to the next surface; it can be negative.
-// SOURCE: fill_task of rkt_task.c: for surfaces of W * H packed atoms it sets SURF_STRIDE = 4 W (H / 4 - 1) in groups,
-// and with GROUP_LINE_OFF SURF_STRIDE = W (H - 1).
+/// The reader fetches groups of four packed lines, or with GROUP_LINE_OFF single lines. SURF_STRIDE
+/// is the way from the end of a surface's first group to the next surface; it can be negative.
+// SOURCE: fill_task of rkt_task.c: for surfaces of W * H packed atoms it sets SURF_STRIDE = 4 W (H
+// / 4 - 1) in groups, and with GROUP_LINE_OFF SURF_STRIDE = W (H - 1).
 fn feature_strides(registers: &Registers, width: usize) -> Result<[i64; 2], Error> {
     let width = width as i64;
     let line = signed(registers.get("CNA_DMA_CON1")?, 28);
@@ -423,7 +424,7 @@ fn feature_strides(registers: &Registers, width: usize) -> Result<[i64; 2], Erro
     Ok([width, 4 * width + from_end])
 }
 
-/// The product of two lines.
+/// Returns the product of two lines.
 fn dot_i8(a: &[i8; LINE], b: &[i8; LINE]) -> i32 {
     a.iter()
         .zip(b)
@@ -431,7 +432,8 @@ fn dot_i8(a: &[i8; LINE], b: &[i8; LINE]) -> i32 {
         .sum()
 }
 
-/// Multiplies the rows with the kernels of one group: `weights` are lines, kernel by kernel, for each [`LINE`] channels.
+/// Multiplies the rows with the kernels of one group: `weights` are lines, kernel by kernel, for
+/// each [`LINE`] channels.
 fn multiply_i8(rows: &[i8], weights: &[i8], k: usize, results: &mut [[u8; RESULT]]) {
     let weights = weights.as_chunks::<LINE>().0;
     let group = weights.len() * LINE / k;
@@ -445,8 +447,10 @@ fn multiply_i8(rows: &[i8], weights: &[i8], k: usize, results: &mut [[u8; RESULT
     }
 }
 
-/// As [`multiply_i8`]: the products of a line are summed exactly and rounded to FP32 once, lines are added in FP32.
-// SOURCE: chips/rk3588.md of gregordinary's rocket-userspace, which measured it; the order is not documented.
+/// As [`multiply_i8`]: the products of a line are summed exactly and rounded to FP32 once, lines
+/// are added in FP32.
+// SOURCE: chips/rk3588.md of gregordinary's rocket-userspace, which measured it; the order is not
+// documented.
 fn multiply_f16(rows: &[f32], weights: &[f32], k: usize, results: &mut [[u8; RESULT]]) {
     let weights = weights.as_chunks::<LINE>().0;
     let group = weights.len() * LINE / k;

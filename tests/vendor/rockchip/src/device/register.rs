@@ -183,7 +183,7 @@ registers! {
     DpuRdma 0x5004 RDMA_S_POINTER = Timing;
 }
 
-/// The register at an offset.
+/// Returns the register at an offset.
 fn known(target: Target, offset: u16) -> Option<&'static Register> {
     KNOWN
         .iter()
@@ -201,7 +201,7 @@ impl Registers {
     /// Executes one word.
     ///
     /// # Errors
-    /// `Target`, `Register` or `Value` for what is not known.
+    /// `Target`, `Register` or `Value` if one is unknown.
     pub fn write(&mut self, word: u64) -> Result<(), Error> {
         let [o0, o1, v0, v1, v2, v3, t0, t1] = word.to_le_bytes();
         let (offset, value) = (
@@ -211,7 +211,8 @@ impl Registers {
         let target = match u16::from_le_bytes([t0, t1]) {
             0 if word == 0 => return Ok(()),
             SYNC if offset == 0 && value == 0 => return Ok(()),
-            // OPERATION_ENABLE of the PC, the CNA (with the CORE) and the DPU, not of the DPU's reader.
+            // OPERATION_ENABLE of the PC, the CNA (with the CORE) and the DPU, not of the DPU's
+            // reader.
             ENABLE if offset == 8 && value == 0xd => {
                 self.started = true;
                 return Ok(());
@@ -241,7 +242,7 @@ impl Registers {
         Ok(())
     }
 
-    /// The value of a register.
+    /// Returns the value of a register.
     ///
     /// # Errors
     /// `Unwritten`: hardware would compute with what an earlier stream left.
@@ -272,7 +273,7 @@ impl Registers {
         }
     }
 
-    /// The stream that this one names as the next.
+    /// Returns the stream that this one names as the next.
     pub fn next(&self) -> Option<Program> {
         let amount = self
             .values

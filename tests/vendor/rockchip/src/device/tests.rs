@@ -1,4 +1,5 @@
-//! Streams that are put together here, from what Mesa's rkt_regcmd.c writes for a convolution with a 1 × 1 kernel.
+//! Streams that are assembled here from the words that Mesa's rkt_regcmd.c writes for a convolution
+//! with a 1 × 1 kernel.
 
 use std::cell::RefCell;
 
@@ -57,7 +58,8 @@ impl Case {
         if self.half { 16 } else { 32 }
     }
 
-    /// The registers that rkt_regcmd.c sets, in its order, with packed surfaces as in rkt_task.c.
+    /// Returns the registers that rkt_regcmd.c sets, in its order, with packed surfaces as in
+    /// rkt_task.c.
     fn registers(self) -> Vec<(u16, u16, u32)> {
         let Self {
             half,
@@ -132,7 +134,7 @@ impl Case {
         ]
     }
 
-    /// Memory with the registers' stream, and features and weights by their index.
+    /// Returns the memory with the registers' stream, and features and weights by their index.
     fn memory(self, registers: &[(u16, u16, u32)]) -> (Flat, Program) {
         let mut memory = vec![0; END];
         let mut stream: Vec<u64> = registers
@@ -217,7 +219,7 @@ fn weight(k: u32, n: u32) -> i8 {
     i8::try_from((k * 5 + n * 2) % 13).unwrap() - 6
 }
 
-/// FP16 and INT8, with positions in one line, in one column and in both.
+/// Returns products in FP16 and INT8, with positions in one line, in one column and in both.
 fn cases() -> impl Iterator<Item = Case> {
     [false, true].into_iter().flat_map(|half| {
         [(1, 1), (8, 1), (1, 8), (4, 8)].map(|(width, height)| Case {
@@ -230,7 +232,7 @@ fn cases() -> impl Iterator<Item = Case> {
     })
 }
 
-/// The error of a stream in which one register has another value, or (`None`) is missing.
+/// Returns the error of a stream in which one register has another value, or (`None`) is missing.
 fn error(offset: u16, value: Option<u32>) -> Error {
     let case = Case {
         half: false,
@@ -262,7 +264,8 @@ fn products_of_both_arithmetics_are_exact() {
 
 #[test]
 fn lines_apart_give_the_same_as_packed_ones() {
-    // The right half of positions in a surface of 8 × 1: each line skips what belongs to the other half.
+    // The right half of positions in a surface of 8 × 1: each line skips the positions of the other
+    // half.
     let whole = Case {
         half: true,
         width: 8,
@@ -337,7 +340,8 @@ fn a_register_that_is_not_known_is_named() {
 
 #[test]
 fn what_is_no_plain_product_is_refused_by_name() {
-    // Values of rkt_regcmd.c: depthwise, a bias, compressed weights, a stride of 2, a first layer, reuse, zero points.
+    // Values of rkt_regcmd.c: depthwise, a bias, compressed weights, a stride of 2, a first layer,
+    // reuse, zero points.
     for (offset, value, name) in [
         (0x3010, 3, "CORE_MISC_CFG"),
         (0x4040, 0x2_0150, "DPU_BS_CFG"),

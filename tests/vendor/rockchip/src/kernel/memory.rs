@@ -17,7 +17,8 @@ use crate::device::{Error, Memory};
 
 const PAGE: u64 = 4096;
 
-/// The lowest device address that is given out: 0 stays free, so that a forgotten address is noticed.
+/// The lowest device address that is assigned: 0 stays free, so that a forgotten address is
+/// noticed.
 const FIRST_ADDRESS: u64 = 1 << 20;
 
 /// End of the addresses that a command word can name.
@@ -43,7 +44,7 @@ impl Object {
         if descriptor < 0 {
             return Err(errno(std::io::Error::last_os_error()));
         }
-        // SAFETY: the descriptor was just made and is nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(descriptor) };
         file.set_len(bytes).map_err(errno)?;
         let inode = file.metadata().map_err(errno)?.ino();
@@ -56,12 +57,12 @@ impl Object {
         })
     }
 
-    /// The device's address of the first byte.
+    /// Returns the device's address of the first byte.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The driver's name for the object in other ioctls.
+    /// Returns the driver's name for the object in other ioctls.
     pub fn identity(&self) -> u64 {
         IDENTITY | self.address
     }
@@ -70,7 +71,7 @@ impl Object {
         self.map.len() as u64
     }
 
-    /// A new descriptor of the memory, for the caller to close.
+    /// Returns a new descriptor of the memory, for the caller to close.
     pub fn descriptor(&self) -> Result<i32, Errno> {
         let file = self.file.try_clone();
         file.map(IntoRawFd::into_raw_fd)
@@ -92,7 +93,8 @@ impl Object {
 
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let start = self.at(offset, bytes.len())?;
-        // SAFETY: the range is inside of the mapping (`at`), which `self` keeps, and apart from the caller's own slice.
+        // SAFETY: the range is inside of the mapping (`at`), which `self` keeps, and apart from the
+        // caller's own slice.
         unsafe { start.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -135,13 +137,13 @@ impl Addresses {
         Ok(object)
     }
 
-    /// The object that the driver calls `identity`.
+    /// Returns the object that the driver calls `identity`.
     pub fn by_identity(&self, identity: u64) -> Option<Arc<Object>> {
         let address = identity.checked_sub(IDENTITY)?;
         self.0.get(&address).and_then(Weak::upgrade)
     }
 
-    /// The object behind a descriptor of its memory.
+    /// Returns the object behind a descriptor of its memory.
     pub fn by_descriptor(&self, descriptor: i32) -> Result<Arc<Object>, Errno> {
         // SAFETY: only the descriptor's number is used, and `into_raw_fd` below keeps it open.
         let file = unsafe { File::from_raw_fd(descriptor) };

@@ -1,8 +1,9 @@
 //! The kernel driver: answers ioctls, owns memory objects, and hands submitted jobs to the device.
 //!
-//! Kept from the real one: device addresses have 32 bits, a job names its tasks through a memory object, and a core runs
-//! one job at a time. Not kept: caches (memory is coherent, a sync does nothing), I/O address spaces beyond the first,
-//! timeouts, and objects that outlive their handle because a descriptor is open.
+//! It keeps these rules of the real one: device addresses have 32 bits, a job names its tasks
+//! through a memory object, and a core runs one job at a time. It does not keep: caches (memory is
+//! coherent, a sync does nothing), I/O address spaces beyond the first, timeouts, and objects that
+//! outlive their handle because a descriptor is open.
 
 mod ioctl;
 mod memory;
@@ -27,7 +28,8 @@ pub type Errno = i32;
 // SOURCE: RKNPU_GET_DRV_VERSION_CODE, drivers/rknpu/include/rknpu_ioctl.h.
 const DRIVER_VERSION: u32 = 9 * 100 + 8;
 
-/// The name of the driver, its date and its description. libdrm copies all three, so none may be empty.
+/// The name of the driver, its date and its description. libdrm copies all three, so none may be
+/// empty.
 const NAME: &str = "rknpu";
 const DATE: &str = "20240828";
 const DESCRIPTION: &str = "emulated RKNPU driver";
@@ -67,7 +69,7 @@ impl State {
     }
 }
 
-/// The bytes of an ioctl's struct, with zeros behind what the caller passed: the longest is [`Submit`].
+/// The bytes of an ioctl's struct, with zeros after the caller's bytes: the longest is [`Submit`].
 #[derive(Clone, Copy, Debug)]
 pub struct Argument(pub [u8; 128]);
 
@@ -81,7 +83,7 @@ impl Argument {
     }
 }
 
-/// The values that an ioctl returns beside its struct.
+/// The values that an ioctl returns in addition to its struct.
 #[derive(Debug)]
 pub enum Reply {
     /// Nothing.
@@ -99,7 +101,8 @@ impl Kernel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers one ioctl on the driver's node. `argument` is the caller's struct, padded with zeros.
+    /// Answers one ioctl on the driver's node. `argument` is the caller's struct, padded with
+    /// zeros.
     ///
     /// # Errors
     /// The error that the driver returns; `ENOTTY` for a function that is not emulated.
@@ -184,7 +187,8 @@ impl Kernel {
         Ok(Reply::Done)
     }
 
-    /// A descriptor for `mmap` of the object whose offset the caller passes, to be closed by the caller.
+    /// Returns a descriptor for `mmap` of the object whose offset the caller passes, to be closed
+    /// by the caller.
     ///
     /// # Errors
     /// `EINVAL` for an offset that no object has.
@@ -236,8 +240,8 @@ impl Kernel {
                 "only jobs of the program counter that the caller waits for are emulated",
             );
         }
-        // A descriptor of the memory as it is now: freeing an object while a job uses it is the caller's mistake, and
-        // keeps it alive here.
+        // A descriptor of the memory as it is now: freeing an object while a job uses it is the
+        // caller's mistake, and keeps it alive here.
         let addresses = self.state().addresses.clone();
         let tasks = addresses
             .by_identity(submit.task_obj_addr)
@@ -259,12 +263,14 @@ fn refuse(reason: &str) -> Result<(), Errno> {
     Err(libc::EINVAL)
 }
 
-/// The tasks of each core: (core, first, number).
+/// Returns the tasks of each core: (core, first, number).
 ///
-/// SOURCE: rknpu_job_schedule and rknpu_job_subcore_commit_pc, drivers/rknpu/rknpu_job.c: with one or two cores a core
-/// takes the entry of its own number, with three it takes the entries 2, 3 and 4.
+/// SOURCE: rknpu_job_schedule and rknpu_job_subcore_commit_pc, drivers/rknpu/rknpu_job.c: with one
+/// or two cores a core takes the entry of its own number, with three it takes the entries 2, 3 and
+/// 4.
 fn shares(submit: &Submit) -> Result<Vec<(usize, u64, u32)>, Errno> {
-    // The driver picks the core itself for an empty mask, and then goes on as if the caller had named it.
+    // The driver picks the core itself for an empty mask, and then continues as if the caller had
+    // named it.
     let mask = submit.core_mask.max(1);
     let first = match mask {
         1..=6 => 0,
