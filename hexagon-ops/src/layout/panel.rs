@@ -71,27 +71,27 @@ impl PanelLayout {
         let (quants, planes) = panel.split_at_mut(self.scale_plane_offset());
         match self.weight {
             WeightType::F16 => {
-                hvx::widest(Halves {
+                hvx::widest(HalfColumns {
                     columns: &columns,
                     quants,
                 });
             }
             WeightType::Q4_0 | WeightType::Iq4Nl => {
-                hvx::widest(Blocks::<18, 2, 4, false> {
+                hvx::widest(BlockColumns::<18, 2, 4, false> {
                     columns: &columns,
                     quants,
                     planes,
                 });
             }
             WeightType::Q4_1 => {
-                hvx::widest(Blocks::<20, 4, 4, false> {
+                hvx::widest(BlockColumns::<20, 4, 4, false> {
                     columns: &columns,
                     quants,
                     planes,
                 });
             }
             WeightType::Q8_0 => {
-                hvx::widest(Blocks::<34, 2, 8, true> {
+                hvx::widest(BlockColumns::<34, 2, 8, true> {
                     columns: &columns,
                     quants,
                     planes,
@@ -106,7 +106,7 @@ impl PanelLayout {
                 }
             }
             WeightType::Mxfp4 => {
-                hvx::widest(Blocks::<17, 1, 4, false> {
+                hvx::widest(BlockColumns::<17, 1, 4, false> {
                     columns: &columns,
                     quants,
                     planes,
@@ -119,14 +119,20 @@ impl PanelLayout {
 
 /// Columns of blocks with `BLOCK` bytes: `HEAD` bytes of scale and minimum, then `WORDS` words of
 /// quants.
-struct Blocks<'a, const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bool> {
+struct BlockColumns<
+    'a,
+    const BLOCK: usize,
+    const HEAD: usize,
+    const WORDS: usize,
+    const SIGNED: bool,
+> {
     columns: &'a [&'a [u8]; TILE_DIM],
     quants: &'a mut [u8],
     planes: &'a mut [u8],
 }
 
 impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bool> hvx::Kernel
-    for Blocks<'_, BLOCK, HEAD, WORDS, SIGNED>
+    for BlockColumns<'_, BLOCK, HEAD, WORDS, SIGNED>
 {
     type Output = ();
 
@@ -189,12 +195,12 @@ fn line_of(words: &[u32; TILE_DIM]) -> [u8; LINE_BYTES] {
 
 /// Columns of F16: word j of a block is elements 2j and 2j + 1, and a line of the tile holds them
 /// in the same order.
-struct Halves<'a> {
+struct HalfColumns<'a> {
     columns: &'a [&'a [u8]; TILE_DIM],
     quants: &'a mut [u8],
 }
 
-impl hvx::Kernel for Halves<'_> {
+impl hvx::Kernel for HalfColumns<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -18,8 +18,8 @@
 //! never meet: a row with only hidden positions becomes zeros, as in ggml.
 
 mod dot;
+mod kv;
 mod merge;
-mod pack;
 mod table;
 mod tile;
 mod weigh;
@@ -234,7 +234,7 @@ pub fn attention(
 ) -> Result<()> {
     let job = Job::new(params, src, &dst.shape)?;
     let [_, queries, _, streams] = src.q.shape.ne;
-    if let Some(plan) = tile::Plan::new(&job, queries, machine.vtcm.len()) {
+    if let Some(plan) = tile::TilePlan::new(&job, queries, machine.vtcm.len()) {
         return tile::run(&job, &plan, machine, table.lines(), &mut dst);
     }
     let plan = dot::Plan::new(&job, queries, &machine)?;

@@ -8,12 +8,12 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{MACHINES, SLOTS, State, control, vendor_error};
+use super::{MACHINES, MachineState, SLOTS, control, vendor_error};
 use crate::ffi::{Api, Handle, RemoteArg, Scalars, code};
 use crate::rt::invoke::Call;
 
 /// Returns the machine for a call of `symbol`, and counts the call, which may fail on request.
-fn entered(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
+fn entered(slot: usize, symbol: &str) -> Result<Arc<MachineState>, c_int> {
     let Some(state) = MACHINES.get(slot) else {
         vendor_error!("{symbol}: no device");
         return Err(code::ECONNREFUSED);
@@ -23,7 +23,11 @@ fn entered(slot: usize, symbol: &str) -> Result<Arc<State>, c_int> {
 }
 
 /// Runs the body of a C function that returns a code.
-fn guarded(slot: usize, symbol: &str, body: impl FnOnce(&State) -> Result<(), c_int>) -> c_int {
+fn guarded(
+    slot: usize,
+    symbol: &str,
+    body: impl FnOnce(&MachineState) -> Result<(), c_int>,
+) -> c_int {
     let run = || {
         let state = entered(slot, symbol)?;
         body(&state).inspect_err(|_| state.injector.refuse(symbol))

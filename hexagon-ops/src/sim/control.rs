@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use super::{State, vendor_error};
+use super::{MachineState, vendor_error};
 use crate::ffi::{
     CDSP_DOMAIN, CDSP_DOMAIN_ID, CDSP_DOMAIN_NAME, ControlLatency, DSPRPC_CONTROL_LATENCY,
     DSPRPC_CONTROL_UNSIGNED_MODULE, DSPRPC_GET_DSP_INFO, DspCapability, FASTRPC_GET_URI,
@@ -78,7 +78,7 @@ unsafe fn check_terminated(name: *const c_char, bytes: u32) -> Result<(), c_int>
 /// - `data` is null or points at `bytes` bytes, and pointers in the request's struct are null or
 ///   point at what its documentation says.
 pub(super) unsafe fn session(
-    state: &State,
+    state: &MachineState,
     request: u32,
     data: *mut c_void,
     bytes: u32,
@@ -159,7 +159,7 @@ unsafe fn uri(ask: &GetUri) -> Result<(), c_int> {
 /// # Safety
 /// - `data` is null or points at `bytes` bytes.
 pub(super) unsafe fn handle(
-    state: &State,
+    state: &MachineState,
     request: u32,
     data: *mut c_void,
     bytes: u32,
@@ -185,7 +185,7 @@ pub(super) unsafe fn handle(
 }
 
 /// Returns one attribute of a DSP. All are 0 for DSPs other than the compute DSP.
-fn capability(state: &State, domain: u32, attribute: u32) -> Result<u32, c_int> {
+fn capability(state: &MachineState, domain: u32, attribute: u32) -> Result<u32, c_int> {
     let options = &state.options;
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let value = match attribute {

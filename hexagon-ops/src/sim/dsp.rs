@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::fault::{Injector, Trouble};
-use super::memory::{Allocation, is_whole_pages};
+use sim_common::fault::Injector;
+
+use super::fault::Trouble;
+use super::rpcmem::{Allocation, is_whole_pages};
 use super::session::Process;
-use super::{State, lock, vendor_error};
+use super::{MachineState, lock, vendor_error};
 use crate::ffi::code;
 use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
@@ -65,7 +67,7 @@ struct Kept {
 #[derive(Debug)]
 pub(super) struct Dsp {
     process: Arc<Process>,
-    injector: Arc<Injector>,
+    injector: Arc<Injector<Trouble>>,
     closing: Arc<Closing>,
     address_bytes: u64,
     compute: bool,
@@ -83,7 +85,7 @@ pub(super) struct Dsp {
 impl Dsp {
     /// - `is_qfloat`: `true` if the library is the one without IEEE instructions
     pub(super) fn new(
-        state: &State,
+        state: &MachineState,
         process: &Arc<Process>,
         closing: &Arc<Closing>,
         is_qfloat: bool,

@@ -22,9 +22,6 @@ const DSP: &str = "dsp";
 /// One kind of call or submission that goes wrong.
 pub type Fault = FaultOf<Trouble>;
 
-/// Counts the calls and submissions of a machine, and decides which fail.
-pub(super) type Injector = sim_common::fault::Injector<Trouble>;
-
 /// Failure of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {

@@ -6,7 +6,7 @@
 //!                              +-> control.rs  requests about sessions and the DSP
 //!                              +-> session.rs  processes on the DSP, handles
 //!                              +-> dsp.rs      the Server's Platform: mappings, caches, clock
-//!                              +-> memory.rs   rpcmem; copies for host, DSP and main memory (strict coherence)
+//!                              +-> rpcmem.rs   allocations; copies for host, DSP and main memory (strict coherence)
 //!                              +-> fault.rs    what shall go wrong
 //! ```
 //!
@@ -34,6 +34,7 @@
 
 use std::sync::Arc;
 
+use sim_common::fault::Injector;
 use sim_common::lock;
 pub use sim_common::slot::SLOTS;
 use sim_common::slot::Slots;
@@ -47,7 +48,7 @@ mod dsp;
 #[cfg(feature = "cdsprpc")]
 mod export;
 mod fault;
-mod memory;
+mod rpcmem;
 mod session;
 
 pub use fault::{Fault, Trouble, knows, parse_faults};
@@ -158,7 +159,7 @@ pub struct Live {
 #[derive(Debug)]
 pub struct Machine {
     slot: usize,
-    state: Arc<State>,
+    state: Arc<MachineState>,
 }
 
 impl Machine {
@@ -219,7 +220,7 @@ impl Drop for Machine {
 /// Callers hold the memory by address, and have no reference to the bytes while
 /// [`Self::invalidate`] runs.
 #[derive(Clone, Debug)]
-pub struct HostCache(Arc<State>);
+pub struct HostCache(Arc<MachineState>);
 
 impl HostCache {
     /// Writes `bytes` bytes that the host wrote at `address` to memory. Other addresses are logged
@@ -236,14 +237,14 @@ impl HostCache {
 
 /// State that the functions of one machine share.
 #[derive(Debug)]
-struct State {
+struct MachineState {
     options: Options,
-    injector: Arc<fault::Injector>,
-    memory: memory::Table,
+    injector: Arc<Injector<Trouble>>,
+    memory: rpcmem::AllocationTable,
     sessions: session::Sessions,
 }
 
-static MACHINES: Slots<State> = Slots::new();
+static MACHINES: Slots<MachineState> = Slots::new();
 
 /// Starts a simulated chip.
 ///
@@ -257,9 +258,9 @@ pub fn start(options: Options) -> Result<Machine, StartError> {
             known: &ARCHS,
         });
     }
-    let state = Arc::new(State {
-        injector: Arc::new(fault::Injector::new(options.faults.clone())),
-        memory: memory::Table::default(),
+    let state = Arc::new(MachineState {
+        injector: Arc::new(Injector::new(options.faults.clone())),
+        memory: rpcmem::AllocationTable::default(),
         sessions: session::Sessions::default(),
         options,
     });

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::dsp::{Closing, Dsp};
-use super::memory::{Allocation, is_whole_pages};
-use super::{State, lock, vendor_error};
+use super::rpcmem::{Allocation, is_whole_pages};
+use super::{MachineState, lock, vendor_error};
 use crate::ffi::{
     CDSP_DOMAIN, CDSP_DOMAIN_ID, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, Handle, NUM_SESSIONS,
     SESSION_URI, code,
@@ -157,7 +157,7 @@ impl Sessions {
     }
 
     /// Implements `remote_handle64_open`.
-    pub(super) fn open(&self, state: &State, uri: &str) -> Result<Handle, c_int> {
+    pub(super) fn open(&self, state: &MachineState, uri: &str) -> Result<Handle, c_int> {
         let session = session_of(uri)?;
         let process = &self.processes[session];
         let mut inside = process.inside();
@@ -275,7 +275,7 @@ impl Sessions {
     /// behaviour before is not documented.
     pub(super) fn announce(
         &self,
-        state: &State,
+        state: &MachineState,
         domain: c_int,
         fd: c_int,
         bytes: usize,
@@ -386,7 +386,7 @@ fn session_of(uri: &str) -> Result<usize, c_int> {
 /// SOURCE: 0x80000406 for this kind of library in a signed process, chraac/llama.cpp issue 41;
 /// 0x80000414 where firmware refuses unsigned processes, llama.cpp issues 18932 and 22352;
 /// 0x80000442 for a missing symbol, qualcomm/fastrpc issue 379.
-fn check_module(state: &State, uri: &str, unsigned: bool) -> Result<bool, c_int> {
+fn check_module(state: &MachineState, uri: &str, unsigned: bool) -> Result<bool, c_int> {
     let unloadable = code::dsp(code::EUNABLETOLOAD);
     if unsigned && !state.options.unsigned_modules {
         vendor_error!("{uri}: unsigned processes are not supported");

@@ -13,9 +13,9 @@ use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::memory::{DOMAINS, MemoryRange};
 use super::profile::{self, Accepted, Dims};
 use super::run::{Operand, RunRequest};
+use super::tensor_mem::{DOMAINS, MemoryRange};
 use super::{ChipState, compute, lock, vendor_error};
 use crate::ffi::{CoreMask, IoAttr, Layout, MatmulCtx, MatmulInfo, MatmulShape, TensorMem, code};
 use crate::layout::Elem;

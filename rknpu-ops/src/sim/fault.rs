@@ -21,9 +21,6 @@ const RUN: &str = "rknn_matmul_run";
 /// One kind of call that fails.
 pub type Fault = FaultOf<WrongRows>;
 
-/// Counts the calls of a machine, and decides which fail.
-pub(super) type Injector = sim_common::fault::Injector<WrongRows>;
-
 /// Each run with this M returns 0, and its result is wrong.
 // SOURCE: librknnrt 1.5.2 computes M = 2 wrong in every call, FP16 and INT8 (observed under
 // qemu-aarch64, 2026-11-22).

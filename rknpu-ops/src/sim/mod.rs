@@ -5,7 +5,7 @@
 //! host code --- ffi::Api ---> api.rs        C functions: look up, catch panics, inject faults
 //!                              +-> profile.rs   what a chip accepts: types, alignments, limits, layouts
 //!                              +-> context.rs   contexts: creation, binding;  run.rs  one run
-//!                              +-> memory.rs    allocations, views, the device's own copy (strict coherence)
+//!                              +-> tensor_mem.rs  allocations, views, the device's own copy (strict coherence)
 //!                              +-> domain.rs    which I/O domain is attached
 //!                              +-> compute.rs   C = A * B over native layouts;  kernel.rs  its inner loops
 //! ```
@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use sim_common::fault::Injector;
 use sim_common::lock;
 pub use sim_common::slot::SLOTS;
 use sim_common::slot::Slots;
@@ -47,9 +48,9 @@ mod domain;
 mod export;
 mod fault;
 mod kernel;
-mod memory;
 mod profile;
 mod run;
+mod tensor_mem;
 
 pub use fault::{Fault, WrongRows, parse_faults};
 pub use sim_common::fault::{Effect, FaultError, When};
@@ -183,8 +184,8 @@ impl Drop for Machine {
 #[derive(Debug)]
 struct ChipState {
     options: Options,
-    injector: fault::Injector,
-    mems: memory::MemoryTable,
+    injector: Injector<WrongRows>,
+    mems: tensor_mem::MemoryTable,
     attachment: domain::Attachment,
     contexts: AtomicUsize,
     /// `true` after the warning about multi-core masks.
@@ -199,8 +200,8 @@ static MACHINES: Slots<ChipState> = Slots::new();
 /// [`StartError::NoSlot`] if [`SLOTS`] machines exist.
 pub fn start(options: Options) -> Result<Machine, StartError> {
     let state = Arc::new(ChipState {
-        injector: fault::Injector::new(options.faults.clone()),
-        mems: memory::MemoryTable::new(options.coherence),
+        injector: Injector::new(options.faults.clone()),
+        mems: tensor_mem::MemoryTable::new(options.coherence),
         attachment: domain::Attachment::new(options.domain_patience),
         contexts: AtomicUsize::new(0),
         mask_warned: AtomicBool::new(false),

@@ -8,8 +8,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::compute::{self, Multiplication};
-use super::memory::{DeviceAllocation, DeviceSide, MemoryRange};
 use super::profile::{Accepted, Dims};
+use super::tensor_mem::{DeviceAllocation, DeviceSide, MemoryRange};
 use super::vendor_error;
 use crate::ffi::code;
 

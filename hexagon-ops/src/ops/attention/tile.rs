@@ -38,14 +38,14 @@
 //! 6. **Hidden positions cost nothing where they can be seen early.** A tile of rows skips a block
 //!    that the mask hides from all its rows, and with it all four stages.
 
-mod memory;
+mod vtcm;
 
 use core::ops::Range;
 
-pub(super) use memory::Plan;
-use memory::{GROUP, MAX_ROW_TILES, MAX_VALUE_LINES, MAXIMA, Memory, RESTORE, SUMS};
+pub(super) use vtcm::TilePlan;
+use vtcm::{GROUP, MAX_ROW_TILES, MAX_VALUE_LINES, MAXIMA, RESTORE, SUMS, TileMemory};
 
-use super::pack::{PackKeys, PackValues};
+use super::kv::{PackKeys, PackValues};
 use super::weigh::{BLOCK, Lowest, RowTile, STRIPS, Visible, Weigh};
 use super::{HIDDEN, Job, TABLE_LINES, merge};
 use crate::error::{Error, Result};
@@ -53,21 +53,21 @@ use crate::hmx::{Hmx, MAX_DEEP};
 use crate::hvx::{self, Vector, add_f32, mul_f32, splat_f32, splat_h};
 use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
 use crate::ops::matmul::Machine;
-use crate::ops::matmul::pack::pack_rows;
+use crate::ops::matmul::act::pack_rows;
 use crate::ops::tensor::{Type, ViewMut};
 use crate::rt::Engine;
 
 /// Computes an attention; the operands have been checked.
 pub(super) fn run(
     job: &Job<'_>,
-    plan: &Plan,
+    plan: &TilePlan,
     machine: Machine<'_>,
     table: &[Line; TABLE_LINES],
     dst: &mut ViewMut<'_>,
 ) -> Result<()> {
     let Machine { engine, vtcm, hmx } = machine;
     hmx.take_fault();
-    let mut memory = Memory::new(plan, vtcm, hmx, table)?;
+    let mut memory = TileMemory::new(plan, vtcm, hmx, table)?;
     let [_, queries, _, streams] = job.src.q.shape.ne;
     for stream in 0..streams {
         for first in (0..queries).step_by(plan.queries) {
@@ -94,7 +94,7 @@ pub(super) fn run(
 /// The query rows of a batch that share a head of keys and values.
 struct Head<'a> {
     job: &'a Job<'a>,
-    plan: &'a Plan,
+    plan: &'a TilePlan,
     engine: &'a Engine,
     stream: usize,
     kv_head: usize,
@@ -104,7 +104,7 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    fn run(&self, memory: &mut Memory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) {
+    fn run(&self, memory: &mut TileMemory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) {
         self.begin(memory);
         for start in (0..self.job.positions).step_by(BLOCK) {
             let positions = start..self.job.positions.min(start + BLOCK);
@@ -133,7 +133,7 @@ impl Head<'_> {
     }
 
     /// Packs the queries, and clears the state.
-    fn begin(&self, memory: &mut Memory<'_>) {
+    fn begin(&self, memory: &mut TileMemory<'_>) {
         let (k_tiles, job) = (self.plan.k_tiles, self.job);
         let state = memory.state.chunks_mut(self.plan.state_lines());
         let all = memory
@@ -193,7 +193,7 @@ impl Head<'_> {
     }
 
     /// Packs keys and values.
-    fn pack(&self, positions: &Range<usize>, memory: &mut Memory<'_>) {
+    fn pack(&self, positions: &Range<usize>, memory: &mut TileMemory<'_>) {
         let head = [self.kv_head, self.stream];
         let strips = memory.keys.chunks_mut(self.plan.k_tiles);
         let mut keys: [_; STRIPS] = {
@@ -238,10 +238,10 @@ impl Head<'_> {
         &self,
         tiles: &[usize],
         positions: &Range<usize>,
-        memory: &mut Memory<'_>,
+        memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
     ) {
-        let Plan {
+        let TilePlan {
             k_tiles, v_strips, ..
         } = *self.plan;
         let strips = positions.len().div_ceil(TILE_DIM);
@@ -270,8 +270,8 @@ impl Head<'_> {
     }
 
     /// Turns scores into weights.
-    fn weigh(&self, tiles: &[usize], positions: &Range<usize>, memory: &mut Memory<'_>) {
-        let Memory {
+    fn weigh(&self, tiles: &[usize], positions: &Range<usize>, memory: &mut TileMemory<'_>) {
+        let TileMemory {
             table,
             factors,
             state,
@@ -312,7 +312,7 @@ impl Head<'_> {
     }
 
     /// Adds the products of this block to the sums over all blocks.
-    fn add(&self, tiles: &[usize], memory: &mut Memory<'_>) {
+    fn add(&self, tiles: &[usize], memory: &mut TileMemory<'_>) {
         let v_strips = self.plan.v_strips;
         let mut slots = memory
             .products
@@ -337,7 +337,7 @@ impl Head<'_> {
     }
 
     /// Divides the rows by their sums, and writes them.
-    fn write(&self, memory: &Memory<'_>, dst: &mut ViewMut<'_>) {
+    fn write(&self, memory: &TileMemory<'_>, dst: &mut ViewMut<'_>) {
         for row in 0..self.rows {
             let [query, head] = self.job.head(self.first, self.kv_head, row);
             let state = &memory.state[row / TILE_DIM * self.plan.state_lines()..];
@@ -354,7 +354,7 @@ impl Head<'_> {
                 continue;
             }
             let mut lines = hvx::zeros::<{ MAX_VALUE_LINES + 2 }>();
-            hvx::widest(Finish {
+            hvx::widest(FinishRow {
                 state,
                 row: row % TILE_DIM,
                 lines: &mut lines[..self.job.result_lines()],
@@ -408,13 +408,13 @@ impl hvx::Kernel for Add<'_> {
 }
 
 /// Collects a row's values in order, with its maximum and sum, in the form of [`merge`].
-struct Finish<'a> {
+struct FinishRow<'a> {
     state: &'a [Line],
     row: usize,
     lines: &'a mut [Line],
 }
 
-impl hvx::Kernel for Finish<'_> {
+impl hvx::Kernel for FinishRow<'_> {
     type Output = ();
 
     #[inline(always)]

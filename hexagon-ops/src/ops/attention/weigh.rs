@@ -21,7 +21,7 @@ use crate::hvx::{
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::table::TABLE_LINES;
 use crate::ops::math;
-use crate::ops::matmul::pack::RowFactor;
+use crate::ops::matmul::act::RowFactor;
 use crate::ops::rows::{all_lanes, first_lane};
 use crate::ops::tensor::View;
 

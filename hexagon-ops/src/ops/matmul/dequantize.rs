@@ -240,9 +240,9 @@ impl Dequantizer<4, 4> for PowerOfTwo {
 
 /// The dequantizer of flipped bytes with an f16 scale.
 #[derive(Clone, Copy)]
-struct Bytes;
+struct FlippedTiles;
 
-impl Dequantizer<8, 2> for Bytes {
+impl Dequantizer<8, 2> for FlippedTiles {
     #[inline(always)]
     fn tile(self, quants: &[Line; 8], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
         byte_tile(quants, twice(scale, i), out);
@@ -360,17 +360,17 @@ pub fn dequantize(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) -> R
             want: tiles.len(),
         });
     }
-    hvx::widest(Dequantize { panel, tiles, out })
+    hvx::widest(DequantizeTiles { panel, tiles, out })
 }
 
 /// The arguments of [`dequantize`] after its checks.
-struct Dequantize<'a> {
+struct DequantizeTiles<'a> {
     panel: &'a Panel<'a>,
     tiles: Range<usize>,
     out: &'a mut [Tile],
 }
 
-impl hvx::Kernel for Dequantize<'_> {
+impl hvx::Kernel for DequantizeTiles<'_> {
     type Output = Result<()>;
 
     #[inline(always)]
@@ -389,7 +389,7 @@ impl hvx::Kernel for Dequantize<'_> {
                 let table = ScaledAndShifted(hvx::load(&Q4_1_VALUES));
                 for_each_tile(table, panel, tiles, out);
             }
-            WeightType::Q8_0 => for_each_tile(Bytes, panel, tiles, out),
+            WeightType::Q8_0 => for_each_tile(FlippedTiles, panel, tiles, out),
             WeightType::Iq4Nl => {
                 for_each_tile(Scaled(hvx::load(&IQ4_NL_VALUES)), panel, tiles, out);
             }

@@ -35,7 +35,7 @@
 //!    and up) finds them there and skips packing: see `is_prepared`.
 //! 5. Each row of activations is divided by a power of two when it is packed, and its results are
 //!    multiplied by it when they are written, so that magnitudes stay within FP16
-//!    ([`super::pack`]).
+//!    ([`super::act`]).
 //! 6. F16 weights are FP16 tiles already. They have no raw panels: their copy goes into the weight
 //!    tiles, one step later than the copy of other types, and multiply and write keep their places.
 //! 7. With fewer panels in a group than threads, a panel is cut along K. Pieces are multiples of 4
@@ -43,10 +43,10 @@
 
 use core::ops::Range;
 
+use super::act::{RowFactor, pack_rows, unpack_tile};
 use super::dequantize::dequantize;
 use super::driver::{Machine, MatMul, Rows};
 use super::epilogue::{Epilogue, Finish};
-use super::pack::{RowFactor, pack_rows, unpack_tile};
 use super::plan::GemmPlan;
 use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
@@ -61,7 +61,7 @@ const MAX_WRITE: usize = 4;
 const MAX_DEQUANTIZE: usize = MAX_TASKS - 1 - MAX_WRITE;
 
 /// One task of a step.
-enum Task<'t, 'o> {
+enum StepTask<'t, 'o> {
     Multiply {
         hmx: &'t mut Hmx,
         act: &'t [Tile],
@@ -83,7 +83,7 @@ enum Task<'t, 'o> {
     },
 }
 
-impl Task<'_, '_> {
+impl StepTask<'_, '_> {
     fn run(&mut self) {
         match self {
             Self::Multiply {
@@ -311,12 +311,12 @@ fn chunk(
         let [raw_next, raw_ready] = &mut raw;
         let [tiles_next, tiles_ready] = &mut tiles;
         let [out_next, out_ready] = &mut out;
-        let mut tasks: [Option<Task<'_, '_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+        let mut tasks: [Option<StepTask<'_, '_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
         let (multiplied, written) = (strips(t, 2), strips(t, 3));
         if !multiplied.is_empty() {
             let weights = &tiles_ready[..multiplied.len() * k_tiles];
             let out = &mut out_next[..multiplied.len() * m_tiles];
-            tasks[0] = Some(Task::Multiply {
+            tasks[0] = Some(StepTask::Multiply {
                 hmx: &mut *hmx,
                 act,
                 weights,
@@ -327,7 +327,7 @@ fn chunk(
         if !written.is_empty() {
             let tiles = &out_ready[..written.len() * m_tiles];
             for (task, out) in tasks[1..].iter_mut().zip(outputs.iter_mut().flatten()) {
-                *task = Some(Task::Write {
+                *task = Some(StepTask::Write {
                     tiles,
                     m_tiles,
                     n0: written.start * TILE_DIM,
@@ -363,7 +363,7 @@ fn chunk(
             }
         });
         for task in tasks.into_iter().flatten() {
-            if let Task::Dequantize { result, .. } = task {
+            if let StepTask::Dequantize { result, .. } = task {
                 result?;
             }
         }
@@ -416,7 +416,7 @@ fn share_out<'t>(
     panels: &'t [Line],
     tiles: &'t mut [Tile],
     threads: usize,
-    tasks: &mut [Option<Task<'t, '_>>],
+    tasks: &mut [Option<StepTask<'t, '_>>],
 ) -> Result<()> {
     let panel = layout.panel();
     let k_tiles = panel.k_tiles();
@@ -439,7 +439,7 @@ fn share_out<'t>(
             let Some(slot) = slots.next() else {
                 unreachable!("more pieces than tasks")
             };
-            *slot = Some(Task::Dequantize {
+            *slot = Some(StepTask::Dequantize {
                 panel,
                 tiles,
                 out,

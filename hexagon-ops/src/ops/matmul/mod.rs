@@ -4,11 +4,12 @@
 //! | path | used for | steps |
 //! |---|---|---|
 //! | GEMV | M of 1 or 2, quantized weights with a scale for each column | [`quantize`], [`gemv`] |
-//! | GEMM | everything else | [`pack`], [`dequantize`], matrix unit |
+//! | GEMM | everything else | [`act`], [`dequantize`], matrix unit |
 //!
 //! GEMV quantizes activations to 8 bits and computes integer dot products on the vector units. GEMM
 //! converts activations and weights to FP16 tiles and multiplies them on the matrix unit.
 
+pub mod act;
 pub mod dequantize;
 mod driver;
 mod epilogue;
@@ -16,7 +17,6 @@ mod experts;
 mod gemm;
 pub mod gemv;
 mod gemv_driver;
-pub mod pack;
 mod panel;
 mod plan;
 pub mod quantize;

@@ -1,7 +1,7 @@
 //! The plan of a GEMM: which part of M and N is in VTCM at once. The host's planner calls the same
 //! functions.
 
-use super::pack::RowFactor;
+use super::act::RowFactor;
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, MatrixLayout, TILE_DIM, WeightType};
 

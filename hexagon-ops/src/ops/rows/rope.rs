@@ -14,7 +14,7 @@
 
 mod angles;
 
-use angles::{Constants, Positions, Table};
+use angles::{AngleTable, Constants, Positions};
 pub use angles::{MAX_PAIRS, Rope, SectionOrder, Sections};
 
 use super::load;
@@ -40,7 +40,7 @@ struct RopeRow<'a, 't> {
     src: &'a Source<'a>,
     rope: &'a Rope,
     constants: &'a Constants,
-    table: &'a mut Table<'t>,
+    table: &'a mut AngleTable<'t>,
     position: Positions,
     factors: &'a Source<'a>,
 }
@@ -58,7 +58,7 @@ impl hvx::Kernel for RopeRow<'_, '_> {
             self.constants,
             self.factors,
         );
-        let Table {
+        let AngleTable {
             cosine,
             sine,
             chunks: [a, b, y0, y1],
@@ -250,7 +250,7 @@ fn turn(
     dst.for_parts(engine, |part| {
         let mut memory = hvx::zeros::<{ 6 * CHUNK / 32 }>();
         let [cosine, sine, a, b, y0, y1]: &mut [Chunk; 6] = bytemuck::cast_mut(&mut memory);
-        let table = &mut Table {
+        let table = &mut AngleTable {
             token: None,
             cosine,
             sine,

@@ -28,18 +28,18 @@ fn is_plain(shape: &Shape) -> bool {
 /// Reads as [`read`] does, for every type and stride: one copy of the code for all kernels.
 #[inline(never)]
 fn convert_read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
-    hvx::widest(Read { shape, row, k, out });
+    hvx::widest(ReadElems { shape, row, k, out });
 }
 
 /// The arguments of [`convert_read`].
-struct Read<'a> {
+struct ReadElems<'a> {
     shape: &'a Shape,
     row: &'a [u8],
     k: usize,
     out: &'a mut [f32],
 }
 
-impl hvx::Kernel for Read<'_> {
+impl hvx::Kernel for ReadElems<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -130,7 +130,7 @@ pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
 /// Writes as [`write()`] does, for every type and stride: one copy of the code for all kernels.
 #[inline(never)]
 fn convert_write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
-    hvx::widest(Write {
+    hvx::widest(WriteElems {
         shape,
         row,
         k,
@@ -139,14 +139,14 @@ fn convert_write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
 }
 
 /// The arguments of [`convert_write`].
-struct Write<'a> {
+struct WriteElems<'a> {
     shape: &'a Shape,
     row: &'a mut [u8],
     k: usize,
     elems: &'a [f32],
 }
 
-impl hvx::Kernel for Write<'_> {
+impl hvx::Kernel for WriteElems<'_> {
     type Output = ();
 
     #[inline(always)]

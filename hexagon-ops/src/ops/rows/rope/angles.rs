@@ -145,7 +145,7 @@ impl Constants {
 pub(super) type Positions = [i64; 4];
 
 /// Sines and cosines for the positions of one token.
-pub(super) struct Table<'a> {
+pub(super) struct AngleTable<'a> {
     pub(super) token: Option<usize>,
     pub(super) cosine: &'a mut [f32; MAX_PAIRS],
     pub(super) sine: &'a mut [f32; MAX_PAIRS],
@@ -153,7 +153,7 @@ pub(super) struct Table<'a> {
     pub(super) chunks: [&'a mut Chunk; 4],
 }
 
-impl Table<'_> {
+impl AngleTable<'_> {
     /// Fills the table for `position`, which is that of `token`.
     #[inline(always)]
     #[expect(

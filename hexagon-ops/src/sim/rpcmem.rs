@@ -171,11 +171,11 @@ fn lines(range: &Range<usize>) -> Range<usize> {
 
 /// The allocations of a machine.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct AllocationTable {
     allocations: Mutex<Vec<Arc<Allocation>>>,
 }
 
-impl Table {
+impl AllocationTable {
     /// Implements `rpcmem_alloc2`. Returns null without memory, and for sizes that are not whole
     /// pages: hardware allocates these too, but cannot map them.
     pub(super) fn alloc(&self, bytes: usize, coherence: Coherence) -> *mut c_void {
@@ -257,7 +257,7 @@ impl Table {
     }
 }
 
-impl Drop for Table {
+impl Drop for AllocationTable {
     /// Leaks the allocations that the caller did not free, because it may still hold their
     /// addresses.
     fn drop(&mut self) {

@@ -4,10 +4,10 @@ use crate::error::Result;
 use crate::hmx::{Hmx, ScaleBlock};
 use crate::hvx;
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
-use crate::ops::attention::pack::SLAB;
+use crate::ops::attention::kv::SLAB;
 use crate::ops::attention::weigh::STRIPS;
 use crate::ops::attention::{Job, TABLE_LINES};
-use crate::ops::matmul::pack::RowFactor;
+use crate::ops::matmul::act::RowFactor;
 use crate::ops::tensor::Type;
 use crate::rt::Arena;
 
@@ -26,7 +26,7 @@ pub(super) const SUMS: usize = TILE_DIM;
 
 /// Sizes of an attention in tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ops::attention) struct Plan {
+pub(in crate::ops::attention) struct TilePlan {
     /// Queries of a batch.
     pub(super) queries: usize,
     /// Tiles of rows of a batch.
@@ -37,7 +37,7 @@ pub(in crate::ops::attention) struct Plan {
     pub(super) v_strips: usize,
 }
 
-impl Plan {
+impl TilePlan {
     /// Plans all queries at once, or as many as fit; `None` if this code path cannot compute the
     /// attention.
     pub(in crate::ops::attention) fn new(
@@ -94,7 +94,7 @@ impl Plan {
 }
 
 /// The parts of VTCM that an attention uses.
-pub(super) struct Memory<'v> {
+pub(super) struct TileMemory<'v> {
     pub(super) table: &'v [Line; TABLE_LINES],
     /// Tiles of keys, for each 32 positions.
     pub(super) keys: &'v mut [Tile],
@@ -108,10 +108,10 @@ pub(super) struct Memory<'v> {
     pub(super) products: &'v mut [Tile],
 }
 
-impl<'v> Memory<'v> {
+impl<'v> TileMemory<'v> {
     /// Allocates its parts in `vtcm`, and prepares the unit.
     pub(super) fn new(
-        plan: &Plan,
+        plan: &TilePlan,
         vtcm: &'v mut [Tile],
         hmx: &mut Hmx,
         table: &[Line; TABLE_LINES],
