@@ -30,7 +30,7 @@ help:
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
-	@echo "make hostile  every hostile file of tests/tool_hostile.rs through every command of the tool"
+	@echo "make hostile  every hostile file of tool/tests/hostile.rs through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
@@ -105,4 +105,4 @@ tool:
 	@cargo build --release --locked --bin ggml-npu
 
 hostile:
-	@cargo test --locked --test tool_hostile -- --ignored --nocapture
+	@cargo test --locked --package ggml-npu --test hostile -- --ignored --nocapture

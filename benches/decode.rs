@@ -7,14 +7,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ggml_rust_npu::backend::hexagon::{Device, HexBuffer, Options, Stream};
-use ggml_rust_npu::caps;
+use ggml_rust_npu::backend::{Buffer, Node, Stream};
 use ggml_rust_npu::config::Repack;
-use ggml_rust_npu::device::hexagon::Serving;
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
-use ggml_rust_npu::shm::RegionMut;
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::hexagon::caps;
+use ggml_rust_npu::hexagon::device::Serving;
+use ggml_rust_npu::hexagon::driver::FastRpc;
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
+use ggml_rust_npu::host_memory::RegionMut;
 use ggml_rust_npu::tensor::{DType, Shape};
-use ggml_rust_npu::vendor::fastrpc::FastRpc;
 use hexagon_ops::sim;
 
 const LAYERS: usize = 30;
@@ -67,11 +68,10 @@ impl Memory {
     }
 }
 
-/// Pushes the nodes of one token.
+/// The nodes of one token: each operation, and whether only the next one reads its result.
 struct Model {
     memory: Memory,
-    stream: Stream,
-    n_nodes: usize,
+    nodes: Vec<(Operation<'static>, bool)>,
 }
 
 impl Model {
@@ -89,21 +89,13 @@ impl Model {
             Op::FlashAttnExt => params[0] = 0.125_f32.to_bits().cast_signed(),
             _ => {}
         }
-        let node = Node {
-            operation: Operation {
-                op,
-                params,
-                dst,
-                src: sources(src),
-            },
-            out: RegionMut::from(&mut [][..]),
-            feeds_next,
+        let operation = Operation {
+            op,
+            params,
+            dst,
+            src: sources(src),
         };
-        let home = Some(&self.memory.buffer);
-        self.stream
-            .push(&node, home, [home; 5])
-            .expect("a node of the model");
-        self.n_nodes += 1;
+        self.nodes.push((operation, feeds_next));
     }
 
     /// `x` times a weight of `n` columns.
@@ -207,14 +199,13 @@ fn main() {
             serving,
             trace: None,
         };
-        let caps = caps::hexagon_by_arch(75).expect("a known architecture");
-        let device = Device::untested("HEX0", &rpc, caps, settings).expect("a device opens");
+        let caps = caps::by_arch(75).expect("a known architecture");
+        let device = HexDevice::untested("HEX0", &rpc, caps, settings).expect("a device opens");
         let device = Arc::new(device);
         let buffer = HexBuffer::new(&device, 600 << 20, true).expect("memory");
         let mut model = Model {
             memory: Memory { buffer, used: 0 },
-            stream: Stream::new(Arc::clone(&device)),
-            n_nodes: 0,
+            nodes: Vec::new(),
         };
         let memory = &mut model.memory;
         let inputs = [
@@ -228,12 +219,20 @@ fn main() {
         }
         let normed = model.norm(x);
         model.product(normed, 1024);
-        model.stream.finish(1).expect("answered");
-        let mut step = || {
+        let home = Some(&model.memory.buffer as &dyn Buffer);
+        let nodes = (model.nodes.iter()).map(|(operation, feeds_next)| Node {
+            operation: *operation,
+            out: RegionMut::from(&mut [][..]),
+            feeds_next: *feeds_next,
+            dst: home,
+            src: [home; ggml_rust_npu::graph::MAX_SOURCES],
+        });
+        let stream = HexStream::new(Arc::clone(&device));
+        let computed = stream.submit(1, &mut nodes.collect::<Vec<_>>());
+        computed.expect("answered");
+        let step = || {
             let begun = Instant::now();
-            (model.stream.replay(1))
-                .expect("remembered")
-                .expect("answered");
+            (stream.replay(1)).expect("remembered").expect("answered");
             begun.elapsed()
         };
         let mut times: Vec<_> = (0..STEPS).map(|_| step()).collect();
@@ -242,7 +241,7 @@ fn main() {
             [10, 50, 90, 99].map(|percent| times[STEPS * percent / 100].as_secs_f64() * 1e6);
         println!(
             "{name:8} {:>6} {p10:8.1} {p50:8.1} {p90:8.1} {p99:8.1}",
-            model.n_nodes
+            model.nodes.len()
         );
     }
 }

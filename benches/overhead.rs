@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ggml_rust_npu::backend::{Device, WeightBuffer};
-use ggml_rust_npu::caps::{self, RkCaps};
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
-use ggml_rust_npu::shm::{Region, RegionMut};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Node};
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::host_memory::{Region, RegionMut};
+use ggml_rust_npu::rockchip::caps::{self, RkCaps};
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
-use ggml_rust_npu::vendor::rknn::Rknn;
 use rknpu_ops::sim;
 use task_pool::Pool;
 
@@ -52,11 +53,11 @@ fn tensor(dtype: DType, ne: [usize; 2]) -> Tensor<'static> {
 }
 
 /// A device whose runs return at once.
-fn null_device(caps: &'static RkCaps) -> Arc<Device> {
+fn null_device(caps: &'static RkCaps) -> Arc<RkDevice> {
     let mut options = sim::Options::new(caps.soc);
     options.compute = false;
     let rknn = Rknn::simulate(options).expect("a stand-in starts");
-    Arc::new(Device::untested(rknn, caps).expect("a device opens"))
+    Arc::new(RkDevice::untested(rknn, caps).expect("a device opens"))
 }
 
 /// M, K and N of SmolLM2-135M: attention, feed-forward, logits; and a ubatch.
@@ -70,8 +71,8 @@ const SHAPES: [[usize; 3]; 5] = [
 
 /// A multiplication on a null device, with all that it needs.
 struct MulMat {
-    device: Arc<Device>,
-    buffer: WeightBuffer,
+    device: Arc<RkDevice>,
+    buffer: RkBuffer,
     weights: Tensor<'static>,
     act: Vec<f32>,
     result: Vec<f32>,
@@ -80,7 +81,7 @@ struct MulMat {
 }
 
 impl MulMat {
-    fn new(device: &Arc<Device>, shape: [usize; 3]) -> Self {
+    fn new(device: &Arc<RkDevice>, shape: [usize; 3]) -> Self {
         let [m, k, n] = shape;
         let weights = Tensor {
             place: Place::Packed,
@@ -89,8 +90,8 @@ impl MulMat {
             ..tensor(PLAIN, [k, n])
         };
         let bytes = device.packed_bytes(&weights);
-        let buffer = WeightBuffer::new(Arc::clone(device), bytes).expect("memory for the weights");
-        let write = |out: &mut [u8]| out.fill(0x3f);
+        let buffer = RkBuffer::new(Arc::clone(device), bytes).expect("memory for the weights");
+        let write = Content::Fill(0x3f);
         buffer
             .write(&weights, 0, k * n * 4, write)
             .expect("views of the weights");
@@ -124,9 +125,11 @@ impl MulMat {
             },
             out: RegionMut::from(&mut self.result[..]),
             feeds_next: false,
+            dst: None,
+            src: [Some(&self.buffer as &dyn Buffer), None, None, None, None],
         };
         self.device
-            .compute(&mut node, Some(&self.buffer), self.graph)
+            .compute(&mut node, self.graph)
             .expect("a null run works");
     }
 }
@@ -225,7 +228,7 @@ fn repack(criterion: &mut Criterion) {
             dequantize: Some(&Plain),
             ..tensor(dtype, [k, n])
         };
-        let buffer = WeightBuffer::new(Arc::clone(&device), device.packed_bytes(&weights))
+        let buffer = RkBuffer::new(Arc::clone(&device), device.packed_bytes(&weights))
             .expect("memory for the weights");
         let bytes = vec![0x3f_u8; dtype.row_bytes(k).unwrap_or(0) * n];
         let name = if dtype == PLAIN {
@@ -235,7 +238,7 @@ fn repack(criterion: &mut Criterion) {
         };
         group.throughput(Throughput::Bytes(bytes.len() as u64));
         group.bench_function(name, |bench| {
-            let write = |out: &mut [u8]| out.copy_from_slice(&bytes);
+            let write = Content::Bytes(&bytes);
             bench.iter(|| {
                 buffer
                     .write(&weights, 0, bytes.len(), write)

@@ -9,8 +9,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use ggml_rust_npu::backend::offline::{Form, Weight};
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{Place, Tensor};
+use ggml_rust_npu::hexagon::layout::WeightLayout;
 use ggml_rust_npu::packfile::{Packs, Wanted, Writer};
-use ggml_rust_npu::plan::hexagon::WeightLayout;
 use ggml_rust_npu::tensor::Shape;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
 use rayon::prelude::*;

@@ -93,8 +93,14 @@ static bool device_supports_op(ggml_backend_dev_t dev,
   }
   const struct glue_device *device = glue_device_of(dev);
   npu_node node;
-  return glue_node(device, op, false, &node) &&
-         npu_supports_op(device->index, &node);
+  if (!glue_node(device, op, false, &node)) {
+    return false;
+  }
+  const bool supported = npu_supports_op(device->index, &node);
+  if (!supported) {
+    npu_mark_cpu_reader(&node);
+  }
+  return supported;
 }
 
 static bool device_supports_buft(ggml_backend_dev_t dev,

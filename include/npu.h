@@ -190,19 +190,25 @@ const char *npu_device_description(size_t device);
 // Both pointers are valid for writes.
 void npu_device_memory(size_t device, size_t *free_bytes, size_t *total_bytes);
 
-// Whether the device computes a node. Reads metadata only.
+// Returns `true` if the device computes a node. Reads metadata only.
 //
 // # Safety
 // `node` is valid, and so are the names and buffers in it.
 bool npu_supports_op(size_t device, const struct npu_node *node);
 
-// Whether a node that the device could compute has so few rows that the CPU shall do it. Its weights can be read where
-// they are. Reads metadata only.
+// Notes that the CPU computes a node, whose caches it reads and writes in place.
+//
+// # Safety
+// `node` is valid, and so are the buffers in it.
+void npu_mark_cpu_reader(const struct npu_node *node);
+
+// Returns `true` if the device could compute a node, but the CPU is faster: the node has too few rows. Its weights can be
+// read where they are. Reads metadata only.
 //
 // # Safety
 // `node` is valid, and so are the names in it.
-bool npu_leaves_to_cpu(size_t device,
-                       const struct npu_node *node);
+bool npu_prefers_cpu(size_t device,
+                     const struct npu_node *node);
 
 // Which buffer types a device has: an `NPU_BUFFERS_*`.
 uint32_t npu_device_buffers(size_t device);

@@ -9,11 +9,13 @@ use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, Fault};
 
+use self::rules::Rules;
 use self::settings::{Refusal, Settings};
-use crate::caps::{self, Cores, HexCaps, RkCaps};
 use crate::error::{Error, Result};
-use crate::rules::Rules;
+use crate::hexagon::caps::HexCaps;
+use crate::rockchip::caps::{self, Cores, RkCaps};
 
+pub mod rules;
 pub mod settings;
 mod values;
 
@@ -213,6 +215,13 @@ impl Config {
 }
 
 impl Config {
+    /// Returns `true` if the user wants a device, by its name in ggml.
+    #[must_use]
+    pub fn chooses(&self, device: &str) -> bool {
+        let chosen = self.devices.as_ref();
+        chosen.is_none_or(|chosen| chosen.iter().any(|name| name.eq_ignore_ascii_case(device)))
+    }
+
     /// The fewest rows that a chip multiplies: as the environment says, or the file of settings, or [`caps::MIN_M`].
     ///
     /// # Errors

@@ -1,8 +1,8 @@
-//! The graph as ggml handed it over: metadata copied, memory borrowed for one call. No planning, no device.
+//! An operation as ggml handed it over: metadata copied, memory borrowed for one call. No planning, no device.
 
 pub use hexagon_ops::wire::GgmlOp as Op;
 
-use crate::shm::{Region, RegionMut};
+use crate::host_memory::Region;
 use crate::tensor::{DType, Dequantize, Format, Shape};
 
 /// Where a tensor's bytes are.
@@ -88,12 +88,5 @@ pub struct Operation<'a> {
     pub src: Sources<'a>,
 }
 
-/// An operation that is to be computed.
-pub struct Node<'a> {
-    /// The operation; its operands have memory.
-    pub operation: Operation<'a>,
-    /// Where the result goes.
-    pub out: RegionMut<'a>,
-    /// Whether nothing but the next node reads the result, perhaps in another shape.
-    pub feeds_next: bool,
-}
+/// Why a node is left to the CPU. Only ever shown in traces and in errors about a broken promise.
+pub type Refusal = &'static str;

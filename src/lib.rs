@@ -1,46 +1,50 @@
-//! A ggml backend for NPUs.
+//! A ggml backend for the NPUs of Qualcomm (Hexagon) and Rockchip.
 //!
 //! ```text
-//! llama.cpp ── ggml ── ggml-glue/ (C) ── include/npu.h ── abi.rs ── backend.rs ─┬─ plan.rs     what, and how cut up
-//!                                                                             └─ device/     run it
-//!                                                                                   └─ vendor/  librknnrt or stand-in
+//!   llama.cpp ── ggml ── ggml-glue/ (C) ── include/npu.h ── abi ── backend: Device, Buffer, Stream
+//!                                                                     │
+//!                        ┌────────────────────────────────────────────┴──┐
+//!                    hexagon/                                        rockchip/
+//!   stream     a graph becomes one list of commands           each node is computed as it comes
+//!   plan       nodes to commands, and their cost              nodes to calls, and how they are cut up
+//!   pack       ggml's rows into tiles                         ggml's rows into native layouts, quantized
+//!   device     session, command ring, address space           quantizes activations, runs the cores
+//!   driver     libcdsprpc or its stand-in                     librknnrt or its stand-in
+//!                        │                                               │
+//!                  hexagon-ops (DSP kernels)                       rknpu-ops (host kernels)
 //! ```
 //!
-//! **Loading.** ggml allocates a buffer for packed weights and writes each tensor once: `backend::WeightBuffer` keeps
-//! the bytes and has them packed by `repack`. **Computing.** The glue hands over a graph; `abi` checks it into
-//! [`graph::Node`]s, `plan` decides how each is cut up, `device::rknpu` quantizes the activations, runs the cores and
-//! writes the result.
+//! **Loading.** ggml allocates a [`backend::Buffer`] and writes each tensor once; the buffer packs weights as they come.
+//! **Computing.** The glue hands over a graph; [`abi`] checks it into [`backend::Node`]s and [`backend::Stream::submit`]
+//! computes them: `plan` says how, `device` carries it out.
 //!
-//! | module | holds | may use |
-//! |---|---|---|
-//! | [`error`], [`tensor`], [`caps`] | the error type; types and shapes; what each chip can do | `rknpu-ops`, `hexagon-ops` |
-//! | [`rules`], [`config`] | which weight takes which arithmetic; the environment variables | the above |
-//! | [`shm`] | memory that ggml owns, as slices | the above |
-//! | [`files`], [`gguf`] | files mapped or written whole; model files, for the tool `ggml-npu` | [`tensor`] |
-//! | [`packfile`], [`dequantize`] | weights packed before they are loaded; ggml's blocks to `f32`, for the tool | the above |
-//! | [`graph`], [`repack`], [`mod@reference`] | what ggml handed over; weights into native layouts; the oracle | the above |
-//! | [`ring`], [`plan`], [`vendor`] | the command ring; nodes to commands, pure; the vendors' functions behind safe calls | the above |
-//! | [`device`] | executes commands | the above, but not `graph` or `plan` |
-//! | [`selftest`], [`backend`] | joins the two | everything above |
-//! | [`abi`] | the functions of `npu.h`: check, catch panics, call `backend` | everything above |
+//! | module | holds |
+//! |---|---|
+//! | [`error`], [`tensor`], [`graph`] | the error type; types and shapes; operations as ggml hands them over |
+//! | [`config`] | the environment variables, the settings file, the rules |
+//! | [`host_memory`] | memory that ggml owns, as slices |
+//! | [`files`], [`gguf`], [`packfile`], [`dequantize`], [`loss`] | model files, and weights packed before they are loaded |
+//! | [`reference`](mod@reference) | the oracle that self-tests and tests compare with |
+//! | [`driver`] | what both vendors' libraries have in common: loading, tracing |
+//! | [`backend`] | the traits that the families implement; finds devices; packs offline |
+//! | [`hexagon`], [`rockchip`] | the families, with the same file names; neither knows the other |
+//! | [`abi`] | the functions of `npu.h`: check, catch panics, call `backend` |
+//!
+//! `tests/architecture.rs` holds the modules to this order.
 
 pub mod abi;
 pub mod backend;
-pub mod caps;
 pub mod config;
 pub mod dequantize;
-pub mod device;
+pub mod driver;
 pub mod error;
 pub mod files;
 pub mod gguf;
 pub mod graph;
+pub mod hexagon;
+pub mod host_memory;
+pub mod loss;
 pub mod packfile;
-pub mod plan;
 pub mod reference;
-pub mod repack;
-pub mod ring;
-pub mod rules;
-pub mod selftest;
-pub mod shm;
+pub mod rockchip;
 pub mod tensor;
-pub mod vendor;

@@ -12,14 +12,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Numbers, PLAIN, Weight, contiguous, packed, tensor};
-use ggml_rust_npu::backend::{Device, WeightBuffer};
-use ggml_rust_npu::caps::{self, RkCaps};
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Tensor, sources};
-use ggml_rust_npu::plan::Target;
-use ggml_rust_npu::rules::Rules;
-use ggml_rust_npu::shm::{Region, RegionMut};
+use ggml_rust_npu::backend::{Buffer, Node};
+use ggml_rust_npu::config::rules::Rules;
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Tensor, sources};
+use ggml_rust_npu::host_memory::{Region, RegionMut};
+use ggml_rust_npu::rockchip::caps::{self, RkCaps};
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::plan::Target;
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::DType;
-use ggml_rust_npu::vendor::rknn::Rknn;
 use rknpu_ops::sim;
 
 /// The system's allocator, counted, on all threads together.
@@ -50,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn null_device(caps: &'static RkCaps, rules: &str) -> Arc<Device> {
+fn null_device(caps: &'static RkCaps, rules: &str) -> Arc<RkDevice> {
     let mut options = sim::Options::new(caps.soc);
     options.compute = false;
     let rknn = Rknn::simulate(options).unwrap();
@@ -58,14 +59,14 @@ fn null_device(caps: &'static RkCaps, rules: &str) -> Arc<Device> {
         rules: Rules::parse(rules).unwrap(),
         ..Target::from(caps)
     };
-    Arc::new(Device::untested(rknn, target).unwrap())
+    Arc::new(RkDevice::untested(rknn, target).unwrap())
 }
 
 /// One node, with everything that it needs made before the first run.
 struct Step {
     op: Op,
     w: Weight,
-    buffer: WeightBuffer,
+    buffer: RkBuffer,
     act: Vec<u8>,
     act_dtype: DType,
     act_ne: [usize; 4],
@@ -76,7 +77,7 @@ struct Step {
 }
 
 impl Step {
-    fn run(&mut self, device: &Device, graph: u64) {
+    fn run(&mut self, device: &RkDevice, graph: u64) {
         let src1 = Tensor {
             memory: Some(Region::from(&self.act[..])),
             ..tensor(
@@ -98,14 +99,14 @@ impl Step {
             },
             out: RegionMut::from(&mut self.result[..]),
             feeds_next: false,
+            dst: None,
+            src: [Some(&self.buffer as &dyn Buffer), None, None, None, None],
         };
-        device
-            .compute(&mut node, Some(&self.buffer), graph)
-            .unwrap();
+        device.compute(&mut node, graph).unwrap();
     }
 }
 
-fn mul_mat(device: &Arc<Device>, dtype: DType, act_dtype: DType, [m, k, n]: [usize; 3]) -> Step {
+fn mul_mat(device: &Arc<RkDevice>, dtype: DType, act_dtype: DType, [m, k, n]: [usize; 3]) -> Step {
     let w = Weight::random(&mut Numbers::quiet(1), dtype, [k, n, 1, 1]);
     let act_ne = [k, m, 1, 1];
     Step {
@@ -122,7 +123,7 @@ fn mul_mat(device: &Arc<Device>, dtype: DType, act_dtype: DType, [m, k, n]: [usi
     }
 }
 
-fn mul_mat_id(device: &Arc<Device>, [tokens, used, experts]: [usize; 3]) -> Step {
+fn mul_mat_id(device: &Arc<RkDevice>, [tokens, used, experts]: [usize; 3]) -> Step {
     let (k, n) = (128, 96);
     let mut numbers = Numbers::quiet(2);
     let w = Weight::random(&mut numbers, PLAIN, [k, n, experts, 1]);
@@ -142,7 +143,7 @@ fn mul_mat_id(device: &Arc<Device>, [tokens, used, experts]: [usize; 3]) -> Step
 }
 
 /// Runs the steps as graphs, the first time to warm up; returns the allocations of each later run.
-fn allocations(device: &Device, steps: &mut [Step]) -> Vec<usize> {
+fn allocations(device: &RkDevice, steps: &mut [Step]) -> Vec<usize> {
     let mut counts = Vec::with_capacity(16);
     for graph in 0..8 {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
@@ -162,7 +163,7 @@ fn allocations(device: &Device, steps: &mut [Step]) -> Vec<usize> {
 #[test]
 fn nothing_is_allocated_from_the_second_run_on() {
     let (f32, f16) = (DType::F32, DType::F16);
-    for caps in caps::ROCKCHIP {
+    for caps in caps::ALL {
         let device = null_device(caps, "");
         // Decode and a ubatch; rows that are converted first; three segments of K in either arithmetic.
         let mut steps = vec![

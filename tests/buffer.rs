@@ -5,24 +5,25 @@
 mod common;
 
 use common::{Numbers, PLAIN, Weight, contiguous, device, mul_mat, packed, tensor};
-use ggml_rust_npu::backend::{Device, WeightBuffer};
-use ggml_rust_npu::caps::{self, RkCaps};
+use ggml_rust_npu::backend::{Buffer, Content, Device};
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Tensor, sources};
-use ggml_rust_npu::plan::Target;
 use ggml_rust_npu::reference;
+use ggml_rust_npu::rockchip::caps::{self, RkCaps};
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::plan::Target;
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::DType;
-use ggml_rust_npu::vendor::rknn::Rknn;
 use rknpu_ops::sim;
 use std::sync::Arc;
 
 /// A device that keeps the bytes of its weights.
-fn keeping(caps: &'static RkCaps) -> Arc<Device> {
+fn keeping(caps: &'static RkCaps) -> Arc<RkDevice> {
     let rknn = Rknn::simulate(sim::Options::new(caps.soc)).unwrap();
     let target = Target {
         keep: Some(true),
         ..Target::from(caps)
     };
-    Arc::new(Device::start(rknn, target).unwrap())
+    Arc::new(RkDevice::start(rknn, target).unwrap())
 }
 
 #[test]
@@ -40,11 +41,11 @@ fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
         for round in 0..6 {
             let tensor = w.tensor(Some(4096));
             let bytes = 4096 + device.packed_bytes(&tensor);
-            let buffer = WeightBuffer::new(Arc::clone(&device), bytes).unwrap();
+            let buffer = RkBuffer::new(Arc::clone(&device), bytes).unwrap();
             let total = w.bytes.len();
             // Odd sizes that end inside rows, blocks and elements; overlapping, with garbage first.
             buffer
-                .write(&tensor, 5, total - 9, |out| out.fill(0x11))
+                .write(&tensor, 5, total - 9, Content::Fill(0x11))
                 .unwrap();
             let mut covered = vec![false; total];
             while covered.iter().any(|done| !done) {
@@ -53,7 +54,7 @@ fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
                 let size = (1 + numbers.below(4000)).min(total - start);
                 let piece = &w.bytes[start..start + size];
                 buffer
-                    .write(&tensor, start, size, |out| out.copy_from_slice(piece))
+                    .write(&tensor, start, size, Content::Bytes(piece))
                     .unwrap();
                 covered[start..start + size].fill(true);
             }
@@ -79,7 +80,7 @@ fn a_weight_that_is_written_again_is_used_with_its_new_values() {
     let buffer = packed(&device, &old, 0);
     let before = mul_mat(&device, &old, Some((&buffer, 0)), &act, [96, 1, 1, 1]).unwrap();
     let row = new.row_bytes();
-    let copy = |out: &mut [u8]| out.copy_from_slice(&new.bytes[7 * row..8 * row]);
+    let copy = Content::Bytes(&new.bytes[7 * row..8 * row]);
     buffer
         .write(&new.tensor(Some(0)), 7 * row, row, copy)
         .unwrap();
@@ -99,7 +100,7 @@ fn a_tensor_of_another_shape_at_the_same_place_replaces_the_old_one() {
     let tensor = new.tensor(Some(0));
     let size = new.bytes.len();
     buffer
-        .write(&tensor, 0, size, |out| out.copy_from_slice(&new.bytes))
+        .write(&tensor, 0, size, Content::Bytes(&new.bytes))
         .unwrap();
     let have = mul_mat(&device, &new, Some((&buffer, 0)), &act, [64, 1, 1, 1]).unwrap();
     let fresh = packed(&device, &new, 0);
@@ -124,18 +125,18 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
     let mut numbers = Numbers::new(15);
     let rknn = Rknn::simulate(sim::Options::new(caps::RK3588.soc)).unwrap();
     // The default, because nothing needs the bytes.
-    let device = Arc::new(Device::start(rknn, &caps::RK3588).unwrap());
+    let device = Arc::new(RkDevice::start(rknn, &caps::RK3588).unwrap());
     // Two tensors of 256 KiB: more than a page each.
     let (k, n) = (512, 128);
     let [first, second] = [0, 1].map(|_| Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]));
     let place = device
         .packed_bytes(&first.tensor(Some(0)))
         .next_multiple_of(4096);
-    let buffer = WeightBuffer::new(Arc::clone(&device), 2 * place).unwrap();
+    let buffer = RkBuffer::new(Arc::clone(&device), 2 * place).unwrap();
     let act = numbers.vec(k);
     let size = first.bytes.len();
     let write = |w: &Weight, at: usize, from: usize, to: usize| {
-        let copy = |out: &mut [u8]| out.copy_from_slice(&w.bytes[from..to]);
+        let copy = Content::Bytes(&w.bytes[from..to]);
         buffer.write(&w.tensor(Some(at)), from, to - from, copy)
     };
     let multiply = |w: &Weight, at: usize| {

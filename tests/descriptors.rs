@@ -4,9 +4,9 @@
 mod common;
 
 use common::{Numbers, PLAIN, Weight, device_with, mul_mat, packed};
-use ggml_rust_npu::backend::WeightBuffer;
-use ggml_rust_npu::caps;
 use ggml_rust_npu::error::Error;
+use ggml_rust_npu::rockchip::RkBuffer;
+use ggml_rust_npu::rockchip::caps;
 use rknpu_ops::sim::{self, Live};
 use rlimit::Resource;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     // Weights that are loaded.
     let mut buffers = Vec::new();
     let error = loop {
-        match WeightBuffer::new(Arc::clone(&device), 4096) {
+        match RkBuffer::new(Arc::clone(&device), 4096) {
             Ok(buffer) => buffers.push(buffer),
             Err(error) => break error,
         }

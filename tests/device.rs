@@ -12,15 +12,16 @@ use common::{
     Numbers, PLAIN, Weight, contiguous, device, device_with, mul_mat, mul_mat_id, mul_mat_of_graph,
     nmse_limit, packed, tensor,
 };
-use ggml_rust_npu::backend::{Device, WeightBuffer};
-use ggml_rust_npu::caps::{self, Cores, RkCaps};
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Tensor, sources};
-use ggml_rust_npu::plan::Target;
+use ggml_rust_npu::backend::{Buffer, Content, Node};
+use ggml_rust_npu::config::rules::Rules;
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Tensor, sources};
+use ggml_rust_npu::host_memory::{Region, RegionMut};
 use ggml_rust_npu::reference;
-use ggml_rust_npu::rules::Rules;
-use ggml_rust_npu::shm::{Region, RegionMut};
+use ggml_rust_npu::rockchip::caps::{self, Cores, RkCaps};
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::plan::Target;
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::DType;
-use ggml_rust_npu::vendor::rknn::Rknn;
 use rknpu_ops::sim::{self, Coherence};
 use std::sync::Arc;
 
@@ -71,7 +72,7 @@ fn check(caps: &'static RkCaps, dtype: DType, [m, k, n]: [usize; 3], numbers: &m
 #[test]
 fn every_chip_and_arithmetic_agrees_with_the_reference() {
     let mut numbers = Numbers::new(1);
-    for caps in caps::ROCKCHIP {
+    for caps in caps::ALL {
         for dtype in [DType::F16, PLAIN] {
             for shape in SHAPES {
                 check(caps, dtype, shape, &mut numbers);
@@ -142,8 +143,10 @@ fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
             },
             out,
             feeds_next: false,
+            dst: None,
+            src: [None; 5],
         };
-        device.compute(&mut node, None, graph).unwrap();
+        device.compute(&mut node, graph).unwrap();
         let want = reference::mul_mat(&x, &w.values, k);
         let have = mul_mat_of_graph(&device, &w, None, &x, ne, graph).unwrap();
         let error = reference::nmse(&have, &want);
@@ -191,7 +194,7 @@ fn what_lay_behind_k_is_cleared() {
 #[test]
 fn a_row_does_not_depend_on_the_batch_it_is_computed_in() {
     let mut numbers = Numbers::new(4);
-    for caps in caps::ROCKCHIP {
+    for caps in caps::ALL {
         let device = device(caps);
         for dtype in [DType::F16, PLAIN] {
             let (k, n) = (576, 200);
@@ -219,7 +222,7 @@ fn a_row_does_not_depend_on_the_batch_it_is_computed_in() {
 #[test]
 fn no_cache_operation_is_forgotten() {
     let mut numbers = Numbers::new(5);
-    for caps in caps::ROCKCHIP {
+    for caps in caps::ALL {
         let mut options = sim::Options::new(caps.soc);
         options.coherence = Coherence::Strict;
         let (strict, _) = device_with(options, caps).unwrap();
@@ -347,11 +350,11 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     // Most of an address space each, so that the last one lies in the third; memory is only reserved, not touched.
     let large = caps::DOMAIN_WEIGHT_BYTES * 3 / 4;
     let offsets = [0, 0, 4096];
-    let buffers = offsets.map(|_| WeightBuffer::new(Arc::clone(&device), large).unwrap());
+    let buffers = offsets.map(|_| RkBuffer::new(Arc::clone(&device), large).unwrap());
     assert_eq!(device.address_space().0, free - 3 * large);
     let results = [0, 1, 2].map(|i| {
         let (tensor, bytes) = (w.tensor(Some(offsets[i])), w.bytes.len());
-        let write = |out: &mut [u8]| out.copy_from_slice(&w.bytes);
+        let write = Content::Bytes(&w.bytes);
         buffers[i].write(&tensor, 0, bytes, write).unwrap();
         mul_mat(
             &device,
@@ -366,7 +369,7 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     assert_eq!(results[0], results[2]);
     drop(buffers);
     assert_eq!(device.address_space().0, free);
-    assert!(WeightBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).is_err());
+    assert!(RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).is_err());
 }
 
 #[test]
@@ -403,7 +406,7 @@ fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
     w.bytes = w.values.iter().flat_map(|x| x.to_ne_bytes()).collect();
     let act = numbers.vec(m * k);
     let want = reference::mul_mat(&act, &w.values, k);
-    for caps in caps::ROCKCHIP {
+    for caps in caps::ALL {
         let device = device(caps);
         let buffer = packed(&device, &w, 0);
         let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, m, 1, 1]).unwrap();
@@ -433,7 +436,7 @@ fn rows_with_nan_or_infinity_are_nan_and_all_goes_on() {
             rules: Rules::parse(rules).unwrap(),
             ..Target::from(caps)
         };
-        let device = Arc::new(Device::start(rknn, target).unwrap());
+        let device = Arc::new(RkDevice::start(rknn, target).unwrap());
         for dtype in [DType::F16, PLAIN] {
             let (k, n) = (576, 40);
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);

@@ -5,14 +5,15 @@
 mod common;
 
 use common::{Numbers, PLAIN, Weight, device_with, mul_mat, nmse_limit, packed};
-use ggml_rust_npu::backend::{Device, WeightBuffer};
-use ggml_rust_npu::caps;
+use ggml_rust_npu::backend::{Buffer, Content, Device};
+use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::error::Error;
-use ggml_rust_npu::plan::Target;
 use ggml_rust_npu::reference;
-use ggml_rust_npu::rules::Rules;
+use ggml_rust_npu::rockchip::caps;
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::plan::Target;
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::DType;
-use ggml_rust_npu::vendor::rknn::Rknn;
 use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::{self, Live, parse_faults};
@@ -187,7 +188,7 @@ fn other_tiles_of_the_library_are_followed_where_they_are_known() {
                 rules: Rules::parse(rules).unwrap(),
                 ..Target::from(caps)
             };
-            Device::start(rknn, target).map(Arc::new)
+            RkDevice::start(rknn, target).map(Arc::new)
         };
         let device = start(tile).unwrap();
         for dtype in [DType::F16, PLAIN] {
@@ -221,14 +222,14 @@ fn other_tiles_of_the_library_are_followed_where_they_are_known() {
 
 /// Multiplications that make and use contexts, memory and views of many shapes: enough for 100 calls of every function
 /// that can fail after the start. Returns how many came out as in `want` before the first error, and that error.
-fn workload(device: &Arc<Device>, want: &[Vec<f32>]) -> (usize, Option<Error>) {
+fn workload(device: &Arc<RkDevice>, want: &[Vec<f32>]) -> (usize, Option<Error>) {
     let mut done = 0;
     for round in 0..ROUNDS {
         for (w, act, ne) in multiplications(round) {
             let tensor = w.tensor(Some(0));
             let bytes = device.packed_bytes(&tensor);
-            let result = WeightBuffer::new(Arc::clone(device), bytes).and_then(|buffer| {
-                let copy = |out: &mut [u8]| out.copy_from_slice(&w.bytes);
+            let result = RkBuffer::new(Arc::clone(device), bytes).and_then(|buffer| {
+                let copy = Content::Bytes(&w.bytes);
                 buffer.write(&tensor, 0, w.bytes.len(), copy)?;
                 mul_mat(device, &w, Some((&buffer, 0)), &act, ne)
             });

@@ -7,14 +7,14 @@
 use std::path::{Path, PathBuf};
 
 use ggml_rust_npu::backend::offline::{Form, Weight};
-use ggml_rust_npu::caps::{self, RkCaps};
+use ggml_rust_npu::config::rules::Choice;
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{Place, Tensor};
+use ggml_rust_npu::hexagon;
 use ggml_rust_npu::packfile::{Pack, Writer};
-use ggml_rust_npu::plan::hexagon;
-use ggml_rust_npu::repack::WeightLayout;
-use ggml_rust_npu::rules::Choice;
+use ggml_rust_npu::rockchip::caps::{self, RkCaps};
+use ggml_rust_npu::rockchip::layout::WeightLayout;
 use ggml_rust_npu::tensor::Shape;
 use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
@@ -86,7 +86,7 @@ fn hexagon() -> Plan {
     ];
     types
         .map(|dtype| {
-            let layout = hexagon::WeightLayout::new(&weight(dtype)).unwrap();
+            let layout = hexagon::layout::WeightLayout::new(&weight(dtype)).unwrap();
             (dtype.name().to_owned(), dtype, Form::Hexagon(layout))
         })
         .into()

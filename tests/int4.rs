@@ -6,14 +6,14 @@ mod common;
 use std::sync::Arc;
 
 use common::{Numbers, PLAIN, Weight, contiguous, mul_mat, packed, tensor};
-use ggml_rust_npu::backend::Device;
-use ggml_rust_npu::caps::{self, Precision, RkCaps};
-use ggml_rust_npu::plan::{self, Target};
+use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::reference;
-use ggml_rust_npu::repack::FEW_ROWS;
-use ggml_rust_npu::rules::Rules;
+use ggml_rust_npu::rockchip::RkDevice;
+use ggml_rust_npu::rockchip::caps::{self, Precision, RkCaps};
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::layout::FEW_ROWS;
+use ggml_rust_npu::rockchip::plan::{self, Target};
 use ggml_rust_npu::tensor::DType;
-use ggml_rust_npu::vendor::rknn::Rknn;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim;
 
@@ -25,12 +25,12 @@ fn target(caps: &'static RkCaps, rules: &str, calibration: Method) -> Target {
     }
 }
 
-fn device(caps: &'static RkCaps, word: &str, calibration: Method) -> Arc<Device> {
+fn device(caps: &'static RkCaps, word: &str, calibration: Method) -> Arc<RkDevice> {
     let mut options = sim::Options::new(caps.soc);
     options.coherence = sim::Coherence::Strict;
     let rknn = Rknn::simulate(options).unwrap();
     let rule = format!("weight={word}");
-    Arc::new(Device::start(rknn, target(caps, &rule, calibration)).unwrap())
+    Arc::new(RkDevice::start(rknn, target(caps, &rule, calibration)).unwrap())
 }
 
 /// Every chip that has INT4 weights, and the words of its rules for them.
@@ -73,7 +73,7 @@ fn every_choice_of_a_rule_multiplies() {
     ] {
         let rknn = Rknn::simulate(sim::Options::new(caps::RK3588.soc)).unwrap();
         let target = target(&caps::RK3588, &format!("weight={rule}"), Method::Mse);
-        let device = Arc::new(Device::start(rknn, target).unwrap());
+        let device = Arc::new(RkDevice::start(rknn, target).unwrap());
         let (k, n, m) = (576, 100, 9);
         let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
         let buffer = packed(&device, &w, 0);

@@ -8,17 +8,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{Numbers, Weight, mul_mat, packed};
-use ggml_rust_npu::backend::Device;
 use ggml_rust_npu::backend::offline::{self, Form};
-use ggml_rust_npu::caps::{self, Precision, RkCaps};
+use ggml_rust_npu::backend::{Buffer, Device};
+use ggml_rust_npu::config::rules::{Choice, Rules};
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::GgmlType;
+use ggml_rust_npu::loss::SquaredLoss;
 use ggml_rust_npu::packfile::{Fingerprint, Pack, Packs, SourceHash, Writer, sampled};
-use ggml_rust_npu::plan::Target;
-use ggml_rust_npu::repack::{self, Source, WeightLayout};
-use ggml_rust_npu::rules::{Choice, Rules};
+use ggml_rust_npu::rockchip::RkDevice;
+use ggml_rust_npu::rockchip::caps::{self, Precision, RkCaps};
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::layout::WeightLayout;
+use ggml_rust_npu::rockchip::pack::{self, Source};
+use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::tensor::DType;
-use ggml_rust_npu::vendor::rknn::Rknn;
 use proptest::prelude::*;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim;
@@ -27,14 +30,14 @@ fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-fn device(caps: &'static RkCaps, rules: &str, keep: bool) -> Arc<Device> {
+fn device(caps: &'static RkCaps, rules: &str, keep: bool) -> Arc<RkDevice> {
     let rknn = Rknn::simulate(sim::Options::new(caps.soc)).unwrap();
     let target = Target {
         rules: Rules::parse(rules).unwrap(),
         keep: Some(keep),
         ..Target::from(caps)
     };
-    Arc::new(Device::start(rknn, target).unwrap())
+    Arc::new(RkDevice::start(rknn, target).unwrap())
 }
 
 fn form(caps: &RkCaps, choice: Option<Choice>, w: &Weight) -> Form {
@@ -76,7 +79,7 @@ fn write(path: &Path, form: Form, w: &Weight, source: &[u8]) {
 }
 
 /// The product of a weight on a device that may have packs, at an offset in its buffer.
-fn product(device: &Arc<Device>, w: &Weight) -> Vec<f32> {
+fn product(device: &Arc<RkDevice>, w: &Weight) -> Vec<f32> {
     let act = Numbers::new(4).vec(w.ne[0] * 3 * w.ne[2]);
     let buffer = packed(device, w, 4096);
     mul_mat(
@@ -89,7 +92,7 @@ fn product(device: &Arc<Device>, w: &Weight) -> Vec<f32> {
     .unwrap()
 }
 
-fn with_packs(device: Arc<Device>, path: &Path) -> Arc<Device> {
+fn with_packs(device: Arc<RkDevice>, path: &Path) -> Arc<RkDevice> {
     device.use_packs(Arc::new(Packs::open(path, true).0));
     device
 }
@@ -288,12 +291,12 @@ proptest! {
         };
         let mut scales = vec![layout.empty_scale(); layout.scales()];
         let mut whole = vec![0; layout.bytes()];
-        repack::pack_rows(&layout, source, 0..n * slices, &mut scales, &mut whole);
+        pack::pack_rows(&layout, source, 0..n * slices, &mut scales, &mut whole);
 
         let form = Form::Rockchip(layout, calibration);
         let (mut bytes, mut out, mut part) = (Vec::new(), Vec::new(), Vec::new());
         let row = w.row_bytes();
-        let mut error = repack::SquareError::default();
+        let mut error = SquaredLoss::default();
         for (piece, rows) in form.pieces().into_iter().enumerate() {
             let rows = &w.bytes[rows.start * row..rows.end * row];
             let source = Source { rows, ..source };

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ggml_rust_npu::ring::{Corrupt, Ring, SharedWords};
+use ggml_rust_npu::hexagon::driver::ring::{Corrupt, Ring, SharedWords};
 use hexagon_ops::wire::{self, Command, Completion, Nop, RingLayout};
 use proptest::prelude::*;
 
@@ -250,7 +250,7 @@ fn two_threads_pass_everything_in_order() {
 /// the DSP would sleep over a command. No run shows that for certain, so this looks at the code.
 #[test]
 fn between_publishing_and_looking_for_a_parked_dsp_there_is_a_full_fence() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ring.rs");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/hexagon/driver/ring.rs");
     let code = std::fs::read_to_string(path).unwrap();
     let start = code.find("fn is_parked").unwrap();
     let body = &code[start..start + code[start..].find("\n    }").unwrap()];

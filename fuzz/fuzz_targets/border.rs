@@ -327,7 +327,7 @@ fn run(input: &mut Input) {
                 let _ = supports(device, &node);
                 let _ = alloc_size(device, &node.src[0]);
                 // SAFETY: valid, with all that it points to.
-                let _ = unsafe { npu_leaves_to_cpu(device, (&raw const node).cast()) };
+                let _ = unsafe { npu_prefers_cpu(device, (&raw const node).cast()) };
             }
             8..=11 => {
                 let device = slot % 2;

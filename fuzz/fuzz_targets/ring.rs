@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ggml_rust_npu::ring::{Ring, SharedWords};
+use ggml_rust_npu::hexagon::driver::ring::{Ring, SharedWords};
 use ggml_rust_npu_fuzz::Input;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::Tile;

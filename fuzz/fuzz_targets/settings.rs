@@ -13,10 +13,10 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use ggml_rust_npu::caps;
+use ggml_rust_npu::config::rules::{Choice, Rules};
 use ggml_rust_npu::config::settings::Settings;
 use ggml_rust_npu::config::{Config, known_variables, unknown_variables};
-use ggml_rust_npu::rules::{Choice, Rules};
+use ggml_rust_npu::rockchip::caps;
 use ggml_rust_npu_fuzz::Input;
 use libfuzzer_sys::fuzz_target;
 
@@ -29,7 +29,7 @@ const CHOICES: [Choice; 5] = [
 ];
 
 fn rows_of(settings: &Settings) -> Vec<Option<usize>> {
-    let chips = caps::ROCKCHIP.iter().map(|caps| caps.soc.name());
+    let chips = caps::ALL.iter().map(|caps| caps.soc.name());
     chips
         .flat_map(|chip| [false, true].map(|simulated| settings.min_m(chip, simulated)))
         .collect()
@@ -40,7 +40,7 @@ fn settings(text: &str) {
     let Ok(settings) = Settings::parse(text) else {
         return;
     };
-    for (at, caps) in caps::ROCKCHIP.iter().enumerate() {
+    for (at, caps) in caps::ALL.iter().enumerate() {
         let changed = Settings::with_min_m(text, caps.soc.name(), true, 7);
         let changed = Settings::parse(&changed).expect("a file that was understood");
         let mut want = rows_of(&settings);
@@ -80,7 +80,7 @@ fn variables(input: &mut Input) {
     assert!(unknown_variables(values.keys().map(|name| (*name).to_owned())).is_empty());
     match Config::from_os_lookup(|name| values.get(name).cloned()) {
         Ok(config) => {
-            for caps in caps::ROCKCHIP {
+            for caps in caps::ALL {
                 let rows = config.min_m(caps.soc.name()).expect("no file of settings");
                 assert!(config.min_m.is_none_or(|said| said == rows));
                 let narrow = config.min_m_narrow(caps.soc.name());

@@ -1,13 +1,14 @@
 //! Buffers of a device: the functions that `ggml-glue/buffer.c` calls.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::types::{NPU_STATUS_FAILED, NPU_STATUS_OK, NpuTensor, metadata, name};
 use super::{NpuBuffer, entry, guard, is_forked, offset_in, release};
-use crate::backend::hexagon::Content;
+use crate::backend::Content;
 use crate::error::{Error, Result};
-use crate::shm::Region;
+use crate::host_memory::Region;
 
 /// Alignment of tensors in a buffer, in bytes.
 #[unsafe(no_mangle)]
@@ -46,7 +47,7 @@ pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *m
         let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return std::ptr::null_mut();
         };
-        match entry.device.allocate(size, shared) {
+        match Arc::clone(&entry.device).allocate(size, shared) {
             Ok(buffer) => Box::into_raw(Box::new(NpuBuffer {
                 buffer,
                 failed: AtomicBool::new(false),

@@ -6,14 +6,14 @@
 
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use crate::backend::{self, AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
+use crate::backend::{self, Buffer, Buffers, Device, GraphError, Node, Stream};
 use crate::config::{self, Config};
 use crate::error::{Error, Result};
-use crate::graph::{MAX_SOURCES, Node, Op, Tensor};
-use crate::shm::{Region, RegionMut};
+use crate::graph::{MAX_SOURCES, Op, Tensor};
+use crate::host_memory::{Region, RegionMut};
 
 pub use self::buffer::*;
 pub use self::types::*;
@@ -25,14 +25,14 @@ mod types;
 
 /// A buffer of a device.
 pub struct NpuBuffer {
-    buffer: AnyBuffer,
+    buffer: Box<dyn Buffer>,
     /// An error left bytes in it that are not those that were written, or gave bytes that are not those of a tensor.
     failed: AtomicBool,
 }
 
 /// A stream of graphs on one device.
 pub struct NpuBackend {
-    stream: AnyStream,
+    stream: Box<dyn Stream>,
     /// An internal error left it in a state that is not known.
     failed: AtomicBool,
 }
@@ -58,13 +58,10 @@ impl NpuBackend {
 
 /// A device with its texts as C strings.
 struct Entry {
-    device: AnyDevice,
+    device: Arc<dyn Device>,
     name: CString,
     description: CString,
 }
-
-/// Number of the next graph.
-static GRAPHS: AtomicU64 = AtomicU64::new(0);
 
 static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
 
@@ -145,13 +142,13 @@ fn start(host: Option<&NpuHost>) -> Vec<Entry> {
         }
     };
     ::log::set_max_level(config.log);
-    let entries = backend::find_devices(&config)
-        .into_iter()
-        .map(|device| Entry {
-            name: CString::new(device.name()).unwrap_or_default(),
-            description: CString::new(device.description()).unwrap_or_default(),
-            device,
-        });
+    let found = backend::find_devices(&config);
+    found.log();
+    let entries = found.devices.into_iter().map(|device| Entry {
+        name: CString::new(device.name()).unwrap_or_default(),
+        description: CString::new(device.description()).unwrap_or_default(),
+        device,
+    });
     entries.collect()
 }
 
@@ -187,50 +184,65 @@ pub unsafe extern "C" fn npu_device_memory(
     unsafe { total_bytes.write(total) };
 }
 
-/// Whether the device computes a node. Reads metadata only.
+/// Returns `true` if the device computes a node. Reads metadata only.
 ///
 /// # Safety
 /// `node` is valid, and so are the names and buffers in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) -> bool {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that it is NULL or valid.
     let Some(node) = (unsafe { node.as_ref() }) else {
         return false;
     };
     guard("npu_supports_op", false, || {
-        let Some(entry) = entry(device).filter(|_| !is_forked()) else {
+        let entry = entry(device).filter(|_| !is_forked());
+        let (Some(entry), Some(operation)) = (entry, operation(node)) else {
             return false;
         };
-        let supported = operation(node).is_some_and(|operation| entry.device.supports(&operation));
-        if !supported {
-            let operands = node.src.iter().chain([&node.dst]);
-            for tensor in operands.filter(|tensor| tensor.role == NPU_ROLE_STATE) {
-                // SAFETY: NULL or alive, says the caller.
-                if let Some(buffer) = unsafe { tensor.buffer.cast_const().as_ref() } {
-                    buffer.buffer.leave_to_cpu();
-                }
-            }
-        }
-        supported
+        entry.device.supports(&operation)
     })
 }
 
-/// Whether a node that the device could compute has so few rows that the CPU shall do it. Its weights can be read where
-/// they are. Reads metadata only.
+/// Notes that the CPU computes a node, whose caches it reads and writes in place.
+///
+/// # Safety
+/// `node` is valid, and so are the buffers in it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn npu_mark_cpu_reader(node: *const NpuNode) {
+    // SAFETY: the caller promises that it is NULL or valid.
+    let Some(node) = (unsafe { node.as_ref() }) else {
+        return;
+    };
+    guard("npu_mark_cpu_reader", (), || {
+        if is_forked() {
+            return;
+        }
+        let operands = node.src.iter().chain([&node.dst]);
+        for tensor in operands.filter(|tensor| tensor.role == NPU_ROLE_STATE) {
+            // SAFETY: the caller promises that it is NULL or alive.
+            if let Some(buffer) = unsafe { tensor.buffer.cast_const().as_ref() } {
+                buffer.buffer.mark_cpu_reader();
+            }
+        }
+    });
+}
+
+/// Returns `true` if the device could compute a node, but the CPU is faster: the node has too few rows. Its weights can be
+/// read where they are. Reads metadata only.
 ///
 /// # Safety
 /// `node` is valid, and so are the names in it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn npu_leaves_to_cpu(device: usize, node: *const NpuNode) -> bool {
-    // SAFETY: the caller promises it.
+pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) -> bool {
+    // SAFETY: the caller promises that it is NULL or valid.
     let Some(node) = (unsafe { node.as_ref() }) else {
         return false;
     };
-    guard("npu_leaves_to_cpu", false, || {
+    guard("npu_prefers_cpu", false, || {
         let (Some(entry), Some(operation)) = (entry(device), operation(node)) else {
             return false;
         };
-        entry.device.leaves_to_cpu(&operation)
+        entry.device.prefers_cpu(&operation)
     })
 }
 
@@ -252,7 +264,7 @@ pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
     let entry = entry(device).filter(|_| !is_forked());
     entry.map_or(std::ptr::null_mut(), |entry| {
         Box::into_raw(Box::new(NpuBackend {
-            stream: entry.device.stream(),
+            stream: Arc::clone(&entry.device).stream(),
             failed: AtomicBool::new(false),
         }))
     })
@@ -289,9 +301,9 @@ pub unsafe extern "C" fn npu_backend_replay(
     let mut known = true;
     let code = backend.guarded("npu_backend_replay", || match backend.stream.replay(uid) {
         Some(Ok(())) => NPU_STATUS_OK,
-        Some(Err((index, error))) => {
-            let node = index.map_or_else(String::new, |index| format!(" node {index}:"));
-            failed_with(&backend.stream, &node, &error)
+        Some(Err(GraphError { node, error })) => {
+            let node = node.map_or_else(String::new, |index| format!(" node {index}:"));
+            failed_with(&*backend.stream, &node, &error)
         }
         None => {
             known = false;
@@ -307,7 +319,7 @@ pub unsafe extern "C" fn npu_backend_replay(
 }
 
 /// Logs an error of a graph and returns its `NPU_STATUS_*`.
-fn failed_with(stream: &AnyStream, what: &str, error: &Error) -> u32 {
+fn failed_with(stream: &dyn Stream, what: &str, error: &Error) -> u32 {
     ::log::error!("{}:{what} {error}", stream.device_name());
     if error.is_shortage() {
         NPU_STATUS_ALLOC_FAILED
@@ -339,8 +351,7 @@ pub unsafe extern "C" fn npu_backend_compute(
     }
     // SAFETY: the caller promises it.
     let nodes = unsafe { std::slice::from_raw_parts(nodes, n_nodes) };
-    let graph = GRAPHS.fetch_add(1, Ordering::Relaxed);
-    let failed = |index: Option<usize>, error: Error| {
+    let failed = |GraphError { node: index, error }: GraphError| {
         let node = index.and_then(|index| nodes.get(index));
         let what = node.map_or_else(String::new, |node| {
             let ([n, m, ..], [k, ..]) = (node.dst.ne, node.src[0].ne);
@@ -351,45 +362,38 @@ pub unsafe extern "C" fn npu_backend_compute(
                 name(&node.dst)
             )
         });
-        failed_with(&backend.stream, &what, &error)
+        failed_with(&*backend.stream, &what, &error)
     };
     backend.guarded("npu_backend_compute", || {
-        backend.stream.begin();
+        let mut graph = Vec::with_capacity(n_nodes);
         for (index, node) in nodes.iter().enumerate() {
             // SAFETY: the caller promises it of every node.
-            if let Err(error) = unsafe { push(&backend.stream, node, graph) } {
-                return failed(Some(index), error);
+            match unsafe { with_memory(node) } {
+                Ok(node) => graph.push(node),
+                Err(error) => {
+                    let node = Some(index);
+                    return failed(GraphError { node, error });
+                }
             }
         }
-        match backend.stream.finish(uid, n_nodes) {
+        match backend.stream.submit(uid, &mut graph) {
             Ok(()) => NPU_STATUS_OK,
-            Err((index, error)) => failed(index, error),
+            Err(error) => failed(error),
         }
     })
 }
 
-/// # Safety
-/// As for [`npu_backend_compute`], of one node.
-unsafe fn push(stream: &AnyStream, node: &NpuNode, graph: u64) -> Result<()> {
-    // SAFETY: the caller promises it.
-    let (mut node, homes) = unsafe { with_memory(node) }?;
-    stream.push(&mut node, homes, graph)
-}
-
-/// A node with its operands' memory, and the buffers that they are in.
+/// Returns a node with its operands' memory, and the buffers that they are in.
 ///
 /// # Safety
 /// As for [`npu_backend_compute`], of one node, as long as what is returned is used.
-unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<(Node<'a>, Homes<'a>)> {
+unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<Node<'a>> {
     let refuse = |reason: &str| Error::Graph {
         reason: reason.into(),
     };
     let mut operation = operation(node).ok_or_else(|| refuse("operation is not supported"))?;
     let span = |tensor: &Tensor| tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-    let mut homes = Homes {
-        dst: None,
-        src: [None; MAX_SOURCES],
-    };
+    let mut sources: [Option<&dyn Buffer>; MAX_SOURCES] = [None; MAX_SOURCES];
     for (index, (from, src)) in node.src.iter().zip(&mut operation.src).enumerate() {
         let Some(src) = src else { continue };
         // SAFETY: NULL or alive, says the caller.
@@ -397,7 +401,7 @@ unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<(Node<'a>, Homes<'a>)> {
         if let Some(home) = home {
             home.check(from, span(src))?;
             src.packed_offset = offset_in(home, from);
-            homes.src[index] = Some(&home.buffer);
+            sources[index] = Some(&*home.buffer);
         }
         if home.is_none_or(|home| home.buffer.is_host_memory()) {
             // SAFETY: sources are valid and not written during the call, says the caller.
@@ -409,16 +413,16 @@ unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<(Node<'a>, Homes<'a>)> {
     if let Some(home) = home {
         home.check(&node.dst, span(&operation.dst))?;
         operation.dst.packed_offset = offset_in(home, &node.dst);
-        homes.dst = Some(&home.buffer);
     }
     // SAFETY: results are valid and nobody else's during the call, says the caller.
     let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&operation.dst)) };
-    let node = Node {
+    Ok(Node {
         operation,
         out,
         feeds_next: node.feeds_next,
-    };
-    Ok((node, homes))
+        dst: home.map(|home| &*home.buffer),
+        src: sources,
+    })
 }
 
 fn offset_in(buffer: &NpuBuffer, tensor: &NpuTensor) -> usize {

@@ -7,20 +7,20 @@ use super::*;
 fn packed_memory_is_not_taken_for_the_host_s() {
     let mut options = hexagon_ops::sim::Options::new(75);
     options.coherence = hexagon_ops::sim::Coherence::Strict;
-    let rpc = crate::vendor::fastrpc::FastRpc::simulate(options).unwrap();
-    let options = backend::hexagon::Options {
+    let rpc = crate::hexagon::driver::FastRpc::simulate(options).unwrap();
+    let options = crate::hexagon::Options {
         session: 0,
         repack: config::Repack::Weights,
         timeout: std::time::Duration::from_secs(20),
         address_bytes: None,
-        serving: crate::device::hexagon::Serving::Caller,
+        serving: crate::hexagon::device::Serving::Caller,
         trace: None,
     };
-    let caps = crate::caps::hexagon_by_arch(75).unwrap();
-    let device = backend::hexagon::Device::untested("HEX0", &rpc, caps, options).unwrap();
-    let device = AnyDevice::Hexagon(std::sync::Arc::new(device));
+    let caps = crate::hexagon::caps::by_arch(75).unwrap();
+    let device = crate::hexagon::HexDevice::untested("HEX0", &rpc, caps, options).unwrap();
+    let device = Arc::new(device);
     let [packed, shared] = [false, true].map(|shared| NpuBuffer {
-        buffer: device.allocate(4096, shared).unwrap(),
+        buffer: Arc::clone(&device).allocate(4096, shared).unwrap(),
         failed: AtomicBool::new(false),
     });
     // SAFETY: numbers, NULL pointers, and no function.
@@ -38,14 +38,14 @@ fn packed_memory_is_not_taken_for_the_host_s() {
         tensor.data = std::ptr::with_exposed_provenance_mut(buffer.buffer.base() + offset);
     }
     // SAFETY: all that the node points to is there until the end.
-    let (node, homes) = unsafe { with_memory(&node) }.unwrap();
+    let node = unsafe { with_memory(&node) }.unwrap();
     let [Some(first), Some(second), None, None, None] = node.operation.src else {
         panic!("two operands")
     };
     assert!(first.memory.is_none() && second.memory.is_some());
     assert_eq!((first.packed_offset, second.packed_offset), (128, 256));
     assert!(
-        homes.dst.is_some()
-            && homes.src.map(|home| home.is_some()) == [true, true, false, false, false]
+        node.dst.is_some()
+            && node.src.map(|home| home.is_some()) == [true, true, false, false, false]
     );
 }

@@ -1,362 +1,195 @@
-//! Joins plan and device: finds devices, keeps weight buffers, computes graphs.
+//! A device, its buffers and its streams of graphs, as the C border and the tool see them. Each family of NPUs implements
+//! the three traits in its own folder. Only [`find_devices`], [`offline`] and the border know both families.
 
-use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
 
-use rknpu_ops::sim;
-
-use crate::caps::{self, Cores, RkCaps};
-use crate::config::{Config, SimChip};
-use crate::device::rknpu::{self, RkNpu};
 use crate::error::{Error, Result};
-use crate::graph::{Operation, Tensor};
+use crate::graph::{MAX_SOURCES, Operation, Tensor};
+use crate::host_memory::RegionMut;
 use crate::packfile::Packs;
-use crate::plan::{self, Target};
-use crate::rules::Choice;
-use crate::selftest;
-use crate::vendor::rknn::Rknn;
-use crate::vendor::{lock, process};
 
-pub use self::any::{AnyBuffer, AnyDevice, AnyStream, Buffers, Homes};
-pub use self::buffer::{PACKED_ALIGN_BYTES, WeightBuffer};
+pub use self::discovery::{Absence, Absent, Discovery};
+pub use self::find::find_devices;
 pub use self::limit::Limit;
-use self::memory::system_memory;
 
-mod any;
-mod buffer;
-mod compute;
-pub mod hexagon;
+mod discovery;
+mod find;
 mod limit;
-mod memory;
 pub mod offline;
 
-/// Where the kernel says which board this is.
-const DEVICE_TREE: &str = "/proc/device-tree/compatible";
-
-/// A device as ggml sees it.
-#[derive(Debug)]
-pub struct Device {
-    npu: RkNpu,
-    target: Target,
-    /// The M that calls may have.
-    passed: selftest::Passed,
-    rows: Mutex<compute::RowScratch>,
-    packs: OnceLock<Arc<Packs>>,
-    /// The fewest rows that the device multiplies with weights that packing makes larger: all, once there is no memory to
-    /// keep the bytes of all of them for the CPU.
-    min_m_narrow: AtomicUsize,
-    /// That weights are kept for the CPU has been logged.
-    narrow_said: Once,
-    /// Weights that were logged as too large.
-    too_large_said: Mutex<BTreeSet<String>>,
+/// The memory that a device's tensors live in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffers {
+    /// Computed ones in any host memory, weights packed.
+    HostAndPacked,
+    /// Computed ones in memory that the device shares with the CPU, weights packed.
+    SharedAndPacked,
+    /// All in memory that the device shares with the CPU.
+    Shared,
+    /// All in memory that the CPU reaches by set and get only.
+    One,
 }
 
-/// Finds the devices that `config` asks for or that the machine has. A device that cannot start is left out, with one
-/// log line that says why.
-#[must_use]
-pub fn find_devices(config: &Config) -> Vec<AnyDevice> {
-    let mut found: Vec<AnyDevice> = Vec::new();
-    let chosen = |name: &str| {
-        let keep = config.devices.as_ref();
-        let chosen =
-            keep.is_none_or(|keep| keep.iter().any(|kept| kept.eq_ignore_ascii_case(name)));
-        if !chosen {
-            log::info!("{name} is left out: GGML_RUST_NPU_DEVICES does not name it");
-        }
-        chosen
-    };
-    let mut report = |name: &str, result: Result<AnyDevice>| match result {
-        Ok(device) => {
-            log::info!("{name}: {}", device.description());
-            found.push(device);
-        }
-        Err(error) => log::error!("{name} is not available: {error}"),
-    };
+/// An NPU.
+pub trait Device: Debug + Send + Sync {
+    /// Its name in ggml.
+    fn name(&self) -> &str;
 
-    let rockchip = rockchip(config);
-    if let (Err(refusal), None) = (&config.settings, rockchip) {
-        let error = Error::from(refusal.clone());
-        log::warn!("no device has settings, but: {error}");
-    }
-    let chips = config.sim.iter().filter_map(|chip| match chip {
-        SimChip::Rockchip(caps) => Some(caps.soc.name()),
-        SimChip::Hexagon(_) => None,
-    });
-    for chip in chips.skip(1) {
-        log::warn!(
-            "{chip} is not simulated: a machine has one Rockchip NPU, and another one is named before it"
-        );
-    }
-    match rockchip {
-        Some((caps, simulated)) if chosen(rknpu::NAME) => {
-            let device = open_rockchip(caps, simulated, config)
-                .and_then(|rknn| Device::start(rknn, target(caps, config)?))
-                .map(|device| AnyDevice::Rockchip(Arc::new(device)));
-            report(rknpu::NAME, device);
-        }
-        Some(_) => {}
-        None => explain_missing_chip(),
-    }
+    /// Chip, library, and whether it is simulated, in one line.
+    fn description(&self) -> String;
 
-    for (index, opened) in hexagon::sessions(config).into_iter().enumerate() {
-        let name = format!("HEX{index}");
-        if chosen(&name) {
-            let device = opened.and_then(|session| session.start(&name, config));
-            report(&name, device.map(AnyDevice::Hexagon));
-        }
-    }
-    if let (Some(path), false) = (&config.pack, found.is_empty()) {
-        let packs = open_packs(path, config.pack_full);
-        found.iter().for_each(|device| match device {
-            AnyDevice::Rockchip(device) => device.use_packs(Arc::clone(&packs)),
-            AnyDevice::Hexagon(device) => device.use_packs(Arc::clone(&packs)),
-        });
-    }
-    found
-}
+    /// The chip's name, as in `GGML_RUST_NPU_SIM`.
+    fn chip(&self) -> &'static str;
 
-/// The Rockchip NPU that `config` asks for or that the machine has, and whether it is a simulated one.
-#[must_use]
-pub fn rockchip(config: &Config) -> Option<(&'static RkCaps, bool)> {
-    match config.sim.as_slice() {
-        [] => (config.chip.or_else(chip_of_this_machine)).map(|caps| (caps, false)),
-        sim => sim.iter().find_map(|chip| match chip {
-            SimChip::Rockchip(caps) => Some((*caps, true)),
-            SimChip::Hexagon(_) => None,
-        }),
-    }
-}
+    /// Returns `true` if the vendor's library is the stand-in.
+    fn is_simulated(&self) -> bool;
 
-/// Loads the library of a Rockchip NPU, or starts its stand-in.
-///
-/// # Errors
-/// `Library` if there is none, `Busy` if another process has the NPU.
-pub fn open_rockchip(caps: &'static RkCaps, simulated: bool, config: &Config) -> Result<Arc<Rknn>> {
-    if simulated {
-        simulate(caps, config)
-    } else {
-        load(config)
-    }
-}
+    /// Free and total bytes of memory that weights can use.
+    fn memory(&self) -> (usize, usize);
 
-/// Opens the packs that the user named; what cannot be used is left out with a log line.
-fn open_packs(path: &Path, full: bool) -> Arc<Packs> {
-    let (packs, failed) = Packs::open(path, full);
-    for (path, error) in &failed {
-        log::error!(
-            "{} is not used, its weights are packed when they are loaded: {error}",
-            path.display()
-        );
-    }
-    if failed.is_empty() && packs.is_empty() {
-        log::warn!(
-            "GGML_RUST_NPU_PACK: there is no pack file in {}",
-            path.display()
-        );
-    }
-    Arc::new(packs)
-}
+    /// The memory that its tensors live in.
+    fn buffers(&self) -> Buffers;
 
-fn simulate(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
-    let mut options = sim::Options::new(caps.soc);
-    options.faults.clone_from(&config.faults.rknn);
-    options.coherence = config.coherence;
-    if let Some(version) = &config.sim_api_version {
-        options.api_version.clone_from(version);
-    }
-    Rknn::simulate(options)
-}
+    /// Alignment of tensors in a buffer, in bytes.
+    fn alignment(&self) -> usize;
 
-fn load(config: &Config) -> Result<Arc<Rknn>> {
-    let rknn = Rknn::load(config.rknn_lib.as_deref())?;
-    process::raise_file_limit();
-    // Held until the process ends: devices are never given back.
-    std::mem::forget(lock::take_npu()?);
-    Ok(rknn)
-}
+    /// Bytes of the largest buffer.
+    fn max_buffer_bytes(&self) -> usize;
 
-/// The chip with the user's wishes for it.
-///
-/// # Errors
-/// `Config` if a rule asks for an arithmetic that the chip does not have, or if the file of settings is not understood.
-pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
-    for (choice, word, arithmetic) in [
-        (Choice::Int4, "int4", caps.int4),
-        (Choice::Int4Fp16, "int4-fp16", caps.int4_fp16),
-    ] {
-        if config.rules.ask_for(choice) && arithmetic.is_none() {
-            return Err(Error::Config {
-                variable: "GGML_RUST_NPU_RULES",
-                value: word.into(),
-                reason: format!("{} has no such arithmetic", caps.soc.name()),
-                allowed: match caps.int4 {
-                    Some(_) => "fp16, int8, int4, cpu".into(),
-                    None => "fp16, int8, cpu".into(),
-                },
-            });
-        }
-    }
-    Ok(Target {
-        caps: with_cores(caps, config)?,
-        rules: config.rules.clone(),
-        calibration: config.calibration,
-        min_m: config.min_m(caps.soc.name())?,
-        min_m_narrow: config.min_m_narrow(caps.soc.name())?,
-        keep: config.keep,
-    })
-}
+    /// Bytes that a tensor takes in a buffer for weights: its own, or those of its packed form if that is larger.
+    fn packed_bytes(&self, tensor: &Tensor) -> usize;
 
-/// The chip with the cores that the user wants to use.
-fn with_cores(caps: &'static RkCaps, config: &Config) -> Result<&'static RkCaps> {
-    let Some(cores) = config.cores else {
-        return Ok(caps);
-    };
-    let there = caps.soc.cores();
-    if cores.iter().any(|core| core >= there) {
-        return Err(Error::Config {
-            variable: "GGML_RUST_NPU_CORES",
-            value: cores.to_string(),
-            reason: format!("{} has {there} cores", caps.soc.name()),
-            allowed: Cores::first(there).to_string(),
-        });
-    }
-    // Once for each device, and devices are never given back.
-    Ok(Box::leak(Box::new(RkCaps { cores, ..*caps })))
-}
+    /// Returns `true` if the device computes an operation. Reads metadata only.
+    fn supports(&self, operation: &Operation) -> bool;
 
-fn chip_of_this_machine() -> Option<&'static RkCaps> {
-    let compatible = std::fs::read_to_string(Path::new(DEVICE_TREE)).unwrap_or_default();
-    caps::rockchip_by_compatible(&compatible)
-        .or_else(|| caps::rockchip_by_uevent(&lock::npu_uevent()?))
-}
-
-/// Says why no chip is known: a warning where the kernel shows a Rockchip NPU.
-fn explain_missing_chip() {
-    let Some(node) = lock::npu_node() else {
-        log::debug!("no Rockchip NPU: {DEVICE_TREE} names no chip with one");
-        return;
-    };
-    let names = caps::ROCKCHIP.map(|caps| caps.soc.name()).join(", ");
-    let reason = match std::fs::read_to_string(Path::new(DEVICE_TREE)) {
-        Ok(compatible) => format!(
-            "{DEVICE_TREE} names {:?}",
-            compatible.replace('\0', " ").trim()
-        ),
-        Err(error) => format!("{DEVICE_TREE} cannot be read ({error}), as in a container"),
-    };
-    log::warn!(
-        "{} is the node of a Rockchip NPU, but of which chip is not known: {reason}; GGML_RUST_NPU_CHIP names it: {names}",
-        node.display()
-    );
-}
-
-impl Device {
-    /// Opens and tests an NPU.
-    ///
-    /// # Errors
-    /// As [`RkNpu::open`]; `SelfTest` if it computes something wrong.
-    pub fn start(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
-        let mut device = Self::untested(rknn, target)?;
-        device.passed = selftest::run(&device.npu, &device.target.rules)?;
-        Ok(device)
-    }
-
-    /// Opens an NPU without a test of what it computes: for benchmarks with a stand-in that computes nothing.
-    ///
-    /// # Errors
-    /// As [`RkNpu::open`].
-    pub fn untested(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
-        let mut target = target.into();
-        // CPU numbers mean something only on the chip itself.
-        let here = chip_of_this_machine().filter(|caps| caps.soc == target.caps.soc);
-        let cpus = here.map_or(&[][..], |caps| caps.big_cpus);
-        let npu = RkNpu::open(rknn, target.caps, &target.precisions(), cpus)?;
-        target.caps = npu.caps();
-        Ok(Self {
-            min_m_narrow: AtomicUsize::new(target.min_m_narrow),
-            narrow_said: Once::new(),
-            too_large_said: Mutex::default(),
-            npu,
-            target,
-            passed: selftest::Passed::default(),
-            rows: Mutex::default(),
-            packs: OnceLock::new(),
-        })
-    }
+    /// Returns `true` if the device could compute a node, but the CPU is faster: it has too few rows. Reads metadata only.
+    fn prefers_cpu(&self, operation: &Operation) -> bool;
 
     /// Has weights that are written from now on come from pack files, if these have them. The first call decides.
-    pub fn use_packs(&self, packs: Arc<Packs>) {
-        // Later ones change nothing.
-        let _ = self.packs.set(packs);
-    }
+    fn use_packs(&self, packs: Arc<Packs>);
 
-    /// The NPU.
-    #[must_use]
-    pub fn npu(&self) -> &RkNpu {
-        &self.npu
-    }
+    /// Runs the self-test.
+    ///
+    /// # Errors
+    /// `SelfTest` if a result is wrong, or the error of the call that failed.
+    fn self_test(&self) -> Result<()>;
 
-    /// Chip, library and driver, in one line.
-    #[must_use]
-    pub fn description(&self) -> String {
-        let (library, driver) = self.npu.versions();
-        let library = library.split_whitespace().next().unwrap_or("?");
-        let chip = self.npu.caps().soc.name().to_uppercase();
-        let simulated = if self.npu.is_simulated() {
-            " (simulated)"
-        } else {
-            ""
-        };
-        format!("Rockchip {chip} NPU, librknnrt {library}, driver {driver}{simulated}")
-    }
+    /// The limit of multiplications with these weights; `None` if the device does not pack them.
+    fn limit(&self, weights: &Tensor) -> Option<Limit>;
 
-    /// Whether the device computes an operation. Metadata only.
-    #[must_use]
-    pub fn supports(&self, operation: &Operation) -> bool {
-        let plan = plan::question(&self.target, operation);
-        if let Err(reason) = plan {
-            log::trace!("{} stays on the CPU: {reason}", operation.dst.name);
-            self.report_too_large(operation);
-        }
-        plan.is_ok()
-    }
+    /// Allocates a buffer of `bytes`, in memory that the CPU uses, too, if `shared`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or the vendor's error.
+    fn allocate(self: Arc<Self>, bytes: usize, shared: bool) -> Result<Box<dyn Buffer>>;
 
-    /// Says once for each weight that it is larger than a buffer can be.
-    fn report_too_large(&self, operation: &Operation) {
-        let Some(bytes) = plan::too_large(&self.target, operation) else {
-            return;
-        };
-        let name = operation.src[0].map_or("", |weights| weights.name);
-        let mut said = (self.too_large_said.lock()).unwrap_or_else(PoisonError::into_inner);
-        if said.insert(name.to_owned()) {
-            log::warn!(
-                "{}: {name} stays on the CPU: it takes {bytes} bytes, and a buffer has at most {}",
-                rknpu::NAME,
-                caps::DOMAIN_WEIGHT_BYTES
-            );
+    /// Makes a stream of graphs.
+    fn stream(self: Arc<Self>) -> Box<dyn Stream>;
+}
+
+/// The bytes that a write puts into a tensor.
+#[derive(Clone, Copy, Debug)]
+pub enum Content<'a> {
+    /// These bytes.
+    Bytes(&'a [u8]),
+    /// One byte everywhere.
+    Fill(u8),
+}
+
+impl Content<'_> {
+    /// Writes the part of it that begins at `from` to `out`.
+    pub(crate) fn put(&self, from: usize, out: &mut [u8]) {
+        match self {
+            Self::Bytes(bytes) => out.copy_from_slice(&bytes[from..from + out.len()]),
+            Self::Fill(value) => out.fill(*value),
         }
     }
+}
 
-    /// Whether a node that the device could compute has so few rows that the CPU shall do it.
-    #[must_use]
-    pub fn leaves_to_cpu(&self, operation: &Operation) -> bool {
-        let narrow = self.min_m_narrow.load(Ordering::Relaxed);
-        plan::left_to_cpu(&self.target, operation, narrow)
-    }
+/// A buffer of a device.
+pub trait Buffer: Any + Debug + Send + Sync {
+    /// Address of the first byte; ggml computes tensor addresses from it.
+    fn base(&self) -> usize;
 
-    /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
-    #[must_use]
-    pub fn address_space(&self) -> (usize, usize) {
-        self.npu.address_space()
-    }
+    /// Returns `true` if the CPU may look at the bytes of tensors in it, beside what [`Self::read`] gives.
+    fn is_host_memory(&self) -> bool;
 
-    /// Bytes that a tensor takes in a buffer for packed weights: its own, or those of its packed form if that is
-    /// larger.
-    #[must_use]
-    pub fn packed_bytes(&self, tensor: &Tensor) -> usize {
-        let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-        plan::weight_layout(&self.target, tensor).map_or(plain, |layout| layout.bytes().max(plain))
-    }
+    /// Returns `true` if a tensor of `bytes` at `offset` is inside, as far as the buffer can know.
+    fn holds(&self, offset: usize, bytes: usize) -> bool;
+
+    /// The bytes at an address, if they lie in memory of this buffer's device that the CPU must not read unasked.
+    fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>>;
+
+    /// Writes the bytes `[offset, offset + size)` of a tensor, and packs them if it is a weight.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if there is no room for a packed form; `Released` for a part of a tensor whose other bytes are gone.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) -> Result<()>;
+
+    /// Copies the bytes of a tensor from `offset` on, exactly as they were written.
+    ///
+    /// # Errors
+    /// `Released` if they are gone.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) -> Result<()>;
+
+    /// Fills the whole buffer; nothing in it is packed any more.
+    fn clear(&self, value: u8);
+
+    /// Has no graph of the device computed again without its nodes.
+    fn forget_graphs(&self);
+
+    /// Notes that the CPU computes with a cache in this buffer, which it reads and writes in place.
+    fn mark_cpu_reader(&self);
+}
+
+/// An operation that is to be computed.
+pub struct Node<'a> {
+    /// The operation; operands in memory of the host come with it.
+    pub operation: Operation<'a>,
+    /// The result's bytes.
+    pub out: RegionMut<'a>,
+    /// Nothing but the next node reads the result, perhaps in another shape: nobody misses it where the two become one.
+    pub feeds_next: bool,
+    /// Buffer of the result, if it is one of this backend's.
+    pub dst: Option<&'a dyn Buffer>,
+    /// Buffers of the sources, likewise.
+    pub src: [Option<&'a dyn Buffer>; MAX_SOURCES],
+}
+
+/// The failure of a graph.
+#[derive(Debug)]
+pub struct GraphError {
+    /// Index of the node that it is about, if it is known.
+    pub node: Option<usize>,
+    /// The device's error.
+    pub error: Error,
+}
+
+/// A stream of graphs on one device.
+pub trait Stream: Debug + Send + Sync {
+    /// Name of the device.
+    fn device_name(&self) -> &str;
+
+    /// Computes a graph and waits for it.
+    ///
+    /// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0 if it has none
+    ///
+    /// # Errors
+    /// The device's; some results may have been written.
+    fn submit(&self, uid: u64, nodes: &mut [Node]) -> std::result::Result<(), GraphError>;
+
+    /// Computes a graph once more that [`Self::submit`] has computed under the number `uid`; `None` if it cannot be computed
+    /// without its nodes.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    fn replay(&self, uid: u64) -> Option<std::result::Result<(), GraphError>>;
 }

@@ -8,12 +8,12 @@ use rayon::prelude::*;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::int4::Feedback;
 
-use super::hexagon::pack;
 use crate::dequantize;
 use crate::gguf::GgmlType;
+use crate::hexagon;
+use crate::loss::SquaredLoss;
 use crate::packfile::{self, Entry, Fingerprint, LayoutTag, SourceHash, Writer, sampled};
-use crate::plan::hexagon;
-use crate::repack::{self, Source, SquareError};
+use crate::rockchip::{self, pack::Source};
 use crate::tensor::Dequantize;
 
 /// A weight as a model file has it.
@@ -35,9 +35,9 @@ pub struct Weight<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
     /// Native rows for Rockchip, and how INT4 ones are clipped.
-    Rockchip(repack::WeightLayout, Method),
+    Rockchip(rockchip::layout::WeightLayout, Method),
     /// Tiles for Hexagon.
-    Hexagon(hexagon::WeightLayout),
+    Hexagon(hexagon::layout::WeightLayout),
 }
 
 /// Packed bytes of tiles that are made at a time, for Hexagon; for Rockchip it is a chunk of N.
@@ -52,9 +52,9 @@ impl fmt::Display for Form {
             }
             Self::Hexagon(layout) => {
                 let how = match layout.form {
-                    hexagon::Form::Lossless => "lossless tiles",
-                    hexagon::Form::Requantized => "quantized again, tiles",
-                    hexagon::Form::Groups => "groups of 2 x 16",
+                    hexagon::layout::Form::Lossless => "lossless tiles",
+                    hexagon::layout::Form::Requantized => "quantized again, tiles",
+                    hexagon::layout::Form::Groups => "groups of 2 x 16",
                 };
                 write!(f, "{:?}, {how}", layout.weight())
             }
@@ -68,7 +68,7 @@ impl Form {
     pub fn tag(&self) -> LayoutTag {
         match self {
             Self::Rockchip(layout, _) => layout.tag(),
-            Self::Hexagon(layout) => pack::tag(layout),
+            Self::Hexagon(layout) => hexagon::pack::tag(layout),
         }
     }
 
@@ -104,7 +104,7 @@ impl Form {
     pub fn can_pack(&self, dtype: GgmlType) -> bool {
         let needs_values = match self {
             Self::Rockchip(..) => dtype != GgmlType::F16,
-            Self::Hexagon(layout) => layout.form == hexagon::Form::Requantized,
+            Self::Hexagon(layout) => layout.form == hexagon::layout::Form::Requantized,
         };
         !needs_values || dequantize::of(dtype).is_some()
     }
@@ -129,7 +129,7 @@ impl Form {
         let row_bytes = weight.data.len() / (n * s2 * s3);
         let (dtype, way) = (weight.dtype.tensor_type().0, dequantize::of(weight.dtype));
         let sampled = sampled(weight.data);
-        let (mut full, mut error) = (SourceHash::default(), SquareError::default());
+        let (mut full, mut error) = (SourceHash::default(), SquaredLoss::default());
         let (mut out, mut scales) = (Vec::new(), Vec::new());
         for (piece, rows) in self.pieces().into_iter().enumerate() {
             let range = rows.start * row_bytes..rows.end * row_bytes;
@@ -157,7 +157,7 @@ impl Form {
     /// - `hashes`: sampled and full one of the weight's bytes
     /// - `error`: what was lost
     #[must_use]
-    pub fn entry(&self, weight: &Weight, [sampled, full]: [u128; 2], error: SquareError) -> Entry {
+    pub fn entry(&self, weight: &Weight, [sampled, full]: [u128; 2], error: SquaredLoss) -> Entry {
         Entry {
             source: Fingerprint {
                 name: weight.name.into(),
@@ -215,7 +215,7 @@ impl Form {
         source: Source<'_>,
         out: &mut Vec<u8>,
         scales: &mut Vec<f32>,
-    ) -> SquareError {
+    ) -> SquaredLoss {
         out.clear();
         match self {
             Self::Rockchip(layout, _) => {
@@ -224,8 +224,8 @@ impl Form {
                 let first = scales.len();
                 scales.resize(first + layout.scales(), layout.empty_scale());
                 let scales = &mut scales[first..];
-                repack::pack_rows(&layout, source, 0..layout.n, scales, out);
-                layout.square_error(source, scales, out)
+                rockchip::pack::pack_rows(&layout, source, 0..layout.n, scales, out);
+                layout.squared_loss(source, scales, out)
             }
             Self::Hexagon(layout) => {
                 let (weight, k) = (layout.weight(), layout.matrix.panel().k());
@@ -237,19 +237,19 @@ impl Form {
                 } = source;
                 let row_bytes = dtype.row_bytes(k).unwrap_or(1);
                 let n = rows.len() / row_bytes;
-                let layout = hexagon::WeightLayout {
+                let layout = hexagon::layout::WeightLayout {
                     // PANIC: the type and K are those of a layout that exists.
                     matrix: MatrixLayout::new(weight, n, k).expect("a part of a layout"),
                     slices: [1, 1],
                     form: layout.form,
                 };
                 out.resize(layout.bytes(), 0);
-                pack::pack_rows(&layout, out, 0..n, rows, dequantize);
+                hexagon::pack::pack_rows(&layout, out, 0..n, rows, dequantize);
                 match (layout.form, dequantize) {
-                    (hexagon::Form::Requantized, Some(source)) => {
+                    (hexagon::layout::Form::Requantized, Some(source)) => {
                         requantization_error(layout.matrix, rows, source, out)
                     }
-                    _ => SquareError::default(),
+                    _ => SquaredLoss::default(),
                 }
             }
         }
@@ -262,7 +262,7 @@ fn requantization_error(
     rows: &[u8],
     source: &dyn Dequantize,
     packed: &[u8],
-) -> SquareError {
+) -> SquaredLoss {
     debug_assert_eq!(matrix.panel().weight(), WeightType::Q8_0, "what it becomes");
     let k = matrix.panel().k();
     let rows = rows.par_chunks_exact(rows.len() / matrix.n()).enumerate();
@@ -275,9 +275,9 @@ fn requantization_error(
         // PANIC: the table has it.
         let q8_0 = dequantize::of(GgmlType::Q8_0).expect("a way from Q8_0");
         q8_0.dequantize(&bytes, &mut have);
-        let mut sum = SquareError::default();
+        let mut sum = SquaredLoss::default();
         sum.add_row(&want, &have);
         sum
     });
-    sums.reduce(SquareError::default, |a, b| a + b)
+    sums.reduce(SquaredLoss::default, |a, b| a + b)
 }

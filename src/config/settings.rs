@@ -13,9 +13,9 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::values::MIN_M_MAX;
-use crate::caps;
 use crate::error::Error;
 use crate::files::open_input;
+use crate::rockchip::caps;
 
 /// Name of the file in the user's folder of settings.
 const FILE: &str = "ggml-rust-npu.conf";
@@ -157,8 +157,8 @@ fn min_m(line: &str) -> Result<(&'static str, bool, usize), (String, String)> {
         Some(chip) => (chip, true),
         None => (chip, false),
     };
-    let known = caps::rockchip_by_name(chip).ok_or_else(|| {
-        let chips = caps::ROCKCHIP.map(|caps| caps.soc.name()).join(", ");
+    let known = caps::by_name(chip).ok_or_else(|| {
+        let chips = caps::ALL.map(|caps| caps.soc.name()).join(", ");
         (format!("{chip:?} is no chip that has this setting"), chips)
     })?;
     let rows = value

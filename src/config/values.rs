@@ -5,21 +5,22 @@ use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
 
 use super::{Faults, Repack, SimChip};
-use crate::caps::{self, Cores, RkCaps};
+use crate::config::rules::{self, Rules};
 use crate::error::{Error, Result};
-use crate::rules::{self, Rules};
+use crate::hexagon::caps as hexagon;
+use crate::rockchip::caps::{self as rockchip, Cores, RkCaps};
 
 pub(super) fn chip(
     variable: &'static str,
     value: Option<String>,
 ) -> Result<Option<&'static RkCaps>> {
     let Some(value) = value else { return Ok(None) };
-    match caps::rockchip_by_name(value.trim()) {
+    match rockchip::by_name(value.trim()) {
         Some(caps) => Ok(Some(caps)),
         None => Err(Error::Config {
             variable,
             reason: "no such chip".into(),
-            allowed: caps::ROCKCHIP.map(|caps| caps.soc.name()).join(", "),
+            allowed: rockchip::ALL.map(|caps| caps.soc.name()).join(", "),
             value,
         }),
     }
@@ -29,15 +30,15 @@ pub(super) fn sim(value: Option<String>) -> Result<Vec<SimChip>> {
     let value = value.unwrap_or_default();
     let names = value.split(',').map(str::trim);
     let chips = names.filter(|name| !name.is_empty()).map(|name| {
-        let rockchip = caps::rockchip_by_name(name).map(SimChip::Rockchip);
+        let rockchip = rockchip::by_name(name).map(SimChip::Rockchip);
         rockchip
-            .or_else(|| caps::hexagon_by_name(name).map(SimChip::Hexagon))
+            .or_else(|| hexagon::by_name(name).map(SimChip::Hexagon))
             .ok_or_else(|| Error::Config {
                 variable: "GGML_RUST_NPU_SIM",
                 value: value.clone(),
                 reason: format!("no such chip: {name}"),
-                allowed: (caps::ROCKCHIP.iter().map(|caps| caps.soc.name()))
-                    .chain(caps::HEXAGON.iter().map(|caps| caps.name))
+                allowed: (rockchip::ALL.iter().map(|caps| caps.soc.name()))
+                    .chain(hexagon::ALL.iter().map(|caps| caps.name))
                     .collect::<Vec<_>>()
                     .join(", "),
             })

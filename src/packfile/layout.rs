@@ -5,7 +5,7 @@ use std::fmt;
 use hexagon_ops::layout::{LayoutId, WeightType};
 
 use super::{LAYOUT_WORDS, LayoutTag};
-use crate::caps::Precision;
+use crate::rockchip::caps::Precision;
 
 /// Upper half of the ids of Rockchip layouts: "RK". Below it are the arithmetic's number and [`RK_VERSION`].
 const RK_FAMILY: u32 = 0x524b;

@@ -36,3 +36,17 @@ pub fn nmse(have: &[f32], want: &[f64]) -> f64 {
     let power: f64 = want.iter().map(|y| y * y).sum();
     if error == 0.0 { 0.0 } else { error / power }
 }
+
+/// Uniform numbers in [-1, 1) in steps of 1/256, the same each time: high bits of a linear congruential generator.
+// SOURCE: multiplier and increment of Knuth's MMIX.
+#[must_use = "iterators are lazy"]
+pub fn uniform() -> impl Iterator<Item = f32> {
+    let mut state = 42u64;
+    std::iter::from_fn(move || {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        let high = u16::try_from(state >> 55).unwrap_or(0);
+        Some(f32::from(high) / 256.0 - 1.0)
+    })
+}

@@ -8,20 +8,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ggml_rust_npu::backend::{Device, WeightBuffer};
-use ggml_rust_npu::caps::RkCaps;
+use ggml_rust_npu::backend::{Buffer, Content, Device, Node};
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::error::Result;
 use ggml_rust_npu::gguf::GgmlType;
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
-use ggml_rust_npu::shm::{Region, RegionMut};
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::host_memory::{Region, RegionMut};
+use ggml_rust_npu::rockchip::caps::RkCaps;
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
-use ggml_rust_npu::vendor::rknn::Rknn;
 use half::f16;
 use rknpu_ops::sim;
 
 /// A simulated chip behind a tested device.
-pub fn device(caps: &'static RkCaps) -> Arc<Device> {
+pub fn device(caps: &'static RkCaps) -> Arc<RkDevice> {
     device_with(sim::Options::new(caps.soc), caps).unwrap().0
 }
 
@@ -29,9 +30,9 @@ pub fn device(caps: &'static RkCaps) -> Arc<Device> {
 pub fn device_with(
     options: sim::Options,
     caps: &'static RkCaps,
-) -> Result<(Arc<Device>, Arc<Rknn>)> {
+) -> Result<(Arc<RkDevice>, Arc<Rknn>)> {
     let rknn = Rknn::simulate(options)?;
-    Ok((Arc::new(Device::start(Arc::clone(&rknn), caps)?), rknn))
+    Ok((Arc::new(RkDevice::start(Arc::clone(&rknn), caps)?), rknn))
 }
 
 /// Numbers in [-1, 1) from a seed, which failures print. `NPU_TEST_SEED` replaces it.
@@ -180,9 +181,9 @@ pub const NOTHING: Shape = Shape {
 
 /// `act · w` on the device, for activations of dimensions `ne`; F32, contiguous.
 pub fn mul_mat(
-    device: &Device,
+    device: &RkDevice,
     w: &Weight,
-    packed: Option<(&WeightBuffer, usize)>,
+    packed: Option<(&RkBuffer, usize)>,
     act: &[f32],
     ne: [usize; 4],
 ) -> Result<Vec<f32>> {
@@ -195,9 +196,9 @@ static GRAPHS: AtomicU64 = AtomicU64::new(1 << 32);
 
 /// As [`mul_mat`], as part of a graph that may have other multiplications of the same activations.
 pub fn mul_mat_of_graph(
-    device: &Device,
+    device: &RkDevice,
     w: &Weight,
-    packed: Option<(&WeightBuffer, usize)>,
+    packed: Option<(&RkBuffer, usize)>,
     act: &[f32],
     ne: [usize; 4],
     graph: u64,
@@ -218,9 +219,9 @@ pub fn mul_mat_of_graph(
 
 /// As [`mul_mat`], with the expert for each of `used` slots of each token in `ids`.
 pub fn mul_mat_id(
-    device: &Device,
+    device: &RkDevice,
     w: &Weight,
-    packed: Option<(&WeightBuffer, usize)>,
+    packed: Option<(&RkBuffer, usize)>,
     act: &[f32],
     ne: [usize; 4],
     ids: &[i32],
@@ -240,16 +241,17 @@ pub fn mul_mat_id(
 
 #[expect(clippy::too_many_arguments, reason = "one node with everything in it")]
 fn compute(
-    device: &Device,
+    device: &RkDevice,
     op: Op,
     w: &Weight,
-    packed: Option<(&WeightBuffer, usize)>,
+    packed: Option<(&RkBuffer, usize)>,
     (act, ne): (&[f32], [usize; 4]),
     src2: Tensor,
     dst_ne: [usize; 4],
     graph: u64,
 ) -> Result<Vec<f32>> {
     let mut result = vec![f32::NAN; dst_ne.iter().product()];
+    let buffer = packed.map(|(buffer, _)| buffer as &dyn Buffer);
     let mut node = Node {
         operation: Operation {
             op,
@@ -266,19 +268,18 @@ fn compute(
         },
         out: RegionMut::from(&mut result[..]),
         feeds_next: false,
+        dst: None,
+        src: [buffer, None, None, None, None],
     };
-    device
-        .compute(&mut node, packed.map(|(buffer, _)| buffer), graph)
-        .map(|()| result)
+    device.compute(&mut node, graph).map(|()| result)
 }
 
 /// A buffer that holds `w`, packed, at `offset`.
-pub fn packed(device: &Arc<Device>, w: &Weight, offset: usize) -> WeightBuffer {
+pub fn packed(device: &Arc<RkDevice>, w: &Weight, offset: usize) -> RkBuffer {
     let tensor = w.tensor(Some(offset));
-    let buffer =
-        WeightBuffer::new(Arc::clone(device), offset + device.packed_bytes(&tensor)).unwrap();
-    let write = |out: &mut [u8]| out.copy_from_slice(&w.bytes);
-    buffer.write(&tensor, 0, w.bytes.len(), write).unwrap();
+    let buffer = RkBuffer::new(Arc::clone(device), offset + device.packed_bytes(&tensor)).unwrap();
+    let bytes = Content::Bytes(&w.bytes);
+    buffer.write(&tensor, 0, w.bytes.len(), bytes).unwrap();
     buffer
 }
 

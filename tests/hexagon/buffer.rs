@@ -3,8 +3,10 @@
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
+use ggml_rust_npu::graph::Op;
 use ggml_rust_npu::graph::{Place, Tensor};
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream};
 use ggml_rust_npu::tensor::{DType, Dequantize};
 use proptest::prelude::*;
 
@@ -43,14 +45,14 @@ proptest! {
         packed in any::<bool>(),
         writes in writes(),
     ) {
-        thread_local!(static DEVICE: Arc<ggml_rust_npu::backend::hexagon::Device> = device());
+        thread_local!(static DEVICE: Arc<ggml_rust_npu::hexagon::HexDevice> = device());
         let device = DEVICE.with(Arc::clone);
         let w = Weight::random(&mut Numbers::new(9), kind, [32 * blocks, n, slices, 1]);
         let place = if packed { Place::Packed } else { Place::Device };
         // Behind another tensor, so that offsets matter.
         let tensor = w.tensor(256, place);
         let buffer = HexBuffer::new(&device, 256 + device.packed_bytes(&tensor), false).unwrap();
-        buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes));
+        buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes)).unwrap();
         let mut model = w.bytes.clone();
         for write in writes {
             let place = |part: f64| (part * model.len() as f64) as usize;
@@ -59,17 +61,17 @@ proptest! {
             let mut numbers = Numbers::new(write.seed);
             if write.fill {
                 model[range.clone()].fill(write.seed as u8);
-                buffer.write(&tensor, range.start, range.len(), Content::Fill(write.seed as u8));
+                buffer.write(&tensor, range.start, range.len(), Content::Fill(write.seed as u8)).unwrap();
             } else {
                 model[range.clone()].fill_with(|| numbers.bits() as u8);
-                buffer.write(&tensor, range.start, range.len(), Content::Bytes(&model[range.clone()]));
+                buffer.write(&tensor, range.start, range.len(), Content::Bytes(&model[range.clone()])).unwrap();
             }
             let mut part = vec![0; range.len()];
-            buffer.read(&tensor, range.start, &mut part);
+            buffer.read(&tensor, range.start, &mut part).unwrap();
             prop_assert_eq!(&part[..], &model[range]);
         }
         let mut all = vec![0; model.len()];
-        buffer.read(&tensor, 0, &mut all);
+        buffer.read(&tensor, 0, &mut all).unwrap();
         prop_assert_eq!(all, model);
     }
 }
@@ -84,25 +86,24 @@ fn views_of_packed_tensors_are_parts_of_them() {
     let view = Weight::random(&mut Numbers::new(11), KINDS[1], [64, 10, 1, 1]);
     let tensor = view.tensor(10 * row, Place::Packed);
     let mut bytes = vec![0; view.bytes.len()];
-    buffer.read(&tensor, 0, &mut bytes);
+    buffer.read(&tensor, 0, &mut bytes).unwrap();
     assert_eq!(bytes, w.bytes[10 * row..20 * row]);
-    buffer.write(&tensor, 0, view.bytes.len(), Content::Bytes(&view.bytes));
+    buffer
+        .write(&tensor, 0, view.bytes.len(), Content::Bytes(&view.bytes))
+        .unwrap();
     let mut all = vec![0; w.bytes.len()];
-    buffer.read(&w.tensor(0, Place::Packed), 0, &mut all);
+    buffer
+        .read(&w.tensor(0, Place::Packed), 0, &mut all)
+        .unwrap();
     assert_eq!(all[10 * row..20 * row], view.bytes);
     assert_eq!(all[..10 * row], w.bytes[..10 * row]);
     // A product with the view uses its rows alone.
     let act = Numbers::new(12).floats(64);
     let work = Work::new(&device, &act, [64, 1, 1, 1], [10, 1, 1, 1], &[]).unwrap();
-    let mut stream = ggml_rust_npu::backend::hexagon::Stream::new(Arc::clone(&device));
-    work.push(
-        &mut stream,
-        ggml_rust_npu::graph::Op::MulMat,
-        tensor,
-        &buffer,
-    )
-    .unwrap();
-    stream.finish(0).unwrap();
+    let stream = HexStream::new(Arc::clone(&device));
+    stream
+        .submit(0, &mut [work.node(Op::MulMat, tensor, &buffer)])
+        .unwrap();
     let want = ggml_rust_npu::reference::mul_mat(&act, &view.values, 64);
     let error = ggml_rust_npu::reference::nmse(&work.result(), &want);
     assert!(error <= 1e-4, "{error:.2e}");
@@ -110,14 +111,14 @@ fn views_of_packed_tensors_are_parts_of_them() {
 
 /// A type whose conversion waits for a product on the same device.
 struct Meeting {
-    device: Arc<Device>,
+    device: Arc<HexDevice>,
     /// Packed before: the threads that pack are waiting.
     other: Arc<(Weight, HexBuffer)>,
     computed: OnceLock<bool>,
 }
 
 impl Meeting {
-    fn new(device: &Arc<Device>) -> Self {
+    fn new(device: &Arc<HexDevice>) -> Self {
         let w = Weight::random(&mut Numbers::new(14), KINDS[1], [64, 40, 1, 1]);
         let home = buffer_with(device, &w, Place::Packed);
         Self {
@@ -162,7 +163,9 @@ fn the_device_computes_while_a_weight_is_packed() {
     };
     let bytes = vec![1; 64 * 40 * 4];
     let buffer = HexBuffer::new(&device, device.packed_bytes(&w), false).unwrap();
-    buffer.write(&w, 0, bytes.len(), Content::Bytes(&bytes));
+    buffer
+        .write(&w, 0, bytes.len(), Content::Bytes(&bytes))
+        .unwrap();
     assert_eq!(meeting.computed.get(), Some(&true));
     // A part of it, too.
     let meeting = Meeting::new(&device);
@@ -170,7 +173,7 @@ fn the_device_computes_while_a_weight_is_packed() {
         dequantize: Some(&meeting),
         ..w
     };
-    buffer.write(&w, 256, 256, Content::Fill(2));
+    buffer.write(&w, 256, 256, Content::Fill(2)).unwrap();
     assert_eq!(meeting.computed.get(), Some(&true));
 }
 
@@ -182,9 +185,11 @@ fn a_cleared_buffer_has_no_packed_tensors() {
     buffer.clear(0x5a);
     let mut bytes = vec![0; 100];
     let floats = tensor("floats", DType::F32, [25, 1, 1, 1], 12);
-    buffer.read(&floats, 0, &mut bytes);
+    buffer.read(&floats, 0, &mut bytes).unwrap();
     assert_eq!(bytes, [0x5a; 100]);
-    buffer.write(&floats, 3, 4, Content::Bytes(&[1, 2, 3, 4]));
-    buffer.read(&floats, 0, &mut bytes);
+    buffer
+        .write(&floats, 3, 4, Content::Bytes(&[1, 2, 3, 4]))
+        .unwrap();
+    buffer.read(&floats, 0, &mut bytes).unwrap();
     assert_eq!(bytes[..8], [0x5a, 0x5a, 0x5a, 1, 2, 3, 4, 0x5a]);
 }

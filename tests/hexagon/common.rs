@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Options, Stream};
-use ggml_rust_npu::caps;
+use ggml_rust_npu::backend::{Buffer, Content, Device, GraphError, Node, Stream};
 use ggml_rust_npu::config::Repack;
-use ggml_rust_npu::device::hexagon::{Failed, Serving};
 use ggml_rust_npu::error::Result;
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
-use ggml_rust_npu::shm::RegionMut;
+use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::hexagon::caps;
+use ggml_rust_npu::hexagon::device::Serving;
+use ggml_rust_npu::hexagon::driver::FastRpc;
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
+use ggml_rust_npu::host_memory::RegionMut;
 use ggml_rust_npu::tensor::{DType, Format, Shape};
-use ggml_rust_npu::vendor::fastrpc::FastRpc;
 use half::f16;
 use hexagon_ops::sim::{self, Coherence};
 
@@ -31,13 +32,13 @@ pub const OPTIONS: Options<'static> = Options {
     trace: None,
 };
 
-pub fn device_with(sim: sim::Options, options: Options<'_>) -> Result<Arc<Device>> {
+pub fn device_with(sim: sim::Options, options: Options<'_>) -> Result<Arc<HexDevice>> {
     let arch = sim.arch;
     let rpc = FastRpc::simulate(sim)?;
-    Device::start("HEX0", &rpc, caps::hexagon_by_arch(arch).unwrap(), options)
+    HexDevice::start("HEX0", &rpc, caps::by_arch(arch).unwrap(), options)
 }
 
-pub fn device() -> Arc<Device> {
+pub fn device() -> Arc<HexDevice> {
     device_with(strict(75), OPTIONS).unwrap()
 }
 
@@ -231,16 +232,33 @@ pub fn tensor(name: &str, dtype: DType, ne: [usize; 4], offset: usize) -> Tensor
 }
 
 /// A buffer that holds `w` at its start.
-pub fn buffer_with(device: &Arc<Device>, w: &Weight, place: Place) -> HexBuffer {
+pub fn buffer_with(device: &Arc<HexDevice>, w: &Weight, place: Place) -> HexBuffer {
     try_buffer_with(device, w, place).unwrap()
 }
 
 /// As [`buffer_with`], for a device that may be lost.
-pub fn try_buffer_with(device: &Arc<Device>, w: &Weight, place: Place) -> Result<HexBuffer> {
+pub fn try_buffer_with(device: &Arc<HexDevice>, w: &Weight, place: Place) -> Result<HexBuffer> {
     let tensor = w.tensor(0, place);
     let buffer = HexBuffer::new(device, device.packed_bytes(&tensor), false)?;
-    buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes));
+    buffer
+        .write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes))
+        .unwrap();
     Ok(buffer)
+}
+
+/// A node whose operands are in these buffers.
+pub fn node<'a>(
+    operation: Operation<'a>,
+    dst: Option<&'a HexBuffer>,
+    src: [Option<&'a HexBuffer>; MAX_SOURCES],
+) -> Node<'a> {
+    Node {
+        operation,
+        out: RegionMut::from(&mut [][..]),
+        feeds_next: false,
+        dst: dst.map(|buffer| buffer as &dyn Buffer),
+        src: src.map(|buffer| Some(buffer? as &dyn Buffer)),
+    }
 }
 
 /// Activations, room for results and a choice of experts in one buffer.
@@ -253,7 +271,7 @@ pub struct Work {
 
 impl Work {
     pub fn new(
-        device: &Arc<Device>,
+        device: &Arc<HexDevice>,
         act: &[f32],
         act_ne: [usize; 4],
         dst_ne: [usize; 4],
@@ -271,55 +289,52 @@ impl Work {
             buffer,
         };
         let bytes: &[u8] = bytemuck::cast_slice(act);
-        (work.buffer).write(&work.act, 0, bytes.len(), Content::Bytes(bytes));
-        (work.buffer).write(&work.dst, 0, dst_bytes, Content::Fill(0xff));
+        (work.buffer)
+            .write(&work.act, 0, bytes.len(), Content::Bytes(bytes))
+            .unwrap();
+        (work.buffer)
+            .write(&work.dst, 0, dst_bytes, Content::Fill(0xff))
+            .unwrap();
         let bytes: &[u8] = bytemuck::cast_slice(ids);
-        (work.buffer).write(&work.ids, 0, bytes.len(), Content::Bytes(bytes));
+        (work.buffer)
+            .write(&work.ids, 0, bytes.len(), Content::Bytes(bytes))
+            .unwrap();
         Ok(work)
     }
 
-    /// Adds the node to a graph.
-    pub fn push(
-        &self,
-        stream: &mut Stream,
-        op: Op,
-        src0: Tensor<'static>,
-        home: &HexBuffer,
-    ) -> Result<()> {
-        let node = Node {
-            operation: Operation {
-                op,
-                params: [0; PARAMS],
-                dst: self.dst,
-                src: sources(&[src0, self.act, self.ids]),
-            },
-            out: RegionMut::from(&mut [][..]),
-            feeds_next: false,
+    /// The node.
+    pub fn node<'a>(&'a self, op: Op, src0: Tensor<'a>, home: &'a HexBuffer) -> Node<'a> {
+        let operation = Operation {
+            op,
+            params: [0; PARAMS],
+            dst: self.dst,
+            src: sources(&[src0, self.act, self.ids]),
         };
         let work = Some(&self.buffer);
-        stream.push(&node, work, [Some(home), work, work, None, None])
+        node(operation, work, [Some(home), work, work, None, None])
     }
 
     pub fn result(&self) -> Vec<f32> {
         let mut result = vec![0.0f32; self.dst.shape.ne.iter().product()];
-        (self.buffer).read(&self.dst, 0, bytemuck::cast_slice_mut(&mut result));
+        (self.buffer)
+            .read(&self.dst, 0, bytemuck::cast_slice_mut(&mut result))
+            .unwrap();
         result
     }
 }
 
 /// `act · w` on the device: `ne` are the activations' dimensions.
 pub fn mul_mat(
-    device: &Arc<Device>,
+    device: &Arc<HexDevice>,
     w: &Weight,
     home: &HexBuffer,
     act: &[f32],
     ne: [usize; 4],
-) -> std::result::Result<Vec<f32>, Failed> {
-    let whole = |error| Failed { job: None, error };
+) -> std::result::Result<Vec<f32>, GraphError> {
+    let whole = |error| GraphError { node: None, error };
     let work = Work::new(device, act, ne, [w.ne[1], ne[1], ne[2], ne[3]], &[]).map_err(whole)?;
-    let mut stream = Stream::new(Arc::clone(device));
+    let stream = HexStream::new(Arc::clone(device));
     let src0 = w.tensor(0, Place::Device);
-    (work.push(&mut stream, Op::MulMat, src0, home)).map_err(whole)?;
-    stream.finish(0)?;
+    stream.submit(0, &mut [work.node(Op::MulMat, src0, home)])?;
     Ok(work.result())
 }

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ggml_rust_npu::backend::hexagon::{Options, Stream};
-use ggml_rust_npu::device::hexagon::{Floats, HexNpu, Serving, Settings};
+use ggml_rust_npu::backend::{Buffer, Device, Stream};
 use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::graph::{Op, Place};
+use ggml_rust_npu::hexagon::device::{Floats, HexNpu, Serving, Settings};
+use ggml_rust_npu::hexagon::driver::FastRpc;
+use ggml_rust_npu::hexagon::{HexStream, Options};
 use ggml_rust_npu::reference;
-use ggml_rust_npu::vendor::fastrpc::FastRpc;
 use hexagon_ops::sim::parse_faults;
 
 use super::common::*;
 
 const TIMEOUT: Duration = Duration::from_millis(400);
 
-fn start(faults: &str) -> Result<std::sync::Arc<ggml_rust_npu::backend::hexagon::Device>> {
+fn start(faults: &str) -> Result<std::sync::Arc<ggml_rust_npu::hexagon::HexDevice>> {
     let mut sim = strict(75);
     sim.faults = parse_faults(faults).unwrap();
     let options = Options {
@@ -114,7 +115,7 @@ fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
     for _ in 0..12 {
         let tensor = w.tensor(0, Place::Packed);
         let bytes = device.packed_bytes(&tensor);
-        match ggml_rust_npu::backend::hexagon::HexBuffer::new(&device, bytes, false) {
+        match ggml_rust_npu::hexagon::HexBuffer::new(&device, bytes, false) {
             Ok(_) => {}
             Err(error) => {
                 assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
@@ -149,7 +150,8 @@ fn one_lost_device_leaves_the_others_alone() {
     assert!(failed && broken.npu().is_lost() && !healthy.npu().is_lost());
     // What was written to the lost device can still be read.
     let mut bytes = vec![0; w.bytes.len()];
-    bad.read(&w.tensor(0, Place::Packed), 0, &mut bytes);
+    bad.read(&w.tensor(0, Place::Packed), 0, &mut bytes)
+        .unwrap();
     assert_eq!(bytes, w.bytes);
 }
 
@@ -164,7 +166,7 @@ fn a_refused_request_for_stack_is_named_by_the_dsp() {
 #[test]
 fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
     let rpc = FastRpc::simulate(strict(75)).unwrap();
-    let caps = ggml_rust_npu::caps::hexagon_by_arch(75).unwrap();
+    let caps = ggml_rust_npu::hexagon::caps::by_arch(75).unwrap();
     let settings = Settings {
         session: 0,
         timeout: TIMEOUT,
@@ -244,12 +246,12 @@ fn a_remembered_graph_may_take_longer_than_the_time_out() {
     let work: Vec<_> = (0..16)
         .map(|_| Work::new(&device, &act, [64, 1, 1, 1], [32, 1, 1, 1], &[]).unwrap())
         .collect();
-    let mut stream = Stream::new(Arc::clone(&device));
-    for work in &work {
-        let weights = w.tensor(0, Place::Packed);
-        work.push(&mut stream, Op::MulMat, weights, &home).unwrap();
-    }
-    stream.finish(7).unwrap();
+    let stream = HexStream::new(Arc::clone(&device));
+    let weights = w.tensor(0, Place::Packed);
+    let nodes = work
+        .iter()
+        .map(|work| work.node(Op::MulMat, weights, &home));
+    stream.submit(7, &mut nodes.collect::<Vec<_>>()).unwrap();
     for _ in 0..2 {
         let began = Instant::now();
         stream.replay(7).unwrap().unwrap();

@@ -3,14 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Options, Stream};
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::backend::{Buffer, Content, Node, Stream};
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference::{mul_mat, nmse};
-use ggml_rust_npu::shm::RegionMut;
 use ggml_rust_npu::tensor::{DType, Format};
 use half::f16;
 
 use crate::alloc::allocations;
+use crate::common::node;
 use crate::common::{
     Kind, Numbers, OPTIONS, Weight, buffer_with, device, device_with, strict, tensor,
 };
@@ -33,7 +34,7 @@ const M: usize = 5;
 const EPS: f32 = 1e-5;
 
 impl Layer {
-    fn new(device: &Arc<Device>) -> Self {
+    fn new(device: &Arc<HexDevice>) -> Self {
         let w = Weight::random(
             &mut Numbers::new(1),
             Kind::Blocks(Format::Q8_0),
@@ -75,23 +76,21 @@ impl Layer {
 
     fn write(&self, tensor: &Tensor, values: &[f32]) {
         let bytes: &[u8] = bytemuck::cast_slice(values);
-        (self.memory).write(tensor, 0, bytes.len(), Content::Bytes(bytes));
+        (self.memory)
+            .write(tensor, 0, bytes.len(), Content::Bytes(bytes))
+            .unwrap();
     }
 
-    fn push(&self, stream: &mut Stream, op: Op, dst: Tensor<'static>, src: &[Tensor<'static>]) {
+    fn node<'a>(&'a self, op: Op, dst: Tensor<'a>, src: &[Tensor<'a>]) -> Node<'a> {
         let mut params = [0; PARAMS];
         if op == Op::RmsNorm {
             params[0] = EPS.to_bits().cast_signed();
         }
-        let node = Node {
-            operation: Operation {
-                op,
-                params,
-                dst,
-                src: sources(src),
-            },
-            out: RegionMut::from(&mut [][..]),
-            feeds_next: self.fuses && matches!(op, Op::RmsNorm | Op::MulMat),
+        let operation = Operation {
+            op,
+            params,
+            dst,
+            src: sources(src),
         };
         let memory = Some(&self.memory);
         let first = if op == Op::MulMat {
@@ -99,25 +98,29 @@ impl Layer {
         } else {
             memory
         };
-        let src = [first, memory, memory, memory, memory];
-        stream.push(&node, memory, src).unwrap();
+        Node {
+            feeds_next: self.fuses && matches!(op, Op::RmsNorm | Op::MulMat),
+            ..node(operation, memory, [first, memory, memory, memory, memory])
+        }
     }
 
-    fn compute(&self, stream: &mut Stream, graph: u64) {
+    fn compute(&self, stream: &HexStream, graph: u64) {
         let [norm, scaled, product, sum] = self.results;
-        self.push(stream, Op::RmsNorm, norm, &[self.x]);
-        self.push(stream, Op::Mul, scaled, &[norm, self.g]);
         let w = self.w.tensor(0, Place::Packed);
-        self.push(stream, Op::MulMat, product, &[w, scaled]);
-        self.push(stream, Op::Add, sum, &[product, self.x]);
-        self.push(stream, Op::Cpy, self.cache, &[sum, self.cache]);
-        stream.finish(graph).unwrap();
+        let mut nodes = [
+            self.node(Op::RmsNorm, norm, &[self.x]),
+            self.node(Op::Mul, scaled, &[norm, self.g]),
+            self.node(Op::MulMat, product, &[w, scaled]),
+            self.node(Op::Add, sum, &[product, self.x]),
+            self.node(Op::Cpy, self.cache, &[sum, self.cache]),
+        ];
+        stream.submit(graph, &mut nodes).unwrap();
     }
 
     /// What the cache holds.
     fn result(&self) -> Vec<f32> {
         let mut bytes = vec![0; K * M * 2];
-        self.memory.read(&self.cache, 0, &mut bytes);
+        self.memory.read(&self.cache, 0, &mut bytes).unwrap();
         let halves = bytes.as_chunks().0.iter();
         halves
             .map(|half| f16::from_le_bytes(*half).to_f32())
@@ -148,27 +151,27 @@ impl Layer {
 fn a_graph_is_computed_and_computed_again_without_its_nodes() {
     let device = device();
     let layer = Layer::new(&device);
-    let mut stream = Stream::new(Arc::clone(&device));
+    let stream = HexStream::new(Arc::clone(&device));
     assert!(stream.replay(7).is_none(), "nothing was computed yet");
     for seed in 0..3 {
         let x = Numbers::new(10 + seed).floats(K * M);
         layer.write(&layer.x, &x);
         if seed == 0 {
-            layer.compute(&mut stream, 7);
+            layer.compute(&stream, 7);
         } else {
             stream.replay(7).unwrap().unwrap();
         }
         layer.check(&x);
     }
     // The DSP has a thread of its own, which is not counted.
-    let replay = |stream: &mut Stream| allocations(|| stream.replay(7).unwrap().unwrap());
-    assert_eq!([replay(&mut stream), replay(&mut stream)], [0, 0]);
+    let replay = || allocations(|| stream.replay(7).unwrap().unwrap());
+    assert_eq!([replay(), replay()], [0, 0]);
     assert!(
-        allocations(|| layer.compute(&mut stream, 8)) > 0,
+        allocations(|| layer.compute(&stream, 8)) > 0,
         "is the allocator counted?"
     );
     // A graph without a number is not remembered.
-    layer.compute(&mut stream, 0);
+    layer.compute(&stream, 0);
     assert!(stream.replay(0).is_none());
 }
 
@@ -188,7 +191,7 @@ fn what_only_the_next_node_reads_is_one_command_with_it() {
             ..Layer::new(&device)
         };
         layer.write(&layer.x, &x);
-        layer.compute(&mut Stream::new(Arc::clone(&device)), 0);
+        layer.compute(&HexStream::new(Arc::clone(&device)), 0);
         layer.check(&x);
         results.push(layer.result());
     }
@@ -227,7 +230,7 @@ type Change = fn(&Layer);
 #[test]
 fn a_graph_is_forgotten_when_its_memory_changes() {
     let device = device();
-    let mut stream = Stream::new(Arc::clone(&device));
+    let stream = HexStream::new(Arc::clone(&device));
     let changes: [(&str, Change); 4] = [
         ("cleared", |layer| layer.weights.clear(0)),
         ("left unfinished", |layer| layer.weights.forget_graphs()),
@@ -235,29 +238,33 @@ fn a_graph_is_forgotten_when_its_memory_changes() {
             let w = Weight::random(&mut Numbers::new(3), Kind::F16, [32, 32, 1, 1]);
             let view = w.tensor(0, Place::Packed);
             layer.weights.clear(0);
-            (layer.weights).write(&view, 0, w.bytes.len(), Content::Bytes(&w.bytes));
+            (layer.weights)
+                .write(&view, 0, w.bytes.len(), Content::Bytes(&w.bytes))
+                .unwrap();
         }),
-        ("used by the CPU", |layer| layer.memory.leave_to_cpu()),
+        ("used by the CPU", |layer| layer.memory.mark_cpu_reader()),
     ];
     for (graph, (what, change)) in (1..).zip(changes) {
         let layer = Layer::new(&device);
         layer.write(&layer.x, &Numbers::new(4).floats(K * M));
-        layer.compute(&mut stream, graph);
+        layer.compute(&stream, graph);
         stream.replay(graph).unwrap().unwrap();
         change(&layer);
         assert!(stream.replay(graph).is_none(), "{what}");
     }
     let layer = Layer::new(&device);
     layer.write(&layer.x, &Numbers::new(4).floats(K * M));
-    layer.compute(&mut stream, 9);
+    layer.compute(&stream, 9);
     // Weights are written once more as they lie: nothing that the commands say has changed.
     let bytes = layer.w.bytes.clone();
-    (layer.weights).write(
-        &layer.w.tensor(0, Place::Packed),
-        0,
-        bytes.len(),
-        Content::Bytes(&bytes),
-    );
+    (layer.weights)
+        .write(
+            &layer.w.tensor(0, Place::Packed),
+            0,
+            bytes.len(),
+            Content::Bytes(&bytes),
+        )
+        .unwrap();
     stream.replay(9).unwrap().unwrap();
     drop(layer);
     assert!(stream.replay(9).is_none(), "freed");
@@ -268,9 +275,9 @@ fn the_oldest_of_many_graphs_is_forgotten() {
     let device = device();
     let layer = Layer::new(&device);
     layer.write(&layer.x, &Numbers::new(4).floats(K * M));
-    let mut stream = Stream::new(device);
+    let stream = HexStream::new(device);
     for graph in 1..=20 {
-        layer.compute(&mut stream, graph);
+        layer.compute(&stream, graph);
         assert!(stream.replay(1).is_some(), "used all the time");
     }
     let kept = (1..=20).filter(|graph| stream.replay(*graph).is_some());
@@ -284,29 +291,16 @@ fn overlapping_operands_are_refused_before_the_device_sees_them() {
     let layer = Layer::new(&device);
     let x = Numbers::new(4).floats(K * M);
     layer.write(&layer.x, &x);
-    let mut stream = Stream::new(Arc::clone(&device));
+    let stream = HexStream::new(Arc::clone(&device));
     let dst = Tensor {
         packed_offset: layer.x.packed_offset + 4,
         ..layer.results[0]
     };
-    let node = Node {
-        operation: Operation {
-            op: Op::Neg,
-            params: [0; PARAMS],
-            dst,
-            src: sources(&[layer.x]),
-        },
-        out: RegionMut::from(&mut [][..]),
-        feeds_next: false,
-    };
-    let memory = Some(&layer.memory);
-    let error = stream
-        .push(&node, memory, [memory; 5])
-        .unwrap_err()
-        .to_string();
+    let refused = layer.node(Op::Neg, dst, &[layer.x]);
+    let failed = stream.submit(2, &mut [refused]).unwrap_err();
+    let error = failed.error.to_string();
     assert!(error.contains("overlap"), "{error}");
-    stream.reset();
-    layer.compute(&mut stream, 1);
+    layer.compute(&stream, 1);
     layer.check(&x);
 }
 
@@ -316,14 +310,14 @@ fn overlapping_operands_are_refused_before_the_device_sees_them() {
 fn a_cache_is_copied_as_the_dsp_left_it() {
     let device = device();
     let layer = Layer::new(&device);
-    let mut stream = Stream::new(Arc::clone(&device));
+    let stream = HexStream::new(Arc::clone(&device));
     layer.write(&layer.x, &Numbers::new(3).floats(K * M));
-    layer.compute(&mut stream, 0);
+    layer.compute(&stream, 0);
     let address = layer.memory.base() + layer.cache.packed_offset;
     let other = HexBuffer::new(&device, 128, true).unwrap();
     let mut want = vec![0; K * M * 2];
     let copied = other.shared_bytes(address, want.len()).unwrap();
-    layer.memory.read(&layer.cache, 0, &mut want);
+    layer.memory.read(&layer.cache, 0, &mut want).unwrap();
     assert_eq!(copied, want);
     assert!(want.iter().any(|byte| *byte != 0));
     // What lies elsewhere, only partly inside, or is gone, is not the device's.

@@ -4,14 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Stream};
 use ggml_rust_npu::backend::offline::{self, Form};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{Op, Place};
+use ggml_rust_npu::hexagon::layout::WeightLayout;
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream};
+use ggml_rust_npu::loss::SquaredLoss;
 use ggml_rust_npu::packfile::{Packs, SourceHash, Writer, sampled};
-use ggml_rust_npu::plan::hexagon::WeightLayout;
 use ggml_rust_npu::reference;
-use ggml_rust_npu::repack::SquareError;
 use ggml_rust_npu::tensor::Format;
 use half::f16;
 
@@ -81,7 +82,7 @@ impl Both {
         };
         let hashes = [sampled(source), SourceHash::of(source)];
         let form = Form::Hexagon(layout(&self.plain));
-        let entry = form.entry(&weight, hashes, SquareError::default());
+        let entry = form.entry(&weight, hashes, SquaredLoss::default());
         writer.end(entry, &[]).unwrap();
         writer.finish().unwrap();
     }
@@ -101,14 +102,14 @@ fn path(name: &str) -> PathBuf {
 }
 
 /// A device that uses a pack.
-fn device_with_pack(path: &Path) -> Arc<Device> {
+fn device_with_pack(path: &Path) -> Arc<HexDevice> {
     let device = device();
     device.use_packs(Arc::new(Packs::open(path, true).0));
     device
 }
 
 /// Fails unless the device multiplies with `values`.
-fn multiplies(device: &Arc<Device>, w: &Weight, home: &HexBuffer, values: &[f32], limit: f64) {
+fn multiplies(device: &Arc<HexDevice>, w: &Weight, home: &HexBuffer, values: &[f32], limit: f64) {
     let mut numbers = Numbers::new(9);
     let [k, ..] = w.ne;
     for m in [1, 2, 5, 40] {
@@ -121,7 +122,8 @@ fn multiplies(device: &Arc<Device>, w: &Weight, home: &HexBuffer, values: &[f32]
 
 fn bytes_of(w: &Weight, home: &HexBuffer) -> Vec<u8> {
     let mut back = vec![0; w.bytes.len()];
-    home.read(&w.tensor(0, Place::Packed), 0, &mut back);
+    home.read(&w.tensor(0, Place::Packed), 0, &mut back)
+        .unwrap();
     back
 }
 
@@ -152,10 +154,11 @@ fn experts_in_groups_get_their_rows() {
     let ids: Vec<i32> = (0..tokens * slots).map(|row| (row % 3) as i32).collect();
     let (act_ne, dst_ne) = ([k, 1, tokens, 1], [n, slots, tokens, 1]);
     let work = Work::new(&device, &act, act_ne, dst_ne, &ids).unwrap();
-    let mut stream = Stream::new(Arc::clone(&device));
+    let stream = HexStream::new(Arc::clone(&device));
     let src0 = both.plain.tensor(0, Place::Packed);
-    work.push(&mut stream, Op::MulMatId, src0, &home).unwrap();
-    stream.finish(0).unwrap();
+    stream
+        .submit(0, &mut [work.node(Op::MulMatId, src0, &home)])
+        .unwrap();
     for (row, have) in work.result().chunks_exact(n).enumerate() {
         let act = &act[row / slots * k..][..k];
         let values = &both.values[ids[row] as usize * k * n..][..k * n];
@@ -182,7 +185,8 @@ fn a_write_into_groups_makes_them_q4_0_again() {
         part.start,
         part.len(),
         Content::Bytes(&other.bytes[part.clone()]),
-    );
+    )
+    .unwrap();
     let mut want = both.plain.bytes.clone();
     want[part.clone()].copy_from_slice(&other.bytes[part]);
     assert_eq!(bytes_of(&both.plain, &home), want);
@@ -196,7 +200,8 @@ fn a_write_into_groups_makes_them_q4_0_again() {
     let product = |device, home| mul_mat(device, &both.plain, home, &act, [64, 5, 1, 1]).unwrap();
     assert_eq!(product(&device, &home), product(&plain_device, &fresh_home));
     // All of it: other weights, and then those that the pack knows.
-    home.write(&tensor, 0, other.bytes.len(), Content::Bytes(&other.bytes));
+    home.write(&tensor, 0, other.bytes.len(), Content::Bytes(&other.bytes))
+        .unwrap();
     assert_eq!(bytes_of(&other, &home), other.bytes);
     multiplies(&device, &other, &home, &other.values, 1e-4);
     home.write(
@@ -204,7 +209,8 @@ fn a_write_into_groups_makes_them_q4_0_again() {
         0,
         other.bytes.len(),
         Content::Bytes(&both.plain.bytes),
-    );
+    )
+    .unwrap();
     multiplies(&device, &both.plain, &home, &both.values, LIMIT);
 }
 

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::{Content, HexBuffer};
 use ggml_rust_npu::backend::offline::{self, Form};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::GgmlType;
-use ggml_rust_npu::graph::{Place, Tensor};
+use ggml_rust_npu::graph::{Op, Place, Tensor};
+use ggml_rust_npu::hexagon::layout::WeightLayout;
+use ggml_rust_npu::hexagon::{HexBuffer, HexStream};
 use ggml_rust_npu::packfile::{Fingerprint, Pack, Packs, SourceHash, Writer, sampled};
-use ggml_rust_npu::plan::hexagon::WeightLayout;
 use ggml_rust_npu::tensor::Format;
 use proptest::prelude::*;
 
@@ -100,18 +101,21 @@ fn load(
     let buffer = HexBuffer::new(&device, device.packed_bytes(&tensor), false).unwrap();
     // What the memory held before must not show.
     buffer.clear(0xa5);
-    buffer.write(&tensor, 0, source.len(), Content::Bytes(source));
+    buffer
+        .write(&tensor, 0, source.len(), Content::Bytes(source))
+        .unwrap();
     let mut back = vec![0; source.len()];
-    buffer.read(&tensor, 0, &mut back);
+    buffer.read(&tensor, 0, &mut back).unwrap();
     let act = Numbers::new(4).floats(ne[0] * 5);
     let work = Work::new(&device, &act, [ne[0], 5, 1, 1], [ne[1], 5, 1, 1], &[]).unwrap();
-    let mut stream = ggml_rust_npu::backend::hexagon::Stream::new(Arc::clone(&device));
+    let stream = HexStream::new(Arc::clone(&device));
     let used = Tensor {
         place: Place::Device,
         ..tensor
     };
-    (work.push(&mut stream, ggml_rust_npu::graph::Op::MulMat, used, &buffer)).unwrap();
-    stream.finish(0).unwrap();
+    stream
+        .submit(0, &mut [work.node(Op::MulMat, used, &buffer)])
+        .unwrap();
     (back, work.result())
 }
 

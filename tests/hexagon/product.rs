@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::{HexBuffer, Options, Stream};
+use ggml_rust_npu::backend::{Buffer, Device, Stream};
 use ggml_rust_npu::config::Repack;
-use ggml_rust_npu::device::hexagon::Serving;
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, sources};
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, sources};
+use ggml_rust_npu::hexagon::device::Serving;
+use ggml_rust_npu::hexagon::{HexBuffer, HexStream, Options};
 use ggml_rust_npu::reference;
-use ggml_rust_npu::shm::RegionMut;
 use ggml_rust_npu::tensor::DType;
 
 use super::common::*;
@@ -106,10 +106,13 @@ fn each_row_goes_to_its_expert() {
                 &ids,
             )
             .unwrap();
-            let mut stream = Stream::new(Arc::clone(&device));
-            work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
+            let stream = HexStream::new(Arc::clone(&device));
+            stream
+                .submit(
+                    0,
+                    &mut [work.node(Op::MulMatId, w.tensor(0, Place::Packed), &home)],
+                )
                 .unwrap();
-            stream.finish(0).unwrap();
             for (row, have) in work.result().chunks_exact(n).enumerate() {
                 let (token, slot) = (row / slots, row % slots);
                 let act = &act[(token * act_slots + slot % act_slots) * k..][..k];
@@ -139,20 +142,24 @@ fn an_expert_that_does_not_exist_is_an_error() {
             &[0, wrong],
         )
         .unwrap();
-        let mut stream = Stream::new(Arc::clone(&device));
-        work.push(&mut stream, Op::MulMatId, w.tensor(0, Place::Packed), &home)
-            .unwrap();
-        let failed = stream.finish(0).unwrap_err();
+        let stream = HexStream::new(Arc::clone(&device));
+        let failed = stream
+            .submit(
+                0,
+                &mut [work.node(Op::MulMatId, w.tensor(0, Place::Packed), &home)],
+            )
+            .unwrap_err();
         let text = failed.error.to_string();
         assert!(text.contains("a chosen expert does not exist"), "{text}");
         assert!(!device.npu().is_lost());
     }
     let act = numbers.floats(32);
     let work = Work::new(&device, &act, [32, 1, 1, 1], [32, 2, 1, 1], &[0, 1]).unwrap();
-    let mut stream = Stream::new(Arc::clone(&device));
+    let stream = HexStream::new(Arc::clone(&device));
     let weights = w.tensor(0, Place::Packed);
-    (work.push(&mut stream, Op::MulMatId, weights, &home)).unwrap();
-    stream.finish(0).unwrap();
+    stream
+        .submit(0, &mut [work.node(Op::MulMatId, weights, &home)])
+        .unwrap();
     for (expert, have) in work.result().chunks_exact(32).enumerate() {
         let want = reference::mul_mat(&act, w.matrix(expert), 32);
         assert!(reference::nmse(have, &want) <= 1e-4);
@@ -197,10 +204,11 @@ fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
         let ids: Vec<i32> = (0..2 * tokens).map(|i| i as i32 % 2).collect();
         let act_ne = [96, 1, tokens, 1];
         let work = Work::new(&device, &act, act_ne, [64, 2, tokens, 1], &ids).unwrap();
-        let mut stream = Stream::new(Arc::clone(&device));
+        let stream = HexStream::new(Arc::clone(&device));
         let weights = w.tensor(0, Place::Packed);
-        (work.push(&mut stream, Op::MulMatId, weights, &home)).unwrap();
-        stream.finish(0).unwrap();
+        stream
+            .submit(0, &mut [work.node(Op::MulMatId, weights, &home)])
+            .unwrap();
         for (row, have) in work.result().chunks_exact(64).enumerate() {
             if row < 2 {
                 assert!(have.iter().all(|x| x.is_nan()), "{tokens} tokens: {have:?}");
@@ -226,24 +234,21 @@ fn a_graph_is_one_submission_in_order() {
     let home = buffer_with(&device, &w, Place::Packed);
     let act = numbers.floats(3 * 96);
     let first = Work::new(&device, &act, [96, 3, 1, 1], [96, 3, 1, 1], &[]).unwrap();
-    let mut stream = Stream::new(Arc::clone(&device));
-    first
-        .push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), &home)
-        .unwrap();
+    let stream = HexStream::new(Arc::clone(&device));
     // The second node reads the first one's result, in the same buffer, and writes over the activations.
-    let second = Work {
-        act: first.dst,
-        dst: first.act,
-        ids: first.ids,
-        buffer: first.buffer,
-    };
-    second
-        .push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), &home)
-        .unwrap();
-    stream.finish(0).unwrap();
+    let weights = w.tensor(0, Place::Packed);
+    let mut second = first.node(Op::MulMat, weights, &home);
+    second.operation.dst = first.act;
+    second.operation.src[1] = Some(first.dst);
+    let mut nodes = [first.node(Op::MulMat, weights, &home), second];
+    stream.submit(0, &mut nodes).unwrap();
     let floats = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<_>>();
     let want = reference::mul_mat(&act, &w.values, 96);
     let want = reference::mul_mat(&floats(&want), &w.values, 96);
+    let second = Work {
+        dst: first.act,
+        ..first
+    };
     let error = reference::nmse(&second.result(), &want);
     assert!(error <= 1e-5, "{error:.2e}");
 }
@@ -287,23 +292,19 @@ fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
         let copy = tensor("copy", DType::F32, [64, 40, 1, 1], 0);
         let copies = HexBuffer::new(&device, 64 * 40 * 4, false).unwrap();
         let src0 = w.tensor(0, Place::Packed);
-        let mut stream = Stream::new(Arc::clone(&device));
+        let stream = HexStream::new(Arc::clone(&device));
         // Packed the first time, no longer the second.
         for _ in 0..2 {
-            (work.push(&mut stream, Op::MulMat, src0, &home)).unwrap();
-            let node = Node {
-                operation: Operation {
-                    op: Op::Cpy,
-                    params: [0; PARAMS],
-                    dst: copy,
-                    src: sources(&[src0]),
-                },
-                out: RegionMut::from(&mut [][..]),
-                feeds_next: false,
+            let copying = Operation {
+                op: Op::Cpy,
+                params: [0; PARAMS],
+                dst: copy,
+                src: sources(&[src0]),
             };
             let src = [Some(&home), None, None, None, None];
-            stream.push(&node, Some(&copies), src).unwrap();
-            stream.finish(7).unwrap();
+            let copying = node(copying, Some(&copies), src);
+            let mut nodes = [work.node(Op::MulMat, src0, &home), copying];
+            stream.submit(7, &mut nodes).unwrap();
             assert!(
                 stream.replay(7).is_none(),
                 "the host unpacked for this one time"
@@ -311,11 +312,13 @@ fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
             let error = reference::nmse(&work.result(), &reference::mul_mat(&act, &w.values, 64));
             assert!(error <= limit(kind, 5), "{kind:?}: {error:.2e}");
             let mut copied = vec![0.0f32; 64 * 40];
-            copies.read(&copy, 0, bytemuck::cast_slice_mut(&mut copied));
+            copies
+                .read(&copy, 0, bytemuck::cast_slice_mut(&mut copied))
+                .unwrap();
             assert_eq!(copied, w.values, "{kind:?}");
         }
         let mut bytes = vec![0; w.bytes.len()];
-        home.read(&src0, 0, &mut bytes);
+        home.read(&src0, 0, &mut bytes).unwrap();
         assert_eq!(bytes, w.bytes, "{kind:?}");
     }
 }

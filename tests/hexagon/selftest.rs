@@ -1,10 +1,10 @@
 //! The self-test: right on every architecture, and a wrong result in any family of operations refuses the device.
 
-use ggml_rust_npu::backend::hexagon::Device;
-use ggml_rust_npu::caps;
 use ggml_rust_npu::error::Error;
-use ggml_rust_npu::selftest;
-use ggml_rust_npu::vendor::fastrpc::FastRpc;
+use ggml_rust_npu::hexagon::HexDevice;
+use ggml_rust_npu::hexagon::caps;
+use ggml_rust_npu::hexagon::driver::FastRpc;
+use ggml_rust_npu::hexagon::selftest;
 use hexagon_ops::sim::parse_faults;
 
 use super::common::*;
@@ -15,8 +15,8 @@ fn a_wrong_result_of_each_family_of_operations_refuses_the_device_and_is_named()
         let mut sim = strict(75);
         sim.faults = parse_faults(faults).unwrap();
         let rpc = FastRpc::simulate(sim).unwrap();
-        let chip = caps::hexagon_by_arch(75).unwrap();
-        let device = Device::start("HEX0", &rpc, chip, OPTIONS).map(drop);
+        let chip = caps::by_arch(75).unwrap();
+        let device = HexDevice::start("HEX0", &rpc, chip, OPTIONS).map(drop);
         (device, rpc.stand_in().unwrap().submissions())
     };
     let (device, submissions) = begin("");
@@ -36,7 +36,7 @@ fn a_wrong_result_of_each_family_of_operations_refuses_the_device_and_is_named()
         }
     }
     refused.dedup();
-    let families = selftest::hexagon::FAMILIES.map(|family| family.name);
+    let families = selftest::FAMILIES.map(|family| family.name);
     assert_eq!(refused, families);
 }
 
@@ -44,7 +44,7 @@ fn a_wrong_result_of_each_family_of_operations_refuses_the_device_and_is_named()
 fn every_operation_of_the_self_test_is_right_on_every_architecture() {
     for arch in [73, 75, 79, 81] {
         let device = device_with(strict(arch), OPTIONS).unwrap();
-        for family in selftest::hexagon::FAMILIES {
+        for family in selftest::FAMILIES {
             for outcome in family.test(device.npu()).unwrap() {
                 assert!(outcome.is_right(), "V{arch}: {outcome:?}");
             }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::hexagon::{Content, Device, HexBuffer, Options, Stream};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::error::Error;
-use ggml_rust_npu::graph::{Node, Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference;
-use ggml_rust_npu::shm::RegionMut;
 use ggml_rust_npu::tensor::{DType, Format};
 
 use super::common::*;
@@ -15,10 +15,10 @@ use super::common::*;
 const KIB: u64 = 1024;
 
 /// A device with so few addresses that not even its test at the start would fit.
-fn small_device(sim: hexagon_ops::sim::Options, options: Options<'_>) -> Arc<Device> {
-    let caps = ggml_rust_npu::caps::hexagon_by_arch(sim.arch).unwrap();
-    let rpc = ggml_rust_npu::vendor::fastrpc::FastRpc::simulate(sim).unwrap();
-    Arc::new(Device::untested("HEX0", &rpc, caps, options).unwrap())
+fn small_device(sim: hexagon_ops::sim::Options, options: Options<'_>) -> Arc<HexDevice> {
+    let caps = ggml_rust_npu::hexagon::caps::by_arch(sim.arch).unwrap();
+    let rpc = ggml_rust_npu::hexagon::driver::FastRpc::simulate(sim).unwrap();
+    Arc::new(HexDevice::untested("HEX0", &rpc, caps, options).unwrap())
 }
 
 #[test]
@@ -45,12 +45,10 @@ fn weights_beyond_the_address_space_take_turns() {
         let work: Vec<_> = (layers.iter())
             .map(|w| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap())
             .collect();
-        let mut stream = Stream::new(Arc::clone(&device));
-        for ((w, home), work) in layers.iter().zip(&homes).zip(&work) {
-            work.push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), home)
-                .unwrap();
-        }
-        stream.finish(0).unwrap();
+        let stream = HexStream::new(Arc::clone(&device));
+        let nodes = (layers.iter().zip(&homes).zip(&work))
+            .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+        stream.submit(0, &mut nodes.collect::<Vec<_>>()).unwrap();
         for (w, work) in layers.iter().zip(&work) {
             let want = reference::mul_mat(&act, &w.values, 256);
             let error = reference::nmse(&work.result(), &want);
@@ -111,7 +109,7 @@ fn a_node_whose_operands_do_not_fit_together_fails_and_the_next_one_works() {
         matches!(failed.error, Error::OutOfMemory { .. }),
         "{failed:?}"
     );
-    assert_eq!(failed.job, Some(0));
+    assert_eq!(failed.node, Some(0));
     let have = mul_mat(&device, &w, &home, &act[..256], [256, 1, 1, 1]).unwrap();
     let want = reference::mul_mat(&act[..256], &w.values, 256);
     assert!(reference::nmse(&have, &want) <= 1e-4);
@@ -195,29 +193,29 @@ fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
     buffer.clear(0);
     // The program restores a state by a write, which packs it.
     let halves: Vec<u8> = [half::f16::ONE.to_le_bytes(); 64 * 32].concat();
-    buffer.write(&cache, 0, halves.len(), Content::Bytes(&halves));
+    buffer
+        .write(&cache, 0, halves.len(), Content::Bytes(&halves))
+        .unwrap();
     let values = Numbers::new(70).floats(64 * 3);
-    buffer.write(&rows, 0, 768, Content::Bytes(bytemuck::cast_slice(&values)));
-    buffer.write(
-        &indices,
-        0,
-        24,
-        Content::Bytes(bytemuck::cast_slice(&[30i64, 0, 7])),
-    );
-    let mut stream = Stream::new(Arc::clone(&device));
-    for operation in [write, read] {
-        let node = Node {
-            operation,
-            out: RegionMut::from(&mut [][..]),
-            feeds_next: false,
-        };
-        stream
-            .push(&node, Some(&buffer), [Some(&buffer); 5])
-            .unwrap();
-    }
-    stream.finish(0).unwrap();
+    buffer
+        .write(&rows, 0, 768, Content::Bytes(bytemuck::cast_slice(&values)))
+        .unwrap();
+    buffer
+        .write(
+            &indices,
+            0,
+            24,
+            Content::Bytes(bytemuck::cast_slice(&[30i64, 0, 7])),
+        )
+        .unwrap();
+    let stream = HexStream::new(Arc::clone(&device));
+    let mut nodes =
+        [write, read].map(|operation| node(operation, Some(&buffer), [Some(&buffer); 5]));
+    stream.submit(0, &mut nodes).unwrap();
     let mut have = vec![0.0f32; 64 * 32];
-    buffer.read(&copy, 0, bytemuck::cast_slice_mut(&mut have));
+    buffer
+        .read(&copy, 0, bytemuck::cast_slice_mut(&mut have))
+        .unwrap();
     for (row, have) in have.chunks_exact(64).enumerate() {
         let written = [30, 0, 7].iter().position(|index| *index == row);
         let want = (0..64).map(|i| match written {
@@ -254,12 +252,10 @@ fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
     let work: Vec<_> = (weights.iter())
         .map(|w| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap())
         .collect();
-    let mut stream = Stream::new(Arc::clone(&device));
-    for ((w, home), work) in weights.iter().zip(&homes).zip(&work) {
-        work.push(&mut stream, Op::MulMat, w.tensor(0, Place::Packed), home)
-            .unwrap();
-    }
-    let whole = stream.finish(0);
+    let stream = HexStream::new(Arc::clone(&device));
+    let nodes = (weights.iter().zip(&homes).zip(&work))
+        .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+    let whole = stream.submit(0, &mut nodes.collect::<Vec<_>>());
     assert!(!device.npu().is_lost(), "{whole:?}");
     drop((stream, work));
     check(0).unwrap();
@@ -274,12 +270,12 @@ fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
 
 #[test]
 fn two_sessions_work_side_by_side() {
-    let rpc = ggml_rust_npu::vendor::fastrpc::FastRpc::simulate(strict(75)).unwrap();
-    let caps = ggml_rust_npu::caps::hexagon_by_arch(75).unwrap();
+    let rpc = ggml_rust_npu::hexagon::driver::FastRpc::simulate(strict(75)).unwrap();
+    let caps = ggml_rust_npu::hexagon::caps::by_arch(75).unwrap();
     let start = |session| {
         let name = format!("HEX{session}");
         let options = Options { session, ..OPTIONS };
-        ggml_rust_npu::backend::hexagon::Device::start(&name, &rpc, caps, options).unwrap()
+        ggml_rust_npu::hexagon::HexDevice::start(&name, &rpc, caps, options).unwrap()
     };
     let devices = [start(0), start(1), start(2)];
     std::thread::scope(|scope| {

@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use common::{Numbers, PLAIN, Weight, mul_mat, packed};
-use ggml_rust_npu::backend::Device;
-use ggml_rust_npu::caps::{self, Precision};
-use ggml_rust_npu::device::rknpu::RkNpu;
+use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::reference;
-use ggml_rust_npu::rules::Rules;
-use ggml_rust_npu::selftest;
+use ggml_rust_npu::rockchip::RkDevice;
+use ggml_rust_npu::rockchip::caps::{self, Precision};
+use ggml_rust_npu::rockchip::device::RkNpu;
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::selftest;
 use ggml_rust_npu::tensor::DType;
-use ggml_rust_npu::vendor::rknn::Rknn;
 
 /// Why none of these runs by default.
 const NEEDS: &str = "GGML_RUST_NPU_RKNN_LIB, which scripts/vendor_rknn.py sets";
@@ -28,12 +28,12 @@ fn library() -> Arc<Rknn> {
 }
 
 /// Returns a device that passed its self-test.
-fn device() -> Arc<Device> {
-    Arc::new(Device::start(library(), &caps::RK3588).unwrap())
+fn device() -> Arc<RkDevice> {
+    Arc::new(RkDevice::start(library(), &caps::RK3588).unwrap())
 }
 
 /// Multiplies and fails over `limit`, a normalized mean square error.
-fn check(device: &Arc<Device>, dtype: DType, [m, k, n]: [usize; 3], numbers: &mut Numbers) {
+fn check(device: &Arc<RkDevice>, dtype: DType, [m, k, n]: [usize; 3], numbers: &mut Numbers) {
     let w = Weight::random(numbers, dtype, [k, n, 1, 1]);
     let act = numbers.vec(m * k);
     let limit = if dtype == DType::F16 { 1e-6 } else { 1e-3 };

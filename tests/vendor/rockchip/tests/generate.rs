@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{Q8_0, Weight, mul_mat, packed};
-use ggml_rust_npu::backend::{Device, WeightBuffer};
-use ggml_rust_npu::caps;
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::{File, GgmlType, Value};
-use ggml_rust_npu::vendor::rknn::Rknn;
+use ggml_rust_npu::rockchip::caps;
+use ggml_rust_npu::rockchip::driver::Rknn;
+use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use half::f16;
 use rknpu_ops::sim;
 
@@ -27,9 +27,9 @@ const TOKENS: usize = 8;
 
 /// A model of the architecture `llama`, whose weights lie in device memory.
 struct Model {
-    device: Arc<Device>,
+    device: Arc<RkDevice>,
     file: File,
-    weights: HashMap<String, (Weight, WeightBuffer)>,
+    weights: HashMap<String, (Weight, RkBuffer)>,
     layers: usize,
     heads: usize,
     kv_heads: usize,
@@ -78,7 +78,7 @@ fn to_q8_0(values: &[f32]) -> Vec<u8> {
 }
 
 impl Model {
-    fn load(path: &Path, device: Arc<Device>) -> Self {
+    fn load(path: &Path, device: Arc<RkDevice>) -> Self {
         let file = File::open(path).unwrap();
         let number = |key: &str| match file.header().get(&format!("llama.{key}")) {
             Some(Value::Float(value)) => *value,
@@ -261,7 +261,7 @@ fn vocabulary(file: &File) -> Vec<String> {
 
 /// Generates greedily; returns the tokens, and all scores that they were chosen by.
 fn generate(path: &Path, rknn: Arc<Rknn>) -> (String, Vec<Vec<f32>>) {
-    let device = Arc::new(Device::start(rknn, &caps::RK3588).unwrap());
+    let device = Arc::new(RkDevice::start(rknn, &caps::RK3588).unwrap());
     let mut model = Model::load(path, device);
     let vocabulary = vocabulary(&model.file);
     let find = |text: &str| vocabulary.iter().position(|token| token == text).unwrap();

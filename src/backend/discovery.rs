@@ -1,0 +1,94 @@
+//! The devices that were found, and the reasons why others were not.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Device;
+use crate::error::{Error, Result};
+
+/// The reason why a device is absent.
+#[derive(Debug)]
+pub enum Absence {
+    /// Nothing on this machine shows such an NPU, as this text says.
+    NotThere(String),
+    /// `GGML_RUST_NPU_DEVICES` does not name it.
+    NotChosen,
+    /// The machine shows that there is an NPU, which cannot be used, as this text says.
+    Unusable(String),
+    /// It could not be started.
+    Failed(Error),
+}
+
+/// A device that is absent.
+#[derive(Debug)]
+pub struct Absent {
+    /// Its name in ggml.
+    pub name: String,
+    /// The reason.
+    pub reason: Absence,
+}
+
+/// The result of a search for devices.
+#[derive(Debug, Default)]
+pub struct Discovery {
+    /// The devices, tested and ready.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// The devices that could have been there.
+    pub absent: Vec<Absent>,
+}
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let name = &self.name;
+        match &self.reason {
+            Absence::NotThere(text) | Absence::Unusable(text) => f.write_str(text),
+            Absence::NotChosen => {
+                write!(
+                    f,
+                    "{name} is left out: GGML_RUST_NPU_DEVICES does not name it"
+                )
+            }
+            Absence::Failed(error) => write!(f, "{name} is not available: {error}"),
+        }
+    }
+}
+
+impl Discovery {
+    /// Adds a device, or the error that kept it from starting.
+    pub fn add(&mut self, name: &str, device: Result<Arc<dyn Device>>) {
+        match device {
+            Ok(device) => self.devices.push(device),
+            Err(error) => self.leave_out(name, Absence::Failed(error)),
+        }
+    }
+
+    /// Adds the reason why a device is absent.
+    pub fn leave_out(&mut self, name: &str, reason: Absence) {
+        self.absent.push(Absent {
+            name: name.into(),
+            reason,
+        });
+    }
+
+    /// Adds what another search found.
+    pub fn append(&mut self, other: Self) {
+        self.devices.extend(other.devices);
+        self.absent.extend(other.absent);
+    }
+
+    /// Logs the devices, and the reasons for absent ones as loudly as each deserves.
+    pub fn log(&self) {
+        for device in &self.devices {
+            log::info!("{}: {}", device.name(), device.description());
+        }
+        for absent in &self.absent {
+            let level = match absent.reason {
+                Absence::NotThere(_) => log::Level::Debug,
+                Absence::NotChosen => log::Level::Info,
+                Absence::Unusable(_) => log::Level::Warn,
+                Absence::Failed(_) => log::Level::Error,
+            };
+            log::log!(level, "{absent}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Finds devices of both families.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Discovery;
+use crate::config::Config;
+use crate::packfile::Packs;
+use crate::{hexagon, rockchip};
+
+/// Finds the devices that `config` asks for or that the machine has, and the reasons why others are not there.
+#[must_use]
+pub fn find_devices(config: &Config) -> Discovery {
+    let mut found = rockchip::discovery::find(config);
+    found.append(hexagon::discovery::find(config));
+    if let (Some(path), false) = (&config.pack, found.devices.is_empty()) {
+        let packs = open_packs(path, config.pack_full);
+        (found.devices.iter()).for_each(|device| device.use_packs(Arc::clone(&packs)));
+    }
+    found
+}
+
+/// Opens the packs that the user named; what cannot be used is left out with a log line.
+fn open_packs(path: &Path, full: bool) -> Arc<Packs> {
+    let (packs, failed) = Packs::open(path, full);
+    for (path, error) in &failed {
+        log::error!(
+            "{} is not used, its weights are packed when they are loaded: {error}",
+            path.display()
+        );
+    }
+    if failed.is_empty() && packs.is_empty() {
+        log::warn!(
+            "GGML_RUST_NPU_PACK: there is no pack file in {}",
+            path.display()
+        );
+    }
+    Arc::new(packs)
+}

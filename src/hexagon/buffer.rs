@@ -1,0 +1,426 @@
+//! Buffers of a Hexagon device as ggml sees them: bytes that can be written and read at any offset. Weights in them are
+//! packed; where the packed form does not keep every bit, their own bytes are kept beside it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+use hexagon_ops::layout::{LINE_BYTES, MatrixLayout, WeightType};
+
+use super::device::Buffer as Memory;
+use super::layout::{Form, WeightLayout};
+use super::{HexDevice, SharedBuffers, pack};
+use crate::backend::{Buffer, Content};
+use crate::error::Result;
+use crate::graph::{Place, Tensor};
+use crate::packfile::{Packs, Wanted};
+use crate::tensor::Dequantize;
+
+/// Alignment of tensors: packed weights are lines, and the DSP moves lines.
+pub const ALIGN_BYTES: usize = LINE_BYTES;
+
+/// A ggml buffer.
+#[derive(Debug)]
+pub struct HexBuffer {
+    pub(super) memory: Arc<Memory>,
+    /// The CPU may read results in it, and weights and caches, in place; otherwise only by [`Self::read`] and
+    /// [`Self::write`].
+    pub(super) shared: bool,
+    /// Packed tensors by offset.
+    packed: RwLock<BTreeMap<usize, Arc<Packed>>>,
+    /// The CPU computes with caches in it.
+    used_by_cpu: AtomicBool,
+    /// The device's count of changes that submissions depend on.
+    changes: Arc<AtomicU64>,
+    /// Where weights may lie packed already.
+    packs: Arc<Packs>,
+    /// Held by a write: two of them may change parts of one panel.
+    writing: Mutex<()>,
+    /// All memory of the device that the CPU reads in place.
+    all_shared: SharedBuffers,
+}
+
+/// One packed tensor.
+#[derive(Debug)]
+struct Packed {
+    layout: WeightLayout,
+    /// Bytes in ggml's layout, and of a row.
+    bytes: usize,
+    row_bytes: usize,
+    /// The bytes themselves, if the packed form does not keep them.
+    plain: Option<Mutex<Vec<u8>>>,
+}
+
+impl Packed {
+    /// Copies bytes of ggml's layout from `at` on of the tensor that starts at `start`.
+    fn read(&self, memory: &Memory, start: usize, at: usize, out: &mut [u8]) {
+        if let Some(plain) = &self.plain {
+            let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+            return out.copy_from_slice(&plain[at..at + out.len()]);
+        }
+        if out.is_empty() {
+            return;
+        }
+        let rows = at / self.row_bytes..(at + out.len()).div_ceil(self.row_bytes);
+        let end = at + out.len();
+        let mut packed = Vec::new();
+        for rows in pack::pieces(&self.layout, rows) {
+            let area = pack::bytes_of(&self.layout, &rows);
+            packed.resize(area.len(), 0);
+            copy_out(memory, start + area.start, &mut packed);
+            let from = at.max(rows.start * self.row_bytes);
+            let to = end.min(rows.end * self.row_bytes);
+            pack::unpack(&self.layout, &packed, from, &mut out[from - at..to - at]);
+        }
+    }
+}
+
+/// Bytes that are copied at a time: other accesses and the device's work wait no longer than this takes.
+const COPY_BYTES: usize = 4 << 20;
+
+/// Copies bytes of a buffer from `start` on, with pauses for others.
+fn copy_out(memory: &Memory, start: usize, out: &mut [u8]) {
+    for (index, piece) in out.chunks_mut(COPY_BYTES).enumerate() {
+        let first = start + index * COPY_BYTES;
+        memory.read(first..first + piece.len(), |bytes| {
+            piece.copy_from_slice(bytes)
+        });
+    }
+}
+
+/// Has `put(at, out)` write the `count` bytes from `start` on in pieces, with pauses for others.
+fn copy_in(memory: &Memory, start: usize, count: usize, put: impl Fn(usize, &mut [u8])) {
+    for at in (0..count).step_by(COPY_BYTES) {
+        let piece = start + at..start + (at + COPY_BYTES).min(count);
+        memory.write(piece, |out| put(at, out));
+    }
+}
+
+impl HexBuffer {
+    /// Allocates a buffer of `bytes`.
+    ///
+    /// - `shared`: the CPU uses it as its own, and nothing in it is packed
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    pub fn new(device: &HexDevice, bytes: usize, shared: bool) -> Result<Self> {
+        let memory = Arc::new(device.npu.allocate(bytes)?);
+        if shared {
+            let mut all = (device.shared.lock()).unwrap_or_else(PoisonError::into_inner);
+            all.retain(|buffer| buffer.strong_count() > 0);
+            all.push(Arc::downgrade(&memory));
+        }
+        Ok(Self {
+            memory,
+            shared,
+            packed: RwLock::default(),
+            used_by_cpu: AtomicBool::new(false),
+            changes: Arc::clone(&device.changes),
+            packs: device.packs(),
+            writing: Mutex::default(),
+            all_shared: Arc::clone(&device.shared),
+        })
+    }
+
+    /// Returns `true` if [`Buffer::mark_cpu_reader`] was called.
+    pub(super) fn is_used_by_cpu(&self) -> bool {
+        self.used_by_cpu.load(Ordering::Relaxed)
+    }
+
+    /// Whether a tensor is packed, or part of one that is.
+    pub(super) fn is_packed(&self, tensor: &Tensor) -> bool {
+        self.around(tensor).is_some()
+    }
+
+    /// The packed form of a tensor, if all of it was packed as such: its type's, or the groups of a pack.
+    pub(super) fn find(&self, tensor: &Tensor) -> Option<WeightLayout> {
+        let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
+        let found = packed.get(&tensor.packed_offset)?;
+        let own = WeightLayout::new(tensor)?;
+        let same = own == found.layout || own.groups() == Some(found.layout);
+        (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(found.layout)
+    }
+
+    /// The packed tensor that a tensor is, or is a view of, and where it starts.
+    fn around(&self, tensor: &Tensor) -> Option<(usize, Arc<Packed>)> {
+        let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
+        let (start, found) = packed.range(..=tensor.packed_offset).next_back()?;
+        (tensor.packed_offset < start + found.bytes).then(|| (*start, Arc::clone(found)))
+    }
+
+    /// Writes the bytes `[offset, offset + size)` of a tensor. A weight is packed from its first write on.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    fn set(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = tensor.packed_offset + offset;
+        let Some((start, mut packed)) = self.place(tensor, size) else {
+            return copy_in(&self.memory, first, size, |at, out| content.put(at, out));
+        };
+        if size == 0 {
+            return;
+        }
+        if packed.layout.form == Form::Groups {
+            packed = self.without_groups(start, &packed);
+        }
+        let range = first - start..first - start + size;
+        if let (Content::Bytes(bytes), true) = (content, range == (0..packed.bytes)) {
+            return self.write_whole(tensor, start, &packed, bytes);
+        }
+        let row_bytes = packed.row_bytes;
+        let touched = range.start / row_bytes..range.end.div_ceil(row_bytes);
+        let layout = &packed.layout;
+        if let Some(plain) = &packed.plain {
+            let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+            content.put(0, &mut plain[range]);
+            return self.change(layout, start, touched, |rows, out| {
+                pack::pack_rows(layout, out, rows, &plain, tensor.dequantize);
+            });
+        }
+        let part = |number: usize| {
+            let (from, to) = (number * row_bytes, (number + 1) * row_bytes);
+            range.start.max(from)..range.end.min(to)
+        };
+        let whole = |number: usize| part(number).len() == row_bytes;
+        self.change(layout, start, touched, |rows, out| {
+            pack::pack(layout, out, rows, whole, |number, row| {
+                let part = part(number);
+                let within = part.start - number * row_bytes..part.end - number * row_bytes;
+                content.put(part.start - range.start, &mut row[within]);
+            });
+        });
+    }
+
+    /// Has `pack(rows, out)` change the panels of the rows in `touched`, piece by piece. Only copying waits for the device,
+    /// and has the device wait: packing may take long.
+    fn change(
+        &self,
+        layout: &WeightLayout,
+        start: usize,
+        touched: Range<usize>,
+        pack: impl Fn(Range<usize>, &mut [u8]),
+    ) {
+        let mut out = Vec::new();
+        for rows in pack::pieces(layout, touched) {
+            let area = pack::bytes_of(layout, &rows);
+            out.resize(area.len(), 0);
+            copy_out(&self.memory, start + area.start, &mut out);
+            pack(rows, &mut out);
+            self.put(start + area.start, &out);
+        }
+    }
+
+    fn put(&self, start: usize, bytes: &[u8]) {
+        copy_in(&self.memory, start, bytes.len(), |at, out| {
+            out.copy_from_slice(&bytes[at..at + out.len()]);
+        });
+    }
+
+    /// Packs all rows of a tensor. Panels are made from nothing, padding too.
+    fn pack_all(
+        &self,
+        layout: &WeightLayout,
+        start: usize,
+        rows: &[u8],
+        dequantize: Option<&dyn Dequantize>,
+    ) {
+        let mut out = Vec::new();
+        for touched in pack::pieces(layout, 0..layout.count() * layout.matrix.n()) {
+            let area = pack::bytes_of(layout, &touched);
+            out.clear();
+            out.resize(area.len(), 0);
+            pack::pack_rows(layout, &mut out, touched, rows, dequantize);
+            self.put(start + area.start, &out);
+        }
+    }
+
+    /// Writes all of a packed tensor: what a model's loading does.
+    fn write_whole(&self, tensor: &Tensor, start: usize, packed: &Packed, bytes: &[u8]) {
+        let layout = &packed.layout;
+        if let Some(plain) = &packed.plain {
+            let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+            plain.copy_from_slice(bytes);
+        }
+        let take = |layout: &WeightLayout| {
+            let wanted = Wanted {
+                name: tensor.name,
+                dtype: tensor.dtype,
+                format: tensor.format,
+                ne: tensor.shape.ne,
+                source: bytes,
+                layout: pack::tag(layout),
+            };
+            let put = |at: usize, piece: &[u8]| self.put(start + at, piece);
+            self.packs.take_pieces(&wanted, layout.bytes(), put)
+        };
+        let is_in_pack = |groups: &WeightLayout| self.packs.has(tensor.name, &pack::tag(groups));
+        let groups = layout.groups().filter(is_in_pack);
+        if let Some(layout) = groups.filter(take) {
+            self.replace(
+                start,
+                Packed {
+                    layout,
+                    plain: Some(Mutex::new(bytes.to_vec())),
+                    ..*packed
+                },
+            );
+        } else if !take(layout) {
+            self.pack_all(layout, start, bytes, tensor.dequantize);
+        }
+    }
+
+    /// Packs a tensor from its own bytes that a pack had brought in groups: a write is about to change them.
+    fn without_groups(&self, start: usize, packed: &Packed) -> Arc<Packed> {
+        let panel = packed.layout.matrix.panel();
+        let matrix = MatrixLayout::new(WeightType::Q4_0, packed.layout.matrix.n(), panel.k());
+        let layout = WeightLayout {
+            // PANIC: groups have the shapes of blocks.
+            matrix: matrix.expect("a shape of Q4_0"),
+            form: Form::Lossless,
+            ..packed.layout
+        };
+        if let Some(plain) = &packed.plain {
+            let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
+            self.pack_all(&layout, start, &plain, None);
+        }
+        self.replace(
+            start,
+            Packed {
+                layout,
+                plain: None,
+                ..*packed
+            },
+        )
+    }
+
+    /// Puts another packed form in the place of the one at `start`.
+    fn replace(&self, start: usize, packed: Packed) -> Arc<Packed> {
+        let packed = Arc::new(packed);
+        let mut all = self.packed.write().unwrap_or_else(PoisonError::into_inner);
+        all.insert(start, Arc::clone(&packed));
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        packed
+    }
+
+    /// The packed tensor that a write of `size` bytes goes to; a weight that is seen for the first time becomes one.
+    fn place(&self, tensor: &Tensor, size: usize) -> Option<(usize, Arc<Packed>)> {
+        if let Some(found) = self.around(tensor) {
+            return Some(found);
+        }
+        let wanted = tensor.place == Place::Packed && tensor.shape.is_contiguous(tensor.dtype);
+        let layout = wanted.then(|| WeightLayout::new(tensor)).flatten()?;
+        let (start, bytes) = (tensor.packed_offset, tensor.shape.span_bytes(tensor.dtype)?);
+        if start + layout.bytes() > self.memory.bytes() {
+            return None;
+        }
+        if size < bytes {
+            // Rows that are not written yet, and padding, are zero weights. A write of everything writes padding, too.
+            copy_in(&self.memory, start, layout.bytes(), |_, out| out.fill(0));
+        }
+        let lossless = layout.form == Form::Lossless;
+        let packed = Arc::new(Packed {
+            layout,
+            bytes,
+            row_bytes: pack::row_bytes(&layout, tensor.dtype),
+            plain: (!lossless).then(|| Mutex::new(vec![0; bytes])),
+        });
+        let mut all = self.packed.write().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other, held| other + held.bytes <= start || start + bytes <= *other);
+        all.insert(start, Arc::clone(&packed));
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        Some((start, packed))
+    }
+
+    /// Copies the bytes of a tensor from `offset` on.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    pub(super) fn get(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
+        let first = tensor.packed_offset + offset;
+        if let Some((start, packed)) = self.around(tensor) {
+            packed.read(&self.memory, start, first - start, out);
+        } else {
+            copy_out(&self.memory, first, out);
+        }
+    }
+
+    /// Whether a byte of a range belongs to a packed tensor.
+    pub(super) fn holds_packed(&self, range: &Range<usize>) -> bool {
+        let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
+        let below = packed.range(..range.end).next_back();
+        below.is_some_and(|(start, found)| range.start < start + found.bytes)
+    }
+
+    /// Puts the packed tensors of a range back into ggml's layout, for what is not a multiplication.
+    pub(super) fn unpack(&self, range: &Range<usize>) {
+        let mut packed = self.packed.write().unwrap_or_else(PoisonError::into_inner);
+        packed.retain(|start, held| {
+            let end = start + held.bytes;
+            if end <= range.start || range.end <= *start {
+                return true;
+            }
+            let mut plain = vec![0; held.bytes];
+            held.read(&self.memory, *start, 0, &mut plain);
+            self.put(*start, &plain);
+            self.changes.fetch_add(1, Ordering::Relaxed);
+            false
+        });
+    }
+}
+
+impl Buffer for HexBuffer {
+    fn base(&self) -> usize {
+        self.memory.base()
+    }
+
+    fn is_host_memory(&self) -> bool {
+        self.shared
+    }
+
+    fn holds(&self, offset: usize, bytes: usize) -> bool {
+        let end = offset.checked_add(bytes);
+        bytes == 0 || end.is_some_and(|end| end <= self.memory.bytes())
+    }
+
+    /// ggml copies from memory that the device shares with the CPU by writing what it finds there, without asking for it.
+    /// Caches are not shown to the CPU when they change, so what it would find is old: these are the bytes as the DSP left
+    /// them.
+    fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>> {
+        let all = (self.all_shared.lock()).unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).find_map(|memory| {
+            let start = address.checked_sub(memory.base())?;
+            let end = start.checked_add(bytes)?;
+            (end <= memory.bytes()).then(|| memory.read(start..end, <[u8]>::to_vec))
+        })
+    }
+
+    fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) -> Result<()> {
+        self.set(tensor, offset, size, content);
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.get(tensor, offset, out);
+        Ok(())
+    }
+
+    fn clear(&self, value: u8) {
+        (self.packed.write().unwrap_or_else(PoisonError::into_inner)).clear();
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        copy_in(&self.memory, 0, self.memory.bytes(), |_, out| {
+            out.fill(value)
+        });
+    }
+
+    fn forget_graphs(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn mark_cpu_reader(&self) {
+        if self.shared && !self.used_by_cpu.swap(true, Ordering::Relaxed) {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The capabilities of each Hexagon NPU, as data: each number with its source. No decisions.
+
+/// A Hexagon NPU as the planner sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct HexCaps {
+    /// Architecture: 73 for V73.
+    pub arch: u32,
+    /// Name in `GGML_RUST_NPU_SIM`.
+    pub name: &'static str,
+    /// Bytes that a session can have mapped at a time.
+    pub address_bytes: u64,
+    /// What the cost model reckons with.
+    pub rates: HexRates,
+}
+
+/// How fast the parts of a Hexagon NPU are, as the cost model takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct HexRates {
+    /// Bytes that DMA reads from memory in a nanosecond.
+    pub dma_gb_per_s: f64,
+    /// FP16 operations of the matrix unit in a nanosecond; a multiply-add is two.
+    pub hmx_gflops: f64,
+    /// Packets of one HVX thread in a microsecond.
+    pub packets_per_us: f64,
+}
+
+// SOURCE: EuroSys'26, V75: DMA reads 60 GB/s, FP16 GEMM of 1024^3 in TCM at 12032.54 GFLOPS. The paper has no others, so
+// they stand for all. The clock is assumed: nobody has published a sustained one.
+const HEX_RATES: HexRates = HexRates {
+    dma_gb_per_s: 60.0,
+    hmx_gflops: 12032.54,
+    packets_per_us: 1100.0,
+};
+
+// SOURCE: ggml-hexagon of ggml 0.25.3 keeps V73 sessions at 3000 MiB and gives others 3,355,443,200 bytes of their
+// 32-bit address space.
+const ADDRESS_BYTES: u64 = 3_355_443_200;
+
+/// Every Hexagon architecture with the matrix instructions that the kernels use.
+pub const ALL: [HexCaps; 4] = [
+    HexCaps {
+        arch: 73,
+        name: "hexagon-v73",
+        address_bytes: 3000 * 1024 * 1024,
+        rates: HEX_RATES,
+    },
+    HexCaps {
+        arch: 75,
+        name: "hexagon-v75",
+        address_bytes: ADDRESS_BYTES,
+        rates: HEX_RATES,
+    },
+    HexCaps {
+        arch: 79,
+        name: "hexagon-v79",
+        address_bytes: ADDRESS_BYTES,
+        rates: HEX_RATES,
+    },
+    HexCaps {
+        arch: 81,
+        name: "hexagon-v81",
+        address_bytes: ADDRESS_BYTES,
+        rates: HEX_RATES,
+    },
+];
+
+/// The Hexagon NPU of a name such as `hexagon-v75`.
+#[must_use]
+pub fn by_name(name: &str) -> Option<&'static HexCaps> {
+    ALL.iter().find(|caps| caps.name == name)
+}
+
+/// The Hexagon NPU of an architecture such as 75.
+#[must_use]
+pub fn by_arch(arch: u32) -> Option<&'static HexCaps> {
+    ALL.iter().find(|caps| caps.arch == arch)
+}

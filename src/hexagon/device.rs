@@ -1,0 +1,228 @@
+//! The Hexagon NPU: carries out commands on tensors in shared memory.
+//!
+//! ```text
+//! backend -- jobs: commands that name buffers by number --> session --> ring --> DSP
+//!    '------ set, get --> Buffer: shared memory, touched only while the DSP has nothing to do
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hexagon_ops::ffi::describe;
+use hexagon_ops::wire::{Info, VOTES};
+
+pub use self::batch::{Batch, MAX_OPERANDS};
+pub use self::serving::Serving;
+pub use self::session::Failed;
+use self::session::Session;
+use crate::error::{Error, Result};
+use crate::hexagon::caps::HexCaps;
+pub use crate::hexagon::driver::Floats;
+use crate::hexagon::driver::{Connection, FastRpc, SharedMemory};
+
+mod address;
+mod batch;
+mod serving;
+mod session;
+mod signals;
+
+/// A session on an NPU.
+#[derive(Debug)]
+pub struct HexNpu {
+    caps: &'static HexCaps,
+    session: Arc<Session>,
+}
+
+/// What a session is opened with.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Number of the session, from 0.
+    pub session: u32,
+    /// How long the DSP may be silent.
+    pub timeout: Duration,
+    /// Bytes that can be mapped at a time; less than the chip's for tests.
+    pub address_bytes: u64,
+    /// Who calls the DSP.
+    pub serving: Serving,
+    /// Which of V73's libraries to load.
+    pub floats: Floats,
+}
+
+impl HexNpu {
+    /// Opens a session.
+    ///
+    /// - `name`: for log lines
+    ///
+    /// # Errors
+    /// `FastRpc` if the DSP's library cannot be loaded or started; `Version` if it is not the one of this program.
+    pub fn open(
+        name: &Arc<str>,
+        rpc: &Arc<FastRpc>,
+        caps: &'static HexCaps,
+        settings: Settings,
+    ) -> Result<Self> {
+        let (connection, quiet) =
+            Connection::open(rpc, caps.arch, settings.session, settings.floats)?;
+        let session = Session::open(
+            name,
+            connection,
+            quiet,
+            settings.address_bytes,
+            settings.timeout,
+            settings.serving,
+        )?;
+        let have = session.info().arch;
+        if have != caps.arch {
+            return Err(Error::Version {
+                library: "the DSP's library",
+                have: format!("v{have}"),
+                want: format!("v{}", caps.arch),
+            });
+        }
+        for (vote, of) in session.info().votes.iter().zip(VOTES) {
+            if *vote != 0 {
+                log::warn!(
+                    "{name}: the DSP refused the vote for its {of}: {}",
+                    describe(*vote)
+                );
+            }
+        }
+        Ok(Self {
+            caps,
+            session: Arc::new(session),
+        })
+    }
+
+    /// The chip.
+    #[must_use]
+    pub fn caps(&self) -> &'static HexCaps {
+        self.caps
+    }
+
+    /// What the DSP's library said of itself.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        self.session.info()
+    }
+
+    /// The vendor's library.
+    #[must_use]
+    pub fn rpc(&self) -> &Arc<FastRpc> {
+        self.session.connection().rpc()
+    }
+
+    /// Whether a stand-in computes in place of silicon.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.rpc().stand_in().is_some()
+    }
+
+    /// Whether an error put the session out of use.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.session.is_lost()
+    }
+
+    /// Allocates shared memory.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        let memory = SharedMemory::new(self.session.connection(), bytes.max(1))?;
+        let number = self.session.add(memory.fd(), memory.mapped_bytes())?;
+        Ok(Buffer {
+            number,
+            memory,
+            session: Arc::clone(&self.session),
+        })
+    }
+
+    /// Has the DSP carry out the commands of `batch` in order, and waits until it has. Returns the time by the DSP's own
+    /// clock.
+    ///
+    /// # Errors
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if buffers cannot be mapped; else what the DSP said, or its
+    /// silence.
+    pub fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
+        self.session.submit(batch)
+    }
+}
+
+/// Shared memory with a number that jobs name it by.
+#[derive(Debug)]
+pub struct Buffer {
+    number: u32,
+    memory: SharedMemory,
+    /// Dropped last, since it may be the last owner of the connection that the memory is mapped for.
+    session: Arc<Session>,
+}
+
+impl Buffer {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Address of its first byte; ggml reckons tensor addresses from it.
+    #[must_use]
+    pub fn base(&self) -> usize {
+        self.memory.base()
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Has `read` look at some of its bytes, when the DSP has nothing to do.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn read<T>(&self, range: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> T {
+        self.check(&range);
+        (self.session).quietly(|quiet| read(self.memory.read(quiet, range)))
+    }
+
+    /// Shows the DSP what the CPU wrote to memory that it uses as its own.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn clean(&self, range: Range<usize>) {
+        self.memory.clean(range);
+    }
+
+    /// Shows the CPU what the DSP wrote.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn invalidate(&self, range: Range<usize>) {
+        self.memory.invalidate(range);
+    }
+
+    /// Has `write` change some of its bytes, when the DSP has nothing to do.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn write<T>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> T) -> T {
+        self.check(&range);
+        (self.session).quietly(|quiet| self.memory.write(quiet, range, write))
+    }
+
+    /// Refuses a range before the session is locked: a panic with the lock held loses the device.
+    fn check(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.bytes(),
+            "bytes {range:?} of a buffer of {}",
+            self.bytes()
+        );
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.session.remove(self.number);
+    }
+}

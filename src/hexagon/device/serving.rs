@@ -1,0 +1,187 @@
+//! Who serves the ring, and how the host waits for it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::hexagon::device::signals;
+use crate::hexagon::driver::{Connection, Interruption, Served};
+
+/// How long the DSP polls an empty ring before its call returns: an idle NPU draws nothing, a busy one pays no call.
+///
+/// Between two splits of a decode step there are tens of microseconds of CPU work, between two tokens a few milliseconds
+/// for the choice of the next one. Coming back costs a call and taking VTCM again, several hundred microseconds.
+pub(super) const IDLE: Duration = Duration::from_millis(15);
+
+/// Pause before a call that was interrupted, or that found VTCM taken, is made again.
+const LATER: Duration = Duration::from_millis(10);
+/// Interruptions in a row that count as signals.
+const INTERRUPTIONS: u32 = 20;
+
+/// Who calls the DSP to serve the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// A thread of the session, which stays in the call while there is work.
+    Thread,
+    /// Whoever waits for a completion. For a stand-in, which computes on the calling thread: a second thread would only
+    /// have to be woken. A DSP that hangs would hang the caller.
+    Caller,
+}
+
+/// Wakes the serving thread, and hears of its end.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    state: Mutex<BellState>,
+    rung: Condvar,
+    pub(super) failed: AtomicBool,
+    /// Another program holds VTCM.
+    pub(super) waits_for_vtcm: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct BellState {
+    work: bool,
+    stop: bool,
+    error: Option<Error>,
+}
+
+impl Bell {
+    fn lock(&self) -> MutexGuard<'_, BellState> {
+        // Nothing in here panics half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn ring(&self) {
+        self.lock().work = true;
+        self.rung.notify_one();
+    }
+
+    pub(super) fn stop(&self) {
+        self.lock().stop = true;
+        self.rung.notify_one();
+    }
+
+    /// Waits for work; `false` when it is time to stop.
+    fn wait(&self) -> bool {
+        let mut state = self.lock();
+        while !state.work && !state.stop {
+            state = (self.rung.wait(state)).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.work = false;
+        !state.stop
+    }
+
+    fn fail(&self, error: Error) {
+        self.lock().error = Some(error);
+        self.failed.store(true, Ordering::Release);
+        self.rung.notify_all();
+    }
+
+    /// Why the serving call ended, once: given by the thread, which is waited for at most `patience`.
+    pub(super) fn failure(&self, patience: Duration) -> Option<Error> {
+        let unknown = |_: &mut BellState| !self.failed.load(Ordering::Acquire);
+        let waited = self.rung.wait_timeout_while(self.lock(), patience, unknown);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.error.take()
+    }
+}
+
+/// Starts the thread of [`Serving::Thread`].
+pub(super) fn serve_on_thread(
+    device: &str,
+    connection: &Arc<Connection>,
+    bell: &Arc<Bell>,
+) -> Result<JoinHandle<()>> {
+    let (connection, bell) = (Arc::clone(connection), Arc::clone(bell));
+    let life = move || {
+        while bell.wait() {
+            if let Err(error) = serve_once(&connection, &bell) {
+                return bell.fail(error);
+            }
+        }
+    };
+    let builder = std::thread::Builder::new().name(format!("{device}-serve"));
+    signals::blocked(|| builder.spawn(life)).map_err(|error| Error::Library {
+        library: "a thread of the device".into(),
+        reason: error.to_string(),
+    })
+}
+
+/// Calls the DSP until it has parked.
+///
+/// An interrupted call goes on on the DSP, which answers the next one at once: the ring's state then says when it has
+/// parked.
+fn serve_once(connection: &Connection, bell: &Bell) -> Result<()> {
+    let mut interruptions = 0;
+    loop {
+        match connection.serve(IDLE) {
+            Ok(Served::Parked) => {
+                bell.waits_for_vtcm.store(false, Ordering::Relaxed);
+                return Ok(());
+            }
+            Ok(Served::Later) => {
+                bell.waits_for_vtcm.store(true, Ordering::Relaxed);
+                if bell.lock().stop {
+                    return Ok(());
+                }
+                std::thread::sleep(LATER);
+            }
+            Err(Interruption { is_signal, .. }) if is_signal && interruptions < INTERRUPTIONS => {
+                interruptions += 1;
+                std::thread::sleep(LATER);
+            }
+            Err(Interruption { error, .. }) => return Err(error),
+        }
+    }
+}
+
+/// The time to go on waiting: while the other side reads commands or shows progress, and for a time after.
+pub(super) struct Patience {
+    timeout: Duration,
+    begun: Instant,
+    /// Commands that were waiting, and the DSP's sign of progress, when they changed last.
+    seen: Option<(u32, u32)>,
+    pauses: u32,
+}
+
+/// Looks at the ring without a pause in between: a DSP answers a small submission within microseconds.
+const SPINS: u32 = 100;
+/// Looks with other threads let through.
+const YIELDS: u32 = 2000;
+/// Pause from then on.
+const NAP: Duration = Duration::from_micros(50);
+
+impl Patience {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self {
+            timeout,
+            begun: Instant::now(),
+            seen: None,
+            pauses: 0,
+        }
+    }
+
+    /// Pauses; `false` if there was no progress for too long.
+    ///
+    /// - `waiting`, `progress`: commands that are not read yet, and what the DSP changes while it works on one
+    pub(super) fn pause(&mut self, waiting: u32, progress: u32) -> bool {
+        if self.seen != Some((waiting, progress)) {
+            self.seen = Some((waiting, progress));
+            self.begun = Instant::now();
+        }
+        self.pauses = self.pauses.saturating_add(1);
+        match self.pauses {
+            0..=SPINS => std::hint::spin_loop(),
+            pauses if pauses <= SPINS + YIELDS => std::thread::yield_now(),
+            _ => std::thread::sleep(NAP),
+        }
+        self.pauses <= SPINS || self.begun.elapsed() < self.timeout
+    }
+
+    /// Returns `true` now and then, far less often than a call takes: whether the DSP should have come by now.
+    pub(super) fn is_long(&self) -> bool {
+        self.pauses > SPINS + YIELDS && self.pauses.is_multiple_of(1024)
+    }
+}

@@ -1,0 +1,486 @@
+//! One session with a DSP: submissions through the ring, the thread that keeps the DSP serving it, what is mapped.
+//!
+//! ```text
+//! submit() -- ring: commands --> DSP's serve loop
+//!    |  ^---- ring: completion --'     ^
+//!    '--- bell, if it is parked --> serving thread: stays inside the FastRPC call while there is work
+//! ```
+//!
+//! One lock covers a submission from its first command to its completion: several backends on several threads take turns.
+//! Silence for longer than the time-out, nonsense in the ring, or an error of the serving call lose the session: it
+//! refuses to go on, and everything else in the process does go on. A command that fails because of the numbers that it
+//! works on, or for want of room, fails its submission only.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hexagon_ops::serve;
+use hexagon_ops::wire::{self, Command, Completion, Info, Nop};
+
+use super::address::{AddressSpace, Change, Number};
+use super::batch::{Batch, Job};
+use super::serving::{Bell, IDLE, Patience, Serving, serve_on_thread};
+use crate::error::{Error, Result};
+use crate::hexagon::driver::ring::{Corrupt, Ring};
+use crate::hexagon::driver::{Connection, Quiet, RingMemory, Served};
+
+/// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through in turns.
+const SLOTS: u32 = 1024;
+/// How long a serving call whose DSP left the ring may take to return with the reason.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// A submission that failed: which command, if one can be named, and why.
+#[derive(Debug)]
+pub struct Failed {
+    /// Index of the command in its batch.
+    pub job: Option<usize>,
+    /// The reason.
+    pub error: Error,
+}
+
+/// What a submission needs for itself.
+#[derive(Debug)]
+struct Inner {
+    ring: Ring<RingMemory>,
+    quiet: Quiet,
+    space: AddressSpace,
+    /// Scratch of [`Session::submit`].
+    changes: Vec<Change>,
+    numbers: Vec<Number>,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Session {
+    device: Arc<str>,
+    info: Info,
+    bell: Arc<Bell>,
+    server: Option<JoinHandle<()>>,
+    inner: Mutex<Inner>,
+    timeout: Duration,
+    serving: Serving,
+    /// What put the session out of use.
+    lost: OnceLock<String>,
+    /// Dropped last: closing its handle ends the process on the DSP, where the ring in `inner` has to be unmapped before.
+    connection: Arc<Connection>,
+}
+
+impl Session {
+    /// Starts the DSP's library on a ring of its own.
+    ///
+    /// - `budget_bytes`: what can be mapped at a time
+    /// - `timeout`: how long a command may take
+    /// - `serving`: who calls the DSP
+    ///
+    /// # Errors
+    /// `OutOfMemory` for the ring; `Vendor` if a call fails.
+    pub(super) fn open(
+        device: &Arc<str>,
+        connection: Connection,
+        quiet: Quiet,
+        budget_bytes: u64,
+        timeout: Duration,
+        serving: Serving,
+    ) -> Result<Self> {
+        let Some(layout) = wire::RingLayout::new(SLOTS) else {
+            unreachable!("SLOTS is a power of two");
+        };
+        let memory = RingMemory::new(&connection, layout.bytes())?;
+        let Some(ring) = Ring::new(memory, SLOTS) else {
+            unreachable!("the memory was made for this ring");
+        };
+        let info = connection.start(ring.memory())?;
+        let connection = Arc::new(connection);
+        let bell = Arc::new(Bell::default());
+        let server = match serving {
+            Serving::Thread => Some(serve_on_thread(device, &connection, &bell)?),
+            Serving::Caller => None,
+        };
+        Ok(Self {
+            device: Arc::clone(device),
+            info,
+            bell,
+            server,
+            inner: Mutex::new(Inner {
+                ring,
+                quiet,
+                space: AddressSpace::new(budget_bytes),
+                changes: Vec::new(),
+                numbers: Vec::new(),
+            }),
+            timeout,
+            serving,
+            lost: OnceLock::new(),
+            connection,
+        })
+    }
+
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// What the DSP's library said of itself.
+    pub(super) fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Whether an error put the session out of use.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic during a submission leaves the session lost.
+        self.inner.lock().unwrap_or_else(|poisoned| {
+            let _ = self.lose(Error::Dsp {
+                reason: "internal error".into(),
+            });
+            PoisonError::into_inner(poisoned)
+        })
+    }
+
+    /// Runs `access` while the DSP is idle: the only time at which the CPU touches shared memory.
+    pub(super) fn quietly<T>(&self, access: impl FnOnce(&mut Quiet) -> T) -> T {
+        access(&mut self.lock().quiet)
+    }
+
+    /// Gives shared memory a number.
+    pub(super) fn add(&self, fd: i32, bytes: usize) -> Result<Number> {
+        self.lock().space.add(fd, bytes)
+    }
+
+    /// Takes a number back; the DSP does not see the memory afterwards.
+    pub(super) fn remove(&self, number: Number) {
+        let mut inner = self.lock();
+        if !inner.space.remove(number) || self.is_lost() {
+            return;
+        }
+        let sequence = inner.ring.next_sequence();
+        let mut command = Change::Unmap { number }.command(sequence);
+        command.flags = wire::FENCE;
+        let result =
+            (self.push(&mut inner.ring, &command)).and_then(|()| self.complete(&mut inner.ring, 1));
+        if let Err(error) = result {
+            log::error!("{}: cannot unmap shared memory: {error}", self.device);
+        }
+    }
+
+    /// Has the DSP carry out `batch`, and waits until it has. Returns the time by the DSP's own clock.
+    ///
+    /// Commands whose buffers do not fit into the address space together go in several submissions.
+    ///
+    /// # Errors
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit, or cannot be mapped; else what
+    /// the DSP said, or its silence.
+    pub(super) fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
+        let mut inner = self.lock();
+        let jobs = &batch.jobs[..];
+        if inner.space.bytes(&batch.numbers) <= inner.space.budget_bytes() {
+            inner.numbers.clone_from(&batch.numbers);
+            return self.submit_part(&mut inner, jobs, batch.list);
+        }
+        let mut first = 0;
+        let mut time = Duration::ZERO;
+        while first < jobs.len() {
+            let count = inner.fitting(&jobs[first..]);
+            let part = &jobs[first..first + count];
+            time += self
+                .submit_part(&mut inner, part, None)
+                .map_err(|failed| Failed {
+                    job: failed.job.map(|job| first + job),
+                    ..failed
+                })?;
+            first += count;
+        }
+        Ok(time)
+    }
+
+    /// Submits jobs whose buffers, `inner.numbers`, fit into the address space together.
+    ///
+    /// A mapping that the DSP refuses although it should fit is asked for once more after everything that the jobs do not
+    /// name has been unmapped: the address space may be fuller, or more fragmented, than it is thought to be.
+    fn submit_part(
+        &self,
+        inner: &mut Inner,
+        jobs: &[Job],
+        list: Option<Number>,
+    ) -> std::result::Result<Duration, Failed> {
+        match self.submit_once(inner, jobs, list, false) {
+            Err(failed) if matches!(failed.error, Error::NotMapped { .. }) => {
+                log::debug!("{}: {}; making room", self.device, failed.error);
+                self.submit_once(inner, jobs, list, true)
+            }
+            result => result,
+        }
+    }
+
+    /// - `alone`: whether everything else is unmapped before
+    fn submit_once(
+        &self,
+        inner: &mut Inner,
+        jobs: &[Job],
+        list: Option<Number>,
+        alone: bool,
+    ) -> std::result::Result<Duration, Failed> {
+        let whole = |error| Failed { job: None, error };
+        if let Some(error) = self.earlier_error() {
+            return Err(whole(error));
+        }
+        let Inner {
+            ring,
+            space,
+            changes,
+            numbers,
+            ..
+        } = inner;
+        let sequence = ring.next_sequence();
+        changes.clear();
+        if alone {
+            space.evict_others(numbers, changes);
+        }
+        (space.admit(numbers, sequence, changes)).map_err(|error| Failed {
+            job: (jobs.len() == 1).then_some(0),
+            error,
+        })?;
+        let commands = changes.len() + jobs.len() + 1;
+        let mut push = |command: Command| self.push(ring, &command).map_err(whole);
+        for change in changes.iter() {
+            push(change.command(sequence))?;
+        }
+        match (list, u32::try_from(jobs.len())) {
+            (Some(buffer), Ok(count)) => {
+                let list = wire::List {
+                    buffer,
+                    count,
+                    offset: 0,
+                };
+                push(Command::new(sequence, &list))?;
+            }
+            _ => {
+                for job in jobs {
+                    let mut command = job.command;
+                    command.sequence = sequence;
+                    push(command)?;
+                }
+            }
+        }
+        let mut fence = Command::new(sequence, &Nop { reserved: 0 });
+        fence.flags = wire::FENCE;
+        push(fence)?;
+        let completion = self.complete(ring, commands).map_err(whole)?;
+        if completion.status == wire::STATUS_OK {
+            return Ok(Duration::from_micros(completion.microseconds));
+        }
+        let failed = completion.command as usize;
+        for change in changes.iter().skip(failed) {
+            space.undo(*change);
+        }
+        let reason = serve::describe(completion.status, completion.detail).to_string();
+        let error = match completion.status {
+            wire::STATUS_MAP_FAILED => Error::NotMapped { reason },
+            _ => Error::Dsp { reason },
+        };
+        Err(Failed {
+            job: failed.checked_sub(changes.len()),
+            error: if serve::is_passing(completion.status, completion.detail) {
+                error
+            } else {
+                self.lose(error)
+            },
+        })
+    }
+
+    /// Writes a command, waiting for a free slot if the ring is full.
+    fn push(&self, ring: &mut Ring<RingMemory>, command: &Command) -> Result<()> {
+        let mut patience = Patience::new(self.timeout);
+        loop {
+            if ring
+                .push(command)
+                .map_err(|corrupt| self.corrupt(corrupt))?
+            {
+                return Ok(());
+            }
+            self.show(ring);
+            self.wait(ring, &mut patience)?;
+        }
+    }
+
+    /// Publishes what was written, and calls the DSP if it does not look.
+    fn show(&self, ring: &mut Ring<RingMemory>) {
+        ring.publish();
+        if self.serving == Serving::Thread && ring.is_parked() {
+            self.bell.ring();
+        }
+    }
+
+    /// Waits for the completion of the oldest fence.
+    fn complete(&self, ring: &mut Ring<RingMemory>, commands: usize) -> Result<Completion> {
+        let mut patience = Patience::new(self.timeout);
+        self.show(ring);
+        loop {
+            let collected = ring.collect().map_err(|corrupt| self.corrupt(corrupt))?;
+            if let Some(completion) = collected {
+                return plausible(completion, commands).map_err(|error| self.lose(error));
+            }
+            self.wait(ring, &mut patience)?;
+        }
+    }
+
+    /// A pause between two looks at the ring.
+    fn wait(&self, ring: &mut Ring<RingMemory>, patience: &mut Patience) -> Result<()> {
+        if self.bell.failed.load(Ordering::Acquire) {
+            return Err(self.lose(self.ended("the serving call has ended", Duration::ZERO)));
+        }
+        if ring.is_closed() {
+            return Err(self.lose(self.ended("it gave the ring up", LAST_WORDS)));
+        }
+        let waiting = ring.waiting().map_err(|corrupt| self.corrupt(corrupt))?;
+        if self.serving == Serving::Caller {
+            match self.connection.serve(Duration::ZERO) {
+                Ok(Served::Parked) => return Ok(()),
+                Ok(Served::Later) => self.bell.waits_for_vtcm.store(true, Ordering::Relaxed),
+                Err(interruption) => return Err(self.lose(interruption.error)),
+            }
+        } else if patience.is_long() && ring.is_parked() {
+            // After an interrupted call, the DSP may have parked when nobody was waiting for it.
+            self.bell.ring();
+        }
+        if patience.pause(waiting, ring.progress()) {
+            return Ok(());
+        }
+        let seconds = self.timeout.as_secs_f64();
+        Err(
+            self.lose(if self.bell.waits_for_vtcm.load(Ordering::Relaxed) {
+                Error::Dsp {
+                    reason: format!("another program has held VTCM for {seconds} s"),
+                }
+            } else {
+                Error::Timeout { seconds }
+            }),
+        )
+    }
+
+    /// The cause the serving call gives for its end, or else what was seen on this side.
+    fn ended(&self, seen: &str, patience: Duration) -> Error {
+        let unexplained = || Error::Dsp {
+            reason: seen.into(),
+        };
+        self.bell.failure(patience).unwrap_or_else(unexplained)
+    }
+
+    /// Puts the session out of use; the first cause stays.
+    fn lose(&self, cause: Error) -> Error {
+        let _ = self.lost.set(cause.to_string());
+        cause
+    }
+
+    fn earlier_error(&self) -> Option<Error> {
+        self.lost.get().map(|cause| Error::DeviceLost {
+            device: self.device.to_string(),
+            cause: cause.clone(),
+        })
+    }
+
+    fn corrupt(&self, corrupt: Corrupt) -> Error {
+        self.lose(Error::Dsp {
+            reason: corrupt.to_string(),
+        })
+    }
+}
+
+/// Refuses a completion that blames a command that was never sent.
+fn plausible(completion: Completion, commands: usize) -> Result<Completion> {
+    if (completion.command as usize) < commands {
+        return Ok(completion);
+    }
+    Err(Error::Dsp {
+        reason: format!("it blames command {} of {commands}", completion.command),
+    })
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.lock().ring.close();
+        self.bell.stop();
+        let Some(server) = self.server.take() else {
+            return;
+        };
+        // A DSP that hangs keeps its thread inside the call: that one is left behind.
+        let deadline = Instant::now() + 50 * IDLE;
+        while !server.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        if server.is_finished() {
+            // A panic in it was reported by the panic hook.
+            let _ = server.join();
+        } else {
+            log::warn!("{}: the DSP does not return from its call", self.device);
+        }
+    }
+}
+
+impl Inner {
+    /// How many of the first `jobs` fit into the address space together, at least one; their buffers are in `numbers`.
+    fn fitting(&mut self, jobs: &[Job]) -> usize {
+        self.numbers.clear();
+        let mut bytes = 0;
+        for (count, job) in jobs.iter().enumerate() {
+            let known = self.numbers.len();
+            for number in job.buffers {
+                if !self.numbers.contains(&number) {
+                    self.numbers.push(number);
+                    bytes += self.space.bytes(&[number]);
+                }
+            }
+            if count > 0 && bytes > self.space.budget_bytes() {
+                self.numbers.truncate(known);
+                return count;
+            }
+        }
+        jobs.len()
+    }
+}
+
+impl Change {
+    fn command(self, sequence: u64) -> Command {
+        match self {
+            Self::Map { number, fd, bytes } => Command::new(
+                sequence,
+                &wire::Map {
+                    buffer: number,
+                    fd,
+                    bytes,
+                },
+            ),
+            Self::Unmap { number } => Command::new(
+                sequence,
+                &wire::Unmap {
+                    buffer: number,
+                    reserved: 0,
+                },
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_blames_one_of_the_commands_that_were_sent() {
+        let blaming = |command| Completion {
+            command,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        for command in [0, 4] {
+            assert_eq!(plausible(blaming(command), 5).unwrap().command, command);
+        }
+        for command in [5, u32::MAX] {
+            let text = plausible(blaming(command), 5).unwrap_err().to_string();
+            assert!(text.contains(&format!("command {command} of 5")), "{text}");
+        }
+    }
+}

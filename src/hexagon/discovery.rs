@@ -1,0 +1,153 @@
+//! Finds the Hexagon NPU of this machine, or the simulated ones that the user asks for.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hexagon_ops::{ffi, sim};
+
+use super::caps::{self, HexCaps};
+use super::device::Serving;
+use super::driver::{self, FastRpc};
+use super::{HexDevice, Options};
+use crate::backend::{Absence, Discovery};
+use crate::config::{Config, SimChip};
+use crate::error::{Error, Result};
+
+/// Opens and tests the NPUs that `config` asks for or that the machine has: `HEX0`, `HEX1` and so on.
+#[must_use]
+pub fn find(config: &Config) -> Discovery {
+    let mut found = Discovery::default();
+    for (index, session) in sessions(config).into_iter().enumerate() {
+        let name = format!("HEX{index}");
+        match session {
+            Err(reason @ (Absence::NotThere(_) | Absence::Unusable(_))) => {
+                found.leave_out(&name, reason);
+            }
+            _ if !config.chooses(&name) => found.leave_out(&name, Absence::NotChosen),
+            Err(reason) => found.leave_out(&name, reason),
+            Ok(session) => {
+                let device = session.start(&name, config);
+                found.add(&name, device.map(|device| device as _));
+            }
+        }
+    }
+    found
+}
+
+/// A session that can be opened.
+#[derive(Debug)]
+pub struct Session {
+    rpc: Arc<FastRpc>,
+    caps: &'static HexCaps,
+    number: u32,
+}
+
+impl Session {
+    /// Opens it and tests what it computes.
+    ///
+    /// # Errors
+    /// As [`HexDevice::start`].
+    pub fn start(self, name: &str, config: &Config) -> Result<Arc<HexDevice>> {
+        HexDevice::start(name, &self.rpc, self.caps, self.options(config))
+    }
+
+    /// Opens it without a test.
+    ///
+    /// # Errors
+    /// As [`HexDevice::untested`].
+    pub fn untested(&self, name: &str, config: &Config) -> Result<HexDevice> {
+        HexDevice::untested(name, &self.rpc, self.caps, self.options(config))
+    }
+
+    /// The library that it goes through.
+    #[must_use]
+    pub fn rpc(&self) -> &FastRpc {
+        &self.rpc
+    }
+
+    fn options<'a>(&self, config: &'a Config) -> Options<'a> {
+        Options {
+            session: self.number,
+            repack: config.repack,
+            timeout: config.timeout,
+            address_bytes: None,
+            // Faults of the DSP include one that never returns.
+            serving: if self.rpc.stand_in().is_some() && config.faults.fastrpc.is_empty() {
+                Serving::Caller
+            } else {
+                Serving::Thread
+            },
+            trace: config.trace.as_deref(),
+        }
+    }
+}
+
+/// The sessions that `config` asks for or that the machine has, in order; for an NPU that is there but cannot be used,
+/// the reason.
+#[must_use]
+pub fn sessions(config: &Config) -> Vec<std::result::Result<Session, Absence>> {
+    let mut found = Vec::new();
+    let mut add = |rpc: Result<(Arc<FastRpc>, &'static HexCaps)>| match rpc {
+        Ok((rpc, caps)) => found.extend((0..config.hex_sessions).map(|number| {
+            Ok(Session {
+                rpc: Arc::clone(&rpc),
+                caps,
+                number,
+            })
+        })),
+        Err(error) => found.push(Err(Absence::Failed(error))),
+    };
+    for chip in &config.sim {
+        if let SimChip::Hexagon(caps) = chip {
+            add(simulate(caps, config).map(|rpc| (rpc, *caps)));
+        }
+    }
+    if !config.sim.is_empty() {
+        return found;
+    }
+    driver::offer_own_folder();
+    match FastRpc::load(config.cdsprpc_lib.as_deref()) {
+        Ok(rpc) => add(chip_behind(&rpc).map(|caps| (rpc, caps))),
+        Err(error) => {
+            let absence = why_not_loaded(error, config);
+            found.push(Err(absence));
+        }
+    }
+    found
+}
+
+/// The reason why the library is not there. Most machines have no such NPU; one with a device node of FastRPC has, and so has
+/// one whose user names a library.
+fn why_not_loaded(error: Error, config: &Config) -> Absence {
+    if config.cdsprpc_lib.is_some() {
+        return Absence::Failed(error);
+    }
+    match driver::device_node(Path::new("/dev")) {
+        None => Absence::NotThere(format!("no Hexagon NPU: {error}")),
+        Some(node) => Absence::Unusable(format!(
+            "{} shows that there is a Hexagon NPU, which cannot be used: {error}",
+            node.display()
+        )),
+    }
+}
+
+fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
+    let mut options = sim::Options::new(caps.arch);
+    options.faults.clone_from(&config.faults.fastrpc);
+    options.coherence = match config.coherence {
+        rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
+        rknpu_ops::sim::Coherence::Strict => sim::Coherence::Strict,
+    };
+    // It computes on the thread that waits for it. A second one would compete with those of ggml, which spin.
+    options.hvx_threads = 1;
+    FastRpc::simulate(options)
+}
+
+fn chip_behind(rpc: &FastRpc) -> Result<&'static HexCaps> {
+    let arch = ffi::arch_of(rpc.attribute(ffi::attribute::ARCH_VER)?);
+    caps::by_arch(arch).ok_or_else(|| Error::Version {
+        library: "the Hexagon NPU",
+        have: format!("V{arch}"),
+        want: "V73, V75, V79 or V81".into(),
+    })
+}

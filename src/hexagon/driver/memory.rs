@@ -1,0 +1,328 @@
+//! Memory that both processors use.
+//!
+//! An allocation has two sizes. Its *bytes* are what the caller asked for and may touch. Its *mapped bytes* are what rpcmem
+//! allocates and the DSP maps: whole pages, and a guard page, because vector loads, prefetches and DMA may read past the
+//! last row.
+//!
+//! SOURCE: qualcomm/fastrpc inc/remote.h (`fastrpc_mmap`: the length "must be page aligned (4KB)"); llama.cpp
+//! ggml-hexagon.cpp adds a guard page of 4 KiB to each buffer.
+#![expect(
+    unsafe_code,
+    reason = "addresses from the vendor's library become slices here"
+)]
+
+use std::ffi::c_int;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use hexagon_ops::ffi;
+
+use super::{Connection, FastRpc, Quiet, check};
+use crate::error::{Error, Result};
+use crate::hexagon::driver::ring::SharedWords;
+
+/// Granularity of mappings, and bytes of the guard.
+const PAGE_BYTES: usize = 4096;
+
+/// Memory of rpcmem, mapped for one session, released on drop.
+#[derive(Debug)]
+struct Rpcmem {
+    rpc: Arc<FastRpc>,
+    domain: c_int,
+    base: NonNull<u8>,
+    bytes: usize,
+    mapped_bytes: usize,
+    fd: c_int,
+    is_announced: bool,
+}
+
+/// Bytes to allocate and map for `bytes` bytes; `None` from 2 GiB on: libcdsprpc keeps sizes as 32-bit integers, and never
+/// releases what exceeds them.
+///
+/// SOURCE: qualcomm/fastrpc src/rpcmem_linux.c (`struct rpc_info`).
+fn mapped_bytes(bytes: usize) -> Option<c_int> {
+    let whole = bytes.checked_next_multiple_of(PAGE_BYTES)?;
+    c_int::try_from(whole.checked_add(PAGE_BYTES)?).ok()
+}
+
+// SAFETY: plain memory, which the owners below guard; the library's functions may be called from any thread.
+unsafe impl Send for Rpcmem {}
+// SAFETY: as for Send.
+unsafe impl Sync for Rpcmem {}
+
+impl Rpcmem {
+    fn new(connection: &Connection, bytes: usize) -> Result<Self> {
+        let rpc = &connection.rpc;
+        let failed = |call| Error::OutOfMemory { call, bytes };
+        let size = mapped_bytes(bytes).ok_or_else(|| failed("rpcmem_alloc"))?;
+        // CAST: not negative.
+        let mapped_bytes = size.unsigned_abs() as usize;
+        let (heap, flags) = (ffi::RPCMEM_HEAP_ID_SYSTEM, ffi::RPCMEM_DEFAULT_FLAGS);
+        let base = match rpc.api.rpcmem_alloc2 {
+            // SAFETY: an allocation of the size given.
+            Some(alloc2) => unsafe { alloc2(heap, flags, mapped_bytes) },
+            // SAFETY: an allocation of the size given.
+            None => unsafe { (rpc.api.rpcmem_alloc)(heap, flags, size) },
+        };
+        // The library compares the result of its mmap with null only, and returns MAP_FAILED as an address.
+        let base = Some(base.cast::<u8>()).filter(|base| base.addr() != usize::MAX);
+        let base = base.and_then(NonNull::new);
+        let base = base.ok_or_else(|| failed("rpcmem_alloc"))?;
+        // SAFETY: rpcmem gave this address.
+        let fd = unsafe { (rpc.api.rpcmem_to_fd)(base.as_ptr().cast()) };
+        let mut memory = Self {
+            rpc: Arc::clone(rpc),
+            domain: connection.domain,
+            base,
+            bytes,
+            mapped_bytes,
+            fd,
+            is_announced: false,
+        };
+        if fd < 0 {
+            return Err(failed("rpcmem_to_fd"));
+        }
+        // SAFETY: a live allocation with its own descriptor and size.
+        let code = unsafe {
+            (rpc.api.fastrpc_mmap)(
+                memory.domain,
+                fd,
+                base.as_ptr().cast(),
+                0,
+                mapped_bytes,
+                ffi::FASTRPC_MAP_FD_DELAYED,
+            )
+        };
+        check("fastrpc_mmap", code, || format!("{mapped_bytes} bytes"))?;
+        memory.is_announced = true;
+        Ok(memory)
+    }
+
+    fn maintain(&self, range: Range<usize>, clean: bool) {
+        assert!(
+            range.start <= range.end && range.end <= self.bytes,
+            "cache operation outside shared memory"
+        );
+        let start = self.base.as_ptr().wrapping_add(range.start);
+        self.rpc.maintain(start, range.len(), clean);
+    }
+}
+
+impl Drop for Rpcmem {
+    fn drop(&mut self) {
+        if self.is_announced {
+            // SAFETY: a live allocation that was mapped with these values.
+            let code = unsafe {
+                (self.rpc.api.fastrpc_munmap)(
+                    self.domain,
+                    self.fd,
+                    self.base.as_ptr().cast(),
+                    self.mapped_bytes,
+                )
+            };
+            let what = || format!("{} bytes", self.mapped_bytes);
+            if let Err(error) = check("fastrpc_munmap", code, what) {
+                // A session that was lost has taken its mappings with it.
+                log::debug!("{error}");
+            }
+        }
+        // SAFETY: rpcmem gave this address, and nobody uses it after this.
+        unsafe { (self.rpc.api.rpcmem_free)(self.base.as_ptr().cast()) };
+    }
+}
+
+/// Memory for a ring.
+#[derive(Debug)]
+pub struct RingMemory(Rpcmem);
+
+impl RingMemory {
+    /// Allocates `bytes`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    pub fn new(connection: &Connection, bytes: usize) -> Result<Self> {
+        Rpcmem::new(connection, bytes).map(Self)
+    }
+
+    /// Its file descriptor.
+    #[must_use]
+    pub fn fd(&self) -> c_int {
+        self.0.fd
+    }
+
+    /// Bytes that the DSP maps.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> usize {
+        self.0.mapped_bytes
+    }
+}
+
+impl RingMemory {
+    /// The stand-in has no caches in front of a ring.
+    fn maintain(&self, bytes: Range<usize>, clean: bool) {
+        if self.0.rpc.stand_in().is_none() {
+            self.0.maintain(bytes, clean);
+        }
+    }
+}
+
+impl SharedWords for RingMemory {
+    fn words(&self) -> &[AtomicU32] {
+        // SAFETY: page-aligned memory of that size, alive as long as `self`, which this process reads and writes through
+        // these atomics only; what the other side does, atomics may see.
+        unsafe { std::slice::from_raw_parts(self.0.base.as_ptr().cast(), self.0.bytes / 4) }
+    }
+
+    fn clean(&self, bytes: Range<usize>) {
+        self.maintain(bytes, true);
+    }
+
+    fn invalidate(&self, bytes: Range<usize>) {
+        self.maintain(bytes, false);
+    }
+}
+
+/// Memory for tensors.
+#[derive(Debug)]
+pub struct SharedMemory {
+    memory: Rpcmem,
+    identity: u64,
+}
+
+impl SharedMemory {
+    /// Allocates `bytes`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    pub fn new(connection: &Connection, bytes: usize) -> Result<Self> {
+        Ok(Self {
+            memory: Rpcmem::new(connection, bytes)?,
+            identity: connection.identity,
+        })
+    }
+
+    /// Its file descriptor.
+    #[must_use]
+    pub fn fd(&self) -> c_int {
+        self.memory.fd
+    }
+
+    /// Bytes that the caller may touch.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.bytes
+    }
+
+    /// Bytes that the DSP maps.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> usize {
+        self.memory.mapped_bytes
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.bytes == 0
+    }
+
+    /// Address of its first byte.
+    #[must_use]
+    pub fn base(&self) -> usize {
+        self.memory.base.as_ptr().expose_provenance()
+    }
+
+    /// Shows the DSP what the CPU wrote to `range`.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn clean(&self, range: Range<usize>) {
+        self.memory.maintain(range, true);
+    }
+
+    /// Shows the CPU what the DSP wrote to `range`.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn invalidate(&self, range: Range<usize>) {
+        self.memory.maintain(range, false);
+    }
+
+    /// Its bytes, as the DSP left them.
+    ///
+    /// # Panics
+    /// If `range` is not inside, or `quiet` is another connection's.
+    pub fn read<'a>(&'a self, quiet: &'a mut Quiet, range: Range<usize>) -> &'a [u8] {
+        self.memory.maintain(range.clone(), false);
+        self.slice(quiet, range)
+    }
+
+    /// Has `write` fill some of its bytes, and shows them to the DSP. The bytes are as they were before.
+    ///
+    /// # Panics
+    /// As [`Self::read`].
+    pub fn write<T>(
+        &self,
+        quiet: &mut Quiet,
+        range: Range<usize>,
+        write: impl FnOnce(&mut [u8]) -> T,
+    ) -> T {
+        self.memory.maintain(range.clone(), false);
+        let result = write(self.slice(quiet, range.clone()));
+        self.memory.maintain(range, true);
+        result
+    }
+
+    fn slice<'a>(&'a self, quiet: &'a mut Quiet, range: Range<usize>) -> &'a mut [u8] {
+        assert_eq!(quiet.identity, self.identity, "memory of another session");
+        assert!(
+            range.start <= range.end && range.end <= self.memory.bytes,
+            "access outside shared memory"
+        );
+        let start = self.memory.base.as_ptr().wrapping_add(range.start);
+        // SAFETY: inside an allocation that rpcmem zeroed and that lives as long as `self`. The one `Quiet` of the
+        // connection is borrowed for as long as the slice: no other slice exists, and the DSP has nothing to do.
+        unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
+    }
+}
+
+/// Cache operations on the lines of a range, on processors that have them for programs.
+#[cfg(target_arch = "aarch64")]
+pub(super) fn maintain_cache(start: *const u8, bytes: usize, clean: bool) {
+    /// Smallest line of any AArch64 processor with a Hexagon beside it.
+    // SOURCE: Arm Cortex-A and Qualcomm Oryon: 64 bytes.
+    const LINE: usize = 64;
+    let first = start.addr() / LINE * LINE;
+    for line in (first..start.addr() + bytes).step_by(LINE) {
+        if clean {
+            // SAFETY: writes back a cache line, which changes no memory as the CPU sees it. Linux allows it to programs.
+            unsafe { std::arch::asm!("dc cvac, {0}", in(reg) line, options(nostack)) };
+        } else {
+            // SAFETY: writes back and drops a cache line; the caller's memory is shared, and nobody holds references.
+            unsafe { std::arch::asm!("dc civac, {0}", in(reg) line, options(nostack)) };
+        }
+    }
+    // SAFETY: a barrier.
+    unsafe { std::arch::asm!("dsb sy", options(nostack)) };
+}
+
+/// No other processor has a Hexagon beside it.
+#[cfg(not(target_arch = "aarch64"))]
+pub(super) fn maintain_cache(_start: *const u8, _bytes: usize, _clean: bool) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_whole_pages_with_a_guard_page_and_stay_below_2_gib() {
+        for (bytes, want) in [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)] {
+            assert_eq!(mapped_bytes(bytes), Some(want), "{bytes}");
+        }
+        let most = (1 << 31) - 2 * PAGE_BYTES;
+        assert!(mapped_bytes(most).is_some());
+        assert_eq!(mapped_bytes(most + 1), None);
+        assert_eq!(mapped_bytes(usize::MAX), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! The layout of packed weights in a Hexagon NPU's memory: matrices of panels, one after another.
+
+use hexagon_ops::layout::{MatrixLayout, WeightType};
+
+use crate::graph::Tensor;
+use crate::tensor::{DType, Format};
+
+/// What packing does to a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Its own bytes, in another order.
+    Lossless,
+    /// Its values in Q8_0: for types without a layout of their own.
+    Requantized,
+    /// Groups of 2 × 16 that a pack has in place of Q4_0 blocks: quantized from what the model was quantized from.
+    Groups,
+}
+
+/// How the weights of one src0 lie when they are packed: matrices one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightLayout {
+    /// Layout of each matrix.
+    pub matrix: MatrixLayout,
+    /// Matrices in dimensions 2 and 3.
+    pub slices: [usize; 2],
+    /// What packing does to the type.
+    pub form: Form,
+}
+
+impl WeightLayout {
+    /// The layout of a tensor's packed form; `None` if its type has none, or its rows are not whole blocks.
+    #[must_use]
+    pub fn new(tensor: &Tensor) -> Option<Self> {
+        let [k, n, s2, s3] = tensor.shape.ne;
+        let (weight, form) = weight_type(tensor)?;
+        let matrix = MatrixLayout::new(weight, n, k).ok()?;
+        (n > 0 && s2 > 0 && s3 > 0).then_some(Self {
+            matrix,
+            slices: [s2, s3],
+            form,
+        })
+    }
+
+    /// How a pack may have the weights in place of Q4_0 blocks: in groups of 2 × 16. `None` for other types.
+    #[must_use]
+    pub fn groups(&self) -> Option<Self> {
+        let panel = self.matrix.panel();
+        if (panel.weight(), self.form) != (WeightType::Q4_0, Form::Lossless) {
+            return None;
+        }
+        Some(Self {
+            matrix: MatrixLayout::new(WeightType::Q4Tile, self.matrix.n(), panel.k()).ok()?,
+            form: Form::Groups,
+            ..*self
+        })
+    }
+
+    /// Number of matrices.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.slices[0] * self.slices[1]
+    }
+
+    /// Bytes of all matrices.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.count() * self.matrix.matrix_bytes()
+    }
+
+    /// Type of the packed weights.
+    #[must_use]
+    pub fn weight(&self) -> WeightType {
+        self.matrix.panel().weight()
+    }
+}
+
+fn weight_type(tensor: &Tensor) -> Option<(WeightType, Form)> {
+    match (tensor.dtype, tensor.format) {
+        (DType::F16, _) => Some((WeightType::F16, Form::Lossless)),
+        (DType::Quantized { .. }, Some(format)) => {
+            let weight = match format {
+                Format::Q4_0 => WeightType::Q4_0,
+                Format::Q4_1 => WeightType::Q4_1,
+                Format::Q8_0 => WeightType::Q8_0,
+                Format::Iq4Nl => WeightType::Iq4Nl,
+                Format::Mxfp4 => WeightType::Mxfp4,
+            };
+            Some((weight, Form::Lossless))
+        }
+        (DType::Quantized { .. }, None) if tensor.dequantize.is_some() => {
+            Some((WeightType::Q8_0, Form::Requantized))
+        }
+        _ => None,
+    }
+}

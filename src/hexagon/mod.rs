@@ -1,0 +1,341 @@
+//! The Hexagon NPU: every tensor in its own buffers, a graph as one list of commands.
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`caps`] | the capabilities of each architecture |
+//! | [`layout`], [`pack`] | packed weights: where they lie, and how they are made |
+//! | [`plan`] | which nodes the NPU computes, as which commands, and what these cost |
+//! | [`buffer`], [`stream`] | ggml's buffers and graphs |
+//! | [`device`] | the NPU: a session, its command ring and its address space |
+//! | [`discovery`] | whether there is one |
+//! | [`driver`] | libcdsprpc, or its stand-in, behind safe calls |
+//! | [`selftest`] | small graphs that an NPU must compute right before it is offered |
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use self::caps::HexCaps;
+use self::device::{Buffer as Memory, Floats, HexNpu, Serving, Settings};
+use self::driver::FastRpc;
+use self::layout::WeightLayout;
+use self::stream::trace::Trace;
+use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
+use crate::config::Repack;
+use crate::error::Result;
+use crate::graph::{Op, Operation, Place, Tensor};
+use crate::host_memory::system_memory;
+use crate::packfile::Packs;
+
+pub use self::buffer::{ALIGN_BYTES, HexBuffer};
+pub use self::stream::HexStream;
+
+pub mod buffer;
+pub mod caps;
+pub mod device;
+pub mod discovery;
+pub mod driver;
+pub mod layout;
+pub mod pack;
+pub mod plan;
+pub mod selftest;
+pub mod stream;
+
+/// Largest buffer.
+// SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address space of 3 GB.
+pub const MAX_BUFFER_BYTES: usize = 1 << 30;
+
+/// Longest list of names that are remembered so that a log line comes once.
+const MAX_TOLD: usize = 1000;
+
+/// Largest tensor that a session of so many addresses takes: vendor functions have lengths of 32 bits with a sign, a buffer
+/// has a guard page, and a third of the addresses is for what a command names beside it: activations, results.
+fn max_tensor_bytes(address_bytes: u64) -> usize {
+    let part = address_bytes / 3 * 2;
+    usize::try_from(part.min(u64::from(i32::MAX.unsigned_abs()) - 2 * 4096)).unwrap_or(usize::MAX)
+}
+
+/// A Hexagon NPU as ggml sees it.
+#[derive(Debug)]
+pub struct HexDevice {
+    name: Arc<str>,
+    npu: HexNpu,
+    repack: Repack,
+    /// Counts what makes remembered submissions wrong: weights packed anew, caches that the CPU begins to use.
+    changes: Arc<AtomicU64>,
+    packs: OnceLock<Arc<Packs>>,
+    trace: Option<Trace>,
+    shared: SharedBuffers,
+    /// Largest tensor that is taken, and the names of larger ones that a log line told of.
+    max_tensor_bytes: usize,
+    told: Mutex<BTreeSet<String>>,
+}
+
+/// The memory that a device shares with the CPU, as long as it is there.
+type SharedBuffers = Arc<Mutex<Vec<Weak<Memory>>>>;
+
+/// What a device is opened with.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// Number of the session, from 0.
+    pub session: u32,
+    /// When weights are packed.
+    pub repack: Repack,
+    /// How long the DSP may be silent.
+    pub timeout: Duration,
+    /// Bytes that can be mapped at a time, if fewer than the chip's.
+    pub address_bytes: Option<u64>,
+    /// Who calls the DSP.
+    pub serving: Serving,
+    /// Where commands are noted.
+    pub trace: Option<&'a Path>,
+}
+
+impl HexDevice {
+    /// Opens a session and tests what it computes. V73's vector units may lack the instructions for floats that its library
+    /// has; another library without them is tried when a command ends the process.
+    ///
+    /// # Errors
+    /// As [`Self::untested`]; `SelfTest` if it computes something wrong.
+    pub fn start(
+        name: &str,
+        rpc: &Arc<FastRpc>,
+        caps: &'static HexCaps,
+        options: Options<'_>,
+    ) -> Result<Arc<Self>> {
+        let device = Self::open(name, rpc, caps, options, Floats::Usual)?;
+        let error = match selftest::run(&device.npu) {
+            Ok(()) => return Ok(Arc::new(device)),
+            Err(error) => error,
+        };
+        if caps.arch != 73 || !device.npu.is_lost() {
+            return Err(error);
+        }
+        drop(device);
+        log::warn!(
+            "{name}: the self-test ended the DSP's process ({error}); trying the library without IEEE floats"
+        );
+        let device = Self::open(name, rpc, caps, options, Floats::Qfloat)?;
+        selftest::run(&device.npu)?;
+        Ok(Arc::new(device))
+    }
+
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// As [`HexNpu::open`]; `Config` if the trace cannot be written.
+    pub fn untested(
+        name: &str,
+        rpc: &Arc<FastRpc>,
+        caps: &'static HexCaps,
+        options: Options<'_>,
+    ) -> Result<Self> {
+        Self::open(name, rpc, caps, options, Floats::Usual)
+    }
+
+    fn open(
+        name: &str,
+        rpc: &Arc<FastRpc>,
+        caps: &'static HexCaps,
+        options: Options<'_>,
+        floats: Floats,
+    ) -> Result<Self> {
+        let name: Arc<str> = name.into();
+        let settings = Settings {
+            session: options.session,
+            timeout: options.timeout,
+            address_bytes: options.address_bytes.unwrap_or(caps.address_bytes),
+            serving: options.serving,
+            floats,
+        };
+        let npu = HexNpu::open(&name, rpc, caps, settings)?;
+        let (threads, is_simulated) = (npu.info().threads, npu.is_simulated());
+        let trace = (options.trace)
+            .map(|path| Trace::create(path, &name, caps, threads, is_simulated))
+            .transpose()?;
+        Ok(Self {
+            name,
+            npu,
+            repack: options.repack,
+            changes: Arc::default(),
+            packs: OnceLock::new(),
+            trace,
+            shared: SharedBuffers::default(),
+            max_tensor_bytes: max_tensor_bytes(settings.address_bytes),
+            told: Mutex::default(),
+        })
+    }
+
+    /// The NPU.
+    #[must_use]
+    pub fn npu(&self) -> &HexNpu {
+        &self.npu
+    }
+
+    /// Where weights may lie packed already.
+    fn packs(&self) -> Arc<Packs> {
+        self.packs.get().cloned().unwrap_or_default()
+    }
+
+    /// When weights are packed.
+    #[must_use]
+    pub fn repack(&self) -> Repack {
+        self.repack
+    }
+
+    /// Says once of a tensor that it is too large.
+    fn tell_of(&self, tensor: &Tensor) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < MAX_TOLD && told.insert(tensor.name.to_owned()) {
+            log::warn!(
+                "{}: {} is left to the CPU: it takes {} bytes, and a buffer has at most {}",
+                self.name,
+                tensor.name,
+                self.packed_bytes(tensor),
+                self.max_tensor_bytes
+            );
+        }
+    }
+
+    /// The operation with its operands where they will be when it is computed: where everything is in buffers that pack
+    /// (`GGML_RUST_NPU_REPACK=always`), only factors of products are packed then, see [`Stream::push`].
+    fn with_places<'a>(&self, operation: &Operation<'a>) -> Operation<'a> {
+        let mut operation = *operation;
+        if self.repack != Repack::Always {
+            return operation;
+        }
+        let factors = factors(&operation);
+        let others = operation.src.iter_mut().skip(factors).flatten();
+        for tensor in others.chain([&mut operation.dst]) {
+            if tensor.place == Place::Packed {
+                tensor.place = Place::Device;
+            }
+        }
+        operation
+    }
+
+    /// How often something happened that makes remembered submissions wrong.
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the largest tensor that is taken.
+    #[must_use]
+    pub fn max_tensor_bytes(&self) -> usize {
+        self.max_tensor_bytes
+    }
+}
+
+impl Device for HexDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> String {
+        let info = self.npu.info();
+        let simulated = if self.npu.is_simulated() {
+            " (simulated)"
+        } else {
+            ""
+        };
+        format!(
+            "Qualcomm Hexagon V{} NPU, {} KiB VTCM, {} HVX thread(s){simulated}",
+            info.arch,
+            info.vtcm_bytes / 1024,
+            info.threads
+        )
+    }
+
+    fn chip(&self) -> &'static str {
+        self.npu.caps().name
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.npu.is_simulated()
+    }
+
+    fn memory(&self) -> (usize, usize) {
+        // Buffers beyond the address space take turns in it.
+        system_memory()
+    }
+
+    fn buffers(&self) -> Buffers {
+        match self.repack {
+            Repack::Weights => Buffers::SharedAndPacked,
+            Repack::Always => Buffers::One,
+            Repack::Off => Buffers::Shared,
+        }
+    }
+
+    fn alignment(&self) -> usize {
+        ALIGN_BYTES
+    }
+
+    fn max_buffer_bytes(&self) -> usize {
+        MAX_BUFFER_BYTES
+    }
+
+    fn packed_bytes(&self, tensor: &Tensor) -> usize {
+        let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+        let packed = WeightLayout::new(tensor).filter(|_| tensor.shape.is_contiguous(tensor.dtype));
+        packed.map_or(plain, |layout| layout.bytes().max(plain))
+    }
+
+    fn supports(&self, operation: &Operation) -> bool {
+        let operands = operation.src.iter().flatten().chain([&operation.dst]);
+        if let Some(large) = operands
+            .into_iter()
+            .find(|tensor| self.packed_bytes(tensor) > self.max_tensor_bytes)
+        {
+            self.tell_of(large);
+            return false;
+        }
+        let vtcm_bytes = self.npu.info().vtcm_bytes as usize;
+        let plan = plan::question(vtcm_bytes, &self.with_places(operation));
+        if let Err(reason) = plan {
+            let (op, name) = (operation.op.name(), operation.dst.name);
+            log::trace!("{}: {op} {name} is left to others: {reason}", self.name);
+        }
+        plan.is_ok()
+    }
+
+    fn prefers_cpu(&self, _operation: &Operation) -> bool {
+        false
+    }
+
+    fn use_packs(&self, packs: Arc<Packs>) {
+        // Later ones change nothing.
+        let _ = self.packs.set(packs);
+    }
+
+    fn self_test(&self) -> Result<()> {
+        selftest::run(&self.npu)
+    }
+
+    fn limit(&self, weights: &Tensor) -> Option<Limit> {
+        let rates = self.npu.caps().rates;
+        Some(Limit {
+            weight_bytes: WeightLayout::new(weights)?.bytes(),
+            bytes_per_ns: rates.dma_gb_per_s,
+            ops_per_ns: rates.hmx_gflops,
+        })
+    }
+
+    fn allocate(self: Arc<Self>, bytes: usize, shared: bool) -> Result<Box<dyn Buffer>> {
+        Ok(Box::new(HexBuffer::new(&self, bytes, shared)?))
+    }
+
+    fn stream(self: Arc<Self>) -> Box<dyn Stream> {
+        Box::new(HexStream::new(self))
+    }
+}
+
+/// Sources of an operation that may be packed when it is computed: those of a product whose weights have a packed form.
+fn factors(operation: &Operation) -> usize {
+    match (operation.op, &operation.src[0]) {
+        (Op::MulMat | Op::MulMatId, Some(src0)) if WeightLayout::new(src0).is_some() => 2,
+        _ => 0,
+    }
+}

@@ -1,0 +1,450 @@
+//! What a command costs the DSP, as modelled: packets, bytes that come from memory or go there, and tile products of the
+//! matrix unit. Kernels were counted under an emulator; nothing here was measured on a device.
+
+use std::ops::AddAssign;
+
+use hexagon_ops::layout::{F16_TILE_BYTES, TILE_DIM, WeightType};
+use hexagon_ops::ops::matmul::{DOT_ROWS, GemmPlan};
+use hexagon_ops::wire;
+
+use super::super::layout::WeightLayout;
+use super::Command;
+use crate::hexagon::caps::HexCaps;
+
+/// Modelled cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Packets of the kernels that read the weights: dot products, or dequantizing.
+    pub weight_packets: f64,
+    /// Bytes of weights that come from memory.
+    pub weight_bytes: u64,
+    /// Packets of other kernels, as far as they have been counted.
+    pub other_packets: f64,
+    /// Bytes of other operands and of results.
+    pub other_bytes: u64,
+    /// Products of two tiles on the matrix unit.
+    pub tile_products: u64,
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.weight_packets += other.weight_packets;
+        self.weight_bytes += other.weight_bytes;
+        self.other_packets += other.other_packets;
+        self.other_bytes += other.other_bytes;
+        self.tile_products += other.tile_products;
+    }
+}
+
+impl Cost {
+    /// Microseconds on `threads` HVX threads: memory, vector and matrix unit work side by side, so the slowest counts.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    pub fn microseconds(&self, caps: &HexCaps, threads: u32) -> f64 {
+        let rates = &caps.rates;
+        let memory = (self.weight_bytes + self.other_bytes) as f64 / (1e3 * rates.dma_gb_per_s);
+        let packets = self.weight_packets + self.other_packets;
+        let vector = packets / (rates.packets_per_us * f64::from(threads.max(1)));
+        let operations = self.tile_products as f64 * 2.0 * (TILE_DIM * TILE_DIM * TILE_DIM) as f64;
+        let matrix = operations / (1e3 * rates.hmx_gflops);
+        memory.max(vector).max(matrix)
+    }
+}
+
+/// Packets per 32 × 32 tile of weights.
+struct Packets {
+    /// Dot products with one row (strips two by two), and with two rows.
+    dots: [f64; DOT_ROWS],
+    /// Dequantizing.
+    dequantize: f64,
+}
+
+// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v73 and v79. F16 weights
+// go to the matrix unit as they are.
+fn packets(arch: u32, weight: WeightType) -> Packets {
+    let [one_row, two_rows, dequantize] = match (weight, arch >= 79) {
+        (WeightType::F16, _) => [0.0, 0.0, 0.0],
+        (WeightType::Q4_0, false) => [9.88, 19.13, 21.09],
+        (WeightType::Q4_0, true) => [10.91, 18.13, 30.22],
+        (WeightType::Q4_1, false) => [10.66, 18.97, 24.25],
+        (WeightType::Q4_1, true) => [11.11, 20.0, 46.25],
+        (WeightType::Q8_0, false) => [9.88, 16.66, 25.06],
+        (WeightType::Q8_0, true) => [11.06, 18.28, 36.13],
+        (WeightType::Iq4Nl, false) => [11.36, 20.59, 21.09],
+        (WeightType::Iq4Nl, true) => [10.94, 19.03, 30.22],
+        (WeightType::Mxfp4, false) => [13.91, 23.91, 24.78],
+        (WeightType::Mxfp4, true) => [15.25, 20.78, 34.5],
+        // Without a dot product every product is one of tiles.
+        (WeightType::Q4Tile, false) => [0.0, 0.0, 24.94],
+        (WeightType::Q4Tile, true) => [0.0, 0.0, 37.41],
+    };
+    Packets {
+        dots: [one_row, two_rows],
+        dequantize,
+    }
+}
+
+/// Most rows of activations for which dot products take fewer packets than dequantizing: the kernel is picked by it.
+///
+/// Weights are read from memory once either way, and the matrix unit's part runs beside that.
+#[must_use]
+pub fn dot_rows(arch: u32, weight: WeightType) -> usize {
+    if !weight.has_dot_product() {
+        return 0;
+    }
+    let Packets { dots, dequantize } = packets(arch, weight);
+    dots.iter().take_while(|dots| **dots < dequantize).count()
+}
+
+// SOURCE: hexagon-ops/tests/packets.txt; IEEE arithmetic (V73, V75), then qfloat.
+const PACKETS_RMS_NORM: [f64; 2] = [1.57, 1.73];
+const PACKETS_SWIGLU: [f64; 2] = [3.15, 3.43];
+const PACKETS_ROPE: [f64; 2] = [6.57, 6.58];
+
+/// Packets per element of the result; `None`: not counted yet, so that only memory is reckoned with.
+///
+/// SOURCE: hexagon-ops/tests/packets.txt, `rms_norm`, `swiglu` and `rope` of v73 and v79.
+fn element_packets(arch: u32, kernel: u32) -> Option<f64> {
+    let packets = match kernel {
+        wire::KERNEL_RMS_NORM => PACKETS_RMS_NORM,
+        wire::KERNEL_SWIGLU => PACKETS_SWIGLU,
+        wire::KERNEL_ROPE => PACKETS_ROPE,
+        _ => return None,
+    };
+    Some(of_arch(arch, packets))
+}
+
+/// Of figures for IEEE arithmetic and for qfloat the one of an architecture.
+fn of_arch(arch: u32, [ieee, qfloat]: [f64; 2]) -> f64 {
+    if arch >= 79 { qfloat } else { ieee }
+}
+
+/// Elements of a tensor.
+fn elems(tensor: &wire::Tensor) -> u64 {
+    let ne = tensor.ne.iter().map(|ne| u64::from(*ne));
+    ne.fold(1, u64::saturating_mul)
+}
+
+/// Bytes of `elems` elements of a tensor. Types of blocks have their stride from one block of 32 to the next.
+fn bytes_of(tensor: &wire::Tensor, elems: u64) -> u64 {
+    let has_blocks = !matches!(
+        tensor.dtype,
+        wire::TYPE_F32
+            | wire::TYPE_F16
+            | wire::TYPE_BF16
+            | wire::TYPE_I32
+            | wire::TYPE_I64
+            | wire::TYPE_I16
+            | wire::TYPE_I8
+    );
+    let bytes = elems.saturating_mul(tensor.nb[0]);
+    if has_blocks { bytes / 32 } else { bytes }
+}
+
+/// An operation on tensors: every operand once.
+fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
+    // Of tables and caches only the rows that are named are touched.
+    let most = match body.kernel {
+        wire::KERNEL_GET_ROWS => elems(&body.dst),
+        wire::KERNEL_SET_ROWS => elems(&body.src[0]),
+        _ => u64::MAX,
+    };
+    let bytes = |tensor: &wire::Tensor| bytes_of(tensor, elems(tensor).min(most));
+    let there = body.src.iter().filter(|src| src.dtype != wire::TYPE_NONE);
+    // CAST: an estimate.
+    #[expect(clippy::cast_precision_loss, reason = "see above")]
+    let count = elems(&body.dst) as f64;
+    Cost {
+        other_packets: element_packets(arch, body.kernel).unwrap_or(0.0) * count,
+        other_bytes: there.map(bytes).sum::<u64>() + bytes(&body.dst),
+        ..Cost::default()
+    }
+}
+
+/// Packets of an attention: [of a position of a head, with 64 elements of keys and values; of a score].
+struct AttentionPackets {
+    position: [f64; 2],
+    score: [f64; 2],
+}
+
+// SOURCE: hexagon-ops/tests/packets.txt, `attention_f16_*`: what 32 rows more cost is their scores, the rest of one row is
+// the position's.
+const ON_TILES: AttentionPackets = AttentionPackets {
+    position: [40.93, 41.67],
+    score: [1.75, 2.21],
+};
+// SOURCE: the same, `attention_f32_*`, from one row to eight.
+const BY_DOTS: AttentionPackets = AttentionPackets {
+    position: [66.14, 66.17],
+    score: [24.86, 27.31],
+};
+/// Query rows that share what dot products read.
+const DOT_PASS_ROWS: u64 = 8;
+
+/// An attention: queries, keys and values once; on tiles if FP16 holds keys and values.
+fn attention(arch: u32, body: &wire::Attention) -> Cost {
+    let heads = u64::from(body.k.ne[2]) * u64::from(body.q.ne[3]);
+    let rows = elems(&body.q) / u64::from(body.q.ne[0]).max(1) / heads.max(1);
+    let positions = u64::from(body.k.ne[1]);
+    let tiles = |elems: u64| elems.div_ceil(TILE_DIM as u64);
+    let depth = tiles(body.k.ne[0].into()) + tiles(body.v.ne[0].into());
+    let on_tiles = [&body.k, &body.v].iter().all(|tensor| {
+        matches!(
+            tensor.dtype,
+            wire::TYPE_F16 | wire::TYPE_Q8_0 | wire::TYPE_Q4_0
+        )
+    });
+    let (counted, passes, tile_products) = match on_tiles {
+        true => (ON_TILES, 1, heads * tiles(rows) * tiles(positions) * depth),
+        false => (BY_DOTS, rows.div_ceil(DOT_PASS_ROWS), 0),
+    };
+    let [position, score] = [counted.position, counted.score].map(|of| of_arch(arch, of));
+    // CAST: an estimate.
+    #[expect(clippy::cast_precision_loss, reason = "see above")]
+    let packets = |position: f64, score: f64| {
+        let heads_and_elems = (passes * depth) as f64 / 4.0 * position;
+        (heads * positions) as f64 * (heads_and_elems + rows as f64 * score)
+    };
+    Cost {
+        other_packets: packets(position, score),
+        other_bytes: ([&body.q, &body.k, &body.v, &body.dst].into_iter())
+            .map(|tensor| bytes_of(tensor, elems(tensor)))
+            .sum(),
+        tile_products,
+        ..Cost::default()
+    }
+}
+
+/// Bytes that a product and what its results are combined with leave alone together: the product is neither written nor
+/// read again.
+#[must_use]
+pub fn passed_on(body: &wire::MatMul) -> u64 {
+    2 * u64::from(body.m) * u64::from(body.weights.n) * size_of::<f32>() as u64
+}
+
+/// The cost of a command on architecture `arch` with `vtcm_bytes` of VTCM.
+///
+/// Which experts a multiplication with a choice of experts reads is not known here: as many different ones as it can.
+#[must_use]
+pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
+    let (weights, matrices, rows) = match command {
+        Command::MulMat(command) => {
+            let planes = command.planes[0] * command.planes[1];
+            (&command.weights, planes, command.m)
+        }
+        Command::MulMatId(command) => {
+            let rows = command.slots * command.tokens;
+            let matrices = rows.min(command.weights.count());
+            (&command.weights, matrices, rows.div_ceil(matrices.max(1)))
+        }
+        Command::Tensor(body) => return tensor(arch, body),
+        Command::Attention(body) => return attention(arch, body),
+    };
+    let mut cost = matrix(arch, vtcm_bytes, weights, rows);
+    let (k, n) = (weights.matrix.panel().k(), weights.matrix.n());
+    cost.other_bytes = (rows * (k + n) * size_of::<f32>()) as u64;
+    // CAST: an estimate; numbers of matrices are small.
+    #[expect(clippy::cast_precision_loss, reason = "see above")]
+    let times = matrices as f64;
+    cost.weight_packets *= times;
+    cost.weight_bytes *= matrices as u64;
+    cost.other_bytes *= matrices as u64;
+    cost.tile_products *= matrices as u64;
+    cost
+}
+
+/// The cost of one matrix and `rows` rows of activations.
+fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> Cost {
+    let (layout, weight) = (weights.matrix, weights.weight());
+    let tiles = layout.k_tiles() * layout.n_strips();
+    let packets = packets(arch, weight);
+    // CAST: an estimate; tiles of a matrix are fewer than 2^52.
+    #[expect(clippy::cast_precision_loss, reason = "see above")]
+    let per_tile = |packets: f64, times: usize| packets * tiles as f64 * times as f64;
+    let bytes = layout.matrix_bytes() as u64;
+    if (1..=dot_rows(arch, weight)).contains(&rows) {
+        return Cost {
+            weight_packets: per_tile(packets.dots[rows - 1], 1),
+            weight_bytes: bytes,
+            ..Cost::default()
+        };
+    }
+    let m_tiles = rows.div_ceil(32);
+    // Weights are read and dequantized once for each part of M that fits into VTCM.
+    let at_once = GemmPlan::new(layout, rows, vtcm_bytes / F16_TILE_BYTES)
+        .map_or(m_tiles, |plan| plan.m_tiles);
+    let times = m_tiles.div_ceil(at_once.max(1));
+    Cost {
+        weight_packets: per_tile(packets.dequantize, times),
+        weight_bytes: bytes * times as u64,
+        tile_products: (tiles * m_tiles) as u64,
+        ..Cost::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hexagon_ops::layout::MatrixLayout;
+
+    use super::super::super::plan::MulMat;
+    use super::*;
+    use crate::hexagon::layout::Form;
+
+    /// The figures are those of the table that the emulator writes, to within the 1 % that it may change by.
+    #[test]
+    fn packets_are_the_counted_ones() {
+        let table = include_str!("../../../hexagon-ops/tests/packets.txt");
+        let counted = |name: &str| -> f64 {
+            let line = table
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.unwrap_or_else(|| panic!("{name}"))
+                .trim()
+                .parse()
+                .unwrap()
+        };
+        let check = |name: String, have: f64, per: f64| {
+            let want = counted(&name) / per;
+            assert!(
+                (have / want - 1.0).abs() < 0.01,
+                "{name}: {have}, counted {want}"
+            );
+        };
+        for (kind, arch) in [("v73", 73), ("v75", 75), ("v79", 79)] {
+            for (name, weight) in [
+                ("q4_0", WeightType::Q4_0),
+                ("q4_1", WeightType::Q4_1),
+                ("q8_0", WeightType::Q8_0),
+                ("iq4_nl", WeightType::Iq4Nl),
+                ("mxfp4", WeightType::Mxfp4),
+            ] {
+                let have = packets(arch, weight);
+                check(format!("{kind} gemv_2x1_{name}"), have.dots[0], 1.0);
+                check(format!("{kind} gemv_1x2_{name}"), have.dots[1], 1.0);
+                check(format!("{kind} dequantize_{name}"), have.dequantize, 1.0);
+            }
+            let have = packets(arch, WeightType::Q4Tile).dequantize;
+            check(format!("{kind} dequantize_q4_tile"), have, 1.0);
+            for (name, kernel) in [
+                ("rms_norm", wire::KERNEL_RMS_NORM),
+                ("swiglu", wire::KERNEL_SWIGLU),
+                ("rope", wire::KERNEL_ROPE),
+            ] {
+                let have = element_packets(arch, kernel).unwrap();
+                check(format!("{kind} {name}"), have, 1024.0);
+            }
+            for (have, dtype, [few, more], rows) in [
+                (ON_TILES, "f16", [32, 64], 32.0),
+                (BY_DOTS, "f32", [1, 8], 7.0),
+            ] {
+                let of = |rows: usize| counted(&format!("{kind} attention_{dtype}_r{rows}"));
+                let score = (of(more) - of(few)) / rows;
+                let [have_position, have_score] =
+                    [have.position, have.score].map(|x| of_arch(arch, x));
+                assert!((have_score / score - 1.0).abs() < 0.02, "{dtype} {score}");
+                let position = of(1) - score;
+                assert!(
+                    (have_position / position - 1.0).abs() < 0.02,
+                    "{dtype} {position}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernel_with_fewer_packets_is_picked() {
+        let types = [
+            WeightType::Q4_0,
+            WeightType::Q4_1,
+            WeightType::Q8_0,
+            WeightType::Iq4Nl,
+            WeightType::Mxfp4,
+        ];
+        for arch in [73, 75, 79, 81] {
+            for weight in types {
+                let most = dot_rows(arch, weight);
+                let Packets { dots, dequantize } = packets(arch, weight);
+                for (i, dots) in dots.into_iter().enumerate() {
+                    assert_eq!(i < most, dots < dequantize, "{arch} {weight:?}");
+                }
+            }
+            // Those without a dot product.
+            assert_eq!(dot_rows(arch, WeightType::F16), 0);
+            assert_eq!(dot_rows(arch, WeightType::Q4Tile), 0);
+        }
+        assert_eq!(dot_rows(75, WeightType::Q4_0), 2);
+    }
+
+    #[test]
+    fn an_attention_reads_its_cache_once_and_the_slowest_part_counts() {
+        let tensor = |dtype, ne: [u32; 4], nb0| wire::Tensor {
+            buffer: 0,
+            dtype,
+            offset: 0,
+            ne,
+            nb: [nb0; 4],
+        };
+        let body = wire::Attention {
+            q: tensor(wire::TYPE_F32, [64, 32, 9, 1], 4),
+            k: tensor(wire::TYPE_F16, [64, 256, 3, 1], 2),
+            v: tensor(wire::TYPE_Q8_0, [64, 256, 3, 1], 34),
+            dst: tensor(wire::TYPE_F32, [64, 9, 32, 1], 4),
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let cost = attention(75, &body);
+        let halves = 64 * 256 * 3;
+        let want = 2 * 4 * 64 * 32 * 9 + 2 * halves + halves / 32 * 34;
+        assert_eq!(cost.other_bytes, want);
+        // Nine tiles of query rows, eight of positions, two each of keys and values.
+        assert_eq!(cost.tile_products, 9 * 8 * 4);
+        let caps = crate::hexagon::caps::by_arch(75).unwrap();
+        let memory_bound = cost.microseconds(caps, 1000);
+        assert!((memory_bound - want as f64 / 60e3).abs() < 1e-9);
+        let busy = Cost {
+            other_packets: 1e6,
+            ..cost
+        };
+        assert!(busy.microseconds(caps, 1) > memory_bound);
+        assert!(cost.other_packets > 0.0);
+        // One query: as many tiles for each head of keys, and rows that are not there cost no packets.
+        let mut one = body;
+        one.q.ne[1] = 1;
+        let one = attention(75, &one);
+        assert_eq!(one.tile_products, 3 * 8 * 4);
+        assert!(one.other_packets < cost.other_packets / 2.0);
+        // What FP16 might not hold goes without the matrix unit.
+        let mut wide = body;
+        wide.k.dtype = wire::TYPE_F32;
+        let wide = attention(75, &wide);
+        assert_eq!(wide.tile_products, 0);
+        assert!(wide.other_packets > cost.other_packets);
+    }
+
+    #[test]
+    fn weights_cost_the_same_from_three_rows_to_thirty_two() {
+        let weights = WeightLayout {
+            matrix: MatrixLayout::new(WeightType::Q4_0, 1536, 576).unwrap(),
+            slices: [1, 1],
+            form: Form::Lossless,
+        };
+        let cost = |m| {
+            let command = Command::MulMat(MulMat {
+                weights,
+                m,
+                planes: [1, 1],
+            });
+            of(75, 8 << 20, &command)
+        };
+        let of_weights = |m| {
+            let cost = cost(m);
+            (cost.weight_packets, cost.weight_bytes, cost.tile_products)
+        };
+        assert!((4..=32).all(|m| of_weights(m) == of_weights(3)));
+        assert_eq!(cost(8).other_bytes, 2 * cost(4).other_bytes);
+        assert!(cost(1).weight_packets < cost(2).weight_packets);
+        assert!(cost(2).weight_packets < cost(3).weight_packets);
+        assert_eq!(cost(33).tile_products, 2 * cost(32).tile_products);
+        assert_eq!(cost(33).weight_packets, cost(32).weight_packets);
+        assert_eq!(cost(1).weight_bytes, (576 * 1536 / 32 * 18) as u64);
+    }
+}

@@ -1,0 +1,150 @@
+//! Operations on tensors in ggml's own layouts: which kernel computes them. Whether it takes the operands is what the
+//! kernel itself says.
+
+use hexagon_ops::serve;
+use hexagon_ops::wire::{self, Attention, TensorOp};
+
+use crate::graph::Refusal;
+use crate::graph::{Op, Operation, PARAMS, Place, Tensor};
+use crate::tensor::{DType, Format};
+
+const NOT_TAKEN: Refusal = "the kernel does not take these operands";
+
+/// Plans a node. Buffers are numbers of operands (0: the result, from 1 on ggml's sources), offsets are 0: memory is the caller's to fill in.
+///
+/// # Errors
+/// The reason why the device cannot compute it.
+pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
+    let (kernel, reads) = (operation.op.kernel()).ok_or("not an operation of this NPU")?;
+    if rounds_elsewhere(operation) {
+        return Err("the CPU rounds BF16 at other places");
+    }
+    let dense = |tensor: &Tensor| Some(tensor.shape.nb[0]) == tensor.dtype.step_bytes();
+    if operation.op == Op::Sum && !operation.src[0].as_ref().is_some_and(dense) {
+        // ggml's own SUM takes the elements of a row to follow one another, and adds others where they do not.
+        return Err("the CPU sums dense rows only");
+    }
+    let mut body = TensorOp {
+        kernel,
+        reserved: 0,
+        params: params(operation)?,
+        dst: describe(&operation.dst, 0)?,
+        src: bytemuck::Zeroable::zeroed(),
+    };
+    for (to, index) in body.src.iter_mut().zip(reads) {
+        if let Some(source) = &operation.src[index] {
+            *to = describe(source, word(index)? + 1)?;
+        }
+    }
+    match serve::accepts(&body) {
+        Ok(()) => Ok(body),
+        Err(_) => Err(NOT_TAKEN),
+    }
+}
+
+/// Whether ggml rounds intermediate values to BF16 or FP16 where kernels keep F32: one step of BF16 is more than it lets
+/// results differ by.
+fn rounds_elsewhere(operation: &Operation) -> bool {
+    let bf16 = |tensor: &Tensor| tensor.dtype == DType::Bf16;
+    let from = operation.src[0].as_ref().is_some_and(bf16);
+    match operation.op {
+        Op::Swiglu
+        | Op::Geglu
+        | Op::GegluErf
+        | Op::GegluQuick
+        | Op::SwigluOai
+        | Op::SwigluClamp => from || bf16(&operation.dst),
+        Op::Cpy | Op::Cont | Op::Dup => {
+            from && matches!(operation.dst.dtype, DType::Quantized { .. })
+        }
+        _ => false,
+    }
+}
+
+/// ggml's parameters, and what kernels want beside them.
+fn params(operation: &Operation) -> Result<[u32; PARAMS], Refusal> {
+    let mut params = operation.params.map(i32::cast_unsigned);
+    match (operation.op, &operation.src[0]) {
+        // SOURCE: ggml.h, ggml_sort_order: descending is 1.
+        (Op::TopK, _) => params[0] = 1,
+        (Op::Im2col, Some(weights)) => {
+            let [width, height, ..] = weights.shape.ne;
+            // SOURCE: ggml.h, ggml_im2col: parameter 6 says whether there is a height.
+            let height = if params[6] == 1 { height } else { 1 };
+            [params[13], params[14], params[15]] = [word(width)?, word(height)?, 1];
+        }
+        (Op::Im2col3d, Some(weights)) => {
+            let [width, height, depth, _] = weights.shape.ne;
+            [params[13], params[14], params[15]] = [word(width)?, word(height)?, word(depth)?];
+        }
+        _ => {}
+    }
+    Ok(params)
+}
+
+fn word(size: usize) -> Result<u32, Refusal> {
+    u32::try_from(size).map_err(|_| "a dimension needs more than 32 bits")
+}
+
+/// Plans an attention. Buffers are numbers of operands as for [`command`].
+///
+/// # Errors
+/// The reason why the device cannot compute it.
+pub fn attention(operation: &Operation) -> Result<Attention, Refusal> {
+    let [scale, max_bias, softcap, ..] = operation.params.map(i32::cast_unsigned);
+    let source = |index: usize, number| match &operation.src[index] {
+        Some(tensor) => describe(tensor, number),
+        None => Ok(bytemuck::Zeroable::zeroed()),
+    };
+    let body = Attention {
+        scale,
+        max_bias,
+        softcap,
+        reserved: 0,
+        dst: describe(&operation.dst, 0)?,
+        q: source(0, 1)?,
+        k: source(1, 2)?,
+        v: source(2, 3)?,
+        mask: source(3, 4)?,
+        sinks: source(4, 5)?,
+    };
+    match serve::accepts_attention(&body) {
+        Ok(()) => Ok(body),
+        Err(_) => Err(NOT_TAKEN),
+    }
+}
+
+/// A tensor for the DSP, in buffer `number`.
+pub(super) fn describe(tensor: &Tensor, number: u32) -> Result<wire::Tensor, Refusal> {
+    let dtype = match (tensor.dtype, tensor.format) {
+        (DType::F32, _) => wire::TYPE_F32,
+        (DType::F16, _) => wire::TYPE_F16,
+        (DType::Bf16, _) => wire::TYPE_BF16,
+        (DType::I32, _) => wire::TYPE_I32,
+        (DType::I64, _) => wire::TYPE_I64,
+        (DType::Quantized { .. }, Some(Format::Q8_0)) => wire::TYPE_Q8_0,
+        (DType::Quantized { .. }, Some(Format::Q4_0)) => wire::TYPE_Q4_0,
+        (DType::Quantized { .. }, Some(Format::Q4_1)) => wire::TYPE_Q4_1,
+        (DType::Quantized { .. }, Some(Format::Iq4Nl)) => wire::TYPE_IQ4_NL,
+        (DType::Quantized { .. }, Some(Format::Mxfp4)) => wire::TYPE_MXFP4,
+        _ => return Err("a type that no kernel reads"),
+    };
+    match (tensor.place, tensor.dtype) {
+        (Place::Foreign, _) => return Err("an operand is in memory of another device"),
+        (Place::Packed, DType::F16 | DType::Quantized { .. }) => {
+            return Err("an operand may be packed");
+        }
+        _ => {}
+    }
+    let mut ne = [0; 4];
+    for (ne, have) in ne.iter_mut().zip(tensor.shape.ne) {
+        *ne = word(have)?;
+    }
+    Ok(wire::Tensor {
+        buffer: number,
+        dtype,
+        offset: 0,
+        ne,
+        nb: tensor.shape.nb.map(|nb| nb as u64),
+    })
+}

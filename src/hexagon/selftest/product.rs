@@ -1,0 +1,142 @@
+//! Products with packed weights: quantized ones and F16, through the dot products (M = 1) and the matrix unit (M = 8).
+
+use half::f16;
+use hexagon_ops::layout::{MatrixLayout, WeightType};
+use hexagon_ops::wire::{self, Command, Plain, Weights};
+
+use super::Outcome;
+use crate::error::Result;
+use crate::hexagon::device::{Batch, HexNpu};
+use crate::reference;
+use crate::reference::uniform;
+
+/// Three panels of columns, and six blocks along K.
+const N: usize = 96;
+const K: usize = 192;
+
+/// Largest normalized mean square error.
+///
+/// Dot products take activations in 8 bits for each group of 32: with uniform numbers the step is 1/127 of the group's
+/// largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5. The matrix unit takes FP16 and gives FP16, below 1e-6.
+fn limit(m: usize, weight: WeightType) -> f64 {
+    if m == 1 && weight != WeightType::F16 {
+        1e-4
+    } else {
+        1e-6
+    }
+}
+
+/// Tests all of them.
+///
+/// # Errors
+/// The error of the call that failed.
+pub(super) fn test(npu: &HexNpu) -> Result<Vec<Outcome>> {
+    let mut outcomes = Vec::new();
+    for weight in [WeightType::Q4_0, WeightType::Q8_0, WeightType::F16] {
+        for m in [1, 8] {
+            outcomes.push(multiply(npu, weight, m)?);
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Random rows in ggml's layout, and their values.
+fn rows(weight: WeightType, numbers: &mut impl Iterator<Item = f32>) -> (Vec<u8>, Vec<f32>) {
+    let (mut bytes, mut values) = (Vec::new(), Vec::new());
+    let mut number = || numbers.next().unwrap_or(0.0);
+    for _ in 0..N * K / 32 {
+        // Exact in FP16, and so are its products with 8-bit integers.
+        let scale = f16::from_f32((number() * 4.0).round() / 64.0 + 0.125);
+        match weight {
+            WeightType::F16 => {
+                for _ in 0..32 {
+                    let value = f16::from_f32(number());
+                    bytes.extend(value.to_le_bytes());
+                    values.push(value.to_f32());
+                }
+            }
+            WeightType::Q8_0 => {
+                bytes.extend(scale.to_le_bytes());
+                for _ in 0..32 {
+                    // CAST: between -127 and 127.
+                    #[expect(clippy::cast_possible_truncation, reason = "see above")]
+                    let level = (number() * 127.0) as i8;
+                    bytes.push(level.cast_unsigned());
+                    values.push(f32::from(level) * scale.to_f32());
+                }
+            }
+            _ => {
+                bytes.extend(scale.to_le_bytes());
+                // CAST: between 0 and 15.
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "see above"
+                )]
+                let levels: [u8; 32] = std::array::from_fn(|_| (number() * 7.9 + 8.0) as u8);
+                for i in 0..16 {
+                    bytes.push(levels[i] | levels[i + 16] << 4);
+                }
+                values.extend(levels.map(|level| (f32::from(level) - 8.0) * scale.to_f32()));
+            }
+        }
+    }
+    (bytes, values)
+}
+
+fn multiply(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Outcome> {
+    let mut numbers = uniform();
+    let act: Vec<f32> = numbers.by_ref().take(m * K).collect();
+    let (bytes, values) = rows(weight, &mut numbers);
+    let Ok(layout) = MatrixLayout::new(weight, N, K) else {
+        unreachable!("K is whole blocks");
+    };
+    let buffer = npu.allocate(layout.matrix_bytes() + (m * K + m * N) * 4)?;
+    let (act_at, dst_at) = (layout.matrix_bytes(), layout.matrix_bytes() + m * K * 4);
+    buffer.write(0..buffer.bytes(), |out| {
+        out.fill(0);
+        let packed = &mut out[..layout.matrix_bytes()];
+        for (n, row) in bytes.chunks_exact(layout.ggml_row_bytes()).enumerate() {
+            // PANIC: rows and their numbers are the layout's.
+            layout
+                .pack_row(packed, n, row)
+                .expect("a row of the layout");
+        }
+        out[act_at..dst_at].copy_from_slice(bytemuck::cast_slice(&act));
+    });
+    let plain = |offset: usize, row: usize| Plain {
+        buffer: buffer.number(),
+        reserved: 0,
+        offset: offset as u64,
+        strides: [row * 4, m * row * 4, m * row * 4].map(|stride| stride as u64),
+    };
+    let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+    let body = wire::MatMul {
+        weights: Weights {
+            buffer: buffer.number(),
+            layout: weight.layout_id().0,
+            offset: 0,
+            k: size(K),
+            n: size(N),
+            slices: [1, 1],
+        },
+        act: plain(act_at, K),
+        dst: plain(dst_at, N),
+        m: size(m),
+        planes: [1, 1],
+        dot_rows: 2,
+        epilogue: bytemuck::Zeroable::zeroed(),
+    };
+    let mut batch = Batch::default();
+    batch.push(Command::new(0, &body), &[buffer.number()]);
+    npu.submit(&batch).map_err(|failed| failed.error)?;
+    let mut have = vec![0.0f32; m * N];
+    buffer.read(dst_at..buffer.bytes(), |bytes| {
+        bytemuck::cast_slice_mut(&mut have).copy_from_slice(bytes);
+    });
+    Ok(Outcome {
+        test: format!("{weight:?} M={m} K={K} N={N}"),
+        have: reference::nmse(&have, &reference::mul_mat(&act, &values, K)),
+        limit: limit(m, weight),
+    })
+}

@@ -1,0 +1,483 @@
+//! Nodes to commands: finds the weights, names the operands, submits a graph as one, and remembers the submission.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hexagon_ops::serve;
+use hexagon_ops::wire::{self, Command as Wire, TensorOp};
+
+use self::submission::{Step, Submission, span};
+use super::device::Failed;
+use super::plan::fuse::{fuse, fuse_product};
+use super::plan::{self, Command, cost};
+use super::{HexBuffer, HexDevice, factors};
+use crate::backend::{Buffer, GraphError, Node, Stream};
+use crate::config::Repack;
+use crate::error::{Error, Result};
+use crate::graph::{MAX_SOURCES, Op, Operation, Role, Tensor};
+
+mod operands;
+mod submission;
+pub(super) mod trace;
+
+/// Graphs that are remembered: a program computes few by turns.
+const MAX_REMEMBERED: usize = 8;
+
+/// A stream of graphs on one Hexagon NPU: a graph is one submission, which is remembered.
+#[derive(Debug)]
+pub struct HexStream {
+    device: Arc<HexDevice>,
+    graphs: Mutex<Graphs>,
+}
+
+/// The graphs of a stream.
+#[derive(Debug)]
+struct Graphs {
+    device: Arc<HexDevice>,
+    /// The graph at hand.
+    current: Submission,
+    /// The last command, if nothing but the next node reads its result.
+    last: Option<Last>,
+    /// Submissions by the number that ggml gives graphs, and when they were used last.
+    remembered: HashMap<u64, (u64, Submission)>,
+    clock: u64,
+}
+
+/// A command that the next one may become part of.
+#[derive(Debug)]
+enum Last {
+    Tensor(TensorOp),
+    Product(wire::MatMul),
+}
+
+/// An operand's buffer.
+type Home<'a> = Option<&'a HexBuffer>;
+
+impl HexStream {
+    /// Makes a stream without graphs.
+    #[must_use]
+    pub fn new(device: Arc<HexDevice>) -> Self {
+        let graphs = Graphs {
+            device: Arc::clone(&device),
+            current: Submission::default(),
+            last: None,
+            remembered: HashMap::new(),
+            clock: 0,
+        };
+        Self {
+            device,
+            graphs: Mutex::new(graphs),
+        }
+    }
+
+    fn graphs(&self) -> MutexGuard<'_, Graphs> {
+        // After a panic the C border asks nothing more of a stream.
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stream for HexStream {
+    fn device_name(&self) -> &str {
+        &self.device.name
+    }
+
+    fn submit(&self, uid: u64, nodes: &mut [Node]) -> std::result::Result<(), GraphError> {
+        let mut graphs = self.graphs();
+        graphs.reset();
+        for (number, node) in nodes.iter().enumerate() {
+            graphs.push(number, node).map_err(|error| GraphError {
+                node: Some(number),
+                error,
+            })?;
+        }
+        Ok(graphs.finish(uid)?)
+    }
+
+    fn replay(&self, uid: u64) -> Option<std::result::Result<(), GraphError>> {
+        let result = self.graphs().replay(uid)?;
+        Some(result.map_err(GraphError::from))
+    }
+}
+
+impl From<Failed> for GraphError {
+    fn from(failed: Failed) -> Self {
+        Self {
+            node: failed.job,
+            error: failed.error,
+        }
+    }
+}
+
+/// The buffer, if it is a Hexagon NPU's.
+fn home(buffer: Option<&dyn Buffer>) -> Home<'_> {
+    (buffer? as &dyn Any).downcast_ref()
+}
+
+impl Graphs {
+    /// Forgets the commands of a graph that will not be computed.
+    fn reset(&mut self) {
+        self.last = None;
+        self.current.clear(self.device.changes());
+    }
+
+    /// Adds a node to the graph.
+    ///
+    /// - `number`: its index in the graph
+    ///
+    /// # Errors
+    /// `Graph` if the node is not one that the device supports; `OutOfMemory` if weights are to be packed and there is no
+    /// room.
+    fn push(&mut self, number: usize, node: &Node) -> Result<()> {
+        let (dst, src) = (home(node.dst), node.src.map(home));
+        let operation = &self.unpacked(&node.operation, dst, src)?;
+        let last = self.last.take();
+        let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
+        let command = self.plan(vtcm_bytes, operation, src[0])?;
+        if operation.dst.shape.ne.contains(&0) {
+            return Ok(());
+        }
+        let arch = self.device.npu.caps().arch;
+        let step = Step {
+            node: number,
+            ops: [Some(operation.op), None, None],
+            ne: operation.dst.shape.ne,
+            cost: cost::of(arch, vtcm_bytes, &command),
+        };
+        match &command {
+            Command::Tensor(body) => {
+                let mut body = **body;
+                let [a, b, c] = &mut body.src;
+                let operands = [&mut body.dst, a, b, c];
+                self.operands(operands, operation, dst, src)?;
+                // The planner did not know where operands lie.
+                accepted(serve::accepts(&body))?;
+                let (body, step) = match last {
+                    Some(Last::Product(product)) => match fuse_product(&product, &body) {
+                        Some(fused) => return self.push_combined(step, &fused),
+                        None => (body, step),
+                    },
+                    Some(Last::Tensor(first)) => match fuse(&first, &body) {
+                        Some(fused) => {
+                            let mut step = self.current.pop_into(step);
+                            step.cost =
+                                cost::of(arch, vtcm_bytes, &Command::Tensor(Box::new(fused)));
+                            (fused, step)
+                        }
+                        None => (body, step),
+                    },
+                    None => (body, step),
+                };
+                let buffers = named(&body);
+                self.current.push(step, Wire::new(0, &body), &buffers);
+                self.last = node.feeds_next.then_some(Last::Tensor(body));
+            }
+            Command::Attention(body) => {
+                let mut body = **body;
+                let wire::Attention {
+                    dst: result,
+                    q,
+                    k,
+                    v,
+                    mask,
+                    sinks,
+                    ..
+                } = &mut body;
+                let operands = [result, q, k, v, mask, sinks];
+                let buffers = self.operands(operands, operation, dst, src)?;
+                accepted(serve::accepts_attention(&body))?;
+                self.current.push(step, Wire::new(0, &body), &buffers);
+            }
+            Command::MulMat(command) => {
+                let [weights, act, dst] = [src[0], src[1], dst];
+                let (weights, act) =
+                    self.factors(step, operation, &command.weights, weights, act)?;
+                let body = wire::MatMul {
+                    weights,
+                    act,
+                    dst: self.plain_result(&operation.dst, dst)?,
+                    m: word(command.m),
+                    planes: command.planes.map(word),
+                    dot_rows: word(cost::dot_rows(arch, command.weights.weight())),
+                    epilogue: bytemuck::Zeroable::zeroed(),
+                };
+                let buffers = [weights.buffer, act.buffer, body.dst.buffer];
+                self.current.push(step, Wire::new(0, &body), &buffers);
+                self.last = node.feeds_next.then_some(Last::Product(body));
+            }
+            Command::MulMatId(command) => {
+                let (weights, act) =
+                    self.factors(step, operation, &command.weights, src[0], src[1])?;
+                let ids = operand(operation, 2)?;
+                let body = wire::MatMulId {
+                    weights,
+                    act,
+                    dst: self.plain_result(&operation.dst, dst)?,
+                    ids: self.plain_input(&ids, src[2])?,
+                    slots: word(command.slots),
+                    act_slots: word(command.act_slots),
+                    tokens: word(command.tokens),
+                    dot_rows: word(cost::dot_rows(arch, command.weights.weight())),
+                };
+                let buffers = [weights.buffer, act.buffer, body.dst.buffer, body.ids.buffer];
+                self.current.push(step, Wire::new(0, &body), &buffers);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a product and what its results are combined with in place of the product.
+    fn push_combined(&mut self, step: Step, body: &wire::MatMul) -> Result<()> {
+        let mut step = self.current.pop_into(step);
+        step.cost.other_bytes = (step.cost.other_bytes).saturating_sub(cost::passed_on(body));
+        let other = body.epilogue.other.buffer;
+        let buffers = [body.weights.buffer, body.act.buffer, body.dst.buffer, other];
+        self.current.push(step, Wire::new(0, body), &buffers);
+        Ok(())
+    }
+
+    /// The operation with its operands in ggml's layout, except those that multiplications take packed.
+    ///
+    /// Only where everything is packed that can be (`GGML_RUST_NPU_REPACK=always`) is there anything to do: what is not a
+    /// multiplication was said yes to without a buffer in sight.
+    fn unpacked<'a>(
+        &mut self,
+        operation: &Operation<'a>,
+        dst: Home,
+        src: [Home; MAX_SOURCES],
+    ) -> Result<Operation<'a>> {
+        let operation = self.device.with_places(operation);
+        if self.device.repack != Repack::Always {
+            return Ok(operation);
+        }
+        let others = operation.src.iter().zip(src).skip(factors(&operation));
+        let others = others.filter_map(|(tensor, home)| Some((tensor.as_ref()?, home?)));
+        for (tensor, home) in others.chain(dst.map(|home| (&operation.dst, home))) {
+            let range = span(tensor);
+            if home.holds_packed(&range) {
+                // Commands so far may read it as it is, and may give what it will hold.
+                run(&self.device, &self.current).map_err(|failed| failed.error)?;
+                self.current.clear(self.device.changes());
+                self.last = None;
+                home.unpack(&range);
+                self.current.once = true;
+            }
+        }
+        Ok(operation)
+    }
+
+    fn plan(&self, vtcm_bytes: usize, operation: &Operation, home: Home) -> Result<Command> {
+        let mut command = self.plan_of_type(vtcm_bytes, operation, home)?;
+        if let (Some(weights), Some(src0), Some(home)) =
+            (command.weights_mut(), &operation.src[0], home)
+        {
+            // A pack may have brought them in another form than their type's.
+            *weights = home.find(src0).unwrap_or(*weights);
+        }
+        Ok(command)
+    }
+
+    /// The plan for weights in their type's own packed form.
+    fn plan_of_type(
+        &self,
+        vtcm_bytes: usize,
+        operation: &Operation,
+        weights: Home,
+    ) -> Result<Command> {
+        let plan = |packed| plan::command(vtcm_bytes, operation, packed).map_err(refused);
+        let (Op::MulMat, Some(src0), Some(home)) = (operation.op, &operation.src[0], weights)
+        else {
+            return plan(false);
+        };
+        if home.find(src0).is_some() {
+            return plan(true);
+        }
+        match plan(false) {
+            Err(_) if src0.role != Role::Result => plan(true),
+            planned => planned,
+        }
+    }
+
+    /// Has the device compute what was added, and waits for it.
+    ///
+    /// - `graph`: ggml's number of the graph, to remember the submission by; 0: none
+    ///
+    /// # Errors
+    /// The device's, with the number of the node that it was about if there is one.
+    fn finish(&mut self, graph: u64) -> std::result::Result<(), Failed> {
+        let result = run(&self.device, &self.current);
+        if graph != 0 && result.is_ok() && !self.current.once {
+            self.remember(graph);
+        }
+        result
+    }
+
+    /// Keeps the graph at hand under a number.
+    fn remember(&mut self, graph: u64) {
+        let next = if self.remembered.len() < MAX_REMEMBERED {
+            Submission::default()
+        } else {
+            let oldest = self.remembered.iter().min_by_key(|(_, (used, _))| *used);
+            let oldest = oldest.map_or(0, |(graph, _)| *graph);
+            self.remembered
+                .remove(&oldest)
+                .map_or_else(Submission::default, |(_, old)| old)
+        };
+        let current = std::mem::replace(&mut self.current, next);
+        self.clock += 1;
+        self.remembered.insert(graph, (self.clock, current));
+    }
+
+    /// Computes a graph once more that was computed under a number, with whatever its operands hold now. Nothing is
+    /// allocated but memory for the commands, the first time.
+    ///
+    /// Returns `None` if there is no such graph, or it cannot be computed like that again.
+    fn replay(&mut self, graph: u64) -> Option<std::result::Result<(), Failed>> {
+        let (used, submission) = self.remembered.get_mut(&graph)?;
+        if !submission.is_valid(self.device.changes()) {
+            self.remembered.remove(&graph);
+            return None;
+        }
+        self.clock += 1;
+        *used = self.clock;
+        if let Err(error) = submission.record(&self.device.npu) {
+            log::debug!("{}: a graph stays in the ring: {error}", self.device.name);
+        }
+        Some(run(&self.device, submission))
+    }
+
+    /// Fills in where the operands are, the result first; returns the buffers.
+    fn operands<const N: usize>(
+        &mut self,
+        operands: [&mut wire::Tensor; N],
+        operation: &Operation,
+        dst: Home,
+        src: [Home; MAX_SOURCES],
+    ) -> Result<[u32; N]> {
+        let home = dst.ok_or_else(no_memory)?;
+        let number = self.current.result(&operation.dst, home);
+        // The result stands for operands that are not there.
+        let mut buffers = [number; N];
+        let mut result = None;
+        for (index, operand) in operands.into_iter().enumerate() {
+            if operand.dtype == wire::TYPE_NONE {
+                continue;
+            }
+            let Some(source) = (operand.buffer as usize).checked_sub(1) else {
+                (operand.buffer, operand.offset) = (number, offset(&operation.dst));
+                result = Some(*operand);
+                continue;
+            };
+            let tensor = self::operand(operation, source)?;
+            let home = src[source].ok_or_else(no_memory)?;
+            if home.is_packed(&tensor) {
+                return Err(refused("an operand is packed"));
+            }
+            (operand.buffer, operand.offset) = (self.current.input(&tensor, home), offset(&tensor));
+            buffers[index] = operand.buffer;
+            let apart = operand.buffer != number || Some(*operand) == result;
+            if !apart && overlap(&tensor, &operation.dst) {
+                return Err(refused("the result overlaps an operand"));
+            }
+        }
+        Ok(buffers)
+    }
+}
+
+/// Has the device carry a graph out.
+fn run(device: &HexDevice, graph: &Submission) -> std::result::Result<(), Failed> {
+    if log::log_enabled!(log::Level::Debug) {
+        let cost = graph.cost();
+        log::debug!(
+            "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products, {:.0} us in all",
+            device.name,
+            graph.len(),
+            cost.weight_packets,
+            cost.weight_bytes,
+            cost.tile_products,
+            cost.microseconds(device.npu.caps(), device.npu.info().threads)
+        );
+    }
+    graph.run(&device.npu, device.trace.as_ref())
+}
+
+/// Buffers of a command: the result's, which stands for operands that are not there, and the sources'.
+fn named(body: &TensorOp) -> [u32; 4] {
+    let [a, b, c] = body.src.map(|src| match src.dtype {
+        wire::TYPE_NONE => body.dst.buffer,
+        _ => src.buffer,
+    });
+    [body.dst.buffer, a, b, c]
+}
+
+/// Sizes fit, says the plan.
+fn word(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
+}
+
+fn offset(tensor: &Tensor) -> u64 {
+    tensor.packed_offset as u64
+}
+
+fn refused(reason: &str) -> Error {
+    Error::Graph {
+        reason: reason.into(),
+    }
+}
+
+/// Whether two tensors of one buffer have bytes between the first and the last in common.
+fn overlap(a: &Tensor, b: &Tensor) -> bool {
+    let (a, b) = (span(a), span(b));
+    a.start < b.end && b.start < a.end
+}
+
+/// What the DSP would say of a command, as the reason of an error.
+fn accepted(answer: std::result::Result<(), serve::Failure>) -> Result<()> {
+    answer.map_err(|failure| refused(&serve::describe(failure.status, failure.detail).to_string()))
+}
+
+fn no_memory() -> Error {
+    refused("an operand is not in memory of the device")
+}
+
+fn operand<'a>(operation: &Operation<'a>, index: usize) -> Result<Tensor<'a>> {
+    operation.src[index].ok_or_else(|| refused("an operand is missing"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::Place;
+    use crate::tensor::{DType, Shape};
+
+    #[test]
+    fn one_byte_in_common_is_an_overlap() {
+        let at = |packed_offset| Tensor {
+            name: "t",
+            dtype: DType::F32,
+            format: None,
+            shape: Shape {
+                ne: [4, 1, 1, 1],
+                nb: [4, 16, 16, 16],
+            },
+            place: Place::Device,
+            role: Role::State,
+            memory: None,
+            packed_offset,
+            dequantize: None,
+        };
+        for (first, second, expected) in [
+            (100, 116, false),
+            (100, 115, true),
+            (100, 84, false),
+            (100, 85, true),
+            (100, 100, true),
+        ] {
+            assert_eq!(
+                overlap(&at(first), &at(second)),
+                expected,
+                "{first} and {second}"
+            );
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Operands of multiplications: packed weights, activations as the kernels want them.
+
+use half::f16;
+use hexagon_ops::wire::{self, Command as Wire, Plain, Weights};
+
+use super::super::layout::WeightLayout;
+use super::super::plan::cost::Cost;
+use super::super::{HexBuffer, pack};
+use super::submission::Step;
+use super::{Graphs, Home, no_memory, offset, operand, word};
+use crate::error::Result;
+use crate::graph::{Op, Operation, Tensor};
+use crate::tensor::DType;
+
+impl Graphs {
+    /// Weights and activations of a multiplication.
+    pub(super) fn factors(
+        &mut self,
+        step: Step,
+        operation: &Operation,
+        layout: &WeightLayout,
+        weights: Home,
+        act: Home,
+    ) -> Result<(Weights, Plain)> {
+        let weights = self.weights(layout, &operand(operation, 0)?, weights)?;
+        let tensor = operand(operation, 1)?;
+        let act = match tensor.dtype {
+            DType::F16 => self.convert(step, &tensor, act)?,
+            _ => self.plain_input(&tensor, act)?,
+        };
+        Ok((weights, act))
+    }
+
+    /// Where the weights are: packed when they were written, or packed now.
+    fn weights(&mut self, layout: &WeightLayout, src0: &Tensor, home: Home) -> Result<Weights> {
+        let home = home.ok_or_else(no_memory)?;
+        let (buffer, offset) = match home.find(src0) {
+            // Nothing in a buffer with packed tensors is the CPU's to see.
+            Some(_) => (self.current.input(src0, home), src0.packed_offset),
+            None => (self.pack_at_use(layout, src0, home)?, 0),
+        };
+        Ok(Weights {
+            buffer,
+            layout: layout.weight().layout_id().0,
+            offset: offset as u64,
+            k: word(layout.matrix.panel().k()),
+            n: word(layout.matrix.n()),
+            slices: layout.slices.map(word),
+        })
+    }
+
+    /// Packs weights into memory of the submission; returns the buffer's number.
+    fn pack_at_use(
+        &mut self,
+        layout: &WeightLayout,
+        src0: &Tensor,
+        home: &HexBuffer,
+    ) -> Result<u32> {
+        self.current.once = true;
+        let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
+        let scratch = self.current.scratch(&self.device.npu, layout.bytes())?;
+        scratch.write(0..layout.bytes(), |out| {
+            out.fill(0);
+            let touched = 0..src0.shape.rows();
+            pack::pack_rows(layout, out, touched, &rows, src0.dequantize);
+        });
+        Ok(scratch.number())
+    }
+
+    /// Has the device turn activations in F16 to F32 in memory of the submission.
+    fn convert(&mut self, mut step: Step, act: &Tensor, home: Home) -> Result<Plain> {
+        let home = home.ok_or_else(no_memory)?;
+        let [k, m, p2, p3] = act.shape.ne;
+        let strides = [4, k * 4, k * m * 4, k * m * p2 * 4].map(|stride| stride as u64);
+        let plain = |buffer| Plain {
+            buffer,
+            reserved: 0,
+            offset: 0,
+            strides: [strides[1], strides[2], strides[3]],
+        };
+        let bytes = k * m * p2 * p3 * 4;
+        if home.is_packed(act) {
+            // Where everything is packed, activations that the program wrote are, too: only the host reads them.
+            let halves = gather(act, home, k * 2);
+            self.current.once = true;
+            let scratch = self.current.scratch(&self.device.npu, bytes)?;
+            scratch.write(0..halves.len() * 2, |out| {
+                let halves = halves.as_chunks().0.iter();
+                for (out, half) in out.as_chunks_mut::<4>().0.iter_mut().zip(halves) {
+                    *out = f16::from_le_bytes(*half).to_f32().to_le_bytes();
+                }
+            });
+            return Ok(plain(scratch.number()));
+        }
+        let to = (self.current.scratch(&self.device.npu, bytes)?).number();
+        let tensor = |buffer, dtype, offset, nb| wire::Tensor {
+            buffer,
+            dtype,
+            offset,
+            ne: act.shape.ne.map(word),
+            nb,
+        };
+        let from = self.current.input(act, home);
+        let mut body = wire::TensorOp {
+            kernel: wire::KERNEL_COPY,
+            dst: tensor(to, wire::TYPE_F32, 0, strides),
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let nb = act.shape.nb.map(|nb| nb as u64);
+        body.src[0] = tensor(from, wire::TYPE_F16, offset(act), nb);
+        step.ops = [Some(Op::Cpy), None, None];
+        step.cost = Cost::default();
+        self.current.push(step, Wire::new(0, &body), &[to, from]);
+        Ok(plain(to))
+    }
+
+    pub(super) fn plain_input(&mut self, tensor: &Tensor, home: Home) -> Result<Plain> {
+        let home = home.ok_or_else(no_memory)?;
+        Ok(plain(tensor, self.current.input(tensor, home)))
+    }
+
+    pub(super) fn plain_result(&mut self, tensor: &Tensor, home: Home) -> Result<Plain> {
+        let home = home.ok_or_else(no_memory)?;
+        Ok(plain(tensor, self.current.result(tensor, home)))
+    }
+}
+
+/// The rows of a tensor, one after another.
+fn gather(tensor: &Tensor, home: &HexBuffer, row_bytes: usize) -> Vec<u8> {
+    let mut rows = vec![0; tensor.shape.rows() * row_bytes];
+    let ([_, n1, n2, _], nb) = (tensor.shape.ne, tensor.shape.nb);
+    if tensor.shape.is_contiguous(tensor.dtype) {
+        home.get(tensor, 0, &mut rows);
+        return rows;
+    }
+    for (index, row) in rows.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+        let (i1, i2, i3) = (index % n1, index / n1 % n2, index / n1 / n2);
+        home.get(tensor, i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
+    }
+    rows
+}
+
+fn plain(tensor: &Tensor, buffer: u32) -> Plain {
+    let [_, nb1, nb2, nb3] = tensor.shape.nb.map(|nb| nb as u64);
+    Plain {
+        buffer,
+        reserved: 0,
+        offset: offset(tensor),
+        strides: [nb1, nb2, nb3],
+    }
+}

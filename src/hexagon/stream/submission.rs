@@ -1,0 +1,314 @@
+//! A graph as the device takes it: commands, and what the two processors must see of each other's writes.
+//!
+//! The CPU may have written weights, and caches that it uses itself ([`HexBuffer::is_used_by_cpu`]): these are cleaned
+//! before the commands. Everything else of the CPU's comes through [`HexBuffer::write`], which cleans at once. Results are
+//! invalidated after the commands, except in caches that the CPU reaches by [`HexBuffer::read`] only.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use hexagon_ops::wire::Command;
+
+use super::super::HexBuffer;
+use super::trace::Trace;
+use crate::error::{Error, Result};
+use crate::graph::{Op, Role, Tensor};
+use crate::hexagon::device::{Batch, Buffer, Failed, HexNpu};
+use crate::hexagon::plan::cost::Cost;
+
+/// Ranges of bytes; those that touch are one.
+#[derive(Debug, Default)]
+struct Ranges(BTreeMap<usize, usize>);
+
+impl Ranges {
+    fn insert(&mut self, range: Range<usize>) {
+        let (mut start, mut end) = (range.start, range.end);
+        if start == end {
+            return;
+        }
+        // Those that begin before the end reach up to it or beyond, as long as they touch the start.
+        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
+            if other_end < start {
+                break;
+            }
+            (start, end) = (start.min(other), end.max(other_end));
+            self.0.remove(&other);
+        }
+        self.0.insert(start, end);
+    }
+
+    fn covers(&self, range: &Range<usize>) -> bool {
+        let before = self.0.range(..=range.start).next_back();
+        before.is_some_and(|(_, end)| range.end <= *end)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Range<usize>> {
+        self.0.iter().map(|(start, end)| *start..*end)
+    }
+}
+
+/// A buffer that the commands name.
+#[derive(Debug)]
+struct Named {
+    number: u32,
+    /// Weak, so that a graph that may never come again keeps no memory.
+    buffer: Weak<Buffer>,
+    /// To be cleaned before.
+    inputs: Ranges,
+    /// To be invalidated afterwards.
+    results: Ranges,
+}
+
+/// What a command is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    /// Number of its node, the last one of several.
+    pub(super) node: usize,
+    /// The nodes' operations, in order.
+    pub(super) ops: [Option<Op>; MAX_FUSED],
+    /// Dimensions of the result.
+    pub(super) ne: [usize; 4],
+    /// What it costs, as modelled.
+    pub(super) cost: Cost,
+}
+
+impl Step {
+    /// This one and the next as one command, which costs what both do.
+    fn then(mut self, next: Self) -> Self {
+        let free = self.ops.iter_mut().filter(|op| op.is_none());
+        for (op, more) in free.zip(next.ops.into_iter().flatten()) {
+            *op = Some(more);
+        }
+        let mut cost = self.cost;
+        cost += next.cost;
+        Self {
+            ops: self.ops,
+            cost,
+            ..next
+        }
+    }
+}
+
+/// Most nodes of a command.
+pub(super) const MAX_FUSED: usize = 3;
+
+/// A graph as the device takes it.
+#[derive(Debug, Default)]
+pub(super) struct Submission {
+    batch: Batch,
+    /// What each command is for.
+    steps: Vec<Step>,
+    named: Vec<Named>,
+    /// Memory of its own for operands that are converted or packed, and how many of these are taken.
+    scratch: Vec<Buffer>,
+    taken: usize,
+    /// Memory for the commands, if they come again.
+    list: Option<Buffer>,
+    /// The commands are not all: the host has packed weights for this one time.
+    pub(super) once: bool,
+    /// [`super::super::HexDevice::changes`] when it was made.
+    changes: u64,
+}
+
+impl Submission {
+    /// Forgets all commands; memory is kept for the next ones.
+    pub(super) fn clear(&mut self, changes: u64) {
+        self.batch.clear();
+        self.steps.clear();
+        self.named.clear();
+        self.taken = 0;
+        self.once = false;
+        self.changes = changes;
+    }
+
+    /// Number of commands.
+    pub(super) fn len(&self) -> usize {
+        self.batch.len()
+    }
+
+    /// Adds a command.
+    pub(super) fn push(&mut self, step: Step, command: Command, buffers: &[u32]) {
+        self.batch.push(command, buffers);
+        self.steps.push(step);
+    }
+
+    /// Takes the last command back, which is to be one with the next; returns what both are for.
+    pub(super) fn pop_into(&mut self, next: Step) -> Step {
+        self.batch.pop();
+        (self.steps.pop()).map_or(next, |first| first.then(next))
+    }
+
+    /// What all of it costs, as modelled.
+    pub(super) fn cost(&self) -> Cost {
+        let mut cost = Cost::default();
+        (self.steps.iter()).for_each(|step| cost += step.cost);
+        cost
+    }
+
+    /// Names an operand of the next command; returns its buffer's number.
+    pub(super) fn input(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
+        let by_cpu = home.shared
+            && match tensor.role {
+                Role::Weights => true,
+                Role::State => home.is_used_by_cpu(),
+                Role::Result => false,
+            };
+        let named = self.name(&home.memory);
+        if by_cpu {
+            let range = span(tensor);
+            if !named.inputs.covers(&range) && !named.results.covers(&range) {
+                named.inputs.insert(range);
+            }
+        }
+        named.number
+    }
+
+    /// Names the result of the next command; returns its buffer's number.
+    pub(super) fn result(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
+        let state = tensor.role != Role::Result;
+        let named = self.name(&home.memory);
+        let range = span(tensor);
+        if home.shared && state && home.is_used_by_cpu() && !named.results.covers(&range) {
+            // Lines that the CPU still holds must not be written over the result later.
+            named.inputs.insert(range.clone());
+        }
+        if home.shared && (!state || home.is_used_by_cpu()) {
+            named.results.insert(range);
+        }
+        named.number
+    }
+
+    fn name(&mut self, buffer: &Arc<Buffer>) -> &mut Named {
+        let number = buffer.number();
+        let known = self.named.iter().position(|named| named.number == number);
+        let index = known.unwrap_or_else(|| {
+            self.named.push(Named {
+                number,
+                buffer: Arc::downgrade(buffer),
+                inputs: Ranges::default(),
+                results: Ranges::default(),
+            });
+            self.named.len() - 1
+        });
+        &mut self.named[index]
+    }
+
+    /// Memory for one operand.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub(super) fn scratch(&mut self, npu: &HexNpu, bytes: usize) -> Result<&Buffer> {
+        let index = self.taken;
+        if index == self.scratch.len() {
+            self.scratch.push(npu.allocate(bytes)?);
+        } else if self.scratch[index].bytes() < bytes {
+            self.scratch[index] = npu.allocate(bytes)?;
+        }
+        self.taken += 1;
+        Ok(&self.scratch[index])
+    }
+
+    /// Has the DSP read the commands from memory from now on.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; nothing has changed then.
+    pub(super) fn record(&mut self, npu: &HexNpu) -> Result<()> {
+        if self.batch.is_recorded() || self.batch.is_empty() {
+            return Ok(());
+        }
+        let bytes = self.batch.list_bytes();
+        let list = match self.list.take() {
+            Some(list) if list.bytes() >= bytes => list,
+            _ => npu.allocate(bytes)?,
+        };
+        self.batch.record(self.list.insert(list));
+        Ok(())
+    }
+
+    /// Whether it still says what its graph says: all buffers are there, and as they were.
+    pub(super) fn is_valid(&self, changes: u64) -> bool {
+        !self.once
+            && self.changes == changes
+            && (self.named.iter()).all(|named| named.buffer.strong_count() > 0)
+    }
+
+    /// Has the device carry it out, and waits for it.
+    ///
+    /// - `trace`: notes what each command takes; each is a submission of its own then
+    ///
+    /// # Errors
+    /// The device's, with the number of the node that it was about if there is one.
+    pub(super) fn run(
+        &self,
+        npu: &HexNpu,
+        trace: Option<&Trace>,
+    ) -> std::result::Result<(), Failed> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.each(|named, buffer| named.inputs.iter().for_each(|range| buffer.clean(range)))?;
+        let result = match trace {
+            None => npu.submit(&self.batch).map(drop),
+            Some(trace) => self.run_traced(npu, trace),
+        };
+        self.each(|named, buffer| {
+            (named.results.iter()).for_each(|range| buffer.invalidate(range))
+        })?;
+        result.map_err(|failed| Failed {
+            job: (failed.job.and_then(|job| self.steps.get(job))).map(|step| step.node),
+            ..failed
+        })
+    }
+
+    fn run_traced(&self, npu: &HexNpu, trace: &Trace) -> std::result::Result<(), Failed> {
+        let graph = trace.begin_graph();
+        for (job, step) in self.steps.iter().enumerate() {
+            let begun = Instant::now();
+            let taken = npu.submit(&self.batch.only(job)).map_err(|failed| Failed {
+                job: failed.job.map(|_| job),
+                ..failed
+            })?;
+            trace.step(graph, step, taken, begun.elapsed());
+        }
+        Ok(())
+    }
+
+    fn each(&self, touch: impl Fn(&Named, &Buffer)) -> std::result::Result<(), Failed> {
+        for named in &self.named {
+            let buffer = named.buffer.upgrade().ok_or_else(|| Failed {
+                job: None,
+                error: Error::Graph {
+                    reason: "a buffer was freed while its graph was computed".into(),
+                },
+            })?;
+            touch(named, &buffer);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a buffer that a tensor spans.
+pub(super) fn span(tensor: &Tensor) -> Range<usize> {
+    let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+    tensor.packed_offset..tensor.packed_offset + bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ranges;
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let mut ranges = Ranges::default();
+        for range in [10..20, 40..50, 30..40, 0..5, 25..25] {
+            ranges.insert(range);
+        }
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..5, 10..20, 30..50]);
+        ranges.insert(4..30);
+        assert!(ranges.iter().eq(std::iter::once(0..50)));
+        assert!(ranges.covers(&(0..50)) && !ranges.covers(&(49..51)));
+        assert!(!Ranges::default().covers(&(0..1)));
+    }
+}

@@ -1,0 +1,285 @@
+//! Buffers of packed weights as ggml sees them: bytes that can be written and read at any offset.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::device::{WeightMemory, Weights};
+use super::pack::Source;
+use super::{RkDevice, plan};
+use crate::backend::{Buffer, Content};
+use crate::error::{Error, Result};
+use crate::graph::Tensor;
+use crate::host_memory::Pages;
+use crate::packfile::Wanted;
+use crate::tensor::DType;
+
+mod kept;
+
+/// A ggml buffer of packed weights: their packed form in device memory and, at the same offsets, their own bytes in host
+/// memory until all of them were written and packed. Then these are given back, because a model would not fit in memory
+/// twice: the weight can be written again as a whole, and reading it is an error.
+///
+/// Bytes that the CPU multiplies with stay, and all of them with `GGML_RUST_NPU_KEEP=on`: reading gives exactly what was
+/// written, and any part can be written again.
+#[derive(Debug)]
+pub struct RkBuffer {
+    device: Arc<RkDevice>,
+    pub(super) memory: WeightMemory,
+    base: usize,
+    contents: RwLock<Contents>,
+}
+
+/// What is in a [`RkBuffer`].
+#[derive(Debug)]
+pub(super) struct Contents {
+    plain: Pages,
+    /// By offset.
+    packed: BTreeMap<usize, Packed>,
+}
+
+/// One packed tensor.
+#[derive(Debug)]
+struct Packed {
+    dtype: DType,
+    ne: [usize; 4],
+    bytes: usize,
+    weights: Weights,
+    /// The ranges written since the bytes were released, or ever: apart from each other, in order.
+    written: Vec<Range<usize>>,
+    released: bool,
+}
+
+impl Packed {
+    /// Adds a range to what was written; whether that is all now.
+    fn write(&mut self, range: Range<usize>) -> bool {
+        let mut whole = range;
+        self.written.retain(|other| {
+            let apart = other.end < whole.start || whole.end < other.start;
+            if !apart {
+                whole = whole.start.min(other.start)..whole.end.max(other.end);
+            }
+            apart
+        });
+        let at = (self.written).partition_point(|other| other.start < whole.start);
+        self.written.insert(at, whole);
+        matches!(&self.written[..], [all] if *all == (0..self.bytes))
+    }
+}
+
+impl Contents {
+    /// The packed form of a tensor, if all of it was packed as such.
+    pub(super) fn find(&self, tensor: &Tensor) -> Option<&Weights> {
+        let packed = self.packed.get(&tensor.packed_offset)?;
+        let same = packed.dtype == tensor.dtype && packed.ne == tensor.shape.ne;
+        (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
+    }
+
+    /// Refuses to use bytes of a tensor that are not there any more.
+    ///
+    /// # Errors
+    /// `Released`, unless all bytes in `range` are there, or `anew` and all of the tensor is in it.
+    pub(super) fn check(
+        &self,
+        tensor: &Tensor,
+        range: &Range<usize>,
+        anew: bool,
+        action: &'static str,
+    ) -> Result<()> {
+        let hit = self.packed.range(..range.end).any(|(&start, packed)| {
+            let end = start + packed.bytes;
+            let covered = range.start <= start && end <= range.end;
+            packed.released && range.start < end && !(anew && covered)
+        });
+        if hit {
+            return Err(Error::Released {
+                tensor: tensor.name.into(),
+                action,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl RkBuffer {
+    /// Allocates a buffer of `bytes`, on the device and in host memory (the latter takes space as it is written).
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(device: Arc<RkDevice>, bytes: usize) -> Result<Self> {
+        let memory = device.npu.allocate(bytes)?;
+        let plain = Pages::new(bytes).map_err(|_| Error::OutOfMemory {
+            call: "mmap",
+            bytes,
+        })?;
+        let base = plain.bytes().as_ptr().addr();
+        Ok(Self {
+            device,
+            memory,
+            base,
+            contents: RwLock::new(Contents {
+                plain,
+                packed: BTreeMap::new(),
+            }),
+        })
+    }
+
+    pub(super) fn contents(&self) -> RwLockReadGuard<'_, Contents> {
+        // A panic while writing leaves at worst a tensor half written, which its caller reports.
+        self.contents.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn contents_mut(&self) -> RwLockWriteGuard<'_, Contents> {
+        self.contents
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes part of a tensor: `fill` gets the bytes `[offset, offset + size)` of it. What was touched is packed anew.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if the library has no more views to give; `Released` for a part of a tensor whose other bytes are
+    /// gone.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    fn set(
+        &self,
+        tensor: &Tensor,
+        offset: usize,
+        size: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        let mut contents = self.contents_mut();
+        let touched = tensor.packed_offset + offset..tensor.packed_offset + offset + size;
+        let placed = self.place(&mut contents, tensor);
+        contents.check(tensor, &touched, true, "written in part")?;
+        fill(&mut contents.plain.bytes_mut()[touched.clone()]);
+        placed?;
+        let Contents { plain, packed } = &mut *contents;
+        for (&start, packed) in packed.range_mut(..touched.end) {
+            if start + packed.bytes <= touched.start {
+                continue;
+            }
+            let row_bytes = packed.bytes / (packed.ne[1] * packed.ne[2] * packed.ne[3]);
+            let first = touched.start.saturating_sub(start) / row_bytes;
+            let last = (touched.end.min(start + packed.bytes) - start).div_ceil(row_bytes);
+            let rows = &plain.bytes()[start..start + packed.bytes];
+            let source = Source {
+                dtype: packed.dtype,
+                rows,
+                dequantize: tensor.dequantize,
+                calibration: self.device.target.calibration,
+                feedback: &[],
+            };
+            let whole = touched.start <= start && start + packed.bytes <= touched.end;
+            let of_this = start == tensor.packed_offset && packed.ne == tensor.shape.ne;
+            let taken = whole && of_this && self.take(tensor, &mut packed.weights, start, rows);
+            if !taken {
+                self.memory
+                    .pack(&mut packed.weights, start, source, first..last);
+            }
+            let end = touched.end.min(start + packed.bytes);
+            packed.released = false;
+            let all = packed.write(touched.start.saturating_sub(start)..end - start);
+            if all && !self.device.keeps(tensor) {
+                packed.written.clear();
+                // The system can only refuse to take memory back.
+                packed.released = plain.release(start..start + packed.bytes).is_ok();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a whole weight from a pack file; whether there is one that has it.
+    fn take(&self, tensor: &Tensor, weights: &mut Weights, start: usize, rows: &[u8]) -> bool {
+        let Some(packs) = self.device.packs.get() else {
+            return false;
+        };
+        let wanted = Wanted {
+            name: tensor.name,
+            dtype: tensor.dtype,
+            format: tensor.format,
+            ne: tensor.shape.ne,
+            source: rows,
+            layout: weights.layout().tag(),
+        };
+        let take = |out: &mut [u8], scales: &mut [f32]| packs.take(&wanted, out, scales);
+        self.memory.fill(weights, start, take)
+    }
+
+    /// Makes room for the packed form of a tensor that is seen for the first time. A view of a tensor that is
+    /// already there is part of that one.
+    fn place(&self, contents: &mut Contents, tensor: &Tensor) -> Result<()> {
+        let start = tensor.packed_offset;
+        let Some(layout) = plan::weight_layout(&self.device.target, tensor) else {
+            return Ok(());
+        };
+        let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+        let around = contents.packed.range(..=start).next_back();
+        if around.is_some_and(|(&other, packed)| {
+            start + bytes <= other + packed.bytes && tensor.dtype == packed.dtype
+        }) {
+            return Ok(());
+        }
+        contents
+            .packed
+            .retain(|&other, packed| other + packed.bytes <= start || start + bytes <= other);
+        let weights = self.memory.place(layout, start)?;
+        contents.packed.insert(
+            start,
+            Packed {
+                dtype: tensor.dtype,
+                ne: tensor.shape.ne,
+                bytes,
+                weights,
+                written: Vec::new(),
+                released: false,
+            },
+        );
+        Ok(())
+    }
+}
+
+impl Buffer for RkBuffer {
+    fn base(&self) -> usize {
+        self.base
+    }
+
+    fn is_host_memory(&self) -> bool {
+        true
+    }
+
+    fn holds(&self, _offset: usize, _bytes: usize) -> bool {
+        // Its plain bytes are checked where they are used.
+        true
+    }
+
+    fn shared_bytes(&self, _address: usize, _bytes: usize) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) -> Result<()> {
+        self.set(tensor, offset, size, |out| content.put(0, out))
+    }
+
+    fn read(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) -> Result<()> {
+        let start = tensor.packed_offset + offset;
+        let range = start..start + out.len();
+        let contents = self.contents();
+        contents.check(tensor, &range, false, "read")?;
+        out.copy_from_slice(&contents.plain.bytes()[range]);
+        Ok(())
+    }
+
+    /// Nothing in it counts as packed any more.
+    fn clear(&self, value: u8) {
+        let mut contents = self.contents_mut();
+        contents.packed.clear();
+        contents.plain.bytes_mut().fill(value);
+    }
+
+    fn forget_graphs(&self) {}
+
+    fn mark_cpu_reader(&self) {}
+}

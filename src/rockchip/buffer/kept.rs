@@ -1,0 +1,127 @@
+//! The system's memory that weights of a Rockchip device take, and which of their bytes stay there.
+
+use std::sync::atomic::Ordering;
+
+use super::super::RkDevice;
+use super::super::device::NAME;
+use super::super::plan::{self, Keep};
+use crate::backend::Device;
+use crate::graph::Tensor;
+use crate::host_memory::system_memory;
+
+impl RkDevice {
+    /// Free and total bytes that buffers for weights can have: the system's memory, as far as the NPU's address spaces
+    /// reach; half of it where each weight is kept as it is beside its packed form.
+    #[must_use]
+    pub(in crate::rockchip) fn weight_memory(&self) -> (usize, usize) {
+        let ((free, total), (free_space, space)) = (system_memory(), self.npu.address_space());
+        let copies = if self.target.keeps_all() { 2 } else { 1 };
+        ((free / copies).min(free_space), (total / copies).min(space))
+    }
+
+    /// Bytes of memory that a weight takes in all: its part of a buffer, and its own bytes where these are kept.
+    #[must_use]
+    pub fn resident_bytes(&self, tensor: &Tensor) -> usize {
+        let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+        let kept = match plan::weight_layout(&self.target, tensor) {
+            Some(_) if plan::keep(&self.target, tensor) == Keep::Never => 0,
+            _ => plain,
+        };
+        self.packed_bytes(tensor) + kept
+    }
+
+    /// Returns `true` if the bytes of a packed weight stay, for the CPU or to be read. What the CPU would only be faster
+    /// with stays as long as an eighth of the system's memory is free.
+    pub(super) fn keeps(&self, weights: &Tensor) -> bool {
+        match plan::keep(&self.target, weights) {
+            Keep::Always => true,
+            Keep::Never => false,
+            Keep::IfThereIsRoom => {
+                let narrow = self.min_m_narrow.load(Ordering::Relaxed);
+                self.keeps_with(weights, narrow, system_memory())
+            }
+        }
+    }
+
+    /// As [`RkDevice::keeps`], for narrow weights, with the system's free and total memory.
+    fn keeps_with(&self, weights: &Tensor, narrow: usize, (free, total): (usize, usize)) -> bool {
+        let has_room = narrow > 1 && free >= total / 8;
+        let (name, chip) = (weights.name, NAME);
+        if has_room {
+            let said = &self.narrow_said;
+            said.call_once(|| {
+                log::info!(
+                    "{chip}: weights that packing makes larger ({name} is the first) stay in memory as they are, and the \
+                     CPU multiplies fewer than {narrow} rows with them; GGML_RUST_NPU_MIN_M=1 has the NPU do it"
+                );
+            });
+        } else if narrow > 1 {
+            self.min_m_narrow
+                .store(self.target.min_m, Ordering::Relaxed);
+            log::info!(
+                "{chip}: no memory to keep {name} as it is for the CPU: the NPU multiplies all rows from here on"
+            );
+        }
+        has_room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Op, Operation, PARAMS, Place, Role, sources};
+    use crate::rockchip::caps;
+    use crate::rockchip::driver::Rknn;
+    use crate::rockchip::plan::Target;
+    use crate::tensor::{DType, Shape};
+    use rknpu_ops::sim;
+
+    #[test]
+    fn without_room_for_narrow_weights_the_npu_multiplies_all_rows() {
+        let rknn = Rknn::simulate(sim::Options::new(caps::RK3588.soc)).unwrap();
+        let target = Target {
+            min_m_narrow: 32,
+            ..Target::from(&caps::RK3588)
+        };
+        let device = RkDevice::untested(rknn, target).unwrap();
+        let tensor = |dtype: DType, ne: [usize; 4]| {
+            let row = dtype.row_bytes(ne[0]).unwrap();
+            let nb = [dtype.step_bytes().unwrap(), row, row * ne[1], row * ne[1]];
+            Tensor {
+                name: "blk.0.ffn_up.weight",
+                dtype,
+                format: None,
+                shape: Shape { ne, nb },
+                place: Place::Host,
+                memory: None,
+                packed_offset: 0,
+                role: Role::State,
+                dequantize: None,
+            }
+        };
+        let q4_0 = DType::Quantized {
+            block_elems: 32,
+            block_bytes: 18,
+        };
+        let weights = Tensor {
+            place: Place::Packed,
+            ..tensor(q4_0, [4096, 4096, 1, 1])
+        };
+        let act = tensor(DType::F32, [4096, 1, 1, 1]);
+        let decode = Operation {
+            op: Op::MulMat,
+            params: [0; PARAMS],
+            dst: act,
+            src: sources(&[weights, act]),
+        };
+        let size = weights.shape.span_bytes(q4_0).unwrap();
+        assert_eq!(
+            device.resident_bytes(&weights),
+            device.packed_bytes(&weights) + size
+        );
+        assert!(device.keeps_with(&weights, 32, (100, 800)) && device.prefers_cpu(&decode));
+        assert!(!device.keeps_with(&weights, 32, (99, 800)) && !device.prefers_cpu(&decode));
+        // What was not kept stays so: the device is the one to multiply with all of them.
+        assert!(!device.keeps(&weights));
+    }
+}

@@ -1,0 +1,255 @@
+//! The Rockchip NPU: multiplies rows of activations with weights that lie packed in device memory.
+//!
+//! ```text
+//! rows of F32 --(1) rotate, quantize----> rows of INT8 --(2) interleave--> native A, one buffer for each K segment
+//!                                                                              |  shared by all cores
+//!            core 0: chunks 0..   core 1: chunks ..   core 2: chunks ..        v
+//!            (3) for each chunk of N: for each segment of K: run(A, B block, C)
+//!            (4) C of all segments --sum, scale--> columns of the F32 result
+//! ```
+//!
+//! One lock covers all of it: there is one NPU, and several backends on several threads take turns. An error puts
+//! the device out of use: what it computed so far may be incomplete, so it refuses to go on.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use rknpu_ops::ffi::CoreMask;
+use rknpu_ops::pack::Rows;
+use task_pool::{Pool, chunks};
+
+use self::activation::{Activations, Shared};
+use self::core::{Call, Core};
+use self::domain::Domains;
+pub use self::weight::{WeightMemory, WeightSlice, Weights};
+use crate::error::{Error, Result};
+use crate::host_memory::RowsMut;
+use crate::rockchip::caps::{self, Precision, RkCaps};
+use crate::rockchip::driver::process;
+use crate::rockchip::driver::{self, Rknn};
+
+mod activation;
+mod core;
+mod domain;
+mod geometry;
+mod recent;
+mod scratch;
+mod weight;
+
+/// Cores of the largest NPU.
+const MAX_CORES: usize = 3;
+
+/// Threads for the host stages, the caller among them: as many as a chip has big CPUs.
+const MAX_HOST_THREADS: usize = 4;
+
+/// Name of the device in ggml.
+pub const NAME: &str = "RKNPU0";
+
+fn lost(cause: &str) -> Error {
+    Error::DeviceLost {
+        device: NAME.into(),
+        cause: cause.into(),
+    }
+}
+
+/// An NPU that passed its self-test.
+#[derive(Debug)]
+pub struct RkNpu {
+    caps: &'static RkCaps,
+    rknn: Arc<Rknn>,
+    domains: Domains,
+    versions: (String, String),
+    threads: Pool,
+    state: Mutex<State>,
+    /// What put the device out of use.
+    lost: OnceLock<String>,
+}
+
+/// What changes from call to call.
+#[derive(Debug)]
+struct State {
+    activations: Activations,
+    cores: Vec<Core>,
+}
+
+impl RkNpu {
+    /// Opens the NPU behind `rknn`.
+    ///
+    /// - `precisions`: the arithmetics that weights may have
+    /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
+    ///
+    /// # Errors
+    /// `Version` for a library that is too old, `Geometry` for one with unknown layouts, `Vendor` if a first context
+    /// cannot be made.
+    pub fn open(
+        rknn: Arc<Rknn>,
+        caps: &'static RkCaps,
+        precisions: &[Precision],
+        cpus: &[usize],
+    ) -> Result<Self> {
+        let mut domains = Domains::new(&rknn)?;
+        let versions = domains.first_anchor().versions()?;
+        driver::check_version(&versions.0)?;
+        if driver::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
+            domains.limit(1);
+        }
+        let caps = geometry::learn(&rknn, caps, precisions)?;
+        let threads = threads(caps.cores.count(), rknn.stand_in().is_some());
+        let threads = Pool::new(threads, "rknpu", cpus).map_err(|error| Error::Library {
+            library: "threads of the device".into(),
+            reason: error.to_string(),
+        })?;
+        // A chip with one core refuses a mask. SOURCE: RKNN SDK User Guide 2.3.0, rknn_matmul_set_core_mask.
+        let masks = [CoreMask::CORE_0, CoreMask::CORE_1, CoreMask::CORE_2];
+        let has_masks = caps.soc.cores() > 1;
+        let limit = recent::contexts_per_core(process::file_limit(), caps.cores.count());
+        let cores = (caps.cores.iter())
+            .filter_map(|core| masks.get(core).copied())
+            .map(|mask| Core::new(has_masks.then_some(mask), limit));
+        let state = State {
+            activations: Activations::default(),
+            cores: cores.collect(),
+        };
+        Ok(Self {
+            caps,
+            rknn,
+            domains,
+            versions,
+            threads,
+            state: Mutex::new(state),
+            lost: OnceLock::new(),
+        })
+    }
+
+    /// The chip.
+    #[must_use]
+    pub fn caps(&self) -> &'static RkCaps {
+        self.caps
+    }
+
+    /// The versions of the library and of the kernel driver.
+    #[must_use]
+    pub fn versions(&self) -> &(String, String) {
+        &self.versions
+    }
+
+    /// Whether a stand-in computes in place of silicon.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.rknn.stand_in().is_some()
+    }
+
+    /// Whether an error put the device out of use.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
+    #[must_use]
+    pub fn address_space(&self) -> (usize, usize) {
+        self.domains.bytes()
+    }
+
+    /// Allocates memory for weights.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
+        let (memory, share) = self.domains.allocate(bytes)?;
+        Ok(WeightMemory::new(memory, share))
+    }
+
+    /// Computes `dst = act · w` in one call for each block of the weights.
+    ///
+    /// - `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
+    /// - `graph`: number of the graph that the activations belong to, if they may be shared with its other
+    ///   multiplications: nobody else writes them while it is computed
+    /// - `dst`: `act.count()` rows of N
+    ///
+    /// # Errors
+    /// `DeviceLost` after an earlier error, else `Vendor` or `OutOfMemory` for the one that has just happened.
+    pub fn mul_mat(
+        &self,
+        w: WeightSlice,
+        act: Rows<f32>,
+        bucket: usize,
+        graph: Option<u64>,
+        dst: RowsMut,
+    ) -> Result<()> {
+        // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
+        let Ok(mut state) = self.state.lock() else {
+            return Err(lost("an internal error"));
+        };
+        if let Some(cause) = self.lost.get() {
+            return Err(lost(cause));
+        }
+        let result =
+            (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, graph, dst));
+        // A lack of memory may pass, and the call that met it has failed as a whole.
+        if let Err(error) = &result
+            && !error.is_shortage()
+        {
+            // The first cause stays.
+            let _ = self.lost.set(error.to_string());
+        }
+        result
+    }
+
+    fn run(
+        &self,
+        state: &mut State,
+        w: WeightSlice,
+        act: Rows<f32>,
+        bucket: usize,
+        graph: Option<u64>,
+        mut dst: RowsMut,
+    ) -> Result<()> {
+        let layout = &w.weights.layout;
+        let shared = graph.map(|graph| Shared {
+            graph,
+            addresses: act.addresses(),
+        });
+        let anchor = w.memory.anchor();
+        state
+            .activations
+            .pack(anchor, &self.threads, layout, act, bucket, shared)?;
+        state.activations.written(&dst.addresses());
+
+        let State { activations, cores } = state;
+        let call = Call {
+            rknn: &self.rknn,
+            w,
+            activations,
+            rows: act.count(),
+            bucket,
+        };
+        let mut shares = [const { None }; MAX_CORES];
+        for (index, (share, core)) in shares.iter_mut().zip(cores).enumerate() {
+            let first = (index * layout.chunks_per_core).min(layout.chunks);
+            let chunks = first..(first + layout.chunks_per_core).min(layout.chunks);
+            let width = chunks.clone().map(|chunk| layout.chunk_rows(chunk).len());
+            let dst = dst.split_columns(width.sum());
+            *share = (!chunks.is_empty()).then_some((core, chunks, dst, Ok(())));
+        }
+        let used = shares.iter().flatten().count();
+        self.threads
+            .for_each(chunks(&mut shares[..used], 1), |_, share| {
+                for (core, chunks, dst, result) in share.iter_mut().flatten() {
+                    *result = core.run_chunks(&call, chunks.clone(), dst);
+                }
+            });
+        (shares.into_iter().flatten()).try_for_each(|(.., result)| result)
+    }
+}
+
+/// Threads that serve the NPU: one for each of its cores, as the vendor's run blocks, and some more for the host
+/// stages. A stand-in computes on the CPU, where more threads than CPUs would only take turns.
+fn threads(cores: usize, simulated: bool) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cpus.min(MAX_HOST_THREADS).max(cores);
+    if simulated {
+        threads.min(cpus)
+    } else {
+        threads
+    }
+}

@@ -1,0 +1,121 @@
+//! I/O address spaces: weights fill them one after another.
+//!
+//! An address of the NPU has 32 bits, so one space holds 4 GiB, and the driver offers 16 of them. Only one is attached at
+//! a time, and a switch waits for all cores: so a space is filled before the next one is begun, and llama.cpp
+//! allocates buffers layer by layer, which keeps the weights of a layer together.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rknpu_ops::ffi::MatmulInfo;
+
+use crate::error::{Error, Result};
+use crate::rockchip::caps;
+use crate::rockchip::caps::Precision;
+use crate::rockchip::driver::{Context, Memory, Rknn};
+
+/// All address spaces of the device.
+#[derive(Debug)]
+pub(super) struct Domains {
+    rknn: Arc<Rknn>,
+    /// Those in use so far, in order.
+    begun: Mutex<Vec<Domain>>,
+    limit: usize,
+}
+
+#[derive(Debug)]
+struct Domain {
+    /// Owns the address space; never runs.
+    anchor: Arc<Context>,
+    used_bytes: Arc<AtomicUsize>,
+}
+
+/// A share of a domain, given back on drop.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) anchor: Arc<Context>,
+    used_bytes: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Domains {
+    /// Begins the first address space, which every driver has.
+    pub(super) fn new(rknn: &Arc<Rknn>) -> Result<Self> {
+        let first = begin(rknn, 0)?;
+        Ok(Self {
+            rknn: Arc::clone(rknn),
+            begun: Mutex::new(vec![first]),
+            limit: caps::IO_DOMAINS,
+        })
+    }
+
+    /// The context that owns the first address space.
+    pub(super) fn first_anchor(&self) -> Arc<Context> {
+        Arc::clone(&self.lock()[0].anchor)
+    }
+
+    /// Uses no more than `limit` address spaces from now on.
+    pub(super) fn limit(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
+    /// Allocates from the first address space that has room.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<(Memory, Share)> {
+        let mut begun = self.lock();
+        for index in 0..self.limit {
+            if index == begun.len() {
+                begun.push(begin(&self.rknn, index)?);
+            }
+            let domain = &begun[index];
+            // The lock is held, so nobody else adds; shares that are dropped meanwhile only make room.
+            let used = domain.used_bytes.load(Ordering::Relaxed);
+            if used + bytes > caps::DOMAIN_WEIGHT_BYTES {
+                continue;
+            }
+            let memory = Memory::new(&domain.anchor, bytes)?;
+            domain.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let share = Share {
+                anchor: Arc::clone(&domain.anchor),
+                used_bytes: Arc::clone(&domain.used_bytes),
+                bytes,
+            };
+            return Ok((memory, share));
+        }
+        Err(Error::OutOfMemory {
+            call: "the NPU's address spaces",
+            bytes,
+        })
+    }
+
+    /// Bytes that weights can still take, and could take in all.
+    pub(super) fn bytes(&self) -> (usize, usize) {
+        let begun = self.lock();
+        let used: usize = begun
+            .iter()
+            .map(|domain| domain.used_bytes.load(Ordering::Relaxed))
+            .sum();
+        let total = self.limit * caps::DOMAIN_WEIGHT_BYTES;
+        (total - used.min(total), total)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Domain>> {
+        // Nothing in here panics half-way through a change.
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn begin(rknn: &Arc<Rknn>, index: usize) -> Result<Domain> {
+    // SOURCE: rk-llama.cpp allocates from a 32x32x32 FP16 context as well; every chip takes that shape.
+    let mut info = MatmulInfo::native(Precision::Fp16.matmul_type(), 32, 32, 32);
+    info.iommu_domain_id = i32::try_from(index).unwrap_or(0);
+    Ok(Domain {
+        anchor: Arc::new(Context::new(rknn, info, None)?),
+        used_bytes: Arc::default(),
+    })
+}

@@ -1,0 +1,167 @@
+//! Finds the Rockchip NPU of this machine, or the simulated one that the user asks for.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rknpu_ops::sim;
+
+use super::RkDevice;
+use super::caps::{self, Cores, RkCaps};
+use super::device::NAME;
+use super::driver::{Rknn, lock, process};
+use super::plan::Target;
+use crate::backend::{Absence, Discovery};
+use crate::config::rules::Choice;
+use crate::config::{Config, SimChip};
+use crate::error::{Error, Result};
+
+/// The file in which the kernel names the board.
+const DEVICE_TREE: &str = "/proc/device-tree/compatible";
+
+/// Opens and tests the NPU that `config` asks for or that the machine has.
+#[must_use]
+pub fn find(config: &Config) -> Discovery {
+    let mut found = Discovery::default();
+    let Some((caps, simulated)) = chip(config) else {
+        if let Err(refusal) = &config.settings {
+            let error = Error::from(refusal.clone());
+            log::warn!("no device has settings, but: {error}");
+        }
+        found.leave_out(NAME, why_unknown());
+        return found;
+    };
+    let chips = config.sim.iter().filter_map(|chip| match chip {
+        SimChip::Rockchip(caps) => Some(caps.soc.name()),
+        SimChip::Hexagon(_) => None,
+    });
+    for chip in chips.skip(1) {
+        log::warn!(
+            "{chip} is not simulated: a machine has one Rockchip NPU, and another one is named before it"
+        );
+    }
+    if config.chooses(NAME) {
+        let device = open(caps, simulated, config)
+            .and_then(|rknn| RkDevice::start(rknn, target(caps, config)?));
+        found.add(NAME, device.map(|device| Arc::new(device) as _));
+    } else {
+        found.leave_out(NAME, Absence::NotChosen);
+    }
+    found
+}
+
+/// The Rockchip NPU that `config` asks for or that the machine has, and whether it is a simulated one.
+#[must_use]
+pub fn chip(config: &Config) -> Option<(&'static RkCaps, bool)> {
+    match config.sim.as_slice() {
+        [] => (config.chip.or_else(chip_of_this_machine)).map(|caps| (caps, false)),
+        sim => sim.iter().find_map(|chip| match chip {
+            SimChip::Rockchip(caps) => Some((*caps, true)),
+            SimChip::Hexagon(_) => None,
+        }),
+    }
+}
+
+/// Loads the library of a Rockchip NPU, or starts its stand-in.
+///
+/// # Errors
+/// `Library` if there is none, `Busy` if another process has the NPU.
+pub fn open(caps: &'static RkCaps, simulated: bool, config: &Config) -> Result<Arc<Rknn>> {
+    if simulated {
+        simulate(caps, config)
+    } else {
+        load(config)
+    }
+}
+
+fn simulate(caps: &RkCaps, config: &Config) -> Result<Arc<Rknn>> {
+    let mut options = sim::Options::new(caps.soc);
+    options.faults.clone_from(&config.faults.rknn);
+    options.coherence = config.coherence;
+    if let Some(version) = &config.sim_api_version {
+        options.api_version.clone_from(version);
+    }
+    Rknn::simulate(options)
+}
+
+fn load(config: &Config) -> Result<Arc<Rknn>> {
+    let rknn = Rknn::load(config.rknn_lib.as_deref())?;
+    process::raise_file_limit();
+    // Held until the process ends: devices are never given back.
+    std::mem::forget(lock::take_npu()?);
+    Ok(rknn)
+}
+
+/// The chip with the user's wishes for it.
+///
+/// # Errors
+/// `Config` if a rule asks for an arithmetic that the chip does not have, or if the file of settings is not understood.
+pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
+    for (choice, word, arithmetic) in [
+        (Choice::Int4, "int4", caps.int4),
+        (Choice::Int4Fp16, "int4-fp16", caps.int4_fp16),
+    ] {
+        if config.rules.ask_for(choice) && arithmetic.is_none() {
+            return Err(Error::Config {
+                variable: "GGML_RUST_NPU_RULES",
+                value: word.into(),
+                reason: format!("{} has no such arithmetic", caps.soc.name()),
+                allowed: match caps.int4 {
+                    Some(_) => "fp16, int8, int4, cpu".into(),
+                    None => "fp16, int8, cpu".into(),
+                },
+            });
+        }
+    }
+    Ok(Target {
+        caps: with_cores(caps, config)?,
+        rules: config.rules.clone(),
+        calibration: config.calibration,
+        min_m: config.min_m(caps.soc.name())?,
+        min_m_narrow: config.min_m_narrow(caps.soc.name())?,
+        keep: config.keep,
+    })
+}
+
+/// The chip with the cores that the user wants to use.
+fn with_cores(caps: &'static RkCaps, config: &Config) -> Result<&'static RkCaps> {
+    let Some(cores) = config.cores else {
+        return Ok(caps);
+    };
+    let there = caps.soc.cores();
+    if cores.iter().any(|core| core >= there) {
+        return Err(Error::Config {
+            variable: "GGML_RUST_NPU_CORES",
+            value: cores.to_string(),
+            reason: format!("{} has {there} cores", caps.soc.name()),
+            allowed: Cores::first(there).to_string(),
+        });
+    }
+    // Once for each device, and devices are never given back.
+    Ok(Box::leak(Box::new(RkCaps { cores, ..*caps })))
+}
+
+pub(super) fn chip_of_this_machine() -> Option<&'static RkCaps> {
+    let compatible = std::fs::read_to_string(Path::new(DEVICE_TREE)).unwrap_or_default();
+    caps::by_compatible(&compatible).or_else(|| caps::by_uevent(&lock::npu_uevent()?))
+}
+
+/// The reason why no chip is known: one that is worth a warning where the kernel shows a Rockchip NPU.
+fn why_unknown() -> Absence {
+    let Some(node) = lock::npu_node() else {
+        return Absence::NotThere(format!(
+            "no Rockchip NPU: {DEVICE_TREE} names no chip with one"
+        ));
+    };
+    let names = caps::ALL.map(|caps| caps.soc.name()).join(", ");
+    let reason = match std::fs::read_to_string(Path::new(DEVICE_TREE)) {
+        Ok(compatible) => format!(
+            "{DEVICE_TREE} names {:?}",
+            compatible.replace('\0', " ").trim()
+        ),
+        Err(error) => format!("{DEVICE_TREE} cannot be read ({error}), as in a container"),
+    };
+    Absence::Unusable(format!(
+        "{} is the node of a Rockchip NPU, but of which chip is not known: {reason}; GGML_RUST_NPU_CHIP names it: {names}",
+        node.display()
+    ))
+}

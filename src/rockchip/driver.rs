@@ -1,0 +1,338 @@
+//! librknnrt: contexts, memory and runs as Rust values. Every return code is checked here, and nowhere else.
+//!
+//! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it was made with,
+//! a [`View`] keeps the memory that it shows. A context binds memory at each [`Context::run`], and only what changed since the last
+//! one, so it can never run on memory that is gone.
+#![expect(unsafe_code, reason = "calls into the vendor's library")]
+
+use std::ffi::{CStr, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rknpu_ops::ffi::{self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, SdkVersion, TensorAttr};
+use rknpu_ops::layout::MatmulLayout;
+use rknpu_ops::sim;
+
+use crate::driver::loader;
+use crate::error::{Error, Result};
+use crate::rockchip::caps;
+
+use self::memory::TensorMemory;
+pub use self::memory::{Memory, View};
+
+pub mod lock;
+mod memory;
+pub mod process;
+mod traced;
+
+/// What keeps the functions of the table alive.
+#[derive(Debug)]
+enum Provider {
+    Library(
+        #[expect(dead_code, reason = "held for its Drop: the functions live in it")]
+        libloading::Library,
+    ),
+    StandIn(sim::Machine),
+}
+
+/// The library's functions, loaded or simulated.
+#[derive(Debug)]
+pub struct Rknn {
+    api: Api,
+    provider: Provider,
+}
+
+impl Rknn {
+    /// Loads the vendor's library: `path`, or `librknnrt.so` wherever the system's loader finds it.
+    ///
+    /// # Errors
+    /// `Library` if it, or one of its functions, is not there.
+    pub fn load(path: Option<&Path>) -> Result<Arc<Self>> {
+        let name = path.map_or_else(|| PathBuf::from("librknnrt.so"), Path::to_path_buf);
+        let library = loader::open(&name)?;
+        // SAFETY: a symbol of librknnrt has the type that its name has in the vendor's headers (SOURCE: `ffi`), and
+        // stays valid because `library` is stored beside the table.
+        let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
+        Ok(Arc::new(Self {
+            api: traced::traced(api),
+            provider: Provider::Library(library),
+        }))
+    }
+
+    /// Starts the built-in stand-in.
+    ///
+    /// # Errors
+    /// `Library` if too many of them run in this process.
+    pub fn simulate(options: sim::Options) -> Result<Arc<Self>> {
+        let machine = sim::start(options).map_err(|error| Error::Library {
+            library: "librknnrt stand-in".into(),
+            reason: error.to_string(),
+        })?;
+        Ok(Arc::new(Self {
+            api: traced::traced(machine.api()),
+            provider: Provider::StandIn(machine),
+        }))
+    }
+
+    /// The stand-in, if this is one.
+    #[must_use]
+    pub fn stand_in(&self) -> Option<&sim::Machine> {
+        match &self.provider {
+            Provider::StandIn(machine) => Some(machine),
+            Provider::Library(_) => None,
+        }
+    }
+}
+
+fn check(call: &'static str, code: i32, what: impl FnOnce() -> String) -> Result<()> {
+    if code == ffi::code::SUCC {
+        return Ok(());
+    }
+    Err(Error::Vendor {
+        call,
+        code,
+        name: ffi::error_name(code),
+        what: what(),
+    })
+}
+
+/// One multiplication of a fixed shape on one core.
+#[derive(Debug)]
+pub struct Context {
+    rknn: Arc<Rknn>,
+    handle: MatmulCtx,
+    info: MatmulInfo,
+    attr: Box<IoAttr>,
+    /// Identities of the memory that A, B and C are bound to; 0 for none.
+    bound: [u64; 3],
+}
+
+/// What one run reads and writes, in the native layouts of the context's shape.
+#[derive(Debug)]
+pub struct Operands<'a> {
+    /// Activations.
+    pub a: &'a Memory,
+    /// Weights.
+    pub b: &'a View,
+    /// Result.
+    pub c: &'a mut Memory,
+}
+
+impl Context {
+    /// Creates a context for `info` on the core of `mask`.
+    ///
+    /// # Errors
+    /// `Vendor` with the shape in it.
+    pub fn new(rknn: &Arc<Rknn>, mut info: MatmulInfo, mask: Option<CoreMask>) -> Result<Self> {
+        let mut handle: MatmulCtx = 0;
+        let mut attr = Box::new(IoAttr::ZERO);
+        // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`), alive during the call.
+        let code =
+            unsafe { (rknn.api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) };
+        check("rknn_matmul_create", code, || describe(&info))?;
+        let context = Self {
+            rknn: Arc::clone(rknn),
+            handle,
+            info,
+            attr,
+            bound: [0; 3],
+        };
+        if let Some(mask) = mask {
+            // SAFETY: the handle is that of a live context.
+            let code = unsafe { (rknn.api.matmul_set_core_mask)(handle, mask) };
+            check("rknn_matmul_set_core_mask", code, || describe(&info))?;
+        }
+        Ok(context)
+    }
+
+    /// Compares the operands that the library described when it created the context with those of `native`.
+    ///
+    /// # Errors
+    /// `Geometry` with both for the first one that differs in dimensions or size.
+    pub fn expect(&self, native: &MatmulLayout) -> Result<()> {
+        let size = |value: i32| usize::try_from(value).unwrap_or(0);
+        let [m, k, n] = [self.info.m, self.info.k, self.info.n].map(size);
+        let (a, b, c) = (native.a, native.b, native.c);
+        let operands: [(&str, &TensorAttr, &[usize], usize); 3] = [
+            ("A", &self.attr.a, &a.dims(m, k), a.bytes(m, k)),
+            ("B", &self.attr.b, &b.dims(k, n), b.bytes(k, n)),
+            ("C", &self.attr.c, &c.dims(m, n), c.bytes(m, n)),
+        ];
+        for (name, attr, want, bytes) in operands {
+            let have = dims(attr);
+            if have != want || size_of_attr(attr) != bytes {
+                return Err(Error::Geometry {
+                    call: "rknn_matmul_create",
+                    what: format!("{name} of {}", describe(&self.info)),
+                    have: format!("{have:?}, {} bytes", attr.size),
+                    want: format!("{want:?}, {bytes} bytes"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Columns and elements of K of a tile of native B, as the library described them.
+    #[must_use]
+    pub fn tile_of_b(&self) -> Option<(usize, usize)> {
+        match dims(&self.attr.b)[..] {
+            [_, _, gn, gk] => Some((gn, gk)),
+            _ => None,
+        }
+    }
+
+    /// The I/O address space that it runs in.
+    #[must_use]
+    pub fn domain(&self) -> i32 {
+        self.info.iommu_domain_id
+    }
+
+    /// The versions of the library and of the kernel's driver, as the library tells them.
+    ///
+    /// # Errors
+    /// `Vendor`.
+    pub fn versions(&self) -> Result<(String, String)> {
+        let mut version = SdkVersion {
+            api_version: [0; 256],
+            drv_version: [0; 256],
+        };
+        let bytes = size_of::<SdkVersion>();
+        // SAFETY: the command is the one that fills this struct, and its size is given.
+        let code = unsafe {
+            (self.rknn.api.query)(
+                self.handle,
+                ffi::QUERY_SDK_VERSION,
+                (&raw mut version).cast::<c_void>(),
+                u32::try_from(bytes).unwrap_or(u32::MAX),
+            )
+        };
+        check("rknn_query", code, || "the library's version".into())?;
+        Ok((text(&version.api_version), text(&version.drv_version)))
+    }
+
+    /// Computes C from A and B.
+    ///
+    /// # Errors
+    /// `Vendor` with the shape in it.
+    pub fn run(&mut self, operands: Operands) -> Result<()> {
+        let operands: [&TensorMemory; 3] = [&operands.a.0, &operands.b.memory, &operands.c.0];
+        for (index, memory) in operands.into_iter().enumerate() {
+            if self.bound[index] != memory.identity {
+                self.bind(index, memory)?;
+            }
+        }
+        // SAFETY: the handle is that of a live context, whose operands are alive for the call, and C is exclusive.
+        let code = unsafe { (self.rknn.api.matmul_run)(self.handle) };
+        check("rknn_matmul_run", code, || describe(&self.info))
+    }
+
+    fn bind(&mut self, index: usize, memory: &TensorMemory) -> Result<()> {
+        self.bound[index] = 0;
+        let attr: &mut TensorAttr = match index {
+            0 => &mut self.attr.a,
+            1 => &mut self.attr.b,
+            _ => &mut self.attr.c,
+        };
+        // SAFETY: a live context, a live rknn_tensor_mem (`Memory`), and the attribute that the context itself gave.
+        let code = unsafe { (self.rknn.api.matmul_set_io_mem)(self.handle, memory.raw, attr) };
+        check("rknn_matmul_set_io_mem", code, || {
+            format!(
+                "operand {} of {}",
+                ["A", "B", "C"][index],
+                describe(&self.info)
+            )
+        })?;
+        self.bound[index] = memory.identity;
+        Ok(())
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the handle is that of a live context, and nobody uses it after this.
+        let code = unsafe { (self.rknn.api.matmul_destroy)(self.handle) };
+        if let Err(error) = check("rknn_matmul_destroy", code, || describe(&self.info)) {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// The dimensions that an attribute has; none if it claims more than there is room for.
+fn dims(attr: &TensorAttr) -> Vec<usize> {
+    // CAST: usize has at least 32 bits.
+    let used = attr.dims.get(..attr.n_dims as usize).unwrap_or(&[]);
+    used.iter().map(|dim| *dim as usize).collect()
+}
+
+fn size_of_attr(attr: &TensorAttr) -> usize {
+    // CAST: usize has at least 32 bits.
+    attr.size as usize
+}
+
+fn describe(info: &MatmulInfo) -> String {
+    format!(
+        "M={} K={} N={}, matmul type {}",
+        info.m, info.k, info.n, info.matmul_type.0
+    )
+}
+
+fn text(bytes: &[std::ffi::c_char; 256]) -> String {
+    let bytes: &[u8] = bytemuck::cast_slice(bytes);
+    CStr::from_bytes_until_nul(bytes).map_or_else(
+        |_| String::new(),
+        |text| text.to_string_lossy().into_owned(),
+    )
+}
+
+/// The first three numbers of a version text; 0 where there is none.
+#[must_use]
+pub fn version(text: &str) -> (u32, u32, u32) {
+    let mut numbers = text
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next(), next())
+}
+
+/// Refuses a library that is too old.
+///
+/// # Errors
+/// `Version`, also if the text is not a version.
+pub fn check_version(text: &str) -> Result<()> {
+    let (oldest, have) = (caps::MIN_RKNNRT, version(text));
+    if have >= oldest {
+        return Ok(());
+    }
+    Err(Error::Version {
+        library: "librknnrt",
+        have: text.into(),
+        want: format!("{}.{}.{}", oldest.0, oldest.1, oldest.2),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert!(check_version("2.3.2 (429f97ae6b@2025-04-09T09:09:27)").is_ok());
+        assert!(check_version("2.10.0").is_ok());
+        assert!(check_version("3.0.0b1").is_ok());
+        for old in ["2.2.0 (x@2024)", "1.6.0", "", "unknown"] {
+            let text = check_version(old).unwrap_err().to_string();
+            assert!(text.contains(old) && text.contains("2.3.0"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_library_is_named() {
+        let error = Rknn::load(Some(Path::new("/nonexistent/librknnrt.so")))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("/nonexistent/librknnrt.so") && error.contains("No such file"),
+            "{error}"
+        );
+    }
+}

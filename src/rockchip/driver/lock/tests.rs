@@ -1,0 +1,293 @@
+//! Users and mount namespaces are those of children: this test's own program, started again.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use super::*;
+
+/// The variable that tells a child its folder.
+const FOLDER: &str = "NPU_TEST_LOCK_FOLDER";
+
+/// A new folder that everyone may write to, as `/run/lock` is.
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("npu-lock-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o1777)).unwrap();
+    folder
+}
+
+/// Takes the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes in `folder/dev`.
+fn take_in(folder: &Path) -> Result<Taken> {
+    take(&Places {
+        drm_class: &folder.join("sys"),
+        dev: &folder.join("dev"),
+        mountinfo: &folder.join("mountinfo"),
+        run: vec![folder.into()],
+    })
+}
+
+fn with_node(folder: &Path, name: &str, driver: &str) -> PathBuf {
+    let device = folder.join("sys").join(name).join("device");
+    fs::create_dir_all(&device).unwrap();
+    std::os::unix::fs::symlink(format!("../../bus/drivers/{driver}"), device.join("driver"))
+        .unwrap();
+    let nodes = folder.join("dev/dri");
+    fs::create_dir_all(&nodes).unwrap();
+    let node = nodes.join(name);
+    fs::write(&node, "").unwrap();
+    node
+}
+
+/// The child's part: takes the NPU, says so, and holds it until its input ends.
+#[test]
+#[ignore = "a child of the other tests"]
+fn child() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
+        println!("skipped: nothing to do without {FOLDER}");
+        return;
+    };
+    match take_in(&folder) {
+        Ok(taken) => {
+            println!("TAKEN");
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            drop(taken);
+        }
+        Err(error) => println!("REFUSED {error}"),
+    }
+}
+
+/// A child and the line that it said.
+struct Other {
+    process: Child,
+    _output: BufReader<ChildStdout>,
+    said: String,
+}
+
+impl Other {
+    fn start(mut command: Command, folder: &Path) -> Self {
+        let process = command
+            .args([
+                "--exact",
+                "rockchip::driver::lock::tests::child",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env(FOLDER, folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut process = process.unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("TAKEN") && !said.contains("REFUSED") {
+            said.clear();
+            assert!(
+                output.read_line(&mut said).unwrap() > 0,
+                "the child said nothing"
+            );
+        }
+        Self {
+            process,
+            _output: output,
+            said,
+        }
+    }
+
+    fn end(mut self) {
+        drop(self.process.stdin.take());
+        self.process.wait().unwrap();
+    }
+}
+
+/// The path of this program; `None`, with the reason printed, where the system does not start it: under an emulator of its
+/// processor that started it itself.
+fn own_program() -> Option<PathBuf> {
+    let program = std::env::current_exe().unwrap();
+    let listed = Command::new(&program)
+        .arg("--list")
+        .stdout(Stdio::null())
+        .status();
+    if !listed.is_ok_and(|status| status.success()) {
+        println!("skipped: the system does not start {}", program.display());
+        return None;
+    }
+    Some(program)
+}
+
+/// This program as another user; `None`, with the reason printed, for who may not start one.
+fn as_user(user: u32) -> Option<Command> {
+    let mut command = Command::new("/bin/true");
+    if command.uid(user).gid(user).status().is_err() {
+        println!("skipped: only root starts processes of other users");
+        return None;
+    }
+    let mut command = Command::new(own_program()?);
+    command.uid(user).gid(user);
+    Some(command)
+}
+
+/// This program in a mount namespace of its own, after `setup`; `None`, with the reason printed, where that is not allowed.
+fn in_namespace(setup: &str) -> Option<Command> {
+    let mut command = Command::new("unshare");
+    let status = command
+        .args(["--mount", "true"])
+        .stderr(Stdio::null())
+        .status();
+    if !status.is_ok_and(|status| status.success()) {
+        println!("skipped: no mount namespaces for this user");
+        return None;
+    }
+    let exe = own_program()?;
+    let mut command = Command::new("unshare");
+    let script = format!("{setup}\nexec {} \"$@\"", exe.display());
+    command.args(["--mount", "sh", "-ec", &script, "sh"]);
+    Some(command)
+}
+
+fn refusal(result: Result<Taken>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn the_npu_is_taken_once_and_is_free_again_afterwards() {
+    let folder = folder("once");
+    for node in [None, Some("card1")] {
+        if let Some(name) = node {
+            with_node(&folder, name, "RKNPU");
+        }
+        let held = take_in(&folder).unwrap();
+        let text = refusal(take_in(&folder));
+        assert!(text.contains("another process holds it"), "{text}");
+        assert!(text.contains(node.unwrap_or(FILE)), "{text}");
+        drop(held);
+        take_in(&folder).unwrap();
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn only_nodes_of_the_npu_are_locked() {
+    let folder = folder("nodes");
+    let display = with_node(&folder, "card0", "rockchip-drm");
+    let held = open(&display, 0).unwrap();
+    held.try_lock().unwrap();
+    let npu = with_node(&folder, "card1", "RKNPU");
+    let render = with_node(&folder, "renderD129", "RKNPU");
+    // The class has connectors as well, which have no driver.
+    fs::create_dir_all(folder.join("sys/card0-HDMI-A-1/device")).unwrap();
+    let taken = take_in(&folder).unwrap();
+    for node in [&npu, &render] {
+        assert!(open(node, 0).unwrap().try_lock().is_err(), "{node:?}");
+    }
+    drop(taken);
+    // The driver without DRM.
+    fs::remove_dir_all(folder.join("sys")).unwrap();
+    let misc = folder.join("dev/rknpu");
+    fs::write(&misc, "").unwrap();
+    let _taken = take_in(&folder).unwrap();
+    assert!(open(&misc, 0).unwrap().try_lock().is_err());
+    assert!(open(&npu, 0).unwrap().try_lock().is_ok());
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_second_user_and_root_after_a_user_get_the_npu_or_one_line() {
+    for node in [false, true] {
+        let folder = folder(if node { "users-node" } else { "users" });
+        if node {
+            let node = with_node(&folder, "card1", "RKNPU");
+            fs::set_permissions(&node, fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        let Some(first) = as_user(12345) else { return };
+        let first = Other::start(first, &folder);
+        assert!(first.said.contains("TAKEN"), "{}", first.said);
+        let text = refusal(take_in(&folder));
+        assert!(text.contains("another process holds it"), "{text}");
+        let second = Other::start(as_user(12346).unwrap(), &folder);
+        assert!(
+            second.said.contains("another process holds it"),
+            "{}",
+            second.said
+        );
+        first.end();
+        second.end();
+        // What the first user left behind is in nobody's way.
+        drop(take_in(&folder).unwrap());
+        let second = Other::start(as_user(12346).unwrap(), &folder);
+        assert!(second.said.contains("TAKEN"), "{}", second.said);
+        second.end();
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn a_user_without_access_to_the_nodes_is_told_the_groups() {
+    let folder = folder("groups");
+    let node = with_node(&folder, "renderD129", "RKNPU");
+    fs::set_permissions(&node, fs::Permissions::from_mode(0o660)).unwrap();
+    if let Some(user) = as_user(12345) {
+        let user = Other::start(user, &folder);
+        for word in ["REFUSED", "renderD129", "video and render"] {
+            assert!(user.said.contains(word), "{}", user.said);
+        }
+        user.end();
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn containers_that_share_the_node_keep_each_other_out() {
+    let folder = folder("containers");
+    with_node(&folder, "card1", "RKNPU");
+    // As `docker run -v /dev/dri:/dev/dri` does.
+    let dri = folder.join("dev/dri");
+    let bind = format!("mount --bind {0} {0}", dri.display());
+    if let Some(command) = in_namespace(&bind) {
+        let first = Other::start(command, &folder);
+        assert!(first.said.contains("TAKEN"), "{}", first.said);
+        let second = Other::start(in_namespace(&bind).unwrap(), &folder);
+        assert!(
+            second.said.contains("another process holds it"),
+            "{}",
+            second.said
+        );
+        first.end();
+        second.end();
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_node_of_the_container_s_own_is_told_from_the_host_s() {
+    let host = "3 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755\n";
+    let docker = "563 562 0:71 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k\n\
+                  567 563 0:5 /dri /dev/dri rw,nosuid master:2 - devtmpfs udev rw\n\
+                  570 562 0:80 / / rw - overlay overlay rw\n";
+    let card = Path::new("/dev/dri/card1");
+    assert_eq!(mounted_as(host, card), Some("devtmpfs"));
+    assert_eq!(mounted_as(docker, card), Some("devtmpfs"));
+    assert_eq!(mounted_as(docker, Path::new("/dev/rknpu")), Some("tmpfs"));
+    assert_eq!(mounted_as("", card), None);
+}
+
+#[test]
+fn without_a_folder_for_the_lock_there_is_one_clear_line() {
+    let folder = folder("none");
+    let nowhere = folder.join("nowhere");
+    let text =
+        refusal(lock_file(std::slice::from_ref(&nowhere)).map(|file| Taken { _files: vec![file] }));
+    assert!(
+        text.contains("nowhere") && text.contains("No such file"),
+        "{text}"
+    );
+    // The next one takes it.
+    lock_file(&[nowhere, folder.clone()]).unwrap();
+    // Neither a link nor a FIFO leads anywhere.
+    fs::remove_file(folder.join(FILE)).unwrap();
+    std::os::unix::fs::symlink(folder.join("target"), folder.join(FILE)).unwrap();
+    lock_file(std::slice::from_ref(&folder)).unwrap_err();
+    assert!(!folder.join("target").exists());
+    fs::remove_dir_all(folder).unwrap();
+}

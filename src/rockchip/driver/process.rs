@@ -1,0 +1,34 @@
+//! The file descriptors that a process with a real NPU needs from the system.
+
+use std::fs::File;
+
+use crate::rockchip::caps;
+
+/// Raises the limit of open files as far as the system allows, and warns if that is little.
+pub fn raise_file_limit() {
+    match rlimit::increase_nofile_limit(caps::FILE_DESCRIPTORS) {
+        Ok(limit) if limit >= caps::FILE_DESCRIPTORS => {}
+        Ok(limit) => log::warn!(
+            "at most {limit} files can be open; large models may need {} (ulimit -n)",
+            caps::FILE_DESCRIPTORS
+        ),
+        Err(error) => log::warn!("cannot raise the limit of open files: {error}"),
+    }
+}
+
+/// Returns the number of files that the process may have open.
+#[must_use]
+pub fn file_limit() -> u64 {
+    // SOURCE: 1024 is the usual soft limit of Linux, should the system not tell.
+    rlimit::getrlimit(rlimit::Resource::NOFILE).map_or(1024, |(soft, _)| soft)
+}
+
+/// How many files the process may have open, if it has that many.
+#[must_use]
+pub fn file_limit_reached() -> Option<u64> {
+    // SOURCE: open(2): EMFILE is the process's limit; there is no other way to ask that counts every descriptor.
+    const EMFILE: i32 = 24;
+    let error = File::open("/dev/null").err()?;
+    let (limit, _) = rlimit::getrlimit(rlimit::Resource::NOFILE).ok()?;
+    (error.raw_os_error() == Some(EMFILE)).then_some(limit)
+}

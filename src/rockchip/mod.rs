@@ -1,0 +1,213 @@
+//! The Rockchip NPU: weights in packed buffers, everything else in host memory; each multiplication is computed as it
+//! comes.
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`caps`] | the capabilities of each chip |
+//! | [`layout`], [`pack`] | packed weights: where they lie, and how they are made |
+//! | [`plan`] | which nodes the NPU computes, and how each is cut up |
+//! | [`buffer`], [`stream`] | ggml's buffers and graphs |
+//! | [`device`] | the NPU: quantizes activations, runs the cores, writes results |
+//! | [`discovery`] | whether there is one |
+//! | [`driver`] | librknnrt, or its stand-in, behind safe calls |
+//! | [`selftest`] | multiplications that an NPU must compute right before it is offered |
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+
+use self::device::{NAME, RkNpu};
+use self::driver::Rknn;
+use self::plan::Target;
+use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
+use crate::error::Result;
+use crate::graph::{Operation, Tensor};
+use crate::packfile::Packs;
+
+pub use self::buffer::RkBuffer;
+pub use self::stream::RkStream;
+
+pub mod buffer;
+pub mod caps;
+pub mod device;
+pub mod discovery;
+pub mod driver;
+pub mod layout;
+pub mod pack;
+pub mod plan;
+pub mod selftest;
+pub mod stream;
+
+/// A Rockchip NPU as ggml sees it.
+#[derive(Debug)]
+pub struct RkDevice {
+    npu: RkNpu,
+    target: Target,
+    /// The M that calls may have.
+    passed: selftest::Passed,
+    rows: Mutex<stream::RowScratch>,
+    /// Number of the next graph.
+    submissions: AtomicU64,
+    packs: OnceLock<Arc<Packs>>,
+    /// The fewest rows that the device multiplies with weights that packing makes larger: all, once there is no memory to
+    /// keep the bytes of all of them for the CPU.
+    min_m_narrow: AtomicUsize,
+    /// That weights are kept for the CPU has been logged.
+    narrow_said: Once,
+    /// Weights that were logged as too large.
+    too_large_said: Mutex<BTreeSet<String>>,
+}
+
+impl RkDevice {
+    /// Opens and tests an NPU.
+    ///
+    /// # Errors
+    /// As [`RkNpu::open`]; `SelfTest` if it computes something wrong.
+    pub fn start(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
+        let mut device = Self::untested(rknn, target)?;
+        device.passed = selftest::run(&device.npu, &device.target.rules)?;
+        Ok(device)
+    }
+
+    /// Opens an NPU without a test of what it computes: for benchmarks with a stand-in that computes nothing.
+    ///
+    /// # Errors
+    /// As [`RkNpu::open`].
+    pub fn untested(rknn: Arc<Rknn>, target: impl Into<Target>) -> Result<Self> {
+        let mut target = target.into();
+        // CPU numbers mean something only on the chip itself.
+        let here = discovery::chip_of_this_machine().filter(|caps| caps.soc == target.caps.soc);
+        let cpus = here.map_or(&[][..], |caps| caps.big_cpus);
+        let npu = RkNpu::open(rknn, target.caps, &target.precisions(), cpus)?;
+        target.caps = npu.caps();
+        Ok(Self {
+            min_m_narrow: AtomicUsize::new(target.min_m_narrow),
+            narrow_said: Once::new(),
+            too_large_said: Mutex::default(),
+            npu,
+            target,
+            passed: selftest::Passed::default(),
+            rows: Mutex::default(),
+            submissions: AtomicU64::new(0),
+            packs: OnceLock::new(),
+        })
+    }
+
+    /// The NPU.
+    #[must_use]
+    pub fn npu(&self) -> &RkNpu {
+        &self.npu
+    }
+
+    /// Says once for each weight that it is larger than a buffer can be.
+    fn report_too_large(&self, operation: &Operation) {
+        let Some(bytes) = plan::too_large(&self.target, operation) else {
+            return;
+        };
+        let name = operation.src[0].map_or("", |weights| weights.name);
+        let mut said = (self.too_large_said.lock()).unwrap_or_else(PoisonError::into_inner);
+        if said.insert(name.to_owned()) {
+            log::warn!(
+                "{}: {name} stays on the CPU: it takes {bytes} bytes, and a buffer has at most {}",
+                NAME,
+                caps::DOMAIN_WEIGHT_BYTES
+            );
+        }
+    }
+
+    /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
+    #[must_use]
+    pub fn address_space(&self) -> (usize, usize) {
+        self.npu.address_space()
+    }
+}
+
+impl Device for RkDevice {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn description(&self) -> String {
+        let (library, driver) = self.npu.versions();
+        let library = library.split_whitespace().next().unwrap_or("?");
+        let chip = self.npu.caps().soc.name().to_uppercase();
+        let simulated = if self.npu.is_simulated() {
+            " (simulated)"
+        } else {
+            ""
+        };
+        format!("Rockchip {chip} NPU, librknnrt {library}, driver {driver}{simulated}")
+    }
+
+    fn chip(&self) -> &'static str {
+        self.npu.caps().soc.name()
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.npu.is_simulated()
+    }
+
+    fn memory(&self) -> (usize, usize) {
+        self.weight_memory()
+    }
+
+    fn buffers(&self) -> Buffers {
+        Buffers::HostAndPacked
+    }
+
+    fn alignment(&self) -> usize {
+        layout::BLOCK_ALIGN_BYTES
+    }
+
+    fn max_buffer_bytes(&self) -> usize {
+        caps::DOMAIN_WEIGHT_BYTES
+    }
+
+    fn packed_bytes(&self, tensor: &Tensor) -> usize {
+        let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+        plan::weight_layout(&self.target, tensor).map_or(plain, |layout| layout.bytes().max(plain))
+    }
+
+    fn supports(&self, operation: &Operation) -> bool {
+        let plan = plan::question(&self.target, operation);
+        if let Err(reason) = plan {
+            log::trace!("{} stays on the CPU: {reason}", operation.dst.name);
+            self.report_too_large(operation);
+        }
+        plan.is_ok()
+    }
+
+    fn prefers_cpu(&self, operation: &Operation) -> bool {
+        let narrow = self.min_m_narrow.load(Ordering::Relaxed);
+        plan::prefers_cpu(&self.target, operation, narrow)
+    }
+
+    fn use_packs(&self, packs: Arc<Packs>) {
+        // Later ones change nothing.
+        let _ = self.packs.set(packs);
+    }
+
+    fn self_test(&self) -> Result<()> {
+        selftest::run(&self.npu, &self.target.rules).map(drop)
+    }
+
+    fn limit(&self, weights: &Tensor) -> Option<Limit> {
+        let layout = plan::weight_layout(&self.target, weights)?;
+        let (caps, precision) = (self.target.caps, layout.precision);
+        let cores = caps.cores.count() as f64;
+        let ops_per_ns = caps.cost.ops_per_ns(precision) / precision.rows() as f32;
+        Some(Limit {
+            weight_bytes: layout.bytes(),
+            bytes_per_ns: f64::from(caps.cost.bytes_per_ns) * cores,
+            ops_per_ns: f64::from(ops_per_ns) * cores,
+        })
+    }
+
+    fn allocate(self: Arc<Self>, bytes: usize, _shared: bool) -> Result<Box<dyn Buffer>> {
+        Ok(Box::new(RkBuffer::new(self, bytes)?))
+    }
+
+    fn stream(self: Arc<Self>) -> Box<dyn Stream> {
+        Box::new(RkStream::new(self))
+    }
+}

@@ -1,0 +1,451 @@
+//! What is supported, and how it is cut up: from a node's metadata and a chip's capabilities to a [`MulMat`].
+//! Pure, cheap and thread-safe; knows no device.
+
+use rknpu_ops::calibrate::Method;
+
+use super::caps::{self, Precision, RkCaps};
+use super::layout::WeightLayout;
+use crate::config::rules::{Choice, Rules};
+use crate::graph::{Op, Operation, Place, Refusal, Tensor};
+use crate::tensor::DType;
+
+pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
+
+mod bucket;
+
+/// The chip, and what the user wants of it.
+#[derive(Debug)]
+pub struct Target {
+    /// The chip.
+    pub caps: &'static RkCaps,
+    /// Which arithmetic the weights take.
+    pub rules: Rules,
+    /// How INT4 weights are clipped.
+    pub calibration: Method,
+    /// Multiplications of fewer rows are the CPU's.
+    pub min_m: usize,
+    /// The same for weights that packing makes larger ([`caps::NARROW`]), if it is more.
+    pub min_m_narrow: usize,
+    /// Keeps the bytes that weights were written with, or does not; `None`: keeps those that the CPU multiplies with.
+    pub keep: Option<bool>,
+}
+
+impl From<&'static RkCaps> for Target {
+    fn from(caps: &'static RkCaps) -> Self {
+        Self {
+            caps,
+            rules: Rules::default(),
+            calibration: Method::default(),
+            min_m: caps::MIN_M,
+            min_m_narrow: caps::MIN_M,
+            keep: None,
+        }
+    }
+}
+
+impl Target {
+    fn layout(&self, weights: &Tensor) -> Option<WeightLayout> {
+        let choice = self.rules.choice(weights.name);
+        WeightLayout::new(self.caps, choice, weights.dtype, weights.shape.ne)
+            .filter(|layout| buffer_bytes(layout, weights) <= caps::DOMAIN_WEIGHT_BYTES)
+    }
+
+    /// The arithmetics that weights may have.
+    #[must_use]
+    pub fn precisions(&self) -> Vec<Precision> {
+        let asked = |choice, arithmetic: Option<Precision>| {
+            arithmetic.filter(|_| self.rules.ask_for(choice))
+        };
+        let mut all = vec![Precision::Fp16, Precision::Int8];
+        all.extend(asked(Choice::Int4, self.caps.int4));
+        all.extend(asked(Choice::Int4Fp16, self.caps.int4_fp16));
+        all
+    }
+
+    /// Returns `true` if each weight's bytes are kept.
+    #[must_use]
+    pub fn keeps_all(&self) -> bool {
+        self.keep.unwrap_or(self.min_m > 1)
+    }
+
+    /// Returns `true` if the packed form of a weight has clearly more bytes than the weight.
+    fn is_narrow(&self, weights: &Tensor) -> bool {
+        let (packed, stored) = caps::NARROW;
+        let bytes = weights.shape.span_bytes(weights.dtype).unwrap_or(0);
+        (self.layout(weights)).is_some_and(|layout| layout.bytes() * stored > bytes * packed)
+    }
+
+    /// The fewest rows that the device multiplies with a weight. `narrow` is what holds for weights that packing makes
+    /// larger, if it is more.
+    fn min_m(&self, weights: &Tensor, narrow: usize) -> usize {
+        if narrow > self.min_m && self.is_narrow(weights) {
+            return narrow;
+        }
+        self.min_m
+    }
+}
+
+/// Bytes of a buffer that a weight takes: its own, or those of its packed form if that is larger.
+fn buffer_bytes(layout: &WeightLayout, weights: &Tensor) -> usize {
+    let plain = weights
+        .shape
+        .span_bytes(weights.dtype)
+        .unwrap_or(usize::MAX);
+    layout.bytes().max(plain)
+}
+
+/// The bytes of a multiplication's weights, if only their size keeps them from the device.
+#[must_use]
+pub fn too_large(target: &Target, operation: &Operation) -> Option<usize> {
+    let weights = operation.src[0].as_ref()?;
+    if !matches!(operation.op, Op::MulMat | Op::MulMatId) {
+        return None;
+    }
+    let choice = target.rules.choice(weights.name);
+    let layout = WeightLayout::new(target.caps, choice, weights.dtype, weights.shape.ne)?;
+    let bytes = buffer_bytes(&layout, weights);
+    (bytes > caps::DOMAIN_WEIGHT_BYTES).then_some(bytes)
+}
+
+/// A multiplication that the device computes: `dst[M,N] = act[M,K] · w[K,N]` for each of `planes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MulMat {
+    /// How the weights of one src0 lie in device memory.
+    pub weights: WeightLayout,
+    /// Rows of activations in each plane.
+    pub m: usize,
+    /// `ne[2]` and `ne[3]` of src1 and dst.
+    pub planes: [usize; 2],
+    /// How many planes of src1 share one of src0, in each outer dimension.
+    pub broadcast: [usize; 2],
+}
+
+impl MulMat {
+    /// The slice of src0 that plane `(i2, i3)` of src1 is multiplied with.
+    #[must_use]
+    pub fn slice(&self, src0_ne2: usize, i2: usize, i3: usize) -> usize {
+        i3 / self.broadcast[1] * src0_ne2 + i2 / self.broadcast[0]
+    }
+}
+
+/// Whether a tensor can be held packed on the chip, and how. Asks for the name, the type and the shape only, so the answer is
+/// the same for a weight that is asked about with M = 512, that is allocated, and that is used with M = 1.
+#[must_use]
+pub fn weight_layout(target: &Target, weights: &Tensor) -> Option<WeightLayout> {
+    let contiguous = weights.shape.is_contiguous(weights.dtype);
+    contiguous.then(|| target.layout(weights)).flatten()
+}
+
+/// A multiplication in which each row of activations goes to the expert that was chosen for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MulMatId {
+    /// How the weights of all experts lie in device memory, one slice each.
+    pub weights: WeightLayout,
+    /// Experts that there are.
+    pub experts: usize,
+    /// Experts that each token uses.
+    pub used: usize,
+    /// Tokens.
+    pub tokens: usize,
+}
+
+/// What the device is to do for a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// For [`Op::MulMat`].
+    MulMat(MulMat),
+    /// For [`Op::MulMatId`].
+    MulMatId(MulMatId),
+}
+
+impl Command {
+    /// How the weights lie in device memory.
+    #[must_use]
+    pub fn weights(&self) -> &WeightLayout {
+        match self {
+            Self::MulMat(command) => &command.weights,
+            Self::MulMatId(command) => &command.weights,
+        }
+    }
+}
+
+/// Plans a node for a question of ggml's: also says no where the device could, but should not.
+///
+/// # Errors
+/// The reason why the node is not for this device.
+pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refusal> {
+    // Weights in plain memory, and operands that were just computed, would have to be quantized and packed at each
+    // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as such, and packing
+    // at use is what happens.
+    let in_place = |weights: &Tensor| matches!(weights.place, Place::Packed | Place::Unknown);
+    if !matches!(operation.op, Op::MulMat | Op::MulMatId) {
+        return Err(NOT_OURS);
+    }
+    if !operation.src[0].as_ref().is_some_and(in_place) {
+        return Err("weights are not in packed memory");
+    }
+    command(target, operation)
+}
+
+/// The fate of a weight's bytes once it is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// They stay.
+    Always,
+    /// They stay if there is memory for them: the CPU is faster with few rows, and the device computes those, too.
+    IfThereIsRoom,
+    /// They are given back.
+    Never,
+}
+
+/// The fate of a weight's bytes once it is packed.
+#[must_use]
+pub fn keep(target: &Target, weights: &Tensor) -> Keep {
+    if target.keeps_all() {
+        return Keep::Always;
+    }
+    match target.keep {
+        None if target.min_m(weights, target.min_m_narrow) > 1 => Keep::IfThereIsRoom,
+        _ => Keep::Never,
+    }
+}
+
+/// Whether a node is left to the CPU although the device could compute it: it has too few rows. ggml cannot do so by
+/// itself, since it gives a node to the device that has the weights; whoever asks computes it from the bytes that a
+/// packed buffer keeps.
+///
+/// The rows of a [`Op::MulMatId`] are its tokens.
+///
+/// - `narrow`: the fewest rows that the device multiplies with weights that packing makes larger
+#[must_use]
+pub fn prefers_cpu(target: &Target, operation: &Operation, narrow: usize) -> bool {
+    let [Some(weights), Some(act), ..] = &operation.src else {
+        return false;
+    };
+    let [_, rows, tokens, _] = act.shape.ne;
+    let m = match operation.op {
+        Op::MulMat => rows,
+        Op::MulMatId => tokens,
+        _ => return false,
+    };
+    m < target.min_m.max(narrow)
+        && matches!(weights.place, Place::Packed | Place::Host)
+        && m < target.min_m(weights, narrow)
+}
+
+/// Plans a node.
+///
+/// # Errors
+/// The reason why the device cannot compute it.
+pub fn command(target: &Target, operation: &Operation) -> Result<Command, Refusal> {
+    let weights = operation.src[0].as_ref().ok_or(NOT_OURS)?;
+    let layout =
+        (target.layout(weights)).ok_or("weights of this type, size or name stay on the CPU")?;
+    command_for(layout, operation)
+}
+
+const NOT_OURS: Refusal = "not an operation of this NPU";
+
+/// Plans a node whose weights are laid out already. Allocates nothing.
+///
+/// # Errors
+/// The reason why the device cannot compute it.
+pub fn command_for(weights: WeightLayout, operation: &Operation) -> Result<Command, Refusal> {
+    let dst = &operation.dst;
+    match (operation.op, &operation.src) {
+        (Op::MulMat, [Some(src0), Some(src1), ..]) => {
+            mul_mat(weights, dst, src0, src1).map(Command::MulMat)
+        }
+        (Op::MulMatId, [Some(src0), Some(src1), Some(ids), ..]) => {
+            mul_mat_id(weights, dst, src0, src1, ids).map(Command::MulMatId)
+        }
+        _ => Err(NOT_OURS),
+    }
+}
+
+fn mul_mat(
+    weights: WeightLayout,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+) -> Result<MulMat, Refusal> {
+    check_operands(dst, src0, src1)?;
+    let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
+    if k != k1 || dst.shape.ne != [n, m, p2, p3] || p2 % s2 != 0 || p3 % s3 != 0 {
+        return Err("shapes do not fit");
+    }
+    Ok(MulMat {
+        weights,
+        m,
+        planes: [p2, p3],
+        broadcast: [p2 / s2, p3 / s3],
+    })
+}
+
+fn mul_mat_id(
+    weights: WeightLayout,
+    dst: &Tensor,
+    src0: &Tensor,
+    src1: &Tensor,
+    ids: &Tensor,
+) -> Result<MulMatId, Refusal> {
+    check_operands(dst, src0, src1)?;
+    let ([k, n, experts, s3], [k1, rows, tokens, p3]) = (src0.shape.ne, src1.shape.ne);
+    let [used, ids_tokens, ..] = ids.shape.ne;
+    if ids.dtype != DType::I32 || !readable(ids) {
+        return Err("choice of experts is not I32 in host memory");
+    }
+    let fits = k == k1
+        && dst.shape.ne == [n, used, tokens, 1]
+        && ids.shape.ne == [used, tokens, 1, 1]
+        && ids_tokens == tokens
+        && [s3, p3] == [1, 1]
+        && rows > 0
+        && used % rows == 0;
+    if !fits {
+        return Err("shapes do not fit");
+    }
+    Ok(MulMatId {
+        weights,
+        experts,
+        used,
+        tokens,
+    })
+}
+
+fn readable(tensor: &Tensor) -> bool {
+    matches!(tensor.place, Place::Host | Place::Unknown)
+}
+
+/// What holds for the operands of any multiplication.
+fn check_operands(dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<(), Refusal> {
+    if src0.place == Place::Foreign || !readable(src1) || !readable(dst) {
+        return Err("operands are in memory of another device");
+    }
+    if src0.shape.nb[0] != src0.dtype.step_bytes().unwrap_or(0) {
+        return Err("weights are transposed");
+    }
+    if !matches!(src1.dtype, DType::F32 | DType::F16)
+        || Some(src1.shape.nb[0]) != src1.dtype.step_bytes()
+    {
+        return Err("activations are not rows of F32 or F16");
+    }
+    if dst.dtype != DType::F32 || dst.shape.nb[0] != 4 {
+        return Err("result is not rows of F32");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{PARAMS, Role, sources};
+    use crate::tensor::Shape;
+
+    #[test]
+    fn few_rows_are_left_to_the_cpu_where_it_can_read_the_weights() {
+        let tensor = |place, ne| Tensor {
+            name: "tensor",
+            dtype: DType::F32,
+            format: None,
+            shape: Shape { ne, nb: [0; 4] },
+            place,
+            memory: None,
+            packed_offset: 0,
+            role: Role::State,
+            dequantize: None,
+        };
+        let mut target = Target::from(&caps::RK3588);
+        for (min_m, m, left) in [(1, 1, false), (2, 1, true), (2, 2, false), (8, 7, true)] {
+            target.min_m = min_m;
+            let prefers_cpu = |op, place, act| {
+                let weights = tensor(place, [64, 32, 4, 1]);
+                let act = tensor(Place::Host, act);
+                let operation = Operation {
+                    op,
+                    params: [0; PARAMS],
+                    dst: act,
+                    src: sources(&[weights, act]),
+                };
+                prefers_cpu(&target, &operation, 1)
+            };
+            // Planes are not rows, and slots are not tokens.
+            let (planes, tokens) = ([64, m, 4, 3], [64, 2, m, 1]);
+            for place in [Place::Packed, Place::Host] {
+                assert_eq!(prefers_cpu(Op::MulMat, place, planes), left, "{min_m} {m}");
+                assert_eq!(
+                    prefers_cpu(Op::MulMatId, place, tokens),
+                    left,
+                    "{min_m} {m}"
+                );
+            }
+            assert!(!prefers_cpu(Op::MulMat, Place::Foreign, planes));
+        }
+    }
+
+    #[test]
+    fn weights_that_packing_makes_larger_are_the_cpu_s_below_32_rows() {
+        let mut target = Target::from(&caps::RK3588);
+        target.min_m_narrow = caps::MIN_M_NARROW;
+        let block = |block_elems, block_bytes| DType::Quantized {
+            block_elems,
+            block_bytes,
+        };
+        // Q4_0, Q5_0, Q4_K; Q8_0, F16.
+        for (dtype, narrow) in [
+            (block(32, 18), true),
+            (block(32, 22), true),
+            (block(256, 144), true),
+            (block(32, 34), false),
+            (DType::F16, false),
+        ] {
+            let tensor = |place, dtype: DType, ne: [usize; 4]| {
+                let row = dtype.row_bytes(ne[0]).unwrap();
+                let nb = [dtype.step_bytes().unwrap(), row, row * ne[1], row * ne[1]];
+                Tensor {
+                    name: "tensor",
+                    dtype,
+                    format: None,
+                    shape: Shape { ne, nb },
+                    place,
+                    memory: None,
+                    packed_offset: 0,
+                    role: Role::State,
+                    dequantize: None,
+                }
+            };
+            let weights = tensor(Place::Packed, dtype, [4096, 4096, 1, 1]);
+            for (m, few) in [(1, true), (31, true), (32, false), (512, false)] {
+                let act = tensor(Place::Host, DType::F32, [4096, m, 1, 1]);
+                let operation = Operation {
+                    op: Op::MulMat,
+                    params: [0; PARAMS],
+                    dst: act,
+                    src: sources(&[weights, act]),
+                };
+                let left = |narrow| prefers_cpu(&target, &operation, narrow);
+                assert_eq!(left(target.min_m_narrow), narrow && few, "{dtype:?} M={m}");
+                // As memory is short, or with MIN_M=1.
+                assert!(!left(1));
+            }
+            let kept = if narrow {
+                Keep::IfThereIsRoom
+            } else {
+                Keep::Never
+            };
+            assert_eq!(keep(&target, &weights), kept, "{dtype:?}");
+            for (wish, kept) in [(true, Keep::Always), (false, Keep::Never)] {
+                let target = Target {
+                    keep: Some(wish),
+                    ..Target::from(&caps::RK3588)
+                };
+                assert_eq!(keep(&target, &weights), kept);
+            }
+            let all = Target {
+                min_m: 2,
+                ..Target::from(&caps::RK3588)
+            };
+            assert_eq!(keep(&all, &weights), Keep::Always);
+        }
+    }
+}

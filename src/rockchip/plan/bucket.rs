@@ -1,0 +1,277 @@
+//! How M rows are cut into calls. Contexts exist for powers of two only: rows are padded, or split over several calls.
+//! A power of two that the device computes wrong is left out; its rows go into the others.
+
+use crate::rockchip::caps::CallCost;
+use crate::rockchip::layout::WeightLayout;
+
+/// Largest M of one call.
+pub const M_BUCKET_MAX: usize = 512;
+
+/// One call's share of the M rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MPiece {
+    /// First row.
+    pub first: usize,
+    /// Rows with content.
+    pub rows: usize,
+    /// M of the context that computes them: a power of two; the rest is zeros.
+    pub bucket: usize,
+}
+
+/// The M that calls may have: powers of two up to [`M_BUCKET_MAX`], except those that the device computes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buckets {
+    /// Bit i stands for 2^i.
+    bits: u16,
+}
+
+impl Buckets {
+    /// Every power of two.
+    pub const ALL: Self = Self {
+        bits: (1 << (M_BUCKET_MAX.ilog2() + 1)) - 1,
+    };
+
+    /// All of these but one.
+    #[must_use]
+    pub fn without(self, bucket: usize) -> Self {
+        Self {
+            bits: self.bits & !bit(bucket),
+        }
+    }
+
+    /// Returns `true` if calls may have this M.
+    #[must_use]
+    pub fn contain(self, bucket: usize) -> bool {
+        bucket.is_power_of_two() && self.bits & bit(bucket) != 0
+    }
+
+    /// The smallest M that takes `rows`.
+    fn at_least(self, rows: usize) -> Option<usize> {
+        (0..=M_BUCKET_MAX.ilog2())
+            .map(|log| 1 << log)
+            .find(|bucket| *bucket >= rows && self.contain(*bucket))
+    }
+
+    /// The largest M of at most `rows`.
+    fn at_most(self, rows: usize) -> Option<usize> {
+        (0..=M_BUCKET_MAX.ilog2())
+            .rev()
+            .map(|log| 1 << log)
+            .find(|bucket| *bucket <= rows && self.contain(*bucket))
+    }
+}
+
+fn bit(bucket: usize) -> u16 {
+    1u16.checked_shl(bucket.ilog2()).unwrap_or(0)
+}
+
+/// What the calls for one block of weights cost, to choose between padding and splitting.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucketing {
+    buckets: Buckets,
+    /// The call as such.
+    call_ns: f32,
+    /// Reading the weights.
+    weights_ns: f32,
+    /// Computing a row.
+    row_ns: f32,
+}
+
+impl Bucketing {
+    /// For the blocks of a weight. All blocks are alike, so one stands for them all.
+    #[must_use]
+    pub fn new(cost: &CallCost, layout: &WeightLayout, buckets: Buckets) -> Self {
+        // CAST: rounding changes no choice that matters.
+        let elements = (layout.segment_k * layout.chunk_n) as f32;
+        let rows = layout.precision.rows() as f32;
+        Self {
+            buckets,
+            call_ns: cost.call_ns,
+            weights_ns: layout.block_bytes() as f32 / cost.bytes_per_ns,
+            row_ns: 2.0 * elements * rows / cost.ops_per_ns(layout.precision),
+        }
+    }
+
+    /// Nanoseconds of one call with M = `bucket`.
+    fn cost(&self, bucket: usize) -> f32 {
+        self.call_ns + self.weights_ns.max(bucket as f32 * self.row_ns)
+    }
+
+    /// Nanoseconds of the cheapest way to compute `rows`, at most as many as the largest bucket, and the first call of it.
+    fn best(&self, rows: usize) -> (f32, MPiece) {
+        let piece = |rows, bucket| MPiece {
+            first: 0,
+            rows,
+            bucket,
+        };
+        let up = self.buckets.at_least(rows).unwrap_or(M_BUCKET_MAX);
+        let (padded, whole) = (self.cost(up), piece(rows, up));
+        if up == rows {
+            return (padded, whole);
+        }
+        let Some(down) = self.buckets.at_most(rows) else {
+            return (padded, whole);
+        };
+        // Each step takes away the largest bucket that fits, so this ends after about as many as M has digits.
+        let (rest, _) = self.best(rows - down);
+        let split = self.cost(down) + rest;
+        if padded <= split {
+            return (padded, whole);
+        }
+        (split, piece(down, down))
+    }
+
+    /// Cuts `m` rows into calls: as many of the largest as there are, then for the rest the cheaper of one that is padded
+    /// and of the largest power of two with a rest of its own (72 = 64 + 8).
+    pub fn pieces(self, m: usize) -> impl Iterator<Item = MPiece> {
+        let mut first = 0;
+        let largest = self.buckets.at_most(M_BUCKET_MAX).unwrap_or(M_BUCKET_MAX);
+        std::iter::from_fn(move || {
+            let left = m - first;
+            if left == 0 {
+                return None;
+            }
+            let (_, piece) = self.best(left.min(largest));
+            let piece = MPiece { first, ..piece };
+            first += piece.rows;
+            Some(piece)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::rules::Choice;
+    use crate::rockchip::caps::{ALL, RkCaps};
+    use crate::tensor::DType;
+
+    fn buckets(costs: Bucketing, m: usize) -> Vec<usize> {
+        costs.pieces(m).map(|piece| piece.bucket).collect()
+    }
+
+    fn total(costs: Bucketing, buckets: &[usize]) -> f32 {
+        buckets.iter().map(|bucket| costs.cost(*bucket)).sum()
+    }
+
+    /// Costs of every chip, arithmetic and some sizes, and made-up ones from no overhead to nothing else.
+    fn tables() -> Vec<Bucketing> {
+        let of = |caps: &RkCaps, choice, ne| {
+            let layout = WeightLayout::new(caps, Some(choice), DType::F16, ne)?;
+            Some(Bucketing::new(&caps.cost, &layout, Buckets::ALL))
+        };
+        let mut all = Vec::new();
+        for caps in ALL {
+            for choice in [Choice::Fp16, Choice::Int8, Choice::Int4] {
+                for ne in [[32, 32, 1, 1], [576, 1536, 1, 1], [4096, 14336, 1, 1]] {
+                    all.extend(of(caps, choice, ne));
+                }
+            }
+        }
+        for (call_ns, weights_ns, row_ns) in [
+            (0.0, 0.0, 1.0),
+            (1.0, 0.0, 0.0),
+            (5.0, 9.0, 1.0),
+            (40.0, 100.0, 1.0),
+        ] {
+            all.push(Bucketing {
+                buckets: Buckets::ALL,
+                call_ns,
+                weights_ns,
+                row_ns,
+            });
+        }
+        all
+    }
+
+    #[test]
+    fn pieces_cover_all_rows_once_and_stay_in_their_bucket() {
+        for costs in tables() {
+            for m in 0..1100 {
+                let mut next = 0;
+                for piece in costs.pieces(m) {
+                    assert_eq!(piece.first, next);
+                    assert!(piece.rows >= 1 && piece.rows <= piece.bucket);
+                    assert!(piece.bucket.is_power_of_two() && piece.bucket <= M_BUCKET_MAX);
+                    next += piece.rows;
+                }
+                assert_eq!(next, m);
+            }
+        }
+    }
+
+    #[test]
+    fn no_piece_has_a_bucket_that_is_left_out() {
+        for left_out in (0..10).map(|log| 1 << log) {
+            for costs in tables() {
+                let costs = Bucketing {
+                    buckets: Buckets::ALL.without(left_out),
+                    ..costs
+                };
+                for m in 0..1100 {
+                    let mut next = 0;
+                    for piece in costs.pieces(m) {
+                        assert!(costs.buckets.contain(piece.bucket) && piece.bucket != left_out);
+                        assert!(piece.first == next && (1..=piece.bucket).contains(&piece.rows));
+                        next += piece.rows;
+                    }
+                    assert_eq!(next, m);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn never_worse_by_the_table_than_all_padded_or_all_split() {
+        for costs in tables() {
+            for m in 1..1100 {
+                let mut padded = vec![M_BUCKET_MAX; m / M_BUCKET_MAX];
+                let mut split = padded.clone();
+                let rest = m % M_BUCKET_MAX;
+                if rest > 0 {
+                    padded.push(rest.next_power_of_two());
+                }
+                split.extend(
+                    (0..9)
+                        .rev()
+                        .map(|bit| rest & 1 << bit)
+                        .filter(|bit| *bit > 0),
+                );
+                assert_eq!(split.iter().sum::<usize>(), m);
+                let have = total(costs, &buckets(costs, m));
+                // Sums in another order may differ in the last digit.
+                let limit = total(costs, &padded).min(total(costs, &split)) * 1.000_01;
+                assert!(have <= limit, "M={m} {costs:?}: {have} > {limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn cheap_calls_split_and_dear_ones_pad() {
+        let costs = |call_ns, weights_ns| Bucketing {
+            buckets: Buckets::ALL,
+            call_ns,
+            weights_ns,
+            row_ns: 1.0,
+        };
+        assert_eq!(buckets(costs(5.0, 9.0), 72), [64, 8]);
+        assert_eq!(buckets(costs(5.0, 9.0), 600), [512, 64, 16, 8]);
+        assert_eq!(buckets(costs(40.0, 100.0), 72), [128]);
+        assert_eq!(buckets(costs(40.0, 100.0), 600), [512, 128]);
+    }
+
+    #[test]
+    fn a_large_int8_weight_on_rk3588_is_padded_up_to_the_rows_that_its_reading_hides() {
+        let ne = [4096, 12288, 1, 1];
+        let caps = &crate::rockchip::caps::RK3588;
+        let layout = WeightLayout::new(caps, Some(Choice::Int8), DType::F16, ne).unwrap();
+        let costs = Bucketing::new(&caps.cost, &layout, Buckets::ALL);
+        // 1800 ops/ns against 8.87 bytes/ns: the weights take as long as 101 rows.
+        assert_eq!(buckets(costs, 33), [64]);
+        assert_eq!(buckets(costs, 72), [128]);
+        assert_eq!(buckets(costs, 130), [128, 2]);
+        assert_eq!(buckets(costs, 300), [256, 64]);
+        assert_eq!(buckets(costs, 400), [256, 128, 16]);
+        assert_eq!(buckets(costs, 450), [512]);
+    }
+}

@@ -1,0 +1,342 @@
+//! Graphs: each node is computed as it comes. Finds its weights, walks planes, experts and buckets of M.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use rknpu_ops::calibrate::Method;
+use rknpu_ops::pack::Rows;
+
+use super::device::{NAME, WeightMemory, WeightSlice, Weights};
+use super::layout::WeightLayout;
+use super::pack::Source;
+use super::plan::{self, Bucketing, Command, MulMat, MulMatId};
+use super::{RkBuffer, RkDevice};
+use crate::backend::{GraphError, Node, Stream};
+use crate::error::{Error, Result};
+use crate::graph::{Operation, Tensor};
+use crate::host_memory::{Region, RegionMut};
+use crate::tensor::DType;
+
+/// A stream of graphs on the Rockchip NPU, which computes each node as it comes.
+#[derive(Debug)]
+pub struct RkStream {
+    device: Arc<RkDevice>,
+}
+
+impl RkStream {
+    /// Makes a stream.
+    #[must_use]
+    pub fn new(device: Arc<RkDevice>) -> Self {
+        Self { device }
+    }
+}
+
+impl Stream for RkStream {
+    fn device_name(&self) -> &str {
+        NAME
+    }
+
+    fn submit(&self, _uid: u64, nodes: &mut [Node]) -> std::result::Result<(), GraphError> {
+        let graph = self.device.submissions.fetch_add(1, Ordering::Relaxed);
+        for (number, node) in nodes.iter_mut().enumerate() {
+            let computed = self.device.compute(node, graph);
+            computed.map_err(|error| GraphError {
+                node: Some(number),
+                error,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn replay(&self, _uid: u64) -> Option<std::result::Result<(), GraphError>> {
+        None
+    }
+}
+
+/// The packed weights of a node.
+enum Packed<'a> {
+    /// Packed when they were written.
+    Ready(&'a WeightMemory, &'a Weights),
+    /// Packed as they are used, for this node only.
+    AtUse(Box<AtUse<'a>>),
+}
+
+/// Weights that are packed slice by slice.
+struct AtUse<'a> {
+    src0: Tensor<'a>,
+    /// All slices.
+    rows: Cow<'a, [u8]>,
+    calibration: Method,
+    memory: WeightMemory,
+    weights: Weights,
+    /// The slice that `weights` holds.
+    slice: Option<usize>,
+}
+
+/// Expert, token and slot.
+type Chosen = (usize, usize, usize);
+
+/// Rows on their way to and from the device; kept from node to node, so that nothing is allocated again.
+#[derive(Debug, Default)]
+pub(super) struct RowScratch {
+    /// Activations that are not rows of F32 in memory.
+    converted: Vec<f32>,
+    chosen: Vec<Chosen>,
+    /// Activations of one expert, and its results.
+    gathered: Vec<f32>,
+    result: Vec<f32>,
+}
+
+impl Packed<'_> {
+    /// Makes a slice available.
+    fn slice(&mut self, slice: usize) -> WeightSlice<'_> {
+        match self {
+            Self::Ready(memory, weights) => WeightSlice {
+                memory,
+                weights,
+                slice,
+            },
+            Self::AtUse(at_use) => {
+                at_use.pack(slice);
+                WeightSlice {
+                    memory: &at_use.memory,
+                    weights: &at_use.weights,
+                    slice: 0,
+                }
+            }
+        }
+    }
+}
+
+impl AtUse<'_> {
+    fn pack(&mut self, slice: usize) {
+        if self.slice == Some(slice) {
+            return;
+        }
+        let [_, n, s2, s3] = self.src0.shape.ne;
+        let bytes = self.rows.len() / (s2 * s3);
+        let source = Source {
+            dtype: self.src0.dtype,
+            rows: &self.rows[slice * bytes..][..bytes],
+            dequantize: self.src0.dequantize,
+            calibration: self.calibration,
+            feedback: &[],
+        };
+        self.memory.pack(&mut self.weights, 0, source, 0..n);
+        self.slice = Some(slice);
+    }
+}
+
+impl RkDevice {
+    /// Computes one node.
+    ///
+    /// - `graph`: number of the graph, another one for each submission
+    ///
+    /// # Errors
+    /// `Graph` if the node is not one that the device supports, or names an expert that does not exist; else the device's
+    /// error.
+    pub fn compute(&self, node: &mut Node, graph: u64) -> Result<()> {
+        let buffer = node.src[0].and_then(|buffer| (buffer as &dyn Any).downcast_ref());
+        let contents = buffer.map(RkBuffer::contents);
+        let operation = &node.operation;
+        let src0 = operand(operation, 0)?;
+        let found = contents.as_ref().and_then(|contents| contents.find(&src0));
+        let (command, mut packed) = match (buffer, found) {
+            (Some(buffer), Some(weights)) => {
+                let command = plan::command_for(*weights.layout(), operation);
+                let packed = Packed::Ready(&buffer.memory, weights);
+                (command.map_err(refused)?, packed)
+            }
+            _ => {
+                let command = plan::command(&self.target, operation).map_err(refused)?;
+                if let Some(contents) = &contents {
+                    let bytes = src0.shape.span_bytes(src0.dtype).unwrap_or(0);
+                    let range = src0.packed_offset..src0.packed_offset + bytes;
+                    contents.check(&src0, &range, false, "packed in another shape")?;
+                }
+                let packed = self.pack_at_use(command.weights(), src0)?;
+                (command, packed)
+            }
+        };
+        // Another thread that computes meanwhile begins with an empty one.
+        let mut rows = std::mem::take(&mut *self.lock_rows());
+        let result = match command {
+            Command::MulMat(command) => {
+                self.mul_mat(&command, &mut packed, node, graph, &mut rows.converted)
+            }
+            Command::MulMatId(command) => self.mul_mat_id(&command, &mut packed, node, &mut rows),
+        };
+        *self.lock_rows() = rows;
+        result
+    }
+
+    fn lock_rows(&self) -> MutexGuard<'_, RowScratch> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pack_at_use<'a>(&self, layout: &WeightLayout, src0: Tensor<'a>) -> Result<Packed<'a>> {
+        let rows = gather_rows(&src0).ok_or_else(|| refused("weights have no memory"))?;
+        let one = WeightLayout {
+            slices: 1,
+            ..*layout
+        };
+        let memory = self.npu.allocate(one.bytes())?;
+        let weights = memory.place(one, 0)?;
+        Ok(Packed::AtUse(Box::new(AtUse {
+            src0,
+            rows,
+            calibration: self.target.calibration,
+            memory,
+            weights,
+            slice: None,
+        })))
+    }
+
+    fn mul_mat(
+        &self,
+        command: &MulMat,
+        packed: &mut Packed,
+        node: &mut Node,
+        graph: u64,
+        converted: &mut Vec<f32>,
+    ) -> Result<()> {
+        let Node { operation, out, .. } = node;
+        let (src0, src1) = (operand(operation, 0)?, operand(operation, 1)?);
+        let (act, dst) = (memory(&src1)?, operation.dst);
+        let ([k, ..], nb) = (src1.shape.ne, src1.shape.nb);
+        // Rows that are converted first lie in the same scratch whatever they are.
+        let graph = (src1.dtype == DType::F32).then_some(graph);
+        for i3 in 0..command.planes[1] {
+            for i2 in 0..command.planes[0] {
+                let slice = command.slice(src0.shape.ne[2], i2, i3);
+                let from = i2 * nb[2] + i3 * nb[3];
+                let to = i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
+                let rows = act.rows(from, src1.dtype, [command.m, k], nb[1], converted);
+                let to = (to, dst.shape.nb[1]);
+                self.rows(packed, slice, rows, graph, out, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Each expert multiplies the rows that chose it, gathered into one matrix.
+    fn mul_mat_id(
+        &self,
+        command: &MulMatId,
+        packed: &mut Packed,
+        node: &mut Node,
+        scratch: &mut RowScratch,
+    ) -> Result<()> {
+        let Node { operation, out, .. } = node;
+        let (src1, ids) = (operand(operation, 1)?, operand(operation, 2)?);
+        let act = memory(&src1)?;
+        let RowScratch {
+            converted,
+            chosen,
+            gathered,
+            result,
+        } = scratch;
+        chosen_experts(command, &ids, memory(&ids)?, chosen);
+        if let Some(&(expert, ..)) = chosen
+            .iter()
+            .find(|(expert, ..)| *expert >= command.experts)
+        {
+            let reason = format!("expert {expert} of {}", command.experts);
+            return Err(refused(&reason));
+        }
+        let dst = operation.dst;
+        let [n, ..] = dst.shape.ne;
+        let ([k, rows_of_act, ..], nb) = (src1.shape.ne, src1.shape.nb);
+        for group in chosen.chunk_by(|a, b| a.0 == b.0) {
+            gathered.clear();
+            for &(_, token, slot) in group {
+                let from = slot % rows_of_act * nb[1] + token * nb[2];
+                let row = act.rows(from, src1.dtype, [1, k], nb[1], converted);
+                gathered.extend_from_slice(row.row(0));
+            }
+            result.resize(group.len() * n, 0.0);
+            let rows = Rows::new(gathered, group.len(), k, k);
+            let mut region = RegionMut::from(&mut result[..]);
+            self.rows(packed, group[0].0, rows, None, &mut region, (0, n * 4))?;
+            for (&(_, token, slot), row) in group.iter().zip(result.chunks_exact(n)) {
+                let to = slot * dst.shape.nb[1] + token * dst.shape.nb[2];
+                out.write_row(to, row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Multiplies rows with one slice of the weights, bucket by bucket.
+    fn rows(
+        &self,
+        packed: &mut Packed,
+        slice: usize,
+        act: Rows<f32>,
+        graph: Option<u64>,
+        out: &mut RegionMut,
+        (offset, stride_bytes): (usize, usize),
+    ) -> Result<()> {
+        let w = packed.slice(slice);
+        let layout = w.weights.layout();
+        let (n, buckets) = (layout.n, self.passed.buckets(layout.precision));
+        let costs = Bucketing::new(&self.target.caps.cost, layout, buckets);
+        for piece in costs.pieces(act.count()) {
+            let to = offset + piece.first * stride_bytes;
+            let columns = out.rows(to, [piece.rows, n], stride_bytes);
+            let rows = act.rows(piece.first..piece.first + piece.rows);
+            self.npu.mul_mat(w, rows, piece.bucket, graph, columns)?;
+        }
+        Ok(())
+    }
+}
+
+/// Which expert each token chose in each slot, sorted by expert. An index that is negative comes
+/// out as one that is too large.
+fn chosen_experts(command: &MulMatId, ids: &Tensor, memory: Region, chosen: &mut Vec<Chosen>) {
+    chosen.clear();
+    for token in 0..command.tokens {
+        for slot in 0..command.used {
+            let at = slot * ids.shape.nb[0] + token * ids.shape.nb[1];
+            let id: i32 = bytemuck::pod_read_unaligned(memory.bytes(at, 4));
+            chosen.push((usize::try_from(id).unwrap_or(usize::MAX), token, slot));
+        }
+    }
+    chosen.sort_unstable();
+}
+
+fn refused(reason: &str) -> Error {
+    Error::Graph {
+        reason: reason.into(),
+    }
+}
+
+fn operand<'a>(operation: &Operation<'a>, index: usize) -> Result<Tensor<'a>> {
+    operation.src[index].ok_or_else(|| refused("an operand is missing"))
+}
+
+/// The bytes of an operand.
+fn memory<'a>(tensor: &Tensor<'a>) -> Result<Region<'a>> {
+    let memory = tensor.memory;
+    memory.ok_or_else(|| refused("an operand has no memory"))
+}
+
+/// All rows of a weight, one after another: in place if they are, else copied.
+fn gather_rows<'a>(weights: &Tensor<'a>) -> Option<Cow<'a, [u8]>> {
+    let (memory, shape) = (weights.memory?, weights.shape);
+    let row_bytes = weights.dtype.row_bytes(shape.ne[0])?;
+    if shape.is_contiguous(weights.dtype) {
+        return Some(Cow::Borrowed(memory.bytes(0, row_bytes * shape.rows())));
+    }
+    let mut rows = Vec::with_capacity(row_bytes * shape.rows());
+    for i3 in 0..shape.ne[3] {
+        for i2 in 0..shape.ne[2] {
+            for i1 in 0..shape.ne[1] {
+                let start = i1 * shape.nb[1] + i2 * shape.nb[2] + i3 * shape.nb[3];
+                rows.extend_from_slice(memory.bytes(start, row_bytes));
+            }
+        }
+    }
+    Some(Cow::Owned(rows))
+}

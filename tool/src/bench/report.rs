@@ -1,0 +1,311 @@
+//! What was measured, as a table, comma-separated values or JSON. Whatever is printed says whether a device is simulated.
+
+use std::fmt;
+use std::time::Duration;
+
+use ggml_rust_npu::backend::{Device, Limit};
+use serde::Serialize;
+
+use super::cpu::Time;
+use crate::quantize::Format;
+use crate::text::plain;
+
+/// All of it.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Of this tool.
+    pub version: &'static str,
+    /// What was measured.
+    pub devices: Vec<DeviceLine>,
+    /// The points.
+    pub rows: Vec<Row>,
+    /// From where on devices are faster than the CPU.
+    pub crossovers: Vec<Crossover>,
+    /// What was left out, and what the backend said.
+    pub notes: Vec<String>,
+}
+
+/// A device.
+#[derive(Debug, Serialize)]
+pub struct DeviceLine {
+    /// Name in ggml.
+    pub name: String,
+    /// Chip and library.
+    pub description: String,
+    /// The chip's name.
+    pub chip: &'static str,
+    /// Whether times are those of the stand-in.
+    pub simulated: bool,
+}
+
+/// A point: `dst[M,N] = act[M,K] · w[K,N]`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Name of the device.
+    pub device: String,
+    /// Whether the time is the stand-in's.
+    pub simulated: bool,
+    /// Type of the weights in the model's file.
+    pub r#type: &'static str,
+    /// Rows of activations.
+    pub m: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Outputs.
+    pub n: usize,
+    /// Least time.
+    pub microseconds: f64,
+    /// Bytes of packed weights over the time.
+    pub gb_per_s: f64,
+    /// Multiplications and additions over the time.
+    pub gops: f64,
+    /// Part of what the chip could do at best, if that is known.
+    pub share: Option<f64>,
+    /// What bounds the chip: `memory` or `arithmetic`.
+    pub bound: &'static str,
+    /// Time of the CPU, if it was measured.
+    pub cpu_microseconds: Option<f64>,
+}
+
+/// From where on a device is faster than the CPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Crossover {
+    /// Name of the device.
+    pub device: String,
+    /// Whether its times are the stand-in's.
+    pub simulated: bool,
+    /// The fewest rows that it shall multiply.
+    pub min_m: usize,
+    /// Largest number of rows that was measured on both sides.
+    pub measured_up_to: usize,
+}
+
+impl Row {
+    /// A point that was measured.
+    pub fn new(
+        device: &dyn Device,
+        format: Format,
+        [m, k, n]: [usize; 3],
+        time: Duration,
+        limit: Option<Limit>,
+        cpu: Option<&Time>,
+    ) -> Self {
+        // The clock's resolution is less than any of these.
+        let ns = time.as_secs_f64().max(1e-9) * 1e9;
+        let ops = 2.0 * m as f64 * k as f64 * n as f64;
+        let is_memory = limit.is_none_or(|limit| limit.memory_ns() >= limit.least_ns(ops));
+        Self {
+            device: device.name().into(),
+            simulated: device.is_simulated(),
+            r#type: format.dtype().name(),
+            m,
+            k,
+            n,
+            microseconds: ns / 1e3,
+            gb_per_s: limit.map_or(0.0, |limit| limit.weight_bytes as f64 / ns),
+            gops: ops / ns,
+            share: limit.map(|limit| limit.least_ns(ops) / ns),
+            bound: if is_memory { "memory" } else { "arithmetic" },
+            cpu_microseconds: cpu.map(|time| time.microseconds),
+        }
+    }
+}
+
+impl Crossover {
+    /// From the points of one device; `None` if none was measured on the CPU as well.
+    ///
+    /// A number of rows counts as faster if all its points together are. Between two that were measured, the CPU has the
+    /// benefit of the doubt only for the smaller one.
+    pub fn of(rows: &[&Row]) -> Option<Self> {
+        let mut sums: Vec<(usize, f64, f64)> = Vec::new();
+        for row in rows {
+            let Some(cpu) = row.cpu_microseconds else {
+                continue;
+            };
+            match sums.iter_mut().find(|(m, ..)| *m == row.m) {
+                Some((_, npu, of_cpu)) => {
+                    (*npu, *of_cpu) = (*npu + row.microseconds, *of_cpu + cpu)
+                }
+                None => sums.push((row.m, row.microseconds, cpu)),
+            }
+        }
+        sums.sort_by_key(|(m, ..)| *m);
+        let slower = sums.iter().rev().find(|(_, npu, cpu)| npu >= cpu);
+        Some(Self {
+            device: rows.first()?.device.clone(),
+            simulated: rows.first()?.simulated,
+            min_m: slower.map_or(1, |(m, ..)| m + 1),
+            measured_up_to: sums.last()?.0,
+        })
+    }
+}
+
+/// What is said of times that are not a chip's.
+pub const SIMULATED: &str =
+    "simulated: times of the stand-in on this CPU, which say nothing of the chip";
+
+impl Report {
+    /// Comma-separated values, with names in the first line.
+    pub fn csv(&self) -> String {
+        let mut text = String::from(
+            "device,simulated,type,m,k,n,microseconds,gb_per_s,gops,share,bound,cpu_microseconds\n",
+        );
+        let optional =
+            |number: Option<f64>| number.map_or(String::new(), |number| format!("{number:.6}"));
+        for row in &self.rows {
+            let Row {
+                device,
+                simulated,
+                r#type,
+                m,
+                k,
+                n,
+                bound,
+                ..
+            } = row;
+            text += &format!(
+                "{device},{simulated},{type},{m},{k},{n},{:.3},{:.6},{:.6},{},{bound},{}\n",
+                row.microseconds,
+                row.gb_per_s,
+                row.gops,
+                optional(row.share),
+                optional(row.cpu_microseconds)
+            );
+        }
+        text
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        for device in &self.devices {
+            writeln!(f, "{}: {}", device.name, plain(&device.description))?;
+            if device.simulated {
+                writeln!(f, "{SIMULATED}")?;
+            }
+            writeln!(
+                f,
+                "{:8} {:>5} {:>6} {:>6} {:>12} {:>8} {:>9} {:>8}  {:10} {:>12}",
+                "type", "M", "K", "N", "us", "GB/s", "GOPS", "share", "bound by", "CPU us"
+            )?;
+            for row in self.rows.iter().filter(|row| row.device == device.name) {
+                let share = row
+                    .share
+                    .map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
+                let cpu = row
+                    .cpu_microseconds
+                    .map_or("-".into(), |time| format!("{time:.1}"));
+                let Row {
+                    r#type,
+                    m,
+                    k,
+                    n,
+                    bound,
+                    ..
+                } = row;
+                writeln!(
+                    f,
+                    "{type:8} {m:5} {k:6} {n:6} {:12.1} {:8.2} {:9.1} {share:>8}  {bound:10} {cpu:>12}",
+                    row.microseconds, row.gb_per_s, row.gops
+                )?;
+            }
+            for found in self
+                .crossovers
+                .iter()
+                .filter(|found| found.device == device.name)
+            {
+                let Crossover {
+                    min_m,
+                    measured_up_to,
+                    ..
+                } = found;
+                let simulated = if device.simulated { " (simulated)" } else { "" };
+                let what = match min_m {
+                    1 => format!(
+                        "faster than the CPU with any number of rows up to {measured_up_to}"
+                    ),
+                    m if m > measured_up_to => {
+                        format!("the CPU is faster up to {measured_up_to} rows")
+                    }
+                    m => format!("faster than the CPU from {m} rows on"),
+                };
+                writeln!(
+                    f,
+                    "{}{simulated}: {what}; GGML_RUST_NPU_MIN_M={min_m}",
+                    found.device
+                )?;
+            }
+        }
+        for note in &self.notes {
+            writeln!(f, "- {}", plain(note))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(m: usize, npu: f64, cpu: Option<f64>) -> Row {
+        Row {
+            device: "RKNPU0".into(),
+            simulated: true,
+            r#type: "Q8_0",
+            m,
+            k: 64,
+            n: 32,
+            microseconds: npu,
+            gb_per_s: 1.0,
+            gops: 2.0,
+            share: Some(0.25),
+            bound: "memory",
+            cpu_microseconds: cpu,
+        }
+    }
+
+    fn min_m(rows: &[Row]) -> Option<usize> {
+        let rows: Vec<&Row> = rows.iter().collect();
+        Crossover::of(&rows).map(|found| found.min_m)
+    }
+
+    #[test]
+    fn the_npu_takes_over_where_it_is_faster_from_then_on() {
+        let cpu = Some(10.0);
+        assert_eq!(min_m(&[row(1, 5.0, cpu), row(2, 5.0, cpu)]), Some(1));
+        assert_eq!(
+            min_m(&[row(4, 5.0, cpu), row(1, 20.0, cpu), row(2, 15.0, cpu)]),
+            Some(3)
+        );
+        // Once faster and then slower again: from behind the last slower one.
+        assert_eq!(
+            min_m(&[row(1, 5.0, cpu), row(2, 15.0, cpu), row(4, 5.0, cpu)]),
+            Some(3)
+        );
+        assert_eq!(min_m(&[row(1, 20.0, cpu), row(512, 20.0, cpu)]), Some(513));
+        // All points of an M together.
+        assert_eq!(min_m(&[row(1, 15.0, cpu), row(1, 4.0, cpu)]), Some(1));
+        assert_eq!(min_m(&[row(1, 15.0, None)]), None);
+    }
+
+    #[test]
+    fn every_line_of_the_values_says_that_it_is_simulated() {
+        let report = Report {
+            version: "1",
+            devices: Vec::new(),
+            rows: vec![row(1, 5.0, None), row(2, 5.0, Some(7.0))],
+            crossovers: Vec::new(),
+            notes: Vec::new(),
+        };
+        let csv = report.csv();
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(lines.len(), 3);
+        let columns = |line: &str| line.split(',').count();
+        assert!(lines.iter().all(|line| columns(line) == 12), "{csv}");
+        assert_eq!(
+            lines[1],
+            "RKNPU0,true,Q8_0,1,64,32,5.000,1.000000,2.000000,0.250000,memory,"
+        );
+        assert!(lines[2].ends_with(",7.000000"), "{csv}");
+    }
+}

@@ -1,0 +1,142 @@
+//! The way of a weight on a chip: the planner's own answer to the multiplication that llama.cpp would ask for.
+
+use clap::builder::PossibleValuesParser;
+use ggml_rust_npu::backend::offline::Form;
+use ggml_rust_npu::config::Config;
+use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Refusal, Role, Tensor, sources};
+use ggml_rust_npu::rockchip::plan::Target;
+use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
+use ggml_rust_npu::{hexagon, rockchip};
+
+use crate::Failure;
+
+/// Rows of activations in the question: llama.cpp's own when it asks where a weight shall go.
+const M: usize = 512;
+
+/// A chip, and what the user wants of it.
+pub enum Chip {
+    /// A Rockchip NPU.
+    Rockchip(Box<Target>),
+    /// Any Hexagon NPU: they take the same weights.
+    Hexagon,
+}
+
+/// Names of all chips, for an argument.
+pub fn names() -> PossibleValuesParser {
+    let rockchip = rockchip::caps::ALL.into_iter().map(|caps| caps.soc.name());
+    PossibleValuesParser::new(rockchip.chain(hexagon::caps::ALL.iter().map(|caps| caps.name)))
+}
+
+/// Whether the token embeddings are the output head, too.
+pub fn is_tied(header: &Header) -> bool {
+    header.tensor("output.weight").is_none()
+}
+
+/// ggml has a way to `f32` for every quantized type; the planner only asks whether there is one.
+struct Exists;
+
+impl Dequantize for Exists {
+    fn dequantize(&self, _: &[u8], _: &mut [f32]) {
+        unreachable!("plans are made of metadata")
+    }
+}
+
+impl Chip {
+    /// The chip of a name, with the user's rules and calibration.
+    ///
+    /// # Errors
+    /// Text, if there is no such chip, or it has not what a rule asks for.
+    pub fn new(name: &str, config: &Config) -> Result<Self, Failure> {
+        if let Some(caps) = rockchip::caps::by_name(name) {
+            return Ok(Self::Rockchip(Box::new(rockchip::discovery::target(
+                caps, config,
+            )?)));
+        }
+        let hexagon = hexagon::caps::by_name(name).map(|_| Self::Hexagon);
+        hexagon.ok_or_else(|| format!("no such chip: {name}").into())
+    }
+
+    /// The packed form of a tensor, or why it stays on the CPU.
+    ///
+    /// - `tied`: the token embeddings are the output head, too
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn form(&self, tensor: &TensorInfo, tied: bool) -> Result<Form, String> {
+        let is_matrix = tensor.dims >= 2 && tensor.name.ends_with(".weight");
+        if !is_matrix {
+            return Err("no matrix".into());
+        }
+        if tensor.ne.contains(&0) {
+            return Err("it has no elements".into());
+        }
+        if tensor.name.contains("token_embd") && !tied {
+            return Err("rows are looked up, not multiplied".into());
+        }
+        // The planner's word for all of them is one; which it was is seen here.
+        self.ask(tensor).map_err(|reason| match tensor.dtype {
+            GgmlType::F32 | GgmlType::BF16 => {
+                format!("the NPU takes no {} weights", tensor.dtype.name())
+            }
+            _ => reason.into(),
+        })
+    }
+
+    /// What the planner says of a multiplication with `tensor` as weights.
+    fn ask(&self, tensor: &TensorInfo) -> Result<Form, Refusal> {
+        let (dtype, format) = tensor.dtype.tensor_type();
+        let [k, n, experts, outer] = tensor.ne;
+        let weights = Tensor {
+            format,
+            place: Place::Packed,
+            ..operand(&tensor.name, dtype, [k, n, experts, outer])
+        };
+        let experts = tensor.name.contains("_exps");
+        let plane = if experts { [1, M] } else { [M, 1] };
+        let act = operand("act", DType::F32, [k, plane[0], plane[1], 1]);
+        let dst = operand("dst", DType::F32, [n, plane[0], plane[1], 1]);
+        let ids = operand("ids", DType::I32, [1, M, 1, 1]);
+        let operation = Operation {
+            op: if experts { Op::MulMatId } else { Op::MulMat },
+            params: [0; PARAMS],
+            dst,
+            src: sources(&[weights, act, ids]),
+        };
+        match self {
+            Self::Rockchip(target) => {
+                let command = rockchip::plan::question(target, &operation)?;
+                Ok(Form::Rockchip(*command.weights(), target.calibration))
+            }
+            Self::Hexagon => {
+                let command = hexagon::plan::question(VTCM_BYTES, &operation)?;
+                let weights = command.weights().ok_or("it stays as it is")?;
+                Ok(Form::Hexagon(*weights))
+            }
+        }
+    }
+}
+
+/// VTCM to plan with; a device says its own when it is opened.
+// SOURCE: ggml-hexagon of ggml 0.25.3 assumes 8 MiB where the DSP cannot be asked.
+const VTCM_BYTES: usize = 8 << 20;
+
+/// An operand whose rows follow each other.
+fn operand(name: &str, dtype: DType, ne: [usize; 4]) -> Tensor<'_> {
+    let step = dtype.step_bytes().unwrap_or(1);
+    let row = dtype.row_bytes(ne[0]).unwrap_or(ne[0]);
+    Tensor {
+        name,
+        dtype,
+        format: None,
+        shape: Shape {
+            ne,
+            nb: [step, row, row * ne[1], row * ne[1] * ne[2]],
+        },
+        place: Place::Unknown,
+        role: Role::Weights,
+        memory: None,
+        packed_offset: 0,
+        dequantize: Some(&Exists),
+    }
+}

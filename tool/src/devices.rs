@@ -1,0 +1,247 @@
+//! `ggml-npu devices`: which NPUs there are, and why others are not.
+
+use std::fmt;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use clap::Args as ClapArgs;
+use ggml_rust_npu::backend::{self, Absent, Device};
+use ggml_rust_npu::config::{self, Config};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use serde::Serialize;
+
+use crate::text::{plain, print, print_json};
+use crate::{Failure, NO_DEVICE};
+
+/// List the NPUs that llama.cpp would get, and the reason for each that it would not
+///
+/// Looks for them exactly as the backend does, with the same GGML_RUST_NPU_* environment variables: GGML_RUST_NPU_SIM=rk3588
+/// simulates a chip. Exit code 3 means that there is none.
+#[derive(Debug, ClapArgs)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Run each device's self-test again and print all that a bug report needs
+    #[arg(long)]
+    self_test: bool,
+    /// Measure each device and print a report for an issue, without names of people or machines
+    ///
+    /// Takes some seconds. One line for each fact: calls of the vendor's library and what they returned, versions, times, rates
+    /// and errors; what each means is in docs/guide/probe.md.
+    #[arg(long, conflicts_with_all = ["json", "self_test"])]
+    probe: bool,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    devices: Vec<Line>,
+    /// Why devices are not there, and warnings.
+    messages: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    machine: Option<Machine>,
+}
+
+/// One device.
+#[derive(Debug, Serialize)]
+struct Line {
+    name: String,
+    description: String,
+    simulated: bool,
+    memory_free_bytes: usize,
+    memory_total_bytes: usize,
+    max_buffer_bytes: usize,
+    alignment_bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    self_test: Option<SelfTest>,
+}
+
+/// How a self-test went.
+#[derive(Debug, Serialize)]
+struct SelfTest {
+    passed: bool,
+    milliseconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// Where this ran.
+#[derive(Debug, Serialize)]
+struct Machine {
+    system: String,
+    kernel: String,
+    board: String,
+    variables: Vec<String>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Text for the user.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let config = Config::from_env()?;
+    listen()?;
+    if args.probe {
+        return crate::probe::run(&config);
+    }
+    let found = backend::find_devices(&config);
+    let mut messages: Vec<String> = found.absent.iter().map(Absent::to_string).collect();
+    messages.extend(self::messages());
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        devices: (found.devices.iter())
+            .map(|device| line(&**device, args.self_test))
+            .collect(),
+        messages,
+        machine: args.self_test.then(machine),
+    };
+    match args.json {
+        true => print_json(&report)?,
+        false => print(&report.to_string())?,
+    }
+    let passed = |line: &Line| line.self_test.as_ref().is_none_or(|test| test.passed);
+    Ok(match report.devices.as_slice() {
+        [] => ExitCode::from(NO_DEVICE),
+        devices if devices.iter().all(passed) => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// Keeps what the backend says from now on.
+///
+/// # Errors
+/// Text, if somebody else listens.
+pub fn listen() -> Result<(), Failure> {
+    log::set_logger(&MESSAGES).map_err(|error| error.to_string())?;
+    log::set_max_level(LevelFilter::Debug);
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in config::unknown_variables(names) {
+        log::warn!(
+            "{name} is no variable of this backend; there are {}",
+            config::known_variables()
+        );
+    }
+    Ok(())
+}
+
+/// Why devices are not there, and warnings, since the last call.
+pub fn messages() -> Vec<String> {
+    MESSAGES.take()
+}
+
+fn line(device: &dyn Device, with_test: bool) -> Line {
+    let (free, total) = device.memory();
+    Line {
+        name: device.name().into(),
+        description: device.description(),
+        simulated: device.is_simulated(),
+        memory_free_bytes: free,
+        memory_total_bytes: total,
+        max_buffer_bytes: device.max_buffer_bytes(),
+        alignment_bytes: device.alignment(),
+        self_test: with_test.then(|| test(device)),
+    }
+}
+
+fn test(device: &dyn Device) -> SelfTest {
+    let start = Instant::now();
+    let result = device.self_test();
+    SelfTest {
+        passed: result.is_ok(),
+        milliseconds: start.elapsed().as_secs_f64() * 1e3,
+        error: result.err().map(|error| error.to_string()),
+    }
+}
+
+fn machine() -> Machine {
+    let read = |path: &str| {
+        let text = std::fs::read_to_string(path).unwrap_or_else(|_| "unknown".into());
+        text.trim_end_matches(['\0', '\n']).to_owned()
+    };
+    let mut variables: Vec<String> = std::env::vars_os()
+        .filter_map(|(name, value)| {
+            let name = name.into_string().ok()?;
+            let ours = name.starts_with("GGML_RUST_NPU_");
+            ours.then(|| format!("{name}={}", value.to_string_lossy()))
+        })
+        .collect();
+    variables.sort();
+    Machine {
+        system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        kernel: read("/proc/sys/kernel/osrelease"),
+        board: read("/proc/device-tree/model"),
+        variables,
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mib = |bytes: usize| bytes >> 20;
+        if let Some(machine) = &self.machine {
+            writeln!(f, "ggml-rust-npu {}", self.version)?;
+            writeln!(
+                f,
+                "system     {}, kernel {}",
+                machine.system, machine.kernel
+            )?;
+            writeln!(f, "board      {}", plain(&machine.board))?;
+            writeln!(f, "variables  {}", plain(machine.variables.join(" ")))?;
+            writeln!(f)?;
+        }
+        for line in &self.devices {
+            writeln!(f, "{}: {}", line.name, plain(&line.description))?;
+            let (free, total) = (mib(line.memory_free_bytes), mib(line.memory_total_bytes));
+            writeln!(f, "  memory     {free} MiB free of {total} MiB")?;
+            let (largest, alignment) = (mib(line.max_buffer_bytes), line.alignment_bytes);
+            writeln!(
+                f,
+                "  buffers    at most {largest} MiB, aligned to {alignment} bytes"
+            )?;
+            if let Some(test) = &line.self_test {
+                let result = plain(test.error.as_deref().unwrap_or("passed"));
+                writeln!(f, "  self-test  {result} ({:.1} ms)", test.milliseconds)?;
+            }
+        }
+        if self.devices.is_empty() {
+            writeln!(f, "no NPU can be used")?;
+        }
+        for message in &self.messages {
+            writeln!(f, "- {}", plain(message))?;
+        }
+        Ok(())
+    }
+}
+
+static MESSAGES: Messages = Messages(Mutex::new(Vec::new()));
+
+/// Keeps what the backend says of devices that it leaves out.
+struct Messages(Mutex<Vec<String>>);
+
+impl Messages {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Log for Messages {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        metadata.target().starts_with("ggml_")
+    }
+
+    fn log(&self, record: &Record) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        if record.level() <= Level::Warn {
+            self.0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}

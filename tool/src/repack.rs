@@ -1,0 +1,204 @@
+//! `ggml-npu repack`: the weights of a model as a chip wants them, in a file that they are loaded from.
+
+mod feedback;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use clap::builder::PossibleValuesParser;
+use ggml_rust_npu::backend::offline::{Form, Weight};
+use ggml_rust_npu::config::rules::{Choice, Rules};
+use ggml_rust_npu::config::{self, Config};
+use ggml_rust_npu::gguf::{File, TensorInfo};
+use ggml_rust_npu::packfile::Writer;
+
+use crate::Failure;
+use crate::chip::{self, Chip};
+use crate::files::Files;
+use crate::progress::Progress;
+use crate::quantize::{Imatrix, not_finite};
+use crate::text::say;
+
+/// Pack a model's weights for a chip
+///
+/// Does once what the backend does each time that it loads a model: puts weights into the
+/// chip's layout and, for Rockchip, quantizes and calibrates them. The model is loaded as
+/// usual; weights that the pack has come from there:
+///
+///   ggml-npu repack model.gguf --chip rk3588 -o model.npu
+///   GGML_RUST_NPU_PACK=model.npu llama-cli -m model.gguf ...
+///
+/// GGML_RUST_NPU_RULES and GGML_RUST_NPU_CALIBRATION count, as they do for the backend; where
+/// it runs, it must have the same rules.
+#[derive(Debug, ClapArgs)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// The model: a GGUF
+    model: PathBuf,
+    /// Chip to pack for; one pack serves all hexagon chips
+    #[arg(long, value_parser = chip::names())]
+    chip: String,
+    /// The file to write [default: the model's name with .npu]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Which arithmetic weights take, as GGML_RUST_NPU_RULES: pattern=choice,...
+    #[arg(long)]
+    rules: Option<String>,
+    /// How INT4 weights are clipped, as GGML_RUST_NPU_CALIBRATION
+    #[arg(long, value_parser = PossibleValuesParser::new(config::calibrations()))]
+    calibrate: Option<String>,
+    /// Statistics of the model's inputs, which llama-imatrix wrote: INT4 weights are rounded so
+    /// that what one loses the next ones make up for, where inputs are large
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+}
+
+/// A weight and what it becomes.
+type Job<'a> = (&'a TensorInfo, Form);
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Text for the user.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let mut config = Config::from_env()?;
+    if let Some(rules) = &args.rules {
+        config.rules = Rules::parse(rules).map_err(|reason| format!("--rules: {reason}"))?;
+    }
+    if let Some(word) = &args.calibrate {
+        config.calibration = config::calibration(Some(word.clone()))?;
+    }
+    let chip = Chip::new(&args.chip, &config)?;
+    let mut files = Files::default();
+    let imatrix = args.imatrix.as_deref();
+    let imatrix = imatrix
+        .map(|path| Imatrix::open(&mut files, path))
+        .transpose()?;
+    let file = files.gguf(&args.model)?;
+    let output = (args.output.clone()).unwrap_or_else(|| args.model.with_extension("npu"));
+    files.output(&output)?;
+    let jobs = jobs(&file, &chip);
+    if jobs.is_empty() {
+        let model = args.model.display();
+        return Err(format!("no weight of {model} is for {}", args.chip).into());
+    }
+    let has_int4 = jobs.iter().any(|(_, form)| is_int4(form));
+    if let (Some(path), false) = (&args.imatrix, has_int4) {
+        let path = path.display();
+        return Err(format!("--imatrix {path} is for INT4 weights: no rule asks for them").into());
+    }
+    let options = options(args, &config, &chip);
+    let names = jobs.iter().map(|(tensor, _)| tensor.name.as_str());
+    let mut writer = Writer::create(&output, &args.chip, &options, names)?;
+    let total = jobs
+        .iter()
+        .map(|(tensor, _)| tensor.range.len() as u64)
+        .sum();
+    let progress = Progress::new("packing", total);
+    for job in &jobs {
+        let (tensor, form) = job;
+        check_values(&file, tensor)?;
+        let feedback = match (form, &imatrix) {
+            (Form::Rockchip(layout, _), Some(imatrix)) if is_int4(form) => feedback::of(
+                layout,
+                &tensor.name,
+                imatrix.of(&tensor.name, tensor.ne[0])?,
+            )?,
+            _ => Vec::new(),
+        };
+        let weight = Weight {
+            name: &tensor.name,
+            dtype: tensor.dtype,
+            ne: tensor.ne,
+            data: file.data(tensor),
+            feedback: &feedback,
+        };
+        form.write(&weight, &mut writer, |range| {
+            progress.add(range.len() as u64);
+            // What was read is not needed again: memory stays that of a piece.
+            file.release(tensor, range);
+            true
+        })?;
+    }
+    progress.finish();
+    writer.finish()?;
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    say(format_args!(
+        "{}: {} weights, {:.1} MiB, were {:.1} MiB",
+        output.display(),
+        jobs.len(),
+        mib(fs::metadata(&output)?.len()),
+        mib(total)
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes of a tensor that are looked at between two releases.
+const CHECK_BYTES: usize = 4 << 20;
+
+/// Refuses numbers that no scale can be found for. Blocks of quantized types are checked by what packing makes of them.
+fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), Failure> {
+    for (chunk, bytes) in file.data(tensor).chunks(CHECK_BYTES).enumerate() {
+        let first = chunk * CHECK_BYTES;
+        if let Some(index) = not_finite(tensor.dtype, bytes) {
+            let (name, k) = (&tensor.name, tensor.ne[0]);
+            let index = index + first / tensor.dtype.block_bytes();
+            let (row, weight) = (index / k, index % k);
+            return Err(format!("row {row} of {name}: weight {weight} is no finite number").into());
+        }
+        // Pages that this chunk shares with the last one, too.
+        file.release(
+            tensor,
+            first.saturating_sub(CHECK_BYTES)..first + bytes.len(),
+        );
+    }
+    Ok(())
+}
+
+/// How the pack was made, in the words of the command line.
+fn options(args: &Args, config: &Config, chip: &Chip) -> String {
+    let mut options = Vec::new();
+    if let Chip::Rockchip(target) = chip {
+        let rules = args
+            .rules
+            .clone()
+            .or(std::env::var("GGML_RUST_NPU_RULES").ok());
+        options.extend(rules.map(|rules| format!("--rules {rules}")));
+        let asks = |choice| target.rules.ask_for(choice);
+        if asks(Choice::Int4) || asks(Choice::Int4Fp16) {
+            options.push(format!(
+                "--calibrate {}",
+                config::calibration_word(config.calibration)
+            ));
+            let imatrix = args.imatrix.as_ref().and_then(|path| path.file_name());
+            options.extend(imatrix.map(|name| format!("--imatrix {}", name.display())));
+        }
+    }
+    options.join(" ")
+}
+
+fn is_int4(form: &Form) -> bool {
+    matches!(form, Form::Rockchip(layout, _) if layout.precision.is_int4())
+}
+
+/// The weights that the chip takes. Of those that it takes and that cannot be packed here, a line says so.
+fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<Job<'a>> {
+    let tied = chip::is_tied(file.header());
+    let mut jobs = Vec::new();
+    for tensor in &file.header().tensors {
+        let Ok(form) = chip.form(tensor, tied) else {
+            continue;
+        };
+        if !form.can_pack(tensor.dtype) {
+            let (name, dtype) = (&tensor.name, tensor.dtype.name());
+            say(format_args!(
+                "{name} is packed when it is loaded: it is {dtype}, which only llama.cpp can read"
+            ));
+            continue;
+        }
+        jobs.push((tensor, form));
+    }
+    jobs
+}

@@ -1,0 +1,275 @@
+//! Proves that `ggml-npu bench` times what it was asked for on simulated devices, says in each output that they are
+//! simulated, finds from where on they are faster than given times of the CPU, and writes what the backend then reads.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use ggml_rust_npu::config::Config;
+use serde_json::Value;
+
+const SMALL: [&str; 4] = ["--rows", "1,2,4", "--shapes", "64x192"];
+
+/// A folder of one test's own, empty.
+fn folder(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// Runs `ggml-npu bench` on simulated chips, with a file of settings.
+fn bench(chips: &str, settings: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("GGML_RUST_NPU_") {
+            command.env_remove(name);
+        }
+    }
+    // Nothing of the user who runs the tests.
+    let command = command.env("XDG_CONFIG_HOME", settings.parent().unwrap());
+    let command = command.env("GGML_RUST_NPU_SIM", chips);
+    if settings.exists() {
+        command.env("GGML_RUST_NPU_CONFIG", settings);
+    }
+    command.arg("bench").args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// Standard output of a run that succeeds.
+fn done(output: &Output) -> &str {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// What upstream prints, of a CPU that is much faster for two rows and much slower for four.
+fn cpu_times(folder: &Path) -> String {
+    let line = |m: usize, time: &str| {
+        format!(
+            "  MUL_MAT(type_a=q8_0,type_b=f32,m=192,n={m},k=64,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1,\
+             src_overlap=0,m_v=0,pad=0):  207 runs - {time} us/run - 1.00 MFLOP/run -  1.00 GFLOPS\n"
+        )
+    };
+    let path = folder.join("cpu.txt");
+    let times = [line(1, "0.001"), line(2, "0.001"), line(4, "999999999.00")];
+    std::fs::write(&path, times.concat()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_output_says_that_times_are_the_stand_in_s() {
+    let folder = folder("tool_bench_outputs");
+    let (none, png) = (folder.join("none.conf"), folder.join("plot.png"));
+    let png_arg = ["--png", png.to_str().unwrap()];
+    let chips = "rk3588,hexagon-v75";
+    let table = bench(chips, &none, &[&SMALL[..], &png_arg].concat());
+    let table = done(&table);
+    for device in ["RKNPU0", "HEX0"] {
+        let lines = table.lines().skip_while(|line| !line.starts_with(device));
+        let lines: Vec<&str> = lines.take(12).collect();
+        assert!(lines[0].contains("(simulated)"), "{table}");
+        assert!(lines[1].starts_with("simulated: "), "{table}");
+        // Three types and three numbers of rows, each with its share.
+        let shares = lines[3..12].iter().filter(|line| line.contains(" %"));
+        assert_eq!(shares.count(), 9, "{table}");
+    }
+    let image = std::fs::read(&png).unwrap();
+    assert_eq!(image[..8], *b"\x89PNG\r\n\x1a\n");
+    let size = |at: usize| u32::from_be_bytes(*image[at..].first_chunk().unwrap());
+    assert_eq!((size(16), size(20)), (1000, 1000));
+
+    let csv = bench(chips, &none, &[&SMALL[..], &["--csv"]].concat());
+    let lines: Vec<Vec<&str>> = done(&csv)
+        .lines()
+        .map(|line| line.split(',').collect())
+        .collect();
+    assert_eq!(lines.len(), 1 + 2 * 9);
+    assert_eq!(
+        lines[0][..6],
+        ["device", "simulated", "type", "m", "k", "n"]
+    );
+    assert!(lines[1..].iter().all(|line| line[1] == "true"), "{lines:?}");
+
+    let json = bench(
+        chips,
+        &none,
+        &[&SMALL[..], &["--json", "--types", "q4_0"]].concat(),
+    );
+    let json: Value = serde_json::from_str(done(&json)).unwrap();
+    assert!(
+        json["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|device| device["simulated"] == true)
+    );
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    for row in rows {
+        let number = |key: &str| row[key].as_f64().unwrap();
+        assert_eq!(row["simulated"], true);
+        // INT8 on Rockchip; blocks of 18 bytes for 32 on Hexagon.
+        let bytes = if row["device"] == "HEX0" {
+            64.0 * 192.0 / 32.0 * 18.0
+        } else {
+            64.0 * 192.0
+        };
+        assert!(
+            (number("gb_per_s") * number("microseconds") * 1e3 / bytes - 1.0).abs() < 1e-6,
+            "{row}"
+        );
+        let ops = 2.0 * number("m") * 64.0 * 192.0;
+        assert!(
+            (number("gops") * number("microseconds") * 1e3 / ops - 1.0).abs() < 1e-6,
+            "{row}"
+        );
+        assert!(number("share") > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn the_backend_reads_from_where_on_the_npu_is_faster() {
+    let folder = folder("tool_bench_config");
+    let settings = folder.join("settings.conf");
+    std::fs::write(&settings, "# mine\nmin_m.rk3588 = 9\n").unwrap();
+    let cpu = cpu_times(&folder);
+    let args = [
+        &SMALL[..],
+        &["--types", "q8_0", "--cpu", &cpu, "--write-config"],
+    ]
+    .concat();
+    let output = bench("rk3588", &settings, &args);
+    let said = done(&output);
+    assert!(
+        said.contains("faster than the CPU from 3 rows on; GGML_RUST_NPU_MIN_M=3"),
+        "{said}"
+    );
+    assert!(
+        said.contains("RKNPU0 (simulated): at least 3 rows, written to"),
+        "{said}"
+    );
+    let written = std::fs::read_to_string(&settings).unwrap();
+    assert_eq!(
+        written,
+        "# mine\nmin_m.rk3588 = 9\nmin_m.rk3588.simulated = 3\n"
+    );
+    let min_m = |sim: Option<&str>| {
+        let config = Config::from_lookup(|name| match name {
+            "GGML_RUST_NPU_CONFIG" => Some(settings.to_str().unwrap().into()),
+            "GGML_RUST_NPU_SIM" => sim.map(String::from),
+            _ => None,
+        });
+        config.unwrap().min_m("rk3588").unwrap()
+    };
+    assert_eq!((min_m(Some("rk3588")), min_m(None)), (3, 9));
+
+    // Hexagon leaves nothing to the CPU.
+    let output = bench("hexagon-v75", &settings, &args);
+    assert!(done(&output).contains("there is nothing to set"));
+    assert_eq!(std::fs::read_to_string(&settings).unwrap(), written);
+}
+
+#[test]
+fn without_a_named_file_settings_go_to_the_user_s_folder() {
+    let folder = folder("tool_bench_folder");
+    let settings = folder.join("ggml-rust-npu.conf");
+    let cpu = cpu_times(&folder);
+    let args = [
+        &SMALL[..],
+        &["--types", "q8_0", "--cpu", &cpu, "--write-config"],
+    ]
+    .concat();
+    done(&bench("rk3576", &settings, &args));
+    assert_eq!(
+        std::fs::read_to_string(&settings).unwrap(),
+        "min_m.rk3576.simulated = 3\n"
+    );
+}
+
+#[test]
+fn sizes_of_the_cpu_s_file_are_timed_and_what_no_device_takes_is_named() {
+    let folder = folder("tool_bench_sizes");
+    let cpu = cpu_times(&folder);
+    let args = [
+        "--rows",
+        "2",
+        "--shapes",
+        "48x32",
+        "--types",
+        "q8_0,q4_0",
+        "--cpu",
+        &cpu,
+        "--csv",
+    ];
+    let csv = bench("rk3588", &folder.join("none.conf"), &args);
+    let rows: Vec<&str> = done(&csv).lines().skip(1).collect();
+    let starts = [
+        "RKNPU0,true,Q8_0,1,64,192,",
+        "RKNPU0,true,Q8_0,2,64,192,",
+        "RKNPU0,true,Q8_0,4,64,192,",
+    ];
+    assert_eq!(rows.len(), 3, "{rows:?}");
+    assert!(
+        rows.iter()
+            .zip(starts)
+            .all(|(row, start)| row.starts_with(start)),
+        "{rows:?}"
+    );
+    let args = ["--rows", "2", "--shapes", "48x32", "--types", "q4_0"];
+    let table = bench("rk3588", &folder.join("none.conf"), &args);
+    assert!(done(&table).contains("RKNPU0: Q4_0 48x32 is left to the CPU"));
+}
+
+#[test]
+fn what_is_wrong_is_one_clear_error() {
+    let folder = folder("tool_bench_wrong");
+    let none = folder.join("none.conf");
+    let fails = |settings: &Path, args: &[&str], code: i32, words: &[&str]| {
+        let output = bench("rk3588", settings, args);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {errors}");
+        assert!(
+            words.iter().all(|word| errors.contains(word)),
+            "{words:?}: {errors}"
+        );
+    };
+    fails(&none, &["--shapes", "64y64"], 2, &["64y64", "2048x8192"]);
+    fails(&none, &["--rows", "0"], 2, &["65536"]);
+    fails(&none, &["--write-config"], 2, &["--cpu"]);
+    fails(&none, &["--csv", "--json"], 2, &["--json"]);
+    fails(&none, &["--cpu", "/nowhere"], 1, &["/nowhere"]);
+    let empty = folder.join("empty.txt");
+    std::fs::write(&empty, "no times\n").unwrap();
+    fails(
+        &none,
+        &["--cpu", empty.to_str().unwrap()],
+        1,
+        &["empty.txt", "test-backend-ops perf"],
+    );
+    let bad = folder.join("bad.conf");
+    std::fs::write(&bad, "min_m.rk3588 = 2\nmin_m.rk3599 = 2\n").unwrap();
+    fails(
+        &bad,
+        &SMALL,
+        3,
+        &[
+            "GGML_RUST_NPU_CONFIG",
+            "bad.conf",
+            "line 2",
+            "rk3599",
+            "rk3588, rk3576",
+        ],
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_ggml-npu"))
+        .args(["bench"])
+        .env("GGML_RUST_NPU_SIM", "rk3588")
+        .env("GGML_RUST_NPU_DEVICES", "RKNPU9")
+        .env("XDG_CONFIG_HOME", &folder)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("RKNPU0 is left out"));
+}

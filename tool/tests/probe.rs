@@ -1,0 +1,178 @@
+//! Proves that `ggml-npu devices --probe` prints what docs/guide/probe.md says, on every kind of chip, says `simulated` where it
+//! is, and tells nothing about people.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::process::{Command, Output};
+
+use regex_lite::Regex;
+
+const GUIDE: &str = include_str!("../../docs/guide/probe.md");
+
+/// A person's environment.
+const PERSON: [(&str, &str); 5] = [
+    ("HOME", "/srv/zaphod"),
+    ("USER", "zaphod"),
+    ("HOSTNAME", "heartofgold"),
+    ("LD_LIBRARY_PATH", "/srv/zaphod/lib:/home/zaphod/lib"),
+    ("DSP_LIBRARY_PATH", "/data/data/org.heartofgold/files"),
+];
+
+fn probe(variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    command
+        .args(["devices", "--probe"])
+        .env_clear()
+        .envs(PERSON);
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8([&output.stdout[..], &output.stderr[..]].concat()).unwrap()
+}
+
+/// The keys of the guide for a device, as patterns, and whether a report must have them.
+fn schema(device: &str) -> Vec<(Regex, bool)> {
+    let mut keys = Vec::new();
+    for row in GUIDE.lines().filter(|line| line.starts_with("| `")) {
+        let mut cells = row.trim_matches('|').split(" | ");
+        let names = cells.next().unwrap();
+        let must = !cells.next().unwrap().starts_with("if ");
+        for key in names.split_whitespace() {
+            let key = key.trim_matches('`');
+            let (first, rest) = key.split_once('.').unwrap();
+            let first = match first {
+                "dev" => device,
+                "hex#" if device == "hex0" => device,
+                "hex#" => continue,
+                "rknpu0" if device != "rknpu0" => continue,
+                other => other,
+            };
+            let rest = rest
+                .replace('.', r"\.")
+                .replace('#', "[0-9]+")
+                .replace('*', r"[^:]+");
+            keys.push((Regex::new(&format!("^{first}\\.{rest}$")).unwrap(), must));
+        }
+    }
+    assert!(keys.len() > 30, "the guide has no tables");
+    keys
+}
+
+/// Key and value of each line.
+fn lines(report: &str) -> Vec<(&str, &str)> {
+    let form = Regex::new(r"^[a-z0-9_]+(\.[A-Za-z0-9_,/-]+)+: \S.*$").unwrap();
+    let lines = report.lines().map(|line| {
+        assert!(form.is_match(line), "no line of a report: {line}");
+        line.split_once(": ").unwrap()
+    });
+    lines.collect()
+}
+
+fn holds_the_schema(report: &str, device: &str) {
+    let (schema, lines) = (schema(device), lines(report));
+    for (key, _) in &lines {
+        let known = schema.iter().any(|(pattern, _)| pattern.is_match(key));
+        assert!(known, "{key} is not in docs/guide/probe.md");
+        let same = lines.iter().filter(|(other, _)| other == key).count();
+        assert_eq!(same, 1, "{key} is there {same} times");
+    }
+    for (pattern, must) in schema {
+        let there = lines.iter().any(|(key, _)| pattern.is_match(key));
+        assert!(
+            there || !must,
+            "{device}: nothing like {}",
+            pattern.as_str()
+        );
+    }
+}
+
+fn tells_nothing_about_people(report: &str) {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = Some(host.trim()).filter(|host| host.len() > 2);
+    let lower = report.to_lowercase();
+    for word in ["zaphod", "heartofgold", "/home/", "serial"] {
+        assert!(!lower.contains(word), "{word} in\n{report}");
+    }
+    let words = report.split(|c: char| !c.is_alphanumeric() && c != '-');
+    let named = words.filter(|word| Some(*word) == host).count();
+    assert_eq!(named, 0, "{host:?} in\n{report}");
+}
+
+fn check_simulated(chip: &str, device: &str) {
+    let output = probe(&[("GGML_RUST_NPU_SIM", chip)]);
+    let report = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    holds_the_schema(&report, device);
+    tells_nothing_about_people(&report);
+    for (key, value) in lines(&report) {
+        let measured = ["time", "rate", "call"]
+            .iter()
+            .any(|part| key.split('.').any(|it| it == *part));
+        let marked = value.ends_with(" (simulated)") || value.starts_with("none (");
+        assert!(marked || !measured, "{chip}: {key}: {value}");
+        assert!(!value.contains("WRONG"), "{chip}: {key}: {value}");
+    }
+    assert!(report.contains(&format!("{device}.simulated: yes")));
+    assert!(report.contains("~/lib:~/lib"), "{report}");
+}
+
+#[test]
+fn a_report_of_each_hexagon_chip_holds_the_schema_and_no_names() {
+    for chip in ["hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"] {
+        check_simulated(chip, "hex0");
+    }
+}
+
+#[test]
+fn a_report_of_each_rockchip_holds_the_schema_and_no_names() {
+    for chip in ["rk3588", "rk3576", "rk3566"] {
+        check_simulated(chip, "rknpu0");
+    }
+}
+
+#[test]
+fn a_library_that_does_not_load_is_a_reason_without_the_home_folder() {
+    let output = probe(&[("GGML_RUST_NPU_CDSPRPC_LIB", "/srv/zaphod/libcdsprpc.so")]);
+    let report = text(&output);
+    assert_eq!(output.status.code(), Some(3), "{report}");
+    assert!(report.contains("hex0.opened: none ("), "{report}");
+    assert!(report.contains("~/libcdsprpc.so"), "{report}");
+    tells_nothing_about_people(&report);
+    lines(&report);
+}
+
+#[test]
+fn calls_are_listed_with_their_codes_also_those_that_fail() {
+    let variables = [
+        ("GGML_RUST_NPU_SIM", "hexagon-v75"),
+        (
+            "GGML_RUST_NPU_SIM_FAULTS",
+            "remote_handle64_open:1=0x80000406",
+        ),
+    ];
+    let output = probe(&variables);
+    let report = text(&output);
+    assert_eq!(output.status.code(), Some(3), "{report}");
+    let failed = "remote_handle64_open(file:///libggml_rust_npu_skel_v75.so";
+    let line = lines(&report)
+        .into_iter()
+        .find(|(_, value)| value.starts_with(failed));
+    assert!(
+        line.unwrap().1.contains(" = 0x80000406, 1 times"),
+        "{report}"
+    );
+}
+
+#[test]
+fn a_device_that_computes_wrong_is_measured_all_the_same() {
+    let variables = [
+        ("GGML_RUST_NPU_SIM", "hexagon-v75"),
+        ("GGML_RUST_NPU_SIM_FAULTS", "dsp:1+=wrong"),
+    ];
+    let report = text(&probe(&variables));
+    assert!(
+        report.contains("hex0.selftest.norms.norm: WRONG: NORM, error "),
+        "{report}"
+    );
+    holds_the_schema(&report, "hex0");
+}

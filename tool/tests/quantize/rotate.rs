@@ -1,0 +1,66 @@
+//! Rotations that are folded into the weights.
+
+use crate::common::{folder, quantize};
+use crate::decoder::{BLOCKS, EMBED, difference, logits, values, written};
+
+#[test]
+fn rotations_alone_change_the_weights_and_no_logit() {
+    // In each block R1 changes two norms and seven weights, and R2 two weights; a bias of V with qwen2. Beside these R1
+    // changes the embeddings and the last norm.
+    for (architecture, which, want) in [
+        ("llama", "r1", 9 * BLOCKS + 2),
+        ("llama", "r2", 2 * BLOCKS),
+        ("llama", "r1,r2", 9 * BLOCKS + 2),
+        ("qwen2", "r1,r2", 10 * BLOCKS + 2),
+        ("qwen3", "r1,r2", 9 * BLOCKS + 2),
+        ("gemma3", "r2", 2 * BLOCKS),
+    ] {
+        let folder = folder(&format!("tool_rotate_{architecture}_{which}"));
+        let (from, _) = written(&folder, architecture);
+        let to = folder.join("rotated.gguf");
+        quantize(&from, &to, &["--type", "f32", "--rotate", which]);
+        let (before, after) = (values(&from), values(&to));
+        let changed = before.iter().filter(|(name, old)| after[*name] != **old);
+        assert_eq!(changed.count(), want, "{architecture} {which}");
+        let has_r1 = which.contains("r1");
+        // The embeddings were the head, too.
+        assert_eq!(
+            after.contains_key("output.weight"),
+            has_r1,
+            "{architecture} {which}"
+        );
+        assert_eq!(after["output_norm.weight"] == vec![1.0; EMBED], has_r1);
+        let off = difference(&logits(&after), &logits(&before));
+        // 24 bits, through two blocks.
+        assert!(off < 1e-5, "{architecture} {which}: {off}");
+    }
+}
+
+#[test]
+fn a_head_of_its_own_and_biases_are_rotated_as_well() {
+    let folder = folder("tool_rotate_head");
+    let path = folder.join("model.gguf");
+    let mut model = crate::decoder::model("llama");
+    model.random("output.weight", &[EMBED, crate::decoder::TOKENS], 0.0);
+    model.random("blk.0.attn_output.bias", &[EMBED], 0.5);
+    model.random("blk.1.ffn_down.bias", &[EMBED], 0.5);
+    model.write(&path);
+    let to = folder.join("rotated.gguf");
+    quantize(&path, &to, &["--type", "f32", "--rotate", "r1,r2"]);
+    let (before, after) = (values(&path), values(&to));
+    assert_eq!(before.len(), after.len());
+    let off = difference(&logits(&after), &logits(&before));
+    assert!(off < 1e-5, "{off}");
+    // What is left as it was would be seen.
+    for name in [
+        "output.weight",
+        "blk.0.attn_output.bias",
+        "blk.1.ffn_down.bias",
+        "blk.1.attn_v.weight",
+    ] {
+        let mut wrong = after.clone();
+        wrong.insert(name.into(), before[name].clone());
+        let off = difference(&logits(&wrong), &logits(&before));
+        assert!(off > 1e-3, "{name}: {off}");
+    }
+}
