@@ -30,7 +30,7 @@
 //! | [`hexagon`], [`rockchip`] | the families, with the same file names; neither knows the other |
 //! | [`abi`] | the functions of `npu.h`: check, catch panics, call `backend` |
 //!
-//! `tests/architecture.rs` holds the modules to this order.
+//! `tests/architecture.rs` holds the modules to this order. `ARCHITECTURE.md` follows a weight and a token through them.
 
 pub mod abi;
 pub mod backend;

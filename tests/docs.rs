@@ -1,4 +1,5 @@
-//! Proves that the documentation holds together: links lead somewhere, pages are reachable, the README stays short.
+//! Proves that the documentation is true of the tree: links, paths and commands exist, the folder map is complete, charts show
+//! the numbers, pages are reachable, the README stays short.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -160,6 +161,97 @@ fn the_readme_is_short_and_ends_its_quick_start_in_llama_cli() {
     assert!(lines <= README_LINES, "README.md has {lines} lines");
     let start = text.split("## Quick start").nth(1).unwrap();
     assert!(start.contains("llama-cli") && start.contains("-ngl 99 -p"));
+}
+
+/// Returns the modules and folders in `folder`: names of folders, and of Rust files without their ending.
+fn modules(folder: &str) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(root().join(folder)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let kept = paths.filter(|path| {
+        path.is_dir() || path.extension().is_some_and(|extension| extension == "rs")
+    });
+    let names = kept.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned());
+    let named = names.filter(|name| {
+        !name.starts_with('.') && !["lib", "mod", "target"].contains(&name.as_str())
+    });
+    named
+        .map(|name| {
+            if folder.is_empty() {
+                name
+            } else {
+                format!("{folder}/{name}")
+            }
+        })
+        .collect()
+}
+
+/// Returns `path`, or both of it if it says `{a,b}`.
+fn expanded(path: &str) -> Vec<String> {
+    let Some((start, rest)) = path.split_once('{') else {
+        return vec![path.to_owned()];
+    };
+    let (choices, end) = rest.split_once('}').unwrap();
+    choices
+        .split(',')
+        .map(|choice| format!("{start}{choice}{end}"))
+        .collect()
+}
+
+#[test]
+fn the_folder_map_is_the_tree() {
+    let text = read(Path::new("ARCHITECTURE.md"));
+    let map = text.split("## Folder map").nth(1).unwrap();
+    let cells = map
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let drawn: BTreeSet<String> = cells.flat_map(|(path, _)| expanded(path)).collect();
+
+    let mut there = modules("");
+    for folder in ["src", "src/hexagon", "src/rockchip"] {
+        there.extend(modules(folder));
+    }
+    there.extend(modules("hexagon-ops"));
+    // Drawn as the families that the other tables are about.
+    there.retain(|path| path != "src/hexagon" && path != "src/rockchip");
+
+    let missing: Vec<_> = there.difference(&drawn).collect();
+    let gone: Vec<_> = drawn.difference(&there).collect();
+    assert!(
+        missing.is_empty(),
+        "ARCHITECTURE.md's folder map lacks {missing:?}"
+    );
+    assert!(
+        gone.is_empty(),
+        "ARCHITECTURE.md's folder map has {gone:?}, which are not in the tree"
+    );
+}
+
+#[test]
+fn every_path_in_a_page_exists() {
+    let folders = modules("");
+    let mut wrong = Vec::new();
+    for (page, text) in pages() {
+        // A changelog names what was.
+        if page.ends_with("CHANGELOG.md") {
+            continue;
+        }
+        for path in prose(&text).flat_map(|line| line.split('`').skip(1).step_by(2)) {
+            let plain = |c: char| c.is_alphanumeric() || "/_.-".contains(c);
+            let is_path = path
+                .split_once('/')
+                .is_some_and(|(first, _)| folders.contains(first))
+                && path.chars().all(plain);
+            if is_path && !root().join(path).exists() && !root().join(format!("{path}.rs")).exists()
+            {
+                wrong.push(format!("{}: {path}", page.display()));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "paths that do not exist:\n{}",
+        wrong.join("\n")
+    );
 }
 
 /// Charts, and tables of counts, are written by a script from what was measured.
