@@ -158,6 +158,18 @@ impl Config {
 
     /// Reads variables through `lookup`; an empty value counts as not set.
     ///
+    /// ```
+    /// use ggml_rust_npu::config::Config;
+    ///
+    /// let set = |name| (name == "GGML_RUST_NPU_TIMEOUT").then(|| "5".to_owned());
+    /// assert_eq!(Config::from_lookup(set)?.timeout.as_secs(), 5);
+    ///
+    /// let misspelt = |name| (name == "GGML_RUST_NPU_SIM").then(|| "rk3599".to_owned());
+    /// let error = Config::from_lookup(misspelt).expect_err("there is no such chip");
+    /// assert!(error.to_string().contains("rk3588"), "the error names the allowed values");
+    /// # Ok::<(), ggml_rust_npu::error::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// `Config` for the first variable that is not understood.
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {

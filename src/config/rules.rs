@@ -37,6 +37,15 @@ pub fn choices() -> String {
 }
 
 /// Rules in the order in which they are tried.
+///
+/// ```
+/// use ggml_rust_npu::config::rules::{Choice, Rules};
+///
+/// let rules = Rules::parse("ffn_(up|gate)=int4, ^output=fp16")?;
+/// assert_eq!(rules.choice("blk.3.ffn_up.weight"), Some(Choice::Int4));
+/// assert_eq!(rules.choice("blk.3.attn_q.weight"), None);
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Rules(Vec<(Regex, Choice)>);
 

@@ -3,6 +3,15 @@
 use crate::tensor::{DType, Format};
 
 /// A type of tensor elements, by ggml's number.
+///
+/// ```
+/// use ggml_rust_npu::gguf::GgmlType;
+///
+/// let q4_0 = GgmlType::from_number(2).expect("ggml has this type");
+/// assert_eq!(q4_0.name(), "Q4_0");
+/// assert_eq!(q4_0.row_bytes(64), Some(2 * 18));
+/// assert_eq!(q4_0.row_bytes(65), None, "no whole number of blocks");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GgmlType(u32);
 

@@ -8,6 +8,15 @@ pub use rows::{Heads, attention, gelu, l2_norm, norm, rope, silu, soft_max};
 ///
 /// - `act`: `m * k` elements; `w`: `n * k` elements, rows of K as ggml stores them
 /// - returns `m * n` elements, row-major
+///
+/// ```
+/// use ggml_rust_npu::reference::{mul_mat, nmse};
+///
+/// // One row of activations, two rows of weights.
+/// let exact = mul_mat(&[1.0, 2.0], &[3.0, 4.0, 5.0, 6.0], 2);
+/// assert_eq!(exact, [11.0, 17.0]);
+/// assert!(nmse(&[11.0, 17.1], &exact) < 1e-4);
+/// ```
 #[must_use]
 pub fn mul_mat(act: &[f32], w: &[f32], k: usize) -> Vec<f64> {
     let dot = |a: &[f32], b: &[f32]| {

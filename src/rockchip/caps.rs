@@ -107,6 +107,14 @@ const THREE_CORES: CallCost = CallCost {
 };
 
 /// The cores of an NPU that are used, by bit.
+///
+/// ```
+/// use ggml_rust_npu::rockchip::caps::Cores;
+///
+/// let cores = Cores::parse("0,2").expect("a list of cores");
+/// assert_eq!(cores.iter().collect::<Vec<_>>(), [0, 2]);
+/// assert_eq!(Cores::parse("all"), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores(u8);
 
