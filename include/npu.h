@@ -12,7 +12,7 @@
 // 32-bit words of op parameters.
 #define NPU_OP_PARAMS 16
 
-// `npu_tensor.dtype`: there is no such tensor; nothing else in it means anything.
+// `npu_tensor.dtype`: the tensor is absent; its other fields have no meaning.
 #define NPU_DTYPE_NONE 0
 
 // `npu_tensor.dtype`: F32.
@@ -57,8 +57,8 @@
 // `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 #define NPU_PLACE_NONE 0
 
-// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet that
-// will be there.
+// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result
+// without a buffer yet that will be there.
 #define NPU_PLACE_HOST 1
 
 // `npu_tensor.place`: a buffer for packed weights of this device.
@@ -67,8 +67,8 @@
 // `npu_tensor.place`: memory of another device.
 #define NPU_PLACE_OTHER 3
 
-// `npu_tensor.place`: memory that this device shares with the CPU, in ggml's layout; also a result without a buffer yet
-// that will be there.
+// `npu_tensor.place`: memory that this device shares with the CPU, in ggml's layout; also a result
+// without a buffer yet that will be there.
 #define NPU_PLACE_DEVICE 4
 
 // `npu_tensor.role`: the result of an operation.
@@ -80,11 +80,11 @@
 // `npu_tensor.role`: what outlives a graph or comes from outside of it: caches, inputs.
 #define NPU_ROLE_STATE 2
 
-// `npu_device_buffers`: computed tensors in any host memory, weights in a buffer type of their own.
+// `npu_device_buffers`: computed tensors in any host memory, weights in a separate buffer type.
 #define NPU_BUFFERS_HOST_AND_PACKED 0
 
-// `npu_device_buffers`: computed tensors in memory that the device shares with the CPU, weights in a buffer type of their
-// own.
+// `npu_device_buffers`: computed tensors in memory that the device shares with the CPU, weights in
+// a buffer type of their own.
 #define NPU_BUFFERS_SHARED_AND_PACKED 1
 
 // `npu_device_buffers`: everything in one buffer type, which the CPU reaches by set and get only.
@@ -96,7 +96,7 @@
 // The graph was computed.
 #define NPU_STATUS_OK 0
 
-// The graph was not computed, or not all of it; a log line says why.
+// The graph was not computed completely; a log line says why.
 #define NPU_STATUS_FAILED 1
 
 // No memory to compute the graph with.
@@ -120,7 +120,7 @@ typedef struct npu_backend npu_backend;
 // A buffer of a device.
 typedef struct npu_buffer npu_buffer;
 
-// What the host program offers.
+// Functions of the host program.
 typedef struct npu_host {
   // Takes one log line, without newline. May be called from any thread.
   void (*log)(uint32_t level, const char *text);
@@ -148,7 +148,7 @@ typedef struct npu_tensor {
   void *data;
   // The buffer of ours that it is in, if it is; NULL for ggml's dummy buffers.
   struct npu_buffer *buffer;
-  // ggml's way to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
+  // ggml's function that dequantizes to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
   void (*to_float)(const void *src, float *dst, int64_t n);
   // Name for log lines; may be NULL.
   const char *name;
@@ -164,7 +164,7 @@ typedef struct npu_node {
   struct npu_tensor dst;
   // Sources, in ggml's order.
   struct npu_tensor src[NPU_MAX_SRC];
-  // Whether nothing but the next node reads the result: nobody misses it where the two become one.
+  // `true` if only the next node reads the result, so that the two can be computed as one.
   bool feeds_next;
 } npu_node;
 
@@ -172,16 +172,16 @@ typedef struct npu_node {
 extern "C" {
 #endif // __cplusplus
 
-// Finds the devices and returns how many there are. The first call decides; later ones return the same.
+// Finds the devices and returns their number. The first call decides; later ones return the same.
 //
 // # Safety
-// `host` is NULL or points to a struct whose function may be called from now on.
+// `host` is NULL or points to a struct whose function may be called at any later time.
 size_t npu_start(const struct npu_host *host);
 
-// Name of a device, or "" if there is no such device.
+// Returns the name of a device, or "" if there is no such device.
 const char *npu_device_name(size_t device);
 
-// Chip, library, driver, and whether it is simulated.
+// Returns the chip, library, driver, and whether it is simulated.
 const char *npu_device_description(size_t device);
 
 // Memory that weights can use: the system's, as far as the device's address spaces reach.
@@ -202,19 +202,18 @@ bool npu_supports_op(size_t device, const struct npu_node *node);
 // `node` is valid, and so are the buffers in it.
 void npu_mark_cpu_reader(const struct npu_node *node);
 
-// Returns `true` if the device could compute a node, but the CPU is faster: the node has too few rows. Its weights can be
-// read where they are. Reads metadata only.
+// Returns `true` if the device could compute a node, but the CPU is faster: the node has too few
+// rows. Its weights can be read where they are. Reads metadata only.
 //
 // # Safety
 // `node` is valid, and so are the names in it.
-bool npu_prefers_cpu(size_t device,
-                     const struct npu_node *node);
+bool npu_prefers_cpu(size_t device, const struct npu_node *node);
 
-// Which buffer types a device has: an `NPU_BUFFERS_*`.
+// Returns the buffer types of a device: an `NPU_BUFFERS_*`.
 uint32_t npu_device_buffers(size_t device);
 
-// Makes a stream of graphs for a device; NULL if there is no such device, and in a process that was forked from the one that
-// opened it.
+// Makes a stream of graphs for a device. Returns NULL if there is no such device, or if this
+// process was forked from the one that opened it.
 struct npu_backend *npu_backend_new(size_t device);
 
 // Frees a stream.
@@ -223,44 +222,43 @@ struct npu_backend *npu_backend_new(size_t device);
 // `backend` came from `npu_backend_new` and is not used any more.
 void npu_backend_free(struct npu_backend *backend);
 
-// Computes a graph once more that [`npu_backend_compute`] has computed with the same number, and writes an `NPU_STATUS_*`.
-// False, and nothing done, if that is not possible: then the nodes are needed.
+// Computes again a graph that [`npu_backend_compute`] has computed with the same number, and
+// writes an `NPU_STATUS_*`. Returns false, with nothing done, if that is impossible without the
+// nodes.
 //
 // # Safety
 // - `backend` is alive, `status` is valid for writes,
-// - what the graph's nodes pointed to is as for [`npu_backend_compute`].
-bool npu_backend_replay(const struct npu_backend *backend,
-                        uint64_t uid,
-                        uint32_t *status);
+// - the pointers in the graph's nodes satisfy [`npu_backend_compute`].
+bool npu_backend_replay(const struct npu_backend *backend, uint64_t uid, uint32_t *status);
 
 // Computes nodes in order and returns an `NPU_STATUS_*`.
 //
-// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0 if it has none
+// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0 if it
+//   has none
 //
 // # Safety
 // - `backend` is alive, `nodes` is valid for `n_nodes`, and so is everything that they point to,
-// - nobody else reads or writes results, or writes sources, during the call.
+// - nothing else reads or writes results, or writes sources, during the call.
 uint32_t npu_backend_compute(const struct npu_backend *backend,
                              uint64_t uid,
                              const struct npu_node *nodes,
                              size_t n_nodes);
 
-// Alignment of tensors in a buffer, in bytes.
+// Returns the alignment of tensors in a buffer, in bytes.
 size_t npu_packed_alignment(size_t device);
 
-// Largest buffer, in bytes.
+// Returns the largest buffer, in bytes.
 size_t npu_packed_max_size(size_t device);
 
-// Bytes that a tensor takes in a packed buffer. Reads metadata only.
+// Returns the bytes that a tensor takes in a packed buffer. Reads metadata only.
 //
 // # Safety
 // `tensor` is valid, and so is its name.
 size_t npu_packed_alloc_size(size_t device, const struct npu_tensor *tensor);
 
-// Allocates a buffer, in memory that the CPU uses, too, if `shared`; NULL and a log line on failure.
-struct npu_buffer *npu_buffer_new(size_t device,
-                                  size_t size,
-                                  bool shared);
+// Allocates a buffer, in memory that the CPU uses, too, if `shared`; NULL and a log line on
+// failure.
+struct npu_buffer *npu_buffer_new(size_t device, size_t size, bool shared);
 
 // Frees a packed buffer.
 //
@@ -268,15 +266,16 @@ struct npu_buffer *npu_buffer_new(size_t device,
 // `buffer` came from `npu_buffer_new` and is not used any more.
 void npu_buffer_free(struct npu_buffer *buffer);
 
-// First byte of a packed buffer, as ggml reckons addresses.
+// Returns the first byte of a packed buffer, as an address in ggml's numbering.
 //
 // # Safety
 // `buffer` is alive.
 void *npu_buffer_base(const struct npu_buffer *buffer);
 
-// Writes bytes `[offset, offset + size)` of a tensor, packs what that touches, and returns an `NPU_STATUS_*`. A log line says
-// why it cannot be written, such as other bytes of it that are needed and were released; after `NPU_STATUS_FAILED`, graphs
-// that use the buffer fail.
+// Writes bytes `[offset, offset + size)` of a tensor, packs the rows that they belong to, and
+// returns an `NPU_STATUS_*`. A log line gives the reason of a failure, such as other bytes of the
+// tensor that are needed and were released; after `NPU_STATUS_FAILED`, graphs that use the buffer
+// fail.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
@@ -286,7 +285,8 @@ uint32_t npu_buffer_set(const struct npu_buffer *buffer,
                         size_t offset,
                         size_t size);
 
-// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; returns as `npu_buffer_set`.
+// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; returns as
+// `npu_buffer_set`.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it.
@@ -296,9 +296,10 @@ uint32_t npu_buffer_fill(const struct npu_buffer *buffer,
                          size_t offset,
                          size_t size);
 
-// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and returns an `NPU_STATUS_*`. A
-// log line says why it cannot be read, such as bytes that were released when they were packed; after `NPU_STATUS_FAILED`, all
-// bytes at `data` are 255, which is NaN in floating-point types, and graphs that use the buffer fail.
+// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and
+// returns an `NPU_STATUS_*`. A log line gives the reason of a failure, such as bytes that were
+// released when they were packed; after `NPU_STATUS_FAILED`, all bytes at `data` are 255, which is
+// NaN in floating-point types, and graphs that use the buffer fail.
 //
 // # Safety
 // `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.

@@ -63,7 +63,8 @@ pub enum Repack {
     /// When they are written to a buffer that ggml calls one of weights.
     #[default]
     Weights,
-    /// When any tensor is written that could be a weight: has upstream's tests go through packed memory.
+    /// When any tensor is written that could be a weight: has upstream's tests go through packed
+    /// memory.
     Always,
     /// At each use.
     Off,
@@ -72,13 +73,13 @@ pub enum Repack {
 /// Faults for both stand-ins: one variable serves them, and function names tell them apart.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Of librknnrt.
+    /// Faults of librknnrt.
     pub rknn: Vec<Fault>,
-    /// Of libcdsprpc and of the DSP behind it.
+    /// Faults of libcdsprpc and of its DSP.
     pub fastrpc: Vec<hexagon_ops::sim::Fault>,
 }
 
-/// What the user asked for.
+/// The user's choices.
 #[derive(Debug)]
 pub struct Config {
     /// `GGML_RUST_NPU_SIM`: the chips to simulate; real ones are not looked for then.
@@ -87,7 +88,7 @@ pub struct Config {
     pub devices: Option<Vec<String>>,
     /// `GGML_RUST_NPU_LOG`: which log lines to pass on.
     pub log: LevelFilter,
-    /// `GGML_RUST_NPU_CHIP`: the chip to assume in place of what the device tree says.
+    /// `GGML_RUST_NPU_CHIP`: the chip to assume instead of the device tree's.
     pub chip: Option<&'static RkCaps>,
     /// `GGML_RUST_NPU_CORES`: the cores of a Rockchip NPU to use, all if not set.
     pub cores: Option<Cores>,
@@ -95,25 +96,29 @@ pub struct Config {
     pub rules: Rules,
     /// `GGML_RUST_NPU_CALIBRATION`: how INT4 weights are clipped.
     pub calibration: Method,
-    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's; the method of this name knows the file, too.
+    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's; the method of this name
+    /// knows the file, too.
     pub min_m: Option<usize>,
-    /// `GGML_RUST_NPU_CONFIG`: what the file of settings says, or why it is not understood. Only devices that have settings
-    /// ask for it.
+    /// `GGML_RUST_NPU_CONFIG`: content of the settings file, or the reason why it cannot be read.
+    /// Only devices that have settings use it.
     pub settings: std::result::Result<Settings, Refusal>,
-    /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed; if not set, of those that the CPU
-    /// multiplies with.
+    /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed; if not set,
+    /// of those that the CPU multiplies with.
     pub keep: Option<bool>,
     /// `GGML_RUST_NPU_PACK`: a pack file, or a folder of them, that weights may come from.
     pub pack: Option<PathBuf>,
-    /// `GGML_RUST_NPU_PACK_VERIFY`: weights are compared with the pack's by a hash of all bytes, not of samples.
+    /// `GGML_RUST_NPU_PACK_VERIFY`: weights are compared with the pack's by a hash of all bytes,
+    /// not of samples.
     pub pack_full: bool,
-    /// `GGML_RUST_NPU_TRACE`: where a Hexagon NPU's commands are noted, with modelled and measured times.
+    /// `GGML_RUST_NPU_TRACE`: where a Hexagon NPU's commands are noted, with modelled and measured
+    /// times.
     pub trace: Option<PathBuf>,
     /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
     pub rknn_lib: Option<PathBuf>,
     /// `GGML_RUST_NPU_CDSPRPC_LIB`: the vendor's library in place of the system's `libcdsprpc.so`.
     pub cdsprpc_lib: Option<PathBuf>,
-    /// `GGML_RUST_NPU_HEX_SESSIONS`: devices that one Hexagon NPU appears as, each with its own address space.
+    /// `GGML_RUST_NPU_HEX_SESSIONS`: devices that one Hexagon NPU appears as, each with its own
+    /// address space.
     pub hex_sessions: u32,
     /// `GGML_RUST_NPU_REPACK`: when weights of a Hexagon device are packed.
     pub repack: Repack,
@@ -123,7 +128,7 @@ pub struct Config {
     pub faults: Faults,
     /// `GGML_RUST_NPU_SIM_COHERENCE`: whether the stand-in punishes a forgotten cache operation.
     pub coherence: Coherence,
-    /// `GGML_RUST_NPU_SIM_API_VERSION`: the library version that the stand-in says it is.
+    /// `GGML_RUST_NPU_SIM_API_VERSION`: the library version that the stand-in reports.
     pub sim_api_version: Option<String>,
 }
 
@@ -156,7 +161,7 @@ impl Config {
         Self::from_lookup(|name| lookup(name)?.into_string().ok())
     }
 
-    /// Reads variables through `lookup`; an empty value counts as not set.
+    /// Reads variables through `lookup`; an empty value is the same as none.
     ///
     /// ```
     /// use ggml_rust_npu::config::Config;
@@ -171,7 +176,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// `Config` for the first variable that is not understood.
+    /// `Config` for the first variable with an invalid value.
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
         let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
         let (min_m, keep) = (
@@ -234,10 +239,11 @@ impl Config {
         chosen.is_none_or(|chosen| chosen.iter().any(|name| name.eq_ignore_ascii_case(device)))
     }
 
-    /// The fewest rows that a chip multiplies: as the environment says, or the file of settings, or [`caps::MIN_M`].
+    /// Returns the fewest rows that a chip multiplies, from the environment, the settings file, or
+    /// [`caps::MIN_M`].
     ///
     /// # Errors
-    /// `Config` if the file of settings is needed and is not understood.
+    /// `Config` if the settings file is needed and invalid.
     pub fn min_m(&self, chip: &str) -> Result<usize> {
         if let Some(rows) = self.min_m {
             return Ok(rows);
@@ -255,9 +261,10 @@ impl Config {
         })
     }
 
-    /// The fewest rows that a chip multiplies with weights that packing makes larger: [`caps::MIN_M_NARROW`], unless the
-    /// user says how few rows the chip multiplies, or that no bytes are kept. A simulated chip, whose speed says nothing,
-    /// multiplies all.
+    /// Returns the fewest rows that a chip multiplies with weights that packing makes larger:
+    /// [`caps::MIN_M_NARROW`], unless the user sets the fewest rows of the chip, or that no bytes
+    /// are kept. A simulated chip multiplies any number of rows, because its speed says nothing
+    /// about the device's.
     ///
     /// # Errors
     /// As [`Config::min_m`].
@@ -275,7 +282,8 @@ impl Config {
     }
 }
 
-/// Names in the environment that look like ours and are not: typing errors that would go unnoticed.
+/// Returns the names in the environment that look like ours and are not: typing errors that would
+/// go unnoticed.
 #[must_use]
 pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     names
@@ -283,7 +291,7 @@ pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
         .collect()
 }
 
-/// The variables' names, for messages.
+/// Returns the variables' names, for messages.
 #[must_use]
 pub fn known_variables() -> String {
     VARIABLES.join(", ")

@@ -1,9 +1,12 @@
-//! ggml's blocks to `f32`, for weights that are packed without ggml: bit for bit what ggml's `to_float` gives.
+//! ggml's blocks to `f32`, for weights that are packed without ggml: bit for bit what ggml's
+//! `to_float` gives.
 //!
-//! Products of a block's scales and levels are exact in FP32 in nearly all types, so that it does not matter whether a
-//! compiler fuses their additions; where they are not (Q6_K), nothing is added.
+//! Products of a block's scales and levels are exact in FP32 in nearly all types, so that it does
+//! not matter whether a compiler fuses their additions; where they are not (Q6_K), nothing is
+//! added.
 //!
-//! Types whose levels come from large tables (IQ1 to IQ3) have none here: their weights are packed when they are loaded.
+//! Types whose levels come from large tables (IQ1 to IQ3) have none here: their weights are packed
+//! when they are loaded.
 // SOURCE: block structures and dequantize_row_* of ggml 0.25.3 (ggml-common.h, ggml-quants.c).
 
 use half::f16;
@@ -25,7 +28,7 @@ impl<const BYTES: usize, const ELEMS: usize> Dequantize for Blocks<BYTES, ELEMS>
     }
 }
 
-/// The way to `f32` of a quantized type, by ggml's number and name.
+/// The dequantizer of a type, by ggml's number and name.
 type Known = (&'static str, &'static dyn Dequantize);
 
 /// All types that there is a way for.
@@ -45,7 +48,8 @@ static KNOWN: [Known; 13] = [
     ("IQ4_XS", &Blocks::<136, 256>(k::iq4_xs)),
 ];
 
-/// The way to `f32` of a type; `None` for types that are not quantized, and for those with large tables.
+/// Returns the dequantizer of a type; `None` for types that are not quantized, and for those with
+/// large tables.
 #[must_use]
 pub fn of(dtype: GgmlType) -> Option<&'static dyn Dequantize> {
     let found = KNOWN.iter().find(|(name, _)| *name == dtype.name());
@@ -62,12 +66,12 @@ const IQ4_LEVELS: [i8; 16] = [
 // SOURCE: kvalues_mxfp4, ggml-common.h.
 const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// The half-precision number at `at`.
+/// Returns the half-precision number at `at`.
 fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Values of 16 bytes of nibbles: the low ones are the first half.
+/// Returns the values of 16 bytes of nibbles: the low ones are the first half.
 fn nibbles(quants: &[u8], out: &mut [f32], value: impl Fn(usize, u8) -> f32) {
     let (low, high) = out.split_at_mut(quants.len());
     for (j, byte) in quants.iter().enumerate() {
@@ -86,7 +90,7 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     nibbles(&block[4..], out, |_, q| f32::from(q) * d + min);
 }
 
-/// Bit `j` of four bytes, as the fifth bit of a level.
+/// Returns the bit `j` of four bytes, as the fifth bit of a level.
 fn fifth(bits: &[u8], j: usize) -> u8 {
     (bits[j / 8] >> (j % 8) & 1) << 4
 }

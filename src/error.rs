@@ -1,12 +1,12 @@
-//! The one error type. Variants carry the values that the reader needs; messages start lower-case and end without
-//! a period.
+//! The one error type. Variants carry the values that the reader needs; messages start lower-case
+//! and end without a period.
 
 use std::path::PathBuf;
 
 /// Result of everything that can fail in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What the caller could not know in advance.
+/// Errors that the caller could not know in advance.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An environment variable has a value that is not understood.
@@ -14,9 +14,9 @@ pub enum Error {
     Config {
         /// The variable's name.
         variable: &'static str,
-        /// What it is set to.
+        /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// Reason why the value is invalid.
         reason: String,
         /// The values that are allowed.
         allowed: String,
@@ -24,7 +24,7 @@ pub enum Error {
     /// The vendor's library, or a function of it, is not there.
     #[error("cannot load {library}: {reason}")]
     Library {
-        /// What was tried.
+        /// Name or path of the library.
         library: PathBuf,
         /// The loader's own words.
         reason: String,
@@ -44,7 +44,7 @@ pub enum Error {
     Busy {
         /// The file that the process that has it locks.
         path: PathBuf,
-        /// What the system says.
+        /// The system's message.
         reason: String,
     },
     /// A call into the vendor's library failed.
@@ -64,11 +64,11 @@ pub enum Error {
     Geometry {
         /// The function.
         call: &'static str,
-        /// Which operand of which shape and type.
+        /// The operand, with its shape and type.
         what: String,
         /// The library's dimensions and bytes.
         have: String,
-        /// The ones that were reckoned with.
+        /// The expected ones.
         want: String,
     },
     /// A call into FastRPC failed.
@@ -78,13 +78,13 @@ pub enum Error {
         call: &'static str,
         /// Name and meaning of the return value.
         reason: String,
-        /// What the call was for.
+        /// Purpose of the call.
         what: String,
     },
-    /// The DSP refused a command, or what it answers makes no sense.
+    /// The DSP refused a command, or its answer is impossible.
     #[error("the DSP failed: {reason}")]
     Dsp {
-        /// What it said, or what is wrong with its answer.
+        /// The DSP's reason, or the mistake in its answer.
         reason: String,
     },
     /// The DSP could not map a buffer.
@@ -96,7 +96,7 @@ pub enum Error {
     /// The DSP did not answer.
     #[error("the DSP has not answered for {seconds} s")]
     Timeout {
-        /// How long a command may take.
+        /// Longest time for a command.
         seconds: f64,
     },
     /// Device memory could not be had.
@@ -114,10 +114,11 @@ pub enum Error {
     Released {
         /// Name of the tensor that was asked for.
         tensor: String,
-        /// What was to be done with it.
+        /// Attempted action.
         action: &'static str,
     },
-    /// Device memory could not be had, and the process has no file descriptor left: each allocation takes one.
+    /// Device memory could not be had, and the process has no file descriptor left: each allocation
+    /// takes one.
     #[error(
         "{call} gave no memory for {bytes} bytes: all {limit} file descriptors that the process may have are in use, \
          see ulimit -n"
@@ -145,19 +146,19 @@ pub enum Error {
     DeviceLost {
         /// The device's name.
         device: String,
-        /// What that error said.
+        /// Text of that error.
         cause: String,
     },
-    /// ggml handed over a node that the planner never said yes to, or that contradicts itself.
+    /// ggml passed a node that the planner never accepted, or that contradicts itself.
     #[error("cannot be computed: {reason}")]
     Graph {
-        /// What is wrong.
+        /// The contradiction.
         reason: String,
     },
 }
 
 impl Error {
-    /// Whether something ran out that may be there again later.
+    /// Returns `true` if a resource ran out that may be free again later.
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         matches!(

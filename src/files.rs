@@ -1,5 +1,5 @@
-//! Files: opened only if they are regular ones, read or mapped into memory, and written so that they are at their place
-//! when they are whole, not before.
+//! Files: opened only if they are regular ones, read or mapped into memory, and written so that
+//! they are at their place when they are whole, not before.
 #![expect(unsafe_code, reason = "maps files")]
 
 use std::fs;
@@ -17,10 +17,12 @@ mod output;
 /// Opens a file that is read.
 ///
 /// # Errors
-/// The system's; `InvalidInput` if it is not a regular file: opening or reading a FIFO or a device may never return.
+/// The system's; `InvalidInput` if it is not a regular file: opening or reading a FIFO or a device
+/// may never return.
 pub fn open_input(path: &Path) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
-    // Without O_NONBLOCK, opening a FIFO waits for its writer. It changes nothing for regular files.
+    // Without O_NONBLOCK, opening a FIFO waits for its writer. It changes nothing for regular
+    // files.
     let file = (options.read(true).custom_flags(libc::O_NONBLOCK)).open(path)?;
     if file.metadata()?.is_file() {
         return Ok(file);
@@ -33,7 +35,8 @@ pub fn open_input(path: &Path) -> io::Result<fs::File> {
 #[derive(Debug)]
 pub struct MappedFile(Option<Mmap>);
 
-/// Parts that are given back begin and end at multiples of this many bytes: the largest page of a Linux on aarch64.
+/// Parts that are given back begin and end at multiples of this many bytes: the largest page of a
+/// Linux on aarch64.
 const RELEASE_ALIGN: usize = 65536;
 
 impl MappedFile {
@@ -46,26 +49,29 @@ impl MappedFile {
         if file.metadata()?.len() == 0 {
             return Ok(Self(None));
         }
-        // SAFETY: the map is only ever read. A process that changes the file meanwhile changes values, which any bytes
-        // are valid for; one that shortens it ends this process with SIGBUS, as with any program that maps files.
+        // SAFETY: the map is only ever read. A process that changes the file at the same time
+        // changes values, for which any bytes are valid; one that shortens it ends this process
+        // with SIGBUS, as with any program that maps files.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(Self(Some(map)))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.0.as_deref().unwrap_or_default()
     }
 
-    /// Takes the whole pages of a range out of this process's memory; who reads them again gets them from the file again.
+    /// Takes the whole pages of a range out of this process's memory; who reads them again gets
+    /// them from the file again.
     pub fn release(&self, range: Range<usize>) {
         let start = range.start.next_multiple_of(RELEASE_ALIGN);
         let end = range.end.min(self.bytes().len()) / RELEASE_ALIGN * RELEASE_ALIGN;
         if let (Some(map), true) = (&self.0, start < end) {
             let advice = UncheckedAdvice::DontNeed;
-            // SAFETY: pages of a file's map that nobody writes are read from the file again after this. A map starts at a
-            // page, so the range covers whole pages of any size that divides its alignment.
+            // SAFETY: pages of a file's map that nothing writes are read from the file again after
+            // this. A map starts at a page, so the range covers whole pages of any size that
+            // divides its alignment.
             let done = unsafe { map.unchecked_advise_range(advice, start, end - start) };
             // Without it, the process only looks larger than it is.
             done.unwrap_or_default();

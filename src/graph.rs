@@ -1,11 +1,12 @@
-//! An operation as ggml handed it over: metadata copied, memory borrowed for one call. No planning, no device.
+//! An operation as ggml handed it over: metadata copied, memory borrowed for one call. No planning,
+//! no device.
 
 pub use hexagon_ops::wire::GgmlOp as Op;
 
 use crate::host_memory::Region;
 use crate::tensor::{DType, Dequantize, Format, Shape};
 
-/// Where a tensor's bytes are.
+/// Location of a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// No buffer yet: the question is about the operation as such.
@@ -20,14 +21,14 @@ pub enum Place {
     Foreign,
 }
 
-/// What a tensor's memory is for, or that of the tensor that it is a view of.
+/// Use of a tensor's memory, or of the memory of the tensor that it is a view of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The result of an operation.
     Result,
     /// Weights: the CPU may write them in place when it loads them.
     Weights,
-    /// What outlives a graph or comes from outside of it: caches, inputs.
+    /// Memory that outlives a graph or comes from outside of it: caches, inputs.
     State,
 }
 
@@ -38,19 +39,19 @@ pub struct Tensor<'a> {
     pub name: &'a str,
     /// Element type.
     pub dtype: DType,
-    /// Which quantized type, if devices know it.
+    /// The quantized type, if devices have a layout for it.
     pub format: Option<Format>,
     /// Dimensions and strides.
     pub shape: Shape,
-    /// Where it is.
+    /// Location of its bytes.
     pub place: Place,
-    /// What it is for.
+    /// Use of its memory.
     pub role: Role,
     /// Its bytes, for an operand that is to be read.
     pub memory: Option<Region<'a>>,
     /// Offset in its packed buffer, for [`Place::Packed`].
     pub packed_offset: usize,
-    /// ggml's own way to `f32`, for quantized types.
+    /// ggml's own dequantizer, for quantized types.
     pub dequantize: Option<&'a dyn Dequantize>,
 }
 
@@ -62,7 +63,7 @@ pub const PARAMS: usize = 16;
 /// The operands, in ggml's order; some operations have gaps.
 pub type Sources<'a> = [Option<Tensor<'a>>; MAX_SOURCES];
 
-/// The operands `tensors`, and no more.
+/// Returns the operands `tensors`, and no more.
 ///
 /// # Panics
 /// If there are more than [`MAX_SOURCES`].
@@ -78,7 +79,7 @@ pub fn sources<'a>(tensors: &[Tensor<'a>]) -> Sources<'a> {
 /// An operation with its operands: all that planning looks at.
 #[derive(Clone, Copy)]
 pub struct Operation<'a> {
-    /// What to do.
+    /// The operation to compute.
     pub op: Op,
     /// ggml's parameters of the operation.
     pub params: [i32; PARAMS],
@@ -88,5 +89,5 @@ pub struct Operation<'a> {
     pub src: Sources<'a>,
 }
 
-/// Why a node is left to the CPU. Only ever shown in traces and in errors about a broken promise.
+/// Reason why a node is left to the CPU, for traces and for errors about a broken promise.
 pub type Refusal = &'static str;

@@ -1,8 +1,9 @@
-//! Memory that others own too: here ggml's tensors. The one place that turns their addresses into slices.
+//! Memory that ggml owns: its tensors. Only this module turns their addresses into slices.
 //!
-//! A [`Region`] or [`RegionMut`] is a promise made at the C border (`abi.rs`): these bytes stay valid, and are read or
-//! written by nobody else, for the lifetime `'a` of one call. Everything above works with bounds-checked slices and
-//! with [`RowsMut`], whose pieces are disjoint by construction.
+//! A [`Region`] or [`RegionMut`] is a promise made at the C border (`abi`): for the lifetime `'a`
+//! of one call, these bytes stay valid, and nothing else writes them, or reads those of a
+//! `RegionMut`. The modules above work with bounds-checked slices and with [`RowsMut`], whose
+//! pieces are disjoint by construction.
 #![expect(unsafe_code, reason = "addresses from C become slices here")]
 
 use std::marker::PhantomData;
@@ -18,34 +19,36 @@ use crate::tensor::DType;
 #[derive(Debug)]
 pub struct Pages(MmapMut);
 
-/// Parts that are given back begin and end at multiples of this many bytes: the largest page of a Linux on aarch64.
+/// Parts that are given back begin and end at multiples of this many bytes: the largest page of a
+/// Linux on aarch64.
 const RELEASE_ALIGN: usize = 65536;
 
 impl Pages {
     /// Reserves `bytes`.
     ///
     /// # Errors
-    /// That of the system.
+    /// The system's error.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
         MmapMut::map_anon(bytes).map(Self)
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The bytes, to write.
+    /// Returns the bytes, to write.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
 
-    /// Gives back the memory of a range, as far as it is whole pages: its bytes are zeros then.
+    /// Returns the memory of a range to the system, as far as it is whole pages: its bytes are
+    /// zeros then.
     ///
     /// # Errors
-    /// That of the system.
+    /// The system's error.
     pub fn release(&mut self, range: Range<usize>) -> std::io::Result<()> {
         let start = range.start.next_multiple_of(RELEASE_ALIGN);
         let end = range.end.min(self.0.len()) / RELEASE_ALIGN * RELEASE_ALIGN;
@@ -53,13 +56,14 @@ impl Pages {
             return Ok(());
         }
         let advice = UncheckedAdvice::DontNeed;
-        // SAFETY: pages of a private anonymous mapping are zeros after this, and `&mut self` is the only way to them.
-        // A mapping starts at a page, so the range covers whole pages of any size that divides its alignment.
+        // SAFETY: pages of a private anonymous mapping are zeros after this, and `&mut self` is the
+        // only access to them. A mapping starts at a page, so the range covers whole pages of any
+        // size that divides its alignment.
         unsafe { self.0.unchecked_advise_range(advice, start, end - start) }
     }
 }
 
-/// Bytes of an operand, from its first element to behind its last.
+/// Bytes of an operand, from its first element to the end of its last.
 #[derive(Clone, Copy, Debug)]
 pub struct Region<'a>(&'a [u8]);
 
@@ -70,10 +74,11 @@ impl<'a> From<&'a [u8]> for Region<'a> {
 }
 
 impl<'a> Region<'a> {
-    /// Describes `len` bytes from `base`.
+    /// Describes `len` bytes at `base`.
     ///
     /// # Safety
-    /// For all of `'a`, `len` bytes from `base` are initialized, valid for reads, and written by nobody.
+    /// For all of `'a`, `len` bytes at `base` are initialized and valid for reads, and nothing
+    /// writes them.
     #[must_use]
     pub unsafe fn new(base: *const u8, len: usize) -> Self {
         if base.is_null() || len == 0 {
@@ -83,7 +88,7 @@ impl<'a> Region<'a> {
         Self(unsafe { std::slice::from_raw_parts(base, len) })
     }
 
-    /// The bytes `[offset, offset + len)`.
+    /// Returns the bytes `[offset, offset + len)`.
     ///
     /// # Panics
     /// If the range is not inside: the planner checked the shape against the region.
@@ -92,8 +97,8 @@ impl<'a> Region<'a> {
         &self.0[offset..][..len]
     }
 
-    /// `count` rows of `k` elements from `offset` on, `stride_bytes` apart, as F32: in place where they are that, else
-    /// converted into `scratch`.
+    /// Returns `count` rows of `k` elements as F32; they start at `offset` and are `stride_bytes`
+    /// apart. F32 rows are returned in place, others are converted into `scratch`.
     ///
     /// # Panics
     /// If a row is not inside, or `dtype` is neither F32 nor F16: the planner admits only these.
@@ -134,7 +139,8 @@ impl<'a> Region<'a> {
     }
 }
 
-/// Bytes of a result, from its first element to behind its last. The only way to them during its life.
+/// Bytes of a result, from its first element to the end of its last. During its life there is no
+/// other access to them.
 #[derive(Debug)]
 pub struct RegionMut<'a> {
     base: *mut u8,
@@ -153,10 +159,11 @@ impl<'a> From<&'a mut [f32]> for RegionMut<'a> {
 }
 
 impl RegionMut<'_> {
-    /// Describes `len` bytes from `base`.
+    /// Describes `len` bytes at `base`.
     ///
     /// # Safety
-    /// For all of `'a`, `len` bytes from `base` are valid for writes, and nobody else reads or writes them.
+    /// For all of `'a`, `len` bytes at `base` are valid for writes, and nothing else reads or
+    /// writes them.
     #[must_use]
     pub unsafe fn new(base: *mut u8, len: usize) -> Self {
         Self {
@@ -166,7 +173,8 @@ impl RegionMut<'_> {
         }
     }
 
-    /// `count` rows of `width` floats to write, from `offset` on, `stride_bytes` apart.
+    /// Returns `count` rows of `width` floats to write; they start at `offset` and are
+    /// `stride_bytes` apart.
     ///
     /// # Panics
     /// If the rows are not inside, overlap, or are not aligned to 4 bytes.
@@ -210,7 +218,8 @@ impl RegionMut<'_> {
     }
 }
 
-/// Rows of a result, or a range of their columns. Can be split into disjoint column ranges, one for each core.
+/// Rows of a result, or a range of their columns. Can be split into disjoint column ranges, one for
+/// each core.
 #[derive(Debug)]
 pub struct RowsMut<'a> {
     base: *mut f32,
@@ -220,14 +229,15 @@ pub struct RowsMut<'a> {
     owner: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a RegionMut is the only way to its bytes (`RegionMut::new`), like a `&mut [u8]`.
+// SAFETY: a RegionMut is the only access to its bytes (`RegionMut::new`), like a `&mut [u8]`.
 unsafe impl Send for RegionMut<'_> {}
 
-// SAFETY: a RowsMut is the only way to its elements (`RegionMut::rows`, `split_columns`), like a `&mut [f32]`.
+// SAFETY: a RowsMut is the only access to its elements (`RegionMut::rows`, `split_columns`), like a
+// `&mut [f32]`.
 unsafe impl Send for RowsMut<'_> {}
 
 impl RowsMut<'_> {
-    /// From the first element to behind the last one.
+    /// Returns the bytes from the first element to the end of the last one.
     #[must_use]
     pub fn addresses(&self) -> Range<usize> {
         let elements = self
@@ -262,13 +272,13 @@ impl OutputRows for RowsMut<'_> {
     fn row(&mut self, m: usize) -> &mut [f32] {
         assert!(m < self.rows, "row {m} of {}", self.rows);
         let start = self.base.wrapping_add(m * self.stride);
-        // SAFETY: the row is inside the region (`RegionMut::rows`), aligned, and only reachable through this `&mut self`,
-        // because column ranges of different RowsMut are disjoint.
+        // SAFETY: the row is inside the region (`RegionMut::rows`), aligned, and only reachable
+        // through this `&mut self`, because column ranges of different RowsMut are disjoint.
         unsafe { std::slice::from_raw_parts_mut(start, self.width) }
     }
 }
 
-/// Free and total bytes of the system's memory; 0 where the kernel does not tell.
+/// Returns the free and total bytes of the system's memory; 0 where the kernel does not tell.
 #[must_use]
 pub fn system_memory() -> (usize, usize) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();

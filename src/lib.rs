@@ -14,9 +14,10 @@
 //!                  hexagon-ops (DSP kernels)                       rknpu-ops (host kernels)
 //! ```
 //!
-//! **Loading.** ggml allocates a [`backend::Buffer`] and writes each tensor once; the buffer packs weights as they come.
-//! **Computing.** The glue hands over a graph; [`abi`] checks it into [`backend::Node`]s and [`backend::Stream::submit`]
-//! computes them: `plan` says how, `device` carries it out.
+//! **Loading.** ggml allocates a [`backend::Buffer`] and writes each tensor once; the buffer packs
+//! weights as they come. **Computing.** The glue passes a graph; [`abi`] checks it and makes
+//! [`backend::Node`]s, and [`backend::Stream::submit`] computes them: `plan` makes commands,
+//! `device` executes them.
 //!
 //! | module | holds |
 //! |---|---|

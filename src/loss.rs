@@ -1,11 +1,11 @@
 //! The loss of packing: what quantized weights differ from those that they were made of.
 
-/// Square sums over weights: of what was lost, and of the weights themselves.
+/// Sums of squares over weights, for the relative error of packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SquaredLoss {
-    /// Of the differences.
+    /// Sum over the differences.
     pub lost: f64,
-    /// Of the weights.
+    /// Sum over the weights.
     pub weights: f64,
 }
 
@@ -30,7 +30,7 @@ impl SquaredLoss {
         }
     }
 
-    /// The lost part; 0 for weights that are all 0, and for some that are not finite.
+    /// Returns the relative loss; 0 for weights that are all 0, and for some that are not finite.
     #[must_use]
     pub fn relative(&self) -> f64 {
         let part = self.lost / self.weights;

@@ -1,4 +1,5 @@
-//! Pack files (`.npu`): the weights of one model as a chip's device memory wants them, made before the model is loaded.
+//! Pack files (`.npu`): the weights of one model in the form of a chip's device memory, made before
+//! the model is loaded.
 //!
 //! ```text
 //! head         magic 89 "NPUPACK" | version u32 | 0 u32 | tensors u64 | table bytes u64 | file bytes u64 | hash u128
@@ -10,21 +11,25 @@
 //! payloads     each at its offset, a multiple of 4096: packed bytes, then the scales, f32 each; zeros behind them
 //! ```
 //!
-//! All numbers are little-endian; a string is its length in bytes (u32) and UTF-8. Tensors are in the order of their
-//! offsets, and nothing lies between them but zeros. Hashes are XXH3 with 128 bits: they find accidents, not attacks. That
-//! of the head is of its bytes in front of it and of the table. A payload's is [`ChunkHash`], of bytes and scales.
+//! All numbers are little-endian; a string is its length in bytes (u32) and UTF-8. Tensors are in
+//! the order of their offsets, and only zeros lie between them. Hashes are XXH3 with 128 bits: they
+//! find accidents, not attacks. The head's hash covers the bytes before it and the table. A
+//! payload's is [`ChunkHash`], of bytes and scales.
 //!
-//! **Version.** Another version is refused: packs are made again from the model, which takes seconds. The bytes of each layout
-//! have a version of their own in the layout id.
+//! **Version.** Another version is refused: packs are made again from the model, which takes
+//! seconds. The bytes of each layout have a separate version in the layout id.
 //!
-//! **Groups.** `ggml-npu quantize --tile-group` writes a pack whose tensors are in Hexagon's groups of 2 × 16 weights (layout id of
-//! `Q4Tile`; the picture is in `hexagon_ops::layout`). They are not the source's numbers in another order: the source is the
-//! Q4_0 tensor that other devices compute with, and both were quantized from the same model. A device takes such a tensor in
-//! place of its tiles of Q4_0, and keeps the source's bytes for whoever reads the tensor. The pack has no other weights.
+//! **Groups.** `ggml-npu quantize --tile-group` writes a pack whose tensors are in Hexagon's groups
+//! of 2 × 16 weights (layout id of `Q4Tile`; the picture is in `hexagon_ops::layout`). They are not
+//! the source's numbers in another order: the source is the Q4_0 tensor that other devices compute
+//! with, and both were quantized from the same model. A device uses such a tensor instead of its
+//! tiles of Q4_0, and keeps the source's bytes for readers of the tensor. The pack has no other
+//! weights.
 //!
-//! **What a tensor of a pack stands for.** A tensor is taken from a pack only if its [`Fingerprint`] (name, shape, type and
-//! sampled hash of its bytes) and the [`LayoutTag`] that the device wants are those of the pack, and if what was copied has
-//! the payload's hash. Whatever a file says is checked before it is used; an error names the field.
+//! **Identity of a tensor.** A tensor is taken from a pack only if its [`Fingerprint`] (name,
+//! shape, type and sampled hash of its bytes) and the [`LayoutTag`] that the device wants are those
+//! of the pack, and if the copied bytes have the payload's hash. Every value of a file is checked
+//! before it is used; an error names the field.
 
 use std::io;
 use std::path::PathBuf;
@@ -40,7 +45,7 @@ mod read;
 mod take;
 mod write;
 
-/// What a file begins with. The first byte keeps it from being taken for text.
+/// The first bytes of a file. The first byte prevents it from being taken for text.
 pub const MAGIC: [u8; 8] = *b"\x89NPUPACK";
 
 /// The version that is read and written.
@@ -61,16 +66,16 @@ const MAX_TEXT_BYTES: usize = 1 << 16;
 /// Numbers that say how a weight is cut up.
 pub const LAYOUT_WORDS: usize = 10;
 
-/// What packed bytes are: equal tags mean that each byte has the same place and meaning.
+/// Identifier of packed bytes: with equal tags, each byte has the same place and meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayoutTag {
     /// Family, type and version of the layout.
     pub id: u32,
-    /// How the weight is cut up: what the family's layout says.
+    /// Division of the weight, from the family's layout.
     pub words: [u64; LAYOUT_WORDS],
 }
 
-/// Which tensor of which model.
+/// Identifier of a tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// The name.
@@ -90,29 +95,30 @@ pub struct Fingerprint {
 pub struct Entry {
     /// The source.
     pub source: Fingerprint,
-    /// What the bytes are.
+    /// Layout of the bytes.
     pub layout: LayoutTag,
     /// Offset of the packed bytes in the file.
     pub offset: u64,
     /// Packed bytes.
     pub bytes: u64,
-    /// Scales behind them, `f32` each.
+    /// Number of scales after them, `f32` each.
     pub scales: u64,
     /// Hash of both.
     pub payload: u128,
-    /// Square error of the packed weights over the square of the weights: what packing lost; 0 if it is lossless.
+    /// Square error of the packed weights over the square of the weights: what packing lost; 0 if
+    /// it is lossless.
     pub error: f64,
 }
 
 impl Entry {
-    /// Packed bytes and scales, in bytes.
+    /// Returns the packed bytes and scales, in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.bytes + self.scales * 4
     }
 }
 
-/// What is wrong with a file.
+/// Reason why a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The system refused.
@@ -128,9 +134,9 @@ pub enum Error {
         "the pack is truncated: {field} needs {need} bytes at offset {offset}, the file has {have}"
     )]
     Truncated {
-        /// What was being read.
+        /// The field that was being read.
         field: String,
-        /// Where.
+        /// Offset of the field.
         offset: u64,
         /// Bytes that it takes.
         need: u64,
@@ -140,9 +146,9 @@ pub enum Error {
     /// A field has a value that it cannot have.
     #[error("{field} of the pack is {value}: {reason}")]
     Field {
-        /// Which one.
+        /// The invalid field.
         field: String,
-        /// What it is.
+        /// Its value.
         value: String,
         /// Why that is wrong.
         reason: String,
@@ -156,7 +162,7 @@ pub enum Error {
     /// A hash is not that of the bytes.
     #[error("the pack is corrupted: hash of {field} is {want:032x}, its bytes have {have:032x}")]
     Corrupted {
-        /// What the hash is of.
+        /// The hashed part.
         field: String,
         /// The hash of the file.
         want: u128,

@@ -6,7 +6,8 @@
 //! - **K** the shared dimension: `ne[0]` of both sources;
 //! - **N** weight rows: `ne[1]` of src0, `ne[0]` of dst.
 //!
-//! ggml stores a weight as N rows of K, so "row" of a weight always means one n, with K contiguous elements.
+//! ggml stores a weight as N rows of K, so "row" of a weight always means one n, with K contiguous
+//! elements.
 
 /// Turns stored blocks into `f32`; ggml provides it for every quantized type.
 pub trait Dequantize: Sync {
@@ -17,7 +18,7 @@ pub trait Dequantize: Sync {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]);
 }
 
-/// A quantized type of ggml that devices have layouts of their own for.
+/// A quantized type of ggml for which devices have layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// Blocks of 32: FP16 scale, signed 4-bit values.
@@ -32,7 +33,7 @@ pub enum Format {
     Mxfp4,
 }
 
-/// How the elements of a tensor are stored.
+/// Storage type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE single precision.
@@ -57,7 +58,8 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes of `k` elements stored one after another, or `None` if `k` is not whole blocks or the type is unknown.
+    /// Returns the bytes of `k` elements stored one after another, or `None` if `k` is not whole
+    /// blocks or the type is unknown.
     #[must_use]
     pub fn row_bytes(self, k: usize) -> Option<usize> {
         match self {
@@ -74,7 +76,7 @@ impl DType {
         }
     }
 
-    /// Bytes from one element (or block) to the next when they lie one after another.
+    /// Returns the bytes from one element (or block) to the next when they lie one after another.
     #[must_use]
     pub fn step_bytes(self) -> Option<usize> {
         match self {
@@ -97,7 +99,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Whether rows, planes and volumes follow each other without a gap.
+    /// Returns `true` if rows, planes and volumes follow each other without a gap.
     #[must_use]
     pub fn is_contiguous(&self, dtype: DType) -> bool {
         let (Some(step), Some(row)) = (dtype.step_bytes(), dtype.row_bytes(self.ne[0])) else {
@@ -109,8 +111,8 @@ impl Shape {
             && self.nb[3] == row * self.ne[1] * self.ne[2]
     }
 
-    /// Returns `true` if the sizes of its parts and the way to its last element fit into an address: sums and products of
-    /// them do not overflow.
+    /// Returns `true` if the sizes of its parts and the distance to its last element fit into an
+    /// address: sums and products of them do not overflow.
     #[must_use]
     pub fn is_addressable(&self, dtype: DType) -> bool {
         // Sizes are multiplied by at most this many bytes for an element.
@@ -123,13 +125,13 @@ impl Shape {
         elements.is_some_and(|all| all <= most) && reach.is_some_and(|all| all <= most)
     }
 
-    /// Number of rows in all dimensions together.
+    /// Returns the number of rows in all dimensions together.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.ne[1] * self.ne[2] * self.ne[3]
     }
 
-    /// Bytes from the first element to behind the last one.
+    /// Returns the bytes from the first element to the end of the last one.
     #[must_use]
     pub fn span_bytes(&self, dtype: DType) -> Option<usize> {
         let row = dtype.row_bytes(self.ne[0])?;

@@ -10,19 +10,19 @@ use crate::backend::Content;
 use crate::error::{Error, Result};
 use crate::host_memory::Region;
 
-/// Alignment of tensors in a buffer, in bytes.
+/// Returns the alignment of tensors in a buffer, in bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_packed_alignment(device: usize) -> usize {
     entry(device).map_or(1, |entry| entry.device.alignment())
 }
 
-/// Largest buffer, in bytes.
+/// Returns the largest buffer, in bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_packed_max_size(device: usize) -> usize {
     entry(device).map_or(0, |entry| entry.device.max_buffer_bytes())
 }
 
-/// Bytes that a tensor takes in a packed buffer. Reads metadata only.
+/// Returns the bytes that a tensor takes in a packed buffer. Reads metadata only.
 ///
 /// # Safety
 /// `tensor` is valid, and so is its name.
@@ -40,7 +40,8 @@ pub unsafe extern "C" fn npu_packed_alloc_size(device: usize, tensor: *const Npu
     })
 }
 
-/// Allocates a buffer, in memory that the CPU uses, too, if `shared`; NULL and a log line on failure.
+/// Allocates a buffer, in memory that the CPU uses, too, if `shared`; NULL and a log line on
+/// failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_buffer_new(device: usize, size: usize, shared: bool) -> *mut NpuBuffer {
     guard("npu_buffer_new", std::ptr::null_mut(), || {
@@ -76,7 +77,7 @@ pub unsafe extern "C" fn npu_buffer_free(buffer: *mut NpuBuffer) {
     release("npu_buffer_free", unsafe { Box::from_raw(buffer) });
 }
 
-/// First byte of a packed buffer, as ggml reckons addresses.
+/// Returns the first byte of a packed buffer, as an address in ggml's numbering.
 ///
 /// # Safety
 /// `buffer` is alive.
@@ -90,8 +91,9 @@ pub unsafe extern "C" fn npu_buffer_base(buffer: *const NpuBuffer) -> *mut c_voi
 }
 
 impl NpuBuffer {
-    /// Runs `access`, which returns an `NPU_STATUS_*`. After a panic in it, or where bytes are needed that were released, graphs that use the buffer fail, until all of it
-    /// is written by [`npu_buffer_clear`].
+    /// Runs `access`, which returns an `NPU_STATUS_*`. After a panic in it, or where bytes are
+    /// needed that were released, graphs that use the buffer fail, until all of it is written by
+    /// [`npu_buffer_clear`].
     fn guarded(&self, what: &str, access: impl FnOnce() -> u32) -> u32 {
         if is_forked() {
             return NPU_STATUS_FAILED;
@@ -124,9 +126,10 @@ impl NpuBuffer {
     }
 }
 
-/// Writes bytes `[offset, offset + size)` of a tensor, packs what that touches, and returns an `NPU_STATUS_*`. A log line says
-/// why it cannot be written, such as other bytes of it that are needed and were released; after `NPU_STATUS_FAILED`, graphs
-/// that use the buffer fail.
+/// Writes bytes `[offset, offset + size)` of a tensor, packs the rows that they belong to, and
+/// returns an `NPU_STATUS_*`. A log line gives the reason of a failure, such as other bytes of the
+/// tensor that are needed and were released; after `NPU_STATUS_FAILED`, graphs that use the buffer
+/// fail.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for `size` bytes.
@@ -154,7 +157,8 @@ pub unsafe extern "C" fn npu_buffer_set(
     })
 }
 
-/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; returns as `npu_buffer_set`.
+/// Fills bytes `[offset, offset + size)` of a tensor and packs what that touches; returns as
+/// `npu_buffer_set`.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it.
@@ -206,9 +210,10 @@ fn negative(what: &str, tensor: &NpuTensor) -> u32 {
     NPU_STATUS_FAILED
 }
 
-/// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and returns an `NPU_STATUS_*`. A
-/// log line says why it cannot be read, such as bytes that were released when they were packed; after `NPU_STATUS_FAILED`, all
-/// bytes at `data` are 255, which is NaN in floating-point types, and graphs that use the buffer fail.
+/// Copies bytes `[offset, offset + size)` of a tensor to `data`, exactly as they were written, and
+/// returns an `NPU_STATUS_*`. A log line gives the reason of a failure, such as bytes that were
+/// released when they were packed; after `NPU_STATUS_FAILED`, all bytes at `data` are 255, which is
+/// NaN in floating-point types, and graphs that use the buffer fail.
 ///
 /// # Safety
 /// `buffer` is alive, `tensor` is valid and lies in it, `data` is valid for writes of `size` bytes.
@@ -223,7 +228,7 @@ pub unsafe extern "C" fn npu_buffer_get(
     if size == 0 {
         return NPU_STATUS_OK;
     }
-    // SAFETY: valid for writes, says the caller; ggml's buffers are initialized memory.
+    // SAFETY: valid for writes by the caller's promise; ggml's buffers are initialized memory.
     let out = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), size) };
     // SAFETY: the caller promises it.
     let (buffer, tensor) = (unsafe { buffer.as_ref() }, unsafe { tensor.as_ref() });

@@ -1,4 +1,4 @@
-//! Log lines on their way to the host program.
+//! Passes log lines to the host program.
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ pub(super) fn install(host: Option<&NpuHost>) {
     if let Some(host) = host {
         HOST.get_or_init(|| *host);
     }
-    // A Rust program that links this crate may have a logger of its own; then the lines go there.
+    // A Rust program that links this crate may have its own logger; then the lines go there.
     let _ = log::set_logger(&HostLog);
     log::set_max_level(log::LevelFilter::Info);
 }
@@ -29,7 +29,8 @@ impl log::Log for HostLog {
         let Some(log) = HOST.get().and_then(|host| host.log) else {
             return;
         };
-        // What the vendor's library says goes with the debug lines: the error that follows from it is ours to report.
+        // Errors of the vendor's library become debug lines, because this crate reports the error
+        // that follows from them.
         let vendor = record.target() == "librknnrt";
         let level = if vendor {
             log::Level::Debug

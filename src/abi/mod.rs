@@ -1,7 +1,8 @@
-//! The functions of `include/npu.h`, called by `ggml-glue/`: check what came in, catch panics, call `backend`. No logic.
+//! The functions of `include/npu.h`, called by `ggml-glue/`: check what came in, catch panics, call
+//! `backend`. No logic.
 //!
-//! A panic never crosses into C: it becomes a log line and the failure value of the function. cbindgen makes
-//! `include/npu.h` from this file; a test fails when the two differ.
+//! A panic never crosses into C: it becomes a log line and the failure value of the function.
+//! cbindgen makes `include/npu.h` from this file; a test fails when the two differ.
 #![expect(unsafe_code, reason = "everything here is called from C")]
 
 use std::ffi::{CString, c_char};
@@ -26,7 +27,8 @@ mod types;
 /// A buffer of a device.
 pub struct NpuBuffer {
     buffer: Box<dyn Buffer>,
-    /// An error left bytes in it that are not those that were written, or gave bytes that are not those of a tensor.
+    /// An error left bytes in it that are not those that were written, or gave bytes that are not
+    /// those of a tensor.
     failed: AtomicBool,
 }
 
@@ -38,8 +40,8 @@ pub struct NpuBackend {
 }
 
 impl NpuBackend {
-    /// Runs `compute`, which returns an `NPU_STATUS_*`. A panic in it is a failure, and so is all that is asked of this stream
-    /// afterwards.
+    /// Runs `compute`, which returns an `NPU_STATUS_*`. A panic in it is a failure, and so is all
+    /// that is asked of this stream afterwards.
     fn guarded(&self, what: &str, compute: impl FnOnce() -> u32) -> u32 {
         if is_forked() {
             return NPU_STATUS_FAILED;
@@ -68,10 +70,11 @@ static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
 /// The process that opened the devices.
 static OWNER: OnceLock<u32> = OnceLock::new();
 
-/// Returns `true` if this process was forked from the one that opened the devices; the first time, with a log line.
+/// Returns `true` if this process was forked from the one that opened the devices; the first time,
+/// with a log line.
 ///
-/// The NPU's session, the threads, and whatever locks they held are the parent's: a child that used them would wait for ever,
-/// or write to memory that the parent computes with.
+/// The NPU's session, the threads, and whatever locks they held are the parent's: a child that used
+/// them would wait for ever, or write to memory that the parent computes with.
 fn is_forked() -> bool {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let forked = OWNER
@@ -111,10 +114,10 @@ fn entry(device: usize) -> Option<&'static Entry> {
     DEVICES.get()?.get(device)
 }
 
-/// Finds the devices and returns how many there are. The first call decides; later ones return the same.
+/// Finds the devices and returns their number. The first call decides; later ones return the same.
 ///
 /// # Safety
-/// `host` is NULL or points to a struct whose function may be called from now on.
+/// `host` is NULL or points to a struct whose function may be called at any later time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_start(host: *const NpuHost) -> usize {
     // SAFETY: the caller promises that it is NULL or valid.
@@ -152,13 +155,13 @@ fn start(host: Option<&NpuHost>) -> Vec<Entry> {
     entries.collect()
 }
 
-/// Name of a device, or "" if there is no such device.
+/// Returns the name of a device, or "" if there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_device_name(device: usize) -> *const c_char {
     entry(device).map_or(c"".as_ptr(), |entry| entry.name.as_ptr())
 }
 
-/// Chip, library, driver, and whether it is simulated.
+/// Returns the chip, library, driver, and whether it is simulated.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_device_description(device: usize) -> *const c_char {
     entry(device).map_or(c"".as_ptr(), |entry| entry.description.as_ptr())
@@ -227,8 +230,8 @@ pub unsafe extern "C" fn npu_mark_cpu_reader(node: *const NpuNode) {
     });
 }
 
-/// Returns `true` if the device could compute a node, but the CPU is faster: the node has too few rows. Its weights can be
-/// read where they are. Reads metadata only.
+/// Returns `true` if the device could compute a node, but the CPU is faster: the node has too few
+/// rows. Its weights can be read where they are. Reads metadata only.
 ///
 /// # Safety
 /// `node` is valid, and so are the names in it.
@@ -246,7 +249,7 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
     })
 }
 
-/// Which buffer types a device has: an `NPU_BUFFERS_*`.
+/// Returns the buffer types of a device: an `NPU_BUFFERS_*`.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
     match entry(device).map(|entry| entry.device.buffers()) {
@@ -257,8 +260,8 @@ pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
     }
 }
 
-/// Makes a stream of graphs for a device; NULL if there is no such device, and in a process that was forked from the one that
-/// opened it.
+/// Makes a stream of graphs for a device. Returns NULL if there is no such device, or if this
+/// process was forked from the one that opened it.
 #[unsafe(no_mangle)]
 pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
     let entry = entry(device).filter(|_| !is_forked());
@@ -282,12 +285,13 @@ pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
     }
 }
 
-/// Computes a graph once more that [`npu_backend_compute`] has computed with the same number, and writes an `NPU_STATUS_*`.
-/// False, and nothing done, if that is not possible: then the nodes are needed.
+/// Computes again a graph that [`npu_backend_compute`] has computed with the same number, and
+/// writes an `NPU_STATUS_*`. Returns false, with nothing done, if that is impossible without the
+/// nodes.
 ///
 /// # Safety
 /// - `backend` is alive, `status` is valid for writes,
-/// - what the graph's nodes pointed to is as for [`npu_backend_compute`].
+/// - the pointers in the graph's nodes satisfy [`npu_backend_compute`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_backend_replay(
     backend: *const NpuBackend,
@@ -330,11 +334,12 @@ fn failed_with(stream: &dyn Stream, what: &str, error: &Error) -> u32 {
 
 /// Computes nodes in order and returns an `NPU_STATUS_*`.
 ///
-/// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0 if it has none
+/// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0 if it
+///   has none
 ///
 /// # Safety
 /// - `backend` is alive, `nodes` is valid for `n_nodes`, and so is everything that they point to,
-/// - nobody else reads or writes results, or writes sources, during the call.
+/// - nothing else reads or writes results, or writes sources, during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn npu_backend_compute(
     backend: *const NpuBackend,
@@ -383,10 +388,10 @@ pub unsafe extern "C" fn npu_backend_compute(
     })
 }
 
-/// Returns a node with its operands' memory, and the buffers that they are in.
+/// Returns a node with its operands' memory, and the buffers that contain them.
 ///
 /// # Safety
-/// As for [`npu_backend_compute`], of one node, as long as what is returned is used.
+/// As for [`npu_backend_compute`], for one node and as long as the result is used.
 unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<Node<'a>> {
     let refuse = |reason: &str| Error::Graph {
         reason: reason.into(),
@@ -396,7 +401,7 @@ unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<Node<'a>> {
     let mut sources: [Option<&dyn Buffer>; MAX_SOURCES] = [None; MAX_SOURCES];
     for (index, (from, src)) in node.src.iter().zip(&mut operation.src).enumerate() {
         let Some(src) = src else { continue };
-        // SAFETY: NULL or alive, says the caller.
+        // SAFETY: NULL or alive by the caller's promise.
         let home = unsafe { from.buffer.cast_const().as_ref() };
         if let Some(home) = home {
             home.check(from, span(src))?;
@@ -404,17 +409,17 @@ unsafe fn with_memory<'a>(node: &'a NpuNode) -> Result<Node<'a>> {
             sources[index] = Some(&*home.buffer);
         }
         if home.is_none_or(|home| home.buffer.is_host_memory()) {
-            // SAFETY: sources are valid and not written during the call, says the caller.
+            // SAFETY: sources are valid and not written during the call by the caller's promise.
             src.memory = Some(unsafe { Region::new(from.data.cast(), span(src)) });
         }
     }
-    // SAFETY: NULL or alive, says the caller.
+    // SAFETY: NULL or alive by the caller's promise.
     let home = unsafe { node.dst.buffer.cast_const().as_ref() };
     if let Some(home) = home {
         home.check(&node.dst, span(&operation.dst))?;
         operation.dst.packed_offset = offset_in(home, &node.dst);
     }
-    // SAFETY: results are valid and nobody else's during the call, says the caller.
+    // SAFETY: results are valid and nothing else uses them during the call by the caller's promise.
     let out = unsafe { RegionMut::new(node.dst.data.cast(), span(&operation.dst)) };
     Ok(Node {
         operation,

@@ -13,7 +13,7 @@ const _: () = assert!(NPU_MAX_SRC == MAX_SOURCES);
 pub const NPU_OP_PARAMS: usize = 16;
 const _: () = assert!(NPU_OP_PARAMS == PARAMS);
 
-/// `npu_tensor.dtype`: there is no such tensor; nothing else in it means anything.
+/// `npu_tensor.dtype`: the tensor is absent; its other fields have no meaning.
 pub const NPU_DTYPE_NONE: u32 = 0;
 /// `npu_tensor.dtype`: F32.
 pub const NPU_DTYPE_F32: u32 = 1;
@@ -45,15 +45,15 @@ pub const NPU_FORMAT_MXFP4: u32 = 5;
 
 /// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 pub const NPU_PLACE_NONE: u32 = 0;
-/// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result without a buffer yet that
-/// will be there.
+/// `npu_tensor.place`: memory that the CPU reads and writes, in ggml's layout; also a result
+/// without a buffer yet that will be there.
 pub const NPU_PLACE_HOST: u32 = 1;
 /// `npu_tensor.place`: a buffer for packed weights of this device.
 pub const NPU_PLACE_PACKED: u32 = 2;
 /// `npu_tensor.place`: memory of another device.
 pub const NPU_PLACE_OTHER: u32 = 3;
-/// `npu_tensor.place`: memory that this device shares with the CPU, in ggml's layout; also a result without a buffer yet
-/// that will be there.
+/// `npu_tensor.place`: memory that this device shares with the CPU, in ggml's layout; also a result
+/// without a buffer yet that will be there.
 pub const NPU_PLACE_DEVICE: u32 = 4;
 
 /// `npu_tensor.role`: the result of an operation.
@@ -63,10 +63,10 @@ pub const NPU_ROLE_WEIGHTS: u32 = 1;
 /// `npu_tensor.role`: what outlives a graph or comes from outside of it: caches, inputs.
 pub const NPU_ROLE_STATE: u32 = 2;
 
-/// `npu_device_buffers`: computed tensors in any host memory, weights in a buffer type of their own.
+/// `npu_device_buffers`: computed tensors in any host memory, weights in a separate buffer type.
 pub const NPU_BUFFERS_HOST_AND_PACKED: u32 = 0;
-/// `npu_device_buffers`: computed tensors in memory that the device shares with the CPU, weights in a buffer type of their
-/// own.
+/// `npu_device_buffers`: computed tensors in memory that the device shares with the CPU, weights in
+/// a buffer type of their own.
 pub const NPU_BUFFERS_SHARED_AND_PACKED: u32 = 1;
 /// `npu_device_buffers`: everything in one buffer type, which the CPU reaches by set and get only.
 pub const NPU_BUFFERS_ONE: u32 = 2;
@@ -75,7 +75,7 @@ pub const NPU_BUFFERS_SHARED: u32 = 3;
 
 /// The graph was computed.
 pub const NPU_STATUS_OK: u32 = 0;
-/// The graph was not computed, or not all of it; a log line says why.
+/// The graph was not computed completely; a log line says why.
 pub const NPU_STATUS_FAILED: u32 = 1;
 /// No memory to compute the graph with.
 pub const NPU_STATUS_ALLOC_FAILED: u32 = 2;
@@ -116,8 +116,9 @@ pub struct NpuTensor {
     pub data: *mut c_void,
     /// The buffer of ours that it is in, if it is; NULL for ggml's dummy buffers.
     pub buffer: *mut NpuBuffer,
-    /// ggml's way to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
-    // Private, so that only C fills it in, with the promise that it is the function of the tensor's type.
+    /// ggml's function that dequantizes to F32; NULL unless `dtype` is `NPU_DTYPE_QUANTIZED`.
+    // Private, so that only C fills it in, with the promise that it is the function of the tensor's
+    // type.
     to_float: Option<unsafe extern "C" fn(src: *const c_void, dst: *mut f32, n: i64)>,
     /// Name for log lines; may be NULL.
     pub name: *const c_char,
@@ -135,11 +136,11 @@ pub struct NpuNode {
     pub dst: NpuTensor,
     /// Sources, in ggml's order.
     pub src: [NpuTensor; NPU_MAX_SRC],
-    /// Whether nothing but the next node reads the result: nobody misses it where the two become one.
+    /// `true` if only the next node reads the result, so that the two can be computed as one.
     pub feeds_next: bool,
 }
 
-/// What the host program offers.
+/// Functions of the host program.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct NpuHost {
@@ -147,7 +148,7 @@ pub struct NpuHost {
     pub log: Option<unsafe extern "C" fn(level: u32, text: *const c_char)>,
 }
 
-/// A tensor's `to_float`, as what the rest of the crate calls.
+/// A tensor's `to_float`, as the trait that the rest of the crate calls.
 #[repr(transparent)]
 struct ToFloat(ToFloatFn);
 
@@ -162,13 +163,13 @@ impl ToFloat {
 impl Dequantize for ToFloat {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
         let n = i64::try_from(out.len()).unwrap_or(0);
-        // SAFETY: ggml's own function for the type of these blocks, and `out` has as many elements as they hold, because
-        // `repack` cuts both by whole rows.
+        // SAFETY: ggml's own function for the type of these blocks, and `out` has as many elements
+        // as they hold, because `repack` cuts both by whole rows.
         unsafe { (self.0)(blocks.as_ptr().cast(), out.as_mut_ptr(), n) };
     }
 }
 
-/// The operation that a node names, if a device may know it.
+/// Returns the operation that a node names, if a device may know it.
 pub(super) fn op(node: &NpuNode) -> Option<Op> {
     if node.op.is_null() {
         return None;
@@ -177,7 +178,8 @@ pub(super) fn op(node: &NpuNode) -> Option<Op> {
     Op::from_name(unsafe { CStr::from_ptr(node.op) }.to_bytes())
 }
 
-/// Returns the node's metadata, without memory; `None` if no device knows the operation, or as for [`metadata`].
+/// Returns the node's metadata, without memory; `None` if no device knows the operation, or as for
+/// [`metadata`].
 pub(super) fn operation(node: &NpuNode) -> Option<Operation<'_>> {
     let mut src: Sources = [None; MAX_SOURCES];
     for (source, tensor) in src.iter_mut().zip(&node.src) {
@@ -193,7 +195,8 @@ pub(super) fn operation(node: &NpuNode) -> Option<Operation<'_>> {
     })
 }
 
-/// Returns the tensor's metadata, without memory; `None` if a dimension is negative, or no memory could hold it.
+/// Returns the tensor's metadata, without memory; `None` if a dimension is negative, or no memory
+/// could hold it.
 pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
     let dtype = match tensor.dtype {
         NPU_DTYPE_F32 => DType::F32,

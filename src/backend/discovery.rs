@@ -9,11 +9,11 @@ use crate::error::{Error, Result};
 /// The reason why a device is absent.
 #[derive(Debug)]
 pub enum Absence {
-    /// Nothing on this machine shows such an NPU, as this text says.
+    /// Nothing on this machine indicates such an NPU; the text gives details.
     NotThere(String),
     /// `GGML_RUST_NPU_DEVICES` does not name it.
     NotChosen,
-    /// The machine shows that there is an NPU, which cannot be used, as this text says.
+    /// The machine indicates an NPU that cannot be used; the text gives the reason.
     Unusable(String),
     /// It could not be started.
     Failed(Error),

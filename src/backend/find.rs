@@ -8,7 +8,8 @@ use crate::config::Config;
 use crate::packfile::Packs;
 use crate::{hexagon, rockchip};
 
-/// Finds the devices that `config` asks for or that the machine has, and the reasons why others are not there.
+/// Finds the devices that `config` asks for or that the machine has, and the reasons why others are
+/// not there.
 #[must_use]
 pub fn find_devices(config: &Config) -> Discovery {
     let mut found = rockchip::discovery::find(config);
@@ -20,7 +21,7 @@ pub fn find_devices(config: &Config) -> Discovery {
     found
 }
 
-/// Opens the packs that the user named; what cannot be used is left out with a log line.
+/// Opens the packs that the user named; unusable ones are left out with a log line.
 fn open_packs(path: &Path, full: bool) -> Arc<Packs> {
     let (packs, failed) = Packs::open(path, full);
     for (path, error) in &failed {

@@ -12,14 +12,14 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Nanoseconds that `ops` operations take at least: those of the weights' way, or of the arithmetic if that is
-    /// longer.
+    /// Returns the least nanoseconds that `ops` operations take: the time to read the weights, or
+    /// the time of the arithmetic if that is longer.
     #[must_use]
     pub fn least_ns(&self, ops: f64) -> f64 {
         self.memory_ns().max(ops / self.ops_per_ns)
     }
 
-    /// Nanoseconds of the weights' way.
+    /// Returns the nanoseconds that reading the weights takes.
     #[must_use]
     pub fn memory_ns(&self) -> f64 {
         self.weight_bytes as f64 / self.bytes_per_ns

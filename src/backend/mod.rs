@@ -1,5 +1,6 @@
-//! A device, its buffers and its streams of graphs, as the C border and the tool see them. Each family of NPUs implements
-//! the three traits in its own folder. Only [`find_devices`], [`offline`] and the border know both families.
+//! A device, its buffers and its streams of graphs, as the C border and the tool see them. Each
+//! family of NPUs implements the three traits in its own folder. Only [`find_devices`], [`offline`]
+//! and the border know both families.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -37,37 +38,40 @@ pub trait Device: Debug + Send + Sync {
     /// Its name in ggml.
     fn name(&self) -> &str;
 
-    /// Chip, library, and whether it is simulated, in one line.
+    /// Returns the chip, library, and whether it is simulated, in one line.
     fn description(&self) -> String;
 
-    /// The chip's name, as in `GGML_RUST_NPU_SIM`.
+    /// Returns the chip's name, as in `GGML_RUST_NPU_SIM`.
     fn chip(&self) -> &'static str;
 
     /// Returns `true` if the vendor's library is the stand-in.
     fn is_simulated(&self) -> bool;
 
-    /// Free and total bytes of memory that weights can use.
+    /// Returns the free and total bytes of memory that weights can use.
     fn memory(&self) -> (usize, usize);
 
-    /// The memory that its tensors live in.
+    /// Returns the memory that its tensors live in.
     fn buffers(&self) -> Buffers;
 
-    /// Alignment of tensors in a buffer, in bytes.
+    /// Returns the alignment of tensors in a buffer, in bytes.
     fn alignment(&self) -> usize;
 
-    /// Bytes of the largest buffer.
+    /// Returns the bytes of the largest buffer.
     fn max_buffer_bytes(&self) -> usize;
 
-    /// Bytes that a tensor takes in a buffer for weights: its own, or those of its packed form if that is larger.
+    /// Returns the bytes that a tensor takes in a buffer for weights: its own, or those of its
+    /// packed form if that is larger.
     fn packed_bytes(&self, tensor: &Tensor) -> usize;
 
     /// Returns `true` if the device computes an operation. Reads metadata only.
     fn supports(&self, operation: &Operation) -> bool;
 
-    /// Returns `true` if the device could compute a node, but the CPU is faster: it has too few rows. Reads metadata only.
+    /// Returns `true` if the device could compute a node, but the CPU is faster: it has too few
+    /// rows. Reads metadata only.
     fn prefers_cpu(&self, operation: &Operation) -> bool;
 
-    /// Has weights that are written from now on come from pack files, if these have them. The first call decides.
+    /// Takes weights that are written later from pack files, if these contain them. The first call
+    /// decides.
     fn use_packs(&self, packs: Arc<Packs>);
 
     /// Runs the self-test.
@@ -76,7 +80,8 @@ pub trait Device: Debug + Send + Sync {
     /// `SelfTest` if a result is wrong, or the error of the call that failed.
     fn self_test(&self) -> Result<()>;
 
-    /// The limit of multiplications with these weights; `None` if the device does not pack them.
+    /// Returns the limit of multiplications with these weights; `None` if the device does not pack
+    /// them.
     fn limit(&self, weights: &Tensor) -> Option<Limit>;
 
     /// Allocates a buffer of `bytes`, in memory that the CPU uses, too, if `shared`.
@@ -110,31 +115,34 @@ impl Content<'_> {
 
 /// A buffer of a device.
 pub trait Buffer: Any + Debug + Send + Sync {
-    /// Address of the first byte; ggml computes tensor addresses from it.
+    /// Returns the address of the first byte; ggml computes tensor addresses from it.
     fn base(&self) -> usize;
 
-    /// Returns `true` if the CPU may look at the bytes of tensors in it, beside what [`Self::read`] gives.
+    /// Returns `true` if the CPU may read the bytes of its tensors in place, and not only through
+    /// [`Self::read`].
     fn is_host_memory(&self) -> bool;
 
     /// Returns `true` if a tensor of `bytes` at `offset` is inside, as far as the buffer can know.
     fn holds(&self, offset: usize, bytes: usize) -> bool;
 
-    /// The bytes at an address, if they lie in memory of this buffer's device that the CPU must not read unasked.
+    /// Returns the bytes at an address, if they lie in memory of this buffer's device that the CPU
+    /// must not read unasked.
     fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>>;
 
     /// Writes the bytes `[offset, offset + size)` of a tensor, and packs them if it is a weight.
     ///
     /// # Errors
-    /// `OutOfMemory` if there is no room for a packed form; `Released` for a part of a tensor whose other bytes are gone.
+    /// `OutOfMemory` if there is no room for a packed form; `Released` for a part of a tensor whose
+    /// other bytes were released.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
     fn write(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) -> Result<()>;
 
-    /// Copies the bytes of a tensor from `offset` on, exactly as they were written.
+    /// Copies the bytes of a tensor starting at `offset`, exactly as they were written.
     ///
     /// # Errors
-    /// `Released` if they are gone.
+    /// `Released` if they were released.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -156,7 +164,8 @@ pub struct Node<'a> {
     pub operation: Operation<'a>,
     /// The result's bytes.
     pub out: RegionMut<'a>,
-    /// Nothing but the next node reads the result, perhaps in another shape: nobody misses it where the two become one.
+    /// `true` if only the next node reads the result, perhaps in another shape, so that the two can
+    /// be computed as one.
     pub feeds_next: bool,
     /// Buffer of the result, if it is one of this backend's.
     pub dst: Option<&'a dyn Buffer>,
@@ -175,19 +184,20 @@ pub struct GraphError {
 
 /// A stream of graphs on one device.
 pub trait Stream: Debug + Send + Sync {
-    /// Name of the device.
+    /// Returns the name of the device.
     fn device_name(&self) -> &str;
 
     /// Computes a graph and waits for it.
     ///
-    /// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0 if it has none
+    /// - `uid`: ggml's number of the graph: the same for the same nodes with the same operands; 0
+    ///   if it has none
     ///
     /// # Errors
     /// The device's; some results may have been written.
     fn submit(&self, uid: u64, nodes: &mut [Node]) -> std::result::Result<(), GraphError>;
 
-    /// Computes a graph once more that [`Self::submit`] has computed under the number `uid`; `None` if it cannot be computed
-    /// without its nodes.
+    /// Computes again a graph that [`Self::submit`] has computed under the number `uid`. Returns
+    /// `None` if that is impossible without its nodes.
     ///
     /// # Errors
     /// As [`Self::submit`].

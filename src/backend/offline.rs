@@ -1,4 +1,4 @@
-//! Packs weights without a device: what a buffer does when a model is loaded, some rows at a time.
+//! Packs weights without a device, as a buffer does when a model is loaded, some rows at a time.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub struct Weight<'a> {
     pub ne: [usize; 4],
     /// Its bytes, in ggml's layout.
     pub data: &'a [u8],
-    /// What [`Source::feedback`] is to be.
+    /// The result of [`Source::feedback`].
     pub feedback: &'a [Feedback],
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Form {
 }
 
 impl Form {
-    /// What packed bytes of this form are.
+    /// Returns the tag of bytes that are packed in this form.
     #[must_use]
     pub fn tag(&self) -> LayoutTag {
         match self {
@@ -72,7 +72,7 @@ impl Form {
         }
     }
 
-    /// Packed bytes.
+    /// Returns the packed bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -81,7 +81,7 @@ impl Form {
         }
     }
 
-    /// Scales beside them.
+    /// Returns the number of scales that belong to the packed bytes.
     #[must_use]
     pub fn scales(&self) -> usize {
         match self {
@@ -90,7 +90,7 @@ impl Form {
         }
     }
 
-    /// How INT4 weights are clipped.
+    /// Returns the method that clips INT4 weights.
     #[must_use]
     pub fn calibration(&self) -> Method {
         match self {
@@ -99,7 +99,8 @@ impl Form {
         }
     }
 
-    /// Whether weights of a type can be packed here: their values are known, or not needed.
+    /// Returns `true` if weights of a type can be packed here: their values are known, or not
+    /// needed.
     #[must_use]
     pub fn can_pack(&self, dtype: GgmlType) -> bool {
         let needs_values = match self {
@@ -111,14 +112,16 @@ impl Form {
 
     /// Packs a weight into a pack file.
     ///
-    /// - `done(range)` is called after each piece, with the bytes of the weight that were read for it; false stops
+    /// - `done(range)` is called after each piece, with the bytes of the weight that were read for
+    ///   it; false stops
     /// - returns false if it was stopped; then the file is of no use
     ///
     /// # Errors
     /// Those of the writer.
     ///
     /// # Panics
-    /// If the weight's type and shape are others than those of this form, or [`Self::can_pack`] is false for its type.
+    /// If the weight's type and shape are others than those of this form, or [`Self::can_pack`] is
+    /// false for its type.
     pub fn write(
         &self,
         weight: &Weight,
@@ -152,10 +155,10 @@ impl Form {
         writer.end(entry, &scales).map(|()| true)
     }
 
-    /// The line of a pack's table for a weight.
+    /// Returns the line of a pack's table for a weight.
     ///
-    /// - `hashes`: sampled and full one of the weight's bytes
-    /// - `error`: what was lost
+    /// - `hashes`: the sampled and the full hash of the weight's bytes
+    /// - `error`: the loss
     #[must_use]
     pub fn entry(&self, weight: &Weight, [sampled, full]: [u128; 2], error: SquaredLoss) -> Entry {
         Entry {
@@ -175,7 +178,8 @@ impl Form {
         }
     }
 
-    /// The rows, counted over all slices, that are packed at a time: their packed bytes follow each other.
+    /// Returns the rows, counted over all slices, that are packed at a time: their packed bytes
+    /// follow each other.
     #[must_use]
     pub fn pieces(&self) -> Vec<Range<usize>> {
         match self {
@@ -201,14 +205,13 @@ impl Form {
         }
     }
 
-    /// Packs a piece.
+    /// Packs a piece and returns its loss.
     ///
     /// - `piece`: its number in [`Self::pieces`]; `source`: its rows
-    /// - `out`: gets its packed bytes; `scales`: its scales are appended
-    /// - returns what was lost
+    /// - `out`: receives its packed bytes; `scales`: its scales are appended
     ///
     /// # Panics
-    /// If the rows are others than those of the piece, or values are needed and no way to them is there.
+    /// If the rows are not those of the piece, or if values are needed and there is no dequantizer.
     pub fn pack(
         &self,
         piece: usize,
@@ -256,7 +259,7 @@ impl Form {
     }
 }
 
-/// What was lost in tiles of Q8_0.
+/// Returns the loss in tiles of Q8_0.
 fn requantization_error(
     matrix: MatrixLayout,
     rows: &[u8],

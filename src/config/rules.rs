@@ -1,12 +1,13 @@
-//! Which arithmetic each weight takes: rules on tensor names, from `GGML_RUST_NPU_RULES`.
+//! The arithmetic of each weight: rules on tensor names, from `GGML_RUST_NPU_RULES`.
 //!
-//! `pattern=choice,pattern=choice,…`: patterns are regular expressions that may match anywhere in the name, as in
-//! llama.cpp's `-ot`; the first one that matches decides. A comma inside of brackets, or after a backslash, is part of the
-//! pattern: `blk\.\d{1,2}\.ffn=int8`. Without a match, F16 weights take FP16 and quantized ones INT8.
+//! `pattern=choice,pattern=choice,…`: patterns are regular expressions that may match anywhere in
+//! the name, as in llama.cpp's `-ot`; the first one that matches decides. A comma inside brackets,
+//! or after a backslash, is part of the pattern: `blk\.\d{1,2}\.ffn=int8`. Without a match, F16
+//! weights are multiplied in FP16 and quantized ones in INT8.
 
 use regex_lite::Regex;
 
-/// What a rule asks for.
+/// Arithmetic that a rule chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// FP16 × FP16.
@@ -30,7 +31,7 @@ const CHOICES: [(&str, Choice); 5] = [
     ("cpu", Choice::Cpu),
 ];
 
-/// The words, for messages.
+/// Returns the words, for messages.
 #[must_use]
 pub fn choices() -> String {
     CHOICES.map(|(word, _)| word).join(", ")
@@ -53,7 +54,7 @@ impl Rules {
     /// Reads a list of rules.
     ///
     /// # Errors
-    /// Text that names the rule that is wrong, and what is wrong with it.
+    /// A text that names the wrong rule and its mistake.
     pub fn parse(text: &str) -> Result<Self, String> {
         let rules = split(text).into_iter().map(str::trim);
         let rules = rules.filter(|rule| !rule.is_empty());
@@ -71,14 +72,14 @@ impl Rules {
         Ok((regex, *choice))
     }
 
-    /// What the rules say about a tensor, if anything.
+    /// Returns the choice of the first rule that matches a tensor's name, if any.
     #[must_use]
     pub fn choice(&self, name: &str) -> Option<Choice> {
         let (_, choice) = self.0.iter().find(|(regex, _)| regex.is_match(name))?;
         Some(*choice)
     }
 
-    /// Whether a rule asks for `choice`.
+    /// Returns `true` if a rule asks for `choice`.
     #[must_use]
     pub fn ask_for(&self, choice: Choice) -> bool {
         self.0.iter().any(|(_, asked)| *asked == choice)

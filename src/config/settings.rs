@@ -1,4 +1,4 @@
-//! The file of settings: what `ggml-npu bench` measured on a machine, so that nobody has to set a variable.
+//! The settings file: results of `ggml-npu bench` on a machine, which need no variables then.
 //!
 //! ```text
 //! # everything behind a # is for people
@@ -6,8 +6,8 @@
 //! min_m.rk3588.simulated = 2    the same, for the stand-in only
 //! ```
 //!
-//! `GGML_RUST_NPU_CONFIG` names it; otherwise it is `ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or in `~/.config`, if there
-//! is one. A variable of the environment is stronger than what the file says.
+//! `GGML_RUST_NPU_CONFIG` names it; otherwise it is `ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or
+//! in `~/.config`, if it exists. Environment variables override it.
 
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ impl From<Refusal> for Error {
     }
 }
 
-/// What the file says.
+/// Content of the settings file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Chip, whether it is the stand-in, and the fewest rows that it multiplies.
@@ -53,7 +53,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The file of a user: the one that is named, or the one in the folder of settings, if there is such a folder.
+    /// Returns the file of a user: the one that is named, or the one in the folder of settings, if
+    /// there is such a folder.
     pub fn path(lookup: impl Fn(&'static str) -> Option<String>) -> Option<PathBuf> {
         let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
         let folder = || match get("XDG_CONFIG_HOME") {
@@ -65,10 +66,10 @@ impl Settings {
             .or_else(|| folder().map(|folder| folder.join(FILE)))
     }
 
-    /// Reads the file of a user. That there is none is no error, unless it is named.
+    /// Reads a user's file. A missing file is no error, unless it is named.
     ///
     /// # Errors
-    /// The reason if it cannot be read, or the number of the first line that is not understood.
+    /// The reason if it cannot be read, or the number of the first invalid line.
     pub(super) fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Refusal> {
         let Some(path) = Self::path(&lookup) else {
             return Ok(Self::default());
@@ -95,7 +96,7 @@ impl Settings {
     /// Reads lines.
     ///
     /// # Errors
-    /// What is wrong with which line, and what would be right.
+    /// The invalid line with its mistake, and the correct forms.
     pub fn parse(text: &str) -> Result<Self, (String, String)> {
         let mut settings = Self::default();
         for (index, line) in text.lines().enumerate() {
@@ -118,7 +119,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The fewest rows that a chip, or its stand-in, multiplies.
+    /// Returns the fewest rows that a chip, or its stand-in, multiplies.
     #[must_use]
     pub fn min_m(&self, chip: &str, simulated: bool) -> Option<usize> {
         let mut known = self.min_m.iter();
@@ -127,7 +128,7 @@ impl Settings {
             .map(|(.., rows)| *rows)
     }
 
-    /// A file's text with a chip's fewest rows in place of what it says of them; everything else stays.
+    /// Returns a file's text with a chip's fewest rows replaced; all other text is unchanged.
     #[must_use]
     pub fn with_min_m(text: &str, chip: &str, simulated: bool, rows: usize) -> String {
         let key = key(chip, simulated);
@@ -143,7 +144,7 @@ fn key(chip: &str, simulated: bool) -> String {
     format!("min_m.{chip}{suffix}")
 }
 
-/// Chip, whether it is the stand-in, and rows of a line.
+/// Returns the chip, whether it is the stand-in, and rows of a line.
 fn min_m(line: &str) -> Result<(&'static str, bool, usize), (String, String)> {
     let form = || "min_m.<chip> = <rows>, min_m.<chip>.simulated = <rows>".to_owned();
     let (key, value) = line
@@ -243,7 +244,7 @@ mod tests {
         assert_eq!(path(&[("HOME", "/h"), (VARIABLE, "/f")]), Some("/f".into()));
     }
 
-    /// Reading it hung every program at its start, until somebody wrote to it.
+    /// Reading it blocked every program at its start until another program wrote to it.
     #[test]
     fn a_fifo_as_file_of_settings_is_refused_at_once() {
         let fifo = std::env::temp_dir().join(format!("ggml-rust-npu-{}.fifo", std::process::id()));

@@ -1,4 +1,4 @@
-//! From the words of variables to values; each error names the variable, the word and what is allowed.
+//! Parses the values of variables. Each error names the variable, its value and the allowed ones.
 
 use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
@@ -46,10 +46,10 @@ pub(super) fn sim(value: Option<String>) -> Result<Vec<SimChip>> {
     chips.collect()
 }
 
-/// How long a Hexagon NPU may be silent unless the user says otherwise.
+/// Longest silence of a Hexagon NPU unless the user sets it.
 ///
-/// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights, 512 rows by its LM head,
-/// takes the stand-in several seconds and an NPU well under one.
+/// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights,
+/// 512 rows by its LM head, takes the stand-in several seconds and an NPU well under one.
 pub(super) const DEFAULT_TIMEOUT_S: u32 = 30;
 
 pub(super) fn number(
@@ -119,13 +119,13 @@ pub(super) fn rules(value: Option<String>) -> Result<Rules> {
     })
 }
 
-/// Words for how INT4 weights are clipped.
+/// Returns the words for how INT4 weights are clipped.
 #[must_use]
 pub fn calibrations() -> [&'static str; 4] {
     CALIBRATIONS.map(|(word, _)| word)
 }
 
-/// The word for how INT4 weights are clipped.
+/// Returns the word for how INT4 weights are clipped.
 #[must_use]
 pub fn calibration_word(method: Method) -> &'static str {
     let found = CALIBRATIONS.iter().find(|(_, known)| *known == method);
@@ -140,10 +140,10 @@ const CALIBRATIONS: [(&str, Method); 4] = [
     ("absmax", Method::AbsMax),
 ];
 
-/// How INT4 weights are clipped, by its word.
+/// Parses the method that clips INT4 weights.
 ///
 /// # Errors
-/// `Config` if there is no such word.
+/// `Config` if the word is unknown.
 pub fn calibration(value: Option<String>) -> Result<Method> {
     let Some(value) = value else {
         return Ok(Method::default());

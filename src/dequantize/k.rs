@@ -18,8 +18,8 @@ pub(super) fn q2(block: &[u8; 84], out: &mut [f32; 256]) {
     }
 }
 
-/// The bytes that hold two bits of each element of a group, and where in them: each half of the super-block has 32 bytes,
-/// whose four pairs of bits are 32 elements each.
+/// Returns the bytes that hold two bits of each element of a group, and where in them: each half of
+/// the super-block has 32 bytes, whose four pairs of bits are 32 elements each.
 fn two_bits(quants: &[u8], group: usize) -> (&[u8], usize) {
     let (half, within) = (group / 8, group % 8);
     (
@@ -28,7 +28,8 @@ fn two_bits(quants: &[u8], group: usize) -> (&[u8], usize) {
     )
 }
 
-/// `d · (scale - 32) · (q - 4)` with six bits of scale; the third bit of q is in a mask of its own.
+/// Dequantizes `d · (scale - 32) · (q - 4)` with six bits of scale; the third bit of q is in a
+/// separate mask.
 pub(super) fn q3(block: &[u8; 110], out: &mut [f32; 256]) {
     let d = half_at(block, 108);
     let (mask, scales) = (&block[..32], &block[96..108]);
@@ -45,7 +46,7 @@ pub(super) fn q3(block: &[u8; 110], out: &mut [f32; 256]) {
     }
 }
 
-/// Scale and minimum of group `j` of 32 in Q4_K and Q5_K: six bits each, in 12 bytes.
+/// Returns the scale and minimum of group `j` of 32 in Q4_K and Q5_K: six bits each, in 12 bytes.
 fn scale_and_min(scales: &[u8], j: usize) -> (f32, f32) {
     let (scale, min) = if j < 4 {
         (scales[j] & 63, scales[j + 4] & 63)
@@ -90,11 +91,13 @@ fn four_bits(
     }
 }
 
-/// `d · scale · (q - 32)` with eight bits of scale; q has four bits in one place and two in another.
+/// `d · scale · (q - 32)` with eight bits of scale; q has four bits in one place and two in
+/// another.
 pub(super) fn q6(block: &[u8; 210], out: &mut [f32; 256]) {
     let d = half_at(block, 208);
     for (quarter, out) in out.chunks_exact_mut(32).enumerate() {
-        // Each half of the super-block has 64 bytes of nibbles and 32 of upper bits for its four times 32 elements.
+        // Each half of the super-block has 64 bytes of nibbles and 32 of upper bits for its four
+        // times 32 elements.
         let (half, part) = (quarter / 4, quarter % 4);
         let low = &block[64 * half + 32 * (part % 2)..][..32];
         let high = &block[128 + 32 * half..][..32];

@@ -22,11 +22,11 @@ fn failed(library: &Path, error: &libloading::Error) -> Error {
 /// # Errors
 /// `Library`.
 pub(crate) fn open(name: &Path) -> Result<Library> {
-    // SAFETY: the vendors' libraries have initializers without requirements of their own.
+    // SAFETY: the initializers of the vendors' libraries have no requirements.
     unsafe { Library::new(name) }.map_err(|error| failed(name, &error))
 }
 
-/// The address of a function, to be given its type by the caller's table.
+/// Returns the address of a function, to be given its type by the caller's table.
 ///
 /// # Errors
 /// `Library`.

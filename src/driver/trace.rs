@@ -1,7 +1,8 @@
-//! A record of the calls into the vendors' libraries: what a report from a device that nobody here has is made of.
+//! A record of the calls into the vendors' libraries, for reports from devices that the developers
+//! do not have.
 //!
-//! It is off until [`start`], which must come before a library is opened: the tables of libraries opened before are not
-//! changed.
+//! It is off until [`start`], which must come before a library is opened: the tables of libraries
+//! opened before are not changed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -37,7 +38,7 @@ pub struct Calls {
 
 /// A value that a vendor's function can return.
 pub(crate) trait Result {
-    /// The part of it that is recorded.
+    /// Returns the part of it that is recorded.
     fn returned(&self) -> Returned;
 }
 
@@ -62,7 +63,7 @@ impl Result for () {
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static RECORD: Mutex<Vec<Calls>> = Mutex::new(Vec::new());
 
-/// Records the calls into libraries that are opened from now on.
+/// Records the calls into libraries that are opened later.
 pub fn start() {
     IS_ON.store(true, Ordering::Relaxed);
 }
@@ -107,10 +108,11 @@ pub(crate) fn record<R: Result>(
     result
 }
 
-/// Declares `traced`, which puts a function that records around each function of a table.
+/// Declares `traced`, which wraps each function of a table in one that records the call.
 ///
-/// Libraries are opened at most `SLOTS` times in a process that records: one for each chip that it simulates, or one. C
-/// functions have no argument that says which table they belong to, so each opening has its own copies of them.
+/// A process that records opens libraries at most `SLOTS` times: one for each chip that it
+/// simulates, or one. C functions have no argument that names their table, so each opening has its
+/// own copies of them.
 macro_rules! traced {
     (
         $api:ident { $($field:ident = $symbol:literal($($arg:ident: $ty:ty),*) -> $ret:ty, $text:expr;)* }
@@ -119,7 +121,8 @@ macro_rules! traced {
         const SLOTS: usize = 8;
         static TABLES: [std::sync::OnceLock<$api>; SLOTS] = [const { std::sync::OnceLock::new() }; SLOTS];
 
-        /// The table whose functions record their calls before they make them, if calls are recorded.
+        /// Returns the table; if calls are recorded, its functions record each call before they
+        /// make it.
         pub(super) fn traced(api: $api) -> $api {
             if !$crate::driver::trace::is_on() {
                 return api;
@@ -149,12 +152,13 @@ macro_rules! traced {
         $(unsafe extern "C" fn $field<const SLOT: usize>($($arg: $ty),*) -> $ret {
             // PANIC: `traced` hands this function out after it has filled the slot.
             let api = TABLES[SLOT].get().expect("a filled slot");
-            // SAFETY: the arguments are the caller's, who keeps what the function asks of them.
+            // SAFETY: the arguments are the caller's, who satisfies the function's requirements.
             $crate::driver::trace::record($symbol, $text, || unsafe { (api.$field)($($arg),*) })
         })*
 
         $(unsafe extern "C" fn $ofield<const SLOT: usize>($($oarg: $oty),*) -> $oret {
-            // PANIC: `traced` hands this function out after it has filled the slot, and only if the table has it.
+            // PANIC: `traced` hands this function out after it has filled the slot, and only if the
+            // table has it.
             let function = TABLES[SLOT].get().and_then(|api| api.$ofield).expect("a filled slot");
             // SAFETY: as above.
             $crate::driver::trace::record($osymbol, $otext, || unsafe { function($($oarg),*) })

@@ -1,4 +1,5 @@
-//! Outputs: written beside their place under a random name, and renamed when they are whole.
+//! Outputs: written under a random name next to their destination, and renamed when they are
+//! complete.
 
 use std::fs::{self, Metadata};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -10,8 +11,8 @@ use tempfile::{Builder, NamedTempFile};
 
 /// The place of an output.
 ///
-/// A link is followed, so that the file that it names is replaced and the link stays. Anything else that is not a regular
-/// file is refused: a device, a FIFO, a folder, a link to nothing.
+/// A link is followed, so that the file that it names is replaced and the link stays. Anything else
+/// that is not a regular file is refused: a device, a FIFO, a folder, a link to nothing.
 #[derive(Debug)]
 pub struct Destination {
     path: PathBuf,
@@ -51,7 +52,7 @@ impl Destination {
         })
     }
 
-    /// Returns `true` if `file` is what is at the place now, under whatever name.
+    /// Returns `true` if `file` is the file at the destination now, under whatever name.
     #[must_use]
     pub fn is(&self, file: &Metadata) -> bool {
         let identity = |file: &Metadata| (file.dev(), file.ino());
@@ -84,13 +85,14 @@ fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
 pub fn remove_unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
     let mut paths = unfinished();
     for path in paths.drain(..) {
-        // A file that cannot be removed is no reason to go on.
+        // If the file cannot be removed, nothing more can be done.
         let _ = fs::remove_file(path);
     }
     paths
 }
 
-/// An unfinished output under a random name in the folder of its place; removed unless it is finished.
+/// An unfinished output under a random name in the folder of its place; removed unless it is
+/// finished.
 #[derive(Debug)]
 pub struct OutputFile {
     // Dropped, and with it removed, before its name is forgotten.
@@ -101,7 +103,8 @@ pub struct OutputFile {
 }
 
 impl OutputFile {
-    /// Begins the file that will be at `path`. It gets the permissions of the file that it replaces.
+    /// Begins the file that will be at `path`. It gets the permissions of the file that it
+    /// replaces.
     ///
     /// # Errors
     /// The system's, with the path that it is about.

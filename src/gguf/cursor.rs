@@ -9,17 +9,17 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// The beginning of a file.
+    /// Returns a file with its first bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
 
-    /// Bytes read.
+    /// Returns the bytes read.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Bytes of the whole file.
+    /// Returns the bytes of the whole file.
     pub fn file_bytes(&self) -> usize {
         self.bytes.len()
     }

@@ -16,10 +16,10 @@ pub struct File {
 }
 
 impl File {
-    /// Maps and checks a file. Nothing is read but the header.
+    /// Maps and checks a file. Only the header is read.
     ///
     /// # Errors
-    /// `Io`, or what is wrong with the header.
+    /// `Io`, or the mistake in the header.
     pub fn open(path: &Path) -> Result<Self> {
         let map = MappedFile::open(path).map_err(|source| Error::Io {
             path: path.into(),
@@ -32,25 +32,25 @@ impl File {
         })
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Metadata and tensor table.
+    /// Returns the metadata and tensor table.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The whole file.
+    /// Returns the whole file.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.map.bytes()
     }
 
-    /// The bytes of a tensor of this file.
+    /// Returns the bytes of a tensor of this file.
     #[must_use]
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
         // PANIC: the header's ranges were checked against the file's length.

@@ -1,4 +1,5 @@
-//! GGUF files: a reader that maps them into memory, and a writer that replaces tensors and keeps the rest.
+//! GGUF files: a reader that maps them into memory, and a writer that replaces tensors and keeps
+//! the rest.
 //!
 //! ```text
 //! magic "GGUF" | version u32 | tensors u64 | entries u64        all numbers little-endian
@@ -8,7 +9,8 @@
 //! data         | each tensor at its offset from here, a multiple of the alignment
 //! ```
 //!
-//! Whatever a file says is checked before it is used. An error names the field, and the number that is wrong with it.
+//! Every value of a file is checked before it is used. An error names the field, and its invalid
+//! number.
 // SOURCE: gguf.h and gguf.cpp of ggml 0.25.3.
 
 use std::io;
@@ -25,7 +27,7 @@ mod parse;
 mod types;
 mod write;
 
-/// What a file begins with.
+/// The first bytes of a file.
 pub const MAGIC: [u8; 4] = *b"GGUF";
 
 /// Versions that are read. Version 1 has 32-bit lengths.
@@ -34,8 +36,8 @@ pub const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 /// Alignment of tensors if the file does not say.
 pub const DEFAULT_ALIGNMENT: usize = 32;
 
-/// Largest alignment that is read: pages of 64 KiB and huge pages of 2 MiB are smaller or as large. A file that is written
-/// gets up to this many bytes of padding for each tensor.
+/// Largest alignment that is read: pages of 64 KiB and huge pages of 2 MiB are smaller or as large.
+/// A file that is written gets up to this many bytes of padding for each tensor.
 pub const MAX_ALIGNMENT: usize = 2 << 20;
 
 /// The entry that holds the alignment.
@@ -44,7 +46,7 @@ pub const ALIGNMENT_KEY: &str = "general.alignment";
 /// Longest name of a tensor, in bytes: ggml keeps 64 with the final NUL.
 pub const MAX_NAME_BYTES: usize = 63;
 
-/// What is wrong with a file.
+/// Reason why a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The system refused.
@@ -60,9 +62,9 @@ pub enum Error {
         "the file is truncated: {field} needs {need} bytes at offset {offset}, the file has {have}"
     )]
     Truncated {
-        /// What was being read.
+        /// The field that was being read.
         field: String,
-        /// Where.
+        /// Offset of the field.
         offset: usize,
         /// Bytes that it takes.
         need: u64,
@@ -72,9 +74,9 @@ pub enum Error {
     /// A field has a value that it cannot have.
     #[error("{field} is {value}: {reason}")]
     Field {
-        /// Which one.
+        /// The invalid field.
         field: String,
-        /// What it is.
+        /// Its value.
         value: String,
         /// Why that is wrong.
         reason: String,

@@ -41,7 +41,7 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// Number of rows in all dimensions together.
+    /// Returns the number of rows in all dimensions together.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.ne[1] * self.ne[2] * self.ne[3]
@@ -90,7 +90,8 @@ impl Header {
         }
         let n_tensors = cursor.u64(|| "number of tensors".into())?;
         let n_entries = cursor.u64(|| "number of metadata entries".into())?;
-        // The smallest entry: an empty key, a kind, one byte. The smallest tensor: an empty name and no dimensions.
+        // The smallest entry: an empty key, a kind, one byte. The smallest tensor: an empty name
+        // and no dimensions.
         cursor.check_count("number of metadata entries", n_entries, 8 + 4 + 1)?;
         cursor.check_count("number of tensors", n_tensors, 8 + 4 + 4 + 8)?;
 
@@ -187,14 +188,14 @@ impl Header {
         Ok(())
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         let index = self.keys.get(key)?;
         Some(&self.entries[*index].value)
     }
 
-    /// The tensor of a name.
+    /// Returns the tensor with a name.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let index = self.names.get(name)?;
@@ -202,7 +203,7 @@ impl Header {
     }
 }
 
-/// Bytes of a value of a kind that has a fixed size.
+/// Returns the bytes of a value of a kind that has a fixed size.
 fn scalar_bytes(kind: u32) -> Option<u64> {
     match kind {
         0 | 1 | 7 => Some(1),
@@ -284,7 +285,7 @@ impl Cursor<'_> {
         Ok(Value::Array { kind, len })
     }
 
-    /// A tensor with a range that has only its length, and its offset in the data.
+    /// Returns a tensor with a range that has only its length, and its offset in the data.
     fn tensor(&mut self, index: u64) -> Result<(TensorInfo, u64)> {
         let name = self.name(|| format!("name of tensor {index}"))?;
         if name.is_empty() {
@@ -322,7 +323,8 @@ impl Cursor<'_> {
             let reason = format!("{} has blocks of {blocks}", dtype.name());
             field(format!("dimension 0 of tensor {name:?}"), ne[0], reason)
         })?;
-        // Elements, too: who computes with them may not overflow. A dimension of 0 does not hide a product of the rest.
+        // Elements, too: who computes with them may not overflow. A dimension of 0 does not hide a
+        // product of the rest.
         let fits = |start: usize| {
             ne[1..]
                 .iter()

@@ -16,7 +16,8 @@ use crate::tensor::{DType, Format};
 pub struct GgmlType(u32);
 
 /// Number, name, elements in a block, bytes of a block.
-// SOURCE: enum ggml_type in ggml.h and the block structures of ggml-common.h, llama.cpp 0.5.0 (ggml 0.25.3).
+// SOURCE: enum ggml_type in ggml.h and the block structures of ggml-common.h, llama.cpp 0.5.0 (ggml
+// 0.25.3).
 const TYPES: [(u32, &str, usize, usize); 35] = [
     (0, "F32", 1, 4),
     (1, "F16", 1, 2),
@@ -77,14 +78,14 @@ impl GgmlType {
     /// Blocks of 32: E8M0 scale, 4-bit floating point.
     pub const MXFP4: Self = Self(39);
 
-    /// The type of a number; `None` if it is not known.
+    /// Returns the type of a number; `None` if it is not known.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
         let known = TYPES.iter().any(|(known, ..)| *known == number);
         known.then_some(Self(number))
     }
 
-    /// ggml's number.
+    /// Returns ggml's number.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0
@@ -95,13 +96,13 @@ impl GgmlType {
         found.unwrap_or_else(|| unreachable!("only numbers of the table become a type"))
     }
 
-    /// ggml's name, such as `Q4_0`.
+    /// Returns ggml's name, such as `Q4_0`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.entry().1
     }
 
-    /// The type as devices see it, and which one if they know it.
+    /// Returns the type for devices, and the format if they have a layout for it.
     #[must_use]
     pub fn tensor_type(self) -> (DType, Option<Format>) {
         let quantized = DType::Quantized {
@@ -122,25 +123,25 @@ impl GgmlType {
         }
     }
 
-    /// Elements in a block.
+    /// Returns the elements in a block.
     #[must_use]
     pub fn block_elems(self) -> usize {
         self.entry().2
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     #[must_use]
     pub fn block_bytes(self) -> usize {
         self.entry().3
     }
 
-    /// Whether blocks hold more than one element.
+    /// Returns `true` if blocks hold more than one element.
     #[must_use]
     pub fn is_quantized(self) -> bool {
         self.block_elems() > 1
     }
 
-    /// Bytes of `k` elements; `None` if they are not whole blocks, or too many.
+    /// Returns the bytes of `k` elements; `None` if they are not whole blocks, or too many.
     #[must_use]
     pub fn row_bytes(self, k: usize) -> Option<usize> {
         let (elems, bytes) = (self.block_elems(), self.block_bytes());
@@ -148,7 +149,7 @@ impl GgmlType {
     }
 }
 
-/// A metadata value. Arrays stay in the file: what is kept is where.
+/// A metadata value. Arrays stay in the file, and only their place is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// Any of the unsigned integers.
@@ -171,7 +172,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The value as a size, if it is a whole number that is not negative.
+    /// Returns the value as a size, if it is a whole number that is not negative.
     #[must_use]
     pub fn as_usize(&self) -> Option<usize> {
         match self {
@@ -181,7 +182,7 @@ impl Value {
         }
     }
 
-    /// The value as text.
+    /// Returns the value as text.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match self {

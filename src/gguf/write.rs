@@ -52,8 +52,8 @@ pub struct Writer {
 impl Writer {
     /// Begins a file.
     ///
-    /// - `source`, `source_bytes`: the file that the metadata and the alignment come from
-    /// - `updates`: entries to replace, or to add behind the others
+    /// - `source`, `source_bytes`: the file from which metadata and alignment are taken
+    /// - `updates`: entries to replace, or to add after the others
     /// - `tensors`: the whole table, in the order in which they will be written
     ///
     /// # Errors
@@ -169,7 +169,8 @@ fn push_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// Integers are written with 32 bits if they fit, as ggml's own tools do and its loader expects of what is set here.
+/// Integers are written with 32 bits if they fit, as ggml's own tools do and as its loader expects
+/// for these keys.
 fn push_entry(out: &mut Vec<u8>, key: &str, value: &Value) -> Result<()> {
     push_text(out, key);
     match value {

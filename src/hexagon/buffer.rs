@@ -1,5 +1,6 @@
-//! Buffers of a Hexagon device as ggml sees them: bytes that can be written and read at any offset. Weights in them are
-//! packed; where the packed form does not keep every bit, their own bytes are kept beside it.
+//! Buffers of a Hexagon device as ggml sees them: bytes that can be written and read at any offset.
+//! Weights in them are packed; if the packed form does not keep every bit, their own bytes are kept
+//! as well.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,8 +25,8 @@ pub const ALIGN_BYTES: usize = LINE_BYTES;
 #[derive(Debug)]
 pub struct HexBuffer {
     pub(super) memory: Arc<Memory>,
-    /// The CPU may read results in it, and weights and caches, in place; otherwise only by [`Self::read`] and
-    /// [`Self::write`].
+    /// The CPU may read results in it, and weights and caches, in place; otherwise only by
+    /// [`Self::read`] and [`Self::write`].
     pub(super) shared: bool,
     /// Packed tensors by offset.
     packed: RwLock<BTreeMap<usize, Arc<Packed>>>,
@@ -33,7 +34,7 @@ pub struct HexBuffer {
     used_by_cpu: AtomicBool,
     /// The device's count of changes that submissions depend on.
     changes: Arc<AtomicU64>,
-    /// Where weights may lie packed already.
+    /// Pack files that may contain the weights.
     packs: Arc<Packs>,
     /// Held by a write: two of them may change parts of one panel.
     writing: Mutex<()>,
@@ -53,7 +54,7 @@ struct Packed {
 }
 
 impl Packed {
-    /// Copies bytes of ggml's layout from `at` on of the tensor that starts at `start`.
+    /// Copies bytes in ggml's layout, starting at `at` of the tensor that starts at `start`.
     fn read(&self, memory: &Memory, start: usize, at: usize, out: &mut [u8]) {
         if let Some(plain) = &self.plain {
             let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,10 +77,11 @@ impl Packed {
     }
 }
 
-/// Bytes that are copied at a time: other accesses and the device's work wait no longer than this takes.
+/// Bytes that are copied at a time: other accesses and the device's work wait no longer than this
+/// takes.
 const COPY_BYTES: usize = 4 << 20;
 
-/// Copies bytes of a buffer from `start` on, with pauses for others.
+/// Copies bytes of a buffer, starting at `start`, with pauses for others.
 fn copy_out(memory: &Memory, start: usize, out: &mut [u8]) {
     for (index, piece) in out.chunks_mut(COPY_BYTES).enumerate() {
         let first = start + index * COPY_BYTES;
@@ -89,7 +91,8 @@ fn copy_out(memory: &Memory, start: usize, out: &mut [u8]) {
     }
 }
 
-/// Has `put(at, out)` write the `count` bytes from `start` on in pieces, with pauses for others.
+/// Calls `put(at, out)` to write `count` bytes starting at `start` in pieces, with pauses for
+/// others.
 fn copy_in(memory: &Memory, start: usize, count: usize, put: impl Fn(usize, &mut [u8])) {
     for at in (0..count).step_by(COPY_BYTES) {
         let piece = start + at..start + (at + COPY_BYTES).min(count);
@@ -128,12 +131,13 @@ impl HexBuffer {
         self.used_by_cpu.load(Ordering::Relaxed)
     }
 
-    /// Whether a tensor is packed, or part of one that is.
+    /// Returns `true` if a tensor is packed, or part of one that is.
     pub(super) fn is_packed(&self, tensor: &Tensor) -> bool {
         self.around(tensor).is_some()
     }
 
-    /// The packed form of a tensor, if all of it was packed as such: its type's, or the groups of a pack.
+    /// Returns the packed form of a tensor, if all of it was packed as such: its type's, or the
+    /// groups of a pack.
     pub(super) fn find(&self, tensor: &Tensor) -> Option<WeightLayout> {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let found = packed.get(&tensor.packed_offset)?;
@@ -142,14 +146,15 @@ impl HexBuffer {
         (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(found.layout)
     }
 
-    /// The packed tensor that a tensor is, or is a view of, and where it starts.
+    /// Returns the packed tensor that a tensor is, or is a view of, and where it starts.
     fn around(&self, tensor: &Tensor) -> Option<(usize, Arc<Packed>)> {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let (start, found) = packed.range(..=tensor.packed_offset).next_back()?;
         (tensor.packed_offset < start + found.bytes).then(|| (*start, Arc::clone(found)))
     }
 
-    /// Writes the bytes `[offset, offset + size)` of a tensor. A weight is packed from its first write on.
+    /// Writes the bytes `[offset, offset + size)` of a tensor. A weight is packed from its first
+    /// write on.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -193,8 +198,8 @@ impl HexBuffer {
         });
     }
 
-    /// Has `pack(rows, out)` change the panels of the rows in `touched`, piece by piece. Only copying waits for the device,
-    /// and has the device wait: packing may take long.
+    /// Has `pack(rows, out)` change the panels of the rows in `touched`, piece by piece. Only
+    /// copying waits for the device, and has the device wait: packing may take long.
     fn change(
         &self,
         layout: &WeightLayout,
@@ -236,7 +241,7 @@ impl HexBuffer {
         }
     }
 
-    /// Writes all of a packed tensor: what a model's loading does.
+    /// Writes all of a packed tensor, as the loading of a model does.
     fn write_whole(&self, tensor: &Tensor, start: usize, packed: &Packed, bytes: &[u8]) {
         let layout = &packed.layout;
         if let Some(plain) = &packed.plain {
@@ -271,7 +276,8 @@ impl HexBuffer {
         }
     }
 
-    /// Packs a tensor from its own bytes that a pack had brought in groups: a write is about to change them.
+    /// Packs a tensor from its own bytes that a pack had brought in groups: a write is about to
+    /// change them.
     fn without_groups(&self, start: usize, packed: &Packed) -> Arc<Packed> {
         let panel = packed.layout.matrix.panel();
         let matrix = MatrixLayout::new(WeightType::Q4_0, packed.layout.matrix.n(), panel.k());
@@ -304,7 +310,8 @@ impl HexBuffer {
         packed
     }
 
-    /// The packed tensor that a write of `size` bytes goes to; a weight that is seen for the first time becomes one.
+    /// Returns the packed tensor that a write of `size` bytes goes to; a weight that is seen for
+    /// the first time becomes one.
     fn place(&self, tensor: &Tensor, size: usize) -> Option<(usize, Arc<Packed>)> {
         if let Some(found) = self.around(tensor) {
             return Some(found);
@@ -316,7 +323,8 @@ impl HexBuffer {
             return None;
         }
         if size < bytes {
-            // Rows that are not written yet, and padding, are zero weights. A write of everything writes padding, too.
+            // Rows that are not written yet, and padding, are zero weights. A write of everything
+            // writes padding, too.
             copy_in(&self.memory, start, layout.bytes(), |_, out| out.fill(0));
         }
         let lossless = layout.form == Form::Lossless;
@@ -333,7 +341,7 @@ impl HexBuffer {
         Some((start, packed))
     }
 
-    /// Copies the bytes of a tensor from `offset` on.
+    /// Copies the bytes of a tensor, starting at `offset`.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -346,14 +354,15 @@ impl HexBuffer {
         }
     }
 
-    /// Whether a byte of a range belongs to a packed tensor.
+    /// Returns `true` if a byte of a range belongs to a packed tensor.
     pub(super) fn holds_packed(&self, range: &Range<usize>) -> bool {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let below = packed.range(..range.end).next_back();
         below.is_some_and(|(start, found)| range.start < start + found.bytes)
     }
 
-    /// Puts the packed tensors of a range back into ggml's layout, for what is not a multiplication.
+    /// Puts the packed tensors of a range back into ggml's layout, for operations that are no
+    /// multiplications.
     pub(super) fn unpack(&self, range: &Range<usize>) {
         let mut packed = self.packed.write().unwrap_or_else(PoisonError::into_inner);
         packed.retain(|start, held| {
@@ -384,9 +393,9 @@ impl Buffer for HexBuffer {
         bytes == 0 || end.is_some_and(|end| end <= self.memory.bytes())
     }
 
-    /// ggml copies from memory that the device shares with the CPU by writing what it finds there, without asking for it.
-    /// Caches are not shown to the CPU when they change, so what it would find is old: these are the bytes as the DSP left
-    /// them.
+    /// Returns bytes of a cache as the DSP left them. ggml copies from memory that the device
+    /// shares with the CPU by writing the bytes that it finds there, without asking for them.
+    /// Caches are not shown to the CPU when they change, so the CPU would find old bytes.
     fn shared_bytes(&self, address: usize, bytes: usize) -> Option<Vec<u8>> {
         let all = (self.all_shared.lock()).unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(Weak::upgrade).find_map(|memory| {

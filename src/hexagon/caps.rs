@@ -9,11 +9,11 @@ pub struct HexCaps {
     pub name: &'static str,
     /// Bytes that a session can have mapped at a time.
     pub address_bytes: u64,
-    /// What the cost model reckons with.
+    /// Rates for the cost model.
     pub rates: HexRates,
 }
 
-/// How fast the parts of a Hexagon NPU are, as the cost model takes it.
+/// Speed of the parts of a Hexagon NPU, as the cost model uses it.
 #[derive(Clone, Copy, Debug)]
 pub struct HexRates {
     /// Bytes that DMA reads from memory in a nanosecond.
@@ -24,16 +24,17 @@ pub struct HexRates {
     pub packets_per_us: f64,
 }
 
-// SOURCE: EuroSys'26, V75: DMA reads 60 GB/s, FP16 GEMM of 1024^3 in TCM at 12032.54 GFLOPS. The paper has no others, so
-// they stand for all. The clock is assumed: nobody has published a sustained one.
+// SOURCE: EuroSys'26, V75: DMA reads 60 GB/s, FP16 GEMM of 1024^3 in TCM at 12032.54 GFLOPS. The
+// paper has no other chips, so these numbers stand for all. The clock is assumed: no sustained one
+// has been published.
 const HEX_RATES: HexRates = HexRates {
     dma_gb_per_s: 60.0,
     hmx_gflops: 12032.54,
     packets_per_us: 1100.0,
 };
 
-// SOURCE: ggml-hexagon of ggml 0.25.3 keeps V73 sessions at 3000 MiB and gives others 3,355,443,200 bytes of their
-// 32-bit address space.
+// SOURCE: ggml-hexagon of ggml 0.25.3 keeps V73 sessions at 3000 MiB and gives others 3,355,443,200
+// bytes of their 32-bit address space.
 const ADDRESS_BYTES: u64 = 3_355_443_200;
 
 /// Every Hexagon architecture with the matrix instructions that the kernels use.
@@ -64,13 +65,13 @@ pub const ALL: [HexCaps; 4] = [
     },
 ];
 
-/// The Hexagon NPU of a name such as `hexagon-v75`.
+/// Returns the Hexagon NPU of a name such as `hexagon-v75`.
 #[must_use]
 pub fn by_name(name: &str) -> Option<&'static HexCaps> {
     ALL.iter().find(|caps| caps.name == name)
 }
 
-/// The Hexagon NPU of an architecture such as 75.
+/// Returns the Hexagon NPU of an architecture such as 75.
 #[must_use]
 pub fn by_arch(arch: u32) -> Option<&'static HexCaps> {
     ALL.iter().find(|caps| caps.arch == arch)

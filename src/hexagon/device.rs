@@ -1,4 +1,4 @@
-//! The Hexagon NPU: carries out commands on tensors in shared memory.
+//! The Hexagon NPU: executes commands on tensors in shared memory.
 //!
 //! ```text
 //! backend -- jobs: commands that name buffers by number --> session --> ring --> DSP
@@ -34,18 +34,18 @@ pub struct HexNpu {
     session: Arc<Session>,
 }
 
-/// What a session is opened with.
+/// Options of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Number of the session, from 0.
     pub session: u32,
-    /// How long the DSP may be silent.
+    /// Longest silence of the DSP.
     pub timeout: Duration,
     /// Bytes that can be mapped at a time; less than the chip's for tests.
     pub address_bytes: u64,
-    /// Who calls the DSP.
+    /// The thread that calls the DSP.
     pub serving: Serving,
-    /// Which of V73's libraries to load.
+    /// The library to load, of V73's two.
     pub floats: Floats,
 }
 
@@ -55,7 +55,8 @@ impl HexNpu {
     /// - `name`: for log lines
     ///
     /// # Errors
-    /// `FastRpc` if the DSP's library cannot be loaded or started; `Version` if it is not the one of this program.
+    /// `FastRpc` if the DSP's library cannot be loaded or started; `Version` if it is not the one
+    /// of this program.
     pub fn open(
         name: &Arc<str>,
         rpc: &Arc<FastRpc>,
@@ -94,31 +95,31 @@ impl HexNpu {
         })
     }
 
-    /// The chip.
+    /// Returns the chip.
     #[must_use]
     pub fn caps(&self) -> &'static HexCaps {
         self.caps
     }
 
-    /// What the DSP's library said of itself.
+    /// Returns the report of the DSP's library about itself.
     #[must_use]
     pub fn info(&self) -> &Info {
         self.session.info()
     }
 
-    /// The vendor's library.
+    /// Returns the vendor's library.
     #[must_use]
     pub fn rpc(&self) -> &Arc<FastRpc> {
         self.session.connection().rpc()
     }
 
-    /// Whether a stand-in computes in place of silicon.
+    /// Returns `true` if a stand-in computes in place of silicon.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.rpc().stand_in().is_some()
     }
 
-    /// Whether an error put the session out of use.
+    /// Returns `true` if an error put the session out of use.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.session.is_lost()
@@ -138,12 +139,12 @@ impl HexNpu {
         })
     }
 
-    /// Has the DSP carry out the commands of `batch` in order, and waits until it has. Returns the time by the DSP's own
-    /// clock.
+    /// Runs the commands of `batch` on the DSP, in order, and waits for them. Returns the time by
+    /// the DSP's own clock.
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error; `OutOfMemory` if buffers cannot be mapped; else what the DSP said, or its
-    /// silence.
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if buffers cannot be mapped; else the
+    /// DSP's error, or its silence.
     pub fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
         self.session.submit(batch)
     }
@@ -154,7 +155,8 @@ impl HexNpu {
 pub struct Buffer {
     number: u32,
     memory: SharedMemory,
-    /// Dropped last, since it may be the last owner of the connection that the memory is mapped for.
+    /// Dropped last, since it may be the last owner of the connection that the memory is mapped
+    /// for.
     session: Arc<Session>,
 }
 
@@ -165,7 +167,7 @@ impl Buffer {
         self.number
     }
 
-    /// Address of its first byte; ggml reckons tensor addresses from it.
+    /// Returns the address of its first byte, from which ggml computes tensor addresses.
     #[must_use]
     pub fn base(&self) -> usize {
         self.memory.base()
@@ -186,7 +188,7 @@ impl Buffer {
         (self.session).quietly(|quiet| read(self.memory.read(quiet, range)))
     }
 
-    /// Shows the DSP what the CPU wrote to memory that it uses as its own.
+    /// Makes the CPU's writes visible to the DSP, in memory that the CPU uses as its own.
     ///
     /// # Panics
     /// If `range` is not inside.
@@ -194,7 +196,7 @@ impl Buffer {
         self.memory.clean(range);
     }
 
-    /// Shows the CPU what the DSP wrote.
+    /// Makes the DSP's writes visible to the CPU.
     ///
     /// # Panics
     /// If `range` is not inside.

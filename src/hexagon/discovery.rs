@@ -13,7 +13,8 @@ use crate::backend::{Absence, Discovery};
 use crate::config::{Config, SimChip};
 use crate::error::{Error, Result};
 
-/// Opens and tests the NPUs that `config` asks for or that the machine has: `HEX0`, `HEX1` and so on.
+/// Opens and tests the NPUs that `config` asks for or that the machine has: `HEX0`, `HEX1` and so
+/// on.
 #[must_use]
 pub fn find(config: &Config) -> Discovery {
     let mut found = Discovery::default();
@@ -43,7 +44,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens it and tests what it computes.
+    /// Opens it and tests its results.
     ///
     /// # Errors
     /// As [`HexDevice::start`].
@@ -59,7 +60,7 @@ impl Session {
         HexDevice::untested(name, &self.rpc, self.caps, self.options(config))
     }
 
-    /// The library that it goes through.
+    /// Returns the vendor's library.
     #[must_use]
     pub fn rpc(&self) -> &FastRpc {
         &self.rpc
@@ -82,8 +83,8 @@ impl Session {
     }
 }
 
-/// The sessions that `config` asks for or that the machine has, in order; for an NPU that is there but cannot be used,
-/// the reason.
+/// Returns the sessions that `config` asks for or that the machine has, in order; for an NPU that
+/// is there but cannot be used, the reason.
 #[must_use]
 pub fn sessions(config: &Config) -> Vec<std::result::Result<Session, Absence>> {
     let mut found = Vec::new();
@@ -116,8 +117,8 @@ pub fn sessions(config: &Config) -> Vec<std::result::Result<Session, Absence>> {
     found
 }
 
-/// The reason why the library is not there. Most machines have no such NPU; one with a device node of FastRPC has, and so has
-/// one whose user names a library.
+/// Returns the reason why the library is not there. Most machines have no such NPU; one with a
+/// device node of FastRPC has, and so has one whose user names a library.
 fn why_not_loaded(error: Error, config: &Config) -> Absence {
     if config.cdsprpc_lib.is_some() {
         return Absence::Failed(error);
@@ -138,7 +139,8 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
         rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
         rknpu_ops::sim::Coherence::Strict => sim::Coherence::Strict,
     };
-    // It computes on the thread that waits for it. A second one would compete with those of ggml, which spin.
+    // It computes on the thread that waits for it. A second one would compete with those of ggml,
+    // which spin.
     options.hvx_threads = 1;
     FastRpc::simulate(options)
 }

@@ -1,9 +1,10 @@
-//! libcdsprpc: sessions with a DSP, shared memory and calls as Rust values. Every return code is checked here, and
-//! nowhere else.
+//! libcdsprpc: sessions with a DSP, shared memory and calls as Rust values. Every return code is
+//! checked here, and nowhere else.
 //!
-//! Ownership: a [`Connection`], and all memory made for it, keep the library open. Memory that both processors use is of
-//! two kinds: a [`RingMemory`] is words that both touch at any time, atomically; a [`SharedMemory`] is bytes that the CPU
-//! touches only while it holds the connection's one [`Quiet`], that is, while the DSP has nothing to do.
+//! Ownership: a [`Connection`], and all memory made for it, keep the library open. Memory that both
+//! processors use is of two kinds: a [`RingMemory`] is words that both touch at any time,
+//! atomically; a [`SharedMemory`] is bytes that the CPU touches only while it holds the
+//! connection's one [`Quiet`], that is, while the DSP has nothing to do.
 #![expect(unsafe_code, reason = "calls into the vendor's library")]
 
 use std::ffi::{CString, c_int, c_void};
@@ -29,7 +30,7 @@ mod place;
 pub mod ring;
 mod traced;
 
-/// What keeps the functions of the table alive.
+/// Owner of the functions in the table.
 #[derive(Debug)]
 enum Provider {
     Library(
@@ -62,7 +63,8 @@ fn size<T>() -> u32 {
 }
 
 impl FastRpc {
-    /// Loads the vendor's library: `path`, or the first of its names that the system's loader finds.
+    /// Loads the vendor's library: `path`, or the first of its names that the system's loader
+    /// finds.
     ///
     /// # Errors
     /// `Library` if it, or one of its functions, is not there.
@@ -92,8 +94,8 @@ impl FastRpc {
     }
 
     fn from_library(library: libloading::Library, name: &Path) -> Result<Arc<Self>> {
-        // SAFETY: a symbol of libcdsprpc has the type that its name has in the vendor's headers (SOURCE: `ffi`), and
-        // stays valid because `library` is stored beside the table.
+        // SAFETY: a symbol of libcdsprpc has the type that its name has in the vendor's headers
+        // (SOURCE: `ffi`), and stays valid because `library` is stored together with the table.
         let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, name, symbol)) }?;
         Ok(Arc::new(Self {
             api: traced::traced(api),
@@ -116,7 +118,7 @@ impl FastRpc {
         }))
     }
 
-    /// The stand-in, if this is one.
+    /// Returns the stand-in, if this is one.
     #[must_use]
     pub fn stand_in(&self) -> Option<&sim::Machine> {
         match &self.provider {
@@ -125,7 +127,7 @@ impl FastRpc {
         }
     }
 
-    /// One of [`ffi::attribute`] of the compute DSP.
+    /// Returns one of [`ffi::attribute`] of the compute DSP.
     ///
     /// # Errors
     /// `FastRpc`.
@@ -149,9 +151,11 @@ impl FastRpc {
         Ok(question.capability)
     }
 
-    /// Reserves session `number` (from 1) beside the default one; returns its effective domain and its own number.
+    /// Reserves session `number` (from 1) in addition to the default one. Returns its effective
+    /// domain and its own number.
     fn reserve(&self, number: u32) -> Result<(c_int, u32)> {
-        // A number has no NUL. The library copies up to the NUL, whatever the length is, and one byte less than the length.
+        // A number has no NUL. The library copies up to the NUL, whatever the length is, and one
+        // byte less than the length.
         let name = CString::new(format!("ggml-rust-npu-{number}")).unwrap_or_default();
         let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let mut request = ReserveNewSession {
@@ -162,7 +166,8 @@ impl FastRpc {
             effective_domain_id: 0,
             session_id: 0,
         };
-        // SAFETY: the request is the one that takes this struct; the names live until after the call.
+        // SAFETY: the request is the one that takes this struct; the names live until after the
+        // call.
         let code = unsafe {
             (self.api.remote_session_control)(
                 ffi::FASTRPC_RESERVE_NEW_SESSION,
@@ -177,8 +182,9 @@ impl FastRpc {
         Ok((domain, request.session_id))
     }
 
-    /// Asks for threads with a stack that our library fits on. Libraries that refuse the request may give more than they need
-    /// by default: the DSP's library looks at what it got, and refuses to start on too little.
+    /// Requests threads with enough stack for our library. Libraries that refuse the request may
+    /// give enough by default: the DSP's library checks its stack, and refuses to start if it is
+    /// too small.
     fn ask_for_stack(&self, domain: c_int) {
         let mut request = ThreadParams {
             domain,
@@ -199,7 +205,8 @@ impl FastRpc {
         }
     }
 
-    /// Makes what the CPU wrote visible to the DSP (`clean`), or makes the CPU read anew what the DSP may have written.
+    /// Makes the CPU's writes visible to the DSP (`clean`), or makes the CPU read again the bytes
+    /// that the DSP may have written.
     fn maintain(&self, start: *const u8, bytes: usize, clean: bool) {
         match self.stand_in() {
             Some(machine) if clean => machine.host_cache().clean(start, bytes),
@@ -230,8 +237,8 @@ pub struct Connection {
     identity: u64,
 }
 
-/// The right to touch a connection's shared memory. There is one for each connection; whoever has work for the DSP
-/// keeps it to himself until the DSP is done.
+/// The right to touch a connection's shared memory. There is one for each connection; a thread that
+/// has work for the DSP holds it until the DSP is done.
 #[derive(Debug)]
 pub struct Quiet {
     identity: u64,
@@ -240,8 +247,9 @@ pub struct Quiet {
 impl Connection {
     /// Loads our library for `arch` on the DSP.
     ///
-    /// - `session`: 0 for the process that all programs get, from 1 on for further ones with their own address space
-    /// - `floats`: which of V73's libraries
+    /// - `session`: 0 for the process that all programs get; 1 and more for further ones with their
+    ///   own address space
+    /// - `floats`: the library to load, of V73's two
     ///
     /// # Errors
     /// `FastRpc`.
@@ -285,7 +293,7 @@ impl Connection {
         Ok((connection, Quiet { identity }))
     }
 
-    /// The library that it goes through.
+    /// Returns the vendor's library.
     #[must_use]
     pub fn rpc(&self) -> &Arc<FastRpc> {
         &self.rpc
@@ -353,7 +361,8 @@ impl Connection {
             },
         ];
         let scalars = Scalars::new(method, 1, u8::from(!output.is_empty()));
-        // SAFETY: a live handle; as many buffers as the scalars say, the first one for reading, alive for the call.
+        // SAFETY: a live handle; as many buffers as the scalars say, the first one for reading,
+        // alive for the call.
         unsafe { (self.rpc.api.remote_handle64_invoke)(self.handle, scalars.0, args.as_mut_ptr()) }
     }
 }
@@ -376,7 +385,7 @@ pub struct Interruption {
     pub is_signal: bool,
 }
 
-/// The error of a call of our library; its own codes come with or without the DSP's offset.
+/// Returns the error of a call of our library; its own codes come with or without the DSP's offset.
 fn described(code: c_int, what: &str) -> Error {
     let ours = [code, code.wrapping_sub(code::dsp(0))];
     let ours = ours.into_iter().find_map(wire::describe_error);
@@ -392,7 +401,7 @@ fn described(code: c_int, what: &str) -> Error {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: a live handle, which nobody uses after this.
+        // SAFETY: a live handle, which nothing uses after this.
         let code = unsafe { (self.rpc.api.remote_handle64_close)(self.handle) };
         if let Err(error) = check("remote_handle64_close", code, || "the DSP's library".into()) {
             log::warn!("{error}");

@@ -5,30 +5,31 @@ use hexagon_ops::layout::{MatrixLayout, WeightType};
 use crate::graph::Tensor;
 use crate::tensor::{DType, Format};
 
-/// What packing does to a type.
+/// Change of a type by packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Its own bytes, in another order.
     Lossless,
-    /// Its values in Q8_0: for types without a layout of their own.
+    /// Its values in Q8_0, for types without a layout.
     Requantized,
-    /// Groups of 2 × 16 that a pack has in place of Q4_0 blocks: quantized from what the model was quantized from.
+    /// Groups of 2 × 16 that a pack has instead of Q4_0 blocks, quantized from the same values.
     Groups,
 }
 
-/// How the weights of one src0 lie when they are packed: matrices one after another.
+/// Layout of the packed weights of one src0: matrices one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightLayout {
     /// Layout of each matrix.
     pub matrix: MatrixLayout,
     /// Matrices in dimensions 2 and 3.
     pub slices: [usize; 2],
-    /// What packing does to the type.
+    /// Change of the type by packing.
     pub form: Form,
 }
 
 impl WeightLayout {
-    /// The layout of a tensor's packed form; `None` if its type has none, or its rows are not whole blocks.
+    /// Returns the layout of a tensor's packed form; `None` if its type has none, or its rows are
+    /// not whole blocks.
     #[must_use]
     pub fn new(tensor: &Tensor) -> Option<Self> {
         let [k, n, s2, s3] = tensor.shape.ne;
@@ -41,7 +42,8 @@ impl WeightLayout {
         })
     }
 
-    /// How a pack may have the weights in place of Q4_0 blocks: in groups of 2 × 16. `None` for other types.
+    /// Returns the layout in which a pack may have the weights instead of Q4_0 blocks: groups of 2
+    /// × 16. `None` for other types.
     #[must_use]
     pub fn groups(&self) -> Option<Self> {
         let panel = self.matrix.panel();
@@ -55,19 +57,19 @@ impl WeightLayout {
         })
     }
 
-    /// Number of matrices.
+    /// Returns the number of matrices.
     #[must_use]
     pub fn count(&self) -> usize {
         self.slices[0] * self.slices[1]
     }
 
-    /// Bytes of all matrices.
+    /// Returns the bytes of all matrices.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.count() * self.matrix.matrix_bytes()
     }
 
-    /// Type of the packed weights.
+    /// Returns the type of the packed weights.
     #[must_use]
     pub fn weight(&self) -> WeightType {
         self.matrix.panel().weight()

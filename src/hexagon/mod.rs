@@ -44,14 +44,16 @@ pub mod selftest;
 pub mod stream;
 
 /// Largest buffer.
-// SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address space of 3 GB.
+// SOURCE: ggml-hexagon of ggml 0.25.3 keeps buffers at 1 GiB, so that several fit into an address
+// space of 3 GB.
 pub const MAX_BUFFER_BYTES: usize = 1 << 30;
 
 /// Longest list of names that are remembered so that a log line comes once.
 const MAX_TOLD: usize = 1000;
 
-/// Largest tensor that a session of so many addresses takes: vendor functions have lengths of 32 bits with a sign, a buffer
-/// has a guard page, and a third of the addresses is for what a command names beside it: activations, results.
+/// Returns the largest tensor for a session of so many addresses. Vendor functions have lengths of
+/// 32 bits with a sign, a buffer has a guard page, and a third of the addresses is for the other
+/// operands of a command: activations, results.
 fn max_tensor_bytes(address_bytes: u64) -> usize {
     let part = address_bytes / 3 * 2;
     usize::try_from(part.min(u64::from(i32::MAX.unsigned_abs()) - 2 * 4096)).unwrap_or(usize::MAX)
@@ -63,12 +65,13 @@ pub struct HexDevice {
     name: Arc<str>,
     npu: HexNpu,
     repack: Repack,
-    /// Counts what makes remembered submissions wrong: weights packed anew, caches that the CPU begins to use.
+    /// Number of changes that invalidate remembered submissions: weights packed again, caches that
+    /// the CPU begins to use.
     changes: Arc<AtomicU64>,
     packs: OnceLock<Arc<Packs>>,
     trace: Option<Trace>,
     shared: SharedBuffers,
-    /// Largest tensor that is taken, and the names of larger ones that a log line told of.
+    /// Largest tensor that is accepted, and the names of larger ones that were logged.
     max_tensor_bytes: usize,
     told: Mutex<BTreeSet<String>>,
 }
@@ -76,28 +79,30 @@ pub struct HexDevice {
 /// The memory that a device shares with the CPU, as long as it is there.
 type SharedBuffers = Arc<Mutex<Vec<Weak<Memory>>>>;
 
-/// What a device is opened with.
+/// Options of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// Number of the session, from 0.
     pub session: u32,
     /// When weights are packed.
     pub repack: Repack,
-    /// How long the DSP may be silent.
+    /// Longest silence of the DSP.
     pub timeout: Duration,
     /// Bytes that can be mapped at a time, if fewer than the chip's.
     pub address_bytes: Option<u64>,
-    /// Who calls the DSP.
+    /// The thread that calls the DSP.
     pub serving: Serving,
-    /// Where commands are noted.
+    /// File in which commands are noted.
     pub trace: Option<&'a Path>,
 }
 
 impl HexDevice {
-    /// Opens a session and tests what it computes. V73's vector units may lack the instructions for floats that its library
-    /// has; another library without them is tried when a command ends the process.
+    /// Opens a session and tests its results. V73's vector units may lack the instructions for
+    /// floats that its library has; another library without them is tried when a command ends the
+    /// process.
     ///
     /// # Errors
+    /// As [`Self::untested`]; `SelfTest` if a result is wrong.
     /// As [`Self::untested`]; `SelfTest` if it computes something wrong.
     pub fn start(
         name: &str,
@@ -168,13 +173,13 @@ impl HexDevice {
         })
     }
 
-    /// The NPU.
+    /// Returns the NPU.
     #[must_use]
     pub fn npu(&self) -> &HexNpu {
         &self.npu
     }
 
-    /// Where weights may lie packed already.
+    /// Returns the pack files that may contain the weights.
     fn packs(&self) -> Arc<Packs> {
         self.packs.get().cloned().unwrap_or_default()
     }
@@ -185,7 +190,7 @@ impl HexDevice {
         self.repack
     }
 
-    /// Says once of a tensor that it is too large.
+    /// Logs once for each tensor that it is too large.
     fn tell_of(&self, tensor: &Tensor) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.len() < MAX_TOLD && told.insert(tensor.name.to_owned()) {
@@ -199,8 +204,9 @@ impl HexDevice {
         }
     }
 
-    /// The operation with its operands where they will be when it is computed: where everything is in buffers that pack
-    /// (`GGML_RUST_NPU_REPACK=always`), only factors of products are packed then, see [`Stream::push`].
+    /// Returns the operation with its operands where they will be when it is computed. If everything
+    /// is in buffers that pack (`GGML_RUST_NPU_REPACK=always`), only factors of products are packed
+    /// then, see [`Stream::push`].
     fn with_places<'a>(&self, operation: &Operation<'a>) -> Operation<'a> {
         let mut operation = *operation;
         if self.repack != Repack::Always {
@@ -216,12 +222,12 @@ impl HexDevice {
         operation
     }
 
-    /// How often something happened that makes remembered submissions wrong.
+    /// Returns the number of changes that invalidate remembered submissions.
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the largest tensor that is taken.
+    /// Returns the bytes of the largest tensor that is taken.
     #[must_use]
     pub fn max_tensor_bytes(&self) -> usize {
         self.max_tensor_bytes
@@ -332,7 +338,8 @@ impl Device for HexDevice {
     }
 }
 
-/// Sources of an operation that may be packed when it is computed: those of a product whose weights have a packed form.
+/// Returns the sources of an operation that may be packed when it is computed: those of a product
+/// whose weights have a packed form.
 fn factors(operation: &Operation) -> usize {
     match (operation.op, &operation.src[0]) {
         (Op::MulMat | Op::MulMatId, Some(src0)) if WeightLayout::new(src0).is_some() => 2,

@@ -1,5 +1,6 @@
-//! Rows of ggml's blocks into panels and back. Types with a packed form of their own keep every bit; all others are
-//! quantized anew to blocks of Q8_0, whose error is far below that of the types in question.
+//! Packs rows of ggml's blocks into panels, and unpacks them. Types with a packed form keep every
+//! bit; all others are quantized again to blocks of Q8_0, whose error is far below that of these
+//! types.
 
 use std::ops::Range;
 
@@ -14,21 +15,21 @@ use crate::tensor::{DType, Dequantize};
 /// Elements and bytes of a block of Q8_0.
 const Q8_0: (usize, usize) = (32, 34);
 
-/// What packed bytes of a layout are.
+/// Returns the tag of bytes that are packed in this layout.
 pub(crate) fn tag(layout: &WeightLayout) -> LayoutTag {
     let (matrix, [s2, s3]) = (layout.matrix, layout.slices);
     let shape = [matrix.panel().k(), matrix.n(), s2, s3];
     LayoutTag::hexagon(layout.weight(), shape, layout.form != Form::Lossless)
 }
 
-/// The layout of one panel as a matrix of its own.
+/// Returns the layout of one panel as a separate matrix.
 pub(super) fn panel_of(layout: MatrixLayout) -> MatrixLayout {
     let panel = layout.panel();
     // PANIC: the type and K are those of a layout that exists.
     MatrixLayout::new(panel.weight(), TILE_DIM, panel.k()).expect("a panel of an existing layout")
 }
 
-/// The rows of ggml's tensor that a panel holds.
+/// Returns the rows of ggml's tensor that a panel holds.
 fn panel_rows(layout: &WeightLayout, panel: usize) -> Range<usize> {
     let (strips, n) = (layout.matrix.n_strips(), layout.matrix.n());
     let first = panel % strips * TILE_DIM;
@@ -36,13 +37,13 @@ fn panel_rows(layout: &WeightLayout, panel: usize) -> Range<usize> {
     matrix + first..matrix + (first + TILE_DIM).min(n)
 }
 
-/// Where a row of ggml's tensor is: its panel, and its number in there.
+/// Returns the place of a row of ggml's tensor: its panel, and its number in the panel.
 fn panel_of_row(layout: &WeightLayout, row: usize) -> (usize, usize) {
     let (strips, n) = (layout.matrix.n_strips(), layout.matrix.n());
     (row / n * strips + row % n / TILE_DIM, row % n % TILE_DIM)
 }
 
-/// The panels that hold a range of rows.
+/// Returns the panels that hold a range of rows.
 fn panels_of(layout: &WeightLayout, rows: &Range<usize>) -> Range<usize> {
     match rows.end.checked_sub(1) {
         Some(last) if last >= rows.start => {
@@ -52,7 +53,7 @@ fn panels_of(layout: &WeightLayout, rows: &Range<usize>) -> Range<usize> {
     }
 }
 
-/// The bytes of the packed form that hold a range of rows.
+/// Returns the bytes of the packed form that hold a range of rows.
 pub(super) fn bytes_of(layout: &WeightLayout, rows: &Range<usize>) -> Range<usize> {
     let (panels, bytes) = (
         panels_of(layout, rows),
@@ -61,7 +62,7 @@ pub(super) fn bytes_of(layout: &WeightLayout, rows: &Range<usize>) -> Range<usiz
     panels.start * bytes..panels.end * bytes
 }
 
-/// Packed bytes that are made at a time: their tensor's buffer is not touched meanwhile, and the device may work.
+/// Packed bytes that are made at a time. Between pieces the device may use the tensor's buffer.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Cuts rows into parts whose panels have about [`PIECE_BYTES`]; no panel has rows of two parts.
@@ -80,11 +81,11 @@ pub(super) fn pieces(layout: &WeightLayout, touched: Range<usize>) -> Vec<Range<
     starts.map(part).collect()
 }
 
-/// Packs the rows in `touched`; others keep what they are.
+/// Packs the rows in `touched`; the others keep their bytes.
 ///
-/// - `packed`: the bytes that [`bytes_of`] says
-/// - `row(number, out)`: writes bytes of a row in the layout's own type to `out`, which holds those that are packed now if
-///   `whole(number)` is false
+/// - `packed`: the bytes of the rows ([`bytes_of`])
+/// - `row(number, out)`: writes bytes of a row in the layout's own type to `out`, which holds the
+///   packed ones if `whole(number)` is false
 pub(super) fn pack(
     layout: &WeightLayout,
     packed: &mut [u8],
@@ -114,10 +115,11 @@ pub(super) fn pack(
     );
 }
 
-/// Packs rows that lie one after another in ggml's layout, which groups of a pack are not. Panels all of whose rows are touched are written whole, padding
-/// too; of others, the padding keeps what it is.
+/// Packs rows that lie one after another in ggml's layout; groups of a pack do not. Panels all of
+/// whose rows are touched are written whole, padding too; in other panels the padding keeps its
+/// bytes.
 ///
-/// - `packed`: the bytes that [`bytes_of`] says
+/// - `packed`: the bytes of the rows ([`bytes_of`])
 /// - `rows`: all rows of the tensor
 pub(crate) fn pack_rows(
     layout: &WeightLayout,
@@ -167,7 +169,8 @@ pub(crate) fn pack_rows(
     );
 }
 
-/// Scratch of one thread, for types that are quantized again: the values of a row, and the rows of a panel.
+/// Scratch of one thread, for types that are quantized again: the values of a row, and the rows of
+/// a panel.
 struct Work {
     values: Vec<f32>,
     rows: Vec<u8>,
@@ -190,7 +193,8 @@ impl Work {
 
 /// Quantizes a row to blocks of Q8_0.
 ///
-/// SOURCE: ggml's `quantize_row_q8_0_ref`: the scale is the largest magnitude over 127, kept as FP16.
+/// SOURCE: ggml's `quantize_row_q8_0_ref`: the scale is the largest magnitude over 127, kept as
+/// FP16.
 fn quantize_q8_0(values: &[f32], out: &mut [u8]) {
     let blocks = out
         .chunks_exact_mut(Q8_0.1)
@@ -208,9 +212,9 @@ fn quantize_q8_0(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Restores the bytes of a tensor from `first` on, for layouts that keep every bit.
+/// Restores the bytes of a tensor, starting at `first`, for layouts that keep every bit.
 ///
-/// - `packed`: the bytes that [`bytes_of`] says for the rows that these bytes are in
+/// - `packed`: the packed bytes ([`bytes_of`]) of the rows that contain these bytes
 pub(super) fn unpack(layout: &WeightLayout, packed: &[u8], first: usize, out: &mut [u8]) {
     let row_bytes = layout.matrix.ggml_row_bytes();
     let panel_layout = panel_of(layout.matrix);
@@ -230,7 +234,7 @@ pub(super) fn unpack(layout: &WeightLayout, packed: &[u8], first: usize, out: &m
     }
 }
 
-/// Bytes of a row in ggml's layout.
+/// Returns the bytes of a row in ggml's layout.
 pub(super) fn row_bytes(layout: &WeightLayout, dtype: DType) -> usize {
     dtype.row_bytes(layout.matrix.panel().k()).unwrap_or(0)
 }

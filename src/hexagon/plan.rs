@@ -1,4 +1,4 @@
-//! What the Hexagon NPU computes, from a node's metadata alone. Knows no device.
+//! Plans the commands of the Hexagon NPU from a node's metadata alone. Knows no device.
 
 use hexagon_ops::layout::F16_TILE_BYTES;
 use hexagon_ops::ops::matmul::GemmPlan;
@@ -36,7 +36,7 @@ pub struct MulMatId {
     pub tokens: usize,
 }
 
-/// What the device is to do for a node.
+/// The device's command for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// For [`Op::MulMat`].
@@ -50,7 +50,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The weights, if it multiplies with such.
+    /// Returns the weights, if it multiplies with such.
     #[must_use]
     pub fn weights(&self) -> Option<&WeightLayout> {
         match self {
@@ -70,7 +70,8 @@ impl Command {
     }
 }
 
-/// Plans a node for a question of ggml's: also says no where the device could, but should not.
+/// Plans a node for a question of ggml's. It also refuses nodes that the device could compute, but
+/// should not.
 ///
 /// # Errors
 /// The reason why the node is not for this device.
@@ -85,7 +86,8 @@ pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Ref
         Op::MulMatId => return Err("weights are not in packed memory"),
         _ => false,
     };
-    // The loader asks for plain memory, too; weights that can be packed are to come into memory where they are.
+    // The loader asks for plain memory, too; weights that can be packed are to come into memory
+    // where they are.
     let small =
         weights.dtype == DType::F32 && weights.shape.ne[0] * weights.shape.ne[1] <= PLAIN_ELEMS;
     let plain = weights.place == Place::Device || small;
@@ -93,7 +95,7 @@ pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Ref
         return Err("weights are not in packed memory");
     }
     match command(vtcm_bytes, operation, packed) {
-        // What packing does not take may still be a product of plain tensors.
+        // Operands that cannot be packed may still be a product of plain tensors.
         Err(_) if packed && weights.place == Place::Unknown => {
             command(vtcm_bytes, operation, false)
         }
@@ -101,12 +103,12 @@ pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Ref
     }
 }
 
-/// Most elements of F32 weights for the product of plain tensors: a router of experts, but no layer. The CPU is faster with
-/// more, having no weights to bring to the DSP in 32 bits.
+/// Most elements of F32 weights for the product of plain tensors: a router of experts, but no
+/// layer. The CPU is faster with more, having no weights to bring to the DSP in 32 bits.
 const PLAIN_ELEMS: usize = 1 << 20;
 
-/// Whether weights will be packed. Where no memory is known yet, the answer is about the operation as such, and packing at
-/// use is what happens.
+/// Returns `true` if weights will be packed. Where no memory is known yet, the answer is about the
+/// operation as such, which packs at use.
 fn may_be_packed(weights: &Tensor) -> bool {
     matches!(weights.place, Place::Packed | Place::Unknown) && WeightLayout::new(weights).is_some()
 }
@@ -184,12 +186,12 @@ fn mul_mat_id(
     })
 }
 
-/// Whether the rows' distances are whole words.
+/// Returns `true` if the rows' distances are whole words.
 fn rows_of_words(tensor: &Tensor) -> bool {
     tensor.shape.nb[1..].iter().all(|nb| nb % 4 == 0)
 }
 
-/// What holds for the operands of any multiplication; returns how the weights lie when packed.
+/// Checks the operands of any multiplication. Returns the layout of the packed weights.
 fn operands(
     vtcm_bytes: usize,
     dst: &Tensor,

@@ -1,7 +1,7 @@
 //! The Hexagon NPU's part: one small graph of each family of operations.
 //!
-//! A DSP library that a compiler got wrong in one kernel computes everything else right, so that a test of products alone
-//! would let it pass.
+//! A DSP library that a compiler got wrong in one kernel computes everything else right, so that a
+//! test of products alone would let it pass.
 
 use crate::error::{Error, Result};
 use crate::hexagon::device::HexNpu;
@@ -77,7 +77,7 @@ impl Family {
     /// Computes the family's operations and compares them with the reference.
     ///
     /// # Errors
-    /// The error of the call that failed. A wrong result is no error here.
+    /// The error of the call that failed. A wrong result is not an error here.
     pub fn test(&self, npu: &HexNpu) -> Result<Vec<Outcome>> {
         (self.test)(npu)
     }

@@ -1,4 +1,5 @@
-//! Nodes to commands: finds the weights, names the operands, submits a graph as one, and remembers the submission.
+//! Nodes to commands: finds the weights, names the operands, submits a graph as one, and remembers
+//! the submission.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -35,7 +36,7 @@ pub struct HexStream {
 #[derive(Debug)]
 struct Graphs {
     device: Arc<HexDevice>,
-    /// The graph at hand.
+    /// The current graph.
     current: Submission,
     /// The last command, if nothing but the next node reads its result.
     last: Option<Last>,
@@ -109,7 +110,7 @@ impl From<Failed> for GraphError {
     }
 }
 
-/// The buffer, if it is a Hexagon NPU's.
+/// Returns the buffer, if it is a Hexagon NPU's.
 fn home(buffer: Option<&dyn Buffer>) -> Home<'_> {
     (buffer? as &dyn Any).downcast_ref()
 }
@@ -126,8 +127,8 @@ impl Graphs {
     /// - `number`: its index in the graph
     ///
     /// # Errors
-    /// `Graph` if the node is not one that the device supports; `OutOfMemory` if weights are to be packed and there is no
-    /// room.
+    /// `Graph` if the node is not one that the device supports; `OutOfMemory` if weights are to be
+    /// packed and there is no room.
     fn push(&mut self, number: usize, node: &Node) -> Result<()> {
         let (dst, src) = (home(node.dst), node.src.map(home));
         let operation = &self.unpacked(&node.operation, dst, src)?;
@@ -236,10 +237,12 @@ impl Graphs {
         Ok(())
     }
 
-    /// The operation with its operands in ggml's layout, except those that multiplications take packed.
+    /// Returns the operation with its operands in ggml's layout, except those that multiplications
+    /// take packed.
     ///
-    /// Only where everything is packed that can be (`GGML_RUST_NPU_REPACK=always`) is there anything to do: what is not a
-    /// multiplication was said yes to without a buffer in sight.
+    /// There is work to do only if everything is packed that can be
+    /// (`GGML_RUST_NPU_REPACK=always`): operations other than multiplications were accepted before
+    /// their buffers were known.
     fn unpacked<'a>(
         &mut self,
         operation: &Operation<'a>,
@@ -255,7 +258,7 @@ impl Graphs {
         for (tensor, home) in others.chain(dst.map(|home| (&operation.dst, home))) {
             let range = span(tensor);
             if home.holds_packed(&range) {
-                // Commands so far may read it as it is, and may give what it will hold.
+                // Earlier commands may read the operand unchanged, and may compute its content.
                 run(&self.device, &self.current).map_err(|failed| failed.error)?;
                 self.current.clear(self.device.changes());
                 self.last = None;
@@ -277,7 +280,7 @@ impl Graphs {
         Ok(command)
     }
 
-    /// The plan for weights in their type's own packed form.
+    /// Returns the plan for weights in their type's own packed form.
     fn plan_of_type(
         &self,
         vtcm_bytes: usize,
@@ -298,12 +301,12 @@ impl Graphs {
         }
     }
 
-    /// Has the device compute what was added, and waits for it.
+    /// Computes the added commands on the device, and waits for them.
     ///
     /// - `graph`: ggml's number of the graph, to remember the submission by; 0: none
     ///
     /// # Errors
-    /// The device's, with the number of the node that it was about if there is one.
+    /// The device's, with the number of the affected node if there is one.
     fn finish(&mut self, graph: u64) -> std::result::Result<(), Failed> {
         let result = run(&self.device, &self.current);
         if graph != 0 && result.is_ok() && !self.current.once {
@@ -312,7 +315,7 @@ impl Graphs {
         result
     }
 
-    /// Keeps the graph at hand under a number.
+    /// Keeps the current graph under a number.
     fn remember(&mut self, graph: u64) {
         let next = if self.remembered.len() < MAX_REMEMBERED {
             Submission::default()
@@ -328,10 +331,10 @@ impl Graphs {
         self.remembered.insert(graph, (self.clock, current));
     }
 
-    /// Computes a graph once more that was computed under a number, with whatever its operands hold now. Nothing is
-    /// allocated but memory for the commands, the first time.
+    /// Computes again a graph that was computed under a number, with the current content of its
+    /// operands. The first time, it allocates memory for the commands, and nothing else.
     ///
-    /// Returns `None` if there is no such graph, or it cannot be computed like that again.
+    /// Returns `None` if there is no such graph, or if it cannot be computed in this way.
     fn replay(&mut self, graph: u64) -> Option<std::result::Result<(), Failed>> {
         let (used, submission) = self.remembered.get_mut(&graph)?;
         if !submission.is_valid(self.device.changes()) {
@@ -401,7 +404,8 @@ fn run(device: &HexDevice, graph: &Submission) -> std::result::Result<(), Failed
     graph.run(&device.npu, device.trace.as_ref())
 }
 
-/// Buffers of a command: the result's, which stands for operands that are not there, and the sources'.
+/// Returns the buffers of a command: the result's, which stands for operands that are not there,
+/// and the sources'.
 fn named(body: &TensorOp) -> [u32; 4] {
     let [a, b, c] = body.src.map(|src| match src.dtype {
         wire::TYPE_NONE => body.dst.buffer,
@@ -410,7 +414,7 @@ fn named(body: &TensorOp) -> [u32; 4] {
     [body.dst.buffer, a, b, c]
 }
 
-/// Sizes fit, says the plan.
+/// Converts a size, which the plan has found to fit.
 fn word(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }
@@ -425,13 +429,13 @@ fn refused(reason: &str) -> Error {
     }
 }
 
-/// Whether two tensors of one buffer have bytes between the first and the last in common.
+/// Returns `true` if two tensors of one buffer have bytes between the first and the last in common.
 fn overlap(a: &Tensor, b: &Tensor) -> bool {
     let (a, b) = (span(a), span(b));
     a.start < b.end && b.start < a.end
 }
 
-/// What the DSP would say of a command, as the reason of an error.
+/// Converts the DSP's answer to a command into an error.
 fn accepted(answer: std::result::Result<(), serve::Failure>) -> Result<()> {
     answer.map_err(|failure| refused(&serve::describe(failure.status, failure.detail).to_string()))
 }

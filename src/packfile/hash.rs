@@ -5,18 +5,20 @@ use std::io;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-/// Bytes of a chunk that is hashed on its own: small enough to be in the second-level cache when it has just been copied.
+/// Bytes of a chunk that is hashed on its own: small enough to be in the second-level cache when it
+/// has just been copied.
 pub const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Samples of a tensor, and bytes of each: pages, since a page is what reading a byte of a file costs.
+/// Samples of a tensor, and bytes of each: pages, because reading a byte of a file costs a page.
 const SAMPLES: usize = 32;
 const SAMPLE_BYTES: usize = 4096;
 
-/// Hash of samples of a tensor's bytes: of `SAMPLES` pages, spread evenly with the first and the last among them, and of
-/// the length; of all bytes if they are not more than the samples.
+/// Returns the hash of samples of a tensor's bytes: of `SAMPLES` pages, spread evenly with the
+/// first and the last among them, and of the length; of all bytes if they are not more than the
+/// samples.
 ///
-/// Another quantization, another model and a fine-tuned one differ everywhere, and so in the samples. What was changed by
-/// hand in a few rows may not; the full hash finds that.
+/// Another quantization, another model and a fine-tuned one differ everywhere, and so in the
+/// samples. Manual changes of a few rows may not; the full hash finds them.
 #[must_use]
 pub fn sampled(source: &[u8]) -> u128 {
     if source.len() <= SAMPLES * SAMPLE_BYTES {
@@ -46,20 +48,21 @@ impl SourceHash {
         self.0.update(bytes);
     }
 
-    /// The hash.
+    /// Returns the hash.
     #[must_use]
     pub fn digest(&self) -> u128 {
         self.0.digest128()
     }
 
-    /// The hash of bytes that are all there.
+    /// Returns the hash of a complete slice.
     #[must_use]
     pub fn of(bytes: &[u8]) -> u128 {
         xxh3_128(bytes)
     }
 }
 
-/// Hash of a payload: that of the hashes of its chunks of [`CHUNK_BYTES`], so that threads can share the work.
+/// Hash of a payload: that of the hashes of its chunks of [`CHUNK_BYTES`], so that threads can
+/// share the work.
 #[derive(Default)]
 pub struct ChunkHash {
     hashes: Xxh3Default,
@@ -91,8 +94,8 @@ impl ChunkHash {
         }
     }
 
-    /// Reads the next part of a payload to `out` and hashes it there: what was read is what the hash is of, whatever
-    /// happens to the source meanwhile.
+    /// Reads the next part of a payload to `out` and hashes it there, so that the hash covers the
+    /// bytes that were read, even if the source changes at the same time.
     ///
     /// - `read(at, chunk)`: reads the bytes of the part that begin at `at`
     ///
@@ -115,7 +118,7 @@ impl ChunkHash {
         Ok(())
     }
 
-    /// The hash.
+    /// Returns the hash.
     #[must_use]
     pub fn digest(mut self) -> u128 {
         self.end_chunk();

@@ -1,4 +1,5 @@
-//! Names of packed layouts: what a device wants and what a pack has, to be compared.
+//! Identifiers of packed layouts, to compare the layout that a device wants with the one that a
+//! pack has.
 
 use std::fmt;
 
@@ -7,11 +8,12 @@ use hexagon_ops::layout::{LayoutId, WeightType};
 use super::{LAYOUT_WORDS, LayoutTag};
 use crate::rockchip::caps::Precision;
 
-/// Upper half of the ids of Rockchip layouts: "RK". Below it are the arithmetic's number and [`RK_VERSION`].
+/// Upper half of the ids of Rockchip layouts: "RK". Below it are the arithmetic's number and
+/// [`RK_VERSION`].
 const RK_FAMILY: u32 = 0x524b;
 
-/// Version of Rockchip's packed weights: raised when any byte moves or gets another value, that is when the native layouts,
-/// the rotation, or the rounding change.
+/// Version of Rockchip's packed weights: raised when any byte moves or gets another value, that is
+/// when the native layouts, the rotation, or the rounding change.
 const RK_VERSION: u32 = 1;
 
 /// Numbers of the arithmetics.
@@ -23,11 +25,11 @@ const PRECISIONS: [(Precision, u32); 5] = [
     (Precision::Int4Fp16, 5),
 ];
 
-/// Where [`LayoutTag::hexagon`] says that the weights are quantized again.
+/// Word of [`LayoutTag::hexagon`] that is set if the weights are quantized again.
 const REQUANTIZED_WORD: usize = 4;
 
 impl LayoutTag {
-    /// Tiles for Hexagon.
+    /// Describes tiles for Hexagon.
     ///
     /// - `shape`: K, N, and the matrices in dimensions 2 and 3
     /// - `requantized`: the packed bytes are not those of the source in another order
@@ -40,15 +42,16 @@ impl LayoutTag {
         Self { id, words }
     }
 
-    /// Whether these are groups of 2 × 16 weights.
+    /// Returns `true` if these are groups of 2 × 16 weights.
     #[must_use]
     pub fn is_groups(&self) -> bool {
         LayoutId(self.id) == WeightType::Q4Tile.layout_id()
     }
 
-    /// Native rows for Rockchip.
+    /// Describes native rows for Rockchip.
     ///
-    /// - `words`: K, N, slices, segments, K of a segment, chunks, N of a chunk, chunks of a core, N and K of a native tile
+    /// - `words`: K, N, slices, segments, K of a segment, chunks, N of a chunk, chunks of a core, N
+    ///   and K of a native tile
     #[must_use]
     pub fn rockchip(precision: Precision, words: [usize; LAYOUT_WORDS]) -> Self {
         let found = PRECISIONS.iter().find(|(known, _)| *known == precision);

@@ -16,12 +16,12 @@ const MAX_TABLE_BYTES: u64 = 1 << 25;
 /// Offset of the bytes of the table in the head.
 const TABLE_BYTES_AT: usize = 24;
 
-/// What a pack file says of itself and of its tensors, checked.
+/// Head and table of a pack file, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     /// The chip that it was made for.
     pub chip: String,
-    /// How it was made.
+    /// Options with which it was made.
     pub options: String,
     /// The tensors, in the order of their offsets.
     pub entries: Vec<Entry>,
@@ -60,7 +60,8 @@ impl Table {
 
     /// Reads and checks head and table.
     ///
-    /// - `bytes`: the begin of a file, to the end of the table at least if that is inside the file and not too large
+    /// - `bytes`: the begin of a file, to the end of the table at least if that is inside the file
+    ///   and not too large
     /// - `have`: bytes of the file
     fn parse_front(bytes: &[u8], have: u64) -> Result<Self> {
         let mut head = Cursor::new(bytes, have);
@@ -194,7 +195,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// A tensor whose payload begins at `end` or later.
+    /// Returns a tensor whose payload begins at `end` or later.
     fn entry(&mut self, index: u64, end: u64) -> Result<Entry> {
         let name = self.text(&format!("name of tensor {index}"), MAX_NAME_BYTES)?;
         let of = |what: &str| format!("{what} of tensor {name:?}");

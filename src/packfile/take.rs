@@ -16,8 +16,8 @@ use crate::files::open_input;
 use crate::gguf::GgmlType;
 use crate::tensor::{DType, Format};
 
-/// A pack file, open and checked. Payloads are read, not mapped: a file that is shortened or written over meanwhile gives an
-/// error or another hash, where a map would end the process.
+/// A pack file, open and checked. Payloads are read, not mapped: a file that is shortened or
+/// overwritten at the same time gives an error or another hash, where a map would end the process.
 #[derive(Debug)]
 pub struct Pack {
     path: PathBuf,
@@ -35,7 +35,7 @@ impl Pack {
     /// Opens a file and checks its head and table. Payloads are not read.
     ///
     /// # Errors
-    /// `Io`, also if it is not a regular file; or what is wrong with the file.
+    /// `Io`, also if it is not a regular file; or the mistake in the file.
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |source| Error::Io {
             path: path.into(),
@@ -59,13 +59,13 @@ impl Pack {
         })
     }
 
-    /// What it says of itself and of its tensors.
+    /// Returns its head and table.
     #[must_use]
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The tensor of a name.
+    /// Returns the tensor with a name.
     #[must_use]
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.index.get(name).map(|at| &self.table.entries[*at])
@@ -89,8 +89,8 @@ impl Pack {
     /// Copies a tensor's packed bytes and scales.
     ///
     /// # Errors
-    /// `Corrupted` if what was copied is not what was written, `Truncated` if the file has become shorter, `Io`; then
-    /// neither may be used.
+    /// `Corrupted` if the copied bytes are not the written ones, `Truncated` if the file has become
+    /// shorter, `Io`; then neither may be used.
     ///
     /// # Panics
     /// If a length is not that of the entry.
@@ -155,7 +155,7 @@ impl Pack {
         compare(entry, hash)
     }
 
-    /// The error of reading a tensor's payload.
+    /// Returns the error of reading a tensor's payload.
     fn failed(&self, entry: &Entry, source: io::Error) -> Error {
         if source.kind() == io::ErrorKind::UnexpectedEof {
             return Error::Truncated {
@@ -189,13 +189,13 @@ pub struct Wanted<'a> {
     pub name: &'a str,
     /// Its type.
     pub dtype: DType,
-    /// Which quantized type, if devices know it.
+    /// The quantized type, if devices have a layout for it.
     pub format: Option<Format>,
     /// Elements in each dimension.
     pub ne: [usize; 4],
     /// All of its bytes.
     pub source: &'a [u8],
-    /// How it shall be packed.
+    /// The layout to pack it in.
     pub layout: LayoutTag,
 }
 
@@ -235,10 +235,10 @@ impl fmt::Display for Miss {
 }
 
 impl Fingerprint {
-    /// What of the weight is another; `full`: compares the hash of all of its bytes.
+    /// Compares the weight with the entry; `full`: by the hash of all of its bytes.
     ///
     /// # Errors
-    /// The word for it.
+    /// The word for the first difference.
     pub fn compare(&self, wanted: &Wanted, full: bool) -> std::result::Result<(), &'static str> {
         let dtype = GgmlType::from_number(self.dtype).map(GgmlType::tensor_type);
         if dtype != Some((wanted.dtype, wanted.format)) {
@@ -265,10 +265,10 @@ pub struct Packs {
 }
 
 impl Packs {
-    /// Opens a pack, or all packs of a folder (files named `*.npu`).
+    /// Opens a pack, or all packs of a folder (files named `*.npu`). Returns the errors of those
+    /// that are left out.
     ///
     /// - `full`: weights are compared by a hash of all of their bytes, not of samples
-    /// - returns what is wrong with those that are left out
     #[must_use]
     pub fn open(path: &Path, full: bool) -> (Self, Vec<(PathBuf, Error)>) {
         let mut failed = Vec::new();
@@ -296,27 +296,28 @@ impl Packs {
         (Self { packs, full }, failed)
     }
 
-    /// Files that are open.
+    /// Returns the files that are open.
     #[must_use]
     pub fn len(&self) -> usize {
         self.packs.len()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.packs.is_empty()
     }
 
-    /// Whether a pack has a tensor of this name in this layout; of which model is not looked at.
+    /// Returns `true` if a pack has a tensor of this name in this layout, of any model.
     #[must_use]
     pub fn has(&self, name: &str, layout: &LayoutTag) -> bool {
         let entries = self.packs.iter().filter_map(|pack| pack.entry(name));
         entries.into_iter().any(|entry| entry.layout == *layout)
     }
 
-    /// Copies a weight from the first pack that has it as it is wanted; whether there was one. If not, `out` and `scales`
-    /// hold anything, and a line at level warn says why for the first weight of each pack that is not taken.
+    /// Copies a weight from the first pack that has it in the wanted form. Returns `true` if there
+    /// was one. If not, the content of `out` and `scales` is undefined, and a warning gives the
+    /// reason for the first weight of each pack that is not taken.
     ///
     /// - `out`, `scales`: as many as the layout has
     pub fn take(&self, wanted: &Wanted, out: &mut [u8], scales: &mut [f32]) -> bool {
@@ -324,8 +325,8 @@ impl Packs {
         self.take_with(wanted, sizes, |pack, entry| pack.copy(entry, out, scales))
     }
 
-    /// As [`Self::take`], for a weight without scales: hands its packed bytes over in pieces, in order. If it returns
-    /// `false`, some may have been handed over, and they are not to be used.
+    /// As [`Self::take`], for a weight without scales: hands its packed bytes over in pieces, in
+    /// order. If it returns `false`, some may have been handed over, and they are not to be used.
     ///
     /// - `bytes`: that the layout has
     /// - `put(at, piece)`: takes the bytes that begin at `at`
@@ -395,7 +396,7 @@ impl Packs {
         if entry.layout != wanted.layout {
             return Err(Miss::Layout(entry.layout));
         }
-        // The same layout has the same size, if the file is what it seems to be.
+        // The same layout has the same size, unless the file is damaged.
         if (entry.bytes, entry.scales) != (bytes as u64, scales as u64) {
             return Err(Miss::Layout(entry.layout));
         }

@@ -99,12 +99,12 @@ impl Writer {
         self.put(bytes)
     }
 
-    /// Ends the tensor that is next: writes its scales, and takes it into the table.
+    /// Ends the next tensor: writes its scales, and adds it to the table.
     ///
     /// - `entry`: its offset and the payload's hash are filled in
     ///
     /// # Errors
-    /// `Io`; `Field` if `entry` says another number of bytes or scales than were written.
+    /// `Io`; `Field` if `entry` has another number of bytes or scales than were written.
     pub fn end(&mut self, mut entry: Entry, scales: &[f32]) -> Result<()> {
         let name = &entry.source.name;
         for (what, want, have) in [
@@ -168,7 +168,7 @@ impl Writer {
     }
 }
 
-/// Hash of what is in front of it in the head, and of the table.
+/// Returns the hash of the bytes before it in the head, and of the table.
 pub(super) fn hash_of_head(head: &[u8], table: &[u8]) -> u128 {
     let mut hash = Xxh3Default::new();
     hash.update(&head[..HASHED_HEAD_BYTES]);

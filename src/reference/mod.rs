@@ -1,10 +1,11 @@
-//! The oracle: slow, obvious, in `f64`. Kernels, stand-ins and self-tests are compared with it; it knows no layout.
+//! The oracle: slow, obvious, in `f64`. Kernels, stand-ins and self-tests are compared with it; it
+//! knows no layout.
 
 mod rows;
 
 pub use rows::{Heads, attention, gelu, l2_norm, norm, rope, silu, soft_max};
 
-/// `dst[m][n] = sum over k of act[m][k] * w[n][k]`.
+/// Returns `dst[m][n] = sum over k of act[m][k] * w[n][k]`.
 ///
 /// - `act`: `m * k` elements; `w`: `n * k` elements, rows of K as ggml stores them
 /// - returns `m * n` elements, row-major
@@ -30,8 +31,9 @@ pub fn mul_mat(act: &[f32], w: &[f32], k: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Normalized mean square error of `have` against `want`: sum of squared differences over sum of squares, the metric
-/// of llama.cpp's test-backend-ops. Any element that is not finite makes it infinite.
+/// Returns the normalized mean square error of `have` against `want`: sum of squared differences
+/// over sum of squares, the metric of llama.cpp's test-backend-ops. Any element that is not finite
+/// makes it infinite.
 #[must_use]
 pub fn nmse(have: &[f32], want: &[f64]) -> f64 {
     if have.len() != want.len() || have.iter().any(|x| !x.is_finite()) {
@@ -46,7 +48,8 @@ pub fn nmse(have: &[f32], want: &[f64]) -> f64 {
     if error == 0.0 { 0.0 } else { error / power }
 }
 
-/// Uniform numbers in [-1, 1) in steps of 1/256, the same each time: high bits of a linear congruential generator.
+/// Uniform numbers in [-1, 1) in steps of 1/256, the same each time: high bits of a linear
+/// congruential generator.
 // SOURCE: multiplier and increment of Knuth's MMIX.
 #[must_use = "iterators are lazy"]
 pub fn uniform() -> impl Iterator<Item = f32> {

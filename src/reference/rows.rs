@@ -1,6 +1,7 @@
 //! Operations on rows and heads.
 
-/// Divides each row of `n` by the root of its mean square plus `eps`, after its mean was taken away if `centered`.
+/// Divides each row of `n` by the root of its mean square plus `eps`, after its mean was taken away
+/// if `centered`.
 #[must_use]
 pub fn norm(x: &[f32], n: usize, eps: f64, centered: bool) -> Vec<f64> {
     let mut out = Vec::with_capacity(x.len());
@@ -15,7 +16,7 @@ pub fn norm(x: &[f32], n: usize, eps: f64, centered: bool) -> Vec<f64> {
     out
 }
 
-/// Divides each row of `n` by its length, which counts as `eps` at least.
+/// Divides each row of `n` by its length, or by `eps` if that is larger.
 #[must_use]
 pub fn l2_norm(x: &[f32], n: usize, eps: f64) -> Vec<f64> {
     x.chunks_exact(n)
@@ -58,7 +59,7 @@ pub fn rope(
     out
 }
 
-/// The softmax of each row of `n`, times `scale` and plus the mask.
+/// Returns the softmax of each row of `n`, times `scale` and plus the mask.
 ///
 /// - `mask`: as long as `x`
 #[must_use]
@@ -91,9 +92,10 @@ pub struct Heads {
     pub positions: usize,
 }
 
-/// `softmax(q · k / sqrt(d) + mask) · v` for each head, as ggml's FLASH_ATTN_EXT.
+/// Returns `softmax(q · k / sqrt(d) + mask) · v` for each head, as ggml's FLASH_ATTN_EXT.
 ///
-/// - `q`: `[heads][queries][d]`; `k` and `v`: `[heads / shared][positions][d]`; `mask`: `[queries][positions]`
+/// - `q`: `[heads][queries][d]`; `k` and `v`: `[heads / shared][positions][d]`; `mask`:
+///   `[queries][positions]`
 /// - returns `[queries][heads][d]`
 #[must_use]
 pub fn attention(q: &[f32], k: &[f32], v: &[f32], mask: &[f32], sizes: Heads) -> Vec<f64> {
@@ -117,13 +119,13 @@ pub fn attention(q: &[f32], k: &[f32], v: &[f32], mask: &[f32], sizes: Heads) ->
     out
 }
 
-/// `x / (1 + exp(-x))`.
+/// Returns `x / (1 + exp(-x))`.
 #[must_use]
 pub fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// GELU by tanh.
+/// Returns the GELU by tanh.
 #[must_use]
 pub fn gelu(x: f64) -> f64 {
     let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));

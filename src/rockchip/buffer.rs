@@ -16,12 +16,13 @@ use crate::tensor::DType;
 
 mod kept;
 
-/// A ggml buffer of packed weights: their packed form in device memory and, at the same offsets, their own bytes in host
-/// memory until all of them were written and packed. Then these are given back, because a model would not fit in memory
-/// twice: the weight can be written again as a whole, and reading it is an error.
+/// A ggml buffer of packed weights: their packed form in device memory and, at the same offsets,
+/// their own bytes in host memory until all of them were written and packed. Then these are
+/// released, because two copies of a model would not fit in memory: the weight can be written again
+/// as a whole, and reading it is an error.
 ///
-/// Bytes that the CPU multiplies with stay, and all of them with `GGML_RUST_NPU_KEEP=on`: reading gives exactly what was
-/// written, and any part can be written again.
+/// Bytes that the CPU multiplies with stay, and all bytes with `GGML_RUST_NPU_KEEP=on`: reading
+/// returns exactly the written bytes, and any part can be written again.
 #[derive(Debug)]
 pub struct RkBuffer {
     device: Arc<RkDevice>,
@@ -30,7 +31,7 @@ pub struct RkBuffer {
     contents: RwLock<Contents>,
 }
 
-/// What is in a [`RkBuffer`].
+/// State of a [`RkBuffer`].
 #[derive(Debug)]
 pub(super) struct Contents {
     plain: Pages,
@@ -51,7 +52,7 @@ struct Packed {
 }
 
 impl Packed {
-    /// Adds a range to what was written; whether that is all now.
+    /// Adds a range to the written bytes. Returns `true` if all are written.
     fn write(&mut self, range: Range<usize>) -> bool {
         let mut whole = range;
         self.written.retain(|other| {
@@ -68,17 +69,18 @@ impl Packed {
 }
 
 impl Contents {
-    /// The packed form of a tensor, if all of it was packed as such.
+    /// Returns the packed form of a tensor, if all of it was packed as such.
     pub(super) fn find(&self, tensor: &Tensor) -> Option<&Weights> {
         let packed = self.packed.get(&tensor.packed_offset)?;
         let same = packed.dtype == tensor.dtype && packed.ne == tensor.shape.ne;
         (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
     }
 
-    /// Refuses to use bytes of a tensor that are not there any more.
+    /// Checks that bytes of a tensor have not been released.
     ///
     /// # Errors
-    /// `Released`, unless all bytes in `range` are there, or `anew` and all of the tensor is in it.
+    /// `Released`, unless all bytes in `range` exist, or `anew` is set and the range is the whole
+    /// tensor.
     pub(super) fn check(
         &self,
         tensor: &Tensor,
@@ -102,7 +104,8 @@ impl Contents {
 }
 
 impl RkBuffer {
-    /// Allocates a buffer of `bytes`, on the device and in host memory (the latter takes space as it is written).
+    /// Allocates a buffer of `bytes`, on the device and in host memory (the latter takes space as
+    /// it is written).
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -135,11 +138,12 @@ impl RkBuffer {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes part of a tensor: `fill` gets the bytes `[offset, offset + size)` of it. What was touched is packed anew.
+    /// Writes part of a tensor: `fill` gets the bytes `[offset, offset + size)` of it. The touched
+    /// rows are packed again.
     ///
     /// # Errors
-    /// `OutOfMemory` if the library has no more views to give; `Released` for a part of a tensor whose other bytes are
-    /// gone.
+    /// `OutOfMemory` if the library has no more views; `Released` for a part of a tensor whose
+    /// other bytes were released.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -208,8 +212,8 @@ impl RkBuffer {
         self.memory.fill(weights, start, take)
     }
 
-    /// Makes room for the packed form of a tensor that is seen for the first time. A view of a tensor that is
-    /// already there is part of that one.
+    /// Makes room for the packed form of a tensor that is seen for the first time. A view of a
+    /// tensor that is already there is part of that one.
     fn place(&self, contents: &mut Contents, tensor: &Tensor) -> Result<()> {
         let start = tensor.packed_offset;
         let Some(layout) = plan::weight_layout(&self.device.target, tensor) else {
@@ -272,7 +276,7 @@ impl Buffer for RkBuffer {
         Ok(())
     }
 
-    /// Nothing in it counts as packed any more.
+    /// After this, nothing in it is packed.
     fn clear(&self, value: u8) {
         let mut contents = self.contents_mut();
         contents.packed.clear();

@@ -1,4 +1,5 @@
-//! The capabilities of each Rockchip NPU, as data: one constant per chip, each number with its source. No decisions.
+//! The capabilities of each Rockchip NPU, as data: one constant per chip, each number with its
+//! source. No decisions.
 
 use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::int4::Digits;
@@ -7,20 +8,23 @@ use rknpu_ops::layout::{MatmulLayout, Soc};
 /// In which arithmetic the device multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// INT8 weights with a scale for each row, INT8 activations with a scale for each token, exact INT32 sums.
+    /// INT8 weights with a scale for each row, INT8 activations with a scale for each token, exact
+    /// INT32 sums.
     Int8,
     /// FP16 weights as they are, FP16 activations, FP32 sums.
     Fp16,
-    /// INT4 weights with a scale for each row and segment, activations as two INT4 digits, INT16 sums.
+    /// INT4 weights with a scale for each row and segment, activations as two INT4 digits, INT16
+    /// sums.
     Int4,
-    /// INT4 weights with a scale for each row and segment, INT8 activations with a scale for each token, INT32 sums.
+    /// INT4 weights with a scale for each row and segment, INT8 activations with a scale for each
+    /// token, INT32 sums.
     Int4Int8,
     /// INT4 weights with a scale for each row and segment, FP16 activations, FP32 sums.
     Int4Fp16,
 }
 
 impl Precision {
-    /// The vendor's number for it.
+    /// Returns the vendor's number for it.
     #[must_use]
     pub const fn matmul_type(self) -> MatmulType {
         match self {
@@ -32,7 +36,7 @@ impl Precision {
         }
     }
 
-    /// Rows of A and C for each row of activations.
+    /// Returns the number of rows of A and C for each row of activations.
     #[must_use]
     pub const fn rows(self) -> usize {
         match self {
@@ -41,20 +45,21 @@ impl Precision {
         }
     }
 
-    /// Whether the weights have a scale for each segment of K.
+    /// Returns `true` if the weights have a scale for each segment of K.
     #[must_use]
     pub const fn is_int4(self) -> bool {
         matches!(self, Self::Int4 | Self::Int4Int8 | Self::Int4Fp16)
     }
 }
 
-/// INT4 activations are two digits: one digit has 15 levels, and its error would be that of the weights again.
+/// INT4 activations are two digits: one digit has 15 levels, and its error would be that of the
+/// weights again.
 pub const DIGITS: Digits = Digits::Two;
 
-/// What one call of one core costs while the other cores work as well.
+/// Cost of one call of one core while the other cores work as well.
 ///
-/// The weights are read from DRAM once in a call, however many rows they are multiplied with, and meanwhile the core
-/// computes: a call takes its fixed time and the longer of the two.
+/// In a call the weights are read from DRAM once, whatever the number of rows, and the core
+/// computes at the same time: a call takes its fixed time and the longer of the two.
 #[derive(Clone, Copy, Debug)]
 pub struct CallCost {
     /// Nanoseconds of a call that does nothing.
@@ -70,7 +75,7 @@ pub struct CallCost {
 }
 
 impl CallCost {
-    /// Operations in a nanosecond.
+    /// Returns the operations in a nanosecond.
     #[must_use]
     pub fn ops_per_ns(&self, precision: Precision) -> f32 {
         match precision {
@@ -84,11 +89,12 @@ impl CallCost {
     }
 }
 
-// SOURCE: RK3588, unimatrix099's fork of rk-llama.cpp: rknn_matmul_run 32.9 us, each rknn_mem_sync around it 46-75 us; one core with native layouts 1.8 TOPS
-// INT8, 0.9 TFLOPS FP16, 3.6-3.9 TOPS INT4 (128 x 1024 x 8192); 11.1 GB/s for one core, 26.6 GB/s for three. Other
-// chips have no published figures: they get those of RK3588's cores, and its bandwidth for as many cores. What is
-// decided with them depends on the ratio alone: a call of the largest weights costs as much
-// as about 100 rows.
+// SOURCE: RK3588, unimatrix099's fork of rk-llama.cpp: rknn_matmul_run 32.9 us, each rknn_mem_sync
+// around it 46-75 us; one core with native layouts 1.8 TOPS INT8, 0.9 TFLOPS FP16, 3.6-3.9 TOPS
+// INT4 (128 x 1024 x 8192); 11.1 GB/s for one core, 26.6 GB/s for three. Other chips have no
+// published figures: they get those of RK3588's cores, and its bandwidth for as many cores.
+// Decisions depend on the ratio alone: a call of the largest weights costs as much as about 100
+// rows.
 const ONE_CORE: CallCost = CallCost {
     call_ns: 32_900.0 + 2.0 * 60_000.0,
     bytes_per_ns: 11.1,
@@ -119,7 +125,7 @@ const THREE_CORES: CallCost = CallCost {
 pub struct Cores(u8);
 
 impl Cores {
-    /// The first `count` cores.
+    /// Returns the first `count` cores.
     #[must_use]
     pub const fn first(count: usize) -> Self {
         Self((1 << count) - 1)
@@ -169,7 +175,8 @@ pub struct RkCaps {
     pub soc: Soc,
     /// Cores that are used.
     pub cores: Cores,
-    /// Tiles of weights (columns, elements of K) where the library's are not those of `rknpu_ops::layout`.
+    /// Tiles of weights (columns, elements of K) where the library's are not those of
+    /// `rknpu_ops::layout`.
     pub tiles: &'static [(Precision, (usize, usize))],
     /// Largest K of one INT8 call; longer rows are split.
     pub k_max_int8: usize,
@@ -181,14 +188,14 @@ pub struct RkCaps {
     pub int4: Option<Precision>,
     /// The arithmetic for INT4 weights with FP16 activations, if there is one.
     pub int4_fp16: Option<Precision>,
-    /// What a call costs.
+    /// Cost of a call.
     pub cost: CallCost,
     /// The faster CPUs, by the kernel's numbers; none if all are the same.
     pub big_cpus: &'static [usize],
 }
 
 impl RkCaps {
-    /// The native layouts of an arithmetic, if the chip has it.
+    /// Returns the native layouts of an arithmetic, if the chip has it.
     #[must_use]
     pub fn native(&self, precision: Precision) -> Option<MatmulLayout> {
         let mut native = MatmulLayout::of(self.soc, precision.matmul_type())?;
@@ -200,14 +207,14 @@ impl RkCaps {
     }
 }
 
-// SOURCE: cpu-map in Rockchip's BSP device trees: RK3588 has Cortex-A55 as CPUs 0-3 and Cortex-A76 as CPUs 4-7, RK3576
-// Cortex-A53 and Cortex-A72 likewise; RK3562 and RK3566/68 have four of a kind. Decode is 19-66 % faster on the A76
-// (`taskset -c 4-7`, unimatrix099's fork of rk-llama.cpp).
+// SOURCE: cpu-map in Rockchip's BSP device trees: RK3588 has Cortex-A55 as CPUs 0-3 and Cortex-A76
+// as CPUs 4-7, RK3576 Cortex-A53 and Cortex-A72 likewise; RK3562 and RK3566/68 have four of a kind.
+// Decode is 19-66 % faster on the A76 (`taskset -c 4-7`, unimatrix099's fork of rk-llama.cpp).
 const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 
-// SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576: 4096)
-// are stored in pieces, so longer rows are split here; FP16 beyond 4096 collapses on RK3588 (unimatrix099's
-// measurements) and is split everywhere; RK356x takes at most 10240 of either.
+// SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576:
+// 4096) are stored in pieces, so longer rows are split here; FP16 beyond 4096 collapses on RK3588
+// (unimatrix099's measurements) and is split everywhere; RK356x takes at most 10240 of either.
 /// RK3588 and RK3588S.
 pub const RK3588: RkCaps = RkCaps {
     soc: Soc::Rk3588,
@@ -271,7 +278,7 @@ pub const RK3566: RkCaps = RkCaps {
 /// Every Rockchip chip that is known.
 pub const ALL: [&RkCaps; 4] = [&RK3588, &RK3576, &RK3562, &RK3566];
 
-/// Names under which the kernel's device tree knows the chips, and what they are here.
+/// Names of the chips in the kernel's device tree, and their capabilities.
 // SOURCE: the `compatible` strings of Rockchip's BSP device trees.
 const COMPATIBLE: [(&str, &RkCaps); 7] = [
     ("rockchip,rk3583", &RK3583),
@@ -283,8 +290,9 @@ const COMPATIBLE: [(&str, &RkCaps); 7] = [
     ("rockchip,rk3568", &RK3566),
 ];
 
-/// What librknnrt can use of one I/O address space.
-// SOURCE: rk-llama.cpp caps each IOMMU domain at INT32_MAX - 65536; the hardware's addresses are 32-bit.
+/// Bytes of one I/O address space that librknnrt can use.
+// SOURCE: rk-llama.cpp caps each IOMMU domain at INT32_MAX - 65536; the hardware's addresses are
+// 32-bit.
 const DOMAIN_BYTES: usize = (i32::MAX as usize) - 65536;
 
 /// I/O address spaces that the NPU can be given.
@@ -295,48 +303,55 @@ pub const IO_DOMAINS: usize = 16;
 // SOURCE: vendor driver history: the domain id appears in 0.9.6.
 pub const MIN_DRIVER_FOR_DOMAINS: (u32, u32, u32) = (0, 9, 6);
 
-/// Weights that one I/O address space takes; the rest of what librknnrt can use of it is for activations and results.
+/// Weights that one I/O address space takes; the rest of what librknnrt can use of it is for
+/// activations and results.
 pub const DOMAIN_WEIGHT_BYTES: usize = DOMAIN_BYTES - 256 * 1024 * 1024;
 
 /// File descriptors that the process should be allowed: each allocation takes one.
-// SOURCE: rk-llama.cpp's README asks for `ulimit -n 65536`; beyond the limit librknnrt fails with errno 24.
+// SOURCE: rk-llama.cpp's README asks for `ulimit -n 65536`; beyond the limit librknnrt fails with
+// errno 24.
 pub const FILE_DESCRIPTORS: u64 = 65536;
 
 /// Oldest librknnrt whose structures are the ones in `rknpu_ops::ffi`.
-// SOURCE: rknn_matmul_api.h 2.3.x (facts taken from 2.3.2); `group_size` and the quantization types moved before it.
+// SOURCE: rknn_matmul_api.h 2.3.x (facts taken from 2.3.2); `group_size` and the quantization types
+// moved before it.
 pub const MIN_RKNNRT: (u32, u32, u32) = (2, 3, 0);
 
-/// M from which on the NPU computes, unless the user says otherwise: all of it.
+/// Smallest M that the NPU computes, unless the user sets another: every M.
 ///
-/// The published figures for decode (M = 1) point both ways, so no other value follows from them: on RK3588 the CPU makes
-/// 19.5 tokens/s of Gemma3 1B Q8_0 and the NPU 16.5, but 6.1 and 6.9 of Ministral3 3B, 2.5 and 3.2 of Qwen3.5 9B, and the
+/// The published figures for decode (M = 1) contradict each other, so no other value follows from
+/// them: on RK3588 the CPU makes 19.5 tokens/s of Gemma3 1B Q8_0 and the NPU 16.5, but 6.1 and 6.9
+/// of Ministral3 3B, 2.5 and 3.2 of Qwen3.5 9B, and the NPU takes less than half of the power.
+/// Other chips have no such figures.
 /// NPU takes less than half of the power. Other chips have no such figures.
 // SOURCE: rk-llama.cpp's README, table for RK3588 with four A76 threads.
 pub const MIN_M: usize = 1;
 
-/// The same for weights whose packed form has more bytes than [`NARROW`] allows, such as 4-bit ones that are multiplied as
-/// INT8: a few rows take the time that the weights take to be read, and the CPU reads fewer bytes.
-// SOURCE: RK3588, four A76 threads: E4B Q4_0 4.9-6.9 tokens/s on the CPU, 3.3-4.55 as INT8 on the NPU (unimatrix099's fork
-// of rk-llama.cpp); Gemma3 1B Q4_0 28.3 against 16.7 (rk-llama.cpp's README).
+/// Smallest M for weights whose packed form has more bytes than [`NARROW`] allows, such as 4-bit
+/// ones that are multiplied in INT8: a few rows take as long as reading the weights, and the CPU
+/// reads fewer bytes.
+// SOURCE: RK3588, four A76 threads: E4B Q4_0 4.9-6.9 tokens/s on the CPU, 3.3-4.55 as INT8 on the
+// NPU (unimatrix099's fork of rk-llama.cpp); Gemma3 1B Q4_0 28.3 against 16.7 (rk-llama.cpp's
+// README).
 pub const MIN_M_NARROW: usize = 32;
 
-/// Packed bytes for each byte of a weight as it is stored, from which on [`MIN_M_NARROW`] applies: a fraction.
+/// Ratio of packed to stored bytes of a weight above which [`MIN_M_NARROW`] applies, as a fraction.
 pub const NARROW: (usize, usize) = (6, 5);
 
-/// The chip of a name such as `rk3588`.
+/// Returns the chip of a name such as `rk3588`.
 #[must_use]
 pub fn by_name(name: &str) -> Option<&'static RkCaps> {
     ALL.into_iter().find(|caps| caps.soc.name() == name)
 }
 
-/// The chip in the contents of `/proc/device-tree/compatible`: strings that end in NUL.
+/// Returns the chip in the contents of `/proc/device-tree/compatible`: strings that end in NUL.
 #[must_use]
 pub fn by_compatible(compatible: &str) -> Option<&'static RkCaps> {
     compatible.split('\0').find_map(of_compatible)
 }
 
-/// The chip in the `uevent` of the NPU's device, which a container sees even where the device tree is hidden from it: a line
-/// such as `OF_COMPATIBLE_0=rockchip,rk3588-rknpu`.
+/// Returns the chip in the `uevent` of the NPU's device, which a container sees even where the
+/// device tree is hidden from it: a line such as `OF_COMPATIBLE_0=rockchip,rk3588-rknpu`.
 #[must_use]
 pub fn by_uevent(uevent: &str) -> Option<&'static RkCaps> {
     uevent.lines().find_map(|line| {

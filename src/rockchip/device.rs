@@ -8,8 +8,9 @@
 //!            (4) C of all segments --sum, scale--> columns of the F32 result
 //! ```
 //!
-//! One lock covers all of it: there is one NPU, and several backends on several threads take turns. An error puts
-//! the device out of use: what it computed so far may be incomplete, so it refuses to go on.
+//! One lock covers all of it: there is one NPU, and several backends on several threads alternate.
+//! An error puts the device out of use: its results so far may be incomplete, so it refuses further
+//! work.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -60,11 +61,11 @@ pub struct RkNpu {
     versions: (String, String),
     threads: Pool,
     state: Mutex<State>,
-    /// What put the device out of use.
+    /// Reason why the device is out of use.
     lost: OnceLock<String>,
 }
 
-/// What changes from call to call.
+/// State that changes from call to call.
 #[derive(Debug)]
 struct State {
     activations: Activations,
@@ -78,8 +79,8 @@ impl RkNpu {
     /// - `cpus`: the CPUs for the threads that serve it; all for an empty list
     ///
     /// # Errors
-    /// `Version` for a library that is too old, `Geometry` for one with unknown layouts, `Vendor` if a first context
-    /// cannot be made.
+    /// `Version` for a library that is too old, `Geometry` for one with unknown layouts, `Vendor`
+    /// if a first context cannot be made.
     pub fn open(
         rknn: Arc<Rknn>,
         caps: &'static RkCaps,
@@ -98,7 +99,8 @@ impl RkNpu {
             library: "threads of the device".into(),
             reason: error.to_string(),
         })?;
-        // A chip with one core refuses a mask. SOURCE: RKNN SDK User Guide 2.3.0, rknn_matmul_set_core_mask.
+        // A chip with one core refuses a mask. SOURCE: RKNN SDK User Guide 2.3.0,
+        // rknn_matmul_set_core_mask.
         let masks = [CoreMask::CORE_0, CoreMask::CORE_1, CoreMask::CORE_2];
         let has_masks = caps.soc.cores() > 1;
         let limit = recent::contexts_per_core(process::file_limit(), caps.cores.count());
@@ -120,31 +122,32 @@ impl RkNpu {
         })
     }
 
-    /// The chip.
+    /// Returns the chip.
     #[must_use]
     pub fn caps(&self) -> &'static RkCaps {
         self.caps
     }
 
-    /// The versions of the library and of the kernel driver.
+    /// Returns the versions of the library and of the kernel driver.
     #[must_use]
     pub fn versions(&self) -> &(String, String) {
         &self.versions
     }
 
-    /// Whether a stand-in computes in place of silicon.
+    /// Returns `true` if a stand-in computes in place of silicon.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.rknn.stand_in().is_some()
     }
 
-    /// Whether an error put the device out of use.
+    /// Returns `true` if an error put the device out of use.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.lost.get().is_some()
     }
 
-    /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
+    /// Returns the bytes that weights can still take in the NPU's address spaces, and could take in
+    /// all.
     #[must_use]
     pub fn address_space(&self) -> (usize, usize) {
         self.domains.bytes()
@@ -162,12 +165,13 @@ impl RkNpu {
     /// Computes `dst = act · w` in one call for each block of the weights.
     ///
     /// - `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
-    /// - `graph`: number of the graph that the activations belong to, if they may be shared with its other
-    ///   multiplications: nobody else writes them while it is computed
+    /// - `graph`: number of the graph that the activations belong to, if they may be shared with
+    ///   its other multiplications: nothing else writes them while it is computed
     /// - `dst`: `act.count()` rows of N
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error, else `Vendor` or `OutOfMemory` for the one that has just happened.
+    /// `DeviceLost` after an earlier error, else `Vendor` or `OutOfMemory` for the one that has
+    /// just happened.
     pub fn mul_mat(
         &self,
         w: WeightSlice,
@@ -242,8 +246,9 @@ impl RkNpu {
     }
 }
 
-/// Threads that serve the NPU: one for each of its cores, as the vendor's run blocks, and some more for the host
-/// stages. A stand-in computes on the CPU, where more threads than CPUs would only take turns.
+/// Returns the threads that serve the NPU: one for each of its cores, as the vendor's run blocks,
+/// and some more for the host stages. A stand-in computes on the CPU, where more threads than CPUs
+/// would only take turns.
 fn threads(cores: usize, simulated: bool) -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cpus.min(MAX_HOST_THREADS).max(cores);

@@ -49,7 +49,8 @@ pub fn find(config: &Config) -> Discovery {
     found
 }
 
-/// The Rockchip NPU that `config` asks for or that the machine has, and whether it is a simulated one.
+/// Returns the Rockchip NPU that `config` asks for or that the machine has, and whether it is a
+/// simulated one.
 #[must_use]
 pub fn chip(config: &Config) -> Option<(&'static RkCaps, bool)> {
     match config.sim.as_slice() {
@@ -91,10 +92,11 @@ fn load(config: &Config) -> Result<Arc<Rknn>> {
     Ok(rknn)
 }
 
-/// The chip with the user's wishes for it.
+/// Returns the chip with the user's wishes for it.
 ///
 /// # Errors
-/// `Config` if a rule asks for an arithmetic that the chip does not have, or if the file of settings is not understood.
+/// `Config` if a rule asks for an arithmetic that the chip does not have, or if the file of
+/// settings is not understood.
 pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
     for (choice, word, arithmetic) in [
         (Choice::Int4, "int4", caps.int4),
@@ -122,7 +124,7 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
     })
 }
 
-/// The chip with the cores that the user wants to use.
+/// Returns the chip with the cores that the user wants to use.
 fn with_cores(caps: &'static RkCaps, config: &Config) -> Result<&'static RkCaps> {
     let Some(cores) = config.cores else {
         return Ok(caps);
@@ -145,7 +147,8 @@ pub(super) fn chip_of_this_machine() -> Option<&'static RkCaps> {
     caps::by_compatible(&compatible).or_else(|| caps::by_uevent(&lock::npu_uevent()?))
 }
 
-/// The reason why no chip is known: one that is worth a warning where the kernel shows a Rockchip NPU.
+/// Returns the reason why no chip is known: one that is worth a warning where the kernel shows a
+/// Rockchip NPU.
 fn why_unknown() -> Absence {
     let Some(node) = lock::npu_node() else {
         return Absence::NotThere(format!(

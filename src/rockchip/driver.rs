@@ -1,8 +1,10 @@
-//! librknnrt: contexts, memory and runs as Rust values. Every return code is checked here, and nowhere else.
+//! librknnrt: contexts, memory and runs as Rust values. Every return code is checked here, and
+//! nowhere else.
 //!
-//! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it was made with,
-//! a [`View`] keeps the memory that it shows. A context binds memory at each [`Context::run`], and only what changed since the last
-//! one, so it can never run on memory that is gone.
+//! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it
+//! was made with, a [`View`] keeps the memory that it shows. A context binds memory at each
+//! [`Context::run`], and only what changed since the last one, so it can never run on memory that
+//! is gone.
 #![expect(unsafe_code, reason = "calls into the vendor's library")]
 
 use std::ffi::{CStr, c_void};
@@ -25,7 +27,7 @@ mod memory;
 pub mod process;
 mod traced;
 
-/// What keeps the functions of the table alive.
+/// Owner of the functions in the table.
 #[derive(Debug)]
 enum Provider {
     Library(
@@ -50,8 +52,8 @@ impl Rknn {
     pub fn load(path: Option<&Path>) -> Result<Arc<Self>> {
         let name = path.map_or_else(|| PathBuf::from("librknnrt.so"), Path::to_path_buf);
         let library = loader::open(&name)?;
-        // SAFETY: a symbol of librknnrt has the type that its name has in the vendor's headers (SOURCE: `ffi`), and
-        // stays valid because `library` is stored beside the table.
+        // SAFETY: a symbol of librknnrt has the type that its name has in the vendor's headers
+        // (SOURCE: `ffi`), and stays valid because `library` is stored together with the table.
         let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
         Ok(Arc::new(Self {
             api: traced::traced(api),
@@ -74,7 +76,7 @@ impl Rknn {
         }))
     }
 
-    /// The stand-in, if this is one.
+    /// Returns the stand-in, if this is one.
     #[must_use]
     pub fn stand_in(&self) -> Option<&sim::Machine> {
         match &self.provider {
@@ -107,7 +109,7 @@ pub struct Context {
     bound: [u64; 3],
 }
 
-/// What one run reads and writes, in the native layouts of the context's shape.
+/// Operands and result of one run, in the native layouts of the context's shape.
 #[derive(Debug)]
 pub struct Operands<'a> {
     /// Activations.
@@ -126,7 +128,8 @@ impl Context {
     pub fn new(rknn: &Arc<Rknn>, mut info: MatmulInfo, mask: Option<CoreMask>) -> Result<Self> {
         let mut handle: MatmulCtx = 0;
         let mut attr = Box::new(IoAttr::ZERO);
-        // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`), alive during the call.
+        // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`), alive
+        // during the call.
         let code =
             unsafe { (rknn.api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) };
         check("rknn_matmul_create", code, || describe(&info))?;
@@ -145,7 +148,8 @@ impl Context {
         Ok(context)
     }
 
-    /// Compares the operands that the library described when it created the context with those of `native`.
+    /// Compares the operands that the library described when it created the context with those of
+    /// `native`.
     ///
     /// # Errors
     /// `Geometry` with both for the first one that differs in dimensions or size.
@@ -172,7 +176,7 @@ impl Context {
         Ok(())
     }
 
-    /// Columns and elements of K of a tile of native B, as the library described them.
+    /// Returns the columns and elements of K of a tile of native B, as the library described them.
     #[must_use]
     pub fn tile_of_b(&self) -> Option<(usize, usize)> {
         match dims(&self.attr.b)[..] {
@@ -181,13 +185,13 @@ impl Context {
         }
     }
 
-    /// The I/O address space that it runs in.
+    /// Returns its I/O address space.
     #[must_use]
     pub fn domain(&self) -> i32 {
         self.info.iommu_domain_id
     }
 
-    /// The versions of the library and of the kernel's driver, as the library tells them.
+    /// Returns the versions of the library and of the kernel's driver, as the library reports them.
     ///
     /// # Errors
     /// `Vendor`.
@@ -221,7 +225,8 @@ impl Context {
                 self.bind(index, memory)?;
             }
         }
-        // SAFETY: the handle is that of a live context, whose operands are alive for the call, and C is exclusive.
+        // SAFETY: the handle is that of a live context, whose operands are alive for the call, and
+        // C is exclusive.
         let code = unsafe { (self.rknn.api.matmul_run)(self.handle) };
         check("rknn_matmul_run", code, || describe(&self.info))
     }
@@ -233,7 +238,8 @@ impl Context {
             1 => &mut self.attr.b,
             _ => &mut self.attr.c,
         };
-        // SAFETY: a live context, a live rknn_tensor_mem (`Memory`), and the attribute that the context itself gave.
+        // SAFETY: a live context, a live rknn_tensor_mem (`Memory`), and the attribute that the
+        // context itself gave.
         let code = unsafe { (self.rknn.api.matmul_set_io_mem)(self.handle, memory.raw, attr) };
         check("rknn_matmul_set_io_mem", code, || {
             format!(
@@ -249,7 +255,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the handle is that of a live context, and nobody uses it after this.
+        // SAFETY: the handle is that of a live context, and nothing uses it after this.
         let code = unsafe { (self.rknn.api.matmul_destroy)(self.handle) };
         if let Err(error) = check("rknn_matmul_destroy", code, || describe(&self.info)) {
             log::warn!("{error}");
@@ -257,7 +263,7 @@ impl Drop for Context {
     }
 }
 
-/// The dimensions that an attribute has; none if it claims more than there is room for.
+/// Returns the dimensions that an attribute has; none if it claims more than there is room for.
 fn dims(attr: &TensorAttr) -> Vec<usize> {
     // CAST: usize has at least 32 bits.
     let used = attr.dims.get(..attr.n_dims as usize).unwrap_or(&[]);
@@ -284,7 +290,7 @@ fn text(bytes: &[std::ffi::c_char; 256]) -> String {
     )
 }
 
-/// The first three numbers of a version text; 0 where there is none.
+/// Returns the first three numbers of a version text; 0 where there is none.
 #[must_use]
 pub fn version(text: &str) -> (u32, u32, u32) {
     let mut numbers = text

@@ -1,9 +1,11 @@
-//! Weights between ggml's rows and the NPU's native layout. For INT8 this quantizes too: a rotation along K, then one
-//! scale for each row. For INT4: the same rotation, then a calibrated scale for each row and segment of K.
+//! Weights between ggml's rows and the NPU's native layout. For INT8 this quantizes too: a rotation
+//! along K, then one scale for each row. For INT4: the same rotation, then a calibrated scale for
+//! each row and segment of K.
 //!
-//! A weight of N rows of K is cut into **chunks** of N (so that the cores share them and no call exceeds the chip's
-//! N) and **segments** of K (no call exceeds the chip's K). Every (slice, chunk, segment) is one **block**: a native
-//! B of the same shape, so that one context serves them all. Excess rows and columns are zero.
+//! A weight of N rows of K is cut into **chunks** of N (so that the cores share them and no call
+//! exceeds the chip's N) and **segments** of K (no call exceeds the chip's K). Every (slice, chunk,
+//! segment) is one **block**: a native B of the same shape, so that one context serves them all.
+//! Excess rows and columns are zero.
 //!
 //! ```text
 //!            K: segment 0   segment 1
@@ -32,17 +34,18 @@ pub const BLOCK_ALIGN_BYTES: usize = 4096;
 /// Most segments of K.
 pub const MAX_SEGMENTS: usize = 64;
 
-/// Quantized weights of so few rows are multiplied in FP16 unless a rule says otherwise: they are routers, gates and the
-/// like, whose every result counts, and one tile of N costs the same time in any arithmetic. With as few results the
-/// error of INT8 does not average out either: with 16 rows of K = 4096, 2 of 208 random tokens missed upstream's limit of
-/// 5e-4 (test-backend-ops, 2026-11-20, simulated). A row with values beyond FP16's range is stored with a power of two
-/// taken out, which is the scale of its results.
+/// Most rows of quantized weights that are multiplied in FP16 unless a rule says otherwise. Weights
+/// of so few rows are routers, gates and the like, each of whose results matters, and one tile of N
+/// costs the same time in any arithmetic. With as few results the error of INT8 does not average
+/// out either: with 16 rows of K = 4096, 2 of 208 random tokens missed upstream's limit of 5e-4
+/// (test-backend-ops, 2026-11-20, simulated). A row with values beyond FP16's range is stored with
+/// a power of two taken out, which is the scale of its results.
 pub const FEW_ROWS: usize = 32;
 
 /// Longest row: the INT32 sum of all INT8 segments is exact up to `2^31 / 127^2` = 133,144.
 const MAX_K: usize = 131_072;
 
-/// Where the weights of one tensor lie in device memory. Only its methods compute offsets.
+/// Layout of one tensor's weights in device memory. Only its methods compute offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightLayout {
     /// Arithmetic.
@@ -68,8 +71,8 @@ pub struct WeightLayout {
 }
 
 impl WeightLayout {
-    /// Lays out a weight of type `dtype` and dimensions `ne`, in the arithmetic that a rule chose for it, or else in
-    /// the one for its type; `None` for weights that the device does not take.
+    /// Lays out a weight of type `dtype` and dimensions `ne`, in the arithmetic that a rule chose
+    /// for it, or else in the one for its type; `None` for weights that the device does not take.
     #[must_use]
     pub fn new(
         caps: &RkCaps,
@@ -120,42 +123,43 @@ impl WeightLayout {
         })
     }
 
-    /// Bytes of one block, without the padding behind it.
+    /// Returns the bytes of one block, without the padding after it.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         self.native.b.bytes(self.segment_k, self.chunk_n)
     }
 
-    /// Bytes from one block to the next.
+    /// Returns the bytes from one block to the next.
     pub(super) fn block_stride(&self) -> usize {
         self.block_bytes().next_multiple_of(BLOCK_ALIGN_BYTES)
     }
 
-    /// Blocks in a slice.
+    /// Returns the blocks in a slice.
     #[must_use]
     pub fn blocks_per_slice(&self) -> usize {
         self.chunks * self.segments
     }
 
-    /// Number of a block among all of the tensor.
+    /// Returns the number of a block among all of the tensor.
     #[must_use]
     pub fn block(&self, slice: usize, chunk: usize, segment: usize) -> usize {
         (slice * self.chunks + chunk) * self.segments + segment
     }
 
-    /// Offset of a block in bytes.
+    /// Returns the offset of a block in bytes.
     #[must_use]
     pub fn block_offset(&self, block: usize) -> usize {
         block * self.block_stride()
     }
 
-    /// Bytes of the whole tensor.
+    /// Returns the bytes of the whole tensor.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.slices * self.blocks_per_slice() * self.block_stride()
     }
 
-    /// Sets of weight scales in a chunk, of one scale for each row: one, or one for each segment of K.
+    /// Sets of weight scales in a chunk, of one scale for each row: one, or one for each segment of
+    /// K.
     pub(super) fn scale_sets(&self) -> usize {
         match self.precision {
             Precision::Int8 | Precision::Fp16 => 1,
@@ -163,13 +167,13 @@ impl WeightLayout {
         }
     }
 
-    /// Number of weight scales, those of padding rows included.
+    /// Returns the number of weight scales, those of padding rows included.
     #[must_use]
     pub fn scales(&self) -> usize {
         self.slices * self.chunks * self.scale_sets() * self.chunk_n
     }
 
-    /// The scale of a row that is not packed, or padding: that of a row of zeros.
+    /// Returns the scale of a row that is not packed, or padding: that of a row of zeros.
     #[must_use]
     pub fn empty_scale(&self) -> f32 {
         if self.precision == Precision::Fp16 {
@@ -179,26 +183,27 @@ impl WeightLayout {
         }
     }
 
-    /// The scales of the rows of a chunk, in [`WeightLayout::scales`]; `set` is the segment if each has its own.
+    /// Returns the scales of the rows of a chunk, in [`WeightLayout::scales`]; `set` is the segment
+    /// if each has its own.
     #[must_use]
     pub fn chunk_scales(&self, slice: usize, chunk: usize, set: usize) -> Range<usize> {
         let start = ((slice * self.chunks + chunk) * self.scale_sets() + set) * self.chunk_n;
         start..start + self.chunk_n
     }
 
-    /// The rows of a chunk that exist.
+    /// Returns the rows of a chunk that exist.
     #[must_use]
     pub fn chunk_rows(&self, chunk: usize) -> Range<usize> {
         (chunk * self.chunk_n).min(self.n)..((chunk + 1) * self.chunk_n).min(self.n)
     }
 
-    /// The elements of K that a segment covers.
+    /// Returns the elements of K that a segment covers.
     #[must_use]
     pub fn segment_columns(&self, segment: usize) -> Range<usize> {
         (segment * self.segment_k).min(self.k)..((segment + 1) * self.segment_k).min(self.k)
     }
 
-    /// What packed bytes of this layout are.
+    /// Returns the tag of bytes that are packed in this layout.
     #[must_use]
     pub fn tag(&self) -> LayoutTag {
         let b = self.native.b;
@@ -219,8 +224,8 @@ impl WeightLayout {
         )
     }
 
-    /// The layout of one chunk as a weight of its own, of the rows [`Self::chunk_rows`]: chunks follow each other in memory,
-    /// and so do their scales.
+    /// Returns the layout of one chunk as a separate weight, of the rows [`Self::chunk_rows`]:
+    /// chunks follow each other in memory, and so do their scales.
     #[must_use]
     pub fn of_chunk(&self, chunk: usize) -> Self {
         Self {
@@ -231,7 +236,8 @@ impl WeightLayout {
         }
     }
 
-    /// The rotation along K that integer weights and their activations go through; FP16 needs none.
+    /// Returns the rotation along K that integer weights and their activations go through; FP16
+    /// needs none.
     #[must_use]
     pub fn rotation(&self) -> Rotation {
         match self.precision {

@@ -1,5 +1,5 @@
-//! The Rockchip NPU: weights in packed buffers, everything else in host memory; each multiplication is computed as it
-//! comes.
+//! The Rockchip NPU: weights in packed buffers, everything else in host memory; each multiplication
+//! is computed as it comes.
 //!
 //! | file | holds |
 //! |---|---|
@@ -49,10 +49,10 @@ pub struct RkDevice {
     /// Number of the next graph.
     submissions: AtomicU64,
     packs: OnceLock<Arc<Packs>>,
-    /// The fewest rows that the device multiplies with weights that packing makes larger: all, once there is no memory to
-    /// keep the bytes of all of them for the CPU.
+    /// The fewest rows that the device multiplies with weights that packing makes larger. All rows,
+    /// once there is no memory to keep the bytes of all of them for the CPU.
     min_m_narrow: AtomicUsize,
-    /// That weights are kept for the CPU has been logged.
+    /// Logs once that weights are kept for the CPU.
     narrow_said: Once,
     /// Weights that were logged as too large.
     too_large_said: Mutex<BTreeSet<String>>,
@@ -69,7 +69,7 @@ impl RkDevice {
         Ok(device)
     }
 
-    /// Opens an NPU without a test of what it computes: for benchmarks with a stand-in that computes nothing.
+    /// Opens an NPU without a self-test: for benchmarks with a stand-in that computes nothing.
     ///
     /// # Errors
     /// As [`RkNpu::open`].
@@ -93,13 +93,13 @@ impl RkDevice {
         })
     }
 
-    /// The NPU.
+    /// Returns the NPU.
     #[must_use]
     pub fn npu(&self) -> &RkNpu {
         &self.npu
     }
 
-    /// Says once for each weight that it is larger than a buffer can be.
+    /// Logs once for each weight that it is larger than a buffer can be.
     fn report_too_large(&self, operation: &Operation) {
         let Some(bytes) = plan::too_large(&self.target, operation) else {
             return;
@@ -115,7 +115,8 @@ impl RkDevice {
         }
     }
 
-    /// Bytes that weights can still take in the NPU's address spaces, and could take in all.
+    /// Returns the bytes that weights can still take in the NPU's address spaces, and could take in
+    /// all.
     #[must_use]
     pub fn address_space(&self) -> (usize, usize) {
         self.npu.address_space()

@@ -1,5 +1,5 @@
-//! Packs the rows of a weight into the NPU's native layout, group by group, on all threads. For INT8 and INT4 this
-//! quantizes, too: [`super::layout`] says how.
+//! Packs the rows of a weight into the NPU's native layout, group by group, on all threads. For
+//! INT8 and INT4 this quantizes, too: see [`super::layout`].
 
 use std::ops::Range;
 
@@ -26,11 +26,11 @@ pub struct Source<'a> {
     pub dtype: DType,
     /// The rows of all slices, one after another.
     pub rows: &'a [u8],
-    /// ggml's way to `f32`; needed for quantized types.
+    /// ggml's dequantizer; needed for quantized types.
     pub dequantize: Option<&'a dyn Dequantize>,
-    /// How INT4 weights are clipped.
+    /// Method that clips INT4 weights.
     pub calibration: Method,
-    /// For each K segment of INT4 weights, how rounding makes up for what it loses; empty if it does not.
+    /// Feedback for each K segment of INT4 weights, to compensate rounding errors; empty for none.
     pub feedback: &'a [Feedback],
 }
 
@@ -62,13 +62,15 @@ struct Group<'a> {
     scales: Vec<&'a mut [f32]>,
 }
 
-/// Packs the rows `rows` (counted over all slices) and, as groups are packed whole, their neighbours in the group.
+/// Packs the rows `rows` (counted over all slices) and, as groups are packed whole, their
+/// neighbours in the group.
 ///
 /// - `source.rows`: all rows of the tensor
 /// - `scales`: [`WeightLayout::scales`] elements; `out`: [`WeightLayout::bytes`] bytes
 ///
 /// # Panics
-/// If a length disagrees, or a quantized type comes without `dequantize`: the planner admits neither.
+/// If a length disagrees, or a quantized type comes without `dequantize`: the planner admits
+/// neither.
 pub fn pack_rows(
     layout: &WeightLayout,
     source: Source,
@@ -157,7 +159,7 @@ fn groups<'a>(layout: &WeightLayout, scales: &'a mut [f32], out: &'a mut [u8]) -
     all
 }
 
-/// What the groups of a weight have in common.
+/// Parameters that all groups of a weight share.
 struct Packer<'a> {
     layout: &'a WeightLayout,
     source: Source<'a>,
@@ -234,7 +236,8 @@ impl Packer<'_> {
         }
     }
 
-    /// Packs one group of rows into its place in each segment. Padding behind K is whole tiles at the end of the group.
+    /// Packs one group of rows into its place in each segment. Padding after K is whole tiles at
+    /// the end of the group.
     fn pack<T: Copy + Default + bytemuck::Pod>(&self, rows: Rows<T>, segments: &mut [&mut [u8]]) {
         let layout = self.layout;
         for (segment, out) in segments.iter_mut().enumerate() {

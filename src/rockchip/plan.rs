@@ -1,5 +1,5 @@
-//! What is supported, and how it is cut up: from a node's metadata and a chip's capabilities to a [`MulMat`].
-//! Pure, cheap and thread-safe; knows no device.
+//! Plans multiplications from a node's metadata and a chip's capabilities: which are supported, and
+//! how each is divided into a [`MulMat`]. Pure, cheap and thread-safe; knows no device.
 
 use rknpu_ops::calibrate::Method;
 
@@ -13,20 +13,21 @@ pub use self::bucket::{Bucketing, Buckets, M_BUCKET_MAX, MPiece};
 
 mod bucket;
 
-/// The chip, and what the user wants of it.
+/// The chip and the user's choices for it.
 #[derive(Debug)]
 pub struct Target {
     /// The chip.
     pub caps: &'static RkCaps,
-    /// Which arithmetic the weights take.
+    /// Arithmetic of the weights.
     pub rules: Rules,
-    /// How INT4 weights are clipped.
+    /// Method that clips INT4 weights.
     pub calibration: Method,
     /// Multiplications of fewer rows are the CPU's.
     pub min_m: usize,
     /// The same for weights that packing makes larger ([`caps::NARROW`]), if it is more.
     pub min_m_narrow: usize,
-    /// Keeps the bytes that weights were written with, or does not; `None`: keeps those that the CPU multiplies with.
+    /// Keeps the bytes that weights were written with, or does not; `None`: keeps those that the
+    /// CPU multiplies with.
     pub keep: Option<bool>,
 }
 
@@ -50,7 +51,7 @@ impl Target {
             .filter(|layout| buffer_bytes(layout, weights) <= caps::DOMAIN_WEIGHT_BYTES)
     }
 
-    /// The arithmetics that weights may have.
+    /// Returns the arithmetics that weights may have.
     #[must_use]
     pub fn precisions(&self) -> Vec<Precision> {
         let asked = |choice, arithmetic: Option<Precision>| {
@@ -75,8 +76,8 @@ impl Target {
         (self.layout(weights)).is_some_and(|layout| layout.bytes() * stored > bytes * packed)
     }
 
-    /// The fewest rows that the device multiplies with a weight. `narrow` is what holds for weights that packing makes
-    /// larger, if it is more.
+    /// Returns the fewest rows that the device multiplies with a weight. `narrow` is the number for
+    /// weights that packing makes larger, if it is more.
     fn min_m(&self, weights: &Tensor, narrow: usize) -> usize {
         if narrow > self.min_m && self.is_narrow(weights) {
             return narrow;
@@ -85,7 +86,8 @@ impl Target {
     }
 }
 
-/// Bytes of a buffer that a weight takes: its own, or those of its packed form if that is larger.
+/// Returns the bytes of a buffer that a weight takes: its own, or those of its packed form if that
+/// is larger.
 fn buffer_bytes(layout: &WeightLayout, weights: &Tensor) -> usize {
     let plain = weights
         .shape
@@ -94,7 +96,7 @@ fn buffer_bytes(layout: &WeightLayout, weights: &Tensor) -> usize {
     layout.bytes().max(plain)
 }
 
-/// The bytes of a multiplication's weights, if only their size keeps them from the device.
+/// Returns the bytes of a multiplication's weights, if only their size keeps them from the device.
 #[must_use]
 pub fn too_large(target: &Target, operation: &Operation) -> Option<usize> {
     let weights = operation.src[0].as_ref()?;
@@ -110,26 +112,27 @@ pub fn too_large(target: &Target, operation: &Operation) -> Option<usize> {
 /// A multiplication that the device computes: `dst[M,N] = act[M,K] · w[K,N]` for each of `planes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulMat {
-    /// How the weights of one src0 lie in device memory.
+    /// Layout of src0's weights in device memory.
     pub weights: WeightLayout,
     /// Rows of activations in each plane.
     pub m: usize,
     /// `ne[2]` and `ne[3]` of src1 and dst.
     pub planes: [usize; 2],
-    /// How many planes of src1 share one of src0, in each outer dimension.
+    /// Number of planes of src1 that share one of src0, in each outer dimension.
     pub broadcast: [usize; 2],
 }
 
 impl MulMat {
-    /// The slice of src0 that plane `(i2, i3)` of src1 is multiplied with.
+    /// Returns the slice of src0 that plane `(i2, i3)` of src1 is multiplied with.
     #[must_use]
     pub fn slice(&self, src0_ne2: usize, i2: usize, i3: usize) -> usize {
         i3 / self.broadcast[1] * src0_ne2 + i2 / self.broadcast[0]
     }
 }
 
-/// Whether a tensor can be held packed on the chip, and how. Asks for the name, the type and the shape only, so the answer is
-/// the same for a weight that is asked about with M = 512, that is allocated, and that is used with M = 1.
+/// Returns the layout of a tensor if it can be held packed on the chip. Uses the name, the type and
+/// the shape only, so the answer is the same for a weight that is asked about with M = 512, that is
+/// allocated, and that is used with M = 1.
 #[must_use]
 pub fn weight_layout(target: &Target, weights: &Tensor) -> Option<WeightLayout> {
     let contiguous = weights.shape.is_contiguous(weights.dtype);
@@ -139,7 +142,7 @@ pub fn weight_layout(target: &Target, weights: &Tensor) -> Option<WeightLayout> 
 /// A multiplication in which each row of activations goes to the expert that was chosen for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulMatId {
-    /// How the weights of all experts lie in device memory, one slice each.
+    /// Layout of the weights of all experts in device memory, one slice each.
     pub weights: WeightLayout,
     /// Experts that there are.
     pub experts: usize,
@@ -149,7 +152,7 @@ pub struct MulMatId {
     pub tokens: usize,
 }
 
-/// What the device is to do for a node.
+/// The device's command for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// For [`Op::MulMat`].
@@ -159,7 +162,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// How the weights lie in device memory.
+    /// Returns the layout of the weights in device memory.
     #[must_use]
     pub fn weights(&self) -> &WeightLayout {
         match self {
@@ -169,14 +172,15 @@ impl Command {
     }
 }
 
-/// Plans a node for a question of ggml's: also says no where the device could, but should not.
+/// Plans a node for a question of ggml's. It also refuses nodes that the device could compute, but
+/// should not.
 ///
 /// # Errors
 /// The reason why the node is not for this device.
 pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refusal> {
-    // Weights in plain memory, and operands that were just computed, would have to be quantized and packed at each
-    // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as such, and packing
-    // at use is what happens.
+    // Weights in plain memory, and computed operands, would have to be quantized and packed at each
+    // use: the CPU is faster. Where no memory is known yet, the answer is about the operation as
+    // such, which packs at use.
     let in_place = |weights: &Tensor| matches!(weights.place, Place::Packed | Place::Unknown);
     if !matches!(operation.op, Op::MulMat | Op::MulMatId) {
         return Err(NOT_OURS);
@@ -192,13 +196,14 @@ pub fn question(target: &Target, operation: &Operation) -> Result<Command, Refus
 pub enum Keep {
     /// They stay.
     Always,
-    /// They stay if there is memory for them: the CPU is faster with few rows, and the device computes those, too.
+    /// They stay if there is memory for them: the CPU is faster with few rows, and the device
+    /// computes those, too.
     IfThereIsRoom,
     /// They are given back.
     Never,
 }
 
-/// The fate of a weight's bytes once it is packed.
+/// Returns the fate of a weight's bytes once it is packed.
 #[must_use]
 pub fn keep(target: &Target, weights: &Tensor) -> Keep {
     if target.keeps_all() {
@@ -210,9 +215,9 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
     }
 }
 
-/// Whether a node is left to the CPU although the device could compute it: it has too few rows. ggml cannot do so by
-/// itself, since it gives a node to the device that has the weights; whoever asks computes it from the bytes that a
-/// packed buffer keeps.
+/// Returns `true` if a node is left to the CPU although the device could compute it, because it has
+/// too few rows. ggml cannot decide so by itself, since it gives a node to the device that has the
+/// weights; the glue computes it from the bytes that a packed buffer keeps.
 ///
 /// The rows of a [`Op::MulMatId`] are its tokens.
 ///
@@ -317,7 +322,7 @@ fn readable(tensor: &Tensor) -> bool {
     matches!(tensor.place, Place::Host | Place::Unknown)
 }
 
-/// What holds for the operands of any multiplication.
+/// Checks the operands of any multiplication.
 fn check_operands(dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<(), Refusal> {
     if src0.place == Place::Foreign || !readable(src1) || !readable(dst) {
         return Err("operands are in memory of another device");

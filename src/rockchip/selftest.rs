@@ -1,5 +1,6 @@
-//! Small multiplications that a device must compute right before it is offered: each arithmetic, from decode to
-//! prefill size, against the reference. An arithmetic with one M that is wrong goes on without calls of this M.
+//! Small multiplications that a device must compute right before it is offered: each arithmetic,
+//! from decode to prefill size, against the reference. An arithmetic with one wrong M is used
+//! without calls of this M.
 
 use std::sync::LazyLock;
 
@@ -19,9 +20,11 @@ use crate::tensor::{DType, Dequantize};
 
 /// N covers three chunks, so that every core of every chip takes part.
 const N: usize = 96;
-/// K is 33 tiles of 32: longer than what one pass of the NPU's input buffers takes, and no power of two.
+/// K is 33 tiles of 32: longer than what one pass of the NPU's input buffers takes, and no power of
+/// two.
 const K: usize = 1056;
-/// M of decode, of two rows (which librknnrt 1.5.2 computes wrong), of small batches and of prefill.
+/// M of decode, of two rows (which librknnrt 1.5.2 computes wrong), of small batches and of
+/// prefill.
 const ROWS: [usize; 5] = [1, 2, 4, 16, 128];
 
 /// The numbers of every multiplication: the same each time.
@@ -49,7 +52,7 @@ struct Case {
 pub struct Passed(Vec<(Precision, Buckets)>);
 
 impl Passed {
-    /// The M that calls may have: all in an arithmetic that was not tested.
+    /// Returns the M that calls may have: all in an arithmetic that was not tested.
     #[must_use]
     pub fn buckets(&self, precision: Precision) -> Buckets {
         let mut tested = self.0.iter();
@@ -59,12 +62,13 @@ impl Passed {
     }
 }
 
-/// Largest normalized mean square error.
+/// Returns the largest normalized mean square error.
 ///
-/// INT8 rows with a scale of absmax/127 have an error of scale/sqrt(12) for each element. With uniform numbers, whose
-/// absmax after the transform is at most about 4 standard deviations, that is (4/127)^2/12 = 8e-5 for each operand.
-/// FP16 rounds to 2^-11, which is below 1e-7. INT4 weights: 16 levels over about 2.5 standard deviations to each side
-/// have an error of 0.012 (measured in rknpu-ops/tests/int4); three times that is a wrong layout.
+/// INT8 rows with a scale of absmax/127 have an error of scale/sqrt(12) for each element. With
+/// uniform numbers, whose absmax after the transform is at most about 4 standard deviations, that
+/// is (4/127)^2/12 = 8e-5 for each operand. FP16 rounds to 2^-11, which is below 1e-7. INT4
+/// weights: 16 levels over about 2.5 standard deviations to each side have an error of 0.012
+/// (measured in rknpu-ops/tests/int4); three times that is a wrong layout.
 fn limit(precision: Precision) -> f64 {
     match precision {
         Precision::Int8 => 3e-4,

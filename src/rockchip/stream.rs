@@ -1,4 +1,5 @@
-//! Graphs: each node is computed as it comes. Finds its weights, walks planes, experts and buckets of M.
+//! Graphs: each node is computed as it comes. Finds its weights, walks planes, experts and buckets
+//! of M.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -78,7 +79,8 @@ struct AtUse<'a> {
 /// Expert, token and slot.
 type Chosen = (usize, usize, usize);
 
-/// Rows on their way to and from the device; kept from node to node, so that nothing is allocated again.
+/// Scratch rows between ggml and the device, kept from node to node so that they are not allocated
+/// again.
 #[derive(Debug, Default)]
 pub(super) struct RowScratch {
     /// Activations that are not rows of F32 in memory.
@@ -135,8 +137,8 @@ impl RkDevice {
     /// - `graph`: number of the graph, another one for each submission
     ///
     /// # Errors
-    /// `Graph` if the node is not one that the device supports, or names an expert that does not exist; else the device's
-    /// error.
+    /// `Graph` if the node is not one that the device supports, or names an expert that does not
+    /// exist; else the device's error.
     pub fn compute(&self, node: &mut Node, graph: u64) -> Result<()> {
         let buffer = node.src[0].and_then(|buffer| (buffer as &dyn Any).downcast_ref());
         let contents = buffer.map(RkBuffer::contents);
@@ -160,7 +162,7 @@ impl RkDevice {
                 (command, packed)
             }
         };
-        // Another thread that computes meanwhile begins with an empty one.
+        // Another thread that computes at the same time begins with an empty scratch.
         let mut rows = std::mem::take(&mut *self.lock_rows());
         let result = match command {
             Command::MulMat(command) => {
@@ -292,8 +294,8 @@ impl RkDevice {
     }
 }
 
-/// Which expert each token chose in each slot, sorted by expert. An index that is negative comes
-/// out as one that is too large.
+/// Collects the experts that each token chose in each slot, sorted by expert. A negative index
+/// becomes one that is too large.
 fn chosen_experts(command: &MulMatId, ids: &Tensor, memory: Region, chosen: &mut Vec<Chosen>) {
     chosen.clear();
     for token in 0..command.tokens {
@@ -316,13 +318,13 @@ fn operand<'a>(operation: &Operation<'a>, index: usize) -> Result<Tensor<'a>> {
     operation.src[index].ok_or_else(|| refused("an operand is missing"))
 }
 
-/// The bytes of an operand.
+/// Returns the bytes of an operand.
 fn memory<'a>(tensor: &Tensor<'a>) -> Result<Region<'a>> {
     let memory = tensor.memory;
     memory.ok_or_else(|| refused("an operand has no memory"))
 }
 
-/// All rows of a weight, one after another: in place if they are, else copied.
+/// Returns all rows of a weight, one after another: in place if they are, else copied.
 fn gather_rows<'a>(weights: &Tensor<'a>) -> Option<Cow<'a, [u8]>> {
     let (memory, shape) = (weights.memory?, weights.shape);
     let row_bytes = weights.dtype.row_bytes(shape.ne[0])?;

@@ -1,7 +1,9 @@
-//! The DSP's address space as a budget: which buffers are mapped, which have to go so that others can come.
+//! The DSP's address space as a budget: which buffers are mapped, which have to go so that others
+//! can come.
 //!
-//! A DSP with 32-bit addresses sees about 3 GB at a time. Buffers are mapped when a submission names them and unmapped,
-//! longest unused first, when another submission needs the room. Accounting only; the session carries it out.
+//! A DSP with 32-bit addresses sees about 3 GB at a time. Buffers are mapped when a submission
+//! names them and unmapped, longest unused first, when another submission needs the room.
+//! Accounting only; the session carries it out.
 
 use hexagon_ops::wire::MAX_BUFFERS;
 
@@ -10,7 +12,7 @@ use crate::error::{Error, Result};
 /// Number of a buffer on the wire.
 pub(super) type Number = u32;
 
-/// What is known of one number.
+/// State of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     bytes: u64,
@@ -20,7 +22,7 @@ struct Entry {
     used: u64,
 }
 
-/// A step towards what a submission needs.
+/// A step towards the mappings of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// Give the buffer an address.
@@ -39,7 +41,7 @@ pub(super) struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// An empty one of `budget_bytes`.
+    /// Returns an empty address space of `budget_bytes`.
     pub(super) fn new(budget_bytes: u64) -> Self {
         Self {
             budget_bytes,
@@ -48,7 +50,7 @@ impl AddressSpace {
         }
     }
 
-    /// Bytes that can be mapped at a time.
+    /// Returns the bytes that can be mapped at a time.
     pub(super) fn budget_bytes(&self) -> u64 {
         self.budget_bytes
     }
@@ -88,7 +90,7 @@ impl AddressSpace {
         mapped.is_some()
     }
 
-    /// Bytes that the numbers need together; each is counted once.
+    /// Returns the bytes that the numbers need together; each is counted once.
     pub(super) fn bytes(&self, numbers: &[Number]) -> u64 {
         let distinct = numbers
             .iter()
@@ -104,10 +106,11 @@ impl AddressSpace {
         self.entries.get(number as usize)?.as_ref()
     }
 
-    /// What has to change so that submission `used` finds all `numbers` mapped, in order; counts as carried out.
+    /// Returns the changes after which submission `used` finds all `numbers` mapped, in order, and
+    /// assumes that they are executed.
     ///
     /// # Errors
-    /// `OutOfMemory` if they exceed the budget together; nothing is changed then.
+    /// `OutOfMemory` if the buffers together exceed the budget; nothing is changed then.
     pub(super) fn admit(
         &mut self,
         numbers: &[Number],
@@ -158,7 +161,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Unmaps everything but `numbers`; counts as carried out.
+    /// Unmaps everything but `numbers`, and assumes that the changes are executed.
     pub(super) fn evict_others(&mut self, numbers: &[Number], changes: &mut Vec<Change>) {
         for (number, entry) in (0..MAX_BUFFERS).zip(&mut self.entries) {
             if let Some(entry) = entry
@@ -172,7 +175,7 @@ impl AddressSpace {
         }
     }
 
-    /// Takes back a change that could not be carried out.
+    /// Takes back a change that failed.
     pub(super) fn undo(&mut self, change: Change) {
         let (Change::Map { number, .. } | Change::Unmap { number }) = change;
         let Some(Some(entry)) = self.entries.get_mut(number as usize) else {
@@ -219,7 +222,7 @@ mod tests {
         let mut changes = Vec::new();
         space.admit(&[a, b, a, b], 1, &mut changes).unwrap();
         assert_eq!((changes.len(), space.mapped_bytes), (2, 100));
-        // No room is made for what is there, and none twice for what comes.
+        // No room is made for mapped buffers, and room for new ones is made only once.
         let c = space.add(9, 40).unwrap();
         changes.clear();
         space.admit(&[c, a, c, a], 2, &mut changes).unwrap();
@@ -232,7 +235,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain set: never over budget, everything that was asked for is mapped, each change is possible.
+        /// Against a plain set: never over budget, everything that was asked for is mapped, each
+        /// change is possible.
         #[test]
         fn what_is_asked_for_is_mapped_and_the_budget_holds(
             sizes in prop::collection::vec(1usize..60, 1..12),

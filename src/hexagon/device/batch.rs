@@ -17,7 +17,7 @@ pub(super) struct Job {
     pub(super) buffers: [Number; MAX_OPERANDS],
 }
 
-/// Commands in order. Can be submitted again and again.
+/// Commands in order. A batch can be submitted several times.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub(super) jobs: Vec<Job>,
@@ -30,7 +30,8 @@ pub struct Batch {
 impl Batch {
     /// Adds a command.
     ///
-    /// - `buffers`: the buffers that it names: 1 to [`MAX_OPERANDS`], one of them perhaps more than once
+    /// - `buffers`: the buffers that it names: 1 to [`MAX_OPERANDS`], one of them perhaps more than
+    ///   once
     ///
     /// # Panics
     /// If it names none, or more.
@@ -53,14 +54,14 @@ impl Batch {
         self.jobs.pop();
     }
 
-    /// Bytes of a buffer for [`Self::record`].
+    /// Returns the bytes of a buffer for [`Self::record`].
     #[must_use]
     pub fn list_bytes(&self) -> usize {
         self.jobs.len() * size_of::<Command>()
     }
 
-    /// Writes the commands to a buffer, from where the DSP reads them at each submission from then on, as long as the batch
-    /// stays as it is.
+    /// Writes the commands to a buffer, from which the DSP reads them at each later submission,
+    /// until the batch is changed.
     pub fn record(&mut self, buffer: &Buffer) {
         buffer.write(0..self.list_bytes(), |out| {
             for (out, job) in out.chunks_exact_mut(size_of::<Command>()).zip(&self.jobs) {
@@ -71,13 +72,13 @@ impl Batch {
         self.list = Some(buffer.number());
     }
 
-    /// Whether the commands are in a buffer.
+    /// Returns `true` if the commands are in a buffer.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.list.is_some()
     }
 
-    /// One of the commands.
+    /// Returns one of the commands.
     ///
     /// # Panics
     /// If there are not so many.
@@ -101,13 +102,13 @@ impl Batch {
         self.list = None;
     }
 
-    /// Number of commands.
+    /// Returns the number of commands.
     #[must_use]
     pub fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no commands.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()

@@ -1,4 +1,4 @@
-//! Who serves the ring, and how the host waits for it.
+//! The thread that serves the ring, and the host's wait for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,12 @@ use crate::error::{Error, Result};
 use crate::hexagon::device::signals;
 use crate::hexagon::driver::{Connection, Interruption, Served};
 
-/// How long the DSP polls an empty ring before its call returns: an idle NPU draws nothing, a busy one pays no call.
+/// Time for which the DSP polls an empty ring before its call returns: an idle NPU draws no power,
+/// a busy one needs no further calls.
 ///
-/// Between two splits of a decode step there are tens of microseconds of CPU work, between two tokens a few milliseconds
-/// for the choice of the next one. Coming back costs a call and taking VTCM again, several hundred microseconds.
+/// Between two splits of a decode step there are tens of microseconds of CPU work, between two
+/// tokens a few milliseconds for the choice of the next one. A new call costs a call and taking
+/// VTCM again, several hundred microseconds.
 pub(super) const IDLE: Duration = Duration::from_millis(15);
 
 /// Pause before a call that was interrupted, or that found VTCM taken, is made again.
@@ -20,13 +22,14 @@ const LATER: Duration = Duration::from_millis(10);
 /// Interruptions in a row that count as signals.
 const INTERRUPTIONS: u32 = 20;
 
-/// Who calls the DSP to serve the ring.
+/// The thread that calls the DSP to serve the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serving {
     /// A thread of the session, which stays in the call while there is work.
     Thread,
-    /// Whoever waits for a completion. For a stand-in, which computes on the calling thread: a second thread would only
-    /// have to be woken. A DSP that hangs would hang the caller.
+    /// The thread that waits for a completion. This is for a stand-in, which computes on the
+    /// calling thread: a second thread would only have to be woken. A DSP that hangs would block
+    /// the caller.
     Caller,
 }
 
@@ -79,7 +82,8 @@ impl Bell {
         self.rung.notify_all();
     }
 
-    /// Why the serving call ended, once: given by the thread, which is waited for at most `patience`.
+    /// Why the serving call ended, once: given by the thread, which is waited for at most
+    /// `patience`.
     pub(super) fn failure(&self, patience: Duration) -> Option<Error> {
         let unknown = |_: &mut BellState| !self.failed.load(Ordering::Acquire);
         let waited = self.rung.wait_timeout_while(self.lock(), patience, unknown);
@@ -111,8 +115,8 @@ pub(super) fn serve_on_thread(
 
 /// Calls the DSP until it has parked.
 ///
-/// An interrupted call goes on on the DSP, which answers the next one at once: the ring's state then says when it has
-/// parked.
+/// An interrupted call continues on the DSP, which answers the next call at once: the ring's state
+/// then shows if it has parked.
 fn serve_once(connection: &Connection, bell: &Bell) -> Result<()> {
     let mut interruptions = 0;
     loop {
@@ -137,7 +141,8 @@ fn serve_once(connection: &Connection, bell: &Bell) -> Result<()> {
     }
 }
 
-/// The time to go on waiting: while the other side reads commands or shows progress, and for a time after.
+/// The time to go on waiting: while the other side reads commands or shows progress, and for a time
+/// after.
 pub(super) struct Patience {
     timeout: Duration,
     begun: Instant,
@@ -146,11 +151,12 @@ pub(super) struct Patience {
     pauses: u32,
 }
 
-/// Looks at the ring without a pause in between: a DSP answers a small submission within microseconds.
+/// Looks at the ring without a pause in between: a DSP answers a small submission within
+/// microseconds.
 const SPINS: u32 = 100;
 /// Looks with other threads let through.
 const YIELDS: u32 = 2000;
-/// Pause from then on.
+/// Length of the later pauses.
 const NAP: Duration = Duration::from_micros(50);
 
 impl Patience {
@@ -163,9 +169,10 @@ impl Patience {
         }
     }
 
-    /// Pauses; `false` if there was no progress for too long.
+    /// Pauses. Returns `false` if there was no progress for too long.
     ///
-    /// - `waiting`, `progress`: commands that are not read yet, and what the DSP changes while it works on one
+    /// - `waiting`, `progress`: number of commands that are not read yet, and the word that the DSP
+    ///   changes while it works on one
     pub(super) fn pause(&mut self, waiting: u32, progress: u32) -> bool {
         if self.seen != Some((waiting, progress)) {
             self.seen = Some((waiting, progress));
@@ -180,7 +187,8 @@ impl Patience {
         self.pauses <= SPINS || self.begun.elapsed() < self.timeout
     }
 
-    /// Returns `true` now and then, far less often than a call takes: whether the DSP should have come by now.
+    /// Returns `true` now and then, far less often than a call takes: whether the DSP should have
+    /// come by now.
     pub(super) fn is_long(&self) -> bool {
         self.pauses > SPINS + YIELDS && self.pauses.is_multiple_of(1024)
     }

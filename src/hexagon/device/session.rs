@@ -1,4 +1,5 @@
-//! One session with a DSP: submissions through the ring, the thread that keeps the DSP serving it, what is mapped.
+//! One session with a DSP: submissions through the ring, the thread that keeps the DSP serving it,
+//! and the mappings.
 //!
 //! ```text
 //! submit() -- ring: commands --> DSP's serve loop
@@ -6,10 +7,11 @@
 //!    '--- bell, if it is parked --> serving thread: stays inside the FastRPC call while there is work
 //! ```
 //!
-//! One lock covers a submission from its first command to its completion: several backends on several threads take turns.
-//! Silence for longer than the time-out, nonsense in the ring, or an error of the serving call lose the session: it
-//! refuses to go on, and everything else in the process does go on. A command that fails because of the numbers that it
-//! works on, or for want of room, fails its submission only.
+//! One lock covers a submission from its first command to its completion, so several backends on
+//! several threads alternate. Silence for longer than the time-out, nonsense in the ring, or an
+//! error of the serving call lose the session: it refuses further work, and the rest of the process
+//! continues. A command that fails because of its operands' values, or for want of room, fails its
+//! submission only.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -26,9 +28,10 @@ use crate::error::{Error, Result};
 use crate::hexagon::driver::ring::{Corrupt, Ring};
 use crate::hexagon::driver::{Connection, Quiet, RingMemory, Served};
 
-/// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through in turns.
+/// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through
+/// in turns.
 const SLOTS: u32 = 1024;
-/// How long a serving call whose DSP left the ring may take to return with the reason.
+/// Longest time in which a serving call whose DSP left the ring may return with the reason.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// A submission that failed: which command, if one can be named, and why.
@@ -40,7 +43,7 @@ pub struct Failed {
     pub error: Error,
 }
 
-/// What a submission needs for itself.
+/// State that a submission uses exclusively.
 #[derive(Debug)]
 struct Inner {
     ring: Ring<RingMemory>,
@@ -61,18 +64,19 @@ pub(super) struct Session {
     inner: Mutex<Inner>,
     timeout: Duration,
     serving: Serving,
-    /// What put the session out of use.
+    /// Reason why the session is out of use.
     lost: OnceLock<String>,
-    /// Dropped last: closing its handle ends the process on the DSP, where the ring in `inner` has to be unmapped before.
+    /// Dropped last: closing its handle ends the process on the DSP, where the ring in `inner` has
+    /// to be unmapped before.
     connection: Arc<Connection>,
 }
 
 impl Session {
-    /// Starts the DSP's library on a ring of its own.
+    /// Starts the DSP's library on a new ring.
     ///
-    /// - `budget_bytes`: what can be mapped at a time
-    /// - `timeout`: how long a command may take
-    /// - `serving`: who calls the DSP
+    /// - `budget_bytes`: bytes that can be mapped at a time
+    /// - `timeout`: longest time of a command
+    /// - `serving`: the thread that calls the DSP
     ///
     /// # Errors
     /// `OutOfMemory` for the ring; `Vendor` if a call fails.
@@ -121,12 +125,12 @@ impl Session {
         &self.connection
     }
 
-    /// What the DSP's library said of itself.
+    /// Returns the report of the DSP's library about itself.
     pub(super) fn info(&self) -> &Info {
         &self.info
     }
 
-    /// Whether an error put the session out of use.
+    /// Returns `true` if an error put the session out of use.
     pub(super) fn is_lost(&self) -> bool {
         self.lost.get().is_some()
     }
@@ -167,13 +171,14 @@ impl Session {
         }
     }
 
-    /// Has the DSP carry out `batch`, and waits until it has. Returns the time by the DSP's own clock.
+    /// Has the DSP carry out `batch`, and waits until it has. Returns the time by the DSP's own
+    /// clock.
     ///
     /// Commands whose buffers do not fit into the address space together go in several submissions.
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit, or cannot be mapped; else what
-    /// the DSP said, or its silence.
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit, or
+    /// cannot be mapped; else what the DSP said, or its silence.
     pub(super) fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
         let mut inner = self.lock();
         let jobs = &batch.jobs[..];
@@ -199,8 +204,9 @@ impl Session {
 
     /// Submits jobs whose buffers, `inner.numbers`, fit into the address space together.
     ///
-    /// A mapping that the DSP refuses although it should fit is asked for once more after everything that the jobs do not
-    /// name has been unmapped: the address space may be fuller, or more fragmented, than it is thought to be.
+    /// A mapping that the DSP refuses although it should fit is requested a second time after
+    /// everything that the jobs do not name has been unmapped: the address space may be fuller, or
+    /// more fragmented, than assumed.
     fn submit_part(
         &self,
         inner: &mut Inner,
@@ -216,7 +222,7 @@ impl Session {
         }
     }
 
-    /// - `alone`: whether everything else is unmapped before
+    /// - `alone`: `true` to unmap everything else first
     fn submit_once(
         &self,
         inner: &mut Inner,
@@ -307,7 +313,7 @@ impl Session {
         }
     }
 
-    /// Publishes what was written, and calls the DSP if it does not look.
+    /// Publishes the written commands, and calls the DSP if it does not poll.
     fn show(&self, ring: &mut Ring<RingMemory>) {
         ring.publish();
         if self.serving == Serving::Thread && ring.is_parked() {
@@ -344,7 +350,8 @@ impl Session {
                 Err(interruption) => return Err(self.lose(interruption.error)),
             }
         } else if patience.is_long() && ring.is_parked() {
-            // After an interrupted call, the DSP may have parked when nobody was waiting for it.
+            // After an interrupted call, the DSP may have parked while no thread was waiting for
+            // it.
             self.bell.ring();
         }
         if patience.pause(waiting, ring.progress()) {
@@ -362,7 +369,7 @@ impl Session {
         )
     }
 
-    /// The cause the serving call gives for its end, or else what was seen on this side.
+    /// Returns the serving call's reason for its end, or else the error that was seen on this side.
     fn ended(&self, seen: &str, patience: Duration) -> Error {
         let unexplained = || Error::Dsp {
             reason: seen.into(),
@@ -407,7 +414,7 @@ impl Drop for Session {
         let Some(server) = self.server.take() else {
             return;
         };
-        // A DSP that hangs keeps its thread inside the call: that one is left behind.
+        // A DSP that hangs keeps its thread inside the call: that thread is abandoned.
         let deadline = Instant::now() + 50 * IDLE;
         while !server.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(100));
@@ -422,7 +429,8 @@ impl Drop for Session {
 }
 
 impl Inner {
-    /// How many of the first `jobs` fit into the address space together, at least one; their buffers are in `numbers`.
+    /// Returns how many of the first `jobs` fit into the address space together, at least one;
+    /// their buffers are in `numbers`.
     fn fitting(&mut self, jobs: &[Job]) -> usize {
         self.numbers.clear();
         let mut bytes = 0;

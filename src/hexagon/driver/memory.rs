@@ -1,11 +1,11 @@
 //! Memory that both processors use.
 //!
-//! An allocation has two sizes. Its *bytes* are what the caller asked for and may touch. Its *mapped bytes* are what rpcmem
-//! allocates and the DSP maps: whole pages, and a guard page, because vector loads, prefetches and DMA may read past the
-//! last row.
+//! An allocation has two sizes. Its *bytes* are the size that the caller requested and may touch.
+//! Its *mapped bytes* are the size that rpcmem allocates and the DSP maps: whole pages, and a guard
+//! page, because vector loads, prefetches and DMA may read past the last row.
 //!
-//! SOURCE: qualcomm/fastrpc inc/remote.h (`fastrpc_mmap`: the length "must be page aligned (4KB)"); llama.cpp
-//! ggml-hexagon.cpp adds a guard page of 4 KiB to each buffer.
+//! SOURCE: qualcomm/fastrpc inc/remote.h (`fastrpc_mmap`: the length "must be page aligned (4KB)");
+//! llama.cpp ggml-hexagon.cpp adds a guard page of 4 KiB to each buffer.
 #![expect(
     unsafe_code,
     reason = "addresses from the vendor's library become slices here"
@@ -38,8 +38,8 @@ struct Rpcmem {
     is_announced: bool,
 }
 
-/// Bytes to allocate and map for `bytes` bytes; `None` from 2 GiB on: libcdsprpc keeps sizes as 32-bit integers, and never
-/// releases what exceeds them.
+/// Returns the bytes to allocate and map for `bytes` bytes; `None` from 2 GiB on: libcdsprpc keeps
+/// sizes as 32-bit integers, and never releases what exceeds them.
 ///
 /// SOURCE: qualcomm/fastrpc src/rpcmem_linux.c (`struct rpc_info`).
 fn mapped_bytes(bytes: usize) -> Option<c_int> {
@@ -47,7 +47,8 @@ fn mapped_bytes(bytes: usize) -> Option<c_int> {
     c_int::try_from(whole.checked_add(PAGE_BYTES)?).ok()
 }
 
-// SAFETY: plain memory, which the owners below guard; the library's functions may be called from any thread.
+// SAFETY: plain memory, which the owners below guard; the library's functions may be called from
+// any thread.
 unsafe impl Send for Rpcmem {}
 // SAFETY: as for Send.
 unsafe impl Sync for Rpcmem {}
@@ -66,7 +67,8 @@ impl Rpcmem {
             // SAFETY: an allocation of the size given.
             None => unsafe { (rpc.api.rpcmem_alloc)(heap, flags, size) },
         };
-        // The library compares the result of its mmap with null only, and returns MAP_FAILED as an address.
+        // The library compares the result of its mmap with null only, and returns MAP_FAILED as an
+        // address.
         let base = Some(base.cast::<u8>()).filter(|base| base.addr() != usize::MAX);
         let base = base.and_then(NonNull::new);
         let base = base.ok_or_else(|| failed("rpcmem_alloc"))?;
@@ -128,7 +130,7 @@ impl Drop for Rpcmem {
                 log::debug!("{error}");
             }
         }
-        // SAFETY: rpcmem gave this address, and nobody uses it after this.
+        // SAFETY: rpcmem returned this address, and nothing uses it after this.
         unsafe { (self.rpc.api.rpcmem_free)(self.base.as_ptr().cast()) };
     }
 }
@@ -152,7 +154,7 @@ impl RingMemory {
         self.0.fd
     }
 
-    /// Bytes that the DSP maps.
+    /// Returns the bytes that the DSP maps.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         self.0.mapped_bytes
@@ -170,8 +172,9 @@ impl RingMemory {
 
 impl SharedWords for RingMemory {
     fn words(&self) -> &[AtomicU32] {
-        // SAFETY: page-aligned memory of that size, alive as long as `self`, which this process reads and writes through
-        // these atomics only; what the other side does, atomics may see.
+        // SAFETY: page-aligned memory of that size, alive as long as `self`, which this process
+        // reads and writes through these atomics only; atomics may see the writes of the other
+        // side.
         unsafe { std::slice::from_raw_parts(self.0.base.as_ptr().cast(), self.0.bytes / 4) }
     }
 
@@ -209,31 +212,31 @@ impl SharedMemory {
         self.memory.fd
     }
 
-    /// Bytes that the caller may touch.
+    /// Returns the number of bytes that the caller may touch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.bytes
     }
 
-    /// Bytes that the DSP maps.
+    /// Returns the bytes that the DSP maps.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         self.memory.mapped_bytes
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.bytes == 0
     }
 
-    /// Address of its first byte.
+    /// Returns the address of its first byte.
     #[must_use]
     pub fn base(&self) -> usize {
         self.memory.base.as_ptr().expose_provenance()
     }
 
-    /// Shows the DSP what the CPU wrote to `range`.
+    /// Makes the CPU's writes to `range` visible to the DSP.
     ///
     /// # Panics
     /// If `range` is not inside.
@@ -241,7 +244,7 @@ impl SharedMemory {
         self.memory.maintain(range, true);
     }
 
-    /// Shows the CPU what the DSP wrote to `range`.
+    /// Makes the DSP's writes to `range` visible to the CPU.
     ///
     /// # Panics
     /// If `range` is not inside.
@@ -258,7 +261,8 @@ impl SharedMemory {
         self.slice(quiet, range)
     }
 
-    /// Has `write` fill some of its bytes, and shows them to the DSP. The bytes are as they were before.
+    /// Has `write` fill some of its bytes, and shows them to the DSP. The bytes are as they were
+    /// before.
     ///
     /// # Panics
     /// As [`Self::read`].
@@ -281,8 +285,9 @@ impl SharedMemory {
             "access outside shared memory"
         );
         let start = self.memory.base.as_ptr().wrapping_add(range.start);
-        // SAFETY: inside an allocation that rpcmem zeroed and that lives as long as `self`. The one `Quiet` of the
-        // connection is borrowed for as long as the slice: no other slice exists, and the DSP has nothing to do.
+        // SAFETY: inside an allocation that rpcmem zeroed and that lives as long as `self`. The one
+        // `Quiet` of the connection is borrowed for as long as the slice: no other slice exists,
+        // and the DSP has nothing to do.
         unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
     }
 }
@@ -290,16 +295,18 @@ impl SharedMemory {
 /// Cache operations on the lines of a range, on processors that have them for programs.
 #[cfg(target_arch = "aarch64")]
 pub(super) fn maintain_cache(start: *const u8, bytes: usize, clean: bool) {
-    /// Smallest line of any AArch64 processor with a Hexagon beside it.
+    /// Smallest cache line of any AArch64 processor on a chip with a Hexagon.
     // SOURCE: Arm Cortex-A and Qualcomm Oryon: 64 bytes.
     const LINE: usize = 64;
     let first = start.addr() / LINE * LINE;
     for line in (first..start.addr() + bytes).step_by(LINE) {
         if clean {
-            // SAFETY: writes back a cache line, which changes no memory as the CPU sees it. Linux allows it to programs.
+            // SAFETY: writes back a cache line, which changes no memory as the CPU sees it. Linux
+            // allows it to programs.
             unsafe { std::arch::asm!("dc cvac, {0}", in(reg) line, options(nostack)) };
         } else {
-            // SAFETY: writes back and drops a cache line; the caller's memory is shared, and nobody holds references.
+            // SAFETY: writes back and drops a cache line; the caller's memory is shared, and there
+            // are no references to it.
             unsafe { std::arch::asm!("dc civac, {0}", in(reg) line, options(nostack)) };
         }
     }
@@ -307,7 +314,7 @@ pub(super) fn maintain_cache(start: *const u8, bytes: usize, clean: bool) {
     unsafe { std::arch::asm!("dsb sy", options(nostack)) };
 }
 
-/// No other processor has a Hexagon beside it.
+/// No other processor shares a chip with a Hexagon.
 #[cfg(not(target_arch = "aarch64"))]
 pub(super) fn maintain_cache(_start: *const u8, _bytes: usize, _clean: bool) {}
 

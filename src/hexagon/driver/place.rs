@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// Names of the vendor's library, in the order in which they are tried.
 ///
-/// SOURCE: Debian's libfastrpc1 1.0.8-1 installs `libcdsprpc.so.1`, and the plain name with the development files; Android has
-/// the library where programs of the shell do not look.
+/// SOURCE: Debian's libfastrpc1 1.0.8-1 installs `libcdsprpc.so.1`, and the plain name with the
+/// development files; Android has the library where programs of the shell do not look.
 pub(super) const LIBRARIES: &[&str] = &[
     "libcdsprpc.so",
     "libcdsprpc.so.1",
@@ -19,7 +19,7 @@ pub(super) const LIBRARIES: &[&str] = &[
     "/vendor/lib64/libcdsprpc.so",
 ];
 
-/// The first of FastRPC's devices in `folder` (`/dev`), which tells that there is a DSP.
+/// Returns the first of FastRPC's devices in `folder` (`/dev`), which tells that there is a DSP.
 #[must_use]
 pub fn device_node(folder: &Path) -> Option<PathBuf> {
     let names = std::fs::read_dir(folder).ok()?.flatten();
@@ -31,8 +31,8 @@ pub fn device_node(folder: &Path) -> Option<PathBuf> {
     nodes.map(|entry| entry.path()).min()
 }
 
-/// Has FastRPC look for libraries for the DSP beside this library or program, if some are there and no variable says where
-/// to look. FastRPC adds the folders of the system.
+/// Sets the folder of this library or program as one in which FastRPC looks for libraries for the
+/// DSP, if there are some and no variable names a folder. FastRPC adds the folders of the system.
 ///
 /// SOURCE: qualcomm/fastrpc src/apps_std_imp.c (`get_dirlist_from_env`).
 pub fn offer_own_folder() {
@@ -42,13 +42,14 @@ pub fn offer_own_folder() {
     }
     if let Some(folder) = own_folder().filter(|folder| has_dsp_library(folder)) {
         log::debug!("DSP_LIBRARY_PATH={}", folder.display());
-        // SAFETY: devices are looked for once, when the backend is registered; programs have no other threads then that
-        // would change or read the environment without the lock of the C library or of std.
+        // SAFETY: devices are looked for once, when the backend is registered; programs have no
+        // other threads then that would change or read the environment without the lock of the C
+        // library or of std.
         unsafe { std::env::set_var("DSP_LIBRARY_PATH", folder) };
     }
 }
 
-/// The folder of the file that this code was loaded from.
+/// Returns the folder of the file that this code was loaded from.
 fn own_folder() -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let own = own_folder as *const c_void;
@@ -77,7 +78,7 @@ fn has_dsp_library(folder: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// A new folder for a test.
+    /// Returns a new folder for a test.
     fn folder(name: &str) -> PathBuf {
         let name = format!("ggml-rust-npu-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);

@@ -1,7 +1,8 @@
-//! The host's end of the command ring: writes commands, reads completions, believes nothing that the other side wrote.
+//! The host's end of the command ring: writes commands, reads completions, believes nothing that
+//! the other side wrote.
 //!
-//! The layout and the protocol are in [`hexagon_ops::wire`]. Everything here is safe code over atomic words; a peer that
-//! writes nonsense gives [`Corrupt`], never an access outside the ring.
+//! The layout and the protocol are in [`hexagon_ops::wire`]. Everything here is safe code over
+//! atomic words; a peer that writes nonsense gives [`Corrupt`], never an access outside the ring.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,25 +12,25 @@ use hexagon_ops::wire::{self, Command, Completion, Header, RingLayout};
 
 /// Words of memory that another processor reads and writes too.
 pub trait SharedWords {
-    /// The words.
+    /// Returns its words.
     fn words(&self) -> &[AtomicU32];
 
     /// Makes bytes that the CPU wrote visible to the other processor.
     fn clean(&self, bytes: Range<usize>);
 
-    /// Makes the CPU read bytes anew that the other processor may have written.
+    /// Makes the CPU read again bytes that the other processor may have written.
     fn invalidate(&self, bytes: Range<usize>);
 }
 
 /// The other side broke the protocol; the ring is of no use any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Corrupt {
-    /// A counter ran ahead of what was written, or further behind than the ring is long.
+    /// A counter is ahead of the written commands, or behind them by more than the ring's length.
     #[error("counter {counter} is {value}, possible is {low} to {high} (modulo 2^32)")]
     Counter {
         /// Whose counter.
         counter: &'static str,
-        /// What it says.
+        /// Its value.
         value: u32,
         /// Smallest possible value.
         low: u32,
@@ -63,7 +64,8 @@ pub struct Ring<W> {
 }
 
 impl<W: SharedWords> Ring<W> {
-    /// Prepares a ring of `slots` slots; `None` if that is no power of two or the memory is too small for it.
+    /// Prepares a ring of `slots` slots. Returns `None` if that is no power of two or the memory is
+    /// too small for it.
     #[must_use]
     pub fn new(memory: W, slots: u32) -> Option<Self> {
         let layout = RingLayout::new(slots)?;
@@ -93,23 +95,23 @@ impl<W: SharedWords> Ring<W> {
         })
     }
 
-    /// The memory that the ring is in.
+    /// Returns the memory that the ring is in.
     #[must_use]
     pub fn memory(&self) -> &W {
         &self.memory
     }
 
-    /// A new number for a submission.
+    /// Returns a new number for a submission.
     pub fn next_sequence(&mut self) -> u64 {
         self.next_sequence += 1;
         self.next_sequence - 1
     }
 
-    /// Writes a command into the next free slot; `false` if there is none. The other side does not see it before
-    /// [`Self::publish`].
+    /// Writes a command into the next free slot. Returns `false` if there is none. The other side
+    /// does not see it before [`Self::publish`].
     ///
     /// # Errors
-    /// `Counter` if the other side claims to have read what was not written.
+    /// `Counter` if the other side claims to have read commands that were not written.
     pub fn push(&mut self, command: &Command) -> Result<bool, Corrupt> {
         let fence = command.flags & wire::FENCE != 0;
         let slots = self.layout.slots();
@@ -137,16 +139,17 @@ impl<W: SharedWords> Ring<W> {
         self.store(wire::PUBLISHED, self.published, Ordering::Release);
     }
 
-    /// Whether the other side has stopped reading the ring, so that it has to be called. To be asked after
-    /// [`Self::publish`].
+    /// Returns `true` if the other side has stopped reading the ring, so that it has to be called.
+    /// Call it after [`Self::publish`].
     #[must_use]
     pub fn is_parked(&self) -> bool {
-        // The other side stores PARKED, fences, and looks at the counter; this side the other way round.
+        // The other side stores PARKED, fences, and looks at the counter; this side does so in the
+        // opposite order.
         fence(Ordering::SeqCst);
         self.load(wire::STATE) != wire::STATE_SERVING
     }
 
-    /// Whether the other side gave the ring up.
+    /// Returns `true` if the other side has given up the ring.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.load(wire::STATE) == wire::STATE_CLOSED
@@ -157,7 +160,7 @@ impl<W: SharedWords> Ring<W> {
         self.store(wire::WISH, wire::WISH_CLOSE, Ordering::Release);
     }
 
-    /// Commands that were published and not read yet.
+    /// Returns the number of commands that were published and not read yet.
     ///
     /// # Errors
     /// `Counter` if the other side's counter is impossible.
@@ -166,16 +169,17 @@ impl<W: SharedWords> Ring<W> {
         Ok(self.published.wrapping_sub(self.taken))
     }
 
-    /// A word that the other side changes while it works on a list: any value is possible.
+    /// Returns a word that the other side changes while it works on a list: any value is possible.
     #[must_use]
     pub fn progress(&self) -> u32 {
         self.load(wire::PROGRESS)
     }
 
-    /// The next completion, if there is one.
+    /// Returns the next completion, if there is one.
     ///
     /// # Errors
-    /// `Counter` if the other side's counter is impossible, `Sequence` if the completion is not the one that is due.
+    /// `Counter` if the other side's counter is impossible, `Sequence` if the completion is not the
+    /// one that is due.
     pub fn collect(&mut self) -> Result<Option<Completion>, Corrupt> {
         // At most `slots` are due.
         let due = u32::try_from(self.due.len()).unwrap_or(u32::MAX);
@@ -201,7 +205,7 @@ impl<W: SharedWords> Ring<W> {
         Ok(Some(completion))
     }
 
-    /// A counter of the other side, checked to be in `low..=high` modulo 2³².
+    /// Returns a counter of the other side, checked to be in `low..=high` modulo 2³².
     fn read(&self, counter: &'static str, at: usize, low: u32, high: u32) -> Result<u32, Corrupt> {
         let value = self.load(at);
         if value.wrapping_sub(low) <= high.wrapping_sub(low) {

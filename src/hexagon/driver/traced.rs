@@ -33,7 +33,7 @@ trace::traced! {
     }
 }
 
-/// A C string.
+/// Returns a C string.
 fn text(pointer: *const c_char) -> String {
     // SAFETY: the caller hands the same pointer to the library, which reads a string there.
     unsafe { CStr::from_ptr(pointer) }

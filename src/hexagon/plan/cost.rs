@@ -1,5 +1,6 @@
-//! What a command costs the DSP, as modelled: packets, bytes that come from memory or go there, and tile products of the
-//! matrix unit. Kernels were counted under an emulator; nothing here was measured on a device.
+//! The modelled cost of a command for the DSP: packets, bytes to and from memory, and tile products
+//! of the matrix unit. Kernels were counted under an emulator; nothing here was measured on a
+//! device.
 
 use std::ops::AddAssign;
 
@@ -37,7 +38,8 @@ impl AddAssign for Cost {
 }
 
 impl Cost {
-    /// Microseconds on `threads` HVX threads: memory, vector and matrix unit work side by side, so the slowest counts.
+    /// Returns the microseconds on `threads` HVX threads: memory, vector and matrix unit work side
+    /// by side, so the slowest counts.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn microseconds(&self, caps: &HexCaps, threads: u32) -> f64 {
@@ -59,8 +61,8 @@ struct Packets {
     dequantize: f64,
 }
 
-// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v73 and v79. F16 weights
-// go to the matrix unit as they are.
+// SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v73 and v79.
+// F16 weights go to the matrix unit as they are.
 fn packets(arch: u32, weight: WeightType) -> Packets {
     let [one_row, two_rows, dequantize] = match (weight, arch >= 79) {
         (WeightType::F16, _) => [0.0, 0.0, 0.0],
@@ -84,9 +86,11 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
     }
 }
 
-/// Most rows of activations for which dot products take fewer packets than dequantizing: the kernel is picked by it.
+/// Returns the most rows of activations for which dot products take fewer packets than
+/// dequantizing: this number selects the kernel.
 ///
-/// Weights are read from memory once either way, and the matrix unit's part runs beside that.
+/// Weights are read from memory once either way, and the matrix unit works at the same time as the
+/// rest.
 #[must_use]
 pub fn dot_rows(arch: u32, weight: WeightType) -> usize {
     if !weight.has_dot_product() {
@@ -101,7 +105,8 @@ const PACKETS_RMS_NORM: [f64; 2] = [1.57, 1.73];
 const PACKETS_SWIGLU: [f64; 2] = [3.15, 3.43];
 const PACKETS_ROPE: [f64; 2] = [6.57, 6.58];
 
-/// Packets per element of the result; `None`: not counted yet, so that only memory is reckoned with.
+/// Returns the packets per element of the result; `None` if they are not counted yet, so that only
+/// memory has a cost.
 ///
 /// SOURCE: hexagon-ops/tests/packets.txt, `rms_norm`, `swiglu` and `rope` of v73 and v79.
 fn element_packets(arch: u32, kernel: u32) -> Option<f64> {
@@ -114,18 +119,19 @@ fn element_packets(arch: u32, kernel: u32) -> Option<f64> {
     Some(of_arch(arch, packets))
 }
 
-/// Of figures for IEEE arithmetic and for qfloat the one of an architecture.
+/// Returns the figure of an architecture, of those for IEEE arithmetic and for qfloat.
 fn of_arch(arch: u32, [ieee, qfloat]: [f64; 2]) -> f64 {
     if arch >= 79 { qfloat } else { ieee }
 }
 
-/// Elements of a tensor.
+/// Returns the elements of a tensor.
 fn elems(tensor: &wire::Tensor) -> u64 {
     let ne = tensor.ne.iter().map(|ne| u64::from(*ne));
     ne.fold(1, u64::saturating_mul)
 }
 
-/// Bytes of `elems` elements of a tensor. Types of blocks have their stride from one block of 32 to the next.
+/// Returns the bytes of `elems` elements of a tensor. Types of blocks have their stride from one
+/// block of 32 to the next.
 fn bytes_of(tensor: &wire::Tensor, elems: u64) -> u64 {
     let has_blocks = !matches!(
         tensor.dtype,
@@ -141,9 +147,9 @@ fn bytes_of(tensor: &wire::Tensor, elems: u64) -> u64 {
     if has_blocks { bytes / 32 } else { bytes }
 }
 
-/// An operation on tensors: every operand once.
+/// Returns an operation on tensors: every operand once.
 fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
-    // Of tables and caches only the rows that are named are touched.
+    // Only the named rows of tables and caches are touched.
     let most = match body.kernel {
         wire::KERNEL_GET_ROWS => elems(&body.dst),
         wire::KERNEL_SET_ROWS => elems(&body.src[0]),
@@ -161,14 +167,15 @@ fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
     }
 }
 
-/// Packets of an attention: [of a position of a head, with 64 elements of keys and values; of a score].
+/// Packets of an attention: [of a position of a head, with 64 elements of keys and values; of a
+/// score].
 struct AttentionPackets {
     position: [f64; 2],
     score: [f64; 2],
 }
 
-// SOURCE: hexagon-ops/tests/packets.txt, `attention_f16_*`: what 32 rows more cost is their scores, the rest of one row is
-// the position's.
+// SOURCE: hexagon-ops/tests/packets.txt, `attention_f16_*`: what 32 rows more cost is their scores,
+// the rest of one row is the position's.
 const ON_TILES: AttentionPackets = AttentionPackets {
     position: [40.93, 41.67],
     score: [1.75, 2.21],
@@ -181,7 +188,7 @@ const BY_DOTS: AttentionPackets = AttentionPackets {
 /// Query rows that share what dot products read.
 const DOT_PASS_ROWS: u64 = 8;
 
-/// An attention: queries, keys and values once; on tiles if FP16 holds keys and values.
+/// Returns an attention: queries, keys and values once; on tiles if FP16 holds keys and values.
 fn attention(arch: u32, body: &wire::Attention) -> Cost {
     let heads = u64::from(body.k.ne[2]) * u64::from(body.q.ne[3]);
     let rows = elems(&body.q) / u64::from(body.q.ne[0]).max(1) / heads.max(1);
@@ -215,16 +222,17 @@ fn attention(arch: u32, body: &wire::Attention) -> Cost {
     }
 }
 
-/// Bytes that a product and what its results are combined with leave alone together: the product is neither written nor
-/// read again.
+/// Returns the bytes that a product and what its results are combined with leave alone together:
+/// the product is neither written nor read again.
 #[must_use]
 pub fn passed_on(body: &wire::MatMul) -> u64 {
     2 * u64::from(body.m) * u64::from(body.weights.n) * size_of::<f32>() as u64
 }
 
-/// The cost of a command on architecture `arch` with `vtcm_bytes` of VTCM.
+/// Returns the cost of a command on architecture `arch` with `vtcm_bytes` of VTCM.
 ///
-/// Which experts a multiplication with a choice of experts reads is not known here: as many different ones as it can.
+/// It is unknown here which experts a multiplication with a choice of experts reads: as many
+/// different ones as possible are assumed.
 #[must_use]
 pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
     let (weights, matrices, rows) = match command {
@@ -253,7 +261,7 @@ pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
     cost
 }
 
-/// The cost of one matrix and `rows` rows of activations.
+/// Returns the cost of one matrix and `rows` rows of activations.
 fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> Cost {
     let (layout, weight) = (weights.matrix, weights.weight());
     let tiles = layout.k_tiles() * layout.n_strips();
@@ -290,7 +298,8 @@ mod tests {
     use super::*;
     use crate::hexagon::layout::Form;
 
-    /// The figures are those of the table that the emulator writes, to within the 1 % that it may change by.
+    /// The figures are those of the table that the emulator writes, to within the 1 % that it may
+    /// change by.
     #[test]
     fn packets_are_the_counted_ones() {
         let table = include_str!("../../../hexagon-ops/tests/packets.txt");
@@ -406,13 +415,14 @@ mod tests {
         };
         assert!(busy.microseconds(caps, 1) > memory_bound);
         assert!(cost.other_packets > 0.0);
-        // One query: as many tiles for each head of keys, and rows that are not there cost no packets.
+        // One query: as many tiles for each head of keys, and rows that are not there cost no
+        // packets.
         let mut one = body;
         one.q.ne[1] = 1;
         let one = attention(75, &one);
         assert_eq!(one.tile_products, 3 * 8 * 4);
         assert!(one.other_packets < cost.other_packets / 2.0);
-        // What FP16 might not hold goes without the matrix unit.
+        // Values that FP16 might not hold are computed without the matrix unit.
         let mut wide = body;
         wide.k.dtype = wire::TYPE_F32;
         let wide = attention(75, &wide);

@@ -17,7 +17,7 @@ use hexagon_ops::wire::{self, SOURCES, TensorOp};
 
 pub use epilogue::fuse_product;
 
-/// `first`, then `second`, as one command; `None` if they cannot be.
+/// Returns `first`, then `second`, as one command; `None` if they cannot be.
 ///
 /// Both name buffers and offsets. The result of `first` has no other reader than `second`.
 #[must_use]
@@ -27,7 +27,7 @@ pub fn fuse(first: &TensorOp, second: &TensorOp) -> Option<TensorOp> {
     takes.then_some(fused)
 }
 
-/// A norm, then its factor or addend.
+/// Returns a norm, then its factor or addend.
 fn norm_then(norm: &TensorOp, next: &TensorOp) -> Option<TensorOp> {
     let is_norm = matches!(
         norm.kernel,
@@ -51,7 +51,7 @@ fn norm_then(norm: &TensorOp, next: &TensorOp) -> Option<TensorOp> {
     (free && next.src[1] != norm.dst).then_some(fused)
 }
 
-/// A rotation, then rows of all heads to a cache.
+/// Returns a rotation, then rows of all heads to a cache.
 fn rope_then(rope: &TensorOp, set: &TensorOp) -> Option<TensorOp> {
     let [heads, rows] = [&rope.dst, &set.src[0]];
     let kernels = rope.kernel == wire::KERNEL_ROPE && set.kernel == wire::KERNEL_SET_ROWS;
@@ -93,7 +93,7 @@ fn rope_then(rope: &TensorOp, set: &TensorOp) -> Option<TensorOp> {
     Some(fused)
 }
 
-/// Whether each source is the result's own memory or shares nothing with it.
+/// Returns `true` if each source is the result's own memory or shares nothing with it.
 fn is_apart(body: &TensorOp) -> bool {
     let result = span(&body.dst);
     body.src.iter().all(|src| {
@@ -103,7 +103,7 @@ fn is_apart(body: &TensorOp) -> bool {
     })
 }
 
-/// Bytes of its buffer from the first of a tensor of floats to its last, or a few more.
+/// Returns the bytes of its buffer from the first of a tensor of floats to its last, or a few more.
 fn span(tensor: &wire::Tensor) -> Range<u64> {
     let reach = |(ne, nb): (&u32, &u64)| u64::from(ne.saturating_sub(1)).saturating_mul(*nb);
     let steps = tensor.ne.iter().zip(&tensor.nb).map(reach);
@@ -123,7 +123,7 @@ mod tests {
         nb: [0; 4],
     };
 
-    /// Three rows of 64 f32.
+    /// Returns three rows of 64 f32.
     fn rows(offset: u64) -> wire::Tensor {
         wire::Tensor {
             buffer: 1,
@@ -171,7 +171,7 @@ mod tests {
         );
     }
 
-    /// What makes a rotation and what follows different.
+    /// A change that makes a rotation and its successor differ.
     type Change = fn(&mut TensorOp, &mut TensorOp);
 
     #[test]

@@ -1,5 +1,5 @@
-//! Operations on tensors in ggml's own layouts: which kernel computes them. Whether it takes the operands is what the
-//! kernel itself says.
+//! The kernels of operations on tensors in ggml's own layouts. The kernel itself decides if it
+//! accepts the operands.
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Attention, TensorOp};
@@ -10,7 +10,8 @@ use crate::tensor::{DType, Format};
 
 const NOT_TAKEN: Refusal = "the kernel does not take these operands";
 
-/// Plans a node. Buffers are numbers of operands (0: the result, from 1 on ggml's sources), offsets are 0: memory is the caller's to fill in.
+/// Plans a node. Buffers are numbers of operands (0 for the result, 1 and more for ggml's sources),
+/// and offsets are 0: the caller fills in the memory.
 ///
 /// # Errors
 /// The reason why the device cannot compute it.
@@ -21,7 +22,8 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     }
     let dense = |tensor: &Tensor| Some(tensor.shape.nb[0]) == tensor.dtype.step_bytes();
     if operation.op == Op::Sum && !operation.src[0].as_ref().is_some_and(dense) {
-        // ggml's own SUM takes the elements of a row to follow one another, and adds others where they do not.
+        // ggml's own SUM takes the elements of a row to follow one another, and adds others where
+        // they do not.
         return Err("the CPU sums dense rows only");
     }
     let mut body = TensorOp {
@@ -42,8 +44,8 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     }
 }
 
-/// Whether ggml rounds intermediate values to BF16 or FP16 where kernels keep F32: one step of BF16 is more than it lets
-/// results differ by.
+/// Returns `true` if ggml rounds intermediate values to BF16 or FP16 where kernels keep F32: one
+/// step of BF16 is more than it lets results differ by.
 fn rounds_elsewhere(operation: &Operation) -> bool {
     let bf16 = |tensor: &Tensor| tensor.dtype == DType::Bf16;
     let from = operation.src[0].as_ref().is_some_and(bf16);
@@ -61,7 +63,7 @@ fn rounds_elsewhere(operation: &Operation) -> bool {
     }
 }
 
-/// ggml's parameters, and what kernels want beside them.
+/// Returns ggml's parameters, and the further ones that kernels need.
 fn params(operation: &Operation) -> Result<[u32; PARAMS], Refusal> {
     let mut params = operation.params.map(i32::cast_unsigned);
     match (operation.op, &operation.src[0]) {
@@ -69,7 +71,7 @@ fn params(operation: &Operation) -> Result<[u32; PARAMS], Refusal> {
         (Op::TopK, _) => params[0] = 1,
         (Op::Im2col, Some(weights)) => {
             let [width, height, ..] = weights.shape.ne;
-            // SOURCE: ggml.h, ggml_im2col: parameter 6 says whether there is a height.
+            // SOURCE: ggml.h, ggml_im2col: parameter 6 is 1 if there is a height.
             let height = if params[6] == 1 { height } else { 1 };
             [params[13], params[14], params[15]] = [word(width)?, word(height)?, 1];
         }
@@ -114,7 +116,7 @@ pub fn attention(operation: &Operation) -> Result<Attention, Refusal> {
     }
 }
 
-/// A tensor for the DSP, in buffer `number`.
+/// Returns a tensor for the DSP, in buffer `number`.
 pub(super) fn describe(tensor: &Tensor, number: u32) -> Result<wire::Tensor, Refusal> {
     let dtype = match (tensor.dtype, tensor.format) {
         (DType::F32, _) => wire::TYPE_F32,

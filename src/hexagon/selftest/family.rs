@@ -12,22 +12,24 @@ use crate::reference::{self, Heads};
 
 /// Largest normalized mean square error of results in f32.
 ///
-/// Kernels promise a relative error of 1e-6 at most (`hexagon_ops::ops::math`), which is 1e-12 squared. The vector unit's
-/// own format may lose three more bits, which is a factor of 64.
+/// Kernels promise a relative error of 1e-6 at most (`hexagon_ops::ops::math`), which is 1e-12
+/// squared. The vector unit's own format may lose three more bits, which is a factor of 64.
 const F32: f64 = 1e-10;
 /// As above, for f16: half a unit of 2^-11, squared.
 const F16: f64 = 1.2e-7;
-/// As above, for Q8_0 blocks of uniform numbers: a step of 1/127 of the largest, (1/127)^2/12 / (1/3), and as much again.
+/// As above, for Q8_0 blocks of uniform numbers: a step of 1/127 of the largest, (1/127)^2/12 /
+/// (1/3), and as much again.
 const Q8_0: f64 = 3e-5;
-/// As above, for attention with f16 keys and values: scores, weights and products are rounded to f16; an absolute error
-/// of 2^-8 of a score is a relative one of its weight, squared and evenly spread: 5e-6.
+/// As above, for attention with f16 keys and values: scores, weights and products are rounded to
+/// f16; an absolute error of 2^-8 of a score is a relative one of its weight, squared and evenly
+/// spread: 5e-6.
 const ATTENTION: f64 = 5e-6;
 
 /// Elements of a row: several vectors and a part of one.
 const ROW: usize = 200;
 const ROWS: usize = 3;
 
-/// Parameters of an operation: their places, and f32 values.
+/// Returns the parameters of an operation: their places, and f32 values.
 fn floats<const N: usize>(values: [(usize, f32); N]) -> [u32; 16] {
     let mut params = [0; 16];
     for (place, value) in values {
@@ -184,7 +186,7 @@ pub(super) fn rope(npu: &HexNpu) -> Result<Vec<Outcome>> {
     sheet.run(npu)
 }
 
-/// A mask that hides from each query but the last the positions after its own.
+/// Returns a mask that hides from each query but the last the positions after its own.
 fn causal(positions: usize, queries: usize) -> Vec<f32> {
     let visible = |query: usize, position: usize| position + queries <= positions + query;
     (0..queries * positions)

@@ -1,4 +1,5 @@
-//! Products with packed weights: quantized ones and F16, through the dot products (M = 1) and the matrix unit (M = 8).
+//! Products with packed weights: quantized ones and F16, through the dot products (M = 1) and the
+//! matrix unit (M = 8).
 
 use half::f16;
 use hexagon_ops::layout::{MatrixLayout, WeightType};
@@ -14,10 +15,11 @@ use crate::reference::uniform;
 const N: usize = 96;
 const K: usize = 192;
 
-/// Largest normalized mean square error.
+/// Returns the largest normalized mean square error.
 ///
-/// Dot products take activations in 8 bits for each group of 32: with uniform numbers the step is 1/127 of the group's
-/// largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5. The matrix unit takes FP16 and gives FP16, below 1e-6.
+/// Dot products take activations in 8 bits for each group of 32: with uniform numbers the step is
+/// 1/127 of the group's largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5. The matrix unit takes
+/// FP16 and gives FP16, below 1e-6.
 fn limit(m: usize, weight: WeightType) -> f64 {
     if m == 1 && weight != WeightType::F16 {
         1e-4
@@ -40,7 +42,7 @@ pub(super) fn test(npu: &HexNpu) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// Random rows in ggml's layout, and their values.
+/// Returns the random rows in ggml's layout, and their values.
 fn rows(weight: WeightType, numbers: &mut impl Iterator<Item = f32>) -> (Vec<u8>, Vec<f32>) {
     let (mut bytes, mut values) = (Vec::new(), Vec::new());
     let mut number = || numbers.next().unwrap_or(0.0);

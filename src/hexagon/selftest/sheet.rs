@@ -1,4 +1,4 @@
-//! Small tensors beside each other in one buffer, commands on them, and the results that are expected.
+//! Small tensors side by side in one buffer, commands on them, and the expected results.
 
 use half::f16;
 use hexagon_ops::wire::{
@@ -24,7 +24,7 @@ pub(super) struct Sheet {
     checks: Vec<Check>,
 }
 
-/// A result and what it should be.
+/// A result and its expected value.
 #[derive(Debug)]
 struct Check {
     test: String,
@@ -47,7 +47,7 @@ impl Sheet {
         })
     }
 
-    /// A tensor without gaps that starts with these bytes.
+    /// Returns a tensor without gaps that starts with these bytes.
     fn place(&mut self, dtype: u32, ne: &[usize], bytes: &[u8]) -> Tensor {
         let start = self.bytes.len().next_multiple_of(ALIGN_BYTES);
         let (block, block_bytes) = block_of(dtype);
@@ -70,18 +70,18 @@ impl Sheet {
         tensor
     }
 
-    /// A tensor of f32.
+    /// Returns a tensor of f32.
     pub(super) fn floats(&mut self, ne: &[usize], values: &[f32]) -> Tensor {
         self.place(TYPE_F32, ne, bytemuck::cast_slice(values))
     }
 
-    /// A tensor of f16, from values that f16 can hold.
+    /// Returns a tensor of f16, from values that f16 can hold.
     pub(super) fn halves(&mut self, ne: &[usize], values: &[f32]) -> Tensor {
         let halves: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
         self.place(TYPE_F16, ne, bytemuck::cast_slice(&halves))
     }
 
-    /// A tensor of i32.
+    /// Returns a tensor of i32.
     pub(super) fn numbers(&mut self, values: &[i32]) -> Tensor {
         self.place(TYPE_I32, &[values.len()], bytemuck::cast_slice(values))
     }
@@ -174,7 +174,7 @@ pub(super) const NONE: Tensor = Tensor {
     nb: [0; 4],
 };
 
-/// Elements and bytes of a block.
+/// Returns the elements and bytes of a block.
 fn block_of(dtype: u32) -> (usize, usize) {
     match dtype {
         TYPE_F16 => (1, 2),
@@ -183,7 +183,7 @@ fn block_of(dtype: u32) -> (usize, usize) {
     }
 }
 
-/// The first `count` elements of a tensor without gaps.
+/// Returns the first `count` elements of a tensor without gaps.
 fn values(tensor: &Tensor, bytes: &[u8], count: usize) -> Vec<f32> {
     let start = usize::try_from(tensor.offset).unwrap_or(usize::MAX);
     let bytes = bytes.get(start..).unwrap_or_default();

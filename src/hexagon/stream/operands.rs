@@ -13,7 +13,7 @@ use crate::graph::{Op, Operation, Tensor};
 use crate::tensor::DType;
 
 impl Graphs {
-    /// Weights and activations of a multiplication.
+    /// Returns the weights and activations of a multiplication.
     pub(super) fn factors(
         &mut self,
         step: Step,
@@ -31,7 +31,7 @@ impl Graphs {
         Ok((weights, act))
     }
 
-    /// Where the weights are: packed when they were written, or packed now.
+    /// Returns the place of the weights: packed when they were written, or packed now.
     fn weights(&mut self, layout: &WeightLayout, src0: &Tensor, home: Home) -> Result<Weights> {
         let home = home.ok_or_else(no_memory)?;
         let (buffer, offset) = match home.find(src0) {
@@ -80,7 +80,8 @@ impl Graphs {
         };
         let bytes = k * m * p2 * p3 * 4;
         if home.is_packed(act) {
-            // Where everything is packed, activations that the program wrote are, too: only the host reads them.
+            // If everything is packed, so are activations that the program wrote: only the host
+            // reads them.
             let halves = gather(act, home, k * 2);
             self.current.once = true;
             let scratch = self.current.scratch(&self.device.npu, bytes)?;
@@ -125,7 +126,7 @@ impl Graphs {
     }
 }
 
-/// The rows of a tensor, one after another.
+/// Returns the rows of a tensor, one after another.
 fn gather(tensor: &Tensor, home: &HexBuffer, row_bytes: usize) -> Vec<u8> {
     let mut rows = vec![0; tensor.shape.rows() * row_bytes];
     let ([_, n1, n2, _], nb) = (tensor.shape.ne, tensor.shape.nb);

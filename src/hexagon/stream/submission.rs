@@ -1,8 +1,9 @@
-//! A graph as the device takes it: commands, and what the two processors must see of each other's writes.
+//! A graph in the device's form: commands, and the cache operations for the two processors.
 //!
-//! The CPU may have written weights, and caches that it uses itself ([`HexBuffer::is_used_by_cpu`]): these are cleaned
-//! before the commands. Everything else of the CPU's comes through [`HexBuffer::write`], which cleans at once. Results are
-//! invalidated after the commands, except in caches that the CPU reaches by [`HexBuffer::read`] only.
+//! The CPU may have written weights, and caches that it uses itself
+//! ([`HexBuffer::is_used_by_cpu`]): these are cleaned before the commands. All other writes of the
+//! CPU go through [`HexBuffer::write`], which cleans at once. Results are invalidated after the
+//! commands, except in caches that the CPU reads through [`HexBuffer::read`] only.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,7 +29,8 @@ impl Ranges {
         if start == end {
             return;
         }
-        // Those that begin before the end reach up to it or beyond, as long as they touch the start.
+        // Those that begin before the end reach up to it or beyond, as long as they touch the
+        // start.
         while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
             if other_end < start {
                 break;
@@ -61,7 +63,7 @@ struct Named {
     results: Ranges,
 }
 
-/// What a command is for.
+/// Description of a command, for traces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     /// Number of its node, the last one of several.
@@ -70,7 +72,7 @@ pub(super) struct Step {
     pub(super) ops: [Option<Op>; MAX_FUSED],
     /// Dimensions of the result.
     pub(super) ne: [usize; 4],
-    /// What it costs, as modelled.
+    /// Its modelled cost.
     pub(super) cost: Cost,
 }
 
@@ -98,10 +100,10 @@ pub(super) const MAX_FUSED: usize = 3;
 #[derive(Debug, Default)]
 pub(super) struct Submission {
     batch: Batch,
-    /// What each command is for.
+    /// Description of each command.
     steps: Vec<Step>,
     named: Vec<Named>,
-    /// Memory of its own for operands that are converted or packed, and how many of these are taken.
+    /// Scratch buffers for operands that are converted or packed, and the number of those in use.
     scratch: Vec<Buffer>,
     taken: usize,
     /// Memory for the commands, if they come again.
@@ -123,7 +125,7 @@ impl Submission {
         self.changes = changes;
     }
 
-    /// Number of commands.
+    /// Returns the number of commands.
     pub(super) fn len(&self) -> usize {
         self.batch.len()
     }
@@ -140,14 +142,14 @@ impl Submission {
         (self.steps.pop()).map_or(next, |first| first.then(next))
     }
 
-    /// What all of it costs, as modelled.
+    /// Returns the modelled cost of all commands.
     pub(super) fn cost(&self) -> Cost {
         let mut cost = Cost::default();
         (self.steps.iter()).for_each(|step| cost += step.cost);
         cost
     }
 
-    /// Names an operand of the next command; returns its buffer's number.
+    /// Names an operand of the next command. Returns its buffer's number.
     pub(super) fn input(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
         let by_cpu = home.shared
             && match tensor.role {
@@ -165,7 +167,7 @@ impl Submission {
         named.number
     }
 
-    /// Names the result of the next command; returns its buffer's number.
+    /// Names the result of the next command. Returns its buffer's number.
     pub(super) fn result(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
         let state = tensor.role != Role::Result;
         let named = self.name(&home.memory);
@@ -195,7 +197,7 @@ impl Submission {
         &mut self.named[index]
     }
 
-    /// Memory for one operand.
+    /// Returns memory for one operand.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -210,7 +212,7 @@ impl Submission {
         Ok(&self.scratch[index])
     }
 
-    /// Has the DSP read the commands from memory from now on.
+    /// Makes the DSP read the commands from memory at later submissions.
     ///
     /// # Errors
     /// `OutOfMemory`; nothing has changed then.
@@ -227,16 +229,16 @@ impl Submission {
         Ok(())
     }
 
-    /// Whether it still says what its graph says: all buffers are there, and as they were.
+    /// Returns `true` if it still computes its graph: all buffers exist, and are unchanged.
     pub(super) fn is_valid(&self, changes: u64) -> bool {
         !self.once
             && self.changes == changes
             && (self.named.iter()).all(|named| named.buffer.strong_count() > 0)
     }
 
-    /// Has the device carry it out, and waits for it.
+    /// Runs it on the DSP, and waits for it.
     ///
-    /// - `trace`: notes what each command takes; each is a submission of its own then
+    /// - `trace`: notes the time of each command; each is a separate submission then
     ///
     /// # Errors
     /// The device's, with the number of the node that it was about if there is one.
@@ -289,7 +291,7 @@ impl Submission {
     }
 }
 
-/// Bytes of a buffer that a tensor spans.
+/// Returns the bytes of a buffer that a tensor spans.
 pub(super) fn span(tensor: &Tensor) -> Range<usize> {
     let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
     tensor.packed_offset..tensor.packed_offset + bytes

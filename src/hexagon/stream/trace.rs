@@ -1,4 +1,4 @@
-//! `GGML_RUST_NPU_TRACE`: a line for each command, with what it costs as modelled beside what it took.
+//! `GGML_RUST_NPU_TRACE`: a line for each command, with its modelled cost and its time.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -72,7 +72,7 @@ impl Trace {
         })
     }
 
-    /// The number of a graph that begins.
+    /// Starts a graph, and returns its number.
     pub(super) fn begin_graph(&self) -> u64 {
         self.graphs.fetch_add(1, Ordering::Relaxed)
     }
@@ -96,7 +96,7 @@ impl Trace {
             dsp.as_micros(),
             host.as_secs_f64() * 1e6
         );
-        // Programs end without closing what a library has open.
+        // Programs end without closing the libraries that they opened, so each line is flushed.
         if let Err(error) = written.and_then(|()| out.flush()) {
             log::error!("{}: GGML_RUST_NPU_TRACE: {error}", self.device);
         }

@@ -10,8 +10,8 @@ use crate::graph::Tensor;
 use crate::host_memory::system_memory;
 
 impl RkDevice {
-    /// Free and total bytes that buffers for weights can have: the system's memory, as far as the NPU's address spaces
-    /// reach; half of it where each weight is kept as it is beside its packed form.
+    /// Returns the free and total bytes for buffers of weights: the system's memory, as far as the
+    /// NPU's address spaces reach, and half of it if each weight is kept in both forms.
     #[must_use]
     pub(in crate::rockchip) fn weight_memory(&self) -> (usize, usize) {
         let ((free, total), (free_space, space)) = (system_memory(), self.npu.address_space());
@@ -19,7 +19,8 @@ impl RkDevice {
         ((free / copies).min(free_space), (total / copies).min(space))
     }
 
-    /// Bytes of memory that a weight takes in all: its part of a buffer, and its own bytes where these are kept.
+    /// Returns the bytes of memory that a weight takes in all: its part of a buffer, and its own
+    /// bytes where these are kept.
     #[must_use]
     pub fn resident_bytes(&self, tensor: &Tensor) -> usize {
         let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
@@ -30,8 +31,8 @@ impl RkDevice {
         self.packed_bytes(tensor) + kept
     }
 
-    /// Returns `true` if the bytes of a packed weight stay, for the CPU or to be read. What the CPU would only be faster
-    /// with stays as long as an eighth of the system's memory is free.
+    /// Returns `true` if the bytes of a packed weight stay, for the CPU or for reading. Bytes with
+    /// which the CPU would only be faster stay as long as an eighth of the system's memory is free.
     pub(super) fn keeps(&self, weights: &Tensor) -> bool {
         match plan::keep(&self.target, weights) {
             Keep::Always => true,
@@ -121,7 +122,7 @@ mod tests {
         );
         assert!(device.keeps_with(&weights, 32, (100, 800)) && device.prefers_cpu(&decode));
         assert!(!device.keeps_with(&weights, 32, (99, 800)) && !device.prefers_cpu(&decode));
-        // What was not kept stays so: the device is the one to multiply with all of them.
+        // Released bytes stay released: the device multiplies with all of these weights.
         assert!(!device.keeps(&weights));
     }
 }

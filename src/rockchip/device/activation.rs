@@ -1,4 +1,4 @@
-//! Activations on their way to the device: quantized row by row, then interleaved into native A.
+//! Packs activations for the device: quantized row by row, then interleaved into native A.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,10 +17,12 @@ use crate::rockchip::caps::{DIGITS, Precision};
 use crate::rockchip::driver::Context;
 use crate::rockchip::layout::WeightLayout;
 
-/// Rows from which on the host stages are shared among threads: below, waking them costs more than the work.
+/// Fewest rows for which threads divide the host stages: for fewer, waking them costs more than the
+/// work.
 const PARALLEL_ROWS: usize = 16;
 
-/// Tasks that a host stage is cut into for each thread: one that comes late leaves part of its share to the others.
+/// Tasks that a host stage is cut into for each thread: one that comes late leaves part of its
+/// share to the others.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Activations of one call, quantized and packed.
@@ -31,11 +33,11 @@ pub(super) struct Activations {
     nibbles: Vec<u8>,
     /// One row of F32 for each task.
     work: Vec<f32>,
-    /// Factors of the rows: the INT8 scale, or the power of two that an FP16 row was divided by; for INT4 weights what
-    /// `int4::unpack_scaled` needs.
+    /// Factors of the rows: the INT8 scale, or the power of two that an FP16 row was divided by;
+    /// for INT4 weights what `int4::unpack_scaled` needs.
     pub(super) scales: Vec<f32>,
     pub(super) native: Scratch,
-    /// What `native` and `scales` hold, if it may be used again.
+    /// Description of `native` and `scales`, if they may be used again.
     held: Option<Held>,
     /// The rotation of operands, by whether they are plain FP16, and K.
     rotations: HashMap<(bool, usize), Rotation>,
@@ -50,7 +52,7 @@ pub(super) struct Shared {
     pub(super) addresses: Range<usize>,
 }
 
-/// How activations were packed.
+/// Form in which activations were packed.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
     shared: Shared,
@@ -62,7 +64,7 @@ struct Held {
     bucket: usize,
 }
 
-/// What steps 1 and 2 need besides the data.
+/// Parameters of steps 1 and 2.
 #[derive(Clone, Copy)]
 struct Packing<'a> {
     anchor: &'a Arc<Context>,
@@ -84,7 +86,7 @@ struct RowSizes {
 }
 
 impl Activations {
-    /// Factors of each row.
+    /// Returns the factors of each row.
     pub(super) fn scales_per_row(layout: &WeightLayout) -> usize {
         match layout.precision {
             Precision::Int4 => int4::factors_i4(layout.segments),
@@ -93,7 +95,7 @@ impl Activations {
         }
     }
 
-    /// Forgets what was packed from addresses that are about to be written.
+    /// Forgets activations that were packed from addresses that are about to be written.
     pub(super) fn written(&mut self, addresses: &Range<usize>) {
         let overlaps = |held: &Held| {
             let read = &held.shared.addresses;
@@ -206,7 +208,8 @@ impl Activations {
 }
 
 impl Packing<'_> {
-    /// Step 1: fills `out` row by row with `fill(m, scratch, row, scales)`, on several threads if there are many rows.
+    /// Step 1: fills `out` row by row with `fill(m, scratch, row, scales)`, on several threads if
+    /// there are many rows.
     fn rows<T: Copy + Default + Send>(
         &self,
         sizes: RowSizes,
@@ -238,7 +241,8 @@ impl Packing<'_> {
         });
     }
 
-    /// Step 2: row-major rows into the native A of each segment of K. `packed` elements of K share a `T`.
+    /// Step 2: row-major rows into the native A of each segment of K. `packed` elements of K share
+    /// a `T`.
     fn interleave<T: Copy + Default + Send + Sync + bytemuck::Pod>(
         &self,
         native: &mut Scratch,

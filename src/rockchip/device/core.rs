@@ -36,7 +36,7 @@ pub(super) struct Core {
     results: Scratch,
 }
 
-/// What all cores share in one call.
+/// Operands that all cores share in one call.
 pub(super) struct Call<'a> {
     pub(super) rknn: &'a Arc<Rknn>,
     pub(super) w: WeightSlice<'a>,
@@ -47,7 +47,7 @@ pub(super) struct Call<'a> {
 }
 
 impl Core {
-    /// - `contexts`: how many it keeps at most
+    /// - `contexts`: most that it keeps
     pub(super) fn new(mask: Option<CoreMask>, contexts: usize) -> Self {
         Self {
             mask,

@@ -1,8 +1,9 @@
 //! I/O address spaces: weights fill them one after another.
 //!
-//! An address of the NPU has 32 bits, so one space holds 4 GiB, and the driver offers 16 of them. Only one is attached at
-//! a time, and a switch waits for all cores: so a space is filled before the next one is begun, and llama.cpp
-//! allocates buffers layer by layer, which keeps the weights of a layer together.
+//! An address of the NPU has 32 bits, so one space holds 4 GiB, and the driver offers 16 of them.
+//! Only one is attached at a time, and a switch waits for all cores: so a space is filled before
+//! the next one is begun, and llama.cpp allocates buffers layer by layer, which keeps the weights
+//! of a layer together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -55,12 +56,12 @@ impl Domains {
         })
     }
 
-    /// The context that owns the first address space.
+    /// Returns the context that owns the first address space.
     pub(super) fn first_anchor(&self) -> Arc<Context> {
         Arc::clone(&self.lock()[0].anchor)
     }
 
-    /// Uses no more than `limit` address spaces from now on.
+    /// Uses at most `limit` address spaces.
     pub(super) fn limit(&mut self, limit: usize) {
         self.limit = limit;
     }
@@ -73,7 +74,8 @@ impl Domains {
                 begun.push(begin(&self.rknn, index)?);
             }
             let domain = &begun[index];
-            // The lock is held, so nobody else adds; shares that are dropped meanwhile only make room.
+            // The lock is held, so no other thread adds; shares that are dropped at the same time
+            // only make room.
             let used = domain.used_bytes.load(Ordering::Relaxed);
             if used + bytes > caps::DOMAIN_WEIGHT_BYTES {
                 continue;
@@ -93,7 +95,7 @@ impl Domains {
         })
     }
 
-    /// Bytes that weights can still take, and could take in all.
+    /// Returns the bytes that weights can still take, and the bytes that they could take in all.
     pub(super) fn bytes(&self) -> (usize, usize) {
         let begun = self.lock();
         let used: usize = begun
@@ -111,7 +113,8 @@ impl Domains {
 }
 
 fn begin(rknn: &Arc<Rknn>, index: usize) -> Result<Domain> {
-    // SOURCE: rk-llama.cpp allocates from a 32x32x32 FP16 context as well; every chip takes that shape.
+    // SOURCE: rk-llama.cpp allocates from a 32x32x32 FP16 context as well; every chip takes that
+    // shape.
     let mut info = MatmulInfo::native(Precision::Fp16.matmul_type(), 32, 32, 32);
     info.iommu_domain_id = i32::try_from(index).unwrap_or(0);
     Ok(Domain {

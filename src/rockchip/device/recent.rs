@@ -6,10 +6,12 @@ use std::hash::Hash;
 use crate::error::Result;
 
 /// File descriptors that a context of the library takes.
-// SOURCE: librknnrt's own buffers and DRM handles, 3 to 4 for each context (estimate; not counted on a board).
+// SOURCE: librknnrt's own buffers and DRM handles, 3 to 4 for each context (estimate; not counted
+// on a board).
 const DESCRIPTORS_PER_CONTEXT: u64 = 4;
 
-/// Contexts that a core may keep: as many as half of the process's file descriptors allow.
+/// Returns the contexts that a core may keep: as many as half of the process's file descriptors
+/// allow.
 pub(super) fn contexts_per_core(file_limit: u64, cores: usize) -> usize {
     let contexts = file_limit / 2 / DESCRIPTORS_PER_CONTEXT;
     let per_core = usize::try_from(contexts).unwrap_or(usize::MAX) / cores.max(1);
@@ -17,7 +19,8 @@ pub(super) fn contexts_per_core(file_limit: u64, cores: usize) -> usize {
     per_core.clamp(16, 512)
 }
 
-/// At most `limit` values by key. A new one takes the place of the one whose last use is the longest ago.
+/// At most `limit` values by key. A new one takes the place of the one whose last use is the
+/// longest ago.
 #[derive(Debug)]
 pub(super) struct Recent<K, V> {
     limit: usize,
@@ -35,7 +38,7 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
         }
     }
 
-    /// The value of `key`, made if need be.
+    /// Returns the value of `key`, made if need be.
     pub(super) fn get_or_make(
         &mut self,
         key: K,

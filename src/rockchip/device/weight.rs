@@ -49,13 +49,14 @@ impl WeightMemory {
         }
     }
 
-    /// The context that owns the address space.
+    /// Returns the context that owns the address space.
     pub(super) fn anchor(&self) -> &Arc<Context> {
         &self.share.anchor
     }
 
     fn lock(&self) -> MutexGuard<'_, Memory> {
-        // A panic while packing leaves bytes of one tensor unfinished, which its caller reports; the memory is fine.
+        // A panic while packing leaves bytes of one tensor unfinished, which its caller reports;
+        // the memory is fine.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,8 +86,9 @@ impl WeightMemory {
         });
     }
 
-    /// Has `fill` write the packed bytes and the scales of a weight that was placed at `offset`, and returns what it returns:
-    /// whether it did. If not, the scales are again those of a weight that nothing was written of.
+    /// Calls `fill` to write the packed bytes and the scales of a weight that was placed at
+    /// `offset`, and returns its result: `true` if it did. If not, the scales are again those of an
+    /// unwritten weight.
     pub fn fill(
         &self,
         weights: &mut Weights,
@@ -104,7 +106,7 @@ impl WeightMemory {
         filled
     }
 
-    /// Lets the device see what was packed.
+    /// Makes the packed bytes visible to the device.
     pub(super) fn flush(&self) -> Result<()> {
         if self.dirty.load(Ordering::Acquire) {
             let memory = self.lock();
@@ -116,7 +118,7 @@ impl WeightMemory {
 }
 
 impl Weights {
-    /// Where they lie.
+    /// Returns the layout of the weights.
     #[must_use]
     pub fn layout(&self) -> &WeightLayout {
         &self.layout

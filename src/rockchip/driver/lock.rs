@@ -1,8 +1,8 @@
-//! The lock that keeps the NPU to one process: on the device's own nodes, which every user and every container that can
-//! use the NPU shares.
+//! The lock that keeps the NPU to one process: on the device's own nodes, which every user and
+//! every container that can use the NPU shares.
 //!
-//! SOURCE: two processes that use I/O address spaces of the NPU at once corrupt each other or panic the kernel
-//! (rk-llama.cpp's README, igou-kubernetes#869).
+//! SOURCE: two processes that use I/O address spaces of the NPU at once corrupt each other or panic
+//! the kernel (rk-llama.cpp's README, igou-kubernetes#869).
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -53,13 +53,13 @@ pub fn take_npu() -> Result<Taken> {
     take(&Places::system())
 }
 
-/// A node of the NPU, if the kernel shows one.
+/// Returns a node of the NPU, if the kernel shows one.
 #[must_use]
 pub fn npu_node() -> Option<PathBuf> {
     nodes(&Places::system()).into_iter().next()
 }
 
-/// The kernel's description of the NPU's device.
+/// Returns the kernel's description of the NPU's device.
 #[must_use]
 pub fn npu_uevent() -> Option<String> {
     let places = Places::system();
@@ -100,7 +100,8 @@ fn take(places: &Places) -> Result<Taken> {
     Ok(Taken { _files: files })
 }
 
-/// The nodes of the NPU: those of DRM whose driver is rknpu, or the one of a driver that was built without DRM.
+/// Returns the nodes of the NPU: those of DRM whose driver is rknpu, or the one of a driver that
+/// was built without DRM.
 fn nodes(places: &Places) -> Vec<PathBuf> {
     let names = fs::read_dir(places.drm_class).into_iter().flatten();
     let mut nodes: Vec<PathBuf> = names
@@ -110,7 +111,8 @@ fn nodes(places: &Places) -> Vec<PathBuf> {
             let name = driver
                 .ok()
                 .and_then(|path| path.file_name().map(Into::into));
-            // SOURCE: the platform driver is "RKNPU" (vendor driver 0.9.8, rknpu_drv.c), its DRM driver "rknpu".
+            // SOURCE: the platform driver is "RKNPU" (vendor driver 0.9.8, rknpu_drv.c), its DRM
+            // driver "rknpu".
             name.is_some_and(|name: PathBuf| name.as_os_str().eq_ignore_ascii_case("rknpu"))
         })
         .map(|entry| places.dev.join("dri").join(entry.file_name()))
@@ -139,8 +141,8 @@ fn lock(file: File, path: &Path) -> Result<File> {
 
 /// Locks a file in the first of `folders` that has one or takes one.
 ///
-/// A file of another user is opened to read, which is all that a lock needs: the kernel refuses `O_CREAT` on it in a
-/// folder such as this (`fs.protected_regular`).
+/// A file of another user is opened to read, which is all that a lock needs: the kernel refuses
+/// `O_CREAT` on it in a folder such as this (`fs.protected_regular`).
 fn lock_file(folders: &[PathBuf]) -> Result<File> {
     let mut refused = busy(Path::new(FILE), "there is no folder for it".into());
     for folder in folders {
@@ -189,7 +191,7 @@ fn mounted_as<'a>(mountinfo: &'a str, path: &Path) -> Option<&'a str> {
         let kind = right.split(' ').next()?;
         (path.starts_with(point)).then(|| (point.components().count(), kind))
     });
-    // Of mounts over each other, the last one counts.
+    // If mounts cover each other, the last one is visible.
     mounts.max_by_key(|(depth, _)| *depth).map(|(_, kind)| kind)
 }
 

@@ -56,7 +56,7 @@ impl TensorMemory {
 
 impl Drop for TensorMemory {
     fn drop(&mut self) {
-        // SAFETY: the library gave this pointer, and nobody uses it after this.
+        // SAFETY: the library returned this pointer, and nothing uses it after this.
         let code = unsafe { (self.context.rknn.api.destroy_mem)(self.context.handle, self.raw) };
         if let Err(error) = check("rknn_destroy_mem", code, || format!("{} bytes", self.bytes)) {
             log::warn!("{error}");
@@ -64,7 +64,7 @@ impl Drop for TensorMemory {
     }
 }
 
-/// Memory that the NPU and the CPU both reach. Its owner is the CPU's only way to the bytes.
+/// Memory that the NPU and the CPU both access. The CPU accesses the bytes only through its owner.
 #[derive(Debug)]
 pub struct Memory(pub(super) Arc<TensorMemory>);
 
@@ -83,7 +83,7 @@ impl Memory {
         )?)))
     }
 
-    /// A view of `bytes` from `offset` on, for the device to read.
+    /// Returns a view of `bytes` bytes at `offset`, for the device to read.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -101,7 +101,8 @@ impl Memory {
         };
         let (context, parent) = (&self.0.context, self.0.fields());
         let create = context.rknn.api.create_mem_from_fd;
-        // SAFETY: descriptor and mapping are those of a live allocation, and the range is inside it.
+        // SAFETY: descriptor and mapping are those of a live allocation, and the range is inside
+        // it.
         let raw = unsafe { create(context.handle, parent.fd, parent.virt_addr, size, start) };
         let memory = TensorMemory::adopt(context, raw, call, bytes)?;
         Ok(View {
@@ -110,24 +111,25 @@ impl Memory {
         })
     }
 
-    /// The bytes, to read what was synced from the device.
+    /// Returns the bytes, to read what was synced from the device.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let start = self.0.fields().virt_addr.cast::<u8>();
-        // SAFETY: the mapping has this many bytes, all initialized by the kernel; the device writes them only in
-        // `Context::run`, which needs `&mut Memory`.
+        // SAFETY: the mapping has this many bytes, all initialized by the kernel; the device writes
+        // them only in `Context::run`, which needs `&mut Memory`.
         unsafe { std::slice::from_raw_parts(start, self.0.bytes) }
     }
 
-    /// The bytes, to fill them for the device.
+    /// Returns the bytes, to fill them for the device.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let start = self.0.fields().virt_addr.cast::<u8>();
-        // SAFETY: as in `bytes`; views give the CPU no way to the bytes, so `&mut self` is exclusive.
+        // SAFETY: as in `bytes`; views give the CPU no access to the bytes, so `&mut self` is
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(start, self.0.bytes) }
     }
 
-    /// Makes the device see what the CPU wrote, through this memory and through its views.
+    /// Makes the CPU's writes, through this memory and through its views, visible to the device.
     ///
     /// # Errors
     /// `Vendor`.
@@ -135,7 +137,7 @@ impl Memory {
         self.sync(MemSync::TO_DEVICE)
     }
 
-    /// Makes the CPU see what the device wrote.
+    /// Makes the device's writes visible to the CPU.
     ///
     /// # Errors
     /// `Vendor`.
@@ -151,8 +153,8 @@ impl Memory {
     }
 }
 
-/// A part of a [`Memory`], for the device only. The CPU writes and syncs the whole: a sync through a view does not
-/// flush (SOURCE: measurements in unimatrix099's fork of rk-llama.cpp).
+/// A part of a [`Memory`], for the device only. The CPU writes and syncs the whole: a sync through
+/// a view does not flush (SOURCE: measurements in unimatrix099's fork of rk-llama.cpp).
 #[derive(Debug)]
 pub struct View {
     pub(super) memory: TensorMemory,

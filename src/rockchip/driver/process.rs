@@ -23,10 +23,10 @@ pub fn file_limit() -> u64 {
     rlimit::getrlimit(rlimit::Resource::NOFILE).map_or(1024, |(soft, _)| soft)
 }
 
-/// How many files the process may have open, if it has that many.
+/// Returns the limit of open files of the process.
 #[must_use]
 pub fn file_limit_reached() -> Option<u64> {
-    // SOURCE: open(2): EMFILE is the process's limit; there is no other way to ask that counts every descriptor.
+    // SOURCE: open(2): EMFILE is the process's limit; no other question counts every descriptor.
     const EMFILE: i32 = 24;
     let error = File::open("/dev/null").err()?;
     let (limit, _) = rlimit::getrlimit(rlimit::Resource::NOFILE).ok()?;

@@ -29,7 +29,7 @@ trace::traced! {
     optional {}
 }
 
-/// The shape that is asked for.
+/// Returns the shape that is asked for.
 fn shape(info: *mut MatmulInfo) -> String {
     // SAFETY: the caller hands the same pointer to the library, which reads the struct there.
     super::describe(unsafe { &*info })

@@ -11,7 +11,8 @@ use super::Source;
 use crate::loss::SquaredLoss;
 
 impl WeightLayout {
-    /// Measures the loss of packing a weight of one slice and one chunk. Rotated weights are compared: that changes no sum of squares.
+    /// Measures the loss of packing a weight of one slice and one chunk. Rotated weights are
+    /// compared: that changes no sum of squares.
     ///
     /// - `source.rows`: all rows; `scales`, `packed`: as [`super::pack_rows`] left them
     ///
@@ -56,7 +57,7 @@ impl WeightLayout {
             let at = self.block_offset(segment) + group * group_bytes;
             let set = if self.scale_sets() == 1 { 0 } else { segment };
             let scales = &scales[self.chunk_scales(0, 0, set)][group * b.gn..];
-            // Padding behind K is whole tiles at the end of the group.
+            // Padding after K is whole tiles at the end of the group.
             let bytes = &packed[at..][..group_bytes];
             let values: Vec<f32> = match self.precision {
                 Precision::Int8 => {

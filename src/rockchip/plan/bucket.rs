@@ -1,5 +1,6 @@
-//! How M rows are cut into calls. Contexts exist for powers of two only: rows are padded, or split over several calls.
-//! A power of two that the device computes wrong is left out; its rows go into the others.
+//! Division of M rows into calls. Contexts exist for powers of two only: rows are padded, or split
+//! over several calls. A power of two that the device computes wrong is left out, and other ones
+//! are used for its rows.
 
 use crate::rockchip::caps::CallCost;
 use crate::rockchip::layout::WeightLayout;
@@ -18,7 +19,8 @@ pub struct MPiece {
     pub bucket: usize,
 }
 
-/// The M that calls may have: powers of two up to [`M_BUCKET_MAX`], except those that the device computes wrong.
+/// The M that calls may have: powers of two up to [`M_BUCKET_MAX`], except those that the device
+/// computes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buckets {
     /// Bit i stands for 2^i.
@@ -31,7 +33,7 @@ impl Buckets {
         bits: (1 << (M_BUCKET_MAX.ilog2() + 1)) - 1,
     };
 
-    /// All of these but one.
+    /// Returns all of these but one.
     #[must_use]
     pub fn without(self, bucket: usize) -> Self {
         Self {
@@ -45,14 +47,14 @@ impl Buckets {
         bucket.is_power_of_two() && self.bits & bit(bucket) != 0
     }
 
-    /// The smallest M that takes `rows`.
+    /// Returns the smallest M that takes `rows`.
     fn at_least(self, rows: usize) -> Option<usize> {
         (0..=M_BUCKET_MAX.ilog2())
             .map(|log| 1 << log)
             .find(|bucket| *bucket >= rows && self.contain(*bucket))
     }
 
-    /// The largest M of at most `rows`.
+    /// Returns the largest M of at most `rows`.
     fn at_most(self, rows: usize) -> Option<usize> {
         (0..=M_BUCKET_MAX.ilog2())
             .rev()
@@ -65,7 +67,7 @@ fn bit(bucket: usize) -> u16 {
     1u16.checked_shl(bucket.ilog2()).unwrap_or(0)
 }
 
-/// What the calls for one block of weights cost, to choose between padding and splitting.
+/// Cost of the calls for one block of weights, for the choice between padding and splitting.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucketing {
     buckets: Buckets,
@@ -92,12 +94,13 @@ impl Bucketing {
         }
     }
 
-    /// Nanoseconds of one call with M = `bucket`.
+    /// Returns the nanoseconds of one call with M = `bucket`.
     fn cost(&self, bucket: usize) -> f32 {
         self.call_ns + self.weights_ns.max(bucket as f32 * self.row_ns)
     }
 
-    /// Nanoseconds of the cheapest way to compute `rows`, at most as many as the largest bucket, and the first call of it.
+    /// Returns the nanoseconds of the cheapest division of `rows`, at most as many as the largest
+    /// bucket, and its first call.
     fn best(&self, rows: usize) -> (f32, MPiece) {
         let piece = |rows, bucket| MPiece {
             first: 0,
@@ -112,7 +115,8 @@ impl Bucketing {
         let Some(down) = self.buckets.at_most(rows) else {
             return (padded, whole);
         };
-        // Each step takes away the largest bucket that fits, so this ends after about as many as M has digits.
+        // Each step removes the largest bucket that fits, so this ends after about as many steps as
+        // M has digits.
         let (rest, _) = self.best(rows - down);
         let split = self.cost(down) + rest;
         if padded <= split {
@@ -121,8 +125,9 @@ impl Bucketing {
         (split, piece(down, down))
     }
 
-    /// Cuts `m` rows into calls: as many of the largest as there are, then for the rest the cheaper of one that is padded
-    /// and of the largest power of two with a rest of its own (72 = 64 + 8).
+    /// Divides `m` rows into calls: as many of the largest as possible, then for the rest the
+    /// cheaper of one padded call, and of the largest power of two followed by the division of the
+    /// remainder (72 = 64 + 8).
     pub fn pieces(self, m: usize) -> impl Iterator<Item = MPiece> {
         let mut first = 0;
         let largest = self.buckets.at_most(M_BUCKET_MAX).unwrap_or(M_BUCKET_MAX);
@@ -154,7 +159,8 @@ mod tests {
         buckets.iter().map(|bucket| costs.cost(*bucket)).sum()
     }
 
-    /// Costs of every chip, arithmetic and some sizes, and made-up ones from no overhead to nothing else.
+    /// Returns the costs of every chip, arithmetic and some sizes, and made-up ones from no
+    /// overhead to nothing else.
     fn tables() -> Vec<Bucketing> {
         let of = |caps: &RkCaps, choice, ne| {
             let layout = WeightLayout::new(caps, Some(choice), DType::F16, ne)?;

@@ -2,7 +2,8 @@
 
 use hexagon_ops::wire::{self, MatMul, Plain, TensorOp};
 
-/// A product, then its residual, its bias or what it gates, as one command; `None` if they cannot be.
+/// Joins a product and its residual, its bias or its gate to one command; `None` if that is
+/// impossible.
 ///
 /// Both name buffers and offsets. The result of the product has no other reader than `second`.
 #[must_use]
@@ -23,7 +24,7 @@ pub fn fuse_product(product: &MatMul, second: &TensorOp) -> Option<MatMul> {
         |tensor: &wire::Tensor| tensor.ne == ne && rows_of(tensor, product.m) == Some(product.dst);
     let (other, swapped) = match (is_product(a), is_product(b)) {
         (true, false) => (b, 0),
-        // The gate may come first, and be what the second product is multiplied by.
+        // The gate may come first, and be the factor of the second product.
         (false, true) if a.ne == ne => (a, u32::from(gates)),
         _ => return None,
     };
@@ -43,7 +44,7 @@ pub fn fuse_product(product: &MatMul, second: &TensorOp) -> Option<MatMul> {
     (fits && product_is_apart(&fused)).then_some(fused)
 }
 
-/// A matrix of f32 as `m` rows; a single row is all of them.
+/// Returns a matrix of f32 as `m` rows; a single row is all of them.
 fn rows_of(tensor: &wire::Tensor, m: u32) -> Option<Plain> {
     let [nb0, nb1, nb2, nb3] = tensor.nb;
     if tensor.dtype != wire::TYPE_F32 || nb0 != size_of::<f32>() as u64 {
@@ -58,7 +59,8 @@ fn rows_of(tensor: &wire::Tensor, m: u32) -> Option<Plain> {
     })
 }
 
-/// Whether the result shares nothing with the activations, and all of its memory or nothing with the other operand.
+/// Returns `true` if the result shares nothing with the activations, and all of its memory or
+/// nothing with the other operand.
 fn product_is_apart(fused: &MatMul) -> bool {
     let row = |rows: &Plain, elems: u32| {
         let reach = rows.strides[0].saturating_mul(u64::from(fused.m.saturating_sub(1)));
@@ -83,7 +85,7 @@ mod tests {
     const N: u32 = 48;
     const M: u32 = 3;
 
-    /// Rows of N f32 in buffer 1.
+    /// Returns rows of N f32 in buffer 1.
     fn rows(offset: u64, m: u32) -> wire::Tensor {
         let row = u64::from(N) * 4;
         wire::Tensor {
@@ -169,7 +171,7 @@ mod tests {
         }
     }
 
-    /// What makes commands different.
+    /// A change that makes commands differ.
     type Change = fn(&mut MatMul, &mut TensorOp);
 
     #[test]

@@ -9,7 +9,7 @@ use super::*;
 /// The variable that tells a child its folder.
 const FOLDER: &str = "NPU_TEST_LOCK_FOLDER";
 
-/// A new folder that everyone may write to, as `/run/lock` is.
+/// Returns a new folder that everyone may write to, as `/run/lock` is.
 fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("npu-lock-{name}-{}", std::process::id()));
     let _ = fs::remove_dir_all(&folder);
@@ -18,7 +18,8 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Takes the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes in `folder/dev`.
+/// Takes the NPU of a made-up system: its DRM nodes are in `folder/sys`, its device nodes in
+/// `folder/dev`.
 fn take_in(folder: &Path) -> Result<Taken> {
     take(&Places {
         drm_class: &folder.join("sys"),
@@ -101,8 +102,8 @@ impl Other {
     }
 }
 
-/// The path of this program; `None`, with the reason printed, where the system does not start it: under an emulator of its
-/// processor that started it itself.
+/// Returns the path of this program; `None`, with the reason printed, where the system does not
+/// start it: under an emulator of its processor that started it itself.
 fn own_program() -> Option<PathBuf> {
     let program = std::env::current_exe().unwrap();
     let listed = Command::new(&program)
@@ -128,7 +129,8 @@ fn as_user(user: u32) -> Option<Command> {
     Some(command)
 }
 
-/// This program in a mount namespace of its own, after `setup`; `None`, with the reason printed, where that is not allowed.
+/// Runs this program in a separate mount namespace, after `setup`. Returns `None`, with the reason
+/// printed, if that is not allowed.
 fn in_namespace(setup: &str) -> Option<Command> {
     let mut command = Command::new("unshare");
     let status = command
@@ -213,7 +215,7 @@ fn a_second_user_and_root_after_a_user_get_the_npu_or_one_line() {
         );
         first.end();
         second.end();
-        // What the first user left behind is in nobody's way.
+        // The files that the first user left do not prevent another one.
         drop(take_in(&folder).unwrap());
         let second = Other::start(as_user(12346).unwrap(), &folder);
         assert!(second.said.contains("TAKEN"), "{}", second.said);
