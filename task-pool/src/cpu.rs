@@ -1,39 +1,27 @@
 //! CPU affinity of threads.
-#![expect(unsafe_code, reason = "sets of CPUs are a matter of system calls")]
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// The CPUs to which a thread is bound.
-pub(super) struct Cpus(libc::cpu_set_t);
+pub(super) struct Cpus(CpuSet);
 
-/// Bytes of a set of CPUs.
-const BYTES: usize = size_of::<libc::cpu_set_t>();
-
-fn none() -> libc::cpu_set_t {
-    // SAFETY: an all-zero set is a valid, empty one.
-    unsafe { std::mem::zeroed() }
-}
-
-fn contains(set: &libc::cpu_set_t, cpu: usize) -> bool {
-    // SAFETY: the number is below that of the set's bits.
-    cpu < BYTES * 8 && unsafe { libc::CPU_ISSET(cpu, set) }
+fn contains(set: &CpuSet, cpu: usize) -> bool {
+    cpu < CpuSet::MAX_CPU && set.is_set(cpu)
 }
 
 impl Cpus {
     /// Binds the calling thread to those of `cpus` that it may use, or to all that it may use if
     /// `cpus` contains none of them.
     pub(super) fn of_thread(cpus: &[usize]) -> Self {
-        let mut allowed = none();
-        // SAFETY: the set is valid for writes of its size; 0 is the calling thread.
-        if unsafe { libc::sched_getaffinity(0, BYTES, &raw mut allowed) } != 0 {
-            return Self(none());
-        }
-        let mut wanted = none();
+        let Ok(allowed) = sched_getaffinity(None) else {
+            return Self(CpuSet::new());
+        };
+        let mut wanted = CpuSet::new();
         for &cpu in cpus.iter().filter(|cpu| contains(&allowed, **cpu)) {
-            // SAFETY: the number is one of the set's (`contains`).
-            unsafe { libc::CPU_SET(cpu, &mut wanted) };
+            wanted.set(cpu);
         }
         keep_to(&wanted);
-        // SAFETY: reads the set only.
-        let some = unsafe { libc::CPU_COUNT(&wanted) } > 0;
+        let some = wanted.count() > 0;
         Self(if some { wanted } else { allowed })
     }
 
@@ -41,8 +29,7 @@ impl Cpus {
     pub(super) fn leave(&self, cpu: usize) {
         let mut others = self.0;
         if contains(&others, cpu) {
-            // SAFETY: the number is one of the set's (`contains`).
-            unsafe { libc::CPU_CLR(cpu, &mut others) };
+            others.unset(cpu);
             keep_to(&others);
         }
     }
@@ -50,21 +37,14 @@ impl Cpus {
 
 /// Binds the calling thread to a set of CPUs, unless the set is empty. The system may refuse, for a
 /// CPU that is offline: then the thread's CPUs stay as they are.
-fn keep_to(cpus: &libc::cpu_set_t) {
-    // SAFETY: reads the set only.
-    if unsafe { libc::CPU_COUNT(cpus) } > 0 {
-        // SAFETY: the set is valid for reads of its size; 0 is the calling thread.
-        unsafe { libc::sched_setaffinity(0, BYTES, cpus) };
+fn keep_to(cpus: &CpuSet) {
+    if cpus.count() > 0 {
+        let _ = sched_setaffinity(None, cpus);
     }
 }
 
-/// Returns the CPU on which the calling thread runs, if the system reports it.
+/// Returns the CPU on which the calling thread runs.
 pub(super) fn current_cpu() -> Option<usize> {
     // Miri has no CPU numbers.
-    if cfg!(miri) {
-        return None;
-    }
-    // SAFETY: has no requirements.
-    let cpu = unsafe { libc::sched_getcpu() };
-    usize::try_from(cpu).ok()
+    (!cfg!(miri)).then(sched_getcpu)
 }
