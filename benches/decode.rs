@@ -1,8 +1,8 @@
-//! Host time of a decode step on a Hexagon device whose commands are answered without being carried out: a graph of
-//! SmolLM2-135M's 30 layers that is computed again under its number.
+//! Measures the host time of a decode step on a Hexagon device whose commands are answered without
+//! being executed: a graph of SmolLM2-135M's 30 layers that is computed again under its number.
 //!
-//! *Caller*: the thread that waits also reads the ring, as simulated devices do, so that the stand-in's reading counts as
-//! well. *Thread*: another one reads it, as on a device.
+//! *Caller*: the waiting thread also reads the ring, as simulated devices do, so that the
+//! stand-in's reading is part of the time. *Thread*: a separate thread reads it, as on a device.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -79,7 +79,8 @@ impl Model {
         let mut params = [0; PARAMS];
         match op {
             Op::RmsNorm => params[0] = 1e-5_f32.to_bits().cast_signed(),
-            // SOURCE: ggml_rope_ext: dimensions, mode, base and scale of frequencies, factor of the results.
+            // SOURCE: ggml_rope_ext: dimensions, mode, base and scale of frequencies, factor of the
+            // results.
             Op::Rope => {
                 params[1] = 64;
                 params[5] = 1e4_f32.to_bits().cast_signed();
@@ -101,7 +102,8 @@ impl Model {
     /// `x` times a weight of `n` columns.
     fn product(&mut self, x: Tensor<'static>, n: usize) -> Tensor<'static> {
         let k = x.shape.ne[0];
-        // F32 and small, so that it is not packed: how products are computed costs the host nothing.
+        // F32 and small, so that it is not packed: how products are computed costs the host
+        // nothing.
         let w = self.memory.tensor(DType::F32, [k, n, 1, 1], Role::State);
         let out = self.memory.result([n, 1, 1, 1]);
         self.node(Op::MulMat, out, &[w, x], false);

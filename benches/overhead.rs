@@ -1,5 +1,6 @@
-//! Host time of one MUL_MAT outside the vendor's library (the stand-in's runs return at once, everything else is what
-//! a board does as well), and the time to pack weights as they are loaded. Shapes are those of SmolLM2-135M.
+//! Measures the host time of one MUL_MAT outside the vendor's library (the stand-in's runs return
+//! at once, everything else is done as on a board), and the time to pack weights while they are
+//! loaded. Shapes are those of SmolLM2-135M.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -106,7 +107,7 @@ impl MulMat {
         }
     }
 
-    /// One run, in a graph of its own, so that the activations are packed each time.
+    /// Runs it once, in a separate graph, so that the activations are packed each time.
     fn run(&mut self) {
         let [m, k, n] = self.shape;
         self.graph += 1;
@@ -156,7 +157,8 @@ fn overhead(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Host time of single calls, sorted: other work on the CPUs is in the mean, but not in the middle of these.
+/// Host time of single calls, sorted: other work on the CPUs is in the mean, but not in the middle
+/// of these.
 fn quantiles(_: &mut Criterion) {
     const CALLS: usize = 20_000;
     println!("host time of one MUL_MAT in microseconds, {CALLS} calls each");
@@ -212,8 +214,8 @@ fn dispatch(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Weights as they are loaded: dequantized, transformed, quantized and packed, on all threads, beside a copy of the
-/// same bytes.
+/// Measures weights as they are loaded: dequantized, transformed, quantized and packed, on all
+/// threads, compared with a copy of the same bytes.
 fn repack(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("repack");
     group

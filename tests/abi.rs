@@ -1,5 +1,5 @@
-//! Proves what the C border does: calls the functions of `include/npu.h` as `ggml-glue/` does, on the stand-in for a
-//! Hexagon NPU under strict coherence, and on that for a Rockchip NPU.
+//! Proves the C border: calls the functions of `include/npu.h` as `ggml-glue/` does, on the
+//! stand-in for a Hexagon NPU under strict coherence, and on that for a Rockchip NPU.
 #![expect(unsafe_code, reason = "calls what C calls")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -47,7 +47,8 @@ fn lines_with(word: &str) -> usize {
     lines.iter().filter(|line| line.contains(word)).count()
 }
 
-/// One test at a time: what one does to the device's buffers has it look at the other's graphs again.
+/// One test at a time: what one does to the device's buffers has it look at the other's graphs
+/// again.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -191,7 +192,8 @@ fn floats(count: usize, seed: u32) -> Vec<f32> {
     values.collect()
 }
 
-/// A product of weights in a packed buffer with activations in a shared one, all of them at odd offsets.
+/// A product of weights in a packed buffer with activations in a shared one, all of them at odd
+/// offsets.
 struct Product {
     weights: Buffer,
     memory: Buffer,
@@ -276,7 +278,7 @@ impl Product {
 
 /// Returns the floats that the CPU sees at an address.
 fn values_at(data: *const c_void, count: usize) -> Vec<f32> {
-    // SAFETY: floats of a live buffer, which nobody writes now.
+    // SAFETY: floats of a live buffer, which nothing writes now.
     unsafe { std::slice::from_raw_parts(data.cast(), count) }.to_vec()
 }
 
@@ -301,7 +303,8 @@ fn a_product_is_computed_and_computed_again_where_its_tensors_are() {
     }
 }
 
-/// The CPU computes with results where they are, and finds them there only if its caches were told.
+/// The CPU computes with results in place, and sees them there only after its caches were
+/// maintained.
 #[test]
 fn results_in_shared_memory_are_there_for_the_cpu() {
     let _turn = turn();
@@ -318,7 +321,8 @@ fn results_in_shared_memory_are_there_for_the_cpu() {
     }
 }
 
-/// Weights of a norm lie in shared memory, where the loader may write them without a function of ours.
+/// Weights of a norm lie in shared memory, where the loader may write them without a function of
+/// ours.
 #[test]
 fn weights_that_the_cpu_writes_in_place_reach_the_device() {
     let _turn = turn();
@@ -339,7 +343,7 @@ fn weights_that_the_cpu_writes_in_place_reach_the_device() {
     for round in 0..3 {
         let weights = floats(64, round);
         let to = g.data.cast::<f32>();
-        // SAFETY: 64 floats of a live buffer, which nobody else uses now.
+        // SAFETY: 64 floats of a live buffer, which nothing else uses now.
         unsafe { std::ptr::copy_nonoverlapping(weights.as_ptr(), to, 64) };
         let status = match round {
             0 => stream.compute(8, &[sum]),
@@ -360,7 +364,8 @@ fn a_graph_without_a_number_is_never_computed_again_without_its_nodes() {
     assert_eq!(stream.replay(0), None);
 }
 
-/// The stream's lock stayed poisoned, which reset it with each node: later graphs were successes that computed nothing.
+/// The stream's lock stayed poisoned, which reset it with each node: later graphs were successes
+/// that computed nothing.
 #[test]
 fn a_stream_that_failed_inside_says_so_until_it_is_made_again() {
     let _turn = turn();
@@ -451,7 +456,7 @@ fn a_write_or_read_that_fails_inside_is_reported_and_no_graph_uses_the_buffer() 
         lines_with("w is in a buffer that an earlier error left unfinished"),
         1
     );
-    // The device goes on, and so does the buffer when all of it has been written.
+    // The device continues to work, and so does the buffer when all of it has been written.
     let other = Product::new();
     assert_eq!(stream.compute(0, &[other.node]), NPU_STATUS_OK);
     other.check();
@@ -499,7 +504,8 @@ fn a_tensor_with_a_negative_dimension_is_neither_written_nor_read() {
     product.check();
 }
 
-/// Sizes were multiplied before anything looked at them: a panic, or in a release build a small number.
+/// Sizes were multiplied before anything looked at them: a panic, or in a release build a small
+/// number.
 #[test]
 fn a_tensor_that_no_memory_holds_is_refused() {
     let _turn = turn();
@@ -559,7 +565,8 @@ fn what_is_null_is_refused() {
     unsafe { npu_backend_free(null_mut()) };
 }
 
-/// A weight that no buffer takes is left to the CPU, and a line says so once, however often ggml asks.
+/// A weight that fits no buffer is left to the CPU, and a line says so once, however often ggml
+/// asks.
 #[test]
 fn a_weight_over_the_largest_buffer_is_told_of_once() {
     let _turn = turn();
@@ -599,7 +606,8 @@ fn a_weight_over_the_largest_buffer_is_told_of_once() {
     assert_eq!(lines_with("output.weight is left to the CPU"), 1);
 }
 
-/// A packed weight of a Rockchip device is there once, so its own bytes are gone: the process used to end there.
+/// A packed weight of a Rockchip device is there once, so its own bytes are gone: the process used
+/// to end there.
 #[test]
 fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
     let _turn = turn();

@@ -1,7 +1,8 @@
-//! Proves that a warm decode step allocates nothing: from the second run on, in every arithmetic, with segments of K,
-//! on three cores, and with experts.
+//! Proves that a warm decode step allocates nothing: the second run and all later ones, in every
+//! arithmetic, with segments of K, on three cores, and with experts.
 //!
-//! The stand-in returns from its runs at once: what a library allocates in a run is its own affair.
+//! The stand-in returns from its runs at once: allocations of a library inside a run are not
+//! counted.
 #![expect(unsafe_code, reason = "an allocator is an unsafe trait")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -165,7 +166,8 @@ fn nothing_is_allocated_from_the_second_run_on() {
     let (f32, f16) = (DType::F32, DType::F16);
     for caps in caps::ALL {
         let device = null_device(caps, "");
-        // Decode and a ubatch; rows that are converted first; three segments of K in either arithmetic.
+        // Decode and a ubatch; rows that are converted first; three segments of K in either
+        // arithmetic.
         let mut steps = vec![
             mul_mat(&device, PLAIN, f32, [1, 576, 1536]),
             mul_mat(&device, PLAIN, f16, [1, 1536, 576]),

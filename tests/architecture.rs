@@ -1,12 +1,12 @@
-//! Proves that modules only use what is below them on the import ladder of `src/lib.rs`, and that both families of NPUs have
-//! one shape and know nothing of each other.
+//! Proves that modules only use modules below them on the import ladder of `src/lib.rs`, and that
+//! both families of NPUs have one shape and know nothing of each other.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Modules from the bottom up; a module may use those of its own step and of the steps below. The parts of a family and of
-/// `backend` have steps of their own.
+/// Modules from the bottom up; a module may use those of its own step and of the steps below. The
+/// parts of a family and of `backend` have separate steps.
 const LADDER: [&[&str]; 10] = [
     &["error", "tensor", "files", "gguf", "loss"],
     &["hexagon::caps", "rockchip::caps"],
@@ -30,8 +30,8 @@ const LADDER: [&[&str]; 10] = [
     &["backend::find", "backend::offline", "abi"],
 ];
 
-/// Parts that do not use each other although the ladder lets them: devices execute, they know no plan, and the other way
-/// round.
+/// Parts that do not use each other although the ladder allows it: devices know no plan, and plans
+/// no device.
 const APART: [(&str, &[&str]); 4] = [
     ("hexagon::device", &["hexagon::plan", "graph"]),
     ("rockchip::device", &["rockchip::plan", "graph"]),
@@ -109,7 +109,8 @@ fn split(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Adds the paths that a path with braces stands for: `a::{b, c::{self, d}}` is `a::b`, `a::c` and `a::c::d`.
+/// Adds the paths that a path with braces stands for: `a::{b, c::{self, d}}` is `a::b`, `a::c` and
+/// `a::c::d`.
 fn expand(prefix: &[&str], tree: &str, found: &mut BTreeSet<Vec<String>>) {
     let tree = tree.trim();
     let (path, group) = match tree.split_once('{') {
@@ -148,7 +149,8 @@ fn path_text(code: &str) -> &str {
     code
 }
 
-/// The modules of the crate that code uses, as paths from its root: those behind `crate::`, and behind `super::`.
+/// Returns the modules of the crate that code uses, as paths from its root: those after `crate::`,
+/// and after `super::`.
 fn uses(module: &[String], code: &str) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
     for (at, _) in code.match_indices("crate::") {
@@ -213,7 +215,8 @@ fn modules_use_only_what_is_below_them() {
     }
 }
 
-/// `config` names the chips of both, and so does a pack file; these are tables that anything may read.
+/// `config` names the chips of both, and so does a pack file; these are tables that anything may
+/// read.
 #[test]
 fn families_know_nothing_of_each_other() {
     for (module, code) in modules() {

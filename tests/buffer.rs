@@ -1,5 +1,5 @@
-//! Proves that a buffer of packed weights behaves like memory: whatever was written, in whatever pieces, is read back
-//! bit for bit, and multiplications use it.
+//! Proves that a buffer of packed weights behaves like memory: whatever was written, in whatever
+//! pieces, is read back bit for bit, and multiplications use it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -167,7 +167,7 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
     assert!(read(&second, place).is_err());
     assert!(multiply(&second, place) < 1e-3);
 
-    // A part would have to be packed together with what is gone; all of it can be written again.
+    // A part would have to be packed together with released bytes; all of it can be written again.
     let error = write(&first, 0, 0, 1000).unwrap_err().to_string();
     assert!(error.contains("written in part"), "{error}");
     assert!(multiply(&first, 0) < 1e-3);
@@ -188,8 +188,9 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
     assert!(error.unwrap_err().to_string().contains("another shape"));
 }
 
-/// Weights of a model of 8 billion parameters in Q8_0: 32 layers of width 4096, feed-forward 14336, 8 heads for keys, a head
-/// of 128,256 rows; embeddings stay with the CPU.
+/// Calls `visit` with the weights of a model of 8 billion parameters in Q8_0: 32 layers of width
+/// 4096, feed-forward 14336, 8 heads for keys, a head of 128,256 rows; embeddings stay with the
+/// CPU.
 fn weights_of_8b(visit: &mut dyn FnMut(Tensor)) {
     const Q8_0: DType = DType::Quantized {
         block_elems: 32,

@@ -1,9 +1,10 @@
-//! Proves that blocks become the values that llama.cpp's own Python code gives (`scripts/golden.py`), bit for bit.
+//! Proves that blocks become the values that llama.cpp's own Python code gives
+//! (`scripts/golden.py`), bit for bit.
 
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::GgmlType;
 
-/// Types with a way to `f32`, all of them in the golden file.
+/// Types with a dequantizer, all of them in the golden file.
 const TYPES: usize = 13;
 
 #[test]

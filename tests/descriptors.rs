@@ -1,5 +1,5 @@
-//! Proves that running out of file descriptors is an error that names the limit, and passes with its cause. A process of
-//! its own, since the limit is one of the process.
+//! Proves that running out of file descriptors is an error that names the limit, and passes with
+//! its cause. A process of its own, since the limit is one of the process.
 
 mod common;
 
@@ -57,7 +57,8 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     names_the_limit(&device_with(options, &caps::RK3588).unwrap_err());
     // A multiplication that needs larger memory for its operands than there is.
     names_the_limit(&multiply(300).unwrap_err());
-    // What needs nothing more goes on, and so does the rest when there are descriptors again.
+    // Calls that need no further descriptor succeed, and so do the others when there are
+    // descriptors again.
     assert_eq!(multiply(1).unwrap(), before);
     Resource::NOFILE.set(old, hard).unwrap();
     multiply(300).unwrap();

@@ -1,5 +1,6 @@
-//! Proves that a device multiplies right: every chip and arithmetic against the reference, in shapes around every
-//! edge (tiles, chunks, segments, buckets), whatever the batch, and under strict coherence.
+//! Proves that a device multiplies right: every chip and arithmetic against the reference, in
+//! shapes around every edge (tiles, chunks, segments, buckets), whatever the batch, and under
+//! strict coherence.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![expect(
     unsafe_code,
@@ -25,7 +26,8 @@ use ggml_rust_npu::tensor::DType;
 use rknpu_ops::sim::{self, Coherence};
 use std::sync::Arc;
 
-/// N below, at and above a tile, a core's share and a chunk; K below, at and above a tile and a segment.
+/// N below, at and above a tile, a core's share and a chunk; K below, at and above a tile and a
+/// segment.
 const SHAPES: [[usize; 3]; 12] = [
     [1, 32, 1],
     [1, 32, 31],
@@ -49,7 +51,8 @@ fn check(caps: &'static RkCaps, dtype: DType, [m, k, n]: [usize; 3], numbers: &m
     let buffer = packed(&device, &w, 4096);
     for packed in [None, Some((&buffer, 4096))] {
         let have = mul_mat(&device, &w, packed, &act, [k, m, 1, 1]).unwrap();
-        // Relative to the power that uncorrelated rows would have: a single product may cancel to almost nothing.
+        // Relative to the power that uncorrelated rows would have: a single product may cancel to
+        // almost nothing.
         let norms = |rows: &[f32]| -> f64 { rows.iter().map(|x| f64::from(x * x)).sum() };
         let power = norms(&act) * norms(&w.values) / k as f64;
         let error: f64 = have
@@ -58,7 +61,8 @@ fn check(caps: &'static RkCaps, dtype: DType, [m, k, n]: [usize; 3], numbers: &m
             .map(|(x, y)| (f64::from(*x) - y).powi(2))
             .sum();
         let error = error / power;
-        // Few products leave the mean square error room: 12 / sqrt(1) covers 3.6 standard deviations of a single one.
+        // Few products leave the mean square error room: 12 / sqrt(1) covers 3.6 standard
+        // deviations of a single one.
         let limit = nmse_limit(dtype) * (1.0 + 12.0 / ((m * n) as f64).sqrt());
         assert!(
             error <= limit,
@@ -95,7 +99,7 @@ fn planes_are_batched_and_broadcast() {
     let device = device(&caps::RK3588);
     for dtype in [DType::F16, PLAIN] {
         let (k, m, n) = (64, 5, 48);
-        // Each dimension has a factor of its own, so that they cannot be exchanged.
+        // Each dimension has a different factor, so that they cannot be exchanged.
         let w = Weight::random(&mut numbers, dtype, [k, n, 2, 3]);
         let act = numbers.vec(k * m * 4 * 9);
         let have = mul_mat(&device, &w, None, &act, [k, m, 4, 9]).unwrap();
@@ -112,7 +116,8 @@ fn planes_are_batched_and_broadcast() {
     }
 }
 
-/// Q, K and V read the same activations, which are packed once; a node in between may write its result there.
+/// Q, K and V read the same activations, which are packed once; a node in between may write its
+/// result there.
 #[test]
 fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
     let mut numbers = Numbers::new(5);
@@ -154,7 +159,7 @@ fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
     }
 }
 
-/// Memory is used again and again, for rows of any length: what was behind K is not there any more.
+/// Memory is reused for rows of any length: old elements beyond K must not show.
 #[test]
 fn what_lay_behind_k_is_cleared() {
     use rknpu_ops::layout::{Elem, NativeA, NativeB};
@@ -228,7 +233,8 @@ fn no_cache_operation_is_forgotten() {
         let (strict, _) = device_with(options, caps).unwrap();
         let relaxed = device(caps);
         for dtype in [DType::F16, PLAIN] {
-            // Two segments of K; the second multiplication finds stale results of the first in every buffer.
+            // Two segments of K; the second multiplication finds stale results of the first in
+            // every buffer.
             let (k, n) = (8224, 72);
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let (in_strict, in_relaxed) = (packed(&strict, &w, 0), packed(&relaxed, &w, 0));
@@ -347,7 +353,8 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     let (k, n) = (64, 96);
     let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
     let act = numbers.vec(k * 3);
-    // Most of an address space each, so that the last one lies in the third; memory is only reserved, not touched.
+    // Most of an address space each, so that the last one lies in the third; memory is only
+    // reserved, not touched.
     let large = caps::DOMAIN_WEIGHT_BYTES * 3 / 4;
     let offsets = [0, 0, 4096];
     let buffers = offsets.map(|_| RkBuffer::new(Arc::clone(&device), large).unwrap());
@@ -397,7 +404,7 @@ fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
     let mut numbers = Numbers::new(31);
     let (k, n, m) = (192, 20, 3);
     let mut w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
-    // From just inside to far outside of FP16's 65504, and rows that stay as they are.
+    // From just inside to far outside of FP16's 65504, and rows that are unchanged.
     for (row, factor) in [(1, 65504.0), (4, 65530.0), (5, 1e6), (9, 1e30)] {
         w.values[row * k..][..k]
             .iter_mut()
@@ -415,7 +422,8 @@ fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
             let have: Vec<_> = (0..m).map(|m| have[column(m)]).collect();
             let want: Vec<_> = (0..m).map(|m| want[column(m)]).collect();
             let error = reference::nmse(&have, &want);
-            // Both operands are rounded here, each with an error of 2e-8; three products leave it room.
+            // Both operands are rounded here, each with an error of 2e-8; three products leave it
+            // room.
             assert!(error <= 1e-6, "{} row {row}: {error:.1e}", caps.soc.name());
         }
     }

@@ -1,5 +1,5 @@
-//! Proves that trouble of the vendor's library is an error with the call's name, that the device then refuses to go
-//! on, and that nothing leaks.
+//! Proves that trouble of the vendor's library is an error with the call's name, that the device
+//! then refuses to go on, and that nothing leaks.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -168,7 +168,7 @@ fn an_arithmetic_with_two_wrong_m_is_no_device() {
 #[test]
 fn other_tiles_of_the_library_are_followed_where_they_are_known() {
     let mut numbers = Numbers::new(26);
-    // As rknn_matmul_api.h has it for INT4 on RK3576, where the guide has 32 x 32; and two that nobody has.
+    // The header's tile for INT4 on RK3576, where the guide has 32 x 32; and two that no chip has.
     for (caps, matmul_type, rules, tile) in [
         (
             &caps::RK3576,
@@ -220,8 +220,9 @@ fn other_tiles_of_the_library_are_followed_where_they_are_known() {
     }
 }
 
-/// Multiplications that make and use contexts, memory and views of many shapes: enough for 100 calls of every function
-/// that can fail after the start. Returns how many came out as in `want` before the first error, and that error.
+/// Runs multiplications that make and use contexts, memory and views of many shapes: enough for 100
+/// calls of every function that can fail after the start. Returns the number of results as in
+/// `want` before the first error, and that error.
 fn workload(device: &Arc<RkDevice>, want: &[Vec<f32>]) -> (usize, Option<Error>) {
     let mut done = 0;
     for round in 0..ROUNDS {
@@ -261,7 +262,7 @@ fn expected() -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// Functions that are called again and again; the others only at the start.
+/// Functions that are called repeatedly; the others only at the start.
 const REPEATED: [&str; 7] = [
     "rknn_matmul_create",
     "rknn_matmul_set_core_mask",
@@ -296,7 +297,8 @@ fn every_call_that_fails_the_1st_2nd_or_100th_time_ends_in_a_clear_error() {
     }
 }
 
-/// Functions whose failure is only worth a warning, because what they release is gone anyway.
+/// Functions whose failure is only worth a warning, because they release resources that are lost
+/// anyway.
 #[test]
 fn a_failing_release_changes_no_result() {
     let want = expected();

@@ -1,5 +1,6 @@
-//! Proves that a process that was forked from the one that opened an NPU is refused, and does not hang: its threads, and
-//! who could release its locks, are the parent's. One test, because all threads of a process matter.
+//! Proves that a process that was forked from the one that opened an NPU is refused, and does not
+//! hang: its threads, and the owners of its locks, are the parent's. One test, because all threads
+//! of a process matter.
 #![expect(unsafe_code, reason = "forks")]
 
 use std::ffi::{CStr, c_char};
@@ -14,7 +15,7 @@ use ggml_rust_npu::abi::*;
 static LOG: AtomicI32 = AtomicI32::new(2);
 
 unsafe extern "C" fn log(level: u32, text: *const c_char) {
-    // SAFETY: a string, says the caller.
+    // SAFETY: a string by the caller's promise.
     let bytes = unsafe { CStr::from_ptr(text) }.to_bytes_with_nul();
     if level == NPU_LOG_ERROR {
         // SAFETY: bytes of that length.
@@ -75,7 +76,7 @@ fn a_forked_process_is_refused_in_one_line_and_does_not_hang() {
     // SAFETY: the only thread that reads the environment.
     unsafe { std::env::set_var("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75") };
     let host = NpuHost { log: Some(log) };
-    // SAFETY: its function may be called from now on.
+    // SAFETY: its function may be called at any later time.
     assert_eq!(unsafe { npu_start(&host) }, 2);
     let buffers = [0, 1].map(|device| npu_buffer_new(device, 65536, false));
     let streams = [0, 1].map(|device| npu_backend_new(device));
@@ -108,7 +109,7 @@ fn a_forked_process_is_refused_in_one_line_and_does_not_hang() {
     assert_eq!(status, 0, "{lines}");
     assert_eq!(lines.matches("forked").count(), 1, "{lines}");
     assert_eq!(lines.matches('\0').count(), 1, "{lines}");
-    // The parent goes on.
+    // The parent continues to work.
     assert_eq!(buffers.map(set), [NPU_STATUS_OK; 2]);
     let _ = reader.into_raw_fd();
 }

@@ -1,5 +1,6 @@
-//! Proves that the pack files of small weights, one of each layout, are byte for byte those in `tests/golden/`: a change of any
-//! layout, of rounding or of the format shows here, and asks for a new version of what changed.
+//! Proves that the pack files of small weights, one of each layout, are byte for byte those in
+//! `tests/golden/`: a change of any layout, of rounding or of the format shows here, and asks for a
+//! new version of what changed.
 //!
 //! Written again by `cargo test --test golden -- --ignored`.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
@@ -74,7 +75,7 @@ fn weight(dtype: GgmlType) -> Tensor<'static> {
 type Plan = Vec<(String, GgmlType, Form)>;
 
 fn hexagon() -> Plan {
-    // All but the last have tiles of their own; Q5_0 becomes Q8_0.
+    // All but the last have tiles; Q5_0 becomes Q8_0.
     let types = [
         GgmlType::F16,
         GgmlType::Q4_0,
@@ -168,7 +169,7 @@ fn packs_are_those_that_were_made_before() {
     }
 }
 
-/// Panels of groups of 2 × 16: what a pack of `ggml-npu quantize --tile-group` holds.
+/// Packs panels of groups of 2 × 16, the content of a pack of `ggml-npu quantize --tile-group`.
 fn groups() -> Vec<u8> {
     let layout = MatrixLayout::new(WeightType::Q4Tile, NE[1], NE[0]).unwrap();
     let panel_rows = TILE_DIM * layout.ggml_row_bytes();

@@ -1,5 +1,5 @@
-//! Proves that `include/npu.h` is what cbindgen makes of `src/abi/`, and that a C compiler lays its structs out as
-//! rustc does.
+//! Proves that `include/npu.h` is the current output of cbindgen for `src/abi/`, and that a C
+//! compiler lays its structs out as rustc does.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,6 @@
-//! Proves for Rockchip that weights come from a pack file if it is theirs, that they are bit for bit those that loading would
-//! pack, and that a pack that is stale, foreign or damaged changes nothing.
+//! Proves for Rockchip that weights come from a pack file if it is theirs, that they are bit for
+//! bit those that loading would pack, and that a pack that is stale, foreign or damaged changes
+//! nothing.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -148,7 +149,8 @@ fn a_weight_comes_from_the_pack_and_is_the_one_that_loading_packs() {
             write(&path, form(caps, choice, &w), &w, &w.bytes);
             let have = product(&with_packs(device(caps, rules, keep), &path), &w);
             assert_eq!(have, want, "{precision:?}");
-            // Another weight's bytes under this one's fingerprint: only the pack can have brought them.
+            // Another weight's bytes under this one's fingerprint: only the pack can have brought
+            // them.
             write(&path, form(caps, choice, &w), &other, &w.bytes);
             let have = product(&with_packs(device(caps, rules, keep), &path), &w);
             assert_eq!(
@@ -305,8 +307,9 @@ proptest! {
         }
         prop_assert!(bytes == whole, "{precision:?}");
         prop_assert_eq!(part, scales);
-        // All of them uniform numbers: with a step of absmax / levels, the error is step^2 / 12 beside a variance of 1/3, and
-        // after a rotation the absmax of a row of at most 352 is below 4.5 standard deviations.
+        // All of them are uniform numbers: with a step of absmax / levels, the error is step^2 / 12
+        // and the variance 1/3, and after a rotation the absmax of a row of at most 352 is below
+        // 4.5 standard deviations.
         let limit = match precision {
             Precision::Fp16 => 0.0,
             Precision::Int8 => (4.5f64 / 127.0).powi(2) / 12.0,

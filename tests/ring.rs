@@ -1,5 +1,6 @@
-//! Proves that the command ring behaves as a plain queue does, whatever the order of steps on the two sides, and that a
-//! peer that writes nonsense is found out. The peer is written from the protocol's description alone.
+//! Proves that the command ring behaves as a plain queue does, whatever the order of steps on the
+//! two sides, and that a peer that writes nonsense is found out. The peer is written from the
+//! protocol's description alone.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::VecDeque;
@@ -123,7 +124,8 @@ proptest! {
     fn the_ring_is_a_queue(slots in prop::sample::select(vec![1u32, 2, 8]), steps in steps()) {
         let (mut ring, mut peer) = pair(slots);
         let (mut written, mut visible) = (VecDeque::new(), VecDeque::new());
-        // Fences that the peer took and has not answered, answers not collected, and fences in any state.
+        // Fences that the peer took and has not answered, answers not collected, and fences in any
+        // state.
         let (mut owed, mut answers, mut fences) = (VecDeque::new(), VecDeque::new(), 0);
         for step in steps {
             match step {
@@ -246,8 +248,9 @@ fn two_threads_pass_everything_in_order() {
     other.join().unwrap();
 }
 
-/// Of two sides that each store and then look at the other's store, both may miss it where the look overtakes the store:
-/// the DSP would sleep over a command. No run shows that for certain, so this looks at the code.
+/// Two sides that each store and then look at the other's store may both miss it if the look
+/// overtakes the store: the DSP would sleep over a command. No run shows that for certain, so this
+/// test looks at the code.
 #[test]
 fn between_publishing_and_looking_for_a_parked_dsp_there_is_a_full_fence() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/hexagon/driver/ring.rs");

@@ -1,5 +1,6 @@
-//! Proves that the reader of GGUF files refuses every kind of malformed file by the name of the field, never panics on
-//! damaged ones, and that what the writer writes is read back with its metadata byte for byte.
+//! Proves that the reader of GGUF files refuses every kind of malformed file with the name of the
+//! field, never panics on damaged ones, and that the writer's output is read back with its metadata
+//! byte for byte.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use ggml_rust_npu::gguf::{Error, File, GgmlType, Header, TensorPlan, Value, Writer};
@@ -99,7 +100,7 @@ fn a_good_file_is_read() {
     assert_eq!(matrix.range, bytes.len() - 72..bytes.len());
 }
 
-/// What the error must name, and the change that causes it.
+/// Words that the error must contain, and the change that causes it.
 type Malformed = (&'static [&'static str], fn(&mut Raw));
 
 #[test]

@@ -299,7 +299,7 @@ pub struct MatmulLayout {
 impl MatmulLayout {
     /// Returns the layouts of `matmul_type` on `soc`; `None` when the chip does not have the type.
     ///
-    /// Where header and guide disagree, alignments are the stricter ones.
+    /// If header and guide disagree, alignments are the stricter ones.
     ///
     /// SOURCE: types, RKNN User Guide 2.3.0 table 3-13; alignments, limits and tiles,
     /// rknn_matmul_api.h 2.3.2 comments and User Guide section 3.5. That N above the documented

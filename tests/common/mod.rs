@@ -1,4 +1,5 @@
-//! Shared by the tests of the whole crate: simulated devices, numbers, and multiplications as ggml would ask for them.
+//! Shared by the tests of the whole crate: simulated devices, numbers, and multiplications as ggml
+//! would ask for them.
 #![expect(
     dead_code,
     reason = "each test file is a crate of its own and uses a part of this"
@@ -26,7 +27,7 @@ pub fn device(caps: &'static RkCaps) -> Arc<RkDevice> {
     device_with(sim::Options::new(caps.soc), caps).unwrap().0
 }
 
-/// As [`device`], with options; also returns the functions, to look at the stand-in behind them.
+/// Makes a [`device`] with options. Also returns the functions, to inspect the stand-in.
 pub fn device_with(
     options: sim::Options,
     caps: &'static RkCaps,
@@ -45,7 +46,8 @@ impl Numbers {
         Self(seed)
     }
 
-    /// As `new`, for data that is made again and again: the seed is fixed and not printed.
+    /// Makes a source like `new`, for data that is made many times: the seed is fixed and not
+    /// printed.
     pub fn quiet(seed: u64) -> Self {
         Self(seed)
     }
@@ -71,7 +73,8 @@ impl Numbers {
     }
 }
 
-/// A "quantized" type whose blocks are 32 plain floats, so that the tests need no ggml and no rounding.
+/// A "quantized" type whose blocks are 32 plain floats, so that the tests need no ggml and no
+/// rounding.
 pub struct Plain;
 
 /// The type of [`Plain`].
@@ -187,7 +190,7 @@ pub fn mul_mat(
     act: &[f32],
     ne: [usize; 4],
 ) -> Result<Vec<f32>> {
-    // A graph of its own: tests write new activations to the same memory.
+    // A separate graph, because tests write new activations to the same memory.
     let graph = GRAPHS.fetch_add(1, Ordering::Relaxed);
     mul_mat_of_graph(device, w, packed, act, ne, graph)
 }
@@ -285,10 +288,11 @@ pub fn packed(device: &Arc<RkDevice>, w: &Weight, offset: usize) -> RkBuffer {
 
 /// Largest normalized mean square error of a product of uniform numbers.
 ///
-/// INT8: each operand is rounded to a grid of absmax/127, an error of (absmax/127)^2/12 in units of its variance. After
-/// the Hadamard transform a row is close to normal, and its absmax is below 5 standard deviations for rows of up to
-/// 10^5 elements (without a transform, K odd multiples of 1, it is sqrt(3)): (5/127)^2/12 = 1.3e-4 for each of two
-/// operands. FP16: activations are rounded to 11 bits, (2^-11)^2/12 in the worst binade, 2e-8.
+/// INT8: each operand is rounded to a grid of absmax/127, an error of (absmax/127)^2/12 in units of
+/// its variance. After the Hadamard transform a row is close to normal, and its absmax is below 5
+/// standard deviations for rows of up to 10^5 elements (without a transform, K odd multiples of 1,
+/// it is sqrt(3)): (5/127)^2/12 = 1.3e-4 for each of two operands. FP16: activations are rounded to
+/// 11 bits, (2^-11)^2/12 in the worst binade, 2e-8.
 pub fn nmse_limit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2e-7,

@@ -49,7 +49,7 @@ proptest! {
         let device = DEVICE.with(Arc::clone);
         let w = Weight::random(&mut Numbers::new(9), kind, [32 * blocks, n, slices, 1]);
         let place = if packed { Place::Packed } else { Place::Device };
-        // Behind another tensor, so that offsets matter.
+        // After another tensor, so that offsets matter.
         let tensor = w.tensor(256, place);
         let buffer = HexBuffer::new(&device, 256 + device.packed_bytes(&tensor), false).unwrap();
         buffer.write(&tensor, 0, w.bytes.len(), Content::Bytes(&w.bytes)).unwrap();

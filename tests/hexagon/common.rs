@@ -16,7 +16,8 @@ use ggml_rust_npu::tensor::{DType, Format, Shape};
 use half::f16;
 use hexagon_ops::sim::{self, Coherence};
 
-/// A stand-in under strict coherence: what is forgotten shows.
+/// Returns the options of a stand-in under strict coherence, where a forgotten cache operation
+/// shows.
 pub fn strict(arch: u32) -> sim::Options {
     let mut options = sim::Options::new(arch);
     options.coherence = Coherence::Strict;
@@ -67,7 +68,7 @@ impl Numbers {
     }
 }
 
-/// What a weight can be.
+/// Type of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     F16,
@@ -90,7 +91,7 @@ const IQ4_NL: [i8; 16] = [
 // SOURCE: ggml-common.h, kvalues_mxfp4: twice the values of E2M1.
 const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// A random weight: bytes in ggml's layout, and what they mean.
+/// A random weight: bytes in ggml's layout, and their values.
 pub struct Weight {
     pub kind: Kind,
     pub ne: [usize; 4],
@@ -188,7 +189,7 @@ impl Weight {
         }
     }
 
-    /// The tensor at `offset` of a buffer; `place` says whether the buffer is one of weights.
+    /// Returns the tensor at `offset` of a buffer, which is one of weights if `place` says so.
     pub fn tensor(&self, offset: usize, place: Place) -> Tensor<'static> {
         let format = match self.kind {
             Kind::F16 => None,

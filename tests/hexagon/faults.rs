@@ -1,4 +1,5 @@
-//! A DSP that fails: a clear error within the time-out, right results or none, and everything else goes on.
+//! A DSP that fails: a clear error within the time-out, right results or none, and everything else
+//! works.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,7 +54,7 @@ fn until_failure(faults: &str) -> (Error, Duration) {
             }
             Err(failed) => {
                 let took = began.elapsed();
-                // Out of use from now on, at once.
+                // Out of use at once.
                 let began = Instant::now();
                 let again = mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).unwrap_err();
                 let refused = matches!(
@@ -148,7 +149,7 @@ fn one_lost_device_leaves_the_others_alone() {
         assert!(reference::nmse(&have, &want) <= 1e-4);
     }
     assert!(failed && broken.npu().is_lost() && !healthy.npu().is_lost());
-    // What was written to the lost device can still be read.
+    // Bytes that were written to the lost device can still be read.
     let mut bytes = vec![0; w.bytes.len()];
     bad.read(&w.tensor(0, Place::Packed), 0, &mut bytes)
         .unwrap();
@@ -186,7 +187,7 @@ fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
     assert_eq!(machine.live(), hexagon_ops::sim::Live::default());
 }
 
-/// A signal ends the wait for a call on the host, and the call goes on on the DSP.
+/// A signal ends the wait for a call on the host, and the call continues on the DSP.
 #[test]
 fn no_signal_reaches_the_thread_that_serves() {
     let _device = device();

@@ -1,4 +1,5 @@
-//! Whole graphs: operations on tensors beside multiplications, one submission, computed again without its nodes.
+//! Whole graphs: operations on tensors together with multiplications, one submission, computed
+//! again without its nodes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use crate::common::{
     Kind, Numbers, OPTIONS, Weight, buffer_with, device, device_with, strict, tensor,
 };
 
-/// A layer's beginning: x is normed, scaled by g, multiplied with w; x is added, and the sum stored as F16 in a cache.
+/// A layer's beginning: x is normed, scaled by g, multiplied with w; x is added, and the sum stored
+/// as F16 in a cache.
 struct Layer {
     weights: HexBuffer,
     w: Weight,
@@ -25,7 +27,7 @@ struct Layer {
     g: Tensor<'static>,
     cache: Tensor<'static>,
     results: [Tensor<'static>; 4],
-    /// Whether the program says that nothing else reads the normed x and the product.
+    /// `true` if the program declares that nothing else reads the normed x and the product.
     fuses: bool,
 }
 
@@ -117,7 +119,7 @@ impl Layer {
         stream.submit(graph, &mut nodes).unwrap();
     }
 
-    /// What the cache holds.
+    /// Returns the content of the cache.
     fn result(&self) -> Vec<f32> {
         let mut bytes = vec![0; K * M * 2];
         self.memory.read(&self.cache, 0, &mut bytes).unwrap();
@@ -163,7 +165,7 @@ fn a_graph_is_computed_and_computed_again_without_its_nodes() {
         }
         layer.check(&x);
     }
-    // The DSP has a thread of its own, which is not counted.
+    // The DSP has a separate thread, which is not counted.
     let replay = || allocations(|| stream.replay(7).unwrap().unwrap());
     assert_eq!([replay(), replay()], [0, 0]);
     assert!(
@@ -224,7 +226,7 @@ fn a_trace_that_cannot_be_written_is_an_error_with_its_path() {
     );
 }
 
-/// What happens to the memory of a graph.
+/// A change of a graph's memory.
 type Change = fn(&Layer);
 
 #[test]
@@ -255,7 +257,7 @@ fn a_graph_is_forgotten_when_its_memory_changes() {
     let layer = Layer::new(&device);
     layer.write(&layer.x, &Numbers::new(4).floats(K * M));
     layer.compute(&stream, 9);
-    // Weights are written once more as they lie: nothing that the commands say has changed.
+    // Weights are written again to the same place: the commands are still valid.
     let bytes = layer.w.bytes.clone();
     (layer.weights)
         .write(
@@ -284,7 +286,8 @@ fn the_oldest_of_many_graphs_is_forgotten() {
     assert_eq!(kept.collect::<Vec<_>>(), [1, 14, 15, 16, 17, 18, 19, 20]);
 }
 
-/// A result that overlaps an operand without being the same is an error of this graph, not the end of the device.
+/// A result that overlaps an operand without being the same is an error of this graph, not the end
+/// of the device.
 #[test]
 fn overlapping_operands_are_refused_before_the_device_sees_them() {
     let device = device();
@@ -304,8 +307,8 @@ fn overlapping_operands_are_refused_before_the_device_sees_them() {
     layer.check(&x);
 }
 
-/// ggml copies from memory that the CPU reads in place by writing what it finds there: a saved sequence was as old as the
-/// CPU's cache.
+/// Cached bytes in memory that the CPU reads in place: ggml copies from there by writing the bytes
+/// that it finds, so a saved sequence was as old as the CPU's cache.
 #[test]
 fn a_cache_is_copied_as_the_dsp_left_it() {
     let device = device();
@@ -320,7 +323,7 @@ fn a_cache_is_copied_as_the_dsp_left_it() {
     layer.memory.read(&layer.cache, 0, &mut want).unwrap();
     assert_eq!(copied, want);
     assert!(want.iter().any(|byte| *byte != 0));
-    // What lies elsewhere, only partly inside, or is gone, is not the device's.
+    // Bytes elsewhere, only partly inside, or released are not the device's.
     let weights = layer.weights.base();
     let end = layer.memory.base() + 7 * K * M * 4;
     let outside = [

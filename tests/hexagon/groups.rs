@@ -1,5 +1,5 @@
-//! Weights in groups of 2 × 16 come from a pack in place of Q4_0 tiles of the same tensor; the tensor's own bytes stay, and
-//! whatever does not fit, or is written over, is Q4_0 again.
+//! Weights in groups of 2 × 16 come from a pack in place of Q4_0 tiles of the same tensor; the
+//! tensor's own bytes stay, and whatever does not fit, or is written over, is Q4_0 again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,15 +20,17 @@ use super::common::*;
 
 const Q4_0: Kind = Kind::Blocks(Format::Q4_0);
 
-/// Largest normalized mean square error: weights, activations and results are rounded to FP16, for any M.
+/// Largest normalized mean square error: weights, activations and results are rounded to FP16, for
+/// any M.
 const LIMIT: f64 = 2e-6;
 
-/// A Q4_0 tensor, and the same tensor in groups with other values: what is computed shows which were used.
+/// A Q4_0 tensor, and the same tensor in groups with other values, so that results show which of
+/// them were used.
 struct Both {
     plain: Weight,
     /// Payload of the pack.
     packed: Vec<u8>,
-    /// What the groups stand for, as `Weight::values`.
+    /// Values of the groups, as `Weight::values`.
     values: Vec<f32>,
 }
 
@@ -49,7 +51,8 @@ impl Both {
                     for c in 0..16 {
                         let pair = numbers.bits() as u8;
                         bytes.push(pair);
-                        // Group g: k = 2·(g/2) and the next, columns 16·(g%2)..; low nibble the even k.
+                        // Group g: k = 2·(g/2) and the next, columns 16·(g%2)..; low nibble the
+                        // even k.
                         let (g, column) = (row % 32, row / 32 * 32 + row % 2 * 16 + c);
                         for (k_odd, code) in [pair & 15, pair >> 4].into_iter().enumerate() {
                             let at = (slice * n + column) * k + kt * 32 + g / 2 * 2 + k_odd;
@@ -69,7 +72,7 @@ impl Both {
         }
     }
 
-    /// Writes the pack; `source`: the bytes that it says the tensor has.
+    /// Writes the pack; `source`: the tensor's bytes according to the pack.
     fn write(&self, path: &Path, source: &[u8]) {
         let mut writer = Writer::create(path, "hexagon", "", ["weight"]).unwrap();
         writer.bytes(&self.packed).unwrap();
@@ -163,7 +166,7 @@ fn experts_in_groups_get_their_rows() {
         let act = &act[row / slots * k..][..k];
         let values = &both.values[ids[row] as usize * k * n..][..k * n];
         let error = reference::nmse(have, &reference::mul_mat(act, values, k));
-        // Of 40 numbers, not of many rows.
+        // A mean of 40 numbers, not of many rows.
         assert!(error <= 4.0 * LIMIT, "row {row}: {error:.2e}");
     }
 }
@@ -178,7 +181,7 @@ fn a_write_into_groups_makes_them_q4_0_again() {
     let home = buffer_with(&device, &both.plain, Place::Packed);
     let other = Weight::random(&mut numbers, Q4_0, both.plain.ne);
     let tensor = both.plain.tensor(0, Place::Packed);
-    // From within a block on, to within a row.
+    // From the middle of a block to the middle of a row.
     let part = 41..1000;
     home.write(
         &tensor,

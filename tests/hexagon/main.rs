@@ -1,5 +1,6 @@
-//! Proves that the Hexagon device computes what the reference does, keeps every byte that is written to its buffers, works
-//! within its address space, and survives a DSP that fails. All of it on the stand-in.
+//! Proves that the Hexagon device computes the same as the reference, keeps every byte that is
+//! written to its buffers, works within its address space, and survives a DSP that fails. All of it
+//! on the stand-in.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![expect(
     clippy::cast_possible_truncation,

@@ -1,4 +1,5 @@
-//! Weights come from a pack file if it is theirs, and are packed otherwise; either way the bytes are the same.
+//! Weights come from a pack file if it is theirs, and are packed otherwise; either way the bytes
+//! are the same.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// Types with tiles of their own, and one that is quantized again.
+/// Types with tiles, and one that is quantized again.
 const TYPES: [(GgmlType, Option<Kind>); 7] = [
     (GgmlType::F16, Some(Kind::F16)),
     (GgmlType::Q4_0, Some(Kind::Blocks(Format::Q4_0))),
@@ -85,7 +86,8 @@ fn write(path: &Path, dtype: GgmlType, ne: [usize; 4], packed: &[u8], source: &[
     writer.finish().unwrap();
 }
 
-/// What is read back of `source` after it was written to a device that uses the pack, and its product.
+/// Writes `source` to a device that uses the pack. Returns the bytes that are read back, and the
+/// product.
 fn load(
     pack: Option<&Path>,
     full: bool,
@@ -99,7 +101,7 @@ fn load(
     }
     let tensor = weight(dtype, ne);
     let buffer = HexBuffer::new(&device, device.packed_bytes(&tensor), false).unwrap();
-    // What the memory held before must not show.
+    // The previous content of the memory must not show.
     buffer.clear(0xa5);
     buffer
         .write(&tensor, 0, source.len(), Content::Bytes(source))

@@ -12,8 +12,9 @@ use ggml_rust_npu::tensor::DType;
 
 use super::common::*;
 
-/// Largest normalized mean square error: for M of 1 and 2 activations have 8 bits for each group of 32, an error of
-/// (1/127)^2/12 over their variance of 1/3; else the matrix unit takes and gives FP16, and weights are rounded to it.
+/// Largest normalized mean square error: for M of 1 and 2 activations have 8 bits for each group of
+/// 32, an error of (1/127)^2/12 over their variance of 1/3; else the matrix unit takes and gives
+/// FP16, and weights are rounded to it.
 fn limit(kind: Kind, m: usize) -> f64 {
     if m <= 2 && kind != Kind::F16 {
         1e-4
@@ -64,7 +65,7 @@ fn planes_share_slices_as_ggml_broadcasts() {
         let w = Weight::random(&mut numbers, kind, [64, 40, 2, 3]);
         let home = buffer_with(&device, &w, Place::Packed);
         for m in [1, 5] {
-            // Each dimension has a factor of its own, so that they cannot be exchanged.
+            // Each dimension has a different factor, so that they cannot be exchanged.
             let ne = [64, m, 4, 9];
             let act = numbers.floats(ne.iter().product());
             let have = mul_mat(&device, &w, &home, &act, ne).unwrap();
@@ -166,7 +167,7 @@ fn an_expert_that_does_not_exist_is_an_error() {
     }
 }
 
-/// From three rows on, one row of NaN or infinity lost the device for every context.
+/// For three and more rows, one row of NaN or infinity lost the device for every context.
 #[test]
 fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {
     let device = device();
@@ -235,7 +236,8 @@ fn a_graph_is_one_submission_in_order() {
     let act = numbers.floats(3 * 96);
     let first = Work::new(&device, &act, [96, 3, 1, 1], [96, 3, 1, 1], &[]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
-    // The second node reads the first one's result, in the same buffer, and writes over the activations.
+    // The second node reads the first one's result, in the same buffer, and writes over the
+    // activations.
     let weights = w.tensor(0, Place::Packed);
     let mut second = first.node(Op::MulMat, weights, &home);
     second.operation.dst = first.act;
@@ -274,8 +276,8 @@ fn every_architecture_computes() {
     }
 }
 
-/// Where everything is packed (`GGML_RUST_NPU_REPACK=always`), other operations find ggml's layout, and a graph that
-/// multiplies with a tensor before it copies it gives what two graphs would.
+/// Everything is packed (`GGML_RUST_NPU_REPACK=always`): other operations find ggml's layout, and a
+/// graph that multiplies with a tensor before it copies it gives the same as two graphs.
 #[test]
 fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
     let options = Options {

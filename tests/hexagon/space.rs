@@ -148,7 +148,8 @@ fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
                 };
                 let bytes = device.packed_bytes(&w) as u64;
                 let supported = device.supports(&operation);
-                // Its addresses are enough for the weight and 1000 MiB beside it, and no length needs 32 bits.
+                // Its addresses suffice for the weight and 1000 MiB more, and no length needs 32
+                // bits.
                 let fits =
                     bytes < 2 * gib && bytes + (1000 << 20) < device.npu().caps().address_bytes;
                 let has_layout = dtype != DType::F32;
@@ -164,7 +165,8 @@ fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
     assert!(answers.contains(&true) && answers.contains(&false));
 }
 
-/// `GGML_RUST_NPU_REPACK=always` ended llama-completion: its cache lies in a buffer that packs, which refused SET_ROWS.
+/// `GGML_RUST_NPU_REPACK=always` ended llama-completion: its cache lies in a buffer that packs,
+/// which refused SET_ROWS.
 #[test]
 fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
     let options = Options {
@@ -226,7 +228,7 @@ fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
     }
 }
 
-/// The host took a mapping that was refused for one that was carried out, or the other way round, if it was one off.
+/// The host took a refused mapping for an executed one, or the reverse, if it was off by one.
 #[test]
 fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
     let mut sim = strict(75);
@@ -234,7 +236,7 @@ fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
     sim.address_bytes = 160 * KIB;
     let device = small_device(sim, OPTIONS);
     let mut numbers = Numbers::new(22);
-    // 68 KiB, and two that do not fit beside it.
+    // 68 KiB, and two more that do not fit with it.
     let kinds = [[256, 240, 1, 1], [256, 400, 1, 1], [256, 400, 1, 1]];
     let weights = kinds.map(|ne| Weight::random(&mut numbers, KINDS[3], ne));
     let homes: Vec<_> = (weights.iter())

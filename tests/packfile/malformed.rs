@@ -1,4 +1,4 @@
-//! Head and table: what is right is read, what is wrong is refused by name.
+//! Head and table: valid ones are read, invalid ones are refused by name.
 
 use ggml_rust_npu::packfile::{Error, Table};
 use proptest::prelude::*;
@@ -29,7 +29,7 @@ fn a_good_file_is_read() {
     assert_eq!(a.error.to_bits(), 0.25f64.to_bits());
 }
 
-/// What the error must name, and the change that causes it.
+/// Words that the error must contain, and the change that causes it.
 type Malformed = (&'static [&'static str], fn(&mut Raw));
 
 const MALFORMED: &[Malformed] = &[
@@ -173,7 +173,7 @@ proptest! {
         let change = bytes[at] != value;
         bytes[at] = value;
         if seal {
-            // As if it had been written so: what is behind the hash is reached.
+            // The hash is made to fit, so that the checks after it are reached.
             let table = usize::try_from(u64::from_le_bytes(*bytes[24..].first_chunk().unwrap())).unwrap_or(0);
             let end = 56usize.saturating_add(table).min(bytes.len());
             let hash = xxh3_128(&[&bytes[..40], &bytes[56..end]].concat());

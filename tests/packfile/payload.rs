@@ -1,4 +1,4 @@
-//! What the writer writes is read, and what was damaged since is not.
+//! Payloads are read as they were written, and refused if they were damaged since.
 
 use std::path::{Path, PathBuf};
 
@@ -208,7 +208,7 @@ fn a_pack_that_is_shortened_or_copied_over_while_it_is_used_is_an_error() {
     }
 }
 
-/// A FIFO hung every program at its start, until somebody wrote to it.
+/// A FIFO blocked every program at its start until another program wrote to it.
 #[test]
 fn what_is_not_a_regular_file_is_refused_at_once() {
     use ggml_rust_npu::packfile::Packs;
@@ -238,7 +238,8 @@ fn what_is_not_a_regular_file_is_refused_at_once() {
     }
 }
 
-/// Layout and fingerprint are those that are wanted, and the sizes are not: another program wrote it.
+/// Layout and fingerprint are those that are wanted, and the sizes are not: another program wrote
+/// it.
 #[test]
 fn a_payload_of_another_size_is_not_taken() {
     use ggml_rust_npu::packfile::{Packs, Wanted};

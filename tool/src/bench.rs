@@ -1,4 +1,5 @@
-//! `ggml-npu bench`: how fast multiplications are on each device, beside what the chip could do and beside the CPU.
+//! `ggml-npu bench`: the speed of multiplications on each device, compared with the chip's limits
+//! and with the CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,10 +29,10 @@ mod report;
 /// Time multiplications on each device
 ///
 /// Devices are those of `ggml-npu devices`. Each point is the least time of several runs
-/// of (M x K) x (K x N), with what the backend does on the CPU for it. The share
-/// is of what the chip could do at best: read the weights once, or compute, whichever takes
-/// longer. From which M on the NPU is faster than the CPU needs times of llama.cpp's CPU
-/// backend on the same machine:
+/// of (M x K) x (K x N), including the backend's work on the CPU. The share is that of the
+/// chip's best possible time, in which it reads the weights once, or computes, whichever takes
+/// longer. To find the M at which the NPU becomes faster than the CPU, give it times of
+/// llama.cpp's CPU backend on the same machine:
 ///
 ///   test-backend-ops perf -b CPU -o MUL_MAT > cpu.txt
 ///   ggml-npu bench --cpu cpu.txt --write-config
@@ -64,10 +65,12 @@ pub struct Args {
         default_value = "q4_0,q8_0,f16"
     )]
     types: Vec<Format>,
-    /// What `test-backend-ops perf -b CPU -o MUL_MAT` printed on this machine. Its sizes of the given types are timed, too
+    /// Output of `test-backend-ops perf -b CPU -o MUL_MAT` on this machine. Its sizes of the given
+    /// types are timed, too
     #[arg(long, value_name = "FILE")]
     cpu: Option<PathBuf>,
-    /// Have the backend leave multiplications to the CPU that are faster there: written to the file of settings
+    /// Have the backend leave multiplications to the CPU that are faster there: written to the file
+    /// of settings
     #[arg(long, requires = "cpu")]
     write_config: bool,
     /// Print comma-separated values
@@ -184,7 +187,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file of settings; its folder is made.
+/// Returns the file of settings; its folder is made.
 fn settings() -> Result<PathBuf, Failure> {
     let path = Settings::path(|name| std::env::var(name).ok());
     let path = path.ok_or("no folder for settings: set GGML_RUST_NPU_CONFIG to a file")?;
@@ -204,7 +207,7 @@ fn line(device: &dyn Device) -> DeviceLine {
     }
 }
 
-/// What was asked for, and the CPU's sizes.
+/// Returns the requested points, and those of the CPU's sizes.
 ///
 /// # Errors
 /// Text that names the first size that is too large to be timed.
@@ -301,7 +304,7 @@ fn measure(
     Ok(())
 }
 
-/// Writes the fewest rows of a device to the user's settings; returns what was done.
+/// Writes the fewest rows of a device to the user's settings. Returns a line about it.
 fn write_config(device: &dyn Device, report: &Report, path: &Path) -> Result<String, Failure> {
     let (name, chip) = (device.name(), device.chip());
     if rockchip::caps::by_name(chip).is_none() {

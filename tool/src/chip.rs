@@ -1,4 +1,5 @@
-//! The way of a weight on a chip: the planner's own answer to the multiplication that llama.cpp would ask for.
+//! The way of a weight on a chip: the planner's own answer to the multiplication that llama.cpp
+//! would ask for.
 
 use clap::builder::PossibleValuesParser;
 use ggml_rust_npu::backend::offline::Form;
@@ -11,10 +12,11 @@ use ggml_rust_npu::{hexagon, rockchip};
 
 use crate::Failure;
 
-/// Rows of activations in the question: llama.cpp's own when it asks where a weight shall go.
+/// Rows of activations in the question: llama.cpp's own number when it asks for the place of a
+/// weight.
 const M: usize = 512;
 
-/// A chip, and what the user wants of it.
+/// A chip, and the user's choices for it.
 pub enum Chip {
     /// A Rockchip NPU.
     Rockchip(Box<Target>),
@@ -22,18 +24,19 @@ pub enum Chip {
     Hexagon,
 }
 
-/// Names of all chips, for an argument.
+/// Returns the names of all chips, for an argument.
 pub fn names() -> PossibleValuesParser {
     let rockchip = rockchip::caps::ALL.into_iter().map(|caps| caps.soc.name());
     PossibleValuesParser::new(rockchip.chain(hexagon::caps::ALL.iter().map(|caps| caps.name)))
 }
 
-/// Whether the token embeddings are the output head, too.
+/// Returns `true` if the token embeddings are the output head, too.
 pub fn is_tied(header: &Header) -> bool {
     header.tensor("output.weight").is_none()
 }
 
-/// ggml has a way to `f32` for every quantized type; the planner only asks whether there is one.
+/// A dequantizer that only exists: ggml has one for every quantized type, and the planner only asks
+/// for its presence.
 struct Exists;
 
 impl Dequantize for Exists {
@@ -43,10 +46,10 @@ impl Dequantize for Exists {
 }
 
 impl Chip {
-    /// The chip of a name, with the user's rules and calibration.
+    /// Returns the chip with a name, with the user's rules and calibration.
     ///
     /// # Errors
-    /// Text, if there is no such chip, or it has not what a rule asks for.
+    /// Text, if there is no such chip, or if it lacks the arithmetic of a rule.
     pub fn new(name: &str, config: &Config) -> Result<Self, Failure> {
         if let Some(caps) = rockchip::caps::by_name(name) {
             return Ok(Self::Rockchip(Box::new(rockchip::discovery::target(
@@ -57,7 +60,7 @@ impl Chip {
         hexagon.ok_or_else(|| format!("no such chip: {name}").into())
     }
 
-    /// The packed form of a tensor, or why it stays on the CPU.
+    /// Returns the packed form of a tensor, or why it stays on the CPU.
     ///
     /// - `tied`: the token embeddings are the output head, too
     ///
@@ -83,7 +86,7 @@ impl Chip {
         })
     }
 
-    /// What the planner says of a multiplication with `tensor` as weights.
+    /// Returns the planner's answer for a multiplication with `tensor` as weights.
     fn ask(&self, tensor: &TensorInfo) -> Result<Form, Refusal> {
         let (dtype, format) = tensor.dtype.tensor_type();
         let [k, n, experts, outer] = tensor.ne;
@@ -117,11 +120,11 @@ impl Chip {
     }
 }
 
-/// VTCM to plan with; a device says its own when it is opened.
+/// VTCM to plan with; an open device reports its own.
 // SOURCE: ggml-hexagon of ggml 0.25.3 assumes 8 MiB where the DSP cannot be asked.
 const VTCM_BYTES: usize = 8 << 20;
 
-/// An operand whose rows follow each other.
+/// Returns an operand whose rows follow each other.
 fn operand(name: &str, dtype: DType, ne: [usize; 4]) -> Tensor<'_> {
     let step = dtype.step_bytes().unwrap_or(1);
     let row = dtype.row_bytes(ne[0]).unwrap_or(ne[0]);

@@ -16,8 +16,8 @@ use crate::{Failure, NO_DEVICE};
 
 /// List the NPUs that llama.cpp would get, and the reason for each that it would not
 ///
-/// Looks for them exactly as the backend does, with the same GGML_RUST_NPU_* environment variables: GGML_RUST_NPU_SIM=rk3588
-/// simulates a chip. Exit code 3 means that there is none.
+/// Looks for them exactly as the backend does, with the same GGML_RUST_NPU_* environment variables:
+/// GGML_RUST_NPU_SIM=rk3588 simulates a chip. Exit code 3 means that there is none.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
     /// Print JSON
@@ -28,13 +28,13 @@ pub struct Args {
     self_test: bool,
     /// Measure each device and print a report for an issue, without names of people or machines
     ///
-    /// Takes some seconds. One line for each fact: calls of the vendor's library and what they returned, versions, times, rates
-    /// and errors; what each means is in docs/guide/probe.md.
+    /// Takes some seconds. One line for each fact: calls of the vendor's library and what they
+    /// returned, versions, times, rates and errors; what each means is in docs/guide/probe.md.
     #[arg(long, conflicts_with_all = ["json", "self_test"])]
     probe: bool,
 }
 
-/// What is printed.
+/// The report.
 #[derive(Debug, Serialize)]
 struct Report {
     version: &'static str,
@@ -59,7 +59,7 @@ struct Line {
     self_test: Option<SelfTest>,
 }
 
-/// How a self-test went.
+/// Result of a self-test.
 #[derive(Debug, Serialize)]
 struct SelfTest {
     passed: bool,
@@ -68,7 +68,7 @@ struct SelfTest {
     error: Option<String>,
 }
 
-/// Where this ran.
+/// The machine of the report.
 #[derive(Debug, Serialize)]
 struct Machine {
     system: String,
@@ -110,10 +110,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Keeps what the backend says from now on.
+/// Keeps later messages of the backend.
 ///
 /// # Errors
-/// Text, if somebody else listens.
+/// Text, if another logger is set.
 pub fn listen() -> Result<(), Failure> {
     log::set_logger(&MESSAGES).map_err(|error| error.to_string())?;
     log::set_max_level(LevelFilter::Debug);
@@ -217,7 +217,7 @@ impl fmt::Display for Report {
 
 static MESSAGES: Messages = Messages(Mutex::new(Vec::new()));
 
-/// Keeps what the backend says of devices that it leaves out.
+/// Messages of the backend about devices that it leaves out.
 struct Messages(Mutex<Vec<String>>);
 
 impl Messages {

@@ -1,4 +1,5 @@
-//! The files of a run: inputs are opened here, and outputs are compared with them before anything is written.
+//! The files of a run: inputs are opened here, and outputs are compared with them before anything
+//! is written.
 
 use std::fs::{self, Metadata};
 use std::io::Read;
@@ -23,7 +24,7 @@ impl Files {
     /// Opens a GGUF.
     ///
     /// # Errors
-    /// Text that names the file and what is wrong with it.
+    /// Text that names the file and its mistake.
     pub fn gguf(&mut self, path: &Path) -> Result<File, Failure> {
         let file = File::open(path).map_err(|error| named(path, &error))?;
         self.input(path)?;
@@ -33,7 +34,7 @@ impl Files {
     /// Reads a text.
     ///
     /// # Errors
-    /// Text that names the file and what is wrong with it.
+    /// Text that names the file and the error.
     pub fn text(&mut self, path: &Path) -> Result<String, Failure> {
         let mut text = String::new();
         let read = open_input(path)
@@ -53,10 +54,12 @@ impl Files {
         Ok(())
     }
 
-    /// Takes note of an output. Call it after every input is open, and before the first output is begun.
+    /// Takes note of an output. Call it after every input is open, and before the first output is
+    /// begun.
     ///
     /// # Errors
-    /// Text, if a file cannot be put there, if an input is there under whatever name, or if another output goes there.
+    /// Text, if a file cannot be put there, if an input is there under whatever name, or if another
+    /// output goes there.
     pub fn output(&mut self, path: &Path) -> Result<(), Failure> {
         let name = path.display();
         let place = Destination::of(path).map_err(|error| format!("{name}: {error}"))?;
@@ -73,7 +76,7 @@ impl Files {
     }
 }
 
-/// An error with the file that it is about.
+/// Returns an error with the file that it is about.
 pub fn named(path: &Path, error: &gguf::Error) -> String {
     match error {
         gguf::Error::Io { .. } => error.to_string(),

@@ -11,7 +11,7 @@ use crate::{Cli, Failure};
 /// Write shell completions or manual pages
 #[derive(Debug, ClapArgs)]
 pub struct Args {
-    /// What to write
+    /// The files to write
     #[arg(value_enum)]
     kind: Kind,
     /// The folder to write to

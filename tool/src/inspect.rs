@@ -1,4 +1,4 @@
-//! `ggml-npu inspect`: what is in a model, and which way each weight would take on a chip.
+//! `ggml-npu inspect`: the content of a model, and the place of each weight on a chip.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,9 +22,10 @@ mod pack;
 
 /// Show the tensors of a model, and where each would be computed, or those of a pack file
 ///
-/// With --chip, each weight of a model is shown with the arithmetic that it takes on that NPU, or the reason why it stays on
-/// the CPU. GGML_RUST_NPU_RULES counts, as it does for the backend. No NPU is needed. Tensors of a pack file are shown with
-/// their layout, size, the fingerprint of their source, and what packing lost.
+/// With --chip, each weight of a model is shown with the arithmetic that it takes on that NPU, or
+/// the reason why it stays on the CPU. GGML_RUST_NPU_RULES counts, as it does for the backend. No
+/// NPU is needed. Tensors of a pack file are shown with their layout, size, the fingerprint of
+/// their source, and what packing lost.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
     /// A GGUF, or a pack file
@@ -40,7 +41,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Where a tensor is computed.
+/// Place where a tensor is computed.
 #[derive(Debug, Serialize)]
 #[serde(tag = "place", rename_all = "lowercase")]
 enum Path {
@@ -69,7 +70,7 @@ impl Path {
         }
     }
 
-    /// `NPU` or `CPU`.
+    /// Returns `NPU` or `CPU`.
     fn place(&self) -> &'static str {
         match self {
             Self::Npu { .. } => "NPU",
@@ -87,14 +88,15 @@ impl fmt::Display for Path {
     }
 }
 
-/// Whether a file begins as pack files do. What cannot be read is for the reader of models to say.
+/// Returns `true` if a file begins as pack files do. What cannot be read is for the reader of
+/// models to say.
 fn is_pack(path: &std::path::Path) -> bool {
     let mut begin = packfile::MAGIC.map(|_| 0);
     let read = open_input(path).and_then(|mut file| file.read_exact(&mut begin));
     read.is_ok() && begin == packfile::MAGIC
 }
 
-/// What is printed.
+/// The report.
 #[derive(Debug, Serialize)]
 struct Report {
     file: String,

@@ -38,7 +38,8 @@ pub fn watch() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Signals that whoever started the tool wants it to survive, such as SIGHUP under nohup: bit 0 is signal 1.
+/// Returns the signals that the starter of the tool wants it to survive, such as SIGHUP under
+/// nohup: bit 0 is signal 1.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

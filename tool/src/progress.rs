@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often the bar is drawn when nothing moves.
+/// Time between two redraws when nothing changes.
 const TICK: Duration = Duration::from_millis(200);
 
 /// The bar of one step.

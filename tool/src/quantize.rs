@@ -49,30 +49,35 @@ pub struct Args {
     /// Type of the weights in the blocks of the model
     #[arg(short = 't', long = "type", value_name = "TYPE", value_enum)]
     format: Format,
-    /// Type of the token embeddings and of the output head [default: q8_0; f32 and f16: the same as --type]
+    /// Type of the token embeddings and of the output head [default: q8_0; f32 and f16: the same as
+    /// --type]
     #[arg(long, value_name = "TYPE", value_enum)]
     embeddings: Option<Format>,
     /// Statistics from llama-imatrix: errors in the inputs that are used most count most
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Activation-aware scaling: also rescales channels so that the ones used most lose least. With --type f32 or f16
-    /// the scales are those for q4_0, and the file is one for another quantizer to start from
+    /// Activation-aware scaling: also rescales channels so that the ones used most lose least. With
+    /// --type f32 or f16 the scales are those for q4_0, and the file is one for another quantizer
+    /// to start from
     #[arg(long, requires = "imatrix")]
     awq: bool,
-    /// Also write the statistics of the scaled model, for whoever quantizes it further
+    /// Also write the statistics of the scaled model, for further quantization
     #[arg(long, value_name = "FILE", requires = "awq")]
     imatrix_out: Option<PathBuf>,
-    /// Low-power blocks: in the blocks of the model, each weight is a scale of its row times a multiplier of 1 to 16 of
-    /// its block times a level of 4 bits. --type says what holds it, exactly: q4_0, or q8_0 for any length of blocks
+    /// Low-power blocks: in the blocks of the model, each weight is a scale of its row times a
+    /// multiplier of 1 to 16 of its block times a level of 4 bits. --type says what holds it,
+    /// exactly: q4_0, or q8_0 for any length of blocks
     #[arg(long, value_name = "LENGTH", value_parser = PossibleValuesParser::new(lpbq::BLOCKS).try_map(|word| word.parse::<usize>()))]
     lpbq: Option<usize>,
-    /// Also write a pack, the output's name with .groups.npu, that has the weights of the model's blocks in groups of 2 x 16 in
-    /// place of 32 x 1, which is how Hexagon's matrix unit reads them. With --type q4_0; GGML_RUST_NPU_PACK names the pack
-    /// when the model runs, and other devices take the model as it is
+    /// Also write a pack, the output's name with .groups.npu, that has the weights of the model's
+    /// blocks in groups of 2 x 16 in place of 32 x 1, which is how Hexagon's matrix unit reads
+    /// them. With --type q4_0; GGML_RUST_NPU_PACK names the pack when the model runs, and other
+    /// devices take the model as it is
     #[arg(long, conflicts_with = "lpbq")]
     tile_group: bool,
-    /// Fold rotations into the weights: the model computes the same, and its outliers are spread. Statistics are those of
-    /// the rotated model: with --type f32 or f16 first, llama-imatrix, then --imatrix without --rotate
+    /// Fold rotations into the weights: the model computes the same, and its outliers are spread.
+    /// Statistics are those of the rotated model: with --type f32 or f16 first, llama-imatrix, then
+    /// --imatrix without --rotate
     #[arg(long, value_name = "R1,R2", value_enum, value_delimiter = ',', conflicts_with_all = ["imatrix", "awq"])]
     rotate: Vec<Rotate>,
 }
@@ -224,12 +229,12 @@ fn scale(args: &Args, file: &File, imatrix: &Imatrix) -> Result<Transforms, Fail
     Ok(transforms)
 }
 
-/// Whether a tensor is a matrix of weights, or an embedding.
+/// Returns `true` if a tensor is a matrix of weights, or an embedding.
 fn is_weight(tensor: &TensorInfo) -> bool {
     tensor.name.ends_with(".weight") && tensor.dims >= 2 && tensor.rows() > 1
 }
 
-/// The format that a tensor gets; `None` for one that is kept.
+/// Returns the format that a tensor gets; `None` for one that is kept.
 fn format_of(args: &Args, name: &str, tensor: &TensorInfo) -> Option<Format> {
     if !is_weight(tensor) {
         return None;
@@ -298,7 +303,7 @@ fn jobs<'a>(
     let mut jobs: Vec<Job> = tensors()
         .map(|tensor| job(&tensor.name, tensor))
         .collect::<Result<_, _>>()?;
-    // Embeddings that are the head as well, and are no longer the same as the head.
+    // Embeddings that are also the head, and no longer equal the head.
     let head = "output.weight";
     if let (true, None) = (transforms.contains_key(head), file.header().tensor(head)) {
         let embeddings = tensors().find(|tensor| tensor.name == "token_embd.weight");
@@ -310,7 +315,7 @@ fn jobs<'a>(
     Ok(jobs)
 }
 
-/// How the output was made, in the words of the command line.
+/// Returns the options of the output, in the words of the command line.
 fn how(args: &Args) -> String {
     let mut how = format!(
         "ggml-npu {} --type {}",
@@ -412,7 +417,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The tensor's rows.
+    /// Returns the tensor's rows.
     fn rows<'a>(&'a self, file: &'a File) -> Rows<'a> {
         Rows {
             job: self,
@@ -421,7 +426,7 @@ impl Job<'_> {
         }
     }
 
-    /// The tensor's new bytes, some rows at a time.
+    /// Returns the tensor's new bytes, some rows at a time.
     fn batches<'a>(
         &'a self,
         file: &'a File,

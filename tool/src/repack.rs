@@ -1,4 +1,5 @@
-//! `ggml-npu repack`: the weights of a model as a chip wants them, in a file that they are loaded from.
+//! `ggml-npu repack`: the weights of a model as a chip wants them, in a file that they are loaded
+//! from.
 
 mod feedback;
 
@@ -43,19 +44,19 @@ pub struct Args {
     /// The file to write [default: the model's name with .npu]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Which arithmetic weights take, as GGML_RUST_NPU_RULES: pattern=choice,...
+    /// Arithmetic of the weights, as GGML_RUST_NPU_RULES: pattern=choice,...
     #[arg(long)]
     rules: Option<String>,
-    /// How INT4 weights are clipped, as GGML_RUST_NPU_CALIBRATION
+    /// Method that clips INT4 weights, as GGML_RUST_NPU_CALIBRATION
     #[arg(long, value_parser = PossibleValuesParser::new(config::calibrations()))]
     calibrate: Option<String>,
-    /// Statistics of the model's inputs, which llama-imatrix wrote: INT4 weights are rounded so
-    /// that what one loses the next ones make up for, where inputs are large
+    /// Statistics of the model's inputs, from llama-imatrix: the rounding error of an INT4 weight
+    /// is compensated by the next ones, where inputs are large
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
 }
 
-/// A weight and what it becomes.
+/// A weight and its packed form.
 type Job<'a> = (&'a TensorInfo, Form);
 
 /// Runs the subcommand.
@@ -117,7 +118,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         };
         form.write(&weight, &mut writer, |range| {
             progress.add(range.len() as u64);
-            // What was read is not needed again: memory stays that of a piece.
+            // The bytes that were read are not needed again, so memory stays that of a piece.
             file.release(tensor, range);
             true
         })?;
@@ -138,7 +139,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 /// Bytes of a tensor that are looked at between two releases.
 const CHECK_BYTES: usize = 4 << 20;
 
-/// Refuses numbers that no scale can be found for. Blocks of quantized types are checked by what packing makes of them.
+/// Refuses numbers that no scale can be found for. Blocks of quantized types are checked by what
+/// packing makes of them.
 fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), Failure> {
     for (chunk, bytes) in file.data(tensor).chunks(CHECK_BYTES).enumerate() {
         let first = chunk * CHECK_BYTES;
@@ -157,7 +159,7 @@ fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How the pack was made, in the words of the command line.
+/// Returns the options of the pack, in the words of the command line.
 fn options(args: &Args, config: &Config, chip: &Chip) -> String {
     let mut options = Vec::new();
     if let Chip::Rockchip(target) = chip {
@@ -183,7 +185,7 @@ fn is_int4(form: &Form) -> bool {
     matches!(form, Form::Rockchip(layout, _) if layout.precision.is_int4())
 }
 
-/// The weights that the chip takes. Of those that it takes and that cannot be packed here, a line says so.
+/// Returns the weights that the chip takes. A line names those of them that cannot be packed here.
 fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<Job<'a>> {
     let tied = chip::is_tied(file.header());
     let mut jobs = Vec::new();

@@ -1,5 +1,5 @@
-//! Text for the terminal. What files, paths and variables hold is foreign: it may not move the cursor, change colours or
-//! look like a line of the tool's own.
+//! Text for the terminal. What files, paths and variables hold is foreign: it may not move the
+//! cursor, change colours or look like a line of the tool's own.
 
 use std::fmt::{Display, Write as _};
 use std::io::{self, ErrorKind, Write as _};
@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::Failure;
 
-/// Returns `true` for characters that a terminal obeys rather than shows: controls, line separators, and those that
-/// change the direction of the text.
+/// Returns `true` for characters that a terminal obeys rather than shows: controls, line
+/// separators, and those that change the direction of the text.
 // SOURCE: Unicode 16, general category Cc, the two separators, and Bidi_Control.
 fn is_obeyed(c: char) -> bool {
     c.is_control()
@@ -30,13 +30,13 @@ pub fn plain(text: impl Display) -> String {
 
 /// Writes a line to standard error.
 pub fn say(line: impl Display) {
-    // A closed standard error is no reason to fail.
+    // A closed standard error does not fail the command.
     let _ = writeln!(io::stderr().lock(), "{}", plain(line));
 }
 
-/// Writes to standard output. A reader that stops early, such as `head`, has what it wants.
+/// Writes to standard output. A reader that stops early, such as `head`, is not an error.
 ///
-/// - `text`: lines; what is foreign in it was passed through [`plain`]
+/// - `text`: lines; foreign text in them was passed through [`plain`]
 ///
 /// # Errors
 /// The system's, other than a closed pipe.
@@ -47,8 +47,8 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes a report to standard output as JSON, whose strings are exact: characters that a terminal obeys are escaped as
-/// JSON has it.
+/// Writes a report to standard output as JSON, whose strings are exact: characters that a terminal
+/// obeys are escaped as JSON has it.
 ///
 /// # Errors
 /// As [`print()`].

@@ -45,7 +45,7 @@ fn done(output: &Output) -> &str {
     text(&output.stdout)
 }
 
-/// What upstream prints, of a CPU that is much faster for two rows and much slower for four.
+/// Upstream's output for a CPU that is much faster for two rows and much slower for four.
 fn cpu_times(folder: &Path) -> String {
     let line = |m: usize, time: &str| {
         format!(

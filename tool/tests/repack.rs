@@ -207,7 +207,7 @@ fn what_a_pack_is_verified_against_is_found_to_differ() {
     assert!(text(&output).contains("truncated"), "{}", text(&output));
 }
 
-/// What the tool says, and the arguments that make it say so.
+/// Words that the tool prints, and the arguments that cause them.
 type Refused<'a> = (&'a [&'a str], &'a [&'a str], i32);
 
 #[test]

@@ -1,6 +1,6 @@
 //! Contexts: creation, binding, run.
 //!
-//! Where the real library's behaviour is unknown, the stricter rule applies, so that host code
+//! If the real library's behaviour is unknown, the stricter rule applies, so that host code
 //! which passes here passes there: an attribute must have the size of the context's current shape,
 //! memory must be in the context's I/O domain, and a new dynamic shape needs A and C bound again.
 #![expect(

@@ -1,4 +1,5 @@
-//! Times of the CPU, measured by llama.cpp itself: what `test-backend-ops perf -b CPU -o MUL_MAT` prints.
+//! Times of the CPU, measured by llama.cpp itself: what `test-backend-ops perf -b CPU -o MUL_MAT`
+//! prints.
 
 use std::path::Path;
 
@@ -15,17 +16,18 @@ pub struct Time {
     pub dtype: String,
     /// M, K and N.
     pub shape: [usize; 3],
-    /// Of one multiplication.
+    /// Time of one multiplication.
     pub microseconds: f64,
 }
 
 /// Longest line that is looked at.
 const MAX_LINE_BYTES: usize = 4096;
 
-/// Reads what it printed.
+/// Reads the output of test-backend-ops.
 ///
 /// # Errors
-/// Text that names the file, if it cannot be read, has no such line, or one with a number that cannot be.
+/// Text that names the file, if it cannot be read, has no such line, or has one with an impossible
+/// number.
 pub fn read(inputs: &mut Files, path: &Path) -> Result<Vec<Time>, Failure> {
     let text = inputs.text(path)?;
     let times = parse(&text).map_err(|reason| format!("{}: {reason}", path.display()))?;

@@ -1,5 +1,5 @@
-//! One multiplication on a device, as llama.cpp would ask for it: weights packed once, activations and results in the
-//! memory that the backend has them in.
+//! One multiplication on a device, as llama.cpp would ask for it: weights packed once, activations
+//! and results in the memory that the backend has them in.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,8 +24,8 @@ const RUNS: std::ops::RangeInclusive<usize> = 3..=15;
 /// After so much time, fewer runs have to do.
 const ENOUGH: Duration = Duration::from_millis(500);
 
-/// Largest normalized mean square error against FP32 of the same weights: that of INT4 weights that are calibrated, as
-/// in the self-test. What is wrong altogether has 1.
+/// Largest normalized mean square error against FP32 of the same weights: that of calibrated INT4
+/// weights, as in the self-test. A completely wrong result has 1.
 const LIMIT: f64 = 4e-2;
 
 /// Rows of weights that are random; the others repeat them.
@@ -59,7 +59,7 @@ impl<E: Into<Failure>> From<E> for Refused {
 }
 
 impl<'a> Weights<'a> {
-    /// Random weights of `n` rows of `k`, packed.
+    /// Returns the random weights of `n` rows of `k`, packed.
     ///
     /// # Errors
     /// `NotIts`, or the device's.
@@ -104,13 +104,13 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// What bounds the multiplication.
+    /// Returns the limit of the multiplication.
     pub fn limit(&self) -> Option<Limit> {
         self.device
             .limit(&weights(self.dtype, self.way, self.k, self.n))
     }
 
-    /// The least time of a multiplication with `m` rows of activations.
+    /// Returns the least time of a multiplication with `m` rows of activations.
     ///
     /// # Errors
     /// `NotIts`; the device's; text, if the result is wrong.
@@ -183,7 +183,8 @@ impl<'a> Weights<'a> {
         Ok(least)
     }
 
-    /// Compares the first row of the result with the reference: what is wrong need not be timed.
+    /// Compares the first row of the result with the reference, because wrong results need not be
+    /// timed.
     fn check(&self, act: &[f32], result: &[f32]) -> Result<(), Failure> {
         let n = self.values.len() / self.k;
         let want = reference::mul_mat(&act[..self.k], &self.values, self.k);
@@ -219,7 +220,7 @@ fn plain(name: &str, ne: [usize; 2], offset: usize) -> Tensor<'_> {
     tensor(name, DType::F32, ne, offset)
 }
 
-/// Rows that follow each other.
+/// Returns the rows that follow each other.
 fn tensor(name: &str, dtype: DType, ne: [usize; 2], offset: usize) -> Tensor<'_> {
     let row = dtype.row_bytes(ne[0]).unwrap_or(0);
     Tensor {

@@ -1,4 +1,5 @@
-//! The picture: operations in a nanosecond over M, a line for each type and size of weights, and crosses for the CPU.
+//! The picture: operations in a nanosecond over M, a line for each type and size of weights, and
+//! crosses for the CPU.
 
 use std::path::Path;
 
@@ -91,7 +92,7 @@ fn draw_panel<'a>(
     let ends = |of: fn(&(f64, f64)) -> f64, room: f64| {
         let low = points().map(of).fold(f64::INFINITY, f64::min);
         let high = points().map(of).fold(0.0, f64::max);
-        // An axis even if there is no point.
+        // An axis even without points.
         let (low, high) = if high > 0.0 { (low, high) } else { (1.0, 10.0) };
         low * 0.8..high * room
     };

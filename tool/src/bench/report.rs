@@ -1,4 +1,5 @@
-//! What was measured, as a table, comma-separated values or JSON. Whatever is printed says whether a device is simulated.
+//! Measurements as a table, comma-separated values or JSON. Every form says if a device is
+//! simulated.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,15 +14,15 @@ use crate::text::plain;
 /// All of it.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Of this tool.
+    /// Version of this tool.
     pub version: &'static str,
-    /// What was measured.
+    /// The measured devices.
     pub devices: Vec<DeviceLine>,
     /// The points.
     pub rows: Vec<Row>,
-    /// From where on devices are faster than the CPU.
+    /// M at which devices become faster than the CPU.
     pub crossovers: Vec<Crossover>,
-    /// What was left out, and what the backend said.
+    /// Sizes that were left out, and messages of the backend.
     pub notes: Vec<String>,
 }
 
@@ -34,7 +35,7 @@ pub struct DeviceLine {
     pub description: String,
     /// The chip's name.
     pub chip: &'static str,
-    /// Whether times are those of the stand-in.
+    /// `true` if times are those of the stand-in.
     pub simulated: bool,
 }
 
@@ -43,7 +44,7 @@ pub struct DeviceLine {
 pub struct Row {
     /// Name of the device.
     pub device: String,
-    /// Whether the time is the stand-in's.
+    /// `true` if the time is the stand-in's.
     pub simulated: bool,
     /// Type of the weights in the model's file.
     pub r#type: &'static str,
@@ -59,22 +60,22 @@ pub struct Row {
     pub gb_per_s: f64,
     /// Multiplications and additions over the time.
     pub gops: f64,
-    /// Part of what the chip could do at best, if that is known.
+    /// Share of the chip's best possible time, if that is known.
     pub share: Option<f64>,
-    /// What bounds the chip: `memory` or `arithmetic`.
+    /// Limit of the chip: `memory` or `arithmetic`.
     pub bound: &'static str,
     /// Time of the CPU, if it was measured.
     pub cpu_microseconds: Option<f64>,
 }
 
-/// From where on a device is faster than the CPU.
+/// M at which a device becomes faster than the CPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Crossover {
     /// Name of the device.
     pub device: String,
-    /// Whether its times are the stand-in's.
+    /// `true` if its times are the stand-in's.
     pub simulated: bool,
-    /// The fewest rows that it shall multiply.
+    /// The fewest rows that it should multiply.
     pub min_m: usize,
     /// Largest number of rows that was measured on both sides.
     pub measured_up_to: usize,
@@ -112,10 +113,10 @@ impl Row {
 }
 
 impl Crossover {
-    /// From the points of one device; `None` if none was measured on the CPU as well.
+    /// Derives it from the points of one device; `None` if none was measured on the CPU as well.
     ///
-    /// A number of rows counts as faster if all its points together are. Between two that were measured, the CPU has the
-    /// benefit of the doubt only for the smaller one.
+    /// A number of rows is faster if all its points together are. Between two measured numbers,
+    /// only the smaller one is assumed to be slower than the CPU.
     pub fn of(rows: &[&Row]) -> Option<Self> {
         let mut sums: Vec<(usize, f64, f64)> = Vec::new();
         for row in rows {
@@ -140,12 +141,12 @@ impl Crossover {
     }
 }
 
-/// What is said of times that are not a chip's.
+/// Remark on times that are not a chip's.
 pub const SIMULATED: &str =
     "simulated: times of the stand-in on this CPU, which say nothing of the chip";
 
 impl Report {
-    /// Comma-separated values, with names in the first line.
+    /// Returns the comma-separated values, with names in the first line.
     pub fn csv(&self) -> String {
         let mut text = String::from(
             "device,simulated,type,m,k,n,microseconds,gb_per_s,gops,share,bound,cpu_microseconds\n",
@@ -277,7 +278,7 @@ mod tests {
             min_m(&[row(4, 5.0, cpu), row(1, 20.0, cpu), row(2, 15.0, cpu)]),
             Some(3)
         );
-        // Once faster and then slower again: from behind the last slower one.
+        // Faster once and then slower again: the crossover is after the last slower one.
         assert_eq!(
             min_m(&[row(1, 5.0, cpu), row(2, 15.0, cpu), row(4, 5.0, cpu)]),
             Some(3)

@@ -1,4 +1,4 @@
-//! A pack file: what it holds, and whether that is still what a model has.
+//! The content of a pack file, and a comparison of it with a model.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::files::Files;
 use crate::text::{plain, print, print_json};
 
-/// What is printed.
+/// The report.
 #[derive(Debug, Serialize)]
 struct Report {
     file: String,
@@ -39,13 +39,13 @@ struct Row {
     payload_hash: String,
     /// Square error over the square of the weights.
     error: f64,
-    /// What is wrong with it, if that was looked for.
+    /// The tensor's error, if one was looked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
 
-/// Prints what is in a pack. With `verify`, payloads are read, and compared with a model if there is one; exit code 1 if one
-/// is not what it should be.
+/// Prints the content of a pack. With `verify`, payloads are read, and compared with a model if
+/// there is one; the exit code is 1 if one differs.
 ///
 /// # Errors
 /// Text for the user.
@@ -95,7 +95,7 @@ pub fn run(path: &Path, json: bool, verify: Option<&Option<PathBuf>>) -> Result<
     })
 }
 
-/// What is wrong with a tensor.
+/// Returns the error of a tensor, if it has one.
 fn problem(pack: &Pack, entry: &Entry, model: Option<&File>) -> Option<String> {
     if let Err(error) = pack.check(entry) {
         return Some(error.to_string());

@@ -33,7 +33,7 @@ const ATTRIBUTES: [(&str, u32); 11] = [
     ),
 ];
 
-/// Why nothing says how fast a gather is.
+/// Reason why there is no speed of a gather.
 const NO_GATHER: &str = "no operation is gathers alone: rate.attention has one for each 64 scores";
 
 /// Adds a session's lines; `false` if it does not open.
@@ -133,7 +133,7 @@ fn add_open(lines: &mut Lines, device: &HexDevice) {
     }
 }
 
-/// Letters, digits and underscores.
+/// Returns the letters, digits and underscores.
 fn word(text: &str) -> String {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric());
     let words: Vec<String> = words
@@ -143,7 +143,7 @@ fn word(text: &str) -> String {
     words.join("_")
 }
 
-/// A tensor without gaps at `offset`.
+/// Returns a tensor without gaps at `offset`.
 fn tensor(buffer: &Buffer, dtype: u32, offset: usize, ne: [usize; 4]) -> Tensor {
     let mut stride = if dtype == TYPE_F16 { 2 } else { 4 };
     let mut nb = [0; 4];
@@ -176,7 +176,7 @@ fn submit(npu: &HexNpu, batch: &Batch) -> Result<Duration> {
     npu.submit(batch).map_err(|failed| failed.error)
 }
 
-/// A copy of `elements` f32.
+/// Returns a copy of `elements` f32.
 fn copy(buffer: &Buffer, elements: usize) -> Batch {
     let none: Tensor = bytemuck::Zeroable::zeroed();
     let mut src = [none; SOURCES];
@@ -191,7 +191,7 @@ fn copy(buffer: &Buffer, elements: usize) -> Batch {
     batch(&body, buffer)
 }
 
-/// Times of the ring: what a submission of almost nothing takes.
+/// Adds times of the ring: the time of an almost empty submission.
 fn add_times(lines: &mut Lines, npu: &HexNpu) {
     let trip = |pause: Duration, count| {
         let buffer = zeroed(npu, 4096)?;
@@ -216,7 +216,7 @@ fn add_times(lines: &mut Lines, npu: &HexNpu) {
     }
 }
 
-/// Time to allocate a large buffer and to use it for the first time.
+/// Returns the time to allocate a large buffer and to use it for the first time.
 fn map(npu: &HexNpu) -> Result<Duration> {
     median(3, || {
         timed(|| {
@@ -288,7 +288,7 @@ fn layout(weight: WeightType) -> MatrixLayout {
     layout
 }
 
-/// The time of a product with zeros, which take as long as other numbers.
+/// Returns the time of a product with zeros, which take as long as other numbers.
 fn product(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Duration> {
     let act_at = layout(weight).matrix_bytes();
     let dst_at = act_at + m * K * 4;
@@ -319,7 +319,7 @@ fn product(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Duration> {
     best(npu, &batch(&body, &buffer))
 }
 
-/// The shortest of some times by the DSP's own clock, without the first one.
+/// Returns the shortest of some times by the DSP's own clock, without the first one.
 fn best(npu: &HexNpu, batch: &Batch) -> Result<Duration> {
     submit(npu, batch)?;
     let mut shortest = Duration::MAX;

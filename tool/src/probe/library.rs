@@ -1,4 +1,4 @@
-//! Which file of a library is in use, and which build of it.
+//! The file of a library that is in use, and its build.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub(super) fn add_file(lines: &mut Lines, key: &str, path: Result<PathBuf, Strin
     lines.add_result(&format!("{key}.xxh3_128"), hash);
 }
 
-/// The file of a library that is loaded.
+/// Returns the file of a library that is loaded.
 fn loaded(name: &str) -> Result<PathBuf, String> {
     // SOURCE: proc_pid_maps(5): the path is what follows the fifth field.
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| plain(&error))?;
@@ -51,7 +51,7 @@ fn loaded(name: &str) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("no {name} is loaded"))
 }
 
-/// The linker's mark of a build.
+/// Returns the linker's mark of a build.
 fn build_id(bytes: &[u8]) -> Result<String, String> {
     // SOURCE: elf(5), NT_GNU_BUILD_ID: bytes of the name (4) and of the mark, type 3, the name.
     let note = bytes.windows(16).find(|note| {

@@ -21,7 +21,7 @@ const NODES: [&str; 12] = [
     "dri/renderD129",
 ];
 
-/// The content of a small file of the kernel, or the reason why there is none.
+/// Returns the content of a small file of the kernel, or the reason why there is none.
 pub(super) fn read(path: &str) -> Result<String, String> {
     match std::fs::read(path) {
         Ok(bytes) => {
@@ -32,7 +32,7 @@ pub(super) fn read(path: &str) -> Result<String, String> {
     }
 }
 
-/// A system's error without its number.
+/// Returns a system's error without its number.
 pub(super) fn plain(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().into()
@@ -97,7 +97,7 @@ pub(super) fn add(lines: &mut Lines) {
     }
 }
 
-/// A property of Android.
+/// Returns a property of Android.
 fn property(name: &str) -> Result<String, String> {
     const GETPROP: &str = "/system/bin/getprop";
     if !Path::new(GETPROP).exists() {
@@ -110,7 +110,7 @@ fn property(name: &str) -> Result<String, String> {
     }
 }
 
-/// Bytes of a page.
+/// Returns the bytes of a page.
 fn page_bytes() -> Result<u64, String> {
     // SOURCE: getauxval(3): pairs of words; 6 is AT_PAGESZ.
     const AT_PAGESZ: u64 = 6;

@@ -1,8 +1,10 @@
-//! `ggml-npu devices --probe`: all that a developer without the device wants to know of it, as text for an issue.
+//! `ggml-npu devices --probe`: the facts about a device that a developer without it needs, as text
+//! for an issue.
 //!
-//! Everything is a line `section.key: value`; docs/guide/probe.md lists the keys. A value that could not be had is
-//! `none` with the reason in parentheses, and what a stand-in was timed at ends with `(simulated)`. Devices are opened like
-//! those of the backend but without the self-test at the start, so that one that fails it is measured all the same.
+//! Everything is a line `section.key: value`; docs/guide/probe.md lists the keys. An unavailable
+//! value is `none` with the reason in parentheses, and times of a stand-in end with `(simulated)`.
+//! Devices are opened like those of the backend but without the self-test at the start, so that one
+//! that fails it is measured, too.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -55,7 +57,7 @@ impl Lines {
         }
     }
 
-    /// Adds what was measured with a clock.
+    /// Adds a measured time.
     fn add_measured(&mut self, key: &str, value: impl Display) {
         let simulated = if self.is_simulated {
             " (simulated)"
@@ -92,7 +94,7 @@ fn microseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// The median time of `count` calls of `work`.
+/// Returns the median time of `count` calls of `work`.
 ///
 /// # Errors
 /// The first that `work` returns.

@@ -52,7 +52,7 @@ impl Private {
     }
 }
 
-/// Replaces `word` where no letter or digit is beside it.
+/// Replaces `word` where no letter or digit is next to it.
 fn without_word(text: &str, word: &str) -> String {
     let is_part = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
     let (mut out, mut rest) = (String::new(), text);

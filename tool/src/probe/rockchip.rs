@@ -1,4 +1,5 @@
-//! A Rockchip NPU: versions, clocks, the self-test, times of the library's calls and rates of one core.
+//! A Rockchip NPU: versions, clocks, the self-test, times of the library's calls and rates of one
+//! core.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,7 +106,7 @@ fn add_open(lines: &mut Lines, rknn: &Arc<Rknn>, device: &RkDevice, config: &Con
     }
 }
 
-/// Times of the two directions of a cache operation.
+/// Returns the times of the two directions of a cache operation.
 fn sync(rknn: &Arc<Rknn>, bytes: usize) -> Result<[Duration; 2]> {
     let info = MatmulInfo::native(Precision::Fp16.matmul_type(), 32, 32, 32);
     let context = Arc::new(Context::new(rknn, info, None)?);

@@ -1,5 +1,6 @@
-//! Activation-aware scaling: inputs that are large have their columns of the weights made larger, and what produces these
-//! inputs smaller, so that quantization errs less where it counts. The product stays the same.
+//! Activation-aware scaling: the columns of weights that have large inputs are made larger, and the
+//! tensor that produces these inputs smaller, so that quantization has smaller errors where they
+//! matter. The product stays the same.
 //!
 //! A **group** is the weights that read the same inputs, and the tensor that produces them:
 //!
@@ -10,9 +11,11 @@
 //! | `ffn_norm` | `ffn_gate`, `ffn_up` | one for each column |
 //! | `ffn_up` (rows) | `ffn_down` | one for each column |
 //!
-//! For each group the scales are `s = a^r`, with `a` the root mean square of the channel and the exponent `r` out of 20
-//! that has the smallest `sum(E[x^2] * (W' - W)^2)`, where `W' = Q(W * s) / s`.
-// SOURCE: AWQ, Lin et al. 2023, and the search of mit-han-lab/llm-awq; the loss needs llama-imatrix's data alone.
+//! For each group the scales are `s = a^r`, with `a` the root mean square of the channel and the
+//! exponent `r` out of 20 that has the smallest `sum(E[x^2] * (W' - W)^2)`, where
+//! `W' = Q(W * s) / s`.
+// SOURCE: AWQ, Lin et al. 2023, and the search of mit-han-lab/llm-awq; the loss needs
+// llama-imatrix's data alone.
 
 use ggml_rust_npu::gguf::{File, Header, TensorInfo};
 use rayon::prelude::*;
@@ -34,17 +37,18 @@ const EXPONENTS: usize = 20;
 pub struct Group {
     /// Their names.
     readers: Vec<String>,
-    /// The norm whose elements are divided, or the weight whose rows are, each with its bias if there is one.
+    /// The norm whose elements are divided, or the weight whose rows are, each with its bias if
+    /// there is one.
     producer: String,
     producer_is_norm: bool,
     /// The scale's channel for each input of the readers; empty if it is the input's own number.
     channels: Vec<usize>,
 }
 
-/// The groups of a model.
+/// Returns the groups of a model.
 ///
 /// # Errors
-/// Text that names what the model has and the table above does not.
+/// Text that names a tensor that the model has and the table above does not.
 pub fn groups(header: &Header) -> Result<Vec<Group>, Failure> {
     let heads = model::heads(header)?;
     let blocks = model::number(header, "block_count")?;
@@ -126,7 +130,7 @@ fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4
     ])
 }
 
-/// What the search found for a group.
+/// Result of the search for a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     /// The exponent.
@@ -170,7 +174,7 @@ pub fn scale(
             1.0
         },
     };
-    // Exponent 0 is no scaling at all.
+    // Exponent 0 does not scale.
     if best > 0 {
         group.fold(&candidates[best], file.header(), transforms);
     }
@@ -183,7 +187,7 @@ fn exponent(index: usize) -> f32 {
 }
 
 impl Group {
-    /// The scales of each exponent, one for each input of the readers.
+    /// Returns the scales of each exponent, one for each input of the readers.
     fn candidates(&self, squares: &[f32]) -> Vec<Vec<f32>> {
         let n_channels = self
             .channels
@@ -241,7 +245,7 @@ impl Group {
 // SOURCE: mit-han-lab/llm-awq, auto_scale.py.
 const SMALLEST: f32 = 1e-4;
 
-/// The loss of a weight for each candidate.
+/// Returns the loss of a weight for each candidate.
 fn losses_of(
     file: &File,
     tensor: &TensorInfo,

@@ -1,8 +1,8 @@
 //! Rows of `f32` into ggml's blocks, with or without a weight for the error of each column.
 //!
-//! Q8_0, and Q4_0 without weights, are those of ggml's own reference quantizers, bit for bit. Otherwise candidates for the
-//! scale of a block are compared by `sum(w * (x - d * l)^2)`, where each is first refined to the scale that fits its
-//! levels best.
+//! Q8_0, and Q4_0 without weights, are those of ggml's own reference quantizers, bit for bit.
+//! Otherwise candidates for the scale of a block are compared by `sum(w * (x - d * l)^2)`, where
+//! each is first refined to the scale that fits its levels best.
 
 use ggml_rust_npu::gguf::GgmlType;
 use half::{bf16, f16};
@@ -33,7 +33,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// ggml's type.
+    /// Returns the ggml's type.
     pub fn dtype(self) -> GgmlType {
         match self {
             Self::Q4_0 => GgmlType::Q4_0,
@@ -83,22 +83,24 @@ impl Format {
 }
 
 impl Format {
-    /// The largest magnitude that a weight may have: beyond it, the FP16 scale of its block or the weight itself would be
-    /// infinite.
+    /// Returns the largest magnitude that a weight may have: beyond it, the FP16 scale of its block
+    /// or the weight itself would be infinite.
     pub fn range(self) -> f32 {
         let largest = f16::MAX.to_f32();
         match self {
             Self::F32 => f32::MAX,
             Self::F16 => largest,
-            // A weight with an error to minimize may get a scale up to a tenth of a level, times 9, larger.
+            // A weight with an error to minimize may get a scale up to a tenth of a level, times 9,
+            // larger.
             Self::Q4_0 => largest * 7.0,
             Self::Q8_0 => largest * 127.0,
             Self::Iq4Nl => largest * 100.0,
         }
     }
 
-    /// What a block's values become, by the format's absolute-maximum rounding: the cheap stand-in for
-    /// [`Format::quantize_row`] inside of searches. Plain formats round as Q4_0, which they are a step towards.
+    /// Returns the values of a block after the format's absolute-maximum rounding, as a cheap
+    /// approximation of [`Format::quantize_row`] inside searches. Plain formats round as Q4_0,
+    /// towards which they are a step.
     pub fn round(self, x: &[f32; BLOCK]) -> [f32; BLOCK] {
         match self {
             Self::Q4_0 | Self::F16 | Self::F32 => {
@@ -121,7 +123,7 @@ impl Format {
     }
 }
 
-/// Index of the first element of a plain type that is NaN or infinite.
+/// Returns the index of the first element of a plain type that is NaN or infinite.
 pub fn not_finite(dtype: GgmlType, bytes: &[u8]) -> Option<usize> {
     let halves = || {
         bytes
@@ -172,7 +174,8 @@ pub fn to_f32(dtype: GgmlType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// What an error of each column of a row counts: `E[x^2] * sqrt(mean(row^2) + w^2)`, as in ggml's quantizers.
+/// Weights of the errors of a row's columns: `E[x^2] * sqrt(mean(row^2) + w^2)`, as in ggml's
+/// quantizers.
 pub struct Weigh<'a> {
     row: &'a [f32],
     importance: &'a [f32],
@@ -190,7 +193,7 @@ impl<'a> Weigh<'a> {
         }
     }
 
-    /// Of one block.
+    /// Returns the weights of one block.
     fn block(&self, index: usize) -> [f32; BLOCK] {
         let first = index * BLOCK;
         std::array::from_fn(|i| {
@@ -199,7 +202,7 @@ impl<'a> Weigh<'a> {
         })
     }
 
-    /// Of the whole row.
+    /// Returns the weights of the whole row.
     pub fn row(&self) -> Vec<f32> {
         (0..self.row.len() / BLOCK)
             .flat_map(|index| self.block(index))
@@ -216,20 +219,21 @@ pub fn push_q4_0(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>, out: &mut Vec
     push_nibbles(d, &codes, out);
 }
 
-/// Appends a block of 4-bit codes: first half of the block in the low nibbles, second half in the high ones.
+/// Appends a block of 4-bit codes: first half of the block in the low nibbles, second half in the
+/// high ones.
 pub fn push_nibbles(d: f16, codes: &[u8; BLOCK], out: &mut Vec<u8>) {
     out.extend(d.to_le_bytes());
     let (low, high) = codes.split_at(BLOCK / 2);
     out.extend(low.iter().zip(high).map(|(low, high)| low | high << 4));
 }
 
-/// The element that is largest in magnitude, with its sign.
+/// Returns the element that is largest in magnitude, with its sign.
 fn extreme(x: &[f32; BLOCK]) -> f32 {
     let larger = |best: f32, x: &f32| if x.abs() > best.abs() { *x } else { best };
     x.iter().fold(0.0, larger)
 }
 
-/// The level next to `x`, from -8 to 7, as a code from 0 to 15.
+/// Returns the level next to `x`, from -8 to 7, as a code from 0 to 15.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -239,7 +243,7 @@ fn q4_0_code(x: f32) -> u8 {
     ((x + 8.5) as u8).min(15)
 }
 
-/// Absolute maximum to the level -8, no search.
+/// Returns the absolute maximum to the level -8, no search.
 fn q4_0(x: &[f32; BLOCK]) -> Codes {
     let d = extreme(x) / -8.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
@@ -280,7 +284,8 @@ impl Fit {
     }
 }
 
-/// Candidates around the scale that puts the extreme at an end of the levels, in steps of a tenth of a level.
+/// Candidates around the scale that puts the extreme at an end of the levels, in steps of a tenth
+/// of a level.
 const STEPS: std::ops::RangeInclusive<i8> = -9..=9;
 
 fn q4_0_weighted(x: &[f32; BLOCK], weights: &[f32; BLOCK]) -> Codes {

@@ -1,4 +1,4 @@
-//! What llama-imatrix measured: for each weight, the mean square of each of its inputs.
+//! Files of llama-imatrix: for each weight, the mean square of each of its inputs.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ impl Imatrix {
     /// Reads a file that llama-imatrix wrote.
     ///
     /// # Errors
-    /// Text that names the file and what is wrong with it.
+    /// Text that names the file and its mistake.
     pub fn open(inputs: &mut Files, path: &Path) -> Result<Self, Failure> {
         let file = (inputs.gguf(path)).map_err(|error| {
             format!("{error} (llama-imatrix writes an imatrix file in GGUF format)")
@@ -63,7 +63,7 @@ impl Imatrix {
         Ok(Self(found))
     }
 
-    /// Mean square of each of the `k` inputs of a weight.
+    /// Returns the mean square of each of the `k` inputs of a weight.
     ///
     /// # Errors
     /// Text, if the weight is not in the file, or with another number of inputs.
@@ -78,10 +78,11 @@ impl Imatrix {
     }
 }
 
-/// Writes an imatrix file for the transformed model: the statistics of `from`, of inputs after their scaling.
+/// Writes an imatrix file for the transformed model: the statistics of `from`, of inputs after
+/// their scaling.
 ///
 /// # Errors
-/// Text that names the file and what is wrong with it.
+/// Text that names the file and its mistake.
 pub fn rescale(from: &Path, to: &Path, transforms: &Transforms) -> Result<(), Failure> {
     let file = File::open(from).map_err(|error| named(from, &error))?;
     let header = file.header();

@@ -1,4 +1,5 @@
-//! Low-power block quantization (LPBQ): a weight is the scale of its row times a multiplier of its block times a level.
+//! Low-power block quantization (LPBQ): a weight is the scale of its row times a multiplier of its
+//! block times a level.
 //!
 //! ```text
 //! row    | scale S       7 significant bits
@@ -6,12 +7,13 @@
 //! weight | level q       -8 to 7          w = S * m * q
 //! ```
 //!
-//! `m * q` is an integer of 8 bits, so an engine that knows one scale for each row computes with such weights as they are.
-//! Two types of ggml hold them without any further rounding, because `S * m` has at most 11 significant bits, which FP16
-//! keeps: Q8_0 with `d = S` and `m * q` in its blocks, and Q4_0 with `d = S * m` and `q`, if no block is shorter than
-//! Q4_0's 32.
-// SOURCE: BlockwiseExpansion of QNN and the grouped block quantization of AIMET, which fix the multiplier by the block's
-// largest weight. Here the multiplier, and the scale within a factor of two, are those with the least error.
+//! `m * q` is an integer of 8 bits, so an engine that knows one scale for each row computes with
+//! such weights as they are. Two types of ggml hold them without any further rounding, because
+//! `S * m` has at most 11 significant bits, which FP16 keeps: Q8_0 with `d = S` and `m * q` in its
+//! blocks, and Q4_0 with `d = S * m` and `q`, if no block is shorter than Q4_0's 32.
+// SOURCE: BlockwiseExpansion of QNN and the grouped block quantization of AIMET, which fix the
+// multiplier by the block's largest weight. Here the multiplier, and the scale within a factor of
+// two, are those with the least error.
 
 use half::f16;
 
@@ -33,7 +35,8 @@ const HALF: usize = BLOCK / 2;
 /// The largest multiplier.
 const MULTIPLIER_MAX: u8 = 16;
 
-/// Scales that are tried, as parts of the one at which the row's largest weight has level 7 and multiplier 16.
+/// Scales that are tried, as parts of the one at which the row's largest weight has level 7 and
+/// multiplier 16.
 const PARTS: [f32; 8] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5];
 
 /// A row on the grid.
@@ -49,10 +52,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// The row of the grid with the least error among those of each scale in [`PARTS`].
+    /// Returns the row of the grid with the least error among those of each scale in [`PARTS`].
     ///
     /// - `row`: K weights; `block`: elements of a block
-    /// - `weights`: what the square error of each of them counts, 1 if not given
+    /// - `weights`: weights of the square error of each of them, 1 if not given
     pub fn quantize(row: &[f32], block: usize, weights: Option<&[f32]>) -> Self {
         let ones = vec![1.0; if weights.is_none() { row.len() } else { 0 }];
         let weights = weights.unwrap_or(&ones);
@@ -112,9 +115,9 @@ impl Row {
     }
 }
 
-/// The next larger number of 7 significant bits that FP16 has, times 16, too.
+/// Returns the next larger number of 7 significant bits that FP16 has, times 16, too.
 fn representable(x: f32) -> f32 {
-    // Bits of an `f32` behind the first 7.
+    // Bits of an `f32` after the first 7.
     const REST: u32 = (1 << 17) - 1;
     // SOURCE: IEEE 754: the smallest FP16 is 2^-24.
     const SMALLEST: f32 = 1.0 / 16_777_216.0;
@@ -122,10 +125,10 @@ fn representable(x: f32) -> f32 {
     ((short / SMALLEST).ceil() * SMALLEST).min(LARGEST_SCALE)
 }
 
-/// The level next to `x`, ties to the even one.
+/// Returns the level next to `x`, ties to the even one.
 fn level(x: f32, scale: f32, multiplier: u8) -> f32 {
-    // Added and taken off again, it leaves a number of this size without its fraction, in the CPU's rounding mode: many
-    // times faster than a call for each.
+    // Added and taken off again, it leaves a number of this size without its fraction, in the CPU's
+    // rounding mode: many times faster than a call for each.
     const NO_FRACTION: f32 = 12_582_912.0;
     let step = scale * f32::from(multiplier);
     let inverse = if step == 0.0 { 0.0 } else { 1.0 / step };
@@ -138,11 +141,11 @@ fn level(x: f32, scale: f32, multiplier: u8) -> f32 {
     (x * inverse).clamp(lowest, 7.0) + NO_FRACTION - NO_FRACTION
 }
 
-/// The multiplier of a block with the least error, and that.
+/// Returns the multiplier of a block with the least error, and that.
 fn multiplier(x: &[f32], weights: &[f32], scale: f32) -> (u8, f32) {
     let error = |multiplier: u8| -> f32 {
         let step = scale * f32::from(multiplier);
-        // Side by side, as many as a vector register has.
+        // As many side by side as a vector register holds.
         let mut sums = [0.0; HALF];
         let (x, weights) = (x.as_chunks::<HALF>().0, weights.as_chunks::<HALF>().0);
         for (x, w) in x.iter().zip(weights) {
@@ -167,7 +170,7 @@ fn multiplier(x: &[f32], weights: &[f32], scale: f32) -> (u8, f32) {
 mod tests {
     use super::*;
 
-    /// Numbers whose size differs from block to block, by up to `spread` powers of two.
+    /// Returns the numbers whose size differs from block to block, by up to `spread` powers of two.
     #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
     fn numbers(seed: u32, n: usize, spread: f64) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
@@ -185,7 +188,7 @@ mod tests {
         (0..n).map(&mut number).collect()
     }
 
-    /// Values of blocks of Q8_0 and Q4_0, as ggml defines them.
+    /// Returns the values of blocks of Q8_0 and Q4_0, as ggml defines them.
     fn values(bytes: &[u8], block_bytes: usize) -> Vec<f64> {
         let block = |block: &[u8]| -> Vec<f64> {
             let d = f16::from_le_bytes([block[0], block[1]]).to_f64();
@@ -217,8 +220,8 @@ mod tests {
             .sum()
     }
 
-    /// The scheme by its definition, in `f64`: the multiplier follows from the block's largest weight, and weights are
-    /// rounded on the final grid.
+    /// Returns the scheme by its definition, in `f64`: the multiplier follows from the block's
+    /// largest weight, and weights are rounded on the final grid.
     fn by_definition(row: &[f32], block: usize) -> Vec<f64> {
         let largest = |x: &[f32]| x.iter().fold(0.0f64, |max, x| max.max(f64::from(x.abs())));
         let scale = largest(row) / 7.0 / 16.0;
@@ -319,7 +322,8 @@ mod tests {
             assert_eq!(have, q4_0(&row), "{size}");
             let largest = have.iter().fold(0.0f64, |max, y| max.max(y.abs()));
             let want = x.iter().fold(0.0f64, |max, x| max.max(f64::from(x.abs())));
-            // Not larger than it was by more than half of the largest step, or the smallest number that there is.
+            // Not larger than it was by more than half of the largest step, or the smallest number
+            // that there is.
             assert!(
                 largest <= want * 1.08 + f64::from(f16::from_bits(1)),
                 "{size}: {largest} {want}"

@@ -1,4 +1,4 @@
-//! What a model's metadata say of its sizes.
+//! The sizes of a model, from its metadata.
 
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
 
@@ -18,7 +18,7 @@ pub struct Heads {
     pub size: usize,
 }
 
-/// The architecture, if it is one of [`ARCHITECTURES`].
+/// Returns the architecture, if it is one of [`ARCHITECTURES`].
 ///
 /// # Errors
 /// Text that names it.
@@ -34,10 +34,10 @@ pub fn architecture(header: &Header) -> Result<&str, Failure> {
     Err(format!("architecture {name} is not supported, only {known}").into())
 }
 
-/// A number of the architecture's, such as `block_count`; `None` if it is not set.
+/// Returns a number of the architecture's, such as `block_count`; `None` if it is not set.
 ///
 /// # Errors
-/// Text that names the key and its value, if that is no number from 1 to 2^32 - 1.
+/// Text that names the key and its value, if that is not a number from 1 to 2^32 - 1.
 fn optional(header: &Header, key: &str) -> Result<Option<usize>, Failure> {
     let key = format!("{}.{key}", architecture(header)?);
     let Some(value) = header.get(&key) else {
@@ -52,16 +52,16 @@ fn optional(header: &Header, key: &str) -> Result<Option<usize>, Failure> {
     Ok(Some(number))
 }
 
-/// A number of the architecture's that must be set.
+/// Returns a number of the architecture's that must be set.
 ///
 /// # Errors
-/// Text that names the key and its value, if that is no number from 1 to 2^32 - 1.
+/// Text that names the key and its value, if that is not a number from 1 to 2^32 - 1.
 pub fn number(header: &Header, key: &str) -> Result<usize, Failure> {
     let name = architecture(header)?;
     optional(header, key)?.ok_or_else(|| format!("{name}.{key} is missing").into())
 }
 
-/// The matrix of a name, in a type that can be read as numbers.
+/// Returns the matrix of a name, in a type that can be read as numbers.
 ///
 /// - `option`: what needs it
 ///
@@ -77,7 +77,7 @@ pub fn matrix<'a>(header: &'a Header, name: &str, option: &str) -> Result<&'a Te
     plain(tensor, option)
 }
 
-/// The norm or bias of a name, in a type that can be read as numbers.
+/// Returns the norm or bias of a name, in a type that can be read as numbers.
 ///
 /// - `len`: elements that it must have
 /// - `option`: what needs it
@@ -110,10 +110,10 @@ fn plain<'a>(tensor: &'a TensorInfo, option: &str) -> Result<&'a TensorInfo, Fai
     Err(format!("{name} is {dtype}, {option} needs F32, F16 or BF16").into())
 }
 
-/// Sizes of the attention.
+/// Returns the sizes of the attention.
 ///
 /// # Errors
-/// Text that says what does not fit.
+/// Text about sizes that do not fit together.
 pub fn heads(header: &Header) -> Result<Heads, Failure> {
     let count = number(header, "attention.head_count")?;
     let kv_heads = optional(header, "attention.head_count_kv")?.unwrap_or(count);

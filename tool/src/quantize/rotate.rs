@@ -5,12 +5,14 @@
 //! | R1 | the residual stream | `token_embd`; rows of `attn_output`, `ffn_down` | columns of `attn_q`, `_k`, `_v`, `ffn_gate`, `_up`, `output` |
 //! | R2 | each head of V | rows of `attn_v` | columns of `attn_output` |
 //!
-//! RMS norms have the same value for a rotated stream, but their weights have not: these are multiplied into the columns
-//! of what reads them, and become ones. A model whose embeddings are also its head gets a head of its own then.
+//! RMS norms have the same value for a rotated stream, but their weights do not: these are
+//! multiplied into the columns of the tensors that read them, and become ones. A model whose
+//! embeddings are also its head gets a separate head then.
 //!
-//! A rotation is `Q = diag(signs) · (H ⊗ C)`: random signs, a Hadamard matrix of the largest power of two in the size, and
-//! an orthonormal cosine transform of what is left of it.
-// SOURCE: SpinQuant (Liu et al. 2024), whose R1 and R2 are these; matrices as in QuaRot, which learns none.
+//! A rotation is `Q = diag(signs) · (H ⊗ C)`: random signs, a Hadamard matrix of the largest power
+//! of two in the size, and an orthonormal cosine transform of what is left of it.
+// SOURCE: SpinQuant (Liu et al. 2024), whose R1 and R2 are these; matrices as in QuaRot, which
+// learns none.
 
 use std::sync::Arc;
 
@@ -22,7 +24,7 @@ use super::model::{self, number};
 use super::transform::{Transform, Transforms};
 use crate::Failure;
 
-/// What can be rotated.
+/// Parts of a model that can be rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Rotate {
     /// The residual stream
@@ -148,10 +150,10 @@ const READERS: [(&str, &[&str]); 2] = [
     ("ffn_norm", &["ffn_gate", "ffn_up"]),
 ];
 
-/// What is done to each tensor.
+/// Returns the transformation of each tensor.
 ///
 /// # Errors
-/// Text that names the tensor for which the rotation is not possible, and why.
+/// Text that names the tensor for which the rotation is impossible, and the reason.
 pub fn transforms(file: &File, rotations: &[Rotate]) -> Result<Transforms, Failure> {
     let mut transforms = Transforms::new();
     if rotations.contains(&Rotate::R1) {
@@ -316,7 +318,7 @@ fn vector<'a>(header: &'a Header, name: &str, len: usize) -> Result<&'a TensorIn
 mod tests {
     use super::*;
 
-    /// The matrix by its definition, in `f64`.
+    /// Returns the matrix by its definition, in `f64`.
     fn matrix(rotation: &Rotation) -> Vec<Vec<f64>> {
         let size = rotation.signs.len();
         let rest = size / rotation.power;

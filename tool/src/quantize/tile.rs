@@ -1,7 +1,9 @@
-//! `--tile-group`: a pack beside the model whose weights are in groups of 2 × 16 in place of blocks of 32 × 1.
+//! `--tile-group`: a pack next to the model whose weights are in groups of 2 × 16 instead of blocks
+//! of 32 × 1.
 //!
-//! A tensor of the pack stands for the Q4_0 one of the same name in the new model, whose hashes it carries; its weights are
-//! quantized from the source, as those of the model are, not from the model's.
+//! A tensor of the pack replaces the Q4_0 one of the same name in the new model, whose hashes it
+//! carries. Its weights are quantized from the source, as those of the model are, and not from the
+//! model's.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -27,7 +29,7 @@ const GROUP_BYTES: usize = WeightType::Q4Tile.block_bytes();
 /// Panels that are made between two writes.
 const BATCH_PANELS: usize = 64;
 
-/// The pack's place: the model's name, with an ending that no other pack of it has.
+/// Returns the pack's place: the model's name, with an ending that no other pack of it has.
 pub fn path(output: &Path) -> PathBuf {
     output.with_extension("groups.npu")
 }
@@ -77,7 +79,7 @@ pub fn write(output: &Path, how: &str, source: &File, jobs: &[Job]) -> Result<()
 
 /// Writes one weight.
 ///
-/// - `tensor`, `data`: what it is in the model
+/// - `tensor`, `data`: the weight in the model
 fn write_weight(
     job: &Job,
     source: &File,
@@ -122,9 +124,10 @@ fn write_weight(
     Ok(())
 }
 
-/// What an error of each column of a row counts. A scale is searched without statistics, too: a column then counts by its
-/// magnitude and the row's root mean square, which of nine such rules gives the lowest KL divergence on SmolLM2
-/// (0.2601; ggml's root of the sum of both squares: 0.2614, all the same: 0.2780, squares: 0.2768).
+/// Computes the weights of the errors of a row's columns. A scale is also searched without
+/// statistics: the weight of a column is then its magnitude combined with the row's root mean
+/// square, which of nine such rules gives the lowest KL divergence on SmolLM2 (0.2601; ggml's root
+/// of the sum of both squares: 0.2614, all the same: 0.2780, squares: 0.2768).
 fn weigh(row: &[f32], importance: Option<&[f32]>, weights: &mut [f32]) {
     if let Some(importance) = importance {
         weights.copy_from_slice(&Weigh::new(row, importance).row());
@@ -178,7 +181,7 @@ fn panel(
     (packed, error)
 }
 
-/// What a group stands for.
+/// Returns the values of a group.
 fn values_of(group: &[u8]) -> [f32; BLOCK] {
     let d = f16::from_le_bytes([group[0], group[1]]).to_f32();
     std::array::from_fn(|i| {

@@ -1,4 +1,4 @@
-//! What is done to a tensor before it is quantized, such that the model computes the same.
+//! Transformations of a tensor before it is quantized, after which the model computes the same.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::rotate::Rotation;
 /// Transforms by tensor name.
 pub type Transforms = HashMap<String, Transform>;
 
-/// Columns are scaled, rows are divided, then both sides are rotated: `rotate(w[n][k] * columns[k] / rows[n])`. Empty is
-/// all ones.
+/// Columns are scaled, rows are divided, then both sides are rotated:
+/// `rotate(w[n][k] * columns[k] / rows[n])`. Empty is all ones.
 #[derive(Clone, Debug, Default)]
 pub struct Transform {
     /// Factor of each column.
@@ -46,7 +46,7 @@ impl Transform {
         }
     }
 
-    /// Mean squares of the inputs after the transform, from those before it.
+    /// Returns the mean squares of the inputs after the transform, from those before it.
     pub fn importance(&self, mean_squares: &[f32]) -> Vec<f32> {
         debug_assert!(self.input.is_none(), "rotated inputs have other statistics");
         if self.columns.is_empty() {
@@ -56,7 +56,8 @@ impl Transform {
         columns.map(|(square, s)| square / (s * s)).collect()
     }
 
-    /// All rows of a tensor, transformed, if columns are rotated: that takes all of them. As `f32`, one after another.
+    /// Returns all rows of a tensor, transformed, if columns are rotated: that takes all of them.
+    /// As `f32`, one after another.
     pub fn whole(&self, file: &File, tensor: &TensorInfo) -> Option<Vec<f32>> {
         let rotation = self.output.as_ref()?;
         let (k, n) = (tensor.ne[0], tensor.rows());
@@ -75,7 +76,7 @@ impl Transform {
     }
 }
 
-/// The matrix with rows of `width`, with rows and columns exchanged.
+/// Returns the matrix with rows of `width`, with rows and columns exchanged.
 fn transposed(matrix: &[f32], width: usize) -> Vec<f32> {
     let height = matrix.len() / width;
     let mut out = vec![0.0; matrix.len()];

@@ -1,4 +1,4 @@
-//! How INT4 weights make up for what rounding loses, from the mean squares of their inputs.
+//! Feedback for the rounding errors of INT4 weights, from the mean squares of their inputs.
 
 use ggml_rust_npu::rockchip::layout::WeightLayout;
 use nalgebra::{Cholesky, DMatrix};
@@ -7,7 +7,8 @@ use rknpu_ops::int4::Feedback;
 
 use crate::Failure;
 
-/// Part of the mean of the second moments that is added to each: inputs that were never seen are not worth nothing.
+/// Part of the mean of the second moments that is added to each: inputs that were never seen are
+/// not worth nothing.
 ///
 /// SOURCE: 1 %, as GPTQ has it (Frantar et al., 2022, section 3.3).
 const DAMPING: f64 = 0.01;
@@ -15,10 +16,11 @@ const DAMPING: f64 = 0.01;
 /// Most inputs of a weight: the square of their number is kept, 16 GiB of it.
 const MAX_INPUTS: usize = 1 << 16;
 
-/// The feedback of each K segment.
+/// Returns the feedback of each K segment.
 ///
-/// The inputs are taken to be uncorrelated: statistics have no more than their squares. `H` of a segment is then
-/// `Σ_c m_c r_c r_cᵀ`, where `m_c` is the mean square of input c and `r_c` what the rotation makes of it in the segment.
+/// The inputs are assumed to be uncorrelated, because statistics have only their squares. `H` of a
+/// segment is then `Σ_c m_c r_c r_cᵀ`, where `m_c` is the mean square of input c and `r_c` its
+/// rotation in the segment.
 ///
 /// - `name`: the weight's
 /// - `means`: the mean square of each of the K inputs
@@ -42,7 +44,7 @@ pub fn of(layout: &WeightLayout, name: &str, means: &[f32]) -> Result<Vec<Feedba
             row[c] = means[c].sqrt();
             rotation.apply(row);
         });
-    // A column of the matrix is what the rotation makes of one input.
+    // A column of the matrix is the rotation of one input.
     let rotated = DMatrix::from_vec(k, k, rotated);
     let segments = (0..layout.segments).into_par_iter();
     let feedback = segments.map(|segment| {
@@ -54,7 +56,7 @@ pub fn of(layout: &WeightLayout, name: &str, means: &[f32]) -> Result<Vec<Feedba
     feedback.ok_or_else(|| format!("--imatrix: the mean squares of {name} are out of range").into())
 }
 
-/// `H = U D Uᵀ`; `None` if `H` has numbers that are not finite.
+/// Returns `H = U D Uᵀ`; `None` if `H` has numbers that are not finite.
 fn factors(moments: DMatrix<f32>) -> Option<Feedback> {
     let k = moments.nrows();
     // Backwards, so that the factor with zeros above its diagonal has them below.
@@ -84,7 +86,8 @@ fn narrow(x: f64) -> f32 {
 mod tests {
     use super::*;
 
-    /// D and U of a matrix whose factors are known: U is `j - i` over 10 behind the diagonal, D counts from 1.
+    /// D and U of a matrix with known factors: U is `j - i` over 10 above the diagonal, D counts
+    /// from 1.
     #[test]
     fn factors_give_the_matrix_again() {
         let k = 5;

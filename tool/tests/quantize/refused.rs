@@ -1,4 +1,4 @@
-//! What cannot be done, and the words that say so.
+//! Impossible requests, and the words of their errors.
 
 use ggml_rust_npu::gguf::GgmlType;
 

@@ -10,10 +10,10 @@ pub const VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// The values next to `x * inverse`, and their codes.
+/// Returns the values next to `x * inverse`, and their codes.
 ///
-/// Each value that an element has passed adds one to its code. Counting so, all elements at once, is several times faster
-/// than a search for each.
+/// Each value that an element has passed adds one to its code. Counting so, all elements at once,
+/// is several times faster than a search for each.
 pub fn levels(x: &[f32; BLOCK], inverse: f32) -> ([f32; BLOCK], [u8; BLOCK]) {
     let mut values = [f32::from(VALUES[0]); BLOCK];
     let mut codes = [0; BLOCK];
@@ -30,7 +30,8 @@ pub fn levels(x: &[f32; BLOCK], inverse: f32) -> ([f32; BLOCK], [u8; BLOCK]) {
     (values, codes)
 }
 
-/// Least squares over the candidates; without weights, each element counts as its square.
+/// Returns the least squares over the candidates. Without weights, the weight of each element is
+/// its square.
 pub fn quantize(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>) -> Codes {
     let extreme = extreme(x);
     if extreme == 0.0 {
