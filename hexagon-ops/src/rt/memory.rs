@@ -5,13 +5,18 @@
 //! bypasses the cache, uses the *direct* view. On the DSP both have the same address; the stand-in
 //! can keep them apart.
 //!
-//! The table checks the operands that a command names: number, bounds and alignment, and that
-//! results share no byte with operands. Each slice that it returns borrows the table, so no buffer
-//! is unmapped or handed out twice while the slice lives.
+//! ```text
+//! Table ──lend──> Buffers ──bind──────> Bound     an operand: its buffer and bytes, resolved once
+//!                         ──operands──> Operands ──slices──> &mut [u8], &[u8]
+//! ```
+//!
+//! [`Buffers`] checks the operands that a command names: number and bounds, and that the result
+//! shares no byte with a source. It borrows the whole table, so no buffer is unmapped or handed out
+//! twice while a command runs.
 
 use core::ops::Range;
 
-use crate::layout::{LINE_BYTES, Line};
+use crate::layout::LINE_BYTES;
 use crate::wire::MAX_BUFFERS;
 
 /// A mapped buffer.
@@ -74,13 +79,11 @@ pub enum Refusal {
     Taken,
     /// Part of it lies outside the buffer.
     Bounds,
-    /// The memory is not aligned.
-    Alignment,
     /// Results share bytes with an operand.
     Overlap,
 }
 
-/// Bytes of a buffer that passed the check of bounds.
+/// Bytes of a buffer, named by its number, so that the server can remember them between commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     buffer: usize,
@@ -89,36 +92,11 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns the number of the buffer.
-    #[must_use]
-    pub fn buffer(self) -> usize {
-        self.buffer
-    }
-
-    /// Returns the byte offset in the buffer.
-    #[must_use]
-    pub fn start(self) -> usize {
-        self.start
-    }
-
     /// Returns `true` if two spans have bytes in common.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.buffer == other.buffer && self.start < other.end && other.start < self.end
     }
-}
-
-/// Operands and results of a product.
-#[derive(Debug)]
-pub struct Operands<'a> {
-    /// Packed weights, for the DMA engine.
-    pub weights: &'a [Line],
-    /// Activations.
-    pub act: &'a [f32],
-    /// Rows that an epilogue combines with the results.
-    pub other: Option<&'a [f32]>,
-    /// Results.
-    pub dst: &'a mut [f32],
 }
 
 /// The mapped buffers, by number.
@@ -142,12 +120,12 @@ impl Table {
         }
     }
 
-    /// Returns the slot of a number.
-    fn place(&mut self, buffer: u32) -> Result<&mut Option<Mapped>, Refusal> {
-        let place = usize::try_from(buffer)
+    /// Returns the entry of a number.
+    fn entry(&mut self, buffer: u32) -> Result<&mut Option<Mapped>, Refusal> {
+        let entry = usize::try_from(buffer)
             .ok()
             .and_then(|i| self.buffers.get_mut(i));
-        place.ok_or(Refusal::Number)
+        entry.ok_or(Refusal::Number)
     }
 
     /// Checks that a number can be given to a buffer.
@@ -155,7 +133,7 @@ impl Table {
     /// # Errors
     /// `Number` or `Taken` if not.
     pub fn vacant(&mut self, buffer: u32) -> Result<(), Refusal> {
-        match self.place(buffer)? {
+        match self.entry(buffer)? {
             None => Ok(()),
             Some(_) => Err(Refusal::Taken),
         }
@@ -166,7 +144,7 @@ impl Table {
     /// # Errors
     /// `Number` if it is too large.
     pub fn insert(&mut self, buffer: u32, mapped: Mapped) -> Result<Option<Mapped>, Refusal> {
-        Ok(self.place(buffer)?.replace(mapped))
+        Ok(self.entry(buffer)?.replace(mapped))
     }
 
     /// Removes a buffer from the table.
@@ -174,7 +152,7 @@ impl Table {
     /// # Errors
     /// `Number` or `Unmapped` if there is none.
     pub fn remove(&mut self, buffer: u32) -> Result<Mapped, Refusal> {
-        self.place(buffer)?.take().ok_or(Refusal::Unmapped)
+        self.entry(buffer)?.take().ok_or(Refusal::Unmapped)
     }
 
     /// Removes all buffers, one by one.
@@ -182,21 +160,30 @@ impl Table {
         self.buffers.iter_mut().filter_map(Option::take)
     }
 
-    /// Returns the buffer of a span.
-    #[must_use]
-    pub fn buffer(&self, span: Span) -> Option<&Mapped> {
-        self.buffers.get(span.buffer)?.as_ref()
+    /// Lends all buffers to one command.
+    pub fn lend(&mut self) -> Buffers<'_> {
+        Buffers {
+            buffers: &self.buffers,
+        }
     }
+}
 
-    /// Returns `bytes` bytes at `offset` of a buffer.
+/// The buffers as one command has them. A [`Table`] lends them to one command at a time. Neither
+/// this value nor the [`Operands`] that it becomes can be copied, so each byte is handed out once.
+#[derive(Debug)]
+pub struct Buffers<'a> {
+    buffers: &'a [Option<Mapped>],
+}
+
+impl<'a> Buffers<'a> {
+    /// Resolves `bytes` bytes at `offset` of a buffer.
     ///
     /// # Errors
     /// `Number`, `Unmapped` or `Bounds`.
-    pub fn span(&self, buffer: u32, offset: u64, bytes: u64) -> Result<Span, Refusal> {
-        let place = usize::try_from(buffer).ok();
-        let place = place.filter(|place| *place < self.buffers.len());
-        let place = place.ok_or(Refusal::Number)?;
-        let mapped = self.buffers[place].as_ref().ok_or(Refusal::Unmapped)?;
+    pub fn bind(&self, buffer: u32, offset: u64, bytes: u64) -> Result<Bound<'a>, Refusal> {
+        let buffer = usize::try_from(buffer).map_err(|_| Refusal::Number)?;
+        let entry = self.buffers.get(buffer).ok_or(Refusal::Number)?;
+        let mapped = entry.as_ref().ok_or(Refusal::Unmapped)?;
         let end = offset.checked_add(bytes).ok_or(Refusal::Bounds)?;
         let end = usize::try_from(end).map_err(|_| Refusal::Bounds)?;
         if end > mapped.bytes {
@@ -204,129 +191,155 @@ impl Table {
         }
         // The offset is not larger than the end.
         let start = usize::try_from(offset).map_err(|_| Refusal::Bounds)?;
-        Ok(Span {
-            buffer: place,
-            start,
-            end,
+        let span = Span { buffer, start, end };
+        Ok(Bound {
+            mapped,
+            span,
+            is_direct: false,
         })
     }
 
-    /// Returns the buffer and the range of a span. Both are checked again, because the number may
-    /// belong to a different buffer by now.
-    fn find(&self, span: Span) -> Result<(&Mapped, Range<usize>), Refusal> {
-        let mapped = self.buffer(span).ok_or(Refusal::Unmapped)?;
-        if span.start > span.end || span.end > mapped.bytes {
-            return Err(Refusal::Bounds);
+    /// Returns `true` if `bound` was resolved in these buffers, not in another table's.
+    fn owns(&self, bound: &Bound<'_>) -> bool {
+        let entry = self.buffers.get(bound.span.buffer);
+        let mapped = entry.and_then(Option::as_ref);
+        mapped.is_some_and(|mapped| core::ptr::eq(mapped, bound.mapped))
+    }
+
+    /// Returns the bytes of an operand of a command that has no [`Operands`] yet.
+    ///
+    /// # Errors
+    /// `Unmapped` if the operand is another table's.
+    pub fn bytes(&self, bound: &Bound<'a>) -> Result<&[u8], Refusal> {
+        if !self.owns(bound) {
+            return Err(Refusal::Unmapped);
         }
-        Ok((mapped, span.start..span.end))
+        // SAFETY: in bounds by `bind`; mapped and not written by others by the contract of
+        // `Mapped::new`. This command does not write either: only `Operands` makes slices to write
+        // to, and it takes `self`, which this slice borrows.
+        Ok(unsafe { core::slice::from_raw_parts(bound.start(), bound.range().len()) })
     }
 
-    /// Returns the words of a buffer, as the processor sees them.
+    /// Joins the result of a command and the sources that it reads.
     ///
     /// # Errors
-    /// `Unmapped`, `Bounds`, or `Alignment` to 4 bytes.
-    pub fn words(&self, span: Span) -> Result<&[i32], Refusal> {
-        bytemuck::try_cast_slice(self.bytes(span)?).map_err(|_| Refusal::Alignment)
-    }
-
-    /// Refuses a span that shares bytes with `dst`.
-    fn apart(&self, span: Span, dst: Span) -> Result<(), Refusal> {
-        let (dst_buffer, dst_range) = self.find(dst)?;
-        let (buffer, range) = self.find(span)?;
-        let same = span.buffer == dst.buffer && overlap(&range, &dst_range);
-        // The same memory may have two numbers.
-        let places = buffer.addresses(&range);
-        let dst_places = dst_buffer.addresses(&dst_range);
-        let aliased = places
-            .iter()
-            .any(|a| dst_places.iter().any(|b| overlap(a, b)));
-        if same || aliased {
-            Err(Refusal::Overlap)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Returns the bytes of a buffer, as the processor sees them.
-    ///
-    /// # Errors
-    /// `Unmapped` or `Bounds`.
-    pub fn bytes(&self, span: Span) -> Result<&[u8], Refusal> {
-        let (mapped, range) = self.find(span)?;
-        // SAFETY: in bounds by `find`.
-        let start = unsafe { mapped.cached.add(range.start) };
-        // SAFETY: in bounds, mapped and not written meanwhile by the contract of `Mapped::new`.
-        Ok(unsafe { core::slice::from_raw_parts(start.cast_const(), range.len()) })
-    }
-
-    /// Returns the result of an operation on tensors, and those sources that are not the result
-    /// itself.
-    ///
-    /// # Errors
-    /// `Unmapped`, `Bounds`, or `Overlap` if a source shares bytes with the result.
-    #[expect(clippy::type_complexity, reason = "a result beside its sources")]
-    pub fn tensors<const N: usize>(
-        &mut self,
-        dst: Span,
-        src: [Option<Span>; N],
-    ) -> Result<(&mut [u8], [Option<&[u8]>; N]), Refusal> {
-        let mut sources = [None; N];
-        for (source, span) in sources.iter_mut().zip(src) {
-            if let Some(span) = span {
-                self.apart(span, dst)?;
-                *source = Some(self.bytes(span)?);
+    /// `Overlap` if a source shares bytes with the result; `Unmapped` if an operand is another
+    /// table's.
+    pub fn operands<const N: usize>(
+        self,
+        dst: Bound<'a>,
+        src: [Option<Bound<'a>>; N],
+    ) -> Result<Operands<'a, N>, Refusal> {
+        for bound in src.iter().flatten().chain([&dst]) {
+            if !self.owns(bound) {
+                return Err(Refusal::Unmapped);
             }
         }
-        let (buffer, range) = self.find(dst)?;
-        // SAFETY: in bounds by `find`.
-        let start = unsafe { buffer.cached.add(range.start) };
-        // SAFETY: in bounds, mapped, used by nothing else by the contract of `Mapped::new`, and by
-        // no other slice: the sources lie elsewhere by `apart`, and `self` is borrowed for as long
-        // as this one lives.
-        let bytes = unsafe { core::slice::from_raw_parts_mut(start, range.len()) };
-        Ok((bytes, sources))
-    }
-
-    /// Returns the operands and results of a product.
-    ///
-    /// # Errors
-    /// `Unmapped`, `Bounds`, `Alignment` to 128 bytes (weights) or 4 bytes, or `Overlap`.
-    pub fn operands(
-        &mut self,
-        weights: Span,
-        act: Span,
-        other: Option<Span>,
-        dst: Span,
-    ) -> Result<Operands<'_>, Refusal> {
-        for span in [weights, act].into_iter().chain(other) {
-            self.apart(span, dst)?;
+        if src.iter().flatten().any(|bound| bound.overlaps(&dst)) {
+            return Err(Refusal::Overlap);
         }
-        let act = self.floats(act)?;
-        let other = other.map(|span| self.floats(span)).transpose()?;
-        let (weight_buffer, weight_range) = self.find(weights)?;
-        let (dst_buffer, dst_range) = self.find(dst)?;
-        // SAFETY: in bounds by `find`.
-        let weight_start = unsafe { weight_buffer.direct.add(weight_range.start) };
-        // SAFETY: in bounds, mapped and not written meanwhile by the contract of `Mapped::new`, nor
-        // through the results, which lie elsewhere.
-        let weights = unsafe { core::slice::from_raw_parts(weight_start, weight_range.len()) };
-        // SAFETY: in bounds by `find`.
-        let dst_start = unsafe { dst_buffer.cached.add(dst_range.start) };
-        // SAFETY: in bounds, mapped, used by nothing else by the contract of `Mapped::new`, and by
-        // no other slice: the others lie elsewhere, and `self` is borrowed for as long as this one
-        // lives.
-        let dst = unsafe { core::slice::from_raw_parts_mut(dst_start, dst_range.len()) };
         Ok(Operands {
-            weights: bytemuck::try_cast_slice(weights).map_err(|_| Refusal::Alignment)?,
-            act,
-            other,
-            dst: bytemuck::try_cast_slice_mut(dst).map_err(|_| Refusal::Alignment)?,
+            buffers: self,
+            dst,
+            src,
         })
     }
+}
 
-    /// Returns the floats of a buffer, as the processor sees them.
-    fn floats(&self, span: Span) -> Result<&[f32], Refusal> {
-        bytemuck::try_cast_slice(self.bytes(span)?).map_err(|_| Refusal::Alignment)
+/// An operand: a buffer and the bytes of it that a command names.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound<'a> {
+    mapped: &'a Mapped,
+    span: Span,
+    is_direct: bool,
+}
+
+impl<'a> Bound<'a> {
+    /// Returns the same bytes as the DMA engine sees them.
+    #[must_use]
+    pub fn direct(self) -> Self {
+        Self {
+            is_direct: true,
+            ..self
+        }
+    }
+
+    /// Returns the buffer, for cache operations.
+    #[must_use]
+    pub fn mapped(&self) -> &'a Mapped {
+        self.mapped
+    }
+
+    /// Returns the byte offsets in the buffer.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.span.start..self.span.end
+    }
+
+    /// Returns the bytes by the buffer's number.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Returns the address of the first byte.
+    fn start(&self) -> *const u8 {
+        let base = if self.is_direct {
+            self.mapped.direct
+        } else {
+            self.mapped.cached.cast_const()
+        };
+        // SAFETY: in bounds by `bind`.
+        unsafe { base.add(self.span.start) }
+    }
+
+    /// Returns `true` if two operands have bytes in common. The same memory may have two numbers.
+    fn overlaps(&self, other: &Self) -> bool {
+        let places = self.mapped.addresses(&self.range());
+        let others = other.mapped.addresses(&other.range());
+        places.iter().any(|a| others.iter().any(|b| overlap(a, b)))
+    }
+}
+
+impl PartialEq for Bound<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.span == other.span
+    }
+}
+
+/// The result of a command, and sources that share no byte with it.
+#[derive(Debug)]
+pub struct Operands<'a, const N: usize> {
+    buffers: Buffers<'a>,
+    dst: Bound<'a>,
+    src: [Option<Bound<'a>>; N],
+}
+
+impl<const N: usize> Operands<'_, N> {
+    /// Returns the bytes of source `index`.
+    #[must_use]
+    pub fn source(&self, index: usize) -> Option<&[u8]> {
+        self.buffers.bytes(self.src.get(index)?.as_ref()?).ok()
+    }
+
+    /// Returns the bytes of the result and of the sources. Callers run cache operations on them
+    /// before or after they use these slices, not meanwhile.
+    pub fn slices(&mut self) -> (&mut [u8], [Option<&[u8]>; N]) {
+        let mut sources = [None; N];
+        for (source, bound) in sources.iter_mut().zip(&self.src) {
+            let Some(bound) = bound else { continue };
+            // SAFETY: in bounds by `bind`, mapped and not written by others by the contract of
+            // `Mapped::new`, nor through the result, which lies elsewhere.
+            *source =
+                Some(unsafe { core::slice::from_raw_parts(bound.start(), bound.range().len()) });
+        }
+        // SAFETY: in bounds by `bind`.
+        let dst = unsafe { self.dst.mapped.cached.add(self.dst.span.start) };
+        // SAFETY: in bounds, mapped and used by nothing else by the contract of `Mapped::new`. No
+        // other slice covers it: the sources lie elsewhere, and `self`, the only value that hands
+        // out bytes of the table, is borrowed for as long as this slice lives.
+        let dst = unsafe { core::slice::from_raw_parts_mut(dst, self.dst.range().len()) };
+        (dst, sources)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Platform;
 use super::detail::{Failure, OPERAND, RESERVED};
-use super::tensor::{check, clean, invalidate, prepare, shape_of};
+use super::tensor::{bind, shape_of};
 use crate::ops::attention::{self, Attention, ExpTable, Sources};
 use crate::ops::matmul::Machine;
 use crate::ops::tensor::{View, ViewMut};
@@ -52,22 +52,23 @@ pub(super) fn attention(
     if body.dst.dtype != wire::TYPE_NONE && body.dst.ne.contains(&0) {
         return Ok(());
     }
-    let dst = check(&body.dst, memory)?.ok_or(missing)?;
+    let buffers = memory.lend();
+    let dst = bind(&body.dst, &buffers)?.ok_or(missing)?;
     let mut src = [None; 5];
     for (src, tensor) in src
         .iter_mut()
         .zip([&body.q, &body.k, &body.v, &body.mask, &body.sinks])
     {
-        *src = check(tensor, memory)?;
+        *src = bind(tensor, &buffers)?;
     }
-    let spans = src.map(|src| src.map(|src| src.span));
+    let bounds = src.map(|src| src.map(|src| src.bound));
     // What overlaps is refused before any cache line is touched.
-    memory.tensors(dst.span, spans)?;
+    let mut operands = buffers.operands(dst.bound, bounds)?;
     for src in src.iter().flatten() {
-        invalidate(src, memory, platform);
+        src.invalidate(platform);
     }
-    prepare(&dst, memory, platform);
-    let (bytes, sources) = memory.tensors(dst.span, spans)?;
+    dst.prepare(platform);
+    let (bytes, sources) = operands.slices();
     let mut views = [None; 5];
     for (view, (bytes, src)) in views.iter_mut().zip(sources.into_iter().zip(src)) {
         if let (Some(bytes), Some(src)) = (bytes, src) {
@@ -84,6 +85,6 @@ pub(super) fn attention(
     };
     let dst_view = ViewMut::new(bytes, dst.shape)?;
     let done = attention::attention(machine, &params(body), dst_view, &sources, table);
-    clean(&dst, memory, platform);
+    dst.clean(platform);
     done.map_err(Failure::from)
 }

@@ -89,7 +89,6 @@ impl From<Refusal> for Failure {
             Refusal::Unmapped => UNMAPPED,
             Refusal::Taken => TAKEN,
             Refusal::Bounds => BOUNDS,
-            Refusal::Alignment => ALIGNMENT,
             Refusal::Overlap => OVERLAP,
         })
     }

@@ -1,17 +1,17 @@
 //! The two matrix commands: fields checked, then cut into products of [`crate::ops::matmul`].
 
-use bytemuck::Zeroable;
+use bytemuck::{Pod, Zeroable};
 
 use super::detail::{
     self, ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS,
 };
-use super::region::Region;
+use super::region::{Region, Strided};
 use super::{Platform, Scratch};
-use crate::layout::{LINE_BYTES, MatrixLayout, WeightType};
+use crate::layout::{LINE_BYTES, Line, MatrixLayout, WeightType};
 use crate::ops::matmul::{
     Combine, DOT_ROWS, Epilogue, ExpertMatMul, Machine, MatMul, Prepared, Rows,
 };
-use crate::rt::memory::{Operands, Span, Table};
+use crate::rt::memory::{Bound, Buffers, Span, Table};
 use crate::wire::{self, Plain};
 
 /// Most elements along K: with more, no tile row fits in any VTCM, and sizes could leave 32 bits.
@@ -25,26 +25,35 @@ pub(super) const MAX_CHOICES: usize = 4096;
 /// Activations that the last product left in VTCM: Q, K and V multiply the same ones, and so do gate and up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Left {
-    act: Region,
+    span: Span,
+    rows: Strided,
     form: Prepared,
 }
 
 impl Left {
-    /// Whether a command that writes to `span` changes the activations.
+    /// Returns `true` if a command that writes to `span` changes the activations.
     pub(super) fn is_changed_by(&self, span: Span) -> bool {
-        self.act.span.overlaps(span)
+        self.span.overlaps(span)
+    }
+
+    /// Returns `true` if `act` are the activations.
+    fn is(&self, act: &Region<'_>) -> bool {
+        self.span == act.bound.span() && self.rows == act.rows
     }
 }
 
-/// Weights whose fields are right.
-struct Checked {
+/// Weights whose fields are right, and the bytes that hold them.
+struct BoundWeights<'a> {
     layout: MatrixLayout,
-    span: Span,
+    bound: Bound<'a>,
     slices: [usize; 2],
 }
 
-/// Checks the weights of a command.
-fn weights(weights: &wire::Weights, memory: &Table) -> Result<Checked, Failure> {
+/// Checks the weights of a command and resolves their buffer.
+fn weights<'a>(
+    weights: &wire::Weights,
+    buffers: &Buffers<'a>,
+) -> Result<BoundWeights<'a>, Failure> {
     let weight = WeightType::ALL
         .into_iter()
         .find(|weight| weight.layout_id().0 == weights.layout)
@@ -71,31 +80,31 @@ fn weights(weights: &wire::Weights, memory: &Table) -> Result<Checked, Failure> 
     .into_iter()
     .try_fold(panel as u64, u64::checked_mul)
     .ok_or(bounds)?;
-    let span = memory.span(weights.buffer, weights.offset, bytes)?;
+    let bound = buffers.bind(weights.buffer, weights.offset, bytes)?;
     let layout = MatrixLayout::new(weight, size(weights.n)?, size(weights.k)?)
         .map_err(|_| Failure::bad(SHAPE))?;
-    Ok(Checked {
+    Ok(BoundWeights {
         layout,
-        span,
+        bound: bound.direct(),
         slices: [size(s2)?, size(s3)?],
     })
 }
 
 /// What results are combined with, checked.
 #[derive(Clone, Copy)]
-struct Combined {
+struct Combined<'a> {
     f: Combine,
     is_swapped: bool,
     /// `None`: what is in the results' places.
-    other: Option<Region>,
+    other: Option<Region<'a>>,
 }
 
 /// Checks the epilogue of a command with `m` rows, whose results are to lie at `dst`.
-fn epilogue(
+fn epilogue<'a>(
     body: &wire::MatMul,
-    dst: &Region,
-    memory: &Table,
-) -> Result<Option<Combined>, Failure> {
+    dst: &Region<'a>,
+    buffers: &Buffers<'a>,
+) -> Result<Option<Combined<'a>>, Failure> {
     let wire::Epilogue {
         kernel,
         swapped,
@@ -118,7 +127,7 @@ fn epilogue(
     if (body.planes, body.weights.slices) != ([1, 1], [1, 1]) {
         return Err(Failure::bad(PLANES));
     }
-    let other = Region::new(other, body.weights.n, [body.m, 1, 1], memory)?;
+    let other = Region::new(other, body.weights.n, [body.m, 1, 1], buffers)?;
     let other = Some(other).filter(|other| other != dst);
     Ok(Some(Combined {
         f,
@@ -145,7 +154,8 @@ pub(super) fn mul_mat(
 ) -> Result<(), Failure> {
     let earlier = left.take();
     let dot_rows = dot_rows(body.dot_rows)?;
-    let w = weights(&body.weights, memory)?;
+    let buffers = memory.lend();
+    let w = weights(&body.weights, &buffers)?;
     let mut ratio = [0; 2];
     for (ratio, (planes, slices)) in ratio
         .iter_mut()
@@ -160,51 +170,81 @@ pub(super) fn mul_mat(
         return Ok(());
     }
     let counts = [body.m, body.planes[0], body.planes[1]];
-    let dst = Region::new(&body.dst, body.weights.n, counts, memory)?;
-    dst.disjoint()?;
-    let act = Region::new(&body.act, body.weights.k, counts, memory)?;
-    let combined = epilogue(body, &dst, memory)?;
+    let dst = Region::new(&body.dst, body.weights.n, counts, &buffers)?;
+    dst.rows.disjoint()?;
+    let act = Region::new(&body.act, body.weights.k, counts, &buffers)?;
+    let combined = epilogue(body, &dst, &buffers)?;
     let other = combined.and_then(|combined| combined.other);
-    let other_span = other.map(|other| other.span);
-    // What overlaps or is not aligned is refused before any cache line is touched.
-    memory.operands(w.span, act.span, other_span, dst.span)?;
-    act.invalidate(memory, platform);
-    dst.invalidate_edges(memory, platform);
+    let sources = [
+        Some(w.bound),
+        Some(act.bound),
+        other.map(|other| other.bound),
+    ];
+    // What overlaps is refused before any cache line is touched.
+    let mut operands = buffers.operands(dst.bound, sources)?;
+    act.invalidate(platform);
+    dst.invalidate_edges(platform);
     if combined.is_some() {
-        other.as_ref().unwrap_or(&dst).invalidate(memory, platform);
+        other.as_ref().unwrap_or(&dst).invalidate(platform);
     }
     let m = usize::try_from(body.m).map_err(|_| Failure::bad(BOUNDS))?;
-    let operands = memory.operands(w.span, act.span, other_span, dst.span)?;
-    let prepared = earlier.filter(|left| left.act == act).map(|left| left.form);
+    let (dst_bytes, [weight_bytes, act_bytes, other_bytes]) = operands.slices();
+    let slices = Slices {
+        weights: cast(weight_bytes)?,
+        act: cast(act_bytes)?,
+        other: other_bytes.map(|bytes| cast(Some(bytes))).transpose()?,
+        dst: bytemuck::try_cast_slice_mut(dst_bytes).map_err(|_| Failure::bad(ALIGNMENT))?,
+    };
+    let prepared = earlier.filter(|left| left.is(&act)).map(|left| left.form);
     let regions = Regions {
-        act: &act,
-        dst: &dst,
+        act: &act.rows,
+        dst: &dst.rows,
         combined,
         dot_rows,
     };
-    let done = planes(&w, &regions, m, ratio, prepared, operands, machine);
-    dst.clean(memory, platform);
-    *left = done?.map(|form| Left { act, form });
+    let done = planes(&w, &regions, m, ratio, prepared, slices, machine);
+    dst.clean(platform);
+    *left = done?.map(|form| Left {
+        span: act.bound.span(),
+        rows: act.rows,
+        form,
+    });
     Ok(())
+}
+
+/// Returns the elements of an operand that is not missing.
+fn cast<T: Pod>(bytes: Option<&[u8]>) -> Result<&[T], Failure> {
+    let bytes = bytes.ok_or(Failure::bad(BOUNDS))?;
+    bytemuck::try_cast_slice(bytes).map_err(|_| Failure::bad(ALIGNMENT))
+}
+
+/// The elements that a product works on.
+struct Slices<'a> {
+    /// Packed weights, as the DMA engine sees them.
+    weights: &'a [Line],
+    act: &'a [f32],
+    /// What the results are combined with.
+    other: Option<&'a [f32]>,
+    dst: &'a mut [f32],
 }
 
 /// Where the rows of a product are, and how they are multiplied.
 struct Regions<'a> {
-    act: &'a Region,
-    dst: &'a Region,
-    combined: Option<Combined>,
+    act: &'a Strided,
+    dst: &'a Strided,
+    combined: Option<Combined<'a>>,
     dot_rows: usize,
 }
 
 /// Multiplies plane by plane; planes that share a slice and follow one another are one product. Returns what is left in
 /// VTCM if there was only one.
 fn planes(
-    w: &Checked,
+    w: &BoundWeights<'_>,
     regions: &Regions<'_>,
     mut m: usize,
     mut ratio: [usize; 2],
     prepared: Option<Prepared>,
-    operands: Operands<'_>,
+    operands: Slices<'_>,
     mut machine: Machine<'_>,
 ) -> Result<Option<Prepared>, Failure> {
     let Regions {
@@ -237,14 +277,14 @@ fn planes(
             let i3 = s3 * original[1] + plane / ratio[0];
             for m0 in (0..m).step_by(MAX_ROWS) {
                 let start =
-                    |r: &Region, step: usize| i2 * r.strides[1] + i3 * r.strides[2] + m0 * step;
+                    |r: &Strided, step: usize| i2 * r.strides[1] + i3 * r.strides[2] + m0 * step;
                 let (act_at, dst_at) = (start(act, steps[0]), start(dst, steps[1]));
                 // Only one plane is combined with anything.
                 let epilogue = combined.map(|combined| Epilogue {
                     f: combined.f,
                     is_swapped: combined.is_swapped,
                     other: operands.other.zip(combined.other).map(|(elems, other)| {
-                        let stride = other.strides[0];
+                        let stride = other.rows.strides[0];
                         let elems = elems.get(m0 * stride..).unwrap_or_default();
                         (elems, Rows::Strided(stride))
                     }),
@@ -277,7 +317,8 @@ pub(super) fn mul_mat_id(
     mut machine: Machine<'_>,
 ) -> Result<(), Failure> {
     let dot_rows = dot_rows(body.dot_rows)?;
-    let w = weights(&body.weights, memory)?;
+    let buffers = memory.lend();
+    let w = weights(&body.weights, &buffers)?;
     if body.weights.slices[1] != 1 {
         return Err(Failure::bad(PLANES));
     }
@@ -292,17 +333,22 @@ pub(super) fn mul_mat_id(
     }
     let tokens = size(body.tokens)?;
     let counts = [body.slots, body.tokens, 1];
-    let dst = Region::new(&body.dst, body.weights.n, counts, memory)?;
-    dst.disjoint()?;
+    let dst = Region::new(&body.dst, body.weights.n, counts, &buffers)?;
+    dst.rows.disjoint()?;
     let counts = [body.act_slots, body.tokens, 1];
-    let act = Region::new(&body.act, body.weights.k, counts, memory)?;
-    let ids = Region::new(&body.ids, body.slots, [body.tokens, 1, 1], memory)?;
+    let act = Region::new(&body.act, body.weights.k, counts, &buffers)?;
+    let ids = Region::new(&body.ids, body.slots, [body.tokens, 1, 1], &buffers)?;
     // Choices are read while no result is written; they may not share memory with results all the same.
-    memory.operands(w.span, act.span, None, dst.span)?;
-    memory.operands(w.span, ids.span, None, dst.span)?;
-    act.invalidate(memory, platform);
-    ids.invalidate(memory, platform);
-    dst.invalidate_edges(memory, platform);
+    let sources = [w.bound, act.bound, ids.bound].map(Some);
+    let mut operands = buffers.operands(dst.bound, sources)?;
+    act.invalidate(platform);
+    ids.invalidate(platform);
+    dst.invalidate_edges(platform);
+    let (dst_bytes, [weight_bytes, act_bytes, id_bytes]) = operands.slices();
+    let (weights, act_elems) = (cast::<Line>(weight_bytes)?, cast::<f32>(act_bytes)?);
+    let chosen = cast::<i32>(id_bytes)?;
+    let dst_elems: &mut [f32] =
+        bytemuck::try_cast_slice_mut(dst_bytes).map_err(|_| Failure::bad(ALIGNMENT))?;
 
     // Activations that all slots of a token share have a stride of 0; those that repeat are taken a period at a time.
     let period = if act_slots == 1 { slots } else { act_slots };
@@ -311,25 +357,23 @@ pub(super) fn mul_mat_id(
     'turns: for first_slot in (0..slots).step_by(period) {
         for first_token in (0..tokens).step_by(per_turn) {
             let n_tokens = per_turn.min(tokens - first_token);
-            let chosen = memory.words(ids.span)?;
             for t in 0..n_tokens {
-                let at = (first_token + t) * ids.strides[0] + first_slot;
+                let at = (first_token + t) * ids.rows.strides[0] + first_slot;
                 let choices = chosen.get(at..at + period).ok_or(bounds)?;
                 scratch.ids[t * period..][..period].copy_from_slice(choices);
             }
-            let operands = memory.operands(w.span, act.span, None, dst.span)?;
-            let act_start = first_token * act.strides[1];
-            let dst_start = first_token * dst.strides[1] + first_slot * dst.strides[0];
+            let act_start = first_token * act.rows.strides[1];
+            let dst_start = first_token * dst.rows.strides[1] + first_slot * dst.rows.strides[0];
             let product = ExpertMatMul {
                 layout: w.layout,
-                weights: operands.weights,
+                weights,
                 dot_rows,
                 ids: &scratch.ids[..n_tokens * period],
                 n_slots: period,
-                act: operands.act.get(act_start..).unwrap_or_default(),
-                act_strides: [act.strides[1], act.strides[0]],
-                dst: operands.dst.get_mut(dst_start..).unwrap_or_default(),
-                dst_strides: [dst.strides[1], dst.strides[0]],
+                act: act_elems.get(act_start..).unwrap_or_default(),
+                act_strides: [act.rows.strides[1], act.rows.strides[0]],
+                dst: dst_elems.get_mut(dst_start..).unwrap_or_default(),
+                dst_strides: [dst.rows.strides[1], dst.rows.strides[0]],
             };
             let starts = &mut scratch.starts[..2 * n_tokens * period];
             done = product
@@ -340,6 +384,6 @@ pub(super) fn mul_mat_id(
             }
         }
     }
-    dst.clean(memory, platform);
+    dst.clean(platform);
     done
 }

@@ -5,17 +5,15 @@ use core::ops::Range;
 use super::Platform;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, RESERVED, ROWS};
 use crate::layout::LINE_BYTES;
-use crate::rt::memory::{Mapped, Span, Table};
+use crate::rt::memory::{Bound, Buffers, Mapped};
 use crate::wire::Plain;
 
 /// Bytes of an element.
 const ELEMENT: usize = 4;
 
-/// Rows that lie in their buffer. Counts are 1 or more.
+/// Rows with three strides. Counts are 1 or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Region {
-    /// From the first element to the last.
-    pub(super) span: Span,
+pub(super) struct Strided {
     /// Elements of a row.
     row: usize,
     /// Indices in dimensions 1, 2 and 3.
@@ -24,13 +22,21 @@ pub(super) struct Region {
     pub(super) strides: [usize; 3],
 }
 
-impl Region {
-    /// Checks `plain`, whose rows have `row` elements and whose dimensions have `counts` indices, none of them 0.
+/// Rows that lie in their buffer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Region<'a> {
+    /// The bytes from the first element to the last.
+    pub(super) bound: Bound<'a>,
+    pub(super) rows: Strided,
+}
+
+impl<'a> Region<'a> {
+    /// Resolves `plain`, whose rows have `row` elements and whose dimensions have `counts` indices, none of them 0.
     pub(super) fn new(
         plain: &Plain,
         row: u32,
         counts: [u32; 3],
-        memory: &Table,
+        buffers: &Buffers<'a>,
     ) -> Result<Self, Failure> {
         if plain.reserved != 0 {
             return Err(Failure::bad(RESERVED));
@@ -46,24 +52,46 @@ impl Region {
             let reach = stride.checked_mul(last).ok_or(bounds)?;
             bytes = bytes.checked_add(reach).ok_or(bounds)?;
         }
-        let span = memory.span(plain.buffer, plain.offset, bytes)?;
-        let mut region = Self {
-            span,
+        let bound = buffers.bind(plain.buffer, plain.offset, bytes)?;
+        let mut rows = Strided {
             row: usize::try_from(row).map_err(|_| bounds)?,
             counts: [1; 3],
             strides: [0; 3],
         };
         for (i, (stride, count)) in plain.strides.into_iter().zip(counts).enumerate() {
-            region.counts[i] = usize::try_from(count).map_err(|_| bounds)?;
+            rows.counts[i] = usize::try_from(count).map_err(|_| bounds)?;
             // The stride of a single index means nothing, and may be too large for a word.
             if count > 1 {
                 let stride = stride / ELEMENT as u64;
-                region.strides[i] = usize::try_from(stride).map_err(|_| bounds)?;
+                rows.strides[i] = usize::try_from(stride).map_err(|_| bounds)?;
             }
         }
-        Ok(region)
+        Ok(Self { bound, rows })
     }
 
+    /// Calls `f` with each range of bytes of the buffer that holds rows without a gap.
+    fn runs(&self, f: impl FnMut(Range<usize>)) {
+        self.rows.runs(self.bound.range().start, f);
+    }
+
+    /// Makes what the host wrote, or an earlier command, visible to the processor.
+    pub(super) fn invalidate(&self, platform: &mut impl Platform) {
+        self.runs(|range| platform.invalidate(self.bound.mapped(), range));
+    }
+
+    /// Prepares for writing: lines that results share with other data must be up to date, or cleaning them would put old
+    /// bytes over what the host wrote beside the results.
+    pub(super) fn invalidate_edges(&self, platform: &mut impl Platform) {
+        self.runs(|range| invalidate_edges(self.bound.mapped(), range, platform));
+    }
+
+    /// Makes what was written visible to the host and to later commands' copies.
+    pub(super) fn clean(&self, platform: &mut impl Platform) {
+        self.runs(|range| platform.clean(self.bound.mapped(), range));
+    }
+}
+
+impl Strided {
     /// Refuses rows that share elements: with the dimensions sorted by stride, each step must leave all of the smaller
     /// ones behind.
     pub(super) fn disjoint(&self) -> Result<(), Failure> {
@@ -80,14 +108,14 @@ impl Region {
         Ok(())
     }
 
-    /// Whether dimension `outer` goes on where `count` rows, `step` elements apart, end.
+    /// Returns `true` if dimension `outer` goes on where `count` rows, `step` elements apart, end.
     pub(super) fn continues(&self, outer: usize, count: usize, step: usize) -> bool {
         self.counts[outer] == 1 || Some(self.strides[outer]) == step.checked_mul(count)
     }
 
-    /// Calls `f` with each range of bytes of the buffer that holds rows without a gap.
-    fn runs(&self, mut f: impl FnMut(Range<usize>)) {
-        // What is reached by a stride of 0 has been seen.
+    /// Calls `f` with each range of bytes that holds rows without a gap, if the first element is at byte `first`.
+    fn runs(&self, first: usize, mut f: impl FnMut(Range<usize>)) {
+        // A stride of 0 leads to rows that have been seen.
         let count = |i: usize| {
             if self.strides[i] == 0 {
                 1
@@ -106,33 +134,10 @@ impl Region {
             for i2 in 0..count(1) {
                 for i1 in 0..steps {
                     let at = i3 * self.strides[2] + i2 * self.strides[1] + i1 * self.strides[0];
-                    let start = self.span.start() + at * ELEMENT;
+                    let start = first + at * ELEMENT;
                     f(start..start + bytes);
                 }
             }
-        }
-    }
-
-    /// Makes what the host wrote, or an earlier command, visible to the processor.
-    pub(super) fn invalidate(&self, memory: &Table, platform: &mut impl Platform) {
-        if let Some(buffer) = memory.buffer(self.span) {
-            self.runs(|range| platform.invalidate(buffer, range));
-        }
-    }
-
-    /// Prepares for writing: lines that results share with other data must be up to date, or cleaning them would put old
-    /// bytes over what the host wrote beside the results.
-    pub(super) fn invalidate_edges(&self, memory: &Table, platform: &mut impl Platform) {
-        let Some(buffer) = memory.buffer(self.span) else {
-            return;
-        };
-        self.runs(|range| invalidate_edges(buffer, range, platform));
-    }
-
-    /// Makes what was written visible to the host and to later commands' copies.
-    pub(super) fn clean(&self, memory: &Table, platform: &mut impl Platform) {
-        if let Some(buffer) = memory.buffer(self.span) {
-            self.runs(|range| platform.clean(buffer, range));
         }
     }
 }

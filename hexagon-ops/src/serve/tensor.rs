@@ -14,27 +14,30 @@ use crate::layout::LINE_BYTES;
 use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use crate::ops::{Op, copy, run};
 use crate::rt::Engine;
-use crate::rt::memory::{Mapped, Span, Table};
+use crate::rt::memory::{Bound, Buffers, Mapped, Operands, Span, Table};
 use crate::wire::{self, SOURCES};
 
 /// Strides below this are not worth a cache operation for each element.
 const NEAR_BYTES: usize = 2 * LINE_BYTES;
 
-/// A tensor whose fields are right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Checked {
+/// A tensor whose fields are right, and the bytes that hold it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct BoundTensor<'a> {
     pub(super) shape: Shape,
-    pub(super) span: Span,
+    pub(super) bound: Bound<'a>,
 }
 
-/// Checks a tensor and where it lies; `None` if there is none.
-pub(super) fn check(tensor: &wire::Tensor, memory: &Table) -> Result<Option<Checked>, Failure> {
+/// Checks a tensor and resolves its buffer; `None` if there is none.
+pub(super) fn bind<'a>(
+    tensor: &wire::Tensor,
+    buffers: &Buffers<'a>,
+) -> Result<Option<BoundTensor<'a>>, Failure> {
     let Some(shape) = shape_of(tensor)? else {
         return Ok(None);
     };
     let bytes = shape.bytes().ok_or(Failure::bad(BOUNDS))?;
-    let span = memory.span(tensor.buffer, tensor.offset, bytes as u64)?;
-    Ok(Some(Checked { shape, span }))
+    let bound = buffers.bind(tensor.buffer, tensor.offset, bytes as u64)?;
+    Ok(Some(BoundTensor { shape, bound }))
 }
 
 /// Checks a tensor's type, dimensions and strides; `None` if there is none.
@@ -151,117 +154,121 @@ fn sort_dimensions(dst: &mut Shape, src: &mut Shape) {
     }
 }
 
-/// Calls `f` with the ranges of bytes of the buffer that hold a tensor, and whether other bytes lie between its elements.
-fn runs(tensor: &Checked, mut f: impl FnMut(Range<usize>, bool)) {
-    let shape = &tensor.shape;
-    let mut dims = [
-        (shape.nb[0], shape.blocks()),
-        (shape.nb[1], shape.ne[1]),
-        (shape.nb[2], shape.ne[2]),
-        (shape.nb[3], shape.ne[3]),
-    ];
-    // What is reached by a stride of 0 has been seen.
-    for dim in dims.iter_mut().filter(|(stride, _)| *stride == 0) {
-        dim.1 = 1;
-    }
-    dims.sort_unstable();
-    let (mut bytes, mut has_gaps) = (shape.dtype.block_bytes(), false);
-    for (stride, count) in &mut dims {
-        if *count == 1 {
-            continue;
+impl BoundTensor<'_> {
+    /// Calls `f` with the ranges of bytes of the buffer that hold the tensor, and whether other bytes lie between its
+    /// elements.
+    fn runs(&self, mut f: impl FnMut(Range<usize>, bool)) {
+        let shape = &self.shape;
+        let mut dims = [
+            (shape.nb[0], shape.blocks()),
+            (shape.nb[1], shape.ne[1]),
+            (shape.nb[2], shape.ne[2]),
+            (shape.nb[3], shape.ne[3]),
+        ];
+        // A stride of 0 leads to elements that have been seen.
+        for dim in dims.iter_mut().filter(|(stride, _)| *stride == 0) {
+            dim.1 = 1;
         }
-        if *stride > bytes.max(NEAR_BYTES) {
-            break;
+        dims.sort_unstable();
+        let (mut bytes, mut has_gaps) = (shape.dtype.block_bytes(), false);
+        for (stride, count) in &mut dims {
+            if *count == 1 {
+                continue;
+            }
+            if *stride > bytes.max(NEAR_BYTES) {
+                break;
+            }
+            has_gaps |= *stride > bytes;
+            bytes += *stride * (*count - 1);
+            *count = 1;
         }
-        has_gaps |= *stride > bytes;
-        bytes += *stride * (*count - 1);
-        *count = 1;
-    }
-    let [(s0, n0), (s1, n1), (s2, n2), (s3, n3)] = dims;
-    for i3 in 0..n3 {
-        for i2 in 0..n2 {
-            for i1 in 0..n1 {
-                for i0 in 0..n0 {
-                    let start = tensor.span.start() + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
-                    f(start..start + bytes, has_gaps);
+        let first = self.bound.range().start;
+        let [(s0, n0), (s1, n1), (s2, n2), (s3, n3)] = dims;
+        for i3 in 0..n3 {
+            for i2 in 0..n2 {
+                for i1 in 0..n1 {
+                    for i0 in 0..n0 {
+                        let start = first + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
+                        f(start..start + bytes, has_gaps);
+                    }
                 }
             }
         }
     }
-}
 
-/// Makes a source visible to the processor.
-pub(super) fn invalidate(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
-    if let Some(buffer) = memory.buffer(tensor.span) {
-        runs(tensor, |range, _| platform.invalidate(buffer, range));
+    /// Makes a source visible to the processor.
+    pub(super) fn invalidate(&self, platform: &mut impl Platform) {
+        self.runs(|range, _| platform.invalidate(self.bound.mapped(), range));
     }
-}
 
-/// Makes bytes that will be cleaned with the result up to date.
-pub(super) fn prepare(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
-    let Some(buffer) = memory.buffer(tensor.span) else {
-        return;
-    };
-    runs(tensor, |range, has_gaps| {
-        invalidate_edges(buffer, range.clone(), platform);
-        if has_gaps {
-            platform.invalidate(buffer, range);
+    /// Makes bytes that will be cleaned with the result up to date.
+    pub(super) fn prepare(&self, platform: &mut impl Platform) {
+        let buffer = self.bound.mapped();
+        self.runs(|range, has_gaps| {
+            invalidate_edges(buffer, range.clone(), platform);
+            if has_gaps {
+                platform.invalidate(buffer, range);
+            }
+        });
+    }
+
+    /// Makes a result visible to the host.
+    pub(super) fn clean(&self, platform: &mut impl Platform) {
+        self.runs(|range, _| platform.clean(self.bound.mapped(), range));
+    }
+
+    /// Calls `f` with the buffer and each row that is named.
+    fn named_rows(
+        &self,
+        named: &Named,
+        operands: &Operands<'_, SOURCES>,
+        mut f: impl FnMut(&Mapped, Range<usize>),
+    ) -> Result<(), Failure> {
+        let numbers = operands.source(named.source).ok_or(Failure::bad(OPERAND))?;
+        let ids = View::new(numbers, named.shape)?;
+        let (buffer, first) = (self.bound.mapped(), self.bound.range().start);
+        let bytes = self.shape.row_bytes();
+        let mut call = |at: [usize; 3]| {
+            let start = first + self.shape.row(at);
+            f(buffer, start..start + bytes);
+        };
+        if named.whole_planes {
+            copy::check_indices(&ids, self.shape.ne[2])?;
+            for i in 0..ids.shape.ne[0] {
+                let plane = usize::try_from(ids.index(i, [0; 3])).unwrap_or(0);
+                for row in 0..self.shape.ne[1] {
+                    call([row, plane, 0]);
+                }
+            }
+            return Ok(());
         }
-    });
-}
-
-/// Makes a result visible to the host.
-pub(super) fn clean(tensor: &Checked, memory: &Table, platform: &mut impl Platform) {
-    if let Some(buffer) = memory.buffer(tensor.span) {
-        runs(tensor, |range, _| platform.clean(buffer, range));
+        copy::check_indices(&ids, self.shape.ne[1])?;
+        for i3 in 0..named.planes[1] {
+            for i2 in 0..named.planes[0] {
+                for i in 0..ids.shape.ne[0] {
+                    let row = usize::try_from(ids.index(i, [i2, i3, 0])).unwrap_or(0);
+                    call([row, i2, i3]);
+                }
+            }
+        }
+        Ok(())
     }
 }
 
-/// Which rows of a tensor numbers name.
+/// The rows of a tensor that a source names by their numbers.
 #[derive(Clone, Copy)]
 struct Named {
-    ids: Checked,
+    /// Index of the source that holds the numbers.
+    source: usize,
+    /// Shape of the numbers.
+    shape: Shape,
     /// Planes in dimensions 2 and 3 that the numbers are repeated for.
     planes: [usize; 2],
     /// Whether a number is an index of dimension 2 and names all rows of dimension 1.
     whole_planes: bool,
 }
 
-/// Calls `f` with the buffer and each row of `rows` that is named.
-fn named_rows(
-    rows: &Checked,
-    named: &Named,
-    memory: &Table,
-    mut f: impl FnMut(&Mapped, Range<usize>),
-) -> Result<(), Failure> {
-    let ids = View::new(memory.bytes(named.ids.span)?, named.ids.shape)?;
-    let buffer = memory.buffer(rows.span).ok_or(Failure::bad(BOUNDS))?;
-    let bytes = rows.shape.row_bytes();
-    if named.whole_planes {
-        copy::check_indices(&ids, rows.shape.ne[2])?;
-        for i in 0..ids.shape.ne[0] {
-            let plane = usize::try_from(ids.index(i, [0; 3])).unwrap_or(0);
-            for row in 0..rows.shape.ne[1] {
-                let start = rows.span.start() + rows.shape.row([row, plane, 0]);
-                f(buffer, start..start + bytes);
-            }
-        }
-        return Ok(());
-    }
-    copy::check_indices(&ids, rows.shape.ne[1])?;
-    for i3 in 0..named.planes[1] {
-        for i2 in 0..named.planes[0] {
-            for i in 0..ids.shape.ne[0] {
-                let row = usize::try_from(ids.index(i, [i2, i3, 0])).unwrap_or(0);
-                let start = rows.span.start() + rows.shape.row([row, i2, i3]);
-                f(buffer, start..start + bytes);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Carries out [`wire::OP_TENSOR`]; returns where it wrote.
+/// Executes [`wire::OP_TENSOR`]; returns the bytes that it wrote.
 pub(super) fn tensor_op(
     body: &wire::TensorOp,
     memory: &mut Table,
@@ -278,65 +285,69 @@ pub(super) fn tensor_op(
     if body.dst.ne.contains(&0) {
         return Ok(None);
     }
-    let mut dst = check(&body.dst, memory)?.ok_or(Failure::bad(OPERAND))?;
+    let buffers = memory.lend();
+    let mut dst = bind(&body.dst, &buffers)?.ok_or(Failure::bad(OPERAND))?;
     let mut src = [None; SOURCES];
     for (src, tensor) in src.iter_mut().zip(&body.src) {
-        *src = check(tensor, memory)?;
+        *src = bind(tensor, &buffers)?;
     }
     if let (Op::Copy, Some(src)) = (&op, &mut src[0]) {
         sort_dimensions(&mut dst.shape, &mut src.shape);
     }
     let in_place = src.map(|src| src == Some(dst));
-    let spans = [0, 1, 2].map(|i| src[i].filter(|_| !in_place[i]).map(|src| src.span));
+    let apart = [0, 1, 2].map(|i| src[i].filter(|_| !in_place[i]).map(|src| src.bound));
     // What overlaps is refused before any cache line is touched.
-    memory.tensors(dst.span, spans)?;
+    let mut operands = buffers.operands(dst.bound, apart)?;
 
-    let ids = match &op {
-        Op::GetRows | Op::SetRows => src[1],
-        Op::RopeSetRows(_) => src[2],
+    let numbers = match &op {
+        Op::GetRows | Op::SetRows => Some(1),
+        Op::RopeSetRows(_) => Some(2),
         _ => None,
     };
-    let named = ids.map(|ids| Named {
-        ids,
-        planes: [dst.shape.ne[2], dst.shape.ne[3]],
-        whole_planes: matches!(op, Op::RopeSetRows(_)),
+    let named = numbers.and_then(|source| {
+        Some(Named {
+            source,
+            shape: src[source]?.shape,
+            planes: [dst.shape.ne[2], dst.shape.ne[3]],
+            whole_planes: matches!(op, Op::RopeSetRows(_)),
+        })
     });
     let sets_rows = matches!(op, Op::SetRows | Op::RopeSetRows(_));
-    if let Some(named) = &named {
-        invalidate(&named.ids, memory, platform);
+    if let Some(ids) = numbers.and_then(|source| src[source]) {
+        ids.invalidate(platform);
     }
     for (i, src) in src.iter().enumerate() {
         match (src, &named) {
             (Some(src), Some(named)) if i == 0 && op == Op::GetRows => {
-                named_rows(src, named, memory, |b, range| platform.invalidate(b, range))?;
+                src.named_rows(named, &operands, |b, range| platform.invalidate(b, range))?;
             }
-            (Some(src), _) => invalidate(src, memory, platform),
+            (Some(src), _) => src.invalidate(platform),
             (None, _) => {}
         }
     }
     match &named {
-        Some(named) if sets_rows => named_rows(&dst, named, memory, |b, range| {
+        Some(named) if sets_rows => dst.named_rows(named, &operands, |b, range| {
             invalidate_edges(b, range, platform);
         })?,
-        _ => prepare(&dst, memory, platform),
+        _ => dst.prepare(platform),
     }
 
-    let (bytes, sources) = memory.tensors(dst.span, spans)?;
-    let mut operands = [Source::None; SOURCES];
-    for (i, operand) in operands.iter_mut().enumerate() {
-        *operand = match (sources[i], src[i]) {
+    let (bytes, sources) = operands.slices();
+    let mut views = [Source::None; SOURCES];
+    for (i, view) in views.iter_mut().enumerate() {
+        *view = match (sources[i], src[i]) {
             (Some(bytes), Some(src)) => Source::Apart(View::new(bytes, src.shape)?),
             _ if in_place[i] => Source::InPlace,
             _ => Source::None,
         };
     }
-    let done = run(engine, &op, ViewMut::new(bytes, dst.shape)?, &operands);
+    let done = run(engine, &op, ViewMut::new(bytes, dst.shape)?, &views);
     match &named {
         Some(named) if sets_rows => {
-            named_rows(&dst, named, memory, |b, range| platform.clean(b, range))?;
+            dst.named_rows(named, &operands, |b, range| platform.clean(b, range))?;
         }
-        _ => clean(&dst, memory, platform),
+        _ => dst.clean(platform),
     }
     done.map_err(Failure::from)?;
-    Ok(Some(dst.span))
+    Ok(Some(dst.bound.span()))
 }

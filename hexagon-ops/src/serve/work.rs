@@ -1,6 +1,6 @@
 //! One command after another: which submission it belongs to, whether it is skipped, what it does, how it is answered.
 
-use super::detail::{BOUNDS, FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
+use super::detail::{FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
 use super::ring::Ring;
 use super::{COLLECT_US, Platform, State, Stop, attention, product, tensor};
 use crate::hmx::Hmx;
@@ -116,31 +116,27 @@ impl<P: Platform> Work<'_, P> {
 
     /// Carries out [`OP_LIST`], and shows progress on `ring` meanwhile.
     fn list(&mut self, command: &Command, ring: &mut Ring) {
+        const BYTES: u64 = size_of::<Command>() as u64;
         let found = body(command).and_then(|list: List| {
-            let bytes = u64::from(list.count) * size_of::<Command>() as u64;
-            let span = self.state.memory.span(list.buffer, list.offset, bytes)?;
-            Ok((list, span))
+            let bytes = u64::from(list.count) * BYTES;
+            let buffers = self.state.memory.lend();
+            let all = buffers.bind(list.buffer, list.offset, bytes)?;
+            if list.count > 0 {
+                self.platform.invalidate(all.mapped(), all.range());
+            }
+            Ok(list)
         });
-        let (list, span) = match found {
-            Ok(found) => found,
+        let list = match found {
+            Ok(list) => list,
             Err(failure) => return self.count(|_| Err(failure)),
         };
-        if list.count > 0
-            && let Some(buffer) = self.state.memory.buffer(span)
-        {
-            let start = span.start();
-            let bytes = list.count as usize * size_of::<Command>();
-            self.platform.invalidate(buffer, start..start + bytes);
-        }
-        for index in 0..list.count as usize {
+        for index in 0..u64::from(list.count) {
             ring.advance(self.platform.time_us());
             self.count(|work| {
-                let bytes = work.state.memory.bytes(span)?;
-                let at = index * size_of::<Command>();
-                let bytes = bytes.get(at..at + size_of::<Command>());
-                // A copy: what is checked is what is carried out.
-                let command: Command =
-                    bytemuck::pod_read_unaligned(bytes.ok_or(Failure::bad(BOUNDS))?);
+                let buffers = work.state.memory.lend();
+                let bound = buffers.bind(list.buffer, list.offset + index * BYTES, BYTES)?;
+                // A copy: the command that is checked is the one that is executed.
+                let command: Command = bytemuck::pod_read_unaligned(buffers.bytes(&bound)?);
                 if command.flags != 0 || command.sequence != 0 {
                     return Err(Failure::bad(RESERVED));
                 }
