@@ -230,7 +230,7 @@ where
             return Err(ERROR_CALL);
         }
         let result = self.read_ring(u64::from(serve.idle_us));
-        if !matches!(result, Ok(Left::Idle)) {
+        if !matches!(result, Ok(Exit::Idle)) {
             self.close();
         }
         match result {
@@ -263,7 +263,7 @@ where
     }
 
     /// The loop of [`Self::serve`].
-    fn read_ring(&mut self, idle_us: u64) -> Result<Left, Stop> {
+    fn read_ring(&mut self, idle_us: u64) -> Result<Exit, Stop> {
         let Some(ring) = &mut self.ring else {
             return Err(Stop::Ring);
         };
@@ -281,7 +281,7 @@ where
         let mut polls = 0_u32;
         loop {
             if ring.wants_close()? {
-                return Ok(Left::Asked);
+                return Ok(Exit::Closed);
             }
             if ring.pending()? > 0 {
                 (idle_since, polls) = (None, 0);
@@ -289,7 +289,7 @@ where
                 if let Some(mut completion) = work.step(&command, ring) {
                     work.platform.answer(&mut completion).map_err(Stop::Code)?;
                     if !work.wait_for_room(ring)? {
-                        return Ok(Left::Asked);
+                        return Ok(Exit::Closed);
                     }
                     ring.answer(&completion);
                 }
@@ -299,7 +299,7 @@ where
             if now.saturating_sub(*idle_since.get_or_insert(now)) >= idle_us {
                 ring.announce(STATE_PARKED);
                 if ring.pending()? == 0 && !ring.wants_close()? {
-                    return Ok(Left::Idle);
+                    return Ok(Exit::Idle);
                 }
                 ring.announce(STATE_SERVING);
                 continue;
@@ -326,15 +326,15 @@ fn argument<T: Pod>(input: &[u8]) -> Result<T, i32> {
     Ok(bytemuck::pod_read_unaligned(input))
 }
 
-/// Why the loop was left.
-enum Left {
+/// A reason to leave the loop.
+enum Exit {
     /// There was nothing to do.
     Idle,
-    /// The host wished it.
-    Asked,
+    /// The host closes the session.
+    Closed,
 }
 
-/// Why it had to be left.
+/// A failure that ends the loop.
 enum Stop {
     /// The ring is corrupt.
     Ring,
