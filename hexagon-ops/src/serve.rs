@@ -92,7 +92,7 @@ pub struct State {
     scratch: Scratch,
     submission: Submission,
     table: ExpTable,
-    left: Option<product::Left>,
+    resident: Option<product::ResidentActs>,
 }
 
 impl State {
@@ -107,7 +107,7 @@ impl State {
             },
             submission: Submission::FIRST,
             table: ExpTable::new(),
-            left: None,
+            resident: None,
         }
     }
 
@@ -268,8 +268,8 @@ where
             return Err(Stop::Ring);
         };
         ring.announce(STATE_SERVING);
-        // VTCM may have been another's since the last call.
-        self.state.left = None;
+        // Another program may have used VTCM since the last call.
+        self.state.resident = None;
         let mut work = Work {
             platform: &mut self.platform,
             state: &mut self.state,

@@ -22,15 +22,16 @@ const MAX_ROWS: usize = 1 << 16;
 /// are taken in turns, and each turn reads the weights again.
 pub(super) const MAX_CHOICES: usize = 4096;
 
-/// Activations that the last product left in VTCM: Q, K and V multiply the same ones, and so do gate and up.
+/// Activations of the last product that are resident in VTCM. The next product may multiply the same ones: Q, K and V do,
+/// and so do gate and up.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Left {
+pub(super) struct ResidentActs {
     span: Span,
     rows: Strided,
     form: Prepared,
 }
 
-impl Left {
+impl ResidentActs {
     /// Returns `true` if a command that writes to `span` changes the activations.
     pub(super) fn is_changed_by(&self, span: Span) -> bool {
         self.span.overlaps(span)
@@ -144,15 +145,15 @@ fn dot_rows(wish: u32) -> Result<usize, Failure> {
 
 /// Carries out [`wire::OP_MUL_MAT`].
 ///
-/// - `left`: activations that are in VTCM; afterwards those of this command
+/// - `resident`: activations in VTCM; afterwards those of this command
 pub(super) fn mul_mat(
     body: &wire::MatMul,
     memory: &mut Table,
-    left: &mut Option<Left>,
+    resident: &mut Option<ResidentActs>,
     platform: &mut impl Platform,
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
-    let earlier = left.take();
+    let earlier = resident.take();
     let dot_rows = dot_rows(body.dot_rows)?;
     let buffers = memory.lend();
     let w = weights(&body.weights, &buffers)?;
@@ -195,7 +196,7 @@ pub(super) fn mul_mat(
         other: other_bytes.map(|bytes| cast(Some(bytes))).transpose()?,
         dst: bytemuck::try_cast_slice_mut(dst_bytes).map_err(|_| Failure::bad(ALIGNMENT))?,
     };
-    let prepared = earlier.filter(|left| left.is(&act)).map(|left| left.form);
+    let prepared = earlier.filter(|acts| acts.is(&act)).map(|acts| acts.form);
     let regions = Regions {
         act: &act.rows,
         dst: &dst.rows,
@@ -204,7 +205,7 @@ pub(super) fn mul_mat(
     };
     let done = planes(&w, &regions, m, ratio, prepared, slices, machine);
     dst.clean(platform);
-    *left = done?.map(|form| Left {
+    *resident = done?.map(|form| ResidentActs {
         span: act.bound.span(),
         rows: act.rows,
         form,
@@ -236,8 +237,8 @@ struct Regions<'a> {
     dot_rows: usize,
 }
 
-/// Multiplies plane by plane; planes that share a slice and follow one another are one product. Returns what is left in
-/// VTCM if there was only one.
+/// Multiplies plane by plane; planes that share a slice and follow one another are one product. Returns the form of the
+/// activations that are resident in VTCM if there was only one product.
 fn planes(
     w: &BoundWeights<'_>,
     regions: &Regions<'_>,
@@ -268,7 +269,7 @@ fn planes(
         ratio[1] = 1;
     }
     let is_single = ratio == [1, 1] && w.slices == [1, 1] && m <= MAX_ROWS;
-    let mut left = prepared.filter(|_| is_single);
+    let mut resident = prepared.filter(|_| is_single);
     let matrix = w.layout.matrix_bytes() / LINE_BYTES;
     for (index, weights) in operands.weights.chunks_exact(matrix.max(1)).enumerate() {
         let [s2, s3] = [index % w.slices[0], index / w.slices[0]];
@@ -300,12 +301,12 @@ fn planes(
                     dst_rows: Rows::Strided(steps[1]),
                     epilogue,
                 };
-                left = product.run_after(left, machine.reborrow())?;
-                left = left.filter(|_| is_single);
+                resident = product.run_after(resident, machine.reborrow())?;
+                resident = resident.filter(|_| is_single);
             }
         }
     }
-    Ok(left)
+    Ok(resident)
 }
 
 /// Carries out [`wire::OP_MUL_MAT_ID`].

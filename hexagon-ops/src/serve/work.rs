@@ -59,8 +59,8 @@ impl<P: Platform> Work<'_, P> {
     pub(super) fn step(&mut self, command: &Command, ring: &mut Ring) -> Option<Completion> {
         if self.state.submission.sequence.is_none() {
             let last = self.state.submission.last;
-            // The host may have written anything since.
-            self.state.left = None;
+            // The host may have written other activations since.
+            self.state.resident = None;
             self.state.submission = Submission {
                 last,
                 sequence: Some(command.sequence),
@@ -166,8 +166,9 @@ impl<P: Platform> Work<'_, P> {
         if COMPUTE.contains(&command.op) && !self.platform.begin() {
             return Ok(());
         }
-        // What does not use VTCM, or says what it leaves there, keeps this.
-        let left = self.state.left.take();
+        // Activations stay resident in VTCM only across commands that do not use VTCM. A product says which
+        // activations are resident after it.
+        let resident = self.state.resident.take();
         match command.op {
             OP_NOP => {
                 let Nop { reserved } = body(command)?;
@@ -184,8 +185,14 @@ impl<P: Platform> Work<'_, P> {
             OP_MUL_MAT => {
                 let body: MatMul = body(command)?;
                 let (state, platform, machine) = self.parts();
-                state.left = left;
-                product::mul_mat(&body, &mut state.memory, &mut state.left, platform, machine)
+                state.resident = resident;
+                product::mul_mat(
+                    &body,
+                    &mut state.memory,
+                    &mut state.resident,
+                    platform,
+                    machine,
+                )
             }
             OP_MUL_MAT_ID => {
                 let body: MatMulId = body(command)?;
@@ -199,8 +206,8 @@ impl<P: Platform> Work<'_, P> {
                 let body: TensorOp = body(command)?;
                 let memory = &mut self.state.memory;
                 let written = tensor::tensor_op(&body, memory, self.platform, self.engine)?;
-                self.state.left =
-                    left.filter(|left| !written.is_some_and(|span| left.is_changed_by(span)));
+                self.state.resident =
+                    resident.filter(|acts| !written.is_some_and(|span| acts.is_changed_by(span)));
                 Ok(())
             }
             OP_ATTENTION => {
