@@ -71,7 +71,7 @@ impl<P: Platform> Work<'_, P> {
         }
         match self.check(command) {
             Ok(()) if command.op == OP_LIST => self.list(command, ring),
-            checked => self.count(|work| checked.and_then(|()| work.run(command))),
+            checked => self.execute_counted(|work| checked.and_then(|()| work.run(command))),
         }
         let submission = &mut self.state.submission;
         if command.flags & FENCE == 0 {
@@ -100,8 +100,8 @@ impl<P: Platform> Work<'_, P> {
         })
     }
 
-    /// Counts a command, which `run` carries out unless one before has failed.
-    fn count(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Failure>) {
+    /// Executes a command by `run` unless an earlier one of the submission has failed, and counts it.
+    fn execute_counted(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Failure>) {
         if self.state.submission.failure.is_none() {
             let result = run(self);
             let submission = &mut self.state.submission;
@@ -128,11 +128,11 @@ impl<P: Platform> Work<'_, P> {
         });
         let list = match found {
             Ok(list) => list,
-            Err(failure) => return self.count(|_| Err(failure)),
+            Err(failure) => return self.execute_counted(|_| Err(failure)),
         };
         for index in 0..u64::from(list.count) {
             ring.advance(self.platform.time_us());
-            self.count(|work| {
+            self.execute_counted(|work| {
                 let buffers = work.state.memory.lend();
                 let bound = buffers.bind(list.buffer, list.offset + index * BYTES, BYTES)?;
                 // A copy: the command that is checked is the one that is executed.
