@@ -37,8 +37,8 @@
 mod attention;
 mod detail;
 mod kernel;
+mod matmul;
 mod platform;
-mod product;
 mod region;
 mod ring;
 mod tensor;
@@ -63,8 +63,8 @@ use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO
 
 pub use attention::accepts_attention;
 pub use detail::*;
+use matmul::MAX_CHOICES;
 pub use platform::Platform;
-use product::MAX_CHOICES;
 use ring::{Corrupt, Ring};
 pub use tensor::accepts;
 use work::{Submission, Work};
@@ -92,7 +92,7 @@ pub struct State {
     scratch: Scratch,
     submission: Submission,
     table: ExpTable,
-    resident: Option<product::ResidentActs>,
+    resident: Option<matmul::ResidentActs>,
 }
 
 impl State {

@@ -6,7 +6,7 @@ use super::place::{Band, Pad};
 use super::pool::{Pool, pool};
 use super::rows::{Norm, Order, Rope, SoftMax};
 use super::tensor::{Source, ViewMut};
-use super::{copy, elementwise, place, product, rows};
+use super::{copy, elementwise, place, plain_matmul, rows};
 use crate::error::Result;
 use crate::rt::Engine;
 
@@ -59,8 +59,8 @@ pub enum Op {
     Im2col(Im2col),
     /// A matrix plus rows by number.
     AddId,
-    /// The product of two matrices.
-    MulMat,
+    /// The product of two matrices in ggml's layouts.
+    PlainMatMul,
 }
 
 /// Computes `dst = op(src)` on the engine's threads.
@@ -92,7 +92,7 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Ramp(start, step) => place::ramp(engine, start, step, dst),
         Op::Pool(params) => pool(engine, params, dst, &src[0]),
         Op::Im2col(params) => im2col(engine, params, dst, &src[0]),
-        Op::MulMat => product::mul_mat(engine, dst, [&src[0], &src[1]]),
+        Op::PlainMatMul => plain_matmul::mul_mat(engine, dst, [&src[0], &src[1]]),
         Op::AddId => elementwise::add_id(engine, dst, src),
     }
 }

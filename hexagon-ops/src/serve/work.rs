@@ -2,7 +2,7 @@
 
 use super::detail::{FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
 use super::ring::Ring;
-use super::{COLLECT_US, Platform, State, Stop, attention, product, tensor};
+use super::{COLLECT_US, Platform, State, Stop, attention, matmul, tensor};
 use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::ops::matmul::Machine;
@@ -186,7 +186,7 @@ impl<P: Platform> Work<'_, P> {
                 let body: MatMul = body(command)?;
                 let (state, platform, machine) = self.parts();
                 state.resident = resident;
-                product::mul_mat(
+                matmul::mul_mat(
                     &body,
                     &mut state.memory,
                     &mut state.resident,
@@ -200,7 +200,7 @@ impl<P: Platform> Work<'_, P> {
                 let State {
                     memory, scratch, ..
                 } = state;
-                product::mul_mat_id(&body, memory, platform, scratch, machine)
+                matmul::mul_mat_id(&body, memory, platform, scratch, machine)
             }
             OP_TENSOR => {
                 let body: TensorOp = body(command)?;

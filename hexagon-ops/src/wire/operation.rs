@@ -157,8 +157,8 @@ macro_rules! operations {
             KERNEL_ARGSORT = 59, 0..1 of [Argsort "ARGSORT", TopK "TOP_K"] => Op::Sort(order(p.word(0))?);
             /// windows of src0's rows times src1's rows
             KERNEL_SSM_CONV = 57, 0..2 of [SsmConv "SSM_CONV"] => Op::SsmConv;
-            /// rows of src0 times rows of src1, planes of src0 repeated
-            KERNEL_MUL_MAT = 60, 0..2 of [MulMat "MUL_MAT"] => Op::MulMat;
+            /// rows of src0, which are not packed, times rows of src1, planes of src0 repeated
+            KERNEL_MUL_MAT_PLAIN = 60, 0..2 of [MulMat "MUL_MAT"] => Op::PlainMatMul;
 
             // Operations that move elements.
 

@@ -30,7 +30,7 @@
 //! | SSM_CONV | F32 | F32 | F32 | d = (a1, a0 - b0 + 1, a2, 1), b = (*, a1, 1, 1), a3 = 1 | |
 //! | ADD_ID | float | float | float; numbers: I32 or I64 | a = d, b = (d0, *, 1, 1), c = (d1, d2, 1, 1) | |
 //! | ARGSORT | I32, rows without gaps | F32 | | d0 ≤ a0, the others the same | i0 order |
-//! | MUL_MAT | F32 | float or type of blocks | float | a0 = b0, d = (a1, b1, b2, b3), a2 and a3 divide b2 and b3 | |
+//! | MUL_MAT_PLAIN | F32 | float or type of blocks | float | a0 = b0, d = (a1, b1, b2, b3), a2 and a3 divide b2 and b3 | |
 //! | PAD | any without blocks, same as src0 | any without blocks | | d ≥ a + front, unless circular | i0, i2, i4, i6 front, i8 circular |
 //! | ROLL | as PAD | as PAD | | | i0–i3 |
 //! | DIAG_MASK_INF | float | float | | a = d | i0 n_past |

@@ -6,7 +6,7 @@ use hexagon_ops::wire::{self, Command, Epilogue, MatMul, Plain};
 
 use crate::common::Rng;
 use crate::driver::Host;
-use crate::product::load_weights;
+use crate::matmul::load_weights;
 
 fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap()

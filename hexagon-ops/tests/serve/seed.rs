@@ -50,7 +50,7 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
             [f32(0, NE), tensor(1, TYPE_I64, [3, 2, 1, 1]), none],
         ),
         KERNEL_GET_ROWS => (f32(2, NE), [tensor(0, dtype, [32, 9, 2, 1]), ids, none]),
-        KERNEL_MUL_MAT => (
+        KERNEL_MUL_MAT_PLAIN => (
             f32(2, [5, 3, 2, 1]),
             [tensor(0, dtype, [32, 5, 1, 1]), f32(1, NE), none],
         ),
