@@ -1,4 +1,5 @@
-//! The command loop of the DSP: reads the ring of [`crate::wire`], checks each field of each command, runs the kernels.
+//! The command loop of the DSP: it reads the ring of [`crate::wire`], checks each field of each
+//! command, and runs the kernels.
 //!
 //! ```text
 //! FastRPC call -> Server::invoke -> START   maps the ring, checks its header
@@ -6,33 +7,34 @@
 //!                                           nothing to do for a while -> PARKED, look once more, return
 //! ```
 //!
-//! Nothing that the host writes makes it panic, or loop for ever: an impossible counter, header or wish ends with
-//! [`STATE_CLOSED`] and [`ERROR_RING`]; a command that cannot be is answered with a status. A host that does not collect
-//! its completions is waited for [`COLLECT_US`], then the ring counts as corrupt.
-//!
-//! Counting starts where the region's counters stand at START; zeroed memory starts at 0.
+//! No bytes from the host make the loop panic or run forever. An impossible counter, header or wish
+//! ends the session with [`STATE_CLOSED`] and [`ERROR_RING`]; a wrong command is answered with a
+//! status. If the host does not collect its completions within [`COLLECT_US`], the ring counts as
+//! corrupt.
 //!
 //! # Sequence numbers
 //!
-//! All commands up to a fence have the same number, and it is larger than that of the submission before. A command with
-//! another number fails with [`SEQUENCE`]; the completion has the number of the fence.
+//! All commands up to a fence have the same number, which is larger than the previous submission's.
+//! A command with a different number fails with [`SEQUENCE`]; the completion has the number of the
+//! fence.
 //!
 //! # Caches
 //!
-//! Before a command: what it reads by loads (activations, choices of experts) is invalidated, and so are lines that its
-//! results share with other data. After it, also after a failure: its results are cleaned. Weights are copied by the DMA
-//! engine, past the cache, and need nothing but that the host has cleaned them.
+//! Before a command, the loop invalidates the operands that the command reads by loads (activations,
+//! choices of experts), and the cache lines that its results share with other data. After it, even
+//! if it failed, the loop cleans the results. The DMA engine copies weights and bypasses the cache;
+//! for them it suffices that the host has cleaned them.
 //!
 //! # Statuses and details
 //!
 //! | status | detail |
 //! |---|---|
-//! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 21 [`ROW`]: which field is wrong |
+//! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 22 [`DOT_ROWS`]: the field that is wrong |
 //! | [`STATUS_MAP_FAILED`] | 1 [`MAP_SIZE`], 2 [`MAP_FULL`], 3 [`MAP_REFUSED`] |
 //! | [`STATUS_NO_VTCM`] | KiB that would be needed |
 //! | [`STATUS_FAULT`] | 1 [`FAULT_OUTSIDE_VTCM`], 2 [`FAULT_DEEP`], 3 [`FAULT_OVERFLOW`] |
 //!
-//! [`describe`] puts them into words.
+//! [`describe`] returns their meaning in words.
 
 mod attention;
 mod detail;
@@ -69,23 +71,24 @@ use ring::{Corrupt, Ring};
 pub use tensor::accepts;
 use work::{Submission, Work};
 
-/// How long a full row of completions is waited for, microseconds: longer than any host thread is off its core.
+/// Time that the loop waits for a free completion slot, microseconds. No host thread is off its core
+/// for that long.
 pub const COLLECT_US: u64 = 1_000_000;
 
-/// The units that a server works with.
+/// The hardware units of a server.
 #[derive(Debug)]
 pub struct Units<V> {
-    /// All of the VTCM that was acquired.
+    /// All VTCM that was acquired.
     pub vtcm: V,
     /// The matrix unit, which accepts operands in that VTCM.
     pub hmx: Hmx,
-    /// Most HVX threads.
+    /// Maximum number of HVX threads.
     pub threads: usize,
     /// Architecture: 73, 75, 79 or 81.
     pub arch: u32,
 }
 
-/// What a server remembers: large, so that it can be placed where there is room for it.
+/// The memory of a server between commands. It is large, so the caller decides where to put it.
 #[derive(Debug)]
 pub struct State {
     memory: Table,
@@ -96,7 +99,7 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing mapped, nothing done.
+    /// Returns the state of a new session, without mapped buffers.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -111,7 +114,7 @@ impl State {
         }
     }
 
-    /// Forgets the submissions of a session that has been closed, which has left nothing mapped.
+    /// Forgets the submissions of a closed session, which has unmapped all its buffers.
     pub fn reset(&mut self) {
         self.submission = Submission::FIRST;
     }
@@ -123,14 +126,14 @@ impl Default for State {
     }
 }
 
-/// Choices of experts, and where their rows are.
+/// Choices of experts, and the starts of their rows.
 #[derive(Debug)]
 struct Scratch {
     ids: [i32; MAX_CHOICES],
     starts: [usize; 2 * MAX_CHOICES],
 }
 
-/// How far a session has come.
+/// The phase of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Fresh,
@@ -155,7 +158,7 @@ where
     V: DerefMut<Target = [Tile]>,
     S: DerefMut<Target = State>,
 {
-    /// A server that has not been given a ring; `state` is [`State::new`].
+    /// Returns a server without a ring; `state` is [`State::new`].
     #[must_use]
     pub fn new(platform: P, units: Units<V>, state: S) -> Self {
         Self {
@@ -168,10 +171,10 @@ where
         }
     }
 
-    /// Carries out a FastRPC call of [`METHOD_START`] or [`METHOD_SERVE`].
+    /// Executes a FastRPC call of [`METHOD_START`] or [`METHOD_SERVE`].
     ///
     /// # Errors
-    /// `ERROR_CALL` for other methods and sizes; else as [`Self::start`] and [`Self::serve`].
+    /// `ERROR_CALL` for other methods and sizes; otherwise those of [`Self::start`] and [`Self::serve`].
     pub fn invoke(&mut self, call: Call<'_>) -> Result<(), i32> {
         match call.method {
             METHOD_START => {
@@ -191,8 +194,8 @@ where
     /// Takes over the ring.
     ///
     /// # Errors
-    /// `ERROR_VERSION` if the host speaks another one; `ERROR_CALL` if called before; `ERROR_RING` if the region cannot be
-    /// mapped or holds no ring; `ERROR_UNITS` without VTCM.
+    /// `ERROR_VERSION` if the host's version differs; `ERROR_CALL` if called before; `ERROR_RING` if
+    /// the region cannot be mapped or holds no ring; `ERROR_UNITS` without VTCM.
     pub fn start(&mut self, start: &Start) -> Result<Info, i32> {
         if start.version != VERSION {
             return Err(ERROR_VERSION);
@@ -220,7 +223,7 @@ where
         })
     }
 
-    /// Reads the ring until it has been empty for a while, or the host wishes the DSP to leave.
+    /// Reads the ring until it has been empty for a while, or until the host wishes to close.
     ///
     /// # Errors
     /// `ERROR_RING` if the ring is corrupt, `ERROR_CALL` before START and after the end; codes of [`Platform::answer`].
@@ -240,18 +243,18 @@ where
         }
     }
 
-    /// The units, for a system that lends VTCM for the time of a call only: it is asked for by START (its size) and by
-    /// SERVE.
+    /// Returns the units, for a system that lends VTCM only during a call: START uses its size, and
+    /// SERVE its memory.
     pub fn units(&mut self) -> &mut Units<V> {
         &mut self.units
     }
 
-    /// The system around the loop.
+    /// Returns the system that the loop runs on.
     pub fn platform(&mut self) -> &mut P {
         &mut self.platform
     }
 
-    /// Unmaps everything; nothing can be asked of the session afterwards.
+    /// Ends the session: unmaps all buffers and refuses later calls.
     pub fn close(&mut self) {
         if let Some(ring) = self.ring.take() {
             ring.announce(STATE_CLOSED);
@@ -262,7 +265,7 @@ where
         self.phase = Phase::Closed;
     }
 
-    /// The loop of [`Self::serve`].
+    /// Runs the loop of [`Self::serve`].
     fn read_ring(&mut self, idle_us: u64) -> Result<Exit, Stop> {
         let Some(ring) = &mut self.ring else {
             return Err(Stop::Ring);
@@ -338,7 +341,7 @@ enum Exit {
 enum Stop {
     /// The ring is corrupt.
     Ring,
-    /// A code of the platform's.
+    /// The platform returned this code.
     Code(i32),
 }
 

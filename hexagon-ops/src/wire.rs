@@ -1,36 +1,42 @@
-//! What the two processors say to each other: the ring in shared memory, commands, completions, and the few calls
-//! that go through FastRPC. Little-endian words of fixed size; nothing here is a pointer.
+//! The protocol between the two processors: the ring in shared memory, commands, completions, and
+//! the few calls that go through FastRPC. All fields are little-endian words of fixed size, and none
+//! is a pointer.
 //!
 //! # The ring, one region of shared memory
 //!
 //! ```text
-//! byte 0      header            written by the host before START, then by nobody
+//! byte 0      header            host: written before START, constant afterwards
 //!      128    published         host: commands written so far
 //!      256    taken             DSP:  commands read so far
 //!      384    completed         DSP:  completions written so far
 //!      512    collected         host: completions read so far
 //!      640    state             DSP:  PARKED, SERVING or CLOSED
 //!      768    wish              host: SERVE or CLOSE
-//!      896    progress          DSP:  changes while a list is worked on
+//!      896    progress          DSP:  changes while the DSP executes a list
 //!      1024   slots commands of 512 bytes, then slots completions of 128 bytes
 //! ```
 //!
-//! Counters run freely modulo 2³² and stand in the first word of their 128-byte line; slot i mod `slots` holds command i. The
-//! writer of a slot publishes it by a release store of its counter, the reader acquires. Each side checks what the
-//! other wrote before it uses it: a counter may not run ahead of its slots, and what a command names must exist. Both
-//! count on from what the counters say at START: zeroed memory starts at 0.
+//! Each counter is the first word of its 128-byte line and wraps at 2³²; slot i mod `slots` holds
+//! command i. The writer of a slot publishes it by a release store of its counter, and the reader
+//! acquires the counter. Each side checks the other side's values before it uses them: a counter
+//! must not be ahead by more than the number of slots, and the buffers that a command names must
+//! exist. Both sides continue from the values that the counters have at START, which are 0 in zeroed
+//! memory.
 //!
 //! # A submission
 //!
-//! One graph split is one submission: commands with the same sequence number, larger than any before, the last one flagged
-//! [`FENCE`]; or a [`List`] of them, and a fence. The DSP works on them in order and answers the fence with one [`Completion`]. After a command that failed,
-//! the rest of its submission is skipped.
+//! One graph split is one submission: commands with the same sequence number, which is larger than
+//! all earlier ones. The last command has the flag [`FENCE`]. A [`List`] may stand for the commands
+//! before the fence. The DSP executes the commands in order and answers the fence with one
+//! [`Completion`]. When a command fails, the DSP skips the rest of its submission.
 //!
 //! # Going idle
 //!
-//! The host keeps a thread inside [`METHOD_SERVE`]. When the ring has been empty for the time that was agreed on, the DSP
-//! stores PARKED, looks once more, and returns; the host, having published, looks at the state and calls again. Both
-//! put a full fence between their store and their load, so that one of them sees the other.
+//! The host keeps a thread inside [`METHOD_SERVE`]. When the ring has been empty for
+//! [`Serve::idle_us`], the DSP stores PARKED, looks at the ring a last time, and returns. The host
+//! looks at the state after it has published commands, and calls again if it is PARKED. Both put a
+//! full fence between their store and their load, so that at least one of them sees the other's
+//! store.
 
 mod call;
 mod operation;
@@ -43,7 +49,7 @@ pub(crate) use operation::operations;
 pub use operation::*;
 pub use tensor::*;
 
-/// First word of the header: "NPU1".
+/// First word of the header: the characters `NPU1`.
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
 pub const VERSION: u32 = 7;
@@ -58,26 +64,26 @@ pub const COMPLETED: usize = 384;
 pub const COLLECTED: usize = 512;
 /// Byte offset of the DSP's state.
 pub const STATE: usize = 640;
-/// Byte offset of what the host wishes.
+/// Byte offset of the host's wish.
 pub const WISH: usize = 768;
-/// Byte offset of a word that the DSP changes from time to time while it works on a [`List`].
+/// Byte offset of a word that the DSP changes from time to time while it executes a [`List`].
 pub const PROGRESS: usize = 896;
 /// Byte offset of the first command.
 const SLOTS: usize = 1024;
 
-/// [`STATE`]: nobody reads the ring.
+/// [`STATE`]: the DSP does not read the ring.
 pub const STATE_PARKED: u32 = 0;
 /// [`STATE`]: a call of [`METHOD_SERVE`] reads the ring.
 pub const STATE_SERVING: u32 = 1;
-/// [`STATE`]: the DSP found the ring corrupt, or was asked to close, and will not read it again.
+/// [`STATE`]: the session has ended, because the ring was corrupt or the host wished to close.
 pub const STATE_CLOSED: u32 = 2;
 
-/// [`WISH`]: go on.
+/// [`WISH`]: read the ring.
 pub const WISH_SERVE: u32 = 0;
-/// [`WISH`]: return from [`METHOD_SERVE`] after the command at hand.
+/// [`WISH`]: return from [`METHOD_SERVE`] after the current command.
 pub const WISH_CLOSE: u32 = 1;
 
-/// Most slots of a ring.
+/// Maximum number of slots of a ring.
 pub const MAX_SLOTS: u32 = 1 << 16;
 
 /// First line of the ring.
@@ -88,20 +94,21 @@ pub struct Header {
     pub magic: u32,
     /// [`VERSION`].
     pub version: u32,
-    /// Slots for commands, and for completions: a power of two.
+    /// Number of slots for commands, and for completions: a power of two.
     pub slots: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// Where the slots of a ring are.
+/// The byte offsets of a ring's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
     slots: u32,
 }
 
 impl RingLayout {
-    /// A ring of `slots` slots: a power of two, at most [`MAX_SLOTS`]; `None` otherwise.
+    /// Returns the layout of a ring with `slots` slots, or `None` unless that is a power of two of at
+    /// most [`MAX_SLOTS`].
     #[must_use]
     pub const fn new(slots: u32) -> Option<Self> {
         if slots.is_power_of_two() && slots <= MAX_SLOTS {
@@ -111,19 +118,19 @@ impl RingLayout {
         }
     }
 
-    /// Slots for commands, and for completions.
+    /// Returns the number of slots for commands, and for completions.
     #[must_use]
     pub const fn slots(self) -> u32 {
         self.slots
     }
 
-    /// Byte offset of command `index`.
+    /// Returns the byte offset of command `index`.
     #[must_use]
     pub const fn command(self, index: u32) -> usize {
         SLOTS + (index & (self.slots - 1)) as usize * size_of::<Command>()
     }
 
-    /// Byte offset of completion `index`.
+    /// Returns the byte offset of completion `index`.
     #[must_use]
     pub const fn completion(self, index: u32) -> usize {
         SLOTS
@@ -131,17 +138,17 @@ impl RingLayout {
             + (index & (self.slots - 1)) as usize * size_of::<Completion>()
     }
 
-    /// Bytes of the region.
+    /// Returns the size of the region in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         SLOTS + self.slots as usize * (size_of::<Command>() + size_of::<Completion>())
     }
 }
 
-/// [`Command::flags`]: answer with a completion when everything up to here is done.
+/// [`Command::flags`]: answer with a completion when the submission is done.
 pub const FENCE: u32 = 1;
 
-/// [`Command::op`]: nothing; carries a fence.
+/// [`Command::op`]: does nothing but carry a fence; a [`Nop`] body.
 pub const OP_NOP: u32 = 0;
 /// [`Command::op`]: a [`Map`] body.
 pub const OP_MAP: u32 = 1;
@@ -158,7 +165,7 @@ pub const OP_ATTENTION: u32 = 6;
 /// [`Command::op`]: a [`List`] body.
 pub const OP_LIST: u32 = 7;
 
-/// Most bytes of what an operation needs.
+/// Maximum size of a body, bytes.
 pub const BODY_BYTES: usize = 496;
 
 /// One command.
@@ -169,20 +176,20 @@ pub struct Command {
     pub op: u32,
     /// [`FENCE`] or 0.
     pub flags: u32,
-    /// Number of the submission.
+    /// Number of the submission that the command belongs to.
     pub sequence: u64,
-    /// What the operation needs, from the first byte on; zeros behind it.
+    /// A [`Body`] at the first byte, then zeros.
     pub body: [u8; BODY_BYTES],
 }
 
-/// What can stand in the body of a command.
+/// A type that a command has as its body.
 pub trait Body: Pod {
-    /// The operation that it belongs to.
+    /// The operation whose body it is.
     const OP: u32;
 }
 
 impl Command {
-    /// A command without flags.
+    /// Returns a command without flags.
     #[must_use]
     pub fn new<B: Body>(sequence: u64, body: &B) -> Self {
         const { assert!(size_of::<B>() <= BODY_BYTES) };
@@ -196,57 +203,57 @@ impl Command {
         command
     }
 
-    /// The body as what [`Command::op`] says it is; nothing in it has been checked.
+    /// Returns the body, unchecked; the caller has looked at [`Command::op`].
     #[must_use]
     pub fn body<B: Body>(&self) -> B {
         bytemuck::pod_read_unaligned(&self.body[..size_of::<B>()])
     }
 }
 
-/// Most buffers that are mapped at a time; their numbers are below it.
+/// Maximum number of buffers that are mapped at the same time; their numbers are smaller.
 pub const MAX_BUFFERS: u32 = 1024;
 
 /// Makes shared memory visible to the DSP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Map {
-    /// Number that later commands name it by; must be free.
+    /// Number by which later commands name the buffer; it must be free.
     pub buffer: u32,
     /// File descriptor of the memory in the host's process.
     pub fd: i32,
-    /// Its size.
+    /// Size of the memory.
     pub bytes: u64,
 }
 
-/// Takes shared memory out of the DSP's address space.
+/// Unmaps shared memory from the DSP's address space.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Unmap {
-    /// Its number.
+    /// Number of the buffer.
     pub buffer: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// Commands that lie in a buffer, so that a graph that comes again is written once. Their sequence numbers and flags are
-/// 0, they compute (none is an [`OP_MAP`], [`OP_UNMAP`], [`OP_NOP`] or [`OP_LIST`]), and each counts in
-/// [`Completion::command`] as if it stood in the ring in place of this one.
+/// Commands in a buffer, so that the host writes a repeated graph only once. Their sequence numbers
+/// and flags are 0, and all of them compute: none is an [`OP_MAP`], [`OP_UNMAP`], [`OP_NOP`] or
+/// [`OP_LIST`]. [`Completion::command`] counts each of them as if it stood in the ring.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct List {
-    /// Buffer that they are in.
+    /// Buffer that holds the commands.
     pub buffer: u32,
-    /// How many there are.
+    /// Number of commands.
     pub count: u32,
-    /// Byte offset of the first one; the next follows 512 bytes later.
+    /// Byte offset of the first command; the next one follows after 512 bytes.
     pub offset: u64,
 }
 
-/// Packed weights: `slices[0] · slices[1]` matrices, one after another.
+/// Packed weights: `slices[0] · slices[1]` matrices in a row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Weights {
-    /// Buffer that they are in.
+    /// Buffer that holds the weights.
     pub buffer: u32,
     /// [`crate::layout::LayoutId`].
     pub layout: u32,
@@ -260,11 +267,11 @@ pub struct Weights {
     pub slices: [u32; 2],
 }
 
-/// Elements of 4 bytes in rows: f32, or i32 for the choice of experts. Elements of a row follow one another.
+/// Rows of 4-byte elements: f32, or i32 for the choice of experts. A row has no gaps.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Plain {
-    /// Buffer that they are in.
+    /// Buffer that holds the rows.
     pub buffer: u32,
     /// 0.
     pub reserved: u32,
@@ -274,16 +281,16 @@ pub struct Plain {
     pub strides: [u64; 3],
 }
 
-/// What is done with the results of a product before they are written.
+/// An operation on the results of a product before they are written.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Epilogue {
-    /// `KERNEL_ADD`, `_SWIGLU`, `_GEGLU`, `_REGLU`, `_GEGLU_ERF` or `_GEGLU_QUICK` of the product and `other`; 0: nothing, and
-    /// zeros below.
+    /// `KERNEL_ADD`, `_SWIGLU`, `_GEGLU`, `_REGLU`, `_GEGLU_ERF` or `_GEGLU_QUICK` of the product and
+    /// `other`; 0 for no operation, with zeros in the other fields.
     pub kernel: u32,
-    /// 1 if `other` is the first operand, which gates the product; else 0.
+    /// 1 if `other` is the first operand, which gates the product; otherwise 0.
     pub swapped: u32,
-    /// The other operand: rows of N, or the memory of the results itself.
+    /// The other operand: rows of N. It may be the memory of the results.
     pub other: Plain,
 }
 
@@ -297,14 +304,16 @@ pub struct MatMul {
     pub act: Plain,
     /// Results: rows of N.
     pub dst: Plain,
-    /// Rows of a plane.
+    /// Number of rows of a plane.
     pub m: u32,
-    /// Planes in ggml's dimensions 2 and 3: multiples of the weights' slices. Plane i uses slice i / (planes / slices).
+    /// Planes in ggml's dimensions 2 and 3: multiples of the weights' slices. Plane i uses slice
+    /// i / (planes / slices).
     pub planes: [u32; 2],
-    /// Most rows that go through dot products with quantized activations, not more than `DOT_ROWS`; more rows go through
-    /// the matrix unit, and so do all of weights that have no dot product.
+    /// Maximum number of rows that dot products with quantized activations compute, at most
+    /// `DOT_ROWS`. The matrix unit computes products of more rows, and of weight types that have no
+    /// dot product.
     pub dot_rows: u32,
-    /// Only with one plane and one slice.
+    /// Allowed only with one plane and one slice.
     pub epilogue: Epilogue,
 }
 
@@ -320,13 +329,13 @@ pub struct MatMulId {
     pub dst: Plain,
     /// Chosen experts, i32: dimension 0 counts slots, dimension 1 tokens.
     pub ids: Plain,
-    /// Experts that a token chooses.
+    /// Number of experts that a token chooses.
     pub slots: u32,
-    /// Slots that the activations have: `slots`, or a divisor of it whose activations are used again.
+    /// Slots of the activations: `slots`, or a divisor of it, in which case activations repeat.
     pub act_slots: u32,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: u32,
-    /// As in [`MatMul`], of the rows of each expert.
+    /// As [`MatMul::dot_rows`], for the rows of each expert.
     pub dot_rows: u32,
 }
 
@@ -350,15 +359,15 @@ bodies! {
     Attention = OP_ATTENTION, List = OP_LIST
 }
 
-/// [`Completion::status`]: all commands were carried out.
+/// [`Completion::status`]: all commands were executed.
 pub const STATUS_OK: u32 = 0;
-/// [`Completion::status`]: a command contradicts itself, or names what does not exist.
+/// [`Completion::status`]: a command contradicts itself, or names something that does not exist.
 pub const STATUS_BAD_COMMAND: u32 = 1;
 /// [`Completion::status`]: shared memory could not be mapped.
 pub const STATUS_MAP_FAILED: u32 = 2;
-/// [`Completion::status`]: VTCM is too small or taken by somebody else.
+/// [`Completion::status`]: VTCM is too small, or another program holds it.
 pub const STATUS_NO_VTCM: u32 = 3;
-/// [`Completion::status`]: the matrix unit's stand-in saw what hardware would let pass in silence.
+/// [`Completion::status`]: the stand-in of the matrix unit saw an error that hardware ignores.
 pub const STATUS_FAULT: u32 = 4;
 
 /// The answer to a fence.
@@ -369,17 +378,17 @@ pub struct Completion {
     pub sequence: u64,
     /// `STATUS_*` of the first command that failed.
     pub status: u32,
-    /// Its place in the submission; 0 if all is well.
+    /// Index of that command in the submission; 0 if none failed.
     pub command: u32,
-    /// What is wrong with it, a number whose meaning is the status's: see [`crate::serve`].
+    /// A number that says what is wrong with the command; [`crate::serve`] lists them by status.
     pub detail: u32,
-    /// Commands that were carried out.
+    /// Number of commands that were executed.
     pub done: u32,
     /// Time from the first command to the fence, microseconds.
     pub microseconds: u64,
     /// Packets executed by the serving thread in that time; 0 where they cannot be counted.
     pub packets: u64,
-    /// Zeros: a completion is a line of its own, since the two processors' caches meet at lines.
+    /// Zeros, so that no other data shares the completion's cache line.
     pub reserved: [u64; 11],
 }
 

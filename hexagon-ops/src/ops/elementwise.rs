@@ -1,9 +1,9 @@
-//! Operations on each element: FP32 arithmetic, results rounded to the result's type.
+//! Operations on each element, in FP32 arithmetic, with results rounded to the result's type.
 //!
 //! ```text
-//! for each row of the result                 rows: one part of them per thread
+//! for each row of the result                 each thread has one part of the rows
 //!   for each chunk of 256 elements
-//!     read the sources as f32                no copy where they are f32 without gaps
+//!     read the sources as f32                without a copy if they are f32 without gaps
 //!     for each 32: one vector function
 //!     write
 //! ```
@@ -18,7 +18,7 @@ use crate::rt::Engine;
 
 pub use function::{Binary, Function, Glu, Unary};
 
-/// Writes `f(a, b)` for one row. An element of `a` or `b` is `shift` elements behind the result's.
+/// Writes `f(a, b)` for one row. Element i of the result uses element i + `shift` of `a` and `b`.
 struct MapRow<'a> {
     f: Function,
     row: Row<'a>,
@@ -45,7 +45,7 @@ impl hvx::Kernel for MapRow<'_> {
     }
 }
 
-/// 32 elements from `k` on; zeros past the end.
+/// Loads 32 elements starting at `k`; zeros after the end.
 #[inline(always)]
 pub(super) fn load(elems: &[f32], k: usize) -> Vector {
     match elems.get(k..).and_then(<[f32]>::first_chunk::<32>) {
@@ -78,7 +78,7 @@ fn map_rows(
     });
 }
 
-/// Refuses a source whose elements are not those of the result, or that has another shape.
+/// Refuses a source that is not floats, or whose shape is not the result's.
 pub(super) fn same_shape(dst: &Shape, src: &Source<'_>) -> Result<()> {
     match src {
         Source::Apart(view) if view.shape.ne != dst.ne || !view.shape.dtype.is_float() => {
@@ -90,7 +90,8 @@ pub(super) fn same_shape(dst: &Shape, src: &Source<'_>) -> Result<()> {
     }
 }
 
-/// Refuses a source that is not floats in memory of its own, or that repeating does not give `dst`'s shape.
+/// Refuses a source that is not floats, shares memory with the result, or cannot be repeated to the
+/// shape `dst`.
 pub(super) fn divides(dst: &Shape, src: &Source<'_>) -> Result<()> {
     let view = src.apart()?;
     let fits = |(n, m): (&usize, usize)| n.is_multiple_of(m);
@@ -102,7 +103,7 @@ pub(super) fn divides(dst: &Shape, src: &Source<'_>) -> Result<()> {
     }
 }
 
-/// `dst = f(src0, src1)`; src1 is repeated.
+/// Computes `dst = f(src0, src1)`; src1 is repeated.
 ///
 /// # Errors
 /// `Operand` unless all are floats, src0 has the result's shape, and src1's dimensions divide it.
@@ -115,7 +116,7 @@ pub fn binary(engine: &Engine, f: Binary, dst: ViewMut<'_>, src: [&Source<'_>; 2
     Ok(())
 }
 
-/// `dst = f(src)`.
+/// Computes `dst = f(src)`.
 ///
 /// # Errors
 /// `Operand` unless both are floats of one shape.
@@ -126,11 +127,12 @@ pub fn unary(engine: &Engine, f: Unary, dst: ViewMut<'_>, src: &Source<'_>) -> R
     Ok(())
 }
 
-/// `dst = f(a, b)`: a and b are the two sources, or the first and second half of each row of one; `swapped` exchanges the
-/// halves.
+/// Computes `dst = f(a, b)`; a and b are the two sources, or the first and second half of each row of
+/// one source, which `swapped` exchanges.
 ///
 /// # Errors
-/// `Operand` unless all are floats, and the sources have the result's shape, or the one source rows of twice the length.
+/// `Operand` unless all are floats, and the sources have the result's shape, or a single source has
+/// rows of twice the length.
 pub fn glu(
     engine: &Engine,
     f: Glu,
@@ -161,7 +163,7 @@ pub fn glu(
     Ok(())
 }
 
-/// `dst[i2][i1] = src0[i2][i1] + src1[ids[i2][i1]]`.
+/// Computes `dst[i2][i1] = src0[i2][i1] + src1[ids[i2][i1]]`.
 ///
 /// # Errors
 /// `Operand` unless source and result are floats of one shape, src1 is a matrix of floats with rows of their length, and

@@ -1,14 +1,14 @@
-//! MUL_MAT of tensors in ggml's own layouts: both sides read as f32, products summed in FP32.
+//! MUL_MAT of tensors in ggml's own layouts: both sides are read as f32 and multiplied in FP32.
 //!
 //! ```text
-//! for each few rows of the result that share a plane of src0       side by side
+//! for each group of up to 8 rows of the result that share a plane of src0
 //!   for each 32 columns, for each 128 elements along K
-//!     32 rows of src0, the rows of src1 to f32
-//!     for each row: 32 products in lanes, folded into one vector, added
+//!     convert 32 rows of src0 and the rows of src1 to f32
+//!     for each row: multiply 32 pairs of lanes, fold the products into one vector, add
 //! ```
 //!
-//! Weights have packed layouts and kernels of their own ([`super::matmul`]); this is for products of activations: attention
-//! without FLASH_ATTN_EXT, rotations by Hadamard matrices.
+//! Packed weights have other kernels ([`super::matmul`]). This one multiplies two computed tensors, as
+//! in attention without FLASH_ATTN_EXT, or a tensor with a Hadamard matrix.
 
 use core::ops::Range;
 
@@ -19,11 +19,11 @@ use crate::hvx;
 use crate::layout::Line;
 use crate::rt::Engine;
 
-/// f32 of a line, and columns that are computed at a time.
+/// Number of f32 in a line, and of columns that are computed at a time.
 const LANES: usize = 32;
-/// Rows of the result that share what rows of src0 cost to read.
+/// Number of rows of the result for which rows of src0 are read once.
 const ROWS: usize = 8;
-/// Elements along K that are read at a time.
+/// Number of elements along K that are read at a time.
 const DEPTH: usize = 128;
 
 /// Reads a part of the rows of src1.
@@ -105,7 +105,7 @@ fn rows(
             let range = k0..k.min(k0 + DEPTH);
             let lines = range.len().div_ceil(LANES);
             a.read_rows(n0..end, plane, range.clone(), &mut columns[..LANES * lines]);
-            // A row that is read at once stays.
+            // The rows of src1 stay in `parts` if they fit.
             if n0 == 0 || k > DEPTH {
                 hvx::widest(ReadParts {
                     view: b,

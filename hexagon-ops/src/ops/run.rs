@@ -1,4 +1,4 @@
-//! From a kernel's number to its code.
+//! The operations on tensors, and the kernel of each.
 
 use super::elementwise::{Binary, Glu, Unary};
 use super::im2col::{Im2col, im2col};
@@ -17,47 +17,47 @@ pub enum Op {
     Binary(Binary),
     /// One source, element by element.
     Unary(Unary),
-    /// A gated activation; whether the halves of a single source are exchanged.
+    /// A gated unit; `true` if the halves of a single source are exchanged.
     Glu(Glu, bool),
-    /// Rows divided by a measure of theirs, then times and plus something.
+    /// Normalized rows, then times and plus two further sources.
     Norm(Norm),
-    /// Sums of rows; whether their means.
+    /// Sums of rows; `true` for their means.
     SumRows(bool),
     /// The sum of all elements.
     Sum,
-    /// Sums along rows.
+    /// Running sums along rows.
     CumSum,
-    /// A window over rows.
+    /// A convolution along rows.
     SsmConv,
-    /// Numbers of elements in an order.
+    /// Numbers of the elements in sorted order.
     Sort(Order),
     /// Softmax of rows.
     SoftMax(SoftMax),
     /// Rotary position embedding.
     Rope(Rope),
-    /// The same, to numbers.
+    /// Rotary position embedding, written to rows by number.
     RopeSetRows(Rope),
     /// Rows by number.
     GetRows,
-    /// Rows to numbers.
+    /// Rows written to rows by number.
     SetRows,
-    /// Element by element, types converted.
+    /// A copy with conversion of types.
     Copy,
-    /// Two sources along a dimension.
+    /// Two sources, joined along a dimension.
     Concat(usize),
-    /// The source again and again.
+    /// The source, repeated.
     Repeat,
-    /// The source with something around it.
+    /// The source with padding around it.
     Pad(Pad),
-    /// Part of each matrix.
+    /// A part of each matrix.
     Band(Band),
-    /// First element of a row, and the step to the next.
+    /// A sequence: its first element, and the step to the next one.
     Ramp(f32, f32),
     /// The largest or the mean of windows.
     Pool(Pool),
-    /// Windows as rows.
+    /// Windows of an image as rows.
     Im2col(Im2col),
-    /// A matrix plus rows by number.
+    /// The source plus rows by number.
     AddId,
     /// The product of two matrices in ggml's layouts.
     PlainMatMul,
@@ -66,8 +66,8 @@ pub enum Op {
 /// Computes `dst = op(src)` on the engine's threads.
 ///
 /// # Errors
-/// `Operand` if an operand is missing or does not fit the others; `Index` if a row is named that does not exist. Nothing
-/// has been written then.
+/// `Operand` if an operand is missing or does not fit the others; `Index` if a named row does not
+/// exist. Nothing has been written then.
 pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Result<()> {
     match *op {
         Op::Binary(binary) => elementwise::binary(engine, binary, dst, [&src[0], &src[1]]),

@@ -1,4 +1,5 @@
-//! Attention: fields checked, memory made visible, then [`crate::ops::attention`].
+//! The command for attention: checks the fields, makes the operands visible to the DSP, and runs
+//! [`crate::ops::attention`].
 
 use super::Platform;
 use super::detail::{Failure, OPERAND, RESERVED};
@@ -9,11 +10,11 @@ use crate::ops::tensor::{View, ViewMut};
 use crate::rt::memory::Table;
 use crate::wire;
 
-/// Whether [`wire::OP_ATTENTION`] takes these types, dimensions, strides and parameters. Buffers and offsets are not
-/// looked at.
+/// Checks that [`wire::OP_ATTENTION`] accepts these types, dimensions, strides and parameters. Buffers
+/// and offsets are not read.
 ///
 /// # Errors
-/// What the command would be answered with.
+/// The failure with which the DSP would answer the command.
 pub fn accepts_attention(body: &wire::Attention) -> Result<(), Failure> {
     let missing = Failure::bad(OPERAND);
     let described = |tensor| Ok::<_, Failure>(shape_of(tensor)?.map(View::described));
@@ -37,7 +38,7 @@ fn params(body: &wire::Attention) -> Attention {
     }
 }
 
-/// Carries out [`wire::OP_ATTENTION`].
+/// Executes [`wire::OP_ATTENTION`].
 pub(super) fn attention(
     body: &wire::Attention,
     memory: &mut Table,
@@ -62,7 +63,7 @@ pub(super) fn attention(
         *src = bind(tensor, &buffers)?;
     }
     let bounds = src.map(|src| src.map(|src| src.bound));
-    // What overlaps is refused before any cache line is touched.
+    // Overlapping operands are refused before any cache line changes.
     let mut operands = buffers.operands(dst.bound, bounds)?;
     for src in src.iter().flatten() {
         src.invalidate(platform);

@@ -1,4 +1,4 @@
-//! The numbers beside a status, and what they mean in English.
+//! The details of a status, and their meanings in English.
 
 use core::fmt;
 
@@ -7,12 +7,12 @@ use crate::hmx::Fault;
 use crate::rt::memory::Refusal;
 use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO_VTCM, STATUS_OK};
 
-/// Why a command was not carried out: `wire::STATUS_*` and the number beside it.
+/// The reason why a command was not executed: `wire::STATUS_*` and the detail of that status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The status.
+    /// `wire::STATUS_*`.
     pub status: u32,
-    /// Its detail.
+    /// One of the constants of this module, or a size for `STATUS_NO_VTCM`.
     pub detail: u32,
 }
 
@@ -65,7 +65,8 @@ pub const FAULT_DEEP: u32 = 2;
 pub const FAULT_OVERFLOW: u32 = 3;
 
 impl Failure {
-    /// A command that contradicts itself, or names what does not exist.
+    /// Returns the failure of a command that contradicts itself, or names something that does not
+    /// exist.
     pub(super) const fn bad(detail: u32) -> Self {
         Self {
             status: STATUS_BAD_COMMAND,
@@ -73,7 +74,7 @@ impl Failure {
         }
     }
 
-    /// A mapping that failed.
+    /// Returns the failure of a mapping.
     pub(super) const fn map(detail: u32) -> Self {
         Self {
             status: STATUS_MAP_FAILED,
@@ -117,8 +118,9 @@ impl From<Error> for Failure {
     }
 }
 
-/// Returns `true` if a failure is about the values of one submission, or about memory: the session, and what it has mapped,
-/// are as they were. Other failures mean that host and DSP do not understand each other.
+/// Returns `true` if a failure concerns only the values of one submission, or memory. The session and
+/// its mapped buffers are unchanged then. Other failures mean that host and DSP do not understand
+/// each other.
 #[must_use]
 pub const fn is_passing(status: u32, detail: u32) -> bool {
     match status {
@@ -129,11 +131,11 @@ pub const fn is_passing(status: u32, detail: u32) -> bool {
     }
 }
 
-/// A completion's status as a user can read it.
+/// The status of a completion as a text for users.
 #[derive(Clone, Copy, Debug)]
 pub struct Described(Failure);
 
-/// What `status` and `detail` of a completion mean.
+/// Returns the meaning of `status` and `detail` of a completion.
 #[must_use]
 pub const fn describe(status: u32, detail: u32) -> Described {
     Described(Failure { status, detail })

@@ -1,4 +1,5 @@
-//! The two matrix commands: fields checked, then cut into products of [`crate::ops::matmul`].
+//! The commands for products with packed weights: checks the fields, makes the operands visible to the
+//! DSP, and cuts the command into products of [`crate::ops::matmul`].
 
 use bytemuck::{Pod, Zeroable};
 
@@ -14,12 +15,14 @@ use crate::ops::matmul::{
 use crate::rt::memory::{Bound, Buffers, Span, Table};
 use crate::wire::{self, Plain};
 
-/// Most elements along K: with more, no tile row fits in any VTCM, and sizes could leave 32 bits.
+/// Maximum number of elements along K. With more, a row of tiles fits in no VTCM, and sizes could
+/// exceed 32 bits.
 const MAX_K: u32 = 1 << 20;
-/// Most rows of one product, so that the planner's sizes stay within 32 bits; more rows are several products.
+/// Maximum number of rows of one product, so that the planner's sizes fit in 32 bits. More rows are
+/// several products.
 const MAX_ROWS: usize = 1 << 16;
-/// Most choices of experts that are worked on at a time: tokens of a usual ubatch (512) by experts of a token (8). More
-/// are taken in turns, and each turn reads the weights again.
+/// Maximum number of choices of experts in one turn: tokens of a usual ubatch (512) times experts of a
+/// token (8). More choices take several turns, and each turn reads the weights again.
 pub(super) const MAX_CHOICES: usize = 4096;
 
 /// Activations of the last product that are resident in VTCM. The next product may multiply the same ones: Q, K and V do,
@@ -91,16 +94,16 @@ fn weights<'a>(
     })
 }
 
-/// What results are combined with, checked.
+/// The epilogue of a product, checked.
 #[derive(Clone, Copy)]
 struct Combined<'a> {
     f: Combine,
     is_swapped: bool,
-    /// `None`: what is in the results' places.
+    /// The other operand; `None` if it is the memory of the results.
     other: Option<Region<'a>>,
 }
 
-/// Checks the epilogue of a command with `m` rows, whose results are to lie at `dst`.
+/// Checks the epilogue of a command whose results lie at `dst`.
 fn epilogue<'a>(
     body: &wire::MatMul,
     dst: &Region<'a>,
@@ -137,13 +140,13 @@ fn epilogue<'a>(
     }))
 }
 
-/// Most rows for dot products.
-fn dot_rows(wish: u32) -> Result<usize, Failure> {
-    let rows = usize::try_from(wish).ok().filter(|rows| *rows <= DOT_ROWS);
+/// Checks the number of rows for dot products.
+fn dot_rows(rows: u32) -> Result<usize, Failure> {
+    let rows = usize::try_from(rows).ok().filter(|rows| *rows <= DOT_ROWS);
     rows.ok_or(Failure::bad(detail::DOT_ROWS))
 }
 
-/// Carries out [`wire::OP_MUL_MAT`].
+/// Executes [`wire::OP_MUL_MAT`].
 ///
 /// - `resident`: activations in VTCM; afterwards those of this command
 pub(super) fn mul_mat(
@@ -181,7 +184,7 @@ pub(super) fn mul_mat(
         Some(act.bound),
         other.map(|other| other.bound),
     ];
-    // What overlaps is refused before any cache line is touched.
+    // Overlapping operands are refused before any cache line changes.
     let mut operands = buffers.operands(dst.bound, sources)?;
     act.invalidate(platform);
     dst.invalidate_edges(platform);
@@ -224,12 +227,12 @@ struct Slices<'a> {
     /// Packed weights, as the DMA engine sees them.
     weights: &'a [Line],
     act: &'a [f32],
-    /// What the results are combined with.
+    /// The other operand of the epilogue.
     other: Option<&'a [f32]>,
     dst: &'a mut [f32],
 }
 
-/// Where the rows of a product are, and how they are multiplied.
+/// The rows of a product, and how they are multiplied.
 struct Regions<'a> {
     act: &'a Strided,
     dst: &'a Strided,
@@ -280,7 +283,7 @@ fn planes(
                 let start =
                     |r: &Strided, step: usize| i2 * r.strides[1] + i3 * r.strides[2] + m0 * step;
                 let (act_at, dst_at) = (start(act, steps[0]), start(dst, steps[1]));
-                // Only one plane is combined with anything.
+                // Only a product of one plane has an epilogue.
                 let epilogue = combined.map(|combined| Epilogue {
                     f: combined.f,
                     is_swapped: combined.is_swapped,
@@ -309,7 +312,7 @@ fn planes(
     Ok(resident)
 }
 
-/// Carries out [`wire::OP_MUL_MAT_ID`].
+/// Executes [`wire::OP_MUL_MAT_ID`].
 pub(super) fn mul_mat_id(
     body: &wire::MatMulId,
     memory: &mut Table,
@@ -339,7 +342,7 @@ pub(super) fn mul_mat_id(
     let counts = [body.act_slots, body.tokens, 1];
     let act = Region::new(&body.act, body.weights.k, counts, &buffers)?;
     let ids = Region::new(&body.ids, body.slots, [body.tokens, 1, 1], &buffers)?;
-    // Choices are read while no result is written; they may not share memory with results all the same.
+    // Choices share no memory with results either, although they are read before results are written.
     let sources = [w.bound, act.bound, ids.bound].map(Some);
     let mut operands = buffers.operands(dst.bound, sources)?;
     act.invalidate(platform);
@@ -351,7 +354,8 @@ pub(super) fn mul_mat_id(
     let dst_elems: &mut [f32] =
         bytemuck::try_cast_slice_mut(dst_bytes).map_err(|_| Failure::bad(ALIGNMENT))?;
 
-    // Activations that all slots of a token share have a stride of 0; those that repeat are taken a period at a time.
+    // Activations that all slots of a token share have a stride of 0. Activations that repeat are multiplied one period
+    // at a time.
     let period = if act_slots == 1 { slots } else { act_slots };
     let per_turn = MAX_CHOICES / period;
     let mut done = Ok(());

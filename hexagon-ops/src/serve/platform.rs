@@ -1,4 +1,4 @@
-//! What the command loop asks of the system around it.
+//! The interface between the command loop and the system that it runs on.
 
 use core::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
 use crate::wire::{Completion, VOTES};
 
-/// What the command loop needs from the system that it runs on.
+/// The system that the command loop runs on.
 pub trait Platform {
     /// Maps shared memory by its descriptor in the host's process.
     ///
@@ -14,45 +14,48 @@ pub trait Platform {
     /// One of the `MAP_*` details.
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32>;
 
-    /// Takes back what [`Self::map`] returned.
+    /// Unmaps memory that [`Self::map`] returned.
     fn unmap(&mut self, mapped: Mapped);
 
-    /// Maps the region of the ring; `None` if that fails. It stays mapped for as long as the value lives.
+    /// Maps the region of the ring, or returns `None` if that fails. The region stays mapped as long
+    /// as the value lives.
     fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared>;
 
-    /// Makes later loads from a range of a buffer see what is in memory.
+    /// Makes later loads from a range of a buffer read memory instead of old cache lines. No slice of
+    /// the range is in use.
     fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>);
 
-    /// Writes what was stored to a range of a buffer to memory.
+    /// Writes the cache lines of a range of a buffer to memory.
     fn clean(&mut self, mapped: &Mapped, range: Range<usize>);
 
-    /// A clock, microseconds.
+    /// Returns the time of a clock, microseconds.
     fn time_us(&mut self) -> u64;
 
-    /// Packets executed so far by the serving thread; 0 where they cannot be counted.
+    /// Returns the number of packets that the serving thread has executed; 0 if it cannot be counted.
     fn packets(&mut self) -> u64;
 
-    /// Lets others run; `polls` counts the calls since there was something to do.
+    /// Lets other threads run; `polls` counts the calls since the last command.
     ///
     /// # Errors
-    /// What the call of METHOD_SERVE shall return at once: the handle is being closed.
+    /// A code that the call of METHOD_SERVE returns at once, because the handle is being closed.
     fn relax(&mut self, polls: u32) -> Result<(), i32>;
 
-    /// Called before each command that computes; `false` if it is only to be answered. A stand-in may take its time here, or
-    /// compute nothing, to show what everything else costs.
+    /// Called before each command that computes. If it returns `false`, the command is answered but
+    /// not executed: a stand-in can wait here, or skip all computation to measure the other costs.
     fn begin(&mut self) -> bool {
         true
     }
 
-    /// The system's answers to the votes for power: see [`crate::wire::VOTES`].
+    /// Returns the system's answers to the votes for power, [`crate::wire::VOTES`].
     fn votes(&self) -> [i32; VOTES.len()] {
         [0; VOTES.len()]
     }
 
-    /// Called with each completion before it is written. The stand-in's faults live here; a DSP does nothing.
+    /// Called with each completion before it is written. The stand-in injects faults here; a DSP does
+    /// nothing.
     ///
     /// # Errors
-    /// What the call of METHOD_SERVE shall return at once.
+    /// A code that the call of METHOD_SERVE returns at once.
     fn answer(&mut self, completion: &mut Completion) -> Result<(), i32> {
         let _ = completion;
         Ok(())

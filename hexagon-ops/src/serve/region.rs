@@ -1,4 +1,4 @@
-//! Rows of 4-byte elements with three strides, checked against their buffer.
+//! Rows of 4-byte elements with three strides, in their buffer.
 
 use core::ops::Range;
 
@@ -60,7 +60,7 @@ impl<'a> Region<'a> {
         };
         for (i, (stride, count)) in plain.strides.into_iter().zip(counts).enumerate() {
             rows.counts[i] = usize::try_from(count).map_err(|_| bounds)?;
-            // The stride of a single index means nothing, and may be too large for a word.
+            // The stride of a single index has no meaning, and may be too large for a word.
             if count > 1 {
                 let stride = stride / ELEMENT as u64;
                 rows.strides[i] = usize::try_from(stride).map_err(|_| bounds)?;
@@ -74,26 +74,26 @@ impl<'a> Region<'a> {
         self.rows.runs(self.bound.range().start, f);
     }
 
-    /// Makes what the host wrote, or an earlier command, visible to the processor.
+    /// Makes bytes that the host or an earlier command wrote visible to the processor.
     pub(super) fn invalidate(&self, platform: &mut impl Platform) {
         self.runs(|range| platform.invalidate(self.bound.mapped(), range));
     }
 
-    /// Prepares for writing: lines that results share with other data must be up to date, or cleaning them would put old
-    /// bytes over what the host wrote beside the results.
+    /// Makes the cache lines that results share with other data up to date. Otherwise, cleaning the
+    /// results would write old bytes over data of the host in the same lines.
     pub(super) fn invalidate_edges(&self, platform: &mut impl Platform) {
         self.runs(|range| invalidate_edges(self.bound.mapped(), range, platform));
     }
 
-    /// Makes what was written visible to the host and to later commands' copies.
+    /// Makes the results visible to the host and to the DMA copies of later commands.
     pub(super) fn clean(&self, platform: &mut impl Platform) {
         self.runs(|range| platform.clean(self.bound.mapped(), range));
     }
 }
 
 impl Strided {
-    /// Refuses rows that share elements: with the dimensions sorted by stride, each step must leave all of the smaller
-    /// ones behind.
+    /// Refuses rows that share elements. With the dimensions sorted by stride, the stride of each
+    /// dimension must be at least the extent of all smaller ones together.
     pub(super) fn disjoint(&self) -> Result<(), Failure> {
         let mut order = [0, 1, 2];
         order.sort_unstable_by_key(|i| self.strides[*i]);
@@ -142,7 +142,7 @@ impl Strided {
     }
 }
 
-/// Makes what shares lines with both ends of a range up to date.
+/// Makes the bytes that share cache lines with both ends of a range up to date.
 pub(super) fn invalidate_edges(buffer: &Mapped, range: Range<usize>, platform: &mut impl Platform) {
     let first = range.start / LINE_BYTES * LINE_BYTES;
     let last = range.end / LINE_BYTES * LINE_BYTES;

@@ -1,4 +1,4 @@
-//! The DSP's end of the ring: what the host wrote is checked before it is used.
+//! The DSP's end of the ring. It checks all values of the host before it uses them.
 
 use crate::rt::shared::Shared;
 use crate::wire::{
@@ -6,27 +6,28 @@ use crate::wire::{
     STATE, TAKEN, VERSION, WISH, WISH_CLOSE, WISH_SERVE,
 };
 
-/// Time between two signs of progress: far below the shortest time-out of a host, 1 s, and rare beside commands.
+/// Time between two changes of [`PROGRESS`], microseconds: far below the shortest time-out of a host,
+/// 1 s, and long compared with a command.
 const PROGRESS_US: u64 = 20_000;
 
-/// A counter, header or wish that cannot be.
+/// An impossible counter, header or wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Corrupt;
 
-/// The ring, and how far the DSP has come.
+/// The ring, and the DSP's counters.
 #[derive(Debug)]
 pub(super) struct Ring {
     shared: Shared,
     layout: RingLayout,
     taken: u32,
     completed: u32,
-    /// [`PROGRESS`], and the time at which it changed last.
+    /// The value of [`PROGRESS`], and the time of its last change.
     progress: u32,
     progress_us: u64,
 }
 
 impl Ring {
-    /// The ring in a region; counting goes on from what its counters say.
+    /// Returns the ring in a region. Counting continues from the values of its counters.
     pub(super) fn new(shared: Shared) -> Result<Self, Corrupt> {
         if shared.bytes() < RingLayout::new(1).map_or(0, RingLayout::bytes) {
             return Err(Corrupt);
@@ -50,7 +51,7 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Commands that the host has published and the DSP has not taken.
+    /// Returns the number of commands that the host has published and the DSP has not taken.
     pub(super) fn pending(&self) -> Result<u32, Corrupt> {
         let pending = self.shared.load(PUBLISHED).wrapping_sub(self.taken);
         (pending <= self.layout.slots())
@@ -58,7 +59,7 @@ impl Ring {
             .ok_or(Corrupt)
     }
 
-    /// Completions that the host has not collected.
+    /// Returns the number of completions that the host has not collected.
     fn uncollected(&self) -> Result<u32, Corrupt> {
         let uncollected = self.completed.wrapping_sub(self.shared.load(COLLECTED));
         (uncollected <= self.layout.slots())
@@ -66,7 +67,7 @@ impl Ring {
             .ok_or(Corrupt)
     }
 
-    /// Takes the next command, of which [`Self::pending`] says that it exists.
+    /// Takes the next command; [`Self::pending`] must have returned more than 0.
     pub(super) fn take(&mut self) -> Command {
         let command = self.shared.read(self.layout.command(self.taken));
         self.taken = self.taken.wrapping_add(1);
@@ -74,7 +75,7 @@ impl Ring {
         command
     }
 
-    /// Shows the host that the DSP is at work, if it has not for a while.
+    /// Changes [`PROGRESS`] if [`PROGRESS_US`] have passed, so that the host sees the DSP at work.
     pub(super) fn advance(&mut self, time_us: u64) {
         if time_us.saturating_sub(self.progress_us) >= PROGRESS_US {
             self.progress_us = time_us;
@@ -83,12 +84,12 @@ impl Ring {
         }
     }
 
-    /// Whether a completion can be written.
+    /// Returns `true` if a completion can be written.
     pub(super) fn has_room(&self) -> Result<bool, Corrupt> {
         Ok(self.uncollected()? < self.layout.slots())
     }
 
-    /// Writes a completion; [`Self::has_room`] has said that it can be.
+    /// Writes a completion; [`Self::has_room`] must have returned `true`.
     pub(super) fn answer(&mut self, completion: &Completion) {
         self.shared
             .write(self.layout.completion(self.completed), completion);
@@ -96,7 +97,7 @@ impl Ring {
         self.shared.store(COMPLETED, self.completed);
     }
 
-    /// Whether the host wishes the DSP to leave.
+    /// Returns `true` if the host wishes to close the session.
     pub(super) fn wants_close(&self) -> Result<bool, Corrupt> {
         match self.shared.load(WISH) {
             WISH_SERVE => Ok(false),
@@ -105,7 +106,7 @@ impl Ring {
         }
     }
 
-    /// Says what the DSP does; nothing that is read afterwards is older than that.
+    /// Publishes the DSP's state. Later loads do not move before this store.
     pub(super) fn announce(&self, state: u32) {
         self.shared.store(STATE, state);
         self.shared.fence();

@@ -1,7 +1,8 @@
-//! Operations on tensors: fields checked, memory made visible, then [`crate::ops::run`].
+//! The command for operations on tensors: checks the fields, makes the operands visible to the DSP,
+//! and runs [`crate::ops::run`].
 //!
-//! Only rows that are named are touched by GET_ROWS and SET_ROWS: neither a table of embeddings nor a cache of keys goes
-//! through the data cache as a whole.
+//! Cache operations of GET_ROWS and SET_ROWS touch only the rows that are named, because a table of
+//! embeddings or a cache of keys is larger than the data cache.
 
 use core::ops::Range;
 
@@ -17,7 +18,7 @@ use crate::rt::Engine;
 use crate::rt::memory::{Bound, Buffers, Mapped, Operands, Span, Table};
 use crate::wire::{self, SOURCES};
 
-/// Strides below this are not worth a cache operation for each element.
+/// Elements with a smaller stride share one cache operation, bytes.
 const NEAR_BYTES: usize = 2 * LINE_BYTES;
 
 /// A tensor whose fields are right, and the bytes that hold it.
@@ -98,7 +99,7 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
             shape.ne[i]
         };
         elems = elems.checked_mul(shape.ne[i]).ok_or(bounds)?;
-        // The stride of a single index means nothing.
+        // The stride of a single index has no meaning.
         if count > 1 {
             *nb = usize::try_from(have).map_err(|_| bounds)?;
         }
@@ -106,11 +107,11 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
     Ok(Some(shape))
 }
 
-/// Whether [`wire::OP_TENSOR`] takes these types, dimensions, strides and parameters. Buffers and offsets are not looked
-/// at, but to see which sources are the result's own memory.
+/// Checks that [`wire::OP_TENSOR`] accepts these types, dimensions, strides and parameters. Buffers and
+/// offsets are only compared, to find the sources that are the result's memory.
 ///
 /// # Errors
-/// What the command would be answered with.
+/// The failure with which the DSP would answer the command.
 pub fn accepts(body: &wire::TensorOp) -> Result<(), Failure> {
     let operand = Failure::bad(OPERAND);
     let op = decode(body)?;
@@ -131,14 +132,14 @@ pub fn accepts(body: &wire::TensorOp) -> Result<(), Failure> {
         };
     }
     match run(&Engine::new(1), &op, ViewMut::described(dst)?, &sources) {
-        // The last thing that a kernel checks, and there are no indices here.
+        // Kernels check indices last, and there are no indices here.
         Ok(()) | Err(Error::Index { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Exchanges dimensions of a copy between equal shapes so that the result's strides grow: no order of elements is lost by
-/// it, and rows of a transposed result become disjoint.
+/// Exchanges dimensions of a copy between equal shapes so that the result's strides grow. The copy
+/// stays the same, and the rows of a transposed result become disjoint.
 fn sort_dimensions(dst: &mut Shape, src: &mut Shape) {
     if dst.ne != src.ne || dst.dtype.block() > 1 || src.dtype.block() > 1 {
         return;
@@ -201,7 +202,7 @@ impl BoundTensor<'_> {
         self.runs(|range, _| platform.invalidate(self.bound.mapped(), range));
     }
 
-    /// Makes bytes that will be cleaned with the result up to date.
+    /// Makes bytes up to date that share cache lines with the result, and will be cleaned with it.
     pub(super) fn prepare(&self, platform: &mut impl Platform) {
         let buffer = self.bound.mapped();
         self.runs(|range, has_gaps| {
@@ -264,7 +265,7 @@ struct Named {
     shape: Shape,
     /// Planes in dimensions 2 and 3 that the numbers are repeated for.
     planes: [usize; 2],
-    /// Whether a number is an index of dimension 2 and names all rows of dimension 1.
+    /// `true` if a number is an index of dimension 2 and names all rows of dimension 1.
     whole_planes: bool,
 }
 
@@ -296,7 +297,7 @@ pub(super) fn tensor_op(
     }
     let in_place = src.map(|src| src == Some(dst));
     let apart = [0, 1, 2].map(|i| src[i].filter(|_| !in_place[i]).map(|src| src.bound));
-    // What overlaps is refused before any cache line is touched.
+    // Overlapping operands are refused before any cache line changes.
     let mut operands = buffers.operands(dst.bound, apart)?;
 
     let numbers = match &op {

@@ -1,4 +1,5 @@
-//! One command after another: which submission it belongs to, whether it is skipped, what it does, how it is answered.
+//! Execution of commands one after another: each is matched with its submission, then executed or
+//! skipped, and a fence is answered.
 
 use super::detail::{FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
 use super::ring::Ring;
@@ -13,21 +14,21 @@ use crate::wire::{
     Unmap,
 };
 
-/// Operations that a list can hold.
+/// Operations that a list may hold.
 const COMPUTE: [u32; 4] = [OP_MUL_MAT, OP_MUL_MAT_ID, OP_TENSOR, OP_ATTENTION];
 
-/// The submission at hand.
+/// The current submission.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Submission {
-    /// Number of the last one that was answered.
+    /// Sequence number of the last submission that was answered.
     last: Option<u64>,
-    /// Number of this one; none before its first command.
+    /// Sequence number of this submission; none before its first command.
     sequence: Option<u64>,
-    /// Commands seen.
+    /// Number of commands seen.
     seen: u32,
-    /// Commands carried out.
+    /// Number of commands executed.
     done: u32,
-    /// The first failure, and its place.
+    /// The first failure, and the index of its command.
     failure: Option<(Failure, u32)>,
     start_us: u64,
     start_packets: u64,
@@ -45,7 +46,7 @@ impl Submission {
     };
 }
 
-/// Everything of a server but its ring.
+/// A server without its ring.
 pub(super) struct Work<'a, P> {
     pub(super) platform: &'a mut P,
     pub(super) state: &'a mut State,
@@ -55,7 +56,7 @@ pub(super) struct Work<'a, P> {
 }
 
 impl<P: Platform> Work<'_, P> {
-    /// Carries out or skips a command; the completion if it is a fence.
+    /// Executes or skips a command, and returns the completion if it is a fence.
     pub(super) fn step(&mut self, command: &Command, ring: &mut Ring) -> Option<Completion> {
         if self.state.submission.sequence.is_none() {
             let last = self.state.submission.last;
@@ -83,15 +84,15 @@ impl<P: Platform> Work<'_, P> {
             submission.last = Some(command.sequence);
         }
         let submission = *submission;
-        let (status, detail, place) = match submission.failure {
+        let (status, detail, index) = match submission.failure {
             None => (STATUS_OK, 0, 0),
-            Some((failure, place)) => (failure.status, failure.detail, place),
+            Some((failure, index)) => (failure.status, failure.detail, index),
         };
         let packets = self.platform.packets();
         Some(Completion {
             sequence: command.sequence,
             status,
-            command: place,
+            command: index,
             detail,
             done: submission.done,
             microseconds: self.platform.time_us().saturating_sub(submission.start_us),
@@ -114,7 +115,7 @@ impl<P: Platform> Work<'_, P> {
         submission.seen = submission.seen.saturating_add(1);
     }
 
-    /// Carries out [`OP_LIST`], and shows progress on `ring` meanwhile.
+    /// Executes [`OP_LIST`], and shows progress on `ring` meanwhile.
     fn list(&mut self, command: &Command, ring: &mut Ring) {
         const BYTES: u64 = size_of::<Command>() as u64;
         let found = body(command).and_then(|list: List| {
@@ -148,7 +149,7 @@ impl<P: Platform> Work<'_, P> {
         }
     }
 
-    /// Checks what is the same for all commands of the ring.
+    /// Checks the fields that all commands of the ring have.
     fn check(&self, command: &Command) -> Result<(), Failure> {
         let submission = &self.state.submission;
         let grows = submission.last.is_none_or(|last| command.sequence > last);
@@ -161,7 +162,7 @@ impl<P: Platform> Work<'_, P> {
         Ok(())
     }
 
-    /// Carries out a command.
+    /// Executes a command.
     fn run(&mut self, command: &Command) -> Result<(), Failure> {
         if COMPUTE.contains(&command.op) && !self.platform.begin() {
             return Ok(());
@@ -220,7 +221,7 @@ impl<P: Platform> Work<'_, P> {
         }
     }
 
-    /// The parts that a product needs.
+    /// Returns the parts that a product needs.
     fn parts(&mut self) -> (&mut State, &mut P, Machine<'_>) {
         let machine = Machine {
             engine: self.engine,
@@ -230,7 +231,7 @@ impl<P: Platform> Work<'_, P> {
         (self.state, self.platform, machine)
     }
 
-    /// Carries out [`OP_MAP`].
+    /// Executes [`OP_MAP`].
     fn map(&mut self, map: &Map) -> Result<(), Failure> {
         self.state.memory.vacant(map.buffer)?;
         let bytes = usize::try_from(map.bytes).ok();
@@ -243,7 +244,7 @@ impl<P: Platform> Work<'_, P> {
         Ok(())
     }
 
-    /// Waits until a completion can be written; false if the host wishes to close instead.
+    /// Waits until a completion can be written; returns `false` if the host wishes to close meanwhile.
     pub(super) fn wait_for_room(&mut self, ring: &Ring) -> Result<bool, Stop> {
         let start = self.platform.time_us();
         let mut polls = 0_u32;
@@ -261,7 +262,7 @@ impl<P: Platform> Work<'_, P> {
     }
 }
 
-/// The body of a command, behind which there are zeros.
+/// Returns the body of a command, and refuses a command without zeros after it.
 fn body<B: Body>(command: &Command) -> Result<B, Failure> {
     let rest = &command.body[size_of::<B>()..];
     if rest.iter().any(|byte| *byte != 0) {

@@ -15,9 +15,9 @@ pub struct Start {
     pub version: u32,
     /// File descriptor of the ring's memory.
     pub fd: i32,
-    /// Its size.
+    /// Size of that memory.
     pub bytes: u32,
-    /// HVX threads to use; 0: as many as the DSP has.
+    /// Number of HVX threads to use; 0 for all that the DSP has.
     pub threads: u32,
 }
 
@@ -29,11 +29,11 @@ pub struct Info {
     pub version: u32,
     /// Architecture: 73, 75, 79 or 81.
     pub arch: u32,
-    /// VTCM that was acquired, bytes.
+    /// Size of the acquired VTCM, bytes.
     pub vtcm_bytes: u32,
-    /// HVX threads in use.
+    /// Number of HVX threads in use.
     pub threads: u32,
-    /// The answers of the DSP's system to the votes for power: [`VOTES`]; 0: granted.
+    /// Answers of the DSP's system to the votes for power, [`VOTES`]; 0 if granted.
     pub votes: [i32; VOTES.len()],
 }
 
@@ -50,28 +50,30 @@ pub struct Serve {
     pub reserved: u32,
 }
 
-/// Bytes of stack that the host asks for, for the threads that calls arrive on (`FASTRPC_THREAD_PARAMS`).
+/// Stack that the host requests for the DSP threads on which calls arrive (`FASTRPC_THREAD_PARAMS`),
+/// bytes.
 ///
 /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c: 16 KiB unless asked for, at most 8 MiB.
 pub const STACK_BYTES: u32 = 256 << 10;
-/// Bytes of stack below which the DSP's library refuses to start.
+/// Smallest stack with which the DSP's library starts, bytes.
 pub const STACK_NEEDED_BYTES: u32 = 128 << 10;
 
-/// Errors of [`METHOD_START`], beside FastRPC's own: the versions differ.
+/// Error of [`METHOD_START`]: the versions differ.
 pub const ERROR_VERSION: i32 = 0x4e01;
-/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: the ring is not one, or its counters are impossible.
+/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: the memory holds no ring, or its counters are
+/// impossible.
 pub const ERROR_RING: i32 = 0x4e02;
-/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: no VTCM, no matrix unit, or no vector units to be had.
+/// Error of [`METHOD_START`] and [`METHOD_SERVE`]: no VTCM, matrix unit or vector units available.
 pub const ERROR_UNITS: i32 = 0x4e03;
-/// Error: methods in the wrong order, or arguments of the wrong size.
+/// Error of all methods: called in the wrong order, or with arguments of the wrong size.
 pub const ERROR_CALL: i32 = 0x4e04;
 /// Error of [`METHOD_START`]: the calling thread has less than [`STACK_NEEDED_BYTES`] of stack.
 pub const ERROR_STACK: i32 = 0x4e05;
 
-/// Error of [`METHOD_SERVE`]: another program holds VTCM; to be called again a little later.
+/// Error of [`METHOD_SERVE`]: another program holds VTCM. The host calls again a little later.
 pub const ERROR_LATER: i32 = 0x4e06;
 
-/// The meaning of an error above; `None` for other codes.
+/// Returns the meaning of an error above, or `None` for other codes.
 #[must_use]
 pub const fn describe_error(code: i32) -> Option<&'static str> {
     Some(match code {

@@ -27,7 +27,7 @@ macro_rules! operations {
     ($expand:ident) => {
         $expand! {
             params p;
-            // Operations that have commands of their own instead of a kernel's number.
+            // Operations that have a dedicated command instead of a kernel's number.
             commands [MulMatId "MUL_MAT_ID", FlashAttnExt "FLASH_ATTN_EXT"];
 
             // Functions of two elements.
@@ -272,7 +272,7 @@ macro_rules! declare {
             }
 
             /// Returns the kernel on tensors that computes the operation, and the range of sources that it reads; `None` if
-            /// the operation is computed by a command of its own only.
+            /// only a dedicated command computes it.
             #[must_use]
             pub fn kernel(self) -> Option<(u32, Range<usize>)> {
                 match self {

@@ -1,4 +1,4 @@
-//! The functions of elements: their names, and what they do to chunks.
+//! The functions of elements, as vector code.
 
 use super::load;
 use crate::hvx::{
@@ -32,9 +32,9 @@ pub enum Unary {
     },
     /// `x` between two bounds.
     Clamp {
-        /// The lower one.
+        /// The lower bound.
         low: f32,
-        /// The upper one.
+        /// The upper bound.
         high: f32,
     },
     /// `x²`.
@@ -63,7 +63,7 @@ pub enum Unary {
     Abs,
     /// `ln(1 + e^x)`.
     Softplus,
-    /// `x` times [`Self::Hardsigmoid`] of it.
+    /// `x` times its [`Self::Hardsigmoid`].
     Hardswish,
     /// `(x + 3) / 6` between 0 and 1.
     Hardsigmoid,
@@ -77,13 +77,13 @@ pub enum Unary {
     Expm1,
     /// [`math::floor`].
     Floor,
-    /// The smallest whole number that is not smaller.
+    /// The smallest whole number that is not smaller than x.
     Ceil,
     /// [`math::round`].
     Round,
     /// [`math::trunc`].
     Trunc,
-    /// `p x² + β x`, from 0 down `(e^min(x, ε) - 1 - x) n + β x`.
+    /// `p x² + β x` for x > 0; otherwise `(e^min(x, ε) - 1 - x) n + β x`.
     Xielu {
         /// n, the factor below 0.
         alpha_n: f32,
@@ -134,17 +134,16 @@ pub enum Glu {
 /// A function of one or two elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Function {
-    /// Of two.
+    /// A function of two elements.
     Binary(Binary),
-    /// Of one.
+    /// A function of one element.
     Unary(Unary),
-    /// Of two that are gated.
+    /// A gated unit.
     Glu(Glu),
 }
 
-/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`). The loop is written out for each
-/// function,
-/// since only what is inlined is compiled for the machine's vectors.
+/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`). Each function has a
+/// loop with inlined code, because only inlined code is compiled for the machine's vectors.
 macro_rules! each {
     ($out:ident; $x:ident in $a:ident => $f:expr) => {
         for (i, lanes) in $out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -166,13 +165,13 @@ macro_rules! each {
     };
 }
 
-/// Lanes between two bounds.
+/// Limits lanes to the range between two bounds.
 #[inline(always)]
 fn clamp(x: Vector, low: Vector, high: Vector) -> Vector {
     min_f32(max_f32(x, low), high)
 }
 
-/// `(x + 3) / 6` between 0 and 1.
+/// Returns `(x + 3) / 6`, limited to the range from 0 to 1.
 #[inline(always)]
 fn hard_sigmoid(x: Vector) -> Vector {
     let sixth = mul_f32(add_f32(x, splat_f32(3.0)), splat_f32(1.0 / 6.0));
@@ -180,7 +179,7 @@ fn hard_sigmoid(x: Vector) -> Vector {
 }
 
 impl Function {
-    /// `out = f(a, b)`, for as many elements as `a` has.
+    /// Computes `out = f(a, b)` for the elements of `a`.
     #[inline(always)]
     pub(super) fn map(self, a: &[f32], b: &[f32], out: &mut Chunk) {
         match self {
