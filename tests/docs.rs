@@ -295,3 +295,36 @@ fn the_nightly_is_named_in_one_place() {
         "{nightly} is also written in {elsewhere:?}"
     );
 }
+
+/// Holds the example of CONTRIBUTING.md against the tree: adding an operation of one element touches
+/// two files and a test.
+#[test]
+fn the_example_of_an_operation_is_the_whole_code_of_softplus() {
+    let guide = read(Path::new("CONTRIBUTING.md"));
+    let diff = guide.split("```diff\n").nth(1).unwrap();
+    let diff = diff.split("```").next().unwrap();
+    let mut shown = BTreeSet::new();
+    let mut code = String::new();
+    for line in diff.lines() {
+        if let Some(path) = line.strip_prefix("--- a/") {
+            shown.insert(PathBuf::from(path));
+            code = read(Path::new(path));
+        } else if let Some(added) = line.strip_prefix('+') {
+            let is_there = code.lines().any(|line| line.trim() == added.trim());
+            assert!(
+                is_there,
+                "CONTRIBUTING.md shows a line that no file has: {added}"
+            );
+        }
+    }
+    let this = Path::new(file!());
+    let names_it = |file: &PathBuf| {
+        let is_code = file
+            .extension()
+            .is_some_and(|e| e == "rs" || e == "c" || e == "h");
+        is_code && file != this && read(file).to_lowercase().contains("softplus")
+    };
+    let have: BTreeSet<PathBuf> = files().into_iter().filter(names_it).collect();
+    assert_eq!(have, shown);
+    assert_eq!(shown.len(), 3, "two files and a test");
+}
