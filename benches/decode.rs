@@ -194,6 +194,7 @@ fn main() {
     for (name, serving) in [("Caller", Serving::Caller), ("Thread", Serving::Thread)] {
         let rpc = FastRpc::simulate(options.clone()).expect("a stand-in starts");
         let settings = Options {
+            dsp: ggml_rust_npu::hexagon::device::Domain::Cdsp,
             session: 0,
             repack: Repack::Weights,
             timeout: Duration::from_secs(20),

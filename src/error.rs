@@ -87,10 +87,10 @@ pub enum Error {
         /// The DSP's reason, or the mistake in its answer.
         reason: String,
     },
-    /// The DSP could not map a buffer.
-    #[error("the DSP failed: {reason}")]
+    /// There was no room for a buffer among the addresses of the DSP, or of the system for it.
+    #[error("a buffer cannot be mapped: {reason}")]
     NotMapped {
-        /// The line that it printed.
+        /// The answer of the DSP or of the call.
         reason: String,
     },
     /// The DSP did not answer.

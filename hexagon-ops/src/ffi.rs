@@ -28,12 +28,42 @@ pub use table::{Api, SYMBOLS};
 /// Handle of an open module (`remote_handle64`).
 pub type Handle = u64;
 
-/// The compute DSP (`CDSP_DOMAIN_ID`).
-pub const CDSP_DOMAIN_ID: c_int = 3;
-/// Name of the compute DSP (`CDSP_DOMAIN_NAME`).
-pub const CDSP_DOMAIN_NAME: &CStr = c"cdsp";
-/// Suffix that names the compute DSP in a module's URI (`CDSP_DOMAIN`).
-pub const CDSP_DOMAIN: &str = "&_dom=cdsp";
+/// A compute DSP. Most chips have one; QCS9075 and SA8775P have two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// The first one.
+    Cdsp,
+    /// The second one.
+    Cdsp1,
+}
+
+impl Domain {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Cdsp, Self::Cdsp1];
+
+    /// Returns the number (`CDSP_DOMAIN_ID`, `CDSP1_DOMAIN_ID`).
+    #[must_use]
+    pub const fn id(self) -> c_int {
+        match self {
+            Self::Cdsp => 3,
+            Self::Cdsp1 => 4,
+        }
+    }
+
+    /// Returns the name (`CDSP_DOMAIN_NAME`, `CDSP1_DOMAIN_NAME`).
+    #[must_use]
+    pub const fn name(self) -> &'static CStr {
+        match self {
+            Self::Cdsp => c"cdsp",
+            Self::Cdsp1 => c"cdsp1",
+        }
+    }
+}
+
+/// The compute DSP that every chip has.
+pub const CDSP_DOMAIN_ID: c_int = Domain::Cdsp.id();
+/// Prefix that names the DSP in a module's URI; the name follows.
+pub const DOMAIN_URI: &str = "&_dom=";
 /// Prefix that names a session other than the default one in a module's URI; a decimal number
 /// follows.
 ///
@@ -177,7 +207,7 @@ pub struct ControlLatency {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ReserveNewSession {
-    /// In: [`CDSP_DOMAIN_NAME`].
+    /// In: [`Domain::name`].
     pub domain_name: *const c_char,
     /// In: its bytes, without the terminator.
     pub domain_name_len: u32,
@@ -195,7 +225,7 @@ pub struct ReserveNewSession {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GetUri {
-    /// In: [`CDSP_DOMAIN_NAME`].
+    /// In: [`Domain::name`].
     pub domain_name: *const c_char,
     /// In: its bytes, without the terminator.
     pub domain_name_len: u32,
@@ -212,21 +242,22 @@ pub struct GetUri {
 }
 
 /// Returns the URI of this project's DSP library for architecture `arch` in session `session` (0:
-/// the default one) of the compute DSP.
+/// the default one) of a compute DSP.
 #[must_use]
-pub fn skel_uri(arch: u32, session: u32) -> String {
-    library_uri(&format!("v{arch}"), session)
+pub fn skel_uri(arch: u32, domain: Domain, session: u32) -> String {
+    library_uri(&format!("v{arch}"), domain, session)
 }
 
 /// As [`skel_uri`], for V73's library whose floats are qfloat.
 #[must_use]
-pub fn qfloat_uri(session: u32) -> String {
-    library_uri("v73q", session)
+pub fn qfloat_uri(domain: Domain, session: u32) -> String {
+    library_uri("v73q", domain, session)
 }
 
-fn library_uri(library: &str, session: u32) -> String {
+fn library_uri(library: &str, domain: Domain, session: u32) -> String {
+    let domain = domain.name().to_string_lossy();
     let mut uri = format!(
-        "file:///libggml_rust_npu_skel_{library}.so?ggml_rust_npu_skel_handle_invoke&_modver=1.0{CDSP_DOMAIN}"
+        "file:///libggml_rust_npu_skel_{library}.so?ggml_rust_npu_skel_handle_invoke&_modver=1.0{DOMAIN_URI}{domain}"
     );
     if session > 0 {
         uri.push_str(SESSION_URI);

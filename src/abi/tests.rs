@@ -9,6 +9,7 @@ fn packed_memory_is_not_taken_for_the_host_s() {
     options.coherence = hexagon_ops::sim::Coherence::Strict;
     let rpc = crate::hexagon::driver::FastRpc::simulate(options).unwrap();
     let options = crate::hexagon::Options {
+        dsp: crate::hexagon::device::Domain::Cdsp,
         session: 0,
         repack: config::Repack::Weights,
         timeout: std::time::Duration::from_secs(20),

@@ -18,8 +18,8 @@ pub use self::session::Failed;
 use self::session::Session;
 use crate::error::{Error, Result};
 use crate::hexagon::caps::HexCaps;
-pub use crate::hexagon::driver::Floats;
 use crate::hexagon::driver::{Connection, FastRpc, SharedMemory};
+pub use crate::hexagon::driver::{Domain, Floats};
 
 mod address;
 mod batch;
@@ -37,6 +37,8 @@ pub struct HexNpu {
 /// Options of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
+    /// The compute DSP.
+    pub dsp: Domain,
     /// Number of the session, from 0.
     pub session: u32,
     /// Longest silence of the DSP.
@@ -63,8 +65,13 @@ impl HexNpu {
         caps: &'static HexCaps,
         settings: Settings,
     ) -> Result<Self> {
-        let (connection, quiet) =
-            Connection::open(rpc, caps.arch, settings.session, settings.floats)?;
+        let Settings {
+            dsp,
+            session,
+            floats,
+            ..
+        } = settings;
+        let (connection, quiet) = Connection::open(rpc, caps.arch, dsp, session, floats)?;
         let session = Session::open(
             name,
             connection,
@@ -128,10 +135,11 @@ impl HexNpu {
     /// Allocates shared memory.
     ///
     /// # Errors
-    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    /// `OutOfMemory`, or `NotMapped` if the system has no addresses for it.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
         let memory = SharedMemory::new(self.session.connection(), bytes.max(1))?;
-        let number = self.session.add(memory.fd(), memory.mapped_bytes())?;
+        let memory = Arc::new(memory);
+        let number = self.session.add(&memory)?;
         Ok(Buffer {
             number,
             memory,
@@ -154,7 +162,7 @@ impl HexNpu {
 #[derive(Debug)]
 pub struct Buffer {
     number: u32,
-    memory: SharedMemory,
+    memory: Arc<SharedMemory>,
     /// Dropped last, since it may be the last owner of the connection that the memory is mapped
     /// for.
     session: Arc<Session>,

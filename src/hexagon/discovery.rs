@@ -7,7 +7,7 @@ use hexagon_ops::{ffi, sim};
 
 use super::caps::{self, HexCaps};
 use super::device::Serving;
-use super::driver::{self, FastRpc};
+use super::driver::{self, Domain, FastRpc};
 use super::{HexDevice, Options};
 use crate::backend::{Absence, Discovery};
 use crate::config::{Config, SimChip};
@@ -40,6 +40,7 @@ pub fn find(config: &Config) -> Discovery {
 pub struct Session {
     rpc: Arc<FastRpc>,
     caps: &'static HexCaps,
+    dsp: Domain,
     number: u32,
 }
 
@@ -66,8 +67,15 @@ impl Session {
         &self.rpc
     }
 
+    /// The compute DSP.
+    #[must_use]
+    pub fn dsp(&self) -> Domain {
+        self.dsp
+    }
+
     fn options<'a>(&self, config: &'a Config) -> Options<'a> {
         Options {
+            dsp: self.dsp,
             session: self.number,
             repack: config.repack,
             timeout: config.timeout,
@@ -88,19 +96,12 @@ impl Session {
 #[must_use]
 pub fn sessions(config: &Config) -> Vec<std::result::Result<Session, Absence>> {
     let mut found = Vec::new();
-    let mut add = |rpc: Result<(Arc<FastRpc>, &'static HexCaps)>| match rpc {
-        Ok((rpc, caps)) => found.extend((0..config.hex_sessions).map(|number| {
-            Ok(Session {
-                rpc: Arc::clone(&rpc),
-                caps,
-                number,
-            })
-        })),
-        Err(error) => found.push(Err(Absence::Failed(error))),
-    };
     for chip in &config.sim {
         if let SimChip::Hexagon(caps) = chip {
-            add(simulate(caps, config).map(|rpc| (rpc, *caps)));
+            match simulate(caps, config) {
+                Ok(rpc) => found.extend(sessions_behind(&rpc, config)),
+                Err(error) => found.push(Err(Absence::Failed(error))),
+            }
         }
     }
     if !config.sim.is_empty() {
@@ -108,10 +109,31 @@ pub fn sessions(config: &Config) -> Vec<std::result::Result<Session, Absence>> {
     }
     driver::offer_own_folder();
     match FastRpc::load(config.cdsprpc_lib.as_deref()) {
-        Ok(rpc) => add(chip_behind(&rpc).map(|caps| (rpc, caps))),
-        Err(error) => {
-            let absence = why_not_loaded(error, config);
-            found.push(Err(absence));
+        Ok(rpc) => sessions_behind(&rpc, config),
+        Err(error) => vec![Err(why_not_loaded(error, config))],
+    }
+}
+
+/// As [`sessions`], for the compute DSPs behind a library: the sessions of the first one, then
+/// those of the second one, if there is one.
+#[must_use]
+pub fn sessions_behind(
+    rpc: &Arc<FastRpc>,
+    config: &Config,
+) -> Vec<std::result::Result<Session, Absence>> {
+    let mut found = Vec::new();
+    for dsp in Domain::ALL {
+        match chip_behind(rpc, dsp) {
+            Ok(Some(caps)) => found.extend((0..config.hex_sessions).map(|number| {
+                Ok(Session {
+                    rpc: Arc::clone(rpc),
+                    caps,
+                    dsp,
+                    number,
+                })
+            })),
+            Ok(None) => {}
+            Err(error) => found.push(Err(Absence::Failed(error))),
         }
     }
     found
@@ -145,11 +167,22 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
     FastRpc::simulate(options)
 }
 
-fn chip_behind(rpc: &FastRpc) -> Result<&'static HexCaps> {
-    let arch = ffi::arch_of(rpc.attribute(ffi::attribute::ARCH_VER)?);
-    caps::by_arch(arch).ok_or_else(|| Error::Version {
+/// Returns the chip that a DSP is part of; `None` if there is no second DSP. For a DSP that is not
+/// there, libraries answer with an error or with 0.
+fn chip_behind(rpc: &FastRpc, dsp: Domain) -> Result<Option<&'static HexCaps>> {
+    let arch = match (rpc.attribute(dsp, ffi::attribute::ARCH_VER), dsp) {
+        (Ok(0), Domain::Cdsp1) => return Ok(None),
+        (Ok(version), _) => ffi::arch_of(version),
+        (Err(error), Domain::Cdsp1) => {
+            log::debug!("no second Hexagon NPU: {error}");
+            return Ok(None);
+        }
+        (Err(error), Domain::Cdsp) => return Err(error),
+    };
+    let known = caps::by_arch(arch).ok_or_else(|| Error::Version {
         library: "the Hexagon NPU",
         have: format!("V{arch}"),
         want: "V73, V75, V79 or V81".into(),
-    })
+    });
+    known.map(Some)
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use hexagon_ops::ffi::Domain;
 use hexagon_ops::ffi::{
     self, Api, DspCapability, Handle, RemoteArg, ReserveNewSession, Scalars, ThreadParams,
     UnsignedModule, code,
@@ -127,13 +128,13 @@ impl FastRpc {
         }
     }
 
-    /// Returns one of [`ffi::attribute`] of the compute DSP.
+    /// Returns one of [`ffi::attribute`] of a compute DSP.
     ///
     /// # Errors
     /// `FastRpc`.
-    pub fn attribute(&self, attribute_id: u32) -> Result<u32> {
+    pub fn attribute(&self, domain: Domain, attribute_id: u32) -> Result<u32> {
         let mut question = DspCapability {
-            domain: ffi::CDSP_DOMAIN_ID.cast_unsigned(),
+            domain: domain.id().cast_unsigned(),
             attribute_id,
             capability: 0,
         };
@@ -151,16 +152,16 @@ impl FastRpc {
         Ok(question.capability)
     }
 
-    /// Reserves session `number` (from 1) in addition to the default one. Returns its effective
-    /// domain and its own number.
-    fn reserve(&self, number: u32) -> Result<(c_int, u32)> {
+    /// Reserves session `number` (from 1) in addition to the default one of a DSP. Returns its
+    /// effective domain and its own number.
+    fn reserve(&self, domain: Domain, number: u32) -> Result<(c_int, u32)> {
         // A number has no NUL. The library copies up to the NUL, whatever the length is, and one
         // byte less than the length.
         let name = CString::new(format!("ggml-rust-npu-{number}")).unwrap_or_default();
         let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let mut request = ReserveNewSession {
-            domain_name: ffi::CDSP_DOMAIN_NAME.as_ptr(),
-            domain_name_len: length(ffi::CDSP_DOMAIN_NAME.count_bytes()),
+            domain_name: domain.name().as_ptr(),
+            domain_name_len: length(domain.name().count_bytes()),
             session_name: name.as_ptr(),
             session_name_len: length(name.count_bytes() + 1),
             effective_domain_id: 0,
@@ -247,6 +248,7 @@ pub struct Quiet {
 impl Connection {
     /// Loads our library for `arch` on the DSP.
     ///
+    /// - `dsp`: the compute DSP
     /// - `session`: 0 for the process that all programs get; 1 and more for further ones with their
     ///   own address space
     /// - `floats`: the library to load, of V73's two
@@ -256,12 +258,13 @@ impl Connection {
     pub fn open(
         rpc: &Arc<FastRpc>,
         arch: u32,
+        dsp: Domain,
         session: u32,
         floats: Floats,
     ) -> Result<(Self, Quiet)> {
         let (domain, session) = match session {
-            0 => (ffi::CDSP_DOMAIN_ID, 0),
-            number => rpc.reserve(number)?,
+            0 => (dsp.id(), 0),
+            number => rpc.reserve(dsp, number)?,
         };
         rpc.ask_for_stack(domain);
         let mut request = UnsignedModule { domain, enable: 1 };
@@ -275,8 +278,8 @@ impl Connection {
         };
         check("remote_session_control", code, || "unsigned modules".into())?;
         let uri = match floats {
-            Floats::Usual => ffi::skel_uri(arch, session),
-            Floats::Qfloat => ffi::qfloat_uri(session),
+            Floats::Usual => ffi::skel_uri(arch, dsp, session),
+            Floats::Qfloat => ffi::qfloat_uri(dsp, session),
         };
         let c_uri = CString::new(uri.as_str()).unwrap_or_default();
         let mut handle: Handle = 0;

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use self::caps::HexCaps;
-use self::device::{Buffer as Memory, Floats, HexNpu, Serving, Settings};
+use self::device::{Buffer as Memory, Domain, Floats, HexNpu, Serving, Settings};
 use self::driver::FastRpc;
 use self::layout::WeightLayout;
 use self::stream::trace::Trace;
@@ -63,6 +63,7 @@ fn max_tensor_bytes(address_bytes: u64) -> usize {
 #[derive(Debug)]
 pub struct HexDevice {
     name: Arc<str>,
+    dsp: Domain,
     npu: HexNpu,
     repack: Repack,
     /// Number of changes that invalidate remembered submissions: weights packed again, caches that
@@ -82,6 +83,8 @@ type SharedBuffers = Arc<Mutex<Vec<Weak<Memory>>>>;
 /// Options of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
+    /// The compute DSP.
+    pub dsp: Domain,
     /// Number of the session, from 0.
     pub session: u32,
     /// When weights are packed.
@@ -149,6 +152,7 @@ impl HexDevice {
     ) -> Result<Self> {
         let name: Arc<str> = name.into();
         let settings = Settings {
+            dsp: options.dsp,
             session: options.session,
             timeout: options.timeout,
             address_bytes: options.address_bytes.unwrap_or(caps.address_bytes),
@@ -162,6 +166,7 @@ impl HexDevice {
             .transpose()?;
         Ok(Self {
             name,
+            dsp: options.dsp,
             npu,
             repack: options.repack,
             changes: Arc::default(),
@@ -246,8 +251,12 @@ impl Device for HexDevice {
         } else {
             ""
         };
+        let which = match self.dsp {
+            Domain::Cdsp => "",
+            Domain::Cdsp1 => " cdsp1",
+        };
         format!(
-            "Qualcomm Hexagon V{} NPU, {} KiB VTCM, {} HVX thread(s){simulated}",
+            "Qualcomm Hexagon V{} NPU{which}, {} KiB VTCM, {} HVX thread(s){simulated}",
             info.arch,
             info.vtcm_bytes / 1024,
             info.threads

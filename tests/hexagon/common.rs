@@ -9,7 +9,7 @@ use ggml_rust_npu::error::Result;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::caps;
 use ggml_rust_npu::hexagon::device::Serving;
-use ggml_rust_npu::hexagon::driver::FastRpc;
+use ggml_rust_npu::hexagon::driver::{Domain, FastRpc};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::host_memory::RegionMut;
 use ggml_rust_npu::tensor::{DType, Format, Shape};
@@ -25,6 +25,7 @@ pub fn strict(arch: u32) -> sim::Options {
 }
 
 pub const OPTIONS: Options<'static> = Options {
+    dsp: Domain::Cdsp,
     session: 0,
     repack: Repack::Weights,
     timeout: Duration::from_secs(20),

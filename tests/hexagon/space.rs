@@ -80,6 +80,70 @@ fn an_address_space_that_is_fuller_than_thought_is_made_room_in() {
     }
 }
 
+/// `fastrpc_mmap` failed when the kernel's window was full of buffers that nothing was using, and the model did not load.
+#[test]
+fn a_full_window_of_the_system_is_made_room_in() {
+    let mut sim = strict(75);
+    // The ring, and three of the weights with what a product needs.
+    sim.window_bytes = 664 * KIB + 260 * KIB;
+    let device = small_device(sim, OPTIONS);
+    let machine = device.npu().rpc().stand_in().unwrap();
+    let mut numbers = Numbers::new(23);
+    let layers: Vec<_> = (0..6)
+        .map(|_| Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]))
+        .collect();
+    let homes: Vec<_> = (layers.iter())
+        .map(|w| buffer_with(&device, w, Place::Packed))
+        .collect();
+    assert!(machine.refusals("fastrpc_mmap") > 0);
+    let act = numbers.floats(256);
+    for _ in 0..2 {
+        for (w, home) in layers.iter().zip(&homes) {
+            let have = mul_mat(&device, w, home, &act, [256, 1, 1, 1]).unwrap();
+            let want = reference::mul_mat(&act, &w.values, 256);
+            assert!(reference::nmse(&have, &want) <= 1e-4);
+        }
+    }
+    // One graph over all of them, which does not fit at once.
+    let work = Work::new(&device, &act, [256, 1, 1, 1], [240, 1, 1, 1], &[]).unwrap();
+    let stream = HexStream::new(Arc::clone(&device));
+    let nodes = (layers.iter().zip(&homes))
+        .map(|(w, home)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+    stream.submit(3, &mut nodes.collect::<Vec<_>>()).unwrap();
+    let want = reference::mul_mat(&act, &layers[5].values, 256);
+    assert!(reference::nmse(&work.result(), &want) <= 1e-4);
+    stream.replay(3).unwrap().unwrap();
+    // Nothing is unmapped that the DSP still sees, and nothing stays behind.
+    assert_eq!(machine.refusals("fastrpc_munmap"), 0);
+    drop((stream, work, homes));
+    assert_eq!(machine.live().mappings, 1);
+}
+
+#[test]
+fn memory_that_no_room_can_be_made_for_is_refused_and_the_next_works() {
+    let mut sim = strict(75);
+    sim.window_bytes = 664 * KIB + 100 * KIB;
+    let device = small_device(sim, OPTIONS);
+    let mut numbers = Numbers::new(24);
+    let w = Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]);
+    let home = buffer_with(&device, &w, Place::Packed);
+    let error = HexBuffer::new(&device, 200 * 1024, false).err().unwrap();
+    assert!(matches!(error, Error::NotMapped { .. }), "{error}");
+    assert!(error.to_string().contains("fastrpc_mmap"), "{error}");
+    let act = numbers.floats(256 * 40);
+    let have = mul_mat(&device, &w, &home, &act[..256], [256, 1, 1, 1]).unwrap();
+    let want = reference::mul_mat(&act[..256], &w.values, 256);
+    assert!(reference::nmse(&have, &want) <= 1e-4);
+    // Its operands do not fit beside it.
+    let failed = mul_mat(&device, &w, &home, &act, [256, 40, 1, 1]).unwrap_err();
+    assert!(
+        matches!(failed.error, Error::NotMapped { .. }),
+        "{failed:?}"
+    );
+    assert_eq!(failed.node, Some(0));
+    assert!(!device.npu().is_lost());
+}
+
 #[test]
 fn a_buffer_larger_than_the_address_space_is_refused() {
     let options = Options {
@@ -257,8 +321,7 @@ fn after_a_mapping_that_the_dsp_refuses_the_host_knows_what_is_mapped() {
     let stream = HexStream::new(Arc::clone(&device));
     let nodes = (weights.iter().zip(&homes).zip(&work))
         .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
-    let whole = stream.submit(0, &mut nodes.collect::<Vec<_>>());
-    assert!(!device.npu().is_lost(), "{whole:?}");
+    stream.submit(0, &mut nodes.collect::<Vec<_>>()).unwrap();
     drop((stream, work));
     check(0).unwrap();
     let [first, second, third]: [HexBuffer; 3] = homes.try_into().unwrap();
@@ -295,4 +358,56 @@ fn two_sessions_work_side_by_side() {
             });
         }
     });
+}
+
+/// The second compute DSP of a QCS9075 lay idle.
+#[test]
+fn both_dsps_of_a_chip_are_found_and_compute() {
+    use ggml_rust_npu::config::Config;
+    use ggml_rust_npu::hexagon::discovery::sessions_behind;
+    use ggml_rust_npu::hexagon::driver::{Domain, FastRpc};
+    for (dsps, per_dsp, want) in [
+        (1, "1", vec![Domain::Cdsp]),
+        (2, "1", vec![Domain::Cdsp, Domain::Cdsp1]),
+        (
+            2,
+            "2",
+            vec![Domain::Cdsp, Domain::Cdsp, Domain::Cdsp1, Domain::Cdsp1],
+        ),
+    ] {
+        let sim = hexagon_ops::sim::Options { dsps, ..strict(73) };
+        let rpc = FastRpc::simulate(sim).unwrap();
+        let variable = |name| (name == "GGML_RUST_NPU_HEX_SESSIONS").then(|| per_dsp.to_owned());
+        let config = Config::from_lookup(variable).unwrap();
+        let sessions = sessions_behind(&rpc, &config);
+        let sessions = sessions.into_iter().map(|session| session.unwrap());
+        let devices: Vec<_> = (sessions.enumerate())
+            .map(|(index, session)| {
+                let dsp = session.dsp();
+                (dsp, session.start(&format!("HEX{index}"), &config).unwrap())
+            })
+            .collect();
+        let dsps: Vec<_> = devices.iter().map(|(dsp, _)| *dsp).collect();
+        assert_eq!(dsps, want);
+        std::thread::scope(|scope| {
+            for (seed, (dsp, device)) in (50..).zip(&devices) {
+                let is_second = device.description().contains("NPU cdsp1, ");
+                assert_eq!(is_second, *dsp == Domain::Cdsp1, "{}", device.description());
+                scope.spawn(move || {
+                    let mut numbers = Numbers::new(seed);
+                    let w = Weight::random(&mut numbers, KINDS[1], [128, 64, 1, 1]);
+                    let home = buffer_with(device, &w, Place::Packed);
+                    let act = numbers.floats(128 * 3);
+                    let have = mul_mat(device, &w, &home, &act, [128, 3, 1, 1]).unwrap();
+                    let want = reference::mul_mat(&act, &w.values, 128);
+                    assert!(reference::nmse(&have, &want) <= 1e-4);
+                });
+            }
+        });
+        let names: Vec<_> = devices
+            .iter()
+            .map(|(_, device)| device.name().to_owned())
+            .collect();
+        assert_eq!(names, ["HEX0", "HEX1", "HEX2", "HEX3"][..names.len()]);
+    }
 }

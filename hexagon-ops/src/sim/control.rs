@@ -5,11 +5,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::{MachineState, vendor_error};
 use crate::ffi::{
-    CDSP_DOMAIN, CDSP_DOMAIN_ID, CDSP_DOMAIN_NAME, ControlLatency, DSPRPC_CONTROL_LATENCY,
-    DSPRPC_CONTROL_UNSIGNED_MODULE, DSPRPC_GET_DSP_INFO, DspCapability, FASTRPC_GET_URI,
-    FASTRPC_RESERVE_NEW_SESSION, FASTRPC_SESSION_CLOSE, FASTRPC_THREAD_PARAMS, GetUri,
-    NUM_SESSIONS, ReserveNewSession, SESSION_URI, SessionClose, ThreadParams, UnsignedModule,
-    attribute, code,
+    ControlLatency, DOMAIN_URI, DSPRPC_CONTROL_LATENCY, DSPRPC_CONTROL_UNSIGNED_MODULE,
+    DSPRPC_GET_DSP_INFO, Domain, DspCapability, FASTRPC_GET_URI, FASTRPC_RESERVE_NEW_SESSION,
+    FASTRPC_SESSION_CLOSE, FASTRPC_THREAD_PARAMS, GetUri, NUM_SESSIONS, ReserveNewSession,
+    SESSION_URI, SessionClose, ThreadParams, UnsignedModule, attribute, code,
 };
 
 /// Reads the struct of a request.
@@ -38,21 +37,20 @@ unsafe fn write<T: Copy>(data: *mut c_void, value: T) {
     unsafe { data.cast::<T>().write_unaligned(value) };
 }
 
-/// Refuses every domain name but the compute DSP's.
+/// Returns the compute DSP with a name; refuses all other names.
 ///
 /// # Safety
 /// - `name` is null or a C string.
-unsafe fn check_domain(name: *const c_char, bytes: u32) -> Result<(), c_int> {
+unsafe fn domain(state: &MachineState, name: *const c_char, bytes: u32) -> Result<Domain, c_int> {
     if name.is_null() || bytes == 0 {
         return Err(code::EBADPARM);
     }
     // SAFETY: a C string by the caller's promise.
     let name = unsafe { CStr::from_ptr(name) };
-    if name == CDSP_DOMAIN_NAME {
-        Ok(())
-    } else {
-        Err(code::EBADPARM)
-    }
+    let mut known = state.options.domains().iter().copied();
+    known
+        .find(|domain| domain.name() == name)
+        .ok_or(code::EBADPARM)
 }
 
 /// Refuses a name without a NUL among its bytes, because the library copies names up to their NUL
@@ -112,8 +110,8 @@ pub(super) unsafe fn session(
             // SAFETY: passed on to the caller.
             unsafe { check_terminated(new.session_name, new.session_name_len) }?;
             // SAFETY: passed on to the caller.
-            unsafe { check_domain(new.domain_name, new.domain_name_len) }?;
-            (new.effective_domain_id, new.session_id) = state.sessions.reserve()?;
+            let domain = unsafe { domain(state, new.domain_name, new.domain_name_len) }?;
+            (new.effective_domain_id, new.session_id) = state.sessions.reserve(domain)?;
             // SAFETY: accepted by `read` above.
             unsafe { write(data, new) };
             Ok(())
@@ -122,9 +120,9 @@ pub(super) unsafe fn session(
             // SAFETY: passed on to the caller.
             let ask: GetUri = unsafe { read(data, bytes) }?;
             // SAFETY: passed on to the caller.
-            unsafe { check_domain(ask.domain_name, ask.domain_name_len) }?;
+            let domain = unsafe { domain(state, ask.domain_name, ask.domain_name_len) }?;
             // SAFETY: passed on to the caller.
-            unsafe { uri(&ask) }
+            unsafe { uri(&ask, domain) }
         }
         _ => {
             vendor_error!("remote_session_control: unknown request {request}");
@@ -137,7 +135,7 @@ pub(super) unsafe fn session(
 ///
 /// # Safety
 /// - `module_uri` is null or a C string, `uri` null or `uri_len` bytes.
-unsafe fn uri(ask: &GetUri) -> Result<(), c_int> {
+unsafe fn uri(ask: &GetUri, domain: Domain) -> Result<(), c_int> {
     let missing = ask.module_uri.is_null() || ask.uri.is_null() || ask.module_uri_len == 0;
     if missing || ask.session_id >= NUM_SESSIONS {
         return Err(code::EBADPARM);
@@ -145,7 +143,11 @@ unsafe fn uri(ask: &GetUri) -> Result<(), c_int> {
     // SAFETY: a C string by the caller's promise.
     let module = unsafe { CStr::from_ptr(ask.module_uri) };
     let module = module.to_str().map_err(|_| code::EBADPARM)?;
-    let text = format!("{module}{CDSP_DOMAIN}{SESSION_URI}{}\0", ask.session_id);
+    let domain = domain.name().to_string_lossy();
+    let text = format!(
+        "{module}{DOMAIN_URI}{domain}{SESSION_URI}{}\0",
+        ask.session_id
+    );
     if text.len() > ask.uri_len as usize {
         return Err(code::EBADSIZE);
     }
@@ -184,7 +186,7 @@ pub(super) unsafe fn handle(
     }
 }
 
-/// Returns one attribute of a DSP. All are 0 for DSPs other than the compute DSP.
+/// Returns one attribute of a DSP. All are 0 for others than the compute DSPs.
 fn capability(state: &MachineState, domain: u32, attribute: u32) -> Result<u32, c_int> {
     let options = &state.options;
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
@@ -204,6 +206,7 @@ fn capability(state: &MachineState, domain: u32, attribute: u32) -> Result<u32, 
             return Err(code::EBADPARM);
         }
     };
-    let here = domain == CDSP_DOMAIN_ID.cast_unsigned();
+    let mut known = state.options.domains().iter();
+    let here = known.any(|known| known.id().cast_unsigned() == domain);
     Ok(if here { value } else { 0 })
 }

@@ -23,7 +23,7 @@
 //!   unless more is requested, which is too little for this project's library;
 //! - allocations and mappings are whole pages, below 2 GiB;
 //! - the DSP can map only memory that `fastrpc_mmap` has announced to its session, and only until
-//!   its address space is full;
+//!   its address space is full; `fastrpc_mmap` fails when the kernel's window is full;
 //! - with [`Coherence::Strict`], host and DSP have separate caches, which only cache operations
 //!   bring up to date. [`Machine::host_cache`] provides the host's operations, which are
 //!   instructions on hardware.
@@ -40,7 +40,7 @@ pub use sim_common::slot::SLOTS;
 use sim_common::slot::Slots;
 pub use sim_common::{Coherence, StartError};
 
-use crate::ffi::Api;
+use crate::ffi::{Api, Domain};
 
 mod api;
 mod control;
@@ -65,12 +65,16 @@ pub const ARCHS: [u32; 4] = [73, 75, 79, 81];
 pub struct Options {
     /// Architecture: one of [`ARCHS`].
     pub arch: u32,
+    /// Compute DSPs: 1, or 2 that are alike.
+    pub dsps: usize,
     /// VTCM for the DSP's library, bytes.
     pub vtcm_bytes: usize,
     /// Vector units.
     pub hvx_threads: usize,
-    /// Bytes that one session can have mapped.
+    /// Bytes that the DSP can have mapped in one session.
     pub address_bytes: u64,
+    /// Bytes that the host can have announced to one session.
+    pub window_bytes: u64,
     /// Cache behaviour.
     pub coherence: Coherence,
     /// Calls and submissions that fail.
@@ -92,6 +96,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns the compute DSPs.
+    fn domains(&self) -> &'static [Domain] {
+        &Domain::ALL[..self.dsps.clamp(1, Domain::ALL.len())]
+    }
+
     /// Returns a faultless chip with relaxed coherence.
     #[must_use]
     pub fn new(arch: u32) -> Self {
@@ -106,11 +115,14 @@ impl Options {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             arch,
+            dsps: 1,
             // SOURCE: llama.cpp ggml-hexagon.cpp assumes 8 MiB and 8 vector threads where the DSP
             // cannot be asked.
             vtcm_bytes: 8 << 20,
             hvx_threads: 8.min(cores),
             address_bytes,
+            // SOURCE: Linux drivers/misc/fastrpc.c: each session has a DMA mask of 32 bits.
+            window_bytes: 1 << 32,
             coherence: Coherence::Relaxed,
             faults: Vec::new(),
             unsigned_modules: true,
@@ -261,7 +273,7 @@ pub fn start(options: Options) -> Result<Machine, StartError> {
     let state = Arc::new(MachineState {
         injector: Arc::new(Injector::new(options.faults.clone())),
         memory: rpcmem::AllocationTable::default(),
-        sessions: session::Sessions::default(),
+        sessions: session::Sessions::new(options.domains()),
         options,
     });
     let slot = MACHINES.take(&state)?;

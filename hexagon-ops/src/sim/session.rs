@@ -11,8 +11,8 @@ use super::dsp::{Closing, Dsp};
 use super::rpcmem::{Allocation, is_whole_pages};
 use super::{MachineState, lock, vendor_error};
 use crate::ffi::{
-    CDSP_DOMAIN, CDSP_DOMAIN_ID, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, Handle, NUM_SESSIONS,
-    SESSION_URI, code,
+    DOMAIN_URI, Domain, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, Handle, NUM_SESSIONS, SESSION_URI,
+    code,
 };
 use crate::hmx::Hmx;
 use crate::layout::{F16_TILE_BYTES, Tile};
@@ -77,19 +77,40 @@ struct Open {
 }
 
 /// The processes and handles of a machine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Sessions {
-    processes: [Arc<Process>; NUM_SESSIONS as usize],
+    /// A process for each session of each compute DSP.
+    dsps: Vec<(Domain, [Arc<Process>; NUM_SESSIONS as usize])>,
     handles: Mutex<HashMap<Handle, Arc<Open>>>,
     next: Mutex<Handle>,
 }
 
 impl Sessions {
+    /// Returns closed sessions of the compute DSPs.
+    pub(super) fn new(domains: &[Domain]) -> Self {
+        let dsps = domains.iter().map(|domain| (*domain, Default::default()));
+        Self {
+            dsps: dsps.collect(),
+            handles: Mutex::default(),
+            next: Mutex::default(),
+        }
+    }
+
+    /// Returns all processes.
+    fn processes(&self) -> impl Iterator<Item = &Arc<Process>> {
+        self.dsps.iter().flat_map(|(_, processes)| processes)
+    }
+
+    /// Returns the processes of the DSP that `is_meant` accepts.
+    fn dsp(&self, is_meant: impl Fn(Domain) -> bool) -> Option<&[Arc<Process>]> {
+        let found = self.dsps.iter().find(|(domain, _)| is_meant(*domain));
+        found.map(|(_, processes)| &processes[..])
+    }
+
     /// Returns the process that an effective domain stands for.
     fn process(&self, domain: c_int) -> Option<&Arc<Process>> {
-        let index = usize::try_from(domain / NUM_DOMAINS).ok()?;
-        let found = self.processes.get(index)?;
-        (domain % NUM_DOMAINS == CDSP_DOMAIN_ID).then_some(found)
+        let processes = self.dsp(|known| known.id() == domain % NUM_DOMAINS)?;
+        processes.get(usize::try_from(domain / NUM_DOMAINS).ok()?)
     }
 
     /// Returns the open handles and announced mappings.
@@ -97,7 +118,7 @@ impl Sessions {
         let announced = |process: &Arc<Process>| process.inside().announced.len();
         (
             lock(&self.handles).len(),
-            self.processes.iter().map(announced).sum(),
+            self.processes().map(announced).sum(),
         )
     }
 
@@ -107,7 +128,7 @@ impl Sessions {
     /// session keeps its kind.
     pub(super) fn allow_unsigned(&self, domain: c_int, enable: bool) -> Result<(), c_int> {
         let chosen: Vec<_> = if domain == -1 {
-            self.processes.iter().collect()
+            self.processes().collect()
         } else {
             vec![self.process(domain).ok_or(code::EBADPARM)?]
         };
@@ -132,7 +153,7 @@ impl Sessions {
         }
         let bytes = Some(bytes).filter(|bytes| *bytes != -1);
         if domain == -1 {
-            for process in &self.processes {
+            for process in self.processes() {
                 process.inside().stack_bytes = bytes;
             }
         } else {
@@ -143,13 +164,14 @@ impl Sessions {
     }
 
     /// Implements `FASTRPC_RESERVE_NEW_SESSION`; returns (effective domain, session).
-    pub(super) fn reserve(&self) -> Result<(u32, u32), c_int> {
-        for (session, process) in (0..NUM_SESSIONS).zip(&self.processes).skip(1) {
+    pub(super) fn reserve(&self, domain: Domain) -> Result<(u32, u32), c_int> {
+        let processes = self.dsp(|known| known == domain).unwrap_or_default();
+        for (session, process) in (0..NUM_SESSIONS).zip(processes).skip(1) {
             let mut inside = process.inside();
             if !inside.reserved {
                 inside.reserved = true;
-                let domain = CDSP_DOMAIN_ID.cast_unsigned() + NUM_DOMAINS.cast_unsigned() * session;
-                return Ok((domain, session));
+                let factor = NUM_DOMAINS.cast_unsigned();
+                return Ok((domain.id().cast_unsigned() + factor * session, session));
             }
         }
         vendor_error!("all {NUM_SESSIONS} sessions are taken");
@@ -159,7 +181,11 @@ impl Sessions {
     /// Implements `remote_handle64_open`.
     pub(super) fn open(&self, state: &MachineState, uri: &str) -> Result<Handle, c_int> {
         let session = session_of(uri)?;
-        let process = &self.processes[session];
+        let Some(processes) = self.dsp(|domain| is_in_uri(domain, uri)) else {
+            vendor_error!("{uri}: this machine has no such compute DSP");
+            return Err(code::EINVALIDDOMAIN);
+        };
+        let process = &processes[session];
         let mut inside = process.inside();
         if inside.lost {
             return Err(code::ECONNRESET);
@@ -305,6 +331,16 @@ impl Sessions {
         if inside.announced.contains_key(&fd) {
             return Err(code::EMAPALREADYPRESENT);
         }
+        // SOURCE: qualcomm/fastrpc src/fastrpc_mem.c (`fastrpc_mmap_helper`): whatever the kernel
+        // says, the answer is AEE_EFAILED.
+        let announced: u64 = inside.announced.values().map(|it| it.bytes as u64).sum();
+        if announced + bytes as u64 > state.options.window_bytes {
+            vendor_error!(
+                "fastrpc_mmap: {bytes} bytes more than {announced} of {} do not fit",
+                state.options.window_bytes
+            );
+            return Err(code::EFAILED);
+        }
         if pinned && !inside.charge(bytes, state.options.address_bytes) {
             return Err(code::dsp(code::EMMAP));
         }
@@ -364,16 +400,23 @@ impl Inside {
     }
 }
 
-/// Returns the session that a URI names, of the compute DSP.
+/// Returns what follows `key` in a URI, up to the next key.
+fn part<'a>(uri: &'a str, key: &str) -> Option<&'a str> {
+    let (_, rest) = uri.split_once(key)?;
+    rest.split('&').next()
+}
+
+/// Returns `true` if a URI names a DSP.
+fn is_in_uri(domain: Domain, uri: &str) -> bool {
+    let name = part(uri, DOMAIN_URI);
+    name.is_some_and(|name| name.as_bytes() == domain.name().to_bytes())
+}
+
+/// Returns the session that a URI names.
 fn session_of(uri: &str) -> Result<usize, c_int> {
-    if !uri.contains(CDSP_DOMAIN) {
-        vendor_error!("{uri}: this machine has a compute DSP only");
-        return Err(code::EINVALIDDOMAIN);
-    }
-    let Some((_, rest)) = uri.split_once(SESSION_URI) else {
+    let Some(digits) = part(uri, SESSION_URI) else {
         return Ok(0);
     };
-    let digits = rest.split('&').next().unwrap_or_default();
     let session: u32 = digits.parse().map_err(|_| code::EBADPARM)?;
     let known = usize::try_from(session).ok();
     known

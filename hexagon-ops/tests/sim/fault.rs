@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use hexagon_ops::ffi::{CDSP_DOMAIN_ID, FASTRPC_MAP_FD_DELAYED, SYMBOLS, code, skel_uri};
+use hexagon_ops::ffi::{CDSP_DOMAIN_ID, Domain, FASTRPC_MAP_FD_DELAYED, SYMBOLS, code, skel_uri};
 use hexagon_ops::sim::{Effect, Fault, FaultError, Options, Trouble, When, knows, parse_faults};
 use hexagon_ops::wire::{COMPLETED, Command, Nop, STATE, STATE_CLOSED};
 
@@ -90,7 +90,7 @@ fn functions_fail_at_the_call_that_is_named() {
     let api = machine.api();
     assert_eq!(allow_unsigned(&api, -1), 0);
     assert_eq!(allow_unsigned(&api, -1), 0x14);
-    let uri = skel_uri(75, 0);
+    let uri = skel_uri(75, Domain::Cdsp, 0);
     let handle = open(&api, &uri).unwrap();
     assert_eq!(open(&api, &uri), Err(code::dsp(code::EUNABLETOLOAD)));
     assert!(open(&api, &uri).is_ok());
@@ -148,7 +148,10 @@ fn a_lost_process_fails_this_call_and_all_later_ones() {
     let memory = alloc(&api, 4096).unwrap();
     for _ in 0..2 {
         assert_eq!(serve(&api, session.handle, 0), code::ECONNRESET);
-        assert_eq!(open(&api, &skel_uri(75, 0)), Err(code::ECONNRESET));
+        assert_eq!(
+            open(&api, &skel_uri(75, Domain::Cdsp, 0)),
+            Err(code::ECONNRESET)
+        );
         assert_eq!(
             announce(&api, CDSP_DOMAIN_ID, memory, FASTRPC_MAP_FD_DELAYED),
             code::ECONNRESET

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hexagon_ops::ffi::{
-    Api, CDSP_DOMAIN_ID, DSPRPC_CONTROL_UNSIGNED_MODULE, DSPRPC_GET_DSP_INFO, DspCapability,
-    FASTRPC_MAP_FD_DELAYED, FASTRPC_THREAD_PARAMS, Handle, RPCMEM_DEFAULT_FLAGS,
+    Api, CDSP_DOMAIN_ID, DSPRPC_CONTROL_UNSIGNED_MODULE, DSPRPC_GET_DSP_INFO, Domain,
+    DspCapability, FASTRPC_MAP_FD_DELAYED, FASTRPC_THREAD_PARAMS, Handle, RPCMEM_DEFAULT_FLAGS,
     RPCMEM_HEAP_ID_SYSTEM, RemoteArg, Scalars, ThreadParams, UnsignedModule, skel_uri,
 };
 use hexagon_ops::rt::shared::Shared;
@@ -205,7 +205,7 @@ pub struct Session {
 impl Session {
     /// A session on the default process.
     pub fn new(machine: &Machine, arch: u32) -> Self {
-        Self::open(machine, &skel_uri(arch, 0), CDSP_DOMAIN_ID)
+        Self::open(machine, &skel_uri(arch, Domain::Cdsp, 0), CDSP_DOMAIN_ID)
     }
 
     pub fn open(machine: &Machine, uri: &str, domain: c_int) -> Self {

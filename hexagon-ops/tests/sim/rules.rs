@@ -5,9 +5,8 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 use hexagon_ops::ffi::{
-    CDSP_DOMAIN_ID, CDSP_DOMAIN_NAME, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED,
-    FASTRPC_RESERVE_NEW_SESSION, FASTRPC_SESSION_CLOSE, ReserveNewSession, SessionClose, arch_of,
-    attribute, code, skel_uri,
+    CDSP_DOMAIN_ID, Domain, FASTRPC_MAP_FD, FASTRPC_MAP_FD_DELAYED, FASTRPC_RESERVE_NEW_SESSION,
+    FASTRPC_SESSION_CLOSE, ReserveNewSession, SessionClose, arch_of, attribute, code, skel_uri,
 };
 use hexagon_ops::serve::{MAP_FULL, MAP_REFUSED};
 use hexagon_ops::sim::{Options, StartError};
@@ -25,11 +24,11 @@ fn unsigned_modules_must_be_allowed_before_opening() {
     let machine = start(Options::new(75));
     let api = machine.api();
     let refused = Err(code::dsp(code::EUNABLETOLOAD));
-    assert_eq!(open(&api, &skel_uri(75, 0)), refused);
+    assert_eq!(open(&api, &skel_uri(75, Domain::Cdsp, 0)), refused);
     assert_eq!(allow_unsigned(&api, CDSP_DOMAIN_ID), 0);
-    let handle = open(&api, &skel_uri(75, 0)).unwrap();
+    let handle = open(&api, &skel_uri(75, Domain::Cdsp, 0)).unwrap();
     // Other sessions are other processes.
-    assert_eq!(open(&api, &skel_uri(75, 1)), refused);
+    assert_eq!(open(&api, &skel_uri(75, Domain::Cdsp, 1)), refused);
     assert_eq!(allow_unsigned(&api, CDSP_DOMAIN_ID), 0);
     assert_eq!(allow_unsigned(&api, 2), code::EBADPARM);
     assert_eq!(close(&api, handle), 0);
@@ -46,7 +45,7 @@ fn firmware_without_unsigned_modules_refuses() {
     assert_eq!(capability(&api, attribute::UNSIGNED_PD_SUPPORT), (0, 0));
     assert_eq!(allow_unsigned(&api, -1), 0);
     assert_eq!(
-        open(&api, &skel_uri(75, 0)),
+        open(&api, &skel_uri(75, Domain::Cdsp, 0)),
         Err(code::dsp(code::EUNSUPPORTED))
     );
 }
@@ -58,19 +57,25 @@ fn only_the_right_library_can_be_loaded() {
     assert_eq!(allow_unsigned(&api, -1), 0);
     let unloadable = code::dsp(code::EUNABLETOLOAD);
     for (uri, error) in [
-        (skel_uri(73, 0), unloadable),
-        (skel_uri(79, 0), unloadable),
-        (skel_uri(75, 0).replace("libggml", "libother"), unloadable),
-        (skel_uri(75, 0).replace("file:///", ""), unloadable),
+        (skel_uri(73, Domain::Cdsp, 0), unloadable),
+        (skel_uri(79, Domain::Cdsp, 0), unloadable),
         (
-            skel_uri(75, 0).replace("_handle_invoke", "_handle"),
+            skel_uri(75, Domain::Cdsp, 0).replace("libggml", "libother"),
+            unloadable,
+        ),
+        (
+            skel_uri(75, Domain::Cdsp, 0).replace("file:///", ""),
+            unloadable,
+        ),
+        (
+            skel_uri(75, Domain::Cdsp, 0).replace("_handle_invoke", "_handle"),
             code::dsp(code::ENOSUCHSYMBOL),
         ),
         (
-            skel_uri(75, 0).replace("cdsp", "adsp"),
+            skel_uri(75, Domain::Cdsp, 0).replace("cdsp", "adsp"),
             code::EINVALIDDOMAIN,
         ),
-        (skel_uri(75, 4), code::EBADPARM),
+        (skel_uri(75, Domain::Cdsp, 4), code::EBADPARM),
     ] {
         assert_eq!(open(&api, &uri), Err(error), "{uri}");
     }
@@ -164,6 +169,31 @@ fn the_address_space_is_a_budget() {
         assert_eq!(map(&mut session, 3, memories[3], 1 << 20).0, STATUS_OK);
         assert_eq!(map(&mut session, 1, memories[1], 1 << 20), full);
     }
+}
+
+/// As on mainline Linux, where a session's buffers have addresses of 32 bits.
+#[test]
+fn the_window_of_a_session_is_a_budget() {
+    let machine = start(Options {
+        window_bytes: 3 << 20,
+        dsps: 2,
+        ..Options::new(75)
+    });
+    let session = Session::new(&machine, 75);
+    let second = Domain::Cdsp1;
+    let _other = Session::open(&machine, &skel_uri(75, second, 0), second.id());
+    let delayed = FASTRPC_MAP_FD_DELAYED;
+    let memories: Vec<Memory> = (0..3)
+        .map(|_| alloc(&session.api, 1 << 20).unwrap())
+        .collect();
+    let announced = |domain, memory| announce(&session.api, domain, memory, delayed);
+    assert_eq!(announced(CDSP_DOMAIN_ID, memories[0]), 0);
+    assert_eq!(announced(CDSP_DOMAIN_ID, memories[1]), 0);
+    // The ring is there, too.
+    assert_eq!(announced(CDSP_DOMAIN_ID, memories[2]), code::EFAILED);
+    assert_eq!(announced(second.id(), memories[2]), 0);
+    assert_eq!(retract(&session.api, CDSP_DOMAIN_ID, memories[0]), 0);
+    assert_eq!(announced(CDSP_DOMAIN_ID, memories[2]), 0);
 }
 
 #[test]
@@ -325,7 +355,7 @@ fn a_thread_without_a_large_stack_does_not_start() {
 fn a_session_name_ends_in_nul() {
     let machine = start(Options::new(75));
     let mut new = ReserveNewSession {
-        domain_name: CDSP_DOMAIN_NAME.as_ptr(),
+        domain_name: Domain::Cdsp.name().as_ptr(),
         domain_name_len: 4,
         session_name: c"two".as_ptr(),
         session_name_len: 3,

@@ -3,15 +3,17 @@
 use std::thread;
 
 use hexagon_ops::ffi::{
-    CDSP_DOMAIN_NAME, FASTRPC_GET_URI, FASTRPC_RESERVE_NEW_SESSION, GetUri, ReserveNewSession,
-    skel_uri,
+    Domain, FASTRPC_GET_URI, FASTRPC_MAP_FD_DELAYED, FASTRPC_RESERVE_NEW_SESSION, GetUri,
+    ReserveNewSession, code, skel_uri,
 };
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::sim::Options;
 use hexagon_ops::wire::{Command, Nop, STATE, STATE_CLOSED, STATE_PARKED, WISH, WISH_CLOSE};
 
 use crate::common::Rng;
-use crate::host::{Session, close, serve, session_control, start, wait_for};
+use crate::host::{
+    Session, alloc, allow_unsigned, announce, close, open, serve, session_control, start, wait_for,
+};
 use crate::product::Product;
 
 const NMSE: f64 = 5e-4;
@@ -159,7 +161,7 @@ fn reserved_sessions_are_processes_of_their_own() {
     let domain_name_len = 4;
     let name = c"two";
     let mut new = ReserveNewSession {
-        domain_name: CDSP_DOMAIN_NAME.as_ptr(),
+        domain_name: Domain::Cdsp.name().as_ptr(),
         domain_name_len,
         session_name: name.as_ptr(),
         session_name_len: 4,
@@ -175,7 +177,7 @@ fn reserved_sessions_are_processes_of_their_own() {
         c"file:///libggml_rust_npu_skel_v73.so?ggml_rust_npu_skel_handle_invoke&_modver=1.0";
     let mut uri = [0_u8; 200];
     let mut ask = GetUri {
-        domain_name: CDSP_DOMAIN_NAME.as_ptr(),
+        domain_name: Domain::Cdsp.name().as_ptr(),
         domain_name_len,
         session_id: 1,
         module_uri: module.as_ptr(),
@@ -185,15 +187,54 @@ fn reserved_sessions_are_processes_of_their_own() {
     };
     assert_eq!(session_control(&api, FASTRPC_GET_URI, &mut ask), 0);
     let uri = std::ffi::CStr::from_bytes_until_nul(&uri).unwrap();
-    assert_eq!(uri.to_str().unwrap(), skel_uri(73, 1));
+    assert_eq!(uri.to_str().unwrap(), skel_uri(73, Domain::Cdsp, 1));
     let domain = i32::try_from(new.effective_domain_id).unwrap();
     let second = Session::open(&machine, uri.to_str().unwrap(), domain);
     second.start().unwrap();
     // Three sessions can be reserved in addition to the default one.
-    for code in [0, 0, hexagon_ops::ffi::code::ENOSESSION] {
+    for code in [0, 0, code::ENOSESSION] {
         assert_eq!(
             session_control(&api, FASTRPC_RESERVE_NEW_SESSION, &mut new),
             code
         );
     }
+}
+
+#[test]
+fn the_second_dsp_has_sessions_and_memory_apart_from_the_first() {
+    let uri = skel_uri(73, Domain::Cdsp1, 0);
+    let machine = start(Options::new(73));
+    assert_eq!(open(&machine.api(), &uri), Err(code::EINVALIDDOMAIN));
+    let id = Domain::Cdsp1.id();
+    assert_eq!(allow_unsigned(&machine.api(), id), code::EBADPARM);
+    let machine = start(Options {
+        dsps: 2,
+        ..Options::new(73)
+    });
+    let api = machine.api();
+    let first = Session::new(&machine, 73);
+    first.start().unwrap();
+    let memory = alloc(&api, 4096).unwrap();
+    let map = || announce(&api, id, memory, FASTRPC_MAP_FD_DELAYED);
+    // No process is there yet.
+    assert_eq!(map(), code::EBADDOMAIN);
+    let mut second = Session::open(&machine, &uri, id);
+    second.start().unwrap();
+    assert_eq!(map(), 0);
+    let mut rng = Rng::new();
+    let product = Product::new(&mut second, WeightType::Q4_0, 2, &mut rng);
+    product.load();
+    assert_eq!(second.run(&[product.command]).status, 0);
+    assert!(product.error() < NMSE);
+    let name = c"two";
+    let mut new = ReserveNewSession {
+        domain_name: Domain::Cdsp1.name().as_ptr(),
+        domain_name_len: 5,
+        session_name: name.as_ptr(),
+        session_name_len: 4,
+        effective_domain_id: 0,
+        session_id: 0,
+    };
+    let code = session_control(&api, FASTRPC_RESERVE_NEW_SESSION, &mut new);
+    assert_eq!((code, new.session_id, new.effective_domain_id), (0, 1, 12));
 }

@@ -3,7 +3,11 @@
 //!
 //! A DSP with 32-bit addresses sees about 3 GB at a time. Buffers are mapped when a submission
 //! names them and unmapped, longest unused first, when another submission needs the room.
-//! Accounting only; the session carries it out.
+//!
+//! The DSP can only map memory that is announced to the system. Buffers are announced when they are
+//! allocated, and take room in a window of addresses whose size cannot be asked for: 4 GiB on
+//! mainline Linux. When it is full, the longest unused buffers leave it until a submission names
+//! them. Accounting only; the session carries it out.
 
 use hexagon_ops::wire::MAX_BUFFERS;
 
@@ -18,6 +22,7 @@ struct Entry {
     bytes: u64,
     fd: i32,
     mapped: bool,
+    announced: bool,
     /// Submission that named it last.
     used: u64,
 }
@@ -77,6 +82,7 @@ impl AddressSpace {
             bytes: wide,
             fd,
             mapped: false,
+            announced: false,
             used: 0,
         });
         Ok(number)
@@ -100,6 +106,56 @@ impl AddressSpace {
             .filter_map(|(_, number)| self.entry(*number))
             .map(|entry| entry.bytes)
             .sum()
+    }
+
+    /// Whether a buffer is announced.
+    pub(super) fn is_announced(&self, number: Number) -> bool {
+        self.entry(number).is_some_and(|entry| entry.announced)
+    }
+
+    /// Notes that a buffer is announced.
+    pub(super) fn mark_announced(&mut self, number: Number) {
+        if let Some(Some(entry)) = self.entries.get_mut(number as usize) {
+            entry.announced = true;
+        }
+    }
+
+    /// Chooses announced buffers that leave the window: the longest unused ones that have at least
+    /// `bytes` together, or all but `numbers` if they have less. Those that the DSP has mapped are
+    /// unmapped by `changes`. Counts as carried out.
+    pub(super) fn retract(
+        &mut self,
+        bytes: u64,
+        numbers: &[Number],
+        changes: &mut Vec<Change>,
+    ) -> Vec<Number> {
+        let mut announced: Vec<(u64, Number)> = (0..MAX_BUFFERS)
+            .zip(&self.entries)
+            .filter(|(number, _)| !numbers.contains(number))
+            .filter_map(|(number, entry)| {
+                Some((entry.filter(|entry| entry.announced)?.used, number))
+            })
+            .collect();
+        announced.sort_unstable();
+        let mut chosen = Vec::new();
+        let mut room = 0;
+        for (_, number) in announced {
+            if room >= bytes {
+                break;
+            }
+            let Some(Some(entry)) = self.entries.get_mut(number as usize) else {
+                continue;
+            };
+            entry.announced = false;
+            room += entry.bytes;
+            if entry.mapped {
+                entry.mapped = false;
+                self.mapped_bytes -= entry.bytes;
+                changes.push(Change::Unmap { number });
+            }
+            chosen.push(number);
+        }
+        chosen
     }
 
     fn entry(&self, number: Number) -> Option<&Entry> {
@@ -232,6 +288,29 @@ mod tests {
             bytes: 40,
         };
         assert_eq!(changes, [Change::Unmap { number: b }, map]);
+    }
+
+    #[test]
+    fn the_longest_unused_buffers_leave_the_window_and_the_dsp_unmaps_them() {
+        let mut space = AddressSpace::new(200);
+        let [a, b, c, d] = [40, 40, 50, 60].map(|bytes| space.add(9, bytes).unwrap());
+        for number in [a, b, c, d] {
+            assert!(!space.is_announced(number));
+            space.mark_announced(number);
+        }
+        space.admit(&[b, d], 1, &mut Vec::new()).unwrap();
+        space.admit(&[a], 2, &mut Vec::new()).unwrap();
+        let mut changes = Vec::new();
+        // No submission has named c, and d is needed.
+        assert_eq!(space.retract(60, &[d], &mut changes), [c, b]);
+        assert_eq!(changes, [Change::Unmap { number: b }]);
+        assert_eq!(space.mapped_bytes, 100);
+        assert_eq!(
+            [a, b, c, d].map(|number| space.is_announced(number)),
+            [true, false, false, true]
+        );
+        assert_eq!(space.retract(1000, &[d], &mut changes), [a]);
+        assert!(space.retract(1000, &[d], &mut changes).is_empty());
     }
 
     proptest! {

@@ -26,7 +26,7 @@ use super::batch::{Batch, Job};
 use super::serving::{Bell, IDLE, Patience, Serving, serve_on_thread};
 use crate::error::{Error, Result};
 use crate::hexagon::driver::ring::{Corrupt, Ring};
-use crate::hexagon::driver::{Connection, Quiet, RingMemory, Served};
+use crate::hexagon::driver::{Connection, Quiet, RingMemory, Served, SharedMemory};
 
 /// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through
 /// in turns.
@@ -49,6 +49,8 @@ struct Inner {
     ring: Ring<RingMemory>,
     quiet: Quiet,
     space: AddressSpace,
+    /// The memory behind each number of `space`.
+    memories: Vec<Option<Arc<SharedMemory>>>,
     /// Scratch of [`Session::submit`].
     changes: Vec<Change>,
     numbers: Vec<Number>,
@@ -111,6 +113,7 @@ impl Session {
                 ring,
                 quiet,
                 space: AddressSpace::new(budget_bytes),
+                memories: Vec::new(),
                 changes: Vec::new(),
                 numbers: Vec::new(),
             }),
@@ -150,54 +153,132 @@ impl Session {
         access(&mut self.lock().quiet)
     }
 
-    /// Gives shared memory a number.
-    pub(super) fn add(&self, fd: i32, bytes: usize) -> Result<Number> {
-        self.lock().space.add(fd, bytes)
+    /// Gives shared memory a number, and announces it.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if the DSP cannot map so much, or no number is free; `NotMapped` if it cannot
+    /// be announced.
+    pub(super) fn add(&self, memory: &Arc<SharedMemory>) -> Result<Number> {
+        let mut inner = self.lock();
+        let number = inner.space.add(memory.fd(), memory.mapped_bytes())?;
+        let index = number as usize;
+        if inner.memories.len() <= index {
+            inner.memories.resize(index + 1, None);
+        }
+        inner.memories[index] = Some(Arc::clone(memory));
+        let announced = self.announce(&mut inner, number, &[number]);
+        if announced.is_err() {
+            inner.forget(number);
+        }
+        announced.map(|()| number)
+    }
+
+    /// Announces the memory behind a number. When the system refuses it, the window is most likely
+    /// full: other memory than that of `numbers` leaves it, longest unused first, and the memory is
+    /// announced again.
+    ///
+    /// SOURCE: qualcomm/fastrpc src/fastrpc_mem.c: whatever the kernel answers, `fastrpc_mmap`
+    /// returns AEE_EFAILED.
+    fn announce(&self, inner: &mut Inner, number: Number, numbers: &[Number]) -> Result<()> {
+        let Some(memory) = inner.memories.get(number as usize).cloned().flatten() else {
+            return Ok(());
+        };
+        loop {
+            let refused = match memory.announce() {
+                Ok(()) => {
+                    inner.space.mark_announced(number);
+                    return Ok(());
+                }
+                Err(refused) => refused,
+            };
+            if self.is_lost() {
+                return Err(refused);
+            }
+            let mut changes = Vec::new();
+            let bytes = memory.mapped_bytes() as u64;
+            let leaving = inner.space.retract(bytes, numbers, &mut changes);
+            if leaving.is_empty() {
+                return Err(Error::NotMapped {
+                    reason: refused.to_string(),
+                });
+            }
+            log::debug!("{}: {refused}; making room", self.device);
+            self.unmap(&mut inner.ring, &changes)?;
+            for number in leaving {
+                if let Some(Some(memory)) = inner.memories.get(number as usize) {
+                    memory.retract();
+                }
+            }
+        }
     }
 
     /// Takes a number back; the DSP does not see the memory afterwards.
     pub(super) fn remove(&self, number: Number) {
         let mut inner = self.lock();
-        if !inner.space.remove(number) || self.is_lost() {
+        if !inner.forget(number) || self.is_lost() {
             return;
         }
-        let sequence = inner.ring.next_sequence();
-        let mut command = Change::Unmap { number }.command(sequence);
-        command.flags = wire::FENCE;
-        let result =
-            (self.push(&mut inner.ring, &command)).and_then(|()| self.complete(&mut inner.ring, 1));
-        if let Err(error) = result {
+        if let Err(error) = self.unmap(&mut inner.ring, &[Change::Unmap { number }]) {
             log::error!("{}: cannot unmap shared memory: {error}", self.device);
         }
+    }
+
+    /// Has the DSP unmap buffers.
+    fn unmap(&self, ring: &mut Ring<RingMemory>, changes: &[Change]) -> Result<()> {
+        let sequence = ring.next_sequence();
+        for (index, change) in changes.iter().enumerate() {
+            let mut command = change.command(sequence);
+            if index + 1 == changes.len() {
+                command.flags = wire::FENCE;
+            }
+            self.push(ring, &command)?;
+        }
+        if !changes.is_empty() {
+            self.complete(ring, changes.len())?;
+        }
+        Ok(())
     }
 
     /// Has the DSP carry out `batch`, and waits until it has. Returns the time by the DSP's own
     /// clock.
     ///
-    /// Commands whose buffers do not fit into the address space together go in several submissions.
+    /// Commands whose buffers do not fit into the address space together go in several
+    /// submissions. So do commands that are refused for want of room, in halves: a submission maps
+    /// its buffers before its first command is executed.
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit, or
-    /// cannot be mapped; else what the DSP said, or its silence.
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit,
+    /// `NotMapped` if they are refused; else what the DSP said, or its silence.
     pub(super) fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
         let mut inner = self.lock();
         let jobs = &batch.jobs[..];
+        let mut most = jobs.len();
         if inner.space.bytes(&batch.numbers) <= inner.space.budget_bytes() {
             inner.numbers.clone_from(&batch.numbers);
-            return self.submit_part(&mut inner, jobs, batch.list);
+            match self.submit_part(&mut inner, jobs, batch.list) {
+                Err(failed) if failed.is_for_room() && most > 1 => most /= 2,
+                result => return result,
+            }
         }
         let mut first = 0;
         let mut time = Duration::ZERO;
         while first < jobs.len() {
-            let count = inner.fitting(&jobs[first..]);
+            let end = jobs.len().min(first + most);
+            let count = inner.fitting(&jobs[first..end]);
             let part = &jobs[first..first + count];
-            time += self
-                .submit_part(&mut inner, part, None)
-                .map_err(|failed| Failed {
-                    job: failed.job.map(|job| first + job),
-                    ..failed
-                })?;
-            first += count;
+            match self.submit_part(&mut inner, part, None) {
+                Ok(took) => {
+                    time += took;
+                    first += count;
+                }
+                Err(failed) if failed.is_for_room() && count > 1 => most = count / 2,
+                Err(failed) => {
+                    return Err(Failed {
+                        job: failed.job.map(|job| first + job),
+                        ..failed
+                    });
+                }
+            }
         }
         Ok(time)
     }
@@ -214,12 +295,25 @@ impl Session {
         list: Option<Number>,
     ) -> std::result::Result<Duration, Failed> {
         match self.submit_once(inner, jobs, list, false) {
-            Err(failed) if matches!(failed.error, Error::NotMapped { .. }) => {
+            Err(failed) if failed.is_for_room() => {
                 log::debug!("{}: {}; making room", self.device, failed.error);
                 self.submit_once(inner, jobs, list, true)
             }
             result => result,
         }
+    }
+
+    /// Announces the memory behind `inner.numbers` that had to leave the window.
+    fn announce_all(&self, inner: &mut Inner) -> Result<()> {
+        let numbers = std::mem::take(&mut inner.numbers);
+        let announced = numbers.iter().try_for_each(|number| {
+            if inner.space.is_announced(*number) {
+                return Ok(());
+            }
+            self.announce(inner, *number, &numbers)
+        });
+        inner.numbers = numbers;
+        announced
     }
 
     /// - `alone`: `true` to unmap everything else first
@@ -234,6 +328,10 @@ impl Session {
         if let Some(error) = self.earlier_error() {
             return Err(whole(error));
         }
+        self.announce_all(inner).map_err(|error| Failed {
+            job: (jobs.len() == 1).then_some(0),
+            error,
+        })?;
         let Inner {
             ring,
             space,
@@ -428,7 +526,22 @@ impl Drop for Session {
     }
 }
 
+impl Failed {
+    /// Whether a buffer had no address, so that no command was executed.
+    fn is_for_room(&self) -> bool {
+        matches!(self.error, Error::NotMapped { .. })
+    }
+}
+
 impl Inner {
+    /// Forgets a number; `true` if the DSP has its memory mapped.
+    fn forget(&mut self, number: Number) -> bool {
+        if let Some(memory) = self.memories.get_mut(number as usize) {
+            *memory = None;
+        }
+        self.space.remove(number)
+    }
+
     /// Returns how many of the first `jobs` fit into the address space together, at least one;
     /// their buffers are in `numbers`.
     fn fitting(&mut self, jobs: &[Job]) -> usize {

@@ -14,8 +14,8 @@
 use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hexagon_ops::ffi;
 
@@ -26,7 +26,10 @@ use crate::hexagon::driver::ring::SharedWords;
 /// Granularity of mappings, and bytes of the guard.
 const PAGE_BYTES: usize = 4096;
 
-/// Memory of rpcmem, mapped for one session, released on drop.
+/// Memory of rpcmem, released on drop.
+///
+/// It is *announced* while the system has it mapped for the session's process on the DSP, which can
+/// map it then.
 #[derive(Debug)]
 struct Rpcmem {
     rpc: Arc<FastRpc>,
@@ -35,7 +38,7 @@ struct Rpcmem {
     bytes: usize,
     mapped_bytes: usize,
     fd: c_int,
-    is_announced: bool,
+    is_announced: Mutex<bool>,
 }
 
 /// Returns the bytes to allocate and map for `bytes` bytes; `None` from 2 GiB on: libcdsprpc keeps
@@ -74,32 +77,67 @@ impl Rpcmem {
         let base = base.ok_or_else(|| failed("rpcmem_alloc"))?;
         // SAFETY: rpcmem gave this address.
         let fd = unsafe { (rpc.api.rpcmem_to_fd)(base.as_ptr().cast()) };
-        let mut memory = Self {
+        let memory = Self {
             rpc: Arc::clone(rpc),
             domain: connection.domain,
             base,
             bytes,
             mapped_bytes,
             fd,
-            is_announced: false,
+            is_announced: Mutex::new(false),
         };
         if fd < 0 {
             return Err(failed("rpcmem_to_fd"));
         }
+        Ok(memory)
+    }
+
+    /// Lets the DSP map it; does nothing if the DSP already may.
+    fn announce(&self) -> Result<()> {
+        let mut is_announced = (self.is_announced.lock()).unwrap_or_else(PoisonError::into_inner);
+        if *is_announced {
+            return Ok(());
+        }
         // SAFETY: a live allocation with its own descriptor and size.
         let code = unsafe {
-            (rpc.api.fastrpc_mmap)(
-                memory.domain,
-                fd,
-                base.as_ptr().cast(),
+            (self.rpc.api.fastrpc_mmap)(
+                self.domain,
+                self.fd,
+                self.base.as_ptr().cast(),
                 0,
-                mapped_bytes,
+                self.mapped_bytes,
                 ffi::FASTRPC_MAP_FD_DELAYED,
             )
         };
-        check("fastrpc_mmap", code, || format!("{mapped_bytes} bytes"))?;
-        memory.is_announced = true;
-        Ok(memory)
+        check("fastrpc_mmap", code, || self.size())?;
+        *is_announced = true;
+        Ok(())
+    }
+
+    /// Takes back [`Self::announce`]. The DSP must not have it mapped.
+    fn retract(&self) {
+        let mut is_announced = (self.is_announced.lock()).unwrap_or_else(PoisonError::into_inner);
+        if !*is_announced {
+            return;
+        }
+        // SAFETY: a live allocation that was mapped with these values.
+        let code = unsafe {
+            (self.rpc.api.fastrpc_munmap)(
+                self.domain,
+                self.fd,
+                self.base.as_ptr().cast(),
+                self.mapped_bytes,
+            )
+        };
+        match check("fastrpc_munmap", code, || self.size()) {
+            Ok(()) => *is_announced = false,
+            // A session that was lost has taken its mappings with it.
+            Err(error) => log::debug!("{error}"),
+        }
+    }
+
+    fn size(&self) -> String {
+        format!("{} bytes", self.mapped_bytes)
     }
 
     fn maintain(&self, range: Range<usize>, clean: bool) {
@@ -114,22 +152,7 @@ impl Rpcmem {
 
 impl Drop for Rpcmem {
     fn drop(&mut self) {
-        if self.is_announced {
-            // SAFETY: a live allocation that was mapped with these values.
-            let code = unsafe {
-                (self.rpc.api.fastrpc_munmap)(
-                    self.domain,
-                    self.fd,
-                    self.base.as_ptr().cast(),
-                    self.mapped_bytes,
-                )
-            };
-            let what = || format!("{} bytes", self.mapped_bytes);
-            if let Err(error) = check("fastrpc_munmap", code, what) {
-                // A session that was lost has taken its mappings with it.
-                log::debug!("{error}");
-            }
-        }
+        self.retract();
         // SAFETY: rpcmem returned this address, and nothing uses it after this.
         unsafe { (self.rpc.api.rpcmem_free)(self.base.as_ptr().cast()) };
     }
@@ -140,12 +163,14 @@ impl Drop for Rpcmem {
 pub struct RingMemory(Rpcmem);
 
 impl RingMemory {
-    /// Allocates `bytes`.
+    /// Allocates `bytes` and lets the DSP map them.
     ///
     /// # Errors
     /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
     pub fn new(connection: &Connection, bytes: usize) -> Result<Self> {
-        Rpcmem::new(connection, bytes).map(Self)
+        let memory = Rpcmem::new(connection, bytes)?;
+        memory.announce()?;
+        Ok(Self(memory))
     }
 
     /// Its file descriptor.
@@ -195,15 +220,30 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Allocates `bytes`.
+    /// Allocates `bytes`, which the DSP cannot map yet.
     ///
     /// # Errors
-    /// `OutOfMemory`, or `FastRpc` if it cannot be shared.
+    /// `OutOfMemory`.
     pub fn new(connection: &Connection, bytes: usize) -> Result<Self> {
         Ok(Self {
             memory: Rpcmem::new(connection, bytes)?,
             identity: connection.identity,
         })
+    }
+
+    /// Lets the DSP map it; does nothing if the DSP already may.
+    ///
+    /// # Errors
+    /// `FastRpc` if the system cannot map it for the DSP, most likely because the window of
+    /// addresses is full.
+    pub fn announce(&self) -> Result<()> {
+        self.memory.announce()
+    }
+
+    /// Makes room for other memory in the window of addresses. The DSP must not have this memory
+    /// mapped.
+    pub fn retract(&self) {
+        self.memory.retract();
     }
 
     /// Its file descriptor.
