@@ -10,6 +10,8 @@ mod family;
 mod product;
 mod sheet;
 
+pub use self::product::OneBufferProduct;
+
 /// Operations that have their code in common, and their test.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {

@@ -98,7 +98,7 @@ fn tells_nothing_about_people(report: &str) {
     assert_eq!(named, 0, "{host:?} in\n{report}");
 }
 
-fn check_simulated(chip: &str, device: &str) {
+fn check_simulated(chip: &str, device: &str) -> String {
     let output = probe(&[("GGML_RUST_NPU_SIM", chip)]);
     let report = text(&output);
     assert_eq!(output.status.code(), Some(0), "{report}");
@@ -114,12 +114,17 @@ fn check_simulated(chip: &str, device: &str) {
     }
     assert!(report.contains(&format!("{device}.simulated: yes")));
     assert!(report.contains("~/lib:~/lib"), "{report}");
+    report
 }
 
 #[test]
 fn a_report_of_each_hexagon_chip_holds_the_schema_and_no_names() {
     for chip in ["hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"] {
-        check_simulated(chip, "hex0");
+        let report = check_simulated(chip, "hex0");
+        for unit in ["client", "clocks", "vector_units", "matrix_unit"] {
+            let line = format!("hex0.dsp.vote.{unit}: granted\n");
+            assert!(report.contains(&line), "{report}");
+        }
     }
 }
 

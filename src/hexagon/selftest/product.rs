@@ -7,7 +7,7 @@ use hexagon_ops::wire::{self, Command, Plain, Weights};
 
 use super::Outcome;
 use crate::error::Result;
-use crate::hexagon::device::{Batch, HexNpu};
+use crate::hexagon::device::{Batch, Buffer, HexNpu};
 use crate::reference;
 use crate::reference::uniform;
 
@@ -86,15 +86,95 @@ fn rows(weight: WeightType, numbers: &mut impl Iterator<Item = f32>) -> (Vec<u8>
     (bytes, values)
 }
 
+/// A product whose operands lie in one buffer: packed weights, activations, results.
+#[derive(Clone, Copy, Debug)]
+pub struct OneBufferProduct {
+    weight: WeightType,
+    layout: MatrixLayout,
+    m: usize,
+    k: usize,
+}
+
+impl OneBufferProduct {
+    /// Describes a product of `m` rows with a matrix of `n` rows of `k`.
+    ///
+    /// # Panics
+    /// If the type has no layout of such a matrix.
+    #[must_use]
+    pub fn new(weight: WeightType, m: usize, k: usize, n: usize) -> Self {
+        Self {
+            weight,
+            // PANIC: the caller's promise.
+            layout: MatrixLayout::new(weight, n, k).expect("K is whole blocks"),
+            m,
+            k,
+        }
+    }
+
+    /// Returns the layout of the weights, which are at the start of the buffer.
+    #[must_use]
+    pub fn layout(&self) -> MatrixLayout {
+        self.layout
+    }
+
+    /// Returns where the activations start.
+    #[must_use]
+    pub fn act_at(&self) -> usize {
+        self.layout.matrix_bytes()
+    }
+
+    /// Returns where the results start.
+    #[must_use]
+    pub fn dst_at(&self) -> usize {
+        self.act_at() + self.m * self.k * 4
+    }
+
+    /// Returns the bytes of the buffer.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.dst_at() + self.m * self.layout.n() * 4
+    }
+
+    /// Returns the command.
+    #[must_use]
+    pub fn batch(&self, buffer: &Buffer) -> Batch {
+        let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let plain = |offset: usize, row: usize| Plain {
+            buffer: buffer.number(),
+            reserved: 0,
+            offset: offset as u64,
+            strides: [row * 4, self.m * row * 4, self.m * row * 4].map(|stride| stride as u64),
+        };
+        let body = wire::MatMul {
+            weights: Weights {
+                buffer: buffer.number(),
+                layout: self.weight.layout_id().0,
+                offset: 0,
+                k: size(self.k),
+                n: size(self.layout.n()),
+                slices: [1, 1],
+            },
+            act: plain(self.act_at(), self.k),
+            dst: plain(self.dst_at(), self.layout.n()),
+            m: size(self.m),
+            planes: [1, 1],
+            dot_rows: 2,
+            epilogue: bytemuck::Zeroable::zeroed(),
+        };
+        let mut batch = Batch::default();
+        batch.push(Command::new(0, &body), &[buffer.number()]);
+        batch
+    }
+}
+
 fn multiply(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Outcome> {
     let mut numbers = uniform();
     let act: Vec<f32> = numbers.by_ref().take(m * K).collect();
     let (bytes, values) = rows(weight, &mut numbers);
-    let Ok(layout) = MatrixLayout::new(weight, N, K) else {
-        unreachable!("K is whole blocks");
-    };
-    let buffer = npu.allocate(layout.matrix_bytes() + (m * K + m * N) * 4)?;
-    let (act_at, dst_at) = (layout.matrix_bytes(), layout.matrix_bytes() + m * K * 4);
+    let product = OneBufferProduct::new(weight, m, K, N);
+    let layout = product.layout();
+    let buffer = npu.allocate(product.bytes())?;
+    let (act_at, dst_at) = (product.act_at(), product.dst_at());
     buffer.write(0..buffer.bytes(), |out| {
         out.fill(0);
         let packed = &mut out[..layout.matrix_bytes()];
@@ -106,32 +186,8 @@ fn multiply(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Outcome> {
         }
         out[act_at..dst_at].copy_from_slice(bytemuck::cast_slice(&act));
     });
-    let plain = |offset: usize, row: usize| Plain {
-        buffer: buffer.number(),
-        reserved: 0,
-        offset: offset as u64,
-        strides: [row * 4, m * row * 4, m * row * 4].map(|stride| stride as u64),
-    };
-    let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
-    let body = wire::MatMul {
-        weights: Weights {
-            buffer: buffer.number(),
-            layout: weight.layout_id().0,
-            offset: 0,
-            k: size(K),
-            n: size(N),
-            slices: [1, 1],
-        },
-        act: plain(act_at, K),
-        dst: plain(dst_at, N),
-        m: size(m),
-        planes: [1, 1],
-        dot_rows: 2,
-        epilogue: bytemuck::Zeroable::zeroed(),
-    };
-    let mut batch = Batch::default();
-    batch.push(Command::new(0, &body), &[buffer.number()]);
-    npu.submit(&batch).map_err(|failed| failed.error)?;
+    npu.submit(&product.batch(&buffer))
+        .map_err(|failed| failed.error)?;
     let mut have = vec![0.0f32; m * N];
     buffer.read(dst_at..buffer.bytes(), |bytes| {
         bytemuck::cast_slice_mut(&mut have).copy_from_slice(bytes);

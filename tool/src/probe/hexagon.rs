@@ -8,10 +8,10 @@ use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::hexagon::HexDevice;
 use ggml_rust_npu::hexagon::device::{Batch, Buffer, HexNpu};
 use ggml_rust_npu::hexagon::discovery::Session;
-use ggml_rust_npu::hexagon::selftest::FAMILIES;
-use hexagon_ops::ffi::{arch_of, attribute};
-use hexagon_ops::layout::{MatrixLayout, WeightType};
-use hexagon_ops::wire::{self, Command, Plain, SOURCES, TYPE_F16, TYPE_F32, Tensor, TensorOp};
+use ggml_rust_npu::hexagon::selftest::{FAMILIES, OneBufferProduct};
+use hexagon_ops::ffi::{arch_of, attribute, describe};
+use hexagon_ops::layout::{LINE_BYTES, WeightType};
+use hexagon_ops::wire::{self, Command, SOURCES, TYPE_F16, TYPE_F32, Tensor, TensorOp, VOTES};
 
 use super::{Lines, library, median, microseconds, timed};
 
@@ -59,10 +59,12 @@ pub(super) fn add(
     lines.add("simulated", if lines.is_simulated { "yes" } else { "no" });
     library::add(lines, "libcdsprpc");
     for (key, id) in ATTRIBUTES {
-        let value = rpc.attribute(id).map(|value| format!("{value:#x}"));
+        let value = rpc
+            .attribute(session.dsp(), id)
+            .map(|value| format!("{value:#x}"));
         lines.add_result(&format!("attribute.{key}"), value);
     }
-    let arch = rpc.attribute(attribute::ARCH_VER).map(arch_of);
+    let arch = (rpc.attribute(session.dsp(), attribute::ARCH_VER)).map(arch_of);
     let skel = match &arch {
         Ok(_) if lines.is_simulated => Err("built in: a stand-in".into()),
         Ok(arch) => library::dsp_library(&format!("libggml_rust_npu_skel_v{arch}.so")),
@@ -89,20 +91,25 @@ fn add_open(lines: &mut Lines, device: &HexDevice) {
     lines.add("dsp.hvx_threads", info.threads);
     lines.add(
         "dsp.cache_line_bytes",
-        "none (the DSP cannot be asked; its library uses 128)",
+        format!("{LINE_BYTES}, as our library assumes: the DSP cannot be asked"),
     );
     lines.add(
         "dsp.clock",
         "none (an unsigned process cannot ask for clocks)",
     );
-    lines.add(
-        "dsp.votes",
-        "none (the DSP's library does not tell how its votes for power went)",
-    );
-    lines.add(
-        "dsp.log",
-        "none (FastRPC hands it to the system: adb logcat -s adsprpc, or dmesg)",
-    );
+    for (vote, of) in info.votes.iter().zip(VOTES) {
+        let key = format!("dsp.vote.{}", word(of));
+        match vote {
+            0 => lines.add(&key, "granted"),
+            code => lines.add(&key, format!("refused: {}", describe(*code))),
+        }
+    }
+    let log = if lines.is_simulated {
+        "none (a stand-in has no log)"
+    } else {
+        "where the system keeps it: lines with ggml-rust-npu in adb logcat -s adsprpc, or in dmesg"
+    };
+    lines.add("dsp.log", log);
     for family in FAMILIES {
         let key = format!("selftest.{}", family.name.replace(' ', "_"));
         let began = std::time::Instant::now();
@@ -276,47 +283,18 @@ const K: usize = 2048;
 const N: usize = 2048;
 
 fn weights(npu: &HexNpu, weight: WeightType) -> Result<String> {
-    let bytes = layout(weight).matrix_bytes();
+    let bytes = OneBufferProduct::new(weight, 1, K, N)
+        .layout()
+        .matrix_bytes();
     let time = product(npu, weight, 1)?;
     Ok(per_second(bytes, time, "bytes of weights"))
 }
 
-fn layout(weight: WeightType) -> MatrixLayout {
-    let Ok(layout) = MatrixLayout::new(weight, N, K) else {
-        unreachable!("K is whole blocks");
-    };
-    layout
-}
-
 /// Returns the time of a product with zeros, which take as long as other numbers.
 fn product(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Duration> {
-    let act_at = layout(weight).matrix_bytes();
-    let dst_at = act_at + m * K * 4;
-    let buffer = zeroed(npu, dst_at + m * N * 4)?;
-    let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
-    let plain = |offset: usize, row: usize| Plain {
-        buffer: buffer.number(),
-        reserved: 0,
-        offset: offset as u64,
-        strides: [row * 4, m * row * 4, m * row * 4].map(|stride| stride as u64),
-    };
-    let body = wire::MatMul {
-        weights: wire::Weights {
-            buffer: buffer.number(),
-            layout: weight.layout_id().0,
-            offset: 0,
-            k: size(K),
-            n: size(N),
-            slices: [1, 1],
-        },
-        act: plain(act_at, K),
-        dst: plain(dst_at, N),
-        m: size(m),
-        planes: [1, 1],
-        dot_rows: 2,
-        epilogue: bytemuck::Zeroable::zeroed(),
-    };
-    best(npu, &batch(&body, &buffer))
+    let product = OneBufferProduct::new(weight, m, K, N);
+    let buffer = zeroed(npu, product.bytes())?;
+    best(npu, &product.batch(&buffer))
 }
 
 /// Returns the shortest of some times by the DSP's own clock, without the first one.

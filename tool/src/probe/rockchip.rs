@@ -29,15 +29,15 @@ pub(super) fn add(lines: &mut Lines, caps: &'static RkCaps, config: &Config) -> 
     lines.add("chip", caps.soc.name());
     lines.add("cores", caps.soc.cores());
     let rknn = discovery::open(caps, lines.is_simulated, config);
+    let opened = rknn.and_then(|rknn| {
+        let device = RkDevice::untested(Arc::clone(&rknn), discovery::target(caps, config)?)?;
+        Ok((rknn, device))
+    });
     library::add(lines, "librknnrt");
     for (key, path) in DRIVER_FILES {
         lines.add_result(key, machine::read(path));
     }
     add_clocks(lines);
-    let opened = rknn.and_then(|rknn| {
-        let device = RkDevice::untested(Arc::clone(&rknn), discovery::target(caps, config)?)?;
-        Ok((rknn, device))
-    });
     let is_open = opened.is_ok();
     match opened {
         Ok((rknn, device)) => add_open(lines, &rknn, &device, config),
