@@ -4,13 +4,13 @@
 # FASTRPC_DIR    a checkout of qualcomm/fastrpc: `make vendor` builds libcdsprpc from it
 # HEXAGON_QEMU   a qemu-hexagon with HVX floating point, for `make dsp` and `make vendor`
 # VENDOR         rknn: `make vendor` runs the Rockchip device under Rockchip's own librknnrt 1.5.2 instead
-# HOURS          how long `make fuzz` runs each target
+# HOURS          how long `make fuzz` runs each target, and `make soak` all
 # MODEL          a GGUF to use instead of the fetched one
 # CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
 PYTHON ?= python3
 
-.PHONY: help demo test long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz hostile batch tool vendor
+.PHONY: help demo test long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz miri sanitize soak hostile batch tool vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -30,6 +30,8 @@ help:
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
+	@echo "make sanitize  Rust tests with the address sanitizer; make miri: those of the thread pool in Miri"
+	@echo "make soak   llama-server with faults, NaN prompts and cancelled requests, HOURS=n; 15 minutes if not given"
 	@echo "make hostile  every hostile file of tool/tests/hostile.rs through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
@@ -97,6 +99,15 @@ vendor:
 
 fuzz:
 	@$(PYTHON) scripts/fuzz.py $(if $(HOURS),--hours $(HOURS))
+
+sanitize:
+	@$(PYTHON) scripts/sanitize.py address
+
+miri:
+	@$(PYTHON) scripts/sanitize.py miri
+
+soak: build
+	@$(PYTHON) scripts/soak.py $(if $(HOURS),--hours $(HOURS))
 
 batch:
 	@$(PYTHON) scripts/batch.py

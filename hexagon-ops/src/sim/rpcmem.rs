@@ -264,7 +264,7 @@ impl Drop for AllocationTable {
         let allocations = std::mem::take(&mut *lock(&self.allocations));
         if !allocations.is_empty() {
             log::warn!(target: "libcdsprpc", "{} allocations were never freed", allocations.len());
+            std::mem::forget(allocations);
         }
-        std::mem::forget(allocations);
     }
 }

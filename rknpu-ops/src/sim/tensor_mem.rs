@@ -377,8 +377,8 @@ impl Drop for MemoryTable {
         let entries = std::mem::take(&mut *lock(&self.entries));
         if !entries.is_empty() {
             log::warn!(target: "librknnrt", "{} tensor memories were never destroyed", entries.len());
+            std::mem::forget(entries);
         }
-        std::mem::forget(entries);
     }
 }
 
