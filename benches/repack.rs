@@ -11,7 +11,7 @@ use ggml_rust_npu::backend::offline::{Form, Weight};
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{Place, Tensor};
 use ggml_rust_npu::hexagon::layout::WeightLayout;
-use ggml_rust_npu::packfile::{Packs, Wanted, Writer};
+use ggml_rust_npu::packfile::{PackWriter, Packs, Wanted};
 use ggml_rust_npu::tensor::Shape;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
 use rayon::prelude::*;
@@ -99,7 +99,7 @@ fn write(path: &Path, names: &[String], dtype: GgmlType, source: &[u8]) -> Form 
     // PANIC: K is whole blocks.
     let form = Form::Hexagon(WeightLayout::new(&tensor).expect("a layout"));
     let names = || names.iter().map(String::as_str);
-    let mut writer = Writer::create(path, "hexagon-v75", "", names()).expect("a new file");
+    let mut writer = PackWriter::create(path, "hexagon-v75", "", names()).expect("a new file");
     for name in names() {
         let weight = Weight {
             name,

@@ -35,9 +35,9 @@ use std::io;
 use std::path::PathBuf;
 
 pub use self::hash::{CHUNK_BYTES, ChunkHash, SourceHash, sampled};
-pub use self::read::Table;
+pub use self::read::PackTable;
 pub use self::take::{Pack, Packs, Wanted};
-pub use self::write::Writer;
+pub use self::write::PackWriter;
 
 mod hash;
 mod layout;

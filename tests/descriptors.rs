@@ -7,7 +7,7 @@ use common::{Numbers, PLAIN, Weight, device_with, mul_mat, packed};
 use ggml_rust_npu::error::Error;
 use ggml_rust_npu::rockchip::RkBuffer;
 use ggml_rust_npu::rockchip::caps;
-use rknpu_ops::sim::{self, Live};
+use rknpu_ops::sim::{self, LiveObjects};
 use rlimit::Resource;
 use std::sync::Arc;
 
@@ -65,5 +65,5 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     assert_eq!(multiply(1).unwrap(), before);
 
     drop((buffers, buffer, device));
-    assert_eq!(rknn.stand_in().unwrap().live(), Live::default());
+    assert_eq!(rknn.stand_in().unwrap().live(), LiveObjects::default());
 }

@@ -16,7 +16,7 @@ use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::DType;
 use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::layout::Soc;
-use rknpu_ops::sim::{self, Live, parse_faults};
+use rknpu_ops::sim::{self, LiveObjects, parse_faults};
 use std::sync::Arc;
 
 fn options(faults: &str) -> sim::Options {
@@ -80,7 +80,7 @@ fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
         drop((buffer, device));
         assert_eq!(
             rknn.stand_in().unwrap().live(),
-            Live::default(),
+            LiveObjects::default(),
             "{call} leaks"
         );
     }
@@ -101,7 +101,7 @@ fn a_lack_of_memory_fails_the_call_and_passes() {
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     multiply().unwrap();
     drop(device);
-    assert_eq!(rknn.stand_in().unwrap().live(), Live::default());
+    assert_eq!(rknn.stand_in().unwrap().live(), LiveObjects::default());
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn everything_is_released_when_device_and_buffers_are_dropped() {
     mul_mat(&device, &w, None, &act, [64, 40, 2, 1]).unwrap();
     drop(buffer);
     drop(device);
-    assert_eq!(rknn.stand_in().unwrap().live(), Live::default());
+    assert_eq!(rknn.stand_in().unwrap().live(), LiveObjects::default());
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn every_call_that_fails_the_1st_2nd_or_100th_time_ends_in_a_clear_error() {
                     drop(device);
                     assert_eq!(
                         rknn.stand_in().unwrap().live(),
-                        Live::default(),
+                        LiveObjects::default(),
                         "{fault} leaks"
                     );
                     error.unwrap_or_else(|| panic!("{fault} was never reached"))
@@ -334,7 +334,7 @@ fn two_thousand_graphs_with_random_faults_are_right_or_failed_and_leak_nothing()
                 drop(device);
                 assert_eq!(
                     rknn.stand_in().unwrap().live(),
-                    Live::default(),
+                    LiveObjects::default(),
                     "{fault} leaks"
                 );
                 if let Some(error) = &error {

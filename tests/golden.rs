@@ -13,7 +13,7 @@ use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{Place, Tensor};
 use ggml_rust_npu::hexagon;
-use ggml_rust_npu::packfile::{Pack, Writer};
+use ggml_rust_npu::packfile::{Pack, PackWriter};
 use ggml_rust_npu::rockchip::caps::{self, RkCaps};
 use ggml_rust_npu::rockchip::layout::WeightLayout;
 use ggml_rust_npu::tensor::Shape;
@@ -119,7 +119,7 @@ fn plans() -> [(&'static str, Plan); 5] {
 
 fn write(path: &Path, chip: &str, plan: &Plan) {
     let names = plan.iter().map(|(name, ..)| name.as_str());
-    let mut writer = Writer::create(path, chip, "", names).unwrap();
+    let mut writer = PackWriter::create(path, chip, "", names).unwrap();
     for (name, dtype, form) in plan {
         let data = bytes(*dtype);
         let weight = Weight {

@@ -15,12 +15,12 @@ use ggml_rust_npu::config::rules::{Choice, Rules};
 use ggml_rust_npu::dequantize;
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::loss::SquaredLoss;
-use ggml_rust_npu::packfile::{Fingerprint, Pack, Packs, SourceHash, Writer, sampled};
+use ggml_rust_npu::packfile::{Fingerprint, Pack, PackWriter, Packs, SourceHash, sampled};
 use ggml_rust_npu::rockchip::RkDevice;
 use ggml_rust_npu::rockchip::caps::{self, Precision, RkCaps};
 use ggml_rust_npu::rockchip::driver::Rknn;
 use ggml_rust_npu::rockchip::layout::WeightLayout;
-use ggml_rust_npu::rockchip::pack::{self, Source};
+use ggml_rust_npu::rockchip::pack::{self, RowSource};
 use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::tensor::DType;
 use proptest::prelude::*;
@@ -49,7 +49,7 @@ fn form(caps: &RkCaps, choice: Option<Choice>, w: &Weight) -> Form {
 /// Writes a pack with one F16 weight: the packed form of `w` under the fingerprint of `source`.
 fn write(path: &Path, form: Form, w: &Weight, source: &[u8]) {
     let side = path.with_extension("side");
-    let mut writer = Writer::create(&side, "rk", "", ["weight"]).unwrap();
+    let mut writer = PackWriter::create(&side, "rk", "", ["weight"]).unwrap();
     let weight = offline::Weight {
         name: "weight",
         dtype: GgmlType::F16,
@@ -73,7 +73,7 @@ fn write(path: &Path, form: Form, w: &Weight, source: &[u8]) {
         .iter()
         .map(|x| f32::from_le_bytes(*x))
         .collect();
-    let mut writer = Writer::create(path, "rk", "", ["weight"]).unwrap();
+    let mut writer = PackWriter::create(path, "rk", "", ["weight"]).unwrap();
     writer.bytes(&bytes).unwrap();
     writer.end(entry, &scales).unwrap();
     writer.finish().unwrap();
@@ -284,7 +284,7 @@ proptest! {
         let Form::Rockchip(layout, calibration) = form(caps, choice, &w) else {
             unreachable!("a Rockchip layout")
         };
-        let source = Source {
+        let source = RowSource {
             dtype: DType::F16,
             rows: &w.bytes,
             dequantize: dequantize::of(GgmlType::F16),
@@ -301,7 +301,7 @@ proptest! {
         let mut error = SquaredLoss::default();
         for (piece, rows) in form.pieces().into_iter().enumerate() {
             let rows = &w.bytes[rows.start * row..rows.end * row];
-            let source = Source { rows, ..source };
+            let source = RowSource { rows, ..source };
             error = error + form.pack(piece, source, &mut out, &mut part);
             bytes.extend_from_slice(&out);
         }

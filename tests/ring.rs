@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ggml_rust_npu::hexagon::driver::ring::{Corrupt, Ring, SharedWords};
+use ggml_rust_npu::hexagon::driver::ring::{Ring, RingError, SharedWords};
 use hexagon_ops::wire::{self, Command, Completion, Nop, RingLayout};
 use proptest::prelude::*;
 
@@ -182,11 +182,11 @@ proptest! {
         let possible = value <= pushed;
         let result = if completions { ring.collect().map(|_| ()) } else { ring.waiting().map(|_| ()) };
         if !possible {
-            let is_counter = matches!(result, Err(Corrupt::Counter { .. }));
+            let is_counter = matches!(result, Err(RingError::Counter { .. }));
             prop_assert!(is_counter, "{:?}", result);
         } else if completions && value > 0 {
             // The slot was never written: its sequence number is not the one that is due.
-            let is_sequence = matches!(result, Err(Corrupt::Sequence { have: 0, want: Some(1) }));
+            let is_sequence = matches!(result, Err(RingError::Sequence { have: 0, want: Some(1) }));
             prop_assert!(is_sequence, "{:?}", result);
         } else {
             prop_assert_eq!(result, Ok(()));

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use ggml_rust_npu::gguf::GgmlType;
-use ggml_rust_npu::packfile::{ChunkHash, Entry, Packs, SourceHash, Table, Wanted, sampled};
+use ggml_rust_npu::packfile::{ChunkHash, Entry, Packs, SourceHash, PackTable, Wanted, sampled};
 use libfuzzer_sys::fuzz_target;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -150,11 +150,11 @@ fn load(bytes: &[u8], entries: &[Entry], decisions: u64) {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = Table::parse(bytes);
+    let _ = PackTable::parse(bytes);
     let decisions = xxh3_64(bytes);
     let mut bytes = bytes.to_vec();
     mend_head(&mut bytes);
-    let Ok(mut table) = Table::parse(&bytes) else {
+    let Ok(mut table) = PackTable::parse(&bytes) else {
         return;
     };
     let mut end = HEAD_BYTES;
@@ -170,7 +170,7 @@ fuzz_target!(|bytes: &[u8]| {
     if decisions & 1 != 0 {
         mend_tensors(&mut bytes, &table.entries);
         // A hash may be the text of a name: then it is another file, or none.
-        let Ok(mended) = Table::parse(&bytes) else {
+        let Ok(mended) = PackTable::parse(&bytes) else {
             return;
         };
         table = mended;

@@ -11,7 +11,7 @@ use rknpu_ops::int4::{Digits, Product, ScaledOutput, SumTile, factors};
 use rknpu_ops::layout::{Elem, NativeC};
 #[cfg(target_arch = "aarch64")]
 use rknpu_ops::neon;
-use rknpu_ops::pack::{NativeOutput, Rows, RowsMut};
+use rknpu_ops::pack::{NativeOutput, Rows, StridedRows};
 use rknpu_ops::quant::HADAMARD_BLOCK_MAX;
 use rknpu_ops::scalar;
 
@@ -81,25 +81,25 @@ macro_rules! run {
                 "unpack_i32_one_row" => {
                     let segments = [&sums[..k]];
                     let c = NativeOutput::new(&segments, layout, 1);
-                    let mut dst = RowsMut::new(&mut out, k, k);
+                    let mut dst = StridedRows::new(&mut out, k, k);
                     $version::unpack_i32(c, 0..1, |_| 0.5, &values[..k], &mut dst);
                 }
                 "unpack_i32" => {
                     let segments = [sums.as_slice()];
                     let c = NativeOutput::new(&segments, layout, rows);
-                    let mut dst = RowsMut::new(&mut out, k, k);
+                    let mut dst = StridedRows::new(&mut out, k, k);
                     $version::unpack_i32(c, 0..rows, |_| 0.5, &values[..k], &mut dst);
                 }
                 "unpack_f32_two_segments" => {
                     let segments = [values.as_slice(), values.as_slice()];
                     let c = NativeOutput::new(&segments, layout, rows);
-                    let mut dst = RowsMut::new(&mut out, k, k);
+                    let mut dst = StridedRows::new(&mut out, k, k);
                     $version::unpack_f32(c, 0..rows, |_| 0.5, k, &mut dst);
                 }
                 "unpack_i32_by_8" => {
                     let segments = [sums.as_slice()];
                     let c = NativeOutput::new(&segments, NativeC { t: 8, ..layout }, rows);
-                    let mut dst = RowsMut::new(&mut out, k, k);
+                    let mut dst = StridedRows::new(&mut out, k, k);
                     $version::unpack_i32(c, 0..rows, |_| 0.5, &values[..k], &mut dst);
                 }
                 "scaled_i16_one_row" => {

@@ -60,7 +60,7 @@ mod unpack;
 mod weight;
 
 pub use feedback::Feedback;
-pub use unpack::{Accumulator, Product, ScaledOutput, SumTile, unpack_scaled};
+pub use unpack::{Product, ScaledOutput, SumElem, SumTile, unpack_scaled};
 pub use weight::{pack_group_i4, quantize_group_i4, unpack_group_i4};
 
 /// Largest magnitude of an activation's digit. -8 is left unused so that the range is symmetric.

@@ -35,7 +35,7 @@ use crate::rotation::Rotation;
 
 mod unpack;
 
-pub use unpack::{NativeOutput, OutputRows, RowsMut, unpack_f32, unpack_i32};
+pub use unpack::{NativeOutput, OutputRows, StridedRows, unpack_f32, unpack_i32};
 
 /// A row-major matrix whose rows are contiguous and `stride` elements apart.
 #[derive(Clone, Copy, Debug)]

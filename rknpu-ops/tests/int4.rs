@@ -15,7 +15,7 @@ use rknpu_ops::int4::{
     quantize_group_i4, quantize_rows_i4, unpack_group_i4, unpack_scaled,
 };
 use rknpu_ops::layout::{Elem, MatmulLayout, NativeC, Soc};
-use rknpu_ops::pack::{Rows, RowsMut};
+use rknpu_ops::pack::{Rows, StridedRows};
 use rknpu_ops::rotation::Rotation;
 
 #[path = "sim/common.rs"]
@@ -351,7 +351,7 @@ proptest! {
             (0..segments).map(term).fold(0.0, |sum, term| sum + term)
         };
         let mut dst = vec![-1.0; product_rows * (n + gap)];
-        let mut out = RowsMut::new(&mut dst, n, n + gap);
+        let mut out = StridedRows::new(&mut dst, n, n + gap);
         let views: Vec<_> = c.iter().zip(w_scales.chunks(n))
             .map(|(c, w_scales)| ScaledOutput { c: c.as_slice(), w_scales }).collect();
         unpack_scaled(Product::new(&views, layout, m, digits, a_rows), rows.clone(), &mut out);
@@ -376,7 +376,7 @@ proptest! {
 }
 
 /// All rows of a product without gaps.
-fn again<T: rknpu_ops::int4::Accumulator>(
+fn again<T: rknpu_ops::int4::SumElem>(
     c: &[Vec<T>],
     w_scales: &[f32],
     layout: NativeC,
@@ -395,7 +395,7 @@ fn again<T: rknpu_ops::int4::Accumulator>(
         .collect();
     let rows = a_factors.count();
     let mut dst = vec![0.0; rows * n];
-    let mut out = RowsMut::new(&mut dst, n, n);
+    let mut out = StridedRows::new(&mut dst, n, n);
     let product = Product::new(&segments, layout, m, digits, a_factors);
     unpack_scaled(product, 0..rows, &mut out);
     dst

@@ -4,9 +4,9 @@
 #![cfg(target_arch = "aarch64")]
 
 use half::f16;
-use rknpu_ops::int4::{Accumulator, Digits, Product, ScaledOutput, SumTile, factors, factors_i4};
+use rknpu_ops::int4::{Digits, Product, ScaledOutput, SumElem, SumTile, factors, factors_i4};
 use rknpu_ops::layout::{Elem, NativeC};
-use rknpu_ops::pack::{NativeOutput, Rows, RowsMut};
+use rknpu_ops::pack::{NativeOutput, Rows, StridedRows};
 use rknpu_ops::{neon, scalar};
 
 /// Numbers that rounding, clamping or a vector instruction could treat in its own way.
@@ -283,9 +283,9 @@ fn unpack_of_int32_has_the_same_bits() {
                         .for_each(|(w, edge)| *w = edge);
                 }
                 let (mut vector, mut portable) = (vec![7.0; m * 210], vec![7.0; m * 210]);
-                let mut dst = RowsMut::new(&mut vector, columns, 210);
+                let mut dst = StridedRows::new(&mut vector, columns, 210);
                 neon::unpack_i32(c, rows.clone(), |m| a[m], &w, &mut dst);
-                let mut dst = RowsMut::new(&mut portable, columns, 210);
+                let mut dst = StridedRows::new(&mut portable, columns, 210);
                 scalar::unpack_i32(c, rows.clone(), |m| a[m], &w, &mut dst);
                 let shape = format!("t {t}, rows {rows:?} of {m}, {columns} of {have}, {segments}");
                 assert_eq!(bits(&vector), bits(&portable), "{shape}");
@@ -313,9 +313,9 @@ fn unpack_of_fp32_has_the_same_bits() {
             let factors: Vec<f32> = (0..13).map(|m| power(m * 9)).collect();
             let factor = |m: usize| factors[m];
             let (mut vector, mut portable) = (vec![7.0; m * 210], vec![7.0; m * 210]);
-            let mut dst = RowsMut::new(&mut vector, columns, 210);
+            let mut dst = StridedRows::new(&mut vector, columns, 210);
             neon::unpack_f32(c, rows.clone(), factor, columns, &mut dst);
-            let mut dst = RowsMut::new(&mut portable, columns, 210);
+            let mut dst = StridedRows::new(&mut portable, columns, 210);
             scalar::unpack_f32(c, rows.clone(), factor, columns, &mut dst);
             let shape = format!("t {t}, rows {rows:?} of {m}, {columns} of {have}, {segments}");
             assert_eq!(bits(&vector), bits(&portable), "{shape}");
@@ -324,7 +324,7 @@ fn unpack_of_fp32_has_the_same_bits() {
 }
 
 /// Compares tiles of products whose elements of C are `number`s of their index.
-fn scaled_tiles_alike<T: Accumulator + std::fmt::Debug>(number: impl Fn(usize) -> T) {
+fn scaled_tiles_alike<T: SumElem + std::fmt::Debug>(number: impl Fn(usize) -> T) {
     for (t, segments, digits) in [4, 8, 16].into_iter().flat_map(|t| {
         let digits = [Digits::One, Digits::Two];
         [1, 2, 5]

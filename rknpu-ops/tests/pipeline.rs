@@ -5,7 +5,7 @@ use half::f16;
 use proptest::prelude::*;
 use rknpu_ops::layout::{Elem, NativeA, NativeB, NativeC};
 use rknpu_ops::pack::{
-    NativeOutput, Rows, RowsMut, convert_rows_f16, interleave_a, pack_group, quantize_rows_i8,
+    NativeOutput, Rows, StridedRows, convert_rows_f16, interleave_a, pack_group, quantize_rows_i8,
     unpack_f32, unpack_group, unpack_i32,
 };
 use rknpu_ops::quant::convert_row_f16;
@@ -103,7 +103,7 @@ fn product(
         0..m,
         &a_scales,
         &w_scales,
-        &mut RowsMut::new(&mut dst, n, n),
+        &mut StridedRows::new(&mut dst, n, n),
     );
     dst
 }
@@ -218,7 +218,7 @@ fn f16_rows_convert_one_by_one_and_unpack_with_their_factor() {
     let segments = [c.as_slice(), c.as_slice()];
     let c = NativeOutput::new(&segments, lc, m);
     let mut dst = vec![0.0; m * k];
-    unpack_f32(c, 0..m, &factors, k, &mut RowsMut::new(&mut dst, k, k));
+    unpack_f32(c, 0..m, &factors, k, &mut StridedRows::new(&mut dst, k, k));
     for (row, (dst, factor)) in dst.chunks(k).zip(factors).enumerate() {
         let want = out[row * k..][..k].iter().map(|h| h.to_f32() * factor);
         assert!(want.eq(dst.iter().copied()), "row {row}");
@@ -305,7 +305,7 @@ proptest! {
         let slices: Vec<&[i32]> = buffers.iter().map(|b| &b[n0 * m..]).collect();
         let (columns, factor) = (n - n0, (segments * (segments + 1) / 2) as f32);
         let mut dst = vec![-1.0; m * (columns + gap)];
-        let mut out = RowsMut::new(&mut dst, columns, columns + gap);
+        let mut out = StridedRows::new(&mut dst, columns, columns + gap);
         let scales = vec![2.0; m];
         let w_scales = vec![0.5; columns];
         unpack_i32(NativeOutput::new(&slices, lc, m), rows.clone(), &scales, &w_scales, &mut out);

@@ -59,13 +59,13 @@ impl NpuBackend {
 }
 
 /// A device with its texts as C strings.
-struct Entry {
+struct DeviceEntry {
     device: Arc<dyn Device>,
     name: CString,
     description: CString,
 }
 
-static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
+static DEVICES: OnceLock<Vec<DeviceEntry>> = OnceLock::new();
 
 /// The process that opened the devices.
 static OWNER: OnceLock<u32> = OnceLock::new();
@@ -110,7 +110,7 @@ fn release<T>(what: &str, value: Box<T>) {
     }
 }
 
-fn entry(device: usize) -> Option<&'static Entry> {
+fn entry(device: usize) -> Option<&'static DeviceEntry> {
     DEVICES.get()?.get(device)
 }
 
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn npu_start(host: *const NpuHost) -> usize {
     })
 }
 
-fn start(host: Option<&NpuHost>) -> Vec<Entry> {
+fn start(host: Option<&NpuHost>) -> Vec<DeviceEntry> {
     self::log::install(host);
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for name in config::unknown_variables(names) {
@@ -147,7 +147,7 @@ fn start(host: Option<&NpuHost>) -> Vec<Entry> {
     ::log::set_max_level(config.log);
     let found = backend::find_devices(&config);
     found.log();
-    let entries = found.devices.into_iter().map(|device| Entry {
+    let entries = found.devices.into_iter().map(|device| DeviceEntry {
         name: CString::new(device.name()).unwrap_or_default(),
         description: CString::new(device.description()).unwrap_or_default(),
         device,

@@ -12,8 +12,8 @@ use crate::dequantize;
 use crate::gguf::GgmlType;
 use crate::hexagon;
 use crate::loss::SquaredLoss;
-use crate::packfile::{self, Entry, Fingerprint, LayoutTag, SourceHash, Writer, sampled};
-use crate::rockchip::{self, pack::Source};
+use crate::packfile::{self, Entry, Fingerprint, LayoutTag, PackWriter, SourceHash, sampled};
+use crate::rockchip::{self, pack::RowSource};
 use crate::tensor::Dequantize;
 
 /// A weight as a model file has it.
@@ -27,7 +27,7 @@ pub struct Weight<'a> {
     pub ne: [usize; 4],
     /// Its bytes, in ggml's layout.
     pub data: &'a [u8],
-    /// The result of [`Source::feedback`].
+    /// The result of [`RowSource::feedback`].
     pub feedback: &'a [Feedback],
 }
 
@@ -52,9 +52,9 @@ impl fmt::Display for Form {
             }
             Self::Hexagon(layout) => {
                 let how = match layout.form {
-                    hexagon::layout::Form::Lossless => "lossless tiles",
-                    hexagon::layout::Form::Requantized => "quantized again, tiles",
-                    hexagon::layout::Form::Groups => "groups of 2 x 16",
+                    hexagon::layout::Conversion::Lossless => "lossless tiles",
+                    hexagon::layout::Conversion::Requantized => "quantized again, tiles",
+                    hexagon::layout::Conversion::Groups => "groups of 2 x 16",
                 };
                 write!(f, "{:?}, {how}", layout.weight())
             }
@@ -105,7 +105,7 @@ impl Form {
     pub fn can_pack(&self, dtype: GgmlType) -> bool {
         let needs_values = match self {
             Self::Rockchip(..) => dtype != GgmlType::F16,
-            Self::Hexagon(layout) => layout.form == hexagon::layout::Form::Requantized,
+            Self::Hexagon(layout) => layout.form == hexagon::layout::Conversion::Requantized,
         };
         !needs_values || dequantize::of(dtype).is_some()
     }
@@ -125,7 +125,7 @@ impl Form {
     pub fn write(
         &self,
         weight: &Weight,
-        writer: &mut Writer,
+        writer: &mut PackWriter,
         mut done: impl FnMut(Range<usize>) -> bool,
     ) -> packfile::Result<bool> {
         let [_, n, s2, s3] = weight.ne;
@@ -138,7 +138,7 @@ impl Form {
             let range = rows.start * row_bytes..rows.end * row_bytes;
             let bytes = &weight.data[range.clone()];
             full.update(bytes);
-            let source = Source {
+            let source = RowSource {
                 dtype,
                 rows: bytes,
                 dequantize: way,
@@ -215,7 +215,7 @@ impl Form {
     pub fn pack(
         &self,
         piece: usize,
-        source: Source<'_>,
+        source: RowSource<'_>,
         out: &mut Vec<u8>,
         scales: &mut Vec<f32>,
     ) -> SquaredLoss {
@@ -232,7 +232,7 @@ impl Form {
             }
             Self::Hexagon(layout) => {
                 let (weight, k) = (layout.weight(), layout.matrix.panel().k());
-                let Source {
+                let RowSource {
                     dtype,
                     rows,
                     dequantize,
@@ -249,7 +249,7 @@ impl Form {
                 out.resize(layout.bytes(), 0);
                 hexagon::pack::pack_rows(&layout, out, 0..n, rows, dequantize);
                 match (layout.form, dequantize) {
-                    (hexagon::layout::Form::Requantized, Some(source)) => {
+                    (hexagon::layout::Conversion::Requantized, Some(source)) => {
                         requantization_error(layout.matrix, rows, source, out)
                     }
                     _ => SquaredLoss::default(),

@@ -17,7 +17,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use self::file::File;
-pub use self::parse::{Entry, Header, TensorInfo};
+pub use self::parse::{Header, MetadataEntry, TensorInfo};
 pub use self::types::{GgmlType, Value};
 pub use self::write::{TensorPlan, Writer};
 

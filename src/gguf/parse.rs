@@ -16,7 +16,7 @@ const MAX_DIMS: u32 = 4;
 
 /// One metadata entry.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct MetadataEntry {
     /// The key.
     pub key: String,
     /// The value.
@@ -56,7 +56,7 @@ pub struct Header {
     /// Alignment of tensors, in bytes.
     pub alignment: usize,
     /// Metadata, in the file's order.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<MetadataEntry>,
     /// Tensors, in the file's order.
     pub tensors: Vec<TensorInfo>,
     keys: HashMap<String, usize>,
@@ -218,7 +218,7 @@ const KIND_STRING: u32 = 8;
 const KIND_ARRAY: u32 = 9;
 
 impl Cursor<'_> {
-    fn entry(&mut self, index: u64) -> Result<Entry> {
+    fn entry(&mut self, index: u64) -> Result<MetadataEntry> {
         let start = self.at();
         let key = self.name(|| format!("key of metadata entry {index}"))?;
         if key.is_empty() {
@@ -230,7 +230,7 @@ impl Cursor<'_> {
         }
         let kind = self.u32(|| format!("kind of {key}"))?;
         let value = self.value(&key, kind)?;
-        Ok(Entry {
+        Ok(MetadataEntry {
             key,
             value,
             range: start..self.at(),

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use hexagon_ops::layout::{LINE_BYTES, MatrixLayout, WeightType};
 
-use super::device::Buffer as Memory;
-use super::layout::{Form, WeightLayout};
+use super::device::DeviceBuffer as Memory;
+use super::layout::{Conversion, WeightLayout};
 use super::{HexDevice, SharedBuffers, pack};
 use crate::backend::{Buffer, Content};
 use crate::error::Result;
@@ -167,7 +167,7 @@ impl HexBuffer {
         if size == 0 {
             return;
         }
-        if packed.layout.form == Form::Groups {
+        if packed.layout.form == Conversion::Groups {
             packed = self.without_groups(start, &packed);
         }
         let range = first - start..first - start + size;
@@ -284,7 +284,7 @@ impl HexBuffer {
         let layout = WeightLayout {
             // PANIC: groups have the shapes of blocks.
             matrix: matrix.expect("a shape of Q4_0"),
-            form: Form::Lossless,
+            form: Conversion::Lossless,
             ..packed.layout
         };
         if let Some(plain) = &packed.plain {
@@ -327,7 +327,7 @@ impl HexBuffer {
             // writes padding, too.
             copy_in(&self.memory, start, layout.bytes(), |_, out| out.fill(0));
         }
-        let lossless = layout.form == Form::Lossless;
+        let lossless = layout.form == Conversion::Lossless;
         let packed = Arc::new(Packed {
             layout,
             bytes,

@@ -36,7 +36,7 @@ pub struct HexNpu {
 
 /// Options of a session.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct SessionOptions {
     /// The compute DSP.
     pub dsp: Domain,
     /// Number of the session, from 0.
@@ -63,9 +63,9 @@ impl HexNpu {
         name: &Arc<str>,
         rpc: &Arc<FastRpc>,
         caps: &'static HexCaps,
-        settings: Settings,
+        settings: SessionOptions,
     ) -> Result<Self> {
-        let Settings {
+        let SessionOptions {
             dsp,
             session,
             floats,
@@ -136,11 +136,11 @@ impl HexNpu {
     ///
     /// # Errors
     /// `OutOfMemory`, or `NotMapped` if the system has no addresses for it.
-    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer> {
         let memory = SharedMemory::new(self.session.connection(), bytes.max(1))?;
         let memory = Arc::new(memory);
         let number = self.session.add(&memory)?;
-        Ok(Buffer {
+        Ok(DeviceBuffer {
             number,
             memory,
             session: Arc::clone(&self.session),
@@ -160,7 +160,7 @@ impl HexNpu {
 
 /// Shared memory with a number that jobs name it by.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct DeviceBuffer {
     number: u32,
     memory: Arc<SharedMemory>,
     /// Dropped last, since it may be the last owner of the connection that the memory is mapped
@@ -168,7 +168,7 @@ pub struct Buffer {
     session: Arc<Session>,
 }
 
-impl Buffer {
+impl DeviceBuffer {
     /// Its number.
     #[must_use]
     pub fn number(&self) -> u32 {
@@ -231,7 +231,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         self.session.remove(self.number);
     }

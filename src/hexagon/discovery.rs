@@ -37,14 +37,14 @@ pub fn find(config: &Config) -> Discovery {
 
 /// A session that can be opened.
 #[derive(Debug)]
-pub struct Session {
+pub struct SessionPlan {
     rpc: Arc<FastRpc>,
     caps: &'static HexCaps,
     dsp: Domain,
     number: u32,
 }
 
-impl Session {
+impl SessionPlan {
     /// Opens it and tests its results.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Session {
 /// Returns the sessions that `config` asks for or that the machine has, in order; for an NPU that
 /// is there but cannot be used, the reason.
 #[must_use]
-pub fn sessions(config: &Config) -> Vec<std::result::Result<Session, Absence>> {
+pub fn sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence>> {
     let mut found = Vec::new();
     for chip in &config.sim {
         if let SimChip::Hexagon(caps) = chip {
@@ -120,12 +120,12 @@ pub fn sessions(config: &Config) -> Vec<std::result::Result<Session, Absence>> {
 pub fn sessions_behind(
     rpc: &Arc<FastRpc>,
     config: &Config,
-) -> Vec<std::result::Result<Session, Absence>> {
+) -> Vec<std::result::Result<SessionPlan, Absence>> {
     let mut found = Vec::new();
     for dsp in Domain::ALL {
         match chip_behind(rpc, dsp) {
             Ok(Some(caps)) => found.extend((0..config.hex_sessions).map(|number| {
-                Ok(Session {
+                Ok(SessionPlan {
                     rpc: Arc::clone(rpc),
                     caps,
                     dsp,

@@ -7,7 +7,7 @@ use crate::tensor::{DType, Format};
 
 /// Change of a type by packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum Conversion {
     /// Its own bytes, in another order.
     Lossless,
     /// Its values in Q8_0, for types without a layout.
@@ -24,7 +24,7 @@ pub struct WeightLayout {
     /// Matrices in dimensions 2 and 3.
     pub slices: [usize; 2],
     /// Change of the type by packing.
-    pub form: Form,
+    pub form: Conversion,
 }
 
 impl WeightLayout {
@@ -47,12 +47,12 @@ impl WeightLayout {
     #[must_use]
     pub fn groups(&self) -> Option<Self> {
         let panel = self.matrix.panel();
-        if (panel.weight(), self.form) != (WeightType::Q4_0, Form::Lossless) {
+        if (panel.weight(), self.form) != (WeightType::Q4_0, Conversion::Lossless) {
             return None;
         }
         Some(Self {
             matrix: MatrixLayout::new(WeightType::Q4Tile, self.matrix.n(), panel.k()).ok()?,
-            form: Form::Groups,
+            form: Conversion::Groups,
             ..*self
         })
     }
@@ -76,9 +76,9 @@ impl WeightLayout {
     }
 }
 
-fn weight_type(tensor: &Tensor) -> Option<(WeightType, Form)> {
+fn weight_type(tensor: &Tensor) -> Option<(WeightType, Conversion)> {
     match (tensor.dtype, tensor.format) {
-        (DType::F16, _) => Some((WeightType::F16, Form::Lossless)),
+        (DType::F16, _) => Some((WeightType::F16, Conversion::Lossless)),
         (DType::Quantized { .. }, Some(format)) => {
             let weight = match format {
                 Format::Q4_0 => WeightType::Q4_0,
@@ -87,10 +87,10 @@ fn weight_type(tensor: &Tensor) -> Option<(WeightType, Form)> {
                 Format::Iq4Nl => WeightType::Iq4Nl,
                 Format::Mxfp4 => WeightType::Mxfp4,
             };
-            Some((weight, Form::Lossless))
+            Some((weight, Conversion::Lossless))
         }
         (DType::Quantized { .. }, None) if tensor.dequantize.is_some() => {
-            Some((WeightType::Q8_0, Form::Requantized))
+            Some((WeightType::Q8_0, Conversion::Requantized))
         }
         _ => None,
     }

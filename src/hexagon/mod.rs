@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use self::caps::HexCaps;
-use self::device::{Buffer as Memory, Domain, Floats, HexNpu, Serving, Settings};
+use self::device::{DeviceBuffer as Memory, Domain, Floats, HexNpu, Serving, SessionOptions};
 use self::driver::FastRpc;
 use self::layout::WeightLayout;
 use self::stream::trace::Trace;
@@ -151,7 +151,7 @@ impl HexDevice {
         floats: Floats,
     ) -> Result<Self> {
         let name: Arc<str> = name.into();
-        let settings = Settings {
+        let settings = SessionOptions {
             dsp: options.dsp,
             session: options.session,
             timeout: options.timeout,

@@ -8,7 +8,7 @@ use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM};
 use rayon::prelude::*;
 
-use super::layout::{Form, WeightLayout};
+use super::layout::{Conversion, WeightLayout};
 use crate::packfile::LayoutTag;
 use crate::tensor::{DType, Dequantize};
 
@@ -19,7 +19,7 @@ const Q8_0: (usize, usize) = (32, 34);
 pub(crate) fn tag(layout: &WeightLayout) -> LayoutTag {
     let (matrix, [s2, s3]) = (layout.matrix, layout.slices);
     let shape = [matrix.panel().k(), matrix.n(), s2, s3];
-    LayoutTag::hexagon(layout.weight(), shape, layout.form != Form::Lossless)
+    LayoutTag::hexagon(layout.weight(), shape, layout.form != Conversion::Lossless)
 }
 
 /// Returns the layout of one panel as a separate matrix.
@@ -130,7 +130,7 @@ pub(crate) fn pack_rows(
 ) {
     assert_ne!(
         layout.form,
-        Form::Groups,
+        Conversion::Groups,
         "groups are not made of ggml's rows"
     );
     let source_bytes = rows.len() / (layout.count() * layout.matrix.n());
@@ -145,7 +145,7 @@ pub(crate) fn pack_rows(
             let numbers = panel_rows(layout, first + index);
             let whole = touched.start <= numbers.start && numbers.end <= touched.end;
             let bytes = match (layout.form, dequantize) {
-                (Form::Requantized, Some(dequantize)) => {
+                (Conversion::Requantized, Some(dequantize)) => {
                     let quantized = work.rows.chunks_exact_mut(row_bytes);
                     for (number, out) in numbers.clone().zip(quantized) {
                         dequantize.dequantize(source(number), &mut work.values);
@@ -178,7 +178,7 @@ struct Work {
 
 impl Work {
     fn new(layout: &WeightLayout) -> Self {
-        if layout.form == Form::Lossless {
+        if layout.form == Conversion::Lossless {
             return Self {
                 values: Vec::new(),
                 rows: Vec::new(),

@@ -10,7 +10,7 @@ use crate::tensor::DType;
 
 pub mod cost;
 pub mod fuse;
-mod tensor;
+mod operation;
 
 /// A multiplication: `dst[M,N] = act[M,K] · w[K,N]` for each plane of the activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,9 +130,9 @@ pub fn command(vtcm_bytes: usize, operation: &Operation, packed: bool) -> Result
         }
         (Op::MulMatId, _) => Err("an operand is missing"),
         (Op::FlashAttnExt, _) => {
-            tensor::attention(operation).map(|body| Command::Attention(Box::new(body)))
+            operation::attention(operation).map(|body| Command::Attention(Box::new(body)))
         }
-        _ => tensor::command(operation).map(|body| Command::Tensor(Box::new(body))),
+        _ => operation::command(operation).map(|body| Command::Tensor(Box::new(body))),
     }
 }
 

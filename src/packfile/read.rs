@@ -18,7 +18,7 @@ const TABLE_BYTES_AT: usize = 24;
 
 /// Head and table of a pack file, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Table {
+pub struct PackTable {
     /// The chip that it was made for.
     pub chip: String,
     /// Options with which it was made.
@@ -27,7 +27,7 @@ pub struct Table {
     pub entries: Vec<Entry>,
 }
 
-impl Table {
+impl PackTable {
     /// Reads and checks head and table. Payloads are only known to be inside the file.
     ///
     /// - `bytes`: the whole file
@@ -64,7 +64,7 @@ impl Table {
     ///   and not too large
     /// - `have`: bytes of the file
     fn parse_front(bytes: &[u8], have: u64) -> Result<Self> {
-        let mut head = Cursor::new(bytes, have);
+        let mut head = TableCursor::new(bytes, have);
         let magic = head.array::<8>("magic")?;
         if magic != MAGIC {
             return Err(field("magic", format!("{magic:02x?}"), "not a pack file"));
@@ -109,7 +109,7 @@ impl Table {
             return Err(Error::Corrupted { field, want, have });
         }
 
-        let mut cursor = Cursor::new(table, file_bytes);
+        let mut cursor = TableCursor::new(table, file_bytes);
         let chip = cursor.text("chip", MAX_TEXT_BYTES)?;
         let options = cursor.text("options", MAX_TEXT_BYTES)?;
         let (mut entries, mut names) = (Vec::new(), HashSet::new());
@@ -136,13 +136,13 @@ impl Table {
 }
 
 /// A place in the head or the table.
-struct Cursor<'a> {
+struct TableCursor<'a> {
     bytes: &'a [u8],
     at: usize,
     file_bytes: u64,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> TableCursor<'a> {
     fn new(bytes: &'a [u8], file_bytes: u64) -> Self {
         Self {
             bytes,

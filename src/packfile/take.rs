@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{
-    CHUNK_BYTES, ChunkHash, Entry, Error, Fingerprint, LayoutTag, Result, SourceHash, Table,
+    CHUNK_BYTES, ChunkHash, Entry, Error, Fingerprint, LayoutTag, PackTable, Result, SourceHash,
     sampled,
 };
 use crate::files::open_input;
@@ -22,7 +22,7 @@ use crate::tensor::{DType, Format};
 pub struct Pack {
     path: PathBuf,
     file: File,
-    table: Table,
+    table: PackTable,
     index: HashMap<String, usize>,
     /// It has some weights in groups, and is not meant to have all.
     has_groups: bool,
@@ -42,7 +42,7 @@ impl Pack {
             source,
         };
         let file = open_input(path).map_err(failed)?;
-        let table = Table::read(&file).map_err(failed)??;
+        let table = PackTable::read(&file).map_err(failed)??;
         let names = table.entries.iter().enumerate();
         let index = names
             .map(|(at, entry)| (entry.source.name.clone(), at))
@@ -61,7 +61,7 @@ impl Pack {
 
     /// Returns its head and table.
     #[must_use]
-    pub fn table(&self) -> &Table {
+    pub fn table(&self) -> &PackTable {
         &self.table
     }
 

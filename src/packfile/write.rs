@@ -11,11 +11,11 @@ use super::{
 };
 use crate::files::OutputFile;
 
-/// A pack file on its way: nothing is at its place until [`Writer::finish`].
+/// A pack file on its way: nothing is at its place until [`PackWriter::finish`].
 ///
 /// Tensors are streamed: the writer holds the table and a buffer of 1 MiB.
 #[derive(Debug)]
-pub struct Writer {
+pub struct PackWriter {
     out: OutputFile,
     chip: String,
     options: String,
@@ -27,7 +27,7 @@ pub struct Writer {
     written: u64,
 }
 
-impl Writer {
+impl PackWriter {
     /// Begins a file.
     ///
     /// - `chip`, `options`: for whom it is, and how it was made, in words

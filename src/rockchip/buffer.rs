@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::device::{WeightMemory, Weights};
-use super::pack::Source;
+use super::pack::RowSource;
 use super::{RkDevice, plan};
 use crate::backend::{Buffer, Content};
 use crate::error::{Error, Result};
@@ -169,7 +169,7 @@ impl RkBuffer {
             let first = touched.start.saturating_sub(start) / row_bytes;
             let last = (touched.end.min(start + packed.bytes) - start).div_ceil(row_bytes);
             let rows = &plain.bytes()[start..start + packed.bytes];
-            let source = Source {
+            let source = RowSource {
                 dtype: packed.dtype,
                 rows,
                 dequantize: tensor.dequantize,

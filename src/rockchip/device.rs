@@ -18,8 +18,8 @@ use rknpu_ops::ffi::CoreMask;
 use rknpu_ops::pack::Rows;
 use task_pool::{Pool, chunks};
 
-use self::activation::{Activations, Shared};
-use self::core::{Call, Core};
+use self::activation::{Activations, SharedActivations};
+use self::core::{Core, CoreCall};
 use self::domain::Domains;
 pub use self::weight::{WeightMemory, WeightSlice, Weights};
 use crate::error::{Error, Result};
@@ -60,14 +60,14 @@ pub struct RkNpu {
     domains: Domains,
     versions: (String, String),
     threads: Pool,
-    state: Mutex<State>,
+    state: Mutex<NpuState>,
     /// Reason why the device is out of use.
     lost: OnceLock<String>,
 }
 
 /// State that changes from call to call.
 #[derive(Debug)]
-struct State {
+struct NpuState {
     activations: Activations,
     cores: Vec<Core>,
 }
@@ -107,7 +107,7 @@ impl RkNpu {
         let cores = (caps.cores.iter())
             .filter_map(|core| masks.get(core).copied())
             .map(|mask| Core::new(has_masks.then_some(mask), limit));
-        let state = State {
+        let state = NpuState {
             activations: Activations::default(),
             cores: cores.collect(),
         };
@@ -201,7 +201,7 @@ impl RkNpu {
 
     fn run(
         &self,
-        state: &mut State,
+        state: &mut NpuState,
         w: WeightSlice,
         act: Rows<f32>,
         bucket: usize,
@@ -209,7 +209,7 @@ impl RkNpu {
         mut dst: RowsMut,
     ) -> Result<()> {
         let layout = &w.weights.layout;
-        let shared = graph.map(|graph| Shared {
+        let shared = graph.map(|graph| SharedActivations {
             graph,
             addresses: act.addresses(),
         });
@@ -219,8 +219,8 @@ impl RkNpu {
             .pack(anchor, &self.threads, layout, act, bucket, shared)?;
         state.activations.written(&dst.addresses());
 
-        let State { activations, cores } = state;
-        let call = Call {
+        let NpuState { activations, cores } = state;
+        let call = CoreCall {
             rknn: &self.rknn,
             w,
             activations,

@@ -2,7 +2,7 @@
 //! nowhere else.
 //!
 //! Ownership: a [`Context`] or [`Memory`] keeps the library open, a [`Memory`] keeps the context it
-//! was made with, a [`View`] keeps the memory that it shows. A context binds memory at each
+//! was made with, a [`MemoryView`] keeps the memory that it shows. A context binds memory at each
 //! [`Context::run`], and only what changed since the last one, so it can never run on memory that
 //! is gone.
 #![expect(unsafe_code, reason = "calls into the vendor's library")]
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::rockchip::caps;
 
 use self::memory::TensorMemory;
-pub use self::memory::{Memory, View};
+pub use self::memory::{Memory, MemoryView};
 
 pub mod lock;
 mod memory;
@@ -111,11 +111,11 @@ pub struct Context {
 
 /// Operands and result of one run, in the native layouts of the context's shape.
 #[derive(Debug)]
-pub struct Operands<'a> {
+pub struct RunOperands<'a> {
     /// Activations.
     pub a: &'a Memory,
     /// Weights.
-    pub b: &'a View,
+    pub b: &'a MemoryView,
     /// Result.
     pub c: &'a mut Memory,
 }
@@ -218,7 +218,7 @@ impl Context {
     ///
     /// # Errors
     /// `Vendor` with the shape in it.
-    pub fn run(&mut self, operands: Operands) -> Result<()> {
+    pub fn run(&mut self, operands: RunOperands) -> Result<()> {
         let operands: [&TensorMemory; 3] = [&operands.a.0, &operands.b.memory, &operands.c.0];
         for (index, memory) in operands.into_iter().enumerate() {
             if self.bound[index] != memory.identity {

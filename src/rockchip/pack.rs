@@ -21,7 +21,7 @@ mod loss;
 
 /// ggml's rows of one weight: contiguous in memory.
 #[derive(Clone, Copy)]
-pub struct Source<'a> {
+pub struct RowSource<'a> {
     /// Type of the elements.
     pub dtype: DType,
     /// The rows of all slices, one after another.
@@ -34,7 +34,7 @@ pub struct Source<'a> {
     pub feedback: &'a [Feedback],
 }
 
-impl Source<'_> {
+impl RowSource<'_> {
     /// The values of one row.
     fn row(&self, bytes: &[u8], out: &mut [f32]) {
         match (self.dtype, self.dequantize) {
@@ -73,7 +73,7 @@ struct Group<'a> {
 /// neither.
 pub fn pack_rows(
     layout: &WeightLayout,
-    source: Source,
+    source: RowSource,
     rows: Range<usize>,
     scales: &mut [f32],
     out: &mut [u8],
@@ -162,7 +162,7 @@ fn groups<'a>(layout: &WeightLayout, scales: &'a mut [f32], out: &'a mut [u8]) -
 /// Parameters that all groups of a weight share.
 struct Packer<'a> {
     layout: &'a WeightLayout,
-    source: Source<'a>,
+    source: RowSource<'a>,
     rotation: Rotation,
 }
 

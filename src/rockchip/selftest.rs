@@ -14,7 +14,7 @@ use crate::reference;
 use crate::rockchip::caps::Precision;
 use crate::rockchip::device::{NAME, RkNpu, WeightMemory, WeightSlice, Weights};
 use crate::rockchip::layout::WeightLayout;
-use crate::rockchip::pack::Source;
+use crate::rockchip::pack::RowSource;
 use crate::rockchip::plan::Buckets;
 use crate::tensor::{DType, Dequantize};
 
@@ -42,7 +42,7 @@ static CASE: LazyLock<Case> = LazyLock::new(|| {
 /// Operands and their product, for the largest M.
 struct Case {
     act: Vec<f32>,
-    /// Weights, as [`Plain`] stores them.
+    /// Weights, as [`PlainWeights`] stores them.
     bytes: Vec<u8>,
     want: Vec<f64>,
 }
@@ -78,9 +78,9 @@ fn limit(precision: Precision) -> f64 {
 }
 
 /// Weights that are F32 in disguise, so that the test needs no ggml.
-struct Plain;
+struct PlainWeights;
 
-impl Dequantize for Plain {
+impl Dequantize for PlainWeights {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
         for (value, bytes) in out.iter_mut().zip(blocks.as_chunks::<4>().0) {
             *value = f32::from_ne_bytes(*bytes);
@@ -114,10 +114,10 @@ fn arithmetic(npu: &RkNpu, choice: Choice) -> Result<(Precision, Buckets)> {
     };
     let memory = npu.allocate(layout.bytes())?;
     let mut packed = memory.place(layout, 0)?;
-    let source = Source {
+    let source = RowSource {
         dtype,
         rows: &CASE.bytes,
-        dequantize: Some(&Plain),
+        dequantize: Some(&PlainWeights),
         calibration: Method::default(),
         feedback: &[],
     };

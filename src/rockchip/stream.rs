@@ -11,7 +11,7 @@ use rknpu_ops::pack::Rows;
 
 use super::device::{NAME, WeightMemory, WeightSlice, Weights};
 use super::layout::WeightLayout;
-use super::pack::Source;
+use super::pack::RowSource;
 use super::plan::{self, Bucketing, Command, MulMat, MulMatId};
 use super::{RkBuffer, RkDevice};
 use crate::backend::{GraphError, Node, Stream};
@@ -57,7 +57,7 @@ impl Stream for RkStream {
 }
 
 /// The packed weights of a node.
-enum Packed<'a> {
+enum PackedOperand<'a> {
     /// Packed when they were written.
     Ready(&'a WeightMemory, &'a Weights),
     /// Packed as they are used, for this node only.
@@ -91,7 +91,7 @@ pub(super) struct RowScratch {
     result: Vec<f32>,
 }
 
-impl Packed<'_> {
+impl PackedOperand<'_> {
     /// Makes a slice available.
     fn slice(&mut self, slice: usize) -> WeightSlice<'_> {
         match self {
@@ -119,7 +119,7 @@ impl AtUse<'_> {
         }
         let [_, n, s2, s3] = self.src0.shape.ne;
         let bytes = self.rows.len() / (s2 * s3);
-        let source = Source {
+        let source = RowSource {
             dtype: self.src0.dtype,
             rows: &self.rows[slice * bytes..][..bytes],
             dequantize: self.src0.dequantize,
@@ -148,7 +148,7 @@ impl RkDevice {
         let (command, mut packed) = match (buffer, found) {
             (Some(buffer), Some(weights)) => {
                 let command = plan::command_for(*weights.layout(), operation);
-                let packed = Packed::Ready(&buffer.memory, weights);
+                let packed = PackedOperand::Ready(&buffer.memory, weights);
                 (command.map_err(refused)?, packed)
             }
             _ => {
@@ -178,7 +178,11 @@ impl RkDevice {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pack_at_use<'a>(&self, layout: &WeightLayout, src0: Tensor<'a>) -> Result<Packed<'a>> {
+    fn pack_at_use<'a>(
+        &self,
+        layout: &WeightLayout,
+        src0: Tensor<'a>,
+    ) -> Result<PackedOperand<'a>> {
         let rows = gather_rows(&src0).ok_or_else(|| refused("weights have no memory"))?;
         let one = WeightLayout {
             slices: 1,
@@ -186,7 +190,7 @@ impl RkDevice {
         };
         let memory = self.npu.allocate(one.bytes())?;
         let weights = memory.place(one, 0)?;
-        Ok(Packed::AtUse(Box::new(AtUse {
+        Ok(PackedOperand::AtUse(Box::new(AtUse {
             src0,
             rows,
             calibration: self.target.calibration,
@@ -199,7 +203,7 @@ impl RkDevice {
     fn mul_mat(
         &self,
         command: &MulMat,
-        packed: &mut Packed,
+        packed: &mut PackedOperand,
         node: &mut Node,
         graph: u64,
         converted: &mut Vec<f32>,
@@ -227,7 +231,7 @@ impl RkDevice {
     fn mul_mat_id(
         &self,
         command: &MulMatId,
-        packed: &mut Packed,
+        packed: &mut PackedOperand,
         node: &mut Node,
         scratch: &mut RowScratch,
     ) -> Result<()> {
@@ -273,7 +277,7 @@ impl RkDevice {
     /// Multiplies rows with one slice of the weights, bucket by bucket.
     fn rows(
         &self,
-        packed: &mut Packed,
+        packed: &mut PackedOperand,
         slice: usize,
         act: Rows<f32>,
         graph: Option<u64>,

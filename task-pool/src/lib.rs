@@ -27,7 +27,7 @@ mod cpu;
 mod part;
 
 use self::cpu::{Cpus, current_cpu};
-pub use part::{Parts, SliceChunks, chunks};
+pub use part::{Divisible, SliceChunks, chunks};
 
 /// Time for which a thread spins before it sleeps, if there is a CPU for each thread of the pool.
 ///
@@ -193,7 +193,7 @@ impl Pool {
     ///
     /// # Panics
     /// As [`Pool::run`].
-    pub fn for_each<P: Parts>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
+    pub fn for_each<P: Divisible>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
         self.run(parts.count(), &|index| {
             // SAFETY: `run` calls this once for each index below the count, and `parts` lives until
             // it returns.

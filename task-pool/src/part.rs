@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 ///
 /// # Safety
 /// Parts of different indices may be used at the same time on different threads.
-pub unsafe trait Parts: Sync {
+pub unsafe trait Divisible: Sync {
     /// The part of one index.
     type Part;
 
@@ -53,7 +53,7 @@ pub fn chunks<T>(slice: &mut [T], size: usize) -> SliceChunks<'_, T> {
 unsafe impl<T: Send> Sync for SliceChunks<'_, T> {}
 
 // SAFETY: chunks of different indices have no element in common.
-unsafe impl<'a, T: Send> Parts for SliceChunks<'a, T> {
+unsafe impl<'a, T: Send> Divisible for SliceChunks<'a, T> {
     type Part = &'a mut [T];
 
     fn count(&self) -> usize {
@@ -72,7 +72,7 @@ unsafe impl<'a, T: Send> Parts for SliceChunks<'a, T> {
 }
 
 // SAFETY: the parts of each are independent.
-unsafe impl<A: Parts, B: Parts> Parts for (A, B) {
+unsafe impl<A: Divisible, B: Divisible> Divisible for (A, B) {
     type Part = (A::Part, B::Part);
 
     fn count(&self) -> usize {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ggml_rust_npu::backend::{Buffer, Device, Stream};
 use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::graph::{Op, Place};
-use ggml_rust_npu::hexagon::device::{Domain, Floats, HexNpu, Serving, Settings};
+use ggml_rust_npu::hexagon::device::{Domain, Floats, HexNpu, Serving, SessionOptions};
 use ggml_rust_npu::hexagon::driver::FastRpc;
 use ggml_rust_npu::hexagon::{HexStream, Options};
 use ggml_rust_npu::reference;
@@ -168,7 +168,7 @@ fn a_refused_request_for_stack_is_named_by_the_dsp() {
 fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
     let rpc = FastRpc::simulate(strict(75)).unwrap();
     let caps = ggml_rust_npu::hexagon::caps::by_arch(75).unwrap();
-    let settings = Settings {
+    let settings = SessionOptions {
         dsp: Domain::Cdsp,
         session: 0,
         timeout: TIMEOUT,

@@ -11,7 +11,7 @@ use ggml_rust_npu::graph::{Op, Place};
 use ggml_rust_npu::hexagon::layout::WeightLayout;
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream};
 use ggml_rust_npu::loss::SquaredLoss;
-use ggml_rust_npu::packfile::{Packs, SourceHash, Writer, sampled};
+use ggml_rust_npu::packfile::{PackWriter, Packs, SourceHash, sampled};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::Format;
 use half::f16;
@@ -74,7 +74,7 @@ impl Both {
 
     /// Writes the pack; `source`: the tensor's bytes according to the pack.
     fn write(&self, path: &Path, source: &[u8]) {
-        let mut writer = Writer::create(path, "hexagon", "", ["weight"]).unwrap();
+        let mut writer = PackWriter::create(path, "hexagon", "", ["weight"]).unwrap();
         writer.bytes(&self.packed).unwrap();
         let weight = offline::Weight {
             name: "weight",

@@ -11,7 +11,7 @@ use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{Op, Place, Tensor};
 use ggml_rust_npu::hexagon::layout::WeightLayout;
 use ggml_rust_npu::hexagon::{HexBuffer, HexStream};
-use ggml_rust_npu::packfile::{Fingerprint, Pack, Packs, SourceHash, Writer, sampled};
+use ggml_rust_npu::packfile::{Fingerprint, Pack, PackWriter, Packs, SourceHash, sampled};
 use ggml_rust_npu::tensor::Format;
 use proptest::prelude::*;
 
@@ -63,7 +63,7 @@ fn weight(dtype: GgmlType, ne: [usize; 4]) -> Tensor<'static> {
 fn write(path: &Path, dtype: GgmlType, ne: [usize; 4], packed: &[u8], source: &[u8]) {
     let form = Form::Hexagon(WeightLayout::new(&weight(dtype, ne)).unwrap());
     let side = path.with_extension("side");
-    let mut writer = Writer::create(&side, "hexagon-v75", "", ["weight"]).unwrap();
+    let mut writer = PackWriter::create(&side, "hexagon-v75", "", ["weight"]).unwrap();
     let as_file = offline::Weight {
         name: "weight",
         dtype,
@@ -80,7 +80,7 @@ fn write(path: &Path, dtype: GgmlType, ne: [usize; 4], packed: &[u8], source: &[
         full: SourceHash::of(source),
         ..entry.source
     };
-    let mut writer = Writer::create(path, "hexagon-v75", "", ["weight"]).unwrap();
+    let mut writer = PackWriter::create(path, "hexagon-v75", "", ["weight"]).unwrap();
     writer.bytes(&pack.payload(&entry).unwrap().0).unwrap();
     writer.end(entry, &[]).unwrap();
     writer.finish().unwrap();

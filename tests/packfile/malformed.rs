@@ -1,6 +1,6 @@
 //! Head and table: valid ones are read, invalid ones are refused by name.
 
-use ggml_rust_npu::packfile::{Error, Table};
+use ggml_rust_npu::packfile::{Error, PackTable};
 use proptest::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -8,7 +8,7 @@ use super::raw::Raw;
 
 #[test]
 fn a_good_file_is_read() {
-    let table = Table::parse(&Raw::good().bytes()).unwrap();
+    let table = PackTable::parse(&Raw::good().bytes()).unwrap();
     assert_eq!(
         (&table.chip[..], &table.options[..]),
         ("rk3588", "--rules x=int8")
@@ -134,7 +134,7 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
     for (words, change) in MALFORMED {
         let mut raw = Raw::good();
         change(&mut raw);
-        let error = Table::parse(&raw.bytes()).unwrap_err().to_string();
+        let error = PackTable::parse(&raw.bytes()).unwrap_err().to_string();
         for word in *words {
             assert!(error.contains(word), "{word:?} is not in {error:?}");
         }
@@ -145,7 +145,7 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
 fn a_file_that_is_cut_anywhere_is_refused() {
     let bytes = Raw::good().bytes();
     for len in 0..bytes.len() {
-        assert!(Table::parse(&bytes[..len]).is_err(), "{len} bytes");
+        assert!(PackTable::parse(&bytes[..len]).is_err(), "{len} bytes");
     }
     let words = [
         "magic",
@@ -156,7 +156,7 @@ fn a_file_that_is_cut_anywhere_is_refused() {
         "bytes of the file",
     ];
     for (len, word) in [0, 9, 13, 17, 25, 33].into_iter().zip(words) {
-        let error = Table::parse(&bytes[..len]).unwrap_err();
+        let error = PackTable::parse(&bytes[..len]).unwrap_err();
         assert!(
             matches!(&error, Error::Truncated { field, .. } if field.contains(word)),
             "{error}"
@@ -178,10 +178,10 @@ proptest! {
             let end = 56usize.saturating_add(table).min(bytes.len());
             let hash = xxh3_128(&[&bytes[..40], &bytes[56..end]].concat());
             bytes[40..56].copy_from_slice(&hash.to_le_bytes());
-            let _ = Table::parse(&bytes);
+            let _ = PackTable::parse(&bytes);
         } else {
             // The table ends at 508, and the hash covers all in front of that but itself.
-            prop_assert_eq!(Table::parse(&bytes).is_err(), change);
+            prop_assert_eq!(PackTable::parse(&bytes).is_err(), change);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ggml_rust_npu::packfile::{
-    CHUNK_BYTES, ChunkHash, Entry, Fingerprint, LayoutTag, Pack, Table, Writer, sampled,
+    CHUNK_BYTES, ChunkHash, Entry, Fingerprint, LayoutTag, Pack, PackTable, PackWriter, sampled,
 };
 use proptest::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
@@ -46,7 +46,7 @@ proptest! {
     ) {
         let path = folder("packfile_round_trip").join("x.npu");
         let names: Vec<String> = (0..tensors.len()).map(|i| format!("tensor.{i}")).collect();
-        let mut writer = Writer::create(&path, "rk3588", "", names.iter().map(String::as_str)).unwrap();
+        let mut writer = PackWriter::create(&path, "rk3588", "", names.iter().map(String::as_str)).unwrap();
         let content = |i: usize, bytes: usize| -> Vec<u8> {
             (0..bytes).map(|at| (at / 7 + i).to_le_bytes()[0] ^ seed).collect()
         };
@@ -99,7 +99,7 @@ proptest! {
 #[test]
 fn the_writer_refuses_another_number_of_bytes_scales_or_tensors() {
     let path = folder("packfile_writer").join("x.npu");
-    let begin = || Writer::create(&path, "", "", ["a"]).unwrap();
+    let begin = || PackWriter::create(&path, "", "", ["a"]).unwrap();
     let mut writer = begin();
     writer.bytes(&[0; 9]).unwrap();
     let error = writer.end(entry("a", 10, 0), &[]).unwrap_err().to_string();
@@ -115,7 +115,7 @@ fn the_writer_refuses_another_number_of_bytes_scales_or_tensors() {
     assert!(error.contains("scales of \"a\""), "{error}");
     let error = begin().finish().unwrap_err().to_string();
     assert!(error.contains("bytes of the table"), "{error}");
-    let error = Writer::create(&path, &"x".repeat(1 << 17), "", [])
+    let error = PackWriter::create(&path, &"x".repeat(1 << 17), "", [])
         .unwrap_err()
         .to_string();
     assert!(error.contains("length of chip"), "{error}");
@@ -128,7 +128,7 @@ fn the_writer_refuses_another_number_of_bytes_scales_or_tensors() {
 #[test]
 fn a_flipped_bit_in_a_payload_is_found() {
     let path = folder("packfile_corrupted").join("x.npu");
-    let mut writer = Writer::create(&path, "", "", ["first", "second"]).unwrap();
+    let mut writer = PackWriter::create(&path, "", "", ["first", "second"]).unwrap();
     for name in ["first", "second"] {
         writer.bytes(&vec![7; CHUNK_BYTES + 100]).unwrap();
         writer
@@ -137,7 +137,7 @@ fn a_flipped_bit_in_a_payload_is_found() {
     }
     writer.finish().unwrap();
     let good = std::fs::read(&path).unwrap();
-    let table = Table::parse(&good).unwrap();
+    let table = PackTable::parse(&good).unwrap();
     let (mut out, mut scales) = (vec![0; CHUNK_BYTES + 100], [0.0; 5]);
     for (index, name) in ["first", "second"].into_iter().enumerate() {
         let start = usize::try_from(table.entries[index].offset).unwrap();
@@ -170,7 +170,7 @@ fn a_flipped_bit_in_a_payload_is_found() {
 }
 
 fn write(path: &Path, byte: u8) {
-    let mut writer = Writer::create(path, "", "", ["a"]).unwrap();
+    let mut writer = PackWriter::create(path, "", "", ["a"]).unwrap();
     writer.bytes(&vec![byte; 3 * CHUNK_BYTES]).unwrap();
     let entry = entry("a", 3 * CHUNK_BYTES, 5);
     writer.end(entry, &[1.0; 5]).unwrap();
@@ -259,7 +259,7 @@ fn a_payload_of_another_size_is_not_taken() {
     };
     for (bytes, scales) in [(200, 2), (199, 2), (201, 2), (200, 1), (200, 3)] {
         let path = folder.join(format!("{bytes}_{scales}.npu"));
-        let mut writer = Writer::create(&path, "", "", ["a"]).unwrap();
+        let mut writer = PackWriter::create(&path, "", "", ["a"]).unwrap();
         writer.bytes(&vec![9; bytes]).unwrap();
         let mut entry = entry("a", bytes, scales);
         entry.source.sampled = sampled(&source);

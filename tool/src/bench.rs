@@ -13,13 +13,13 @@ use ggml_rust_npu::config::settings::Settings;
 use ggml_rust_npu::rockchip;
 
 use self::cpu::Time;
-use self::multiply::{Refused, Weights};
-use self::report::{Crossover, DeviceLine, Report, Row};
+use self::multiply::{Refused, TimedWeights};
+use self::report::{BenchReport, BenchRow, Crossover, DeviceLine};
 use crate::files::Files;
 use crate::progress::Progress;
 use crate::quantize::Format;
 use crate::text::{print, print_json, say};
-use crate::{Failure, NO_DEVICE, devices, files};
+use crate::{NO_DEVICE, ToolError, devices, files};
 
 mod cpu;
 mod multiply;
@@ -41,7 +41,7 @@ mod report;
 /// the chip.
 #[derive(Debug, ClapArgs)]
 #[command(verbatim_doc_comment)]
-pub struct Args {
+pub struct BenchArgs {
     /// Rows of activations: tokens that are computed at a time
     #[arg(short, long = "rows", value_name = "M,...", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256,512",
         value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -54,7 +54,7 @@ pub struct Args {
         value_delimiter = ',',
         default_value = "2048x2048,2048x8192,8192x2048,4096x4096"
     )]
-    shapes: Vec<Shape>,
+    shapes: Vec<SizeArg>,
     /// Types of weights
     #[arg(
         short,
@@ -93,9 +93,9 @@ const LARGEST_OPERAND: usize = 1 << 28;
 
 /// K and N.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape([usize; 2]);
+struct SizeArg([usize; 2]);
 
-impl FromStr for Shape {
+impl FromStr for SizeArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -124,7 +124,7 @@ struct Point {
 ///
 /// # Errors
 /// Text for the user.
-pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
     let config = Config::from_env()?;
     devices::listen()?;
     let mut inputs = Files::default();
@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         say("no NPU can be used");
         return Ok(ExitCode::from(NO_DEVICE));
     }
-    let mut report = Report {
+    let mut report = BenchReport {
         version: env!("CARGO_PKG_VERSION"),
         devices: devices.iter().map(|device| line(&**device)).collect(),
         rows: Vec::new(),
@@ -161,7 +161,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         for point in &points {
             measure(device, point, &times, &progress, &mut report)?;
         }
-        let rows: Vec<&Row> = report
+        let rows: Vec<&BenchRow> = report
             .rows
             .iter()
             .filter(|row| row.device == device.name())
@@ -188,7 +188,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// Returns the file of settings; its folder is made.
-fn settings() -> Result<PathBuf, Failure> {
+fn settings() -> Result<PathBuf, ToolError> {
     let path = Settings::path(|name| std::env::var(name).ok());
     let path = path.ok_or("no folder for settings: set GGML_RUST_NPU_CONFIG to a file")?;
     if let Some(folder) = path.parent() {
@@ -211,11 +211,11 @@ fn line(device: &dyn Device) -> DeviceLine {
 ///
 /// # Errors
 /// Text that names the first size that is too large to be timed.
-fn points(args: &Args, times: &[Time]) -> Result<Vec<Point>, Failure> {
+fn points(args: &BenchArgs, times: &[Time]) -> Result<Vec<Point>, ToolError> {
     let mut points = Vec::new();
     for format in &args.types {
         let rows: Vec<usize> = args.m.iter().map(|m| *m as usize).collect();
-        for Shape([k, n]) in &args.shapes {
+        for SizeArg([k, n]) in &args.shapes {
             points.push(Point {
                 format: *format,
                 k: *k,
@@ -257,8 +257,8 @@ fn measure(
     point: &Point,
     times: &[Time],
     progress: &Progress,
-    report: &mut Report,
-) -> Result<(), Failure> {
+    report: &mut BenchReport,
+) -> Result<(), ToolError> {
     let Point { format, k, n, rows } = point;
     let dtype = format.dtype().name();
     let mut skip = |what: String, count: usize| {
@@ -268,7 +268,7 @@ fn measure(
         ));
         progress.add(count as u64);
     };
-    let weights = match Weights::new(device, *format, *k, *n) {
+    let weights = match TimedWeights::new(device, *format, *k, *n) {
         Ok(weights) => weights,
         Err(Refused::NotIts) => {
             skip(format!("{k}x{n}"), rows.len());
@@ -290,7 +290,7 @@ fn measure(
         let of_cpu = times
             .iter()
             .find(|time| time.is_of(*format) && time.shape == [*m, *k, *n]);
-        measured.push(Row::new(
+        measured.push(BenchRow::new(
             &**device,
             *format,
             [*m, *k, *n],
@@ -305,7 +305,11 @@ fn measure(
 }
 
 /// Writes the fewest rows of a device to the user's settings. Returns a line about it.
-fn write_config(device: &dyn Device, report: &Report, path: &Path) -> Result<String, Failure> {
+fn write_config(
+    device: &dyn Device,
+    report: &BenchReport,
+    path: &Path,
+) -> Result<String, ToolError> {
     let (name, chip) = (device.name(), device.chip());
     if rockchip::caps::by_name(chip).is_none() {
         return Ok(format!(

@@ -10,7 +10,7 @@ use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use ggml_rust_npu::{hexagon, rockchip};
 
-use crate::Failure;
+use crate::ToolError;
 
 /// Rows of activations in the question: llama.cpp's own number when it asks for the place of a
 /// weight.
@@ -50,7 +50,7 @@ impl Chip {
     ///
     /// # Errors
     /// Text, if there is no such chip, or if it lacks the arithmetic of a rule.
-    pub fn new(name: &str, config: &Config) -> Result<Self, Failure> {
+    pub fn new(name: &str, config: &Config) -> Result<Self, ToolError> {
         if let Some(caps) = rockchip::caps::by_name(name) {
             return Ok(Self::Rockchip(Box::new(rockchip::discovery::target(
                 caps, config,

@@ -12,14 +12,14 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde::Serialize;
 
 use crate::text::{plain, print, print_json};
-use crate::{Failure, NO_DEVICE};
+use crate::{NO_DEVICE, ToolError};
 
 /// List the NPUs that llama.cpp would get, and the reason for each that it would not
 ///
 /// Looks for them exactly as the backend does, with the same GGML_RUST_NPU_* environment variables:
 /// GGML_RUST_NPU_SIM=rk3588 simulates a chip. Exit code 3 means that there is none.
 #[derive(Debug, ClapArgs)]
-pub struct Args {
+pub struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -36,18 +36,18 @@ pub struct Args {
 
 /// The report.
 #[derive(Debug, Serialize)]
-struct Report {
+struct DevicesReport {
     version: &'static str,
-    devices: Vec<Line>,
+    devices: Vec<DeviceFacts>,
     /// Why devices are not there, and warnings.
     messages: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    machine: Option<Machine>,
+    machine: Option<HostMachine>,
 }
 
 /// One device.
 #[derive(Debug, Serialize)]
-struct Line {
+struct DeviceFacts {
     name: String,
     description: String,
     simulated: bool,
@@ -70,7 +70,7 @@ struct SelfTest {
 
 /// The machine of the report.
 #[derive(Debug, Serialize)]
-struct Machine {
+struct HostMachine {
     system: String,
     kernel: String,
     board: String,
@@ -81,7 +81,7 @@ struct Machine {
 ///
 /// # Errors
 /// Text for the user.
-pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub fn run(args: &DevicesArgs) -> Result<ExitCode, ToolError> {
     let config = Config::from_env()?;
     listen()?;
     if args.probe {
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let found = backend::find_devices(&config);
     let mut messages: Vec<String> = found.absent.iter().map(Absent::to_string).collect();
     messages.extend(self::messages());
-    let report = Report {
+    let report = DevicesReport {
         version: env!("CARGO_PKG_VERSION"),
         devices: (found.devices.iter())
             .map(|device| line(&**device, args.self_test))
@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         true => print_json(&report)?,
         false => print(&report.to_string())?,
     }
-    let passed = |line: &Line| line.self_test.as_ref().is_none_or(|test| test.passed);
+    let passed = |line: &DeviceFacts| line.self_test.as_ref().is_none_or(|test| test.passed);
     Ok(match report.devices.as_slice() {
         [] => ExitCode::from(NO_DEVICE),
         devices if devices.iter().all(passed) => ExitCode::SUCCESS,
@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 ///
 /// # Errors
 /// Text, if another logger is set.
-pub fn listen() -> Result<(), Failure> {
+pub fn listen() -> Result<(), ToolError> {
     log::set_logger(&MESSAGES).map_err(|error| error.to_string())?;
     log::set_max_level(LevelFilter::Debug);
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
@@ -132,9 +132,9 @@ pub fn messages() -> Vec<String> {
     MESSAGES.take()
 }
 
-fn line(device: &dyn Device, with_test: bool) -> Line {
+fn line(device: &dyn Device, with_test: bool) -> DeviceFacts {
     let (free, total) = device.memory();
-    Line {
+    DeviceFacts {
         name: device.name().into(),
         description: device.description(),
         simulated: device.is_simulated(),
@@ -156,7 +156,7 @@ fn test(device: &dyn Device) -> SelfTest {
     }
 }
 
-fn machine() -> Machine {
+fn machine() -> HostMachine {
     let read = |path: &str| {
         let text = std::fs::read_to_string(path).unwrap_or_else(|_| "unknown".into());
         text.trim_end_matches(['\0', '\n']).to_owned()
@@ -169,7 +169,7 @@ fn machine() -> Machine {
         })
         .collect();
     variables.sort();
-    Machine {
+    HostMachine {
         system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         kernel: read("/proc/sys/kernel/osrelease"),
         board: read("/proc/device-tree/model"),
@@ -177,7 +177,7 @@ fn machine() -> Machine {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DevicesReport {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mib = |bytes: usize| bytes >> 20;
         if let Some(machine) = &self.machine {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ggml_rust_npu::files::{Destination, open_input};
 use ggml_rust_npu::gguf::{self, File};
 
-use crate::Failure;
+use crate::ToolError;
 
 /// Longest text that is read, in bytes.
 const MAX_TEXT_BYTES: u64 = 16 << 20;
@@ -25,7 +25,7 @@ impl Files {
     ///
     /// # Errors
     /// Text that names the file and its mistake.
-    pub fn gguf(&mut self, path: &Path) -> Result<File, Failure> {
+    pub fn gguf(&mut self, path: &Path) -> Result<File, ToolError> {
         let file = File::open(path).map_err(|error| named(path, &error))?;
         self.input(path)?;
         Ok(file)
@@ -35,7 +35,7 @@ impl Files {
     ///
     /// # Errors
     /// Text that names the file and the error.
-    pub fn text(&mut self, path: &Path) -> Result<String, Failure> {
+    pub fn text(&mut self, path: &Path) -> Result<String, ToolError> {
         let mut text = String::new();
         let read = open_input(path)
             .and_then(|file| file.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text));
@@ -48,7 +48,7 @@ impl Files {
         Ok(text)
     }
 
-    fn input(&mut self, path: &Path) -> Result<(), Failure> {
+    fn input(&mut self, path: &Path) -> Result<(), ToolError> {
         let file = fs::metadata(path).map_err(|error| format!("{}: {error}", path.display()))?;
         self.inputs.push((path.into(), file));
         Ok(())
@@ -60,7 +60,7 @@ impl Files {
     /// # Errors
     /// Text, if a file cannot be put there, if an input is there under whatever name, or if another
     /// output goes there.
-    pub fn output(&mut self, path: &Path) -> Result<(), Failure> {
+    pub fn output(&mut self, path: &Path) -> Result<(), ToolError> {
         let name = path.display();
         let place = Destination::of(path).map_err(|error| format!("{name}: {error}"))?;
         if let Some((input, _)) = self.inputs.iter().find(|(_, file)| place.is(file)) {
@@ -88,7 +88,7 @@ pub fn named(path: &Path, error: &gguf::Error) -> String {
 ///
 /// # Errors
 /// Text that names the file.
-pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), ToolError> {
     let done = ggml_rust_npu::files::write(path, bytes);
     done.map_err(|(path, error)| format!("{}: {error}", path.display()).into())
 }

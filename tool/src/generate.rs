@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use clap::{Args as ClapArgs, CommandFactory, ValueEnum};
 use clap_complete::Shell;
 
-use crate::{Cli, Failure};
+use crate::{Cli, ToolError};
 
 /// Write shell completions or manual pages
 #[derive(Debug, ClapArgs)]
-pub struct Args {
+pub struct GenerateArgs {
     /// The files to write
     #[arg(value_enum)]
     kind: Kind,
@@ -39,7 +39,7 @@ enum Kind {
 ///
 /// # Errors
 /// The system's.
-pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub fn run(args: &GenerateArgs) -> Result<ExitCode, ToolError> {
     std::fs::create_dir_all(&args.dir)
         .map_err(|error| format!("{}: {error}", args.dir.display()))?;
     let mut command = Cli::command();

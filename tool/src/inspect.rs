@@ -13,12 +13,12 @@ use ggml_rust_npu::gguf::{TensorInfo, Value};
 use ggml_rust_npu::packfile;
 use serde::Serialize;
 
-use crate::Failure;
+use crate::ToolError;
 use crate::chip::{self, Chip};
 use crate::files::Files;
 use crate::text::{plain, print, print_json};
 
-mod pack;
+mod pack_file;
 
 /// Show the tensors of a model, and where each would be computed, or those of a pack file
 ///
@@ -27,7 +27,7 @@ mod pack;
 /// NPU is needed. Tensors of a pack file are shown with their layout, size, the fingerprint of
 /// their source, and what packing lost.
 #[derive(Debug, ClapArgs)]
-pub struct Args {
+pub struct InspectArgs {
     /// A GGUF, or a pack file
     file: PathBuf,
     /// Chip to plan for
@@ -98,7 +98,7 @@ fn is_pack(path: &std::path::Path) -> bool {
 
 /// The report.
 #[derive(Debug, Serialize)]
-struct Report {
+struct InspectReport {
     file: String,
     version: u32,
     architecture: String,
@@ -106,14 +106,14 @@ struct Report {
     metadata_entries: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     chip: Option<String>,
-    tensors: Vec<Row>,
+    tensors: Vec<TensorRow>,
     /// Bytes of all tensors.
     bytes: usize,
 }
 
 /// One tensor.
 #[derive(Debug, Serialize)]
-struct Row {
+struct TensorRow {
     name: String,
     #[serde(rename = "type")]
     dtype: &'static str,
@@ -127,9 +127,9 @@ struct Row {
 ///
 /// # Errors
 /// Text for the user.
-pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub fn run(args: &InspectArgs) -> Result<ExitCode, ToolError> {
     if is_pack(&args.file) {
-        return pack::run(&args.file, args.json, args.verify.as_ref());
+        return pack_file::run(&args.file, args.json, args.verify.as_ref());
     }
     if args.verify.is_some() {
         return Err(format!(
@@ -149,14 +149,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         value.unwrap_or("(not set)").to_owned()
     };
     let tied = chip::is_tied(header);
-    let row = |tensor: &TensorInfo| Row {
+    let row = |tensor: &TensorInfo| TensorRow {
         name: tensor.name.clone(),
         dtype: tensor.dtype.name(),
         shape: tensor.ne[..tensor.dims].to_vec(),
         bytes: tensor.range.len(),
         path: chip.as_ref().map(|chip| Path::of(chip, tensor, tied)),
     };
-    let report = Report {
+    let report = InspectReport {
         file: args.file.display().to_string(),
         version: header.version,
         architecture: text("general.architecture"),
@@ -176,7 +176,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 /// Tensors and bytes of one kind.
 type Sum = (usize, usize);
 
-impl fmt::Display for Report {
+impl fmt::Display for InspectReport {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         writeln!(
             f,

@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
-use crate::Failure;
+use crate::ToolError;
 use crate::text::say;
 
 /// Exit code of a program that a signal ended.
@@ -19,7 +19,7 @@ const INTERRUPTED: c_int = 130;
 ///
 /// # Errors
 /// The system's.
-pub fn watch() -> Result<(), Failure> {
+pub fn watch() -> Result<(), ToolError> {
     let ignored = ignored();
     let wanted = [SIGINT, SIGTERM, SIGHUP];
     let mut signals = Signals::new(

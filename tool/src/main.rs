@@ -22,7 +22,7 @@ mod text;
 #[command(name = "ggml-npu", version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Action,
 }
 
 const EXIT_CODES: &str =
@@ -32,27 +32,27 @@ const EXIT_CODES: &str =
 const NO_DEVICE: u8 = 3;
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    Bench(bench::Args),
-    Devices(devices::Args),
-    Inspect(inspect::Args),
-    Quantize(quantize::Args),
-    Repack(repack::Args),
+enum Action {
+    Bench(bench::BenchArgs),
+    Devices(devices::DevicesArgs),
+    Inspect(inspect::InspectArgs),
+    Quantize(quantize::QuantizeArgs),
+    Repack(repack::RepackArgs),
     #[command(hide = true)]
-    Generate(generate::Args),
+    Generate(generate::GenerateArgs),
 }
 
 /// Why a subcommand failed, for the user.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type ToolError = Box<dyn std::error::Error + Send + Sync>;
 
-fn run(command: &Command) -> Result<ExitCode, Failure> {
+fn run(command: &Action) -> Result<ExitCode, ToolError> {
     match command {
-        Command::Bench(args) => bench::run(args),
-        Command::Devices(args) => devices::run(args),
-        Command::Inspect(args) => inspect::run(args),
-        Command::Quantize(args) => quantize::run(args),
-        Command::Repack(args) => repack::run(args),
-        Command::Generate(args) => generate::run(args),
+        Action::Bench(args) => bench::run(args),
+        Action::Devices(args) => devices::run(args),
+        Action::Inspect(args) => inspect::run(args),
+        Action::Quantize(args) => quantize::run(args),
+        Action::Repack(args) => repack::run(args),
+        Action::Generate(args) => generate::run(args),
     }
 }
 

@@ -11,12 +11,12 @@ use clap::{Args as ClapArgs, CommandFactory as _, ValueEnum as _};
 use ggml_rust_npu::gguf::{File, GgmlType, Header, TensorInfo, TensorPlan, Value, Writer};
 use rayon::prelude::*;
 
-use self::block::{BLOCK, Weigh, to_f32};
+use self::block::{BLOCK, ErrorWeights, to_f32};
 pub use self::block::{Format, not_finite};
 pub use self::imatrix::Imatrix;
 use self::rotate::Rotate;
 use self::transform::{Transform, Transforms};
-use crate::Failure;
+use crate::ToolError;
 use crate::files::{Files, named};
 use crate::progress::Progress;
 use crate::text::say;
@@ -40,7 +40,7 @@ mod transform;
 ///       --imatrix imatrix.gguf --awq
 #[derive(Debug, ClapArgs)]
 #[command(verbatim_doc_comment)]
-pub struct Args {
+pub struct QuantizeArgs {
     /// The model: a GGUF whose weights are F32, F16 or BF16
     model: PathBuf,
     /// The file to write
@@ -87,7 +87,7 @@ const BATCH_ROWS: usize = 1024;
 
 /// A tensor on its way.
 #[derive(Debug)]
-struct Job<'a> {
+struct TensorJob<'a> {
     /// Name in the new file.
     name: String,
     source: &'a TensorInfo,
@@ -104,14 +104,14 @@ struct Job<'a> {
 
 /// The rows of a tensor as they are after its transform.
 #[derive(Debug)]
-struct Rows<'a> {
-    job: &'a Job<'a>,
+struct RowReader<'a> {
+    job: &'a TensorJob<'a>,
     data: &'a [u8],
     /// All of them, if the transform takes all to make one.
     whole: Option<Vec<f32>>,
 }
 
-impl Rows<'_> {
+impl RowReader<'_> {
     /// Writes row `n`, counted over all matrices, to `out`.
     fn read(&self, n: usize, out: &mut [f32]) {
         if let Some(whole) = &self.whole {
@@ -128,7 +128,7 @@ impl Rows<'_> {
 ///
 /// # Errors
 /// Text for the user.
-pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
     check_options(args);
     let mut files = Files::default();
     let file = files.gguf(&args.model)?;
@@ -170,7 +170,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// Ends the program if options do not go together.
-fn check_options(args: &Args) {
+fn check_options(args: &QuantizeArgs) {
     if args.tile_group && args.format != Format::Q4_0 {
         let message = "--tile-group goes with --type q4_0, which other devices run";
         (crate::Cli::command().error(ErrorKind::ArgumentConflict, message)).exit();
@@ -190,7 +190,7 @@ fn check_options(args: &Args) {
     }
 }
 
-fn check_model(header: &Header) -> Result<(), Failure> {
+fn check_model(header: &Header) -> Result<(), ToolError> {
     model::architecture(header)?;
     for tensor in &header.tensors {
         let (name, dtype) = (&tensor.name, tensor.dtype);
@@ -206,7 +206,7 @@ fn check_model(header: &Header) -> Result<(), Failure> {
 }
 
 /// Finds the scales of every group.
-fn scale(args: &Args, file: &File, imatrix: &Imatrix) -> Result<Transforms, Failure> {
+fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transforms, ToolError> {
     let groups = awq::groups(file.header())?;
     let progress = Progress::new("searching scales", groups.len() as u64);
     // Low-power blocks have levels of 4 bits, whatever holds them.
@@ -235,7 +235,7 @@ fn is_weight(tensor: &TensorInfo) -> bool {
 }
 
 /// Returns the format that a tensor gets; `None` for one that is kept.
-fn format_of(args: &Args, name: &str, tensor: &TensorInfo) -> Option<Format> {
+fn format_of(args: &QuantizeArgs, name: &str, tensor: &TensorInfo) -> Option<Format> {
     if !is_weight(tensor) {
         return None;
     }
@@ -259,12 +259,12 @@ fn format_of(args: &Args, name: &str, tensor: &TensorInfo) -> Option<Format> {
 }
 
 fn jobs<'a>(
-    args: &Args,
+    args: &QuantizeArgs,
     file: &'a File,
     imatrix: Option<&Imatrix>,
     transforms: &Transforms,
-) -> Result<Vec<Job<'a>>, Failure> {
-    let job = |name: &str, source: &'a TensorInfo| -> Result<Job<'a>, Failure> {
+) -> Result<Vec<TensorJob<'a>>, ToolError> {
+    let job = |name: &str, source: &'a TensorInfo| -> Result<TensorJob<'a>, ToolError> {
         let transform = transforms.get(name);
         let format = match (format_of(args, name, source), transform) {
             // Norms and biases are F32 in every model; so are the ones that are scaled.
@@ -286,7 +286,7 @@ fn jobs<'a>(
             }
             _ => None,
         };
-        Ok(Job {
+        Ok(TensorJob {
             name: name.into(),
             source,
             dtype: format.map_or(source.dtype, Format::dtype),
@@ -300,7 +300,7 @@ fn jobs<'a>(
         })
     };
     let tensors = || file.header().tensors.iter();
-    let mut jobs: Vec<Job> = tensors()
+    let mut jobs: Vec<TensorJob> = tensors()
         .map(|tensor| job(&tensor.name, tensor))
         .collect::<Result<_, _>>()?;
     // Embeddings that are also the head, and no longer equal the head.
@@ -316,7 +316,7 @@ fn jobs<'a>(
 }
 
 /// Returns the options of the output, in the words of the command line.
-fn how(args: &Args) -> String {
+fn how(args: &QuantizeArgs) -> String {
     let mut how = format!(
         "ggml-npu {} --type {}",
         env!("CARGO_PKG_VERSION"),
@@ -342,7 +342,7 @@ fn how(args: &Args) -> String {
     how
 }
 
-fn write(args: &Args, file: &File, jobs: &[Job]) -> Result<(), Failure> {
+fn write(args: &QuantizeArgs, file: &File, jobs: &[TensorJob]) -> Result<(), ToolError> {
     let plans: Vec<TensorPlan> = (jobs.iter())
         .map(|job| TensorPlan {
             name: job.name.clone(),
@@ -382,7 +382,7 @@ fn write(args: &Args, file: &File, jobs: &[Job]) -> Result<(), Failure> {
     Ok(writer.finish().map_err(named)?)
 }
 
-impl Job<'_> {
+impl TensorJob<'_> {
     /// Appends row `n`, quantized.
     ///
     /// # Errors
@@ -393,7 +393,7 @@ impl Job<'_> {
         n: usize,
         row: &[f32],
         out: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ToolError> {
         let range = self.lpbq.map_or_else(|| format.range(), |_| lpbq::RANGE);
         if let Some(k) = row.iter().position(|x| x.abs() > range || x.is_nan()) {
             let (name, x) = (&self.name, row[k]);
@@ -408,8 +408,8 @@ impl Job<'_> {
             return Ok(());
         };
         let weights = self.importance.as_deref();
-        let weights = weights.map(|importance| Weigh::new(row, importance).row());
-        let row = lpbq::Row::quantize(row, length, weights.as_deref());
+        let weights = weights.map(|importance| ErrorWeights::new(row, importance).row());
+        let row = lpbq::GridRow::quantize(row, length, weights.as_deref());
         match format {
             Format::Q4_0 => row.push_q4_0(out),
             _ => row.push_q8_0(out),
@@ -418,8 +418,8 @@ impl Job<'_> {
     }
 
     /// Returns the tensor's rows.
-    fn rows<'a>(&'a self, file: &'a File) -> Rows<'a> {
-        Rows {
+    fn rows<'a>(&'a self, file: &'a File) -> RowReader<'a> {
+        RowReader {
             job: self,
             data: file.data(self.source),
             whole: self.transform.whole(file, self.source),
@@ -431,7 +431,7 @@ impl Job<'_> {
         &'a self,
         file: &'a File,
         format: Format,
-    ) -> impl Iterator<Item = Result<Vec<u8>, Failure>> + 'a {
+    ) -> impl Iterator<Item = Result<Vec<u8>, ToolError>> + 'a {
         let (k, count) = (self.source.ne[0], self.source.rows());
         let rows = self.rows(file);
         (0..count).step_by(BATCH_ROWS).map(move |first| {
@@ -445,7 +445,7 @@ impl Job<'_> {
                 Ok(out)
             };
             let parts = batch.par_chunks(16).map(of_rows);
-            let parts: Result<Vec<Vec<u8>>, Failure> = parts.collect();
+            let parts: Result<Vec<Vec<u8>>, ToolError> = parts.collect();
             Ok(parts?.concat())
         })
     }

@@ -13,9 +13,9 @@ use ggml_rust_npu::backend::offline::{Form, Weight};
 use ggml_rust_npu::config::rules::{Choice, Rules};
 use ggml_rust_npu::config::{self, Config};
 use ggml_rust_npu::gguf::{File, TensorInfo};
-use ggml_rust_npu::packfile::Writer;
+use ggml_rust_npu::packfile::PackWriter;
 
-use crate::Failure;
+use crate::ToolError;
 use crate::chip::{self, Chip};
 use crate::files::Files;
 use crate::progress::Progress;
@@ -35,7 +35,7 @@ use crate::text::say;
 /// it runs, it must have the same rules.
 #[derive(Debug, ClapArgs)]
 #[command(verbatim_doc_comment)]
-pub struct Args {
+pub struct RepackArgs {
     /// The model: a GGUF
     model: PathBuf,
     /// Chip to pack for; one pack serves all hexagon chips
@@ -57,13 +57,13 @@ pub struct Args {
 }
 
 /// A weight and its packed form.
-type Job<'a> = (&'a TensorInfo, Form);
+type RepackJob<'a> = (&'a TensorInfo, Form);
 
 /// Runs the subcommand.
 ///
 /// # Errors
 /// Text for the user.
-pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
     let mut config = Config::from_env()?;
     if let Some(rules) = &args.rules {
         config.rules = Rules::parse(rules).map_err(|reason| format!("--rules: {reason}"))?;
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let options = options(args, &config, &chip);
     let names = jobs.iter().map(|(tensor, _)| tensor.name.as_str());
-    let mut writer = Writer::create(&output, &args.chip, &options, names)?;
+    let mut writer = PackWriter::create(&output, &args.chip, &options, names)?;
     let total = jobs
         .iter()
         .map(|(tensor, _)| tensor.range.len() as u64)
@@ -141,7 +141,7 @@ const CHECK_BYTES: usize = 4 << 20;
 
 /// Refuses numbers that no scale can be found for. Blocks of quantized types are checked by what
 /// packing makes of them.
-fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), Failure> {
+fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), ToolError> {
     for (chunk, bytes) in file.data(tensor).chunks(CHECK_BYTES).enumerate() {
         let first = chunk * CHECK_BYTES;
         if let Some(index) = not_finite(tensor.dtype, bytes) {
@@ -160,7 +160,7 @@ fn check_values(file: &File, tensor: &TensorInfo) -> Result<(), Failure> {
 }
 
 /// Returns the options of the pack, in the words of the command line.
-fn options(args: &Args, config: &Config, chip: &Chip) -> String {
+fn options(args: &RepackArgs, config: &Config, chip: &Chip) -> String {
     let mut options = Vec::new();
     if let Chip::Rockchip(target) = chip {
         let rules = args
@@ -186,7 +186,7 @@ fn is_int4(form: &Form) -> bool {
 }
 
 /// Returns the weights that the chip takes. A line names those of them that cannot be packed here.
-fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<Job<'a>> {
+fn jobs<'a>(file: &'a File, chip: &Chip) -> Vec<RepackJob<'a>> {
     let tied = chip::is_tied(file.header());
     let mut jobs = Vec::new();
     for tensor in &file.header().tensors {

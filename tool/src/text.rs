@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write as _};
 
 use serde::Serialize;
 
-use crate::Failure;
+use crate::ToolError;
 
 /// Returns `true` for characters that a terminal obeys rather than shows: controls, line
 /// separators, and those that change the direction of the text.
@@ -40,7 +40,7 @@ pub fn say(line: impl Display) {
 ///
 /// # Errors
 /// The system's, other than a closed pipe.
-pub fn print(text: &str) -> Result<(), Failure> {
+pub fn print(text: &str) -> Result<(), ToolError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
@@ -52,7 +52,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`print()`].
-pub fn print_json(report: &impl Serialize) -> Result<(), Failure> {
+pub fn print_json(report: &impl Serialize) -> Result<(), ToolError> {
     let json = serde_json::to_string_pretty(report)?;
     let mut out = String::with_capacity(json.len() + 1);
     for c in json.chars() {

@@ -153,7 +153,7 @@ fn a_pack_holds_what_the_chip_takes_and_inspect_shows_it() {
     assert!(output.status.success(), "{}", text(&output));
     let (old, new) = (Pack::open(&pack).unwrap(), fs::read(&pack).unwrap());
     assert_ne!(before, new);
-    let before = ggml_rust_npu::packfile::Table::parse(&before).unwrap();
+    let before = ggml_rust_npu::packfile::PackTable::parse(&before).unwrap();
     let same = |index: usize| before.entries[index].payload == old.table().entries[index].payload;
     assert_eq!([same(0), same(1), same(2)], [true, true, false]);
 }

@@ -130,15 +130,15 @@ pub const fn dsp(code: c_int) -> c_int {
 
 /// A return code as a user can read it: name, number, what to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Described(c_int);
+pub struct DescribedCode(c_int);
 
 /// `code` for log lines.
 #[must_use]
-pub const fn describe(code: c_int) -> Described {
-    Described(code)
+pub const fn describe(code: c_int) -> DescribedCode {
+    DescribedCode(code)
 }
 
-impl Described {
+impl DescribedCode {
     /// Name and hint; `None` for an unknown code.
     fn find(self) -> Option<(&'static str, &'static str)> {
         let of = |code: c_int| CODES.iter().find(|entry| entry.0 == code);
@@ -148,7 +148,7 @@ impl Described {
     }
 }
 
-impl fmt::Display for Described {
+impl fmt::Display for DescribedCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.find() {
             Some((name, hint)) => write!(f, "{name} ({:#x}): {hint}", self.0),

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use half::f16;
 use rknpu_ops::int4::{self, Digits, Product, ScaledOutput};
 use rknpu_ops::layout::{Elem, NativeA, NativeC};
-use rknpu_ops::pack::{self, NativeOutput, Rows, RowsMut};
+use rknpu_ops::pack::{self, NativeOutput, Rows, StridedRows};
 use rknpu_ops::rotation::Rotation;
 
 mod plain;
@@ -157,7 +157,7 @@ fn unpack_i32(effort: Effort, m: usize, n: usize) -> Times {
     let used = effort.seconds(|| {
         let segments = [black_box(native.as_slice())];
         let c = NativeOutput::new(&segments, C_32, m);
-        let mut rows = RowsMut::new(&mut dst, n, n);
+        let mut rows = StridedRows::new(&mut dst, n, n);
         pack::unpack_i32(c, 0..m, &a_scales, &w_scales, &mut rows);
         black_box(&dst);
     });
@@ -174,7 +174,7 @@ fn unpack_f32(effort: Effort, m: usize, n: usize) -> Times {
     let used = effort.seconds(|| {
         let segments = [black_box(native.as_slice())];
         let c = NativeOutput::new(&segments, C_32, m);
-        pack::unpack_f32(c, 0..m, &factors, n, &mut RowsMut::new(&mut dst, n, n));
+        pack::unpack_f32(c, 0..m, &factors, n, &mut StridedRows::new(&mut dst, n, n));
         black_box(&dst);
     });
     (Some(plain), used)
@@ -191,7 +191,7 @@ fn unpack_i16(effort: Effort, m: usize, n: usize) -> Times {
         }];
         let factors = Rows::new(&factors, m, per_row, per_row);
         let product = Product::new(&segments, C_16, 2 * m, Digits::Two, factors);
-        int4::unpack_scaled(product, 0..m, &mut RowsMut::new(&mut dst, n, n));
+        int4::unpack_scaled(product, 0..m, &mut StridedRows::new(&mut dst, n, n));
         black_box(&dst);
     });
     (None, used)

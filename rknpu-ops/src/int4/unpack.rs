@@ -25,19 +25,19 @@ const ROWS: usize = 4;
 pub type SumTile = [[f32; COLUMNS]; ROWS];
 
 /// Element of C that [`unpack_scaled`] accepts: `i16`, `i32` or `f32`.
-pub trait Accumulator: Copy + Default + kernel::Quad {
+pub trait SumElem: Copy + Default + kernel::Quad {
     /// Returns the value in FP32: exact for `i16` and `f32`, rounded to 24 bits for `i32`.
     fn to_f32(self) -> f32;
 }
 
-impl Accumulator for i16 {
+impl SumElem for i16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from(self)
     }
 }
 
-impl Accumulator for i32 {
+impl SumElem for i32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         // CAST: rounds to 24 bits, as the trait says.
@@ -45,7 +45,7 @@ impl Accumulator for i32 {
     }
 }
 
-impl Accumulator for f32 {
+impl SumElem for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
@@ -153,7 +153,7 @@ impl<'a, T> Product<'a, T> {
 ///
 /// # Panics
 /// If `rows` leaves the bucket, or a row of `dst` differs in length from the columns.
-pub fn unpack_scaled<T: Accumulator>(
+pub fn unpack_scaled<T: SumElem>(
     product: Product<'_, T>,
     rows: Range<usize>,
     dst: &mut impl OutputRows,

@@ -17,7 +17,7 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use super::{load, store};
-use crate::int4::{Accumulator, Digits, Product, SumTile};
+use crate::int4::{Digits, Product, SumElem, SumTile};
 use crate::scalar;
 
 /// Rows that are computed together: those of a tile.
@@ -30,7 +30,7 @@ const COLUMNS: usize = 64;
 ///
 /// # Panics
 /// As [`scalar::scaled_tile`].
-pub fn scaled_tile<T: Accumulator>(
+pub fn scaled_tile<T: SumElem>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -45,7 +45,7 @@ pub fn scaled_tile<T: Accumulator>(
 
 /// Chooses the copy of the loops for the width of native slices and the digits.
 #[target_feature(enable = "neon")]
-fn by_shape<T: Accumulator>(
+fn by_shape<T: SumElem>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -64,7 +64,7 @@ fn by_shape<T: Accumulator>(
 
 /// Implements [`scaled_tile`] for native slices of `Q` times four columns and `D` digits.
 #[target_feature(enable = "neon")]
-fn by_rows<T: Accumulator, const Q: usize, const D: usize>(
+fn by_rows<T: SumElem, const Q: usize, const D: usize>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -83,7 +83,7 @@ fn by_rows<T: Accumulator, const Q: usize, const D: usize>(
 /// Adds to `R` rows of the tile, starting with row `m0` of the product.
 #[inline]
 #[target_feature(enable = "neon")]
-fn fill<T: Accumulator, const Q: usize, const D: usize, const R: usize>(
+fn fill<T: SumElem, const Q: usize, const D: usize, const R: usize>(
     product: Product<'_, T>,
     m0: usize,
     columns: Range<usize>,
@@ -116,7 +116,7 @@ fn fill<T: Accumulator, const Q: usize, const D: usize, const R: usize>(
 /// Adds four columns, the `q`-th of a native slice, to place `at` of each row of the tile.
 #[inline]
 #[target_feature(enable = "neon")]
-fn add<T: Accumulator, const Q: usize, const D: usize, const R: usize>(
+fn add<T: SumElem, const Q: usize, const D: usize, const R: usize>(
     lines: &[[[[T; 4]; Q]; D]; R],
     q: usize,
     w: float32x4_t,

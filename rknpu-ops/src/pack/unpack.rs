@@ -9,7 +9,7 @@ use crate::layout::NativeC;
 ///
 /// A trait and not a slice because several cores write different column ranges of the same rows:
 /// the owner of the destination gives each of them an implementation that returns only its own
-/// pieces. [`RowsMut`] is the plain one.
+/// pieces. [`StridedRows`] is the plain one.
 pub trait OutputRows {
     /// Returns the piece of row `m` to write: as many elements as there are columns to unpack.
     /// Called several times per row.
@@ -18,13 +18,13 @@ pub trait OutputRows {
 
 /// [`OutputRows`] in one slice: row `m` at `data[m * stride]`.
 #[derive(Debug)]
-pub struct RowsMut<'a> {
+pub struct StridedRows<'a> {
     data: &'a mut [f32],
     len: usize,
     stride: usize,
 }
 
-impl<'a> RowsMut<'a> {
+impl<'a> StridedRows<'a> {
     /// Describes rows of `len` elements, `stride` elements apart.
     #[must_use]
     pub const fn new(data: &'a mut [f32], len: usize, stride: usize) -> Self {
@@ -32,7 +32,7 @@ impl<'a> RowsMut<'a> {
     }
 }
 
-impl OutputRows for RowsMut<'_> {
+impl OutputRows for StridedRows<'_> {
     /// Returns row `m`.
     ///
     /// # Panics

@@ -3,7 +3,7 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use crate::int4::{Accumulator, Digits, Product, SumTile};
+use crate::int4::{Digits, Product, SumElem, SumTile};
 
 /// Adds columns `columns` of rows `rows` of a product to a tile, the segments in order:
 /// `tile[m][n] += ((c[m][n] + half) * w_scales[n]) * a_scale`.
@@ -13,7 +13,7 @@ use crate::int4::{Accumulator, Digits, Product, SumTile};
 ///
 /// # Panics
 /// If rows or columns leave the product or the tile.
-pub fn scaled_tile<T: Accumulator>(
+pub fn scaled_tile<T: SumElem>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -30,7 +30,7 @@ pub fn scaled_tile<T: Accumulator>(
 
 /// Implements [`scaled_tile`] for native slices of `W` columns.
 #[inline(always)]
-fn add<T: Accumulator, const W: usize>(
+fn add<T: SumElem, const W: usize>(
     product: Product<'_, T>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -57,7 +57,7 @@ fn add<T: Accumulator, const W: usize>(
 
 /// Returns row `m` of the product in a native slice, with its digits combined.
 #[inline(always)]
-fn values<T: Accumulator, const W: usize>(slice: &[T], m: usize, digits: Digits) -> [f32; W] {
+fn values<T: SumElem, const W: usize>(slice: &[T], m: usize, digits: Digits) -> [f32; W] {
     let (pieces, _) = slice.as_chunks::<W>();
     match digits {
         Digits::One => pieces[m].map(T::to_f32),
@@ -76,7 +76,7 @@ fn add_scaled(sums: &mut [f32], values: &[f32], w_scales: &[f32], (a_scale, half
     }
 }
 
-/// Requirements of the portable loops for an element of C beyond [`Accumulator`]: none.
+/// Requirements of the portable loops for an element of C beyond [`SumElem`]: none.
 pub trait Quad {}
 
 impl<T: Copy> Quad for T {}

@@ -127,7 +127,7 @@ impl Options {
 
 /// Objects that the caller has created and not destroyed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Live {
+pub struct LiveObjects {
     /// Contexts.
     pub contexts: usize,
     /// Allocations and views.
@@ -153,8 +153,8 @@ impl Machine {
 
     /// Counts the objects that exist now, for leak tests.
     #[must_use]
-    pub fn live(&self) -> Live {
-        Live {
+    pub fn live(&self) -> LiveObjects {
+        LiveObjects {
             contexts: self.state.contexts.load(Ordering::Relaxed),
             mems: self.state.mems.len(),
         }

@@ -8,7 +8,7 @@ use rknpu_ops::int4::{
     Digits, Product, ScaledOutput, factors_i4, quantize_group_i4, quantize_rows_i4, unpack_scaled,
 };
 use rknpu_ops::layout::{Elem, NativeC};
-use rknpu_ops::pack::{Rows, RowsMut};
+use rknpu_ops::pack::{Rows, StridedRows};
 use rknpu_ops::rotation::Rotation;
 
 use super::{digits_of, gaussian};
@@ -200,7 +200,7 @@ fn speed() {
             };
             let t = ns(m * n * segments, || {
                 let factors = Rows::new(&factors, m, per_row, per_row);
-                let mut out = RowsMut::new(&mut dst, n, n);
+                let mut out = StridedRows::new(&mut dst, n, n);
                 let rows = m * digits.rows();
                 let product = Product::new(&views, layout, rows, digits, factors);
                 unpack_scaled(product, 0..m, &mut out);

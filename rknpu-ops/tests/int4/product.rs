@@ -4,12 +4,12 @@ use half::f16;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::ffi::{MatmulInfo, MatmulType};
 use rknpu_ops::int4::{
-    Accumulator, Digits, Product, SAFE_K_I4, ScaledOutput, convert_rows_f16, factors, factors_i4,
+    Digits, Product, SAFE_K_I4, ScaledOutput, SumElem, convert_rows_f16, factors, factors_i4,
     interleave_a_i4, pack_group_i4, quantize_group_i4, quantize_rows_i4, quantize_rows_i8,
     unpack_scaled,
 };
 use rknpu_ops::layout::{Elem, MatmulLayout, Soc};
-use rknpu_ops::pack::{Rows, RowsMut, interleave_a};
+use rknpu_ops::pack::{Rows, StridedRows, interleave_a};
 use rknpu_ops::rotation::Rotation;
 
 use super::common::{Npu, Problem};
@@ -172,7 +172,7 @@ fn product(case: Case, act: &[f32], weights: &[f32]) -> (Vec<f32>, Quantized) {
     (dst, quantized)
 }
 
-fn unpack<T: Accumulator, const BYTES: usize>(
+fn unpack<T: SumElem, const BYTES: usize>(
     case: Case,
     results: &[Vec<u8>],
     w_scales: &[Vec<f32>],
@@ -200,7 +200,7 @@ fn unpack<T: Accumulator, const BYTES: usize>(
         })
         .collect();
     let mut dst = vec![f32::NAN; case.m * case.n];
-    let mut out = RowsMut::new(&mut dst, case.n, case.n);
+    let mut out = StridedRows::new(&mut dst, case.n, case.n);
     let rows = case.m * case.digits.rows();
     let product = Product::new(&segments, layout, rows, case.digits, a_factors);
     unpack_scaled(product, 0..case.m, &mut out);

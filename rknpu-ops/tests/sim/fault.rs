@@ -3,7 +3,7 @@
 use rknpu_ops::ffi::{MatmulType, MemSync, SYMBOLS};
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::{
-    self, Effect, Fault, Live, Options, SLOTS, StartError, When, WrongRows, parse_faults,
+    self, Effect, Fault, LiveObjects, Options, SLOTS, StartError, When, WrongRows, parse_faults,
 };
 
 use crate::common::{Npu, Problem, info, start};
@@ -105,7 +105,7 @@ fn machines_are_apart_and_slots_are_freed() {
     let request = info(MatmulType::I4_I4_I16, [1, 32, 64]);
     let (ctx, _) = first.create(request).unwrap();
     assert_eq!(second.create(request).unwrap_err(), -5);
-    let live = |contexts, mems| Live { contexts, mems };
+    let live = |contexts, mems| LiveObjects { contexts, mems };
     assert_eq!(
         [first.machine.live(), second.machine.live()],
         [live(1, 0), live(0, 0)]

@@ -18,7 +18,7 @@ pub(super) type Number = u32;
 
 /// State of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct AddressEntry {
     bytes: u64,
     fd: i32,
     mapped: bool,
@@ -42,7 +42,7 @@ pub(super) struct AddressSpace {
     budget_bytes: u64,
     mapped_bytes: u64,
     /// By number; a free number has none.
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<AddressEntry>>,
 }
 
 impl AddressSpace {
@@ -78,7 +78,7 @@ impl AddressSpace {
         if index == self.entries.len() {
             self.entries.push(None);
         }
-        self.entries[index] = Some(Entry {
+        self.entries[index] = Some(AddressEntry {
             bytes: wide,
             fd,
             mapped: false,
@@ -158,7 +158,7 @@ impl AddressSpace {
         chosen
     }
 
-    fn entry(&self, number: Number) -> Option<&Entry> {
+    fn entry(&self, number: Number) -> Option<&AddressEntry> {
         self.entries.get(number as usize)?.as_ref()
     }
 

@@ -2,7 +2,7 @@
 
 use hexagon_ops::wire::Command;
 
-use super::Buffer;
+use super::DeviceBuffer;
 use super::address::Number;
 
 /// Most buffers that one command names.
@@ -62,7 +62,7 @@ impl Batch {
 
     /// Writes the commands to a buffer, from which the DSP reads them at each later submission,
     /// until the batch is changed.
-    pub fn record(&mut self, buffer: &Buffer) {
+    pub fn record(&mut self, buffer: &DeviceBuffer) {
         buffer.write(0..self.list_bytes(), |out| {
             for (out, job) in out.chunks_exact_mut(size_of::<Command>()).zip(&self.jobs) {
                 out.copy_from_slice(bytemuck::bytes_of(&job.command));

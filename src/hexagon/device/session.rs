@@ -25,7 +25,7 @@ use super::address::{AddressSpace, Change, Number};
 use super::batch::{Batch, Job};
 use super::serving::{Bell, IDLE, Patience, Serving, serve_on_thread};
 use crate::error::{Error, Result};
-use crate::hexagon::driver::ring::{Corrupt, Ring};
+use crate::hexagon::driver::ring::{Ring, RingError};
 use crate::hexagon::driver::{Connection, Quiet, RingMemory, Served, SharedMemory};
 
 /// Slots of the ring: a graph split of a large model has fewer commands, and longer ones go through
@@ -488,7 +488,7 @@ impl Session {
         })
     }
 
-    fn corrupt(&self, corrupt: Corrupt) -> Error {
+    fn corrupt(&self, corrupt: RingError) -> Error {
         self.lose(Error::Dsp {
             reason: corrupt.to_string(),
         })

@@ -2,7 +2,7 @@
 //! the other side wrote.
 //!
 //! The layout and the protocol are in [`hexagon_ops::wire`]. Everything here is safe code over
-//! atomic words; a peer that writes nonsense gives [`Corrupt`], never an access outside the ring.
+//! atomic words; a peer that writes nonsense gives [`RingError`], never an access outside the ring.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub trait SharedWords {
 
 /// The other side broke the protocol; the ring is of no use any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Corrupt {
+pub enum RingError {
     /// A counter is ahead of the written commands, or behind them by more than the ring's length.
     #[error("counter {counter} is {value}, possible is {low} to {high} (modulo 2^32)")]
     Counter {
@@ -112,7 +112,7 @@ impl<W: SharedWords> Ring<W> {
     ///
     /// # Errors
     /// `Counter` if the other side claims to have read commands that were not written.
-    pub fn push(&mut self, command: &Command) -> Result<bool, Corrupt> {
+    pub fn push(&mut self, command: &Command) -> Result<bool, RingError> {
         let fence = command.flags & wire::FENCE != 0;
         let slots = self.layout.slots();
         // A completion needs a slot as well: fences wait until there is one.
@@ -164,7 +164,7 @@ impl<W: SharedWords> Ring<W> {
     ///
     /// # Errors
     /// `Counter` if the other side's counter is impossible.
-    pub fn waiting(&mut self) -> Result<u32, Corrupt> {
+    pub fn waiting(&mut self) -> Result<u32, RingError> {
         self.taken = self.read("taken", wire::TAKEN, self.taken, self.published)?;
         Ok(self.published.wrapping_sub(self.taken))
     }
@@ -180,7 +180,7 @@ impl<W: SharedWords> Ring<W> {
     /// # Errors
     /// `Counter` if the other side's counter is impossible, `Sequence` if the completion is not the
     /// one that is due.
-    pub fn collect(&mut self) -> Result<Option<Completion>, Corrupt> {
+    pub fn collect(&mut self) -> Result<Option<Completion>, RingError> {
         // At most `slots` are due.
         let due = u32::try_from(self.due.len()).unwrap_or(u32::MAX);
         let newest = self.collected.wrapping_add(due);
@@ -194,7 +194,7 @@ impl<W: SharedWords> Ring<W> {
         read(&self.memory, at, bytemuck::bytes_of_mut(&mut completion));
         let want = self.due.front().copied();
         if want != Some(completion.sequence) {
-            return Err(Corrupt::Sequence {
+            return Err(RingError::Sequence {
                 have: completion.sequence,
                 want,
             });
@@ -206,12 +206,18 @@ impl<W: SharedWords> Ring<W> {
     }
 
     /// Returns a counter of the other side, checked to be in `low..=high` modulo 2³².
-    fn read(&self, counter: &'static str, at: usize, low: u32, high: u32) -> Result<u32, Corrupt> {
+    fn read(
+        &self,
+        counter: &'static str,
+        at: usize,
+        low: u32,
+        high: u32,
+    ) -> Result<u32, RingError> {
         let value = self.load(at);
         if value.wrapping_sub(low) <= high.wrapping_sub(low) {
             Ok(value)
         } else {
-            Err(Corrupt::Counter {
+            Err(RingError::Counter {
                 counter,
                 value,
                 low,

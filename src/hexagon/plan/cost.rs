@@ -296,7 +296,7 @@ mod tests {
 
     use super::super::super::plan::MulMat;
     use super::*;
-    use crate::hexagon::layout::Form;
+    use crate::hexagon::layout::Conversion;
 
     /// The figures are those of the table that the emulator writes, to within the 1 % that it may
     /// change by.
@@ -435,7 +435,7 @@ mod tests {
         let weights = WeightLayout {
             matrix: MatrixLayout::new(WeightType::Q4_0, 1536, 576).unwrap(),
             slices: [1, 1],
-            form: Form::Lossless,
+            form: Conversion::Lossless,
         };
         let cost = |m| {
             let command = Command::MulMat(MulMat {

@@ -7,7 +7,7 @@ use hexagon_ops::wire::{self, Command, Plain, Weights};
 
 use super::Outcome;
 use crate::error::Result;
-use crate::hexagon::device::{Batch, Buffer, HexNpu};
+use crate::hexagon::device::{Batch, DeviceBuffer, HexNpu};
 use crate::reference;
 use crate::reference::uniform;
 
@@ -137,7 +137,7 @@ impl OneBufferProduct {
 
     /// Returns the command.
     #[must_use]
-    pub fn batch(&self, buffer: &Buffer) -> Batch {
+    pub fn batch(&self, buffer: &DeviceBuffer) -> Batch {
         let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
         let plain = |offset: usize, row: usize| Plain {
             buffer: buffer.number(),

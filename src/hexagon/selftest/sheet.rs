@@ -7,7 +7,7 @@ use hexagon_ops::wire::{
 
 use super::Outcome;
 use crate::error::Result;
-use crate::hexagon::device::{Batch, Buffer, HexNpu};
+use crate::hexagon::device::{Batch, DeviceBuffer, HexNpu};
 use crate::reference;
 
 /// Bytes of the buffer, which the largest family does not fill.
@@ -18,7 +18,7 @@ const ALIGN_BYTES: usize = 128;
 /// Tensors, commands and expected results of a family.
 #[derive(Debug)]
 pub(super) struct Sheet {
-    buffer: Buffer,
+    buffer: DeviceBuffer,
     bytes: Vec<u8>,
     batch: Batch,
     checks: Vec<Check>,

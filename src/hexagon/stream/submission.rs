@@ -16,7 +16,7 @@ use super::super::HexBuffer;
 use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::graph::{Op, Role, Tensor};
-use crate::hexagon::device::{Batch, Buffer, Failed, HexNpu};
+use crate::hexagon::device::{Batch, DeviceBuffer, Failed, HexNpu};
 use crate::hexagon::plan::cost::Cost;
 
 /// Ranges of bytes; those that touch are one.
@@ -53,10 +53,10 @@ impl Ranges {
 
 /// A buffer that the commands name.
 #[derive(Debug)]
-struct Named {
+struct NamedBuffer {
     number: u32,
     /// Weak, so that a graph that may never come again keeps no memory.
-    buffer: Weak<Buffer>,
+    buffer: Weak<DeviceBuffer>,
     /// To be cleaned before.
     inputs: Ranges,
     /// To be invalidated afterwards.
@@ -102,12 +102,12 @@ pub(super) struct Submission {
     batch: Batch,
     /// Description of each command.
     steps: Vec<Step>,
-    named: Vec<Named>,
+    named: Vec<NamedBuffer>,
     /// Scratch buffers for operands that are converted or packed, and the number of those in use.
-    scratch: Vec<Buffer>,
+    scratch: Vec<DeviceBuffer>,
     taken: usize,
     /// Memory for the commands, if they come again.
-    list: Option<Buffer>,
+    list: Option<DeviceBuffer>,
     /// The commands are not all: the host has packed weights for this one time.
     pub(super) once: bool,
     /// [`super::super::HexDevice::changes`] when it was made.
@@ -182,11 +182,11 @@ impl Submission {
         named.number
     }
 
-    fn name(&mut self, buffer: &Arc<Buffer>) -> &mut Named {
+    fn name(&mut self, buffer: &Arc<DeviceBuffer>) -> &mut NamedBuffer {
         let number = buffer.number();
         let known = self.named.iter().position(|named| named.number == number);
         let index = known.unwrap_or_else(|| {
-            self.named.push(Named {
+            self.named.push(NamedBuffer {
                 number,
                 buffer: Arc::downgrade(buffer),
                 inputs: Ranges::default(),
@@ -201,7 +201,7 @@ impl Submission {
     ///
     /// # Errors
     /// `OutOfMemory`.
-    pub(super) fn scratch(&mut self, npu: &HexNpu, bytes: usize) -> Result<&Buffer> {
+    pub(super) fn scratch(&mut self, npu: &HexNpu, bytes: usize) -> Result<&DeviceBuffer> {
         let index = self.taken;
         if index == self.scratch.len() {
             self.scratch.push(npu.allocate(bytes)?);
@@ -277,7 +277,7 @@ impl Submission {
         Ok(())
     }
 
-    fn each(&self, touch: impl Fn(&Named, &Buffer)) -> std::result::Result<(), Failed> {
+    fn each(&self, touch: impl Fn(&NamedBuffer, &DeviceBuffer)) -> std::result::Result<(), Failed> {
         for named in &self.named {
             let buffer = named.buffer.upgrade().ok_or_else(|| Failed {
                 job: None,

@@ -11,7 +11,7 @@ use rknpu_ops::pack::{self, Rows};
 use rknpu_ops::rotation::Rotation;
 use task_pool::{Pool, chunks};
 
-use super::scratch::Scratch;
+use super::scratch::StageScratch;
 use crate::error::Result;
 use crate::rockchip::caps::{DIGITS, Precision};
 use crate::rockchip::driver::Context;
@@ -36,7 +36,7 @@ pub(super) struct Activations {
     /// Factors of the rows: the INT8 scale, or the power of two that an FP16 row was divided by;
     /// for INT4 weights what `int4::unpack_scaled` needs.
     pub(super) scales: Vec<f32>,
-    pub(super) native: Scratch,
+    pub(super) native: StageScratch,
     /// Description of `native` and `scales`, if they may be used again.
     held: Option<Held>,
     /// The rotation of operands, by whether they are plain FP16, and K.
@@ -45,7 +45,7 @@ pub(super) struct Activations {
 
 /// Activations that several weights read: Q, K and V, or gate and up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shared {
+pub(super) struct SharedActivations {
     /// Number of the graph: the same memory may hold something else in the next one.
     pub(super) graph: u64,
     /// Addresses of the rows.
@@ -55,7 +55,7 @@ pub(super) struct Shared {
 /// Form in which activations were packed.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
-    shared: Shared,
+    shared: SharedActivations,
     domain: i32,
     precision: Precision,
     rows: usize,
@@ -114,7 +114,7 @@ impl Activations {
         layout: &WeightLayout,
         act: Rows<f32>,
         bucket: usize,
-        shared: Option<Shared>,
+        shared: Option<SharedActivations>,
     ) -> Result<()> {
         let wanted = shared.map(|shared| Held {
             shared,
@@ -245,7 +245,7 @@ impl Packing<'_> {
     /// a `T`.
     fn interleave<T: Copy + Default + Send + Sync + bytemuck::Pod>(
         &self,
-        native: &mut Scratch,
+        native: &mut StageScratch,
         rows: Rows<T>,
         packed: usize,
     ) -> Result<()> {
@@ -286,7 +286,7 @@ mod tests {
     fn what_was_packed_is_forgotten_when_its_source_is_written() {
         let held = || {
             Some(Held {
-                shared: Shared {
+                shared: SharedActivations {
                     graph: 1,
                     addresses: 1000..2000,
                 },

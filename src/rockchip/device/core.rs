@@ -4,17 +4,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
-use rknpu_ops::int4::{self, Accumulator, Digits, Product, ScaledOutput};
+use rknpu_ops::int4::{self, Digits, Product, ScaledOutput, SumElem};
 use rknpu_ops::pack::{self, NativeOutput, OutputRows, Rows};
 
 use super::activation::Activations;
 use super::recent::Recent;
-use super::scratch::Scratch;
+use super::scratch::StageScratch;
 use super::weight::WeightSlice;
 use crate::error::Result;
 use crate::host_memory::RowsMut;
 use crate::rockchip::caps::{DIGITS, Precision};
-use crate::rockchip::driver::{Context, Operands, Rknn};
+use crate::rockchip::driver::{Context, Rknn, RunOperands};
 use crate::rockchip::layout::MAX_SEGMENTS;
 
 /// Shape of a context.
@@ -33,11 +33,11 @@ pub(super) struct Core {
     mask: Option<CoreMask>,
     /// One for each distinct shape of weights and M.
     contexts: Recent<CallShape, Context>,
-    results: Scratch,
+    results: StageScratch,
 }
 
 /// Operands that all cores share in one call.
-pub(super) struct Call<'a> {
+pub(super) struct CoreCall<'a> {
     pub(super) rknn: &'a Arc<Rknn>,
     pub(super) w: WeightSlice<'a>,
     pub(super) activations: &'a Activations,
@@ -52,14 +52,14 @@ impl Core {
         Self {
             mask,
             contexts: Recent::new(contexts),
-            results: Scratch::default(),
+            results: StageScratch::default(),
         }
     }
 
     /// Steps 3 and 4 for the chunks of this core, which are the columns of `dst`.
     pub(super) fn run_chunks(
         &mut self,
-        call: &Call,
+        call: &CoreCall,
         chunks: Range<usize>,
         dst: &mut RowsMut,
     ) -> Result<()> {
@@ -80,7 +80,7 @@ impl Core {
                 let context = self
                     .contexts
                     .get_or_make(call.shape(), || call.context(mask))?;
-                context.run(Operands { a, b, c })?;
+                context.run(RunOperands { a, b, c })?;
                 c.sync_from_device()?;
             }
             let columns = layout.chunk_rows(chunk).len();
@@ -90,7 +90,7 @@ impl Core {
     }
 
     /// Step 4: sums the segments of a chunk and scales them into the columns of `dst`.
-    fn unpack(&self, call: &Call, chunk: usize, c_bytes: usize, dst: &mut RowsMut) {
+    fn unpack(&self, call: &CoreCall, chunk: usize, c_bytes: usize, dst: &mut RowsMut) {
         let layout = &call.w.weights.layout;
         let segments = 0..layout.segments;
         let bytes = |segment| {
@@ -172,8 +172,8 @@ fn scale_columns(dst: &mut RowsMut, rows: usize, scales: &[f32]) {
 }
 
 /// Step 4 for weights with a scale for each segment.
-fn unpack_scaled<T: Accumulator>(
-    call: &Call,
+fn unpack_scaled<T: SumElem>(
+    call: &CoreCall,
     parts: &[ScaledOutput<T>],
     digits: Digits,
     dst: &mut RowsMut,
@@ -186,7 +186,7 @@ fn unpack_scaled<T: Accumulator>(
     int4::unpack_scaled(product, 0..call.rows, dst);
 }
 
-impl Call<'_> {
+impl CoreCall<'_> {
     /// Makes a context for the call's shape.
     fn context(&self, mask: Option<CoreMask>) -> Result<Context> {
         let shape = self.shape();

@@ -10,9 +10,9 @@ use crate::rockchip::layout::BLOCK_ALIGN_BYTES;
 
 /// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one of its size.
 #[derive(Debug, Default)]
-pub(super) struct Scratch(HashMap<(i32, usize, usize), Memory>);
+pub(super) struct StageScratch(HashMap<(i32, usize, usize), Memory>);
 
-impl Scratch {
+impl StageScratch {
     fn key(anchor: &Context, segment: usize, bytes: usize) -> (i32, usize, usize) {
         (
             anchor.domain(),

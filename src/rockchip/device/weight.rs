@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::domain::Share;
 use crate::error::Result;
-use crate::rockchip::driver::{Context, Memory, View};
+use crate::rockchip::driver::{Context, Memory, MemoryView};
 use crate::rockchip::layout::WeightLayout;
-use crate::rockchip::pack::{self, Source};
+use crate::rockchip::pack::{self, RowSource};
 
 /// Device memory for packed weights: a ggml buffer, or the weights of one call.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct WeightMemory {
 #[derive(Debug)]
 pub struct Weights {
     pub(super) layout: WeightLayout,
-    pub(super) blocks: Vec<View>,
+    pub(super) blocks: Vec<MemoryView>,
     pub(super) scales: Vec<f32>,
     /// Every scale is 1: FP16 rows as they were.
     pub(super) unscaled: bool,
@@ -78,7 +78,13 @@ impl WeightMemory {
     }
 
     /// Packs rows of a weight that was placed at `offset`; see [`pack::pack_rows`].
-    pub fn pack(&self, weights: &mut Weights, offset: usize, source: Source, rows: Range<usize>) {
+    pub fn pack(
+        &self,
+        weights: &mut Weights,
+        offset: usize,
+        source: RowSource,
+        rows: Range<usize>,
+    ) {
         let layout = weights.layout;
         self.fill(weights, offset, |out, scales| {
             pack::pack_rows(&layout, source, rows, scales, out);

@@ -90,7 +90,7 @@ impl Memory {
     ///
     /// # Panics
     /// If the range is not inside.
-    pub fn view(&self, offset: usize, bytes: usize) -> Result<View> {
+    pub fn view(&self, offset: usize, bytes: usize) -> Result<MemoryView> {
         assert!(
             offset + bytes <= self.0.bytes,
             "view behind the end of device memory"
@@ -105,7 +105,7 @@ impl Memory {
         // it.
         let raw = unsafe { create(context.handle, parent.fd, parent.virt_addr, size, start) };
         let memory = TensorMemory::adopt(context, raw, call, bytes)?;
-        Ok(View {
+        Ok(MemoryView {
             memory,
             _parent: Arc::clone(&self.0),
         })
@@ -156,7 +156,7 @@ impl Memory {
 /// A part of a [`Memory`], for the device only. The CPU writes and syncs the whole: a sync through
 /// a view does not flush (SOURCE: measurements in unimatrix099's fork of rk-llama.cpp).
 #[derive(Debug)]
-pub struct View {
+pub struct MemoryView {
     pub(super) memory: TensorMemory,
     _parent: Arc<TensorMemory>,
 }

@@ -7,7 +7,7 @@ use rknpu_ops::{int4, pack};
 
 use super::super::caps::Precision;
 use super::super::layout::WeightLayout;
-use super::Source;
+use super::RowSource;
 use crate::loss::SquaredLoss;
 
 impl WeightLayout {
@@ -19,7 +19,7 @@ impl WeightLayout {
     /// # Panics
     /// If a length disagrees.
     #[must_use]
-    pub fn squared_loss(&self, source: Source, scales: &[f32], packed: &[u8]) -> SquaredLoss {
+    pub fn squared_loss(&self, source: RowSource, scales: &[f32], packed: &[u8]) -> SquaredLoss {
         assert_eq!((self.slices, self.chunks), (1, 1), "one chunk");
         let row_bytes = source.dtype.row_bytes(self.k).unwrap_or(0);
         let gn = self.native.b.gn;

@@ -6,7 +6,7 @@ use std::path::Path;
 use regex_lite::Regex;
 
 use super::LARGEST_SIZE;
-use crate::Failure;
+use crate::ToolError;
 use crate::files::Files;
 
 /// One of its lines: `dst[M,N] = act[M,K] · w[K,N]`.
@@ -28,7 +28,7 @@ const MAX_LINE_BYTES: usize = 4096;
 /// # Errors
 /// Text that names the file, if it cannot be read, has no such line, or has one with an impossible
 /// number.
-pub fn read(inputs: &mut Files, path: &Path) -> Result<Vec<Time>, Failure> {
+pub fn read(inputs: &mut Files, path: &Path) -> Result<Vec<Time>, ToolError> {
     let text = inputs.text(path)?;
     let times = parse(&text).map_err(|reason| format!("{}: {reason}", path.display()))?;
     if times.is_empty() {

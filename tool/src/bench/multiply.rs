@@ -14,7 +14,7 @@ use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use half::f16;
 
 use super::random;
-use crate::Failure;
+use crate::ToolError;
 use crate::quantize::Format;
 
 /// Runs whose time is not taken: memory is mapped, contexts are made.
@@ -32,7 +32,7 @@ const LIMIT: f64 = 4e-2;
 const RANDOM_ROWS: usize = 32;
 
 /// Weights in a device's memory.
-pub struct Weights<'a> {
+pub struct TimedWeights<'a> {
     device: &'a Arc<dyn Device>,
     stream: Box<dyn Stream>,
     buffer: Box<dyn Buffer>,
@@ -49,16 +49,16 @@ pub enum Refused {
     /// The device leaves such multiplications to the CPU.
     NotIts,
     /// Something failed.
-    Failed(Failure),
+    Failed(ToolError),
 }
 
-impl<E: Into<Failure>> From<E> for Refused {
+impl<E: Into<ToolError>> From<E> for Refused {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
     }
 }
 
-impl<'a> Weights<'a> {
+impl<'a> TimedWeights<'a> {
     /// Returns the random weights of `n` rows of `k`, packed.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl<'a> Weights<'a> {
         let work_buffer = work.as_deref();
         let mut buffers = [None; MAX_SOURCES];
         (buffers[0], buffers[1]) = (Some(&*self.buffer), work_buffer);
-        let run = |result: &mut [f32]| -> Result<Duration, Failure> {
+        let run = |result: &mut [f32]| -> Result<Duration, ToolError> {
             // Each run is a graph, so that activations are packed each time.
             let mut node = [Node {
                 operation,
@@ -185,7 +185,7 @@ impl<'a> Weights<'a> {
 
     /// Compares the first row of the result with the reference, because wrong results need not be
     /// timed.
-    fn check(&self, act: &[f32], result: &[f32]) -> Result<(), Failure> {
+    fn check(&self, act: &[f32], result: &[f32]) -> Result<(), ToolError> {
         let n = self.values.len() / self.k;
         let want = reference::mul_mat(&act[..self.k], &self.values, self.k);
         let error = reference::nmse(&result[..n], &want);

@@ -6,8 +6,8 @@ use std::path::Path;
 use plotters::prelude::*;
 use plotters::style::register_font;
 
-use super::report::{Report, Row};
-use crate::{Failure, files};
+use super::report::{BenchReport, BenchRow};
+use crate::{ToolError, files};
 
 /// Pixels of a device's panel.
 const PANEL: (u32, u32) = (1000, 500);
@@ -17,7 +17,7 @@ const BYTES_PER_PIXEL: usize = 3;
 const FONT: &str = "sans-serif";
 
 /// Points of one type and size of weights: M, and operations in a nanosecond.
-struct Line {
+struct PlotLine {
     name: String,
     npu: Vec<(f64, f64)>,
     cpu: Vec<(f64, f64)>,
@@ -27,7 +27,7 @@ struct Line {
 ///
 /// # Errors
 /// Text that names the file.
-pub fn draw(path: &Path, report: &Report) -> Result<(), Failure> {
+pub fn draw(path: &Path, report: &BenchReport) -> Result<(), ToolError> {
     let font = epaint_default_fonts::HACK_REGULAR;
     register_font(FONT, FontStyle::Normal, font).map_err(|_| "the font cannot be read")?;
     let count = report.devices.len();
@@ -53,8 +53,8 @@ pub fn draw(path: &Path, report: &Report) -> Result<(), Failure> {
     files::write(path, &picture)
 }
 
-fn lines<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Line> {
-    let mut lines: Vec<Line> = Vec::new();
+fn lines<'a>(rows: impl Iterator<Item = &'a BenchRow>) -> Vec<PlotLine> {
+    let mut lines: Vec<PlotLine> = Vec::new();
     for row in rows {
         let name = format!("{} {}x{}", row.r#type, row.k, row.n);
         let index = lines
@@ -62,7 +62,7 @@ fn lines<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Line> {
             .position(|line| line.name == name)
             .unwrap_or_else(|| {
                 let (npu, cpu) = (Vec::new(), Vec::new());
-                lines.push(Line { name, npu, cpu });
+                lines.push(PlotLine { name, npu, cpu });
                 lines.len() - 1
             });
         let m = row.m as f64;
@@ -76,13 +76,13 @@ fn lines<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Line> {
     lines
 }
 
-type Panel<'a> = DrawingArea<BitMapBackend<'a>, plotters::coord::Shift>;
+type PlotPanel<'a> = DrawingArea<BitMapBackend<'a>, plotters::coord::Shift>;
 type DrawingFailure<'a> = DrawingAreaErrorKind<<BitMapBackend<'a> as DrawingBackend>::ErrorType>;
 
 fn draw_panel<'a>(
-    panel: &Panel<'a>,
+    panel: &PlotPanel<'a>,
     title: &str,
-    lines: &[Line],
+    lines: &[PlotLine],
 ) -> Result<(), DrawingFailure<'a>> {
     let points = || {
         lines

@@ -13,13 +13,13 @@ use crate::text::plain;
 
 /// All of it.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Version of this tool.
     pub version: &'static str,
     /// The measured devices.
     pub devices: Vec<DeviceLine>,
     /// The points.
-    pub rows: Vec<Row>,
+    pub rows: Vec<BenchRow>,
     /// M at which devices become faster than the CPU.
     pub crossovers: Vec<Crossover>,
     /// Sizes that were left out, and messages of the backend.
@@ -41,7 +41,7 @@ pub struct DeviceLine {
 
 /// A point: `dst[M,N] = act[M,K] · w[K,N]`.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct BenchRow {
     /// Name of the device.
     pub device: String,
     /// `true` if the time is the stand-in's.
@@ -81,7 +81,7 @@ pub struct Crossover {
     pub measured_up_to: usize,
 }
 
-impl Row {
+impl BenchRow {
     /// A point that was measured.
     pub fn new(
         device: &dyn Device,
@@ -117,7 +117,7 @@ impl Crossover {
     ///
     /// A number of rows is faster if all its points together are. Between two measured numbers,
     /// only the smaller one is assumed to be slower than the CPU.
-    pub fn of(rows: &[&Row]) -> Option<Self> {
+    pub fn of(rows: &[&BenchRow]) -> Option<Self> {
         let mut sums: Vec<(usize, f64, f64)> = Vec::new();
         for row in rows {
             let Some(cpu) = row.cpu_microseconds else {
@@ -145,7 +145,7 @@ impl Crossover {
 pub const SIMULATED: &str =
     "simulated: times of the stand-in on this CPU, which say nothing of the chip";
 
-impl Report {
+impl BenchReport {
     /// Returns the comma-separated values, with names in the first line.
     pub fn csv(&self) -> String {
         let mut text = String::from(
@@ -154,7 +154,7 @@ impl Report {
         let optional =
             |number: Option<f64>| number.map_or(String::new(), |number| format!("{number:.6}"));
         for row in &self.rows {
-            let Row {
+            let BenchRow {
                 device,
                 simulated,
                 r#type,
@@ -177,7 +177,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         for device in &self.devices {
             writeln!(f, "{}: {}", device.name, plain(&device.description))?;
@@ -196,7 +196,7 @@ impl fmt::Display for Report {
                 let cpu = row
                     .cpu_microseconds
                     .map_or("-".into(), |time| format!("{time:.1}"));
-                let Row {
+                let BenchRow {
                     r#type,
                     m,
                     k,
@@ -248,8 +248,8 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
 
-    fn row(m: usize, npu: f64, cpu: Option<f64>) -> Row {
-        Row {
+    fn row(m: usize, npu: f64, cpu: Option<f64>) -> BenchRow {
+        BenchRow {
             device: "RKNPU0".into(),
             simulated: true,
             r#type: "Q8_0",
@@ -265,8 +265,8 @@ mod tests {
         }
     }
 
-    fn min_m(rows: &[Row]) -> Option<usize> {
-        let rows: Vec<&Row> = rows.iter().collect();
+    fn min_m(rows: &[BenchRow]) -> Option<usize> {
+        let rows: Vec<&BenchRow> = rows.iter().collect();
         Crossover::of(&rows).map(|found| found.min_m)
     }
 
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn every_line_of_the_values_says_that_it_is_simulated() {
-        let report = Report {
+        let report = BenchReport {
             version: "1",
             devices: Vec::new(),
             rows: vec![row(1, 5.0, None), row(2, 5.0, Some(7.0))],

@@ -6,8 +6,8 @@ use ggml_rust_npu::backend::{Absence, Absent, Device};
 use ggml_rust_npu::config::Config;
 use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::hexagon::HexDevice;
-use ggml_rust_npu::hexagon::device::{Batch, Buffer, HexNpu};
-use ggml_rust_npu::hexagon::discovery::Session;
+use ggml_rust_npu::hexagon::device::{Batch, DeviceBuffer, HexNpu};
+use ggml_rust_npu::hexagon::discovery::SessionPlan;
 use ggml_rust_npu::hexagon::selftest::{FAMILIES, OneBufferProduct};
 use hexagon_ops::ffi::{arch_of, attribute, describe};
 use hexagon_ops::layout::{LINE_BYTES, WeightType};
@@ -39,7 +39,7 @@ const NO_GATHER: &str = "no operation is gathers alone: rate.attention has one f
 /// Adds a session's lines; `false` if it does not open.
 pub(super) fn add(
     lines: &mut Lines,
-    session: std::result::Result<Session, Absence>,
+    session: std::result::Result<SessionPlan, Absence>,
     index: usize,
     config: &Config,
 ) -> bool {
@@ -151,7 +151,7 @@ fn word(text: &str) -> String {
 }
 
 /// Returns a tensor without gaps at `offset`.
-fn tensor(buffer: &Buffer, dtype: u32, offset: usize, ne: [usize; 4]) -> Tensor {
+fn tensor(buffer: &DeviceBuffer, dtype: u32, offset: usize, ne: [usize; 4]) -> Tensor {
     let mut stride = if dtype == TYPE_F16 { 2 } else { 4 };
     let mut nb = [0; 4];
     for (nb, count) in nb.iter_mut().zip(ne) {
@@ -167,13 +167,13 @@ fn tensor(buffer: &Buffer, dtype: u32, offset: usize, ne: [usize; 4]) -> Tensor 
     }
 }
 
-fn zeroed(npu: &HexNpu, bytes: usize) -> Result<Buffer> {
+fn zeroed(npu: &HexNpu, bytes: usize) -> Result<DeviceBuffer> {
     let buffer = npu.allocate(bytes)?;
     buffer.write(0..bytes, |out| out.fill(0));
     Ok(buffer)
 }
 
-fn batch<B: wire::Body>(body: &B, buffer: &Buffer) -> Batch {
+fn batch<B: wire::Body>(body: &B, buffer: &DeviceBuffer) -> Batch {
     let mut batch = Batch::default();
     batch.push(Command::new(0, body), &[buffer.number()]);
     batch
@@ -184,7 +184,7 @@ fn submit(npu: &HexNpu, batch: &Batch) -> Result<Duration> {
 }
 
 /// Returns a copy of `elements` f32.
-fn copy(buffer: &Buffer, elements: usize) -> Batch {
+fn copy(buffer: &DeviceBuffer, elements: usize) -> Batch {
     let none: Tensor = bytemuck::Zeroable::zeroed();
     let mut src = [none; SOURCES];
     src[0] = tensor(buffer, TYPE_F32, 0, [elements, 1, 1, 1]);

@@ -16,7 +16,7 @@ use ggml_rust_npu::hexagon::discovery::sessions;
 use ggml_rust_npu::rockchip::discovery::chip;
 
 use self::private::Private;
-use crate::{Failure, NO_DEVICE, devices};
+use crate::{NO_DEVICE, ToolError, devices};
 
 mod hexagon;
 mod library;
@@ -117,7 +117,7 @@ fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<Duration, E> {
 ///
 /// # Errors
 /// Text for the user.
-pub fn run(config: &Config) -> Result<ExitCode, Failure> {
+pub fn run(config: &Config) -> Result<ExitCode, ToolError> {
     trace::start();
     let mut lines = Lines {
         section: "probe".into(),

@@ -8,7 +8,7 @@ use ggml_rust_npu::backend::Device;
 use ggml_rust_npu::config::Config;
 use ggml_rust_npu::error::Result;
 use ggml_rust_npu::rockchip::caps::{Precision, RkCaps};
-use ggml_rust_npu::rockchip::driver::{Context, Memory, Operands, Rknn};
+use ggml_rust_npu::rockchip::driver::{Context, Memory, Rknn, RunOperands};
 use ggml_rust_npu::rockchip::{RkDevice, discovery, selftest};
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
 
@@ -162,7 +162,7 @@ impl Times {
             weights.view(weight_bytes, weight_bytes)?,
         ];
         let mut run = |b| {
-            let operands = Operands {
+            let operands = RunOperands {
                 a: &a,
                 b,
                 c: &mut c,

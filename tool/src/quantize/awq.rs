@@ -22,9 +22,9 @@ use rayon::prelude::*;
 
 use super::block::{BLOCK, Format, to_f32};
 use super::imatrix::Imatrix;
-use super::model::{self, Heads};
+use super::model::{self, HeadSizes};
 use super::transform::Transforms;
-use crate::Failure;
+use crate::ToolError;
 
 /// The option, for messages.
 const OPTION: &str = "--awq";
@@ -34,7 +34,7 @@ const EXPONENTS: usize = 20;
 
 /// Weights that read the same inputs.
 #[derive(Debug)]
-pub struct Group {
+pub struct ScaleGroup {
     /// Their names.
     readers: Vec<String>,
     /// The norm whose elements are divided, or the weight whose rows are, each with its bias if
@@ -49,7 +49,7 @@ pub struct Group {
 ///
 /// # Errors
 /// Text that names a tensor that the model has and the table above does not.
-pub fn groups(header: &Header) -> Result<Vec<Group>, Failure> {
+pub fn groups(header: &Header) -> Result<Vec<ScaleGroup>, ToolError> {
     let heads = model::heads(header)?;
     let blocks = model::number(header, "block_count")?;
     let mut groups = Vec::new();
@@ -59,7 +59,11 @@ pub fn groups(header: &Header) -> Result<Vec<Group>, Failure> {
     Ok(groups)
 }
 
-fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4], Failure> {
+fn block_groups(
+    header: &Header,
+    block: usize,
+    heads: HeadSizes,
+) -> Result<[ScaleGroup; 4], ToolError> {
     let name = |part: &str| format!("blk.{block}.{part}.weight");
     if header.tensor(&name("ffn_gate_inp")).is_some() {
         return Err(format!("blk.{block} has experts, which are not supported with --awq").into());
@@ -75,13 +79,13 @@ fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4
     let channels: Vec<usize> = (0..output.ne[0])
         .map(|k| k / heads.size / heads.sharing * heads.size + k % heads.size)
         .collect();
-    let fits = |heads: Heads| {
+    let fits = |heads: HeadSizes| {
         output.ne[0] == heads.count * heads.size
             && v.ne[1] == heads.count / heads.sharing * heads.size
     };
     if !fits(heads) {
         let ([_, rows, ..], [inputs, ..]) = (v.ne, output.ne);
-        let Heads {
+        let HeadSizes {
             count,
             sharing,
             size,
@@ -92,7 +96,7 @@ fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4
         )
         .into());
     }
-    let group = |producer: &str, readers: &[&str], channels: Vec<usize>| -> Result<_, Failure> {
+    let group = |producer: &str, readers: &[&str], channels: Vec<usize>| -> Result<_, ToolError> {
         let producer_is_norm = producer.ends_with("_norm");
         let from = name(producer);
         let n_channels = match producer_is_norm {
@@ -115,7 +119,7 @@ fn block_groups(header: &Header, block: usize, heads: Heads) -> Result<[Group; 4
         if header.tensor(&bias).is_some() {
             model::vector(header, &bias, n_channels, OPTION)?;
         }
-        Ok(Group {
+        Ok(ScaleGroup {
             readers: readers.iter().map(|reader| name(reader)).collect(),
             producer: from,
             producer_is_norm,
@@ -147,9 +151,9 @@ pub fn scale(
     file: &File,
     imatrix: &Imatrix,
     format: Format,
-    group: &Group,
+    group: &ScaleGroup,
     transforms: &mut Transforms,
-) -> Result<Found, Failure> {
+) -> Result<Found, ToolError> {
     let readers: Vec<&TensorInfo> = (group.readers.iter())
         .filter_map(|name| file.header().tensor(name))
         .collect();
@@ -186,7 +190,7 @@ fn exponent(index: usize) -> f32 {
     index as f32 / EXPONENTS as f32
 }
 
-impl Group {
+impl ScaleGroup {
     /// Returns the scales of each exponent, one for each input of the readers.
     fn candidates(&self, squares: &[f32]) -> Vec<Vec<f32>> {
         let n_channels = self

@@ -67,7 +67,7 @@ impl Format {
             Self::F16 => out.extend(row.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes())),
             Self::Q8_0 => row.as_chunks().0.iter().for_each(|x| q8_0(x, out)),
             Self::Q4_0 | Self::Iq4Nl => {
-                let weigh = importance.map(|importance| Weigh::new(row, importance));
+                let weigh = importance.map(|importance| ErrorWeights::new(row, importance));
                 for (index, x) in row.as_chunks().0.iter().enumerate() {
                     let weights = weigh.as_ref().map(|weigh| weigh.block(index));
                     if self == Self::Q4_0 {
@@ -176,13 +176,13 @@ pub fn to_f32(dtype: GgmlType, bytes: &[u8], out: &mut [f32]) {
 
 /// Weights of the errors of a row's columns: `E[x^2] * sqrt(mean(row^2) + w^2)`, as in ggml's
 /// quantizers.
-pub struct Weigh<'a> {
+pub struct ErrorWeights<'a> {
     row: &'a [f32],
     importance: &'a [f32],
     mean_square: f32,
 }
 
-impl<'a> Weigh<'a> {
+impl<'a> ErrorWeights<'a> {
     /// For a row and the mean squares of its inputs.
     pub fn new(row: &'a [f32], importance: &'a [f32]) -> Self {
         let sum: f32 = row.iter().map(|x| x * x).sum();
@@ -357,7 +357,7 @@ mod tests {
         for seed in 0..200 {
             let x = numbers(seed);
             let importance = numbers(seed + 1000).map(|x| x.abs() * x.abs() * 10.0);
-            let weights = Weigh::new(&x, &importance).block(0);
+            let weights = ErrorWeights::new(&x, &importance).block(0);
             for (importance, total) in [(None, &mut plain), (Some(&importance[..]), &mut weighted)]
             {
                 let mut bytes = Vec::new();

@@ -7,7 +7,7 @@ use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo, TensorPlan, Writer};
 
 use super::block::to_f32;
 use super::transform::Transforms;
-use crate::Failure;
+use crate::ToolError;
 use crate::files::{Files, named};
 
 /// Statistics by the weight's name.
@@ -23,7 +23,7 @@ impl Imatrix {
     ///
     /// # Errors
     /// Text that names the file and its mistake.
-    pub fn open(inputs: &mut Files, path: &Path) -> Result<Self, Failure> {
+    pub fn open(inputs: &mut Files, path: &Path) -> Result<Self, ToolError> {
         let file = (inputs.gguf(path)).map_err(|error| {
             format!("{error} (llama-imatrix writes an imatrix file in GGUF format)")
         })?;
@@ -67,7 +67,7 @@ impl Imatrix {
     ///
     /// # Errors
     /// Text, if the weight is not in the file, or with another number of inputs.
-    pub fn of(&self, weight: &str, k: usize) -> Result<&[f32], Failure> {
+    pub fn of(&self, weight: &str, k: usize) -> Result<&[f32], ToolError> {
         let means = (self.0.get(weight))
             .ok_or_else(|| format!("the imatrix says nothing of {weight}: is it of this model?"))?;
         if means.len() != k {
@@ -83,7 +83,7 @@ impl Imatrix {
 ///
 /// # Errors
 /// Text that names the file and its mistake.
-pub fn rescale(from: &Path, to: &Path, transforms: &Transforms) -> Result<(), Failure> {
+pub fn rescale(from: &Path, to: &Path, transforms: &Transforms) -> Result<(), ToolError> {
     let file = File::open(from).map_err(|error| named(from, &error))?;
     let header = file.header();
     let plans: Vec<TensorPlan> = (header.tensors.iter())
@@ -111,7 +111,7 @@ pub fn rescale(from: &Path, to: &Path, transforms: &Transforms) -> Result<(), Fa
     Ok(writer.finish()?)
 }
 
-fn values(file: &File, tensor: &TensorInfo) -> Result<Vec<f32>, Failure> {
+fn values(file: &File, tensor: &TensorInfo) -> Result<Vec<f32>, ToolError> {
     if tensor.dtype != GgmlType::F32 {
         let (path, dtype) = (file.path().display(), tensor.dtype.name());
         return Err(format!("{path}: {} is {dtype}, not F32", tensor.name).into());

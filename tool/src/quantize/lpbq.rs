@@ -41,7 +41,7 @@ const PARTS: [f32; 8] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5];
 
 /// A row on the grid.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Row {
+pub struct GridRow {
     scale: f32,
     /// Elements of a block; the last one may be shorter.
     block: usize,
@@ -51,7 +51,7 @@ pub struct Row {
     levels: Vec<i8>,
 }
 
-impl Row {
+impl GridRow {
     /// Returns the row of the grid with the least error among those of each scale in [`PARTS`].
     ///
     /// - `row`: K weights; `block`: elements of a block
@@ -201,13 +201,13 @@ mod tests {
         bytes.chunks_exact(block_bytes).flat_map(block).collect()
     }
 
-    fn q8_0(row: &Row) -> Vec<f64> {
+    fn q8_0(row: &GridRow) -> Vec<f64> {
         let mut bytes = Vec::new();
         row.push_q8_0(&mut bytes);
         values(&bytes, 34)
     }
 
-    fn q4_0(row: &Row) -> Vec<f64> {
+    fn q4_0(row: &GridRow) -> Vec<f64> {
         let mut bytes = Vec::new();
         row.push_q4_0(&mut bytes);
         values(&bytes, 18)
@@ -238,7 +238,7 @@ mod tests {
     fn both_types_hold_the_products_exactly() {
         for (seed, spread) in [(1, 0.0), (2, 2.0), (3, 8.0), (4, 20.0)] {
             for (block, k) in [(16, 96), (32, 96), (64, 96), (64, 256)] {
-                let row = Row::quantize(&numbers(seed, k, spread), block, None);
+                let row = GridRow::quantize(&numbers(seed, k, spread), block, None);
                 let scale = f64::from(row.scale);
                 let exact: Vec<f64> = (row.levels.iter().enumerate())
                     .map(|(i, q)| scale * f64::from(row.multipliers[i / block]) * f64::from(*q))
@@ -261,7 +261,7 @@ mod tests {
                 .iter()
                 .map(|x| x * x)
                 .collect();
-            let row = Row::quantize(&x, 32, Some(&weights));
+            let row = GridRow::quantize(&x, 32, Some(&weights));
             let (scale, have) = (f64::from(row.scale), q8_0(&row));
             for block in 0..4 {
                 let range = block * 32..block * 32 + 32;
@@ -286,7 +286,7 @@ mod tests {
             for seed in 0..50 {
                 let x = numbers(seed, 256, 1.0);
                 let ones = [1.0; 256];
-                have += error(&x, &q8_0(&Row::quantize(&x, block, None)), &ones);
+                have += error(&x, &q8_0(&GridRow::quantize(&x, block, None)), &ones);
                 want += error(&x, &by_definition(&x, block), &ones);
             }
             // A search that did no more than the definition would give 1.
@@ -303,7 +303,7 @@ mod tests {
         let x = numbers(7, 512, 2.0);
         let weights: Vec<f32> = numbers(8, 512, 3.0).iter().map(|x| x * x).collect();
         let of = |block, with: Option<&[f32]>| {
-            error(&x, &q8_0(&Row::quantize(&x, block, with)), &weights)
+            error(&x, &q8_0(&GridRow::quantize(&x, block, with)), &weights)
         };
         assert!(of(32, Some(&weights)) < 0.95 * of(32, None));
         let [short, middle, long] = [16, 32, 64].map(|block| of(block, Some(&weights)));
@@ -317,7 +317,7 @@ mod tests {
     fn rows_at_the_ends_of_fp16_are_rows_like_any() {
         for size in [0.0, 1e-30, 1e-7, 1e-4, 60_000.0, 400_000.0] {
             let x: Vec<f32> = numbers(5, 64, 0.0).iter().map(|x| x * size).collect();
-            let row = Row::quantize(&x, 32, None);
+            let row = GridRow::quantize(&x, 32, None);
             let have = q8_0(&row);
             assert_eq!(have, q4_0(&row), "{size}");
             let largest = have.iter().fold(0.0f64, |max, y| max.max(y.abs()));

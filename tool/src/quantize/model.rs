@@ -2,14 +2,14 @@
 
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
 
-use crate::Failure;
+use crate::ToolError;
 
 /// Architectures whose tensors are known: what reads what.
 pub const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "gemma3"];
 
 /// Sizes of the attention.
 #[derive(Clone, Copy, Debug)]
-pub struct Heads {
+pub struct HeadSizes {
     /// Query heads.
     pub count: usize,
     /// Query heads that share a head of K and V.
@@ -22,7 +22,7 @@ pub struct Heads {
 ///
 /// # Errors
 /// Text that names it.
-pub fn architecture(header: &Header) -> Result<&str, Failure> {
+pub fn architecture(header: &Header) -> Result<&str, ToolError> {
     let name = header
         .get("general.architecture")
         .and_then(|value| value.as_str());
@@ -38,7 +38,7 @@ pub fn architecture(header: &Header) -> Result<&str, Failure> {
 ///
 /// # Errors
 /// Text that names the key and its value, if that is not a number from 1 to 2^32 - 1.
-fn optional(header: &Header, key: &str) -> Result<Option<usize>, Failure> {
+fn optional(header: &Header, key: &str) -> Result<Option<usize>, ToolError> {
     let key = format!("{}.{key}", architecture(header)?);
     let Some(value) = header.get(&key) else {
         return Ok(None);
@@ -56,7 +56,7 @@ fn optional(header: &Header, key: &str) -> Result<Option<usize>, Failure> {
 ///
 /// # Errors
 /// Text that names the key and its value, if that is not a number from 1 to 2^32 - 1.
-pub fn number(header: &Header, key: &str) -> Result<usize, Failure> {
+pub fn number(header: &Header, key: &str) -> Result<usize, ToolError> {
     let name = architecture(header)?;
     optional(header, key)?.ok_or_else(|| format!("{name}.{key} is missing").into())
 }
@@ -67,7 +67,11 @@ pub fn number(header: &Header, key: &str) -> Result<usize, Failure> {
 ///
 /// # Errors
 /// Text that names the tensor, if it is missing or something else.
-pub fn matrix<'a>(header: &'a Header, name: &str, option: &str) -> Result<&'a TensorInfo, Failure> {
+pub fn matrix<'a>(
+    header: &'a Header,
+    name: &str,
+    option: &str,
+) -> Result<&'a TensorInfo, ToolError> {
     let tensor =
         (header.tensor(name)).ok_or_else(|| format!("{name} is missing, which {option} needs"))?;
     if tensor.dims != 2 {
@@ -89,7 +93,7 @@ pub fn vector<'a>(
     name: &str,
     len: usize,
     option: &str,
-) -> Result<&'a TensorInfo, Failure> {
+) -> Result<&'a TensorInfo, ToolError> {
     let tensor =
         (header.tensor(name)).ok_or_else(|| format!("{name} is missing, which {option} needs"))?;
     if tensor.dims != 1 || tensor.ne[0] != len {
@@ -102,7 +106,7 @@ pub fn vector<'a>(
 /// Types that are read as numbers.
 pub const PLAIN: [GgmlType; 3] = [GgmlType::F32, GgmlType::F16, GgmlType::BF16];
 
-fn plain<'a>(tensor: &'a TensorInfo, option: &str) -> Result<&'a TensorInfo, Failure> {
+fn plain<'a>(tensor: &'a TensorInfo, option: &str) -> Result<&'a TensorInfo, ToolError> {
     if PLAIN.contains(&tensor.dtype) {
         return Ok(tensor);
     }
@@ -114,7 +118,7 @@ fn plain<'a>(tensor: &'a TensorInfo, option: &str) -> Result<&'a TensorInfo, Fai
 ///
 /// # Errors
 /// Text about sizes that do not fit together.
-pub fn heads(header: &Header) -> Result<Heads, Failure> {
+pub fn heads(header: &Header) -> Result<HeadSizes, ToolError> {
     let count = number(header, "attention.head_count")?;
     let kv_heads = optional(header, "attention.head_count_kv")?.unwrap_or(count);
     if !count.is_multiple_of(kv_heads) {
@@ -132,7 +136,7 @@ pub fn heads(header: &Header) -> Result<Heads, Failure> {
             channels / count
         }
     };
-    Ok(Heads {
+    Ok(HeadSizes {
         count,
         sharing: count / kv_heads,
         size,

@@ -22,7 +22,7 @@ use ggml_rust_npu::gguf::{File, Header, TensorInfo};
 use super::block::to_f32;
 use super::model::{self, number};
 use super::transform::{Transform, Transforms};
-use crate::Failure;
+use crate::ToolError;
 
 /// Parts of a model that can be rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -35,7 +35,7 @@ pub enum Rotate {
 
 /// An orthogonal matrix that is applied to each part of a vector.
 #[derive(Debug)]
-pub struct Rotation {
+pub struct FoldedRotation {
     /// One for each element of a part.
     signs: Vec<f32>,
     /// The power of two in the size.
@@ -47,14 +47,14 @@ pub struct Rotation {
 /// Largest odd factor of a size: the cosine transform takes its square, and models have at most 45.
 const MAX_REST: usize = 1023;
 
-impl Rotation {
+impl FoldedRotation {
     /// Creates a rotation of parts of `size`, which is not 0; the same `seed` gives the same.
     ///
     /// - `what`: the size's name
     ///
     /// # Errors
     /// Text, if `size` has too large an odd factor.
-    fn new(what: &str, size: usize, seed: u64) -> Result<Self, Failure> {
+    fn new(what: &str, size: usize, seed: u64) -> Result<Self, ToolError> {
         let power = 1 << size.trailing_zeros();
         let rest = size / power;
         if rest > MAX_REST {
@@ -154,7 +154,7 @@ const READERS: [(&str, &[&str]); 2] = [
 ///
 /// # Errors
 /// Text that names the tensor for which the rotation is impossible, and the reason.
-pub fn transforms(file: &File, rotations: &[Rotate]) -> Result<Transforms, Failure> {
+pub fn transforms(file: &File, rotations: &[Rotate]) -> Result<Transforms, ToolError> {
     let mut transforms = Transforms::new();
     if rotations.contains(&Rotate::R1) {
         rotate_stream(file, &mut transforms)?;
@@ -165,7 +165,7 @@ pub fn transforms(file: &File, rotations: &[Rotate]) -> Result<Transforms, Failu
     Ok(transforms)
 }
 
-fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure> {
+fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), ToolError> {
     let header = file.header();
     let size = number(header, "embedding_length")?;
     check_stream(header)?;
@@ -174,7 +174,7 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure
         let (name, inputs) = (&embeddings.name, embeddings.ne[0]);
         return Err(format!("{name} has rows of {inputs}, embedding_length is {size}").into());
     }
-    let rotation = Arc::new(Rotation::new("embedding_length", size, 1)?);
+    let rotation = Arc::new(FoldedRotation::new("embedding_length", size, 1)?);
     transforms.insert(
         embeddings.name.clone(),
         Transform {
@@ -182,7 +182,7 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure
             ..Transform::default()
         },
     );
-    let mut fold = |norm: &str, readers: &[String]| -> Result<(), Failure> {
+    let mut fold = |norm: &str, readers: &[String]| -> Result<(), ToolError> {
         let source = vector(header, norm, size)?;
         let mut weights = vec![0.0; source.ne[0]];
         to_f32(source.dtype, file.data(source), &mut weights);
@@ -236,7 +236,7 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), Failure
 }
 
 /// Refuses what reads or writes the stream in a way that a rotation does not pass through.
-fn check_stream(header: &Header) -> Result<(), Failure> {
+fn check_stream(header: &Header) -> Result<(), ToolError> {
     for tensor in &header.tensors {
         let name = tensor.name.as_str();
         let refused = |reason: &str| Err(format!("--rotate r1: {name} {reason}").into());
@@ -277,7 +277,7 @@ fn check_stream(header: &Header) -> Result<(), Failure> {
     Ok(())
 }
 
-fn rotate_values(header: &Header, transforms: &mut Transforms) -> Result<(), Failure> {
+fn rotate_values(header: &Header, transforms: &mut Transforms) -> Result<(), ToolError> {
     let size = model::heads(header)?.size;
     let mut rotation = None;
     for block in 0..number(header, "block_count")? {
@@ -290,7 +290,11 @@ fn rotate_values(header: &Header, transforms: &mut Transforms) -> Result<(), Fai
         // Made when the first weight has shown that heads of this size exist.
         let rotation = match &rotation {
             Some(rotation) => rotation,
-            None => rotation.insert(Arc::new(Rotation::new("the size of a head", size, 2)?)),
+            None => rotation.insert(Arc::new(FoldedRotation::new(
+                "the size of a head",
+                size,
+                2,
+            )?)),
         };
         transforms.entry(v.name.clone()).or_default().output = Some(Arc::clone(rotation));
         transforms.entry(output.name.clone()).or_default().input = Some(Arc::clone(rotation));
@@ -306,11 +310,11 @@ fn rotate_values(header: &Header, transforms: &mut Transforms) -> Result<(), Fai
 /// The option, for messages.
 const OPTION: &str = "--rotate";
 
-fn matrix<'a>(header: &'a Header, name: &str) -> Result<&'a TensorInfo, Failure> {
+fn matrix<'a>(header: &'a Header, name: &str) -> Result<&'a TensorInfo, ToolError> {
     model::matrix(header, name, OPTION)
 }
 
-fn vector<'a>(header: &'a Header, name: &str, len: usize) -> Result<&'a TensorInfo, Failure> {
+fn vector<'a>(header: &'a Header, name: &str, len: usize) -> Result<&'a TensorInfo, ToolError> {
     model::vector(header, name, len, OPTION)
 }
 
@@ -319,7 +323,7 @@ mod tests {
     use super::*;
 
     /// Returns the matrix by its definition, in `f64`.
-    fn matrix(rotation: &Rotation) -> Vec<Vec<f64>> {
+    fn matrix(rotation: &FoldedRotation) -> Vec<Vec<f64>> {
         let size = rotation.signs.len();
         let rest = size / rotation.power;
         let hadamard = |i: usize, j: usize| {
@@ -345,7 +349,7 @@ mod tests {
     #[test]
     fn a_rotation_is_the_product_of_its_matrices_and_orthogonal() {
         for size in [1, 3, 8, 24, 64, 72, 80] {
-            let rotation = Rotation::new("size", size, 7).unwrap();
+            let rotation = FoldedRotation::new("size", size, 7).unwrap();
             let matrix = matrix(&rotation);
             for i in 0..size {
                 let mut row = vec![0.0; 2 * size];
@@ -369,7 +373,7 @@ mod tests {
 
     #[test]
     fn signs_come_from_the_seed_and_are_mixed() {
-        let [a, b, c] = [1, 1, 2].map(|seed| Rotation::new("size", 256, seed).unwrap().signs);
+        let [a, b, c] = [1, 1, 2].map(|seed| FoldedRotation::new("size", 256, seed).unwrap().signs);
         assert_eq!(a, b);
         assert_ne!(a, c);
         let positive = a.iter().filter(|sign| **sign > 0.0).count();

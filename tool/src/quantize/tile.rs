@@ -12,14 +12,14 @@ use ggml_rust_npu::backend::offline::{Form, Weight};
 use ggml_rust_npu::gguf::{File, TensorInfo};
 use ggml_rust_npu::hexagon;
 use ggml_rust_npu::loss::SquaredLoss;
-use ggml_rust_npu::packfile::{SourceHash, Writer, sampled};
+use ggml_rust_npu::packfile::{PackWriter, SourceHash, sampled};
 use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType, group_elem};
 use rayon::prelude::*;
 
-use super::block::{BLOCK, Weigh, push_q4_0};
-use super::{Job, Rows};
-use crate::Failure;
+use super::block::{BLOCK, ErrorWeights, push_q4_0};
+use super::{RowReader, TensorJob};
+use crate::ToolError;
 use crate::progress::Progress;
 use crate::text::say;
 
@@ -38,7 +38,7 @@ pub fn path(output: &Path) -> PathBuf {
 ///
 /// # Errors
 /// Text for the user.
-pub fn check(jobs: &[Job]) -> Result<(), Failure> {
+pub fn check(jobs: &[TensorJob]) -> Result<(), ToolError> {
     if jobs.iter().any(|job| job.tile_group) {
         return Ok(());
     }
@@ -52,12 +52,12 @@ pub fn check(jobs: &[Job]) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Text for the user.
-pub fn write(output: &Path, how: &str, source: &File, jobs: &[Job]) -> Result<(), Failure> {
-    let jobs: Vec<&Job> = jobs.iter().filter(|job| job.tile_group).collect();
+pub fn write(output: &Path, how: &str, source: &File, jobs: &[TensorJob]) -> Result<(), ToolError> {
+    let jobs: Vec<&TensorJob> = jobs.iter().filter(|job| job.tile_group).collect();
     let path = path(output);
     let model = File::open(output).map_err(|error| format!("{}: {error}", output.display()))?;
     let names = jobs.iter().map(|job| job.name.as_str());
-    let mut writer = Writer::create(&path, "hexagon", how, names)?;
+    let mut writer = PackWriter::create(&path, "hexagon", how, names)?;
     let bytes = jobs.iter().map(|job| job.source.range.len() as u64).sum();
     let progress = Progress::new("grouping", bytes);
     for job in &jobs {
@@ -81,12 +81,12 @@ pub fn write(output: &Path, how: &str, source: &File, jobs: &[Job]) -> Result<()
 ///
 /// - `tensor`, `data`: the weight in the model
 fn write_weight(
-    job: &Job,
+    job: &TensorJob,
     source: &File,
     tensor: &TensorInfo,
     data: &[u8],
-    writer: &mut Writer,
-) -> Result<(), Failure> {
+    writer: &mut PackWriter,
+) -> Result<(), ToolError> {
     let [k, n, s2, s3] = tensor.ne;
     let matrix = MatrixLayout::new(WeightType::Q4Tile, n, k).map_err(|error| error.to_string())?;
     let rows = job.rows(source);
@@ -110,7 +110,7 @@ fn write_weight(
     let form = Form::Hexagon(hexagon::layout::WeightLayout {
         matrix,
         slices: [s2, s3],
-        form: hexagon::layout::Form::Groups,
+        form: hexagon::layout::Conversion::Groups,
     });
     let weight = Weight {
         name: &job.name,
@@ -130,7 +130,7 @@ fn write_weight(
 /// of the sum of both squares: 0.2614, all the same: 0.2780, squares: 0.2768).
 fn weigh(row: &[f32], importance: Option<&[f32]>, weights: &mut [f32]) {
     if let Some(importance) = importance {
-        weights.copy_from_slice(&Weigh::new(row, importance).row());
+        weights.copy_from_slice(&ErrorWeights::new(row, importance).row());
         return;
     }
     let squares: f32 = row.iter().map(|x| x * x).sum();
@@ -142,8 +142,8 @@ fn weigh(row: &[f32], importance: Option<&[f32]>, weights: &mut [f32]) {
 
 /// Quantizes the rows `numbers`, at most 32, into a panel; columns without a row are zeros.
 fn panel(
-    job: &Job,
-    rows: &Rows,
+    job: &TensorJob,
+    rows: &RowReader,
     matrix: MatrixLayout,
     numbers: Range<usize>,
 ) -> (Vec<u8>, SquaredLoss) {

@@ -7,7 +7,7 @@ use ggml_rust_npu::gguf::{File, TensorInfo};
 use rayon::prelude::*;
 
 use super::block::to_f32;
-use super::rotate::Rotation;
+use super::rotate::FoldedRotation;
 
 /// Transforms by tensor name.
 pub type Transforms = HashMap<String, Transform>;
@@ -21,9 +21,9 @@ pub struct Transform {
     /// Divisor of each row.
     pub rows: Vec<f32>,
     /// Rotates each row.
-    pub input: Option<Arc<Rotation>>,
+    pub input: Option<Arc<FoldedRotation>>,
     /// Rotates each column.
-    pub output: Option<Arc<Rotation>>,
+    pub output: Option<Arc<FoldedRotation>>,
     /// All elements become 1, whatever they are.
     pub ones: bool,
 }

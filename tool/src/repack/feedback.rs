@@ -5,7 +5,7 @@ use nalgebra::{Cholesky, DMatrix};
 use rayon::prelude::*;
 use rknpu_ops::int4::Feedback;
 
-use crate::Failure;
+use crate::ToolError;
 
 /// Part of the mean of the second moments that is added to each: inputs that were never seen are
 /// not worth nothing.
@@ -27,7 +27,7 @@ const MAX_INPUTS: usize = 1 << 16;
 ///
 /// # Errors
 /// Text, if there are too many inputs, or their squares are out of range.
-pub fn of(layout: &WeightLayout, name: &str, means: &[f32]) -> Result<Vec<Feedback>, Failure> {
+pub fn of(layout: &WeightLayout, name: &str, means: &[f32]) -> Result<Vec<Feedback>, ToolError> {
     let k = means.len();
     if k > MAX_INPUTS {
         return Err(format!(

@@ -8,25 +8,25 @@ use ggml_rust_npu::gguf::{File, GgmlType};
 use ggml_rust_npu::packfile::{Entry, Pack, VERSION, Wanted};
 use serde::Serialize;
 
-use crate::Failure;
+use crate::ToolError;
 use crate::files::Files;
 use crate::text::{plain, print, print_json};
 
 /// The report.
 #[derive(Debug, Serialize)]
-struct Report {
+struct PackReport {
     file: String,
     version: u32,
     chip: String,
     options: String,
-    tensors: Vec<Row>,
+    tensors: Vec<PackRow>,
     /// Packed bytes and scales of all tensors.
     packed_bytes: u64,
 }
 
 /// One tensor.
 #[derive(Debug, Serialize)]
-struct Row {
+struct PackRow {
     name: String,
     #[serde(rename = "type")]
     dtype: &'static str,
@@ -49,7 +49,11 @@ struct Row {
 ///
 /// # Errors
 /// Text for the user.
-pub fn run(path: &Path, json: bool, verify: Option<&Option<PathBuf>>) -> Result<ExitCode, Failure> {
+pub fn run(
+    path: &Path,
+    json: bool,
+    verify: Option<&Option<PathBuf>>,
+) -> Result<ExitCode, ToolError> {
     let pack = Pack::open(path).map_err(|error| match error {
         error @ ggml_rust_npu::packfile::Error::Io { .. } => error.to_string(),
         error => format!("{}: {error}", path.display()),
@@ -61,7 +65,7 @@ pub fn run(path: &Path, json: bool, verify: Option<&Option<PathBuf>>) -> Result<
     let table = pack.table();
     let row = |entry: &Entry| {
         let source = &entry.source;
-        Row {
+        PackRow {
             name: source.name.clone(),
             dtype: GgmlType::from_number(source.dtype).map_or("?", GgmlType::name),
             shape: source.ne,
@@ -75,7 +79,7 @@ pub fn run(path: &Path, json: bool, verify: Option<&Option<PathBuf>>) -> Result<
             problem: verify.and_then(|_| problem(&pack, entry, model.as_ref())),
         }
     };
-    let report = Report {
+    let report = PackReport {
         file: path.display().to_string(),
         version: VERSION,
         chip: table.chip.clone(),
@@ -118,7 +122,7 @@ fn problem(pack: &Pack, entry: &Entry, model: Option<&File>) -> Option<String> {
     Some(format!("the model's {other} is another one"))
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for PackReport {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         writeln!(
             f,
