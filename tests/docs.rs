@@ -254,6 +254,55 @@ fn every_path_in_a_page_exists() {
     );
 }
 
+/// Returns the pieces of a page that are code: spans between backticks, and lines of fenced blocks.
+fn code(text: &str) -> Vec<&str> {
+    let spans = prose(text).flat_map(|line| line.split('`').skip(1).step_by(2));
+    let fenced = text.split("```").skip(1).step_by(2).flat_map(str::lines);
+    spans.chain(fenced).collect()
+}
+
+#[test]
+fn every_make_target_in_a_page_exists() {
+    let makefile = read(Path::new("Makefile"));
+    let targets: BTreeSet<_> = makefile
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(target, _)| target)
+        .collect();
+    let workflow = read(Path::new(".github/workflows/ci.yml"));
+    let jobs = workflow
+        .split("target: ")
+        .skip(1)
+        .filter_map(|rest| rest.split(',').next());
+    let mut wrong: Vec<_> = jobs
+        .filter(|target| !targets.contains(target))
+        .map(|target| format!("ci.yml: {target}"))
+        .collect();
+    let pages = pages();
+    let commands = pages
+        .iter()
+        .flat_map(|(page, text)| code(text).into_iter().map(move |command| (page, command)));
+    for (page, command) in commands {
+        let mut words = command
+            .split_whitespace()
+            .skip_while(|word| *word != "make")
+            .skip(1);
+        let named = words
+            .by_ref()
+            .take_while(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-'));
+        wrong.extend(
+            named
+                .filter(|target| !targets.contains(target))
+                .map(|target| format!("{}: make {target}", page.display())),
+        );
+    }
+    assert!(
+        wrong.is_empty(),
+        "targets that the Makefile does not have:\n{}",
+        wrong.join("\n")
+    );
+}
+
 /// Charts, and tables of counts, are written by a script from what was measured.
 #[test]
 fn charts_show_the_numbers_in_the_tree() {
