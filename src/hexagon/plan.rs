@@ -12,61 +12,38 @@ pub mod cost;
 pub mod fuse;
 mod operation;
 
-/// A multiplication: `dst[M,N] = act[M,K] · w[K,N]` for each plane of the activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MulMat {
-    /// The weights.
-    pub weights: WeightLayout,
-    /// Rows of activations in each plane.
-    pub m: usize,
-    /// `ne[2]` and `ne[3]` of src1 and dst.
-    pub planes: [usize; 2],
-}
-
-/// A multiplication in which each row of activations goes to the expert that was chosen for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MulMatId {
-    /// The weights, one matrix for each expert.
-    pub weights: WeightLayout,
-    /// Experts that a token uses.
-    pub slots: usize,
-    /// Slots that the activations have.
-    pub act_slots: usize,
-    /// Tokens.
-    pub tokens: usize,
-}
-
-/// The device's command for a node.
+/// A node as a command for the DSP. Where its operands lie is not known here: buffers are numbers of operands, 0 for the
+/// result, and offsets are 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// For [`Op::MulMat`].
-    MulMat(MulMat),
-    /// For [`Op::MulMatId`].
-    MulMatId(MulMatId),
-    /// For everything else. Buffers are numbers of operands, 0 that of the result; offsets are 0.
+    /// For [`Op::MulMat`], with the layout of its weights.
+    MulMat(Box<wire::MatMul>, WeightLayout),
+    /// For [`Op::MulMatId`], with the layout of its weights.
+    MulMatId(Box<wire::MatMulId>, WeightLayout),
+    /// For everything else.
     Tensor(Box<wire::TensorOp>),
-    /// For [`Op::FlashAttnExt`], with buffers and offsets as above.
+    /// For [`Op::FlashAttnExt`].
     Attention(Box<wire::Attention>),
 }
 
 impl Command {
-    /// Returns the weights, if it multiplies with such.
+    /// The weights' layout, if it multiplies with packed ones.
     #[must_use]
     pub fn weights(&self) -> Option<&WeightLayout> {
         match self {
-            Self::MulMat(command) => Some(&command.weights),
-            Self::MulMatId(command) => Some(&command.weights),
+            Self::MulMat(_, weights) | Self::MulMatId(_, weights) => Some(weights),
             Self::Tensor(_) | Self::Attention(_) => None,
         }
     }
 
-    /// As [`Self::weights`], to be changed.
-    pub fn weights_mut(&mut self) -> Option<&mut WeightLayout> {
-        match self {
-            Self::MulMat(command) => Some(&mut command.weights),
-            Self::MulMatId(command) => Some(&mut command.weights),
-            Self::Tensor(_) | Self::Attention(_) => None,
-        }
+    /// Has it multiply with weights that a pack brought in another layout than their type's.
+    pub fn set_weights(&mut self, layout: WeightLayout) {
+        let (body, weights) = match self {
+            Self::MulMat(body, weights) => (&mut body.weights, weights),
+            Self::MulMatId(body, weights) => (&mut body.weights, weights),
+            Self::Tensor(_) | Self::Attention(_) => return,
+        };
+        (*body, *weights) = (weights_of(&layout), layout);
     }
 }
 
@@ -123,10 +100,10 @@ pub fn command(vtcm_bytes: usize, operation: &Operation, packed: bool) -> Result
     let dst = &operation.dst;
     match (operation.op, &operation.src) {
         (Op::MulMat, [Some(src0), Some(src1), ..]) if packed => {
-            mul_mat(vtcm_bytes, dst, src0, src1).map(Command::MulMat)
+            mul_mat(vtcm_bytes, dst, src0, src1)
         }
         (Op::MulMatId, [Some(src0), Some(src1), Some(ids), ..]) => {
-            mul_mat_id(vtcm_bytes, dst, src0, src1, ids).map(Command::MulMatId)
+            mul_mat_id(vtcm_bytes, dst, src0, src1, ids)
         }
         (Op::MulMatId, _) => Err("an operand is missing"),
         (Op::FlashAttnExt, _) => {
@@ -141,7 +118,7 @@ fn mul_mat(
     dst: &Tensor,
     src0: &Tensor,
     src1: &Tensor,
-) -> Result<MulMat, Refusal> {
+) -> Result<Command, Refusal> {
     let ([k, n, s2, s3], [k1, m, p2, p3]) = (src0.shape.ne, src1.shape.ne);
     if k != k1 || dst.shape.ne != [n, m, p2, p3] || s2 == 0 || s3 == 0 {
         return Err("shapes do not fit");
@@ -149,11 +126,16 @@ fn mul_mat(
     if p2 % s2 != 0 || p3 % s3 != 0 {
         return Err("shapes do not fit");
     }
-    Ok(MulMat {
-        weights: operands(vtcm_bytes, dst, src0, src1, m)?,
-        m,
-        planes: [p2, p3],
-    })
+    let layout = operands(vtcm_bytes, dst, src0, src1, m)?;
+    let body = wire::MatMul {
+        weights: weights_of(&layout),
+        act: rows_of(src1, 2),
+        dst: rows_of(dst, 0),
+        m: word(m),
+        planes: [p2, p3].map(word),
+        ..bytemuck::Zeroable::zeroed()
+    };
+    Ok(Command::MulMat(Box::new(body), layout))
 }
 
 fn mul_mat_id(
@@ -162,7 +144,7 @@ fn mul_mat_id(
     src0: &Tensor,
     src1: &Tensor,
     ids: &Tensor,
-) -> Result<MulMatId, Refusal> {
+) -> Result<Command, Refusal> {
     let ([k, n, _, s3], [k1, act_slots, tokens, p3]) = (src0.shape.ne, src1.shape.ne);
     let [slots, ids_tokens, ..] = ids.shape.ne;
     if ids.dtype != DType::I32 || ids.shape.nb[0] != 4 || !rows_of_words(ids) {
@@ -178,12 +160,46 @@ fn mul_mat_id(
     if !fits {
         return Err("shapes do not fit");
     }
-    Ok(MulMatId {
-        weights: operands(vtcm_bytes, dst, src0, src1, tokens * slots)?,
-        slots,
-        act_slots,
-        tokens,
-    })
+    let layout = operands(vtcm_bytes, dst, src0, src1, tokens * slots)?;
+    let body = wire::MatMulId {
+        weights: weights_of(&layout),
+        act: rows_of(src1, 2),
+        dst: rows_of(dst, 0),
+        ids: rows_of(ids, 3),
+        slots: word(slots),
+        act_slots: word(act_slots),
+        tokens: word(tokens),
+        ..bytemuck::Zeroable::zeroed()
+    };
+    Ok(Command::MulMatId(Box::new(body), layout))
+}
+
+/// Packed weights, which are operand 1.
+fn weights_of(layout: &WeightLayout) -> wire::Weights {
+    wire::Weights {
+        buffer: 1,
+        layout: layout.weight().layout_id().0,
+        offset: 0,
+        k: word(layout.matrix.panel().k()),
+        n: word(layout.matrix.n()),
+        slices: layout.slices.map(word),
+    }
+}
+
+/// The rows of a tensor that is operand `number`.
+fn rows_of(tensor: &Tensor, number: u32) -> wire::Plain {
+    let [_, nb1, nb2, nb3] = tensor.shape.nb.map(|nb| nb as u64);
+    wire::Plain {
+        buffer: number,
+        reserved: 0,
+        offset: 0,
+        strides: [nb1, nb2, nb3],
+    }
+}
+
+/// A size in 32 bits: [`operands`] has checked that it fits.
+fn word(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
 }
 
 /// Returns `true` if the rows' distances are whole words.

@@ -189,38 +189,29 @@ impl Graphs {
                 accepted(serve::accepts_attention(&body))?;
                 self.current.push(step, Wire::new(0, &body), &buffers);
             }
-            Command::MulMat(command) => {
-                let [weights, act, dst] = [src[0], src[1], dst];
-                let (weights, act) =
-                    self.factors(step, operation, &command.weights, weights, act)?;
-                let body = wire::MatMul {
-                    weights,
-                    act,
-                    dst: self.plain_result(&operation.dst, dst)?,
-                    m: word(command.m),
-                    planes: command.planes.map(word),
-                    dot_rows: word(cost::dot_rows(arch, command.weights.weight())),
-                    epilogue: bytemuck::Zeroable::zeroed(),
-                };
-                let buffers = [weights.buffer, act.buffer, body.dst.buffer];
+            Command::MulMat(body, layout) => {
+                let mut body = **body;
+                body.dot_rows = word(cost::dot_rows(arch, layout.weight()));
+                self.place_weights(&mut body.weights, layout, operation, src[0])?;
+                self.place_activations(&mut body.act, step, operation, src[1])?;
+                self.place_result(&mut body.dst, &operation.dst, dst)?;
+                let buffers = [body.weights.buffer, body.act.buffer, body.dst.buffer];
                 self.current.push(step, Wire::new(0, &body), &buffers);
                 self.last = node.feeds_next.then_some(Last::Product(body));
             }
-            Command::MulMatId(command) => {
-                let (weights, act) =
-                    self.factors(step, operation, &command.weights, src[0], src[1])?;
-                let ids = operand(operation, 2)?;
-                let body = wire::MatMulId {
-                    weights,
-                    act,
-                    dst: self.plain_result(&operation.dst, dst)?,
-                    ids: self.plain_input(&ids, src[2])?,
-                    slots: word(command.slots),
-                    act_slots: word(command.act_slots),
-                    tokens: word(command.tokens),
-                    dot_rows: word(cost::dot_rows(arch, command.weights.weight())),
-                };
-                let buffers = [weights.buffer, act.buffer, body.dst.buffer, body.ids.buffer];
+            Command::MulMatId(body, layout) => {
+                let mut body = **body;
+                body.dot_rows = word(cost::dot_rows(arch, layout.weight()));
+                self.place_weights(&mut body.weights, layout, operation, src[0])?;
+                self.place_activations(&mut body.act, step, operation, src[1])?;
+                self.place_result(&mut body.dst, &operation.dst, dst)?;
+                self.place_rows(&mut body.ids, &operand(operation, 2)?, src[2])?;
+                let buffers = [
+                    body.weights.buffer,
+                    body.act.buffer,
+                    body.dst.buffer,
+                    body.ids.buffer,
+                ];
                 self.current.push(step, Wire::new(0, &body), &buffers);
             }
         }
@@ -272,10 +263,11 @@ impl Graphs {
     fn plan(&self, vtcm_bytes: usize, operation: &Operation, home: Home) -> Result<Command> {
         let mut command = self.plan_of_type(vtcm_bytes, operation, home)?;
         if let (Some(weights), Some(src0), Some(home)) =
-            (command.weights_mut(), &operation.src[0], home)
+            (command.weights(), &operation.src[0], home)
+            && let Some(found) = home.find(src0)
+            && found != *weights
         {
-            // A pack may have brought them in another form than their type's.
-            *weights = home.find(src0).unwrap_or(*weights);
+            command.set_weights(found);
         }
         Ok(command)
     }

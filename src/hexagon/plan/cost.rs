@@ -236,14 +236,14 @@ pub fn passed_on(body: &wire::MatMul) -> u64 {
 #[must_use]
 pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
     let (weights, matrices, rows) = match command {
-        Command::MulMat(command) => {
-            let planes = command.planes[0] * command.planes[1];
-            (&command.weights, planes, command.m)
+        Command::MulMat(body, weights) => {
+            let planes = body.planes[0] as usize * body.planes[1] as usize;
+            (weights, planes, body.m as usize)
         }
-        Command::MulMatId(command) => {
-            let rows = command.slots * command.tokens;
-            let matrices = rows.min(command.weights.count());
-            (&command.weights, matrices, rows.div_ceil(matrices.max(1)))
+        Command::MulMatId(body, weights) => {
+            let rows = body.slots as usize * body.tokens as usize;
+            let matrices = rows.min(weights.count());
+            (weights, matrices, rows.div_ceil(matrices.max(1)))
         }
         Command::Tensor(body) => return tensor(arch, body),
         Command::Attention(body) => return attention(arch, body),
@@ -294,7 +294,6 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> 
 mod tests {
     use hexagon_ops::layout::MatrixLayout;
 
-    use super::super::super::plan::MulMat;
     use super::*;
     use crate::hexagon::layout::Conversion;
 
@@ -438,12 +437,12 @@ mod tests {
             form: Conversion::Lossless,
         };
         let cost = |m| {
-            let command = Command::MulMat(MulMat {
-                weights,
+            let body = wire::MatMul {
                 m,
                 planes: [1, 1],
-            });
-            of(75, 8 << 20, &command)
+                ..bytemuck::Zeroable::zeroed()
+            };
+            of(75, 8 << 20, &Command::MulMat(Box::new(body), weights))
         };
         let of_weights = |m| {
             let cost = cost(m);

@@ -13,40 +13,62 @@ use crate::graph::{Op, Operation, Tensor};
 use crate::tensor::DType;
 
 impl Graphs {
-    /// Returns the weights and activations of a multiplication.
-    pub(super) fn factors(
+    /// Fills in where weights are: packed when they were written, or packed now.
+    pub(super) fn place_weights(
         &mut self,
-        step: Step,
-        operation: &Operation,
+        weights: &mut Weights,
         layout: &WeightLayout,
-        weights: Home,
-        act: Home,
-    ) -> Result<(Weights, Plain)> {
-        let weights = self.weights(layout, &operand(operation, 0)?, weights)?;
-        let tensor = operand(operation, 1)?;
-        let act = match tensor.dtype {
-            DType::F16 => self.convert(step, &tensor, act)?,
-            _ => self.plain_input(&tensor, act)?,
+        operation: &Operation,
+        home: Home,
+    ) -> Result<()> {
+        let src0 = operand(operation, 0)?;
+        let home = home.ok_or_else(no_memory)?;
+        (weights.buffer, weights.offset) = match home.find(&src0) {
+            // Nothing in a buffer with packed tensors is the CPU's to see.
+            Some(_) => (self.current.input(&src0, home), offset(&src0)),
+            None => (self.pack_at_use(layout, &src0, home)?, 0),
         };
-        Ok((weights, act))
+        Ok(())
     }
 
-    /// Returns the place of the weights: packed when they were written, or packed now.
-    fn weights(&mut self, layout: &WeightLayout, src0: &Tensor, home: Home) -> Result<Weights> {
+    /// Fills in where activations are: F16 ones are converted first.
+    pub(super) fn place_activations(
+        &mut self,
+        act: &mut Plain,
+        step: Step,
+        operation: &Operation,
+        home: Home,
+    ) -> Result<()> {
+        let src1 = operand(operation, 1)?;
+        if src1.dtype == DType::F16 {
+            *act = self.convert(step, &src1, home)?;
+            return Ok(());
+        }
+        self.place_rows(act, &src1, home)
+    }
+
+    /// Fills in where an operand is that is read as it lies.
+    pub(super) fn place_rows(
+        &mut self,
+        rows: &mut Plain,
+        tensor: &Tensor,
+        home: Home,
+    ) -> Result<()> {
         let home = home.ok_or_else(no_memory)?;
-        let (buffer, offset) = match home.find(src0) {
-            // Nothing in a buffer with packed tensors is the CPU's to see.
-            Some(_) => (self.current.input(src0, home), src0.packed_offset),
-            None => (self.pack_at_use(layout, src0, home)?, 0),
-        };
-        Ok(Weights {
-            buffer,
-            layout: layout.weight().layout_id().0,
-            offset: offset as u64,
-            k: word(layout.matrix.panel().k()),
-            n: word(layout.matrix.n()),
-            slices: layout.slices.map(word),
-        })
+        (rows.buffer, rows.offset) = (self.current.input(tensor, home), offset(tensor));
+        Ok(())
+    }
+
+    /// Fills in where the result goes.
+    pub(super) fn place_result(
+        &mut self,
+        rows: &mut Plain,
+        tensor: &Tensor,
+        home: Home,
+    ) -> Result<()> {
+        let home = home.ok_or_else(no_memory)?;
+        (rows.buffer, rows.offset) = (self.current.result(tensor, home), offset(tensor));
+        Ok(())
     }
 
     /// Packs weights into memory of the submission; returns the buffer's number.
@@ -114,16 +136,6 @@ impl Graphs {
         self.current.push(step, Wire::new(0, &body), &[to, from]);
         Ok(plain(to))
     }
-
-    pub(super) fn plain_input(&mut self, tensor: &Tensor, home: Home) -> Result<Plain> {
-        let home = home.ok_or_else(no_memory)?;
-        Ok(plain(tensor, self.current.input(tensor, home)))
-    }
-
-    pub(super) fn plain_result(&mut self, tensor: &Tensor, home: Home) -> Result<Plain> {
-        let home = home.ok_or_else(no_memory)?;
-        Ok(plain(tensor, self.current.result(tensor, home)))
-    }
 }
 
 /// Returns the rows of a tensor, one after another.
@@ -139,14 +151,4 @@ fn gather(tensor: &Tensor, home: &HexBuffer, row_bytes: usize) -> Vec<u8> {
         home.get(tensor, i1 * nb[1] + i2 * nb[2] + i3 * nb[3], row);
     }
     rows
-}
-
-fn plain(tensor: &Tensor, buffer: u32) -> Plain {
-    let [_, nb1, nb2, nb3] = tensor.shape.nb.map(|nb| nb as u64);
-    Plain {
-        buffer,
-        reserved: 0,
-        offset: offset(tensor),
-        strides: [nb1, nb2, nb3],
-    }
 }
