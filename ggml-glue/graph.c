@@ -387,7 +387,11 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
       return GGML_STATUS_FAILED;
     }
     out->feeds_next = feeds_next(graph, i);
-    if (npu_prefers_cpu(self->device->index, out) && cpu_of(self) != NULL) {
+    // Only from packed buffers with plain bytes beside them can the CPU read
+    // weights.
+    const bool cpu_reads = self->device->buffers == NPU_BUFFERS_HOST_AND_PACKED;
+    if (cpu_reads && npu_prefers_cpu(self->device->index, out) &&
+        cpu_of(self) != NULL) {
       status = compute_on_npu(self, 0, &n_filled);
       all = false;
       cpu_begin = cpu_end > 0 ? cpu_begin : i;

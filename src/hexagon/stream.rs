@@ -92,7 +92,11 @@ impl Stream for HexStream {
                 error,
             })?;
         }
-        Ok(graphs.finish(uid)?)
+        run(&self.device, &graphs.current)?;
+        if uid != 0 && !graphs.current.once {
+            graphs.remember(uid);
+        }
+        Ok(())
     }
 
     fn replay(&self, uid: u64) -> Option<std::result::Result<(), GraphError>> {
@@ -131,7 +135,14 @@ impl Graphs {
     /// packed and there is no room.
     fn push(&mut self, number: usize, node: &Node) -> Result<()> {
         let (dst, src) = (home(node.dst), node.src.map(home));
-        let operation = &self.unpacked(&node.operation, dst, src)?;
+        let unpacked;
+        let operation = match self.device.repack {
+            Repack::Always => {
+                unpacked = self.unpacked(&node.operation, dst, src)?;
+                &unpacked
+            }
+            Repack::Weights | Repack::Off => &node.operation,
+        };
         let last = self.last.take();
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
         let command = self.plan(vtcm_bytes, operation, src[0])?;
@@ -241,9 +252,6 @@ impl Graphs {
         src: [Home; MAX_SOURCES],
     ) -> Result<Operation<'a>> {
         let operation = self.device.with_places(operation);
-        if self.device.repack != Repack::Always {
-            return Ok(operation);
-        }
         let others = operation.src.iter().zip(src).skip(factors(&operation));
         let others = others.filter_map(|(tensor, home)| Some((tensor.as_ref()?, home?)));
         for (tensor, home) in others.chain(dst.map(|home| (&operation.dst, home))) {
@@ -260,54 +268,29 @@ impl Graphs {
         Ok(operation)
     }
 
-    fn plan(&self, vtcm_bytes: usize, operation: &Operation, home: Home) -> Result<Command> {
-        let mut command = self.plan_of_type(vtcm_bytes, operation, home)?;
-        if let (Some(weights), Some(src0), Some(home)) =
-            (command.weights(), &operation.src[0], home)
-            && let Some(found) = home.find(src0)
-            && found != *weights
+    /// Plans a node: with packed weights in the layout that they have, or else in their type's.
+    fn plan(&self, vtcm_bytes: usize, operation: &Operation, weights: Home) -> Result<Command> {
+        let plan = |packed| plan::command(vtcm_bytes, operation, packed).map_err(refused);
+        let (Op::MulMat | Op::MulMatId, Some(src0), Some(home)) =
+            (operation.op, &operation.src[0], weights)
+        else {
+            return plan(false);
+        };
+        let found = home.find(src0);
+        let mut command = match plan(found.is_some()) {
+            Err(_) if found.is_none() && src0.role != Role::Result => plan(true)?,
+            planned => planned?,
+        };
+        // A pack may have brought them in another layout than their type's.
+        if let (Some(found), Some(layout)) = (found, command.weights())
+            && found != *layout
         {
             command.set_weights(found);
         }
         Ok(command)
     }
 
-    /// Returns the plan for weights in their type's own packed form.
-    fn plan_of_type(
-        &self,
-        vtcm_bytes: usize,
-        operation: &Operation,
-        weights: Home,
-    ) -> Result<Command> {
-        let plan = |packed| plan::command(vtcm_bytes, operation, packed).map_err(refused);
-        let (Op::MulMat, Some(src0), Some(home)) = (operation.op, &operation.src[0], weights)
-        else {
-            return plan(false);
-        };
-        if home.find(src0).is_some() {
-            return plan(true);
-        }
-        match plan(false) {
-            Err(_) if src0.role != Role::Result => plan(true),
-            planned => planned,
-        }
-    }
-
-    /// Computes the added commands on the device, and waits for them.
-    ///
-    /// - `graph`: ggml's number of the graph, to remember the submission by; 0: none
-    ///
-    /// # Errors
-    /// The device's, with the number of the affected node if there is one.
-    fn finish(&mut self, graph: u64) -> std::result::Result<(), Failed> {
-        let result = run(&self.device, &self.current);
-        if graph != 0 && result.is_ok() && !self.current.once {
-            self.remember(graph);
-        }
-        result
-    }
-
-    /// Keeps the current graph under a number.
+    /// Keeps the graph at hand under a number.
     fn remember(&mut self, graph: u64) {
         let next = if self.remembered.len() < MAX_REMEMBERED {
             Submission::default()
