@@ -10,11 +10,12 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz miri sanitize soak hostile batch tool vendor
+.PHONY: help demo test test-all long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz miri sanitize soak hostile batch tool vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
 	@echo "make test   all tests; the last line counts them"
+	@echo "make test-all  make test with every case of every chip, make dsp and make hostile; hours, before a release"
 	@echo "make long   end-to-end tests with gemma-3-270m, TinyLlama-1.1B (needs npm) and long texts on the simulated V75"
 	@echo "make unit   the Rust tests alone: no network, no llama.cpp"
 	@echo "make lint   format and lints of Rust, Python and C, and the documentation of the code"
@@ -44,6 +45,10 @@ demo:
 
 test:
 	@$(PYTHON) scripts/test.py
+
+# Before a release: every case of every chip, long models, the vendor's library on every chip, every hostile file.
+test-all: hostile dsp
+	@$(PYTHON) scripts/test.py everything
 
 unit:
 	@cargo test --locked --workspace --no-fail-fast
