@@ -379,3 +379,39 @@ fn the_example_of_an_operation_is_the_whole_code_of_softplus() {
     assert_eq!(have, shown);
     assert_eq!(shown.len(), 3, "two files and a test");
 }
+
+/// The Rust files below a folder, without those that builds write.
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            rust_files(&path, found);
+        } else if name.ends_with(".rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Docs of functions begin with a verb, docs of types with a noun phrase.
+#[test]
+fn no_doc_comment_begins_with_a_question_word() {
+    let mut files = Vec::new();
+    rust_files(Path::new(env!("CARGO_MANIFEST_DIR")), &mut files);
+    let mut wrong = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let mut is_doc = false;
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = line.trim_start();
+            let doc = ["///", "//!"].iter().find_map(|tag| line.strip_prefix(tag));
+            let word = doc.and_then(|doc| doc.split_whitespace().next());
+            let is_question = matches!(word, Some("What" | "Whether" | "How" | "Where"));
+            if is_question && !is_doc {
+                wrong.push(format!("{}:{number}: {line}", file.display()));
+            }
+            is_doc = doc.is_some();
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

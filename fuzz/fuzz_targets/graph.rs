@@ -44,7 +44,7 @@ impl Numbers {
     }
 }
 
-/// Where tensors are: memory of the device, or of the host.
+/// Memory of tensors, on the device or on the host.
 struct Memory {
     device: usize,
     shared: Option<Buffer>,
@@ -573,7 +573,7 @@ impl Graph {
         }
     }
 
-    /// What a step computes.
+    /// Returns the result of a step.
     fn reference(&self, step: &Step, wanted: &[Option<Want>]) -> Want {
         let (x, x_error) = self.operand(step.from[0], wanted);
         let (y, y_error) = match step.from.len() {
@@ -667,7 +667,7 @@ impl Graph {
         }
     }
 
-    /// What a product computes, of activations of `ne`.
+    /// Returns the result of a product with activations of `ne`.
     fn product(&self, step: &Step, x: &[f32], error: f64, [k, m, planes, _]: [usize; 4]) -> Want {
         let n = self.values[*step.from.last().expect("its result")].ne[0];
         let is_f16 = step.node.src[0].dtype == NPU_DTYPE_F16;

@@ -108,7 +108,7 @@ impl AddressSpace {
             .sum()
     }
 
-    /// Whether a buffer is announced.
+    /// Returns `true` if a buffer is announced.
     pub(super) fn is_announced(&self, number: Number) -> bool {
         self.entry(number).is_some_and(|entry| entry.announced)
     }

@@ -527,7 +527,7 @@ impl Drop for Session {
 }
 
 impl Failed {
-    /// Whether a buffer had no address, so that no command was executed.
+    /// Returns `true` if a buffer had no address, so that no command was executed.
     fn is_for_room(&self) -> bool {
         matches!(self.error, Error::NotMapped { .. })
     }
