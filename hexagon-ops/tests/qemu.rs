@@ -228,6 +228,33 @@ fn host_operations_are_hexagons() {
     }
 }
 
+/// A request to the guest that is only a number.
+fn request(number: i32) -> Vec<u8> {
+    let mut head = Line::ZERO;
+    head.0[..4].copy_from_slice(&number.to_le_bytes());
+    [head.0, [0; 128], [0; 128], [0; 128]].concat()
+}
+
+#[test]
+#[ignore = "needs the pinned nightly and an emulator: make dsp"]
+fn bytes_are_copied_and_filled_as_by_loops() {
+    let emulator = match emulator() {
+        Ok(found) => found,
+        Err(reason) => return println!("SKIPPED: {reason}"),
+    };
+    for library in common::LIBRARIES {
+        let guest = match guest(library) {
+            Ok(guest) => guest,
+            Err(reason) => return println!("SKIPPED {library}: {reason}"),
+        };
+        let text = String::from_utf8(run(&emulator, &guest, request(-3))).unwrap();
+        assert_eq!(
+            text, "Copy 262144\nMove 262144\nFill 262144\nPage 65536\n",
+            "{library}"
+        );
+    }
+}
+
 /// Makes a copy of the guest in which the matrix unit's instructions do nothing: no available
 /// emulator has the unit, and every packet counts as one.
 fn without_matrix_unit(guest: &Path) -> PathBuf {
@@ -280,9 +307,6 @@ fn kernels_take_the_recorded_packets() {
     if !emulator.has_float {
         return println!("SKIPPED: HEXAGON_QEMU does not name an emulator with HVX floating point");
     }
-    let mut head = Line::ZERO;
-    head.0[..4].copy_from_slice(&(-1_i32).to_le_bytes());
-    let request = [head.0, [0; 128], [0; 128], [0; 128]].concat();
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packets.txt");
     let mut measured = String::new();
     // Not v81: v79 has the same arithmetic.
@@ -291,7 +315,7 @@ fn kernels_take_the_recorded_packets() {
             Ok(guest) => without_matrix_unit(&guest),
             Err(reason) => return println!("SKIPPED: {reason}"),
         };
-        let text = String::from_utf8(run(&emulator, &guest, request.clone())).unwrap();
+        let text = String::from_utf8(run(&emulator, &guest, request(-1))).unwrap();
         for line in text.lines() {
             measured.push_str(&format!("{library} {line}\n"));
         }

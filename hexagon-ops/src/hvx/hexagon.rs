@@ -166,8 +166,8 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     }
 }
 
-/// Copies as many elements as both have, by vectors, because the compiler's `memcpy` goes word by
-/// word. Inlined, since the compiler would otherwise find a `memcpy` in it.
+/// Copies as many elements as both have: by vectors, without a call of `memcpy`, because the pieces
+/// are short.
 #[inline(always)]
 pub fn copy_f32(to: &mut [f32], from: &[f32]) {
     let ((to, to_rest), (from, rest)) = (to.as_chunks_mut::<32>(), from.as_chunks::<32>());
@@ -184,13 +184,13 @@ pub fn copy_f32(to: &mut [f32], from: &[f32]) {
 pub fn copy(to: &mut [Line], from: &[Line]) {
     let zero = splat_w(0);
     for (to, from) in to.iter_mut().zip(from) {
-        // The operation with `zero` is opaque to the compiler, which would otherwise make this a
-        // `memcpy` of 8 bytes a packet.
+        // The operation with `zero` is opaque to the compiler, which would otherwise call its own
+        // copy of aligned doublewords, 8 bytes a packet.
         store(to, or(load(from), zero));
     }
 }
 
-/// Returns lines of zeros, by vector stores: the compiler's `memset` goes word by word.
+/// Returns lines of zeros, without a call of `memset`.
 #[must_use]
 #[inline(always)]
 pub fn zeros<const LINES: usize>() -> [Line; LINES] {
@@ -205,7 +205,7 @@ pub fn zeros<const LINES: usize>() -> [Line; LINES] {
     unsafe { out.assume_init() }
 }
 
-/// Sets lines to zero, by vector stores.
+/// Sets lines to zero, without a call of `memset`.
 #[inline(always)]
 pub fn clear(lines: &mut [Line]) {
     for line in lines {

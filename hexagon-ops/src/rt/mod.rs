@@ -33,6 +33,9 @@ mod host;
 pub use host::Engine;
 
 #[cfg(target_arch = "hexagon")]
+#[expect(unsafe_code, reason = "functions in assembly")]
+mod bytes;
+#[cfg(target_arch = "hexagon")]
 #[expect(unsafe_code, reason = "the DMA engine works on addresses")]
 mod qurt;
 #[cfg(target_arch = "hexagon")]

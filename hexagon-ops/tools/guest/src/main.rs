@@ -2,13 +2,15 @@
 //!
 //! Reads requests of four lines from standard input: a line whose first words are a number and a
 //! scalar, then three vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] with the
-//! table of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32.
+//! table of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32; [`COPY`] with the functions that
+//! were compared, as text.
 
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
 mod bench;
+mod bytes;
 mod multiply;
 mod ops;
 mod scratch;
@@ -22,6 +24,8 @@ use hexagon_ops::layout::Line;
 const BENCH: i32 = -1;
 /// Request number of a multiplication on the matrix unit, which no available emulator has.
 const MULTIPLY: i32 = -2;
+/// Request number of the comparison of `memcpy`, `memmove` and `memset` with loops.
+const COPY: i32 = -3;
 
 // The stack of a Linux process is aligned to 8 bytes, vectors spill to 128.
 global_asm!(
@@ -32,15 +36,17 @@ global_asm!(
     main = sym main,
 );
 
-/// Linux system call with three arguments.
+/// Linux system call with three arguments, and for `mmap` three more: a private mapping without a file.
 ///
 /// # Safety
 /// The kernel may use memory as the call specifies.
 unsafe fn syscall(number: usize, a: usize, b: usize, c: usize) -> isize {
+    const MAP_PRIVATE_ANONYMOUS: usize = 0x22;
     let result;
     // SAFETY: the caller vouches for the call; trap0(#1) preserves every register but r0.
     unsafe {
-        asm!("{{ trap0(#1) }}", in("r6") number, inlateout("r0") a => result, in("r1") b, in("r2") c);
+        asm!("{{ trap0(#1) }}", in("r6") number, inlateout("r0") a => result, in("r1") b, in("r2") c,
+            in("r3") MAP_PRIVATE_ANONYMOUS, in("r4") usize::MAX, in("r5") 0);
     }
     result
 }
@@ -82,12 +88,41 @@ fn write(from: &[u8]) {
     }
 }
 
+/// Standard output as text.
+struct Output;
+
+impl core::fmt::Write for Output {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        write(text.as_bytes());
+        Ok(())
+    }
+}
+
+/// Compares `memcpy`, `memmove` and `memset` with loops; ends the program after a difference.
+fn compare_bytes() {
+    const READ_WRITE: usize = 3;
+    // SAFETY: new memory.
+    let map = |bytes: usize| unsafe { syscall(222, 0, bytes, READ_WRITE) } as *mut u8;
+    // SAFETY: `bytes::run` does not use what it has unmapped.
+    let unmap = |at: *mut u8, bytes: usize| {
+        let _ = unsafe { syscall(215, at as usize, bytes, 0) };
+    };
+    // SAFETY: the closures do what they are asked for.
+    if unsafe { bytes::run(&mut Output, map, unmap) }.is_err() {
+        exit(4);
+    }
+}
+
 extern "C" fn main() -> ! {
     let mut request = [Line::ZERO; 4];
     while read(bytemuck::cast_slice_mut(&mut request)) {
         let words: &[i32; 32] = bytemuck::cast_ref(&request[0]);
         if words[0] == BENCH {
             bench::run(&mut |text| write(text.as_bytes()));
+            continue;
+        }
+        if words[0] == COPY {
+            compare_bytes();
             continue;
         }
         if words[0] == MULTIPLY {
