@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Counts the qfloat values that leave their registers in the machine code of a DSP library, and computes its deepest stack.
+"""Looks for qfloat values that leave their registers in the machine code of a DSP library, and computes its deepest stack.
 
 Usage: check.py OBJDUMP LIBRARY
 
-Prints `qfloat COUNT`, `stack BYTES` and the deepest path of calls; each qfloat value that is copied, combined or stored is a
-line of the error output. Ends with code 1 if the stack exceeds LIMIT, or if a call cannot be followed (through a register,
-or recursion).
+Prints `stack BYTES` and the deepest path of calls. Ends with code 1 if a qfloat value is copied, combined or stored, each of
+which is a line of the error output, if the stack exceeds LIMIT, or if a call cannot be followed (through a register, or
+recursion).
 
 SOURCE: from V79 on a copy or store of a qfloat register drops four bits of its precision, llvm/llvm-project#198902.
 """
@@ -142,12 +142,13 @@ def main():
     for text in found:
         print(f"qfloat value read as something else: {text}", file=sys.stderr)
     stack, path = deepest(functions)
-    print(f"qfloat {len(found)}")
     print(f"stack {stack}")
     for name, size in path:
         print(f"{size:6} {name}")
     if stack > LIMIT:
         sys.exit(f"check.py: {library} takes {stack} bytes of stack, more than {LIMIT}")
+    if found:
+        sys.exit(f"check.py: {len(found)} qfloat values leave their registers in {library}")
 
 
 main()

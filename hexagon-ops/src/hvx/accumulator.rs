@@ -3,6 +3,14 @@
 
 use super::{Vector, add_f32, mul_f32, sub_f32, widen_mul_f16};
 
+/// Returns `sum - bias`, a whole number, for the sum of `bias`, 2^23 or 1.5 · 2^23, and a number of
+/// at most a third of it.
+#[must_use]
+#[inline(always)]
+pub fn unbias(sum: Vector, bias: f32) -> Vector {
+    sub_f32(sum, super::splat_f32(bias))
+}
+
 /// 32 f32 lanes that are kept between operations.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "hexagon"), derive(Debug))]
@@ -14,6 +22,20 @@ impl Accumulator {
     #[inline(always)]
     pub fn from_f32(v: Vector) -> Self {
         Self(v)
+    }
+
+    /// Returns zero.
+    #[must_use]
+    #[inline(always)]
+    pub fn zero() -> Self {
+        Self(super::splat_w(0))
+    }
+
+    /// Returns `value` in all lanes. `_beside` matters only to qfloat.
+    #[must_use]
+    #[inline(always)]
+    pub fn constant(value: f32, _beside: Vector) -> Self {
+        Self(super::splat_f32(value))
     }
 
     /// Returns the f32 product `a · b`: `Q6_Vsf_vmpy_VsfVsf`.

@@ -44,7 +44,7 @@ pub use host::*;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 mod accumulator;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
-pub use accumulator::Accumulator;
+pub use accumulator::{Accumulator, unbias};
 
 /// Returns `value` in all lanes.
 #[must_use]
@@ -61,6 +61,8 @@ pub fn splat_f32(value: f32) -> Vector {
 pub trait Kernel {
     /// Result of the kernel.
     type Output;
+    /// Whether the device build inlines the kernel into its caller. Otherwise it is a function there.
+    const INLINED: bool = false;
 
     /// Runs the kernel. `FUSED` is `true` if a fused multiply-add is one instruction.
     fn run<const FUSED: bool>(self) -> Self::Output;
@@ -70,5 +72,16 @@ pub trait Kernel {
 #[cfg(target_arch = "hexagon")]
 #[inline(always)]
 pub fn widest<K: Kernel>(kernel: K) -> K::Output {
+    if K::INLINED {
+        kernel.run::<true>()
+    } else {
+        apart(kernel)
+    }
+}
+
+/// Runs `kernel` in a function. Inlined, the constants of all kernels of an operation would want registers at once.
+#[cfg(target_arch = "hexagon")]
+#[inline(never)]
+fn apart<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<true>()
 }

@@ -45,9 +45,13 @@ impl hvx::Kernel for Products<'_> {
 /// Returns the products of a row and two columns in lanes, folded once.
 #[inline(always)]
 fn fold_two(row: &[Line], first: &[Line], second: &[Line]) -> Vector {
-    let mut a = Accumulator::from_f32(splat_w(0));
-    let mut b = Accumulator::from_f32(splat_w(0));
-    for ((x, first), second) in row.iter().zip(first).zip(second) {
+    let mut lines = row.iter().zip(first).zip(second);
+    let Some(((x, first), second)) = lines.next() else {
+        return splat_w(0);
+    };
+    let mut a = Accumulator::product(hvx::load(x), hvx::load(first));
+    let mut b = Accumulator::product(hvx::load(x), hvx::load(second));
+    for ((x, first), second) in lines {
         let x = hvx::load(x);
         a = a.mul_add(x, hvx::load(first));
         b = b.mul_add(x, hvx::load(second));

@@ -38,20 +38,18 @@ const MAGNITUDE: i32 = 0x7fff_ffff;
 /// The sign.
 const SIGN: i32 = i32::MIN;
 
-/// Evaluates a polynomial in `x`, highest power first.
+/// Evaluates a polynomial in `x`, highest power first. `beside` as in [`Accumulator::constant`].
 #[inline(always)]
-fn polynomial<const N: usize>(x: Accumulator, coefficients: [f32; N]) -> Accumulator {
-    let mut sum = constant(coefficients[0]);
+fn polynomial<const N: usize>(
+    x: Accumulator,
+    beside: Vector,
+    coefficients: [f32; N],
+) -> Accumulator {
+    let mut sum = Accumulator::constant(coefficients[0], beside);
     for c in &coefficients[1..] {
         sum = sum.times(x).plus_f32(splat_f32(*c));
     }
     sum
-}
-
-/// Returns `value` in all lanes.
-#[inline(always)]
-fn constant(value: f32) -> Accumulator {
-    Accumulator::from_f32(splat_f32(value))
 }
 
 /// Returns the magnitude of each lane.
@@ -75,12 +73,13 @@ fn with_sign(magnitude: Vector, x: Vector) -> Vector {
     or(magnitude, and(x, splat_w(SIGN)))
 }
 
-/// Returns `e^r - 1` for magnitudes up to ln 2 / 2.
+/// Returns `e^r - 1` for magnitudes up to ln 2 / 2. `beside` as in [`Accumulator::constant`].
 #[inline(always)]
-fn exp_rest(r: Accumulator) -> Accumulator {
+fn exp_rest(r: Accumulator, beside: Vector) -> Accumulator {
     // (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, to 6.5e-8.
     let p = polynomial(
         r,
+        beside,
         [
             1.392_620_3e-3,
             8.363_195e-3,
@@ -97,7 +96,7 @@ fn exp_rest(r: Accumulator) -> Accumulator {
 #[inline(always)]
 pub fn exp_m1(x: Vector) -> Vector {
     let large = sub_f32(exp(x), splat_f32(1.0));
-    let small = exp_rest(Accumulator::from_f32(x)).to_f32();
+    let small = exp_rest(Accumulator::from_f32(x), x).to_f32();
     select_gt_f32(abs(x), splat_f32(0.34), large, small)
 }
 
@@ -109,13 +108,13 @@ pub fn exp(x: Vector) -> Vector {
     let bounded = min_f32(max_f32(x, splat_f32(-88.1)), splat_f32(89.0));
     let rounder = splat_f32(ROUNDER);
     let turns = Accumulator::product(bounded, splat_f32(core::f32::consts::LOG2_E));
-    // Converted to f32 for its bits, and so that exactly what f32 holds is subtracted again.
+    // Converted to f32 for its bits.
     let biased = turns.plus_f32(rounder).to_f32();
-    let n = Accumulator::difference(biased, rounder);
+    let n = hvx::unbias(biased, ROUNDER);
     // ln 2 in a part of 15 bits, whose products with n are exact, and the rest.
-    let r = n.times(constant(-0.693_145_75)).plus_f32(bounded);
-    let r = r.plus(n.times(constant(-1.428_606_8e-6)));
-    let p = exp_rest(r).plus_f32(splat_f32(1.0)).to_f32();
+    let r = Accumulator::product(n, splat_f32(-0.693_145_75)).plus_f32(bounded);
+    let r = r.mul_add(n, splat_f32(-1.428_606_8e-6));
+    let p = exp_rest(r, x).plus_f32(splat_f32(1.0)).to_f32();
     // An exponent below that of subnormal numbers makes a negative whole number, one above the
     // largest makes more than infinity.
     let scaled = add_w(p, shl_w(biased, 23));
@@ -205,6 +204,7 @@ pub fn tanh(x: Vector) -> Vector {
     // (tanh x / x - 1) / x^2 for x^2 <= 0.3907, to 4.3e-8.
     let p = polynomial(
         square,
+        x,
         [
             -6.096_299_5e-3,
             2.099_689_4e-2,
@@ -230,6 +230,7 @@ pub fn erf(x: Vector) -> Vector {
     // erf x / x for x^2 <= 0.86, to 4.5e-10.
     let p = polynomial(
         wide.times(wide),
+        x,
         [
             8.351_897e-5,
             -8.138_792e-4,
@@ -243,6 +244,7 @@ pub fn erf(x: Vector) -> Vector {
     // -ln(1 - erf x) for x in [0.92, 4], to 4.2e-7.
     let q = polynomial(
         wide,
+        x,
         [
             1.380_193_6e-5,
             -3.265_363_2e-4,
@@ -294,22 +296,31 @@ pub fn gelu_erf(x: Vector) -> Vector {
 pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     let rounder = splat_f32(ROUNDER);
     let turns = Accumulator::product(angle, splat_f32(core::f32::consts::FRAC_2_PI));
-    // Converted to f32 for its bits, and so that exactly what f32 holds is subtracted again.
+    // Converted to f32 for its bits.
     let biased = turns.plus_f32(rounder).to_f32();
-    let n = Accumulator::difference(biased, rounder);
+    let n = hvx::unbias(biased, ROUNDER);
     // π / 2 in parts of 8 and 11 bits, whose products with n up to 2^13 (2^16 for the first) are
     // exact, and the rest.
-    let mut r = n.times(constant(-1.570_312_5)).plus_f32(angle);
+    let mut r = Accumulator::product(n, splat_f32(-1.570_312_5)).plus_f32(angle);
     for part in [-4.837_513e-4, -7.549_79e-8] {
-        r = r.plus(n.times(constant(part)));
+        r = r.mul_add(n, splat_f32(part));
     }
     let square = r.times(r);
     // (sin r / r - 1) / r^2 to 2e-8, (cos r - 1 + r^2 / 2) / r^4 to 2e-9, for |r| <= π / 4.
-    let s = polynomial(square, [-1.958_764e-4, 8.332_747e-3, -1.666_666_5e-1]);
+    let s = polynomial(
+        square,
+        angle,
+        [-1.958_764e-4, 8.332_747e-3, -1.666_666_5e-1],
+    );
     let sine = r.times(square).times(s).plus(r).to_f32();
-    let c = polynomial(square, [2.454_769e-5, -1.388_830_2e-3, 4.166_666_5e-2]);
+    let c = polynomial(
+        square,
+        angle,
+        [2.454_769e-5, -1.388_830_2e-3, 4.166_666_5e-2],
+    );
     let c = square.times(square).times(c).plus_f32(splat_f32(1.0));
-    let cosine = c.plus(square.times(constant(-0.5))).to_f32();
+    let half = Accumulator::constant(-0.5, angle);
+    let cosine = c.plus(square.times(half)).to_f32();
     // Odd quarters exchange the two; bit 1 of n is the sine's sign, bit 1 of n + 1 the cosine's.
     let odd = hvx::f32_from_w(and(biased, splat_w(1)));
     let zero = splat_w(0);

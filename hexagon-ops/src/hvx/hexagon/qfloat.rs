@@ -1,5 +1,6 @@
 //! qfloat arithmetic: V79 and later, and V73 and V75 if it is selected.
 use super::{Vector, arch, split};
+use crate::hvx::splat_f32;
 
 /// Converts qf16 to f16.
 #[inline(always)]
@@ -109,6 +110,17 @@ pub fn sub_f32(a: Vector, b: Vector) -> Vector {
     f32_from_qf32(unsafe { arch::Q6_Vqf32_vsub_VsfVsf(a.0, b.0) })
 }
 
+/// Returns `sum - bias`, a whole number, for the sum of `bias`, 2^23 or 1.5 · 2^23, and a number of
+/// at most a third of it: `Q6_Vw_vsub_VwVw`, `Q6_Vsf_equals_Vw`.
+///
+/// By integers: LLVM's QFP optimizer leaves out the conversion to f32 between a sum and a
+/// difference, and a qf32 has bits below those of an f32.
+#[must_use]
+#[inline(always)]
+pub fn unbias(sum: Vector, bias: f32) -> Vector {
+    super::f32_from_w(super::sub_w(sum, splat_f32(bias)))
+}
+
 /// 32 f32 lanes that are kept between operations, in the unit's arithmetic format: qf32.
 #[derive(Clone, Copy)]
 pub struct Accumulator(Vector);
@@ -119,6 +131,37 @@ impl Accumulator {
     #[inline(always)]
     pub fn from_f32(v: Vector) -> Self {
         Self(Vector(qf32_from_f32(v)))
+    }
+
+    /// Returns zero, for a sum that starts in a loop.
+    ///
+    /// It comes from assembly because the compiler computes a constant once before the loop, and
+    /// copies it for each sum.
+    #[must_use]
+    #[inline(always)]
+    pub fn zero() -> Self {
+        let zero: arch::HvxVector;
+        // SAFETY: [HVX] of the module doc; writes one register.
+        unsafe {
+            core::arch::asm!(
+                "{{ {0} = vxor({0},{0}) }}",
+                lateout(vreg) zero,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        // SAFETY: [HVX] of the module doc.
+        Self(Vector(unsafe { arch::Q6_Vqf32_vadd_VsfVsf(zero, zero) }))
+    }
+
+    /// Returns `value` in all lanes. `beside` is any vector of the same turn of a loop.
+    ///
+    /// Without `beside` the compiler would compute the qf32 before the loop, and store it where
+    /// registers are short.
+    #[must_use]
+    #[inline(always)]
+    pub fn constant(value: f32, beside: Vector) -> Self {
+        let one = super::or(super::and(beside, super::splat_w(0)), splat_f32(1.0));
+        Self::product(splat_f32(value), one)
     }
 
     /// Returns the f32 product `a · b`: `Q6_Vqf32_vmpy_VsfVsf`.

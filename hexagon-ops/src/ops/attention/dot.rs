@@ -383,12 +383,13 @@ impl hvx::Kernel for Values<'_> {
         {
             let weights: &[f32; LANES] = bytemuck::cast_ref(weights);
             for (i, sums) in result[..dv].chunks_mut(2).enumerate() {
-                let values = self.values.chunks_exact(dv);
+                // Made before the sums: its division is a call, which a sum would have to be stored for.
+                let values = weights.iter().zip(self.values.chunks_exact(dv));
                 match sums {
                     [first, second] => {
                         let mut a = Accumulator::from_f32(hvx::load(first));
                         let mut b = Accumulator::from_f32(hvx::load(second));
-                        for (weight, value) in weights.iter().zip(values) {
+                        for (weight, value) in values {
                             let weight = splat_f32(*weight);
                             a = a.mul_add(weight, hvx::load(&value[2 * i]));
                             b = b.mul_add(weight, hvx::load(&value[2 * i + 1]));
@@ -398,7 +399,7 @@ impl hvx::Kernel for Values<'_> {
                     }
                     [last] => {
                         let mut a = Accumulator::from_f32(hvx::load(last));
-                        for (weight, value) in weights.iter().zip(values) {
+                        for (weight, value) in values {
                             a = a.mul_add(splat_f32(*weight), hvx::load(&value[2 * i]));
                         }
                         hvx::store(last, a.to_f32());

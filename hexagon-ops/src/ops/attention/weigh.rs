@@ -205,6 +205,7 @@ impl Weigh<'_> {
 
 impl hvx::Kernel for Weigh<'_> {
     type Output = ();
+    const INLINED: bool = true;
 
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
@@ -292,6 +293,13 @@ fn gather(table: &[Line; TABLE_LINES], x: Vector, out: &mut Line) {
     hvx::gather_h(table, hvx::add_h(x, x), out);
 }
 
+/// Turns a line of scores into weights.
+#[inline(always)]
+fn exponential<'a>(table: &[Line; TABLE_LINES], line: &'a mut Line, largest: Vector) -> &'a Line {
+    gather(table, sub_f16(hvx::load(line), largest), line);
+    line
+}
+
 /// Turns scores of N pairs of rows into weights, and returns the sums of these weights in lanes
 /// (even row, odd row).
 ///
@@ -334,16 +342,14 @@ pub fn exponentials<const N: usize>(
         }
         return results;
     }
-    let zero = Accumulator::from_f32(splat_w(0));
-    let mut sums = [(zero, zero); N];
-    for tile in scores {
-        let lines = &mut tile.0.as_chunks_mut::<N>().0[at];
-        for ((line, sums), largest) in lines.iter_mut().zip(&mut sums).zip(largest) {
-            gather(table, sub_f16(hvx::load(line), largest), line);
-            *sums = add_line(*sums, line);
+    for (n, (result, largest)) in results.iter_mut().zip(largest).enumerate() {
+        let Some((tile, others)) = scores.split_first_mut() else {
+            break;
+        };
+        let mut sums = first(exponential(table, &mut tile.0[N * at + n], largest));
+        for tile in others {
+            sums = add_line(sums, exponential(table, &mut tile.0[N * at + n], largest));
         }
-    }
-    for (result, sums) in results.iter_mut().zip(sums) {
         *result = (sums.0.to_f32(), sums.1.to_f32());
     }
     results

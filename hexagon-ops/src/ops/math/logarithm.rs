@@ -1,6 +1,6 @@
 //! Natural logarithms.
 
-use super::{constant, polynomial};
+use super::polynomial;
 use crate::hvx::{
     self, Accumulator, Vector, add_f32, mul_f32, select_gt_f32, shl_w, splat_f32, splat_w, sub_f32,
     sub_w,
@@ -17,6 +17,7 @@ fn ln_fraction(f: Vector) -> Vector {
     // (ln(1 + f) - f + f^2 / 2) / f^3, to 2.9e-8.
     let p = polynomial(
         wide,
+        f,
         [
             6.972_519e-2,
             -1.148_121_2e-1,
@@ -30,7 +31,8 @@ fn ln_fraction(f: Vector) -> Vector {
         ],
     );
     let rest = square.times(wide).times(p);
-    rest.plus(square.times(constant(-0.5))).plus_f32(f).to_f32()
+    let half = Accumulator::constant(-0.5, f);
+    rest.plus(square.times(half)).plus_f32(f).to_f32()
 }
 
 /// Returns the natural logarithm: minus infinity for zeros and subnormals, NaN below.

@@ -1,7 +1,7 @@
 //! Rounding to whole numbers.
 
 use super::{abs, with_sign};
-use crate::hvx::{Vector, add_f32, select_gt_f32, splat_f32, splat_w, sub_f32};
+use crate::hvx::{Vector, add_f32, select_gt_f32, splat_f32, splat_w, sub_f32, unbias};
 
 /// 2^23: larger numbers are whole, and sums with it are rounded to whole numbers.
 const WHOLE: f32 = 8_388_608.0;
@@ -10,7 +10,7 @@ const WHOLE: f32 = 8_388_608.0;
 #[inline(always)]
 fn floor_magnitude(x: Vector) -> Vector {
     let whole = splat_f32(WHOLE);
-    let nearest = sub_f32(add_f32(x, whole), whole);
+    let nearest = unbias(add_f32(x, whole), WHOLE);
     let lower = sub_f32(nearest, splat_f32(1.0));
     let below = select_gt_f32(nearest, x, lower, nearest);
     select_gt_f32(whole, x, below, x)

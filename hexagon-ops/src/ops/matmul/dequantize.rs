@@ -372,6 +372,7 @@ struct DequantizeTiles<'a> {
 
 impl hvx::Kernel for DequantizeTiles<'_> {
     type Output = Result<()>;
+    const INLINED: bool = true;
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> Result<()> {

@@ -43,7 +43,7 @@
 
 mod format;
 
-use self::format::{Bytes, Format, Plain, Table, f16_scales};
+use self::format::{Bytes, Format, Plain, Table};
 use super::Panel;
 use super::quantize::{ActGroup, GROUP_TILES, groups};
 use crate::error::{Error, Result};
@@ -66,22 +66,29 @@ impl LateSum {
     fn new() -> Self {
         let zero = hvx::splat_w(0);
         Self {
-            sum: Accumulator::from_f32(zero),
+            sum: Accumulator::zero(),
             dot: zero,
             joint: zero,
         }
     }
 
-    /// Adds the pending tile and makes `dot · joint` pending.
+    /// Adds the pending tile and makes `dot · joint` pending; without `is_late` adds the latter.
     #[inline(always)]
-    fn push(&mut self, dot: Vector, joint: Vector) {
+    fn push(&mut self, dot: Vector, joint: Vector, is_late: bool) {
+        if !is_late {
+            self.sum = self.sum.mul_add(hvx::f32_from_w(dot), joint);
+            return;
+        }
         self.sum = self.sum.mul_add(hvx::f32_from_w(self.dot), self.joint);
         (self.dot, self.joint) = (dot, joint);
     }
 
     /// Returns the sum of everything pushed, f32.
     #[inline(always)]
-    fn finish(self) -> Vector {
+    fn finish(self, is_late: bool) -> Vector {
+        if !is_late {
+            return self.sum.to_f32();
+        }
         self.sum
             .mul_add(hvx::f32_from_w(self.dot), self.joint)
             .to_f32()
@@ -185,14 +192,15 @@ fn add_run<F: Format<L, T, W>, const L: usize, const T: usize, const W: usize, c
         for r in 0..R {
             let start = hvx::splat_w(-F::ZERO * acts[r].sums[i]);
             let dot = format.dot(start, quants, &acts[r].words[i]);
-            sums[r].push(dot, joints[r][i]);
+            sums[r].push(dot, joints[r][i], R == 1 || T == 2);
         }
     }
     if F::HAS_MIN {
         let min = hvx::load(strip.min);
         for r in 0..R {
-            let [even, odd] = f16_scales(min, acts[r].products[0]);
-            sums[r].sum = sums[r].sum.plus_f32(even).plus_f32(odd);
+            let products = hvx::splat_w(acts[r].products[0]);
+            let (even, odd) = Accumulator::widen_mul(min, products);
+            sums[r].sum = sums[r].sum.plus(even).plus(odd);
         }
     }
 }
@@ -227,12 +235,16 @@ fn dot_strips<
     acts: [&[ActGroup]; R],
 ) -> [[Vector; R]; S] {
     let zero = hvx::splat_w(0);
-    let mut totals = [[Accumulator::from_f32(zero); R]; S];
+    let mut totals = [[zero; R]; S];
     let (panel0, panel1) = (panels[0], panels[S - 1]);
     let k_tiles = panel0.layout.k_tiles();
     for (g, (group0, group1)) in acts[0].iter().zip(acts[R - 1]).enumerate() {
         let first = g * GROUP_TILES / T;
         let mut sums = [[LateSum::new(); R]; S];
+        if S * R > 1 {
+            // A zero each: one for both would be copied, and a qfloat value is never.
+            sums[S - 1][R - 1] = LateSum::new();
+        }
         let strips = strip_runs::<L, T>(panel0, first, F::HAS_MIN).zip(strip_runs::<L, T>(
             panel1,
             first,
@@ -264,14 +276,15 @@ fn dot_strips<
         let factors = first_of::<_, R>([group0.factor(), group1.factor()]);
         for s in 0..S {
             for r in 0..R {
-                totals[s][r] = totals[s][r].mul_add(sums[s][r].finish(), factors[r]);
+                let sum = Accumulator::product(sums[s][r].finish(R == 1 || T == 2), factors[r]);
+                totals[s][r] = sum.plus_f32(totals[s][r]).to_f32();
             }
         }
     }
     let mut out = [[zero; R]; S];
     for s in 0..S {
         for r in 0..R {
-            out[s][r] = totals[s][r].to_f32();
+            out[s][r] = totals[s][r];
         }
     }
     out
@@ -312,6 +325,7 @@ struct Dot<'a, const S: usize, const R: usize> {
 
 impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
     type Output = Result<[[Vector; R]; S]>;
+    const INLINED: bool = true;
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> Self::Output {
@@ -329,6 +343,13 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
             WeightType::Iq4Nl => {
                 let table = Table::iq4_nl();
                 dot_strips::<_, 4, 2, 1, S, R>(table, panels, acts)
+            }
+            // Four tiles of two strips need more registers than there are: one strip at a time is faster.
+            WeightType::Mxfp4 if S > 1 => {
+                return Err(Error::NoKernel {
+                    weight: WeightType::Mxfp4,
+                    kernel: "GEMV of two strips",
+                });
             }
             WeightType::Mxfp4 => {
                 let table = Table::mxfp4();
@@ -359,7 +380,6 @@ pub fn gemv_two_strips(
     out: [&mut Columns; 2],
 ) -> Result<()> {
     if panels[0].layout.weight() == WeightType::Mxfp4 && panels[0].layout == panels[1].layout {
-        // Four tiles of two strips need more registers than exist: one strip at a time is faster.
         let [first, second] = out;
         gemv_strip(panels[0], act, first)?;
         return gemv_strip(panels[1], act, second);

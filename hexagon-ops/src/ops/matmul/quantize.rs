@@ -119,6 +119,7 @@ struct QuantizeRow<'a> {
 
 impl hvx::Kernel for QuantizeRow<'_> {
     type Output = ();
+    const INLINED: bool = true;
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {

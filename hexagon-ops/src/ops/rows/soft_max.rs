@@ -120,11 +120,13 @@ impl hvx::Kernel for SoftMaxRow<'_> {
             let x = self.src.read(&self.row, range.clone(), chunk);
             let mask = self.mask.read(&self.row, range.clone(), mask_chunk);
             for (i, out) in out[..range.len()].chunks_mut(32).enumerate() {
-                let x = hvx::mul_f32(load(x, 32 * i), scale);
+                let x = load(x, 32 * i);
+                // No product before a load, which may be a call.
                 let x = if mask.is_empty() {
-                    x
+                    hvx::mul_f32(x, scale)
                 } else {
-                    hvx::add_f32(x, hvx::mul_f32(load(mask, 32 * i), slope))
+                    let mask = load(mask, 32 * i);
+                    hvx::add_f32(hvx::mul_f32(x, scale), hvx::mul_f32(mask, slope))
                 };
                 store(out, x);
                 largest = hvx::max_f32(largest, load_filled(out, f32::NEG_INFINITY));

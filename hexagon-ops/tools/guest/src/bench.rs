@@ -162,6 +162,20 @@ pub fn run(write: &mut dyn FnMut(&str)) {
     );
     rows(&mut line);
     attentions(&mut line);
+    bytes(&mut line);
+}
+
+/// Copies and fills of some lengths, per call; `odd` from an odd address.
+fn bytes(line: &mut dyn FnMut(&str, &str, u32)) {
+    // SAFETY: the only reference to RESULT: `rows` has returned.
+    let to: &mut [u8] = bytemuck::cast_slice_mut(unsafe { RESULT.get() });
+    let from: &[u8] = bytemuck::cast_slice(&ROW);
+    for (name, start, bytes) in [("36", 0, 36), ("512", 0, 512), ("2000_odd", 1, 2000)] {
+        let from = &from[start..][..bytes];
+        let to = &mut to[..bytes];
+        line("memcpy_", name, measure(1, || black_box(&mut *to).copy_from_slice(black_box(from))));
+        line("memset_", name, measure(1, || black_box(&mut *to).fill(black_box(1))));
+    }
 }
 
 /// Whole attentions of a head to 1024 positions, per position.

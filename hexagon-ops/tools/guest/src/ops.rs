@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 51] = [
+pub const NAMES: [&str; 52] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -56,6 +56,7 @@ pub const NAMES: [&str; 51] = [
     "widen_in_order_f16",
     "fold_f32",
     "widen_mul_add",
+    "unbias",
 ];
 
 /// Number of the first operation on floating point.
@@ -129,6 +130,10 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
             let sum = Accumulator::from_f32(c);
             let (even, odd) = Accumulator::widen_mul_add((sum, sum), a, b);
             (even.to_f32(), odd.to_f32())
+        }
+        51 => {
+            let bias = 12_582_912.0;
+            one(hvx::unbias(hvx::add_f32(a, hvx::splat_f32(bias)), bias))
         }
         ACCUMULATE => {
             let sum = Accumulator::from_f32(c).mul_add(a, b).plus_f32(a);

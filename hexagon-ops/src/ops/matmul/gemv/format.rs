@@ -43,7 +43,7 @@ fn dot8(start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
 
 /// Returns the f16 scales of two tiles times those of two blocks of activations.
 #[inline(always)]
-pub(super) fn f16_scales(line: Vector, act: i32) -> [Vector; 2] {
+fn f16_scales(line: Vector, act: i32) -> [Vector; 2] {
     let (even, odd) = hvx::widen_mul_f16(line, hvx::splat_w(act));
     [even, odd]
 }
