@@ -244,6 +244,15 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
     assert!(magic.to_string().contains("magic"), "{magic}");
 }
 
+/// A key may have 64 KiB, and all of them were in the message.
+#[test]
+fn a_message_has_only_the_beginning_of_a_long_text() {
+    let mut raw = Raw::good();
+    raw.entries[0] = entry(&"k".repeat(50_000), 99, &[]);
+    let text = Header::parse(&raw.bytes()).unwrap_err().to_string();
+    assert!(text.contains("kkk") && text.len() < 400, "{text}");
+}
+
 #[test]
 fn a_file_cut_anywhere_is_refused() {
     let bytes = Raw::good().bytes();
