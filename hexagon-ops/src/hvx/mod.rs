@@ -61,7 +61,7 @@ pub fn splat_f32(value: f32) -> Vector {
 pub trait Kernel {
     /// Result of the kernel.
     type Output;
-    /// Whether the device build inlines the kernel into its caller. Otherwise it is a function there.
+    /// Makes the device build inline the kernel into its caller. Otherwise it is a function there.
     const INLINED: bool = false;
 
     /// Runs the kernel. `FUSED` is `true` if a fused multiply-add is one instruction.
