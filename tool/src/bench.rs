@@ -79,9 +79,9 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Also draw GB/s and times over M
+    /// Also draw operations per second over M, as an SVG that a browser shows
     #[arg(long, value_name = "FILE")]
-    png: Option<PathBuf>,
+    svg: Option<PathBuf>,
 }
 
 /// Largest M, K or N.
@@ -133,7 +133,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
         None => Vec::new(),
     };
     let settings = args.write_config.then(settings).transpose()?;
-    for output in args.png.iter().chain(&settings) {
+    for output in args.svg.iter().chain(&settings) {
         inputs.output(output)?;
     }
     let points = points(args, &times)?;
@@ -171,7 +171,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
     progress.finish();
     report.notes.extend(messages);
     report.notes.extend(devices::messages());
-    if let Some(path) = &args.png {
+    if let Some(path) = &args.svg {
         plot::draw(path, &report)?;
     }
     if let Some(path) = &settings {
@@ -181,7 +181,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
     }
     match (args.json, args.csv) {
         (true, _) => print_json(&report)?,
-        (false, true) => print(&report.csv())?,
+        (false, true) => print(&report.csv()?)?,
         (false, false) => print(&report.to_string())?,
     }
     Ok(ExitCode::SUCCESS)

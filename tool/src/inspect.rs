@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::ToolError;
 use crate::chip::{self, Chip};
 use crate::files::Files;
-use crate::text::{plain, print, print_json};
+use crate::text::{Column, plain, print, print_json, table};
 
 mod pack_file;
 
@@ -77,13 +77,14 @@ impl Path {
             Self::Cpu { .. } => "CPU",
         }
     }
-}
 
-impl fmt::Display for Path {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+    /// The place, the bytes there, and how or why.
+    fn cells(&self) -> [String; 3] {
         match self {
-            Self::Npu { how, packed_bytes } => write!(f, "NPU  {how}, {packed_bytes} bytes"),
-            Self::Cpu { reason } => write!(f, "CPU  {reason}"),
+            Self::Npu { how, packed_bytes } => {
+                [self.place().into(), packed_bytes.to_string(), how.clone()]
+            }
+            Self::Cpu { reason } => [self.place().into(), String::new(), reason.clone()],
         }
     }
 }
@@ -186,36 +187,52 @@ impl fmt::Display for InspectReport {
             plain(&self.architecture),
             plain(&self.name)
         )?;
-        let names: Vec<String> = self.tensors.iter().map(|row| plain(&row.name)).collect();
-        let wide = names.iter().map(String::len).max();
-        let wide = wide.unwrap_or(0);
+        let mut columns = vec![
+            Column::Text("name"),
+            Column::Text("type"),
+            Column::Number("shape"),
+            Column::Number("bytes"),
+        ];
+        if self.chip.is_some() {
+            columns.extend([
+                Column::Text("place"),
+                Column::Number("packed"),
+                Column::Text("how, or why not"),
+            ]);
+        }
+        let rows = self.tensors.iter().map(|row| {
+            let shape: Vec<String> = row.shape.iter().map(usize::to_string).collect();
+            let mut cells = vec![
+                plain(&row.name),
+                row.dtype.into(),
+                shape.join("x"),
+                row.bytes.to_string(),
+            ];
+            cells.extend(row.path.iter().flat_map(Path::cells));
+            cells
+        });
+        writeln!(f, "{}", table(&columns, rows))?;
         let (mut types, mut places) = (BTreeMap::new(), BTreeMap::new());
         let add = |sums: &mut BTreeMap<&'static str, Sum>, key, bytes| {
             let sum = sums.entry(key).or_default();
             *sum = (sum.0 + 1, sum.1 + bytes);
         };
-        for (row, name) in self.tensors.iter().zip(&names) {
-            let shape: Vec<String> = row.shape.iter().map(usize::to_string).collect();
-            let shape = shape.join("x");
-            write!(
-                f,
-                "{name:wide$}  {:8} {shape:>14} {:>12}",
-                row.dtype, row.bytes
-            )?;
+        for row in &self.tensors {
             add(&mut types, row.dtype, row.bytes);
             if let Some(path) = &row.path {
-                write!(f, "  {path}")?;
                 add(&mut places, path.place(), row.bytes);
             }
-            writeln!(f)?;
         }
-        for (key, (tensors, bytes)) in types.into_iter().chain(places) {
-            writeln!(
-                f,
-                "{key:8} {tensors:6} tensors {:10.1} MiB",
-                bytes as f64 / f64::from(1 << 20)
-            )?;
-        }
-        Ok(())
+        let columns = [
+            Column::Text("all of"),
+            Column::Number("tensors"),
+            Column::Number("MiB"),
+        ];
+        let sums = types.into_iter().chain(places);
+        let sums = sums.map(|(key, (tensors, bytes))| {
+            let mib = bytes as f64 / f64::from(1 << 20);
+            vec![key.into(), tensors.to_string(), format!("{mib:.1}")]
+        });
+        f.write_str(&table(&columns, sums))
     }
 }

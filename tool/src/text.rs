@@ -4,6 +4,7 @@
 use std::fmt::{Display, Write as _};
 use std::io::{self, ErrorKind, Write as _};
 
+use comfy_table::{CellAlignment, Row, Table, presets};
 use serde::Serialize;
 
 use crate::ToolError;
@@ -26,6 +27,35 @@ pub fn plain(text: impl Display) -> String {
         }
     }
     out
+}
+
+/// A column of a table: its name, and the side on which its cells lie.
+#[derive(Clone, Copy, Debug)]
+pub enum Column {
+    /// Text, on the left.
+    Text(&'static str),
+    /// Numbers, on the right.
+    Number(&'static str),
+}
+
+/// Formats a table without borders: a line of names, then a line for each row.
+///
+/// - `rows`: as many cells each as there are columns; foreign text in them was passed through [`plain`]
+pub fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let names = columns.iter().map(|column| match column {
+        Column::Text(name) | Column::Number(name) => *name,
+    });
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(names);
+    table.add_rows(rows.into_iter().map(Row::from));
+    for (cells, column) in table.column_iter_mut().zip(columns) {
+        cells.set_padding((0, 2));
+        cells.set_cell_alignment(match column {
+            Column::Text(_) => CellAlignment::Left,
+            Column::Number(_) => CellAlignment::Right,
+        });
+    }
+    table.trim_fmt() + "\n"
 }
 
 /// Writes a line to standard error.
@@ -69,6 +99,14 @@ pub fn print_json(report: &impl Serialize) -> Result<(), ToolError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_of_a_table_are_aligned_whatever_the_width_of_a_character() {
+        let columns = [Column::Text("name"), Column::Number("M"), Column::Text("")];
+        let row = |cells: [&str; 3]| cells.map(String::from).to_vec();
+        let text = table(&columns, [row(["漢字", "512", "x"]), row(["a", "1", ""])]);
+        assert_eq!(text, "name    M\n漢字  512  x\na       1\n");
+    }
 
     #[test]
     fn what_a_terminal_obeys_is_escaped_and_the_rest_stays() {

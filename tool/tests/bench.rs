@@ -62,10 +62,10 @@ fn cpu_times(folder: &Path) -> String {
 #[test]
 fn every_output_says_that_times_are_the_stand_in_s() {
     let folder = folder("tool_bench_outputs");
-    let (none, png) = (folder.join("none.conf"), folder.join("plot.png"));
-    let png_arg = ["--png", png.to_str().unwrap()];
+    let (none, svg) = (folder.join("none.conf"), folder.join("plot.svg"));
+    let svg_arg = ["--svg", svg.to_str().unwrap()];
     let chips = "rk3588,hexagon-v75";
-    let table = bench(chips, &none, &[&SMALL[..], &png_arg].concat());
+    let table = bench(chips, &none, &[&SMALL[..], &svg_arg].concat());
     let table = done(&table);
     for device in ["RKNPU0", "HEX0"] {
         let lines = table.lines().skip_while(|line| !line.starts_with(device));
@@ -76,22 +76,35 @@ fn every_output_says_that_times_are_the_stand_in_s() {
         let shares = lines[3..12].iter().filter(|line| line.contains(" %"));
         assert_eq!(shares.count(), 9, "{table}");
     }
-    let image = std::fs::read(&png).unwrap();
-    assert_eq!(image[..8], *b"\x89PNG\r\n\x1a\n");
-    let size = |at: usize| u32::from_be_bytes(*image[at..].first_chunk().unwrap());
-    assert_eq!((size(16), size(20)), (1000, 1000));
+    let image = std::fs::read_to_string(&svg).unwrap();
+    // A panel for each device with a line for each type, which goes through a point for each number of rows.
+    assert_eq!(image.matches("(simulated)").count(), 2, "{image}");
+    let lines: Vec<&str> = image.split("<polyline points=\"").skip(1).collect();
+    assert_eq!(lines.len(), 2 * 3, "{image}");
+    for line in lines {
+        let points = line.split('"').next().unwrap().split(' ');
+        let places = points.map(|point| {
+            let (x, y) = point.split_once(',').unwrap();
+            [x, y].map(|number| number.parse::<f64>().unwrap())
+        });
+        let places: Vec<[f64; 2]> = places.collect();
+        assert_eq!(places.len(), 3, "{line}");
+        assert!(places.is_sorted_by(|a, b| a[0] < b[0]), "{line}");
+        let is_inside = |[x, y]: &[f64; 2]| (80.0..790.0).contains(x) && (50.0..440.0).contains(y);
+        assert!(places.iter().all(is_inside), "{line}");
+    }
+    for name in ["Q4_0 64x192", "Q8_0 64x192", "F16 64x192"] {
+        assert_eq!(image.matches(name).count(), 2, "{name}: {image}");
+    }
 
     let csv = bench(chips, &none, &[&SMALL[..], &["--csv"]].concat());
-    let lines: Vec<Vec<&str>> = done(&csv)
-        .lines()
-        .map(|line| line.split(',').collect())
-        .collect();
-    assert_eq!(lines.len(), 1 + 2 * 9);
-    assert_eq!(
-        lines[0][..6],
-        ["device", "simulated", "type", "m", "k", "n"]
-    );
-    assert!(lines[1..].iter().all(|line| line[1] == "true"), "{lines:?}");
+    let mut reader = csv::Reader::from_reader(done(&csv).as_bytes());
+    let names = reader.headers().unwrap().clone();
+    let first: Vec<&str> = names.iter().take(6).collect();
+    assert_eq!(first, ["device", "simulated", "type", "m", "k", "n"]);
+    let records: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    assert_eq!(records.len(), 2 * 9);
+    assert!(records.iter().all(|row| &row[1] == "true"), "{records:?}");
 
     let json = bench(
         chips,

@@ -8,8 +8,9 @@ use ggml_rust_npu::backend::{Device, Limit};
 use serde::Serialize;
 
 use super::cpu::Time;
+use crate::ToolError;
 use crate::quantize::Format;
-use crate::text::plain;
+use crate::text::{Column, plain, table};
 
 /// All of it.
 #[derive(Debug, Serialize)]
@@ -110,6 +111,23 @@ impl BenchRow {
             cpu_microseconds: cpu.map(|time| time.microseconds),
         }
     }
+
+    /// The cells of [`COLUMNS`].
+    fn cells(&self) -> Vec<String> {
+        let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+        vec![
+            self.r#type.into(),
+            self.m.to_string(),
+            self.k.to_string(),
+            self.n.to_string(),
+            format!("{:.1}", self.microseconds),
+            format!("{:.2}", self.gb_per_s),
+            format!("{:.1}", self.gops),
+            or_none(self.share.map(|share| format!("{:.1} %", share * 100.0))),
+            self.bound.into(),
+            or_none(self.cpu_microseconds.map(|time| format!("{time:.1}"))),
+        ]
+    }
 }
 
 impl Crossover {
@@ -141,39 +159,36 @@ impl Crossover {
     }
 }
 
+/// Columns of the table.
+const COLUMNS: [Column; 10] = [
+    Column::Text("type"),
+    Column::Number("M"),
+    Column::Number("K"),
+    Column::Number("N"),
+    Column::Number("us"),
+    Column::Number("GB/s"),
+    Column::Number("GOPS"),
+    Column::Number("share"),
+    Column::Text("bound by"),
+    Column::Number("CPU us"),
+];
+
 /// Remark on times that are not a chip's.
 pub const SIMULATED: &str =
     "simulated: times of the stand-in on this CPU, which say nothing of the chip";
 
 impl BenchReport {
-    /// Returns the comma-separated values, with names in the first line.
-    pub fn csv(&self) -> String {
-        let mut text = String::from(
-            "device,simulated,type,m,k,n,microseconds,gb_per_s,gops,share,bound,cpu_microseconds\n",
-        );
-        let optional =
-            |number: Option<f64>| number.map_or(String::new(), |number| format!("{number:.6}"));
+    /// Formats the points as comma-separated values, with names in the first line.
+    ///
+    /// # Errors
+    /// The writer's words.
+    pub fn csv(&self) -> Result<String, ToolError> {
+        let mut writer = csv::Writer::from_writer(Vec::new());
         for row in &self.rows {
-            let BenchRow {
-                device,
-                simulated,
-                r#type,
-                m,
-                k,
-                n,
-                bound,
-                ..
-            } = row;
-            text += &format!(
-                "{device},{simulated},{type},{m},{k},{n},{:.3},{:.6},{:.6},{},{bound},{}\n",
-                row.microseconds,
-                row.gb_per_s,
-                row.gops,
-                optional(row.share),
-                optional(row.cpu_microseconds)
-            );
+            writer.serialize(row)?;
         }
-        text
+        let bytes = writer.into_inner().map_err(|error| error.to_string())?;
+        Ok(String::from_utf8(bytes)?)
     }
 }
 
@@ -184,32 +199,8 @@ impl fmt::Display for BenchReport {
             if device.simulated {
                 writeln!(f, "{SIMULATED}")?;
             }
-            writeln!(
-                f,
-                "{:8} {:>5} {:>6} {:>6} {:>12} {:>8} {:>9} {:>8}  {:10} {:>12}",
-                "type", "M", "K", "N", "us", "GB/s", "GOPS", "share", "bound by", "CPU us"
-            )?;
-            for row in self.rows.iter().filter(|row| row.device == device.name) {
-                let share = row
-                    .share
-                    .map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
-                let cpu = row
-                    .cpu_microseconds
-                    .map_or("-".into(), |time| format!("{time:.1}"));
-                let BenchRow {
-                    r#type,
-                    m,
-                    k,
-                    n,
-                    bound,
-                    ..
-                } = row;
-                writeln!(
-                    f,
-                    "{type:8} {m:5} {k:6} {n:6} {:12.1} {:8.2} {:9.1} {share:>8}  {bound:10} {cpu:>12}",
-                    row.microseconds, row.gb_per_s, row.gops
-                )?;
-            }
+            let rows = self.rows.iter().filter(|row| row.device == device.name);
+            f.write_str(&table(&COLUMNS, rows.map(BenchRow::cells)))?;
             for found in self
                 .crossovers
                 .iter()
@@ -298,15 +289,15 @@ mod tests {
             crossovers: Vec::new(),
             notes: Vec::new(),
         };
-        let csv = report.csv();
+        let csv = report.csv().unwrap();
         let lines: Vec<&str> = csv.lines().collect();
-        assert_eq!(lines.len(), 3);
-        let columns = |line: &str| line.split(',').count();
-        assert!(lines.iter().all(|line| columns(line) == 12), "{csv}");
         assert_eq!(
-            lines[1],
-            "RKNPU0,true,Q8_0,1,64,32,5.000,1.000000,2.000000,0.250000,memory,"
+            lines,
+            [
+                "device,simulated,type,m,k,n,microseconds,gb_per_s,gops,share,bound,cpu_microseconds",
+                "RKNPU0,true,Q8_0,1,64,32,5.0,1.0,2.0,0.25,memory,",
+                "RKNPU0,true,Q8_0,2,64,32,5.0,1.0,2.0,0.25,memory,7.0",
+            ]
         );
-        assert!(lines[2].ends_with(",7.000000"), "{csv}");
     }
 }

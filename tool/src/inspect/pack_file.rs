@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::ToolError;
 use crate::files::Files;
-use crate::text::{plain, print, print_json};
+use crate::text::{Column, plain, print, print_json, table};
 
 /// The report.
 #[derive(Debug, Serialize)]
@@ -132,24 +132,34 @@ impl fmt::Display for PackReport {
             plain(&self.chip),
             plain(&self.options)
         )?;
-        let wide = self.tensors.iter().map(|row| row.name.len()).max();
-        let wide = wide.unwrap_or(0);
-        for row in &self.tensors {
-            let shape: Vec<String> = row.shape.iter().map(u64::to_string).collect();
-            let mut shape = shape.join("x");
-            while let Some(shorter) = shape.strip_suffix("x1") {
-                shape.truncate(shorter.len());
-            }
-            write!(
-                f,
-                "{:wide$}  {:6} {shape:>14} {:>12}  error {:.2e}  {}  {}",
-                row.name, row.dtype, row.packed_bytes, row.error, row.sampled_hash, row.layout
-            )?;
-            match &row.problem {
-                Some(problem) => writeln!(f, "  PROBLEM: {problem}")?,
-                None => writeln!(f)?,
-            }
+        let mut columns = vec![
+            Column::Text("name"),
+            Column::Text("type"),
+            Column::Number("shape"),
+            Column::Number("packed"),
+            Column::Number("error"),
+            Column::Text("source"),
+            Column::Text("layout"),
+        ];
+        if self.tensors.iter().any(|row| row.problem.is_some()) {
+            columns.push(Column::Text("PROBLEM"));
         }
+        let rows = self.tensors.iter().map(|row| {
+            let dims = row.shape.iter().rposition(|size| *size != 1).unwrap_or(0) + 1;
+            let shape: Vec<String> = row.shape[..dims].iter().map(u64::to_string).collect();
+            let mut cells = vec![
+                plain(&row.name),
+                row.dtype.into(),
+                shape.join("x"),
+                row.packed_bytes.to_string(),
+                format!("{:.2e}", row.error),
+                row.sampled_hash.clone(),
+                row.layout.clone(),
+            ];
+            cells.extend(row.problem.as_ref().map(plain));
+            cells
+        });
+        f.write_str(&table(&columns, rows))?;
         writeln!(
             f,
             "{} tensors, {:.1} MiB",
