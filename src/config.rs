@@ -1,52 +1,24 @@
 //! The environment variables, read once. An unknown value is an error that names the allowed ones.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::time::Duration;
 
-use hexagon_ops::ffi;
-use log::LevelFilter;
-use rknpu_ops::calibrate::Method;
-use rknpu_ops::sim::{Coherence, Fault};
+use rknpu_ops::sim::Fault;
 
-use self::rules::Rules;
 use self::settings::{Refusal, Settings};
 use crate::error::{Error, Result};
 use crate::hexagon::caps::HexCaps;
-use crate::rockchip::caps::{self, Cores, RkCaps};
+use crate::rockchip::caps::{self, RkCaps};
 
 pub mod rules;
 pub mod settings;
 mod values;
+pub mod variables;
 
+pub use self::variables::Config;
 pub use values::{calibration, calibration_word, calibrations};
 
 /// Prefix of every variable.
 const PREFIX: &str = "GGML_RUST_NPU_";
-/// The variables.
-const VARIABLES: [&str; 21] = [
-    "GGML_RUST_NPU_CONFIG",
-    "GGML_RUST_NPU_SIM",
-    "GGML_RUST_NPU_DEVICES",
-    "GGML_RUST_NPU_LOG",
-    "GGML_RUST_NPU_CHIP",
-    "GGML_RUST_NPU_CORES",
-    "GGML_RUST_NPU_RKNN_LIB",
-    "GGML_RUST_NPU_SIM_FAULTS",
-    "GGML_RUST_NPU_SIM_COHERENCE",
-    "GGML_RUST_NPU_SIM_API_VERSION",
-    "GGML_RUST_NPU_RULES",
-    "GGML_RUST_NPU_CALIBRATION",
-    "GGML_RUST_NPU_CDSPRPC_LIB",
-    "GGML_RUST_NPU_HEX_SESSIONS",
-    "GGML_RUST_NPU_REPACK",
-    "GGML_RUST_NPU_TIMEOUT",
-    "GGML_RUST_NPU_MIN_M",
-    "GGML_RUST_NPU_KEEP",
-    "GGML_RUST_NPU_PACK",
-    "GGML_RUST_NPU_PACK_VERIFY",
-    "GGML_RUST_NPU_TRACE",
-];
 
 /// A chip that a stand-in can be.
 #[derive(Clone, Copy, Debug)]
@@ -79,59 +51,6 @@ pub struct Faults {
     pub fastrpc: Vec<hexagon_ops::sim::Fault>,
 }
 
-/// The user's choices.
-#[derive(Debug)]
-pub struct Config {
-    /// `GGML_RUST_NPU_SIM`: the chips to simulate; real ones are not looked for then.
-    pub sim: Vec<SimChip>,
-    /// `GGML_RUST_NPU_DEVICES`: names of the devices to keep, all if not set.
-    pub devices: Option<Vec<String>>,
-    /// `GGML_RUST_NPU_LOG`: which log lines to pass on.
-    pub log: LevelFilter,
-    /// `GGML_RUST_NPU_CHIP`: the chip to assume instead of the device tree's.
-    pub chip: Option<&'static RkCaps>,
-    /// `GGML_RUST_NPU_CORES`: the cores of a Rockchip NPU to use, all if not set.
-    pub cores: Option<Cores>,
-    /// `GGML_RUST_NPU_RULES`: which arithmetic weights take, by name.
-    pub rules: Rules,
-    /// `GGML_RUST_NPU_CALIBRATION`: how INT4 weights are clipped.
-    pub calibration: Method,
-    /// `GGML_RUST_NPU_MIN_M`: multiplications of fewer rows are the CPU's; the method of this name
-    /// knows the file, too.
-    pub min_m: Option<usize>,
-    /// `GGML_RUST_NPU_CONFIG`: content of the settings file, or the reason why it cannot be read.
-    /// Only devices that have settings use it.
-    pub settings: std::result::Result<Settings, Refusal>,
-    /// `GGML_RUST_NPU_KEEP`: whether buffers keep the bytes of weights that are packed; if not set,
-    /// of those that the CPU multiplies with.
-    pub keep: Option<bool>,
-    /// `GGML_RUST_NPU_PACK`: a pack file, or a folder of them, that weights may come from.
-    pub pack: Option<PathBuf>,
-    /// `GGML_RUST_NPU_PACK_VERIFY`: weights are compared with the pack's by a hash of all bytes,
-    /// not of samples.
-    pub pack_full: bool,
-    /// `GGML_RUST_NPU_TRACE`: where a Hexagon NPU's commands are noted, with modelled and measured
-    /// times.
-    pub trace: Option<PathBuf>,
-    /// `GGML_RUST_NPU_RKNN_LIB`: the vendor's library in place of the system's `librknnrt.so`.
-    pub rknn_lib: Option<PathBuf>,
-    /// `GGML_RUST_NPU_CDSPRPC_LIB`: the vendor's library in place of the system's `libcdsprpc.so`.
-    pub cdsprpc_lib: Option<PathBuf>,
-    /// `GGML_RUST_NPU_HEX_SESSIONS`: devices that one Hexagon NPU appears as, each with its own
-    /// address space.
-    pub hex_sessions: u32,
-    /// `GGML_RUST_NPU_REPACK`: when weights of a Hexagon device are packed.
-    pub repack: Repack,
-    /// `GGML_RUST_NPU_TIMEOUT`: how long a Hexagon NPU may be silent, in seconds.
-    pub timeout: Duration,
-    /// `GGML_RUST_NPU_SIM_FAULTS`: which calls of the stand-ins fail.
-    pub faults: Faults,
-    /// `GGML_RUST_NPU_SIM_COHERENCE`: whether the stand-in punishes a forgotten cache operation.
-    pub coherence: Coherence,
-    /// `GGML_RUST_NPU_SIM_API_VERSION`: the library version that the stand-in reports.
-    pub sim_api_version: Option<String>,
-}
-
 impl Config {
     /// Reads the process's environment.
     ///
@@ -146,7 +65,7 @@ impl Config {
     /// # Errors
     /// As [`Self::from_env`].
     pub fn from_os_lookup(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self> {
-        for variable in VARIABLES {
+        for variable in variables::names() {
             let value = lookup(variable);
             if let Some(value) = value.filter(|value| value.to_str().is_none()) {
                 return Err(Error::Config {
@@ -179,11 +98,8 @@ impl Config {
     /// `Config` for the first variable with an invalid value.
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self> {
         let get = |name| lookup(name).filter(|value| !value.trim().is_empty());
-        let (min_m, keep) = (
-            values::min_m(get("GGML_RUST_NPU_MIN_M"))?,
-            values::keep(get("GGML_RUST_NPU_KEEP"))?,
-        );
-        if let (Some(rows @ 2..), Some(false)) = (min_m, keep) {
+        let config = Self::parse(get, Settings::read(&lookup))?;
+        if let (Some(rows @ 2..), Some(false)) = (config.min_m, config.keep) {
             return Err(Error::Config {
                 variable: "GGML_RUST_NPU_KEEP",
                 value: "off".into(),
@@ -191,43 +107,7 @@ impl Config {
                 allowed: "on, or GGML_RUST_NPU_MIN_M=1".into(),
             });
         }
-        Ok(Self {
-            sim: values::sim(get("GGML_RUST_NPU_SIM"))?,
-            devices: get("GGML_RUST_NPU_DEVICES")
-                .map(|list| list.split(',').map(|name| name.trim().into()).collect()),
-            log: values::level(get("GGML_RUST_NPU_LOG"))?,
-            chip: values::chip("GGML_RUST_NPU_CHIP", get("GGML_RUST_NPU_CHIP"))?,
-            cores: values::cores(get("GGML_RUST_NPU_CORES"))?,
-            rules: values::rules(get("GGML_RUST_NPU_RULES"))?,
-            calibration: values::calibration(get("GGML_RUST_NPU_CALIBRATION"))?,
-            min_m,
-            settings: Settings::read(&lookup),
-            keep,
-            pack: get("GGML_RUST_NPU_PACK").map(PathBuf::from),
-            pack_full: values::pack_verify(get("GGML_RUST_NPU_PACK_VERIFY"))?,
-            trace: get("GGML_RUST_NPU_TRACE").map(PathBuf::from),
-            rknn_lib: get("GGML_RUST_NPU_RKNN_LIB").map(PathBuf::from),
-            cdsprpc_lib: get("GGML_RUST_NPU_CDSPRPC_LIB").map(PathBuf::from),
-            hex_sessions: values::number(
-                "GGML_RUST_NPU_HEX_SESSIONS",
-                get("GGML_RUST_NPU_HEX_SESSIONS"),
-                1,
-                1..=ffi::NUM_SESSIONS,
-            )?,
-            repack: values::repack(get("GGML_RUST_NPU_REPACK"))?,
-            timeout: Duration::from_secs(
-                values::number(
-                    "GGML_RUST_NPU_TIMEOUT",
-                    get("GGML_RUST_NPU_TIMEOUT"),
-                    values::DEFAULT_TIMEOUT_S,
-                    1..=3600,
-                )?
-                .into(),
-            ),
-            faults: values::faults(get("GGML_RUST_NPU_SIM_FAULTS"))?,
-            coherence: values::coherence(get("GGML_RUST_NPU_SIM_COHERENCE"))?,
-            sim_api_version: get("GGML_RUST_NPU_SIM_API_VERSION"),
-        })
+        Ok(config)
     }
 }
 
@@ -287,18 +167,20 @@ impl Config {
 #[must_use]
 pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     names
-        .filter(|name| name.starts_with(PREFIX) && !VARIABLES.contains(&name.as_str()))
+        .filter(|name| name.starts_with(PREFIX) && !variables::names().any(|known| known == name))
         .collect()
 }
 
 /// Returns the variables' names, for messages.
 #[must_use]
 pub fn known_variables() -> String {
-    VARIABLES.join(", ")
+    variables::names().collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
 mod tests {
+    use log::LevelFilter;
+
     use super::*;
 
     fn with(variable: &'static str, value: &'static str) -> Result<Config> {
@@ -425,7 +307,7 @@ mod tests {
     #[test]
     fn a_variable_that_is_not_utf_8_is_an_error_with_its_name() {
         use std::os::unix::ffi::OsStringExt;
-        for variable in VARIABLES {
+        for variable in variables::names() {
             let lookup =
                 |name| (name == variable).then(|| OsString::from_vec(b"rk\xff3588".into()));
             let text = Config::from_os_lookup(lookup).unwrap_err().to_string();

@@ -33,8 +33,8 @@ const CHOICES: [(&str, Choice); 5] = [
 
 /// Returns the words, for messages.
 #[must_use]
-pub fn choices() -> String {
-    CHOICES.map(|(word, _)| word).join(", ")
+pub fn choices() -> [&'static str; 5] {
+    CHOICES.map(|(word, _)| word)
 }
 
 /// Rules in the order in which they are tried.

@@ -1,121 +1,146 @@
-//! Parses the values of variables. Each error names the variable, its value and the allowed ones.
+//! From the text of variables to values. An error is what is wrong with the text; the table of variables adds the rest.
 
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hexagon_ops::ffi;
 use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
 
 use super::{Faults, Repack, SimChip};
-use crate::config::rules::{self, Rules};
-use crate::error::{Error, Result};
 use crate::hexagon::caps as hexagon;
-use crate::rockchip::caps::{self as rockchip, Cores, RkCaps};
+use crate::rockchip::caps::{self as rockchip, RkCaps};
 
-pub(super) fn chip(
-    variable: &'static str,
-    value: Option<String>,
-) -> Result<Option<&'static RkCaps>> {
-    let Some(value) = value else { return Ok(None) };
-    match rockchip::by_name(value.trim()) {
-        Some(caps) => Ok(Some(caps)),
-        None => Err(Error::Config {
-            variable,
-            reason: "no such chip".into(),
-            allowed: rockchip::ALL.map(|caps| caps.soc.name()).join(", "),
-            value,
-        }),
+/// Words and their values.
+type Words<T, const N: usize> = [(&'static str, T); N];
+
+pub(super) const LEVELS: Words<LevelFilter, 6> = [
+    ("off", LevelFilter::Off),
+    ("error", LevelFilter::Error),
+    ("warn", LevelFilter::Warn),
+    ("info", LevelFilter::Info),
+    ("debug", LevelFilter::Debug),
+    ("trace", LevelFilter::Trace),
+];
+pub(super) const PACK_VERIFIES: Words<bool, 2> = [("sampled", false), ("full", true)];
+/// The percentile is the one that did best on SmolLM2-135M.
+pub(super) const CALIBRATIONS: Words<Method, 4> = [
+    ("mse", Method::Mse),
+    ("kl", Method::KlDivergence),
+    ("percentile", Method::Percentile(0.99)),
+    ("absmax", Method::AbsMax),
+];
+pub(super) const KEEPS: Words<bool, 2> = [("on", true), ("off", false)];
+pub(super) const REPACKS: Words<Repack, 3> = [
+    ("weights", Repack::Weights),
+    ("always", Repack::Always),
+    ("off", Repack::Off),
+];
+pub(super) const COHERENCES: Words<Coherence, 2> = [
+    ("relaxed", Coherence::Relaxed),
+    ("strict", Coherence::Strict),
+];
+
+pub(super) const SESSIONS: RangeInclusive<u32> = 1..=ffi::NUM_SESSIONS;
+pub(super) const TIMEOUTS_S: RangeInclusive<u32> = 1..=3600;
+
+/// Time for which a Hexagon NPU may be silent unless the user says otherwise.
+///
+/// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights, 512 rows by its LM head,
+/// takes the stand-in several seconds and an NPU well under one.
+pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Largest `GGML_RUST_NPU_MIN_M`: no ubatch is larger, so the CPU computes all multiplications.
+pub(super) const MIN_M_MAX: usize = 65536;
+
+/// Formats words for Markdown.
+pub(super) fn quoted(words: &[&str]) -> String {
+    let words: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
+    words.join(", ")
+}
+
+/// Formats the words of a table for Markdown.
+pub(super) fn words<T: Copy, const N: usize>(table: &Words<T, N>) -> String {
+    quoted(&table.map(|(word, _)| word))
+}
+
+/// Formats the ends of a range.
+pub(super) fn span(range: &RangeInclusive<u32>) -> String {
+    format!("{} to {}", range.start(), range.end())
+}
+
+pub(super) fn one_of<T: Copy>(table: &[(&str, T)], text: &str) -> Result<T, String> {
+    let found = table.iter().find(|(word, _)| *word == text.trim());
+    found
+        .map(|(_, value)| *value)
+        .ok_or_else(|| "no such choice".into())
+}
+
+pub(super) fn list(text: &str) -> Vec<String> {
+    text.split(',').map(|name| name.trim().into()).collect()
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the table's parsers may fail")]
+pub(super) fn path(text: &str) -> Result<Option<PathBuf>, String> {
+    Ok(Some(text.into()))
+}
+
+pub(super) fn number(range: &RangeInclusive<u32>, text: &str) -> Result<u32, String> {
+    let parsed = text.trim().parse().ok();
+    parsed
+        .filter(|number| range.contains(number))
+        .ok_or_else(|| "out of range, or no whole number".into())
+}
+
+pub(super) fn timeout(text: &str) -> Result<Duration, String> {
+    number(&TIMEOUTS_S, text).map(|seconds| Duration::from_secs(seconds.into()))
+}
+
+pub(super) fn rows(text: &str) -> Result<Option<usize>, String> {
+    match text.trim().parse() {
+        Ok(rows @ 1..=MIN_M_MAX) => Ok(Some(rows)),
+        _ => Err("not such a number of rows".into()),
     }
 }
 
-pub(super) fn sim(value: Option<String>) -> Result<Vec<SimChip>> {
-    let value = value.unwrap_or_default();
-    let names = value.split(',').map(str::trim);
+/// Returns the names of the Rockchip NPUs.
+pub(super) fn rockchips() -> Vec<&'static str> {
+    rockchip::ALL.iter().map(|caps| caps.soc.name()).collect()
+}
+
+/// Returns the names of all chips.
+pub(super) fn chips() -> Vec<&'static str> {
+    let hexagons = hexagon::ALL.iter().map(|caps| caps.name);
+    rockchips().into_iter().chain(hexagons).collect()
+}
+
+pub(super) fn chip(text: &str) -> Result<&'static RkCaps, String> {
+    rockchip::by_name(text.trim()).ok_or_else(|| "no such chip".into())
+}
+
+pub(super) fn sim(text: &str) -> Result<Vec<SimChip>, String> {
+    let names = text.split(',').map(str::trim);
     let chips = names.filter(|name| !name.is_empty()).map(|name| {
         let rockchip = rockchip::by_name(name).map(SimChip::Rockchip);
         rockchip
             .or_else(|| hexagon::by_name(name).map(SimChip::Hexagon))
-            .ok_or_else(|| Error::Config {
-                variable: "GGML_RUST_NPU_SIM",
-                value: value.clone(),
-                reason: format!("no such chip: {name}"),
-                allowed: (rockchip::ALL.iter().map(|caps| caps.soc.name()))
-                    .chain(hexagon::ALL.iter().map(|caps| caps.name))
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            })
+            .ok_or_else(|| format!("no such chip: {name}"))
     });
     chips.collect()
 }
 
-/// Longest silence of a Hexagon NPU unless the user sets it.
-///
-/// SOURCE: a guess to be checked on a device: the largest command of a model of 8 billion weights,
-/// 512 rows by its LM head, takes the stand-in several seconds and an NPU well under one.
-pub(super) const DEFAULT_TIMEOUT_S: u32 = 30;
-
-pub(super) fn number(
-    variable: &'static str,
-    value: Option<String>,
-    default: u32,
-    allowed: std::ops::RangeInclusive<u32>,
-) -> Result<u32> {
-    let Some(value) = value else {
-        return Ok(default);
-    };
-    let parsed = value.trim().parse().ok();
-    parsed
-        .filter(|number| allowed.contains(number))
-        .ok_or_else(|| Error::Config {
-            variable,
-            reason: "out of range, or no whole number".into(),
-            allowed: format!("{} to {}", allowed.start(), allowed.end()),
-            value,
-        })
-}
-
-pub(super) fn repack(value: Option<String>) -> Result<Repack> {
-    match value.as_deref().map(str::trim) {
-        None | Some("weights") => Ok(Repack::Weights),
-        Some("always") => Ok(Repack::Always),
-        Some("off") => Ok(Repack::Off),
-        Some(_) => Err(Error::Config {
-            variable: "GGML_RUST_NPU_REPACK",
-            reason: "no such mode".into(),
-            allowed: "weights, always, off".into(),
-            value: value.unwrap_or_default(),
-        }),
-    }
-}
-
-pub(super) fn faults(value: Option<String>) -> Result<Faults> {
-    let value = value.unwrap_or_default();
-    let items = value.split(',').filter(|item| !item.trim().is_empty());
+pub(super) fn faults(text: &str) -> Result<Faults, String> {
+    let items = text.split(',').filter(|item| !item.trim().is_empty());
     let (fastrpc, rknn): (Vec<_>, Vec<_>) = items.partition(|item| {
         let function = item.split(':').next().unwrap_or_default();
         hexagon_ops::sim::knows(function.trim())
     });
-    let wrong = |reason: String| {
-        Error::Config {
-        variable: "GGML_RUST_NPU_SIM_FAULTS",
-        value: value.clone(),
-        reason,
-        allowed: "function:n=code,... (n counts calls from 1; n+ means from the nth on), or rknn_matmul_run:M<rows>=0"
-            .into(),
-    }
-    };
+    let fastrpc = hexagon_ops::sim::parse_faults(&fastrpc.join(","));
     Ok(Faults {
-        rknn: parse_faults(&rknn.join(",")).map_err(|error| wrong(error.to_string()))?,
-        fastrpc: hexagon_ops::sim::parse_faults(&fastrpc.join(","))
-            .map_err(|error| wrong(error.to_string()))?,
-    })
-}
-
-pub(super) fn rules(value: Option<String>) -> Result<Rules> {
-    let value = value.unwrap_or_default();
-    Rules::parse(&value).map_err(|reason| Error::Config {
-        variable: "GGML_RUST_NPU_RULES",
-        reason,
-        allowed: format!("pattern=choice,... with one of {}", rules::choices()),
-        value,
+        rknn: parse_faults(&rknn.join(",")).map_err(|error| error.to_string())?,
+        fastrpc: fastrpc.map_err(|error| error.to_string())?,
     })
 }
 
@@ -132,110 +157,10 @@ pub fn calibration_word(method: Method) -> &'static str {
     found.map_or("?", |(word, _)| word)
 }
 
-/// Words for how INT4 weights are clipped. The percentile is the one that did best on SmolLM2-135M.
-const CALIBRATIONS: [(&str, Method); 4] = [
-    ("mse", Method::Mse),
-    ("kl", Method::KlDivergence),
-    ("percentile", Method::Percentile(0.99)),
-    ("absmax", Method::AbsMax),
-];
-
-/// Parses the method that clips INT4 weights.
+/// Returns how INT4 weights are clipped, by its word.
 ///
 /// # Errors
-/// `Config` if the word is unknown.
-pub fn calibration(value: Option<String>) -> Result<Method> {
-    let Some(value) = value else {
-        return Ok(Method::default());
-    };
-    let found = CALIBRATIONS.iter().find(|(word, _)| *word == value.trim());
-    found.map(|(_, method)| *method).ok_or(Error::Config {
-        variable: "GGML_RUST_NPU_CALIBRATION",
-        reason: "no such method".into(),
-        allowed: calibrations().join(", "),
-        value,
-    })
-}
-
-/// Largest `GGML_RUST_NPU_MIN_M`: no ubatch is larger, so all multiplications are the CPU's.
-pub(super) const MIN_M_MAX: usize = 65536;
-
-pub(super) fn min_m(value: Option<String>) -> Result<Option<usize>> {
-    let Some(value) = value else {
-        return Ok(None);
-    };
-    match value.trim().parse() {
-        Ok(rows @ 1..=MIN_M_MAX) => Ok(Some(rows)),
-        _ => Err(Error::Config {
-            variable: "GGML_RUST_NPU_MIN_M",
-            reason: "not such a number of rows".into(),
-            allowed: format!("1 (all on the NPU) to {MIN_M_MAX}"),
-            value,
-        }),
-    }
-}
-
-pub(super) fn keep(value: Option<String>) -> Result<Option<bool>> {
-    match value.as_deref().map(str::trim) {
-        None => Ok(None),
-        Some("on") => Ok(Some(true)),
-        Some("off") => Ok(Some(false)),
-        Some(_) => Err(Error::Config {
-            variable: "GGML_RUST_NPU_KEEP",
-            reason: "no such choice".into(),
-            allowed: "on, off".into(),
-            value: value.unwrap_or_default(),
-        }),
-    }
-}
-
-pub(super) fn cores(value: Option<String>) -> Result<Option<Cores>> {
-    let Some(value) = value else { return Ok(None) };
-    match Cores::parse(&value) {
-        Some(cores) => Ok(Some(cores)),
-        None => Err(Error::Config {
-            variable: "GGML_RUST_NPU_CORES",
-            reason: "no list of cores".into(),
-            allowed: "numbers of cores such as 0,1".into(),
-            value,
-        }),
-    }
-}
-
-pub(super) fn pack_verify(value: Option<String>) -> Result<bool> {
-    match value.as_deref().map(str::trim) {
-        None | Some("sampled") => Ok(false),
-        Some("full") => Ok(true),
-        Some(_) => Err(Error::Config {
-            variable: "GGML_RUST_NPU_PACK_VERIFY",
-            reason: "no such way".into(),
-            allowed: "sampled, full".into(),
-            value: value.unwrap_or_default(),
-        }),
-    }
-}
-
-pub(super) fn coherence(value: Option<String>) -> Result<Coherence> {
-    match value.as_deref().map(str::trim) {
-        None | Some("relaxed") => Ok(Coherence::Relaxed),
-        Some("strict") => Ok(Coherence::Strict),
-        Some(_) => Err(Error::Config {
-            variable: "GGML_RUST_NPU_SIM_COHERENCE",
-            reason: "no such mode".into(),
-            allowed: "relaxed, strict".into(),
-            value: value.unwrap_or_default(),
-        }),
-    }
-}
-
-pub(super) fn level(value: Option<String>) -> Result<LevelFilter> {
-    let Some(value) = value else {
-        return Ok(LevelFilter::Info);
-    };
-    value.trim().parse().map_err(|_| Error::Config {
-        variable: "GGML_RUST_NPU_LOG",
-        reason: "no such level".into(),
-        allowed: "off, error, warn, info, debug, trace".into(),
-        value,
-    })
+/// Text if there is no such word.
+pub fn calibration(word: &str) -> Result<Method, String> {
+    one_of(&CALIBRATIONS, word)
 }

@@ -69,7 +69,7 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         config.rules = Rules::parse(rules).map_err(|reason| format!("--rules: {reason}"))?;
     }
     if let Some(word) = &args.calibrate {
-        config.calibration = config::calibration(Some(word.clone()))?;
+        config.calibration = config::calibration(word)?;
     }
     let chip = Chip::new(&args.chip, &config)?;
     let mut files = Files::default();

@@ -1,0 +1,354 @@
+//! The table of variables. [`Config`], its documentation, the texts of errors and `docs/guide/variables.md` come from it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use log::LevelFilter;
+use rknpu_ops::calibrate::Method;
+use rknpu_ops::sim::Coherence;
+
+use super::rules::{self, Rules};
+use super::settings::{Refusal, Settings};
+use super::values::{
+    self, CALIBRATIONS, COHERENCES, KEEPS, LEVELS, PACK_VERIFIES, REPACKS, SESSIONS, TIMEOUTS_S,
+    chip, list, number, one_of, path, quoted, span, words,
+};
+use super::{Faults, Repack, SimChip};
+use crate::error::{Error, Result};
+use crate::rockchip::caps::{Cores, RkCaps};
+
+/// A variable, as the documentation shows it.
+#[derive(Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// The values that are understood, in Markdown.
+    pub allowed: fn() -> String,
+    /// The value if the variable is not set, in Markdown.
+    pub default: fn() -> String,
+    /// What it does, in Markdown.
+    pub meaning: &'static str,
+}
+
+/// Variables that belong together.
+#[derive(Debug)]
+pub struct Chapter {
+    /// The heading.
+    pub title: &'static str,
+    /// A sentence below the heading, in Markdown.
+    pub opening: &'static str,
+    /// The variables.
+    pub variables: &'static [Variable],
+}
+
+/// Reads the value of a variable.
+///
+/// - `parse`: the value, or what is wrong with the text
+/// - `allowed`: as [`Variable::allowed`]
+fn read<T>(
+    variable: &'static str,
+    value: Option<String>,
+    default: T,
+    parse: impl FnOnce(&str) -> std::result::Result<T, String>,
+    allowed: fn() -> String,
+) -> Result<T> {
+    let Some(value) = value else {
+        return Ok(default);
+    };
+    parse(&value).map_err(|reason| Error::Config {
+        variable,
+        value,
+        reason,
+        allowed: allowed().replace('`', ""),
+    })
+}
+
+/// Expands rows to [`Config`], [`Config::parse`] and [`CHAPTERS`].
+///
+/// A row is the variable's meaning, its field, the field's value if the variable is not set, and
+/// how text becomes a value; then its name, allowed values and default for the documentation.
+macro_rules! variables {
+    ($($title:literal, $opening:literal { $(
+        $(#[doc = $meaning:literal])+
+        $field:ident: $type:ty = $default:expr, $parse:expr;
+        $name:literal, $allowed:expr, default $shown:expr;
+    )+ })+) => {
+        /// The user's settings: a field for each variable, and the file of settings.
+        #[derive(Debug)]
+        pub struct Config {
+            $($(
+                #[doc = concat!("`", $name, "`")]
+                #[doc = ""]
+                $(#[doc = $meaning])+
+                pub $field: $type,
+            )+)+
+            /// The file's values, or why it is not understood. Only devices that have settings ask
+            /// for it.
+            pub settings: std::result::Result<Settings, Refusal>,
+        }
+
+        impl Config {
+            /// Reads each variable through `get`.
+            ///
+            /// # Errors
+            /// `Config` for the first value that is not understood.
+            pub(super) fn parse(
+                get: impl Fn(&'static str) -> Option<String>,
+                settings: std::result::Result<Settings, Refusal>,
+            ) -> Result<Self> {
+                Ok(Self {
+                    $($($field: read($name, get($name), $default, $parse, || $allowed.into())?,)+)+
+                    settings,
+                })
+            }
+        }
+
+        /// All variables.
+        pub static CHAPTERS: &[Chapter] = &[$(Chapter {
+            title: $title,
+            opening: $opening,
+            variables: &[$(Variable {
+                name: $name,
+                allowed: || $allowed.into(),
+                default: || $shown.into(),
+                meaning: concat!($($meaning),+),
+            }),+],
+        }),+];
+    };
+}
+
+variables! {
+    "Devices", "" {
+        /// The devices to keep, by their names in ggml.
+        devices: Option<Vec<String>> = None, |text| Ok(Some(list(text)));
+        "GGML_RUST_NPU_DEVICES", "names, such as `RKNPU0,HEX0`", default "all";
+
+        /// The log lines to pass on. `debug` shows the modelled cost of each graph on Hexagon, and
+        /// the loader's words if a library is not found.
+        log: LevelFilter = LevelFilter::Info, |text| one_of(&LEVELS, &text.to_lowercase());
+        "GGML_RUST_NPU_LOG", words(&LEVELS), default "`info`";
+
+        /// The file of settings, which `ggml-npu bench --write-config` writes. Its lines look like
+        /// `min_m.rk3588 = 5` (`min_m.rk3588.simulated`: for the stand-in only). Variables override
+        /// it. If the named file is missing or a line is not understood, the backend reports one
+        /// error and offers no Rockchip device.
+        settings_file: Option<PathBuf> = None, path;
+        "GGML_RUST_NPU_CONFIG", "a path",
+        default "`ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or `~/.config`, if there is one";
+    }
+
+    "Weights", "[Packing before loading](quantizing.md#packing-before-loading) explains pack files." {
+        /// Pack files of `ggml-npu repack`. Weights in them are not packed again when a model is
+        /// loaded.
+        pack: Option<PathBuf> = None, path;
+        "GGML_RUST_NPU_PACK", "a file or a folder", default "none";
+
+        /// Compares weights with the pack's source by sampled pages, or by all of their bytes.
+        pack_full: bool = false, |text| one_of(&PACK_VERIFIES, text);
+        "GGML_RUST_NPU_PACK_VERIFY", words(&PACK_VERIFIES), default "`sampled`";
+    }
+
+    "Rockchip", "The pages for Rockchip and quantizing explain [rules](rockchip.md#rules), [weights that\n\
+        packing enlarges](rockchip.md#what-happens-to-a-weight) and [timing](quantizing.md#timing)." {
+        /// The chip to assume, whatever the device tree says.
+        chip: Option<&'static RkCaps> = None, |text| chip(text).map(Some);
+        "GGML_RUST_NPU_CHIP", quoted(&values::rockchips()), default "the device tree's";
+
+        /// The NPU cores to use, for chips with one switched off (RK3582, RK3583).
+        cores: Option<Cores> = None,
+            |text| Cores::parse(text).map(Some).ok_or_else(|| "no list of cores".into());
+        "GGML_RUST_NPU_CORES", "numbers of cores, such as `0,1`", default "all that the chip has (RK3583: 2)";
+
+        /// The vendor's library.
+        rknn_lib: Option<PathBuf> = None, path;
+        "GGML_RUST_NPU_RKNN_LIB", "a path", default "the system's `librknnrt.so`";
+
+        /// The arithmetic of weights by name. Patterns are regular expressions, and the first one
+        /// that matches decides.
+        rules: Rules = Rules::default(), Rules::parse;
+        "GGML_RUST_NPU_RULES",
+        format!("`pattern=choice,…`; choices: {}", quoted(&rules::choices())),
+        default "F16: `fp16`, quantized: `int8`";
+
+        /// Clips INT4 weights.
+        calibration: Method = Method::default(), |text| one_of(&CALIBRATIONS, text);
+        "GGML_RUST_NPU_CALIBRATION", words(&CALIBRATIONS), default "`mse`";
+
+        /// The smallest M (rows, that is tokens in a batch) that the NPU multiplies. ggml's CPU
+        /// backend computes smaller ones from the same weights. `ggml-npu bench --cpu` finds the
+        /// value on a board; `benches/crossover.c` does so within ggml. [`Config::min_m()`]
+        /// considers the file, too.
+        min_m: Option<usize> = None, values::rows;
+        "GGML_RUST_NPU_MIN_M", format!("1 (all on the NPU) to {}", values::MIN_M_MAX),
+        default "the settings file's, or 1, except few rows with weights that packing enlarges";
+
+        /// `on` keeps the bytes of each weight beside its packed form, so that it can be read.
+        /// `off` gives them back once the weight is packed: it cannot be read, nor computed by the
+        /// CPU (so not with `MIN_M` above 1).
+        keep: Option<bool> = None, |text| one_of(&KEEPS, text).map(Some);
+        "GGML_RUST_NPU_KEEP", words(&KEEPS), default "keeps the bytes that the CPU computes with";
+    }
+
+    "Hexagon", "" {
+        /// The vendor's library.
+        cdsprpc_lib: Option<PathBuf> = None, path;
+        "GGML_RUST_NPU_CDSPRPC_LIB", "a path", default "the system's `libcdsprpc.so`, then `libcdsprpc.so.1`";
+
+        /// The number of devices that each compute DSP appears as, each with its own address space.
+        hex_sessions: u32 = 1, |text| number(&SESSIONS, text);
+        "GGML_RUST_NPU_HEX_SESSIONS", span(&SESSIONS), default "1";
+
+        /// Packs weights when they are loaded (`weights`) or at each use (`off`). `always` puts
+        /// everything into packed memory, for upstream's tests: operations that are not
+        /// multiplications unpack their operands first.
+        repack: Repack = Repack::Weights, |text| one_of(&REPACKS, text);
+        "GGML_RUST_NPU_REPACK", words(&REPACKS), default "`weights`";
+
+        /// The time without a sign of progress after which the NPU counts as lost. A graph may take
+        /// longer, one command may not.
+        timeout: Duration = values::DEFAULT_TIMEOUT, values::timeout;
+        "GGML_RUST_NPU_TIMEOUT", format!("{}, in seconds", span(&TIMEOUTS_S)),
+        default values::DEFAULT_TIMEOUT.as_secs().to_string();
+
+        /// Writes a line for each command to `trace.HEX0.csv`: its node, operation, shape, modelled
+        /// packets, bytes, tile products and time, and the measured time by the DSP's clock and the
+        /// host's. Each command is submitted alone, which is slow. *Modelled* values come from
+        /// counted packets and assumed rates (`HexRates` in the chip table); the first line says
+        /// what the measured ones were measured on.
+        trace: Option<PathBuf> = None, path;
+        "GGML_RUST_NPU_TRACE", "a path, such as `trace.csv`", default "none";
+    }
+
+    "Simulation", "The [stand-ins](../internals/stand-ins.md#faults) list the functions and codes of faults." {
+        /// The chips to simulate. Real ones are not looked for then.
+        sim: Vec<SimChip> = Vec::new(), values::sim;
+        "GGML_RUST_NPU_SIM", format!("a list of {}", quoted(&values::chips())), default "real devices, or none";
+
+        /// Calls that fail: `rknn_matmul_run:3=-1` (the third), `3+` (from the third),
+        /// `rknn_matmul_run:M2=0` (those with M = 2 give wrong numbers),
+        /// `remote_handle64_open:1=0x80000406`, and `dsp:n=hang`, `lost`, `corrupt`, `badring` or
+        /// `wrong` at the n-th submission.
+        faults: Faults = Faults::default(), values::faults;
+        "GGML_RUST_NPU_SIM_FAULTS",
+        "`function:n=code,…` (n counts calls from 1, `n+` means from the n-th on), or `rknn_matmul_run:M<rows>=0`",
+        default "none";
+
+        /// `strict`: CPU and chip see of each other only what cache operations moved.
+        coherence: Coherence = Coherence::Relaxed, |text| one_of(&COHERENCES, text);
+        "GGML_RUST_NPU_SIM_COHERENCE", words(&COHERENCES), default "`relaxed`";
+
+        /// The version that the simulated librknnrt claims.
+        sim_api_version: Option<String> = None, |text| Ok(Some(text.into()));
+        "GGML_RUST_NPU_SIM_API_VERSION", "a version", default "that of SDK 2.3.2";
+    }
+}
+
+/// Returns the names of all variables.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    let variables = CHAPTERS.iter().flat_map(|chapter| chapter.variables);
+    variables.map(|variable| variable.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::path::Path;
+
+    use super::*;
+
+    const OPENING: &str = "\
+# Environment variables
+
+They are read once, when llama.cpp loads the backend or `ggml-npu` starts. An empty value counts as
+not set. A value that is not understood, or a variable with the prefix `GGML_RUST_NPU_` that does
+not exist, is a log line that names what is allowed.
+
+This page is made from the table in `src/config/variables.rs`.
+";
+
+    /// The text of `docs/guide/variables.md`.
+    fn page() -> String {
+        let mut page = OPENING.to_owned();
+        for chapter in CHAPTERS {
+            write!(page, "\n## {}\n\n", chapter.title).unwrap();
+            if !chapter.opening.is_empty() {
+                write!(page, "{}\n\n", chapter.opening).unwrap();
+            }
+            page += "| variable | values | default | meaning |\n|---|---|---|---|\n";
+            for variable in chapter.variables {
+                let (allowed, default) = ((variable.allowed)(), (variable.default)());
+                let (name, meaning) = (variable.name, variable.meaning.trim());
+                // A link to an item is for rustdoc.
+                let meaning = meaning.split(" [`").next().unwrap();
+                writeln!(page, "| `{name}` | {allowed} | {default} | {meaning} |").unwrap();
+            }
+        }
+        page
+    }
+
+    #[test]
+    fn the_page_of_variables_is_up_to_date() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/variables.md");
+        let want = page();
+        if std::env::var_os("UPDATE_VARIABLES").is_some() {
+            std::fs::write(&path, &want).unwrap();
+        }
+        let have = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            have == want,
+            "docs/guide/variables.md is stale: UPDATE_VARIABLES=1 cargo test --lib variables"
+        );
+    }
+
+    fn with(name: &str, value: &str) -> Result<Config> {
+        Config::parse(
+            |asked| (asked == name).then(|| value.to_owned()),
+            Ok(Settings::default()),
+        )
+    }
+
+    /// Returns the words between backquotes if there is nothing else but commas and `opening`.
+    fn only_words<'a>(text: &'a str, opening: &str) -> Option<Vec<&'a str>> {
+        let (between, words): (Vec<_>, Vec<_>) =
+            (text.split('`').enumerate()).partition(|(index, _)| index % 2 == 0);
+        let is_separator = |text: &str| ["", ", ", opening].contains(&text);
+        let is_list = !words.is_empty() && between.iter().all(|(_, text)| is_separator(text));
+        is_list.then(|| words.into_iter().map(|(_, word)| word).collect())
+    }
+
+    #[test]
+    fn all_words_that_are_said_to_be_allowed_are_understood_and_another_is_not() {
+        let mut lists = 0;
+        for variable in CHAPTERS.iter().flat_map(|chapter| chapter.variables) {
+            let allowed = (variable.allowed)();
+            for word in only_words(&allowed, "a list of ").into_iter().flatten() {
+                assert!(
+                    with(variable.name, word).is_ok(),
+                    "{}={word}",
+                    variable.name
+                );
+                let another = with(variable.name, &format!("{word}?"));
+                let text = another.expect_err(variable.name).to_string();
+                assert!(text.contains(&allowed.replace('`', "")), "{text}");
+                lists += 1;
+            }
+        }
+        assert!(lists > 20, "{lists} words");
+    }
+
+    #[test]
+    fn defaults_are_what_the_documentation_says() {
+        let unset = format!("{:?}", with("", "").unwrap());
+        let mut defaults = 0;
+        for variable in CHAPTERS.iter().flat_map(|chapter| chapter.variables) {
+            let default = (variable.default)();
+            let word = default.trim_matches('`');
+            if word.parse::<u32>().is_ok() || only_words(&default, "").is_some() {
+                let set = with(variable.name, word).unwrap();
+                assert_eq!(format!("{set:?}"), unset, "{}={word}", variable.name);
+                defaults += 1;
+            }
+        }
+        assert_eq!(defaults, 7);
+    }
+}
