@@ -90,6 +90,16 @@ impl DType {
 }
 
 /// ggml's dimensions and byte strides, innermost first.
+///
+/// ```
+/// use ggml_rust_npu::tensor::{DType, Shape};
+///
+/// // Two rows of three floats, which begin 16 bytes apart.
+/// let padded = Shape { ne: [3, 2, 1, 1], nb: [4, 16, 32, 32] };
+/// assert_eq!(padded.rows(), 2);
+/// assert_eq!(padded.span_bytes(DType::F32), Some(16 + 12));
+/// assert!(!padded.is_contiguous(DType::F32));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Elements in each dimension.

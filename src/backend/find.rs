@@ -10,6 +10,18 @@ use crate::{hexagon, rockchip};
 
 /// Finds the devices that `config` asks for or that the machine has, and the reasons why others are
 /// not there.
+///
+/// ```
+/// use ggml_rust_npu::{backend, config::Config};
+///
+/// let set = |name| (name == "GGML_RUST_NPU_SIM").then(|| "rk3588".to_owned());
+/// let found = backend::find_devices(&Config::from_lookup(set)?);
+/// let device = &found.devices[0];
+/// assert_eq!((device.name(), device.is_simulated()), ("RKNPU0", true));
+/// // Multiplies matrices of several shapes and types, and compares them with the reference.
+/// device.self_test()?;
+/// # Ok::<(), ggml_rust_npu::error::Error>(())
+/// ```
 #[must_use]
 pub fn find_devices(config: &Config) -> Discovery {
     let mut found = rockchip::discovery::find(config);

@@ -49,6 +49,19 @@ impl TensorInfo {
 }
 
 /// Metadata and tensor table of a file.
+///
+/// ```
+/// use ggml_rust_npu::gguf::{Header, MAGIC};
+///
+/// // Magic, version 3, no tensors, no entries.
+/// let bytes = [&MAGIC[..], &3u32.to_le_bytes(), &[0; 16]].concat();
+/// let header = Header::parse(&bytes)?;
+/// assert_eq!((header.version, header.tensors.len()), (3, 0));
+///
+/// let error = Header::parse(&bytes[..8]).expect_err("it is cut off");
+/// assert!(error.to_string().contains("truncated"));
+/// # Ok::<(), ggml_rust_npu::gguf::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Header {
     /// Version of the format.

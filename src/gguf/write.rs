@@ -41,6 +41,26 @@ impl TensorPlan {
 /// A file on its way: nothing is at its place until [`Writer::finish`].
 ///
 /// Tensors are streamed: the writer holds one buffer of 1 MiB.
+///
+/// ```
+/// use ggml_rust_npu::gguf::{File, GgmlType, Header, MAGIC, TensorPlan, Writer};
+///
+/// // Metadata is taken from another file, here one without any.
+/// let source = [&MAGIC[..], &3u32.to_le_bytes(), &[0; 16]].concat();
+/// let header = Header::parse(&source)?;
+/// let f16 = GgmlType::from_number(1).expect("ggml has this type");
+/// let plan = TensorPlan { name: "blk.0.attn_q.weight".into(), dtype: f16, ne: vec![64, 2] };
+///
+/// let path = std::env::temp_dir().join(format!("example-{}.gguf", std::process::id()));
+/// let mut writer = Writer::create(&path, &header, &source, &[], &[plan])?;
+/// writer.tensor([[0u8; 64 * 2 * 2]])?;
+/// writer.finish()?;
+///
+/// let file = File::open(&path)?;
+/// assert_eq!(file.data(&file.header().tensors[0]).len(), 256);
+/// # std::fs::remove_file(&path).ok();
+/// # Ok::<(), ggml_rust_npu::gguf::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Writer {
     out: OutputFile,
