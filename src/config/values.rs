@@ -82,7 +82,6 @@ pub(super) fn list(text: &str) -> Vec<String> {
     text.split(',').map(|name| name.trim().into()).collect()
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "the table's parsers may fail")]
 pub(super) fn path(text: &str) -> Result<Option<PathBuf>, String> {
     Ok(Some(text.into()))
 }
