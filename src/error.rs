@@ -1,7 +1,10 @@
 //! The one error type. Variants carry the values that the reader needs; messages start lower-case
 //! and end without a period.
 
+use std::io;
 use std::path::PathBuf;
+
+use hexagon_ops::serve;
 
 /// Result of everything that can fail in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -28,6 +31,40 @@ pub enum Error {
         library: PathBuf,
         /// The loader's own words.
         reason: String,
+    },
+    /// A stand-in for a vendor's library cannot start.
+    #[error("cannot start the stand-in of {library}: {reason}")]
+    StandIn {
+        /// The vendor's library.
+        library: &'static str,
+        /// The stand-in's words.
+        reason: String,
+    },
+    /// A device's threads cannot start.
+    #[error("cannot start the threads of {device}: {source}")]
+    Thread {
+        /// The device's name.
+        device: String,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// The file of `GGML_RUST_NPU_TRACE` cannot be written.
+    #[error("GGML_RUST_NPU_TRACE: cannot write {path}: {source}")]
+    TraceFile {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// The NPU, or the code that runs on it, is of a generation that does not fit.
+    #[error("{what} is {have}; needed: {want}")]
+    Architecture {
+        /// The NPU, or the library that it runs.
+        what: &'static str,
+        /// Its generation.
+        have: String,
+        /// The generations that fit.
+        want: String,
     },
     /// The vendor's library is older than the oldest one whose structures are known.
     #[error("{library} has version {have:?}, at least {want} is needed")]
@@ -93,6 +130,9 @@ pub enum Error {
         /// The answer of the DSP or of the call.
         reason: String,
     },
+    /// The DSP executed a command and reports a failure.
+    #[error("the DSP failed: {}", serve::describe(.0.status, .0.detail))]
+    Command(serve::Failure),
     /// The DSP did not answer.
     #[error("the DSP has not answered for {seconds} s")]
     Timeout {
@@ -106,6 +146,14 @@ pub enum Error {
         call: &'static str,
         /// The size asked for.
         bytes: usize,
+    },
+    /// An address space of the NPU is full, or too small.
+    #[error("{space} has no room for {bytes} bytes")]
+    AddressSpace {
+        /// The address space.
+        space: &'static str,
+        /// The size asked for.
+        bytes: u64,
     },
     /// The bytes that a weight was written with are not there any more.
     #[error(
@@ -163,7 +211,7 @@ impl Error {
     pub fn is_shortage(&self) -> bool {
         matches!(
             self,
-            Self::OutOfMemory { .. } | Self::OutOfDescriptors { .. }
+            Self::OutOfMemory { .. } | Self::OutOfDescriptors { .. } | Self::AddressSpace { .. }
         )
     }
 }

@@ -82,10 +82,10 @@ impl HexNpu {
         )?;
         let have = session.info().arch;
         if have != caps.arch {
-            return Err(Error::Version {
-                library: "the DSP's library",
-                have: format!("v{have}"),
-                want: format!("v{}", caps.arch),
+            return Err(Error::Architecture {
+                what: "the DSP's library",
+                have: format!("V{have}"),
+                want: format!("V{}", caps.arch),
             });
         }
         for (vote, of) in session.info().votes.iter().zip(VOTES) {

@@ -179,8 +179,8 @@ fn chip_behind(rpc: &FastRpc, dsp: Domain) -> Result<Option<&'static HexCaps>> {
         }
         (Err(error), Domain::Cdsp) => return Err(error),
     };
-    let known = caps::by_arch(arch).ok_or_else(|| Error::Version {
-        library: "the Hexagon NPU",
+    let known = caps::by_arch(arch).ok_or_else(|| Error::Architecture {
+        what: "the Hexagon NPU",
         have: format!("V{arch}"),
         want: "V73, V75, V79 or V81".into(),
     });

@@ -107,10 +107,10 @@ impl FastRpc {
     /// Starts the built-in stand-in.
     ///
     /// # Errors
-    /// `Library` if too many of them run in this process.
+    /// `StandIn` if too many of them run in this process.
     pub fn simulate(options: sim::Options) -> Result<Arc<Self>> {
-        let machine = sim::start(options).map_err(|error| Error::Library {
-            library: "libcdsprpc stand-in".into(),
+        let machine = sim::start(options).map_err(|error| Error::StandIn {
+            library: "libcdsprpc",
             reason: error.to_string(),
         })?;
         Ok(Arc::new(Self {

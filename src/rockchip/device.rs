@@ -95,9 +95,9 @@ impl RkNpu {
         }
         let caps = geometry::learn(&rknn, caps, precisions)?;
         let threads = threads(caps.cores.count(), rknn.stand_in().is_some());
-        let threads = Pool::new(threads, "rknpu", cpus).map_err(|error| Error::Library {
-            library: "threads of the device".into(),
-            reason: error.to_string(),
+        let threads = Pool::new(threads, "rknpu", cpus).map_err(|source| Error::Thread {
+            device: "the Rockchip NPU".into(),
+            source,
         })?;
         // A chip with one core refuses a mask. SOURCE: RKNN SDK User Guide 2.3.0,
         // rknn_matmul_set_core_mask.

@@ -153,7 +153,7 @@ fn a_buffer_larger_than_the_address_space_is_refused() {
     let device = small_device(strict(75), options);
     // With its guard page.
     let error = HexBuffer::new(&device, 60 * 1024 + 1, false).unwrap_err();
-    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    assert!(matches!(error, Error::AddressSpace { .. }), "{error}");
     HexBuffer::new(&device, 60 * 1024, false).unwrap();
 }
 
@@ -170,7 +170,7 @@ fn a_node_whose_operands_do_not_fit_together_fails_and_the_next_one_works() {
     let act = numbers.floats(256 * 20);
     let failed = mul_mat(&device, &w, &home, &act, [256, 20, 1, 1]).unwrap_err();
     assert!(
-        matches!(failed.error, Error::OutOfMemory { .. }),
+        matches!(failed.error, Error::AddressSpace { .. }),
         "{failed:?}"
     );
     assert_eq!(failed.node, Some(0));

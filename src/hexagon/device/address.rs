@@ -13,6 +13,9 @@ use hexagon_ops::wire::MAX_BUFFERS;
 
 use crate::error::{Error, Result};
 
+/// Name of the address space in errors.
+const SPACE: &str = "the DSP's address space";
+
 /// Number of a buffer on the wire.
 pub(super) type Number = u32;
 
@@ -63,16 +66,16 @@ impl AddressSpace {
     /// Gives a buffer a number; nothing is mapped yet.
     ///
     /// # Errors
-    /// `OutOfMemory` if it is larger than the budget, or no number is free.
+    /// `AddressSpace` if it is larger than the budget, or no number is free.
     pub(super) fn add(&mut self, fd: i32, bytes: usize) -> Result<Number> {
         let free = self.entries.iter().position(Option::is_none);
         let index = free.unwrap_or(self.entries.len());
         let number = u32::try_from(index).unwrap_or(MAX_BUFFERS);
         let wide = bytes as u64;
         if wide > self.budget_bytes || number >= MAX_BUFFERS {
-            return Err(Error::OutOfMemory {
-                call: "the DSP's address space",
-                bytes,
+            return Err(Error::AddressSpace {
+                space: SPACE,
+                bytes: wide,
             });
         }
         if index == self.entries.len() {
@@ -166,7 +169,7 @@ impl AddressSpace {
     /// assumes that they are executed.
     ///
     /// # Errors
-    /// `OutOfMemory` if the buffers together exceed the budget; nothing is changed then.
+    /// `AddressSpace` if the buffers together exceed the budget; nothing is changed then.
     pub(super) fn admit(
         &mut self,
         numbers: &[Number],
@@ -175,9 +178,9 @@ impl AddressSpace {
     ) -> Result<()> {
         let need = self.bytes(numbers);
         if need > self.budget_bytes {
-            return Err(Error::OutOfMemory {
-                call: "the DSP's address space",
-                bytes: usize::try_from(need).unwrap_or(usize::MAX),
+            return Err(Error::AddressSpace {
+                space: SPACE,
+                bytes: need,
             });
         }
         let mut coming = 0;

@@ -107,9 +107,9 @@ pub(super) fn serve_on_thread(
         }
     };
     let builder = std::thread::Builder::new().name(format!("{device}-serve"));
-    signals::blocked(|| builder.spawn(life)).map_err(|error| Error::Library {
-        library: "a thread of the device".into(),
-        reason: error.to_string(),
+    signals::blocked(|| builder.spawn(life)).map_err(|source| Error::Thread {
+        device: device.into(),
+        source,
     })
 }
 

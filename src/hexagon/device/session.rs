@@ -381,10 +381,14 @@ impl Session {
         for change in changes.iter().skip(failed) {
             space.undo(*change);
         }
-        let reason = serve::describe(completion.status, completion.detail).to_string();
         let error = match completion.status {
-            wire::STATUS_MAP_FAILED => Error::NotMapped { reason },
-            _ => Error::Dsp { reason },
+            wire::STATUS_MAP_FAILED => Error::NotMapped {
+                reason: serve::describe(completion.status, completion.detail).to_string(),
+            },
+            status => Error::Command(serve::Failure {
+                status,
+                detail: completion.detail,
+            }),
         };
         Err(Failed {
             job: failed.checked_sub(changes.len()),

@@ -28,7 +28,7 @@ impl Trace {
     /// Begins a file for a device, over an older one.
     ///
     /// # Errors
-    /// `Config` if the file cannot be written.
+    /// `TraceFile` if the file cannot be written.
     pub fn create(
         path: &Path,
         device: &str,
@@ -41,11 +41,9 @@ impl Trace {
             Some(extension) => format!("{device}.{}", extension.to_string_lossy()),
             None => device.to_owned(),
         });
-        let wrong = |error: std::io::Error| Error::Config {
-            variable: "GGML_RUST_NPU_TRACE",
-            value: path.display().to_string(),
-            reason: error.to_string(),
-            allowed: "a file that can be written".into(),
+        let wrong = |source| Error::TraceFile {
+            path: path.clone(),
+            source,
         };
         let mut out = BufWriter::new(File::create(&path).map_err(wrong)?);
         let what = if is_simulated {

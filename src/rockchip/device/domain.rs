@@ -89,9 +89,9 @@ impl Domains {
             };
             return Ok((memory, share));
         }
-        Err(Error::OutOfMemory {
-            call: "the NPU's address spaces",
-            bytes,
+        Err(Error::AddressSpace {
+            space: "the NPU's address space",
+            bytes: bytes as u64,
         })
     }
 
