@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use rknpu_ops::sim::Fault;
 
-use self::settings::{Refusal, Settings};
+use self::settings::{Refusal, Setting, Settings};
 use crate::error::{Error, Result};
 use crate::hexagon::caps::HexCaps;
 use crate::rockchip::caps::{self, RkCaps};
@@ -119,6 +119,15 @@ impl Config {
         chosen.is_none_or(|chosen| chosen.iter().any(|name| name.eq_ignore_ascii_case(device)))
     }
 
+    /// Returns what the settings file says about a chip.
+    ///
+    /// # Errors
+    /// `Config` if the settings file is invalid.
+    pub fn setting(&self, setting: Setting, chip: &str) -> Result<Option<usize>> {
+        let settings = self.settings.as_ref().map_err(Refusal::clone)?;
+        Ok(settings.get(setting, chip, !self.sim.is_empty()))
+    }
+
     /// Returns the fewest rows that a chip multiplies, from the environment, the settings file, or
     /// [`caps::MIN_M`].
     ///
@@ -128,8 +137,7 @@ impl Config {
         if let Some(rows) = self.min_m {
             return Ok(rows);
         }
-        let settings = self.settings.as_ref().map_err(Refusal::clone)?;
-        let rows = settings.min_m(chip, !self.sim.is_empty());
+        let rows = self.setting(Setting::MinM, chip)?;
         Ok(match rows {
             Some(rows @ 2..) if self.keep == Some(false) => {
                 log::warn!(
@@ -153,7 +161,7 @@ impl Config {
         let settings = self.settings.as_ref().map_err(Refusal::clone);
         let is_said = match self.min_m {
             Some(_) => true,
-            None => settings?.min_m(chip, is_simulated).is_some(),
+            None => settings?.get(Setting::MinM, chip, is_simulated).is_some(),
         };
         if is_said || is_simulated || self.keep == Some(false) {
             return self.min_m(chip);

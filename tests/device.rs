@@ -507,3 +507,47 @@ fn the_cores_that_are_left_compute_all_columns() {
         }
     }
 }
+
+/// A head of 151,936 columns took 13 calls of each core.
+#[test]
+fn wide_weights_take_few_calls_where_the_library_takes_them_and_are_right_where_it_does_not() {
+    for (caps, dtype) in [
+        (&caps::RK3588, PLAIN),
+        (&caps::RK3576, PLAIN),
+        (&caps::RK3588, DType::F16),
+    ] {
+        let cores = caps.cores.count();
+        // Two calls of a core, or eight.
+        let (k, n) = (64, 2 * 16_384 * cores);
+        let mut numbers = Numbers::new(35);
+        let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
+        let act = numbers.vec(3 * k);
+        let mut results = Vec::new();
+        let old = "2.3.0 (c949ad889d@2024-11-07T11:35:33)";
+        for (documented_limits, version, per_core) in
+            [(false, None, 2), (true, None, 8), (false, Some(old), 8)]
+        {
+            let usual = sim::Options::new(caps.soc).api_version;
+            let options = sim::Options {
+                documented_limits,
+                api_version: version.map_or(usual, str::to_owned),
+                ..sim::Options::new(caps.soc)
+            };
+            let (device, rknn) = device_with(options, caps).unwrap();
+            let buffer = packed(&device, &w, 0);
+            let runs = || rknn.stand_in().unwrap().calls("rknn_matmul_run");
+            let before = runs();
+            results.push(mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, 3, 1, 1]).unwrap());
+            // Three rows are one call for each block.
+            assert_eq!(
+                runs() - before,
+                (per_core * cores) as u64,
+                "{}",
+                caps.soc.name()
+            );
+        }
+        let want = reference::mul_mat(&act, &w.values, k);
+        assert!(reference::nmse(&results[0], &want) <= nmse_limit(dtype));
+        assert!(results[0] == results[1] && results[0] == results[2]);
+    }
+}

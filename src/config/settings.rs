@@ -4,6 +4,8 @@
 //! # everything behind a # is for people
 //! min_m.rk3588 = 5              multiplications of fewer rows are the CPU's
 //! min_m.rk3588.simulated = 2    the same, for the stand-in only
+//! k_max_int8.rk3588 = 4096      longer rows of INT8 weights are split into segments of K
+//! k_max_fp16.rk3588 = 2048      the same, of FP16 weights
 //! ```
 //!
 //! `GGML_RUST_NPU_CONFIG` names it; otherwise it is `ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 use super::values::MIN_M_MAX;
 use crate::error::Error;
 use crate::files::open_input;
-use crate::rockchip::caps;
+use crate::rockchip::caps::{self, RkCaps};
 
 /// Name of the file in the user's folder of settings.
 const FILE: &str = "ggml-rust-npu.conf";
@@ -45,11 +47,57 @@ impl From<Refusal> for Error {
     }
 }
 
+/// A number that the file sets for a chip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// The fewest rows that the chip multiplies.
+    MinM,
+    /// The largest K of an INT8 call.
+    KMaxInt8,
+    /// The largest K of an FP16 call.
+    KMaxFp16,
+}
+
+/// Step and least value of the largest K: a multiple of every tile.
+const K_STEP: usize = 256;
+
+impl Setting {
+    const ALL: [Self; 3] = [Self::MinM, Self::KMaxInt8, Self::KMaxFp16];
+
+    /// Returns the text before the chip.
+    fn word(self) -> &'static str {
+        match self {
+            Self::MinM => "min_m",
+            Self::KMaxInt8 => "k_max_int8",
+            Self::KMaxFp16 => "k_max_fp16",
+        }
+    }
+
+    /// Returns the value of a text.
+    ///
+    /// # Errors
+    /// What is allowed for the chip.
+    fn value(self, caps: &RkCaps, text: &str) -> Result<usize, String> {
+        let (first, last, step) = match self {
+            Self::MinM => (1, MIN_M_MAX, 1),
+            Self::KMaxInt8 => (K_STEP, caps.k_max_int8, K_STEP),
+            Self::KMaxFp16 => (K_STEP, caps.k_max_fp16, K_STEP),
+        };
+        let value = text.parse().ok();
+        let value = value
+            .filter(|value: &usize| (first..=last).contains(value) && value.is_multiple_of(step));
+        value.ok_or_else(|| match self {
+            Self::MinM => format!("rows: {first} (all on the NPU) to {last}"),
+            Self::KMaxInt8 | Self::KMaxFp16 => format!("multiples of {step} up to {last}"),
+        })
+    }
+}
+
 /// Content of the settings file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Chip, whether it is the stand-in, and the fewest rows that it multiplies.
-    min_m: Vec<(&'static str, bool, usize)>,
+    /// Setting, chip, whether it is the stand-in, and the value.
+    values: Vec<(Setting, &'static str, bool, usize)>,
 }
 
 impl Settings {
@@ -102,78 +150,78 @@ impl Settings {
         for (index, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
             if !line.is_empty() {
-                let (chip, simulated, rows) = min_m(line).map_err(|(reason, allowed)| {
-                    (format!("line {}: {reason}", index + 1), allowed)
-                })?;
-                if settings.min_m(chip, simulated).is_some() {
-                    let reason = format!(
-                        "line {}: {} is there twice",
-                        index + 1,
-                        key(chip, simulated)
-                    );
-                    return Err((reason, "one line for each chip".into()));
+                let value @ (setting, chip, simulated, _) =
+                    entry(line).map_err(|(reason, allowed)| {
+                        (format!("line {}: {reason}", index + 1), allowed)
+                    })?;
+                if settings.get(setting, chip, simulated).is_some() {
+                    let key = key(setting, chip, simulated);
+                    let reason = format!("line {}: {key} is there twice", index + 1);
+                    return Err((reason, "one line for each chip and setting".into()));
                 }
-                settings.min_m.push((chip, simulated, rows));
+                settings.values.push(value);
             }
         }
         Ok(settings)
     }
 
-    /// Returns the fewest rows that a chip, or its stand-in, multiplies.
+    /// Returns a setting of a chip, or of its stand-in.
     #[must_use]
-    pub fn min_m(&self, chip: &str, simulated: bool) -> Option<usize> {
-        let mut known = self.min_m.iter();
+    pub fn get(&self, setting: Setting, chip: &str, simulated: bool) -> Option<usize> {
+        let mut known = self.values.iter();
         known
-            .find(|(name, stand_in, _)| *name == chip && *stand_in == simulated)
-            .map(|(.., rows)| *rows)
+            .find(|(known, name, stand_in, _)| {
+                *known == setting && *name == chip && *stand_in == simulated
+            })
+            .map(|(.., value)| *value)
     }
 
-    /// Returns a file's text with a chip's fewest rows replaced; all other text is unchanged.
+    /// Returns a file's text with a setting of a chip replaced; all other text is unchanged.
     #[must_use]
-    pub fn with_min_m(text: &str, chip: &str, simulated: bool, rows: usize) -> String {
-        let key = key(chip, simulated);
+    pub fn with(text: &str, setting: Setting, chip: &str, simulated: bool, value: usize) -> String {
+        let key = key(setting, chip, simulated);
         let is_other = |line: &&str| line.split(['=', '#']).next().map(str::trim) != Some(&*key);
         let mut lines: Vec<String> = text.lines().filter(is_other).map(String::from).collect();
-        lines.push(format!("{key} = {rows}\n"));
+        lines.push(format!("{key} = {value}\n"));
         lines.join("\n")
     }
 }
 
-fn key(chip: &str, simulated: bool) -> String {
+fn key(setting: Setting, chip: &str, simulated: bool) -> String {
     let suffix = if simulated { ".simulated" } else { "" };
-    format!("min_m.{chip}{suffix}")
+    format!("{}.{chip}{suffix}", setting.word())
 }
 
-/// Returns the chip, whether it is the stand-in, and rows of a line.
-fn min_m(line: &str) -> Result<(&'static str, bool, usize), (String, String)> {
-    let form = || "min_m.<chip> = <rows>, min_m.<chip>.simulated = <rows>".to_owned();
-    let (key, value) = line
+/// Returns the setting, the chip, whether it is the stand-in, and the value of a line.
+fn entry(line: &str) -> Result<(Setting, &'static str, bool, usize), (String, String)> {
+    let form = || {
+        let forms = Setting::ALL.map(|setting| format!("{}.<chip> = <number>", setting.word()));
+        format!(
+            "{}, with .simulated after the chip for its stand-in",
+            forms.join(", ")
+        )
+    };
+    let (key, text) = line
         .split_once('=')
         .ok_or_else(|| (format!("{line:?} has no ="), form()))?;
-    let (key, value) = (key.trim(), value.trim());
-    let chip = key
-        .strip_prefix("min_m.")
-        .ok_or_else(|| (format!("{key:?} is no setting"), form()))?;
+    let (key, text) = (key.trim(), text.trim());
+    let known = key.split_once('.').and_then(|(word, chip)| {
+        let mut all = Setting::ALL.into_iter();
+        Some((all.find(|setting| setting.word() == word)?, chip))
+    });
+    let (setting, chip) = known.ok_or_else(|| (format!("{key:?} is no setting"), form()))?;
     let (chip, simulated) = match chip.strip_suffix(".simulated") {
         Some(chip) => (chip, true),
         None => (chip, false),
     };
-    let known = caps::by_name(chip).ok_or_else(|| {
+    let caps = caps::by_name(chip).ok_or_else(|| {
         let chips = caps::ALL.map(|caps| caps.soc.name()).join(", ");
         (format!("{chip:?} is no chip that has this setting"), chips)
     })?;
-    let rows = value
-        .parse()
-        .ok()
-        .filter(|rows| (1..=MIN_M_MAX).contains(rows));
-    let rows = rows.ok_or_else(|| {
-        let allowed = format!("1 (all on the NPU) to {MIN_M_MAX}");
-        (
-            format!("{key} is {value:?}, not such a number of rows"),
-            allowed,
-        )
-    })?;
-    Ok((known.soc.name(), simulated, rows))
+    let value = setting
+        .value(caps, text)
+        .map_err(|allowed| (format!("{key} is {text:?}, which it cannot be"), allowed))?;
+    Ok((setting, caps.soc.name(), simulated, value))
 }
 
 #[cfg(test)]
@@ -184,10 +232,33 @@ mod tests {
     fn a_chip_s_line_is_for_that_chip_and_not_for_its_stand_in() {
         let text = "# measured\n\nmin_m.rk3588 = 5 # with 4 threads\nmin_m.rk3576.simulated=2\n";
         let settings = Settings::parse(text).unwrap();
-        assert_eq!(settings.min_m("rk3588", false), Some(5));
-        assert_eq!(settings.min_m("rk3588", true), None);
-        assert_eq!(settings.min_m("rk3576", true), Some(2));
-        assert_eq!(settings.min_m("rk3566", false), None);
+        assert_eq!(settings.get(Setting::MinM, "rk3588", false), Some(5));
+        assert_eq!(settings.get(Setting::MinM, "rk3588", true), None);
+        assert_eq!(settings.get(Setting::MinM, "rk3576", true), Some(2));
+        assert_eq!(settings.get(Setting::MinM, "rk3566", false), None);
+    }
+
+    #[test]
+    fn settings_of_a_chip_are_apart() {
+        let text = "k_max_int8.rk3588 = 4096\nk_max_fp16.rk3588.simulated = 2048\nmin_m.rk3588 = 3";
+        let settings = Settings::parse(text).unwrap();
+        for (setting, simulated, want) in [
+            (Setting::KMaxInt8, false, Some(4096)),
+            (Setting::KMaxInt8, true, None),
+            (Setting::KMaxFp16, true, Some(2048)),
+            (Setting::MinM, false, Some(3)),
+        ] {
+            assert_eq!(
+                settings.get(setting, "rk3588", simulated),
+                want,
+                "{setting:?}"
+            );
+        }
+        let text = Settings::with(text, Setting::KMaxInt8, "rk3588", false, 2048);
+        assert!(
+            text.contains("min_m.rk3588 = 3") && !text.contains("4096"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -201,6 +272,12 @@ mod tests {
             ("min_m.rk3588 = 65537", ["65537", "65536"]),
             ("min_m.rk3588 = few", ["few", "rows"]),
             ("min_m.rk3588 = 1\nmin_m.rk3588 = 2", ["line 2", "twice"]),
+            (
+                "k_max_int8.rk3588 = 4000",
+                ["4000", "multiples of 256 up to 8192"],
+            ),
+            ("k_max_int8.rk3576 = 8192", ["8192", "up to 4096"]),
+            ("k_max_fp16.rk3588 = 0", ["\"0\"", "up to 4096"]),
         ] {
             let (reason, allowed) = Settings::parse(text).unwrap_err();
             let said = format!("{reason}: {allowed}");
@@ -211,17 +288,19 @@ mod tests {
     #[test]
     fn a_new_number_takes_the_place_of_the_old_one() {
         let text = "# mine\nmin_m.rk3588 = 5 # old\nmin_m.rk3588.simulated = 9";
-        let text = Settings::with_min_m(text, "rk3588", false, 7);
+        let text = Settings::with(text, Setting::MinM, "rk3588", false, 7);
         assert_eq!(
             text,
             "# mine\nmin_m.rk3588.simulated = 9\nmin_m.rk3588 = 7\n"
         );
         assert_eq!(
-            Settings::parse(&text).unwrap().min_m("rk3588", false),
+            Settings::parse(&text)
+                .unwrap()
+                .get(Setting::MinM, "rk3588", false),
             Some(7)
         );
         assert_eq!(
-            Settings::with_min_m("", "rk3566", true, 1),
+            Settings::with("", Setting::MinM, "rk3566", true, 1),
             "min_m.rk3566.simulated = 1\n"
         );
     }

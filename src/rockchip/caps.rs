@@ -182,8 +182,11 @@ pub struct RkCaps {
     pub k_max_int8: usize,
     /// Largest K of one FP16 call.
     pub k_max_fp16: usize,
-    /// Largest N of one call.
+    /// Largest N of one call according to the documentation.
     pub n_max: usize,
+    /// Largest N of one INT8 or FP16 call with libraries that take more than [`Self::n_max`]. The
+    /// library is asked when the device opens.
+    pub n_wide: usize,
     /// The arithmetic for INT4 weights, if there is one.
     pub int4: Option<Precision>,
     /// The arithmetic for INT4 weights with FP16 activations, if there is one.
@@ -215,6 +218,18 @@ const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 // SOURCE: RKNN SDK User Guide 2.3.0 §3.5 for N <= 4096. K: INT8 weights longer than 8192 (RK3576:
 // 4096) are stored in pieces, so longer rows are split here; FP16 beyond 4096 collapses on RK3588
 // (unimatrix099's measurements) and is split everywhere; RK356x takes at most 10240 of either.
+/// Largest N of one call of RK3588 and RK3576 with librknnrt 2.3.2. It makes 4 calls of a core's
+/// share of 151,936 columns, which takes 13 with N = 4096, and leaves M at 128
+/// ([`MAX_RESULTS`]): with fewer rows, reading the weights would take longer than computing.
+// SOURCE: unimatrix099's fork of rk-llama.cpp ran N = 87392 in INT8 and 32768 in FP16.
+const N_WIDE: usize = 16384;
+
+/// Oldest librknnrt that is asked for calls of [`N_WIDE`] columns: the one that ran them.
+pub const MIN_RKNNRT_WIDE: (u32, u32, u32) = (2, 3, 2);
+
+/// Most results of one call: those of the documented largest N with 512 rows.
+pub const MAX_RESULTS: usize = 512 * 4096;
+
 /// RK3588 and RK3588S.
 pub const RK3588: RkCaps = RkCaps {
     soc: Soc::Rk3588,
@@ -223,6 +238,7 @@ pub const RK3588: RkCaps = RkCaps {
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
+    n_wide: N_WIDE,
     int4: Some(Precision::Int4),
     int4_fp16: None,
     cost: THREE_CORES,
@@ -243,6 +259,7 @@ pub const RK3576: RkCaps = RkCaps {
     k_max_int8: 4096,
     k_max_fp16: 4096,
     n_max: 4096,
+    n_wide: N_WIDE,
     int4: Some(Precision::Int4Int8),
     int4_fp16: Some(Precision::Int4Fp16),
     cost: TWO_CORES,
@@ -256,6 +273,7 @@ pub const RK3562: RkCaps = RkCaps {
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
+    n_wide: 4096,
     int4: None,
     int4_fp16: None,
     cost: ONE_CORE,
@@ -269,6 +287,7 @@ pub const RK3566: RkCaps = RkCaps {
     k_max_int8: 8192,
     k_max_fp16: 4096,
     n_max: 4096,
+    n_wide: 4096,
     int4: None,
     int4_fp16: None,
     cost: ONE_CORE,

@@ -93,7 +93,7 @@ impl RkNpu {
         if driver::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
             domains.limit(1);
         }
-        let caps = geometry::learn(&rknn, caps, precisions)?;
+        let caps = geometry::learn(&rknn, caps, precisions, driver::version(&versions.0))?;
         let threads = threads(caps.cores.count(), rknn.stand_in().is_some());
         let threads = Pool::new(threads, "rknpu", cpus).map_err(|source| Error::Thread {
             device: "the Rockchip NPU".into(),

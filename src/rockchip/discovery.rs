@@ -12,6 +12,7 @@ use super::driver::{Rknn, lock, process};
 use super::plan::Target;
 use crate::backend::{Absence, Discovery};
 use crate::config::rules::Choice;
+use crate::config::settings::Setting;
 use crate::config::{Config, SimChip};
 use crate::error::{Error, Result};
 
@@ -115,7 +116,7 @@ pub fn target(caps: &'static RkCaps, config: &Config) -> Result<Target> {
         }
     }
     Ok(Target {
-        caps: with_cores(caps, config)?,
+        caps: with_segments(with_cores(caps, config)?, config)?,
         rules: config.rules.clone(),
         calibration: config.calibration,
         min_m: config.min_m(caps.soc.name())?,
@@ -140,6 +141,26 @@ fn with_cores(caps: &'static RkCaps, config: &Config) -> Result<&'static RkCaps>
     }
     // Once for each device, and devices are never given back.
     Ok(Box::leak(Box::new(RkCaps { cores, ..*caps })))
+}
+
+/// Returns the chip with the segments of K that `ggml-npu bench` found faster.
+fn with_segments(caps: &'static RkCaps, config: &Config) -> Result<&'static RkCaps> {
+    let chip = caps.soc.name();
+    let at_most = |setting, k_max| {
+        let wish = config.setting(setting, chip)?;
+        Ok::<_, Error>(wish.unwrap_or(k_max).min(k_max))
+    };
+    let k_max_int8 = at_most(Setting::KMaxInt8, caps.k_max_int8)?;
+    let k_max_fp16 = at_most(Setting::KMaxFp16, caps.k_max_fp16)?;
+    if (k_max_int8, k_max_fp16) == (caps.k_max_int8, caps.k_max_fp16) {
+        return Ok(caps);
+    }
+    // Once for each device, and devices are never given back.
+    Ok(Box::leak(Box::new(RkCaps {
+        k_max_int8,
+        k_max_fp16,
+        ..*caps
+    })))
 }
 
 pub(super) fn chip_of_this_machine() -> Option<&'static RkCaps> {

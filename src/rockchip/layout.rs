@@ -107,7 +107,12 @@ impl WeightLayout {
         let segment_k = k.div_ceil(segments).next_multiple_of(native.k_align);
         let n_align = native.n_align;
         let per_core = n.div_ceil(n_align).div_ceil(caps.cores.count()) * n_align;
-        let chunks_per_core = per_core.div_ceil(caps.n_max);
+        let n_max = if precision.is_int4() {
+            caps.n_max
+        } else {
+            caps.n_wide
+        };
+        let chunks_per_core = per_core.div_ceil(n_max);
         let chunk_n = per_core.div_ceil(chunks_per_core).next_multiple_of(n_align);
         Some(Self {
             precision,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::Args as ClapArgs;
 use ggml_rust_npu::backend::{self, Absent, Device};
 use ggml_rust_npu::config::Config;
-use ggml_rust_npu::config::settings::Settings;
+use ggml_rust_npu::config::settings::{Setting, Settings};
 use ggml_rust_npu::rockchip;
 
 use self::cpu::Time;
@@ -25,6 +25,7 @@ mod cpu;
 mod multiply;
 mod plot;
 mod report;
+mod segment;
 
 /// Time multiplications on each device
 ///
@@ -36,6 +37,11 @@ mod report;
 ///
 ///   test-backend-ops perf -b CPU -o MUL_MAT > cpu.txt
 ///   ggml-npu bench --cpu cpu.txt --write-config
+///
+/// A Rockchip NPU computes long K in segments. Shorter ones than the largest possible may be
+/// faster, which depends on the version of the library:
+///
+///   ggml-npu bench --segments --rows 1,128 --shapes 8192x4096 --write-config
 ///
 /// Times of a simulated device are those of its stand-in on this CPU, and say nothing of
 /// the chip.
@@ -67,11 +73,15 @@ pub struct BenchArgs {
     types: Vec<Format>,
     /// Output of `test-backend-ops perf -b CPU -o MUL_MAT` on this machine. Its sizes of the given
     /// types are timed, too
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "measured")]
     cpu: Option<PathBuf>,
-    /// Have the backend leave multiplications to the CPU that are faster there: written to the file
-    /// of settings
-    #[arg(long, requires = "cpu")]
+    /// Only time how a Rockchip NPU splits long K: for each largest K of a call, the time of the
+    /// given sizes in INT8 and FP16, as a part of that with the chip's own largest K
+    #[arg(long, group = "measured", conflicts_with_all = ["csv", "json", "png", "types"])]
+    segments: bool,
+    /// Have the backend use what was found, by writing it to the file of settings: with --cpu the M
+    /// below which the CPU is faster, with --segments the fastest largest K
+    #[arg(long, requires = "measured")]
     write_config: bool,
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
@@ -137,6 +147,10 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
         inputs.output(output)?;
     }
     let points = points(args, &times)?;
+    if args.segments {
+        let rows: Vec<usize> = args.m.iter().map(|m| *m as usize).collect();
+        return segment::run(&config, &args.shapes, &rows, settings.as_deref());
+    }
     let found = backend::find_devices(&config);
     let mut messages: Vec<String> = found.absent.iter().map(Absent::to_string).collect();
     messages.extend(devices::messages());
@@ -326,7 +340,8 @@ fn write_config(
         true => Files::default().text(path)?,
         false => String::new(),
     };
-    let text = Settings::with_min_m(&old, chip, device.is_simulated(), found.min_m);
+    let simulated = device.is_simulated();
+    let text = Settings::with(&old, Setting::MinM, chip, simulated, found.min_m);
     files::write(path, text.as_bytes())?;
     let what = if device.is_simulated() {
         " (simulated)"

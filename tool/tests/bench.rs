@@ -286,3 +286,62 @@ fn what_is_wrong_is_one_clear_error() {
     assert_eq!(output.status.code(), Some(3));
     assert!(text(&output.stderr).contains("RKNPU0 is left out"));
 }
+
+/// The planner uses the segments that the file names, and results stay right: `bench` checks them.
+#[test]
+fn segments_of_k_are_timed_and_the_planner_uses_the_ones_that_are_written() {
+    use ggml_rust_npu::rockchip::caps::RK3588;
+    use ggml_rust_npu::rockchip::discovery::target;
+    let folder = folder("tool_bench_segments");
+    let conf = folder.join("segments.conf");
+    std::fs::write(
+        &conf,
+        "min_m.rk3588 = 7 # mine\nk_max_fp16.rk3588.simulated = 256\n",
+    )
+    .unwrap();
+    let sizes = ["--rows", "1,3", "--shapes", "2080x64,1056x96"];
+    let args = [&["--segments"], &sizes[..], &["--write-config"]].concat();
+    let output = bench("rk3588", &conf, &args);
+    let table = done(&output);
+    assert!(table.starts_with("rk3588 (simulated): "), "{table}");
+    for arithmetic in ["INT8 K=8192: 1.00\n", "FP16 K=4096: 1.00\n"] {
+        assert!(table.contains(arithmetic), "{table}");
+    }
+    for timed in [
+        "INT8 K=1024: ",
+        "INT8 K=2048: ",
+        "FP16 K=1024: ",
+        "FP16 K=2048: ",
+    ] {
+        assert!(table.contains(timed), "{table}");
+    }
+    assert!(
+        !table.contains("INT8 K=4096: "),
+        "no size is longer: {table}"
+    );
+    let text = std::fs::read_to_string(&conf).unwrap();
+    assert!(text.contains("min_m.rk3588 = 7 # mine\n"), "{text}");
+    assert!(!text.contains("= 256"), "{text}");
+    // What the planner makes of such a file.
+    let planned = |chips: &str, text: &str| {
+        std::fs::write(&conf, text).unwrap();
+        let config = Config::from_lookup(|name| match name {
+            "GGML_RUST_NPU_CONFIG" => Some(conf.display().to_string()),
+            "GGML_RUST_NPU_SIM" => Some(chips.into()),
+            _ => None,
+        });
+        let caps = target(&RK3588, &config.unwrap()).unwrap().caps;
+        (caps.k_max_int8, caps.k_max_fp16)
+    };
+    assert_eq!(planned("rk3588", &text).1 % 1024, 0);
+    let both = "k_max_int8.rk3588.simulated = 1024\nk_max_fp16.rk3588 = 2048\n";
+    assert_eq!(planned("rk3588", both), (1024, 4096));
+    assert_eq!(planned("", both), (8192, 2048));
+    // A run with such segments is right, too.
+    std::fs::write(&conf, both).unwrap();
+    done(&bench(
+        "rk3588",
+        &conf,
+        &[&sizes[..], &["--types", "q8_0,f16"]].concat(),
+    ));
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rknpu_ops::ffi::MatmulInfo;
 
 use crate::error::Result;
-use crate::rockchip::caps::{Precision, RkCaps};
+use crate::rockchip::caps::{self, Precision, RkCaps};
 use crate::rockchip::driver::{Context, Rknn};
 
 /// Tiles of B that some version of the library has on some chip: columns and elements of K.
@@ -26,6 +26,7 @@ pub(super) fn learn(
     rknn: &Arc<Rknn>,
     caps: &'static RkCaps,
     precisions: &[Precision],
+    library: (u32, u32, u32),
 ) -> Result<&'static RkCaps> {
     let mut tiles = caps.tiles.to_vec();
     for &precision in precisions {
@@ -48,12 +49,42 @@ pub(super) fn learn(
         tiles.retain(|(known, _)| *known != precision);
         tiles.push((precision, (gn, gk)));
     }
-    if tiles == caps.tiles {
+    let tiles: &'static _ = if tiles == caps.tiles {
+        caps.tiles
+    } else {
+        tiles.leak()
+    };
+    let learned = RkCaps { tiles, ..*caps };
+    let n_wide = if library < caps::MIN_RKNNRT_WIDE {
+        caps.n_max
+    } else {
+        widest(rknn, &learned, precisions)
+    };
+    if learned.tiles == caps.tiles && n_wide == caps.n_wide {
         return Ok(caps);
     }
     // Once for each device, and devices are never given back.
-    Ok(Box::leak(Box::new(RkCaps {
-        tiles: tiles.leak(),
-        ..*caps
-    })))
+    Ok(Box::leak(Box::new(RkCaps { n_wide, ..learned })))
+}
+
+/// Returns the largest N of an INT8 or FP16 call: more than the documented one if the library takes
+/// it, and lays it out as expected.
+fn widest(rknn: &Arc<Rknn>, caps: &RkCaps, precisions: &[Precision]) -> usize {
+    if caps.n_wide <= caps.n_max {
+        return caps.n_max;
+    }
+    let size = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
+    let m = size(caps::MAX_RESULTS / caps.n_wide);
+    for &precision in precisions.iter().filter(|precision| !precision.is_int4()) {
+        let Some(native) = caps.native(precision) else {
+            continue;
+        };
+        let info = MatmulInfo::native(precision.matmul_type(), m, K, size(caps.n_wide));
+        let checked = Context::new(rknn, info, None).and_then(|context| context.expect(&native));
+        if let Err(error) = checked {
+            log::info!("{precision:?}: N is at most {}: {error}", caps.n_max);
+            return caps.n_max;
+        }
+    }
+    caps.n_wide
 }

@@ -2,7 +2,7 @@
 //! over several calls. A power of two that the device computes wrong is left out, and other ones
 //! are used for its rows.
 
-use crate::rockchip::caps::CallCost;
+use crate::rockchip::caps::{CallCost, MAX_RESULTS};
 use crate::rockchip::layout::WeightLayout;
 
 /// Largest M of one call.
@@ -47,6 +47,14 @@ impl Buckets {
         bucket.is_power_of_two() && self.bits & bit(bucket) != 0
     }
 
+    /// Returns those of at most `most`.
+    fn up_to(self, most: usize) -> Self {
+        let largest = most.clamp(1, M_BUCKET_MAX).ilog2();
+        Self {
+            bits: self.bits & ((2 << largest) - 1),
+        }
+    }
+
     /// Returns the smallest M that takes `rows`.
     fn at_least(self, rows: usize) -> Option<usize> {
         (0..=M_BUCKET_MAX.ilog2())
@@ -87,7 +95,7 @@ impl Bucketing {
         let elements = (layout.segment_k * layout.chunk_n) as f32;
         let rows = layout.precision.rows() as f32;
         Self {
-            buckets,
+            buckets: buckets.up_to(MAX_RESULTS / layout.chunk_n),
             call_ns: cost.call_ns,
             weights_ns: layout.block_bytes() as f32 / cost.bytes_per_ns,
             row_ns: 2.0 * elements * rows / cost.ops_per_ns(layout.precision),
@@ -228,8 +236,31 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_wide_chunks_have_few_rows() {
+        let caps = &crate::rockchip::caps::RK3588;
+        for (n, chunk_n, most) in [
+            (12_288, 4096, 512),
+            (14_336, 4800, 256),
+            (151_936, 12_672, 128),
+        ] {
+            let layout = WeightLayout::new(caps, Some(Choice::Int8), DType::F16, [4096, n, 1, 1]);
+            let layout = layout.unwrap();
+            assert_eq!(layout.chunk_n, chunk_n, "{n}");
+            let costs = Bucketing::new(&caps.cost, &layout, Buckets::ALL);
+            for m in 1..1100 {
+                let pieces: Vec<_> = costs.pieces(m).collect();
+                assert!(pieces.iter().all(|piece| piece.bucket <= most), "{n} {m}");
+                assert_eq!(pieces.iter().map(|piece| piece.rows).sum::<usize>(), m);
+            }
+            assert_eq!(buckets(costs, 512)[0], most);
+        }
+    }
+
+    #[test]
     fn never_worse_by_the_table_than_all_padded_or_all_split() {
-        for costs in tables() {
+        // Wide chunks have no calls of 512 rows.
+        let all = |costs: &Bucketing| costs.buckets == Buckets::ALL;
+        for costs in tables().into_iter().filter(all) {
             for m in 1..1100 {
                 let mut padded = vec![M_BUCKET_MAX; m / M_BUCKET_MAX];
                 let mut split = padded.clone();

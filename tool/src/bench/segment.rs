@@ -1,0 +1,149 @@
+//! Segments of K: with which largest K of a call a Rockchip NPU multiplies fastest.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ggml_rust_npu::backend::Device;
+use ggml_rust_npu::config::Config;
+use ggml_rust_npu::config::settings::{Setting, Settings};
+use ggml_rust_npu::rockchip::caps::RkCaps;
+use ggml_rust_npu::rockchip::plan::Target;
+use ggml_rust_npu::rockchip::{RkDevice, discovery};
+
+use super::SizeArg;
+use super::multiply::{Refused, TimedWeights};
+use crate::files::Files;
+use crate::quantize::Format;
+use crate::text::{print, say};
+use crate::{NO_DEVICE, ToolError, files};
+
+/// Largest K of a call, beside the chip's own.
+const CANDIDATES: [usize; 3] = [1024, 2048, 4096];
+
+/// Another K than the chip's own is chosen if it takes at most this part of the time.
+const WORTH: f64 = 0.98;
+
+/// An arithmetic whose segments are timed.
+struct Arithmetic {
+    setting: Setting,
+    name: &'static str,
+    format: Format,
+    of: fn(&mut RkCaps) -> &mut usize,
+}
+
+const ARITHMETICS: [Arithmetic; 2] = [
+    Arithmetic {
+        setting: Setting::KMaxInt8,
+        name: "INT8",
+        format: Format::Q8_0,
+        of: |caps| &mut caps.k_max_int8,
+    },
+    Arithmetic {
+        setting: Setting::KMaxFp16,
+        name: "FP16",
+        format: Format::F16,
+        of: |caps| &mut caps.k_max_fp16,
+    },
+];
+
+/// Times each candidate on the shapes whose K is longer, and writes the fastest one to the file of
+/// settings at `path`, if there is one.
+///
+/// # Errors
+/// Text for the user.
+pub(super) fn run(
+    config: &Config,
+    shapes: &[SizeArg],
+    rows: &[usize],
+    path: Option<&Path>,
+) -> Result<ExitCode, ToolError> {
+    let Some((caps, simulated)) = discovery::chip(config) else {
+        say("no Rockchip NPU can be used, and others have no segments of K");
+        return Ok(ExitCode::from(NO_DEVICE));
+    };
+    let rknn = discovery::open(caps, simulated, config)?;
+    let chip = caps.soc.name();
+    let suffix = if simulated { " (simulated)" } else { "" };
+    let mut text =
+        format!("{chip}{suffix}: time for each largest K of a call, of the chip's own\n");
+    for arithmetic in &ARITHMETICS {
+        let mut sizes = *caps;
+        let own = *(arithmetic.of)(&mut sizes);
+        let longest = shapes.iter().map(|SizeArg([k, _])| *k).max().unwrap_or(0);
+        let time = |k_max: usize| {
+            let target = discovery::target(caps, config)?;
+            let mut sized = *target.caps;
+            *(arithmetic.of)(&mut sized) = k_max;
+            // A few of them, in a program that ends soon.
+            let target = Target {
+                caps: Box::leak(Box::new(sized)),
+                ..target
+            };
+            let device = RkDevice::start(Arc::clone(&rknn), target)?;
+            times(
+                &(Arc::new(device) as Arc<dyn Device>),
+                arithmetic.format,
+                shapes,
+                rows,
+            )
+        };
+        let of_own = time(own)?;
+        let mut best = (own, WORTH);
+        text += &format!("{} K={own}: 1.00\n", arithmetic.name);
+        for k_max in CANDIDATES
+            .into_iter()
+            .filter(|k_max| *k_max < own.min(longest))
+        {
+            let ratios = time(k_max)?.into_iter().zip(&of_own);
+            let ratios = ratios.map(|(time, own)| time.as_secs_f64() / own.as_secs_f64());
+            let mean = ratios.sum::<f64>() / of_own.len().max(1) as f64;
+            text += &format!("{} K={k_max}: {mean:.2}\n", arithmetic.name);
+            if mean < best.1 {
+                best = (k_max, mean);
+            }
+        }
+        if let Some(path) = path {
+            let old = match path.exists() {
+                true => Files::default().text(path)?,
+                false => String::new(),
+            };
+            let new = Settings::with(&old, arithmetic.setting, chip, simulated, best.0);
+            files::write(path, new.as_bytes())?;
+            text += &format!(
+                "{} K={} written to {}\n",
+                arithmetic.name,
+                best.0,
+                path.display()
+            );
+        }
+    }
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the least time of each shape and number of rows.
+fn times(
+    device: &Arc<dyn Device>,
+    format: Format,
+    shapes: &[SizeArg],
+    rows: &[usize],
+) -> Result<Vec<Duration>, ToolError> {
+    let mut all = Vec::new();
+    for SizeArg([k, n]) in shapes {
+        let points = TimedWeights::new(device, format, *k, *n).and_then(|weights| {
+            rows.iter()
+                .map(|m| weights.time(*m))
+                .collect::<Result<Vec<_>, _>>()
+        });
+        match points {
+            Ok(points) => all.extend(points),
+            Err(Refused::NotIts) => {
+                return Err(format!("{} does not take K={k}, N={n}", device.name()).into());
+            }
+            Err(Refused::Failed(failure)) => return Err(failure),
+        }
+    }
+    Ok(all)
+}
