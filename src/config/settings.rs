@@ -76,7 +76,7 @@ impl Setting {
     /// Returns the value of a text.
     ///
     /// # Errors
-    /// What is allowed for the chip.
+    /// The allowed values for the chip.
     fn value(self, caps: &RkCaps, text: &str) -> Result<usize, String> {
         let (first, last, step) = match self {
             Self::MinM => (1, MIN_M_MAX, 1),

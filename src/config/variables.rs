@@ -26,7 +26,7 @@ pub struct Variable {
     pub allowed: fn() -> String,
     /// The value if the variable is not set, in Markdown.
     pub default: fn() -> String,
-    /// What it does, in Markdown.
+    /// Its effect, in Markdown.
     pub meaning: &'static str,
 }
 
