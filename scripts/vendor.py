@@ -114,8 +114,8 @@ class Loop:
         """The command and the environment of a program above libcdsprpc with an NPU of one architecture."""
         folders = [str(vendor_parts.dsp_library(name)) for name in LIBRARIES.get(arch, [arch])]
         # Strict: a qfloat value that is copied or stored becomes NaN.
-        env = cpu_env(HVX_QFLOAT="strict", LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process), LOOP_ARCH=f"0x{arch[1:]}",
-                      DSP_LIBRARY_PATH=";".join(folders),
+        env = cpu_env(HVX_QFLOAT="strict", LOOP_QEMU=str(self.emulator), LOOP_LOADER=str(self.process),
+                      LOOP_ARCH=f"0x{arch[1:]}", DSP_LIBRARY_PATH=";".join(folders),
                       GGML_RUST_NPU_CDSPRPC_LIB=str(self.host.library), OMP_WAIT_POLICY="passive", **settings)
         command, env = self.host.command(args, env)
         return [str(part) for part in command], env

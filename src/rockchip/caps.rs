@@ -224,7 +224,7 @@ const UPPER_FOUR: &[usize] = &[4, 5, 6, 7];
 // SOURCE: unimatrix099's fork of rk-llama.cpp ran N = 87392 in INT8 and 32768 in FP16.
 const N_WIDE: usize = 16384;
 
-/// Oldest librknnrt that is asked for calls of [`N_WIDE`] columns: the one that ran them.
+/// Oldest librknnrt that is asked for calls of 16,384 columns: the one that ran them.
 pub const MIN_RKNNRT_WIDE: (u32, u32, u32) = (2, 3, 2);
 
 /// Most results of one call: those of the documented largest N with 512 rows.
