@@ -77,7 +77,7 @@ pub struct BenchArgs {
     cpu: Option<PathBuf>,
     /// Only time how a Rockchip NPU splits long K: for each largest K of a call, the time of the
     /// given sizes in INT8 and FP16, as a part of that with the chip's own largest K
-    #[arg(long, group = "measured", conflicts_with_all = ["csv", "json", "png", "types"])]
+    #[arg(long, group = "measured", conflicts_with_all = ["csv", "json", "svg", "types"])]
     segments: bool,
     /// Have the backend use what was found, by writing it to the file of settings: with --cpu the M
     /// below which the CPU is faster, with --segments the fastest largest K
