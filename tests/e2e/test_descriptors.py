@@ -16,9 +16,10 @@ class Descriptors(Case):
                 for line in errors:
                     self.assertIn(f"all {limit} file descriptors", line)
                 named += bool(errors)
-                # Without errors of ours, it is llama.cpp that could not open its model: no memory for the NPU was asked.
+                # Without errors of ours, it is llama.cpp that could not open its model: no memory for the NPU was asked. Its
+                # logger may lose the last line when the program ends.
                 if not errors and done.code != 0:
-                    self.assertIn("failed to load model", done.log)
+                    self.assertRegex(done.log, "failed to load model|Too many open files")
                 # One for each graph: that of the warm-up, whose failure llama.cpp passes over, and the prompt's.
                 self.assertLessEqual(len(errors), 2)
         self.assertGreater(named, 0, "no limit was too low")
