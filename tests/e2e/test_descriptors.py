@@ -16,10 +16,10 @@ class Descriptors(Case):
                 for line in errors:
                     self.assertIn(f"all {limit} file descriptors", line)
                 named += bool(errors)
-                # Without errors of ours, it is llama.cpp that could not open its model: no memory for the NPU was asked. Its
-                # logger may lose the last line when the program ends.
+                # Without errors of ours, it is llama.cpp that could not open its model: no memory for the NPU was asked. On a
+                # busy machine its logger loses the line that says so when the program ends, so the exit code has to do.
                 if not errors and done.code != 0:
-                    self.assertRegex(done.log, "failed to load model|Too many open files")
+                    self.assertEqual(done.code, 1, done.log)
                 # One for each graph: that of the warm-up, whose failure llama.cpp passes over, and the prompt's.
                 self.assertLessEqual(len(errors), 2)
         self.assertGreater(named, 0, "no limit was too low")
