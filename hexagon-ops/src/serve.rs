@@ -32,7 +32,7 @@
 //! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 22 [`DOT_ROWS`]: the field that is wrong |
 //! | [`STATUS_MAP_FAILED`] | 1 [`MAP_SIZE`], 2 [`MAP_FULL`], 3 [`MAP_REFUSED`] |
 //! | [`STATUS_NO_VTCM`] | KiB that would be needed |
-//! | [`STATUS_FAULT`] | 1 [`FAULT_OUTSIDE_VTCM`], 2 [`FAULT_DEEP`], 3 [`FAULT_OVERFLOW`] |
+//! | [`STATUS_FAULT`] | 1 [`FAULT_OUTSIDE_VTCM`], 2 [`FAULT_DEEP`], 3 [`FAULT_OVERFLOW`], 4 [`FAULT_DMA`] |
 //!
 //! [`describe`] returns their meaning in words.
 
@@ -43,7 +43,7 @@ mod matmul;
 mod platform;
 mod region;
 mod ring;
-mod tensor;
+mod tensor_op;
 mod work;
 
 use core::ops::DerefMut;
@@ -68,7 +68,7 @@ pub use detail::*;
 use matmul::MAX_CHOICES;
 pub use platform::Platform;
 use ring::{Corrupt, Ring};
-pub use tensor::accepts;
+pub use tensor_op::accepts;
 use work::{Submission, Work};
 
 /// Time that the loop waits for a free completion slot, microseconds. No host thread is off its core

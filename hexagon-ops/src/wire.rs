@@ -40,14 +40,14 @@
 
 mod call;
 mod operation;
-mod tensor;
+mod tensor_op;
 
 use bytemuck::{Pod, Zeroable};
 
 pub use call::*;
 pub(crate) use operation::operations;
 pub use operation::*;
-pub use tensor::*;
+pub use tensor_op::*;
 
 /// First word of the header: the characters `NPU1`.
 pub const MAGIC: u32 = 0x3155_504e;
@@ -89,7 +89,7 @@ pub const MAX_SLOTS: u32 = 1 << 16;
 /// First line of the ring.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Header {
+pub struct RingHeader {
     /// [`MAGIC`].
     pub magic: u32,
     /// [`VERSION`].

@@ -8,7 +8,7 @@ use common::{Rng, Weights, nmse};
 use hexagon_ops::error::Error;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{Line, MatrixLayout, Tile, WeightType};
-use hexagon_ops::ops::matmul::{ExpertMatMul, GemmPlan, Machine, MatMul, Rows};
+use hexagon_ops::ops::matmul::{ExpertMatMul, GemmPlan, Machine, MatMul, RowStarts};
 use hexagon_ops::rt::Engine;
 
 /// A machine's parts, for borrowing.
@@ -89,9 +89,9 @@ fn check(parts: &mut Parts, weight: WeightType, shape: (usize, usize, usize), rn
         m,
         dot_rows: 2,
         act: &act,
-        act_rows: Rows::Strided(act_stride),
+        act_rows: RowStarts::Strided(act_stride),
         dst: &mut dst,
-        dst_rows: Rows::Strided(dst_stride),
+        dst_rows: RowStarts::Strided(dst_stride),
         epilogue: None,
     };
     let threads = parts.engine.threads();
@@ -181,9 +181,9 @@ fn one_panel_larger_than_a_step_still_fits() {
         m: 1,
         dot_rows: 2,
         act: &act,
-        act_rows: Rows::Strided(0),
+        act_rows: RowStarts::Strided(0),
         dst: &mut dst,
-        dst_rows: Rows::Strided(0),
+        dst_rows: RowStarts::Strided(0),
         epilogue: None,
     };
     assert!(matches!(
@@ -209,9 +209,9 @@ fn listed_rows_are_gathered_and_scattered() {
                 m: starts.len(),
                 dot_rows: 2,
                 act: &act,
-                act_rows: Rows::Listed(&act_rows),
+                act_rows: RowStarts::Listed(&act_rows),
                 dst: &mut dst,
-                dst_rows: Rows::Listed(&dst_rows),
+                dst_rows: RowStarts::Listed(&dst_rows),
                 epilogue: None,
             };
             job.run(parts.machine()).unwrap();
@@ -305,9 +305,9 @@ fn activations_of_any_magnitude_pass_the_matrix_unit() {
         m: scales.len(),
         dot_rows: 2,
         act: &act,
-        act_rows: Rows::Strided(128),
+        act_rows: RowStarts::Strided(128),
         dst: &mut dst,
-        dst_rows: Rows::Strided(32),
+        dst_rows: RowStarts::Strided(32),
         epilogue: None,
     };
     job.run(parts.machine()).unwrap();
@@ -329,7 +329,7 @@ fn wrong_lengths_are_refused() {
     let mut rng = Rng::new();
     let mut parts = Parts::new(1, 64);
     let w = Weights::random(WeightType::Q4_0, 32, 32, &mut rng);
-    let mut run = |weights: usize, act: usize, dst: usize, rows: Rows<'_>| {
+    let mut run = |weights: usize, act: usize, dst: usize, rows: RowStarts<'_>| {
         let (act, mut dst) = (vec![0.0; act], vec![0.0; dst]);
         let job = MatMul {
             layout: w.layout,
@@ -337,7 +337,7 @@ fn wrong_lengths_are_refused() {
             m: 2,
             dot_rows: 2,
             act: &act,
-            act_rows: Rows::Strided(32),
+            act_rows: RowStarts::Strided(32),
             dst: &mut dst,
             dst_rows: rows,
             epilogue: None,
@@ -346,29 +346,29 @@ fn wrong_lengths_are_refused() {
     };
     let lines = w.lines.len();
     let length = |what, have, want| Err(Error::Length { what, have, want });
-    assert_eq!(run(lines, 64, 64, Rows::Strided(32)), Ok(()));
+    assert_eq!(run(lines, 64, 64, RowStarts::Strided(32)), Ok(()));
     assert_eq!(
-        run(lines - 1, 64, 64, Rows::Strided(32)),
+        run(lines - 1, 64, 64, RowStarts::Strided(32)),
         length("weight lines", lines - 1, lines)
     );
     assert_eq!(
-        run(lines, 63, 64, Rows::Strided(32)),
+        run(lines, 63, 64, RowStarts::Strided(32)),
         length("activations", 63, 64)
     );
     assert_eq!(
-        run(lines, 64, 63, Rows::Strided(32)),
+        run(lines, 64, 63, RowStarts::Strided(32)),
         length("results", 63, 64)
     );
     assert_eq!(
-        run(lines, 64, 64, Rows::Listed(&[0])),
+        run(lines, 64, 64, RowStarts::Listed(&[0])),
         length("results", 1, 2)
     );
     assert_eq!(
-        run(lines, 64, 64, Rows::Listed(&[0, usize::MAX])),
+        run(lines, 64, 64, RowStarts::Listed(&[0, usize::MAX])),
         length("results", 64, usize::MAX)
     );
     assert_eq!(
-        run(lines, 64, 64, Rows::Strided(16)),
+        run(lines, 64, 64, RowStarts::Strided(16)),
         Err(Error::Overlap {
             first: 0,
             second: 16,
@@ -397,9 +397,9 @@ fn host_speed() {
                     m,
                     dot_rows: 2,
                     act: &act,
-                    act_rows: Rows::Strided(576),
+                    act_rows: RowStarts::Strided(576),
                     dst: &mut dst,
-                    dst_rows: Rows::Strided(1536),
+                    dst_rows: RowStarts::Strided(1536),
                     epilogue: None,
                 };
                 job.run(parts.machine()).unwrap();

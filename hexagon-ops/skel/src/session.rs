@@ -44,14 +44,14 @@ static STAGE: AtomicU32 = AtomicU32::new(FREE);
 
 type Loop = Server<Dsp, &'static mut [Tile], &'static mut State>;
 
-/// A place that is used by one thread at a time.
-struct Place<T>(UnsafeCell<T>);
+/// A value that one thread at a time uses.
+struct SingleThread<T>(UnsafeCell<T>);
 
 // SAFETY: `STAGE` admits one thread at a time to the content.
-unsafe impl<T> Sync for Place<T> {}
+unsafe impl<T> Sync for SingleThread<T> {}
 
-static SERVER: Place<Option<Loop>> = Place(UnsafeCell::new(None));
-static STATE: Place<State> = Place(UnsafeCell::new(State::new()));
+static SERVER: SingleThread<Option<Loop>> = SingleThread(UnsafeCell::new(None));
+static STATE: SingleThread<State> = SingleThread(UnsafeCell::new(State::new()));
 
 /// Takes the session if it is in `stage`.
 fn take(stage: u32) -> bool {

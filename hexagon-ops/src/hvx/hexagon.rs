@@ -166,19 +166,6 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     }
 }
 
-/// Copies as many elements as both have: by vectors, without a call of `memcpy`, because the pieces
-/// are short.
-#[inline(always)]
-pub fn copy_f32(to: &mut [f32], from: &[f32]) {
-    let ((to, to_rest), (from, rest)) = (to.as_chunks_mut::<32>(), from.as_chunks::<32>());
-    for (to, from) in to.iter_mut().zip(from) {
-        store_f32(to, load_f32(from));
-    }
-    for (to, from) in to_rest.iter_mut().zip(rest) {
-        *to = *from;
-    }
-}
-
 /// Copies as many lines as both have, a packet each.
 #[inline(always)]
 pub fn copy(to: &mut [Line], from: &[Line]) {

@@ -56,13 +56,6 @@ pub fn store_f32(to: &mut [f32; 32], v: Vector) {
     *to = cast(v);
 }
 
-/// Copies as many elements as both have.
-#[inline(always)]
-pub fn copy_f32(to: &mut [f32], from: &[f32]) {
-    let count = to.len().min(from.len());
-    to[..count].copy_from_slice(&from[..count]);
-}
-
 /// Copies as many lines as both have.
 #[inline(always)]
 pub fn copy(to: &mut [Line], from: &[Line]) {

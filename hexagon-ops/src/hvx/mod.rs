@@ -53,6 +53,37 @@ pub fn splat_f32(value: f32) -> Vector {
     splat_w(value.to_bits().cast_signed())
 }
 
+/// Copies as many elements as both have: by vectors, without a call of `memcpy`, because the pieces
+/// are short.
+#[inline(always)]
+pub fn copy_f32(to: &mut [f32], from: &[f32]) {
+    let count = to.len().min(from.len());
+    let (to, to_rest) = to[..count].as_chunks_mut();
+    let (from, rest) = from[..count].as_chunks();
+    for (to, from) in to.iter_mut().zip(from) {
+        store_f32(to, load_f32(from));
+    }
+    for (to, from) in to_rest.iter_mut().zip(rest) {
+        *to = *from;
+    }
+}
+
+/// Returns the larger ones of `largest` and the magnitudes of f16, as bits: these have the order of
+/// magnitudes, with infinity and NaN after all numbers.
+#[must_use]
+#[inline(always)]
+pub fn larger_f16(largest: Vector, elems: Vector) -> Vector {
+    max_h(largest, and(elems, splat_h(0x7fff)))
+}
+
+/// Returns the larger ones of `largest` and the magnitudes of f32, as bits: these have the order of
+/// magnitudes, with infinity and NaN after all numbers.
+#[must_use]
+#[inline(always)]
+pub fn larger_f32(largest: Vector, elems: Vector) -> Vector {
+    max_w(largest, and(elems, splat_w(0x7fff_ffff)))
+}
+
 /// An entry point with its arguments, for [`widest`].
 ///
 /// `run` and every function with vectors that it calls must be `inline(always)`: only inlined code

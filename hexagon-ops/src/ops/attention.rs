@@ -15,9 +15,11 @@
 //!
 //! Query heads that share a head of keys and values are rows of one pass (`Job::head`), as are
 //! successive queries. Scores of hidden positions are `HIDDEN`, a finite number, so that infinities
-//! never meet: a row with only hidden positions becomes zeros, as in ggml.
+//! never meet: a row with only hidden positions becomes zeros, as in ggml. The result of a row that
+//! is not finite, or that sees a key or a value that is not, is NaN (`exception`).
 
 mod dot;
+mod exception;
 mod kv;
 mod merge;
 mod table;

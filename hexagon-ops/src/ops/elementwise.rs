@@ -32,16 +32,41 @@ impl hvx::Kernel for MapRow<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
-        let [a_chunk, b_chunk, out, _] = self.chunks;
+        let [a_chunk, b_chunk, out_chunk, _] = self.chunks;
         let n = self.row.len();
-        for start in (0..n).step_by(CHUNK) {
-            let len = CHUNK.min(n - start);
+        // Without gaps, the whole row is one chunk, and nothing is copied.
+        let dense = match [0, 1].map(|i| dense(self.src[i], &self.row, self.shift[i])) {
+            [Some(a), Some(b)] if self.row.floats().is_some() => Some((a, b)),
+            _ => None,
+        };
+        let step = if dense.is_some() { n } else { CHUNK };
+        for start in (0..n).step_by(step.max(1)) {
+            let len = step.min(n - start);
             let range = |shift: usize| start + shift..start + shift + len;
-            let a = self.src[0].read(&self.row, range(self.shift[0]), a_chunk);
-            let b = self.src[1].read(&self.row, range(self.shift[1]), b_chunk);
-            self.f.map(a, b, out);
-            self.row.write(start, &out[..len]);
+            let (a, b) = dense.unwrap_or_else(|| {
+                (
+                    self.src[0].read(&self.row, range(self.shift[0]), a_chunk),
+                    self.src[1].read(&self.row, range(self.shift[1]), b_chunk),
+                )
+            });
+            let place = dense.and_then(|_| self.row.floats());
+            let is_in_place = place.is_some();
+            self.f.map(a, b, place.unwrap_or(&mut out_chunk[..]));
+            if !is_in_place {
+                self.row.write(start, &out_chunk[..len]);
+            }
         }
+    }
+}
+
+/// Returns the elements of a source that a row needs, if they are f32 without gaps and apart from the
+/// result; none of a source that does not exist.
+#[inline(always)]
+fn dense<'a>(source: &Source<'a>, row: &Row<'_>, shift: usize) -> Option<&'a [f32]> {
+    match source {
+        Source::Apart(view) => view.floats(row.at)?.get(shift..shift + row.len()),
+        Source::InPlace => None,
+        Source::None => Some(&[]),
     }
 }
 

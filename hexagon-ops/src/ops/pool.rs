@@ -19,7 +19,7 @@ const LARGEST: u32 = 1 << 24;
 
 /// Parameters of [`pool`]; arrays are for width and height.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct Pooling {
     /// `true` for the mean, `false` for the largest.
     pub is_mean: bool,
     /// `true` if a mean counts only elements inside the plane.
@@ -32,7 +32,7 @@ pub struct Pool {
     pub pad: [i32; 2],
 }
 
-impl Pool {
+impl Pooling {
     /// Returns the coordinate of element `k` of the window at position `o`; `None` unless it is
     /// below `count`.
     #[inline(always)]
@@ -46,7 +46,7 @@ impl Pool {
 
 /// Writes one row of [`pool`].
 struct PoolRow<'a> {
-    params: Pool,
+    params: Pooling,
     row: Row<'a>,
     view: &'a View<'a>,
 }
@@ -107,7 +107,7 @@ impl hvx::Kernel for PoolRow<'_> {
 /// # Errors
 /// `Operand` unless the source is f32, the result is a float with its dimensions 2 and 3, and
 /// parameters are in range.
-pub fn pool(engine: &Engine, params: Pool, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+pub fn pool(engine: &Engine, params: Pooling, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let types = view.shape.dtype == Type::F32 && dst.shape.dtype.is_float();
     let small = |values: [u32; 2]| values.iter().all(|value| (1..LARGEST).contains(value));

@@ -3,7 +3,7 @@
 use super::elementwise::{Binary, Glu, Unary};
 use super::im2col::{Im2col, im2col};
 use super::place::{Band, Pad};
-use super::pool::{Pool, pool};
+use super::pool::{Pooling, pool};
 use super::rows::{Norm, Order, Rope, SoftMax};
 use super::tensor::{Source, ViewMut};
 use super::{copy, elementwise, place, plain_matmul, rows};
@@ -54,7 +54,7 @@ pub enum Op {
     /// A sequence: its first element, and the step to the next one.
     Ramp(f32, f32),
     /// The largest or the mean of windows.
-    Pool(Pool),
+    Pool(Pooling),
     /// Windows of an image as rows.
     Im2col(Im2col),
     /// The source plus rows by number.

@@ -210,6 +210,14 @@ impl Row<'_> {
         convert::write(self.shape, self.bytes, k, elems);
     }
 
+    /// Returns the elements, if they are f32 without gaps.
+    pub fn floats(&mut self) -> Option<&mut [f32]> {
+        if self.shape.dtype != Type::F32 || !self.shape.has_dense_rows() {
+            return None;
+        }
+        bytemuck::try_cast_slice_mut(self.bytes).ok()
+    }
+
     /// Returns the elements of a row of i32 without gaps.
     ///
     /// # Errors

@@ -6,11 +6,11 @@
 //! can keep them apart.
 //!
 //! ```text
-//! Table ──lend──> Buffers ──bind──────> Bound     an operand: its buffer and bytes, resolved once
+//! Table ──lend──> LentBuffers ──bind──> Bound     an operand: its buffer and bytes, resolved once
 //!                         ──operands──> Operands ──slices──> &mut [u8], &[u8]
 //! ```
 //!
-//! [`Buffers`] checks the operands that a command names: number and bounds, and that the result
+//! [`LentBuffers`] checks the operands that a command names: number and bounds, and that the result
 //! shares no byte with a source. It borrows the whole table, so no buffer is unmapped or handed out
 //! twice while a command runs.
 
@@ -161,8 +161,8 @@ impl Table {
     }
 
     /// Lends all buffers to one command.
-    pub fn lend(&mut self) -> Buffers<'_> {
-        Buffers {
+    pub fn lend(&mut self) -> LentBuffers<'_> {
+        LentBuffers {
             buffers: &self.buffers,
         }
     }
@@ -171,11 +171,11 @@ impl Table {
 /// The buffers as one command has them. A [`Table`] lends them to one command at a time. Neither
 /// this value nor the [`Operands`] that it becomes can be copied, so each byte is handed out once.
 #[derive(Debug)]
-pub struct Buffers<'a> {
+pub struct LentBuffers<'a> {
     buffers: &'a [Option<Mapped>],
 }
 
-impl<'a> Buffers<'a> {
+impl<'a> LentBuffers<'a> {
     /// Resolves `bytes` bytes at `offset` of a buffer.
     ///
     /// # Errors
@@ -310,7 +310,7 @@ impl PartialEq for Bound<'_> {
 /// The result of a command, and sources that share no byte with it.
 #[derive(Debug)]
 pub struct Operands<'a, const N: usize> {
-    buffers: Buffers<'a>,
+    buffers: LentBuffers<'a>,
     dst: Bound<'a>,
     src: [Option<Bound<'a>>; N],
 }

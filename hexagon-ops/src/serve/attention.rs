@@ -3,7 +3,7 @@
 
 use super::Platform;
 use super::detail::{Failure, OPERAND, RESERVED};
-use super::tensor::{bind, shape_of};
+use super::tensor_op::{bind, shape_of};
 use crate::ops::attention::{self, Attention, ExpTable, Sources};
 use crate::ops::matmul::Machine;
 use crate::ops::tensor::{View, ViewMut};

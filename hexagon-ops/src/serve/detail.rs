@@ -63,6 +63,8 @@ pub const FAULT_OUTSIDE_VTCM: u32 = 1;
 pub const FAULT_DEEP: u32 = 2;
 /// [`STATUS_FAULT`]: a result left FP16's range.
 pub const FAULT_OVERFLOW: u32 = 3;
+/// [`STATUS_FAULT`]: the DMA engine did not finish a copy.
+pub const FAULT_DMA: u32 = 4;
 
 impl Failure {
     /// Returns the failure of a command that contradicts itself, or names something that does not
@@ -70,6 +72,14 @@ impl Failure {
     pub(super) const fn bad(detail: u32) -> Self {
         Self {
             status: STATUS_BAD_COMMAND,
+            detail,
+        }
+    }
+
+    /// Returns the failure of a hardware unit.
+    pub(super) const fn fault(detail: u32) -> Self {
+        Self {
+            status: STATUS_FAULT,
             detail,
         }
     }
@@ -102,14 +112,11 @@ impl From<Error> for Failure {
                 status: STATUS_NO_VTCM,
                 detail: u32::try_from(need_bytes.div_ceil(1024)).unwrap_or(u32::MAX),
             },
-            Error::Fault(fault) => Self {
-                status: STATUS_FAULT,
-                detail: match fault {
-                    Fault::OutsideVtcm => FAULT_OUTSIDE_VTCM,
-                    Fault::Deep { .. } => FAULT_DEEP,
-                    Fault::Overflow => FAULT_OVERFLOW,
-                },
-            },
+            Error::Fault(fault) => Self::fault(match fault {
+                Fault::OutsideVtcm => FAULT_OUTSIDE_VTCM,
+                Fault::Deep { .. } => FAULT_DEEP,
+                Fault::Overflow => FAULT_OVERFLOW,
+            }),
             Error::Index { what: "expert", .. } => Self::bad(EXPERT),
             Error::Index { what: "row", .. } => Self::bad(ROW),
             Error::Operand => Self::bad(OPERAND),
@@ -162,13 +169,14 @@ impl fmt::Display for Described {
             }
             STATUS_NO_VTCM => write!(f, "{detail} KiB of VTCM are needed, and there is less"),
             STATUS_FAULT => {
-                let text = match detail {
-                    FAULT_OUTSIDE_VTCM => Some("an operand lies outside VTCM"),
-                    FAULT_DEEP => Some("a multiply has no or too many tiles"),
-                    FAULT_OVERFLOW => Some("a result left FP16's range"),
-                    _ => None,
+                let (unit, text) = match detail {
+                    FAULT_OUTSIDE_VTCM => ("matrix unit", "an operand lies outside VTCM"),
+                    FAULT_DEEP => ("matrix unit", "a multiply has no or too many tiles"),
+                    FAULT_OVERFLOW => ("matrix unit", "a result left FP16's range"),
+                    FAULT_DMA => ("DMA engine", "a copy did not finish"),
+                    _ => ("hardware unit", "unknown detail"),
                 };
-                write!(f, "matrix unit ({detail}): {}", known(text))
+                write!(f, "{unit} ({detail}): {text}")
             }
             _ => write!(f, "unknown status {status} ({detail})"),
         }

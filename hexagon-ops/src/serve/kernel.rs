@@ -5,7 +5,7 @@ use crate::ops::Op;
 use crate::ops::elementwise::{Binary, Glu, Unary};
 use crate::ops::im2col::{Im2col, Image};
 use crate::ops::place::{Band, Pad};
-use crate::ops::pool::Pool;
+use crate::ops::pool::Pooling;
 use crate::ops::rows::{Norm, Order, Rope, RopePairs, SectionOrder, Sections, SoftMax};
 use crate::wire::{self, TensorOp, operations};
 
@@ -144,8 +144,8 @@ fn window(p: Params<'_>) -> Result<[usize; 3], Failure> {
 }
 
 /// Decodes the parameters of POOL_1D, as ggml stores them.
-fn pool_1d(p: Params<'_>) -> Result<Pool, Failure> {
-    Ok(Pool {
+fn pool_1d(p: Params<'_>) -> Result<Pooling, Failure> {
+    Ok(Pooling {
         is_mean: is_mean(p.word(0))?,
         counts_inside: true,
         size: [p.word(1), 1],
@@ -155,8 +155,8 @@ fn pool_1d(p: Params<'_>) -> Result<Pool, Failure> {
 }
 
 /// Decodes the parameters of POOL_2D, as ggml stores them.
-fn pool_2d(p: Params<'_>) -> Result<Pool, Failure> {
-    Ok(Pool {
+fn pool_2d(p: Params<'_>) -> Result<Pooling, Failure> {
+    Ok(Pooling {
         is_mean: is_mean(p.word(0))?,
         counts_inside: false,
         size: [p.word(1), p.word(2)],

@@ -6,13 +6,13 @@ use bytemuck::{Pod, Zeroable};
 use super::detail::{
     self, ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS,
 };
-use super::region::{Region, Strided};
+use super::region::{BoundRows, Strided};
 use super::{Platform, Scratch};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, WeightType};
 use crate::ops::matmul::{
-    Combine, DOT_ROWS, Epilogue, ExpertMatMul, Machine, MatMul, Prepared, Rows,
+    Combine, DOT_ROWS, Epilogue, ExpertMatMul, Machine, MatMul, Prepared, RowStarts,
 };
-use crate::rt::memory::{Bound, Buffers, Span, Table};
+use crate::rt::memory::{Bound, LentBuffers, Span, Table};
 use crate::wire::{self, Plain};
 
 /// Maximum number of elements along K. With more, a row of tiles fits in no VTCM, and sizes could
@@ -41,7 +41,7 @@ impl ResidentActs {
     }
 
     /// Returns `true` if `act` are the activations.
-    fn is(&self, act: &Region<'_>) -> bool {
+    fn is(&self, act: &BoundRows<'_>) -> bool {
         self.span == act.bound.span() && self.rows == act.rows
     }
 }
@@ -56,7 +56,7 @@ struct BoundWeights<'a> {
 /// Checks the weights of a command and resolves their buffer.
 fn weights<'a>(
     weights: &wire::Weights,
-    buffers: &Buffers<'a>,
+    buffers: &LentBuffers<'a>,
 ) -> Result<BoundWeights<'a>, Failure> {
     let weight = WeightType::ALL
         .into_iter()
@@ -100,14 +100,14 @@ struct Combined<'a> {
     f: Combine,
     is_swapped: bool,
     /// The other operand; `None` if it is the memory of the results.
-    other: Option<Region<'a>>,
+    other: Option<BoundRows<'a>>,
 }
 
 /// Checks the epilogue of a command whose results lie at `dst`.
 fn epilogue<'a>(
     body: &wire::MatMul,
-    dst: &Region<'a>,
-    buffers: &Buffers<'a>,
+    dst: &BoundRows<'a>,
+    buffers: &LentBuffers<'a>,
 ) -> Result<Option<Combined<'a>>, Failure> {
     let wire::Epilogue {
         kernel,
@@ -131,7 +131,7 @@ fn epilogue<'a>(
     if (body.planes, body.weights.slices) != ([1, 1], [1, 1]) {
         return Err(Failure::bad(PLANES));
     }
-    let other = Region::new(other, body.weights.n, [body.m, 1, 1], buffers)?;
+    let other = BoundRows::new(other, body.weights.n, [body.m, 1, 1], buffers)?;
     let other = Some(other).filter(|other| other != dst);
     Ok(Some(Combined {
         f,
@@ -174,9 +174,9 @@ pub(super) fn mul_mat(
         return Ok(());
     }
     let counts = [body.m, body.planes[0], body.planes[1]];
-    let dst = Region::new(&body.dst, body.weights.n, counts, &buffers)?;
+    let dst = BoundRows::new(&body.dst, body.weights.n, counts, &buffers)?;
     dst.rows.disjoint()?;
-    let act = Region::new(&body.act, body.weights.k, counts, &buffers)?;
+    let act = BoundRows::new(&body.act, body.weights.k, counts, &buffers)?;
     let combined = epilogue(body, &dst, &buffers)?;
     let other = combined.and_then(|combined| combined.other);
     let sources = [
@@ -290,7 +290,7 @@ fn planes(
                     other: operands.other.zip(combined.other).map(|(elems, other)| {
                         let stride = other.rows.strides[0];
                         let elems = elems.get(m0 * stride..).unwrap_or_default();
-                        (elems, Rows::Strided(stride))
+                        (elems, RowStarts::Strided(stride))
                     }),
                 });
                 let product = MatMul {
@@ -299,9 +299,9 @@ fn planes(
                     m: MAX_ROWS.min(m - m0),
                     dot_rows,
                     act: operands.act.get(act_at..).unwrap_or_default(),
-                    act_rows: Rows::Strided(steps[0]),
+                    act_rows: RowStarts::Strided(steps[0]),
                     dst: operands.dst.get_mut(dst_at..).unwrap_or_default(),
-                    dst_rows: Rows::Strided(steps[1]),
+                    dst_rows: RowStarts::Strided(steps[1]),
                     epilogue,
                 };
                 resident = product.run_after(resident, machine.reborrow())?;
@@ -337,11 +337,11 @@ pub(super) fn mul_mat_id(
     }
     let tokens = size(body.tokens)?;
     let counts = [body.slots, body.tokens, 1];
-    let dst = Region::new(&body.dst, body.weights.n, counts, &buffers)?;
+    let dst = BoundRows::new(&body.dst, body.weights.n, counts, &buffers)?;
     dst.rows.disjoint()?;
     let counts = [body.act_slots, body.tokens, 1];
-    let act = Region::new(&body.act, body.weights.k, counts, &buffers)?;
-    let ids = Region::new(&body.ids, body.slots, [body.tokens, 1, 1], &buffers)?;
+    let act = BoundRows::new(&body.act, body.weights.k, counts, &buffers)?;
+    let ids = BoundRows::new(&body.ids, body.slots, [body.tokens, 1, 1], &buffers)?;
     // Choices share no memory with results either, although they are read before results are written.
     let sources = [w.bound, act.bound, ids.bound].map(Some);
     let mut operands = buffers.operands(dst.bound, sources)?;

@@ -5,7 +5,7 @@ use core::ops::Range;
 use super::Platform;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, RESERVED, ROWS};
 use crate::layout::LINE_BYTES;
-use crate::rt::memory::{Bound, Buffers, Mapped};
+use crate::rt::memory::{Bound, LentBuffers, Mapped};
 use crate::wire::Plain;
 
 /// Bytes of an element.
@@ -24,19 +24,19 @@ pub(super) struct Strided {
 
 /// Rows that lie in their buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Region<'a> {
+pub(super) struct BoundRows<'a> {
     /// The bytes from the first element to the last.
     pub(super) bound: Bound<'a>,
     pub(super) rows: Strided,
 }
 
-impl<'a> Region<'a> {
+impl<'a> BoundRows<'a> {
     /// Resolves `plain`, whose rows have `row` elements and whose dimensions have `counts` indices, none of them 0.
     pub(super) fn new(
         plain: &Plain,
         row: u32,
         counts: [u32; 3],
-        buffers: &Buffers<'a>,
+        buffers: &LentBuffers<'a>,
     ) -> Result<Self, Failure> {
         if plain.reserved != 0 {
             return Err(Failure::bad(RESERVED));

@@ -2,7 +2,7 @@
 
 use crate::rt::shared::Shared;
 use crate::wire::{
-    COLLECTED, COMPLETED, Command, Completion, Header, MAGIC, PROGRESS, PUBLISHED, RingLayout,
+    COLLECTED, COMPLETED, Command, Completion, MAGIC, PROGRESS, PUBLISHED, RingHeader, RingLayout,
     STATE, TAKEN, VERSION, WISH, WISH_CLOSE, WISH_SERVE,
 };
 
@@ -32,7 +32,7 @@ impl Ring {
         if shared.bytes() < RingLayout::new(1).map_or(0, RingLayout::bytes) {
             return Err(Corrupt);
         }
-        let header: Header = shared.read(0);
+        let header: RingHeader = shared.read(0);
         let layout = RingLayout::new(header.slots).ok_or(Corrupt)?;
         let known = header.magic == MAGIC && header.version == VERSION && header.reserved == 0;
         if !known || shared.bytes() < layout.bytes() {

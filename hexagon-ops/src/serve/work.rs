@@ -1,9 +1,9 @@
 //! Execution of commands one after another: each is matched with its submission, then executed or
 //! skipped, and a fence is answered.
 
-use super::detail::{FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
+use super::detail::{FAULT_DMA, FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
 use super::ring::Ring;
-use super::{COLLECT_US, Platform, State, Stop, attention, matmul, tensor};
+use super::{COLLECT_US, Platform, State, Stop, attention, matmul, tensor_op};
 use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::ops::matmul::Machine;
@@ -104,7 +104,10 @@ impl<P: Platform> Work<'_, P> {
     /// Executes a command by `run` unless an earlier one of the submission has failed, and counts it.
     fn execute_counted(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Failure>) {
         if self.state.submission.failure.is_none() {
-            let result = run(self);
+            let mut result = run(self);
+            if self.engine.is_stuck() {
+                result = Err(Failure::fault(FAULT_DMA));
+            }
             let submission = &mut self.state.submission;
             match result {
                 Ok(()) => submission.done = submission.done.saturating_add(1),
@@ -206,7 +209,7 @@ impl<P: Platform> Work<'_, P> {
             OP_TENSOR => {
                 let body: TensorOp = body(command)?;
                 let memory = &mut self.state.memory;
-                let written = tensor::tensor_op(&body, memory, self.platform, self.engine)?;
+                let written = tensor_op::tensor_op(&body, memory, self.platform, self.engine)?;
                 self.state.resident =
                     resident.filter(|acts| !written.is_some_and(|span| acts.is_changed_by(span)));
                 Ok(())
@@ -264,11 +267,19 @@ impl<P: Platform> Work<'_, P> {
 
 /// Returns the body of a command, and refuses a command without zeros after it.
 fn body<B: Body>(command: &Command) -> Result<B, Failure> {
-    let rest = &command.body[size_of::<B>()..];
-    if rest.iter().any(|byte| *byte != 0) {
+    if !is_zero(&command.body[size_of::<B>()..]) {
         return Err(Failure::bad(RESERVED));
     }
     Ok(command.body())
+}
+
+/// Returns `true` if all bytes are zero; eight at a time, because this is part of each command.
+pub(super) fn is_zero(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let words = words
+        .iter()
+        .fold(0, |all, word| all | u64::from_le_bytes(*word));
+    words == 0 && rest.iter().all(|byte| *byte == 0)
 }
 
 /// Refuses a reserved field that is not zero.

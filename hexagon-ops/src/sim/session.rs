@@ -264,7 +264,7 @@ impl Sessions {
         inside.handles -= 1;
         let lost = inside.lost;
         if inside.handles == 0 {
-            // The process ends with its last module, and its mappings with it.
+            // Closing the last module ends the DSP's process, which ends its mappings.
             inside.announced.clear();
             inside.used_bytes = 0;
             inside.lost = false;

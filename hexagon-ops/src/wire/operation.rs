@@ -263,7 +263,7 @@ macro_rules! declare {
             /// ```
             #[must_use]
             pub fn from_name(name: &[u8]) -> Option<Self> {
-                // The compiler makes a search by length and content of this.
+                // The compiler turns this match into a search by length and content.
                 match core::str::from_utf8(name).ok()? {
                     $($command_name => Some(Self::$command),)*
                     $($($name => Some(Self::$op),)*)*

@@ -13,7 +13,7 @@ use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
 use hexagon_ops::wire::{
-    COLLECTED, COMPLETED, Command, Completion, FENCE, Header, Info, MAGIC, Map, PUBLISHED,
+    COLLECTED, COMPLETED, Command, Completion, FENCE, Info, MAGIC, Map, PUBLISHED, RingHeader,
     RingLayout, Serve, Start, TAKEN, VERSION,
 };
 
@@ -170,7 +170,7 @@ impl Host {
         let memory = Memory::new(layout.bytes());
         memory.put(
             0,
-            &[Header {
+            &[RingHeader {
                 magic: MAGIC,
                 version: VERSION,
                 slots,

@@ -3,8 +3,8 @@
 use hexagon_ops::rt::invoke::Call;
 use hexagon_ops::serve::{self, SEQUENCE};
 use hexagon_ops::wire::{
-    COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, ERROR_VERSION, FENCE, Header, Info,
-    MAGIC, METHOD_SERVE, METHOD_START, Nop, PUBLISHED, STATE, STATE_CLOSED, STATE_PARKED,
+    COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, ERROR_VERSION, FENCE, Info, MAGIC,
+    METHOD_SERVE, METHOD_START, Nop, PUBLISHED, RingHeader, STATE, STATE_CLOSED, STATE_PARKED,
     STATUS_BAD_COMMAND, STATUS_OK, Serve, Start, TAKEN, Unmap, VERSION, WISH, WISH_CLOSE,
 };
 
@@ -178,26 +178,26 @@ fn a_platform_that_gives_up_ends_the_call() {
 
 #[test]
 fn wrong_headers_are_no_rings() {
-    let good = Header {
+    let good = RingHeader {
         magic: MAGIC,
         version: VERSION,
         slots: 16,
         reserved: 0,
     };
     let wrong = [
-        Header { magic: 0, ..good },
-        Header {
+        RingHeader { magic: 0, ..good },
+        RingHeader {
             version: VERSION + 1,
             ..good
         },
-        Header { slots: 0, ..good },
-        Header { slots: 15, ..good },
-        Header { slots: 32, ..good },
-        Header {
+        RingHeader { slots: 0, ..good },
+        RingHeader { slots: 15, ..good },
+        RingHeader { slots: 32, ..good },
+        RingHeader {
             slots: 1 << 31,
             ..good
         },
-        Header {
+        RingHeader {
             reserved: 1,
             ..good
         },

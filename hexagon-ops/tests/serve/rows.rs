@@ -413,6 +413,21 @@ fn rope_turns_pairs_by_their_positions() {
     }
 }
 
+/// llama.cpp asks so where the factors of a model's frequencies go, before it knows the rotation.
+#[test]
+fn a_rotation_of_no_dimensions_copies_its_rows() {
+    let mut rng = Rng::new();
+    let mut bench = Bench::new();
+    let ne = [64, 2, 3, 1];
+    let src = Case::random(F, ne, GAPS, 2.0, &mut rng);
+    let positions = Case::of(TYPE_I32, [ne[2], 1, 1, 1], DENSE, || 7.0);
+    let factors = Case::of(F, [32, 1, 1, 1], DENSE, || rng.unit() + 2.0);
+    let mut dst = Case::zeros(F, ne, DENSE);
+    dst.values = indices(ne).map(|at| src.value(at)).collect();
+    let op = (KERNEL_ROPE, [0; 16]);
+    bench.check(op, &dst, &[src, positions, factors], false, 0.0);
+}
+
 /// A tensor without gaps.
 fn dense(buffer: u32, dtype: u32, step: u64, ne: [u32; 4]) -> Tensor {
     let [n0, n1, n2, _] = ne.map(u64::from);

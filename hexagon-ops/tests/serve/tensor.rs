@@ -152,6 +152,17 @@ impl Tensor {
         self.values[((i3 * n2 + i2) * n1 + i1) * n0 + i0]
     }
 
+    /// Stores `x` at `at`, for blocks as the scale, and leaves `values` as they are.
+    pub fn poison(&mut self, at: [usize; 4], x: f32) {
+        let [n0, n1, n2, _] = self.ne;
+        let byte = self.at(((at[3] * n2 + at[2]) * n1 + at[1]) * n0 + at[0]);
+        let bytes = match self.wire.dtype {
+            wire::TYPE_F32 => x.to_le_bytes().to_vec(),
+            _ => f16::from_f32(x).to_le_bytes().to_vec(),
+        };
+        self.bytes[byte..byte + bytes.len()].copy_from_slice(&bytes);
+    }
+
     /// Values that bytes of this tensor's form hold.
     fn decode(&self, bytes: &[u8]) -> Vec<f32> {
         let decode = |index: usize| {

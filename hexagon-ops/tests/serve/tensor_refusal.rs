@@ -116,7 +116,6 @@ fn wrong_parameters_and_operands_of_rope_are_refused() {
             }),
             (serve::OPERAND, "dimensions", |b| b.params[1] = 66),
             (serve::OPERAND, "odd dimensions", |b| b.params[1] = 33),
-            (serve::OPERAND, "no dimensions", |b| b.params[1] = 0),
             (serve::OPERAND, "negative dimensions", |b| {
                 b.params[1] = u32::MAX
             }),

@@ -14,9 +14,8 @@ use hexagon_ops::ffi::{
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::sim::{self, HostCache, Machine, Options};
 use hexagon_ops::wire::{
-    COLLECTED, COMPLETED, Command, Completion, FENCE, Header, Info, MAGIC, METHOD_SERVE,
-    METHOD_START, Map, PUBLISHED, RingLayout, STACK_BYTES, STATE, Serve, Start, TAKEN, VERSION,
-    WISH,
+    COLLECTED, COMPLETED, Command, Completion, FENCE, Info, MAGIC, METHOD_SERVE, METHOD_START, Map,
+    PUBLISHED, RingHeader, RingLayout, STACK_BYTES, STATE, Serve, Start, TAKEN, VERSION, WISH,
 };
 
 pub const SLOTS: u32 = 16;
@@ -220,7 +219,7 @@ impl Session {
         let shared = unsafe { Shared::new(ring.base, ring.bytes) }.unwrap();
         shared.write(
             0,
-            &Header {
+            &RingHeader {
                 magic: MAGIC,
                 version: VERSION,
                 slots: SLOTS,

@@ -42,6 +42,7 @@ static inline uint32_t scalars_handles(uint32_t scalars) {
 // Rules that the DSP process obeys, bits of `control.rules`.
 #define RULE_VOTES 1u       // no power for the matrix unit
 #define RULE_WHOLE_PAGES 2u // HAP_mmap takes nothing else
+#define RULE_DMA_STUCK 4u   // the DMA engine runs forever at its second copy
 
 // Buffers that the host has mapped for the DSP: the descriptor as the host
 // names it, and the one that the kernel holds. An entry of 0 bytes is free.

@@ -8,15 +8,20 @@
 //!   for each row: cap, mask, maximum, exp
 //!   values to f32
 //!   for each row, for each 32 elements: values weighted and added
+//! a second time if a query, key or value was not finite, with zeros for those
 //! ```
 //!
 //! Each line is a separate kernel: they share little, and compilers do badly on one long function.
 
 use core::ops::Range;
 
+use super::exception::{clear_lines, is_finite, sees, spoil};
 use super::{HIDDEN, Job, LANES, NOTHING, hide, merge, parts, tail};
 use crate::error::{Error, Result};
-use crate::hvx::{self, Accumulator, add_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32};
+use crate::hvx::{
+    self, Accumulator, Vector, add_f32, larger_f32, max_f32, max_w, mul_f32, splat_f32, splat_w,
+    sub_f32,
+};
 use crate::layout::{LINE_BYTES, Line};
 use crate::ops::fold::Products;
 use crate::ops::math;
@@ -150,7 +155,7 @@ pub(super) fn batch(
             let (split, rest) = (pass % plan.splits, pass / plan.splits);
             let (block, kv_head) = (rest % blocks, rest / blocks);
             let rows = block * plan.rows..(job.group * count).min((block + 1) * plan.rows);
-            let pass = Pass {
+            let mut pass = Pass {
                 job,
                 stream,
                 first,
@@ -160,7 +165,9 @@ pub(super) fn batch(
                 results,
                 scratch: &mut *task.scratch,
             };
-            pass.run();
+            if !pass.run(false) {
+                pass.run(true);
+            }
         }
     });
     let results = &*results;
@@ -195,7 +202,11 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn run(self) {
+    /// Computes the results. Returns `false` if they are wrong because a query, key or value is not
+    /// finite.
+    ///
+    /// - `clear`: replaces those by zeros, so that the results are right
+    fn run(&mut self, clear: bool) -> bool {
         let job = self.job;
         let n_rows = self.rows.len();
         let (q, rest) = self.scratch.split_at_mut(n_rows * job.dk);
@@ -209,10 +220,11 @@ impl Pass<'_> {
             *slope = job.slopes.of(place[1]);
         }
         let places = &places[..n_rows];
-        hvx::widest(Begin {
+        let (mut spoiled, mut largest) = hvx::widest(Begin {
             job,
             stream: self.stream,
             places,
+            clear,
             q,
             results,
         });
@@ -230,10 +242,14 @@ impl Pass<'_> {
             if !is_visible {
                 continue;
             }
+            // A bit for each position.
+            let mut exceptions = 0;
             let keys = &mut elems[..LANES * job.dk];
-            job.src
-                .k
-                .read_rows(positions.clone(), planes, 0..job.src.k.shape.ne[0], keys);
+            let n0 = job.src.k.shape.ne[0];
+            let elems_k = (job.src.k).read_rows(positions.clone(), planes, 0..n0, keys);
+            if clear {
+                exceptions |= clear_lines(keys, job.dk);
+            }
             hvx::clear(scores);
             hvx::widest(Products {
                 rows: q,
@@ -247,40 +263,66 @@ impl Pass<'_> {
                 results,
             });
             let values = &mut elems[..positions.len() * job.dv];
-            job.src
-                .v
-                .read_rows(positions, planes, 0..job.src.v.shape.ne[0], values);
+            let n0 = job.src.v.shape.ne[0];
+            let elems_v = (job.src.v).read_rows(positions, planes, 0..n0, values);
+            if clear {
+                exceptions |= clear_lines(values, job.dv);
+            }
+            largest = max_w(largest, max_w(elems_k, elems_v));
             hvx::widest(Values {
                 dv: job.dv,
                 weights: scores,
                 values,
                 results,
             });
+            if exceptions != 0 {
+                for (row, mask) in masks.iter().enumerate() {
+                    let mask: &[f32; LANES] = bytemuck::cast_ref(mask);
+                    spoiled |= u32::from(sees(mask, &[exceptions])) << row;
+                }
+            }
         }
+        let results = results.chunks_mut(job.result_lines()).enumerate();
+        for (_, result) in results.filter(|(row, _)| spoiled >> row & 1 == 1) {
+            spoil(parts(result).2);
+        }
+        clear || is_finite(largest)
     }
 }
 
-/// Reads the queries, and clears the results.
+/// Reads the queries, and clears the results. The output has a bit for each row whose query
+/// became zeros, and the bits of the largest magnitudes of queries.
 struct Begin<'a> {
     job: &'a Job<'a>,
     stream: usize,
     /// Query and head of each row.
     places: &'a [[usize; 2]],
+    /// Replaces what is not finite by zeros.
+    clear: bool,
     q: &'a mut [Line],
     results: &'a mut [Line],
 }
 
 impl hvx::Kernel for Begin<'_> {
-    type Output = ();
+    type Output = (u32, Vector);
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run<const FUSED: bool>(self) -> Self::Output {
         let view = &self.job.src.q;
+        let dk = self.job.dk;
         let factor = splat_f32(self.job.factor);
-        for ([query, head], q) in self.places.iter().zip(self.q.chunks_mut(self.job.dk)) {
+        let mut largest = splat_w(0);
+        let mut spoiled = 0;
+        let rows = self.places.iter().zip(self.q.chunks_mut(dk));
+        for (row, ([query, head], q)) in rows.enumerate() {
             view.read_lines([*query, *head, self.stream], 0..view.shape.ne[0], q);
+            if self.clear {
+                spoiled |= clear_lines(q, dk) << row;
+            }
             for q in q {
-                hvx::store(q, mul_f32(hvx::load(q), factor));
+                let elems = hvx::load(q);
+                largest = larger_f32(largest, elems);
+                hvx::store(q, mul_f32(elems, factor));
             }
         }
         for result in self.results.chunks_mut(self.job.result_lines()) {
@@ -289,6 +331,7 @@ impl hvx::Kernel for Begin<'_> {
             hvx::store(largest, splat_f32(HIDDEN));
             hvx::store(sum, splat_w(0));
         }
+        (spoiled, largest)
     }
 }
 

@@ -10,7 +10,7 @@
 
 use core::ops::Range;
 
-use crate::hvx::{self, Vector, splat_w};
+use crate::hvx::{self, Vector, max_h, splat_w};
 use crate::layout::{Line, TILE_DIM, Tile};
 use crate::ops::tensor::View;
 
@@ -26,6 +26,8 @@ pub(super) struct PackKeys<'a> {
     pub(super) positions: Range<usize>,
     /// `ceil(Dk / 32)` tiles.
     pub(super) tiles: &'a mut [Tile],
+    /// Receives the largest magnitudes.
+    pub(super) largest: &'a mut Line,
 }
 
 impl hvx::Kernel for PackKeys<'_> {
@@ -34,12 +36,16 @@ impl hvx::Kernel for PackKeys<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let n0 = self.view.shape.ne[0];
+        let mut largest = splat_w(0);
         for (slab, tiles) in self.tiles.chunks_mut(2).enumerate() {
             let range = slab * SLAB..n0.min((slab + 1) * SLAB);
             let mut square = hvx::zeros();
-            (self.view).read_halves(self.positions.clone(), self.head, range, &mut square);
+            let elems =
+                (self.view).read_halves(self.positions.clone(), self.head, range, &mut square);
+            largest = max_h(largest, elems);
             transpose(&mut square, tiles);
         }
+        hvx::store(self.largest, largest);
     }
 }
 
@@ -97,6 +103,8 @@ pub(super) struct PackValues<'a> {
     pub(super) even: &'a mut Tile,
     /// Tile of the odd ones.
     pub(super) odd: &'a mut Tile,
+    /// Receives the largest magnitudes.
+    pub(super) largest: &'a mut Line,
 }
 
 impl hvx::Kernel for PackValues<'_> {
@@ -107,7 +115,8 @@ impl hvx::Kernel for PackValues<'_> {
         let first = self.slab * SLAB;
         let range = first..self.view.shape.ne[0].min(first + SLAB);
         let mut rows = hvx::zeros::<TILE_DIM>();
-        (self.view).read_halves(self.positions, self.head, range, &mut rows);
+        let largest = (self.view).read_halves(self.positions, self.head, range, &mut rows);
+        hvx::store(self.largest, largest);
         let lines = self.even.0.iter_mut().zip(&mut self.odd.0);
         for ([a, b], (even, odd)) in rows.as_chunks().0.iter().zip(lines) {
             let (a, b) = (hvx::load(a), hvx::load(b));

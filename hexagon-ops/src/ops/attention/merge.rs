@@ -1,6 +1,7 @@
 //! Joins the results of parts of the positions into rows of the result.
 
 use super::dot::MAX_TASKS;
+use super::exception::is_spoiled;
 use super::{Job, LANES, NOTHING};
 use crate::hvx::{self, Vector, add_f32, max_f32, mul_f32, splat_f32, splat_w, sub_f32};
 use crate::layout::Line;
@@ -20,7 +21,15 @@ pub(super) struct Parts<'a> {
 }
 
 /// Writes a row of the result.
-pub(super) fn write(job: &Job<'_>, parts: &Parts<'_>, head: usize, row: Row<'_>) {
+pub(super) fn write(job: &Job<'_>, parts: &Parts<'_>, head: usize, mut row: Row<'_>) {
+    let mut sums = (0..parts.count).map(|part| &parts.lines[part * parts.stride + job.dv + 1]);
+    if sums.any(is_spoiled) {
+        for start in (0..row.len()).step_by(LANES) {
+            let count = LANES.min(row.len() - start);
+            row.write(start, &[f32::NAN; LANES][..count]);
+        }
+        return;
+    }
     let sink = job.src.sinks.map(|sinks| {
         let mut chunk: Chunk = [0.0; CHUNK];
         let elems = sinks.read([0; 3], head..head + 1, &mut chunk);

@@ -10,7 +10,7 @@
 //!   pack queries                                  each row divided by a power of two
 //!   maximum[row] = lowest, sum[row] = 0, values[row] = 0
 //!   for each block of 128 positions               skipped if the mask hides it from all rows
-//!     pack keys (4 strips) and values             once for all rows
+//!     pack keys (4 strips) and values             once for all rows; what is not finite becomes zero
 //!     for each group of up to 8 tiles of 32 rows  those that see a position of the block
 //!       matrix unit    scores[4 tiles] = queries · keys
 //!       vector units   factor, cap, mask; new maximum; weight = exp(score - maximum)
@@ -45,6 +45,7 @@ use core::ops::Range;
 pub(super) use vtcm::TilePlan;
 use vtcm::{GROUP, MAX_ROW_TILES, MAX_VALUE_LINES, MAXIMA, RESTORE, SUMS, TileMemory};
 
+use super::exception::{FiniteF16, clear_tile, sees, spoil};
 use super::kv::{PackKeys, PackValues};
 use super::weigh::{BLOCK, Lowest, RowTile, STRIPS, Visible, Weigh};
 use super::{HIDDEN, Job, TABLE_LINES, merge};
@@ -54,7 +55,7 @@ use crate::hvx::{self, Vector, add_f32, mul_f32, splat_f32, splat_h};
 use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
 use crate::ops::matmul::Machine;
 use crate::ops::matmul::act::pack_rows;
-use crate::ops::tensor::{Type, ViewMut};
+use crate::ops::tensor::{CHUNK, Type, View, ViewMut};
 use crate::rt::Engine;
 
 /// Computes an attention; the operands have been checked.
@@ -106,13 +107,17 @@ struct Head<'a> {
 impl Head<'_> {
     fn run(&self, memory: &mut TileMemory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) {
         self.begin(memory);
+        let mut spoiled = [0; MAX_ROW_TILES];
         for start in (0..self.job.positions).step_by(BLOCK) {
             let positions = start..self.job.positions.min(start + BLOCK);
             let mut active = self.active(&positions);
             if active == 0 {
                 continue;
             }
-            self.pack(&positions, memory);
+            if !self.pack(&positions, memory) {
+                let exceptions = self.clear(&positions, memory);
+                self.spoil(active, &positions, &exceptions, &mut spoiled);
+            }
             while active != 0 {
                 let mut tiles = [0; GROUP];
                 let mut count = 0;
@@ -124,7 +129,7 @@ impl Head<'_> {
                 self.block(&tiles[..count], &positions, memory, hmx);
             }
         }
-        self.write(memory, dst);
+        self.write(memory, &spoiled, dst);
     }
 
     /// Returns the rows of a tile.
@@ -192,22 +197,27 @@ impl Head<'_> {
         })
     }
 
-    /// Packs keys and values.
-    fn pack(&self, positions: &Range<usize>, memory: &mut TileMemory<'_>) {
+    /// Packs keys and values. Returns `true` if all are finite.
+    fn pack(&self, positions: &Range<usize>, memory: &mut TileMemory<'_>) -> bool {
         let head = [self.kv_head, self.stream];
-        let strips = memory.keys.chunks_mut(self.plan.k_tiles);
+        let strips = positions.len().div_ceil(TILE_DIM);
+        let (of_values, of_keys) = memory.largest.split_at_mut(STRIPS * self.plan.slabs());
+        let keys = memory.keys.chunks_mut(self.plan.k_tiles).zip(of_keys);
         let mut keys: [_; STRIPS] = {
-            let mut all = strips.enumerate().take(positions.len().div_ceil(TILE_DIM));
+            let mut all = keys.enumerate().take(strips);
             core::array::from_fn(|_| all.next())
         };
         self.engine.step(None, &mut keys, |task| {
-            let Some((strip, tiles)) = task else { return };
+            let Some((strip, (tiles, largest))) = task else {
+                return;
+            };
             let start = positions.start + *strip * TILE_DIM;
             hvx::widest(PackKeys {
                 view: &self.job.src.k,
                 head,
                 positions: start..positions.end.min(start + TILE_DIM),
                 tiles,
+                largest,
             });
         });
         let slabs = memory.values.chunks_mut(2 * STRIPS).enumerate();
@@ -216,9 +226,10 @@ impl Head<'_> {
             let strips = even.iter_mut().zip(odd).enumerate();
             strips.map(move |(strip, tiles)| (slab, strip, tiles))
         });
+        let mut all = (&mut all).zip(of_values);
         let mut values: [_; MAX_VALUE_LINES / 2 * STRIPS] = core::array::from_fn(|_| all.next());
         self.engine.step(None, &mut values, |task| {
-            let Some((slab, strip, (even, odd))) = task else {
+            let Some(((slab, strip, (even, odd)), largest)) = task else {
                 return;
             };
             let start = (positions.start + *strip * TILE_DIM).min(positions.end);
@@ -229,8 +240,59 @@ impl Head<'_> {
                 slab: *slab,
                 even,
                 odd,
+                largest,
             });
         });
+        let largest = &memory.largest[..STRIPS * self.plan.slabs() + strips];
+        hvx::widest(FiniteF16(largest))
+    }
+
+    /// Replaces keys and values that are not finite by zeros. Returns, for each 32 positions, a bit
+    /// for each position that had any.
+    fn clear(&self, positions: &Range<usize>, memory: &mut TileMemory<'_>) -> [u32; STRIPS] {
+        let mut found = [0; STRIPS];
+        let strips = positions.len().div_ceil(TILE_DIM);
+        let keys = memory.keys.chunks_mut(self.plan.k_tiles).take(strips);
+        for (found, tiles) in found.iter_mut().zip(keys) {
+            for tile in tiles {
+                *found |= clear_tile(tile, |_, column| column);
+            }
+        }
+        for tiles in memory.values.chunks_mut(STRIPS) {
+            for (found, tile) in found.iter_mut().zip(tiles) {
+                *found |= clear_tile(tile, |row, _| row);
+            }
+        }
+        found
+    }
+
+    /// Sets the bits of rows that see a position whose key or value was not finite.
+    ///
+    /// - `active`: tiles of rows that see any of `positions`
+    /// - `exceptions`: as [`Self::clear`] returns them
+    /// - `spoiled`: for each tile, a bit for each row
+    fn spoil(
+        &self,
+        active: u64,
+        positions: &Range<usize>,
+        exceptions: &[u32; STRIPS],
+        spoiled: &mut [u32; MAX_ROW_TILES],
+    ) {
+        let tiles = spoiled.iter_mut().enumerate();
+        for (tile, spoiled) in tiles.filter(|(tile, _)| active >> tile & 1 == 1) {
+            let rows = self.tile_rows(tile);
+            let places = self.job.heads(self.first, self.kv_head, rows);
+            for (row, [query, head]) in places.enumerate() {
+                let sees = |mask: &View<'_>| {
+                    let mut chunk = [0.0; CHUNK];
+                    let at = [query, head, self.stream];
+                    sees(mask.read(at, positions.clone(), &mut chunk), exceptions)
+                };
+                if *spoiled >> row & 1 == 0 && self.job.src.mask.as_ref().is_none_or(sees) {
+                    *spoiled |= 1 << row;
+                }
+            }
+        }
     }
 
     /// Adds the contribution of a block of positions to some tiles of rows.
@@ -337,28 +399,27 @@ impl Head<'_> {
     }
 
     /// Divides the rows by their sums, and writes them.
-    fn write(&self, memory: &TileMemory<'_>, dst: &mut ViewMut<'_>) {
+    fn write(
+        &self,
+        memory: &TileMemory<'_>,
+        spoiled: &[u32; MAX_ROW_TILES],
+        dst: &mut ViewMut<'_>,
+    ) {
         for row in 0..self.rows {
             let [query, head] = self.job.head(self.first, self.kv_head, row);
             let state = &memory.state[row / TILE_DIM * self.plan.state_lines()..];
-            if memory.factors[row / TILE_DIM][row % TILE_DIM]
-                .factor()
-                .is_nan()
-            {
-                if let Some(mut row) = dst.row([head, query, self.stream]) {
-                    for k in (0..row.len()).step_by(TILE_DIM) {
-                        let count = TILE_DIM.min(row.len() - k);
-                        row.write(k, &[f32::NAN; TILE_DIM][..count]);
-                    }
-                }
-                continue;
-            }
+            let (tile, at) = (row / TILE_DIM, row % TILE_DIM);
             let mut lines = hvx::zeros::<{ MAX_VALUE_LINES + 2 }>();
-            hvx::widest(FinishRow {
-                state,
-                row: row % TILE_DIM,
-                lines: &mut lines[..self.job.result_lines()],
-            });
+            let result = &mut lines[..self.job.result_lines()];
+            if memory.factors[tile][at].factor().is_nan() || spoiled[tile] >> at & 1 == 1 {
+                spoil(super::parts(result).2);
+            } else {
+                hvx::widest(FinishRow {
+                    state,
+                    row: at,
+                    lines: result,
+                });
+            }
             let parts = merge::Parts {
                 lines: &lines,
                 stride: 0,

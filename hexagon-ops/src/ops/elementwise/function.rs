@@ -5,7 +5,6 @@ use crate::hvx::{
     self, Vector, add_f32, max_f32, min_f32, mul_f32, select_gt_f32, splat_f32, splat_w,
 };
 use crate::ops::math;
-use crate::ops::tensor::Chunk;
 
 /// A function of two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,27 +141,53 @@ pub enum Function {
     Glu(Glu),
 }
 
-/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`). Each function has a
-/// loop with inlined code, because only inlined code is compiled for the machine's vectors.
+/// Writes a function of the lanes `$x` of each vector of `$a` (and `$y` of `$b`) to as many elements of
+/// `$out`. Each function has a loop with inlined code, because only inlined code is compiled for the
+/// machine's vectors.
 macro_rules! each {
     ($out:ident; $x:ident in $a:ident => $f:expr) => {
-        for (i, lanes) in $out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            if 32 * i >= $a.len() {
-                break;
-            }
-            let $x = load($a, 32 * i);
-            hvx::store_f32(lanes, $f);
+        for k in (0..$a.len()).step_by(32) {
+            let $x = load($a, k);
+            put($f, &mut $out[k..], $a.len() - k);
         }
     };
     ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {
-        for (i, lanes) in $out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            if 32 * i >= $a.len() {
-                break;
-            }
-            let ($x, $y) = (load($a, 32 * i), load($b, 32 * i));
-            hvx::store_f32(lanes, $f);
+        for k in (0..$a.len()).step_by(32) {
+            let ($x, $y) = (load($a, k), load($b, k));
+            put($f, &mut $out[k..], $a.len() - k);
         }
     };
+}
+
+/// Does the same as `each!` for two operands, with a copy of the code for whole vectors, so that
+/// their loop has no conditions: for functions that are short or common.
+macro_rules! each_whole {
+    ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{
+        let (whole, rest) = $a.as_chunks::<32>();
+        let lanes = $out.as_chunks_mut::<32>().0.iter_mut();
+        for ((lanes, x), y) in lanes.zip(whole).zip($b.as_chunks::<32>().0) {
+            let ($x, $y) = (hvx::load_f32(x), hvx::load_f32(y));
+            hvx::store_f32(lanes, $f);
+        }
+        if !rest.is_empty() {
+            let k = 32 * whole.len();
+            let ($x, $y) = (load($a, k), load($b, k));
+            put($f, &mut $out[k..], rest.len());
+        }
+    }};
+}
+
+/// Writes the first `count` lanes, or all if there are fewer, to the start of `out`.
+#[inline(always)]
+fn put(lanes: Vector, out: &mut [f32], count: usize) {
+    match out.first_chunk_mut() {
+        Some(out) if count >= 32 => hvx::store_f32(out, lanes),
+        _ => {
+            let mut elems = [0.0; 32];
+            hvx::store_f32(&mut elems, lanes);
+            hvx::copy_f32(&mut out[..count], &elems);
+        }
+    }
 }
 
 /// Limits lanes to the range between two bounds.
@@ -179,9 +204,9 @@ fn hard_sigmoid(x: Vector) -> Vector {
 }
 
 impl Function {
-    /// Computes `out = f(a, b)` for the elements of `a`.
+    /// Computes `out = f(a, b)` for the elements of `a`. A function of two has as many in `b`.
     #[inline(always)]
-    pub(super) fn map(self, a: &[f32], b: &[f32], out: &mut Chunk) {
+    pub(super) fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
             Self::Binary(f) => f.map(a, b, out),
             Self::Unary(f) => f.map(a, out),
@@ -192,11 +217,11 @@ impl Function {
 
 impl Binary {
     #[inline(always)]
-    fn map(self, a: &[f32], b: &[f32], out: &mut Chunk) {
+    fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
-            Self::Add => each!(out; x in a, y in b => add_f32(x, y)),
-            Self::Sub => each!(out; x in a, y in b => hvx::sub_f32(x, y)),
-            Self::Mul => each!(out; x in a, y in b => mul_f32(x, y)),
+            Self::Add => each_whole!(out; x in a, y in b => add_f32(x, y)),
+            Self::Sub => each_whole!(out; x in a, y in b => hvx::sub_f32(x, y)),
+            Self::Mul => each_whole!(out; x in a, y in b => mul_f32(x, y)),
             Self::Div => each!(out; x in a, y in b => math::divide(x, y)),
         }
     }
@@ -204,7 +229,7 @@ impl Binary {
 
 impl Unary {
     #[inline(always)]
-    fn map(self, a: &[f32], out: &mut Chunk) {
+    fn map(self, a: &[f32], out: &mut [f32]) {
         let (zero, one) = (splat_w(0), splat_f32(1.0));
         match self {
             Self::Scale { factor, bias } => {
@@ -275,9 +300,9 @@ impl Unary {
 
 impl Glu {
     #[inline(always)]
-    fn map(self, a: &[f32], b: &[f32], out: &mut Chunk) {
+    fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
-            Self::Swiglu => each!(out; x in a, y in b => mul_f32(math::silu(x), y)),
+            Self::Swiglu => each_whole!(out; x in a, y in b => mul_f32(math::silu(x), y)),
             Self::Geglu => each!(out; x in a, y in b => mul_f32(math::gelu(x), y)),
             Self::Reglu => each!(out; x in a, y in b => mul_f32(max_f32(x, splat_w(0)), y)),
             Self::GegluErf => each!(out; x in a, y in b => mul_f32(math::gelu_erf(x), y)),

@@ -70,14 +70,17 @@ impl RowFactor {
 /// Loads the 32 elements of a row that start at `k`, times `inverse`; zeros past the row's end.
 #[inline(always)]
 fn scaled(row: &[f32], k: usize, inverse: Vector) -> Vector {
-    match row[k..].first_chunk::<TILE_DIM>() {
-        Some(elems) => hvx::mul_f32(hvx::load_f32(elems), inverse),
-        None => {
-            let mut padded = [0.0; TILE_DIM];
-            padded[..row.len() - k].copy_from_slice(&row[k..]);
-            hvx::mul_f32(hvx::load_f32(&padded), inverse)
-        }
+    let rest = row.get(k..).unwrap_or_default();
+    if rest.is_empty() {
+        return hvx::splat_w(0);
     }
+    let [mut padded] = hvx::zeros();
+    let elems = rest.first_chunk::<TILE_DIM>().unwrap_or_else(|| {
+        let padded: &mut [f32; TILE_DIM] = bytemuck::cast_mut(&mut padded);
+        hvx::copy_f32(padded, rest);
+        padded
+    });
+    hvx::mul_f32(hvx::load_f32(elems), inverse)
 }
 
 /// Packs up to 32 rows into tiles.
@@ -108,17 +111,32 @@ impl hvx::Kernel for PackTwo<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> [RowFactor; 2] {
-        let [even, odd] = self.rows;
-        let factors = [RowFactor::of(even), RowFactor::of(odd)];
-        let [even, odd] = [(even, factors[0]), (odd, factors[1])]
-            .map(|(row, factor)| if factor.factor.is_nan() { &[] } else { row });
-        let even_inverse = hvx::splat_f32(factors[0].inverse);
-        let odd_inverse = hvx::splat_f32(factors[1].inverse);
-        for (kt, tile) in self.tiles.iter_mut().enumerate() {
-            let k = kt * TILE_DIM;
-            let even = scaled(even, k.min(even.len()), even_inverse);
-            let odd = scaled(odd, k.min(odd.len()), odd_inverse);
-            hvx::store(&mut tile.0[self.line], hvx::narrow_f32(even, odd));
+        let factors = self.rows.map(RowFactor::of);
+        let [even, odd] = [0, 1].map(|i| {
+            let is_finite = !factors[i].factor.is_nan();
+            if is_finite { self.rows[i] } else { &[] }
+        });
+        let [even_inverse, odd_inverse] = factors.map(|factor| hvx::splat_f32(factor.inverse));
+        let line = self.line;
+        let (whole_even, whole_odd) = (even.as_chunks().0, odd.as_chunks().0);
+        let both = whole_even.len().min(whole_odd.len());
+        let (first, rest) = self.tiles.split_at_mut(both.min(self.tiles.len()));
+        for ((tile, even), odd) in first.iter_mut().zip(whole_even).zip(whole_odd) {
+            let even = hvx::mul_f32(hvx::load_f32(even), even_inverse);
+            let odd = hvx::mul_f32(hvx::load_f32(odd), odd_inverse);
+            hvx::store(&mut tile.0[line], hvx::narrow_f32(even, odd));
+        }
+        // The last columns, and rows beside one that is missing.
+        for (kt, tile) in rest.iter_mut().enumerate() {
+            let k = (both + kt) * TILE_DIM;
+            let line = &mut tile.0[line];
+            if k >= even.len().max(odd.len()) {
+                hvx::store(line, hvx::splat_w(0));
+                continue;
+            }
+            let even = scaled(even, k, even_inverse);
+            let odd = scaled(odd, k, odd_inverse);
+            hvx::store(line, hvx::narrow_f32(even, odd));
         }
         factors
     }

@@ -32,14 +32,14 @@ impl Machine<'_> {
 
 /// Start of each row, in elements.
 #[derive(Clone, Copy, Debug)]
-pub enum Rows<'a> {
+pub enum RowStarts<'a> {
     /// Row m starts at m times this stride.
     Strided(usize),
     /// Row m starts at the m-th of these offsets: the rows of one expert.
     Listed(&'a [usize]),
 }
 
-impl Rows<'_> {
+impl RowStarts<'_> {
     /// Returns the start of row `m`.
     #[inline(always)]
     pub(super) fn start(self, m: usize) -> usize {
@@ -96,11 +96,11 @@ pub struct MatMul<'a> {
     /// Activations; a row is K elements.
     pub act: &'a [f32],
     /// Starts of the activations' rows.
-    pub act_rows: Rows<'a>,
+    pub act_rows: RowStarts<'a>,
     /// Results; a row is N elements. Elements outside the rows keep their values.
     pub dst: &'a mut [f32],
     /// Starts of the results' rows, which must not overlap.
-    pub dst_rows: Rows<'a>,
+    pub dst_rows: RowStarts<'a>,
     /// Function applied to the results before they are written.
     pub epilogue: Option<Epilogue<'a>>,
 }

@@ -4,7 +4,7 @@
 //! At that point the results are in registers or in VTCM. A separate operation would have to read
 //! them from memory again.
 
-use super::driver::Rows;
+use super::driver::RowStarts;
 use crate::error::Result;
 use crate::hvx::{self, Vector};
 use crate::layout::TILE_DIM;
@@ -50,7 +50,7 @@ pub struct Epilogue<'a> {
     /// `true` if the result is the second operand of `f`.
     pub is_swapped: bool,
     /// Rows of the other operand, N elements each. `None`: the values that `dst` holds before.
-    pub other: Option<(&'a [f32], Rows<'a>)>,
+    pub other: Option<(&'a [f32], RowStarts<'a>)>,
 }
 
 impl<'a> Epilogue<'a> {
@@ -65,7 +65,7 @@ impl<'a> Epilogue<'a> {
     /// Returns the function for columns `n0..n` of row `m`.
     #[inline(always)]
     pub(super) fn of_row(self, m: usize, n0: usize, n: usize) -> Finish<'a> {
-        let row = |(elems, rows): (&'a [f32], Rows<'_>)| &elems[rows.start(m)..][n0..n];
+        let row = |(elems, rows): (&'a [f32], RowStarts<'_>)| &elems[rows.start(m)..][n0..n];
         Finish {
             f: Some((self.f, self.is_swapped)),
             other: self.other.map(row),
@@ -107,7 +107,7 @@ impl Finish<'_> {
     pub(super) fn put(self, results: &[f32; TILE_DIM], out: &mut [f32]) {
         let count = out.len().min(TILE_DIM);
         match self.f {
-            None => out[..count].copy_from_slice(&results[..count]),
+            None => hvx::copy_f32(&mut out[..count], results),
             Some(f) => with_other(f, results, self.other, &mut out[..count]),
         }
     }

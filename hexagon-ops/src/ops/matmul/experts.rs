@@ -7,7 +7,7 @@
 //!   multiply these rows by its matrix        as any other product: its weights are read once for all
 //! ```
 
-use super::driver::{Machine, MatMul, Rows};
+use super::driver::{Machine, MatMul, RowStarts};
 use crate::error::{Error, Result};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout};
 
@@ -89,9 +89,9 @@ impl ExpertMatMul<'_> {
                 m,
                 dot_rows: self.dot_rows,
                 act: self.act,
-                act_rows: Rows::Listed(&act_starts[..m]),
+                act_rows: RowStarts::Listed(&act_starts[..m]),
                 dst: &mut *self.dst,
-                dst_rows: Rows::Listed(&dst_starts[..m]),
+                dst_rows: RowStarts::Listed(&dst_starts[..m]),
                 epilogue: None,
             };
             product.run(machine.reborrow())?;

@@ -43,20 +43,17 @@
 
 use core::ops::Range;
 
-use super::act::{RowFactor, pack_rows, unpack_tile};
+use super::act::{RowFactor, pack_rows};
 use super::dequantize::dequantize;
-use super::driver::{Machine, MatMul, Rows};
-use super::epilogue::{Epilogue, Finish};
+use super::driver::{Machine, MatMul};
+use super::output::{MAX_WRITE, Output};
 use super::plan::GemmPlan;
 use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
 use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
-use crate::hvx;
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, Tile, WeightType};
 use crate::rt::{Arena, Copy, Engine};
 
-/// Most tasks that write results in one step.
-const MAX_WRITE: usize = 4;
 /// Most tasks that dequantize in one step: the slots beside those of multiplying and writing.
 const MAX_DEQUANTIZE: usize = MAX_TASKS - 1 - MAX_WRITE;
 
@@ -116,93 +113,6 @@ impl StepTask<'_, '_> {
                 result,
             } => {
                 *result = dequantize(panel, tiles.clone(), out);
-            }
-        }
-    }
-}
-
-/// The results of some rows of a chunk of M; all tiles of 32 rows but the last are whole.
-struct Output<'o> {
-    /// The results, starting with the first of the rows; all results if rows are listed.
-    dst: &'o mut [f32],
-    rows: Rows<'o>,
-    epilogue: Option<Epilogue<'o>>,
-    /// Number of the first row, counted from the start of `dst` and from the first row of the
-    /// product.
-    first: [usize; 2],
-    /// Number of rows.
-    n_rows: usize,
-    /// Columns of the product.
-    n: usize,
-    /// First of the chunk's tiles that belongs to these rows.
-    first_tile: usize,
-    factors: &'o [[RowFactor; TILE_DIM]],
-}
-
-impl<'o> Output<'o> {
-    /// Divides the rows `rows` into parts of about the same size: one for each thread, or a single
-    /// part if rows are listed and may lie anywhere in memory.
-    fn parts(
-        job: &'o mut MatMul<'_>,
-        rows: Range<usize>,
-        factors: &'o [[RowFactor; TILE_DIM]],
-        threads: usize,
-    ) -> [Option<Self>; MAX_WRITE] {
-        let n = job.layout.n();
-        let (stride, parts) = match job.dst_rows {
-            Rows::Strided(stride) => (stride, threads.clamp(1, MAX_WRITE)),
-            Rows::Listed(_) => (0, 1),
-        };
-        let per_part = factors.len().div_ceil(parts);
-        let mut rest = &mut job.dst[rows.start * stride..];
-        let mut parts = factors.chunks(per_part).enumerate();
-        core::array::from_fn(|_| {
-            let (index, factors) = parts.next()?;
-            let first_tile = index * per_part;
-            let start = rows.start + first_tile * TILE_DIM;
-            let n_rows = (factors.len() * TILE_DIM).min(rows.end - start);
-            let whole = core::mem::take(&mut rest);
-            // The last part takes the whole rest, because the last row ends with its last column.
-            let dst = if start + n_rows < rows.end {
-                let (now, later) = whole.split_at_mut(n_rows * stride);
-                rest = later;
-                now
-            } else {
-                whole
-            };
-            Some(Self {
-                dst,
-                rows: job.dst_rows,
-                epilogue: job.epilogue,
-                first: [if stride == 0 { start } else { 0 }, start],
-                n_rows,
-                n,
-                first_tile,
-                factors,
-            })
-        })
-    }
-
-    /// Writes the tiles of the strips that begin at column `n0`. A strip has `m_tiles` tiles, one
-    /// for every 32 rows of the chunk.
-    fn write(&mut self, tiles: &[Tile], m_tiles: usize, n0: usize) {
-        let mut rows = hvx::zeros::<TILE_DIM>();
-        let rows: &mut [[f32; TILE_DIM]; TILE_DIM] = bytemuck::cast_mut(&mut rows);
-        for (s, strip) in tiles.chunks(m_tiles).enumerate() {
-            let n0 = n0 + s * TILE_DIM;
-            let columns = TILE_DIM.min(self.n - n0);
-            let strip = &strip[self.first_tile..];
-            for (mt, (tile, factors)) in strip.iter().zip(self.factors).enumerate() {
-                let n_rows = TILE_DIM.min(self.n_rows - mt * TILE_DIM);
-                unpack_tile(tile, factors, rows);
-                for (i, row) in rows[..n_rows].iter().enumerate() {
-                    let [at, m] = self.first.map(|first| first + mt * TILE_DIM + i);
-                    let finish = self.epilogue.map_or(Finish::WRITE, |epilogue| {
-                        epilogue.of_row(m, n0, n0 + columns)
-                    });
-                    let start = self.rows.start(at) + n0;
-                    finish.put(row, &mut self.dst[start..start + columns]);
-                }
             }
         }
     }

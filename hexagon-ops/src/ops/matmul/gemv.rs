@@ -43,7 +43,7 @@
 
 mod format;
 
-use self::format::{Bytes, Format, Plain, Table};
+use self::format::{Bytes, LookupNibbles, OffsetNibbles, TileFormat};
 use super::Panel;
 use super::quantize::{ActGroup, GROUP_TILES, groups};
 use crate::error::{Error, Result};
@@ -176,7 +176,13 @@ fn act_runs<const T: usize, const W: usize>(
 
 /// Adds the tiles of one run to the sums of one strip.
 #[inline(always)]
-fn add_run<F: Format<L, T, W>, const L: usize, const T: usize, const W: usize, const R: usize>(
+fn add_run<
+    F: TileFormat<L, T, W>,
+    const L: usize,
+    const T: usize,
+    const W: usize,
+    const R: usize,
+>(
     format: F,
     strip: StripRun<'_, L>,
     acts: [ActRun<'_, T, W>; R],
@@ -223,7 +229,7 @@ fn first_of<V: Copy, const COUNT: usize>(pair: [V; 2]) -> [V; COUNT] {
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 fn dot_strips<
-    F: Format<L, T, W>,
+    F: TileFormat<L, T, W>,
     const L: usize,
     const T: usize,
     const W: usize,
@@ -337,11 +343,11 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
                     kernel: "GEMV",
                 });
             }
-            WeightType::Q4_0 => dot_strips(Plain::<8, false>, panels, acts),
-            WeightType::Q4_1 => dot_strips(Plain::<0, true>, panels, acts),
+            WeightType::Q4_0 => dot_strips(OffsetNibbles::<8, false>, panels, acts),
+            WeightType::Q4_1 => dot_strips(OffsetNibbles::<0, true>, panels, acts),
             WeightType::Q8_0 => dot_strips(Bytes, panels, acts),
             WeightType::Iq4Nl => {
-                let table = Table::iq4_nl();
+                let table = LookupNibbles::iq4_nl();
                 dot_strips::<_, 4, 2, 1, S, R>(table, panels, acts)
             }
             // Four tiles of two strips need more registers than there are: one strip at a time is faster.
@@ -352,7 +358,7 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
                 });
             }
             WeightType::Mxfp4 => {
-                let table = Table::mxfp4();
+                let table = LookupNibbles::mxfp4();
                 dot_strips::<_, 4, 4, 2, S, R>(table, panels, acts)
             }
         })

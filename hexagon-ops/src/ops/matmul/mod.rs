@@ -17,11 +17,12 @@ mod experts;
 mod gemm;
 pub mod gemv;
 mod gemv_driver;
+mod output;
 mod panel;
 mod plan;
 pub mod quantize;
 
-pub use driver::{DOT_ROWS, Machine, MatMul, Prepared, Rows};
+pub use driver::{DOT_ROWS, Machine, MatMul, Prepared, RowStarts};
 pub use epilogue::{Combine, Epilogue};
 pub use experts::ExpertMatMul;
 pub use panel::Panel;

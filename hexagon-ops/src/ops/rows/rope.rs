@@ -135,7 +135,7 @@ fn check(rope: &Rope, row: usize, positions: &View<'_>, n_positions: usize) -> R
     let end = n_pairs
         .checked_mul(2)
         .and_then(|n| n.checked_add(rope.first));
-    let fits = end.is_some_and(|end| end <= row) && (1..=MAX_PAIRS).contains(&n_pairs);
+    let fits = end.is_some_and(|end| end <= row) && n_pairs <= MAX_PAIRS;
     let sections = match rope.sections {
         None => true,
         Some(sections) => sections.fits() && rope.pairs == RopePairs::Halves,
@@ -146,7 +146,8 @@ fn check(rope: &Rope, row: usize, positions: &View<'_>, n_positions: usize) -> R
         n_positions
     };
     let even = rope.n_dims.is_multiple_of(2) && rope.first.is_multiple_of(2);
-    let base = rope.freq_base.is_normal() && rope.freq_base > 0.0;
+    // llama.cpp asks about frequency factors with a rotation of no pairs, and a base of 0.
+    let base = n_pairs == 0 || rope.freq_base.is_normal() && rope.freq_base > 0.0;
     let yarn = rope.ext_factor == 0.0
         || [rope.freq_scale, rope.beta_fast, rope.beta_slow]
             .iter()

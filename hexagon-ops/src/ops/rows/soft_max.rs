@@ -121,7 +121,7 @@ impl hvx::Kernel for SoftMaxRow<'_> {
             let mask = self.mask.read(&self.row, range.clone(), mask_chunk);
             for (i, out) in out[..range.len()].chunks_mut(32).enumerate() {
                 let x = load(x, 32 * i);
-                // No product before a load, which may be a call.
+                // The mask is loaded before the first product: a load may be a call, which vector registers do not survive.
                 let x = if mask.is_empty() {
                     hvx::mul_f32(x, scale)
                 } else {

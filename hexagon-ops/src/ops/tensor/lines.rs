@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use super::convert::ONE_F16;
 use super::{CHUNK, Chunk, Type, View};
-use crate::hvx::{self, Vector};
+use crate::hvx::{self, Vector, larger_f16, larger_f32, splat_w};
 use crate::layout::{LINE_BYTES, Line};
 
 /// f32 of a line.
@@ -33,36 +33,41 @@ struct ReadRows<'a> {
 }
 
 impl hvx::Kernel for ReadRows<'_> {
-    type Output = ();
+    type Output = Vector;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run<const FUSED: bool>(self) -> Vector {
         let Self {
             view, rows, range, ..
         } = self;
+        let mut largest = splat_w(0);
         let [i2, i3] = self.plane;
         let lines = range.len().div_ceil(LANES);
         let mut out = self.out;
         if let Some(mut dense) = view.dense_rows(rows.clone(), self.plane, range.start) {
             for _ in rows {
                 let (row, rest) = out.split_at_mut(lines);
-                dense.read_lines(range.len(), row);
+                dense.read_lines(range.len(), row, &mut largest);
                 out = rest;
             }
         } else {
             for row in rows {
                 let (lines, rest) = out.split_at_mut(lines);
-                view.read_lines([row, i2, i3], range.clone(), lines);
+                view.read_scattered([row, i2, i3], range.clone(), lines);
+                for line in &*lines {
+                    largest = larger_f32(largest, hvx::load(line));
+                }
                 out = rest;
             }
         }
         hvx::clear(out);
+        largest
     }
 }
 
-impl View<'_> {
+impl<'v> View<'v> {
     /// Reads elements `range` of rows `rows` (dimension 1) of a plane, each as [`Self::read_lines`]
-    /// does, with zeros after them.
+    /// does, with zeros after them. Returns the bits of their largest magnitudes.
     ///
     /// # Panics
     /// If `out` is too short.
@@ -72,14 +77,14 @@ impl View<'_> {
         plane: [usize; 2],
         range: Range<usize>,
         out: &mut [Line],
-    ) {
+    ) -> Vector {
         hvx::widest(ReadRows {
             view: self,
             rows,
             plane,
             range,
             out,
-        });
+        })
     }
 
     /// Reads elements `range` of row `at` as f32, with zeros after them. Row indices are taken
@@ -91,13 +96,13 @@ impl View<'_> {
     pub fn read_lines(&self, at: [usize; 3], range: Range<usize>, out: &mut [Line]) {
         let [row, i2, i3] = at;
         match self.dense_rows(row..row + 1, [i2, i3], range.start) {
-            Some(mut dense) => dense.read_lines(range.len(), out),
+            Some(mut dense) => dense.read_lines(range.len(), out, &mut splat_w(0)),
             None => self.read_scattered(at, range, out),
         }
     }
 
     /// Reads up to 64 elements `range` of rows `rows` (dimension 1) of a plane as f16, a line each,
-    /// with zeros after them.
+    /// with zeros after them. Returns the bits of their largest magnitudes.
     ///
     /// - `out`: a line for each row; remaining lines become zeros
     #[inline(always)]
@@ -107,29 +112,56 @@ impl View<'_> {
         plane: [usize; 2],
         range: Range<usize>,
         out: &mut [Line],
-    ) {
+    ) -> Vector {
         let (out, rest) = out.split_at_mut(rows.len());
         hvx::clear(rest);
-        let mut dense = self.dense_rows(rows.clone(), plane, range.start);
-        if let Some(dense) = &mut dense
-            && self.shape.dtype == Type::F16
-        {
-            for out in out {
-                hvx::store(out, load(dense.next(2 * range.len())));
+        let mut largest = splat_w(0);
+        let dtype = self.shape.dtype;
+        let is_line = 2 * range.len() == LINE_BYTES;
+        match self.dense_rows(rows.clone(), plane, range.start) {
+            // Whole lines need no call for parts of lines, so vectors stay in registers.
+            Some(mut dense) if dtype == Type::F16 && is_line => {
+                for out in out {
+                    let elems = dense.next(LINE_BYTES).first_chunk();
+                    let elems = elems.map_or(splat_w(0), hvx::load_bytes);
+                    largest = larger_f16(largest, elems);
+                    hvx::store(out, elems);
+                }
             }
-            return;
-        }
-        let [i2, i3] = plane;
-        for (row, out) in rows.zip(out) {
-            let mut lines = hvx::zeros::<2>();
-            let used = &mut lines[..range.len().div_ceil(LANES)];
-            match &mut dense {
-                Some(dense) => dense.read_lines(range.len(), used),
-                None => self.read_scattered([row, i2, i3], range.clone(), used),
+            Some(mut dense) if dtype.is_block() && is_line => {
+                for out in out {
+                    let row = dense.bytes;
+                    let (even, odd) = hvx::deal_w(dense.block(), dense.block());
+                    dense.bytes = row.get(dense.stride..).unwrap_or_default();
+                    let elems = hvx::narrow_f32(even, odd);
+                    largest = larger_f16(largest, elems);
+                    hvx::store(out, elems);
+                }
             }
-            let (even, odd) = hvx::deal_w(hvx::load(&lines[0]), hvx::load(&lines[1]));
-            hvx::store(out, hvx::narrow_f32(even, odd));
+            Some(mut dense) if dtype == Type::F16 => {
+                for out in out {
+                    let elems = load(dense.next(2 * range.len()));
+                    largest = larger_f16(largest, elems);
+                    hvx::store(out, elems);
+                }
+            }
+            mut dense => {
+                let [i2, i3] = plane;
+                for (row, out) in rows.zip(out) {
+                    let mut lines = hvx::zeros::<2>();
+                    let used = &mut lines[..range.len().div_ceil(LANES)];
+                    match &mut dense {
+                        Some(dense) => dense.read_lines(range.len(), used, &mut splat_w(0)),
+                        None => self.read_scattered([row, i2, i3], range.clone(), used),
+                    }
+                    let (even, odd) = hvx::deal_w(hvx::load(&lines[0]), hvx::load(&lines[1]));
+                    let elems = hvx::narrow_f32(even, odd);
+                    largest = larger_f16(largest, elems);
+                    hvx::store(out, elems);
+                }
+            }
         }
+        largest
     }
 
     /// Returns rows of a plane starting at element `first`, if elements are consecutive and of a
@@ -162,7 +194,7 @@ impl View<'_> {
 
     /// Returns the row `at`, if it is f32 without gaps.
     #[must_use]
-    pub fn floats(&self, at: [usize; 3]) -> Option<&[f32]> {
+    pub fn floats(&self, at: [usize; 3]) -> Option<&'v [f32]> {
         if self.shape.dtype != Type::F32 || !self.shape.has_dense_rows() {
             return None;
         }
@@ -209,57 +241,16 @@ impl<'a> DenseRows<'a> {
         row
     }
 
-    /// Reads `count` elements of the next row as f32, with zeros after them.
+    /// Returns the next block of the row as f32.
     #[inline(always)]
-    fn read_lines(&mut self, count: usize, out: &mut [Line]) {
-        match self.dtype {
-            Type::F16 => widen(self.next(2 * count), out),
-            Type::F32 => {
-                for (elems, out) in self.next(4 * count).chunks(LINE_BYTES).zip(out) {
-                    hvx::store(out, load(elems));
-                }
-            }
-            _ => {
-                // The slice continues into the next row, because a block's vector is longer than
-                // the block.
-                dequantize(self.dtype, self.bytes, &mut out[..count / 32]);
-                self.next(0);
-            }
-        }
-    }
-}
-
-/// Converts f16 to f32, two lines for each 64.
-#[inline(always)]
-fn widen(halves: &[u8], out: &mut [Line]) {
-    let (whole, rest) = halves.as_chunks::<LINE_BYTES>();
-    let (pairs, _) = out.as_chunks_mut::<2>();
-    for (halves, [first, second]) in whole.iter().zip(pairs) {
-        let (low, high) = hvx::widen_in_order_f16(hvx::load_bytes(halves));
-        hvx::store(first, low);
-        hvx::store(second, high);
-    }
-    if !rest.is_empty() {
-        let (low, high) = hvx::widen_in_order_f16(load(rest));
-        for (out, v) in out.iter_mut().skip(2 * whole.len()).zip([low, high]) {
-            hvx::store(out, v);
-        }
-    }
-}
-
-/// Dequantizes consecutive blocks, a line each.
-#[inline(always)]
-fn dequantize(dtype: Type, bytes: &[u8], out: &mut [Line]) {
-    let size = dtype.block_bytes();
-    let mut bytes = bytes;
-    for out in out {
-        let Some((scale, quants)) = bytes.split_first_chunk() else {
-            return;
+    fn block(&mut self) -> Vector {
+        let Some((scale, quants)) = self.bytes.split_first_chunk() else {
+            return splat_w(0);
         };
         let scale = hvx::splat_h(u16::from_le_bytes(*scale));
         let (scale, _) = hvx::widen_mul_f16(scale, hvx::splat_h(ONE_F16));
-        let quants = load(quants);
-        let words = if dtype == Type::Q4_0 {
+        let quants = load_quants(quants);
+        let words = if self.dtype == Type::Q4_0 {
             // Low nibbles are elements 0 to 15, high ones 16 to 31. SOURCE: ggml
             // dequantize_row_q4_0.
             let low = hvx::and(quants, hvx::splat_b(15));
@@ -268,7 +259,80 @@ fn dequantize(dtype: Type, bytes: &[u8], out: &mut [Line]) {
         } else {
             hvx::widen_b(quants)
         };
-        hvx::store(out, hvx::mul_f32(hvx::f32_from_w(words), scale));
-        bytes = bytes.get(size..).unwrap_or_default();
+        self.bytes = (self.bytes.get(self.dtype.block_bytes()..)).unwrap_or_default();
+        hvx::mul_f32(hvx::f32_from_w(words), scale)
     }
+
+    /// Reads `count` elements of the next row as f32, with zeros after them.
+    ///
+    /// - `largest`: bits of the largest magnitudes so far
+    #[inline(always)]
+    fn read_lines(&mut self, count: usize, out: &mut [Line], largest: &mut Vector) {
+        match self.dtype {
+            Type::F16 => widen(self.next(2 * count), out, largest),
+            Type::F32 => {
+                let (whole, rest) = self.next(4 * count).as_chunks();
+                for (elems, out) in whole.iter().zip(&mut *out) {
+                    let elems = hvx::load_bytes(elems);
+                    *largest = larger_f32(*largest, elems);
+                    hvx::store(out, elems);
+                }
+                if let Some(out) = out.get_mut(whole.len())
+                    && !rest.is_empty()
+                {
+                    let elems = load(rest);
+                    *largest = larger_f32(*largest, elems);
+                    hvx::store(out, elems);
+                }
+            }
+            _ => {
+                let row = self.bytes;
+                for out in &mut out[..count / 32] {
+                    let elems = self.block();
+                    *largest = larger_f32(*largest, elems);
+                    hvx::store(out, elems);
+                }
+                self.bytes = row.get(self.stride..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// Converts f16 to f32, two lines for each 64.
+#[inline(always)]
+fn widen(halves: &[u8], out: &mut [Line], largest: &mut Vector) {
+    let (whole, rest) = halves.as_chunks::<LINE_BYTES>();
+    let (pairs, _) = out.as_chunks_mut::<2>();
+    for (halves, [first, second]) in whole.iter().zip(pairs) {
+        let (low, high) = hvx::widen_in_order_f16(hvx::load_bytes(halves));
+        *largest = larger_f32(larger_f32(*largest, low), high);
+        hvx::store(first, low);
+        hvx::store(second, high);
+    }
+    if !rest.is_empty() {
+        let (low, high) = hvx::widen_in_order_f16(load(rest));
+        for (out, v) in out.iter_mut().skip(2 * whole.len()).zip([low, high]) {
+            *largest = larger_f32(*largest, v);
+            hvx::store(out, v);
+        }
+    }
+}
+
+/// Loads a vector that begins with the quants of a block. It continues after them, with zeros past
+/// the end of `bytes`.
+#[inline(always)]
+fn load_quants(bytes: &[u8]) -> Vector {
+    if let Some(whole) = bytes.first_chunk() {
+        return hvx::load_bytes(whole);
+    }
+    // Copies of constant lengths are not calls, so vectors stay in registers.
+    let [mut padded] = hvx::zeros();
+    if let (Some(out), Some(quants)) = (padded.0.first_chunk_mut(), bytes.first_chunk::<32>()) {
+        *out = *quants;
+    } else if let (Some(out), Some(quants)) =
+        (padded.0.first_chunk_mut(), bytes.first_chunk::<16>())
+    {
+        *out = *quants;
+    }
+    hvx::load(&padded)
 }

@@ -160,6 +160,21 @@ impl Shape {
         byte
     }
 
+    /// Returns `true` if no byte from the tensor's first to its last is outside an element, and
+    /// elements follow each other in the order of their indices.
+    #[must_use]
+    pub fn is_gapless(&self) -> bool {
+        let counts = [self.blocks(), self.ne[1], self.ne[2], self.ne[3]];
+        let mut bytes = self.dtype.block_bytes();
+        for (count, stride) in counts.into_iter().zip(self.nb) {
+            if count > 1 && stride != bytes {
+                return false;
+            }
+            bytes *= count;
+        }
+        true
+    }
+
     /// Returns `true` if elements (blocks) of a row are consecutive.
     #[must_use]
     pub fn has_dense_rows(&self) -> bool {

@@ -58,7 +58,7 @@ const SHAPE: Shape = Shape {
 };
 
 /// Returns the packet counter.
-fn packets() -> u32 {
+pub fn packets() -> u32 {
     let count;
     // SAFETY: reads a counter into r0.
     unsafe { asm!(".word 0x6a14c000", out("r0") count, options(nomem, nostack)) };
@@ -74,7 +74,8 @@ fn measure(units: usize, mut kernel: impl FnMut()) -> u32 {
     (spent * 100 + units as u32 / 2) / units as u32
 }
 
-struct Text<'a>(&'a mut dyn FnMut(&str));
+/// A function as a place to write text to.
+pub struct Text<'a>(pub &'a mut dyn FnMut(&str));
 
 impl Write for Text<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {

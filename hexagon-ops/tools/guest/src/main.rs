@@ -1,9 +1,9 @@
 //! A program without an operating system's library that qemu-hexagon runs.
 //!
 //! Reads requests of four lines from standard input: a line whose first words are a number and a
-//! scalar, then three vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] with the
-//! table of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32; [`COPY`] with the functions that
-//! were compared, as text.
+//! scalar, then three vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] and
+//! [`WHOLE`] with tables of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32; [`COPY`] with the
+//! functions that were compared, as text.
 
 #![no_std]
 #![no_main]
@@ -14,6 +14,7 @@ mod bytes;
 mod multiply;
 mod ops;
 mod scratch;
+mod whole;
 
 use core::arch::{asm, global_asm};
 
@@ -24,6 +25,8 @@ use hexagon_ops::layout::Line;
 const BENCH: i32 = -1;
 /// Request number of a multiplication on the matrix unit, which no available emulator has.
 const MULTIPLY: i32 = -2;
+/// Request number of the packet counts of whole operations.
+const WHOLE: i32 = -4;
 /// Request number of the comparison of `memcpy`, `memmove` and `memset` with loops.
 const COPY: i32 = -3;
 
@@ -98,11 +101,15 @@ impl core::fmt::Write for Output {
     }
 }
 
-/// Compares `memcpy`, `memmove` and `memset` with loops; ends the program after a difference.
-fn compare_bytes() {
+/// Returns new memory, zeroed.
+fn map(bytes: usize) -> *mut u8 {
     const READ_WRITE: usize = 3;
     // SAFETY: new memory.
-    let map = |bytes: usize| unsafe { syscall(222, 0, bytes, READ_WRITE) } as *mut u8;
+    unsafe { syscall(222, 0, bytes, READ_WRITE) as *mut u8 }
+}
+
+/// Compares `memcpy`, `memmove` and `memset` with loops; ends the program after a difference.
+fn compare_bytes() {
     // SAFETY: `bytes::run` does not use what it has unmapped.
     let unmap = |at: *mut u8, bytes: usize| {
         let _ = unsafe { syscall(215, at as usize, bytes, 0) };
@@ -119,6 +126,10 @@ extern "C" fn main() -> ! {
         let words: &[i32; 32] = bytemuck::cast_ref(&request[0]);
         if words[0] == BENCH {
             bench::run(&mut |text| write(text.as_bytes()));
+            continue;
+        }
+        if words[0] == WHOLE {
+            whole::run(&mut |text| write(text.as_bytes()), &map);
             continue;
         }
         if words[0] == COPY {

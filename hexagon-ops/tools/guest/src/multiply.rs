@@ -3,7 +3,7 @@
 
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{LINE_BYTES, Line, MatrixLayout, Tile, WeightType};
-use hexagon_ops::ops::matmul::{Machine, MatMul, Rows};
+use hexagon_ops::ops::matmul::{Machine, MatMul, RowStarts};
 use hexagon_ops::rt::Engine;
 
 use crate::scratch::Scratch;
@@ -36,9 +36,9 @@ pub fn run(write: &mut dyn FnMut(&[u8])) {
         m: SIDE,
         dot_rows: 2,
         act: &ACT,
-        act_rows: Rows::Strided(SIDE),
+        act_rows: RowStarts::Strided(SIDE),
         dst,
-        dst_rows: Rows::Strided(SIDE),
+        dst_rows: RowStarts::Strided(SIDE),
         epilogue: None,
     };
     let machine = Machine {

@@ -10,11 +10,32 @@ struct descriptor {
 #define BYTES 0xffffffu
 #define TYPE 0x3000000u
 #define DONE 0x80000000u
+// SOURCE: the status word's two lowest bits, as hexagon-ops/src/rt/qurt.rs.
+enum { IDLE = 0, RUNNING = 1 };
+
+// RULE_DMA_STUCK: the engine runs until it is paused.
+static uint32_t starts, status;
 
 void dma_word(uint32_t kind, uint32_t *r) {
   uint32_t *operand = &r[kind & 31];
-  if ((kind & ~31u) != DMA_START) {
-    *operand = 0; // idle
+  switch (kind & ~31u) {
+  case DMA_PAUSE:
+    *operand = status;
+    status = IDLE;
+    return;
+  case DMA_POLL:
+    *operand = status;
+    return;
+  case DMA_WAIT:
+    while (status == RUNNING)
+      system_call(SYS_NANOSLEEP, (long)(uint32_t[4]){1}, 0, 0, 0, 0, 0);
+    *operand = status;
+    return;
+  }
+  if (status == RUNNING)
+    die("the DMA engine was started while it was running");
+  if ((control->rules & RULE_DMA_STUCK) && ++starts == 2) {
+    status = RUNNING;
     return;
   }
   struct descriptor *descriptor = (struct descriptor *)*operand;

@@ -85,7 +85,8 @@ enum word {
   MATRIX_STORE,
   DMA_START = 0x100, // and the register's number
   DMA_WAIT = 0x200,
-  DMA_POLL = 0x300
+  DMA_POLL = 0x300,
+  DMA_PAUSE = 0x400
 };
 void matrix_word(enum word word, const uint32_t *r);
 // dma.c

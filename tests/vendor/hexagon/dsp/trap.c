@@ -29,6 +29,8 @@ static int kind_of(const uint32_t *word, uint32_t *words) {
     return DMA_WAIT | (int)(word[0] & 31);
   if ((word[0] & 0xffffffe0) == 0xa800c040)
     return DMA_POLL | (int)(word[0] & 31);
+  if ((word[0] & 0xffffffe0) == 0xa800c060)
+    return DMA_PAUSE | (int)(word[0] & 31);
   return -1;
 }
 

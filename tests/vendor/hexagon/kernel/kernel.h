@@ -24,6 +24,8 @@ struct rules {
   int mmap_fails_at;
   // HAP_power_set refuses power for the matrix unit.
   int refuse_votes;
+  // The DMA engine never finishes its second copy.
+  int dma_stuck;
   // The chip has no IEEE vector arithmetic: a library for V73 that is not the
   // qfloat one dies of it in its first serving call.
   int no_ieee;

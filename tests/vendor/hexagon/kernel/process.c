@@ -216,7 +216,8 @@ struct process *process_start(const char *library, uint32_t stack_bytes) {
       .process = ++last,
       .stack_bytes = stack ? (uint32_t)strtoul(stack, NULL, 0) : stack_bytes,
       .rules = (rules.refuse_votes ? RULE_VOTES : 0) |
-               (rules.whole_pages ? RULE_WHOLE_PAGES : 0),
+               (rules.whole_pages ? RULE_WHOLE_PAGES : 0) |
+               (rules.dma_stuck ? RULE_DMA_STUCK : 0),
       .verbose = (uint32_t)verbose,
   };
   for (int i = 0; i < CHANNELS; i++) {

@@ -58,6 +58,8 @@ static void apply(const char *name, long long number) {
     rules.mmap_fails_at = (int)number;
   else if (!strcmp(name, "votes"))
     rules.refuse_votes = 1;
+  else if (!strcmp(name, "dma-stuck"))
+    rules.dma_stuck = 1;
   else if (!strcmp(name, "no-ieee"))
     rules.no_ieee = 1;
   else if (!strcmp(name, "vtcm-held"))

@@ -75,14 +75,25 @@ impl TilePlan {
         MAXIMA + SUMS + self.v_strips * TILE_DIM
     }
 
+    /// Returns the number of 64 elements of a value.
+    pub(super) fn slabs(&self) -> usize {
+        self.v_strips / 2
+    }
+
+    /// Returns the lines of largest magnitudes, one for each task that packs.
+    fn largest_lines(&self) -> usize {
+        STRIPS * (self.slabs() + 1)
+    }
+
     /// Returns the tiles of VTCM that are needed.
     fn tiles(&self) -> usize {
         let lines = TABLE_LINES
             + self.row_tiles
                 * (self.state_lines() + size_of::<[RowFactor; TILE_DIM]>() / LINE_BYTES)
-            + GROUP * F16_TILE_LINES;
+            + GROUP * F16_TILE_LINES
+            + self.largest_lines();
         // Each kind of lines is rounded up to tiles.
-        let kinds = 4;
+        let kinds = 5;
         let scale = 1;
         scale
             + kinds
@@ -100,6 +111,9 @@ pub(super) struct TileMemory<'v> {
     pub(super) keys: &'v mut [Tile],
     /// For each strip, a tile for each 32 positions.
     pub(super) values: &'v mut [Tile],
+    /// Largest magnitudes: those of values, for each 64 elements and 32 positions, then those of
+    /// keys.
+    pub(super) largest: &'v mut [Line],
     pub(super) queries: &'v mut [Tile],
     pub(super) factors: &'v mut [[RowFactor; TILE_DIM]],
     pub(super) state: &'v mut [Line],
@@ -131,6 +145,7 @@ impl<'v> TileMemory<'v> {
             table,
             keys: arena.tiles("keys", STRIPS * plan.k_tiles)?,
             values: arena.tiles("values", STRIPS * plan.v_strips)?,
+            largest: arena.lines("magnitudes", plan.largest_lines())?,
             queries: arena.tiles("queries", plan.row_tiles * plan.k_tiles)?,
             factors: bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?),
             state: arena.lines("sums", plan.row_tiles * plan.state_lines())?,

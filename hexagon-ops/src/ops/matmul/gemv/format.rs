@@ -12,7 +12,7 @@ static MXFP4_BYTES: Line = byte_table(WeightType::Mxfp4);
 ///
 /// `L` lines of quants a tile, `T` tiles a line of scales, `W = T / 2` words of activation scales
 /// for these.
-pub(super) trait Format<const L: usize, const T: usize, const W: usize>: Copy {
+pub(super) trait TileFormat<const L: usize, const T: usize, const W: usize>: Copy {
     /// The number added to each weight to make it unsigned.
     const ZERO: i32;
     /// `true` if panels have a plane of minima.
@@ -54,9 +54,9 @@ fn f16_scales(line: Vector, act: i32) -> [Vector; 2] {
 /// exact, and one shift per tile corrects it instead of one shift per vector; a packet has room for
 /// only one shift.
 #[derive(Clone, Copy)]
-pub(super) struct Plain<const ZERO: i32, const HAS_MIN: bool>;
+pub(super) struct OffsetNibbles<const ZERO: i32, const HAS_MIN: bool>;
 
-impl<const ZERO: i32, const HAS_MIN: bool> Format<4, 2, 1> for Plain<ZERO, HAS_MIN> {
+impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<4, 2, 1> for OffsetNibbles<ZERO, HAS_MIN> {
     const ZERO: i32 = ZERO;
     const HAS_MIN: bool = HAS_MIN;
     type Unpacked = [[Vector; 4]; 2];
@@ -94,7 +94,7 @@ impl<const ZERO: i32, const HAS_MIN: bool> Format<4, 2, 1> for Plain<ZERO, HAS_M
 #[derive(Clone, Copy)]
 pub(super) struct Bytes;
 
-impl Format<8, 2, 1> for Bytes {
+impl TileFormat<8, 2, 1> for Bytes {
     const ZERO: i32 = 128;
     type Unpacked = [Vector; 8];
 
@@ -120,9 +120,9 @@ impl Format<8, 2, 1> for Bytes {
 
 /// Nibbles that are indices into a table of flipped bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Table(Vector);
+pub(super) struct LookupNibbles(Vector);
 
-impl Table {
+impl LookupNibbles {
     /// Returns the table of IQ4_NL.
     #[inline(always)]
     pub(super) fn iq4_nl() -> Self {
@@ -150,7 +150,7 @@ impl Table {
     }
 }
 
-impl Format<4, 2, 1> for Table {
+impl TileFormat<4, 2, 1> for LookupNibbles {
     const ZERO: i32 = 128;
     type Unpacked = [Vector; 8];
 
@@ -170,7 +170,7 @@ impl Format<4, 2, 1> for Table {
     }
 }
 
-impl Format<4, 4, 2> for Table {
+impl TileFormat<4, 4, 2> for LookupNibbles {
     const ZERO: i32 = 128;
     type Unpacked = [Vector; 8];
 

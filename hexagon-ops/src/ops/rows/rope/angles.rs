@@ -71,7 +71,8 @@ pub struct Rope {
     pub sections: Option<Sections>,
     /// `true` if pairs turn in the opposite direction.
     pub is_inverse: bool,
-    /// Elements that are rotated (apart sections: half of them): even, at most `2 · MAX_PAIRS`.
+    /// Elements that are rotated (apart sections: half of them): even, at most `2 · MAX_PAIRS`; 0
+    /// copies rows.
     pub n_dims: usize,
     /// First element that is rotated: even.
     pub first: usize,

@@ -10,12 +10,13 @@ use super::Platform;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, OPERAND, RESERVED, SHAPE, TYPE};
 use super::kernel::decode;
 use super::region::invalidate_edges;
+use super::work::is_zero;
 use crate::error::Error;
 use crate::layout::LINE_BYTES;
 use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use crate::ops::{Op, copy, run};
 use crate::rt::Engine;
-use crate::rt::memory::{Bound, Buffers, Mapped, Operands, Span, Table};
+use crate::rt::memory::{Bound, LentBuffers, Mapped, Operands, Span, Table};
 use crate::wire::{self, SOURCES};
 
 /// Elements with a smaller stride share one cache operation, bytes.
@@ -31,7 +32,7 @@ pub(super) struct BoundTensor<'a> {
 /// Checks a tensor and resolves its buffer; `None` if there is none.
 pub(super) fn bind<'a>(
     tensor: &wire::Tensor,
-    buffers: &Buffers<'a>,
+    buffers: &LentBuffers<'a>,
 ) -> Result<Option<BoundTensor<'a>>, Failure> {
     let Some(shape) = shape_of(tensor)? else {
         return Ok(None);
@@ -45,14 +46,7 @@ pub(super) fn bind<'a>(
 pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> {
     let dtype = match tensor.dtype {
         wire::TYPE_NONE => {
-            let empty = wire::Tensor {
-                buffer: 0,
-                dtype: 0,
-                offset: 0,
-                ne: [0; 4],
-                nb: [0; 4],
-            };
-            return if *tensor == empty {
+            return if is_zero(bytemuck::bytes_of(tensor)) {
                 Ok(None)
             } else {
                 Err(Failure::bad(RESERVED))
@@ -160,6 +154,9 @@ impl BoundTensor<'_> {
     /// elements.
     fn runs(&self, mut f: impl FnMut(Range<usize>, bool)) {
         let shape = &self.shape;
+        if shape.is_gapless() {
+            return f(self.bound.range(), false);
+        }
         let mut dims = [
             (shape.nb[0], shape.blocks()),
             (shape.nb[1], shape.ne[1]),

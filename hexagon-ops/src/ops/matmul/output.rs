@@ -1,0 +1,236 @@
+//! Writing of results: tiles of the matrix unit to rows of f32, with the epilogue.
+//!
+//! A tile holds rows 2i and 2i + 1 of 32 columns in its line i, element by element in turn. Widening
+//! a line gives the two rows as two vectors, which are multiplied by their rows' factors and stored
+//! where the rows are: nothing in between goes through memory.
+
+use core::ops::Range;
+
+use super::act::{RowFactor, unpack_tile};
+use super::driver::{MatMul, RowStarts};
+use super::epilogue::{Combine, Epilogue, Finish};
+use crate::hvx::{self, Vector};
+use crate::layout::{TILE_DIM, Tile};
+
+/// Most tasks that write results in one step.
+pub(super) const MAX_WRITE: usize = 4;
+
+/// The results of some rows of a chunk of M; all tiles of 32 rows but the last are whole.
+pub(super) struct Output<'o> {
+    /// The results, starting with the first of the rows; all results if rows are listed.
+    dst: &'o mut [f32],
+    rows: RowStarts<'o>,
+    epilogue: Option<Epilogue<'o>>,
+    /// Number of the first row, counted from the start of `dst` and from the first row of the
+    /// product.
+    first: [usize; 2],
+    /// Number of rows.
+    n_rows: usize,
+    /// Columns of the product.
+    n: usize,
+    /// First of the chunk's tiles that belongs to these rows.
+    first_tile: usize,
+    factors: &'o [[RowFactor; TILE_DIM]],
+}
+
+impl<'o> Output<'o> {
+    /// Divides the rows `rows` into parts of about the same size: one for each thread, or a single
+    /// part if rows are listed and may lie anywhere in memory.
+    pub(super) fn parts(
+        job: &'o mut MatMul<'_>,
+        rows: Range<usize>,
+        factors: &'o [[RowFactor; TILE_DIM]],
+        threads: usize,
+    ) -> [Option<Self>; MAX_WRITE] {
+        let n = job.layout.n();
+        let (stride, parts) = match job.dst_rows {
+            RowStarts::Strided(stride) => (stride, threads.clamp(1, MAX_WRITE)),
+            RowStarts::Listed(_) => (0, 1),
+        };
+        let per_part = factors.len().div_ceil(parts);
+        let mut rest = &mut job.dst[rows.start * stride..];
+        let mut parts = factors.chunks(per_part).enumerate();
+        core::array::from_fn(|_| {
+            let (index, factors) = parts.next()?;
+            let first_tile = index * per_part;
+            let start = rows.start + first_tile * TILE_DIM;
+            let n_rows = (factors.len() * TILE_DIM).min(rows.end - start);
+            let whole = core::mem::take(&mut rest);
+            // The last part takes the whole rest, because the last row ends with its last column.
+            let dst = if start + n_rows < rows.end {
+                let (now, later) = whole.split_at_mut(n_rows * stride);
+                rest = later;
+                now
+            } else {
+                whole
+            };
+            Some(Self {
+                dst,
+                rows: job.dst_rows,
+                epilogue: job.epilogue,
+                first: [if stride == 0 { start } else { 0 }, start],
+                n_rows,
+                n,
+                first_tile,
+                factors,
+            })
+        })
+    }
+
+    /// Writes the tiles of the strips that begin at column `n0`. A strip has `m_tiles` tiles, one
+    /// for every 32 rows of the chunk.
+    pub(super) fn write(&mut self, tiles: &[Tile], m_tiles: usize, n0: usize) {
+        for (s, strip) in tiles.chunks(m_tiles).enumerate() {
+            let n0 = n0 + s * TILE_DIM;
+            let columns = n0..self.n.min(n0 + TILE_DIM);
+            let strip = &strip[self.first_tile..];
+            for (mt, (tile, factors)) in strip.iter().zip(self.factors).enumerate() {
+                let n_rows = TILE_DIM.min(self.n_rows - mt * TILE_DIM);
+                let first = self.first.map(|first| first + mt * TILE_DIM);
+                match self.whole(first, n_rows, &columns) {
+                    Some((rows, addend)) => hvx::widest(WriteTile {
+                        tile,
+                        factors,
+                        rows,
+                        addend,
+                    }),
+                    None => self.write_row_by_row(tile, factors, first, n_rows, &columns),
+                }
+            }
+        }
+    }
+
+    /// Returns the places of a tile's results and of what is added to them, if there are 32 columns,
+    /// all rows have the same distance, and the epilogue is none or a sum.
+    ///
+    /// - `first`: number of the tile's first row, as [`Self::first`]
+    fn whole(
+        &mut self,
+        [at, m]: [usize; 2],
+        n_rows: usize,
+        columns: &Range<usize>,
+    ) -> Option<(Strip<&mut [f32]>, Option<Addend<'_>>)> {
+        let RowStarts::Strided(stride) = self.rows else {
+            return None;
+        };
+        if columns.len() < TILE_DIM || stride < TILE_DIM {
+            return None;
+        }
+        let addend = match self.epilogue {
+            None => None,
+            Some(Epilogue {
+                f: Combine::Add,
+                other,
+                ..
+            }) => Some(match other {
+                None => Addend::InPlace,
+                Some((elems, RowStarts::Strided(stride))) if stride >= TILE_DIM => {
+                    let elems = &elems[m * stride + columns.start..];
+                    Addend::Apart(Strip { elems, stride })
+                }
+                Some(_) => return None,
+            }),
+            Some(_) => return None,
+        };
+        let start = at * stride + columns.start;
+        let elems = &mut self.dst[start..start + (n_rows - 1) * stride + TILE_DIM];
+        Some((Strip { elems, stride }, addend))
+    }
+
+    /// Writes a tile whose rows are shorter than 32 columns or lie anywhere, or are gated.
+    fn write_row_by_row(
+        &mut self,
+        tile: &Tile,
+        factors: &[RowFactor; TILE_DIM],
+        first: [usize; 2],
+        n_rows: usize,
+        columns: &Range<usize>,
+    ) {
+        let mut rows = hvx::zeros::<TILE_DIM>();
+        let rows: &mut [[f32; TILE_DIM]; TILE_DIM] = bytemuck::cast_mut(&mut rows);
+        unpack_tile(tile, factors, rows);
+        for (i, row) in rows[..n_rows].iter().enumerate() {
+            let [at, m] = first.map(|first| first + i);
+            let finish = self.epilogue.map_or(Finish::WRITE, |epilogue| {
+                epilogue.of_row(m, columns.start, columns.end)
+            });
+            let start = self.rows.start(at) + columns.start;
+            finish.put(row, &mut self.dst[start..start + columns.len()]);
+        }
+    }
+}
+
+/// Columns of consecutive rows: the first row's begin with the first of `elems`.
+struct Strip<E> {
+    elems: E,
+    /// Elements from one row to the next.
+    stride: usize,
+}
+
+/// Numbers that are added to the results of a tile.
+enum Addend<'a> {
+    /// The values that the results' places hold before.
+    InPlace,
+    /// As many rows as the results have.
+    Apart(Strip<&'a [f32]>),
+}
+
+/// Writes as many rows of a tile as `rows` has, 32 columns each.
+struct WriteTile<'a> {
+    tile: &'a Tile,
+    factors: &'a [RowFactor; TILE_DIM],
+    rows: Strip<&'a mut [f32]>,
+    addend: Option<Addend<'a>>,
+}
+
+impl WriteTile<'_> {
+    /// Calls `put` with each row's results and the place for them.
+    #[inline(always)]
+    fn for_rows(self, mut put: impl FnMut(Vector, &mut [f32; TILE_DIM])) {
+        let one = hvx::splat_h(0x3c00);
+        let Strip { elems, stride } = self.rows;
+        let mut rows = elems;
+        for (line, factors) in self.tile.0.iter().zip(self.factors.as_chunks::<2>().0) {
+            let (even, odd) = hvx::widen_mul_f16(hvx::load(line), one);
+            let scaled = |v, factor: RowFactor| hvx::mul_f32(v, hvx::splat_f32(factor.factor()));
+            // The last row ends with its last column.
+            if rows.len() < stride {
+                if let Some(out) = rows.first_chunk_mut() {
+                    put(scaled(even, factors[0]), out);
+                }
+                return;
+            }
+            let (row, next) = rows.split_at_mut(stride);
+            let (Some(out), Some(next_out)) = (row.first_chunk_mut(), next.first_chunk_mut())
+            else {
+                return;
+            };
+            put(scaled(even, factors[0]), out);
+            put(scaled(odd, factors[1]), next_out);
+            rows = next.get_mut(stride..).unwrap_or_default();
+        }
+    }
+}
+
+impl hvx::Kernel for WriteTile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(mut self) {
+        match self.addend.take() {
+            None => self.for_rows(|result, out| hvx::store_f32(out, result)),
+            Some(Addend::InPlace) => self.for_rows(|result, out| {
+                hvx::store_f32(out, hvx::add_f32(result, hvx::load_f32(out)));
+            }),
+            Some(Addend::Apart(other)) => {
+                let mut others = other.elems.chunks(other.stride);
+                self.for_rows(|result, out| {
+                    // The driver has checked that there are as many rows.
+                    if let Some(other) = others.next().and_then(<[f32]>::first_chunk) {
+                        hvx::store_f32(out, hvx::add_f32(result, hvx::load_f32(other)));
+                    }
+                });
+            }
+        }
+    }
+}

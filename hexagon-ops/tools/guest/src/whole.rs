@@ -1,0 +1,390 @@
+//! Packets of whole operations: the command loop reads, checks and executes lists of commands, with
+//! cache operations and results, as on a device.
+//!
+//! A figure is what a further command of a list costs, warm. Copies of the DMA engine cost nothing,
+//! and the matrix unit's instructions count as packets.
+
+use core::fmt::Write;
+use core::ops::Range;
+
+use bytemuck::Zeroable;
+use hexagon_ops::hmx::Hmx;
+use hexagon_ops::layout::{TILE_DIM, Tile, WeightType};
+use hexagon_ops::rt::cache;
+use hexagon_ops::rt::memory::Mapped;
+use hexagon_ops::rt::shared::Shared;
+use hexagon_ops::serve::{Platform, Server, State, Units};
+use hexagon_ops::wire::{
+    self, Attention, COLLECTED, Command, FENCE, RingHeader, List, MAGIC, Map, MatMul, PUBLISHED, Plain,
+    RingLayout, STATUS_OK, Serve, Start, Tensor, TensorOp, VERSION, Weights,
+};
+
+use crate::bench::packets;
+use crate::scratch::Scratch;
+
+/// Bytes of the only buffer, and what is at its offsets.
+const ARENA_BYTES: usize = 48 << 20;
+const WEIGHTS: u64 = 0;
+const FIRST: u64 = 16 << 20;
+const SECOND: u64 = 24 << 20;
+const RESULT: u64 = 32 << 20;
+const MASK: u64 = 40 << 20;
+const INDEX: u64 = 44 << 20;
+const COMMANDS: u64 = 46 << 20;
+
+/// VTCM of a V75.
+const VTCM_TILES: usize = (8 << 20) / size_of::<Tile>();
+/// Slots of the ring.
+const SLOTS: u32 = 4;
+/// Most commands of a list.
+const MOST: usize = 3;
+/// Side of the weights, and positions of a cache.
+const SIDE: usize = 2048;
+const POSITIONS: usize = 1024;
+
+static STATE: Scratch<State> = Scratch::new(State::new());
+
+/// The system around the loop.
+struct System {
+    arena: *mut u8,
+    ring: *mut u8,
+}
+
+impl Platform for System {
+    fn map(&mut self, _fd: i32, bytes: usize) -> Result<Mapped, u32> {
+        // SAFETY: new memory of that size, never unmapped, and not used while the loop runs.
+        unsafe { Mapped::new(self.arena, self.arena, bytes) }.ok_or(0)
+    }
+
+    fn unmap(&mut self, _mapped: Mapped) {}
+
+    fn map_ring(&mut self, _fd: i32, bytes: usize) -> Option<Shared> {
+        // SAFETY: new memory of that size, never unmapped, and used by words.
+        unsafe { Shared::new(self.ring, bytes) }
+    }
+
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
+        cache::invalidate(mapped.start().wrapping_add(range.start), range.len());
+    }
+
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
+        cache::clean(mapped.start().wrapping_add(range.start), range.len());
+    }
+
+    fn time_us(&mut self) -> u64 {
+        0
+    }
+
+    fn packets(&mut self) -> u64 {
+        u64::from(packets())
+    }
+
+    fn relax(&mut self, _polls: u32) -> Result<(), i32> {
+        Ok(())
+    }
+}
+
+/// A host with a session.
+struct Host {
+    server: Server<System, &'static mut [Tile], &'static mut State>,
+    layout: RingLayout,
+    ring: Shared,
+    arena: *mut u8,
+    sequence: u64,
+}
+
+impl Host {
+    /// Starts a session; `map` returns zeroed memory. Returns `None` if the loop refuses.
+    fn new(map: &dyn Fn(usize) -> *mut u8) -> Option<Self> {
+        let layout = RingLayout::new(SLOTS)?;
+        let (arena, memory) = (map(ARENA_BYTES), map(layout.bytes()));
+        let vtcm = map(VTCM_TILES * size_of::<Tile>()).cast::<Tile>();
+        // SAFETY: new memory of that size, which nothing else uses.
+        let vtcm = unsafe { core::slice::from_raw_parts_mut(vtcm, VTCM_TILES) };
+        // SAFETY: as for the server's own.
+        let ring = unsafe { Shared::new(memory, layout.bytes()) }?;
+        let header = RingHeader {
+            magic: MAGIC,
+            version: VERSION,
+            slots: SLOTS,
+            reserved: 0,
+        };
+        ring.write(0, &header);
+        // SAFETY: packets are counted in a guest without the unit's instructions.
+        let hmx = unsafe { Hmx::assume_held() };
+        let units = Units {
+            vtcm,
+            hmx,
+            threads: 1,
+            arch: 73,
+        };
+        let system = System {
+            arena,
+            ring: memory,
+        };
+        // SAFETY: the only reference to STATE.
+        let mut server = Server::new(system, units, unsafe { STATE.get() });
+        let start = Start {
+            version: VERSION,
+            fd: 0,
+            bytes: u32::try_from(layout.bytes()).ok()?,
+            threads: 0,
+        };
+        server.start(&start).ok()?;
+        let mut host = Self {
+            server,
+            layout,
+            ring,
+            arena,
+            sequence: 0,
+        };
+        let bytes = ARENA_BYTES as u64;
+        host.submit(Command::new(0, &Map { buffer: 0, fd: 0, bytes }))?;
+        Some(host)
+    }
+
+    /// Submits one command and returns its packets; `None` if it fails.
+    fn submit(&mut self, mut command: Command) -> Option<u64> {
+        self.sequence += 1;
+        command.sequence = self.sequence;
+        command.flags = FENCE;
+        let published = self.ring.load(PUBLISHED);
+        self.ring.write(self.layout.command(published), &command);
+        self.ring.store(PUBLISHED, published.wrapping_add(1));
+        let serve = Serve {
+            idle_us: 0,
+            reserved: 0,
+        };
+        self.server.serve(&serve).ok()?;
+        let completion: wire::Completion = self.ring.read(self.layout.completion(published));
+        self.ring.store(COLLECTED, published.wrapping_add(1));
+        (completion.status == STATUS_OK).then_some(completion.packets)
+    }
+
+    /// Returns the packets of a list of `count` commands that take turns, when run again.
+    fn list(&mut self, commands: &[Command; 2], count: usize) -> Option<u64> {
+        for index in 0..count {
+            let at = self.arena.wrapping_add(COMMANDS as usize + index * size_of::<Command>());
+            // SAFETY: inside the arena, which the loop does not use now.
+            unsafe { at.cast::<Command>().write(commands[index % 2]) };
+        }
+        let list = List {
+            buffer: 0,
+            count: u32::try_from(count).ok()?,
+            offset: COMMANDS,
+        };
+        self.submit(Command::new(0, &list))?;
+        self.submit(Command::new(0, &list))
+    }
+
+    /// Returns what a further command of a list costs, in hundredths of a packet per unit.
+    fn cost(&mut self, commands: &[Command; 2], units: usize) -> Option<u64> {
+        let one = self.list(commands, 1)?;
+        let more = self.list(commands, MOST)?;
+        let units = units as u64 * (MOST as u64 - 1);
+        Some(((more.checked_sub(one)?) * 100 + units / 2) / units)
+    }
+}
+
+/// Writes one line per operation: name, packets per unit; `refused` in place of them if it failed.
+/// `map` returns zeroed memory.
+pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8) {
+    let mut text = crate::bench::Text(write);
+    let Some(mut host) = Host::new(map) else {
+        let _ = writeln!(text, "no session");
+        return;
+    };
+    let mut line = |name: core::fmt::Arguments<'_>, commands: [Command; 2], units: usize| {
+        let _ = match host.cost(&commands, units) {
+            Some(spent) => writeln!(text, "whole_{name} {}.{:02}", spent / 100, spent % 100),
+            None => writeln!(text, "whole_{name} refused"),
+        };
+    };
+    for (name, weight, rows) in [
+        ("q4_0", WeightType::Q4_0, &[1, 2, 4, 8, 32, 128, 512][..]),
+        ("q8_0", WeightType::Q8_0, &[1, 4, 32, 128]),
+        ("f16", WeightType::F16, &[1, 4, 32, 128]),
+    ] {
+        for m in rows {
+            // Two activations take turns, so that none is found prepared.
+            let commands = [FIRST, SECOND].map(|act| mul_mat(weight, *m, act));
+            let tiles = SIDE / TILE_DIM * SIDE / TILE_DIM;
+            line(format_args!("mul_mat_{name}_m{m}"), commands, tiles);
+        }
+    }
+    for (name, op) in tensor_ops() {
+        line(format_args!("{name}"), [Command::new(0, &op); 2], 1);
+    }
+    for (name, cache, head, heads, per, rows) in [
+        ("f16_h64_1on1_r1", wire::TYPE_F16, 64, 1, 1, 1),
+        ("f16_h64_32on8_r1", wire::TYPE_F16, 64, 32, 4, 1),
+        ("f16_h64_1on1_r32", wire::TYPE_F16, 64, 1, 1, 32),
+        ("f16_h64_4on1_r512", wire::TYPE_F16, 64, 4, 4, 512),
+        ("f16_h128_1on1_r1", wire::TYPE_F16, 128, 1, 1, 1),
+        ("f16_h128_32on8_r1", wire::TYPE_F16, 128, 32, 4, 1),
+        ("f16_h128_1on1_r32", wire::TYPE_F16, 128, 1, 1, 32),
+        ("f16_h128_4on1_r512", wire::TYPE_F16, 128, 4, 4, 512),
+        ("q8_0_h64_1on1_r1", wire::TYPE_Q8_0, 64, 1, 1, 1),
+    ] {
+        let command = Command::new(0, &attention(cache, head, [heads, heads / per, rows]));
+        line(format_args!("attention_{name}"), [command; 2], POSITIONS * heads);
+    }
+}
+
+/// A product of `m` rows.
+fn mul_mat(weight: WeightType, m: usize, act: u64) -> Command {
+    let rows = |offset| Plain {
+        buffer: 0,
+        reserved: 0,
+        offset,
+        strides: [4 * SIDE as u64, (4 * SIDE * m) as u64, (4 * SIDE * m) as u64],
+    };
+    let body = MatMul {
+        weights: Weights {
+            buffer: 0,
+            layout: weight.layout_id().0,
+            offset: WEIGHTS,
+            k: SIDE as u32,
+            n: SIDE as u32,
+            slices: [1; 2],
+        },
+        act: rows(act),
+        dst: rows(RESULT),
+        m: m as u32,
+        planes: [1; 2],
+        dot_rows: 2,
+        epilogue: Zeroable::zeroed(),
+    };
+    Command::new(0, &body)
+}
+
+/// A tensor without gaps.
+fn tensor(dtype: u32, offset: u64, ne: [usize; 4]) -> Tensor {
+    let (block, bytes) = match dtype {
+        wire::TYPE_F16 => (1, 2),
+        wire::TYPE_I64 => (1, 8),
+        wire::TYPE_Q8_0 => (32, 34),
+        _ => (1, 4),
+    };
+    let row = ne[0] / block * bytes;
+    Tensor {
+        buffer: 0,
+        dtype,
+        offset,
+        ne: ne.map(|n| n as u32),
+        nb: [bytes, row, row * ne[1], row * ne[1] * ne[2]].map(|n| n as u64),
+    }
+}
+
+/// Operations on tensors, one row unless the name says otherwise.
+fn tensor_ops() -> [(&'static str, TensorOp); 20] {
+    use wire::{TYPE_F16 as F16, TYPE_F32 as F32, TYPE_I32 as I32, TYPE_I64 as I64};
+    let op = |kernel, params: &[(usize, u32)], dst, src: &[Tensor]| {
+        let mut op = TensorOp {
+            kernel,
+            dst,
+            ..Zeroable::zeroed()
+        };
+        params.iter().for_each(|(at, word)| op.params[*at] = *word);
+        op.src[..src.len()].copy_from_slice(src);
+        op
+    };
+    let row = |offset, n| tensor(F32, offset, [n, 1, 1, 1]);
+    let two = |kernel, n| op(kernel, &[], row(RESULT, n), &[row(FIRST, n), row(SECOND, n)]);
+    let norm = |n| {
+        let eps = (0, 1e-6_f32.to_bits());
+        op(wire::KERNEL_RMS_NORM, &[eps], row(RESULT, n), &[row(FIRST, n), row(SECOND, n)])
+    };
+    let angles = |n, mode| {
+        [
+            (1, n),
+            (2, mode),
+            (5, 1e4_f32.to_bits()),
+            (6, 1_f32.to_bits()),
+            (8, 1_f32.to_bits()),
+            (9, 32_f32.to_bits()),
+            (10, 1_f32.to_bits()),
+        ]
+    };
+    let position = tensor(I32, INDEX, [1; 4]);
+    let rope = |n: usize, heads, mode| {
+        let at = |offset| tensor(F32, offset, [n, heads, 1, 1]);
+        op(wire::KERNEL_ROPE, &angles(n as u32, mode), at(RESULT), &[at(FIRST), position])
+    };
+    let number = tensor(I64, INDEX, [1; 4]);
+    let soft_max = |mask: Tensor| {
+        let scale = (0, 1_f32.to_bits());
+        op(wire::KERNEL_SOFT_MAX, &[scale], row(RESULT, POSITIONS), &[row(FIRST, POSITIONS), mask])
+    };
+    let copy = |ne| op(wire::KERNEL_COPY, &[], tensor(F16, RESULT, ne), &[tensor(F32, FIRST, ne)]);
+    [
+        ("rms_norm_mul_576", norm(576)),
+        ("rms_norm_mul_2048", norm(2048)),
+        ("rms_norm_mul_4096", norm(4096)),
+        ("add_576", two(wire::KERNEL_ADD, 576)),
+        ("add_2048", two(wire::KERNEL_ADD, 2048)),
+        ("mul_2048", two(wire::KERNEL_MUL, 2048)),
+        ("swiglu_1536", two(wire::KERNEL_SWIGLU, 1536)),
+        ("swiglu_8192", two(wire::KERNEL_SWIGLU, 8192)),
+        ("rope_neox_64x9", rope(64, 9, 2)),
+        ("rope_neox_64x32", rope(64, 32, 2)),
+        ("rope_neox_128x32", rope(128, 32, 2)),
+        ("rope_norm_64x32", rope(64, 32, 0)),
+        (
+            "rope_set_rows_64x9",
+            op(
+                wire::KERNEL_ROPE_SET_ROWS,
+                &angles(64, 2),
+                tensor(F16, RESULT, [64, 9, 8, 1]),
+                &[tensor(F32, FIRST, [64, 9, 1, 1]), position, number],
+            ),
+        ),
+        ("soft_max_1024_mask_f16", soft_max(tensor(F16, MASK, [POSITIONS, 1, 1, 1]))),
+        ("soft_max_1024_mask_f32", soft_max(row(MASK, POSITIONS))),
+        ("soft_max_1024", soft_max(Zeroable::zeroed())),
+        (
+            "set_rows_f16_512",
+            op(
+                wire::KERNEL_SET_ROWS,
+                &[],
+                tensor(F16, RESULT, [512, 8, 1, 1]),
+                &[row(FIRST, 512), number],
+            ),
+        ),
+        (
+            "get_rows_f16_2048",
+            op(
+                wire::KERNEL_GET_ROWS,
+                &[],
+                row(RESULT, 2048),
+                &[tensor(F16, FIRST, [2048, 8, 1, 1]), position],
+            ),
+        ),
+        ("copy_f16_2048", copy([2048, 1, 1, 1])),
+        ("copy_f16_64x32", copy([64, 32, 1, 1])),
+    ]
+}
+
+/// Attention over [`POSITIONS`]: query heads, heads of keys and values, rows.
+fn attention(cache: u32, head: usize, [heads, kv, rows]: [usize; 3]) -> Attention {
+    // A cache holds the heads of a position side by side.
+    let cached = |offset| {
+        let mut tensor = tensor(cache, offset, [head, POSITIONS, kv, 1]);
+        let one = tensor.nb[1];
+        tensor.nb[1] = one * kv as u64;
+        tensor.nb[2] = one;
+        tensor
+    };
+    Attention {
+        scale: 0.125_f32.to_bits(),
+        max_bias: 0,
+        softcap: 0,
+        reserved: 0,
+        dst: tensor(wire::TYPE_F32, RESULT, [head, heads, rows, 1]),
+        q: tensor(wire::TYPE_F32, FIRST, [head, rows, heads, 1]),
+        k: cached(WEIGHTS),
+        v: cached(SECOND),
+        mask: tensor(wire::TYPE_F16, MASK, [POSITIONS, rows, 1, 1]),
+        sinks: Zeroable::zeroed(),
+    }
+}
