@@ -1,15 +1,15 @@
-// The two buffer types of a device; NPU_BUFFERS_* says which of them it uses.
+// The two buffer types of a device. NPU_BUFFERS_* says which of them it uses.
 //
-// Host:   ggml's layout in ordinary memory. Tensors that are computed live
-//         here, so that neither the CPU backend nor the NPU needs a copy of the
-//         other's results. The buffers are the CPU's with another type pointer,
-//         or memory that the device shares with it: set and get then keep the
-//         two processors' caches in step.
-// Packed: weights in the NPU's layout. ggml reaches them by set and get only;
-//         the Rust side repacks and restores.
+// Host:   ggml's layout in memory that the CPU can read. Computed tensors are
+//         here, so that neither the CPU backend nor the NPU copies the other's
+//         results. A buffer is either one of the CPU backend with another type
+//         pointer, or memory that the device shares with the CPU. Writing and
+//         reading shared memory also maintains the caches.
+// Packed: weights in the NPU's layout. ggml reaches them through set_tensor and
+//         get_tensor only; the Rust side packs and restores them.
 //
-// A buffer of size 0 is ggml's own dummy with an empty interface: nothing here
-// is called for it.
+// A buffer of size 0 is ggml's dummy with an empty interface. ggml calls none
+// of these functions for it.
 
 #include "ggml-impl.h"
 #include "glue.h"
@@ -18,9 +18,14 @@
 #include <string.h>
 
 #if UINTPTR_MAX == UINT64_MAX
-_Static_assert(sizeof(struct ggml_backend_buffer_type) == 64,
+// Version 3 has two more functions, which may be NULL: alloc_buffer_n and
+// get_alloc_size_n.
+#define BUFFER_TYPE_FUNCTIONS (GGML_BACKEND_API_VERSION == 2 ? 6 : 8)
+_Static_assert(sizeof(struct ggml_backend_buffer_type) ==
+                   8 * BUFFER_TYPE_FUNCTIONS + 16,
                "ggml_backend_buffer_type");
-_Static_assert(offsetof(struct ggml_backend_buffer_type, device) == 48,
+_Static_assert(offsetof(struct ggml_backend_buffer_type, device) ==
+                   8 * BUFFER_TYPE_FUNCTIONS,
                "ggml_backend_buffer_type.device");
 _Static_assert(sizeof(struct ggml_backend_buffer) == 120,
                "ggml_backend_buffer");
@@ -50,8 +55,8 @@ static const char *host_get_name(ggml_backend_buffer_type_t buft) {
   return npu_device_name(device_of(buft)->index);
 }
 
-// ggml has no way to say that a tensor cannot be read or written. Rust has
-// logged why, graphs that use the buffer fail, and what was to be read is NaN.
+// These functions cannot report an error to ggml. After a failed write, graphs
+// that use the buffer fail. A failed read returns NaN. The Rust side logs both.
 static void memset_tensor(ggml_backend_buffer_t buffer,
                           struct ggml_tensor *tensor, uint8_t value,
                           size_t offset, size_t size) {
@@ -152,9 +157,9 @@ static size_t packed_get_max_size(ggml_backend_buffer_type_t buft) {
   return npu_packed_max_size(device_of(buft)->index);
 }
 
-// ggml aborts when an op outside its list asks for more than ggml_nbytes; only
-// leaves are ever packed, so only leaves (and views, which are not allocated)
-// may.
+// Returns the packed size for leaves, and for views, which are not allocated.
+// Other tensors are never packed, and ggml aborts if most of their operations
+// ask for more than ggml_nbytes.
 static size_t packed_get_alloc_size(ggml_backend_buffer_type_t buft,
                                     const struct ggml_tensor *tensor) {
   if (!ggml_op_is_empty(tensor->op)) {

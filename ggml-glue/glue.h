@@ -1,52 +1,57 @@
-// What the three files of the glue share. ggml types come in from one side, the
-// structs of npu.h go out on the other; everything that can be decided without
-// a ggml type is decided in Rust.
+// Declarations that the three files of the glue share. They translate ggml's
+// types into the structs of npu.h. Rust decides everything that needs no ggml
+// type.
 #pragma once
 
 #include "ggml-backend-impl.h"
-#include "npu.h"
 
-// One NPU as ggml sees it. Lives from the first registration to the end of the
-// process.
+// The library that holds the glue holds the Rust code, too, and exports
+// neither.
+#pragma GCC visibility push(hidden)
+#include "npu.h"
+#pragma GCC visibility pop
+
+// One NPU as ggml sees it. It exists from the first registration to the end of
+// the process.
 struct glue_device {
-  size_t index;     // what the functions of npu.h call `device`
+  size_t index;     // `device` in the functions of npu.h
   uint32_t buffers; // NPU_BUFFERS_*
   struct ggml_backend_device dev;
   struct ggml_backend_buffer_type
-      host_buft; // ggml's layout, memory the CPU reads and writes too
+      host_buft; // ggml's layout, in memory that the CPU reads and writes
   struct ggml_backend_buffer_type
-      packed_buft; // weights in the NPU's layout, reached by set and get only;
-                   // with NPU_BUFFERS_ONE also everything else
+      packed_buft; // weights in the NPU's layout; all tensors with
+                   // NPU_BUFFERS_ONE
   ggml_backend_buffer_type_t
-      extra_bufts[2]; // NULL-terminated list, empty with NPU_BUFFERS_ONE, for
-                      // ggml_backend_dev_get_extra_bufts
+      extra_bufts[2]; // the list of ggml_backend_dev_get_extra_bufts, ending in
+                      // NULL; empty with NPU_BUFFERS_ONE
   char packed_name[64];
 };
 
 // buffer.c
 
-// Fills the two buffer types; index, buffers and dev are set before.
+// Fills the two buffer types of a device whose other fields are set.
 void glue_device_init_bufts(struct glue_device *device);
 
 // graph.c
 
-// Whether buffers of this type are the device's own (npu_buffer).
+// Returns true if buffers of this type belong to the device (npu_buffer).
 bool glue_is_ours(const struct glue_device *device,
                   ggml_backend_buffer_type_t buft);
 
-// Describes `tensor` as `device` sees it. `with_data` is false where ggml has
-// only metadata (supports_op, alloc sizes).
+// Describes `tensor` for `device`. `with_data` is false where ggml has only
+// metadata: in supports_op and for the sizes of allocations.
 npu_tensor glue_tensor(const struct glue_device *device,
                        const struct ggml_tensor *tensor, bool with_data);
 
-// Describes `node` with its sources; false if it has more of them than npu.h
-// can hold.
+// Describes `node` with its sources. Returns false if it has more sources than
+// npu.h allows.
 bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
                bool with_data, npu_node *out);
 
-// Creates a backend (one stream of graphs) on `device`; NULL after a log line
-// if that fails.
+// Creates a backend, which is one stream of graphs, on `device`. Returns NULL
+// after a log line if that fails.
 ggml_backend_t glue_backend_new(struct glue_device *device);
 
-// Sets how many threads the CPU's share of a backend's graphs takes.
+// Sets the number of threads with which the CPU computes its nodes of graphs.
 void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads);

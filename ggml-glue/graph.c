@@ -1,5 +1,5 @@
-// Tensors and graphs: ggml's structs in, the structs of npu.h out, and the
-// backend that runs them.
+// Translates ggml's tensors and graphs into the structs of npu.h, and runs
+// graphs as a ggml backend.
 
 #include "ggml-impl.h"
 #include "glue.h"
@@ -67,9 +67,8 @@ static uint32_t format_of(enum ggml_type type) {
   }
 }
 
-// Compares type pointers only: in supports_op the buffer may be a dummy (of
-// size 0) that must not be called. The loader asks with such a one where a
-// weight should go.
+// Compares type pointers and calls no function of the buffer: the loader asks
+// supports_op with a dummy buffer of size 0 to find a place for a weight.
 static uint32_t place_of(const struct glue_device *device,
                          const struct ggml_tensor *owner) {
   ggml_backend_buffer_t buffer = owner->buffer;
@@ -77,7 +76,7 @@ static uint32_t place_of(const struct glue_device *device,
                       device->buffers == NPU_BUFFERS_SHARED_AND_PACKED;
   if (buffer == NULL) {
     if (owner->op == GGML_OP_NONE) {
-      return NPU_PLACE_NONE; // a leaf may still get any
+      return NPU_PLACE_NONE; // a leaf may still get any buffer
     }
     return shares ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
   }
@@ -172,12 +171,14 @@ struct glue_backend {
   struct ggml_backend base;
   const struct glue_device *device;
   npu_backend *npu;
-  npu_node *nodes; // scratch for one graph; grows to the largest graph seen and
-                   // is kept
+  // Nodes of one graph. The memory grows to the largest graph so far.
+  npu_node *nodes;
   size_t nodes_capacity;
-  ggml_backend_t cpu; // for what has too few rows; made when first needed
+  // Computes nodes with too few rows for the NPU; created when first needed.
+  ggml_backend_t cpu;
   bool cpu_failed;
-  int n_threads; // that the program wants on the CPU; 0 if it has not said
+  // Threads of the CPU backend; 0 until the program sets them.
+  int n_threads;
 };
 
 static struct glue_backend *backend_of(ggml_backend_t backend) {
@@ -206,8 +207,8 @@ static void backend_free(ggml_backend_t backend) {
   free(self);
 }
 
-// The registry is in the library that loads this one as a plugin, and a program
-// may have loaded that one without showing its symbols to others.
+// Weak, because a plugin finds this function only if the program loaded ggml's
+// registry with global symbols.
 #pragma weak ggml_backend_init_by_type
 
 static void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
@@ -223,7 +224,8 @@ static void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
   set(cpu, n_threads);
 }
 
-// The CPU backend for small nodes; NULL after a log line if there is none.
+// Returns the CPU backend for small nodes, or NULL after a log line if it
+// cannot be created.
 static ggml_backend_t cpu_of(struct glue_backend *self) {
   if (self->cpu != NULL || self->cpu_failed) {
     return self->cpu;
@@ -265,11 +267,11 @@ static bool reads(const struct ggml_tensor *node,
   return false;
 }
 
-// Whether nothing but the next node that is computed reads the result of node
-// `i`, directly or through views that nothing else reads.
+// Returns true if only the next computed node reads the result of node `i`,
+// directly or through views that no other node reads.
 static bool feeds_next(const struct ggml_cgraph *graph, int i) {
   if (graph->nodes[i]->view_src != NULL) {
-    return false; // others may read it by way of the tensor that it is part of
+    return false; // other nodes may read the tensor that it is a part of
   }
   const struct ggml_tensor *value = NULL;
   for (int j = i; j < graph->n_nodes; j++) {
@@ -317,8 +319,8 @@ static enum ggml_status status_of(uint32_t status) {
   }
 }
 
-// Computes the first `*n_nodes` nodes of the scratch, and empties it. `uid` is
-// that of the graph if these are all of its nodes, else 0.
+// Computes the first `*n_nodes` of `self->nodes` and sets the number to 0.
+// `uid` is the graph's if these are all of its nodes, else 0.
 static enum ggml_status compute_on_npu(struct glue_backend *self, uint64_t uid,
                                        size_t *n_nodes) {
   const size_t n = *n_nodes;
@@ -328,8 +330,8 @@ static enum ggml_status compute_on_npu(struct glue_backend *self, uint64_t uid,
              : status_of(npu_backend_compute(self->npu, uid, self->nodes, n));
 }
 
-// Computes the nodes [begin, *end) of a graph, and sets `*end` to 0, which
-// stands for none.
+// Computes the nodes [begin, *end) of a graph and sets `*end` to 0, which means
+// that no node waits for the CPU.
 static enum ggml_status compute_on_cpu(struct glue_backend *self,
                                        const struct ggml_cgraph *graph,
                                        int begin, int *end) {
@@ -369,10 +371,10 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
     return GGML_STATUS_ALLOC_FAILED;
   }
 
-  // Nodes for the NPU are collected, those for the CPU stay where they are: a
-  // run of either is computed when it ends.
+  // Consecutive nodes of one processor are computed together: those for the NPU
+  // are collected in `self->nodes`, those for the CPU are a range of the graph.
   size_t n_filled = 0;
-  bool all = true; // nodes so far are the NPU's
+  bool all = true; // the NPU computes all nodes so far
   int cpu_begin = 0, cpu_end = 0;
   enum ggml_status status = GGML_STATUS_SUCCESS;
   for (int i = 0; i < graph->n_nodes && status == GGML_STATUS_SUCCESS; i++) {
@@ -387,8 +389,8 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
       return GGML_STATUS_FAILED;
     }
     out->feeds_next = feeds_next(graph, i);
-    // Only from packed buffers with plain bytes beside them can the CPU read
-    // weights.
+    // The CPU can read packed weights only if the device also keeps their
+    // original bytes.
     const bool cpu_reads = self->device->buffers == NPU_BUFFERS_HOST_AND_PACKED;
     if (cpu_reads && npu_prefers_cpu(self->device->index, out) &&
         cpu_of(self) != NULL) {

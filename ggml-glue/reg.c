@@ -1,5 +1,5 @@
-// The registry entry RUST_NPU and its devices: what ggml asks before it
-// allocates or computes anything.
+// The registry entry RUST_NPU and its devices. ggml asks these functions before
+// it allocates or computes anything.
 
 #include "ggml-rust-npu.h"
 
@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-// The structs that this file and its neighbours fill or read. A llama.cpp in
-// which one of them changed must not compile against this glue until somebody
-// has looked at the change.
+// The glue fills or reads these structs. If one of them changed, the glue must
+// not compile against that llama.cpp before the change is understood.
 #if UINTPTR_MAX == UINT64_MAX
-_Static_assert(GGML_BACKEND_API_VERSION == 2, "ggml backend API version");
+_Static_assert(GGML_BACKEND_API_VERSION == 2 || GGML_BACKEND_API_VERSION == 3,
+               "ggml backend API version");
 _Static_assert(sizeof(struct ggml_backend_reg) == 48, "ggml_backend_reg");
 _Static_assert(offsetof(struct ggml_backend_reg, iface) == 8,
                "ggml_backend_reg.iface");
@@ -33,7 +33,8 @@ _Static_assert(sizeof(struct ggml_backend_dev_caps) == 5,
                "ggml_backend_dev_caps");
 #endif
 
-// Fixed by the first call of start() and never changed or freed afterwards.
+// The first call of start() creates the devices. They are never changed or
+// freed afterwards.
 static struct glue_device *g_devices;
 static size_t g_n_devices;
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
@@ -55,7 +56,7 @@ static void device_get_memory(ggml_backend_dev_t dev, size_t *free,
   npu_device_memory(glue_device_of(dev)->index, free, total);
 }
 
-// GPU, because llama.cpp gives layers to devices of this type only.
+// Returns GPU, because llama.cpp gives layers to devices of this type only.
 static enum ggml_backend_dev_type device_get_type(ggml_backend_dev_t dev) {
   (void)dev;
   return GGML_BACKEND_DEVICE_TYPE_GPU;
@@ -67,8 +68,8 @@ static void device_get_props(ggml_backend_dev_t dev,
       .name = device_get_name(dev),
       .description = device_get_description(dev),
       .type = device_get_type(dev),
-      // caps stay false: weights must pass through set_tensor, which packs
-      // them, and computing is synchronous.
+      // All capabilities stay false: weights must pass through set_tensor,
+      // which packs them, and computing is synchronous.
   };
   device_get_memory(dev, &props->memory_free, &props->memory_total);
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use rknpu_ops::sim::Fault;
 
-use self::settings::{Refusal, Setting, Settings};
+use self::settings::{BadSettings, Setting, Settings};
 use crate::error::{Error, Result};
 use crate::hexagon::caps::HexCaps;
 use crate::rockchip::caps::{self, RkCaps};
@@ -124,7 +124,7 @@ impl Config {
     /// # Errors
     /// `Config` if the settings file is invalid.
     pub fn setting(&self, setting: Setting, chip: &str) -> Result<Option<usize>> {
-        let settings = self.settings.as_ref().map_err(Refusal::clone)?;
+        let settings = self.settings.as_ref().map_err(BadSettings::clone)?;
         Ok(settings.get(setting, chip, !self.sim.is_empty()))
     }
 
@@ -158,7 +158,7 @@ impl Config {
     /// As [`Config::min_m`].
     pub fn min_m_narrow(&self, chip: &str) -> Result<usize> {
         let is_simulated = !self.sim.is_empty();
-        let settings = self.settings.as_ref().map_err(Refusal::clone);
+        let settings = self.settings.as_ref().map_err(BadSettings::clone);
         let is_said = match self.min_m {
             Some(_) => true,
             None => settings?.get(Setting::MinM, chip, is_simulated).is_some(),

@@ -10,12 +10,12 @@
 mod common;
 
 use common::{
-    Numbers, PLAIN, Weight, contiguous, device, device_with, mul_mat, mul_mat_id, mul_mat_of_graph,
-    nmse_limit, packed, tensor,
+    Numbers, PLAIN, Q8_0, Weight, contiguous, device, device_with, mul_mat, mul_mat_id,
+    mul_mat_of_graph, nmse_limit, packed, tensor,
 };
-use ggml_rust_npu::backend::{Buffer, Content, Node};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Node};
 use ggml_rust_npu::config::rules::Rules;
-use ggml_rust_npu::graph::{Op, Operation, PARAMS, Tensor, sources};
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Tensor, sources};
 use ggml_rust_npu::host_memory::{Region, RegionMut};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::rockchip::caps::{self, Cores, RkCaps};
@@ -503,6 +503,46 @@ fn the_cores_that_are_left_compute_all_columns() {
             assert!(
                 have == mul_mat(&all, &w, None, &act, ne).unwrap(),
                 "{cores} N={n}"
+            );
+        }
+    }
+}
+
+/// llama.cpp's loader asks for ggml's default buffers first, then for packed ones. A weight of
+/// anything but a product must stay on the CPU, where its operation runs.
+#[test]
+fn weights_land_packed_if_the_npu_multiplies_with_them_and_else_on_the_cpu() {
+    let device = device(&caps::RK3588);
+    let of = |dtype, ne, place| Tensor {
+        place,
+        ..tensor("weight", dtype, contiguous(dtype, ne))
+    };
+    for (op, dtype, ne, is_packed) in [
+        (Op::MulMat, Q8_0, [64, 96, 1, 1], true),
+        (Op::MulMat, DType::F16, [64, 96, 1, 1], true),
+        (Op::GetRows, Q8_0, [64, 512, 1, 1], false),
+        (Op::Add, DType::F32, [64, 1, 1, 1], false),
+        (Op::Mul, DType::F32, [64, 1, 1, 1], false),
+        (Op::Rope, DType::F32, [64, 1, 1, 1], false),
+        (Op::SsmConv, DType::F32, [4, 64, 1, 1], false),
+        // Nothing to compute, but the nodes around it are the CPU's.
+        (Op::Add, DType::F32, [64, 0, 1, 1], false),
+    ] {
+        for (place, lands) in [(Place::Host, false), (Place::Packed, is_packed)] {
+            let operation = Operation {
+                op,
+                params: [0; PARAMS],
+                dst: of(DType::F32, [ne[1], 512, 1, 1], Place::Host),
+                src: sources(&[
+                    of(dtype, ne, place),
+                    of(DType::F32, [ne[0], 512, 1, 1], Place::Unknown),
+                ]),
+            };
+            let name = op.name();
+            assert_eq!(
+                device.supports(&operation),
+                lands,
+                "{name} {dtype:?} {place:?}"
             );
         }
     }

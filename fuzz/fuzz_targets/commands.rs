@@ -23,8 +23,8 @@ use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
 use hexagon_ops::wire::{
-    self, COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, Epilogue, FENCE, Header, MAGIC,
-    Map, MatMul, MatMulId, PUBLISHED, Plain, RingLayout, Serve, Start, VERSION, Weights,
+    self, COLLECTED, COMPLETED, Command, ERROR_CALL, ERROR_RING, Epilogue, FENCE, MAGIC, Map,
+    MatMul, MatMulId, PUBLISHED, Plain, RingHeader, RingLayout, Serve, Start, VERSION, Weights,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -193,7 +193,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
     let ring = unsafe { Shared::new(memory.ring, bytes) }.expect("aligned");
     ring.write(
         0,
-        &Header {
+        &RingHeader {
             magic: MAGIC,
             version: VERSION,
             slots: SLOTS,

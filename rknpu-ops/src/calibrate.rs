@@ -228,7 +228,7 @@ fn fit(row: &[f32], inverse: f32) -> LevelFit {
     let padding = (LANES - rest.len()) as f32;
     LevelFit {
         uq: uq.iter().sum(),
-        // The level of a zero after the row's end is 1/2.
+        // A zero that pads the row has the level 1/2, whose square is subtracted.
         qq: qq.iter().sum::<f32>() - 0.25 * padding,
     }
 }

@@ -30,14 +30,14 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Why a file of settings is not understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct BadSettings {
     path: PathBuf,
     reason: String,
     allowed: String,
 }
 
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
+impl From<BadSettings> for Error {
+    fn from(refusal: BadSettings) -> Self {
         Self::Config {
             variable: VARIABLE,
             value: refusal.path.display().to_string(),
@@ -118,12 +118,14 @@ impl Settings {
     ///
     /// # Errors
     /// The reason if it cannot be read, or the number of the first invalid line.
-    pub(super) fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Refusal> {
+    pub(super) fn read(
+        lookup: impl Fn(&'static str) -> Option<String>,
+    ) -> Result<Self, BadSettings> {
         let Some(path) = Self::path(&lookup) else {
             return Ok(Self::default());
         };
         let is_named = lookup(VARIABLE).is_some_and(|value| !value.trim().is_empty());
-        let refused = |(reason, allowed)| Refusal {
+        let refused = |(reason, allowed)| BadSettings {
             path: path.clone(),
             reason,
             allowed,

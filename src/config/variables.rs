@@ -8,7 +8,7 @@ use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::Coherence;
 
 use super::rules::{self, Rules};
-use super::settings::{Refusal, Settings};
+use super::settings::{BadSettings, Settings};
 use super::values::{
     self, CALIBRATIONS, COHERENCES, KEEPS, LEVELS, PACK_VERIFIES, REPACKS, SESSIONS, TIMEOUTS_S,
     chip, list, number, one_of, path, quoted, span, words,
@@ -84,7 +84,7 @@ macro_rules! variables {
             )+)+
             /// The file's values, or why it is not understood. Only devices that have settings ask
             /// for it.
-            pub settings: std::result::Result<Settings, Refusal>,
+            pub settings: std::result::Result<Settings, BadSettings>,
         }
 
         impl Config {
@@ -94,7 +94,7 @@ macro_rules! variables {
             /// `Config` for the first value that is not understood.
             pub(super) fn parse(
                 get: impl Fn(&'static str) -> Option<String>,
-                settings: std::result::Result<Settings, Refusal>,
+                settings: std::result::Result<Settings, BadSettings>,
             ) -> Result<Self> {
                 Ok(Self {
                     $($($field: read($name, get($name), $default, $parse, || $allowed.into())?,)+)+

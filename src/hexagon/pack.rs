@@ -104,7 +104,7 @@ pub(super) fn pack(
                 if !touched.contains(&number) {
                     continue;
                 }
-                // PANIC: sizes and numbers are the layout's own.
+                // PANIC: the layout gave the sizes and the row numbers.
                 if !whole(number) {
                     (panel_layout.unpack_row(panel, n, bytes)).expect("a row of the layout");
                 }
@@ -156,7 +156,7 @@ pub(crate) fn pack_rows(
                 _ => &rows[numbers.start * row_bytes..numbers.end * row_bytes],
             };
             if whole {
-                // PANIC: sizes and numbers are the layout's own.
+                // PANIC: the layout gave the sizes and the row numbers.
                 (panel_layout.pack_panel(panel, bytes)).expect("a panel of the layout");
                 return;
             }
@@ -226,7 +226,7 @@ pub(super) fn unpack(layout: &WeightLayout, packed: &[u8], first: usize, out: &m
         let (panel, n) = panel_of_row(layout, (first + done) / row_bytes);
         let at = (panel - first_panel) * panel_layout.matrix_bytes();
         let bytes = &packed[at..at + panel_layout.matrix_bytes()];
-        // PANIC: sizes and numbers are the layout's own.
+        // PANIC: the layout gave the sizes and the row numbers.
         (panel_layout.unpack_row(bytes, n, &mut row)).expect("a row of the layout");
         let count = (row_bytes - within).min(out.len() - done);
         out[done..done + count].copy_from_slice(&row[within..within + count]);

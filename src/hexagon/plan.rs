@@ -224,7 +224,7 @@ fn operands(
     let act_step = src1.shape.nb[0];
     let act_fits = match src1.dtype {
         DType::F32 => act_step == 4 && rows_of_words(src1),
-        // Converted at use.
+        // A command before the product converts these to F32.
         DType::F16 => act_step == 2,
         _ => false,
     };

@@ -92,7 +92,7 @@ impl Stream for HexStream {
                 error,
             })?;
         }
-        run(&self.device, &graphs.current)?;
+        graphs.current.run(&self.device)?;
         if uid != 0 && !graphs.current.once {
             graphs.remember(uid);
         }
@@ -108,7 +108,7 @@ impl Stream for HexStream {
 impl From<Failed> for GraphError {
     fn from(failed: Failed) -> Self {
         Self {
-            node: failed.job,
+            node: failed.entry,
             error: failed.error,
         }
     }
@@ -258,7 +258,7 @@ impl Graphs {
             let range = span(tensor);
             if home.holds_packed(&range) {
                 // Earlier commands may read the operand unchanged, and may compute its content.
-                run(&self.device, &self.current).map_err(|failed| failed.error)?;
+                (self.current.run(&self.device)).map_err(|failed| failed.error)?;
                 self.current.clear(self.device.changes());
                 self.last = None;
                 home.unpack(&range);
@@ -281,7 +281,7 @@ impl Graphs {
             Err(_) if found.is_none() && src0.role != Role::Result => plan(true)?,
             planned => planned?,
         };
-        // A pack may have brought them in another layout than their type's.
+        // Weights from a pack may have another layout than the one that belongs to their type.
         if let (Some(found), Some(layout)) = (found, command.weights())
             && found != *layout
         {
@@ -321,7 +321,7 @@ impl Graphs {
         if let Err(error) = submission.record(&self.device.npu) {
             log::debug!("{}: a graph stays in the ring: {error}", self.device.name);
         }
-        Some(run(&self.device, submission))
+        Some(submission.run(&self.device))
     }
 
     /// Fills in where the operands are, the result first; returns the buffers.
@@ -360,23 +360,6 @@ impl Graphs {
         }
         Ok(buffers)
     }
-}
-
-/// Has the device carry a graph out.
-fn run(device: &HexDevice, graph: &Submission) -> std::result::Result<(), Failed> {
-    if log::log_enabled!(log::Level::Debug) {
-        let cost = graph.cost();
-        log::debug!(
-            "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products, {:.0} us in all",
-            device.name,
-            graph.len(),
-            cost.weight_packets,
-            cost.weight_bytes,
-            cost.tile_products,
-            cost.microseconds(device.npu.caps(), device.npu.info().threads)
-        );
-    }
-    graph.run(&device.npu, device.trace.as_ref())
 }
 
 /// Returns the buffers of a command: the result's, which stands for operands that are not there,

@@ -28,7 +28,7 @@ pub fn sampled(source: &[u8]) -> u128 {
     hash.update(&(source.len() as u64).to_le_bytes());
     let last = source.len() - SAMPLE_BYTES;
     for sample in 0..SAMPLES {
-        // Whole pages of the tensor, but for the last sample, which ends with it.
+        // Samples begin at whole pages of the tensor, except the last one, which ends where the tensor ends.
         let at = match sample {
             _ if sample == SAMPLES - 1 => last,
             _ => last / (SAMPLES - 1) * sample / SAMPLE_BYTES * SAMPLE_BYTES,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::device::{WeightMemory, Weights};
+use super::device::{PackedWeights, WeightMemory};
 use super::pack::RowSource;
 use super::{RkDevice, plan};
 use crate::backend::{Buffer, Content};
@@ -45,7 +45,7 @@ struct Packed {
     dtype: DType,
     ne: [usize; 4],
     bytes: usize,
-    weights: Weights,
+    weights: PackedWeights,
     /// The ranges written since the bytes were released, or ever: apart from each other, in order.
     written: Vec<Range<usize>>,
     released: bool,
@@ -70,7 +70,7 @@ impl Packed {
 
 impl Contents {
     /// Returns the packed form of a tensor, if all of it was packed as such.
-    pub(super) fn find(&self, tensor: &Tensor) -> Option<&Weights> {
+    pub(super) fn find(&self, tensor: &Tensor) -> Option<&PackedWeights> {
         let packed = self.packed.get(&tensor.packed_offset)?;
         let same = packed.dtype == tensor.dtype && packed.ne == tensor.shape.ne;
         (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
@@ -196,7 +196,13 @@ impl RkBuffer {
     }
 
     /// Takes a whole weight from a pack file; whether there is one that has it.
-    fn take(&self, tensor: &Tensor, weights: &mut Weights, start: usize, rows: &[u8]) -> bool {
+    fn take(
+        &self,
+        tensor: &Tensor,
+        weights: &mut PackedWeights,
+        start: usize,
+        rows: &[u8],
+    ) -> bool {
         let Some(packs) = self.device.packs.get() else {
             return false;
         };

@@ -82,7 +82,7 @@ impl CallCost {
             Precision::Int8 => self.int8_ops_per_ns,
             Precision::Fp16 => self.fp16_ops_per_ns,
             Precision::Int4 => self.int4_ops_per_ns,
-            // No figures for the mixed ones: as the activations.
+            // No rates of mixed types are published; they are assumed to be those of the activations' type.
             Precision::Int4Int8 => self.int8_ops_per_ns,
             Precision::Int4Fp16 => self.fp16_ops_per_ns,
         }

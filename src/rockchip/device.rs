@@ -21,7 +21,7 @@ use task_pool::{Pool, chunks};
 use self::activation::{Activations, SharedActivations};
 use self::core::{Core, CoreCall};
 use self::domain::Domains;
-pub use self::weight::{WeightMemory, WeightSlice, Weights};
+pub use self::weight::{PackedWeights, WeightMemory, WeightSlice};
 use crate::error::{Error, Result};
 use crate::host_memory::RowsMut;
 use crate::rockchip::caps::{self, Precision, RkCaps};

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::host_memory::RegionMut;
 use crate::reference;
 use crate::rockchip::caps::Precision;
-use crate::rockchip::device::{NAME, RkNpu, WeightMemory, WeightSlice, Weights};
+use crate::rockchip::device::{NAME, PackedWeights, RkNpu, WeightMemory, WeightSlice};
 use crate::rockchip::layout::WeightLayout;
 use crate::rockchip::pack::RowSource;
 use crate::rockchip::plan::Buckets;
@@ -151,7 +151,7 @@ fn arithmetic(npu: &RkNpu, choice: Choice) -> Result<(Precision, Buckets)> {
 }
 
 /// Multiplies `m` rows in calls of just this M, and returns the normalized mean square error.
-fn multiply(npu: &RkNpu, memory: &WeightMemory, weights: &Weights, m: usize) -> Result<f64> {
+fn multiply(npu: &RkNpu, memory: &WeightMemory, weights: &PackedWeights, m: usize) -> Result<f64> {
     let w = WeightSlice {
         memory,
         weights,

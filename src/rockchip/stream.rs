@@ -9,7 +9,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::pack::Rows;
 
-use super::device::{NAME, WeightMemory, WeightSlice, Weights};
+use super::device::{NAME, PackedWeights, WeightMemory, WeightSlice};
 use super::layout::WeightLayout;
 use super::pack::RowSource;
 use super::plan::{self, Bucketing, Command, MulMat, MulMatId};
@@ -59,7 +59,7 @@ impl Stream for RkStream {
 /// The packed weights of a node.
 enum PackedOperand<'a> {
     /// Packed when they were written.
-    Ready(&'a WeightMemory, &'a Weights),
+    Ready(&'a WeightMemory, &'a PackedWeights),
     /// Packed as they are used, for this node only.
     AtUse(Box<AtUse<'a>>),
 }
@@ -71,7 +71,7 @@ struct AtUse<'a> {
     rows: Cow<'a, [u8]>,
     calibration: Method,
     memory: WeightMemory,
-    weights: Weights,
+    weights: PackedWeights,
     /// The slice that `weights` holds.
     slice: Option<usize>,
 }

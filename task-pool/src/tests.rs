@@ -46,7 +46,7 @@ fn runs_follow_each_other_in_any_rhythm() {
 fn tasks_run_at_the_same_time_where_there_are_threads() {
     let pool = pool(3);
     let met = std::sync::Barrier::new(3);
-    // Would never return if one thread ran two of them.
+    // If one thread ran two of the tasks, the first would wait forever for the second.
     pool.run(3, &|_| {
         met.wait();
     });

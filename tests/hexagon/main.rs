@@ -13,6 +13,7 @@ mod common;
 mod faults;
 mod graph;
 mod groups;
+mod loader;
 mod pack;
 mod product;
 mod selftest;

@@ -21,6 +21,34 @@ fn small_device(sim: hexagon_ops::sim::Options, options: Options<'_>) -> Arc<Hex
     Arc::new(HexDevice::untested("HEX0", &rpc, caps, options).unwrap())
 }
 
+/// Weights of 72 KiB each, with the padding of pages and a guard page, in buffers of their own.
+fn layers(
+    device: &Arc<HexDevice>,
+    numbers: &mut Numbers,
+    count: usize,
+) -> Vec<(Weight, HexBuffer)> {
+    let layer = |_| {
+        let w = Weight::random(numbers, KINDS[3], [256, 240, 1, 1]);
+        let home = buffer_with(device, &w, Place::Packed);
+        (w, home)
+    };
+    (0..count).map(layer).collect()
+}
+
+/// Compares a product of one row with the reference.
+fn assert_right(have: &[f32], w: &Weight, act: &[f32]) {
+    let error = reference::nmse(have, &reference::mul_mat(act, &w.values, 256));
+    assert!(error <= 1e-4, "{error:.2e}");
+}
+
+/// Multiplies with each weight, twice.
+fn take_turns(device: &Arc<HexDevice>, layers: &[(Weight, HexBuffer)], act: &[f32]) {
+    for (w, home) in layers.iter().chain(layers) {
+        let have = mul_mat(device, w, home, act, [256, 1, 1, 1]).unwrap();
+        assert_right(&have, w, act);
+    }
+}
+
 #[test]
 fn weights_beyond_the_address_space_take_turns() {
     let options = Options {
@@ -32,27 +60,21 @@ fn weights_beyond_the_address_space_take_turns() {
     sim.address_bytes = 200 * KIB;
     let device = small_device(sim, options);
     let mut numbers = Numbers::new(20);
-    // 72 KiB each with the padding of pages and a guard page.
-    let layers: Vec<_> = (0..6)
-        .map(|_| Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]))
-        .collect();
-    let homes: Vec<_> = (layers.iter())
-        .map(|w| buffer_with(&device, w, Place::Packed))
-        .collect();
+    let layers = layers(&device, &mut numbers, 6);
     let act = numbers.floats(256);
     for _ in 0..2 {
         // One graph over all of them does not fit at once.
         let work: Vec<_> = (layers.iter())
-            .map(|w| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap())
+            .map(|(w, _)| {
+                Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap()
+            })
             .collect();
         let stream = HexStream::new(Arc::clone(&device));
-        let nodes = (layers.iter().zip(&homes).zip(&work))
+        let nodes = (layers.iter().zip(&work))
             .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
         stream.submit(0, &mut nodes.collect::<Vec<_>>()).unwrap();
-        for (w, work) in layers.iter().zip(&work) {
-            let want = reference::mul_mat(&act, &w.values, 256);
-            let error = reference::nmse(&work.result(), &want);
-            assert!(error <= 1e-4, "{error:.2e}");
+        for ((w, _), work) in layers.iter().zip(&work) {
+            assert_right(&work.result(), w, &act);
         }
     }
 }
@@ -64,20 +86,8 @@ fn an_address_space_that_is_fuller_than_thought_is_made_room_in() {
     sim.address_bytes = 200 * KIB;
     let device = small_device(sim, OPTIONS);
     let mut numbers = Numbers::new(22);
-    let layers: Vec<_> = (0..4)
-        .map(|_| Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]))
-        .collect();
-    let homes: Vec<_> = (layers.iter())
-        .map(|w| buffer_with(&device, w, Place::Packed))
-        .collect();
-    let act = numbers.floats(256);
-    for _ in 0..2 {
-        for (w, home) in layers.iter().zip(&homes) {
-            let have = mul_mat(&device, w, home, &act, [256, 1, 1, 1]).unwrap();
-            let want = reference::mul_mat(&act, &w.values, 256);
-            assert!(reference::nmse(&have, &want) <= 1e-4);
-        }
-    }
+    let layers = layers(&device, &mut numbers, 4);
+    take_turns(&device, &layers, &numbers.floats(256));
 }
 
 /// `fastrpc_mmap` failed when the kernel's window was full of buffers that nothing was using, and the model did not load.
@@ -89,33 +99,21 @@ fn a_full_window_of_the_system_is_made_room_in() {
     let device = small_device(sim, OPTIONS);
     let machine = device.npu().rpc().stand_in().unwrap();
     let mut numbers = Numbers::new(23);
-    let layers: Vec<_> = (0..6)
-        .map(|_| Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]))
-        .collect();
-    let homes: Vec<_> = (layers.iter())
-        .map(|w| buffer_with(&device, w, Place::Packed))
-        .collect();
+    let layers = layers(&device, &mut numbers, 6);
     assert!(machine.refusals("fastrpc_mmap") > 0);
     let act = numbers.floats(256);
-    for _ in 0..2 {
-        for (w, home) in layers.iter().zip(&homes) {
-            let have = mul_mat(&device, w, home, &act, [256, 1, 1, 1]).unwrap();
-            let want = reference::mul_mat(&act, &w.values, 256);
-            assert!(reference::nmse(&have, &want) <= 1e-4);
-        }
-    }
+    take_turns(&device, &layers, &act);
     // One graph over all of them, which does not fit at once.
     let work = Work::new(&device, &act, [256, 1, 1, 1], [240, 1, 1, 1], &[]).unwrap();
     let stream = HexStream::new(Arc::clone(&device));
-    let nodes = (layers.iter().zip(&homes))
-        .map(|(w, home)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+    let nodes =
+        (layers.iter()).map(|(w, home)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
     stream.submit(3, &mut nodes.collect::<Vec<_>>()).unwrap();
-    let want = reference::mul_mat(&act, &layers[5].values, 256);
-    assert!(reference::nmse(&work.result(), &want) <= 1e-4);
+    assert_right(&work.result(), &layers[5].0, &act);
     stream.replay(3).unwrap().unwrap();
     // Nothing is unmapped that the DSP still sees, and nothing stays behind.
     assert_eq!(machine.refusals("fastrpc_munmap"), 0);
-    drop((stream, work, homes));
+    drop((stream, work, layers));
     assert_eq!(machine.live().mappings, 1);
 }
 
@@ -132,8 +130,7 @@ fn memory_that_no_room_can_be_made_for_is_refused_and_the_next_works() {
     assert!(error.to_string().contains("fastrpc_mmap"), "{error}");
     let act = numbers.floats(256 * 40);
     let have = mul_mat(&device, &w, &home, &act[..256], [256, 1, 1, 1]).unwrap();
-    let want = reference::mul_mat(&act[..256], &w.values, 256);
-    assert!(reference::nmse(&have, &want) <= 1e-4);
+    assert_right(&have, &w, &act[..256]);
     // Its operands do not fit beside it.
     let failed = mul_mat(&device, &w, &home, &act, [256, 40, 1, 1]).unwrap_err();
     assert!(
@@ -175,8 +172,7 @@ fn a_node_whose_operands_do_not_fit_together_fails_and_the_next_one_works() {
     );
     assert_eq!(failed.node, Some(0));
     let have = mul_mat(&device, &w, &home, &act[..256], [256, 1, 1, 1]).unwrap();
-    let want = reference::mul_mat(&act[..256], &w.values, 256);
-    assert!(reference::nmse(&have, &want) <= 1e-4);
+    assert_right(&have, &w, &act[..256]);
 }
 
 /// A weight that no buffer takes made the model fail to load, where the CPU could have it.

@@ -206,7 +206,7 @@ fn store<T: Copy, const BYTES: usize>(
     let gn = job.layout.b.gn;
     let n0 = nt * gn;
     let used = gn.min(n - n0);
-    // Elements that are also neighbours in C.
+    // So many elements of a row are next to each other in C.
     let run = if job.native_c { job.layout.c.t } else { gn };
     for (m, sums) in sums.chunks_exact(gn).enumerate() {
         for (i, sums) in sums[..used].chunks(run).enumerate() {

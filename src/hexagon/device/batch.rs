@@ -10,7 +10,7 @@ pub const MAX_OPERANDS: usize = 6;
 
 /// A command and the buffers that it names.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Job {
+pub(super) struct BatchEntry {
     /// The command; its sequence number and flags are the session's to fill in.
     pub(super) command: Command,
     /// The buffers, one of them perhaps more than once.
@@ -20,7 +20,7 @@ pub(super) struct Job {
 /// Commands in order. A batch can be submitted several times.
 #[derive(Debug, Default)]
 pub struct Batch {
-    pub(super) jobs: Vec<Job>,
+    pub(super) entries: Vec<BatchEntry>,
     /// All buffers that the commands name, each once.
     pub(super) numbers: Vec<Number>,
     /// The buffer that the commands were written to, from its first byte on.
@@ -43,7 +43,7 @@ impl Batch {
                 self.numbers.push(*number);
             }
         }
-        self.jobs.push(Job {
+        self.entries.push(BatchEntry {
             command,
             buffers: all,
         });
@@ -51,21 +51,24 @@ impl Batch {
 
     /// Takes the last command back. Its buffers stay named.
     pub fn pop(&mut self) {
-        self.jobs.pop();
+        self.entries.pop();
     }
 
     /// Returns the bytes of a buffer for [`Self::record`].
     #[must_use]
     pub fn list_bytes(&self) -> usize {
-        self.jobs.len() * size_of::<Command>()
+        self.entries.len() * size_of::<Command>()
     }
 
     /// Writes the commands to a buffer, from which the DSP reads them at each later submission,
     /// until the batch is changed.
     pub fn record(&mut self, buffer: &DeviceBuffer) {
         buffer.write(0..self.list_bytes(), |out| {
-            for (out, job) in out.chunks_exact_mut(size_of::<Command>()).zip(&self.jobs) {
-                out.copy_from_slice(bytemuck::bytes_of(&job.command));
+            for (out, entry) in out
+                .chunks_exact_mut(size_of::<Command>())
+                .zip(&self.entries)
+            {
+                out.copy_from_slice(bytemuck::bytes_of(&entry.command));
             }
         });
         self.numbers.push(buffer.number());
@@ -83,13 +86,13 @@ impl Batch {
     /// # Panics
     /// If there are not so many.
     #[must_use]
-    pub fn only(&self, job: usize) -> Self {
-        let job = self.jobs[job];
-        let mut numbers = job.buffers.to_vec();
+    pub fn only(&self, entry: usize) -> Self {
+        let entry = self.entries[entry];
+        let mut numbers = entry.buffers.to_vec();
         numbers.sort_unstable();
         numbers.dedup();
         Self {
-            jobs: vec![job],
+            entries: vec![entry],
             numbers,
             list: None,
         }
@@ -97,7 +100,7 @@ impl Batch {
 
     /// Forgets all commands.
     pub fn clear(&mut self) {
-        self.jobs.clear();
+        self.entries.clear();
         self.numbers.clear();
         self.list = None;
     }
@@ -105,12 +108,12 @@ impl Batch {
     /// Returns the number of commands.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.jobs.len()
+        self.entries.len()
     }
 
     /// Returns `true` if there are no commands.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
+        self.entries.is_empty()
     }
 }

@@ -22,7 +22,7 @@ use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command, Completion, Info, Nop};
 
 use super::address::{AddressSpace, Change, Number};
-use super::batch::{Batch, Job};
+use super::batch::{Batch, BatchEntry};
 use super::serving::{Bell, IDLE, Patience, Serving, serve_on_thread};
 use crate::error::{Error, Result};
 use crate::hexagon::driver::ring::{Ring, RingError};
@@ -38,7 +38,7 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Failed {
     /// Index of the command in its batch.
-    pub job: Option<usize>,
+    pub entry: Option<usize>,
     /// The reason.
     pub error: Error,
 }
@@ -247,25 +247,25 @@ impl Session {
     /// its buffers before its first command is executed.
     ///
     /// # Errors
-    /// `DeviceLost` after an earlier error; `OutOfMemory` if a job's own buffers do not fit,
+    /// `DeviceLost` after an earlier error; `OutOfMemory` if an entry's own buffers do not fit,
     /// `NotMapped` if they are refused; else what the DSP said, or its silence.
     pub(super) fn submit(&self, batch: &Batch) -> std::result::Result<Duration, Failed> {
         let mut inner = self.lock();
-        let jobs = &batch.jobs[..];
-        let mut most = jobs.len();
+        let entries = &batch.entries[..];
+        let mut most = entries.len();
         if inner.space.bytes(&batch.numbers) <= inner.space.budget_bytes() {
             inner.numbers.clone_from(&batch.numbers);
-            match self.submit_part(&mut inner, jobs, batch.list) {
+            match self.submit_part(&mut inner, entries, batch.list) {
                 Err(failed) if failed.is_for_room() && most > 1 => most /= 2,
                 result => return result,
             }
         }
         let mut first = 0;
         let mut time = Duration::ZERO;
-        while first < jobs.len() {
-            let end = jobs.len().min(first + most);
-            let count = inner.fitting(&jobs[first..end]);
-            let part = &jobs[first..first + count];
+        while first < entries.len() {
+            let end = entries.len().min(first + most);
+            let count = inner.fitting(&entries[first..end]);
+            let part = &entries[first..first + count];
             match self.submit_part(&mut inner, part, None) {
                 Ok(took) => {
                     time += took;
@@ -274,7 +274,7 @@ impl Session {
                 Err(failed) if failed.is_for_room() && count > 1 => most = count / 2,
                 Err(failed) => {
                     return Err(Failed {
-                        job: failed.job.map(|job| first + job),
+                        entry: failed.entry.map(|entry| first + entry),
                         ..failed
                     });
                 }
@@ -283,21 +283,21 @@ impl Session {
         Ok(time)
     }
 
-    /// Submits jobs whose buffers, `inner.numbers`, fit into the address space together.
+    /// Submits entries whose buffers, `inner.numbers`, fit into the address space together.
     ///
     /// A mapping that the DSP refuses although it should fit is requested a second time after
-    /// everything that the jobs do not name has been unmapped: the address space may be fuller, or
+    /// everything that the entries do not name has been unmapped: the address space may be fuller, or
     /// more fragmented, than assumed.
     fn submit_part(
         &self,
         inner: &mut Inner,
-        jobs: &[Job],
+        entries: &[BatchEntry],
         list: Option<Number>,
     ) -> std::result::Result<Duration, Failed> {
-        match self.submit_once(inner, jobs, list, false) {
+        match self.submit_once(inner, entries, list, false) {
             Err(failed) if failed.is_for_room() => {
                 log::debug!("{}: {}; making room", self.device, failed.error);
-                self.submit_once(inner, jobs, list, true)
+                self.submit_once(inner, entries, list, true)
             }
             result => result,
         }
@@ -320,16 +320,16 @@ impl Session {
     fn submit_once(
         &self,
         inner: &mut Inner,
-        jobs: &[Job],
+        entries: &[BatchEntry],
         list: Option<Number>,
         alone: bool,
     ) -> std::result::Result<Duration, Failed> {
-        let whole = |error| Failed { job: None, error };
+        let whole = |error| Failed { entry: None, error };
         if let Some(error) = self.earlier_error() {
             return Err(whole(error));
         }
         self.announce_all(inner).map_err(|error| Failed {
-            job: (jobs.len() == 1).then_some(0),
+            entry: (entries.len() == 1).then_some(0),
             error,
         })?;
         let Inner {
@@ -345,15 +345,15 @@ impl Session {
             space.evict_others(numbers, changes);
         }
         (space.admit(numbers, sequence, changes)).map_err(|error| Failed {
-            job: (jobs.len() == 1).then_some(0),
+            entry: (entries.len() == 1).then_some(0),
             error,
         })?;
-        let commands = changes.len() + jobs.len() + 1;
+        let commands = changes.len() + entries.len() + 1;
         let mut push = |command: Command| self.push(ring, &command).map_err(whole);
         for change in changes.iter() {
             push(change.command(sequence))?;
         }
-        match (list, u32::try_from(jobs.len())) {
+        match (list, u32::try_from(entries.len())) {
             (Some(buffer), Ok(count)) => {
                 let list = wire::List {
                     buffer,
@@ -363,8 +363,8 @@ impl Session {
                 push(Command::new(sequence, &list))?;
             }
             _ => {
-                for job in jobs {
-                    let mut command = job.command;
+                for entry in entries {
+                    let mut command = entry.command;
                     command.sequence = sequence;
                     push(command)?;
                 }
@@ -391,7 +391,7 @@ impl Session {
             }),
         };
         Err(Failed {
-            job: failed.checked_sub(changes.len()),
+            entry: failed.checked_sub(changes.len()),
             error: if serve::is_passing(completion.status, completion.detail) {
                 error
             } else {
@@ -546,14 +546,14 @@ impl Inner {
         self.space.remove(number)
     }
 
-    /// Returns how many of the first `jobs` fit into the address space together, at least one;
+    /// Returns how many of the first `entries` fit into the address space together, at least one;
     /// their buffers are in `numbers`.
-    fn fitting(&mut self, jobs: &[Job]) -> usize {
+    fn fitting(&mut self, entries: &[BatchEntry]) -> usize {
         self.numbers.clear();
         let mut bytes = 0;
-        for (count, job) in jobs.iter().enumerate() {
+        for (count, entry) in entries.iter().enumerate() {
             let known = self.numbers.len();
-            for number in job.buffers {
+            for number in entry.buffers {
                 if !self.numbers.contains(&number) {
                     self.numbers.push(number);
                     bytes += self.space.bytes(&[number]);
@@ -564,7 +564,7 @@ impl Inner {
                 return count;
             }
         }
-        jobs.len()
+        entries.len()
     }
 }
 

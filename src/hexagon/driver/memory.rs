@@ -61,7 +61,7 @@ impl Rpcmem {
         let rpc = &connection.rpc;
         let failed = |call| Error::OutOfMemory { call, bytes };
         let size = mapped_bytes(bytes).ok_or_else(|| failed("rpcmem_alloc"))?;
-        // CAST: not negative.
+        // CAST: `mapped_bytes` returns no negative sizes.
         let mapped_bytes = size.unsigned_abs() as usize;
         let (heap, flags) = (ffi::RPCMEM_HEAP_ID_SYSTEM, ffi::RPCMEM_DEFAULT_FLAGS);
         let base = match rpc.api.rpcmem_alloc2 {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use hexagon_ops::wire::{self, Command, Completion, Header, RingLayout};
+use hexagon_ops::wire::{self, Command, Completion, RingHeader, RingLayout};
 
 /// Words of memory that another processor reads and writes too.
 pub trait SharedWords {
@@ -75,7 +75,7 @@ impl<W: SharedWords> Ring<W> {
         for word in memory.words() {
             word.store(0, Ordering::Relaxed);
         }
-        let header = Header {
+        let header = RingHeader {
             magic: wire::MAGIC,
             version: wire::VERSION,
             slots,

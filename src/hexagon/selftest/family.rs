@@ -39,7 +39,7 @@ fn floats<const N: usize>(values: [(usize, f32); N]) -> [u32; 16] {
 }
 
 fn random(count: usize, skip: usize) -> Vec<f32> {
-    // Off the grid of these numbers, so that rounding to f16 changes them.
+    // Multiplied, the numbers are no longer exact in f16, so rounding to it changes them.
     uniform().skip(skip).take(count).map(|x| x * 1.1).collect()
 }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use hexagon_ops::wire::Command;
 
-use super::super::HexBuffer;
+use super::super::{HexBuffer, HexDevice};
 use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::graph::{Op, Role, Tensor};
@@ -125,11 +125,6 @@ impl Submission {
         self.changes = changes;
     }
 
-    /// Returns the number of commands.
-    pub(super) fn len(&self) -> usize {
-        self.batch.len()
-    }
-
     /// Adds a command.
     pub(super) fn push(&mut self, step: Step, command: Command, buffers: &[u32]) {
         self.batch.push(command, buffers);
@@ -143,7 +138,7 @@ impl Submission {
     }
 
     /// Returns the modelled cost of all commands.
-    pub(super) fn cost(&self) -> Cost {
+    fn cost(&self) -> Cost {
         let mut cost = Cost::default();
         (self.steps.iter()).for_each(|step| cost += step.cost);
         cost
@@ -236,22 +231,30 @@ impl Submission {
             && (self.named.iter()).all(|named| named.buffer.strong_count() > 0)
     }
 
-    /// Runs it on the DSP, and waits for it.
-    ///
-    /// - `trace`: notes the time of each command; each is a separate submission then
+    /// Runs it on the DSP, and waits for it. With a trace, each command is a separate submission, so that its time is
+    /// known.
     ///
     /// # Errors
     /// The device's, with the number of the node that it was about if there is one.
-    pub(super) fn run(
-        &self,
-        npu: &HexNpu,
-        trace: Option<&Trace>,
-    ) -> std::result::Result<(), Failed> {
+    pub(super) fn run(&self, device: &HexDevice) -> std::result::Result<(), Failed> {
+        let npu = &device.npu;
+        if log::log_enabled!(log::Level::Debug) {
+            let cost = self.cost();
+            log::debug!(
+                "{}: {} commands, modelled: {:.0} packets for weights, {} bytes of weights, {} tile products, {:.0} us in all",
+                device.name,
+                self.batch.len(),
+                cost.weight_packets,
+                cost.weight_bytes,
+                cost.tile_products,
+                cost.microseconds(npu.caps(), npu.info().threads)
+            );
+        }
         if self.batch.is_empty() {
             return Ok(());
         }
         self.each(|named, buffer| named.inputs.iter().for_each(|range| buffer.clean(range)))?;
-        let result = match trace {
+        let result = match &device.trace {
             None => npu.submit(&self.batch).map(drop),
             Some(trace) => self.run_traced(npu, trace),
         };
@@ -259,19 +262,21 @@ impl Submission {
             (named.results.iter()).for_each(|range| buffer.invalidate(range))
         })?;
         result.map_err(|failed| Failed {
-            job: (failed.job.and_then(|job| self.steps.get(job))).map(|step| step.node),
+            entry: (failed.entry.and_then(|entry| self.steps.get(entry))).map(|step| step.node),
             ..failed
         })
     }
 
     fn run_traced(&self, npu: &HexNpu, trace: &Trace) -> std::result::Result<(), Failed> {
         let graph = trace.begin_graph();
-        for (job, step) in self.steps.iter().enumerate() {
+        for (entry, step) in self.steps.iter().enumerate() {
             let begun = Instant::now();
-            let taken = npu.submit(&self.batch.only(job)).map_err(|failed| Failed {
-                job: failed.job.map(|_| job),
-                ..failed
-            })?;
+            let taken = npu
+                .submit(&self.batch.only(entry))
+                .map_err(|failed| Failed {
+                    entry: failed.entry.map(|_| entry),
+                    ..failed
+                })?;
             trace.step(graph, step, taken, begun.elapsed());
         }
         Ok(())
@@ -280,7 +285,7 @@ impl Submission {
     fn each(&self, touch: impl Fn(&NamedBuffer, &DeviceBuffer)) -> std::result::Result<(), Failed> {
         for named in &self.named {
             let buffer = named.buffer.upgrade().ok_or_else(|| Failed {
-                job: None,
+                entry: None,
                 error: Error::Graph {
                     reason: "a buffer was freed while its graph was computed".into(),
                 },

@@ -20,12 +20,13 @@ use crate::rockchip::driver::{Context, Memory, Rknn};
 pub(super) struct Domains {
     rknn: Arc<Rknn>,
     /// Those in use so far, in order.
-    begun: Mutex<Vec<Domain>>,
+    begun: Mutex<Vec<BegunDomain>>,
     limit: usize,
 }
 
+/// An address space that holds weights.
 #[derive(Debug)]
-struct Domain {
+struct BegunDomain {
     /// Owns the address space; never runs.
     anchor: Arc<Context>,
     used_bytes: Arc<AtomicUsize>,
@@ -106,18 +107,18 @@ impl Domains {
         (total - used.min(total), total)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Domain>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<BegunDomain>> {
         // Nothing in here panics half-way through a change.
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn begin(rknn: &Arc<Rknn>, index: usize) -> Result<Domain> {
+fn begin(rknn: &Arc<Rknn>, index: usize) -> Result<BegunDomain> {
     // SOURCE: rk-llama.cpp allocates from a 32x32x32 FP16 context as well; every chip takes that
     // shape.
     let mut info = MatmulInfo::native(Precision::Fp16.matmul_type(), 32, 32, 32);
     info.iommu_domain_id = i32::try_from(index).unwrap_or(0);
-    Ok(Domain {
+    Ok(BegunDomain {
         anchor: Arc::new(Context::new(rknn, info, None)?),
         used_bytes: Arc::default(),
     })

@@ -21,7 +21,7 @@ pub struct WeightMemory {
 
 /// One packed weight.
 #[derive(Debug)]
-pub struct Weights {
+pub struct PackedWeights {
     pub(super) layout: WeightLayout,
     pub(super) blocks: Vec<MemoryView>,
     pub(super) scales: Vec<f32>,
@@ -35,7 +35,7 @@ pub struct WeightSlice<'a> {
     /// The memory that the weight was placed in.
     pub memory: &'a WeightMemory,
     /// The weight.
-    pub weights: &'a Weights,
+    pub weights: &'a PackedWeights,
     /// Number of the slice.
     pub slice: usize,
 }
@@ -64,12 +64,12 @@ impl WeightMemory {
     ///
     /// # Errors
     /// `OutOfMemory` from the library.
-    pub fn place(&self, layout: WeightLayout, offset: usize) -> Result<Weights> {
+    pub fn place(&self, layout: WeightLayout, offset: usize) -> Result<PackedWeights> {
         let memory = self.lock();
         let blocks = (0..layout.slices * layout.blocks_per_slice())
             .map(|block| memory.view(offset + layout.block_offset(block), layout.block_bytes()))
             .collect::<Result<_>>()?;
-        Ok(Weights {
+        Ok(PackedWeights {
             layout,
             blocks,
             scales: vec![layout.empty_scale(); layout.scales()],
@@ -80,7 +80,7 @@ impl WeightMemory {
     /// Packs rows of a weight that was placed at `offset`; see [`pack::pack_rows`].
     pub fn pack(
         &self,
-        weights: &mut Weights,
+        weights: &mut PackedWeights,
         offset: usize,
         source: RowSource,
         rows: Range<usize>,
@@ -97,7 +97,7 @@ impl WeightMemory {
     /// unwritten weight.
     pub fn fill(
         &self,
-        weights: &mut Weights,
+        weights: &mut PackedWeights,
         offset: usize,
         fill: impl FnOnce(&mut [u8], &mut [f32]) -> bool,
     ) -> bool {
@@ -123,7 +123,7 @@ impl WeightMemory {
     }
 }
 
-impl Weights {
+impl PackedWeights {
     /// Returns the layout of the weights.
     #[must_use]
     pub fn layout(&self) -> &WeightLayout {

@@ -243,7 +243,7 @@ fn a_user_without_access_to_the_nodes_is_told_the_groups() {
 fn containers_that_share_the_node_keep_each_other_out() {
     let folder = folder("containers");
     with_node(&folder, "card1", "RKNPU");
-    // As `docker run -v /dev/dri:/dev/dri` does.
+    // Bind-mounts the folder, as `docker run -v /dev/dri:/dev/dri` does.
     let dri = folder.join("dev/dri");
     let bind = format!("mount --bind {0} {0}", dri.display());
     if let Some(command) = in_namespace(&bind) {

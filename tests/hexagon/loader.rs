@@ -1,0 +1,191 @@
+//! The questions of llama.cpp's loader: with which operation it asks where a weight goes, and where
+//! the weight must go so that no graph is cut at its real operation.
+
+use ggml_rust_npu::backend::Device;
+use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::hexagon::HexDevice;
+use ggml_rust_npu::tensor::{DType, Format};
+
+use crate::common::{Kind, device, tensor};
+
+const F: DType = DType::F32;
+const I: DType = DType::I32;
+
+/// Location of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lands {
+    Shared,
+    Packed,
+    Cpu,
+}
+
+/// A question as `weight_buft_supported` of llama.cpp builds it.
+struct Question {
+    op: Op,
+    params: [i32; PARAMS],
+    dst: Tensor<'static>,
+    src: Vec<Tensor<'static>>,
+    /// Index of the weight.
+    weight: usize,
+}
+
+impl Question {
+    fn new(op: Op, weight: usize, src: &[Tensor<'static>], dst: [usize; 4]) -> Self {
+        Self {
+            op,
+            params: [0; PARAMS],
+            dst: Tensor {
+                role: Role::Result,
+                ..plain(F, dst)
+            },
+            src: src.to_vec(),
+            weight,
+        }
+    }
+
+    /// Asks for the buffer types of a device in the loader's order: ggml's default one, further
+    /// ones, the CPU's.
+    fn ask(&self, device: &HexDevice) -> Lands {
+        for (place, lands) in [(Place::Host, Lands::Shared), (Place::Packed, Lands::Packed)] {
+            let mut src = self.src.clone();
+            src[self.weight].place = place;
+            let operation = Operation {
+                op: self.op,
+                params: self.params,
+                dst: self.dst,
+                src: sources(&src),
+            };
+            if device.supports(&operation) {
+                return lands;
+            }
+        }
+        Lands::Cpu
+    }
+}
+
+/// A tensor that has no memory yet. Only the weight has a buffer, which is empty.
+fn plain(dtype: DType, ne: [usize; 4]) -> Tensor<'static> {
+    Tensor {
+        place: Place::Unknown,
+        ..tensor("", dtype, ne, 0)
+    }
+}
+
+fn q8_0(ne: [usize; 4]) -> Tensor<'static> {
+    let format = Format::Q8_0;
+    Tensor {
+        format: Some(format),
+        ..plain(Kind::Blocks(format).dtype(), ne)
+    }
+}
+
+fn mul_mat(w: Tensor<'static>) -> Question {
+    let [k, n, n2, n3] = w.shape.ne;
+    let act = plain(F, [k, 512, n2, n3]);
+    Question::new(Op::MulMat, 0, &[w, act], [n, 512, n2, n3])
+}
+
+/// A sum, product or quotient of `a` and a weight.
+fn binary(op: Op, w: [usize; 4], a: [usize; 4]) -> Question {
+    Question::new(op, 1, &[plain(F, a), plain(F, w)], a)
+}
+
+fn rope(n_head: usize) -> Question {
+    let ne = [128, n_head, 512, 1];
+    let positions = plain(I, [512, 1, 1, 1]);
+    let factors = plain(F, [64, 1, 1, 1]);
+    Question::new(Op::Rope, 2, &[plain(F, ne), positions, factors], ne)
+}
+
+#[test]
+fn a_weight_lands_where_its_operation_runs() {
+    let device = device();
+    let bias = [256, 1, 1, 1];
+    let ids = plain(I, [512, 1, 1, 1]);
+    let chosen = plain(I, [2, 512, 1, 1]);
+    let slots = plain(F, [256, 2, 512, 1]);
+    let experts = q8_0([256, 384, 8, 1]);
+    let by_expert = [384, 2, 512, 1];
+    let mut window = Question::new(
+        Op::Im2col,
+        0,
+        &[
+            plain(DType::F16, [3, 256, 384, 1]),
+            plain(F, [256, 256, 1, 1]),
+        ],
+        [768, 254, 1, 1],
+    );
+    (window.params[0], window.params[4]) = (1, 1);
+    window.dst = plain(DType::F16, window.dst.shape.ne);
+    let mut scale = Question::new(Op::Scale, 0, &[plain(F, bias)], bias);
+    scale.params[0] = 1.0_f32.to_bits().cast_signed();
+    let conv = [plain(F, [515, 256, 3, 1]), plain(F, [4, 256, 1, 1])];
+    for (what, question, lands) in [
+        ("weights", mul_mat(q8_0([256, 384, 1, 1])), Lands::Packed),
+        (
+            "F16 weights",
+            mul_mat(plain(DType::F16, [256, 384, 1, 1])),
+            Lands::Packed,
+        ),
+        ("a router", mul_mat(plain(F, [256, 8, 1, 1])), Lands::Shared),
+        (
+            "experts",
+            Question::new(Op::MulMatId, 0, &[experts, slots, chosen], by_expert),
+            Lands::Packed,
+        ),
+        (
+            "a table of rows",
+            Question::new(
+                Op::GetRows,
+                0,
+                &[q8_0([256, 128, 1, 1]), ids],
+                [256, 512, 1, 1],
+            ),
+            Lands::Shared,
+        ),
+        ("a bias", binary(Op::Add, bias, bias), Lands::Shared),
+        (
+            "biases of experts",
+            Question::new(
+                Op::AddId,
+                1,
+                &[slots, plain(F, [256, 8, 1, 1]), chosen],
+                [256, 2, 512, 1],
+            ),
+            Lands::Shared,
+        ),
+        (
+            "a norm's weights",
+            binary(Op::Mul, bias, bias),
+            Lands::Shared,
+        ),
+        (
+            "an activation's divisor",
+            binary(Op::Div, bias, bias),
+            Lands::Shared,
+        ),
+        // The loader does not know the rotation: no dimensions, and a base of 0.
+        ("factors of frequencies", rope(4), Lands::Shared),
+        ("factors, first layer without heads", rope(0), Lands::Shared),
+        (
+            "a convolution of states",
+            Question::new(Op::SsmConv, 1, &conv, [256, 512, 3, 1]),
+            Lands::Shared,
+        ),
+        ("a convolution", window, Lands::Shared),
+        ("sinks", scale, Lands::Shared),
+    ] {
+        assert_eq!(question.ask(&device), lands, "{what}");
+    }
+}
+
+/// Caches and states without rows yet; LFM2 was cut by them.
+#[test]
+fn a_node_without_elements_is_claimed_whatever_it_is() {
+    let device = device();
+    let empty = [256, 0, 1, 1];
+    for op in [Op::Cpy, Op::GetRows, Op::Add, Op::MulMat] {
+        let src = [plain(F, empty), plain(F, empty)];
+        assert_ne!(Question::new(op, 0, &src, empty).ask(&device), Lands::Cpu);
+    }
+}
