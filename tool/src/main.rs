@@ -15,6 +15,8 @@ mod probe;
 mod progress;
 mod quantize;
 mod repack;
+mod scale;
+mod svg;
 mod text;
 
 /// Looks at NPUs and prepares models for them
@@ -38,6 +40,7 @@ enum Action {
     Inspect(inspect::InspectArgs),
     Quantize(quantize::QuantizeArgs),
     Repack(repack::RepackArgs),
+    Scale(scale::ScaleArgs),
     #[command(hide = true)]
     Generate(generate::GenerateArgs),
 }
@@ -52,6 +55,7 @@ fn run(command: &Action) -> Result<ExitCode, ToolError> {
         Action::Inspect(args) => inspect::run(args),
         Action::Quantize(args) => quantize::run(args),
         Action::Repack(args) => repack::run(args),
+        Action::Scale(args) => scale::run(args),
         Action::Generate(args) => generate::run(args),
     }
 }

@@ -287,7 +287,7 @@ fn rotate_values(header: &Header, transforms: &mut Transforms) -> Result<(), Too
             let (rows, columns) = (v.ne[1], output.ne[0]);
             return Err(format!("--rotate r2: {rows} rows of {} and {columns} columns of {} are not whole heads of {size}", v.name, output.name).into());
         }
-        // Made when the first weight has shown that heads of this size exist.
+        // The first block shows that heads of this size exist; only then is the rotation computed.
         let rotation = match &rotation {
             Some(rotation) => rotation,
             None => rotation.insert(Arc::new(FoldedRotation::new(

@@ -176,7 +176,7 @@ fn panel(
         }
     }
     let mut packed = vec![0; panel.panel_bytes()];
-    // PANIC: sizes are the layout's own.
+    // PANIC: the layout gave the sizes.
     (panel.pack_panel(&mut packed, &groups)).expect("32 rows of groups");
     (packed, error)
 }

@@ -1,0 +1,173 @@
+// Functions of ggml that are found at run time.
+//
+// A plugin that left them to the dynamic linker would need to name the library
+// that has them, and the names differ: libggml-base.so, libggml-base.so.0, a
+// name with a hash, or no library at all. So each function that the glue calls
+// is defined here, and calls the one that plugin_import_set() was given.
+
+#include "host.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+// X(type, name, parameters, arguments) for each function with a result.
+#define IMPORTS(X)                                                             \
+  X(ggml_backend_buffer_type_t, ggml_backend_cpu_buffer_type, (void), ())      \
+  X(ggml_backend_buffer_t, ggml_backend_buft_alloc_buffer,                     \
+    (ggml_backend_buffer_type_t buft, size_t size), (buft, size))              \
+  X(size_t, ggml_backend_buft_get_alignment,                                   \
+    (ggml_backend_buffer_type_t buft), (buft))                                 \
+  X(bool, ggml_backend_buft_is_host, (ggml_backend_buffer_type_t buft),        \
+    (buft))                                                                    \
+  X(ggml_backend_dev_t, ggml_backend_buft_get_device,                          \
+    (ggml_backend_buffer_type_t buft), (buft))                                 \
+  X(ggml_backend_buffer_t, ggml_backend_buffer_init,                           \
+    (ggml_backend_buffer_type_t buft, struct ggml_backend_buffer_i iface,      \
+     void *context, size_t size),                                              \
+    (buft, iface, context, size))                                              \
+  X(enum ggml_backend_buffer_usage, ggml_backend_buffer_get_usage,             \
+    (ggml_backend_buffer_t buffer), (buffer))                                  \
+  X(size_t, ggml_backend_buffer_get_size, (ggml_backend_buffer_t buffer),      \
+    (buffer))                                                                  \
+  X(ggml_backend_dev_t, ggml_backend_get_device, (ggml_backend_t backend),     \
+    (backend))                                                                 \
+  X(enum ggml_status, ggml_backend_graph_compute,                              \
+    (ggml_backend_t backend, struct ggml_cgraph * graph), (backend, graph))    \
+  X(ggml_backend_reg_t, ggml_backend_dev_backend_reg,                          \
+    (ggml_backend_dev_t device), (device))                                     \
+  X(void *, ggml_backend_reg_get_proc_address,                                 \
+    (ggml_backend_reg_t reg, const char *name), (reg, name))                   \
+  X(struct ggml_context *, ggml_init, (struct ggml_init_params params),        \
+    (params))                                                                  \
+  X(struct ggml_tensor *, ggml_new_tensor_2d,                                  \
+    (struct ggml_context * ctx, enum ggml_type type, int64_t ne0,              \
+     int64_t ne1),                                                             \
+    (ctx, type, ne0, ne1))                                                     \
+  X(struct ggml_tensor *, ggml_mul_mat,                                        \
+    (struct ggml_context * ctx, struct ggml_tensor * a,                        \
+     struct ggml_tensor * b),                                                  \
+    (ctx, a, b))                                                               \
+  X(struct ggml_tensor *, ggml_silu,                                           \
+    (struct ggml_context * ctx, struct ggml_tensor * a), (ctx, a))             \
+  X(struct ggml_tensor *, ggml_view_1d,                                        \
+    (struct ggml_context * ctx, struct ggml_tensor * a, int64_t ne0,           \
+     size_t offset),                                                           \
+    (ctx, a, ne0, offset))                                                     \
+  X(struct ggml_cgraph *, ggml_new_graph, (struct ggml_context * ctx), (ctx))  \
+  X(int, ggml_graph_n_nodes, (struct ggml_cgraph * graph), (graph))            \
+  X(struct ggml_tensor **, ggml_graph_nodes, (struct ggml_cgraph * graph),     \
+    (graph))                                                                   \
+  X(size_t, ggml_tensor_overhead, (void), ())                                  \
+  X(size_t, ggml_nbytes, (const struct ggml_tensor *tensor), (tensor))         \
+  X(bool, ggml_is_empty, (const struct ggml_tensor *tensor), (tensor))         \
+  X(const char *, ggml_get_name, (const struct ggml_tensor *tensor), (tensor)) \
+  X(const struct ggml_type_traits *, ggml_get_type_traits,                     \
+    (enum ggml_type type), (type))                                             \
+  X(const char *, ggml_op_name, (enum ggml_op op), (op))                       \
+  X(const char *, ggml_op_desc, (const struct ggml_tensor *tensor), (tensor))  \
+  X(const char *, ggml_unary_op_name, (enum ggml_unary_op op), (op))           \
+  X(const char *, ggml_glu_op_name, (enum ggml_glu_op op), (op))               \
+  X(enum ggml_unary_op, ggml_get_unary_op, (const struct ggml_tensor *tensor), \
+    (tensor))                                                                  \
+  X(enum ggml_glu_op, ggml_get_glu_op, (const struct ggml_tensor *tensor),     \
+    (tensor))
+
+// The same for those without a result.
+#define VOID_IMPORTS(X)                                                        \
+  X(void, ggml_backend_free, (ggml_backend_t backend), (backend))              \
+  X(void, ggml_backend_buffer_free, (ggml_backend_buffer_t buffer), (buffer))  \
+  X(void, ggml_backend_buffer_set_usage,                                       \
+    (ggml_backend_buffer_t buffer, enum ggml_backend_buffer_usage usage),      \
+    (buffer, usage))                                                           \
+  X(void, ggml_backend_dev_get_props,                                          \
+    (ggml_backend_dev_t device, struct ggml_backend_dev_props * props),        \
+    (device, props))                                                           \
+  X(void, ggml_free, (struct ggml_context * ctx), (ctx))                       \
+  X(void, ggml_set_output, (struct ggml_tensor * tensor), (tensor))            \
+  X(void, ggml_build_forward_expand,                                           \
+    (struct ggml_cgraph * graph, struct ggml_tensor * tensor),                 \
+    (graph, tensor))
+
+// Those that are defined one by one below.
+#define OTHER_IMPORTS(X)                                                       \
+  X(, ggml_abort, , )                                                          \
+  X(, ggml_log_internal, , )
+
+// In the library above the one with all the others.
+#define OPTIONAL_IMPORTS(X) X(, ggml_backend_init_by_type, , )
+
+#define MEMBER(type, name, parameters, arguments) __typeof__(name) *name;
+#define NAME(type, name, parameters, arguments) #name,
+
+static const char *const names[] = {IMPORTS(NAME) VOID_IMPORTS(
+    NAME) OTHER_IMPORTS(NAME) OPTIONAL_IMPORTS(NAME)};
+static const char *const optional[] = {OPTIONAL_IMPORTS(NAME)};
+
+enum {
+  N_NAMES = sizeof(names) / sizeof(names[0]),
+  N_OPTIONAL = sizeof(optional) / sizeof(optional[0]),
+};
+
+static union {
+  struct {
+    IMPORTS(MEMBER)
+    VOID_IMPORTS(MEMBER)
+    OTHER_IMPORTS(MEMBER)
+    OPTIONAL_IMPORTS(MEMBER)
+  };
+  void *address[N_NAMES];
+} host;
+_Static_assert(sizeof(host) == N_NAMES * sizeof(void *),
+               "a name for each function, in the same order");
+
+const char *plugin_import_name(size_t index) {
+  return index < N_NAMES ? names[index] : NULL;
+}
+
+bool plugin_import_is_optional(size_t index) {
+  return index >= N_NAMES - N_OPTIONAL;
+}
+
+void plugin_import_set(size_t index, void *address) {
+  if (index < N_NAMES) {
+    host.address[index] = address;
+  }
+}
+
+#define DEFINE(type, name, parameters, arguments)                              \
+  type name parameters { return host.name arguments; }
+#define DEFINE_VOID(type, name, parameters, arguments)                         \
+  type name parameters { host.name arguments; }
+
+IMPORTS(DEFINE)
+VOID_IMPORTS(DEFINE_VOID)
+
+ggml_backend_t ggml_backend_init_by_type(enum ggml_backend_dev_type type,
+                                         const char *params) {
+  return host.ggml_backend_init_by_type == NULL
+             ? NULL
+             : host.ggml_backend_init_by_type(type, params);
+}
+
+// The text of a line, which is cut if it is longer than any that the glue
+// writes.
+#define FORMAT(text, format)                                                   \
+  char text[1024];                                                             \
+  va_list arguments;                                                           \
+  va_start(arguments, format);                                                 \
+  vsnprintf(text, sizeof(text), format, arguments);                            \
+  va_end(arguments)
+
+void ggml_log_internal(enum ggml_log_level level, const char *format, ...) {
+  FORMAT(text, format);
+  host.ggml_log_internal(level, "%s", text);
+}
+
+void ggml_abort(const char *file, int line, const char *format, ...) {
+  FORMAT(text, format);
+  host.ggml_abort(file, line, "%s", text);
+  __builtin_unreachable();
+}

@@ -1,0 +1,22 @@
+// The ggml that loaded the plugin, which is known only at run time.
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+// Returns the name of the function of ggml's at `index` of those that the
+// plugin calls; NULL after the last one.
+const char *plugin_import_name(size_t index);
+
+// Returns true if the plugin works without this function.
+bool plugin_import_is_optional(size_t index);
+
+// Sets the function at `index`. All that are not optional are set before
+// anything else of ggml-glue/ is called.
+void plugin_import_set(size_t index, void *address);
+
+// Compares ggml's structs and numbers with those that the glue was compiled
+// for, by asking the program's own functions; NULL if they agree, or the name
+// of the first that does not. One for each version of the backend API.
+const char *plugin_differs_api2(void);
+const char *plugin_differs_api3(void);

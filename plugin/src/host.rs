@@ -1,0 +1,100 @@
+//! Finds the functions of the ggml that loads the plugin.
+#![expect(unsafe_code, reason = "the dynamic linker's interface is C")]
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::os::unix::ffi::OsStrExt;
+
+use libloading::os::unix::{Library, RTLD_LAZY};
+
+/// ggml's number of the level for errors.
+// SOURCE: enum ggml_log_level, ggml.h of ggml 0.13 to 0.27.
+const LOG_ERROR: c_int = 4;
+
+/// A place to look for ggml's functions.
+pub struct Host {
+    // Never closed: the program has it open as long as it can call the plugin.
+    library: ManuallyDrop<Library>,
+}
+
+impl Host {
+    /// Returns the ggml with the code at `caller`: the library that has it together with those that
+    /// it needs, or what is in global scope, which includes the program itself.
+    ///
+    /// Other places are not searched: a process may have several copies of ggml.
+    pub fn of(caller: *const c_void) -> Option<Self> {
+        let of_caller = file_of(caller).and_then(open_again);
+        [of_caller, Some(Library::this())]
+            .into_iter()
+            .flatten()
+            .map(|library| Self {
+                library: ManuallyDrop::new(library),
+            })
+            .find(|host| host.address(c"ggml_version").is_some())
+    }
+
+    /// Returns the address of a function.
+    pub fn address(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: nothing is called, and a type of any other size than a pointer's would fail to
+        // compile below.
+        let symbol = unsafe { self.library.get::<*mut c_void>(name.to_bytes_with_nul()) };
+        let address = symbol.ok()?.into_raw();
+        (!address.is_null()).then_some(address)
+    }
+
+    /// Returns ggml's version.
+    pub fn version(&self) -> Option<String> {
+        let address = self.address(c"ggml_version")?;
+        // SAFETY: the signature of this function in all versions that have it.
+        let version = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(address)
+        };
+        // SAFETY: the function reads a constant.
+        let text = unsafe { version() };
+        // SAFETY: it returns a constant that ends in NUL.
+        let text = unsafe { CStr::from_ptr(text) };
+        Some(text.to_string_lossy().into_owned())
+    }
+
+    /// Writes an error line where the program's other lines go.
+    pub fn log_error(&self, line: &str) {
+        type Log = unsafe extern "C" fn(level: c_int, format: *const c_char, ...);
+        let text = format!("ggml-rust-npu: {line}\n").replace('\0', " ");
+        let (Some(address), Ok(text)) = (
+            self.address(c"ggml_log_internal"),
+            std::ffi::CString::new(text.as_str()),
+        ) else {
+            eprint!("{text}");
+            return;
+        };
+        // SAFETY: the signature of this function in all versions that have it.
+        let log = unsafe { std::mem::transmute::<*mut c_void, Log>(address) };
+        // SAFETY: the format takes one string, which is alive during the call.
+        unsafe { log(LOG_ERROR, c"%s".as_ptr(), text.as_ptr()) };
+    }
+}
+
+/// Returns the file that has the code at an address.
+fn file_of(address: *const c_void) -> Option<&'static CStr> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: the function accepts any address and writes only to `info`.
+    let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
+    if found == 0 {
+        return None;
+    }
+    // SAFETY: the function has found the address, so it has filled `info`.
+    let info = unsafe { info.assume_init() };
+    if info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the dynamic linker's, which is alive while the file is loaded; the code
+    // in it has called the plugin.
+    Some(unsafe { CStr::from_ptr(info.dli_fname) })
+}
+
+/// Opens a library that is already loaded.
+fn open_again(file: &CStr) -> Option<Library> {
+    let flags = libc::RTLD_NOLOAD | RTLD_LAZY;
+    // SAFETY: the library is loaded, so no code of it runs now.
+    unsafe { Library::open(Some(OsStr::from_bytes(file.to_bytes())), flags) }.ok()
+}

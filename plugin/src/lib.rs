@@ -1,0 +1,89 @@
+//! The plugin: a library that unmodified programs with ggml load, named in `GGML_BACKEND_PATH`.
+//!
+//! ```text
+//!   program ── libggml ── ggml_backend_init ── host: finds ggml's functions, by the address of the caller
+//!                                         │── version: which backend API, or a line that refuses it
+//!                                         │── glue/differs.c: are the structs and numbers the same?
+//!                                         └── ggml-glue/, compiled for API 2 and for API 3
+//! ```
+//!
+//! One file serves all programs. It needs no library of ggml's by name, because programs have ggml
+//! under different names, or in themselves, and some hide it from libraries that they load. It
+//! exports `ggml_backend_init` alone.
+//!
+//! Numbers of operations and layouts of structs changed in ggml without a new version of the API.
+//! So a version that is not known is refused, and what the known ones must have in common is asked
+//! of the program's ggml before any device is opened.
+#![expect(
+    unsafe_code,
+    reason = "ggml calls it, and it calls the glue, which is C"
+)]
+
+use std::ffi::c_void;
+use std::panic::catch_unwind;
+use std::ptr::null_mut;
+
+#[cfg(glue)]
+mod glue;
+mod host;
+mod version;
+
+use host::Host;
+
+/// Returns ggml's registry entry of this backend, always the same; NULL after a log line if the
+/// plugin does not know the program's ggml.
+///
+/// # Safety
+/// ggml is the caller: the functions that it has are called as ggml's.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ggml_backend_init() -> *mut c_void {
+    // The address to return to says who calls.
+    #[cfg(target_arch = "x86_64")]
+    std::arch::naked_asm!("mov rdi, [rsp]", "jmp {}", sym registry_entry);
+    #[cfg(target_arch = "aarch64")]
+    std::arch::naked_asm!("mov x0, x30", "b {}", sym registry_entry);
+}
+
+extern "C" fn registry_entry(caller: *const c_void) -> *mut c_void {
+    catch_unwind(|| {
+        let Some(host) = Host::of(caller) else {
+            eprintln!(
+                "ggml-rust-npu: cannot find ggml in the program that loads {}",
+                version::ours()
+            );
+            return null_mut();
+        };
+        load(&host).unwrap_or_else(|line| {
+            host.log_error(&line);
+            null_mut()
+        })
+    })
+    .unwrap_or(null_mut())
+}
+
+#[cfg(glue)]
+fn load(host: &Host) -> Result<*mut c_void, String> {
+    let version = host.version().unwrap_or_default();
+    let api = version::api_of(&version)?;
+    glue::bind(host, &version)?;
+    if let Some(name) = glue::differs(api) {
+        return Err(format!(
+            "this program's ggml {version} has another {name} than ggml {version} of {} had: \
+             install a release of the program; {}",
+            version::ours(),
+            version::KNOWN
+        ));
+    }
+    Ok(glue::registry_entry(api))
+}
+
+#[cfg(not(glue))]
+fn load(host: &Host) -> Result<*mut c_void, String> {
+    let version = host.version().unwrap_or_default();
+    version::api_of(&version)?;
+    Err(format!(
+        "{} was built without ggml's headers and cannot serve ggml {version}: run make fetch and build it again",
+        version::ours()
+    ))
+}

@@ -1,0 +1,87 @@
+use super::{Answer, extract};
+
+/// Pairs about which math-verify says something else: it solves equations for a letter, and tells an
+/// integer from a fraction that rounds to it.
+const DEVIATIONS: [(&str, &str); 2] = [("2x+y=3", "y=3-2x"), ("5", "5.0000001")];
+
+fn same(a: &str, b: &str) -> bool {
+    Answer::parse(a).same(&Answer::parse(b))
+}
+
+/// Verdicts of math-verify 0.9.0 about pairs of answers, one a line.
+const VERDICTS: &str = include_str!("../../tests/data/math_verify.jsonl");
+
+#[test]
+fn answers_are_the_same_where_math_verify_says_so() {
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for line in VERDICTS.lines() {
+        let case: serde_json::Value = serde_json::from_str(line).unwrap();
+        let (gold, answer) = (
+            case["gold"].as_str().unwrap(),
+            case["answer"].as_str().unwrap(),
+        );
+        count += 1;
+        let is_known = DEVIATIONS.contains(&(gold, answer));
+        if (same(gold, answer) != case["same"].as_bool().unwrap()) != is_known {
+            wrong.push(format!("{gold}   {answer}   {}", case["same"]));
+        }
+    }
+    assert_eq!(count, 433);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_last_box_then_the_last_announcement_then_the_last_number_is_the_answer() {
+    let found = |text: &str| extract(text).unwrap_or_default();
+    assert_eq!(
+        found("\\boxed{3} so \\boxed{\\frac{1}{2}}. The answer is 7."),
+        "\\frac{1}{2}"
+    );
+    assert_eq!(
+        found("It is 3.\nThe answer is: **42**.\nCheck: 6 * 7"),
+        "42"
+    );
+    assert_eq!(found("so\n#### 1,234"), "1,234");
+    assert_eq!(
+        found("The final answer is $\\sqrt{2}$. I hope it is correct."),
+        "\\sqrt{2}"
+    );
+    assert_eq!(found("The answer is 18 dollars for each day."), "18");
+    assert_eq!(found("3 apples and 4 pears are 7."), "7");
+    assert_eq!(found("he loses -$5.50"), "-$5.50");
+    assert_eq!(found("5-3"), "3");
+    assert_eq!(found("about 2/3 or 12.5%"), "12.5%");
+    assert_eq!(extract("no idea"), None);
+    assert_eq!(extract("\\boxed{}"), None);
+    // A box that was cut off is none.
+    assert_eq!(found("4, so \\boxed{\\frac{1}{"), "1");
+}
+
+#[test]
+fn stars_are_bold_type_around_an_answer_and_powers_inside() {
+    assert!(same("**8**", "8"));
+    assert!(same("2**3", "8"));
+    assert!(!same("2**3", "23"));
+}
+
+#[test]
+fn arbitrary_text_is_compared_without_a_panic() {
+    let parts = [
+        "\\frac", "{", "}", "(", ")", "1", ",", "^", "-", "\\sqrt", "[", "é", "=", "%", "|", "⦃",
+        "\\text", " ",
+    ];
+    let mut state = 1_u64;
+    for _ in 0..20_000 {
+        let mut text = String::new();
+        for _ in 0..8 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            text += parts[usize::try_from(state >> 33).unwrap() % parts.len()];
+        }
+        assert!(same(&text, &text), "{text}");
+        let _ = extract(&text);
+    }
+    assert!(!same(&"(".repeat(100_000), "1"));
+}

@@ -1,0 +1,54 @@
+//! The choice among solutions: votes, and the best of N.
+
+use crate::answer::Answer;
+
+/// A solution as a vote sees it.
+#[derive(Clone, Debug)]
+pub struct Ballot {
+    /// Its answer, if it has any.
+    pub answer: Option<Answer>,
+    /// Its weight or score.
+    pub weight: f64,
+}
+
+/// Returns the index of the first solution whose answer has most weight.
+///
+/// Of answers with the same weight the one that was seen first wins. Solutions without an answer do
+/// not vote; `None` if no solution has one.
+#[must_use]
+pub fn vote(ballots: &[Ballot]) -> Option<usize> {
+    let mut groups: Vec<(usize, &Answer, f64)> = Vec::new();
+    for (index, ballot) in ballots.iter().enumerate() {
+        let Some(answer) = &ballot.answer else {
+            continue;
+        };
+        match groups.iter_mut().find(|(_, first, _)| first.same(answer)) {
+            Some((.., weight)) => *weight += ballot.weight,
+            None => groups.push((index, answer, ballot.weight)),
+        }
+    }
+    first_largest(groups.iter().map(|(index, _, weight)| (*index, *weight)))
+}
+
+/// Returns the index of the first solution with the largest weight.
+#[must_use]
+pub fn best(ballots: &[Ballot]) -> Option<usize> {
+    first_largest(ballots.iter().map(|ballot| ballot.weight).enumerate())
+}
+
+/// Returns the index of the first largest weight. A weight that is not a number is never the
+/// largest, unless all are.
+fn first_largest(weights: impl Iterator<Item = (usize, f64)>) -> Option<usize> {
+    let mut found: Option<(usize, f64)> = None;
+    for (index, weight) in weights {
+        let weight = if weight.is_nan() {
+            f64::NEG_INFINITY
+        } else {
+            weight
+        };
+        if found.is_none_or(|(_, most)| weight > most) {
+            found = Some((index, weight));
+        }
+    }
+    found.map(|(index, _)| index)
+}

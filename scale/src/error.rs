@@ -1,0 +1,94 @@
+//! Everything that can end a run.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The reason for the end of a run. Problems that were finished before are in the journal.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The server refuses connections, or ended a connection.
+    #[error("no answer from the server at {url}: {reason}")]
+    Unreachable {
+        /// Address of the request.
+        url: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// The server did not answer in time.
+    #[error("no answer from the server at {url} in {seconds} s")]
+    Timeout {
+        /// Address of the request.
+        url: String,
+        /// Seconds that were waited.
+        seconds: u64,
+    },
+    /// The server answered with an error.
+    #[error("the server at {url} answers with status {status}: {message}")]
+    Status {
+        /// Address of the request.
+        url: String,
+        /// HTTP status.
+        status: u16,
+        /// The server's words.
+        message: String,
+    },
+    /// The server's answer is not what llama-server answers.
+    #[error("the answer of {url} is not llama-server's: {reason}")]
+    Garbage {
+        /// Address of the request.
+        url: String,
+        /// The mistake.
+        reason: String,
+    },
+    /// A file.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        error: io::Error,
+    },
+    /// A line of a file.
+    #[error("{}, line {line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// The mistake.
+        reason: String,
+    },
+    /// A journal of another run.
+    #[error("{} was begun with {key} {was}, not {now}: choose another output", path.display())]
+    OtherRun {
+        /// The journal.
+        path: PathBuf,
+        /// The first setting that differs.
+        key: String,
+        /// Its value in the journal.
+        was: String,
+        /// Its value now.
+        now: String,
+    },
+    /// Settings that do not go together, or with the server.
+    #[error("{0}")]
+    Settings(String),
+    /// A verifier that failed, or that printed no number.
+    #[error("the verifier {command}: {reason}")]
+    Verifier {
+        /// Its command line.
+        command: String,
+        /// The mistake.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Returns a function that names the file of a system's error.
+    pub fn io(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |error| Self::Io {
+            path: path.into(),
+            error,
+        }
+    }
+}

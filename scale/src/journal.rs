@@ -1,0 +1,200 @@
+//! The file of finished problems: one line of JSON for each, after a line of settings.
+//!
+//! A line is whole or not there: what a killed run left unfinished is cut off by the next one.
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::Error;
+
+/// A solution in the journal.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// The whole text.
+    pub text: String,
+    /// The answer in it.
+    pub answer: Option<String>,
+    /// `true` if the answer is the right one.
+    pub correct: bool,
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Mean logarithm of the tokens' probabilities.
+    pub logprob: f64,
+    /// Scores of the steps; none without a scorer.
+    #[serde(default)]
+    pub scores: Vec<f64>,
+    /// `true` if the solution was cut at the most tokens that it may have.
+    #[serde(default)]
+    pub cut: bool,
+}
+
+/// A finished problem.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Entry {
+    /// The problem's name.
+    pub id: String,
+    /// The right answer.
+    pub expected: String,
+    /// The answer that the method chose.
+    pub chosen: Option<String>,
+    /// `true` if it is the right one.
+    pub correct: bool,
+    /// Tokens that were sampled.
+    pub tokens: usize,
+    /// The solutions, in the order in which they were found.
+    pub solutions: Vec<Record>,
+}
+
+/// The settings of a run. Entries of different settings are not mixed.
+pub type Settings = Map<String, Value>;
+
+/// The first line.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    settings: Settings,
+}
+
+/// A journal that is being written.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+}
+
+impl Journal {
+    /// Begins a journal, or goes on with the one that is there.
+    ///
+    /// - returns the journal and the names of the problems in it
+    ///
+    /// # Errors
+    /// [`Error::OtherRun`] if it is of other settings, [`Error::Settings`] if another process writes
+    /// it, and those of files.
+    pub fn open(path: &Path, settings: &Settings) -> Result<(Self, HashSet<String>), Error> {
+        let io = Error::io(path);
+        let options = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .clone();
+        let mut file = options.open(path).map_err(&io)?;
+        if !file.metadata().map_err(&io)?.is_file() {
+            return Err(io(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a regular file",
+            )));
+        }
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Settings(format!(
+                    "{} is written by another run",
+                    path.display()
+                )));
+            }
+            Err(TryLockError::Error(error)) => return Err(io(error)),
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(&io)?;
+        let whole = bytes
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |at| at + 1);
+        let mut journal = Self {
+            path: path.into(),
+            file,
+        };
+        if whole == 0 && !bytes.is_empty() && !bytes.starts_with(b"{\"settings\":") {
+            return Err(Error::Line {
+                path: path.into(),
+                line: 1,
+                reason: "not of this tool: it is left as it is".into(),
+            });
+        }
+        if whole < bytes.len() {
+            journal.file.set_len(whole as u64).map_err(&io)?;
+            journal.file.seek(io::SeekFrom::End(0)).map_err(&io)?;
+        }
+        if whole == 0 {
+            journal.line(&Head {
+                settings: settings.clone(),
+            })?;
+            return Ok((journal, HashSet::new()));
+        }
+        let (was, entries) = parse(path, &bytes[..whole])?;
+        let keys: HashSet<&String> = was.keys().chain(settings.keys()).collect();
+        let mut keys: Vec<&String> = keys.into_iter().collect();
+        keys.sort();
+        for key in keys {
+            let (was, now) = (was.get(key), settings.get(key));
+            let words = |value: Option<&Value>| value.map_or("nothing".into(), Value::to_string);
+            if was != now {
+                return Err(Error::OtherRun {
+                    path: path.into(),
+                    key: key.clone(),
+                    was: words(was),
+                    now: words(now),
+                });
+            }
+        }
+        let names = entries.into_iter().map(|entry| entry.id).collect();
+        Ok((journal, names))
+    }
+
+    /// Appends a finished problem. It is on the disk when this returns.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn append(&mut self, entry: &Entry) -> Result<(), Error> {
+        self.line(entry)
+    }
+
+    fn line(&mut self, line: &impl Serialize) -> Result<(), Error> {
+        let io = Error::io(&self.path);
+        let mut bytes = serde_json::to_vec(line).map_err(|error| io(error.into()))?;
+        bytes.push(b'\n');
+        self.file.write_all(&bytes).map_err(&io)?;
+        self.file.sync_data().map_err(&io)
+    }
+}
+
+/// Reads a journal.
+///
+/// - `path`: the name in errors
+/// - `bytes`: the file; a last line without its end is left out
+///
+/// # Errors
+/// [`Error::Line`] for a line that is none of a journal, and for a problem that is there twice.
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<(Settings, Vec<Entry>), Error> {
+    let failed = |line: usize, reason: String| Error::Line {
+        path: path.into(),
+        line,
+        reason,
+    };
+    let whole = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+    let mut lines = bytes[..whole].split(|byte| *byte == b'\n').enumerate();
+    let head: Head = match lines.next() {
+        Some((_, line)) => {
+            serde_json::from_slice(line).map_err(|error| failed(1, error.to_string()))?
+        }
+        None => return Err(failed(1, "no settings".into())),
+    };
+    let mut names = HashSet::new();
+    let mut entries = Vec::new();
+    for (index, line) in lines {
+        let entry: Entry =
+            serde_json::from_slice(line).map_err(|error| failed(index + 1, error.to_string()))?;
+        if !names.insert(entry.id.clone()) {
+            return Err(failed(
+                index + 1,
+                format!("problem {} for the second time", entry.id),
+            ));
+        }
+        entries.push(entry);
+    }
+    Ok((head.settings, entries))
+}

@@ -1,0 +1,108 @@
+//! Problems, one in each line of a file, in the forms of the usual data sets.
+//!
+//! | fields | data set |
+//! |---|---|
+//! | `question`, `answer` | this project's own form, reasoning-gym, GSM8K (the answer is after `####`) |
+//! | `problem`, `answer` | MATH-500 |
+//! | `Body`, `Question`, `Answer` | SVAMP |
+//! | `body`, `question`, `answer` | ASDiv (the unit, in brackets, is left out) |
+//! | `input`, `target` | MAWPS |
+//!
+//! A problem's name is `id`, `unique_id`, `ID` or `idx`, or else the number of its line, from 1.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::Error;
+
+/// A problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Its name in the file.
+    pub id: String,
+    /// The question.
+    pub question: String,
+    /// The right answer.
+    pub answer: String,
+}
+
+/// Reads the problems of a file.
+///
+/// - `path`: the name in errors
+/// - `text`: the whole file
+///
+/// # Errors
+/// [`Error::Line`] for a line that is none of the known forms, and for a name that is there twice.
+pub fn parse(path: &Path, text: &str) -> Result<Vec<Problem>, Error> {
+    let mut names = HashSet::new();
+    let mut problems = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let failed = |reason: String| Error::Line {
+            path: path.into(),
+            line: index + 1,
+            reason,
+        };
+        let object: Map<String, Value> =
+            serde_json::from_str(line).map_err(|error| failed(error.to_string()))?;
+        let problem = problem(&object, index + 1).map_err(&failed)?;
+        if !names.insert(problem.id.clone()) {
+            return Err(failed(format!(
+                "a second problem with the name {}",
+                problem.id
+            )));
+        }
+        problems.push(problem);
+    }
+    Ok(problems)
+}
+
+fn problem(object: &Map<String, Value>, line: usize) -> Result<Problem, String> {
+    let field = |name: &str| object.get(name).and_then(words);
+    let need = |name: &str| field(name).ok_or_else(|| format!("no field {name:?}"));
+    let (question, answer) = if object.contains_key("Body") {
+        let body = need("Body")?;
+        let end = if body.trim().ends_with('.') { "" } else { "." };
+        (
+            format!("{}{end} {}", body.trim(), need("Question")?.trim()),
+            need("Answer")?,
+        )
+    } else if object.contains_key("body") {
+        let question = format!("{} {}", need("body")?.trim(), need("question")?.trim());
+        let answer = need("answer")?;
+        let unit = answer.find('(').unwrap_or(answer.len());
+        (question, answer[..unit].to_owned())
+    } else if object.contains_key("input") {
+        (need("input")?, need("target")?)
+    } else if object.contains_key("problem") {
+        (need("problem")?, need("answer")?)
+    } else {
+        let answer = need("answer")?;
+        let last = answer.rsplit("####").next().unwrap_or(&answer);
+        (need("question")?, last.to_owned())
+    };
+    let id = ["id", "unique_id", "ID", "idx"]
+        .iter()
+        .find_map(|name| field(name));
+    Ok(Problem {
+        id: id.unwrap_or_else(|| line.to_string()),
+        question: question.trim().into(),
+        answer: answer.trim().into(),
+    })
+}
+
+/// Returns a text or a number as text: 18.0 is `18`.
+fn words(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => {
+            let text = number.to_string();
+            Some(text.strip_suffix(".0").map(str::to_owned).unwrap_or(text))
+        }
+        _ => None,
+    }
+}

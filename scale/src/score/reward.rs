@@ -1,0 +1,251 @@
+//! Scores of a model or a program other than the one that samples.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Scorer;
+use crate::Error;
+use crate::answer::extract;
+use crate::search::Solution;
+use crate::search::tree::STEP_END;
+use crate::server::Server;
+
+/// Added to the logits of the two tokens, so that no other token takes part.
+const BIAS: f64 = 1000.0;
+
+/// Returns the steps of a solution: what empty lines separate.
+fn steps(text: &str) -> Vec<&str> {
+    let steps = text.split(STEP_END).map(str::trim);
+    let steps: Vec<&str> = steps.filter(|step| !step.is_empty()).collect();
+    if steps.is_empty() { vec![""] } else { steps }
+}
+
+/// A process reward model that says `+` or `-` after each step: the score is the probability of `+`
+/// among the two.
+#[derive(Debug)]
+pub struct PlusMinus {
+    server: Server,
+    /// The text for the model, with `{question}` and `{steps}`.
+    prompt: String,
+    tokens: [u32; 2],
+}
+
+impl PlusMinus {
+    /// Finds the two tokens.
+    ///
+    /// # Errors
+    /// The server's; [`Error::Settings`] if a sign is not one token.
+    pub fn new(server: Server, prompt: String, signs: [&str; 2]) -> Result<Self, Error> {
+        let mut tokens = [0; 2];
+        for (token, sign) in tokens.iter_mut().zip(signs) {
+            *token = match server.tokenize(sign, false)?.as_slice() {
+                [one] => *one,
+                more => {
+                    let words = format!(
+                        "{sign:?} is {} tokens of the reward model, not 1",
+                        more.len()
+                    );
+                    return Err(Error::Settings(words));
+                }
+            };
+        }
+        Ok(Self {
+            server,
+            prompt,
+            tokens,
+        })
+    }
+
+    fn probability(&self, prompt: &str) -> Result<f64, Error> {
+        #[derive(Deserialize)]
+        struct Answer {
+            completion_probabilities: Vec<Place>,
+        }
+        #[derive(Deserialize)]
+        struct Place {
+            top_probs: Vec<Likely>,
+        }
+        #[derive(Deserialize)]
+        struct Likely {
+            id: u32,
+            prob: f64,
+        }
+        let [plus, minus] = self.tokens;
+        let body = json!({
+            "prompt": prompt,
+            "n_predict": 1,
+            "temperature": 1.0,
+            "samplers": ["top_k", "temperature"],
+            "top_k": 2,
+            "n_probs": 2,
+            "post_sampling_probs": true,
+            "logit_bias": [[plus, BIAS], [minus, BIAS]],
+            "response_fields": ["completion_probabilities"],
+        });
+        let answer: Answer = self.server.ask_in_slot("/completion", &body)?;
+        let likely = answer
+            .completion_probabilities
+            .first()
+            .map(|place| &place.top_probs);
+        let mut sum = 0.0;
+        let mut found = 0.0;
+        for likely in likely.into_iter().flatten() {
+            if likely.id == plus {
+                found = likely.prob;
+            }
+            if self.tokens.contains(&likely.id) {
+                sum += likely.prob;
+            }
+        }
+        if sum > 0.0 {
+            return Ok(found / sum);
+        }
+        Err(self
+            .server
+            .garbage("/completion", "no probability of either sign".into()))
+    }
+}
+
+impl Scorer for PlusMinus {
+    fn score(&self, question: &str, solutions: &[&Solution]) -> Result<Vec<Vec<f64>>, Error> {
+        let mut all = Vec::with_capacity(solutions.len());
+        for solution in solutions {
+            let steps = steps(&solution.text);
+            let mut scores = Vec::with_capacity(steps.len());
+            for count in 1..=steps.len() {
+                let text = self
+                    .prompt
+                    .replace("{steps}", &steps[..count].join(STEP_END));
+                scores.push(self.probability(&text.replace("{question}", question))?);
+            }
+            all.push(scores);
+        }
+        Ok(all)
+    }
+}
+
+/// A value head: a linear function of the last hidden state, whose sigmoid is the score.
+#[derive(Debug, Deserialize)]
+pub struct Head {
+    /// As many numbers as the model has embeddings.
+    pub weight: Vec<f64>,
+    /// Added to the product.
+    pub bias: f64,
+}
+
+/// A reward model with a value head, on a server with `--embedding --pooling none`.
+///
+/// The text is the question, a line feed, and the steps with a line feed after each; a step's score
+/// is that of its line feed. The parts are made tokens one by one.
+///
+/// SOURCE: the input of Skywork-o1-Open-PRM-Qwen-2.5, from its model card.
+#[derive(Debug)]
+pub struct ValueHead {
+    /// The server of the model without its head.
+    pub server: Server,
+    /// The head.
+    pub head: Head,
+}
+
+impl ValueHead {
+    fn scores(&self, question: &str, text: &str) -> Result<Vec<f64>, Error> {
+        #[derive(Deserialize)]
+        struct Answer {
+            embedding: Vec<Vec<f64>>,
+        }
+        let mut tokens = self.server.tokenize(&format!("{question}\n"), true)?;
+        let mut ends = Vec::new();
+        for step in steps(text) {
+            tokens.extend(self.server.tokenize(&format!("{step}\n"), false)?);
+            ends.push(tokens.len() - 1);
+        }
+        let body = json!({"content": [tokens]});
+        let answers: Vec<Answer> = self.server.ask_in_slot("/embedding", &body)?;
+        let states = answers
+            .into_iter()
+            .next()
+            .map(|answer| answer.embedding)
+            .unwrap_or_default();
+        let garbage = |words: String| self.server.garbage("/embedding", words);
+        if states.len() != tokens.len() {
+            let (have, want) = (states.len(), tokens.len());
+            let words = format!("{have} embeddings of {want} tokens; start it with --pooling none");
+            return Err(garbage(words));
+        }
+        let score = |end: usize| {
+            let state = &states[end];
+            if state.len() != self.head.weight.len() {
+                let (have, want) = (state.len(), self.head.weight.len());
+                return Err(garbage(format!(
+                    "embeddings of {have} numbers, and a head of {want}"
+                )));
+            }
+            let product: f64 = state
+                .iter()
+                .zip(&self.head.weight)
+                .map(|(x, w)| x * w)
+                .sum();
+            Ok((1.0 + (-product - self.head.bias).exp()).recip())
+        };
+        ends.into_iter().map(score).collect()
+    }
+}
+
+impl Scorer for ValueHead {
+    fn score(&self, question: &str, solutions: &[&Solution]) -> Result<Vec<Vec<f64>>, Error> {
+        let all = solutions.iter();
+        all.map(|solution| self.scores(question, &solution.text))
+            .collect()
+    }
+}
+
+/// A program that reads a solution, as JSON, and prints a number.
+#[derive(Debug)]
+pub struct Verifier {
+    /// A command line for the shell.
+    pub command: String,
+}
+
+impl Verifier {
+    fn run(&self, question: &str, text: &str) -> Result<f64, Error> {
+        let failed = |reason: String| Error::Verifier {
+            command: self.command.clone(),
+            reason,
+        };
+        let input: Value = json!({"question": question, "text": text, "answer": extract(text)});
+        let mut child = Command::new("sh")
+            .args(["-c", &self.command])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(error.to_string()))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A program that does not read all of it may still print a number.
+            let _ = writeln!(stdin, "{input}");
+        }
+        let done = child
+            .wait_with_output()
+            .map_err(|error| failed(error.to_string()))?;
+        if !done.status.success() {
+            return Err(failed(done.status.to_string()));
+        }
+        let words = String::from_utf8_lossy(&done.stdout);
+        let words = words.trim();
+        let number = words
+            .parse::<f64>()
+            .ok()
+            .filter(|number| number.is_finite());
+        number.ok_or_else(|| failed(format!("printed {words:?}, not a number")))
+    }
+}
+
+impl Scorer for Verifier {
+    fn score(&self, question: &str, solutions: &[&Solution]) -> Result<Vec<Vec<f64>>, Error> {
+        let all = solutions.iter();
+        all.map(|solution| Ok(vec![self.run(question, &solution.text)?]))
+            .collect()
+    }
+}

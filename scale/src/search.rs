@@ -1,0 +1,131 @@
+//! Solutions of one question: independent samples, beam search by steps, diverse trees.
+
+pub mod tree;
+
+use crate::Error;
+use crate::server::{Completion, Request, Sampling, Server, Stop};
+
+/// Something that goes on with a text.
+pub trait Generator: Sync {
+    /// Samples completions.
+    ///
+    /// # Errors
+    /// The server's.
+    fn complete(&self, request: &Request) -> Result<Vec<Completion>, Error>;
+}
+
+/// A server with its sampling.
+#[derive(Debug)]
+pub struct Sampler<'a> {
+    /// The server.
+    pub server: &'a Server,
+    /// Its sampling.
+    pub sampling: Sampling,
+}
+
+impl Generator for Sampler<'_> {
+    fn complete(&self, request: &Request) -> Result<Vec<Completion>, Error> {
+        self.server.complete(request, &self.sampling)
+    }
+}
+
+/// A part of a solution that was sampled in one go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Sum of the logarithms of their probabilities.
+    pub logprob: f64,
+    /// Sum of their self-certainties.
+    pub certainty: f64,
+}
+
+/// A solution, whole or not yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solution {
+    /// The text so far.
+    pub text: String,
+    /// Its parts.
+    pub steps: Vec<Step>,
+    /// Scores of its steps.
+    pub scores: Vec<f64>,
+    /// The reason for the end of its last part.
+    pub stop: Stop,
+}
+
+impl Solution {
+    /// Adds what was sampled.
+    fn push(&mut self, completion: Completion) {
+        self.text += &completion.text;
+        self.stop = completion.stop;
+        self.steps.push(Step {
+            tokens: completion.tokens,
+            logprob: completion.logprob,
+            certainty: completion.certainty,
+        });
+    }
+
+    /// Returns the number of tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.steps.iter().map(|step| step.tokens).sum()
+    }
+
+    /// Returns the mean logarithm of the probabilities of the tokens.
+    #[must_use]
+    pub fn mean_logprob(&self) -> f64 {
+        let sum: f64 = self.steps.iter().map(|step| step.logprob).sum();
+        sum / self.tokens().max(1) as f64
+    }
+}
+
+impl Default for Solution {
+    /// Nothing yet.
+    fn default() -> Self {
+        Self {
+            text: String::new(),
+            steps: Vec::new(),
+            scores: Vec::new(),
+            stop: Stop::Word,
+        }
+    }
+}
+
+/// The result of a search.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Whole solutions.
+    pub solutions: Vec<Solution>,
+    /// Tokens that were sampled, those of solutions that were given up included.
+    pub tokens: usize,
+}
+
+/// Samples `n` independent solutions.
+///
+/// # Errors
+/// The server's.
+pub fn sample(
+    generator: &dyn Generator,
+    prompt: &str,
+    n: usize,
+    max_tokens: usize,
+    seed: u32,
+) -> Result<Found, Error> {
+    let completions = generator.complete(&Request {
+        prompt,
+        n,
+        seed,
+        max_tokens,
+        stop: None,
+    })?;
+    let solutions: Vec<Solution> = completions
+        .into_iter()
+        .map(|completion| {
+            let mut solution = Solution::default();
+            solution.push(completion);
+            solution
+        })
+        .collect();
+    let tokens = solutions.iter().map(Solution::tokens).sum();
+    Ok(Found { solutions, tokens })
+}

@@ -1,0 +1,319 @@
+//! Searches that score each step: beam search, and diverse verifier tree search.
+//!
+//! A step ends with an empty line. The bookkeeping is that of Hugging Face's search-and-learn:
+//!
+//! ```text
+//! beams = one empty beam
+//! for each step:
+//!     copy the beams, in turn, until there are n
+//!     sample a step for each; the last step runs to the end of the text
+//!     score all; beams whose text ended are finished
+//!     keep the n / width best of the others
+//! the answer is that of the finished beam with the best score
+//! ```
+//!
+//! 1. Copies of a beam are one request, so that their prefix is computed once.
+//! 2. Of beams with the same score the later ones are kept, as by a stable sort from which the last
+//!    are taken; of finished beams with the same score the first is chosen.
+//! 3. With fewer beams than are to be kept, all are.
+
+use std::thread;
+
+use super::{Found, Generator, Solution};
+use crate::Error;
+use crate::score::{Aggregate, Scorer};
+use crate::server::{Completion, Request, Stop};
+
+/// The text that ends a step.
+pub const STEP_END: &str = "\n\n";
+
+/// The limits of a search.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Samples of which one is kept.
+    pub width: usize,
+    /// Most steps; the last one runs to the end of the text.
+    pub max_steps: usize,
+    /// Most tokens of a step. One that is longer ends its solution.
+    pub max_step_tokens: usize,
+    /// Most tokens of a solution.
+    pub max_tokens: usize,
+    /// A step does not end inside of brackets, of a formula or of a block of code.
+    pub balanced: bool,
+}
+
+/// A search by steps.
+pub struct Search<'a> {
+    /// Samples steps.
+    pub generator: &'a dyn Generator,
+    /// Scores them.
+    pub scorer: &'a dyn Scorer,
+    /// Makes one score of those of the steps.
+    pub aggregate: Aggregate,
+    /// The limits.
+    pub limits: Limits,
+    /// The question.
+    pub question: &'a str,
+    /// The prompt of the question.
+    pub prompt: &'a str,
+    /// Seed of the first sample.
+    pub seed: u32,
+}
+
+impl Search<'_> {
+    /// Beam search with `n` beams.
+    ///
+    /// # Errors
+    /// The server's, and the scorer's.
+    pub fn beam(&self, n: usize) -> Result<Found, Error> {
+        let keep = n / self.limits.width;
+        let (mut active, mut finished) = (vec![Solution::default()], Vec::new());
+        let mut tokens = 0;
+        for step in 0..self.limits.max_steps {
+            let counts = copies(n, active.len());
+            let samples = self.expand(&active, &counts, step, n)?;
+            // In the order of the copies: first, second, first, second.
+            let rounds = counts.iter().copied().max().unwrap_or(0);
+            let mut beams: Vec<Solution> = (0..rounds)
+                .flat_map(|round| samples.iter().filter_map(move |some| some.get(round)))
+                .cloned()
+                .collect();
+            tokens += last_tokens(&beams);
+            self.score(&mut beams)?;
+            let (ended, going): (Vec<_>, Vec<_>) =
+                beams.into_iter().partition(|beam| beam.stop != Stop::Word);
+            finished.extend(ended);
+            if going.is_empty() {
+                break;
+            }
+            active = self.best(going, keep);
+        }
+        // The best first, and of equal ones the one that was finished first.
+        finished.sort_by(|a, b| self.value(b).total_cmp(&self.value(a)));
+        finished.truncate(n);
+        Ok(Found {
+            solutions: finished,
+            tokens,
+        })
+    }
+
+    /// Diverse verifier tree search: `n / width` independent trees, each of which samples `width`
+    /// steps and goes on with the best. The solutions are those of the last step of each tree.
+    ///
+    /// # Errors
+    /// The server's, and the scorer's.
+    pub fn trees(&self, n: usize) -> Result<Found, Error> {
+        let width = self.limits.width;
+        let mut roots = vec![Solution::default(); n / width];
+        // The samples of each tree's last step.
+        let mut leaves: Vec<Vec<Solution>> = vec![Vec::new(); roots.len()];
+        let mut growing: Vec<usize> = (0..roots.len()).collect();
+        let mut tokens = 0;
+        for step in 0..self.limits.max_steps {
+            let active: Vec<Solution> = growing.iter().map(|tree| roots[*tree].clone()).collect();
+            let samples = self.expand(&active, &vec![width; active.len()], step, n)?;
+            for (tree, mut samples) in std::mem::take(&mut growing).into_iter().zip(samples) {
+                tokens += last_tokens(&samples);
+                self.score(&mut samples)?;
+                let mut best = 0;
+                for index in 1..samples.len() {
+                    if self.value(&samples[index]) > self.value(&samples[best]) {
+                        best = index;
+                    }
+                }
+                roots[tree] = samples[best].clone();
+                if roots[tree].stop == Stop::Word {
+                    growing.push(tree);
+                }
+                leaves[tree] = samples;
+            }
+            if growing.is_empty() {
+                break;
+            }
+        }
+        Ok(Found {
+            solutions: leaves.into_iter().flatten().collect(),
+            tokens,
+        })
+    }
+
+    fn value(&self, solution: &Solution) -> f64 {
+        let value = self.aggregate.of(&solution.scores);
+        if value.is_nan() {
+            f64::NEG_INFINITY
+        } else {
+            value
+        }
+    }
+
+    fn score(&self, solutions: &mut [Solution]) -> Result<(), Error> {
+        let all: Vec<&Solution> = solutions.iter().collect();
+        let scores = self.scorer.score(self.question, &all)?;
+        for (solution, scores) in solutions.iter_mut().zip(scores) {
+            solution.scores = scores;
+        }
+        Ok(())
+    }
+
+    /// Keeps the best, in their order.
+    fn best(&self, beams: Vec<Solution>, keep: usize) -> Vec<Solution> {
+        let mut order: Vec<usize> = (0..beams.len()).collect();
+        order.sort_by(|a, b| self.value(&beams[*a]).total_cmp(&self.value(&beams[*b])));
+        let dropped = &order[..beams.len().saturating_sub(keep)];
+        let mut index = 0;
+        let mut kept = beams;
+        kept.retain(|_| {
+            index += 1;
+            !dropped.contains(&(index - 1))
+        });
+        kept
+    }
+
+    /// Samples the next step of solutions, each in one request of `counts` completions, all at the
+    /// same time.
+    fn expand(
+        &self,
+        active: &[Solution],
+        counts: &[usize],
+        step: usize,
+        n: usize,
+    ) -> Result<Vec<Vec<Solution>>, Error> {
+        let is_last = step + 1 == self.limits.max_steps;
+        let first = step * n;
+        thread::scope(|scope| {
+            let mut workers = Vec::new();
+            let mut sample = first;
+            for (solution, count) in active.iter().zip(counts) {
+                let seed = self.seed.wrapping_add(u32::try_from(sample).unwrap_or(0));
+                workers.push(scope.spawn(move || self.next(solution, *count, seed, is_last)));
+                sample += count;
+            }
+            let join = |worker: thread::ScopedJoinHandle<'_, _>| match worker.join() {
+                Ok(samples) => samples,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            let all: Vec<_> = workers.into_iter().map(join).collect();
+            all.into_iter().collect()
+        })
+    }
+
+    /// Samples `count` next steps of one solution.
+    fn next(
+        &self,
+        solution: &Solution,
+        count: usize,
+        seed: u32,
+        is_last: bool,
+    ) -> Result<Vec<Solution>, Error> {
+        let left = self
+            .limits
+            .max_tokens
+            .saturating_sub(solution.tokens())
+            .max(1);
+        let max_tokens = if is_last {
+            left
+        } else {
+            left.min(self.limits.max_step_tokens)
+        };
+        let ask = |text: &str, n: usize, seed: u32, max_tokens: usize| {
+            self.generator.complete(&Request {
+                prompt: &format!("{}{text}", self.prompt),
+                n,
+                seed,
+                max_tokens,
+                stop: (!is_last).then_some(STEP_END),
+            })
+        };
+        let samples = ask(&solution.text, count, seed, max_tokens)?;
+        let mut next = Vec::with_capacity(count);
+        for mut sample in samples {
+            let mut again = seed;
+            while self.limits.balanced && sample.stop == Stop::Word && !is_balanced(&sample.text) {
+                if sample.tokens >= max_tokens {
+                    sample.stop = Stop::Length;
+                    break;
+                }
+                sample.text += STEP_END;
+                again = again.wrapping_mul(0x0100_0193) >> 1;
+                let text = format!("{}{}", solution.text, sample.text);
+                let more = ask(&text, 1, again, max_tokens - sample.tokens)?;
+                more.into_iter().for_each(|more| append(&mut sample, more));
+            }
+            if sample.stop == Stop::Word {
+                sample.text += STEP_END;
+            }
+            let mut solution = solution.clone();
+            solution.push(sample);
+            next.push(solution);
+        }
+        Ok(next)
+    }
+}
+
+fn append(sample: &mut Completion, more: Completion) {
+    sample.text += &more.text;
+    sample.tokens += more.tokens;
+    sample.stop = more.stop;
+    sample.logprob += more.logprob;
+    sample.certainty += more.certainty;
+}
+
+/// Returns how many of `n` copies each of `beams` beams gets, in turn.
+fn copies(n: usize, beams: usize) -> Vec<usize> {
+    (0..beams)
+        .map(|beam| n / beams + usize::from(beam < n % beams))
+        .collect()
+}
+
+fn last_tokens(solutions: &[Solution]) -> usize {
+    let last = |solution: &Solution| solution.steps.last().map_or(0, |step| step.tokens);
+    solutions.iter().map(last).sum()
+}
+
+/// Returns `true` if a text ends outside of brackets, formulas and blocks of code.
+fn is_balanced(text: &str) -> bool {
+    let count = |what: &str| text.matches(what).count();
+    let braces = |plain: &str, escaped: &str| count(plain) - count(escaped);
+    braces("{", "\\{") <= braces("}", "\\}")
+        && count("\\[") <= count("\\]")
+        && count("\\(") <= count("\\)")
+        && count("\\begin{") <= count("\\end{")
+        && count("```").is_multiple_of(2)
+        && count("$$").is_multiple_of(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_given_in_turn() {
+        assert_eq!(copies(8, 1), [8]);
+        assert_eq!(copies(8, 3), [3, 3, 2]);
+        assert_eq!(copies(4, 4), [1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_step_is_balanced_outside_of_formulas_and_code() {
+        for text in [
+            "so x = 1",
+            "\\[x\\]",
+            "$$x$$ and $$y$$",
+            "```\na\n```",
+            "\\{ 1 }",
+            "{a}",
+        ] {
+            assert!(is_balanced(text), "{text}");
+        }
+        for text in [
+            "\\[x",
+            "$$x",
+            "```\na",
+            "\\frac{1",
+            "\\begin{align} a",
+            "\\(x",
+        ] {
+            assert!(!is_balanced(text), "{text}");
+        }
+    }
+}

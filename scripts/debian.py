@@ -1,0 +1,83 @@
+"""Packages of a suite of Debian, unpacked in a folder and never installed, by an apt that keeps everything in target/.
+
+apt checks each file against the archive's signature. The sums of the packages that a check is about are pinned, too.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import fetch
+from project import LOGS, TARGET, Problem, cpu_env, run, say
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+class Missing(Exception):
+    """A part that this machine cannot have; the text says which and why."""
+
+
+def unpacked(root, suite, architecture, pinned, others):
+    """The folder `root` with packages in it; those pinned are {name: (version, sha256)}, of the others any version."""
+    if root.exists():
+        return root
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise Missing(f"{tool} is not installed")
+    names = ", ".join(f"{name} {version}" for name, (version, _) in pinned.items())
+    say(f"fetching {names} of Debian {suite} for {architecture}")
+    apt, files = environment(suite, architecture)
+    wanted = [f"{name}={version}" for name, (version, _) in pinned.items()]
+    for args in (["update"], ["download", *wanted, *others]):
+        try:
+            run(["apt-get", "-q", *args], LOGS / f"apt-{architecture}-{args[0]}.log", apt, files)
+        except Problem as problem:
+            raise Missing(f"no {names}: {problem}") from problem
+    for name, (_, digest) in pinned.items():
+        package = next(files.glob(f"{name}_*.deb"))
+        have = fetch.sha256(package)
+        if have != digest:
+            raise Problem(f"{package.name} has sha256 {have}, not {digest}")
+    part = root.with_name(f".{root.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for file in sorted(files.glob("*.deb")):
+        run(["dpkg-deb", "-x", file, part], LOGS / f"dpkg-{architecture}.log")
+    # Packages name the loader by its place in the root of the file system.
+    for folder in ("lib", "lib64"):
+        if not (part / folder).exists() and (part / "usr" / folder).exists():
+            (part / folder).symlink_to(f"usr/{folder}")
+    os.replace(part, root)
+    return root
+
+
+def environment(suite, architecture):
+    """An apt that knows one suite and architecture; where it downloads to.
+
+    Mirror and key are those that this machine's own sources name for Debian.
+    """
+    targets = subprocess.run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(REPO_URI)|$(COMPONENT)|$(CODENAME)",
+                              "Created-By: Packages"], stdout=subprocess.PIPE, text=True, check=False).stdout
+    rows = [line.split("|") for line in targets.splitlines()]
+    mirrors = [row[1] for row in rows if row[0] == "Debian" and row[2] == "main" and "-" not in row[3]]
+    if not mirrors:
+        raise Missing("apt's sources name no mirror of Debian (apt-get update makes them known)")
+    folder = TARGET / "apt" / architecture
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("state/lists/partial", "cache/archives/partial", "parts", "files"):
+        (folder / name).mkdir(parents=True)
+    (folder / "status").touch()
+    options = f"arch={architecture} signed-by={KEYRING}" if KEYRING.exists() else f"arch={architecture}"
+    (folder / "sources.list").write_text(f"deb [{options}] {mirrors[0]} {suite} main contrib\n", encoding="utf-8")
+    settings = {"Dir::State": "state", "Dir::State::status": "status", "Dir::Cache": "cache",
+                "Dir::Etc::sourcelist": "sources.list", "Dir::Etc::sourceparts": "parts",
+                "Dir::Etc::preferencesparts": "parts"}
+    lines = [f'{key} "{folder / value}";' for key, value in settings.items()]
+    # Anyone may read the files, so no other user is needed to fetch them.
+    lines += [f'APT::Architecture "{architecture}";', f'APT::Architectures {{ "{architecture}"; }};',
+              'Acquire::Languages "none";', 'APT::Sandbox::User "";',
+              'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";',
+              'Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";']
+    (folder / "apt.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return cpu_env(APT_CONFIG=str(folder / "apt.conf")), folder / "files"

@@ -1,0 +1,110 @@
+"""Stock programs: binaries that others built and shipped, fetched into target/stock and unpacked, never installed.
+
+debian         llama.cpp 0.7.0 and whisper.cpp 1.9.5 of Debian sid, with ggml 0.27.0 (backend API 3) and their own libc
+node           node-llama-cpp 3.22.1 of npm with its prebuilt llama.cpp 0.5.0, ggml 0.25.1 (backend API 2)
+pywhispercpp   1.5.1 of PyPI, whose ggml 0.13.1 is one that the plugin refuses
+
+A program that this machine cannot have raises Missing, with the reason.
+"""
+
+import os
+import platform
+import shutil
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import debian
+import fetch
+from debian import Missing
+from project import LOGS, ROOT, TARGET, Problem, run, say
+
+STOCK = TARGET / "stock"
+SOURCES = ROOT / "tests" / "e2e" / "stock"
+
+DEBIAN_SUITE = "sid"
+DEBIAN_PINNED = {
+    "libggml0": ("0.27.0-1", "f621153d6615a8dd1ac4b14e110cbafca34cc66f551367c5f6326f71fb141b0d"),
+    "libllama0": ("1:0.7.0+dfsg-2", "7d49cde5582ccdc8c454b379ba627eea8c95813b6a9c70628653101f629204d6"),
+    "llama.cpp-tools": ("1:0.7.0+dfsg-2", "3007c170f116891974bd37d5ba802f094c7d020412f2100cc71582fc8530895c"),
+    "llama.cpp-tests": ("1:0.7.0+dfsg-2", "c512d0401e66aab3bf94296f24816e5ac8cdaee88d06f7493212ff307b33d9fc"),
+    "libwhisper1": ("1.9.5+dfsg-1", "9d44352baa73b79d34d0fe56ad21ab7c4cc45b60b11cf7e37067965ce5e02ea7"),
+    "whisper.cpp-tools": ("1.9.5+dfsg-1", "6213928ef1469e9efe92c8c7d14f9e879a52cfb397bc7bb9ba5f7c5074ffa7bf"),
+}
+DEBIAN_OTHERS = ["libc6", "libstdc++6", "libgcc-s1", "libgomp1", "libssl3t64", "libzstd1", "zlib1g"]
+
+PYWHISPERCPP = fetch.Package("pywhispercpp==1.5.1",
+                             "pywhispercpp-1.5.1-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl",
+                             "a70839d9a1f569e1e5424f27ed01a32133d658beae4cd1459eb39de1e0483bba")
+
+
+class Debian(NamedTuple):
+    """Debian's programs, run by their own loader on their own libraries."""
+
+    root: Path
+
+    @property
+    def libraries(self):
+        return self.root / "usr" / "lib" / "x86_64-linux-gnu"
+
+    @property
+    def folder(self):
+        """Where to start the programs: they look for the CPU's libraries in the current folder."""
+        return self.libraries / "ggml" / "backends0"
+
+    def command(self, name, *args):
+        """The command line of a program of Debian's, or of this machine's if `name` is its path."""
+        places = [self.root / "usr" / "bin", self.root / "usr" / "libexec" / "x86_64-linux-gnu" / "llama.cpp-tests"]
+        program = next((place / name for place in places if (place / name).exists()), name)
+        path = f"{self.libraries}:{self.libraries / 'llama'}"
+        return [self.root / "lib64" / "ld-linux-x86-64.so.2", "--library-path", path, program, *args]
+
+
+def need_x86_64():
+    if platform.machine() != "x86_64":
+        raise Missing(f"the stock programs are for x86_64, this machine is {platform.machine()}")
+
+
+def debian_programs():
+    need_x86_64()
+    version = DEBIAN_PINNED["libggml0"][0]
+    return Debian(debian.unpacked(STOCK / f"debian-{version}", DEBIAN_SUITE, "amd64", DEBIAN_PINNED, DEBIAN_OTHERS))
+
+
+def node_program():
+    """The folder with node-llama-cpp, and `generate.mjs`, which generates text in it."""
+    need_x86_64()
+    for tool in ("node", "npm"):
+        if shutil.which(tool) is None:
+            raise Missing(f"{tool} is not installed")
+    folder = STOCK / "node-llama-cpp-3.22.1"
+    if not folder.exists():
+        say("fetching node-llama-cpp 3.22.1 and what it needs")
+        part = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name in ("package.json", "package-lock.json"):
+            shutil.copyfile(SOURCES / name, part / name)
+        # Every file has the sum of the lock file; nothing in a package runs. `npm ci` would also want the sums of the
+        # binaries for other systems.
+        try:
+            run(["npm", "install", "--ignore-scripts", "--omit=optional", "--omit=peer", "--no-audit", "--no-fund"],
+                LOGS / "stock-npm.log", cwd=part)
+        except Problem as problem:
+            raise Missing(f"no node-llama-cpp: {problem}") from problem
+        os.replace(part, folder)
+    shutil.copyfile(SOURCES / "generate.mjs", folder / "generate.mjs")
+    return folder
+
+
+def pywhispercpp():
+    """The folder with the libraries of the wheel."""
+    need_x86_64()
+    folder = STOCK / "pywhispercpp-1.5.1"
+    if not folder.exists():
+        part = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        with zipfile.ZipFile(fetch.download(PYWHISPERCPP)) as wheel:
+            wheel.extractall(part)
+        os.replace(part, folder)
+    return folder / "pywhispercpp.libs"

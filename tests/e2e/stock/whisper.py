@@ -1,0 +1,106 @@
+"""Makes a whisper model with random weights, and runs a whisper library on it.
+
+Usage: whisper.py make MODEL
+       whisper.py run LIBRARY MODEL LOGITS    encodes a tone, decodes tokens, writes the logits of the last as F32
+"""
+
+import ctypes
+import math
+import random
+import struct
+import sys
+
+VOCABULARY, WORDS = 51865, 50257
+AUDIO_CONTEXT, TEXT_CONTEXT = 1500, 448
+STATE, HEADS, LAYERS = 128, 2, 2
+MELS, FILTER = 80, 201
+F32, F16 = 0, 1
+
+SAMPLES = 16000
+TOKENS = [50258, 50259, 50359, 1000, 2000]
+
+
+def tensors():
+    """(name, shape, type, spread) of each tensor; the shape is innermost first. A spread of None is for factors of 1."""
+    yield "encoder.positional_embedding", (STATE, AUDIO_CONTEXT), F32, 0.1
+    yield "encoder.conv1.weight", (3, MELS, STATE), F16, 1 / math.sqrt(3 * MELS)
+    yield "encoder.conv1.bias", (1, STATE), F32, 0.1
+    yield "encoder.conv2.weight", (3, STATE, STATE), F16, 1 / math.sqrt(3 * STATE)
+    yield "encoder.conv2.bias", (1, STATE), F32, 0.1
+    yield from norm("encoder.ln_post")
+    for layer in range(LAYERS):
+        yield from block(f"encoder.blocks.{layer}", ["attn"])
+    yield "decoder.positional_embedding", (STATE, TEXT_CONTEXT), F32, 0.1
+    yield "decoder.token_embedding.weight", (STATE, VOCABULARY), F16, 0.3
+    yield from norm("decoder.ln")
+    for layer in range(LAYERS):
+        yield from block(f"decoder.blocks.{layer}", ["attn", "cross_attn"])
+
+
+def norm(name):
+    yield f"{name}.weight", (STATE,), F32, None
+    yield f"{name}.bias", (STATE,), F32, 0.1
+
+
+def linear(name, inputs, outputs, bias=True):
+    yield f"{name}.weight", (inputs, outputs), F16, 1 / math.sqrt(inputs)
+    if bias:
+        yield f"{name}.bias", (outputs,), F32, 0.1
+
+
+def block(name, attentions):
+    yield from norm(f"{name}.mlp_ln")
+    yield from linear(f"{name}.mlp.0", STATE, 4 * STATE)
+    yield from linear(f"{name}.mlp.2", 4 * STATE, STATE)
+    for attention in attentions:
+        yield from norm(f"{name}.{attention}_ln")
+        for part in ("query", "key", "value", "out"):
+            yield from linear(f"{name}.{attention}.{part}", STATE, STATE, bias=part != "key")
+
+
+def make(path):
+    rng = random.Random(1)
+    draws = [rng.gauss(0, 1) for _ in range(256)]
+    with open(path, "wb") as file:
+        def ints(*values):
+            file.write(struct.pack(f"<{len(values)}i", *values))
+
+        ints(0x67676d6c, VOCABULARY, AUDIO_CONTEXT, STATE, HEADS, LAYERS, TEXT_CONTEXT, STATE, HEADS, LAYERS, MELS, F16)
+        ints(MELS, FILTER)
+        file.write(struct.pack(f"<{MELS * FILTER}f", *(0.02 * rng.random() for _ in range(MELS * FILTER))))
+        ints(WORDS)
+        for index in range(WORDS):
+            word = f" w{index}".encode()
+            ints(len(word))
+            file.write(word)
+        for name, shape, kind, spread in tensors():
+            ints(len(shape), len(name), kind, *shape)
+            file.write(name.encode())
+            code = "<e" if kind == F16 else "<f"
+            table = [struct.pack(code, 1.0 if spread is None else spread * draw) for draw in draws]
+            file.write(b"".join(table[byte] for byte in rng.randbytes(math.prod(shape))))
+
+
+def run(library, model, logits):
+    whisper = ctypes.CDLL(library)
+    # As whisper's own programs do, of the ggml that the library needs.
+    whisper.ggml_backend_load_all()
+    whisper.whisper_init_from_file.restype = ctypes.c_void_p
+    whisper.whisper_get_logits.restype = ctypes.POINTER(ctypes.c_float)
+    context = ctypes.c_void_p(whisper.whisper_init_from_file(model.encode()))
+    if not context:
+        sys.exit("cannot load the model")
+    tone = (ctypes.c_float * SAMPLES)(*(0.5 * math.sin(0.2 * i) for i in range(SAMPLES)))
+    tokens = (ctypes.c_int32 * len(TOKENS))(*TOKENS)
+    steps = [("mel", whisper.whisper_pcm_to_mel(context, tone, SAMPLES, 1)), ("encode", whisper.whisper_encode(context, 0, 1)),
+             ("decode", whisper.whisper_decode(context, tokens, len(TOKENS), 0, 1))]
+    for step, code in steps:
+        if code != 0:
+            sys.exit(f"{step}: {code}")
+    rows = ctypes.cast(whisper.whisper_get_logits(context), ctypes.POINTER(ctypes.c_float * VOCABULARY))
+    with open(logits, "wb") as file:
+        file.write(bytes(rows[len(TOKENS) - 1]))
+
+
+if __name__ == "__main__":
+    {"make": make, "run": run}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,48 @@
+"""What the tests of stock programs share: the plugin, and how to run the programs with it."""
+
+import unittest
+
+from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env
+
+import build
+import stock
+
+PROMPT = "Once upon a time, in a small village by the sea,"
+TOKENS = 32
+
+CHIPS = {HEXAGON_DEVICE: HEXAGON, DEVICE: SIMULATED}
+
+
+class Stock(Case):
+    """A stock program with the plugin."""
+
+    program = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.plugin = build.plugin()
+        try:
+            cls.program = cls.fetched()
+        except stock.Missing as missing:
+            raise unittest.SkipTest(str(missing)) from missing
+
+    @staticmethod
+    def fetched():
+        return None
+
+    def with_plugin(self, env, **settings):
+        return dict(env, GGML_BACKEND_PATH=str(self.plugin), **settings)
+
+    def text_of_static_build(self, chip):
+        return self.complete(PROMPT, TOKENS, device_env(chip)).out.rstrip("\n")
+
+
+class DebianStock(Stock):
+    """Debian's programs: ggml 0.27.0, API 3, ggml's symbols in global scope."""
+
+    fetched = staticmethod(stock.debian_programs)
+
+    def run_stock(self, name, *args, env):
+        done = self.run_command(name, self.program.command(name, *args), env, cwd=self.program.folder)
+        self.assertEqual(done.code, 0, done.all[-2000:])
+        return done

@@ -1,0 +1,147 @@
+"""Programs that others built and shipped load the plugin and compute on its devices what the static build computes."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import HEXAGON, HEXAGON_DEVICE, PLAIN_LOG, cpu_env, device_env, server
+
+import stock
+from stocked import CHIPS, PROMPT, TOKENS, DebianStock, Stock
+
+# Of the plugin, which is loaded into programs with any of these.
+LIBRARIES = r"(libc|libm|libdl|libgcc_s|ld-linux[\w-]*)\.so\.\d+"
+
+WHISPER = stock.SOURCES / "whisper.py"
+
+# Squared error of a whole model with random weights; upstream allows half of it for one product.
+WHISPER_ERROR = 1e-3
+
+# Loads a plugin as a program does, with a ggml that is in no global scope.
+LOADER = """
+import ctypes, sys
+ggml = ctypes.CDLL(sys.argv[1])
+ggml.ggml_backend_load.restype = ctypes.c_void_p
+print("loaded" if ggml.ggml_backend_load(sys.argv[2].encode()) else "refused")
+"""
+
+
+class File(Stock):
+    """The file itself."""
+
+    def readelf(self, *args):
+        return subprocess.run(["readelf", "--wide", *args, str(self.plugin)], capture_output=True, text=True, check=True).stdout
+
+    def test_exports_the_entry_point_alone(self):
+        rows = [row.split() for row in self.readelf("--dyn-syms").splitlines()]
+        rows = [row for row in rows if len(row) >= 8 and row[0][:-1].isdigit() and row[6] != "UND"]
+        self.assertEqual([row[7] for row in rows], ["ggml_backend_init"])
+
+    def test_needs_no_library_of_ggml(self):
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", self.readelf("--dynamic"))
+        self.assertIn("libc.so.6", needed)
+        self.assertEqual([name for name in needed if not re.fullmatch(LIBRARIES, name)], [])
+        undefined = re.findall(r" UND (ggml\w*|npu_\w*|glue_\w*)", self.readelf("--dyn-syms"))
+        self.assertEqual(undefined, [])
+
+
+class Debian(DebianStock):
+    """llama.cpp 0.7.0 and whisper.cpp 1.9.5."""
+
+    def devices(self, env):
+        return self.run_stock("llama-bench", "--list-devices", env=self.with_plugin(env)).all
+
+    def test_devices_are_listed(self):
+        for device, chip in CHIPS.items():
+            self.assertRegex(self.devices(device_env(chip)), rf"(?m)^ *{device}: .*simulated")
+        self.assertNotRegex(self.devices(cpu_env()), r"RKNPU|HEX\d|ggml-rust-npu")
+
+    def test_wrong_settings_are_said_in_one_line(self):
+        for env, words in [(cpu_env(GGML_RUST_NPU_SIM="rk9999"), ["GGML_RUST_NPU_SIM", "rk9999", "rk3588"]),
+                           (cpu_env(GGML_RUST_NPU_CHIP="rk3588", GGML_RUST_NPU_RKNN_LIB="/nonexistent/librknnrt.so"),
+                            ["/nonexistent/librknnrt.so"])]:
+            shown = self.devices(env)
+            lines = [line for line in shown.splitlines() if "ggml-rust-npu: " in line]
+            self.assertEqual(len(lines), 1, shown)
+            for word in words:
+                self.assertIn(word, lines[0])
+            self.assertIn("(none)", shown)
+
+    def test_text_is_that_of_the_static_build(self):
+        for device, chip in CHIPS.items():
+            with self.subTest(device):
+                done = self.run_stock("llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp",
+                                      0, "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off",
+                                      *PLAIN_LOG, "-v", env=self.with_plugin(device_env(chip)))
+                self.assertIn(f"using device {device}", done.log)
+                self.assertEqual(done.out.rstrip("\n"), self.text_of_static_build(chip))
+
+    def test_bench_runs(self):
+        done = self.run_stock("llama-bench", "-m", self.model(), "-p", 16, "-n", 4, "-r", 1,
+                              env=self.with_plugin(device_env(HEXAGON)))
+        self.assertRegex(done.out, r"RUST_NPU.*tg4")
+
+    def test_server_generates_the_text_of_the_static_build(self):
+        with server(self.model(), self.with_plugin(device_env(HEXAGON)), "-c", 512, name="stock-server",
+                    program=self.program.command("llama-server"), cwd=self.program.folder) as running:
+            text = running.complete(PROMPT, TOKENS)
+        self.assertEqual(text.rstrip("\n"), self.text_of_static_build(HEXAGON))
+
+
+    def whisper_logits(self, model, env):
+        """What whisper.cpp computes of a tone and five tokens."""
+        library = self.program.libraries / "libwhisper.so.1"
+        with tempfile.NamedTemporaryFile() as file:
+            done = self.run_stock(sys.executable, WHISPER, "run", library, model, file.name, env=env)
+            return struct.unpack("<51865f", file.read()), done.log
+
+    def test_whisper_computes_what_it_computes_on_the_cpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(folder) / "random.bin"
+            subprocess.run([sys.executable, WHISPER, "make", model], check=True)
+            expected, _ = self.whisper_logits(model, cpu_env())
+            logits, log = self.whisper_logits(model, self.with_plugin(device_env(HEXAGON)))
+        self.assertIn(f"using {HEXAGON_DEVICE} backend", log)
+        error = sum((a - b) ** 2 for a, b in zip(expected, logits)) / sum(a * a for a in expected)
+        self.assertLess(error, WHISPER_ERROR)
+        self.assertGreater(error, 0, "the CPU computed both")
+
+
+class Node(Stock):
+    """node-llama-cpp 3.22.1: ggml 0.25.1, API 2, ggml's symbols hidden from libraries that are loaded later."""
+
+    fetched = staticmethod(stock.node_program)
+
+    def generate(self, env):
+        # This ggml has no OpenMP: its threads spin at each barrier, and on a busy machine wait there for a CPU.
+        threads = 1
+        done = self.run_command("node", ["node", "generate.mjs", self.model(), PROMPT, TOKENS, threads], env, cwd=self.program)
+        self.assertEqual(done.code, 0, done.all[-2000:])
+        return json.loads(done.out), done.log
+
+    def test_text_is_that_of_the_static_build(self):
+        for device, chip in CHIPS.items():
+            with self.subTest(device):
+                made, log = self.generate(self.with_plugin(device_env(chip)))
+                self.assertEqual(made["build"], "prebuilt")
+                self.assertGreater(made["layers"], 0)
+                self.assertIn(f"using device {device}", log)
+                self.assertEqual(made["text"].rstrip("\n"), self.text_of_static_build(chip))
+
+
+class OldGgml(Stock):
+    """pywhispercpp 1.5.1: ggml 0.13.1, where 42 operations have other numbers under the same API version."""
+
+    fetched = staticmethod(stock.pywhispercpp)
+
+    def test_is_refused_with_both_versions_and_what_to_install(self):
+        ggml = next(self.program.glob("libggml-[0-9a-f]*.so*"))
+        done = self.run_command("python", [sys.executable, "-c", LOADER, ggml, self.plugin], device_env())
+        self.assertEqual(done.out, "refused\n")
+        lines = [line for line in done.log.splitlines() if line.startswith("ggml-rust-npu: ")]
+        self.assertEqual(len(lines), 1, done.log)
+        self.assertRegex(lines[0], r"ggml 0\.13\.1.*ggml-rust-npu \d.*install")

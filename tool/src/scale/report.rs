@@ -1,0 +1,117 @@
+//! Accuracy against N, as a table, as comma-separated values, as JSON, and as a picture.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use ggml_rust_npu::files::open_input;
+use test_time_scaling::journal;
+use test_time_scaling::score::Aggregate;
+use test_time_scaling::summary::{Row, summarize};
+
+use super::{AggregateName, plot};
+use crate::ToolError;
+use crate::files::{self, Files};
+use crate::text::{self, Column, plain, print_json, table};
+
+/// Print accuracy against the number of solutions
+#[derive(Debug, ClapArgs)]
+pub struct ReportArgs {
+    /// Files of finished problems
+    #[arg(required = true)]
+    samples: Vec<PathBuf>,
+    /// The rule that makes one score of those of the steps, for best-of-n
+    #[arg(long, value_enum, default_value_t = AggregateName::Last)]
+    aggregate: AggregateName,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Also write comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Also draw accuracy over tokens, as an SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Columns of the table.
+const COLUMNS: [Column; 9] = [
+    Column::Text("model"),
+    Column::Text("method"),
+    Column::Number("N"),
+    Column::Number("problems"),
+    Column::Number("correct"),
+    Column::Number("accuracy"),
+    Column::Number("95 % interval"),
+    Column::Number("tokens"),
+    Column::Number("joules"),
+];
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Text for the user.
+pub fn run(args: &ReportArgs) -> Result<ExitCode, ToolError> {
+    let mut files = Files::default();
+    for path in args.csv.iter().chain(&args.svg) {
+        files.output(path)?;
+    }
+    let mut rows = Vec::new();
+    for path in &args.samples {
+        rows.extend(read(path, args.aggregate.into())?);
+    }
+    if let Some(path) = &args.csv {
+        files::write(path, csv(&rows)?.as_bytes())?;
+    }
+    if let Some(path) = &args.svg {
+        files::write(path, plot::draw(&rows).as_bytes())?;
+    }
+    match args.json {
+        true => print_json(&rows)?,
+        false => text::print(&table(&COLUMNS, rows.iter().map(cells)))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the table of one journal.
+///
+/// # Errors
+/// Text that names the file.
+pub fn print(path: &Path, aggregate: Aggregate) -> Result<(), ToolError> {
+    let rows = read(path, aggregate)?;
+    text::print(&table(&COLUMNS, rows.iter().map(cells)))
+}
+
+fn read(path: &Path, aggregate: Aggregate) -> Result<Vec<Row>, ToolError> {
+    let mut bytes = Vec::new();
+    let read = open_input(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    read.map_err(|error| format!("{}: {error}", path.display()))?;
+    let (settings, entries) = journal::parse(path, &bytes)?;
+    Ok(summarize(&settings, &entries, aggregate))
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let percent = |share: f64| format!("{:.1}", share * 100.0);
+    vec![
+        plain(&row.model),
+        plain(&row.method),
+        row.n.to_string(),
+        row.problems.to_string(),
+        row.correct.to_string(),
+        format!("{} %", percent(row.accuracy)),
+        format!("{} to {}", percent(row.low), percent(row.high)),
+        format!("{:.0}", row.tokens),
+        row.joules
+            .map_or("-".into(), |joules| format!("{joules:.1}")),
+    ]
+}
+
+fn csv(rows: &[Row]) -> Result<String, ToolError> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row)?;
+    }
+    let bytes = writer.into_inner().map_err(|error| error.to_string())?;
+    Ok(String::from_utf8(bytes)?)
+}
