@@ -10,11 +10,11 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz miri sanitize soak hostile batch tool vendor
+.PHONY: help demo test test-all long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz miri sanitize soak hostile batch tool plugin stock vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
-	@echo "make test   all tests; the last line counts them"
+	@echo "make test   everything that a change must pass; the last line counts it"
 	@echo "make test-all  make test with every case of every chip, make dsp and make hostile; hours, before a release"
 	@echo "make long   end-to-end tests with gemma-3-270m, TinyLlama-1.1B (needs npm) and long texts on the simulated V75"
 	@echo "make unit   the Rust tests alone: no network, no llama.cpp"
@@ -25,7 +25,7 @@ help:
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
-	@echo "make optable  docs/results/operations.md from the logs of make test: which upstream cases the Hexagon device computes"
+	@echo "make optable  docs/results/operations.md from the log of make ops: which upstream cases the Hexagon device computes"
 	@echo "make figures  charts of docs/figures from the tables in the tree, and counted packets into docs/results/cost.md"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
@@ -36,6 +36,8 @@ help:
 	@echo "make hostile  every hostile file of tool/tests/hostile.rs through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
+	@echo "make plugin the library that unmodified programs load, target/plugin/libggml-rust_npu.so"
+	@echo "make stock  operations of the plugin in Debian's llama.cpp, by its test-backend-ops; minutes"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
 	@echo "make fetch  only fetch and check what the others need"
 	@echo "make nightly  the pinned nightly, which make dsp and make fuzz need, by rustup"
@@ -119,6 +121,12 @@ batch:
 
 tool:
 	@cargo build --release --locked --bin ggml-npu
+
+plugin:
+	@$(PYTHON) scripts/build.py plugin
+
+stock:
+	@$(PYTHON) scripts/test.py build stock
 
 hostile:
 	@cargo test --locked --package ggml-npu --test hostile -- --ignored --nocapture

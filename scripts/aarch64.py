@@ -29,6 +29,9 @@ SYSROOT = Path("/usr/aarch64-linux-gnu")
 TEST_CPU = "cortex-a53"
 COUNT_CPU = "cortex-a76"
 
+# Selected together, as for `build.tool`, the tool and the library need each crate once.
+TOOL_PACKAGES = ["--package", "ggml-rust-npu", "--package", "ggml-npu"]
+
 # K of the counts: a short row with a Hadamard block of 64, and a long one with a block of 4096.
 DEPTHS = [576, 4096]
 
@@ -110,18 +113,21 @@ def run():
         return 0, [], str(missing)
     passed, failed = 0, []
     # The processor's vector code is in rknpu-ops; its memory order, weaker than that of x86-64, matters to task-pool.
-    for package, targets in {"rknpu-ops": ["--lib", "--tests"], "task-pool": ["--lib"], "ggml-rust-npu": ["--lib"]}.items():
-        more = run_tests(package, targets)
+    selections = {"rknpu-ops": ["--package", "rknpu-ops", "--lib", "--tests"],
+                  "task-pool": ["--package", "task-pool", "--lib"],
+                  "ggml-rust-npu": [*TOOL_PACKAGES, "--lib"]}
+    for package, selection in selections.items():
+        more = run_tests(package, selection)
         passed += more[0]
         failed += more[1]
     return passed, failed, None
 
 
-def run_tests(package, targets):
+def run_tests(package, selection):
     """Runs the tests of one package under the emulator; returns the number of passes and the names of failures."""
     log = LOGS / f"aarch64-{package}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    args = ["cargo", "test", "--locked", "--target", RUST_TARGET, "--no-fail-fast", "--package", package, *targets]
+    args = ["cargo", "test", "--locked", "--target", RUST_TARGET, "--no-fail-fast", *selection]
     with open(log, "wb") as out:
         code = subprocess.run(args, cwd=ROOT, env=cargo_env(), stdin=subprocess.DEVNULL, stdout=out,
                               stderr=subprocess.STDOUT).returncode
@@ -134,15 +140,15 @@ def run_tests(package, targets):
     return passed, failed
 
 
-def archive():
-    """Builds the static library; a C compiler or linker for the target would be an error."""
+def archive(**settings):
+    """Builds the static library with cargo's `settings`; a C compiler or linker for the target would be an error."""
     try:
         need_rust_target()
     except Missing as missing:
         return str(missing)
     none = shutil.which("false")
     name = RUST_TARGET.replace("-", "_")
-    env = cpu_env(**{f"CARGO_TARGET_{name.upper()}_LINKER": none, f"CC_{name}": none})
+    env = cpu_env(**{f"CARGO_TARGET_{name.upper()}_LINKER": none, f"CC_{name}": none}, **settings)
     run_logged(["cargo", "rustc", "--locked", "--release", "--lib", "--crate-type", "staticlib", "--package",
                 "ggml-rust-npu", "--target", RUST_TARGET], LOGS / "aarch64-archive.log", env, ROOT)
     return None

@@ -3,6 +3,8 @@
 
 static  the programs, in target/llama-<version>/bin; the backend is linked in
 shared  ggml alone, as shared libraries and with make instead of ninja, and a program that lists its devices
+second  libllama of llama.cpp 0.6.0, which has version 3 of the backend API, and a program that generates text
+plugin  the library that programs of others load, target/plugin/libggml-rust_npu.so
 
 cargo runs inside of both builds, through ggml-glue/CMakeLists.txt. GGML_RUST_NPU_LIB names a prebuilt archive instead.
 """
@@ -18,7 +20,8 @@ from project import JOBS, LOGS, ROOT, TARGET, Problem, main_with, need, run, say
 
 PROGRAMS = ["llama-cli", "llama-completion", "llama-server", "llama-bench", "llama-perplexity", "llama-batched-bench",
             "llama-quantize", "llama-imatrix"]
-TESTS = ["test-backend-ops", "test-thread-safety", "test-save-load-state", "test-state-restore-fragmented"]
+TESTS = ["test-backend-ops", "test-llama-archs", "test-thread-safety", "test-save-load-state",
+         "test-state-restore-fragmented"]
 
 # Without network and web interface, which the programs above do not need.
 STATIC_OPTIONS = {
@@ -28,6 +31,9 @@ STATIC_OPTIONS = {
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_BUILD_APP": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
+    # Half of the time that -O3 takes to compile. ggml, which computes, keeps -O3.
+    "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG",
+    "CMAKE_PROJECT_ggml_INCLUDE": str(ROOT / "scripts" / "ggml_flags.cmake"),
 }
 
 
@@ -85,14 +91,57 @@ def shared():
     check_compilers()
     fetch.tools()
     source, build = fetch.llama(), TARGET / "ggml-shared"
-    options = {"LLAMA_CPP_DIR": source, "BUILD_SHARED_LIBS": "ON", **backend_options()}
+    # That it links and loads is the check: nothing computes here.
+    options = {"LLAMA_CPP_DIR": source, "BUILD_SHARED_LIBS": "ON", "CMAKE_C_FLAGS_RELEASE": "-O1 -DNDEBUG",
+               "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG", **backend_options()}
     configure(ROOT / "tests" / "e2e" / "link", build, "Unix Makefiles", options, "ggml-shared")
     say(f"building {build.relative_to(ROOT)}")
     run([cmake(), "--build", build, "--parallel", JOBS], LOGS / "ggml-shared-build.log")
     return build / "list_devices"
 
 
-BUILDS = {"static": static, "shared": shared}
+def plugin():
+    """The plugin; returns its path."""
+    check_compilers()
+    for version in fetch.LLAMA_SOURCES:
+        fetch.llama(version)
+    say("building the plugin")
+    run(["cargo", "build", "--release", "--locked", "--package", "ggml-rust-npu-plugin", "--target-dir", TARGET],
+        LOGS / "plugin-build.log", cwd=ROOT)
+    # cargo allows no dash in the name of a library; ggml has one in the names of its backends.
+    path = TARGET / "plugin" / "libggml-rust_npu.so"
+    path.parent.mkdir(exist_ok=True)
+    shutil.copyfile(TARGET / "release" / "libggml_rust_npu_plugin.so", path.with_suffix(".part"))
+    os.replace(path.with_suffix(".part"), path)
+    return path
+
+
+def tool(log, env, *selection):
+    """ggml-npu, as the Rust tests of the packages in `selection` have it.
+
+    It is built for one of its tests: for itself alone, cargo would choose other features of a few crates, and compile
+    everything that depends on them again.
+    """
+    run(["cargo", "test", "--locked", "--quiet", "--no-run", *selection, "--test", "repack"], log, env, ROOT)
+
+
+def second():
+    """The other version of llama.cpp with the backend linked in; returns the program that generates text."""
+    check_compilers()
+    fetch.tools()
+    version = "0.6.0"
+    source, build = fetch.llama(version), project.llama_build(version)
+    # Its package has no programs and no tests. Optimizing libllama would take most of the time.
+    options = {**STATIC_OPTIONS, **backend_options(), "LLAMA_CPP_DIR": source, "LLAMA_BUILD_COMMON": "OFF",
+               "LLAMA_BUILD_TOOLS": "OFF", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_SERVER": "OFF",
+               "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG"}
+    configure(ROOT / "tests" / "e2e" / "generate", build, "Ninja", options, f"llama-{version}")
+    say(f"building {build.relative_to(ROOT)}")
+    run([cmake(), "--build", build, "--parallel", JOBS, "--target", "generate"], LOGS / f"llama-{version}-build.log")
+    return build / "generate"
+
+
+BUILDS = {"static": static, "shared": shared, "second": second, "plugin": plugin}
 
 
 def main():

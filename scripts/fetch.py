@@ -6,7 +6,7 @@ sha256.
 What is in place is not fetched again, and a download or an unpacking that was interrupted is never taken for a whole
 one: files and trees are prepared under another name and renamed when they are complete.
 
-Usage: fetch.py [tools|llama|model|gemma|tinyllama|text|all]
+Usage: fetch.py [tools|llama|llama-0.6|model|gemma|tinyllama|text|all]
 
 `all` is without gemma and tinyllama, which only `make long` and `kld.py --model` need. Of these, tinyllama needs npm.
 """
@@ -55,9 +55,28 @@ class NpmPackage(NamedTuple):
         npm_run("pack", "--pack-destination", folder, self.requirement)
 
 
+class CratePackage(NamedTuple):
+    """One archive of Rust's registry. It is downloaded, not built: nothing in it runs."""
+
+    requirement: str
+    filename: str
+    sha256: str
+
+    def get(self, folder):
+        # To show what is in a package, cargo downloads it.
+        client_run("cargo", ["cargo", "info", "--color", "never", self.requirement], "error", folder)
+        home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
+        for archive in sorted((home / "registry" / "cache").glob(f"*/{self.filename}")):
+            shutil.copyfile(archive, Path(folder) / self.filename)
+
+
 LLAMA = Package("llama-cpp-python==0.3.36", "llama_cpp_python-0.3.36.tar.gz",
                 "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
-LLAMA_PREFIX = "llama_cpp_python-0.3.36/vendor/llama.cpp/"
+LLAMA_0_6 = CratePackage("llama-cpp-sys-2@0.1.161", "llama-cpp-sys-2-0.1.161.crate",
+                         "e9bea77fde41bbc15a278891cd5edd2ba07c5260d162614b41080ba1f100b39b")
+# Of each version, the package that has its source, and the folder in it.
+LLAMA_SOURCES = {"0.5.0": (LLAMA, "llama_cpp_python-0.3.36/vendor/llama.cpp/"),
+                 "0.6.0": (LLAMA_0_6, "llama-cpp-sys-2-0.1.161/llama.cpp/")}
 
 
 class Model(NamedTuple):
@@ -139,9 +158,9 @@ def npm_run(*args):
     client_run("npm", [need("npm", "install npm"), "--no-update-notifier", *args], "npm ")
 
 
-def client_run(name, command, error):
+def client_run(name, command, error, cwd=None):
     """Runs the client of a package index; its lines of error start with `error`."""
-    done = subprocess.run([str(arg) for arg in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run([str(arg) for arg in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd)
     if done.returncode != 0:
         log = project.LOGS / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -254,17 +273,18 @@ def apply_patch(tree):
         raise Problem(f"{PATCH.name} does not apply: {applied.stdout.strip().splitlines()[0]}")
 
 
-def unpack_llama(dest):
-    """Unpacks llama.cpp from the sdist. Times stay as packed, so that unpacking again rebuilds nothing."""
-    with tarfile.open(download(LLAMA)) as archive:
+def unpack_llama(version, dest):
+    """Unpacks llama.cpp from its package. Times stay as packed, so that unpacking again rebuilds nothing."""
+    package, prefix = LLAMA_SOURCES[version]
+    with tarfile.open(download(package)) as archive:
         for entry in archive:
-            inside = entry.name[len(LLAMA_PREFIX):]
+            inside = entry.name[len(prefix):]
             # The sdist holds a submodule's .git file, which points nowhere.
-            if not entry.name.startswith(LLAMA_PREFIX) or not entry.isfile() or inside == ".git":
+            if not entry.name.startswith(prefix) or not entry.isfile() or inside == ".git":
                 continue
             path = dest / inside
             if ".." in path.parts:
-                raise Problem(f"{LLAMA.filename} holds the path {entry.name}")
+                raise Problem(f"{package.filename} holds the path {entry.name}")
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.extractfile(entry) as source, open(path, "wb") as out:
                 shutil.copyfileobj(source, out)
@@ -272,10 +292,10 @@ def unpack_llama(dest):
             os.utime(path, (entry.mtime, entry.mtime))
 
 
-def llama():
-    """The patched llama.cpp tree."""
-    tree = project.llama_source()
-    if os.environ.get("LLAMA_CPP_DIR"):
+def llama(version=project.LLAMA_VERSION):
+    """The patched tree of a version of llama.cpp; for the main version, the user's own if LLAMA_CPP_DIR names one."""
+    tree = project.llama_source(version)
+    if project.is_users_llama(version):
         return users_llama(tree)
     patch = PATCH.read_text(encoding="utf-8")
     stamp = tree / STAMP
@@ -283,11 +303,11 @@ def llama():
     if before == patch:
         return tree
 
-    say(f"unpacking llama.cpp {project.LLAMA_VERSION} and applying {PATCH.relative_to(ROOT)}")
+    say(f"unpacking llama.cpp {version} and applying {PATCH.relative_to(ROOT)}")
     tree.parent.mkdir(parents=True, exist_ok=True)
     temp = Path(tempfile.mkdtemp(dir=tree.parent, prefix=".unpack-"))
     try:
-        unpack_llama(temp)
+        unpack_llama(version, temp)
         apply_patch(temp)
         # A file that only the previous patch changed must look new to the build.
         for path in patched_paths(before):
@@ -316,9 +336,13 @@ def users_llama(tree):
     return tree
 
 
-STEPS = {"tools": [tools], "llama": [llama], "model": [model], "gemma": [gemma],
+def llama_0_6():
+    return llama("0.6.0")
+
+
+STEPS = {"tools": [tools], "llama": [llama], "llama-0.6": [llama_0_6], "model": [model], "gemma": [gemma],
          "tinyllama": [tinyllama], "text": [text],
-         "all": [tools, llama, model, text]}
+         "all": [tools, llama, llama_0_6, model, text]}
 
 
 def main():

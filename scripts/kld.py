@@ -65,10 +65,12 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The part of a run's parameters that differs between the runs of a format on a device."""
+    """The part of a run's parameters that differs between the runs of a format."""
 
     env: dict
     args: tuple = ()
+    # Whether the format's limit holds for it.
+    is_limited: bool = True
 
 
 class Setup(NamedTuple):
@@ -108,9 +110,9 @@ def measure(kind, setup, runs):
                    fetch.text(), "--kl-divergence-base", base)
         model = models.variant(kind, setup.source)
         cpu = divergence(model, base, setup, f"{kind}-cpu", cpu_env())
-        for name, (env, args) in runs.items():
-            device = divergence(model, base, setup, f"{kind}-device", env, *args)
-            limit = limit_of(kind, env["GGML_RUST_NPU_SIM"], setup.ubatch) if name == kind else None
+        for name, (env, args, is_limited) in runs.items():
+            device = divergence(model, base, setup, f"{name.replace(' ', '-')}-device", env, *args)
+            limit = limit_of(kind, env["GGML_RUST_NPU_SIM"], setup.ubatch) if is_limited else None
             yield Row(name, device, cpu, limit)
 
 
@@ -149,10 +151,11 @@ def device_runs(kind, args):
     if args.pack:
         settings["GGML_RUST_NPU_PACK"] = args.pack
     if args.flash_attn:
-        return {f"{kind} -fa {value}": Run(cpu_env(**settings), ("-fa", value)) for value in args.flash_attn.split(",")}
+        return {f"{kind} -fa {value}": Run(cpu_env(**settings), ("-fa", value), is_limited=False)
+                for value in args.flash_attn.split(",")}
     if not args.calibration:
-        return {f"{kind} {args.rules}" if args.rules else kind: Run(cpu_env(**settings))}
-    return {f"{kind} {method}": Run(cpu_env(**settings, GGML_RUST_NPU_CALIBRATION=method))
+        return {f"{kind} {args.rules}" if args.rules else kind: Run(cpu_env(**settings), is_limited=not args.rules)}
+    return {f"{kind} {method}": Run(cpu_env(**settings, GGML_RUST_NPU_CALIBRATION=method), is_limited=False)
             for method in args.calibration.split(",")}
 
 

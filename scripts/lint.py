@@ -20,7 +20,7 @@ from project import LOGS, ROOT, TARGET, TOOLS, Problem, main_with, may_install, 
 REQUIREMENTS = ROOT / "scripts" / "requirements-lint.txt"
 
 # Written by people in this project's style: not include/npu.h, which cbindgen writes, nor what becomes a part of QEMU.
-C_FOLDERS = ["ggml-glue", "benches", "tests"]
+C_FOLDERS = ["ggml-glue", "plugin", "benches", "tests"]
 C_FILES = ["include/ggml-rust-npu.h"]
 
 

@@ -11,7 +11,8 @@ from collections import defaultdict
 from project import ROOT, TARGET, main_with
 
 # Folders with code that ships, in which a name should mean one thing.
-FOLDERS = ["src", "tool", "hexagon-ops/src", "hexagon-ops/skel/src", "rknpu-ops/src", "sim-common/src", "task-pool/src"]
+FOLDERS = ["src", "tool", "hexagon-ops/src", "hexagon-ops/skel/src", "rknpu-ops/src", "scale/src", "sim-common/src",
+           "task-pool/src"]
 FAMILIES = {"src/hexagon", "src/rockchip"}
 NOT_CODE = {"tests", "benches", "examples"}
 

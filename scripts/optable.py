@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Counts upstream's test cases by operation, and writes docs/results/operations.md.
 
-Reads the logs of `test.py ops`, which must have passed.
+Reads the log of `make ops`, which must have passed.
 """
 
 import re
@@ -13,9 +13,8 @@ from project import LOGS, ROOT, Problem, main_with
 HEAD = """# Operations
 
 What `test-backend-ops` of llama.cpp {version} says of `{device}` on a simulated {chip} under strict coherence, case by case.
-`make optable` writes this file after `make test`. *Not supported* means that the device leaves the case to the CPU; 0 OK means
-that it leaves the whole operation to the CPU. Not counted: cases with 128 and more experts, and FLASH_ATTN_EXT with head sizes
-other than 64.
+`make optable` writes this file after `make ops`. *Not supported* means that the device leaves the case to the CPU; 0 OK means
+that it leaves the whole operation to the CPU.
 
 | operation | OK | not supported |
 |---|---|---|
@@ -23,11 +22,10 @@ other than 64.
 
 
 def main():
-    logs = [LOGS / f"backend-ops-{project.HEXAGON}{part}.log" for part in ("", "-attention")]
-    for log in logs:
-        if not log.exists():
-            raise Problem(f"{log.relative_to(ROOT)} is missing: run scripts/test.py ops first")
-    text = "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace")) for log in logs)
+    log = LOGS / f"backend-ops-{project.HEXAGON}.log"
+    if not log.exists():
+        raise Problem(f"{log.relative_to(ROOT)} is missing: run `make ops` first")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
     passed = Counter(re.findall(r"^ *(\w+)\([^\n]*\): OK", text, re.M))
     left = Counter(re.findall(r"^ *(\w+)\([^\n]*\): not supported", text, re.M))
     failed = re.findall(r"(\w+\([^\n]*\)): FAIL", text)

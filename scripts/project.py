@@ -51,19 +51,25 @@ def say(text):
     print(f"== {text}", flush=True)
 
 
-def llama_source():
+def is_users_llama(version):
+    """Returns True if the user's LLAMA_CPP_DIR takes the place of a version: of the main one."""
+    return version == LLAMA_VERSION and bool(os.environ.get("LLAMA_CPP_DIR"))
+
+
+def llama_source(version=LLAMA_VERSION):
     """The llama.cpp tree that is built: the user's LLAMA_CPP_DIR or the fetched one."""
-    own = os.environ.get("LLAMA_CPP_DIR")
-    return Path(own).resolve() if own else TARGET / "src" / f"llama.cpp-{LLAMA_VERSION}"
+    if is_users_llama(version):
+        return Path(os.environ["LLAMA_CPP_DIR"]).resolve()
+    return TARGET / "src" / f"llama.cpp-{version}"
 
 
-def llama_build():
+def llama_build(version=LLAMA_VERSION):
     """The build directory that belongs to `llama_source`."""
-    return TARGET / ("llama-custom" if os.environ.get("LLAMA_CPP_DIR") else f"llama-{LLAMA_VERSION}")
+    return TARGET / ("llama-custom" if is_users_llama(version) else f"llama-{version}")
 
 
-def binary(name):
-    return llama_build() / "bin" / name
+def binary(name, version=LLAMA_VERSION):
+    return llama_build(version) / "bin" / name
 
 
 def need(tool, hint):

@@ -49,9 +49,6 @@ FAULTS = {
 }
 MOMENTS = {HEXAGON: (20, 150), SIMULATED: (5_000, 60_000)}
 
-# Keys and values that are NaN fail a graph of the Hexagon device with all texts in it: its matrix unit multiplies hidden values
-# by zero.
-NO_NAN = {HEXAGON: "keys and values that are NaN fail the Hexagon device's graph with all texts in it"}
 # The slot that NaN prompts have to themselves: on the CPU backend, too, they spoil what comes after them in the same cache.
 NAN_SLOT = SLOTS - 1
 
@@ -213,7 +210,7 @@ class Round:
 
     def client(self, number, deadline):
         """One of `SLOTS`, each with a slot of its own."""
-        is_odd = number == NAN_SLOT and self.chip not in NO_NAN
+        is_odd = number == NAN_SLOT
         decide = random.Random(f"{self.seed} {number}")
         while time.monotonic() < deadline and self.server.process.poll() is None:
             if self.counts["errors"] >= 3 * SLOTS:
@@ -305,8 +302,6 @@ def main():
     while time.monotonic() - began < seconds:
         chip = [HEXAGON, SIMULATED][number % 2]
         if chip not in quiet:
-            if chip in NO_NAN:
-                print(f"   skipped NaN prompts on {chip}: {NO_NAN[chip]}", flush=True)
             quiet[chip] = quiet_texts(chip)
         faults = None
         if number % 4 >= 2:

@@ -7,16 +7,19 @@ Usage: test.py [step...]     without a step: those of STEPS below, in this order
 Whole outputs are in target/logs/. Something that cannot run on this machine is skipped with its reason.
 """
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-import unittest
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import aarch64
 import build
+import cases
 import fetch
 import project
 import vendor
@@ -26,20 +29,29 @@ from project import (DEVICE, HEXAGON, JOBS, LOGS, ROOT, SIMULATED, Problem, cpu_
 
 # The least numbers of tests and of OK cases, within 2 % of the real ones: fewer would mean that some were lost.
 FLOORS = {
-    "cargo": 583,
-    "aarch64": 179,
+    "cargo": 600,
+    "aarch64": 185,
     "products": {"MUL_MAT": 945, "MUL_MAT_ID": 830},
-    SIMULATED: 1780,
-    HEXAGON: 9830,
-    "attention": 790,
-    "packed operands": 2480,
-    "every case": 8000,
+    "every case": 14400,
+    # Of the samples that `make test` takes.
+    SIMULATED: 396,
+    HEXAGON: 3850,
+    "packed operands": 373,
 }
-# Of these there are thousands: the head size of the test model is enough here.
-ATTENTION = "hsk=64,.*nr23=\\[(1|4),1\\]"
 
 # Cases with this many experts draw a billion random numbers each and take longer than all others together.
 MANY_EXPERTS = "^(?!.*n_mats=(128|256|512|1024))"
+
+# The most cases of an operation with the same types that `make test` runs on a device, by GGML_RUST_NPU_REPACK.
+CASES_OF_A_KIND = {"weights": 8, "always": 4}
+# Operations with packed operands.
+PACKED = {"MUL_MAT", "MUL_MAT_ID", "CPY", "GET_ROWS", "SET_ROWS"}
+# Whole graphs, which upstream's list of supported cases does not have: all of their cases run.
+GRAPHS = ["ADD_ADD", "ADD_RMS_NORM", "GELU_MUL", "L2_NORM_BATCH", "MOE_REDUCE", "MUL_MAT_ID_FUSION", "MUL_MAT_VEC_FUSION",
+          "NORM_MUL_ADD", "NORM_SCALE", "RELU_SQR", "RMS_NORM_MUL_ADD", "RMS_NORM_MUL_ROPE", "RMS_NORM_SCALE", "ROPE_SET_ROWS",
+          "SIGMOID_MUL", "SILU_MUL", "SNAKE_FUSE", "SOFTCAP", "SOFTPLUS_MUL", "SSM_CONV_BIAS_SILU", "TOPK_MOE", "TOPK_QSA"]
+# ggml takes half a minute of one core to build its tables for quantizing to these; the other runs have them.
+SLOW_TO_QUANTIZE = "=iq[12]_"
 
 # The flags with which ggml itself is compiled, and every warning an error.
 GLUE_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wcast-qual", "-Wshadow", "-Wstrict-prototypes",
@@ -124,7 +136,8 @@ def step_cargo(tally):
 
 def step_aarch64(tally):
     """The archive builds for the boards that have the NPU, and the Rust tests pass on their processor, under qemu."""
-    reason = aarch64.archive()
+    # That it builds without a C compiler or linker does not depend on how fast the code is.
+    reason = aarch64.archive(CARGO_PROFILE_RELEASE_OPT_LEVEL="1", CARGO_PROFILE_RELEASE_LTO="off")
     if reason:
         tally.skip("archive for aarch64", reason)
     else:
@@ -141,17 +154,18 @@ def step_aarch64(tally):
 
 
 def step_glue(tally):
-    """The C files compile without a warning, for a static and for a loadable backend."""
-    source = fetch.llama()
-    include = [f"-I{folder}" for folder in (ROOT / "include", source / "ggml" / "include", source / "ggml" / "src")]
-    for compiler in ["gcc", "clang"]:
-        if shutil.which(compiler) is None:
-            tally.skip(f"glue with {compiler}", f"{compiler} is not installed")
-            continue
-        for kind, defines in {"static": [], "dl": ["-DGGML_BACKEND_DL", "-DGGML_BACKEND_SHARED"]}.items():
-            files = sorted((ROOT / "ggml-glue").glob("*.c"))
-            command(tally, f"glue-{compiler}-{kind}",
-                    [compiler, *GLUE_FLAGS, *defines, *include, "-fsyntax-only", *files])
+    """The C files compile without a warning for each version of the backend API, for a static and for a loadable backend."""
+    for version in fetch.LLAMA_SOURCES:
+        source = fetch.llama(version)
+        include = [f"-I{folder}" for folder in (ROOT / "include", source / "ggml" / "include", source / "ggml" / "src")]
+        for compiler in ["gcc", "clang"]:
+            if shutil.which(compiler) is None:
+                tally.skip(f"glue with {compiler}", f"{compiler} is not installed")
+                continue
+            for kind, defines in {"static": [], "dl": ["-DGGML_BACKEND_DL", "-DGGML_BACKEND_SHARED"]}.items():
+                files = [*sorted((ROOT / "ggml-glue").glob("*.c")), *sorted((ROOT / "plugin" / "glue").glob("*.c"))]
+                command(tally, f"glue-{version}-{compiler}-{kind}",
+                        [compiler, *GLUE_FLAGS, *defines, *include, "-fsyntax-only", *files])
 
 
 def step_build(tally):
@@ -170,18 +184,33 @@ def step_shared(tally):
 
 
 def step_ops(tally):
-    """Upstream's own test of every op that the devices claim, whole graphs included, under strict coherence.
+    """Upstream's own test of every operation that the devices claim, whole graphs included, under strict coherence.
 
-    The exit code says nothing when no case ran, so the cases are counted. `make ops` runs every chip, and the cases
-    with many experts, too.
+    A sample: at most `CASES_OF_A_KIND` of each operation and types. `make ops` runs all cases, on every chip.
     """
-    products = FLOORS["products"]
-    ops(tally, SIMULATED, {**products, None: FLOORS[SIMULATED]}, "-p", MANY_EXPERTS)
-    ops(tally, HEXAGON, {**products, None: FLOORS[HEXAGON]}, "-p", f"{MANY_EXPERTS}(?!.*hsk=)")
-    ops(tally, HEXAGON, {"FLASH_ATTN_EXT": FLOORS["attention"]}, "-o", "FLASH_ATTN_EXT", "-p", ATTENTION, what="attention")
-    # Operations other than multiplications also have packed operands.
-    ops(tally, HEXAGON, {**products, "CPY": 240, "GET_ROWS": 79, "SET_ROWS": 180, None: FLOORS["packed operands"]}, "-o",
-        "MUL_MAT,MUL_MAT_ID,CPY,GET_ROWS,SET_ROWS", "-p", MANY_EXPERTS, GGML_RUST_NPU_REPACK="always")
+    runs = [(HEXAGON, "weights", FLOORS[HEXAGON]), (SIMULATED, "weights", FLOORS[SIMULATED]),
+            (HEXAGON, "always", FLOORS["packed operands"])]
+    # Each run begins with tables that one thread computes, so they go side by side.
+    with ThreadPoolExecutor(JOBS) as pool:
+        for done in [pool.submit(sampled_ops, tally, *run) for run in runs]:
+            done.result()
+
+
+def sampled_ops(tally, chip, repack, floor):
+    """Runs a sample of the cases that a chip's device claims."""
+    claimed = [case for case in cases.supported(chip) if re.match(MANY_EXPERTS, case[1])]
+    if repack == "always":
+        claimed = [case for case in claimed if case[0] in PACKED and not re.search(SLOW_TO_QUANTIZE, case[1])]
+    chosen = cases.of_each_kind(claimed, CASES_OF_A_KIND[repack])
+    runs = [["-o", part] for part in cases.arguments(chosen)]
+    names = {operation for operation, _ in chosen}
+    if chip == SIMULATED:
+        # Upstream's tests of other operations have products inside, which the list of supported cases calls supported.
+        names = set(FLOORS["products"])
+    elif repack == "weights":
+        runs.append(["-o", ",".join(GRAPHS), "-p", MANY_EXPERTS])
+        names.update(GRAPHS)
+    ops(tally, chip, {**dict.fromkeys(names, 1), None: floor}, *runs, what="sample", GGML_RUST_NPU_REPACK=repack)
 
 
 def step_all_ops(tally):
@@ -191,29 +220,37 @@ def step_all_ops(tally):
         ops(tally, chip, products)
     for chip in ["hexagon-v73", "hexagon-v75", "hexagon-v79"]:
         ops(tally, chip, {**products, None: FLOORS["every case"]})
-        ops(tally, chip, products, "-p", MANY_EXPERTS, GGML_RUST_NPU_REPACK="always")
+        ops(tally, chip, products, ["-p", MANY_EXPERTS], GGML_RUST_NPU_REPACK="always")
 
 
-def ops(tally, chip, floors, *args, what="", **settings):
-    """Runs cases on a chip; `floors` are the least numbers of OK cases by operation, None for all together."""
+def ops(tally, chip, floors, *runs, what="", **settings):
+    """Runs cases on a chip, those of each list of arguments in `runs`, or all.
+
+    `floors` are the least numbers of OK cases by operation, None for all together. The exit code says nothing when no
+    case ran, so the cases are counted.
+    """
     name = "-".join(filter(None, ["backend-ops", chip, what, *settings.values()]))
     env = cpu_env(GGML_RUST_NPU_SIM=chip, GGML_RUST_NPU_SIM_COHERENCE="strict", **settings)
-    code, text, log = capture(name, [project.binary("test-backend-ops"), "test", "-b", device_of(chip), "-j", JOBS, *args], env)
-    passed = Counter(re.findall(r"^ *(\w+)\([^\n]*\): OK", text, re.M))
-    failed = re.findall(r"^ *(?:\[.*?\] )?[^\n]*?(\w+\([^\n]*\)): FAIL", text, re.M)
+    program = [project.binary("test-backend-ops"), "test", "-b", device_of(chip), "-j", 1 if what else JOBS]
+    passed, failed = Counter(), []
+    for number, args in enumerate(runs or [[]]):
+        code, text, log = capture(f"{name}-{number}" if number else name, [*program, *args], env)
+        passed.update(re.findall(r"^ *(\w+)\([^\n]*\): OK", text, re.M))
+        wrong = re.findall(r"^ *(?:\[.*?\] )?[^\n]*?(\w+\([^\n]*\)): FAIL", text, re.M)
+        failed += [(case, log) for case in wrong]
+        if code != 0 and not wrong:
+            print_tail(log)
+            tally.fail(name, f"code {code}, output in target/logs/{log.name}")
     shown = ", ".join(f"{count} of {op}" for op, count in passed.most_common(8))
-    print(f"   {name}: {passed.total()} cases: {shown}" + (", …" if len(passed) > 8 else ""))
+    print(f"   {name}: {passed.total()} cases of {len(passed)} operations: {shown}" + (", …" if len(passed) > 8 else ""))
     tally.passed += passed.total()
-    for case in failed:
+    for case, log in failed:
         if not is_tie(case, name, env, device_of(chip)):
             tally.fail(f"{name} {case}", f"see target/logs/{log.name}")
     for op, minimum in floors.items():
         count = passed[op] if op else passed.total()
         if count < minimum:
             tally.fail(f"{name} {op or 'all'}", f"{count} cases OK, at least {minimum} are there")
-    if code != 0 and not failed:
-        print_tail(log)
-        tally.fail(name, f"code {code}, output in target/logs/{log.name}")
 
 
 # Draws in which a choice that failed by chance must be right: a case fails so in one of 10,000.
@@ -237,34 +274,45 @@ def is_tie(case, name, env, device):
 
 
 def step_e2e(tally):
-    """tests/e2e, one file after the other."""
-    end_to_end(tally, "test_*.py")
+    """tests/e2e. Most programs keep one core busy, so files of tests run side by side."""
+    end_to_end(tally, "test_*.py", JOBS)
 
 
 def step_long(tally):
     """Those of tests/e2e that take longer: more models, more text."""
-    end_to_end(tally, "long_*.py")
+    end_to_end(tally, "long_*.py", 1)
 
 
-def end_to_end(tally, pattern):
-    folder = ROOT / "tests" / "e2e"
-    sys.path.insert(0, str(folder))
+def step_stock(tally):
+    """llama.cpp 0.6.0, and operations in Debian's build of upstream's own test."""
+    end_to_end(tally, "stock_*.py", 1)
+
+
+def end_to_end(tally, pattern, jobs):
     fetch.model()
     fetch.text()
-    for file in sorted(folder.glob(pattern)):
+    folder = ROOT / "tests" / "e2e"
+
+    def run(file):
         began = time.monotonic()
-        suite = unittest.defaultTestLoader.loadTestsFromName(file.stem)
-        result = unittest.TestResult()
-        suite.run(result)
-        # A test with several subtests may fail several times; what is not listed passed.
-        broken = {getattr(test, "test_case", test).id() for test, _ in result.failures + result.errors}
-        tally.passed += result.testsRun - len(broken) - len(result.skipped)
-        for test, trace in result.failures + result.errors:
-            tally.fail(f"{test}", trace.strip().splitlines()[-1])
-            (LOGS / f"{file.stem}.log").write_text(trace, encoding="utf-8")
-        for test, reason in result.skipped:
-            tally.skip(str(test), reason)
-        print(f"   {file.stem}: {result.testsRun} tests in {time.monotonic() - began:.0f} s", flush=True)
+        code, text, log = capture(f"e2e-{file.stem}", [sys.executable, folder / "run.py", file.stem], dict(os.environ), folder)
+        return file.stem, code, text.splitlines(), log, time.monotonic() - began
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for name, code, lines, log, seconds in pool.map(run, sorted(folder.glob(pattern))):
+            if code != 0:
+                print_tail(log)
+                tally.fail(name, f"code {code}, output in target/logs/{log.name}")
+                continue
+            result = json.loads(lines.pop())
+            tally.passed += result["passed"]
+            for test, trace in result["failed"]:
+                tally.fail(test, trace.strip().splitlines()[-1])
+            for test, reason in result["skipped"]:
+                tally.skip(test, reason)
+            for line in lines:
+                print(f"   {line}")
+            print(f"   {name}: {result['passed']} tests passed in {seconds:.0f} s", flush=True)
 
 
 STEPS = {
@@ -281,11 +329,23 @@ STEPS = {
 }
 
 # Not part of `make test`: too long for it.
-EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long, "all-vendor": vendor.check_all,
+EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long, "stock": step_stock, "all-vendor": vendor.check_all,
                "rknn-vendor": vendor_rknn.check}
 
 # Left out of `make test-all`: what another step has all cases of, and what takes a licence to accept.
 PARTS_OF_OTHERS = ["ops", "vendor", "rknn-vendor"]
+
+
+def build_beside(background):
+    """Starts to compile llama.cpp beside the Rust tests: one crate, and some tests, keep one core busy for minutes."""
+    try:
+        # Not in the background, because other steps fetch as well.
+        fetch.tools()
+        fetch.llama()
+    except Problem:
+        # The step fails with it.
+        return None
+    return background.submit(build.static)
 
 
 def main():
@@ -296,14 +356,20 @@ def main():
         if name not in STEPS | EXTRA_STEPS:
             raise Problem(f"unknown step {name}; one of {', '.join(STEPS | EXTRA_STEPS)}")
     tally = Tally()
-    for name in names:
-        say(name)
-        began = time.monotonic()
-        try:
-            (STEPS | EXTRA_STEPS)[name](tally)
-        except Problem as problem:
-            tally.fail(name, str(problem))
-        print(f"   {time.monotonic() - began:.0f} s", flush=True)
+    with ThreadPoolExecutor(1) as background:
+        building = None
+        for name in names:
+            say(name)
+            began = time.monotonic()
+            try:
+                if name == "cargo" and "build" in names:
+                    building = build_beside(background)
+                if name == "build" and building:
+                    building.result()
+                (STEPS | EXTRA_STEPS)[name](tally)
+            except Problem as problem:
+                tally.fail(name, str(problem))
+            print(f"   {time.monotonic() - began:.0f} s", flush=True)
     print(tally.line())
     return 1 if tally.failed else 0
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aarch64
-import fetch
+import build
+import debian
+from debian import Missing
 from project import LOGS, ROOT, TARGET, Problem, cpu_env, run, say
 
 VENDOR = TARGET / "vendor"
@@ -31,10 +33,6 @@ OTHER_PACKAGES = ["libc6", "libgcc-s1", "libbsd0", "libmd0", "libyaml-0-2"]
 SUITE = "sid"
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-
-
-class Missing(Exception):
-    """A part that this machine cannot have; the text says which and why."""
 
 
 class Host(NamedTuple):
@@ -152,7 +150,7 @@ def native_host():
              *(f"-D{define}" for define in defines), "-I../inc", "-I/usr/include/bsd", *dict.fromkeys(files), "-o",
              library, "-lyaml", "-lbsd", "-ldl", "-lm", "-lpthread"], LOGS / "vendor-fastrpc.log", cwd=checkout)
     say("building ggml-npu")
-    run(["cargo", "build", "--locked", "--bin", "ggml-npu"], LOGS / "vendor-tool.log", cpu_env(), ROOT)
+    build.tool(LOGS / "vendor-tool.log", cpu_env(), "--workspace")
     folder = Path(os.environ.get("CARGO_TARGET_DIR", TARGET))
     return Host("native", library, [], fake_kernel("native", "gcc"), folder / "debug" / "ggml-npu")
 
@@ -165,9 +163,7 @@ def debian_host():
         raise Missing(str(missing)) from missing
     root = debian_root()
     say(f"building ggml-npu for {aarch64.RUST_TARGET}")
-    # The profile of the tests on this processor, so that their dependencies serve here, too.
-    run(["cargo", "build", "--locked", "--bin", "ggml-npu", "--target", aarch64.RUST_TARGET],
-        LOGS / "vendor-tool-arm64.log", aarch64.cargo_env(), ROOT)
+    build.tool(LOGS / "vendor-tool-arm64.log", aarch64.cargo_env(), *aarch64.TOOL_PACKAGES, "--target", aarch64.RUST_TARGET)
     folder = Path(os.environ.get("CARGO_TARGET_DIR", TARGET))
     return Host("debian", root / "usr" / "lib" / "aarch64-linux-gnu" / "libcdsprpc.so.1",
                 [aarch64.qemu(), "-L", str(root)], fake_kernel("debian", "aarch64-linux-gnu-gcc"),
@@ -176,63 +172,8 @@ def debian_host():
 
 def debian_root():
     """A folder with the packages unpacked."""
-    root = VENDOR / "debian" / FASTRPC_VERSION
-    if root.exists():
-        return root
-    for tool in ("apt-get", "dpkg-deb"):
-        compiler(tool)
-    apt, files = apt_environment()
-    say(f"fetching {FASTRPC_PACKAGE} {FASTRPC_VERSION} of Debian {SUITE} for arm64")
-    for args in (["update"], ["download", f"{FASTRPC_PACKAGE}={FASTRPC_VERSION}", *OTHER_PACKAGES]):
-        try:
-            run(["apt-get", "-q", *args], LOGS / f"vendor-apt-{args[0]}.log", apt, files)
-        except Problem as problem:
-            raise Missing(f"no {FASTRPC_PACKAGE}: {problem}") from problem
-    package = next(files.glob(f"{FASTRPC_PACKAGE}_*.deb"))
-    have = fetch.sha256(package)
-    if have != FASTRPC_SHA256:
-        raise Problem(f"{package.name} has sha256 {have}, not {FASTRPC_SHA256}")
-    part = root.with_name(f".{root.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for file in sorted(files.glob("*.deb")):
-        run(["dpkg-deb", "-x", file, part], LOGS / "vendor-dpkg.log")
-    # Packages name the loader by its place in the root of the file system.
-    if not (part / "lib").exists():
-        (part / "lib").symlink_to("usr/lib")
-    os.replace(part, root)
-    return root
-
-
-def apt_environment():
-    """An apt that knows one suite and architecture and keeps everything in target/vendor; where it downloads to.
-
-    Mirror and key are those that this machine's own sources name for Debian.
-    """
-    targets = subprocess.run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(REPO_URI)|$(COMPONENT)|$(CODENAME)",
-                              "Created-By: Packages"], stdout=subprocess.PIPE, text=True, check=False).stdout
-    rows = [line.split("|") for line in targets.splitlines()]
-    mirrors = [row[1] for row in rows if row[0] == "Debian" and row[2] == "main" and "-" not in row[3]]
-    if not mirrors:
-        raise Missing("apt's sources name no mirror of Debian (apt-get update makes them known)")
-    folder = VENDOR / "apt"
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in ("state/lists/partial", "cache/archives/partial", "parts", "files"):
-        (folder / name).mkdir(parents=True)
-    (folder / "status").touch()
-    keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-    options = f"arch=arm64 signed-by={keyring}" if keyring.exists() else "arch=arm64"
-    (folder / "sources.list").write_text(f"deb [{options}] {mirrors[0]} {SUITE} main contrib\n", encoding="utf-8")
-    settings = {"Dir::State": "state", "Dir::State::status": "status", "Dir::Cache": "cache",
-                "Dir::Etc::sourcelist": "sources.list", "Dir::Etc::sourceparts": "parts",
-                "Dir::Etc::preferencesparts": "parts"}
-    lines = [f'{key} "{folder / value}";' for key, value in settings.items()]
-    # Anyone may read the files, so no other user is needed to fetch them.
-    lines += ['APT::Architecture "arm64";', 'APT::Architectures { "arm64"; };', 'Acquire::Languages "none";',
-              'APT::Sandbox::User "";', 'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";',
-              'Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";']
-    (folder / "apt.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return cpu_env(APT_CONFIG=str(folder / "apt.conf")), folder / "files"
+    return debian.unpacked(VENDOR / "debian" / FASTRPC_VERSION, SUITE, "arm64",
+                           {FASTRPC_PACKAGE: (FASTRPC_VERSION, FASTRPC_SHA256)}, OTHER_PACKAGES)
 
 
 def host():

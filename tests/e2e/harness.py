@@ -131,15 +131,15 @@ class Server:
 
 
 @contextmanager
-def server(model, env, *args, name="server"):
-    """Runs llama-server on a free port."""
+def server(model, env, *args, name="server", program=None, cwd=None):
+    """Runs llama-server on a free port; `program` is the start of its command line if it is not the one built here."""
     port = free_port()
-    command = [binary("llama-server"), "-m", model, "--host", "127.0.0.1", "--port", port, "-fit", "off", "--no-webui",
-               *PLAIN_LOG, *args]
+    command = [*(program or [binary("llama-server")]), "-m", model, "--host", "127.0.0.1", "--port", port, "-fit", "off",
+               "--no-webui", *PLAIN_LOG, *args]
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{name}.log"
     with open(log, "w", encoding="utf-8") as out:
-        process = subprocess.Popen([str(arg) for arg in command], env=env, stdin=subprocess.DEVNULL, stdout=out,
+        process = subprocess.Popen([str(arg) for arg in command], env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out,
                                    stderr=subprocess.STDOUT)
     try:
         wait_until_ready(port, process, log)

@@ -2,14 +2,14 @@
 
 import array
 import struct
-import subprocess
 import tempfile
 from pathlib import Path
 
+import build
 import fetch
 import models
 from harness import Case
-from project import JOBS, ROOT, cpu_env, tool_env
+from project import JOBS, LOGS, ROOT, cpu_env, tool_env
 
 CHUNK_TOKENS = 512
 
@@ -46,8 +46,7 @@ def difference(have, want):
 class Fold(Case):
     @classmethod
     def setUpClass(cls):
-        # The profile of the other tests, which built it already.
-        subprocess.run(["cargo", "build", "--locked", "--quiet", "--bin", "ggml-npu"], cwd=ROOT, env=tool_env(), check=True)
+        build.tool(LOGS / "tool.log", tool_env(), "--workspace")
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = Path(cls.temporary.name)
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from harness import Case, cpu_env, device_env, server
 
-TOKENS = 64
+TOKENS = 32
 
 PROMPTS = [
     "The capital of France is",

@@ -1,13 +1,13 @@
 """Weights come from pack files that ggml-npu repack wrote, and the text stays the same; a pack that does not fit changes
 nothing but one log line."""
 
-import subprocess
 import tempfile
 from pathlib import Path
 
+import build
 import models
 from harness import HEXAGON, SIMULATED, Case, device_env
-from project import ROOT, cpu_env, tool_env
+from project import LOGS, ROOT, cpu_env, tool_env
 
 PROMPT = "Once upon a time, in a small village by the sea,"
 TOKENS = 24
@@ -19,8 +19,7 @@ WEIGHTS = 7 * 30 + 1
 class Pack(Case):
     @classmethod
     def setUpClass(cls):
-        # The profile of the other tests, which built it already.
-        subprocess.run(["cargo", "build", "--locked", "--quiet", "--bin", "ggml-npu"], cwd=ROOT, env=tool_env(), check=True)
+        build.tool(LOGS / "tool.log", tool_env(), "--workspace")
         cls.folder = tempfile.TemporaryDirectory()
 
     @classmethod
