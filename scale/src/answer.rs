@@ -25,9 +25,9 @@ const EXACT: f64 = 1e-9;
 
 /// The structure of an answer, whose parts are separated by commas outside of brackets.
 #[derive(Clone, Debug)]
-enum Form {
+enum Structure {
     /// An expression: its values with different numbers for the letters.
-    Number(Number),
+    Quantity(Quantity),
     /// Parts in a fixed order, with the brackets around them.
     Ordered(char, char, Vec<Answer>),
     /// Parts in any order: a set.
@@ -46,7 +46,7 @@ enum Sign {
 }
 
 #[derive(Clone, Debug)]
-struct Number {
+struct Quantity {
     values: [f64; POINTS],
     /// An integer of any length, which a floating-point number may not tell from its neighbours.
     integer: Option<i128>,
@@ -58,7 +58,7 @@ struct Number {
 /// An answer, ready to be compared.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    form: Form,
+    form: Structure,
     text: String,
 }
 
@@ -80,25 +80,29 @@ impl Answer {
             return true;
         }
         match (&self.form, &other.form) {
-            (Form::Number(a), Form::Number(b)) => a.same(b),
-            (Form::Relation(sign, a), Form::Relation(sign_b, b)) => {
+            (Structure::Quantity(a), Structure::Quantity(b)) => a.same(b),
+            (Structure::Relation(sign, a), Structure::Relation(sign_b, b)) => {
                 sign == sign_b && proportional(a, b, *sign == Sign::Zero)
             }
-            (Form::Unordered(a), Form::Unordered(b)) => same_set(a, b),
-            (Form::Ordered(open, close, a), Form::Ordered(open_b, close_b, b)) => {
+            (Structure::Unordered(a), Structure::Unordered(b)) => same_set(a, b),
+            (Structure::Ordered(open, close, a), Structure::Ordered(open_b, close_b, b)) => {
                 (open, close) == (open_b, close_b) && same_list(a, b)
             }
             // A list without brackets is a set; a set of one element is the element.
-            (Form::Ordered('(', ')', a), Form::Unordered(b))
-            | (Form::Unordered(b), Form::Ordered('(', ')', a)) => same_list(a, b),
-            (Form::Unordered(set), Form::Number(_)) => set.len() == 1 && set[0].same(other),
-            (Form::Number(_), Form::Unordered(set)) => set.len() == 1 && set[0].same(self),
+            (Structure::Ordered('(', ')', a), Structure::Unordered(b))
+            | (Structure::Unordered(b), Structure::Ordered('(', ')', a)) => same_list(a, b),
+            (Structure::Unordered(set), Structure::Quantity(_)) => {
+                set.len() == 1 && set[0].same(other)
+            }
+            (Structure::Quantity(_), Structure::Unordered(set)) => {
+                set.len() == 1 && set[0].same(self)
+            }
             _ => false,
         }
     }
 }
 
-impl Number {
+impl Quantity {
     fn same(&self, other: &Self) -> bool {
         if let (Some(a), Some(b)) = (self.integer, other.integer) {
             return a == b;
@@ -143,7 +147,7 @@ fn proportional(a: &[f64; POINTS], b: &[f64; POINTS], any: bool) -> bool {
         && pairs.all(|(a, b)| (a - ratio * b).abs() <= EXACT * a.abs().max(EXACT))
 }
 
-fn form(text: &str) -> Form {
+fn form(text: &str) -> Structure {
     let parts = |inner: &str| {
         split(inner, ',')
             .iter()
@@ -151,14 +155,14 @@ fn form(text: &str) -> Form {
             .collect()
     };
     if let Some(inner) = inside(text, '⦃', '⦄') {
-        return Form::Unordered(parts(inner));
+        return Structure::Unordered(parts(inner));
     }
     for open in ['(', '['] {
         for close in [')', ']'] {
             if let Some(inner) = inside(text, open, close)
                 && split(inner, ',').len() > 1
             {
-                return Form::Ordered(open, close, parts(inner));
+                return Structure::Ordered(open, close, parts(inner));
             }
         }
     }
@@ -166,7 +170,7 @@ fn form(text: &str) -> Form {
         return matrix;
     }
     if !is_one_number(text) && split(text, ',').len() > 1 {
-        return Form::Unordered(parts(text));
+        return Structure::Unordered(parts(text));
     }
     if let Some((name, set)) = text.split_once("\\in")
         && is_name(name)
@@ -176,7 +180,7 @@ fn form(text: &str) -> Form {
     }
     if text.contains("\\pm") {
         let signs = ["+", "-"].map(|sign| Answer::parse(&text.replace("\\pm", sign)));
-        return Form::Unordered(signs.into());
+        return Structure::Unordered(signs.into());
     }
     for (sign, symbol, is_flipped) in INEQUALITIES {
         let sides = split(text, symbol);
@@ -187,7 +191,7 @@ fn form(text: &str) -> Form {
                 (left, right)
             };
             let difference = difference(left, right);
-            return difference.map_or(Form::Text, |values| Form::Relation(sign, values));
+            return difference.map_or(Structure::Text, |values| Structure::Relation(sign, values));
         }
     }
     let sides = split(text, '=');
@@ -197,13 +201,15 @@ fn form(text: &str) -> Form {
             return form(right.trim());
         }
         let difference = difference(left, right);
-        return difference.map_or(Form::Text, |values| Form::Relation(Sign::Zero, values));
+        return difference.map_or(Structure::Text, |values| {
+            Structure::Relation(Sign::Zero, values)
+        });
     }
     // A calculation ends with its result.
     if let [_, .., last] = sides.as_slice() {
         return form(last.trim());
     }
-    number(text).map_or(Form::Text, Form::Number)
+    number(text).map_or(Structure::Text, Structure::Quantity)
 }
 
 /// Symbols of inequalities; the flipped ones are read from right to left.
@@ -219,7 +225,7 @@ fn difference(left: &str, right: &str) -> Option<[f64; POINTS]> {
     Some(std::array::from_fn(|i| left[i] - right[i]))
 }
 
-fn number(text: &str) -> Option<Number> {
+fn number(text: &str) -> Option<Quantity> {
     let (text, is_percent) = match strip_percent(text) {
         Some(rest) => (rest, true),
         None => (text, false),
@@ -230,7 +236,7 @@ fn number(text: &str) -> Option<Number> {
     }
     let digits: String = text.chars().filter(|c| !matches!(c, ',' | ' ')).collect();
     let is_integer = is_one_number(text) && !is_percent;
-    Some(Number {
+    Some(Quantity {
         values,
         integer: if is_integer {
             digits.parse().ok()
@@ -311,7 +317,7 @@ fn split(text: &str, separator: char) -> Vec<&str> {
 }
 
 /// Reads a matrix or a vector, as a list of rows.
-fn matrix(text: &str) -> Option<Form> {
+fn matrix(text: &str) -> Option<Structure> {
     let rest = text.strip_prefix("\\begin{")?;
     let (name, rest) = rest.split_once('}')?;
     let inner = rest.strip_suffix(&format!("\\end{{{name}}}"))?;
@@ -319,11 +325,11 @@ fn matrix(text: &str) -> Option<Form> {
         return None;
     }
     let row = |row: &str| Answer {
-        form: Form::Ordered('[', ']', row.split('&').map(Answer::parse).collect()),
+        form: Structure::Ordered('[', ']', row.split('&').map(Answer::parse).collect()),
         text: row.split_whitespace().collect(),
     };
     let rows = inner.split('⏎').filter(|row| !row.trim().is_empty());
-    Some(Form::Ordered('m', 'm', rows.map(row).collect()))
+    Some(Structure::Ordered('m', 'm', rows.map(row).collect()))
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ pub struct Record {
 
 /// A finished problem.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Entry {
+pub struct Solved {
     /// The problem's name.
     pub id: String,
     /// The right answer.
@@ -51,12 +51,12 @@ pub struct Entry {
 }
 
 /// The settings of a run. Entries of different settings are not mixed.
-pub type Settings = Map<String, Value>;
+pub type RunSettings = Map<String, Value>;
 
 /// The first line.
 #[derive(Serialize, Deserialize)]
-struct Head {
-    settings: Settings,
+struct Header {
+    settings: RunSettings,
 }
 
 /// A journal that is being written.
@@ -74,7 +74,7 @@ impl Journal {
     /// # Errors
     /// [`Error::OtherRun`] if it is of other settings, [`Error::Settings`] if another process writes
     /// it, and those of files.
-    pub fn open(path: &Path, settings: &Settings) -> Result<(Self, HashSet<String>), Error> {
+    pub fn open(path: &Path, settings: &RunSettings) -> Result<(Self, HashSet<String>), Error> {
         let io = Error::io(path);
         let options = OpenOptions::new()
             .read(true)
@@ -120,7 +120,7 @@ impl Journal {
             journal.file.seek(io::SeekFrom::End(0)).map_err(&io)?;
         }
         if whole == 0 {
-            journal.line(&Head {
+            journal.line(&Header {
                 settings: settings.clone(),
             })?;
             return Ok((journal, HashSet::new()));
@@ -149,7 +149,7 @@ impl Journal {
     ///
     /// # Errors
     /// The system's.
-    pub fn append(&mut self, entry: &Entry) -> Result<(), Error> {
+    pub fn append(&mut self, entry: &Solved) -> Result<(), Error> {
         self.line(entry)
     }
 
@@ -169,7 +169,7 @@ impl Journal {
 ///
 /// # Errors
 /// [`Error::Line`] for a line that is none of a journal, and for a problem that is there twice.
-pub fn parse(path: &Path, bytes: &[u8]) -> Result<(Settings, Vec<Entry>), Error> {
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<(RunSettings, Vec<Solved>), Error> {
     let failed = |line: usize, reason: String| Error::Line {
         path: path.into(),
         line,
@@ -177,7 +177,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<(Settings, Vec<Entry>), Error>
     };
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
     let mut lines = bytes[..whole].split(|byte| *byte == b'\n').enumerate();
-    let head: Head = match lines.next() {
+    let head: Header = match lines.next() {
         Some((_, line)) => {
             serde_json::from_slice(line).map_err(|error| failed(1, error.to_string()))?
         }
@@ -186,7 +186,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<(Settings, Vec<Entry>), Error>
     let mut names = HashSet::new();
     let mut entries = Vec::new();
     for (index, line) in lines {
-        let entry: Entry =
+        let entry: Solved =
             serde_json::from_slice(line).map_err(|error| failed(index + 1, error.to_string()))?;
         if !names.insert(entry.id.clone()) {
             return Err(failed(

@@ -7,15 +7,15 @@ use std::thread;
 use crate::Error;
 use crate::answer::{Answer, extract};
 use crate::choose::{Ballot, best, vote};
-use crate::journal::{Entry, Journal, Record};
+use crate::journal::{Journal, Record, Solved};
 use crate::problem::Problem;
 use crate::score::{Aggregate, LogProbability, Scorer};
 use crate::search::tree::{Limits, Search};
-use crate::search::{Found, Generator, Solution, sample};
+use crate::search::{Generator, SearchResult, Solution, sample};
 
 /// A way to find and to choose solutions.
 #[derive(Clone, Copy, Debug)]
-pub enum Method {
+pub enum SearchMethod {
     /// Independent samples, and the answer that most of them have.
     Majority,
     /// Independent samples, and the one with the best score.
@@ -27,9 +27,9 @@ pub enum Method {
 }
 
 /// The common part of all problems of a run.
-pub struct Plan<'a> {
+pub struct RunPlan<'a> {
     /// The method.
-    pub method: Method,
+    pub method: SearchMethod,
     /// Number of solutions.
     pub n: usize,
     /// Most tokens of a solution.
@@ -51,11 +51,11 @@ pub struct Plan<'a> {
 /// # Errors
 /// The first one; problems that are under way are finished if they can be.
 pub fn run(
-    plan: &Plan,
+    plan: &RunPlan,
     problems: &[Problem],
     workers: usize,
     journal: &mut Journal,
-    done: &(dyn Fn(&Entry) + Sync),
+    done: &(dyn Fn(&Solved) + Sync),
 ) -> Result<(), Error> {
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let journal = Mutex::new(journal);
@@ -89,7 +89,7 @@ pub fn run(
 ///
 /// # Errors
 /// The server's, and the scorer's.
-pub fn solve(plan: &Plan, problem: &Problem) -> Result<Entry, Error> {
+pub fn solve(plan: &RunPlan, problem: &Problem) -> Result<Solved, Error> {
     let found = search(plan, problem)?;
     let answers: Vec<Option<String>> = (found.solutions.iter())
         .map(|solution| extract(&solution.text))
@@ -98,13 +98,13 @@ pub fn solve(plan: &Plan, problem: &Problem) -> Result<Entry, Error> {
         .map(|(solution, answer)| Ballot {
             answer: answer.as_deref().map(Answer::parse),
             weight: match plan.method {
-                Method::Majority => 1.0,
+                SearchMethod::Majority => 1.0,
                 _ => plan.aggregate.of(&solution.scores),
             },
         })
         .collect();
     let chosen = match plan.method {
-        Method::Majority => vote(&ballots),
+        SearchMethod::Majority => vote(&ballots),
         _ => best(&ballots),
     };
     let expected = Answer::parse(&problem.answer);
@@ -118,12 +118,12 @@ pub fn solve(plan: &Plan, problem: &Problem) -> Result<Entry, Error> {
             correct: is_right(index),
             tokens: solution.tokens(),
             logprob: solution.mean_logprob(),
-            cut: solution.stop == crate::server::Stop::Length,
+            cut: solution.stop == crate::server::StopReason::Length,
             scores: solution.scores,
             text: solution.text,
         })
         .collect();
-    Ok(Entry {
+    Ok(Solved {
         id: problem.id.clone(),
         expected: problem.answer.clone(),
         chosen: chosen.and_then(|index| answers[index].clone()),
@@ -133,10 +133,10 @@ pub fn solve(plan: &Plan, problem: &Problem) -> Result<Entry, Error> {
     })
 }
 
-fn search(plan: &Plan, problem: &Problem) -> Result<Found, Error> {
+fn search(plan: &RunPlan, problem: &Problem) -> Result<SearchResult, Error> {
     let prompt = &(plan.prompt)(&problem.question)?;
     let seed = seed_of(plan.seed, &problem.id);
-    if let Method::Beam(limits) | Method::Trees(limits) = plan.method {
+    if let SearchMethod::Beam(limits) | SearchMethod::Trees(limits) = plan.method {
         let search = Search {
             generator: plan.generator,
             scorer: plan.scorer.unwrap_or(&LogProbability),
@@ -147,7 +147,7 @@ fn search(plan: &Plan, problem: &Problem) -> Result<Found, Error> {
             seed,
         };
         return match plan.method {
-            Method::Trees(_) => search.trees(plan.n),
+            SearchMethod::Trees(_) => search.trees(plan.n),
             _ => search.beam(plan.n),
         };
     }

@@ -3,7 +3,7 @@
 pub mod tree;
 
 use crate::Error;
-use crate::server::{Completion, Request, Sampling, Server, Stop};
+use crate::server::{CompletionRequest, Continuation, LlamaServer, Sampling, StopReason};
 
 /// Something that goes on with a text.
 pub trait Generator: Sync {
@@ -11,27 +11,27 @@ pub trait Generator: Sync {
     ///
     /// # Errors
     /// The server's.
-    fn complete(&self, request: &Request) -> Result<Vec<Completion>, Error>;
+    fn complete(&self, request: &CompletionRequest) -> Result<Vec<Continuation>, Error>;
 }
 
 /// A server with its sampling.
 #[derive(Debug)]
 pub struct Sampler<'a> {
     /// The server.
-    pub server: &'a Server,
+    pub server: &'a LlamaServer,
     /// Its sampling.
     pub sampling: Sampling,
 }
 
 impl Generator for Sampler<'_> {
-    fn complete(&self, request: &Request) -> Result<Vec<Completion>, Error> {
+    fn complete(&self, request: &CompletionRequest) -> Result<Vec<Continuation>, Error> {
         self.server.complete(request, &self.sampling)
     }
 }
 
 /// A part of a solution that was sampled in one go.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct Sampled {
     /// Number of tokens.
     pub tokens: usize,
     /// Sum of the logarithms of their probabilities.
@@ -46,19 +46,19 @@ pub struct Solution {
     /// The text so far.
     pub text: String,
     /// Its parts.
-    pub steps: Vec<Step>,
+    pub steps: Vec<Sampled>,
     /// Scores of its steps.
     pub scores: Vec<f64>,
     /// The reason for the end of its last part.
-    pub stop: Stop,
+    pub stop: StopReason,
 }
 
 impl Solution {
     /// Adds what was sampled.
-    fn push(&mut self, completion: Completion) {
+    fn push(&mut self, completion: Continuation) {
         self.text += &completion.text;
         self.stop = completion.stop;
-        self.steps.push(Step {
+        self.steps.push(Sampled {
             tokens: completion.tokens,
             logprob: completion.logprob,
             certainty: completion.certainty,
@@ -86,14 +86,14 @@ impl Default for Solution {
             text: String::new(),
             steps: Vec::new(),
             scores: Vec::new(),
-            stop: Stop::Word,
+            stop: StopReason::Word,
         }
     }
 }
 
 /// The result of a search.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct SearchResult {
     /// Whole solutions.
     pub solutions: Vec<Solution>,
     /// Tokens that were sampled, those of solutions that were given up included.
@@ -110,8 +110,8 @@ pub fn sample(
     n: usize,
     max_tokens: usize,
     seed: u32,
-) -> Result<Found, Error> {
-    let completions = generator.complete(&Request {
+) -> Result<SearchResult, Error> {
+    let completions = generator.complete(&CompletionRequest {
         prompt,
         n,
         seed,
@@ -127,5 +127,5 @@ pub fn sample(
         })
         .collect();
     let tokens = solutions.iter().map(Solution::tokens).sum();
-    Ok(Found { solutions, tokens })
+    Ok(SearchResult { solutions, tokens })
 }

@@ -16,7 +16,7 @@ const MAX_QUOTE_CHARS: usize = 200;
 
 /// A llama-server.
 #[derive(Debug)]
-pub struct Server {
+pub struct LlamaServer {
     url: String,
     timeout_s: u64,
     slots: usize,
@@ -40,7 +40,7 @@ pub struct Sampling {
 
 /// A request for completions of one prompt.
 #[derive(Clone, Debug)]
-pub struct Request<'a> {
+pub struct CompletionRequest<'a> {
     /// The text to go on with.
     pub prompt: &'a str,
     /// Number of completions.
@@ -55,7 +55,7 @@ pub struct Request<'a> {
 
 /// The reason for the end of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// The model ended its text.
     End,
     /// The text that was asked for as the end.
@@ -66,13 +66,13 @@ pub enum Stop {
 
 /// A completion.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Completion {
+pub struct Continuation {
     /// The text.
     pub text: String,
     /// Number of tokens.
     pub tokens: usize,
     /// The reason for its end.
-    pub stop: Stop,
+    pub stop: StopReason,
     /// Sum over the tokens of the logarithm of the probability.
     pub logprob: f64,
     /// Sum over the tokens of the mean of -ln p of the likeliest tokens.
@@ -116,7 +116,7 @@ struct RawLikely {
 /// the number is that of the least positive F32.
 const MIN_LOGPROB: f64 = -103.28;
 
-impl From<RawCompletion> for Completion {
+impl From<RawCompletion> for Continuation {
     fn from(raw: RawCompletion) -> Self {
         let (mut logprob, mut certainty) = (0.0, 0.0);
         for token in &raw.completion_probabilities {
@@ -132,9 +132,9 @@ impl From<RawCompletion> for Completion {
             text: raw.content,
             tokens: raw.tokens_predicted,
             stop: match raw.stop_type.as_str() {
-                "word" => Stop::Word,
-                "limit" => Stop::Length,
-                _ => Stop::End,
+                "word" => StopReason::Word,
+                "limit" => StopReason::Length,
+                _ => StopReason::End,
             },
             logprob,
             certainty,
@@ -144,7 +144,7 @@ impl From<RawCompletion> for Completion {
 
 /// Slots of the server that a request uses, until it is dropped.
 struct Permit<'a> {
-    server: &'a Server,
+    server: &'a LlamaServer,
     slots: usize,
 }
 
@@ -160,7 +160,7 @@ impl Drop for Permit<'_> {
     }
 }
 
-impl Server {
+impl LlamaServer {
     /// Asks a server what it is.
     ///
     /// - `url`: as `http://127.0.0.1:8080`
@@ -228,9 +228,9 @@ impl Server {
     /// The server's.
     pub fn complete(
         &self,
-        request: &Request,
+        request: &CompletionRequest,
         sampling: &Sampling,
-    ) -> Result<Vec<Completion>, Error> {
+    ) -> Result<Vec<Continuation>, Error> {
         let mut all = Vec::with_capacity(request.n);
         while all.len() < request.n {
             let n = (request.n - all.len()).min(self.slots);

@@ -4,12 +4,12 @@ use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::choose::{Ballot, best, vote};
-use crate::journal::{Entry, Settings};
+use crate::journal::{RunSettings, Solved};
 use crate::score::Aggregate;
 
 /// A point: a method with a number of solutions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct SummaryRow {
     /// Name of the model's file.
     pub model: String,
     /// The method.
@@ -64,7 +64,11 @@ pub fn interval(correct: usize, problems: usize) -> (f64, f64) {
 /// Independent samples give each way to choose among the first 1, 2, 4, … of them; a search gives
 /// one point, of its own choice.
 #[must_use]
-pub fn summarize(settings: &Settings, entries: &[Entry], aggregate: Aggregate) -> Vec<Row> {
+pub fn summarize(
+    settings: &RunSettings,
+    entries: &[Solved],
+    aggregate: Aggregate,
+) -> Vec<SummaryRow> {
     let text = |key: &str| {
         settings
             .get(key)
@@ -77,7 +81,7 @@ pub fn summarize(settings: &Settings, entries: &[Entry], aggregate: Aggregate) -
         let problems = entries.len();
         let (low, high) = interval(correct, problems);
         let mean = |sum: usize| sum as f64 / problems.max(1) as f64;
-        Row {
+        SummaryRow {
             model: text("model").into(),
             method: method.into(),
             n,

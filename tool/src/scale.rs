@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args as ClapArgs, CommandFactory as _, Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use test_time_scaling::journal::{Journal, Settings};
-use test_time_scaling::run::{Method, Plan, run as solve_all};
+use test_time_scaling::journal::{Journal, RunSettings};
+use test_time_scaling::run::{RunPlan, SearchMethod, run as solve_all};
 use test_time_scaling::score::{
     Aggregate, Head, LogProbability, PlusMinus, Scorer, SelfCertainty, ValueHead, Verifier,
 };
 use test_time_scaling::search::Sampler;
 use test_time_scaling::search::tree::Limits;
-use test_time_scaling::server::{Sampling, Server};
+use test_time_scaling::server::{LlamaServer, Sampling};
 use test_time_scaling::{Error, problem};
 
 use crate::ToolError;
@@ -35,11 +35,11 @@ mod report;
 #[command(verbatim_doc_comment)]
 pub struct ScaleArgs {
     #[command(subcommand)]
-    command: Action,
+    command: ScaleAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum ScaleAction {
     Run(Box<RunArgs>),
     Report(report::ReportArgs),
 }
@@ -209,8 +209,8 @@ fn name(choice: impl ValueEnum) -> String {
 /// Text for the user.
 pub fn run(args: &ScaleArgs) -> Result<ExitCode, ToolError> {
     match &args.command {
-        Action::Run(args) => run_all(args),
-        Action::Report(args) => report::run(args),
+        ScaleAction::Run(args) => run_all(args),
+        ScaleAction::Report(args) => report::run(args),
     }
 }
 
@@ -234,7 +234,7 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
     files.output(&args.output)?;
     let mut problems = problem::parse(&args.problems, &text)?;
     problems.truncate(args.limit.unwrap_or(usize::MAX));
-    let server = Server::connect(&args.url, args.timeout)?;
+    let server = LlamaServer::connect(&args.url, args.timeout)?;
     let scorer = scorer(args);
     let chosen = make_scorer(args, scorer, &mut files)?;
     let (mut journal, finished) = Journal::open(&args.output, &settings(args, &server, scorer))?;
@@ -276,12 +276,12 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
         max_tokens: args.max_tokens,
         balanced: args.balanced_steps,
     };
-    let plan = Plan {
+    let plan = RunPlan {
         method: match args.method {
-            MethodName::Majority => Method::Majority,
-            MethodName::BestOfN => Method::BestOfN,
-            MethodName::Beam => Method::Beam(limits),
-            MethodName::Dvts => Method::Trees(limits),
+            MethodName::Majority => SearchMethod::Majority,
+            MethodName::BestOfN => SearchMethod::BestOfN,
+            MethodName::Beam => SearchMethod::Beam(limits),
+            MethodName::Dvts => SearchMethod::Trees(limits),
         },
         n: args.n.into(),
         max_tokens: args.max_tokens,
@@ -322,7 +322,8 @@ fn make_scorer(
     scorer: ScorerName,
     files: &mut Files,
 ) -> Result<Option<Box<dyn Scorer>>, ToolError> {
-    let server = || Server::connect(args.reward_url.as_deref().unwrap_or_default(), args.timeout);
+    let server =
+        || LlamaServer::connect(args.reward_url.as_deref().unwrap_or_default(), args.timeout);
     Ok(Some(match scorer {
         ScorerName::None => return Ok(None),
         ScorerName::Logprob => Box::new(LogProbability),
@@ -352,7 +353,7 @@ fn make_scorer(
 
 /// Returns what must be the same for entries of one journal. How many problems, and where the server
 /// is, may change.
-fn settings(args: &RunArgs, server: &Server, scorer: ScorerName) -> Settings {
+fn settings(args: &RunArgs, server: &LlamaServer, scorer: ScorerName) -> RunSettings {
     let mut settings = json!({
         "model": server.model(),
         "method": name(args.method),
@@ -383,6 +384,6 @@ fn settings(args: &RunArgs, server: &Server, scorer: ScorerName) -> Settings {
     }
     match settings {
         Value::Object(settings) => settings,
-        _ => Settings::new(),
+        _ => RunSettings::new(),
     }
 }

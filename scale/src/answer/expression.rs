@@ -8,13 +8,13 @@ pub const POINTS: usize = 3;
 /// Deepest nesting of brackets.
 const MAX_DEPTH: usize = 60;
 
-type Values = [f64; POINTS];
+type Points = [f64; POINTS];
 
 /// Evaluates an expression; `None` if it is none.
 ///
 /// Letters have fixed values, so that equal expressions have equal values. Words after a number are
 /// its unit and are skipped.
-pub fn evaluate(text: &str) -> Option<Values> {
+pub fn evaluate(text: &str) -> Option<Points> {
     let mut parser = Parser {
         tokens: tokens(text)?,
         at: 0,
@@ -31,7 +31,7 @@ struct Parser {
     depth: usize,
 }
 
-fn map2(a: Values, b: Values, op: impl Fn(f64, f64) -> f64) -> Values {
+fn map2(a: Points, b: Points, op: impl Fn(f64, f64) -> f64) -> Points {
     std::array::from_fn(|i| op(a[i], b[i]))
 }
 
@@ -50,7 +50,7 @@ impl Parser {
     }
 
     /// sum = ["-"] product {("+" | "-") product}
-    fn sum(&mut self) -> Option<Values> {
+    fn sum(&mut self) -> Option<Points> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return None;
@@ -68,7 +68,7 @@ impl Parser {
         }
     }
 
-    fn signed(&mut self) -> Option<Values> {
+    fn signed(&mut self) -> Option<Points> {
         if self.take('-') {
             return Some(self.product()?.map(|x| -x));
         }
@@ -77,7 +77,7 @@ impl Parser {
     }
 
     /// product = power {["*" | "/"] power}; a fraction after an integer is added to it.
-    fn product(&mut self) -> Option<Values> {
+    fn product(&mut self) -> Option<Points> {
         let is_integer =
             matches!(self.tokens.get(self.at), Some(Token::Number(x)) if x.fract() == 0.0);
         let mut product = self.power()?;
@@ -105,7 +105,7 @@ impl Parser {
     }
 
     /// A factor after a sign may have a sign of its own.
-    fn factor(&mut self) -> Option<Values> {
+    fn factor(&mut self) -> Option<Points> {
         if self.take('-') {
             return Some(self.power()?.map(|x| -x));
         }
@@ -128,7 +128,7 @@ impl Parser {
     }
 
     /// power = atom ["!"] ["^" atom]
-    fn power(&mut self) -> Option<Values> {
+    fn power(&mut self) -> Option<Points> {
         let mut base = self.atom()?;
         if self.take('!') {
             base = base.map(factorial);
@@ -144,13 +144,13 @@ impl Parser {
         Some(map2(base, exponent, f64::powf))
     }
 
-    fn group(&mut self, close: char) -> Option<Values> {
+    fn group(&mut self, close: char) -> Option<Points> {
         let inner = self.sum()?;
         self.take(close).then_some(inner)
     }
 
     /// The argument of a command: a group, or one digit, letter or command.
-    fn argument(&mut self) -> Option<Values> {
+    fn argument(&mut self) -> Option<Points> {
         if self.take('{') {
             return self.group('}');
         }
@@ -168,7 +168,7 @@ impl Parser {
         self.atom()
     }
 
-    fn atom(&mut self) -> Option<Values> {
+    fn atom(&mut self) -> Option<Points> {
         let token = self.tokens.get(self.at)?.clone();
         self.at += 1;
         match token {
@@ -184,7 +184,7 @@ impl Parser {
         }
     }
 
-    fn command(&mut self, name: &str) -> Option<Values> {
+    fn command(&mut self, name: &str) -> Option<Points> {
         let function: fn(f64) -> f64 = match name {
             "pi" => return Some([std::f64::consts::PI; POINTS]),
             "frac" => {
@@ -225,7 +225,7 @@ impl Parser {
         Some(power.map_or(inner, |power| map2(inner, power, f64::powf)))
     }
 
-    fn root(&mut self) -> Option<Values> {
+    fn root(&mut self) -> Option<Points> {
         let index = match self.take('[') {
             true => self.group(']')?,
             false => [2.0; POINTS],
@@ -260,7 +260,7 @@ fn is_letter(name: &str) -> bool {
 }
 
 /// The values of a variable: numbers between 0.5 and 2.5 that depend on its name.
-fn letter(name: &str) -> Values {
+fn letter(name: &str) -> Points {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in name.bytes() {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::answer::extract;
 use crate::search::Solution;
 use crate::search::tree::STEP_END;
-use crate::server::Server;
+use crate::server::LlamaServer;
 
 /// Added to the logits of the two tokens, so that no other token takes part.
 const BIAS: f64 = 1000.0;
@@ -27,7 +27,7 @@ fn steps(text: &str) -> Vec<&str> {
 /// among the two.
 #[derive(Debug)]
 pub struct PlusMinus {
-    server: Server,
+    server: LlamaServer,
     /// The text for the model, with `{question}` and `{steps}`.
     prompt: String,
     tokens: [u32; 2],
@@ -38,7 +38,7 @@ impl PlusMinus {
     ///
     /// # Errors
     /// The server's; [`Error::Settings`] if a sign is not one token.
-    pub fn new(server: Server, prompt: String, signs: [&str; 2]) -> Result<Self, Error> {
+    pub fn new(server: LlamaServer, prompt: String, signs: [&str; 2]) -> Result<Self, Error> {
         let mut tokens = [0; 2];
         for (token, sign) in tokens.iter_mut().zip(signs) {
             *token = match server.tokenize(sign, false)?.as_slice() {
@@ -61,11 +61,11 @@ impl PlusMinus {
 
     fn probability(&self, prompt: &str) -> Result<f64, Error> {
         #[derive(Deserialize)]
-        struct Answer {
-            completion_probabilities: Vec<Place>,
+        struct Reply {
+            completion_probabilities: Vec<NextToken>,
         }
         #[derive(Deserialize)]
-        struct Place {
+        struct NextToken {
             top_probs: Vec<Likely>,
         }
         #[derive(Deserialize)]
@@ -85,7 +85,7 @@ impl PlusMinus {
             "logit_bias": [[plus, BIAS], [minus, BIAS]],
             "response_fields": ["completion_probabilities"],
         });
-        let answer: Answer = self.server.ask_in_slot("/completion", &body)?;
+        let answer: Reply = self.server.ask_in_slot("/completion", &body)?;
         let likely = answer
             .completion_probabilities
             .first()
@@ -129,7 +129,7 @@ impl Scorer for PlusMinus {
 
 /// A value head: a linear function of the last hidden state, whose sigmoid is the score.
 #[derive(Debug, Deserialize)]
-pub struct Head {
+pub struct HeadWeights {
     /// As many numbers as the model has embeddings.
     pub weight: Vec<f64>,
     /// Added to the product.
@@ -145,15 +145,15 @@ pub struct Head {
 #[derive(Debug)]
 pub struct ValueHead {
     /// The server of the model without its head.
-    pub server: Server,
+    pub server: LlamaServer,
     /// The head.
-    pub head: Head,
+    pub head: HeadWeights,
 }
 
 impl ValueHead {
     fn scores(&self, question: &str, text: &str) -> Result<Vec<f64>, Error> {
         #[derive(Deserialize)]
-        struct Answer {
+        struct Reply {
             embedding: Vec<Vec<f64>>,
         }
         let mut tokens = self.server.tokenize(&format!("{question}\n"), true)?;
@@ -163,7 +163,7 @@ impl ValueHead {
             ends.push(tokens.len() - 1);
         }
         let body = json!({"content": [tokens]});
-        let answers: Vec<Answer> = self.server.ask_in_slot("/embedding", &body)?;
+        let answers: Vec<Reply> = self.server.ask_in_slot("/embedding", &body)?;
         let states = answers
             .into_iter()
             .next()

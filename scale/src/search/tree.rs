@@ -19,10 +19,10 @@
 
 use std::thread;
 
-use super::{Found, Generator, Solution};
+use super::{Generator, SearchResult, Solution};
 use crate::Error;
 use crate::score::{Aggregate, Scorer};
-use crate::server::{Completion, Request, Stop};
+use crate::server::{CompletionRequest, Continuation, StopReason};
 
 /// The text that ends a step.
 pub const STEP_END: &str = "\n\n";
@@ -65,7 +65,7 @@ impl Search<'_> {
     ///
     /// # Errors
     /// The server's, and the scorer's.
-    pub fn beam(&self, n: usize) -> Result<Found, Error> {
+    pub fn beam(&self, n: usize) -> Result<SearchResult, Error> {
         let keep = n / self.limits.width;
         let (mut active, mut finished) = (vec![Solution::default()], Vec::new());
         let mut tokens = 0;
@@ -80,8 +80,9 @@ impl Search<'_> {
                 .collect();
             tokens += last_tokens(&beams);
             self.score(&mut beams)?;
-            let (ended, going): (Vec<_>, Vec<_>) =
-                beams.into_iter().partition(|beam| beam.stop != Stop::Word);
+            let (ended, going): (Vec<_>, Vec<_>) = beams
+                .into_iter()
+                .partition(|beam| beam.stop != StopReason::Word);
             finished.extend(ended);
             if going.is_empty() {
                 break;
@@ -91,7 +92,7 @@ impl Search<'_> {
         // The best first, and of equal ones the one that was finished first.
         finished.sort_by(|a, b| self.value(b).total_cmp(&self.value(a)));
         finished.truncate(n);
-        Ok(Found {
+        Ok(SearchResult {
             solutions: finished,
             tokens,
         })
@@ -102,7 +103,7 @@ impl Search<'_> {
     ///
     /// # Errors
     /// The server's, and the scorer's.
-    pub fn trees(&self, n: usize) -> Result<Found, Error> {
+    pub fn trees(&self, n: usize) -> Result<SearchResult, Error> {
         let width = self.limits.width;
         let mut roots = vec![Solution::default(); n / width];
         // The samples of each tree's last step.
@@ -122,7 +123,7 @@ impl Search<'_> {
                     }
                 }
                 roots[tree] = samples[best].clone();
-                if roots[tree].stop == Stop::Word {
+                if roots[tree].stop == StopReason::Word {
                     growing.push(tree);
                 }
                 leaves[tree] = samples;
@@ -131,7 +132,7 @@ impl Search<'_> {
                 break;
             }
         }
-        Ok(Found {
+        Ok(SearchResult {
             solutions: leaves.into_iter().flatten().collect(),
             tokens,
         })
@@ -216,7 +217,7 @@ impl Search<'_> {
             left.min(self.limits.max_step_tokens)
         };
         let ask = |text: &str, n: usize, seed: u32, max_tokens: usize| {
-            self.generator.complete(&Request {
+            self.generator.complete(&CompletionRequest {
                 prompt: &format!("{}{text}", self.prompt),
                 n,
                 seed,
@@ -228,9 +229,12 @@ impl Search<'_> {
         let mut next = Vec::with_capacity(count);
         for mut sample in samples {
             let mut again = seed;
-            while self.limits.balanced && sample.stop == Stop::Word && !is_balanced(&sample.text) {
+            while self.limits.balanced
+                && sample.stop == StopReason::Word
+                && !is_balanced(&sample.text)
+            {
                 if sample.tokens >= max_tokens {
-                    sample.stop = Stop::Length;
+                    sample.stop = StopReason::Length;
                     break;
                 }
                 sample.text += STEP_END;
@@ -239,7 +243,7 @@ impl Search<'_> {
                 let more = ask(&text, 1, again, max_tokens - sample.tokens)?;
                 more.into_iter().for_each(|more| append(&mut sample, more));
             }
-            if sample.stop == Stop::Word {
+            if sample.stop == StopReason::Word {
                 sample.text += STEP_END;
             }
             let mut solution = solution.clone();
@@ -250,7 +254,7 @@ impl Search<'_> {
     }
 }
 
-fn append(sample: &mut Completion, more: Completion) {
+fn append(sample: &mut Continuation, more: Continuation) {
     sample.text += &more.text;
     sample.tokens += more.tokens;
     sample.stop = more.stop;

@@ -1,7 +1,7 @@
 //! The picture: accuracy over the tokens that a problem takes, a line for each model and method, and
 //! the front of the points that no other one beats in both.
 
-use test_time_scaling::summary::Row;
+use test_time_scaling::summary::SummaryRow;
 
 use crate::svg::{Axis, COLORS, GRID, NAME_HEIGHT, PLOT, document, number, path, text};
 
@@ -9,11 +9,11 @@ use crate::svg::{Axis, COLORS, GRID, NAME_HEIGHT, PLOT, document, number, path, 
 const FRONT: &str = "stroke-dasharray=\"6 4\" stroke=\"#888\" fill=\"none\"";
 
 /// Draws the rows. `pass` is a line of its own but never on the front: it chooses nothing.
-pub fn draw(rows: &[Row]) -> String {
+pub fn draw(rows: &[SummaryRow]) -> String {
     let [across, down] = PLOT;
     let x = Axis::new(rows.iter().map(|row| row.tokens.max(1.0)), across.clone());
     let y = Axis::percent(down.end..down.start);
-    let place = |row: &Row| [x.place(row.tokens.max(1.0)), y.place(row.accuracy * 100.0)];
+    let place = |row: &SummaryRow| [x.place(row.tokens.max(1.0)), y.place(row.accuracy * 100.0)];
     let (left, right, top, bottom) = (across.start, across.end, down.start, down.end);
 
     let mut out = text(
@@ -70,14 +70,14 @@ fn point([x, y]: [f64; 2]) -> String {
 }
 
 /// The name of a row's line. A long model's name has its end left out.
-fn line(row: &Row) -> String {
+fn line(row: &SummaryRow) -> String {
     let model: String = row.model.chars().take(12).collect();
     format!("{} {model}", row.method)
 }
 
 /// Returns the rows that no other one beats: more right answers with no more tokens.
-fn front(rows: &[Row]) -> Vec<&Row> {
-    let mut rows: Vec<&Row> = rows.iter().filter(|row| row.method != "pass").collect();
+fn front(rows: &[SummaryRow]) -> Vec<&SummaryRow> {
+    let mut rows: Vec<&SummaryRow> = rows.iter().filter(|row| row.method != "pass").collect();
     rows.sort_by(|a, b| {
         a.tokens
             .total_cmp(&b.tokens)
@@ -96,8 +96,8 @@ fn front(rows: &[Row]) -> Vec<&Row> {
 mod tests {
     use super::*;
 
-    fn row(method: &str, tokens: f64, accuracy: f64) -> Row {
-        Row {
+    fn row(method: &str, tokens: f64, accuracy: f64) -> SummaryRow {
+        SummaryRow {
             model: "m".into(),
             method: method.into(),
             n: 1,

@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 use ggml_rust_npu::files::open_input;
 use test_time_scaling::journal;
 use test_time_scaling::score::Aggregate;
-use test_time_scaling::summary::{Row, summarize};
+use test_time_scaling::summary::{SummaryRow, summarize};
 
 use super::{AggregateName, plot};
 use crate::ToolError;
@@ -83,7 +83,7 @@ pub fn print(path: &Path, aggregate: Aggregate) -> Result<(), ToolError> {
     text::print(&table(&COLUMNS, rows.iter().map(cells)))
 }
 
-fn read(path: &Path, aggregate: Aggregate) -> Result<Vec<Row>, ToolError> {
+fn read(path: &Path, aggregate: Aggregate) -> Result<Vec<SummaryRow>, ToolError> {
     let mut bytes = Vec::new();
     let read = open_input(path).and_then(|mut file| file.read_to_end(&mut bytes));
     read.map_err(|error| format!("{}: {error}", path.display()))?;
@@ -91,7 +91,7 @@ fn read(path: &Path, aggregate: Aggregate) -> Result<Vec<Row>, ToolError> {
     Ok(summarize(&settings, &entries, aggregate))
 }
 
-fn cells(row: &Row) -> Vec<String> {
+fn cells(row: &SummaryRow) -> Vec<String> {
     let percent = |share: f64| format!("{:.1}", share * 100.0);
     vec![
         plain(&row.model),
@@ -107,7 +107,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-fn csv(rows: &[Row]) -> Result<String, ToolError> {
+fn csv(rows: &[SummaryRow]) -> Result<String, ToolError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     for row in rows {
         writer.serialize(row)?;
