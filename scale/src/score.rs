@@ -4,7 +4,7 @@ use std::fmt;
 
 mod reward;
 
-pub use self::reward::{Head, PlusMinus, ValueHead, Verifier};
+pub use self::reward::{HeadWeights, PlusMinus, ValueHead, Verifier};
 
 use crate::Error;
 use crate::search::Solution;

@@ -14,6 +14,7 @@ use ggml_rust_npu::rockchip;
 
 use self::cpu::Time;
 use self::multiply::{Refused, TimedWeights};
+use self::power::PowerSource;
 use self::report::{BenchReport, BenchRow, Crossover, DeviceLine};
 use crate::files::Files;
 use crate::progress::Progress;
@@ -24,6 +25,7 @@ use crate::{NO_DEVICE, ToolError, devices, files};
 mod cpu;
 mod multiply;
 mod plot;
+mod power;
 mod report;
 mod segment;
 
@@ -83,6 +85,11 @@ pub struct BenchArgs {
     /// below which the CPU is faster, with --segments the fastest largest K
     #[arg(long, requires = "measured")]
     write_config: bool,
+    /// Also measure watts, for a second at each point, and print millijoules for each row of activations.
+    /// A folder of /sys/class/hwmon or /sys/class/power_supply, a file with microwatts, or
+    /// `command:PROGRAM`, which prints watts. They are those of all that the source measures
+    #[arg(long, value_name = "SOURCE", conflicts_with = "segments")]
+    power: Option<String>,
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     csv: bool,
@@ -142,6 +149,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
         Some(path) => cpu::read(&mut inputs, path)?,
         None => Vec::new(),
     };
+    let power = args.power.as_deref().map(PowerSource::open).transpose()?;
     let settings = args.write_config.then(settings).transpose()?;
     for output in args.svg.iter().chain(&settings) {
         inputs.output(output)?;
@@ -173,7 +181,14 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
     let progress = Progress::new("timing", steps as u64);
     for device in &devices {
         for point in &points {
-            measure(device, point, &times, &progress, &mut report)?;
+            measure(
+                device,
+                point,
+                &times,
+                power.as_ref(),
+                &progress,
+                &mut report,
+            )?;
         }
         let rows: Vec<&BenchRow> = report
             .rows
@@ -270,6 +285,7 @@ fn measure(
     device: &Arc<dyn Device>,
     point: &Point,
     times: &[Time],
+    power: Option<&PowerSource>,
     progress: &Progress,
     report: &mut BenchReport,
 ) -> Result<(), ToolError> {
@@ -293,8 +309,8 @@ fn measure(
     let limit = weights.limit();
     let mut measured = Vec::new();
     for m in rows {
-        let time = match weights.time(*m) {
-            Ok(time) => time,
+        let cost = match weights.time(*m, power) {
+            Ok(cost) => cost,
             Err(Refused::NotIts) => {
                 skip(format!("{m}x{k}x{n}"), 1);
                 continue;
@@ -308,7 +324,7 @@ fn measure(
             &**device,
             *format,
             [*m, *k, *n],
-            time,
+            cost,
             limit,
             of_cpu,
         ));

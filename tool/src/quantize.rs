@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use self::block::{BLOCK, ErrorWeights, to_f32};
 pub use self::block::{Format, not_finite};
 pub use self::imatrix::Imatrix;
+use self::recipe::{Recipe, TypeRule, is_weight};
 use self::rotate::Rotate;
 use self::transform::{Transform, Transforms};
 use crate::ToolError;
@@ -26,6 +27,7 @@ mod block;
 mod imatrix;
 mod lpbq;
 mod model;
+mod recipe;
 mod rotate;
 mod tile;
 mod transform;
@@ -53,6 +55,10 @@ pub struct QuantizeArgs {
     /// --type]
     #[arg(long, value_name = "TYPE", value_enum)]
     embeddings: Option<Format>,
+    /// Type of the weights whose names match a regular expression, such as ffn_down=q8_0; the first
+    /// that matches decides
+    #[arg(long, value_name = "PATTERN=TYPE")]
+    tensor_type: Vec<TypeRule>,
     /// Statistics from llama-imatrix: errors in the inputs that are used most count most
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
@@ -95,6 +101,7 @@ struct TensorJob<'a> {
     /// None: the bytes as they are.
     format: Option<Format>,
     transform: Transform,
+    /// Mean square of each input, expert by expert.
     importance: Option<Vec<f32>>,
     /// Elements of a low-power block.
     lpbq: Option<usize>,
@@ -133,6 +140,8 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
     let mut files = Files::default();
     let file = files.gguf(&args.model)?;
     check_model(file.header())?;
+    let recipe = args.recipe();
+    recipe.check(file.header())?;
     let imatrix = args.imatrix.as_deref();
     let imatrix = imatrix
         .map(|path| Imatrix::open(&mut files, path))
@@ -167,6 +176,16 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
         before as f64 / f64::from(1 << 20)
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+impl QuantizeArgs {
+    fn recipe(&self) -> Recipe<'_> {
+        Recipe {
+            blocks: self.format,
+            embeddings: self.embeddings,
+            rules: &self.tensor_type,
+        }
+    }
 }
 
 /// Ends the program if options do not go together.
@@ -209,12 +228,17 @@ fn check_model(header: &Header) -> Result<(), ToolError> {
 fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transforms, ToolError> {
     let groups = awq::groups(file.header())?;
     let progress = Progress::new("searching scales", groups.len() as u64);
-    // Low-power blocks have levels of 4 bits, whatever holds them.
-    let searched = args.lpbq.map_or(args.format, |_| Format::Q4_0);
+    let recipe = args.recipe();
+    let searched = |tensor: &TensorInfo| match recipe.wanted(&tensor.name, tensor)? {
+        // Low-power blocks have levels of 4 bits, whatever holds them.
+        format if format == args.format => Some(args.lpbq.map_or(format, |_| Format::Q4_0)),
+        // A weight that is not quantized among those that are loses nothing.
+        format => format.dtype().is_quantized().then_some(format),
+    };
     let mut transforms = Transforms::new();
     let (mut exponents, mut losses) = (0.0, 0.0);
     for group in &groups {
-        let found = awq::scale(file, imatrix, searched, group, &mut transforms)?;
+        let found = awq::scale(file, imatrix, &searched, group, &mut transforms)?;
         exponents += found.exponent;
         losses += found.relative_loss;
         progress.add(1);
@@ -229,35 +253,6 @@ fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transfor
     Ok(transforms)
 }
 
-/// Returns `true` if a tensor is a matrix of weights, or an embedding.
-fn is_weight(tensor: &TensorInfo) -> bool {
-    tensor.name.ends_with(".weight") && tensor.dims >= 2 && tensor.rows() > 1
-}
-
-/// Returns the format that a tensor gets; `None` for one that is kept.
-fn format_of(args: &QuantizeArgs, name: &str, tensor: &TensorInfo) -> Option<Format> {
-    if !is_weight(tensor) {
-        return None;
-    }
-    let format = match name {
-        "token_embd.weight" | "output.weight" => args.embeddings.unwrap_or(match args.format {
-            Format::F32 | Format::F16 => args.format,
-            _ => Format::Q8_0,
-        }),
-        // Routers of experts choose; a wrong choice costs more than the bytes.
-        name if name.starts_with("blk.") && !name.contains("ffn_gate_inp") => args.format,
-        _ => return None,
-    };
-    let fits = tensor.ne[0].is_multiple_of(BLOCK) || !format.dtype().is_quantized();
-    if !fits {
-        let k = tensor.ne[0];
-        say(format_args!(
-            "{name} stays as it is: its rows of {k} are not whole blocks of {BLOCK}"
-        ));
-    }
-    fits.then_some(format)
-}
-
 fn jobs<'a>(
     args: &QuantizeArgs,
     file: &'a File,
@@ -266,7 +261,7 @@ fn jobs<'a>(
 ) -> Result<Vec<TensorJob<'a>>, ToolError> {
     let job = |name: &str, source: &'a TensorInfo| -> Result<TensorJob<'a>, ToolError> {
         let transform = transforms.get(name);
-        let format = match (format_of(args, name, source), transform) {
+        let format = match (args.recipe().format_of(name, source), transform) {
             // Norms and biases are F32 in every model; so are the ones that are scaled.
             (None, Some(_)) => Some(Format::F32),
             (format, _) => format,
@@ -275,14 +270,8 @@ fn jobs<'a>(
         // llama-imatrix leaves out the head unless it is asked for.
         let weighted = is_weight(source) && source.name.starts_with("blk.");
         let importance = match (imatrix, format) {
-            (Some(_), Some(_)) if weighted && source.ne[2] > 1 => {
-                let name = &source.name;
-                return Err(
-                    format!("{name} has experts, which are not supported with --imatrix").into(),
-                );
-            }
             (Some(imatrix), Some(format)) if weighted && format.dtype().is_quantized() => {
-                Some(transform.importance(imatrix.of(&source.name, source.ne[0])?))
+                Some(transform.importance(imatrix.of(source)?))
             }
             _ => None,
         };
@@ -332,6 +321,9 @@ fn how(args: &QuantizeArgs) -> String {
     }
     if let Some(length) = args.lpbq {
         how.push_str(&format!(" --lpbq {length}"));
+    }
+    for rule in &args.tensor_type {
+        how.push_str(&format!(" --tensor-type {}", rule.text));
     }
     for (index, rotation) in args.rotate.iter().enumerate() {
         let word = rotation.to_possible_value();
@@ -404,10 +396,10 @@ impl TensorJob<'_> {
             return Err(format!("row {n} of {name}: weight {k} is {x:e}, {what}").into());
         }
         let Some(length) = self.lpbq else {
-            format.quantize_row(row, self.importance.as_deref(), out);
+            format.quantize_row(row, self.importance_of(n), out);
             return Ok(());
         };
-        let weights = self.importance.as_deref();
+        let weights = self.importance_of(n);
         let weights = weights.map(|importance| ErrorWeights::new(row, importance).row());
         let row = lpbq::GridRow::quantize(row, length, weights.as_deref());
         match format {
@@ -415,6 +407,13 @@ impl TensorJob<'_> {
             _ => row.push_q8_0(out),
         }
         Ok(())
+    }
+
+    /// Returns the mean square of each input of row `n`, counted over all matrices, if it is known.
+    fn importance_of(&self, n: usize) -> Option<&[f32]> {
+        let [k, rows, ..] = self.source.ne;
+        let importance = self.importance.as_deref()?;
+        importance.get(n / rows * k..)?.get(..k)
     }
 
     /// Returns the tensor's rows.

@@ -102,11 +102,16 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         let (tensor, form) = job;
         check_values(&file, tensor)?;
         let feedback = match (form, &imatrix) {
-            (Form::Rockchip(layout, _), Some(imatrix)) if is_int4(form) => feedback::of(
-                layout,
-                &tensor.name,
-                imatrix.of(&tensor.name, tensor.ne[0])?,
-            )?,
+            (Form::Rockchip(..), Some(_)) if is_int4(form) && tensor.ne[2] > 1 => {
+                let name = &tensor.name;
+                return Err(format!(
+                    "{name} has experts, which --imatrix does not support in INT4"
+                )
+                .into());
+            }
+            (Form::Rockchip(layout, _), Some(imatrix)) if is_int4(form) => {
+                feedback::of(layout, &tensor.name, imatrix.of(tensor)?)?
+            }
             _ => Vec::new(),
         };
         let weight = Weight {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use test_time_scaling::journal::{Journal, RunSettings};
 use test_time_scaling::run::{RunPlan, SearchMethod, run as solve_all};
 use test_time_scaling::score::{
-    Aggregate, Head, LogProbability, PlusMinus, Scorer, SelfCertainty, ValueHead, Verifier,
+    Aggregate, HeadWeights, LogProbability, PlusMinus, Scorer, SelfCertainty, ValueHead, Verifier,
 };
 use test_time_scaling::search::Sampler;
 use test_time_scaling::search::tree::Limits;
@@ -338,7 +338,7 @@ fn make_scorer(
         }
         ScorerName::Head => {
             let path = args.head.as_deref().unwrap_or(Path::new(""));
-            let head: Head = serde_json::from_str(&files.text(path)?)
+            let head: HeadWeights = serde_json::from_str(&files.text(path)?)
                 .map_err(|error| format!("{}: {error}", path.display()))?;
             Box::new(ValueHead {
                 server: server()?,

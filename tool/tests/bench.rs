@@ -60,6 +60,43 @@ fn cpu_times(folder: &Path) -> String {
 }
 
 #[test]
+fn energy_is_that_of_the_source_and_its_column_is_empty_without_one() {
+    let folder = folder("tool_bench_power");
+    let none = folder.join("none.conf");
+    let point = ["--rows", "2", "--shapes", "64x192", "--types", "q8_0"];
+    let row = |more: &[&str]| -> Value {
+        let output = bench("rk3588", &none, &[&point[..], &["--json"], more].concat());
+        let mut report: Value = serde_json::from_str(done(&output)).unwrap();
+        report["rows"][0].take()
+    };
+    let without = row(&[]);
+    assert!(
+        without["watts"].is_null() && without["millijoules_per_row"].is_null(),
+        "{without}"
+    );
+    for source in ["command:echo 2.5", folder.join("power").to_str().unwrap()] {
+        std::fs::write(folder.join("power"), "2500000\n").unwrap();
+        let with = row(&["--power", source]);
+        assert_eq!(with["watts"], 2.5, "{with}");
+        // Half the energy of a run, which is the power times the mean time: at least the least one.
+        let energy = with["millijoules_per_row"].as_f64().unwrap();
+        let least = 2.5 * with["microseconds"].as_f64().unwrap() / 1e3 / 2.0;
+        assert!((0.9 * least..1000.0 * least).contains(&energy), "{with}");
+    }
+    let refused = bench(
+        "rk3588",
+        &none,
+        &[&point[..], &["--power", "/nowhere"]].concat(),
+    );
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused.stderr).contains("/nowhere: "),
+        "{}",
+        text(&refused.stderr)
+    );
+}
+
+#[test]
 fn every_output_says_that_times_are_the_stand_in_s() {
     let folder = folder("tool_bench_outputs");
     let (none, svg) = (folder.join("none.conf"), folder.join("plot.svg"));

@@ -13,6 +13,7 @@ use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use half::f16;
 
+use super::power::PowerSource;
 use super::random;
 use crate::ToolError;
 use crate::quantize::Format;
@@ -30,6 +31,27 @@ const LIMIT: f64 = 4e-2;
 
 /// Rows of weights that are random; the others repeat them.
 const RANDOM_ROWS: usize = 32;
+
+/// Time for which power is measured.
+const POWER_TIME: Duration = Duration::from_secs(1);
+
+/// What a multiplication takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// Least time of a run.
+    pub time: Duration,
+    /// Mean power while runs follow each other, and the energy of one, if there is a source.
+    pub energy: Option<Energy>,
+}
+
+/// Power and energy of the whole system that a source measures.
+#[derive(Clone, Copy, Debug)]
+pub struct Energy {
+    /// Mean power.
+    pub watts: f64,
+    /// Energy of a run.
+    pub joules: f64,
+}
 
 /// Weights in a device's memory.
 pub struct TimedWeights<'a> {
@@ -110,11 +132,11 @@ impl<'a> TimedWeights<'a> {
             .limit(&weights(self.dtype, self.way, self.k, self.n))
     }
 
-    /// Returns the least time of a multiplication with `m` rows of activations.
+    /// Returns what a multiplication with `m` rows of activations takes.
     ///
     /// # Errors
     /// `NotIts`; the device's; text, if the result is wrong.
-    pub fn time(&self, m: usize) -> Result<Duration, Refused> {
+    pub fn time(&self, m: usize, power: Option<&PowerSource>) -> Result<Cost, Refused> {
         let act = random(2, m * self.k);
         let mut result = vec![0.0f32; m * self.n];
         let (act_bytes, result_bytes) = (size_of_val(&act[..]), size_of_val(&result[..]));
@@ -175,12 +197,31 @@ impl<'a> TimedWeights<'a> {
                 break;
             }
         }
+        let energy = power.map(|source| {
+            let many = || {
+                let (start, mut count) = (Instant::now(), 0.0);
+                while start.elapsed() < POWER_TIME {
+                    run(&mut result)?;
+                    count += 1.0;
+                }
+                Ok(start.elapsed().as_secs_f64() / count)
+            };
+            let (seconds, watts) = source.mean_while(many)?;
+            Ok::<_, ToolError>(Energy {
+                watts,
+                joules: watts * seconds,
+            })
+        });
+        let energy = energy.transpose()?;
         if let Some(work) = &work {
             let bytes = bytemuck::cast_slice_mut(&mut result);
             work.read(&operation.dst, 0, bytes)?;
         }
         self.check(&act, &result)?;
-        Ok(least)
+        Ok(Cost {
+            time: least,
+            energy,
+        })
     }
 
     /// Compares the first row of the result with the reference, because wrong results need not be

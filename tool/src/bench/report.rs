@@ -2,12 +2,12 @@
 //! simulated.
 
 use std::fmt;
-use std::time::Duration;
 
 use ggml_rust_npu::backend::{Device, Limit};
 use serde::Serialize;
 
 use super::cpu::Time;
+use super::multiply::Cost;
 use crate::ToolError;
 use crate::quantize::Format;
 use crate::text::{Column, plain, table};
@@ -67,6 +67,10 @@ pub struct BenchRow {
     pub bound: &'static str,
     /// Time of the CPU, if it was measured.
     pub cpu_microseconds: Option<f64>,
+    /// Mean power, if it was measured.
+    pub watts: Option<f64>,
+    /// Energy for each row of activations, if power was measured.
+    pub millijoules_per_row: Option<f64>,
 }
 
 /// M at which a device becomes faster than the CPU.
@@ -88,12 +92,12 @@ impl BenchRow {
         device: &dyn Device,
         format: Format,
         [m, k, n]: [usize; 3],
-        time: Duration,
+        cost: Cost,
         limit: Option<Limit>,
         cpu: Option<&Time>,
     ) -> Self {
         // The clock's resolution is less than any of these.
-        let ns = time.as_secs_f64().max(1e-9) * 1e9;
+        let ns = cost.time.as_secs_f64().max(1e-9) * 1e9;
         let ops = 2.0 * m as f64 * k as f64 * n as f64;
         let is_memory = limit.is_none_or(|limit| limit.memory_ns() >= limit.least_ns(ops));
         Self {
@@ -109,6 +113,8 @@ impl BenchRow {
             share: limit.map(|limit| limit.least_ns(ops) / ns),
             bound: if is_memory { "memory" } else { "arithmetic" },
             cpu_microseconds: cpu.map(|time| time.microseconds),
+            watts: cost.energy.map(|energy| energy.watts),
+            millijoules_per_row: cost.energy.map(|energy| energy.joules * 1e3 / m as f64),
         }
     }
 
@@ -126,6 +132,11 @@ impl BenchRow {
             or_none(self.share.map(|share| format!("{:.1} %", share * 100.0))),
             self.bound.into(),
             or_none(self.cpu_microseconds.map(|time| format!("{time:.1}"))),
+            or_none(self.watts.map(|watts| format!("{watts:.2}"))),
+            or_none(
+                self.millijoules_per_row
+                    .map(|energy| format!("{energy:.3}")),
+            ),
         ]
     }
 }
@@ -160,7 +171,7 @@ impl Crossover {
 }
 
 /// Columns of the table.
-const COLUMNS: [Column; 10] = [
+const COLUMNS: [Column; 12] = [
     Column::Text("type"),
     Column::Number("M"),
     Column::Number("K"),
@@ -171,6 +182,8 @@ const COLUMNS: [Column; 10] = [
     Column::Number("share"),
     Column::Text("bound by"),
     Column::Number("CPU us"),
+    Column::Number("W"),
+    Column::Number("mJ/row"),
 ];
 
 /// Remark on times that are not a chip's.
@@ -253,6 +266,8 @@ mod tests {
             share: Some(0.25),
             bound: "memory",
             cpu_microseconds: cpu,
+            watts: None,
+            millijoules_per_row: None,
         }
     }
 
@@ -294,9 +309,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "device,simulated,type,m,k,n,microseconds,gb_per_s,gops,share,bound,cpu_microseconds",
-                "RKNPU0,true,Q8_0,1,64,32,5.0,1.0,2.0,0.25,memory,",
-                "RKNPU0,true,Q8_0,2,64,32,5.0,1.0,2.0,0.25,memory,7.0",
+                "device,simulated,type,m,k,n,microseconds,gb_per_s,gops,share,bound,cpu_microseconds,watts,millijoules_per_row",
+                "RKNPU0,true,Q8_0,1,64,32,5.0,1.0,2.0,0.25,memory,,,",
+                "RKNPU0,true,Q8_0,2,64,32,5.0,1.0,2.0,0.25,memory,7.0,,",
             ]
         );
     }

@@ -134,7 +134,7 @@ fn times(
     for SizeArg([k, n]) in shapes {
         let points = TimedWeights::new(device, format, *k, *n).and_then(|weights| {
             rows.iter()
-                .map(|m| weights.time(*m))
+                .map(|m| weights.time(*m, None).map(|cost| cost.time))
                 .collect::<Result<Vec<_>, _>>()
         });
         match points {

@@ -145,12 +145,14 @@ pub struct Found {
 
 /// Finds the scales of a group and adds them to `transforms`.
 ///
+/// - `format_of`: the type that a reader gets; `None` for one that loses nothing
+///
 /// # Errors
 /// Text, if the imatrix does not fit the model.
 pub fn scale(
     file: &File,
     imatrix: &Imatrix,
-    format: Format,
+    format_of: &dyn Fn(&TensorInfo) -> Option<Format>,
     group: &ScaleGroup,
     transforms: &mut Transforms,
 ) -> Result<Found, ToolError> {
@@ -158,10 +160,13 @@ pub fn scale(
         .filter_map(|name| file.header().tensor(name))
         .collect();
     let mut losses = [0.0; EXPONENTS];
-    let squares = imatrix.of(&readers[0].name, readers[0].ne[0])?;
+    let squares = imatrix.of(readers[0])?;
     let candidates = group.candidates(squares);
     for reader in &readers {
-        let squares = imatrix.of(&reader.name, reader.ne[0])?;
+        let Some(format) = format_of(reader) else {
+            continue;
+        };
+        let squares = imatrix.of(reader)?;
         let more = losses_of(file, reader, squares, &candidates, format);
         losses
             .iter_mut()

@@ -39,23 +39,27 @@ impl Imatrix {
             let counts = file.header().tensor(&format!("{name}{COUNTS}"));
             let counts =
                 counts.ok_or_else(|| format!("{}: {name} has no counts", path.display()))?;
-            // Statistics of experts are not used: models that have them are refused.
-            if tensor.rows() == 1 {
-                let [count] = values(&file, counts)?[..] else {
-                    return Err(
-                        format!("{}: {} is no single number", path.display(), counts.name).into(),
-                    );
-                };
-                let mut means = values(&file, tensor)?;
-                let usable = |mean: &f32| mean.is_finite() && *mean >= 0.0;
-                means.iter_mut().for_each(|sum| *sum /= count);
-                if !means.iter().all(usable) {
-                    return Err(
-                        format!("{}: {name} has no usable statistics", path.display()).into(),
-                    );
-                }
-                found.insert(name.to_owned(), means);
+            let counts = values(&file, counts)?;
+            if counts.len() != tensor.rows() {
+                let (have, want) = (counts.len(), tensor.rows());
+                let path = path.display();
+                return Err(format!("{path}: {name} has {have} counts for {want} matrices").into());
             }
+            let mut means = values(&file, tensor)?;
+            let experts = means.chunks_exact_mut(tensor.ne[0].max(1)).zip(&counts);
+            for (means, count) in experts {
+                if counts.len() > 1 && *count == 0.0 {
+                    // The text never reached this expert: as llama-quantize, all inputs count the same.
+                    means.fill(1.0);
+                } else {
+                    means.iter_mut().for_each(|sum| *sum /= count);
+                }
+            }
+            let usable = |mean: &f32| mean.is_finite() && *mean >= 0.0;
+            if !means.iter().all(usable) {
+                return Err(format!("{}: {name} has no usable statistics", path.display()).into());
+            }
+            found.insert(name.to_owned(), means);
         }
         if found.is_empty() {
             return Err(format!("{}: no statistics of any weight", path.display()).into());
@@ -63,16 +67,17 @@ impl Imatrix {
         Ok(Self(found))
     }
 
-    /// Returns the mean square of each of the `k` inputs of a weight.
+    /// Returns the mean square of each input of a weight, expert by expert.
     ///
     /// # Errors
     /// Text, if the weight is not in the file, or with another number of inputs.
-    pub fn of(&self, weight: &str, k: usize) -> Result<&[f32], ToolError> {
-        let means = (self.0.get(weight))
-            .ok_or_else(|| format!("the imatrix says nothing of {weight}: is it of this model?"))?;
-        if means.len() != k {
-            let have = means.len();
-            return Err(format!("{weight} has {k} inputs, and {have} in the imatrix").into());
+    pub fn of(&self, weight: &TensorInfo) -> Result<&[f32], ToolError> {
+        let (name, [k, _, s2, s3]) = (&weight.name, weight.ne);
+        let means = (self.0.get(name))
+            .ok_or_else(|| format!("the imatrix says nothing of {name}: is it of this model?"))?;
+        if means.len() != k * s2 * s3 {
+            let (have, want) = (means.len(), k * s2 * s3);
+            return Err(format!("{name} has {want} inputs, and {have} in the imatrix").into());
         }
         Ok(means)
     }

@@ -156,7 +156,7 @@ fn panel(
         rows.read(number, row);
         weigh(
             row,
-            job.importance.as_deref(),
+            job.importance_of(number),
             &mut weights[column * k..][..k],
         );
     }

@@ -113,6 +113,12 @@ pub fn dequantize(dtype: GgmlType, bytes: &[u8]) -> Vec<f32> {
             let words = bytes.as_chunks::<4>().0.iter();
             return words.map(|word| f32::from_le_bytes(*word)).collect();
         }
+        GgmlType::F16 => {
+            let halves = bytes.as_chunks::<2>().0.iter();
+            return halves
+                .map(|half| f16::from_le_bytes(*half).to_f32())
+                .collect();
+        }
         GgmlType::Q4_0 => Some(even),
         GgmlType::IQ4_NL => Some(uneven),
         GgmlType::Q8_0 => None,

@@ -11,7 +11,9 @@ use self::common::run;
 #[path = "../common/mod.rs"]
 mod common;
 mod decoder;
+mod experts;
 mod lpbq;
+mod recipe;
 mod refused;
 mod rotate;
 mod scale;

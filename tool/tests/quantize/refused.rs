@@ -42,19 +42,6 @@ fn what_cannot_be_done_is_refused_by_name() {
     other.number("llama.attention.value_length", 16);
     refused(&other, &["attn_v", "heads"]);
 
-    let mut experts = model("llama");
-    experts.random("blk.0.ffn_up_exps.weight", &[EMBED, FFN, 2], 0.0);
-    let path = folder.join("experts.gguf");
-    experts.write(&path);
-    let with_statistics = ["--type", "q4_0", "--imatrix", statistics.to_str().unwrap()];
-    fails(
-        &path,
-        &to,
-        &with_statistics,
-        1,
-        &["ffn_up_exps", "experts", "--imatrix"],
-    );
-
     let model_path = from.to_str().unwrap();
     fails(&from, &from, &["--type", "q4_0"], 1, &["overwrite"]);
     fails(

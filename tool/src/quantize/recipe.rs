@@ -1,0 +1,123 @@
+//! The type that each tensor of the output gets.
+
+use std::str::FromStr;
+
+use clap::ValueEnum as _;
+use ggml_rust_npu::gguf::{Header, TensorInfo};
+use regex_lite::Regex;
+
+use super::block::{BLOCK, Format};
+use crate::ToolError;
+use crate::text::say;
+
+/// A type for the weights whose names match a pattern.
+#[derive(Clone, Debug)]
+pub struct TypeRule {
+    /// As it was written: `PATTERN=TYPE`.
+    pub text: String,
+    pattern: Regex,
+    format: Format,
+}
+
+impl FromStr for TypeRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((pattern, name)) = text
+            .rsplit_once('=')
+            .filter(|(pattern, _)| !pattern.is_empty())
+        else {
+            return Err("not PATTERN=TYPE, such as ffn_down=q8_0".to_owned());
+        };
+        let format = Format::from_str(name, true).map_err(|_| {
+            let names = Format::value_variants()
+                .iter()
+                .filter_map(|format| format.to_possible_value());
+            let names: Vec<String> = names.map(|name| name.get_name().to_owned()).collect();
+            format!("{name:?} is none of the types {}", names.join(", "))
+        })?;
+        let pattern = Regex::new(pattern)
+            .map_err(|error| format!("{pattern:?} is no regular expression: {error}"))?;
+        Ok(Self {
+            text: text.to_owned(),
+            pattern,
+            format,
+        })
+    }
+}
+
+/// The types of a model's weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe<'a> {
+    /// The type of weights in the blocks of the model.
+    pub blocks: Format,
+    /// The type of the token embeddings and of the output head.
+    pub embeddings: Option<Format>,
+    /// The first rule that matches a weight decides.
+    pub rules: &'a [TypeRule],
+}
+
+impl Recipe<'_> {
+    /// Checks that each rule decides the type of a weight.
+    ///
+    /// # Errors
+    /// Text that names the rule.
+    pub fn check(&self, header: &Header) -> Result<(), ToolError> {
+        let weights = || header.tensors.iter().filter(|tensor| is_weight(tensor));
+        for (index, rule) in self.rules.iter().enumerate() {
+            if !weights().any(|tensor| self.rule_of(&tensor.name) == Some(index)) {
+                let reason = match weights().find(|tensor| rule.pattern.is_match(&tensor.name)) {
+                    Some(tensor) => format!("an earlier rule decides {}", tensor.name),
+                    None => "no weight of the model has such a name".to_owned(),
+                };
+                return Err(format!("--tensor-type {}: {reason}", rule.text).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the type that a tensor gets; `None` for one that is kept, which a line says of weights.
+    pub fn format_of(&self, name: &str, tensor: &TensorInfo) -> Option<Format> {
+        let format = self.wanted(name, tensor)?;
+        let fits = tensor.ne[0].is_multiple_of(BLOCK) || !format.dtype().is_quantized();
+        if !fits {
+            let k = tensor.ne[0];
+            say(format_args!(
+                "{name} stays as it is: its rows of {k} are not whole blocks of {BLOCK}"
+            ));
+        }
+        fits.then_some(format)
+    }
+
+    /// Returns the type that is meant for a tensor; `None` for one that no part of the recipe names.
+    pub fn wanted(&self, name: &str, tensor: &TensorInfo) -> Option<Format> {
+        if !is_weight(tensor) {
+            return None;
+        }
+        if let Some(rule) = self.rule_of(name) {
+            return Some(self.rules[rule].format);
+        }
+        match name {
+            "token_embd.weight" | "output.weight" => {
+                Some(self.embeddings.unwrap_or(match self.blocks {
+                    Format::F32 | Format::F16 => self.blocks,
+                    _ => Format::Q8_0,
+                }))
+            }
+            // Routers of experts choose; a wrong choice costs more than the bytes.
+            name if name.starts_with("blk.") && !name.contains("ffn_gate_inp") => Some(self.blocks),
+            _ => None,
+        }
+    }
+
+    fn rule_of(&self, name: &str) -> Option<usize> {
+        self.rules
+            .iter()
+            .position(|rule| rule.pattern.is_match(name))
+    }
+}
+
+/// Returns `true` if a tensor is a matrix of weights, or an embedding.
+pub fn is_weight(tensor: &TensorInfo) -> bool {
+    tensor.name.ends_with(".weight") && tensor.dims >= 2 && tensor.rows() > 1
+}
