@@ -26,6 +26,8 @@ RUST_TARGET = "aarch64-unknown-linux-gnu"
 # Debian's cross compiler keeps the libraries of the target here.
 SYSROOT = Path("/usr/aarch64-linux-gnu")
 
+LINKER = "aarch64-linux-gnu-gcc"
+
 TEST_CPU = "cortex-a53"
 COUNT_CPU = "cortex-a76"
 
@@ -51,7 +53,7 @@ def qemu():
 def missing_packages():
     """Debian packages of the tools that are not there."""
     return [package for package, there in {
-        "gcc-aarch64-linux-gnu": shutil.which("aarch64-linux-gnu-gcc"),
+        "gcc-aarch64-linux-gnu": shutil.which(LINKER),
         "libc6-dev-arm64-cross": (SYSROOT / "lib" / "libc.so.6").exists(),
         "qemu-user": qemu(),
     }.items() if not there]
@@ -102,7 +104,7 @@ def emulator(cpu):
 
 def cargo_env():
     name = "CARGO_TARGET_" + RUST_TARGET.upper().replace("-", "_")
-    return cpu_env(**{f"{name}_LINKER": "aarch64-linux-gnu-gcc", f"{name}_RUNNER": " ".join(emulator(TEST_CPU))})
+    return cpu_env(**{f"{name}_LINKER": LINKER, f"{name}_RUNNER": " ".join(emulator(TEST_CPU))})
 
 
 def run():
@@ -140,17 +142,24 @@ def run_tests(package, selection):
     return passed, failed
 
 
-def archive(**settings):
-    """Builds the static library with cargo's `settings`; a C compiler or linker for the target would be an error."""
+def archive():
+    """Builds the static library as the tests have it; a C compiler or linker for the target would be an error."""
     try:
         need_rust_target()
     except Missing as missing:
         return str(missing)
-    none = shutil.which("false")
-    name = RUST_TARGET.replace("-", "_")
-    env = cpu_env(**{f"CARGO_TARGET_{name.upper()}_LINKER": none, f"CC_{name}": none}, **settings)
-    run_logged(["cargo", "rustc", "--locked", "--release", "--lib", "--crate-type", "staticlib", "--package",
-                "ggml-rust-npu", "--target", RUST_TARGET], LOGS / "aarch64-archive.log", env, ROOT)
+    # In place of the linker, and not as another one: for that cargo would compile everything again.
+    none = TARGET / "no-linker" / LINKER
+    none.parent.mkdir(parents=True, exist_ok=True)
+    none.unlink(missing_ok=True)
+    none.symlink_to(shutil.which("false"))
+    env = cargo_env()
+    env["PATH"] = os.pathsep.join([str(none.parent), env["PATH"]])
+    run_logged(["cargo", "build", "--locked", *TOOL_PACKAGES, "--lib", "--target", RUST_TARGET],
+               LOGS / "aarch64-archive.log", env, ROOT)
+    archive = TARGET / RUST_TARGET / "debug" / "libggml_rust_npu.a"
+    if not archive.is_file():
+        raise Problem(f"cargo built no {archive.relative_to(ROOT)}")
     return None
 
 
