@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 // Sources of a node that are passed on.
-#define NPU_MAX_SRC 5
+#define NPU_MAX_SRC 7
 
 // 32-bit words of op parameters.
 #define NPU_OP_PARAMS 16

@@ -55,8 +55,8 @@ pub struct Tensor<'a> {
     pub dequantize: Option<&'a dyn Dequantize>,
 }
 
-/// Most operands of an operation: attention has queries, keys, values, a mask and sinks.
-pub const MAX_SOURCES: usize = 5;
+/// Most operands of an operation: SSM_SCAN has states, inputs, steps, decays, two projections and numbers.
+pub const MAX_SOURCES: usize = 7;
 /// 32-bit words of parameters.
 pub const PARAMS: usize = 16;
 

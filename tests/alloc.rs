@@ -101,7 +101,7 @@ impl Step {
             out: RegionMut::from(&mut self.result[..]),
             feeds_next: false,
             dst: None,
-            src: [Some(&self.buffer as &dyn Buffer), None, None, None, None],
+            src: std::array::from_fn(|i| (i == 0).then_some(&self.buffer as &dyn Buffer)),
         };
         device.compute(&mut node, graph).unwrap();
     }

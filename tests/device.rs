@@ -149,7 +149,7 @@ fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
             out,
             feeds_next: false,
             dst: None,
-            src: [None; 5],
+            src: [None; ggml_rust_npu::graph::MAX_SOURCES],
         };
         device.compute(&mut node, graph).unwrap();
         let want = reference::mul_mat(&x, &w.values, k);

@@ -256,7 +256,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
                 } else {
                     let dtype = u32::from(count / 4) % seed::TYPES;
                     let index = usize::from(weight) % wire::OPERATIONS.len();
-                    Command::new(0, &seed::operation(index, dtype))
+                    seed::command(index, dtype)
                 };
                 for _ in 0..count % 4 {
                     let [at] = take(&mut data);

@@ -44,6 +44,7 @@ mod platform;
 mod region;
 mod ring;
 mod tensor_op;
+mod wide_op;
 mod work;
 
 use core::ops::DerefMut;
@@ -69,6 +70,7 @@ use matmul::MAX_CHOICES;
 pub use platform::Platform;
 use ring::{Corrupt, Ring};
 pub use tensor_op::accepts;
+pub use wide_op::accepts_wide;
 use work::{Submission, Work};
 
 /// Time that the loop waits for a free completion slot, microseconds. No host thread is off its core

@@ -41,6 +41,7 @@
 mod call;
 mod operation;
 mod tensor_op;
+mod wide;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -48,11 +49,12 @@ pub use call::*;
 pub(crate) use operation::operations;
 pub use operation::*;
 pub use tensor_op::*;
+pub use wide::*;
 
 /// First word of the header: the characters `NPU1`.
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;
@@ -164,6 +166,8 @@ pub const OP_TENSOR: u32 = 5;
 pub const OP_ATTENTION: u32 = 6;
 /// [`Command::op`]: a [`List`] body.
 pub const OP_LIST: u32 = 7;
+/// [`Command::op`]: a [`WideOp`] body.
+pub const OP_WIDE: u32 = 8;
 
 /// Maximum size of a body, bytes.
 pub const BODY_BYTES: usize = 496;
@@ -356,7 +360,7 @@ macro_rules! bodies {
 }
 bodies! {
     Nop = OP_NOP, Map = OP_MAP, Unmap = OP_UNMAP, MatMul = OP_MUL_MAT, MatMulId = OP_MUL_MAT_ID, TensorOp = OP_TENSOR,
-    Attention = OP_ATTENTION, List = OP_LIST
+    Attention = OP_ATTENTION, List = OP_LIST, WideOp = OP_WIDE
 }
 
 /// [`Completion::status`]: all commands were executed.

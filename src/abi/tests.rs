@@ -40,13 +40,10 @@ fn packed_memory_is_not_taken_for_the_host_s() {
     }
     // SAFETY: all that the node points to is there until the end.
     let node = unsafe { with_memory(&node) }.unwrap();
-    let [Some(first), Some(second), None, None, None] = node.operation.src else {
+    let [Some(first), Some(second), None, ..] = node.operation.src else {
         panic!("two operands")
     };
     assert!(first.memory.is_none() && second.memory.is_some());
     assert_eq!((first.packed_offset, second.packed_offset), (128, 256));
-    assert!(
-        node.dst.is_some()
-            && node.src.map(|home| home.is_some()) == [true, true, false, false, false]
-    );
+    assert!(node.dst.is_some() && node.src.map(|home| home.is_some())[..3] == [true, true, false]);
 }

@@ -7,7 +7,7 @@ use crate::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Sources, Ten
 use crate::tensor::{DType, Dequantize, Format, Shape};
 
 /// Sources of a node that are passed on.
-pub const NPU_MAX_SRC: usize = 5;
+pub const NPU_MAX_SRC: usize = 7;
 const _: () = assert!(NPU_MAX_SRC == MAX_SOURCES);
 /// 32-bit words of op parameters.
 pub const NPU_OP_PARAMS: usize = 16;

@@ -22,6 +22,8 @@ pub enum Command {
     MulMatId(Box<wire::MatMulId>, WeightLayout),
     /// For everything else.
     Tensor(Box<wire::TensorOp>),
+    /// For operations with more sources.
+    Wide(Box<wire::WideOp>),
     /// For [`Op::FlashAttnExt`].
     Attention(Box<wire::Attention>),
 }
@@ -32,7 +34,7 @@ impl Command {
     pub fn weights(&self) -> Option<&WeightLayout> {
         match self {
             Self::MulMat(_, weights) | Self::MulMatId(_, weights) => Some(weights),
-            Self::Tensor(_) | Self::Attention(_) => None,
+            Self::Tensor(_) | Self::Wide(_) | Self::Attention(_) => None,
         }
     }
 
@@ -41,7 +43,7 @@ impl Command {
         let (body, weights) = match self {
             Self::MulMat(body, weights) => (&mut body.weights, weights),
             Self::MulMatId(body, weights) => (&mut body.weights, weights),
-            Self::Tensor(_) | Self::Attention(_) => return,
+            Self::Tensor(_) | Self::Wide(_) | Self::Attention(_) => return,
         };
         (*body, *weights) = (weights_of(&layout), layout);
     }
@@ -108,6 +110,13 @@ pub fn command(vtcm_bytes: usize, operation: &Operation, packed: bool) -> Result
         (Op::MulMatId, _) => Err("an operand is missing"),
         (Op::FlashAttnExt, _) => {
             operation::attention(operation).map(|body| Command::Attention(Box::new(body)))
+        }
+        (op, _)
+            if op
+                .kernel()
+                .is_some_and(|(_, reads)| reads.end > wire::SOURCES) =>
+        {
+            operation::wide(operation).map(|body| Command::Wide(Box::new(body)))
         }
         _ => operation::command(operation).map(|body| Command::Tensor(Box::new(body))),
     }

@@ -40,7 +40,7 @@ impl Outcome {
 }
 
 /// All families, in the order of their tests.
-pub const FAMILIES: [Family; 8] = [
+pub const FAMILIES: [Family; 9] = [
     Family {
         name: "products",
         test: product::test,
@@ -72,6 +72,10 @@ pub const FAMILIES: [Family; 8] = [
     Family {
         name: "attention",
         test: family::attention,
+    },
+    Family {
+        name: "recurrences",
+        test: family::recurrences,
     },
 ];
 

@@ -5,8 +5,9 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytemuck::Zeroable;
 use hexagon_ops::serve;
-use hexagon_ops::wire::{self, Command as Wire, TensorOp};
+use hexagon_ops::wire::{self, Command as Wire, TensorOp, WIDE_SOURCES};
 
 use self::submission::{Step, Submission, span};
 use super::device::Failed;
@@ -183,6 +184,21 @@ impl Graphs {
                 let buffers = named(&body);
                 self.current.push(step, Wire::new(0, &body), &buffers);
                 self.last = node.feeds_next.then_some(Last::Tensor(body));
+            }
+            Command::Wide(body) => {
+                let mut body = **body;
+                let mut tensors = [wire::Tensor::zeroed(); 1 + WIDE_SOURCES];
+                let narrow = [body.dst].into_iter().chain(body.src);
+                for (tensor, narrow) in tensors.iter_mut().zip(narrow) {
+                    *tensor = narrow.widen();
+                }
+                let buffers = self.operands(tensors.each_mut(), operation, dst, src)?;
+                let narrow = [&mut body.dst].into_iter().chain(&mut body.src);
+                for (narrow, tensor) in narrow.zip(tensors) {
+                    (narrow.buffer, narrow.offset) = (tensor.buffer, tensor.offset);
+                }
+                accepted(serve::accepts_wide(&body))?;
+                self.current.push(step, Wire::new(0, &body), &buffers);
             }
             Command::Attention(body) => {
                 let mut body = **body;

@@ -1,8 +1,10 @@
 //! The oracle: slow, obvious, in `f64`. Kernels, stand-ins and self-tests are compared with it; it
 //! knows no layout.
 
+mod recurrence;
 mod rows;
 
+pub use recurrence::{Recurrence, gated_delta, gated_linear};
 pub use rows::{Heads, attention, gelu, l2_norm, norm, rope, silu, soft_max};
 
 /// Returns `dst[m][n] = sum over k of act[m][k] * w[n][k]`.

@@ -272,7 +272,7 @@ fn compute(
         out: RegionMut::from(&mut result[..]),
         feeds_next: false,
         dst: None,
-        src: [buffer, None, None, None, None],
+        src: [buffer, None, None, None, None, None, None],
     };
     device.compute(&mut node, graph).map(|()| result)
 }

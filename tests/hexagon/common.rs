@@ -313,7 +313,9 @@ impl Work {
             src: sources(&[src0, self.act, self.ids]),
         };
         let work = Some(&self.buffer);
-        node(operation, work, [Some(home), work, work, None, None])
+        let mut src = [None; MAX_SOURCES];
+        src[..3].copy_from_slice(&[Some(home), work, work]);
+        node(operation, work, src)
     }
 
     pub fn result(&self) -> Vec<f32> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ggml_rust_npu::backend::{Buffer, Content, Node, Stream};
-use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference::{mul_mat, nmse};
 use ggml_rust_npu::tensor::{DType, Format};
@@ -100,9 +100,11 @@ impl Layer {
         } else {
             memory
         };
+        let mut src = [memory; MAX_SOURCES];
+        src[0] = first;
         Node {
             feeds_next: self.fuses && matches!(op, Op::RmsNorm | Op::MulMat),
-            ..node(operation, memory, [first, memory, memory, memory, memory])
+            ..node(operation, memory, src)
         }
     }
 

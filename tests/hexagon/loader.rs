@@ -97,6 +97,23 @@ fn rope(n_head: usize) -> Question {
     Question::new(Op::Rope, 2, &[plain(F, ne), positions, factors], ne)
 }
 
+/// Decays of 128 heads with states of 16 columns.
+fn scan(columns: usize, rows: usize) -> Question {
+    let src = [
+        plain(F, [16, rows, 128, 3]),
+        plain(F, [rows, 128, 512, 3]),
+        plain(F, [128, 512, 3, 1]),
+        plain(F, [columns, 128, 1, 1]),
+        plain(F, [16, 1, 512, 3]),
+        plain(F, [16, 1, 512, 3]),
+        plain(I, [3, 1, 1, 1]),
+    ];
+    let elems = rows * 128 * 512 * 3 + 16 * rows * 128 * 3;
+    let mut question = Question::new(Op::SsmScan, 3, &src, [elems, 1, 1, 1]);
+    question.params[0] = 1;
+    question
+}
+
 #[test]
 fn a_weight_lands_where_its_operation_runs() {
     let device = device();
@@ -119,6 +136,16 @@ fn a_weight_lands_where_its_operation_runs() {
     window.dst = plain(DType::F16, window.dst.shape.ne);
     let mut scale = Question::new(Op::Scale, 0, &[plain(F, bias)], bias);
     scale.params[0] = 1.0_f32.to_bits().cast_signed();
+    // Sizes that the loader makes up: 123 of all, whatever the weight has.
+    let all = plain(F, [123, 123, 123, 1]);
+    let first = plain(F, [64, 32, 1, 1]);
+    let states = plain(F, [123, 123, 123, 123]);
+    let wkv6 = Question::new(
+        Op::RwkvWkv6,
+        3,
+        &[all, all, all, first, all, states],
+        [123 * 123, 123 + 123 * 123, 1, 1],
+    );
     let conv = [plain(F, [515, 256, 3, 1]), plain(F, [4, 256, 1, 1])];
     for (what, question, lands) in [
         ("weights", mul_mat(q8_0([256, 384, 1, 1])), Lands::Packed),
@@ -172,6 +199,9 @@ fn a_weight_lands_where_its_operation_runs() {
             Question::new(Op::SsmConv, 1, &conv, [256, 512, 3, 1]),
             Lands::Shared,
         ),
+        ("decays, one for a head", scan(1, 64), Lands::Shared),
+        ("decays of each state", scan(16, 1), Lands::Shared),
+        ("a first token's factor", wkv6, Lands::Shared),
         ("a convolution", window, Lands::Shared),
         ("sinks", scale, Lands::Shared),
     ] {

@@ -16,5 +16,6 @@ mod groups;
 mod loader;
 mod pack;
 mod product;
+mod recurrence;
 mod selftest;
 mod space;

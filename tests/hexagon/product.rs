@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ggml_rust_npu::backend::{Buffer, Device, Stream};
 use ggml_rust_npu::config::Repack;
-use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, sources};
+use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, sources};
 use ggml_rust_npu::hexagon::device::Serving;
 use ggml_rust_npu::hexagon::{HexBuffer, HexStream, Options};
 use ggml_rust_npu::reference;
@@ -303,7 +303,8 @@ fn what_else_uses_a_packed_tensor_finds_it_unpacked() {
                 dst: copy,
                 src: sources(&[src0]),
             };
-            let src = [Some(&home), None, None, None, None];
+            let mut src = [None; MAX_SOURCES];
+            src[0] = Some(&home);
             let copying = node(copying, Some(&copies), src);
             let mut nodes = [work.node(Op::MulMat, src0, &home), copying];
             stream.submit(7, &mut nodes).unwrap();

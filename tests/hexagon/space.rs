@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::error::Error;
-use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Role, Tensor, sources};
+use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::{DType, Format};
@@ -272,7 +272,7 @@ fn a_cache_in_a_buffer_that_packs_is_written_and_read_by_operations() {
         .unwrap();
     let stream = HexStream::new(Arc::clone(&device));
     let mut nodes =
-        [write, read].map(|operation| node(operation, Some(&buffer), [Some(&buffer); 5]));
+        [write, read].map(|operation| node(operation, Some(&buffer), [Some(&buffer); MAX_SOURCES]));
     stream.submit(0, &mut nodes).unwrap();
     let mut have = vec![0.0f32; 64 * 32];
     buffer

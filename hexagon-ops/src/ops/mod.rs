@@ -14,8 +14,9 @@ pub mod matmul;
 pub mod place;
 pub mod plain_matmul;
 pub mod pool;
+pub mod recurrence;
 pub mod rows;
 mod run;
 pub mod tensor;
 
-pub use run::{Op, run};
+pub use run::{Op, run, run_wide};

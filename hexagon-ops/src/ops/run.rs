@@ -4,11 +4,14 @@ use super::elementwise::{Binary, Glu, Unary};
 use super::im2col::{Im2col, im2col};
 use super::place::{Band, Pad};
 use super::pool::{Pooling, pool};
+use super::recurrence::{Recurrence, recurrence};
 use super::rows::{Norm, Order, Rope, SoftMax};
 use super::tensor::{Source, ViewMut};
 use super::{copy, elementwise, place, plain_matmul, rows};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::layout::Tile;
 use crate::rt::Engine;
+use crate::wire::WIDE_SOURCES;
 
 /// An operation on tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +64,20 @@ pub enum Op {
     AddId,
     /// The product of two matrices in ggml's layouts.
     PlainMatMul,
+    /// A recurrence over tokens, which only [`run_wide`] computes.
+    Recurrence(Recurrence),
+}
+
+impl Op {
+    /// Returns `true` if parts of the result may stay as they are: states that are older than the
+    /// first token.
+    #[must_use]
+    pub fn may_skip_parts(&self) -> bool {
+        match self {
+            Self::Recurrence(Recurrence::SsmScan(kept) | Recurrence::GatedDelta(kept)) => *kept > 1,
+            _ => false,
+        }
+    }
 }
 
 /// Computes `dst = op(src)` on the engine's threads.
@@ -94,5 +111,23 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Im2col(params) => im2col(engine, params, dst, &src[0]),
         Op::PlainMatMul => plain_matmul::mul_mat(engine, dst, [&src[0], &src[1]]),
         Op::AddId => elementwise::add_id(engine, dst, src),
+        Op::Recurrence(_) => Err(Error::Operand),
+    }
+}
+
+/// Computes `dst = op(src)` for an operation with more sources, on the engine's threads and in VTCM.
+///
+/// # Errors
+/// As [`run`]; `VtcmFull` if the VTCM is too small.
+pub fn run_wide(
+    engine: &Engine,
+    vtcm: &mut [Tile],
+    op: &Op,
+    dst: ViewMut<'_>,
+    src: &[Source<'_>; WIDE_SOURCES],
+) -> Result<()> {
+    match *op {
+        Op::Recurrence(kind) => recurrence(engine, vtcm, kind, dst, src),
+        _ => Err(Error::Operand),
     }
 }

@@ -268,6 +268,15 @@ impl<'a> ViewMut<'a> {
         })
     }
 
+    /// Returns all elements in ggml's order, if they are f32 without gaps.
+    #[must_use]
+    pub fn into_floats(self) -> Option<&'a mut [f32]> {
+        if self.shape.dtype != Type::F32 || !self.shape.is_gapless() {
+            return None;
+        }
+        bytemuck::try_cast_slice_mut(self.bytes).ok()
+    }
+
     /// Returns the number of rows of this part.
     #[must_use]
     pub fn len(&self) -> usize {

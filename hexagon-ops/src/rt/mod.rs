@@ -15,6 +15,10 @@
 mod arena;
 pub use arena::Arena;
 
+#[expect(unsafe_code, reason = "tasks write parts of the same rows")]
+mod columns;
+pub use columns::Columns;
+
 #[cfg_attr(
     target_arch = "hexagon",
     expect(unsafe_code, reason = "cache operations are instructions")

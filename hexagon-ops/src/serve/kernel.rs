@@ -6,8 +6,9 @@ use crate::ops::elementwise::{Binary, Glu, Unary};
 use crate::ops::im2col::{Im2col, Image};
 use crate::ops::place::{Band, Pad};
 use crate::ops::pool::Pooling;
+use crate::ops::recurrence::Recurrence;
 use crate::ops::rows::{Norm, Order, Rope, RopePairs, SectionOrder, Sections, SoftMax};
-use crate::wire::{self, TensorOp, operations};
+use crate::wire::{self, operations};
 
 /// ggml's parameters of an operation.
 #[derive(Clone, Copy)]
@@ -47,9 +48,9 @@ macro_rules! declare {
         ///
         /// # Errors
         /// `KERNEL_NUMBER` if no kernel has the number; `OPERAND` if a parameter has a value that the kernel does not know.
-        pub(super) fn decode(body: &TensorOp) -> Result<Op, Failure> {
-            let $p = Params(&body.params);
-            Ok(match body.kernel {
+        pub(super) fn decode(kernel: u32, params: &[u32; 16]) -> Result<Op, Failure> {
+            let $p = Params(params);
+            Ok(match kernel {
                 $(wire::$kernel => $decoded,)*
                 _ => return Err(Failure::bad(KERNEL_NUMBER)),
             })

@@ -108,7 +108,7 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
 /// The failure with which the DSP would answer the command.
 pub fn accepts(body: &wire::TensorOp) -> Result<(), Failure> {
     let operand = Failure::bad(OPERAND);
-    let op = decode(body)?;
+    let op = decode(body.kernel, &body.params)?;
     let mut dst = shape_of(&body.dst)?.ok_or(operand)?;
     let mut src = [None; SOURCES];
     for (src, tensor) in src.iter_mut().zip(&body.src) {
@@ -276,7 +276,7 @@ pub(super) fn tensor_op(
     if body.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
-    let op = decode(body)?;
+    let op = decode(body.kernel, &body.params)?;
     if body.dst.dtype == wire::TYPE_NONE {
         return Err(Failure::bad(OPERAND));
     }

@@ -3,19 +3,19 @@
 
 use super::detail::{FAULT_DMA, FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
 use super::ring::Ring;
-use super::{COLLECT_US, Platform, State, Stop, attention, matmul, tensor_op};
+use super::{COLLECT_US, Platform, State, Stop, attention, matmul, tensor_op, wide_op};
 use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::ops::matmul::Machine;
 use crate::rt::Engine;
 use crate::wire::{
     Attention, Body, Command, Completion, FENCE, List, Map, MatMul, MatMulId, Nop, OP_ATTENTION,
-    OP_LIST, OP_MAP, OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, STATUS_OK, TensorOp,
-    Unmap,
+    OP_LIST, OP_MAP, OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, OP_WIDE, STATUS_OK,
+    TensorOp, Unmap, WideOp,
 };
 
 /// Operations that a list may hold.
-const COMPUTE: [u32; 4] = [OP_MUL_MAT, OP_MUL_MAT_ID, OP_TENSOR, OP_ATTENTION];
+const COMPUTE: [u32; 5] = [OP_MUL_MAT, OP_MUL_MAT_ID, OP_TENSOR, OP_ATTENTION, OP_WIDE];
 
 /// The current submission.
 #[derive(Clone, Copy, Debug)]
@@ -219,6 +219,11 @@ impl<P: Platform> Work<'_, P> {
                 let (state, platform, machine) = self.parts();
                 let State { memory, table, .. } = state;
                 attention::attention(&body, memory, table, platform, machine)
+            }
+            OP_WIDE => {
+                let body: WideOp = body(command)?;
+                let (state, platform, machine) = self.parts();
+                wide_op::wide_op(&body, &mut state.memory, platform, machine)
             }
             _ => Err(Failure::bad(OPERATION)),
         }

@@ -197,6 +197,21 @@ macro_rules! operations {
             KERNEL_POOL_1D = 69, 0..1 of [Pool1d "POOL_1D"] => Op::Pool(pool_1d(p)?);
             /// largest element (i0 = 0) or mean (1) of windows of src0's planes
             KERNEL_POOL_2D = 70, 0..1 of [Pool2d "POOL_2D"] => Op::Pool(pool_2d(p)?);
+
+            // Recurrences over tokens, which have more sources than an OP_TENSOR: the table is in `wide`.
+
+            /// a selective state space, then i0 states
+            KERNEL_SSM_SCAN = 72, 0..7 of [SsmScan "SSM_SCAN"] => Op::Recurrence(Recurrence::SsmScan(p.size(0)?));
+            /// a gated delta rule, then i0 states
+            KERNEL_GATED_DELTA_NET = 73, 0..6 of [GatedDeltaNet "GATED_DELTA_NET"]
+                => Op::Recurrence(Recurrence::GatedDelta(p.size(0)?));
+            /// gated linear attention with queries times f0, then the state
+            KERNEL_GATED_LINEAR_ATTN = 74, 0..5 of [GatedLinearAttn "GATED_LINEAR_ATTN"]
+                => Op::Recurrence(Recurrence::GatedLinear(p.float(0)));
+            /// the recurrence of RWKV 6, then the state
+            KERNEL_RWKV_WKV6 = 75, 0..6 of [RwkvWkv6 "RWKV_WKV6"] => Op::Recurrence(Recurrence::Wkv6);
+            /// the recurrence of RWKV 7, then the state
+            KERNEL_RWKV_WKV7 = 76, 0..7 of [RwkvWkv7 "RWKV_WKV7"] => Op::Recurrence(Recurrence::Wkv7);
         }
     };
 }

@@ -18,6 +18,7 @@ mod place;
 mod plain_matmul;
 mod pool;
 mod random;
+mod recurrence;
 mod refusal;
 mod ring;
 mod rows;

@@ -197,7 +197,7 @@ fn wrong_commands_and_maps_are_refused() {
     let bad = STATUS_BAD_COMMAND;
     check(
         Command {
-            op: wire::OP_LIST + 1,
+            op: wire::OP_WIDE + 1,
             ..nop
         },
         bad,

@@ -133,6 +133,74 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
     }
 }
 
+/// Returns a command of row `index` of [`OPERATIONS`]; `dtype` as for [`operation`].
+pub fn command(index: usize, dtype: u32) -> Command {
+    if OPERATIONS[index].sources.end > SOURCES {
+        Command::new(0, &wide(OPERATIONS[index].kernel, dtype))
+    } else {
+        Command::new(0, &operation(index, dtype))
+    }
+}
+
+/// Returns an operation with more sources: two sequences of three tokens, 4 heads of 8 rows.
+fn wide(kernel: u32, dtype: u32) -> WideOp {
+    const S: u32 = 8;
+    let heads = [S, 4, 3, 2];
+    let all = [S, 4, 6, 1];
+    let states = [S * S * 4, 2, 1, 1];
+    let (elems, src): (u32, &[[u32; 4]]) = match kernel {
+        KERNEL_SSM_SCAN => (
+            4 * S * 6 + 4 * S * 5 * 2,
+            &[
+                [5, S, 4, 3],
+                heads,
+                [4, 3, 2, 1],
+                [5, 4, 1, 1],
+                [5, 2, 3, 2],
+                [5, 2, 3, 2],
+                [2, 1, 1, 1],
+            ],
+        ),
+        KERNEL_GATED_DELTA_NET => (
+            4 * S * 6 + 4 * S * S * 4,
+            &[
+                [S, 2, 3, 2],
+                [S, 2, 3, 1],
+                heads,
+                [1, 4, 3, 2],
+                [1, 4, 3, 2],
+                [S, S, 4, 2],
+            ],
+        ),
+        KERNEL_GATED_LINEAR_ATTN => (704, &[all, all, all, all, states]),
+        KERNEL_RWKV_WKV6 => (704, &[all, all, all, [S, 4, 1, 1], all, states]),
+        KERNEL_RWKV_WKV7 => (704, &[all, all, all, all, all, all, states]),
+        _ => panic!("kernel {kernel}"),
+    };
+    let narrow = |buffer, dtype, ne| {
+        NarrowTensor::new(&tensor(buffer, dtype, ne)).unwrap_or_else(|| panic!("{ne:?}"))
+    };
+    let mut body = WideOp {
+        kernel,
+        dst: narrow(2, TYPE_F32, [elems, 1, 1, 1]),
+        ..bytemuck::Zeroable::zeroed()
+    };
+    body.params[0] = if kernel == KERNEL_GATED_DELTA_NET {
+        2
+    } else {
+        1
+    };
+    for (i, (source, ne)) in body.src.iter_mut().zip(src).enumerate() {
+        let dtype = match (kernel, i) {
+            (KERNEL_SSM_SCAN, 6) => TYPE_I32,
+            (_, 0) => dtype,
+            _ => TYPE_F32,
+        };
+        *source = narrow(u32::from(i % 2 == 1), dtype, *ne);
+    }
+    body
+}
+
 /// An attention of 4 heads with 2 of keys, 70 positions; two ways, by the number of queries.
 pub fn attention(queries: u32) -> Attention {
     let mask = tensor(0, TYPE_F16, [70, queries, 1, 1]);

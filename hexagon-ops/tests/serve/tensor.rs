@@ -2,7 +2,9 @@
 //! the bytes that they must not change.
 
 use half::{bf16, f16};
-use hexagon_ops::wire::{self, Body, Command, SOURCES, TensorOp};
+use hexagon_ops::wire::{
+    self, Body, Command, NarrowTensor, SOURCES, TensorOp, WIDE_SOURCES, WideOp,
+};
 
 use crate::block::{self, block};
 use crate::common::{Rng, nmse};
@@ -279,6 +281,29 @@ impl Bench {
             } else {
                 placed[src.len()]
             },
+            src: sources,
+        }
+    }
+
+    /// Places the tensors in memory; the operation on them, which has more sources.
+    pub fn place_wide(
+        &mut self,
+        (kernel, params): (u32, Params),
+        dst: &Tensor,
+        src: &[Tensor],
+    ) -> WideOp {
+        let tensors: Vec<&Tensor> = src.iter().chain([dst]).collect();
+        let placed = self.put(&tensors);
+        let narrow = |tensor| NarrowTensor::new(tensor).unwrap();
+        let mut sources = [bytemuck::Zeroable::zeroed(); WIDE_SOURCES];
+        for (source, tensor) in sources.iter_mut().zip(&placed[..src.len()]) {
+            *source = narrow(tensor);
+        }
+        WideOp {
+            kernel,
+            reserved: 0,
+            params,
+            dst: narrow(&placed[src.len()]),
             src: sources,
         }
     }

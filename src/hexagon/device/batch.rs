@@ -1,12 +1,12 @@
 //! Commands that are submitted together.
 
-use hexagon_ops::wire::Command;
+use hexagon_ops::wire::{Command, WIDE_SOURCES};
 
 use super::DeviceBuffer;
 use super::address::Number;
 
 /// Most buffers that one command names.
-pub const MAX_OPERANDS: usize = 6;
+pub const MAX_OPERANDS: usize = 1 + WIDE_SOURCES;
 
 /// A command and the buffers that it names.
 #[derive(Clone, Copy, Debug)]

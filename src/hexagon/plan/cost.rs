@@ -167,6 +167,20 @@ fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
     }
 }
 
+/// Returns an operation with more sources: every operand once.
+fn wide(body: &wire::WideOp) -> Cost {
+    let tensors = body.src.iter().chain([&body.dst]);
+    let there = tensors.filter(|tensor| tensor.dtype != wire::TYPE_NONE);
+    let bytes = there.map(|tensor| {
+        let tensor = tensor.widen();
+        bytes_of(&tensor, elems(&tensor))
+    });
+    Cost {
+        other_bytes: bytes.sum(),
+        ..Cost::default()
+    }
+}
+
 /// Packets of an attention: [of a position of a head, with 64 elements of keys and values; of a
 /// score].
 struct AttentionPackets {
@@ -246,6 +260,7 @@ pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
             (weights, matrices, rows.div_ceil(matrices.max(1)))
         }
         Command::Tensor(body) => return tensor(arch, body),
+        Command::Wide(body) => return wide(body),
         Command::Attention(body) => return attention(arch, body),
     };
     let mut cost = matrix(arch, vtcm_bytes, weights, rows);

@@ -8,7 +8,7 @@ use super::sheet::Sheet;
 use crate::error::Result;
 use crate::hexagon::device::HexNpu;
 use crate::reference::uniform;
-use crate::reference::{self, Heads};
+use crate::reference::{self, Heads, Recurrence};
 
 /// Largest normalized mean square error of results in f32.
 ///
@@ -248,5 +248,41 @@ pub(super) fn attention(npu: &HexNpu) -> Result<Vec<Outcome>> {
             (want, ATTENTION),
         );
     }
+    sheet.run(npu)
+}
+
+pub(super) fn recurrences(npu: &HexNpu) -> Result<Vec<Outcome>> {
+    let mut sheet = Sheet::new(npu)?;
+    // Rows end inside of a vector.
+    let sizes = Recurrence {
+        n: 36,
+        heads: 2,
+        tokens: 2,
+    };
+    let Recurrence { n, heads, tokens } = sizes;
+    let small = |count, skip| -> Vec<f32> {
+        let all = random(count, skip).into_iter();
+        all.map(|x| x / 4.0).collect()
+    };
+    let [q, k, v] = [0, 1000, 2000].map(|skip| small(n * heads * tokens, skip));
+    let [gates, factors] = [3000, 4000].map(|skip| small(heads * tokens, skip));
+    let state = small(n * n * heads, 5000);
+    let ne = [n, heads, tokens];
+    let result = [n * heads, tokens + n];
+    let want = reference::gated_delta(sizes, [&q, &k, &v], [&gates, &factors], &state);
+    let [qs, ks, vs] = [&q, &k, &v].map(|x| sheet.floats(&ne, x));
+    let [gs, betas] = [&gates, &factors].map(|x| sheet.floats(&[1, heads, tokens], x));
+    let states = sheet.floats(&[n, n, heads], &state);
+    let op = (wire::KERNEL_GATED_DELTA_NET, 1);
+    let src = [qs, ks, vs, gs, betas, states];
+    sheet.wide("GATED_DELTA_NET", op, &result, &src, (want, F32));
+
+    let decays = small(n * heads * tokens, 9000);
+    let want = reference::gated_linear(sizes, [&k, &v, &q, &decays], &state, 0.5);
+    let decays = sheet.floats(&ne, &decays);
+    let states = sheet.floats(&[n * n * heads], &state);
+    let op = (wire::KERNEL_GATED_LINEAR_ATTN, 0.5_f32.to_bits());
+    let src = [ks, vs, qs, decays, states];
+    sheet.wide("GATED_LINEAR_ATTN", op, &result, &src, (want, F32));
     sheet.run(npu)
 }

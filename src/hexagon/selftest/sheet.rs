@@ -1,8 +1,10 @@
 //! Small tensors side by side in one buffer, commands on them, and the expected results.
 
+use bytemuck::Zeroable;
 use half::f16;
 use hexagon_ops::wire::{
-    self, Attention, Command, SOURCES, TYPE_F16, TYPE_F32, TYPE_I32, TYPE_NONE, Tensor, TensorOp,
+    self, Attention, Command, NarrowTensor, SOURCES, TYPE_F16, TYPE_F32, TYPE_I32, TYPE_NONE,
+    Tensor, TensorOp, WideOp,
 };
 
 use super::Outcome;
@@ -105,6 +107,30 @@ impl Sheet {
             dst,
             src,
         };
+        self.check(test, Command::new(0, &body), dst, want, limit);
+    }
+
+    /// Adds an operation with more sources, its result and the values this should have.
+    pub(super) fn wide(
+        &mut self,
+        test: &str,
+        (kernel, word): (u32, u32),
+        ne: &[usize],
+        sources: &[Tensor],
+        (want, limit): (Vec<f64>, f64),
+    ) {
+        let dst = self.place(TYPE_F32, ne, &[]);
+        // All strides lie in the buffer.
+        let narrow = |tensor| NarrowTensor::new(tensor).unwrap_or(NarrowTensor::zeroed());
+        let mut body = WideOp {
+            kernel,
+            dst: narrow(&dst),
+            ..WideOp::zeroed()
+        };
+        body.params[0] = word;
+        for (src, source) in body.src.iter_mut().zip(sources) {
+            *src = narrow(source);
+        }
         self.check(test, Command::new(0, &body), dst, want, limit);
     }
 

@@ -1,0 +1,173 @@
+//! Recurrences over tokens: SSM_SCAN, GATED_DELTA_NET, GATED_LINEAR_ATTN, RWKV_WKV6 and RWKV_WKV7.
+//!
+//! A head has a state, a matrix that each token changes and reads. The heads are independent, so a
+//! task takes some of them through all tokens. Meanwhile a head's state is in VTCM, with zeros after
+//! rows that do not fill a line.
+//!
+//! Two forms cover the five operations ([`state`] has the kernels). In both, a token reads the state
+//! as it was before the token and adds its own part, so that the state is read once for the output.
+
+mod check;
+mod state;
+mod token;
+
+use core::ops::Range;
+
+use self::check::Sizes;
+use self::state::Scratch;
+use super::copy::check_indices;
+use super::tensor::{Source, View, ViewMut};
+use crate::error::{Error, Result};
+use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Tile};
+use crate::rt::{Arena, Columns, Engine};
+use crate::wire::WIDE_SOURCES;
+
+/// Most tasks of a step.
+const MAX_TASKS: usize = 8;
+
+/// A recurrence, with its parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Recurrence {
+    /// SSM_SCAN, and the number of states that it returns.
+    SsmScan(usize),
+    /// GATED_DELTA_NET, and the number of states that it returns.
+    GatedDelta(usize),
+    /// GATED_LINEAR_ATTN, and the factor of the queries.
+    GatedLinear(f32),
+    /// RWKV_WKV6.
+    Wkv6,
+    /// RWKV_WKV7.
+    Wkv7,
+}
+
+/// The sources of a recurrence in ggml's order, checked.
+struct Inputs<'a> {
+    kind: Recurrence,
+    sizes: Sizes,
+    /// The first one stands for those that the operation does not have.
+    src: [View<'a>; WIDE_SOURCES],
+}
+
+impl<'a> Inputs<'a> {
+    /// Returns a row of the state that a sequence begins with.
+    fn initial(&self, sequence: usize, head: usize, row: usize) -> &'a [f32] {
+        let Sizes { rows, columns, .. } = self.sizes;
+        let whole = match self.kind {
+            Recurrence::SsmScan(_) => {
+                let slot = self.src[6].index(sequence, [0; 3]);
+                self.src[0].floats([row, head, usize::try_from(slot).unwrap_or(0)])
+            }
+            Recurrence::GatedDelta(_) => self.src[5].floats([row, head, sequence]),
+            Recurrence::GatedLinear(_) => self.src[4].floats([sequence, 0, 0]),
+            Recurrence::Wkv6 => self.src[5].floats([sequence, 0, 0]),
+            Recurrence::Wkv7 => self.src[6].floats([sequence, 0, 0]),
+        };
+        let first = match self.kind {
+            Recurrence::SsmScan(_) | Recurrence::GatedDelta(_) => 0,
+            _ => (head * rows + row) * columns,
+        };
+        let whole = whole.unwrap_or_default();
+        whole.get(first..first + columns).unwrap_or_default()
+    }
+}
+
+/// The heads of a task.
+struct Task<'a> {
+    heads: Range<usize>,
+    /// Outputs of these heads, a row for each token of each sequence.
+    outputs: Columns<'a>,
+    /// States of these heads, a row for each sequence of each returned state.
+    states: Columns<'a>,
+    scratch: Scratch<'a>,
+}
+
+impl Task<'_> {
+    fn run(&mut self, inputs: &Inputs<'_>) {
+        for sequence in 0..inputs.sizes.sequences {
+            let mut head = self.heads.start;
+            while head < self.heads.end {
+                let end = inputs.sizes.unit_end(head).min(self.heads.end);
+                self.run_heads(inputs, sequence, head..end);
+                head = end;
+            }
+        }
+    }
+
+    /// Takes heads that share a matrix in VTCM through all tokens of a sequence.
+    fn run_heads(&mut self, inputs: &Inputs<'_>, sequence: usize, heads: Range<usize>) {
+        let sizes = &inputs.sizes;
+        let scratch = &mut self.scratch;
+        scratch.begin(heads.len() * sizes.rows);
+        for head in heads.clone() {
+            for row in 0..sizes.rows {
+                let index = (head - heads.start) * sizes.rows + row;
+                scratch.set_row(index, inputs.initial(sequence, head, row));
+            }
+        }
+        let first = (heads.start - self.heads.start) * sizes.rows;
+        let range = first..first + heads.len() * sizes.rows;
+        for token in 0..sizes.tokens {
+            let row = self.outputs.row(sequence * sizes.tokens + token);
+            let out = row.get_mut(range.clone()).unwrap_or_default();
+            inputs.step(scratch, [token, sequence], heads.clone(), out);
+            let age = sizes.tokens - 1 - token;
+            if age < sizes.kept {
+                let states = self.states.row(age * sizes.sequences + sequence);
+                let range = range.start * sizes.columns..range.end * sizes.columns;
+                scratch.copy_state(states.get_mut(range).unwrap_or_default());
+            }
+        }
+    }
+}
+
+/// Computes a recurrence.
+///
+/// # Errors
+/// `Operand` if operands are not as [`crate::wire::WideOp`] says; `Index` if a state does not exist;
+/// `VtcmFull` if the VTCM does not hold the state of one head.
+pub fn recurrence(
+    engine: &Engine,
+    vtcm: &mut [Tile],
+    kind: Recurrence,
+    dst: ViewMut<'_>,
+    src: &[Source<'_>; WIDE_SOURCES],
+) -> Result<()> {
+    let inputs = check::check(kind, &dst.shape, src)?;
+    let sizes = inputs.sizes;
+    if matches!(kind, Recurrence::SsmScan(_)) {
+        check_indices(&inputs.src[6], inputs.src[0].shape.ne[3])?;
+    }
+    if dst.is_empty() {
+        return Ok(());
+    }
+    let elems = dst.into_floats().ok_or(Error::Operand)?;
+    let token_elems = sizes.heads * sizes.rows;
+    let (outputs, states) = elems.split_at_mut(token_elems * sizes.tokens * sizes.sequences);
+    let mut outputs = Columns::new(outputs, token_elems);
+    let mut states = Columns::new(states, token_elems * sizes.columns);
+
+    let lines = Scratch::lines(sizes.unit_rows(), sizes.columns);
+    let tiles = (lines * LINE_BYTES).div_ceil(F16_TILE_BYTES);
+    let n_tasks = (engine.threads().min(MAX_TASKS))
+        .min(sizes.heads)
+        .min(vtcm.len() / tiles)
+        .max(1);
+    let mut arena = Arena::new(vtcm);
+    let mut tasks: [Option<Task<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+    let mut start = 0;
+    for (i, task) in tasks.iter_mut().take(n_tasks).enumerate() {
+        let count = (sizes.heads - start).div_ceil(n_tasks - i);
+        let memory = arena.lines("states of heads", lines)?;
+        *task = Some(Task {
+            heads: start..start + count,
+            outputs: outputs.split_off(count * sizes.rows),
+            states: states.split_off(count * sizes.rows * sizes.columns),
+            scratch: Scratch::new(memory, sizes.unit_rows(), sizes.columns),
+        });
+        start += count;
+    }
+    engine.step(None, &mut tasks[..n_tasks], |task| {
+        task.iter_mut().for_each(|task| task.run(&inputs));
+    });
+    Ok(())
+}

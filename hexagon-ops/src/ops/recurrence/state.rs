@@ -1,0 +1,437 @@
+//! The state of heads in VTCM, and what a token does with it.
+//!
+//! [`Scratch::step_rows`]: an output for each row m of the state, with `D` the decay, `u` what is
+//! added, `q` what reads, and `x` the row's value:
+//!
+//! ```text
+//! c  = beta · (x - m · (D k))     without the second part where the old state is not taken
+//! y  = m · (D q) + c · (u q)      is m' · q, because m' = D m + c u
+//! ```
+//!
+//! [`Scratch::step_columns`]: an output for each column; row i is scaled by `d_i` and gets `k_i · v`:
+//!
+//! ```text
+//! y  = Σ e_i m_i + v · own
+//! m' = d_i m_i + k_i v
+//! ```
+//!
+//! Kernels are short and each reads its vectors from memory, so that no qfloat value is kept across
+//! a call.
+
+use crate::hvx::{self, Accumulator, Vector, add_f32, max_f32, mul_f32, splat_f32};
+use crate::layout::{LINE_BYTES, Line};
+use crate::ops::fold::Products;
+use crate::ops::math;
+use crate::ops::rows::{all_lanes, first_lane};
+
+/// f32 of a line, and rows whose outputs are computed together.
+const LANES: usize = LINE_BYTES / size_of::<f32>();
+
+/// Numbers of a token, beside the vectors in [`Scratch`].
+pub(super) struct Rows {
+    /// `u · q`.
+    pub(super) own: f32,
+    /// Factor of the outputs.
+    pub(super) scale: f32,
+    /// `true` if the value becomes what it differs from the old state's.
+    pub(super) takes_old: bool,
+    /// `b · q`, if the second vector times the old state's is added, too.
+    pub(super) second: Option<f32>,
+}
+
+impl Default for Rows {
+    fn default() -> Self {
+        Self {
+            own: 0.0,
+            scale: 1.0,
+            takes_old: false,
+            second: None,
+        }
+    }
+}
+
+/// The state of heads, and vectors of a token.
+pub(super) struct Scratch<'a> {
+    /// Rows in use.
+    rows: usize,
+    columns: usize,
+    state: &'a mut [Line],
+    /// Decay of each column; of each row in `step_columns`.
+    pub(super) decay: &'a mut [Line],
+    /// Two vectors that read the state.
+    pub(super) probes: &'a mut [Line],
+    /// A vector that is added, times a factor for each row.
+    pub(super) add: &'a mut [Line],
+    /// A second one.
+    pub(super) second: &'a mut [Line],
+    /// A constant.
+    pub(super) ones: &'a mut [Line],
+    /// A line: factor of the values.
+    pub(super) beta: &'a mut [Line],
+    /// Sums of the probes, and outputs: three lines.
+    sums: &'a mut [Line],
+    /// The value of each row.
+    values: &'a mut [Line],
+}
+
+impl<'a> Scratch<'a> {
+    /// Returns the number of lines for states of at most `rows` rows.
+    pub(super) fn lines(rows: usize, columns: usize) -> usize {
+        let (groups, lines) = (rows.div_ceil(LANES), columns.div_ceil(LANES));
+        groups * LANES * lines + 6 * lines + 4 + groups
+    }
+
+    /// Cuts [`Self::lines`] lines into parts.
+    pub(super) fn new(memory: &'a mut [Line], rows: usize, columns: usize) -> Self {
+        let (groups, lines) = (rows.div_ceil(LANES), columns.div_ceil(LANES));
+        let mut rest = memory;
+        let mut take = |count: usize| {
+            let (taken, others) = core::mem::take(&mut rest).split_at_mut(count);
+            rest = others;
+            taken
+        };
+        Self {
+            rows,
+            columns,
+            state: take(groups * LANES * lines),
+            decay: take(lines),
+            probes: take(2 * lines),
+            add: take(lines),
+            second: take(lines),
+            ones: take(lines),
+            beta: take(1),
+            sums: take(3),
+            values: take(groups),
+        }
+    }
+
+    /// Begins a state of `rows` rows of zeros.
+    pub(super) fn begin(&mut self, rows: usize) {
+        self.rows = rows;
+        hvx::clear(self.state);
+        hvx::clear(self.values);
+    }
+
+    /// Returns a row of the state.
+    fn row(&mut self, row: usize) -> &mut [Line] {
+        let lines = self.decay.len();
+        let range = row * lines..(row + 1) * lines;
+        self.state.get_mut(range).unwrap_or_default()
+    }
+
+    /// Multiplies a row of the state by `exp(rates · time)`, where `beta` has the rows' times.
+    pub(super) fn decay_row(&mut self, row: usize, rates: &[f32]) {
+        fill(self.second, rates);
+        let times: &[f32] = bytemuck::cast_slice(self.beta);
+        let time = times.get(row).copied().unwrap_or_default();
+        let lines = self.decay.len();
+        let row = self.state.get_mut(row * lines..(row + 1) * lines);
+        hvx::widest(DecayRow {
+            row: row.unwrap_or_default(),
+            rates: self.second,
+            time,
+        });
+    }
+
+    /// Sets a row of the state.
+    pub(super) fn set_row(&mut self, row: usize, elems: &[f32]) {
+        fill(self.row(row), elems);
+    }
+
+    /// Copies the state.
+    pub(super) fn copy_state(&mut self, to: &mut [f32]) {
+        for (row, to) in to.chunks_exact_mut(self.columns).enumerate() {
+            hvx::copy_f32(to, bytemuck::cast_slice(self.row(row)));
+        }
+    }
+
+    /// Sets the values of rows from `row` on.
+    pub(super) fn set_values(&mut self, row: usize, elems: &[f32]) {
+        let values: &mut [f32] = bytemuck::cast_slice_mut(self.values);
+        hvx::copy_f32(values.get_mut(row..).unwrap_or_default(), elems);
+    }
+
+    /// Computes a token by rows of the state.
+    pub(super) fn step_rows(&mut self, form: &Rows, out: &mut [f32]) {
+        let lines = self.decay.len();
+        let reads_old = form.takes_old || form.second.is_some();
+        for (group, out) in out.chunks_mut(LANES).enumerate() {
+            let rows = group * LANES * lines..(group + 1) * LANES * lines;
+            let Some(columns) = self.state.get_mut(rows) else {
+                return;
+            };
+            hvx::clear(self.sums);
+            let first = usize::from(!reads_old);
+            hvx::widest(Products {
+                rows: &self.probes[first * lines..],
+                columns,
+                sums: &mut self.sums[first..2],
+            });
+            let [old, new, result] = &mut *self.sums else {
+                return;
+            };
+            let value = &mut self.values[group];
+            hvx::widest(Combine {
+                form,
+                beta: &self.beta[0],
+                old,
+                new,
+                value,
+                result,
+            });
+            let used = out.len() * lines;
+            hvx::widest(Update {
+                rows: &mut columns[..used],
+                decay: self.decay,
+                add: self.add,
+                factors: bytemuck::cast_slice(core::slice::from_ref(&*value)),
+            });
+            if form.second.is_some() {
+                hvx::widest(Update {
+                    rows: &mut columns[..used],
+                    decay: self.ones,
+                    add: self.second,
+                    factors: bytemuck::cast_slice(core::slice::from_ref(&*old)),
+                });
+            }
+            hvx::copy_f32(out, bytemuck::cast_slice(core::slice::from_ref(&*result)));
+        }
+    }
+
+    /// Computes a token by columns of the state; the values have the length of a row.
+    pub(super) fn step_columns(&mut self, own: f32, out: &mut [f32]) {
+        let lines = self.decay.len();
+        hvx::widest(ColumnStep {
+            state: &mut self.state[..self.rows * lines],
+            weights: bytemuck::cast_slice(self.probes),
+            decay: bytemuck::cast_slice(self.decay),
+            keys: bytemuck::cast_slice(self.add),
+            values: self.values,
+            own,
+            outputs: self.ones,
+        });
+        hvx::copy_f32(out, bytemuck::cast_slice(self.ones));
+    }
+}
+
+/// Fills lines with elements, then with zeros.
+pub(super) fn fill(lines: &mut [Line], elems: &[f32]) {
+    let to: &mut [f32] = bytemuck::cast_slice_mut(lines);
+    let count = elems.len().min(to.len());
+    hvx::copy_f32(to, elems);
+    to[count..].fill(0.0);
+}
+
+/// Fills lines with a number.
+pub(super) fn splat(lines: &mut [Line], value: f32) {
+    for line in lines {
+        hvx::store(line, splat_f32(value));
+    }
+}
+
+/// Multiplies lines.
+pub(super) fn multiply(lines: &mut [Line], by: &[Line]) {
+    hvx::widest(Multiply { lines, by });
+}
+
+struct Multiply<'a> {
+    lines: &'a mut [Line],
+    by: &'a [Line],
+}
+
+impl hvx::Kernel for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        for (line, by) in self.lines.iter_mut().zip(self.by) {
+            hvx::store(line, mul_f32(hvx::load(line), hvx::load(by)));
+        }
+    }
+}
+
+/// Replaces lines by their exponentials.
+pub(super) fn exp(lines: &mut [Line]) {
+    for line in lines {
+        hvx::widest(Exp { line });
+    }
+}
+
+/// One line at a time: constants that are computed before a loop would be copied as qfloat.
+struct Exp<'a> {
+    line: &'a mut Line,
+}
+
+impl hvx::Kernel for Exp<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        hvx::store(self.line, math::exp(hvx::load(self.line)));
+    }
+}
+
+/// Returns the product of two vectors.
+pub(super) fn dot(a: &[Line], b: &[Line]) -> f32 {
+    hvx::widest(Dot { a, b })
+}
+
+struct Dot<'a> {
+    a: &'a [Line],
+    b: &'a [Line],
+}
+
+impl hvx::Kernel for Dot<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) -> f32 {
+        let mut sum = hvx::splat_w(0);
+        for (a, b) in self.a.iter().zip(self.b) {
+            sum = add_f32(sum, mul_f32(hvx::load(a), hvx::load(b)));
+        }
+        first_lane(all_lanes(sum, add_f32))
+    }
+}
+
+/// Replaces the steps of time by `ln(1 + e^x)` of them, and writes `exp(time · rate)` to `decay`.
+pub(super) fn gate(time: &mut [Line], rate: Option<&Line>, decay: &mut [Line]) {
+    hvx::widest(Gate { time, rate, decay });
+}
+
+struct Gate<'a> {
+    time: &'a mut [Line],
+    rate: Option<&'a Line>,
+    decay: &'a mut [Line],
+}
+
+impl hvx::Kernel for Gate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let [time] = self.time else { return };
+        hvx::store(time, log_of_sum(hvx::load(time)));
+        let Some(rate) = self.rate else { return };
+        let decay = math::exp(mul_f32(hvx::load(time), hvx::load(rate)));
+        for line in self.decay {
+            hvx::store(line, decay);
+        }
+    }
+}
+
+/// Returns `ln(1 + e^x)`.
+#[inline(always)]
+fn log_of_sum(x: Vector) -> Vector {
+    let small = math::exp(math::neg(math::abs(x)));
+    add_f32(max_f32(x, hvx::splat_w(0)), math::ln_1p(small))
+}
+
+/// Multiplies a row by `exp(rates · time)`.
+struct DecayRow<'a> {
+    row: &'a mut [Line],
+    rates: &'a [Line],
+    time: f32,
+}
+
+impl hvx::Kernel for DecayRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let time = splat_f32(self.time);
+        for (m, rate) in self.row.iter_mut().zip(self.rates) {
+            let decay = math::exp(mul_f32(hvx::load(rate), time));
+            hvx::store(m, mul_f32(hvx::load(m), decay));
+        }
+    }
+}
+
+/// Turns sums of 32 rows into outputs, and values into factors of what is added to the rows.
+struct Combine<'a> {
+    form: &'a Rows,
+    beta: &'a Line,
+    old: &'a Line,
+    new: &'a Line,
+    value: &'a mut Line,
+    result: &'a mut Line,
+}
+
+impl hvx::Kernel for Combine<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let mut value = hvx::load(self.value);
+        if self.form.takes_old {
+            value = hvx::sub_f32(value, hvx::load(self.old));
+        }
+        let factor = mul_f32(value, hvx::load(self.beta));
+        hvx::store(self.value, factor);
+        let mut out = add_f32(
+            hvx::load(self.new),
+            mul_f32(factor, splat_f32(self.form.own)),
+        );
+        if let Some(second) = self.form.second {
+            out = add_f32(out, mul_f32(hvx::load(self.old), splat_f32(second)));
+        }
+        hvx::store(self.result, mul_f32(out, splat_f32(self.form.scale)));
+    }
+}
+
+/// `m · decay + add · factor` for each row m.
+struct Update<'a> {
+    rows: &'a mut [Line],
+    decay: &'a [Line],
+    add: &'a [Line],
+    factors: &'a [f32],
+}
+
+impl hvx::Kernel for Update<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let rows = self.rows.chunks_exact_mut(self.decay.len());
+        for (row, factor) in rows.zip(self.factors) {
+            let factor = splat_f32(*factor);
+            for ((m, decay), add) in row.iter_mut().zip(self.decay).zip(self.add) {
+                let kept = Accumulator::product(hvx::load(m), hvx::load(decay));
+                hvx::store(m, kept.mul_add(hvx::load(add), factor).to_f32());
+            }
+        }
+    }
+}
+
+/// One token by columns, as the documentation of this module says.
+struct ColumnStep<'a> {
+    state: &'a mut [Line],
+    weights: &'a [f32],
+    decay: &'a [f32],
+    keys: &'a [f32],
+    values: &'a [Line],
+    own: f32,
+    outputs: &'a mut [Line],
+}
+
+impl hvx::Kernel for ColumnStep<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let lines = self.outputs.len();
+        for (i, (output, value)) in self.outputs.iter_mut().zip(self.values).enumerate() {
+            let value = hvx::load(value);
+            let mut sum = Accumulator::product(value, splat_f32(self.own));
+            let numbers = self.weights.iter().zip(self.decay).zip(self.keys);
+            let rows = self.state.get_mut(i..).unwrap_or_default();
+            for (m, ((weight, decay), key)) in rows.iter_mut().step_by(lines).zip(numbers) {
+                let old = hvx::load(m);
+                sum = sum.mul_add(old, splat_f32(*weight));
+                let kept = Accumulator::product(old, splat_f32(*decay));
+                hvx::store(m, kept.mul_add(value, splat_f32(*key)).to_f32());
+            }
+            hvx::store(output, sum.to_f32());
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The command for operations with more sources: checks the fields, makes the operands visible to
+//! the DSP, and runs [`crate::ops::run_wide`].
+
+use super::Platform;
+use super::detail::{Failure, OPERAND, RESERVED};
+use super::kernel::decode;
+use super::tensor_op::{bind, shape_of};
+use crate::error::Error;
+use crate::ops::matmul::Machine;
+use crate::ops::run_wide;
+use crate::ops::tensor::{Source, View, ViewMut};
+use crate::rt::Engine;
+use crate::rt::memory::Table;
+use crate::wire::{WIDE_SOURCES, WideOp};
+
+/// Checks that [`crate::wire::OP_WIDE`] accepts these types, dimensions, strides and parameters.
+/// Buffers and offsets are not read.
+///
+/// # Errors
+/// The failure with which the DSP would answer the command.
+pub fn accepts_wide(body: &WideOp) -> Result<(), Failure> {
+    let op = decode(body.kernel, &body.params)?;
+    let dst = shape_of(&body.dst.widen())?.ok_or(Failure::bad(OPERAND))?;
+    let mut sources = [Source::None; WIDE_SOURCES];
+    for (source, tensor) in sources.iter_mut().zip(&body.src) {
+        if let Some(shape) = shape_of(&tensor.widen())? {
+            *source = Source::Apart(View::described(shape));
+        }
+    }
+    let described = ViewMut::described(dst)?;
+    match run_wide(&Engine::new(1), &mut [], &op, described, &sources) {
+        // Kernels check indices last, and there are no indices here.
+        Ok(()) | Err(Error::Index { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Executes [`crate::wire::OP_WIDE`].
+pub(super) fn wide_op(
+    body: &WideOp,
+    memory: &mut Table,
+    platform: &mut impl Platform,
+    machine: Machine<'_>,
+) -> Result<(), Failure> {
+    if body.reserved != 0 {
+        return Err(Failure::bad(RESERVED));
+    }
+    let op = decode(body.kernel, &body.params)?;
+    let buffers = memory.lend();
+    let dst = bind(&body.dst.widen(), &buffers)?.ok_or(Failure::bad(OPERAND))?;
+    let mut src = [None; WIDE_SOURCES];
+    for (src, tensor) in src.iter_mut().zip(&body.src) {
+        *src = bind(&tensor.widen(), &buffers)?;
+    }
+    // Overlapping operands are refused before any cache line changes.
+    let mut operands = buffers.operands(dst.bound, src.map(|src| src.map(|src| src.bound)))?;
+    for src in src.iter().flatten() {
+        src.invalidate(platform);
+    }
+    dst.prepare(platform);
+    if op.may_skip_parts() {
+        dst.invalidate(platform);
+    }
+
+    let (bytes, slices) = operands.slices();
+    let mut sources = [Source::None; WIDE_SOURCES];
+    for (source, (bytes, src)) in sources.iter_mut().zip(slices.into_iter().zip(src)) {
+        if let (Some(bytes), Some(src)) = (bytes, src) {
+            *source = Source::Apart(View::new(bytes, src.shape)?);
+        }
+    }
+    let view = ViewMut::new(bytes, dst.shape)?;
+    let done = run_wide(machine.engine, machine.vtcm, &op, view, &sources);
+    dst.clean(platform);
+    done.map_err(Failure::from)
+}
