@@ -11,6 +11,7 @@ use crate::tensor::DType;
 pub mod cost;
 pub mod fuse;
 mod operation;
+mod reshape;
 
 /// A node as a command for the DSP. Where its operands lie is not known here: buffers are numbers of operands, 0 for the
 /// result, and offsets are 0.

@@ -4,9 +4,10 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Attention, NarrowTensor, TensorOp, WideOp};
 
+use super::reshape::as_kernel_takes;
 use crate::graph::Refusal;
 use crate::graph::{Op, Operation, PARAMS, Place, Tensor};
-use crate::tensor::{DType, Format, Shape};
+use crate::tensor::{DType, Format};
 
 const NOT_TAKEN: Refusal = "the kernel does not take these operands";
 
@@ -16,6 +17,7 @@ const NOT_TAKEN: Refusal = "the kernel does not take these operands";
 /// # Errors
 /// The reason why the device cannot compute it.
 pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
+    let operation = &as_kernel_takes(operation);
     let (kernel, reads) = (operation.op.kernel()).ok_or("not an operation of this NPU")?;
     if rounds_elsewhere(operation) {
         return Err("the CPU rounds BF16 at other places");
@@ -33,7 +35,13 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
         dst: describe(&operation.dst, 0)?,
         src: bytemuck::Zeroable::zeroed(),
     };
+    // An operation that became another one may have only its second source.
+    let skipped = match operation.op {
+        Op::Cpy => usize::from(operation.src[0].is_none()),
+        _ => 0,
+    };
     for (to, index) in body.src.iter_mut().zip(reads) {
+        let index = index + skipped;
         if let Some(source) = &operation.src[index] {
             *to = describe(source, word(index)? + 1)?;
         }
@@ -49,7 +57,7 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
 /// # Errors
 /// The reason why the device cannot compute it.
 pub fn wide(operation: &Operation) -> Result<WideOp, Refusal> {
-    let operation = &with_real_sizes(operation);
+    let operation = &as_kernel_takes(operation);
     let (kernel, reads) = (operation.op.kernel()).ok_or("not an operation of this NPU")?;
     let narrow = |tensor: &Tensor, number| {
         NarrowTensor::new(&describe(tensor, number)?).ok_or("a stride needs more than 32 bits")
@@ -70,31 +78,6 @@ pub fn wide(operation: &Operation) -> Result<WideOp, Refusal> {
         Ok(()) => Ok(body),
         Err(_) => Err(NOT_TAKEN),
     }
-}
-
-/// Returns the operation; for the loader's question about RWKV_WKV6, with sizes that fit.
-///
-/// SOURCE: llama.cpp 0.5.0, llama-model-loader.cpp, `weight_buft_supported`: 123 heads of 123 elements whatever the
-/// weight's shape is, and a state of four dimensions, which no graph has.
-fn with_real_sizes<'a>(operation: &Operation<'a>) -> Operation<'a> {
-    let mut real = *operation;
-    if let (Op::RwkvWkv6, [Some(k), _, _, Some(first), _, Some(state), ..]) =
-        (operation.op, &mut real.src)
-        && state.shape.ne[2..] != [1, 1]
-    {
-        let [s, heads, ..] = k.shape.ne;
-        let [_, sequences, ..] = state.shape.ne;
-        let plane = s * heads;
-        for (tensor, ne) in [
-            (first, [s, heads, 1, 1]),
-            (state, [s * plane, sequences, 1, 1]),
-        ] {
-            let row = 4 * ne[0];
-            let nb = [4, row, row * ne[1], row * ne[1]];
-            tensor.shape = Shape { ne, nb };
-        }
-    }
-    real
 }
 
 /// Returns `true` if ggml rounds intermediate values to BF16 or FP16 where kernels keep F32: one

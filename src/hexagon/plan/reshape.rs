@@ -1,0 +1,93 @@
+//! Operations in the shape that their kernels take, where ggml's own is another: the elements and
+//! their places stay the same.
+
+use crate::graph::{Op, Operation, Tensor};
+use crate::tensor::Shape;
+
+/// Returns the operation as its kernel takes it.
+pub fn as_kernel_takes<'a>(operation: &Operation<'a>) -> Operation<'a> {
+    match operation.op {
+        Op::Concat => concat(operation),
+        Op::RwkvWkv6 => wkv6(operation),
+        _ => *operation,
+    }
+}
+
+/// Returns a shape without gaps of elements of `bytes`.
+fn dense(bytes: usize, ne: [usize; 4]) -> Shape {
+    let rows = bytes * ne[0] * ne[1];
+    let nb = [bytes, bytes * ne[0], rows, rows * ne[2]];
+    Shape { ne, nb }
+}
+
+/// CONCAT with a source that has no elements is a copy of the other.
+fn concat<'a>(operation: &Operation<'a>) -> Operation<'a> {
+    let mut copy = *operation;
+    let empty = |tensor: &Option<Tensor>| {
+        (tensor.as_ref()).is_some_and(|tensor| tensor.shape.ne.contains(&0))
+    };
+    if let Some(index) = operation.src[..2].iter().position(empty) {
+        copy.op = Op::Cpy;
+        copy.src[index] = None;
+    }
+    copy
+}
+
+/// Returns RWKV_WKV6; for the loader's question, with sizes that fit.
+///
+/// SOURCE: llama.cpp 0.5.0, llama-model-loader.cpp, `weight_buft_supported`: 123 heads of 123 elements whatever the weight's
+/// shape is, and a state of four dimensions, which no graph has.
+fn wkv6<'a>(operation: &Operation<'a>) -> Operation<'a> {
+    let mut real = *operation;
+    if let [Some(k), _, _, Some(first), _, Some(state), ..] = &mut real.src
+        && state.shape.ne[2..] != [1, 1]
+    {
+        let [s, heads, ..] = k.shape.ne;
+        let [_, sequences, ..] = state.shape.ne;
+        first.shape = dense(4, [s, heads, 1, 1]);
+        state.shape = dense(4, [s * s * heads, sequences, 1, 1]);
+    }
+    real
+}
+
+#[cfg(test)]
+mod tests {
+    use hexagon_ops::wire;
+
+    use super::super::{Command, command};
+    use super::*;
+    use crate::graph::{PARAMS, Place, Role, sources};
+    use crate::tensor::DType;
+
+    fn tensor<'a>(ne: [usize; 4]) -> Tensor<'a> {
+        Tensor {
+            name: "",
+            dtype: DType::F32,
+            format: None,
+            shape: dense(4, ne),
+            place: Place::Device,
+            role: Role::State,
+            memory: None,
+            packed_offset: 0,
+            dequantize: None,
+        }
+    }
+
+    #[test]
+    fn joining_nothing_to_a_tensor_copies_it() {
+        let (nothing, all) = ([256, 0, 1, 1], [256, 8, 1, 1]);
+        for (a, b, source) in [(nothing, all, 2), (all, nothing, 1)] {
+            let operation = Operation {
+                op: Op::Concat,
+                params: [1; PARAMS],
+                dst: tensor(all),
+                src: sources(&[tensor(a), tensor(b)]),
+            };
+            let Ok(Command::Tensor(body)) = command(8 << 20, &operation, false) else {
+                panic!("{a:?} and {b:?}")
+            };
+            assert_eq!(body.kernel, wire::KERNEL_COPY);
+            assert_eq!(body.src.map(|src| src.buffer), [source, 0, 0]);
+        }
+    }
+}
