@@ -16,11 +16,14 @@ use crate::error::{Error, Result};
 use crate::graph::{MAX_SOURCES, Op, Tensor};
 use crate::host_memory::{Region, RegionMut};
 
+use self::coverage::Coverage;
+
 pub use self::buffer::*;
 pub use self::types::*;
-use self::types::{name, op, operation};
+use self::types::{name, op, op_name, operation};
 
 mod buffer;
+mod coverage;
 mod log;
 mod types;
 
@@ -35,11 +38,22 @@ pub struct NpuBuffer {
 /// A stream of graphs on one device.
 pub struct NpuBackend {
     stream: Box<dyn Stream>,
+    /// The share of its device in the model.
+    coverage: &'static Coverage,
     /// An internal error left it in a state that is not known.
     failed: AtomicBool,
 }
 
 impl NpuBackend {
+    /// Counts nodes that were computed, and logs the line about the model when it is complete.
+    fn count(&self, uid: u64, graph: &[Node]) {
+        let operations = graph.iter().map(|node| &node.operation);
+        let device = self.stream.device_name();
+        if let Some(line) = self.coverage.computed(device, uid, operations) {
+            ::log::info!("{line}");
+        }
+    }
+
     /// Runs `compute`, which returns an `NPU_STATUS_*`. A panic in it is a failure, and so is all
     /// that is asked of this stream afterwards.
     fn guarded(&self, what: &str, compute: impl FnOnce() -> u32) -> u32 {
@@ -63,6 +77,7 @@ struct DeviceEntry {
     device: Arc<dyn Device>,
     name: CString,
     description: CString,
+    coverage: Coverage,
 }
 
 static DEVICES: OnceLock<Vec<DeviceEntry>> = OnceLock::new();
@@ -150,6 +165,7 @@ fn start(host: Option<&NpuHost>) -> Vec<DeviceEntry> {
     let entries = found.devices.into_iter().map(|device| DeviceEntry {
         name: CString::new(device.name()).unwrap_or_default(),
         description: CString::new(device.description()).unwrap_or_default(),
+        coverage: Coverage::default(),
         device,
     });
     entries.collect()
@@ -198,11 +214,16 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
         return false;
     };
     guard("npu_supports_op", false, || {
-        let entry = entry(device).filter(|_| !is_forked());
-        let (Some(entry), Some(operation)) = (entry, operation(node)) else {
+        let Some(entry) = entry(device).filter(|_| !is_forked()) else {
             return false;
         };
-        entry.device.supports(&operation)
+        let refusal = match operation(node) {
+            Some(operation) => entry.device.refusal(&operation),
+            None => Some("not an operation of this NPU"),
+        };
+        let sources = node.src.iter().filter(|src| src.dtype != NPU_DTYPE_NONE);
+        (entry.coverage).answered(op_name(node), name(&node.dst), sources.map(name), refusal);
+        refusal.is_none()
     })
 }
 
@@ -266,8 +287,10 @@ pub extern "C" fn npu_device_buffers(device: usize) -> u32 {
 pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
     let entry = entry(device).filter(|_| !is_forked());
     entry.map_or(std::ptr::null_mut(), |entry| {
+        entry.coverage.begin();
         Box::into_raw(Box::new(NpuBackend {
             stream: Arc::clone(&entry.device).stream(),
+            coverage: &entry.coverage,
             failed: AtomicBool::new(false),
         }))
     })
@@ -281,7 +304,11 @@ pub extern "C" fn npu_backend_new(device: usize) -> *mut NpuBackend {
 pub unsafe extern "C" fn npu_backend_free(backend: *mut NpuBackend) {
     if !backend.is_null() {
         // SAFETY: the caller promises it.
-        release("npu_backend_free", unsafe { Box::from_raw(backend) });
+        let backend = unsafe { Box::from_raw(backend) };
+        if let Some(line) = backend.coverage.ended(backend.stream.device_name()) {
+            ::log::info!("{line}");
+        }
+        release("npu_backend_free", backend);
     }
 }
 
@@ -304,7 +331,10 @@ pub unsafe extern "C" fn npu_backend_replay(
     };
     let mut known = true;
     let code = backend.guarded("npu_backend_replay", || match backend.stream.replay(uid) {
-        Some(Ok(())) => NPU_STATUS_OK,
+        Some(Ok(())) => {
+            backend.count(uid, &[]);
+            NPU_STATUS_OK
+        }
         Some(Err(GraphError { node, error })) => {
             let node = node.map_or_else(String::new, |index| format!(" node {index}:"));
             failed_with(&*backend.stream, &node, &error)
@@ -382,7 +412,10 @@ pub unsafe extern "C" fn npu_backend_compute(
             }
         }
         match backend.stream.submit(uid, &mut graph) {
-            Ok(()) => NPU_STATUS_OK,
+            Ok(()) => {
+                backend.count(uid, &graph);
+                NPU_STATUS_OK
+            }
             Err(error) => failed(error),
         }
     })

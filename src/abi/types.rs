@@ -171,11 +171,13 @@ impl Dequantize for ToFloat {
 
 /// Returns the operation that a node names, if a device may know it.
 pub(super) fn op(node: &NpuNode) -> Option<Op> {
-    if node.op.is_null() {
-        return None;
-    }
-    // SAFETY: ggml's names end in NUL and are constants.
-    Op::from_name(unsafe { CStr::from_ptr(node.op) }.to_bytes())
+    Op::from_name(op_name(node).as_bytes())
+}
+
+/// Returns ggml's name of the node's operation.
+pub(super) fn op_name(node: &NpuNode) -> &str {
+    // SAFETY: ggml's names of operations are constants.
+    unsafe { text(node.op) }
 }
 
 /// Returns the node's metadata, without memory; `None` if no device knows the operation, or as for
@@ -257,11 +259,18 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
 }
 
 pub(super) fn name(tensor: &NpuTensor) -> &str {
-    if tensor.name.is_null() {
+    // SAFETY: ggml's names live as long as the tensor.
+    unsafe { text(tensor.name) }
+}
+
+/// Returns a text of ggml's; `?` if there is none.
+///
+/// # Safety
+/// `text` is NULL, or ends in NUL and lives for `'a`.
+unsafe fn text<'a>(text: *const c_char) -> &'a str {
+    if text.is_null() {
         return "?";
     }
-    // SAFETY: ggml's names end in NUL and live as long as the tensor.
-    unsafe { CStr::from_ptr(tensor.name) }
-        .to_str()
-        .unwrap_or("?")
+    // SAFETY: the caller promises it.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("?")
 }

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::graph::{MAX_SOURCES, Operation, Tensor};
+use crate::graph::{MAX_SOURCES, Operation, Refusal, Tensor};
 use crate::host_memory::RegionMut;
 use crate::packfile::Packs;
 
@@ -63,8 +63,13 @@ pub trait Device: Debug + Send + Sync {
     /// packed form if that is larger.
     fn packed_bytes(&self, tensor: &Tensor) -> usize;
 
+    /// Returns why the device does not compute an operation; `None` if it does. Reads metadata only.
+    fn refusal(&self, operation: &Operation) -> Option<Refusal>;
+
     /// Returns `true` if the device computes an operation. Reads metadata only.
-    fn supports(&self, operation: &Operation) -> bool;
+    fn supports(&self, operation: &Operation) -> bool {
+        self.refusal(operation).is_none()
+    }
 
     /// Returns `true` if the device could compute a node, but the CPU is faster: it has too few
     /// rows. Reads metadata only.

@@ -25,7 +25,7 @@ use self::stream::trace::Trace;
 use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
 use crate::config::Repack;
 use crate::error::Result;
-use crate::graph::{Op, Operation, Place, Tensor};
+use crate::graph::{Op, Operation, Place, Refusal, Tensor};
 use crate::host_memory::system_memory;
 use crate::packfile::Packs;
 
@@ -298,10 +298,10 @@ impl Device for HexDevice {
         packed.map_or(plain, |layout| layout.bytes().max(plain))
     }
 
-    fn supports(&self, operation: &Operation) -> bool {
+    fn refusal(&self, operation: &Operation) -> Option<Refusal> {
         if operation.dst.shape.ne.contains(&0) {
             // Nothing is computed, and on the CPU it would cut the graph.
-            return true;
+            return None;
         }
         let operands = operation.src.iter().flatten().chain([&operation.dst]);
         if let Some(large) = operands
@@ -309,15 +309,13 @@ impl Device for HexDevice {
             .find(|tensor| self.packed_bytes(tensor) > self.max_tensor_bytes)
         {
             self.tell_of(large);
-            return false;
+            return Some("a tensor is larger than a buffer can be");
         }
         let vtcm_bytes = self.npu.info().vtcm_bytes as usize;
-        let plan = plan::question(vtcm_bytes, &self.with_places(operation));
-        if let Err(reason) = plan {
-            let (op, name) = (operation.op.name(), operation.dst.name);
-            log::trace!("{}: {op} {name} is left to others: {reason}", self.name);
-        }
-        plan.is_ok()
+        let reason = plan::question(vtcm_bytes, &self.with_places(operation)).err()?;
+        let (op, name) = (operation.op.name(), operation.dst.name);
+        log::trace!("{}: {op} {name} is left to others: {reason}", self.name);
+        Some(reason)
     }
 
     fn prefers_cpu(&self, _operation: &Operation) -> bool {

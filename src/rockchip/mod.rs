@@ -21,7 +21,7 @@ use self::driver::Rknn;
 use self::plan::Target;
 use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
 use crate::error::Result;
-use crate::graph::{Operation, Tensor};
+use crate::graph::{Operation, Refusal, Tensor};
 use crate::packfile::Packs;
 
 pub use self::buffer::RkBuffer;
@@ -169,13 +169,11 @@ impl Device for RkDevice {
         plan::weight_layout(&self.target, tensor).map_or(plain, |layout| layout.bytes().max(plain))
     }
 
-    fn supports(&self, operation: &Operation) -> bool {
-        let plan = plan::question(&self.target, operation);
-        if let Err(reason) = plan {
-            log::trace!("{} stays on the CPU: {reason}", operation.dst.name);
-            self.report_too_large(operation);
-        }
-        plan.is_ok()
+    fn refusal(&self, operation: &Operation) -> Option<Refusal> {
+        let reason = plan::question(&self.target, operation).err()?;
+        log::trace!("{} stays on the CPU: {reason}", operation.dst.name);
+        self.report_too_large(operation);
+        Some(reason)
     }
 
     fn prefers_cpu(&self, operation: &Operation) -> bool {

@@ -1,0 +1,312 @@
+//! The share of a model that a device computes: counted while a token is computed, told once.
+//!
+//! ggml asks about every node of a graph before it computes the graph, and about every weight when
+//! it loads a model. Then it hands over the nodes that the device takes, one list for each stretch
+//! of them between nodes of other devices. Nodes of other devices are never seen here, so the
+//! refused questions stand for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::graph::{Op, Operation, Refusal, Role};
+
+/// Most reasons that a line has.
+const MAX_REASONS: usize = 4;
+/// Most names that are kept for one reason, so that a program without an end fills no memory.
+const MAX_NAMES: usize = 4096;
+
+/// The share of one device in the model at hand.
+#[derive(Debug, Default)]
+pub(super) struct Coverage {
+    told: AtomicBool,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// Names of nodes that were refused since the last graph, by operation and reason.
+    nodes: BTreeMap<(String, Refusal), BTreeSet<String>>,
+    /// Weights that no memory of the device takes, with the reason of the last question.
+    weights: BTreeMap<String, Refusal>,
+    /// `true` if these are the weights of the next model.
+    loads_next: bool,
+    round: Round,
+}
+
+/// The lists of one computation of a graph.
+#[derive(Debug, Default)]
+struct Round {
+    uids: BTreeSet<u64>,
+    lists: usize,
+    nodes: usize,
+    /// Rows of the largest product with weights.
+    rows: usize,
+}
+
+impl Round {
+    /// Returns `true` if this is the computation of one token.
+    fn is_token(&self) -> bool {
+        self.rows == 1
+    }
+}
+
+impl Coverage {
+    /// Notes the answer to a question about node `name`.
+    ///
+    /// - `sources`: the names of its operands
+    pub(super) fn answered<'a>(
+        &self,
+        op: &str,
+        name: &str,
+        sources: impl Iterator<Item = &'a str>,
+        refusal: Option<Refusal>,
+    ) {
+        let is_told = self.told.load(Ordering::Relaxed);
+        if is_told && !name.is_empty() {
+            return;
+        }
+        self.with(|seen| {
+            if name.is_empty() {
+                return seen.answered_weight(is_told, sources, refusal);
+            }
+            if seen.round.lists > 0 {
+                seen.nodes.clear();
+                seen.round = Round::default();
+            }
+            if let Some(reason) = refusal {
+                let names = seen.nodes.entry((op.to_owned(), reason)).or_default();
+                if names.len() < MAX_NAMES {
+                    names.insert(name.to_owned());
+                }
+            }
+        });
+    }
+
+    /// Notes a list of nodes that the device has computed, and returns the line about the model
+    /// when the graph of a token is done.
+    ///
+    /// - `uid`: the graph's number; one that comes again begins the next token
+    pub(super) fn computed<'a>(
+        &self,
+        device: &str,
+        uid: u64,
+        operations: impl ExactSizeIterator<Item = &'a Operation<'a>>,
+    ) -> Option<String> {
+        if self.told.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.with(|seen| {
+            let line = seen.line_before(device, uid);
+            if line.is_some() {
+                self.told.store(true, Ordering::Relaxed);
+                return line;
+            }
+            let round = &mut seen.round;
+            round.uids.insert(uid);
+            round.lists += 1;
+            round.nodes += operations.len();
+            for operation in operations {
+                if let (Op::MulMat | Op::MulMatId, Some(weights)) =
+                    (operation.op, &operation.src[0])
+                    && weights.role == Role::Weights
+                {
+                    let rows = match operation.op {
+                        Op::MulMat => operation.dst.shape.ne[1],
+                        _ => operation.dst.shape.ne[2],
+                    };
+                    round.rows = round.rows.max(rows);
+                }
+            }
+            None
+        })
+    }
+
+    /// Returns the line about the model if a token has been computed, and nothing has been told.
+    pub(super) fn ended(&self, device: &str) -> Option<String> {
+        if self.told.load(Ordering::Relaxed) {
+            return None;
+        }
+        let line = self.with(|seen| seen.round.is_token().then(|| seen.line(device)));
+        self.told.store(line.is_some(), Ordering::Relaxed);
+        line
+    }
+
+    /// Begins a model or a context: its line is to be told.
+    pub(super) fn begin(&self) {
+        self.with(|seen| {
+            seen.round = Round::default();
+            seen.loads_next = false;
+        });
+        self.told.store(false, Ordering::Relaxed);
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut Seen) -> T) -> T {
+        f(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Seen {
+    /// Notes the answer to the loader, which asks about an operation without a name for each memory
+    /// that a weight could be in.
+    fn answered_weight<'a>(
+        &mut self,
+        is_told: bool,
+        mut sources: impl Iterator<Item = &'a str>,
+        refusal: Option<Refusal>,
+    ) {
+        if is_told && !self.loads_next {
+            self.weights.clear();
+            self.loads_next = true;
+        }
+        let Some(name) = sources.find(|name| !name.is_empty()) else {
+            return;
+        };
+        match refusal {
+            Some(reason) if self.weights.len() < MAX_NAMES => {
+                self.weights.insert(name.to_owned(), reason);
+            }
+            Some(_) => {}
+            None => {
+                self.weights.remove(name);
+            }
+        }
+    }
+
+    /// Returns the line if list `uid` is the first one after the graph of a token.
+    fn line_before(&mut self, device: &str, uid: u64) -> Option<String> {
+        if !self.round.uids.contains(&uid) {
+            return None;
+        }
+        let line = self.round.is_token().then(|| self.line(device));
+        self.round = Round::default();
+        line
+    }
+
+    fn line(&self, device: &str) -> String {
+        let Round { nodes, lists, .. } = self.round;
+        let splits = if lists == 1 { "split" } else { "splits" };
+        let refused: usize = self.nodes.values().map(BTreeSet::len).sum();
+        let all = nodes + refused;
+        let mut line = format!("{device}: {nodes} of {all} nodes of a token, in {lists} {splits}");
+        let mut reasons: Vec<_> = self.nodes.iter().collect();
+        reasons.sort_by_key(|(_, names)| std::cmp::Reverse(names.len()));
+        for ((op, reason), names) in reasons.iter().take(MAX_REASONS) {
+            // Writing to a string cannot fail.
+            let _ = write!(line, "; not {} {op} ({reason})", names.len());
+        }
+        if let Some(rest) = reasons.len().checked_sub(MAX_REASONS + 1) {
+            let _ = write!(line, "; and {} more reasons", rest + 1);
+        }
+        if let Some((name, reason)) = self.weights.first_key_value() {
+            let count = self.weights.len();
+            let _ = write!(line, "; {count} weights elsewhere: {name} ({reason})");
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{PARAMS, Place, Tensor, sources};
+    use crate::tensor::{DType, Shape};
+
+    fn tensor(name: &str, role: Role, ne: [usize; 4]) -> Tensor<'_> {
+        Tensor {
+            name,
+            dtype: DType::F32,
+            format: None,
+            shape: Shape {
+                ne,
+                nb: [4, 4 * ne[0], 4 * ne[0] * ne[1], 4 * ne[0] * ne[1] * ne[2]],
+            },
+            place: Place::Device,
+            role,
+            memory: None,
+            packed_offset: 0,
+            dequantize: None,
+        }
+    }
+
+    fn product<'a>(name: &'a str, weights: &'a str, rows: usize) -> Operation<'a> {
+        Operation {
+            op: Op::MulMat,
+            params: [0; PARAMS],
+            dst: tensor(name, Role::Result, [8, rows, 1, 1]),
+            src: sources(&[
+                tensor(weights, Role::Weights, [4, 8, 1, 1]),
+                tensor("x", Role::Result, [4, rows, 1, 1]),
+            ]),
+        }
+    }
+
+    fn answer(coverage: &Coverage, op: &str, operation: &Operation, refusal: Option<Refusal>) {
+        let sources = operation.src.iter().flatten().map(|source| source.name);
+        coverage.answered(op, operation.dst.name, sources, refusal);
+    }
+
+    fn compute(coverage: &Coverage, uid: u64, operations: &[Operation]) -> Option<String> {
+        coverage.computed("HEX0", uid, operations.iter())
+    }
+
+    #[test]
+    fn the_line_counts_a_token_and_names_what_other_devices_compute() {
+        let coverage = Coverage::default();
+        // The loader: two memories for one weight, none for another.
+        answer(&coverage, "MUL_MAT", &product("", "a", 1), Some("packed"));
+        answer(&coverage, "MUL_MAT", &product("", "a", 1), None);
+        answer(
+            &coverage,
+            "MUL_MAT",
+            &product("", "b", 1),
+            Some("too large"),
+        );
+        // A prompt, which does not count.
+        answer(
+            &coverage,
+            "FFT",
+            &product("prompt", "a", 7),
+            Some("unknown"),
+        );
+        assert_eq!(compute(&coverage, 1, &[product("p", "a", 7)]), None);
+        // Two tokens; questions come several times, and a graph that is computed again has none.
+        for name in ["one", "two", "one"] {
+            answer(&coverage, "FFT", &product(name, "a", 1), Some("unknown"));
+        }
+        answer(&coverage, "MUL_MAT", &product("yes", "a", 1), None);
+        let list = [product("k", "a", 1), product("l", "a", 1)];
+        assert_eq!(compute(&coverage, 2, &list), None);
+        assert_eq!(compute(&coverage, 3, &list[..1]), None);
+        let line = compute(&coverage, 2, &list);
+        let want = "HEX0: 3 of 5 nodes of a token, in 2 splits; not 2 FFT (unknown); \
+                    1 weights elsewhere: b (too large)";
+        assert_eq!(line.as_deref(), Some(want));
+        assert_eq!(compute(&coverage, 2, &list), None, "told once");
+        assert_eq!(coverage.ended("HEX0"), None, "told once");
+    }
+
+    #[test]
+    fn a_single_token_is_told_at_the_end_and_a_prompt_never() {
+        let coverage = Coverage::default();
+        assert_eq!(compute(&coverage, 1, &[product("p", "a", 7)]), None);
+        assert_eq!(coverage.ended("HEX0"), None);
+        assert_eq!(compute(&coverage, 1, &[product("p", "a", 7)]), None);
+        answer(&coverage, "MUL_MAT", &product("k", "a", 1), None);
+        assert_eq!(compute(&coverage, 2, &[product("k", "a", 1)]), None);
+        let line = coverage.ended("HEX0");
+        let want = "HEX0: 1 of 1 nodes of a token, in 1 split";
+        assert_eq!(line.as_deref(), Some(want));
+        // The next model is loaded, then computed.
+        answer(&coverage, "MUL_MAT", &product("", "c", 1), Some("packed"));
+        coverage.begin();
+        assert_eq!(coverage.ended("HEX0"), None, "another model");
+        assert_eq!(compute(&coverage, 3, &[product("k", "a", 1)]), None);
+        let line = coverage.ended("HEX0").unwrap();
+        assert!(
+            line.ends_with("; 1 weights elsewhere: c (packed)"),
+            "{line}"
+        );
+    }
+}
