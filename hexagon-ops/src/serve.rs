@@ -21,9 +21,10 @@
 //! # Caches
 //!
 //! Before a command, the loop invalidates the operands that the command reads by loads (activations,
-//! choices of experts), and the cache lines that its results share with other data. After it, even
-//! if it failed, the loop cleans the results. The DMA engine copies weights and bypasses the cache;
-//! for them it suffices that the host has cleaned them.
+//! choices of experts), and the cache lines that its results share with other data, except those that an earlier command
+//! of the submission has read or written. Before the completion is written, even if a command failed, the loop cleans all
+//! results of the submission. The DMA engine copies weights and bypasses the cache; for them it suffices that the host has
+//! cleaned them, or that an earlier command wrote them under the same buffer number.
 //!
 //! # Statuses and details
 //!
@@ -37,6 +38,7 @@
 //! [`describe`] returns their meaning in words.
 
 mod attention;
+mod coherence;
 mod detail;
 mod kernel;
 mod matmul;
@@ -65,6 +67,7 @@ use crate::wire::{
 use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO_VTCM};
 
 pub use attention::accepts_attention;
+use coherence::Ranges;
 pub use detail::*;
 use matmul::MAX_CHOICES;
 pub use platform::Platform;
@@ -96,6 +99,7 @@ pub struct State {
     memory: Table,
     scratch: Scratch,
     submission: Submission,
+    ranges: Ranges,
     table: ExpTable,
     resident: Option<matmul::ResidentActs>,
 }
@@ -111,6 +115,7 @@ impl State {
                 starts: [0; 2 * MAX_CHOICES],
             },
             submission: Submission::FIRST,
+            ranges: Ranges::new(),
             table: ExpTable::new(),
             resident: None,
         }
@@ -119,6 +124,7 @@ impl State {
     /// Forgets the submissions of a closed session, which has unmapped all its buffers.
     pub fn reset(&mut self) {
         self.submission = Submission::FIRST;
+        self.ranges.forget();
     }
 }
 

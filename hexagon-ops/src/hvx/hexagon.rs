@@ -213,6 +213,17 @@ pub fn load_bytes(from: &[u8; 128]) -> Vector {
     })
 }
 
+/// Writes 128 bytes at any address: a `vmemu` store.
+#[inline(always)]
+pub fn store_bytes(to: &mut [u8; 128], v: Vector) {
+    // SAFETY: the bytes have the size of a vector, any bits are bytes, and the write assumes no alignment.
+    unsafe {
+        core::ptr::from_mut(to)
+            .cast::<arch::HvxVector>()
+            .write_unaligned(v.0)
+    }
+}
+
 /// Writes the halfwords of `table` at the byte offsets in `offsets`, which are even:
 /// `Q6_vgather_ARMVh`. Table and line are in VTCM.
 #[inline(always)]

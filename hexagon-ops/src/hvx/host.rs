@@ -83,6 +83,12 @@ pub fn load_bytes(from: &[u8; 128]) -> Vector {
     Vector(*from)
 }
 
+/// Writes 128 bytes at any address: a `vmemu` store.
+#[inline(always)]
+pub fn store_bytes(to: &mut [u8; 128], v: Vector) {
+    *to = v.0;
+}
+
 /// Returns `value` in every word: `Q6_V_vsplat_R`.
 #[must_use]
 #[inline(always)]

@@ -19,8 +19,11 @@ mod block;
 mod convert;
 mod lines;
 mod raw;
+mod row;
 mod shape;
 
+use row::float_stride;
+pub use row::{Row, Run};
 pub use shape::{Shape, Type};
 
 /// Elements of a chunk, the unit in which a kernel reads and writes a row.
@@ -57,6 +60,13 @@ impl<'a> View<'a> {
     #[must_use]
     pub const fn described(shape: Shape) -> Self {
         Self { bytes: &[], shape }
+    }
+
+    /// Returns a tensor of which a caller knows that it ends with `bytes`.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) const fn bound(bytes: &'a [u8], shape: Shape) -> Self {
+        Self { bytes, shape }
     }
 
     /// Returns the bytes starting at an offset; none past the end.
@@ -104,6 +114,21 @@ impl<'a> View<'a> {
             (done, k) = (done + count, 0);
         }
         &chunk[..len]
+    }
+
+    /// Returns the elements starting with row `at`, and the number of elements from one row to the next in dimension 1, if
+    /// rows are f32 without gaps inside and `count` of them follow in dimension 1.
+    pub fn float_rows(&self, at: [usize; 3], count: usize) -> Option<(&'a [f32], usize)> {
+        let stride = float_stride(&self.shape).filter(|_| at[0] + count <= self.shape.ne[1])?;
+        let bytes = (count - 1) * self.shape.nb[1] + self.shape.row_bytes();
+        let elems = self.tail(self.shape.row(at)).get(..bytes)?;
+        Some((bytemuck::try_cast_slice(elems).ok()?, stride))
+    }
+
+    /// Reads elements of row `at` as f32, starting with `first`. Indices of rows are taken modulo the dimensions.
+    #[inline(always)]
+    pub fn read_row(&self, at: [usize; 3], first: usize, out: &mut [f32]) {
+        convert::read(&self.shape, self.tail(self.shape.row(at)), first, out);
     }
 
     /// Returns an element of an f32 tensor; indices as in [`Self::read`].
@@ -175,67 +200,6 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A row of a result.
-#[derive(Debug)]
-pub struct Row<'a> {
-    /// The row's bytes, from its first to its last.
-    bytes: &'a mut [u8],
-    shape: &'a Shape,
-    /// Index of the row in dimensions 1, 2 and 3.
-    pub at: [usize; 3],
-}
-
-impl Row<'_> {
-    /// Returns the number of elements of the row.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.shape.ne[0]
-    }
-
-    /// Returns `true` if there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns the result's type.
-    #[must_use]
-    pub fn dtype(&self) -> Type {
-        self.shape.dtype
-    }
-
-    /// Writes elements starting at `k`, rounded to the result's type.
-    #[inline(always)]
-    pub fn write(&mut self, k: usize, elems: &[f32]) {
-        convert::write(self.shape, self.bytes, k, elems);
-    }
-
-    /// Returns the elements, if they are f32 without gaps.
-    pub fn floats(&mut self) -> Option<&mut [f32]> {
-        if self.shape.dtype != Type::F32 || !self.shape.has_dense_rows() {
-            return None;
-        }
-        bytemuck::try_cast_slice_mut(self.bytes).ok()
-    }
-
-    /// Returns the elements of a row of i32 without gaps.
-    ///
-    /// # Errors
-    /// `Operand` if the row has another type or gaps.
-    pub fn words(&mut self) -> Result<&mut [i32]> {
-        if self.shape.dtype != Type::I32 || !self.shape.has_dense_rows() {
-            return Err(Error::Operand);
-        }
-        bytemuck::try_cast_slice_mut(self.bytes).map_err(|_| Error::Operand)
-    }
-
-    /// Reads elements starting at `k` that have been written before.
-    #[inline(always)]
-    pub fn read_back(&self, k: usize, elems: &mut [f32]) {
-        convert::read(self.shape, self.bytes, k, elems);
-    }
-}
-
 /// A tensor that is written; its rows are disjoint.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
@@ -277,6 +241,22 @@ impl<'a> ViewMut<'a> {
         bytemuck::try_cast_slice_mut(self.bytes).ok()
     }
 
+    /// Returns the whole tensor with another shape of the same bytes, which is gapless, as is the tensor's own.
+    #[must_use]
+    pub fn reshaped(self, shape: Shape) -> Self {
+        let n_rows = shape.ne[1] * shape.ne[2] * shape.ne[3];
+        Self {
+            shape,
+            order: [0, 1, 2],
+            rows: if self.rows.is_empty() {
+                0..0
+            } else {
+                0..n_rows
+            },
+            ..self
+        }
+    }
+
     /// Returns the number of rows of this part.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -312,6 +292,9 @@ impl<'a> ViewMut<'a> {
     /// Returns the indices of row `index` in dimensions 1, 2 and 3.
     fn place(&self, index: usize) -> [usize; 3] {
         let mut at = [0; 3];
+        if index == 0 {
+            return at;
+        }
         let mut index = index;
         for dim in self.order {
             let count = self.shape.ne[dim + 1];
@@ -346,9 +329,16 @@ impl<'a> ViewMut<'a> {
     /// Calls `f` with each row of this part.
     pub fn for_each_row(&mut self, mut f: impl FnMut(Row<'_>)) {
         let mut at = self.place(self.rows.start);
+        let length = self.shape.row_bytes();
         for _ in self.rows.clone() {
-            if let Some(row) = self.row(at) {
-                f(row);
+            let start = (at.iter().zip(&self.shape.nb[1..])).fold(0, |sum, (i, nb)| sum + i * nb);
+            let start = start.wrapping_sub(self.base);
+            if let Some(bytes) = self.bytes.get_mut(start..start.wrapping_add(length)) {
+                f(Row {
+                    bytes,
+                    shape: &self.shape,
+                    at,
+                });
             }
             // Advances to the next row without divisions, which are function calls on the DSP.
             for dim in self.order {
@@ -358,6 +348,31 @@ impl<'a> ViewMut<'a> {
                 }
                 at[dim] = 0;
             }
+        }
+    }
+
+    /// Calls `f` with the rows of this part, those together whose indices differ only in dimension 1 and that are
+    /// consecutive.
+    pub fn for_each_run(&mut self, mut f: impl FnMut(Run<'_>)) {
+        let mut next = self.rows.start;
+        while next < self.rows.end {
+            let at = self.place(next);
+            let count = match self.order {
+                [0, ..] => (self.shape.ne[1] - at[0]).min(self.rows.end - next),
+                _ => 1,
+            };
+            let start = (at.iter().zip(&self.shape.nb[1..])).fold(0, |sum, (i, nb)| sum + i * nb);
+            let bytes = (count - 1) * self.shape.nb[1] + self.shape.row_bytes();
+            let start = start.wrapping_sub(self.base);
+            if let Some(bytes) = self.bytes.get_mut(start..start.wrapping_add(bytes)) {
+                f(Run {
+                    bytes,
+                    shape: &self.shape,
+                    at,
+                    count,
+                });
+            }
+            next += count;
         }
     }
 
@@ -385,14 +400,22 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Runs `run` on parts of this tensor, at most one for each thread of the engine.
+    #[inline(always)]
     pub fn for_parts(mut self, engine: &Engine, run: impl Fn(&mut ViewMut<'_>) + Sync) {
         let rows = self.rows.len();
         let work = rows * self.shape.row_bytes().max(LINE_BYTES);
-        let most = engine
-            .threads()
-            .min(MAX_TASKS)
-            .min(work.div_ceil(TASK_BYTES));
-        let n_tasks = most.clamp(1, rows.max(1));
+        let most = engine.threads().min(MAX_TASKS);
+        let n_tasks = most.min(work.div_ceil(TASK_BYTES)).clamp(1, rows.max(1));
+        if n_tasks == 1 {
+            run(&mut self);
+        } else {
+            self.for_tasks(engine, n_tasks, run);
+        }
+    }
+
+    /// Runs `run` on `n_tasks` parts of this tensor, 2 to [`MAX_TASKS`].
+    #[inline(never)]
+    fn for_tasks(mut self, engine: &Engine, n_tasks: usize, run: impl Fn(&mut ViewMut<'_>) + Sync) {
         let mut tasks: [Option<ViewMut<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
         for (i, task) in tasks.iter_mut().take(n_tasks).enumerate() {
             let count = self.rows.len().div_ceil(n_tasks - i);
@@ -404,6 +427,7 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Runs `run` on every row, several rows at a time, with the chunks of the row's task.
+    #[inline(always)]
     pub fn for_rows_with_chunks(self, engine: &Engine, run: impl Fn(Row<'_>, &mut Chunks) + Sync) {
         self.for_parts(engine, |part| {
             let mut memory = hvx::zeros::<{ 4 * CHUNK / 32 }>();
@@ -413,6 +437,7 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Runs `run` on every row, several rows at a time.
+    #[inline(always)]
     pub fn for_rows(self, engine: &Engine, run: impl Fn(Row<'_>) + Sync) {
         self.for_parts(engine, |part| part.for_each_row(&run));
     }

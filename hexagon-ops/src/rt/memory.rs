@@ -92,6 +92,12 @@ pub struct Span {
 }
 
 impl Span {
+    /// Returns the buffer's number.
+    #[must_use]
+    pub fn buffer(self) -> usize {
+        self.buffer
+    }
+
     /// Returns `true` if two spans have bytes in common.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
@@ -160,11 +166,29 @@ impl Table {
         self.buffers.iter_mut().filter_map(Option::take)
     }
 
+    /// Returns the buffers by number, for cache operations.
+    #[must_use]
+    pub fn mappings(&self) -> Mappings<'_> {
+        Mappings(&self.buffers)
+    }
+
     /// Lends all buffers to one command.
     pub fn lend(&mut self) -> LentBuffers<'_> {
         LentBuffers {
             buffers: &self.buffers,
         }
+    }
+}
+
+/// The mapped buffers by number, for cache operations: no bytes of them can be reached.
+#[derive(Clone, Copy, Debug)]
+pub struct Mappings<'a>(&'a [Option<Mapped>]);
+
+impl<'a> Mappings<'a> {
+    /// Returns the buffer with this number.
+    #[must_use]
+    pub fn get(&self, buffer: usize) -> Option<&'a Mapped> {
+        self.0.get(buffer)?.as_ref()
     }
 }
 
@@ -176,6 +200,12 @@ pub struct LentBuffers<'a> {
 }
 
 impl<'a> LentBuffers<'a> {
+    /// Returns the buffers by number, for cache operations.
+    #[must_use]
+    pub fn mappings(&self) -> Mappings<'a> {
+        Mappings(self.buffers)
+    }
+
     /// Resolves `bytes` bytes at `offset` of a buffer.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! [`crate::ops::attention`].
 
 use super::Platform;
+use super::coherence::{Cache, Ranges};
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::tensor_op::{bind, shape_of};
 use crate::ops::attention::{self, Attention, ExpTable, Sources};
@@ -43,7 +44,7 @@ pub(super) fn attention(
     body: &wire::Attention,
     memory: &mut Table,
     table: &mut ExpTable,
-    platform: &mut impl Platform,
+    (platform, ranges): (&mut impl Platform, &mut Ranges),
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
     if body.reserved != 0 {
@@ -54,21 +55,27 @@ pub(super) fn attention(
         return Ok(());
     }
     let buffers = memory.lend();
-    let dst = bind(&body.dst, &buffers)?.ok_or(missing)?;
+    let mut dst = None;
+    bind(&body.dst, &buffers, &mut dst)?;
+    let dst = dst.as_ref().ok_or(missing)?;
     let mut src = [None; 5];
-    for (src, tensor) in src
-        .iter_mut()
-        .zip([&body.q, &body.k, &body.v, &body.mask, &body.sinks])
-    {
-        *src = bind(tensor, &buffers)?;
+    let mut bounds = [None; 5];
+    let tensors = [&body.q, &body.k, &body.v, &body.mask, &body.sinks];
+    for ((src, bound), tensor) in src.iter_mut().zip(&mut bounds).zip(tensors) {
+        bind(tensor, &buffers, src)?;
+        *bound = src.as_ref().map(|src| src.bound);
     }
-    let bounds = src.map(|src| src.map(|src| src.bound));
     // Overlapping operands are refused before any cache line changes.
+    let mut cache = Cache {
+        mappings: buffers.mappings(),
+        platform,
+        ranges,
+    };
     let mut operands = buffers.operands(dst.bound, bounds)?;
     for src in src.iter().flatten() {
-        src.invalidate(platform);
+        src.read(&mut cache);
     }
-    dst.prepare(platform);
+    dst.prepare(&mut cache);
     let (bytes, sources) = operands.slices();
     let mut views = [None; 5];
     for (view, (bytes, src)) in views.iter_mut().zip(sources.into_iter().zip(src)) {
@@ -86,6 +93,6 @@ pub(super) fn attention(
     };
     let dst_view = ViewMut::new(bytes, dst.shape)?;
     let done = attention::attention(machine, &params(body), dst_view, &sources, table);
-    dst.clean(platform);
+    dst.written(&mut cache);
     done.map_err(Failure::from)
 }

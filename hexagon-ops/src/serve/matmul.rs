@@ -3,6 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::coherence::{Cache, Ranges};
 use super::detail::{
     self, ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS,
 };
@@ -153,7 +154,7 @@ pub(super) fn mul_mat(
     body: &wire::MatMul,
     memory: &mut Table,
     resident: &mut Option<ResidentActs>,
-    platform: &mut impl Platform,
+    (platform, ranges): (&mut impl Platform, &mut Ranges),
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
     let earlier = resident.take();
@@ -185,11 +186,17 @@ pub(super) fn mul_mat(
         other.map(|other| other.bound),
     ];
     // Overlapping operands are refused before any cache line changes.
+    let mut cache = Cache {
+        mappings: buffers.mappings(),
+        platform,
+        ranges,
+    };
     let mut operands = buffers.operands(dst.bound, sources)?;
-    act.invalidate(platform);
-    dst.invalidate_edges(platform);
+    cache.before_dma(&w.bound);
+    act.read(&mut cache);
+    dst.read_edges(&mut cache);
     if combined.is_some() {
-        other.as_ref().unwrap_or(&dst).invalidate(platform);
+        other.as_ref().unwrap_or(&dst).read(&mut cache);
     }
     let m = usize::try_from(body.m).map_err(|_| Failure::bad(BOUNDS))?;
     let (dst_bytes, [weight_bytes, act_bytes, other_bytes]) = operands.slices();
@@ -207,7 +214,7 @@ pub(super) fn mul_mat(
         dot_rows,
     };
     let done = planes(&w, &regions, m, ratio, prepared, slices, machine);
-    dst.clean(platform);
+    dst.written(&mut cache);
     *resident = done?.map(|form| ResidentActs {
         span: act.bound.span(),
         rows: act.rows,
@@ -316,7 +323,7 @@ fn planes(
 pub(super) fn mul_mat_id(
     body: &wire::MatMulId,
     memory: &mut Table,
-    platform: &mut impl Platform,
+    (platform, ranges): (&mut impl Platform, &mut Ranges),
     scratch: &mut Scratch,
     mut machine: Machine<'_>,
 ) -> Result<(), Failure> {
@@ -344,10 +351,16 @@ pub(super) fn mul_mat_id(
     let ids = BoundRows::new(&body.ids, body.slots, [body.tokens, 1, 1], &buffers)?;
     // Choices share no memory with results either, although they are read before results are written.
     let sources = [w.bound, act.bound, ids.bound].map(Some);
+    let mut cache = Cache {
+        mappings: buffers.mappings(),
+        platform,
+        ranges,
+    };
     let mut operands = buffers.operands(dst.bound, sources)?;
-    act.invalidate(platform);
-    ids.invalidate(platform);
-    dst.invalidate_edges(platform);
+    cache.before_dma(&w.bound);
+    act.read(&mut cache);
+    ids.read(&mut cache);
+    dst.read_edges(&mut cache);
     let (dst_bytes, [weight_bytes, act_bytes, id_bytes]) = operands.slices();
     let (weights, act_elems) = (cast::<Line>(weight_bytes)?, cast::<f32>(act_bytes)?);
     let chosen = cast::<i32>(id_bytes)?;
@@ -389,6 +402,6 @@ pub(super) fn mul_mat_id(
             }
         }
     }
-    dst.clean(platform);
+    dst.written(&mut cache);
     done
 }

@@ -3,9 +3,9 @@
 use core::ops::Range;
 
 use super::Platform;
+use super::coherence::Cache;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, RESERVED, ROWS};
-use crate::layout::LINE_BYTES;
-use crate::rt::memory::{Bound, LentBuffers, Mapped};
+use crate::rt::memory::{Bound, LentBuffers};
 use crate::wire::Plain;
 
 /// Bytes of an element.
@@ -75,19 +75,18 @@ impl<'a> BoundRows<'a> {
     }
 
     /// Makes bytes that the host or an earlier command wrote visible to the processor.
-    pub(super) fn invalidate(&self, platform: &mut impl Platform) {
-        self.runs(|range| platform.invalidate(self.bound.mapped(), range));
+    pub(super) fn read(&self, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range| cache.read(&self.bound, range));
     }
 
-    /// Makes the cache lines that results share with other data up to date. Otherwise, cleaning the
-    /// results would write old bytes over data of the host in the same lines.
-    pub(super) fn invalidate_edges(&self, platform: &mut impl Platform) {
-        self.runs(|range| invalidate_edges(self.bound.mapped(), range, platform));
+    /// Makes the cache lines that results share with other data visible.
+    pub(super) fn read_edges(&self, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range| cache.read_edges(&self.bound, &range));
     }
 
-    /// Makes the results visible to the host and to the DMA copies of later commands.
-    pub(super) fn clean(&self, platform: &mut impl Platform) {
-        self.runs(|range| platform.clean(self.bound.mapped(), range));
+    /// Remembers that the results were written, for the host and for the DMA copies of later commands.
+    pub(super) fn written(&self, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range| cache.written(&self.bound, &range));
     }
 }
 
@@ -139,18 +138,5 @@ impl Strided {
                 }
             }
         }
-    }
-}
-
-/// Makes the bytes that share cache lines with both ends of a range up to date.
-pub(super) fn invalidate_edges(buffer: &Mapped, range: Range<usize>, platform: &mut impl Platform) {
-    let first = range.start / LINE_BYTES * LINE_BYTES;
-    let last = range.end / LINE_BYTES * LINE_BYTES;
-    if first != range.start {
-        platform.invalidate(buffer, first..range.start);
-    }
-    let end = (last + LINE_BYTES).min(buffer.bytes());
-    if last != range.end && end > range.end {
-        platform.invalidate(buffer, range.end..end);
     }
 }

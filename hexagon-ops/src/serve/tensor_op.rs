@@ -7,51 +7,55 @@
 use core::ops::Range;
 
 use super::Platform;
+use super::coherence::{Cache, Ranges};
 use super::detail::{ALIGNMENT, BOUNDS, Failure, OPERAND, RESERVED, SHAPE, TYPE};
 use super::kernel::decode;
-use super::region::invalidate_edges;
 use super::work::is_zero;
 use crate::error::Error;
 use crate::layout::LINE_BYTES;
 use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use crate::ops::{Op, copy, run};
 use crate::rt::Engine;
-use crate::rt::memory::{Bound, LentBuffers, Mapped, Operands, Span, Table};
+use crate::rt::memory::{Bound, LentBuffers, Operands, Span, Table};
 use crate::wire::{self, SOURCES};
 
 /// Elements with a smaller stride share one cache operation, bytes.
 const NEAR_BYTES: usize = 2 * LINE_BYTES;
 
 /// A tensor whose fields are right, and the bytes that hold it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct BoundTensor<'a> {
     pub(super) shape: Shape,
     pub(super) bound: Bound<'a>,
 }
 
-/// Checks a tensor and resolves its buffer; `None` if there is none.
+impl PartialEq for BoundTensor<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        // The bytes first, because they usually differ.
+        self.bound == other.bound && self.shape == other.shape
+    }
+}
+
+/// Checks a tensor and resolves its buffer, and writes it to `out`; an absent tensor leaves `out` as it is.
+///
+/// A returned tensor would be copied several times on its way to `out`.
 pub(super) fn bind<'a>(
     tensor: &wire::Tensor,
     buffers: &LentBuffers<'a>,
-) -> Result<Option<BoundTensor<'a>>, Failure> {
+    out: &mut Option<BoundTensor<'a>>,
+) -> Result<(), Failure> {
     let Some(shape) = shape_of(tensor)? else {
-        return Ok(None);
+        return Ok(());
     };
     let bytes = shape.bytes().ok_or(Failure::bad(BOUNDS))?;
     let bound = buffers.bind(tensor.buffer, tensor.offset, bytes as u64)?;
-    Ok(Some(BoundTensor { shape, bound }))
+    *out = Some(BoundTensor { shape, bound });
+    Ok(())
 }
 
-/// Checks a tensor's type, dimensions and strides; `None` if there is none.
-pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> {
-    let dtype = match tensor.dtype {
-        wire::TYPE_NONE => {
-            return if is_zero(bytemuck::bytes_of(tensor)) {
-                Ok(None)
-            } else {
-                Err(Failure::bad(RESERVED))
-            };
-        }
+/// Returns the type of a tensor's elements.
+fn type_of(dtype: u32) -> Option<Type> {
+    Some(match dtype {
         wire::TYPE_F32 => Type::F32,
         wire::TYPE_F16 => Type::F16,
         wire::TYPE_I32 => Type::I32,
@@ -66,39 +70,52 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
         wire::TYPE_Q5_1 => Type::Q5_1,
         wire::TYPE_IQ4_NL => Type::Iq4Nl,
         wire::TYPE_MXFP4 => Type::Mxfp4,
-        _ => return Err(Failure::bad(TYPE)),
-    };
-    let align = dtype.align() as u64;
-    if !tensor.offset.is_multiple_of(align) || tensor.nb.iter().any(|nb| !nb.is_multiple_of(align))
-    {
+        _ => return None,
+    })
+}
+
+/// Checks a tensor's type, dimensions and strides; `None` if there is none.
+#[inline(always)]
+pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> {
+    if tensor.dtype == wire::TYPE_NONE {
+        return if is_zero(bytemuck::bytes_of(tensor)) {
+            Ok(None)
+        } else {
+            Err(Failure::bad(RESERVED))
+        };
+    }
+    let dtype = type_of(tensor.dtype).ok_or(Failure::bad(TYPE))?;
+    // All alignments are powers of two.
+    let rest = dtype.align() as u64 - 1;
+    let all = tensor.nb.iter().fold(tensor.offset, |all, nb| all | nb);
+    if all & rest != 0 {
         return Err(Failure::bad(ALIGNMENT));
     }
+    // Without loops the numbers stay in registers.
     let bounds = Failure::bad(BOUNDS);
-    let mut shape = Shape {
-        dtype,
-        ne: [1; 4],
-        nb: [0; 4],
-    };
-    for (ne, have) in shape.ne.iter_mut().zip(tensor.ne) {
-        *ne = usize::try_from(have).map_err(|_| bounds)?;
-    }
-    if shape.ne.contains(&0) || !shape.ne[0].is_multiple_of(dtype.block()) {
+    let size = |n: u32| usize::try_from(n).map_err(|_| bounds);
+    let [n0, n1, n2, n3] = tensor.ne;
+    let (n0, n1, n2, n3) = (size(n0)?, size(n1)?, size(n2)?, size(n3)?);
+    // Blocks have 32 elements.
+    if n0.min(n1).min(n2).min(n3) == 0 || n0 & (dtype.block() - 1) != 0 {
         return Err(Failure::bad(SHAPE));
     }
-    let mut elems = 1_usize;
-    for (i, (nb, have)) in shape.nb.iter_mut().zip(tensor.nb).enumerate() {
-        let count = if i == 0 {
-            shape.ne[0] / dtype.block()
-        } else {
-            shape.ne[i]
-        };
-        elems = elems.checked_mul(shape.ne[i]).ok_or(bounds)?;
-        // The stride of a single index has no meaning.
-        if count > 1 {
-            *nb = usize::try_from(have).map_err(|_| bounds)?;
-        }
-    }
-    Ok(Some(shape))
+    let elems = n0.checked_mul(n1).and_then(|n| n.checked_mul(n2));
+    elems.and_then(|n| n.checked_mul(n3)).ok_or(bounds)?;
+    // The stride of a single index has no meaning.
+    let stride = |count: usize, have: u64| match count {
+        1 => Ok(0),
+        _ => usize::try_from(have).map_err(|_| bounds),
+    };
+    let [b0, b1, b2, b3] = tensor.nb;
+    let blocks = if dtype.is_block() { n0 / 32 } else { n0 };
+    let (b0, b1) = (stride(blocks, b0)?, stride(n1, b1)?);
+    let (b2, b3) = (stride(n2, b2)?, stride(n3, b3)?);
+    Ok(Some(Shape {
+        dtype,
+        ne: [n0, n1, n2, n3],
+        nb: [b0, b1, b2, b3],
+    }))
 }
 
 /// Checks that [`wire::OP_TENSOR`] accepts these types, dimensions, strides and parameters. Buffers and
@@ -195,40 +212,39 @@ impl BoundTensor<'_> {
     }
 
     /// Makes a source visible to the processor.
-    pub(super) fn invalidate(&self, platform: &mut impl Platform) {
-        self.runs(|range, _| platform.invalidate(self.bound.mapped(), range));
+    pub(super) fn read(&self, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range, _| cache.read(&self.bound, range));
     }
 
-    /// Makes bytes up to date that share cache lines with the result, and will be cleaned with it.
-    pub(super) fn prepare(&self, platform: &mut impl Platform) {
-        let buffer = self.bound.mapped();
+    /// Makes bytes visible that share cache lines with the result, and will be cleaned with it.
+    pub(super) fn prepare(&self, cache: &mut Cache<'_, impl Platform>) {
         self.runs(|range, has_gaps| {
-            invalidate_edges(buffer, range.clone(), platform);
             if has_gaps {
-                platform.invalidate(buffer, range);
+                cache.read(&self.bound, range.clone());
             }
+            cache.read_edges(&self.bound, &range);
         });
     }
 
-    /// Makes a result visible to the host.
-    pub(super) fn clean(&self, platform: &mut impl Platform) {
-        self.runs(|range, _| platform.clean(self.bound.mapped(), range));
+    /// Remembers that the result was written.
+    pub(super) fn written(&self, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range, _| cache.written(&self.bound, &range));
     }
 
-    /// Calls `f` with the buffer and each row that is named.
+    /// Calls `f` with each row that is named.
     fn named_rows(
         &self,
         named: &Named,
         operands: &Operands<'_, SOURCES>,
-        mut f: impl FnMut(&Mapped, Range<usize>),
+        mut f: impl FnMut(Range<usize>),
     ) -> Result<(), Failure> {
         let numbers = operands.source(named.source).ok_or(Failure::bad(OPERAND))?;
         let ids = View::new(numbers, named.shape)?;
-        let (buffer, first) = (self.bound.mapped(), self.bound.range().start);
+        let first = self.bound.range().start;
         let bytes = self.shape.row_bytes();
         let mut call = |at: [usize; 3]| {
             let start = first + self.shape.row(at);
-            f(buffer, start..start + bytes);
+            f(start..start + bytes);
         };
         if named.whole_planes {
             copy::check_indices(&ids, self.shape.ne[2])?;
@@ -270,7 +286,7 @@ struct Named {
 pub(super) fn tensor_op(
     body: &wire::TensorOp,
     memory: &mut Table,
-    platform: &mut impl Platform,
+    (platform, ranges): (&mut impl Platform, &mut Ranges),
     engine: &Engine,
 ) -> Result<Option<Span>, Failure> {
     if body.reserved != 0 {
@@ -284,16 +300,28 @@ pub(super) fn tensor_op(
         return Ok(None);
     }
     let buffers = memory.lend();
-    let mut dst = bind(&body.dst, &buffers)?.ok_or(Failure::bad(OPERAND))?;
+    let mut dst = None;
+    bind(&body.dst, &buffers, &mut dst)?;
+    let dst = dst.as_mut().ok_or(Failure::bad(OPERAND))?;
     let mut src = [None; SOURCES];
     for (src, tensor) in src.iter_mut().zip(&body.src) {
-        *src = bind(tensor, &buffers)?;
+        bind(tensor, &buffers, src)?;
     }
     if let (Op::Copy, Some(src)) = (&op, &mut src[0]) {
         sort_dimensions(&mut dst.shape, &mut src.shape);
     }
-    let in_place = src.map(|src| src == Some(dst));
-    let apart = [0, 1, 2].map(|i| src[i].filter(|_| !in_place[i]).map(|src| src.bound));
+    let dst = &*dst;
+    let mut apart = [None; SOURCES];
+    for (apart, src) in apart.iter_mut().zip(&src) {
+        if let Some(src) = src.as_ref().filter(|src| *src != dst) {
+            *apart = Some(src.bound);
+        }
+    }
+    let mut cache = Cache {
+        mappings: buffers.mappings(),
+        platform,
+        ranges,
+    };
     // Overlapping operands are refused before any cache line changes.
     let mut operands = buffers.operands(dst.bound, apart)?;
 
@@ -305,46 +333,48 @@ pub(super) fn tensor_op(
     let named = numbers.and_then(|source| {
         Some(Named {
             source,
-            shape: src[source]?.shape,
+            shape: src[source].as_ref()?.shape,
             planes: [dst.shape.ne[2], dst.shape.ne[3]],
             whole_planes: matches!(op, Op::RopeSetRows(_)),
         })
     });
     let sets_rows = matches!(op, Op::SetRows | Op::RopeSetRows(_));
-    if let Some(ids) = numbers.and_then(|source| src[source]) {
-        ids.invalidate(platform);
+    if let Some(ids) = numbers.and_then(|source| src[source].as_ref()) {
+        ids.read(&mut cache);
     }
     for (i, src) in src.iter().enumerate() {
         match (src, &named) {
-            (Some(src), Some(named)) if i == 0 && op == Op::GetRows => {
-                src.named_rows(named, &operands, |b, range| platform.invalidate(b, range))?;
+            (Some(src), Some(named)) if i == 0 && matches!(op, Op::GetRows) => {
+                src.named_rows(named, &operands, |range| cache.read(&src.bound, range))?;
             }
-            (Some(src), _) => src.invalidate(platform),
+            (Some(src), _) => src.read(&mut cache),
             (None, _) => {}
         }
     }
     match &named {
-        Some(named) if sets_rows => dst.named_rows(named, &operands, |b, range| {
-            invalidate_edges(b, range, platform);
+        Some(named) if sets_rows => dst.named_rows(named, &operands, |range| {
+            cache.read_edges(&dst.bound, &range);
         })?,
-        _ => dst.prepare(platform),
+        _ => dst.prepare(&mut cache),
     }
 
     let (bytes, sources) = operands.slices();
     let mut views = [Source::None; SOURCES];
     for (i, view) in views.iter_mut().enumerate() {
-        *view = match (sources[i], src[i]) {
-            (Some(bytes), Some(src)) => Source::Apart(View::new(bytes, src.shape)?),
-            _ if in_place[i] => Source::InPlace,
-            _ => Source::None,
-        };
+        match (sources[i], &src[i]) {
+            (Some(bytes), Some(src)) => *view = Source::Apart(View::bound(bytes, src.shape)),
+            (None, Some(_)) => *view = Source::InPlace,
+            _ => {}
+        }
     }
     let done = run(engine, &op, ViewMut::new(bytes, dst.shape)?, &views);
     match &named {
         Some(named) if sets_rows => {
-            dst.named_rows(named, &operands, |b, range| platform.clean(b, range))?;
+            dst.named_rows(named, &operands, |range| {
+                cache.written(&dst.bound, &range);
+            })?;
         }
-        _ => dst.clean(platform),
+        _ => dst.written(&mut cache),
     }
     done.map_err(Failure::from)?;
     Ok(Some(dst.bound.span()))

@@ -1,7 +1,11 @@
 //! Execution of commands one after another: each is matched with its submission, then executed or
 //! skipped, and a fence is answered.
 
-use super::detail::{FAULT_DMA, FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE};
+use super::coherence::Cache;
+use super::detail::{
+    ALIGNMENT, FAULT_DMA, FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE,
+};
+use super::matmul::ResidentActs;
 use super::ring::Ring;
 use super::{COLLECT_US, Platform, State, Stop, attention, matmul, tensor_op, wide_op};
 use crate::hmx::Hmx;
@@ -62,6 +66,7 @@ impl<P: Platform> Work<'_, P> {
             let last = self.state.submission.last;
             // The host may have written other activations since.
             self.state.resident = None;
+            self.state.ranges.forget();
             self.state.submission = Submission {
                 last,
                 sequence: Some(command.sequence),
@@ -79,6 +84,9 @@ impl<P: Platform> Work<'_, P> {
             return None;
         }
         submission.sequence = None;
+        let State { memory, ranges, .. } = &mut *self.state;
+        ranges.clean(memory.mappings(), self.platform);
+        let submission = &mut self.state.submission;
         let lost_count = Some(Failure::bad(SEQUENCE));
         if submission.failure.map(|(failure, _)| failure) != lost_count {
             submission.last = Some(command.sequence);
@@ -121,12 +129,18 @@ impl<P: Platform> Work<'_, P> {
     /// Executes [`OP_LIST`], and shows progress on `ring` meanwhile.
     fn list(&mut self, command: &Command, ring: &mut Ring) {
         const BYTES: u64 = size_of::<Command>() as u64;
-        let found = body(command).and_then(|list: List| {
+        let found = body(command).and_then(|list: &List| {
             let bytes = u64::from(list.count) * BYTES;
-            let buffers = self.state.memory.lend();
+            let State { memory, ranges, .. } = &mut *self.state;
+            let buffers = memory.lend();
             let all = buffers.bind(list.buffer, list.offset, bytes)?;
             if list.count > 0 {
-                self.platform.invalidate(all.mapped(), all.range());
+                let mut cache = Cache {
+                    mappings: buffers.mappings(),
+                    platform: self.platform,
+                    ranges,
+                };
+                cache.read(&all, all.range());
             }
             Ok(list)
         });
@@ -172,53 +186,77 @@ impl<P: Platform> Work<'_, P> {
         }
         // Activations stay resident in VTCM only across commands that do not use VTCM. A product says which
         // activations are resident after it.
-        let resident = self.state.resident.take();
+        if !matches!(command.op, OP_MUL_MAT | OP_TENSOR) {
+            self.state.resident = None;
+        }
         match command.op {
             OP_NOP => {
                 let Nop { reserved } = body(command)?;
-                zero(reserved)
+                zero(*reserved)
             }
-            OP_MAP => self.map(&body(command)?),
+            OP_MAP => self.map(body(command)?),
             OP_UNMAP => {
-                let Unmap { buffer, reserved } = body(command)?;
+                let Unmap { buffer, reserved } = *body(command)?;
                 zero(reserved)?;
+                let State { memory, ranges, .. } = &mut *self.state;
+                // Another buffer may be mapped at the same address.
+                ranges.clean(memory.mappings(), self.platform);
+                ranges.forget();
                 let mapped = self.state.memory.remove(buffer)?;
                 self.platform.unmap(mapped);
                 Ok(())
             }
             OP_MUL_MAT => {
-                let body: MatMul = body(command)?;
-                let (state, platform, machine) = self.parts();
-                state.resident = resident;
-                matmul::mul_mat(
-                    &body,
-                    &mut state.memory,
-                    &mut state.resident,
-                    platform,
-                    machine,
-                )
-            }
-            OP_MUL_MAT_ID => {
-                let body: MatMulId = body(command)?;
+                let body: &MatMul = body(command)?;
                 let (state, platform, machine) = self.parts();
                 let State {
-                    memory, scratch, ..
+                    memory,
+                    ranges,
+                    resident,
+                    ..
                 } = state;
-                matmul::mul_mat_id(&body, memory, platform, scratch, machine)
+                matmul::mul_mat(body, memory, resident, (platform, ranges), machine)
+            }
+            OP_MUL_MAT_ID => {
+                let body: &MatMulId = body(command)?;
+                let (state, platform, machine) = self.parts();
+                let State {
+                    memory,
+                    ranges,
+                    scratch,
+                    ..
+                } = state;
+                matmul::mul_mat_id(body, memory, (platform, ranges), scratch, machine)
             }
             OP_TENSOR => {
-                let body: TensorOp = body(command)?;
-                let memory = &mut self.state.memory;
-                let written = tensor_op::tensor_op(&body, memory, self.platform, self.engine)?;
-                self.state.resident =
-                    resident.filter(|acts| !written.is_some_and(|span| acts.is_changed_by(span)));
-                Ok(())
+                let body: &TensorOp = body(command)?;
+                let State {
+                    memory,
+                    ranges,
+                    resident,
+                    ..
+                } = &mut *self.state;
+                let cache = (&mut *self.platform, ranges);
+                let written = tensor_op::tensor_op(body, memory, cache, self.engine);
+                let changed = |acts: &ResidentActs| match &written {
+                    Ok(span) => span.is_some_and(|span| acts.is_changed_by(span)),
+                    Err(_) => true,
+                };
+                if resident.as_ref().is_some_and(changed) {
+                    *resident = None;
+                }
+                written.map(|_| ())
             }
             OP_ATTENTION => {
-                let body: Attention = body(command)?;
+                let body: &Attention = body(command)?;
                 let (state, platform, machine) = self.parts();
-                let State { memory, table, .. } = state;
-                attention::attention(&body, memory, table, platform, machine)
+                let State {
+                    memory,
+                    ranges,
+                    table,
+                    ..
+                } = state;
+                attention::attention(body, memory, table, (platform, ranges), machine)
             }
             OP_WIDE => {
                 let body: WideOp = body(command)?;
@@ -271,20 +309,21 @@ impl<P: Platform> Work<'_, P> {
 }
 
 /// Returns the body of a command, and refuses a command without zeros after it.
-fn body<B: Body>(command: &Command) -> Result<B, Failure> {
-    if !is_zero(&command.body[size_of::<B>()..]) {
+#[inline(always)]
+fn body<B: Body>(command: &Command) -> Result<&B, Failure> {
+    let (body, rest) = command.body.split_at(size_of::<B>());
+    if !is_zero(rest) {
         return Err(Failure::bad(RESERVED));
     }
-    Ok(command.body())
+    bytemuck::try_from_bytes(body).map_err(|_| Failure::bad(ALIGNMENT))
 }
 
-/// Returns `true` if all bytes are zero; eight at a time, because this is part of each command.
+/// Returns `true` if all bytes are zero; eight at a time where they are aligned, because this is part of each command.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let words = words
-        .iter()
-        .fold(0, |all, word| all | u64::from_le_bytes(*word));
-    words == 0 && rest.iter().all(|byte| *byte == 0)
+    match bytemuck::try_cast_slice::<u8, u64>(bytes) {
+        Ok(words) => words.iter().fold(0, |all, word| all | word) == 0,
+        Err(_) => bytes.iter().all(|byte| *byte == 0),
+    }
 }
 
 /// Refuses a reserved field that is not zero.

@@ -14,7 +14,61 @@ pub(super) fn read(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
     let bytes = row.get(4 * k..4 * (k + out.len())).unwrap_or_default();
     match bytemuck::try_cast_slice::<u8, f32>(bytes) {
         Ok(elems) if is_plain(shape) && elems.len() == out.len() => hvx::copy_f32(out, elems),
-        _ => convert_read(shape, row, k, out),
+        _ => {
+            let done = out.len() / 64 * 64;
+            let halves = row.get(2 * k..2 * (k + done)).unwrap_or_default();
+            if shape.dtype == Type::F16 && shape.has_dense_rows() && done > 0 && !halves.is_empty()
+            {
+                let (out, rest) = out.split_at_mut(done);
+                hvx::widest(Widen { halves, out });
+                if !rest.is_empty() {
+                    convert_read(shape, row, k + done, rest);
+                }
+            } else {
+                convert_read(shape, row, k, out);
+            }
+        }
+    }
+}
+
+/// f16 without gaps to as many f32, a multiple of 64. A kernel of its own, whose loop has no conditions.
+struct Widen<'a> {
+    halves: &'a [u8],
+    out: &'a mut [f32],
+}
+
+impl hvx::Kernel for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let lines = self.halves.as_chunks::<128>().0;
+        for (out, halves) in self.out.as_chunks_mut::<64>().0.iter_mut().zip(lines) {
+            let (low, high) = hvx::widen_in_order_f16(hvx::load_bytes(halves));
+            let [first, second]: &mut [[f32; 32]; 2] = bytemuck::cast_mut(out);
+            hvx::store_f32(first, low);
+            hvx::store_f32(second, high);
+        }
+    }
+}
+
+/// f32 to as many f16 without gaps, a multiple of 64. A kernel of its own, whose loop has no conditions.
+struct Narrow<'a> {
+    elems: &'a [f32],
+    out: &'a mut [u8],
+}
+
+impl hvx::Kernel for Narrow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let groups = self.elems.as_chunks::<64>().0;
+        for (out, elems) in self.out.as_chunks_mut::<128>().0.iter_mut().zip(groups) {
+            let [first, second]: &[[f32; 32]; 2] = bytemuck::cast_ref(elems);
+            let (even, odd) = hvx::deal_w(hvx::load_f32(first), hvx::load_f32(second));
+            hvx::store_bytes(out, hvx::narrow_f32(even, odd));
+        }
     }
 }
 
@@ -122,8 +176,18 @@ pub(super) fn write(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
                 Err(_) => bytes.copy_from_slice(bytemuck::cast_slice(elems)),
             }
         }
-    } else {
-        convert_write(shape, row, k, elems);
+        return;
+    }
+    let (whole, rest) = elems.split_at(elems.len() / 64 * 64);
+    let halves = row.get_mut(2 * k..2 * (k + whole.len()));
+    match halves {
+        Some(out) if shape.dtype == Type::F16 && shape.has_dense_rows() && !whole.is_empty() => {
+            hvx::widest(Narrow { elems: whole, out });
+            if !rest.is_empty() {
+                convert_write(shape, row, k + whole.len(), rest);
+            }
+        }
+        _ => convert_write(shape, row, k, elems),
     }
 }
 
@@ -173,14 +237,14 @@ fn write_any(shape: &Shape, row: &mut [u8], k: usize, elems: &[f32]) {
         Type::F16 | Type::Bf16 => {
             for (group, elems) in elems.chunks(64).enumerate() {
                 let (even, odd) = hvx::deal_w(load(elems, 0), load(elems, 32));
-                let mut line = Line::ZERO;
                 let halves = if shape.dtype == Type::F16 {
                     hvx::narrow_f32(even, odd)
                 } else {
                     narrow_bf16(even, odd)
                 };
-                hvx::store(&mut line, halves);
                 let at = k + 64 * group;
+                let mut line = Line::ZERO;
+                hvx::store(&mut line, halves);
                 if dense {
                     if let Some(bytes) = row.get_mut(2 * at..2 * (at + elems.len())) {
                         bytes.copy_from_slice(&line.0[..bytes.len()]);

@@ -132,14 +132,14 @@ impl Shape {
 
     /// Returns the number of bytes from the tensor's first to its last; `None` if that overflows.
     #[must_use]
+    #[inline(always)]
     pub fn bytes(&self) -> Option<usize> {
-        let counts = [self.blocks(), self.ne[1], self.ne[2], self.ne[3]];
-        counts
-            .into_iter()
-            .zip(self.nb)
-            .try_fold(self.dtype.block_bytes(), |sum, (count, stride)| {
-                sum.checked_add(stride.checked_mul(count.checked_sub(1)?)?)
-            })
+        let [_, n1, n2, n3] = self.ne;
+        let [b0, b1, b2, b3] = self.nb;
+        let reach = |count: usize, stride: usize| (count - 1).checked_mul(stride);
+        let row = reach(self.blocks(), b0)?.checked_add(self.dtype.block_bytes())?;
+        let planes = reach(n2, b2)?.checked_add(reach(n3, b3)?)?;
+        reach(n1, b1)?.checked_add(planes)?.checked_add(row)
     }
 
     /// Returns the byte offset of row `at`; indices modulo the dimensions.
@@ -175,6 +175,18 @@ impl Shape {
         true
     }
 
+    /// Returns the shape of the same elements in rows of `n`, which divides their number and is made of whole blocks. The
+    /// tensor is gapless.
+    #[must_use]
+    pub fn with_rows(&self, n: usize) -> Self {
+        let row = n / self.dtype.block() * self.dtype.block_bytes();
+        Self {
+            dtype: self.dtype,
+            ne: [n, self.elems() / n, 1, 1],
+            nb: [self.dtype.block_bytes(), row, 0, 0],
+        }
+    }
+
     /// Returns `true` if elements (blocks) of a row are consecutive.
     #[must_use]
     pub fn has_dense_rows(&self) -> bool {
@@ -189,7 +201,8 @@ impl Shape {
             return None;
         }
         let mut order = [0, 1, 2];
-        order.sort_unstable_by_key(|i| self.nb[i + 1]);
+        // Dimensions with one index come last, so that rows of dimension 1 are usually numbered in order.
+        order.sort_unstable_by_key(|i| (self.ne[i + 1] == 1, self.nb[i + 1]));
         let mut extent = self.row_bytes();
         for i in order.into_iter().filter(|i| self.ne[i + 1] > 1) {
             if self.nb[i + 1] < extent {

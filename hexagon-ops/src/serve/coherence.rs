@@ -1,0 +1,205 @@
+//! Cache operations of a submission: each range of bytes is made visible once, and results are written to memory when the
+//! fence is answered.
+//!
+//! The host touches no operand of a submission until its fence is answered, so within a submission only the DSP writes.
+//! Lines that were invalidated or written once are up to date until then, and lines that were written stay in the cache.
+//! They reach memory at the fence, and earlier if the DMA engine reads them, or if their buffer is unmapped.
+//!
+//! ```text
+//! read      known range? nothing : written lines among them -> clean · invalidate · remember
+//! written   remember as written; another written range in the same slot -> clean
+//! fence     clean all that was written · forget everything
+//! ```
+//!
+//! A slot of the table is found by the range's address, because commands name the same tensors again and again. A range
+//! that starts elsewhere inside a known one is looked for only among written ranges.
+
+use core::ops::Range;
+
+use super::Platform;
+use crate::layout::LINE_BYTES;
+use crate::rt::memory::{Bound, Mappings};
+
+/// Ranges that are remembered.
+const SLOTS: usize = 64;
+
+/// Whole lines of a buffer that the cache holds as they are, or newer than memory.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// Address of the buffer's first byte, and the buffer's number.
+    base: usize,
+    buffer: usize,
+    /// Bytes of the buffer.
+    start: usize,
+    end: usize,
+    is_written: bool,
+}
+
+impl Slot {
+    const EMPTY: Self = Self {
+        base: 0,
+        buffer: 0,
+        start: 0,
+        end: 0,
+        is_written: false,
+    };
+
+    /// Returns the lines that hold `range` of an operand's buffer.
+    fn lines(bound: &Bound<'_>, range: &Range<usize>) -> Self {
+        let mapped = bound.mapped();
+        Self {
+            base: mapped.start().addr(),
+            buffer: bound.span().buffer(),
+            start: range.start / LINE_BYTES * LINE_BYTES,
+            end: range.end.next_multiple_of(LINE_BYTES).min(mapped.bytes()),
+            is_written: false,
+        }
+    }
+
+    fn address(&self) -> usize {
+        self.base + self.start
+    }
+
+    fn end_address(&self) -> usize {
+        self.base + self.end
+    }
+
+    /// Returns the slot that this range has in the table.
+    fn index(&self) -> usize {
+        let line = self.address() / LINE_BYTES;
+        (line ^ (line / SLOTS) ^ (line / SLOTS / SLOTS)) % SLOTS
+    }
+
+    fn contains(&self, other: &Self) -> bool {
+        self.address() <= other.address() && other.end_address() <= self.end_address()
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.address() < other.end_address() && other.address() < self.end_address()
+    }
+}
+
+/// The ranges that the current submission has read and written.
+#[derive(Debug)]
+pub(super) struct Ranges {
+    slots: [Slot; SLOTS],
+    /// Addresses between which all written ranges lie.
+    written: Option<Range<usize>>,
+}
+
+impl Ranges {
+    pub(super) const fn new() -> Self {
+        Self {
+            slots: [Slot::EMPTY; SLOTS],
+            written: None,
+        }
+    }
+
+    /// Forgets everything, for a submission whose buffers the host has written since.
+    pub(super) fn forget(&mut self) {
+        *self = Self::new();
+    }
+
+    /// Writes all results to memory; they stay known.
+    pub(super) fn clean(&mut self, mappings: Mappings<'_>, platform: &mut impl Platform) {
+        if self.written.take().is_none() {
+            return;
+        }
+        for slot in self.slots.iter_mut().filter(|slot| slot.is_written) {
+            slot.is_written = false;
+            clean(slot, mappings, platform);
+        }
+    }
+}
+
+/// The data cache as a command uses it.
+pub(super) struct Cache<'a, P> {
+    pub(super) platform: &'a mut P,
+    pub(super) ranges: &'a mut Ranges,
+    pub(super) mappings: Mappings<'a>,
+}
+
+impl<P: Platform> Cache<'_, P> {
+    /// Makes `range` of the operand's buffer visible to the processor.
+    pub(super) fn read(&mut self, bound: &Bound<'_>, range: Range<usize>) {
+        let lines = Slot::lines(bound, &range);
+        let index = lines.index();
+        if self.ranges.slots[index].contains(&lines) || self.clean_within(&lines) {
+            return;
+        }
+        self.platform
+            .invalidate(bound.mapped(), lines.start..lines.end);
+        self.remember(index, lines);
+    }
+
+    /// Makes the lines that a result shares with other data at both ends of `range` visible. Otherwise, cleaning the
+    /// result would write old bytes over data of the host in the same lines.
+    pub(super) fn read_edges(&mut self, bound: &Bound<'_>, range: &Range<usize>) {
+        let lines = Slot::lines(bound, range);
+        if self.ranges.slots[lines.index()].contains(&lines) {
+            return;
+        }
+        if lines.start != range.start {
+            self.read(bound, lines.start..range.start);
+        }
+        if lines.end != range.end {
+            self.read(bound, range.end..lines.end);
+        }
+    }
+
+    /// Remembers that `range` of the operand's buffer was written.
+    pub(super) fn written(&mut self, bound: &Bound<'_>, range: &Range<usize>) {
+        let mut lines = Slot::lines(bound, range);
+        lines.is_written = true;
+        let (start, end) = (lines.address(), lines.end_address());
+        self.ranges.written = Some(match &self.ranges.written {
+            Some(all) => all.start.min(start)..all.end.max(end),
+            None => start..end,
+        });
+        self.remember(lines.index(), lines);
+    }
+
+    /// Writes those results of earlier commands to memory that the DMA engine will read there.
+    pub(super) fn before_dma(&mut self, bound: &Bound<'_>) {
+        let lines = Slot::lines(bound, &bound.range());
+        if self.clean_within(&lines) {
+            self.ranges.clean(self.mappings, self.platform);
+        }
+    }
+
+    /// Returns `true` if a written range contains `lines`; otherwise cleans the written ranges that overlap them.
+    fn clean_within(&mut self, lines: &Slot) -> bool {
+        match &self.ranges.written {
+            Some(all) if lines.address() < all.end && all.start < lines.end_address() => {}
+            _ => return false,
+        }
+        let overlapping = |slot: &&mut Slot| slot.is_written && slot.overlaps(lines);
+        for slot in self.ranges.slots.iter_mut().filter(overlapping) {
+            if slot.contains(lines) {
+                return true;
+            }
+            slot.is_written = false;
+            clean(slot, self.mappings, self.platform);
+        }
+        false
+    }
+
+    /// Gives the slot `index` to `lines`.
+    fn remember(&mut self, index: usize, mut lines: Slot) {
+        let slot = &mut self.ranges.slots[index];
+        if (slot.buffer, slot.address()) == (lines.buffer, lines.address()) {
+            lines.end = lines.end.max(slot.end);
+            lines.is_written |= slot.is_written;
+        } else if slot.is_written {
+            clean(slot, self.mappings, self.platform);
+        }
+        *slot = lines;
+    }
+}
+
+/// Writes the lines of a slot to memory.
+fn clean(slot: &Slot, mappings: Mappings<'_>, platform: &mut impl Platform) {
+    if let Some(mapped) = mappings.get(slot.buffer) {
+        platform.clean(mapped, slot.start..slot.end);
+    }
+}
