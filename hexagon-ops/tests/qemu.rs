@@ -12,6 +12,8 @@
 mod common;
 #[path = "../tools/guest/src/ops.rs"]
 mod ops;
+#[path = "../tools/guest/src/rows.rs"]
+mod rows;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,6 +22,7 @@ use std::process::{Command, Stdio};
 use common::{Rng, Skip, guest};
 use hexagon_ops::hvx::{self, Vector};
 use hexagon_ops::layout::Line;
+use hexagon_ops::ops::tensor::Type;
 
 /// A qemu-hexagon.
 struct Emulator {
@@ -257,6 +260,65 @@ fn bytes_are_copied_and_filled_as_by_loops() {
     }
 }
 
+/// Returns the elements of a result as f32.
+fn elements(bytes: &[u8], dtype: Type) -> Vec<f32> {
+    match dtype {
+        Type::F16 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|half| half::f16::from_le_bytes(*half).to_f32())
+            .collect(),
+        _ => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word| f32::from_le_bytes(*word))
+            .collect(),
+    }
+}
+
+#[test]
+#[ignore = "needs the pinned nightly and an emulator: make dsp"]
+fn rows_have_the_hosts_values_up_to_their_ends() {
+    let emulator = match emulator() {
+        Ok(found) if found.has_float => found,
+        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
+        Err(reason) => return println!("SKIPPED: {reason}"),
+    };
+    for library in common::LIBRARIES {
+        let guest = match guest(library) {
+            Ok(guest) => guest,
+            Err(reason) => return println!("SKIPPED {library}: {reason}"),
+        };
+        let requests = (0..rows::CASES).map(|case| {
+            let mut head = Line::ZERO;
+            head.0[..4].copy_from_slice(&(-5_i32).to_le_bytes());
+            head.0[4..8].copy_from_slice(&i32::try_from(case).unwrap().to_le_bytes());
+            [head.0, [0; 128], [0; 128], [0; 128]].concat()
+        });
+        let answer = run(&emulator, &guest, requests.flatten().collect());
+        let bytes = rows::LINES * size_of::<Line>();
+        assert_eq!(answer.len(), rows::CASES * bytes, "the guest stopped early");
+        for (case, have) in answer.chunks_exact(bytes).enumerate() {
+            let mut arena = rows::Arena {
+                src: [[Line::ZERO; rows::LINES]; 3],
+                dst: [Line::ZERO; rows::LINES],
+            };
+            let dtype = rows::compute(case, &mut arena).unwrap();
+            let want = elements(bytemuck::cast_slice(&arena.dst), dtype);
+            // Rounding of f16, and of qfloat.
+            let relative = if dtype == Type::F16 { 1e-3 } else { 2e-6 };
+            for (i, (have, want)) in elements(have, dtype).iter().zip(&want).enumerate() {
+                assert!(
+                    (have - want).abs() <= relative * want.abs().max(1.0),
+                    "case {case} on {library}: element {i} is {have}, not {want}"
+                );
+            }
+        }
+    }
+}
+
 /// Makes a copy of the guest in which the matrix unit's instructions do nothing, and every copy of
 /// the DMA engine is done at once: no available emulator has these units. Each packet counts as one.
 fn without_units(guest: &Path) -> PathBuf {
@@ -344,7 +406,7 @@ fn kernels_take_the_recorded_packets() {
                     # soft_max_inner: less the maximum, exponentials by table, sums; exp_f32: the polynomial.\n\
                     # memcpy_BYTES, memset_BYTES: a call; odd: from an odd address.\n\
                     # attention_T_rR: per position, a head of 64 with R query rows, keys and values of type T; the matrix unit's packets count.\n\
-                    # whole_*: a further command of a list, read, checked, executed and cleaned; copies of the DMA engine are free.\n\
+                    # whole_*: a further command of a list, read, checked and executed, on results of earlier ones; copies of the DMA engine are free.\n\
                     # whole_mul_mat_T_mM: per tile, K = N = 2048; whole_attention_T_hD_QonK_rR: per position and query head, 1024 positions.\n";
         let head = head.replace("NIGHTLY", nightly);
         std::fs::write(&table, format!("{head}{measured}")).unwrap();

@@ -5,6 +5,9 @@ use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
 
+/// Most elements of a row that is made of several shorter rows. Longer rows would leave too few for the threads.
+const LONG_ROW: usize = 4096;
+
 /// Writes elements `to..to + n` of a row: the elements of row `at` of a source that start at
 /// `from`.
 struct CopyRow<'a, 'b> {
@@ -26,11 +29,21 @@ impl hvx::Kernel for CopyRow<'_, '_> {
                 .take(self.to, self.n, self.view, self.at, self.from);
             return;
         }
-        let mut chunk: Chunk = [0.0; CHUNK];
+        let from = self.from..self.from + self.n;
+        if let Some(out) = self.row.floats().and_then(|row| row.get_mut(self.to..))
+            && from.end <= self.view.shape.ne[0]
+        {
+            return self.view.read_row(self.at, self.from, &mut out[..self.n]);
+        }
+        if let Some(elems) = self.view.floats(self.at).and_then(|row| row.get(from)) {
+            return self.row.write(self.to, elems);
+        }
+        let mut memory = hvx::zeros::<{ CHUNK / 32 }>();
+        let chunk: &mut Chunk = bytemuck::cast_mut(&mut memory);
         for k in (0..self.n).step_by(CHUNK) {
             let len = CHUNK.min(self.n - k);
             let from = self.from + k;
-            let elems = self.view.read(self.at, from..from + len, &mut chunk);
+            let elems = self.view.read(self.at, from..from + len, chunk);
             self.row.write(self.to + k, elems);
         }
     }
@@ -165,13 +178,24 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     if matches!(src, Source::InPlace) {
         return Ok(());
     }
-    let view = src.apart()?;
+    let mut view = src.apart()?;
     let (d, s) = (dst.shape, view.shape);
     let block = d.dtype.block().max(s.dtype.block());
     let blocks = d.ne[0].is_multiple_of(block) && s.ne[0].is_multiple_of(block);
     if d.elems() != s.elems() || !converts(&s, &d) || !blocks {
         return Err(Error::Operand);
     }
+    let mut dst = dst;
+    if d.is_gapless() && s.is_gapless() {
+        // Both are their elements in ggml's order, so that short rows can be copied together.
+        let mut n = d.ne[0];
+        for count in &d.ne[1..] {
+            n = Some(n * count).filter(|n| *n <= LONG_ROW).unwrap_or(n);
+        }
+        dst = dst.reshaped(d.with_rows(n));
+        view.shape = s.with_rows(n);
+    }
+    let (d, s) = (dst.shape, view.shape);
     dst.for_rows(engine, |mut row| {
         let [i1, i2, i3] = row.at;
         let mut k = 0;

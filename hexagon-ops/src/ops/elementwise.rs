@@ -17,6 +17,7 @@ use crate::hvx::{self, Vector};
 use crate::rt::Engine;
 
 pub use function::{Binary, Function, Glu, Unary};
+pub(super) use function::{each_group, put};
 
 /// Writes `f(a, b)` for one row. Element i of the result uses element i + `shift` of `a` and `b`.
 struct MapRow<'a> {
@@ -49,10 +50,12 @@ impl hvx::Kernel for MapRow<'_> {
                     self.src[1].read(&self.row, range(self.shift[1]), b_chunk),
                 )
             });
-            let place = dense.and_then(|_| self.row.floats());
-            let is_in_place = place.is_some();
+            // Sources in place have been copied.
+            let place = self.row.floats().map(|row| &mut row[start..start + len]);
+            let is_written = place.is_some();
+            // One call, because the code of all functions is inlined here.
             self.f.map(a, b, place.unwrap_or(&mut out_chunk[..]));
-            if !is_in_place {
+            if !is_written {
                 self.row.write(start, &out_chunk[..len]);
             }
         }
@@ -62,7 +65,7 @@ impl hvx::Kernel for MapRow<'_> {
 /// Returns the elements of a source that a row needs, if they are f32 without gaps and apart from the
 /// result; none of a source that does not exist.
 #[inline(always)]
-fn dense<'a>(source: &Source<'a>, row: &Row<'_>, shift: usize) -> Option<&'a [f32]> {
+pub(super) fn dense<'a>(source: &Source<'a>, row: &Row<'_>, shift: usize) -> Option<&'a [f32]> {
     match source {
         Source::Apart(view) => view.floats(row.at)?.get(shift..shift + row.len()),
         Source::InPlace => None,

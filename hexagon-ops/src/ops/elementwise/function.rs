@@ -159,27 +159,40 @@ macro_rules! each {
     };
 }
 
-/// Does the same as `each!` for two operands, with a copy of the code for whole vectors, so that
-/// their loop has no conditions: for functions that are short or common.
-macro_rules! each_whole {
-    ($out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{
-        let (whole, rest) = $a.as_chunks::<32>();
-        let lanes = $out.as_chunks_mut::<32>().0.iter_mut();
-        for ((lanes, x), y) in lanes.zip(whole).zip($b.as_chunks::<32>().0) {
-            let ($x, $y) = (hvx::load_f32(x), hvx::load_f32(y));
-            hvx::store_f32(lanes, $f);
+/// Does the same as `each!` for two operands, with a copy of the code for `$n` whole vectors at a time: for functions that
+/// are short or common. All of them are loaded before the first is stored, so that loads, arithmetic and stores of
+/// different vectors run beside each other.
+macro_rules! each_group {
+    ($n:literal; $out:ident; $x:ident in $a:ident, $y:ident in $b:ident => $f:expr) => {{
+        let (a, b): (&[f32], &[f32]) = ($a, $b);
+        let (groups, rest) = a.as_chunks::<{ 32 * $n }>();
+        let outs = $out.as_chunks_mut::<{ 32 * $n }>().0.iter_mut();
+        for ((out, x), y) in outs.zip(groups).zip(b.as_chunks::<{ 32 * $n }>().0) {
+            let x: &[[f32; 32]; $n] = bytemuck::cast_ref(x);
+            let y: &[[f32; 32]; $n] = bytemuck::cast_ref(y);
+            let mut lanes = [hvx::splat_w(0); $n];
+            for i in 0..$n {
+                let ($x, $y) = (hvx::load_f32(&x[i]), hvx::load_f32(&y[i]));
+                lanes[i] = $f;
+            }
+            let out: &mut [[f32; 32]; $n] = bytemuck::cast_mut(out);
+            for i in 0..$n {
+                hvx::store_f32(&mut out[i], lanes[i]);
+            }
         }
-        if !rest.is_empty() {
-            let k = 32 * whole.len();
-            let ($x, $y) = (load($a, k), load($b, k));
-            put($f, &mut $out[k..], rest.len());
+        for k in (0..rest.len()).step_by(32) {
+            let k = 32 * $n * groups.len() + k;
+            let ($x, $y) = (load(a, k), load(b, k));
+            put($f, &mut $out[k..], a.len() - k);
         }
     }};
 }
 
+pub(in crate::ops) use each_group;
+
 /// Writes the first `count` lanes, or all if there are fewer, to the start of `out`.
 #[inline(always)]
-fn put(lanes: Vector, out: &mut [f32], count: usize) {
+pub(in crate::ops) fn put(lanes: Vector, out: &mut [f32], count: usize) {
     match out.first_chunk_mut() {
         Some(out) if count >= 32 => hvx::store_f32(out, lanes),
         _ => {
@@ -219,9 +232,9 @@ impl Binary {
     #[inline(always)]
     fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
-            Self::Add => each_whole!(out; x in a, y in b => add_f32(x, y)),
-            Self::Sub => each_whole!(out; x in a, y in b => hvx::sub_f32(x, y)),
-            Self::Mul => each_whole!(out; x in a, y in b => mul_f32(x, y)),
+            Self::Add => each_group!(4; out; x in a, y in b => add_f32(x, y)),
+            Self::Sub => each_group!(4; out; x in a, y in b => hvx::sub_f32(x, y)),
+            Self::Mul => each_group!(4; out; x in a, y in b => mul_f32(x, y)),
             Self::Div => each!(out; x in a, y in b => math::divide(x, y)),
         }
     }
@@ -302,7 +315,7 @@ impl Glu {
     #[inline(always)]
     fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
-            Self::Swiglu => each_whole!(out; x in a, y in b => mul_f32(math::silu(x), y)),
+            Self::Swiglu => each_group!(2; out; x in a, y in b => mul_f32(math::silu(x), y)),
             Self::Geglu => each!(out; x in a, y in b => mul_f32(math::gelu(x), y)),
             Self::Reglu => each!(out; x in a, y in b => mul_f32(max_f32(x, splat_w(0)), y)),
             Self::GegluErf => each!(out; x in a, y in b => mul_f32(math::gelu_erf(x), y)),

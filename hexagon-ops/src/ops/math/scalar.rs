@@ -1,7 +1,28 @@
 //! Functions of one f64, for the few numbers that a command's parameters need: powers and
 //! logarithms to 1e-14.
 
-use core::f64::consts::{LN_2, SQRT_2};
+use core::f64::consts::{LN_2, LOG2_E, SQRT_2};
+
+/// `1 / (2 i + 1)`: divisions take 80 packets each on the DSP.
+const ODD_INVERSES: [f64; 9] = {
+    let mut inverses = [1.0; 9];
+    let (mut i, mut odd) = (0, 1.0);
+    while i < inverses.len() {
+        inverses[i] = 1.0 / odd;
+        (i, odd) = (i + 1, odd + 2.0);
+    }
+    inverses
+};
+/// `1 / (i + 1)`.
+const INVERSES: [f64; 17] = {
+    let mut inverses = [1.0; 17];
+    let (mut i, mut k) = (0, 1.0);
+    while i < inverses.len() {
+        inverses[i] = 1.0 / k;
+        (i, k) = (i + 1, k + 1.0);
+    }
+    inverses
+};
 
 /// Returns the natural logarithm of a positive normal number.
 #[must_use]
@@ -16,8 +37,8 @@ pub fn ln(x: f64) -> f64 {
     // ln f = 2 artanh((f - 1) / (f + 1)), |argument| <= 0.172.
     let t = (fraction - 1.0) / (fraction + 1.0);
     let (square, mut power, mut sum) = (t * t, t, 0.0);
-    for odd in [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, 17.0] {
-        sum += power / odd;
+    for inverse in ODD_INVERSES {
+        sum += power * inverse;
         power *= square;
     }
     exponent * LN_2 + 2.0 * sum
@@ -35,11 +56,11 @@ pub fn exp(x: f64) -> f64 {
         return 0.0;
     }
     let x = x.min(709.0);
-    let n = (x / LN_2 + if x < 0.0 { -0.5 } else { 0.5 }) as i64;
+    let n = (x * LOG2_E + if x < 0.0 { -0.5 } else { 0.5 }) as i64;
     let r = x - n as f64 * LN_2;
     let (mut term, mut sum) = (1.0, 1.0);
-    for k in 1..18 {
-        term *= r / f64::from(k);
+    for inverse in INVERSES {
+        term *= r * inverse;
         sum += term;
     }
     sum * f64::from_bits(((n + 1023) as u64) << 52)

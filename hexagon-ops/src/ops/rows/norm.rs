@@ -4,7 +4,7 @@
 use super::{all_lanes, count_f32, load};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
-use crate::ops::elementwise::{divides, same_shape};
+use crate::ops::elementwise::{dense, divides, each_group, put, same_shape};
 use crate::ops::math;
 use crate::ops::tensor::{CHUNK, Chunk, Chunks, Row, Source, View, ViewMut};
 use crate::rt::Engine;
@@ -27,6 +27,29 @@ fn term(x: Vector, shift: Vector, squared: bool) -> Vector {
     if squared { hvx::mul_f32(x, x) } else { x }
 }
 
+/// Adds `x - shift`, or its square, of each element to the lanes of two sums.
+#[inline(always)]
+fn add_terms(elems: &[f32], shift: Vector, squared: bool, sums: &mut [Vector; 2]) {
+    let [mut first, mut second] = *sums;
+    let (whole, rest) = elems.as_chunks::<32>();
+    let (pairs, last) = whole.as_chunks::<2>();
+    for [a, b] in pairs {
+        first = hvx::add_f32(first, term(hvx::load_f32(a), shift, squared));
+        second = hvx::add_f32(second, term(hvx::load_f32(b), shift, squared));
+    }
+    for elems in last {
+        first = hvx::add_f32(first, term(hvx::load_f32(elems), shift, squared));
+    }
+    if !rest.is_empty() {
+        // Lanes after the end hold the shift.
+        let mut lanes = [0.0; 32];
+        hvx::store_f32(&mut lanes, term(load(rest, 0), shift, squared));
+        lanes[rest.len()..].fill(0.0);
+        second = hvx::add_f32(second, hvx::load_f32(&lanes));
+    }
+    *sums = [first, second];
+}
+
 /// Returns the sum over a row of `x - shift`, or of its square; in all lanes.
 #[inline(always)]
 fn sum(
@@ -36,27 +59,47 @@ fn sum(
     shift: Vector,
     squared: bool,
 ) -> Vector {
-    let (mut first, mut second) = (splat_w(0), splat_w(0));
-    for start in (0..n).step_by(CHUNK) {
-        let elems = src.read(row, start..n.min(start + CHUNK), chunk);
-        let (whole, rest) = elems.as_chunks::<32>();
-        let (pairs, last) = whole.as_chunks::<2>();
-        for [a, b] in pairs {
-            first = hvx::add_f32(first, term(hvx::load_f32(a), shift, squared));
-            second = hvx::add_f32(second, term(hvx::load_f32(b), shift, squared));
+    let mut sums = [splat_w(0); 2];
+    let whole = match src {
+        Source::Apart(view) => view.floats(row.at).and_then(|elems| elems.get(..n)),
+        _ => None,
+    };
+    let step = if whole.is_some() { n } else { CHUNK };
+    for start in (0..n).step_by(step.max(1)) {
+        let range = start..n.min(start + step);
+        let elems = whole.unwrap_or_else(|| src.read(row, range, chunk));
+        add_terms(elems, shift, squared, &mut sums);
+    }
+    all_lanes(hvx::add_f32(sums[0], sums[1]), hvx::add_f32)
+}
+
+/// The last step of a norm: what each element becomes.
+struct Scaling {
+    shift: Option<Vector>,
+    factor: Vector,
+}
+
+impl Scaling {
+    /// Computes `out = (x - shift) · factor · times + plus`. `times` and `plus` are empty or as long as `x`.
+    #[inline(always)]
+    fn apply(&self, x: &[f32], times: &[f32], plus: &[f32], out: &mut [f32]) {
+        let factor = self.factor;
+        match self.shift {
+            None if !times.is_empty() => {
+                each_group!(4; out; x in x, t in times => hvx::mul_f32(hvx::mul_f32(x, factor), t));
+            }
+            shift => {
+                let shift = shift.unwrap_or(splat_w(0));
+                each_group!(4; out; a in x, _b in x => hvx::mul_f32(hvx::sub_f32(a, shift), factor));
+                for (out, times) in out.chunks_mut(32).zip(times.chunks(32)) {
+                    put(hvx::mul_f32(load(out, 0), load(times, 0)), out, out.len());
+                }
+            }
         }
-        for elems in last {
-            first = hvx::add_f32(first, term(hvx::load_f32(elems), shift, squared));
-        }
-        if !rest.is_empty() {
-            // Lanes after the end hold the shift.
-            let mut lanes = [0.0; 32];
-            hvx::store_f32(&mut lanes, term(load(rest, 0), shift, squared));
-            lanes[rest.len()..].fill(0.0);
-            second = hvx::add_f32(second, hvx::load_f32(&lanes));
+        for (out, plus) in out.chunks_mut(32).zip(plus.chunks(32)) {
+            put(hvx::add_f32(load(out, 0), load(plus, 0)), out, out.len());
         }
     }
-    all_lanes(hvx::add_f32(first, second), hvx::add_f32)
 }
 
 /// The arguments of [`norm`] for one row.
@@ -74,7 +117,7 @@ impl hvx::Kernel for NormRow<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
         let [src, times, plus] = self.src;
-        let [chunk, out, ..] = self.chunks;
+        let [chunk, times_chunk, plus_chunk, out] = self.chunks;
         let n = self.row.len();
         let inverse = splat_f32(1.0 / count_f32(n));
         let mut shift = splat_w(0);
@@ -93,25 +136,33 @@ impl hvx::Kernel for NormRow<'_> {
                 math::reciprocal(hvx::max_f32(length, splat_f32(eps)))
             }
         };
-        for start in (0..n).step_by(CHUNK) {
-            let len = CHUNK.min(n - start);
+        let scaling = Scaling {
+            shift: matches!(self.norm, Norm::Mean(_)).then_some(shift),
+            factor,
+        };
+        let dense = match [0, 1, 2].map(|i| dense(&self.src[i], &self.row, 0)) {
+            [Some(x), Some(times), Some(plus)] if self.row.floats().is_some() => {
+                Some((x, times, plus))
+            }
+            _ => None,
+        };
+        let step = if dense.is_some() { n } else { CHUNK };
+        for start in (0..n).step_by(step.max(1)) {
+            let len = step.min(n - start);
             let range = start..start + len;
-            let elems = src.read(&self.row, range.clone(), chunk);
-            for (out, elems) in out.as_chunks_mut::<32>().0.iter_mut().zip(elems.chunks(32)) {
-                let x = hvx::sub_f32(load(elems, 0), shift);
-                hvx::store_f32(out, hvx::mul_f32(x, factor));
+            let (x, times, plus) = dense.unwrap_or_else(|| {
+                (
+                    src.read(&self.row, range.clone(), chunk),
+                    times.read(&self.row, range.clone(), times_chunk),
+                    plus.read(&self.row, range.clone(), plus_chunk),
+                )
+            });
+            let place = self.row.floats().map(|row| &mut row[range]);
+            let is_written = place.is_some();
+            scaling.apply(x, times, plus, place.unwrap_or(&mut out[..len.min(CHUNK)]));
+            if !is_written {
+                self.row.write(start, &out[..len]);
             }
-            let elems = times.read(&self.row, range.clone(), chunk);
-            for (out, elems) in out.as_chunks_mut::<32>().0.iter_mut().zip(elems.chunks(32)) {
-                let x = hvx::load_f32(out);
-                hvx::store_f32(out, hvx::mul_f32(x, load(elems, 0)));
-            }
-            let elems = plus.read(&self.row, range, chunk);
-            for (out, elems) in out.as_chunks_mut::<32>().0.iter_mut().zip(elems.chunks(32)) {
-                let x = hvx::load_f32(out);
-                hvx::store_f32(out, hvx::add_f32(x, load(elems, 0)));
-            }
-            self.row.write(start, &out[..len]);
         }
     }
 }

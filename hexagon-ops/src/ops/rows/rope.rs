@@ -13,16 +13,18 @@
 //! are dimension 1), and a task keeps the table of its latest position.
 
 mod angles;
+mod rotate;
 
-use angles::{AngleTable, Constants, Positions};
+use angles::{AngleTable, Constants};
 pub use angles::{MAX_PAIRS, Rope, SectionOrder, Sections};
+use rotate::{RotateHalves, RotateRows, rotate};
 
 use super::load;
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
 use crate::ops::copy::{check_indices, checked};
 use crate::ops::elementwise::same_shape;
-use crate::ops::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
+use crate::ops::tensor::{CHUNK, Chunk, Row, Run, Source, View, ViewMut};
 use crate::rt::Engine;
 
 /// Elements that form a pair.
@@ -34,36 +36,130 @@ pub enum RopePairs {
     Halves,
 }
 
-/// The arguments of [`rope`] for one row.
-struct RopeRow<'a, 't> {
-    row: Row<'a>,
+/// What all rows of a rotation have in common.
+struct Turning<'a> {
     src: &'a Source<'a>,
     rope: &'a Rope,
     constants: &'a Constants,
-    table: &'a mut AngleTable<'t>,
-    position: Positions,
+    positions: &'a View<'a>,
+    n_tokens: usize,
     factors: &'a Source<'a>,
 }
 
-impl hvx::Kernel for RopeRow<'_, '_> {
+/// A row of any type.
+struct RotateRow<'a, 't> {
+    turning: &'a Turning<'a>,
+    table: &'a mut AngleTable<'t>,
+    row: Row<'a>,
+}
+
+impl hvx::Kernel for RotateRow<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
-        let rope = self.rope;
-        self.table.fill(
-            self.row.at[1],
-            self.position,
-            rope,
+    fn run<const FUSED: bool>(self) {
+        self.turning.by_chunks(self.row, self.table);
+    }
+}
+
+impl Turning<'_> {
+    /// Fills the table for a token.
+    fn fill(&self, token: usize, table: &mut AngleTable<'_>) {
+        table.fill(
+            (token, self.n_tokens),
+            self.positions,
+            self.rope,
             self.constants,
             self.factors,
         );
+    }
+
+    /// Rotates rows of the result in order.
+    fn rotate_run(&self, mut run: Run<'_>, table: &mut AngleTable<'_>) {
+        self.fill(run.at[1], table);
+        let (at, count, n) = (run.at, run.count, run.len());
+        let source = match self.src {
+            Source::Apart(view) => view.float_rows(at, count),
+            _ => Some((&[][..], 0)),
+        };
+        if let (Some(to), Some(from)) = (run.floats(), source) {
+            return if matches!(self.src, Source::InPlace) {
+                self.rotate_rows::<true>(table, from, to, [n, count]);
+            } else {
+                self.rotate_rows::<false>(table, from, to, [n, count]);
+            };
+        }
+        run.for_each_row(|row| self.rotate_row(row, table));
+    }
+
+    /// Rotates `count` rows of `n` f32.
+    fn rotate_rows<const IN_PLACE: bool>(
+        &self,
+        table: &AngleTable<'_>,
+        from: (&[f32], usize),
+        to: (&mut [f32], usize),
+        [n, count]: [usize; 2],
+    ) {
+        let rows = RotateRows::<IN_PLACE> {
+            turning: self,
+            table,
+            from,
+            to,
+            n,
+            count,
+        };
+        let is_whole = n == 2 * self.rope.n_pairs() && n.is_multiple_of(64);
+        if self.rope.pairs == RopePairs::Halves && is_whole {
+            hvx::widest(RotateHalves(rows));
+        } else {
+            hvx::widest(rows);
+        }
+    }
+
+    /// Rotates the heads of a token, which are f32 without gaps, into the rows of `cell` that belong to `part`. `scratch`
+    /// holds one row or more.
+    fn rotate_cell(
+        &self,
+        cell: usize,
+        part: &mut ViewMut<'_>,
+        (elems, step): (&[f32], usize),
+        (table, scratch): (&AngleTable<'_>, &mut [f32]),
+    ) {
+        let [n, heads, ..] = part.shape.ne;
+        let per_turn = scratch.len() / n;
+        for first in (0..heads).step_by(per_turn) {
+            let count = per_turn.min(heads - first);
+            let from = (&elems[first * step..], step);
+            self.rotate_rows::<false>(table, from, (&mut *scratch, n), [n, count]);
+            for (i, row) in scratch.chunks_exact(n).take(count).enumerate() {
+                if let Some(mut out) = part.row([first + i, cell, 0]) {
+                    out.write(0, row);
+                }
+            }
+        }
+    }
+
+    /// Rotates a row of any type, whose index is that of the source's row and whose token the table is for.
+    fn rotate_row(&self, row: Row<'_>, table: &mut AngleTable<'_>) {
+        hvx::widest(RotateRow {
+            turning: self,
+            table,
+            row,
+        });
+    }
+}
+
+impl Turning<'_> {
+    /// Rotates a row of any type and length.
+    #[inline(always)]
+    fn by_chunks(&self, mut row: Row<'_>, table: &mut AngleTable<'_>) {
+        let (rope, src) = (self.rope, self.src);
         let AngleTable {
             cosine,
             sine,
             chunks: [a, b, y0, y1],
             ..
-        } = self.table;
+        } = table;
         let (cosine, sine) = (&cosine[..], &sine[..]);
         let half = rope.n_pairs();
         for pair in (0..half).step_by(CHUNK / 2) {
@@ -72,20 +168,20 @@ impl hvx::Kernel for RopeRow<'_, '_> {
             match rope.pairs {
                 RopePairs::Halves => {
                     let at = rope.first + pair;
-                    let x0 = self.src.read(&self.row, at..at + len, a);
-                    let x1 = self.src.read(&self.row, at + half..at + half + len, b);
+                    let x0 = src.read(&row, at..at + len, a);
+                    let x1 = src.read(&row, at + half..at + half + len, b);
                     for i in (0..len).step_by(32) {
                         let turn = (load(cosine, pair + i), load(sine, pair + i));
                         let (v0, v1) = rotate(turn, load(x0, i), load(x1, i));
                         set(y0, i, v0);
                         set(y1, i, v1);
                     }
-                    self.row.write(at, &y0[..len]);
-                    self.row.write(at + half, &y1[..len]);
+                    row.write(at, &y0[..len]);
+                    row.write(at + half, &y1[..len]);
                 }
                 RopePairs::Adjacent => {
                     let at = rope.first + 2 * pair;
-                    let x = self.src.read(&self.row, at..at + 2 * len, a);
+                    let x = src.read(&row, at..at + 2 * len, a);
                     for i in (0..len).step_by(32) {
                         let (x0, x1) = hvx::deal_w(load(x, 2 * i), load(x, 2 * i + 32));
                         let turn = (load(cosine, pair + i), load(sine, pair + i));
@@ -94,19 +190,19 @@ impl hvx::Kernel for RopeRow<'_, '_> {
                         set(b, 2 * i, low);
                         set(b, 2 * i + 32, high);
                     }
-                    self.row.write(at, &b[..2 * len]);
+                    row.write(at, &b[..2 * len]);
                 }
             }
         }
-        if matches!(self.src, Source::InPlace) {
+        if matches!(src, Source::InPlace) {
             return;
         }
         // Elements outside the rotated range are copied.
-        for range in [0..rope.first, rope.first + 2 * half..self.row.len()] {
+        for range in [0..rope.first, rope.first + 2 * half..row.len()] {
             for start in range.clone().step_by(CHUNK) {
                 let end = range.end.min(start + CHUNK);
-                let x = self.src.read(&self.row, start..end, a);
-                self.row.write(start, x);
+                let x = src.read(&row, start..end, a);
+                row.write(start, x);
             }
         }
     }
@@ -118,15 +214,6 @@ fn set(chunk: &mut Chunk, i: usize, v: Vector) {
     if let Some(out) = chunk[i..].first_chunk_mut::<32>() {
         hvx::store_f32(out, v);
     }
-}
-
-/// Returns the pairs turned by angles with cosines `c` and sines `s`.
-#[inline(always)]
-fn rotate((c, s): (Vector, Vector), x0: Vector, x1: Vector) -> (Vector, Vector) {
-    (
-        hvx::sub_f32(hvx::mul_f32(x0, c), hvx::mul_f32(x1, s)),
-        hvx::add_f32(hvx::mul_f32(x0, s), hvx::mul_f32(x1, c)),
-    )
 }
 
 /// Refuses parameters that do not fit the row.
@@ -226,12 +313,6 @@ pub fn rope_set_rows(
     Ok(())
 }
 
-/// Runs a row: one copy of the code for rows in order and rows by number.
-#[inline(never)]
-fn run_row(kernel: RopeRow<'_, '_>) {
-    hvx::widest(kernel);
-}
-
 /// Rotates the rows of `src` into their places in `dst`, or into those that `cells` names. Operands
 /// have been checked.
 fn turn(
@@ -248,41 +329,44 @@ fn turn(
         Source::Apart(view) => view.shape.ne[2],
         _ => dst.shape.ne[2],
     };
+    let turning = &Turning {
+        src,
+        rope,
+        constants,
+        positions,
+        n_tokens,
+        factors,
+    };
     dst.for_parts(engine, |part| {
-        let mut memory = hvx::zeros::<{ 6 * CHUNK / 32 }>();
-        let [cosine, sine, a, b, y0, y1]: &mut [Chunk; 6] = bytemuck::cast_mut(&mut memory);
+        let mut memory = hvx::zeros::<{ 8 * CHUNK / 32 }>();
+        let [cosine, sine, a, b, y0, y1, scratch @ ..]: &mut [Chunk; 8] =
+            bytemuck::cast_mut(&mut memory);
         let table = &mut AngleTable {
             token: None,
             cosine,
             sine,
             chunks: [a, b, y0, y1],
         };
-        let mut turn_row = |row: Row<'_>| {
-            let mut position = [0; 4];
-            let n_positions = if rope.sections.is_some() { 4 } else { 1 };
-            for (i, position) in position.iter_mut().enumerate().take(n_positions) {
-                *position = positions.index(row.at[1] + i * n_tokens, [0; 3]);
-            }
-            run_row(RopeRow {
-                position,
-                row,
-                src,
-                rope,
-                constants,
-                table,
-                factors,
-            });
-        };
         let Some(cells) = cells else {
-            return part.for_each_row(turn_row);
+            return part.for_each_run(|run| turning.rotate_run(run, table));
         };
         for token in 0..n_tokens {
             let cell = checked(cells.index(token, [0; 3]));
+            turning.fill(token, table);
+            let heads = match src {
+                Source::Apart(view) => view.float_rows([0, token, 0], part.shape.ne[1]),
+                _ => None,
+            };
+            let scratch = scratch.as_flattened_mut();
+            if let Some(heads) = heads.filter(|_| part.shape.ne[0] <= scratch.len()) {
+                turning.rotate_cell(cell, part, heads, (table, scratch));
+                continue;
+            }
             for head in 0..part.shape.ne[1] {
                 if let Some(mut row) = part.row([head, cell, 0]) {
                     // The place from which the row is read.
                     row.at = [head, token, 0];
-                    turn_row(row);
+                    turning.rotate_row(row, table);
                 }
             }
         }

@@ -12,7 +12,7 @@
 use super::{all_lanes, load};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
-use crate::ops::elementwise::same_shape;
+use crate::ops::elementwise::{dense, put, same_shape};
 use crate::ops::math::{self, scalar};
 use crate::ops::tensor::{CHUNK, Chunks, Row, Source, Type, ViewMut};
 use crate::rt::Engine;
@@ -80,19 +80,6 @@ struct SoftMaxRow<'a> {
     chunks: &'a mut Chunks,
 }
 
-/// Writes the lanes of up to 32 elements.
-#[inline(always)]
-fn store(out: &mut [f32], v: Vector) {
-    match out.first_chunk_mut::<32>() {
-        Some(whole) => hvx::store_f32(whole, v),
-        None => {
-            let mut lanes = [0.0; 32];
-            hvx::store_f32(&mut lanes, v);
-            out.copy_from_slice(&lanes[..out.len()]);
-        }
-    }
-}
-
 /// Loads 32 elements, with `fill` past the end.
 #[inline(always)]
 fn load_filled(elems: &[f32], fill: f32) -> Vector {
@@ -106,45 +93,122 @@ fn load_filled(elems: &[f32], fill: f32) -> Vector {
     }
 }
 
+/// Writes `x · scale + slope · mask` to `out`, without the mask if it is empty; returns the larger ones of `largest` and
+/// these.
+#[inline(always)]
+fn scores(
+    (x, mask): (&[f32], &[f32]),
+    [scale, slope]: [Vector; 2],
+    out: &mut [f32],
+    mut largest: Vector,
+) -> Vector {
+    let (whole, rest) = x.as_chunks::<32>();
+    let lanes = out.as_chunks_mut::<32>().0.iter_mut();
+    if mask.is_empty() {
+        for (out, x) in lanes.zip(whole) {
+            let score = hvx::mul_f32(hvx::load_f32(x), scale);
+            largest = hvx::max_f32(largest, score);
+            hvx::store_f32(out, score);
+        }
+    } else {
+        for ((out, x), mask) in lanes.zip(whole).zip(mask.as_chunks::<32>().0) {
+            let (x, mask) = (hvx::load_f32(x), hvx::load_f32(mask));
+            let score = hvx::add_f32(hvx::mul_f32(x, scale), hvx::mul_f32(mask, slope));
+            largest = hvx::max_f32(largest, score);
+            hvx::store_f32(out, score);
+        }
+    }
+    if !rest.is_empty() {
+        let k = 32 * whole.len();
+        // The mask is loaded before the first product: a load may be a call, which vector registers do not survive.
+        let (x, mask) = (load(x, k), load(mask, k));
+        let score = hvx::add_f32(hvx::mul_f32(x, scale), hvx::mul_f32(mask, slope));
+        put(score, &mut out[k..], rest.len());
+        largest = hvx::max_f32(largest, load_filled(&out[k..], f32::NEG_INFINITY));
+    }
+    largest
+}
+
+/// Replaces elements by `exp(x - largest)`, and returns `total` with them added.
+#[inline(always)]
+fn exponentials(out: &mut [f32], largest: Vector, mut total: Vector) -> Vector {
+    // Two vectors at a time: the steps of one fill the pauses between those of the other.
+    let (pairs, rest) = out.as_chunks_mut::<64>();
+    for pair in pairs {
+        let [low, high]: &mut [[f32; 32]; 2] = bytemuck::cast_mut(pair);
+        let first = math::exp(hvx::sub_f32(hvx::load_f32(low), largest));
+        let second = math::exp(hvx::sub_f32(hvx::load_f32(high), largest));
+        total = hvx::add_f32(total, hvx::add_f32(first, second));
+        hvx::store_f32(low, first);
+        hvx::store_f32(high, second);
+    }
+    for out in rest.chunks_mut(32) {
+        let x = load_filled(out, f32::NEG_INFINITY);
+        let e = math::exp(hvx::sub_f32(x, largest));
+        total = hvx::add_f32(total, e);
+        put(e, out, out.len());
+    }
+    total
+}
+
+/// Multiplies elements by a factor.
+#[inline(always)]
+fn multiply(out: &mut [f32], factor: Vector) {
+    let (whole, rest) = out.as_chunks_mut::<32>();
+    for out in whole {
+        hvx::store_f32(out, hvx::mul_f32(hvx::load_f32(out), factor));
+    }
+    if !rest.is_empty() {
+        put(hvx::mul_f32(load(rest, 0), factor), rest, rest.len());
+    }
+}
+
 impl hvx::Kernel for SoftMaxRow<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<const FUSED: bool>(mut self) {
         let n = self.row.len();
-        let (scale, slope) = (splat_f32(self.scale), splat_f32(self.slope));
+        let factors = [splat_f32(self.scale), splat_f32(self.slope)];
         let mut largest = splat_f32(self.sink.unwrap_or(f32::NEG_INFINITY));
-        let [chunk, mask_chunk, out, _] = self.chunks;
-        for start in (0..n).step_by(CHUNK) {
-            let range = start..n.min(start + CHUNK);
-            let x = self.src.read(&self.row, range.clone(), chunk);
-            let mask = self.mask.read(&self.row, range.clone(), mask_chunk);
-            for (i, out) in out[..range.len()].chunks_mut(32).enumerate() {
-                let x = load(x, 32 * i);
-                // The mask is loaded before the first product: a load may be a call, which vector registers do not survive.
-                let x = if mask.is_empty() {
-                    hvx::mul_f32(x, scale)
-                } else {
-                    let mask = load(mask, 32 * i);
-                    hvx::add_f32(hvx::mul_f32(x, scale), hvx::mul_f32(mask, slope))
-                };
-                store(out, x);
-                largest = hvx::max_f32(largest, load_filled(out, f32::NEG_INFINITY));
+        let [chunk, mask_chunk, copy, _] = self.chunks;
+        let is_dense = self.row.floats().is_some();
+        let dense = match [self.src, self.mask].map(|src| dense(src, &self.row, 0)) {
+            [Some(x), Some(mask)] if is_dense => Some((x, mask)),
+            _ => None,
+        };
+        let step = if dense.is_some() { n } else { CHUNK };
+        for start in (0..n).step_by(step.max(1)) {
+            let range = start..n.min(start + step);
+            let sources = dense.unwrap_or_else(|| {
+                (
+                    self.src.read(&self.row, range.clone(), chunk),
+                    self.mask.read(&self.row, range.clone(), mask_chunk),
+                )
+            });
+            let len = range.len();
+            let place = self.row.floats().map(|row| &mut row[range]);
+            let out = place.unwrap_or(&mut copy[..len.min(CHUNK)]);
+            largest = scores(sources, factors, out, largest);
+            if !is_dense {
+                self.row.write(start, &copy[..len]);
             }
-            self.row.write(start, &out[..range.len()]);
         }
         let largest = all_lanes(largest, hvx::max_f32);
         let mut total = splat_w(0);
-        for start in (0..n).step_by(CHUNK) {
-            let out = &mut out[..CHUNK.min(n - start)];
-            self.row.read_back(start, out);
-            for out in out.chunks_mut(32) {
-                let x = load_filled(out, f32::NEG_INFINITY);
-                let e = math::exp(hvx::sub_f32(x, largest));
-                total = hvx::add_f32(total, e);
-                store(out, e);
+        let step = if is_dense { n } else { CHUNK };
+        for start in (0..n).step_by(step.max(1)) {
+            let range = start..n.min(start + step);
+            if !is_dense {
+                self.row.read_back(start, &mut copy[..range.len()]);
             }
-            self.row.write(start, out);
+            let len = range.len();
+            let place = self.row.floats().map(|row| &mut row[range]);
+            let out = place.unwrap_or(&mut copy[..len.min(CHUNK)]);
+            total = exponentials(out, largest, total);
+            if !is_dense {
+                self.row.write(start, &copy[..len]);
+            }
         }
         let mut total = all_lanes(total, hvx::add_f32);
         if let Some(sink) = self.sink {
@@ -152,12 +216,13 @@ impl hvx::Kernel for SoftMaxRow<'_> {
             total = hvx::add_f32(total, e);
         }
         let factor = math::reciprocal(total);
+        if let Some(out) = self.row.floats() {
+            return multiply(out, factor);
+        }
         for start in (0..n).step_by(CHUNK) {
-            let out = &mut out[..CHUNK.min(n - start)];
+            let out = &mut copy[..CHUNK.min(n - start)];
             self.row.read_back(start, out);
-            for out in out.chunks_mut(32) {
-                store(out, hvx::mul_f32(load(out, 0), factor));
-            }
+            multiply(out, factor);
             self.row.write(start, out);
         }
     }

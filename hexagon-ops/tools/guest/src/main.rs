@@ -3,7 +3,7 @@
 //! Reads requests of four lines from standard input: a line whose first words are a number and a
 //! scalar, then three vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] and
 //! [`WHOLE`] with tables of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32; [`COPY`] with the
-//! functions that were compared, as text.
+//! functions that were compared, as text; [`ROWS`] with the result of the case that the scalar names.
 
 #![no_std]
 #![no_main]
@@ -13,6 +13,7 @@ mod bench;
 mod bytes;
 mod multiply;
 mod ops;
+mod rows;
 mod scratch;
 mod whole;
 
@@ -21,14 +22,23 @@ use core::arch::{asm, global_asm};
 use hexagon_ops::hvx;
 use hexagon_ops::layout::Line;
 
+use crate::scratch::Scratch;
+
 /// Request number of the packet counts.
 const BENCH: i32 = -1;
 /// Request number of a multiplication on the matrix unit, which no available emulator has.
 const MULTIPLY: i32 = -2;
 /// Request number of the packet counts of whole operations.
 const WHOLE: i32 = -4;
+/// Request number of an operation on tensors.
+const ROWS: i32 = -5;
 /// Request number of the comparison of `memcpy`, `memmove` and `memset` with loops.
 const COPY: i32 = -3;
+
+static ARENA: Scratch<rows::Arena> = Scratch::new(rows::Arena {
+    src: [[Line::ZERO; rows::LINES]; 3],
+    dst: [Line::ZERO; rows::LINES],
+});
 
 // The stack of a Linux process is aligned to 8 bytes, vectors spill to 128.
 global_asm!(
@@ -130,6 +140,15 @@ extern "C" fn main() -> ! {
         }
         if words[0] == WHOLE {
             whole::run(&mut |text| write(text.as_bytes()), &map);
+            continue;
+        }
+        if words[0] == ROWS {
+            // SAFETY: the only reference to ARENA.
+            let arena = unsafe { ARENA.get() };
+            if rows::compute(words[1] as usize, arena).is_err() {
+                exit(5);
+            }
+            write(bytemuck::cast_slice(&arena.dst));
             continue;
         }
         if words[0] == COPY {

@@ -1,7 +1,7 @@
 //! Packets of whole operations: the command loop reads, checks and executes lists of commands, with
 //! cache operations and results, as on a device.
 //!
-//! A figure is what a further command of a list costs, warm. Copies of the DMA engine cost nothing,
+//! A figure is what a further command of a list costs, warm. Its activations are those of an earlier command. Copies of the DMA engine cost nothing,
 //! and the matrix unit's instructions count as packets.
 
 use core::fmt::Write;
@@ -36,7 +36,7 @@ const COMMANDS: u64 = 46 << 20;
 const VTCM_TILES: usize = (8 << 20) / size_of::<Tile>();
 /// Slots of the ring.
 const SLOTS: u32 = 4;
-/// Most commands of a list.
+/// Commands of a list.
 const MOST: usize = 3;
 /// Side of the weights, and positions of a cache.
 const SIDE: usize = 2048;
@@ -161,12 +161,12 @@ impl Host {
         (completion.status == STATUS_OK).then_some(completion.packets)
     }
 
-    /// Returns the packets of a list of `count` commands that take turns, when run again.
-    fn list(&mut self, commands: &[Command; 2], count: usize) -> Option<u64> {
+    /// Returns the packets of a list of the first `count` commands, when run again.
+    fn list(&mut self, commands: &[Command; MOST], count: usize) -> Option<u64> {
         for index in 0..count {
             let at = self.arena.wrapping_add(COMMANDS as usize + index * size_of::<Command>());
             // SAFETY: inside the arena, which the loop does not use now.
-            unsafe { at.cast::<Command>().write(commands[index % 2]) };
+            unsafe { at.cast::<Command>().write(commands[index]) };
         }
         let list = List {
             buffer: 0,
@@ -178,7 +178,7 @@ impl Host {
     }
 
     /// Returns what a further command of a list costs, in hundredths of a packet per unit.
-    fn cost(&mut self, commands: &[Command; 2], units: usize) -> Option<u64> {
+    fn cost(&mut self, commands: &[Command; MOST], units: usize) -> Option<u64> {
         let one = self.list(commands, 1)?;
         let more = self.list(commands, MOST)?;
         let units = units as u64 * (MOST as u64 - 1);
@@ -194,7 +194,7 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8) {
         let _ = writeln!(text, "no session");
         return;
     };
-    let mut line = |name: core::fmt::Arguments<'_>, commands: [Command; 2], units: usize| {
+    let mut line = |name: core::fmt::Arguments<'_>, commands: [Command; MOST], units: usize| {
         let _ = match host.cost(&commands, units) {
             Some(spent) => writeln!(text, "whole_{name} {}.{:02}", spent / 100, spent % 100),
             None => writeln!(text, "whole_{name} refused"),
@@ -207,13 +207,14 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8) {
     ] {
         for m in rows {
             // Two activations take turns, so that none is found prepared.
-            let commands = [FIRST, SECOND].map(|act| mul_mat(weight, *m, act));
+            let commands = [FIRST, SECOND, FIRST].map(|act| mul_mat(weight, *m, act));
             let tiles = SIDE / TILE_DIM * SIDE / TILE_DIM;
             line(format_args!("mul_mat_{name}_m{m}"), commands, tiles);
         }
     }
-    for (name, op) in tensor_ops() {
-        line(format_args!("{name}"), [Command::new(0, &op); 2], 1);
+    let [first, second, third] = [0, 1, 2].map(tensor_ops);
+    for (((name, a), (_, b)), (_, c)) in first.into_iter().zip(second).zip(third) {
+        line(format_args!("{name}"), [a, b, c].map(|op| Command::new(0, &op)), 1);
     }
     for (name, cache, head, heads, per, rows) in [
         ("f16_h64_1on1_r1", wire::TYPE_F16, 64, 1, 1, 1),
@@ -226,8 +227,10 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8) {
         ("f16_h128_4on1_r512", wire::TYPE_F16, 128, 4, 4, 512),
         ("q8_0_h64_1on1_r1", wire::TYPE_Q8_0, 64, 1, 1, 1),
     ] {
-        let command = Command::new(0, &attention(cache, head, [heads, heads / per, rows]));
-        line(format_args!("attention_{name}"), [command; 2], POSITIONS * heads);
+        let commands = [0, 1, 2].map(|layer| {
+            Command::new(0, &attention(layer, cache, head, [heads, heads / per, rows]))
+        });
+        line(format_args!("attention_{name}"), commands, POSITIONS * heads);
     }
 }
 
@@ -276,8 +279,12 @@ fn tensor(dtype: u32, offset: u64, ne: [usize; 4]) -> Tensor {
     }
 }
 
-/// Operations on tensors, one row unless the name says otherwise.
-fn tensor_ops() -> [(&'static str, TensorOp); 20] {
+/// Bytes from the weights, or the caches, of a layer to those of the next.
+const LAYER: u64 = 2 << 20;
+
+/// Operations on tensors, one row unless the name says otherwise. Results and activations are those of an earlier command,
+/// but each layer has its weights and caches, which the loop has not seen in the submission.
+fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 20] {
     use wire::{TYPE_F16 as F16, TYPE_F32 as F32, TYPE_I32 as I32, TYPE_I64 as I64};
     let op = |kernel, params: &[(usize, u32)], dst, src: &[Tensor]| {
         let mut op = TensorOp {
@@ -293,7 +300,8 @@ fn tensor_ops() -> [(&'static str, TensorOp); 20] {
     let two = |kernel, n| op(kernel, &[], row(RESULT, n), &[row(FIRST, n), row(SECOND, n)]);
     let norm = |n| {
         let eps = (0, 1e-6_f32.to_bits());
-        op(wire::KERNEL_RMS_NORM, &[eps], row(RESULT, n), &[row(FIRST, n), row(SECOND, n)])
+        let weights = row(SECOND + layer * LAYER, n);
+        op(wire::KERNEL_RMS_NORM, &[eps], row(RESULT, n), &[row(FIRST, n), weights])
     };
     let angles = |n, mode| {
         [
@@ -335,7 +343,7 @@ fn tensor_ops() -> [(&'static str, TensorOp); 20] {
             op(
                 wire::KERNEL_ROPE_SET_ROWS,
                 &angles(64, 2),
-                tensor(F16, RESULT, [64, 9, 8, 1]),
+                tensor(F16, RESULT + layer * LAYER, [64, 9, 8, 1]),
                 &[tensor(F32, FIRST, [64, 9, 1, 1]), position, number],
             ),
         ),
@@ -347,7 +355,7 @@ fn tensor_ops() -> [(&'static str, TensorOp); 20] {
             op(
                 wire::KERNEL_SET_ROWS,
                 &[],
-                tensor(F16, RESULT, [512, 8, 1, 1]),
+                tensor(F16, RESULT + layer * LAYER, [512, 8, 1, 1]),
                 &[row(FIRST, 512), number],
             ),
         ),
@@ -357,7 +365,7 @@ fn tensor_ops() -> [(&'static str, TensorOp); 20] {
                 wire::KERNEL_GET_ROWS,
                 &[],
                 row(RESULT, 2048),
-                &[tensor(F16, FIRST, [2048, 8, 1, 1]), position],
+                &[tensor(F16, FIRST + layer * LAYER, [2048, 8, 1, 1]), position],
             ),
         ),
         ("copy_f16_2048", copy([2048, 1, 1, 1])),
@@ -366,7 +374,7 @@ fn tensor_ops() -> [(&'static str, TensorOp); 20] {
 }
 
 /// Attention over [`POSITIONS`]: query heads, heads of keys and values, rows.
-fn attention(cache: u32, head: usize, [heads, kv, rows]: [usize; 3]) -> Attention {
+fn attention(layer: u64, cache: u32, head: usize, [heads, kv, rows]: [usize; 3]) -> Attention {
     // A cache holds the heads of a position side by side.
     let cached = |offset| {
         let mut tensor = tensor(cache, offset, [head, POSITIONS, kv, 1]);
@@ -382,8 +390,8 @@ fn attention(cache: u32, head: usize, [heads, kv, rows]: [usize; 3]) -> Attentio
         reserved: 0,
         dst: tensor(wire::TYPE_F32, RESULT, [head, heads, rows, 1]),
         q: tensor(wire::TYPE_F32, FIRST, [head, rows, heads, 1]),
-        k: cached(WEIGHTS),
-        v: cached(SECOND),
+        k: cached(WEIGHTS + layer * LAYER),
+        v: cached(SECOND + layer * LAYER),
         mask: tensor(wire::TYPE_F16, MASK, [POSITIONS, rows, 1, 1]),
         sinks: Zeroable::zeroed(),
     }

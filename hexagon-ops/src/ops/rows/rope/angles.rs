@@ -3,7 +3,7 @@
 use super::RopePairs;
 use crate::hvx;
 use crate::ops::math::{self, scalar};
-use crate::ops::tensor::{Chunk, Source};
+use crate::ops::tensor::{Chunk, Source, View};
 
 /// Most pairs of a row: heads of 512 elements.
 pub const MAX_PAIRS: usize = 256;
@@ -142,9 +142,6 @@ impl Constants {
     }
 }
 
-/// The four positions of a row; without sections only the first is used.
-pub(super) type Positions = [i64; 4];
-
 /// Sines and cosines for the positions of one token.
 pub(super) struct AngleTable<'a> {
     pub(super) token: Option<usize>,
@@ -154,17 +151,26 @@ pub(super) struct AngleTable<'a> {
     pub(super) chunks: [&'a mut Chunk; 4],
 }
 
+/// The arguments of [`AngleTable::fill`].
+struct Fill<'a, 't> {
+    table: &'a mut AngleTable<'t>,
+    /// Positions of time, height, width and the fourth one; without sections only the first is used.
+    start: [f32; 4],
+    rope: &'a Rope,
+    constants: &'a Constants,
+    factors: &'a Source<'a>,
+}
+
 impl AngleTable<'_> {
-    /// Fills the table for `position`, which is that of `token`.
-    #[inline(always)]
+    /// Fills the table for the positions of `token` of `n_tokens`: one, with sections four.
     #[expect(
         clippy::cast_precision_loss,
-        reason = "ggml's positions are rounded to f32 as well; pairs are few"
+        reason = "ggml's positions are rounded to f32 as well"
     )]
     pub(super) fn fill(
         &mut self,
-        token: usize,
-        position: Positions,
+        (token, n_tokens): (usize, usize),
+        positions: &View<'_>,
         rope: &Rope,
         constants: &Constants,
         factors: &Source<'_>,
@@ -173,15 +179,44 @@ impl AngleTable<'_> {
             return;
         }
         self.token = Some(token);
-        let n_pairs = rope.n_pairs();
-        let factors = match factors {
-            Source::Apart(view) => view.read([0; 3], 0..n_pairs, self.chunks[0]),
+        let mut start = [0.0; 4];
+        let n_positions = if rope.sections.is_some() { 4 } else { 1 };
+        for (i, start) in start.iter_mut().enumerate().take(n_positions) {
+            *start = positions.index(token + i * n_tokens, [0; 3]) as f32;
+        }
+        hvx::widest(Fill {
+            table: self,
+            start,
+            rope,
+            constants,
+            factors,
+        });
+    }
+}
+
+impl Fill<'_, '_> {
+    /// Writes the angles of all pairs to the place of their sines.
+    #[inline(always)]
+    #[expect(clippy::cast_precision_loss, reason = "pairs are few")]
+    fn angles(&mut self, n_pairs: usize) {
+        let (rope, constants, start) = (self.rope, self.constants, self.start);
+        let angles = self.table.sine.iter_mut().take(n_pairs);
+        let mut theta = start;
+        let is_plain = rope.sections.is_none() && rope.ext_factor == 0.0;
+        if is_plain && matches!(self.factors, Source::None) {
+            let mut theta = theta[0];
+            for angle in angles {
+                *angle = rope.freq_scale * theta;
+                theta *= constants.theta_scale;
+            }
+            return;
+        }
+        let factors = match self.factors {
+            Source::Apart(view) => view.read([0; 3], 0..n_pairs, self.table.chunks[0]),
             _ => &[],
         };
-        let start = position.map(|position| position as f32);
-        let mut theta = start;
         let [low, high] = constants.ramp;
-        for (j, angle) in self.sine.iter_mut().take(n_pairs).enumerate() {
+        for (j, angle) in angles.enumerate() {
             let mut extrapolated = theta[0];
             if let Some(sections) = rope.sections {
                 let (section, restart) = sections.of(j);
@@ -203,11 +238,21 @@ impl AngleTable<'_> {
                 *angle = *angle * (1.0 - mix) + extrapolated * mix;
             }
         }
-        let magnitude = hvx::splat_f32(constants.magnitude);
-        let sign = if rope.is_inverse { -1.0 } else { 1.0 };
-        let sine_magnitude = hvx::splat_f32(constants.magnitude * sign);
-        let cosines = self.cosine.as_chunks_mut::<32>().0;
-        let sines = self.sine.as_chunks_mut::<32>().0;
+    }
+}
+
+impl hvx::Kernel for Fill<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(mut self) {
+        let n_pairs = self.rope.n_pairs();
+        self.angles(n_pairs);
+        let magnitude = hvx::splat_f32(self.constants.magnitude);
+        let sign = if self.rope.is_inverse { -1.0 } else { 1.0 };
+        let sine_magnitude = hvx::splat_f32(self.constants.magnitude * sign);
+        let cosines = self.table.cosine.as_chunks_mut::<32>().0;
+        let sines = self.table.sine.as_chunks_mut::<32>().0;
         for (cosine, sine) in cosines.iter_mut().zip(sines).take(n_pairs.div_ceil(32)) {
             let (s, c) = math::sin_cos(hvx::load_f32(sine));
             hvx::store_f32(sine, hvx::mul_f32(s, sine_magnitude));

@@ -1,0 +1,174 @@
+//! Rotation of rows of f32, from memory to memory.
+
+use super::angles::AngleTable;
+use super::{RopePairs, Turning};
+use crate::hvx::{self, Vector};
+use crate::ops::elementwise::put;
+use crate::ops::rows::load;
+
+/// Rows of f32 that follow each other, and the table of their token. Each kind is a kernel of its own, so that the rows'
+/// loop has the registers to itself.
+pub(super) struct RotateRows<'a, 't, const IN_PLACE: bool> {
+    pub(super) turning: &'a Turning<'a>,
+    pub(super) table: &'a AngleTable<'t>,
+    /// The source's rows, and the elements from one to the next.
+    pub(super) from: (&'a [f32], usize),
+    /// The result's.
+    pub(super) to: (&'a mut [f32], usize),
+    /// Elements of a row, and the number of rows.
+    pub(super) n: usize,
+    pub(super) count: usize,
+}
+
+impl<const IN_PLACE: bool> hvx::Kernel for RotateRows<'_, '_, IN_PLACE> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let ((x, from_step), (out, step), n) = (self.from, self.to, self.n);
+        let rows = out.chunks_mut(step.max(n)).take(self.count).enumerate();
+        for (i, out) in rows {
+            let x = if IN_PLACE {
+                &[]
+            } else {
+                &x[i * from_step..][..n]
+            };
+            self.turning
+                .rotate::<IN_PLACE>(self.table, x, &mut out[..n]);
+        }
+    }
+}
+
+/// [`RotateRows`] of which every element is rotated, in pairs of halves, 32 pairs at a time. The loop has no conditions, so
+/// that addresses stay in registers.
+pub(super) struct RotateHalves<'a, 't, const IN_PLACE: bool>(
+    pub(super) RotateRows<'a, 't, IN_PLACE>,
+);
+
+impl<const IN_PLACE: bool> hvx::Kernel for RotateHalves<'_, '_, IN_PLACE> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let ((x, from_step), (out, step), n) = (self.0.from, self.0.to, self.0.n);
+        let groups = n / 64;
+        let cosines = &self.0.table.cosine.as_chunks::<32>().0[..groups];
+        let sines = &self.0.table.sine.as_chunks::<32>().0[..groups];
+        for i in 0..self.0.count {
+            let Some(out) = out.get_mut(i * step..i * step + n) else {
+                return;
+            };
+            let x = match IN_PLACE {
+                true => &[],
+                false => x.get(i * from_step..i * from_step + n).unwrap_or_default(),
+            };
+            let (low, high) = out.as_chunks_mut::<32>().0.split_at_mut(groups);
+            let (x0, x1) = x.as_chunks::<32>().0.split_at(groups.min(x.len() / 32));
+            for (g, (low, high)) in low.iter_mut().zip(high).enumerate() {
+                let (x0, x1) = match IN_PLACE {
+                    true => (hvx::load_f32(low), hvx::load_f32(high)),
+                    false => match (x0.get(g), x1.get(g)) {
+                        (Some(x0), Some(x1)) => (hvx::load_f32(x0), hvx::load_f32(x1)),
+                        _ => return,
+                    },
+                };
+                let turn = (hvx::load_f32(&cosines[g]), hvx::load_f32(&sines[g]));
+                let (y0, y1) = rotate(turn, x0, x1);
+                hvx::store_f32(low, y0);
+                hvx::store_f32(high, y1);
+            }
+        }
+    }
+}
+
+impl Turning<'_> {
+    /// Rotates a row of f32: that of `out`, or `x` into it.
+    #[inline(always)]
+    fn rotate<const IN_PLACE: bool>(&self, table: &AngleTable<'_>, x: &[f32], out: &mut [f32]) {
+        let (rope, half) = (self.rope, self.rope.n_pairs());
+        let end = rope.first + 2 * half;
+        if !IN_PLACE {
+            hvx::copy_f32(&mut out[..rope.first], x);
+            hvx::copy_f32(&mut out[end..], &x[end..]);
+        }
+        let out = &mut out[rope.first..end];
+        let x = x.get(rope.first..end).unwrap_or_default();
+        let cosines = table.cosine.as_chunks::<32>().0;
+        let angles = cosines.iter().zip(table.sine.as_chunks::<32>().0);
+        let done = half / 32 * 32;
+        match rope.pairs {
+            RopePairs::Halves => {
+                let (low, high) = out.split_at_mut(half);
+                let (x0, x1) = x.split_at(half.min(x.len()));
+                let (x0, x1) = (x0.as_chunks::<32>().0, x1.as_chunks::<32>().0);
+                let lows = low.as_chunks_mut::<32>().0.iter_mut();
+                let pairs = lows.zip(high.as_chunks_mut::<32>().0).zip(angles);
+                for (i, ((low, high), (c, s))) in pairs.enumerate() {
+                    let (x0, x1) = if IN_PLACE {
+                        (hvx::load_f32(low), hvx::load_f32(high))
+                    } else {
+                        (hvx::load_f32(&x0[i]), hvx::load_f32(&x1[i]))
+                    };
+                    let (y0, y1) = rotate((hvx::load_f32(c), hvx::load_f32(s)), x0, x1);
+                    hvx::store_f32(low, y0);
+                    hvx::store_f32(high, y1);
+                }
+            }
+            RopePairs::Adjacent => {
+                let x = x.as_chunks::<64>().0;
+                let pairs = out.as_chunks_mut::<64>().0.iter_mut().zip(angles);
+                for (i, (out, (c, s))) in pairs.enumerate() {
+                    let x: &[[f32; 32]; 2] =
+                        bytemuck::cast_ref(if IN_PLACE { &*out } else { &x[i] });
+                    let (x0, x1) = hvx::deal_w(hvx::load_f32(&x[0]), hvx::load_f32(&x[1]));
+                    let (y0, y1) = rotate((hvx::load_f32(c), hvx::load_f32(s)), x0, x1);
+                    let (low, high) = hvx::interleave_w(y0, y1);
+                    let out: &mut [[f32; 32]; 2] = bytemuck::cast_mut(out);
+                    hvx::store_f32(&mut out[0], low);
+                    hvx::store_f32(&mut out[1], high);
+                }
+            }
+        }
+        if done < half {
+            self.rotate_rest::<IN_PLACE>(table, x, out, done);
+        }
+    }
+
+    /// Rotates the pairs starting at `done`, fewer than 32; `x` and `out` are only the elements that are rotated.
+    #[inline(always)]
+    fn rotate_rest<const IN_PLACE: bool>(
+        &self,
+        table: &AngleTable<'_>,
+        x: &[f32],
+        out: &mut [f32],
+        done: usize,
+    ) {
+        let half = out.len() / 2;
+        let x = if IN_PLACE { &*out } else { x };
+        let turn = (load(&table.cosine[..], done), load(&table.sine[..], done));
+        match self.rope.pairs {
+            RopePairs::Halves => {
+                let (y0, y1) = rotate(turn, load(x, done), load(x, half + done));
+                put(y0, &mut out[done..half], half - done);
+                put(y1, &mut out[half + done..], half - done);
+            }
+            RopePairs::Adjacent => {
+                let (x0, x1) = hvx::deal_w(load(x, 2 * done), load(x, 2 * done + 32));
+                let (y0, y1) = rotate(turn, x0, x1);
+                let (low, high) = hvx::interleave_w(y0, y1);
+                for (out, y) in out[2 * done..].chunks_mut(32).zip([low, high]) {
+                    put(y, out, out.len());
+                }
+            }
+        }
+    }
+}
+
+/// Returns the pairs turned by angles with cosines `c` and sines `s`.
+#[inline(always)]
+pub(super) fn rotate((c, s): (Vector, Vector), x0: Vector, x1: Vector) -> (Vector, Vector) {
+    (
+        hvx::sub_f32(hvx::mul_f32(x0, c), hvx::mul_f32(x1, s)),
+        hvx::add_f32(hvx::mul_f32(x0, s), hvx::mul_f32(x1, c)),
+    )
+}
