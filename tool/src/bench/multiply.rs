@@ -35,7 +35,7 @@ const RANDOM_ROWS: usize = 32;
 /// Time for which power is measured.
 const POWER_TIME: Duration = Duration::from_secs(1);
 
-/// What a multiplication takes.
+/// Time and energy of a multiplication.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Least time of a run.

@@ -15,7 +15,7 @@ const PROGRAM: &str = "command:";
 /// Time between two readings; sensors on boards average over about as long.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// What is read, and how it becomes watts.
+/// A source of power, and how its numbers become watts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PowerSource {
     /// Files whose product is the power, times `10^exponent`.
