@@ -127,7 +127,7 @@ impl MulMat {
             out: RegionMut::from(&mut self.result[..]),
             feeds_next: false,
             dst: None,
-            src: [Some(&self.buffer as &dyn Buffer), None, None, None, None],
+            src: std::array::from_fn(|i| (i == 0).then_some(&self.buffer as &dyn Buffer)),
         };
         self.device
             .compute(&mut node, self.graph)

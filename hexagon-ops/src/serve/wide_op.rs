@@ -2,6 +2,7 @@
 //! the DSP, and runs [`crate::ops::run_wide`].
 
 use super::Platform;
+use super::coherence::{Cache, Ranges};
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::kernel::decode;
 use super::tensor_op::{bind, shape_of};
@@ -10,7 +11,7 @@ use crate::ops::matmul::Machine;
 use crate::ops::run_wide;
 use crate::ops::tensor::{Source, View, ViewMut};
 use crate::rt::Engine;
-use crate::rt::memory::Table;
+use crate::rt::memory::{Span, Table};
 use crate::wire::{WIDE_SOURCES, WideOp};
 
 /// Checks that [`crate::wire::OP_WIDE`] accepts these types, dimensions, strides and parameters.
@@ -35,31 +36,38 @@ pub fn accepts_wide(body: &WideOp) -> Result<(), Failure> {
     }
 }
 
-/// Executes [`crate::wire::OP_WIDE`].
+/// Executes [`crate::wire::OP_WIDE`]; returns the bytes that it wrote.
 pub(super) fn wide_op(
     body: &WideOp,
     memory: &mut Table,
-    platform: &mut impl Platform,
+    (platform, ranges): (&mut impl Platform, &mut Ranges),
     machine: Machine<'_>,
-) -> Result<(), Failure> {
+) -> Result<Option<Span>, Failure> {
     if body.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
     let op = decode(body.kernel, &body.params)?;
     let buffers = memory.lend();
-    let dst = bind(&body.dst.widen(), &buffers)?.ok_or(Failure::bad(OPERAND))?;
+    let mut dst = None;
+    bind(&body.dst.widen(), &buffers, &mut dst)?;
+    let dst = dst.ok_or(Failure::bad(OPERAND))?;
     let mut src = [None; WIDE_SOURCES];
     for (src, tensor) in src.iter_mut().zip(&body.src) {
-        *src = bind(&tensor.widen(), &buffers)?;
+        bind(&tensor.widen(), &buffers, src)?;
     }
+    let mut cache = Cache {
+        mappings: buffers.mappings(),
+        platform,
+        ranges,
+    };
     // Overlapping operands are refused before any cache line changes.
     let mut operands = buffers.operands(dst.bound, src.map(|src| src.map(|src| src.bound)))?;
     for src in src.iter().flatten() {
-        src.invalidate(platform);
+        src.read(&mut cache);
     }
-    dst.prepare(platform);
+    dst.prepare(&mut cache);
     if op.may_skip_parts() {
-        dst.invalidate(platform);
+        dst.read(&mut cache);
     }
 
     let (bytes, slices) = operands.slices();
@@ -71,6 +79,7 @@ pub(super) fn wide_op(
     }
     let view = ViewMut::new(bytes, dst.shape)?;
     let done = run_wide(machine.engine, machine.vtcm, &op, view, &sources);
-    dst.clean(platform);
-    done.map_err(Failure::from)
+    dst.written(&mut cache);
+    done?;
+    Ok(Some(dst.bound.span()))
 }

@@ -12,6 +12,7 @@ use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::ops::matmul::Machine;
 use crate::rt::Engine;
+use crate::rt::memory::Span;
 use crate::wire::{
     Attention, Body, Command, Completion, FENCE, List, Map, MatMul, MatMulId, Nop, OP_ATTENTION,
     OP_LIST, OP_MAP, OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, OP_WIDE, STATUS_OK,
@@ -238,13 +239,7 @@ impl<P: Platform> Work<'_, P> {
                 } = &mut *self.state;
                 let cache = (&mut *self.platform, ranges);
                 let written = tensor_op::tensor_op(body, memory, cache, self.engine);
-                let changed = |acts: &ResidentActs| match &written {
-                    Ok(span) => span.is_some_and(|span| acts.is_changed_by(span)),
-                    Err(_) => true,
-                };
-                if resident.as_ref().is_some_and(changed) {
-                    *resident = None;
-                }
+                forget_changed(resident, &written);
                 written.map(|_| ())
             }
             OP_ATTENTION => {
@@ -259,9 +254,17 @@ impl<P: Platform> Work<'_, P> {
                 attention::attention(body, memory, table, (platform, ranges), machine)
             }
             OP_WIDE => {
-                let body: WideOp = body(command)?;
+                let body: &WideOp = body(command)?;
                 let (state, platform, machine) = self.parts();
-                wide_op::wide_op(&body, &mut state.memory, platform, machine)
+                let State {
+                    memory,
+                    ranges,
+                    resident,
+                    ..
+                } = state;
+                let written = wide_op::wide_op(body, memory, (platform, ranges), machine);
+                forget_changed(resident, &written);
+                written.map(|_| ())
             }
             _ => Err(Failure::bad(OPERATION)),
         }
@@ -316,6 +319,17 @@ fn body<B: Body>(command: &Command) -> Result<&B, Failure> {
         return Err(Failure::bad(RESERVED));
     }
     bytemuck::try_from_bytes(body).map_err(|_| Failure::bad(ALIGNMENT))
+}
+
+/// Forgets packed activations that a command has written, or that one that failed may have.
+fn forget_changed(resident: &mut Option<ResidentActs>, written: &Result<Option<Span>, Failure>) {
+    let changed = |acts: &ResidentActs| match written {
+        Ok(span) => span.is_some_and(|span| acts.is_changed_by(span)),
+        Err(_) => true,
+    };
+    if resident.as_ref().is_some_and(changed) {
+        *resident = None;
+    }
 }
 
 /// Returns `true` if all bytes are zero; eight at a time where they are aligned, because this is part of each command.
