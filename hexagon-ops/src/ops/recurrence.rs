@@ -4,7 +4,7 @@
 //! task takes some of them through all tokens. Meanwhile a head's state is in VTCM, with zeros after
 //! rows that do not fill a line.
 //!
-//! Two forms cover the five operations ([`state`] has the kernels). In both, a token reads the state
+//! Two forms cover the five operations (`state` has the kernels). In both, a token reads the state
 //! as it was before the token and adds its own part, so that the state is read once for the output.
 
 mod check;
