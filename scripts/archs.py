@@ -29,8 +29,8 @@ LINE = re.compile(r"HEX0: (\d+) of (\d+) nodes of a token, in (\d+) splits?(?:; 
 HEAD = """# Architectures
 
 A random model of each architecture that `test-llama-archs` of llama.cpp {version} writes, quantized to {type} and decoded by
-llama-bench on a simulated {chip} ({device}): nodes of a token that the device computes, of those that are computed anywhere, and
-the splits that they are in. `scripts/archs.py` writes this file from the device's own line about each model, and `--check`
+llama-bench on a simulated {chip} ({device}): nodes of a token that the device computes, of those that are computed anywhere,
+and the splits that they are in. `scripts/archs.py` writes this file from the device's own line about each model, and `--check`
 compares with it. Rung of evidence: 2.
 
 {summary}

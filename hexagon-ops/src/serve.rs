@@ -67,7 +67,7 @@ use crate::wire::{
 use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO_VTCM};
 
 pub use attention::accepts_attention;
-use coherence::Ranges;
+use coherence::CachedRanges;
 pub use detail::*;
 use matmul::MAX_CHOICES;
 pub use platform::Platform;
@@ -99,7 +99,7 @@ pub struct State {
     memory: Table,
     scratch: Scratch,
     submission: Submission,
-    ranges: Ranges,
+    ranges: CachedRanges,
     table: ExpTable,
     resident: Option<matmul::ResidentActs>,
 }
@@ -115,7 +115,7 @@ impl State {
                 starts: [0; 2 * MAX_CHOICES],
             },
             submission: Submission::FIRST,
-            ranges: Ranges::new(),
+            ranges: CachedRanges::new(),
             table: ExpTable::new(),
             resident: None,
         }

@@ -55,7 +55,7 @@ pub type RunSettings = Map<String, Value>;
 
 /// The first line.
 #[derive(Serialize, Deserialize)]
-struct Header {
+struct RunHeader {
     settings: RunSettings,
 }
 
@@ -120,7 +120,7 @@ impl Journal {
             journal.file.seek(io::SeekFrom::End(0)).map_err(&io)?;
         }
         if whole == 0 {
-            journal.line(&Header {
+            journal.line(&RunHeader {
                 settings: settings.clone(),
             })?;
             return Ok((journal, HashSet::new()));
@@ -177,7 +177,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<(RunSettings, Vec<Solved>), Er
     };
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
     let mut lines = bytes[..whole].split(|byte| *byte == b'\n').enumerate();
-    let head: Header = match lines.next() {
+    let head: RunHeader = match lines.next() {
         Some((_, line)) => {
             serde_json::from_slice(line).map_err(|error| failed(1, error.to_string()))?
         }

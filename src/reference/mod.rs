@@ -4,7 +4,7 @@
 mod recurrence;
 mod rows;
 
-pub use recurrence::{Recurrence, gated_delta, gated_linear};
+pub use recurrence::{RecurrenceSizes, gated_delta, gated_linear};
 pub use rows::{Heads, attention, gelu, l2_norm, norm, rope, silu, soft_max};
 
 /// Returns `dst[m][n] = sum over k of act[m][k] * w[n][k]`.

@@ -2,7 +2,7 @@
 
 /// Sizes of a recurrence.
 #[derive(Clone, Copy, Debug)]
-pub struct Recurrence {
+pub struct RecurrenceSizes {
     /// Rows and columns of a state.
     pub n: usize,
     /// Heads, each with a state.
@@ -11,7 +11,7 @@ pub struct Recurrence {
     pub tokens: usize,
 }
 
-impl Recurrence {
+impl RecurrenceSizes {
     /// Runs `step` with the state, the head, the place of the head's vectors and its outputs.
     fn run(self, state: &[f32], step: impl Fn(&mut [f64], usize, usize, &mut [f64])) -> Vec<f64> {
         let Self { n, heads, tokens } = self;
@@ -29,7 +29,7 @@ impl Recurrence {
 /// `GATED_DELTA_NET` with one gate for a head: vectors q, k and v, a gate and a factor for each head of each token.
 #[must_use]
 pub fn gated_delta(
-    sizes: Recurrence,
+    sizes: RecurrenceSizes,
     [q, k, v]: [&[f32]; 3],
     [gates, factors]: [&[f32]; 2],
     state: &[f32],
@@ -56,7 +56,7 @@ pub fn gated_delta(
 /// `GATED_LINEAR_ATTN`: vectors k, v, q and gates for each head of each token.
 #[must_use]
 pub fn gated_linear(
-    sizes: Recurrence,
+    sizes: RecurrenceSizes,
     [k, v, q, gates]: [&[f32]; 4],
     state: &[f32],
     scale: f64,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Tensor, sources};
 use ggml_rust_npu::hexagon::{HexBuffer, HexStream};
-use ggml_rust_npu::reference::{Recurrence, gated_delta, nmse};
+use ggml_rust_npu::reference::{RecurrenceSizes, gated_delta, nmse};
 use ggml_rust_npu::tensor::DType;
 
 use crate::common::{Numbers, device, node, tensor};
@@ -14,7 +14,7 @@ use crate::common::{Numbers, device, node, tensor};
 #[test]
 fn a_node_with_six_sources_is_computed_where_each_has_its_own_buffer() {
     let device = device();
-    let sizes = Recurrence {
+    let sizes = RecurrenceSizes {
         n: 32,
         heads: 2,
         tokens: 3,

@@ -14,12 +14,12 @@ mod token;
 use core::ops::Range;
 
 use self::check::Sizes;
-use self::state::Scratch;
+use self::state::HeadState;
 use super::copy::check_indices;
 use super::tensor::{Source, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Tile};
-use crate::rt::{Arena, Columns, Engine};
+use crate::rt::{Arena, Engine, SharedColumns};
 use crate::wire::WIDE_SOURCES;
 
 /// Most tasks of a step.
@@ -72,16 +72,16 @@ impl<'a> Inputs<'a> {
 }
 
 /// The heads of a task.
-struct Task<'a> {
+struct HeadsTask<'a> {
     heads: Range<usize>,
     /// Outputs of these heads, a row for each token of each sequence.
-    outputs: Columns<'a>,
+    outputs: SharedColumns<'a>,
     /// States of these heads, a row for each sequence of each returned state.
-    states: Columns<'a>,
-    scratch: Scratch<'a>,
+    states: SharedColumns<'a>,
+    scratch: HeadState<'a>,
 }
 
-impl Task<'_> {
+impl HeadsTask<'_> {
     fn run(&mut self, inputs: &Inputs<'_>) {
         for sequence in 0..inputs.sizes.sequences {
             let mut head = self.heads.start;
@@ -143,26 +143,26 @@ pub fn recurrence(
     let elems = dst.into_floats().ok_or(Error::Operand)?;
     let token_elems = sizes.heads * sizes.rows;
     let (outputs, states) = elems.split_at_mut(token_elems * sizes.tokens * sizes.sequences);
-    let mut outputs = Columns::new(outputs, token_elems);
-    let mut states = Columns::new(states, token_elems * sizes.columns);
+    let mut outputs = SharedColumns::new(outputs, token_elems);
+    let mut states = SharedColumns::new(states, token_elems * sizes.columns);
 
-    let lines = Scratch::lines(sizes.unit_rows(), sizes.columns);
+    let lines = HeadState::lines(sizes.unit_rows(), sizes.columns);
     let tiles = (lines * LINE_BYTES).div_ceil(F16_TILE_BYTES);
     let n_tasks = (engine.threads().min(MAX_TASKS))
         .min(sizes.heads)
         .min(vtcm.len() / tiles)
         .max(1);
     let mut arena = Arena::new(vtcm);
-    let mut tasks: [Option<Task<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+    let mut tasks: [Option<HeadsTask<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
     let mut start = 0;
     for (i, task) in tasks.iter_mut().take(n_tasks).enumerate() {
         let count = (sizes.heads - start).div_ceil(n_tasks - i);
         let memory = arena.lines("states of heads", lines)?;
-        *task = Some(Task {
+        *task = Some(HeadsTask {
             heads: start..start + count,
             outputs: outputs.split_off(count * sizes.rows),
             states: states.split_off(count * sizes.rows * sizes.columns),
-            scratch: Scratch::new(memory, sizes.unit_rows(), sizes.columns),
+            scratch: HeadState::new(memory, sizes.unit_rows(), sizes.columns),
         });
         start += count;
     }

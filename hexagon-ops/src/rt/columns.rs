@@ -8,7 +8,7 @@ use core::ops::Range;
 /// A slice can only be cut between rows. A task that computes some heads of all tokens writes a
 /// part of each row, and no other task writes that part.
 #[derive(Debug)]
-pub struct Columns<'a> {
+pub struct SharedColumns<'a> {
     /// Element 0 of row 0.
     base: *mut f32,
     rows: usize,
@@ -21,9 +21,9 @@ pub struct Columns<'a> {
 
 // SAFETY: as `&mut [f32]`: the elements belong to this value alone, because `new` borrows all of
 // them and `split_off` gives each column to one value.
-unsafe impl Send for Columns<'_> {}
+unsafe impl Send for SharedColumns<'_> {}
 
-impl<'a> Columns<'a> {
+impl<'a> SharedColumns<'a> {
     /// Returns all columns of the whole rows that `elems` has.
     #[must_use]
     pub fn new(elems: &'a mut [f32], row_elems: usize) -> Self {
@@ -66,8 +66,8 @@ mod tests {
     #[test]
     fn columns_are_disjoint_and_cover_all_rows() {
         let mut elems = vec![0.0; 3 * 10 + 4];
-        let mut rest = Columns::new(&mut elems, 10);
-        let mut parts: Vec<Columns<'_>> = [3, 0, 5, 9].map(|n| rest.split_off(n)).into();
+        let mut rest = SharedColumns::new(&mut elems, 10);
+        let mut parts: Vec<SharedColumns<'_>> = [3, 0, 5, 9].map(|n| rest.split_off(n)).into();
         parts.push(rest);
         std::thread::scope(|scope| {
             for (value, part) in (1..).map(f32::from as fn(u8) -> f32).zip(&mut parts) {
@@ -78,6 +78,6 @@ mod tests {
         let want = [row, row, row].concat();
         assert_eq!(elems[..30], want);
         assert_eq!(elems[30..], [0.0; 4], "rows that are not whole stay");
-        assert!(Columns::new(&mut [], 0).row(0).is_empty());
+        assert!(SharedColumns::new(&mut [], 0).row(0).is_empty());
     }
 }

@@ -17,7 +17,7 @@ pub use arena::Arena;
 
 #[expect(unsafe_code, reason = "tasks write parts of the same rows")]
 mod columns;
-pub use columns::Columns;
+pub use columns::SharedColumns;
 
 #[cfg_attr(
     target_arch = "hexagon",

@@ -2,7 +2,7 @@
 //! [`crate::ops::attention`].
 
 use super::Platform;
-use super::coherence::{Cache, Ranges};
+use super::coherence::{Cache, CachedRanges};
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::tensor_op::{bind, shape_of};
 use crate::ops::attention::{self, Attention, ExpTable, Sources};
@@ -44,7 +44,7 @@ pub(super) fn attention(
     body: &wire::Attention,
     memory: &mut Table,
     table: &mut ExpTable,
-    (platform, ranges): (&mut impl Platform, &mut Ranges),
+    (platform, ranges): (&mut impl Platform, &mut CachedRanges),
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
     if body.reserved != 0 {

@@ -81,13 +81,13 @@ impl Slot {
 
 /// The ranges that the current submission has read and written.
 #[derive(Debug)]
-pub(super) struct Ranges {
+pub(super) struct CachedRanges {
     slots: [Slot; SLOTS],
     /// Addresses between which all written ranges lie.
     written: Option<Range<usize>>,
 }
 
-impl Ranges {
+impl CachedRanges {
     pub(super) const fn new() -> Self {
         Self {
             slots: [Slot::EMPTY; SLOTS],
@@ -115,7 +115,7 @@ impl Ranges {
 /// The data cache as a command uses it.
 pub(super) struct Cache<'a, P> {
     pub(super) platform: &'a mut P,
-    pub(super) ranges: &'a mut Ranges,
+    pub(super) ranges: &'a mut CachedRanges,
     pub(super) mappings: Mappings<'a>,
 }
 

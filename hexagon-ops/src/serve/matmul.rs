@@ -3,7 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::coherence::{Cache, Ranges};
+use super::coherence::{Cache, CachedRanges};
 use super::detail::{
     self, ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE, SLOTS,
 };
@@ -154,7 +154,7 @@ pub(super) fn mul_mat(
     body: &wire::MatMul,
     memory: &mut Table,
     resident: &mut Option<ResidentActs>,
-    (platform, ranges): (&mut impl Platform, &mut Ranges),
+    (platform, ranges): (&mut impl Platform, &mut CachedRanges),
     machine: Machine<'_>,
 ) -> Result<(), Failure> {
     let earlier = resident.take();
@@ -323,7 +323,7 @@ fn planes(
 pub(super) fn mul_mat_id(
     body: &wire::MatMulId,
     memory: &mut Table,
-    (platform, ranges): (&mut impl Platform, &mut Ranges),
+    (platform, ranges): (&mut impl Platform, &mut CachedRanges),
     scratch: &mut Scratch,
     mut machine: Machine<'_>,
 ) -> Result<(), Failure> {

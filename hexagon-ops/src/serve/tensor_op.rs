@@ -7,7 +7,7 @@
 use core::ops::Range;
 
 use super::Platform;
-use super::coherence::{Cache, Ranges};
+use super::coherence::{Cache, CachedRanges};
 use super::detail::{ALIGNMENT, BOUNDS, Failure, OPERAND, RESERVED, SHAPE, TYPE};
 use super::kernel::decode;
 use super::work::is_zero;
@@ -286,7 +286,7 @@ struct Named {
 pub(super) fn tensor_op(
     body: &wire::TensorOp,
     memory: &mut Table,
-    (platform, ranges): (&mut impl Platform, &mut Ranges),
+    (platform, ranges): (&mut impl Platform, &mut CachedRanges),
     engine: &Engine,
 ) -> Result<Option<Span>, Failure> {
     if body.reserved != 0 {

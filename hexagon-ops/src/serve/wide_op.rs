@@ -2,7 +2,7 @@
 //! the DSP, and runs [`crate::ops::run_wide`].
 
 use super::Platform;
-use super::coherence::{Cache, Ranges};
+use super::coherence::{Cache, CachedRanges};
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::kernel::decode;
 use super::tensor_op::{bind, shape_of};
@@ -40,7 +40,7 @@ pub fn accepts_wide(body: &WideOp) -> Result<(), Failure> {
 pub(super) fn wide_op(
     body: &WideOp,
     memory: &mut Table,
-    (platform, ranges): (&mut impl Platform, &mut Ranges),
+    (platform, ranges): (&mut impl Platform, &mut CachedRanges),
     machine: Machine<'_>,
 ) -> Result<Option<Span>, Failure> {
     if body.reserved != 0 {

@@ -8,7 +8,7 @@ use super::sheet::Sheet;
 use crate::error::Result;
 use crate::hexagon::device::HexNpu;
 use crate::reference::uniform;
-use crate::reference::{self, Heads, Recurrence};
+use crate::reference::{self, Heads, RecurrenceSizes};
 
 /// Largest normalized mean square error of results in f32.
 ///
@@ -254,12 +254,12 @@ pub(super) fn attention(npu: &HexNpu) -> Result<Vec<Outcome>> {
 pub(super) fn recurrences(npu: &HexNpu) -> Result<Vec<Outcome>> {
     let mut sheet = Sheet::new(npu)?;
     // Rows end inside of a vector.
-    let sizes = Recurrence {
+    let sizes = RecurrenceSizes {
         n: 36,
         heads: 2,
         tokens: 2,
     };
-    let Recurrence { n, heads, tokens } = sizes;
+    let RecurrenceSizes { n, heads, tokens } = sizes;
     let small = |count, skip| -> Vec<f32> {
         let all = random(count, skip).into_iter();
         all.map(|x| x / 4.0).collect()

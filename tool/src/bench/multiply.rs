@@ -37,7 +37,7 @@ const POWER_TIME: Duration = Duration::from_secs(1);
 
 /// Time and energy of a multiplication.
 #[derive(Clone, Copy, Debug)]
-pub struct Cost {
+pub struct MeasuredCost {
     /// Least time of a run.
     pub time: Duration,
     /// Mean power while runs follow each other, and the energy of one, if there is a source.
@@ -136,7 +136,7 @@ impl<'a> TimedWeights<'a> {
     ///
     /// # Errors
     /// `NotIts`; the device's; text, if the result is wrong.
-    pub fn time(&self, m: usize, power: Option<&PowerSource>) -> Result<Cost, Refused> {
+    pub fn time(&self, m: usize, power: Option<&PowerSource>) -> Result<MeasuredCost, Refused> {
         let act = random(2, m * self.k);
         let mut result = vec![0.0f32; m * self.n];
         let (act_bytes, result_bytes) = (size_of_val(&act[..]), size_of_val(&result[..]));
@@ -218,7 +218,7 @@ impl<'a> TimedWeights<'a> {
             work.read(&operation.dst, 0, bytes)?;
         }
         self.check(&act, &result)?;
-        Ok(Cost {
+        Ok(MeasuredCost {
             time: least,
             energy,
         })

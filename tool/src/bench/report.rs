@@ -7,7 +7,7 @@ use ggml_rust_npu::backend::{Device, Limit};
 use serde::Serialize;
 
 use super::cpu::Time;
-use super::multiply::Cost;
+use super::multiply::MeasuredCost;
 use crate::ToolError;
 use crate::quantize::Format;
 use crate::text::{Column, plain, table};
@@ -92,7 +92,7 @@ impl BenchRow {
         device: &dyn Device,
         format: Format,
         [m, k, n]: [usize; 3],
-        cost: Cost,
+        cost: MeasuredCost,
         limit: Option<Limit>,
         cpu: Option<&Time>,
     ) -> Self {

@@ -1,6 +1,6 @@
 //! The state of heads in VTCM, and what a token does with it.
 //!
-//! [`Scratch::step_rows`]: an output for each row m of the state, with `D` the decay, `u` what is
+//! [`HeadState::step_rows`]: an output for each row m of the state, with `D` the decay, `u` what is
 //! added, `q` what reads, and `x` the row's value:
 //!
 //! ```text
@@ -8,7 +8,7 @@
 //! y  = m · (D q) + c · (u q)      is m' · q, because m' = D m + c u
 //! ```
 //!
-//! [`Scratch::step_columns`]: an output for each column; row i is scaled by `d_i` and gets `k_i · v`:
+//! [`HeadState::step_columns`]: an output for each column; row i is scaled by `d_i` and gets `k_i · v`:
 //!
 //! ```text
 //! y  = Σ e_i m_i + v · own
@@ -27,8 +27,8 @@ use crate::ops::rows::{all_lanes, first_lane};
 /// f32 of a line, and rows whose outputs are computed together.
 const LANES: usize = LINE_BYTES / size_of::<f32>();
 
-/// Numbers of a token, beside the vectors in [`Scratch`].
-pub(super) struct Rows {
+/// Numbers of a token, beside the vectors in [`HeadState`].
+pub(super) struct RowForm {
     /// `u · q`.
     pub(super) own: f32,
     /// Factor of the outputs.
@@ -39,7 +39,7 @@ pub(super) struct Rows {
     pub(super) second: Option<f32>,
 }
 
-impl Default for Rows {
+impl Default for RowForm {
     fn default() -> Self {
         Self {
             own: 0.0,
@@ -51,7 +51,7 @@ impl Default for Rows {
 }
 
 /// The state of heads, and vectors of a token.
-pub(super) struct Scratch<'a> {
+pub(super) struct HeadState<'a> {
     /// Rows in use.
     rows: usize,
     columns: usize,
@@ -74,7 +74,7 @@ pub(super) struct Scratch<'a> {
     values: &'a mut [Line],
 }
 
-impl<'a> Scratch<'a> {
+impl<'a> HeadState<'a> {
     /// Returns the number of lines for states of at most `rows` rows.
     pub(super) fn lines(rows: usize, columns: usize) -> usize {
         let (groups, lines) = (rows.div_ceil(LANES), columns.div_ceil(LANES));
@@ -152,7 +152,7 @@ impl<'a> Scratch<'a> {
     }
 
     /// Computes a token by rows of the state.
-    pub(super) fn step_rows(&mut self, form: &Rows, out: &mut [f32]) {
+    pub(super) fn step_rows(&mut self, form: &RowForm, out: &mut [f32]) {
         let lines = self.decay.len();
         let reads_old = form.takes_old || form.second.is_some();
         for (group, out) in out.chunks_mut(LANES).enumerate() {
@@ -171,7 +171,7 @@ impl<'a> Scratch<'a> {
                 return;
             };
             let value = &mut self.values[group];
-            hvx::widest(Combine {
+            hvx::widest(CombineRows {
                 form,
                 beta: &self.beta[0],
                 old,
@@ -231,15 +231,15 @@ pub(super) fn splat(lines: &mut [Line], value: f32) {
 
 /// Multiplies lines.
 pub(super) fn multiply(lines: &mut [Line], by: &[Line]) {
-    hvx::widest(Multiply { lines, by });
+    hvx::widest(MultiplyLines { lines, by });
 }
 
-struct Multiply<'a> {
+struct MultiplyLines<'a> {
     lines: &'a mut [Line],
     by: &'a [Line],
 }
 
-impl hvx::Kernel for Multiply<'_> {
+impl hvx::Kernel for MultiplyLines<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -273,15 +273,15 @@ impl hvx::Kernel for Exp<'_> {
 
 /// Returns the product of two vectors.
 pub(super) fn dot(a: &[Line], b: &[Line]) -> f32 {
-    hvx::widest(Dot { a, b })
+    hvx::widest(DotOfLines { a, b })
 }
 
-struct Dot<'a> {
+struct DotOfLines<'a> {
     a: &'a [Line],
     b: &'a [Line],
 }
 
-impl hvx::Kernel for Dot<'_> {
+impl hvx::Kernel for DotOfLines<'_> {
     type Output = f32;
 
     #[inline(always)]
@@ -348,8 +348,8 @@ impl hvx::Kernel for DecayRow<'_> {
 }
 
 /// Turns sums of 32 rows into outputs, and values into factors of what is added to the rows.
-struct Combine<'a> {
-    form: &'a Rows,
+struct CombineRows<'a> {
+    form: &'a RowForm,
     beta: &'a Line,
     old: &'a Line,
     new: &'a Line,
@@ -357,7 +357,7 @@ struct Combine<'a> {
     result: &'a mut Line,
 }
 
-impl hvx::Kernel for Combine<'_> {
+impl hvx::Kernel for CombineRows<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::state::{Rows, Scratch, dot, exp, fill, gate, multiply, splat};
+use super::state::{HeadState, RowForm, dot, exp, fill, gate, multiply, splat};
 use super::{Inputs, Recurrence};
 use crate::ops::tensor::View;
 
@@ -11,7 +11,7 @@ impl<'a> Inputs<'a> {
     /// token's output.
     pub(super) fn step(
         &self,
-        scratch: &mut Scratch<'_>,
+        scratch: &mut HeadState<'_>,
         [token, sequence]: [usize; 2],
         heads: Range<usize>,
         out: &mut [f32],
@@ -39,7 +39,7 @@ impl<'a> Inputs<'a> {
     /// Computes `M' = M · exp(dt A) + B · dt x` and `y = M' · C`, where dt is `ln(1 + e^x)` of the source.
     fn ssm_scan(
         &self,
-        scratch: &mut Scratch<'_>,
+        scratch: &mut HeadState<'_>,
         [token, sequence]: [usize; 2],
         heads: Range<usize>,
         out: &mut [f32],
@@ -73,9 +73,9 @@ impl<'a> Inputs<'a> {
         for (i, head) in heads.enumerate() {
             scratch.set_values(i * rows, self.row(1, [head, token, sequence]));
         }
-        let form = Rows {
+        let form = RowForm {
             own,
-            ..Rows::default()
+            ..RowForm::default()
         };
         scratch.step_rows(&form, out);
     }
@@ -83,7 +83,7 @@ impl<'a> Inputs<'a> {
     /// Computes `M' = M · exp(g)`, then `M'' = M' + k · beta (v - M' · k)` and `y = M'' · q / √S`.
     fn gated_delta(
         &self,
-        scratch: &mut Scratch<'_>,
+        scratch: &mut HeadState<'_>,
         [head, token, sequence]: [usize; 3],
         out: &mut [f32],
     ) {
@@ -113,17 +113,17 @@ impl<'a> Inputs<'a> {
         multiply(queries, scratch.decay);
         splat(scratch.beta, beta.element(0, at));
         scratch.set_values(0, self.row(2, at));
-        let form = Rows {
+        let form = RowForm {
             own,
             scale: 1.0 / square_root(self.sizes.columns),
             takes_old: true,
-            ..Rows::default()
+            ..RowForm::default()
         };
         scratch.step_rows(&form, out);
     }
 
     /// Computes `M' = M · w + k · v + b · (M · a)` and `y = M' · r`.
-    fn wkv7(&self, scratch: &mut Scratch<'_>, at: [usize; 3], out: &mut [f32]) {
+    fn wkv7(&self, scratch: &mut HeadState<'_>, at: [usize; 3], out: &mut [f32]) {
         fill(scratch.decay, self.row(1, at));
         let (old, read) = scratch.probes.split_at_mut(scratch.decay.len());
         fill(old, self.row(4, at));
@@ -135,16 +135,22 @@ impl<'a> Inputs<'a> {
         splat(scratch.beta, 1.0);
         splat(scratch.ones, 1.0);
         scratch.set_values(0, self.row(3, at));
-        let form = Rows {
+        let form = RowForm {
             own,
             second: Some(second),
-            ..Rows::default()
+            ..RowForm::default()
         };
         scratch.step_rows(&form, out);
     }
 
     /// Computes `M' = g · M + k · v` by rows of the state, and `y = Σ scale q · M'`.
-    fn gated_linear(&self, scratch: &mut Scratch<'_>, scale: f32, at: [usize; 3], out: &mut [f32]) {
+    fn gated_linear(
+        &self,
+        scratch: &mut HeadState<'_>,
+        scale: f32,
+        at: [usize; 3],
+        out: &mut [f32],
+    ) {
         let (weights, read) = scratch.probes.split_at_mut(scratch.decay.len());
         fill(scratch.decay, self.row(3, at));
         fill(scratch.add, self.row(0, at));
@@ -159,7 +165,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Computes `y = Σ r · (tf · k · v + M)` by rows of the state, and `M' = td · M + k · v`.
-    fn wkv6(&self, scratch: &mut Scratch<'_>, at: [usize; 3], out: &mut [f32]) {
+    fn wkv6(&self, scratch: &mut HeadState<'_>, at: [usize; 3], out: &mut [f32]) {
         let (weights, read) = scratch.probes.split_at_mut(scratch.decay.len());
         fill(scratch.decay, self.row(4, at));
         fill(scratch.add, self.row(0, at));

@@ -36,7 +36,7 @@ pub enum RopePairs {
     Halves,
 }
 
-/// What all rows of a rotation have in common.
+/// The common part of all rows of a rotation.
 struct Turning<'a> {
     src: &'a Source<'a>,
     rope: &'a Rope,

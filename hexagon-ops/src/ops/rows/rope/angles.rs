@@ -152,7 +152,7 @@ pub(super) struct AngleTable<'a> {
 }
 
 /// The arguments of [`AngleTable::fill`].
-struct Fill<'a, 't> {
+struct FillAngles<'a, 't> {
     table: &'a mut AngleTable<'t>,
     /// Positions of time, height, width and the fourth one; without sections only the first is used.
     start: [f32; 4],
@@ -184,7 +184,7 @@ impl AngleTable<'_> {
         for (i, start) in start.iter_mut().enumerate().take(n_positions) {
             *start = positions.index(token + i * n_tokens, [0; 3]) as f32;
         }
-        hvx::widest(Fill {
+        hvx::widest(FillAngles {
             table: self,
             start,
             rope,
@@ -194,7 +194,7 @@ impl AngleTable<'_> {
     }
 }
 
-impl Fill<'_, '_> {
+impl FillAngles<'_, '_> {
     /// Writes the angles of all pairs to the place of their sines.
     #[inline(always)]
     #[expect(clippy::cast_precision_loss, reason = "pairs are few")]
@@ -241,7 +241,7 @@ impl Fill<'_, '_> {
     }
 }
 
-impl hvx::Kernel for Fill<'_, '_> {
+impl hvx::Kernel for FillAngles<'_, '_> {
     type Output = ();
 
     #[inline(always)]
