@@ -199,7 +199,9 @@ impl Seen {
         if let Some(rest) = reasons.len().checked_sub(MAX_REASONS + 1) {
             let _ = write!(line, "; and {} more reasons", rest + 1);
         }
-        if let Some((name, reason)) = self.weights.first_key_value() {
+        // A weight elsewhere that cuts nothing has nothing to explain.
+        let is_cut = refused > 0 || lists > 1;
+        if let Some((name, reason)) = self.weights.first_key_value().filter(|_| is_cut) {
             let count = self.weights.len();
             let _ = write!(line, "; {count} weights elsewhere: {name} ({reason})");
         }
@@ -298,14 +300,18 @@ mod tests {
         let line = coverage.ended("HEX0");
         let want = "HEX0: 1 of 1 nodes of a token, in 1 split";
         assert_eq!(line.as_deref(), Some(want));
-        // The next model is loaded, then computed.
+        // The next model is loaded, then computed; its weight is named only if it cuts the token.
         answer(&coverage, "MUL_MAT", &product("", "c", 1), Some("packed"));
         coverage.begin();
         assert_eq!(coverage.ended("HEX0"), None, "another model");
         assert_eq!(compute(&coverage, 3, &[product("k", "a", 1)]), None);
+        assert_eq!(coverage.ended("HEX0").as_deref(), Some(want));
+        coverage.begin();
+        assert_eq!(compute(&coverage, 4, &[product("k", "a", 1)]), None);
+        assert_eq!(compute(&coverage, 5, &[product("l", "a", 1)]), None);
         let line = coverage.ended("HEX0").unwrap();
         assert!(
-            line.ends_with("; 1 weights elsewhere: c (packed)"),
+            line.ends_with("in 2 splits; 1 weights elsewhere: c (packed)"),
             "{line}"
         );
     }

@@ -2,12 +2,13 @@
 
 use super::elementwise::{Binary, Glu, Unary};
 use super::im2col::{Im2col, im2col};
+use super::indexer::lightning_indexer;
 use super::place::{Band, Pad};
 use super::pool::{Pooling, pool};
 use super::recurrence::{Recurrence, recurrence};
 use super::rows::{Norm, Order, Rope, SoftMax};
 use super::tensor::{Source, ViewMut};
-use super::{copy, elementwise, place, plain_matmul, rows};
+use super::{copy, elementwise, hyper, place, plain_matmul, rows};
 use crate::error::{Error, Result};
 use crate::layout::Tile;
 use crate::rt::Engine;
@@ -64,6 +65,14 @@ pub enum Op {
     AddId,
     /// The product of two matrices in ggml's layouts.
     PlainMatMul,
+    /// The streams of a token, added with weights: the sum's factor, and `true` for gates.
+    HyperPre(f32, bool),
+    /// A balanced matrix of a token: what is added to sums, and the rounds.
+    HyperComb(f32, u32),
+    /// The streams of a token, mixed by a matrix, which only [`run_wide`] computes.
+    HyperPost,
+    /// Weights of cached positions, which only [`run_wide`] computes.
+    LightningIndexer,
     /// A recurrence over tokens, which only [`run_wide`] computes.
     Recurrence(Recurrence),
 }
@@ -111,7 +120,11 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Im2col(params) => im2col(engine, params, dst, &src[0]),
         Op::PlainMatMul => plain_matmul::mul_mat(engine, dst, [&src[0], &src[1]]),
         Op::AddId => elementwise::add_id(engine, dst, src),
-        Op::Recurrence(_) => Err(Error::Operand),
+        Op::HyperPre(scale, is_gated) => {
+            hyper::pre(engine, (scale, is_gated), dst, [&src[0], &src[1]])
+        }
+        Op::HyperComb(eps, rounds) => hyper::comb(engine, (eps, rounds), dst, src),
+        Op::HyperPost | Op::LightningIndexer | Op::Recurrence(_) => Err(Error::Operand),
     }
 }
 
@@ -128,6 +141,8 @@ pub fn run_wide(
 ) -> Result<()> {
     match *op {
         Op::Recurrence(kind) => recurrence(engine, vtcm, kind, dst, src),
+        Op::LightningIndexer => lightning_indexer(engine, vtcm, dst, src),
+        Op::HyperPost => hyper::post(engine, dst, src),
         _ => Err(Error::Operand),
     }
 }

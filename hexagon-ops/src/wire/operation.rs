@@ -198,7 +198,7 @@ macro_rules! operations {
             /// largest element (i0 = 0) or mean (1) of windows of src0's planes
             KERNEL_POOL_2D = 70, 0..1 of [Pool2d "POOL_2D"] => Op::Pool(pool_2d(p)?);
 
-            // Recurrences over tokens, which have more sources than an OP_TENSOR: the table is in `wide`.
+            // Recurrences over tokens. Operations with more sources than an OP_TENSOR has are in the table of `wide`.
 
             /// a selective state space, then i0 states
             KERNEL_SSM_SCAN = 72, 0..7 of [SsmScan "SSM_SCAN"] => Op::Recurrence(Recurrence::SsmScan(p.size(0)?));
@@ -212,6 +212,17 @@ macro_rules! operations {
             KERNEL_RWKV_WKV6 = 75, 0..6 of [RwkvWkv6 "RWKV_WKV6"] => Op::Recurrence(Recurrence::Wkv6);
             /// the recurrence of RWKV 7, then the state
             KERNEL_RWKV_WKV7 = 76, 0..7 of [RwkvWkv7 "RWKV_WKV7"] => Op::Recurrence(Recurrence::Wkv7);
+
+            // DeepSeek V4: streams of a token, and positions for sparse attention.
+
+            /// the streams of each token, times weights (i1 = 0) or sigmoids of gates (1), and their sum times f0
+            KERNEL_DSV4_HC_PRE = 77, 0..2 of [Dsv4HcPre "DSV4_HC_PRE"] => Op::HyperPre(p.float(0), p.is_set(1));
+            /// a matrix for each token, columns and rows divided i1 times by their sums plus f0
+            KERNEL_DSV4_HC_COMB = 78, 0..3 of [Dsv4HcComb "DSV4_HC_COMB"] => Op::HyperComb(p.float(0), p.word(1));
+            /// src0 times src2 for each stream, plus the streams src1 mixed by src3
+            KERNEL_DSV4_HC_POST = 79, 0..4 of [Dsv4HcPost "DSV4_HC_POST"] => Op::HyperPost;
+            /// sums over heads of weighted positive products of queries and keys, plus a mask
+            KERNEL_LIGHTNING_INDEXER = 80, 0..4 of [LightningIndexer "LIGHTNING_INDEXER"] => Op::LightningIndexer;
         }
     };
 }

@@ -1,6 +1,6 @@
 //! Operations on more tensors than [`TensorOp`](super::TensorOp) has room for.
 //!
-//! All operands are F32, results without gaps; names as in `ggml.h`.
+//! Operands are F32 where no other type is named, results without gaps except that of DSV4_HC_POST; names as in `ggml.h`.
 //!
 //! | kernel | result, one part after the other | sources | parameters |
 //! |---|---|---|---|
@@ -9,6 +9,8 @@
 //! | GATED_LINEAR_ATTN | outputs (S, heads, all tokens), then the state | k, v, q, g (S, heads, all tokens), state (S S heads, sequences) | f0 scale |
 //! | RWKV_WKV6 | the same | k, v, r (S, heads, all tokens), tf (S, heads), td (S, heads, all tokens), state | |
 //! | RWKV_WKV7 | the same | r, w, k, v, a, b (S, heads, all tokens), state | |
+//! | DSV4_HC_POST | n, streams, tokens | x (n, tokens), residual (n, streams, tokens), post (streams, tokens), comb (streams, streams, tokens) or none | |
+//! | LIGHTNING_INDEXER | positions, tokens, 1, sequences | q (n, heads, tokens, sequences), k of any type (n, 1, positions, sequences), weights (heads, tokens, 1, sequences), mask: F16 (positions, tokens, 1, \*) | |
 //!
 //! A head's state has at most [`STATE_BYTES`]. Rows of sources have no gaps.
 

@@ -12,6 +12,7 @@ mod copy;
 mod driver;
 mod elementwise;
 mod epilogue;
+mod hyper;
 mod list;
 mod matmul;
 mod place;

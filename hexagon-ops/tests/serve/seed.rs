@@ -117,6 +117,21 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
             params[..7].copy_from_slice(&[1, 2, 1, 1, 1, 0, 0]);
             (f32(2, [31, 3, 2, 1]), [tensor(0, dtype, NE), none, none])
         }
+        KERNEL_DSV4_HC_PRE => (
+            f32(2, [32, 2, 1, 1]),
+            [tensor(0, dtype, [32, 3, 2, 1]), f32(1, [3, 2, 1, 1]), none],
+        ),
+        KERNEL_DSV4_HC_COMB => {
+            params[1] = 2;
+            (
+                f32(2, [4, 4, 5, 1]),
+                [
+                    tensor(0, dtype, [24, 5, 1, 1]),
+                    f32(1, [3, 1, 1, 1]),
+                    f32(1, [24, 1, 1, 1]),
+                ],
+            )
+        }
         KERNEL_FILL => (tensor(2, dtype, NE), [none; SOURCES]),
         // Operations on elements and rows; the third source of SOFT_MAX can be missing.
         _ => {
@@ -148,9 +163,10 @@ fn wide(kernel: u32, dtype: u32) -> WideOp {
     let heads = [S, 4, 3, 2];
     let all = [S, 4, 6, 1];
     let states = [S * S * 4, 2, 1, 1];
-    let (elems, src): (u32, &[[u32; 4]]) = match kernel {
+    let line = |elems| [elems, 1, 1, 1];
+    let (result, src): ([u32; 4], &[[u32; 4]]) = match kernel {
         KERNEL_SSM_SCAN => (
-            4 * S * 6 + 4 * S * 5 * 2,
+            line(4 * S * 6 + 4 * S * 5 * 2),
             &[
                 [5, S, 4, 3],
                 heads,
@@ -162,7 +178,7 @@ fn wide(kernel: u32, dtype: u32) -> WideOp {
             ],
         ),
         KERNEL_GATED_DELTA_NET => (
-            4 * S * 6 + 4 * S * S * 4,
+            line(4 * S * 6 + 4 * S * S * 4),
             &[
                 [S, 2, 3, 2],
                 [S, 2, 3, 1],
@@ -172,9 +188,17 @@ fn wide(kernel: u32, dtype: u32) -> WideOp {
                 [S, S, 4, 2],
             ],
         ),
-        KERNEL_GATED_LINEAR_ATTN => (704, &[all, all, all, all, states]),
-        KERNEL_RWKV_WKV6 => (704, &[all, all, all, [S, 4, 1, 1], all, states]),
-        KERNEL_RWKV_WKV7 => (704, &[all, all, all, all, all, all, states]),
+        KERNEL_GATED_LINEAR_ATTN => (line(704), &[all, all, all, all, states]),
+        KERNEL_RWKV_WKV6 => (line(704), &[all, all, all, [S, 4, 1, 1], all, states]),
+        KERNEL_RWKV_WKV7 => (line(704), &[all, all, all, all, all, all, states]),
+        KERNEL_DSV4_HC_POST => (
+            [S, 4, 3, 1],
+            &[[S, 3, 1, 1], [S, 4, 3, 1], [4, 3, 1, 1], [4, 4, 3, 1]],
+        ),
+        KERNEL_LIGHTNING_INDEXER => (
+            [9, 3, 1, 2],
+            &[[32, 4, 3, 2], [32, 1, 9, 2], [4, 3, 1, 2], [9, 3, 1, 1]],
+        ),
         _ => panic!("kernel {kernel}"),
     };
     let narrow = |buffer, dtype, ne| {
@@ -182,7 +206,7 @@ fn wide(kernel: u32, dtype: u32) -> WideOp {
     };
     let mut body = WideOp {
         kernel,
-        dst: narrow(2, TYPE_F32, [elems, 1, 1, 1]),
+        dst: narrow(2, TYPE_F32, result),
         ..bytemuck::Zeroable::zeroed()
     };
     body.params[0] = if kernel == KERNEL_GATED_DELTA_NET {
@@ -193,6 +217,9 @@ fn wide(kernel: u32, dtype: u32) -> WideOp {
     for (i, (source, ne)) in body.src.iter_mut().zip(src).enumerate() {
         let dtype = match (kernel, i) {
             (KERNEL_SSM_SCAN, 6) => TYPE_I32,
+            (KERNEL_LIGHTNING_INDEXER, 3) => TYPE_F16,
+            (KERNEL_LIGHTNING_INDEXER, 1) => dtype,
+            (KERNEL_LIGHTNING_INDEXER, _) => TYPE_F32,
             (_, 0) => dtype,
             _ => TYPE_F32,
         };
