@@ -115,7 +115,7 @@ pub fn command(vtcm_bytes: usize, operation: &Operation, packed: bool) -> Result
         (op, _)
             if op
                 .kernel()
-                .is_some_and(|(_, reads)| reads.end > wire::SOURCES) =>
+                .is_some_and(|(kernel, reads)| wire::is_wide(kernel, &reads)) =>
         {
             operation::wide(operation).map(|body| Command::Wide(Box::new(body)))
         }

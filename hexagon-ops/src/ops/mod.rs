@@ -5,6 +5,7 @@
 //! is their entry.
 
 pub mod attention;
+pub mod convolution;
 pub mod copy;
 pub mod elementwise;
 mod fold;

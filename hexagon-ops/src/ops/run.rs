@@ -1,5 +1,6 @@
 //! The operations on tensors, and the kernel of each.
 
+use super::convolution::{Convolution, convolution};
 use super::elementwise::{Binary, Glu, Unary};
 use super::im2col::{Im2col, im2col};
 use super::indexer::lightning_indexer;
@@ -73,6 +74,8 @@ pub enum Op {
     HyperPost,
     /// Weights of cached positions, which only [`run_wide`] computes.
     LightningIndexer,
+    /// Sums of weighted windows, which only [`run_wide`] computes.
+    Convolution(Convolution),
     /// A recurrence over tokens, which only [`run_wide`] computes.
     Recurrence(Recurrence),
 }
@@ -124,7 +127,9 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
             hyper::pre(engine, (scale, is_gated), dst, [&src[0], &src[1]])
         }
         Op::HyperComb(eps, rounds) => hyper::comb(engine, (eps, rounds), dst, src),
-        Op::HyperPost | Op::LightningIndexer | Op::Recurrence(_) => Err(Error::Operand),
+        Op::HyperPost | Op::LightningIndexer | Op::Convolution(_) | Op::Recurrence(_) => {
+            Err(Error::Operand)
+        }
     }
 }
 
@@ -142,6 +147,7 @@ pub fn run_wide(
     match *op {
         Op::Recurrence(kind) => recurrence(engine, vtcm, kind, dst, src),
         Op::LightningIndexer => lightning_indexer(engine, vtcm, dst, src),
+        Op::Convolution(params) => convolution(engine, vtcm, params, dst, src),
         Op::HyperPost => hyper::post(engine, dst, src),
         _ => Err(Error::Operand),
     }

@@ -2,6 +2,7 @@
 
 use super::detail::{Failure, KERNEL_NUMBER, OPERAND};
 use crate::ops::Op;
+use crate::ops::convolution::{Convolution, Form};
 use crate::ops::elementwise::{Binary, Glu, Unary};
 use crate::ops::im2col::{Im2col, Image};
 use crate::ops::place::{Band, Pad};
@@ -174,5 +175,45 @@ fn is_mean(kind: u32) -> Result<bool, Failure> {
         0 => Ok(false),
         1 => Ok(true),
         _ => Err(Failure::bad(OPERAND)),
+    }
+}
+
+/// Decodes the parameters of CONV_2D and CONV_2D_DW, as ggml stores them.
+fn convolution(p: Params<'_>, form: Form) -> Convolution {
+    Convolution {
+        form,
+        stride: [p.word(0), p.word(1), 1],
+        pad: [p.signed(2), p.signed(3), 0],
+        dilation: [p.word(4), p.word(5), 1],
+    }
+}
+
+/// Decodes the parameters of CONV_3D, as ggml stores them.
+fn convolution_3d(p: Params<'_>) -> Result<Convolution, Failure> {
+    Ok(Convolution {
+        form: Form::Volume(p.size(9)?),
+        stride: [0, 1, 2].map(|i| p.word(i)),
+        pad: [3, 4, 5].map(|i| p.signed(i)),
+        dilation: [6, 7, 8].map(|i| p.word(i)),
+    })
+}
+
+/// Decodes the parameters of CONV_TRANSPOSE_1D: a stride, a padding of 0 and a dilation of 1.
+///
+/// SOURCE: ggml.c, `ggml_conv_transpose_1d`, which asserts the two.
+fn transposed_1d(p: Params<'_>) -> Result<Convolution, Failure> {
+    if (p.word(1), p.word(2)) != (0, 1) {
+        return Err(Failure::bad(OPERAND));
+    }
+    Ok(transposed([p.word(0), 1, 1], Form::TransposedLine))
+}
+
+/// Returns a transposed convolution without padding.
+fn transposed(stride: [u32; 3], form: Form) -> Convolution {
+    Convolution {
+        form,
+        stride,
+        pad: [0; 3],
+        dilation: [1; 3],
     }
 }

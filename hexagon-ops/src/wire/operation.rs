@@ -158,7 +158,7 @@ macro_rules! operations {
             /// windows of src0's rows times src1's rows
             KERNEL_SSM_CONV = 57, 0..2 of [SsmConv "SSM_CONV"] => Op::SsmConv;
             /// rows of src0, which are not packed, times rows of src1, planes of src0 repeated
-            KERNEL_MUL_MAT_PLAIN = 60, 0..2 of [MulMat "MUL_MAT"] => Op::PlainMatMul;
+            KERNEL_MUL_MAT_PLAIN = 60, 0..2 of [MulMat "MUL_MAT", OutProd "OUT_PROD"] => Op::PlainMatMul;
 
             // Operations that move elements.
 
@@ -212,6 +212,23 @@ macro_rules! operations {
             KERNEL_RWKV_WKV6 = 75, 0..6 of [RwkvWkv6 "RWKV_WKV6"] => Op::Recurrence(Recurrence::Wkv6);
             /// the recurrence of RWKV 7, then the state
             KERNEL_RWKV_WKV7 = 76, 0..7 of [RwkvWkv7 "RWKV_WKV7"] => Op::Recurrence(Recurrence::Wkv7);
+
+            // Convolutions: src0 is the kernel, src1 what it moves over. They work in VTCM, as an OP_WIDE.
+
+            /// windows of src1's planes, weighted and summed over channels
+            KERNEL_CONV_2D = 81, 0..2 of [Conv2d "CONV_2D"]
+                => Op::Convolution(convolution(p, Form::Plane));
+            /// windows of src1's planes, weighted, each channel alone
+            KERNEL_CONV_2D_DW = 82, 0..2 of [Conv2dDw "CONV_2D_DW"]
+                => Op::Convolution(convolution(p, Form::EachChannel));
+            /// windows of src1's volumes of i9 channels, weighted and summed over channels
+            KERNEL_CONV_3D = 83, 0..2 of [Conv3d "CONV_3D"] => Op::Convolution(convolution_3d(p)?);
+            /// src1's rows, each element times the kernel, i0 elements apart
+            KERNEL_CONV_TRANSPOSE_1D = 84, 0..2 of [ConvTranspose1d "CONV_TRANSPOSE_1D"]
+                => Op::Convolution(transposed_1d(p)?);
+            /// src1's planes, each element times the kernel, i0 elements apart
+            KERNEL_CONV_TRANSPOSE_2D = 85, 0..2 of [ConvTranspose2d "CONV_TRANSPOSE_2D"]
+                => Op::Convolution(transposed([p.word(0), p.word(0), 1], Form::TransposedPlane));
 
             // DeepSeek V4: streams of a token, and positions for sparse attention.
 
@@ -285,7 +302,7 @@ macro_rules! declare {
             ///
             /// let add = GgmlOp::from_name(b"ADD").expect("the table has it");
             /// assert_eq!(add.kernel(), Some((KERNEL_ADD, 0..2)));
-            /// assert_eq!(GgmlOp::from_name(b"CONV_2D"), None);
+            /// assert_eq!(GgmlOp::from_name(b"OPT_STEP_SGD"), None);
             /// ```
             #[must_use]
             pub fn from_name(name: &[u8]) -> Option<Self> {

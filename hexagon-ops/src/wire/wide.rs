@@ -12,17 +12,32 @@
 //! | DSV4_HC_POST | n, streams, tokens | x (n, tokens), residual (n, streams, tokens), post (streams, tokens), comb (streams, streams, tokens) or none | |
 //! | LIGHTNING_INDEXER | positions, tokens, 1, sequences | q (n, heads, tokens, sequences), k of any type (n, 1, positions, sequences), weights (heads, tokens, 1, sequences), mask: F16 (positions, tokens, 1, \*) | |
 //!
-//! A head's state has at most [`STATE_BYTES`]. Rows of sources have no gaps.
+//! | CONV_2D, CONV_2D_DW, CONV_3D, CONV_TRANSPOSE_1D, CONV_TRANSPOSE_2D | as ggml's | kernel: F32, F16 or BF16, source | as ggml's |
+//!
+//! A kernel has at most [`WINDOW_TAPS`] elements for a filter. A head's state has at most [`STATE_BYTES`]. Rows of sources have no gaps.
+
+use core::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Tensor;
+use super::{KERNEL_CONV_2D, KERNEL_CONV_TRANSPOSE_2D, SOURCES, Tensor};
 
 /// Most sources of a [`WideOp`].
 pub const WIDE_SOURCES: usize = 7;
 
 /// Largest state of one head, when each of its rows fills whole lines of 128 bytes.
 pub const STATE_BYTES: usize = 1 << 19;
+
+/// Most elements of a convolution's kernel that a filter has: their lines and weights take 2 MB of VTCM.
+pub const WINDOW_TAPS: usize = 14_000;
+
+/// Returns `true` if a kernel's command is a [`WideOp`]: it reads more sources than a
+/// [`TensorOp`](super::TensorOp) has, or works in VTCM.
+#[must_use]
+pub fn is_wide(kernel: u32, sources: &Range<usize>) -> bool {
+    let in_vtcm = KERNEL_CONV_2D..=KERNEL_CONV_TRANSPOSE_2D;
+    sources.end > SOURCES || in_vtcm.contains(&kernel)
+}
 
 /// A [`Tensor`] with strides of 32 bits.
 #[repr(C)]
@@ -77,7 +92,7 @@ impl NarrowTensor {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct WideOp {
-    /// `KERNEL_*` of an operation with more than [`SOURCES`](super::SOURCES) sources.
+    /// `KERNEL_*` of an operation that [`is_wide`].
     pub kernel: u32,
     /// 0.
     pub reserved: u32,

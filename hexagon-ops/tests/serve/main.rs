@@ -8,6 +8,7 @@ mod attention_refusal;
 mod block;
 #[path = "../common/mod.rs"]
 mod common;
+mod convolution;
 mod copy;
 mod driver;
 mod elementwise;

@@ -150,7 +150,7 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
 
 /// Returns a command of row `index` of [`OPERATIONS`]; `dtype` as for [`operation`].
 pub fn command(index: usize, dtype: u32) -> Command {
-    if OPERATIONS[index].sources.end > SOURCES {
+    if is_wide(OPERATIONS[index].kernel, &OPERATIONS[index].sources) {
         Command::new(0, &wide(OPERATIONS[index].kernel, dtype))
     } else {
         Command::new(0, &operation(index, dtype))
@@ -199,6 +199,12 @@ fn wide(kernel: u32, dtype: u32) -> WideOp {
             [9, 3, 1, 2],
             &[[32, 4, 3, 2], [32, 1, 9, 2], [4, 3, 1, 2], [9, 3, 1, 1]],
         ),
+        // A window of 2 × 3 elements in 4 channels, 5 filters.
+        KERNEL_CONV_2D => ([7, 5, 5, 2], &[[2, 3, 4, 5], [8, 7, 4, 2]]),
+        KERNEL_CONV_2D_DW => ([7, 5, 4, 2], &[[2, 3, 1, 4], [8, 7, 4, 2]]),
+        KERNEL_CONV_3D => ([7, 5, 3, 10], &[[2, 3, 2, 20], [8, 7, 4, 8]]),
+        KERNEL_CONV_TRANSPOSE_1D => ([10, 5, 1, 1], &[[3, 5, 4, 1], [8, 4, 1, 1]]),
+        KERNEL_CONV_TRANSPOSE_2D => ([9, 9, 5, 2], &[[2, 3, 5, 4], [8, 7, 4, 2]]),
         _ => panic!("kernel {kernel}"),
     };
     let narrow = |buffer, dtype, ne| {
@@ -209,11 +215,15 @@ fn wide(kernel: u32, dtype: u32) -> WideOp {
         dst: narrow(2, TYPE_F32, result),
         ..bytemuck::Zeroable::zeroed()
     };
-    body.params[0] = if kernel == KERNEL_GATED_DELTA_NET {
-        2
-    } else {
-        1
-    };
+    match kernel {
+        KERNEL_GATED_DELTA_NET => body.params[0] = 2,
+        KERNEL_CONV_2D | KERNEL_CONV_2D_DW => body.params[..6].copy_from_slice(&[1, 1, 0, 0, 1, 1]),
+        KERNEL_CONV_3D => {
+            body.params[..10].copy_from_slice(&[1, 1, 1, 0, 0, 0, 1, 1, 1, 4]);
+        }
+        KERNEL_CONV_TRANSPOSE_1D => body.params[..3].copy_from_slice(&[1, 0, 1]),
+        _ => body.params[0] = 1,
+    }
     for (i, (source, ne)) in body.src.iter_mut().zip(src).enumerate() {
         let dtype = match (kernel, i) {
             (KERNEL_SSM_SCAN, 6) => TYPE_I32,

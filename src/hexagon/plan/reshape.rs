@@ -9,6 +9,7 @@ pub fn as_kernel_takes<'a>(operation: &Operation<'a>) -> Operation<'a> {
     match operation.op {
         Op::Concat => concat(operation),
         Op::RwkvWkv6 => wkv6(operation),
+        Op::OutProd => out_prod(operation),
         _ => *operation,
     }
 }
@@ -31,6 +32,16 @@ fn concat<'a>(operation: &Operation<'a>) -> Operation<'a> {
         copy.src[index] = None;
     }
     copy
+}
+
+/// OUT_PROD is the product of the transposed sources.
+fn out_prod<'a>(operation: &Operation<'a>) -> Operation<'a> {
+    let mut product = *operation;
+    for source in product.src.iter_mut().flatten() {
+        source.shape.ne.swap(0, 1);
+        source.shape.nb.swap(0, 1);
+    }
+    product
 }
 
 /// Returns RWKV_WKV6; for the loader's question, with sizes that fit.
