@@ -62,6 +62,8 @@ static uint32_t format_of(enum ggml_type type) {
     return NPU_FORMAT_IQ4_NL;
   case GGML_TYPE_MXFP4:
     return NPU_FORMAT_MXFP4;
+  case GGML_TYPE_Q4_K:
+    return NPU_FORMAT_Q4_K;
   default:
     return NPU_FORMAT_NONE;
   }

@@ -54,6 +54,9 @@
 // `npu_tensor.format`: MXFP4.
 #define NPU_FORMAT_MXFP4 5
 
+// `npu_tensor.format`: Q4_K.
+#define NPU_FORMAT_Q4_K 6
+
 // `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 #define NPU_PLACE_NONE 0
 

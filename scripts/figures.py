@@ -150,6 +150,7 @@ def accuracy():
 # Kernels of the table of inner loops: their row, what packets.txt calls them, and digits that are shown.
 KERNELS = {"Q4_0 to FP16 tile": ("dequantize_q4_0", 1), "Q8_0 to FP16 tile": ("dequantize_q8_0", 1),
            "IQ4_NL to FP16 tile": ("dequantize_iq4_nl", 1), "MXFP4 to FP16 tile": ("dequantize_mxfp4", 1),
+           "Q4_K to FP16 tile": ("dequantize_q4_k", 1), "Q4_K dot products, one row": ("gemv_2x1_q4_k", 1),
            "Q4_0 dot products, one row": ("gemv_2x1_q4_0", 1), "Q8_0 dot products, one row": ("gemv_2x1_q8_0", 1)}
 INNER_LOOPS = "| kernel | V73, V75 (IEEE) | V79 (qfloat) | ggml-hexagon"
 
@@ -167,7 +168,7 @@ def cost():
         groups.append((row[0].replace(", one row", ""), marks))
     return Chart("Packets per 32 × 32 tile of weights, inner loops: smaller is better",
                  "Counted by an emulator. ggml-hexagon: its kernels at ggml 0.25.3, in the same emulator.",
-                 groups, [0, 10, 20, 30, 40, 50, 60])
+                 groups, [0, 10, 20, 30, 40, 50, 60, 70, 80])
 
 
 def quantizer():

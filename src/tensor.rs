@@ -31,6 +31,8 @@ pub enum Format {
     Iq4Nl,
     /// Blocks of 32: E8M0 scale, 4-bit floating point.
     Mxfp4,
+    /// Super-blocks of 256: two FP16 factors, 6-bit scales and minima for each 32, 4-bit values.
+    Q4K,
 }
 
 /// Storage type of a tensor's elements.

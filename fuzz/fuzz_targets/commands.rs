@@ -116,11 +116,12 @@ fn word(data: &mut &[u8]) -> u32 {
 /// Right products to start from.
 fn product(kind: u8, weight: u8) -> Command {
     let all = WeightType::ALL;
+    let weight = all[usize::from(weight) % all.len()];
     let weights = Weights {
         buffer: 0,
-        layout: all[usize::from(weight) % all.len()].layout_id().0,
+        layout: weight.layout_id().0,
         offset: 0,
-        k: 32,
+        k: weight.block_elems() as u32,
         n: 32,
         slices: [1, 1],
     };

@@ -6,8 +6,8 @@ use crate::layout::WeightType;
 /// Reason why a layout, a plan or a kernel refused its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// `k` does not consist of whole blocks of 32.
-    #[error("{weight:?} weights need k to be a positive multiple of 32, have {k}")]
+    /// `k` does not consist of whole blocks.
+    #[error("{weight:?} weights need k to be a positive multiple of {}, have {k}", .weight.block_elems())]
     BadShape {
         /// Type of the weights.
         weight: WeightType,

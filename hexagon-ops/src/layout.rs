@@ -60,10 +60,28 @@
 //! groups: row g holds group g of each tile of a strip. A group is a block of 18 bytes, the scale,
 //! then `qs[c]` with the low nibble for the even k and the high nibble for the odd k of column c.
 //!
+//! # Super-block: 8 tiles, with scales at two levels
+//!
+//! A super-block has 256 weights of one column, and a block of 32 is one of its eight parts. Its
+//! quants are the tiles above. Its scales are lines whose word n belongs to column n:
+//!
+//! ```text
+//! Q4_K, quants as Q4_0's, 4 lines of scales  | low half                 | high half                |
+//! line 0, word n                             | d                        | dmin XOR 0x8000          |
+//!                          bits of each half | 15..10  | 9..6    | 5..0 |
+//! line 1, word n: tiles 0..8 (low: even)     | s 2, 3  | s 6, 7 of bits 3..0                | s 0, 1 |
+//! line 2, word n                             | m 2, 3  | m 6, 7 of bits 3..0                | m 0, 1 |
+//! line 3, word n                             | m 4, 5  | bits 5..4 of m 6, 7, of s 6, 7     | s 4, 5 |
+//! ```
+//!
+//! Each half holds the 6-bit scales s and minima m of the even or the odd tiles, so that one mask
+//! or one shift of a line gives those of two tiles, as words of two halves.
+//!
 //! # Panel: planes, each starting on a line
 //!
 //! ```text
 //! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of tiles 0..KT | minima (Q4_1 only) |
+//! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of super-block 0 | super-block 1 | …  |
 //!
 //! FP16 scales (and minima), 2 tiles a line:  byte(kt, n) = 128·(kt/2) + 4·n + 2·(kt%2)
 //! E8M0 scales (MXFP4), 4 tiles a line:       byte(kt, n) = 128·(kt/4) + 4·n + kt%4
@@ -80,6 +98,7 @@
 mod block;
 mod group;
 mod panel;
+mod super_block;
 
 pub use group::{GROUP_DIMS, group_elem};
 
@@ -87,6 +106,10 @@ use crate::error::{Error, Result};
 
 /// Elements along each side of a tile, and elements of a block.
 pub const TILE_DIM: usize = 32;
+/// Elements of a super-block, and of a column of its tiles.
+pub const SUPER_BLOCK: usize = 256;
+/// Tiles of a super-block.
+pub const SUPER_TILES: usize = SUPER_BLOCK / TILE_DIM;
 /// Bytes of a vector register, and of a line of a tile.
 pub const LINE_BYTES: usize = 128;
 /// Bytes of an FP16 tile.
@@ -155,6 +178,8 @@ pub enum WeightType {
     Mxfp4 = 6,
     /// `d · (q - 8)`, 4-bit q, one d for a group of 2 (K) × 16 (N) weights; not a ggml type.
     Q4Tile = 7,
+    /// `d · s · q - dmin · m`, 4-bit q, 6-bit s and m for each 32 of a super-block.
+    Q4K = 8,
 }
 
 /// Identifier of a packed format, stored with packed bytes so that stale ones are rejected and not
@@ -170,7 +195,7 @@ const LAYOUT_VERSION: u32 = 1;
 
 impl WeightType {
     /// All types, in order of their numbers.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::F16,
         Self::Q4_0,
         Self::Q4_1,
@@ -178,6 +203,7 @@ impl WeightType {
         Self::Iq4Nl,
         Self::Mxfp4,
         Self::Q4Tile,
+        Self::Q4K,
     ];
 
     /// Returns the identifier of this type's packed form.
@@ -193,7 +219,25 @@ impl WeightType {
         !matches!(self, Self::F16 | Self::Q4Tile)
     }
 
-    /// Returns the bytes of one ggml block of 32 (of 32 elements for F16), or of a group.
+    /// Returns the type whose tiles super-blocks have, with a scale and a minimum for each block of
+    /// 32; the type itself if it has no super-blocks.
+    const fn expanded(self) -> Self {
+        match self {
+            Self::Q4K => Self::Q4_1,
+            _ => self,
+        }
+    }
+
+    /// Returns the elements of one ggml block (of a row's part in a tile for F16), or of a group.
+    #[must_use]
+    pub const fn block_elems(self) -> usize {
+        match self {
+            Self::Q4K => SUPER_BLOCK,
+            _ => TILE_DIM,
+        }
+    }
+
+    /// Returns the bytes of one ggml block (of 32 elements for F16), or of a group.
     #[must_use]
     pub const fn block_bytes(self) -> usize {
         match self {
@@ -202,6 +246,7 @@ impl WeightType {
             Self::Q4_1 => 20,
             Self::Q8_0 => 34,
             Self::Mxfp4 => 17,
+            Self::Q4K => 144,
         }
     }
 
@@ -211,22 +256,23 @@ impl WeightType {
         match self {
             Self::F16 => F16_TILE_BYTES,
             Self::Q8_0 => 1024,
-            Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 | Self::Q4Tile => 512,
+            Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 | Self::Q4Tile | Self::Q4K => 512,
         }
     }
 
     /// Returns the bytes of all planes per tile: what a tile costs in memory traffic.
     #[must_use]
     pub const fn tile_bytes(self) -> usize {
-        self.block_bytes() * TILE_DIM
+        self.block_bytes() * TILE_DIM * TILE_DIM / self.block_elems()
     }
 
-    /// Returns the number of tiles whose scales share a line of the scale plane; 0 without scales.
-    const fn scales_per_line(self) -> usize {
+    /// Returns the tiles that have lines of scales in common, and the number of these lines.
+    const fn scale_lines(self) -> (usize, usize) {
         match self {
-            Self::F16 => 0,
-            Self::Mxfp4 => 4,
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Iq4Nl | Self::Q4Tile => 2,
+            Self::F16 => (1, 0),
+            Self::Mxfp4 => (4, 1),
+            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Iq4Nl | Self::Q4Tile => (2, 1),
+            Self::Q4K => (SUPER_TILES, 4),
         }
     }
 }
@@ -242,13 +288,23 @@ impl PanelLayout {
     /// Returns the layout of a panel with `k` elements along K.
     ///
     /// # Errors
-    /// `BadShape` if `k` is 0, or not a multiple of 32 for a type with blocks.
+    /// `BadShape` if `k` is 0, or not whole blocks for a type with blocks.
     pub const fn new(weight: WeightType, k: usize) -> Result<Self> {
-        let whole = matches!(weight, WeightType::F16) || k.is_multiple_of(TILE_DIM);
+        let whole = matches!(weight, WeightType::F16) || k.is_multiple_of(weight.block_elems());
         if k == 0 || !whole {
             return Err(Error::BadShape { weight, k });
         }
         Ok(Self { weight, k })
+    }
+
+    /// Returns the layout of `blocks` super-blocks of this panel whose scales have become those of a
+    /// plain type; at least one.
+    #[must_use]
+    pub(crate) const fn expanded(self, blocks: usize) -> Self {
+        Self {
+            weight: self.weight.expanded(),
+            k: blocks * SUPER_BLOCK,
+        }
     }
 
     /// Returns the type of the weights.
@@ -284,19 +340,18 @@ impl PanelLayout {
     /// Returns the bytes of the scale plane, whole lines.
     #[must_use]
     pub const fn scale_plane_bytes(self) -> usize {
-        match self.weight.scales_per_line() {
-            0 => 0,
-            per_line => self.k_tiles().div_ceil(per_line) * LINE_BYTES,
-        }
+        let (tiles, lines) = self.weight.scale_lines();
+        self.k_tiles().div_ceil(tiles) * lines * LINE_BYTES
     }
 
     /// Returns the offset of the scale of column (Q4Tile: group) `n` of tile `kt`: 2 bytes FP16, or
-    /// 1 byte E8M0 for MXFP4.
+    /// 1 byte E8M0 for MXFP4; for super-blocks the offset of word `n` of their first line.
     #[must_use]
     pub const fn scale_offset(self, kt: usize, n: usize) -> usize {
         self.scale_plane_offset()
-            + match self.weight.scales_per_line() {
-                4 => LINE_BYTES * (kt / 4) + 4 * n + kt % 4,
+            + match self.weight.scale_lines() {
+                (SUPER_TILES, lines) => LINE_BYTES * lines * (kt / SUPER_TILES) + 4 * n,
+                (4, _) => LINE_BYTES * (kt / 4) + 4 * n + kt % 4,
                 _ => f16_tile_offset(kt, n),
             }
     }

@@ -14,12 +14,13 @@ use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips}
 use hexagon_ops::ops::matmul::quantize::{ActGroup, groups, quantize_row};
 
 /// Types with an integer dot product.
-const QUANTIZED: [WeightType; 5] = [
+const QUANTIZED: [WeightType; 6] = [
     WeightType::Q4_0,
     WeightType::Q4_1,
     WeightType::Q8_0,
     WeightType::Iq4Nl,
     WeightType::Mxfp4,
+    WeightType::Q4K,
 ];
 
 /// Types that become FP16 tiles.
@@ -34,26 +35,39 @@ fn quantized(row: &[f32]) -> Vec<ActGroup> {
     out
 }
 
+/// Returns the largest difference of a dequantized element from the nearest f16 of its value.
+///
+/// Where scale and minimum are computed, each is rounded by 2^-11 of itself, or by 2^-25, which the
+/// quant (at most 31) multiplies; and the sum is rounded, as the nearest f16 is.
+fn dequantized_bound(want: f64, terms: f64) -> f64 {
+    if terms == 0.0 {
+        return 0.0;
+    }
+    1.001 * (terms + 2.0 * want.abs()) * 2_f64.powi(-11) + 33.0 * 2_f64.powi(-25)
+}
+
 #[test]
 fn dequantized_elements_are_the_nearest_f16() {
     let mut rng = Rng::new();
     for weight in tiled() {
-        for k_tiles in [1, 2, 3, 4, 5, 9] {
-            let w = Weights::random(weight, 40, k_tiles * TILE_DIM, &mut rng);
+        for blocks in [1, 2, 3, 4, 5, 9] {
+            let w = Weights::random(weight, 40, blocks * weight.block_elems(), &mut rng);
+            let k_tiles = w.layout.k_tiles();
             for nt in 0..2 {
                 let panel = Panel::new(w.layout.panel(), w.panel_lines(nt)).unwrap();
                 let mut tiles = vec![Tile::ZERO; k_tiles];
                 dequantize(&panel, 0..k_tiles, &mut tiles).unwrap();
                 for k in 0..k_tiles * TILE_DIM {
                     for n in 0..TILE_DIM {
-                        let want = w.values.get(nt * TILE_DIM + n).map_or(0.0, |row| row[k]);
+                        let column = nt * TILE_DIM + n;
+                        let want = w.values.get(column).map_or(0.0, |row| row[k]);
+                        let terms = w.terms.get(column).map_or(0.0, |row| row[k]);
                         let bytes: &[u8] = bytemuck::bytes_of(&tiles[k / TILE_DIM]);
                         let at = f16_tile_offset(k % TILE_DIM, n);
                         let have = f16::from_le_bytes([bytes[at], bytes[at + 1]]);
+                        let error = have.to_f64() - f16::from_f64(want).to_f64();
                         assert!(
-                            (have.to_f64() - want).abs()
-                                <= f16::from_f64(want).to_f64().abs() * 2_f64.powi(-11) + 1e-12
-                                && (have.to_f64() - f16::from_f64(want).to_f64()) == 0.0,
+                            error.abs() <= dequantized_bound(want, terms),
                             "{weight:?} k {k} n {n}: {have} for {want}"
                         );
                     }
@@ -67,11 +81,13 @@ fn dequantized_elements_are_the_nearest_f16() {
 fn part_of_a_panel_dequantizes_alone() {
     let mut rng = Rng::new();
     for weight in tiled() {
-        let w = Weights::random(weight, 32, 11 * TILE_DIM, &mut rng);
+        let k = (11 * TILE_DIM).next_multiple_of(weight.block_elems());
+        let w = Weights::random(weight, 32, k, &mut rng);
         let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
-        let mut all = vec![Tile::ZERO; 11];
-        dequantize(&panel, 0..11, &mut all).unwrap();
-        for (start, end) in [(0, 4), (4, 8), (4, 7), (8, 11), (8, 8)] {
+        let k_tiles = w.layout.k_tiles();
+        let mut all = vec![Tile::ZERO; k_tiles];
+        dequantize(&panel, 0..k_tiles, &mut all).unwrap();
+        for (start, end) in [(0, 4), (4, 8), (4, 7), (8, 11), (8, 8), (4, 11)] {
             let mut part = vec![Tile::ZERO; end - start];
             dequantize(&panel, start..end, &mut part).unwrap();
             assert!(part == all[start..end], "{weight:?} {start}..{end}");
@@ -81,7 +97,7 @@ fn part_of_a_panel_dequantizes_alone() {
             Err(Error::Index {
                 what: "tile range",
                 index: 4,
-                limit: 11
+                limit: k_tiles
             })
         );
     }
@@ -141,8 +157,8 @@ fn gemv_bound(act: &[f32], weights: &[f64]) -> f64 {
 fn gemv_is_exact_up_to_activation_rounding() {
     let mut rng = Rng::new();
     for weight in QUANTIZED {
-        for k_tiles in [1, 2, 3, 5, 18, 31, 32, 33, 35, 64, 67] {
-            let k = k_tiles * TILE_DIM;
+        for k_tiles in [1_usize, 2, 3, 5, 18, 31, 32, 33, 35, 64, 67] {
+            let k = (k_tiles * TILE_DIM).next_multiple_of(weight.block_elems());
             let w = Weights::random(weight, 64, k, &mut rng);
             let rows: Vec<Vec<f32>> = (0..2)
                 .map(|_| (0..k).map(|_| rng.unit() * 3.0).collect())
@@ -170,7 +186,12 @@ fn gemv_is_exact_up_to_activation_rounding() {
                     } else {
                         0.0
                     };
-                    let bound = gemv_bound(&rows[row], weights) + min;
+                    // Scales and minima of super-blocks are rounded too; activations are at most 3.
+                    let terms = &w.terms[nt * TILE_DIM + n];
+                    let expanded: f64 = (terms.iter().filter(|term| **term > 0.0))
+                        .map(|term| 3.0 * (term * 2_f64.powi(-10) + 2_f64.powi(-20)))
+                        .sum();
+                    let bound = gemv_bound(&rows[row], weights) + min + expanded;
                     assert!(
                         error <= bound,
                         "{weight:?} K {k} row {row} n {n}: error {error:e} over {bound:e}"

@@ -41,6 +41,7 @@ fn ggml_elem(weight: WeightType, k: usize) -> (usize, u32) {
         WeightType::Q4_1 => (4 + k % 16, if k < 16 { 0 } else { 4 }),
         WeightType::Mxfp4 => (1 + k % 16, if k < 16 { 0 } else { 4 }),
         WeightType::Q4Tile => unreachable!("no type of ggml's"),
+        WeightType::Q4K => unreachable!("a super-block"),
     }
 }
 
@@ -51,41 +52,87 @@ fn of_ggml() -> impl Iterator<Item = WeightType> {
 }
 
 #[test]
-fn each_ggml_byte_lands_in_its_own_place() {
-    // In packing p each byte shows bit p of its own index: the packings together number every byte.
+fn each_ggml_bit_lands_in_its_own_place() {
+    // In packing p each bit shows bit p of its own index: the packings together number every bit.
     for weight in of_ggml() {
-        let layout = MatrixLayout::new(weight, 33, 96).unwrap();
-        let rows_bytes = 33 * layout.ggml_row_bytes();
-        let mut index = vec![0_usize; layout.matrix_bytes()];
-        for plane in 0..usize::BITS - rows_bytes.leading_zeros() {
-            let ones: Vec<u8> = (0..rows_bytes)
-                .map(|i| if (i + 1) >> plane & 1 == 1 { 0x11 } else { 0 })
-                .collect();
-            let zeros = pack(layout, &vec![0; rows_bytes]);
+        let k = 96_usize.next_multiple_of(weight.block_elems());
+        let layout = MatrixLayout::new(weight, 33, k).unwrap();
+        let rows_bits = 33 * layout.ggml_row_bytes() * 8;
+        let zeros = pack(layout, &vec![0; rows_bits / 8]);
+        let mut index = vec![0_usize; layout.matrix_bytes() * 8];
+        for plane in 0..usize::BITS - rows_bits.leading_zeros() {
+            let mut ones = vec![0; rows_bits / 8];
+            for i in (0..rows_bits).filter(|i| (i + 1) >> plane & 1 == 1) {
+                ones[i / 8] |= 1 << (i % 8);
+            }
             for (at, (have, zero)) in pack(layout, &ones).iter().zip(&zeros).enumerate() {
-                if have ^ zero == 0x11 {
-                    index[at] |= 1 << plane;
-                } else {
-                    assert_eq!(
-                        have, zero,
-                        "{weight:?}: byte {at} is neither kept nor cleared"
-                    );
+                for bit in 0..8 {
+                    index[8 * at + bit] |= usize::from((have ^ zero) >> bit & 1) << plane;
                 }
             }
         }
         let mut seen: Vec<usize> = index.iter().copied().filter(|i| *i != 0).collect();
         seen.sort_unstable();
-        assert_eq!(
-            seen,
-            (1..=rows_bytes).collect::<Vec<_>>(),
+        assert!(
+            seen.into_iter().eq(1..=rows_bits),
             "{weight:?}: not a bijection"
         );
     }
 }
 
 #[test]
+fn fields_of_a_super_block_are_where_the_picture_has_them() {
+    let layout = MatrixLayout::new(WeightType::Q4K, 33, 512).unwrap();
+    let (row_bytes, panel) = (layout.ggml_row_bytes(), layout.panel());
+    let rows = random_bytes(9, 33 * row_bytes);
+    let packed = pack(layout, &rows);
+    for (n, row) in rows.chunks(row_bytes).enumerate() {
+        let strip = &packed[layout.panel_offset(n / 32)..];
+        for (b, block) in row.chunks(144).enumerate() {
+            // By the picture: 16 tiles of 512 bytes, then 4 lines a super-block.
+            let half = |line: usize, odd: usize| {
+                let at = 16 * 512 + 128 * (4 * b + line) + 4 * (n % 32) + 2 * odd;
+                u16::from_le_bytes([strip[at], strip[at + 1]])
+            };
+            let f16_at = |i: usize| u16::from_le_bytes([block[i], block[i + 1]]);
+            assert_eq!([half(0, 0), half(0, 1)], [f16_at(0), f16_at(2) ^ 0x8000]);
+            for sub in 0..8 {
+                // SOURCE: get_scale_min_k4, ggml-quants.c.
+                let scales = &block[4..16];
+                let (s, m) = if sub < 4 {
+                    (scales[sub] & 63, scales[sub + 4] & 63)
+                } else {
+                    (
+                        scales[sub + 4] & 15 | scales[sub - 4] >> 6 << 4,
+                        scales[sub + 4] >> 4 | scales[sub] >> 6 << 4,
+                    )
+                };
+                let bits =
+                    |line, from: u32, count: u32| half(line, sub % 2) >> from & ((1 << count) - 1);
+                let have = match sub / 2 {
+                    0 => [bits(1, 0, 6), bits(2, 0, 6)],
+                    1 => [bits(1, 10, 6), bits(2, 10, 6)],
+                    2 => [bits(3, 0, 6), bits(3, 10, 6)],
+                    _ => [
+                        bits(1, 6, 4) | bits(3, 6, 2) << 4,
+                        bits(2, 6, 4) | bits(3, 8, 2) << 4,
+                    ],
+                };
+                assert_eq!(have, [s, m].map(u16::from), "{n} {b} {sub}");
+                for k in 0..32 {
+                    let byte = block[16 + 32 * (sub / 2) + k];
+                    let (at, shift) = panel.elem(8 * b + sub, k, n % 32);
+                    let q = byte >> (4 * (sub % 2)) & 15;
+                    assert_eq!(strip[at] >> shift & 15, q, "{n} {b} {sub} {k}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn elem_scale_and_min_offsets_agree_with_packing() {
-    for weight in of_ggml() {
+    for weight in of_ggml().filter(|weight| weight.block_elems() == TILE_DIM) {
         let (n_rows, k) = (40, 160);
         let layout = MatrixLayout::new(weight, n_rows, k).unwrap();
         let row_bytes = layout.ggml_row_bytes();
@@ -175,10 +222,11 @@ fn each_weight_of_a_group_lands_beside_its_group() {
 #[test]
 fn tile_bytes_are_ggmls_bytes() {
     for weight in WeightType::ALL {
-        // An even number of tiles (a multiple of four for MXFP4) leaves no padding at all.
-        let layout = PanelLayout::new(weight, 4 * TILE_DIM).unwrap();
-        assert_eq!(layout.panel_bytes(), 4 * weight.tile_bytes(), "{weight:?}");
+        // A whole super-block leaves no padding at all.
+        let layout = PanelLayout::new(weight, 8 * TILE_DIM).unwrap();
+        assert_eq!(layout.panel_bytes(), 8 * weight.tile_bytes(), "{weight:?}");
     }
+    assert_eq!(WeightType::Q4K.tile_bytes(), 144 * 32 / 8);
     assert_eq!(WeightType::Q4_0.tile_bytes(), 576);
     assert_eq!(WeightType::Q8_0.tile_bytes(), 1088);
     assert_eq!(WeightType::Mxfp4.tile_bytes(), 544);
@@ -259,7 +307,7 @@ proptest! {
         cut in 0_usize..32,
         seed in any::<u64>(),
     ) {
-        let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * TILE_DIM };
+        let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * weight.block_elems() };
         let layout = MatrixLayout::new(weight, n, k).unwrap();
         let rows = random_bytes(seed, layout.block_rows() * layout.ggml_row_bytes());
         // Whatever was there before.
@@ -276,7 +324,7 @@ proptest! {
         cut in 0_usize..32,
         seed in any::<u64>(),
     ) {
-        let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * TILE_DIM };
+        let k = if weight == WeightType::F16 { tiles * TILE_DIM - cut } else { tiles * weight.block_elems() };
         let layout = MatrixLayout::new(weight, n, k).unwrap();
         let rows = random_bytes(seed, layout.block_rows() * layout.ggml_row_bytes());
         let packed = pack(layout, &rows);

@@ -43,6 +43,7 @@ static const struct type types[] = {
     {GGML_TYPE_I64, "i64", 1, 8},         {GGML_TYPE_Q4_0, "q4_0", 32, 18},
     {GGML_TYPE_Q4_1, "q4_1", 32, 20},     {GGML_TYPE_Q8_0, "q8_0", 32, 34},
     {GGML_TYPE_IQ4_NL, "iq4_nl", 32, 18}, {GGML_TYPE_MXFP4, "mxfp4", 32, 17},
+    {GGML_TYPE_Q4_K, "q4_K", 256, 144},
 };
 
 static const char *differing_number(void) {

@@ -42,6 +42,8 @@ pub const NPU_FORMAT_Q8_0: u32 = 3;
 pub const NPU_FORMAT_IQ4_NL: u32 = 4;
 /// `npu_tensor.format`: MXFP4.
 pub const NPU_FORMAT_MXFP4: u32 = 5;
+/// `npu_tensor.format`: Q4_K.
+pub const NPU_FORMAT_Q4_K: u32 = 6;
 
 /// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 pub const NPU_PLACE_NONE: u32 = 0;
@@ -237,6 +239,7 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
             NPU_FORMAT_Q8_0 => Some(Format::Q8_0),
             NPU_FORMAT_IQ4_NL => Some(Format::Iq4Nl),
             NPU_FORMAT_MXFP4 => Some(Format::Mxfp4),
+            NPU_FORMAT_Q4_K => Some(Format::Q4K),
             _ => None,
         },
         shape,

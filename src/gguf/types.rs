@@ -69,6 +69,8 @@ impl GgmlType {
     pub const Q5_0: Self = Self(6);
     /// Blocks of 32: FP16 scale, signed 8-bit values.
     pub const Q8_0: Self = Self(8);
+    /// Super-blocks of 256: two FP16 factors, 6-bit scales and minima, 4-bit values.
+    pub const Q4_K: Self = Self(12);
     /// Blocks of 32: FP16 scale, 4-bit indices of a fixed table.
     pub const IQ4_NL: Self = Self(20);
     /// 32-bit integers.
@@ -118,6 +120,7 @@ impl GgmlType {
             Self::Q8_0 => (quantized, Some(Format::Q8_0)),
             Self::IQ4_NL => (quantized, Some(Format::Iq4Nl)),
             Self::MXFP4 => (quantized, Some(Format::Mxfp4)),
+            Self::Q4_K => (quantized, Some(Format::Q4K)),
             other if other.is_quantized() => (quantized, None),
             _ => (DType::Other, None),
         }

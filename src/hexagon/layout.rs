@@ -86,6 +86,7 @@ fn weight_type(tensor: &Tensor) -> Option<(WeightType, Conversion)> {
                 Format::Q8_0 => WeightType::Q8_0,
                 Format::Iq4Nl => WeightType::Iq4Nl,
                 Format::Mxfp4 => WeightType::Mxfp4,
+                Format::Q4K => WeightType::Q4K,
             };
             Some((weight, Conversion::Lossless))
         }

@@ -47,7 +47,7 @@ proptest! {
     ) {
         thread_local!(static DEVICE: Arc<ggml_rust_npu::hexagon::HexDevice> = device());
         let device = DEVICE.with(Arc::clone);
-        let w = Weight::random(&mut Numbers::new(9), kind, [32 * blocks, n, slices, 1]);
+        let w = Weight::random(&mut Numbers::new(9), kind, [kind.block_elems() * blocks, n, slices, 1]);
         let place = if packed { Place::Packed } else { Place::Device };
         // After another tensor, so that offsets matter.
         let tensor = w.tensor(256, place);

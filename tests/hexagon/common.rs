@@ -6,6 +6,7 @@ use std::time::Duration;
 use ggml_rust_npu::backend::{Buffer, Content, Device, GraphError, Node, Stream};
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::error::Result;
+use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::caps;
 use ggml_rust_npu::hexagon::device::Serving;
@@ -76,13 +77,14 @@ pub enum Kind {
     Blocks(Format),
 }
 
-pub const KINDS: [Kind; 6] = [
+pub const KINDS: [Kind; 7] = [
     Kind::F16,
     Kind::Blocks(Format::Q4_0),
     Kind::Blocks(Format::Q4_1),
     Kind::Blocks(Format::Q8_0),
     Kind::Blocks(Format::Iq4Nl),
     Kind::Blocks(Format::Mxfp4),
+    Kind::Blocks(Format::Q4K),
 ];
 
 // SOURCE: ggml-common.h, kvalues_iq4nl.
@@ -108,6 +110,7 @@ impl Kind {
             Self::Blocks(Format::Q4_1) => 20,
             Self::Blocks(Format::Q8_0) => 34,
             Self::Blocks(Format::Mxfp4) => 17,
+            Self::Blocks(Format::Q4K) => return GgmlType::Q4_K.tensor_type().0,
         };
         DType::Quantized {
             block_elems: 32,
@@ -115,8 +118,40 @@ impl Kind {
         }
     }
 
-    /// One block of 32, after ggml's definitions of its types.
+    /// Elements of a block; of a tile's row for F16.
+    pub fn block_elems(self) -> usize {
+        match self.dtype() {
+            DType::Quantized { block_elems, .. } => block_elems,
+            _ => 32,
+        }
+    }
+
+    /// One super-block, with the values that the golden tests of `dequantize` prove to be ggml's.
+    fn super_block(
+        dtype: GgmlType,
+        numbers: &mut Numbers,
+        bytes: &mut Vec<u8>,
+        values: &mut Vec<f32>,
+    ) {
+        let mut block: Vec<u8> = (0..dtype.block_bytes())
+            .map(|_| numbers.bits() as u8)
+            .collect();
+        for at in [0, 2] {
+            let small = f16::from_f32(numbers.float() / 512.0);
+            block[at..at + 2].copy_from_slice(&small.to_le_bytes());
+        }
+        let first = values.len();
+        values.resize(first + dtype.block_elems(), 0.0);
+        let known = ggml_rust_npu::dequantize::of(dtype).unwrap();
+        known.dequantize(&block, &mut values[first..]);
+        bytes.extend(block);
+    }
+
+    /// One block, after ggml's definitions of its types.
     fn block(self, numbers: &mut Numbers, bytes: &mut Vec<u8>, values: &mut Vec<f32>) {
+        if self == Self::Blocks(Format::Q4K) {
+            return Self::super_block(GgmlType::Q4_K, numbers, bytes, values);
+        }
         let scale = f16::from_f32(numbers.float() / 8.0);
         let min = f16::from_f32(numbers.float());
         let d = scale.to_f32();
@@ -168,7 +203,7 @@ impl Kind {
                         values.extend(signed.map(|q| f32::from(q) * small.to_f32()));
                         return;
                     }
-                    Format::Mxfp4 => unreachable!("above"),
+                    Format::Mxfp4 | Format::Q4K => unreachable!("above"),
                 }
             }
         }
@@ -179,7 +214,7 @@ impl Kind {
 impl Weight {
     pub fn random(numbers: &mut Numbers, kind: Kind, ne: [usize; 4]) -> Self {
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
-        for _ in 0..ne.iter().product::<usize>() / 32 {
+        for _ in 0..ne.iter().product::<usize>() / kind.block_elems() {
             kind.block(numbers, &mut bytes, &mut values);
         }
         Self {

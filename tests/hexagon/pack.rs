@@ -22,13 +22,14 @@ fn path(name: &str) -> PathBuf {
 }
 
 /// Types with tiles, and one that is quantized again.
-const TYPES: [(GgmlType, Option<Kind>); 7] = [
+const TYPES: [(GgmlType, Option<Kind>); 8] = [
     (GgmlType::F16, Some(Kind::F16)),
     (GgmlType::Q4_0, Some(Kind::Blocks(Format::Q4_0))),
     (GgmlType::Q4_1, Some(Kind::Blocks(Format::Q4_1))),
     (GgmlType::Q8_0, Some(Kind::Blocks(Format::Q8_0))),
     (GgmlType::IQ4_NL, Some(Kind::Blocks(Format::Iq4Nl))),
     (GgmlType::MXFP4, Some(Kind::Blocks(Format::Mxfp4))),
+    (GgmlType::Q4_K, Some(Kind::Blocks(Format::Q4K))),
     (GgmlType::Q5_0, None),
 ];
 
@@ -123,8 +124,8 @@ fn load(
 
 #[test]
 fn a_weight_comes_from_the_pack_and_is_the_one_that_packing_gives() {
-    let ne = [96, 70, 1, 1];
     for (dtype, kind) in TYPES {
+        let ne = [96_usize.next_multiple_of(dtype.block_elems()), 70, 1, 1];
         let name = dtype.name();
         let (source, other) = (bytes(dtype, kind, ne, 1), bytes(dtype, kind, ne, 2));
         let path = path(&format!("hexagon_{name}.npu"));
@@ -201,14 +202,14 @@ proptest! {
 
     #[test]
     fn tiles_of_a_pack_unpack_to_the_source(
-        which in 0usize..6,
+        which in 0usize..7,
         blocks in 1usize..5,
         n in 1usize..100,
         slices in 1usize..3,
         seed in any::<u64>(),
     ) {
         let (dtype, kind) = TYPES[which];
-        let ne = [32 * blocks, n, slices, 1];
+        let ne = [dtype.block_elems().max(32) * blocks, n, slices, 1];
         let source = bytes(dtype, kind, ne, seed);
         let path = path("hexagon_round_trip.npu");
         write(&path, dtype, ne, &source, &source);

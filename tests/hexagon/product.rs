@@ -28,13 +28,14 @@ fn every_type_is_multiplied_whether_packed_before_or_at_use() {
     let device = device();
     let mut numbers = Numbers::new(1);
     for kind in KINDS {
-        let w = Weight::random(&mut numbers, kind, [192, 70, 1, 1]);
+        let k = 192_usize.next_multiple_of(kind.block_elems());
+        let w = Weight::random(&mut numbers, kind, [k, 70, 1, 1]);
         for place in [Place::Packed, Place::Device] {
             let home = buffer_with(&device, &w, place);
             for m in [1, 2, 3, 8, 33, 100] {
-                let act = numbers.floats(m * 192);
-                let have = mul_mat(&device, &w, &home, &act, [192, m, 1, 1]).unwrap();
-                let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 192));
+                let act = numbers.floats(m * k);
+                let have = mul_mat(&device, &w, &home, &act, [k, m, 1, 1]).unwrap();
+                let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
                 assert!(
                     error <= limit(kind, m),
                     "{kind:?} {place:?} M={m}: {error:.2e}"

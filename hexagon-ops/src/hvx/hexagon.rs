@@ -82,6 +82,8 @@ vector_ops! {
     max_f16(a, b) = Q6_Vhf_vmax_VhfVhf(a, b);
     /// Returns the f32 value of each signed word: `Q6_Vsf_equals_Vw`.
     f32_from_w(a) = Q6_Vsf_equals_Vw(a);
+    /// Returns the f16 value of each signed halfword: `Q6_Vhf_equals_Vh`.
+    f16_from_h(a) = Q6_Vhf_equals_Vh(a);
     /// Returns the larger lanes of f32: `Q6_Vsf_vmax_VsfVsf`. Neither may be NaN.
     max_f32(a, b) = Q6_Vsf_vmax_VsfVsf(a, b);
     /// Returns the smaller lanes of f32: `Q6_Vsf_vmin_VsfVsf`. Neither may be NaN.
@@ -95,6 +97,8 @@ scalar_ops! {
     shr_b(a; count) = Q6_Vub_vlsr_VubR;
     /// Returns the halfwords shifted left by `count`: `Q6_Vh_vasl_VhR`.
     shl_h(a; count) = Q6_Vh_vasl_VhR;
+    /// Returns the halfwords shifted right by `count`, zeros shifted in: `Q6_Vuh_vlsr_VuhR`.
+    shr_h(a; count) = Q6_Vuh_vlsr_VuhR;
     /// Returns the words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.
     shr_w(a; count) = Q6_Vuw_vlsr_VuwR;
     /// Returns the words shifted left by `count`: `Q6_Vw_vasl_VwR`.
@@ -139,6 +143,13 @@ pub fn load(from: &Line) -> Vector {
 pub fn store(to: &mut Line, v: Vector) {
     // SAFETY: a `Line` has the size and alignment of a vector.
     unsafe { *core::ptr::from_mut(to).cast::<arch::HvxVector>() = v.0 }
+}
+
+/// Writes a line that has no content yet: an aligned `vmem` store.
+#[inline(always)]
+pub(super) fn store_first(to: &mut core::mem::MaybeUninit<Line>, v: Vector) {
+    // SAFETY: a `Line` has the size and alignment of a vector.
+    unsafe { *to.as_mut_ptr().cast::<arch::HvxVector>() = v.0 }
 }
 
 /// Returns 32 f32 at any address: a `vmemu` load.

@@ -43,6 +43,12 @@ pub fn store(to: &mut Line, v: Vector) {
     to.0 = v.0;
 }
 
+/// Writes a line that has no content yet.
+#[inline(always)]
+pub(super) fn store_first(to: &mut core::mem::MaybeUninit<Line>, v: Vector) {
+    to.write(Line(v.0));
+}
+
 /// Returns 32 f32 at any address: a `vmemu` load.
 #[must_use]
 #[inline(always)]
@@ -178,6 +184,13 @@ pub fn shr_b(a: Vector, count: i32) -> Vector {
 #[inline(always)]
 pub fn shl_h(a: Vector, count: i32) -> Vector {
     lanes!(u16, 64; a => a << (count & 15))
+}
+
+/// Returns the halfwords shifted right by `count`, zeros shifted in: `Q6_Vuh_vlsr_VuhR`.
+#[must_use]
+#[inline(always)]
+pub fn shr_h(a: Vector, count: i32) -> Vector {
+    lanes!(u16, 64; a => a >> (count & 15))
 }
 
 /// Returns the words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.

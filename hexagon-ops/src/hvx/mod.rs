@@ -41,6 +41,10 @@ mod x86;
 #[cfg(not(target_arch = "hexagon"))]
 pub use host::*;
 
+#[expect(unsafe_code, reason = "reads memory that it has written before")]
+mod stack;
+pub use stack::LinePlanes;
+
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 mod accumulator;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]

@@ -2,6 +2,7 @@
 //! weights are loaded.
 
 use super::group::{read_group, write_group};
+use super::super_block::{read_super_block, write_super_block};
 use super::{
     LINE_BYTES, MatrixLayout, PanelLayout, Q8_FLIP, TILE_DIM, WORD_ORDER, WeightType,
     f16_tile_offset,
@@ -31,7 +32,7 @@ impl BlockPlan {
     fn new(layout: PanelLayout, kt: usize, n: usize) -> Self {
         let weight = layout.weight();
         let (scale_bytes, min_bytes) = match weight {
-            WeightType::F16 => (0, 0),
+            WeightType::F16 | WeightType::Q4K => (0, 0),
             WeightType::Mxfp4 => (1, 0),
             WeightType::Q4_1 => (2, 2),
             WeightType::Q4_0 | WeightType::Q8_0 | WeightType::Iq4Nl | WeightType::Q4Tile => (2, 0),
@@ -73,6 +74,9 @@ fn write_block(layout: PanelLayout, panel: &mut [u8], kt: usize, n: usize, block
     if layout.weight() == WeightType::Q4Tile {
         return write_group(layout, panel, kt, n, block);
     }
+    if layout.weight() == WeightType::Q4K {
+        return write_super_block(layout, panel, kt, n, block);
+    }
     let plan = BlockPlan::new(layout, kt, n);
     for (from, to, bytes) in plan.header {
         panel[to..to + bytes].copy_from_slice(&block[from..from + bytes]);
@@ -97,6 +101,9 @@ fn read_block(layout: PanelLayout, panel: &[u8], kt: usize, n: usize, block: &mu
     }
     if layout.weight() == WeightType::Q4Tile {
         return read_group(layout, panel, kt, n, block);
+    }
+    if layout.weight() == WeightType::Q4K {
+        return read_super_block(layout, panel, kt, n, block);
     }
     let plan = BlockPlan::new(layout, kt, n);
     for (from, to, bytes) in plan.header {

@@ -15,12 +15,13 @@
 //! before.
 
 use super::group::write_group;
+use super::super_block::{Q4K, SuperColumns};
 use super::{LINE_BYTES, PanelLayout, Q8_FLIP, TILE_DIM, WeightType};
 use crate::error::{Error, Result};
 use crate::hvx;
 
 /// Columns that are transposed at a time: their words fill a vector register of any host.
-const AT_ONCE: usize = 4;
+pub(super) const AT_ONCE: usize = 4;
 
 /// [`Q8_FLIP`] in each byte of a word.
 const FLIP_WORD: u32 = u32::from_ne_bytes([Q8_FLIP; 4]);
@@ -31,7 +32,7 @@ impl PanelLayout {
     pub const fn ggml_row_bytes(self) -> usize {
         match self.weight {
             WeightType::F16 => self.k * 2,
-            weight => self.k_tiles() * weight.block_bytes(),
+            weight => self.k / weight.block_elems() * weight.block_bytes(),
         }
     }
 
@@ -111,6 +112,9 @@ impl PanelLayout {
                     quants,
                     planes,
                 });
+            }
+            WeightType::Q4K => {
+                hvx::widest(SuperColumns::<Q4K, _, _, _>::new(&columns, quants, planes))
             }
         }
         Ok(())
@@ -232,13 +236,13 @@ impl hvx::Kernel for HalfColumns<'_> {
 
 /// Returns the bytes of a group in word order: the two in the middle are exchanged.
 #[inline(always)]
-const fn in_word_order(group: u32) -> u32 {
+pub(super) const fn in_word_order(group: u32) -> u32 {
     group & 0xff00_00ff | (group & 0x0000_ff00) << 8 | (group & 0x00ff_0000) >> 8
 }
 
 /// Writes word j of each column to line j, starting at word `n`.
 #[inline(always)]
-fn transpose<const WORDS: usize>(
+pub(super) fn transpose<const WORDS: usize>(
     columns: &[[u32; WORDS]; AT_ONCE],
     lines: &mut [[u8; LINE_BYTES]; WORDS],
     n: usize,

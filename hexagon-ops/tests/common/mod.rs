@@ -53,7 +53,7 @@ const MXFP4: [f64; 16] = [
     0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.,
 ];
 
-/// A random block of 32, bytes as ggml stores them, with scales of ordinary models.
+/// A random block, bytes as ggml stores them, with scales of ordinary models.
 pub fn random_block(weight: WeightType, rng: &mut Rng) -> Vec<u8> {
     let mut block: Vec<u8> = (0..weight.block_bytes())
         .map(|_| rng.next() as u8)
@@ -70,12 +70,19 @@ pub fn random_block(weight: WeightType, rng: &mut Rng) -> Vec<u8> {
             block[..2].copy_from_slice(&scale(rng));
             block[2..4].copy_from_slice(&scale(rng));
         }
+        // The upper level's scales: many are subnormal.
+        WeightType::Q4K => {
+            for at in [0, 2] {
+                let d = f16::from_f32(rng.unit() * 0.0004);
+                block[at..at + 2].copy_from_slice(&d.to_le_bytes());
+            }
+        }
         _ => block[..2].copy_from_slice(&scale(rng)),
     }
     block
 }
 
-/// The 32 values of a ggml block, exactly.
+/// The 32 values of a ggml block of 32, exactly.
 pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
     let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
     let nibble =
@@ -87,7 +94,44 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
         WeightType::Q8_0 => f16_at(0) * f64::from(block[2 + k].cast_signed()),
         WeightType::Iq4Nl => f16_at(0) * IQ4_NL[nibble(&block[2..], k)],
         WeightType::Mxfp4 => 2_f64.powi(i32::from(block[0]) - 128) * MXFP4[nibble(&block[1..], k)],
+        WeightType::Q4K => unreachable!("a super-block"),
     })
+}
+
+/// The exact values of a super-block, and the magnitudes of the terms that each is the sum of.
+///
+/// SOURCE: dequantize_row_q4_K and get_scale_min_k4, ggml-quants.c.
+fn super_block_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
+    assert_eq!(weight, WeightType::Q4K);
+    let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
+    let (d, dmin, scales) = (f16_at(0), f16_at(2), &block[4..16]);
+    let value = |i: usize| {
+        let (sub, l) = (i / 32, i % 32);
+        let (s, m) = if sub < 4 {
+            (scales[sub] & 63, scales[sub + 4] & 63)
+        } else {
+            (
+                scales[sub + 4] & 15 | scales[sub - 4] >> 6 << 4,
+                scales[sub + 4] >> 4 | scales[sub] >> 6 << 4,
+            )
+        };
+        let byte = block[16 + 32 * (sub / 2) + l];
+        let q = if sub % 2 == 0 { byte & 15 } else { byte >> 4 };
+        let (product, min) = (d * f64::from(s) * f64::from(q), dmin * f64::from(m));
+        (product - min, product.abs() + min.abs())
+    };
+    (0..256).map(value).collect()
+}
+
+/// The exact values of a block of any type, and the magnitudes of the terms that each is the sum
+/// of: of more than one where kernels round each.
+fn terms(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
+    match weight.block_elems() {
+        TILE_DIM => (block_values(weight, block).into_iter())
+            .map(|value| (value, 0.0))
+            .collect(),
+        _ => super_block_values(weight, block),
+    }
 }
 
 /// A random packed matrix and its exact values.
@@ -96,16 +140,20 @@ pub struct Weights {
     pub lines: Vec<Line>,
     /// `values[n][k]`.
     pub values: Vec<Vec<f64>>,
+    /// `terms[n][k]`: magnitudes of the terms that are rounded before they become a value; 0 where
+    /// the value is one rounded product.
+    pub terms: Vec<Vec<f64>>,
 }
 
 impl Weights {
-    /// `k` must be a multiple of 32.
+    /// `k` must be whole blocks.
     pub fn random(weight: WeightType, n: usize, k: usize, rng: &mut Rng) -> Self {
         let layout = MatrixLayout::new(weight, n, k).unwrap();
         let mut lines = vec![Line::ZERO; layout.matrix_bytes() / LINE_BYTES];
         let mut values = vec![vec![0.0; k]; n];
+        let mut magnitudes = vec![vec![0.0; k]; n];
         for row in 0..layout.block_rows() {
-            let mut blocks: Vec<Vec<u8>> = (0..k / TILE_DIM)
+            let mut blocks: Vec<Vec<u8>> = (0..k / weight.block_elems())
                 .map(|_| random_block(weight, rng))
                 .collect();
             if weight == WeightType::Q4Tile {
@@ -120,7 +168,7 @@ impl Weights {
                 .pack_row(bytemuck::cast_slice_mut(&mut lines), row, &blocks.concat())
                 .unwrap();
             for (kt, block) in blocks.iter().enumerate() {
-                for (i, value) in block_values(weight, block).into_iter().enumerate() {
+                for (i, (value, magnitude)) in terms(weight, block).into_iter().enumerate() {
                     let (at, column) = match weight {
                         // Group g: rows 2(g/2) and the next, columns 16(g%2) and the 15 next; the
                         // first row first.
@@ -130,8 +178,9 @@ impl Weights {
                         }
                         _ => (i, row),
                     };
-                    if let Some(column) = values.get_mut(column) {
-                        column[kt * TILE_DIM + at] = value;
+                    let at = kt * weight.block_elems() + at;
+                    if let Some(values) = values.get_mut(column) {
+                        (values[at], magnitudes[column][at]) = (value, magnitude);
                     }
                 }
             }
@@ -140,6 +189,7 @@ impl Weights {
             layout,
             lines,
             values,
+            terms: magnitudes,
         }
     }
 

@@ -91,7 +91,7 @@ fn check(case: Case, rng: &mut Rng) {
         n,
     } = case;
     let mut host = Host::new();
-    let k = 96;
+    let k = 96_usize.next_multiple_of(weight.block_elems());
     let (weights, _) = load_weights(&mut host, weight, (n, k), [1, 1], rng);
     let stride = n + 3;
     let act: Vec<f32> = (0..m * k).map(|_| 4.0 * rng.unit()).collect();

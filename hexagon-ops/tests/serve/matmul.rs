@@ -153,7 +153,7 @@ fn every_type_multiplies_plain_batched_and_broadcast() {
                         &Shape {
                             weight,
                             m,
-                            k: 64,
+                            k: 64_usize.next_multiple_of(weight.block_elems()),
                             n: 40,
                             slices,
                             planes,
@@ -276,7 +276,7 @@ fn check_experts(choice: &Choice, rng: &mut Rng) {
         n_experts,
         ..
     } = *choice;
-    let (k, n) = (32, 33);
+    let (k, n) = (choice.weight.block_elems(), 33);
     let mut host = Host::new();
     let (weights, experts) = load_weights(&mut host, choice.weight, (n, k), [n_experts, 1], rng);
     let act: Vec<f32> = (0..tokens * act_slots * k).map(|_| rng.unit()).collect();

@@ -76,6 +76,8 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
         (WeightType::Iq4Nl, true) => [10.92, 18.88, 30.22],
         (WeightType::Mxfp4, false) => [13.92, 21.03, 24.78],
         (WeightType::Mxfp4, true) => [15.14, 22.06, 34.5],
+        (WeightType::Q4K, false) => [15.45, 25.59, 29.78],
+        (WeightType::Q4K, true) => [16.7, 26.88, 52.56],
         // Without a dot product every product is one of tiles.
         (WeightType::Q4Tile, false) => [0.0, 0.0, 24.94],
         (WeightType::Q4Tile, true) => [0.0, 0.0, 37.41],
@@ -340,6 +342,7 @@ mod tests {
                 ("q8_0", WeightType::Q8_0),
                 ("iq4_nl", WeightType::Iq4Nl),
                 ("mxfp4", WeightType::Mxfp4),
+                ("q4_k", WeightType::Q4K),
             ] {
                 let have = packets(arch, weight);
                 check(format!("{kind} gemv_2x1_{name}"), have.dots[0], 1.0);
@@ -382,6 +385,7 @@ mod tests {
             WeightType::Q8_0,
             WeightType::Iq4Nl,
             WeightType::Mxfp4,
+            WeightType::Q4K,
         ];
         for arch in [73, 75, 79, 81] {
             for weight in types {

@@ -18,6 +18,23 @@ pub fn f32_from_w(a: Vector) -> Vector {
     lanes!(i32, 32; a => (a as f32).to_bits().cast_signed())
 }
 
+/// Returns the f16 value of each signed halfword: `Q6_Vhf_equals_Vh`.
+#[must_use]
+#[inline(always)]
+pub fn f16_from_h(a: Vector) -> Vector {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "f32 holds every value of 16 bits"
+    )]
+    let even = lanes!(i32, 32; a => (((a << 16) >> 16) as f32).to_bits().cast_signed());
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "f32 holds every value of 16 bits"
+    )]
+    let odd = lanes!(i32, 32; a => ((a >> 16) as f32).to_bits().cast_signed());
+    narrow_f32(even, odd)
+}
+
 /// Returns the f16 product: `Q6_Vhf_vmpy_VhfVhf`.
 #[must_use]
 #[inline(always)]

@@ -35,9 +35,10 @@
 use core::ops::Range;
 
 use super::Panel;
+use super::super_block::{GROUP_BLOCKS, GroupPlanes};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
-use crate::layout::{LINE_BYTES, Line, Tile, WeightType};
+use crate::layout::{LINE_BYTES, Line, SUPER_TILES, Tile, WeightType};
 
 /// Returns the small integers that the nibbles 0 to 15 stand for; for MXFP4, twice the 4-bit
 /// floats.
@@ -49,7 +50,9 @@ const fn nibble_values(weight: WeightType) -> [i8; 16] {
             -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
         ],
         WeightType::Mxfp4 => [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
-        WeightType::Q4_1 => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        WeightType::Q4_1 | WeightType::Q4K => {
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+        }
         WeightType::Q4_0 | WeightType::Q4Tile | WeightType::Q8_0 | WeightType::F16 => {
             [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]
         }
@@ -296,6 +299,31 @@ fn for_each_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
     }
 }
 
+/// Dequantizes tiles of super-blocks, as tiles of a plain type.
+///
+/// On the device this is not inlined, so that only super-blocks pay for its stack.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+fn for_each_super_block<D: Dequantizer<L, 2>, const L: usize>(
+    dequantizer: D,
+    panel: &Panel<'_>,
+    tiles: Range<usize>,
+    mut out: &mut [Tile],
+) {
+    let mut planes = GroupPlanes::EMPTY;
+    let last = tiles.end.div_ceil(SUPER_TILES);
+    for first in (tiles.start / SUPER_TILES..last).step_by(GROUP_BLOCKS) {
+        let blocks = first..(first + GROUP_BLOCKS).min(last);
+        let offset = first * SUPER_TILES;
+        let here =
+            tiles.start.max(offset) - offset..tiles.end.min(blocks.end * SUPER_TILES) - offset;
+        let plain = planes.expand(panel, blocks);
+        let (now, later) = core::mem::take(&mut out).split_at_mut(here.len());
+        for_each_tile(dequantizer, &plain, here, now);
+        out = later;
+    }
+}
+
 /// Returns the halfwords of tile `i` of a line for two tiles, each twice.
 #[inline(always)]
 fn twice(pair: Vector, i: usize) -> Vector {
@@ -396,6 +424,10 @@ impl hvx::Kernel for DequantizeTiles<'_> {
             }
             WeightType::Mxfp4 => {
                 for_each_tile(PowerOfTwo(hvx::load(&MXFP4_VALUES)), panel, tiles, out);
+            }
+            WeightType::Q4K => {
+                let table = ScaledAndShifted(hvx::load(&Q4_1_VALUES));
+                for_each_super_block(table, panel, tiles, out);
             }
         }
         Ok(())

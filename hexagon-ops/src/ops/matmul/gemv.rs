@@ -46,9 +46,10 @@ mod format;
 use self::format::{Bytes, LookupNibbles, OffsetNibbles, TileFormat};
 use super::Panel;
 use super::quantize::{ActGroup, GROUP_TILES, groups};
+use super::super_block::{GROUP_BLOCKS, GroupPlanes};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, Vector};
-use crate::layout::{Line, TILE_DIM, WeightType};
+use crate::layout::{Line, SUPER_TILES, TILE_DIM, WeightType};
 
 /// A sum over tiles that adds each tile while the next one is multiplied. Conversion, product and
 /// sum are a chain of dependent instructions, which would otherwise wait for each other at the end
@@ -296,6 +297,40 @@ fn dot_strips<
     out
 }
 
+/// Computes the products of super-blocks as those of a plain type, group by group.
+///
+/// On the device this is not inlined, so that only super-blocks pay for its stack.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+fn dot_super_blocks<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: usize>(
+    format: F,
+    panels: [&Panel<'_>; S],
+    acts: [&[ActGroup]; R],
+) -> [[Vector; R]; S] {
+    let mut totals = [[hvx::splat_w(0); R]; S];
+    let mut planes = [const { GroupPlanes::EMPTY }; 2];
+    let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
+    for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
+        let part = first..(first + GROUP_BLOCKS).min(blocks);
+        let [planes0, planes1] = &mut planes;
+        let plain0 = planes0.expand(panels[0], part.clone());
+        let plain1 = if S == 1 {
+            plain0
+        } else {
+            planes1.expand(panels[S - 1], part)
+        };
+        let here = first_of::<_, S>([&plain0, &plain1]);
+        let group = first_of::<_, R>([&acts[0][g..=g], &acts[R - 1][g..=g]]);
+        let sums = dot_strips(format, here, group);
+        for s in 0..S {
+            for r in 0..R {
+                totals[s][r] = hvx::add_f32(totals[s][r], sums[s][r]);
+            }
+        }
+    }
+    totals
+}
+
 /// Results of one row of activations in the 32 columns of one strip.
 pub type Columns = [f32; TILE_DIM];
 
@@ -361,6 +396,7 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
                 let table = LookupNibbles::mxfp4();
                 dot_strips::<_, 4, 4, 2, S, R>(table, panels, acts)
             }
+            WeightType::Q4K => dot_super_blocks(OffsetNibbles::<0, true>, panels, acts),
         })
     }
 }

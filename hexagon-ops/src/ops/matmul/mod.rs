@@ -21,6 +21,7 @@ mod output;
 mod panel;
 mod plan;
 pub mod quantize;
+mod super_block;
 
 pub use driver::{DOT_ROWS, Machine, MatMul, Prepared, RowStarts};
 pub use epilogue::{Combine, Epilogue};

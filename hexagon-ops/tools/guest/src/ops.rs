@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 52] = [
+pub const NAMES: [&str; 54] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -39,6 +39,8 @@ pub const NAMES: [&str; 52] = [
     "shl_h",
     "lookup16_of",
     "add_h",
+    "shr_h",
+    "f16_from_h",
     "f32_from_w",
     "mul_f16",
     "mul_add_f16",
@@ -61,7 +63,7 @@ pub const NAMES: [&str; 52] = [
 
 /// Number of the first operation on floating point.
 #[allow(dead_code, reason = "only the host test asks")]
-pub const FIRST_FLOAT: usize = 34;
+pub const FIRST_FLOAT: usize = 35;
 
 /// Number that stands for an accumulator: `(c + a · b + a) · (a - b) + c`.
 pub const ACCUMULATE: usize = NAMES.len();
@@ -110,28 +112,30 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
             _ => hvx::lookup16_of::<3>(a, b),
         },
         33 => one(hvx::add_h(a, b)),
-        34 => one(hvx::f32_from_w(a)),
-        35 => one(hvx::mul_f16(a, b)),
-        36 => one(hvx::mul_add_f16(a, b, c)),
-        37 => one(hvx::sub_mul_f16(a, b, c)),
-        38 => hvx::widen_mul_f16(a, b),
-        39 => one(hvx::narrow_f32(a, b)),
-        40 => one(hvx::mul_f32(a, b)),
-        41 => one(hvx::add_f32(a, b)),
-        42 => one(hvx::sub_f32(a, b)),
-        43 => one(hvx::max_f32(a, b)),
-        44 => one(hvx::min_f32(a, b)),
-        45 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
-        46 => one(hvx::sub_f16(a, b)),
-        47 => one(hvx::max_f16(a, b)),
-        48 => hvx::widen_in_order_f16(a),
-        49 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
-        50 => {
+        34 => one(hvx::shr_h(a, scalar & 15)),
+        35 => one(hvx::f16_from_h(a)),
+        36 => one(hvx::f32_from_w(a)),
+        37 => one(hvx::mul_f16(a, b)),
+        38 => one(hvx::mul_add_f16(a, b, c)),
+        39 => one(hvx::sub_mul_f16(a, b, c)),
+        40 => hvx::widen_mul_f16(a, b),
+        41 => one(hvx::narrow_f32(a, b)),
+        42 => one(hvx::mul_f32(a, b)),
+        43 => one(hvx::add_f32(a, b)),
+        44 => one(hvx::sub_f32(a, b)),
+        45 => one(hvx::max_f32(a, b)),
+        46 => one(hvx::min_f32(a, b)),
+        47 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
+        48 => one(hvx::sub_f16(a, b)),
+        49 => one(hvx::max_f16(a, b)),
+        50 => hvx::widen_in_order_f16(a),
+        51 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
+        52 => {
             let sum = Accumulator::from_f32(c);
             let (even, odd) = Accumulator::widen_mul_add((sum, sum), a, b);
             (even.to_f32(), odd.to_f32())
         }
-        51 => {
+        53 => {
             let bias = 12_582_912.0;
             one(hvx::unbias(hvx::add_f32(a, hvx::splat_f32(bias)), bias))
         }

@@ -1,0 +1,53 @@
+//! Lines that a kernel writes and reads again, in memory that nobody clears.
+
+use core::mem::MaybeUninit;
+
+use super::{Vector, store_first};
+use crate::layout::Line;
+
+/// Two planes of up to `N` lines each, the first `count` of which have been written.
+pub struct LinePlanes<const N: usize> {
+    planes: [[MaybeUninit<Line>; N]; 2],
+    count: usize,
+}
+
+impl<const N: usize> LinePlanes<N> {
+    /// Planes without lines.
+    pub const EMPTY: Self = Self {
+        planes: [const { [const { MaybeUninit::uninit() }; N] }; 2],
+        count: 0,
+    };
+
+    /// Replaces the lines by those of `items`, each of which adds `COUNT` lines to both planes;
+    /// items that find no room are left out.
+    #[inline(always)]
+    pub fn fill<const COUNT: usize>(&mut self, items: impl Iterator<Item = [[Vector; COUNT]; 2]>) {
+        let [first, second] = &mut self.planes;
+        let first = first.as_chunks_mut::<COUNT>().0.iter_mut();
+        let second = second.as_chunks_mut::<COUNT>().0.iter_mut();
+        self.count = 0;
+        let mut count = 0;
+        for ((to, other_to), [vectors, other_vectors]) in first.zip(second).zip(items) {
+            for (line, v) in to.iter_mut().zip(vectors) {
+                store_first(line, v);
+            }
+            for (line, v) in other_to.iter_mut().zip(other_vectors) {
+                store_first(line, v);
+            }
+            count += COUNT;
+        }
+        self.count = count;
+    }
+
+    /// Returns the lines of both planes.
+    #[must_use]
+    #[inline(always)]
+    pub fn lines(&self) -> [&[Line]; 2] {
+        self.planes.each_ref().map(|plane| {
+            let written = &plane[..self.count];
+            // SAFETY: `fill` has written these lines, and a line has the layout of one that may
+            // not be written.
+            unsafe { core::slice::from_raw_parts(written.as_ptr().cast(), written.len()) }
+        })
+    }
+}
