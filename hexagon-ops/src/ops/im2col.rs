@@ -157,3 +157,55 @@ pub fn im2col(engine: &Engine, params: Im2col, dst: ViewMut<'_>, src: &Source<'_
     });
     Ok(())
 }
+
+/// Parameters of [`col2im`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Col2im {
+    /// Elements of the result from one column to the next.
+    pub stride: u32,
+    /// Channels of the result.
+    pub channels: usize,
+    /// Elements that are left out at the start.
+    pub pad: u32,
+}
+
+/// Adds columns of windows where they overlap: `y[t, c]` is the sum over columns i and elements k of
+/// a window with `i · stride + k = t + pad`.
+///
+/// - `src`: floats `[k · channels, columns]`
+/// - `dst`: floats `[length, channels]`
+///
+/// # Errors
+/// `Operand` unless the operands are as above and parameters are in range.
+pub fn col2im(engine: &Engine, params: Col2im, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    let view = &src.apart()?;
+    let [elems, columns, ..] = view.shape.ne;
+    let channels = params.channels;
+    let window = elems.checked_div(channels).ok_or(Error::Operand)?;
+    let fits = view.shape.dtype.is_float()
+        && dst.shape.dtype.is_float()
+        && view.shape.ne == [window * channels, columns, 1, 1]
+        && dst.shape.ne[1..] == [channels, 1, 1]
+        && (1..LARGEST).contains(&params.stride)
+        && params.pad < LARGEST;
+    let sizes = (usize::try_from(params.stride), usize::try_from(params.pad));
+    let (true, (Ok(stride), Ok(pad))) = (fits, sizes) else {
+        return Err(Error::Operand);
+    };
+    dst.for_rows(engine, |mut row| {
+        let mut elem: Chunk = [0.0; CHUNK];
+        let channel = row.at[0];
+        for t in 0..row.len() {
+            let at = t + pad;
+            let first = (at + 1).saturating_sub(window).div_ceil(stride);
+            let mut sum = 0.0;
+            for column in first..columns.min(at / stride + 1) {
+                let k = channel * window + (at - column * stride);
+                let elems = view.read([column, 0, 0], k..k + 1, &mut elem);
+                sum += elems.first().copied().unwrap_or(0.0);
+            }
+            row.write(t, &[sum]);
+        }
+    });
+    Ok(())
+}

@@ -12,6 +12,7 @@ mod fold;
 pub mod hyper;
 pub mod im2col;
 pub mod indexer;
+pub mod interpolate;
 pub mod math;
 pub mod matmul;
 pub mod place;
@@ -20,6 +21,7 @@ pub mod pool;
 pub mod recurrence;
 pub mod rows;
 mod run;
+pub mod solve;
 pub mod tensor;
 
 pub use run::{Op, run, run_wide};

@@ -1,8 +1,8 @@
-//! Operations that depend on the place of an element: padding and rolling, triangles and diagonals,
+//! Operations that depend on the place of an element: padding, rolling and reflecting, triangles and diagonals,
 //! ramps.
 
 use super::elementwise::same_shape;
-use super::tensor::{CHUNK, Chunk, Row, Source, View, ViewMut};
+use super::tensor::{CHUNK, Chunk, Row, Source, Type, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::hvx::{self, add_f32, mul_f32, splat_f32};
 use crate::rt::Engine;
@@ -212,5 +212,44 @@ pub fn ramp(engine: &Engine, start: f32, step: f32, dst: ViewMut<'_>) -> Result<
         return Err(Error::Operand);
     }
     dst.for_rows(engine, |row| hvx::widest(RampRow { row, start, step }));
+    Ok(())
+}
+
+/// Puts each row of the source after `front` elements of a longer row; the elements before and after
+/// are the row's own, reflected at its first and last element.
+///
+/// # Errors
+/// `Operand` unless both are f32 without gaps in rows, and at most as many elements are reflected as
+/// there are others than the outermost.
+pub fn reflect(engine: &Engine, front: usize, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    let view = &src.apart()?;
+    let (n, long) = (view.shape.ne[0], dst.shape.ne[0]);
+    let back = long.checked_sub(n).and_then(|n| n.checked_sub(front));
+    let fits =
+        [&view.shape, &dst.shape].map(|shape| shape.dtype == Type::F32 && shape.has_dense_rows());
+    if fits != [true; 2]
+        || front >= n
+        || back.is_none_or(|back| back >= n)
+        || view.shape.ne[1..] != dst.shape.ne[1..]
+    {
+        return Err(Error::Operand);
+    }
+    dst.for_rows(engine, |mut row| {
+        let from = view.floats(row.at).unwrap_or_default();
+        let Some((before, rest)) = row.floats().and_then(|row| row.split_at_mut_checked(front))
+        else {
+            return;
+        };
+        let Some((middle, after)) = rest.split_at_mut_checked(from.len()) else {
+            return;
+        };
+        hvx::copy_f32(middle, from);
+        for (to, elem) in before.iter_mut().rev().zip(&from[1..]) {
+            *to = *elem;
+        }
+        for (to, elem) in after.iter_mut().zip(from.iter().rev().skip(1)) {
+            *to = *elem;
+        }
+    });
     Ok(())
 }

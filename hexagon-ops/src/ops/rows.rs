@@ -12,7 +12,7 @@ pub use rope::{Rope, RopePairs, SectionOrder, Sections, rope, rope_set_rows};
 pub use scan::{convolve, cumulate};
 pub(super) use soft_max::Slopes;
 pub use soft_max::{SoftMax, soft_max};
-pub use sort::{Order, sort};
+pub use sort::{Order, arg_max, sort};
 
 use super::elementwise::load;
 use crate::hvx::{self, Vector};

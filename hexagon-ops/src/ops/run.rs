@@ -2,12 +2,14 @@
 
 use super::convolution::{Convolution, convolution};
 use super::elementwise::{Binary, Glu, Unary};
-use super::im2col::{Im2col, im2col};
+use super::im2col::{Col2im, Im2col, col2im, im2col};
 use super::indexer::lightning_indexer;
+use super::interpolate::{Interpolation, interpolate};
 use super::place::{Band, Pad};
 use super::pool::{Pooling, pool};
 use super::recurrence::{Recurrence, recurrence};
 use super::rows::{Norm, Order, Rope, SoftMax};
+use super::solve::solve;
 use super::tensor::{Source, ViewMut};
 use super::{copy, elementwise, hyper, place, plain_matmul, rows};
 use crate::error::{Error, Result};
@@ -62,6 +64,16 @@ pub enum Op {
     Pool(Pooling),
     /// Windows of an image as rows.
     Im2col(Im2col),
+    /// Windows of a line, added where they overlap.
+    Col2im(Col2im),
+    /// Planes of another size.
+    Interpolate(Interpolation),
+    /// Rows with their own elements before and after them, reflected; the number before them.
+    Reflect(usize),
+    /// The number of the largest element of each row.
+    ArgMax,
+    /// The solution of triangular equations.
+    Solve,
     /// The source plus rows by number.
     AddId,
     /// The product of two matrices in ggml's layouts.
@@ -121,6 +133,11 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::Ramp(start, step) => place::ramp(engine, start, step, dst),
         Op::Pool(params) => pool(engine, params, dst, &src[0]),
         Op::Im2col(params) => im2col(engine, params, dst, &src[0]),
+        Op::Col2im(params) => col2im(engine, params, dst, &src[0]),
+        Op::Interpolate(params) => interpolate(engine, params, dst, &src[0]),
+        Op::Reflect(front) => place::reflect(engine, front, dst, &src[0]),
+        Op::ArgMax => rows::arg_max(engine, dst, &src[0]),
+        Op::Solve => solve(engine, dst, [&src[0], &src[1]]),
         Op::PlainMatMul => plain_matmul::mul_mat(engine, dst, [&src[0], &src[1]]),
         Op::AddId => elementwise::add_id(engine, dst, src),
         Op::HyperPre(scale, is_gated) => {

@@ -4,7 +4,8 @@ use super::detail::{Failure, KERNEL_NUMBER, OPERAND};
 use crate::ops::Op;
 use crate::ops::convolution::{Convolution, Form};
 use crate::ops::elementwise::{Binary, Glu, Unary};
-use crate::ops::im2col::{Im2col, Image};
+use crate::ops::im2col::{Col2im, Im2col, Image};
+use crate::ops::interpolate::{Interpolation, Neighbours};
 use crate::ops::place::{Band, Pad};
 use crate::ops::pool::Pooling;
 use crate::ops::recurrence::Recurrence;
@@ -216,4 +217,22 @@ fn transposed(stride: [u32; 3], form: Form) -> Convolution {
         pad: [0; 3],
         dilation: [1; 3],
     }
+}
+
+/// Decodes the mode of UPSCALE.
+///
+/// SOURCE: ggml.h, enum `ggml_scale_mode` and `ggml_scale_flag`: bit 8 aligns corners, bit 9 averages
+/// what an element covers.
+fn interpolation(mode: u32) -> Result<Interpolation, Failure> {
+    let neighbours = match (mode & 0xff, mode >> 9) {
+        (0, 0) => Neighbours::Nearest,
+        (1, 0) => Neighbours::Bilinear,
+        (1, 1) => Neighbours::Antialiased,
+        (2, 0) => Neighbours::Bicubic,
+        _ => return Err(Failure::bad(OPERAND)),
+    };
+    Ok(Interpolation {
+        neighbours,
+        aligns_corners: mode & 1 << 8 != 0,
+    })
 }

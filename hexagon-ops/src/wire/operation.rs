@@ -133,7 +133,7 @@ macro_rules! operations {
             /// rows divided by the root of their mean square plus f0; then times src1 and plus src2, repeated, if given
             KERNEL_RMS_NORM = 22, 0..1 of [RmsNorm "RMS_NORM"] => Op::Norm(Norm::Rms(p.float(0)));
             /// rows less their mean, divided by the root of their variance plus f0; then as for RMS_NORM
-            KERNEL_NORM = 23, 0..1 of [Norm "NORM"] => Op::Norm(Norm::Mean(p.float(0)));
+            KERNEL_NORM = 23, 0..1 of [Norm "NORM", GroupNorm "GROUP_NORM"] => Op::Norm(Norm::Mean(p.float(0)));
             /// rows divided by the larger of their length and f0; then as for RMS_NORM
             KERNEL_L2_NORM = 24, 0..1 of [L2Norm "L2_NORM"] => Op::Norm(Norm::L2(p.float(0)));
             /// sums of rows
@@ -155,6 +155,10 @@ macro_rules! operations {
             KERNEL_ROPE_SET_ROWS = 71, 0..3 of [] => Op::RopeSetRows(rope(p, false)?);
             /// numbers of src0's elements in ascending (i0 = 0) or descending (1) order, as many as the result has
             KERNEL_ARGSORT = 59, 0..1 of [Argsort "ARGSORT", TopK "TOP_K"] => Op::Sort(order(p.word(0))?);
+            /// number of the last one of the largest elements of each row
+            KERNEL_ARGMAX = 86, 0..1 of [Argmax "ARGMAX"] => Op::ArgMax;
+            /// solution X of `src0 · X = src1`, of which src0's lower triangle is read
+            KERNEL_SOLVE_TRI = 87, 0..2 of [SolveTri "SOLVE_TRI"] => Op::Solve;
             /// windows of src0's rows times src1's rows
             KERNEL_SSM_CONV = 57, 0..2 of [SsmConv "SSM_CONV"] => Op::SsmConv;
             /// rows of src0, which are not packed, times rows of src1, planes of src0 repeated
@@ -182,6 +186,8 @@ macro_rules! operations {
             KERNEL_DIAG_MASK_INF = 63, 0..1 of [DiagMaskInf "DIAG_MASK_INF"] => Op::Band(Band::Past(p.size(0)?));
             /// a triangle of src0, zeros outside; i0 as ggml's `ggml_tri_type`
             KERNEL_TRI = 64, 0..1 of [Tri "TRI"] => Op::Band(triangle(p.word(0))?);
+            /// src0's rows after i0 of their own elements, reflected, and before others
+            KERNEL_PAD_REFLECT_1D = 88, 0..1 of [PadReflect1d "PAD_REFLECT_1D"] => Op::Reflect(p.size(0)?);
             /// src0's rows as diagonals
             KERNEL_DIAG = 65, 0..1 of [Diag "DIAG"] => Op::Band(Band::Diagonal);
             /// `f0 + index · f2`; FILL's source only says where the result may go
@@ -197,6 +203,12 @@ macro_rules! operations {
             KERNEL_POOL_1D = 69, 0..1 of [Pool1d "POOL_1D"] => Op::Pool(pool_1d(p)?);
             /// largest element (i0 = 0) or mean (1) of windows of src0's planes
             KERNEL_POOL_2D = 70, 0..1 of [Pool2d "POOL_2D"] => Op::Pool(pool_2d(p)?);
+
+            /// src0's columns of i1 channels, i0 elements apart and added, less the first i2 elements
+            KERNEL_COL2IM_1D = 89, 0..1 of [Col2im1d "COL2IM_1D"]
+                => Op::Col2im(Col2im { stride: p.word(0), channels: p.size(1)?, pad: p.word(2) });
+            /// src0's planes in the result's size; i0 as ggml's `ggml_scale_mode` and its flags
+            KERNEL_UPSCALE = 90, 0..1 of [Upscale "UPSCALE"] => Op::Interpolate(interpolation(p.word(0))?);
 
             // Recurrences over tokens. Operations with more sources than an OP_TENSOR has are in the table of `wide`.
 

@@ -117,6 +117,29 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
             params[..7].copy_from_slice(&[1, 2, 1, 1, 1, 0, 0]);
             (f32(2, [31, 3, 2, 1]), [tensor(0, dtype, NE), none, none])
         }
+        KERNEL_ARGMAX => (
+            tensor(2, TYPE_I32, [3, 1, 1, 1]),
+            [tensor(0, dtype, [32, 3, 1, 1]), none, none],
+        ),
+        KERNEL_SOLVE_TRI => (
+            f32(2, [5, 4, 2, 1]),
+            [tensor(0, dtype, [4, 4, 2, 1]), f32(1, [5, 4, 2, 1]), none],
+        ),
+        KERNEL_PAD_REFLECT_1D => {
+            params[0] = 3;
+            (f32(2, [40, 3, 2, 1]), [tensor(0, dtype, NE), none, none])
+        }
+        KERNEL_COL2IM_1D => {
+            params[..3].copy_from_slice(&[2, 4, 1]);
+            (
+                f32(2, [10, 4, 1, 1]),
+                [tensor(0, dtype, [16, 5, 1, 1]), none, none],
+            )
+        }
+        KERNEL_UPSCALE => {
+            params[0] = 1;
+            (f32(2, [40, 7, 4, 1]), [tensor(0, dtype, NE), none, none])
+        }
         KERNEL_DSV4_HC_PRE => (
             f32(2, [32, 2, 1, 1]),
             [tensor(0, dtype, [32, 3, 2, 1]), f32(1, [3, 2, 1, 1]), none],

@@ -22,6 +22,9 @@ pub fn command(operation: &Operation) -> Result<TensorOp, Refusal> {
     if rounds_elsewhere(operation) {
         return Err("the CPU rounds BF16 at other places");
     }
+    if operation.op == Op::GroupNorm {
+        return Err("groups have gaps or different sizes");
+    }
     let dense = |tensor: &Tensor| Some(tensor.shape.nb[0]) == tensor.dtype.step_bytes();
     if operation.op == Op::Sum && !operation.src[0].as_ref().is_some_and(dense) {
         // ggml's own SUM takes the elements of a row to follow one another, and adds others where

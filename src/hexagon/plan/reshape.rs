@@ -10,6 +10,7 @@ pub fn as_kernel_takes<'a>(operation: &Operation<'a>) -> Operation<'a> {
         Op::Concat => concat(operation),
         Op::RwkvWkv6 => wkv6(operation),
         Op::OutProd => out_prod(operation),
+        Op::GroupNorm => group_norm(operation),
         _ => *operation,
     }
 }
@@ -42,6 +43,32 @@ fn out_prod<'a>(operation: &Operation<'a>) -> Operation<'a> {
         source.shape.nb.swap(0, 1);
     }
     product
+}
+
+/// GROUP_NORM of whole groups without gaps is the NORM of a row for each group.
+fn group_norm<'a>(operation: &Operation<'a>) -> Operation<'a> {
+    let [groups, eps, ..] = operation.params;
+    let Some(source) = &operation.src[0] else {
+        return *operation;
+    };
+    let [width, height, channels, batch] = source.shape.ne;
+    let groups = usize::try_from(groups).unwrap_or(0);
+    let whole = groups > 0 && channels % groups == 0;
+    let ne = [width, height, channels, batch];
+    if !whole || source.shape != dense(4, ne) || operation.dst.shape != source.shape {
+        return *operation;
+    }
+    let mut norm = *operation;
+    norm.op = Op::Norm;
+    norm.params[0] = eps;
+    let rows = dense(4, [width * height * (channels / groups), groups, batch, 1]);
+    for tensor in [&mut norm.dst]
+        .into_iter()
+        .chain(norm.src.iter_mut().flatten())
+    {
+        tensor.shape = rows;
+    }
+    norm
 }
 
 /// Returns RWKV_WKV6; for the loader's question, with sizes that fit.

@@ -157,3 +157,45 @@ pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -
     });
     Ok(())
 }
+
+/// Writes the number of the largest element of each row; the last one's of equal elements, as ggml
+/// does.
+///
+/// - `src`: f32 `[n, m]`
+/// - `dst`: i32 `[m]` without gaps
+///
+/// # Errors
+/// `Operand` unless the operands are as above.
+pub fn arg_max(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
+    let view = src.apart()?;
+    let (d, [n, m, ..]) = (dst.shape, view.shape.ne);
+    let shapes = view.shape.ne == [n, m, 1, 1] && d.ne == [m, 1, 1, 1] && i32::try_from(n).is_ok();
+    if d.dtype != Type::I32 || view.shape.dtype != Type::F32 || !shapes || !d.has_dense_rows() {
+        return Err(Error::Operand);
+    }
+    dst.for_rows(engine, |mut row| {
+        let Ok(words) = row.words() else { return };
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = last_largest(&view, i);
+        }
+    });
+    Ok(())
+}
+
+/// Returns the number of the last one of the largest elements of row `row`.
+fn last_largest(view: &View<'_>, row: usize) -> i32 {
+    let n = view.shape.ne[0];
+    let mut chunk: Chunk = [0.0; CHUNK];
+    let (mut largest, mut number) = (f32::NEG_INFINITY, 0);
+    for start in (0..n).step_by(CHUNK) {
+        let range = start..n.min(start + CHUNK);
+        let elems = view.read([row, 0, 0], range, &mut chunk);
+        let best = hvx::widest(Best(elems, Order::Descending));
+        if best >= largest
+            && let Some(k) = elems.iter().rposition(|x| *x == best)
+        {
+            (largest, number) = (best, start + k);
+        }
+    }
+    i32::try_from(number).unwrap_or(0)
+}
