@@ -348,7 +348,7 @@ impl Graphs {
         dst: Home,
         src: [Home; MAX_SOURCES],
     ) -> Result<[u32; N]> {
-        let home = dst.ok_or_else(no_memory)?;
+        let home = dst.ok_or_else(|| no_memory(&operation.dst))?;
         let number = self.current.result(&operation.dst, home);
         // The result stands for operands that are not there.
         let mut buffers = [number; N];
@@ -363,7 +363,7 @@ impl Graphs {
                 continue;
             };
             let tensor = self::operand(operation, source)?;
-            let home = src[source].ok_or_else(no_memory)?;
+            let home = src[source].ok_or_else(|| no_memory(&tensor))?;
             if home.is_packed(&tensor) {
                 return Err(refused("an operand is packed"));
             }
@@ -414,8 +414,9 @@ fn accepted(answer: std::result::Result<(), serve::Failure>) -> Result<()> {
     answer.map_err(|failure| refused(&serve::describe(failure.status, failure.detail).to_string()))
 }
 
-fn no_memory() -> Error {
-    refused("an operand is not in memory of the device")
+fn no_memory(operand: &Tensor) -> Error {
+    let name = operand.name;
+    refused(&format!("operand {name} is not in memory of the device"))
 }
 
 fn operand<'a>(operation: &Operation<'a>, index: usize) -> Result<Tensor<'a>> {

@@ -22,7 +22,7 @@ impl Graphs {
         home: Home,
     ) -> Result<()> {
         let src0 = operand(operation, 0)?;
-        let home = home.ok_or_else(no_memory)?;
+        let home = home.ok_or_else(|| no_memory(&src0))?;
         (weights.buffer, weights.offset) = match home.find(&src0) {
             // Nothing in a buffer with packed tensors is the CPU's to see.
             Some(_) => (self.current.input(&src0, home), offset(&src0)),
@@ -54,7 +54,7 @@ impl Graphs {
         tensor: &Tensor,
         home: Home,
     ) -> Result<()> {
-        let home = home.ok_or_else(no_memory)?;
+        let home = home.ok_or_else(|| no_memory(tensor))?;
         (rows.buffer, rows.offset) = (self.current.input(tensor, home), offset(tensor));
         Ok(())
     }
@@ -66,7 +66,7 @@ impl Graphs {
         tensor: &Tensor,
         home: Home,
     ) -> Result<()> {
-        let home = home.ok_or_else(no_memory)?;
+        let home = home.ok_or_else(|| no_memory(tensor))?;
         (rows.buffer, rows.offset) = (self.current.result(tensor, home), offset(tensor));
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Graphs {
 
     /// Has the device turn activations in F16 to F32 in memory of the submission.
     fn convert(&mut self, mut step: Step, act: &Tensor, home: Home) -> Result<Plain> {
-        let home = home.ok_or_else(no_memory)?;
+        let home = home.ok_or_else(|| no_memory(act))?;
         let [k, m, p2, p3] = act.shape.ne;
         let strides = [4, k * 4, k * m * 4, k * m * p2 * 4].map(|stride| stride as u64);
         let plain = |buffer| Plain {
