@@ -86,6 +86,38 @@ impl Chip {
         })
     }
 
+    /// Returns `true` if the NPU reads a tensor as the file has it, in an operation that llama.cpp
+    /// would ask for: a product with a small matrix, a norm's factor, a bias.
+    pub fn reads_as_it_is(&self, tensor: &TensorInfo) -> bool {
+        if matches!(self, Self::Rockchip(_)) || tensor.name.contains("token_embd") {
+            return false;
+        }
+        let (dtype, format) = tensor.dtype.tensor_type();
+        let [n, rows, ..] = tensor.ne;
+        let operand = |name, ne| operand(name, DType::F32, ne);
+        let values = Tensor {
+            dtype,
+            format,
+            place: Place::Host,
+            ..operand(&tensor.name, tensor.ne)
+        };
+        let act = operand("act", [n, M, 1, 1]);
+        let (op, dst, src) = if tensor.dims >= 2 && tensor.name.ends_with(".weight") {
+            (Op::MulMat, [rows, M, 1, 1], [values, act])
+        } else if tensor.name.ends_with(".bias") {
+            (Op::Add, [n, M, 1, 1], [act, values])
+        } else {
+            (Op::Mul, [n, M, 1, 1], [act, values])
+        };
+        let operation = Operation {
+            op,
+            params: [0; PARAMS],
+            dst: operand("dst", dst),
+            src: sources(&src),
+        };
+        hexagon::plan::question(VTCM_BYTES, &operation).is_ok()
+    }
+
     /// Returns the planner's answer for a multiplication with `tensor` as weights.
     fn ask(&self, tensor: &TensorInfo) -> Result<Form, Refusal> {
         let (dtype, format) = tensor.dtype.tensor_type();

@@ -66,6 +66,10 @@ impl Path {
                 how: form.to_string(),
                 packed_bytes: form.bytes(),
             },
+            Err(_) if chip.reads_as_it_is(tensor) => Self::Npu {
+                how: format!("{}, as it is", tensor.dtype.name()),
+                packed_bytes: tensor.range.len(),
+            },
             Err(reason) => Self::Cpu { reason },
         }
     }

@@ -159,6 +159,7 @@ fn model(path: &Path) {
     model.random("token_embd.weight", &[64, 8], 0.0);
     model.random("blk.0.attn_q.weight", &[64, 96], 0.0);
     model.random("blk.0.attn_k.weight", &[64, 96], 0.0);
+    model.random("blk.0.ffn_up.weight", &[1024, 1056], 0.0);
     model.write(path);
 }
 
@@ -194,15 +195,15 @@ fn each_weight_has_a_path_or_a_reason() {
     starts(&rows[2], "npu", "Int8");
     starts(&rows[3], "cpu", "weights of this type, size or name");
     let rows = places(&quantized, "hexagon-v75", "");
+    starts(&rows[0], "npu", "F32, as it is");
     starts(&rows[1], "npu", "Q8_0, lossless tiles");
     starts(&rows[2], "npu", "Q4_0, lossless tiles");
-    for chip in ["rk3566", "hexagon-v73"] {
-        starts(
-            &places(&plain, chip, "")[2],
-            "cpu",
-            "the NPU takes no F32 weights",
-        );
-    }
+    let refused = "the NPU takes no F32 weights";
+    starts(&places(&plain, "rk3566", "")[2], "cpu", refused);
+    let rows = places(&plain, "hexagon-v73", "");
+    starts(&rows[2], "npu", "F32, as it is");
+    // More elements than the kernel for plain matrices is worth: 2^20.
+    starts(&rows[4], "cpu", refused);
 
     let output = run(&["inspect", plain.to_str().unwrap()], &[]);
     let words = [
