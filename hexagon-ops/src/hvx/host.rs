@@ -27,6 +27,18 @@ macro_rules! lanes {
     }};
 }
 
+/// Declares a portable form that has an accelerated one on x86-64. There it is a function of its own,
+/// because every kernel would contain it a second time, and code that never runs took most of the
+/// time that kernels take to compile.
+macro_rules! portable {
+    ($(#[$attribute:meta])* fn $($rest:tt)+) => {
+        $(#[$attribute])*
+        #[cfg_attr(target_arch = "x86_64", cold, inline(never))]
+        #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+        fn $($rest)+
+    };
+}
+
 mod float;
 pub use float::*;
 
@@ -275,18 +287,23 @@ pub fn dot4_acc(acc: Vector, a: Vector, word: i32) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn lookup16(index: Vector, table: Vector) -> (Vector, Vector) {
+    portable! {
+        fn portable(index: Vector, table: Vector) -> (Vector, Vector) {
+            let table: [u16; 64] = cast(table);
+            let mut even = [0_u16; 64];
+            let mut odd = [0_u16; 64];
+            for i in 0..64 {
+                even[i] = table[2 * usize::from(index.0[2 * i] & 15)];
+                odd[i] = table[2 * usize::from(index.0[2 * i + 1] & 15)];
+            }
+            (cast(even), cast(odd))
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(result) = x86::lookup16(index, table) {
         return result;
     }
-    let table: [u16; 64] = cast(table);
-    let mut even = [0_u16; 64];
-    let mut odd = [0_u16; 64];
-    for i in 0..64 {
-        even[i] = table[2 * usize::from(index.0[2 * i] & 15)];
-        odd[i] = table[2 * usize::from(index.0[2 * i + 1] & 15)];
-    }
-    (cast(even), cast(odd))
+    portable(index, table)
 }
 
 /// As [`lookup16`], among one of the four tables that a vector holds: `Q6_Wh_vlut16_VbVhR_nomatch`.
@@ -316,11 +333,16 @@ pub fn lookup16_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, V
 #[must_use]
 #[inline(always)]
 pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
+    portable! {
+        fn portable(index: Vector, table: Vector) -> Vector {
+            lanes!(u8, 128; index => table.0[2 * usize::from(index & 15)])
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(result) = x86::lookup16_b(index, table) {
         return result;
     }
-    lanes!(u8, 128; index => table.0[2 * usize::from(index & 15)])
+    portable(index, table)
 }
 
 /// Returns the even bytes of `a` in even places, even bytes of `b` in odd places:

@@ -39,22 +39,32 @@ pub fn f16_from_h(a: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn mul_f16(a: Vector, b: Vector) -> Vector {
+    portable! {
+        fn portable(a: Vector, b: Vector) -> Vector {
+            lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) * f16::to_f32(b)))
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(result) = x86::mul_f16(a, b) {
         return result;
     }
-    lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) * f16::to_f32(b)))
+    portable(a, b)
 }
 
 /// Returns the f16 `a · b + c`, rounded after the sum: `Q6_Vhf_vmpyacc_VhfVhfVhf`.
 #[must_use]
 #[inline(always)]
 pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+    portable! {
+        fn portable(a: Vector, b: Vector, c: Vector) -> Vector {
+            lanes!(u16, 64; a, b, c => f16::from_f32(f16::to_f32(a) * f16::to_f32(b) + f16::to_f32(c)))
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(result) = x86::mul_add_f16(a, b, c) {
         return result;
     }
-    lanes!(u16, 64; a, b, c => f16::from_f32(f16::to_f32(a) * f16::to_f32(b) + f16::to_f32(c)))
+    portable(a, b, c)
 }
 
 /// Returns the f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vhf_vsub_VhfVhf`,
@@ -62,22 +72,32 @@ pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+    portable! {
+        fn portable(a: Vector, b: Vector, c: Vector) -> Vector {
+            lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(result) = x86::sub_mul_f16(a, b, c) {
         return result;
     }
-    lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
+    portable(a, b, c)
 }
 
 /// Returns the f16 difference: `Q6_Vhf_vsub_VhfVhf`.
 #[must_use]
 #[inline(always)]
 pub fn sub_f16(a: Vector, b: Vector) -> Vector {
+    portable! {
+        fn portable(a: Vector, b: Vector) -> Vector {
+            lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) - f16::to_f32(b)))
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(result) = x86::sub_f16(a, b) {
         return result;
     }
-    lanes!(u16, 64; a, b => f16::from_f32(f16::to_f32(a) - f16::to_f32(b)))
+    portable(a, b)
 }
 
 /// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is larger
@@ -103,14 +123,19 @@ pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
 /// Returns the f32 values of f16 lanes, (even lanes, odd lanes).
 #[inline(always)]
 pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {
+    portable! {
+        fn portable(v: Vector) -> (Vector, Vector) {
+            (
+                lanes!(u32, 32; v => f16::word_to_f32(v & 0xffff).to_bits()),
+                lanes!(u32, 32; v => f16::word_to_f32(v >> 16).to_bits()),
+            )
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(result) = x86::widen_f16(v) {
         return result;
     }
-    (
-        lanes!(u32, 32; v => f16::word_to_f32(v & 0xffff).to_bits()),
-        lanes!(u32, 32; v => f16::word_to_f32(v >> 16).to_bits()),
-    )
+    portable(v)
 }
 
 /// Returns the f32 values of f16 lanes in their order, (first 32, last 32): `Q6_Wsf_vmpy_VhfVhf` by
@@ -130,12 +155,17 @@ pub fn widen_in_order_f16(v: Vector) -> (Vector, Vector) {
 #[must_use]
 #[inline(always)]
 pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
+    portable! {
+        fn portable(even: Vector, odd: Vector) -> Vector {
+            lanes!(u32, 32; even, odd => u32::from(f16::from_f32(f32::from_bits(even)))
+                | u32::from(f16::from_f32(f32::from_bits(odd))) << 16)
+        }
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(result) = x86::narrow_f32(even, odd) {
         return result;
     }
-    lanes!(u32, 32; even, odd => u32::from(f16::from_f32(f32::from_bits(even)))
-        | u32::from(f16::from_f32(f32::from_bits(odd))) << 16)
+    portable(even, odd)
 }
 
 /// Returns the f32 product: `Q6_Vsf_vmpy_VsfVsf`.
