@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz miri sanitize soak hostile batch tool plugin stock vendor
+.PHONY: help demo test test-all long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz miri sanitize soak hostile batch tool plugin stock dist dist-check vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -38,6 +38,8 @@ help:
 	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make plugin the library that unmodified programs load, target/plugin/libggml-rust_npu.so"
 	@echo "make stock  operations of the plugin in Debian's llama.cpp, by its test-backend-ops; minutes"
+	@echo "make dist   a release: one tarball for x86_64 and one for aarch64, in target/dist; minutes"
+	@echo "make dist-check  two builds in two folders give the same tarball, which works in Debian's llama.cpp"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
 	@echo "make fetch  only fetch and check what the others need"
 	@echo "make nightly  the pinned nightly, which make dsp and make fuzz need, by rustup"
@@ -127,6 +129,12 @@ plugin:
 
 stock:
 	@$(PYTHON) scripts/test.py build stock
+
+dist:
+	@$(PYTHON) scripts/dist.py
+
+dist-check:
+	@$(PYTHON) scripts/test.py build release
 
 hostile:
 	@cargo test --locked --package ggml-npu --test hostile -- --ignored --nocapture

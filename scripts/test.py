@@ -9,6 +9,7 @@ Whole outputs are in target/logs/. Something that cannot run on this machine is 
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 import aarch64
 import build
 import cases
+import dist
 import fetch
 import project
 import vendor
@@ -289,6 +291,13 @@ def step_stock(tally):
     end_to_end(tally, "stock_*.py", 1)
 
 
+def step_release(tally):
+    """The tarball of this machine's target works, and another folder gives the same one."""
+    end_to_end(tally, "dist_*.py", 1)
+    dist.check(f"{platform.machine()}-unknown-linux-gnu")
+    tally.check(True, "two builds")
+
+
 def end_to_end(tally, pattern, jobs):
     fetch.model()
     fetch.text()
@@ -330,8 +339,8 @@ STEPS = {
 }
 
 # Not part of `make test`: too long for it.
-EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long, "stock": step_stock, "all-vendor": vendor.check_all,
-               "rknn-vendor": vendor_rknn.check}
+EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long, "stock": step_stock, "release": step_release,
+               "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check}
 
 # Left out of `make test-all`: what another step has all cases of, and what takes a licence to accept.
 PARTS_OF_OTHERS = ["ops", "vendor", "rknn-vendor"]

@@ -3,7 +3,8 @@
 #
 #   skel.sh LIBRARY      LIBRARY: v73 v73q v75 v79 v81; v73q is v73 with qfloat
 #
-# Needs rustup with the pinned nightly and its rust-src, whose lld it links with. TARGET_DIR overrides where it is built.
+# Needs rustup with the pinned nightly and its rust-src, whose lld it links with. TARGET_DIR overrides where it is built;
+# SKEL_RUSTFLAGS has more flags for rustc.
 set -euo pipefail
 library=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,7 +13,7 @@ library_flags "$library"
 target_dir=${TARGET_DIR:-$here/../../target/skel}/$library
 name=libggml_rust_npu_skel_$library.so
 cd "$here/../skel"
-SKEL_ARCH=$cpu RUSTFLAGS="$flags -Crelocation-model=pic" \
+SKEL_ARCH=$cpu RUSTFLAGS="$flags -Crelocation-model=pic ${SKEL_RUSTFLAGS:-}" \
   cargo "+$toolchain" build --release --quiet --target hexagon-unknown-none-elf \
   -Zbuild-std=core -Zbuild-std-features=compiler-builtins-mem --target-dir "$target_dir" >&2
 lld=$(rustc "+$toolchain" --print target-libdir)/../bin/rust-lld

@@ -20,11 +20,15 @@ class Stock(Case):
 
     @classmethod
     def setUpClass(cls):
-        cls.plugin = build.plugin()
+        cls.plugin = cls.made_plugin()
         try:
             cls.program = cls.fetched()
         except stock.Missing as missing:
             raise unittest.SkipTest(str(missing)) from missing
+
+    @classmethod
+    def made_plugin(cls):
+        return build.plugin()
 
     @staticmethod
     def fetched():

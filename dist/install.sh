@@ -1,0 +1,108 @@
+#!/bin/sh
+# Installs ggml-rust-npu from the folder of this script, and says how a program finds it.
+#
+#   install.sh [--prefix FOLDER] [--into FOLDER] [--remove]
+#
+# --prefix  where to install: $PREFIX in Termux, /usr/local for root, ~/.local for others
+# --into    a folder in which a llama.cpp looks for its backends (it has libggml-cpu*.so). The plugin is linked there
+#           under a name that ggml looks for, so that no variable is needed. Without it, the folder of the llama-cli or
+#           llama-server in PATH is taken if it can be written to.
+# --remove  removes what an earlier call with the same options installed
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+plugin=libggml-rust_npu.so
+# ggml looks for backends of fixed names only; this one is that of ggml's own backend for Hexagon.
+known_name=libggml-hexagon.so
+
+fail() {
+  echo "install.sh: $1" >&2
+  exit 1
+}
+
+prefix= into= remove=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --prefix | --into)
+      [ $# -ge 2 ] || fail "$1 needs a folder"
+      if [ "$1" = --prefix ]; then prefix=$2; else into=$2; fi
+      shift 2
+      ;;
+    --remove) remove=yes && shift ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+    *) fail "unknown option $1; --help lists them" ;;
+  esac
+done
+
+if [ -z "$prefix" ]; then
+  case ${PREFIX:-} in
+    */com.termux/*) prefix=$PREFIX ;;
+    *) if [ "$(id -u)" = 0 ]; then prefix=/usr/local; else prefix=$HOME/.local; fi ;;
+  esac
+fi
+case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
+lib=$prefix/lib/ggml-rust-npu
+
+# Prints the folder in which the llama.cpp of PATH looks for its backends; nothing if it has them inside.
+folder_of_backends() {
+  program=$(command -v llama-cli || command -v llama-server || command -v llama-bench) || return 0
+  folder=$(dirname "$(readlink -f "$program")")
+  for each in "$folder" "$(dirname "$folder")"/lib/ggml/backends* "$(dirname "$folder")"/lib/*/ggml/backends*; do
+    for file in "$each"/libggml-cpu*.so; do
+      [ -e "$file" ] && echo "$each" && return 0
+    done
+  done
+}
+
+if [ -n "$remove" ]; then
+  for folder in "$into" "$(folder_of_backends)"; do
+    if [ -n "$folder" ] && [ "$(readlink "$folder/$known_name" || true)" = "$lib/$plugin" ]; then
+      rm -f "$folder/$known_name"
+    fi
+  done
+  rm -rf "$lib"
+  rm -f "$prefix/bin/ggml-npu"
+  echo "removed $lib and $prefix/bin/ggml-npu"
+  exit 0
+fi
+
+if command -v sha256sum >/dev/null; then
+  (cd "$here" && sha256sum -c SHA256SUMS >/dev/null 2>&1) || fail "a file is missing or damaged: cd $here && sha256sum -c SHA256SUMS"
+fi
+
+# Libraries for the DSP are found beside the plugin.
+mkdir -p "$lib" "$prefix/bin"
+for file in "$here/lib"/*.so; do
+  # A program may have the old file open.
+  cp "$file" "$lib/.new" && mv "$lib/.new" "$lib/$(basename "$file")"
+done
+cp "$here/bin/ggml-npu" "$prefix/bin/.ggml-npu" && mv "$prefix/bin/.ggml-npu" "$prefix/bin/ggml-npu"
+echo "installed $lib/$plugin and $prefix/bin/ggml-npu"
+
+found=$into
+[ -n "$found" ] || found=$(folder_of_backends)
+if [ -n "$into" ] && [ ! -d "$into" ]; then
+  fail "--into names no folder: $into"
+fi
+linked=
+if [ -n "$found" ]; then
+  if [ "$(readlink "$found/$known_name" || true)" = "$lib/$plugin" ]; then
+    linked=yes
+  elif [ -e "$found/$known_name" ] || [ -n "$(ls "$found" | grep '^libggml-hexagon-.*\.so$' || true)" ]; then
+    echo "$found has ggml's own backend for Hexagon, whose place is left to it"
+  elif [ -w "$found" ]; then
+    ln -s "$lib/$plugin" "$found/$known_name" && linked=yes
+  elif [ -n "$into" ]; then
+    fail "no permission to write to $into"
+  fi
+fi
+if [ -n "$linked" ]; then
+  echo "programs with the backends in $found load it as $known_name; no variable is needed"
+else
+  echo "programs with ggml load it if this variable is set:"
+  echo "  export GGML_BACKEND_PATH=$lib/$plugin"
+fi
+if [ "$(uname -m)" = aarch64 ]; then
+  echo "ggml-npu, and programs with the backend linked in, find the DSP's libraries on a Snapdragon with:"
+  echo "  export DSP_LIBRARY_PATH=$lib"
+fi

@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Makes the release: a tarball for each target in target/dist/, the same bytes each time.
+
+Usage: dist.py [TARGET...]   of x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu; both if none is given
+       dist.py check [TARGET] builds again from a copy of the tree in another folder and compares (this machine's target)
+
+aarch64-linux-android is made if ANDROID_NDK_HOME names an NDK: headers, stubs and unwinder of Android are in no package.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import fetch
+import sbom
+from aarch64 import LINKER
+from project import LOGS, ROOT, TARGET, Problem, main_with, need, run, say, tool_env
+
+DIST = TARGET / "dist"
+
+ANDROID = "aarch64-linux-android"
+# The first version of Android on a phone with V73.
+ANDROID_API = 33
+TARGETS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]
+
+# SOURCE: hexagon-ops/tools/library.sh; v73q is for chips with V73 whose vector unit lacks IEEE arithmetic.
+DSP_LIBRARIES = ["v73", "v73q", "v75", "v79", "v81"]
+
+PACKAGES = ["ggml-rust-npu", "ggml-rust-npu-plugin", "ggml-npu"]
+
+# Of Ubuntu 22.04 and Debian 12 on boards.
+NEWEST_GLIBC = (2, 34)
+
+# Where the sources seem to lie in messages of programs, whatever folder they were built in.
+SHOWN_ROOT = "/ggml-rust-npu"
+
+# From the tree, as they are.
+COPIED = ["LICENSE", "CHANGELOG.md", "include", "ggml-glue", "patches", "docs/guide", "docs/figures"]
+
+
+def version():
+    return tomllib.loads((ROOT / "Cargo.toml").read_text(encoding="utf-8"))["workspace"]["package"]["version"]
+
+
+def epoch():
+    """The time of everything in a release: SOURCE_DATE_EPOCH, or that of the last commit."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if given is None:
+        given = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+    if not given.strip().isdigit():
+        raise Problem("this is no checkout with a commit; set SOURCE_DATE_EPOCH to the release's time in seconds")
+    return int(given)
+
+
+def shown_paths():
+    """What compilers put in place of this machine's folders: (folder, shown)."""
+    home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
+    return [(ROOT, SHOWN_ROOT), *((folder, "/registry") for folder in sorted((home / "registry" / "src").glob("*")))]
+
+
+def remapped(shown):
+    return [f"--remap-path-prefix={folder}={name}" for folder, name in shown]
+
+
+def bare_environment():
+    """The environment without what the user set for other builds."""
+    env = dict(tool_env(), CARGO_INCREMENTAL="0", SOURCE_DATE_EPOCH=str(epoch()))
+    for name in ("RUSTFLAGS", "CFLAGS", "CARGO_TARGET_DIR", "CARGO_ENCODED_RUSTFLAGS"):
+        env.pop(name, None)
+    return env
+
+
+def environment(target):
+    """The environment of cargo for a target."""
+    env, name = bare_environment(), target.replace("-", "_")
+    env["CARGO_ENCODED_RUSTFLAGS"] = "\x1f".join([*remapped(shown_paths()), "-Clink-arg=-Wl,--build-id=none"])
+    env[f"CFLAGS_{name}"] = " ".join(f"-ffile-prefix-map={folder}={shown}" for folder, shown in shown_paths())
+    linker = f"CARGO_TARGET_{name.upper()}_LINKER"
+    if target == "aarch64-unknown-linux-gnu" and platform.machine() != "aarch64":
+        env[linker] = need(LINKER, "on Debian: apt-get install gcc-aarch64-linux-gnu")
+    if target == ANDROID:
+        ndk = os.environ.get("ANDROID_NDK_HOME")
+        if not ndk:
+            raise Problem(f"{ANDROID} needs Android's NDK, whose unwinder and C library no package has: set ANDROID_NDK_HOME")
+        tools = Path(ndk) / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
+        env[linker] = env[f"CC_{name}"] = str(tools / f"{ANDROID}{ANDROID_API}-clang")
+        env[f"AR_{name}"] = str(tools / "llvm-ar")
+    return env
+
+
+def built(target, env):
+    """Builds archive, plugin and tool for a target; returns their folder."""
+    for each in fetch.LLAMA_SOURCES:
+        fetch.llama(each)
+    say(f"building for {target} (minutes when it is new)")
+    packages = [word for package in PACKAGES for word in ("--package", package)]
+    run(["cargo", "build", "--release", "--locked", "--target", target, "--target-dir", DIST / "build", *packages],
+        LOGS / f"dist-{target}.log", env, ROOT)
+    return DIST / "build" / target / "release"
+
+
+def dsp_libraries():
+    """Builds the libraries for the DSP; returns their paths."""
+    # They have their own build of Rust's core, whose sources are in the toolchain.
+    sysroot = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout
+    shown = [*shown_paths(), (Path(sysroot.strip()).parent, "/toolchains")]
+    folder = DIST / "build" / "skel"
+    env = dict(bare_environment(), TARGET_DIR=str(folder), SKEL_RUSTFLAGS=" ".join(remapped(shown)))
+    paths = []
+    for library in DSP_LIBRARIES:
+        say(f"building the DSP library {library}")
+        run([ROOT / "hexagon-ops" / "tools" / "skel.sh", library], LOGS / f"dist-dsp-{library}.log", env, ROOT)
+        paths.append(folder / library / f"libggml_rust_npu_skel_{library}.so")
+    return paths
+
+
+def put(source, place):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, place)
+
+
+def copy_tree(path, folder):
+    """Copies a file of the tree, or those that git knows in a folder of it."""
+    listed = subprocess.run(["git", "ls-files", "-z", path], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    files = [name for name in listed.decode().split("\0") if name]
+    if not files:
+        raise Problem(f"git knows no file {path}")
+    for name in files:
+        put(ROOT / name, folder / name)
+
+
+def newest_glibc(file):
+    """The newest version of glibc's symbols that a program or a library needs."""
+    text = subprocess.run(["readelf", "--wide", "--version-info", file], stdout=subprocess.PIPE, text=True, check=True).stdout
+    found = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", text)
+    return max(((int(major), int(minor)) for major, minor in found), default=(0, 0))
+
+
+def check_binary(file):
+    """Refuses a file that is too new for the boards, or that has paths of this machine."""
+    newest = newest_glibc(file)
+    if newest > NEWEST_GLIBC:
+        raise Problem(f"{file.name} needs glibc {newest[0]}.{newest[1]}, boards have {NEWEST_GLIBC[0]}.{NEWEST_GLIBC[1]}")
+    check_paths(file)
+
+
+def check_paths(file):
+    content = file.read_bytes()
+    for folder in (str(ROOT), str(Path.home() / ".cargo"), str(Path.home() / ".rustup")):
+        place = content.find(folder.encode() + b"/")
+        if place >= 0:
+            shown = content[max(0, place - 40):place + 120].decode(errors="replace")
+            raise Problem(f"{file.name} holds a path of this machine: {shown!r}")
+
+
+def fill(folder, target):
+    """Puts the files of a release into a folder."""
+    release = built(target, environment(target))
+    plugin, archive, tool = (release / name for name in ("libggml_rust_npu_plugin.so", "libggml_rust_npu.a", "ggml-npu"))
+    put(plugin, folder / "lib" / "libggml-rust_npu.so")
+    put(archive, folder / "lib" / archive.name)
+    put(tool, folder / "bin" / tool.name)
+    for library in dsp_libraries():
+        check_paths(library)
+        put(library, folder / "lib" / library.name)
+    for file in (plugin, tool):
+        check_binary(file)
+    check_paths(archive)
+    for path in COPIED:
+        copy_tree(path, folder)
+    put(ROOT / "dist" / "README.md", folder / "README.md")
+    put(ROOT / "dist" / "install.sh", folder / "install.sh")
+    sbom.write(folder, target, PACKAGES, version(), epoch())
+    for path in (folder / "bin" / tool.name, folder / "install.sh"):
+        path.chmod(0o755)
+    write_sums(folder / "SHA256SUMS", sorted(path for path in folder.rglob("*") if path.is_file()), folder)
+
+
+def write_sums(file, paths, relative_to):
+    lines = [f"{fetch.sha256(path)}  {path.relative_to(relative_to)}\n" for path in paths]
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def pack(folder, out):
+    """Packs a folder: sorted, of one time and no owner."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in [folder, *sorted(folder.rglob("*"))]:
+            entry = archive.gettarinfo(path, path.relative_to(folder.parent).as_posix())
+            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = epoch(), 0, 0, "", ""
+            entry.mode = 0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644
+            if path.is_file():
+                with open(path, "rb") as file:
+                    archive.addfile(entry, file)
+            else:
+                archive.addfile(entry)
+    part = out.with_suffix(".part")
+    # Without the file's name and time, which gzip would put in.
+    with open(part, "wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:
+        packed.write(content.getbuffer())
+    os.replace(part, out)
+
+
+def make(target):
+    """Makes the tarball of a target; returns its path."""
+    name = f"ggml-rust-npu-{version()}-{target}"
+    folder = DIST / "content" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    fill(folder, target)
+    out = DIST / f"{name}.tar.gz"
+    pack(folder, out)
+    say(f"{out.relative_to(ROOT)}  {out.stat().st_size / 1e6:.1f} MB  sha256 {fetch.sha256(out)}")
+    return out
+
+
+def check(target):
+    """Fails unless a copy of the tree in another folder gives the same tarball."""
+    first = make(target)
+    copy = DIST / "again" / "another-folder"
+    shutil.rmtree(copy.parent, ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        put(ROOT / name, copy / name)
+        (copy / name).chmod((ROOT / name).stat().st_mode)
+    # The copy has the fetched sources and the repository of the tree.
+    (copy / "target").mkdir()
+    (copy / "target" / "src").symlink_to(TARGET / "src")
+    (copy / ".git").write_text(f"gitdir: {git_folder()}\n", encoding="utf-8")
+    say("building again in another folder")
+    run([sys.executable, copy / "scripts" / "dist.py", target], LOGS / "dist-again.log", dict(os.environ), copy)
+    second = copy / "target" / "dist" / first.name
+    if fetch.sha256(first) != fetch.sha256(second):
+        raise Problem(f"two builds differ: {', '.join(different(first, second)) or 'only in their packing'}")
+    say(f"two builds in two folders give the same {first.name}")
+    shutil.rmtree(copy.parent)
+
+
+def git_folder():
+    return subprocess.run(["git", "rev-parse", "--absolute-git-dir"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                          check=True).stdout.strip()
+
+
+def different(first, second):
+    """The names of the files that differ between two tarballs."""
+    sums = []
+    for path in (first, second):
+        with tarfile.open(path) as archive:
+            sums.append({entry.name: hashlib.sha256(archive.extractfile(entry).read()).hexdigest()
+                         for entry in archive if entry.isfile()})
+    return sorted(name for name in sums[0].keys() | sums[1].keys() if sums[0].get(name) != sums[1].get(name))
+
+
+def main():
+    arguments = sys.argv[1:]
+    checking = arguments[:1] == ["check"]
+    targets = arguments[1:] if checking else arguments
+    for target in targets:
+        if target not in [*TARGETS, ANDROID]:
+            raise Problem(f"unknown target {target}; one of {', '.join([*TARGETS, ANDROID])}")
+    if checking:
+        check(targets[0] if targets else f"{platform.machine()}-unknown-linux-gnu")
+        return 0
+    with_ndk = [ANDROID] if os.environ.get("ANDROID_NDK_HOME") else []
+    made = [make(target) for target in targets or TARGETS + with_ndk]
+    if not targets and not with_ndk:
+        print(f"   skipped {ANDROID}: ANDROID_NDK_HOME is not set, and no package has Android's unwinder and C library")
+    write_sums(DIST / "SHA256SUMS", made, DIST)
+    return 0
+
+
+if __name__ == "__main__":
+    main_with(main)

@@ -1,0 +1,180 @@
+"""The parts of a release that need no build: its packing, its list of contents, and install.sh with stand-ins for the files."""
+
+import json
+import os
+import re
+import tempfile
+import tomllib
+from pathlib import Path
+
+from harness import Case, cpu_env
+
+import dist
+import fetch
+import sbom
+from project import ROOT
+
+PLUGIN = "libggml-rust_npu.so"
+LINK = "libggml-hexagon.so"
+
+
+class Pack(Case):
+    def tarball(self, folder, mtime):
+        """A tarball of a folder whose files were made in another order, at another time, by another umask."""
+        content = folder / "content" / "release"
+        (content / "lib").mkdir(parents=True)
+        names = ["lib/b", "lib/a", "z"]
+        for name in names if mtime % 2 else reversed(names):
+            (content / name).write_text(f"text of {name}", encoding="utf-8")
+            (content / name).chmod(0o600 if mtime % 2 else 0o664)
+            os.utime(content / name, (mtime, mtime))
+        dist.pack(content, folder / "out.tar.gz")
+        return fetch.sha256(folder / "out.tar.gz")
+
+    def test_same_content_gives_the_same_bytes(self):
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+            self.assertEqual(self.tarball(Path(one), 1_000_001), self.tarball(Path(two), 2_000_000))
+
+    def test_differing_files_are_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = []
+            for name, text in [("one", "1"), ("two", "2")]:
+                content = Path(folder) / name / "release"
+                content.mkdir(parents=True)
+                (content / "same").touch()
+                (content / "file").write_text(text, encoding="utf-8")
+                paths.append(Path(folder) / f"{name}.tar.gz")
+                dist.pack(content, paths[-1])
+            self.assertEqual(dist.different(*paths), ["release/file"])
+
+    def test_a_path_of_this_machine_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "plugin.so"
+            file.write_bytes(b"\0panicked at " + str(ROOT / "src" / "lib.rs").encode() + b"\0")
+            with self.assertRaisesRegex(dist.Problem, r"plugin\.so holds a path of this machine"):
+                dist.check_paths(file)
+            file.write_bytes(b"\0panicked at /ggml-rust-npu/src/lib.rs\0")
+            dist.check_paths(file)
+
+
+class Contents(Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        sbom.write(Path(cls.folder.name), dist.TARGETS[0], dist.PACKAGES, "1.2.3", 1_000_000_000)
+        cls.document = json.loads((Path(cls.folder.name) / "sbom.cdx.json").read_text(encoding="utf-8"))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_components_have_what_cyclonedx_wants(self):
+        self.assertEqual((self.document["bomFormat"], self.document["specVersion"]), ("CycloneDX", "1.5"))
+        self.assertRegex(self.document["serialNumber"], r"^urn:uuid:[0-9a-f-]{36}$")
+        self.assertEqual(self.document["metadata"]["timestamp"], "2001-09-09T01:46:40Z")
+        references = [each["bom-ref"] for each in self.document["components"]]
+        self.assertEqual(len(references), len(set(references)))
+        known = {*references, self.document["metadata"]["component"]["bom-ref"]}
+        for edge in self.document["dependencies"]:
+            self.assertIn(edge["ref"], known)
+            self.assertLessEqual(set(edge.get("dependsOn", [])), known)
+        for each in self.document["components"]:
+            self.assertNotIn("/", each["licenses"][0]["expression"], each)
+
+    def test_it_lists_what_is_linked_and_no_tools_of_the_build(self):
+        names = {each["name"] for each in self.document["components"]}
+        self.assertLessEqual({"ggml-rust-npu", "hexagon-ops", "libloading", "clap", "rust-std", "ggml-rust-npu-skel"}, names)
+        # A compiler's driver, a macro, and libraries of tests.
+        self.assertEqual(names & {"cc", "serde_derive", "proptest", "criterion"}, set())
+
+    def test_sums_are_those_of_the_lock_file(self):
+        lock = tomllib.loads((ROOT / "Cargo.lock").read_text(encoding="utf-8"))["package"]
+        sums = {(each["name"], each["version"]): each.get("checksum") for each in lock}
+        hashed = [each for each in self.document["components"] if "hashes" in each]
+        self.assertGreater(len(hashed), 40)
+        for each in hashed:
+            self.assertEqual(each["hashes"][0]["content"], sums[each["name"], each["version"]], each["name"])
+
+    def test_each_package_of_others_has_its_licence(self):
+        licences = Path(self.folder.name) / "licences"
+        for each in self.document["components"]:
+            if "hashes" in each:
+                self.assertTrue(any((licences / f"{each['name']}-{each['version']}").iterdir()), each["name"])
+        self.assertTrue((licences / "rust-std" / "COPYRIGHT-library.html").is_file())
+
+
+class Install(Case):
+    """install.sh, with small files in place of the real ones."""
+
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(self.scratch.cleanup)
+        self.root = Path(self.scratch.name)
+        self.release = self.root / "release"
+        for name in (f"lib/{PLUGIN}", "lib/libggml_rust_npu_skel_v75.so", "lib/libggml_rust_npu.a", "bin/ggml-npu"):
+            file = self.release / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(name, encoding="utf-8")
+        (self.release / "install.sh").write_bytes((ROOT / "dist" / "install.sh").read_bytes())
+        files = sorted(path for path in self.release.rglob("*") if path.is_file())
+        dist.write_sums(self.release / "SHA256SUMS", files, self.release)
+        self.prefix = self.root / "prefix"
+        self.installed = self.prefix / "lib" / "ggml-rust-npu" / PLUGIN
+
+    def install(self, *args, code=0, path=None):
+        env = cpu_env(PATH=f"{path}:{os.environ['PATH']}" if path else "/usr/bin:/bin")
+        done = self.run_command("install.sh", ["sh", self.release / "install.sh", "--prefix", self.prefix, *args], env)
+        self.assertEqual(done.code, code, done.all)
+        return done
+
+    def llama(self):
+        """A folder with a program and its backends, as llama.cpp's releases have."""
+        folder = self.root / "llama"
+        folder.mkdir()
+        for name in ("llama-cli", "libggml-cpu-haswell.so"):
+            (folder / name).touch(0o755)
+        return folder
+
+    def test_files_are_in_place_and_the_variable_is_printed(self):
+        done = self.install()
+        self.assertEqual(self.installed.read_text(encoding="utf-8"), f"lib/{PLUGIN}")
+        self.assertTrue((self.installed.parent / "libggml_rust_npu_skel_v75.so").exists())
+        self.assertTrue((self.prefix / "bin" / "ggml-npu").exists())
+        self.assertEqual(re.findall(r"export GGML_BACKEND_PATH=(.*)", done.out), [str(self.installed)])
+
+    def test_plugin_is_linked_where_the_found_llama_looks(self):
+        folder = self.llama()
+        done = self.install(path=folder)
+        self.assertEqual((folder / LINK).resolve(), self.installed.resolve())
+        self.assertNotIn("export GGML_BACKEND_PATH", done.out)
+        # Again, as an update does.
+        self.install(path=folder)
+        self.assertEqual((folder / LINK).resolve(), self.installed.resolve())
+
+    def test_place_of_ggmls_own_backend_is_left_to_it(self):
+        for name in (LINK, "libggml-hexagon-v75.so"):
+            with self.subTest(name):
+                folder = self.root / "into"
+                folder.mkdir(exist_ok=True)
+                (folder / name).write_text("of ggml", encoding="utf-8")
+                done = self.install("--into", folder)
+                self.assertIn("export GGML_BACKEND_PATH", done.out)
+                self.assertEqual([path.name for path in folder.iterdir()], [name])
+                (folder / name).unlink()
+
+    def test_remove_leaves_nothing(self):
+        folder = self.llama()
+        self.install("--into", folder)
+        self.install("--into", folder, "--remove")
+        self.assertEqual([path for path in self.prefix.rglob("*") if not path.is_dir()], [])
+        self.assertFalse((folder / LINK).is_symlink())
+
+    def test_damaged_file_is_refused(self):
+        (self.release / "lib" / PLUGIN).write_text("damaged", encoding="utf-8")
+        done = self.install(code=1)
+        self.assertIn("missing or damaged", done.log)
+        self.assertFalse(self.prefix.exists())
+
+    def test_wrong_arguments_are_refused(self):
+        self.assertIn("unknown option --prefx", self.install("--prefx", code=1).log)
+        self.assertIn("names no folder", self.install("--into", self.root / "none", code=1).log)
