@@ -27,6 +27,7 @@
 //! | [`files`], [`gguf`], [`packfile`], [`dequantize`], [`loss`] | model files, and weights packed before they are loaded |
 //! | [`reference`](mod@reference) | the oracle that self-tests and tests compare with |
 //! | [`driver`] | what both vendors' libraries have in common: loading, tracing |
+//! | [`timeline`] | what devices did and when, as a file for Perfetto |
 //! | [`backend`] | the traits that the families implement; finds devices; packs offline |
 //! | [`hexagon`], [`rockchip`] | the families, with the same file names; neither knows the other |
 //! | [`abi`] | the functions of `npu.h`: check, catch panics, call `backend` |
@@ -49,3 +50,4 @@ pub mod packfile;
 pub mod reference;
 pub mod rockchip;
 pub mod tensor;
+pub mod timeline;

@@ -11,7 +11,7 @@ const LADDER: [&[&str]; 10] = [
     &["error", "tensor", "files", "gguf", "loss"],
     &["hexagon::caps", "rockchip::caps"],
     &["config", "host_memory", "dequantize", "driver", "reference"],
-    &["graph", "packfile"],
+    &["graph", "packfile", "timeline"],
     &["backend"],
     &[
         "hexagon::layout",

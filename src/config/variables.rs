@@ -135,6 +135,17 @@ variables! {
         settings_file: Option<PathBuf> = None, path;
         "GGML_RUST_NPU_CONFIG", "a path",
         default "`ggml-rust-npu.conf` in `$XDG_CONFIG_HOME` or `~/.config`, if there is one";
+
+        /// `trace.json` gets one timeline of all devices, which [Perfetto](https://ui.perfetto.dev)
+        /// shows and `ggml-npu trace summary` sums up: what was measured and what was modelled of
+        /// [each operation](programs.md#where-the-time-goes). Another name, such as `trace.csv`,
+        /// gets a table of each Hexagon device's commands as `trace.HEX0.csv`: node, operation,
+        /// shape, modelled packets, bytes, tile products and time, and the measured time by the
+        /// DSP's clock and the host's. *Modelled* values come from counted packets and assumed
+        /// rates (`HexRates` in the chip table). On Hexagon each command is submitted alone, which
+        /// is slow.
+        trace: Option<PathBuf> = None, path;
+        "GGML_RUST_NPU_TRACE", "a path, such as `trace.json`", default "none";
     }
 
     "Weights", "[Packing before loading](quantizing.md#packing-before-loading) explains pack files." {
@@ -209,14 +220,6 @@ variables! {
         timeout: Duration = values::DEFAULT_TIMEOUT, values::timeout;
         "GGML_RUST_NPU_TIMEOUT", format!("{}, in seconds", span(&TIMEOUTS_S)),
         default values::DEFAULT_TIMEOUT.as_secs().to_string();
-
-        /// Writes a line for each command to `trace.HEX0.csv`: its node, operation, shape, modelled
-        /// packets, bytes, tile products and time, and the measured time by the DSP's clock and the
-        /// host's. Each command is submitted alone, which is slow. *Modelled* values come from
-        /// counted packets and assumed rates (`HexRates` in the chip table); the first line says
-        /// what the measured ones were measured on.
-        trace: Option<PathBuf> = None, path;
-        "GGML_RUST_NPU_TRACE", "a path, such as `trace.csv`", default "none";
     }
 
     "Simulation", "The [stand-ins](../internals/stand-ins.md#faults) list the functions and codes of faults." {

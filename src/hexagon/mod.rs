@@ -133,7 +133,7 @@ impl HexDevice {
     /// Opens a session.
     ///
     /// # Errors
-    /// As [`HexNpu::open`]; `Config` if the trace cannot be written.
+    /// As [`HexNpu::open`].
     pub fn untested(
         name: &str,
         rpc: &Arc<FastRpc>,
@@ -162,8 +162,7 @@ impl HexDevice {
         let npu = HexNpu::open(&name, rpc, caps, settings)?;
         let (threads, is_simulated) = (npu.info().threads, npu.is_simulated());
         let trace = (options.trace)
-            .map(|path| Trace::create(path, &name, caps, threads, is_simulated))
-            .transpose()?;
+            .and_then(|path| Trace::create(path, &name, caps, threads, is_simulated));
         Ok(Self {
             name,
             dsp: options.dsp,

@@ -13,6 +13,7 @@
 //! work.
 
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use rknpu_ops::ffi::CoreMask;
 use rknpu_ops::pack::Rows;
@@ -162,7 +163,8 @@ impl RkNpu {
         Ok(WeightMemory::new(memory, share))
     }
 
-    /// Computes `dst = act · w` in one call for each block of the weights.
+    /// Computes `dst = act · w` in one call for each block of the weights. Returns the time in the
+    /// vendor's calls, of the core that took longest.
     ///
     /// - `act`: rows of K; `bucket`: M of the contexts, at least `act.count()`
     /// - `graph`: number of the graph that the activations belong to, if they may be shared with
@@ -179,7 +181,7 @@ impl RkNpu {
         bucket: usize,
         graph: Option<u64>,
         dst: RowsMut,
-    ) -> Result<()> {
+    ) -> Result<Duration> {
         // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
         let Ok(mut state) = self.state.lock() else {
             return Err(lost("an internal error"));
@@ -207,7 +209,7 @@ impl RkNpu {
         bucket: usize,
         graph: Option<u64>,
         mut dst: RowsMut,
-    ) -> Result<()> {
+    ) -> Result<Duration> {
         let layout = &w.weights.layout;
         let shared = graph.map(|graph| SharedActivations {
             graph,
@@ -242,7 +244,9 @@ impl RkNpu {
                     *result = core.run_chunks(&call, chunks.clone(), dst);
                 }
             });
-        (shares.into_iter().flatten()).try_for_each(|(.., result)| result)
+        (shares.into_iter().flatten()).try_fold(Duration::ZERO, |longest, (core, .., result)| {
+            result.map(|()| longest.max(core.ran))
+        })
     }
 }
 

@@ -42,7 +42,8 @@ pub fn find(config: &Config) -> Discovery {
     }
     if config.chooses(NAME) {
         let device = open(caps, simulated, config)
-            .and_then(|rknn| RkDevice::start(rknn, target(caps, config)?));
+            .and_then(|rknn| RkDevice::start(rknn, target(caps, config)?))
+            .map(|device| device.traced(config.trace.as_deref()));
         found.add(NAME, device.map(|device| Arc::new(device) as _));
     } else {
         found.leave_out(NAME, Absence::NotChosen);

@@ -13,6 +13,7 @@
 //! | [`selftest`] | multiplications that an NPU must compute right before it is offered |
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
@@ -23,6 +24,7 @@ use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
 use crate::error::Result;
 use crate::graph::{Operation, Refusal, Tensor};
 use crate::packfile::Packs;
+use crate::timeline::{DeviceTracks, Timeline};
 
 pub use self::buffer::RkBuffer;
 pub use self::stream::RkStream;
@@ -49,6 +51,8 @@ pub struct RkDevice {
     /// Number of the next graph.
     submissions: AtomicU64,
     packs: OnceLock<Arc<Packs>>,
+    /// The timeline on which nodes are noted.
+    tracks: Option<DeviceTracks>,
     /// The fewest rows that the device multiplies with weights that packing makes larger. All rows,
     /// once there is no memory to keep the bytes of all of them for the CPU.
     min_m_narrow: AtomicUsize,
@@ -90,7 +94,20 @@ impl RkDevice {
             rows: Mutex::default(),
             submissions: AtomicU64::new(0),
             packs: OnceLock::new(),
+            tracks: None,
         })
+    }
+
+    /// Notes each node in a file; nothing after a log line if it cannot be written, or if it is a
+    /// table, which only Hexagon has.
+    #[must_use]
+    pub fn traced(mut self, path: Option<&Path>) -> Self {
+        let file = (path.filter(|path| Timeline::is_for(path))).and_then(Timeline::open);
+        let remark =
+            "host and vectors (of the CPU) are measured, queue, DMA and matrix unit are modelled";
+        self.tracks =
+            file.map(|file| DeviceTracks::new(file, NAME, self.npu.is_simulated(), remark));
+        self
     }
 
     /// Returns the NPU.

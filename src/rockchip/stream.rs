@@ -5,6 +5,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::pack::Rows;
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Operation, Tensor};
 use crate::host_memory::{Region, RegionMut};
 use crate::tensor::DType;
+use crate::timeline::{GraphEvents, OperationTimes, Part, Track};
 
 /// A stream of graphs on the Rockchip NPU, which computes each node as it comes.
 #[derive(Debug)]
@@ -41,12 +43,17 @@ impl Stream for RkStream {
 
     fn submit(&self, _uid: u64, nodes: &mut [Node]) -> std::result::Result<(), GraphError> {
         let graph = self.device.submissions.fetch_add(1, Ordering::Relaxed);
+        let mut events = self.device.tracks.as_ref().map(|tracks| tracks.graph());
         for (number, node) in nodes.iter_mut().enumerate() {
+            let begun = Instant::now();
             let computed = self.device.compute(node, graph);
-            computed.map_err(|error| GraphError {
+            let times = computed.map_err(|error| GraphError {
                 node: Some(number),
                 error,
             })?;
+            if let Some(events) = &mut events {
+                times.note(events, number, &node.operation, begun);
+            }
         }
         Ok(())
     }
@@ -91,6 +98,58 @@ pub(super) struct RowScratch {
     result: Vec<f32>,
 }
 
+/// Time of a node's calls on the core that takes longest.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallTimes {
+    /// Measured, in the vendor's calls that run the cores.
+    pub device: Duration,
+    /// Modelled nanoseconds of the calls as such, of reading weights, and of computing rows.
+    parts_ns: [f32; 3],
+    /// Modelled nanoseconds of all of it.
+    modelled_ns: f32,
+}
+
+impl CallTimes {
+    /// Adds `calls` alike.
+    fn add(&mut self, device: Duration, parts_ns: [f32; 3], calls: usize) {
+        let [call, weights, rows] = parts_ns;
+        self.device += device;
+        // CAST: small numbers.
+        let times = calls as f32;
+        self.modelled_ns += (call + weights.max(rows)) * times;
+        for (sum, part) in self.parts_ns.iter_mut().zip(parts_ns) {
+            *sum += part * times;
+        }
+    }
+
+    /// Puts a node that has just been computed on the timeline.
+    fn note(&self, events: &mut GraphEvents, node: usize, operation: &Operation, begun: Instant) {
+        let host = begun.elapsed();
+        let [call_us, weights_us, rows_us] = self.parts_ns.map(|ns| f64::from(ns) / 1e3);
+        let stages = host.saturating_sub(self.device).as_secs_f64() * 1e6;
+        let part = |track, us, measured| Part {
+            track,
+            us,
+            measured,
+        };
+        events.operation(&OperationTimes {
+            node,
+            ops: &[Some(operation.op)],
+            ne: operation.dst.shape.ne,
+            begun,
+            host,
+            device: self.device,
+            modelled_us: f64::from(self.modelled_ns) / 1e3,
+            parts: &[
+                part(Track::Queue, call_us, false),
+                part(Track::Dma, weights_us, false),
+                part(Track::Vectors, stages, true),
+                part(Track::Matrix, rows_us, false),
+            ],
+        });
+    }
+}
+
 impl PackedOperand<'_> {
     /// Makes a slice available.
     fn slice(&mut self, slice: usize) -> WeightSlice<'_> {
@@ -132,14 +191,14 @@ impl AtUse<'_> {
 }
 
 impl RkDevice {
-    /// Computes one node.
+    /// Computes one node. Returns the time of its calls.
     ///
     /// - `graph`: number of the graph, another one for each submission
     ///
     /// # Errors
     /// `Graph` if the node is not one that the device supports, or names an expert that does not
     /// exist; else the device's error.
-    pub fn compute(&self, node: &mut Node, graph: u64) -> Result<()> {
+    pub fn compute(&self, node: &mut Node, graph: u64) -> Result<CallTimes> {
         let buffer = node.src[0].and_then(|buffer| (buffer as &dyn Any).downcast_ref());
         let contents = buffer.map(RkBuffer::contents);
         let operation = &node.operation;
@@ -207,7 +266,8 @@ impl RkDevice {
         node: &mut Node,
         graph: u64,
         converted: &mut Vec<f32>,
-    ) -> Result<()> {
+    ) -> Result<CallTimes> {
+        let mut times = CallTimes::default();
         let Node { operation, out, .. } = node;
         let (src0, src1) = (operand(operation, 0)?, operand(operation, 1)?);
         let (act, dst) = (memory(&src1)?, operation.dst);
@@ -221,10 +281,10 @@ impl RkDevice {
                 let to = i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
                 let rows = act.rows(from, src1.dtype, [command.m, k], nb[1], converted);
                 let to = (to, dst.shape.nb[1]);
-                self.rows(packed, slice, rows, graph, out, to)?;
+                self.rows(packed, slice, rows, graph, out, to, &mut times)?;
             }
         }
-        Ok(())
+        Ok(times)
     }
 
     /// Each expert multiplies the rows that chose it, gathered into one matrix.
@@ -234,7 +294,8 @@ impl RkDevice {
         packed: &mut PackedOperand,
         node: &mut Node,
         scratch: &mut RowScratch,
-    ) -> Result<()> {
+    ) -> Result<CallTimes> {
+        let mut times = CallTimes::default();
         let Node { operation, out, .. } = node;
         let (src1, ids) = (operand(operation, 1)?, operand(operation, 2)?);
         let act = memory(&src1)?;
@@ -265,16 +326,21 @@ impl RkDevice {
             result.resize(group.len() * n, 0.0);
             let rows = Rows::new(gathered, group.len(), k, k);
             let mut region = RegionMut::from(&mut result[..]);
-            self.rows(packed, group[0].0, rows, None, &mut region, (0, n * 4))?;
+            let to = (0, n * 4);
+            self.rows(packed, group[0].0, rows, None, &mut region, to, &mut times)?;
             for (&(_, token, slot), row) in group.iter().zip(result.chunks_exact(n)) {
                 let to = slot * dst.shape.nb[1] + token * dst.shape.nb[2];
                 out.write_row(to, row);
             }
         }
-        Ok(())
+        Ok(times)
     }
 
-    /// Multiplies rows with one slice of the weights, bucket by bucket.
+    /// Multiplies rows with one slice of the weights, bucket by bucket, and adds the time of it.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "operands, places and the sum of their times"
+    )]
     fn rows(
         &self,
         packed: &mut PackedOperand,
@@ -283,16 +349,19 @@ impl RkDevice {
         graph: Option<u64>,
         out: &mut RegionMut,
         (offset, stride_bytes): (usize, usize),
+        times: &mut CallTimes,
     ) -> Result<()> {
         let w = packed.slice(slice);
         let layout = w.weights.layout();
         let (n, buckets) = (layout.n, self.passed.buckets(layout.precision));
         let costs = Bucketing::new(&self.target.caps.cost, layout, buckets);
+        let calls = layout.chunks_per_core * layout.segments;
         for piece in costs.pieces(act.count()) {
             let to = offset + piece.first * stride_bytes;
             let columns = out.rows(to, [piece.rows, n], stride_bytes);
             let rows = act.rows(piece.first..piece.first + piece.rows);
-            self.npu.mul_mat(w, rows, piece.bucket, graph, columns)?;
+            let ran = (self.npu).mul_mat(w, rows, piece.bucket, graph, columns)?;
+            times.add(ran, costs.parts(piece.bucket), calls);
         }
         Ok(())
     }

@@ -274,7 +274,7 @@ fn compute(
         dst: None,
         src: [buffer, None, None, None, None, None, None],
     };
-    device.compute(&mut node, graph).map(|()| result)
+    device.compute(&mut node, graph).map(|_| result)
 }
 
 /// A buffer that holds `w`, packed, at `offset`.

@@ -18,6 +18,7 @@ mod repack;
 mod scale;
 mod svg;
 mod text;
+mod trace;
 
 /// Looks at NPUs and prepares models for them
 #[derive(Debug, Parser)]
@@ -41,6 +42,7 @@ enum Action {
     Quantize(quantize::QuantizeArgs),
     Repack(repack::RepackArgs),
     Scale(scale::ScaleArgs),
+    Trace(trace::TraceArgs),
     #[command(hide = true)]
     Generate(generate::GenerateArgs),
 }
@@ -56,6 +58,7 @@ fn run(command: &Action) -> Result<ExitCode, ToolError> {
         Action::Quantize(args) => quantize::run(args),
         Action::Repack(args) => repack::run(args),
         Action::Scale(args) => scale::run(args),
+        Action::Trace(args) => trace::run(args),
         Action::Generate(args) => generate::run(args),
     }
 }

@@ -41,15 +41,22 @@ impl Cost {
     /// Returns the microseconds on `threads` HVX threads: memory, vector and matrix unit work side
     /// by side, so the slowest counts.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn microseconds(&self, caps: &HexCaps, threads: u32) -> f64 {
+        let [memory, vector, matrix] = self.unit_microseconds(caps, threads);
+        memory.max(vector).max(matrix)
+    }
+
+    /// Returns the microseconds of memory, vector units and matrix unit.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    pub fn unit_microseconds(&self, caps: &HexCaps, threads: u32) -> [f64; 3] {
         let rates = &caps.rates;
         let memory = (self.weight_bytes + self.other_bytes) as f64 / (1e3 * rates.dma_gb_per_s);
         let packets = self.weight_packets + self.other_packets;
         let vector = packets / (rates.packets_per_us * f64::from(threads.max(1)));
         let operations = self.tile_products as f64 * 2.0 * (TILE_DIM * TILE_DIM * TILE_DIM) as f64;
         let matrix = operations / (1e3 * rates.hmx_gflops);
-        memory.max(vector).max(matrix)
+        [memory, vector, matrix]
     }
 }
 

@@ -268,7 +268,7 @@ impl Submission {
     }
 
     fn run_traced(&self, npu: &HexNpu, trace: &Trace) -> std::result::Result<(), Failed> {
-        let graph = trace.begin_graph();
+        let mut graph = trace.graph();
         for (entry, step) in self.steps.iter().enumerate() {
             let begun = Instant::now();
             let taken = npu
@@ -277,7 +277,7 @@ impl Submission {
                     entry: failed.entry.map(|_| entry),
                     ..failed
                 })?;
-            trace.step(graph, step, taken, begun.elapsed());
+            graph.step(step, begun, taken);
         }
         Ok(())
     }

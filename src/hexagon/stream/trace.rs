@@ -1,41 +1,135 @@
-//! `GGML_RUST_NPU_TRACE`: a line for each command, with its modelled cost and its time.
+//! `GGML_RUST_NPU_TRACE`: each command with its modelled cost and its time, as a line of a table or
+//! on a [timeline](crate::timeline).
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::submission::Step;
 use crate::error::{Error, Result};
 use crate::hexagon::caps::HexCaps;
+use crate::timeline::{DeviceTracks, GraphEvents, OperationTimes, Part, Timeline, Track};
 
-/// A file that commands are noted in, as comma-separated values.
+/// A file that commands are noted in.
 #[derive(Debug)]
 pub struct Trace {
-    out: Mutex<BufWriter<File>>,
-    graphs: AtomicU64,
+    form: Form,
     caps: &'static HexCaps,
     threads: u32,
+}
+
+#[derive(Debug)]
+enum Form {
+    Table(CommandTable),
+    Timeline(DeviceTracks),
+}
+
+/// Comma-separated values.
+#[derive(Debug)]
+struct CommandTable {
+    out: Mutex<BufWriter<File>>,
+    graphs: AtomicU64,
     device: String,
+}
+
+/// A graph that is being noted.
+#[derive(Debug)]
+pub(super) struct GraphTrace<'a> {
+    trace: &'a Trace,
+    form: GraphForm<'a>,
+}
+
+#[derive(Debug)]
+enum GraphForm<'a> {
+    Table(&'a CommandTable, u64),
+    Timeline(GraphEvents<'a>),
 }
 
 const HEAD: &str = "device,graph,node,operation,ne0,ne1,ne2,ne3,modelled_packets,modelled_bytes,modelled_tile_products,\
                     modelled_us,measured_dsp_us,measured_host_us";
 
 impl Trace {
-    /// Begins a file for a device, over an older one.
-    ///
-    /// # Errors
-    /// `TraceFile` if the file cannot be written.
+    /// Begins a file for a device, over an older one. `None` after a log line if it cannot be
+    /// written.
     pub fn create(
         path: &Path,
         device: &str,
         caps: &'static HexCaps,
         threads: u32,
         is_simulated: bool,
-    ) -> Result<Self> {
+    ) -> Option<Self> {
+        let form = if Timeline::is_for(path) {
+            let remark = "host and queue are measured, DMA, vectors and matrix unit are modelled";
+            let file = Timeline::open(path)?;
+            Form::Timeline(DeviceTracks::new(file, device, is_simulated, remark))
+        } else {
+            let table = CommandTable::create(path, device, is_simulated);
+            let logged = |error| log::error!("{error}; nothing is traced");
+            Form::Table(table.map_err(logged).ok()?)
+        };
+        Some(Self {
+            form,
+            caps,
+            threads,
+        })
+    }
+
+    /// Starts a graph.
+    pub(super) fn graph(&self) -> GraphTrace<'_> {
+        let form = match &self.form {
+            Form::Table(table) => {
+                GraphForm::Table(table, table.graphs.fetch_add(1, Ordering::Relaxed))
+            }
+            Form::Timeline(tracks) => GraphForm::Timeline(tracks.graph()),
+        };
+        GraphTrace { trace: self, form }
+    }
+}
+
+impl GraphTrace<'_> {
+    /// Notes a command that was submitted at `begun` and has just completed.
+    ///
+    /// - `dsp`: its time by the DSP's clock
+    pub(super) fn step(&mut self, step: &Step, begun: Instant, dsp: Duration) {
+        let host = begun.elapsed();
+        let Trace { caps, threads, .. } = self.trace;
+        let units = step.cost.unit_microseconds(caps, *threads);
+        let modelled_us = units.into_iter().fold(0.0, f64::max);
+        match &mut self.form {
+            GraphForm::Table(table, graph) => table.step(*graph, step, modelled_us, dsp, host),
+            GraphForm::Timeline(events) => {
+                let part = |track, us, measured| Part {
+                    track,
+                    us,
+                    measured,
+                };
+                let [memory, vector, matrix] = units;
+                let waiting = host.saturating_sub(dsp).as_secs_f64() * 1e6;
+                events.operation(&OperationTimes {
+                    node: step.node,
+                    ops: &step.ops,
+                    ne: step.ne,
+                    begun,
+                    host,
+                    device: dsp,
+                    modelled_us,
+                    parts: &[
+                        part(Track::Queue, waiting, true),
+                        part(Track::Dma, memory, false),
+                        part(Track::Vectors, vector, false),
+                        part(Track::Matrix, matrix, false),
+                    ],
+                });
+            }
+        }
+    }
+}
+
+impl CommandTable {
+    fn create(path: &Path, device: &str, is_simulated: bool) -> Result<Self> {
         // A file for each device, as they are opened one by one and used side by side.
         let path = path.with_extension(match path.extension() {
             Some(extension) => format!("{device}.{}", extension.to_string_lossy()),
@@ -64,33 +158,24 @@ impl Trace {
         Ok(Self {
             out: Mutex::new(out),
             graphs: AtomicU64::new(0),
-            caps,
-            threads,
             device: device.to_owned(),
         })
     }
 
-    /// Starts a graph, and returns its number.
-    pub(super) fn begin_graph(&self) -> u64 {
-        self.graphs.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Notes a command.
-    pub(super) fn step(&self, graph: u64, step: &Step, dsp: Duration, host: Duration) {
+    fn step(&self, graph: u64, step: &Step, modelled_us: f64, dsp: Duration, host: Duration) {
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
         let ops: Vec<&str> = step.ops.iter().flatten().map(|op| op.name()).collect();
         let [n0, n1, n2, n3] = step.ne;
         let cost = &step.cost;
         let written = writeln!(
             out,
-            "{},{graph},{},{},{n0},{n1},{n2},{n3},{:.0},{},{},{:.2},{},{:.1}",
+            "{},{graph},{},{},{n0},{n1},{n2},{n3},{:.0},{},{},{modelled_us:.2},{},{:.1}",
             self.device,
             step.node,
             ops.join("+"),
             cost.weight_packets + cost.other_packets,
             cost.weight_bytes + cost.other_bytes,
             cost.tile_products,
-            cost.microseconds(self.caps, self.threads),
             dsp.as_micros(),
             host.as_secs_f64() * 1e6
         );

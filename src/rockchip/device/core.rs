@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
 use rknpu_ops::int4::{self, Digits, Product, ScaledOutput, SumElem};
@@ -34,6 +35,8 @@ pub(super) struct Core {
     /// One for each distinct shape of weights and M.
     contexts: Recent<CallShape, Context>,
     results: StageScratch,
+    /// Time in the vendor's calls that run it, since [`Self::run_chunks`] began.
+    pub(super) ran: Duration,
 }
 
 /// Operands that all cores share in one call.
@@ -53,6 +56,7 @@ impl Core {
             mask,
             contexts: Recent::new(contexts),
             results: StageScratch::default(),
+            ran: Duration::ZERO,
         }
     }
 
@@ -66,6 +70,7 @@ impl Core {
         let layout = &call.w.weights.layout;
         let a_bytes = layout.native.a.bytes(call.shape().m, layout.segment_k);
         let c_bytes = layout.native.c.bytes(call.shape().m, layout.chunk_n);
+        self.ran = Duration::ZERO;
         for chunk in chunks {
             for segment in 0..layout.segments {
                 let c = self
@@ -80,8 +85,10 @@ impl Core {
                 let context = self
                     .contexts
                     .get_or_make(call.shape(), || call.context(mask))?;
+                let begun = Instant::now();
                 context.run(RunOperands { a, b, c })?;
                 c.sync_from_device()?;
+                self.ran += begun.elapsed();
             }
             let columns = layout.chunk_rows(chunk).len();
             self.unpack(call, chunk, c_bytes, &mut dst.split_columns(columns));

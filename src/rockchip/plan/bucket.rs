@@ -104,7 +104,15 @@ impl Bucketing {
 
     /// Returns the nanoseconds of one call with M = `bucket`.
     fn cost(&self, bucket: usize) -> f32 {
-        self.call_ns + self.weights_ns.max(bucket as f32 * self.row_ns)
+        let [call, weights, rows] = self.parts(bucket);
+        call + weights.max(rows)
+    }
+
+    /// Returns the nanoseconds that one call with M = `bucket` takes as such, for reading the
+    /// weights and for computing the rows; the last two pass together.
+    #[must_use]
+    pub fn parts(&self, bucket: usize) -> [f32; 3] {
+        [self.call_ns, self.weights_ns, bucket as f32 * self.row_ns]
     }
 
     /// Returns the nanoseconds of the cheapest division of `rows`, at most as many as the largest
