@@ -1,12 +1,14 @@
 """Stock programs: binaries that others built and shipped, fetched into target/stock and unpacked, never installed.
 
 debian         llama.cpp 0.7.0 and whisper.cpp 1.9.5 of Debian sid, with ggml 0.27.0 (backend API 3) and their own libc
+debian arm64   its llama.cpp for the boards' processor, run under qemu-aarch64
 node           node-llama-cpp 3.22.1 of npm with its prebuilt llama.cpp 0.5.0, ggml 0.25.1 (backend API 2)
 pywhispercpp   1.5.1 of PyPI, whose ggml 0.13.1 is one that the plugin refuses
 
 A program that this machine cannot have raises Missing, with the reason.
 """
 
+import hashlib
 import os
 import platform
 import shutil
@@ -14,6 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+import aarch64
 import debian
 import fetch
 from debian import Missing
@@ -29,7 +32,14 @@ DEBIAN_PINNED = {
     "llama.cpp-tools": ("1:0.7.0+dfsg-2", "3007c170f116891974bd37d5ba802f094c7d020412f2100cc71582fc8530895c"),
     "llama.cpp-tests": ("1:0.7.0+dfsg-2", "c512d0401e66aab3bf94296f24816e5ac8cdaee88d06f7493212ff307b33d9fc"),
     "libwhisper1": ("1.9.5+dfsg-1", "9d44352baa73b79d34d0fe56ad21ab7c4cc45b60b11cf7e37067965ce5e02ea7"),
+    "libggml0-backend-rpc": ("0.27.0-1", "6f7e54b79cd25d59f6d0b2a3a7542ae1aee1b66ad39f626a594a61f8c4ba960e"),
+    "llama.cpp-tools-extra": ("1:0.7.0+dfsg-2", "4598b97ab2d2222dd484aad51946f96e6c77c448b2732565cebe753be782022a"),
     "whisper.cpp-tools": ("1.9.5+dfsg-1", "6213928ef1469e9efe92c8c7d14f9e879a52cfb397bc7bb9ba5f7c5074ffa7bf"),
+}
+DEBIAN_ARM64_PINNED = {
+    "libggml0": ("0.27.0-1", "7669ddc799f16907161cd334b88fa2c2ed870cb9fba01ca0f1d385c35264436a"),
+    "libllama0": ("1:0.7.0+dfsg-2", "dc6690bd23cce06eac0ca767002e6f4655a55f84d0a45477ad0fa9c1b9eec663"),
+    "llama.cpp-tools": ("1:0.7.0+dfsg-2", "4635367e4bea259dea3939dec12369b936c802c959d1d05462ee80d90014bfaa"),
 }
 DEBIAN_OTHERS = ["libc6", "libstdc++6", "libgcc-s1", "libgomp1", "libssl3t64", "libzstd1", "zlib1g"]
 
@@ -42,10 +52,13 @@ class Debian(NamedTuple):
     """Debian's programs, run by their own loader on their own libraries."""
 
     root: Path
+    triplet: str = "x86_64-linux-gnu"
+    # For another processor: the command line of its emulator.
+    emulator: tuple = ()
 
     @property
     def libraries(self):
-        return self.root / "usr" / "lib" / "x86_64-linux-gnu"
+        return self.root / "usr" / "lib" / self.triplet
 
     @property
     def folder(self):
@@ -54,10 +67,12 @@ class Debian(NamedTuple):
 
     def command(self, name, *args):
         """The command line of a program of Debian's, or of this machine's if `name` is its path."""
-        places = [self.root / "usr" / "bin", self.root / "usr" / "libexec" / "x86_64-linux-gnu" / "llama.cpp-tests"]
+        internal = self.root / "usr" / "libexec" / self.triplet
+        places = [self.root / "usr" / "bin", internal / "llama.cpp-tests", internal / "llama" / "bin"]
         program = next((place / name for place in places if (place / name).exists()), name)
         path = f"{self.libraries}:{self.libraries / 'llama'}"
-        return [self.root / "lib64" / "ld-linux-x86-64.so.2", "--library-path", path, program, *args]
+        (loader,) = self.libraries.glob("ld-linux-*.so.*")
+        return [*self.emulator, loader, "--library-path", path, program, *args]
 
 
 def need_x86_64():
@@ -65,10 +80,23 @@ def need_x86_64():
         raise Missing(f"the stock programs are for x86_64, this machine is {platform.machine()}")
 
 
+def debian_root(architecture, pinned):
+    """A folder with packages; another one for other packages."""
+    digest = hashlib.sha256(repr((sorted(pinned.items()), DEBIAN_OTHERS)).encode()).hexdigest()[:8]
+    return debian.unpacked(STOCK / f"debian-{architecture}-{digest}", DEBIAN_SUITE, architecture, pinned, DEBIAN_OTHERS)
+
+
 def debian_programs():
     need_x86_64()
-    version = DEBIAN_PINNED["libggml0"][0]
-    return Debian(debian.unpacked(STOCK / f"debian-{version}", DEBIAN_SUITE, "amd64", DEBIAN_PINNED, DEBIAN_OTHERS))
+    return Debian(debian_root("amd64", DEBIAN_PINNED))
+
+
+def debian_arm64_programs():
+    """Those for aarch64, under qemu-aarch64."""
+    if aarch64.qemu() is None:
+        raise Missing("qemu-aarch64 is not installed; on Debian: apt-get install qemu-user")
+    root = debian_root("arm64", DEBIAN_ARM64_PINNED)
+    return Debian(root, "aarch64-linux-gnu", (aarch64.qemu(), "-L", str(root)))
 
 
 def node_program():
