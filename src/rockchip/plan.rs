@@ -215,24 +215,29 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
     }
 }
 
-/// Returns `true` if a node is left to the CPU although the device could compute it, because it has
-/// too few rows. ggml cannot decide so by itself, since it gives a node to the device that has the
-/// weights; the glue computes it from the bytes that a packed buffer keeps.
+/// Returns `true` if a node that ggml gave to the device is left to the CPU: the glue computes it
+/// from the bytes that a packed buffer keeps, or from plain memory.
 ///
-/// The rows of a [`Op::MulMatId`] are its tokens.
+/// - Nodes with too few rows, which ggml cannot know, since it gives a node to the device that has
+///   the weights. The rows of a [`Op::MulMatId`] are its tokens.
+/// - Nodes that the device does not compute. Only ggml's RPC server gives it such nodes: it asks no
+///   device what it supports.
 ///
 /// - `narrow`: the fewest rows that the device multiplies with weights that packing makes larger
 #[must_use]
 pub fn prefers_cpu(target: &Target, operation: &Operation, narrow: usize) -> bool {
     let [Some(weights), Some(act), ..] = &operation.src else {
-        return false;
+        return true;
     };
     let [_, rows, tokens, _] = act.shape.ne;
     let m = match operation.op {
         Op::MulMat => rows,
         Op::MulMatId => tokens,
-        _ => return false,
+        _ => return true,
     };
+    if weights.place == Place::Host && target.layout(weights).is_none() {
+        return true;
+    }
     m < target.min_m.max(narrow)
         && matches!(weights.place, Place::Packed | Place::Host)
         && m < target.min_m(weights, narrow)
@@ -364,7 +369,10 @@ mod tests {
         for (min_m, m, left) in [(1, 1, false), (2, 1, true), (2, 2, false), (8, 7, true)] {
             target.min_m = min_m;
             let prefers_cpu = |op, place, act| {
-                let weights = tensor(place, [64, 32, 4, 1]);
+                let weights = Tensor {
+                    dtype: DType::F16,
+                    ..tensor(place, [64, 32, 4, 1])
+                };
                 let act = tensor(Place::Host, act);
                 let operation = Operation {
                     op,
@@ -386,6 +394,50 @@ mod tests {
             }
             assert!(!prefers_cpu(Op::MulMat, Place::Foreign, planes));
         }
+    }
+
+    /// ggml's RPC server gives a device every node, whatever it supports.
+    #[test]
+    fn nodes_that_the_device_does_not_compute_are_left_to_the_cpu() {
+        let target = Target::from(&caps::RK3588);
+        let tensor = |dtype: DType, ne: [usize; 4]| {
+            let row = dtype.row_bytes(ne[0]).unwrap_or(4 * ne[0]);
+            Tensor {
+                name: "tensor",
+                dtype,
+                format: None,
+                shape: Shape {
+                    ne,
+                    nb: [
+                        dtype.step_bytes().unwrap_or(4),
+                        row,
+                        row * ne[1],
+                        row * ne[1],
+                    ],
+                },
+                place: Place::Host,
+                memory: None,
+                packed_offset: 0,
+                role: Role::State,
+                dequantize: None,
+            }
+        };
+        let left = |op, weights: &[Tensor<'static>]| {
+            let operation = Operation {
+                op,
+                params: [0; PARAMS],
+                dst: tensor(DType::F32, [32, 4, 1, 1]),
+                src: sources(weights),
+            };
+            prefers_cpu(&target, &operation, 1)
+        };
+        let act = tensor(DType::F32, [64, 4, 1, 1]);
+        let weights = tensor(DType::F16, [64, 32, 1, 1]);
+        assert!(!left(Op::MulMat, &[weights, act]));
+        assert!(left(Op::Add, &[act, act]));
+        assert!(left(Op::RmsNorm, &[act]));
+        let indices = tensor(DType::I32, [64, 32, 1, 1]);
+        assert!(left(Op::MulMat, &[indices, act]));
     }
 
     #[test]

@@ -1,0 +1,76 @@
+"""Devices behind ggml's RPC server, as Debian ships it: two servers on this machine share a model with one program."""
+
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+
+from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, PLAIN_LOG, SIMULATED, TIMEOUT_S, cpu_env, device_env, free_port
+from stocked import PROMPT, DebianStock
+
+# Of a model on two devices, whose rounding differs from that of one.
+TOKENS = 16
+
+
+class Rpc(DebianStock):
+    @contextmanager
+    def serve(self, device, chip, **settings):
+        """Runs an RPC server with a device; gives its address."""
+        port = free_port()
+        env = self.with_plugin(device_env(chip, **settings))
+        command = self.program.command("ggml-rpc-server", "-p", port, "-d", device)
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen([str(word) for word in command], env=env, cwd=self.program.folder,
+                                       stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                self.wait_for(port, process, log)
+                yield f"127.0.0.1:{port}"
+                self.assertIsNone(process.poll(), self.text_of(log))
+            finally:
+                process.terminate()
+                process.wait(30)
+
+    def wait_for(self, port, process, log):
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            self.assertIsNone(process.poll(), self.text_of(log))
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        self.fail(f"the RPC server does not listen: {self.text_of(log)}")
+
+    @staticmethod
+    def text_of(log):
+        log.seek(0)
+        return log.read().decode(errors="replace")[-2000:]
+
+    def generate(self, env, *args):
+        return self.run_stock("llama-completion", "-m", self.model(), "-p", PROMPT, "-n", TOKENS, "-c", 512, "--temp", 0,
+                              "--seed", 1, "-no-cnv", "--no-display-prompt", "--ignore-eos", "-fit", "off", "-fa", "on",
+                              "-t", 1, *PLAIN_LOG, "-v", *args, env=env)
+
+    def test_text_is_that_of_the_device_in_this_process(self):
+        here = self.generate(self.with_plugin(device_env(HEXAGON))).out
+        with self.serve(HEXAGON_DEVICE, HEXAGON, GGML_RUST_NPU_REPACK="always") as server:
+            there = self.generate(cpu_env(), "--rpc", server)
+        self.assertEqual(there.out, here)
+        self.assertEqual(self.servers(there), 1)
+
+    @staticmethod
+    def servers(done):
+        """The number of servers that have weights."""
+        return len(set(re.findall(r"(RPC\S+) model buffer size", done.log)))
+
+    def test_one_model_on_two_servers_gives_the_text_of_one_machine(self):
+        both = self.with_plugin(device_env(f"{HEXAGON},{SIMULATED}"))
+        here = self.generate(both, "--device", f"{HEXAGON_DEVICE},{DEVICE}", "-ts", "2,1").out
+        with ExitStack() as stack:
+            servers = [stack.enter_context(self.serve(HEXAGON_DEVICE, HEXAGON, GGML_RUST_NPU_REPACK="always")),
+                       stack.enter_context(self.serve(DEVICE, SIMULATED))]
+            there = self.generate(cpu_env(), "--rpc", ",".join(servers), "-ts", "2,1")
+        self.assertEqual(self.servers(there), 2, there.log[-3000:])
+        self.assertEqual(there.out, here)
