@@ -241,9 +241,15 @@ impl hvx::Kernel for Weigh<'_> {
         let (w0, rest) = self.weights.split_at(count);
         let (w1, rest) = rest.split_at(count);
         let (w2, w3) = rest.split_at(count);
-        let mut sums = [Accumulator::zero(); FILTERS];
         let weights = w0.iter().zip(w1).zip(w2.iter().zip(w3));
-        for (line, ((w0, w1), (w2, w3))) in self.lines.iter().zip(weights) {
+        let mut taps = self.lines.iter().zip(weights);
+        let Some((line, ((w0, w1), (w2, w3)))) = taps.next() else {
+            return;
+        };
+        // Sums start with products: a zero would be one qfloat value that is copied.
+        let x = hvx::load(line);
+        let mut sums = [w0, w1, w2, w3].map(|w| Accumulator::product(x, splat_f32(*w)));
+        for (line, ((w0, w1), (w2, w3))) in taps {
             let x = hvx::load(line);
             let [s0, s1, s2, s3] = sums;
             sums = [

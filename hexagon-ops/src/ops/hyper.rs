@@ -212,65 +212,97 @@ pub fn post(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; WIDE_SOURCES])
     Ok(())
 }
 
-/// Balances the matrices of 32 tokens: line i has element i of each.
-struct Balance<'a> {
-    matrices: &'a mut [Line; MATRIX],
-    eps: f32,
-    rounds: u32,
-}
+/// Takes the largest element of a row of 32 matrices off all of them.
+struct LessLargest<'a>(&'a mut [Line; STREAMS]);
 
-impl hvx::Kernel for Balance<'_> {
+impl hvx::Kernel for LessLargest<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        for row in self.matrices.as_chunks_mut::<STREAMS>().0 {
-            soft_max(row, self.eps);
+        let mut largest = hvx::load(&self.0[0]);
+        for elem in &self.0[1..] {
+            largest = max_f32(largest, hvx::load(elem));
         }
-        for round in 0..self.rounds {
-            if round > 0 {
-                for row in 0..STREAMS {
-                    divide_by_sum(self.matrices, STREAMS * row, 1, self.eps);
-                }
-            }
-            for column in 0..STREAMS {
-                divide_by_sum(self.matrices, column, STREAMS, self.eps);
-            }
+        for elem in self.0 {
+            hvx::store(elem, sub_f32(hvx::load(elem), largest));
         }
     }
 }
 
-/// Replaces the elements of a row by their softmax plus `eps`.
-#[inline(always)]
-fn soft_max(row: &mut [Line; STREAMS], eps: f32) {
-    let mut largest = hvx::load(&row[0]);
-    for elem in &row[1..] {
-        largest = max_f32(largest, hvx::load(elem));
-    }
-    let mut sum = splat_f32(0.0);
-    for elem in row.iter_mut() {
-        let e = math::exp(sub_f32(hvx::load(elem), largest));
-        sum = add_f32(sum, e);
-        hvx::store(elem, e);
-    }
-    let factor = math::reciprocal(sum);
-    for elem in row {
-        let share = mul_f32(hvx::load(elem), factor);
-        hvx::store(elem, add_f32(share, splat_f32(eps)));
+/// Replaces the elements of 32 matrices by their exponentials: all of them in one loop, because four
+/// at once have more constants than registers hold.
+struct Exponentials<'a>(&'a mut [Line; MATRIX]);
+
+impl hvx::Kernel for Exponentials<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        for elem in self.0 {
+            hvx::store(elem, math::exp(hvx::load(elem)));
+        }
     }
 }
 
-/// Divides a row or a column by its sum plus `eps`.
-#[inline(always)]
-fn divide_by_sum(matrices: &mut [Line; MATRIX], first: usize, step: usize, eps: f32) {
-    let mut sum = splat_f32(eps);
-    for i in 0..STREAMS {
-        sum = add_f32(sum, hvx::load(&matrices[first + step * i]));
+/// Divides four elements of 32 matrices by their sum: a row or a column.
+struct DivideBySum<'a> {
+    matrices: &'a mut [Line; MATRIX],
+    first: usize,
+    step: usize,
+    /// Added to the sum.
+    before: f32,
+    /// Added to the results.
+    after: f32,
+}
+
+impl hvx::Kernel for DivideBySum<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let place = |i: usize| (self.first + self.step * i) % MATRIX;
+        let [a, b, c, d] = [0, 1, 2, 3].map(|i| hvx::load(&self.matrices[place(i)]));
+        let sum = add_f32(add_f32(a, b), add_f32(c, d));
+        let factor = math::reciprocal(add_f32(sum, splat_f32(self.before)));
+        for (i, elem) in [a, b, c, d].into_iter().enumerate() {
+            let share = mul_f32(elem, factor);
+            hvx::store(
+                &mut self.matrices[place(i)],
+                add_f32(share, splat_f32(self.after)),
+            );
+        }
     }
-    let factor = math::reciprocal(sum);
-    for i in 0..STREAMS {
-        let elem = &mut matrices[first + step * i];
-        hvx::store(elem, mul_f32(hvx::load(elem), factor));
+}
+
+/// Makes the matrices of 32 tokens, line i having element i of each: softmax of rows plus `eps`,
+/// then columns and rows divided by their sums plus `eps` in turn.
+fn balance(matrices: &mut [Line; MATRIX], eps: f32, rounds: u32) {
+    for row in matrices.as_chunks_mut::<STREAMS>().0 {
+        hvx::widest(LessLargest(row));
+    }
+    hvx::widest(Exponentials(matrices));
+    for round in 0..rounds {
+        // The first rows are the softmax.
+        let (before, after) = if round == 0 { (0.0, eps) } else { (eps, 0.0) };
+        for row in 0..STREAMS {
+            hvx::widest(DivideBySum {
+                matrices,
+                first: STREAMS * row,
+                step: 1,
+                before,
+                after,
+            });
+        }
+        for column in 0..STREAMS {
+            hvx::widest(DivideBySum {
+                matrices,
+                first: column,
+                step: STREAMS,
+                before: eps,
+                after: 0.0,
+            });
+        }
     }
 }
 
@@ -305,11 +337,7 @@ impl Mixes<'_> {
                     *lane = self.element(i, first + start + token);
                 }
             }
-            hvx::widest(Balance {
-                matrices: &mut lines,
-                eps,
-                rounds,
-            });
+            balance(&mut lines, eps, rounds);
             let lanes: &[[f32; LANES]; MATRIX] = bytemuck::cast_ref(&lines);
             for token in 0..some {
                 let to = out.get_mut(stride * (start + token)..).unwrap_or_default();
