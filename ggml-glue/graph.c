@@ -69,6 +69,20 @@ static uint32_t format_of(enum ggml_type type) {
   }
 }
 
+// Returns true for the buffers of ggml's device for `-sm tensor`, which asks
+// its devices about a tensor before it gives each of them a slice.
+static bool will_be_sliced(ggml_backend_buffer_type_t buft) {
+  ggml_backend_dev_t owner = buft->device;
+  return owner != NULL &&
+         owner->iface.get_type(owner) == GGML_BACKEND_DEVICE_TYPE_META;
+}
+
+bool glue_result_will_be_sliced(const struct ggml_tensor *node) {
+  const struct ggml_tensor *owner =
+      node->view_src != NULL ? node->view_src : node;
+  return owner->buffer != NULL && will_be_sliced(owner->buffer->buft);
+}
+
 // Compares type pointers and calls no function of the buffer: the loader asks
 // supports_op with a dummy buffer of size 0 to find a place for a weight.
 static uint32_t place_of(const struct glue_device *device,
@@ -81,6 +95,12 @@ static uint32_t place_of(const struct glue_device *device,
       return NPU_PLACE_NONE; // a leaf may still get any buffer
     }
     return shares ? NPU_PLACE_DEVICE : NPU_PLACE_HOST;
+  }
+  if (will_be_sliced(buffer->buft)) {
+    // Slices are in memory of the device's own type.
+    return device->buffers == NPU_BUFFERS_ONE ? NPU_PLACE_PACKED
+           : shares                           ? NPU_PLACE_DEVICE
+                                              : NPU_PLACE_HOST;
   }
   if (buffer->buft == &device->packed_buft) {
     return NPU_PLACE_PACKED;
