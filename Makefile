@@ -31,7 +31,7 @@ help:
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
-	@echo "make sanitize  Rust tests with the address sanitizer; make miri: those of the thread pool in Miri"
+	@echo "make sanitize  Rust tests with the address sanitizer; make miri: those of the thread pools in Miri"
 	@echo "make soak   llama-server with faults, NaN prompts and cancelled requests, HOURS=n; 15 minutes if not given"
 	@echo "make hostile  every hostile file of tool/tests/hostile.rs through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"

@@ -199,6 +199,7 @@ fn main() {
             repack: Repack::Weights,
             timeout: Duration::from_secs(20),
             address_bytes: None,
+            threads: None,
             serving,
             trace: None,
         };

@@ -4,7 +4,7 @@
 Usage: sanitize.py [step...]     address miri; both if not given
 
 Both build with the pinned nightly. Devices are the stand-ins. TESTS says what runs: Miri knows no foreign function, so it
-has the thread pool alone. Whole outputs are in target/logs/.
+has the thread pools alone. Whole outputs are in target/logs/.
 """
 
 import re
@@ -22,7 +22,7 @@ TESTS = {
         "ggml-rust-npu": ["--lib", "--test=ring", "--test=abi", "--test=buffer", "--test=device", "--test=faults",
                           "--test=fork", "--test=packs", "--test=packfile", "--test=hexagon"],
     },
-    "miri": {"task-pool": ["--lib"]},
+    "miri": {"task-pool": ["--lib"], "hexagon-ops": ["--lib", "rt::workers"]},
 }
 
 # Memory that is left on purpose, by a function that has it.

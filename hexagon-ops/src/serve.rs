@@ -87,7 +87,7 @@ pub struct Units<V> {
     pub vtcm: V,
     /// The matrix unit, which accepts operands in that VTCM.
     pub hmx: Hmx,
-    /// Maximum number of HVX threads.
+    /// Number of vector units: the most threads that compute.
     pub threads: usize,
     /// Architecture: 73, 75, 79 or 81.
     pub arch: u32,
@@ -227,6 +227,7 @@ where
             arch: self.units.arch,
             vtcm_bytes: number(size_of_val(&*self.units.vtcm)),
             threads: number(self.engine.threads()),
+            units: number(self.units.threads),
             votes: self.platform.votes(),
         })
     }

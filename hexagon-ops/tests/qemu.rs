@@ -319,22 +319,35 @@ fn rows_have_the_hosts_values_up_to_their_ends() {
     }
 }
 
-/// Makes a copy of the guest in which the matrix unit's instructions do nothing, and every copy of
-/// the DMA engine is done at once: no available emulator has these units. Each packet counts as one.
-fn without_units(guest: &Path) -> PathBuf {
+/// The DMA engine of a guest without one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Copies {
+    /// Every copy is done at once, and copies nothing.
+    Free,
+    /// Every copy fails, so that the DSP's code copies by loads and stores.
+    Refused,
+}
+
+/// Makes a copy of the guest in which the matrix unit's instructions do nothing, and the DMA engine
+/// does as `copies` says: no available emulator has these units. Each packet counts as one.
+fn without_units(guest: &Path, copies: Copies) -> PathBuf {
     // SOURCE: `nop`, at the end of a packet and before it; the words of src/hmx/hexagon.rs.
     const NOP: u32 = 0x7f00_c000;
     const NOP_AND: u32 = 0x7f00_4000;
     // Words, the bits of a register's number in them, and what takes their place.
     // SOURCE of the last four: `dmstart`, `dmwait`, `dmpoll` and `dmpause`, `memw(Rs+#4) = #-1`,
     // which sets the descriptor's bit for a copy that is done, and `Rd = #0`, as LLVM assembles them.
+    let start = match copies {
+        Copies::Free => 0x3c40_e0ff,
+        Copies::Refused => NOP,
+    };
     let words = [
         (0xa6e0_c013, 0, NOP),
         (0x9200_c3fe, 0, NOP),
         (0x9200_42e2, 0, NOP_AND),
         (0x9201_e3ef, 0, NOP),
         (0xa6e0_e104, 0, NOP),
-        (0xa600_c020, 31 << 16, 0x3c40_e0ff),
+        (0xa600_c020, 31 << 16, start),
         (0xa800_c020, 31, 0x7800_c000),
         (0xa800_c040, 31, 0x7800_c000),
         (0xa800_c060, 31, 0x7800_c000),
@@ -345,6 +358,7 @@ fn without_units(guest: &Path) -> PathBuf {
         for ((from, register, to), found) in words.iter().zip(&mut found) {
             let have = u32::from_le_bytes(*word);
             if have & !register == *from {
+                let register = if *to == NOP { 0 } else { *register };
                 *word = (to | have & register).to_le_bytes();
                 *found += 1;
                 break;
@@ -354,7 +368,10 @@ fn without_units(guest: &Path) -> PathBuf {
     // `dmwait` is not used: it would wait forever for an engine that hangs.
     found[6] = 1;
     assert!(found.iter().all(|n| *n > 0), "another encoding: {found:?}");
-    let copy = guest.with_file_name("hexagon-guest-without-units");
+    let copy = guest.with_file_name(match copies {
+        Copies::Free => "hexagon-guest-without-units",
+        Copies::Refused => "hexagon-guest-without-copies",
+    });
     std::fs::write(&copy, program).unwrap();
     let mode = std::fs::metadata(guest).unwrap().permissions();
     std::fs::set_permissions(&copy, mode).unwrap();
@@ -386,7 +403,7 @@ fn kernels_take_the_recorded_packets() {
     let mut measured = String::new();
     for library in common::LIBRARIES {
         let guest = match guest(library) {
-            Ok(guest) => without_units(&guest),
+            Ok(guest) => without_units(&guest, Copies::Free),
             Err(reason) => return println!("SKIPPED: {reason}"),
         };
         let tables = [-1, -4].map(|number| run(&emulator, &guest, request(number)));
@@ -428,4 +445,47 @@ fn kernels_take_the_recorded_packets() {
         }
     }
     assert!(worse.is_empty(), "{}", worse.join("\n"));
+}
+
+/// Commands that a guest executes on each number of threads, unless `NPU_TEST_COMMANDS` says
+/// otherwise.
+const COMMANDS: u32 = 10_000;
+
+#[test]
+#[ignore = "needs the pinned nightly and an emulator: make dsp"]
+fn random_commands_give_the_same_bytes_on_several_threads() {
+    let emulator = match emulator() {
+        Ok(found) => found,
+        Err(reason) => return println!("SKIPPED: {reason}"),
+    };
+    if !emulator.has_float {
+        return println!("SKIPPED: HEXAGON_QEMU does not name an emulator with HVX floating point");
+    }
+    let commands = std::env::var("NPU_TEST_COMMANDS")
+        .ok()
+        .map_or(COMMANDS, |text| text.parse().unwrap());
+    let mut rng = Rng::new();
+    for (library, threads) in [("v73", 4), ("v79", 4), ("v79", 2), ("v73", 8)] {
+        let guest = match guest(library) {
+            Ok(guest) => without_units(&guest, Copies::Refused),
+            Err(reason) => return println!("SKIPPED: {reason}"),
+        };
+        let commands = if threads == 4 {
+            commands
+        } else {
+            commands / 10
+        };
+        let mut head = Line::ZERO;
+        let words: &mut [u32; 32] = bytemuck::cast_mut(&mut head);
+        let seed = (rng.next() >> 32) as u32;
+        words[..4].copy_from_slice(&[(-6_i32).cast_unsigned(), threads, commands, seed]);
+        let input = bytemuck::cast_slice(&[head, Line::ZERO, Line::ZERO, Line::ZERO]).to_vec();
+        let began = std::time::Instant::now();
+        let text = String::from_utf8(run(&emulator, &guest, input)).unwrap();
+        assert_eq!(text, format!("{commands} same\n"), "{library}, seed {seed}");
+        println!(
+            "{library}: {commands} commands on {threads} threads in {:?}",
+            began.elapsed()
+        );
+    }
 }

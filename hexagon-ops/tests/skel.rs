@@ -15,8 +15,9 @@ use common::{LIBRARIES, Skip, skel};
 /// Symbols that the library may import.
 ///
 /// SOURCE: imports of Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75, and of
-/// ggml-hexagon.
-const IMPORTS: [&str; 16] = [
+/// ggml-hexagon; `pthread_*` and `qurt_*` (weak), exports of FastRPC's unsigned shells,
+/// scripts/shell_imports.py.
+const IMPORTS: [&str; 26] = [
     "HAP_debug_v2",
     "HAP_mem_available_stack",
     "HAP_mmap",
@@ -33,6 +34,16 @@ const IMPORTS: [&str; 16] = [
     "compute_resource_hmx_unlock",
     "compute_resource_query_VTCM",
     "compute_resource_release",
+    "pthread_attr_init",
+    "pthread_attr_setstacksize",
+    "pthread_create",
+    "pthread_join",
+    "qurt_futex_wait",
+    "qurt_futex_wake",
+    "qurt_hvx_get_units",
+    "qurt_thread_get_id",
+    "qurt_thread_get_priority",
+    "qurt_thread_set_priority",
 ];
 
 const PT_LOAD: u32 = 1;

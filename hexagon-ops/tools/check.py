@@ -4,8 +4,8 @@
 Usage: check.py OBJDUMP LIBRARY
 
 Prints `stack BYTES` and the deepest path of calls. Ends with code 1 if a qfloat value is copied, combined or stored, each of
-which is a line of the error output, if the stack exceeds LIMIT, or if a call cannot be followed (through a register, or
-recursion).
+which is a line of the error output, if a stack exceeds its limit, or if a call cannot be followed (through a register, or
+recursion). A worker's calls of tasks through a register are followed to every task.
 
 SOURCE: from V79 on a copy or store of a qfloat register drops four bits of its precision, llvm/llvm-project#198902.
 """
@@ -15,9 +15,11 @@ import re
 import subprocess
 import sys
 
-# A FastRPC thread has a stack of the size that the host requests, which is twice this limit.
-LIMIT = 128 * 1024
-ROOT = "ggml_rust_npu_skel_handle_invoke"
+# The functions with which threads start, and the bytes that their stacks may take. A FastRPC thread has a stack of the size
+# that the host requests, which is twice this limit; a worker one of this size (STACK_BYTES in src/rt/qurt/threads.rs).
+ROOTS = {"ggml_rust_npu_skel_handle_invoke": 128 * 1024, "ggml_rust_npu_worker": 64 * 1024}
+# The one function that calls through a register, and what it calls, as src/rt/workers.rs names them.
+CALLER, TASK = "hexagon_ops2rt7workers4call", "hexagon_ops2rt7workers8run_task"
 
 
 def disassemble(objdump, library):
@@ -109,11 +111,14 @@ def frame(packets):
     return total
 
 
-def deepest(functions):
-    """Returns the bytes of the deepest stack that starts at ROOT, and the functions on its path with their frames."""
+def deepest(functions, root):
+    """Returns the bytes of the deepest stack that starts at `root`, and the functions on its path with their frames."""
     calls = {}
     for name, packets in functions.items():
         code = "\n".join(text for packet in packets.values() for text in packet)
+        if CALLER in name:
+            calls[name] = {task for task in functions if TASK in task}
+            continue
         if "callr" in code:
             sys.exit(f"check.py: {name} calls through a register")
         calls[name] = {target for target in re.findall(r"(?:call|jump)[^<\n]*<([^+>]+)", code) if target != name}
@@ -130,23 +135,24 @@ def deepest(functions):
             known[name] = (frames.get(name, 0) + below[0], [(name, frames.get(name, 0)), *below[1]])
         return known[name]
 
-    return depth(ROOT)
+    return depth(root)
 
 
 def main():
     objdump, library = sys.argv[1:]
     functions = disassemble(objdump, library)
-    if ROOT not in functions:
-        sys.exit(f"check.py: {ROOT} is not in {library}")
+    if missing := ROOTS.keys() - functions:
+        sys.exit(f"check.py: {', '.join(missing)} is not in {library}")
     found = [f"{text} in {name}" for name, packets in functions.items() for text in leaks(packets)]
     for text in found:
         print(f"qfloat value read as something else: {text}", file=sys.stderr)
-    stack, path = deepest(functions)
-    print(f"stack {stack}")
-    for name, size in path:
-        print(f"{size:6} {name}")
-    if stack > LIMIT:
-        sys.exit(f"check.py: {library} takes {stack} bytes of stack, more than {LIMIT}")
+    for root, limit in ROOTS.items():
+        stack, path = deepest(functions, root)
+        print(f"stack {stack}" if root == next(iter(ROOTS)) else f"stack of a worker {stack}")
+        for name, size in path:
+            print(f"{size:6} {name}")
+        if stack > limit:
+            sys.exit(f"check.py: {library} takes {stack} bytes of stack from {root}, more than {limit}")
     if found:
         sys.exit(f"check.py: {len(found)} qfloat values leave their registers in {library}")
 

@@ -14,6 +14,7 @@ fn packed_memory_is_not_taken_for_the_host_s() {
         repack: config::Repack::Weights,
         timeout: std::time::Duration::from_secs(20),
         address_bytes: None,
+        threads: None,
         serving: crate::hexagon::device::Serving::Caller,
         trace: None,
     };

@@ -44,6 +44,8 @@ pub(super) const COHERENCES: Words<Coherence, 2> = [
 ];
 
 pub(super) const SESSIONS: RangeInclusive<u32> = 1..=ffi::NUM_SESSIONS;
+/// SOURCE: no chip has more than 8 vector units; llama.cpp ggml-hexagon htp/main.c limits its threads to 10.
+pub(super) const HEX_THREADS: RangeInclusive<u32> = 1..=10;
 pub(super) const TIMEOUTS_S: RangeInclusive<u32> = 1..=3600;
 
 /// Time for which a Hexagon NPU may be silent unless the user says otherwise.
@@ -91,6 +93,10 @@ pub(super) fn number(range: &RangeInclusive<u32>, text: &str) -> Result<u32, Str
     parsed
         .filter(|number| range.contains(number))
         .ok_or_else(|| "out of range, or no whole number".into())
+}
+
+pub(super) fn threads(text: &str) -> Result<Option<u32>, String> {
+    number(&HEX_THREADS, text).map(Some)
 }
 
 pub(super) fn timeout(text: &str) -> Result<Duration, String> {

@@ -10,8 +10,8 @@ use rknpu_ops::sim::Coherence;
 use super::rules::{self, Rules};
 use super::settings::{BadSettings, Settings};
 use super::values::{
-    self, CALIBRATIONS, COHERENCES, KEEPS, LEVELS, PACK_VERIFIES, REPACKS, SESSIONS, TIMEOUTS_S,
-    chip, list, number, one_of, path, quoted, span, words,
+    self, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, PACK_VERIFIES, REPACKS, SESSIONS,
+    TIMEOUTS_S, chip, list, number, one_of, path, quoted, span, words,
 };
 use super::{Faults, Repack, SimChip};
 use crate::error::{Error, Result};
@@ -208,6 +208,12 @@ variables! {
         /// The number of devices that each compute DSP appears as, each with its own address space.
         hex_sessions: u32 = 1, |text| number(&SESSIONS, text);
         "GGML_RUST_NPU_HEX_SESSIONS", span(&SESSIONS), default "1";
+
+        /// The most threads that compute on each DSP. A simulated NPU has as many vector units as this
+        /// says, and computes on threads of this machine's CPU.
+        hex_threads: Option<u32> = None, values::threads;
+        "GGML_RUST_NPU_HEX_THREADS", span(&HEX_THREADS),
+        default "one for each vector unit; 1 of a simulated NPU";
 
         /// Packs weights when they are loaded (`weights`) or at each use (`off`). `always` puts
         /// everything into packed memory, for upstream's tests: operations that are not

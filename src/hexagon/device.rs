@@ -45,6 +45,8 @@ pub struct SessionOptions {
     pub timeout: Duration,
     /// Bytes that can be mapped at a time; less than the chip's for tests.
     pub address_bytes: u64,
+    /// Most threads that compute; `None` for one on each vector unit.
+    pub threads: Option<u32>,
     /// The thread that calls the DSP.
     pub serving: Serving,
     /// The library to load, of V73's two.
@@ -72,14 +74,7 @@ impl HexNpu {
             ..
         } = settings;
         let (connection, quiet) = Connection::open(rpc, caps.arch, dsp, session, floats)?;
-        let session = Session::open(
-            name,
-            connection,
-            quiet,
-            settings.address_bytes,
-            settings.timeout,
-            settings.serving,
-        )?;
+        let session = Session::open(name, connection, quiet, &settings)?;
         let have = session.info().arch;
         if have != caps.arch {
             return Err(Error::Architecture {
@@ -95,6 +90,14 @@ impl HexNpu {
                     describe(*vote)
                 );
             }
+        }
+        let info = session.info();
+        let wanted = settings.threads.unwrap_or(info.units).min(info.units);
+        if info.threads < wanted {
+            log::warn!(
+                "{name}: computing on {} of {wanted} threads, because the DSP did not start more",
+                info.threads
+            );
         }
         Ok(Self {
             caps,

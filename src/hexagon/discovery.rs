@@ -80,6 +80,7 @@ impl SessionPlan {
             repack: config.repack,
             timeout: config.timeout,
             address_bytes: None,
+            threads: config.hex_threads,
             // Faults of the DSP include one that never returns.
             serving: if self.rpc.stand_in().is_some() && config.faults.fastrpc.is_empty() {
                 Serving::Caller
@@ -161,9 +162,9 @@ fn simulate(caps: &HexCaps, config: &Config) -> Result<Arc<FastRpc>> {
         rknpu_ops::sim::Coherence::Relaxed => sim::Coherence::Relaxed,
         rknpu_ops::sim::Coherence::Strict => sim::Coherence::Strict,
     };
-    // It computes on the thread that waits for it. A second one would compete with those of ggml,
-    // which spin.
-    options.hvx_threads = 1;
+    // Unless more are asked for, it computes on the thread that waits for it. A second one would
+    // compete with those of ggml, which spin.
+    options.hvx_threads = config.hex_threads.map_or(1, |threads| threads as usize);
     FastRpc::simulate(options)
 }
 

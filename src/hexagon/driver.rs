@@ -304,14 +304,16 @@ impl Connection {
 
     /// Hands over the ring.
     ///
+    /// - `threads`: most threads that compute; 0 for one on each vector unit
+    ///
     /// # Errors
     /// `FastRpc`.
-    pub fn start(&self, ring: &RingMemory) -> Result<Info> {
+    pub fn start(&self, ring: &RingMemory, threads: u32) -> Result<Info> {
         let start = Start {
             version: wire::VERSION,
             fd: ring.fd(),
             bytes: u32::try_from(ring.mapped_bytes()).unwrap_or(u32::MAX),
-            threads: 0,
+            threads,
         };
         let mut info: Info = bytemuck::Zeroable::zeroed();
         self.invoke(

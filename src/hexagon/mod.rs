@@ -93,6 +93,8 @@ pub struct Options<'a> {
     pub timeout: Duration,
     /// Bytes that can be mapped at a time, if fewer than the chip's.
     pub address_bytes: Option<u64>,
+    /// Most threads that compute on the DSP; `None` for one on each vector unit.
+    pub threads: Option<u32>,
     /// The thread that calls the DSP.
     pub serving: Serving,
     /// File in which commands are noted.
@@ -156,6 +158,7 @@ impl HexDevice {
             session: options.session,
             timeout: options.timeout,
             address_bytes: options.address_bytes.unwrap_or(caps.address_bytes),
+            threads: options.threads,
             serving: options.serving,
             floats,
         };

@@ -31,6 +31,7 @@ pub const OPTIONS: Options<'static> = Options {
     repack: Repack::Weights,
     timeout: Duration::from_secs(20),
     address_bytes: None,
+    threads: None,
     serving: Serving::Thread,
     trace: None,
 };

@@ -173,6 +173,7 @@ fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
         session: 0,
         timeout: TIMEOUT,
         address_bytes: caps.address_bytes,
+        threads: None,
         serving: Serving::Thread,
         floats: Floats::Usual,
     };

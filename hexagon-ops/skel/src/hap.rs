@@ -20,6 +20,10 @@ pub type Debug =
     unsafe extern "C" fn(c_int, *const c_char, c_int, *const c_char, ...);
 /// `HAP_mem_available_stack`: bytes.
 pub type AvailableStack = unsafe extern "C" fn() -> u64;
+/// `qurt_hvx_get_units`: bits 15 to 8 count the contexts of 128 bytes.
+///
+/// SOURCE: public code that uses it, apache/tvm src/runtime/hexagon/hexagon_thread_manager.cc.
+pub type VectorUnits = unsafe extern "C" fn() -> c_int;
 
 // Optional functions: the loader leaves the ones null that its system does not have.
 //
@@ -32,6 +36,9 @@ unsafe extern "C" {
     /// Tells how much stack the calling thread has left.
     #[linkage = "extern_weak"]
     pub static HAP_mem_available_stack: Option<AvailableStack>;
+    /// Tells how many vector contexts there are.
+    #[linkage = "extern_weak"]
+    pub static qurt_hvx_get_units: Option<VectorUnits>;
 }
 
 unsafe extern "C" {

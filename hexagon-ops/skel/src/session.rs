@@ -65,6 +65,24 @@ fn give(stage: u32) {
     STAGE.store(stage, Ordering::Release);
 }
 
+/// Returns the number of vector contexts, on each of which a thread computes.
+fn vector_units() -> usize {
+    // SOURCE: llama.cpp ggml-hexagon htp/main.c limits its threads to 10, and says that chips have
+    // typically 4.
+    const MOST: usize = 10;
+    const USUAL: usize = 4;
+    // SAFETY: the loader has set it, and nothing writes it.
+    let Some(units) = (unsafe { hap::qurt_hvx_get_units }) else {
+        return USUAL;
+    };
+    // SAFETY: takes no arguments.
+    let [_, contexts, ..] = unsafe { units() }.to_le_bytes();
+    match usize::from(contexts) {
+        0 => USUAL,
+        contexts => contexts.min(MOST),
+    }
+}
+
 /// Opens the handle.
 pub fn open() -> Result<u64, i32> {
     if !take(FREE) {
@@ -87,7 +105,7 @@ pub fn open() -> Result<u64, i32> {
     let units = Units {
         vtcm: Default::default(),
         hmx,
-        threads: 1,
+        threads: vector_units(),
         arch: ARCH,
     };
     // SAFETY: as above.

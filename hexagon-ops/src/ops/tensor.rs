@@ -402,9 +402,13 @@ impl<'a> ViewMut<'a> {
     /// Runs `run` on parts of this tensor, at most one for each thread of the engine.
     #[inline(always)]
     pub fn for_parts(mut self, engine: &Engine, run: impl Fn(&mut ViewMut<'_>) + Sync) {
+        let threads = engine.threads();
+        if threads == 1 {
+            return run(&mut self);
+        }
         let rows = self.rows.len();
         let work = rows * self.shape.row_bytes().max(LINE_BYTES);
-        let most = engine.threads().min(MAX_TASKS);
+        let most = threads.min(MAX_TASKS);
         let n_tasks = most.min(work.div_ceil(TASK_BYTES)).clamp(1, rows.max(1));
         if n_tasks == 1 {
             run(&mut self);

@@ -31,6 +31,10 @@ pub mod memory;
 #[expect(unsafe_code, reason = "the ring is memory that two processors write")]
 pub mod shared;
 
+#[cfg(any(target_arch = "hexagon", test))]
+#[expect(unsafe_code, reason = "tasks are lent to threads by address")]
+mod workers;
+
 #[cfg(not(target_arch = "hexagon"))]
 mod host;
 #[cfg(not(target_arch = "hexagon"))]
@@ -40,7 +44,7 @@ pub use host::Engine;
 #[expect(unsafe_code, reason = "functions in assembly")]
 mod bytes;
 #[cfg(target_arch = "hexagon")]
-#[expect(unsafe_code, reason = "the DMA engine works on addresses")]
+#[expect(unsafe_code, reason = "the DMA engine and threads work on addresses")]
 mod qurt;
 #[cfg(target_arch = "hexagon")]
 pub use qurt::Engine;

@@ -17,7 +17,7 @@ pub struct Start {
     pub fd: i32,
     /// Size of that memory.
     pub bytes: u32,
-    /// Number of HVX threads to use; 0 for all that the DSP has.
+    /// Most threads to compute on; 0 for one on each vector unit.
     pub threads: u32,
 }
 
@@ -31,8 +31,11 @@ pub struct Info {
     pub arch: u32,
     /// Size of the acquired VTCM, bytes.
     pub vtcm_bytes: u32,
-    /// Number of HVX threads in use.
+    /// Number of threads that compute. Fewer than [`Start::threads`] allows and [`Self::units`] has if
+    /// the DSP's system refused to start some.
     pub threads: u32,
+    /// Number of vector units that this session can use.
+    pub units: u32,
     /// Answers of the DSP's system to the votes for power, [`VOTES`]; 0 if granted.
     pub votes: [i32; VOTES.len()],
 }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command, Completion, Info, Nop};
 
+use super::SessionOptions;
 use super::address::{AddressSpace, Change, Number};
 use super::batch::{Batch, BatchEntry};
 use super::serving::{Bell, IDLE, Patience, Serving, serve_on_thread};
@@ -76,19 +77,13 @@ pub(super) struct Session {
 impl Session {
     /// Starts the DSP's library on a new ring.
     ///
-    /// - `budget_bytes`: bytes that can be mapped at a time
-    /// - `timeout`: longest time of a command
-    /// - `serving`: the thread that calls the DSP
-    ///
     /// # Errors
     /// `OutOfMemory` for the ring; `Vendor` if a call fails.
     pub(super) fn open(
         device: &Arc<str>,
         connection: Connection,
         quiet: Quiet,
-        budget_bytes: u64,
-        timeout: Duration,
-        serving: Serving,
+        options: &SessionOptions,
     ) -> Result<Self> {
         let Some(layout) = wire::RingLayout::new(SLOTS) else {
             unreachable!("SLOTS is a power of two");
@@ -97,10 +92,10 @@ impl Session {
         let Some(ring) = Ring::new(memory, SLOTS) else {
             unreachable!("the memory was made for this ring");
         };
-        let info = connection.start(ring.memory())?;
+        let info = connection.start(ring.memory(), options.threads.unwrap_or(0))?;
         let connection = Arc::new(connection);
         let bell = Arc::new(Bell::default());
-        let server = match serving {
+        let server = match options.serving {
             Serving::Thread => Some(serve_on_thread(device, &connection, &bell)?),
             Serving::Caller => None,
         };
@@ -112,13 +107,13 @@ impl Session {
             inner: Mutex::new(Inner {
                 ring,
                 quiet,
-                space: AddressSpace::new(budget_bytes),
+                space: AddressSpace::new(options.address_bytes),
                 memories: Vec::new(),
                 changes: Vec::new(),
                 numbers: Vec::new(),
             }),
-            timeout,
-            serving,
+            timeout: options.timeout,
+            serving: options.serving,
             lost: OnceLock::new(),
             connection,
         })

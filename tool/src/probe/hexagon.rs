@@ -88,6 +88,7 @@ fn add_open(lines: &mut Lines, device: &HexDevice) {
     lines.add("dsp.protocol", info.version);
     lines.add("dsp.arch", info.arch);
     lines.add("dsp.vtcm_bytes", info.vtcm_bytes);
+    lines.add("dsp.hvx_units", info.units);
     lines.add("dsp.hvx_threads", info.threads);
     lines.add(
         "dsp.cache_line_bytes",

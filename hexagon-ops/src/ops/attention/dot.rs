@@ -67,7 +67,10 @@ impl Plan {
         let mut plan = Self {
             queries,
             rows,
-            splits: tasks.div_ceil(passes).min(most),
+            splits: match tasks {
+                1 => 1,
+                tasks => tasks.div_ceil(passes).min(most),
+            },
             tasks,
         };
         let have_bytes = size_of_val(machine.vtcm);
@@ -131,9 +134,16 @@ pub(super) fn batch(
     let scratch_lines = plan.scratch_lines(job);
     let scratch = arena.lines("rows of attention", plan.tasks * scratch_lines)?;
     // Parts consist of whole blocks, so that no block belongs to two parts.
-    let part = job.positions.div_ceil(plan.splits).next_multiple_of(LANES);
+    let part = match plan.splits {
+        1 => job.positions,
+        splits => job.positions.div_ceil(splits),
+    };
+    let part = part.next_multiple_of(LANES);
 
-    let per_task = n_passes.div_ceil(plan.tasks);
+    let per_task = match plan.tasks {
+        1 => n_passes,
+        tasks => n_passes.div_ceil(tasks),
+    };
     let mut tasks: [Option<Task<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
     for (i, ((task, results), scratch)) in tasks
         .iter_mut()
@@ -148,11 +158,15 @@ pub(super) fn batch(
             scratch,
         });
     }
-    machine.engine.step(None, &mut tasks, |task| {
+    let n_tasks = tasks.iter().flatten().count();
+    machine.engine.step(None, &mut tasks[..n_tasks], |task| {
         let Some(task) = task else { return };
         let results = task.results.chunks_mut(pass_lines);
         for (pass, results) in task.passes.clone().zip(results) {
-            let (split, rest) = (pass % plan.splits, pass / plan.splits);
+            let (split, rest) = match plan.splits {
+                1 => (0, pass),
+                splits => (pass % splits, pass / splits),
+            };
             let (block, kv_head) = (rest % blocks, rest / blocks);
             let rows = block * plan.rows..(job.group * count).min((block + 1) * plan.rows);
             let mut pass = Pass {

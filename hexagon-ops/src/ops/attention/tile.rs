@@ -54,7 +54,7 @@ use crate::hmx::{Hmx, MAX_DEEP};
 use crate::hvx::{self, Vector, add_f32, mul_f32, splat_f32, splat_h};
 use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
 use crate::ops::matmul::Machine;
-use crate::ops::matmul::act::pack_rows;
+use crate::ops::matmul::act::{RowFactor, pack_rows};
 use crate::ops::tensor::{CHUNK, Type, View, ViewMut};
 use crate::rt::Engine;
 
@@ -152,7 +152,8 @@ impl Head<'_> {
             if tasks[0].is_none() {
                 return;
             }
-            self.engine.step(None, &mut tasks, |task| {
+            let n_tasks = tasks.iter().flatten().count();
+            self.engine.step(None, &mut tasks[..n_tasks], |task| {
                 let Some((tile, ((queries, factors), state))) = task else {
                     return;
                 };
@@ -199,7 +200,6 @@ impl Head<'_> {
 
     /// Packs keys and values. Returns `true` if all are finite.
     fn pack(&self, positions: &Range<usize>, memory: &mut TileMemory<'_>) -> bool {
-        let head = [self.kv_head, self.stream];
         let strips = positions.len().div_ceil(TILE_DIM);
         let (of_values, of_keys) = memory.largest.split_at_mut(STRIPS * self.plan.slabs());
         let keys = memory.keys.chunks_mut(self.plan.k_tiles).zip(of_keys);
@@ -207,19 +207,7 @@ impl Head<'_> {
             let mut all = keys.enumerate().take(strips);
             core::array::from_fn(|_| all.next())
         };
-        self.engine.step(None, &mut keys, |task| {
-            let Some((strip, (tiles, largest))) = task else {
-                return;
-            };
-            let start = positions.start + *strip * TILE_DIM;
-            hvx::widest(PackKeys {
-                view: &self.job.src.k,
-                head,
-                positions: start..positions.end.min(start + TILE_DIM),
-                tiles,
-                largest,
-            });
-        });
+        let keys = &mut keys[..strips];
         let slabs = memory.values.chunks_mut(2 * STRIPS).enumerate();
         let mut all = slabs.flat_map(|(slab, tiles)| {
             let (even, odd) = tiles.split_at_mut(STRIPS);
@@ -227,24 +215,70 @@ impl Head<'_> {
             strips.map(move |(strip, tiles)| (slab, strip, tiles))
         });
         let mut all = (&mut all).zip(of_values);
-        let mut values: [_; MAX_VALUE_LINES / 2 * STRIPS] = core::array::from_fn(|_| all.next());
-        self.engine.step(None, &mut values, |task| {
-            let Some(((slab, strip, (even, odd)), largest)) = task else {
-                return;
-            };
-            let start = (positions.start + *strip * TILE_DIM).min(positions.end);
-            hvx::widest(PackValues {
-                view: &self.job.src.v,
-                head,
-                positions: start..positions.end.min(start + TILE_DIM),
-                slab: *slab,
-                even,
-                odd,
-                largest,
+        if self.engine.threads() == 1 {
+            for (strip, (tiles, largest)) in keys.iter_mut().flatten() {
+                self.pack_keys(positions, *strip, tiles, largest);
+            }
+            for ((slab, strip, (even, odd)), largest) in all {
+                self.pack_values(positions, [slab, strip], [even, odd], largest);
+            }
+        } else {
+            self.engine.step(None, keys, |task| {
+                if let Some((strip, (tiles, largest))) = task {
+                    self.pack_keys(positions, *strip, tiles, largest);
+                }
             });
-        });
+            let mut values: [_; MAX_VALUE_LINES / 2 * STRIPS] =
+                core::array::from_fn(|_| all.next());
+            let n_tasks = values.iter().flatten().count();
+            self.engine.step(None, &mut values[..n_tasks], |task| {
+                if let Some(((slab, strip, (even, odd)), largest)) = task {
+                    self.pack_values(positions, [*slab, *strip], [even, odd], largest);
+                }
+            });
+        }
         let largest = &memory.largest[..STRIPS * self.plan.slabs() + strips];
         hvx::widest(FiniteF16(largest))
+    }
+
+    /// Packs the keys of a strip of positions.
+    #[inline(always)]
+    fn pack_keys(
+        &self,
+        positions: &Range<usize>,
+        strip: usize,
+        tiles: &mut [Tile],
+        largest: &mut Line,
+    ) {
+        let start = positions.start + strip * TILE_DIM;
+        hvx::widest(PackKeys {
+            view: &self.job.src.k,
+            head: [self.kv_head, self.stream],
+            positions: start..positions.end.min(start + TILE_DIM),
+            tiles,
+            largest,
+        });
+    }
+
+    /// Packs a slab of the values of a strip of positions.
+    #[inline(always)]
+    fn pack_values(
+        &self,
+        positions: &Range<usize>,
+        [slab, strip]: [usize; 2],
+        [even, odd]: [&mut Tile; 2],
+        largest: &mut Line,
+    ) {
+        let start = (positions.start + strip * TILE_DIM).min(positions.end);
+        hvx::widest(PackValues {
+            view: &self.job.src.v,
+            head: [self.kv_head, self.stream],
+            positions: start..positions.end.min(start + TILE_DIM),
+            slab,
+            even,
+            odd,
+            largest,
+        });
     }
 
     /// Replaces keys and values that are not finite by zeros. Returns, for each 32 positions, a bit
@@ -351,25 +385,50 @@ impl Head<'_> {
             Some((tile, state, slots.next()?))
         });
         let (table, factors) = (*table, &**factors);
-        self.engine.step(None, &mut tasks, |task| {
-            let Some((tile, state, (scores, scales))) = task else {
-                return;
-            };
-            let (maxima, sums) = state.split_at_mut(MAXIMA);
-            let head = [self.first, self.kv_head];
-            let rows = RowTile::new(self.job, &factors[*tile], self.tile_rows(*tile), head);
-            let strips = positions.len().div_ceil(TILE_DIM);
-            hvx::widest(Weigh {
-                job: self.job,
-                stream: self.stream,
-                rows: &rows,
-                positions: positions.clone(),
-                table,
-                scores: &mut scores[..strips],
-                maxima,
-                sums: &mut sums[..SUMS],
-                scales,
-            });
+        // One thread needs no closure, which the compiler would not join with this function.
+        let tasks = &mut tasks[..tiles.len()];
+        if self.engine.threads() == 1 {
+            for (tile, state, (scores, scales)) in tasks.iter_mut().flatten() {
+                let rows = (*tile, &factors[*tile]);
+                self.weigh_tile(rows, positions, table, [state, scales], scores);
+            }
+            return;
+        }
+        self.engine.step(None, tasks, |task| {
+            if let Some((tile, state, (scores, scales))) = task {
+                let rows = (*tile, &factors[*tile]);
+                self.weigh_tile(rows, positions, table, [state, scales], scores);
+            }
+        });
+    }
+
+    /// Turns the scores of a tile of rows into weights.
+    ///
+    /// - `tile`: its number, and its factors
+    /// - `lines`: its state, and where the scales of its sums go
+    #[inline(always)]
+    fn weigh_tile(
+        &self,
+        tile: (usize, &[RowFactor; TILE_DIM]),
+        positions: &Range<usize>,
+        table: &[Line; TABLE_LINES],
+        [state, scales]: [&mut [Line]; 2],
+        scores: &mut [Tile],
+    ) {
+        let (maxima, sums) = state.split_at_mut(MAXIMA);
+        let head = [self.first, self.kv_head];
+        let rows = RowTile::new(self.job, tile.1, self.tile_rows(tile.0), head);
+        let strips = positions.len().div_ceil(TILE_DIM);
+        hvx::widest(Weigh {
+            job: self.job,
+            stream: self.stream,
+            rows: &rows,
+            positions: positions.clone(),
+            table,
+            scores: &mut scores[..strips],
+            maxima,
+            sums: &mut sums[..SUMS],
+            scales,
         });
     }
 
@@ -386,7 +445,7 @@ impl Head<'_> {
             let state = states.find(|(number, _)| *number == tile)?.1;
             Some((tile, state, slots.next()?))
         });
-        self.engine.step(None, &mut tasks, |task| {
+        self.engine.step(None, &mut tasks[..tiles.len()], |task| {
             if let Some((tile, state, (products, scales))) = task {
                 hvx::widest(Add {
                     line_pairs: self.tile_rows(*tile).len().div_ceil(2),

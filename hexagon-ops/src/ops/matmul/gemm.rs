@@ -222,6 +222,8 @@ fn chunk(
         let [tiles_next, tiles_ready] = &mut tiles;
         let [out_next, out_ready] = &mut out;
         let mut tasks: [Option<StepTask<'_, '_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+        // Task 0 has the matrix unit, which belongs to the calling thread.
+        let mut n_tasks = 1;
         let (multiplied, written) = (strips(t, 2), strips(t, 3));
         if !multiplied.is_empty() {
             let weights = &tiles_ready[..multiplied.len() * k_tiles];
@@ -243,6 +245,7 @@ fn chunk(
                     n0: written.start * TILE_DIM,
                     out,
                 });
+                n_tasks += 1;
             }
         }
         let copy = if weight == WeightType::F16 {
@@ -254,12 +257,12 @@ fn chunk(
         } else {
             let dequantized = strips(t, 1).len();
             let ready = &raw_ready[..dequantized * panel.panel_lines()];
-            share_out(
+            n_tasks += share_out(
                 layout,
                 ready,
                 tiles_next,
                 engine.threads(),
-                &mut tasks[1 + MAX_WRITE..],
+                &mut tasks[n_tasks..],
             )?;
             let from = panels(strips(t, 0));
             Copy {
@@ -267,12 +270,13 @@ fn chunk(
                 to: &mut raw_next[..from.len()],
             }
         };
-        engine.step(Some(copy), &mut tasks, |task| {
+        let tasks = &mut tasks[..n_tasks];
+        engine.step(Some(copy), tasks, |task| {
             if let Some(task) = task {
                 task.run();
             }
         });
-        for task in tasks.into_iter().flatten() {
+        for task in tasks.iter_mut().filter_map(Option::take) {
             if let StepTask::Dequantize { result, .. } = task {
                 result?;
             }
@@ -304,10 +308,11 @@ fn pack(
         });
     loop {
         let mut tasks: [Option<PackTask<'_>>; MAX_TASKS] = core::array::from_fn(|_| all.next());
-        if tasks[0].is_none() {
+        let n_tasks = tasks.iter().flatten().count();
+        if n_tasks == 0 {
             return;
         }
-        engine.step(None, &mut tasks, |task| {
+        engine.step(None, &mut tasks[..n_tasks], |task| {
             if let Some(PackTask { m0, tiles, factors }) = task {
                 let row = |i: usize| {
                     let m = *m0 + i;
@@ -319,24 +324,25 @@ fn pack(
     }
 }
 
-/// Fills `tasks` with the dequantization of whole panels. Cuts each panel along K if there are more
-/// threads than panels.
+/// Fills the start of `tasks` with the dequantization of whole panels, and returns the number of
+/// tasks. Cuts each panel along K if there are more threads than panels.
 fn share_out<'t>(
     layout: MatrixLayout,
     panels: &'t [Line],
     tiles: &'t mut [Tile],
     threads: usize,
     tasks: &mut [Option<StepTask<'t, '_>>],
-) -> Result<()> {
+) -> Result<usize> {
     let panel = layout.panel();
     let k_tiles = panel.k_tiles();
     let n_panels = panels.len() / panel.panel_lines();
     if n_panels == 0 {
-        return Ok(());
+        return Ok(0);
     }
     let pieces = (threads.min(MAX_DEQUANTIZE) / n_panels).max(1);
     let piece = k_tiles.div_ceil(pieces).next_multiple_of(4);
     let mut slots = tasks.iter_mut();
+    let most = slots.len();
     for (lines, tiles) in panels
         .chunks(panel.panel_lines())
         .zip(tiles.chunks_mut(k_tiles))
@@ -357,5 +363,5 @@ fn share_out<'t>(
             });
         }
     }
-    Ok(())
+    Ok(most - slots.len())
 }

@@ -189,9 +189,10 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
         }
         let n_strips = copied.len() / panel.panel_lines();
         // Each task gets an even number of strips, since kernels take them in pairs.
-        let per_task = n_strips
-            .div_ceil(machine.engine.threads().min(MAX_TASKS))
-            .next_multiple_of(2);
+        let per_task = match machine.engine.threads().min(MAX_TASKS) {
+            1 => n_strips,
+            threads => n_strips.div_ceil(threads).next_multiple_of(2),
+        };
         let mut tasks: [Option<StripTask<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
         let mut n_tasks = 0;
         for panels in ready[..copied.len()].chunks((per_task * panel.panel_lines()).max(1)) {

@@ -15,6 +15,8 @@ mod multiply;
 mod ops;
 mod rows;
 mod scratch;
+mod threads;
+mod together;
 mod whole;
 
 use core::arch::{asm, global_asm};
@@ -30,6 +32,8 @@ const BENCH: i32 = -1;
 const MULTIPLY: i32 = -2;
 /// Request number of the packet counts of whole operations.
 const WHOLE: i32 = -4;
+/// Request number of random commands on several threads.
+const TOGETHER: i32 = -6;
 /// Request number of an operation on tensors.
 const ROWS: i32 = -5;
 /// Request number of the comparison of `memcpy`, `memmove` and `memset` with loops.
@@ -140,6 +144,11 @@ extern "C" fn main() -> ! {
         }
         if words[0] == WHOLE {
             whole::run(&mut |text| write(text.as_bytes()), &map);
+            continue;
+        }
+        if words[0] == TOGETHER {
+            let [threads, commands, seed] = [words[1], words[2], words[3]].map(i32::cast_unsigned);
+            together::run(&mut Output, &map, threads as usize, commands, seed);
             continue;
         }
         if words[0] == ROWS {

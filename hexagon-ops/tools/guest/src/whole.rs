@@ -23,26 +23,27 @@ use crate::bench::packets;
 use crate::scratch::Scratch;
 
 /// Bytes of the only buffer, and what is at its offsets.
-const ARENA_BYTES: usize = 48 << 20;
-const WEIGHTS: u64 = 0;
-const FIRST: u64 = 16 << 20;
-const SECOND: u64 = 24 << 20;
-const RESULT: u64 = 32 << 20;
-const MASK: u64 = 40 << 20;
-const INDEX: u64 = 44 << 20;
+pub const ARENA_BYTES: usize = 48 << 20;
+pub const WEIGHTS: u64 = 0;
+pub const FIRST: u64 = 16 << 20;
+pub const SECOND: u64 = 24 << 20;
+pub const RESULT: u64 = 32 << 20;
+pub const MASK: u64 = 40 << 20;
+pub const INDEX: u64 = 44 << 20;
 const COMMANDS: u64 = 46 << 20;
 
 /// VTCM of a V75.
-const VTCM_TILES: usize = (8 << 20) / size_of::<Tile>();
+pub const VTCM_BYTES: usize = 8 << 20;
 /// Slots of the ring.
 const SLOTS: u32 = 4;
 /// Commands of a list.
 const MOST: usize = 3;
 /// Side of the weights, and positions of a cache.
 const SIDE: usize = 2048;
-const POSITIONS: usize = 1024;
+pub const POSITIONS: usize = 1024;
 
-static STATE: Scratch<State> = Scratch::new(State::new());
+/// The states of a session that computes on one thread, and of one beside it.
+static STATES: [Scratch<State>; 2] = [const { Scratch::new(State::new()) }; 2];
 
 /// The system around the loop.
 struct System {
@@ -85,22 +86,25 @@ impl Platform for System {
 }
 
 /// A host with a session.
-struct Host {
+pub struct Host {
     server: Server<System, &'static mut [Tile], &'static mut State>,
     layout: RingLayout,
     ring: Shared,
-    arena: *mut u8,
+    pub arena: *mut u8,
     sequence: u64,
 }
 
 impl Host {
-    /// Starts a session; `map` returns zeroed memory. Returns `None` if the loop refuses.
-    fn new(map: &dyn Fn(usize) -> *mut u8) -> Option<Self> {
+    /// Starts a session; `map` returns zeroed memory. Returns `None` if the loop refuses, or if it
+    /// computes on another number of threads.
+    ///
+    /// - `number`: 0 or 1; there is one session of each number at a time
+    pub fn new(number: usize, threads: usize, map: &dyn Fn(usize) -> *mut u8) -> Option<Self> {
         let layout = RingLayout::new(SLOTS)?;
         let (arena, memory) = (map(ARENA_BYTES), map(layout.bytes()));
-        let vtcm = map(VTCM_TILES * size_of::<Tile>()).cast::<Tile>();
+        let vtcm = map(VTCM_BYTES).cast::<Tile>();
         // SAFETY: new memory of that size, which nothing else uses.
-        let vtcm = unsafe { core::slice::from_raw_parts_mut(vtcm, VTCM_TILES) };
+        let vtcm = unsafe { core::slice::from_raw_parts_mut(vtcm, VTCM_BYTES / size_of::<Tile>()) };
         // SAFETY: as for the server's own.
         let ring = unsafe { Shared::new(memory, layout.bytes()) }?;
         let header = RingHeader {
@@ -115,22 +119,26 @@ impl Host {
         let units = Units {
             vtcm,
             hmx,
-            threads: 1,
+            threads,
             arch: 73,
         };
         let system = System {
             arena,
             ring: memory,
         };
-        // SAFETY: the only reference to STATE.
-        let mut server = Server::new(system, units, unsafe { STATE.get() });
+        // SAFETY: the only reference to this state, which no server has.
+        let state = unsafe { STATES[number].get() };
+        state.reset();
+        let mut server = Server::new(system, units, state);
         let start = Start {
             version: VERSION,
             fd: 0,
             bytes: u32::try_from(layout.bytes()).ok()?,
             threads: 0,
         };
-        server.start(&start).ok()?;
+        if server.start(&start).ok()?.threads as usize != threads {
+            return None;
+        }
         let mut host = Self {
             server,
             layout,
@@ -144,7 +152,7 @@ impl Host {
     }
 
     /// Submits one command and returns its packets; `None` if it fails.
-    fn submit(&mut self, mut command: Command) -> Option<u64> {
+    pub fn submit(&mut self, mut command: Command) -> Option<u64> {
         self.sequence += 1;
         command.sequence = self.sequence;
         command.flags = FENCE;
@@ -190,7 +198,7 @@ impl Host {
 /// `map` returns zeroed memory.
 pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8) {
     let mut text = crate::bench::Text(write);
-    let Some(mut host) = Host::new(map) else {
+    let Some(mut host) = Host::new(0, 1, map) else {
         let _ = writeln!(text, "no session");
         return;
     };
@@ -236,23 +244,28 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8) {
 
 /// A product of `m` rows.
 fn mul_mat(weight: WeightType, m: usize, act: u64) -> Command {
-    let rows = |offset| Plain {
+    product(weight, [m, SIDE, SIDE], act)
+}
+
+/// A product of M rows with K x N weights.
+pub fn product(weight: WeightType, [m, k, n]: [usize; 3], act: u64) -> Command {
+    let rows = |offset, row: usize| Plain {
         buffer: 0,
         reserved: 0,
         offset,
-        strides: [4 * SIDE as u64, (4 * SIDE * m) as u64, (4 * SIDE * m) as u64],
+        strides: [4 * row as u64, (4 * row * m) as u64, (4 * row * m) as u64],
     };
     let body = MatMul {
         weights: Weights {
             buffer: 0,
             layout: weight.layout_id().0,
             offset: WEIGHTS,
-            k: SIDE as u32,
-            n: SIDE as u32,
+            k: k as u32,
+            n: n as u32,
             slices: [1; 2],
         },
-        act: rows(act),
-        dst: rows(RESULT),
+        act: rows(act, k),
+        dst: rows(RESULT, n),
         m: m as u32,
         planes: [1; 2],
         dot_rows: 2,
@@ -262,7 +275,7 @@ fn mul_mat(weight: WeightType, m: usize, act: u64) -> Command {
 }
 
 /// A tensor without gaps.
-fn tensor(dtype: u32, offset: u64, ne: [usize; 4]) -> Tensor {
+pub fn tensor(dtype: u32, offset: u64, ne: [usize; 4]) -> Tensor {
     let (block, bytes) = match dtype {
         wire::TYPE_F16 => (1, 2),
         wire::TYPE_I64 => (1, 8),
@@ -374,7 +387,7 @@ fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 20] {
 }
 
 /// Attention over [`POSITIONS`]: query heads, heads of keys and values, rows.
-fn attention(layer: u64, cache: u32, head: usize, [heads, kv, rows]: [usize; 3]) -> Attention {
+pub fn attention(layer: u64, cache: u32, head: usize, [heads, kv, rows]: [usize; 3]) -> Attention {
     // A cache holds the heads of a position side by side.
     let cached = |offset| {
         let mut tensor = tensor(cache, offset, [head, POSITIONS, kv, 1]);
