@@ -8,7 +8,7 @@ Usage: vendor.py run ARCH PROGRAM [ARGUMENT...]     ARCH: v73 v75 v79 v81
 LOOP_RULES   strict rules, a comma list: interrupt=N and restart=N (signals in N long calls), map-failed=N (the N-th
              mapping of shared memory), votes (no power for the matrix unit), window=BYTES (what the DSP can map),
              vtcm-held=MS (another holds VTCM), any-length (mappings need not be whole pages), dma-stuck (a copy
-             of the DMA engine never finishes)
+             of the DMA engine never finishes), workers=N (the DSP's system starts N threads beside FastRPC's own)
 LOOP_STACK   bytes of a FastRPC thread's stack, in place of what libcdsprpc asked for
 LOOP_LOG=1   a line for each request
 """
@@ -58,6 +58,7 @@ class Rule(NamedTuple):
 
 PASSED = r"self-test +passed"
 BOTH_PASSED = rf"^HEX0(.|\n)*{PASSED}(.|\n)*^HEX1(.|\n)*{PASSED}"
+FEWER = r"(.|\n)*computing on {} of 4 threads"
 REFUSED = r"^- HEX0 is not available: "
 
 
@@ -79,6 +80,9 @@ RULES = [
     # The DSP gives up after a number of polls, which take an emulator on a busy machine longer than 30 s.
     Rule("DMA engine that hangs", {"LOOP_RULES": "dma-stuck", "GGML_RUST_NPU_TIMEOUT": "150"},
          REFUSED + r".*DMA engine \(4\): a copy did not finish"),
+    Rule("no worker thread", {"LOOP_RULES": "workers=0"}, rf"1 HVX thread(.|\n)*{PASSED}" + FEWER.format(1)),
+    Rule("one worker thread of three", {"LOOP_RULES": "workers=1"}, rf"2 HVX thread(.|\n)*{PASSED}" + FEWER.format(2)),
+    Rule("two threads asked for", {"GGML_RUST_NPU_HEX_THREADS": "2"}, rf"2 HVX thread(.|\n)*{PASSED}"),
     Rule("calls that signals end", {"LOOP_RULES": "interrupt=2"}, PASSED),
     Rule("calls that signals restart", {"LOOP_RULES": "restart=2"}, PASSED),
     Rule("V73 without IEEE floats", {"LOOP_RULES": "no-ieee"}, PASSED, "v73"),

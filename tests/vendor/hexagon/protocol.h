@@ -43,6 +43,9 @@ static inline uint32_t scalars_handles(uint32_t scalars) {
 #define RULE_VOTES 1u       // no power for the matrix unit
 #define RULE_WHOLE_PAGES 2u // HAP_mmap takes nothing else
 #define RULE_DMA_STUCK 4u   // the DMA engine runs forever at its second copy
+// Bits 15 to 8: worker threads that can be started, and one more; 0: any
+// number.
+#define RULE_WORKERS_SHIFT 8
 
 // Buffers that the host has mapped for the DSP: the descriptor as the host
 // names it, and the one that the kernel holds. An entry of 0 bytes is free.
@@ -67,6 +70,8 @@ struct control {
   uint32_t calls;
   uint32_t multiplications;
   uint32_t copies;
+  uint32_t workers; // threads that the library started, and joined
+  uint32_t workers_joined;
   char message[256];
   // Written by the kernel at any time, an entry's bytes last.
   struct mapping mappings[MAPPINGS];

@@ -16,7 +16,9 @@ enum {
   SYS_CLOSE = 57,
   SYS_READ = 63,
   SYS_WRITE = 64,
+  SYS_EXIT = 93,
   SYS_EXIT_GROUP = 94,
+  SYS_FUTEX = 98,
   SYS_NANOSLEEP = 101,
   SYS_CLOCK_GETTIME = 113,
   SYS_MUNMAP = 215,
@@ -51,6 +53,14 @@ uint8_t *map(size_t bytes, int fd, long offset_bytes);
 typedef int entry_fn(uint64_t handle, uint32_t scalars, void *args);
 entry_fn *load_library(const char *path);
 
+// main.c: memory above an area that cannot be touched, of whole pages of the
+// emulator, and a thread's block without the stack of the library's code.
+#define GUARD_BYTES (1u << 20)
+#define OWN_STACK_BYTES (256u << 10)
+uint8_t *guarded(uint32_t bytes);
+void unmap_guarded(uint8_t *at, uint32_t bytes);
+struct thread *make_block(uint32_t index);
+
 // shell.c: what libraries may import; NULL if there is no such symbol.
 void *shell_symbol(const char *name);
 
@@ -70,6 +80,7 @@ struct thread {
   uint8_t *emulation_stack; // its end
   uint8_t *stack;           // of the library's code, its lowest byte
   uint32_t index;
+  uint32_t running;
 } __attribute__((aligned(128)));
 
 // resource.c
@@ -98,8 +109,9 @@ int call_on_stack(void *stack_end, entry_fn *entry, uint32_t handle_low,
 void set_thread(struct thread *thread);
 struct thread *this_thread(void);
 // Starts `run(thread)` on its own stack; returns an error or a number > 0.
+// `running` becomes 0, and wakes who waits for it, when the thread has ended.
 long clone_thread(void *stack_end, void (*run)(struct thread *),
-                  struct thread *thread);
+                  struct thread *thread, uint32_t *running);
 extern uint32_t stub[], stub_kind[], stub_end[];
 
 #endif

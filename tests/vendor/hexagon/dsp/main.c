@@ -5,8 +5,6 @@
 
 struct control *control;
 
-#define GUARD_BYTES (1u << 20)
-#define OWN_STACK_BYTES (256u << 10)
 #define PATTERN 0xa5a5a5a5a5a5a5a5u
 
 struct argument {
@@ -16,20 +14,33 @@ struct argument {
 
 static entry_fn *entry;
 
-// Makes memory above an area that cannot be touched.
-static uint8_t *guarded(uint32_t bytes) {
-  bytes = (bytes + EMULATOR_PAGE - 1) / EMULATOR_PAGE * EMULATOR_PAGE;
+static uint32_t whole_pages(uint32_t bytes) {
+  return (bytes + EMULATOR_PAGE - 1) / EMULATOR_PAGE * EMULATOR_PAGE;
+}
+
+uint8_t *guarded(uint32_t bytes) {
+  bytes = whole_pages(bytes);
   uint8_t *guard = map(GUARD_BYTES + bytes, -1, 0);
   system_call(SYS_MPROTECT, (long)guard, GUARD_BYTES, 0, 0, 0, 0);
   return guard + GUARD_BYTES;
 }
 
-static struct thread *make_thread(uint32_t index) {
+void unmap_guarded(uint8_t *at, uint32_t bytes) {
+  system_call(SYS_MUNMAP, (long)(at - GUARD_BYTES),
+              GUARD_BYTES + whole_pages(bytes), 0, 0, 0, 0);
+}
+
+struct thread *make_block(uint32_t index) {
   struct thread *thread = (struct thread *)map(sizeof *thread, -1, 0);
   thread->emulation_stack = guarded(OWN_STACK_BYTES) + OWN_STACK_BYTES;
+  thread->index = index;
+  return thread;
+}
+
+static struct thread *make_thread(uint32_t index) {
+  struct thread *thread = make_block(index);
   // The lowest byte lies on the guard, so the stack is as long as was asked.
   thread->stack = guarded(control->stack_bytes);
-  thread->index = index;
   for (uint32_t at = 0; at + 8 <= control->stack_bytes; at += 8)
     *(uint64_t *)(thread->stack + at) = PATTERN;
   return thread;
@@ -107,8 +118,8 @@ void run_process(uint32_t *stack) {
   entry = load_library(arguments[1]);
   for (uint32_t i = 1; i < CHANNELS; i++) {
     struct thread *thread = make_thread(i);
-    long error =
-        clone_thread(guarded(OWN_STACK_BYTES) + OWN_STACK_BYTES, serve, thread);
+    long error = clone_thread(guarded(OWN_STACK_BYTES) + OWN_STACK_BYTES, serve,
+                              thread, &thread->running);
     if (is_error(error))
       die("no thread, error %d", (int)-error);
   }

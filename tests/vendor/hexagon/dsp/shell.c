@@ -86,6 +86,7 @@ uint64_t HAP_mem_available_stack(void) {
   return (uint32_t)(here - this_thread()->stack);
 }
 
+struct attributes;
 int compute_resource_query_VTCM(uint32_t, uint32_t *, void *, uint32_t *,
                                 void *);
 int compute_resource_attr_init(void *);
@@ -97,6 +98,18 @@ void *compute_resource_attr_get_vtcm_ptr(void *);
 int compute_resource_release(uint32_t);
 int compute_resource_hmx_lock(uint32_t);
 int compute_resource_hmx_unlock(uint32_t);
+
+int pthread_attr_init(struct attributes *);
+int pthread_attr_setstacksize(struct attributes *, uint32_t);
+int pthread_create(uint32_t *, const struct attributes *, void *(*)(void *),
+                   void *);
+int pthread_join(uint32_t, void **);
+int qurt_futex_wait(void *, int);
+int qurt_futex_wake(void *, int);
+int qurt_hvx_get_units(void);
+uint32_t qurt_thread_get_id(void);
+int qurt_thread_get_priority(uint32_t);
+int qurt_thread_set_priority(uint32_t, uint16_t);
 
 #define EXPORT(symbol) {#symbol, (void *)symbol}
 
@@ -120,6 +133,16 @@ static const struct {
     EXPORT(compute_resource_release),
     EXPORT(compute_resource_hmx_lock),
     EXPORT(compute_resource_hmx_unlock),
+    EXPORT(pthread_attr_init),
+    EXPORT(pthread_attr_setstacksize),
+    EXPORT(pthread_create),
+    EXPORT(pthread_join),
+    EXPORT(qurt_futex_wait),
+    EXPORT(qurt_futex_wake),
+    EXPORT(qurt_hvx_get_units),
+    EXPORT(qurt_thread_get_id),
+    EXPORT(qurt_thread_get_priority),
+    EXPORT(qurt_thread_set_priority),
 };
 
 void *shell_symbol(const char *name) {

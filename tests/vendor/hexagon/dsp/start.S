@@ -41,12 +41,13 @@ this_thread:
 	{ jumpr r31 }
 
 	.globl clone_thread
-clone_thread:                           // stack end, function, block
+clone_thread:                           // stack end, function, block, word
 	{ r7 = r1 ; r8 = r2 }
 	{ r1 = r0 ; r6 = #220 }
-	{ r0 = ##0x50f00 }              // VM FS FILES SIGHAND THREAD SYSVSEM
-	{ r3:2 = combine(#0, #0) }
-	{ r4 = #0 }
+	// VM FS FILES SIGHAND THREAD SYSVSEM CHILD_CLEARTID
+	{ r0 = ##0x250f00 }
+	// Kernels differ in which of the two is the word.
+	{ r2 = #0 ; r4 = r3 }
 	{ trap0(#1) }
 	{ p0 = cmp.eq(r0, #0) ; if (!p0.new) jumpr:nt r31 }
 	{ ugp = r8 ; r0 = r8 }

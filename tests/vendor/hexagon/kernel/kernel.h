@@ -26,6 +26,8 @@ struct rules {
   int refuse_votes;
   // The DMA engine never finishes its second copy.
   int dma_stuck;
+  // Threads that the library can start, and one more; 0 for any number.
+  uint32_t workers;
   // The chip has no IEEE vector arithmetic: a library for V73 that is not the
   // qfloat one dies of it in its first serving call.
   int no_ieee;

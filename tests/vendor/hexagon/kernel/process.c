@@ -217,7 +217,8 @@ struct process *process_start(const char *library, uint32_t stack_bytes) {
       .stack_bytes = stack ? (uint32_t)strtoul(stack, NULL, 0) : stack_bytes,
       .rules = (rules.refuse_votes ? RULE_VOTES : 0) |
                (rules.whole_pages ? RULE_WHOLE_PAGES : 0) |
-               (rules.dma_stuck ? RULE_DMA_STUCK : 0),
+               (rules.dma_stuck ? RULE_DMA_STUCK : 0) |
+               rules.workers << RULE_WORKERS_SHIFT,
       .verbose = (uint32_t)verbose,
   };
   for (int i = 0; i < CHANNELS; i++) {
@@ -354,6 +355,9 @@ static void describe_end(const struct process *process, int status) {
     report("process %u: %s", control->process, control->message);
   if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
     report("process %u: died of signal %d", control->process, WTERMSIG(status));
+  if (control->workers != control->workers_joined)
+    note("process %u ends with %u of %u workers", control->process,
+         control->workers - control->workers_joined, control->workers);
   report("process %u: %u calls, deepest stack %u of %u bytes, "
          "%u multiplications, %u copies",
          control->process, control->calls, control->deepest_stack,

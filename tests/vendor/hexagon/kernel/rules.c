@@ -62,6 +62,8 @@ static void apply(const char *name, long long number) {
     rules.dma_stuck = 1;
   else if (!strcmp(name, "no-ieee"))
     rules.no_ieee = 1;
+  else if (!strcmp(name, "workers"))
+    rules.workers = (uint32_t)number + 1;
   else if (!strcmp(name, "vtcm-held"))
     rules.vtcm_held_ms = (uint32_t)number;
   else {
