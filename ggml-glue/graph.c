@@ -64,6 +64,14 @@ static uint32_t format_of(enum ggml_type type) {
     return NPU_FORMAT_MXFP4;
   case GGML_TYPE_Q4_K:
     return NPU_FORMAT_Q4_K;
+  case GGML_TYPE_Q5_0:
+    return NPU_FORMAT_Q5_0;
+  case GGML_TYPE_Q6_K:
+    return NPU_FORMAT_Q6_K;
+  case GGML_TYPE_Q5_1:
+    return NPU_FORMAT_Q5_1;
+  case GGML_TYPE_Q5_K:
+    return NPU_FORMAT_Q5_K;
   default:
     return NPU_FORMAT_NONE;
   }

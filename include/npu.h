@@ -57,6 +57,18 @@
 // `npu_tensor.format`: Q4_K.
 #define NPU_FORMAT_Q4_K 6
 
+// `npu_tensor.format`: Q5_0.
+#define NPU_FORMAT_Q5_0 7
+
+// `npu_tensor.format`: Q6_K.
+#define NPU_FORMAT_Q6_K 8
+
+// `npu_tensor.format`: Q5_1.
+#define NPU_FORMAT_Q5_1 9
+
+// `npu_tensor.format`: Q5_K.
+#define NPU_FORMAT_Q5_K 10
+
 // `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 #define NPU_PLACE_NONE 0
 

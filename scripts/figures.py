@@ -151,6 +151,9 @@ def accuracy():
 KERNELS = {"Q4_0 to FP16 tile": ("dequantize_q4_0", 1), "Q8_0 to FP16 tile": ("dequantize_q8_0", 1),
            "IQ4_NL to FP16 tile": ("dequantize_iq4_nl", 1), "MXFP4 to FP16 tile": ("dequantize_mxfp4", 1),
            "Q4_K to FP16 tile": ("dequantize_q4_k", 1), "Q4_K dot products, one row": ("gemv_2x1_q4_k", 1),
+           "Q5_0 to FP16 tile": ("dequantize_q5_0", 1), "Q5_0 dot products, one row": ("gemv_2x1_q5_0", 1),
+           "Q5_K to FP16 tile": ("dequantize_q5_k", 1), "Q5_K dot products, one row": ("gemv_2x1_q5_k", 1),
+           "Q6_K to FP16 tile": ("dequantize_q6_k", 1), "Q6_K dot products, one row": ("gemv_2x1_q6_k", 1),
            "Q4_0 dot products, one row": ("gemv_2x1_q4_0", 1), "Q8_0 dot products, one row": ("gemv_2x1_q8_0", 1)}
 INNER_LOOPS = "| kernel | V73, V75 (IEEE) | V79 (qfloat) | ggml-hexagon"
 
@@ -164,11 +167,12 @@ def cost():
         name, digits = KERNELS[row[0]]
         ours = [("ours, V73 and V75", counted["v73", name], "hexagon"), ("ours, V79", counted["v79", name], "hexagon2")]
         marks = [Mark(label, value, f"{value:.{digits}f}", colour) for label, value, colour in ours]
-        marks.append(Mark("ggml-hexagon, V73", float(row[3]), row[3], "other"))
+        if row[3] != "–":
+            marks.append(Mark("ggml-hexagon, V73", float(row[3]), row[3], "other"))
         groups.append((row[0].replace(", one row", ""), marks))
     return Chart("Packets per 32 × 32 tile of weights, inner loops: smaller is better",
                  "Counted by an emulator. ggml-hexagon: its kernels at ggml 0.25.3, in the same emulator.",
-                 groups, [0, 10, 20, 30, 40, 50, 60, 70, 80])
+                 groups, [0, 20, 40, 60, 80, 100, 120])
 
 
 def quantizer():

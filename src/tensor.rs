@@ -33,6 +33,14 @@ pub enum Format {
     Mxfp4,
     /// Super-blocks of 256: two FP16 factors, 6-bit scales and minima for each 32, 4-bit values.
     Q4K,
+    /// Blocks of 32: FP16 scale, signed 5-bit values.
+    Q5_0,
+    /// Super-blocks of 256: an FP16 factor, signed 8-bit scales for each 16, signed 6-bit values.
+    Q6K,
+    /// Blocks of 32: FP16 scale and minimum, unsigned 5-bit values.
+    Q5_1,
+    /// As [`Self::Q4K`], with 5-bit values.
+    Q5K,
 }
 
 /// Storage type of a tensor's elements.

@@ -30,6 +30,12 @@
 //! line 2, word n: qs[8]  qs[10] qs[9]  qs[11]  |  8 10  9 11     | 24 26 25 27     |
 //! line 3, word n: qs[12] qs[14] qs[13] qs[15]  | 12 14 13 15     | 28 30 29 31     |
 //!
+//! Q5_0, Q5_1, 5 lines (640 bytes); value g is the 5-bit quants of k = 4g + 0 2 1 3, as in Q8_0's line g
+//!                        bits of each byte | 4..0    | 7       | 6       | 5       |
+//! line 0, 1, 2, word n                      | value 0, 1, 2 | bits 4..2 of value 5, 6, 7  |
+//! line 3, word n                            | value 3 | bit 1 of 7 | bits 1..0 of 5   |
+//! line 4, word n                            | value 4 | bits 1..0 of 6    | bit 0 of 7 |
+//!
 //! Q8_0, 8 lines (1024 bytes): line g, word n: qs[4g] qs[4g+2] qs[4g+1] qs[4g+3], each XOR 0x80
 //! ```
 //!
@@ -72,16 +78,25 @@
 //! line 1, word n: tiles 0..8 (low: even)     | s 2, 3  | s 6, 7 of bits 3..0                | s 0, 1 |
 //! line 2, word n                             | m 2, 3  | m 6, 7 of bits 3..0                | m 0, 1 |
 //! line 3, word n                             | m 4, 5  | bits 5..4 of m 6, 7, of s 6, 7     | s 4, 5 |
+//!
+//! Q5_K: quants as Q5_1's, scales as Q4_K's
+//!
+//! Q6_K, 6 lines a tile (768 bytes); value g as in Q5_0, with 6 bits
+//!                        bits of each byte | 5..0             | 7..6                            |
+//! line 0, 1, 2, word n                      | value 0, 1, 2    | bits 5..4, 3..2, 1..0 of value 6 |
+//! line 3, 4, 5, word n                      | value 3, 4, 5    | bits 5..4, 3..2, 1..0 of value 7 |
+//! line p of 4 of scales, word n: signed bytes of k 0..16 of tiles 2p, 2p + 1, then of k 16..32
+//! d has its own plane, two super-blocks a line, as FP16 scales of two tiles have.
 //! ```
 //!
-//! Each half holds the 6-bit scales s and minima m of the even or the odd tiles, so that one mask
+//! In Q4_K and Q5_K each half holds the 6-bit scales s and minima m of the even or the odd tiles, so that one mask
 //! or one shift of a line gives those of two tiles, as words of two halves.
 //!
 //! # Panel: planes, each starting on a line
 //!
 //! ```text
-//! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of tiles 0..KT | minima (Q4_1 only) |
-//! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of super-block 0 | super-block 1 | …  |
+//! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of tiles 0..KT | minima (Q4_1, Q5_1) |
+//! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of super-block 0 | super-block 1 | … | d (Q6_K only) |
 //!
 //! FP16 scales (and minima), 2 tiles a line:  byte(kt, n) = 128·(kt/2) + 4·n + 2·(kt%2)
 //! E8M0 scales (MXFP4), 4 tiles a line:       byte(kt, n) = 128·(kt/4) + 4·n + kt%4
@@ -96,6 +111,7 @@
 //! and its relatives, ggml-common.h.
 
 mod block;
+mod five_bits;
 mod group;
 mod panel;
 mod super_block;
@@ -180,6 +196,14 @@ pub enum WeightType {
     Q4Tile = 7,
     /// `d · s · q - dmin · m`, 4-bit q, 6-bit s and m for each 32 of a super-block.
     Q4K = 8,
+    /// `d · (q - 16)`, 5-bit q.
+    Q5_0 = 9,
+    /// `d · s · (q - 32)`, 6-bit q, signed 8-bit s for each 16 of a super-block.
+    Q6K = 10,
+    /// `d · q + m`, 5-bit q.
+    Q5_1 = 11,
+    /// `d · s · q - dmin · m`, 5-bit q, 6-bit s and m for each 32 of a super-block.
+    Q5K = 12,
 }
 
 /// Identifier of a packed format, stored with packed bytes so that stale ones are rejected and not
@@ -195,7 +219,7 @@ const LAYOUT_VERSION: u32 = 1;
 
 impl WeightType {
     /// All types, in order of their numbers.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 12] = [
         Self::F16,
         Self::Q4_0,
         Self::Q4_1,
@@ -204,6 +228,10 @@ impl WeightType {
         Self::Mxfp4,
         Self::Q4Tile,
         Self::Q4K,
+        Self::Q5_0,
+        Self::Q6K,
+        Self::Q5_1,
+        Self::Q5K,
     ];
 
     /// Returns the identifier of this type's packed form.
@@ -224,6 +252,7 @@ impl WeightType {
     const fn expanded(self) -> Self {
         match self {
             Self::Q4K => Self::Q4_1,
+            Self::Q5K => Self::Q5_1,
             _ => self,
         }
     }
@@ -232,7 +261,7 @@ impl WeightType {
     #[must_use]
     pub const fn block_elems(self) -> usize {
         match self {
-            Self::Q4K => SUPER_BLOCK,
+            Self::Q4K | Self::Q5K | Self::Q6K => SUPER_BLOCK,
             _ => TILE_DIM,
         }
     }
@@ -247,6 +276,10 @@ impl WeightType {
             Self::Q8_0 => 34,
             Self::Mxfp4 => 17,
             Self::Q4K => 144,
+            Self::Q5_0 => 22,
+            Self::Q6K => 210,
+            Self::Q5_1 => 24,
+            Self::Q5K => 176,
         }
     }
 
@@ -257,6 +290,8 @@ impl WeightType {
             Self::F16 => F16_TILE_BYTES,
             Self::Q8_0 => 1024,
             Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 | Self::Q4Tile | Self::Q4K => 512,
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => 640,
+            Self::Q6K => 768,
         }
     }
 
@@ -271,8 +306,14 @@ impl WeightType {
         match self {
             Self::F16 => (1, 0),
             Self::Mxfp4 => (4, 1),
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Iq4Nl | Self::Q4Tile => (2, 1),
-            Self::Q4K => (SUPER_TILES, 4),
+            Self::Q4_0
+            | Self::Q4_1
+            | Self::Q5_0
+            | Self::Q5_1
+            | Self::Q8_0
+            | Self::Iq4Nl
+            | Self::Q4Tile => (2, 1),
+            Self::Q4K | Self::Q5K | Self::Q6K => (SUPER_TILES, 4),
         }
     }
 }
@@ -356,25 +397,31 @@ impl PanelLayout {
             }
     }
 
-    /// Returns the offset of the plane of minima (Q4_1), which is also the end of the scale plane.
+    /// Returns the offset of the plane of minima (Q4_1, Q5_1) or of d (Q6_K), which is also the end of the
+    /// scale plane.
     #[must_use]
     pub const fn min_plane_offset(self) -> usize {
         self.scale_plane_offset() + self.scale_plane_bytes()
     }
 
-    /// Returns the offset of the FP16 minimum of column `n` of tile `kt` (Q4_1).
+    /// Returns the offset of the FP16 minimum of column `n` of tile `kt` (Q4_1, Q5_1), or of d of its
+    /// super-block (Q6_K).
     #[must_use]
     pub const fn min_offset(self, kt: usize, n: usize) -> usize {
-        self.min_plane_offset() + f16_tile_offset(kt, n)
+        let index = match self.weight {
+            WeightType::Q6K => kt / SUPER_TILES,
+            _ => kt,
+        };
+        self.min_plane_offset() + f16_tile_offset(index, n)
     }
 
     /// Returns the bytes of the panel, whole lines.
     #[must_use]
     pub const fn panel_bytes(self) -> usize {
-        let mins = if matches!(self.weight, WeightType::Q4_1) {
-            self.scale_plane_bytes()
-        } else {
-            0
+        let mins = match self.weight {
+            WeightType::Q4_1 | WeightType::Q5_1 => self.scale_plane_bytes(),
+            WeightType::Q6K => (self.k / SUPER_BLOCK).div_ceil(2) * LINE_BYTES,
+            _ => 0,
         };
         self.min_plane_offset() + mins
     }
@@ -386,7 +433,8 @@ impl PanelLayout {
     }
 
     /// Returns the place of element (k, n) of tile `kt`: its byte offset in the panel, and for
-    /// 4-bit types the shift to its nibble.
+    /// 4-bit types the shift to its nibble. Types of 5 and 6 bits have elements in several bytes,
+    /// and no such place.
     #[must_use]
     pub const fn elem(self, kt: usize, k: usize, n: usize) -> (usize, u32) {
         let base = self.quant_offset(kt);

@@ -14,13 +14,17 @@ use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips}
 use hexagon_ops::ops::matmul::quantize::{ActGroup, groups, quantize_row};
 
 /// Types with an integer dot product.
-const QUANTIZED: [WeightType; 6] = [
+const QUANTIZED: [WeightType; 10] = [
     WeightType::Q4_0,
     WeightType::Q4_1,
     WeightType::Q8_0,
     WeightType::Iq4Nl,
     WeightType::Mxfp4,
     WeightType::Q4K,
+    WeightType::Q5_0,
+    WeightType::Q6K,
+    WeightType::Q5_1,
+    WeightType::Q5K,
 ];
 
 /// Types that become FP16 tiles.
@@ -181,7 +185,7 @@ fn gemv_is_exact_up_to_activation_rounding() {
                     let error = (f64::from(*have) - dot(&rows[row], weights)).abs();
                     // The f16 product of scale and sum that multiplies a minimum is rounded: 2^-11
                     // of it.
-                    let min = if weight == WeightType::Q4_1 {
+                    let min = if matches!(weight, WeightType::Q4_1 | WeightType::Q5_1) {
                         0.02 * 3.0 * k as f64 * 2_f64.powi(-11)
                     } else {
                         0.0

@@ -41,7 +41,13 @@ fn ggml_elem(weight: WeightType, k: usize) -> (usize, u32) {
         WeightType::Q4_1 => (4 + k % 16, if k < 16 { 0 } else { 4 }),
         WeightType::Mxfp4 => (1 + k % 16, if k < 16 { 0 } else { 4 }),
         WeightType::Q4Tile => unreachable!("no type of ggml's"),
-        WeightType::Q4K => unreachable!("a super-block"),
+        WeightType::Q4K
+        | WeightType::Q5_0
+        | WeightType::Q5_1
+        | WeightType::Q5K
+        | WeightType::Q6K => {
+            unreachable!("its elements have no such place")
+        }
     }
 }
 
@@ -132,7 +138,10 @@ fn fields_of_a_super_block_are_where_the_picture_has_them() {
 
 #[test]
 fn elem_scale_and_min_offsets_agree_with_packing() {
-    for weight in of_ggml().filter(|weight| weight.block_elems() == TILE_DIM) {
+    let in_one_byte = |weight: &WeightType| {
+        weight.block_elems() == TILE_DIM && !matches!(weight, WeightType::Q5_0 | WeightType::Q5_1)
+    };
+    for weight in of_ggml().filter(in_one_byte) {
         let (n_rows, k) = (40, 160);
         let layout = MatrixLayout::new(weight, n_rows, k).unwrap();
         let row_bytes = layout.ggml_row_bytes();
@@ -222,11 +231,13 @@ fn each_weight_of_a_group_lands_beside_its_group() {
 #[test]
 fn tile_bytes_are_ggmls_bytes() {
     for weight in WeightType::ALL {
-        // A whole super-block leaves no padding at all.
-        let layout = PanelLayout::new(weight, 8 * TILE_DIM).unwrap();
-        assert_eq!(layout.panel_bytes(), 8 * weight.tile_bytes(), "{weight:?}");
+        // Two whole super-blocks leave no padding at all.
+        let layout = PanelLayout::new(weight, 16 * TILE_DIM).unwrap();
+        assert_eq!(layout.panel_bytes(), 16 * weight.tile_bytes(), "{weight:?}");
     }
     assert_eq!(WeightType::Q4K.tile_bytes(), 144 * 32 / 8);
+    assert_eq!(WeightType::Q5_0.tile_bytes(), 704);
+    assert_eq!(WeightType::Q6K.tile_bytes(), 840);
     assert_eq!(WeightType::Q4_0.tile_bytes(), 576);
     assert_eq!(WeightType::Q8_0.tile_bytes(), 1088);
     assert_eq!(WeightType::Mxfp4.tile_bytes(), 544);

@@ -56,7 +56,7 @@ fn bound(m: usize, weight: WeightType, act: &[f32], [w, terms]: [&[f64]; 2]) -> 
     let sum: f64 = if m <= 2 && weight.has_dot_product() {
         let blocks = act.chunks(32).zip(w.chunks(32)).map(|(act, w)| {
             let amax = act.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
-            let min = if weight == WeightType::Q4_1 {
+            let min = if matches!(weight, WeightType::Q4_1 | WeightType::Q5_1) {
                 0.02 * 32.0 * 2_f64.powi(-11)
             } else {
                 0.0

@@ -43,7 +43,9 @@ static const struct type types[] = {
     {GGML_TYPE_I64, "i64", 1, 8},         {GGML_TYPE_Q4_0, "q4_0", 32, 18},
     {GGML_TYPE_Q4_1, "q4_1", 32, 20},     {GGML_TYPE_Q8_0, "q8_0", 32, 34},
     {GGML_TYPE_IQ4_NL, "iq4_nl", 32, 18}, {GGML_TYPE_MXFP4, "mxfp4", 32, 17},
-    {GGML_TYPE_Q4_K, "q4_K", 256, 144},
+    {GGML_TYPE_Q4_K, "q4_K", 256, 144},   {GGML_TYPE_Q5_0, "q5_0", 32, 22},
+    {GGML_TYPE_Q6_K, "q6_K", 256, 210},   {GGML_TYPE_Q5_1, "q5_1", 32, 24},
+    {GGML_TYPE_Q5_K, "q5_K", 256, 176},
 };
 
 static const char *differing_number(void) {

@@ -44,6 +44,14 @@ pub const NPU_FORMAT_IQ4_NL: u32 = 4;
 pub const NPU_FORMAT_MXFP4: u32 = 5;
 /// `npu_tensor.format`: Q4_K.
 pub const NPU_FORMAT_Q4_K: u32 = 6;
+/// `npu_tensor.format`: Q5_0.
+pub const NPU_FORMAT_Q5_0: u32 = 7;
+/// `npu_tensor.format`: Q6_K.
+pub const NPU_FORMAT_Q6_K: u32 = 8;
+/// `npu_tensor.format`: Q5_1.
+pub const NPU_FORMAT_Q5_1: u32 = 9;
+/// `npu_tensor.format`: Q5_K.
+pub const NPU_FORMAT_Q5_K: u32 = 10;
 
 /// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 pub const NPU_PLACE_NONE: u32 = 0;
@@ -240,6 +248,10 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
             NPU_FORMAT_IQ4_NL => Some(Format::Iq4Nl),
             NPU_FORMAT_MXFP4 => Some(Format::Mxfp4),
             NPU_FORMAT_Q4_K => Some(Format::Q4K),
+            NPU_FORMAT_Q5_0 => Some(Format::Q5_0),
+            NPU_FORMAT_Q6_K => Some(Format::Q6K),
+            NPU_FORMAT_Q5_1 => Some(Format::Q5_1),
+            NPU_FORMAT_Q5_K => Some(Format::Q5K),
             _ => None,
         },
         shape,

@@ -67,12 +67,20 @@ impl GgmlType {
     pub const Q4_1: Self = Self(3);
     /// Blocks of 32: FP16 scale, signed 5-bit values.
     pub const Q5_0: Self = Self(6);
+    /// Blocks of 32: FP16 scale and minimum, unsigned 5-bit values.
+    pub const Q5_1: Self = Self(7);
     /// Blocks of 32: FP16 scale, signed 8-bit values.
     pub const Q8_0: Self = Self(8);
     /// Super-blocks of 256: two FP16 factors, 6-bit scales and minima, 4-bit values.
     pub const Q4_K: Self = Self(12);
+    /// As [`Self::Q4_K`], with 5-bit values.
+    pub const Q5_K: Self = Self(13);
+    /// Super-blocks of 256: an FP16 factor, signed 8-bit scales, signed 6-bit values.
+    pub const Q6_K: Self = Self(14);
     /// Blocks of 32: FP16 scale, 4-bit indices of a fixed table.
     pub const IQ4_NL: Self = Self(20);
+    /// Super-blocks of 256: an FP16 factor, 6-bit scales, 4-bit indices of a fixed table.
+    pub const IQ4_XS: Self = Self(23);
     /// 32-bit integers.
     pub const I32: Self = Self(26);
     /// The upper half of IEEE single precision.
@@ -121,6 +129,10 @@ impl GgmlType {
             Self::IQ4_NL => (quantized, Some(Format::Iq4Nl)),
             Self::MXFP4 => (quantized, Some(Format::Mxfp4)),
             Self::Q4_K => (quantized, Some(Format::Q4K)),
+            Self::Q5_0 => (quantized, Some(Format::Q5_0)),
+            Self::Q6_K => (quantized, Some(Format::Q6K)),
+            Self::Q5_1 => (quantized, Some(Format::Q5_1)),
+            Self::Q5_K => (quantized, Some(Format::Q5K)),
             other if other.is_quantized() => (quantized, None),
             _ => (DType::Other, None),
         }

@@ -87,6 +87,10 @@ fn weight_type(tensor: &Tensor) -> Option<(WeightType, Conversion)> {
                 Format::Iq4Nl => WeightType::Iq4Nl,
                 Format::Mxfp4 => WeightType::Mxfp4,
                 Format::Q4K => WeightType::Q4K,
+                Format::Q5_0 => WeightType::Q5_0,
+                Format::Q6K => WeightType::Q6K,
+                Format::Q5_1 => WeightType::Q5_1,
+                Format::Q5K => WeightType::Q5K,
             };
             Some((weight, Conversion::Lossless))
         }

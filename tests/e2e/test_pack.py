@@ -41,7 +41,7 @@ class Pack(Case):
         return self.try_complete(PROMPT, TOKENS, env, *args, model=models.variant(kind))
 
     def test_weights_come_from_the_pack_and_the_text_stays(self):
-        # Q4_K_M has types that the Hexagon backend quantizes again (Q5_0, Q6_K).
+        # Q4_K_M has K-quants beside the types that files of one type have.
         for chip in (SIMULATED, HEXAGON):
             for kind in ("Q8_0", "Q4_K_M"):
                 with self.subTest(f"{chip} {kind}"):

@@ -78,7 +78,7 @@ pub enum Kind {
     Blocks(Format),
 }
 
-pub const KINDS: [Kind; 7] = [
+pub const KINDS: [Kind; 11] = [
     Kind::F16,
     Kind::Blocks(Format::Q4_0),
     Kind::Blocks(Format::Q4_1),
@@ -86,6 +86,10 @@ pub const KINDS: [Kind; 7] = [
     Kind::Blocks(Format::Iq4Nl),
     Kind::Blocks(Format::Mxfp4),
     Kind::Blocks(Format::Q4K),
+    Kind::Blocks(Format::Q5_0),
+    Kind::Blocks(Format::Q6K),
+    Kind::Blocks(Format::Q5_1),
+    Kind::Blocks(Format::Q5K),
 ];
 
 // SOURCE: ggml-common.h, kvalues_iq4nl.
@@ -112,6 +116,10 @@ impl Kind {
             Self::Blocks(Format::Q8_0) => 34,
             Self::Blocks(Format::Mxfp4) => 17,
             Self::Blocks(Format::Q4K) => return GgmlType::Q4_K.tensor_type().0,
+            Self::Blocks(Format::Q5_0) => return GgmlType::Q5_0.tensor_type().0,
+            Self::Blocks(Format::Q6K) => return GgmlType::Q6_K.tensor_type().0,
+            Self::Blocks(Format::Q5_1) => return GgmlType::Q5_1.tensor_type().0,
+            Self::Blocks(Format::Q5K) => return GgmlType::Q5_K.tensor_type().0,
         };
         DType::Quantized {
             block_elems: 32,
@@ -127,9 +135,11 @@ impl Kind {
         }
     }
 
-    /// One super-block, with the values that the golden tests of `dequantize` prove to be ggml's.
-    fn super_block(
+    /// One block with f16 numbers at `halves`, and the values that the golden tests of
+    /// `dequantize` prove to be ggml's.
+    fn known_block(
         dtype: GgmlType,
+        halves: &[usize],
         numbers: &mut Numbers,
         bytes: &mut Vec<u8>,
         values: &mut Vec<f32>,
@@ -137,9 +147,10 @@ impl Kind {
         let mut block: Vec<u8> = (0..dtype.block_bytes())
             .map(|_| numbers.bits() as u8)
             .collect();
-        for at in [0, 2] {
-            let small = f16::from_f32(numbers.float() / 512.0);
-            block[at..at + 2].copy_from_slice(&small.to_le_bytes());
+        let elems = dtype.block_elems() as f32;
+        for at in halves {
+            let small = f16::from_f32(numbers.float() / elems);
+            block[*at..at + 2].copy_from_slice(&small.to_le_bytes());
         }
         let first = values.len();
         values.resize(first + dtype.block_elems(), 0.0);
@@ -150,8 +161,16 @@ impl Kind {
 
     /// One block, after ggml's definitions of its types.
     fn block(self, numbers: &mut Numbers, bytes: &mut Vec<u8>, values: &mut Vec<f32>) {
-        if self == Self::Blocks(Format::Q4K) {
-            return Self::super_block(GgmlType::Q4_K, numbers, bytes, values);
+        let known: Option<(_, &[usize])> = match self {
+            Self::Blocks(Format::Q4K) => Some((GgmlType::Q4_K, &[0, 2])),
+            Self::Blocks(Format::Q5_0) => Some((GgmlType::Q5_0, &[0])),
+            Self::Blocks(Format::Q6K) => Some((GgmlType::Q6_K, &[208])),
+            Self::Blocks(Format::Q5_1) => Some((GgmlType::Q5_1, &[0, 2])),
+            Self::Blocks(Format::Q5K) => Some((GgmlType::Q5_K, &[0, 2])),
+            _ => None,
+        };
+        if let Some((dtype, halves)) = known {
+            return Self::known_block(dtype, halves, numbers, bytes, values);
         }
         let scale = f16::from_f32(numbers.float() / 8.0);
         let min = f16::from_f32(numbers.float());
@@ -204,7 +223,7 @@ impl Kind {
                         values.extend(signed.map(|q| f32::from(q) * small.to_f32()));
                         return;
                     }
-                    Format::Mxfp4 | Format::Q4K => unreachable!("above"),
+                    _ => unreachable!("above"),
                 }
             }
         }

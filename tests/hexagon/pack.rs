@@ -22,7 +22,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 /// Types with tiles, and one that is quantized again.
-const TYPES: [(GgmlType, Option<Kind>); 8] = [
+const TYPES: [(GgmlType, Option<Kind>); 12] = [
     (GgmlType::F16, Some(Kind::F16)),
     (GgmlType::Q4_0, Some(Kind::Blocks(Format::Q4_0))),
     (GgmlType::Q4_1, Some(Kind::Blocks(Format::Q4_1))),
@@ -30,7 +30,11 @@ const TYPES: [(GgmlType, Option<Kind>); 8] = [
     (GgmlType::IQ4_NL, Some(Kind::Blocks(Format::Iq4Nl))),
     (GgmlType::MXFP4, Some(Kind::Blocks(Format::Mxfp4))),
     (GgmlType::Q4_K, Some(Kind::Blocks(Format::Q4K))),
-    (GgmlType::Q5_0, None),
+    (GgmlType::Q5_0, Some(Kind::Blocks(Format::Q5_0))),
+    (GgmlType::Q6_K, Some(Kind::Blocks(Format::Q6K))),
+    (GgmlType::Q5_1, Some(Kind::Blocks(Format::Q5_1))),
+    (GgmlType::Q5_K, Some(Kind::Blocks(Format::Q5K))),
+    (GgmlType::IQ4_XS, None),
 ];
 
 /// Bytes of a random weight.
@@ -40,10 +44,13 @@ fn bytes(dtype: GgmlType, kind: Option<Kind>, ne: [usize; 4], seed: u64) -> Vec<
         Some(kind) => Weight::random(&mut numbers, kind, ne).bytes,
         None => {
             let blocks = ne.iter().product::<usize>() / dtype.block_elems();
+            // Scale and minimum; F16 has numbers only.
             let block = |_| {
-                let scale = half::f16::from_f32(numbers.float()).to_le_bytes();
-                let rest = (2..dtype.block_bytes()).map(|_| numbers.bits() as u8);
-                [&scale[..], &rest.collect::<Vec<_>>()].concat()
+                let halves = [(); 2].map(|()| half::f16::from_f32(numbers.float()).to_le_bytes());
+                let rest = (4..dtype.block_bytes()).map(|_| numbers.bits() as u8);
+                let mut block = [halves.as_flattened(), &rest.collect::<Vec<_>>()].concat();
+                block.truncate(dtype.block_bytes());
+                block
             };
             (0..blocks).flat_map(block).collect()
         }
@@ -202,7 +209,7 @@ proptest! {
 
     #[test]
     fn tiles_of_a_pack_unpack_to_the_source(
-        which in 0usize..7,
+        which in 0usize..11,
         blocks in 1usize..5,
         n in 1usize..100,
         slices in 1usize..3,

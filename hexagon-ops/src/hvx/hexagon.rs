@@ -60,6 +60,12 @@ vector_ops! {
     /// Returns the words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in:
     /// `Q6_Vw_vlsr_VwVw`.
     shr_w_each(a, count) = Q6_Vw_vlsr_VwVw(a, count);
+    /// Returns the low words of the products of words of `a` and the signed upper halves of words
+    /// of `b`: `Q6_Vw_vmpyio_VwVh`.
+    mul_odd(a, b) = Q6_Vw_vmpyio_VwVh(a, b);
+    /// Returns `acc` plus the low words of the products of words of `a` and the signed lower halves
+    /// of words of `b`: `Q6_Vw_vmpyieacc_VwVwVh`.
+    mul_even_acc(acc, a, b) = Q6_Vw_vmpyieacc_VwVwVh(acc, a, b);
     /// Returns, in each word, the sum of four products of unsigned bytes of `a` and signed bytes of
     /// `b`: `Q6_Vw_vrmpy_VubVb`.
     dot4_each(a, b) = Q6_Vw_vrmpy_VubVb(a, b);
@@ -97,6 +103,8 @@ scalar_ops! {
     shr_b(a; count) = Q6_Vub_vlsr_VubR;
     /// Returns the halfwords shifted left by `count`: `Q6_Vh_vasl_VhR`.
     shl_h(a; count) = Q6_Vh_vasl_VhR;
+    /// Returns the halfwords shifted right by `count`, signs shifted in: `Q6_Vh_vasr_VhR`.
+    asr_h(a; count) = Q6_Vh_vasr_VhR;
     /// Returns the halfwords shifted right by `count`, zeros shifted in: `Q6_Vuh_vlsr_VuhR`.
     shr_h(a; count) = Q6_Vuh_vlsr_VuhR;
     /// Returns the words shifted right by `count`, zeros shifted in: `Q6_Vuw_vlsr_VuwR`.

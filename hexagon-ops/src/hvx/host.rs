@@ -198,6 +198,29 @@ pub fn shl_h(a: Vector, count: i32) -> Vector {
     lanes!(u16, 64; a => a << (count & 15))
 }
 
+/// Returns the low words of the products of words of `a` and the signed upper halves of words of
+/// `b`: `Q6_Vw_vmpyio_VwVh`.
+#[must_use]
+#[inline(always)]
+pub fn mul_odd(a: Vector, b: Vector) -> Vector {
+    lanes!(i32, 32; a, b => a.wrapping_mul(b >> 16))
+}
+
+/// Returns `acc` plus the low words of the products of words of `a` and the signed lower halves of
+/// words of `b`: `Q6_Vw_vmpyieacc_VwVwVh`.
+#[must_use]
+#[inline(always)]
+pub fn mul_even_acc(acc: Vector, a: Vector, b: Vector) -> Vector {
+    lanes!(i32, 32; acc, a, b => acc.wrapping_add(a.wrapping_mul((b << 16) >> 16)))
+}
+
+/// Returns the halfwords shifted right by `count`, signs shifted in: `Q6_Vh_vasr_VhR`.
+#[must_use]
+#[inline(always)]
+pub fn asr_h(a: Vector, count: i32) -> Vector {
+    lanes!(i16, 64; a => a >> (count & 15))
+}
+
 /// Returns the halfwords shifted right by `count`, zeros shifted in: `Q6_Vuh_vlsr_VuhR`.
 #[must_use]
 #[inline(always)]

@@ -7,22 +7,32 @@ use crate::layout::Line;
 
 /// Two planes of up to `N` lines each, the first `count` of which have been written.
 pub struct LinePlanes<const N: usize> {
-    planes: [[MaybeUninit<Line>; N]; 2],
+    planes: MaybeUninit<[[Line; N]; 2]>,
     count: usize,
 }
 
 impl<const N: usize> LinePlanes<N> {
-    /// Planes without lines.
-    pub const EMPTY: Self = Self {
-        planes: [const { [const { MaybeUninit::uninit() }; N] }; 2],
-        count: 0,
-    };
+    /// Returns planes without lines. A constant would be copied, bytes without content too.
+    #[must_use]
+    #[inline(always)]
+    pub fn unfilled() -> Self {
+        Self {
+            planes: MaybeUninit::uninit(),
+            count: 0,
+        }
+    }
 
     /// Replaces the lines by those of `items`, each of which adds `COUNT` lines to both planes;
     /// items that find no room are left out.
     #[inline(always)]
     pub fn fill<const COUNT: usize>(&mut self, items: impl Iterator<Item = [[Vector; COUNT]; 2]>) {
-        let [first, second] = &mut self.planes;
+        let planes = self
+            .planes
+            .as_mut_ptr()
+            .cast::<[[MaybeUninit<Line>; N]; 2]>();
+        // SAFETY: the memory is borrowed by `self`, and lines that may not be written have the
+        // layout of lines and need no content.
+        let [first, second] = unsafe { &mut *planes };
         let first = first.as_chunks_mut::<COUNT>().0.iter_mut();
         let second = second.as_chunks_mut::<COUNT>().0.iter_mut();
         self.count = 0;
@@ -43,11 +53,11 @@ impl<const N: usize> LinePlanes<N> {
     #[must_use]
     #[inline(always)]
     pub fn lines(&self) -> [&[Line]; 2] {
-        self.planes.each_ref().map(|plane| {
-            let written = &plane[..self.count];
-            // SAFETY: `fill` has written these lines, and a line has the layout of one that may
-            // not be written.
-            unsafe { core::slice::from_raw_parts(written.as_ptr().cast(), written.len()) }
+        let first = self.planes.as_ptr().cast::<Line>();
+        [first, first.wrapping_add(N)].map(|plane| {
+            // SAFETY: `fill` has written the first `count` lines of each plane, and a plane has
+            // `N`, of which `count` is not more.
+            unsafe { core::slice::from_raw_parts(plane, self.count) }
         })
     }
 }

@@ -1,10 +1,11 @@
 //! Lossless moves of single ggml blocks into panels and back. Scalar code: it runs on the host when
 //! weights are loaded.
 
+use super::five_bits;
 use super::group::{read_group, write_group};
 use super::super_block::{read_super_block, write_super_block};
 use super::{
-    LINE_BYTES, MatrixLayout, PanelLayout, Q8_FLIP, TILE_DIM, WORD_ORDER, WeightType,
+    LINE_BYTES, MatrixLayout, PanelLayout, Q8_FLIP, SUPER_BLOCK, TILE_DIM, WORD_ORDER, WeightType,
     f16_tile_offset,
 };
 use crate::error::{Error, Result};
@@ -32,10 +33,14 @@ impl BlockPlan {
     fn new(layout: PanelLayout, kt: usize, n: usize) -> Self {
         let weight = layout.weight();
         let (scale_bytes, min_bytes) = match weight {
-            WeightType::F16 | WeightType::Q4K => (0, 0),
+            WeightType::F16 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => (0, 0),
             WeightType::Mxfp4 => (1, 0),
-            WeightType::Q4_1 => (2, 2),
-            WeightType::Q4_0 | WeightType::Q8_0 | WeightType::Iq4Nl | WeightType::Q4Tile => (2, 0),
+            WeightType::Q4_1 | WeightType::Q5_1 => (2, 2),
+            WeightType::Q4_0
+            | WeightType::Q5_0
+            | WeightType::Q8_0
+            | WeightType::Iq4Nl
+            | WeightType::Q4Tile => (2, 0),
         };
         Self {
             header: [
@@ -74,12 +79,21 @@ fn write_block(layout: PanelLayout, panel: &mut [u8], kt: usize, n: usize, block
     if layout.weight() == WeightType::Q4Tile {
         return write_group(layout, panel, kt, n, block);
     }
-    if layout.weight() == WeightType::Q4K {
+    if layout.weight().block_elems() == SUPER_BLOCK {
         return write_super_block(layout, panel, kt, n, block);
     }
     let plan = BlockPlan::new(layout, kt, n);
     for (from, to, bytes) in plan.header {
         panel[to..to + bytes].copy_from_slice(&block[from..from + bytes]);
+    }
+    if matches!(layout.weight(), WeightType::Q5_0 | WeightType::Q5_1) {
+        for (j, word) in five_bits::encode(&block[plan.quants_at..])
+            .iter()
+            .enumerate()
+        {
+            panel[plan.words_at + LINE_BYTES * j..][..4].copy_from_slice(&word.to_le_bytes());
+        }
+        return;
     }
     for (j, group) in block[plan.quants_at..]
         .as_chunks::<4>()
@@ -102,12 +116,20 @@ fn read_block(layout: PanelLayout, panel: &[u8], kt: usize, n: usize, block: &mu
     if layout.weight() == WeightType::Q4Tile {
         return read_group(layout, panel, kt, n, block);
     }
-    if layout.weight() == WeightType::Q4K {
+    if layout.weight().block_elems() == SUPER_BLOCK {
         return read_super_block(layout, panel, kt, n, block);
     }
     let plan = BlockPlan::new(layout, kt, n);
     for (from, to, bytes) in plan.header {
         block[from..from + bytes].copy_from_slice(&panel[to..to + bytes]);
+    }
+    if matches!(layout.weight(), WeightType::Q5_0 | WeightType::Q5_1) {
+        let words = core::array::from_fn(|j| {
+            let at = plan.words_at + LINE_BYTES * j;
+            u32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]])
+        });
+        five_bits::decode(words, &mut block[plan.quants_at..]);
+        return;
     }
     for (j, group) in block[plan.quants_at..]
         .as_chunks_mut::<4>()

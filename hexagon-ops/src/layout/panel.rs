@@ -14,8 +14,9 @@
 //! order. Each byte of the panel is written, padding too, so that the memory need not be cleared
 //! before.
 
+use super::five_bits;
 use super::group::write_group;
-use super::super_block::{Q4K, SuperColumns};
+use super::super_block::{Q4K, Q5K, Q6K, SuperColumns};
 use super::{LINE_BYTES, PanelLayout, Q8_FLIP, TILE_DIM, WeightType};
 use crate::error::{Error, Result};
 use crate::hvx;
@@ -78,21 +79,21 @@ impl PanelLayout {
                 });
             }
             WeightType::Q4_0 | WeightType::Iq4Nl => {
-                hvx::widest(BlockColumns::<18, 2, 4, false> {
+                hvx::widest(BlockColumns::<18, 2, 4, PLAIN> {
                     columns: &columns,
                     quants,
                     planes,
                 });
             }
             WeightType::Q4_1 => {
-                hvx::widest(BlockColumns::<20, 4, 4, false> {
+                hvx::widest(BlockColumns::<20, 4, 4, PLAIN> {
                     columns: &columns,
                     quants,
                     planes,
                 });
             }
             WeightType::Q8_0 => {
-                hvx::widest(BlockColumns::<34, 2, 8, true> {
+                hvx::widest(BlockColumns::<34, 2, 8, SIGNED> {
                     columns: &columns,
                     quants,
                     planes,
@@ -107,36 +108,55 @@ impl PanelLayout {
                 }
             }
             WeightType::Mxfp4 => {
-                hvx::widest(BlockColumns::<17, 1, 4, false> {
+                hvx::widest(BlockColumns::<17, 1, 4, PLAIN> {
+                    columns: &columns,
+                    quants,
+                    planes,
+                });
+            }
+            WeightType::Q5_0 => {
+                hvx::widest(BlockColumns::<22, 2, 5, FIVE_BITS> {
+                    columns: &columns,
+                    quants,
+                    planes,
+                });
+            }
+            WeightType::Q5_1 => {
+                hvx::widest(BlockColumns::<24, 4, 5, FIVE_BITS> {
                     columns: &columns,
                     quants,
                     planes,
                 });
             }
             WeightType::Q4K => {
-                hvx::widest(SuperColumns::<Q4K, _, _, _>::new(&columns, quants, planes))
+                hvx::widest(SuperColumns::<Q4K, _, _, _>::new(&columns, quants, planes));
+            }
+            WeightType::Q5K => {
+                hvx::widest(SuperColumns::<Q5K, _, _, _>::new(&columns, quants, planes));
+            }
+            WeightType::Q6K => {
+                hvx::widest(SuperColumns::<Q6K, _, _, _>::new(&columns, quants, planes));
             }
         }
         Ok(())
     }
 }
 
+/// Codes of quants: as they are, flipped, and 5 bits of which ggml has one apart.
+const PLAIN: u8 = 0;
+const SIGNED: u8 = 1;
+const FIVE_BITS: u8 = 2;
+
 /// Columns of blocks with `BLOCK` bytes: `HEAD` bytes of scale and minimum, then `WORDS` words of
-/// quants.
-struct BlockColumns<
-    'a,
-    const BLOCK: usize,
-    const HEAD: usize,
-    const WORDS: usize,
-    const SIGNED: bool,
-> {
+/// quants in a code.
+struct BlockColumns<'a, const BLOCK: usize, const HEAD: usize, const WORDS: usize, const CODE: u8> {
     columns: &'a [&'a [u8]; TILE_DIM],
     quants: &'a mut [u8],
     planes: &'a mut [u8],
 }
 
-impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bool> hvx::Kernel
-    for BlockColumns<'_, BLOCK, HEAD, WORDS, SIGNED>
+impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const CODE: u8> hvx::Kernel
+    for BlockColumns<'_, BLOCK, HEAD, WORDS, CODE>
 {
     type Output = ();
 
@@ -170,8 +190,14 @@ impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const SIGNED: bo
                         scale[..2].copy_from_slice(&head[2..]);
                         heads[1][AT_ONCE * group + n] |= u32::from_le_bytes(scale) << shift;
                     }
+                    if CODE == FIVE_BITS {
+                        for (word, five) in words.iter_mut().zip(five_bits::encode(quants)) {
+                            *word = five;
+                        }
+                        continue;
+                    }
                     for (word, bytes) in words.iter_mut().zip(quants.as_chunks::<4>().0) {
-                        let flip = if SIGNED { FLIP_WORD } else { 0 };
+                        let flip = if CODE == SIGNED { FLIP_WORD } else { 0 };
                         *word = in_word_order(u32::from_le_bytes(*bytes)) ^ flip;
                     }
                 }

@@ -6,18 +6,32 @@
 
 use core::marker::PhantomData;
 
+use super::five_bits;
 use super::panel::{AT_ONCE, in_word_order, transpose};
-use super::{LINE_BYTES, PanelLayout, SUPER_TILES, TILE_DIM, WeightType};
+use super::{LINE_BYTES, PanelLayout, SUPER_TILES, TILE_DIM, WeightType, f16_tile_offset};
 use crate::hvx;
 
-/// Words of a super-block: `QUANTS` for each tile, and `SCALES`.
+/// Words of a super-block: `QUANTS` for each tile, and `SCALES`; and d, if it is in a plane of its
+/// own.
 pub(super) struct Words<const QUANTS: usize, const SCALES: usize> {
     quants: [[u32; QUANTS]; SUPER_TILES],
     scales: [u32; SCALES],
+    d: [u8; 2],
+}
+
+impl<const QUANTS: usize, const SCALES: usize> Words<QUANTS, SCALES> {
+    const ZERO: Self = Self {
+        quants: [[0; QUANTS]; SUPER_TILES],
+        scales: [0; SCALES],
+        d: [0; 2],
+    };
 }
 
 /// A type of super-blocks with `BYTES` bytes.
 pub(super) trait Code<const BYTES: usize, const QUANTS: usize, const SCALES: usize> {
+    /// `true` if d is in a plane of its own.
+    const HAS_D: bool = false;
+
     /// Returns the words of a super-block.
     fn encode(block: &[u8; BYTES]) -> Words<QUANTS, SCALES>;
 
@@ -162,6 +176,7 @@ impl Code<144, 4, 4> for Q4K {
         Words {
             quants: nibble_tiles(&block[16..]),
             scales: scale_words(word_at(block, 0), &six_bits_of(block)),
+            d: [0; 2],
         }
     }
 
@@ -172,6 +187,154 @@ impl Code<144, 4, 4> for Q4K {
         block[..4].copy_from_slice(&header.to_le_bytes());
         block[4..16].copy_from_slice(&scales);
         nibble_bytes(&words.quants, &mut block[16..]);
+        block
+    }
+}
+
+/// Q5_K: as Q4_K, with 32 bytes of fifth bits before the nibbles.
+///
+/// Source: `dequantize_row_q5_K`, ggml-quants.c.
+pub(super) struct Q5K;
+
+impl Q5K {
+    /// Returns the places of word `g` of a tile: byte and shift of its nibbles, and of its fifth
+    /// bits.
+    const fn places(tile: usize, g: usize) -> [(usize, usize); 2] {
+        [
+            (48 + 32 * (tile / 2) + 4 * g, 4 * (tile % 2)),
+            (16 + 4 * g, tile),
+        ]
+    }
+}
+
+impl Code<176, 5, 4> for Q5K {
+    #[inline(always)]
+    fn encode(block: &[u8; 176]) -> Words<5, 4> {
+        let mut words = Words {
+            scales: scale_words(word_at(block, 0), &six_bits_of(block)),
+            ..Words::ZERO
+        };
+        for (t, quants) in words.quants.iter_mut().enumerate() {
+            let mut values = [0; 8];
+            for (g, value) in values.iter_mut().enumerate() {
+                let [(low, by), (high, high_by)] = Self::places(t, g);
+                let nibbles = word_at(block, low) >> by & LOW;
+                let fifth = word_at(block, high) >> high_by & each(1);
+                *value = in_word_order(nibbles | fifth << 4);
+            }
+            *quants = five_bits::join(values);
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn decode(words: &Words<5, 4>) -> [u8; 176] {
+        let mut block = [0; 176];
+        let (header, scales) = scale_bytes(&words.scales);
+        block[..4].copy_from_slice(&header.to_le_bytes());
+        block[4..16].copy_from_slice(&scales);
+        for (t, quants) in words.quants.iter().enumerate() {
+            for (g, value) in five_bits::split(*quants).into_iter().enumerate() {
+                let [(low, by), (high, high_by)] = Self::places(t, g);
+                let value = in_word_order(value);
+                add_bits(&mut block, low, (value & LOW) << by);
+                add_bits(&mut block, high, (value >> 4 & each(1)) << high_by);
+            }
+        }
+        block
+    }
+}
+
+/// Sets the bits of a word in four bytes.
+#[inline(always)]
+fn add_bits(block: &mut [u8], at: usize, word: u32) {
+    for (byte, bits) in block[at..at + 4].iter_mut().zip(word.to_le_bytes()) {
+        *byte |= bits;
+    }
+}
+
+/// A bit pattern in each byte of a word.
+const fn each(byte: u32) -> u32 {
+    byte * 0x0101_0101
+}
+
+/// Returns the six words that hold eight values of 6 bits.
+#[inline(always)]
+fn join_six(v: [u32; 8]) -> [u32; 6] {
+    let mut words = [v[0], v[1], v[2], v[3], v[4], v[5]];
+    for (words, rest) in words.chunks_exact_mut(3).zip([v[6], v[7]]) {
+        words[0] |= (rest & each(0x30)) << 2;
+        words[1] |= (rest & each(0x0c)) << 4;
+        words[2] |= (rest & each(0x03)) << 6;
+    }
+    words
+}
+
+/// Returns the eight values of six words.
+#[inline(always)]
+fn split_six(w: &[u32; 6]) -> [u32; 8] {
+    let [a, b, c, d, e, f] = w.map(|word| word & each(0x3f));
+    let rest = |w: &[u32]| w[0] >> 2 & each(0x30) | w[1] >> 4 & each(0x0c) | w[2] >> 6 & each(3);
+    [a, b, c, d, e, f, rest(&w[..3]), rest(&w[3..])]
+}
+
+/// Q6_K: 128 bytes of lower nibbles, 64 bytes of pairs of upper bits, 16 signed bytes of scales, d.
+///
+/// Source: `dequantize_row_q6_K`, ggml-quants.c.
+pub(super) struct Q6K;
+
+impl Q6K {
+    /// Returns the places of word `g` of a tile: byte and shift of its nibbles, and of its upper
+    /// bits. Half a super-block has 64 bytes of nibbles and 32 of upper bits for its four tiles.
+    const fn places(tile: usize, g: usize) -> [(usize, usize); 2] {
+        let (half, part) = (tile / 4, tile % 4);
+        [
+            (64 * half + 32 * (part % 2) + 4 * g, 4 * (part / 2)),
+            (128 + 32 * half + 4 * g, 2 * part),
+        ]
+    }
+}
+
+impl Code<210, 6, 4> for Q6K {
+    const HAS_D: bool = true;
+
+    #[inline(always)]
+    fn encode(block: &[u8; 210]) -> Words<6, 4> {
+        let mut words = Words {
+            d: [block[208], block[209]],
+            ..Words::ZERO
+        };
+        for (t, quants) in words.quants.iter_mut().enumerate() {
+            let mut values = [0; 8];
+            for (g, value) in values.iter_mut().enumerate() {
+                let [(low, by), (high, high_by)] = Self::places(t, g);
+                let nibbles = word_at(block, low) >> by & each(0x0f);
+                let upper = word_at(block, high) >> high_by & each(3);
+                *value = in_word_order(nibbles | upper << 4);
+            }
+            *quants = join_six(values);
+        }
+        for (p, word) in words.scales.iter_mut().enumerate() {
+            *word = in_word_order(word_at(block, 192 + 4 * p));
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn decode(words: &Words<6, 4>) -> [u8; 210] {
+        let mut block = [0; 210];
+        for (t, quants) in words.quants.iter().enumerate() {
+            for (g, value) in split_six(quants).into_iter().enumerate() {
+                let [(low, by), (high, high_by)] = Self::places(t, g);
+                let value = in_word_order(value);
+                add_bits(&mut block, low, (value & each(0x0f)) << by);
+                add_bits(&mut block, high, (value >> 4 & each(3)) << high_by);
+            }
+        }
+        for (p, word) in words.scales.iter().enumerate() {
+            add_bits(&mut block, 192 + 4 * p, in_word_order(*word));
+        }
+        block[208..].copy_from_slice(&words.d);
         block
     }
 }
@@ -215,23 +378,27 @@ impl<C: Code<BYTES, QUANTS, SCALES>, const BYTES: usize, const QUANTS: usize, co
         let tiles = (self.quants.as_chunks_mut::<LINE_BYTES>().0)
             .as_chunks_mut::<QUANTS>()
             .0;
-        let blocks = tiles.as_chunks_mut::<SUPER_TILES>().0.iter_mut();
-        let scales = (self.planes.as_chunks_mut::<LINE_BYTES>().0)
-            .as_chunks_mut::<SCALES>()
-            .0;
-        for (b, (tiles, scales)) in blocks.zip(scales).enumerate() {
+        let blocks = tiles.as_chunks_mut::<SUPER_TILES>().0;
+        let (scales, ds) =
+            (self.planes.as_chunks_mut::<LINE_BYTES>().0).split_at_mut(blocks.len() * SCALES);
+        let scales = scales.as_chunks_mut::<SCALES>().0;
+        ds.as_flattened_mut().fill(0);
+        for (b, (tiles, scales)) in blocks.iter_mut().zip(scales).enumerate() {
             for (group, columns) in columns.as_chunks::<AT_ONCE>().0.iter().enumerate() {
                 let words = columns.map(|column| match column.get(b) {
                     Some(block) => C::encode(block),
                     // Zeros, not the words of a block of zeros: dmin's sign is inverted in those.
-                    None => Words {
-                        quants: [[0; QUANTS]; SUPER_TILES],
-                        scales: [0; SCALES],
-                    },
+                    None => Words::ZERO,
                 });
                 for (t, lines) in tiles.iter_mut().enumerate() {
                     let words = words.each_ref().map(|words| words.quants[t]);
                     transpose(&words, lines, AT_ONCE * group);
+                }
+                if C::HAS_D {
+                    for (n, words) in words.iter().enumerate() {
+                        let at = f16_tile_offset(b % 2, AT_ONCE * group + n);
+                        ds[b / 2][at..at + 2].copy_from_slice(&words.d);
+                    }
                 }
                 let words = words.each_ref().map(|words| words.scales);
                 transpose(&words, scales, AT_ONCE * group);
@@ -240,13 +407,14 @@ impl<C: Code<BYTES, QUANTS, SCALES>, const BYTES: usize, const QUANTS: usize, co
     }
 }
 
-/// Returns the panel offsets of the words of super-block `b` of column `n`: of the quants, then of
-/// the scales.
-fn places(layout: PanelLayout, b: usize, n: usize) -> [usize; 2] {
+/// Returns the panel offsets of the words of super-block `b` of column `n`: of the quants, of the
+/// scales, and of d.
+fn places(layout: PanelLayout, b: usize, n: usize) -> [usize; 3] {
     let tile = b * SUPER_TILES;
     [
         layout.quant_offset(tile) + 4 * n,
         layout.scale_offset(tile, n),
+        layout.min_offset(tile, n),
     ]
 }
 
@@ -258,7 +426,7 @@ fn write_as<
     const SCALES: usize,
 >(
     panel: &mut [u8],
-    [quants_at, scales_at]: [usize; 2],
+    [quants_at, scales_at, d_at]: [usize; 3],
     block: &[u8],
 ) {
     let Some(block) = block.first_chunk() else {
@@ -271,6 +439,9 @@ fn write_as<
     for (i, word) in words.scales.iter().enumerate() {
         panel[scales_at + LINE_BYTES * i..][..4].copy_from_slice(&word.to_le_bytes());
     }
+    if C::HAS_D {
+        panel[d_at..d_at + 2].copy_from_slice(&words.d);
+    }
 }
 
 /// Reads a super-block of one type as [`write_as`] wrote it.
@@ -281,13 +452,13 @@ fn read_as<
     const SCALES: usize,
 >(
     panel: &[u8],
-    [quants_at, scales_at]: [usize; 2],
+    [quants_at, scales_at, d_at]: [usize; 3],
     block: &mut [u8],
 ) {
-    let mut words = Words {
-        quants: [[0; QUANTS]; SUPER_TILES],
-        scales: [0; SCALES],
-    };
+    let mut words = Words::ZERO;
+    if C::HAS_D {
+        words.d = [panel[d_at], panel[d_at + 1]];
+    }
     for (i, word) in words.quants.as_flattened_mut().iter_mut().enumerate() {
         *word = word_at(panel, quants_at + LINE_BYTES * i);
     }
@@ -308,6 +479,8 @@ pub(super) fn write_super_block(
     let at = places(layout, b, n);
     match layout.weight() {
         WeightType::Q4K => write_as::<Q4K, _, _, _>(panel, at, block),
+        WeightType::Q5K => write_as::<Q5K, _, _, _>(panel, at, block),
+        WeightType::Q6K => write_as::<Q6K, _, _, _>(panel, at, block),
         weight => unreachable!("{weight:?} has no super-blocks"),
     }
 }
@@ -323,6 +496,8 @@ pub(super) fn read_super_block(
     let at = places(layout, b, n);
     match layout.weight() {
         WeightType::Q4K => read_as::<Q4K, _, _, _>(panel, at, block),
+        WeightType::Q5K => read_as::<Q5K, _, _, _>(panel, at, block),
+        WeightType::Q6K => read_as::<Q6K, _, _, _>(panel, at, block),
         weight => unreachable!("{weight:?} has no super-blocks"),
     }
 }

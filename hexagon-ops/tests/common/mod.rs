@@ -66,13 +66,14 @@ pub fn random_block(weight: WeightType, rng: &mut Rng) -> Vec<u8> {
                 .collect()
         }
         WeightType::Mxfp4 => block[0] = 118 + rng.below(8) as u8,
-        WeightType::Q4_1 => {
+        WeightType::Q4_1 | WeightType::Q5_1 => {
             block[..2].copy_from_slice(&scale(rng));
             block[2..4].copy_from_slice(&scale(rng));
         }
         // The upper level's scales: many are subnormal.
-        WeightType::Q4K => {
-            for at in [0, 2] {
+        WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
+            let at = [[0, 2], [208, 208]][usize::from(weight == WeightType::Q6K)];
+            for at in at {
                 let d = f16::from_f32(rng.unit() * 0.0004);
                 block[at..at + 2].copy_from_slice(&d.to_le_bytes());
             }
@@ -87,6 +88,10 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
     let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
     let nibble =
         |qs: &[u8], k: usize| usize::from(if k < 16 { qs[k] & 15 } else { qs[k - 16] >> 4 });
+    let five_bits = |bytes: &[u8], k: usize| {
+        let fifth = bytes[k / 8] >> (k % 8) & 1;
+        nibble(&bytes[4..], k) as f64 + 16.0 * f64::from(fifth)
+    };
     std::array::from_fn(|k| match weight {
         WeightType::F16 => f16_at(2 * k),
         WeightType::Q4_0 | WeightType::Q4Tile => f16_at(0) * (nibble(&block[2..], k) as f64 - 8.0),
@@ -94,15 +99,21 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
         WeightType::Q8_0 => f16_at(0) * f64::from(block[2 + k].cast_signed()),
         WeightType::Iq4Nl => f16_at(0) * IQ4_NL[nibble(&block[2..], k)],
         WeightType::Mxfp4 => 2_f64.powi(i32::from(block[0]) - 128) * MXFP4[nibble(&block[1..], k)],
-        WeightType::Q4K => unreachable!("a super-block"),
+        WeightType::Q5_0 => f16_at(0) * (five_bits(&block[2..], k) - 16.0),
+        WeightType::Q5_1 => f16_at(0) * five_bits(&block[4..], k) + f16_at(2),
+        WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => unreachable!("a super-block"),
     })
 }
 
 /// The exact values of a super-block, and the magnitudes of the terms that each is the sum of.
 ///
-/// SOURCE: dequantize_row_q4_K and get_scale_min_k4, ggml-quants.c.
+/// SOURCE: dequantize_row_q4_K, dequantize_row_q5_K, dequantize_row_q6_K and get_scale_min_k4, ggml-quants.c.
 fn super_block_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
-    assert_eq!(weight, WeightType::Q4K);
+    if weight == WeightType::Q6K {
+        return six_bit_values(block);
+    }
+    // Fifth bits, then nibbles.
+    let quants = if weight == WeightType::Q5K { 48 } else { 16 };
     let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
     let (d, dmin, scales) = (f16_at(0), f16_at(2), &block[4..16]);
     let value = |i: usize| {
@@ -115,12 +126,40 @@ fn super_block_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
                 scales[sub + 4] >> 4 | scales[sub] >> 6 << 4,
             )
         };
-        let byte = block[16 + 32 * (sub / 2) + l];
-        let q = if sub % 2 == 0 { byte & 15 } else { byte >> 4 };
+        let byte = block[quants + 32 * (sub / 2) + l];
+        let nibble = if sub % 2 == 0 { byte & 15 } else { byte >> 4 };
+        let q = match weight {
+            WeightType::Q5K => nibble | (block[16 + l] >> sub & 1) << 4,
+            _ => nibble,
+        };
         let (product, min) = (d * f64::from(s) * f64::from(q), dmin * f64::from(m));
         (product - min, product.abs() + min.abs())
     };
     (0..256).map(value).collect()
+}
+
+/// The values of a super-block of Q6_K; see [`super_block_values`].
+fn six_bit_values(block: &[u8]) -> Vec<(f64, f64)> {
+    let d = f16::from_le_bytes([block[208], block[209]]).to_f64();
+    let mut out = vec![(0.0, 0.0); 256];
+    for half in 0..2 {
+        let (ql, qh) = (&block[64 * half..], &block[128 + 32 * half..]);
+        let scales = &block[192 + 8 * half..];
+        for l in 0..32 {
+            let quants = [
+                ql[l] & 15 | (qh[l] & 3) << 4,
+                ql[l + 32] & 15 | (qh[l] >> 2 & 3) << 4,
+                ql[l] >> 4 | (qh[l] >> 4 & 3) << 4,
+                ql[l + 32] >> 4 | (qh[l] >> 6) << 4,
+            ];
+            for (part, q) in quants.into_iter().enumerate() {
+                let scale = f64::from(scales[l / 16 + 2 * part].cast_signed());
+                let value = d * scale * (f64::from(q) - 32.0);
+                out[128 * half + 32 * part + l] = (value, value.abs());
+            }
+        }
+    }
+    out
 }
 
 /// The exact values of a block of any type, and the magnitudes of the terms that each is the sum

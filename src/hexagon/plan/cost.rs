@@ -83,8 +83,16 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
         (WeightType::Iq4Nl, true) => [10.92, 18.88, 30.22],
         (WeightType::Mxfp4, false) => [13.92, 21.03, 24.78],
         (WeightType::Mxfp4, true) => [15.14, 22.06, 34.5],
-        (WeightType::Q4K, false) => [15.45, 25.59, 29.78],
-        (WeightType::Q4K, true) => [16.7, 26.88, 52.56],
+        (WeightType::Q4K, false) => [14.17, 23.09, 28.38],
+        (WeightType::Q4K, true) => [15.39, 24.31, 51.16],
+        (WeightType::Q5_0, false) => [13.28, 24.0, 29.81],
+        (WeightType::Q5_0, true) => [13.67, 23.66, 40.81],
+        (WeightType::Q6K, false) => [17.8, 34.66, 35.84],
+        (WeightType::Q6K, true) => [17.55, 33.34, 49.84],
+        (WeightType::Q5_1, false) => [16.06, 31.97, 32.97],
+        (WeightType::Q5_1, true) => [15.63, 31.09, 72.0],
+        (WeightType::Q5K, false) => [19.97, 39.78, 37.16],
+        (WeightType::Q5K, true) => [20.31, 40.47, 76.97],
         // Without a dot product every product is one of tiles.
         (WeightType::Q4Tile, false) => [0.0, 0.0, 24.94],
         (WeightType::Q4Tile, true) => [0.0, 0.0, 37.41],
@@ -350,6 +358,10 @@ mod tests {
                 ("iq4_nl", WeightType::Iq4Nl),
                 ("mxfp4", WeightType::Mxfp4),
                 ("q4_k", WeightType::Q4K),
+                ("q5_0", WeightType::Q5_0),
+                ("q6_k", WeightType::Q6K),
+                ("q5_1", WeightType::Q5_1),
+                ("q5_k", WeightType::Q5K),
             ] {
                 let have = packets(arch, weight);
                 check(format!("{kind} gemv_2x1_{name}"), have.dots[0], 1.0);
@@ -393,6 +405,10 @@ mod tests {
             WeightType::Iq4Nl,
             WeightType::Mxfp4,
             WeightType::Q4K,
+            WeightType::Q5_0,
+            WeightType::Q6K,
+            WeightType::Q5_1,
+            WeightType::Q5K,
         ];
         for arch in [73, 75, 79, 81] {
             for weight in types {

@@ -32,6 +32,8 @@
 //!
 //! Values beyond FP16 (a scale times the largest quant over 65504) become infinite.
 
+pub(super) mod wide;
+
 use core::ops::Range;
 
 use super::Panel;
@@ -53,9 +55,14 @@ const fn nibble_values(weight: WeightType) -> [i8; 16] {
         WeightType::Q4_1 | WeightType::Q4K => {
             [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
         }
-        WeightType::Q4_0 | WeightType::Q4Tile | WeightType::Q8_0 | WeightType::F16 => {
-            [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]
-        }
+        WeightType::Q4_0
+        | WeightType::Q4Tile
+        | WeightType::Q5_0
+        | WeightType::Q5_1
+        | WeightType::Q5K
+        | WeightType::Q6K
+        | WeightType::Q8_0
+        | WeightType::F16 => [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7],
     }
 }
 
@@ -310,7 +317,7 @@ fn for_each_super_block<D: Dequantizer<L, 2>, const L: usize>(
     tiles: Range<usize>,
     mut out: &mut [Tile],
 ) {
-    let mut planes = GroupPlanes::EMPTY;
+    let mut planes = GroupPlanes::new();
     let last = tiles.end.div_ceil(SUPER_TILES);
     for first in (tiles.start / SUPER_TILES..last).step_by(GROUP_BLOCKS) {
         let blocks = first..(first + GROUP_BLOCKS).min(last);
@@ -419,6 +426,12 @@ impl hvx::Kernel for DequantizeTiles<'_> {
                 for_each_tile(table, panel, tiles, out);
             }
             WeightType::Q8_0 => for_each_tile(FlippedTiles, panel, tiles, out),
+            WeightType::Q5_0 => for_each_tile(wide::FiveBits::<false>, panel, tiles, out),
+            WeightType::Q5_1 => for_each_tile(wide::FiveBits::<true>, panel, tiles, out),
+            WeightType::Q5K => {
+                for_each_super_block(wide::FiveBits::<true>, panel, tiles, out);
+            }
+            WeightType::Q6K => wide::six_bit_tiles(panel, tiles, out),
             WeightType::Iq4Nl => {
                 for_each_tile(Scaled(hvx::load(&IQ4_NL_VALUES)), panel, tiles, out);
             }

@@ -42,8 +42,10 @@
 //!    conversion to f32 loses nothing.
 
 mod format;
+mod half_scaled;
 
-use self::format::{Bytes, LookupNibbles, OffsetNibbles, TileFormat};
+use self::format::{Bytes, FiveBits, LookupNibbles, OffsetNibbles, TileFormat};
+use self::half_scaled::dot_half_scaled;
 use super::Panel;
 use super::quantize::{ActGroup, GROUP_TILES, groups};
 use super::super_block::{GROUP_BLOCKS, GroupPlanes};
@@ -199,7 +201,7 @@ fn add_run<
         for r in 0..R {
             let start = hvx::splat_w(-F::ZERO * acts[r].sums[i]);
             let dot = format.dot(start, quants, &acts[r].words[i]);
-            sums[r].push(dot, joints[r][i], R == 1 || T == 2);
+            sums[r].push(dot, joints[r][i], R == 1 || F::HAS_LATE_ROWS);
         }
     }
     if F::HAS_MIN {
@@ -283,7 +285,8 @@ fn dot_strips<
         let factors = first_of::<_, R>([group0.factor(), group1.factor()]);
         for s in 0..S {
             for r in 0..R {
-                let sum = Accumulator::product(sums[s][r].finish(R == 1 || T == 2), factors[r]);
+                let sum =
+                    Accumulator::product(sums[s][r].finish(R == 1 || F::HAS_LATE_ROWS), factors[r]);
                 totals[s][r] = sum.plus_f32(totals[s][r]).to_f32();
             }
         }
@@ -308,11 +311,10 @@ fn dot_super_blocks<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, cons
     acts: [&[ActGroup]; R],
 ) -> [[Vector; R]; S] {
     let mut totals = [[hvx::splat_w(0); R]; S];
-    let mut planes = [const { GroupPlanes::EMPTY }; 2];
+    let (mut planes0, mut planes1) = (GroupPlanes::new(), GroupPlanes::new());
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
     for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
         let part = first..(first + GROUP_BLOCKS).min(blocks);
-        let [planes0, planes1] = &mut planes;
         let plain0 = planes0.expand(panels[0], part.clone());
         let plain1 = if S == 1 {
             plain0
@@ -372,6 +374,22 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
     fn run<const FUSED: bool>(self) -> Self::Output {
         let Self { panels, acts } = self;
         Ok(match panels[0].layout.weight() {
+            // Four tiles of two strips need more registers than there are: one strip at a time is
+            // faster.
+            WeightType::Mxfp4 if S > 1 => {
+                return Err(Error::NoKernel {
+                    weight: WeightType::Mxfp4,
+                    kernel: "GEMV of two strips",
+                });
+            }
+            // Two sums and their minima need more registers than there are: qfloat values would be
+            // stored.
+            weight @ (WeightType::Q5_1 | WeightType::Q5K) if S * R > 1 => {
+                return Err(Error::NoKernel {
+                    weight,
+                    kernel: "GEMV of two strips or rows",
+                });
+            }
             weight @ (WeightType::F16 | WeightType::Q4Tile) => {
                 return Err(Error::NoKernel {
                     weight,
@@ -381,17 +399,14 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
             WeightType::Q4_0 => dot_strips(OffsetNibbles::<8, false>, panels, acts),
             WeightType::Q4_1 => dot_strips(OffsetNibbles::<0, true>, panels, acts),
             WeightType::Q8_0 => dot_strips(Bytes, panels, acts),
+            WeightType::Q5_0 => dot_strips(FiveBits::<16, false>, panels, acts),
+            WeightType::Q5_1 => dot_strips(FiveBits::<0, true>, panels, acts),
+            WeightType::Q5K => dot_super_blocks(FiveBits::<0, true>, panels, acts),
             WeightType::Iq4Nl => {
                 let table = LookupNibbles::iq4_nl();
                 dot_strips::<_, 4, 2, 1, S, R>(table, panels, acts)
             }
-            // Four tiles of two strips need more registers than there are: one strip at a time is faster.
-            WeightType::Mxfp4 if S > 1 => {
-                return Err(Error::NoKernel {
-                    weight: WeightType::Mxfp4,
-                    kernel: "GEMV of two strips",
-                });
-            }
+            WeightType::Q6K => dot_half_scaled(panels, acts),
             WeightType::Mxfp4 => {
                 let table = LookupNibbles::mxfp4();
                 dot_strips::<_, 4, 4, 2, S, R>(table, panels, acts)
@@ -421,19 +436,22 @@ pub fn gemv_two_strips(
     act: &[ActGroup],
     out: [&mut Columns; 2],
 ) -> Result<()> {
-    if panels[0].layout.weight() == WeightType::Mxfp4 && panels[0].layout == panels[1].layout {
-        let [first, second] = out;
-        gemv_strip(panels[0], act, first)?;
-        return gemv_strip(panels[1], act, second);
-    }
-    let sums = dispatch(panels, [act])?;
+    let sums = match dispatch(panels, [act]) {
+        Err(Error::NoKernel { .. }) => {
+            let [first, second] = out;
+            gemv_strip(panels[0], act, first)?;
+            return gemv_strip(panels[1], act, second);
+        }
+        sums => sums?,
+    };
     for (out, [sums]) in out.into_iter().zip(sums) {
         hvx::store_f32(out, sums);
     }
     Ok(())
 }
 
-/// Multiplies two rows of activations by one strip, unpacking the weights once.
+/// Multiplies two rows of activations by one strip, unpacking the weights once if there are
+/// registers for that.
 ///
 /// # Errors
 /// As [`gemv_strip`].
@@ -442,7 +460,14 @@ pub fn gemv_two_rows(
     acts: [&[ActGroup]; 2],
     out: [&mut Columns; 2],
 ) -> Result<()> {
-    let [sums] = dispatch([panel], acts)?;
+    let [sums] = match dispatch([panel], acts) {
+        Err(Error::NoKernel { .. }) => {
+            let [first, second] = out;
+            gemv_strip(panel, acts[0], first)?;
+            return gemv_strip(panel, acts[1], second);
+        }
+        sums => sums?,
+    };
     for (out, sums) in out.into_iter().zip(sums) {
         hvx::store_f32(out, sums);
     }

@@ -53,6 +53,12 @@ impl ActGroup {
         factor: Line::ZERO,
     };
 
+    /// Returns the quants of all blocks.
+    #[inline(always)]
+    pub(super) fn lines(&self) -> &[Line; 8] {
+        &self.words
+    }
+
     /// Returns the quants of each block, as words of four.
     #[inline(always)]
     pub(super) fn words(&self) -> &[[i32; 8]; GROUP_TILES] {

@@ -9,8 +9,8 @@
 //!   the plain type's kernel over the group's tiles
 //! ```
 //!
-//! 1. **The kernels are those of the plain types.** Q4_K's tiles with such scales are tiles of
-//!    Q4_1, so nothing is compiled twice.
+//! 1. **The kernels are those of the plain types.** With such scales, Q4_K's tiles are tiles of
+//!    Q4_1, and Q5_K's are tiles of Q5_1, so nothing is compiled twice.
 //! 2. **Scales are made group by group**, as many as the dot product takes at a time, and stay in
 //!    the cache.
 //! 3. **A scale is rounded once more than ggml's**, to FP16, which the tile is rounded to anyway.
@@ -28,15 +28,18 @@ use crate::layout::{Line, SUPER_TILES};
 const LINES: usize = GROUP_TILES / 2;
 /// Super-blocks of a group.
 pub(super) const GROUP_BLOCKS: usize = GROUP_TILES / SUPER_TILES;
-/// Lines of scales of a super-block of Q4_K.
+/// Lines of scales of a super-block of Q4_K or Q5_K.
 const Q4K_LINES: usize = 4;
 
 /// f16 scales and minima of a group, as the planes of a panel.
 pub(super) struct GroupPlanes(LinePlanes<LINES>);
 
 impl GroupPlanes {
-    /// Planes without lines.
-    pub(super) const EMPTY: Self = Self(LinePlanes::EMPTY);
+    /// Returns planes without lines.
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self(LinePlanes::unfilled())
+    }
 
     /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`].
     /// Returns these super-blocks as a panel of the plain type.

@@ -105,6 +105,10 @@ pub fn run(write: &mut dyn FnMut(&str)) {
         ("mxfp4", WeightType::Mxfp4),
         ("q4_tile", WeightType::Q4Tile),
         ("q4_k", WeightType::Q4K),
+        ("q5_0", WeightType::Q5_0),
+        ("q6_k", WeightType::Q6K),
+        ("q5_1", WeightType::Q5_1),
+        ("q5_k", WeightType::Q5K),
     ] {
         let Ok(layout) = PanelLayout::new(weight, K) else {
             return;

@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 54] = [
+pub const NAMES: [&str; 57] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -40,6 +40,9 @@ pub const NAMES: [&str; 54] = [
     "lookup16_of",
     "add_h",
     "shr_h",
+    "asr_h",
+    "mul_odd",
+    "mul_even_acc",
     "f16_from_h",
     "f32_from_w",
     "mul_f16",
@@ -63,7 +66,7 @@ pub const NAMES: [&str; 54] = [
 
 /// Number of the first operation on floating point.
 #[allow(dead_code, reason = "only the host test asks")]
-pub const FIRST_FLOAT: usize = 35;
+pub const FIRST_FLOAT: usize = 38;
 
 /// Number that stands for an accumulator: `(c + a · b + a) · (a - b) + c`.
 pub const ACCUMULATE: usize = NAMES.len();
@@ -113,29 +116,32 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         },
         33 => one(hvx::add_h(a, b)),
         34 => one(hvx::shr_h(a, scalar & 15)),
-        35 => one(hvx::f16_from_h(a)),
-        36 => one(hvx::f32_from_w(a)),
-        37 => one(hvx::mul_f16(a, b)),
-        38 => one(hvx::mul_add_f16(a, b, c)),
-        39 => one(hvx::sub_mul_f16(a, b, c)),
-        40 => hvx::widen_mul_f16(a, b),
-        41 => one(hvx::narrow_f32(a, b)),
-        42 => one(hvx::mul_f32(a, b)),
-        43 => one(hvx::add_f32(a, b)),
-        44 => one(hvx::sub_f32(a, b)),
-        45 => one(hvx::max_f32(a, b)),
-        46 => one(hvx::min_f32(a, b)),
-        47 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
-        48 => one(hvx::sub_f16(a, b)),
-        49 => one(hvx::max_f16(a, b)),
-        50 => hvx::widen_in_order_f16(a),
-        51 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
-        52 => {
+        35 => one(hvx::asr_h(a, scalar & 15)),
+        36 => one(hvx::mul_odd(a, b)),
+        37 => one(hvx::mul_even_acc(c, a, b)),
+        38 => one(hvx::f16_from_h(a)),
+        39 => one(hvx::f32_from_w(a)),
+        40 => one(hvx::mul_f16(a, b)),
+        41 => one(hvx::mul_add_f16(a, b, c)),
+        42 => one(hvx::sub_mul_f16(a, b, c)),
+        43 => hvx::widen_mul_f16(a, b),
+        44 => one(hvx::narrow_f32(a, b)),
+        45 => one(hvx::mul_f32(a, b)),
+        46 => one(hvx::add_f32(a, b)),
+        47 => one(hvx::sub_f32(a, b)),
+        48 => one(hvx::max_f32(a, b)),
+        49 => one(hvx::min_f32(a, b)),
+        50 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
+        51 => one(hvx::sub_f16(a, b)),
+        52 => one(hvx::max_f16(a, b)),
+        53 => hvx::widen_in_order_f16(a),
+        54 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
+        55 => {
             let sum = Accumulator::from_f32(c);
             let (even, odd) = Accumulator::widen_mul_add((sum, sum), a, b);
             (even.to_f32(), odd.to_f32())
         }
-        53 => {
+        56 => {
             let bias = 12_582_912.0;
             one(hvx::unbias(hvx::add_f32(a, hvx::splat_f32(bias)), bias))
         }

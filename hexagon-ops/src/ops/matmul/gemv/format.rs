@@ -17,6 +17,8 @@ pub(super) trait TileFormat<const L: usize, const T: usize, const W: usize>: Cop
     const ZERO: i32;
     /// `true` if panels have a plane of minima.
     const HAS_MIN: bool = false;
+    /// `true` if there are registers to add the products of two rows one tile late.
+    const HAS_LATE_ROWS: bool = T == 2;
     /// A tile in the form that several rows of activations share.
     type Unpacked: Copy;
 
@@ -110,6 +112,59 @@ impl TileFormat<8, 2, 1> for Bytes {
     #[inline(always)]
     fn dot(self, start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
         dot8(start, quants, act)
+    }
+
+    #[inline(always)]
+    fn joint_scales(self, line: Vector, [act]: [i32; 1]) -> [Vector; 2] {
+        f16_scales(line, act)
+    }
+}
+
+/// Quants of 5 bits.
+///
+/// Bits of a value that lie in several lines are multiplied where they are, and weighed after the
+/// sum: shifts of the few sums replace shifts of all lines.
+#[derive(Clone, Copy)]
+pub(super) struct FiveBits<const ZERO: i32, const HAS_MIN: bool>;
+
+impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBits<ZERO, HAS_MIN> {
+    const ZERO: i32 = ZERO;
+    const HAS_MIN: bool = HAS_MIN;
+    const HAS_LATE_ROWS: bool = false;
+    /// The values in the lower bits of lines 0 to 4; the upper three bits of values 5 to 7; the
+    /// lower bits of values 5, 7, 6 and 7.
+    type Unpacked = ([Vector; 5], [Vector; 3], [Vector; 4]);
+
+    #[inline(always)]
+    fn unpack(self, quants: &[Line; 5]) -> Self::Unpacked {
+        let lines = quants.each_ref().map(hvx::load);
+        let masked = |line: usize, mask: u8| hvx::and(lines[line], hvx::splat_b(mask));
+        (
+            lines.map(|line| hvx::and(line, hvx::splat_b(0x1f))),
+            [masked(0, 0xe0), masked(1, 0xe0), masked(2, 0xe0)],
+            [
+                masked(3, 0x60),
+                masked(4, 0x20),
+                masked(4, 0xc0),
+                masked(3, 0x80),
+            ],
+        )
+    }
+
+    #[inline(always)]
+    fn dot(self, start: Vector, (low, upper, rest): Self::Unpacked, act: &[i32; 8]) -> Vector {
+        let mut dot = start;
+        for (low, word) in low.iter().zip(act) {
+            dot = hvx::dot4_acc(dot, *low, *word);
+        }
+        // 8, 32 and 64 times too much.
+        let mut eights = hvx::dot4_word(upper[0], act[5]);
+        eights = hvx::dot4_acc(eights, upper[1], act[6]);
+        eights = hvx::dot4_acc(eights, upper[2], act[7]);
+        let halves = hvx::dot4_acc(hvx::dot4_word(rest[0], act[5]), rest[1], act[7]);
+        let wholes = hvx::dot4_acc(hvx::dot4_word(rest[2], act[6]), rest[3], act[7]);
+        let halves = hvx::shr_add_w(halves, wholes, 1);
+        hvx::shr_add_w(dot, hvx::shr_add_w(eights, halves, 2), 3)
     }
 
     #[inline(always)]

@@ -1,0 +1,154 @@
+//! Dequantizers of 5- and 6-bit quants.
+//!
+//! A tile has eight values of four quants a word, as Q8_0 has; five (six) of them lie in the lower
+//! bits of the lines' bytes, the others are put together from the upper bits of all lines
+//! ([`crate::layout`]). A byte becomes FP16 by its exponent, as in Q8_0: 0x64 above a quant in the
+//! lowest bits makes 1024 + q, 0x58 above five bits that end at bit 3 makes 128 + q, and 0x5c above
+//! six bits that end at bit 2 makes 256 + q.
+
+use core::ops::Range;
+
+use super::{Dequantizer, twice};
+use crate::hvx::{self, Vector};
+use crate::layout::{Line, SUPER_TILES, Tile};
+use crate::ops::matmul::Panel;
+
+/// Bytes with the exponent above them, and the FP16 number that is the quant 0.
+#[derive(Clone, Copy)]
+struct Exponent {
+    upper: Vector,
+    zero: Vector,
+}
+
+impl Exponent {
+    #[inline(always)]
+    fn new(upper: u8, zero: u16) -> Self {
+        Self {
+            upper: hvx::splat_b(upper),
+            zero: hvx::splat_h(zero),
+        }
+    }
+
+    /// Writes value `g` of a tile, scaled, and with `min` added if `ADD`: two lines.
+    #[inline(always)]
+    fn put<const ADD: bool>(
+        self,
+        bytes: Vector,
+        [scale, min]: [Vector; 2],
+        g: usize,
+        out: &mut Tile,
+    ) {
+        let even = hvx::interleave_even_b(bytes, self.upper);
+        let odd = hvx::interleave_odd_b(bytes, self.upper);
+        hvx::store(&mut out.0[2 * g], self.scaled::<ADD>(even, scale, min));
+        hvx::store(&mut out.0[2 * g + 1], self.scaled::<ADD>(odd, scale, min));
+    }
+
+    /// Returns the quants times `scale`, plus `min` if `ADD`.
+    #[inline(always)]
+    fn scaled<const ADD: bool>(self, values: Vector, scale: Vector, min: Vector) -> Vector {
+        if ADD {
+            hvx::mul_add_f16(hvx::sub_f16(values, self.zero), scale, min)
+        } else {
+            hvx::sub_mul_f16(values, self.zero, scale)
+        }
+    }
+}
+
+/// Returns the bits of `mask` of `line` moved right by `count`.
+#[inline(always)]
+fn bits(line: Vector, count: i32, mask: u8) -> Vector {
+    let moved = if count == 0 {
+        line
+    } else {
+        hvx::shr_b(line, count)
+    };
+    hvx::and(moved, hvx::splat_b(mask))
+}
+
+/// The dequantizer of 5-bit quants with an f16 scale for each column: less 16, or with a minimum if
+/// `ADD`.
+#[derive(Clone, Copy)]
+pub(super) struct FiveBits<const ADD: bool>;
+
+impl<const ADD: bool> Dequantizer<5, 2> for FiveBits<ADD> {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 5], scale: Vector, min: Vector, i: usize, out: &mut Tile) {
+        let factors = [twice(scale, i), twice(min, i)];
+        let lines = quants.each_ref().map(hvx::load);
+        let [a, b, c, d, e] = lines;
+        let low = Exponent::new(0x64, if ADD { 0x6400 } else { 0x6410 });
+        for (g, line) in lines.into_iter().enumerate() {
+            low.put::<ADD>(bits(line, 0, 0x1f), factors, g, out);
+        }
+        let rest = Exponent::new(0x58, if ADD { 0x5800 } else { 0x5880 });
+        let [fifth, sixth] = [
+            hvx::or(bits(a, 0, 0xe0), bits(d, 2, 0x18)),
+            hvx::or(bits(b, 0, 0xe0), bits(e, 3, 0x18)),
+        ];
+        let seventh = hvx::or(bits(d, 3, 0x10), bits(e, 2, 0x08));
+        rest.put::<ADD>(fifth, factors, 5, out);
+        rest.put::<ADD>(sixth, factors, 6, out);
+        rest.put::<ADD>(hvx::or(bits(c, 0, 0xe0), seventh), factors, 7, out);
+    }
+}
+
+/// Returns the signed halfwords of tile `i` of a line of signed bytes for two tiles: those of the
+/// tile's first 16 rows of K in lower halves, those of the others in upper halves.
+#[inline(always)]
+pub(in crate::ops::matmul) fn half_scales(line: Vector, i: usize) -> Vector {
+    let upper = if i == 0 { hvx::shl_h(line, 8) } else { line };
+    hvx::asr_h(upper, 8)
+}
+
+/// Returns the d of super-block `b`, twice, from the plane of d.
+#[inline(always)]
+pub(in crate::ops::matmul) fn block_factor(plane: &[Line], b: usize) -> Vector {
+    let line = hvx::load(&plane[b / 2]);
+    if b.is_multiple_of(2) {
+        hvx::interleave_even_h(line, line)
+    } else {
+        hvx::interleave_odd_h(line, line)
+    }
+}
+
+/// Dequantizes one tile of 6-bit quants less 32, whose halves have the f16 scales in the halves of
+/// `scales`.
+#[inline(always)]
+fn six_bit_tile(quants: &[Line; 6], scales: Vector, out: &mut Tile) {
+    let first = hvx::interleave_even_h(scales, scales);
+    let second = hvx::interleave_odd_h(scales, scales);
+    let lines = quants.each_ref().map(hvx::load);
+    let low = Exponent::new(0x64, 0x6420);
+    for (g, line) in lines.into_iter().enumerate() {
+        let scale = if g < 4 { first } else { second };
+        low.put::<false>(bits(line, 0, 0x3f), [scale; 2], g, out);
+    }
+    let rest = Exponent::new(0x5c, 0x5c80);
+    for (g, [a, b, c]) in [
+        (6, [lines[0], lines[1], lines[2]]),
+        (7, [lines[3], lines[4], lines[5]]),
+    ] {
+        let lower = hvx::or(bits(b, 2, 0x30), bits(c, 4, 0x0c));
+        rest.put::<false>(hvx::or(bits(a, 0, 0xc0), lower), [second; 2], g, out);
+    }
+}
+
+/// Dequantizes the tiles `tiles` of a panel of Q6_K; the first one is even.
+///
+/// On the device this is not inlined, so that `panel` and `out` are known not to overlap.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+pub(super) fn six_bit_tiles(panel: &Panel<'_>, tiles: Range<usize>, out: &mut [Tile]) {
+    let first = tiles.start / 2;
+    let pairs = panel.quants.as_chunks::<6>().0[tiles].chunks(2);
+    let lines = &panel.scales[first..];
+    for (p, ((quants, line), out)) in pairs.zip(lines).zip(out.chunks_mut(2)).enumerate() {
+        let d = block_factor(panel.mins, 2 * (first + p) / SUPER_TILES);
+        let line = hvx::load(line);
+        for (i, (quants, out)) in quants.iter().zip(out).enumerate() {
+            let scales = hvx::mul_f16(hvx::f16_from_h(half_scales(line, i)), d);
+            six_bit_tile(quants, scales, out);
+        }
+    }
+}

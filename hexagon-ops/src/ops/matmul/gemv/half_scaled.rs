@@ -1,0 +1,201 @@
+//! Dot products of super-blocks with a scale for each 16 weights: Q6_K.
+//!
+//! ```text
+//! for each group of 1024 along K, each row of activations
+//!   half[tile][h] = sum of the 16 activations of half a block
+//!   joint[tile][n] = d[n] · activation scale[tile]
+//!   for each tile
+//!     dot[h][n]  = -32 · half[tile][h] + Σ quants · act          u8 · i8
+//!     sum[n]    += f32(s[0][n] · dot[0][n] + s[1][n] · dot[1][n]) · joint[tile][n]
+//! ```
+//!
+//! The scales of 16 weights are integers and stay so: a half is at most 16 · 32 · 127 < 2^17, a
+//! scale at most 128, so that both products fit in a word with room to spare. Bits of a value that
+//! lie in several lines are multiplied where they are, and weighed after the sum.
+
+use super::super::dequantize::wide::{block_factor, half_scales};
+use super::super::quantize::{ActGroup, GROUP_TILES};
+use super::super::super_block::GROUP_BLOCKS;
+use super::{LateSum, first_of};
+use crate::hvx::{self, Accumulator, LinePlanes, Vector};
+use crate::layout::{Line, SUPER_TILES};
+use crate::ops::matmul::Panel;
+
+/// Lines of quants of a tile.
+const LINES: usize = 6;
+/// The number that was added to each weight.
+const ZERO: i32 = 32;
+/// f32 factors of a group: lines of the even tiles, and of the odd ones.
+type Joints = LinePlanes<{ GROUP_TILES / 2 }>;
+
+/// Sums of the halves of each block of a group.
+#[derive(Clone, Copy)]
+struct HalfSums([Line; 2]);
+
+impl HalfSums {
+    #[inline(always)]
+    fn new(group: &ActGroup) -> Self {
+        let ones = hvx::splat_b(1);
+        // Sums of words, then of two words, then of four.
+        let words = group
+            .lines()
+            .each_ref()
+            .map(|line| hvx::dot4_each(ones, hvx::load(line)));
+        let add = |a, b| {
+            let (even, odd) = hvx::deal_w(a, b);
+            hvx::add_w(even, odd)
+        };
+        let mut out = [Line::ZERO; 2];
+        for (out, [a, b, c, d]) in out.iter_mut().zip([
+            [words[0], words[1], words[2], words[3]],
+            [words[4], words[5], words[6], words[7]],
+        ]) {
+            hvx::store(out, add(add(a, b), add(c, d)));
+        }
+        Self(out)
+    }
+
+    /// Returns the sums of each tile's halves.
+    #[inline(always)]
+    fn tiles(&self) -> &[[i32; 2]; GROUP_TILES] {
+        bytemuck::cast_ref(&self.0)
+    }
+}
+
+/// The bytes of a tile: the lower six bits of its lines, and the upper two.
+#[derive(Clone, Copy)]
+struct SixBits {
+    low: [Vector; LINES],
+    rest: [Vector; LINES],
+}
+
+impl SixBits {
+    #[inline(always)]
+    fn new(quants: &[Line; LINES]) -> Self {
+        let lines = quants.each_ref().map(hvx::load);
+        Self {
+            low: lines.map(|line| hvx::and(line, hvx::splat_b(0x3f))),
+            rest: lines.map(|line| hvx::and(line, hvx::splat_b(0xc0))),
+        }
+    }
+
+    /// Returns the dot products of both halves.
+    #[inline(always)]
+    fn dot(self, sums: [i32; 2], act: &[i32; 8]) -> [Vector; 2] {
+        let Self { low, rest } = self;
+        let [mut first, mut second] = sums.map(|sum| hvx::splat_w(-ZERO * sum));
+        for g in 0..4 {
+            first = hvx::dot4_acc(first, low[g], act[g]);
+        }
+        for g in 4..6 {
+            second = hvx::dot4_acc(second, low[g], act[g]);
+        }
+        // Upper bits are 64 times their value; as bits 5..4, 3..2 and 1..0 of values 6 and 7 they
+        // are 4, 16 and 64 times too much.
+        let pieces =
+            [0, 1, 2].map(|i| hvx::dot4_acc(hvx::dot4_word(rest[i], act[6]), rest[3 + i], act[7]));
+        let pieces = hvx::shr_add_w(pieces[0], hvx::shr_add_w(pieces[1], pieces[2], 2), 2);
+        [first, hvx::shr_add_w(second, pieces, 2)]
+    }
+}
+
+/// Computes the factors of a group's tiles for one row of activations.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+fn joints(factors: &[Line], n_blocks: usize, act: &ActGroup, out: &mut Joints) {
+    let [scales, _] = act.scales();
+    let scales = scales.as_chunks::<{ SUPER_TILES / 2 }>().0;
+    out.fill((0..n_blocks).zip(scales).map(|(b, scales)| {
+        let d = block_factor(factors, b);
+        let pairs = scales.map(|scale| hvx::widen_mul_f16(d, hvx::splat_w(scale)));
+        [pairs.map(|(even, _)| even), pairs.map(|(_, odd)| odd)]
+    }));
+}
+
+/// Computes the products of `S` strips with `R` rows.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+pub(super) fn dot_half_scaled<const S: usize, const R: usize>(
+    panels: [&Panel<'_>; S],
+    acts: [&[ActGroup]; R],
+) -> [[Vector; R]; S] {
+    let mut totals = [[hvx::splat_w(0); R]; S];
+    let (mut factors0, mut factors1) = (Joints::unfilled(), Joints::unfilled());
+    let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
+    for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
+        let n_blocks = GROUP_BLOCKS.min(blocks - first);
+        let group = acts.each_ref().map(|act| &act[g]);
+        // Of strip 0 and row 0, then of the second strip or row.
+        joints(
+            &panels[0].mins[first / 2..],
+            n_blocks,
+            group[0],
+            &mut factors0,
+        );
+        if S * R > 1 {
+            let plane = &panels[S - 1].mins[first / 2..];
+            joints(plane, n_blocks, group[R - 1], &mut factors1);
+        }
+        let half_sums = group.map(HalfSums::new);
+        let factors = [factors0.lines(), factors1.lines()];
+        let added = group_sums(panels, first, group, factors, &half_sums);
+        for s in 0..S {
+            for r in 0..R {
+                let sum = Accumulator::product(added[s][r], group[r].factor());
+                totals[s][r] = sum.plus_f32(totals[s][r]).to_f32();
+            }
+        }
+    }
+    totals
+}
+
+/// Returns the sums of a group's tiles, before the group's factor.
+#[inline(always)]
+fn group_sums<const S: usize, const R: usize>(
+    panels: [&Panel<'_>; S],
+    first: usize,
+    group: [&ActGroup; R],
+    factors: [[&[Line]; 2]; 2],
+    half_sums: &[HalfSums; R],
+) -> [[Vector; R]; S] {
+    let mut sums = [[LateSum::new(); R]; S];
+    if S * R > 1 {
+        // A zero each: one for both would be copied, and a qfloat value is never.
+        sums[S - 1][R - 1] = LateSum::new();
+    }
+    let pair = first * SUPER_TILES / 2;
+    let strip = |s: usize| {
+        let quants = &panels[s].quants.as_chunks::<LINES>().0.as_chunks::<2>().0[pair..];
+        quants.iter().zip(&panels[s].scales[pair..])
+    };
+    let row = |r: usize| {
+        let words = group[r].words().as_chunks::<2>().0.iter();
+        words.zip(half_sums[r].tiles().as_chunks::<2>().0)
+    };
+    let factor = |which: usize| {
+        let [even, odd] = factors[which];
+        even.iter().zip(odd)
+    };
+    let strips = strip(0).zip(strip(S - 1));
+    let rows = row(0).zip(row(R - 1));
+    let factors = factor(0).zip(factor(S * R - 1));
+    for (((strip0, strip1), (row0, row1)), (factor0, factor1)) in strips.zip(rows).zip(factors) {
+        let strips = first_of::<_, S>([strip0, strip1]);
+        let rows = first_of::<_, R>([row0, row1]);
+        let factors = [factor0, factor1];
+        for i in 0..2 {
+            for (s, (quants, line)) in strips.into_iter().enumerate() {
+                let bytes = SixBits::new(&quants[i]);
+                let scales = half_scales(hvx::load(line), i);
+                for (r, (words, half_sums)) in rows.into_iter().enumerate() {
+                    let [low, high] = bytes.dot(half_sums[i], &words[i]);
+                    let dot = hvx::mul_even_acc(hvx::mul_odd(high, scales), low, scales);
+                    let (even, odd) = factors[s + r];
+                    let joint = hvx::load(if i == 0 { even } else { odd });
+                    sums[s][r].push(dot, joint, true);
+                }
+            }
+        }
+    }
+    sums.map(|sums| sums.map(|sum| sum.finish(true)))
+}
