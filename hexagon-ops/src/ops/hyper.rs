@@ -351,7 +351,7 @@ impl Mixes<'_> {
 
 /// Computes DSV4_HC_COMB: the matrix with which POST mixes the streams of each token.
 ///
-/// - `rounds`: how often columns are divided by their sums, 1 to [`MAX_ROUNDS`]
+/// - `rounds`: how often columns are divided by their sums, 1 to 1000
 /// - `src`: mixes, f32 `[24, tokens]`; scale, f32 with at least 3 elements; base, f32 `[24]`
 /// - `dst`: f32 `[4, 4, tokens]` without gaps
 ///
