@@ -179,6 +179,8 @@ def fill(folder, target):
         copy_tree(path, folder)
     put(ROOT / "dist" / "README.md", folder / "README.md")
     put(ROOT / "dist" / "install.sh", folder / "install.sh")
+    for file in sorted((ROOT / "dist" / "board").iterdir()):
+        put(file, folder / "board" / file.name)
     sbom.write(folder, target, PACKAGES, version(), epoch())
     for path in (folder / "bin" / tool.name, folder / "install.sh"):
         path.chmod(0o755)

@@ -1,0 +1,91 @@
+"""The files for boards and phones: the unit and the rules are well-formed, and phone.sh calls adb as the guide says."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from harness import Case, cpu_env
+
+from project import ROOT
+
+BOARD = ROOT / "dist" / "board"
+
+# Writes down its arguments, and runs what the phone's shell would.
+ADB = """#!/bin/sh
+printf '%s\\n' "$*" >>"$ADB_LOG"
+case $1 in
+  push) cp "$2" "$3" ;;
+  shell) sh -c "$2" ;;
+esac
+"""
+TOOL = """#!/bin/sh
+echo "DSP_LIBRARY_PATH=$DSP_LIBRARY_PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH-unset}"
+for argument; do echo "[$argument]"; done
+"""
+
+
+class Board(Case):
+    def test_unit_is_one_that_systemd_accepts(self):
+        if shutil.which("systemd-analyze") is None:
+            self.skipTest("systemd-analyze is not installed")
+        done = subprocess.run(["systemd-analyze", "verify", "--man=no", BOARD / "llama-server.service"], capture_output=True,
+                              text=True)
+        # Lines about other units of this machine do not name the file.
+        ours = [line for line in done.stderr.splitlines() if "llama-server" in line]
+        self.assertEqual(ours, [])
+
+    def test_rules_have_matches_and_assignments_only(self):
+        rules = [line for line in (BOARD / "70-ggml-rust-npu.rules").read_text(encoding="utf-8").splitlines()
+                 if line and not line.startswith("#")]
+        self.assertGreaterEqual(len(rules), 3)
+        for rule in rules:
+            self.assertRegex(rule, r'^((KERNEL|SUBSYSTEM)=="[\w*-]+", )+GROUP="render", MODE="0660"$')
+
+    def test_unit_names_the_files_that_install_sh_writes_for_root(self):
+        unit = (BOARD / "llama-server.service").read_text(encoding="utf-8")
+        script = (ROOT / "dist" / "install.sh").read_text(encoding="utf-8")
+        self.assertIn("prefix=/usr/local", script)
+        self.assertIn("lib=$prefix/lib/ggml-rust-npu", script)
+        self.assertEqual(re.findall(r"/usr/local\S+", unit),
+                         ["/usr/local/lib/ggml-rust-npu/libggml-rust_npu.so", "/usr/local/lib/ggml-rust-npu"])
+
+
+class Phone(Case):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.root = Path(scratch.name)
+        for name, text in [("bin/adb", ADB), ("tool", TOOL), ("skel/v75/libggml_rust_npu_skel_v75.so", "75"),
+                           ("skel/v79/libggml_rust_npu_skel_v79.so", "79")]:
+            file = self.root / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            file.chmod(0o755)
+
+    def phone(self, *args, **settings):
+        env = cpu_env(PATH=f"{self.root / 'bin'}:{os.environ['PATH']}", ADB_LOG=str(self.root / "log"),
+                      TOOL=str(self.root / "tool"), SKEL=str(self.root / "skel"), FOLDER=str(self.root / "phone"))
+        return self.run_command("phone.sh", ["sh", ROOT / "scripts" / "phone.sh", *args],
+                                dict(env, LD_LIBRARY_PATH="/vendor/lib64", **settings))
+
+    def test_tool_and_libraries_are_pushed_and_the_tool_finds_them(self):
+        done = self.phone("inspect", "it's a model")
+        self.assertEqual(done.code, 0, done.all)
+        folder = self.root / "phone"
+        self.assertEqual({path.name for path in folder.iterdir()},
+                         {"ggml-npu", "libggml_rust_npu_skel_v75.so", "libggml_rust_npu_skel_v79.so"})
+        self.assertEqual(done.out.splitlines(),
+                         [f"DSP_LIBRARY_PATH={folder} LD_LIBRARY_PATH=unset", "[inspect]", "[it's a model]"])
+
+    def test_without_arguments_it_probes(self):
+        self.assertEqual(self.phone().out.splitlines()[1:], ["[devices]", "[--probe]"])
+
+    def test_what_is_missing_is_said(self):
+        done = self.phone(TOOL="/no/such/tool")
+        self.assertEqual(done.code, 1)
+        self.assertIn("no /no/such/tool", done.log)
+        done = self.phone(SKEL="/no/such/folder")
+        self.assertIn("no library for the DSP in /no/such/folder", done.log)
