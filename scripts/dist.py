@@ -114,7 +114,8 @@ def dsp_libraries():
     sysroot = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout
     shown = [*shown_paths(), (Path(sysroot.strip()).parent, "/toolchains")]
     folder = DIST / "build" / "skel"
-    env = dict(bare_environment(), TARGET_DIR=str(folder), SKEL_RUSTFLAGS=" ".join(remapped(shown)))
+    env = dict(bare_environment(), TARGET_DIR=str(folder), SKEL_RUSTFLAGS=" ".join(remapped(shown)),
+               RUSTC_WRAPPER=str(ROOT / "scripts" / "stable_rustc.sh"))
     paths = []
     for library in DSP_LIBRARIES:
         say(f"building the DSP library {library}")

@@ -57,6 +57,22 @@ class Pack(Case):
             dist.check_paths(file)
 
 
+class StableSymbols(Case):
+    def arguments(self, name):
+        """The arguments that rustc gets from the wrapper."""
+        args = ["--crate-name", name, "a b.rs", "-C", "metadata=60a73862043da43f", "-C", "extra-filename=-60a7"]
+        command = ["sh", ROOT / "scripts" / "stable_rustc.sh", "printf", "%s\\n", *args]
+        return self.run_command("stable_rustc.sh", command, cpu_env()).out.splitlines(), args
+
+    def test_crates_outside_of_the_dsps_workspace_get_a_hash_without_a_folder(self):
+        got, args = self.arguments("hexagon_ops")
+        self.assertEqual(got, [arg.replace("60a73862043da43f", "hexagon_ops") for arg in args])
+
+    def test_other_crates_keep_theirs(self):
+        got, args = self.arguments("core")
+        self.assertEqual(got, args)
+
+
 class Contents(Case):
     @classmethod
     def setUpClass(cls):
