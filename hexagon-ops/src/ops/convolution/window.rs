@@ -1,4 +1,4 @@
-//! Where the taps of a window read.
+//! The elements of a source that the taps of a window read.
 
 use core::ops::Range;
 
