@@ -12,7 +12,8 @@ use hexagon_ops::wire::{Command, Nop, STATE, STATE_CLOSED, STATE_PARKED, WISH, W
 
 use crate::common::Rng;
 use crate::host::{
-    Session, alloc, allow_unsigned, announce, close, open, serve, session_control, start, wait_for,
+    Session, alloc, allow_unsigned, announce, close, free, open, serve, session_control, start,
+    wait_for,
 };
 use crate::product::Product;
 
@@ -237,4 +238,58 @@ fn the_second_dsp_has_sessions_and_memory_apart_from_the_first() {
     };
     let code = session_control(&api, FASTRPC_RESERVE_NEW_SESSION, &mut new);
     assert_eq!((code, new.session_id, new.effective_domain_id), (0, 1, 12));
+}
+
+/// Returns a number of this process from /proc.
+fn own(file: &str, key: &str) -> usize {
+    let text = std::fs::read_to_string(file).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(key));
+    let number = line.unwrap().trim().trim_end_matches(" kB");
+    number.parse().unwrap()
+}
+
+/// Opens and closes sessions of two threads on four vector units, one after the other.
+fn open_and_close(count: usize) {
+    // Other tests run beside this one, with fewer threads and less memory than half or a third of
+    // the sessions would leave.
+    let status = "/proc/self/status";
+    let (threads, size_kib) = (own(status, "Threads:"), own(status, "VmSize:"));
+    let options = Options {
+        hvx_threads: 4,
+        ..Options::new(75)
+    };
+    let machine = start(options);
+    for _ in 0..count {
+        let mut session = Session::new(&machine, 75);
+        let info = session.start().unwrap();
+        assert_eq!((info.threads, info.units), (2, 4));
+        let nop = Command::new(0, &Nop { reserved: 0 });
+        assert_eq!(session.run(&[nop]).status, 0);
+        assert_eq!(close(&session.api, session.handle), 0);
+        let (api, ring) = (session.api, session.ring.base);
+        drop(session);
+        free(&api, ring.cast());
+    }
+    let live = machine.live();
+    assert_eq!((live.handles, live.allocations, live.mappings), (0, 0, 0));
+    let (more_threads, more_kib) = (own(status, "Threads:"), own(status, "VmSize:"));
+    assert!(
+        more_threads < threads + count / 2,
+        "{threads}, then {more_threads} threads"
+    );
+    assert!(
+        more_kib < size_kib + count * 8192 / 3,
+        "{size_kib}, then {more_kib} KiB"
+    );
+}
+
+#[test]
+fn closed_sessions_leave_no_threads_and_no_memory() {
+    open_and_close(300);
+}
+
+#[test]
+#[ignore = "takes minutes; the short one runs always"]
+fn ten_thousand_closed_sessions_leave_no_threads_and_no_memory() {
+    open_and_close(10_000);
 }
