@@ -15,6 +15,7 @@ pub struct Product {
     pub command: Command,
     values: Weights,
     inputs: Vec<f32>,
+    k: usize,
     pub n: usize,
 }
 
@@ -23,7 +24,8 @@ pub const DST_OFFSET: usize = 64;
 
 impl Product {
     pub fn new(session: &mut Session, weight: WeightType, m: usize, rng: &mut Rng) -> Self {
-        let (k, n) = (64, 40);
+        // Whole blocks of every type.
+        let (k, n) = (weight.block_elems().max(64), 40);
         let values = Weights::random(weight, n, k, rng);
         let (weights, weights_buffer) = session.buffer(size_of_val(&values.lines[..]));
         let (act, act_buffer) = session.buffer(4 * m * k);
@@ -60,6 +62,7 @@ impl Product {
             command: Command::new(0, &body),
             values,
             inputs,
+            k,
             n,
         }
     }
@@ -76,14 +79,14 @@ impl Product {
     }
 
     pub fn dst_bytes(&self) -> usize {
-        let m = self.inputs.len() / 64;
+        let m = self.inputs.len() / self.k;
         4 * m * self.n
     }
 
     /// Returns the error of the results as the host sees them; NaN if there is poison in them.
     pub fn error(&self) -> f64 {
         let have: Vec<f32> = self.dst.get(DST_OFFSET, self.dst_bytes() / 4);
-        let rows = self.inputs.chunks(64);
+        let rows = self.inputs.chunks(self.k);
         let want: Vec<f64> = rows.flat_map(|act| self.reference(act)).collect();
         nmse(&have, &want)
     }
