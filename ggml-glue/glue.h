@@ -49,10 +49,6 @@ npu_tensor glue_tensor(const struct glue_device *device,
 bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
                bool with_data, npu_node *out);
 
-// Returns true if ggml's device for `-sm tensor` asks about `node`, whose
-// result will be one of its tensors.
-bool glue_result_will_be_sliced(const struct ggml_tensor *node);
-
 // Creates a backend, which is one stream of graphs, on `device`. Returns NULL
 // after a log line if that fails.
 ggml_backend_t glue_backend_new(struct glue_device *device);

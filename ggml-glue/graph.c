@@ -85,12 +85,6 @@ static bool will_be_sliced(ggml_backend_buffer_type_t buft) {
          owner->iface.get_type(owner) == GGML_BACKEND_DEVICE_TYPE_META;
 }
 
-bool glue_result_will_be_sliced(const struct ggml_tensor *node) {
-  const struct ggml_tensor *owner =
-      node->view_src != NULL ? node->view_src : node;
-  return owner->buffer != NULL && will_be_sliced(owner->buffer->buft);
-}
-
 // Compares type pointers and calls no function of the buffer: the loader asks
 // supports_op with a dummy buffer of size 0 to find a place for a weight.
 static uint32_t place_of(const struct glue_device *device,

@@ -98,12 +98,6 @@ static bool device_supports_op(ggml_backend_dev_t dev,
     return false;
   }
   const bool supported = npu_supports_op(device->index, &node);
-  if (!supported && device->buffers == NPU_BUFFERS_HOST_AND_PACKED &&
-      glue_result_will_be_sliced(op)) {
-    // No other device could read the operands. Slices are in plain memory, and
-    // the glue leaves the node to the CPU backend.
-    return true;
-  }
   if (!supported) {
     npu_mark_cpu_reader(&node);
   }

@@ -19,6 +19,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import aarch64
+import archs
 import build
 import cases
 import dist
@@ -226,6 +227,22 @@ def step_all_ops(tally):
         ops(tally, chip, products, ["-p", MANY_EXPERTS], GGML_RUST_NPU_REPACK="always")
 
 
+def step_archs(tally):
+    """Random models of all architectures: no more splits than docs/results/architectures.md says, and logits like the CPU's,
+    with the device alone and as the only one of `-sm tensor`."""
+    try:
+        archs.check_all()
+        tally.check(True, "architectures in as few splits as recorded")
+    except Problem as problem:
+        tally.fail("architectures", str(problem))
+    for chip in [HEXAGON, "hexagon-v79"]:
+        name = f"test-llama-archs-{chip}"
+        code, text, log = capture(name, [project.binary("test-llama-archs")], device_env(chip))
+        rows = re.findall(r"^\|.*\|.*\|\s*(?:Dense|MoE)\|.*OK", text, re.M)
+        print(f"   {name}: {len(rows)} rows OK")
+        tally.check(code == 0 and len(rows) >= ARCHS_ROWS, name, f"code {code}, {len(rows)} rows, output in target/logs/{log.name}")
+
+
 def ops(tally, chip, floors, *runs, what="", **settings):
     """Runs cases on a chip, those of each list of arguments in `runs`, or all.
 
@@ -339,7 +356,7 @@ STEPS = {
 }
 
 # Not part of `make test`: too long for it.
-EXTRA_STEPS = {"all-ops": step_all_ops, "long": step_long, "stock": step_stock, "release": step_release,
+EXTRA_STEPS = {"all-ops": step_all_ops, "archs": step_archs, "long": step_long, "stock": step_stock, "release": step_release,
                "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check}
 
 # Left out of `make test-all`: what another step has all cases of, and what takes a licence to accept.
