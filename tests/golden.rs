@@ -21,12 +21,18 @@ use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
 use rknpu_ops::calibrate::Method;
 
-/// Shape of all weights: two strips of N and two blocks of K, the second strip with padding.
+/// Shape of weights in blocks of 32: two strips of N and two blocks of K, the second strip with
+/// padding.
 const NE: [usize; 4] = [64, 40, 1, 1];
+
+/// Shape of weights of a type: whole blocks of K.
+fn shape(dtype: GgmlType) -> [usize; 4] {
+    [dtype.block_elems().max(NE[0]), NE[1], NE[2], NE[3]]
+}
 
 /// Bytes of a weight: any, but numbers in half precision are between 2^-7 and 2^-6.
 fn bytes(dtype: GgmlType) -> Vec<u8> {
-    let row = dtype.row_bytes(NE[0]).unwrap();
+    let row = dtype.row_bytes(shape(dtype)[0]).unwrap();
     let mut state = u32::from(dtype.name().as_bytes()[1]);
     // SOURCE: Numerical Recipes' generator.
     let mut next = || {
@@ -37,8 +43,9 @@ fn bytes(dtype: GgmlType) -> Vec<u8> {
     let small = |byte: u8| f16::from_bits(0x2000 | u16::from(byte) << 2);
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         let halves: &[usize] = match dtype.name() {
-            "F16" | "Q4_0" | "Q8_0" | "IQ4_NL" | "Q5_0" => &[0],
-            "Q4_1" => &[0, 2],
+            "F16" | "Q4_0" | "Q8_0" | "IQ4_NL" | "IQ4_XS" | "Q5_0" => &[0],
+            "Q4_1" | "Q5_1" | "Q4_K" | "Q5_K" => &[0, 2],
+            "Q6_K" => &[208],
             _ => &[],
         };
         for at in halves {
@@ -54,13 +61,13 @@ fn bytes(dtype: GgmlType) -> Vec<u8> {
 
 fn weight(dtype: GgmlType) -> Tensor<'static> {
     let (plain, format) = dtype.tensor_type();
-    let row = plain.row_bytes(NE[0]).unwrap();
+    let row = plain.row_bytes(shape(dtype)[0]).unwrap();
     Tensor {
         name: "",
         dtype: plain,
         format,
         shape: Shape {
-            ne: NE,
+            ne: shape(dtype),
             nb: [plain.step_bytes().unwrap(), row, row * NE[1], row * NE[1]],
         },
         place: Place::Packed,
@@ -75,7 +82,7 @@ fn weight(dtype: GgmlType) -> Tensor<'static> {
 type Plan = Vec<(String, GgmlType, Form)>;
 
 fn hexagon() -> Plan {
-    // All but the last have tiles; Q5_0 becomes Q8_0.
+    // All but the last have tiles; IQ4_XS becomes Q8_0.
     let types = [
         GgmlType::F16,
         GgmlType::Q4_0,
@@ -84,6 +91,11 @@ fn hexagon() -> Plan {
         GgmlType::IQ4_NL,
         GgmlType::MXFP4,
         GgmlType::Q5_0,
+        GgmlType::Q5_1,
+        GgmlType::Q4_K,
+        GgmlType::Q5_K,
+        GgmlType::Q6_K,
+        GgmlType::IQ4_XS,
     ];
     types
         .map(|dtype| {
@@ -125,7 +137,7 @@ fn write(path: &Path, chip: &str, plan: &Plan) {
         let weight = Weight {
             name,
             dtype: *dtype,
-            ne: NE,
+            ne: shape(*dtype),
             data: &data,
             feedback: &[],
         };
