@@ -3,6 +3,7 @@
 apt checks each file against the archive's signature. The sums of the packages that a check is about are pinned, too.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -20,8 +21,15 @@ class Missing(Exception):
 
 def unpacked(root, suite, architecture, pinned, others):
     """The folder `root` with packages in it; those pinned are {name: (version, sha256)}, of the others any version."""
-    if root.exists():
-        return root
+    TARGET.mkdir(exist_ok=True)
+    # Tests that run side by side want the same packages; the system lets go of the lock when a process ends.
+    with open(TARGET / f".apt-{architecture}.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return root if root.exists() else unpack(root, suite, architecture, pinned, others)
+
+
+def unpack(root, suite, architecture, pinned, others):
+    """As `unpacked`, by the one process that has the lock."""
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise Missing(f"{tool} is not installed")
