@@ -13,13 +13,13 @@ use crate::hvx;
 
 /// Words of a super-block: `QUANTS` for each tile, and `SCALES`; and d, if it is in a plane of its
 /// own.
-pub(super) struct Words<const QUANTS: usize, const SCALES: usize> {
+pub(super) struct FieldWords<const QUANTS: usize, const SCALES: usize> {
     quants: [[u32; QUANTS]; SUPER_TILES],
     scales: [u32; SCALES],
     d: [u8; 2],
 }
 
-impl<const QUANTS: usize, const SCALES: usize> Words<QUANTS, SCALES> {
+impl<const QUANTS: usize, const SCALES: usize> FieldWords<QUANTS, SCALES> {
     const ZERO: Self = Self {
         quants: [[0; QUANTS]; SUPER_TILES],
         scales: [0; SCALES],
@@ -33,10 +33,10 @@ pub(super) trait Code<const BYTES: usize, const QUANTS: usize, const SCALES: usi
     const HAS_D: bool = false;
 
     /// Returns the words of a super-block.
-    fn encode(block: &[u8; BYTES]) -> Words<QUANTS, SCALES>;
+    fn encode(block: &[u8; BYTES]) -> FieldWords<QUANTS, SCALES>;
 
     /// Returns the super-block that [`Self::encode`] was given.
-    fn decode(words: &Words<QUANTS, SCALES>) -> [u8; BYTES];
+    fn decode(words: &FieldWords<QUANTS, SCALES>) -> [u8; BYTES];
 }
 
 /// The sign of the halfword in the upper half of a word.
@@ -172,8 +172,8 @@ pub(super) struct Q4K;
 
 impl Code<144, 4, 4> for Q4K {
     #[inline(always)]
-    fn encode(block: &[u8; 144]) -> Words<4, 4> {
-        Words {
+    fn encode(block: &[u8; 144]) -> FieldWords<4, 4> {
+        FieldWords {
             quants: nibble_tiles(&block[16..]),
             scales: scale_words(word_at(block, 0), &six_bits_of(block)),
             d: [0; 2],
@@ -181,7 +181,7 @@ impl Code<144, 4, 4> for Q4K {
     }
 
     #[inline(always)]
-    fn decode(words: &Words<4, 4>) -> [u8; 144] {
+    fn decode(words: &FieldWords<4, 4>) -> [u8; 144] {
         let mut block = [0; 144];
         let (header, scales) = scale_bytes(&words.scales);
         block[..4].copy_from_slice(&header.to_le_bytes());
@@ -209,10 +209,10 @@ impl Q5K {
 
 impl Code<176, 5, 4> for Q5K {
     #[inline(always)]
-    fn encode(block: &[u8; 176]) -> Words<5, 4> {
-        let mut words = Words {
+    fn encode(block: &[u8; 176]) -> FieldWords<5, 4> {
+        let mut words = FieldWords {
             scales: scale_words(word_at(block, 0), &six_bits_of(block)),
-            ..Words::ZERO
+            ..FieldWords::ZERO
         };
         for (t, quants) in words.quants.iter_mut().enumerate() {
             let mut values = [0; 8];
@@ -228,7 +228,7 @@ impl Code<176, 5, 4> for Q5K {
     }
 
     #[inline(always)]
-    fn decode(words: &Words<5, 4>) -> [u8; 176] {
+    fn decode(words: &FieldWords<5, 4>) -> [u8; 176] {
         let mut block = [0; 176];
         let (header, scales) = scale_bytes(&words.scales);
         block[..4].copy_from_slice(&header.to_le_bytes());
@@ -299,10 +299,10 @@ impl Code<210, 6, 4> for Q6K {
     const HAS_D: bool = true;
 
     #[inline(always)]
-    fn encode(block: &[u8; 210]) -> Words<6, 4> {
-        let mut words = Words {
+    fn encode(block: &[u8; 210]) -> FieldWords<6, 4> {
+        let mut words = FieldWords {
             d: [block[208], block[209]],
-            ..Words::ZERO
+            ..FieldWords::ZERO
         };
         for (t, quants) in words.quants.iter_mut().enumerate() {
             let mut values = [0; 8];
@@ -321,7 +321,7 @@ impl Code<210, 6, 4> for Q6K {
     }
 
     #[inline(always)]
-    fn decode(words: &Words<6, 4>) -> [u8; 210] {
+    fn decode(words: &FieldWords<6, 4>) -> [u8; 210] {
         let mut block = [0; 210];
         for (t, quants) in words.quants.iter().enumerate() {
             for (g, value) in split_six(quants).into_iter().enumerate() {
@@ -388,7 +388,7 @@ impl<C: Code<BYTES, QUANTS, SCALES>, const BYTES: usize, const QUANTS: usize, co
                 let words = columns.map(|column| match column.get(b) {
                     Some(block) => C::encode(block),
                     // Zeros, not the words of a block of zeros: dmin's sign is inverted in those.
-                    None => Words::ZERO,
+                    None => FieldWords::ZERO,
                 });
                 for (t, lines) in tiles.iter_mut().enumerate() {
                     let words = words.each_ref().map(|words| words.quants[t]);
@@ -455,7 +455,7 @@ fn read_as<
     [quants_at, scales_at, d_at]: [usize; 3],
     block: &mut [u8],
 ) {
-    let mut words = Words::ZERO;
+    let mut words = FieldWords::ZERO;
     if C::HAS_D {
         words.d = [panel[d_at], panel[d_at + 1]];
     }

@@ -40,7 +40,7 @@ const LARGEST: u32 = 1 << 24;
 
 /// Meaning of the operands' dimensions. w is the kernel, x the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ConvolutionForm {
     /// CONV_2D: w (width, height, channels, filters), x (width, height, channels, batch).
     Plane,
     /// CONV_2D_DW: w (width, height, 1, channels), x as above; a filter for each channel.
@@ -58,7 +58,7 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Convolution {
     /// Meaning of dimensions.
-    pub form: Form,
+    pub form: ConvolutionForm,
     /// Elements of the source from one position to the next; in a transposed form, elements of the
     /// result from one element of the source to the next.
     pub stride: [u32; 3],
@@ -95,21 +95,21 @@ impl<'a> Checked<'a> {
         let [y0, y1, y2, y3] = dst.shape.ne;
         // Sizes of the window and the source; channels of a filter, filters, batch; what must agree.
         let (window, size, result, [channels, filters, batch], agree) = match params.form {
-            Form::Plane => (
+            ConvolutionForm::Plane => (
                 [w0, w1, 1],
                 [x0, x1, 1],
                 [y0, y1, 1],
                 [w2, w3, x3],
                 w2 == x2 && [y2, y3] == [w3, x3],
             ),
-            Form::EachChannel => (
+            ConvolutionForm::EachChannel => (
                 [w0, w1, 1],
                 [x0, x1, 1],
                 [y0, y1, 1],
                 [1, w3, x3],
                 w2 == 1 && [y2, y3] == [w3, x3] && x2 == w3,
             ),
-            Form::Volume(channels) => {
+            ConvolutionForm::Volume(channels) => {
                 let filters = w3.checked_div(channels).ok_or(Error::Operand)?;
                 let batch = x3 / channels;
                 (
@@ -120,14 +120,14 @@ impl<'a> Checked<'a> {
                     w3 == channels * filters && x3 == channels * batch && y3 == filters * batch,
                 )
             }
-            Form::TransposedLine => (
+            ConvolutionForm::TransposedLine => (
                 [w0, 1, 1],
                 [x0, 1, 1],
                 [y0, 1, 1],
                 [w2, w1, 1],
                 w3 == 1 && [x1, x2, x3] == [w2, 1, 1] && [y1, y2, y3] == [w1, 1, 1],
             ),
-            Form::TransposedPlane => (
+            ConvolutionForm::TransposedPlane => (
                 [w0, w1, 1],
                 [x0, x1, 1],
                 [y0, y1, 1],
@@ -159,7 +159,10 @@ impl<'a> Checked<'a> {
                 stride: params.stride,
                 pad: params.pad,
                 dilation: params.dilation,
-                is_transposed: matches!(params.form, Form::TransposedLine | Form::TransposedPlane),
+                is_transposed: matches!(
+                    params.form,
+                    ConvolutionForm::TransposedLine | ConvolutionForm::TransposedPlane
+                ),
             },
             channels,
             filters,
@@ -181,8 +184,8 @@ impl<'a> Checked<'a> {
     /// Returns the indices of a row of the source.
     fn source_row(&self, channel: usize, batch: usize, [y, z]: [usize; 2]) -> [usize; 3] {
         match self.params.form {
-            Form::Volume(channels) => [y, z, batch * channels + channel],
-            Form::TransposedLine => [channel, 0, 0],
+            ConvolutionForm::Volume(channels) => [y, z, batch * channels + channel],
+            ConvolutionForm::TransposedLine => [channel, 0, 0],
             _ => [y, channel, batch],
         }
     }
@@ -190,9 +193,9 @@ impl<'a> Checked<'a> {
     /// Returns the indices of a row of the weights.
     fn weight_row(&self, filter: usize, channel: usize, [y, z]: [usize; 2]) -> [usize; 3] {
         match self.params.form {
-            Form::Volume(channels) => [y, z, filter * channels + channel],
-            Form::TransposedLine => [filter, channel, 0],
-            Form::TransposedPlane => [y, filter, channel],
+            ConvolutionForm::Volume(channels) => [y, z, filter * channels + channel],
+            ConvolutionForm::TransposedLine => [filter, channel, 0],
+            ConvolutionForm::TransposedPlane => [y, filter, channel],
             _ => [y, channel, filter],
         }
     }
@@ -225,14 +228,14 @@ impl hvx::Kernel for ReadFilter<'_> {
 }
 
 /// Adds the lines of all taps, times the weights of each filter.
-struct Weigh<'a> {
+struct WeighTaps<'a> {
     lines: &'a [Line],
     /// As many for each filter as there are lines.
     weights: &'a [f32],
     sums: &'a mut [Line; FILTERS],
 }
 
-impl hvx::Kernel for Weigh<'_> {
+impl hvx::Kernel for WeighTaps<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -279,7 +282,7 @@ struct PlanesTask<'a> {
 impl PlanesTask<'_> {
     fn run(&mut self, all: &Checked<'_>) {
         let groups = match all.params.form {
-            Form::EachChannel => all.filters,
+            ConvolutionForm::EachChannel => all.filters,
             _ => 1,
         };
         let filters = all.filters / groups;
@@ -342,7 +345,7 @@ impl PlanesTask<'_> {
                 });
             }
             let mut sums = hvx::zeros::<FILTERS>();
-            hvx::widest(Weigh {
+            hvx::widest(WeighTaps {
                 lines: self.lines,
                 weights: self.weights,
                 sums: &mut sums,
@@ -360,7 +363,7 @@ impl PlanesTask<'_> {
 
 /// Computes a convolution.
 ///
-/// - `src`: the kernel, floats; the source, f32; dimensions as [`Form`] says
+/// - `src`: the kernel, floats; the source, f32; dimensions as [`ConvolutionForm`] says
 /// - `dst`: f32 without gaps
 ///
 /// # Errors

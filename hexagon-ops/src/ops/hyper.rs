@@ -33,7 +33,7 @@ const MAX_ROUNDS: u32 = 1000;
 
 /// Factors of the streams of a token.
 #[derive(Clone, Copy)]
-enum Weights<'a> {
+enum StreamWeights<'a> {
     /// Element h of row t.
     Rows(&'a View<'a>),
     /// Sigmoids of row (h, t), element by element.
@@ -52,7 +52,7 @@ struct MixRow<'a> {
     own: Option<(&'a View<'a>, f32)>,
     /// Streams in dimension 1, tokens in dimension 2.
     streams: &'a View<'a>,
-    weights: Weights<'a>,
+    weights: StreamWeights<'a>,
     scale: f32,
 }
 
@@ -74,11 +74,11 @@ impl hvx::Kernel for MixRow<'_> {
             }
             for h in 0..self.streams.shape.ne[1] {
                 let factor = match self.weights {
-                    Weights::Rows(view) => view.element(h, [token, 0, 0]),
-                    Weights::Matrix(view, stream) => view.element(stream, [h, token, 0]),
-                    Weights::Only(stream) if stream == h => 1.0,
-                    Weights::Only(_) => continue,
-                    Weights::Gates(view) => {
+                    StreamWeights::Rows(view) => view.element(h, [token, 0, 0]),
+                    StreamWeights::Matrix(view, stream) => view.element(stream, [h, token, 0]),
+                    StreamWeights::Only(stream) if stream == h => 1.0,
+                    StreamWeights::Only(_) => continue,
+                    StreamWeights::Gates(view) => {
                         let elems = self.streams.read([h, token, 0], range.clone(), chunk);
                         let gates = view.read([h, token, 0], range.clone(), gates);
                         add_gated(sum, elems, gates);
@@ -164,8 +164,8 @@ pub fn pre(
             own: None,
             streams: x,
             weights: match is_gated {
-                true => Weights::Gates(weights),
-                false => Weights::Rows(weights),
+                true => StreamWeights::Gates(weights),
+                false => StreamWeights::Rows(weights),
             },
             scale,
         });
@@ -203,8 +203,8 @@ pub fn post(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; WIDE_SOURCES])
             own: Some((x, post.element(stream, [token, 0, 0]))),
             streams: residual,
             weights: match &comb {
-                Some(comb) => Weights::Matrix(comb, stream),
-                None => Weights::Only(stream),
+                Some(comb) => StreamWeights::Matrix(comb, stream),
+                None => StreamWeights::Only(stream),
             },
             scale: 1.0,
         });

@@ -31,7 +31,7 @@ const HEADS: usize = 8;
 const MAX_TASKS: usize = 8;
 
 /// The sources of the operation.
-struct Inputs<'a> {
+struct IndexerInputs<'a> {
     /// `[n, heads, tokens, streams]`
     queries: View<'a>,
     /// `[n, positions, 1, streams]`
@@ -42,7 +42,7 @@ struct Inputs<'a> {
     mask: View<'a>,
 }
 
-impl<'a> Inputs<'a> {
+impl<'a> IndexerInputs<'a> {
     /// Checks the sources, and that the result fits them.
     fn new(dst: &ViewMut<'_>, src: &[Source<'a>; WIDE_SOURCES]) -> Result<Self> {
         let [queries, mut keys, weights, mask] = [
@@ -160,7 +160,7 @@ struct PositionsTask<'a> {
 }
 
 impl PositionsTask<'_> {
-    fn run(&mut self, inputs: &Inputs<'_>) {
+    fn run(&mut self, inputs: &IndexerInputs<'_>) {
         let [n, _, tokens, streams] = inputs.queries.shape.ne;
         for stream in 0..streams {
             for start in self.positions.clone().step_by(LANES) {
@@ -175,7 +175,7 @@ impl PositionsTask<'_> {
     }
 
     /// Computes 32 positions of a token.
-    fn token(&mut self, inputs: &Inputs<'_>, at: [usize; 2], range: Range<usize>) {
+    fn token(&mut self, inputs: &IndexerInputs<'_>, at: [usize; 2], range: Range<usize>) {
         let [token, stream] = at;
         let [_, heads, tokens, _] = inputs.queries.shape.ne;
         let lines = inputs.lines();
@@ -237,7 +237,7 @@ pub fn lightning_indexer(
     dst: ViewMut<'_>,
     src: &[Source<'_>; WIDE_SOURCES],
 ) -> Result<()> {
-    let inputs = Inputs::new(&dst, src)?;
+    let inputs = IndexerInputs::new(&dst, src)?;
     if dst.is_empty() {
         return Ok(());
     }

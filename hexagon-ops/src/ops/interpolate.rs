@@ -40,7 +40,7 @@ pub struct Interpolation {
 
 /// The distance of positions along a dimension.
 #[derive(Clone, Copy)]
-struct Axis {
+struct PlaneAxis {
     /// Elements of the result for one of the source.
     scale: f32,
     /// Place of an element in its cell.
@@ -72,7 +72,7 @@ fn float_of(n: i32) -> f32 {
     n as f32
 }
 
-impl Axis {
+impl PlaneAxis {
     fn new(params: Interpolation, from: usize, to: usize) -> Self {
         let ends = params.aligns_corners && from > 1 && to > 1;
         Self {
@@ -184,13 +184,13 @@ pub fn interpolate(
         return Err(Error::Operand);
     }
     let to = dst.shape.ne;
-    let plane = [0, 1].map(|dim| Axis::new(params, view.shape.ne[dim], to[dim]));
+    let plane = [0, 1].map(|dim| PlaneAxis::new(params, view.shape.ne[dim], to[dim]));
     let others = [2, 3].map(|dim| {
         let plain = Interpolation {
             aligns_corners: false,
             ..params
         };
-        Axis::new(plain, view.shape.ne[dim], to[dim])
+        PlaneAxis::new(plain, view.shape.ne[dim], to[dim])
     });
     dst.for_rows(engine, |row| {
         let at = [others[0].nearest(row.at[1]), others[1].nearest(row.at[2])];
@@ -202,7 +202,7 @@ pub fn interpolate(
 /// Writes a row of the result.
 fn fill(
     neighbours: Neighbours,
-    [width, height]: [Axis; 2],
+    [width, height]: [PlaneAxis; 2],
     view: &View<'_>,
     plane: [usize; 2],
     mut row: Row<'_>,

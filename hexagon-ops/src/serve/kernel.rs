@@ -2,7 +2,7 @@
 
 use super::detail::{Failure, KERNEL_NUMBER, OPERAND};
 use crate::ops::Op;
-use crate::ops::convolution::{Convolution, Form};
+use crate::ops::convolution::{Convolution, ConvolutionForm};
 use crate::ops::elementwise::{Binary, Glu, Unary};
 use crate::ops::im2col::{Col2im, Im2col, Image};
 use crate::ops::interpolate::{Interpolation, Neighbours};
@@ -180,7 +180,7 @@ fn is_mean(kind: u32) -> Result<bool, Failure> {
 }
 
 /// Decodes the parameters of CONV_2D and CONV_2D_DW, as ggml stores them.
-fn convolution(p: Params<'_>, form: Form) -> Convolution {
+fn convolution(p: Params<'_>, form: ConvolutionForm) -> Convolution {
     Convolution {
         form,
         stride: [p.word(0), p.word(1), 1],
@@ -192,7 +192,7 @@ fn convolution(p: Params<'_>, form: Form) -> Convolution {
 /// Decodes the parameters of CONV_3D, as ggml stores them.
 fn convolution_3d(p: Params<'_>) -> Result<Convolution, Failure> {
     Ok(Convolution {
-        form: Form::Volume(p.size(9)?),
+        form: ConvolutionForm::Volume(p.size(9)?),
         stride: [0, 1, 2].map(|i| p.word(i)),
         pad: [3, 4, 5].map(|i| p.signed(i)),
         dilation: [6, 7, 8].map(|i| p.word(i)),
@@ -206,11 +206,14 @@ fn transposed_1d(p: Params<'_>) -> Result<Convolution, Failure> {
     if (p.word(1), p.word(2)) != (0, 1) {
         return Err(Failure::bad(OPERAND));
     }
-    Ok(transposed([p.word(0), 1, 1], Form::TransposedLine))
+    Ok(transposed(
+        [p.word(0), 1, 1],
+        ConvolutionForm::TransposedLine,
+    ))
 }
 
 /// Returns a transposed convolution without padding.
-fn transposed(stride: [u32; 3], form: Form) -> Convolution {
+fn transposed(stride: [u32; 3], form: ConvolutionForm) -> Convolution {
     Convolution {
         form,
         stride,

@@ -229,10 +229,10 @@ macro_rules! operations {
 
             /// windows of src1's planes, weighted and summed over channels
             KERNEL_CONV_2D = 81, 0..2 of [Conv2d "CONV_2D"]
-                => Op::Convolution(convolution(p, Form::Plane));
+                => Op::Convolution(convolution(p, ConvolutionForm::Plane));
             /// windows of src1's planes, weighted, each channel alone
             KERNEL_CONV_2D_DW = 82, 0..2 of [Conv2dDw "CONV_2D_DW"]
-                => Op::Convolution(convolution(p, Form::EachChannel));
+                => Op::Convolution(convolution(p, ConvolutionForm::EachChannel));
             /// windows of src1's volumes of i9 channels, weighted and summed over channels
             KERNEL_CONV_3D = 83, 0..2 of [Conv3d "CONV_3D"] => Op::Convolution(convolution_3d(p)?);
             /// src1's rows, each element times the kernel, i0 elements apart
@@ -240,7 +240,7 @@ macro_rules! operations {
                 => Op::Convolution(transposed_1d(p)?);
             /// src1's planes, each element times the kernel, i0 elements apart
             KERNEL_CONV_TRANSPOSE_2D = 85, 0..2 of [ConvTranspose2d "CONV_TRANSPOSE_2D"]
-                => Op::Convolution(transposed([p.word(0), p.word(0), 1], Form::TransposedPlane));
+                => Op::Convolution(transposed([p.word(0), p.word(0), 1], ConvolutionForm::TransposedPlane));
 
             // DeepSeek V4: streams of a token, and positions for sparse attention.
 

@@ -44,7 +44,7 @@
 mod format;
 mod half_scaled;
 
-use self::format::{Bytes, FiveBits, LookupNibbles, OffsetNibbles, TileFormat};
+use self::format::{Bytes, FiveBitTiles, LookupNibbles, OffsetNibbles, TileFormat};
 use self::half_scaled::dot_half_scaled;
 use super::Panel;
 use super::quantize::{ActGroup, GROUP_TILES, groups};
@@ -399,9 +399,9 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
             WeightType::Q4_0 => dot_strips(OffsetNibbles::<8, false>, panels, acts),
             WeightType::Q4_1 => dot_strips(OffsetNibbles::<0, true>, panels, acts),
             WeightType::Q8_0 => dot_strips(Bytes, panels, acts),
-            WeightType::Q5_0 => dot_strips(FiveBits::<16, false>, panels, acts),
-            WeightType::Q5_1 => dot_strips(FiveBits::<0, true>, panels, acts),
-            WeightType::Q5K => dot_super_blocks(FiveBits::<0, true>, panels, acts),
+            WeightType::Q5_0 => dot_strips(FiveBitTiles::<16, false>, panels, acts),
+            WeightType::Q5_1 => dot_strips(FiveBitTiles::<0, true>, panels, acts),
+            WeightType::Q5K => dot_super_blocks(FiveBitTiles::<0, true>, panels, acts),
             WeightType::Iq4Nl => {
                 let table = LookupNibbles::iq4_nl();
                 dot_strips::<_, 4, 2, 1, S, R>(table, panels, acts)

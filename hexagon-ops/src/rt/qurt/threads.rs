@@ -29,21 +29,28 @@ const STACK_BYTES: usize = 64 << 10;
 ///
 /// SOURCE: 72 bytes in crate libc 0.2.191, src/new/qurt/mod.rs; room for three times that.
 #[repr(C, align(8))]
-struct Attributes([u8; 256]);
+struct ThreadAttributes([u8; 256]);
 
 /// `pthread_t`.
 type ThreadId = c_uint;
 /// The function that a thread runs.
-type Entry = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+type ThreadEntry = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 
 unsafe extern "C" {
     #[linkage = "extern_weak"]
-    static pthread_attr_init: Option<unsafe extern "C" fn(*mut Attributes) -> c_int>;
+    static pthread_attr_init: Option<unsafe extern "C" fn(*mut ThreadAttributes) -> c_int>;
     #[linkage = "extern_weak"]
-    static pthread_attr_setstacksize: Option<unsafe extern "C" fn(*mut Attributes, usize) -> c_int>;
+    static pthread_attr_setstacksize:
+        Option<unsafe extern "C" fn(*mut ThreadAttributes, usize) -> c_int>;
     #[linkage = "extern_weak"]
-    static pthread_create:
-        Option<unsafe extern "C" fn(*mut ThreadId, *const Attributes, Entry, *mut c_void) -> c_int>;
+    static pthread_create: Option<
+        unsafe extern "C" fn(
+            *mut ThreadId,
+            *const ThreadAttributes,
+            ThreadEntry,
+            *mut c_void,
+        ) -> c_int,
+    >;
     #[linkage = "extern_weak"]
     static pthread_join: Option<unsafe extern "C" fn(ThreadId, *mut *mut c_void) -> c_int>;
     #[linkage = "extern_weak"]
@@ -164,7 +171,7 @@ fn has_all() -> bool {
 
 /// Starts a thread; `None` if the system refuses it.
 fn start_one() -> Option<ThreadId> {
-    let mut attributes = Attributes([0; 256]);
+    let mut attributes = ThreadAttributes([0; 256]);
     let mut id = 0;
     // SAFETY: the loader has set it, and nothing writes it.
     let init = unsafe { pthread_attr_init }?;

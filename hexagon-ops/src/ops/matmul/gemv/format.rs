@@ -125,9 +125,9 @@ impl TileFormat<8, 2, 1> for Bytes {
 /// Bits of a value that lie in several lines are multiplied where they are, and weighed after the
 /// sum: shifts of the few sums replace shifts of all lines.
 #[derive(Clone, Copy)]
-pub(super) struct FiveBits<const ZERO: i32, const HAS_MIN: bool>;
+pub(super) struct FiveBitTiles<const ZERO: i32, const HAS_MIN: bool>;
 
-impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBits<ZERO, HAS_MIN> {
+impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBitTiles<ZERO, HAS_MIN> {
     const ZERO: i32 = ZERO;
     const HAS_MIN: bool = HAS_MIN;
     const HAS_LATE_ROWS: bool = false;

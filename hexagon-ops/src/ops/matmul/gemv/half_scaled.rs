@@ -64,12 +64,12 @@ impl HalfSums {
 
 /// The bytes of a tile: the lower six bits of its lines, and the upper two.
 #[derive(Clone, Copy)]
-struct SixBits {
+struct SixBitTiles {
     low: [Vector; LINES],
     rest: [Vector; LINES],
 }
 
-impl SixBits {
+impl SixBitTiles {
     #[inline(always)]
     fn new(quants: &[Line; LINES]) -> Self {
         let lines = quants.each_ref().map(hvx::load);
@@ -185,7 +185,7 @@ fn group_sums<const S: usize, const R: usize>(
         let factors = [factor0, factor1];
         for i in 0..2 {
             for (s, (quants, line)) in strips.into_iter().enumerate() {
-                let bytes = SixBits::new(&quants[i]);
+                let bytes = SixBitTiles::new(&quants[i]);
                 let scales = half_scales(hvx::load(line), i);
                 for (r, (words, half_sums)) in rows.into_iter().enumerate() {
                     let [low, high] = bytes.dot(half_sums[i], &words[i]);
