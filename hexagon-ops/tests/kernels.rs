@@ -41,8 +41,8 @@ fn quantized(row: &[f32]) -> Vec<ActGroup> {
 
 /// Returns the largest difference of a dequantized element from the nearest f16 of its value.
 ///
-/// Where scale and minimum are computed, each is rounded by 2^-11 of itself, or by 2^-25, which the
-/// quant (at most 31) multiplies; and the sum is rounded, as the nearest f16 is.
+/// A computed scale or minimum is rounded by 2^-11 of itself, or by 2^-25, which the quant (at most
+/// 31) multiplies; the sum is rounded, too, as the nearest f16 is.
 fn dequantized_bound(want: f64, terms: f64) -> f64 {
     if terms == 0.0 {
         return 0.0;

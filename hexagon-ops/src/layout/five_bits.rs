@@ -13,7 +13,7 @@ const fn each(byte: u32) -> u32 {
 
 /// Returns four bytes as a word.
 #[inline(always)]
-fn word_at(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn word_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)

@@ -6,7 +6,7 @@
 
 use core::marker::PhantomData;
 
-use super::five_bits;
+use super::five_bits::{self, word_at};
 use super::panel::{AT_ONCE, in_word_order, transpose};
 use super::{LINE_BYTES, PanelLayout, SUPER_TILES, TILE_DIM, WeightType, f16_tile_offset};
 use crate::hvx;
@@ -44,14 +44,6 @@ const UPPER_SIGN: u32 = 0x8000_0000;
 
 /// Low nibbles of a word.
 const LOW: u32 = 0x0f0f_0f0f;
-
-/// Returns four bytes as a word.
-#[inline(always)]
-fn word_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
 
 /// Returns the nibbles of ggml's 128 bytes as tiles of nibbles: 32 bytes hold tile 2j in their low
 /// nibbles and tile 2j + 1 in their high ones; a tile's bytes hold elements l and l + 16.
