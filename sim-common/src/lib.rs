@@ -56,6 +56,9 @@ pub enum StartError {
         /// The architectures that can be simulated.
         known: &'static [u32],
     },
+    /// The simulation needs instructions that this CPU does not have.
+    #[error("it needs a CPU with {0}")]
+    Cpu(&'static str),
     /// `GGML_RUST_NPU_SIM_FAULTS` is malformed.
     #[error("GGML_RUST_NPU_SIM_FAULTS: {0}")]
     Faults(#[from] fault::FaultError),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType};
 use rayon::prelude::*;
 use rknpu_ops::calibrate::Method;
@@ -54,6 +55,7 @@ impl fmt::Display for Form {
                 let how = match layout.form {
                     hexagon::layout::Conversion::Lossless => "lossless tiles",
                     hexagon::layout::Conversion::Requantized => "quantized again, tiles",
+                    hexagon::layout::Conversion::Halved => "converted, tiles",
                     hexagon::layout::Conversion::Groups => "groups of 2 x 16",
                 };
                 write!(f, "{:?}, {how}", layout.weight())
@@ -105,7 +107,7 @@ impl Form {
     pub fn can_pack(&self, dtype: GgmlType) -> bool {
         let needs_values = match self {
             Self::Rockchip(..) => dtype != GgmlType::F16,
-            Self::Hexagon(layout) => layout.form == hexagon::layout::Conversion::Requantized,
+            Self::Hexagon(layout) => layout.form.needs_values(),
         };
         !needs_values || dequantize::of(dtype).is_some()
     }
@@ -248,9 +250,9 @@ impl Form {
                 };
                 out.resize(layout.bytes(), 0);
                 hexagon::pack::pack_rows(&layout, out, 0..n, rows, dequantize);
-                match (layout.form, dequantize) {
-                    (hexagon::layout::Conversion::Requantized, Some(source)) => {
-                        requantization_error(layout.matrix, rows, source, out)
+                match dequantize {
+                    Some(source) if layout.form.needs_values() => {
+                        conversion_error(layout.matrix, rows, source, out)
                     }
                     _ => SquaredLoss::default(),
                 }
@@ -259,14 +261,13 @@ impl Form {
     }
 }
 
-/// Returns the loss in tiles of Q8_0.
-fn requantization_error(
+/// Returns the loss in tiles of Q8_0 or F16.
+fn conversion_error(
     matrix: MatrixLayout,
     rows: &[u8],
     source: &dyn Dequantize,
     packed: &[u8],
 ) -> SquaredLoss {
-    debug_assert_eq!(matrix.panel().weight(), WeightType::Q8_0, "what it becomes");
     let k = matrix.panel().k();
     let rows = rows.par_chunks_exact(rows.len() / matrix.n()).enumerate();
     let sums = rows.map(|(n, row)| {
@@ -275,9 +276,18 @@ fn requantization_error(
         source.dequantize(row, &mut want);
         // PANIC: sizes and numbers are the layout's own.
         (matrix.unpack_row(packed, n, &mut bytes)).expect("a row of the layout");
-        // PANIC: the table has it.
-        let q8_0 = dequantize::of(GgmlType::Q8_0).expect("a way from Q8_0");
-        q8_0.dequantize(&bytes, &mut have);
+        match matrix.panel().weight() {
+            WeightType::F16 => {
+                for (value, half) in have.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f16::from_le_bytes(*half).to_f32();
+                }
+            }
+            _ => {
+                // PANIC: the table has it.
+                let q8_0 = dequantize::of(GgmlType::Q8_0).expect("a way from Q8_0");
+                q8_0.dequantize(&bytes, &mut have);
+            }
+        }
         let mut sum = SquaredLoss::default();
         sum.add_row(&want, &have);
         sum

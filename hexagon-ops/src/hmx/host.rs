@@ -158,7 +158,7 @@ impl Kernel for Multiply<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         for (act, weights) in self.act.iter().zip(self.weights) {
             let (act, weights) = (unpack(act), unpack(weights));
             let sums = self.accumulator.as_chunks_mut::<ROWS>().0;
@@ -167,7 +167,7 @@ impl Kernel for Multiply<'_> {
                     continue;
                 }
                 for n in (0..TILE_DIM).step_by(COLUMNS) {
-                    multiply_block::<FUSED>(act, &weights, n, sums);
+                    multiply_block(act, &weights, n, sums);
                 }
             }
         }
@@ -180,7 +180,7 @@ const COLUMNS: usize = 16;
 
 /// Returns the sums of a few rows in the columns that start at `n`.
 #[inline(always)]
-fn multiply_block<const FUSED: bool>(
+fn multiply_block(
     act: &[[f32; TILE_DIM]; ROWS],
     weights: &Matrix,
     n: usize,
@@ -193,12 +193,8 @@ fn multiply_block<const FUSED: bool>(
     for (k, weights) in weights.iter().enumerate() {
         for r in 0..ROWS {
             for c in 0..COLUMNS {
-                // The product of two f16 is exact in f32, so fusing would not change a bit.
-                block[r][c] = if FUSED {
-                    act[r][k].mul_add(weights[n + c], block[r][c])
-                } else {
-                    act[r][k] * weights[n + c] + block[r][c]
-                };
+                // The product of two f16 is exact in f32, so fusing does not change a bit.
+                block[r][c] = act[r][k].mul_add(weights[n + c], block[r][c]);
             }
         }
     }
@@ -219,7 +215,7 @@ impl Kernel for Store<'_> {
     type Output = bool;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> bool {
+    fn run(self) -> bool {
         // Each word of the block holds a scale and a bias.
         let words: &[Line; 2] = bytemuck::cast_ref(self.scale);
         let (scale, bias) = widen_f16(hvx::load(&words[0]));

@@ -30,7 +30,7 @@ pub use hexagon::*;
 )]
 mod dispatch;
 #[cfg(not(target_arch = "hexagon"))]
-pub use dispatch::widest;
+pub use dispatch::{missing_instructions, widest};
 #[cfg(not(target_arch = "hexagon"))]
 mod f16;
 #[cfg(not(target_arch = "hexagon"))]
@@ -99,8 +99,11 @@ pub trait Kernel {
     /// Makes the device build inline the kernel into its caller. Otherwise it is a function there.
     const INLINED: bool = false;
 
-    /// Runs the kernel. `FUSED` is `true` if a fused multiply-add is one instruction.
-    fn run<const FUSED: bool>(self) -> Self::Output;
+    /// Makes a form for x86-64 CPUs without AVX2: these pack weights, and simulate no DSP.
+    const ANY_CPU: bool = false;
+
+    /// Runs the kernel.
+    fn run(self) -> Self::Output;
 }
 
 /// Runs `kernel`; the device build has a single instruction set.
@@ -108,7 +111,7 @@ pub trait Kernel {
 #[inline(always)]
 pub fn widest<K: Kernel>(kernel: K) -> K::Output {
     if K::INLINED {
-        kernel.run::<true>()
+        kernel.run()
     } else {
         apart(kernel)
     }
@@ -118,5 +121,5 @@ pub fn widest<K: Kernel>(kernel: K) -> K::Output {
 #[cfg(target_arch = "hexagon")]
 #[inline(never)]
 fn apart<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<true>()
+    kernel.run()
 }

@@ -159,9 +159,10 @@ impl<const BLOCK: usize, const HEAD: usize, const WORDS: usize, const CODE: u8> 
     for BlockColumns<'_, BLOCK, HEAD, WORDS, CODE>
 {
     type Output = ();
+    const ANY_CPU: bool = true;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         // Bytes of a scale, and tiles whose scales share a line; minima have a plane after that of
         // the scales.
         let scale_bytes = HEAD.min(2);
@@ -232,9 +233,10 @@ struct HalfColumns<'a> {
 
 impl hvx::Kernel for HalfColumns<'_> {
     type Output = ();
+    const ANY_CPU: bool = true;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         const WORDS: usize = TILE_DIM / 2;
         const BLOCK: usize = 4 * WORDS;
         let tiles = (self.quants.as_chunks_mut::<LINE_BYTES>().0)

@@ -363,9 +363,10 @@ impl<C: Code<BYTES, QUANTS, SCALES>, const BYTES: usize, const QUANTS: usize, co
     hvx::Kernel for SuperColumns<'_, C, BYTES, QUANTS, SCALES>
 {
     type Output = ();
+    const ANY_CPU: bool = true;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let columns = self.columns.map(|row| row.as_chunks::<BYTES>().0);
         let tiles = (self.quants.as_chunks_mut::<LINE_BYTES>().0)
             .as_chunks_mut::<QUANTS>()

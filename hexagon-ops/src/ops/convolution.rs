@@ -212,7 +212,7 @@ impl hvx::Kernel for ReadFilter<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let all = self.convolution;
         let [width, height, depth] = all.window.size;
         let mut rows = self.out.chunks_exact_mut(width);
@@ -239,7 +239,7 @@ impl hvx::Kernel for WeighTaps<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let count = self.lines.len();
         let (w0, rest) = self.weights.split_at(count);
         let (w1, rest) = rest.split_at(count);

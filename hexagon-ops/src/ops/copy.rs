@@ -23,7 +23,7 @@ impl hvx::Kernel for CopyRow<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         if self.row.dtype() == self.view.shape.dtype {
             self.row
                 .take(self.to, self.n, self.view, self.at, self.from);

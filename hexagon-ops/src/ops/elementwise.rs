@@ -32,7 +32,7 @@ impl hvx::Kernel for MapRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let [a_chunk, b_chunk, out_chunk, _] = self.chunks;
         let n = self.row.len();
         // Without gaps, the whole row is one chunk, and nothing is copied.

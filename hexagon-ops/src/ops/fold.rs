@@ -25,7 +25,7 @@ impl hvx::Kernel for Products<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let lines = self.columns.len() / COLUMNS;
         let sums = core::mem::take(&mut self.sums);
         let mut folded = hvx::zeros();

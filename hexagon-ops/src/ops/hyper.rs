@@ -60,7 +60,7 @@ impl hvx::Kernel for MixRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let (n, token) = (self.row.len(), self.token);
         let mut memory: [Chunk; 3] = [[0.0; CHUNK]; 3];
         let [sum, chunk, gates] = &mut memory;
@@ -219,7 +219,7 @@ impl hvx::Kernel for LessLargest<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let mut largest = hvx::load(&self.0[0]);
         for elem in &self.0[1..] {
             largest = max_f32(largest, hvx::load(elem));
@@ -238,7 +238,7 @@ impl hvx::Kernel for Exponentials<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         for elem in self.0 {
             hvx::store(elem, math::exp(hvx::load(elem)));
         }
@@ -260,7 +260,7 @@ impl hvx::Kernel for DivideBySum<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let place = |i: usize| (self.first + self.step * i) % MATRIX;
         let [a, b, c, d] = [0, 1, 2, 3].map(|i| hvx::load(&self.matrices[place(i)]));
         let sum = add_f32(add_f32(a, b), add_f32(c, d));

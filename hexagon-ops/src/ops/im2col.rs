@@ -94,7 +94,7 @@ impl hvx::Kernel for WindowRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let [kw, kh, kd] = self.params.window;
         let width = self.view.shape.ne[0];
         let mut chunk: Chunk = [0.0; CHUNK];

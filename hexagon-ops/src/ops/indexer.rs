@@ -98,7 +98,7 @@ impl hvx::Kernel for ReadQueries<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let n = self.view.shape.ne[0];
         let out = self.out.chunks_exact_mut(n.div_ceil(LANES));
         for (head, out) in self.heads.zip(out) {
@@ -119,7 +119,7 @@ impl hvx::Kernel for AddHeads<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         for (products, factor) in self.products.iter().zip(self.factors) {
             let positive = max_f32(hvx::load(products), splat_f32(0.0));
             let weighted = mul_f32(positive, splat_f32(*factor));
@@ -141,7 +141,7 @@ impl hvx::Kernel for AddMask<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         self.view.read_lines(self.at, self.range, self.mask);
         let sum = add_f32(hvx::load(self.total), hvx::load(&self.mask[0]));
         hvx::store(self.total, sum);

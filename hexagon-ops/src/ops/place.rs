@@ -43,7 +43,7 @@ impl hvx::Kernel for PadRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let (n, ne, pad) = (self.row.len(), self.view.shape.ne, self.pad);
         let mut at = [0; 3];
         for (i, at) in at.iter_mut().enumerate() {
@@ -130,7 +130,7 @@ impl hvx::Kernel for BandRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let n = self.row.len();
         let (first, end) = self.band.columns(self.row.at[0], n);
         let rest = match self.band {
@@ -186,7 +186,7 @@ impl hvx::Kernel for RampRow<'_> {
         clippy::cast_precision_loss,
         reason = "ggml rounds the index to f32 as well"
     )]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let n = self.row.len();
         let (start, step) = (splat_f32(self.start), splat_f32(self.step));
         let mut out: Chunk = [0.0; CHUNK];

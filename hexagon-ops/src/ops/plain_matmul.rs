@@ -38,7 +38,7 @@ impl hvx::Kernel for ReadParts<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let lines = self.range.len().div_ceil(LANES);
         for (place, out) in self.places.iter().zip(self.out.chunks_exact_mut(lines)) {
             self.view.read_lines(*place, self.range.clone(), out);

@@ -55,7 +55,7 @@ impl hvx::Kernel for PoolRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let (params, [y, plane, batch]) = (self.params, self.row.at);
         let [width, height, ..] = self.view.shape.ne;
         let neutral = if params.is_mean { 0.0 } else { f32::MIN };

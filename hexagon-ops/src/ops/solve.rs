@@ -43,7 +43,7 @@ impl hvx::Kernel for SolvePlane<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let [i2, i3] = self.plane;
         let len = LANES.min(self.task.count - self.column);
         for i in 0..self.matrix.shape.ne[0] {

@@ -262,8 +262,11 @@ static MACHINES: Slots<MachineState> = Slots::new();
 ///
 /// # Errors
 /// [`StartError::NoSlot`] if [`SLOTS`] machines exist, [`StartError::Arch`] if there is no such
-/// chip.
+/// chip, [`StartError::Cpu`] on an x86-64 CPU without AVX2.
 pub fn start(options: Options) -> Result<Machine, StartError> {
+    if let Some(instructions) = crate::hvx::missing_instructions() {
+        return Err(StartError::Cpu(instructions));
+    }
     if !ARCHS.contains(&options.arch) {
         return Err(StartError::Arch {
             arch: options.arch,

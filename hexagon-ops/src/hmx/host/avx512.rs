@@ -102,7 +102,7 @@ mod tests {
                 weights: &weights,
                 accumulator: &mut portable,
             }
-            .run::<true>();
+            .run();
             assert_ne!(sums[0], [0.5; 32]);
             assert_eq!(sums, portable, "{rows} rows");
         }

@@ -321,7 +321,7 @@ impl hvx::Kernel for Begin<'_> {
     type Output = (u32, Vector);
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> Self::Output {
+    fn run(self) -> Self::Output {
         let view = &self.job.src.q;
         let dk = self.job.dk;
         let factor = splat_f32(self.job.factor);
@@ -363,7 +363,7 @@ impl hvx::Kernel for Masks<'_> {
     type Output = bool;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> bool {
+    fn run(self) -> bool {
         let count = self.positions.len();
         let Some(mask) = &self.job.src.mask else {
             for mask in self.masks {
@@ -396,7 +396,7 @@ impl hvx::Kernel for Weights<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let rows = self.results.chunks_exact_mut(self.job.result_lines());
         for ((mask, score), result) in self.masks.iter().zip(self.scores).zip(rows) {
             let mut x = hvx::load(score);
@@ -431,7 +431,7 @@ impl hvx::Kernel for Values<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let dv = self.dv;
         for (weights, result) in self
             .weights

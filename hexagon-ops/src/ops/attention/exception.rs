@@ -21,7 +21,7 @@ impl hvx::Kernel for FiniteF16<'_> {
     type Output = bool;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> bool {
+    fn run(self) -> bool {
         let mut largest = splat_w(0);
         for line in self.0 {
             largest = max_h(largest, hvx::load(line));

@@ -34,7 +34,7 @@ impl hvx::Kernel for PackKeys<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let n0 = self.view.shape.ne[0];
         let mut largest = splat_w(0);
         for (slab, tiles) in self.tiles.chunks_mut(2).enumerate() {
@@ -111,7 +111,7 @@ impl hvx::Kernel for PackValues<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let first = self.slab * SLAB;
         let range = first..self.view.shape.ne[0].min(first + SLAB);
         let mut rows = hvx::zeros::<TILE_DIM>();

@@ -55,7 +55,7 @@ impl hvx::Kernel for Write<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let Parts {
             lines,
             stride,

@@ -49,7 +49,7 @@ impl hvx::Kernel for Fill<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let mut bits = 0_u16;
         // Infinity is the first entry that stays 0.
         for line in self.0.iter_mut().take(0x7c00 * 2 / LINE_BYTES) {

@@ -506,7 +506,7 @@ impl hvx::Kernel for Add<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         for (product, sums) in self
             .products
             .iter()
@@ -538,7 +538,7 @@ impl hvx::Kernel for FinishRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let (values, largest, sum) = super::parts(self.lines);
         let (maxima, rest) = self.state.split_at(MAXIMA);
         let (sums, elems) = rest.split_at(SUMS);

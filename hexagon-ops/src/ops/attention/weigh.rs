@@ -45,7 +45,7 @@ impl hvx::Kernel for Lowest<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         for line in self.0 {
             hvx::store(line, splat_h(HIDDEN_BITS));
         }
@@ -64,7 +64,7 @@ impl hvx::Kernel for Visible<'_> {
     type Output = bool;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> bool {
+    fn run(self) -> bool {
         let Range { start, end } = self.queries;
         // The last query of a prompt sees most positions.
         self.any(end - 1..end) || self.any(start..end - 1)
@@ -208,7 +208,7 @@ impl hvx::Kernel for Weigh<'_> {
     const INLINED: bool = true;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let mut terms = Terms {
             lines: [hvx::zeros(), hvx::zeros()],
             keys: [None; 2],

@@ -110,7 +110,7 @@ impl hvx::Kernel for PackTwo<'_> {
     type Output = [RowFactor; 2];
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> [RowFactor; 2] {
+    fn run(self) -> [RowFactor; 2] {
         let factors = self.rows.map(RowFactor::of);
         let [even, odd] = [0, 1].map(|i| {
             let is_finite = !factors[i].factor.is_nan();
@@ -162,7 +162,7 @@ impl hvx::Kernel for Unpack<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let one = hvx::splat_h(0x3c00);
         let rows = self.out.as_chunks_mut::<2>().0;
         let factors = self.factors.as_chunks::<2>().0;

@@ -410,7 +410,7 @@ impl hvx::Kernel for DequantizeTiles<'_> {
     const INLINED: bool = true;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> Result<()> {
+    fn run(self) -> Result<()> {
         let Self { panel, tiles, out } = self;
         match panel.layout.weight() {
             weight @ WeightType::F16 => {

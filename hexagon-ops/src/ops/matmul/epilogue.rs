@@ -144,7 +144,7 @@ impl hvx::Kernel for Lanes<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let (x, y) = (hvx::load_f32(self.results), hvx::load_f32(self.lanes));
         let (f, is_swapped) = self.f;
         let (x, y) = if is_swapped { (y, x) } else { (x, y) };

@@ -371,7 +371,7 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
     const INLINED: bool = true;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> Self::Output {
+    fn run(self) -> Self::Output {
         let Self { panels, acts } = self;
         Ok(match panels[0].layout.weight() {
             // Four tiles of two strips need more registers than there are: one strip at a time is

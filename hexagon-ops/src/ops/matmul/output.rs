@@ -216,7 +216,7 @@ impl hvx::Kernel for WriteTile<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         match self.addend.take() {
             None => self.for_rows(|result, out| hvx::store_f32(out, result)),
             Some(Addend::InPlace) => self.for_rows(|result, out| {

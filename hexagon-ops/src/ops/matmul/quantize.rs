@@ -128,7 +128,7 @@ impl hvx::Kernel for QuantizeRow<'_> {
     const INLINED: bool = true;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let (full, tail) = self.row.as_chunks::<GROUP>();
         for (elems, out) in full.iter().zip(self.out.iter_mut()) {
             quantize_group(elems, out);

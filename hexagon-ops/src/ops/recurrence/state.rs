@@ -243,7 +243,7 @@ impl hvx::Kernel for MultiplyLines<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         for (line, by) in self.lines.iter_mut().zip(self.by) {
             hvx::store(line, mul_f32(hvx::load(line), hvx::load(by)));
         }
@@ -266,7 +266,7 @@ impl hvx::Kernel for Exp<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         hvx::store(self.line, math::exp(hvx::load(self.line)));
     }
 }
@@ -285,7 +285,7 @@ impl hvx::Kernel for DotOfLines<'_> {
     type Output = f32;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> f32 {
+    fn run(self) -> f32 {
         let mut sum = hvx::splat_w(0);
         for (a, b) in self.a.iter().zip(self.b) {
             sum = add_f32(sum, mul_f32(hvx::load(a), hvx::load(b)));
@@ -309,7 +309,7 @@ impl hvx::Kernel for Gate<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let [time] = self.time else { return };
         hvx::store(time, log_of_sum(hvx::load(time)));
         let Some(rate) = self.rate else { return };
@@ -338,7 +338,7 @@ impl hvx::Kernel for DecayRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let time = splat_f32(self.time);
         for (m, rate) in self.row.iter_mut().zip(self.rates) {
             let decay = math::exp(mul_f32(hvx::load(rate), time));
@@ -361,7 +361,7 @@ impl hvx::Kernel for CombineRows<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let mut value = hvx::load(self.value);
         if self.form.takes_old {
             value = hvx::sub_f32(value, hvx::load(self.old));
@@ -391,7 +391,7 @@ impl hvx::Kernel for Update<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let rows = self.rows.chunks_exact_mut(self.decay.len());
         for (row, factor) in rows.zip(self.factors) {
             let factor = splat_f32(*factor);
@@ -418,7 +418,7 @@ impl hvx::Kernel for ColumnStep<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let lines = self.outputs.len();
         for (i, (output, value)) in self.outputs.iter_mut().zip(self.values).enumerate() {
             let value = hvx::load(value);

@@ -115,7 +115,7 @@ impl hvx::Kernel for NormRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let [src, times, plus] = self.src;
         let [chunk, times_chunk, plus_chunk, out] = self.chunks;
         let n = self.row.len();
@@ -209,7 +209,7 @@ impl hvx::Kernel for SumRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let from = (&self.row, &mut self.chunks[0]);
         let total = sum(from, self.src, self.n, splat_w(0), false);
         let total = super::first_lane(total);
@@ -256,7 +256,7 @@ impl hvx::Kernel for SumAll<'_> {
 
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let [n0, n1, n2, n3] = self.view.shape.ne;
         let mut total = 0.0_f64;
         for i in 0..n1 * n2 * n3 {

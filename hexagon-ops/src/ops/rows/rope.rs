@@ -57,7 +57,7 @@ impl hvx::Kernel for RotateRow<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         self.turning.by_chunks(self.row, self.table);
     }
 }

@@ -39,7 +39,7 @@ impl hvx::Kernel for ConvolveRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let (channels, [token, sequence, _]) = (self.row.len(), self.row.at);
         let taps = self.weights.shape.ne[0];
         for start in (0..channels).step_by(CHUNK) {

@@ -167,7 +167,7 @@ impl hvx::Kernel for SoftMaxRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let n = self.row.len();
         let factors = [splat_f32(self.scale), splat_f32(self.slope)];
         let mut largest = splat_f32(self.sink.unwrap_or(f32::NEG_INFINITY));

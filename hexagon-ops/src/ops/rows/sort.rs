@@ -102,7 +102,7 @@ impl hvx::Kernel for Best<'_> {
     type Output = f32;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> f32 {
+    fn run(self) -> f32 {
         let Self(elems, order) = self;
         let whole = elems.len() / 32 * 32;
         // The rest of a vector is filled with the first element.

@@ -41,7 +41,7 @@ impl hvx::Kernel for Widen<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let lines = self.halves.as_chunks::<128>().0;
         for (out, halves) in self.out.as_chunks_mut::<64>().0.iter_mut().zip(lines) {
             let (low, high) = hvx::widen_in_order_f16(hvx::load_bytes(halves));
@@ -62,7 +62,7 @@ impl hvx::Kernel for Narrow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let groups = self.elems.as_chunks::<64>().0;
         for (out, elems) in self.out.as_chunks_mut::<128>().0.iter_mut().zip(groups) {
             let [first, second]: &[[f32; 32]; 2] = bytemuck::cast_ref(elems);
@@ -97,7 +97,7 @@ impl hvx::Kernel for ReadElems<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         read_any(self.shape, self.row, self.k, self.out);
     }
 }
@@ -214,7 +214,7 @@ impl hvx::Kernel for WriteElems<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         write_any(self.shape, self.row, self.k, self.elems);
     }
 }

@@ -36,7 +36,7 @@ impl hvx::Kernel for ReadRows<'_> {
     type Output = Vector;
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) -> Vector {
+    fn run(self) -> Vector {
         let Self {
             view, rows, range, ..
         } = self;

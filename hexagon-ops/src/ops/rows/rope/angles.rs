@@ -245,7 +245,7 @@ impl hvx::Kernel for FillAngles<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(mut self) {
+    fn run(mut self) {
         let n_pairs = self.rope.n_pairs();
         self.angles(n_pairs);
         let magnitude = hvx::splat_f32(self.constants.magnitude);

@@ -24,7 +24,7 @@ impl<const IN_PLACE: bool> hvx::Kernel for RotateRows<'_, '_, IN_PLACE> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let ((x, from_step), (out, step), n) = (self.from, self.to, self.n);
         let rows = out.chunks_mut(step.max(n)).take(self.count).enumerate();
         for (i, out) in rows {
@@ -49,7 +49,7 @@ impl<const IN_PLACE: bool> hvx::Kernel for RotateHalves<'_, '_, IN_PLACE> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let ((x, from_step), (out, step), n) = (self.0.from, self.0.to, self.0.n);
         let groups = n / 64;
         let cosines = &self.0.table.cosine.as_chunks::<32>().0[..groups];
