@@ -1,4 +1,4 @@
-//! ggml's blocks to `f32`, for weights that are packed without ggml: bit for bit what ggml's
+//! ggml's blocks, BF16 and F32 to `f32`, for weights that are packed without ggml: bit for bit what ggml's
 //! `to_float` gives.
 //!
 //! Products of a block's scales and levels are exact in FP32 in nearly all types, so that it does
@@ -9,7 +9,7 @@
 //! when they are loaded.
 // SOURCE: block structures and dequantize_row_* of ggml 0.25.3 (ggml-common.h, ggml-quants.c).
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::gguf::GgmlType;
 use crate::tensor::Dequantize;
@@ -32,7 +32,15 @@ impl<const BYTES: usize, const ELEMS: usize> Dequantize for Blocks<BYTES, ELEMS>
 type Known = (&'static str, &'static dyn Dequantize);
 
 /// All types that there is a way for.
-static KNOWN: [Known; 13] = [
+static KNOWN: [Known; 15] = [
+    (
+        "F32",
+        &Blocks::<4, 1>(|bytes, out| out[0] = f32::from_le_bytes(*bytes)),
+    ),
+    (
+        "BF16",
+        &Blocks::<2, 1>(|bytes, out| out[0] = bf16::from_le_bytes(*bytes).to_f32()),
+    ),
     ("Q4_0", &Blocks::<18, 32>(q4_0)),
     ("Q4_1", &Blocks::<20, 32>(q4_1)),
     ("Q5_0", &Blocks::<22, 32>(q5_0)),
@@ -48,8 +56,7 @@ static KNOWN: [Known; 13] = [
     ("IQ4_XS", &Blocks::<136, 256>(k::iq4_xs)),
 ];
 
-/// Returns the dequantizer of a type; `None` for types that are not quantized, and for those with
-/// large tables.
+/// Returns the dequantizer of a type; `None` for F16, integers, and types with large tables.
 #[must_use]
 pub fn of(dtype: GgmlType) -> Option<&'static dyn Dequantize> {
     let found = KNOWN.iter().find(|(name, _)| *name == dtype.name());

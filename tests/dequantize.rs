@@ -43,8 +43,7 @@ fn types_without_a_way_say_so() {
         let dtype = GgmlType::from_number(number)?;
         dequantize::of(dtype).map(|_| dtype.name())
     };
-    assert_eq!((0..64).filter_map(known).count(), TYPES);
-    for dtype in [GgmlType::F32, GgmlType::F16, GgmlType::BF16] {
-        assert!(dequantize::of(dtype).is_none(), "{}", dtype.name());
-    }
+    // Besides the quantized ones there are F32 and BF16.
+    assert_eq!((0..64).filter_map(known).count(), TYPES + 2);
+    assert!(dequantize::of(GgmlType::F16).is_none());
 }

@@ -77,7 +77,7 @@ fn check(caps: &'static RkCaps, dtype: DType, [m, k, n]: [usize; 3], numbers: &m
 fn every_chip_and_arithmetic_agrees_with_the_reference() {
     let mut numbers = Numbers::new(1);
     for caps in caps::ALL {
-        for dtype in [DType::F16, PLAIN] {
+        for dtype in [DType::F16, DType::Bf16, PLAIN] {
             for shape in SHAPES {
                 check(caps, dtype, shape, &mut numbers);
             }
@@ -520,6 +520,8 @@ fn weights_land_packed_if_the_npu_multiplies_with_them_and_else_on_the_cpu() {
     for (op, dtype, ne, is_packed) in [
         (Op::MulMat, Q8_0, [64, 96, 1, 1], true),
         (Op::MulMat, DType::F16, [64, 96, 1, 1], true),
+        (Op::MulMat, DType::Bf16, [64, 96, 1, 1], true),
+        (Op::MulMat, DType::F32, [64, 96, 1, 1], false),
         (Op::GetRows, Q8_0, [64, 512, 1, 1], false),
         (Op::Add, DType::F32, [64, 1, 1, 1], false),
         (Op::Mul, DType::F32, [64, 1, 1, 1], false),

@@ -268,6 +268,39 @@ fn a_folder_of_packs_has_the_weights_of_all() {
     assert_eq!([product(&device, &a), product(&device, &b)], want);
 }
 
+/// The last segment of K is shorter than the others, and the NPU reads it to its full length.
+#[test]
+fn the_end_of_a_shorter_segment_is_cleared_whatever_lay_there() {
+    for (caps, _, choice, precision) in CASES {
+        let k = match precision {
+            Precision::Fp16 => 4128,
+            Precision::Int8 => 8224,
+            _ => 608,
+        };
+        let w = Weight::random(&mut Numbers::new(7), DType::F16, [k, 64, 1, 1]);
+        let Form::Rockchip(layout, calibration) = form(caps, choice, &w) else {
+            unreachable!("a Rockchip layout")
+        };
+        assert!(layout.segments * layout.segment_k > k, "{precision:?}");
+        let source = RowSource {
+            dtype: DType::F16,
+            rows: &w.bytes,
+            dequantize: None,
+            calibration,
+            feedback: &[],
+        };
+        let [clean, dirty] = [0, 0xff].map(|before| {
+            let mut scales = vec![layout.empty_scale(); layout.scales()];
+            let mut out = vec![before; layout.bytes()];
+            pack::pack_rows(&layout, source, 0..64, &mut scales, &mut out);
+            let blocks = 0..layout.blocks_per_slice();
+            let block = |block| &out[layout.block_offset(block)..][..layout.block_bytes()];
+            blocks.map(block).collect::<Vec<_>>().concat()
+        });
+        assert!(clean == dirty, "{precision:?}: old bytes are left");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -3,6 +3,8 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use super::NpuBuffer;
+use crate::dequantize;
+use crate::gguf::GgmlType;
 use crate::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Sources, Tensor};
 use crate::tensor::{DType, Dequantize, Format, Shape};
 
@@ -269,7 +271,11 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
         },
         memory: None,
         packed_offset: 0,
-        dequantize: ToFloat::of(tensor).map(|to_float| to_float as &dyn Dequantize),
+        dequantize: match dtype {
+            DType::F32 => dequantize::of(GgmlType::F32),
+            DType::Bf16 => dequantize::of(GgmlType::BF16),
+            _ => ToFloat::of(tensor).map(|to_float| to_float as &dyn Dequantize),
+        },
     })
 }
 

@@ -122,6 +122,7 @@ impl GgmlType {
         match self {
             Self::F32 => (DType::F32, None),
             Self::F16 => (DType::F16, None),
+            Self::BF16 => (DType::Bf16, None),
             Self::I32 => (DType::I32, None),
             Self::Q4_0 => (quantized, Some(Format::Q4_0)),
             Self::Q4_1 => (quantized, Some(Format::Q4_1)),

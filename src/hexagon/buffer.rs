@@ -2,7 +2,7 @@
 //! Weights in them are packed; if the packed form does not keep every bit, their own bytes are kept
 //! as well.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -14,9 +14,9 @@ use super::layout::{Conversion, WeightLayout};
 use super::{HexDevice, SharedBuffers, pack};
 use crate::backend::{Buffer, Content};
 use crate::error::Result;
-use crate::graph::{Place, Tensor};
+use crate::graph::{Place, Role, Tensor};
 use crate::packfile::{Packs, Wanted};
-use crate::tensor::Dequantize;
+use crate::tensor::{DType, Dequantize};
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
 pub const ALIGN_BYTES: usize = LINE_BYTES;
@@ -30,6 +30,8 @@ pub struct HexBuffer {
     pub(super) shared: bool,
     /// Packed tensors by offset.
     packed: RwLock<BTreeMap<usize, Arc<Packed>>>,
+    /// Offsets of tensors that were put back into ggml's layout: a write of a part leaves them so.
+    unpacked: Mutex<BTreeSet<usize>>,
     /// The CPU computes with caches in it.
     used_by_cpu: AtomicBool,
     /// The device's count of changes that submissions depend on.
@@ -118,6 +120,7 @@ impl HexBuffer {
             memory,
             shared,
             packed: RwLock::default(),
+            unpacked: Mutex::default(),
             used_by_cpu: AtomicBool::new(false),
             changes: Arc::clone(&device.changes),
             packs: device.packs(),
@@ -180,6 +183,11 @@ impl HexBuffer {
         if let Some(plain) = &packed.plain {
             let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
             content.put(0, &mut plain[range]);
+            let rows = &plain[touched.start * row_bytes..touched.end * row_bytes];
+            if let Some(value) = pack::beyond_f16(layout, tensor.dtype, rows) {
+                drop(plain);
+                return self.leave_plain(tensor, start, value);
+            }
             return self.change(layout, start, touched, |rows, out| {
                 pack::pack_rows(layout, out, rows, &plain, tensor.dequantize);
             });
@@ -248,6 +256,9 @@ impl HexBuffer {
             let mut plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
             plain.copy_from_slice(bytes);
         }
+        if let Some(value) = pack::beyond_f16(layout, tensor.dtype, bytes) {
+            return self.leave_plain(tensor, start, value);
+        }
         let take = |layout: &WeightLayout| {
             let wanted = Wanted {
                 name: tensor.name,
@@ -274,6 +285,16 @@ impl HexBuffer {
         } else if !take(layout) {
             self.pack_all(layout, start, bytes, tensor.dequantize);
         }
+    }
+
+    /// Puts a tensor that cannot become F16 back into ggml's layout, in which it is multiplied in
+    /// FP32.
+    fn leave_plain(&self, tensor: &Tensor, start: usize, value: f32) {
+        log::warn!(
+            "{} has the value {value}, beyond F16's range: it is multiplied in FP32, which is slower",
+            tensor.name
+        );
+        self.unpack(&(start..start + 1));
     }
 
     /// Packs a tensor from its own bytes that a pack had brought in groups: a write is about to
@@ -316,12 +337,21 @@ impl HexBuffer {
         if let Some(found) = self.around(tensor) {
             return Some(found);
         }
-        let wanted = tensor.place == Place::Packed && tensor.shape.is_contiguous(tensor.dtype);
+        // With one kind of memory for everything, most tensors in F32 are no weights.
+        let is_weight = tensor.dtype != DType::F32 || tensor.role == Role::Weights;
+        let wanted =
+            tensor.place == Place::Packed && is_weight && tensor.shape.is_contiguous(tensor.dtype);
         let layout = wanted.then(|| WeightLayout::new(tensor)).flatten()?;
         let (start, bytes) = (tensor.packed_offset, tensor.shape.span_bytes(tensor.dtype)?);
         if start + layout.bytes() > self.memory.bytes() {
             return None;
         }
+        let mut unpacked = (self.unpacked.lock()).unwrap_or_else(PoisonError::into_inner);
+        if size < bytes && unpacked.contains(&start) {
+            return None;
+        }
+        unpacked.remove(&start);
+        drop(unpacked);
         if size < bytes {
             // Rows that are not written yet, and padding, are zero weights. A write of everything
             // writes padding, too.
@@ -373,6 +403,9 @@ impl HexBuffer {
             let mut plain = vec![0; held.bytes];
             held.read(&self.memory, *start, 0, &mut plain);
             self.put(*start, &plain);
+            (self.unpacked.lock())
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(*start);
             self.changes.fetch_add(1, Ordering::Relaxed);
             false
         });
@@ -417,6 +450,7 @@ impl Buffer for HexBuffer {
 
     fn clear(&self, value: u8) {
         (self.packed.write().unwrap_or_else(PoisonError::into_inner)).clear();
+        (self.unpacked.lock().unwrap_or_else(PoisonError::into_inner)).clear();
         self.changes.fetch_add(1, Ordering::Relaxed);
         copy_in(&self.memory, 0, self.memory.bytes(), |_, out| {
             out.fill(value)

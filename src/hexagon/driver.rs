@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn the_library_is_also_found_by_its_versioned_name() {
         assert_eq!(place::LIBRARIES[..2], ["libcdsprpc.so", "libcdsprpc.so.1"]);
-        // The second name is opened when the first cannot be: it lacks the functions.
+        // The first library does not exist; the second one does, but lacks the functions.
         let error = FastRpc::load_first(&["libcdsprpc-none.so", "libc.so.6"]).unwrap_err();
         let text = error.to_string();
         assert!(

@@ -12,8 +12,18 @@ pub enum Conversion {
     Lossless,
     /// Its values in Q8_0, for types without a layout.
     Requantized,
+    /// Its values in F16, for BF16 and F32: exact for BF16 values of 2^-17 and more in magnitude.
+    Halved,
     /// Groups of 2 × 16 that a pack has instead of Q4_0 blocks, quantized from the same values.
     Groups,
+}
+
+impl Conversion {
+    /// Returns `true` if packing reads the values of the weights, and not only their bytes.
+    #[must_use]
+    pub fn needs_values(self) -> bool {
+        matches!(self, Self::Requantized | Self::Halved)
+    }
 }
 
 /// Layout of the packed weights of one src0: matrices one after another.
@@ -76,9 +86,23 @@ impl WeightLayout {
     }
 }
 
+/// Most elements of F32 weights that are multiplied in FP32 as they lie: a router of experts, but
+/// no layer, which has twice the bytes of F16 then and no use of the matrix unit.
+const PLAIN_ELEMS: usize = 1 << 20;
+
+/// Returns `true` for F32 weights that are multiplied in FP32: small ones, unless they are one
+/// matrix for each expert.
+#[must_use]
+pub fn is_plain(weights: &Tensor) -> bool {
+    let [k, n, s2, _] = weights.shape.ne;
+    weights.dtype == DType::F32 && s2 == 1 && k * n <= PLAIN_ELEMS
+}
+
 fn weight_type(tensor: &Tensor) -> Option<(WeightType, Conversion)> {
     match (tensor.dtype, tensor.format) {
         (DType::F16, _) => Some((WeightType::F16, Conversion::Lossless)),
+        (DType::Bf16, _) => Some((WeightType::F16, Conversion::Halved)),
+        (DType::F32, _) if !is_plain(tensor) => Some((WeightType::F16, Conversion::Halved)),
         (DType::Quantized { .. }, Some(format)) => {
             let weight = match format {
                 Format::Q4_0 => WeightType::Q4_0,

@@ -20,7 +20,7 @@ use std::time::Duration;
 use self::caps::HexCaps;
 use self::device::{DeviceBuffer as Memory, Domain, Floats, HexNpu, Serving, SessionOptions};
 use self::driver::FastRpc;
-use self::layout::WeightLayout;
+use self::layout::{Conversion, WeightLayout};
 use self::stream::trace::Trace;
 use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
 use crate::config::Repack;
@@ -355,7 +355,12 @@ impl Device for HexDevice {
 /// whose weights have a packed form.
 fn factors(operation: &Operation) -> usize {
     match (operation.op, &operation.src[0]) {
-        (Op::MulMat | Op::MulMatId, Some(src0)) if WeightLayout::new(src0).is_some() => 2,
+        (Op::MulMat | Op::MulMatId, Some(src0)) => match WeightLayout::new(src0) {
+            // Multiplied as they lie where they are not packed, and so are both factors then.
+            Some(layout) if layout.form == Conversion::Halved => 1,
+            Some(_) => 2,
+            None => 0,
+        },
         _ => 0,
     }
 }

@@ -1,10 +1,10 @@
 //! Packs rows of ggml's blocks into panels, and unpacks them. Types with a packed form keep every
-//! bit; all others are quantized again to blocks of Q8_0, whose error is far below that of these
-//! types.
+//! bit. BF16 and F32 become F16; all others are quantized again to blocks of Q8_0, whose error is
+//! far below that of these types.
 
 use std::ops::Range;
 
-use half::f16;
+use half::{bf16, f16};
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM};
 use rayon::prelude::*;
 
@@ -145,11 +145,14 @@ pub(crate) fn pack_rows(
             let numbers = panel_rows(layout, first + index);
             let whole = touched.start <= numbers.start && numbers.end <= touched.end;
             let bytes = match (layout.form, dequantize) {
-                (Conversion::Requantized, Some(dequantize)) => {
-                    let quantized = work.rows.chunks_exact_mut(row_bytes);
-                    for (number, out) in numbers.clone().zip(quantized) {
+                (form, Some(dequantize)) if form.needs_values() => {
+                    let converted = work.rows.chunks_exact_mut(row_bytes);
+                    for (number, out) in numbers.clone().zip(converted) {
                         dequantize.dequantize(source(number), &mut work.values);
-                        quantize_q8_0(&work.values, out);
+                        match form {
+                            Conversion::Halved => halve(&work.values, out),
+                            _ => quantize_q8_0(&work.values, out),
+                        }
                     }
                     &work.rows[..numbers.len() * row_bytes]
                 }
@@ -169,8 +172,7 @@ pub(crate) fn pack_rows(
     );
 }
 
-/// Scratch of one thread, for types that are quantized again: the values of a row, and the rows of
-/// a panel.
+/// Scratch of one thread, for types that change: the values of a row, and the rows of a panel.
 struct Work {
     values: Vec<f32>,
     rows: Vec<u8>,
@@ -178,7 +180,7 @@ struct Work {
 
 impl Work {
     fn new(layout: &WeightLayout) -> Self {
-        if layout.form == Conversion::Lossless {
+        if !layout.form.needs_values() {
             return Self {
                 values: Vec::new(),
                 rows: Vec::new(),
@@ -188,6 +190,30 @@ impl Work {
             values: vec![0.0; layout.matrix.panel().k()],
             rows: vec![0; TILE_DIM * layout.matrix.ggml_row_bytes()],
         }
+    }
+}
+
+/// Rounds a row to F16.
+fn halve(values: &[f32], out: &mut [u8]) {
+    for (half, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+        *half = f16::from_f32(*value).to_le_bytes();
+    }
+}
+
+/// Returns a finite value of weights that become F16 but that F16 has no finite value for.
+pub(super) fn beyond_f16(layout: &WeightLayout, dtype: DType, rows: &[u8]) -> Option<f32> {
+    if layout.form != Conversion::Halved {
+        return None;
+    }
+    let is_beyond = |value: &f32| value.is_finite() && f16::from_f32(*value).is_infinite();
+    if dtype == DType::Bf16 {
+        let values = rows.as_chunks().0.par_iter();
+        let values = values.map(|bytes| bf16::from_le_bytes(*bytes).to_f32());
+        values.find_any(is_beyond)
+    } else {
+        let values = rows.as_chunks().0.par_iter();
+        let values = values.map(|bytes| f32::from_le_bytes(*bytes));
+        values.find_any(is_beyond)
     }
 }
 

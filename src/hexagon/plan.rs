@@ -4,7 +4,7 @@ use hexagon_ops::layout::F16_TILE_BYTES;
 use hexagon_ops::ops::matmul::GemmPlan;
 use hexagon_ops::wire;
 
-use super::layout::WeightLayout;
+use super::layout::{WeightLayout, is_plain};
 use crate::graph::{Op, Operation, Place, Refusal, Tensor};
 use crate::tensor::DType;
 
@@ -68,24 +68,22 @@ pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Ref
     };
     // The loader asks for plain memory, too; weights that can be packed are to come into memory
     // where they are.
-    let small =
-        weights.dtype == DType::F32 && weights.shape.ne[0] * weights.shape.ne[1] <= PLAIN_ELEMS;
-    let plain = weights.place == Place::Device || small;
+    let plain = weights.place == Place::Device || is_plain(weights);
     if operation.op == Op::MulMat && !packed && !plain {
         return Err("weights are not in packed memory");
     }
     match command(vtcm_bytes, operation, packed) {
         // Operands that cannot be packed may still be a product of plain tensors.
-        Err(_) if packed && weights.place == Place::Unknown => {
+        Err(_)
+            if packed
+                && (weights.place == Place::Unknown
+                    || matches!(weights.dtype, DType::F32 | DType::Bf16)) =>
+        {
             command(vtcm_bytes, operation, false)
         }
         planned => planned,
     }
 }
-
-/// Most elements of F32 weights for the product of plain tensors: a router of experts, but no
-/// layer. The CPU is faster with more, having no weights to bring to the DSP in 32 bits.
-const PLAIN_ELEMS: usize = 1 << 20;
 
 /// Returns `true` if weights will be packed. Where no memory is known yet, the answer is about the
 /// operation as such, which packs at use.

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Zeroable;
@@ -18,6 +19,7 @@ use crate::backend::{Buffer, GraphError, Node, Stream};
 use crate::config::Repack;
 use crate::error::{Error, Result};
 use crate::graph::{MAX_SOURCES, Op, Operation, Role, Tensor};
+use crate::tensor::DType;
 
 mod operands;
 mod submission;
@@ -144,8 +146,18 @@ impl Graphs {
             }
             Repack::Weights | Repack::Off => &node.operation,
         };
-        let last = self.last.take();
         let vtcm_bytes = self.device.npu.info().vtcm_bytes as usize;
+        if let (Op::MulMat | Op::MulMatId, Some(src0), Some(home)) =
+            (operation.op, &operation.src[0], src[0])
+            && matches!(src0.dtype, DType::F32 | DType::Bf16)
+            && home.is_packed(src0)
+            && (home.find(src0).is_none() || plan::command(vtcm_bytes, operation, true).is_err())
+        {
+            // A part of a packed tensor, or operands that tiles are not multiplied with: floats are
+            // also multiplied as they lie.
+            self.put_back(home, &span(src0))?;
+        }
+        let last = self.last.take();
         let command = self.plan(vtcm_bytes, operation, src[0])?;
         if operation.dst.shape.ne.contains(&0) {
             return Ok(());
@@ -273,15 +285,21 @@ impl Graphs {
         for (tensor, home) in others.chain(dst.map(|home| (&operation.dst, home))) {
             let range = span(tensor);
             if home.holds_packed(&range) {
-                // Earlier commands may read the operand unchanged, and may compute its content.
-                (self.current.run(&self.device)).map_err(|failed| failed.error)?;
-                self.current.clear(self.device.changes());
-                self.last = None;
-                home.unpack(&range);
-                self.current.once = true;
+                self.put_back(home, &range)?;
             }
         }
         Ok(operation)
+    }
+
+    /// Puts the packed tensors of a range back into ggml's layout.
+    fn put_back(&mut self, home: &HexBuffer, range: &Range<usize>) -> Result<()> {
+        // Earlier commands may read the operand unchanged, and may compute its content.
+        (self.current.run(&self.device)).map_err(|failed| failed.error)?;
+        self.current.clear(self.device.changes());
+        self.last = None;
+        home.unpack(range);
+        self.current.once = true;
+        Ok(())
     }
 
     /// Plans a node: with packed weights in the layout that they have, or else in their type's.

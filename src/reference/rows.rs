@@ -1,7 +1,7 @@
 //! Operations on rows and heads.
 
-/// Divides each row of `n` by the root of its mean square plus `eps`, after its mean was taken away
-/// if `centered`.
+/// Divides each row of `n` by the root of its mean square plus `eps`; if `centered`, its mean is
+/// subtracted first.
 #[must_use]
 pub fn norm(x: &[f32], n: usize, eps: f64, centered: bool) -> Vec<f64> {
     let mut out = Vec::with_capacity(x.len());

@@ -19,7 +19,7 @@ use ggml_rust_npu::rockchip::caps::RkCaps;
 use ggml_rust_npu::rockchip::driver::Rknn;
 use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
-use half::f16;
+use half::{bf16, f16};
 use rknpu_ops::sim;
 
 /// A simulated chip behind a tested device.
@@ -114,6 +114,11 @@ impl Weight {
                 values = halves.iter().map(|x| x.to_f32()).collect();
                 halves.iter().flat_map(|x| x.to_le_bytes()).collect()
             }
+            DType::Bf16 => {
+                let upper: Vec<_> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+                values = upper.iter().map(|x| x.to_f32()).collect();
+                upper.iter().flat_map(|x| x.to_le_bytes()).collect()
+            }
             _ => values.iter().flat_map(|x| x.to_ne_bytes()).collect(),
         };
         Self {
@@ -139,10 +144,10 @@ impl Weight {
             memory: Some(Region::from(&self.bytes[..])),
             packed_offset: offset.unwrap_or(0),
             role: Role::State,
-            dequantize: if self.dtype == Q8_0 {
-                dequantize::of(GgmlType::Q8_0)
-            } else {
-                Some(&Plain)
+            dequantize: match self.dtype {
+                Q8_0 => dequantize::of(GgmlType::Q8_0),
+                DType::Bf16 => dequantize::of(GgmlType::BF16),
+                _ => Some(&Plain),
             },
             ..tensor("weight", self.dtype, contiguous(self.dtype, self.ne))
         }
@@ -295,7 +300,7 @@ pub fn packed(device: &Arc<RkDevice>, w: &Weight, offset: usize) -> RkBuffer {
 /// 11 bits, (2^-11)^2/12 in the worst binade, 2e-8.
 pub fn nmse_limit(dtype: DType) -> f64 {
     match dtype {
-        DType::F16 => 2e-7,
+        DType::F16 | DType::Bf16 => 2e-7,
         _ => 2.6e-4,
     }
 }

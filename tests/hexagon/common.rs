@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ggml_rust_npu::backend::{Buffer, Content, Device, GraphError, Node, Stream};
 use ggml_rust_npu::config::Repack;
+use ggml_rust_npu::dequantize;
 use ggml_rust_npu::error::Result;
 use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
@@ -14,7 +15,7 @@ use ggml_rust_npu::hexagon::driver::{Domain, FastRpc};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::host_memory::RegionMut;
 use ggml_rust_npu::tensor::{DType, Format, Shape};
-use half::f16;
+use half::{bf16, f16};
 use hexagon_ops::sim::{self, Coherence};
 
 /// Returns the options of a stand-in under strict coherence, where a forgotten cache operation
@@ -75,10 +76,12 @@ impl Numbers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     F16,
+    Bf16,
+    F32,
     Blocks(Format),
 }
 
-pub const KINDS: [Kind; 11] = [
+pub const KINDS: [Kind; 13] = [
     Kind::F16,
     Kind::Blocks(Format::Q4_0),
     Kind::Blocks(Format::Q4_1),
@@ -90,6 +93,8 @@ pub const KINDS: [Kind; 11] = [
     Kind::Blocks(Format::Q6K),
     Kind::Blocks(Format::Q5_1),
     Kind::Blocks(Format::Q5K),
+    Kind::Bf16,
+    Kind::F32,
 ];
 
 // SOURCE: ggml-common.h, kvalues_iq4nl.
@@ -111,6 +116,8 @@ impl Kind {
     pub fn dtype(self) -> DType {
         let block_bytes = match self {
             Self::F16 => return DType::F16,
+            Self::Bf16 => return DType::Bf16,
+            Self::F32 => return DType::F32,
             Self::Blocks(Format::Q4_0 | Format::Iq4Nl) => 18,
             Self::Blocks(Format::Q4_1) => 20,
             Self::Blocks(Format::Q8_0) => 34,
@@ -127,7 +134,7 @@ impl Kind {
         }
     }
 
-    /// Elements of a block; of a tile's row for F16.
+    /// Elements of a block; of a tile's row for floats.
     pub fn block_elems(self) -> usize {
         match self.dtype() {
             DType::Quantized { block_elems, .. } => block_elems,
@@ -154,7 +161,7 @@ impl Kind {
         }
         let first = values.len();
         values.resize(first + dtype.block_elems(), 0.0);
-        let known = ggml_rust_npu::dequantize::of(dtype).unwrap();
+        let known = dequantize::of(dtype).unwrap();
         known.dequantize(&block, &mut values[first..]);
         bytes.extend(block);
     }
@@ -186,6 +193,22 @@ impl Kind {
                     let value = f16::from_f32(numbers.float());
                     bytes.extend(value.to_le_bytes());
                     values.push(value.to_f32());
+                }
+                return;
+            }
+            Self::Bf16 => {
+                for _ in 0..32 {
+                    let value = bf16::from_f32(numbers.float());
+                    bytes.extend(value.to_le_bytes());
+                    values.push(value.to_f32());
+                }
+                return;
+            }
+            Self::F32 => {
+                for _ in 0..32 {
+                    let value = numbers.float();
+                    bytes.extend(value.to_le_bytes());
+                    values.push(value);
                 }
                 return;
             }
@@ -248,12 +271,22 @@ impl Weight {
     /// Returns the tensor at `offset` of a buffer, which is one of weights if `place` says so.
     pub fn tensor(&self, offset: usize, place: Place) -> Tensor<'static> {
         let format = match self.kind {
-            Kind::F16 => None,
             Kind::Blocks(format) => Some(format),
+            _ => None,
+        };
+        let dequantize = match self.kind {
+            Kind::Bf16 => dequantize::of(GgmlType::BF16),
+            Kind::F32 => dequantize::of(GgmlType::F32),
+            _ => None,
         };
         Tensor {
             format,
             place,
+            role: match place {
+                Place::Packed => Role::Weights,
+                _ => Role::State,
+            },
+            dequantize,
             ..tensor("weight", self.kind.dtype(), self.ne, offset)
         }
     }

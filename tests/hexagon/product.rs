@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::{Buffer, Device, Stream};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, sources};
 use ggml_rust_npu::hexagon::device::Serving;
@@ -16,7 +16,7 @@ use super::common::*;
 /// 32, an error of (1/127)^2/12 over their variance of 1/3; else the matrix unit takes and gives
 /// FP16, and weights are rounded to it.
 fn limit(kind: Kind, m: usize) -> f64 {
-    if m <= 2 && kind != Kind::F16 {
+    if m <= 2 && matches!(kind, Kind::Blocks(_)) {
         1e-4
     } else {
         2e-6
@@ -41,6 +41,77 @@ fn every_type_is_multiplied_whether_packed_before_or_at_use() {
                     "{kind:?} {place:?} M={m}: {error:.2e}"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn weights_beyond_f16_are_multiplied_in_f32() {
+    let device = device();
+    let mut numbers = Numbers::new(9);
+    let (k, n) = (64, 40);
+    for (kind, slices) in [(Kind::Bf16, 1), (Kind::F32, 2)] {
+        let mut w = Weight::random(&mut numbers, kind, [k, n, slices, 1]);
+        let elem_bytes = w.bytes.len() / w.values.len();
+        let place = w.tensor(0, Place::Packed);
+        let in_range = buffer_with(&device, &w, Place::Packed);
+        for at in [k - 1, k * n - 1] {
+            // 2^17, in both types.
+            w.values[at] = 131_072.0;
+            let bytes = 131_072.0f32.to_le_bytes();
+            w.bytes[at * elem_bytes..][..elem_bytes].copy_from_slice(&bytes[4 - elem_bytes..]);
+        }
+        let whole = buffer_with(&device, &w, Place::Packed);
+        // The same by a write of the changed rows, of which one part is in F16's range.
+        let row = k * elem_bytes;
+        for n in [0, 39] {
+            let part = row * n..row * (n + 1);
+            let content = Content::Bytes(&w.bytes[part.clone()]);
+            in_range.write(&place, part.start, row, content).unwrap();
+        }
+        for home in [&whole, &in_range] {
+            let mut read = vec![0; w.bytes.len()];
+            home.read(&place, 0, &mut read).unwrap();
+            assert!(read == w.bytes, "{kind:?}: other bytes than were written");
+            for m in [1, 5] {
+                let act = numbers.floats(m * k * slices);
+                let have = mul_mat(&device, &w, home, &act, [k, m, slices, 1]).unwrap();
+                let act = &act[..m * k];
+                let want = reference::mul_mat(act, w.matrix(0), k);
+                let error = reference::nmse(&have[..m * n], &want);
+                assert!(error <= 1e-9, "{kind:?} M={m}: {error:.2e}");
+            }
+        }
+    }
+}
+
+/// The product took the tiles of the whole weight for rows of the part.
+#[test]
+fn a_part_of_a_packed_weight_of_floats_is_multiplied_as_it_lies() {
+    let device = device();
+    let mut numbers = Numbers::new(12);
+    let (k, n) = (64, 40);
+    for (kind, slices) in [(Kind::Bf16, 1), (Kind::F32, 2)] {
+        let w = Weight::random(&mut numbers, kind, [2 * k, n, slices, 1]);
+        let home = buffer_with(&device, &w, Place::Packed);
+        // The first half of each row.
+        let mut part = w.tensor(0, Place::Packed);
+        part.shape.ne[0] = k;
+        let values: Vec<f32> = (w.matrix(0).chunks_exact(2 * k))
+            .flat_map(|row| &row[..k])
+            .copied()
+            .collect();
+        for m in [1, 5] {
+            let act = numbers.floats(m * k * slices);
+            let work = Work::new(&device, &act, [k, m, slices, 1], [n, m, slices, 1], &[]);
+            let work = work.unwrap();
+            let stream = HexStream::new(Arc::clone(&device));
+            stream
+                .submit(0, &mut [work.node(Op::MulMat, part, &home)])
+                .unwrap();
+            let want = reference::mul_mat(&act[..m * k], &values, k);
+            let error = reference::nmse(&work.result()[..m * n], &want);
+            assert!(error <= 1e-9, "{kind:?} M={m}: {error:.2e}");
         }
     }
 }
@@ -92,7 +163,7 @@ fn each_row_goes_to_its_expert() {
     let device = device();
     let mut numbers = Numbers::new(3);
     let (k, n, experts, slots) = (64, 33, 5, 4);
-    for kind in [Kind::F16, KINDS[1], KINDS[3]] {
+    for kind in [Kind::F16, KINDS[1], KINDS[3], Kind::Bf16, Kind::F32] {
         let w = Weight::random(&mut numbers, kind, [k, n, experts, 1]);
         let home = buffer_with(&device, &w, Place::Packed);
         for (tokens, act_slots) in [(1, 1), (1, 4), (7, 1), (40, 2)] {
@@ -145,12 +216,16 @@ fn an_expert_that_does_not_exist_is_an_error() {
         )
         .unwrap();
         let stream = HexStream::new(Arc::clone(&device));
-        let failed = stream
-            .submit(
-                0,
-                &mut [work.node(Op::MulMatId, w.tensor(0, Place::Packed), &home)],
-            )
-            .unwrap_err();
+        // Between two that are right, with memory that is mapped before any of them.
+        let right = [(); 2].map(|()| {
+            let act = numbers.floats(32);
+            Work::new(&device, &act, [32, 1, 1, 1], [32, 2, 1, 1], &[0, 1]).unwrap()
+        });
+        let weights = w.tensor(0, Place::Packed);
+        let mut nodes =
+            [&right[0], &work, &right[1]].map(|work| work.node(Op::MulMatId, weights, &home));
+        let failed = stream.submit(0, &mut nodes).unwrap_err();
+        assert_eq!(failed.node, Some(1));
         let text = failed.error.to_string();
         assert!(text.contains("a chosen expert does not exist"), "{text}");
         assert!(!device.npu().is_lost());

@@ -212,12 +212,7 @@ fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
                 // bits.
                 let fits =
                     bytes < 2 * gib && bytes + (1000 << 20) < device.npu().caps().address_bytes;
-                let has_layout = dtype != DType::F32;
-                assert_eq!(
-                    supported,
-                    fits && has_layout,
-                    "V{arch} {k} x {n} {dtype:?}: {bytes}"
-                );
+                assert_eq!(supported, fits, "V{arch} {k} x {n} {dtype:?}: {bytes}");
                 answers.push(supported);
             }
         }

@@ -291,6 +291,12 @@ mod tests {
             bytes: 40,
         };
         assert_eq!(changes, [Change::Unmap { number: b }, map]);
+        let mut space = AddressSpace::new(100);
+        let [a, b, c] = [40, 30, 30].map(|bytes| space.add(9, bytes).unwrap());
+        changes.clear();
+        space.admit(&[a, b], 1, &mut changes).unwrap();
+        space.admit(&[c, c], 2, &mut changes).unwrap();
+        assert_eq!((changes.len(), space.mapped_bytes), (3, 100));
     }
 
     #[test]

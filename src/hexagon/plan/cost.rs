@@ -237,8 +237,7 @@ fn attention(arch: u32, body: &wire::Attention) -> Cost {
         false => (BY_DOTS, rows.div_ceil(DOT_PASS_ROWS), 0),
     };
     let [position, score] = [counted.position, counted.score].map(|of| of_arch(arch, of));
-    // CAST: an estimate.
-    #[expect(clippy::cast_precision_loss, reason = "see above")]
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     let packets = |position: f64, score: f64| {
         let heads_and_elems = (passes * depth) as f64 / 4.0 * position;
         (heads * positions) as f64 * (heads_and_elems + rows as f64 * score)
