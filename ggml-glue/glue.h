@@ -1,4 +1,4 @@
-// Declarations that the three files of the glue share. They translate ggml's
+// Declarations that the files of the glue share. They translate ggml's
 // types into the structs of npu.h. Rust decides everything that needs no ggml
 // type.
 #pragma once
@@ -55,3 +55,10 @@ ggml_backend_t glue_backend_new(struct glue_device *device);
 
 // Sets the number of threads with which the CPU computes its nodes of graphs.
 void glue_backend_set_n_threads(ggml_backend_t backend, int n_threads);
+
+// differs.c
+
+// Compares ggml's structs and numbers with those that the glue was compiled
+// for, by asking the program's own functions; NULL if they agree, or the name
+// of the first that does not.
+const char *glue_differs(void);

@@ -31,6 +31,8 @@
 //! | [`backend`] | the traits that the families implement; finds devices; packs offline |
 //! | [`hexagon`], [`rockchip`] | the families, with the same file names; neither knows the other |
 //! | [`abi`] | the functions of `npu.h`: check, catch panics, call `backend` |
+//! | [`ggml_version`] | the versions of ggml that a program may have |
+//! | `register` | with the feature of that name: registers the backend with the ggml of a Rust program |
 //!
 //! `tests/architecture.rs` holds the modules to this order. `ARCHITECTURE.md` follows a weight and a token through them.
 
@@ -41,6 +43,7 @@ pub mod dequantize;
 pub mod driver;
 pub mod error;
 pub mod files;
+pub mod ggml_version;
 pub mod gguf;
 pub mod graph;
 pub mod hexagon;
@@ -48,6 +51,11 @@ pub mod host_memory;
 pub mod loss;
 pub mod packfile;
 pub mod reference;
+#[cfg(feature = "register")]
+mod register;
 pub mod rockchip;
 pub mod tensor;
 pub mod timeline;
+
+#[cfg(feature = "register")]
+pub use register::{Refused, register};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Modules from the bottom up; a module may use those of its own step and of the steps below. The
 /// parts of a family and of `backend` have separate steps.
 const LADDER: [&[&str]; 10] = [
-    &["error", "tensor", "files", "gguf", "loss"],
+    &["error", "ggml_version", "tensor", "files", "gguf", "loss"],
     &["hexagon::caps", "rockchip::caps"],
     &["config", "host_memory", "dequantize", "driver", "reference"],
     &["graph", "packfile", "timeline"],
@@ -27,7 +27,7 @@ const LADDER: [&[&str]; 10] = [
     ],
     &["hexagon::device", "rockchip::device"],
     &["hexagon", "rockchip"],
-    &["backend::find", "backend::offline", "abi"],
+    &["backend::find", "backend::offline", "abi", "register"],
 ];
 
 /// Parts that do not use each other although the ladder allows it: devices know no plan, and plans

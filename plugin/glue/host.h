@@ -14,9 +14,3 @@ bool plugin_import_is_optional(size_t index);
 // Sets the function at `index`. All that are not optional are set before
 // anything else of ggml-glue/ is called.
 void plugin_import_set(size_t index, void *address);
-
-// Compares ggml's structs and numbers with those that the glue was compiled
-// for, by asking the program's own functions; NULL if they agree, or the name
-// of the first that does not. One for each version of the backend API.
-const char *plugin_differs_api2(void);
-const char *plugin_differs_api3(void);

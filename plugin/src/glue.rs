@@ -5,17 +5,14 @@ use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
 use crate::host::Host;
-use crate::version::{Api, ours};
-
-// The glue calls the functions of npu.h.
-use ggml_rust_npu as _;
+use ggml_rust_npu::ggml_version::{Api, ours};
 
 unsafe extern "C" {
     safe fn plugin_import_name(index: usize) -> *const c_char;
     safe fn plugin_import_is_optional(index: usize) -> bool;
     fn plugin_import_set(index: usize, address: *mut c_void);
-    fn plugin_differs_api2() -> *const c_char;
-    fn plugin_differs_api3() -> *const c_char;
+    fn glue_differs_api2() -> *const c_char;
+    fn glue_differs_api3() -> *const c_char;
     fn ggml_backend_rust_npu_reg_api2() -> *mut c_void;
     fn ggml_backend_rust_npu_reg_api3() -> *mut c_void;
 }
@@ -69,9 +66,9 @@ pub fn bind(host: &Host, version: &str) -> Result<(), String> {
 pub fn differs(api: Api) -> Option<String> {
     let name = match api {
         // SAFETY: all functions are set, and ggml's version is one of those with these signatures.
-        Api::Two => unsafe { plugin_differs_api2() },
+        Api::Two => unsafe { glue_differs_api2() },
         // SAFETY: as above.
-        Api::Three => unsafe { plugin_differs_api3() },
+        Api::Three => unsafe { glue_differs_api3() },
     };
     if name.is_null() {
         return None;

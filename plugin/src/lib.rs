@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   program ── libggml ── ggml_backend_init ── host: finds ggml's functions, by the address of the caller
-//!                                         │── version: which backend API, or a line that refuses it
-//!                                         │── glue/differs.c: are the structs and numbers the same?
+//!                                         │── ggml_version: which backend API, or a line that refuses it
+//!                                         │── ggml-glue/differs.c: are the structs and numbers the same?
 //!                                         └── ggml-glue/, compiled for API 2 and for API 3
 //! ```
 //!
@@ -26,8 +26,8 @@ use std::ptr::null_mut;
 #[cfg(glue)]
 mod glue;
 mod host;
-mod version;
 
+use ggml_rust_npu::ggml_version as version;
 use host::Host;
 
 /// Returns ggml's registry entry of this backend, always the same; NULL after a log line if the

@@ -1,21 +1,15 @@
 // Asks the program's ggml about the structs and numbers that the glue was
-// compiled for. Compiled once for each version of the backend API.
+// compiled for: where the glue is compiled before the program's ggml is known.
 //
 // ggml gives out no sizes of its structs. So it gets structs of this layout and
 // must find the last member of each, and what it makes itself must be readable
 // in this layout.
 
-#include "host.h"
+#include "glue.h"
 
-#include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
 #include <string.h>
-
-// The function of host.h that is defined here.
-#define CONCATENATED(a, b) a##b
-#define WITH_NUMBER(a, b) CONCATENATED(a, b)
-#define plugin_differs WITH_NUMBER(plugin_differs_api, GGML_BACKEND_API_VERSION)
 
 struct operation {
   enum ggml_op op;
@@ -186,7 +180,7 @@ static const char *differing_tensor(void) {
   return name;
 }
 
-const char *plugin_differs(void) {
+const char *glue_differs(void) {
   const char *name = differing_number();
   name = name != NULL ? name : differing_backend_struct();
   return name != NULL ? name : differing_tensor();

@@ -1,4 +1,4 @@
-//! The versions of ggml that the plugin works with.
+//! The versions of ggml that the glue was written for, and the lines that refuse others.
 
 /// Minor versions of ggml 0.x with the backend API 2. The numbers of operations are those of the
 /// headers from 0.21 on.
@@ -21,7 +21,7 @@ pub enum Api {
 /// Returns the API of a version of ggml such as `0.25.3`.
 ///
 /// # Errors
-/// A line for the user if the plugin does not know the version.
+/// A line for the user if the version is not known.
 pub fn api_of(version: &str) -> Result<Api, String> {
     let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
@@ -45,9 +45,9 @@ pub fn api_of(version: &str) -> Result<Api, String> {
 }
 
 /// The range of versions, for lines that refuse another one.
-pub const KNOWN: &str = "this plugin works with ggml 0.21 to 0.27";
+pub const KNOWN: &str = "it works with ggml 0.21 to 0.27";
 
-/// Returns the name and the version of the plugin.
+/// Returns the name and the version of this backend.
 pub fn ours() -> String {
     format!("ggml-rust-npu {}", env!("CARGO_PKG_VERSION"))
 }
