@@ -202,8 +202,8 @@ fn each_weight_has_a_path_or_a_reason() {
     starts(&places(&plain, "rk3566", "")[2], "cpu", refused);
     let rows = places(&plain, "hexagon-v73", "");
     starts(&rows[2], "npu", "F32, as it is");
-    // More elements than the kernel for plain matrices is worth: 2^20.
-    starts(&rows[4], "cpu", refused);
+    // More elements than are multiplied in FP32: 2^20.
+    starts(&rows[4], "npu", "F16, converted, tiles");
 
     let output = run(&["inspect", plain.to_str().unwrap()], &[]);
     let words = [

@@ -10,10 +10,12 @@
 //! | `attn_v` (rows) | `attn_output` | one for each row of `attn_v`: query heads that share it share the scale |
 //! | `ffn_norm` | `ffn_gate`, `ffn_up` | one for each column |
 //! | `ffn_up` (rows) | `ffn_down` | one for each column |
+//! | `ffn_norm` | `ffn_gate_inp`, `ffn_gate_exps`, `ffn_up_exps` | one for each column, the same for all experts |
+//! | `ffn_up_exps` (rows) | `ffn_down_exps` | one for each column of an expert; a group for each expert |
 //!
 //! For each group the scales are `s = a^r`, with `a` the root mean square of the channel and the
 //! exponent `r` out of 20 that has the smallest `sum(E[x^2] * (W' - W)^2)`, where
-//! `W' = Q(W * s) / s`.
+//! `W' = Q(W * s) / s`. The losses of experts count by the share of the tokens that each got.
 // SOURCE: AWQ, Lin et al. 2023, and the search of mit-han-lab/llm-awq; the loss needs
 // llama-imatrix's data alone.
 
@@ -43,6 +45,8 @@ pub struct ScaleGroup {
     producer_is_norm: bool,
     /// The scale's channel for each input of the readers; empty if it is the input's own number.
     channels: Vec<usize>,
+    /// The one expert whose matrices these are.
+    expert: Option<usize>,
 }
 
 /// Returns the groups of a model.
@@ -63,11 +67,8 @@ fn block_groups(
     header: &Header,
     block: usize,
     heads: HeadSizes,
-) -> Result<[ScaleGroup; 4], ToolError> {
+) -> Result<Vec<ScaleGroup>, ToolError> {
     let name = |part: &str| format!("blk.{block}.{part}.weight");
-    if header.tensor(&name("ffn_gate_inp")).is_some() {
-        return Err(format!("blk.{block} has experts, which are not supported with --awq").into());
-    }
     for part in ["attn_norm", "ffn_norm"] {
         let bias = format!("blk.{block}.{part}.bias");
         if header.tensor(&bias).is_some() {
@@ -124,14 +125,81 @@ fn block_groups(
             producer: from,
             producer_is_norm,
             channels,
+            expert: None,
         })
     };
-    Ok([
+    let mut groups = vec![
         group("attn_norm", &["attn_q", "attn_k", "attn_v"], Vec::new())?,
         group("attn_v", &["attn_output"], channels)?,
-        group("ffn_norm", &["ffn_gate", "ffn_up"], Vec::new())?,
-        group("ffn_up", &["ffn_down"], Vec::new())?,
-    ])
+    ];
+    if header.tensor(&name("ffn_gate_inp")).is_some() {
+        groups.extend(expert_groups(header, block)?);
+    } else {
+        groups.push(group("ffn_norm", &["ffn_gate", "ffn_up"], Vec::new())?);
+        groups.push(group("ffn_up", &["ffn_down"], Vec::new())?);
+    }
+    Ok(groups)
+}
+
+/// Tensors of a feed-forward part with experts.
+const EXPERT_PARTS: [&str; 5] = [
+    "ffn_norm",
+    "ffn_gate_inp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+];
+
+/// Returns the groups of a feed-forward part with experts.
+fn expert_groups(header: &Header, block: usize) -> Result<Vec<ScaleGroup>, ToolError> {
+    let name = |part: &str| format!("blk.{block}.{part}.weight");
+    let known = EXPERT_PARTS.map(name);
+    // Shared experts, biases and merged matrices also read the norm, or get something of its scale.
+    let prefixes = [format!("blk.{block}.ffn_"), format!("blk.{block}.exp_")];
+    let unknown = (header.tensors.iter()).find(|tensor| {
+        prefixes
+            .iter()
+            .any(|prefix| tensor.name.starts_with(prefix))
+            && !known.contains(&tensor.name)
+    });
+    if let Some(tensor) = unknown {
+        let name = &tensor.name;
+        return Err(format!("{name}: experts with it are not supported with {OPTION}").into());
+    }
+    let [norm, router, gate, up, down] = known;
+    let router_shape = model::matrix(header, &router, OPTION)?.ne;
+    let [inputs, count, ..] = router_shape;
+    model::vector(header, &norm, inputs, OPTION)?;
+    let of = |name: &str| model::experts(header, name, OPTION);
+    let [_, hidden, ..] = of(&up)?.ne;
+    for (name, want) in [
+        (&gate, [inputs, hidden, count, 1]),
+        (&up, [inputs, hidden, count, 1]),
+        (&down, [hidden, inputs, count, 1]),
+    ] {
+        let have = of(name)?.ne;
+        if have != want {
+            let fits = format!("which does not fit {router} and {up}");
+            return Err(format!("{name} has the shape {have:?}, {fits}: {want:?}").into());
+        }
+    }
+    let by_expert = |expert| ScaleGroup {
+        readers: vec![down.clone()],
+        producer: up.clone(),
+        producer_is_norm: false,
+        channels: Vec::new(),
+        expert: Some(expert),
+    };
+    let mut groups: Vec<_> = (0..count).map(by_expert).collect();
+    groups.push(ScaleGroup {
+        // Statistics are taken of the first, and the router may have none.
+        readers: vec![gate, up, router],
+        producer: norm,
+        producer_is_norm: true,
+        channels: Vec::new(),
+        expert: None,
+    });
+    Ok(groups)
 }
 
 /// Result of the search for a group.
@@ -160,18 +228,29 @@ pub fn scale(
         .filter_map(|name| file.header().tensor(name))
         .collect();
     let mut losses = [0.0; EXPONENTS];
-    let squares = imatrix.of(readers[0])?;
-    let candidates = group.candidates(squares);
+    let inputs = readers[0].ne[0];
+    let squares = match group.expert {
+        Some(expert) => imatrix.of(readers[0])?[expert * inputs..][..inputs].to_vec(),
+        None => imatrix.of_all_experts(readers[0])?,
+    };
+    let candidates = group.candidates(&squares);
     for reader in &readers {
         let Some(format) = format_of(reader) else {
             continue;
         };
+        let matrices = match group.expert {
+            Some(expert) => vec![(expert, 1.0)],
+            None => imatrix.shares(reader)?.into_iter().enumerate().collect(),
+        };
         let squares = imatrix.of(reader)?;
-        let more = losses_of(file, reader, squares, &candidates, format);
-        losses
-            .iter_mut()
-            .zip(more)
-            .for_each(|(sum, loss)| *sum += loss);
+        for (matrix, share) in matrices {
+            let squares = &squares[matrix * inputs..][..inputs];
+            let more = losses_of(file, reader, matrix, squares, &candidates, format);
+            losses
+                .iter_mut()
+                .zip(more)
+                .for_each(|(sum, loss)| *sum += f64::from(share) * loss);
+        }
     }
     let smaller = |best: usize, r: usize| if losses[r] < losses[best] { r } else { best };
     let best = (0..EXPONENTS).fold(0, smaller);
@@ -225,6 +304,9 @@ impl ScaleGroup {
 
     /// Multiplies the readers' columns, and divides what gives them their inputs.
     fn fold(&self, scales: &[f32], header: &Header, transforms: &mut Transforms) {
+        if let Some(expert) = self.expert {
+            return self.fold_expert(expert, scales, header, transforms);
+        }
         for reader in &self.readers {
             transforms.entry(reader.clone()).or_default().columns = scales.to_vec();
         }
@@ -250,14 +332,37 @@ impl ScaleGroup {
     }
 }
 
+impl ScaleGroup {
+    /// Multiplies the columns of one expert's matrix, and divides the rows of the same expert's that
+    /// gives it its inputs.
+    fn fold_expert(
+        &self,
+        expert: usize,
+        scales: &[f32],
+        header: &Header,
+        transforms: &mut Transforms,
+    ) {
+        let [_, rows, count, _] = (header.tensor(&self.readers[0])).map_or([0; 4], |w| w.ne);
+        let of_expert = |all: &mut Vec<f32>| {
+            all.resize(count * scales.len(), 1.0);
+            all[expert * scales.len()..][..scales.len()].copy_from_slice(scales);
+        };
+        let reader = transforms.entry(self.readers[0].clone()).or_default();
+        reader.expert_rows = rows;
+        of_expert(&mut reader.columns);
+        of_expert(&mut transforms.entry(self.producer.clone()).or_default().rows);
+    }
+}
+
 /// A channel that is never used is scaled as if it were this large.
 // SOURCE: mit-han-lab/llm-awq, auto_scale.py.
 const SMALLEST: f32 = 1e-4;
 
-/// Returns the loss of a weight for each candidate.
+/// Returns the loss of one matrix of a weight for each candidate.
 fn losses_of(
     file: &File,
     tensor: &TensorInfo,
+    matrix: usize,
     squares: &[f32],
     candidates: &[Vec<f32>],
     format: Format,
@@ -274,7 +379,8 @@ fn losses_of(
         .collect();
     let data = file.data(tensor);
     let row_bytes = data.len() / tensor.rows();
-    let rows = data.par_chunks_exact(row_bytes);
+    let matrix_bytes = tensor.ne[1] * row_bytes;
+    let rows = data[matrix * matrix_bytes..][..matrix_bytes].par_chunks_exact(row_bytes);
     let loss_of_row = |row: &mut Vec<f32>, bytes: &[u8]| {
         to_f32(tensor.dtype, bytes, row);
         let mut losses = [0.0; EXPONENTS];

@@ -12,7 +12,16 @@ use crate::files::{Files, named};
 
 /// Statistics by the weight's name.
 #[derive(Debug)]
-pub struct Imatrix(HashMap<String, Vec<f32>>);
+pub struct Imatrix(HashMap<String, Statistics>);
+
+/// The statistics of a weight.
+#[derive(Debug)]
+struct Statistics {
+    /// Mean square of each input, expert by expert.
+    means: Vec<f32>,
+    /// Rows of activations that each expert got.
+    counts: Vec<f32>,
+}
 
 // SOURCE: tools/imatrix/imatrix.cpp of llama.cpp 0.5.0.
 const SUMS: &str = ".in_sum2";
@@ -59,7 +68,7 @@ impl Imatrix {
             if !means.iter().all(usable) {
                 return Err(format!("{}: {name} has no usable statistics", path.display()).into());
             }
-            found.insert(name.to_owned(), means);
+            found.insert(name.to_owned(), Statistics { means, counts });
         }
         if found.is_empty() {
             return Err(format!("{}: no statistics of any weight", path.display()).into());
@@ -72,14 +81,53 @@ impl Imatrix {
     /// # Errors
     /// Text, if the weight is not in the file, or with another number of inputs.
     pub fn of(&self, weight: &TensorInfo) -> Result<&[f32], ToolError> {
+        Ok(&self.statistics(weight)?.means)
+    }
+
+    /// Returns the mean square of each input of a weight, of all experts together.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn of_all_experts(&self, weight: &TensorInfo) -> Result<Vec<f32>, ToolError> {
+        let statistics = self.statistics(weight)?;
+        if statistics.counts.len() == 1 {
+            return Ok(statistics.means.clone());
+        }
+        let shares = self.shares(weight)?;
+        let mut all = vec![0.0; weight.ne[0]];
+        for (means, share) in statistics.means.chunks_exact(all.len()).zip(shares) {
+            all.iter_mut()
+                .zip(means)
+                .for_each(|(sum, mean)| *sum += share * mean);
+        }
+        Ok(all)
+    }
+
+    /// Returns the share of each expert in the rows of activations; all of them have the same if there
+    /// were none.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn shares(&self, weight: &TensorInfo) -> Result<Vec<f32>, ToolError> {
+        let counts = &self.statistics(weight)?.counts;
+        let sum: f32 = counts.iter().sum();
+        // CAST: an estimate.
+        let share = |count: &f32| match sum > 0.0 {
+            true => count / sum,
+            false => 1.0 / counts.len() as f32,
+        };
+        Ok(counts.iter().map(share).collect())
+    }
+
+    fn statistics(&self, weight: &TensorInfo) -> Result<&Statistics, ToolError> {
         let (name, [k, _, s2, s3]) = (&weight.name, weight.ne);
-        let means = (self.0.get(name))
+        let found = (self.0.get(name))
             .ok_or_else(|| format!("the imatrix says nothing of {name}: is it of this model?"))?;
-        if means.len() != k * s2 * s3 {
-            let (have, want) = (means.len(), k * s2 * s3);
+        let (have, want) = (found.means.len(), k * s2 * s3);
+        if have != want {
             return Err(format!("{name} has {want} inputs, and {have} in the imatrix").into());
         }
-        Ok(means)
+        Ok(found)
     }
 }
 
@@ -102,7 +150,7 @@ pub fn rescale(from: &Path, to: &Path, transforms: &Transforms) -> Result<(), To
     for tensor in &header.tensors {
         let transform = tensor.name.strip_suffix(SUMS);
         let transform = transform.and_then(|name| transforms.get(name));
-        match transform.filter(|_| tensor.rows() == 1) {
+        match transform {
             Some(transform) => {
                 let sums = transform.importance(&values(&file, tensor)?);
                 writer.tensor([sums

@@ -5,7 +5,7 @@ use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
 use crate::ToolError;
 
 /// Architectures whose tensors are known: what reads what.
-pub const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "gemma3"];
+pub const ARCHITECTURES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"];
 
 /// Sizes of the attention.
 #[derive(Clone, Copy, Debug)]
@@ -72,11 +72,32 @@ pub fn matrix<'a>(
     name: &str,
     option: &str,
 ) -> Result<&'a TensorInfo, ToolError> {
+    of_dims(header, name, 2, option)
+}
+
+/// Returns the matrices of a name, one for each expert, in a type that can be read as numbers.
+///
+/// # Errors
+/// As [`matrix`].
+pub fn experts<'a>(
+    header: &'a Header,
+    name: &str,
+    option: &str,
+) -> Result<&'a TensorInfo, ToolError> {
+    of_dims(header, name, 3, option)
+}
+
+fn of_dims<'a>(
+    header: &'a Header,
+    name: &str,
+    wanted: usize,
+    option: &str,
+) -> Result<&'a TensorInfo, ToolError> {
     let tensor =
         (header.tensor(name)).ok_or_else(|| format!("{name} is missing, which {option} needs"))?;
-    if tensor.dims != 2 {
-        let dims = tensor.dims;
-        return Err(format!("{name} has {dims} dimensions, {option} needs 2").into());
+    let dims = tensor.dims;
+    if dims != wanted {
+        return Err(format!("{name} has {dims} dimensions, {option} needs {wanted}").into());
     }
     plain(tensor, option)
 }

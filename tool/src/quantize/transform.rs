@@ -16,8 +16,10 @@ pub type Transforms = HashMap<String, Transform>;
 /// `rotate(w[n][k] * columns[k] / rows[n])`. Empty is all ones.
 #[derive(Clone, Debug, Default)]
 pub struct Transform {
-    /// Factor of each column.
+    /// Factor of each column: the same for all experts, or those of each expert.
     pub columns: Vec<f32>,
+    /// Rows of each expert, if each has its own columns.
+    pub expert_rows: usize,
     /// Divisor of each row.
     pub rows: Vec<f32>,
     /// Rotates each row.
@@ -38,7 +40,11 @@ impl Transform {
         if self.columns.is_empty() {
             row.iter_mut().for_each(|w| *w /= divisor);
         } else {
-            let columns = row.iter_mut().zip(&self.columns);
+            let first = match self.columns.len() == row.len() {
+                true => 0,
+                false => n / self.expert_rows * row.len(),
+            };
+            let columns = row.iter_mut().zip(&self.columns[first..]);
             columns.for_each(|(w, s)| *w = *w * s / divisor);
         }
         if let Some(rotation) = &self.input {
@@ -46,13 +52,14 @@ impl Transform {
         }
     }
 
-    /// Returns the mean squares of the inputs after the transform, from those before it.
+    /// Returns the mean squares of the inputs after the transform, from those before it, expert by
+    /// expert.
     pub fn importance(&self, mean_squares: &[f32]) -> Vec<f32> {
         debug_assert!(self.input.is_none(), "rotated inputs have other statistics");
         if self.columns.is_empty() {
             return mean_squares.to_vec();
         }
-        let columns = mean_squares.iter().zip(&self.columns);
+        let columns = mean_squares.iter().zip(self.columns.iter().cycle());
         columns.map(|(square, s)| square / (s * s)).collect()
     }
 

@@ -50,7 +50,7 @@ pub fn model(architecture: &str) -> Model {
                 add("attn_k.bias", &[KV_HEADS * HEAD], 0.0);
                 add("attn_v.bias", &[KV_HEADS * HEAD], 0.0);
             }
-            "qwen3" | "gemma3" => {
+            "qwen3" | "qwen3moe" | "gemma3" => {
                 add("attn_q_norm.weight", &[HEAD], 1.0);
                 add("attn_k_norm.weight", &[HEAD], 1.0);
             }
@@ -60,6 +60,27 @@ pub fn model(architecture: &str) -> Model {
             add("post_attention_norm.weight", &[EMBED], 1.0);
             add("post_ffw_norm.weight", &[EMBED], 1.0);
         }
+    }
+    model
+}
+
+/// Number of experts of [`with_experts`], of which each token goes to two.
+pub const EXPERTS: usize = 3;
+
+/// Puts experts in place of the feed-forward part of each block.
+pub fn with_experts(mut model: Model) -> Model {
+    for block in 0..BLOCKS {
+        for part in ["gate", "up", "down"] {
+            let dense = format!("blk.{block}.ffn_{part}.weight");
+            model.tensors.retain(|(name, ..)| *name != dense);
+        }
+        let mut add = |part: &str, ne: &[usize]| {
+            model.random(&format!("blk.{block}.{part}.weight"), ne, 0.0);
+        };
+        add("ffn_gate_inp", &[EMBED, EXPERTS]);
+        add("ffn_gate_exps", &[EMBED, FFN, EXPERTS]);
+        add("ffn_up_exps", &[EMBED, FFN, EXPERTS]);
+        add("ffn_down_exps", &[FFN, EMBED, EXPERTS]);
     }
     model
 }
@@ -83,6 +104,17 @@ pub fn imatrix(model: &Model) -> Model {
             let sums = random.iter().map(|x| 10.0 * 10f32.powf(1.5 * x));
             imatrix.tensor(&format!("{name}.in_sum2"), &[ne[0], 1], sums.collect());
             imatrix.tensor(&format!("{name}.counts"), &[1, 1], vec![10.0]);
+        }
+        // Each expert has other inputs, and each gets another number of them.
+        if name.starts_with("blk.") && ne.len() == 3 {
+            let random = common::numbers(seed + name.as_bytes()[4] as u64, ne[0] * ne[2]);
+            let counts: Vec<f32> = (0..ne[2])
+                .map(|expert| 10.0 / (expert + 1) as f32)
+                .collect();
+            let sums = random.iter().enumerate();
+            let sums = sums.map(|(i, x)| counts[i / ne[0]] * 10f32.powf(1.5 * x));
+            imatrix.tensor(&format!("{name}.in_sum2"), &[ne[0], ne[2]], sums.collect());
+            imatrix.tensor(&format!("{name}.counts"), &[1, ne[2]], counts);
         }
     }
     imatrix
@@ -118,6 +150,15 @@ pub fn dequantize(dtype: GgmlType, bytes: &[u8]) -> Vec<f32> {
             return halves
                 .map(|half| f16::from_le_bytes(*half).to_f32())
                 .collect();
+        }
+        GgmlType::Q4_1 => {
+            let half = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+            let block = |block: &[u8]| -> Vec<f32> {
+                let code = |i: usize| f32::from(block[4 + i % 16] >> (i / 16 * 4) & 15);
+                let value = |i: usize| half(block) * code(i) + half(&block[2..]);
+                (0..32).map(value).collect()
+            };
+            return bytes.chunks(20).flat_map(block).collect();
         }
         GgmlType::Q4_0 => Some(even),
         GgmlType::IQ4_NL => Some(uneven),
@@ -167,6 +208,33 @@ fn softmax(x: &[f64]) -> Vec<f64> {
     x.iter().map(|x| x.exp() / sum).collect()
 }
 
+fn gated(gate: &[f64], up: &[f64]) -> Vec<f64> {
+    let pairs = gate.iter().zip(up);
+    pairs
+        .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
+        .collect()
+}
+
+/// The two experts that the router prefers, by its shares.
+fn routed(weights: &Weights, part: &str, x: &[f64]) -> Vec<f64> {
+    let shares = softmax(&product(weights, &format!("{part}_gate_inp"), x));
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
+    let mut sum = vec![0.0; EMBED];
+    for expert in &order[..2] {
+        let of = |which: &str, x: &[f64]| -> Vec<f64> {
+            let all = &weights[&format!("{part}_{which}_exps.weight")];
+            let size = all.len() / shares.len();
+            let rows = all[expert * size..][..size].chunks(x.len());
+            let dot = |row: &[f32]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+            rows.map(dot).collect()
+        };
+        let down = of("down", &gated(&of("gate", x), &of("up", x)));
+        (sum.iter_mut().zip(down)).for_each(|(sum, x)| *sum += shares[*expert] * x);
+    }
+    sum
+}
+
 /// The logits of the last token. Positions are left out: scaling does not touch them.
 pub fn logits(weights: &Weights) -> Vec<f64> {
     let embed = &weights["token_embd.weight"];
@@ -203,13 +271,13 @@ pub fn logits(weights: &Weights) -> Vec<f64> {
             let output = product(weights, &name("attn_output"), &mixed);
             add(x, norm(&output, at("post_attention_norm.weight")));
             let inner = norm(x, at("ffn_norm.weight"));
-            let gate = product(weights, &name("ffn_gate"), &inner);
-            let up = product(weights, &name("ffn_up"), &inner);
-            let gated = gate
-                .iter()
-                .zip(up)
-                .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up);
-            let down = product(weights, &name("ffn_down"), &gated.collect::<Vec<_>>());
+            let down = if at("ffn_gate_inp.weight").is_some() {
+                routed(weights, &name("ffn"), &inner)
+            } else {
+                let gate = product(weights, &name("ffn_gate"), &inner);
+                let up = product(weights, &name("ffn_up"), &inner);
+                product(weights, &name("ffn_down"), &gated(&gate, &up))
+            };
             add(x, norm(&down, at("post_ffw_norm.weight")));
         }
     }

@@ -1,11 +1,13 @@
 //! Models with experts.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ggml_rust_npu::gguf::File;
 
-use crate::common::{folder, numbers, quantize};
-use crate::decoder::{EMBED, FFN, imatrix, model};
+use crate::common::{Model, folder, numbers, quantize};
+use crate::decoder::{
+    BLOCKS, EMBED, EXPERTS, FFN, difference, imatrix, logits, model, values, with_experts,
+};
 use crate::fails;
 
 const NAME: &str = "blk.0.ffn_up.weight";
@@ -102,8 +104,8 @@ fn statistics_of_another_number_of_experts_are_refused() {
         folder.join("to.gguf"),
     );
     let mut model = model("llama");
-    model.random("blk.0.ffn_up_exps.weight", &[EMBED, FFN, 2], 0.0);
     let mut imatrix = imatrix(&model);
+    model.random("blk.0.ffn_up_exps.weight", &[EMBED, FFN, 2], 0.0);
     let args = ["-t", "q4_0", "--imatrix", statistics.to_str().unwrap()];
     model.write(&from);
     imatrix.write(&statistics);
@@ -137,6 +139,141 @@ fn statistics_of_another_number_of_experts_are_refused() {
         &args,
         1,
         &["blk.0.ffn_up_exps.weight has 128 inputs, and 192 in the imatrix"],
+    );
+    assert!(!to.exists());
+}
+
+/// Writes a model with experts and its statistics, and scales it; returns the paths of the model and the result.
+fn scaled(name: &str, architecture: &str, kind: &str, model: &Model) -> (PathBuf, PathBuf) {
+    let folder = folder(&format!("tool_experts_{name}_{architecture}"));
+    let [from, statistics, to] =
+        ["from", "imatrix", "to"].map(|name| folder.join(format!("{name}.gguf")));
+    model.write(&from);
+    imatrix(model).write(&statistics);
+    let rescaled = folder.join("rescaled.gguf");
+    let [statistics, rescaled] = [&statistics, &rescaled].map(|path| path.to_str().unwrap());
+    let args = ["--type", kind, "--imatrix", statistics, "--awq"];
+    quantize(
+        &from,
+        &to,
+        &[&args[..], &["--imatrix-out", rescaled]].concat(),
+    );
+    (from, to)
+}
+
+#[test]
+fn scaling_experts_alone_changes_the_weights_and_no_logit() {
+    for architecture in ["llama", "qwen3moe"] {
+        let model = with_experts(model(architecture));
+        let (from, to) = scaled("fold", architecture, "f32", &model);
+        let (before, after) = (values(&from), values(&to));
+        let changed = (before.iter()).filter(|(name, old)| after[*name] != **old);
+        // In each block: two norms, four weights of attention, the router, and three of the experts.
+        assert_eq!(changed.count(), BLOCKS * 10, "{architecture}");
+        let off = difference(&logits(&after), &logits(&before));
+        assert!(off < 1e-5, "{architecture}: {off}");
+        // Each expert has its own columns, and all experts have those of the norm.
+        let (down, old) = (
+            &after["blk.0.ffn_down_exps.weight"],
+            &before["blk.0.ffn_down_exps.weight"],
+        );
+        let of = |expert: usize| -> Vec<f32> {
+            let first = expert * FFN * EMBED;
+            (first..first + FFN).map(|i| down[i] / old[i]).collect()
+        };
+        for expert in 1..EXPERTS {
+            assert!(of(0) != of(expert), "expert {expert}");
+        }
+        // A router or an expert that was left as it was would be seen.
+        for part in ["gate_inp", "gate_exps", "up_exps", "down_exps"] {
+            let mut wrong = after.clone();
+            let name = format!("blk.0.ffn_{part}.weight");
+            wrong.insert(name.clone(), before[&name].clone());
+            let off = difference(&logits(&wrong), &logits(&before));
+            assert!(off > 1e-3, "{part}: {off}");
+        }
+    }
+}
+
+#[test]
+fn scaling_brings_quantized_experts_nearer() {
+    let model = with_experts(model("llama"));
+    let (from, to) = scaled("nearer", "llama", "q4_0", &model);
+    let plain = to.with_file_name("plain.gguf");
+    let statistics = values(&to.with_file_name("imatrix.gguf"));
+    quantize(&from, &plain, &["--type", "q4_0"]);
+    let folded = scaled("nearer_fold", "llama", "f32", &model).1;
+    let (from, to, plain, folded) = (values(&from), values(&to), values(&plain), values(&folded));
+    // The error of each product, summed over the squares of its inputs, which scaling divides.
+    let error = |have: &[f32], want: &[f32], original: &[f32], squares: &[f32], k: usize| -> f64 {
+        let experts = want.len() / EXPERTS;
+        let term = |i: usize| {
+            let scale = if original[i] == 0.0 {
+                1.0
+            } else {
+                want[i] / original[i]
+            };
+            let square = squares[i / experts * k + i % k] / (scale * scale);
+            f64::from(square * (have[i] - want[i]) * (have[i] - want[i]))
+        };
+        (0..want.len()).map(term).sum()
+    };
+    for (part, k) in [("gate", EMBED), ("down", FFN)] {
+        let name = format!("blk.0.ffn_{part}_exps.weight");
+        let squares = &statistics[&format!("{name}.in_sum2")];
+        let before = error(&plain[&name], &from[&name], &from[&name], squares, k);
+        let after = error(&to[&name], &folded[&name], &from[&name], squares, k);
+        assert!(after < 0.8 * before, "{part}: {after} {before}");
+    }
+}
+
+#[test]
+fn experts_with_other_tensors_are_refused_by_name_with_awq() {
+    let folder = folder("tool_experts_unknown");
+    let [from, statistics, to] =
+        ["from", "imatrix", "to"].map(|name| folder.join(format!("{name}.gguf")));
+    for (part, words) in [
+        ("ffn_up_shexp.weight", "experts with it are not supported"),
+        ("ffn_gate_inp.bias", "experts with it are not supported"),
+        ("exp_probs_b.bias", "experts with it are not supported"),
+    ] {
+        let mut model = with_experts(model("llama"));
+        model.random(&format!("blk.1.{part}"), &[EMBED, FFN], 0.0);
+        model.write(&from);
+        imatrix(&model).write(&statistics);
+        let args = [
+            "-t",
+            "q4_0",
+            "--awq",
+            "--imatrix",
+            statistics.to_str().unwrap(),
+        ];
+        fails(&from, &to, &args, 1, &[&format!("blk.1.{part}"), words]);
+    }
+    let mut model = with_experts(model("llama"));
+    model
+        .tensors
+        .retain(|(name, ..)| name != "blk.0.ffn_down_exps.weight");
+    model.random(
+        "blk.0.ffn_down_exps.weight",
+        &[FFN, EMBED, EXPERTS + 1],
+        0.0,
+    );
+    model.write(&from);
+    imatrix(&model).write(&statistics);
+    let args = [
+        "-t",
+        "q4_0",
+        "--awq",
+        "--imatrix",
+        statistics.to_str().unwrap(),
+    ];
+    fails(
+        &from,
+        &to,
+        &args,
+        1,
+        &["blk.0.ffn_down_exps.weight has the shape"],
     );
     assert!(!to.exists());
 }

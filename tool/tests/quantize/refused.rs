@@ -24,7 +24,10 @@ fn what_cannot_be_done_is_refused_by_name() {
         );
         assert!(!to.exists(), "{words:?}: a file was left");
     };
-    refused(&model("mamba"), &["mamba", "llama, qwen2, qwen3, gemma3"]);
+    refused(
+        &model("mamba"),
+        &["mamba", "llama, qwen2, qwen3, qwen3moe, gemma3"],
+    );
     let mut experts = model("llama");
     experts.random("blk.0.ffn_gate_inp.weight", &[EMBED, 8], 0.0);
     refused(&experts, &["blk.0", "experts"]);
