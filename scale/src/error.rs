@@ -14,6 +14,34 @@ pub enum Error {
         /// The system's words.
         reason: String,
     },
+    /// A server could not be started.
+    #[error("{} cannot be started: {reason}", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// The system's words.
+        reason: String,
+    },
+    /// A server that was started ended by itself.
+    #[error("{} ended with {status}: {words}", program.display())]
+    Ended {
+        /// The program.
+        program: PathBuf,
+        /// Its exit code, or the signal.
+        status: String,
+        /// Its last words.
+        words: String,
+    },
+    /// A server that was started does not become ready.
+    #[error("{} was not ready after {seconds} s: {words}", program.display())]
+    NotReady {
+        /// The program.
+        program: PathBuf,
+        /// Seconds that were waited.
+        seconds: u64,
+        /// Its last words.
+        words: String,
+    },
     /// The server did not answer in time.
     #[error("no answer from the server at {url} in {seconds} s")]
     Timeout {

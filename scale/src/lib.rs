@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`problem`] | problems as JSON lines, in the forms of the usual data sets |
 //! | [`server`] | requests to llama-server |
+//! | [`local`] | a llama-server that is started for a run |
 //! | [`search`] | independent samples, beam search by steps, diverse trees |
 //! | [`score`] | scores of the steps of a solution |
 //! | [`choose`] | votes, and the best of N |
@@ -18,6 +19,7 @@ pub mod answer;
 pub mod choose;
 pub mod error;
 pub mod journal;
+pub mod local;
 pub mod problem;
 pub mod run;
 pub mod score;

@@ -67,7 +67,7 @@ pub enum StopReason {
 /// A completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Continuation {
-    /// The text.
+    /// The generated text.
     pub text: String,
     /// Number of tokens.
     pub tokens: usize,

@@ -18,7 +18,7 @@ pub struct SummaryRow {
     pub n: usize,
     /// Number of problems.
     pub problems: usize,
-    /// Those with a right answer.
+    /// Problems with a right answer.
     pub correct: usize,
     /// Their share.
     pub accuracy: f64,
@@ -33,10 +33,11 @@ pub struct SummaryRow {
 }
 
 /// Ways to choose among independent samples.
-const CHOICES: [&str; 5] = [
+const CHOICES: [&str; 6] = [
     "pass",
     "majority",
     "majority-logprob",
+    "best-of-n-logprob",
     "majority-score",
     "best-of-n",
 ];
@@ -130,7 +131,7 @@ pub fn summarize(
                         answer: answer.clone(),
                         weight: match choice {
                             "majority" => 1.0,
-                            "majority-logprob" => solution.logprob.exp(),
+                            "majority-logprob" | "best-of-n-logprob" => solution.logprob.exp(),
                             _ => aggregate.of(&solution.scores),
                         },
                     })
@@ -138,7 +139,7 @@ pub fn summarize(
                 let is_right = |index: usize| solutions[index].correct;
                 correct += usize::from(match choice {
                     "pass" => (0..solutions.len()).any(is_right),
-                    "best-of-n" => best(&ballots).is_some_and(is_right),
+                    "best-of-n" | "best-of-n-logprob" => best(&ballots).is_some_and(is_right),
                     _ => vote(&ballots).is_some_and(is_right),
                 });
             }

@@ -105,6 +105,7 @@ def accuracy(entries, n, aggregate="last"):
         "pass": None,
         "majority": lambda some: vote(some, lambda _: 1.0),
         "majority-logprob": lambda some: vote(some, lambda solution: math.exp(solution["logprob"])),
+        "best-of-n-logprob": lambda some: best(some, lambda solution: math.exp(solution["logprob"])),
     }
     if entries[0]["solutions"][0]["scores"]:
         ways["majority-score"] = lambda some: vote(some, lambda solution: combine(solution["scores"]))

@@ -1,10 +1,15 @@
 """A server with the interface of llama-server whose text follows from a hash of the request: the same on every run.
 
 It can be told to fail: to end without an answer, to answer with something else, slowly, or that it has no slot.
+
+Usage: scripted_server.py ARGUMENTS     as a program in place of llama-server, which writes its arguments, as a line of JSON
+after its process id, to the file that SCRIPTED_LOG names, and ends after SCRIPTED_ENDS requests.
 """
 
 import hashlib
 import json
+import os
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -53,6 +58,8 @@ class Scripted:
         return completion(prompt, seed, stop, **self.options)
 
     def answer(self, path, body):
+        if path == "/health":
+            return 200, {"status": "ok"}
         if path == "/props":
             return 200, {"total_slots": self.slots, "model_path": "folder/scripted.gguf"}
         if path == "/apply-template":
@@ -73,9 +80,9 @@ class Scripted:
 
 
 @contextmanager
-def scripted_server(slots=4):
-    """Runs the server on a free port."""
-    state = Scripted(slots)
+def scripted_server(slots=4, port=0, state=None):
+    """Runs the server on a free port, unless one is given."""
+    state = state or Scripted(slots)
 
     class Handler(BaseHTTPRequestHandler):
         def reply(self, body):
@@ -108,7 +115,7 @@ def scripted_server(slots=4):
         def log_message(self, *_):
             pass
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     httpd.daemon_threads = True
     state.url = f"http://127.0.0.1:{httpd.server_port}"
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)
@@ -118,3 +125,29 @@ def scripted_server(slots=4):
     finally:
         httpd.shutdown()
         httpd.server_close()
+
+
+class Ending(Scripted):
+    """Ends the process in the middle of a request."""
+
+    def answer(self, path, body):
+        if path == "/completion" and len(self.requests) >= int(os.environ.get("SCRIPTED_ENDS", "1000000")):
+            sys.stderr.write("out of memory\nthis is the end\n")
+            sys.stderr.flush()
+            os._exit(3)
+        return super().answer(path, body)
+
+
+def main():
+    arguments = sys.argv[1:]
+    with open(os.environ["SCRIPTED_LOG"], "a", encoding="utf-8") as log:
+        log.write(json.dumps([os.getpid(), *arguments]) + "\n")
+    slots, port = (int(arguments[arguments.index(name) + 1]) for name in ("-np", "--port"))
+    state = Ending(slots)
+    state.delay = 0.05
+    with scripted_server(port=port, state=state):
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,19 +1,30 @@
-//! Ends the tool on a signal, without leaving unfinished outputs.
+//! Ends the tool on a signal, without leaving unfinished outputs or a server that it started.
 
 use std::ffi::c_int;
 use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use ggml_rust_npu::files;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
+use test_time_scaling::local;
 
 use crate::ToolError;
 use crate::text::say;
 
 /// Exit code of a program that a signal ended.
 const INTERRUPTED: c_int = 130;
+
+/// Held by whoever tells why the tool ends.
+static LAST_WORDS: Mutex<()> = Mutex::new(());
+
+/// Keeps a signal from ending the tool while the result lives. If one is doing so, this waits for the
+/// end: what fails then fails because of it.
+pub fn hold_off() -> MutexGuard<'static, ()> {
+    LAST_WORDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Begins to wait for signals that end a program, on a thread.
 ///
@@ -29,7 +40,9 @@ pub fn watch() -> Result<(), ToolError> {
     )?;
     thread::Builder::new().spawn(move || {
         if signals.forever().next().is_some() {
+            let _last_words = hold_off();
             let _names = files::remove_unfinished();
+            local::kill_all();
             say("ggml-npu: interrupted; unfinished files were removed");
             // Without destructors: other threads are in the middle of something.
             low_level::exit(INTERRUPTED);

@@ -47,7 +47,7 @@ enum Action {
     Generate(generate::GenerateArgs),
 }
 
-/// Why a subcommand failed, for the user.
+/// The reason why a subcommand failed, for the user.
 type ToolError = Box<dyn std::error::Error + Send + Sync>;
 
 fn run(command: &Action) -> Result<ExitCode, ToolError> {
@@ -67,6 +67,7 @@ fn main() -> ExitCode {
     let command = Cli::parse().command;
     let result = interrupt::watch().and_then(|()| run(&command));
     result.unwrap_or_else(|failure| {
+        let _last_words = interrupt::hold_off();
         text::say(format_args!("ggml-npu: {failure}"));
         ExitCode::FAILURE
     })

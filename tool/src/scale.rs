@@ -1,15 +1,16 @@
 //! `ggml-npu scale`: many answers of a small model to each problem, and the choice among them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args as ClapArgs, CommandFactory as _, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use test_time_scaling::journal::{Journal, RunSettings};
+use test_time_scaling::local::{LocalServer, ServerCommand};
 use test_time_scaling::run::{RunPlan, SearchMethod, run as solve_all};
 use test_time_scaling::score::{
-    Aggregate, HeadWeights, LogProbability, PlusMinus, Scorer, SelfCertainty, ValueHead, Verifier,
+    HeadWeights, LogProbability, PlusMinus, Scorer, SelfCertainty, ValueHead, Verifier,
 };
 use test_time_scaling::search::Sampler;
 use test_time_scaling::search::tree::Limits;
@@ -21,16 +22,21 @@ use crate::files::Files;
 use crate::progress::Progress;
 use crate::text::say;
 
+mod options;
 mod plot;
 mod report;
 
+use self::options::{AggregateName, MethodName, RunArgs, ScorerName};
+
 /// Solve problems by trying many times
 ///
-/// A client of llama-server, which may run on an NPU:
+/// A client of llama-server, which may run on an NPU. It is started for a run, or runs already:
+///
+///   ggml-npu scale run problems.jsonl -o samples.jsonl -n 16 --model model.gguf -- -ngl 99
+///   ggml-npu scale report samples.jsonl
 ///
 ///   llama-server -m model.gguf -ngl 99 -np 16 -kvu -c 16384
 ///   ggml-npu scale run problems.jsonl -o samples.jsonl -n 16
-///   ggml-npu scale report samples.jsonl
 #[derive(Debug, ClapArgs)]
 #[command(verbatim_doc_comment)]
 pub struct ScaleArgs {
@@ -44,158 +50,8 @@ enum ScaleAction {
     Report(report::ReportArgs),
 }
 
-/// Solve problems; a run that was interrupted goes on where it ended
-#[derive(Debug, ClapArgs)]
-struct RunArgs {
-    /// The problems, one in each line, as JSON: GSM8K, MATH-500, SVAMP, ASDiv, MAWPS, reasoning-gym,
-    /// or fields question and answer
-    problems: PathBuf,
-    /// The file of finished problems. The same command goes on with it
-    #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
-    /// The llama-server
-    #[arg(long, default_value = "http://127.0.0.1:8080")]
-    url: String,
-    /// The way to find an answer
-    #[arg(long, value_enum, default_value_t = MethodName::Majority)]
-    method: MethodName,
-    /// Number of solutions
-    #[arg(short, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
-    n: u16,
-    /// The scorer of the steps of a solution [default: none; logprob where the method needs one]
-    #[arg(long, value_enum)]
-    scorer: Option<ScorerName>,
-    /// The llama-server of the reward model
-    #[arg(long, value_name = "URL", required_if_eq_any([("scorer", "plus-minus"), ("scorer", "head")]))]
-    reward_url: Option<String>,
-    /// The text for a plus-minus model; {question} and {steps} are replaced
-    #[arg(long, value_name = "TEXT", default_value = "{question}\n\n{steps}")]
-    reward_prompt: String,
-    /// A plus-minus model's sign for a good step, one token
-    #[arg(long, value_name = "TEXT", default_value = "+")]
-    plus: String,
-    /// A plus-minus model's sign for a bad step, one token
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "-",
-        allow_hyphen_values = true
-    )]
-    minus: String,
-    /// The value head of a reward model: JSON with weight, a list, and bias
-    #[arg(long, value_name = "FILE", required_if_eq("scorer", "head"))]
-    head: Option<PathBuf>,
-    /// A shell command that reads JSON with question, text and answer, and prints a number
-    #[arg(long, value_name = "COMMAND", required_if_eq("scorer", "command"))]
-    verifier: Option<String>,
-    /// The rule that makes one score of those of the steps
-    #[arg(long, value_enum, default_value_t = AggregateName::Last)]
-    aggregate: AggregateName,
-    /// Take only the first COUNT problems
-    #[arg(long, value_name = "COUNT")]
-    limit: Option<usize>,
-    /// The text for the model; {question} is replaced
-    #[arg(long, value_name = "TEXT", default_value = PROMPT)]
-    prompt: String,
-    /// Send the text as it is, not as a message in the model's chat template
-    #[arg(long)]
-    no_chat: bool,
-    /// Most tokens of a solution
-    #[arg(long, value_name = "COUNT", default_value_t = 1024)]
-    max_tokens: usize,
-    /// beam, dvts: samples of a step of which one goes on
-    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
-    width: u16,
-    /// beam, dvts: most steps; the last one runs to the end of the text
-    #[arg(long, value_name = "COUNT", default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..))]
-    max_steps: u16,
-    /// beam, dvts: most tokens of a step; a longer one ends its solution
-    #[arg(long, value_name = "COUNT", default_value_t = 256)]
-    max_step_tokens: usize,
-    /// beam, dvts: a step does not end inside of brackets, of a formula or of a block of code
-    #[arg(long)]
-    balanced_steps: bool,
-    /// Temperature
-    #[arg(long, default_value_t = 0.8)]
-    temperature: f64,
-    /// Least sum of probabilities of the tokens to sample from
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f64,
-    /// Likeliest tokens to sample from; 0: all
-    #[arg(long, default_value_t = 0)]
-    top_k: u32,
-    /// Seed. The same seed gives the same samples if the server's arithmetic does not depend on what
-    /// it computes at the same time
-    #[arg(long, default_value_t = 1)]
-    seed: u32,
-    /// Seconds to wait for an answer of the server
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    timeout: u64,
-}
-
-impl RunArgs {
-    /// Returns `true` for a method that scores each step.
-    fn is_by_steps(&self) -> bool {
-        matches!(self.method, MethodName::Beam | MethodName::Dvts)
-    }
-}
-
-const PROMPT: &str = "{question}\n\nSolve this step by step, with an empty line between two steps. \
-                      Put the final answer in \\boxed{}.";
-
 /// Likeliest tokens of which self-certainty is computed.
 const CERTAINTY_TOKENS: usize = 20;
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum MethodName {
-    /// Independent samples; the answer that most of them have
-    Majority,
-    /// Independent samples; the one with the best score
-    BestOfN,
-    /// Beam search by steps, which empty lines separate: the best of each --width samples go on
-    Beam,
-    /// Diverse trees: N / --width searches, each of which goes on with the best of --width samples
-    Dvts,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ScorerName {
-    /// Nothing: votes and pass@N need no scores
-    None,
-    /// Mean probability of the tokens
-    Logprob,
-    /// Self-certainty: how much of the probability the likeliest token has
-    Certainty,
-    /// A reward model on --reward-url that says + or - after each step
-    PlusMinus,
-    /// A reward model on --reward-url, started with --embedding --pooling none, and its --head
-    Head,
-    /// A program: --verifier
-    Command,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum AggregateName {
-    /// The score of the last step
-    Last,
-    /// The least
-    Min,
-    /// The product
-    Product,
-    /// The mean
-    Mean,
-}
-
-impl From<AggregateName> for Aggregate {
-    fn from(name: AggregateName) -> Self {
-        match name {
-            AggregateName::Last => Self::Last,
-            AggregateName::Min => Self::Min,
-            AggregateName::Product => Self::Product,
-            AggregateName::Mean => Self::Mean,
-        }
-    }
-}
 
 /// Returns the name of a choice on the command line.
 fn name(choice: impl ValueEnum) -> String {
@@ -234,7 +90,9 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
     files.output(&args.output)?;
     let mut problems = problem::parse(&args.problems, &text)?;
     problems.truncate(args.limit.unwrap_or(usize::MAX));
-    let server = LlamaServer::connect(&args.url, args.timeout)?;
+    let mut local = start(args)?;
+    let url = local.as_ref().map_or(args.url.as_str(), LocalServer::url);
+    let server = LlamaServer::connect(url, args.timeout)?;
     let scorer = scorer(args);
     let chosen = make_scorer(args, scorer, &mut files)?;
     let (mut journal, finished) = Journal::open(&args.output, &settings(args, &server, scorer))?;
@@ -297,9 +155,37 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
         progress.add(1)
     });
     progress.finish();
-    done.map_err(|error| kept(&args.output, &error))?;
+    done.map_err(|error| match &mut local {
+        Some(local) => local.explain(error),
+        None => error,
+    })
+    .map_err(|error| kept(&args.output, &error))?;
     report::print(&args.output, args.aggregate.into())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tokens of a prompt for which a server that is started has room.
+const PROMPT_TOKENS: usize = 1024;
+
+/// Starts a server, if there is a model for it.
+fn start(args: &RunArgs) -> Result<Option<LocalServer>, Error> {
+    let Some(model) = &args.model else {
+        return Ok(None);
+    };
+    let slots = usize::from(args.n);
+    let command = ServerCommand {
+        program: args.server_bin.clone(),
+        model: model.clone(),
+        slots,
+        // A prompt is kept once for all of its completions; steps of a search may not be.
+        context: match args.is_by_steps() {
+            true => slots * (PROMPT_TOKENS + args.max_tokens),
+            false => PROMPT_TOKENS + slots * args.max_tokens,
+        },
+        args: args.server_args.clone(),
+    };
+    say(format_args!("loading {}", model.display()));
+    LocalServer::start(&command, args.timeout).map(Some)
 }
 
 /// Formats an error of a run that can go on later.
