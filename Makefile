@@ -4,13 +4,14 @@
 # FASTRPC_DIR    a checkout of qualcomm/fastrpc: `make vendor` builds libcdsprpc from it
 # HEXAGON_QEMU   a qemu-hexagon with HVX floating point, for `make dsp` and `make vendor`
 # VENDOR         rknn: `make vendor` runs the Rockchip device under Rockchip's own librknnrt 1.5.2 instead
+# MODULE         the part of the code that `make mutants` puts faults into; all parts if not given
 # HOURS          how long `make fuzz` runs each target, and `make soak` all
 # MODEL          a GGUF to use instead of the fetched one
 # CHIP           the chip of the demo, such as hexagon-v75; rk3588 if not given
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all long bench kld ops optable figures unit lint msrv deny names build fetch nightly dsp fuzz miri sanitize soak hostile batch tool plugin stock dist dist-check vendor
+.PHONY: help demo test test-all long bench kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri sanitize mutants soak hostile batch tool plugin stock dist dist-check vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -32,14 +33,17 @@ help:
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
 	@echo "make sanitize  Rust tests with the address sanitizer; make miri: those of the thread pools in Miri"
+	@echo "make mutants  small faults put into the code, and how many of them the Rust tests notice; MODULE=ring: in that"
 	@echo "make soak   llama-server with faults, NaN prompts and cancelled requests, HOURS=n; 15 minutes if not given"
 	@echo "make hostile  every hostile file of tool/tests/hostile.rs through every command of the tool"
 	@echo "make batch  modelled cost of a decode step for 1 to 32 sequences"
 	@echo "make tool   the command line tool, target/release/ggml-npu"
 	@echo "make plugin the library that unmodified programs load, target/plugin/libggml-rust_npu.so"
-	@echo "make stock  operations of the plugin in Debian's llama.cpp, by its test-backend-ops; minutes"
-	@echo "make dist   a release: one tarball for x86_64 and one for aarch64, in target/dist; minutes"
+	@echo "make stock  a Rust program, busy CPUs, the commands of docs/guide, operations in Debian's test-backend-ops"
+	@echo "make dist   a release: one tarball for each target, x86_64, aarch64 and Android, in target/dist; minutes"
 	@echo "make dist-check  two builds in two folders give the same tarball, which works in Debian's llama.cpp"
+	@echo "make results  docs/results/tables: the tables that papers print, with this project's numbers; hours. TABLE=name: one of"
+	@echo "            packets speed batch quantizers scaling_awq groups rockchip answers"
 	@echo "make build  the patched llama.cpp, in target/llama-0.5.0/bin"
 	@echo "make fetch  only fetch and check what the others need"
 	@echo "make nightly  the pinned nightly, which make dsp and make fuzz need, by rustup"
@@ -87,6 +91,9 @@ optable:
 figures:
 	@$(PYTHON) scripts/figures.py
 
+results:
+	@$(PYTHON) scripts/results.py $(TABLE)
+
 build:
 	@$(PYTHON) scripts/build.py static
 
@@ -114,6 +121,10 @@ sanitize:
 
 miri:
 	@$(PYTHON) scripts/sanitize.py miri
+
+# Needs cargo-mutants; scripts/mutants.py has the names of modules.
+mutants:
+	@$(PYTHON) scripts/mutants.py $(MODULE)
 
 soak: build
 	@$(PYTHON) scripts/soak.py $(if $(HOURS),--hours $(HOURS))

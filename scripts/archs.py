@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Counts, for a random model of each architecture of llama.cpp, how much of a token a Hexagon NPU computes.
 
-`test-llama-archs` writes the models, llama-quantize makes Q8_0 of them, and llama-bench decodes a few tokens on a
-simulated device, whose own line about the model says nodes, splits and reasons. Writes docs/results/architectures.md.
+`test-llama-archs` writes the models, llama-quantize makes a file of each of TYPES, and llama-bench computes a prompt and
+a few tokens on a simulated device, whose own line about the model says nodes, splits and reasons; llama.cpp says the
+splits of each graph. Writes docs/results/architectures.md.
 
 Usage: archs.py [--check] [ARCHITECTURE...]
 
@@ -21,37 +22,59 @@ from project import JOBS, LOGS, ROOT, TARGET, Problem, main_with
 
 TABLE = ROOT / "docs" / "results" / "architectures.md"
 FOLDER = TARGET / "archs"
-TYPE = "Q8_0"
+TYPES = ["Q8_0", "Q4_K_M", "Q4_0"]
 # A model of 1 MB decodes at once; one that waits for ever must not stop the others.
 LIMIT_S = 300
-LINE = re.compile(r"HEX0: (\d+) of (\d+) nodes of a token, in (\d+) splits?(?:; (.*))?")
+LINE = re.compile(rf"{project.HEXAGON_DEVICE}: (\d+) of (\d+) nodes of a token, in (\d+) splits?(?:; (.*))?")
+# llama.cpp's list of the splits of a graph.
+SPLIT = re.compile(r"## SPLIT #(\d+): (\w+)")
 
 HEAD = """# Architectures
 
-A random model of each architecture that `test-llama-archs` of llama.cpp {version} writes, quantized to {type} and decoded by
-llama-bench on a simulated {chip} ({device}): nodes of a token that the device computes, of those that are computed anywhere,
-and the splits that they are in. `scripts/archs.py` writes this file from the device's own line about each model, and `--check`
-compares with it. Rung of evidence: 2.
+A random model of each architecture that `test-llama-archs` of llama.cpp {version} writes, quantized to {types}; llama-bench
+computes a prompt of 16 tokens and decodes a few on a simulated {chip} ({device}). Nodes of a token that the device computes, of
+those that are computed anywhere (of the {first} file), and the splits of the device in a token's graph for each type of file;
+in brackets those of the prompt's graph, if there are more. The lookup of the embedding, which llama.cpp leaves to the CPU,
+comes before them. `scripts/archs.py` writes this file from the device's own line about each model and llama.cpp's list of
+splits, and `--check` compares with it. Rung of evidence: 2.
 
 {summary}
 
-| architecture | nodes | of | splits | reason for the others |
-|---|---|---|---|---|
+| architecture | nodes | of | {columns} | reason for the others |
+|---|---|---|{lines}|---|
 """
 
 
-class Row(NamedTuple):
-    """What a device says of an architecture; None where it says nothing."""
+class Count(NamedTuple):
+    """The answers about a file; None where there is no answer."""
 
-    name: str
     nodes: int | None
     all: int | None
     splits: int | None
+    # The most splits of any graph; a prompt's may have more than a token's.
+    most: int | None
     reason: str
 
+    def is_whole(self):
+        return self.splits == self.most == 1
+
+    def cell(self):
+        if self.splits is None:
+            return ""
+        return f"{self.splits} ({self.most})" if self.most > self.splits else str(self.splits)
+
+
+class Row(NamedTuple):
+    """An architecture, and a Count for each of TYPES."""
+
+    name: str
+    counts: list
+
     def text(self):
-        cells = [self.name, *("" if value is None else str(value) for value in self[1:4]), self.reason]
-        return "| " + " | ".join(cells) + " |"
+        first = self.counts[0]
+        numbers = ["" if value is None else str(value) for value in (first.nodes, first.all)]
+        reasons = "; ".join(dict.fromkeys(count.reason for count in self.counts if count.reason and not count.is_whole()))
+        return "| " + " | ".join([self.name, *numbers, *(count.cell() for count in self.counts), reasons]) + " |"
 
 
 def models(names):
@@ -70,9 +93,13 @@ def models(names):
 
 def measure(model):
     """Returns the row of a model."""
-    name = model.stem
-    quantized = model.with_suffix(f".{TYPE}.bin")
-    log = LOGS / "archs" / f"{name}.log"
+    return Row(model.stem, [count(model, kind) for kind in TYPES])
+
+
+def count(model, kind):
+    """Returns the Count of a model's file in one of TYPES."""
+    quantized = model.with_suffix(f".{kind}.bin")
+    log = LOGS / "archs" / f"{model.stem}-{kind}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w", encoding="utf-8") as out:
 
@@ -81,32 +108,50 @@ def measure(model):
                                   stderr=subprocess.STDOUT, env=env, timeout=LIMIT_S).returncode
 
         try:
-            if run("llama-quantize", model, quantized, TYPE, "1") != 0:
-                return Row(name, None, None, None, "llama-quantize refuses it")
-            env = project.device_env(project.HEXAGON, OMP_WAIT_POLICY="passive")
-            code = run("llama-bench", "-m", quantized, "-dev", project.HEXAGON_DEVICE, "-ngl", "99", "-p", "0", "-n", "3",
+            if run("llama-quantize", model, quantized, kind, "1") != 0:
+                return Count(None, None, None, None, "llama-quantize refuses it")
+            env = project.device_env(project.HEXAGON, OMP_WAIT_POLICY="passive", GGML_SCHED_DEBUG="1")
+            code = run("llama-bench", "-m", quantized, "-dev", project.HEXAGON_DEVICE, "-ngl", "99", "-p", "16", "-n", "3",
                        "-r", "1", "-t", "1", "-v", env=env)
         except subprocess.TimeoutExpired:
-            return Row(name, None, None, None, f"longer than {LIMIT_S} s")
+            return Count(None, None, None, None, f"longer than {LIMIT_S} s")
         finally:
             quantized.unlink(missing_ok=True)
-    found = LINE.search(log.read_text(encoding="utf-8", errors="replace"))
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = LINE.search(text)
     if found is None:
-        return Row(name, None, None, None, f"llama-bench ends with code {code}" if code else "no token is decoded")
+        return Count(None, None, None, None, f"llama-bench ends with code {code}" if code else "no token is decoded")
     nodes, everything, splits = map(int, found.groups()[:3])
-    return Row(name, nodes, everything, splits, (found[4] or "").replace("|", "\\|"))
+    return Count(nodes, everything, splits, most_splits(text), (found[4] or "").replace("|", "\\|"))
+
+
+def most_splits(text):
+    """Returns the most splits of the device in any graph of a log."""
+    most = splits = 0
+    for number, device in SPLIT.findall(text):
+        splits = (0 if number == "0" else splits) + (device == project.HEXAGON_DEVICE)
+        most = max(most, splits)
+    return most
 
 
 def recorded():
-    """Returns the splits of each architecture in the table."""
-    rows = re.findall(r"^\| (\S+) \| \d* \| \d* \| (\d*) \|", TABLE.read_text(encoding="utf-8"), re.M)
-    return {name: int(splits) if splits else None for name, splits in rows}
+    """Returns the most splits of each architecture and type in the table."""
+    table = {}
+    for name, *cells in re.findall(r"^\| (\S+) \| \d* \| \d* " + r"\| ([^|]*) " * len(TYPES) + r"\|",
+                                   TABLE.read_text(encoding="utf-8"), re.M):
+        for kind, cell in zip(TYPES, cells):
+            numbers = re.findall(r"\d+", cell)
+            table[name, kind] = int(numbers[-1]) if numbers else None
+    return table
 
 
 def summarize(rows):
-    whole = sum(row.splits == 1 and row.nodes == row.all for row in rows)
-    decoded = sum(row.splits is not None for row in rows)
-    return f"{whole} of {decoded} architectures that decode are one split with all of their nodes; {len(rows)} models in all."
+    lines = []
+    for kind, counts in zip(TYPES, zip(*(row.counts for row in rows))):
+        whole = sum(count.is_whole() for count in counts)
+        decoded = sum(count.splits is not None for count in counts)
+        lines.append(f"{kind}: {whole} of {decoded}")
+    return f"Architectures that are one split, of those that decode: {', '.join(lines)}; {len(rows)} models in all."
 
 
 def check(rows):
@@ -114,10 +159,11 @@ def check(rows):
     table = recorded()
     worse = []
     for row in rows:
-        want = table.get(row.name)
-        if want is not None and (row.splits is None or row.splits > want):
-            have = "no line" if row.splits is None else f"{row.splits} splits"
-            worse.append(f"{row.name}: {have}, not {want}: {row.reason}")
+        for kind, count in zip(TYPES, row.counts):
+            want = table.get((row.name, kind))
+            if want is not None and (count.most is None or count.most > want):
+                have = "no line" if count.most is None else f"{count.most} splits"
+                worse.append(f"{row.name} {kind}: {have}, not {want}: {count.reason}")
     return worse
 
 
@@ -147,7 +193,8 @@ def main():
     if names:
         print("\n".join(row.text() for row in rows))
         return
-    head = HEAD.format(version=project.LLAMA_VERSION, type=TYPE, chip=project.HEXAGON, device=project.HEXAGON_DEVICE,
+    head = HEAD.format(version=project.LLAMA_VERSION, types=", ".join(TYPES), first=TYPES[0], columns=" | ".join(TYPES),
+                       lines="|".join(["---"] * len(TYPES)), chip=project.HEXAGON, device=project.HEXAGON_DEVICE,
                        summary=summarize(rows))
     TABLE.write_text(head + "\n".join(row.text() for row in rows) + "\n", encoding="utf-8")
 

@@ -30,6 +30,12 @@ def totals(model, chip, sequences, steps):
     return [sum(int(line[i]) for line in found) for i in range(4)]
 
 
+def step(model, chip, sequences):
+    """Commands, packets, bytes and tile products of a step."""
+    few, many = (totals(model, chip, sequences, steps) for steps in STEPS)
+    return [(b - a) / (STEPS[1] - STEPS[0]) for a, b in zip(few, many)]
+
+
 def main():
     chip = sys.argv[1] if len(sys.argv) > 1 else "hexagon-v75"
     kind = sys.argv[2] if len(sys.argv) > 2 else "Q4_0"
@@ -39,8 +45,7 @@ def main():
     print("| sequences | commands | packets for weights | MB of weights | tile products |")
     print("|---|---|---|---|---|")
     for sequences in SEQUENCES:
-        few, many = (totals(model, chip, sequences, steps) for steps in STEPS)
-        commands, packets, weight_bytes, products = ((b - a) / (STEPS[1] - STEPS[0]) for a, b in zip(few, many))
+        commands, packets, weight_bytes, products = step(model, chip, sequences)
         print(f"| {sequences} | {commands:.0f} | {packets:,.0f} | {weight_bytes / 1e6:.1f} | {products:,.0f} |", flush=True)
     return 0
 

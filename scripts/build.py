@@ -4,6 +4,7 @@
 static  the programs, in target/llama-<version>/bin; the backend is linked in
 shared  ggml alone, as shared libraries and with make instead of ninja, and a program that lists its devices
 second  libllama of llama.cpp 0.6.0, which has version 3 of the backend API, and a program that generates text
+rust    examples/generate, a Rust program with llama-cpp-2, which compiles the same llama.cpp once more
 plugin  the library that programs of others load, target/plugin/libggml-rust_npu.so
 
 cargo runs inside of both builds, through ggml-glue/CMakeLists.txt. GGML_RUST_NPU_LIB names a prebuilt archive instead.
@@ -13,6 +14,7 @@ import os
 import platform
 import shutil
 import sys
+from pathlib import Path
 
 import fetch
 import project
@@ -116,6 +118,14 @@ def plugin():
     return path
 
 
+def release_tool():
+    """ggml-npu as users have it; returns its path."""
+    say("building the tool")
+    run(["cargo", "build", "--release", "--locked", "--bin", "ggml-npu", "--target-dir", TARGET], LOGS / "tool-build.log",
+        cwd=ROOT)
+    return TARGET / "release" / "ggml-npu"
+
+
 def tool(log, env, *selection):
     """ggml-npu, as the Rust tests of the packages in `selection` have it.
 
@@ -141,7 +151,28 @@ def second():
     return build / "generate"
 
 
-BUILDS = {"static": static, "shared": shared, "second": second, "plugin": plugin}
+class Missing(Exception):
+    """A build needs something that this machine does not have; the text says what."""
+
+
+def rust_program():
+    """examples/generate; returns its path."""
+    check_compilers()
+    fetch.tools()
+    fetch.llama("0.6.0")
+    if not fetch.works("llvm-config", "--version") and not any(Path("/usr/lib").glob("**/libclang*.so*")):
+        raise Missing("libclang, which llama-cpp-sys-2 needs, is not installed; on Debian: apt-get install libclang-dev")
+    folder, target = ROOT / "examples" / "generate", TARGET / "rust-program"
+    # Compiled as fast as for `second`, the stand-in's kernels, too.
+    env = dict(tool_env(), CMAKE_BUILD_PARALLEL_LEVEL=str(JOBS), CMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG",
+               CMAKE_PROJECT_ggml_INCLUDE=STATIC_OPTIONS["CMAKE_PROJECT_ggml_INCLUDE"])
+    say(f"building {folder.relative_to(ROOT)} (minutes when it is new)")
+    run(["cargo", "build", "--release", "--locked", "--target-dir", target,
+         "--config", "profile.release.package.hexagon-ops.opt-level=1"], LOGS / "rust-program.log", env, folder)
+    return target / "release" / "generate"
+
+
+BUILDS = {"static": static, "shared": shared, "second": second, "rust": rust_program, "plugin": plugin}
 
 
 def main():

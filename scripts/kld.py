@@ -26,17 +26,18 @@ ATTEMPTS = 3
 
 # Models for `--model`; without it, the model of all scripts.
 MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma,
-          "tinyllama": fetch.tinyllama}
+          "tinyllama": fetch.tinyllama, "qwen": fetch.qwen_coder}
 
 # The most that a format may cost on a device. F16 weights are exact. Rockchip has 8 bits for activations and weights;
 # Hexagon keeps the weights unchanged, and has 8 bits for activations of one or two tokens at a time.
-LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005},
-          "hexagon": {"Q8_0": 0.002, "Q4_0": 0.002, "F16": 0.0005}}
-FEW_TOKENS_LIMIT = {"rk": 1.0, "hexagon": 2.0}
-FORMATS = list(LIMITS["rk"])
-
+FORMATS = ["Q8_0", "Q4_0", "F16"]
 # Further formats for the full table: every kind of block that row lengths of 576 and 640, no multiples of 256, allow.
 MORE = ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
+LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005, "Q4_K_M": 0.006},
+          "hexagon": {"Q8_0": 0.002, "Q4_0": 0.002, "F16": 0.0005,
+                      **dict.fromkeys(["Q4_K_M", "Q5_0", "Q6_K", "Q3_K_M"], 0.0005)}}
+# As often as the limit of many tokens, one or two tokens at a time may cost it: 8 bits for activations.
+FEW_TOKENS_LIMIT = {"rk": 1.0, "hexagon": 2.0}
 
 
 class Result(NamedTuple):

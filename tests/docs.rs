@@ -172,7 +172,7 @@ fn modules(folder: &str) -> BTreeSet<String> {
     });
     let names = kept.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned());
     let named = names.filter(|name| {
-        !name.starts_with('.') && !["lib", "mod", "target"].contains(&name.as_str())
+        !name.starts_with('.') && !["build", "lib", "mod", "target"].contains(&name.as_str())
     });
     named
         .map(|name| {
@@ -306,16 +306,18 @@ fn every_make_target_in_a_page_exists() {
 /// Charts, and tables of counts, are written by a script from what was measured.
 #[test]
 fn charts_show_the_numbers_in_the_tree() {
-    let script = root().join("scripts/figures.py");
-    let done = match Command::new("python3").arg(script).arg("--check").output() {
-        Ok(done) => done,
-        Err(error) => return println!("SKIPPED: python3 does not start: {error}"),
-    };
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
+    for script in ["scripts/figures.py", "scripts/results.py"] {
+        let script = root().join(script);
+        let done = match Command::new("python3").arg(script).arg("--check").output() {
+            Ok(done) => done,
+            Err(error) => return println!("SKIPPED: python3 does not start: {error}"),
+        };
+        assert!(
+            done.status.success(),
+            "{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+    }
 }
 
 /// The pinned nightly is named where the builds read it; recorded outputs say what wrote them.
@@ -414,4 +416,71 @@ fn no_doc_comment_begins_with_a_question_word() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Returns the text of a message in the source with `…` for its values.
+fn shown(literal: &str) -> String {
+    let joined = regex_lite::Regex::new(r"\\\n\s*").unwrap();
+    let value = regex_lite::Regex::new(r"\{[^}]*\}|%[a-z]+").unwrap();
+    let text = joined.replace_all(literal, "");
+    value.replace_all(&text, "…").replace(r"\n", "")
+}
+
+/// Returns the messages of errors and of warnings, without those that only join others.
+fn messages() -> BTreeSet<String> {
+    let literal = r#""((?:[^"\\]|\\.|\\\n)*)""#;
+    let kinds = [
+        format!(r"#\[error\(\s*{literal}"),
+        format!(r"log::(?:error|warn)!\(\s*{literal}"),
+        r#"GGML_LOG_(?:ERROR|WARN)\(\s*((?:"[^"]*"\s*)+)"#.to_owned(),
+    ]
+    .map(|pattern| regex_lite::Regex::new(&pattern).unwrap());
+    let folders = ["src", "ggml-glue", "tool/src", "scale/src"];
+    let mut found = BTreeSet::new();
+    for file in files() {
+        let is_code = file.extension().is_some_and(|e| e == "rs" || e == "c");
+        if !is_code || !folders.iter().any(|folder| file.starts_with(folder)) {
+            continue;
+        }
+        let text = read(&file);
+        let text = text.split("#[cfg(test)]").next().unwrap();
+        for kind in &kinds {
+            for captures in kind.captures_iter(text) {
+                // Parts of a C string are joined without what stands between their quotes.
+                let parts: String = if captures[1].starts_with('"') {
+                    captures[1].split('"').skip(1).step_by(2).collect()
+                } else {
+                    captures[1].to_owned()
+                };
+                found.insert(shown(
+                    parts.strip_prefix("ggml-rust-npu: ").unwrap_or(&parts),
+                ));
+            }
+        }
+    }
+    found.retain(|text| text.chars().any(char::is_alphabetic) && text != "…: …");
+    found
+}
+
+#[test]
+fn the_page_of_errors_has_every_message_of_the_source() {
+    let page = read(Path::new("docs/guide/errors.md"));
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let cells = rows.filter_map(|row| row.split(" | ").next());
+    let named: BTreeSet<String> = cells
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .map(str::to_owned)
+        .collect();
+    let messages = messages();
+    assert!(messages.len() > 60, "{} messages", messages.len());
+    let missing: Vec<_> = messages.difference(&named).collect();
+    let gone: Vec<_> = named.difference(&messages).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/guide/errors.md lacks {missing:#?}"
+    );
+    assert!(
+        gone.is_empty(),
+        "no code has these of docs/guide/errors.md: {gone:#?}"
+    );
 }

@@ -1,5 +1,6 @@
 """The tarball of this machine's target: unpacked elsewhere and installed, its plugin works in Debian's llama.cpp."""
 
+import json
 import platform
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from harness import HEXAGON, HEXAGON_DEVICE, cpu_env, device_env
 from stocked import CHIPS, PROMPT, TOKENS, DebianStock
 
+import cyclonedx
 import dist
 
 TARGET = f"{platform.machine()}-unknown-linux-gnu"
@@ -36,6 +38,9 @@ class Release(DebianStock):
         summed = {line.split("  ", 1)[1] for line in (self.release / "SHA256SUMS").read_text(encoding="utf-8").splitlines()}
         files = {path.relative_to(self.release).as_posix() for path in self.release.rglob("*") if path.is_file()}
         self.assertEqual(files - summed, {"SHA256SUMS"})
+
+    def test_list_of_contents_is_valid_by_the_schema_of_cyclonedx(self):
+        self.assertIsNone(cyclonedx.fault(json.loads((self.release / "sbom.cdx.json").read_text(encoding="utf-8"))))
 
     def test_it_has_the_libraries_of_all_architectures(self):
         for library in dist.DSP_LIBRARIES:

@@ -3,7 +3,7 @@ and kind of cache, logits stay close to the exact answer, a chat goes on for 500
 
 import itertools
 
-from harness import HEXAGON, HEXAGON_DEVICE, Case, device_env
+from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env
 
 import fetch
 import kld
@@ -31,8 +31,12 @@ class Models(Case):
     def test_a_token_of_tinyllama_is_one_submission(self):
         self.check_splits(models.variant("Q4_0", fetch.tinyllama()))
 
-    def check_divergence(self, source, chunks, ubatch):
-        [row] = kld.measure("Q4_0", kld.Setup(chunks, source, ubatch), {"Q4_0": kld.Run(device_env(HEXAGON))})
+    def test_a_token_of_qwen_coder_is_one_submission(self):
+        # As it is published: Q5_0, Q8_0, Q4_K and Q6_K in one file.
+        self.assert_one_split(device_env(HEXAGON), HEXAGON_DEVICE, "--no-warmup", model=fetch.qwen_coder())
+
+    def check_divergence(self, source, chunks, ubatch, kind="Q4_0", chip=HEXAGON):
+        [row] = kld.measure(kind, kld.Setup(chunks, source, ubatch), {kind: kld.Run(device_env(chip))})
         print(kld.line(row), flush=True)
         self.assertLessEqual(row.device.divergence, row.limit)
         self.assertGreater(row.device.divergence, 0)
@@ -45,6 +49,19 @@ class Models(Case):
 
     def test_gemma3_is_under_its_limit_token_by_token(self):
         self.check_divergence(fetch.gemma(), 1, 1)
+
+    def test_qwen_coder_is_under_its_limits(self):
+        for chip in (HEXAGON, SIMULATED):
+            self.check_divergence(fetch.qwen_coder(), 2, kld.CHUNK_TOKENS, "Q4_K_M", chip)
+
+    def test_qwen_coder_is_under_its_limit_token_by_token(self):
+        self.check_divergence(fetch.qwen_coder(), 1, 1, "Q4_K_M")
+
+    def test_smollm2_is_under_its_limit_in_other_types(self):
+        # Rows of 576 are no whole blocks of 256, so that llama-quantize takes other types for most of Q6_K and Q3_K_M.
+        for kind in ("Q5_0", "Q6_K", "Q3_K_M"):
+            with self.subTest(kind):
+                self.check_divergence(fetch.fetched(fetch.SMOLLM2), 2, kld.CHUNK_TOKENS, kind)
 
     def test_a_chat_of_500_tokens(self):
         done = self.succeed("llama-cli", "-m", self.model(), "-st", "-n", CHAT_TOKENS, "--ignore-eos", "-c", 1024, "--temp", 0,

@@ -1,7 +1,10 @@
 """Weights come from pack files that ggml-npu repack wrote, and the text stays the same; a pack that does not fit changes
 nothing but one log line."""
 
+import platform
+import shutil
 import tempfile
+import unittest
 from pathlib import Path
 
 import build
@@ -11,6 +14,10 @@ from project import LOGS, ROOT, cpu_env, tool_env
 
 PROMPT = "Once upon a time, in a small village by the sea,"
 TOKENS = 24
+
+TOOL = ROOT / "target" / "debug" / "ggml-npu"
+# An x86-64 processor of 2008, without AVX2.
+OLD_CPU = ["qemu-x86_64", "-cpu", "Nehalem"]
 
 # Multiplied weights of SmolLM2-135M: seven in each of 30 blocks, and the head.
 WEIGHTS = 7 * 30 + 1
@@ -26,10 +33,9 @@ class Pack(Case):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def repack(self, kind, chip, name, *args):
+    def repack(self, kind, chip, name, *args, emulator=()):
         pack = Path(self.folder.name) / name
-        tool = ROOT / "target" / "debug" / "ggml-npu"
-        command = [tool, "repack", models.variant(kind), "--chip", chip, "-o", pack, *args]
+        command = [*emulator, TOOL, "repack", models.variant(kind), "--chip", chip, "-o", pack, *args]
         done = self.run_command("ggml-npu", command, cpu_env())
         self.assertEqual(done.code, 0, done.all)
         return pack
@@ -60,6 +66,18 @@ class Pack(Case):
         # What the pack was calibrated with counts, not the variable.
         done = self.text_with(SIMULATED, pack=pack, GGML_RUST_NPU_CALIBRATION="absmax", **settings)
         self.assertEqual((done.code, done.out), (0, want.out))
+
+    @unittest.skipIf(platform.machine() != "x86_64", "only x86-64 has processors without the vectors of the kernels")
+    @unittest.skipUnless(shutil.which(OLD_CPU[0]), f"{OLD_CPU[0]} is not installed")
+    def test_a_cpu_without_avx2_packs_the_same_bytes_and_simulates_no_hexagon(self):
+        # Q4_K_M has K-quants and types of blocks.
+        want = self.repack("Q4_K_M", HEXAGON, "new.npu").read_bytes()
+        self.assertEqual(self.repack("Q4_K_M", HEXAGON, "old.npu", emulator=OLD_CPU).read_bytes(), want)
+        env = cpu_env(GGML_RUST_NPU_SIM=f"{HEXAGON},{SIMULATED}")
+        shown = self.run_command("ggml-npu", [*OLD_CPU, TOOL, "devices"], env).all
+        self.assertIn("HEX0 is not available: cannot start the stand-in of libcdsprpc: "
+                      "it needs a CPU with AVX2, FMA, F16C and BMI2", shown)
+        self.assertIn("RKNPU0: ", shown)
 
     def test_a_pack_that_does_not_fit_is_one_line_and_a_normal_load(self):
         want = self.text_with(SIMULATED).out

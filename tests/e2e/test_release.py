@@ -6,9 +6,11 @@ import re
 import tempfile
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 from harness import Case, cpu_env
 
+import cyclonedx
 import dist
 import fetch
 import sbom
@@ -57,6 +59,20 @@ class Pack(Case):
             dist.check_paths(file)
 
 
+class Ndk(Case):
+    def test_plugin_and_tool_are_linked_only_with_an_ndk(self):
+        with mock.patch.dict(os.environ):
+            os.environ.pop("ANDROID_NDK_HOME", None)
+            self.assertFalse(dist.has_linker(dist.ANDROID))
+            self.assertTrue(dist.has_linker(dist.TARGETS[0]))
+            self.assertEqual(dist.packages_of(dist.ANDROID), ["ggml-rust-npu"])
+            os.environ["ANDROID_NDK_HOME"] = "/ndk"
+            self.assertEqual(dist.packages_of(dist.ANDROID), dist.PACKAGES)
+            env = dist.environment(dist.ANDROID)
+        clang = "/ndk/toolchains/llvm/prebuilt/linux-x86_64/bin/aarch64-linux-android33-clang"
+        self.assertEqual((env["CARGO_TARGET_AARCH64_LINUX_ANDROID_LINKER"], env["CC_aarch64_linux_android"]), (clang, clang))
+
+
 class StableSymbols(Case):
     def arguments(self, name):
         """The arguments that rustc gets from the wrapper."""
@@ -96,6 +112,15 @@ class Contents(Case):
             self.assertLessEqual(set(edge.get("dependsOn", [])), known)
         for each in self.document["components"]:
             self.assertNotIn("/", each["licenses"][0]["expression"], each)
+
+    def test_it_is_valid_by_the_schema_of_cyclonedx(self):
+        self.assertIsNone(cyclonedx.fault(self.document))
+
+    def test_the_schema_finds_what_is_wrong(self):
+        for name, value in [("serialNumber", "4711"), ("components", [{"type": "library"}]), ("unknown", 1),
+                            ("components", [{"type": "library", "name": "a", "licenses": [{"license": {"id": "No-1.0"}}]}])]:
+            with self.subTest(name):
+                self.assertIsNotNone(cyclonedx.fault(dict(self.document, **{name: value})))
 
     def test_it_lists_what_is_linked_and_no_tools_of_the_build(self):
         names = {each["name"] for each in self.document["components"]}

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Puts small faults into the code, one at a time, and counts those that the Rust tests notice, by cargo-mutants.
+
+Usage: mutants.py [module...]     a module is a name of MODULES; all if none is given: hours
+
+Each fault is compiled, and the tests that belong to the module run. The lists of faults that were caught, missed, hung or
+did not compile are in target/mutants/MODULE/mutants.out/. Fails if a module is below LEAST.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+from project import LOGS, ROOT, TARGET, Problem, main_with, say, tool_env
+
+# The least share of faults that tests notice, of those that compile.
+LEAST = 0.9
+# A fault may make a test wait for ever.
+TIMEOUT_S = 300
+# Optimized less than in other tests, because each fault is compiled.
+QUICK = "profile.dev.package.hexagon-ops.opt-level=1"
+
+
+class Module(NamedTuple):
+    """Files that faults are put into, and the tests that are to notice them."""
+
+    package: str
+    files: list
+    tests: list
+
+
+MODULES = {
+    "ring": Module("ggml-rust-npu", ["src/hexagon/driver/ring.rs"], ["--lib", "--test=ring"]),
+    "address-space": Module("ggml-rust-npu", ["src/hexagon/device/address.rs"], ["--lib", "--test=hexagon"]),
+    "session": Module("ggml-rust-npu", ["src/hexagon/device/*.rs"], ["--lib", "--test=hexagon"]),
+    "submission": Module("ggml-rust-npu", ["src/hexagon/stream.rs", "src/hexagon/stream/*.rs"], ["--lib", "--test=hexagon"]),
+    "buffer": Module("ggml-rust-npu", ["src/*/buffer.rs"], ["--lib", "--test=hexagon", "--test=buffer"]),
+    "border": Module("ggml-rust-npu", ["src/abi/*.rs"], ["--lib", "--test=abi"]),
+    "packfile": Module("ggml-rust-npu", ["src/packfile/*.rs", "src/packfile.rs"], ["--lib", "--test=packs"]),
+    "gguf": Module("ggml-rust-npu", ["src/gguf/*.rs"], ["--lib", "--test=tool_gguf"]),
+    "plans": Module("ggml-rust-npu", ["src/hexagon/plan/*.rs", "src/rockchip/plan/*.rs", "src/*/plan.rs"],
+                    ["--lib", "--test=hexagon", "--test=device"]),
+    "rockchip-device": Module("ggml-rust-npu", ["src/rockchip/device/*.rs"],
+                              ["--lib", "--test=device", "--test=faults", "--test=int4"]),
+    "wire": Module("hexagon-ops", ["hexagon-ops/src/wire/*.rs"], ["--lib", "--test=serve"]),
+}
+
+
+def run(name):
+    """Returns the numbers of faults of a module by what became of them."""
+    module = MODULES[name]
+    output = TARGET / "mutants" / name
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    command = ["cargo", "mutants", "--dir", ROOT, "--package", module.package, "--output", output, "--colors", "never",
+               "--no-shuffle", "--timeout", TIMEOUT_S, "--cargo-arg=--config", f"--cargo-arg={QUICK}"]
+    for file in module.files:
+        command += ["--file", file]
+    log = LOGS / f"mutants-{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    say(f"faults in {', '.join(module.files)}")
+    with open(log, "wb") as out:
+        subprocess.run([str(part) for part in [*command, "--", *module.tests]], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out,
+                       stderr=subprocess.STDOUT, env=dict(tool_env(), CARGO_INCREMENTAL="0", OMP_WAIT_POLICY="passive"))
+    outcomes = output / "mutants.out" / "outcomes.json"
+    if not outcomes.is_file():
+        raise Problem(f"cargo mutants made no result; its output is in target/logs/{log.name}")
+    counts = json.loads(outcomes.read_text(encoding="utf-8"))
+    return {kind: counts[kind] for kind in ("caught", "missed", "timeout", "unviable")}
+
+
+def main():
+    names = sys.argv[1:] or list(MODULES)
+    for name in names:
+        if name not in MODULES:
+            raise Problem(f"unknown module {name}; one of {', '.join(MODULES)}")
+    if shutil.which("cargo-mutants", path=os.environ.get("PATH")) is None:
+        raise Problem("cargo-mutants is not installed: cargo install --locked cargo-mutants")
+    low = []
+    for name in names:
+        counts = run(name)
+        # A fault that makes a test wait for ever is noticed, too.
+        noticed = counts["caught"] + counts["timeout"]
+        seen = noticed + counts["missed"]
+        share = noticed / seen if seen else 0.0
+        print(f"   {name}: {noticed} of {seen} noticed ({share:.0%}), {counts['timeout']} of them by waiting for ever; "
+              f"{counts['unviable']} do not compile", flush=True)
+        if share < LEAST:
+            low.append(name)
+    if low:
+        raise Problem(f"under {LEAST:.0%}: {', '.join(low)}")
+
+
+if __name__ == "__main__":
+    main_with(main)

@@ -1,0 +1,135 @@
+"""Accuracy against the number of samples: ggml-npu scale with Qwen2.5-Coder-0.5B-Instruct on SVAMP and GSM8K."""
+
+import functools
+import json
+
+import fetch
+import models
+import project
+import tasks
+from project import JOBS, LOGS, TARGET, Problem, cpu_env, run, say
+from tables import cost, runs
+from tables.page import Page, Table, number
+
+FOLDER = runs.FOLDER / "answers"
+PROMPT = runs.ROOT / "scripts" / "tables" / "answers.txt"
+# Problems of each set, most tokens of a solution, and its name.
+SETS = {"svamp": ("SVAMP", 96), "gsm8k": ("GSM8K", 128)}
+PROBLEMS, SAMPLES, GREEDY, GREEDY_TOKENS = 100, 16, 20, 48
+# Problems that run at the same time, so that a few long samples do not leave the others' slots empty.
+AT_ONCE = 2
+CHIP = "hexagon-v75"
+# Tokens of the examples and a question, for the model of costs.
+PROMPT_TOKENS = 350
+METHODS = ["pass", "majority", "majority-logprob", "majority-score", "best-of-n", "best-of-n-logprob"]
+SHAPE = next(shape for shape in cost.SHAPES if shape.name == "Qwen2.5-0.5B")
+
+
+def command(model, problems, out, count, tokens, env, samples=SAMPLES, settings=()):
+    """Goes on with a journal until it has `count` problems."""
+    slots = AT_ONCE * samples
+    run([runs.TOOL, "scale", "run", problems, "-o", out, "-n", samples, "--limit", count, "--max-tokens", tokens, "--no-chat",
+         "--prompt", PROMPT.read_text(encoding="utf-8"), *settings, "--timeout", 3600, "--model", model, "--server-bin",
+         project.binary("llama-server"), "--", "-np", slots, "-c", 8192, "-t", JOBS, "-fit", "off"],
+        LOGS / "results-answers.log", env=env)
+
+
+def journal(path):
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return lines[1:]
+
+
+def samples(model, name):
+    """The journal of a set, finished if it is not."""
+    _, tokens = SETS[name]
+    out = FOLDER / f"{name}-n{SAMPLES}.jsonl"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not out.exists() or len(journal(out)) < runs.wanted(PROBLEMS):
+        say(f"answers: {out.name}")
+        tasks.data_sets([name])
+        command(model, TARGET / "tasks" / f"{name}.jsonl", out, runs.wanted(PROBLEMS), tokens, cpu_env(),
+                settings=["--scorer", "certainty", "--top-k", 40, "--top-p", 0.95])
+    return out
+
+
+@functools.cache
+def step_us(sequences):
+    return cost.Model().step(SHAPE, sequences, PROMPT_TOKENS + sequences * 64).us
+
+
+def seconds(entries, n):
+    """Modelled seconds for a problem: its prompt, and steps until the longest of its first `n` samples has ended."""
+    prompt = cost.Model().step(SHAPE, PROMPT_TOKENS, PROMPT_TOKENS, share=0.5, head_rows=1).us
+    total = 0.0
+    for entry in entries:
+        lengths = sorted(solution["tokens"] for solution in entry["solutions"][:n])
+        total += prompt + sum((length - before) * step_us(n - ended)
+                              for ended, (before, length) in enumerate(zip([0, *lengths], lengths)) if length > before)
+    return total / len(entries) / 1e6
+
+
+def accuracy(name, out):
+    log = LOGS / "results-report.log"
+    run([runs.TOOL, "scale", "report", out, "--json"], log, env=cpu_env())
+    text = log.read_text(encoding="utf-8")
+    rows = json.loads(text[text.index("\n["):])
+    counts = sorted({row["n"] for row in rows})
+    entries = journal(out)
+    found = {(row["method"], row["n"]): row for row in rows}
+    lines = [["seconds on V75, modelled", *(number(seconds(entries, n), 2) for n in counts)]]
+    for method in METHODS:
+        cells = [f"`{method}`"]
+        for n in counts:
+            row = found[method, n]
+            cells.append(f"{row['accuracy'] * 100:.0f} ({row['low'] * 100:.0f} to {row['high'] * 100:.0f})")
+        lines.append(cells)
+    cut = sum(solution["cut"] for entry in entries for solution in entry["solutions"]) / (SAMPLES * len(entries))
+    title, tokens = SETS[name]
+    return Table(f"## {title}\n\nPercent of {len(entries)} problems, the first of the test set, with Wilson's interval of "
+                 f"95 %. "
+                 f"{cut * 100:.0f} % of the samples were cut at {tokens} tokens.", ["N", *map(str, counts)], lines)
+
+
+def greedy(model):
+    """The same problems, one sample at temperature 0, on the simulated chip and on the CPU backend."""
+    answers = {}
+    for words, env in (("cpu", cpu_env()), (CHIP, cpu_env(GGML_RUST_NPU_SIM=CHIP))):
+        out = FOLDER / f"greedy-{words}.jsonl"
+        if not out.exists() or len(journal(out)) < GREEDY:
+            say(f"answers: {out.name}")
+            tasks.data_sets(["svamp"])
+            command(model, TARGET / "tasks" / "svamp.jsonl", out, GREEDY, GREEDY_TOKENS, env, 1, ["--temperature", 0])
+        answers[words] = {entry["id"]: entry["solutions"][0] for entry in journal(out)}
+    cpu, chip = answers["cpu"], answers[CHIP]
+    if cpu.keys() != chip.keys():
+        raise Problem("greedy runs of other problems")
+    same = sum(cpu[key]["answer"] == chip[key]["answer"] for key in cpu)
+    texts = sum(cpu[key]["text"] == chip[key]["text"] for key in cpu)
+    rows = [["CPU backend", str(sum(each["correct"] for each in cpu.values())), "–", "–"],
+            [f"simulated {CHIP}", str(sum(each["correct"] for each in chip.values())), str(same), str(texts)]]
+    return Table(f"## The device and the CPU\n\nGreedy decoding of {len(cpu)} problems of SVAMP, at most {GREEDY_TOKENS} "
+                 "tokens, the same file on both. Texts can differ because the CPU backend rounds "
+                 "activations to 8 bits in every product, and the device only in those of one or two tokens.",
+                 ["", "right", "same answer", "same text"], rows)
+
+
+def write():
+    source = fetch.qwen_coder()
+    model = models.variant("Q8_0", source)
+    tables = [accuracy(name, samples(model, name)) for name in SETS]
+    tables.append(greedy(model))
+    last = max(path.stat().st_mtime for path in FOLDER.glob("*.jsonl"))
+    return Page("Accuracy against the number of samples",
+                f"Figures 5 and 10 of the EuroSys'26 paper, for a model that can be had here: {source.stem}, whose weights are "
+                "requantized to Q8_0 because that computes twice as fast on a CPU. It runs on the CPU backend. Four "
+                "examples are "
+                "turns of the chat (scripts/tables/answers.txt); temperature 0.8, top-p 0.95, top-k 40; scores are "
+                "self-certainty. "
+                f"All methods choose among the same samples, the first N of {SAMPLES}. Seconds are those of [the model of "
+                "costs](speed.md) for a prompt of the examples and a question, and for steps in which the sequences that "
+                "have not "
+                "ended go on.",
+                "how a reward model chooses, because none was found to fetch: best-of-N chooses by the model's own "
+                "probabilities. Beam "
+                "search was not run. No joules were measured, and larger models were not tried.", tables,
+                runs.datetime.date.fromtimestamp(last))

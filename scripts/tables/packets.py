@@ -1,0 +1,96 @@
+"""Ablations of the Hexagon kernels as counted packets: dequantization, softmax, and the parts of attention."""
+
+import figures
+from tables.page import Page, Table, number
+
+# Positions, and query rows, of the softmax ablation in the EuroSys'26 paper.
+KEYS = [1024, 4096, 16384]
+QUERIES = [1, 4, 16]
+# Positions of the counted attentions and of the rows that the softmax kernels were counted on.
+COUNTED = 1024
+ARCHS = {"v73": "V73, V75 (IEEE)", "v79": "V79 (qfloat)"}
+
+# ggml-hexagon's dequantizer of ggml 0.26.0, and its whole products with Q4_0 and F16 weights of K = N = 2048 by rows, packets
+# for a tile on V73 and V79.
+# SOURCE: counted in the same emulator, compiled by clang 22, 2026-11-22 (docs/results/cost.md).
+GGML_HEXAGON_DEQUANTIZE = {"v73": 55.3, "v79": 55.3}
+GGML_HEXAGON_WHOLE = {"q4_0": {4: (81.3, 75.2), 32: (59.1, 59.1), 128: (70.7, 70.7)},
+                      "f16": {4: (243, 105.5), 32: (182, 182), 128: (194, 194)}}
+
+
+def dequantization(counted):
+    """Packets for a tile of 32 x 32 weights, by kernel and in a whole product."""
+    def whole(arch, kind, rows):
+        return number(counted[arch, f"whole_mul_mat_{kind}_m{rows}"])
+
+    rows = []
+    for column, arch in enumerate(ARCHS):
+        upstream = GGML_HEXAGON_WHOLE
+        rows += [
+            [ARCHS[arch], "ggml-hexagon's tiles of Q4_0", number(GGML_HEXAGON_DEQUANTIZE[arch]),
+             *(number(upstream["q4_0"][m][column]) for m in (4, 32, 128))],
+            ["", "groups of 2 × 16 (`--tile-group`)", number(counted[arch, "dequantize_q4_tile"]), "–", "–", "–"],
+            ["", "Q4_0, this backend", number(counted[arch, "dequantize_q4_0"]),
+             *(whole(arch, "q4_0", m) for m in (4, 32, 128))],
+            ["", "Q8_0, this backend", number(counted[arch, "dequantize_q8_0"]),
+             *(whole(arch, "q8_0", m) for m in (4, 32, 128))],
+            ["", "none: F16 weights, this backend", "0", *(whole(arch, "f16", m) for m in (4, 32, 128))],
+            ["", "none: F16 weights, ggml-hexagon", "0", *(number(upstream["f16"][m][column]) for m in (4, 32, 128))],
+        ]
+    return Table("## Dequantization\n\nPackets for a tile of 32 × 32 weights: the dequantizer alone, and the whole product of "
+                 "M rows with weights of K = N = 2048, with the preparation of activations and the writing of results. The "
+                 "paper's Figure 15 compares a conventional order with scatter, the matrix unit's order, its own groups, and "
+                 "no dequantization. A dequantizer with scatter is not among the counted kernels.",
+                 ["chip", "weights", "dequantizer", "M = 4", "M = 32", "M = 128"], rows)
+
+
+def softmax(counted):
+    rows = []
+    for keys in KEYS:
+        for queries in QUERIES:
+            cells = [str(queries), str(keys)]
+            for arch in ARCHS:
+                scores = queries * keys / COUNTED
+                table = counted[arch, "soft_max_inner"] * scores
+                polynomial = counted[arch, "exp_f32"] * scores
+                cells += [number(polynomial, 0), number(table, 0), number(polynomial / table)]
+            rows.append(cells)
+    columns = ["query rows", "positions"]
+    for arch in ARCHS:
+        columns += [f"FP32 exponential, {arch.upper()}", f"by table, {arch.upper()}", "ratio"]
+    return Table("## Softmax\n\nPackets for the scores of one head, by the number of query rows and of positions (Figure 14). "
+                 f"Both inner loops are counted on a row of {COUNTED} and multiplied: the table's has the subtraction of the "
+                 "maximum and the sum, the other is the exponential alone. The table of FP16 exponentials is gathered from "
+                 "VTCM. There is no kernel with an FP16 polynomial.", columns, rows)
+
+
+def attention(counted):
+    rows = []
+    for name, dims, heads, queries in (("one head", 64, "1on1", 1), ("32 heads on 8", 64, "32on8", 1),
+                                       ("one head", 64, "1on1", 32), ("4 heads on 1", 64, "4on1", 512),
+                                       ("one head", 128, "1on1", 1), ("32 heads on 8", 128, "32on8", 1),
+                                       ("one head", 128, "1on1", 32), ("4 heads on 1", 128, "4on1", 512)):
+        cells = [name, str(dims), str(queries)]
+        for arch in ARCHS:
+            whole = counted[arch, f"whole_attention_f16_h{dims}_{heads}_r{queries}"]
+            # Exponentials and sums of the scores of one query head at one position.
+            scores = counted[arch, "soft_max_inner"] / COUNTED * queries
+            cells += [number(whole), number(scores), f"{scores / whole:.0%}".replace("%", " %")]
+        rows.append(cells)
+    columns = ["heads", "head size", "query rows"]
+    for arch in ARCHS:
+        columns += [f"whole, {arch.upper()}", f"softmax by table, {arch.upper()}", "share"]
+    return Table("## Attention by query rows\n\nPackets for a position and a query head of a whole attention to "
+                 f"{COUNTED} positions with an F16 mask and an F16 cache (Figure 8). The rest is locating rows, moving keys, "
+                 "values and scores to and from tiles, and the instructions of the matrix unit, which take one packet each and "
+                 "no time here.", columns, rows)
+
+
+def write():
+    counted = figures.packets()
+    return Page("Ablations of the Hexagon kernels",
+                "Packets that qemu-hexagon counts for the kernels of the DSP library (rung 3; `hexagon-ops/tests/packets.txt`, "
+                "which `make dsp` compares). They are exact and repeatable.",
+                "time. A packet is what the DSP issues at once, not a cycle. Waiting for memory, the 24 to 48 packets that a "
+                "gather takes on V75, and the time of the matrix unit are not in these numbers, and no power was measured.",
+                [dequantization(counted), softmax(counted), attention(counted)])
