@@ -108,7 +108,7 @@ impl Step {
 }
 
 fn mul_mat(device: &Arc<RkDevice>, dtype: DType, act_dtype: DType, [m, k, n]: [usize; 3]) -> Step {
-    let w = Weight::random(&mut Numbers::quiet(1), dtype, [k, n, 1, 1]);
+    let w = Weight::random(&mut Numbers::fixed(1), dtype, [k, n, 1, 1]);
     let act_ne = [k, m, 1, 1];
     Step {
         op: Op::MulMat,
@@ -126,7 +126,7 @@ fn mul_mat(device: &Arc<RkDevice>, dtype: DType, act_dtype: DType, [m, k, n]: [u
 
 fn mul_mat_id(device: &Arc<RkDevice>, [tokens, used, experts]: [usize; 3]) -> Step {
     let (k, n) = (128, 96);
-    let mut numbers = Numbers::quiet(2);
+    let mut numbers = Numbers::fixed(2);
     let w = Weight::random(&mut numbers, PLAIN, [k, n, experts, 1]);
     let ids = (0..tokens * used).map(|_| i32::try_from(numbers.below(experts)).unwrap());
     Step {

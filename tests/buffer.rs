@@ -33,7 +33,7 @@ fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
     for dtype in [DType::F16, PLAIN] {
         let (k, n) = (64, 90);
         let w = Weight::random(&mut numbers, dtype, [k, n, 2, 1]);
-        let act = numbers.vec(3 * k * 2);
+        let act = numbers.floats(3 * k * 2);
         let ne = [k, 3, 2, 1];
         let whole = packed(&device, &w, 4096);
         let want = mul_mat(&device, &w, Some((&whole, 4096)), &act, ne).unwrap();
@@ -76,7 +76,7 @@ fn a_weight_that_is_written_again_is_used_with_its_new_values() {
     let device = keeping(&caps::RK3576);
     let old = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
     let new = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
-    let act = numbers.vec(96);
+    let act = numbers.floats(96);
     let buffer = packed(&device, &old, 0);
     let before = mul_mat(&device, &old, Some((&buffer, 0)), &act, [96, 1, 1, 1]).unwrap();
     let row = new.row_bytes();
@@ -95,7 +95,7 @@ fn a_tensor_of_another_shape_at_the_same_place_replaces_the_old_one() {
     let device = keeping(&caps::RK3588);
     let old = Weight::random(&mut numbers, PLAIN, [128, 64, 1, 1]);
     let new = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
-    let act = numbers.vec(64);
+    let act = numbers.floats(64);
     let buffer = packed(&device, &old, 0);
     let tensor = new.tensor(Some(0));
     let size = new.bytes.len();
@@ -133,7 +133,7 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
         .packed_bytes(&first.tensor(Some(0)))
         .next_multiple_of(4096);
     let buffer = RkBuffer::new(Arc::clone(&device), 2 * place).unwrap();
-    let act = numbers.vec(k);
+    let act = numbers.floats(k);
     let size = first.bytes.len();
     let write = |w: &Weight, at: usize, from: usize, to: usize| {
         let copy = Content::Bytes(&w.bytes[from..to]);

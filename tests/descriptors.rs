@@ -15,7 +15,7 @@ use std::sync::Arc;
 fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     let mut numbers = Numbers::new(41);
     let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
-    let act = numbers.vec(64 * 300);
+    let act = numbers.floats(64 * 300);
     let options = sim::Options::new(caps::RK3588.soc);
     let (device, rknn) = device_with(options.clone(), &caps::RK3588).unwrap();
     let buffer = packed(&device, &w, 0);

@@ -46,7 +46,7 @@ const SHAPES: [[usize; 3]; 12] = [
 fn check(caps: &'static RkCaps, dtype: DType, [m, k, n]: [usize; 3], numbers: &mut Numbers) {
     let device = device(caps);
     let w = Weight::random(numbers, dtype, [k, n, 1, 1]);
-    let act = numbers.vec(m * k);
+    let act = numbers.floats(m * k);
     let want = reference::mul_mat(&act, &w.values, k);
     let buffer = packed(&device, &w, 4096);
     for packed in [None, Some((&buffer, 4096))] {
@@ -101,7 +101,7 @@ fn planes_are_batched_and_broadcast() {
         let (k, m, n) = (64, 5, 48);
         // Each dimension has a different factor, so that they cannot be exchanged.
         let w = Weight::random(&mut numbers, dtype, [k, n, 2, 3]);
-        let act = numbers.vec(k * m * 4 * 9);
+        let act = numbers.floats(k * m * 4 * 9);
         let have = mul_mat(&device, &w, None, &act, [k, m, 4, 9]).unwrap();
         for i3 in 0..9 {
             for i2 in 0..4 {
@@ -125,7 +125,7 @@ fn activations_that_a_node_of_the_graph_overwrites_are_packed_again() {
     let (k, m) = (64, 3);
     for dtype in [DType::F16, PLAIN] {
         let w = Weight::random(&mut numbers, dtype, [k, k, 1, 1]);
-        let mut x = numbers.vec(k * m);
+        let mut x = numbers.floats(k * m);
         let graph = u64::MAX;
         let ne = [k, m, 1, 1];
         let shape = contiguous(DType::F32, ne);
@@ -206,7 +206,7 @@ fn a_row_does_not_depend_on_the_batch_it_is_computed_in() {
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let buffer = packed(&device, &w, 0);
             let packed = Some((&buffer, 0));
-            let act = numbers.vec(130 * k);
+            let act = numbers.floats(130 * k);
             let alone: Vec<f32> = act
                 .chunks_exact(k)
                 .flat_map(|row| mul_mat(&device, &w, packed, row, [k, 1, 1, 1]).unwrap())
@@ -239,7 +239,7 @@ fn no_cache_operation_is_forgotten() {
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let (in_strict, in_relaxed) = (packed(&strict, &w, 0), packed(&relaxed, &w, 0));
             for m in [1, 5, 40, 1] {
-                let act = numbers.vec(m * k);
+                let act = numbers.floats(m * k);
                 let ne = [k, m, 1, 1];
                 let have = mul_mat(&strict, &w, Some((&in_strict, 0)), &act, ne).unwrap();
                 let want = mul_mat(&relaxed, &w, Some((&in_relaxed, 0)), &act, ne).unwrap();
@@ -256,7 +256,7 @@ fn rows_with_huge_tiny_or_missing_numbers_keep_to_themselves() {
     for dtype in [DType::F16, PLAIN] {
         let (k, n) = (128, 40);
         let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
-        let plain = numbers.vec(k);
+        let plain = numbers.floats(k);
         let mut act = Vec::new();
         for factor in [1.0, 1e6, 1e-30, 0.0] {
             act.extend(plain.iter().map(|x| x * factor));
@@ -284,7 +284,7 @@ fn threads_take_turns() {
     let (k, n) = (192, 96);
     let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
     let buffer = packed(&device, &w, 0);
-    let acts: Vec<_> = [1, 9, 30].map(|m| (m, numbers.vec(m * k))).into();
+    let acts: Vec<_> = [1, 9, 30].map(|m| (m, numbers.floats(m * k))).into();
     let compute = |m: usize, act: &[f32]| {
         mul_mat(&device, &w, Some((&buffer, 0)), act, [k, m, 1, 1]).unwrap()
     };
@@ -313,7 +313,7 @@ fn experts_multiply_the_rows_that_chose_them() {
             .collect();
         // One row for all slots of a token, and one row for each slot.
         for rows in [1, used] {
-            let act = numbers.vec(k * rows * tokens);
+            let act = numbers.floats(k * rows * tokens);
             for packed in [None, Some((&buffer, 0))] {
                 let ne = [k, rows, tokens, 1];
                 let have = mul_mat_id(&device, &w, packed, &act, ne, &ids, used).unwrap();
@@ -330,7 +330,7 @@ fn experts_multiply_the_rows_that_chose_them() {
         for wrong in [-1, 5] {
             let mut ids = ids.clone();
             ids[4] = wrong;
-            let act = numbers.vec(k * tokens);
+            let act = numbers.floats(k * tokens);
             let error = mul_mat_id(&device, &w, None, &act, [k, 1, tokens, 1], &ids, used);
             let text = error.unwrap_err().to_string();
             assert!(text.contains("expert"), "{text}");
@@ -352,7 +352,7 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     );
     let (k, n) = (64, 96);
     let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
-    let act = numbers.vec(k * 3);
+    let act = numbers.floats(k * 3);
     // Most of an address space each, so that the last one lies in the third; memory is only
     // reserved, not touched.
     let large = caps::DOMAIN_WEIGHT_BYTES * 3 / 4;
@@ -386,7 +386,7 @@ fn activations_are_shared_in_a_graph_and_only_there() {
     let (k, n, m) = (576, 96, 5);
     let weights = [0, 1].map(|_| Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]));
     let buffers = [0, 1].map(|i| packed(&device, &weights[i], 0));
-    let mut act = numbers.vec(m * k);
+    let mut act = numbers.floats(m * k);
     let ne = [k, m, 1, 1];
     let multiply = |i: usize, act: &[f32], graph| {
         mul_mat_of_graph(&device, &weights[i], Some((&buffers[i], 0)), act, ne, graph).unwrap()
@@ -411,7 +411,7 @@ fn few_rows_with_values_beyond_fp16_are_as_exact_as_the_others() {
             .for_each(|x| *x *= factor);
     }
     w.bytes = w.values.iter().flat_map(|x| x.to_ne_bytes()).collect();
-    let act = numbers.vec(m * k);
+    let act = numbers.floats(m * k);
     let want = reference::mul_mat(&act, &w.values, k);
     for caps in caps::ALL {
         let device = device(caps);
@@ -450,7 +450,7 @@ fn rows_with_nan_or_infinity_are_nan_and_all_goes_on() {
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let buffer = packed(&device, &w, 0);
             for m in [1, 2, 3, 5, 17, 64] {
-                let act = numbers.vec(m * k);
+                let act = numbers.floats(m * k);
                 let ne = [k, m, 1, 1];
                 let compute =
                     |act: &[f32]| mul_mat(&device, &w, Some((&buffer, 0)), act, ne).unwrap();
@@ -497,7 +497,7 @@ fn the_cores_that_are_left_compute_all_columns() {
         let some = device(caps);
         for [m, k, n] in [[1, 64, 1], [3, 96, 40], [2, 64, 13000], [5, 8224, 200]] {
             let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
-            let act = numbers.vec(m * k);
+            let act = numbers.floats(m * k);
             let ne = [k, m, 1, 1];
             let have = mul_mat(&some, &w, None, &act, ne).unwrap();
             assert!(
@@ -563,7 +563,7 @@ fn wide_weights_take_few_calls_where_the_library_takes_them_and_are_right_where_
         let (k, n) = (64, 2 * 16_384 * cores);
         let mut numbers = Numbers::new(35);
         let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
-        let act = numbers.vec(3 * k);
+        let act = numbers.floats(3 * k);
         let mut results = Vec::new();
         let old = "2.3.0 (c949ad889d@2024-11-07T11:35:33)";
         for (documented_limits, version, per_core) in

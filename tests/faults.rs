@@ -46,7 +46,7 @@ fn a_device_whose_first_call_fails_is_no_device() {
 fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
     let mut numbers = Numbers::new(21);
     let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
-    let act = numbers.vec(64 * 4);
+    let act = numbers.floats(64 * 4);
     for call in [
         "rknn_matmul_create",
         "rknn_matmul_set_io_mem",
@@ -90,7 +90,7 @@ fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
 fn a_lack_of_memory_fails_the_call_and_passes() {
     let mut numbers = Numbers::new(22);
     let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
-    let act = numbers.vec(64);
+    let act = numbers.floats(64);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let calls = rknn.stand_in().unwrap().calls("rknn_create_mem");
     drop((device, rknn));
@@ -108,7 +108,7 @@ fn a_lack_of_memory_fails_the_call_and_passes() {
 fn everything_is_released_when_device_and_buffers_are_dropped() {
     let mut numbers = Numbers::new(23);
     let w = Weight::random(&mut numbers, PLAIN, [64, 96, 2, 1]);
-    let act = numbers.vec(64 * 40 * 2);
+    let act = numbers.floats(64 * 40 * 2);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let buffer = packed(&device, &w, 0);
     mul_mat(&device, &w, Some((&buffer, 0)), &act, [64, 40, 2, 1]).unwrap();
@@ -141,7 +141,7 @@ fn an_m_that_the_library_computes_wrong_is_served_by_others() {
             let w = Weight::random(&mut numbers, dtype, [k, n, 1, 1]);
             let buffer = packed(&device, &w, 0);
             for m in [1, 2, 3, 4, 6, 18, 130, 146] {
-                let act = numbers.vec(m * k);
+                let act = numbers.floats(m * k);
                 let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, m, 1, 1]).unwrap();
                 let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, k));
                 // As in tests/device.rs, for few products.
@@ -194,7 +194,7 @@ fn other_tiles_of_the_library_are_followed_where_they_are_known() {
         for dtype in [DType::F16, PLAIN] {
             let w = Weight::random(&mut numbers, dtype, [96, 200, 1, 1]);
             let buffer = packed(&device, &w, 0);
-            let act = numbers.vec(3 * 96);
+            let act = numbers.floats(3 * 96);
             let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [96, 3, 1, 1]).unwrap();
             let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 96));
             // INT4 has an error of 0.012; a wrong tile gives 1 and more.
@@ -247,11 +247,11 @@ fn workload(device: &Arc<RkDevice>, want: &[Vec<f32>]) -> (usize, Option<Error>)
 const ROUNDS: usize = 24;
 
 fn multiplications(round: usize) -> impl Iterator<Item = (Weight, Vec<f32>, [usize; 4])> {
-    let mut numbers = Numbers::quiet(100 + round as u64);
+    let mut numbers = Numbers::fixed(100 + round as u64);
     let (k, n) = (32 * (1 + round % 12), 96);
     [1, 2, 4, 8].into_iter().map(move |m| {
         let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
-        (w, numbers.vec(m * k), [k, m, 1, 1])
+        (w, numbers.floats(m * k), [k, m, 1, 1])
     })
 }
 

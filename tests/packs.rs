@@ -81,7 +81,7 @@ fn write(path: &Path, form: Form, w: &Weight, source: &[u8]) {
 
 /// The product of a weight on a device that may have packs, at an offset in its buffer.
 fn product(device: &Arc<RkDevice>, w: &Weight) -> Vec<f32> {
-    let act = Numbers::new(4).vec(w.ne[0] * 3 * w.ne[2]);
+    let act = Numbers::new(4).floats(w.ne[0] * 3 * w.ne[2]);
     let buffer = packed(device, w, 4096);
     mul_mat(
         device,

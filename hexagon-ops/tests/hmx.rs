@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::Rng;
+use common::Numbers;
 use half::f16;
 use hexagon_ops::hmx::{Fault, Hmx, MAX_DEEP, ScaleBlock};
 use hexagon_ops::layout::{TILE_DIM, Tile, f16_tile_offset};
@@ -29,9 +29,11 @@ fn elem(tile: &Tile, i: usize, j: usize) -> f64 {
 
 #[test]
 fn deep_products_are_within_one_ulp_of_exact() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for deep in [1, 2, 31, MAX_DEEP] {
-        let mut vtcm: Vec<Tile> = (0..2 * deep + 1).map(|_| tile(|_, _| rng.unit())).collect();
+        let mut vtcm: Vec<Tile> = (0..2 * deep + 1)
+            .map(|_| tile(|_, _| numbers.float()))
+            .collect();
         let mut hmx = Hmx::new(&vtcm);
         let (operands, out) = vtcm.split_at_mut(2 * deep);
         let (act, weights) = operands.split_at(deep);

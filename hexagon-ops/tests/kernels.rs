@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 mod common;
 
-use common::{Rng, Weights, dot, nmse};
+use common::{Numbers, Weights, dot};
 use half::f16;
 use hexagon_ops::error::Error;
 use hexagon_ops::layout::{TILE_DIM, Tile, WeightType, f16_tile_offset};
@@ -12,6 +12,7 @@ use hexagon_ops::ops::matmul::Panel;
 use hexagon_ops::ops::matmul::dequantize::dequantize;
 use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
 use hexagon_ops::ops::matmul::quantize::{ActGroup, groups, quantize_row};
+use test_kit::nmse;
 
 /// Types with an integer dot product.
 const QUANTIZED: [WeightType; 10] = [
@@ -52,10 +53,10 @@ fn dequantized_bound(want: f64, terms: f64) -> f64 {
 
 #[test]
 fn dequantized_elements_are_the_nearest_f16() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for weight in tiled() {
         for blocks in [1, 2, 3, 4, 5, 9] {
-            let w = Weights::random(weight, 40, blocks * weight.block_elems(), &mut rng);
+            let w = Weights::random(weight, 40, blocks * weight.block_elems(), &mut numbers);
             let k_tiles = w.layout.k_tiles();
             for nt in 0..2 {
                 let panel = Panel::new(w.layout.panel(), w.panel_lines(nt)).unwrap();
@@ -83,10 +84,10 @@ fn dequantized_elements_are_the_nearest_f16() {
 
 #[test]
 fn part_of_a_panel_dequantizes_alone() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for weight in tiled() {
         let k = (11 * TILE_DIM).next_multiple_of(weight.block_elems());
-        let w = Weights::random(weight, 32, k, &mut rng);
+        let w = Weights::random(weight, 32, k, &mut numbers);
         let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
         let k_tiles = w.layout.k_tiles();
         let mut all = vec![Tile::ZERO; k_tiles];
@@ -159,13 +160,13 @@ fn gemv_bound(act: &[f32], weights: &[f64]) -> f64 {
 
 #[test]
 fn gemv_is_exact_up_to_activation_rounding() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for weight in QUANTIZED {
         for k_tiles in [1_usize, 2, 3, 5, 18, 31, 32, 33, 35, 64, 67] {
             let k = (k_tiles * TILE_DIM).next_multiple_of(weight.block_elems());
-            let w = Weights::random(weight, 64, k, &mut rng);
+            let w = Weights::random(weight, 64, k, &mut numbers);
             let rows: Vec<Vec<f32>> = (0..2)
-                .map(|_| (0..k).map(|_| rng.unit() * 3.0).collect())
+                .map(|_| (0..k).map(|_| numbers.float() * 3.0).collect())
                 .collect();
             let acts: Vec<_> = rows.iter().map(|row| quantized(row)).collect();
             let panels = [0, 1].map(|nt| Panel::new(w.layout.panel(), w.panel_lines(nt)).unwrap());
@@ -208,10 +209,10 @@ fn gemv_is_exact_up_to_activation_rounding() {
 
 #[test]
 fn gemv_error_is_that_of_8_bits() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for weight in QUANTIZED {
-        let w = Weights::random(weight, 32, 2048, &mut rng);
-        let row: Vec<f32> = (0..2048).map(|_| rng.unit()).collect();
+        let w = Weights::random(weight, 32, 2048, &mut numbers);
+        let row: Vec<f32> = (0..2048).map(|_| numbers.float()).collect();
         let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
         let mut out = [0.0; TILE_DIM];
         gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
@@ -225,11 +226,13 @@ fn gemv_error_is_that_of_8_bits() {
 
 #[test]
 fn quantizer_keeps_any_magnitude() {
-    let mut rng = Rng::new();
-    let w = Weights::random(WeightType::Q8_0, 32, 96, &mut rng);
+    let mut numbers = Numbers::default();
+    let w = Weights::random(WeightType::Q8_0, 32, 96, &mut numbers);
     let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
     for exponent in [-140, -120, -60, -20, 0, 15, 40, 90, 110] {
-        let row: Vec<f32> = (0..96).map(|_| rng.unit() * 2_f32.powi(exponent)).collect();
+        let row: Vec<f32> = (0..96)
+            .map(|_| numbers.float() * 2_f32.powi(exponent))
+            .collect();
         let mut out = [0.0; TILE_DIM];
         gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
         for (have, weights) in out.iter().zip(&w.values) {

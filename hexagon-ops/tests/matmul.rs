@@ -4,12 +4,13 @@
 
 mod common;
 
-use common::{Rng, Weights, nmse};
+use common::{Numbers, Weights};
 use hexagon_ops::error::Error;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{Line, MatrixLayout, Tile, WeightType};
 use hexagon_ops::ops::matmul::{ExpertMatMul, GemmPlan, Machine, MatMul, RowStarts};
 use hexagon_ops::rt::Engine;
+use test_kit::nmse;
 
 /// A machine's parts, for borrowing.
 struct Parts {
@@ -87,12 +88,17 @@ fn check_row(m: usize, w: &Weights, act: &[f32], have: &[f32], what: &str) {
 }
 
 /// Multiplies random matrices; rows of both sides are further apart than they are long.
-fn check(parts: &mut Parts, weight: WeightType, shape: (usize, usize, usize), rng: &mut Rng) {
+fn check(
+    parts: &mut Parts,
+    weight: WeightType,
+    shape: (usize, usize, usize),
+    numbers: &mut Numbers,
+) {
     let (m, k, n) = shape;
     let k = k.next_multiple_of(weight.block_elems());
-    let w = Weights::random(weight, n, k, rng);
+    let w = Weights::random(weight, n, k, numbers);
     let (act_stride, dst_stride) = (k + 3, n + 5);
-    let act: Vec<f32> = (0..m * act_stride).map(|_| rng.unit() * 5.0).collect();
+    let act: Vec<f32> = (0..m * act_stride).map(|_| numbers.float() * 5.0).collect();
     let mut dst = vec![f32::NAN; m * dst_stride];
     let job = MatMul {
         layout: w.layout,
@@ -128,7 +134,7 @@ fn check(parts: &mut Parts, weight: WeightType, shape: (usize, usize, usize), rn
 
 #[test]
 fn every_type_and_edge_matches_f64() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for threads in [1, 3] {
         let mut parts = Parts::new(threads, 512);
         for weight in WeightType::ALL {
@@ -145,7 +151,7 @@ fn every_type_and_edge_matches_f64() {
                 (33, 1056, 40),
                 (65, 160, 300),
             ] {
-                check(&mut parts, weight, shape, &mut rng);
+                check(&mut parts, weight, shape, &mut numbers);
             }
         }
     }
@@ -153,7 +159,7 @@ fn every_type_and_edge_matches_f64() {
 
 #[test]
 fn small_vtcm_cuts_m_and_groups() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for weight in WeightType::ALL {
         let layout = MatrixLayout::new(weight, 100, 256).unwrap();
         let least = GemmPlan {
@@ -162,7 +168,7 @@ fn small_vtcm_cuts_m_and_groups() {
         }
         .vtcm_tiles(layout);
         let mut parts = Parts::new(2, least);
-        check(&mut parts, weight, (70, 256, 100), &mut rng);
+        check(&mut parts, weight, (70, 256, 100), &mut numbers);
         assert!(matches!(
             GemmPlan::new(layout, 70, least - 1),
             Err(Error::VtcmFull { .. })
@@ -179,11 +185,11 @@ fn small_vtcm_cuts_m_and_groups() {
 
 #[test]
 fn one_panel_larger_than_a_step_still_fits() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut parts = Parts::new(2, 400);
-    check(&mut parts, WeightType::Q8_0, (1, 8192, 96), &mut rng);
-    check(&mut parts, WeightType::Mxfp4, (2, 8192, 96), &mut rng);
-    let w = Weights::random(WeightType::Q8_0, 32, 8192, &mut rng);
+    check(&mut parts, WeightType::Q8_0, (1, 8192, 96), &mut numbers);
+    check(&mut parts, WeightType::Mxfp4, (2, 8192, 96), &mut numbers);
+    let w = Weights::random(WeightType::Q8_0, 32, 8192, &mut numbers);
     let act = vec![0.0; 8192];
     let mut dst = vec![0.0; 32];
     let job = MatMul {
@@ -205,12 +211,12 @@ fn one_panel_larger_than_a_step_still_fits() {
 
 #[test]
 fn listed_rows_are_gathered_and_scattered() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut parts = Parts::new(2, 512);
     for weight in [WeightType::Q4_0, WeightType::F16] {
         for starts in [vec![3_usize, 0], vec![5, 1, 0, 7, 2]] {
-            let w = Weights::random(weight, 48, 64, &mut rng);
-            let act: Vec<f32> = (0..8 * 64).map(|_| rng.unit()).collect();
+            let w = Weights::random(weight, 48, 64, &mut numbers);
+            let act: Vec<f32> = (0..8 * 64).map(|_| numbers.float()).collect();
             let mut dst = vec![0.0; 8 * 48];
             let act_rows: Vec<usize> = starts.iter().map(|row| row * 64).collect();
             let dst_rows: Vec<usize> = starts.iter().map(|row| (7 - row) * 48).collect();
@@ -241,13 +247,13 @@ fn listed_rows_are_gathered_and_scattered() {
 
 #[test]
 fn tokens_meet_the_experts_they_chose() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut parts = Parts::new(2, 512);
     let (n, n_experts, n_tokens, n_slots) = (40, 5, 7, 2);
     for weight in WeightType::ALL {
         let k = 96_usize.next_multiple_of(weight.block_elems());
         let experts: Vec<Weights> = (0..n_experts)
-            .map(|_| Weights::random(weight, n, k, &mut rng))
+            .map(|_| Weights::random(weight, n, k, &mut numbers))
             .collect();
         let lines: Vec<Line> = experts
             .iter()
@@ -259,7 +265,9 @@ fn tokens_meet_the_experts_they_chose() {
             .collect();
         for shared in [false, true] {
             let act_strides = if shared { [k, 0] } else { [n_slots * k, k] };
-            let act: Vec<f32> = (0..n_tokens * n_slots * k).map(|_| rng.unit()).collect();
+            let act: Vec<f32> = (0..n_tokens * n_slots * k)
+                .map(|_| numbers.float())
+                .collect();
             let mut dst = vec![0.0; n_tokens * n_slots * n];
             let mut scratch = vec![0; 2 * ids.len()];
             let mut run = |ids: &[i32], scratch: &mut [usize]| {
@@ -302,13 +310,17 @@ fn tokens_meet_the_experts_they_chose() {
 
 #[test]
 fn activations_of_any_magnitude_pass_the_matrix_unit() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut parts = Parts::new(1, 512);
-    let w = Weights::random(WeightType::Q4_0, 32, 128, &mut rng);
+    let w = Weights::random(WeightType::Q4_0, 32, 128, &mut numbers);
     let scales = [1e-30_f32, 1e-8, 1.0, 3e4, 1e6, 1e30, 0.0];
     let act: Vec<f32> = scales
         .iter()
-        .flat_map(|scale| (0..128).map(|_| rng.unit() * scale).collect::<Vec<_>>())
+        .flat_map(|scale| {
+            (0..128)
+                .map(|_| numbers.float() * scale)
+                .collect::<Vec<_>>()
+        })
         .collect();
     let mut dst = vec![0.0; scales.len() * 32];
     let job = MatMul {
@@ -338,9 +350,9 @@ fn activations_of_any_magnitude_pass_the_matrix_unit() {
 
 #[test]
 fn wrong_lengths_are_refused() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut parts = Parts::new(1, 64);
-    let w = Weights::random(WeightType::Q4_0, 32, 32, &mut rng);
+    let w = Weights::random(WeightType::Q4_0, 32, 32, &mut numbers);
     let mut run = |weights: usize, act: usize, dst: usize, rows: RowStarts<'_>| {
         let (act, mut dst) = (vec![0.0; act], vec![0.0; dst]);
         let job = MatMul {
@@ -393,12 +405,12 @@ fn wrong_lengths_are_refused() {
 #[test]
 #[ignore = "a benchmark"]
 fn host_speed() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut parts = Parts::new(2, 4096);
     for weight in WeightType::ALL {
-        let w = Weights::random(weight, 1536, 576, &mut rng);
+        let w = Weights::random(weight, 1536, 576, &mut numbers);
         for m in [1, 2, 8, 32, 128] {
-            let act: Vec<f32> = (0..m * 576).map(|_| rng.unit()).collect();
+            let act: Vec<f32> = (0..m * 576).map(|_| numbers.float()).collect();
             let mut dst = vec![0.0; m * 1536];
             let turns = if m < 32 { 60 } else { 10 };
             let start = std::time::Instant::now();

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Instant;
 
-use common::Rng;
+use common::Numbers;
 use half::f16;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::Tile;
@@ -38,7 +38,7 @@ fn strides(ne: [usize; 4], order: [usize; 4], bytes: usize) -> [usize; 4] {
 
 /// An attention of one layer of a model with `heads` heads of queries and of keys, of length `d`.
 fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, positions: usize) {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let shape = |dtype: Type, ne: [usize; 4], order| Shape {
         dtype,
         ne,
@@ -49,10 +49,10 @@ fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, po
     let kv_shape = shape(Type::F16, [d, positions, kv_heads, 1], cache);
     let mask_shape = shape(Type::F16, [positions, queries, 1, 1], [0, 1, 2, 3]);
     let dst_shape = shape(Type::F32, [d, heads, queries, 1], [0, 1, 2, 3]);
-    let q: Vec<f32> = (0..d * queries * heads).map(|_| rng.unit()).collect();
+    let q: Vec<f32> = (0..d * queries * heads).map(|_| numbers.float()).collect();
     let mut halves = |count: usize| -> Vec<u16> {
         (0..count)
-            .map(|_| f16::from_f32(rng.unit()).to_bits())
+            .map(|_| f16::from_f32(numbers.float()).to_bits())
             .collect()
     };
     let k = halves(d * positions * kv_heads);

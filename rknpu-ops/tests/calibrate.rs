@@ -11,6 +11,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 use rknpu_ops::calibrate::{BINS, Clip, Method, clip, clip_rows};
 use rknpu_ops::pack::Rows;
+use test_kit::Numbers;
 
 const METHODS: [Method; 5] = [
     Method::AbsMax,
@@ -22,13 +23,8 @@ const METHODS: [Method; 5] = [
 
 /// Values in (0, 1], the same for the same seed.
 fn uniform(seed: u64) -> impl Iterator<Item = f64> {
-    let mut state = seed;
-    std::iter::repeat_with(move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (((z ^ (z >> 31)) >> 11) + 1) as f64 / (1u64 << 53) as f64
-    })
+    let mut numbers = Numbers::fixed(seed);
+    std::iter::repeat_with(move || ((numbers.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64)
 }
 
 /// Normal values of standard deviation 1.

@@ -17,6 +17,7 @@ use rknpu_ops::int4::{
 use rknpu_ops::layout::{Elem, MatmulLayout, NativeC, Soc};
 use rknpu_ops::pack::{Rows, StridedRows};
 use rknpu_ops::rotation::Rotation;
+use test_kit::Numbers;
 
 #[path = "sim/common.rs"]
 #[expect(dead_code, reason = "shared with tests/sim, which uses all of it")]
@@ -33,8 +34,8 @@ use vector::{bits, dot, norm};
 
 /// Normal values of standard deviation 1, the same for the same seed.
 fn gaussian(count: usize, seed: u64) -> Vec<f32> {
-    let mut rng = common::Rng(seed);
-    let mut uniform = || ((rng.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+    let mut numbers = Numbers::fixed(seed);
+    let mut uniform = || ((numbers.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64;
     let mut value = || (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
     (0..count).map(|_| value() as f32).collect()
 }
@@ -78,8 +79,8 @@ fn rotation_keeps_norms_and_dot_products() {
 fn rotation_is_the_documented_one() {
     // Signs from SplitMix64 with seed K; K = 6 has a block of 4 in front and one of 4 at the end.
     let got = rotated(&Rotation::new(6), &[1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-    let mut state = common::Rng(6);
-    let word = state.next();
+    let mut state = Numbers::fixed(6);
+    let word = state.bits();
     let sign = |bit: usize| if word >> bit & 1 == 1 { -1.0f32 } else { 1.0 };
     let hadamard = |x: [f32; 4]| {
         let [a, b, c, d] = x.map(|x| x / 2.0);

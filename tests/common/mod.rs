@@ -21,6 +21,7 @@ use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use half::{bf16, f16};
 use rknpu_ops::sim;
+pub use test_kit::Numbers;
 
 /// A simulated chip behind a tested device.
 pub fn device(caps: &'static RkCaps) -> Arc<RkDevice> {
@@ -34,43 +35,6 @@ pub fn device_with(
 ) -> Result<(Arc<RkDevice>, Arc<Rknn>)> {
     let rknn = Rknn::simulate(options)?;
     Ok((Arc::new(RkDevice::start(Arc::clone(&rknn), caps)?), rknn))
-}
-
-/// Numbers in [-1, 1) from a seed, which failures print. `NPU_TEST_SEED` replaces it.
-pub struct Numbers(u64);
-
-impl Numbers {
-    pub fn new(seed: u64) -> Self {
-        let seed = std::env::var("NPU_TEST_SEED").map_or(seed, |text| text.parse().unwrap());
-        println!("NPU_TEST_SEED={seed}");
-        Self(seed)
-    }
-
-    /// Makes a source like `new`, for data that is made many times: the seed is fixed and not
-    /// printed.
-    pub fn quiet(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.word() % n as u64).unwrap()
-    }
-
-    pub fn uniform(&mut self) -> f32 {
-        f32::from(u16::try_from(self.word() & 0xffff).unwrap()) / 32768.0 - 1.0
-    }
-
-    pub fn vec(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.uniform()).collect()
-    }
-
-    // SOURCE: xorshift64*, Vigna 2016.
-    fn word(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
 }
 
 /// A "quantized" type whose blocks are 32 plain floats, so that the tests need no ggml and no
@@ -107,7 +71,7 @@ pub struct Weight {
 
 impl Weight {
     pub fn random(numbers: &mut Numbers, dtype: DType, ne: [usize; 4]) -> Self {
-        let mut values = numbers.vec(ne.iter().product());
+        let mut values = numbers.floats(ne.iter().product());
         let bytes = match dtype {
             DType::F16 => {
                 let halves: Vec<_> = values.iter().map(|x| f16::from_f32(*x)).collect();

@@ -17,6 +17,7 @@ use ggml_rust_npu::host_memory::RegionMut;
 use ggml_rust_npu::tensor::{DType, Format, Shape};
 use half::{bf16, f16};
 use hexagon_ops::sim::{self, Coherence};
+pub use test_kit::Numbers;
 
 /// Returns the options of a stand-in under strict coherence, where a forgotten cache operation
 /// shows.
@@ -45,31 +46,6 @@ pub fn device_with(sim: sim::Options, options: Options<'_>) -> Result<Arc<HexDev
 
 pub fn device() -> Arc<HexDevice> {
     device_with(strict(75), OPTIONS).unwrap()
-}
-
-/// Uniform numbers in [-1, 1), the same for the same seed.
-pub struct Numbers(u64);
-
-impl Numbers {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    // SOURCE: splitmix64, Steele, Lea and Flood 2014.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
-    }
-
-    pub fn float(&mut self) -> f32 {
-        f32::from(i16::from_ne_bytes([self.bits() as u8, self.bits() as u8])) / 32768.0
-    }
-
-    pub fn floats(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| self.float()).collect()
-    }
 }
 
 /// Type of a weight.

@@ -15,6 +15,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ggml_rust_npu::gguf::GgmlType;
+use test_kit::Numbers;
 
 /// One in so many files is tested by default.
 const STEP: usize = 24;
@@ -200,19 +201,6 @@ struct Case {
     name: String,
     kind: Kind,
     bytes: Vec<u8>,
-}
-
-/// Numbers from a seed.
-// SOURCE: splitmix64, Steele, Lea and Flood 2014.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((x ^ x >> 31) % end as u64).unwrap()
-    }
 }
 
 const HOSTILE_TEXT: &[u8] = b"\x1b[2J\x1b]0;owned\x07\r\n\x7f\xc2\x9b31m\xe2\x80\xae name";
@@ -442,7 +430,7 @@ fn settings() -> Vec<(String, Vec<u8>)> {
 
 /// Files with some bytes changed, or cut.
 fn damaged(name: &str, good: &[u8], count: usize) -> Vec<(String, Vec<u8>)> {
-    let mut random = Random(good.len() as u64);
+    let mut random = Numbers::fixed(good.len() as u64);
     let mut cases = Vec::new();
     for seed in 0..count {
         let mut bytes = good.to_vec();

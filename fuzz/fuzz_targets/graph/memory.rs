@@ -1,28 +1,7 @@
-//! Random numbers, and the memory that the tensors of a graph lie in.
+//! The memory that the tensors of a graph lie in.
 
 use ggml_rust_npu::abi::*;
 use ggml_rust_npu_fuzz::border::*;
-
-/// Uniform numbers in [-1, 1).
-pub struct Numbers(pub u64);
-
-impl Numbers {
-    // SOURCE: splitmix64, Steele, Lea and Flood 2014.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub fn float(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    pub fn floats(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| self.float()).collect()
-    }
-}
 
 /// Memory of tensors, on the device or on the host.
 pub struct Memory {

@@ -14,37 +14,7 @@ use std::process::Command;
 
 use half::f16;
 use hexagon_ops::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, WeightType};
-
-/// A small generator with a printed seed: `NPU_TEST_SEED` overrides it.
-pub struct Rng(u64);
-
-impl Rng {
-    pub fn new() -> Self {
-        let seed = std::env::var("NPU_TEST_SEED")
-            .ok()
-            .and_then(|s| s.parse().ok())
-            .unwrap_or(20_261_120);
-        println!("NPU_TEST_SEED={seed}");
-        Self(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in [-1, 1).
-    pub fn unit(&mut self) -> f32 {
-        ((self.next() >> 40) as f32) / (1 << 23) as f32 - 1.0
-    }
-
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-}
+pub use test_kit::Numbers;
 
 const IQ4_NL: [f64; 16] = [
     -127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.,
@@ -54,31 +24,31 @@ const MXFP4: [f64; 16] = [
 ];
 
 /// A random block, bytes as ggml stores them, with scales of ordinary models.
-pub fn random_block(weight: WeightType, rng: &mut Rng) -> Vec<u8> {
+pub fn random_block(weight: WeightType, numbers: &mut Numbers) -> Vec<u8> {
     let mut block: Vec<u8> = (0..weight.block_bytes())
-        .map(|_| rng.next() as u8)
+        .map(|_| numbers.bits() as u8)
         .collect();
-    let scale = |rng: &mut Rng| f16::from_f32(rng.unit() * 0.02).to_le_bytes();
+    let scale = |numbers: &mut Numbers| f16::from_f32(numbers.float() * 0.02).to_le_bytes();
     match weight {
         WeightType::F16 => {
             block = (0..TILE_DIM)
-                .flat_map(|_| f16::from_f32(rng.unit()).to_le_bytes())
+                .flat_map(|_| f16::from_f32(numbers.float()).to_le_bytes())
                 .collect()
         }
-        WeightType::Mxfp4 => block[0] = 118 + rng.below(8) as u8,
+        WeightType::Mxfp4 => block[0] = 118 + numbers.below(8) as u8,
         WeightType::Q4_1 | WeightType::Q5_1 => {
-            block[..2].copy_from_slice(&scale(rng));
-            block[2..4].copy_from_slice(&scale(rng));
+            block[..2].copy_from_slice(&scale(numbers));
+            block[2..4].copy_from_slice(&scale(numbers));
         }
         // The upper level's scales: many are subnormal.
         WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
             let at = [[0, 2], [208, 208]][usize::from(weight == WeightType::Q6K)];
             for at in at {
-                let d = f16::from_f32(rng.unit() * 0.0004);
+                let d = f16::from_f32(numbers.float() * 0.0004);
                 block[at..at + 2].copy_from_slice(&d.to_le_bytes());
             }
         }
-        _ => block[..2].copy_from_slice(&scale(rng)),
+        _ => block[..2].copy_from_slice(&scale(numbers)),
     }
     block
 }
@@ -186,14 +156,14 @@ pub struct Weights {
 
 impl Weights {
     /// `k` must be whole blocks.
-    pub fn random(weight: WeightType, n: usize, k: usize, rng: &mut Rng) -> Self {
+    pub fn random(weight: WeightType, n: usize, k: usize, numbers: &mut Numbers) -> Self {
         let layout = MatrixLayout::new(weight, n, k).unwrap();
         let mut lines = vec![Line::ZERO; layout.matrix_bytes() / LINE_BYTES];
         let mut values = vec![vec![0.0; k]; n];
         let mut magnitudes = vec![vec![0.0; k]; n];
         for row in 0..layout.block_rows() {
             let mut blocks: Vec<Vec<u8>> = (0..k / weight.block_elems())
-                .map(|_| random_block(weight, rng))
+                .map(|_| random_block(weight, numbers))
                 .collect();
             if weight == WeightType::Q4Tile {
                 // Columns that do not exist are zeros.
@@ -236,17 +206,6 @@ impl Weights {
         let lines = self.layout.panel().panel_lines();
         &self.lines[nt * lines..(nt + 1) * lines]
     }
-}
-
-/// Normalized mean squared error of `have` against `want`: ggml's own measure for MUL_MAT.
-pub fn nmse(have: &[f32], want: &[f64]) -> f64 {
-    let error: f64 = have
-        .iter()
-        .zip(want)
-        .map(|(h, w)| (f64::from(*h) - w).powi(2))
-        .sum();
-    let power: f64 = want.iter().map(|w| w * w).sum();
-    if power == 0.0 { error } else { error / power }
 }
 
 /// The exact product of a row of activations and a row of weights.

@@ -2,8 +2,9 @@
 //! makes.
 
 use hexagon_ops::wire::*;
+use test_kit::nmse;
 
-use crate::common::{Rng, nmse};
+use crate::common::Numbers;
 use crate::rows::slope;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Place, TRANSPOSED, Tensor as Case, indices};
 
@@ -73,26 +74,26 @@ pub struct Operands {
 }
 
 impl Operands {
-    pub fn new(setup: &Setup, mask: Mask, has_sinks: bool, rng: &mut Rng) -> Self {
+    pub fn new(setup: &Setup, mask: Mask, has_sinks: bool, numbers: &mut Numbers) -> Self {
         let [dk, dv] = setup.d;
         let [heads, kv_heads] = setup.heads;
         let (n, s) = (setup.queries, setup.streams);
         let [qp, kp, vp] = setup.places;
-        let q = Case::random(F, [dk, n, heads, s], qp, 2.0, rng);
+        let q = Case::random(F, [dk, n, heads, s], qp, 2.0, numbers);
         let kv = [kv_heads, s];
         let k = Case::random(
             setup.types[0],
             [dk, setup.positions, kv[0], kv[1]],
             kp,
             2.0,
-            rng,
+            numbers,
         );
         let v = Case::random(
             setup.types[1],
             [dv, setup.positions, kv[0], kv[1]],
             vp,
             1.0,
-            rng,
+            numbers,
         );
         let ne = [setup.positions, n, 1, s];
         let mut index = 0;
@@ -104,7 +105,7 @@ impl Operands {
         let hide = |hidden: bool| if hidden { f32::NEG_INFINITY } else { 0.0 };
         let mask = match mask {
             Mask::None => Case::none(),
-            Mask::Random => Case::random(H, ne, DENSE, 1.0, rng),
+            Mask::Random => Case::random(H, ne, DENSE, 1.0, numbers),
             Mask::Causal => {
                 let past = setup.positions.saturating_sub(n);
                 Case::of(H, ne, DENSE, || {
@@ -116,7 +117,7 @@ impl Operands {
             }),
         };
         let sinks = if has_sinks {
-            Case::random(F, [heads, 1, 1, 1], DENSE, 6.0, rng)
+            Case::random(F, [heads, 1, 1, 1], DENSE, 6.0, numbers)
         } else {
             Case::none()
         };
@@ -227,8 +228,8 @@ impl Operands {
 }
 
 /// Runs an attention and compares.
-fn check(setup: &Setup, mask: Mask, has_sinks: bool, bench: &mut Bench, rng: &mut Rng) {
-    let operands = Operands::new(setup, mask, has_sinks, rng);
+fn check(setup: &Setup, mask: Mask, has_sinks: bool, bench: &mut Bench, numbers: &mut Numbers) {
+    let operands = Operands::new(setup, mask, has_sinks, numbers);
     let body = operands.place(setup, bench);
     let what = format!("{setup:?} {mask:?} sinks {has_sinks}");
     operands.compare(&body, bench, limit(setup), &what);
@@ -243,7 +244,7 @@ fn limit(setup: &Setup) -> f64 {
 
 #[test]
 fn every_length_of_head_and_number_of_rows() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for d in [8, 40, 64, 65, 72, 80, 128, 256] {
         for (queries, heads, positions) in [
@@ -262,7 +263,7 @@ fn every_length_of_head_and_number_of_rows() {
                     positions,
                     ..PLAIN
                 };
-                check(&setup, Mask::Random, false, &mut bench, &mut rng);
+                check(&setup, Mask::Random, false, &mut bench, &mut numbers);
             }
         }
     }
@@ -270,7 +271,7 @@ fn every_length_of_head_and_number_of_rows() {
 
 #[test]
 fn keys_and_values_of_every_type() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for types in [
         [F, F],
@@ -290,14 +291,14 @@ fn keys_and_values_of_every_type() {
                 positions: 70,
                 ..PLAIN
             };
-            check(&setup, Mask::Causal, true, &mut bench, &mut rng);
+            check(&setup, Mask::Causal, true, &mut bench, &mut numbers);
         }
     }
 }
 
 #[test]
 fn slopes_caps_sinks_and_streams() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (max_bias, softcap) in [(0.0, 0.0), (8.0, 0.0), (0.0, 10.0), (8.0, 10.0)] {
         for has_sinks in [false, true] {
@@ -317,7 +318,7 @@ fn slopes_caps_sinks_and_streams() {
                         softcap,
                         ..PLAIN
                     };
-                    check(&setup, mask, has_sinks, &mut bench, &mut rng);
+                    check(&setup, mask, has_sinks, &mut bench, &mut numbers);
                 }
             }
         }
@@ -326,7 +327,7 @@ fn slopes_caps_sinks_and_streams() {
 
 #[test]
 fn a_small_slope_does_not_bring_hidden_positions_back() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for queries in [4, 40] {
         let setup = Setup {
@@ -336,19 +337,19 @@ fn a_small_slope_does_not_bring_hidden_positions_back() {
             max_bias: 16.0,
             ..PLAIN
         };
-        check(&setup, Mask::Holes, false, &mut bench, &mut rng);
+        check(&setup, Mask::Holes, false, &mut bench, &mut numbers);
     }
 }
 
 #[test]
 fn scores_beyond_f16_are_an_error_and_not_a_result() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let setup = Setup {
         queries: 16,
         ..PLAIN
     };
-    let mut operands = Operands::new(&setup, Mask::None, false, &mut rng);
+    let mut operands = Operands::new(&setup, Mask::None, false, &mut numbers);
     // Queries count as up to 2, and the unit's stores divide by 32: 64 products of 60000 are above
     // 65504 then.
     operands.k = Case::of(H, operands.k.ne, PERMUTED, || 60000.0);
@@ -361,7 +362,7 @@ fn scores_beyond_f16_are_an_error_and_not_a_result() {
 
 #[test]
 fn one_query_over_many_positions_and_many_queries_over_few() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for types in [[H, H], [F, F]] {
         for (queries, positions, mask) in [(1, 1500, Mask::None), (20, 500, Mask::Causal)] {
             let setup = Setup {
@@ -371,8 +372,8 @@ fn one_query_over_many_positions_and_many_queries_over_few() {
                 types,
                 ..PLAIN
             };
-            check(&setup, mask, true, &mut Bench::new(), &mut rng);
-            check(&setup, Mask::Random, false, &mut Bench::new(), &mut rng);
+            check(&setup, mask, true, &mut Bench::new(), &mut numbers);
+            check(&setup, Mask::Random, false, &mut Bench::new(), &mut numbers);
         }
     }
     let mut bench = Bench::new();
@@ -384,19 +385,19 @@ fn one_query_over_many_positions_and_many_queries_over_few() {
         positions: 40,
         ..PLAIN
     };
-    check(&setup, Mask::Random, false, &mut bench, &mut rng);
+    check(&setup, Mask::Random, false, &mut bench, &mut numbers);
 }
 
 #[test]
 fn hidden_rows_become_zeros() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for has_sinks in [false, true] {
         let setup = Setup {
             queries: 4,
             ..PLAIN
         };
-        let operands = Operands::new(&setup, Mask::Holes, has_sinks, &mut rng);
+        let operands = Operands::new(&setup, Mask::Holes, has_sinks, &mut numbers);
         let body = operands.place(&setup, &mut bench);
         let command = Command::new(0, &body);
         let have = bench.run_command(&command, &operands.dst, body.dst.offset);
@@ -408,7 +409,7 @@ fn hidden_rows_become_zeros() {
 
 #[test]
 fn values_may_be_the_first_part_of_the_keys() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (types, d) in [([H, H], [576, 512]), ([Q8, Q8], [64, 64])] {
         let setup = Setup {
@@ -419,7 +420,7 @@ fn values_may_be_the_first_part_of_the_keys() {
             types,
             ..PLAIN
         };
-        let mut operands = Operands::new(&setup, Mask::Causal, false, &mut rng);
+        let mut operands = Operands::new(&setup, Mask::Causal, false, &mut numbers);
         for (index, at) in indices(operands.v.ne).enumerate() {
             operands.v.values[index] = operands.k.value(at);
         }
@@ -435,7 +436,7 @@ fn values_may_be_the_first_part_of_the_keys() {
 
 #[test]
 fn keys_and_values_may_be_transposed() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let setup = Setup {
         queries: 3,
@@ -443,13 +444,13 @@ fn keys_and_values_may_be_transposed() {
         places: [TRANSPOSED; 3],
         ..PLAIN
     };
-    check(&setup, Mask::Random, false, &mut bench, &mut rng);
+    check(&setup, Mask::Random, false, &mut bench, &mut numbers);
 }
 
 /// On the matrix unit, such a position failed the graphs of all rows, hidden or not.
 #[test]
 fn a_cached_row_that_is_not_finite_gives_nan_to_those_that_see_it() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (types, places) in [
         ([H, H], PLAIN.places),
@@ -471,7 +472,7 @@ fn a_cached_row_that_is_not_finite_gives_nan_to_those_that_see_it() {
                 places,
                 ..PLAIN
             };
-            let operands = Operands::new(&setup, mask, true, &mut rng);
+            let operands = Operands::new(&setup, mask, true, &mut numbers);
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 for (is_key, position) in [(true, positions - 1), (false, positions - 7)] {
                     let mut operands = operands.clone();
@@ -511,7 +512,7 @@ fn a_cached_row_that_is_not_finite_gives_nan_to_those_that_see_it() {
 /// On the matrix unit, such a row ended in an overflow that put the device out of use.
 #[test]
 fn a_query_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (queries, types) in [
         (1, [H, H]),
@@ -527,7 +528,7 @@ fn a_query_that_is_not_finite_gives_nan_and_leaves_the_others_alone() {
                 types,
                 ..PLAIN
             };
-            let mut operands = Operands::new(&setup, Mask::Random, false, &mut rng);
+            let mut operands = Operands::new(&setup, Mask::Random, false, &mut numbers);
             let mut values = operands.q.values.clone();
             // In the middle of the last query of the second head.
             let [d, n, ..] = operands.q.ne;

@@ -5,19 +5,19 @@ use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
 use crate::attention::{LIMIT_F16, Mask, Operands, PLAIN, Setup};
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::Bench;
 
 #[test]
 fn wrong_fields_are_refused() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let setup = Setup {
         queries: 2,
         positions: 40,
         ..PLAIN
     };
-    let operands = Operands::new(&setup, Mask::Random, true, &mut rng);
+    let operands = Operands::new(&setup, Mask::Random, true, &mut numbers);
     let good = operands.place(&setup, &mut bench);
     type Change = fn(&mut Attention);
     let none: Tensor = bytemuck::Zeroable::zeroed();

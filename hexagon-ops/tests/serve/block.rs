@@ -4,7 +4,7 @@ use half::f16;
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire;
 
-use crate::common::{Rng, block_values, random_block};
+use crate::common::{Numbers, block_values, random_block};
 
 /// Returns the elements and bytes of a block, or of an element for types without blocks.
 pub fn block(dtype: u32) -> (usize, usize) {
@@ -35,15 +35,15 @@ fn weight_type(dtype: u32) -> Option<WeightType> {
 }
 
 /// The bytes of a random block.
-pub fn random(dtype: u32, rng: &mut Rng) -> Vec<u8> {
+pub fn random(dtype: u32, numbers: &mut Numbers) -> Vec<u8> {
     if let Some(weight) = weight_type(dtype) {
-        return random_block(weight, rng);
+        return random_block(weight, numbers);
     }
     // Q5_0, Q5_1: the scales of Q4_1, then random bits.
-    let mut bytes = random_block(WeightType::Q4_1, rng);
+    let mut bytes = random_block(WeightType::Q4_1, numbers);
     let scales = if dtype == wire::TYPE_Q5_0 { 2 } else { 4 };
     bytes.truncate(scales);
-    bytes.extend((scales..block(dtype).1).map(|_| rng.next().to_le_bytes()[0]));
+    bytes.extend((scales..block(dtype).1).map(|_| numbers.bits().to_le_bytes()[0]));
     bytes
 }
 

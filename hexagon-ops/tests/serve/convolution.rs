@@ -2,8 +2,9 @@
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
+use test_kit::nmse;
 
-use crate::common::{Rng, nmse};
+use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, Place, Tensor as Case, indices};
 
 const F: u32 = TYPE_F32;
@@ -47,7 +48,7 @@ fn index(o: usize, k: usize, [stride, pad, dilation]: [i32; 3], size: usize) -> 
 
 #[test]
 fn planes_with_strides_padding_and_dilation() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     // Source, window, filters, type, and [stride, padding, dilation] of width and height.
     for (ne, window, filters, dtype, along) in [
@@ -60,13 +61,13 @@ fn planes_with_strides_padding_and_dilation() {
     ] {
         for place in [DENSE, GAPS, CHANNELS] {
             let [w, h, channels, batch] = ne;
-            let x = Case::random(F, ne, place, 1.0, &mut rng);
+            let x = Case::random(F, ne, place, 1.0, &mut numbers);
             let k = Case::random(
                 dtype,
                 [window[0], window[1], channels, filters],
                 DENSE,
                 1.0,
-                &mut rng,
+                &mut numbers,
             );
             let out = [0, 1].map(|i| length(ne[i], window[i], along[i]));
             let mut dst = Case::zeros(F, [out[0], out[1], filters, batch], DENSE);
@@ -76,7 +77,7 @@ fn planes_with_strides_padding_and_dilation() {
                 [window[0], window[1], 1, channels],
                 GAPS,
                 1.0,
-                &mut rng,
+                &mut numbers,
             );
             let sum = |[ox, oy]: [usize; 2], c: usize, n, weight: &dyn Fn(usize, usize) -> f64| {
                 let mut sum = 0.0;
@@ -108,7 +109,7 @@ fn planes_with_strides_padding_and_dilation() {
 
 #[test]
 fn volumes_of_several_channels_and_batches() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let same = [[1, 1, 1]; 3];
     for (channels, filters, batch, size, window, dtype, along) in [
@@ -125,14 +126,14 @@ fn volumes_of_several_channels_and_batches() {
         (3, 4, 3, [3, 7, 9], [1, 1, 1], H, [[1, 0, 1]; 3]),
     ] {
         let [w, h, d] = size;
-        let x = Case::random(F, [w, h, d, channels * batch], GAPS, 1.0, &mut rng);
+        let x = Case::random(F, [w, h, d, channels * batch], GAPS, 1.0, &mut numbers);
         let [kw, kh, kd] = window;
         let k = Case::random(
             dtype,
             [kw, kh, kd, channels * filters],
             DENSE,
             1.0,
-            &mut rng,
+            &mut numbers,
         );
         let [ow, oh, od] = [0, 1, 2].map(|i| length(size[i], window[i], along[i]));
         let mut dst = Case::zeros(F, [ow, oh, od, filters * batch], DENSE);
@@ -159,7 +160,7 @@ fn volumes_of_several_channels_and_batches() {
 
 #[test]
 fn transposed_ones_add_a_kernel_for_each_element() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (length, channels, filters, window, stride) in [
         (197, 8, 5, 16, 8),
@@ -167,8 +168,8 @@ fn transposed_ones_add_a_kernel_for_each_element() {
         (3, 2, 2, 3, 1),
         (40, 1, 1, 3, 2),
     ] {
-        let x = Case::random(F, [length, channels, 1, 1], GAPS, 1.0, &mut rng);
-        let k = Case::random(F, [window, filters, channels, 1], DENSE, 1.0, &mut rng);
+        let x = Case::random(F, [length, channels, 1, 1], GAPS, 1.0, &mut numbers);
+        let k = Case::random(F, [window, filters, channels, 1], DENSE, 1.0, &mut numbers);
         let n = (length - 1) * stride + window;
         let mut dst = Case::zeros(F, [n, filters, 1, 1], DENSE);
         for [i, kx, f, c] in indices([length, window, filters, channels]) {
@@ -183,9 +184,9 @@ fn transposed_ones_add_a_kernel_for_each_element() {
         ([9, 5, 4, 3], 6, [2, 2], 3, H),
     ] {
         let [w, h, channels, batch] = ne;
-        let x = Case::random(F, ne, GAPS, 1.0, &mut rng);
+        let x = Case::random(F, ne, GAPS, 1.0, &mut numbers);
         let [kw, kh] = window;
-        let k = Case::random(dtype, [kw, kh, filters, channels], DENSE, 1.0, &mut rng);
+        let k = Case::random(dtype, [kw, kh, filters, channels], DENSE, 1.0, &mut numbers);
         let out = [(w - 1) * stride + kw, (h - 1) * stride + kh];
         let mut dst = Case::zeros(F, [out[0], out[1], filters, batch], DENSE);
         for [ix, iy, c, n] in indices(ne) {

@@ -3,7 +3,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{
     Bench, DENSE, GAPS, PERMUTED, Place, TRANSPOSED, Tensor as Case, indices, limit,
 };
@@ -42,14 +42,14 @@ fn type_limit(dtype: u32) -> f64 {
 
 #[test]
 fn rows_are_fetched_by_number() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for dtype in [F, H, B].into_iter().chain(BLOCKS) {
         for (n, ids_type) in [(64, TYPE_I32), (288, TYPE_I64)] {
             for place in [DENSE, GAPS] {
-                let table = Case::random(dtype, [n, 11, 2, 3], place, 2.0, &mut rng);
+                let table = Case::random(dtype, [n, 11, 2, 3], place, 2.0, &mut numbers);
                 let ids = Case::of(ids_type, [7, 2, 3, 1], GAPS, || {
-                    f32::from(u8::try_from(rng.below(11)).unwrap())
+                    f32::from(u8::try_from(numbers.below(11)).unwrap())
                 });
                 let mut dst = Case::zeros(F, [n, 7, 2, 3], DENSE);
                 dst.values = indices(dst.ne)
@@ -78,7 +78,7 @@ fn row(ids: &Case, [i0, i1, i2]: [usize; 3]) -> usize {
 
 #[test]
 fn rows_are_stored_by_number_and_the_others_stay() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for dtype in [F, H, B].into_iter().chain(BLOCKS) {
         for (ne, ids_type) in [
@@ -90,7 +90,7 @@ fn rows_are_stored_by_number_and_the_others_stay() {
                 continue;
             }
             let n_rows = ne[1] / 2;
-            let src = Case::random(F, [ne[0], n_rows, ne[2], ne[3]], GAPS, 2.0, &mut rng);
+            let src = Case::random(F, [ne[0], n_rows, ne[2], ne[3]], GAPS, 2.0, &mut numbers);
             // Different rows: 7 times the index modulo a number of rows that 7 does not divide.
             let mut index = 0;
             let ids = Case::of(ids_type, [n_rows, ne[2], 1, 1], DENSE, || {
@@ -138,13 +138,13 @@ fn rows_are_stored_by_number_and_the_others_stay() {
 
 #[test]
 fn numbers_of_rows_that_do_not_exist_are_refused() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for wrong in [4.0, -1.0, 1e9] {
         let mut values = [0.0, 3.0, wrong].into_iter();
         let ids = Case::of(TYPE_I64, [3, 1, 1, 1], DENSE, || values.next().unwrap());
-        let few = Case::random(F, [32, 3, 1, 1], DENSE, 1.0, &mut rng);
-        let many = Case::random(F, [32, 4, 1, 1], DENSE, 1.0, &mut rng);
+        let few = Case::random(F, [32, 3, 1, 1], DENSE, 1.0, &mut numbers);
+        let many = Case::random(F, [32, 4, 1, 1], DENSE, 1.0, &mut numbers);
         for (kernel, dst, src) in [
             (KERNEL_GET_ROWS, &few, &many),
             (KERNEL_SET_ROWS, &many, &few),
@@ -161,7 +161,7 @@ fn numbers_of_rows_that_do_not_exist_are_refused() {
 
 #[test]
 fn copies_convert_between_all_strides() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let places: [Place; 4] = [DENSE, GAPS, PERMUTED, TRANSPOSED];
     for ne in [[1, 1, 1, 1], [33, 5, 3, 2], [288, 4, 1, 3]] {
@@ -177,14 +177,14 @@ fn copies_convert_between_all_strides() {
         ] {
             for src_place in places {
                 for dst_place in places {
-                    let src = Case::random(from, ne, src_place, 2.0, &mut rng);
+                    let src = Case::random(from, ne, src_place, 2.0, &mut numbers);
                     let mut dst = Case::zeros(to, ne, dst_place);
                     dst.values.clone_from(&src.values);
                     bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, limit(to));
                 }
             }
             // Another shape: the elements keep ggml's order.
-            let src = Case::random(from, ne, PERMUTED, 2.0, &mut rng);
+            let src = Case::random(from, ne, PERMUTED, 2.0, &mut numbers);
             let mut dst = Case::zeros(to, [ne[1] * ne[2], ne[0], ne[3], 1], GAPS);
             dst.values.clone_from(&src.values);
             bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, limit(to));
@@ -195,14 +195,14 @@ fn copies_convert_between_all_strides() {
 /// Types, shapes and strides for which elements must come out bit by bit.
 #[test]
 fn copies_of_one_type_keep_every_bit() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let plain = [F, H, B, TYPE_I8, TYPE_I16, TYPE_I32, TYPE_I64];
     for dtype in plain.into_iter().chain(BLOCKS) {
         let unit = if BLOCKS.contains(&dtype) { 32 } else { 1 };
         let ne = [3 * unit, 2, 3, 4];
         for place in [DENSE, GAPS, PERMUTED] {
-            let src = Case::random(dtype, ne, place, 100.0, &mut rng);
+            let src = Case::random(dtype, ne, place, 100.0, &mut numbers);
             for (dst_ne, dst_place) in [
                 (ne, DENSE),
                 (ne, PERMUTED),
@@ -254,20 +254,20 @@ fn patterns_that_are_no_numbers_are_copied_as_well() {
 
 #[test]
 fn copies_to_and_from_blocks_round_as_their_types_do() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [96, 5, 3, 2];
     for dtype in BLOCKS {
         for place in [DENSE, PERMUTED] {
             for plain in [F, H, B] {
-                let src = Case::random(dtype, ne, place, 1.0, &mut rng);
+                let src = Case::random(dtype, ne, place, 1.0, &mut numbers);
                 let mut dst = Case::zeros(plain, ne, DENSE);
                 dst.values.clone_from(&src.values);
                 bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, limit(plain));
                 if dtype == TYPE_MXFP4 {
                     continue;
                 }
-                let src = Case::random(plain, ne, place, 3.0, &mut rng);
+                let src = Case::random(plain, ne, place, 3.0, &mut numbers);
                 let mut dst = Case::zeros(dtype, ne, DENSE);
                 dst.values.clone_from(&src.values);
                 bench.check(
@@ -318,16 +318,16 @@ fn blocks_are_quantized_as_ggml_does_it() {
 
 #[test]
 fn whole_numbers_are_cut_towards_zero() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [77, 3, 2, 1];
     for place in [DENSE, GAPS, TRANSPOSED] {
         for plain in [F, H] {
-            let src = Case::random(plain, ne, place, 150.0, &mut rng);
+            let src = Case::random(plain, ne, place, 150.0, &mut numbers);
             let mut dst = Case::zeros(TYPE_I32, ne, DENSE);
             dst.values = src.values.iter().map(|x| x.trunc()).collect();
             bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, 0.0);
-            let src = Case::random(TYPE_I32, ne, place, 2000.0, &mut rng);
+            let src = Case::random(TYPE_I32, ne, place, 2000.0, &mut numbers);
             let mut dst = Case::zeros(plain, ne, DENSE);
             dst.values.clone_from(&src.values);
             bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, 0.0);
@@ -337,7 +337,7 @@ fn whole_numbers_are_cut_towards_zero() {
 
 #[test]
 fn tensors_are_joined_and_repeated() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for place in [DENSE, GAPS, PERMUTED, TRANSPOSED] {
         for (dim, dtype) in
@@ -348,9 +348,9 @@ fn tensors_are_joined_and_repeated() {
                 continue;
             }
             let mut ne = [if block { 64 } else { 33 }, 4, 3, 2];
-            let a = Case::random(dtype, ne, place, 2.0, &mut rng);
+            let a = Case::random(dtype, ne, place, 2.0, &mut numbers);
             ne[dim] += if block && dim == 0 { 32 } else { 5 };
-            let b = Case::random(dtype, ne, place, 2.0, &mut rng);
+            let b = Case::random(dtype, ne, place, 2.0, &mut numbers);
             let first = a.ne[dim];
             ne[dim] += first;
             let mut dst = Case::zeros(dtype, ne, DENSE);
@@ -369,7 +369,7 @@ fn tensors_are_joined_and_repeated() {
         }
         for repeats in [[1, 1, 1, 1], [9, 1, 1, 1], [1, 4, 1, 3], [2, 2, 2, 2]] {
             for dtype in [F, H, B, TYPE_I16, TYPE_I32] {
-                let src = Case::random(dtype, [33, 2, 3, 1], place, 2.0, &mut rng);
+                let src = Case::random(dtype, [33, 2, 3, 1], place, 2.0, &mut numbers);
                 let ne = [0, 1, 2, 3].map(|i| src.ne[i] * repeats[i]);
                 let mut dst = Case::zeros(dtype, ne, DENSE);
                 dst.values = indices(ne).map(|at| src.value(at)).collect();

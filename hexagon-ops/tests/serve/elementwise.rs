@@ -3,7 +3,7 @@
 
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{
     Bench, DENSE, GAPS, PERMUTED, Params, TRANSPOSED, Tensor as Case, floats, indices, limit,
 };
@@ -117,7 +117,7 @@ fn unary() -> Vec<(u32, Params, Function, f32)> {
 
 #[test]
 fn functions_of_one_element_are_their_definitions() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (kernel, params, f, low) in unary() {
         for ne in [[1, 1, 1, 1], [31, 3, 1, 1], [257, 2, 3, 2], [64, 5, 4, 1]] {
@@ -130,7 +130,9 @@ fn functions_of_one_element_are_their_definitions() {
                 (B, DENSE),
             ] {
                 let range = 9.0 - low;
-                let src = Case::of(dtype, ne, place, || (rng.unit() + 1.0) / 2.0 * range + low);
+                let src = Case::of(dtype, ne, place, || {
+                    (numbers.float() + 1.0) / 2.0 * range + low
+                });
                 let mut dst = Case::zeros(dtype, ne, if ne[1] == 3 { GAPS } else { DENSE });
                 dst.values = src.values.iter().map(|x| f(*x)).collect();
                 let op = (kernel, params);
@@ -276,7 +278,7 @@ fn roundings_are_those_of_the_standard_library() {
 
 #[test]
 fn sums_and_products_repeat_the_second_source() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     type Pair = fn(f64, f64) -> f64;
     let functions: [(u32, Pair); 4] = [
@@ -303,8 +305,8 @@ fn sums_and_products_repeat_the_second_source() {
                 (F, H, PERMUTED),
             ] {
                 let ne_b = [0, 1, 2, 3].map(|i| ne[i] / repeats[i]);
-                let a = Case::random(dtype, ne, place, 4.0, &mut rng);
-                let b = Case::of(dtype_b, ne_b, place, || rng.unit() + 2.0);
+                let a = Case::random(dtype, ne, place, 4.0, &mut numbers);
+                let b = Case::of(dtype_b, ne_b, place, || numbers.float() + 2.0);
                 let mut dst = Case::zeros(dtype, ne, GAPS);
                 dst.values = indices(ne).map(|at| f(a.value(at), b.value(at))).collect();
                 let src = [a, b];
@@ -338,7 +340,7 @@ fn quotients_keep_signs_zeros_and_infinities() {
 
 #[test]
 fn gated_units_take_two_sources_or_the_halves_of_one() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     type Gate = fn(f64, f64) -> f64;
     let functions: [(u32, Gate); 7] = [
@@ -363,8 +365,8 @@ fn gated_units_take_two_sources_or_the_halves_of_one() {
         for ne in [[5, 7, 1, 1], [300, 2, 3, 2], [1536, 1, 1, 1]] {
             for (dtype, place) in [(F, DENSE), (F, GAPS), (H, DENSE), (B, GAPS)] {
                 let mut dst = Case::zeros(dtype, ne, DENSE);
-                let a = Case::random(dtype, ne, place, 6.0, &mut rng);
-                let b = Case::random(dtype, ne, place, 6.0, &mut rng);
+                let a = Case::random(dtype, ne, place, 6.0, &mut numbers);
+                let b = Case::random(dtype, ne, place, 6.0, &mut numbers);
                 dst.values = a
                     .values
                     .iter()
@@ -375,7 +377,7 @@ fn gated_units_take_two_sources_or_the_halves_of_one() {
                 bench.check((kernel, gate_params), &dst, &src, false, limit(dtype));
                 bench.check((kernel, gate_params), &dst, &src, true, limit(dtype));
                 let wide = [2 * ne[0], ne[1], ne[2], ne[3]];
-                let both = Case::random(dtype, wide, place, 6.0, &mut rng);
+                let both = Case::random(dtype, wide, place, 6.0, &mut numbers);
                 for swapped in [0, 1] {
                     let mut params = gate_params;
                     params[1] = swapped;

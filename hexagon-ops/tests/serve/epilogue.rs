@@ -4,7 +4,7 @@ use hexagon_ops::layout::WeightType;
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command, Epilogue, MatMul, Plain};
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::driver::Host;
 use crate::matmul::load_weights;
 
@@ -81,7 +81,7 @@ struct Case {
 }
 
 /// Computes a product with and without an epilogue, and compares.
-fn check(case: Case, rng: &mut Rng) {
+fn check(case: Case, numbers: &mut Numbers) {
     let Case {
         weight,
         kernel,
@@ -92,10 +92,10 @@ fn check(case: Case, rng: &mut Rng) {
     } = case;
     let mut host = Host::new();
     let k = 96_usize.next_multiple_of(weight.block_elems());
-    let (weights, _) = load_weights(&mut host, weight, (n, k), [1, 1], rng);
+    let (weights, _) = load_weights(&mut host, weight, (n, k), [1, 1], numbers);
     let stride = n + 3;
-    let act: Vec<f32> = (0..m * k).map(|_| 4.0 * rng.unit()).collect();
-    let side: Vec<f32> = (0..m * stride).map(|_| rng.unit()).collect();
+    let act: Vec<f32> = (0..m * k).map(|_| 4.0 * numbers.float()).collect();
+    let side: Vec<f32> = (0..m * stride).map(|_| numbers.float()).collect();
     let [
         (act_at, act_memory),
         (plain_at, plain_memory),
@@ -158,7 +158,7 @@ fn check(case: Case, rng: &mut Rng) {
 /// partial last strip.
 #[test]
 fn every_epilogue_gives_what_ggml_defines() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for kernel in KERNELS {
         for other in [Other::Apart, Other::InPlace, Other::OneRow] {
             for (m, n) in [(1, 70), (1, 192), (2, 33), (3, 64), (40, 70), (200, 40)] {
@@ -171,7 +171,7 @@ fn every_epilogue_gives_what_ggml_defines() {
                         m,
                         n,
                     };
-                    check(case, &mut rng);
+                    check(case, &mut numbers);
                 }
             }
         }
@@ -186,7 +186,7 @@ fn every_epilogue_gives_what_ggml_defines() {
                 m,
                 n: 100,
             };
-            check(case, &mut rng);
+            check(case, &mut numbers);
         }
     }
 }
@@ -196,9 +196,9 @@ type Change = fn(&mut MatMul);
 
 #[test]
 fn wrong_epilogues_are_refused() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut host = Host::new();
-    let (weights, _) = load_weights(&mut host, WeightType::Q8_0, (64, 64), [1, 1], &mut rng);
+    let (weights, _) = load_weights(&mut host, WeightType::Q8_0, (64, 64), [1, 1], &mut numbers);
     let [(act, _), (dst, memory), (side, _)] = [0; 3].map(|_| host.buffer(8192));
     let good = MatMul {
         weights,

@@ -3,8 +3,9 @@
 
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
+use test_kit::nmse;
 
-use crate::common::{Rng, nmse};
+use crate::common::Numbers;
 use crate::tensor::{
     Bench, DENSE, GAPS, PERMUTED, Params, TRANSPOSED, Tensor as Case, floats, indices,
 };
@@ -31,7 +32,7 @@ fn check_wide(bench: &mut Bench, kernel: u32, dst: &Case, src: &[Case]) {
 
 #[test]
 fn streams_become_one_row_by_weights_and_gates() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for [n, streams, tokens] in [
         [1, 1, 1],
@@ -41,11 +42,11 @@ fn streams_become_one_row_by_weights_and_gates() {
         [64, 70, 1],
     ] {
         for (place, to) in [(DENSE, GAPS), (GAPS, DENSE), (TRANSPOSED, DENSE)] {
-            let x = Case::random(F, [n, streams, tokens, 1], place, 1.0, &mut rng);
+            let x = Case::random(F, [n, streams, tokens, 1], place, 1.0, &mut numbers);
             let mut dst = Case::zeros(F, [n, tokens, 1, 1], to);
             let places: Vec<_> = indices(dst.ne).collect();
 
-            let weights = Case::random(F, [streams, tokens, 1, 1], place, 1.0, &mut rng);
+            let weights = Case::random(F, [streams, tokens, 1, 1], place, 1.0, &mut numbers);
             for (want, [i, t, ..]) in dst.values.iter_mut().zip(&places) {
                 let terms =
                     (0..streams).map(|h| x.value([*i, h, *t, 0]) * weights.value([h, *t, 0, 0]));
@@ -55,7 +56,7 @@ fn streams_become_one_row_by_weights_and_gates() {
             let op = (KERNEL_DSV4_HC_PRE, floats(&[1.0]));
             bench.check(op, &dst, &src, false, LIMIT);
 
-            let gates = Case::random(F, x.ne, PERMUTED, 4.0, &mut rng);
+            let gates = Case::random(F, x.ne, PERMUTED, 4.0, &mut numbers);
             for (want, [i, t, ..]) in dst.values.iter_mut().zip(&places) {
                 let terms = (0..streams).map(|h| {
                     let at = [*i, h, *t, 0];
@@ -78,12 +79,12 @@ fn streams_become_one_row_by_weights_and_gates() {
 
 #[test]
 fn streams_get_a_result_and_a_mixture_of_all() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for [n, streams, tokens] in [[1, 1, 1], [31, 4, 17], [300, 4, 5], [256, 5, 2]] {
         for place in [DENSE, GAPS, PERMUTED] {
             for has_matrix in [true, false] {
-                let mut case = |ne| Case::random(F, ne, place, 1.0, &mut rng);
+                let mut case = |ne| Case::random(F, ne, place, 1.0, &mut numbers);
                 let x = case([n, tokens, 1, 1]);
                 let residual = case([n, streams, tokens, 1]);
                 let post = case([streams, tokens, 1, 1]);
@@ -141,12 +142,12 @@ fn balanced(mixes: &Case, scale: f64, base: &Case, eps: f64, rounds: u32) -> Vec
 
 #[test]
 fn matrices_of_tokens_are_balanced() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (tokens, count) in [(1, 1), (17, 4), (32, 2), (33, 20), (257, 8)] {
-        let mixes = Case::random(F, [24, tokens, 1, 1], GAPS, 2.0, &mut rng);
-        let scale = Case::random(F, [3, 1, 1, 1], DENSE, 0.5, &mut rng);
-        let base = Case::random(F, [24, 1, 1, 1], DENSE, 0.25, &mut rng);
+        let mixes = Case::random(F, [24, tokens, 1, 1], GAPS, 2.0, &mut numbers);
+        let scale = Case::random(F, [3, 1, 1, 1], DENSE, 0.5, &mut numbers);
+        let base = Case::random(F, [24, 1, 1, 1], DENSE, 0.25, &mut numbers);
         let mut dst = Case::zeros(F, [4, 4, tokens, 1], DENSE);
         let factor = scale.value([2, 0, 0, 0]);
         dst.values = balanced(&mixes, factor, &base, f64::from(1e-3_f32), count);
@@ -194,7 +195,7 @@ fn wrong_matrices_are_refused() {
 
 #[test]
 fn positions_are_weighted_for_every_type_of_keys() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     // Elements, heads, positions, tokens, streams, streams of the mask, keys.
     for (n, heads, positions, tokens, streams, masks, dtype) in [
@@ -206,15 +207,15 @@ fn positions_are_weighted_for_every_type_of_keys() {
         (128, 17, 31, 2, 1, 1, TYPE_IQ4_NL),
         (40, 1, 1, 1, 1, 1, F),
     ] {
-        let q = Case::random(F, [n, heads, tokens, streams], PERMUTED, 1.0, &mut rng);
-        let k = Case::random(dtype, [n, 1, positions, streams], GAPS, 1.0, &mut rng);
-        let w = Case::random(F, [heads, tokens, 1, streams], GAPS, 1.0, &mut rng);
+        let q = Case::random(F, [n, heads, tokens, streams], PERMUTED, 1.0, &mut numbers);
+        let k = Case::random(dtype, [n, 1, positions, streams], GAPS, 1.0, &mut numbers);
+        let w = Case::random(F, [heads, tokens, 1, streams], GAPS, 1.0, &mut numbers);
         let m = Case::random(
             TYPE_F16,
             [positions, tokens, 1, masks],
             DENSE,
             1.0,
-            &mut rng,
+            &mut numbers,
         );
         let mut dst = Case::zeros(F, [positions, tokens, 1, streams], DENSE);
         for (index, [p, t, _, s]) in indices(dst.ne).enumerate() {

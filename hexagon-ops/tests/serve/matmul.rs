@@ -2,8 +2,9 @@
 
 use hexagon_ops::layout::{Line, WeightType};
 use hexagon_ops::wire::{self, Command, MatMul, MatMulId, Plain};
+use test_kit::nmse;
 
-use crate::common::{Rng, Weights, dot, nmse};
+use crate::common::{Numbers, Weights, dot};
 use crate::driver::{Host, Memory};
 
 /// ggml's own limit for MUL_MAT (test-backend-ops).
@@ -21,10 +22,10 @@ pub(crate) fn load_weights(
     weight: WeightType,
     (n, k): (usize, usize),
     slices: [usize; 2],
-    rng: &mut Rng,
+    numbers: &mut Numbers,
 ) -> (wire::Weights, Vec<Weights>) {
     let matrices: Vec<Weights> = (0..slices[0] * slices[1])
-        .map(|_| Weights::random(weight, n, k, rng))
+        .map(|_| Weights::random(weight, n, k, numbers))
         .collect();
     let lines: Vec<Line> = matrices.iter().flat_map(|w| w.lines.clone()).collect();
     let offset = 256;
@@ -82,15 +83,15 @@ impl Shape {
     }
 }
 
-fn check(shape: &Shape, rng: &mut Rng) {
+fn check(shape: &Shape, numbers: &mut Numbers) {
     let Shape { m, k, n, .. } = *shape;
     let mut host = Host::new();
-    let (weights, matrices) = load_weights(&mut host, shape.weight, (n, k), shape.slices, rng);
+    let (weights, matrices) = load_weights(&mut host, shape.weight, (n, k), shape.slices, numbers);
     let counts = [m, shape.planes[0], shape.planes[1]];
     let (act_strides, dst_strides) = (shape.strides(k), shape.strides(n));
     let act_len = extent(k, counts, act_strides);
     let dst_len = extent(n, counts, dst_strides);
-    let act: Vec<f32> = (0..act_len).map(|_| rng.unit()).collect();
+    let act: Vec<f32> = (0..act_len).map(|_| numbers.float()).collect();
     let (act_buffer, act_memory) = host.buffer(4 + 4 * act_len);
     let (dst_buffer, dst_memory) = host.buffer(8 + 4 * dst_len);
     act_memory.put(4, &act);
@@ -139,7 +140,7 @@ fn check(shape: &Shape, rng: &mut Rng) {
 
 #[test]
 fn every_type_multiplies_plain_batched_and_broadcast() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for weight in WeightType::ALL {
         for m in [1, 2, 5, 33] {
             for (slices, planes) in [
@@ -160,7 +161,7 @@ fn every_type_multiplies_plain_batched_and_broadcast() {
                             gap,
                             permuted,
                         },
-                        &mut rng,
+                        &mut numbers,
                     );
                 }
             }
@@ -207,9 +208,9 @@ fn f16_weights_need_no_whole_blocks() {
 
 #[test]
 fn no_rows_are_no_work() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut host = Host::new();
-    let (weights, _) = load_weights(&mut host, WeightType::Q4_0, (32, 32), [1, 1], &mut rng);
+    let (weights, _) = load_weights(&mut host, WeightType::Q4_0, (32, 32), [1, 1], &mut numbers);
     let (buffer, _) = host.buffer(4096);
     let body = MatMul {
         weights,
@@ -228,11 +229,11 @@ fn no_rows_are_no_work() {
 /// bit for bit.
 #[test]
 fn the_command_says_up_to_how_many_rows_are_dot_products() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut host = Host::new();
     let (k, n) = (64, 40);
-    let (weights, _) = load_weights(&mut host, WeightType::Q4_0, (n, k), [1, 1], &mut rng);
-    let act: Vec<f32> = (0..3 * k).map(|_| rng.unit()).collect();
+    let (weights, _) = load_weights(&mut host, WeightType::Q4_0, (n, k), [1, 1], &mut numbers);
+    let act: Vec<f32> = (0..3 * k).map(|_| numbers.float()).collect();
     let (act_buffer, act_memory) = host.buffer(4 + 4 * act.len());
     act_memory.put(4, &act);
     let (dst_buffer, dst_memory) = host.buffer(4 + 4 * 3 * n);
@@ -268,7 +269,7 @@ struct Choice {
     n_experts: usize,
 }
 
-fn check_experts(choice: &Choice, rng: &mut Rng) {
+fn check_experts(choice: &Choice, numbers: &mut Numbers) {
     let Choice {
         tokens,
         slots,
@@ -278,14 +279,17 @@ fn check_experts(choice: &Choice, rng: &mut Rng) {
     } = *choice;
     let (k, n) = (choice.weight.block_elems(), 33);
     let mut host = Host::new();
-    let (weights, experts) = load_weights(&mut host, choice.weight, (n, k), [n_experts, 1], rng);
-    let act: Vec<f32> = (0..tokens * act_slots * k).map(|_| rng.unit()).collect();
+    let (weights, experts) =
+        load_weights(&mut host, choice.weight, (n, k), [n_experts, 1], numbers);
+    let act: Vec<f32> = (0..tokens * act_slots * k)
+        .map(|_| numbers.float())
+        .collect();
     let (act_buffer, act_memory) = host.buffer(4 + 4 * act.len());
     act_memory.put(4, &act);
     // Rows of choices are longer than the used part.
     let row = slots + 3;
     let ids: Vec<i32> = (0..tokens * row)
-        .map(|_| i32::try_from(rng.below(n_experts)).unwrap())
+        .map(|_| i32::try_from(numbers.below(n_experts)).unwrap())
         .collect();
     let (ids_buffer, ids_memory) = host.buffer(4 + 4 * ids.len());
     ids_memory.put(4, &ids);
@@ -322,7 +326,7 @@ fn check_experts(choice: &Choice, rng: &mut Rng) {
 
 #[test]
 fn tokens_meet_the_experts_they_chose() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for weight in WeightType::ALL {
         for (tokens, slots, act_slots) in [(1, 1, 1), (1, 4, 4), (7, 2, 1), (5, 4, 2), (3, 6, 3)] {
             check_experts(
@@ -333,7 +337,7 @@ fn tokens_meet_the_experts_they_chose() {
                     act_slots,
                     n_experts: 5,
                 },
-                &mut rng,
+                &mut numbers,
             );
         }
     }
@@ -341,7 +345,7 @@ fn tokens_meet_the_experts_they_chose() {
 
 #[test]
 fn more_choices_than_fit_at_once_are_taken_in_turns() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for (tokens, slots, act_slots) in [(512, 9, 1), (33, 128, 128), (512, 128, 1)] {
         check_experts(
             &Choice {
@@ -351,14 +355,14 @@ fn more_choices_than_fit_at_once_are_taken_in_turns() {
                 act_slots,
                 n_experts: 4,
             },
-            &mut rng,
+            &mut numbers,
         );
     }
 }
 
 #[test]
 fn products_of_one_source_are_what_each_is_alone() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut reused = 0;
     for (weight, m) in [WeightType::Q8_0, WeightType::Q4_0, WeightType::F16]
         .into_iter()
@@ -367,9 +371,9 @@ fn products_of_one_source_are_what_each_is_alone() {
         let mut host = Host::new();
         let k = 96;
         let [first, second, narrow] = [(40, k), (72, k), (32, 64)]
-            .map(|size| load_weights(&mut host, weight, size, [1, 1], &mut rng).0);
+            .map(|size| load_weights(&mut host, weight, size, [1, 1], &mut numbers).0);
         let (act, act_memory) = host.buffer(4 + 4 * m * k);
-        let sources: Vec<f32> = (0..m * k).map(|_| rng.unit()).collect();
+        let sources: Vec<f32> = (0..m * k).map(|_| numbers.float()).collect();
         let mut products = Vec::new();
         let product = |host: &mut Host, products: &mut Vec<_>, weights: wire::Weights| {
             let n = weights.n as usize;

@@ -4,7 +4,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{
     Bench, DENSE, GAPS, PERMUTED, Params, TRANSPOSED, Tensor as Case, floats, indices,
 };
@@ -28,7 +28,7 @@ fn around(index: usize, front: i32, count: usize) -> usize {
 
 #[test]
 fn padding_is_zero_or_repeats() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [33, 4, 3, 2];
     for dtype in [F, H, TYPE_BF16, TYPE_I32] {
@@ -39,7 +39,7 @@ fn padding_is_zero_or_repeats() {
                 ([1, 0, 0, 0], [0, 0, 0, 0]),
                 ([300, 0, 1, 0], [70, 1, 0, 0]),
             ] {
-                let src = Case::random(dtype, ne, place, 50.0, &mut rng);
+                let src = Case::random(dtype, ne, place, 50.0, &mut numbers);
                 let dst_ne = [0, 1, 2, 3].map(|i| ne[i] + front[i] + back[i]);
                 let mut dst = Case::zeros(dtype, dst_ne, GAPS);
                 let mut params = [0; 16];
@@ -67,7 +67,7 @@ fn padding_is_zero_or_repeats() {
             }
         }
     }
-    let src = Case::random(F, ne, DENSE, 1.0, &mut rng);
+    let src = Case::random(F, ne, DENSE, 1.0, &mut numbers);
     let dst = Case::zeros(F, ne, DENSE);
     for params in [
         ints(&[1]),
@@ -82,7 +82,7 @@ fn padding_is_zero_or_repeats() {
 
 #[test]
 fn rolling_goes_round() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [10, 5, 4, 3];
     for place in [DENSE, GAPS, PERMUTED] {
@@ -93,7 +93,7 @@ fn rolling_goes_round() {
             [10, 1, 0, 0],
             [i32::MIN, i32::MAX, 0, 0],
         ] {
-            let src = Case::random(F, ne, place, 1.0, &mut rng);
+            let src = Case::random(F, ne, place, 1.0, &mut numbers);
             let mut dst = Case::zeros(F, ne, DENSE);
             let moved = [0, 1, 2, 3].map(|i: usize| moves[i] % i32::try_from(ne[i]).unwrap());
             dst.values = indices(ne)
@@ -106,7 +106,7 @@ fn rolling_goes_round() {
 
 #[test]
 fn triangles_and_masks_keep_one_side_of_the_diagonal() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for ne in [
         [10, 10, 4, 3],
@@ -116,7 +116,7 @@ fn triangles_and_masks_keep_one_side_of_the_diagonal() {
         [600, 3, 1, 1],
     ] {
         for (dtype, place) in [(F, DENSE), (F, GAPS), (H, PERMUTED)] {
-            let src = Case::random(dtype, ne, place, 1.0, &mut rng);
+            let src = Case::random(dtype, ne, place, 1.0, &mut numbers);
             let mut dst = Case::zeros(dtype, ne, DENSE);
             let sides: [fn(usize, usize) -> bool; 4] =
                 [|i, r| i >= r, |i, r| i > r, |i, r| i <= r, |i, r| i < r];
@@ -153,10 +153,10 @@ fn triangles_and_masks_keep_one_side_of_the_diagonal() {
 
 #[test]
 fn rows_become_diagonals() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for n in [1, 79, 270] {
-        let src = Case::random(F, [n, 1, 2, 3], GAPS, 1.0, &mut rng);
+        let src = Case::random(F, [n, 1, 2, 3], GAPS, 1.0, &mut numbers);
         let mut dst = Case::zeros(F, [n, n, 2, 3], DENSE);
         dst.values = indices(dst.ne)
             .map(|at| if at[0] == at[1] { src.value(at) } else { 0.0 })
@@ -220,7 +220,7 @@ impl Window {
 
 #[test]
 fn windows_of_images_become_rows() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (stride, pad, dilation) in [(1, 0, 1), (3, 3, 1), (1, 1, 3), (2, 3, 2)] {
         for (channels, batch, place) in [(2, 2, DENSE), (30, 1, GAPS)] {
@@ -242,7 +242,7 @@ fn windows_of_images_become_rows() {
             params[..7].copy_from_slice(&[u(s[0]), u(s[1]), u(p[0]), u(p[1]), u(l[0]), u(l[1]), 1]);
             for dtype in [F, H] {
                 let src = Case::of(F, [w, h, channels, batch], place, || {
-                    (rng.unit() * 99.0).round()
+                    (numbers.float() * 99.0).round()
                 });
                 let mut dst = Case::zeros(dtype, [channels * kh * kw, ow, oh, batch], DENSE);
                 dst.values = indices(dst.ne)
@@ -258,7 +258,7 @@ fn windows_of_images_become_rows() {
 
             // Lines.
             (params[6], params[14]) = (0, 1);
-            let src = Case::random(F, [w, channels, batch, 1], place, 1.0, &mut rng);
+            let src = Case::random(F, [w, channels, batch, 1], place, 1.0, &mut numbers);
             let mut dst = Case::zeros(F, [channels * kw, ow, batch, 1], DENSE);
             dst.values = indices(dst.ne)
                 .map(|[i, x, n, _]| {
@@ -275,7 +275,7 @@ fn windows_of_images_become_rows() {
             }
             params[9] = u(channels);
             params[13..].copy_from_slice(&[u(kw), u(kh), u(kd)]);
-            let src = Case::random(F, [w, h, d, channels * batch], place, 1.0, &mut rng);
+            let src = Case::random(F, [w, h, d, channels * batch], place, 1.0, &mut numbers);
             let mut dst = Case::zeros(F, [channels * kd * kh * kw, ow, oh, od * batch], DENSE);
             dst.values = indices(dst.ne)
                 .map(|[i, x, y, n]| -> Option<f64> {

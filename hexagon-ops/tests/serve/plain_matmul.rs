@@ -4,7 +4,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Place, TRANSPOSED, Tensor as Case, indices};
 
 const F: u32 = TYPE_F32;
@@ -24,7 +24,7 @@ fn expected(dst: &mut Case, src: &[Case; 2]) {
 
 #[test]
 fn products_of_every_type_form_and_repetition() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (a, b, types, places) in [
         // A cache of keys, one query and several; values that lie position by position.
@@ -62,8 +62,8 @@ fn products_of_every_type_form_and_repetition() {
     ] {
         let places: [Place; 2] = places;
         let src = [
-            Case::random(types[0], a, places[0], 1.0, &mut rng),
-            Case::random(types[1], b, places[1], 1.0, &mut rng),
+            Case::random(types[0], a, places[0], 1.0, &mut numbers),
+            Case::random(types[1], b, places[1], 1.0, &mut numbers),
         ];
         for place in [DENSE, GAPS] {
             let mut dst = Case::zeros(F, [a[1], b[1], b[2], b[3]], place);
@@ -76,11 +76,11 @@ fn products_of_every_type_form_and_repetition() {
 
 #[test]
 fn wrong_operands_of_a_product_are_refused() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let src = [
-        Case::random(H, [64, 10, 2, 1], DENSE, 1.0, &mut rng),
-        Case::random(F, [64, 3, 4, 1], DENSE, 1.0, &mut rng),
+        Case::random(H, [64, 10, 2, 1], DENSE, 1.0, &mut numbers),
+        Case::random(F, [64, 3, 4, 1], DENSE, 1.0, &mut numbers),
     ];
     let mut dst = Case::zeros(F, [10, 3, 4, 1], DENSE);
     expected(&mut dst, &src);

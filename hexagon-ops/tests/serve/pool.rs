@@ -3,7 +3,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Tensor as Case, indices, limit};
 
 /// Coordinates inside of a window of `size` at position `o`.
@@ -17,7 +17,7 @@ fn window(o: usize, size: usize, stride: usize, pad: usize, count: usize) -> Vec
 
 #[test]
 fn windows_give_their_largest_or_their_mean() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (ne, place) in [
         ([10, 9, 3, 2], DENSE),
@@ -29,7 +29,7 @@ fn windows_give_their_largest_or_their_mean() {
             ([3, 2], [2, 1], [1, 1]),
             ([2, 3], [3, 2], [3, 0]),
         ] {
-            let src = [Case::random(TYPE_F32, ne, place, 2.0, &mut rng)];
+            let src = [Case::random(TYPE_F32, ne, place, 2.0, &mut numbers)];
             let out = |i: usize| (ne[i] + 2 * p[i] - k[i]) / s[i] + 1;
             for (mean, is_line) in [(0, false), (1, false), (0, true), (1, true)] {
                 let height = if is_line { ne[1] } else { out(1) };

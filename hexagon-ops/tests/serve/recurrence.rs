@@ -3,7 +3,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Params, Tensor as Case};
 
 const F: u32 = TYPE_F32;
@@ -16,13 +16,13 @@ fn params(word: u32) -> Params {
     params
 }
 
-fn case(ne: [usize; 4], scale: f32, rng: &mut Rng) -> Case {
-    Case::random(F, ne, DENSE, scale, rng)
+fn case(ne: [usize; 4], scale: f32, numbers: &mut Numbers) -> Case {
+    Case::random(F, ne, DENSE, scale, numbers)
 }
 
 /// Numbers between 0.5 and 1, which keep a state finite.
-fn decays(ne: [usize; 4], rng: &mut Rng) -> Case {
-    Case::of(F, ne, DENSE, || 0.75 + 0.25 * rng.unit())
+fn decays(ne: [usize; 4], numbers: &mut Numbers) -> Case {
+    Case::of(F, ne, DENSE, || 0.75 + 0.25 * numbers.float())
 }
 
 /// Runs a kernel and compares; elements that nothing writes are NaN in `want`.
@@ -51,7 +51,7 @@ fn check(bench: &mut Bench, op: (u32, Params), ne: [usize; 4], want: &[f64], src
 
 #[test]
 fn a_state_space_scans_heads_groups_and_chosen_states() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     // Columns, rows, heads, groups, tokens, sequences, one decay for a head, states returned.
     for (n, dim, heads, groups, tokens, sequences, scalar, kept) in [
@@ -63,14 +63,14 @@ fn a_state_space_scans_heads_groups_and_chosen_states() {
         (32, 8, 2, 1, 2, 2, true, 4),
         (16, 4, 2, 1, 1, 1, false, 1),
     ] {
-        let s = case([n, dim, heads, sequences + 2], 1.0, &mut rng);
-        let x = Case::random(F, [dim, heads, tokens, sequences], GAPS, 1.0, &mut rng);
-        let dt = case([heads, tokens, sequences, 1], 2.0, &mut rng);
+        let s = case([n, dim, heads, sequences + 2], 1.0, &mut numbers);
+        let x = Case::random(F, [dim, heads, tokens, sequences], GAPS, 1.0, &mut numbers);
+        let dt = case([heads, tokens, sequences, 1], 2.0, &mut numbers);
         let a = Case::of(F, [if scalar { 1 } else { n }, heads, 1, 1], DENSE, || {
-            -0.6 - 0.5 * rng.unit()
+            -0.6 - 0.5 * numbers.float()
         });
-        let b = Case::random(F, [n, groups, tokens, sequences], GAPS, 1.0, &mut rng);
-        let c = Case::random(F, [n, groups, tokens, sequences], DENSE, 1.0, &mut rng);
+        let b = Case::random(F, [n, groups, tokens, sequences], GAPS, 1.0, &mut numbers);
+        let c = Case::random(F, [n, groups, tokens, sequences], DENSE, 1.0, &mut numbers);
         let mut next = 0.0;
         let ids = Case::of(TYPE_I32, [sequences, 1, 1, 1], DENSE, || {
             next += 1.0;
@@ -111,7 +111,7 @@ fn a_state_space_scans_heads_groups_and_chosen_states() {
 
 #[test]
 fn a_delta_rule_corrects_what_a_key_reads() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     // Size, heads, heads of queries and of keys, tokens, sequences, a gate for each column, kept.
     for (n, heads, hq, hk, tokens, sequences, wide, kept) in [
@@ -122,17 +122,17 @@ fn a_delta_rule_corrects_what_a_key_reads() {
         (1, 3, 3, 1, 2, 1, false, 1),
     ] {
         let unit = 1.0 / (n as f32).sqrt();
-        let q = Case::random(F, [n, hq, tokens, sequences], PERMUTED, 1.0, &mut rng);
-        let k = case([n, hk, tokens, 1], unit, &mut rng);
-        let v = Case::random(F, [n, heads, tokens, sequences], GAPS, 1.0, &mut rng);
+        let q = Case::random(F, [n, hq, tokens, sequences], PERMUTED, 1.0, &mut numbers);
+        let k = case([n, hk, tokens, 1], unit, &mut numbers);
+        let v = Case::random(F, [n, heads, tokens, sequences], GAPS, 1.0, &mut numbers);
         let g = Case::of(
             F,
             [if wide { n } else { 1 }, heads, tokens, sequences],
             DENSE,
-            || -0.6 - 0.5 * rng.unit(),
+            || -0.6 - 0.5 * numbers.float(),
         );
-        let beta = decays([1, heads, tokens, sequences], &mut rng);
-        let state = case([n, n, heads, sequences], 1.0, &mut rng);
+        let beta = decays([1, heads, tokens, sequences], &mut numbers);
+        let state = case([n, n, heads, sequences], 1.0, &mut numbers);
         let outputs = n * heads * tokens * sequences;
         let plane = n * n * heads;
         let mut want = vec![f64::NAN; outputs + plane * sequences * kept];
@@ -190,18 +190,18 @@ fn linear([n, heads, tokens, sequences]: [usize; 4], state: &Case, step: Step<'_
 
 #[test]
 fn gated_attention_and_rwkv_keep_a_state_for_each_head() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for [n, heads, tokens, sequences] in
         [[64, 3, 1, 1], [64, 2, 3, 2], [128, 3, 2, 2], [20, 5, 2, 1]]
     {
         let ne = [n, heads, tokens * sequences, 1];
         let unit = 1.0 / (n as f32).sqrt();
-        let [k, v, q, b] = [unit, 1.0, 1.0, unit].map(|scale| case(ne, scale, &mut rng));
-        let a = case(ne, unit, &mut rng);
-        let first = case([n, heads, 1, 1], 1.0, &mut rng);
-        let decay = decays(ne, &mut rng);
-        let state = case([n * n * heads, sequences, 1, 1], 1.0, &mut rng);
+        let [k, v, q, b] = [unit, 1.0, 1.0, unit].map(|scale| case(ne, scale, &mut numbers));
+        let a = case(ne, unit, &mut numbers);
+        let first = case([n, heads, 1, 1], 1.0, &mut numbers);
+        let decay = decays(ne, &mut numbers);
+        let state = case([n * n * heads, sequences, 1, 1], 1.0, &mut numbers);
         let result = [n * heads, tokens * sequences + n * sequences, 1, 1];
         let sizes = [n, heads, tokens, sequences];
 
@@ -255,14 +255,14 @@ fn gated_attention_and_rwkv_keep_a_state_for_each_head() {
 fn wrong_operands_of_a_recurrence_are_refused() {
     type Change = fn(&mut WideOp);
     let mut bench = Bench::new();
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let src = [
-        case([16, 8, 4, 3], 1.0, &mut rng),
-        case([8, 4, 3, 2], 1.0, &mut rng),
-        case([4, 3, 2, 1], 1.0, &mut rng),
-        case([1, 4, 1, 1], 1.0, &mut rng),
-        case([16, 2, 3, 2], 1.0, &mut rng),
-        case([16, 2, 3, 2], 1.0, &mut rng),
+        case([16, 8, 4, 3], 1.0, &mut numbers),
+        case([8, 4, 3, 2], 1.0, &mut numbers),
+        case([4, 3, 2, 1], 1.0, &mut numbers),
+        case([1, 4, 1, 1], 1.0, &mut numbers),
+        case([16, 2, 3, 2], 1.0, &mut numbers),
+        case([16, 2, 3, 2], 1.0, &mut numbers),
         Case::of(TYPE_I32, [2, 1, 1, 1], DENSE, || 1.0),
     ];
     let elems = 8 * 4 * 3 * 2 + 16 * 8 * 4 * 2;

@@ -3,7 +3,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Params, Tensor as Case, indices, limit};
 
 const F: u32 = TYPE_F32;
@@ -66,7 +66,7 @@ fn taps(mode: u32, i: usize, from: usize, to: usize) -> Vec<(usize, f64)> {
 
 #[test]
 fn planes_grow_and_shrink_in_all_modes() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (from, to) in [
         ([12, 8, 3, 2], [24, 16, 3, 2]),
@@ -77,7 +77,7 @@ fn planes_grow_and_shrink_in_all_modes() {
         ([300, 3, 1, 1], [290, 2, 1, 1]),
     ] {
         for mode in [0, 1, 2, 1 | ALIGNS, 2 | ALIGNS, 1 | ANTIALIASED] {
-            let src = Case::random(F, from, PERMUTED, 1.0, &mut rng);
+            let src = Case::random(F, from, PERMUTED, 1.0, &mut numbers);
             let mut dst = Case::zeros(F, to, GAPS);
             let near = |dim: usize, i| taps(0, i, from[dim], to[dim])[0].0;
             for (index, [x, y, z, n]) in indices(to).enumerate() {
@@ -106,10 +106,10 @@ fn planes_grow_and_shrink_in_all_modes() {
 
 #[test]
 fn rows_are_reflected_at_both_ends() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (n, front, back) in [(1, 0, 0), (5, 4, 4), (70, 3, 40), (33, 0, 7), (300, 299, 1)] {
-        let src = Case::random(F, [n, 3, 2, 1], GAPS, 1.0, &mut rng);
+        let src = Case::random(F, [n, 3, 2, 1], GAPS, 1.0, &mut numbers);
         let mut dst = Case::zeros(F, [front + n + back, 3, 2, 1], GAPS);
         for (index, [i, y, z, _]) in indices(dst.ne).enumerate() {
             let k = i.abs_diff(front);
@@ -132,7 +132,7 @@ fn rows_are_reflected_at_both_ends() {
 
 #[test]
 fn windows_are_added_where_they_overlap() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for dtype in [F, TYPE_F16, TYPE_BF16] {
         for (window, channels, columns, stride, pad) in [
@@ -147,7 +147,7 @@ fn windows_are_added_where_they_overlap() {
                 [window * channels, columns, 1, 1],
                 DENSE,
                 1.0,
-                &mut rng,
+                &mut numbers,
             );
             let length = (columns - 1) * stride + window - 2 * pad;
             let mut dst = Case::zeros(dtype, [length, channels, 1, 1], DENSE);

@@ -1,8 +1,9 @@
 //! Norms, sums, softmax and rotations against ggml's definitions in f64.
 
 use hexagon_ops::wire::*;
+use test_kit::nmse;
 
-use crate::common::{Rng, nmse};
+use crate::common::Numbers;
 use crate::driver::Host;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Params, Tensor as Case, floats, indices, limit};
 
@@ -23,7 +24,7 @@ fn by_row(values: &[f64], n: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> 
 
 #[test]
 fn norms_divide_rows_by_their_measure() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     type Norm = fn(&[f64], f64) -> Vec<f64>;
     let norms: [(u32, Norm); 3] = [
@@ -51,7 +52,7 @@ fn norms_divide_rows_by_their_measure() {
                 (F, PERMUTED, 0.1),
                 (H, DENSE, 10.0),
             ] {
-                let src = Case::random(dtype, ne, place, 3.0, &mut rng);
+                let src = Case::random(dtype, ne, place, 3.0, &mut numbers);
                 let mut dst = Case::zeros(dtype, ne, DENSE);
                 let eps64 = f64::from(eps);
                 dst.values = by_row(&src.values, ne[0], |row| f(row, eps64));
@@ -60,8 +61,8 @@ fn norms_divide_rows_by_their_measure() {
                 bench.check(op, &dst, std::slice::from_ref(&src), true, limit(dtype));
                 // A factor for each column, an addend for each element, and both.
                 let columns = [ne[0], 1, 1, 1];
-                let times = Case::random(F, columns, DENSE, 2.0, &mut rng);
-                let plus = Case::random(H, ne, PERMUTED, 2.0, &mut rng);
+                let times = Case::random(F, columns, DENSE, 2.0, &mut numbers);
+                let plus = Case::random(H, ne, PERMUTED, 2.0, &mut numbers);
                 let normed = dst.values.clone();
                 for (has_times, has_plus) in [(true, false), (false, true), (true, true)] {
                     dst.values = indices(ne)
@@ -85,12 +86,12 @@ fn norms_divide_rows_by_their_measure() {
 
 #[test]
 fn rows_are_summed() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for ne in SHAPES {
         for place in [DENSE, GAPS, PERMUTED] {
             // Positive, so that sums do not cancel.
-            let src = Case::of(F, ne, place, || rng.unit() + 1.0);
+            let src = Case::of(F, ne, place, || numbers.float() + 1.0);
             let mut dst = Case::zeros(F, [1, ne[1], ne[2], ne[3]], DENSE);
             dst.values = by_row(&src.values, ne[0], |row| vec![row.iter().sum()]);
             bench.check((KERNEL_SUM_ROWS, [0; 16]), &dst, &[src], false, limit(F));
@@ -115,7 +116,7 @@ pub fn slope(head: usize, n_heads: usize, max_bias: f64) -> f64 {
 
 #[test]
 fn softmax_takes_masks_slopes_and_sinks() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for ne in [[1, 1, 1, 1], [33, 5, 3, 1], [300, 4, 6, 2], [1024, 1, 9, 1]] {
         for (mask_type, max_bias, has_sinks, scale) in [
@@ -125,7 +126,13 @@ fn softmax_takes_masks_slopes_and_sinks() {
             (F, 8.0, true, 1.0),
             (0, 0.0, true, 0.125),
         ] {
-            let src = Case::random(F, ne, if ne[1] == 5 { GAPS } else { DENSE }, 10.0, &mut rng);
+            let src = Case::random(
+                F,
+                ne,
+                if ne[1] == 5 { GAPS } else { DENSE },
+                10.0,
+                &mut numbers,
+            );
             let none = Case::none();
             let mask = match mask_type {
                 0 => none.clone(),
@@ -137,13 +144,13 @@ fn softmax_takes_masks_slopes_and_sinks() {
                         if count % 3 == 2 {
                             f32::NEG_INFINITY
                         } else {
-                            rng.unit()
+                            numbers.float()
                         }
                     })
                 }
             };
             let sinks = if has_sinks {
-                Case::random(F, [ne[2], 1, 1, 1], DENSE, 5.0, &mut rng)
+                Case::random(F, [ne[2], 1, 1, 1], DENSE, 5.0, &mut numbers)
             } else {
                 none
             };
@@ -181,11 +188,11 @@ fn softmax_takes_masks_slopes_and_sinks() {
 /// The allocator of ggml reuses a mask that is no longer needed.
 #[test]
 fn softmax_may_take_the_place_of_its_mask() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [300, 5, 2, 1];
-    let src = Case::random(F, ne, DENSE, 3.0, &mut rng);
-    let mask = Case::random(F, ne, DENSE, 3.0, &mut rng);
+    let src = Case::random(F, ne, DENSE, 3.0, &mut numbers);
+    let mask = Case::random(F, ne, DENSE, 3.0, &mut numbers);
     let mut dst = Case::zeros(F, ne, DENSE);
     let op = (KERNEL_SOFT_MAX, floats(&[1.0]));
     let src = [src, mask];
@@ -306,7 +313,7 @@ const PLAIN: Rope = Rope {
 
 #[test]
 fn rope_turns_pairs_by_their_positions() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let yarn = Rope {
         scale: 0.25,
@@ -353,15 +360,15 @@ fn rope_turns_pairs_by_their_positions() {
                 if mode == 24 {
                     (rope.n_dims, rope.first) = (ne[0] / 2, 0);
                 }
-                let src = Case::random(dtype, ne, place, 2.0, &mut rng);
+                let src = Case::random(dtype, ne, place, 2.0, &mut numbers);
                 let mut next = 0.0;
                 let positions = Case::of(TYPE_I32, [4 * ne[2], 1, 1, 1], DENSE, || {
-                    next += 1.0 + 700.0 * (rng.unit() + 1.0).floor();
+                    next += 1.0 + 700.0 * (numbers.float() + 1.0).floor();
                     next
                 });
                 let half = rope.n_pairs();
                 let factors = if has_factors {
-                    Case::of(F, [half, 1, 1, 1], DENSE, || rng.unit() + 2.0)
+                    Case::of(F, [half, 1, 1, 1], DENSE, || numbers.float() + 2.0)
                 } else {
                     Case::none()
                 };
@@ -416,12 +423,12 @@ fn rope_turns_pairs_by_their_positions() {
 /// llama.cpp asks so where the factors of a model's frequencies go, before it knows the rotation.
 #[test]
 fn a_rotation_of_no_dimensions_copies_its_rows() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [64, 2, 3, 1];
-    let src = Case::random(F, ne, GAPS, 2.0, &mut rng);
+    let src = Case::random(F, ne, GAPS, 2.0, &mut numbers);
     let positions = Case::of(TYPE_I32, [ne[2], 1, 1, 1], DENSE, || 7.0);
-    let factors = Case::of(F, [32, 1, 1, 1], DENSE, || rng.unit() + 2.0);
+    let factors = Case::of(F, [32, 1, 1, 1], DENSE, || numbers.float() + 2.0);
     let mut dst = Case::zeros(F, ne, DENSE);
     dst.values = indices(ne).map(|at| src.value(at)).collect();
     let op = (KERNEL_ROPE, [0; 16]);
@@ -447,7 +454,7 @@ fn turned_rows_go_where_rows_that_are_set_go() {
     const TOKENS: u32 = 5;
     const CELLS: u32 = 11;
     let row = HEAD * HEADS;
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for (dtype, step) in [(TYPE_F32, 4), (TYPE_F16, 2), (TYPE_BF16, 2)] {
         for mode in [0, 2, 8] {
             let mut host = Host::new();
@@ -457,7 +464,7 @@ fn turned_rows_go_where_rows_that_are_set_go() {
             let (positions, positions_memory) = host.buffer(4 * 4 * TOKENS as usize);
             let (cells, cells_memory) = host.buffer(8 * TOKENS as usize);
             let caches = [0, 1].map(|_| host.buffer(bytes(row * CELLS, step)));
-            let values: Vec<f32> = (0..row * TOKENS).map(|_| rng.unit()).collect();
+            let values: Vec<f32> = (0..row * TOKENS).map(|_| numbers.float()).collect();
             x_memory.put(0, &values);
             positions_memory.put(
                 0,

@@ -3,7 +3,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Tensor as Case, indices, limit};
 
 const F: u32 = TYPE_F32;
@@ -11,11 +11,11 @@ const H: u32 = TYPE_F16;
 
 #[test]
 fn means_and_totals_are_exact_to_f32() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for ne in [[33, 1, 1, 1], [11, 5, 6, 3], [1000, 40, 1, 1]] {
         for (dtype, place) in [(F, DENSE), (F, GAPS), (F, PERMUTED), (H, DENSE)] {
-            let src = Case::of(dtype, ne, place, || rng.unit() + 0.1);
+            let src = Case::of(dtype, ne, place, || numbers.float() + 0.1);
             let mut means = Case::zeros(F, [1, ne[1], ne[2], ne[3]], DENSE);
             means.values = src
                 .values
@@ -39,7 +39,7 @@ fn means_and_totals_are_exact_to_f32() {
 
 #[test]
 fn sums_run_along_rows() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for ne in [
         [10, 5, 4, 3],
@@ -48,7 +48,7 @@ fn sums_run_along_rows() {
         [20_481, 2, 1, 1],
     ] {
         for place in [DENSE, GAPS] {
-            let src = Case::random(F, ne, place, 1.0, &mut rng);
+            let src = Case::random(F, ne, place, 1.0, &mut numbers);
             let mut dst = Case::zeros(F, ne, DENSE);
             dst.values = src
                 .values
@@ -70,7 +70,7 @@ fn sums_run_along_rows() {
 
 #[test]
 fn windows_move_over_rows() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (taps, channels, tokens, sequences) in
         [(4, 300, 1, 1), (3, 33, 7, 4), (9, 5, 64, 2), (1, 1, 1, 1)]
@@ -80,9 +80,9 @@ fn windows_move_over_rows() {
             [taps - 1 + tokens, channels, sequences, 1],
             GAPS,
             1.0,
-            &mut rng,
+            &mut numbers,
         );
-        let weights = Case::random(F, [taps, channels, 1, 1], DENSE, 1.0, &mut rng);
+        let weights = Case::random(F, [taps, channels, 1, 1], DENSE, 1.0, &mut numbers);
         let mut dst = Case::zeros(F, [channels, tokens, sequences, 1], DENSE);
         dst.values = indices(dst.ne)
             .map(|[c, t, s, _]| {
@@ -99,13 +99,13 @@ fn windows_move_over_rows() {
 
 #[test]
 fn rows_by_number_are_added() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (n, experts, used, tokens) in [(33, 5, 2, 7), (300, 16, 8, 1)] {
-        let a = Case::random(F, [n, used, tokens, 1], GAPS, 1.0, &mut rng);
-        let b = Case::random(F, [n, experts, 1, 1], DENSE, 1.0, &mut rng);
+        let a = Case::random(F, [n, used, tokens, 1], GAPS, 1.0, &mut numbers);
+        let b = Case::random(F, [n, experts, 1, 1], DENSE, 1.0, &mut numbers);
         let mut ids = Case::of(TYPE_I32, [used, tokens, 1, 1], GAPS, || {
-            f32::from(u8::try_from(rng.below(experts)).unwrap())
+            f32::from(u8::try_from(numbers.below(experts)).unwrap())
         });
         let mut dst = Case::zeros(F, a.ne, DENSE);
         dst.values = indices(a.ne)
@@ -126,7 +126,7 @@ fn rows_by_number_are_added() {
 
 #[test]
 fn elements_are_put_in_order() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (n, k) in [
         (1, 1),
@@ -143,7 +143,7 @@ fn elements_are_put_in_order() {
         for place in [DENSE, GAPS] {
             for has_ties in [false, true] {
                 let src = Case::of(F, [n, 3, 2, 1], place, || {
-                    let x = rng.unit() * 100.0;
+                    let x = numbers.float() * 100.0;
                     if has_ties {
                         (x / 20.0).round() + 0.5
                     } else {
@@ -177,7 +177,7 @@ fn elements_are_put_in_order() {
             }
         }
     }
-    let src = Case::random(F, [5, 3, 1, 1], DENSE, 1.0, &mut rng);
+    let src = Case::random(F, [5, 3, 1, 1], DENSE, 1.0, &mut numbers);
     for (dtype, k, order) in [
         (TYPE_I32, 6, 0),
         (F, 5, 0),

@@ -3,18 +3,18 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, Tensor as Case, indices};
 
 const F: u32 = TYPE_F32;
 
 #[test]
 fn triangular_equations_are_solved() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (n, k, d2, d3) in [(1, 1, 1, 1), (11, 5, 2, 3), (30, 33, 1, 2), (64, 81, 2, 1)] {
         // What is above the diagonal is not read.
-        let a = Case::of(F, [n, n, d2, d3], GAPS, || rng.unit() / 8.0);
+        let a = Case::of(F, [n, n, d2, d3], GAPS, || numbers.float() / 8.0);
         let mut matrix = a.clone();
         for (index, [j, i, i2, i3]) in indices(a.ne).enumerate() {
             if i == j {
@@ -24,7 +24,7 @@ fn triangular_equations_are_solved() {
                 matrix.poison([j, i, i2, i3], f32::NAN);
             }
         }
-        let right = Case::random(F, [k, n, d2, d3], GAPS, 1.0, &mut rng);
+        let right = Case::random(F, [k, n, d2, d3], GAPS, 1.0, &mut numbers);
         let mut dst = Case::zeros(F, [k, n, d2, d3], DENSE);
         for (index, [c, i, i2, i3]) in indices(dst.ne).enumerate() {
             let mut rest = right.value([c, i, i2, i3]);
@@ -49,11 +49,11 @@ fn triangular_equations_are_solved() {
 
 #[test]
 fn the_last_of_the_largest_elements_is_named() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     for (n, m) in [(1, 1), (32, 10), (300, 3), (1000, 2), (31, 5)] {
         // A few values, so that the largest comes several times.
-        let src = Case::of(F, [n, m, 1, 1], GAPS, || (8.0 * rng.unit()).floor());
+        let src = Case::of(F, [n, m, 1, 1], GAPS, || (8.0 * numbers.float()).floor());
         let mut dst = Case::zeros(TYPE_I32, [m, 1, 1, 1], DENSE);
         for row in 0..m {
             let value = |k: &usize| src.value([*k, row, 0, 0]);

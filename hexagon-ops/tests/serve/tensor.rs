@@ -5,9 +5,10 @@ use half::{bf16, f16};
 use hexagon_ops::wire::{
     self, Body, Command, NarrowTensor, SOURCES, TensorOp, WIDE_SOURCES, WideOp,
 };
+use test_kit::nmse;
 
 use crate::block::{self, block};
-use crate::common::{Rng, nmse};
+use crate::common::Numbers;
 use crate::driver::{Host, Memory};
 
 /// Bytes of the buffer that all tensors of a case are in.
@@ -121,14 +122,20 @@ impl Tensor {
     }
 
     /// A tensor of numbers in [-scale, scale).
-    pub fn random(dtype: u32, ne: [usize; 4], place: Place, scale: f32, rng: &mut Rng) -> Self {
+    pub fn random(
+        dtype: u32,
+        ne: [usize; 4],
+        place: Place,
+        scale: f32,
+        numbers: &mut Numbers,
+    ) -> Self {
         if block(dtype).0 == 1 {
-            return Self::of(dtype, ne, place, || scale * rng.unit());
+            return Self::of(dtype, ne, place, || scale * numbers.float());
         }
         let mut tensor = Self::zeros(dtype, ne, place);
         for index in (0..tensor.values.len()).step_by(32) {
             let at = tensor.at(index);
-            let bytes = block::random(dtype, rng);
+            let bytes = block::random(dtype, numbers);
             tensor.values[index..index + 32].copy_from_slice(&block::values(dtype, &bytes));
             tensor.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
         }

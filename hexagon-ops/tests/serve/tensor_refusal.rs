@@ -4,7 +4,7 @@
 use hexagon_ops::serve;
 use hexagon_ops::wire::*;
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, GAPS, TRANSPOSED, Tensor as Case};
 
 type Change = fn(&mut TensorOp);
@@ -20,11 +20,11 @@ fn check(bench: &mut Bench, good: &TensorOp, changes: &[(u32, &str, Change)]) {
 
 #[test]
 fn wrong_fields_of_tensors_are_refused() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [40, 3, 2, 1];
-    let a = Case::random(TYPE_F32, ne, GAPS, 1.0, &mut rng);
-    let b = Case::random(TYPE_F32, [20, 3, 1, 1], GAPS, 1.0, &mut rng);
+    let a = Case::random(TYPE_F32, ne, GAPS, 1.0, &mut numbers);
+    let b = Case::random(TYPE_F32, [20, 3, 1, 1], GAPS, 1.0, &mut numbers);
     let dst = Case::zeros(TYPE_F32, ne, DENSE);
     let good = bench.place((KERNEL_ADD, [0; 16]), &dst, &[a, b], false);
     check(
@@ -85,10 +85,10 @@ fn wrong_fields_of_tensors_are_refused() {
 
 #[test]
 fn wrong_parameters_and_operands_of_rope_are_refused() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [64, 2, 3, 1];
-    let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut rng);
+    let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut numbers);
     // Longer than needed, so that more of them lie in the buffer.
     let positions = Case::of(TYPE_I32, [12, 1, 1, 1], DENSE, || 1.0);
     let mut params = [0; 16];
@@ -135,10 +135,10 @@ fn wrong_parameters_and_operands_of_rope_are_refused() {
 
 #[test]
 fn results_that_only_a_copy_can_have_are_refused() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let ne = [9, 4, 1, 1];
-    let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut rng);
+    let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut numbers);
     let dst = Case::zeros(TYPE_F32, ne, TRANSPOSED);
     bench.refused(
         (KERNEL_SQR, [0; 16]),
@@ -146,7 +146,7 @@ fn results_that_only_a_copy_can_have_are_refused() {
         std::slice::from_ref(&src),
         serve::OPERAND,
     );
-    let blocks = Case::random(TYPE_Q4_0, [32, 4, 1, 1], DENSE, 1.0, &mut rng);
+    let blocks = Case::random(TYPE_Q4_0, [32, 4, 1, 1], DENSE, 1.0, &mut numbers);
     let shape = Case::zeros(TYPE_F32, [32, 4, 1, 1], DENSE);
     bench.refused((KERNEL_SQR, [0; 16]), &shape, &[blocks], serve::OPERAND);
     let concat = Case::zeros(TYPE_F32, [18, 4, 1, 1], DENSE);
@@ -163,15 +163,15 @@ fn results_that_only_a_copy_can_have_are_refused() {
 /// A block may not start in one source and end in the other.
 #[test]
 fn parts_of_blocks_are_not_joined() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    let parts = [20, 44].map(|n| Case::random(TYPE_F32, [n, 2, 1, 1], DENSE, 1.0, &mut rng));
+    let parts = [20, 44].map(|n| Case::random(TYPE_F32, [n, 2, 1, 1], DENSE, 1.0, &mut numbers));
     for dtype in [TYPE_Q8_0, TYPE_Q4_1] {
         let dst = Case::zeros(dtype, [64, 2, 1, 1], DENSE);
         bench.refused((KERNEL_CONCAT, [0; 16]), &dst, &parts, serve::OPERAND);
     }
     let ne = [48, 2, 1, 1];
-    let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut rng);
+    let src = Case::random(TYPE_F32, ne, DENSE, 1.0, &mut numbers);
     let dst = Case::zeros(TYPE_Q4_0, [96, 1, 1, 1], DENSE);
     bench.refused((KERNEL_COPY, [0; 16]), &dst, &[src], serve::OPERAND);
 }

@@ -5,22 +5,23 @@ use bytemuck::Zeroable;
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::sim::{Coherence, Machine, Options};
 use hexagon_ops::wire::{Command, KERNEL_COPY, MatMul, Plain, TYPE_I8, Tensor, TensorOp, Unmap};
+use test_kit::nmse;
 
-use crate::common::{Rng, nmse};
+use crate::common::Numbers;
 use crate::host::{Memory, Session, start};
 use crate::product::{DST_OFFSET, Product};
 
 const NMSE: f64 = 5e-4;
 
 /// Runs a product on a chip with strict coherence, leaving out what `skip` names; the error.
-fn error_without(skip: &str, weight: WeightType, m: usize, rng: &mut Rng) -> f64 {
+fn error_without(skip: &str, weight: WeightType, m: usize, numbers: &mut Numbers) -> f64 {
     let machine = start(Options {
         coherence: Coherence::Strict,
         ..Options::new(75)
     });
     let mut session = Session::new(&machine, 75);
     session.start().unwrap();
-    let product = Product::new(&mut session, weight, m, rng);
+    let product = Product::new(&mut session, weight, m, numbers);
     product.load();
     let clean = |what: &str, memory: crate::host::Memory| {
         if what != skip {
@@ -41,13 +42,13 @@ fn error_without(skip: &str, weight: WeightType, m: usize, rng: &mut Rng) -> f64
 
 #[test]
 fn a_missing_cache_operation_of_the_host_spoils_the_result() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for weight in WeightType::ALL {
         for m in [1, 5] {
-            let error = error_without("nothing", weight, m, &mut rng);
+            let error = error_without("nothing", weight, m, &mut numbers);
             assert!(error < NMSE, "{weight:?} M {m}: {error:e}");
             for skip in ["weights", "activations", "results"] {
-                let error = error_without(skip, weight, m, &mut rng);
+                let error = error_without(skip, weight, m, &mut numbers);
                 // NaN is wrong, too.
                 let right = error < 0.1;
                 assert!(
@@ -61,14 +62,14 @@ fn a_missing_cache_operation_of_the_host_spoils_the_result() {
 
 #[test]
 fn results_of_one_command_are_activations_of_the_next() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let machine = start(Options {
         coherence: Coherence::Strict,
         ..Options::new(79)
     });
     let mut session = Session::new(&machine, 79);
     session.start().unwrap();
-    let product = Product::new(&mut session, WeightType::Q8_0, 3, &mut rng);
+    let product = Product::new(&mut session, WeightType::Q8_0, 3, &mut numbers);
     product.load();
     session
         .cache
@@ -97,14 +98,14 @@ fn results_of_one_command_are_activations_of_the_next() {
 
 #[test]
 fn what_the_host_wrote_beside_results_survives() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let machine = start(Options {
         coherence: Coherence::Strict,
         ..Options::new(75)
     });
     let mut session = Session::new(&machine, 75);
     session.start().unwrap();
-    let product = Product::new(&mut session, WeightType::Q4_0, 1, &mut rng);
+    let product = Product::new(&mut session, WeightType::Q4_0, 1, &mut numbers);
     product.load();
     for memory in [product.weights, product.act] {
         session.cache.clean(memory.base, memory.bytes);
@@ -168,9 +169,9 @@ fn strict_session() -> (Machine, Session) {
 }
 
 /// Writes random bytes to a buffer for the DSP.
-fn load(session: &Session, memory: Memory, rng: &mut Rng) -> Vec<u8> {
+fn load(session: &Session, memory: Memory, numbers: &mut Numbers) -> Vec<u8> {
     let values: Vec<u8> = (0..memory.bytes)
-        .map(|_| rng.next().to_le_bytes()[5])
+        .map(|_| numbers.bits().to_le_bytes()[5])
         .collect();
     memory.put(0, &values);
     session.cache.clean(memory.base, memory.bytes);
@@ -188,11 +189,11 @@ fn run(session: &mut Session, commands: &[Command], memory: Memory) -> Vec<u8> {
 #[test]
 fn a_result_is_read_together_with_bytes_of_the_host() {
     let (_machine, mut session) = strict_session();
-    let rng = &mut Rng::new();
+    let numbers = &mut Numbers::default();
     let [(a, a_buffer), (b, b_buffer), (c, c_buffer)] = [0; 3].map(|_| session.buffer(4096));
-    let a = load(&session, a, rng);
-    let b = load(&session, b, rng);
-    load(&session, c, rng);
+    let a = load(&session, a, numbers);
+    let b = load(&session, b, numbers);
+    load(&session, c, numbers);
     // Bytes 1000 to 1499 of b are a result when 700 to 2199 are read, which is whole lines of neither.
     let commands = [
         copy(bytes(b_buffer, 1000, 500), bytes(a_buffer, 3, 500)),
@@ -206,10 +207,10 @@ fn a_result_is_read_together_with_bytes_of_the_host() {
 #[test]
 fn a_later_submission_reads_what_the_host_wrote_since() {
     let (_machine, mut session) = strict_session();
-    let rng = &mut Rng::new();
+    let numbers = &mut Numbers::default();
     let [(a, a_buffer), (b, b_buffer)] = [0; 2].map(|_| session.buffer(4096));
     for _ in 0..3 {
-        let values = load(&session, a, rng);
+        let values = load(&session, a, numbers);
         let command = copy(bytes(b_buffer, 0, 4096), bytes(a_buffer, 0, 4096));
         assert_eq!(run(&mut session, &[command], b), values);
     }
@@ -218,9 +219,9 @@ fn a_later_submission_reads_what_the_host_wrote_since() {
 #[test]
 fn more_results_than_are_remembered_reach_memory() {
     let (_machine, mut session) = strict_session();
-    let rng = &mut Rng::new();
+    let numbers = &mut Numbers::default();
     let [(a, a_buffer), (b, b_buffer)] = [0; 2].map(|_| session.buffer(200 * 640));
-    let (a, before) = (load(&session, a, rng), load(&session, b, rng));
+    let (a, before) = (load(&session, a, numbers), load(&session, b, numbers));
     let shape = [100, 200];
     let command = copy(
         rows(b_buffer, 77, shape, 640),
@@ -241,10 +242,10 @@ fn more_results_than_are_remembered_reach_memory() {
 
 #[test]
 fn the_dma_engine_reads_weights_that_a_command_wrote() {
-    let rng = &mut Rng::new();
+    let numbers = &mut Numbers::default();
     for m in [1, 5] {
         let (_machine, mut session) = strict_session();
-        let product = Product::new(&mut session, WeightType::Q8_0, m, rng);
+        let product = Product::new(&mut session, WeightType::Q8_0, m, numbers);
         product.load();
         let count = product.weights.bytes;
         let (other, other_buffer) = session.buffer(count);
@@ -266,9 +267,9 @@ fn the_dma_engine_reads_weights_that_a_command_wrote() {
 #[test]
 fn results_of_a_buffer_that_is_unmapped_reach_memory() {
     let (_machine, mut session) = strict_session();
-    let rng = &mut Rng::new();
+    let numbers = &mut Numbers::default();
     let [(a, a_buffer), (b, b_buffer)] = [0; 2].map(|_| session.buffer(4096));
-    let a = load(&session, a, rng);
+    let a = load(&session, a, numbers);
     let unmap = Unmap {
         buffer: b_buffer,
         reserved: 0,

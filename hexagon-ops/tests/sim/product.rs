@@ -2,8 +2,9 @@
 
 use hexagon_ops::layout::{Line, WeightType};
 use hexagon_ops::wire::{Command, MatMul, Plain, Weights as WireWeights};
+use test_kit::nmse;
 
-use crate::common::{Rng, Weights, dot, nmse};
+use crate::common::{Numbers, Weights, dot};
 use crate::host::{Memory, Session};
 
 /// One product, in three buffers.
@@ -23,10 +24,10 @@ pub struct Product {
 pub const DST_OFFSET: usize = 64;
 
 impl Product {
-    pub fn new(session: &mut Session, weight: WeightType, m: usize, rng: &mut Rng) -> Self {
+    pub fn new(session: &mut Session, weight: WeightType, m: usize, numbers: &mut Numbers) -> Self {
         // Whole blocks of every type.
         let (k, n) = (weight.block_elems().max(64), 40);
-        let values = Weights::random(weight, n, k, rng);
+        let values = Weights::random(weight, n, k, numbers);
         let (weights, weights_buffer) = session.buffer(size_of_val(&values.lines[..]));
         let (act, act_buffer) = session.buffer(4 * m * k);
         let (dst, dst_buffer) = session.buffer(4096);
@@ -53,7 +54,7 @@ impl Product {
             dot_rows: 2,
             epilogue: bytemuck::Zeroable::zeroed(),
         };
-        let inputs: Vec<f32> = (0..m * k).map(|_| rng.unit()).collect();
+        let inputs: Vec<f32> = (0..m * k).map(|_| numbers.float()).collect();
         Self {
             weights,
             act,

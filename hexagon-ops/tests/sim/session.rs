@@ -10,7 +10,7 @@ use hexagon_ops::layout::WeightType;
 use hexagon_ops::sim::Options;
 use hexagon_ops::wire::{Command, Nop, STATE, STATE_CLOSED, STATE_PARKED, WISH, WISH_CLOSE};
 
-use crate::common::Rng;
+use crate::common::Numbers;
 use crate::host::{
     Session, alloc, allow_unsigned, announce, close, free, open, serve, session_control, start,
     wait_for,
@@ -21,7 +21,7 @@ const NMSE: f64 = 5e-4;
 
 #[test]
 fn every_chip_multiplies_every_type() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     for arch in [73, 75, 79, 81] {
         let machine = start(Options::new(arch));
         let mut session = Session::new(&machine, arch);
@@ -29,7 +29,7 @@ fn every_chip_multiplies_every_type() {
         assert_eq!((info.arch, info.vtcm_bytes), (arch, 8 << 20));
         for weight in WeightType::ALL {
             for m in [1, 3] {
-                let product = Product::new(&mut session, weight, m, &mut rng);
+                let product = Product::new(&mut session, weight, m, &mut numbers);
                 product.load();
                 assert_eq!(session.run(&[product.command]).status, 0);
                 assert!(product.error() < NMSE, "v{arch} {weight:?} M {m}");
@@ -43,11 +43,11 @@ fn every_chip_multiplies_every_type() {
 
 #[test]
 fn a_thread_serves_parks_and_is_woken() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let machine = start(Options::new(75));
     let mut session = Session::new(&machine, 75);
     session.start().unwrap();
-    let product = Product::new(&mut session, WeightType::Q4_0, 2, &mut rng);
+    let product = Product::new(&mut session, WeightType::Q4_0, 2, &mut numbers);
     product.load();
     let (api, handle, shared) = (session.api, session.handle, session.shared.clone());
     // Very short, so that the race between parking and publishing is run many times.
@@ -120,13 +120,13 @@ fn dropping_the_machine_ends_its_calls() {
 
 #[test]
 fn two_handles_compute_at_once() {
-    let mut rng = Rng::new();
+    let mut numbers = Numbers::default();
     let machine = start(Options::new(79));
     let mut sessions = [0; 2].map(|_| Session::new(&machine, 79));
     let products = [WeightType::Q8_0, WeightType::F16].map(|weight| {
         let session = &mut sessions[usize::from(weight == WeightType::F16)];
         session.start().unwrap();
-        let product = Product::new(session, weight, 4, &mut rng);
+        let product = Product::new(session, weight, 4, &mut numbers);
         product.load();
         product
     });
@@ -222,8 +222,8 @@ fn the_second_dsp_has_sessions_and_memory_apart_from_the_first() {
     let mut second = Session::open(&machine, &uri, id);
     second.start().unwrap();
     assert_eq!(map(), 0);
-    let mut rng = Rng::new();
-    let product = Product::new(&mut second, WeightType::Q4_0, 2, &mut rng);
+    let mut numbers = Numbers::default();
+    let product = Product::new(&mut second, WeightType::Q4_0, 2, &mut numbers);
     product.load();
     assert_eq!(second.run(&[product.command]).status, 0);
     assert!(product.error() < NMSE);

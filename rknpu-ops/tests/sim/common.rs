@@ -9,6 +9,7 @@ use rknpu_ops::ffi::{
 };
 use rknpu_ops::layout::{Elem, MatmulLayout, Soc};
 use rknpu_ops::sim::{self, Machine, Options};
+use test_kit::Numbers;
 
 /// A machine and its functions.
 pub struct Npu {
@@ -183,40 +184,29 @@ impl Mem {
     }
 }
 
-/// A sequence of pseudo-random numbers (splitmix64).
-pub struct Rng(pub u64);
+/// An integer in `[low, high]`.
+fn int(numbers: &mut Numbers, low: i64, high: i64) -> i64 {
+    let span = u64::try_from(high - low + 1).unwrap();
+    low + i64::try_from(numbers.bits() % span).unwrap()
+}
 
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// An integer in `[low, high]`.
-    pub fn int(&mut self, low: i64, high: i64) -> i64 {
-        let span = u64::try_from(high - low + 1).unwrap();
-        low + i64::try_from(self.next() % span).unwrap()
-    }
-
-    /// A value of an element type; halves have `2 * exponents + 1` binades.
-    pub fn value(&mut self, elem: Elem, exponents: i64) -> f64 {
-        match elem {
-            Elem::I4 => self.int(-8, 7) as f64,
-            Elem::I8 => self.int(-128, 127) as f64,
-            _ => {
-                let exponent = i32::try_from(self.int(-exponents, exponents)).unwrap();
-                self.int(-2047, 2047) as f64 / 1024.0 * 2f64.powi(exponent)
-            }
+/// A value of an element type; halves have `2 * exponents + 1` binades.
+pub fn value(numbers: &mut Numbers, elem: Elem, exponents: i64) -> f64 {
+    match elem {
+        Elem::I4 => int(numbers, -8, 7) as f64,
+        Elem::I8 => int(numbers, -128, 127) as f64,
+        _ => {
+            let exponent = i32::try_from(int(numbers, -exponents, exponents)).unwrap();
+            int(numbers, -2047, 2047) as f64 / 1024.0 * 2f64.powi(exponent)
         }
     }
+}
 
-    pub fn matrix(&mut self, elem: Elem, rows: usize, columns: usize) -> Matrix {
-        let data = (0..rows * columns).map(|_| self.value(elem, 5)).collect();
-        Matrix { columns, data }
-    }
+pub fn matrix(numbers: &mut Numbers, elem: Elem, rows: usize, columns: usize) -> Matrix {
+    let data = (0..rows * columns)
+        .map(|_| value(numbers, elem, 5))
+        .collect();
+    Matrix { columns, data }
 }
 
 /// A row-major matrix of values that its element type can hold.
@@ -262,9 +252,9 @@ impl Problem {
     pub fn random(soc: Soc, matmul_type: MatmulType, shape: [usize; 3], seed: u64) -> Self {
         let layout = MatmulLayout::of(soc, matmul_type).unwrap();
         let [m, k, n] = shape;
-        let mut rng = Rng(seed);
-        let a = rng.matrix(layout.a.elem, m, k);
-        let b = rng.matrix(layout.b.elem, k, n);
+        let mut numbers = Numbers::fixed(seed);
+        let a = matrix(&mut numbers, layout.a.elem, m, k);
+        let b = matrix(&mut numbers, layout.b.elem, k, n);
         Self {
             layout,
             info: info(matmul_type, shape),

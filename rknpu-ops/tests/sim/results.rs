@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_void};
 
 use rknpu_ops::ffi::{Layout, MatmulShape, MatmulType, QuantParams, QuantType, TensorAttr};
 use rknpu_ops::layout::{Elem, Soc};
+use test_kit::Numbers;
 
-use crate::common::{Matrix, Npu, Problem, Rng, info, types};
+use crate::common::{Matrix, Npu, Problem, info, types};
 
 #[test]
 fn every_type_of_every_chip_agrees_with_the_reference() {
@@ -104,9 +105,10 @@ fn a_row_does_not_depend_on_the_other_rows() {
     ] {
         let mut whole = Problem::random(Soc::Rk3588, matmul_type, [25, k, n], 5);
         if matmul_type != MatmulType::I8_I8_I32 {
-            let mut rng = Rng(6);
+            let mut numbers = Numbers::fixed(6);
             for value in whole.a.data.iter_mut().chain(&mut whole.b.data) {
-                *value = half::f16::from_f64(rng.value(Elem::F16, 14)).to_f64();
+                *value =
+                    half::f16::from_f64(crate::common::value(&mut numbers, Elem::F16, 14)).to_f64();
             }
         }
         let all = npu

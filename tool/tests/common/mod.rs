@@ -6,19 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorPlan, Value, Writer};
+use test_kit::Numbers;
 
-/// Numbers in [-1, 1) from a seed.
-// SOURCE: xorshift64*, Vigna 2016.
+/// `n` numbers in [-1, 1) from a seed.
 pub fn numbers(seed: u64, n: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        let high = state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 48;
-        f32::from(u16::try_from(high).unwrap()) / 32768.0 - 1.0
-    };
-    std::iter::repeat_with(next).take(n).collect()
+    Numbers::fixed(seed).floats(n)
 }
 
 /// A model on its way to a file.

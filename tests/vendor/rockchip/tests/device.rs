@@ -35,7 +35,7 @@ fn device() -> Arc<RkDevice> {
 /// Multiplies and fails over `limit`, a normalized mean square error.
 fn check(device: &Arc<RkDevice>, dtype: DType, [m, k, n]: [usize; 3], numbers: &mut Numbers) {
     let w = Weight::random(numbers, dtype, [k, n, 1, 1]);
-    let act = numbers.vec(m * k);
+    let act = numbers.floats(m * k);
     let limit = if dtype == DType::F16 { 1e-6 } else { 1e-3 };
     let buffer = packed(device, &w, 4096);
     let have = mul_mat(device, &w, Some((&buffer, 4096)), &act, [k, m, 1, 1]).unwrap();
@@ -101,7 +101,7 @@ fn a_shape_that_the_library_refuses_is_an_error_and_no_result() {
     // 1.5.2 takes no FP16 product with K above 2048, 2.3 takes 4096.
     let (device, mut numbers) = (device(), Numbers::new(2));
     let w = Weight::random(&mut numbers, DType::F16, [4096, 32, 1, 1]);
-    let act = numbers.vec(4096);
+    let act = numbers.floats(4096);
     let buffer = packed(&device, &w, 0);
     let error = mul_mat(&device, &w, Some((&buffer, 0)), &act, [4096, 1, 1, 1]).unwrap_err();
     let text = error.to_string();
