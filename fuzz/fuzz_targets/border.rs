@@ -146,7 +146,7 @@ fn any_node(
     let mut node = node(op, dst, &src);
     for _ in 0..input.below(4) {
         let at = input.below(NPU_OP_PARAMS);
-        node.op_params[at] = if input.byte() % 2 == 0 {
+        node.op_params[at] = if input.byte().is_multiple_of(2) {
             i32::from(input.byte())
         } else {
             input.word().cast_signed()
@@ -170,7 +170,7 @@ fn any_node(
             node.dst.data = memory.as_mut_ptr().cast();
         }
     }
-    node.feeds_next = input.byte() % 4 == 0;
+    node.feeds_next = input.byte().is_multiple_of(4);
     (node, fits)
 }
 

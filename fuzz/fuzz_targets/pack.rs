@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use ggml_rust_npu::gguf::GgmlType;
-use ggml_rust_npu::packfile::{ChunkHash, Entry, Packs, SourceHash, PackTable, Wanted, sampled};
+use ggml_rust_npu::packfile::{ChunkHash, Entry, PackTable, Packs, SourceHash, Wanted, sampled};
 use libfuzzer_sys::fuzz_target;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 

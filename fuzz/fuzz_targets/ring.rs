@@ -86,7 +86,7 @@ impl Host {
         let mut input = Input::new(&bytes);
         match input.byte() % 13 {
             0..=4 => {
-                let is_last = input.byte() % 2 == 0;
+                let is_last = input.byte().is_multiple_of(2);
                 let mut command = Command::new(self.sequence, &Nop { reserved: 0 });
                 command.flags = if is_last { FENCE } else { 0 };
                 match self.ring.push(&command) {

@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use ggml_rust_npu::config::rules::{Choice, Rules};
-use ggml_rust_npu::config::settings::Settings;
+use ggml_rust_npu::config::settings::{Setting, Settings};
 use ggml_rust_npu::config::{Config, known_variables, unknown_variables};
 use ggml_rust_npu::rockchip::caps;
 use ggml_rust_npu_fuzz::Input;
@@ -28,24 +28,36 @@ const CHOICES: [Choice; 5] = [
     Choice::Cpu,
 ];
 
-fn rows_of(settings: &Settings) -> Vec<Option<usize>> {
+/// Settings, each with a value that every chip may have.
+const SETTINGS: [(Setting, usize); 3] = [
+    (Setting::MinM, 7),
+    (Setting::KMaxInt8, 512),
+    (Setting::KMaxFp16, 512),
+];
+
+/// Returns a value for each setting and chip, of the device and of its stand-in.
+fn values_of(settings: &Settings) -> Vec<Option<usize>> {
     let chips = caps::ALL.iter().map(|caps| caps.soc.name());
     chips
-        .flat_map(|chip| [false, true].map(|simulated| settings.min_m(chip, simulated)))
+        .flat_map(|chip| SETTINGS.map(|(setting, _)| (setting, chip)))
+        .flat_map(|(setting, chip)| [false, true].map(|sim| settings.get(setting, chip, sim)))
         .collect()
 }
 
-/// A file that is understood stays so when a chip's rows are written to it, and nothing else changes.
+/// A file that is understood stays so when a chip's setting is written to it, and nothing else
+/// changes.
 fn settings(text: &str) {
     let Ok(settings) = Settings::parse(text) else {
         return;
     };
-    for (at, caps) in caps::ALL.iter().enumerate() {
-        let changed = Settings::with_min_m(text, caps.soc.name(), true, 7);
+    let chips = caps::ALL.iter().map(|caps| caps.soc.name());
+    let keys = chips.flat_map(|chip| SETTINGS.map(|(setting, value)| (setting, chip, value)));
+    for (at, (setting, chip, value)) in keys.enumerate() {
+        let changed = Settings::with(text, setting, chip, true, value);
         let changed = Settings::parse(&changed).expect("a file that was understood");
-        let mut want = rows_of(&settings);
-        want[2 * at + 1] = Some(7);
-        assert_eq!(rows_of(&changed), want);
+        let mut want = values_of(&settings);
+        want[2 * at + 1] = Some(value);
+        assert_eq!(values_of(&changed), want);
     }
 }
 

@@ -9,8 +9,9 @@ use ggml_rust_npu::gguf::GgmlType;
 use ggml_rust_npu::reference;
 use ggml_rust_npu_fuzz::Input;
 use ggml_rust_npu_fuzz::border::*;
+use test_kit::Numbers;
 
-use crate::memory::{Memory, Numbers};
+use crate::memory::Memory;
 
 /// Most nodes of a graph.
 pub const NODES: usize = 8;
@@ -70,8 +71,11 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
+/// A function of one number.
+type UnaryFn = fn(f64) -> f64;
+
 /// Unary operations with their largest slopes.
-const UNARY: [(&CStr, fn(f64) -> f64, f64); 9] = [
+const UNARY: [(&CStr, UnaryFn, f64); 9] = [
     (c"SILU", reference::silu, 1.1),
     (c"GELU", reference::gelu, 1.2),
     (c"RELU", relu, 1.0),
@@ -91,7 +95,7 @@ fn hardsigmoid(x: f64) -> f64 {
     ((x + 3.0) / 6.0).clamp(0.0, 1.0)
 }
 
-const GATES: [(&CStr, fn(f64) -> f64); 3] = [
+const GATES: [(&CStr, UnaryFn); 3] = [
     (c"SWIGLU", reference::silu),
     (c"GEGLU", reference::gelu),
     (c"REGLU", relu),
@@ -196,7 +200,7 @@ impl Graph {
             value.role == NPU_ROLE_RESULT && free && room
         };
         let old: Vec<usize> = self.there().into_iter().filter(fits).collect();
-        if old.is_empty() || input.byte() % 4 != 0 {
+        if old.is_empty() || !input.byte().is_multiple_of(4) {
             return self.value(ne, NPU_ROLE_RESULT);
         }
         let old = &mut self.values[input.one_of(&old)];
@@ -253,7 +257,7 @@ impl Graph {
         let kind = input.byte() % 16;
         let there = self.there();
         // The newest one is always there.
-        let a = if input.byte() % 2 == 0 {
+        let a = if input.byte().is_multiple_of(2) {
             self.values.len() - 1
         } else {
             input.one_of(&there)
@@ -271,7 +275,11 @@ impl Graph {
                 if k % 32 != 0 {
                     return;
                 }
-                let shared = if input.byte() % 4 == 0 { planes } else { 1 };
+                let shared = if input.byte().is_multiple_of(4) {
+                    planes
+                } else {
+                    1
+                };
                 let (tensor, values) = self.weight(kind, [k, n, shared, 1], numbers);
                 (extra, factors) = (Some(tensor), values);
                 (Op::MulMat, c"MUL_MAT", [n, m, planes, 1])
@@ -318,7 +326,7 @@ impl Graph {
             8 => {
                 let (scale, bias) = (
                     numbers.float() * 2.0,
-                    if input.byte() % 2 == 0 {
+                    if input.byte().is_multiple_of(2) {
                         0.0
                     } else {
                         numbers.float()
@@ -350,7 +358,7 @@ impl Graph {
                 if k % 2 != 0 {
                     return;
                 }
-                let halves = input.byte() % 2 == 0;
+                let halves = input.byte().is_multiple_of(2);
                 (params[1], params[2]) =
                     (i32::try_from(k).expect("small"), if halves { 2 } else { 0 });
                 (params[5], params[6], params[8]) = (bits(BASE), bits(1.0), bits(1.0));
@@ -428,7 +436,8 @@ impl Graph {
                 Op::Mul => matches!(second, Op::Add),
                 _ => false,
             };
-            self.steps[at].node.feeds_next = fuses && readers == [at + 1] && input.byte() % 4 != 0;
+            self.steps[at].node.feeds_next =
+                fuses && readers == [at + 1] && !input.byte().is_multiple_of(4);
         }
     }
 

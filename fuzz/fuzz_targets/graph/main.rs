@@ -18,16 +18,20 @@ use ggml_rust_npu_fuzz::border::*;
 use libfuzzer_sys::fuzz_target;
 
 use build::{Graph, LARGEST, NODES};
-use memory::Numbers;
+use test_kit::Numbers;
 
 fuzz_target!(|bytes: &[u8]| {
     start();
     let mut input = Input::new(bytes);
-    let device = if input.byte() % 4 == 0 { RK } else { HEX };
+    let device = if input.byte().is_multiple_of(4) {
+        RK
+    } else {
+        HEX
+    };
     let k = input.one_of(&[32, 64, 96, 128, 256, 40, 7]);
     let m = input.one_of(&[1, 2, 3, 4, 5, 8, 9, 31, 32, 33]);
     let planes = 1 + input.below(2);
-    let mut numbers = Numbers(u64::from(input.word()));
+    let mut numbers = Numbers::fixed(u64::from(input.word()));
     let mut graph = Graph::new(device, (2 * NODES + 4) * (LARGEST + 64) * 4);
     for _ in 0..1 + input.below(2) {
         graph.value([k, m, planes, 1], NPU_ROLE_STATE);
