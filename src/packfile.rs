@@ -162,7 +162,7 @@ pub enum Error {
     /// A hash is not that of the bytes.
     #[error("the pack is corrupted: hash of {field} is {want:032x}, its bytes have {have:032x}")]
     Corrupted {
-        /// The hashed part.
+        /// Name of the part that was hashed.
         field: String,
         /// The hash of the file.
         want: u128,

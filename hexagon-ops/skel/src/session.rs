@@ -60,7 +60,7 @@ fn take(stage: u32) -> bool {
         .is_ok()
 }
 
-/// Gives it back.
+/// Gives the session, which was taken, to whoever takes it in `stage`.
 fn give(stage: u32) {
     STAGE.store(stage, Ordering::Release);
 }

@@ -44,9 +44,9 @@ pub struct Limits {
 
 /// A search by steps.
 pub struct Search<'a> {
-    /// Samples steps.
+    /// The model that writes steps.
     pub generator: &'a dyn Generator,
-    /// Scores them.
+    /// The model or rule that scores steps.
     pub scorer: &'a dyn Scorer,
     /// Makes one score of those of the steps.
     pub aggregate: Aggregate,

@@ -88,9 +88,9 @@ pub enum Unary {
         alpha_n: f32,
         /// p, the factor above 0.
         alpha_p: f32,
-        /// β.
+        /// β, the factor of the linear part.
         beta: f32,
-        /// ε.
+        /// ε, the most that the exponential is taken of.
         eps: f32,
     },
     /// [`math::ln`].

@@ -30,8 +30,8 @@ pub fn levels(x: &[f32; BLOCK], inverse: f32) -> ([f32; BLOCK], [u8; BLOCK]) {
     (values, codes)
 }
 
-/// Returns the least squares over the candidates. Without weights, the weight of each element is
-/// its square.
+/// Returns the candidate with the least sum of squared errors, each times its element's weight.
+/// Without weights, an element's weight is its square.
 pub fn quantize(x: &[f32; BLOCK], weights: Option<&[f32; BLOCK]>) -> Codes {
     let extreme = extreme(x);
     if extreme == 0.0 {

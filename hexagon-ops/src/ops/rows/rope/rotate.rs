@@ -13,7 +13,7 @@ pub(super) struct RotateRows<'a, 't, const IN_PLACE: bool> {
     pub(super) table: &'a AngleTable<'t>,
     /// The source's rows, and the elements from one to the next.
     pub(super) from: (&'a [f32], usize),
-    /// The result's.
+    /// The result's rows, and the elements from one to the next.
     pub(super) to: (&'a mut [f32], usize),
     /// Elements of a row, and the number of rows.
     pub(super) n: usize,
