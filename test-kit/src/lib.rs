@@ -1,6 +1,11 @@
-//! Shared by the tests of several crates: numbers from a seed, and the distance between results.
+//! Shared by the tests of several crates: numbers from a seed, the distance between results, and
+//! the values that a C compiler finds in a header.
 
 use std::env;
+
+mod header;
+
+pub use header::Header;
 
 /// Pseudo-random numbers: the same seed gives the same numbers.
 // SOURCE: splitmix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.

@@ -194,4 +194,15 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    #[ignore = "needs FastRPC's headers in the folder FASTRPC_INCLUDE: make vendor with FASTRPC_DIR"]
+    fn codes_are_those_of_fastrpcs_headers() {
+        let mut header = test_kit::Header::of("FASTRPC_INCLUDE", &["AEEStdErr.h"]);
+        header.expect("(int)DSP_AEE_EOFFSET", DSP_OFFSET.cast_signed());
+        for (code, name, _) in CODES {
+            header.expect(format!("(int)({name})"), *code);
+        }
+        header.check();
+    }
 }
