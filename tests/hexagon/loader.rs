@@ -72,7 +72,10 @@ fn plain(dtype: DType, ne: [usize; 4]) -> Tensor<'static> {
 }
 
 fn q8_0(ne: [usize; 4]) -> Tensor<'static> {
-    let format = Format::Q8_0;
+    blocks(Format::Q8_0, ne)
+}
+
+fn blocks(format: Format, ne: [usize; 4]) -> Tensor<'static> {
     Tensor {
         format: Some(format),
         ..plain(Kind::Blocks(format).dtype(), ne)
@@ -166,6 +169,16 @@ fn a_weight_lands_where_its_operation_runs() {
                 Op::GetRows,
                 0,
                 &[q8_0([256, 128, 1, 1]), ids],
+                [256, 512, 1, 1],
+            ),
+            Lands::Shared,
+        ),
+        (
+            "a table of rows in super-blocks",
+            Question::new(
+                Op::GetRows,
+                0,
+                &[blocks(Format::Q4K, [256, 128, 1, 1]), ids],
                 [256, 512, 1, 1],
             ),
             Lands::Shared,

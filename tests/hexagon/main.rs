@@ -17,5 +17,6 @@ mod loader;
 mod pack;
 mod product;
 mod recurrence;
+mod rows;
 mod selftest;
 mod space;

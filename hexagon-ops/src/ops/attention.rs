@@ -92,7 +92,7 @@ impl<'a> Job<'a> {
     fn new(params: &Attention, src: &Sources<'a>, dst: &Shape) -> Result<Self> {
         let (q, k, v) = (&src.q.shape, &src.k.shape, &src.v.shape);
         let [d, queries, heads, streams] = q.ne;
-        let readable = |shape: &Shape| shape.dtype.is_float() || shape.dtype.is_block();
+        let readable = |shape: &Shape| shape.dtype.is_computed();
         let shared = heads.is_multiple_of(k.ne[2]) && streams.is_multiple_of(k.ne[3]);
         let fits = q.dtype == Type::F32
             && dst.dtype == Type::F32

@@ -55,7 +55,7 @@ impl<'a> IndexerInputs<'a> {
         let positions = keys.shape.ne[2];
         let key_type = keys.shape.dtype;
         let fits = queries.shape.dtype == Type::F32
-            && (key_type.is_float() || key_type.is_block())
+            && key_type.is_computed()
             && weights.shape.dtype == Type::F32
             && mask.shape.dtype == Type::F16
             && dst.shape.dtype == Type::F32

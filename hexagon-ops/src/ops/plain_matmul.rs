@@ -57,7 +57,7 @@ pub fn mul_mat(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Resu
     let (a, b) = (src[0].apart()?, src[1].apart()?);
     let [k, n, a2, a3] = a.shape.ne;
     let [depth, m, b2, b3] = b.shape.ne;
-    let fits = (a.shape.dtype.is_float() || a.shape.dtype.is_block())
+    let fits = a.shape.dtype.is_computed()
         && b.shape.dtype.is_float()
         && dst.shape.dtype == Type::F32
         && depth == k

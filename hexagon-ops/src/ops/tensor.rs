@@ -21,6 +21,7 @@ mod lines;
 mod raw;
 mod row;
 mod shape;
+mod super_block;
 
 use row::float_stride;
 pub use row::{Row, Run};

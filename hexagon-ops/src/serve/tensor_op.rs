@@ -70,6 +70,12 @@ fn type_of(dtype: u32) -> Option<Type> {
         wire::TYPE_Q5_1 => Type::Q5_1,
         wire::TYPE_IQ4_NL => Type::Iq4Nl,
         wire::TYPE_MXFP4 => Type::Mxfp4,
+        wire::TYPE_Q2_K => Type::Q2K,
+        wire::TYPE_Q3_K => Type::Q3K,
+        wire::TYPE_Q4_K => Type::Q4K,
+        wire::TYPE_Q5_K => Type::Q5K,
+        wire::TYPE_Q6_K => Type::Q6K,
+        wire::TYPE_IQ4_XS => Type::Iq4Xs,
         _ => return None,
     })
 }
@@ -96,7 +102,7 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
     let size = |n: u32| usize::try_from(n).map_err(|_| bounds);
     let [n0, n1, n2, n3] = tensor.ne;
     let (n0, n1, n2, n3) = (size(n0)?, size(n1)?, size(n2)?, size(n3)?);
-    // Blocks have 32 elements.
+    // Blocks have 32 elements, super-blocks 256.
     if n0.min(n1).min(n2).min(n3) == 0 || n0 & (dtype.block() - 1) != 0 {
         return Err(Failure::bad(SHAPE));
     }
@@ -108,7 +114,7 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
         _ => usize::try_from(have).map_err(|_| bounds),
     };
     let [b0, b1, b2, b3] = tensor.nb;
-    let blocks = if dtype.is_block() { n0 / 32 } else { n0 };
+    let blocks = n0 >> dtype.block().trailing_zeros();
     let (b0, b1) = (stride(blocks, b0)?, stride(n1, b1)?);
     let (b2, b3) = (stride(n2, b2)?, stride(n3, b3)?);
     Ok(Some(Shape {

@@ -4,8 +4,8 @@
 //!
 //! [`OPERATIONS`](super::OPERATIONS) lists the kernels. This table says which operands each of them accepts.
 //!
-//! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of blocks; *writable* is
-//! readable without MXFP4; *any* is every type. Types of a row of this table may differ from each other unless it says
+//! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of blocks and super-blocks;
+//! *writable* is readable without MXFP4 and super-blocks; *any* is every type. Types of a row of this table may differ from each other unless it says
 //! *same*. `d`, `a`, `b`, `c` are the dimensions of the result and the three sources; a `*` is any number. Parameters are
 //! words of `params`, ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; other words are not read.
 //! Only i13 to i15 of IM2COL are not ggml's.
@@ -107,6 +107,18 @@ pub const TYPE_Q5_1: u32 = 12;
 pub const TYPE_IQ4_NL: u32 = 13;
 /// [`Tensor::dtype`]: ggml `block_mxfp4`, 17 bytes for 32 elements.
 pub const TYPE_MXFP4: u32 = 14;
+/// [`Tensor::dtype`]: ggml `block_q2_K`, 84 bytes for 256 elements.
+pub const TYPE_Q2_K: u32 = 15;
+/// [`Tensor::dtype`]: ggml `block_q3_K`, 110 bytes for 256 elements.
+pub const TYPE_Q3_K: u32 = 16;
+/// [`Tensor::dtype`]: ggml `block_q4_K`, 144 bytes for 256 elements.
+pub const TYPE_Q4_K: u32 = 17;
+/// [`Tensor::dtype`]: ggml `block_q5_K`, 176 bytes for 256 elements.
+pub const TYPE_Q5_K: u32 = 18;
+/// [`Tensor::dtype`]: ggml `block_q6_K`, 210 bytes for 256 elements.
+pub const TYPE_Q6_K: u32 = 19;
+/// [`Tensor::dtype`]: ggml `block_iq4_xs`, 136 bytes for 256 elements.
+pub const TYPE_IQ4_XS: u32 = 20;
 
 /// Most sources of an operation.
 pub const SOURCES: usize = 3;

@@ -134,7 +134,7 @@ fn six_bit_values(block: &[u8]) -> Vec<(f64, f64)> {
 
 /// The exact values of a block of any type, and the magnitudes of the terms that each is the sum
 /// of: of more than one where kernels round each.
-fn terms(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
+pub fn terms(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
     match weight.block_elems() {
         TILE_DIM => (block_values(weight, block).into_iter())
             .map(|value| (value, 0.0))

@@ -1,10 +1,10 @@
-//! Random blocks of 32 elements, and their exact values by ggml's formulas.
+//! Random blocks and super-blocks, and their exact values by ggml's formulas.
 
 use half::f16;
 use hexagon_ops::layout::WeightType;
 use hexagon_ops::wire;
 
-use crate::common::{Numbers, block_values, random_block};
+use crate::common::{Numbers, random_block, terms};
 
 /// Returns the elements and bytes of a block, or of an element for types without blocks.
 pub fn block(dtype: u32) -> (usize, usize) {
@@ -19,6 +19,12 @@ pub fn block(dtype: u32) -> (usize, usize) {
         wire::TYPE_Q5_0 => (32, 22),
         wire::TYPE_Q5_1 => (32, 24),
         wire::TYPE_MXFP4 => (32, 17),
+        wire::TYPE_Q2_K => (256, 84),
+        wire::TYPE_Q3_K => (256, 110),
+        wire::TYPE_Q4_K => (256, 144),
+        wire::TYPE_Q5_K => (256, 176),
+        wire::TYPE_Q6_K => (256, 210),
+        wire::TYPE_IQ4_XS => (256, 136),
         _ => unreachable!("no such type"),
     }
 }
@@ -30,6 +36,9 @@ fn weight_type(dtype: u32) -> Option<WeightType> {
         wire::TYPE_Q4_1 => WeightType::Q4_1,
         wire::TYPE_IQ4_NL => WeightType::Iq4Nl,
         wire::TYPE_MXFP4 => WeightType::Mxfp4,
+        wire::TYPE_Q4_K => WeightType::Q4K,
+        wire::TYPE_Q5_K => WeightType::Q5K,
+        wire::TYPE_Q6_K => WeightType::Q6K,
         _ => return None,
     })
 }
@@ -48,9 +57,10 @@ pub fn random(dtype: u32, numbers: &mut Numbers) -> Vec<u8> {
 }
 
 /// The values of a block.
-pub fn values(dtype: u32, bytes: &[u8]) -> [f64; 32] {
+pub fn values(dtype: u32, bytes: &[u8]) -> Vec<f64> {
     if let Some(weight) = weight_type(dtype) {
-        return block_values(weight, bytes);
+        let terms = terms(weight, bytes).into_iter();
+        return terms.map(|(value, _)| value).collect();
     }
     let half = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f64();
     let (at, offset, min) = if dtype == wire::TYPE_Q5_0 {
@@ -59,10 +69,11 @@ pub fn values(dtype: u32, bytes: &[u8]) -> [f64; 32] {
         (4, 0.0, half(2))
     };
     let high = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-    std::array::from_fn(|k| {
+    let value = |k: usize| {
         let byte = bytes[at + 4 + k % 16];
         let nibble = if k < 16 { byte & 15 } else { byte >> 4 };
         let quant = u32::from(nibble) + (high >> k & 1) * 16;
         (f64::from(quant) - offset) * half(0) + min
-    })
+    };
+    (0..32).map(value).collect()
 }

@@ -21,6 +21,7 @@ const BLOCKS: [u32; 7] = [
     TYPE_IQ4_NL,
     TYPE_MXFP4,
 ];
+const SUPER_BLOCKS: [u32; 3] = [TYPE_Q4_K, TYPE_Q5_K, TYPE_Q6_K];
 
 /// Largest NMSE of rounding uniform numbers to a type.
 fn type_limit(dtype: u32) -> f64 {
@@ -44,8 +45,12 @@ fn type_limit(dtype: u32) -> f64 {
 fn rows_are_fetched_by_number() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    for dtype in [F, H, B].into_iter().chain(BLOCKS) {
-        for (n, ids_type) in [(64, TYPE_I32), (288, TYPE_I64)] {
+    for dtype in [F, H, B].into_iter().chain(BLOCKS).chain(SUPER_BLOCKS) {
+        let lengths = match SUPER_BLOCKS.contains(&dtype) {
+            true => [256, 768],
+            false => [64, 288],
+        };
+        for (n, ids_type) in lengths.into_iter().zip([TYPE_I32, TYPE_I64]) {
             for place in [DENSE, GAPS] {
                 let table = Case::random(dtype, [n, 11, 2, 3], place, 2.0, &mut numbers);
                 let ids = Case::of(ids_type, [7, 2, 3, 1], GAPS, || {
@@ -198,8 +203,8 @@ fn copies_of_one_type_keep_every_bit() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let plain = [F, H, B, TYPE_I8, TYPE_I16, TYPE_I32, TYPE_I64];
-    for dtype in plain.into_iter().chain(BLOCKS) {
-        let unit = if BLOCKS.contains(&dtype) { 32 } else { 1 };
+    for dtype in plain.into_iter().chain(BLOCKS).chain(SUPER_BLOCKS) {
+        let unit = crate::block::block(dtype).0;
         let ne = [3 * unit, 2, 3, 4];
         for place in [DENSE, GAPS, PERMUTED] {
             let src = Case::random(dtype, ne, place, 100.0, &mut numbers);
@@ -256,15 +261,16 @@ fn patterns_that_are_no_numbers_are_copied_as_well() {
 fn copies_to_and_from_blocks_round_as_their_types_do() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    let ne = [96, 5, 3, 2];
-    for dtype in BLOCKS {
+    for dtype in BLOCKS.into_iter().chain(SUPER_BLOCKS) {
+        let only_read = dtype == TYPE_MXFP4 || SUPER_BLOCKS.contains(&dtype);
+        let ne = [3 * crate::block::block(dtype).0, 5, 3, 2];
         for place in [DENSE, PERMUTED] {
             for plain in [F, H, B] {
                 let src = Case::random(dtype, ne, place, 1.0, &mut numbers);
                 let mut dst = Case::zeros(plain, ne, DENSE);
                 dst.values.clone_from(&src.values);
                 bench.check((KERNEL_COPY, [0; 16]), &dst, &[src], false, limit(plain));
-                if dtype == TYPE_MXFP4 {
+                if only_read {
                     continue;
                 }
                 let src = Case::random(plain, ne, place, 3.0, &mut numbers);
@@ -280,9 +286,33 @@ fn copies_to_and_from_blocks_round_as_their_types_do() {
             }
         }
         let zeros = Case::of(F, ne, DENSE, || 0.0);
-        if dtype != TYPE_MXFP4 {
+        if !only_read {
             let dst = Case::zeros(dtype, ne, DENSE);
             bench.check((KERNEL_COPY, [0; 16]), &dst, &[zeros], false, 0.0);
+        }
+    }
+}
+
+#[test]
+fn super_blocks_are_only_read() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for dtype in SUPER_BLOCKS {
+        let table = Case::random(dtype, [256, 4, 1, 1], DENSE, 1.0, &mut numbers);
+        let rows = Case::random(F, [256, 3, 1, 1], DENSE, 1.0, &mut numbers);
+        let ids = Case::of(TYPE_I64, [3, 1, 1, 1], DENSE, || 1.0);
+        let (rows, table) = (&rows, &table);
+        for (kernel, dst, src) in [
+            (KERNEL_SET_ROWS, table, vec![rows.clone(), ids]),
+            (KERNEL_ADD, rows, vec![table.clone(), rows.clone()]),
+            (KERNEL_SCALE, rows, vec![table.clone()]),
+            (
+                KERNEL_MUL_MAT_PLAIN,
+                &Case::zeros(F, [4, 3, 1, 1], DENSE),
+                vec![table.clone(), rows.clone()],
+            ),
+        ] {
+            bench.refused((kernel, [0; 16]), dst, &src, serve::OPERAND);
         }
     }
 }

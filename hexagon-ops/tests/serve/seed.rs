@@ -5,7 +5,7 @@ use hexagon_ops::wire::*;
 /// Bytes that each of the buffers must have at least.
 pub const BYTES: usize = 1 << 13;
 /// Types' numbers are below it.
-pub const TYPES: u32 = TYPE_MXFP4 + 1;
+pub const TYPES: u32 = TYPE_IQ4_XS + 1;
 
 /// A tensor without gaps at the start of a buffer.
 pub fn tensor(buffer: u32, dtype: u32, ne: [u32; 4]) -> Tensor {
@@ -19,6 +19,12 @@ pub fn tensor(buffer: u32, dtype: u32, ne: [u32; 4]) -> Tensor {
         TYPE_Q5_0 => (32, 22),
         TYPE_Q5_1 => (32, 24),
         TYPE_Q8_0 => (32, 34),
+        TYPE_Q2_K => (256, 84),
+        TYPE_Q3_K => (256, 110),
+        TYPE_Q4_K => (256, 144),
+        TYPE_Q5_K => (256, 176),
+        TYPE_Q6_K => (256, 210),
+        TYPE_IQ4_XS => (256, 136),
         _ => (1, 4),
     };
     let [n0, n1, n2, _] = ne.map(u64::from);
@@ -49,7 +55,14 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
             tensor(2, dtype, [32, 9, 2, 1]),
             [f32(0, NE), tensor(1, TYPE_I64, [3, 2, 1, 1]), none],
         ),
-        KERNEL_GET_ROWS => (f32(2, NE), [tensor(0, dtype, [32, 9, 2, 1]), ids, none]),
+        KERNEL_GET_ROWS => {
+            // Rows of whole blocks, or super-blocks.
+            let n = if dtype >= TYPE_Q2_K { 256 } else { 32 };
+            (
+                f32(2, [n, 3, 2, 1]),
+                [tensor(0, dtype, [n, 9, 2, 1]), ids, none],
+            )
+        }
         KERNEL_MUL_MAT_PLAIN => (
             f32(2, [5, 3, 2, 1]),
             [tensor(0, dtype, [32, 5, 1, 1]), f32(1, NE), none],

@@ -133,10 +133,11 @@ impl Tensor {
             return Self::of(dtype, ne, place, || scale * numbers.float());
         }
         let mut tensor = Self::zeros(dtype, ne, place);
-        for index in (0..tensor.values.len()).step_by(32) {
+        for index in (0..tensor.values.len()).step_by(block(dtype).0) {
             let at = tensor.at(index);
             let bytes = block::random(dtype, numbers);
-            tensor.values[index..index + 32].copy_from_slice(&block::values(dtype, &bytes));
+            let values = block::values(dtype, &bytes);
+            tensor.values[index..index + values.len()].copy_from_slice(&values);
             tensor.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
         }
         tensor
@@ -195,7 +196,7 @@ impl Tensor {
                 dtype => {
                     let values = block::values(dtype, &bytes[at..at + block(dtype).1]);
                     #[expect(clippy::cast_possible_truncation, reason = "for comparison")]
-                    let value = values[index % 32] as f32;
+                    let value = values[index % values.len()] as f32;
                     value
                 }
             }

@@ -4,7 +4,7 @@
 
 use std::ops::AddAssign;
 
-use hexagon_ops::layout::{F16_TILE_BYTES, TILE_DIM, WeightType};
+use hexagon_ops::layout::{F16_TILE_BYTES, SUPER_BLOCK, TILE_DIM, WeightType};
 use hexagon_ops::ops::matmul::{DOT_ROWS, GemmPlan};
 use hexagon_ops::wire;
 
@@ -148,20 +148,25 @@ fn elems(tensor: &wire::Tensor) -> u64 {
 }
 
 /// Returns the bytes of `elems` elements of a tensor. Types of blocks have their stride from one
-/// block of 32 to the next.
+/// block of 32 to the next, super-blocks from one 256 to the next.
 fn bytes_of(tensor: &wire::Tensor, elems: u64) -> u64 {
-    let has_blocks = !matches!(
-        tensor.dtype,
+    let block = match tensor.dtype {
         wire::TYPE_F32
-            | wire::TYPE_F16
-            | wire::TYPE_BF16
-            | wire::TYPE_I32
-            | wire::TYPE_I64
-            | wire::TYPE_I16
-            | wire::TYPE_I8
-    );
-    let bytes = elems.saturating_mul(tensor.nb[0]);
-    if has_blocks { bytes / 32 } else { bytes }
+        | wire::TYPE_F16
+        | wire::TYPE_BF16
+        | wire::TYPE_I32
+        | wire::TYPE_I64
+        | wire::TYPE_I16
+        | wire::TYPE_I8 => 1,
+        wire::TYPE_Q2_K
+        | wire::TYPE_Q3_K
+        | wire::TYPE_Q4_K
+        | wire::TYPE_Q5_K
+        | wire::TYPE_Q6_K
+        | wire::TYPE_IQ4_XS => SUPER_BLOCK as u64,
+        _ => TILE_DIM as u64,
+    };
+    elems.saturating_mul(tensor.nb[0]) / block
 }
 
 /// Returns an operation on tensors: every operand once.

@@ -163,11 +163,7 @@ pub(super) fn describe(tensor: &Tensor, number: u32) -> Result<wire::Tensor, Ref
         (DType::Bf16, _) => wire::TYPE_BF16,
         (DType::I32, _) => wire::TYPE_I32,
         (DType::I64, _) => wire::TYPE_I64,
-        (DType::Quantized { .. }, Some(Format::Q8_0)) => wire::TYPE_Q8_0,
-        (DType::Quantized { .. }, Some(Format::Q4_0)) => wire::TYPE_Q4_0,
-        (DType::Quantized { .. }, Some(Format::Q4_1)) => wire::TYPE_Q4_1,
-        (DType::Quantized { .. }, Some(Format::Iq4Nl)) => wire::TYPE_IQ4_NL,
-        (DType::Quantized { .. }, Some(Format::Mxfp4)) => wire::TYPE_MXFP4,
+        (DType::Quantized { .. }, Some(format)) => blocks(format),
         _ => return Err("a type that no kernel reads"),
     };
     match (tensor.place, tensor.dtype) {
@@ -188,4 +184,20 @@ pub(super) fn describe(tensor: &Tensor, number: u32) -> Result<wire::Tensor, Ref
         ne,
         nb: tensor.shape.nb.map(|nb| nb as u64),
     })
+}
+
+/// Returns the number of a type of blocks.
+fn blocks(format: Format) -> u32 {
+    match format {
+        Format::Q8_0 => wire::TYPE_Q8_0,
+        Format::Q4_0 => wire::TYPE_Q4_0,
+        Format::Q4_1 => wire::TYPE_Q4_1,
+        Format::Q5_0 => wire::TYPE_Q5_0,
+        Format::Q5_1 => wire::TYPE_Q5_1,
+        Format::Iq4Nl => wire::TYPE_IQ4_NL,
+        Format::Mxfp4 => wire::TYPE_MXFP4,
+        Format::Q4K => wire::TYPE_Q4_K,
+        Format::Q5K => wire::TYPE_Q5_K,
+        Format::Q6K => wire::TYPE_Q6_K,
+    }
 }

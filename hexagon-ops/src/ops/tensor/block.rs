@@ -11,7 +11,7 @@ use crate::hvx;
 /// Values of the nibbles of IQ4_NL, ascending.
 ///
 /// SOURCE: ggml-common.h, `kvalues_iq4nl`.
-const IQ4_NL: [i8; 16] = [
+pub(super) const IQ4_NL: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 /// Twice the values of the nibbles of MXFP4.

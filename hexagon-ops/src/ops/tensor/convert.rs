@@ -2,6 +2,7 @@
 
 use super::block::{dequantize, quantize};
 use super::shape::{Shape, Type};
+use super::super_block;
 use crate::hvx::{self, Vector, and, splat_w};
 use crate::layout::Line;
 
@@ -160,7 +161,11 @@ fn read_any(shape: &Shape, row: &[u8], k: usize, out: &mut [f32]) {
             for (i, out) in out.chunks_mut(block).enumerate() {
                 let at = (k / block + i) * stride.max(bytes);
                 let block = row.get(at..at + bytes).unwrap_or_default();
-                dequantize(shape.dtype, block, out);
+                if shape.dtype.is_super_block() {
+                    super_block::dequantize(shape.dtype, block, out);
+                } else {
+                    dequantize(shape.dtype, block, out);
+                }
             }
         }
     }
@@ -298,7 +303,7 @@ fn load(elems: &[f32], k: usize) -> Vector {
 
 /// Writes the lanes of up to 32 elements.
 #[inline(always)]
-fn store(v: Vector, out: &mut [f32]) {
+pub(super) fn store(v: Vector, out: &mut [f32]) {
     match out.first_chunk_mut::<32>() {
         Some(whole) => hvx::store_f32(whole, v),
         None => {

@@ -1,5 +1,7 @@
 //! Types, dimensions and strides.
 
+use crate::layout::SUPER_BLOCK;
+
 /// Type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
@@ -31,25 +33,60 @@ pub enum Type {
     Iq4Nl,
     /// Blocks of 32 nibbles that index 16 values, with a power of two.
     Mxfp4,
+    /// Super-blocks of two-bit numbers, with scales and minima of two levels for each 16.
+    Q2K,
+    /// Super-blocks of three-bit numbers, with scales of two levels for each 16.
+    Q3K,
+    /// Super-blocks of nibbles, with scales and minima of two levels for each 32.
+    Q4K,
+    /// Super-blocks of five-bit numbers, with scales and minima of two levels for each 32.
+    Q5K,
+    /// Super-blocks of six-bit numbers, with scales of two levels for each 16.
+    Q6K,
+    /// Super-blocks of nibbles that index 16 values, with scales of two levels for each 32.
+    Iq4Xs,
 }
 
 impl Type {
     /// Returns the number of elements of a block; 1 for types without blocks.
     #[must_use]
     pub const fn block(self) -> usize {
-        if self.is_block() { 32 } else { 1 }
+        if self.is_super_block() {
+            SUPER_BLOCK
+        } else if self.is_block() {
+            32
+        } else {
+            1
+        }
     }
 
-    /// Returns `true` if elements are blocks.
+    /// Returns `true` if elements are blocks or super-blocks.
     #[must_use]
     pub const fn is_block(self) -> bool {
         !self.is_float() && !self.is_whole()
     }
 
+    /// Returns `true` if elements are super-blocks, from which copies convert. No other kernel
+    /// reads them.
+    #[must_use]
+    pub const fn is_super_block(self) -> bool {
+        matches!(
+            self,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs
+        )
+    }
+
+    /// Returns `true` if kernels compute with the type, converting it as they read: floats, and
+    /// blocks of 32.
+    #[must_use]
+    pub const fn is_computed(self) -> bool {
+        self.is_float() || self.is_block() && !self.is_super_block()
+    }
+
     /// Returns the bytes of a block.
     ///
     /// Source: ggml `block_q8_0`, `block_q4_0`, `block_q4_1`, `block_q5_0`, `block_q5_1`,
-    /// `block_iq4_nl`, `block_mxfp4`, ggml-common.h.
+    /// `block_iq4_nl`, `block_mxfp4`, `block_q2_K` to `block_q6_K`, `block_iq4_xs`, ggml-common.h.
     #[must_use]
     pub const fn block_bytes(self) -> usize {
         match self {
@@ -63,6 +100,12 @@ impl Type {
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Iq4Xs => 136,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
         }
     }
 
@@ -102,7 +145,7 @@ impl Type {
     /// Returns `true` if copies convert to the type.
     #[must_use]
     pub const fn is_writable(self) -> bool {
-        self.is_readable() && !matches!(self, Self::Mxfp4)
+        self.is_readable() && !matches!(self, Self::Mxfp4) && !self.is_super_block()
     }
 }
 
