@@ -39,7 +39,8 @@ static const struct type types[] = {
     {GGML_TYPE_IQ4_NL, "iq4_nl", 32, 18}, {GGML_TYPE_MXFP4, "mxfp4", 32, 17},
     {GGML_TYPE_Q4_K, "q4_K", 256, 144},   {GGML_TYPE_Q5_0, "q5_0", 32, 22},
     {GGML_TYPE_Q6_K, "q6_K", 256, 210},   {GGML_TYPE_Q5_1, "q5_1", 32, 24},
-    {GGML_TYPE_Q5_K, "q5_K", 256, 176},
+    {GGML_TYPE_Q5_K, "q5_K", 256, 176},   {GGML_TYPE_IQ4_XS, "iq4_xs", 256, 136},
+    {GGML_TYPE_Q3_K, "q3_K", 256, 110},   {GGML_TYPE_Q2_K, "q2_K", 256, 84},
 };
 
 static const char *differing_number(void) {

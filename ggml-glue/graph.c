@@ -72,6 +72,12 @@ static uint32_t format_of(enum ggml_type type) {
     return NPU_FORMAT_Q5_1;
   case GGML_TYPE_Q5_K:
     return NPU_FORMAT_Q5_K;
+  case GGML_TYPE_IQ4_XS:
+    return NPU_FORMAT_IQ4_XS;
+  case GGML_TYPE_Q3_K:
+    return NPU_FORMAT_Q3_K;
+  case GGML_TYPE_Q2_K:
+    return NPU_FORMAT_Q2_K;
   default:
     return NPU_FORMAT_NONE;
   }

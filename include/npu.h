@@ -69,6 +69,15 @@
 // `npu_tensor.format`: Q5_K.
 #define NPU_FORMAT_Q5_K 10
 
+// `npu_tensor.format`: IQ4_XS.
+#define NPU_FORMAT_IQ4_XS 11
+
+// `npu_tensor.format`: Q3_K.
+#define NPU_FORMAT_Q3_K 12
+
+// `npu_tensor.format`: Q2_K.
+#define NPU_FORMAT_Q2_K 13
+
 // `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 #define NPU_PLACE_NONE 0
 

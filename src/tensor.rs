@@ -41,6 +41,13 @@ pub enum Format {
     Q5_1,
     /// As [`Self::Q4K`], with 5-bit values.
     Q5K,
+    /// Super-blocks of 256: an FP16 factor, signed 6-bit scales for each 32, 4-bit indices of a
+    /// fixed table.
+    Iq4Xs,
+    /// Super-blocks of 256: an FP16 factor, signed 6-bit scales for each 16, signed 3-bit values.
+    Q3K,
+    /// Super-blocks of 256: two FP16 factors, 4-bit scales and minima for each 16, 2-bit values.
+    Q2K,
 }
 
 /// Storage type of a tensor's elements.

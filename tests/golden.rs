@@ -46,6 +46,8 @@ fn bytes(dtype: GgmlType) -> Vec<u8> {
             "F16" | "Q4_0" | "Q8_0" | "IQ4_NL" | "IQ4_XS" | "Q5_0" => &[0],
             "Q4_1" | "Q5_1" | "Q4_K" | "Q5_K" => &[0, 2],
             "Q6_K" => &[208],
+            "Q3_K" => &[108],
+            "Q2_K" => &[80, 82],
             _ => &[],
         };
         for at in halves {
@@ -82,7 +84,6 @@ fn weight(dtype: GgmlType) -> Tensor<'static> {
 type Plan = Vec<(String, GgmlType, Form)>;
 
 fn hexagon() -> Plan {
-    // All but the last have tiles; IQ4_XS becomes Q8_0.
     let types = [
         GgmlType::F16,
         GgmlType::Q4_0,
@@ -96,13 +97,24 @@ fn hexagon() -> Plan {
         GgmlType::Q5_K,
         GgmlType::Q6_K,
         GgmlType::IQ4_XS,
+        GgmlType::Q3_K,
+        GgmlType::Q2_K,
     ];
-    types
-        .map(|dtype| {
-            let layout = hexagon::layout::WeightLayout::new(&weight(dtype)).unwrap();
-            (dtype.name().to_owned(), dtype, Form::Hexagon(layout))
-        })
-        .into()
+    let form = |weight: &Tensor| Form::Hexagon(hexagon::layout::WeightLayout::new(weight).unwrap());
+    let mut plan: Plan = types
+        .map(|dtype| (dtype.name().to_owned(), dtype, form(&weight(dtype))))
+        .into();
+    // As a type without tiles, it becomes Q8_0.
+    let without = Tensor {
+        format: None,
+        ..weight(GgmlType::IQ4_XS)
+    };
+    plan.push((
+        "quantized again".to_owned(),
+        GgmlType::IQ4_XS,
+        form(&without),
+    ));
+    plan
 }
 
 fn rockchip(caps: &RkCaps) -> Plan {

@@ -89,6 +89,32 @@
 //! d has its own plane, two super-blocks a line, as FP16 scales of two tiles have.
 //! ```
 //!
+//! ```text
+//! IQ4_XS, quants as IQ4_NL's, 2 lines of scales; c is s XOR 32: s - 32, six bits with a sign
+//!                          bits of each half | 15..10  | 9..8            | 7..0              |
+//! line 0, word n: tiles 0..8 (low: even)     | c 6, 7  | bits 5..4 of c 4, 5 | byte 0, 1 of d |
+//!                          bits of each half | 15..10  | 9..4            | 3..0              |
+//! line 1, word n                             | c 0, 1  | c 2, 3          | bits 3..0 of c 4, 5 |
+//!
+//! Q3_K, 3 lines a tile (384 bytes); value g as in Q5_0, with 3 bits
+//!                        bits of each byte | 7..6                    | 5..3       | 2..0        |
+//! line 0, 1, word n                         | bits 2..1 of value 6, 7 | value 1, 3 | value 0, 2  |
+//!                        bits of each byte | 7..5    | 4     | 3                  | 2..0        |
+//! line 2, word n                            | value 5 | bit 0 of value 7, 6       | value 4     |
+//! 3 lines of scales; low halves: c of k 0..16 of tiles 0..8, high halves: of k 16..32
+//!                          bits of each half | 15..10  | 9..4    | 3..0                        |
+//! line 0, 1, word n                          | c 0, 1  | c 3, 4  | bits 3..0 of c 6, 7         |
+//! line 2, word n                             | c 2     | c 5     | bits 5..4 of c 7, then of c 6 |
+//! d as in Q6_K
+//!
+//! Q2_K, 2 lines a tile (256 bytes); value g as in Q5_0, with 2 bits
+//!                        bits of each byte | 7..6       | 5..4       | 3..2       | 1..0       |
+//! line 0, 1, word n                         | value 5, 7 | value 4, 6 | value 1, 3 | value 0, 2 |
+//! line 0 of 5 of scales, word n: as in Q4_K
+//! line 1 + p, word n: bytes of k 0..16 of tiles 2p, 2p + 1: s in high nibbles, m in low ones;
+//!                     then of k 16..32: m in high nibbles, s in low ones
+//! ```
+//!
 //! In Q4_K and Q5_K each half holds the 6-bit scales s and minima m of the even or the odd tiles, so that one mask
 //! or one shift of a line gives those of two tiles, as words of two halves.
 //!
@@ -96,7 +122,7 @@
 //!
 //! ```text
 //! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of tiles 0..KT | minima (Q4_1, Q5_1) |
-//! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of super-block 0 | super-block 1 | … | d (Q6_K only) |
+//! | quants of tile 0 | tile 1 | … | tile KT-1 | scales of super-block 0 | super-block 1 | … | d (Q6_K, Q3_K) |
 //!
 //! FP16 scales (and minima), 2 tiles a line:  byte(kt, n) = 128·(kt/2) + 4·n + 2·(kt%2)
 //! E8M0 scales (MXFP4), 4 tiles a line:       byte(kt, n) = 128·(kt/4) + 4·n + kt%4
@@ -204,6 +230,12 @@ pub enum WeightType {
     Q5_1 = 11,
     /// `d · s · q - dmin · m`, 5-bit q, 6-bit s and m for each 32 of a super-block.
     Q5K = 12,
+    /// `d · (s - 32) · table[q]`, 4-bit q, 6-bit s for each 32 of a super-block.
+    Iq4Xs = 13,
+    /// `d · (s - 32) · (q - 4)`, 3-bit q, 6-bit s for each 16 of a super-block.
+    Q3K = 14,
+    /// `d · s · q - dmin · m`, 2-bit q, 4-bit s and m for each 16 of a super-block.
+    Q2K = 15,
 }
 
 /// Identifier of a packed format, stored with packed bytes so that stale ones are rejected and not
@@ -219,7 +251,7 @@ const LAYOUT_VERSION: u32 = 1;
 
 impl WeightType {
     /// All types, in order of their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::F16,
         Self::Q4_0,
         Self::Q4_1,
@@ -232,6 +264,9 @@ impl WeightType {
         Self::Q6K,
         Self::Q5_1,
         Self::Q5K,
+        Self::Iq4Xs,
+        Self::Q3K,
+        Self::Q2K,
     ];
 
     /// Returns the identifier of this type's packed form.
@@ -247,21 +282,27 @@ impl WeightType {
         !matches!(self, Self::F16 | Self::Q4Tile)
     }
 
-    /// Returns the type whose tiles super-blocks have, with a scale and a minimum for each block of
-    /// 32; the type itself if it has no super-blocks.
+    /// Returns the type whose tiles super-blocks with a scale for each block of 32 have; the type
+    /// itself for others.
     const fn expanded(self) -> Self {
         match self {
             Self::Q4K => Self::Q4_1,
             Self::Q5K => Self::Q5_1,
+            Self::Iq4Xs => Self::Iq4Nl,
             _ => self,
         }
+    }
+
+    /// Returns `true` if d of super-blocks has its own plane.
+    const fn has_d_plane(self) -> bool {
+        matches!(self, Self::Q6K | Self::Q3K)
     }
 
     /// Returns the elements of one ggml block (of a row's part in a tile for F16), or of a group.
     #[must_use]
     pub const fn block_elems(self) -> usize {
         match self {
-            Self::Q4K | Self::Q5K | Self::Q6K => SUPER_BLOCK,
+            Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs | Self::Q3K | Self::Q2K => SUPER_BLOCK,
             _ => TILE_DIM,
         }
     }
@@ -280,6 +321,9 @@ impl WeightType {
             Self::Q6K => 210,
             Self::Q5_1 => 24,
             Self::Q5K => 176,
+            Self::Iq4Xs => 136,
+            Self::Q3K => 110,
+            Self::Q2K => 84,
         }
     }
 
@@ -289,9 +333,17 @@ impl WeightType {
         match self {
             Self::F16 => F16_TILE_BYTES,
             Self::Q8_0 => 1024,
-            Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 | Self::Q4Tile | Self::Q4K => 512,
+            Self::Q4_0
+            | Self::Q4_1
+            | Self::Iq4Nl
+            | Self::Mxfp4
+            | Self::Q4Tile
+            | Self::Q4K
+            | Self::Iq4Xs => 512,
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => 640,
             Self::Q6K => 768,
+            Self::Q3K => 384,
+            Self::Q2K => 256,
         }
     }
 
@@ -314,6 +366,9 @@ impl WeightType {
             | Self::Iq4Nl
             | Self::Q4Tile => (2, 1),
             Self::Q4K | Self::Q5K | Self::Q6K => (SUPER_TILES, 4),
+            Self::Iq4Xs => (SUPER_TILES, 2),
+            Self::Q3K => (SUPER_TILES, 3),
+            Self::Q2K => (SUPER_TILES, 5),
         }
     }
 }
@@ -397,7 +452,7 @@ impl PanelLayout {
             }
     }
 
-    /// Returns the offset of the plane of minima (Q4_1, Q5_1) or of d (Q6_K), which is also the end of the
+    /// Returns the offset of the plane of minima (Q4_1, Q5_1) or of d (Q6_K, Q3_K), which is also the end of the
     /// scale plane.
     #[must_use]
     pub const fn min_plane_offset(self) -> usize {
@@ -405,12 +460,13 @@ impl PanelLayout {
     }
 
     /// Returns the offset of the FP16 minimum of column `n` of tile `kt` (Q4_1, Q5_1), or of d of its
-    /// super-block (Q6_K).
+    /// super-block (Q6_K, Q3_K).
     #[must_use]
     pub const fn min_offset(self, kt: usize, n: usize) -> usize {
-        let index = match self.weight {
-            WeightType::Q6K => kt / SUPER_TILES,
-            _ => kt,
+        let index = if self.weight.has_d_plane() {
+            kt / SUPER_TILES
+        } else {
+            kt
         };
         self.min_plane_offset() + f16_tile_offset(index, n)
     }
@@ -420,7 +476,7 @@ impl PanelLayout {
     pub const fn panel_bytes(self) -> usize {
         let mins = match self.weight {
             WeightType::Q4_1 | WeightType::Q5_1 => self.scale_plane_bytes(),
-            WeightType::Q6K => (self.k / SUPER_BLOCK).div_ceil(2) * LINE_BYTES,
+            weight if weight.has_d_plane() => (self.k / SUPER_BLOCK).div_ceil(2) * LINE_BYTES,
             _ => 0,
         };
         self.min_plane_offset() + mins
@@ -433,8 +489,7 @@ impl PanelLayout {
     }
 
     /// Returns the place of element (k, n) of tile `kt`: its byte offset in the panel, and for
-    /// 4-bit types the shift to its nibble. Types of 5 and 6 bits have elements in several bytes,
-    /// and no such place.
+    /// 4-bit types the shift to its nibble. Types of 2, 3, 5 and 6 bits have no such place.
     #[must_use]
     pub const fn elem(self, kt: usize, k: usize, n: usize) -> (usize, u32) {
         let base = self.quant_offset(kt);

@@ -15,7 +15,7 @@ use hexagon_ops::ops::matmul::quantize::{ActGroup, groups, quantize_row};
 use test_kit::nmse;
 
 /// Types with an integer dot product.
-const QUANTIZED: [WeightType; 10] = [
+const QUANTIZED: [WeightType; 13] = [
     WeightType::Q4_0,
     WeightType::Q4_1,
     WeightType::Q8_0,
@@ -26,6 +26,9 @@ const QUANTIZED: [WeightType; 10] = [
     WeightType::Q6K,
     WeightType::Q5_1,
     WeightType::Q5K,
+    WeightType::Iq4Xs,
+    WeightType::Q3K,
+    WeightType::Q2K,
 ];
 
 /// Types that become FP16 tiles.

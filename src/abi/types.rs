@@ -54,6 +54,12 @@ pub const NPU_FORMAT_Q6_K: u32 = 8;
 pub const NPU_FORMAT_Q5_1: u32 = 9;
 /// `npu_tensor.format`: Q5_K.
 pub const NPU_FORMAT_Q5_K: u32 = 10;
+/// `npu_tensor.format`: IQ4_XS.
+pub const NPU_FORMAT_IQ4_XS: u32 = 11;
+/// `npu_tensor.format`: Q3_K.
+pub const NPU_FORMAT_Q3_K: u32 = 12;
+/// `npu_tensor.format`: Q2_K.
+pub const NPU_FORMAT_Q2_K: u32 = 13;
 
 /// `npu_tensor.place`: no buffer yet, and not the result of an operation either.
 pub const NPU_PLACE_NONE: u32 = 0;
@@ -254,6 +260,9 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
             NPU_FORMAT_Q6_K => Some(Format::Q6K),
             NPU_FORMAT_Q5_1 => Some(Format::Q5_1),
             NPU_FORMAT_Q5_K => Some(Format::Q5K),
+            NPU_FORMAT_IQ4_XS => Some(Format::Iq4Xs),
+            NPU_FORMAT_Q3_K => Some(Format::Q3K),
+            NPU_FORMAT_Q2_K => Some(Format::Q2K),
             _ => None,
         },
         shape,

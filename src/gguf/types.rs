@@ -71,6 +71,10 @@ impl GgmlType {
     pub const Q5_1: Self = Self(7);
     /// Blocks of 32: FP16 scale, signed 8-bit values.
     pub const Q8_0: Self = Self(8);
+    /// Super-blocks of 256: two FP16 factors, 4-bit scales and minima, 2-bit values.
+    pub const Q2_K: Self = Self(10);
+    /// Super-blocks of 256: an FP16 factor, 6-bit scales, signed 3-bit values.
+    pub const Q3_K: Self = Self(11);
     /// Super-blocks of 256: two FP16 factors, 6-bit scales and minima, 4-bit values.
     pub const Q4_K: Self = Self(12);
     /// As [`Self::Q4_K`], with 5-bit values.
@@ -134,6 +138,9 @@ impl GgmlType {
             Self::Q6_K => (quantized, Some(Format::Q6K)),
             Self::Q5_1 => (quantized, Some(Format::Q5_1)),
             Self::Q5_K => (quantized, Some(Format::Q5K)),
+            Self::IQ4_XS => (quantized, Some(Format::Iq4Xs)),
+            Self::Q3_K => (quantized, Some(Format::Q3K)),
+            Self::Q2_K => (quantized, Some(Format::Q2K)),
             other if other.is_quantized() => (quantized, None),
             _ => (DType::Other, None),
         }

@@ -115,6 +115,9 @@ fn weight_type(tensor: &Tensor) -> Option<(WeightType, Conversion)> {
                 Format::Q6K => WeightType::Q6K,
                 Format::Q5_1 => WeightType::Q5_1,
                 Format::Q5K => WeightType::Q5K,
+                Format::Iq4Xs => WeightType::Iq4Xs,
+                Format::Q3K => WeightType::Q3K,
+                Format::Q2K => WeightType::Q2K,
             };
             Some((weight, Conversion::Lossless))
         }

@@ -57,7 +57,7 @@ pub enum Kind {
     Blocks(Format),
 }
 
-pub const KINDS: [Kind; 13] = [
+pub const KINDS: [Kind; 16] = [
     Kind::F16,
     Kind::Blocks(Format::Q4_0),
     Kind::Blocks(Format::Q4_1),
@@ -69,6 +69,9 @@ pub const KINDS: [Kind; 13] = [
     Kind::Blocks(Format::Q6K),
     Kind::Blocks(Format::Q5_1),
     Kind::Blocks(Format::Q5K),
+    Kind::Blocks(Format::Iq4Xs),
+    Kind::Blocks(Format::Q3K),
+    Kind::Blocks(Format::Q2K),
     Kind::Bf16,
     Kind::F32,
 ];
@@ -103,6 +106,9 @@ impl Kind {
             Self::Blocks(Format::Q6K) => return GgmlType::Q6_K.tensor_type().0,
             Self::Blocks(Format::Q5_1) => return GgmlType::Q5_1.tensor_type().0,
             Self::Blocks(Format::Q5K) => return GgmlType::Q5_K.tensor_type().0,
+            Self::Blocks(Format::Iq4Xs) => return GgmlType::IQ4_XS.tensor_type().0,
+            Self::Blocks(Format::Q3K) => return GgmlType::Q3_K.tensor_type().0,
+            Self::Blocks(Format::Q2K) => return GgmlType::Q2_K.tensor_type().0,
         };
         DType::Quantized {
             block_elems: 32,
@@ -150,6 +156,9 @@ impl Kind {
             Self::Blocks(Format::Q6K) => Some((GgmlType::Q6_K, &[208])),
             Self::Blocks(Format::Q5_1) => Some((GgmlType::Q5_1, &[0, 2])),
             Self::Blocks(Format::Q5K) => Some((GgmlType::Q5_K, &[0, 2])),
+            Self::Blocks(Format::Iq4Xs) => Some((GgmlType::IQ4_XS, &[0])),
+            Self::Blocks(Format::Q3K) => Some((GgmlType::Q3_K, &[108])),
+            Self::Blocks(Format::Q2K) => Some((GgmlType::Q2_K, &[80, 82])),
             _ => None,
         };
         if let Some((dtype, halves)) = known {

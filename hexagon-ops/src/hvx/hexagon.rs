@@ -69,6 +69,9 @@ vector_ops! {
     /// Returns, in each word, the sum of four products of unsigned bytes of `a` and signed bytes of
     /// `b`: `Q6_Vw_vrmpy_VubVb`.
     dot4_each(a, b) = Q6_Vw_vrmpy_VubVb(a, b);
+    /// Returns, in each word, the sum of two products of signed halfwords of `a` and `b`, limited to
+    /// a word: `Q6_Vw_vdmpy_VhVh_sat`.
+    dot2_each(a, b) = Q6_Vw_vdmpy_VhVh_sat(a, b);
     /// Returns the even bytes of `a` in even places, even bytes of `b` in odd places:
     /// `Q6_Vb_vshuffe_VbVb`.
     interleave_even_b(a, b) = Q6_Vb_vshuffe_VbVb(b, a);
@@ -120,6 +123,9 @@ scalar_ops! {
     /// Returns `acc` plus, per word, the four products of unsigned bytes of `a` and the signed
     /// bytes of `word`: `Q6_Vw_vrmpyacc_VwVubRb`.
     dot4_acc(acc, a; word) = Q6_Vw_vrmpyacc_VwVubRb;
+    /// Returns `acc` plus, per word, the two products of signed halfwords of `a` and of `word`,
+    /// limited to a word: `Q6_Vw_vdmpyacc_VwVhRh_sat`.
+    dot2_acc(acc, a; word) = Q6_Vw_vdmpyacc_VwVhRh_sat;
 }
 
 /// Returns `value` in every halfword: `Q6_Vh_vsplat_R`.

@@ -303,6 +303,29 @@ pub fn dot4_acc(acc: Vector, a: Vector, word: i32) -> Vector {
     lanes!(i32, 32; acc, a => acc.wrapping_add(dot4(a, word)))
 }
 
+/// Returns the sum of two products of signed halfwords, limited to a word.
+#[inline(always)]
+fn dot2(a: i32, b: i32) -> i32 {
+    let low = ((a << 16) >> 16) * ((b << 16) >> 16);
+    low.saturating_add((a >> 16) * (b >> 16))
+}
+
+/// Returns, in each word, the sum of two products of signed halfwords of `a` and `b`, limited to a
+/// word: `Q6_Vw_vdmpy_VhVh_sat`.
+#[must_use]
+#[inline(always)]
+pub fn dot2_each(a: Vector, b: Vector) -> Vector {
+    lanes!(i32, 32; a, b => dot2(a, b))
+}
+
+/// Returns `acc` plus, per word, the two products of signed halfwords of `a` and of `word`, limited
+/// to a word: `Q6_Vw_vdmpyacc_VwVhRh_sat`. Both products must not be those of -32768.
+#[must_use]
+#[inline(always)]
+pub fn dot2_acc(acc: Vector, a: Vector, word: i32) -> Vector {
+    lanes!(i32, 32; acc, a => acc.saturating_add(dot2(a, word)))
+}
+
 /// Looks the low nibbles of `index` up among 16 halfwords: `Q6_Wh_vlut16_VbVhR_nomatch`.
 ///
 /// Entry e is halfword 2e of `table`. Returns the entries of the even bytes, then those of the odd

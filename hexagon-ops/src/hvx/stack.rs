@@ -5,10 +5,10 @@ use core::mem::MaybeUninit;
 use super::{Vector, store_first};
 use crate::layout::Line;
 
-/// Two planes of up to `N` lines each, the first `count` of which have been written.
+/// Two planes of up to `N` lines each, the first `counts` of which have been written.
 pub struct LinePlanes<const N: usize> {
     planes: MaybeUninit<[[Line; N]; 2]>,
-    count: usize,
+    counts: [usize; 2],
 }
 
 impl<const N: usize> LinePlanes<N> {
@@ -18,7 +18,7 @@ impl<const N: usize> LinePlanes<N> {
     pub fn unfilled() -> Self {
         Self {
             planes: MaybeUninit::uninit(),
-            count: 0,
+            counts: [0; 2],
         }
     }
 
@@ -30,12 +30,12 @@ impl<const N: usize> LinePlanes<N> {
             .planes
             .as_mut_ptr()
             .cast::<[[MaybeUninit<Line>; N]; 2]>();
+        self.counts = [0; 2];
         // SAFETY: the memory is borrowed by `self`, and lines that may not be written have the
         // layout of lines and need no content.
         let [first, second] = unsafe { &mut *planes };
         let first = first.as_chunks_mut::<COUNT>().0.iter_mut();
         let second = second.as_chunks_mut::<COUNT>().0.iter_mut();
-        self.count = 0;
         let mut count = 0;
         for ((to, other_to), [vectors, other_vectors]) in first.zip(second).zip(items) {
             for (line, v) in to.iter_mut().zip(vectors) {
@@ -46,7 +46,28 @@ impl<const N: usize> LinePlanes<N> {
             }
             count += COUNT;
         }
-        self.count = count;
+        self.counts = [count; 2];
+    }
+
+    /// Replaces the lines of the first plane by those of `items`, and leaves the second one empty;
+    /// items that find no room are left out.
+    #[inline(always)]
+    pub fn fill_first<const COUNT: usize>(&mut self, items: impl Iterator<Item = [Vector; COUNT]>) {
+        let planes = self
+            .planes
+            .as_mut_ptr()
+            .cast::<[[MaybeUninit<Line>; N]; 2]>();
+        self.counts = [0; 2];
+        // SAFETY: as in `fill`.
+        let [first, _] = unsafe { &mut *planes };
+        let mut count = 0;
+        for (to, vectors) in first.as_chunks_mut::<COUNT>().0.iter_mut().zip(items) {
+            for (line, v) in to.iter_mut().zip(vectors) {
+                store_first(line, v);
+            }
+            count += COUNT;
+        }
+        self.counts = [count, 0];
     }
 
     /// Returns the lines of both planes.
@@ -54,10 +75,11 @@ impl<const N: usize> LinePlanes<N> {
     #[inline(always)]
     pub fn lines(&self) -> [&[Line]; 2] {
         let first = self.planes.as_ptr().cast::<Line>();
-        [first, first.wrapping_add(N)].map(|plane| {
-            // SAFETY: `fill` has written the first `count` lines of each plane, and a plane has
-            // `N`, of which `count` is not more.
-            unsafe { core::slice::from_raw_parts(plane, self.count) }
+        let [count, other_count] = self.counts;
+        [(first, count), (first.wrapping_add(N), other_count)].map(|(plane, count)| {
+            // SAFETY: the first `count` lines of each plane have been written, and a plane has `N`,
+            // of which `count` is not more.
+            unsafe { core::slice::from_raw_parts(plane, count) }
         })
     }
 }

@@ -33,7 +33,13 @@ impl BlockPlan {
     fn new(layout: PanelLayout, kt: usize, n: usize) -> Self {
         let weight = layout.weight();
         let (scale_bytes, min_bytes) = match weight {
-            WeightType::F16 | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => (0, 0),
+            WeightType::F16
+            | WeightType::Q4K
+            | WeightType::Q5K
+            | WeightType::Q6K
+            | WeightType::Iq4Xs
+            | WeightType::Q3K
+            | WeightType::Q2K => (0, 0),
             WeightType::Mxfp4 => (1, 0),
             WeightType::Q4_1 | WeightType::Q5_1 => (2, 2),
             WeightType::Q4_0

@@ -16,7 +16,7 @@
 
 use super::five_bits;
 use super::group::write_group;
-use super::super_block::{Q4K, Q5K, Q6K, SuperColumns};
+use super::super_block::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, SuperColumns};
 use super::{LINE_BYTES, PanelLayout, Q8_FLIP, TILE_DIM, WeightType};
 use crate::error::{Error, Result};
 use crate::hvx;
@@ -136,6 +136,17 @@ impl PanelLayout {
             }
             WeightType::Q6K => {
                 hvx::widest(SuperColumns::<Q6K, _, _, _>::new(&columns, quants, planes));
+            }
+            WeightType::Iq4Xs => {
+                hvx::widest(SuperColumns::<Iq4Xs, _, _, _>::new(
+                    &columns, quants, planes,
+                ));
+            }
+            WeightType::Q3K => {
+                hvx::widest(SuperColumns::<Q3K, _, _, _>::new(&columns, quants, planes));
+            }
+            WeightType::Q2K => {
+                hvx::widest(SuperColumns::<Q2K, _, _, _>::new(&columns, quants, planes));
             }
         }
         Ok(())

@@ -41,11 +41,17 @@ pub fn random_block(weight: WeightType, numbers: &mut Numbers) -> Vec<u8> {
             block[2..4].copy_from_slice(&scale(numbers));
         }
         // The upper level's scales: many are subnormal.
-        WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
-            let at = [[0, 2], [208, 208]][usize::from(weight == WeightType::Q6K)];
-            for at in at {
+        weight if weight.block_elems() != TILE_DIM => {
+            let halves: &[usize] = match weight {
+                WeightType::Q6K => &[208],
+                WeightType::Q3K => &[108],
+                WeightType::Iq4Xs => &[0],
+                WeightType::Q2K => &[80, 82],
+                _ => &[0, 2],
+            };
+            for at in halves {
                 let d = f16::from_f32(numbers.float() * 0.0004);
-                block[at..at + 2].copy_from_slice(&d.to_le_bytes());
+                block[*at..at + 2].copy_from_slice(&d.to_le_bytes());
             }
         }
         _ => block[..2].copy_from_slice(&scale(numbers)),
@@ -71,7 +77,7 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
         WeightType::Mxfp4 => 2_f64.powi(i32::from(block[0]) - 128) * MXFP4[nibble(&block[1..], k)],
         WeightType::Q5_0 => f16_at(0) * (five_bits(&block[2..], k) - 16.0),
         WeightType::Q5_1 => f16_at(0) * five_bits(&block[4..], k) + f16_at(2),
-        WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => unreachable!("a super-block"),
+        _ => unreachable!("a super-block"),
     })
 }
 
@@ -79,8 +85,11 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
 ///
 /// SOURCE: dequantize_row_q4_K, dequantize_row_q5_K, dequantize_row_q6_K and get_scale_min_k4, ggml-quants.c.
 fn super_block_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
-    if weight == WeightType::Q6K {
-        return six_bit_values(block);
+    match weight {
+        WeightType::Q6K => return six_bit_values(block),
+        WeightType::Iq4Xs => return looked_up_values(block),
+        WeightType::Q3K | WeightType::Q2K => return few_bit_values(weight, block),
+        _ => {}
     }
     // Fifth bits, then nibbles.
     let quants = if weight == WeightType::Q5K { 48 } else { 16 };
@@ -130,6 +139,51 @@ fn six_bit_values(block: &[u8]) -> Vec<(f64, f64)> {
         }
     }
     out
+}
+
+/// The values of a super-block of IQ4_XS; see [`super_block_values`].
+///
+/// SOURCE: dequantize_row_iq4_xs, ggml-quants.c.
+fn looked_up_values(block: &[u8]) -> Vec<(f64, f64)> {
+    let d = f16::from_le_bytes([block[0], block[1]]).to_f64();
+    let high = u16::from_le_bytes([block[2], block[3]]);
+    let value = |i: usize| {
+        let (group, l) = (i / 32, i % 32);
+        let low = u16::from(block[4 + group / 2] >> (4 * (group % 2)) & 15);
+        let scale = f64::from(low | (high >> (2 * group) & 3) << 4) - 32.0;
+        let byte = block[8 + 16 * group + l % 16];
+        let nibble = if l < 16 { byte & 15 } else { byte >> 4 };
+        let value = d * scale * IQ4_NL[usize::from(nibble)];
+        (value, value.abs())
+    };
+    (0..256).map(value).collect()
+}
+
+/// The values of a super-block of Q3_K or Q2_K; see [`super_block_values`].
+///
+/// SOURCE: dequantize_row_q3_K, dequantize_row_q2_K, ggml-quants.c.
+fn few_bit_values(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
+    let f16_at = |i: usize| f16::from_le_bytes([block[i], block[i + 1]]).to_f64();
+    // Each 128 elements have 32 bytes, whose pairs of bits are four times 32 elements.
+    let pair = |at: usize, i: usize| {
+        f64::from(block[at + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3)
+    };
+    let value = |i: usize| {
+        let sub = i / 16;
+        if weight == WeightType::Q2K {
+            let both = block[sub];
+            let product = f16_at(80) * f64::from(both & 15) * pair(16, i);
+            let min = f16_at(82) * f64::from(both >> 4);
+            return (product - min, product.abs() + min.abs());
+        }
+        let low = block[96 + sub % 8] >> (4 * (sub / 8)) & 15;
+        let high = block[104 + sub % 4] >> (2 * (sub / 4)) & 3;
+        let scale = f64::from(low | high << 4) - 32.0;
+        let third = f64::from(block[i % 32] >> (i / 32) & 1);
+        let value = f16_at(108) * scale * (pair(32, i) + 4.0 * third - 4.0);
+        (value, value.abs())
+    };
+    (0..256).map(value).collect()
 }
 
 /// The exact values of a block of any type, and the magnitudes of the terms that each is the sum

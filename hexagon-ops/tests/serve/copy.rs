@@ -21,7 +21,14 @@ const BLOCKS: [u32; 7] = [
     TYPE_IQ4_NL,
     TYPE_MXFP4,
 ];
-const SUPER_BLOCKS: [u32; 3] = [TYPE_Q4_K, TYPE_Q5_K, TYPE_Q6_K];
+const SUPER_BLOCKS: [u32; 6] = [
+    TYPE_Q2_K,
+    TYPE_Q3_K,
+    TYPE_Q4_K,
+    TYPE_Q5_K,
+    TYPE_Q6_K,
+    TYPE_IQ4_XS,
+];
 
 /// Largest NMSE of rounding uniform numbers to a type.
 fn type_limit(dtype: u32) -> f64 {

@@ -93,6 +93,9 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
         (WeightType::Q5_1, true) => [15.63, 31.09, 72.0],
         (WeightType::Q5K, false) => [19.97, 39.78, 37.16],
         (WeightType::Q5K, true) => [20.31, 40.47, 76.97],
+        // Not counted yet: the packets of the nearest relatives, Q4_K and Q6_K.
+        (WeightType::Iq4Xs, _) => return packets(arch, WeightType::Q4K),
+        (WeightType::Q3K | WeightType::Q2K, _) => return packets(arch, WeightType::Q6K),
         // Without a dot product every product is one of tiles.
         (WeightType::Q4Tile, false) => [0.0, 0.0, 24.94],
         (WeightType::Q4Tile, true) => [0.0, 0.0, 37.41],
@@ -413,6 +416,9 @@ mod tests {
             WeightType::Q6K,
             WeightType::Q5_1,
             WeightType::Q5K,
+            WeightType::Iq4Xs,
+            WeightType::Q3K,
+            WeightType::Q2K,
         ];
         for arch in [73, 75, 79, 81] {
             for weight in types {

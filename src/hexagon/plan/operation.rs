@@ -199,5 +199,8 @@ fn blocks(format: Format) -> u32 {
         Format::Q4K => wire::TYPE_Q4_K,
         Format::Q5K => wire::TYPE_Q5_K,
         Format::Q6K => wire::TYPE_Q6_K,
+        Format::Iq4Xs => wire::TYPE_IQ4_XS,
+        Format::Q3K => wire::TYPE_Q3_K,
+        Format::Q2K => wire::TYPE_Q2_K,
     }
 }

@@ -27,17 +27,22 @@
 //!    above it, it reads as the FP16 number 1024 + u; 1152 is subtracted exactly, which leaves q.
 //! 4. **Each element is rounded once** (twice for Q4_1 with qfloat), by the multiplication with its
 //!    scale.
-//! 5. **Groups of 2 × 16 look up their scales too** (`Grouped`): one scale serves half an FP16
+//! 5. **Super-blocks have scales of two levels**, which become one level first
+//!    ([`super::super_block`]).
+//! 6. **Groups of 2 × 16 look up their scales too** (`Grouped`): one scale serves half an FP16
 //!    line, and a second lookup spreads four scales over two lines.
 //!
 //! Values beyond FP16 (a scale times the largest quant over 65504) become infinite.
 
+mod narrow;
 pub(super) mod wide;
 
 use core::ops::Range;
 
 use super::Panel;
-use super::super_block::{GROUP_BLOCKS, GroupPlanes};
+use super::super_block::{
+    Expansion, GROUP_BLOCKS, GroupPlanes, HalfScales, HalfScalesAndMins, SignedSixBits, SixBits,
+};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
 use crate::layout::{LINE_BYTES, Line, SUPER_TILES, Tile, WeightType};
@@ -48,7 +53,7 @@ use crate::layout::{LINE_BYTES, Line, SUPER_TILES, Tile, WeightType};
 /// Source: ggml `kvalues_iq4nl`, `kvalues_mxfp4`, ggml-common.h; Q4_0 is q - 8.
 const fn nibble_values(weight: WeightType) -> [i8; 16] {
     match weight {
-        WeightType::Iq4Nl => [
+        WeightType::Iq4Nl | WeightType::Iq4Xs => [
             -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
         ],
         WeightType::Mxfp4 => [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
@@ -61,6 +66,8 @@ const fn nibble_values(weight: WeightType) -> [i8; 16] {
         | WeightType::Q5_1
         | WeightType::Q5K
         | WeightType::Q6K
+        | WeightType::Q3K
+        | WeightType::Q2K
         | WeightType::Q8_0
         | WeightType::F16 => [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7],
     }
@@ -107,7 +114,8 @@ pub(super) const fn byte_table(weight: WeightType) -> Line {
 }
 
 static Q4_0_VALUES: Line = f16_table(WeightType::Q4_0);
-static Q4_1_VALUES: Line = f16_table(WeightType::Q4_1);
+/// The numbers 0 to 15.
+pub(super) static NIBBLES: Line = f16_table(WeightType::Q4_1);
 static IQ4_NL_VALUES: Line = f16_table(WeightType::Iq4Nl);
 static MXFP4_VALUES: Line = f16_table(WeightType::Mxfp4);
 
@@ -311,20 +319,27 @@ fn for_each_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
 /// On the device this is not inlined, so that only super-blocks pay for its stack.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn for_each_super_block<D: Dequantizer<L, 2>, const L: usize>(
+fn for_each_super_block<
+    E: Expansion<LINES>,
+    D: Dequantizer<L, T>,
+    const LINES: usize,
+    const L: usize,
+    const T: usize,
+>(
+    _: E,
     dequantizer: D,
     panel: &Panel<'_>,
     tiles: Range<usize>,
     mut out: &mut [Tile],
 ) {
-    let mut planes = GroupPlanes::new();
+    let mut planes = GroupPlanes::<LINES>::new();
     let last = tiles.end.div_ceil(SUPER_TILES);
     for first in (tiles.start / SUPER_TILES..last).step_by(GROUP_BLOCKS) {
         let blocks = first..(first + GROUP_BLOCKS).min(last);
         let offset = first * SUPER_TILES;
         let here =
             tiles.start.max(offset) - offset..tiles.end.min(blocks.end * SUPER_TILES) - offset;
-        let plain = planes.expand(panel, blocks);
+        let plain = planes.expand::<E>(panel, blocks);
         let (now, later) = core::mem::take(&mut out).split_at_mut(here.len());
         for_each_tile(dequantizer, &plain, here, now);
         out = later;
@@ -422,14 +437,14 @@ impl hvx::Kernel for DequantizeTiles<'_> {
             WeightType::Q4_0 => for_each_tile(Scaled(hvx::load(&Q4_0_VALUES)), panel, tiles, out),
             WeightType::Q4Tile => for_each_tile(Grouped::new(), panel, tiles, out),
             WeightType::Q4_1 => {
-                let table = ScaledAndShifted(hvx::load(&Q4_1_VALUES));
+                let table = ScaledAndShifted(hvx::load(&NIBBLES));
                 for_each_tile(table, panel, tiles, out);
             }
             WeightType::Q8_0 => for_each_tile(FlippedTiles, panel, tiles, out),
             WeightType::Q5_0 => for_each_tile(wide::FiveBits::<false>, panel, tiles, out),
             WeightType::Q5_1 => for_each_tile(wide::FiveBits::<true>, panel, tiles, out),
             WeightType::Q5K => {
-                for_each_super_block(wide::FiveBits::<true>, panel, tiles, out);
+                for_each_super_block(SixBits, wide::FiveBits::<true>, panel, tiles, out);
             }
             WeightType::Q6K => wide::six_bit_tiles(panel, tiles, out),
             WeightType::Iq4Nl => {
@@ -439,8 +454,19 @@ impl hvx::Kernel for DequantizeTiles<'_> {
                 for_each_tile(PowerOfTwo(hvx::load(&MXFP4_VALUES)), panel, tiles, out);
             }
             WeightType::Q4K => {
-                let table = ScaledAndShifted(hvx::load(&Q4_1_VALUES));
-                for_each_super_block(table, panel, tiles, out);
+                let table = ScaledAndShifted(hvx::load(&NIBBLES));
+                for_each_super_block(SixBits, table, panel, tiles, out);
+            }
+            WeightType::Iq4Xs => {
+                let table = Scaled(hvx::load(&IQ4_NL_VALUES));
+                for_each_super_block(SignedSixBits, table, panel, tiles, out);
+            }
+            WeightType::Q3K => {
+                for_each_super_block(HalfScales, narrow::ThreeBits::new(), panel, tiles, out);
+            }
+            WeightType::Q2K => {
+                let tables = narrow::TwoBits::new();
+                for_each_super_block(HalfScalesAndMins, tables, panel, tiles, out);
             }
         }
         Ok(())

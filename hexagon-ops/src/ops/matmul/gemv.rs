@@ -41,14 +41,18 @@
 //! 6. **Integers are exact.** A dot product of 32 is at most 32 · 255 · 127 < 2^24, so its
 //!    conversion to f32 loses nothing.
 
+mod few_bits;
 mod format;
 mod half_scaled;
 
+use self::few_bits::{ThreeBits, TwoBits, dot_few_bits};
 use self::format::{Bytes, FiveBitTiles, LookupNibbles, OffsetNibbles, TileFormat};
 use self::half_scaled::dot_half_scaled;
 use super::Panel;
 use super::quantize::{ActGroup, GROUP_TILES, groups};
-use super::super_block::{GROUP_BLOCKS, GroupPlanes};
+use super::super_block::{
+    Expansion, GROUP_BLOCKS, GroupPlanes, PAIR_LINES, SignedSixBits, SixBits,
+};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, Vector};
 use crate::layout::{Line, SUPER_TILES, TILE_DIM, WeightType};
@@ -305,7 +309,14 @@ fn dot_strips<
 /// On the device this is not inlined, so that only super-blocks pay for its stack.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn dot_super_blocks<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: usize>(
+fn dot_super_blocks<
+    E: Expansion<PAIR_LINES>,
+    F: TileFormat<L, 2, 1>,
+    const L: usize,
+    const S: usize,
+    const R: usize,
+>(
+    _: E,
     format: F,
     panels: [&Panel<'_>; S],
     acts: [&[ActGroup]; R],
@@ -315,11 +326,11 @@ fn dot_super_blocks<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, cons
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
     for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
         let part = first..(first + GROUP_BLOCKS).min(blocks);
-        let plain0 = planes0.expand(panels[0], part.clone());
+        let plain0 = planes0.expand::<E>(panels[0], part.clone());
         let plain1 = if S == 1 {
             plain0
         } else {
-            planes1.expand(panels[S - 1], part)
+            planes1.expand::<E>(panels[S - 1], part)
         };
         let here = first_of::<_, S>([&plain0, &plain1]);
         let group = first_of::<_, R>([&acts[0][g..=g], &acts[R - 1][g..=g]]);
@@ -401,7 +412,7 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
             WeightType::Q8_0 => dot_strips(Bytes, panels, acts),
             WeightType::Q5_0 => dot_strips(FiveBitTiles::<16, false>, panels, acts),
             WeightType::Q5_1 => dot_strips(FiveBitTiles::<0, true>, panels, acts),
-            WeightType::Q5K => dot_super_blocks(FiveBitTiles::<0, true>, panels, acts),
+            WeightType::Q5K => dot_super_blocks(SixBits, FiveBitTiles::<0, true>, panels, acts),
             WeightType::Iq4Nl => {
                 let table = LookupNibbles::iq4_nl();
                 dot_strips::<_, 4, 2, 1, S, R>(table, panels, acts)
@@ -411,7 +422,13 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
                 let table = LookupNibbles::mxfp4();
                 dot_strips::<_, 4, 4, 2, S, R>(table, panels, acts)
             }
-            WeightType::Q4K => dot_super_blocks(OffsetNibbles::<0, true>, panels, acts),
+            WeightType::Q4K => dot_super_blocks(SixBits, OffsetNibbles::<0, true>, panels, acts),
+            WeightType::Iq4Xs => {
+                let table = LookupNibbles::iq4_nl();
+                dot_super_blocks::<_, _, 4, S, R>(SignedSixBits, table, panels, acts)
+            }
+            WeightType::Q3K => dot_few_bits(ThreeBits, panels, acts),
+            WeightType::Q2K => dot_few_bits(TwoBits, panels, acts),
         })
     }
 }

@@ -71,6 +71,12 @@ impl ActGroup {
         bytemuck::cast_ref(&self.sums)
     }
 
+    /// Returns the line of 32 f16 scales and 32 f16 products.
+    #[inline(always)]
+    pub(super) fn scale_line(&self) -> &Line {
+        &self.scales
+    }
+
     /// Returns the f16 scales of two blocks a word, then f16 `scale · sum` of two blocks a word.
     #[inline(always)]
     pub(super) fn scales(&self) -> &[[i32; GROUP_TILES / 2]; 2] {

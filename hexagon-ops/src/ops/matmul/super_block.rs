@@ -1,40 +1,52 @@
-//! Super-blocks as blocks of 32: their scales of both levels become one plane of f16 scales and one
-//! of minima, after which the tiles are those of a plain type.
+//! Super-blocks as blocks of 32: their scales of both levels become planes of f16 scales, after
+//! which the tiles are those of a plain type.
 //!
 //! ```text
 //! for each group of up to 4 super-blocks along K
 //!   for each super-block
 //!     scale[tile][n] = f16(d[n] · s[tile][n])      2 tiles a line, as the plain type has them
-//!     min[tile][n]   = f16(-dmin[n] · m[tile][n])
+//!     min[tile][n]   = f16(-dmin[n] · m[tile][n])  (Q4_K, Q5_K)
 //!   the plain type's kernel over the group's tiles
 //! ```
 //!
 //! 1. **The kernels are those of the plain types.** With such scales, Q4_K's tiles are tiles of
-//!    Q4_1, and Q5_K's are tiles of Q5_1, so nothing is compiled twice.
-//! 2. **Scales are made group by group**, as many as the dot product takes at a time, and stay in
+//!    Q4_1, Q5_K's are tiles of Q5_1, and IQ4_XS's are tiles of IQ4_NL, so nothing is compiled
+//!    twice.
+//! 2. **Types with a scale for each 16** have one line of scales for a tile: those of its first 16
+//!    rows of K in the lower halves of words, those of the others in the upper halves. Their tiles
+//!    have dequantizers for that.
+//! 3. **Scales are made group by group**, as many as the dot product takes at a time, and stay in
 //!    the cache.
-//! 3. **A scale is rounded once more than ggml's**, to FP16, which the tile is rounded to anyway.
+//! 4. **A scale is rounded once more than ggml's**, to FP16, which the tile is rounded to anyway.
 //!    d is often subnormal in FP16. The emulator computes with subnormal numbers as with others; no
 //!    public source says that the vector unit does.
 
 use core::ops::Range;
 
 use super::Panel;
+use super::dequantize::NIBBLES;
+use super::dequantize::wide::block_factor;
 use super::quantize::GROUP_TILES;
 use crate::hvx::{self, LinePlanes, Vector};
 use crate::layout::{Line, SUPER_TILES};
 
-/// Lines of scales, or of minima, of a group.
-const LINES: usize = GROUP_TILES / 2;
 /// Super-blocks of a group.
 pub(super) const GROUP_BLOCKS: usize = GROUP_TILES / SUPER_TILES;
-/// Lines of scales of a super-block of Q4_K or Q5_K.
-const Q4K_LINES: usize = 4;
+/// Lines of scales of a group with one for two tiles.
+pub(super) const PAIR_LINES: usize = GROUP_TILES / 2;
+/// Lines of scales of a group with one for each tile.
+pub(super) const TILE_LINES: usize = GROUP_TILES;
+
+/// A type of super-blocks whose scales become planes of up to `LINES` lines.
+pub(super) trait Expansion<const LINES: usize> {
+    /// Computes the planes of super-blocks of a panel.
+    fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<LINES>);
+}
 
 /// f16 scales and minima of a group, as the planes of a panel.
-pub(super) struct GroupPlanes(LinePlanes<LINES>);
+pub(super) struct GroupPlanes<const LINES: usize>(LinePlanes<LINES>);
 
-impl GroupPlanes {
+impl<const LINES: usize> GroupPlanes<LINES> {
     /// Returns planes without lines.
     #[inline(always)]
     pub(super) fn new() -> Self {
@@ -44,10 +56,14 @@ impl GroupPlanes {
     /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`].
     /// Returns these super-blocks as a panel of the plain type.
     #[inline(always)]
-    pub(super) fn expand<'a>(&'a mut self, panel: &Panel<'a>, blocks: Range<usize>) -> Panel<'a> {
+    pub(super) fn expand<'a, E: Expansion<LINES>>(
+        &'a mut self,
+        panel: &Panel<'a>,
+        blocks: Range<usize>,
+    ) -> Panel<'a> {
         let tile_lines = panel.layout.weight().quant_tile_bytes() / size_of::<Line>();
         let block_lines = SUPER_TILES * tile_lines;
-        scales_and_mins(&panel.scales.as_chunks().0[blocks.clone()], &mut self.0);
+        E::fill(panel, blocks.clone(), &mut self.0);
         let [scales, mins] = self.0.lines();
         Panel {
             layout: panel.layout.expanded(blocks.len()),
@@ -58,39 +74,144 @@ impl GroupPlanes {
     }
 }
 
-/// Computes the scales and minima of super-blocks with 6-bit fields.
-#[cfg_attr(target_arch = "hexagon", inline(never))]
-#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn scales_and_mins(blocks: &[[Line; Q4K_LINES]], planes: &mut LinePlanes<LINES>) {
-    planes.fill(blocks.iter().map(|[factors, first, second, third]| {
-        let factors = hvx::load(factors);
-        let d = hvx::interleave_even_h(factors, factors);
-        let minus_dmin = hvx::interleave_odd_h(factors, factors);
-        let [first, second, third] = [first, second, third].map(hvx::load);
-        let lowest = hvx::splat_h(0x3f);
-        let middle = hvx::splat_h(0x0f);
-        let upper = hvx::splat_h(0x30);
-        // Bits 9..6 of `low`, and above them the two bits of the third line that come out at 5..4.
-        let last = |low: Vector, shift: i32| {
-            hvx::or(
-                hvx::and(hvx::shr_h(low, 6), middle),
-                hvx::and(hvx::shr_h(third, shift), upper),
-            )
-        };
-        let s = [
-            hvx::and(first, lowest),
-            hvx::shr_h(first, 10),
-            hvx::and(third, lowest),
-            last(first, 2),
-        ];
-        let m = [
-            hvx::and(second, lowest),
-            hvx::shr_h(second, 10),
-            hvx::shr_h(third, 10),
-            last(second, 4),
-        ];
-        [(s, d), (m, minus_dmin)].map(|(fields, factor)| {
-            fields.map(|field| hvx::mul_f16(hvx::f16_from_h(field), factor))
-        })
-    }));
+/// Q4_K and Q5_K.
+pub(super) struct SixBits;
+
+impl Expansion<PAIR_LINES> for SixBits {
+    #[cfg_attr(target_arch = "hexagon", inline(never))]
+    #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+    fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<PAIR_LINES>) {
+        let blocks = &panel.scales.as_chunks::<4>().0[blocks];
+        planes.fill(blocks.iter().map(|[factors, first, second, third]| {
+            let factors = hvx::load(factors);
+            let d = hvx::interleave_even_h(factors, factors);
+            let minus_dmin = hvx::interleave_odd_h(factors, factors);
+            let [first, second, third] = [first, second, third].map(hvx::load);
+            let lowest = hvx::splat_h(0x3f);
+            let middle = hvx::splat_h(0x0f);
+            let upper = hvx::splat_h(0x30);
+            // Bits 9..6 of `low`, and above them the two bits of the third line that come out at 5..4.
+            let last = |low: Vector, shift: i32| {
+                hvx::or(
+                    hvx::and(hvx::shr_h(low, 6), middle),
+                    hvx::and(hvx::shr_h(third, shift), upper),
+                )
+            };
+            let s = [
+                hvx::and(first, lowest),
+                hvx::shr_h(first, 10),
+                hvx::and(third, lowest),
+                last(first, 2),
+            ];
+            let m = [
+                hvx::and(second, lowest),
+                hvx::shr_h(second, 10),
+                hvx::shr_h(third, 10),
+                last(second, 4),
+            ];
+            [(s, d), (m, minus_dmin)].map(|(fields, factor)| {
+                fields.map(|field| hvx::mul_f16(hvx::f16_from_h(field), factor))
+            })
+        }));
+    }
+}
+
+/// Returns the six bits at the top of each halfword, with their sign.
+#[inline(always)]
+fn top_six(halves: Vector) -> Vector {
+    hvx::asr_h(halves, 10)
+}
+
+/// Returns the fields of six bits with a sign: bits 5..4 at the top of `upper`, bits 3..0 at the
+/// bottom of `low`.
+#[inline(always)]
+fn split_six(upper: Vector, low: Vector) -> Vector {
+    hvx::or(
+        hvx::and(top_six(upper), hvx::splat_h(0xfff0)),
+        hvx::and(low, hvx::splat_h(0x0f)),
+    )
+}
+
+/// IQ4_XS.
+pub(super) struct SignedSixBits;
+
+impl Expansion<PAIR_LINES> for SignedSixBits {
+    #[cfg_attr(target_arch = "hexagon", inline(never))]
+    #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+    fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<PAIR_LINES>) {
+        let blocks = &panel.scales.as_chunks::<2>().0[blocks];
+        planes.fill_first(blocks.iter().map(|[first, second]| {
+            let (first, second) = (hvx::load(first), hvx::load(second));
+            // The low byte of each half is one of d.
+            let d = hvx::interleave_even_b(first, hvx::shr_w(first, 16));
+            let d = hvx::interleave_even_h(d, d);
+            let fields = [
+                top_six(second),
+                top_six(hvx::shl_h(second, 6)),
+                split_six(hvx::shl_h(first, 6), second),
+                top_six(first),
+            ];
+            fields.map(|field| hvx::mul_f16(hvx::f16_from_h(field), d))
+        }));
+    }
+}
+
+/// Returns the scales of a super-block of Q3_K as signed halfwords, a vector for each tile.
+#[inline(always)]
+pub(super) fn half_fields([first, second, third]: &[Line; 3]) -> [Vector; SUPER_TILES] {
+    let [first, second, third] = [first, second, third].map(hvx::load);
+    [
+        top_six(first),
+        top_six(second),
+        top_six(third),
+        top_six(hvx::shl_h(first, 6)),
+        top_six(hvx::shl_h(second, 6)),
+        top_six(hvx::shl_h(third, 6)),
+        split_six(hvx::shl_h(third, 14), first),
+        split_six(hvx::shl_h(third, 12), second),
+    ]
+}
+
+/// Q3_K: a line of scales for each tile.
+pub(super) struct HalfScales;
+
+impl Expansion<TILE_LINES> for HalfScales {
+    #[cfg_attr(target_arch = "hexagon", inline(never))]
+    #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+    fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<TILE_LINES>) {
+        let lines = &panel.scales.as_chunks::<3>().0[blocks.clone()];
+        planes.fill_first(blocks.zip(lines).map(|(b, lines)| {
+            let d = block_factor(panel.mins, b);
+            half_fields(lines).map(|field| hvx::mul_f16(hvx::f16_from_h(field), d))
+        }));
+    }
+}
+
+/// Q2_K: two lines for each tile. The first plane has the scales of the tile's first 16 rows of K
+/// and the minima of the others, the second plane the rest.
+pub(super) struct HalfScalesAndMins;
+
+impl Expansion<TILE_LINES> for HalfScalesAndMins {
+    #[cfg_attr(target_arch = "hexagon", inline(never))]
+    #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+    fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<TILE_LINES>) {
+        let blocks = &panel.scales.as_chunks::<5>().0[blocks];
+        let numbers = hvx::load(&NIBBLES);
+        planes.fill(blocks.iter().map(|[header, pairs @ ..]| {
+            // d in lower halves, -dmin in upper ones; and the other way round.
+            let factors = hvx::load(header);
+            let exchanged = hvx::or(hvx::shr_w(factors, 16), hvx::shl_w(factors, 16));
+            let mut planes = [[factors; SUPER_TILES]; 2];
+            for (p, line) in pairs.iter().enumerate() {
+                let line = hvx::load(line);
+                let high = hvx::lookup16(hvx::shr_b(line, 4), numbers);
+                let low = hvx::lookup16(line, numbers);
+                planes[0][2 * p] = hvx::mul_f16(high.0, factors);
+                planes[0][2 * p + 1] = hvx::mul_f16(high.1, factors);
+                planes[1][2 * p] = hvx::mul_f16(low.0, exchanged);
+                planes[1][2 * p + 1] = hvx::mul_f16(low.1, exchanged);
+            }
+            planes
+        }));
+    }
 }

@@ -109,6 +109,9 @@ pub fn run(write: &mut dyn FnMut(&str)) {
         ("q6_k", WeightType::Q6K),
         ("q5_1", WeightType::Q5_1),
         ("q5_k", WeightType::Q5K),
+        ("iq4_xs", WeightType::Iq4Xs),
+        ("q3_k", WeightType::Q3K),
+        ("q2_k", WeightType::Q2K),
     ] {
         let Ok(layout) = PanelLayout::new(weight, K) else {
             return;

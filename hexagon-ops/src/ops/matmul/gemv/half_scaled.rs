@@ -30,11 +30,11 @@ type Joints = LinePlanes<{ GROUP_TILES / 2 }>;
 
 /// Sums of the halves of each block of a group.
 #[derive(Clone, Copy)]
-struct HalfSums([Line; 2]);
+pub(super) struct HalfSums([Line; 2]);
 
 impl HalfSums {
     #[inline(always)]
-    fn new(group: &ActGroup) -> Self {
+    pub(super) fn new(group: &ActGroup) -> Self {
         let ones = hvx::splat_b(1);
         // Sums of words, then of two words, then of four.
         let words = group
@@ -53,6 +53,12 @@ impl HalfSums {
             hvx::store(out, add(add(a, b), add(c, d)));
         }
         Self(out)
+    }
+
+    /// Returns the sums of tiles 0 to 15, both halves of each side by side, and of the others.
+    #[inline(always)]
+    pub(super) fn vectors(&self) -> [Vector; 2] {
+        self.0.each_ref().map(hvx::load)
     }
 
     /// Returns the sums of each tile's halves.

@@ -1,0 +1,129 @@
+//! Dequantizers of 2- and 3-bit quants with a scale for each 16 rows of K.
+//!
+//! A byte holds two to four quants. The lookup sees the four lower bits of a byte, and its table has
+//! every entry as often as there are bits that belong to other quants: a quant of two bits needs no
+//! shift in bits 3..2, and none needs a mask.
+//!
+//! A line of scales belongs to one tile: the scales of rows 0..16 in lower halves of words, those of
+//! rows 16..32 in upper ones.
+
+use super::{Dequantizer, f16_bits};
+use crate::hvx::{self, Vector};
+use crate::layout::{LINE_BYTES, Line, Tile};
+
+/// Returns two tables of [`hvx::lookup16_of`], 0 and 1: the entries are the given numbers less
+/// `zero`.
+const fn two_tables(numbers: [[i8; 16]; 2], zero: i8) -> Line {
+    let mut line = [0; LINE_BYTES];
+    let mut entry = 0;
+    while entry < 32 {
+        let [low, high] = f16_bits(numbers[entry / 16][entry % 16] - zero).to_le_bytes();
+        line[4 * entry] = low;
+        line[4 * entry + 1] = high;
+        entry += 1;
+    }
+    Line(line)
+}
+
+/// Quants in bits 2..0, and quants whose bits 2..1 are bits 1..0 and whose bit 0 is bit 3.
+static THREE_BITS: Line = two_tables(
+    [
+        [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7],
+        [0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7],
+    ],
+    4,
+);
+
+/// Quants in bits 1..0, and quants in bits 3..2.
+static TWO_BITS: Line = two_tables(
+    [
+        [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3],
+        [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3],
+    ],
+    0,
+);
+
+/// The dequantizer of 3-bit quants less 4.
+#[derive(Clone, Copy)]
+pub(super) struct ThreeBits(Vector);
+
+impl ThreeBits {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self(hvx::load(&THREE_BITS))
+    }
+}
+
+impl Dequantizer<3, 1> for ThreeBits {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 3], scales: Vector, _: Vector, _: usize, out: &mut Tile) {
+        let first = hvx::interleave_even_h(scales, scales);
+        let second = hvx::interleave_odd_h(scales, scales);
+        let [a, b, c] = quants.each_ref().map(hvx::load);
+        // Bits 2..1 of values 6 and 7 are the upper bits of the first lines, and bit 0 is in the
+        // third one; it comes to bit 3.
+        let bit = hvx::splat_b(8);
+        let sixth = hvx::or(hvx::shr_b(a, 6), hvx::and(c, bit));
+        let seventh = hvx::or(hvx::shr_b(b, 6), hvx::and(hvx::shr_b(c, 1), bit));
+        let shifted = [hvx::shr_b(a, 3), hvx::shr_b(b, 3), hvx::shr_b(c, 5)];
+        for (g, index) in [a, shifted[0], b, shifted[1], c, shifted[2]]
+            .into_iter()
+            .enumerate()
+        {
+            let scale = if g < 4 { first } else { second };
+            put(hvx::lookup16_of::<0>(index, self.0), scale, g, out);
+        }
+        put(hvx::lookup16_of::<1>(sixth, self.0), second, 6, out);
+        put(hvx::lookup16_of::<1>(seventh, self.0), second, 7, out);
+    }
+}
+
+/// Writes value `g` of a tile, scaled: two lines.
+#[inline(always)]
+fn put(values: (Vector, Vector), scale: Vector, g: usize, out: &mut Tile) {
+    hvx::store(&mut out.0[2 * g], hvx::mul_f16(values.0, scale));
+    hvx::store(&mut out.0[2 * g + 1], hvx::mul_f16(values.1, scale));
+}
+
+/// The dequantizer of 2-bit quants with minima. Its lines are those of
+/// [`HalfScalesAndMins`](super::HalfScalesAndMins).
+#[derive(Clone, Copy)]
+pub(super) struct TwoBits(Vector);
+
+impl TwoBits {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self(hvx::load(&TWO_BITS))
+    }
+}
+
+impl Dequantizer<2, 1> for TwoBits {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 2], scale: Vector, min: Vector, _: usize, out: &mut Tile) {
+        let halves = [
+            [
+                hvx::interleave_even_h(scale, scale),
+                hvx::interleave_even_h(min, min),
+            ],
+            [
+                hvx::interleave_odd_h(min, min),
+                hvx::interleave_odd_h(scale, scale),
+            ],
+        ];
+        for (i, line) in quants.iter().enumerate() {
+            let both = hvx::load(line);
+            for (half, index) in [both, hvx::shr_b(both, 4)].into_iter().enumerate() {
+                let values = [
+                    hvx::lookup16_of::<0>(index, self.0),
+                    hvx::lookup16_of::<1>(index, self.0),
+                ];
+                let [scale, min] = halves[half];
+                for (j, (even, odd)) in values.into_iter().enumerate() {
+                    let at = 2 * (4 * half + 2 * i + j);
+                    hvx::store(&mut out.0[at], hvx::mul_add_f16(even, scale, min));
+                    hvx::store(&mut out.0[at + 1], hvx::mul_add_f16(odd, scale, min));
+                }
+            }
+        }
+    }
+}
