@@ -73,7 +73,7 @@ impl GgmlType {
     pub const Q8_0: Self = Self(8);
     /// Super-blocks of 256: two FP16 factors, 4-bit scales and minima, 2-bit values.
     pub const Q2_K: Self = Self(10);
-    /// Super-blocks of 256: an FP16 factor, 6-bit scales, signed 3-bit values.
+    /// Super-blocks of 256: an FP16 factor, signed 6-bit scales, signed 3-bit values.
     pub const Q3_K: Self = Self(11);
     /// Super-blocks of 256: two FP16 factors, 6-bit scales and minima, 4-bit values.
     pub const Q4_K: Self = Self(12);

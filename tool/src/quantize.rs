@@ -8,15 +8,15 @@ use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
 use clap::error::ErrorKind;
 use clap::{Args as ClapArgs, CommandFactory as _, ValueEnum as _};
-use ggml_rust_npu::gguf::{File, GgmlType, Header, TensorInfo, TensorPlan, Value, Writer};
-use rayon::prelude::*;
+use ggml_rust_npu::gguf::{File, Header, TensorInfo, TensorPlan, Value, Writer};
 
-use self::block::{BLOCK, ErrorWeights, to_f32};
+use self::block::BLOCK;
 pub use self::block::{Format, not_finite};
 pub use self::imatrix::Imatrix;
+use self::job::TensorJob;
 use self::recipe::{Recipe, TypeRule, is_weight};
 use self::rotate::Rotate;
-use self::transform::{Transform, Transforms};
+use self::transform::Transforms;
 use crate::ToolError;
 use crate::files::{Files, named};
 use crate::progress::Progress;
@@ -25,6 +25,7 @@ use crate::text::say;
 mod awq;
 mod block;
 mod imatrix;
+mod job;
 mod lpbq;
 mod model;
 mod recipe;
@@ -49,11 +50,17 @@ pub struct QuantizeArgs {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Type of the weights in the blocks of the model
-    #[arg(short = 't', long = "type", value_name = "TYPE", value_enum)]
+    #[arg(
+        short = 't',
+        long = "type",
+        value_name = "TYPE",
+        value_enum,
+        ignore_case = true
+    )]
     format: Format,
     /// Type of the token embeddings and of the output head [default: q8_0; f32 and f16: the same as
     /// --type]
-    #[arg(long, value_name = "TYPE", value_enum)]
+    #[arg(long, value_name = "TYPE", value_enum, ignore_case = true)]
     embeddings: Option<Format>,
     /// Type of the weights whose names match a regular expression, such as ffn_down=q8_0; the first
     /// that matches decides
@@ -88,49 +95,6 @@ pub struct QuantizeArgs {
     rotate: Vec<Rotate>,
 }
 
-/// Rows that are quantized between two writes.
-const BATCH_ROWS: usize = 1024;
-
-/// A tensor on its way.
-#[derive(Debug)]
-struct TensorJob<'a> {
-    /// Name in the new file.
-    name: String,
-    source: &'a TensorInfo,
-    dtype: GgmlType,
-    /// None: the bytes as they are.
-    format: Option<Format>,
-    transform: Transform,
-    /// Mean square of each input, expert by expert.
-    importance: Option<Vec<f32>>,
-    /// Elements of a low-power block.
-    lpbq: Option<usize>,
-    /// The pack gets it in groups.
-    tile_group: bool,
-}
-
-/// The rows of a tensor as they are after its transform.
-#[derive(Debug)]
-struct RowReader<'a> {
-    job: &'a TensorJob<'a>,
-    data: &'a [u8],
-    /// All of them, if the transform takes all to make one.
-    whole: Option<Vec<f32>>,
-}
-
-impl RowReader<'_> {
-    /// Writes row `n`, counted over all matrices, to `out`.
-    fn read(&self, n: usize, out: &mut [f32]) {
-        if let Some(whole) = &self.whole {
-            return out.copy_from_slice(&whole[n * out.len()..][..out.len()]);
-        }
-        let row_bytes = self.data.len() / self.job.source.rows();
-        let bytes = &self.data[n * row_bytes..][..row_bytes];
-        to_f32(self.job.source.dtype, bytes, out);
-        self.job.transform.apply(n, out);
-    }
-}
-
 /// Runs the subcommand.
 ///
 /// # Errors
@@ -142,6 +106,7 @@ pub fn run(args: &QuantizeArgs) -> Result<ExitCode, ToolError> {
     check_model(file.header())?;
     let recipe = args.recipe();
     recipe.check(file.header())?;
+    recipe.say_exceptions(file.header());
     let imatrix = args.imatrix.as_deref();
     let imatrix = imatrix
         .map(|path| Imatrix::open(&mut files, path))
@@ -229,7 +194,7 @@ fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transfor
     let groups = awq::groups(file.header())?;
     let progress = Progress::new("searching scales", groups.len() as u64);
     let recipe = args.recipe();
-    let searched = |tensor: &TensorInfo| match recipe.wanted(&tensor.name, tensor)? {
+    let searched = |tensor: &TensorInfo| match recipe.format_of(&tensor.name, tensor)? {
         // Low-power blocks have levels of 4 bits, whatever holds them.
         format if format == args.format => Some(args.lpbq.map_or(format, |_| Format::Q4_0)),
         // A weight that is not quantized among those that are loses nothing.
@@ -372,80 +337,4 @@ fn write(args: &QuantizeArgs, file: &File, jobs: &[TensorJob]) -> Result<(), Too
     }
     progress.finish();
     Ok(writer.finish().map_err(named)?)
-}
-
-impl TensorJob<'_> {
-    /// Appends row `n`, quantized.
-    ///
-    /// # Errors
-    /// Text that names the row, if it is out of the format's range.
-    fn quantize_row(
-        &self,
-        format: Format,
-        n: usize,
-        row: &[f32],
-        out: &mut Vec<u8>,
-    ) -> Result<(), ToolError> {
-        let range = self.lpbq.map_or_else(|| format.range(), |_| lpbq::RANGE);
-        if let Some(k) = row.iter().position(|x| x.abs() > range || x.is_nan()) {
-            let (name, x) = (&self.name, row[k]);
-            let what = match (x.is_finite(), format.dtype().name()) {
-                (true, dtype) => format!("at most {range} is in the range of {dtype}"),
-                (false, _) => "no finite number".to_owned(),
-            };
-            return Err(format!("row {n} of {name}: weight {k} is {x:e}, {what}").into());
-        }
-        let Some(length) = self.lpbq else {
-            format.quantize_row(row, self.importance_of(n), out);
-            return Ok(());
-        };
-        let weights = self.importance_of(n);
-        let weights = weights.map(|importance| ErrorWeights::new(row, importance).row());
-        let row = lpbq::GridRow::quantize(row, length, weights.as_deref());
-        match format {
-            Format::Q4_0 => row.push_q4_0(out),
-            _ => row.push_q8_0(out),
-        }
-        Ok(())
-    }
-
-    /// Returns the mean square of each input of row `n`, counted over all matrices, if it is known.
-    fn importance_of(&self, n: usize) -> Option<&[f32]> {
-        let [k, rows, ..] = self.source.ne;
-        let importance = self.importance.as_deref()?;
-        importance.get(n / rows * k..)?.get(..k)
-    }
-
-    /// Returns the tensor's rows.
-    fn rows<'a>(&'a self, file: &'a File) -> RowReader<'a> {
-        RowReader {
-            job: self,
-            data: file.data(self.source),
-            whole: self.transform.whole(file, self.source),
-        }
-    }
-
-    /// Returns the tensor's new bytes, some rows at a time.
-    fn batches<'a>(
-        &'a self,
-        file: &'a File,
-        format: Format,
-    ) -> impl Iterator<Item = Result<Vec<u8>, ToolError>> + 'a {
-        let (k, count) = (self.source.ne[0], self.source.rows());
-        let rows = self.rows(file);
-        (0..count).step_by(BATCH_ROWS).map(move |first| {
-            let batch: Vec<usize> = (first..(first + BATCH_ROWS).min(count)).collect();
-            let of_rows = |part: &[usize]| {
-                let (mut row, mut out) = (vec![0.0; k], Vec::new());
-                for n in part {
-                    rows.read(*n, &mut row);
-                    self.quantize_row(format, *n, &row, &mut out)?;
-                }
-                Ok(out)
-            };
-            let parts = batch.par_chunks(16).map(of_rows);
-            let parts: Result<Vec<Vec<u8>>, ToolError> = parts.collect();
-            Ok(parts?.concat())
-        })
-    }
 }

@@ -20,13 +20,15 @@
 // llama-imatrix's data alone.
 
 use ggml_rust_npu::gguf::{File, Header, TensorInfo};
-use rayon::prelude::*;
 
-use super::block::{BLOCK, Format, to_f32};
+use self::loss::losses_of;
+use super::block::Format;
 use super::imatrix::Imatrix;
 use super::model::{self, HeadSizes};
 use super::transform::Transforms;
 use crate::ToolError;
+
+mod loss;
 
 /// The option, for messages.
 const OPTION: &str = "--awq";
@@ -357,56 +359,3 @@ impl ScaleGroup {
 /// A channel that is never used is scaled as if it were this large.
 // SOURCE: mit-han-lab/llm-awq, auto_scale.py.
 const SMALLEST: f32 = 1e-4;
-
-/// Returns the loss of one matrix of a weight for each candidate.
-fn losses_of(
-    file: &File,
-    tensor: &TensorInfo,
-    matrix: usize,
-    squares: &[f32],
-    candidates: &[Vec<f32>],
-    format: Format,
-) -> [f64; EXPONENTS] {
-    let k = tensor.ne[0];
-    let weights: Vec<Vec<f32>> = (candidates.iter())
-        .map(|scales| {
-            squares
-                .iter()
-                .zip(scales)
-                .map(|(x, s)| x / (s * s))
-                .collect()
-        })
-        .collect();
-    let data = file.data(tensor);
-    let row_bytes = data.len() / tensor.rows();
-    let matrix_bytes = tensor.ne[1] * row_bytes;
-    let rows = data[matrix * matrix_bytes..][..matrix_bytes].par_chunks_exact(row_bytes);
-    let loss_of_row = |row: &mut Vec<f32>, bytes: &[u8]| {
-        to_f32(tensor.dtype, bytes, row);
-        let mut losses = [0.0; EXPONENTS];
-        for (loss, (scales, weights)) in losses.iter_mut().zip(candidates.iter().zip(&weights)) {
-            let blocks = row.as_chunks::<BLOCK>().0.iter();
-            let scales = scales.as_chunks::<BLOCK>().0.iter();
-            let weights = weights.as_chunks::<BLOCK>().0.iter();
-            for ((w, s), weights) in blocks.zip(scales).zip(weights) {
-                let scaled: [f32; BLOCK] = std::array::from_fn(|i| w[i] * s[i]);
-                let rounded = format.round(&scaled);
-                let mut sum = 0.0;
-                for i in 0..BLOCK {
-                    let error = rounded[i] - scaled[i];
-                    sum += error * error * weights[i];
-                }
-                *loss += f64::from(sum);
-            }
-        }
-        losses
-    };
-    let add = |mut left: [f64; EXPONENTS], right: [f64; EXPONENTS]| {
-        left.iter_mut()
-            .zip(right)
-            .for_each(|(sum, loss)| *sum += loss);
-        left
-    };
-    rows.map_init(|| vec![0.0; k], |row, bytes| loss_of_row(row, bytes))
-        .reduce(|| [0.0; EXPONENTS], add)
-}

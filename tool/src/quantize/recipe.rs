@@ -1,5 +1,6 @@
 //! The type that each tensor of the output gets.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use clap::ValueEnum as _;
@@ -76,21 +77,44 @@ impl Recipe<'_> {
         Ok(())
     }
 
-    /// Returns the type that a tensor gets; `None` for one that is kept, which a line says of weights.
+    /// Returns the type that a tensor gets; `None` for one that is kept.
     pub fn format_of(&self, name: &str, tensor: &TensorInfo) -> Option<Format> {
-        let format = self.wanted(name, tensor)?;
-        let fits = tensor.ne[0].is_multiple_of(BLOCK) || !format.dtype().is_quantized();
-        if !fits {
-            let k = tensor.ne[0];
-            say(format_args!(
-                "{name} stays as it is: its rows of {k} are not whole blocks of {BLOCK}"
-            ));
-        }
-        fits.then_some(format)
+        self.meant(name, tensor)?.fitting(tensor.ne[0])
     }
 
-    /// Returns the type that is meant for a tensor; `None` for one that no part of the recipe names.
-    pub fn wanted(&self, name: &str, tensor: &TensorInfo) -> Option<Format> {
+    /// Says which weights get another type than was meant for them, and why: a line for each kept
+    /// one, and one for all that become another type.
+    pub fn say_exceptions(&self, header: &Header) {
+        let mut others: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+        for tensor in &header.tensors {
+            let (name, k) = (&tensor.name, tensor.ne[0]);
+            let Some(meant) = self.meant(name, tensor) else {
+                continue;
+            };
+            match meant.fitting(k) {
+                None => say(format_args!(
+                    "{name} stays as it is: its rows of {k} are not whole blocks of {BLOCK}"
+                )),
+                Some(given) if given != meant => {
+                    let names = (given.dtype().name(), meant.dtype().name());
+                    others.entry(names).or_default().push(name);
+                }
+                Some(_) => {}
+            }
+        }
+        for ((given, meant), names) in others {
+            let count = names.len();
+            say(format_args!(
+                "{count} weights become {given} and not {meant}, as with llama-quantize: their rows are not whole \
+                 blocks of 256 (the first is {})",
+                names[0]
+            ));
+        }
+    }
+
+    /// Returns the type that is meant for a tensor, whatever its rows are; `None` for one that no
+    /// part of the recipe names.
+    fn meant(&self, name: &str, tensor: &TensorInfo) -> Option<Format> {
         if !is_weight(tensor) {
             return None;
         }

@@ -17,8 +17,8 @@ use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType, group_elem};
 use rayon::prelude::*;
 
-use super::block::{BLOCK, ErrorWeights, push_q4_0};
-use super::{RowReader, TensorJob};
+use super::block::{BLOCK, push_q4_0, search_weights};
+use super::job::{RowReader, TensorJob};
 use crate::ToolError;
 use crate::progress::Progress;
 use crate::text::say;
@@ -124,22 +124,6 @@ fn write_weight(
     Ok(())
 }
 
-/// Computes the weights of the errors of a row's columns. A scale is also searched without
-/// statistics: the weight of a column is then its magnitude combined with the row's root mean
-/// square, which of nine such rules gives the lowest KL divergence on SmolLM2 (0.2601; ggml's root
-/// of the sum of both squares: 0.2614, all the same: 0.2780, squares: 0.2768).
-fn weigh(row: &[f32], importance: Option<&[f32]>, weights: &mut [f32]) {
-    if let Some(importance) = importance {
-        weights.copy_from_slice(&ErrorWeights::new(row, importance).row());
-        return;
-    }
-    let squares: f32 = row.iter().map(|x| x * x).sum();
-    let root_mean_square = (squares / row.len() as f32).sqrt();
-    for (weight, x) in weights.iter_mut().zip(row) {
-        *weight = x.abs() + root_mean_square;
-    }
-}
-
 /// Quantizes the rows `numbers`, at most 32, into a panel; columns without a row are zeros.
 fn panel(
     job: &TensorJob,
@@ -154,11 +138,8 @@ fn panel(
     for (column, number) in numbers.enumerate() {
         let row = &mut values[column * k..][..k];
         rows.read(number, row);
-        weigh(
-            row,
-            job.importance_of(number),
-            &mut weights[column * k..][..k],
-        );
+        let of_row = search_weights(row, job.importance_of(number));
+        weights[column * k..][..k].copy_from_slice(&of_row);
     }
     let mut error = SquaredLoss::default();
     let mut groups = Vec::with_capacity(TILE_DIM * row_bytes);

@@ -17,6 +17,7 @@ mod recipe;
 mod refused;
 mod rotate;
 mod scale;
+mod super_block;
 mod tile;
 
 /// Runs `ggml-npu quantize`, which must fail with an exit code and a message with all of `words`.

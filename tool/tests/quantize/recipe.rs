@@ -107,7 +107,7 @@ fn a_rule_that_is_wrong_or_decides_nothing_is_refused_by_its_words() {
     };
     refused(&["ffn_down"], 2, &["ffn_down", "PATTERN=TYPE"]);
     refused(&["=q8_0"], 2, &["=q8_0", "PATTERN=TYPE"]);
-    refused(&["ffn_down=q9"], 2, &["\"q9\"", "q4_0, q4_1, q8_0"]);
+    refused(&["ffn_down=q9"], 2, &["\"q9\"", "q4_0, q4_1, q5_0, q8_0"]);
     refused(&["ffn_(=q8_0"], 2, &["\"ffn_(\"", "no regular expression"]);
     refused(
         &["ffn_dwon=q8_0"],

@@ -243,8 +243,9 @@ fn weights_out_of_a_format_s_range_are_refused_by_tensor_and_row() {
     let folder = folder("tool_values_refused");
     let (path, to) = (folder.join("other.gguf"), folder.join("out.gguf"));
     let name = "blk.1.attn_k.weight";
-    let formats: [&[&str]; 6] = [
+    let formats: [&[&str]; 7] = [
         &["-t", "q4_0"],
+        &["-t", "q4_k"],
         &["-t", "q8_0"],
         &["-t", "iq4_nl"],
         &["-t", "f16"],

@@ -54,7 +54,7 @@ fn statistics_bring_quantized_weights_nearer() {
     let model = values(&from);
     let means = values(&statistics);
     let statistics = statistics.to_str().unwrap();
-    for format in ["q4_0", "q4_1", "iq4_nl"] {
+    for format in ["q4_0", "q4_1", "q5_0", "iq4_nl"] {
         let mut errors = Vec::new();
         for more in [&[][..], &["--imatrix", statistics]] {
             let to = folder.join("quantized.gguf");

@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use super::{BLOCK, Codes, Fit, extreme};
+use super::BLOCK;
+use super::symmetric::{Codes, Fit, extreme};
 
 /// Values of the codes of IQ4_NL.
 // SOURCE: kvalues_iq4nl, ggml-common.h of ggml 0.25.3.

@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use super::{BLOCK, push_codes};
+use super::BLOCK;
+use super::symmetric::push_codes;
 
 /// A block.
 pub struct Block {

@@ -1,0 +1,86 @@
+"""Model files byte by byte: reads the tensors of a GGUF, and writes small ones."""
+
+import array
+import struct
+
+# Sizes of the plain kinds of values of a GGUF, by number, and the kinds that have lengths.
+# SOURCE: enum gguf_type, ggml/include/gguf.h of llama.cpp 0.5.0.
+PLAIN = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+STRING, ARRAY = 8, 9
+ALIGNMENT = 32
+
+
+class Reader:
+    """Reads the header of a GGUF."""
+
+    def __init__(self, path):
+        self.bytes, self.at = path.read_bytes(), 8
+
+    def number(self, form):
+        value, = struct.unpack_from("<" + form, self.bytes, self.at)
+        self.at += struct.calcsize(form)
+        return value
+
+    def text(self):
+        length = self.number("Q")
+        self.at += length
+        return self.bytes[self.at - length:self.at].decode()
+
+    def skip(self, kind):
+        if kind == STRING:
+            self.text()
+        elif kind == ARRAY:
+            each, count = self.number("I"), self.number("Q")
+            if each in PLAIN:
+                self.at += count * PLAIN[each]
+            else:
+                for _ in range(count):
+                    self.skip(each)
+        else:
+            self.at += PLAIN[kind]
+
+    def tensors(self):
+        """Type and bytes of each tensor, by name. No metadata of these files changes the alignment."""
+        tensors, pairs = self.number("Q"), self.number("Q")
+        for _ in range(pairs):
+            self.text()
+            self.skip(self.number("I"))
+        found = []
+        for _ in range(tensors):
+            name = self.text()
+            dims = self.number("I")
+            self.at += 8 * dims
+            found.append((name, self.number("I"), self.number("Q")))
+        start = -(-self.at // ALIGNMENT) * ALIGNMENT
+        ends = [offset for _, _, offset in found[1:]] + [len(self.bytes) - start]
+        return {name: (kind, self.bytes[start + offset:start + end]) for (name, kind, offset), end in zip(found, ends)}
+
+
+F32, NUMBER, TEXTS = 0, 4, 9
+
+
+def text(value):
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def entry(key, value):
+    """A key with a number, a text or a list of texts."""
+    if isinstance(value, int):
+        return text(key) + struct.pack("<II", NUMBER, value)
+    if isinstance(value, str):
+        return text(key) + struct.pack("<I", STRING) + text(value)
+    if isinstance(value, float):
+        return text(key) + struct.pack("<If", 6, value)
+    return text(key) + struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(text, value))
+
+
+def write(path, entries, tensors):
+    """Writes a GGUF of F32 tensors: their shape (fastest dimension first) and their numbers, by name."""
+    infos, data = b"", b""
+    for name, (shape, values) in tensors.items():
+        infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, F32, len(data))
+        data += array.array("f", values).tobytes()
+        data += bytes(-len(data) % ALIGNMENT)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries))
+    head += b"".join(entry(key, value) for key, value in entries.items()) + infos
+    path.write_bytes(head + bytes(-len(head) % ALIGNMENT) + data)
