@@ -20,10 +20,10 @@
 //! seconds. The bytes of each layout have a separate version in the layout id.
 //!
 //! **Groups.** `ggml-npu quantize --tile-group` writes a pack whose tensors are in Hexagon's groups
-//! of 2 × 16 weights (layout id of `Q4Tile`; the picture is in `hexagon_ops::layout`). They are not
-//! the source's numbers in another order: the source is the Q4_0 tensor that other devices compute
-//! with, and both were quantized from the same model. A device uses such a tensor instead of its
-//! tiles of Q4_0, and keeps the source's bytes for readers of the tensor. The pack has no other
+//! of 2 × 16 weights (layout ids of `Q4Tile` and `Q8Tile`; the picture is in
+//! `hexagon_ops::layout`). They are not the source's numbers in another order: the source is the
+//! Q4_0 or Q8_0 tensor that other devices compute with, and both were quantized from the same model.
+//! A device uses such a tensor instead of its own tiles, and keeps the source's bytes for readers of the tensor. The pack has no other
 //! weights.
 //!
 //! **Identity of a tensor.** A tensor is taken from a pack only if its [`Fingerprint`] (name,

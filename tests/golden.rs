@@ -193,11 +193,18 @@ fn packs_are_those_that_were_made_before() {
     }
 }
 
+/// Groups of 2 × 16 of each type, the name of their golden file, and the type whose blocks have the
+/// same bytes.
+const GROUPS: [(&str, WeightType, GgmlType); 2] = [
+    ("groups", WeightType::Q4Tile, GgmlType::Q4_0),
+    ("groups_8", WeightType::Q8Tile, GgmlType::Q8_0),
+];
+
 /// Packs panels of groups of 2 × 16, the content of a pack of `ggml-npu quantize --tile-group`.
-fn groups() -> Vec<u8> {
-    let layout = MatrixLayout::new(WeightType::Q4Tile, NE[1], NE[0]).unwrap();
+fn groups(weight: WeightType, blocks: GgmlType) -> Vec<u8> {
+    let layout = MatrixLayout::new(weight, NE[1], NE[0]).unwrap();
     let panel_rows = TILE_DIM * layout.ggml_row_bytes();
-    let blocks = [bytes(GgmlType::Q4_0), bytes(GgmlType::Q4_0)].concat();
+    let blocks = [bytes(blocks), bytes(blocks)].concat();
     let mut packed = vec![0; layout.matrix_bytes()];
     let panels = packed.chunks_exact_mut(layout.panel().panel_bytes());
     for (panel, rows) in panels.zip(blocks.chunks_exact(panel_rows)) {
@@ -208,14 +215,19 @@ fn groups() -> Vec<u8> {
 
 #[test]
 fn groups_are_those_that_were_made_before() {
-    let want = std::fs::read(golden("groups").with_extension("bin")).unwrap();
-    assert!(groups() == want, "other bytes, but the same version");
+    for (name, weight, blocks) in GROUPS {
+        let want = std::fs::read(golden(name).with_extension("bin")).unwrap();
+        let have = groups(weight, blocks);
+        assert!(have == want, "{name}: other bytes, but the same version");
+    }
 }
 
 #[test]
 #[ignore = "writes the golden files"]
 fn write_the_golden_files() {
-    std::fs::write(golden("groups").with_extension("bin"), groups()).unwrap();
+    for (name, weight, blocks) in GROUPS {
+        std::fs::write(golden(name).with_extension("bin"), groups(weight, blocks)).unwrap();
+    }
     for (chip, plan) in plans() {
         write(&golden(chip), chip, &plan);
     }

@@ -60,11 +60,15 @@
 //!                                                   line 4v+3 | k 8v+6, 8v+7            |             |   d8v+6 d8v+7
 //! ```
 //!
+//! Q8Tile has the lines of Q8_0: line g is k = 4g + 0 2 1 3, which are FP16 lines 2g and 2g + 1, and
+//! their four halves have the scales d4g to d4g + 3.
+//!
 //! A tile has 32 groups as it has 32 columns, so the plane of scales is the one below, with the
 //! group in place of the column. A column has no scale, so the integer dot product does not apply:
 //! every product goes through FP16 tiles. A row of blocks, as other types have it, is here a row of
-//! groups: row g holds group g of each tile of a strip. A group is a block of 18 bytes, the scale,
-//! then `qs[c]` with the low nibble for the even k and the high nibble for the odd k of column c.
+//! groups: row g holds group g of each tile of a strip. A group is a block of the scale, then its
+//! quants: 16 bytes `qs[c]` with the low nibble for the even k and the high nibble for the odd k of
+//! column c, or (Q8Tile) 32 bytes of the even k, then the odd k.
 //!
 //! # Super-block: 8 tiles, with scales at two levels
 //!
@@ -236,6 +240,8 @@ pub enum WeightType {
     Q3K = 14,
     /// `d · s · q - dmin · m`, 2-bit q, 4-bit s and m for each 16 of a super-block.
     Q2K = 15,
+    /// `d · q`, signed 8-bit q, one d for a group of 2 (K) × 16 (N) weights; not a ggml type.
+    Q8Tile = 16,
 }
 
 /// Identifier of a packed format, stored with packed bytes so that stale ones are rejected and not
@@ -251,7 +257,7 @@ const LAYOUT_VERSION: u32 = 1;
 
 impl WeightType {
     /// All types, in order of their numbers.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::F16,
         Self::Q4_0,
         Self::Q4_1,
@@ -267,6 +273,7 @@ impl WeightType {
         Self::Iq4Xs,
         Self::Q3K,
         Self::Q2K,
+        Self::Q8Tile,
     ];
 
     /// Returns the identifier of this type's packed form.
@@ -279,7 +286,13 @@ impl WeightType {
     /// needs.
     #[must_use]
     pub const fn has_dot_product(self) -> bool {
-        !matches!(self, Self::F16 | Self::Q4Tile)
+        !matches!(self, Self::F16) && !self.is_grouped()
+    }
+
+    /// Returns `true` if a scale belongs to a group of 2 × 16 weights.
+    #[must_use]
+    pub const fn is_grouped(self) -> bool {
+        matches!(self, Self::Q4Tile | Self::Q8Tile)
     }
 
     /// Returns the type whose tiles super-blocks with a scale for each block of 32 have; the type
@@ -314,7 +327,7 @@ impl WeightType {
             Self::F16 => 64,
             Self::Q4_0 | Self::Iq4Nl | Self::Q4Tile => 18,
             Self::Q4_1 => 20,
-            Self::Q8_0 => 34,
+            Self::Q8_0 | Self::Q8Tile => 34,
             Self::Mxfp4 => 17,
             Self::Q4K => 144,
             Self::Q5_0 => 22,
@@ -340,6 +353,8 @@ impl WeightType {
             | Self::Q4Tile
             | Self::Q4K
             | Self::Iq4Xs => 512,
+            Self::Q8_0 | Self::Q8Tile => 1024,
+            Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 | Self::Q4Tile | Self::Q4K => 512,
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => 640,
             Self::Q6K => 768,
             Self::Q3K => 384,
@@ -364,7 +379,8 @@ impl WeightType {
             | Self::Q5_1
             | Self::Q8_0
             | Self::Iq4Nl
-            | Self::Q4Tile => (2, 1),
+            | Self::Q4Tile
+            | Self::Q8Tile => (2, 1),
             Self::Q4K | Self::Q5K | Self::Q6K => (SUPER_TILES, 4),
             Self::Iq4Xs => (SUPER_TILES, 2),
             Self::Q3K => (SUPER_TILES, 3),
@@ -440,7 +456,7 @@ impl PanelLayout {
         self.k_tiles().div_ceil(tiles) * lines * LINE_BYTES
     }
 
-    /// Returns the offset of the scale of column (Q4Tile: group) `n` of tile `kt`: 2 bytes FP16, or
+    /// Returns the offset of the scale of column (groups: group) `n` of tile `kt`: 2 bytes FP16, or
     /// 1 byte E8M0 for MXFP4; for super-blocks the offset of word `n` of their first line.
     #[must_use]
     pub const fn scale_offset(self, kt: usize, n: usize) -> usize {
@@ -495,7 +511,7 @@ impl PanelLayout {
         let base = self.quant_offset(kt);
         match self.weight {
             WeightType::F16 => (base + f16_tile_offset(k, n), 0),
-            WeightType::Q8_0 => (base + word_offset(k, n), 0),
+            WeightType::Q8_0 | WeightType::Q8Tile => (base + word_offset(k, n), 0),
             WeightType::Q4Tile => {
                 let byte = LINE_BYTES * (k / 8) + 4 * n + WORD_ORDER[k % 4];
                 (base + byte, if k % 8 < 4 { 0 } else { 4 })
@@ -556,9 +572,10 @@ impl MatrixLayout {
     /// padded strips.
     #[must_use]
     pub const fn block_rows(self) -> usize {
-        match self.panel.weight {
-            WeightType::Q4Tile => self.n_strips() * TILE_DIM,
-            _ => self.n,
+        if self.panel.weight.is_grouped() {
+            self.n_strips() * TILE_DIM
+        } else {
+            self.n
         }
     }
 

@@ -30,6 +30,7 @@ def dequantization(counted):
             [ARCHS[arch], "ggml-hexagon's tiles of Q4_0", number(GGML_HEXAGON_DEQUANTIZE[arch]),
              *(number(upstream["q4_0"][m][column]) for m in (4, 32, 128))],
             ["", "groups of 2 × 16 (`--tile-group`)", number(counted[arch, "dequantize_q4_tile"]), "–", "–", "–"],
+            ["", "the same, of 8 bits", number(counted[arch, "dequantize_q8_tile"]), "–", "–", "–"],
             ["", "Q4_0, this backend", number(counted[arch, "dequantize_q4_0"]),
              *(whole(arch, "q4_0", m) for m in (4, 32, 128))],
             ["", "Q8_0, this backend", number(counted[arch, "dequantize_q8_0"]),

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use hexagon_ops::layout::{LINE_BYTES, MatrixLayout, WeightType};
+use hexagon_ops::layout::LINE_BYTES;
 
 use super::device::DeviceBuffer as Memory;
 use super::layout::{Conversion, WeightLayout};
@@ -300,14 +300,8 @@ impl HexBuffer {
     /// Packs a tensor from its own bytes that a pack had brought in groups: a write is about to
     /// change them.
     fn without_groups(&self, start: usize, packed: &Packed) -> Arc<Packed> {
-        let panel = packed.layout.matrix.panel();
-        let matrix = MatrixLayout::new(WeightType::Q4_0, packed.layout.matrix.n(), panel.k());
-        let layout = WeightLayout {
-            // PANIC: groups have the shapes of blocks.
-            matrix: matrix.expect("a shape of Q4_0"),
-            form: Conversion::Lossless,
-            ..packed.layout
-        };
+        // PANIC: groups have the shapes of blocks.
+        let layout = packed.layout.without_groups().expect("groups");
         if let Some(plain) = &packed.plain {
             let plain = plain.lock().unwrap_or_else(PoisonError::into_inner);
             self.pack_all(&layout, start, &plain, None);

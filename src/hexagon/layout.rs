@@ -14,7 +14,7 @@ pub enum Conversion {
     Requantized,
     /// Its values in F16, for BF16 and F32: exact for BF16 values of 2^-17 and more in magnitude.
     Halved,
-    /// Groups of 2 × 16 that a pack has instead of Q4_0 blocks, quantized from the same values.
+    /// Groups of 2 × 16 that a pack has instead of blocks, quantized from the same values.
     Groups,
 }
 
@@ -52,17 +52,36 @@ impl WeightLayout {
         })
     }
 
-    /// Returns the layout in which a pack may have the weights instead of Q4_0 blocks: groups of 2
-    /// × 16. `None` for other types.
+    /// Returns the layout in which a pack may have the weights instead of blocks of Q4_0 or Q8_0:
+    /// groups of 2 × 16. `None` for other types.
     #[must_use]
     pub fn groups(&self) -> Option<Self> {
         let panel = self.matrix.panel();
-        if (panel.weight(), self.form) != (WeightType::Q4_0, Conversion::Lossless) {
-            return None;
-        }
+        let weight = match (panel.weight(), self.form) {
+            (WeightType::Q4_0, Conversion::Lossless) => WeightType::Q4Tile,
+            (WeightType::Q8_0, Conversion::Lossless) => WeightType::Q8Tile,
+            _ => return None,
+        };
         Some(Self {
-            matrix: MatrixLayout::new(WeightType::Q4Tile, self.matrix.n(), panel.k()).ok()?,
+            matrix: MatrixLayout::new(weight, self.matrix.n(), panel.k()).ok()?,
             form: Conversion::Groups,
+            ..*self
+        })
+    }
+
+    /// Returns the layout of the blocks whose place [`groups`](Self::groups) took; `None` for a
+    /// layout without groups.
+    #[must_use]
+    pub fn without_groups(&self) -> Option<Self> {
+        let panel = self.matrix.panel();
+        let weight = match panel.weight() {
+            WeightType::Q4Tile => WeightType::Q4_0,
+            WeightType::Q8Tile => WeightType::Q8_0,
+            _ => return None,
+        };
+        Some(Self {
+            matrix: MatrixLayout::new(weight, self.matrix.n(), panel.k()).ok()?,
+            form: Conversion::Lossless,
             ..*self
         })
     }

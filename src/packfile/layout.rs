@@ -45,7 +45,8 @@ impl LayoutTag {
     /// Returns `true` if these are groups of 2 × 16 weights.
     #[must_use]
     pub fn is_groups(&self) -> bool {
-        LayoutId(self.id) == WeightType::Q4Tile.layout_id()
+        let groups = [WeightType::Q4Tile, WeightType::Q8Tile].map(WeightType::layout_id);
+        groups.contains(&LayoutId(self.id))
     }
 
     /// Describes native rows for Rockchip.
@@ -74,7 +75,7 @@ impl fmt::Display for LayoutTag {
         match (weight, precision) {
             (Some(weight), _) => {
                 let again = match (weight, words[REQUANTIZED_WORD]) {
-                    (WeightType::Q4Tile, _) => "groups of 2 x 16",
+                    (weight, _) if weight.is_grouped() => "groups of 2 x 16",
                     (_, 0) => "lossless",
                     _ => "quantized again",
                 };

@@ -84,8 +84,8 @@ pub struct QuantizeArgs {
     lpbq: Option<usize>,
     /// Also write a pack, the output's name with .groups.npu, that has the weights of the model's
     /// blocks in groups of 2 x 16 in place of 32 x 1, which is how Hexagon's matrix unit reads
-    /// them. With --type q4_0; GGML_RUST_NPU_PACK names the pack when the model runs, and other
-    /// devices take the model as it is
+    /// them. For weights in q4_0 and q8_0; GGML_RUST_NPU_PACK names the pack when the model runs, and
+    /// other devices take the model as it is
     #[arg(long, conflicts_with = "lpbq")]
     tile_group: bool,
     /// Fold rotations into the weights: the model computes the same, and its outliers are spread.
@@ -155,8 +155,8 @@ impl QuantizeArgs {
 
 /// Ends the program if options do not go together.
 fn check_options(args: &QuantizeArgs) {
-    if args.tile_group && args.format != Format::Q4_0 {
-        let message = "--tile-group goes with --type q4_0, which other devices run";
+    if args.tile_group && tile::grouped(args.format).is_none() {
+        let message = "--tile-group goes with --type q4_0 and q8_0, which other devices run";
         (crate::Cli::command().error(ErrorKind::ArgumentConflict, message)).exit();
     }
     let misfit = match (args.lpbq, args.format) {
@@ -250,7 +250,9 @@ fn jobs<'a>(
             lpbq: args
                 .lpbq
                 .filter(|_| weighted && format == Some(args.format)),
-            tile_group: args.tile_group && weighted && format == Some(args.format),
+            tile_group: format
+                .filter(|_| args.tile_group && weighted)
+                .and_then(tile::grouped),
         })
     };
     let tensors = || file.header().tensors.iter();

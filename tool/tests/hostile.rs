@@ -159,7 +159,7 @@ enum Kind {
 }
 
 /// Command lines by what they read. `@` is the file, `=` a good model, `%` good statistics, `>` an output.
-const COMMANDS: [(Kind, &str); 22] = [
+const COMMANDS: [(Kind, &str); 24] = [
     (Kind::Model, "inspect @"),
     (Kind::Model, "inspect @ --json --chip rk3588"),
     (Kind::Model, "inspect @ --chip hexagon-v75"),
@@ -171,6 +171,8 @@ const COMMANDS: [(Kind, &str); 22] = [
     ),
     (Kind::Model, "repack @ -o > --chip hexagon-v75"),
     (Kind::Model, "quantize @ -o > -t q4_0 --tile-group"),
+    (Kind::Model, "quantize @ -o > -t q8_0 --tile-group"),
+    (Kind::Model, "quantize @ -o > -t q4_k --imatrix % --awq"),
     (Kind::Model, "quantize @ -o > -t q8_0 --lpbq 16"),
     (Kind::Model, "quantize @ -o > -t iq4_nl --imatrix %"),
     (

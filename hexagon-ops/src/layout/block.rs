@@ -46,7 +46,8 @@ impl BlockPlan {
             | WeightType::Q5_0
             | WeightType::Q8_0
             | WeightType::Iq4Nl
-            | WeightType::Q4Tile => (2, 0),
+            | WeightType::Q4Tile
+            | WeightType::Q8Tile => (2, 0),
         };
         Self {
             header: [
@@ -82,7 +83,7 @@ fn write_block(layout: PanelLayout, panel: &mut [u8], kt: usize, n: usize, block
         }
         return;
     }
-    if layout.weight() == WeightType::Q4Tile {
+    if layout.weight().is_grouped() {
         return write_group(layout, panel, kt, n, block);
     }
     if layout.weight().block_elems() == SUPER_BLOCK {
@@ -119,7 +120,7 @@ fn read_block(layout: PanelLayout, panel: &[u8], kt: usize, n: usize, block: &mu
         }
         return;
     }
-    if layout.weight() == WeightType::Q4Tile {
+    if layout.weight().is_grouped() {
         return read_group(layout, panel, kt, n, block);
     }
     if layout.weight().block_elems() == SUPER_BLOCK {

@@ -48,9 +48,10 @@ impl PanelLayout {
     pub fn pack_panel(self, panel: &mut [u8], rows: &[u8]) -> Result<()> {
         let row_bytes = self.ggml_row_bytes();
         let count = rows.len() / row_bytes;
-        let least = match self.weight {
-            WeightType::Q4Tile => TILE_DIM,
-            _ => 1,
+        let least = if self.weight.is_grouped() {
+            TILE_DIM
+        } else {
+            1
         };
         if !rows.len().is_multiple_of(row_bytes) || !(least..=TILE_DIM).contains(&count) {
             return Err(Error::Length {
@@ -99,7 +100,7 @@ impl PanelLayout {
                     planes,
                 });
             }
-            WeightType::Q4Tile => {
+            WeightType::Q4Tile | WeightType::Q8Tile => {
                 planes.fill(0);
                 for (g, row) in columns.iter().enumerate() {
                     for (kt, block) in row.chunks(self.weight.block_bytes()).enumerate() {

@@ -72,7 +72,7 @@ pub fn block_values(weight: WeightType, block: &[u8]) -> [f64; TILE_DIM] {
         WeightType::F16 => f16_at(2 * k),
         WeightType::Q4_0 | WeightType::Q4Tile => f16_at(0) * (nibble(&block[2..], k) as f64 - 8.0),
         WeightType::Q4_1 => f16_at(0) * nibble(&block[4..], k) as f64 + f16_at(2),
-        WeightType::Q8_0 => f16_at(0) * f64::from(block[2 + k].cast_signed()),
+        WeightType::Q8_0 | WeightType::Q8Tile => f16_at(0) * f64::from(block[2 + k].cast_signed()),
         WeightType::Iq4Nl => f16_at(0) * IQ4_NL[nibble(&block[2..], k)],
         WeightType::Mxfp4 => 2_f64.powi(i32::from(block[0]) - 128) * MXFP4[nibble(&block[1..], k)],
         WeightType::Q5_0 => f16_at(0) * (five_bits(&block[2..], k) - 16.0),
@@ -197,6 +197,14 @@ pub fn terms(weight: WeightType, block: &[u8]) -> Vec<(f64, f64)> {
     }
 }
 
+/// Returns the byte of quants that are zeros, of groups.
+fn weight_zero(weight: WeightType) -> u8 {
+    match weight {
+        WeightType::Q4Tile => 0x88,
+        _ => 0,
+    }
+}
+
 /// A random packed matrix and its exact values.
 pub struct Weights {
     pub layout: MatrixLayout,
@@ -219,13 +227,16 @@ impl Weights {
             let mut blocks: Vec<Vec<u8>> = (0..k / weight.block_elems())
                 .map(|_| random_block(weight, numbers))
                 .collect();
-            if weight == WeightType::Q4Tile {
+            if weight.is_grouped() {
                 // Columns that do not exist are zeros.
                 let first = row / TILE_DIM * TILE_DIM + row % 2 * 16;
-                let padding = n.saturating_sub(first).min(16) + 2;
-                blocks
+                let (present, zero) = (n.saturating_sub(first).min(16), weight_zero(weight));
+                for quants in blocks
                     .iter_mut()
-                    .for_each(|block| block[padding..].fill(0x88));
+                    .flat_map(|block| block[2..].chunks_mut(16))
+                {
+                    quants[present..].fill(zero);
+                }
             }
             layout
                 .pack_row(bytemuck::cast_slice_mut(&mut lines), row, &blocks.concat())
@@ -235,7 +246,7 @@ impl Weights {
                     let (at, column) = match weight {
                         // Group g: rows 2(g/2) and the next, columns 16(g%2) and the 15 next; the
                         // first row first.
-                        WeightType::Q4Tile => {
+                        WeightType::Q4Tile | WeightType::Q8Tile => {
                             let (strip, g) = (row / TILE_DIM * TILE_DIM, row % TILE_DIM);
                             (g / 2 * 2 + i / 16, strip + g % 2 * 16 + i % 16)
                         }

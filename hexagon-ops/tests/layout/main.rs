@@ -42,7 +42,7 @@ fn ggml_elem(weight: WeightType, k: usize) -> (usize, u32) {
         WeightType::Q4_0 | WeightType::Iq4Nl => (2 + k % 16, if k < 16 { 0 } else { 4 }),
         WeightType::Q4_1 => (4 + k % 16, if k < 16 { 0 } else { 4 }),
         WeightType::Mxfp4 => (1 + k % 16, if k < 16 { 0 } else { 4 }),
-        WeightType::Q4Tile => unreachable!("no type of ggml's"),
+        WeightType::Q4Tile | WeightType::Q8Tile => unreachable!("no type of ggml's"),
         _ => unreachable!("its elements have no such place"),
     }
 }
@@ -50,7 +50,7 @@ fn ggml_elem(weight: WeightType, k: usize) -> (usize, u32) {
 /// Types whose blocks are columns of a tile: ggml's own.
 fn of_ggml() -> impl Iterator<Item = WeightType> {
     let all = WeightType::ALL.into_iter();
-    all.filter(|weight| *weight != WeightType::Q4Tile)
+    all.filter(|weight| !weight.is_grouped())
 }
 
 #[test]
@@ -172,6 +172,43 @@ fn each_weight_of_a_group_lands_beside_its_group() {
         .collect();
     assert_eq!(free, [0; 2 * 64]);
     assert!(seen.iter().all(|seen| matches!(seen, 0 | 0xff)));
+}
+
+#[test]
+fn each_byte_of_a_group_lands_beside_its_group() {
+    let layout = MatrixLayout::new(WeightType::Q8Tile, 33, 96).unwrap();
+    assert_eq!((layout.block_rows(), layout.n_strips()), (64, 2));
+    let (row_bytes, panel) = (layout.ggml_row_bytes(), layout.panel());
+    let rows = random_bytes(8, 64 * row_bytes);
+    let packed = pack(layout, &rows);
+    let mut seen = vec![false; layout.matrix_bytes()];
+    let mut see = |at: usize| assert!(!std::mem::replace(&mut seen[at], true), "{at}: taken");
+    for row in 0..64 {
+        let (base, g) = (layout.panel_offset(row / 32), row % 32);
+        for kt in 0..3 {
+            let block = &rows[row * row_bytes + kt * 34..][..34];
+            let scale = base + 3 * 1024 + kt / 2 * 128 + 4 * g + kt % 2 * 2;
+            assert_eq!(packed[scale..scale + 2], block[..2], "scale of {row} {kt}");
+            see(scale);
+            see(scale + 1);
+            for i in 0..32 {
+                // By the picture: FP16 line g / 2 has the even or odd bytes of quants line g / 4.
+                let (line, half) = (g / 2, g % 2);
+                let (odd_k, column) = (i / 16, i % 16);
+                let halfword = 32 * half + 2 * column + odd_k;
+                let at = base + kt * 1024 + line / 2 * 128 + 2 * halfword + line % 2;
+                let (k, n) = group_elem(g, i);
+                assert_eq!(panel.elem(kt, k, n), (at - base, 0));
+                assert_eq!(packed[at], block[2 + i] ^ 0x80, "{row} {kt} {i}");
+                see(at);
+            }
+        }
+    }
+    // The unused half of the last line of scales of both panels stays zero.
+    let free: Vec<u8> = (packed.iter().zip(&seen).filter(|(_, seen)| !**seen))
+        .map(|(byte, _)| *byte)
+        .collect();
+    assert_eq!(free, [0; 2 * 64]);
 }
 
 #[test]

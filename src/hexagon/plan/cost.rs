@@ -99,6 +99,8 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
         // Without a dot product every product is one of tiles.
         (WeightType::Q4Tile, false) => [0.0, 0.0, 24.94],
         (WeightType::Q4Tile, true) => [0.0, 0.0, 37.41],
+        (WeightType::Q8Tile, false) => [0.0, 0.0, 25.84],
+        (WeightType::Q8Tile, true) => [0.0, 0.0, 42.78],
     };
     Packets {
         dots: [one_row, two_rows],
@@ -375,8 +377,13 @@ mod tests {
                 check(format!("{kind} gemv_1x2_{name}"), have.dots[1], 1.0);
                 check(format!("{kind} dequantize_{name}"), have.dequantize, 1.0);
             }
-            let have = packets(arch, WeightType::Q4Tile).dequantize;
-            check(format!("{kind} dequantize_q4_tile"), have, 1.0);
+            for (name, weight) in [
+                ("q4_tile", WeightType::Q4Tile),
+                ("q8_tile", WeightType::Q8Tile),
+            ] {
+                let have = packets(arch, weight).dequantize;
+                check(format!("{kind} dequantize_{name}"), have, 1.0);
+            }
             for (name, kernel) in [
                 ("rms_norm", wire::KERNEL_RMS_NORM),
                 ("swiglu", wire::KERNEL_SWIGLU),
@@ -431,6 +438,7 @@ mod tests {
             // Those without a dot product.
             assert_eq!(dot_rows(arch, WeightType::F16), 0);
             assert_eq!(dot_rows(arch, WeightType::Q4Tile), 0);
+            assert_eq!(dot_rows(arch, WeightType::Q8Tile), 0);
         }
         assert_eq!(dot_rows(75, WeightType::Q4_0), 2);
     }

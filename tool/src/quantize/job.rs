@@ -1,6 +1,7 @@
 //! A tensor on its way from the source to the output.
 
 use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo};
+use hexagon_ops::layout::WeightType;
 use rayon::prelude::*;
 
 use super::block::{ErrorWeights, Format, to_f32};
@@ -25,8 +26,8 @@ pub struct TensorJob<'a> {
     pub importance: Option<Vec<f32>>,
     /// Elements of a low-power block.
     pub lpbq: Option<usize>,
-    /// The pack gets it in groups.
-    pub tile_group: bool,
+    /// The type of groups that the pack gets it in.
+    pub tile_group: Option<WeightType>,
 }
 
 /// The rows of a tensor as they are after its transform.

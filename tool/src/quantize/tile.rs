@@ -1,7 +1,7 @@
 //! `--tile-group`: a pack next to the model whose weights are in groups of 2 × 16 instead of blocks
 //! of 32 × 1.
 //!
-//! A tensor of the pack replaces the Q4_0 one of the same name in the new model, whose hashes it
+//! A tensor of the pack replaces the Q4_0 or Q8_0 one of the same name in the new model, whose hashes it
 //! carries. Its weights are quantized from the source, as those of the model are, and not from the
 //! model's.
 
@@ -9,22 +9,28 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use ggml_rust_npu::backend::offline::{Form, Weight};
-use ggml_rust_npu::gguf::{File, TensorInfo};
+use ggml_rust_npu::dequantize;
+use ggml_rust_npu::gguf::{File, GgmlType, TensorInfo};
 use ggml_rust_npu::hexagon;
 use ggml_rust_npu::loss::SquaredLoss;
 use ggml_rust_npu::packfile::{PackWriter, SourceHash, sampled};
-use half::f16;
 use hexagon_ops::layout::{MatrixLayout, TILE_DIM, WeightType, group_elem};
 use rayon::prelude::*;
 
-use super::block::{BLOCK, push_q4_0, search_weights};
+use super::block::{BLOCK, Format, push_q4_0, push_q8_0, search_weights};
 use super::job::{RowReader, TensorJob};
 use crate::ToolError;
 use crate::progress::Progress;
 use crate::text::say;
 
-/// Bytes of a group: those of a block of Q4_0.
-const GROUP_BYTES: usize = WeightType::Q4Tile.block_bytes();
+/// Returns the type of groups that takes the place of a type's blocks, if there is one.
+pub fn grouped(format: Format) -> Option<WeightType> {
+    match format {
+        Format::Q4_0 => Some(WeightType::Q4Tile),
+        Format::Q8_0 => Some(WeightType::Q8Tile),
+        _ => None,
+    }
+}
 
 /// Panels that are made between two writes.
 const BATCH_PANELS: usize = 64;
@@ -39,10 +45,10 @@ pub fn path(output: &Path) -> PathBuf {
 /// # Errors
 /// Text for the user.
 pub fn check(jobs: &[TensorJob]) -> Result<(), ToolError> {
-    if jobs.iter().any(|job| job.tile_group) {
+    if jobs.iter().any(|job| job.tile_group.is_some()) {
         return Ok(());
     }
-    Err("no weight of the model's blocks is Q4_0, so there is none to group".into())
+    Err("no weight of the model's blocks is Q4_0 or Q8_0, so there is none to group".into())
 }
 
 /// Writes the pack of a model that is there already.
@@ -53,17 +59,22 @@ pub fn check(jobs: &[TensorJob]) -> Result<(), ToolError> {
 /// # Errors
 /// Text for the user.
 pub fn write(output: &Path, how: &str, source: &File, jobs: &[TensorJob]) -> Result<(), ToolError> {
-    let jobs: Vec<&TensorJob> = jobs.iter().filter(|job| job.tile_group).collect();
+    let jobs: Vec<(&TensorJob, WeightType)> = (jobs.iter())
+        .filter_map(|job| Some((job, job.tile_group?)))
+        .collect();
     let path = path(output);
     let model = File::open(output).map_err(|error| format!("{}: {error}", output.display()))?;
-    let names = jobs.iter().map(|job| job.name.as_str());
+    let names = jobs.iter().map(|(job, _)| job.name.as_str());
     let mut writer = PackWriter::create(&path, "hexagon", how, names)?;
-    let bytes = jobs.iter().map(|job| job.source.range.len() as u64).sum();
+    let bytes = (jobs.iter())
+        .map(|(job, _)| job.source.range.len() as u64)
+        .sum();
     let progress = Progress::new("grouping", bytes);
-    for job in &jobs {
+    for (job, weight) in &jobs {
         let tensor = (model.header().tensor(&job.name))
             .ok_or_else(|| format!("{} is missing from {}", job.name, output.display()))?;
-        write_weight(job, source, tensor, model.data(tensor), &mut writer)?;
+        let tensor = (tensor, model.data(tensor));
+        write_weight((job, *weight), source, tensor, &mut writer)?;
         progress.add(job.source.range.len() as u64);
     }
     progress.finish();
@@ -79,16 +90,16 @@ pub fn write(output: &Path, how: &str, source: &File, jobs: &[TensorJob]) -> Res
 
 /// Writes one weight.
 ///
+/// - `weight`: its type of groups
 /// - `tensor`, `data`: the weight in the model
 fn write_weight(
-    job: &TensorJob,
+    (job, weight): (&TensorJob, WeightType),
     source: &File,
-    tensor: &TensorInfo,
-    data: &[u8],
+    (tensor, data): (&TensorInfo, &[u8]),
     writer: &mut PackWriter,
 ) -> Result<(), ToolError> {
     let [k, n, s2, s3] = tensor.ne;
-    let matrix = MatrixLayout::new(WeightType::Q4Tile, n, k).map_err(|error| error.to_string())?;
+    let matrix = MatrixLayout::new(weight, n, k).map_err(|error| error.to_string())?;
     let rows = job.rows(source);
     // Panels, strip by strip and matrix by matrix, and the rows that each covers.
     let panels: Vec<Range<usize>> = (0..s2 * s3)
@@ -133,13 +144,22 @@ fn panel(
 ) -> (Vec<u8>, SquaredLoss) {
     let panel = matrix.panel();
     let (k, row_bytes) = (panel.k(), panel.ggml_row_bytes());
+    // Blocks of the same bytes mean the same as groups.
+    let (is_searched, blocks) = match panel.weight() {
+        WeightType::Q4Tile => (true, GgmlType::Q4_0),
+        _ => (false, GgmlType::Q8_0),
+    };
+    // PANIC: a table of the library has both.
+    let dequantize = dequantize::of(blocks).expect("a dequantizer");
     let mut values = vec![0.0; TILE_DIM * k];
     let mut weights = vec![0.0; TILE_DIM * k];
     for (column, number) in numbers.enumerate() {
         let row = &mut values[column * k..][..k];
         rows.read(number, row);
-        let of_row = search_weights(row, job.importance_of(number));
-        weights[column * k..][..k].copy_from_slice(&of_row);
+        if is_searched {
+            let of_row = search_weights(row, job.importance_of(number));
+            weights[column * k..][..k].copy_from_slice(&of_row);
+        }
     }
     let mut error = SquaredLoss::default();
     let mut groups = Vec::with_capacity(TILE_DIM * row_bytes);
@@ -152,21 +172,19 @@ fn panel(
                 })
             };
             let group = of_group(&values);
-            push_q4_0(&group, Some(&of_group(&weights)), &mut groups);
-            error.add_row(&group, &values_of(&groups[groups.len() - GROUP_BYTES..]));
+            if is_searched {
+                push_q4_0(&group, Some(&of_group(&weights)), &mut groups);
+            } else {
+                push_q8_0(&group, &mut groups);
+            }
+            let mut have = [0.0; BLOCK];
+            let bytes = groups.len() - panel.weight().block_bytes();
+            dequantize.dequantize(&groups[bytes..], &mut have);
+            error.add_row(&group, &have);
         }
     }
     let mut packed = vec![0; panel.panel_bytes()];
     // PANIC: the layout gave the sizes.
     (panel.pack_panel(&mut packed, &groups)).expect("32 rows of groups");
     (packed, error)
-}
-
-/// Returns the values of a group.
-fn values_of(group: &[u8]) -> [f32; BLOCK] {
-    let d = f16::from_le_bytes([group[0], group[1]]).to_f32();
-    std::array::from_fn(|i| {
-        let code = group[2 + i % (BLOCK / 2)] >> (i / (BLOCK / 2) * 4) & 15;
-        d * (f32::from(code) - 8.0)
-    })
 }

@@ -29,8 +29,8 @@
 //!    scale.
 //! 5. **Super-blocks have scales of two levels**, which become one level first
 //!    ([`super::super_block`]).
-//! 6. **Groups of 2 × 16 look up their scales too** (`Grouped`): one scale serves half an FP16
-//!    line, and a second lookup spreads four scales over two lines.
+//! 6. **Groups of 2 × 16 look up their scales too** (`GroupScales`): one scale serves half an FP16
+//!    line, and a lookup spreads four scales over two lines.
 //!
 //! Values beyond FP16 (a scale times the largest quant over 65504) become infinite.
 
@@ -69,6 +69,7 @@ const fn nibble_values(weight: WeightType) -> [i8; 16] {
         | WeightType::Q3K
         | WeightType::Q2K
         | WeightType::Q8_0
+        | WeightType::Q8Tile
         | WeightType::F16 => [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7],
     }
 }
@@ -191,21 +192,47 @@ static SCALE_INDICES: [Line; 4] = [
     scale_indices(3),
 ];
 
-/// The lookup table and the scale indices of groups of 2 × 16. A scale serves half a line, so that
-/// one lookup of scales spreads four of them over two lines.
+/// The indices of the scales of groups of 2 × 16. A scale serves half a line, so that one lookup
+/// spreads four of them over two lines.
+#[derive(Clone, Copy)]
+struct GroupScales([Vector; 4]);
+
+impl GroupScales {
+    #[inline(always)]
+    fn new() -> Self {
+        let [a, b, c, d] = &SCALE_INDICES;
+        Self([hvx::load(a), hvx::load(b), hvx::load(c), hvx::load(d)])
+    }
+
+    /// Returns the scales of the lines `2 * pair` and `2 * pair + 1` of tile `i` of those that share
+    /// the line `scales`.
+    #[inline(always)]
+    fn of_lines(self, scales: Vector, i: usize, pair: usize) -> (Vector, Vector) {
+        let index = self.0[pair % 4];
+        // Scales are the halves of words: those of tile i, and of the tile's first or second 16
+        // groups.
+        match (i, pair / 4) {
+            (0, 0) => hvx::lookup16_of::<0>(index, scales),
+            (0, _) => hvx::lookup16_of::<1>(index, scales),
+            (_, 0) => hvx::lookup16_of::<2>(index, scales),
+            (_, _) => hvx::lookup16_of::<3>(index, scales),
+        }
+    }
+}
+
+/// The lookup table and the scales of groups of 4-bit quants.
 #[derive(Clone, Copy)]
 struct Grouped {
     table: Vector,
-    indices: [Vector; 4],
+    scales: GroupScales,
 }
 
 impl Grouped {
     #[inline(always)]
     fn new() -> Self {
-        let [a, b, c, d] = &SCALE_INDICES;
         Self {
             table: hvx::load(&Q4_0_VALUES),
-            indices: [hvx::load(a), hvx::load(b), hvx::load(c), hvx::load(d)],
+            scales: GroupScales::new(),
         }
     }
 }
@@ -217,19 +244,22 @@ impl Dequantizer<4, 2> for Grouped {
             let both = hvx::load(line);
             for (nibbles, pair) in [(both, 2 * v), (hvx::shr_b(both, 4), 2 * v + 1)] {
                 let values = hvx::lookup16(nibbles, self.table);
-                let index = self.indices[pair % 4];
-                // Scales are the halves of words: those of tile i, and of the tile's first or
-                // second 16 groups.
-                let scales = match (i, pair / 4) {
-                    (0, 0) => hvx::lookup16_of::<0>(index, scales),
-                    (0, _) => hvx::lookup16_of::<1>(index, scales),
-                    (_, 0) => hvx::lookup16_of::<2>(index, scales),
-                    (_, _) => hvx::lookup16_of::<3>(index, scales),
-                };
+                let scales = self.scales.of_lines(scales, i, pair);
                 hvx::store(&mut out.0[2 * pair], hvx::mul_f16(values.0, scales.0));
                 hvx::store(&mut out.0[2 * pair + 1], hvx::mul_f16(values.1, scales.1));
             }
         }
+    }
+}
+
+/// The scales of groups of flipped bytes.
+#[derive(Clone, Copy)]
+struct GroupedBytes(GroupScales);
+
+impl Dequantizer<8, 2> for GroupedBytes {
+    #[inline(always)]
+    fn tile(self, quants: &[Line; 8], scales: Vector, _: Vector, i: usize, out: &mut Tile) {
+        byte_tile(quants, |g| self.0.of_lines(scales, i, g), out);
     }
 }
 
@@ -263,13 +293,15 @@ struct FlippedTiles;
 impl Dequantizer<8, 2> for FlippedTiles {
     #[inline(always)]
     fn tile(self, quants: &[Line; 8], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
-        byte_tile(quants, twice(scale, i), out);
+        let scale = twice(scale, i);
+        byte_tile(quants, |_| (scale, scale), out);
     }
 }
 
-/// Dequantizes one tile of flipped 8-bit quants.
+/// Dequantizes one tile of flipped 8-bit quants; `scales` gives those of lines 2g and 2g + 1 of the
+/// FP16 tile.
 #[inline(always)]
-fn byte_tile(quants: &[Line; 8], scale: Vector, out: &mut Tile) {
+fn byte_tile(quants: &[Line; 8], scales: impl Fn(usize) -> (Vector, Vector), out: &mut Tile) {
     // FP16 1024 is 0x6400 and its last bit is worth 1, so 0x6400 + u is the number 1024 + u; u is q
     // + 128.
     let (thousand, offset) = (hvx::splat_b(0x64), hvx::splat_h(0x6480));
@@ -277,8 +309,9 @@ fn byte_tile(quants: &[Line; 8], scale: Vector, out: &mut Tile) {
         let bytes = hvx::load(line);
         let even = hvx::interleave_even_b(bytes, thousand);
         let odd = hvx::interleave_odd_b(bytes, thousand);
-        hvx::store(&mut out.0[2 * g], hvx::sub_mul_f16(even, offset, scale));
-        hvx::store(&mut out.0[2 * g + 1], hvx::sub_mul_f16(odd, offset, scale));
+        let (low, high) = scales(g);
+        hvx::store(&mut out.0[2 * g], hvx::sub_mul_f16(even, offset, low));
+        hvx::store(&mut out.0[2 * g + 1], hvx::sub_mul_f16(odd, offset, high));
     }
 }
 
@@ -436,6 +469,9 @@ impl hvx::Kernel for DequantizeTiles<'_> {
             }
             WeightType::Q4_0 => for_each_tile(Scaled(hvx::load(&Q4_0_VALUES)), panel, tiles, out),
             WeightType::Q4Tile => for_each_tile(Grouped::new(), panel, tiles, out),
+            WeightType::Q8Tile => {
+                for_each_tile(GroupedBytes(GroupScales::new()), panel, tiles, out)
+            }
             WeightType::Q4_1 => {
                 let table = ScaledAndShifted(hvx::load(&NIBBLES));
                 for_each_tile(table, panel, tiles, out);

@@ -401,7 +401,7 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
                     kernel: "GEMV of two strips or rows",
                 });
             }
-            weight @ (WeightType::F16 | WeightType::Q4Tile) => {
+            weight @ (WeightType::F16 | WeightType::Q4Tile | WeightType::Q8Tile) => {
                 return Err(Error::NoKernel {
                     weight,
                     kernel: "GEMV",

@@ -104,6 +104,7 @@ pub fn run(write: &mut dyn FnMut(&str)) {
         ("iq4_nl", WeightType::Iq4Nl),
         ("mxfp4", WeightType::Mxfp4),
         ("q4_tile", WeightType::Q4Tile),
+        ("q8_tile", WeightType::Q8Tile),
         ("q4_k", WeightType::Q4K),
         ("q5_0", WeightType::Q5_0),
         ("q6_k", WeightType::Q6K),
