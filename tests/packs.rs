@@ -99,13 +99,19 @@ fn with_packs(device: Arc<RkDevice>, path: &Path) -> Arc<RkDevice> {
 }
 
 /// Chips and rules for all arithmetics.
-const CASES: [(&RkCaps, &str, Option<Choice>, Precision); 6] = [
+const CASES: [(&RkCaps, &str, Option<Choice>, Precision); 7] = [
     (&caps::RK3588, "", None, Precision::Fp16),
     (
         &caps::RK3588,
         "weight=int8",
         Some(Choice::Int8),
         Precision::Int8,
+    ),
+    (
+        &caps::RK3588,
+        "weight=int8-plain",
+        Some(Choice::Int8Plain),
+        Precision::Int8Plain,
     ),
     (
         &caps::RK3588,
@@ -274,7 +280,7 @@ fn the_end_of_a_shorter_segment_is_cleared_whatever_lay_there() {
     for (caps, _, choice, precision) in CASES {
         let k = match precision {
             Precision::Fp16 => 4128,
-            Precision::Int8 => 8224,
+            Precision::Int8 | Precision::Int8Plain => 8224,
             _ => 608,
         };
         let w = Weight::random(&mut Numbers::new(7), DType::F16, [k, 64, 1, 1]);
@@ -306,7 +312,7 @@ proptest! {
 
     #[test]
     fn pieces_are_the_bytes_of_the_whole(
-        which in 0usize..6,
+        which in 0usize..7,
         k in 1usize..12,
         n in 1usize..300,
         slices in 1usize..3,
@@ -345,7 +351,7 @@ proptest! {
         // 4.5 standard deviations.
         let limit = match precision {
             Precision::Fp16 => 0.0,
-            Precision::Int8 => (4.5f64 / 127.0).powi(2) / 12.0,
+            Precision::Int8 | Precision::Int8Plain => (4.5f64 / 127.0).powi(2) / 12.0,
             _ => (4.5f64 / 7.5).powi(2) / 12.0,
         };
         prop_assert!(error.relative() <= limit, "{precision:?}: {:.2e} is over {limit:.2e}", error.relative());

@@ -121,6 +121,82 @@ pub fn quantize_row_i8(row: &[f32], out: &mut [i8]) -> f32 {
     scale
 }
 
+/// Quantizes one row without rounding: the scale, which is returned, is the largest number of which
+/// all elements are multiples. `None`, and `out` is not written, if one of them is more than 127
+/// times that, and for rows without a number other than zero.
+///
+/// - `scale * out[k]` is `row[k]`, exactly
+/// - of rows whose scale would be subnormal there is none
+///
+/// ```
+/// use rknpu_ops::quant::exact_row_i8;
+///
+/// let mut levels = [0; 4];
+/// assert_eq!(exact_row_i8(&[0.75, -1.25, 0.0, 31.75], &mut levels), Some(0.25));
+/// assert_eq!(levels, [3, -5, 0, 127]);
+/// assert_eq!(exact_row_i8(&[0.75, -1.25, 0.0, 32.0], &mut levels), None);
+/// ```
+///
+/// # Panics
+/// If `row` and `out` differ in length.
+#[must_use]
+pub fn exact_row_i8(row: &[f32], out: &mut [i8]) -> Option<f32> {
+    assert_eq!(row.len(), out.len(), "row and output differ in length");
+    let max = f32::from_bits(kernel::absmax_bits(row));
+    if !max.is_finite() {
+        return None;
+    }
+    // The greatest common divisor of odd numbers times powers of two is that of the numbers times
+    // the smallest power.
+    let (mut divisor, mut exponent) = (0, i32::MAX);
+    for x in row.iter().filter(|x| **x != 0.0) {
+        let (odd, power) = odd_part(*x);
+        if power < exponent || divisor == 0 || odd % divisor != 0 {
+            (divisor, exponent) = (common_divisor(odd, divisor), power.min(exponent));
+            let unit = f64::from(divisor) * f64::from(exponent).exp2();
+            if f64::from(max) > f64::from(I8_MAX) * unit {
+                return None;
+            }
+        }
+    }
+    // CAST: at most 24 bits, as a divisor of an FP32 mantissa, and a power of two that one has.
+    #[expect(clippy::cast_possible_truncation, reason = "exact, see above")]
+    let scale = (f64::from(divisor) * f64::from(exponent).exp2()) as f32;
+    if divisor == 0 || scale < SCALE_MIN {
+        return None;
+    }
+    for (out, x) in out.iter_mut().zip(row) {
+        // CAST: the quotient of a multiple is a whole number, here of at most 127.
+        #[expect(clippy::cast_possible_truncation, reason = "see above")]
+        let level = (x / scale) as i8;
+        *out = level;
+    }
+    Some(scale)
+}
+
+/// Returns the magnitude of a number other than zero as an odd number times a power of two, whose
+/// exponent is the second.
+fn odd_part(x: f32) -> (u32, i32) {
+    let bits = x.to_bits();
+    let (field, fraction) = (bits >> 23 & 0xff, bits & 0x7f_ffff);
+    // SOURCE: IEEE 754: subnormal numbers have the exponent of the smallest normal ones, and no
+    // leading one.
+    let (mantissa, exponent) = match field {
+        0 => (fraction, -149),
+        _ => (fraction | 1 << 23, field.cast_signed() - 150),
+    };
+    let zeros = mantissa.trailing_zeros();
+    (mantissa >> zeros, exponent + zeros.cast_signed())
+}
+
+/// Euclid's algorithm; the divisor of a number and 0 is the number.
+fn common_divisor(mut a: u32, mut b: u32) -> u32 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
 /// Converts one activation row to FP16 after a multiplication by a power of two; returns the factor
 /// that undoes it.
 ///

@@ -14,6 +14,8 @@ pub enum Choice {
     Fp16,
     /// INT8 × INT8.
     Int8,
+    /// INT8 × INT8 without a rotation.
+    Int8Plain,
     /// INT4 weights, in the arithmetic that the chip has for them.
     Int4,
     /// INT4 weights × FP16.
@@ -23,9 +25,10 @@ pub enum Choice {
 }
 
 /// The words of a rule.
-const CHOICES: [(&str, Choice); 5] = [
+const CHOICES: [(&str, Choice); 6] = [
     ("fp16", Choice::Fp16),
     ("int8", Choice::Int8),
+    ("int8-plain", Choice::Int8Plain),
     ("int4", Choice::Int4),
     ("int4-fp16", Choice::Int4Fp16),
     ("cpu", Choice::Cpu),
@@ -33,7 +36,7 @@ const CHOICES: [(&str, Choice); 5] = [
 
 /// Returns the words, for messages.
 #[must_use]
-pub fn choices() -> [&'static str; 5] {
+pub fn choices() -> [&'static str; 6] {
     CHOICES.map(|(word, _)| word)
 }
 
@@ -129,7 +132,7 @@ mod tests {
     #[test]
     fn the_first_rule_that_matches_decides() {
         let rules = Rules::parse(
-            r"ffn_down=int8, blk\.\d+\.ffn_=int4 ,^output=fp16,token=cpu,attn_q=int4-fp16",
+            r"ffn_down=int8, blk\.\d+\.ffn_=int4 ,^output=fp16,token=cpu,attn_q=int4-fp16,attn_k=int8-plain",
         )
         .unwrap();
         assert_eq!(rules.choice("blk.3.ffn_down.weight"), Some(Choice::Int8));
@@ -137,6 +140,7 @@ mod tests {
         assert_eq!(rules.choice("output.weight"), Some(Choice::Fp16));
         assert_eq!(rules.choice("token_embd.weight"), Some(Choice::Cpu));
         assert_eq!(rules.choice("blk.3.attn_q.weight"), Some(Choice::Int4Fp16));
+        assert_eq!(rules.choice("blk.3.attn_k.weight"), Some(Choice::Int8Plain));
         assert_eq!(rules.choice("blk.3.attn_output.weight"), None);
         assert!(rules.ask_for(Choice::Int4) && !Rules::default().ask_for(Choice::Int4));
     }

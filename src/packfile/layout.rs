@@ -17,12 +17,13 @@ const RK_FAMILY: u32 = 0x524b;
 const RK_VERSION: u32 = 1;
 
 /// Numbers of the arithmetics.
-const PRECISIONS: [(Precision, u32); 5] = [
+const PRECISIONS: [(Precision, u32); 6] = [
     (Precision::Int8, 1),
     (Precision::Fp16, 2),
     (Precision::Int4, 3),
     (Precision::Int4Int8, 4),
     (Precision::Int4Fp16, 5),
+    (Precision::Int8Plain, 6),
 ];
 
 /// Word of [`LayoutTag::hexagon`] that is set if the weights are quantized again.

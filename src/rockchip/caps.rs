@@ -11,6 +11,9 @@ pub enum Precision {
     /// INT8 weights with a scale for each row, INT8 activations with a scale for each token, exact
     /// INT32 sums.
     Int8,
+    /// As [`Self::Int8`], but neither operand is rotated, and rows of weights that are integers of 8
+    /// bits times a scale keep their values exactly.
+    Int8Plain,
     /// FP16 weights as they are, FP16 activations, FP32 sums.
     Fp16,
     /// INT4 weights with a scale for each row and segment, activations as two INT4 digits, INT16
@@ -28,7 +31,7 @@ impl Precision {
     #[must_use]
     pub const fn matmul_type(self) -> MatmulType {
         match self {
-            Self::Int8 => MatmulType::I8_I8_I32,
+            Self::Int8 | Self::Int8Plain => MatmulType::I8_I8_I32,
             Self::Fp16 => MatmulType::F16_F16_F32,
             Self::Int4 => MatmulType::I4_I4_I16,
             Self::Int4Int8 => MatmulType::I8_I4_I32,
@@ -41,7 +44,7 @@ impl Precision {
     pub const fn rows(self) -> usize {
         match self {
             Self::Int4 => DIGITS.rows(),
-            Self::Int8 | Self::Fp16 | Self::Int4Int8 | Self::Int4Fp16 => 1,
+            Self::Int8 | Self::Int8Plain | Self::Fp16 | Self::Int4Int8 | Self::Int4Fp16 => 1,
         }
     }
 
@@ -79,7 +82,7 @@ impl CallCost {
     #[must_use]
     pub fn ops_per_ns(&self, precision: Precision) -> f32 {
         match precision {
-            Precision::Int8 => self.int8_ops_per_ns,
+            Precision::Int8 | Precision::Int8Plain => self.int8_ops_per_ns,
             Precision::Fp16 => self.fp16_ops_per_ns,
             Precision::Int4 => self.int4_ops_per_ns,
             // No rates of mixed types are published; they are assumed to be those of the activations' type.

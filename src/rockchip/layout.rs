@@ -1,5 +1,5 @@
 //! Weights between ggml's rows and the NPU's native layout. For INT8 this quantizes too: a rotation
-//! along K, then one scale for each row. For INT4: the same rotation, then a calibrated scale for
+//! along K (unless a rule asks for none), then one scale for each row. For INT4: the same rotation, then a calibrated scale for
 //! each row and segment of K.
 //!
 //! A weight of N rows of K is cut into **chunks** of N (so that the cores share them and no call
@@ -86,11 +86,12 @@ impl WeightLayout {
             (_, Some(Choice::Fp16)) | (DType::F16 | DType::Bf16, None) => Precision::Fp16,
             (DType::Quantized { .. }, None) if ne[1] <= FEW_ROWS => Precision::Fp16,
             (_, Some(Choice::Int8)) | (DType::Quantized { .. }, None) => Precision::Int8,
+            (_, Some(Choice::Int8Plain)) => Precision::Int8Plain,
             (_, Some(Choice::Int4)) => caps.int4?,
             (_, Some(Choice::Int4Fp16)) => caps.int4_fp16?,
         };
         let k_max = match precision {
-            Precision::Int8 => caps.k_max_int8,
+            Precision::Int8 | Precision::Int8Plain => caps.k_max_int8,
             Precision::Fp16 => caps.k_max_fp16,
             Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => int4::SAFE_K_I4,
         };
@@ -167,7 +168,7 @@ impl WeightLayout {
     /// K.
     pub(super) fn scale_sets(&self) -> usize {
         match self.precision {
-            Precision::Int8 | Precision::Fp16 => 1,
+            Precision::Int8 | Precision::Int8Plain | Precision::Fp16 => 1,
             Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => self.segments,
         }
     }
@@ -242,11 +243,11 @@ impl WeightLayout {
     }
 
     /// Returns the rotation along K that integer weights and their activations go through; FP16
-    /// needs none.
+    /// needs none, and a rule can leave it out.
     #[must_use]
     pub fn rotation(&self) -> Rotation {
         match self.precision {
-            Precision::Fp16 => Rotation::identity(self.k),
+            Precision::Fp16 | Precision::Int8Plain => Rotation::identity(self.k),
             Precision::Int8 | Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => {
                 Rotation::new(self.k)
             }

@@ -104,7 +104,7 @@ pub fn pack_rows(
         .for_each_init(Work::default, |work, group| {
             let bytes = &source.rows[group.first_row * row_bytes..][..group.rows * row_bytes];
             match layout.precision {
-                Precision::Int8 => packer.int8(bytes, group, work),
+                Precision::Int8 | Precision::Int8Plain => packer.int8(bytes, group, work),
                 Precision::Fp16 => packer.fp16(bytes, group, work),
                 Precision::Int4 | Precision::Int4Int8 | Precision::Int4Fp16 => {
                     packer.int4(bytes, group, work)
@@ -176,7 +176,11 @@ impl Packer<'_> {
         for ((bytes, int8), scale) in rows.zip(work.int8.chunks_exact_mut(k)).zip(scales) {
             self.source.row(bytes, &mut work.values);
             self.rotation.apply(&mut work.values);
-            *scale = quant::quantize_row_i8(&work.values, int8);
+            let exact = match self.layout.precision {
+                Precision::Int8Plain => quant::exact_row_i8(&work.values, int8),
+                _ => None,
+            };
+            *scale = exact.unwrap_or_else(|| quant::quantize_row_i8(&work.values, int8));
         }
         self.pack(Rows::new(&work.int8, group.rows, k, k), &mut group.segments);
     }

@@ -53,6 +53,12 @@ pub const Q8_0: DType = DType::Quantized {
     block_bytes: 34,
 };
 
+/// ggml's Q4_0.
+pub const Q4_0: DType = DType::Quantized {
+    block_elems: 32,
+    block_bytes: 18,
+};
+
 impl Dequantize for Plain {
     fn dequantize(&self, blocks: &[u8], out: &mut [f32]) {
         assert_eq!(blocks.len(), out.len() * 4);
@@ -110,6 +116,7 @@ impl Weight {
             role: Role::State,
             dequantize: match self.dtype {
                 Q8_0 => dequantize::of(GgmlType::Q8_0),
+                Q4_0 => dequantize::of(GgmlType::Q4_0),
                 DType::Bf16 => dequantize::of(GgmlType::BF16),
                 _ => Some(&Plain),
             },

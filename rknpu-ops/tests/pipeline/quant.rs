@@ -3,7 +3,8 @@
 use half::f16;
 use proptest::prelude::*;
 use rknpu_ops::quant::{
-    HADAMARD_BLOCK_MAX, convert_row_f16, hadamard, quantize_row_by, quantize_row_i8, row_scale_i8,
+    HADAMARD_BLOCK_MAX, convert_row_f16, exact_row_i8, hadamard, quantize_row_by, quantize_row_i8,
+    row_scale_i8,
 };
 
 use super::{bits, dot, norm, values};
@@ -192,4 +193,53 @@ proptest! {
             prop_assert!(error <= f64::from(scale) / 2.0 * (1.0 + 2f64.powi(-15)));
         }
     }
+}
+
+proptest! {
+    #[test]
+    fn multiples_of_a_number_are_taken_without_rounding(
+        mantissa in 1u32..1 << 16,
+        exponent in -100i32..80,
+        levels in prop::collection::vec(-127i8..=127, 1..200),
+        off in any::<prop::sample::Index>(),
+    ) {
+        let unit = mantissa as f32 * 2f32.powi(exponent);
+        // Products of 16 and 7 bits are exact.
+        let mut row: Vec<f32> = levels.iter().map(|level| f32::from(*level) * unit).collect();
+        let mut have = vec![0; row.len()];
+        let scale = exact_row_i8(&row, &mut have);
+        prop_assert_eq!(scale.is_some(), levels.iter().any(|level| *level != 0));
+        if let Some(scale) = scale {
+            for (x, level) in row.iter().zip(&have) {
+                prop_assert_eq!(scale * f32::from(*level), *x);
+            }
+        }
+        // A number between two levels, and one that is too large.
+        for other in [64.015625, 2048.0] {
+            let at = off.index(row.len());
+            let before = std::mem::replace(&mut row[at], other * unit);
+            if row.iter().any(|x| *x != 0.0 && x.abs() < unit * 8.0) {
+                prop_assert_eq!(exact_row_i8(&row, &mut have), None);
+            }
+            row[at] = before;
+        }
+    }
+}
+
+#[test]
+fn rows_without_a_scale_are_not_taken_exactly() {
+    let mut out = [7; 2];
+    for row in [
+        [0.0, -0.0],
+        [1.0, f32::NAN],
+        [f32::INFINITY, 1.0],
+        [f32::MIN_POSITIVE / 2.0, 0.0],
+        [1.0, 128.0],
+    ] {
+        assert_eq!(exact_row_i8(&row, &mut out), None, "{row:?}");
+        assert_eq!(out, [7; 2]);
+    }
+    assert_eq!(exact_row_i8(&[], &mut []), None);
+    assert_eq!(exact_row_i8(&[-0.375, 0.0], &mut out), Some(0.375));
+    assert_eq!(out, [-1, 0]);
 }

@@ -39,7 +39,7 @@ pub(super) struct Activations {
     pub(super) native: StageScratch,
     /// Description of `native` and `scales`, if they may be used again.
     held: Option<Held>,
-    /// The rotation of operands, by whether they are plain FP16, and K.
+    /// The rotation of operands, by whether they have none, and K.
     rotations: HashMap<(bool, usize), Rotation>,
 }
 
@@ -91,7 +91,7 @@ impl Activations {
         match layout.precision {
             Precision::Int4 => int4::factors_i4(layout.segments),
             Precision::Int4Int8 | Precision::Int4Fp16 => int4::factors(layout.segments),
-            Precision::Int8 | Precision::Fp16 => 1,
+            Precision::Int8 | Precision::Int8Plain | Precision::Fp16 => 1,
         }
     }
 
@@ -166,7 +166,8 @@ impl Activations {
             held: _,
         } = self;
         let row = |m: usize| act.rows(m..m + 1);
-        let rotation = rotations.entry((layout.precision == Precision::Fp16, k));
+        let is_plain = matches!(layout.precision, Precision::Fp16 | Precision::Int8Plain);
+        let rotation = rotations.entry((is_plain, k));
         let rotation = rotation.or_insert_with(|| layout.rotation());
         let segment_k = layout.segment_k;
         match layout.precision {
@@ -182,8 +183,8 @@ impl Activations {
                 packing.rows(sizes, fp16, scales, work, fill);
                 packing.interleave(native, Rows::new(fp16, sizes.count, k, k), 1)
             }
-            Precision::Int8 | Precision::Int4Int8 => {
-                let alone = layout.precision == Precision::Int8;
+            Precision::Int8 | Precision::Int8Plain | Precision::Int4Int8 => {
+                let alone = layout.precision != Precision::Int4Int8;
                 let fill = |m: usize, work: &mut [f32], out: &mut [i8], scales: &mut [f32]| {
                     if alone {
                         pack::quantize_rows_i8(row(m), rotation, work, out, scales);

@@ -113,7 +113,7 @@ impl Core {
             &call.w.weights.scales[range][..columns]
         };
         match layout.precision {
-            Precision::Int8 => {
+            Precision::Int8 | Precision::Int8Plain => {
                 let mut parts: [&[i32]; MAX_SEGMENTS] = [&[]; MAX_SEGMENTS];
                 segments
                     .clone()

@@ -1,6 +1,9 @@
 //! Low-power blocks in the files of a model.
 
+use std::process::Command;
+
 use ggml_rust_npu::gguf::{File, GgmlType};
+use ggml_rust_npu::packfile::Pack;
 use half::f16;
 
 use crate::common::{folder, quantize};
@@ -115,5 +118,59 @@ fn shorter_blocks_are_nearer_to_the_model() {
     assert!(
         errors[0] > 0.0 && errors[0] < errors[1] && errors[1] < errors[2],
         "{errors:?}"
+    );
+}
+
+#[test]
+fn rockchip_packs_low_power_rows_without_loss_by_the_rule_int8_plain() {
+    let folder = folder("tool_lpbq_rockchip");
+    let (from, _) = written(&folder, "llama");
+    let (model, pack) = (folder.join("lpbq.gguf"), folder.join("lpbq.npu"));
+    let shapes = self::model("llama").tensors;
+    let errors = |args: &[&str], rule: &str| -> Vec<(String, f64)> {
+        quantize(&from, &model, args);
+        let tool = |args: &[&str]| {
+            let output = Command::new(env!("CARGO_BIN_EXE_ggml-npu"))
+                .args(args)
+                .env("GGML_RUST_NPU_RULES", rule)
+                .output()
+                .unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{args:?}: {errors}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let [model, pack] = [&model, &pack].map(|path| path.to_str().unwrap());
+        tool(&["repack", model, "--chip", "rk3588", "-o", pack]);
+        let shown = tool(&["inspect", model, "--chip", "rk3588"]);
+        assert_eq!(
+            shown.contains("Int8Plain"),
+            rule.contains("int8-plain"),
+            "{shown}"
+        );
+        let pack = Pack::open(pack.as_ref()).unwrap();
+        let of_blocks =
+            (shapes.iter().map(|(name, ..)| name)).filter(|name| name.starts_with("blk."));
+        of_blocks
+            .filter_map(|name| Some((name.clone(), pack.entry(name)?.error)))
+            .collect()
+    };
+    let weights = 14;
+    for args in [["q8_0", "16"], ["q8_0", "64"], ["q4_0", "32"]] {
+        let args = ["--type", args[0], "--lpbq", args[1]];
+        let plain = errors(&args, "^blk=int8-plain");
+        assert_eq!(plain.len(), weights);
+        assert!(plain.iter().all(|(_, error)| *error == 0.0), "{plain:?}");
+        let rotated = errors(&args, "^blk=int8");
+        assert!(
+            rotated.iter().all(|(_, error)| *error > 1e-6),
+            "{rotated:?}"
+        );
+    }
+    // Blocks of a row that have different scales are rounded to one.
+    let other = errors(&["--type", "q8_0"], "^blk=int8-plain");
+    assert_eq!(other.len(), weights);
+    assert!(
+        other.iter().all(|(_, error)| (1e-7..5e-5).contains(error)),
+        "{other:?}"
     );
 }
