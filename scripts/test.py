@@ -161,7 +161,7 @@ def step_aarch64(tally):
 
 def step_glue(tally):
     """The C files compile without a warning for each version of the backend API, for a static and for a loadable backend.
-    The vendors' structs are those of their own headers."""
+    The vendors' structs are those of their own headers, and `register()` of Rust programs compiles."""
     for version in fetch.LLAMA_SOURCES:
         source = fetch.llama(version)
         include = [f"-I{folder}" for folder in (ROOT / "include", source / "ggml" / "include", source / "ggml" / "src")]
@@ -177,6 +177,9 @@ def step_glue(tally):
                         [program, *GLUE_FLAGS, *defines, *include, "-fsyntax-only", *files])
 
 
+    # A feature that no other crate of the workspace has on.
+    command(tally, "register", ["cargo", "clippy", "--locked", "--package", "ggml-rust-npu", "--features", "register", "--",
+                                "-D", "warnings"])
     vendors_headers(tally, "rknpu-ops", RKNN_INCLUDE=fetch.rknn_headers())
     fastrpc = os.environ.get("FASTRPC_DIR")
     if fastrpc:

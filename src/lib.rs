@@ -58,4 +58,4 @@ pub mod tensor;
 pub mod timeline;
 
 #[cfg(feature = "register")]
-pub use register::{Refused, register};
+pub use register::{UnfitGgml, register};

@@ -124,7 +124,7 @@ fn a_product_with_low_power_rows_has_the_error_of_its_activations_alone() {
     let plain = device(&caps::RK3588, "weight=int8-plain");
     for (m, k, n) in [(1, 64, 40), (5, 576, 96), (33, 8224, 24)] {
         for w in low_power(&mut numbers, k, n) {
-            let act = numbers.vec(m * k);
+            let act = numbers.floats(m * k);
             let have = mul_mat(&plain, &w, None, &act, [k, m, 1, 1]).unwrap();
             let error =
                 |act: &[f32]| reference::nmse(&have, &reference::mul_mat(act, &w.values, k));
@@ -148,7 +148,7 @@ fn other_rows_are_rounded_to_one_scale_each() {
     let mut bytes = Vec::new();
     for _ in 0..n * k / 32 {
         // Blocks of a row have different scales, whose ratios are no integers.
-        bytes.extend(f16::from_f32(0.01 + 0.01 * numbers.uniform().abs()).to_le_bytes());
+        bytes.extend(f16::from_f32(0.01 + 0.01 * numbers.float().abs()).to_le_bytes());
         bytes.extend(
             (0..32)
                 .map(|_| below(&mut numbers, 127) - 63)
@@ -156,7 +156,7 @@ fn other_rows_are_rounded_to_one_scale_each() {
         );
     }
     let w = weight(Q8_0, GgmlType::Q8_0, [k, n, 1, 1], bytes);
-    let act = numbers.vec(m * k);
+    let act = numbers.floats(m * k);
     let have = mul_mat(&plain, &w, None, &act, [k, m, 1, 1]).unwrap();
     let want = reference::mul_mat(&rounded(&act, k), &w.values, k);
     // The row's step is a 127th of its largest weight, which is up to 63 * 0.02: about 1.3e-5.

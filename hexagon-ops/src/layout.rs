@@ -345,7 +345,7 @@ impl WeightType {
     pub const fn quant_tile_bytes(self) -> usize {
         match self {
             Self::F16 => F16_TILE_BYTES,
-            Self::Q8_0 => 1024,
+            Self::Q8_0 | Self::Q8Tile => 1024,
             Self::Q4_0
             | Self::Q4_1
             | Self::Iq4Nl
@@ -353,8 +353,6 @@ impl WeightType {
             | Self::Q4Tile
             | Self::Q4K
             | Self::Iq4Xs => 512,
-            Self::Q8_0 | Self::Q8Tile => 1024,
-            Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 | Self::Q4Tile | Self::Q4K => 512,
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => 640,
             Self::Q6K => 768,
             Self::Q3K => 384,
