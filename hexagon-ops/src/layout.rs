@@ -73,54 +73,8 @@
 //! # Super-block: 8 tiles, with scales at two levels
 //!
 //! A super-block has 256 weights of one column, and a block of 32 is one of its eight parts. Its
-//! quants are the tiles above. Its scales are lines whose word n belongs to column n:
-//!
-//! ```text
-//! Q4_K, quants as Q4_0's, 4 lines of scales  | low half                 | high half                |
-//! line 0, word n                             | d                        | dmin XOR 0x8000          |
-//!                          bits of each half | 15..10  | 9..6    | 5..0 |
-//! line 1, word n: tiles 0..8 (low: even)     | s 2, 3  | s 6, 7 of bits 3..0                | s 0, 1 |
-//! line 2, word n                             | m 2, 3  | m 6, 7 of bits 3..0                | m 0, 1 |
-//! line 3, word n                             | m 4, 5  | bits 5..4 of m 6, 7, of s 6, 7     | s 4, 5 |
-//!
-//! Q5_K: quants as Q5_1's, scales as Q4_K's
-//!
-//! Q6_K, 6 lines a tile (768 bytes); value g as in Q5_0, with 6 bits
-//!                        bits of each byte | 5..0             | 7..6                            |
-//! line 0, 1, 2, word n                      | value 0, 1, 2    | bits 5..4, 3..2, 1..0 of value 6 |
-//! line 3, 4, 5, word n                      | value 3, 4, 5    | bits 5..4, 3..2, 1..0 of value 7 |
-//! line p of 4 of scales, word n: signed bytes of k 0..16 of tiles 2p, 2p + 1, then of k 16..32
-//! d has its own plane, two super-blocks a line, as FP16 scales of two tiles have.
-//! ```
-//!
-//! ```text
-//! IQ4_XS, quants as IQ4_NL's, 2 lines of scales; c is s XOR 32: s - 32, six bits with a sign
-//!                          bits of each half | 15..10  | 9..8            | 7..0              |
-//! line 0, word n: tiles 0..8 (low: even)     | c 6, 7  | bits 5..4 of c 4, 5 | byte 0, 1 of d |
-//!                          bits of each half | 15..10  | 9..4            | 3..0              |
-//! line 1, word n                             | c 0, 1  | c 2, 3          | bits 3..0 of c 4, 5 |
-//!
-//! Q3_K, 3 lines a tile (384 bytes); value g as in Q5_0, with 3 bits
-//!                        bits of each byte | 7..6                    | 5..3       | 2..0        |
-//! line 0, 1, word n                         | bits 2..1 of value 6, 7 | value 1, 3 | value 0, 2  |
-//!                        bits of each byte | 7..5    | 4     | 3                  | 2..0        |
-//! line 2, word n                            | value 5 | bit 0 of value 7, 6       | value 4     |
-//! 3 lines of scales; low halves: c of k 0..16 of tiles 0..8, high halves: of k 16..32
-//!                          bits of each half | 15..10  | 9..4    | 3..0                        |
-//! line 0, 1, word n                          | c 0, 1  | c 3, 4  | bits 3..0 of c 6, 7         |
-//! line 2, word n                             | c 2     | c 5     | bits 5..4 of c 7, then of c 6 |
-//! d as in Q6_K
-//!
-//! Q2_K, 2 lines a tile (256 bytes); value g as in Q5_0, with 2 bits
-//!                        bits of each byte | 7..6       | 5..4       | 3..2       | 1..0       |
-//! line 0, 1, word n                         | value 5, 7 | value 4, 6 | value 1, 3 | value 0, 2 |
-//! line 0 of 5 of scales, word n: as in Q4_K
-//! line 1 + p, word n: bytes of k 0..16 of tiles 2p, 2p + 1: s in high nibbles, m in low ones;
-//!                     then of k 16..32: m in high nibbles, s in low ones
-//! ```
-//!
-//! In Q4_K and Q5_K each half holds the 6-bit scales s and minima m of the even or the odd tiles, so that one mask
-//! or one shift of a line gives those of two tiles, as words of two halves.
+//! quants are tiles, and its scales are lines whose word n belongs to column n; `super_block.rs`
+//! has the picture of each type.
 //!
 //! # Panel: planes, each starting on a line
 //!
@@ -145,8 +99,10 @@ mod five_bits;
 mod group;
 mod panel;
 mod super_block;
+mod weight;
 
 pub use group::{GROUP_DIMS, group_elem};
+pub use weight::{LayoutId, WeightType};
 
 use crate::error::{Error, Result};
 
@@ -204,187 +160,6 @@ impl Tile {
 #[must_use]
 pub const fn f16_tile_offset(i: usize, j: usize) -> usize {
     LINE_BYTES * (i / 2) + 4 * j + 2 * (i % 2)
-}
-
-/// Types of weights that can be packed into tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum WeightType {
-    /// IEEE half precision, no blocks.
-    F16 = 1,
-    /// `d · (q - 8)`, 4-bit q.
-    Q4_0 = 2,
-    /// `d · q + m`, 4-bit q.
-    Q4_1 = 3,
-    /// `d · q`, signed 8-bit q.
-    Q8_0 = 4,
-    /// `d · table[q]`, 4-bit q.
-    Iq4Nl = 5,
-    /// `2^(e-127) · table[q]`, 4-bit q (E2M1), 8-bit exponent.
-    Mxfp4 = 6,
-    /// `d · (q - 8)`, 4-bit q, one d for a group of 2 (K) × 16 (N) weights; not a ggml type.
-    Q4Tile = 7,
-    /// `d · s · q - dmin · m`, 4-bit q, 6-bit s and m for each 32 of a super-block.
-    Q4K = 8,
-    /// `d · (q - 16)`, 5-bit q.
-    Q5_0 = 9,
-    /// `d · s · (q - 32)`, 6-bit q, signed 8-bit s for each 16 of a super-block.
-    Q6K = 10,
-    /// `d · q + m`, 5-bit q.
-    Q5_1 = 11,
-    /// `d · s · q - dmin · m`, 5-bit q, 6-bit s and m for each 32 of a super-block.
-    Q5K = 12,
-    /// `d · (s - 32) · table[q]`, 4-bit q, 6-bit s for each 32 of a super-block.
-    Iq4Xs = 13,
-    /// `d · (s - 32) · (q - 4)`, 3-bit q, 6-bit s for each 16 of a super-block.
-    Q3K = 14,
-    /// `d · s · q - dmin · m`, 2-bit q, 4-bit s and m for each 16 of a super-block.
-    Q2K = 15,
-    /// `d · q`, signed 8-bit q, one d for a group of 2 (K) × 16 (N) weights; not a ggml type.
-    Q8Tile = 16,
-}
-
-/// Identifier of a packed format, stored with packed bytes so that stale ones are rejected and not
-/// multiplied.
-///
-/// Bits 31..16 are `0x4858` ("HX"), 15..8 the weight type, 7..0 the version of this module's
-/// layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LayoutId(pub u32);
-
-/// Version of the layouts of this module: raised when any byte moves.
-const LAYOUT_VERSION: u32 = 1;
-
-impl WeightType {
-    /// All types, in order of their numbers.
-    pub const ALL: [Self; 16] = [
-        Self::F16,
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q8_0,
-        Self::Iq4Nl,
-        Self::Mxfp4,
-        Self::Q4Tile,
-        Self::Q4K,
-        Self::Q5_0,
-        Self::Q6K,
-        Self::Q5_1,
-        Self::Q5K,
-        Self::Iq4Xs,
-        Self::Q3K,
-        Self::Q2K,
-        Self::Q8Tile,
-    ];
-
-    /// Returns the identifier of this type's packed form.
-    #[must_use]
-    pub const fn layout_id(self) -> LayoutId {
-        LayoutId(0x4858_0000 | (self as u32) << 8 | LAYOUT_VERSION)
-    }
-
-    /// Returns `true` if each column of a tile has its own scale, which the integer dot product
-    /// needs.
-    #[must_use]
-    pub const fn has_dot_product(self) -> bool {
-        !matches!(self, Self::F16) && !self.is_grouped()
-    }
-
-    /// Returns `true` if a scale belongs to a group of 2 × 16 weights.
-    #[must_use]
-    pub const fn is_grouped(self) -> bool {
-        matches!(self, Self::Q4Tile | Self::Q8Tile)
-    }
-
-    /// Returns the type whose tiles super-blocks with a scale for each block of 32 have; the type
-    /// itself for others.
-    const fn expanded(self) -> Self {
-        match self {
-            Self::Q4K => Self::Q4_1,
-            Self::Q5K => Self::Q5_1,
-            Self::Iq4Xs => Self::Iq4Nl,
-            _ => self,
-        }
-    }
-
-    /// Returns `true` if d of super-blocks has its own plane.
-    const fn has_d_plane(self) -> bool {
-        matches!(self, Self::Q6K | Self::Q3K)
-    }
-
-    /// Returns the elements of one ggml block (of a row's part in a tile for F16), or of a group.
-    #[must_use]
-    pub const fn block_elems(self) -> usize {
-        match self {
-            Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs | Self::Q3K | Self::Q2K => SUPER_BLOCK,
-            _ => TILE_DIM,
-        }
-    }
-
-    /// Returns the bytes of one ggml block (of 32 elements for F16), or of a group.
-    #[must_use]
-    pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::F16 => 64,
-            Self::Q4_0 | Self::Iq4Nl | Self::Q4Tile => 18,
-            Self::Q4_1 => 20,
-            Self::Q8_0 | Self::Q8Tile => 34,
-            Self::Mxfp4 => 17,
-            Self::Q4K => 144,
-            Self::Q5_0 => 22,
-            Self::Q6K => 210,
-            Self::Q5_1 => 24,
-            Self::Q5K => 176,
-            Self::Iq4Xs => 136,
-            Self::Q3K => 110,
-            Self::Q2K => 84,
-        }
-    }
-
-    /// Returns the bytes of the quants of one tile.
-    #[must_use]
-    pub const fn quant_tile_bytes(self) -> usize {
-        match self {
-            Self::F16 => F16_TILE_BYTES,
-            Self::Q8_0 | Self::Q8Tile => 1024,
-            Self::Q4_0
-            | Self::Q4_1
-            | Self::Iq4Nl
-            | Self::Mxfp4
-            | Self::Q4Tile
-            | Self::Q4K
-            | Self::Iq4Xs => 512,
-            Self::Q5_0 | Self::Q5_1 | Self::Q5K => 640,
-            Self::Q6K => 768,
-            Self::Q3K => 384,
-            Self::Q2K => 256,
-        }
-    }
-
-    /// Returns the bytes of all planes per tile: what a tile costs in memory traffic.
-    #[must_use]
-    pub const fn tile_bytes(self) -> usize {
-        self.block_bytes() * TILE_DIM * TILE_DIM / self.block_elems()
-    }
-
-    /// Returns the tiles that have lines of scales in common, and the number of these lines.
-    const fn scale_lines(self) -> (usize, usize) {
-        match self {
-            Self::F16 => (1, 0),
-            Self::Mxfp4 => (4, 1),
-            Self::Q4_0
-            | Self::Q4_1
-            | Self::Q5_0
-            | Self::Q5_1
-            | Self::Q8_0
-            | Self::Iq4Nl
-            | Self::Q4Tile
-            | Self::Q8Tile => (2, 1),
-            Self::Q4K | Self::Q5K | Self::Q6K => (SUPER_TILES, 4),
-            Self::Iq4Xs => (SUPER_TILES, 2),
-            Self::Q3K => (SUPER_TILES, 3),
-            Self::Q2K => (SUPER_TILES, 5),
-        }
-    }
 }
 
 /// Layout of one panel: 32 columns of N by all of K. All units are bytes.

@@ -1,8 +1,57 @@
 //! Super-blocks of 256 weights: their words in a column of a panel, and their moves there and back.
 //!
 //! A super-block becomes words, each of which goes to word n of one line: the quants of its eight
-//! tiles, then its scales. [`Code`] is that change and its inverse for one type; the picture of
-//! [`super`] shows the words.
+//! tiles, then its scales. [`Code`] is that change and its inverse for one type.
+//!
+//! # Picture
+//!
+//! A super-block has 256 weights of one column, and a block of 32 is one of its eight parts. Its
+//! quants are the tiles of [`super`]. Its scales are lines whose word n belongs to column n:
+//!
+//! ```text
+//! Q4_K, quants as Q4_0's, 4 lines of scales  | low half                 | high half                |
+//! line 0, word n                             | d                        | dmin XOR 0x8000          |
+//!                          bits of each half | 15..10  | 9..6    | 5..0 |
+//! line 1, word n: tiles 0..8 (low: even)     | s 2, 3  | s 6, 7 of bits 3..0                | s 0, 1 |
+//! line 2, word n                             | m 2, 3  | m 6, 7 of bits 3..0                | m 0, 1 |
+//! line 3, word n                             | m 4, 5  | bits 5..4 of m 6, 7, of s 6, 7     | s 4, 5 |
+//!
+//! Q5_K: quants as Q5_1's, scales as Q4_K's
+//!
+//! Q6_K, 6 lines a tile (768 bytes); value g as in Q5_0, with 6 bits
+//!                        bits of each byte | 5..0             | 7..6                            |
+//! line 0, 1, 2, word n                      | value 0, 1, 2    | bits 5..4, 3..2, 1..0 of value 6 |
+//! line 3, 4, 5, word n                      | value 3, 4, 5    | bits 5..4, 3..2, 1..0 of value 7 |
+//! line p of 4 of scales, word n: signed bytes of k 0..16 of tiles 2p, 2p + 1, then of k 16..32
+//! d has its own plane, two super-blocks a line, as FP16 scales of two tiles have.
+//!
+//! IQ4_XS, quants as IQ4_NL's, 2 lines of scales; c is s XOR 32: s - 32, six bits with a sign
+//!                          bits of each half | 15..10  | 9..8            | 7..0              |
+//! line 0, word n: tiles 0..8 (low: even)     | c 6, 7  | bits 5..4 of c 4, 5 | byte 0, 1 of d |
+//!                          bits of each half | 15..10  | 9..4            | 3..0              |
+//! line 1, word n                             | c 0, 1  | c 2, 3          | bits 3..0 of c 4, 5 |
+//!
+//! Q3_K, 3 lines a tile (384 bytes); value g as in Q5_0, with 3 bits
+//!                        bits of each byte | 7..6                    | 5..3       | 2..0        |
+//! line 0, 1, word n                         | bits 2..1 of value 6, 7 | value 1, 3 | value 0, 2  |
+//!                        bits of each byte | 7..5    | 4     | 3                  | 2..0        |
+//! line 2, word n                            | value 5 | bit 0 of value 7, 6       | value 4     |
+//! 3 lines of scales; low halves: c of k 0..16 of tiles 0..8, high halves: of k 16..32
+//!                          bits of each half | 15..10  | 9..4    | 3..0                        |
+//! line 0, 1, word n                          | c 0, 1  | c 3, 4  | bits 3..0 of c 6, 7         |
+//! line 2, word n                             | c 2     | c 5     | bits 5..4 of c 7, then of c 6 |
+//! d as in Q6_K
+//!
+//! Q2_K, 2 lines a tile (256 bytes); value g as in Q5_0, with 2 bits
+//!                        bits of each byte | 7..6       | 5..4       | 3..2       | 1..0       |
+//! line 0, 1, word n                         | value 5, 7 | value 4, 6 | value 1, 3 | value 0, 2 |
+//! line 0 of 5 of scales, word n: as in Q4_K
+//! line 1 + p, word n: bytes of k 0..16 of tiles 2p, 2p + 1: s in high nibbles, m in low ones;
+//!                     then of k 16..32: m in high nibbles, s in low ones
+//! ```
+//!
+//! In Q4_K and Q5_K each half holds the 6-bit scales s and minima m of the even or the odd tiles, so that one mask
+//! or one shift of a line gives those of two tiles, as words of two halves.
 
 mod by_16;
 mod by_32;
