@@ -50,13 +50,13 @@ fn nibble_bytes(tiles: &[[u32; 4]; SUPER_TILES], bytes: &mut [u8]) {
 }
 
 /// Bytes of the 6-bit scales and minima of eight tiles.
-type SixBits = [u8; 12];
+type ScaleBytes = [u8; 12];
 
 /// Returns the scales and the minima of ggml's 12 bytes.
 ///
 /// Source: `get_scale_min_k4`, ggml-quants.c.
 #[inline(always)]
-fn scales_and_mins(bytes: &SixBits) -> [[u32; SUPER_TILES]; 2] {
+fn scales_and_mins(bytes: &ScaleBytes) -> [[u32; SUPER_TILES]; 2] {
     let mut out = [[0; SUPER_TILES]; 2];
     for j in 0..4 {
         let [scale, min, last] = [bytes[j], bytes[4 + j], bytes[8 + j]].map(u32::from);
@@ -70,7 +70,7 @@ fn scales_and_mins(bytes: &SixBits) -> [[u32; SUPER_TILES]; 2] {
 
 /// Returns ggml's 12 bytes of scales and minima.
 #[inline(always)]
-fn six_bits([scales, mins]: [[u32; SUPER_TILES]; 2]) -> SixBits {
+fn six_bits([scales, mins]: [[u32; SUPER_TILES]; 2]) -> ScaleBytes {
     let mut bytes = [0; 12];
     // CAST: fields of six bits, put together to eight.
     let byte = |value: u32| value.to_le_bytes()[0];
@@ -84,7 +84,7 @@ fn six_bits([scales, mins]: [[u32; SUPER_TILES]; 2]) -> SixBits {
 
 /// Returns the four words of scales: d and -dmin, then the fields of 6 bits.
 #[inline(always)]
-fn scale_words(header: u32, bytes: &SixBits) -> [u32; 4] {
+fn scale_words(header: u32, bytes: &ScaleBytes) -> [u32; 4] {
     let [s, m] = scales_and_mins(bytes);
     let mut words = [header ^ UPPER_SIGN, 0, 0, 0];
     for h in 0..2 {
@@ -102,7 +102,7 @@ fn scale_words(header: u32, bytes: &SixBits) -> [u32; 4] {
 
 /// Returns what [`scale_words`] was given.
 #[inline(always)]
-fn scale_bytes(words: &[u32; 4]) -> (u32, SixBits) {
+fn scale_bytes(words: &[u32; 4]) -> (u32, ScaleBytes) {
     let (mut s, mut m) = ([0; SUPER_TILES], [0; SUPER_TILES]);
     for h in 0..2 {
         let [a, b, c] = [words[1], words[2], words[3]].map(|word| word >> (16 * h) & 0xffff);
@@ -116,7 +116,7 @@ fn scale_bytes(words: &[u32; 4]) -> (u32, SixBits) {
 
 /// Returns the 12 bytes of scales that follow the header.
 #[inline(always)]
-fn six_bits_of(block: &[u8]) -> SixBits {
+fn six_bits_of(block: &[u8]) -> ScaleBytes {
     let mut bytes = [0; 12];
     bytes.copy_from_slice(&block[4..16]);
     bytes

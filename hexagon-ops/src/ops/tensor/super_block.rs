@@ -42,10 +42,10 @@ struct Scales {
     mins: [f32; HALVES],
 }
 
-/// Bytes of one super-block, followed by zeros.
-struct Bytes([Line; LINES]);
+/// BlockBytes of one super-block, followed by zeros.
+struct BlockBytes([Line; LINES]);
 
-impl Bytes {
+impl BlockBytes {
     #[inline(always)]
     fn new(block: &[u8]) -> Self {
         let mut lines = hvx::zeros::<LINES>();
@@ -189,7 +189,7 @@ impl Bytes {
 /// Reads the elements of a super-block; only the first ones if `out` is shorter.
 #[inline(always)]
 pub(super) fn dequantize(dtype: Type, block: &[u8], out: &mut [f32]) {
-    let bytes = Bytes::new(block);
+    let bytes = BlockBytes::new(block);
     let Scales { scales, mins } = bytes.scales(dtype);
     let halves = scales.as_chunks::<2>().0.iter().zip(mins.as_chunks().0);
     for (g, (out, (scales, mins))) in out.chunks_mut(GROUP).zip(halves).enumerate() {

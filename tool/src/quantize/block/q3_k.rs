@@ -12,7 +12,7 @@
 
 use half::f16;
 
-use super::super_block::{SUPER_BLOCK, least_half, nearest};
+use super::super_block::{Grid, SUPER_BLOCK, in_subs, least_half, nearest, refined};
 use super::symmetric::extreme;
 
 /// Elements of a sub-block.
@@ -24,9 +24,6 @@ const SUBS: usize = SUPER_BLOCK / SUB;
 /// Candidates for a sub-block's scale, in tenths of a level around the one that puts its extreme on
 /// level -4, and the same with the other sign.
 const STEPS: std::ops::RangeInclusive<i8> = -9..=9;
-
-/// Rounds of refinement, each of which ends the loop if nothing is gained.
-const ROUNDS: usize = 3;
 
 /// Returns the level next to each element.
 fn levels(x: &[f32; SUB], scale: f32) -> [f32; SUB] {
@@ -108,43 +105,6 @@ impl Q3Grid {
         self.d.to_f32() * f32::from(self.scales[sub])
     }
 
-    /// Replaces the scale of each sub-block by the best of it and its neighbours, and returns the
-    /// error of all.
-    fn settle(&mut self, x: &[[f32; SUB]; SUBS], weights: &[[f32; SUB]; SUBS]) -> f64 {
-        let mut total = 0.0;
-        for sub in 0..SUBS {
-            let (x, weights) = (&x[sub], &weights[sub]);
-            let at = self.scales[sub];
-            let mut least = loss(x, weights, self.scale(sub));
-            for scale in [at - 1, at + 1] {
-                if (-32..=31).contains(&scale) {
-                    let loss = loss(x, weights, self.d.to_f32() * f32::from(scale));
-                    if loss < least {
-                        (least, self.scales[sub]) = (loss, scale);
-                    }
-                }
-            }
-            total += f64::from(least);
-        }
-        total
-    }
-
-    /// Returns the grid whose `d` has the least error with the levels of this one; `None` if nothing
-    /// decides it.
-    fn refitted(&self, x: &[[f32; SUB]; SUBS], weights: &[[f32; SUB]; SUBS]) -> Option<Self> {
-        let (mut aa, mut ax) = (0.0f64, 0.0f64);
-        for sub in 0..SUBS {
-            let levels = levels(&x[sub], self.scale(sub));
-            for ((x, w), level) in x[sub].iter().zip(&weights[sub]).zip(levels) {
-                let a = f64::from(level) * f64::from(self.scales[sub]);
-                aa += f64::from(*w) * a * a;
-                ax += f64::from(*w) * a * f64::from(*x);
-            }
-        }
-        let d = f16::from_f64(ax / aa);
-        (d.is_finite() && d != f16::ZERO).then_some(Self { d, ..*self })
-    }
-
     fn push(&self, x: &[[f32; SUB]; SUBS], out: &mut Vec<u8>) {
         let (mut third, mut quants, mut packed) = ([0u8; 32], [0u8; 64], [0u8; 12]);
         for (sub, scale) in self.scales.iter().enumerate() {
@@ -171,30 +131,50 @@ impl Q3Grid {
     }
 }
 
+impl Grid for Q3Grid {
+    type Subs = [[f32; SUB]; SUBS];
+
+    fn settle(&mut self, x: &Self::Subs, weights: &Self::Subs) -> f64 {
+        let mut total = 0.0;
+        for sub in 0..SUBS {
+            let (x, weights) = (&x[sub], &weights[sub]);
+            let at = self.scales[sub];
+            let mut least = loss(x, weights, self.scale(sub));
+            for scale in [at - 1, at + 1] {
+                if (-32..=31).contains(&scale) {
+                    let loss = loss(x, weights, self.d.to_f32() * f32::from(scale));
+                    if loss < least {
+                        (least, self.scales[sub]) = (loss, scale);
+                    }
+                }
+            }
+            total += f64::from(least);
+        }
+        total
+    }
+
+    fn refitted(&self, x: &Self::Subs, weights: &Self::Subs) -> Option<Self> {
+        let (mut aa, mut ax) = (0.0f64, 0.0f64);
+        for sub in 0..SUBS {
+            let levels = levels(&x[sub], self.scale(sub));
+            for ((x, w), level) in x[sub].iter().zip(&weights[sub]).zip(levels) {
+                let a = f64::from(level) * f64::from(self.scales[sub]);
+                aa += f64::from(*w) * a * a;
+                ax += f64::from(*w) * a * f64::from(*x);
+            }
+        }
+        let d = f16::from_f64(ax / aa);
+        (d.is_finite() && d != f16::ZERO).then_some(Self { d, ..*self })
+    }
+}
+
 /// Appends a super-block with a small weighted error, searched as one of Q4_K.
 pub fn push(x: &[f32; SUPER_BLOCK], weights: &[f32; SUPER_BLOCK], out: &mut Vec<u8>) {
     let (x, weights) = (in_subs(x), in_subs(weights));
-    let mut best = Q3Grid::of(&x.map(|x| plain(&x)));
-    let mut least = best.settle(&x, &weights);
+    let plain = Q3Grid::of(&x.map(|x| plain(&x)));
     let mut scales = [0.0; SUBS];
     for (scale, (x, weights)) in scales.iter_mut().zip(x.iter().zip(&weights)) {
         *scale = searched(x, weights);
     }
-    let mut grid = Q3Grid::of(&scales);
-    for _ in 0..ROUNDS {
-        let loss = grid.settle(&x, &weights);
-        if loss >= least || loss.is_nan() {
-            break;
-        }
-        (best, least) = (grid, loss);
-        match best.refitted(&x, &weights) {
-            Some(next) => grid = next,
-            None => break,
-        }
-    }
-    best.push(&x, out);
-}
-
-fn in_subs(x: &[f32; SUPER_BLOCK]) -> [[f32; SUB]; SUBS] {
-    std::array::from_fn(|sub| std::array::from_fn(|i| x[sub * SUB + i]))
+    refined(plain, Q3Grid::of(&scales), &x, &weights).push(&x, out);
 }

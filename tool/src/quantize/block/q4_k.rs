@@ -12,7 +12,7 @@
 
 use half::f16;
 
-use super::super_block::{SUPER_BLOCK, least_half, nearest, six_bits};
+use super::super_block::{Grid, SUPER_BLOCK, in_subs, least_half, nearest, refined, six_bits};
 
 /// Elements of a sub-block.
 const SUB: usize = 32;
@@ -30,17 +30,14 @@ const SIX_BITS: f32 = 63.0;
 /// from its least to its largest element.
 const STEPS: std::ops::RangeInclusive<i8> = -9..=9;
 
-/// Rounds of refinement, each of which ends the loop if nothing is gained.
-const ROUNDS: usize = 3;
-
 /// A scale and a minimum: codes stand for `scale * code - minimum`.
 #[derive(Clone, Copy, Default)]
-struct Line {
+struct ScaleAndMin {
     scale: f32,
     minimum: f32,
 }
 
-impl Line {
+impl ScaleAndMin {
     /// Returns the code next to each element, as a number.
     fn codes(self, x: &[f32; SUB]) -> [f32; SUB] {
         let inverse = if self.scale > 0.0 {
@@ -135,15 +132,15 @@ struct Q4Grid {
 }
 
 impl Q4Grid {
-    fn line(&self, sub: usize) -> Line {
-        Line {
+    fn line(&self, sub: usize) -> ScaleAndMin {
+        ScaleAndMin {
             scale: self.d.to_f32() * f32::from(self.scales[sub]),
             minimum: self.dmin.to_f32() * f32::from(self.minima[sub]),
         }
     }
 
     /// Returns the scales and minima next to those of `lines`.
-    fn next_to(d: f16, dmin: f16, lines: &[Line; SUBS]) -> Self {
+    fn next_to(d: f16, dmin: f16, lines: &[ScaleAndMin; SUBS]) -> Self {
         Self {
             d,
             dmin,
@@ -153,71 +150,11 @@ impl Q4Grid {
     }
 
     /// Returns the grid on which the largest scale and the largest minimum are the last ones.
-    fn of(lines: &[Line; SUBS]) -> Self {
-        let largest = |part: fn(&Line) -> f32| lines.iter().map(part).fold(0.0, f32::max);
+    fn of(lines: &[ScaleAndMin; SUBS]) -> Self {
+        let largest = |part: fn(&ScaleAndMin) -> f32| lines.iter().map(part).fold(0.0, f32::max);
         let d = least_half(largest(|line| line.scale) / SIX_BITS);
         let dmin = least_half(largest(|line| line.minimum) / SIX_BITS);
         Self::next_to(d, dmin, lines)
-    }
-
-    /// Replaces the scale and the minimum of each sub-block by the best of it and its neighbours,
-    /// and returns the error of all.
-    fn settle(&mut self, x: &[[f32; SUB]; SUBS], weights: &[[f32; SUB]; SUBS]) -> f64 {
-        let around = |at: u8| at.saturating_sub(1)..=(at + 1).min(63);
-        let mut total = 0.0;
-        for sub in 0..SUBS {
-            let (x, weights) = (&x[sub], &weights[sub]);
-            let mut best = (self.scales[sub], self.minima[sub]);
-            let mut least = self.line(sub).loss(x, weights);
-            for scale in around(best.0) {
-                for minimum in around(self.minima[sub]) {
-                    let mut grid = *self;
-                    (grid.scales[sub], grid.minima[sub]) = (scale, minimum);
-                    let loss = grid.line(sub).loss(x, weights);
-                    if loss < least {
-                        (least, best) = (loss, (scale, minimum));
-                    }
-                }
-            }
-            (self.scales[sub], self.minima[sub]) = best;
-            total += f64::from(least);
-        }
-        total
-    }
-
-    /// Returns the grid whose `d` and `dmin` have the least error with the codes of this one; `None`
-    /// if nothing decides them.
-    fn refitted(&self, x: &[[f32; SUB]; SUBS], weights: &[[f32; SUB]; SUBS]) -> Option<Self> {
-        // The value is d * a - dmin * b.
-        let [mut aa, mut ab, mut bb, mut ax, mut bx] = [0.0f64; 5];
-        for sub in 0..SUBS {
-            let line = self.line(sub);
-            let codes = line.codes(&x[sub]);
-            let b = f64::from(self.minima[sub]);
-            for ((x, w), q) in x[sub].iter().zip(&weights[sub]).zip(codes) {
-                let (x, w) = (f64::from(*x), f64::from(*w));
-                let a = f64::from(q) * f64::from(self.scales[sub]);
-                aa += w * a * a;
-                ab += w * a * b;
-                bb += w * b * b;
-                ax += w * a * x;
-                bx += w * b * x;
-            }
-        }
-        let determinant = aa * bb - ab * ab;
-        let (mut d, mut dmin) = (ax / aa, 0.0);
-        if determinant > 1e-9 * aa * bb {
-            (d, dmin) = (
-                (ax * bb - ab * bx) / determinant,
-                (ab * ax - aa * bx) / determinant,
-            );
-        }
-        if dmin < 0.0 {
-            (d, dmin) = (ax / aa, 0.0);
-        }
-        let (d, dmin) = (f16::from_f64(d), f16::from_f64(dmin));
-        let usable = d.is_finite() && d > f16::ZERO && dmin.is_finite();
-        usable.then_some(Self { d, dmin, ..*self })
     }
 
     fn push(&self, x: &[[f32; SUB]; SUBS], out: &mut Vec<u8>) {
@@ -249,6 +186,66 @@ impl Q4Grid {
     }
 }
 
+impl Grid for Q4Grid {
+    type Subs = [[f32; SUB]; SUBS];
+
+    fn settle(&mut self, x: &Self::Subs, weights: &Self::Subs) -> f64 {
+        let around = |at: u8| at.saturating_sub(1)..=(at + 1).min(63);
+        let mut total = 0.0;
+        for sub in 0..SUBS {
+            let (x, weights) = (&x[sub], &weights[sub]);
+            let mut best = (self.scales[sub], self.minima[sub]);
+            let mut least = self.line(sub).loss(x, weights);
+            for scale in around(best.0) {
+                for minimum in around(self.minima[sub]) {
+                    let mut grid = *self;
+                    (grid.scales[sub], grid.minima[sub]) = (scale, minimum);
+                    let loss = grid.line(sub).loss(x, weights);
+                    if loss < least {
+                        (least, best) = (loss, (scale, minimum));
+                    }
+                }
+            }
+            (self.scales[sub], self.minima[sub]) = best;
+            total += f64::from(least);
+        }
+        total
+    }
+
+    fn refitted(&self, x: &Self::Subs, weights: &Self::Subs) -> Option<Self> {
+        // The value is d * a - dmin * b.
+        let [mut aa, mut ab, mut bb, mut ax, mut bx] = [0.0f64; 5];
+        for sub in 0..SUBS {
+            let line = self.line(sub);
+            let codes = line.codes(&x[sub]);
+            let b = f64::from(self.minima[sub]);
+            for ((x, w), q) in x[sub].iter().zip(&weights[sub]).zip(codes) {
+                let (x, w) = (f64::from(*x), f64::from(*w));
+                let a = f64::from(q) * f64::from(self.scales[sub]);
+                aa += w * a * a;
+                ab += w * a * b;
+                bb += w * b * b;
+                ax += w * a * x;
+                bx += w * b * x;
+            }
+        }
+        let determinant = aa * bb - ab * ab;
+        let (mut d, mut dmin) = (ax / aa, 0.0);
+        if determinant > 1e-9 * aa * bb {
+            (d, dmin) = (
+                (ax * bb - ab * bx) / determinant,
+                (ab * ax - aa * bx) / determinant,
+            );
+        }
+        if dmin < 0.0 {
+            (d, dmin) = (ax / aa, 0.0);
+        }
+        let (d, dmin) = (f16::from_f64(d), f16::from_f64(dmin));
+        let usable = d.is_finite() && d > f16::ZERO && dmin.is_finite();
+        usable.then_some(Self { d, dmin, ..*self })
+    }
+}
+
 /// Appends a super-block with a small weighted error.
 ///
 /// The search starts with the grid from least to largest elements and with the one of the best line
@@ -256,27 +253,10 @@ impl Q4Grid {
 /// those that fit the codes best, as long as the error becomes smaller.
 pub fn push(x: &[f32; SUPER_BLOCK], weights: &[f32; SUPER_BLOCK], out: &mut Vec<u8>) {
     let (x, weights) = (in_subs(x), in_subs(weights));
-    let mut best = Q4Grid::of(&x.map(|x| Line::plain(&x)));
-    let mut least = best.settle(&x, &weights);
-    let mut lines = [Line::default(); SUBS];
+    let plain = Q4Grid::of(&x.map(|x| ScaleAndMin::plain(&x)));
+    let mut lines = [ScaleAndMin::default(); SUBS];
     for (line, (x, weights)) in lines.iter_mut().zip(x.iter().zip(&weights)) {
-        *line = Line::searched(x, weights);
+        *line = ScaleAndMin::searched(x, weights);
     }
-    let mut grid = Q4Grid::of(&lines);
-    for _ in 0..ROUNDS {
-        let loss = grid.settle(&x, &weights);
-        if loss >= least || loss.is_nan() {
-            break;
-        }
-        (best, least) = (grid, loss);
-        match best.refitted(&x, &weights) {
-            Some(next) => grid = next,
-            None => break,
-        }
-    }
-    best.push(&x, out);
-}
-
-fn in_subs(x: &[f32; SUPER_BLOCK]) -> [[f32; SUB]; SUBS] {
-    std::array::from_fn(|sub| std::array::from_fn(|i| x[sub * SUB + i]))
+    refined(plain, Q4Grid::of(&lines), &x, &weights).push(&x, out);
 }

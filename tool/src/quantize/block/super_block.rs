@@ -1,4 +1,5 @@
-//! Shared by the types with super-blocks: scales of 6 bits under one in half precision.
+//! Shared by the types with super-blocks: scales of 6 bits under one in half precision, and the
+//! search for those with a small error.
 
 use half::f16;
 
@@ -35,6 +36,49 @@ pub fn six_bits(x: f32, d: f16) -> u8 {
     )]
     let code = nearest(x / d.to_f32(), 0.0, 63.0) as u8;
     code
+}
+
+/// Rounds of refinement, each of which ends the loop if nothing is gained.
+const ROUNDS: usize = 3;
+
+/// Scales of a super-block, as they are stored.
+pub trait Grid: Copy {
+    /// The elements of each sub-block, or their weights.
+    type Subs;
+
+    /// Replaces the scales of each sub-block by the best of them and their neighbours, and returns
+    /// the weighted square error of all.
+    fn settle(&mut self, x: &Self::Subs, weights: &Self::Subs) -> f64;
+
+    /// Returns the grid whose numbers in half precision have the least error with the codes of this
+    /// one; `None` if nothing decides them.
+    fn refitted(&self, x: &Self::Subs, weights: &Self::Subs) -> Option<Self>;
+}
+
+/// Returns a grid with a small error: `plain`, or the one that `searched` becomes. Scales move to
+/// better neighbours, and the numbers in half precision to those that fit the codes best, as long as
+/// the error becomes smaller.
+pub fn refined<G: Grid>(plain: G, searched: G, x: &G::Subs, weights: &G::Subs) -> G {
+    let mut best = plain;
+    let mut least = best.settle(x, weights);
+    let mut grid = searched;
+    for _ in 0..ROUNDS {
+        let loss = grid.settle(x, weights);
+        if loss >= least || loss.is_nan() {
+            break;
+        }
+        (best, least) = (grid, loss);
+        match best.refitted(x, weights) {
+            Some(next) => grid = next,
+            None => break,
+        }
+    }
+    best
+}
+
+/// Splits a super-block into its sub-blocks.
+pub fn in_subs<const SUB: usize, const SUBS: usize>(x: &[f32; SUPER_BLOCK]) -> [[f32; SUB]; SUBS] {
+    std::array::from_fn(|sub| std::array::from_fn(|i| x[sub * SUB + i]))
 }
 
 #[cfg(test)]
