@@ -24,8 +24,9 @@ CALLER, TASK = "hexagon_ops2rt7workers4call", "hexagon_ops2rt7workers8run_task"
 
 def disassemble(objdump, library):
     """Returns the packets of each function by address: {name: {address: [instruction]}}, instructions as text."""
-    text = subprocess.run([objdump, "-d", "--mattr=+hvx,+hvxv81,+hvx-length128b,+hvx-qfloat,+hvx-ieee-fp", library],
-                          check=True, capture_output=True, text=True).stdout
+    # For another processor, the disassembler leaves out packets that it has no resources for.
+    text = subprocess.run([objdump, "-d", "--mcpu=hexagonv81", "--mattr=+hvx,+hvxv81,+hvx-length128b,+hvx-qfloat,+hvx-ieee-fp",
+                           library], check=True, capture_output=True, text=True).stdout
     functions, packets, packet, start = {}, None, [], 0
     for line in text.splitlines():
         if head := re.match(r"[0-9a-f]{8} <(.+)>:$", line):
