@@ -211,6 +211,40 @@ fn gemv_is_exact_up_to_activation_rounding() {
 }
 
 #[test]
+fn gemv_of_activations_that_8_bits_hold_is_exact() {
+    let mut numbers = Numbers::default();
+    for weight in [WeightType::Q6K, WeightType::Q3K, WeightType::Q2K] {
+        for blocks in [1, 2, 4, 7] {
+            let k = 256 * blocks;
+            let w = Weights::random(weight, 32, k, &mut numbers);
+            // Whole numbers up to 127, which each block of 32 has: its scale is a power of two.
+            let mut row = || -> Vec<f32> {
+                let mut row: Vec<f32> = (0..k).map(|_| (numbers.float() * 127.0).round()).collect();
+                row.iter_mut().step_by(32).for_each(|x| *x = 127.0);
+                row
+            };
+            let rows = [row(), row()];
+            let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
+            let acts = rows.each_ref().map(|row| quantized(row));
+            let [mut a, mut b] = [[0.0; TILE_DIM]; 2];
+            gemv_two_rows(&panel, [&acts[0], &acts[1]], [&mut a, &mut b]).unwrap();
+            for (row, out) in rows.iter().zip([a, b]) {
+                for (n, have) in out.iter().enumerate() {
+                    let magnitudes = row.iter().zip(&w.terms[n]);
+                    let sum: f64 = magnitudes.map(|(a, term)| f64::from(a.abs()) * term).sum();
+                    let error = (f64::from(*have) - dot(row, &w.values[n])).abs();
+                    // Only sums in f32 are rounded.
+                    assert!(
+                        error <= 1e-6 * sum,
+                        "{weight:?} K {k} n {n}: error {error:e} of {sum:e}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn gemv_error_is_that_of_8_bits() {
     let mut numbers = Numbers::default();
     for weight in QUANTIZED {

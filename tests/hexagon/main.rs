@@ -17,6 +17,7 @@ mod loader;
 mod pack;
 mod product;
 mod recurrence;
+mod requantized;
 mod rows;
 mod selftest;
 mod space;

@@ -21,11 +21,8 @@ fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// A type, and the weight of it; none for a type as if it had no layout.
-type Case = (GgmlType, Option<Kind>);
-
-/// Types with tiles, one as if it had none and were quantized again, and one that becomes F16.
-const TYPES: [Case; 16] = [
+/// Types with tiles, and one that becomes F16.
+const TYPES: [(GgmlType, Option<Kind>); 15] = [
     (GgmlType::F16, Some(Kind::F16)),
     (GgmlType::Q4_0, Some(Kind::Blocks(Format::Q4_0))),
     (GgmlType::Q4_1, Some(Kind::Blocks(Format::Q4_1))),
@@ -40,12 +37,11 @@ const TYPES: [Case; 16] = [
     (GgmlType::IQ4_XS, Some(Kind::Blocks(Format::Iq4Xs))),
     (GgmlType::Q3_K, Some(Kind::Blocks(Format::Q3K))),
     (GgmlType::Q2_K, Some(Kind::Blocks(Format::Q2K))),
-    (GgmlType::IQ4_XS, None),
     (GgmlType::BF16, Some(Kind::Bf16)),
 ];
 
 /// Bytes of a random weight.
-fn bytes((dtype, kind): Case, ne: [usize; 4], seed: u64) -> Vec<u8> {
+fn bytes(dtype: GgmlType, kind: Option<Kind>, ne: [usize; 4], seed: u64) -> Vec<u8> {
     let mut numbers = Numbers::new(seed);
     match kind {
         Some(kind) => Weight::random(&mut numbers, kind, ne).bytes,
@@ -64,10 +60,10 @@ fn bytes((dtype, kind): Case, ne: [usize; 4], seed: u64) -> Vec<u8> {
     }
 }
 
-fn weight((dtype, kind): Case, ne: [usize; 4]) -> Tensor<'static> {
+fn weight(dtype: GgmlType, ne: [usize; 4]) -> Tensor<'static> {
     let (plain, format) = dtype.tensor_type();
     Tensor {
-        format: kind.and(format),
+        format,
         place: Place::Packed,
         dequantize: dequantize::of(dtype),
         ..tensor("weight", plain, ne, 0)
@@ -75,13 +71,13 @@ fn weight((dtype, kind): Case, ne: [usize; 4]) -> Tensor<'static> {
 }
 
 /// Writes a pack with one weight: the packed form of `packed` under the fingerprint of `source`.
-fn write(path: &Path, case: Case, ne: [usize; 4], packed: &[u8], source: &[u8]) {
-    let form = Form::Hexagon(WeightLayout::new(&weight(case, ne)).unwrap());
+fn write(path: &Path, dtype: GgmlType, ne: [usize; 4], packed: &[u8], source: &[u8]) {
+    let form = Form::Hexagon(WeightLayout::new(&weight(dtype, ne)).unwrap());
     let side = path.with_extension("side");
     let mut writer = PackWriter::create(&side, "hexagon-v75", "", ["weight"]).unwrap();
     let as_file = offline::Weight {
         name: "weight",
-        dtype: case.0,
+        dtype,
         ne,
         data: packed,
         feedback: &[],
@@ -106,7 +102,7 @@ fn write(path: &Path, case: Case, ne: [usize; 4], packed: &[u8], source: &[u8]) 
 fn load(
     pack: Option<&Path>,
     full: bool,
-    case: Case,
+    dtype: GgmlType,
     ne: [usize; 4],
     source: &[u8],
 ) -> (Vec<u8>, Vec<f32>) {
@@ -114,7 +110,7 @@ fn load(
     if let Some(path) = pack {
         device.use_packs(Arc::new(Packs::open(path, full).0));
     }
-    let tensor = weight(case, ne);
+    let tensor = weight(dtype, ne);
     let buffer = HexBuffer::new(&device, device.packed_bytes(&tensor), false).unwrap();
     // The previous content of the memory must not show.
     buffer.clear(0xa5);
@@ -138,56 +134,62 @@ fn load(
 
 #[test]
 fn a_weight_comes_from_the_pack_and_is_the_one_that_packing_gives() {
-    for case in TYPES {
-        let (dtype, kind) = case;
+    for (dtype, kind) in TYPES {
         let ne = [96_usize.next_multiple_of(dtype.block_elems()), 70, 1, 1];
         let name = dtype.name();
-        let (source, other) = (bytes(case, ne, 1), bytes(case, ne, 2));
+        let (source, other) = (bytes(dtype, kind, ne, 1), bytes(dtype, kind, ne, 2));
         let path = path(&format!("hexagon_{name}.npu"));
-        write(&path, case, ne, &source, &source);
-        let want = load(None, false, case, ne, &source);
+        write(&path, dtype, ne, &source, &source);
+        let want = load(None, false, dtype, ne, &source);
         assert_eq!(want.0, source, "{name}");
-        assert_eq!(load(Some(&path), true, case, ne, &source), want, "{name}");
+        assert_eq!(load(Some(&path), true, dtype, ne, &source), want, "{name}");
         // Another weight's bytes under this one's fingerprint: only the pack can have brought them.
-        write(&path, case, ne, &other, &source);
-        let (back, product) = load(Some(&path), true, case, ne, &source);
+        write(&path, dtype, ne, &other, &source);
+        let (back, product) = load(Some(&path), true, dtype, ne, &source);
         let lossless = kind.is_some_and(|kind| kind != Kind::Bf16);
         assert_eq!(
             back,
             if lossless { other.clone() } else { source },
             "{name}"
         );
-        assert_eq!(product, load(None, false, case, ne, &other).1, "{name}");
+        assert_eq!(product, load(None, false, dtype, ne, &other).1, "{name}");
     }
 }
 
 #[test]
 fn a_pack_that_is_not_of_this_weight_is_not_used() {
     let ne = [64, 40, 1, 1];
-    let q8_0 = (GgmlType::Q8_0, Some(Kind::Blocks(Format::Q8_0)));
-    let (source, other) = (bytes(q8_0, ne, 1), bytes(q8_0, ne, 2));
+    let q8_0 = Some(Kind::Blocks(Format::Q8_0));
+    let (source, other) = (
+        bytes(GgmlType::Q8_0, q8_0, ne, 1),
+        bytes(GgmlType::Q8_0, q8_0, ne, 2),
+    );
     let path = path("hexagon_stale.npu");
-    let want = load(None, false, q8_0, ne, &source);
+    let want = load(None, false, GgmlType::Q8_0, ne, &source);
     let same = |what: &str| {
-        assert_eq!(load(Some(&path), false, q8_0, ne, &source), want, "{what}");
+        assert_eq!(
+            load(Some(&path), false, GgmlType::Q8_0, ne, &source),
+            want,
+            "{what}"
+        );
     };
-    write(&path, q8_0, ne, &other, &other);
+    write(&path, GgmlType::Q8_0, ne, &other, &other);
     same("another model");
     // As many bytes of another type, and another shape.
     let f16 = [68, 40, 1, 1];
-    let halves = bytes((GgmlType::F16, None), [68, 40, 1, 1], 3);
+    let halves = bytes(GgmlType::F16, None, [68, 40, 1, 1], 3);
     assert_eq!(halves.len() % 2, 0);
+    write(&path, GgmlType::F16, f16, &vec![0; 68 * 40 * 2], &source);
+    same("another type");
     write(
         &path,
-        (GgmlType::F16, None),
-        f16,
-        &vec![0; 68 * 40 * 2],
+        GgmlType::Q8_0,
+        [64, 41, 1, 1],
+        &vec![0; 68 * 41],
         &source,
     );
-    same("another type");
-    write(&path, q8_0, [64, 41, 1, 1], &vec![0; 68 * 41], &source);
     same("another shape");
-    write(&path, q8_0, ne, &other, &source);
+    write(&path, GgmlType::Q8_0, ne, &other, &source);
     let mut file = std::fs::read(&path).unwrap();
     let last = file.len() - 1;
     let payload = 4096;
@@ -216,15 +218,15 @@ proptest! {
         slices in 1usize..3,
         seed in any::<u64>(),
     ) {
-        let case = TYPES[which];
-        let ne = [case.0.block_elems().max(32) * blocks, n, slices, 1];
-        let source = bytes(case, ne, seed);
+        let (dtype, kind) = TYPES[which];
+        let ne = [dtype.block_elems().max(32) * blocks, n, slices, 1];
+        let source = bytes(dtype, kind, ne, seed);
         let path = path("hexagon_round_trip.npu");
-        write(&path, case, ne, &source, &source);
+        write(&path, dtype, ne, &source, &source);
         let pack = Pack::open(&path).unwrap();
         let entry = pack.entry("weight").unwrap();
         prop_assert_eq!(entry.error.to_bits(), 0);
-        let layout = WeightLayout::new(&weight(case, ne)).unwrap();
+        let layout = WeightLayout::new(&weight(dtype, ne)).unwrap();
         let (packed, _) = pack.payload(entry).unwrap();
         prop_assert_eq!(packed.len(), layout.bytes());
         let mut row = vec![0; layout.matrix.ggml_row_bytes()];

@@ -42,7 +42,8 @@ use core::ops::Range;
 
 use super::Panel;
 use super::super_block::{
-    Expansion, GROUP_BLOCKS, GroupPlanes, HalfScales, HalfScalesAndMins, SignedSixBits, SixBits,
+    Expansion, GROUP_BLOCKS, GroupPlanes, HalfScales, HalfScalesAndMins, SignedSixBits,
+    UnsignedSixBits,
 };
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
@@ -385,7 +386,7 @@ impl hvx::Kernel for DequantizeTiles<'_> {
             WeightType::Q5_0 => for_each_tile(wide::FiveBits::<false>, panel, tiles, out),
             WeightType::Q5_1 => for_each_tile(wide::FiveBits::<true>, panel, tiles, out),
             WeightType::Q5K => {
-                for_each_super_block(SixBits, wide::FiveBits::<true>, panel, tiles, out);
+                for_each_super_block(UnsignedSixBits, wide::FiveBits::<true>, panel, tiles, out);
             }
             WeightType::Q6K => wide::six_bit_tiles(panel, tiles, out),
             WeightType::Iq4Nl => {
@@ -396,7 +397,7 @@ impl hvx::Kernel for DequantizeTiles<'_> {
             }
             WeightType::Q4K => {
                 let table = ScaledAndShifted(hvx::load(&NIBBLES));
-                for_each_super_block(SixBits, table, panel, tiles, out);
+                for_each_super_block(UnsignedSixBits, table, panel, tiles, out);
             }
             WeightType::Iq4Xs => {
                 let table = Scaled(hvx::load(&IQ4_NL_VALUES));

@@ -45,13 +45,13 @@ mod few_bits;
 mod format;
 mod half_scaled;
 
-use self::few_bits::{ThreeBits, TwoBits, dot_few_bits};
+use self::few_bits::{ThreeBitDots, TwoBitDots, dot_few_bits};
 use self::format::{Bytes, FiveBitTiles, LookupNibbles, OffsetNibbles, TileFormat};
 use self::half_scaled::dot_half_scaled;
 use super::Panel;
 use super::quantize::{ActGroup, GROUP_TILES, groups};
 use super::super_block::{
-    Expansion, GROUP_BLOCKS, GroupPlanes, PAIR_LINES, SignedSixBits, SixBits,
+    Expansion, GROUP_BLOCKS, GroupPlanes, PAIR_LINES, SignedSixBits, UnsignedSixBits,
 };
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, Vector};
@@ -412,7 +412,9 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
             WeightType::Q8_0 => dot_strips(Bytes, panels, acts),
             WeightType::Q5_0 => dot_strips(FiveBitTiles::<16, false>, panels, acts),
             WeightType::Q5_1 => dot_strips(FiveBitTiles::<0, true>, panels, acts),
-            WeightType::Q5K => dot_super_blocks(SixBits, FiveBitTiles::<0, true>, panels, acts),
+            WeightType::Q5K => {
+                dot_super_blocks(UnsignedSixBits, FiveBitTiles::<0, true>, panels, acts)
+            }
             WeightType::Iq4Nl => {
                 let table = LookupNibbles::iq4_nl();
                 dot_strips::<_, 4, 2, 1, S, R>(table, panels, acts)
@@ -422,13 +424,15 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
                 let table = LookupNibbles::mxfp4();
                 dot_strips::<_, 4, 4, 2, S, R>(table, panels, acts)
             }
-            WeightType::Q4K => dot_super_blocks(SixBits, OffsetNibbles::<0, true>, panels, acts),
+            WeightType::Q4K => {
+                dot_super_blocks(UnsignedSixBits, OffsetNibbles::<0, true>, panels, acts)
+            }
             WeightType::Iq4Xs => {
                 let table = LookupNibbles::iq4_nl();
                 dot_super_blocks::<_, _, 4, S, R>(SignedSixBits, table, panels, acts)
             }
-            WeightType::Q3K => dot_few_bits(ThreeBits, panels, acts),
-            WeightType::Q2K => dot_few_bits(TwoBits, panels, acts),
+            WeightType::Q3K => dot_few_bits(ThreeBitDots, panels, acts),
+            WeightType::Q2K => dot_few_bits(TwoBitDots, panels, acts),
         })
     }
 }

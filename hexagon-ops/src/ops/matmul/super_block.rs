@@ -75,9 +75,9 @@ impl<const LINES: usize> GroupPlanes<LINES> {
 }
 
 /// Q4_K and Q5_K.
-pub(super) struct SixBits;
+pub(super) struct UnsignedSixBits;
 
-impl Expansion<PAIR_LINES> for SixBits {
+impl Expansion<PAIR_LINES> for UnsignedSixBits {
     #[cfg_attr(target_arch = "hexagon", inline(never))]
     #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<PAIR_LINES>) {
