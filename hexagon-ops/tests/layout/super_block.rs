@@ -187,11 +187,7 @@ fn q2_k_fields(
     for (tile, half) in (0..16).map(|i| (i / 2, i % 2)) {
         let both = block[2 * tile + half];
         let have = scales(1 + tile / 2) >> (16 * half + 8 * (tile % 2)) & 0xff;
-        let want = if half == 0 {
-            both << 4 | both >> 4
-        } else {
-            both
-        };
+        let want = if half == 0 { both.rotate_left(4) } else { both };
         assert_eq!(have, u32::from(want), "{what} tile {tile} half {half}");
     }
     for (tile, k) in (0..256).map(|i| (i / 32, i % 32)) {

@@ -83,6 +83,7 @@ impl BlockBytes {
     #[inline(always)]
     fn bits(&self, at: usize, shift: usize, mask: u8) -> Vector {
         // CAST: a shift within a byte.
+        #[expect(clippy::cast_possible_truncation, reason = "see above")]
         let moved = hvx::shr_b(self.load(at), shift as i32);
         hvx::and(moved, hvx::splat_b(mask))
     }

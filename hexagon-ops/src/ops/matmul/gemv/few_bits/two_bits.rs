@@ -34,7 +34,7 @@ impl MinTerms {
     /// Returns the words of a group's super-blocks.
     #[inline(always)]
     fn digits(&self) -> [&[[i32; PAIRS]; 2 * GROUP_BLOCKS]; 3] {
-        self.digits.each_ref().map(|line| bytemuck::cast_ref(line))
+        self.digits.each_ref().map(bytemuck::cast_ref)
     }
 
     /// Returns the scales of each two tiles.
