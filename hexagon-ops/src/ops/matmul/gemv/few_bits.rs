@@ -104,3 +104,41 @@ fn scales_of(group: &ActGroup) -> Line {
     hvx::store(&mut out, scales);
     out
 }
+
+/// The sum of a super-block, which adds each tile while the next one is multiplied, as
+/// [`LateSum`](super::LateSum) does.
+#[derive(Clone, Copy)]
+struct BlockSum {
+    sum: Accumulator,
+    dot: Vector,
+    scale: Vector,
+}
+
+impl BlockSum {
+    /// Returns the sum of the first tile.
+    ///
+    /// The sum starts with a product of that tile by 0: a constant would be one qfloat value for
+    /// several sums, copied and stored.
+    #[inline(always)]
+    fn new(dot: Vector, scale: i32) -> Self {
+        Self {
+            sum: Accumulator::product(hvx::f32_from_w(dot), hvx::splat_w(0)),
+            dot,
+            scale: hvx::splat_w(scale),
+        }
+    }
+
+    /// Adds a tile.
+    #[inline(always)]
+    fn push(&mut self, dot: Vector, scale: i32) {
+        self.sum = self.sum.mul_add(hvx::f32_from_w(self.dot), self.scale);
+        (self.dot, self.scale) = (dot, hvx::splat_w(scale));
+    }
+
+    /// Returns the sum of all tiles, f32.
+    #[inline(always)]
+    fn finish(self) -> Vector {
+        let sum = self.sum.mul_add(hvx::f32_from_w(self.dot), self.scale);
+        sum.to_f32()
+    }
+}

@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use super::super::half_scaled::HalfSums;
 use super::super::{LateSum, first_of};
-use super::{FewBits, scales_of};
+use super::{BlockSum, FewBits, scales_of};
 use crate::hvx::{self, Accumulator, Vector};
 use crate::layout::{Line, SUPER_TILES};
 use crate::ops::matmul::Panel;
@@ -44,7 +44,7 @@ impl MinTerms {
     }
 }
 
-/// `true` where sums are f32, and not qfloat.
+/// `true` where sums are f32: an unrolled loop takes fewer packets, but would store qfloat values.
 const IS_UNROLLED: bool = cfg!(any(
     not(target_arch = "hexagon"),
     target_feature = "hvx-ieee-fp"
@@ -149,45 +149,102 @@ impl FewBits for TwoBitDots {
         rows: &[MinTerms; R],
         starts: [Vector; R],
     ) -> [Vector; R] {
-        let mut totals = starts;
-        let pairs = panel.quants.as_chunks::<2>().0.as_chunks::<2>().0;
-        // An unknown count keeps the loop over the pairs a loop. Unrolled, it takes fewer packets, but
-        // qfloat values would be stored.
-        let n_pairs = if IS_UNROLLED { PAIRS } else { black_box(PAIRS) };
-        for (i, b) in blocks.enumerate() {
-            let quants = &pairs[PAIRS * b..][..n_pairs];
-            let (header, lines) = (&panel.scales[LINES * b], &panel.scales[LINES * b + 1..]);
-            let words =
-                group.map(|group| &group.words().as_chunks::<2>().0[PAIRS * i..][..n_pairs]);
-            let scales = rows
-                .each_ref()
-                .map(|row| &row.scales()[PAIRS * i..][..n_pairs]);
-            let acts = words[0].iter().zip(words[R - 1]);
-            let scales = scales[0].iter().zip(scales[R - 1]);
-            let mut sums = [LateSum::new(); R];
-            if R > 1 {
-                // A zero each: one for both would be copied, and a qfloat value is never.
-                sums[R - 1] = LateSum::new();
-            }
-            let strip = quants.iter().zip(&lines[..n_pairs]);
-            let all = strip.zip(acts).zip(scales);
-            for (((quants, line), (words0, words1)), (scales0, scales1)) in all {
-                let dots = two_bit_dots(quants, line, first_of::<_, R>([words0, words1]));
-                let scales = first_of::<_, R>([scales0, scales1]);
-                for (j, dots) in dots.iter().enumerate() {
-                    for r in 0..R {
-                        sums[r].push(dots[r], hvx::splat_w(scales[r][j]), true);
-                    }
-                }
-            }
-            let (d, _) = hvx::widen_mul_f16(hvx::load(header), hvx::splat_w(FACTORS));
+        if IS_UNROLLED {
+            unrolled(panel, blocks, group, rows, starts)
+        } else {
+            in_a_loop(panel, blocks, group, rows, starts)
+        }
+    }
+}
+
+/// Implements [`TwoBitDots::sums`] with all tiles of a super-block in one piece.
+#[inline(always)]
+fn unrolled<const R: usize>(
+    panel: &Panel<'_>,
+    blocks: Range<usize>,
+    group: [&ActGroup; R],
+    rows: &[MinTerms; R],
+    starts: [Vector; R],
+) -> [Vector; R] {
+    let mut totals = starts;
+    let scales = &panel.scales.as_chunks::<LINES>().0[blocks.clone()];
+    let quants = panel.quants.as_chunks::<2>().0.as_chunks::<2>().0;
+    let quants = quants.as_chunks::<PAIRS>().0[blocks].iter();
+    for (i, (quants, [header, pairs @ ..])) in quants.zip(scales).enumerate() {
+        let words = group.map(|group| {
+            let words = group.words().as_chunks::<2>().0;
+            &words.as_chunks::<PAIRS>().0[i]
+        });
+        let scales = rows
+            .each_ref()
+            .map(|row| &row.scales().as_chunks::<PAIRS>().0[i]);
+        let [even, odd] = two_bit_dots(&quants[0], &pairs[0], words.map(|words| &words[0]));
+        let mut sums = [BlockSum::new(even[0], scales[0][0][0]); R];
+        if R > 1 {
+            sums[R - 1] = BlockSum::new(even[R - 1], scales[R - 1][0][0]);
+        }
+        for r in 0..R {
+            sums[r].push(odd[r], scales[r][0][1]);
+        }
+        for p in 1..PAIRS {
+            let [even, odd] = two_bit_dots(&quants[p], &pairs[p], words.map(|words| &words[p]));
             for r in 0..R {
-                let sum = Accumulator::product(sums[r].finish(true), d);
-                totals[r] = sum.plus_f32(totals[r]).to_f32();
+                let [first, second] = scales[r][p];
+                sums[r].push(even[r], first);
+                sums[r].push(odd[r], second);
             }
         }
-        totals
+        let (d, _) = hvx::widen_mul_f16(hvx::load(header), hvx::splat_w(FACTORS));
+        for r in 0..R {
+            let sum = Accumulator::product(sums[r].finish(), d);
+            totals[r] = sum.plus_f32(totals[r]).to_f32();
+        }
     }
+    totals
+}
+
+/// As [`unrolled`], two tiles at a time.
+#[inline(always)]
+fn in_a_loop<const R: usize>(
+    panel: &Panel<'_>,
+    blocks: Range<usize>,
+    group: [&ActGroup; R],
+    rows: &[MinTerms; R],
+    starts: [Vector; R],
+) -> [Vector; R] {
+    let mut totals = starts;
+    let pairs = panel.quants.as_chunks::<2>().0.as_chunks::<2>().0;
+    // An unknown count keeps the compiler from unrolling.
+    let n_pairs = black_box(PAIRS);
+    for (i, b) in blocks.enumerate() {
+        let (quants, lines) = (&pairs[PAIRS * b..], &panel.scales[LINES * b..]);
+        let words = group.map(|group| &group.words().as_chunks::<2>().0[PAIRS * i..]);
+        let scales = rows.each_ref().map(|row| &row.scales()[PAIRS * i..]);
+        let acts = words[0].iter().zip(words[R - 1]);
+        let scales = scales[0].iter().zip(scales[R - 1]);
+        let mut sums = [LateSum::new(); R];
+        if R > 1 {
+            // A zero each: one for both would be copied, and a qfloat value is never.
+            sums[R - 1] = LateSum::new();
+        }
+        let strip = quants.iter().zip(&lines[1..]);
+        let all = strip.zip(acts).zip(scales).take(n_pairs);
+        for (((quants, line), (words0, words1)), (scales0, scales1)) in all {
+            let dots = two_bit_dots(quants, line, first_of::<_, R>([words0, words1]));
+            let scales = first_of::<_, R>([scales0, scales1]);
+            for (j, dots) in dots.iter().enumerate() {
+                for r in 0..R {
+                    sums[r].push(dots[r], hvx::splat_w(scales[r][j]), true);
+                }
+            }
+        }
+        let (d, _) = hvx::widen_mul_f16(hvx::load(&lines[0]), hvx::splat_w(FACTORS));
+        for r in 0..R {
+            let sum = Accumulator::product(sums[r].finish(true), d);
+            totals[r] = sum.plus_f32(totals[r]).to_f32();
+        }
+    }
+    totals
 }
 
 /// Computes the sums of the minima of super-blocks of `S` strips with a row, f32, before the group's
