@@ -173,11 +173,50 @@ def check_paths(file):
             raise Problem(f"{file.name} holds a path of this machine: {shown!r}")
 
 
+def binutils(target, name):
+    """A program of binutils for a target's object files."""
+    native = target.startswith(f"{platform.machine()}-")
+    return need(name if native else f"{target.split('-')[0]}-linux-gnu-{name}", "install binutils")
+
+
+def without_bitcode(archive, target):
+    """Leaves nothing of the compiler's bitcode in an archive: that differs now and then although the machine code does not.
+
+    Names of the functions that ThinLTO made visible end in a hash of their module's bitcode. A hash of the module's names takes
+    its place.
+    """
+    objcopy = [binutils(target, "objcopy"), "--enable-deterministic-archives"]
+    run([*objcopy, "--remove-section=.llvmbc", "--remove-section=.llvmcmd", archive], LOGS / "dist-names.log")
+    def listed(*command):
+        done = subprocess.run([*command, archive], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+        return {word: match for word in done.stdout.split() if (match := re.fullmatch(r"(.+\.llvm\.)(\d+)(.*)", word))}
+
+    symbols = listed(binutils(target, "nm"), "--format=just-symbols")
+    modules = {}
+    for match in symbols.values():
+        modules.setdefault(match[2], set()).add(match[1] + match[3])
+    stable = {number: hashlib.sha256("\n".join(sorted(module)).encode()).hexdigest()[:16] for number, module in modules.items()}
+    if len(set(stable.values())) != len(stable):
+        raise Problem(f"two modules of {archive.name} have the same names")
+
+    def options(option, names):
+        return [f"{option} {name}={match[1]}{stable[match[2]]}{match[3]}\n" for name, match in sorted(names.items())]
+
+    # Sections are named after the function in them, those of relocations after the section.
+    sections = listed(binutils(target, "readelf"), "--wide", "--section-headers")
+    sections = {name: match for name, match in sections.items() if not name.startswith(".rela.")}
+    renamed = archive.with_suffix(".names")
+    renamed.write_text("".join([*options("--redefine-sym", symbols), *options("--rename-section", sections)]), encoding="utf-8")
+    run([*objcopy, f"@{renamed}", archive], LOGS / "dist-names.log")
+    renamed.unlink()
+
+
 def fill(folder, target):
     """Puts the files of a release into a folder."""
     release = built(target, environment(target))
     archive = release / "libggml_rust_npu.a"
     put(archive, folder / "lib" / archive.name)
+    without_bitcode(folder / "lib" / archive.name, target)
     for library in dsp_libraries():
         check_paths(library)
         put(library, folder / "lib" / library.name)
@@ -186,6 +225,9 @@ def fill(folder, target):
         for name, place in {"libggml_rust_npu_plugin.so": "lib/libggml-rust_npu.so", "ggml-npu": "bin/ggml-npu"}.items():
             check_binary(release / name)
             put(release / name, folder / place)
+            # Names of modules are in the list of symbols only.
+            run([binutils(target, "strip"), "--strip-all", "--enable-deterministic-archives", folder / place],
+                LOGS / "dist-names.log")
             (folder / place).chmod(0o755 if place.startswith("bin") else 0o644)
     for path in COPIED:
         copy_tree(path, folder)
