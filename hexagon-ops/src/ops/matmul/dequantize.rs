@@ -28,7 +28,7 @@
 //! 4. **Each element is rounded once** (twice for Q4_1 with qfloat), by the multiplication with its
 //!    scale.
 //! 5. **Super-blocks have scales of two levels**, which become one level first
-//!    ([`super::super_block`]).
+//!    (`matmul/super_block.rs`).
 //! 6. **Groups of 2 × 16 look up their scales too** (`grouped`): one scale serves half an FP16
 //!    line, and a lookup spreads four scales over two lines.
 //!
