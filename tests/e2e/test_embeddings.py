@@ -1,0 +1,72 @@
+"""Embeddings and rankings of sentences by a BERT are those of the CPU, on each device."""
+
+import math
+import re
+
+import minilm
+import models
+from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, cpu_env, device_env, server
+
+SENTENCES = ["A man is playing a guitar on the street.", "Someone makes music outside with a guitar.",
+             "The parliament passed the budget after a long debate.", "Lawmakers agreed on the state's spending.",
+             "Bread dough must rest before it is baked.", "x",
+             "A long sentence, which is about nothing in particular, goes on and on, so that it has more tokens than the "
+             "others, and so that products have more rows than fit into one tile of thirty-two."]
+# Of each of the first sentences, the one that says the same.
+PAIRS = {0: 1, 1: 0, 2: 3, 3: 2}
+LEAST_COSINE = 0.9999
+
+
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+
+class Embeddings(Case):
+    def model(self):
+        return models.variant("F16", minilm.model())
+
+    def run_server(self, env, *args, name):
+        return server(self.model(), env, "-c", 512, "-t", 1, *args, name=name)
+
+    def embed(self, env, name):
+        with self.run_server(env, "--embedding", name=name) as running:
+            data = running.post("/v1/embeddings", {"input": SENTENCES})["data"]
+        return [each["embedding"] for each in sorted(data, key=lambda each: each["index"])]
+
+    def test_embeddings_are_those_of_the_cpu(self):
+        expected = self.embed(cpu_env(), "embed-cpu")
+        for sentence, same in PAIRS.items():
+            others = [cosine(expected[sentence], other) for other in expected]
+            self.assertEqual(sorted(range(len(others)), key=others.__getitem__)[-2:], [same, sentence])
+        for chip in HEXAGON, SIMULATED:
+            with self.subTest(chip):
+                embeddings = self.embed(device_env(chip), f"embed-{chip}")
+                cosines = [cosine(a, b) for a, b in zip(expected, embeddings)]
+                print(f"{chip}: least cosine {min(cosines):.7f}")
+                self.assertGreaterEqual(min(cosines), LEAST_COSINE)
+                self.assertNotEqual(expected, embeddings, "the CPU computed both")
+
+    def test_a_ranking_is_that_of_the_cpu(self):
+        def rank(env, name):
+            with self.run_server(env, "--reranking", "--pooling", "rank", name=name) as running:
+                results = running.post("/v1/rerank", {"query": SENTENCES[0], "documents": SENTENCES[1:]})["results"]
+            return {each["index"]: each["relevance_score"] for each in results}
+
+        expected = rank(cpu_env(), "rerank-cpu")
+        spread = max(expected.values()) - min(expected.values())
+        self.assertGreater(spread, 0)
+        for chip in HEXAGON, SIMULATED:
+            with self.subTest(chip):
+                scores = rank(device_env(chip), f"rerank-{chip}")
+                self.assertEqual(scores.keys(), expected.keys())
+                error = max(abs(scores[index] - expected[index]) for index in expected) / spread
+                print(f"{chip}: {error:.1e} of the scores' spread")
+                self.assertLess(error, 0.01)
+                self.assertNotEqual(scores, expected, "the CPU computed both")
+
+    def test_a_sentence_is_one_split(self):
+        with self.run_server(device_env(HEXAGON, GGML_SCHED_DEBUG="2"), "--embedding", "-v", name="embed-splits") as running:
+            running.post("/v1/embeddings", {"input": SENTENCES[:1]})
+            log = running.log.read_text()
+        last = re.split(r"(?=## SPLIT #0: )", log)[-1]
+        self.assertEqual(re.findall(r"## SPLIT #\d+: (\w+)", last), ["CPU", HEXAGON_DEVICE])
