@@ -56,7 +56,7 @@ class Reader:
         return {name: (kind, self.bytes[start + offset:start + end]) for (name, kind, offset), end in zip(found, ends)}
 
 
-F32 = 0
+F32, F16 = 0, 1
 # Numbers of the kinds of values that are written. SOURCE: as above.
 NUMBER, INTEGER, REAL, FLAG = 4, 5, 6, 7
 
@@ -75,17 +75,26 @@ def entry(key, value):
         return text(key) + struct.pack("<If", REAL, value)
     if isinstance(value, str):
         return text(key) + struct.pack("<I", STRING) + text(value)
-    if isinstance(value[0], int):
-        return text(key) + struct.pack(f"<IIQ{len(value)}i", ARRAY, INTEGER, len(value), *value)
+    if isinstance(value[0], (int, float)):
+        kind, form = (INTEGER, "i") if isinstance(value[0], int) else (REAL, "f")
+        return text(key) + struct.pack(f"<IIQ{len(value)}{form}", ARRAY, kind, len(value), *value)
     return text(key) + struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(text, value))
 
 
-def write(path, entries, tensors):
-    """Writes a GGUF of F32 tensors: their shape (fastest dimension first) and their numbers or bytes, by name."""
+def packed(values, kind):
+    return struct.pack(f"<{len(values)}e", *values) if kind == F16 else array.array("f", values).tobytes()
+
+
+def write(path, entries, tensors, halves=()):
+    """Writes a GGUF: the tensors' shape (fastest dimension first) and their numbers or bytes, by name.
+
+    Those named in `halves` are F16, the others F32.
+    """
     infos, data, offset = b"", [], 0
     for name, (shape, values) in tensors.items():
-        infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, F32, offset)
-        numbers = values if isinstance(values, bytes) else array.array("f", values).tobytes()
+        kind = F16 if name in halves else F32
+        infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+        numbers = values if isinstance(values, bytes) else packed(values, kind)
         data.append(numbers + bytes(-len(numbers) % ALIGNMENT))
         offset += len(data[-1])
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries))

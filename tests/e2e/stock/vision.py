@@ -1,0 +1,81 @@
+"""Runs libmtmd on an image of noise.
+
+Usage: vision.py LIBRARIES MODEL MMPROJ SIDE OUT    writes the embeddings of an image with SIDE x SIDE pixels as F32
+
+Debian's libmtmd; LIBRARIES is the folder of it and of what it needs.
+"""
+
+import ctypes
+import random
+import sys
+from pathlib import Path
+
+# Larger than the structs of settings that are given and taken by value: both sides keep them in memory, and what is behind
+# their end is not read. The default settings come and go unseen.
+Settings = ctypes.c_uint8 * 1024
+
+IMAGE = 1  # SOURCE: enum mtmd_input_chunk_type, tools/mtmd/mtmd.h
+
+
+class Values(ctypes.Structure):
+    _fields_ = [("bytes", Settings)]
+
+
+class Text(ctypes.Structure):
+    """SOURCE: struct mtmd_input_text, tools/mtmd/mtmd.h of llama.cpp 0.5.0."""
+
+    _fields_ = [("text", ctypes.c_char_p), ("length", ctypes.c_size_t), ("add_special", ctypes.c_bool),
+                ("parse_special", ctypes.c_bool)]
+
+
+def function(library, name, result, *arguments):
+    found = getattr(library, name)
+    found.restype, found.argtypes = result, arguments
+    return found
+
+
+def need(pointer, what):
+    if not pointer:
+        sys.exit(f"no {what}")
+    return pointer
+
+
+def main():
+    folder, model_path, mmproj, side, out = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
+    pointer, number = ctypes.c_void_p, ctypes.c_size_t
+    ggml, llama, mtmd = (ctypes.CDLL(str(folder / name), ctypes.RTLD_GLOBAL)
+                         for name in ("libggml.so.0", "libllama.so.0", "libmtmd.so.0"))
+    ggml.ggml_backend_load_all()
+    settings = function(llama, "llama_model_default_params", Values)()
+    load = function(llama, "llama_model_load_from_file", pointer, ctypes.c_char_p, Values)
+    model = need(load(model_path.encode(), settings), "model")
+    width = function(llama, "llama_model_n_embd", ctypes.c_int32, pointer)(model)
+    settings = function(mtmd, "mtmd_context_params_default", Values)()
+    start = function(mtmd, "mtmd_init_from_file", pointer, ctypes.c_char_p, pointer, Values)
+    context = need(start(mmproj.encode(), model, settings), "context")
+
+    pixels = random.Random(7).randbytes(3 * side * side)
+    image = function(mtmd, "mtmd_bitmap_init", pointer, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_char_p)(side, side, pixels)
+    chunks = function(mtmd, "mtmd_input_chunks_init", pointer)()
+    marker = function(mtmd, "mtmd_default_marker", ctypes.c_char_p)()
+    text = Text(marker, len(marker), True, True)
+    tokenize = function(mtmd, "mtmd_tokenize", ctypes.c_int32, pointer, pointer, ctypes.POINTER(Text),
+                        ctypes.POINTER(pointer), number)
+    if tokenize(context, chunks, ctypes.byref(text), (pointer * 1)(image), 1) != 0:
+        sys.exit("the image is no prompt")
+    count = function(mtmd, "mtmd_input_chunks_size", number, pointer)(chunks)
+    chunk_at = function(mtmd, "mtmd_input_chunks_get", pointer, pointer, number)
+    kind = function(mtmd, "mtmd_input_chunk_get_type", ctypes.c_int, pointer)
+    tokens = function(mtmd, "mtmd_input_chunk_get_n_tokens", number, pointer)
+    encode = function(mtmd, "mtmd_encode_chunk", ctypes.c_int32, pointer, pointer)
+    embeddings = function(mtmd, "mtmd_get_output_embd", ctypes.POINTER(ctypes.c_float), pointer)
+    with open(out, "wb") as file:
+        for chunk in (chunk_at(chunks, i) for i in range(count)):
+            if kind(chunk) == IMAGE:
+                if encode(context, chunk) != 0:
+                    sys.exit("the image was not computed")
+                file.write(ctypes.string_at(embeddings(context), 4 * width * tokens(chunk)))
+
+
+if __name__ == "__main__":
+    main()

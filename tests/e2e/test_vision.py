@@ -1,0 +1,140 @@
+"""Debian's libmtmd computes an image's embeddings on the devices as on the CPU, and programs answer about the image.
+
+The vision model has the layers of Gemma 3's (SigLIP, pooling, a projection) and random weights.
+"""
+
+import array
+import base64
+import random
+import re
+import struct
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import model_file
+import models
+import stock
+from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, cpu_env, device_env, server
+from stocked import DebianStock
+
+PROGRAM = stock.SOURCES / "vision.py"
+IMAGE, PATCH, MERGE = 112, 14, 2
+EMBEDDING, HEADS, HIDDEN, LAYERS = 128, 2, 256, 3
+# Of SmolLM2-135M.
+TEXT_EMBEDDING = 576
+ERROR = 1e-4
+DIFFERENCE = 0.05
+
+
+def vision_model(path):
+    numbers, tensors = random.Random(5), {}
+
+    def add(name, *shape, spread=None, middle=0.0):
+        count = 1
+        for each in shape:
+            count *= each
+        spread = spread or (count // shape[-1]) ** -0.5
+        tensors[name] = (list(shape), [numbers.gauss(middle, spread) for _ in range(count)])
+
+    add("v.patch_embd.weight", PATCH, PATCH, 3, EMBEDDING)
+    add("v.patch_embd.bias", EMBEDDING, spread=0.1)
+    add("v.position_embd.weight", EMBEDDING, (IMAGE // PATCH) ** 2, spread=0.3)
+    # It is multiplied transposed.
+    add("mm.input_projection.weight", TEXT_EMBEDDING, EMBEDDING, spread=EMBEDDING ** -0.5)
+    add("mm.soft_emb_norm.weight", EMBEDDING, spread=0.1, middle=1.0)
+    norms = ["v.post_ln", *(f"v.blk.{layer}.ln{i}" for layer in range(LAYERS) for i in (1, 2))]
+    for name in norms:
+        add(f"{name}.weight", EMBEDDING, spread=0.1, middle=1.0)
+        add(f"{name}.bias", EMBEDDING, spread=0.1)
+    for layer in range(LAYERS):
+        for name, inputs, outputs in [("attn_q", EMBEDDING, EMBEDDING), ("attn_k", EMBEDDING, EMBEDDING),
+                                      ("attn_v", EMBEDDING, EMBEDDING), ("attn_out", EMBEDDING, EMBEDDING),
+                                      ("ffn_up", EMBEDDING, HIDDEN), ("ffn_down", HIDDEN, EMBEDDING)]:
+            add(f"v.blk.{layer}.{name}.weight", inputs, outputs)
+            add(f"v.blk.{layer}.{name}.bias", outputs, spread=0.1)
+    halves = [name for name, (shape, _) in tensors.items() if len(shape) > 1 and not name.startswith("v.position")]
+    model_file.write(path, {
+        "general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": "gemma3",
+        "clip.use_gelu": True, "clip.vision.image_size": IMAGE, "clip.vision.patch_size": PATCH,
+        "clip.vision.embedding_length": EMBEDDING, "clip.vision.feed_forward_length": HIDDEN,
+        "clip.vision.projection_dim": TEXT_EMBEDDING, "clip.vision.block_count": LAYERS,
+        "clip.vision.attention.head_count": HEADS, "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        "clip.vision.image_mean": [0.5, 0.5, 0.5], "clip.vision.image_std": [0.5, 0.5, 0.5],
+        "clip.vision.projector.scale_factor": MERGE}, tensors, halves)
+    return path
+
+
+def picture():
+    """A PNG of noise."""
+    numbers = random.Random(8)
+    rows = b"".join(b"\0" + numbers.randbytes(3 * IMAGE) for _ in range(IMAGE))
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", IMAGE, IMAGE, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+class Vision(DebianStock):
+    def model(self):
+        # Neither the CPU nor the devices round activations to 8 bits.
+        return models.variant("F16")
+
+    def embeddings(self, mmproj, env):
+        out = mmproj.with_name("embeddings")
+        done = self.run_stock(sys.executable, PROGRAM, self.program.libraries, self.model(), mmproj, IMAGE, out, env=env)
+        return array.array("f", out.read_bytes()), done.log
+
+    def test_embeddings_of_an_image_are_those_of_the_cpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mmproj = vision_model(Path(folder) / "mmproj.gguf")
+            expected, _ = self.embeddings(mmproj, cpu_env())
+            self.assertGreater(len(expected), 0)
+            self.assertEqual(len(expected) % TEXT_EMBEDDING, 0)
+            for chip in HEXAGON, SIMULATED:
+                with self.subTest(chip):
+                    found, log = self.embeddings(mmproj, self.with_plugin(device_env(chip), GGML_SCHED_DEBUG="2"))
+                    error = sum((a - b) ** 2 for a, b in zip(expected, found)) / sum(a * a for a in expected)
+                    print(f"{chip}: NMSE {error:.1e}")
+                    self.assertEqual(len(found), len(expected))
+                    self.assertLess(error, ERROR)
+                    self.assertGreater(error, 0, "the CPU computed both")
+                    if chip == HEXAGON:
+                        self.assertEqual(set(re.findall(r"## SPLIT #\d+: (\w+)", log)), {HEXAGON_DEVICE})
+
+    def test_the_command_line_describes_an_image(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mmproj, image = vision_model(Path(folder) / "mmproj.gguf"), Path(folder) / "noise.png"
+            image.write_bytes(picture())
+            texts = [self.run_stock("llama-mtmd-cli", "-m", self.model(), "--mmproj", mmproj, "--image", image, "-p",
+                                    "What is this?", "-n", 8, "--temp", 0, "-c", 1024, "-t", 1, "--chat-template", "chatml",
+                                    env=env).out
+                     for env in (cpu_env(), self.with_plugin(device_env(HEXAGON)))]
+        self.assertGreater(len(texts[0].strip()), 0)
+        self.assertEqual(texts[1], texts[0])
+
+    def answer(self, mmproj, env, name):
+        """The likeliest tokens' probabilities, as logarithms, at each place of an answer about a picture."""
+        url = "data:image/png;base64," + base64.b64encode(picture()).decode()
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+        with server(self.model(), env, "-c", 1024, "-np", 1, "-t", 1, "--mmproj", mmproj, "--chat-template", "chatml",
+                    name=name, program=self.program.command("llama-server"), cwd=self.program.folder) as running:
+            answer = running.post("/v1/chat/completions", {
+                "messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0, "logprobs": True,
+                "top_logprobs": 5})
+        places = answer["choices"][0]["logprobs"]["content"]
+        return [{each["token"]: each["logprob"] for each in place["top_logprobs"]} for place in places]
+
+    def test_a_server_answers_about_an_image(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mmproj = vision_model(Path(folder) / "mmproj.gguf")
+            expected = self.answer(mmproj, cpu_env(), "vision-cpu")
+            found = self.answer(mmproj, self.with_plugin(device_env(HEXAGON)), "vision-hexagon")
+        common = expected[0].keys() & found[0].keys()
+        difference = max(abs(expected[0][token] - found[0][token]) for token in common)
+        print(f"logarithms of the first token's probabilities differ by {difference:.4f}")
+        self.assertGreaterEqual(len(common), 4)
+        self.assertLess(difference, DIFFERENCE)
