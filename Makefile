@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all long bench kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri sanitize mutants soak hostile batch tool plugin stock dist dist-check vendor
+.PHONY: help demo test test-all long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri sanitize mutants soak hostile batch tool plugin stock dist dist-check vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -24,6 +24,7 @@ help:
 	@echo "make deny   licences, sources and security advisories of the dependencies, by cargo-deny"
 	@echo "make names  type names, file names and documentation that mean several things"
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
+	@echo "make model  how fast MODEL would be on a Hexagon NPU, reckoned from counted packets (CHIP=hexagon-v79: on that)"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
 	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
 	@echo "make optable  docs/results/operations.md from the log of make ops: which upstream cases the Hexagon device computes"
@@ -78,6 +79,9 @@ long:
 
 bench:
 	@$(PYTHON) scripts/bench.py
+
+model:
+	@$(PYTHON) scripts/reckon.py $(if $(CHIP),--chip $(CHIP))
 
 kld:
 	@$(PYTHON) scripts/kld.py

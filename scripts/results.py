@@ -41,12 +41,12 @@ def main():
     unknown = [name for name in names if name not in COUNTED + MEASURED]
     if unknown:
         raise Problem(f"no table {', '.join(unknown)}; one of {', '.join(COUNTED + MEASURED)}")
+    names = names or (COUNTED if is_check else COUNTED + MEASURED)
+    build.release_tool()
     if is_check:
-        return check(names or COUNTED)
-    names = names or COUNTED + MEASURED
+        return check(names)
     if set(names) & set(MEASURED):
         build.static()
-        build.release_tool()
     for name in names:
         want = text(name)
         page.FOLDER.mkdir(parents=True, exist_ok=True)

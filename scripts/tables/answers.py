@@ -54,12 +54,12 @@ def samples(model, name):
 
 @functools.cache
 def step_us(sequences):
-    return cost.Model().step(SHAPE, sequences, PROMPT_TOKENS + sequences * 64).us
+    return cost.step(SHAPE, sequences, PROMPT_TOKENS + sequences * 64, "--shared")["step_us"]
 
 
 def seconds(entries, n):
     """Modelled seconds for a problem: its prompt, and steps until the longest of its first `n` samples has ended."""
-    prompt = cost.Model().step(SHAPE, PROMPT_TOKENS, PROMPT_TOKENS, share=0.5, head_rows=1).us
+    prompt = cost.prompt_us(SHAPE, PROMPT_TOKENS)
     total = 0.0
     for entry in entries:
         lengths = sorted(solution["tokens"] for solution in entry["solutions"][:n])

@@ -17,10 +17,10 @@ def write():
         commands, packets, weight_bytes, products = kept.get(f"{sequences} sequences",
                                                              lambda n=sequences: batch.step(model, CHIP, n))
         # llama.cpp rounds the cells of a cache up to 256; each sequence has its own.
-        step = cost.Model().step(shape, sequences, 256 * sequences, down="q4_0", caches=sequences)
-        rows.append([str(sequences), number(commands, 0), str(step.commands), number(weight_bytes / 1e6),
-                     number(step.weight_bytes / 1e6), number(products, 0), number(step.tile_products, 0),
-                     number(packets / 1e6, 2), number(step.packets / 1e6, 2), number(sequences * 1e6 / step.us, 0)])
+        step = cost.step(shape, sequences, 256, down="q4_0")
+        rows.append([str(sequences), number(commands, 0), str(step["commands"]), number(weight_bytes / 1e6),
+                     number(step["weight_bytes"] / 1e6), number(products, 0), number(step["tile_products"], 0),
+                     number(packets / 1e6, 2), number(step["packets"] / 1e6, 2), number(step["tokens_per_s"], 0)])
     columns = ["sequences", "commands", "modelled", "MB of weights", "modelled", "tile products", "modelled",
                "million packets for weights", "modelled packets of all operations", "modelled tokens/s"]
     return Page("A decode step of llama-batched-bench on the device",

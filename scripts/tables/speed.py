@@ -12,33 +12,31 @@ CACHE = 4096
 RATES = {"": 1.0, " at half the rate of packets": 0.5}
 
 
+def slower(rate):
+    """Arguments for a share of the assumed rate of packets."""
+    return ["--packets-per-us", rate * cost.reckoned(cost.SHAPES[0])["packets_per_us"]]
+
+
 def decode(rate):
-    model = cost.Model(rate=rate)
     rows = []
     for shape in cost.SHAPES:
-        for prompt in PROMPTS:
-            cells = [shape.name if prompt == PROMPTS[0] else "", str(prompt)]
-            for sequences in SEQUENCES:
-                step = model.step(shape, sequences, prompt + sequences * OWN)
-                cells.append(number(sequences * 1e6 / step.us, 0))
-            rows.append(cells)
+        columns = []
+        for sequences in SEQUENCES:
+            contexts = ",".join(str(prompt + sequences * OWN) for prompt in PROMPTS)
+            columns.append(cost.reckoned(shape, "--shared", "--batch", sequences, "--context", contexts, *slower(rate)))
+        for i, prompt in enumerate(PROMPTS):
+            rows.append([shape.name if i == 0 else "", str(prompt),
+                         *(number(column["generation"][i]["tokens_per_s"], 0) for column in columns)])
     return ["model", "prompt", *map(str, SEQUENCES)], rows
 
 
 def prefill():
     rows = []
+    lengths = ",".join(map(str, PROMPTS))
     for shape in cost.SHAPES:
-        cells = [shape.name]
-        for prompt in PROMPTS:
-            for rate in RATES.values():
-                model = cost.Model(rate=rate)
-                us = 0.0
-                for begin in range(0, prompt, UBATCH):
-                    end = begin + UBATCH
-                    # The mask hides half of the last square.
-                    us += model.step(shape, UBATCH, end, share=(begin + UBATCH / 2) / end, head_rows=1).us
-                cells.append(number(prompt * 1e6 / us, 0))
-        rows.append(cells)
+        found = [cost.reckoned(shape, "--ubatch", UBATCH, "--context", lengths, *slower(rate))["prompts"]
+                 for rate in RATES.values()]
+        rows.append([shape.name, *(number(prompt["tokens_per_s"], 0) for pair in zip(*found) for prompt in pair)])
     columns = [f"{prompt}{', half' if rate < 1 else ''}" for prompt in PROMPTS for rate in RATES.values()]
     return ["model", *columns], rows
 
@@ -48,23 +46,23 @@ def parts():
     rows = []
     for shape in cost.SHAPES:
         for sequences in 1, 16:
-            step = cost.Model().step(shape, sequences, 512 + sequences * OWN)
-            memory = step.weight_bytes / (1e3 * cost.DMA_GB_PER_S)
-            vector = step.packets / (cost.PACKETS_PER_US * cost.THREADS)
-            matrix = step.tile_products * 2 * cost.TILE**3 / (1e3 * cost.HMX_GFLOPS)
-            rows.append([shape.name if sequences == 1 else "", str(sequences), str(step.commands), number(step.us / 1e3, 2),
-                         number(memory / 1e3, 2), number(vector / 1e3, 2), number(matrix / 1e3, 2)])
-    return ["model", "sequences", "commands", "step, ms", "weights from memory, ms", "vector units, ms", "matrix unit, "
-                                                                                                         "ms"], rows
+            step = cost.step(shape, sequences, 512 + sequences * OWN, "--shared")
+            rows.append([shape.name if sequences == 1 else "", str(sequences), str(step["commands"]),
+                         *(number(step[part] / 1e3, 2) for part in ("step_us", "memory_us", "vector_us", "matrix_us"))])
+    return ["model", "sequences", "commands", "step, ms", "memory, ms", "vector units, ms", "matrix unit, ms"], rows
 
 
 def memory():
-    rows = [[shape.name, number(cost.weight_bytes(shape) / 2**20, 0), number(cost.cache_bytes(shape, CACHE) / 2**20, 0),
-             number((cost.weight_bytes(shape) + cost.cache_bytes(shape, CACHE)) / 2**20, 0)] for shape in cost.SHAPES]
+    rows = []
+    for shape in cost.SHAPES:
+        report = cost.reckoned(shape)
+        weights, cache = report["model_bytes"], CACHE * report["cache_bytes_per_token"]
+        rows.append([shape.name, *(number(each / 2**20, 0) for each in (weights, cache, weights + cache))])
     return ["model", "weights, MiB", f"cache of {CACHE} positions, MiB", "both, MiB"], rows
 
 
 def write():
+    rates = cost.reckoned(cost.SHAPES[0])
     tables = [Table(f"## Generation{words}\n\nTokens each second of all sequences together (Figure 11, and 17 for the "
                     f"length of the "
                     f"prompt), by the number of sequences. They share the prompt, and each has generated {OWN} tokens, all "
@@ -83,9 +81,9 @@ def write():
                 "Q4_0 with ffn_down and the head in Q8_0, the recipe of the EuroSys'26 paper, with the head on the NPU. "
                 "Packets of "
                 "whole operations are those that the emulator counts (rung 3), at rates that nobody here measured: "
-                f"{cost.DMA_GB_PER_S:.0f} GB/s from memory, {cost.HMX_GFLOPS / 1e3:.2f} TFLOPS (both from the paper), "
-                f"{cost.THREADS} threads with {cost.PACKETS_PER_US:.0f} packets in a microsecond each, which is an "
-                f"assumption; so "
+                f"{rates['memory_gb_per_s']:.0f} GB/s from memory, {rates['matrix_gflops'] / 1e3:.2f} TFLOPS (both from the "
+                f"paper), {rates['threads']} threads with {rates['packets_per_us']:.0f} packets in a microsecond each, which "
+                "is an assumption; so "
                 "the second table has half of it. Sizes between the counted ones are on the line through them.",
                 "speed. Read ratios: ggml-hexagon's published figures are 0.4 to 0.75 of what the same rates give for it. "
                 "Left out "

@@ -54,7 +54,9 @@ def vision_model(path):
                                       ("ffn_up", EMBEDDING, HIDDEN), ("ffn_down", HIDDEN, EMBEDDING)]:
             add(f"v.blk.{layer}.{name}.weight", inputs, outputs)
             add(f"v.blk.{layer}.{name}.bias", outputs, spread=0.1)
-    halves = [name for name, (shape, _) in tensors.items() if len(shape) > 1 and not name.startswith("v.position")]
+    for name, (shape, values) in tensors.items():
+        if len(shape) > 1 and not name.startswith("v.position"):
+            tensors[name] = (shape, values, "f16")
     model_file.write(path, {
         "general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": "gemma3",
         "clip.use_gelu": True, "clip.vision.image_size": IMAGE, "clip.vision.patch_size": PATCH,
@@ -62,7 +64,7 @@ def vision_model(path):
         "clip.vision.projection_dim": TEXT_EMBEDDING, "clip.vision.block_count": LAYERS,
         "clip.vision.attention.head_count": HEADS, "clip.vision.attention.layer_norm_epsilon": 1e-6,
         "clip.vision.image_mean": [0.5, 0.5, 0.5], "clip.vision.image_std": [0.5, 0.5, 0.5],
-        "clip.vision.projector.scale_factor": MERGE}, tensors, halves)
+        "clip.vision.projector.scale_factor": MERGE}, tensors)
     return path
 
 

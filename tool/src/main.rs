@@ -11,6 +11,7 @@ mod files;
 mod generate;
 mod inspect;
 mod interrupt;
+mod model;
 mod probe;
 mod progress;
 mod quantize;
@@ -39,6 +40,7 @@ enum Action {
     Bench(bench::BenchArgs),
     Devices(devices::DevicesArgs),
     Inspect(inspect::InspectArgs),
+    Model(model::ModelArgs),
     Quantize(quantize::QuantizeArgs),
     Repack(repack::RepackArgs),
     Scale(scale::ScaleArgs),
@@ -55,6 +57,7 @@ fn run(command: &Action) -> Result<ExitCode, ToolError> {
         Action::Bench(args) => bench::run(args),
         Action::Devices(args) => devices::run(args),
         Action::Inspect(args) => inspect::run(args),
+        Action::Model(args) => model::run(args),
         Action::Quantize(args) => quantize::run(args),
         Action::Repack(args) => repack::run(args),
         Action::Scale(args) => scale::run(args),

@@ -1,6 +1,7 @@
 """Model files byte by byte: reads the tensors of a GGUF, and writes small ones."""
 
 import array
+import math
 import struct
 
 # Sizes of the plain kinds of values of a GGUF, by number, and the kinds that have lengths.
@@ -56,7 +57,10 @@ class Reader:
         return {name: (kind, self.bytes[start + offset:start + end]) for (name, kind, offset), end in zip(found, ends)}
 
 
-F32, F16 = 0, 1
+# Types of tensors: ggml's number, elements of a block, and its bytes.
+# SOURCE: enum ggml_type and the blocks of ggml-common.h, llama.cpp 0.5.0.
+TYPES = {"f32": (0, 1, 4), "f16": (1, 1, 2), "q4_0": (2, 32, 18), "q8_0": (8, 32, 34)}
+F32 = TYPES["f32"][0]
 # Numbers of the kinds of values that are written. SOURCE: as above.
 NUMBER, INTEGER, REAL, FLAG = 4, 5, 6, 7
 
@@ -82,21 +86,30 @@ def entry(key, value):
 
 
 def packed(values, kind):
-    return struct.pack(f"<{len(values)}e", *values) if kind == F16 else array.array("f", values).tobytes()
+    return struct.pack(f"<{len(values)}e", *values) if kind == "f16" else array.array("f", values).tobytes()
 
 
-def write(path, entries, tensors, halves=()):
-    """Writes a GGUF: the tensors' shape (fastest dimension first) and their numbers or bytes, by name.
+def write(path, entries, tensors):
+    """Writes a GGUF: of each tensor, by name, its shape (fastest dimension first), its numbers or bytes, and its type.
 
-    Those named in `halves` are F16, the others F32.
+    The type is `f32` if there is none. Without numbers the file has a hole, which reads as zeros and takes no place.
     """
     infos, data, offset = b"", [], 0
-    for name, (shape, values) in tensors.items():
-        kind = F16 if name in halves else F32
-        infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
-        numbers = values if isinstance(values, bytes) else packed(values, kind)
-        data.append(numbers + bytes(-len(numbers) % ALIGNMENT))
-        offset += len(data[-1])
+    for name, (shape, values, *kind) in tensors.items():
+        kind, = kind or ["f32"]
+        number, elements, size = TYPES[kind]
+        infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, offset)
+        if values is not None and not isinstance(values, bytes):
+            values = packed(values, kind)
+        data.append((offset, values))
+        offset += -(-math.prod(shape) // elements * size // ALIGNMENT) * ALIGNMENT
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries))
     head += b"".join(entry(key, value) for key, value in entries.items()) + infos
-    path.write_bytes(head + bytes(-len(head) % ALIGNMENT) + b"".join(data))
+    start = -(-len(head) // ALIGNMENT) * ALIGNMENT
+    with open(path, "wb") as file:
+        file.write(head)
+        for at, values in data:
+            if values is not None:
+                file.seek(start + at)
+                file.write(values)
+        file.truncate(start + offset)

@@ -1,0 +1,96 @@
+//! Packets that an emulator counted: whole operations and kernels, by name.
+
+use std::collections::HashMap;
+
+use ggml_rust_npu::gguf::GgmlType;
+
+/// Every count of every architecture: its name, a kernel or an operation, and packets.
+const COUNTED: &str = include_str!("../../../hexagon-ops/tests/packets.txt");
+
+/// Rows of activations of the products that were counted whole, beyond one and two, which are dot
+/// products.
+const ROWS: [usize; 5] = [4, 8, 32, 128, 512];
+
+/// The counts of one architecture.
+pub struct Counts(HashMap<&'static str, f64>);
+
+impl Counts {
+    /// Returns the counts of an architecture such as 75.
+    pub fn of_arch(arch: u32) -> Self {
+        let arch = format!("v{arch} ");
+        let lines = COUNTED.lines().filter_map(|line| line.strip_prefix(&arch));
+        let counts = lines.filter_map(|line| {
+            let (name, packets) = line.split_once(' ')?;
+            Some((name, packets.trim().parse().ok()?))
+        });
+        Self(counts.collect())
+    }
+
+    fn get(&self, name: &str) -> Option<f64> {
+        self.0.get(name).copied()
+    }
+
+    /// Returns the packets of a whole operation on one thread.
+    pub fn whole(&self, name: &str) -> f64 {
+        let found = self.get(&format!("whole_{name}"));
+        found.unwrap_or_else(|| unreachable!("{name} is counted: a test asks for every name"))
+    }
+
+    /// Returns the packets for a tile of weights in a product with `rows` rows of activations.
+    ///
+    /// Whole products were counted for Q4_0, Q8_0 and F16; others take what their own kernel takes
+    /// beyond that of Q4_0.
+    pub fn per_tile(&self, weight: GgmlType, rows: usize) -> f64 {
+        let name = weight.name().to_lowercase();
+        let is_counted = self.get(&format!("whole_mul_mat_{name}_m1")).is_some();
+        let base = if is_counted { name.as_str() } else { "q4_0" };
+        let own = |kernel: &str| {
+            let packets = |weight: &str| self.get(&format!("{kernel}_{weight}"));
+            packets(&name).unwrap_or(0.0) - packets(base).unwrap_or(0.0)
+        };
+        match rows {
+            1 => self.whole(&format!("mul_mat_{base}_m1")) + own("gemv_2x1"),
+            2 if base == "f16" => self.between(base, 4),
+            2 => {
+                // Of Q8_0 two rows were not counted whole: the kernel's part grows, the rest stays.
+                let grown = || {
+                    let of = |kernel| self.get(&format!("{kernel}_{base}")).unwrap_or(0.0);
+                    self.whole(&format!("mul_mat_{base}_m1")) + of("gemv_1x2") - of("gemv_2x1")
+                };
+                let two = self.get(&format!("whole_mul_mat_{base}_m2"));
+                two.unwrap_or_else(grown) + own("gemv_1x2")
+            }
+            _ => self.between(base, rows.max(ROWS[0])) + own("dequantize"),
+        }
+    }
+
+    /// Returns the packets for a tile with `rows` rows, on the line through the counted ones.
+    fn between(&self, weight: &str, rows: usize) -> f64 {
+        let point = |rows: usize| {
+            let packets = self.get(&format!("whole_mul_mat_{weight}_m{rows}"))?;
+            Some((as_f64(rows), packets))
+        };
+        line(
+            &ROWS.into_iter().filter_map(point).collect::<Vec<_>>(),
+            as_f64(rows),
+        )
+    }
+}
+
+/// Returns the value at `x` of the line through points, which goes on beyond the last two.
+pub fn line(points: &[(f64, f64)], x: f64) -> f64 {
+    let last = points.len() - 2;
+    let pairs = points.windows(2).enumerate();
+    let found = pairs
+        .into_iter()
+        .find(|(i, pair)| x <= pair[1].0 || *i == last);
+    let (_, pair) = found.unwrap_or_else(|| unreachable!("the last two points hold for every x"));
+    let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+    y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+}
+
+/// Returns a count as a number with a point.
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+pub fn as_f64(count: usize) -> f64 {
+    count as f64
+}

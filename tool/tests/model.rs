@@ -1,0 +1,198 @@
+//! `ggml-npu model` against arithmetic by hand, on models written by hand.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+#[expect(dead_code, reason = "the tests of quantize use the rest")]
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::Model;
+use serde_json::Value;
+
+/// So fast that only memory takes time.
+const NO_PACKETS: [&str; 2] = ["--packets-per-us", "1e15"];
+
+const EMBED: usize = 256;
+const FEED: usize = 512;
+const KV_HEADS: usize = 2;
+
+fn tool(model: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    command.arg("model").arg(model).args(args).output().unwrap()
+}
+
+fn report(model: &Path, args: &[&str]) -> Value {
+    let output = tool(model, &[args, &["--json"]].concat());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+/// Two layers with heads of `head` elements, and `experts` of which a token takes two.
+fn llama(head: usize, experts: usize) -> Model {
+    let mut model = Model::new("general.architecture", "llama");
+    model.number("llama.block_count", 2);
+    model.number("llama.embedding_length", EMBED);
+    model.number("llama.attention.head_count", 4);
+    model.number("llama.attention.head_count_kv", KV_HEADS);
+    model.number("llama.attention.key_length", head);
+    model.number("llama.expert_used_count", 2);
+    model.tensor("token_embd.weight", &[EMBED, 1024], vec![0.5]);
+    for layer in 0..2 {
+        let mut weight = |name: &str, ne: &[usize]| {
+            model.tensor(&format!("blk.{layer}.{name}.weight"), ne, vec![0.5]);
+        };
+        weight("attn_norm", &[EMBED]);
+        weight("attn_q", &[EMBED, 4 * head]);
+        weight("attn_k", &[EMBED, KV_HEADS * head]);
+        weight("attn_v", &[EMBED, KV_HEADS * head]);
+        weight("attn_output", &[4 * head, EMBED]);
+        weight("ffn_gate_exps", &[EMBED, FEED, experts]);
+        weight("ffn_up_exps", &[EMBED, FEED, experts]);
+        weight("ffn_down_exps", &[FEED, EMBED, experts]);
+    }
+    model
+}
+
+/// F32 weights that a token reads if `experts` are touched, in bytes.
+fn bytes_of_a_token(head: usize, experts: usize) -> usize {
+    let attention = EMBED * (4 + 2 * KV_HEADS + 4) * head;
+    4 * (2 * (attention + 3 * EMBED * FEED * experts) + EMBED * 1024)
+}
+
+#[test]
+fn memory_takes_the_bytes_of_weights_and_cache_at_its_rate() {
+    let path = common::folder("model-memory").join("model.gguf");
+    llama(64, 8).write(&path);
+    let rate = [
+        "--memory-gb-per-s",
+        "10",
+        "--batch",
+        "1",
+        "--context",
+        "1000",
+    ];
+    let found = report(&path, &[&rate[..], &NO_PACKETS].concat());
+    let step = &found["generation"][0];
+    // Keys and values, two bytes an element, in two layers.
+    let cache = 2 * 2 * 2 * KV_HEADS * 64 * 1000;
+    assert_eq!(found["cache_bytes_per_token"], cache / 1000);
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+    let expected = (bytes_of_a_token(64, 2) + cache) as f64 / 10e3;
+    let us = number(&step["step_us"]);
+    assert!(
+        (us / expected - 1.0).abs() < 1e-3,
+        "{us} µs, not {expected}"
+    );
+    assert!((number(&step["tokens_per_s"]) * us / 1e6 - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn more_sequences_read_weights_once_and_caches_of_their_own() {
+    let path = common::folder("model-sequences").join("model.gguf");
+    llama(64, 2).write(&path);
+    let args = ["--batch", "1,8", "--context", "4096"];
+    let own = report(&path, &[&args[..], &NO_PACKETS].concat());
+    let shared = report(&path, &[&args[..], &NO_PACKETS, &["--shared"]].concat());
+    let bytes = |found: &Value, i: usize| number(&found["generation"][i]["weight_bytes"]);
+    // Both experts at all times: the same bytes.
+    assert!((bytes(&own, 0) - bytes(&own, 1)).abs() < 1.0);
+    let us = |found: &Value, i: usize| number(&found["generation"][i]["step_us"]);
+    let cache_us = us(&own, 1) - us(&own, 0);
+    let one_cache = number(&own["cache_bytes_per_token"]) * 4096.0 / 60e3;
+    assert!(
+        (cache_us / (7.0 * one_cache) - 1.0).abs() < 0.01,
+        "{cache_us} µs"
+    );
+    assert!((us(&shared, 1) / us(&shared, 0) - 1.0).abs() < 0.01);
+}
+
+#[test]
+fn tokens_touch_more_experts_than_one_does_and_fewer_than_each_its_own() {
+    let path = common::folder("model-experts").join("model.gguf");
+    llama(64, 16).write(&path);
+    let found = report(&path, &["--batch", "1,4,256", "--context", "16"]);
+    let bytes: Vec<f64> = (0..3)
+        .map(|i| number(&found["generation"][i]["weight_bytes"]))
+        .collect();
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+    let of = |experts| bytes_of_a_token(64, experts) as f64;
+    assert!((bytes[0] / of(2) - 1.0).abs() < 1e-9);
+    assert!(bytes[1] > of(4) && bytes[1] < of(8), "{bytes:?}");
+    assert!((bytes[2] / of(16) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn every_chip_has_counts_for_every_size_of_head() {
+    let folder = common::folder("model-chips");
+    for head in [32, 64, 80, 128, 256] {
+        let path = folder.join(format!("{head}.gguf"));
+        llama(head, 4).write(&path);
+        for chip in ["hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"] {
+            let found = report(&path, &["--chip", chip]);
+            for (i, step) in found["generation"].as_array().unwrap().iter().enumerate() {
+                assert!(number(&step["tokens_per_s"]) > 0.0, "{chip}: {i}");
+                let alone = ["memory_us", "vector_us", "matrix_us"].map(|part| number(&step[part]));
+                let us = number(&step["step_us"]);
+                assert!(alone.iter().all(|part| *part <= us + 1e-6) && us <= alone.iter().sum());
+            }
+        }
+    }
+}
+
+#[test]
+fn text_says_what_is_assumed_and_has_a_row_for_each_context() {
+    let path = common::folder("model-text").join("model.gguf");
+    llama(64, 4).write(&path);
+    let output = tool(&path, &["--context", "512,777", "--batch", "1,3"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("reckoned, not measured") && text.contains("assumed"),
+        "{text}"
+    );
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert!(
+        rows.iter()
+            .any(|row| row.first() == Some(&"777") && row.len() == 4),
+        "{text}"
+    );
+}
+
+#[test]
+fn models_that_it_does_not_know_are_refused_by_name() {
+    let folder = common::folder("model-refused");
+    let refused = |name: &str, model: &Model, words: &str| {
+        let path = folder.join(name);
+        model.write(&path);
+        let output = tool(&path, &[]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(error.contains(words) && error.contains(name), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    };
+    let mut recurrent = llama(64, 1);
+    recurrent.tensor("blk.0.ssm_in.weight", &[EMBED, 64], vec![0.0]);
+    refused(
+        "recurrent.gguf",
+        &recurrent,
+        "blk.0.ssm_in.weight: the model of costs knows attention and products only",
+    );
+    let mut short = llama(64, 1);
+    short.number("llama.block_count", 1);
+    refused("short.gguf", &short, "llama.block_count is 1");
+    let mut bare = llama(64, 1);
+    bare.forget("llama.attention.head_count");
+    refused("bare.gguf", &bare, "llama.attention.head_count");
+    let mut none = llama(64, 1);
+    none.forget("llama.block_count");
+    none.number("llama.block_count", 0);
+    refused("none.gguf", &none, "llama.block_count");
+}
