@@ -12,10 +12,15 @@ from tables import cost, runs
 from tables.page import Page, Table, number
 
 FOLDER = runs.FOLDER / "answers"
-PROMPT = runs.ROOT / "scripts" / "tables" / "answers.txt"
+PROMPTS = runs.ROOT / "scripts" / "tables"
+PROMPT = PROMPTS / "answers.txt"
+# Examples whose steps have an empty line between them, which beam search needs.
+STEPS = PROMPTS / "steps.txt"
 # Problems of each set, most tokens of a solution, and its name.
 SETS = {"svamp": ("SVAMP", 96), "gsm8k": ("GSM8K", 128)}
 PROBLEMS, SAMPLES, GREEDY, GREEDY_TOKENS = 100, 16, 20, 48
+# Of beam search: problems of SVAMP, numbers of beams, samples of a step of which one goes on, most tokens of a solution.
+BEAM_PROBLEMS, BEAMS, WIDTH, BEAM_TOKENS = 30, [4, 16], 4, 128
 # Problems that run at the same time, so that a few long samples do not leave the others' slots empty.
 AT_ONCE = 2
 CHIP = "hexagon-v75"
@@ -25,11 +30,11 @@ METHODS = ["pass", "majority", "majority-logprob", "majority-score", "best-of-n"
 SHAPE = next(shape for shape in cost.SHAPES if shape.name == "Qwen2.5-0.5B")
 
 
-def command(model, problems, out, count, tokens, env, samples=SAMPLES, settings=()):
+def command(model, problems, out, count, tokens, env, samples=SAMPLES, settings=(), prompt=PROMPT):
     """Goes on with a journal until it has `count` problems."""
     slots = AT_ONCE * samples
     run([runs.TOOL, "scale", "run", problems, "-o", out, "-n", samples, "--limit", count, "--max-tokens", tokens, "--no-chat",
-         "--prompt", PROMPT.read_text(encoding="utf-8"), *settings, "--timeout", 3600, "--model", model, "--server-bin",
+         "--prompt", prompt.read_text(encoding="utf-8"), *settings, "--timeout", 3600, "--model", model, "--server-bin",
          project.binary("llama-server"), "--", "-np", slots, "-c", 8192, "-t", JOBS, "-fit", "off"],
         LOGS / "results-answers.log", env=env)
 
@@ -37,6 +42,9 @@ def command(model, problems, out, count, tokens, env, samples=SAMPLES, settings=
 def journal(path):
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return lines[1:]
+
+
+SAMPLING = ["--scorer", "certainty", "--top-k", 40, "--top-p", 0.95]
 
 
 def samples(model, name):
@@ -48,8 +56,33 @@ def samples(model, name):
         say(f"answers: {out.name}")
         tasks.data_sets([name])
         command(model, TARGET / "tasks" / f"{name}.jsonl", out, runs.wanted(PROBLEMS), tokens, cpu_env(),
-                settings=["--scorer", "certainty", "--top-k", 40, "--top-p", 0.95])
+                settings=SAMPLING)
     return out
+
+
+def searched(model):
+    """Journals of the same problems with the prompt of steps: independent samples, and beam search of each size."""
+    found = []
+    for name, count, method in [("samples", SAMPLES, []),
+                                *((f"beam-n{n}", n, ["--method", "beam", "--width", WIDTH]) for n in BEAMS)]:
+        out = FOLDER / f"steps-{name}.jsonl"
+        if not out.exists() or len(journal(out)) < runs.wanted(BEAM_PROBLEMS):
+            say(f"answers: {out.name}")
+            tasks.data_sets(["svamp"])
+            command(model, TARGET / "tasks" / "svamp.jsonl", out, runs.wanted(BEAM_PROBLEMS), BEAM_TOKENS, cpu_env(), count,
+                    [*SAMPLING, *method], STEPS)
+        found.append(out)
+    return found
+
+
+def beams(journals):
+    rows = [row for row in report(*journals) if row["method"] in ("beam", "pass", "majority", "best-of-n")]
+    rows.sort(key=lambda row: (row["n"], row["method"]))
+    return Table(f"## Beam search\n\n{BEAM_PROBLEMS} problems of SVAMP with examples that show steps "
+                 f"(scripts/tables/steps.txt), at most {BEAM_TOKENS} tokens. Of N beams 1 in {WIDTH} whose last step has the "
+                 "best self-certainty goes on. The other rows choose among independent samples of the same prompt.",
+                 ["method", "N", "tokens of a problem", "percent right"],
+                 [[f"`{row['method']}`", str(row["n"]), number(row["tokens"], 0), share(row)] for row in rows])
 
 
 @functools.cache
@@ -68,11 +101,21 @@ def seconds(entries, n):
     return total / len(entries) / 1e6
 
 
-def accuracy(name, out):
+def report(*journals):
+    """The rows of a report: method, n, accuracy and its interval, tokens of a problem."""
     log = LOGS / "results-report.log"
-    run([runs.TOOL, "scale", "report", out, "--json"], log, env=cpu_env())
+    run([runs.TOOL, "scale", "report", *journals, "--json"], log, env=cpu_env())
     text = log.read_text(encoding="utf-8")
-    rows = json.loads(text[text.index("\n["):])
+    return json.loads(text[text.index("\n["):])
+
+
+def share(row):
+    """Accuracy in percent, with its interval."""
+    return f"{row['accuracy'] * 100:.0f} ({row['low'] * 100:.0f} to {row['high'] * 100:.0f})"
+
+
+def accuracy(name, out):
+    rows = report(out)
     counts = sorted({row["n"] for row in rows})
     entries = journal(out)
     found = {(row["method"], row["n"]): row for row in rows}
@@ -80,8 +123,7 @@ def accuracy(name, out):
     for method in METHODS:
         cells = [f"`{method}`"]
         for n in counts:
-            row = found[method, n]
-            cells.append(f"{row['accuracy'] * 100:.0f} ({row['low'] * 100:.0f} to {row['high'] * 100:.0f})")
+            cells.append(share(found[method, n]))
         lines.append(cells)
     cut = sum(solution["cut"] for entry in entries for solution in entry["solutions"]) / (SAMPLES * len(entries))
     title, tokens = SETS[name]
@@ -121,7 +163,7 @@ def write():
     source = fetch.qwen_coder()
     model = models.variant("Q8_0", source)
     tables = [accuracy(name, samples(model, name)) for name in SETS]
-    tables.append(greedy(source))
+    tables += [beams(searched(model)), greedy(source)]
     last = max(path.stat().st_mtime for path in FOLDER.glob("*.jsonl"))
     return Page("Accuracy against the number of samples",
                 f"Figures 5 and 10 of the EuroSys'26 paper, for a model that can be had here: {source.stem}, whose weights are "
@@ -133,7 +175,6 @@ def write():
                 "costs](speed.md) for a prompt of the examples and a question, and for steps in which the sequences that "
                 "have not "
                 "ended go on.",
-                "how a reward model chooses, because none was found to fetch: best-of-N chooses by the model's own "
-                "probabilities. Beam "
-                "search was not run. No joules were measured, and larger models were not tried.", tables,
+                "how a reward model chooses, because none was found to fetch: best-of-N chooses and beam search "
+                "choose by the model's own probabilities. No joules were measured, and larger models were not tried.", tables,
                 runs.datetime.date.fromtimestamp(last))
