@@ -28,6 +28,8 @@ pub struct SummaryRow {
     pub high: f64,
     /// Mean number of sampled tokens for a problem.
     pub tokens: f64,
+    /// Modelled seconds for a problem, if the caller has a model.
+    pub seconds: Option<f64>,
     /// Energy for a problem. Empty: nothing that runs here measures it.
     pub joules: Option<f64>,
 }
@@ -60,15 +62,20 @@ pub fn interval(correct: usize, problems: usize) -> (f64, f64) {
     ((middle - half).max(0.0), (middle + half).min(1.0))
 }
 
+/// Returns the seconds that samples of these lengths, in tokens, take when they begin together.
+pub type Latency<'a> = &'a dyn Fn(&[usize]) -> f64;
+
 /// Summarizes a journal.
 ///
 /// Independent samples give each way to choose among the first 1, 2, 4, … of them; a search gives
-/// one point, of its own choice.
+/// one point, of its own choice. The seconds of a search are those of as many samples as it has
+/// solutions, which share its tokens equally.
 #[must_use]
 pub fn summarize(
     settings: &RunSettings,
     entries: &[Solved],
     aggregate: Aggregate,
+    latency: Option<Latency<'_>>,
 ) -> Vec<SummaryRow> {
     let text = |key: &str| {
         settings
@@ -78,7 +85,13 @@ pub fn summarize(
     };
     let n = settings.get("n").and_then(|n| n.as_u64()).unwrap_or(1);
     let n = usize::try_from(n).unwrap_or(1);
-    let row = |method: &str, n: usize, correct: usize, tokens: usize| {
+    // The mean over problems, whose samples have the lengths that `of` gives.
+    let seconds = |of: &dyn Fn(&Solved) -> Vec<usize>| {
+        let sum =
+            |latency: Latency<'_>| entries.iter().map(|entry| latency(&of(entry))).sum::<f64>();
+        latency.map(|latency| sum(latency) / entries.len().max(1) as f64)
+    };
+    let row = |method: &str, n: usize, correct: usize, tokens: usize, seconds: Option<f64>| {
         let problems = entries.len();
         let (low, high) = interval(correct, problems);
         let mean = |sum: usize| sum as f64 / problems.max(1) as f64;
@@ -92,13 +105,15 @@ pub fn summarize(
             low,
             high,
             tokens: mean(tokens),
+            seconds,
             joules: None,
         }
     };
     if !matches!(text("method"), "majority" | "best-of-n") {
         let correct = entries.iter().filter(|entry| entry.correct).count();
         let tokens = entries.iter().map(|entry| entry.tokens).sum();
-        return vec![row(text("method"), n, correct, tokens)];
+        let seconds = seconds(&|entry| vec![entry.tokens.div_ceil(n.max(1)); n]);
+        return vec![row(text("method"), n, correct, tokens, seconds)];
     }
     let answers: Vec<Vec<Option<Answer>>> = (entries.iter())
         .map(|entry| {
@@ -143,7 +158,11 @@ pub fn summarize(
                     _ => vote(&ballots).is_some_and(is_right),
                 });
             }
-            rows.push(row(choice, k, correct, tokens));
+            let seconds = seconds(&|entry| {
+                let solutions = entry.solutions.iter().take(k);
+                solutions.map(|solution| solution.tokens).collect()
+            });
+            rows.push(row(choice, k, correct, tokens, seconds));
         }
     }
     rows

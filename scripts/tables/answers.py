@@ -1,6 +1,5 @@
 """Accuracy against the number of samples: ggml-npu scale with Qwen2.5-Coder-0.5B-Instruct on SVAMP and GSM8K."""
 
-import functools
 import json
 
 import fetch
@@ -85,26 +84,11 @@ def beams(journals):
                  [[f"`{row['method']}`", str(row["n"]), number(row["tokens"], 0), share(row)] for row in rows])
 
 
-@functools.cache
-def step_us(sequences):
-    return cost.step(SHAPE, sequences, PROMPT_TOKENS + sequences * 64, "--shared")["step_us"]
-
-
-def seconds(entries, n):
-    """Modelled seconds for a problem: its prompt, and steps until the longest of its first `n` samples has ended."""
-    prompt = cost.prompt_us(SHAPE, PROMPT_TOKENS)
-    total = 0.0
-    for entry in entries:
-        lengths = sorted(solution["tokens"] for solution in entry["solutions"][:n])
-        total += prompt + sum((length - before) * step_us(n - ended)
-                              for ended, (before, length) in enumerate(zip([0, *lengths], lengths)) if length > before)
-    return total / len(entries) / 1e6
-
-
 def report(*journals):
     """The rows of a report: method, n, accuracy and its interval, tokens of a problem."""
     log = LOGS / "results-report.log"
-    run([runs.TOOL, "scale", "report", *journals, "--json"], log, env=cpu_env())
+    run([runs.TOOL, "scale", "report", *journals, "--json", "--model", cost.file(SHAPE), "--chip", CHIP, "--prompt-tokens",
+         PROMPT_TOKENS], log, env=cpu_env())
     text = log.read_text(encoding="utf-8")
     return json.loads(text[text.index("\n["):])
 
@@ -119,7 +103,7 @@ def accuracy(name, out):
     counts = sorted({row["n"] for row in rows})
     entries = journal(out)
     found = {(row["method"], row["n"]): row for row in rows}
-    lines = [["seconds on V75, modelled", *(number(seconds(entries, n), 2) for n in counts)]]
+    lines = [["seconds on V75, modelled", *(number(found["pass", n]["seconds"], 2) for n in counts)]]
     for method in METHODS:
         cells = [f"`{method}`"]
         for n in counts:

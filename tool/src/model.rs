@@ -1,7 +1,9 @@
 //! `ggml-npu model`: the speed of a model on a Hexagon NPU, as reckoned from counted packets.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -19,6 +21,15 @@ use crate::text::{Column, print, print_json, table};
 mod cost;
 mod counts;
 mod shape;
+
+/// Vector threads of a chip.
+// SOURCE: upstream starts one thread for each vector unit (typically 4), shared by all chips.
+const THREADS: u32 = 4;
+/// llama.cpp's own number of tokens that it computes at a time.
+const UBATCH: u32 = 512;
+/// Cells of a cache that a step reads are rounded up to a multiple of this.
+// SOURCE: llama_kv_cache::get_n_kv and its padding, llama.cpp 0.5.0.
+const CELLS: usize = 256;
 
 /// Reckon how fast a model would be on a Hexagon NPU
 ///
@@ -42,10 +53,10 @@ pub struct ModelArgs {
     #[arg(long)]
     shared: bool,
     /// Tokens of a prompt that are computed at a time
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = UBATCH, value_parser = clap::value_parser!(u32).range(1..=4096))]
     ubatch: u32,
     /// Vector threads
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, value_name = "N", default_value_t = THREADS, value_parser = clap::value_parser!(u32).range(1..=16))]
     threads: u32,
     /// Packets of a thread in a microsecond [default: the chip's]
     #[arg(long, value_name = "N", value_parser = rate)]
@@ -58,7 +69,8 @@ pub struct ModelArgs {
     json: bool,
 }
 
-fn chips() -> PossibleValuesParser {
+/// Returns the names of the chips, for an argument.
+pub fn chips() -> PossibleValuesParser {
     PossibleValuesParser::new(caps::ALL.iter().map(|caps| caps.name))
 }
 
@@ -124,7 +136,8 @@ impl Report {
         });
         let prompts = args.context.iter().map(|&tokens| Prompt {
             tokens,
-            tokens_per_s: f64::from(tokens) * 1e6 / prompt_us(args, &model, shape, tokens),
+            tokens_per_s: f64::from(tokens) * 1e6
+                / prompt_us(&model, shape, tokens as usize, args.ubatch as usize),
         });
         Self {
             chip: args.chip.clone(),
@@ -216,8 +229,7 @@ fn generate(
 }
 
 /// Returns the microseconds of a prompt, computed in parts.
-fn prompt_us(args: &ModelArgs, model: &Model, shape: &Shape, tokens: u32) -> f64 {
-    let (tokens, part) = (tokens as usize, args.ubatch as usize);
+fn prompt_us(model: &Model, shape: &Shape, tokens: usize, part: usize) -> f64 {
     let parts = (0..tokens).step_by(part).map(|begin| {
         let rows = part.min(tokens - begin);
         let cells = begin + rows;
@@ -239,12 +251,66 @@ fn prompt_us(args: &ModelArgs, model: &Model, shape: &Shape, tokens: u32) -> f64
     parts.sum()
 }
 
+/// Reads the shape of a model.
+fn read(path: &Path) -> Result<Shape, ToolError> {
+    let file = Files::default().gguf(path)?;
+    let shape = Shape::of(file.header());
+    shape.map_err(|reason| format!("{}: {reason}", path.display()).into())
+}
+
+fn chip(name: &str) -> Result<&'static HexCaps, ToolError> {
+    caps::by_name(name).ok_or_else(|| format!("no such chip: {name}").into())
+}
+
+/// Returns a function that reckons the seconds of samples, from their lengths in tokens: they share
+/// a prompt of `prompt` tokens and one cache, begin together, and each ends on its own.
+///
+/// # Errors
+/// Text, if the file has no model that can be reckoned.
+pub fn latency(
+    path: &Path,
+    name: &str,
+    prompt: usize,
+) -> Result<impl Fn(&[usize]) -> f64, ToolError> {
+    let (shape, caps) = (read(path)?, chip(name)?);
+    let model = Model {
+        counts: Counts::of_arch(caps.arch),
+        rates: caps.rates,
+        threads: THREADS as usize,
+    };
+    let known = RefCell::new(HashMap::new());
+    let prompt_us = prompt_us(&model, &shape, prompt, UBATCH as usize);
+    Ok(move |lengths: &[usize]| {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let steps = (0..longest).map(|step| {
+            let rows = lengths.iter().filter(|length| **length > step).count();
+            let used = prompt
+                + lengths
+                    .iter()
+                    .map(|length| (*length).min(step + 1))
+                    .sum::<usize>();
+            let cells = used.next_multiple_of(CELLS);
+            let reckon = || {
+                let wanted = Step {
+                    rows,
+                    cells,
+                    caches: 1,
+                    seen: 1.0,
+                    logits: rows,
+                };
+                model.step(&shape, &wanted).us
+            };
+            *known
+                .borrow_mut()
+                .entry((rows, cells))
+                .or_insert_with(reckon)
+        });
+        (prompt_us + steps.sum::<f64>()) / 1e6
+    })
+}
+
 pub fn run(args: &ModelArgs) -> Result<ExitCode, ToolError> {
-    let file = Files::default().gguf(&args.model)?;
-    let shape =
-        Shape::of(file.header()).map_err(|reason| format!("{}: {reason}", args.model.display()))?;
-    let caps = caps::by_name(&args.chip).ok_or_else(|| format!("no such chip: {}", args.chip))?;
-    let report = Report::new(args, caps, &shape);
+    let report = Report::new(args, chip(&args.chip)?, &read(&args.model)?);
     if args.json {
         print_json(&report)?;
     } else {

@@ -196,3 +196,41 @@ fn models_that_it_does_not_know_are_refused_by_name() {
     none.number("llama.block_count", 0);
     refused("none.gguf", &none, "llama.block_count");
 }
+
+#[test]
+fn a_report_reckons_with_the_sequences_that_have_not_ended() {
+    let folder = common::folder("model-report");
+    let (model, journal) = (folder.join("model.gguf"), folder.join("journal.jsonl"));
+    llama(64, 2).write(&model);
+    let solution = |tokens: usize| serde_json::json!({"text": "1", "answer": "1", "correct": true, "tokens": tokens, "logprob": -0.1, "scores": [], "cut": false});
+    let lines = [
+        serde_json::json!({"settings": {"method": "majority", "n": 2, "model": "model.gguf"}}),
+        serde_json::json!({"id": "a", "expected": "1", "chosen": "1", "correct": true, "tokens": 3,
+            "solutions": [solution(1), solution(2)]}),
+    ];
+    std::fs::write(&journal, lines.map(|line| line.to_string() + "\n").concat()).unwrap();
+    let scale = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+        let output = command
+            .args(["scale", "report"])
+            .arg(&journal)
+            .args(args)
+            .arg("--json")
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let rows = scale(&["--model", model.to_str().unwrap(), "--prompt-tokens", "200"]);
+    let seconds = |rows: &Value, i: usize| rows[i]["seconds"].as_f64();
+
+    let found = report(&model, &["--shared", "--batch", "1,2", "--context", "256"]);
+    let step = |i: usize| number(&found["generation"][i]["step_us"]) / 1e6;
+    let prompt = report(&model, &["--context", "200", "--batch", "1"]);
+    let prompt = 200.0 / number(&prompt["prompts"][0]["tokens_per_s"]);
+    let [one, two] = [prompt + step(0), prompt + step(1) + step(0)];
+    assert!((seconds(&rows, 0).unwrap() / one - 1.0).abs() < 1e-9);
+    assert!((seconds(&rows, 1).unwrap() / two - 1.0).abs() < 1e-9);
+    assert_eq!(seconds(&scale(&[]), 0), None);
+}

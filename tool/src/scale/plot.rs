@@ -1,4 +1,4 @@
-//! The picture: accuracy over the tokens that a problem takes, a line for each model and method, and
+//! The picture: accuracy over the seconds or tokens that a problem takes, a line for each model and method, and
 //! the front of the points that no other one beats in both.
 
 use test_time_scaling::summary::SummaryRow;
@@ -11,9 +11,9 @@ const FRONT: &str = "stroke-dasharray=\"6 4\" stroke=\"#888\" fill=\"none\"";
 /// Draws the rows. `pass` is a line of its own but never on the front: it chooses nothing.
 pub fn draw(rows: &[SummaryRow]) -> String {
     let [across, down] = PLOT;
-    let x = Axis::new(rows.iter().map(|row| row.tokens.max(1.0)), across.clone());
+    let x = Axis::new(rows.iter().map(price), across.clone());
     let y = Axis::percent(down.end..down.start);
-    let place = |row: &SummaryRow| [x.place(row.tokens.max(1.0)), y.place(row.accuracy * 100.0)];
+    let place = |row: &SummaryRow| [x.place(price(row)), y.place(row.accuracy * 100.0)];
     let (left, right, top, bottom) = (across.start, across.end, down.start, down.end);
 
     let mut out = text(
@@ -36,7 +36,10 @@ pub fn draw(rows: &[SummaryRow]) -> String {
     out += &text(
         [middle, bottom + 40.0],
         "middle",
-        "tokens sampled for a problem",
+        match rows.iter().any(|row| row.seconds.is_some()) {
+            true => "modelled seconds for a problem",
+            false => "tokens sampled for a problem",
+        },
     );
     out += &text(
         [left, top - 8.0],
@@ -75,12 +78,17 @@ fn line(row: &SummaryRow) -> String {
     format!("{} {model}", row.method)
 }
 
-/// Returns the rows that no other one beats: more right answers with no more tokens.
+/// Returns what a problem takes: seconds, or tokens where there is no model of them.
+fn price(row: &SummaryRow) -> f64 {
+    row.seconds.unwrap_or(row.tokens.max(1.0))
+}
+
+/// Returns the rows that no other one beats: more right answers at no higher price.
 fn front(rows: &[SummaryRow]) -> Vec<&SummaryRow> {
     let mut rows: Vec<&SummaryRow> = rows.iter().filter(|row| row.method != "pass").collect();
     rows.sort_by(|a, b| {
-        a.tokens
-            .total_cmp(&b.tokens)
+        price(a)
+            .total_cmp(&price(b))
             .then(b.accuracy.total_cmp(&a.accuracy))
     });
     let mut most = f64::NEG_INFINITY;
@@ -107,6 +115,7 @@ mod tests {
             low: 0.0,
             high: 1.0,
             tokens,
+            seconds: None,
             joules: None,
         }
     }

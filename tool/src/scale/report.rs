@@ -8,11 +8,12 @@ use clap::Args as ClapArgs;
 use ggml_rust_npu::files::open_input;
 use test_time_scaling::journal;
 use test_time_scaling::score::Aggregate;
-use test_time_scaling::summary::{SummaryRow, summarize};
+use test_time_scaling::summary::{Latency, SummaryRow, summarize};
 
 use super::{AggregateName, plot};
 use crate::ToolError;
 use crate::files::{self, Files};
+use crate::model;
 use crate::text::{self, Column, plain, print_json, table};
 
 /// Print accuracy against the number of solutions
@@ -24,19 +25,28 @@ pub struct ReportArgs {
     /// The rule that makes one score of those of the steps, for best-of-n
     #[arg(long, value_enum, default_value_t = AggregateName::Last)]
     aggregate: AggregateName,
+    /// Reckon seconds for a problem with this GGUF, as `ggml-npu model` does
+    #[arg(long, value_name = "GGUF")]
+    model: Option<PathBuf>,
+    /// The chip to reckon for
+    #[arg(long, default_value = "hexagon-v75", value_parser = model::chips(), requires = "model")]
+    chip: String,
+    /// Tokens of a prompt, which all samples of a problem share
+    #[arg(long, value_name = "COUNT", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20), requires = "model")]
+    prompt_tokens: u32,
     /// Print JSON
     #[arg(long)]
     json: bool,
     /// Also write comma-separated values
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Also draw accuracy over tokens, as an SVG
+    /// Also draw accuracy over seconds, or over tokens without --model, as an SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
 /// Columns of the table.
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 10] = [
     Column::Text("model"),
     Column::Text("method"),
     Column::Number("N"),
@@ -45,6 +55,7 @@ const COLUMNS: [Column; 9] = [
     Column::Number("accuracy"),
     Column::Number("95 % interval"),
     Column::Number("tokens"),
+    Column::Number("seconds"),
     Column::Number("joules"),
 ];
 
@@ -57,9 +68,18 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode, ToolError> {
     for path in args.csv.iter().chain(&args.svg) {
         files.output(path)?;
     }
+    let latency = match &args.model {
+        Some(path) => Some(model::latency(
+            path,
+            &args.chip,
+            args.prompt_tokens as usize,
+        )?),
+        None => None,
+    };
+    let latency = latency.as_ref().map(|latency| latency as Latency<'_>);
     let mut rows = Vec::new();
     for path in &args.samples {
-        rows.extend(read(path, args.aggregate.into())?);
+        rows.extend(read(path, args.aggregate.into(), latency)?);
     }
     if let Some(path) = &args.csv {
         files::write(path, csv(&rows)?.as_bytes())?;
@@ -79,16 +99,20 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode, ToolError> {
 /// # Errors
 /// Text that names the file.
 pub fn print(path: &Path, aggregate: Aggregate) -> Result<(), ToolError> {
-    let rows = read(path, aggregate)?;
+    let rows = read(path, aggregate, None)?;
     text::print(&table(&COLUMNS, rows.iter().map(cells)))
 }
 
-fn read(path: &Path, aggregate: Aggregate) -> Result<Vec<SummaryRow>, ToolError> {
+fn read(
+    path: &Path,
+    aggregate: Aggregate,
+    latency: Option<Latency<'_>>,
+) -> Result<Vec<SummaryRow>, ToolError> {
     let mut bytes = Vec::new();
     let read = open_input(path).and_then(|mut file| file.read_to_end(&mut bytes));
     read.map_err(|error| format!("{}: {error}", path.display()))?;
     let (settings, entries) = journal::parse(path, &bytes)?;
-    Ok(summarize(&settings, &entries, aggregate))
+    Ok(summarize(&settings, &entries, aggregate, latency))
 }
 
 fn cells(row: &SummaryRow) -> Vec<String> {
@@ -102,6 +126,8 @@ fn cells(row: &SummaryRow) -> Vec<String> {
         format!("{} %", percent(row.accuracy)),
         format!("{} to {}", percent(row.low), percent(row.high)),
         format!("{:.0}", row.tokens),
+        row.seconds
+            .map_or("-".into(), |seconds| format!("{seconds:.2}")),
         row.joules
             .map_or("-".into(), |joules| format!("{joules:.1}")),
     ]
