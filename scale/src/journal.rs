@@ -46,6 +46,10 @@ pub struct Solved {
     pub correct: bool,
     /// Tokens that were sampled.
     pub tokens: usize,
+    /// Energy since the problem before was done, if it was measured: with several problems at a
+    /// time only the mean over all means something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joules: Option<f64>,
     /// The solutions, in the order in which they were found.
     pub solutions: Vec<Record>,
 }

@@ -44,6 +44,8 @@ pub struct RunPlan<'a> {
     pub scorer: Option<&'a dyn Scorer>,
     /// Makes one score of those of the steps.
     pub aggregate: Aggregate,
+    /// Gives the joules since it was asked last.
+    pub energy: Option<&'a (dyn Fn() -> f64 + Sync)>,
 }
 
 /// Solves problems, `workers` at a time, and writes each into the journal when it is done.
@@ -64,8 +66,9 @@ pub fn run(
             let Some(problem) = problems.get(next.fetch_add(1, Ordering::Relaxed)) else {
                 break;
             };
-            let entry = solve(plan, problem)?;
+            let mut entry = solve(plan, problem)?;
             let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
+            entry.joules = plan.energy.map(|energy| energy());
             journal.append(&entry)?;
             done(&entry);
         }
@@ -129,6 +132,7 @@ pub fn solve(plan: &RunPlan, problem: &Problem) -> Result<Solved, Error> {
         chosen: chosen.and_then(|index| answers[index].clone()),
         correct: chosen.is_some_and(is_right),
         tokens: found.tokens,
+        joules: None,
         solutions: records,
     })
 }

@@ -30,7 +30,7 @@ pub struct SummaryRow {
     pub tokens: f64,
     /// Modelled seconds for a problem, if the caller has a model.
     pub seconds: Option<f64>,
-    /// Energy for a problem. Empty: nothing that runs here measures it.
+    /// Energy for a problem with all its solutions, if every problem's was measured.
     pub joules: Option<f64>,
 }
 
@@ -109,11 +109,20 @@ pub fn summarize(
             joules: None,
         }
     };
+    let joules = || {
+        let sum: Option<f64> = entries.iter().map(|entry| entry.joules).sum();
+        sum.filter(|_| !entries.is_empty())
+            .map(|sum| sum / entries.len() as f64)
+    };
+    let whole = |row: SummaryRow| SummaryRow {
+        joules: joules(),
+        ..row
+    };
     if !matches!(text("method"), "majority" | "best-of-n") {
         let correct = entries.iter().filter(|entry| entry.correct).count();
         let tokens = entries.iter().map(|entry| entry.tokens).sum();
         let seconds = seconds(&|entry| vec![entry.tokens.div_ceil(n.max(1)); n]);
-        return vec![row(text("method"), n, correct, tokens, seconds)];
+        return vec![whole(row(text("method"), n, correct, tokens, seconds))];
     }
     let answers: Vec<Vec<Option<Answer>>> = (entries.iter())
         .map(|entry| {
@@ -162,7 +171,8 @@ pub fn summarize(
                 let solutions = entry.solutions.iter().take(k);
                 solutions.map(|solution| solution.tokens).collect()
             });
-            rows.push(row(choice, k, correct, tokens, seconds));
+            let row = row(choice, k, correct, tokens, seconds);
+            rows.push(if k == n { whole(row) } else { row });
         }
     }
     rows

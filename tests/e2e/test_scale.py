@@ -90,6 +90,21 @@ class Scale(ScaleCase):
                 for entry in entries:
                     self.assertEqual(entry["chosen"], reference.vote(entry["solutions"], lambda _: 1.0))
 
+    def test_joules_are_those_of_the_power_source(self):
+        with scripted_server() as running:
+            began = time.monotonic()
+            done = self.run_scale(running.url, "-n", 4, "--power", "command:echo 5")
+            elapsed = time.monotonic() - began
+        self.assertEqual(done.code, 0, done.all)
+        spent = sum(entry["joules"] for entry in self.lines()[1:])
+        self.assertGreater(spent, 0)
+        self.assertLess(spent, 5 * elapsed)
+        for row in self.report():
+            if row["n"] == 4:
+                self.assertAlmostEqual(row["joules"], spent / 20, places=6)
+            else:
+                self.assertIsNone(row["joules"])
+
     def assert_searched(self, running, method, n, width, steps, aggregate, *args):
         """Every problem's solutions are those of the reference, from the same requests."""
         self.out.unlink(missing_ok=True)

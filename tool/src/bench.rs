@@ -14,9 +14,9 @@ use ggml_rust_npu::rockchip;
 
 use self::cpu::Time;
 use self::multiply::{Refused, TimedWeights};
-use self::power::PowerSource;
 use self::report::{BenchReport, BenchRow, Crossover, DeviceLine};
 use crate::files::Files;
+use crate::power::PowerSource;
 use crate::progress::Progress;
 use crate::quantize::Format;
 use crate::text::{print, print_json, say};
@@ -25,7 +25,6 @@ use crate::{NO_DEVICE, ToolError, devices, files};
 mod cpu;
 mod multiply;
 mod plot;
-mod power;
 mod report;
 mod segment;
 

@@ -12,6 +12,7 @@ mod generate;
 mod inspect;
 mod interrupt;
 mod model;
+mod power;
 mod probe;
 mod progress;
 mod quantize;

@@ -19,6 +19,7 @@ use test_time_scaling::{Error, problem};
 
 use crate::ToolError;
 use crate::files::Files;
+use crate::power::{Meter, PowerSource};
 use crate::progress::Progress;
 use crate::text::say;
 
@@ -90,6 +91,7 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
     files.output(&args.output)?;
     let mut problems = problem::parse(&args.problems, &text)?;
     problems.truncate(args.limit.unwrap_or(usize::MAX));
+    let power = args.power.as_deref().map(PowerSource::open).transpose()?;
     let mut local = start(args)?;
     let url = local.as_ref().map_or(args.url.as_str(), LocalServer::url);
     let server = LlamaServer::connect(url, args.timeout)?;
@@ -134,6 +136,8 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
         max_tokens: args.max_tokens,
         balanced: args.balanced_steps,
     };
+    let meter = Meter::default();
+    let joules = || meter.take();
     let plan = RunPlan {
         method: match args.method {
             MethodName::Majority => SearchMethod::Majority,
@@ -148,18 +152,25 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
         prompt: &prompt,
         scorer: chosen.as_deref(),
         aggregate: args.aggregate.into(),
+        energy: power.is_some().then_some(&joules),
     };
     let progress = Progress::new("problems", problems.len() as u64);
     let workers = (server.slots() / usize::from(args.n)).max(1);
-    let done = solve_all(&plan, &problems, workers, &mut journal, &|_| {
-        progress.add(1)
-    });
-    progress.finish();
-    done.map_err(|error| match &mut local {
-        Some(local) => local.explain(error),
-        None => error,
-    })
-    .map_err(|error| kept(&args.output, &error))?;
+    let mut work = || -> Result<(), ToolError> {
+        let done = solve_all(&plan, &problems, workers, &mut journal, &|_| {
+            progress.add(1)
+        });
+        progress.finish();
+        let done = done.map_err(|error| match &mut local {
+            Some(local) => local.explain(error),
+            None => error,
+        });
+        done.map_err(|error| kept(&args.output, &error).into())
+    };
+    match &power {
+        Some(source) => source.metered(&meter, work)?.0,
+        None => work()?,
+    }
     report::print(&args.output, args.aggregate.into())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -13,9 +13,9 @@ use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use half::f16;
 
-use super::power::PowerSource;
 use super::random;
 use crate::ToolError;
+use crate::power::PowerSource;
 use crate::quantize::Format;
 
 /// Runs whose time is not taken: memory is mapped, contexts are made.

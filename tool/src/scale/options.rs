@@ -72,6 +72,11 @@ pub(super) struct RunArgs {
     /// The rule that makes one score of those of the steps
     #[arg(long, value_enum, default_value_t = AggregateName::Last)]
     pub(super) aggregate: AggregateName,
+    /// Also measure joules. A folder of /sys/class/hwmon or /sys/class/power_supply, a file with
+    /// microwatts, or `command:PROGRAM`, which prints watts. They are those of all that the source
+    /// measures
+    #[arg(long, value_name = "SOURCE")]
+    pub(super) power: Option<String>,
     /// Take only the first COUNT problems
     #[arg(long, value_name = "COUNT")]
     pub(super) limit: Option<usize>,

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::ToolError;
 
@@ -107,12 +108,29 @@ impl PowerSource {
         &self,
         work: impl FnOnce() -> Result<T, ToolError>,
     ) -> Result<(T, f64), ToolError> {
+        self.metered(&Meter::default(), work)
+    }
+
+    /// Does `work` while `meter` counts joules, and returns with its result the mean power in watts.
+    ///
+    /// # Errors
+    /// Those of `work`; text, if the source cannot be read any more.
+    pub fn metered<T>(
+        &self,
+        meter: &Meter,
+        work: impl FnOnce() -> Result<T, ToolError>,
+    ) -> Result<(T, f64), ToolError> {
         let is_done = AtomicBool::new(false);
         thread::scope(|scope| {
             let sampler = scope.spawn(|| {
                 let (mut sum, mut count) = (0.0, 0.0);
+                let mut last = Instant::now();
                 loop {
-                    sum += self.watts().map_err(|error| error.to_string())?;
+                    let watts = self.watts().map_err(|error| error.to_string())?;
+                    let now = Instant::now();
+                    meter.add(watts * (now - last).as_secs_f64());
+                    last = now;
+                    sum += watts;
                     count += 1.0;
                     if is_done.load(Ordering::Relaxed) {
                         return Ok::<f64, String>(sum / count);
@@ -127,6 +145,21 @@ impl PowerSource {
                 .map_err(|_| "the thread that reads power died")?;
             Ok((done?, watts?))
         })
+    }
+}
+
+/// Counts energy.
+#[derive(Debug, Default)]
+pub struct Meter(Mutex<f64>);
+
+impl Meter {
+    fn add(&self, joules: f64) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += joules;
+    }
+
+    /// Returns the joules since the last call.
+    pub fn take(&self) -> f64 {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -186,6 +219,18 @@ mod tests {
         };
         let (seven, watts) = source.mean_while(work).unwrap();
         assert_eq!(seven, 7);
+        let meter = Meter::default();
+        let began = Instant::now();
+        let wait = || {
+            thread::sleep(10 * INTERVAL);
+            Ok(())
+        };
+        source.metered(&meter, wait).unwrap();
+        let most = 4.0 * began.elapsed().as_secs_f64();
+        let least = 4.0 * (10 * INTERVAL).as_secs_f64();
+        let joules = meter.take();
+        assert!((0.9 * least..=most).contains(&joules), "{joules}");
+        assert!(meter.take() < f64::EPSILON);
         assert!((2.1..3.9).contains(&watts), "{watts}");
         let lost = source.mean_while(|| Ok(fs::remove_dir_all(&folder)?));
         assert!(lost.unwrap_err().to_string().contains("power_now"));
