@@ -10,21 +10,29 @@
 //! ggml-hexagon htp/hex-utils.h uses `dccleaninva` and `syncht` for the same purpose. Not run on a
 //! device.
 
+#[cfg(target_arch = "hexagon")]
+core::arch::global_asm!(include_str!("cache.s"), options(raw));
+
+#[cfg(target_arch = "hexagon")]
+unsafe extern "C" {
+    fn ggml_rust_npu_invalidate_lines(first: usize, count: usize);
+    fn ggml_rust_npu_clean_lines(first: usize, count: usize);
+}
+
 /// Bytes from one operation to the next: a line of the second-level cache.
 ///
-/// SOURCE: llama.cpp ggml-hexagon htp/hex-utils.h (`HEX_L2_LINE_SIZE`).
+/// SOURCE: llama.cpp ggml-hexagon htp/hex-utils.h, `HEX_L2_LINE_SIZE` at ggml 0.26.0; QEMU hw/hexagon,
+/// `l2line_size` of its configurations of V68 and later.
 #[cfg(target_arch = "hexagon")]
-const LINE: usize = 64;
+const LINE: usize = 128;
 
 /// Makes later reads of `bytes` bytes at `address` see what the host wrote before.
 pub fn invalidate(address: *const u8, bytes: usize) {
     #[cfg(target_arch = "hexagon")]
-    {
-        for at in lines(address, bytes) {
-            // SAFETY: a cache operation changes no byte that a program can see; an unmapped address
-            // would be a fault, and callers pass mapped ones.
-            unsafe { core::arch::asm!("dccleaninva({0})", in(reg) at, options(nostack)) };
-        }
+    if let Some((first, count)) = lines(address, bytes) {
+        // SAFETY: a cache operation changes no byte that a program can see; an unmapped address
+        // would be a fault, and callers pass mapped ones.
+        unsafe { ggml_rust_npu_invalidate_lines(first, count) };
         barrier();
     }
     let _ = (address, bytes);
@@ -33,11 +41,9 @@ pub fn invalidate(address: *const u8, bytes: usize) {
 /// Makes `bytes` bytes at `address` visible to the host.
 pub fn clean(address: *const u8, bytes: usize) {
     #[cfg(target_arch = "hexagon")]
-    {
-        for at in lines(address, bytes) {
-            // SAFETY: as in `invalidate`.
-            unsafe { core::arch::asm!("dccleana({0})", in(reg) at, options(nostack)) };
-        }
+    if let Some((first, count)) = lines(address, bytes) {
+        // SAFETY: as in `invalidate`.
+        unsafe { ggml_rust_npu_clean_lines(first, count) };
         barrier();
     }
     let _ = (address, bytes);
@@ -53,9 +59,10 @@ pub fn barrier() {
     }
 }
 
-/// Returns the addresses of the lines that the bytes touch.
+/// Returns the address of the first line that the bytes touch, and the number of lines; `None` if there are no bytes.
 #[cfg(target_arch = "hexagon")]
-fn lines(address: *const u8, bytes: usize) -> impl Iterator<Item = usize> {
-    let start = address.addr();
-    (start & !(LINE - 1)..start.saturating_add(bytes)).step_by(LINE)
+fn lines(address: *const u8, bytes: usize) -> Option<(usize, usize)> {
+    let first = address.addr() & !(LINE - 1);
+    let last = address.addr().saturating_add(bytes.checked_sub(1)?) / LINE;
+    Some((first, last - first / LINE + 1))
 }
