@@ -18,6 +18,13 @@
 //! A command with a different number fails with [`SEQUENCE`]; the completion has the number of the
 //! fence.
 //!
+//! # Lists
+//!
+//! A list is usually that of the last submission. Products with packed weights, attentions and operations on tensors are
+//! therefore kept, as bytes and as what checking found: a command with the same bytes at the same place of its list runs
+//! without being checked again, unless a buffer was mapped or unmapped since. Numbers of rows and experts are data, and are
+//! checked in every run.
+//!
 //! # Caches
 //!
 //! Before a command, the loop invalidates the operands that the command reads by loads (activations,
@@ -40,12 +47,16 @@
 mod attention;
 mod coherence;
 mod detail;
+mod kept;
 mod kernel;
+mod list;
 mod matmul;
+mod matmul_id;
 mod platform;
 mod region;
 mod ring;
 mod tensor_op;
+mod tensor_run;
 mod wide_op;
 mod work;
 
@@ -69,7 +80,8 @@ use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO
 pub use attention::accepts_attention;
 use coherence::CachedRanges;
 pub use detail::*;
-use matmul::MAX_CHOICES;
+use kept::KeptCommands;
+use matmul_id::MAX_CHOICES;
 pub use platform::Platform;
 use ring::{Corrupt, Ring};
 pub use tensor_op::accepts;
@@ -96,6 +108,13 @@ pub struct Units<V> {
 /// The memory of a server between commands. It is large, so the caller decides where to put it.
 #[derive(Debug)]
 pub struct State {
+    session: SessionState,
+    kept: KeptCommands,
+}
+
+/// The part of the state that commands change.
+#[derive(Debug)]
+struct SessionState {
     memory: Table,
     scratch: Scratch,
     submission: Submission,
@@ -109,22 +128,25 @@ impl State {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            memory: Table::new(),
-            scratch: Scratch {
-                ids: [0; MAX_CHOICES],
-                starts: [0; 2 * MAX_CHOICES],
+            session: SessionState {
+                memory: Table::new(),
+                scratch: Scratch {
+                    ids: [0; MAX_CHOICES],
+                    starts: [0; 2 * MAX_CHOICES],
+                },
+                submission: Submission::FIRST,
+                ranges: CachedRanges::new(),
+                table: ExpTable::new(),
+                resident: None,
             },
-            submission: Submission::FIRST,
-            ranges: CachedRanges::new(),
-            table: ExpTable::new(),
-            resident: None,
+            kept: KeptCommands::new(),
         }
     }
 
     /// Forgets the submissions of a closed session, which has unmapped all its buffers.
     pub fn reset(&mut self) {
-        self.submission = Submission::FIRST;
-        self.ranges.forget();
+        self.session.submission = Submission::FIRST;
+        self.session.ranges.forget();
     }
 }
 
@@ -268,7 +290,7 @@ where
         if let Some(ring) = self.ring.take() {
             ring.announce(STATE_CLOSED);
         }
-        for mapped in self.state.memory.drain() {
+        for mapped in self.state.session.memory.drain() {
             self.platform.unmap(mapped);
         }
         self.phase = Phase::Closed;
@@ -281,10 +303,11 @@ where
         };
         ring.announce(STATE_SERVING);
         // Another program may have used VTCM since the last call.
-        self.state.resident = None;
+        let State { session, kept } = &mut *self.state;
+        session.resident = None;
         let mut work = Work {
             platform: &mut self.platform,
-            state: &mut self.state,
+            state: session,
             engine: &self.engine,
             vtcm: &mut self.units.vtcm,
             hmx: &mut self.units.hmx,
@@ -298,7 +321,7 @@ where
             if ring.pending()? > 0 {
                 (idle_since, polls) = (None, 0);
                 let command = ring.take();
-                if let Some(mut completion) = work.step(&command, ring) {
+                if let Some(mut completion) = work.step(&command, ring, kept) {
                     work.platform.answer(&mut completion).map_err(Stop::Code)?;
                     if !work.wait_for_room(ring)? {
                         return Ok(Exit::Closed);
@@ -324,7 +347,7 @@ where
 
 impl<P: Platform, V, S: DerefMut<Target = State>> Drop for Server<P, V, S> {
     fn drop(&mut self) {
-        for mapped in self.state.memory.drain() {
+        for mapped in self.state.session.memory.drain() {
             self.platform.unmap(mapped);
         }
     }

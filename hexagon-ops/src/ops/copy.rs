@@ -1,6 +1,6 @@
 //! Operations that move elements: rows by number, copies that convert, concatenation, repetition.
 
-use super::tensor::{CHUNK, Chunk, Row, Shape, Source, View, ViewMut};
+use super::tensor::{CHUNK, Chunk, Row, Shape, Source, View, ViewMut, divides};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
@@ -142,7 +142,7 @@ pub fn set_rows(
     let (view, ids) = (src.apart()?, ids.apart()?);
     let (n, s, i) = (dst.shape.ne, view.shape.ne, ids.shape.ne);
     let rows = n[0] == s[0] && n[2] == s[2] && n[3] == s[3] && i[0] == s[1] && i[3] == 1;
-    let repeats = s[2].is_multiple_of(i[1]) && s[3].is_multiple_of(i[2]);
+    let repeats = divides(i[1], s[2]) && divides(i[2], s[3]);
     if !rows || !repeats || !view.shape.dtype.is_float() || !converts(&view.shape, &dst.shape) {
         return Err(Error::Operand);
     }
@@ -181,7 +181,8 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let mut view = src.apart()?;
     let (d, s) = (dst.shape, view.shape);
     let block = d.dtype.block().max(s.dtype.block());
-    let blocks = d.ne[0].is_multiple_of(block) && s.ne[0].is_multiple_of(block);
+    // A power of two.
+    let blocks = (d.ne[0] | s.ne[0]) & (block - 1) == 0;
     if d.elems() != s.elems() || !converts(&s, &d) || !blocks {
         return Err(Error::Operand);
     }
@@ -287,10 +288,7 @@ pub fn repeat(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()>
     }
     let view = src.apart()?;
     let ne = dst.shape.ne;
-    let divides = ne
-        .iter()
-        .zip(view.shape.ne)
-        .all(|(n, m)| n.is_multiple_of(m));
+    let divides = ne.iter().zip(view.shape.ne).all(|(n, m)| divides(m, *n));
     // Chunks of converted rows must start at whole blocks.
     let block = dst.shape.dtype.block().max(view.shape.dtype.block());
     let blocks = ne[0].is_multiple_of(block) && view.shape.ne[0].is_multiple_of(block);

@@ -11,7 +11,7 @@
 mod function;
 
 use super::copy::{check_indices, checked};
-use super::tensor::{CHUNK, Chunks, Row, Shape, Source, ViewMut};
+use super::tensor::{self, CHUNK, Chunks, Row, Shape, Source, ViewMut};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
 use crate::rt::Engine;
@@ -41,7 +41,9 @@ impl hvx::Kernel for MapRow<'_> {
             _ => None,
         };
         let step = if dense.is_some() { n } else { CHUNK };
-        for start in (0..n).step_by(step.max(1)) {
+        // A counted step would be divided by.
+        let mut start = 0;
+        while start < n {
             let len = step.min(n - start);
             let range = |shift: usize| start + shift..start + shift + len;
             let (a, b) = dense.unwrap_or_else(|| {
@@ -58,6 +60,7 @@ impl hvx::Kernel for MapRow<'_> {
             if !is_written {
                 self.row.write(start, &out_chunk[..len]);
             }
+            start += len;
         }
     }
 }
@@ -122,8 +125,7 @@ pub(super) fn same_shape(dst: &Shape, src: &Source<'_>) -> Result<()> {
 /// shape `dst`.
 pub(super) fn divides(dst: &Shape, src: &Source<'_>) -> Result<()> {
     let view = src.apart()?;
-    let fits = |(n, m): (&usize, usize)| n.is_multiple_of(m);
-    let repeats = dst.ne.iter().zip(view.shape.ne).all(fits);
+    let repeats = (0..4).all(|i| tensor::divides(view.shape.ne[i], dst.ne[i]));
     if repeats && view.shape.dtype.is_float() {
         Ok(())
     } else {

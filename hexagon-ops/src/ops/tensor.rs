@@ -25,7 +25,7 @@ mod super_block;
 
 use row::float_stride;
 pub use row::{Row, Run};
-pub use shape::{Shape, Type};
+pub use shape::{Shape, Type, divides};
 
 /// Elements of a chunk, the unit in which a kernel reads and writes a row.
 pub const CHUNK: usize = 256;
@@ -136,7 +136,7 @@ impl<'a> View<'a> {
     #[must_use]
     #[inline(always)]
     pub fn element(&self, k: usize, at: [usize; 3]) -> f32 {
-        let offset = self.shape.row(at) + k % self.shape.ne[0] * self.shape.nb[0];
+        let offset = self.shape.row(at) + self.shape.column(k) * self.shape.nb[0];
         let bytes = self.tail(offset).first_chunk();
         bytes.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
     }
@@ -145,7 +145,7 @@ impl<'a> View<'a> {
     /// element is no index.
     #[must_use]
     pub fn index(&self, k: usize, at: [usize; 3]) -> i64 {
-        let offset = self.shape.row(at) + k % self.shape.ne[0] * self.shape.nb[0];
+        let offset = self.shape.row(at) + self.shape.column(k) * self.shape.nb[0];
         let bytes = self.tail(offset);
         match self.shape.dtype {
             Type::I64 => bytes.first_chunk().map_or(-1, |b| i64::from_le_bytes(*b)),
@@ -233,6 +233,19 @@ impl<'a> ViewMut<'a> {
         })
     }
 
+    /// Returns a tensor of which a caller knows that it ends with `bytes`, and its [`Shape::row_order`].
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn bound(bytes: &'a mut [u8], shape: Shape, order: [usize; 3]) -> Self {
+        Self {
+            rows: 0..shape.ne[1] * shape.ne[2] * shape.ne[3],
+            bytes,
+            shape,
+            base: 0,
+            order,
+        }
+    }
+
     /// Returns all elements in ggml's order, if they are f32 without gaps.
     #[must_use]
     pub fn into_floats(self) -> Option<&'a mut [f32]> {
@@ -299,6 +312,10 @@ impl<'a> ViewMut<'a> {
         let mut index = index;
         for dim in self.order {
             let count = self.shape.ne[dim + 1];
+            if index < count {
+                at[dim] = index;
+                break;
+            }
             at[dim] = index % count;
             index /= count;
         }
@@ -325,6 +342,37 @@ impl<'a> ViewMut<'a> {
             shape: &self.shape,
             at,
         })
+    }
+
+    /// Writes rows that differ only in dimension 1, starting with `at`; returns `false` and writes nothing unless they all
+    /// belong to this part and have no gaps inside and between.
+    pub fn write_rows(&mut self, at: [usize; 3], elems: &[f32]) -> bool {
+        let length = self.shape.row_bytes();
+        let n = self.shape.ne[0];
+        let mut rows = self.shape;
+        (rows.ne[0], rows.ne[1]) = (elems.len(), 1);
+        rows.nb[0] = self.shape.dtype.block_bytes();
+        let is_dense = self.shape.dtype.is_float()
+            && self.shape.has_dense_rows()
+            && self.shape.nb[1] == length;
+        let inside = at.iter().zip(&self.shape.ne[1..]).all(|(i, n)| i < n);
+        if !is_dense || !inside || self.order[0] != 0 {
+            return false;
+        }
+        let first = self.number(at);
+        // All rows follow each other in the order of their numbers, and a row has `n` elements.
+        let fits = elems.len() <= (self.shape.ne[1] - at[0]) * n
+            && self.rows.start <= first
+            && elems.len() <= (self.rows.end - first.min(self.rows.end)) * n;
+        let start = self.shape.row(at).wrapping_sub(self.base);
+        let bytes = elems.len() * self.shape.dtype.block_bytes();
+        match self.bytes.get_mut(start..start.wrapping_add(bytes)) {
+            Some(bytes) if fits => {
+                convert::write(&rows, bytes, 0, elems);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Calls `f` with each row of this part.

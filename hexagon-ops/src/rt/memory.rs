@@ -15,9 +15,13 @@
 //! twice while a command runs.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::layout::LINE_BYTES;
 use crate::wire::MAX_BUFFERS;
+
+mod operands;
+pub use operands::{CheckedOperands, Operands};
 
 /// A mapped buffer.
 #[derive(Debug)]
@@ -105,10 +109,39 @@ impl Span {
     }
 }
 
+/// Identity of the contents of a [`Table`]: no two tables with buffers, and no two states of one, have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Generation(u32);
+
+impl Generation {
+    /// Generation of a table that never had a buffer.
+    const EMPTY: Self = Self(0);
+
+    /// Returns a new generation. The last number is not the same as itself ([`Self::is`]), so numbers that wrap are not
+    /// mistaken for earlier ones.
+    fn next() -> Self {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let mut last = LAST.load(Ordering::Relaxed);
+        loop {
+            let next = last.saturating_add(1);
+            match LAST.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Self(next),
+                Err(changed) => last = changed,
+            }
+        }
+    }
+
+    /// Returns `true` if both are the same state of the same table.
+    fn is(self, other: Self) -> bool {
+        self == other && self.0 != u32::MAX
+    }
+}
+
 /// The mapped buffers, by number.
 #[derive(Debug)]
 pub struct Table {
     buffers: [Option<Mapped>; MAX_BUFFERS as usize],
+    generation: Generation,
 }
 
 impl Default for Table {
@@ -123,6 +156,7 @@ impl Table {
     pub const fn new() -> Self {
         Self {
             buffers: [const { None }; MAX_BUFFERS as usize],
+            generation: Generation::EMPTY,
         }
     }
 
@@ -150,7 +184,9 @@ impl Table {
     /// # Errors
     /// `Number` if it is too large.
     pub fn insert(&mut self, buffer: u32, mapped: Mapped) -> Result<Option<Mapped>, Refusal> {
-        Ok(self.entry(buffer)?.replace(mapped))
+        let earlier = self.entry(buffer)?.replace(mapped);
+        self.generation = Generation::next();
+        Ok(earlier)
     }
 
     /// Removes a buffer from the table.
@@ -158,11 +194,14 @@ impl Table {
     /// # Errors
     /// `Number` or `Unmapped` if there is none.
     pub fn remove(&mut self, buffer: u32) -> Result<Mapped, Refusal> {
-        self.entry(buffer)?.take().ok_or(Refusal::Unmapped)
+        let mapped = self.entry(buffer)?.take().ok_or(Refusal::Unmapped)?;
+        self.generation = Generation::next();
+        Ok(mapped)
     }
 
     /// Removes all buffers, one by one.
     pub fn drain(&mut self) -> impl Iterator<Item = Mapped> {
+        self.generation = Generation::next();
         self.buffers.iter_mut().filter_map(Option::take)
     }
 
@@ -176,6 +215,7 @@ impl Table {
     pub fn lend(&mut self) -> LentBuffers<'_> {
         LentBuffers {
             buffers: &self.buffers,
+            generation: self.generation,
         }
     }
 }
@@ -197,6 +237,7 @@ impl<'a> Mappings<'a> {
 #[derive(Debug)]
 pub struct LentBuffers<'a> {
     buffers: &'a [Option<Mapped>],
+    generation: Generation,
 }
 
 impl<'a> LentBuffers<'a> {
@@ -248,31 +289,6 @@ impl<'a> LentBuffers<'a> {
         // `Mapped::new`. This command does not write either: only `Operands` makes slices to write
         // to, and it takes `self`, which this slice borrows.
         Ok(unsafe { core::slice::from_raw_parts(bound.start(), bound.range().len()) })
-    }
-
-    /// Joins the result of a command and the sources that it reads.
-    ///
-    /// # Errors
-    /// `Overlap` if a source shares bytes with the result; `Unmapped` if an operand is another
-    /// table's.
-    pub fn operands<const N: usize>(
-        self,
-        dst: Bound<'a>,
-        src: [Option<Bound<'a>>; N],
-    ) -> Result<Operands<'a, N>, Refusal> {
-        for bound in src.iter().flatten().chain([&dst]) {
-            if !self.owns(bound) {
-                return Err(Refusal::Unmapped);
-            }
-        }
-        if src.iter().flatten().any(|bound| bound.overlaps(&dst)) {
-            return Err(Refusal::Overlap);
-        }
-        Ok(Operands {
-            buffers: self,
-            dst,
-            src,
-        })
     }
 }
 
@@ -334,42 +350,6 @@ impl<'a> Bound<'a> {
 impl PartialEq for Bound<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.span == other.span
-    }
-}
-
-/// The result of a command, and sources that share no byte with it.
-#[derive(Debug)]
-pub struct Operands<'a, const N: usize> {
-    buffers: LentBuffers<'a>,
-    dst: Bound<'a>,
-    src: [Option<Bound<'a>>; N],
-}
-
-impl<const N: usize> Operands<'_, N> {
-    /// Returns the bytes of source `index`.
-    #[must_use]
-    pub fn source(&self, index: usize) -> Option<&[u8]> {
-        self.buffers.bytes(self.src.get(index)?.as_ref()?).ok()
-    }
-
-    /// Returns the bytes of the result and of the sources. Callers run cache operations on them
-    /// before or after they use these slices, not meanwhile.
-    pub fn slices(&mut self) -> (&mut [u8], [Option<&[u8]>; N]) {
-        let mut sources = [None; N];
-        for (source, bound) in sources.iter_mut().zip(&self.src) {
-            let Some(bound) = bound else { continue };
-            // SAFETY: in bounds by `bind`, mapped and not written by others by the contract of
-            // `Mapped::new`, nor through the result, which lies elsewhere.
-            *source =
-                Some(unsafe { core::slice::from_raw_parts(bound.start(), bound.range().len()) });
-        }
-        // SAFETY: in bounds by `bind`.
-        let dst = unsafe { self.dst.mapped.cached.add(self.dst.span.start) };
-        // SAFETY: in bounds, mapped and used by nothing else by the contract of `Mapped::new`. No
-        // other slice covers it: the sources lie elsewhere, and `self`, the only value that hands
-        // out bytes of the table, is borrowed for as long as this slice lives.
-        let dst = unsafe { core::slice::from_raw_parts_mut(dst, self.dst.range().len()) };
-        (dst, sources)
     }
 }
 

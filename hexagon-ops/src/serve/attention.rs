@@ -5,10 +5,14 @@ use super::Platform;
 use super::coherence::{Cache, CachedRanges};
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::tensor_op::{bind, shape_of};
+use super::tensor_run::CheckedTensor;
+use crate::error::Error;
 use crate::ops::attention::{self, Attention, ExpTable, Sources};
 use crate::ops::matmul::Machine;
+#[cfg(doc)]
+use crate::ops::tensor::Shape;
 use crate::ops::tensor::{View, ViewMut};
-use crate::rt::memory::Table;
+use crate::rt::memory::{CheckedOperands, Operands, Table};
 use crate::wire;
 
 /// Checks that [`wire::OP_ATTENTION`] accepts these types, dimensions, strides and parameters. Buffers
@@ -39,60 +43,97 @@ fn params(body: &wire::Attention) -> Attention {
     }
 }
 
-/// Executes [`wire::OP_ATTENTION`].
-pub(super) fn attention(
+/// Sources: queries, keys, values, mask, sinks.
+const SOURCES: usize = 5;
+
+/// An attention whose fields are right, and what they say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CheckedAttention {
+    params: Attention,
+    dst: CheckedTensor,
+    /// Dimensions of the result as [`Shape::row_order`] returns them.
+    order: [usize; 3],
+    src: [CheckedTensor; SOURCES],
+    pub(super) operands: CheckedOperands<SOURCES>,
+}
+
+/// Checks the fields of [`wire::OP_ATTENTION`], and returns what they say and its operands; `None` if the result has no
+/// elements.
+pub(super) fn check<'a>(
     body: &wire::Attention,
-    memory: &mut Table,
-    table: &mut ExpTable,
-    (platform, ranges): (&mut impl Platform, &mut CachedRanges),
-    machine: Machine<'_>,
-) -> Result<(), Failure> {
+    memory: &'a mut Table,
+) -> Result<Option<(CheckedAttention, Operands<'a, SOURCES>)>, Failure> {
     if body.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
     let missing = Failure::bad(OPERAND);
     if body.dst.dtype != wire::TYPE_NONE && body.dst.ne.contains(&0) {
-        return Ok(());
+        return Ok(None);
     }
     let buffers = memory.lend();
     let mut dst = None;
     bind(&body.dst, &buffers, &mut dst)?;
     let dst = dst.as_ref().ok_or(missing)?;
-    let mut src = [None; 5];
-    let mut bounds = [None; 5];
+    let mut src = [CheckedTensor::NONE; SOURCES];
+    let mut bounds = [None; SOURCES];
     let tensors = [&body.q, &body.k, &body.v, &body.mask, &body.sinks];
-    for ((src, bound), tensor) in src.iter_mut().zip(&mut bounds).zip(tensors) {
-        bind(tensor, &buffers, src)?;
-        *bound = src.as_ref().map(|src| src.bound);
-    }
-    // Overlapping operands are refused before any cache line changes.
-    let mut cache = Cache {
-        mappings: buffers.mappings(),
-        platform,
-        ranges,
-    };
-    let mut operands = buffers.operands(dst.bound, bounds)?;
-    for src in src.iter().flatten() {
-        src.read(&mut cache);
-    }
-    dst.prepare(&mut cache);
-    let (bytes, sources) = operands.slices();
-    let mut views = [None; 5];
-    for (view, (bytes, src)) in views.iter_mut().zip(sources.into_iter().zip(src)) {
-        if let (Some(bytes), Some(src)) = (bytes, src) {
-            *view = Some(View::new(bytes, src.shape)?);
+    for ((src, place), tensor) in src.iter_mut().zip(&mut bounds).zip(tensors) {
+        let mut found = None;
+        bind(tensor, &buffers, &mut found)?;
+        if let Some(found) = found {
+            *src = CheckedTensor::new(found.shape, true);
+            *place = Some(found.bound);
         }
     }
-    let [q, k, v, mask, sinks] = views;
-    let sources = Sources {
-        q: q.ok_or(missing)?,
-        k: k.ok_or(missing)?,
-        v: v.ok_or(missing)?,
-        mask,
-        sinks,
+    if bounds[..3].iter().any(Option::is_none) {
+        return Err(missing);
+    }
+    // Overlapping operands are refused before any cache line changes.
+    let operands = buffers.operands(dst.bound, bounds)?;
+    let checked = CheckedAttention {
+        params: params(body),
+        dst: CheckedTensor::new(dst.shape, true),
+        order: dst.shape.row_order().ok_or(Failure::from(Error::Operand))?,
+        src,
+        operands: operands.remember(),
     };
-    let dst_view = ViewMut::new(bytes, dst.shape)?;
-    let done = attention::attention(machine, &params(body), dst_view, &sources, table);
-    dst.written(&mut cache);
-    done.map_err(Failure::from)
+    Ok(Some((checked, operands)))
+}
+
+impl CheckedAttention {
+    /// Executes the attention on its operands.
+    pub(super) fn run(
+        &self,
+        mut operands: Operands<'_, SOURCES>,
+        table: &mut ExpTable,
+        (platform, ranges): (&mut impl Platform, &mut CachedRanges),
+        machine: Machine<'_>,
+    ) -> Result<(), Failure> {
+        let mut cache = Cache {
+            mappings: operands.mappings(),
+            platform,
+            ranges,
+        };
+        for (i, src) in self.src.iter().enumerate() {
+            if let Some(bound) = operands.bound(i) {
+                src.read(&bound, &mut cache);
+            }
+        }
+        let to = operands.dst();
+        self.dst.prepare(&to, &mut cache);
+        let (bytes, slices) = operands.slices();
+        let view = |i: usize| slices[i].map(|bytes| View::bound(bytes, *self.src[i].shape()));
+        let missing = Failure::bad(OPERAND);
+        let sources = Sources {
+            q: view(0).ok_or(missing)?,
+            k: view(1).ok_or(missing)?,
+            v: view(2).ok_or(missing)?,
+            mask: view(3),
+            sinks: view(4),
+        };
+        let dst = ViewMut::bound(bytes, *self.dst.shape(), self.order);
+        let done = attention::attention(machine, &self.params, dst, &sources, table);
+        self.dst.written(&to, &mut cache);
+        done.map_err(Failure::from)
+    }
 }

@@ -1,22 +1,19 @@
-//! The command for operations on tensors: checks the fields, makes the operands visible to the DSP,
-//! and runs [`crate::ops::run`].
-//!
-//! Cache operations of GET_ROWS and SET_ROWS touch only the rows that are named, because a table of
-//! embeddings or a cache of keys is larger than the data cache.
+//! Checks of the command for operations on tensors, and of the tensors of other commands.
 
 use core::ops::Range;
 
 use super::Platform;
-use super::coherence::{Cache, CachedRanges};
+use super::coherence::Cache;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, OPERAND, RESERVED, SHAPE, TYPE};
 use super::kernel::decode;
+use super::tensor_run::{CheckedOp, CheckedTensor};
 use super::work::is_zero;
 use crate::error::Error;
 use crate::layout::LINE_BYTES;
 use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
-use crate::ops::{Op, copy, run};
+use crate::ops::{Op, run};
 use crate::rt::Engine;
-use crate::rt::memory::{Bound, LentBuffers, Operands, Span, Table};
+use crate::rt::memory::{Bound, LentBuffers, Operands, Table};
 use crate::wire::{self, SOURCES};
 
 /// Elements with a smaller stride share one cache operation, bytes.
@@ -236,65 +233,13 @@ impl BoundTensor<'_> {
     pub(super) fn written(&self, cache: &mut Cache<'_, impl Platform>) {
         self.runs(|range, _| cache.written(&self.bound, &range));
     }
-
-    /// Calls `f` with each row that is named.
-    fn named_rows(
-        &self,
-        named: &Named,
-        operands: &Operands<'_, SOURCES>,
-        mut f: impl FnMut(Range<usize>),
-    ) -> Result<(), Failure> {
-        let numbers = operands.source(named.source).ok_or(Failure::bad(OPERAND))?;
-        let ids = View::new(numbers, named.shape)?;
-        let first = self.bound.range().start;
-        let bytes = self.shape.row_bytes();
-        let mut call = |at: [usize; 3]| {
-            let start = first + self.shape.row(at);
-            f(start..start + bytes);
-        };
-        if named.whole_planes {
-            copy::check_indices(&ids, self.shape.ne[2])?;
-            for i in 0..ids.shape.ne[0] {
-                let plane = usize::try_from(ids.index(i, [0; 3])).unwrap_or(0);
-                for row in 0..self.shape.ne[1] {
-                    call([row, plane, 0]);
-                }
-            }
-            return Ok(());
-        }
-        copy::check_indices(&ids, self.shape.ne[1])?;
-        for i3 in 0..named.planes[1] {
-            for i2 in 0..named.planes[0] {
-                for i in 0..ids.shape.ne[0] {
-                    let row = usize::try_from(ids.index(i, [i2, i3, 0])).unwrap_or(0);
-                    call([row, i2, i3]);
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
-/// The rows of a tensor that a source names by their numbers.
-#[derive(Clone, Copy)]
-struct Named {
-    /// Index of the source that holds the numbers.
-    source: usize,
-    /// Shape of the numbers.
-    shape: Shape,
-    /// Planes in dimensions 2 and 3 that the numbers are repeated for.
-    planes: [usize; 2],
-    /// `true` if a number is an index of dimension 2 and names all rows of dimension 1.
-    whole_planes: bool,
-}
-
-/// Executes [`wire::OP_TENSOR`]; returns the bytes that it wrote.
-pub(super) fn tensor_op(
+/// Checks the fields of a command, and returns what they say and its operands; `None` if the result has no elements.
+pub(super) fn check<'a>(
     body: &wire::TensorOp,
-    memory: &mut Table,
-    (platform, ranges): (&mut impl Platform, &mut CachedRanges),
-    engine: &Engine,
-) -> Result<Option<Span>, Failure> {
+    memory: &'a mut Table,
+) -> Result<Option<(CheckedOp, Operands<'a, SOURCES>)>, Failure> {
     if body.reserved != 0 {
         return Err(Failure::bad(RESERVED));
     }
@@ -318,70 +263,21 @@ pub(super) fn tensor_op(
     }
     let dst = &*dst;
     let mut apart = [None; SOURCES];
-    for (apart, src) in apart.iter_mut().zip(&src) {
-        if let Some(src) = src.as_ref().filter(|src| *src != dst) {
-            *apart = Some(src.bound);
-        }
+    let mut sources = [CheckedTensor::NONE; SOURCES];
+    for ((apart, source), src) in apart.iter_mut().zip(&mut sources).zip(&src) {
+        let Some(src) = src else { continue };
+        let is_apart = src != dst;
+        *apart = is_apart.then_some(src.bound);
+        *source = CheckedTensor::new(src.shape, is_apart);
     }
-    let mut cache = Cache {
-        mappings: buffers.mappings(),
-        platform,
-        ranges,
-    };
     // Overlapping operands are refused before any cache line changes.
-    let mut operands = buffers.operands(dst.bound, apart)?;
-
-    let numbers = match &op {
-        Op::GetRows | Op::SetRows => Some(1),
-        Op::RopeSetRows(_) => Some(2),
-        _ => None,
+    let operands = buffers.operands(dst.bound, apart)?;
+    let checked = CheckedOp {
+        op,
+        dst: CheckedTensor::new(dst.shape, true),
+        order: dst.shape.row_order().ok_or(Failure::from(Error::Operand))?,
+        src: sources,
+        operands: operands.remember(),
     };
-    let named = numbers.and_then(|source| {
-        Some(Named {
-            source,
-            shape: src[source].as_ref()?.shape,
-            planes: [dst.shape.ne[2], dst.shape.ne[3]],
-            whole_planes: matches!(op, Op::RopeSetRows(_)),
-        })
-    });
-    let sets_rows = matches!(op, Op::SetRows | Op::RopeSetRows(_));
-    if let Some(ids) = numbers.and_then(|source| src[source].as_ref()) {
-        ids.read(&mut cache);
-    }
-    for (i, src) in src.iter().enumerate() {
-        match (src, &named) {
-            (Some(src), Some(named)) if i == 0 && matches!(op, Op::GetRows) => {
-                src.named_rows(named, &operands, |range| cache.read(&src.bound, range))?;
-            }
-            (Some(src), _) => src.read(&mut cache),
-            (None, _) => {}
-        }
-    }
-    match &named {
-        Some(named) if sets_rows => dst.named_rows(named, &operands, |range| {
-            cache.read_edges(&dst.bound, &range);
-        })?,
-        _ => dst.prepare(&mut cache),
-    }
-
-    let (bytes, sources) = operands.slices();
-    let mut views = [Source::None; SOURCES];
-    for (i, view) in views.iter_mut().enumerate() {
-        match (sources[i], &src[i]) {
-            (Some(bytes), Some(src)) => *view = Source::Apart(View::bound(bytes, src.shape)),
-            (None, Some(_)) => *view = Source::InPlace,
-            _ => {}
-        }
-    }
-    let done = run(engine, &op, ViewMut::new(bytes, dst.shape)?, &views);
-    match &named {
-        Some(named) if sets_rows => {
-            dst.named_rows(named, &operands, |range| {
-                cache.written(&dst.bound, &range);
-            })?;
-        }
-        _ => dst.written(&mut cache),
-    }
-    done.map_err(Failure::from)?;
-    Ok(Some(dst.bound.span()))
+    Ok(Some((checked, operands)))
 }

@@ -1,26 +1,28 @@
 //! Execution of commands one after another: each is matched with its submission, then executed or
 //! skipped, and a fence is answered.
 
-use super::coherence::Cache;
 use super::detail::{
     ALIGNMENT, FAULT_DMA, FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE,
 };
+use super::kept::{CheckedCommand, KeptCommands};
 use super::matmul::ResidentActs;
 use super::ring::Ring;
-use super::{COLLECT_US, Platform, State, Stop, attention, matmul, tensor_op, wide_op};
+use super::{
+    COLLECT_US, Platform, SessionState, Stop, attention, matmul, matmul_id, tensor_op, wide_op,
+};
 use crate::hmx::Hmx;
 use crate::layout::Tile;
 use crate::ops::matmul::Machine;
 use crate::rt::Engine;
 use crate::rt::memory::Span;
 use crate::wire::{
-    Attention, Body, Command, Completion, FENCE, List, Map, MatMul, MatMulId, Nop, OP_ATTENTION,
-    OP_LIST, OP_MAP, OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, OP_WIDE, STATUS_OK,
-    TensorOp, Unmap, WideOp,
+    Attention, Body, Command, Completion, FENCE, Map, MatMul, MatMulId, Nop, OP_ATTENTION, OP_LIST,
+    OP_MAP, OP_MUL_MAT, OP_MUL_MAT_ID, OP_NOP, OP_TENSOR, OP_UNMAP, OP_WIDE, STATUS_OK, TensorOp,
+    Unmap, WideOp,
 };
 
 /// Operations that a list may hold.
-const COMPUTE: [u32; 5] = [OP_MUL_MAT, OP_MUL_MAT_ID, OP_TENSOR, OP_ATTENTION, OP_WIDE];
+pub(super) const COMPUTE: [u32; 5] = [OP_MUL_MAT, OP_MUL_MAT_ID, OP_TENSOR, OP_ATTENTION, OP_WIDE];
 
 /// The current submission.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +56,7 @@ impl Submission {
 /// A server without its ring.
 pub(super) struct Work<'a, P> {
     pub(super) platform: &'a mut P,
-    pub(super) state: &'a mut State,
+    pub(super) state: &'a mut SessionState,
     pub(super) engine: &'a Engine,
     pub(super) vtcm: &'a mut [Tile],
     pub(super) hmx: &'a mut Hmx,
@@ -62,7 +64,12 @@ pub(super) struct Work<'a, P> {
 
 impl<P: Platform> Work<'_, P> {
     /// Executes or skips a command, and returns the completion if it is a fence.
-    pub(super) fn step(&mut self, command: &Command, ring: &mut Ring) -> Option<Completion> {
+    pub(super) fn step(
+        &mut self,
+        command: &Command,
+        ring: &mut Ring,
+        kept: &mut KeptCommands,
+    ) -> Option<Completion> {
         if self.state.submission.sequence.is_none() {
             let last = self.state.submission.last;
             // The host may have written other activations since.
@@ -77,15 +84,17 @@ impl<P: Platform> Work<'_, P> {
             };
         }
         match self.check(command) {
-            Ok(()) if command.op == OP_LIST => self.list(command, ring),
-            checked => self.execute_counted(|work| checked.and_then(|()| work.run(command))),
+            Ok(()) if command.op == OP_LIST => self.list(command, ring, kept),
+            checked => {
+                self.execute_counted(|work| checked.and_then(|()| work.run(command).map(|_| ())))
+            }
         }
         let submission = &mut self.state.submission;
         if command.flags & FENCE == 0 {
             return None;
         }
         submission.sequence = None;
-        let State { memory, ranges, .. } = &mut *self.state;
+        let SessionState { memory, ranges, .. } = &mut *self.state;
         ranges.clean(memory.mappings(), self.platform);
         let submission = &mut self.state.submission;
         let lost_count = Some(Failure::bad(SEQUENCE));
@@ -111,7 +120,7 @@ impl<P: Platform> Work<'_, P> {
     }
 
     /// Executes a command by `run` unless an earlier one of the submission has failed, and counts it.
-    fn execute_counted(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Failure>) {
+    pub(super) fn execute_counted(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Failure>) {
         if self.state.submission.failure.is_none() {
             let mut result = run(self);
             if self.engine.is_stuck() {
@@ -127,46 +136,6 @@ impl<P: Platform> Work<'_, P> {
         submission.seen = submission.seen.saturating_add(1);
     }
 
-    /// Executes [`OP_LIST`], and shows progress on `ring` meanwhile.
-    fn list(&mut self, command: &Command, ring: &mut Ring) {
-        const BYTES: u64 = size_of::<Command>() as u64;
-        let found = body(command).and_then(|list: &List| {
-            let bytes = u64::from(list.count) * BYTES;
-            let State { memory, ranges, .. } = &mut *self.state;
-            let buffers = memory.lend();
-            let all = buffers.bind(list.buffer, list.offset, bytes)?;
-            if list.count > 0 {
-                let mut cache = Cache {
-                    mappings: buffers.mappings(),
-                    platform: self.platform,
-                    ranges,
-                };
-                cache.read(&all, all.range());
-            }
-            Ok(list)
-        });
-        let list = match found {
-            Ok(list) => list,
-            Err(failure) => return self.execute_counted(|_| Err(failure)),
-        };
-        for index in 0..u64::from(list.count) {
-            ring.advance(self.platform.time_us());
-            self.execute_counted(|work| {
-                let buffers = work.state.memory.lend();
-                let bound = buffers.bind(list.buffer, list.offset + index * BYTES, BYTES)?;
-                // A copy: the command that is checked is the one that is executed.
-                let command: Command = bytemuck::pod_read_unaligned(buffers.bytes(&bound)?);
-                if command.flags != 0 || command.sequence != 0 {
-                    return Err(Failure::bad(RESERVED));
-                }
-                if !COMPUTE.contains(&command.op) {
-                    return Err(Failure::bad(OPERATION));
-                }
-                work.run(&command)
-            });
-        }
-    }
-
     /// Checks the fields that all commands of the ring have.
     fn check(&self, command: &Command) -> Result<(), Failure> {
         let submission = &self.state.submission;
@@ -180,10 +149,10 @@ impl<P: Platform> Work<'_, P> {
         Ok(())
     }
 
-    /// Executes a command.
-    fn run(&mut self, command: &Command) -> Result<(), Failure> {
+    /// Executes a command, and returns what checking found.
+    pub(super) fn run(&mut self, command: &Command) -> Result<CheckedCommand, Failure> {
         if COMPUTE.contains(&command.op) && !self.platform.begin() {
-            return Ok(());
+            return Ok(CheckedCommand::None);
         }
         // Activations stay resident in VTCM only across commands that do not use VTCM. A product says which
         // activations are resident after it.
@@ -199,7 +168,7 @@ impl<P: Platform> Work<'_, P> {
             OP_UNMAP => {
                 let Unmap { buffer, reserved } = *body(command)?;
                 zero(reserved)?;
-                let State { memory, ranges, .. } = &mut *self.state;
+                let SessionState { memory, ranges, .. } = &mut *self.state;
                 // Another buffer may be mapped at the same address.
                 ranges.clean(memory.mappings(), self.platform);
                 ranges.forget();
@@ -207,56 +176,24 @@ impl<P: Platform> Work<'_, P> {
                 self.platform.unmap(mapped);
                 Ok(())
             }
-            OP_MUL_MAT => {
-                let body: &MatMul = body(command)?;
-                let (state, platform, machine) = self.parts();
-                let State {
-                    memory,
-                    ranges,
-                    resident,
-                    ..
-                } = state;
-                matmul::mul_mat(body, memory, resident, (platform, ranges), machine)
-            }
+            OP_MUL_MAT => return self.product(body(command)?),
             OP_MUL_MAT_ID => {
                 let body: &MatMulId = body(command)?;
                 let (state, platform, machine) = self.parts();
-                let State {
+                let SessionState {
                     memory,
                     ranges,
                     scratch,
                     ..
                 } = state;
-                matmul::mul_mat_id(body, memory, (platform, ranges), scratch, machine)
+                matmul_id::mul_mat_id(body, memory, (platform, ranges), scratch, machine)
             }
-            OP_TENSOR => {
-                let body: &TensorOp = body(command)?;
-                let State {
-                    memory,
-                    ranges,
-                    resident,
-                    ..
-                } = &mut *self.state;
-                let cache = (&mut *self.platform, ranges);
-                let written = tensor_op::tensor_op(body, memory, cache, self.engine);
-                forget_changed(resident, &written);
-                written.map(|_| ())
-            }
-            OP_ATTENTION => {
-                let body: &Attention = body(command)?;
-                let (state, platform, machine) = self.parts();
-                let State {
-                    memory,
-                    ranges,
-                    table,
-                    ..
-                } = state;
-                attention::attention(body, memory, table, (platform, ranges), machine)
-            }
+            OP_TENSOR => return self.tensor_op(body(command)?),
+            OP_ATTENTION => return self.attention(body(command)?),
             OP_WIDE => {
                 let body: &WideOp = body(command)?;
                 let (state, platform, machine) = self.parts();
-                let State {
+                let SessionState {
                     memory,
                     ranges,
                     resident,
@@ -268,10 +205,65 @@ impl<P: Platform> Work<'_, P> {
             }
             _ => Err(Failure::bad(OPERATION)),
         }
+        .map(|()| CheckedCommand::None)
+    }
+
+    /// Executes [`OP_MUL_MAT`].
+    fn product(&mut self, body: &MatMul) -> Result<CheckedCommand, Failure> {
+        let (state, platform, machine) = self.parts();
+        let SessionState {
+            memory,
+            ranges,
+            resident,
+            ..
+        } = state;
+        let earlier = resident.take();
+        let Some((product, operands)) = matmul::check(body, memory)? else {
+            return Ok(CheckedCommand::None);
+        };
+        *resident = product.run(operands, earlier, (platform, ranges), machine)?;
+        Ok(CheckedCommand::Product(product))
+    }
+
+    /// Executes [`OP_ATTENTION`].
+    fn attention(&mut self, body: &Attention) -> Result<CheckedCommand, Failure> {
+        let (state, platform, machine) = self.parts();
+        let SessionState {
+            memory,
+            ranges,
+            table,
+            ..
+        } = state;
+        let Some((attention, operands)) = attention::check(body, memory)? else {
+            return Ok(CheckedCommand::None);
+        };
+        attention.run(operands, table, (platform, ranges), machine)?;
+        Ok(CheckedCommand::Attention(attention))
+    }
+
+    /// Executes [`OP_TENSOR`].
+    fn tensor_op(&mut self, body: &TensorOp) -> Result<CheckedCommand, Failure> {
+        let SessionState {
+            memory,
+            ranges,
+            resident,
+            ..
+        } = &mut *self.state;
+        let (op, operands) = match tensor_op::check(body, memory) {
+            Ok(Some(checked)) => checked,
+            Ok(None) => return Ok(CheckedCommand::None),
+            Err(failure) => {
+                *resident = None;
+                return Err(failure);
+            }
+        };
+        let written = op.run(operands, (&mut *self.platform, ranges), self.engine);
+        forget_changed(resident, &written.map(Some));
+        written.map(|_| CheckedCommand::Tensor(op))
     }
 
     /// Returns the parts that a product needs.
-    fn parts(&mut self) -> (&mut State, &mut P, Machine<'_>) {
+    pub(super) fn parts(&mut self) -> (&mut SessionState, &mut P, Machine<'_>) {
         let machine = Machine {
             engine: self.engine,
             vtcm: &mut *self.vtcm,
@@ -313,7 +305,7 @@ impl<P: Platform> Work<'_, P> {
 
 /// Returns the body of a command, and refuses a command without zeros after it.
 #[inline(always)]
-fn body<B: Body>(command: &Command) -> Result<&B, Failure> {
+pub(super) fn body<B: Body>(command: &Command) -> Result<&B, Failure> {
     let (body, rest) = command.body.split_at(size_of::<B>());
     if !is_zero(rest) {
         return Err(Failure::bad(RESERVED));
@@ -322,7 +314,10 @@ fn body<B: Body>(command: &Command) -> Result<&B, Failure> {
 }
 
 /// Forgets packed activations that a command has written, or that one that failed may have.
-fn forget_changed(resident: &mut Option<ResidentActs>, written: &Result<Option<Span>, Failure>) {
+pub(super) fn forget_changed(
+    resident: &mut Option<ResidentActs>,
+    written: &Result<Option<Span>, Failure>,
+) {
     let changed = |acts: &ResidentActs| match written {
         Ok(span) => span.is_some_and(|span| acts.is_changed_by(span)),
         Err(_) => true,

@@ -14,6 +14,7 @@ mod driver;
 mod elementwise;
 mod epilogue;
 mod hyper;
+mod kept;
 mod list;
 mod matmul;
 mod place;

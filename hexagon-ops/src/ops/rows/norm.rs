@@ -22,32 +22,41 @@ pub enum Norm {
 
 /// Returns `x - shift`, or its square.
 #[inline(always)]
-fn term(x: Vector, shift: Vector, squared: bool) -> Vector {
-    let x = hvx::sub_f32(x, shift);
+fn term(x: Vector, shift: Option<Vector>, squared: bool) -> Vector {
+    let x = match shift {
+        Some(shift) => hvx::sub_f32(x, shift),
+        None => x,
+    };
     if squared { hvx::mul_f32(x, x) } else { x }
 }
 
-/// Adds `x - shift`, or its square, of each element to the lanes of two sums.
+/// Adds `x - shift`, or its square, of each element to the lanes of four sums.
 #[inline(always)]
-fn add_terms(elems: &[f32], shift: Vector, squared: bool, sums: &mut [Vector; 2]) {
-    let [mut first, mut second] = *sums;
+fn add_terms(elems: &[f32], shift: Option<Vector>, squared: bool, sums: &mut [Vector; 4]) {
+    let [mut a, mut b, mut c, mut d] = *sums;
     let (whole, rest) = elems.as_chunks::<32>();
-    let (pairs, last) = whole.as_chunks::<2>();
-    for [a, b] in pairs {
-        first = hvx::add_f32(first, term(hvx::load_f32(a), shift, squared));
-        second = hvx::add_f32(second, term(hvx::load_f32(b), shift, squared));
+    let (fours, last) = whole.as_chunks::<4>();
+    for four in fours {
+        // All are loaded before the first is added, so that the steps of one fill the pauses between those of another.
+        let [w, x, y, z] = four;
+        let (w, x) = (hvx::load_f32(w), hvx::load_f32(x));
+        let (y, z) = (hvx::load_f32(y), hvx::load_f32(z));
+        a = hvx::add_f32(a, term(w, shift, squared));
+        b = hvx::add_f32(b, term(x, shift, squared));
+        c = hvx::add_f32(c, term(y, shift, squared));
+        d = hvx::add_f32(d, term(z, shift, squared));
     }
     for elems in last {
-        first = hvx::add_f32(first, term(hvx::load_f32(elems), shift, squared));
+        a = hvx::add_f32(a, term(hvx::load_f32(elems), shift, squared));
     }
     if !rest.is_empty() {
         // Lanes after the end hold the shift.
         let mut lanes = [0.0; 32];
         hvx::store_f32(&mut lanes, term(load(rest, 0), shift, squared));
         lanes[rest.len()..].fill(0.0);
-        second = hvx::add_f32(second, hvx::load_f32(&lanes));
+        b = hvx::add_f32(b, hvx::load_f32(&lanes));
     }
-    *sums = [first, second];
+    *sums = [a, b, c, d];
 }
 
 /// Returns the sum over a row of `x - shift`, or of its square; in all lanes.
@@ -56,21 +65,25 @@ fn sum(
     (row, chunk): (&Row<'_>, &mut Chunk),
     src: &Source<'_>,
     n: usize,
-    shift: Vector,
+    shift: Option<Vector>,
     squared: bool,
 ) -> Vector {
-    let mut sums = [splat_w(0); 2];
+    let mut sums = [splat_w(0); 4];
     let whole = match src {
         Source::Apart(view) => view.floats(row.at).and_then(|elems| elems.get(..n)),
         _ => None,
     };
     let step = if whole.is_some() { n } else { CHUNK };
-    for start in (0..n).step_by(step.max(1)) {
-        let range = start..n.min(start + step);
-        let elems = whole.unwrap_or_else(|| src.read(row, range, chunk));
+    let mut start = 0;
+    while start < n {
+        let end = n.min(start + step);
+        let elems = whole.unwrap_or_else(|| src.read(row, start..end, chunk));
         add_terms(elems, shift, squared, &mut sums);
+        start = end;
     }
-    all_lanes(hvx::add_f32(sums[0], sums[1]), hvx::add_f32)
+    let [a, b, c, d] = sums;
+    let total = hvx::add_f32(hvx::add_f32(a, b), hvx::add_f32(c, d));
+    all_lanes(total, hvx::add_f32)
 }
 
 /// The last step of a norm: what each element becomes.
@@ -120,12 +133,15 @@ impl hvx::Kernel for NormRow<'_> {
         let [chunk, times_chunk, plus_chunk, out] = self.chunks;
         let n = self.row.len();
         let inverse = splat_f32(1.0 / count_f32(n));
-        let mut shift = splat_w(0);
+        let mut shift = None;
         if let Norm::Mean(_) = self.norm {
-            let total = sum((&self.row, chunk), src, n, shift, false);
-            shift = hvx::mul_f32(total, inverse);
+            let total = sum((&self.row, chunk), src, n, None, false);
+            shift = Some(hvx::mul_f32(total, inverse));
         }
-        let squares = sum((&self.row, chunk), src, n, shift, true);
+        let squares = match shift {
+            Some(_) => sum((&self.row, chunk), src, n, shift, true),
+            None => sum((&self.row, chunk), src, n, None, true),
+        };
         let factor = match self.norm {
             Norm::Rms(eps) | Norm::Mean(eps) => {
                 let mean = hvx::mul_f32(squares, inverse);
@@ -136,10 +152,7 @@ impl hvx::Kernel for NormRow<'_> {
                 math::reciprocal(hvx::max_f32(length, splat_f32(eps)))
             }
         };
-        let scaling = Scaling {
-            shift: matches!(self.norm, Norm::Mean(_)).then_some(shift),
-            factor,
-        };
+        let scaling = Scaling { shift, factor };
         let dense = match [0, 1, 2].map(|i| dense(&self.src[i], &self.row, 0)) {
             [Some(x), Some(times), Some(plus)] if self.row.floats().is_some() => {
                 Some((x, times, plus))
@@ -147,7 +160,8 @@ impl hvx::Kernel for NormRow<'_> {
             _ => None,
         };
         let step = if dense.is_some() { n } else { CHUNK };
-        for start in (0..n).step_by(step.max(1)) {
+        let mut start = 0;
+        while start < n {
             let len = step.min(n - start);
             let range = start..start + len;
             let (x, times, plus) = dense.unwrap_or_else(|| {
@@ -163,6 +177,7 @@ impl hvx::Kernel for NormRow<'_> {
             if !is_written {
                 self.row.write(start, &out[..len]);
             }
+            start += len;
         }
     }
 }
@@ -211,7 +226,7 @@ impl hvx::Kernel for SumRow<'_> {
     #[inline(always)]
     fn run(mut self) {
         let from = (&self.row, &mut self.chunks[0]);
-        let total = sum(from, self.src, self.n, splat_w(0), false);
+        let total = sum(from, self.src, self.n, None, false);
         let total = super::first_lane(total);
         let divisor = if self.is_mean { count_f32(self.n) } else { 1.0 };
         self.row.write(0, &[total / divisor]);
@@ -263,7 +278,7 @@ impl hvx::Kernel for SumAll<'_> {
             let planes = i / n1;
             let source = Source::Apart(self.view.row([i % n1, planes % n2, planes / n2]));
             let from = (&self.row, &mut self.chunks[0]);
-            let row = sum(from, &source, n0, splat_w(0), false);
+            let row = sum(from, &source, n0, None, false);
             total += f64::from(super::first_lane(row));
         }
         self.row.write(0, &[total as f32]);

@@ -17,7 +17,7 @@ mod rotate;
 
 use angles::{AngleTable, Constants};
 pub use angles::{MAX_PAIRS, Rope, SectionOrder, Sections};
-use rotate::{RotateHalves, RotateRows, rotate};
+use rotate::{RotateAdjacent, RotateHalves, RotateRows, rotate};
 
 use super::load;
 use crate::error::{Error, Result};
@@ -109,10 +109,10 @@ impl Turning<'_> {
             count,
         };
         let is_whole = n == 2 * self.rope.n_pairs() && n.is_multiple_of(64);
-        if self.rope.pairs == RopePairs::Halves && is_whole {
-            hvx::widest(RotateHalves(rows));
-        } else {
-            hvx::widest(rows);
+        match self.rope.pairs {
+            RopePairs::Halves if is_whole => hvx::widest(RotateHalves(rows)),
+            RopePairs::Adjacent if is_whole => hvx::widest(RotateAdjacent(rows)),
+            _ => hvx::widest(rows),
         }
     }
 
@@ -131,6 +131,10 @@ impl Turning<'_> {
             let count = per_turn.min(heads - first);
             let from = (&elems[first * step..], step);
             self.rotate_rows::<false>(table, from, (&mut *scratch, n), [n, count]);
+            let rotated = &scratch[..count * n];
+            if part.write_rows([first, cell, 0], rotated) {
+                continue;
+            }
             for (i, row) in scratch.chunks_exact(n).take(count).enumerate() {
                 if let Some(mut out) = part.row([first + i, cell, 0]) {
                     out.write(0, row);

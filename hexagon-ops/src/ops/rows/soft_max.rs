@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::ops::elementwise::{dense, put, same_shape};
 use crate::ops::math::{self, scalar};
-use crate::ops::tensor::{CHUNK, Chunks, Row, Source, Type, ViewMut};
+use crate::ops::tensor::{CHUNK, Chunks, Row, Source, Type, ViewMut, divides};
 use crate::rt::Engine;
 
 /// Parameters of a softmax.
@@ -178,7 +178,8 @@ impl hvx::Kernel for SoftMaxRow<'_> {
             _ => None,
         };
         let step = if dense.is_some() { n } else { CHUNK };
-        for start in (0..n).step_by(step.max(1)) {
+        let mut start = 0;
+        while start < n {
             let range = start..n.min(start + step);
             let sources = dense.unwrap_or_else(|| {
                 (
@@ -193,11 +194,13 @@ impl hvx::Kernel for SoftMaxRow<'_> {
             if !is_dense {
                 self.row.write(start, &copy[..len]);
             }
+            start += len;
         }
         let largest = all_lanes(largest, hvx::max_f32);
         let mut total = splat_w(0);
         let step = if is_dense { n } else { CHUNK };
-        for start in (0..n).step_by(step.max(1)) {
+        let mut start = 0;
+        while start < n {
             let range = start..n.min(start + step);
             if !is_dense {
                 self.row.read_back(start, &mut copy[..range.len()]);
@@ -209,6 +212,7 @@ impl hvx::Kernel for SoftMaxRow<'_> {
             if !is_dense {
                 self.row.write(start, &copy[..len]);
             }
+            start += len;
         }
         let mut total = all_lanes(total, hvx::add_f32);
         if let Some(sink) = self.sink {
@@ -257,7 +261,7 @@ pub fn soft_max(
         Source::None | Source::InPlace => true,
         Source::Apart(view) => {
             let m = view.shape.ne;
-            let repeats = ne[2].is_multiple_of(m[2]) && ne[3].is_multiple_of(m[3]);
+            let repeats = divides(m[2], ne[2]) && divides(m[3], ne[3]);
             view.shape.dtype.is_float() && m[0] == ne[0] && m[1] >= ne[1] && repeats
         }
     };

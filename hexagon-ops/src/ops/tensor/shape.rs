@@ -149,6 +149,22 @@ impl Type {
     }
 }
 
+/// Returns `true` if `count`, which is not 0, divides `total`: without a division, which is a function call on the DSP, in
+/// the usual cases.
+#[must_use]
+pub const fn divides(count: usize, total: usize) -> bool {
+    count == total || count == 1 || total.is_multiple_of(count)
+}
+
+/// Returns `total / count`, without a division in the usual cases.
+const fn quotient(total: usize, count: usize) -> usize {
+    match count {
+        1 => total,
+        _ if count == total => 1,
+        _ => total / count,
+    }
+}
+
 /// Type, dimensions (1 or more) and strides of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -164,7 +180,8 @@ impl Shape {
     /// Returns the number of blocks of a row.
     #[must_use]
     pub fn blocks(&self) -> usize {
-        self.ne[0] / self.dtype.block()
+        // Blocks are powers of two; divisions are function calls on the DSP.
+        self.ne[0] >> self.dtype.block().trailing_zeros()
     }
 
     /// Returns the number of bytes from a row's first to its last.
@@ -203,6 +220,12 @@ impl Shape {
         byte
     }
 
+    /// Returns the index of an element of a row, modulo the row's length.
+    #[inline(always)]
+    pub(super) fn column(&self, k: usize) -> usize {
+        if k < self.ne[0] { k } else { k % self.ne[0] }
+    }
+
     /// Returns `true` if no byte from the tensor's first to its last is outside an element, and
     /// elements follow each other in the order of their indices.
     #[must_use]
@@ -222,10 +245,10 @@ impl Shape {
     /// tensor is gapless.
     #[must_use]
     pub fn with_rows(&self, n: usize) -> Self {
-        let row = n / self.dtype.block() * self.dtype.block_bytes();
+        let row = (n >> self.dtype.block().trailing_zeros()) * self.dtype.block_bytes();
         Self {
             dtype: self.dtype,
-            ne: [n, self.elems() / n, 1, 1],
+            ne: [n, quotient(self.elems(), n), 1, 1],
             nb: [self.dtype.block_bytes(), row, 0, 0],
         }
     }

@@ -143,7 +143,7 @@ extern "C" fn main() -> ! {
             continue;
         }
         if words[0] == WHOLE {
-            whole::run(&mut |text| write(text.as_bytes()), &map);
+            whole::run(&mut |text| write(text.as_bytes()), &map, words[1]);
             continue;
         }
         if words[0] == TOGETHER {

@@ -196,13 +196,20 @@ impl Host {
 
 /// Writes one line per operation: name, packets per unit; `refused` in place of them if it failed.
 /// `map` returns zeroed memory.
-pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8) {
+///
+/// - `only`: number of the only operation that is executed, counted from 1; 0 for all
+pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i32) {
     let mut text = crate::bench::Text(write);
     let Some(mut host) = Host::new(0, 1, map) else {
         let _ = writeln!(text, "no session");
         return;
     };
+    let mut number = 0;
     let mut line = |name: core::fmt::Arguments<'_>, commands: [Command; MOST], units: usize| {
+        number += 1;
+        if only != 0 && only != number {
+            return;
+        }
         let _ = match host.cost(&commands, units) {
             Some(spent) => writeln!(text, "whole_{name} {}.{:02}", spent / 100, spent % 100),
             None => writeln!(text, "whole_{name} refused"),

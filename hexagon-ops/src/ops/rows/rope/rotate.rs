@@ -81,6 +81,49 @@ impl<const IN_PLACE: bool> hvx::Kernel for RotateHalves<'_, '_, IN_PLACE> {
     }
 }
 
+/// [`RotateRows`] of which every element is rotated, in pairs of neighbours, 32 pairs at a time.
+pub(super) struct RotateAdjacent<'a, 't, const IN_PLACE: bool>(
+    pub(super) RotateRows<'a, 't, IN_PLACE>,
+);
+
+impl<const IN_PLACE: bool> hvx::Kernel for RotateAdjacent<'_, '_, IN_PLACE> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let ((x, from_step), (out, step), n) = (self.0.from, self.0.to, self.0.n);
+        let groups = n / 64;
+        let cosines = &self.0.table.cosine.as_chunks::<32>().0[..groups];
+        let sines = &self.0.table.sine.as_chunks::<32>().0[..groups];
+        for i in 0..self.0.count {
+            let Some(out) = out.get_mut(i * step..i * step + n) else {
+                return;
+            };
+            let x = match IN_PLACE {
+                true => &[],
+                false => x.get(i * from_step..i * from_step + n).unwrap_or_default(),
+            };
+            let x = x.as_chunks::<64>().0;
+            for (g, out) in out.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+                let out: &mut [[f32; 32]; 2] = bytemuck::cast_mut(out);
+                let pair = match IN_PLACE {
+                    true => &*out,
+                    false => match x.get(g) {
+                        Some(x) => bytemuck::cast_ref(x),
+                        None => return,
+                    },
+                };
+                let (x0, x1) = hvx::deal_w(hvx::load_f32(&pair[0]), hvx::load_f32(&pair[1]));
+                let turn = (hvx::load_f32(&cosines[g]), hvx::load_f32(&sines[g]));
+                let (y0, y1) = rotate(turn, x0, x1);
+                let (low, high) = hvx::interleave_w(y0, y1);
+                hvx::store_f32(&mut out[0], low);
+                hvx::store_f32(&mut out[1], high);
+            }
+        }
+    }
+}
+
 impl Turning<'_> {
     /// Rotates a row of f32: that of `out`, or `x` into it.
     #[inline(always)]

@@ -1,0 +1,244 @@
+//! Commands of lists that run again: they give what they gave before, and are checked again when anything changed.
+
+use hexagon_ops::layout::WeightType;
+use hexagon_ops::serve::{BOUNDS, ROW, UNMAPPED};
+use hexagon_ops::wire::{self, Command, Completion, List, Map, MatMul, Plain, Unmap, Weights};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::driver::{Host, Memory};
+use crate::seed::{self, BYTES};
+
+/// A host with three buffers of operands and one with a list.
+struct Kept {
+    host: Host,
+    memory: Vec<Memory>,
+    list: Memory,
+}
+
+impl Kept {
+    fn new() -> Self {
+        let mut host = Host::new();
+        let memory = (0..3).map(|_| host.buffer(BYTES).1).collect();
+        let list = host.buffer(4 * size_of::<Command>()).1;
+        Self { host, memory, list }
+    }
+
+    /// Fills the operands; buffer 1 with zeros, if it holds numbers of rows.
+    fn fill(&self, has_numbers: bool) {
+        for (i, memory) in self.memory.iter().enumerate() {
+            let elems: Vec<f32> = (0_u16..2048)
+                .map(|k| match i == 1 && has_numbers {
+                    true => 0.0,
+                    false => f32::from(k % 23) * 0.25 - 2.0,
+                })
+                .collect();
+            memory.put(0, &elems);
+        }
+    }
+
+    fn bytes(&self) -> Vec<Vec<u8>> {
+        let memory = self.memory.iter();
+        memory.map(|memory| memory.get(0, BYTES)).collect()
+    }
+
+    /// Runs a command of the ring.
+    fn direct(&mut self, command: Command, has_numbers: bool) -> (Completion, Vec<Vec<u8>>) {
+        self.fill(has_numbers);
+        let completion = self.host.run(&[command]);
+        (completion, self.bytes())
+    }
+
+    /// Runs the list of one command.
+    fn listed(&mut self, command: Command, has_numbers: bool) -> (Completion, Vec<Vec<u8>>) {
+        self.fill(has_numbers);
+        self.list.put(0, &[command]);
+        let list = List {
+            buffer: 3,
+            count: 1,
+            offset: 0,
+        };
+        let completion = self.host.run(&[Command::new(0, &list)]);
+        (completion, self.bytes())
+    }
+
+    fn change(&mut self, command: Command) {
+        assert_eq!(self.host.run(&[command]).status, wire::STATUS_OK);
+    }
+}
+
+/// Products of one and of three rows, of four planes on two slices, with attention after them.
+fn products() -> Vec<Command> {
+    let plain = |buffer, strides| Plain {
+        buffer,
+        reserved: 0,
+        offset: 0,
+        strides,
+    };
+    let product = |m, planes, slices, dot_rows| {
+        Command::new(
+            0,
+            &MatMul {
+                weights: Weights {
+                    buffer: 0,
+                    layout: WeightType::Q4_0.layout_id().0,
+                    offset: 0,
+                    k: 64,
+                    n: 32,
+                    slices,
+                },
+                act: plain(1, [256, 768, 1536]),
+                dst: plain(2, [128, 512, 1024]),
+                m,
+                planes,
+                dot_rows,
+                epilogue: bytemuck::Zeroable::zeroed(),
+            },
+        )
+    };
+    vec![
+        product(1, [1, 1], [1, 1], 2),
+        product(3, [1, 1], [1, 1], 2),
+        product(3, [2, 2], [2, 1], 2),
+        Command::new(0, &seed::attention(1)),
+        Command::new(0, &seed::attention(9)),
+    ]
+}
+
+fn status(completion: &Completion) -> (u32, u32) {
+    (completion.status, completion.detail)
+}
+
+#[test]
+fn all_kernels_give_the_same_bytes_again() {
+    let mut kept = Kept::new();
+    let kernels = (0..wire::OPERATIONS.len()).map(|index| seed::command(index, wire::TYPE_F32));
+    let mut executed = 0;
+    for (i, command) in kernels.chain(products()).enumerate() {
+        for has_numbers in [false, true] {
+            let (want, want_bytes) = kept.direct(command, has_numbers);
+            executed += usize::from(want.status == wire::STATUS_OK);
+            for turn in 0..3 {
+                let (have, bytes) = kept.listed(command, has_numbers);
+                assert_eq!(status(&have), status(&want), "command {i}, turn {turn}");
+                assert!(bytes == want_bytes, "command {i}, turn {turn}");
+            }
+        }
+    }
+    assert!(executed > 2 * wire::OPERATIONS.len() - 20, "{executed}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn a_command_that_changed_is_checked_as_a_new_one(
+        index in 0..wire::OPERATIONS.len() + 5,
+        damage in vec((0_usize..124, prop_oneof![
+            any::<u32>(), 0_u32..40, Just(u32::MAX), Just(1 << 31), Just(0x1000), Just(0x4000),
+        ]), 1..3),
+    ) {
+        let (mut kept, mut fresh) = (Kept::new(), Kept::new());
+        let command = match index.checked_sub(wire::OPERATIONS.len()) {
+            Some(product) => products()[product],
+            None => seed::command(index, wire::TYPE_F32),
+        };
+        kept.listed(command, true);
+        let mut damaged = command;
+        for (word, value) in damage {
+            damaged.body[4 * word..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+        let (have, bytes) = kept.listed(damaged, true);
+        let (want, want_bytes) = fresh.direct(damaged, true);
+        prop_assert_eq!(status(&have), status(&want));
+        prop_assert!(bytes == want_bytes);
+    }
+}
+
+/// `x + y` of the first elements of buffers 0 and 1 to buffer 2.
+fn sum() -> Command {
+    let index = wire::OPERATIONS
+        .iter()
+        .position(|row| row.kernel == wire::KERNEL_ADD);
+    seed::command(index.unwrap(), wire::TYPE_F32)
+}
+
+#[test]
+fn a_buffer_that_is_unmapped_or_another_is_noticed() {
+    for command in [sum(), products()[0]] {
+        let mut kept = Kept::new();
+        for _ in 0..2 {
+            assert_eq!(kept.listed(command, false).0.status, wire::STATUS_OK);
+        }
+        let (_, want) = kept.listed(command, false);
+        kept.change(Command::new(
+            0,
+            &Unmap {
+                buffer: 2,
+                reserved: 0,
+            },
+        ));
+        let (refused, _) = kept.listed(command, false);
+        assert_eq!(status(&refused), (wire::STATUS_BAD_COMMAND, UNMAPPED));
+
+        let (fd, other) = kept.host.file(BYTES);
+        let map = |bytes| {
+            Command::new(
+                0,
+                &Map {
+                    buffer: 2,
+                    fd,
+                    bytes,
+                },
+            )
+        };
+        let unmap = Command::new(
+            0,
+            &Unmap {
+                buffer: 2,
+                reserved: 0,
+            },
+        );
+        kept.change(map(64));
+        let (refused, _) = kept.listed(command, false);
+        assert_eq!(status(&refused), (wire::STATUS_BAD_COMMAND, BOUNDS));
+        kept.change(unmap);
+        kept.change(map(BYTES as u64));
+        let earlier = std::mem::replace(&mut kept.memory[2], other);
+        earlier.put(0, &[0_u8; BYTES]);
+        assert!(kept.listed(command, false).1 == want);
+        assert!(earlier.get::<u8>(0, BYTES) == [0; BYTES]);
+    }
+}
+
+#[test]
+fn numbers_of_rows_are_checked_in_every_run() {
+    for kernel in [
+        wire::KERNEL_SET_ROWS,
+        wire::KERNEL_GET_ROWS,
+        wire::KERNEL_ROPE_SET_ROWS,
+    ] {
+        let index = wire::OPERATIONS.iter().position(|row| row.kernel == kernel);
+        let command = seed::command(index.unwrap(), wire::TYPE_F32);
+        let mut kept = Kept::new();
+        for _ in 0..2 {
+            assert_eq!(kept.listed(command, true).0.status, wire::STATUS_OK);
+        }
+        let list = List {
+            buffer: 3,
+            count: 1,
+            offset: 0,
+        };
+        for wrong in [9_i32, -1, i32::MIN] {
+            kept.fill(true);
+            kept.memory[1].put(0, &[wrong]);
+            let refused = kept.host.run(&[Command::new(0, &list)]);
+            assert_eq!(
+                status(&refused),
+                (wire::STATUS_BAD_COMMAND, ROW),
+                "{kernel} {wrong}"
+            );
+        }
+        assert_eq!(kept.listed(command, true).0.status, wire::STATUS_OK);
+    }
+}
