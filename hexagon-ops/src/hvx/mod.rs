@@ -45,6 +45,13 @@ pub use host::*;
 mod stack;
 pub use stack::LinePlanes;
 
+#[expect(
+    unsafe_code,
+    reason = "checks the last of some elements instead of each"
+)]
+mod rows;
+pub use rows::{load_rows, store_rows};
+
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 mod accumulator;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]

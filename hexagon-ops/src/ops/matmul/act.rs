@@ -9,6 +9,7 @@
 
 use crate::hvx::{self, Vector};
 use crate::layout::{TILE_DIM, Tile};
+use crate::ops::rows::all_lanes;
 
 /// A power of two and its inverse, for one row.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -36,20 +37,27 @@ impl RowFactor {
     #[inline(always)]
     fn of(row: &[f32]) -> Self {
         let magnitude_bits = hvx::splat_w(0x7fff_ffff);
-        let mut largest = hvx::splat_w(0);
         let (whole, rest) = row.as_chunks::<TILE_DIM>();
-        for elems in whole {
+        let (fours, last) = whole.as_chunks::<4>();
+        let mut largest = [hvx::splat_w(0); 4];
+        for four in fours {
             // The bits of magnitudes are ordered as the magnitudes are.
+            for (largest, elems) in largest.iter_mut().zip(four) {
+                let magnitude = hvx::and(hvx::load_f32(elems), magnitude_bits);
+                *largest = hvx::max_w(*largest, magnitude);
+            }
+        }
+        let [a, b, c, d] = largest;
+        let mut largest = hvx::max_w(hvx::max_w(a, b), hvx::max_w(c, d));
+        for elems in last {
             largest = hvx::max_w(largest, hvx::and(hvx::load_f32(elems), magnitude_bits));
         }
         let mut lanes = [0.0; TILE_DIM];
-        hvx::store_f32(&mut lanes, largest);
-        let bits = lanes
-            .iter()
-            .chain(rest)
-            .map(|x| x.to_bits() & 0x7fff_ffff)
-            .max()
-            .unwrap_or(0);
+        hvx::store_f32(&mut lanes, all_lanes(largest, hvx::max_w));
+        let mut bits = lanes[0].to_bits();
+        for x in rest {
+            bits = bits.max(x.to_bits() & 0x7fff_ffff);
+        }
         let exponent = bits >> 23;
         if exponent == 0xff {
             return Self {
@@ -81,6 +89,15 @@ fn scaled(row: &[f32], k: usize, inverse: Vector) -> Vector {
         padded
     });
     hvx::mul_f32(hvx::load_f32(elems), inverse)
+}
+
+/// Returns the f16 of 32 elements of two rows, in turns, times the rows' inverses.
+#[inline(always)]
+fn narrow_scaled(even: &[f32; TILE_DIM], odd: &[f32; TILE_DIM], inverses: [Vector; 2]) -> Vector {
+    hvx::narrow_f32(
+        hvx::mul_f32(hvx::load_f32(even), inverses[0]),
+        hvx::mul_f32(hvx::load_f32(odd), inverses[1]),
+    )
 }
 
 /// Packs up to 32 rows into tiles.
@@ -120,11 +137,24 @@ impl hvx::Kernel for PackTwo<'_> {
         let line = self.line;
         let (whole_even, whole_odd) = (even.as_chunks().0, odd.as_chunks().0);
         let both = whole_even.len().min(whole_odd.len());
-        let (first, rest) = self.tiles.split_at_mut(both.min(self.tiles.len()));
-        for ((tile, even), odd) in first.iter_mut().zip(whole_even).zip(whole_odd) {
-            let even = hvx::mul_f32(hvx::load_f32(even), even_inverse);
-            let odd = hvx::mul_f32(hvx::load_f32(odd), odd_inverse);
-            hvx::store(&mut tile.0[line], hvx::narrow_f32(even, odd));
+        let both = both.min(self.tiles.len());
+        let (first, rest) = self.tiles.split_at_mut(both);
+        let inverses = [even_inverse, odd_inverse];
+        let (fours, last) = first.as_chunks_mut::<4>();
+        let (evens, last_even) = whole_even[..both].as_chunks::<4>();
+        let (odds, last_odd) = whole_odd[..both].as_chunks::<4>();
+        for ((tiles, even), odd) in fours.iter_mut().zip(evens).zip(odds) {
+            // All are loaded before the first is stored, because to the compiler a store may change what is loaded next.
+            let mut halves = [hvx::splat_w(0); 4];
+            for i in 0..4 {
+                halves[i] = narrow_scaled(&even[i], &odd[i], inverses);
+            }
+            for i in 0..4 {
+                hvx::store(&mut tiles[i].0[line], halves[i]);
+            }
+        }
+        for ((tile, even), odd) in last.iter_mut().zip(last_even).zip(last_odd) {
+            hvx::store(&mut tile.0[line], narrow_scaled(even, odd, inverses));
         }
         // The last columns, and rows beside one that is missing.
         for (kt, tile) in rest.iter_mut().enumerate() {

@@ -89,6 +89,12 @@ impl Finish<'_> {
         other: None,
     };
 
+    /// Returns `true` if the results are written unchanged.
+    #[inline(always)]
+    pub(super) fn writes_unchanged(&self) -> bool {
+        self.f.is_none()
+    }
+
     /// Splits into one for the first `columns` columns and one for those after them.
     #[inline(always)]
     pub(super) fn split_at(self, columns: usize) -> [Self; 2] {

@@ -7,14 +7,15 @@
 //!   copy group g + 1   |   tasks: products of group g, each its own strips and columns
 //! ```
 
+use super::MAX_TASKS;
 use super::driver::{Machine, MatMul};
 use super::epilogue::Finish;
 use super::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
+use super::panel::PanelPlanes;
 use super::quantize::{ActGroup, groups, quantize_row};
-use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
 use crate::hvx;
-use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, PanelLayout, TILE_DIM};
+use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, TILE_DIM};
 use crate::rt::{Arena, Copy, Engine};
 
 /// Most bytes of weights that one step copies, unless two panels are larger.
@@ -40,42 +41,66 @@ struct StripTask<'a> {
 }
 
 impl StripTask<'_> {
-    fn run(&mut self, layout: PanelLayout) {
+    fn run(&mut self, planes: &PanelPlanes) {
         let two_rows = !self.out[1].is_empty();
         let [first, second] = &mut self.out;
         self.result = if two_rows {
-            two_row_strips(layout, self.panels, self.acts, self.finish, [first, second])
+            two_row_strips(planes, self.panels, self.acts, self.finish, [first, second])
         } else {
-            strips(layout, self.panels, self.acts[0], self.finish[0], first)
+            strips(planes, self.panels, self.acts[0], self.finish[0], first)
         };
     }
 }
 
+/// Takes the function for the first columns off the function for all.
+#[inline(always)]
+fn take_finish<'a>(finish: &mut Finish<'a>, columns: usize) -> Finish<'a> {
+    let [here, rest] = finish.split_at(columns);
+    *finish = rest;
+    here
+}
+
+/// Takes the first columns off a row.
+#[inline(always)]
+fn take_columns<'a>(row: &mut &'a mut [f32], columns: usize) -> &'a mut [f32] {
+    let whole = core::mem::take(row);
+    let (here, rest) = whole.split_at_mut(columns.min(whole.len()));
+    *row = rest;
+    here
+}
+
 /// Multiplies one row by some strips, two strips at a time.
 fn strips(
-    layout: PanelLayout,
+    planes: &PanelPlanes,
     panels: &[Line],
     act: &[ActGroup],
     mut finish: Finish<'_>,
     out: &mut [f32],
 ) -> Result<()> {
-    let pair_lines = 2 * layout.panel_lines();
-    for (panels, out) in panels.chunks(pair_lines).zip(out.chunks_mut(2 * TILE_DIM)) {
-        let (first, second) = panels.split_at(layout.panel_lines());
+    let (mut rest, mut out) = (panels, out);
+    while !rest.is_empty() {
+        let (first, others) = rest.split_at(planes.lines.min(rest.len()));
+        let (second, others) = others.split_at(planes.lines.min(others.len()));
+        rest = others;
+        let here = take_columns(&mut out, 2 * TILE_DIM);
+        let first = planes.panel(first)?;
+        if !second.is_empty()
+            && finish.writes_unchanged()
+            && let [left, right] = here.as_chunks_mut().0
+        {
+            gemv_two_strips([&first, &planes.panel(second)?], act, [left, right])?;
+            continue;
+        }
         let [mut a, mut b] = hvx::zeros();
         let [a, b]: [&mut [f32; TILE_DIM]; 2] = [&mut a, &mut b].map(bytemuck::cast_mut);
-        let first = Panel::new(layout, first)?;
         if second.is_empty() {
             gemv_strip(&first, act, a)?;
-            finish.put(a, out);
+            finish.put(a, here);
         } else {
-            gemv_two_strips([&first, &Panel::new(layout, second)?], act, [a, b])?;
-            let (left, right) = out.split_at_mut(TILE_DIM);
-            let [here, rest] = finish.split_at(TILE_DIM);
-            here.put(a, left);
-            let [here, rest] = rest.split_at(TILE_DIM);
-            here.put(b, right);
-            finish = rest;
+            gemv_two_strips([&first, &planes.panel(second)?], act, [a, b])?;
+            let (left, right) = here.split_at_mut(TILE_DIM);
+            take_finish(&mut finish, TILE_DIM).put(a, left);
+            take_finish(&mut finish, TILE_DIM).put(b, right);
         }
     }
     Ok(())
@@ -83,21 +108,19 @@ fn strips(
 
 /// Multiplies two rows by some strips, one strip at a time.
 fn two_row_strips(
-    layout: PanelLayout,
+    planes: &PanelPlanes,
     panels: &[Line],
     acts: [&[ActGroup]; 2],
     mut finish: [Finish<'_>; 2],
     out: [&mut [f32]; 2],
 ) -> Result<()> {
     let [first, second] = out.map(|out| out.chunks_mut(TILE_DIM));
-    for ((panel, first), second) in panels.chunks(layout.panel_lines()).zip(first).zip(second) {
+    for ((panel, first), second) in panels.chunks(planes.lines).zip(first).zip(second) {
         let [mut a, mut b] = hvx::zeros();
         let [a, b]: [&mut [f32; TILE_DIM]; 2] = [&mut a, &mut b].map(bytemuck::cast_mut);
-        gemv_two_rows(&Panel::new(layout, panel)?, acts, [&mut *a, &mut *b])?;
+        gemv_two_rows(&planes.panel(panel)?, acts, [&mut *a, &mut *b])?;
         for (finish, (columns, out)) in finish.iter_mut().zip([(&*a, first), (&*b, second)]) {
-            let [here, rest] = finish.split_at(TILE_DIM);
-            here.put(columns, out);
-            *finish = rest;
+            take_finish(finish, TILE_DIM).put(columns, out);
         }
     }
     Ok(())
@@ -149,7 +172,10 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
     let free = arena.free_tiles() * F16_TILE_BYTES / 2;
     let per_step = (STEP_BYTES / panel.panel_bytes())
         .max(2)
-        .min(free / panel.panel_bytes())
+        .min(free / panel.panel_bytes());
+    // An even number, because kernels take strips in pairs.
+    let per_step = (per_step - per_step % 2)
+        .max(per_step.min(1))
         .min(layout.n_strips());
     if per_step == 0 {
         return Err(Error::VtcmFull {
@@ -158,7 +184,8 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
             have_bytes: 2 * free,
         });
     }
-    let step_lines = per_step * panel.panel_lines();
+    let planes = PanelPlanes::new(panel);
+    let step_lines = per_step * planes.lines;
     let mut ready = arena.lines("panels", step_lines)?;
     let mut next = arena.lines("panels", step_lines)?;
 
@@ -181,58 +208,81 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
         [&mut dst[dst_rows.start(0)..][..n], &mut []]
     };
     let mut steps = weights.chunks(step_lines);
-    let mut copied: &[Line] = &[];
+    let (mut uncopied, mut copied): (usize, &[Line]) = (layout.n_strips(), &[]);
+    let mut n_strips = 0;
     loop {
         let coming = steps.next().unwrap_or_default();
         if coming.is_empty() && copied.is_empty() {
             return Ok(());
         }
-        let n_strips = copied.len() / panel.panel_lines();
-        // Each task gets an even number of strips, since kernels take them in pairs.
-        let per_task = match machine.engine.threads().min(MAX_TASKS) {
-            1 => n_strips,
-            threads => n_strips.div_ceil(threads).next_multiple_of(2),
+        let columns = n_strips * TILE_DIM;
+        let task = StripTask {
+            panels: &ready[..copied.len()],
+            acts,
+            finish: finish.each_mut().map(|finish| take_finish(finish, columns)),
+            out: rest.each_mut().map(|rest| take_columns(rest, columns)),
+            result: Ok(()),
         };
-        let mut tasks: [Option<StripTask<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
-        let mut n_tasks = 0;
-        for panels in ready[..copied.len()].chunks((per_task * panel.panel_lines()).max(1)) {
-            let columns = panels.len() / panel.panel_lines() * TILE_DIM;
-            let out = rest.each_mut().map(|rest| {
-                let whole = core::mem::take(rest);
-                let (now, later) = whole.split_at_mut(columns.min(whole.len()));
-                *rest = later;
-                now
-            });
-            let here = finish.each_mut().map(|finish| {
-                let [here, rest] = finish.split_at(columns);
-                *finish = rest;
-                here
-            });
-            tasks[n_tasks] = Some(StripTask {
-                panels,
-                acts,
-                finish: here,
-                out,
-                result: Ok(()),
-            });
-            n_tasks += 1;
-        }
         let copy = Copy {
             from: coming,
             to: &mut next[..coming.len()],
         };
-        machine
-            .engine
-            .step(Some(copy), &mut tasks[..n_tasks], |task| {
-                if let Some(task) = task {
-                    task.run(panel);
-                }
-            });
-        tasks
-            .into_iter()
-            .flatten()
-            .try_for_each(|task| task.result)?;
-        copied = coming;
+        step(machine.engine, &planes, copy, task, n_strips)?;
+        (copied, n_strips) = (coming, per_step.min(uncopied));
+        uncopied -= n_strips;
         core::mem::swap(&mut ready, &mut next);
     }
+}
+
+/// Copies the panels of the next step, and multiplies the `n_strips` strips of this one on all threads.
+fn step(
+    engine: &Engine,
+    planes: &PanelPlanes,
+    copy: Copy<'_>,
+    mut task: StripTask<'_>,
+    n_strips: usize,
+) -> Result<()> {
+    if engine.threads() > 1 && n_strips > 2 {
+        return step_together(engine, planes, copy, task, n_strips);
+    }
+    engine.step(Some(copy), core::slice::from_mut(&mut task), |task| {
+        if !task.panels.is_empty() {
+            task.run(planes);
+        }
+    });
+    task.result
+}
+
+/// Does the same as [`step`], with a task for each thread.
+#[inline(never)]
+fn step_together(
+    engine: &Engine,
+    planes: &PanelPlanes,
+    copy: Copy<'_>,
+    mut whole: StripTask<'_>,
+    n_strips: usize,
+) -> Result<()> {
+    // Each task gets an even number of strips, since kernels take them in pairs.
+    let threads = engine.threads().min(MAX_TASKS);
+    let per_task = n_strips.div_ceil(threads).next_multiple_of(2);
+    let mut tasks: [Option<StripTask<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
+    let mut n_tasks = 0;
+    let panels = whole.panels;
+    for (task, panels) in tasks.iter_mut().zip(panels.chunks(per_task * planes.lines)) {
+        let columns = panels.len() / planes.lines * TILE_DIM;
+        *task = Some(StripTask {
+            panels,
+            acts: whole.acts,
+            finish: (whole.finish.each_mut()).map(|finish| take_finish(finish, columns)),
+            out: whole.out.each_mut().map(|out| take_columns(out, columns)),
+            result: Ok(()),
+        });
+        n_tasks += 1;
+    }
+    engine.step(Some(copy), &mut tasks[..n_tasks], |task| {
+        if let Some(task) = task {
+            task.run(planes);
+        }
+    });
+    tasks.into_iter().flatten().try_for_each(|task| task.result)
 }

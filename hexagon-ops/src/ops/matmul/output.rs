@@ -10,7 +10,7 @@ use super::act::{RowFactor, unpack_tile};
 use super::driver::{MatMul, RowStarts};
 use super::epilogue::{Combine, Epilogue, Finish};
 use crate::hvx::{self, Vector};
-use crate::layout::{TILE_DIM, Tile};
+use crate::layout::{Line, TILE_DIM, Tile};
 
 /// Most tasks that write results in one step.
 pub(super) const MAX_WRITE: usize = 4;
@@ -84,38 +84,34 @@ impl<'o> Output<'o> {
             let n0 = n0 + s * TILE_DIM;
             let columns = n0..self.n.min(n0 + TILE_DIM);
             let strip = &strip[self.first_tile..];
-            for (mt, (tile, factors)) in strip.iter().zip(self.factors).enumerate() {
+            let factors = self.factors;
+            if let Some((rows, addend)) = self.whole(&columns) {
+                hvx::widest(WriteStrip {
+                    tiles: &strip[..factors.len()],
+                    factors,
+                    rows,
+                    addend,
+                });
+                continue;
+            }
+            for (mt, (tile, factors)) in strip.iter().zip(factors).enumerate() {
                 let n_rows = TILE_DIM.min(self.n_rows - mt * TILE_DIM);
                 let first = self.first.map(|first| first + mt * TILE_DIM);
-                match self.whole(first, n_rows, &columns) {
-                    Some((rows, addend)) => hvx::widest(WriteTile {
-                        tile,
-                        factors,
-                        rows,
-                        addend,
-                    }),
-                    None => self.write_row_by_row(tile, factors, first, n_rows, &columns),
-                }
+                self.write_row_by_row(tile, factors, first, n_rows, &columns);
             }
         }
     }
 
-    /// Returns the places of a tile's results and of what is added to them, if there are 32 columns,
+    /// Returns the places of a strip's results and of what is added to them, if there are 32 columns,
     /// all rows have the same distance, and the epilogue is none or a sum.
-    ///
-    /// - `first`: number of the tile's first row, as [`Self::first`]
-    fn whole(
-        &mut self,
-        [at, m]: [usize; 2],
-        n_rows: usize,
-        columns: &Range<usize>,
-    ) -> Option<(Strip<&mut [f32]>, Option<Addend<'_>>)> {
+    fn whole(&mut self, columns: &Range<usize>) -> Option<(Strip<&mut [f32]>, Option<Addend<'_>>)> {
         let RowStarts::Strided(stride) = self.rows else {
             return None;
         };
         if columns.len() < TILE_DIM || stride < TILE_DIM {
             return None;
         }
+        let [at, m] = self.first;
         let addend = match self.epilogue {
             None => None,
             Some(Epilogue {
@@ -133,7 +129,7 @@ impl<'o> Output<'o> {
             Some(_) => return None,
         };
         let start = at * stride + columns.start;
-        let elems = &mut self.dst[start..start + (n_rows - 1) * stride + TILE_DIM];
+        let elems = &mut self.dst[start..start + (self.n_rows - 1) * stride + TILE_DIM];
         Some((Strip { elems, stride }, addend))
     }
 
@@ -175,62 +171,124 @@ enum Addend<'a> {
     Apart(Strip<&'a [f32]>),
 }
 
-/// Writes as many rows of a tile as `rows` has, 32 columns each.
-struct WriteTile<'a> {
-    tile: &'a Tile,
-    factors: &'a [RowFactor; TILE_DIM],
+/// Writes as many rows of a strip's tiles as `rows` has, 32 columns each.
+struct WriteStrip<'a> {
+    tiles: &'a [Tile],
+    factors: &'a [[RowFactor; TILE_DIM]],
     rows: Strip<&'a mut [f32]>,
     addend: Option<Addend<'a>>,
 }
 
-impl WriteTile<'_> {
-    /// Calls `put` with each row's results and the place for them.
+/// Lines whose rows are written together, and these rows.
+const LINES: usize = 4;
+const ROWS: usize = 2 * LINES;
+
+/// Returns the rows of some lines, times their factors.
+#[inline(always)]
+fn results(lines: &[Line; LINES], factors: &[RowFactor; ROWS]) -> [Vector; ROWS] {
+    let one = hvx::splat_h(0x3c00);
+    let mut rows = [hvx::splat_w(0); ROWS];
+    for (i, line) in lines.iter().enumerate() {
+        let (even, odd) = hvx::widen_mul_f16(hvx::load(line), one);
+        let factor = |row: usize| hvx::splat_f32(factors[row].factor());
+        rows[2 * i] = hvx::mul_f32(even, factor(2 * i));
+        rows[2 * i + 1] = hvx::mul_f32(odd, factor(2 * i + 1));
+    }
+    rows
+}
+
+/// Numbers that [`WriteStrip::write`] adds: none, the values that the places hold before, or those of other rows.
+const NOTHING: u8 = 0;
+const IN_PLACE: u8 = 1;
+const APART: u8 = 2;
+
+impl WriteStrip<'_> {
+    /// Writes the rows; `other` are the rows that are added, if they are elsewhere.
     #[inline(always)]
-    fn for_rows(self, mut put: impl FnMut(Vector, &mut [f32; TILE_DIM])) {
-        let one = hvx::splat_h(0x3c00);
+    fn write<const ADDEND: u8>(self, other: Strip<&[f32]>) {
         let Strip { elems, stride } = self.rows;
-        let mut rows = elems;
-        for (line, factors) in self.tile.0.iter().zip(self.factors.as_chunks::<2>().0) {
-            let (even, odd) = hvx::widen_mul_f16(hvx::load(line), one);
-            let scaled = |v, factor: RowFactor| hvx::mul_f32(v, hvx::splat_f32(factor.factor()));
-            // The last row ends with its last column.
-            if rows.len() < stride {
-                if let Some(out) = rows.first_chunk_mut() {
-                    put(scaled(even, factors[0]), out);
+        // Rows are found by their vectors if their length is a number of vectors.
+        let whole = stride.is_multiple_of(TILE_DIM) && other.stride.is_multiple_of(TILE_DIM);
+        let (step, other_step) = (stride / TILE_DIM, other.stride / TILE_DIM);
+        let mut first = 0;
+        for (tile, factors) in self.tiles.iter().zip(self.factors) {
+            let groups = tile.0.as_chunks::<LINES>().0.iter();
+            for (lines, factors) in groups.zip(factors.as_chunks::<ROWS>().0) {
+                let rest = elems.get_mut(first * stride..).unwrap_or_default();
+                if rest.is_empty() {
+                    return;
                 }
-                return;
+                let others = other.elems.get(first * other.stride..).unwrap_or_default();
+                let mut rows = results(lines, factors);
+                let vectors = rest.as_chunks_mut().0;
+                let added = match ADDEND {
+                    IN_PLACE => hvx::load_rows::<ROWS>(vectors, step),
+                    APART => hvx::load_rows::<ROWS>(others.as_chunks().0, other_step),
+                    _ => None,
+                };
+                if let Some(added) = added {
+                    for i in 0..ROWS {
+                        rows[i] = hvx::add_f32(rows[i], added[i]);
+                    }
+                }
+                let is_added = ADDEND == NOTHING || added.is_some();
+                if !(whole && is_added && hvx::store_rows(vectors, step, &rows)) {
+                    last_rows::<ADDEND>(lines, factors, (rest, stride), (others, other.stride));
+                }
+                first += ROWS;
             }
-            let (row, next) = rows.split_at_mut(stride);
-            let (Some(out), Some(next_out)) = (row.first_chunk_mut(), next.first_chunk_mut())
-            else {
-                return;
-            };
-            put(scaled(even, factors[0]), out);
-            put(scaled(odd, factors[1]), next_out);
-            rows = next.get_mut(stride..).unwrap_or_default();
         }
     }
 }
 
-impl hvx::Kernel for WriteTile<'_> {
+/// Writes rows one by one, as many as there are places: the last of a product, and rows that are no whole vectors.
+#[inline(always)]
+fn last_rows<const ADDEND: u8>(
+    lines: &[Line; LINES],
+    factors: &[RowFactor; ROWS],
+    (rest, stride): (&mut [f32], usize),
+    (others, other_stride): (&[f32], usize),
+) {
+    let mut memory = hvx::zeros::<ROWS>();
+    let rows: &mut [[f32; TILE_DIM]; ROWS] = bytemuck::cast_mut(&mut memory);
+    let vectors = results(lines, factors);
+    for i in 0..ROWS {
+        hvx::store_f32(&mut rows[i], vectors[i]);
+    }
+    for (i, (row, out)) in rows.iter().zip(rest.chunks_mut(stride)).enumerate() {
+        let Some(out) = out.first_chunk_mut() else {
+            return;
+        };
+        let result = hvx::load_f32(row);
+        let other = match ADDEND {
+            IN_PLACE => Some(hvx::load_f32(out)),
+            // The driver has checked that there are as many rows.
+            APART => {
+                let other = others.get(i * other_stride..).unwrap_or_default();
+                other.first_chunk().map(hvx::load_f32)
+            }
+            _ => None,
+        };
+        match other {
+            Some(other) => hvx::store_f32(out, hvx::add_f32(result, other)),
+            None => hvx::store_f32(out, result),
+        }
+    }
+}
+
+impl hvx::Kernel for WriteStrip<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(mut self) {
+        let none = Strip {
+            elems: &[][..],
+            stride: 0,
+        };
         match self.addend.take() {
-            None => self.for_rows(|result, out| hvx::store_f32(out, result)),
-            Some(Addend::InPlace) => self.for_rows(|result, out| {
-                hvx::store_f32(out, hvx::add_f32(result, hvx::load_f32(out)));
-            }),
-            Some(Addend::Apart(other)) => {
-                let mut others = other.elems.chunks(other.stride);
-                self.for_rows(|result, out| {
-                    // The driver has checked that there are as many rows.
-                    if let Some(other) = others.next().and_then(<[f32]>::first_chunk) {
-                        hvx::store_f32(out, hvx::add_f32(result, hvx::load_f32(other)));
-                    }
-                });
-            }
+            None => self.write::<NOTHING>(none),
+            Some(Addend::InPlace) => self.write::<IN_PLACE>(none),
+            Some(Addend::Apart(other)) => self.write::<APART>(other),
         }
     }
 }

@@ -18,26 +18,60 @@ impl<'a> Panel<'a> {
     /// # Errors
     /// `Length` if `lines` is not [`PanelLayout::panel_lines`] long.
     pub fn new(layout: PanelLayout, lines: &'a [Line]) -> Result<Self> {
-        if lines.len() != layout.panel_lines() {
-            return Err(Error::Length {
-                what: "panel lines",
-                have: lines.len(),
-                want: layout.panel_lines(),
-            });
-        }
-        let (quants, rest) = lines.split_at(layout.scale_plane_offset() / LINE_BYTES);
-        let (scales, mins) = rest.split_at(layout.scale_plane_bytes() / LINE_BYTES);
-        Ok(Self {
-            layout,
-            quants,
-            scales,
-            mins,
-        })
+        PanelPlanes::new(layout).panel(lines)
     }
 
     /// Returns the layout of the panel.
     #[must_use]
     pub fn layout(&self) -> PanelLayout {
         self.layout
+    }
+}
+
+/// The planes of all panels of a layout, which are computed once for many panels.
+#[derive(Clone, Copy)]
+pub(super) struct PanelPlanes {
+    layout: PanelLayout,
+    /// Lines of a panel, and those at which its scales and minima start.
+    pub(super) lines: usize,
+    scales: usize,
+    mins: usize,
+}
+
+impl PanelPlanes {
+    pub(super) fn new(layout: PanelLayout) -> Self {
+        let scales = layout.scale_plane_offset() / LINE_BYTES;
+        Self {
+            layout,
+            lines: layout.panel_lines(),
+            scales,
+            mins: scales + layout.scale_plane_bytes() / LINE_BYTES,
+        }
+    }
+
+    /// Splits a panel into its planes.
+    ///
+    /// # Errors
+    /// As [`Panel::new`].
+    #[inline(always)]
+    pub(super) fn panel<'a>(&self, lines: &'a [Line]) -> Result<Panel<'a>> {
+        let planes = (
+            lines.get(..self.scales),
+            lines.get(self.scales..self.mins),
+            lines.get(self.mins..),
+        );
+        match planes {
+            (Some(quants), Some(scales), Some(mins)) if lines.len() == self.lines => Ok(Panel {
+                layout: self.layout,
+                quants,
+                scales,
+                mins,
+            }),
+            _ => Err(Error::Length {
+                what: "panel lines",
+                have: lines.len(),
+                want: self.lines,
+            }),
+        }
     }
 }
