@@ -106,6 +106,17 @@ pub fn exp_m1(x: Vector) -> Vector {
 pub fn exp(x: Vector) -> Vector {
     // The limits are those whose powers of two are just beyond the normal numbers.
     let bounded = min_f32(max_f32(x, splat_f32(-88.1)), splat_f32(89.0));
+    let scaled = exp_bounded(bounded, x);
+    // An exponent below that of subnormal numbers makes a negative whole number, one above the
+    // largest makes more than infinity.
+    let infinity = splat_f32(f32::INFINITY);
+    hvx::min_w(hvx::max_w(scaled, splat_w(0)), infinity)
+}
+
+/// Returns `e^x` for results that are normal numbers; beyond them, the exponent leaves its bits. `beside` as in
+/// [`Accumulator::constant`].
+#[inline(always)]
+fn exp_bounded(bounded: Vector, beside: Vector) -> Vector {
     let rounder = splat_f32(ROUNDER);
     let turns = Accumulator::product(bounded, splat_f32(core::f32::consts::LOG2_E));
     // Converted to f32 for its bits.
@@ -114,12 +125,8 @@ pub fn exp(x: Vector) -> Vector {
     // ln 2 in a part of 15 bits, whose products with n are exact, and the rest.
     let r = Accumulator::product(n, splat_f32(-0.693_145_75)).plus_f32(bounded);
     let r = r.mul_add(n, splat_f32(-1.428_606_8e-6));
-    let p = exp_rest(r, x).plus_f32(splat_f32(1.0)).to_f32();
-    // An exponent below that of subnormal numbers makes a negative whole number, one above the
-    // largest makes more than infinity.
-    let scaled = add_w(p, shl_w(biased, 23));
-    let infinity = splat_f32(f32::INFINITY);
-    hvx::min_w(hvx::max_w(scaled, splat_w(0)), infinity)
+    let p = exp_rest(r, beside).plus_f32(splat_f32(1.0)).to_f32();
+    add_w(p, shl_w(biased, 23))
 }
 
 /// Returns `1 / x`: infinity for zeros and subnormals, zero for infinities and magnitudes of
@@ -138,17 +145,22 @@ pub fn reciprocal(x: Vector) -> Vector {
 #[inline(always)]
 fn inverse(x: Vector) -> Vector {
     let exponent = and(x, splat_w(0x7f80_0000));
-    // The fraction in [1, 2), negative, and the inverse: the estimate is 12 % off, then 1.5e-2,
-    // 2.1e-4, 4.4e-8.
     let fraction = or(and(x, splat_w(0x007f_ffff)), splat_f32(1.0));
-    let estimate = sub_w(splat_w(0x7ef3_11c7), fraction);
-    let fraction = Accumulator::from_f32(neg(fraction));
+    let power = hvx::max_w(sub_w(splat_w(254 << 23), exponent), splat_w(0));
+    mul_f32(inverse_fraction(fraction), power)
+}
+
+/// Returns `1 / x` of `x` in [1, 2).
+#[inline(always)]
+fn inverse_fraction(x: Vector) -> Vector {
+    // The estimate is 12 % off, then 1.5e-2, 2.1e-4, 4.4e-8.
+    let estimate = sub_w(splat_w(0x7ef3_11c7), x);
+    let minus = Accumulator::from_f32(neg(x));
     let mut r = Accumulator::from_f32(estimate);
     for _ in 0..3 {
-        r = r.times(fraction.times(r).plus_f32(splat_f32(2.0)));
+        r = r.times(minus.times(r).plus_f32(splat_f32(2.0)));
     }
-    let power = hvx::max_w(sub_w(splat_w(254 << 23), exponent), splat_w(0));
-    mul_f32(r.to_f32(), power)
+    r.to_f32()
 }
 
 /// Returns `a / b` as the product with the [`reciprocal`].
@@ -184,7 +196,13 @@ pub fn sqrt(x: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn sigmoid(x: Vector) -> Vector {
-    inverse(add_f32(exp(neg(x)), splat_f32(1.0)))
+    // Results are normal numbers, or the exponent of the sum is that of numbers of which the inverse is zero.
+    let bounded = min_f32(max_f32(neg(x), splat_f32(-87.3)), splat_f32(88.7));
+    let sum = add_f32(exp_bounded(bounded, x), splat_f32(1.0));
+    let fraction = or(and(sum, splat_w(0x007f_ffff)), splat_f32(1.0));
+    // The inverse's exponent is reckoned in whole numbers: the difference is that of 1, less that of the sum.
+    let inverse = add_w(inverse_fraction(fraction), sub_w(fraction, sum));
+    hvx::max_w(inverse, splat_w(0))
 }
 
 /// Returns `x / (1 + e^-x)`.
