@@ -113,7 +113,7 @@ fn inputs(op: usize, turn: usize, numbers: &mut Numbers) -> ([Line; 3], i32) {
                 // The difference must be exact: integers that f16 spaces by 1.
                 "sub_mul_f16" if which < 2 => 0x6400_6400 | random & 0x03ff_03ff,
                 // The sum to start from is f32, and so are small f16.
-                "widen_mul_add" => random & 0x0fff_0fff | 0x3000_3000,
+                "widen_mul_add" | "add_f16" => random & 0x0fff_0fff | 0x3000_3000,
                 // No NaN, and no overflow.
                 "sub_f16" | "max_f16" => random & 0xbfff_bfff,
                 "mul_f16" | "mul_add_f16" | "sub_mul_f16" | "widen_mul_f16"

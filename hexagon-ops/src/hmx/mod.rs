@@ -31,6 +31,9 @@ mod host;
 #[cfg(not(target_arch = "hexagon"))]
 pub use host::Hmx;
 
+use crate::hvx;
+use crate::layout::Line;
+
 /// Most tiles along K that one multiply takes.
 ///
 /// SOURCE: a packet multiplies at most 1024 input channels of FP16 and drops the rest silently;
@@ -61,6 +64,13 @@ impl ScaleBlock {
             c += 1;
         }
         Self(words)
+    }
+
+    /// Sets one scale (bits of an f16) for all columns, bias 0, by vectors.
+    pub fn set(&mut self, scale: u16) {
+        let [low, high]: &mut [Line; 2] = bytemuck::cast_mut(self);
+        hvx::store(low, hvx::splat_w(i32::from(scale)));
+        hvx::store(high, hvx::splat_w(0));
     }
 }
 

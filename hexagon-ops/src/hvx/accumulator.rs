@@ -1,7 +1,7 @@
 //! Accumulators where the arithmetic unit computes in f32: chips with IEEE arithmetic, and the
 //! host.
 
-use super::{Vector, add_f32, mul_f32, sub_f32, widen_mul_f16};
+use super::{Vector, add_f32, mul_f32, splat_h, sub_f32, widen_mul_add_f16, widen_mul_f16};
 
 /// Returns `sum - bias`, a whole number, for the sum of `bias`, 2^23 or 1.5 · 2^23, and a number of
 /// at most a third of it.
@@ -96,6 +96,14 @@ impl Accumulator {
     pub fn widen_mul_add(sums: (Self, Self), a: Vector, b: Vector) -> (Self, Self) {
         let (even, odd) = Self::widen_mul(a, b);
         (sums.0.plus(even), sums.1.plus(odd))
+    }
+
+    /// Adds f16 lanes to two sums, (even lanes, odd lanes): [`widen_mul_add_f16`] by 1.
+    #[must_use]
+    #[inline(always)]
+    pub fn add_f16(sums: (Self, Self), v: Vector) -> (Self, Self) {
+        let (even, odd) = widen_mul_add_f16((sums.0.0, sums.1.0), v, splat_h(0x3c00));
+        (Self(even), Self(odd))
     }
 
     /// Returns the lanes as f32.

@@ -422,6 +422,20 @@ mod float {
         // SAFETY: [HVX] of the module doc.
         split(unsafe { arch::Q6_Wsf_vmpy_VhfVhf(a.0, b.0) })
     }
+
+    /// Returns the sums of `(even, odd)` and the exact f32 products of f16 lanes: `Q6_Wsf_vmpyacc_WsfVhfVhf`.
+    #[must_use]
+    #[inline(always)]
+    pub fn widen_mul_add_f16(
+        (even, odd): (Vector, Vector),
+        a: Vector,
+        b: Vector,
+    ) -> (Vector, Vector) {
+        // SAFETY: [HVX] of the module doc.
+        let sums = unsafe { arch::Q6_W_vcombine_VV(odd.0, even.0) };
+        // SAFETY: [HVX] of the module doc.
+        split(unsafe { arch::Q6_Wsf_vmpyacc_WsfVhfVhf(sums, a.0, b.0) })
+    }
 }
 
 #[cfg(not(target_feature = "hvx-ieee-fp"))]

@@ -52,6 +52,10 @@ pub use stack::LinePlanes;
 mod rows;
 pub use rows::{load_rows, store_rows};
 
+#[expect(unsafe_code, reason = "reads memory that was checked before")]
+mod strided;
+pub use strided::{Square, Strided};
+
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 mod accumulator;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]

@@ -22,6 +22,7 @@ mod dot;
 mod exception;
 mod kv;
 mod merge;
+mod scores;
 mod table;
 mod tile;
 mod weigh;

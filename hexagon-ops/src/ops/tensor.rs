@@ -17,6 +17,7 @@ use crate::rt::Engine;
 
 mod block;
 mod convert;
+mod dense;
 mod lines;
 mod raw;
 mod row;

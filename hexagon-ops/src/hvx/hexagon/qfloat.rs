@@ -236,6 +236,13 @@ impl Accumulator {
         (sums.0.plus(even), sums.1.plus(odd))
     }
 
+    /// Adds f16 lanes to two sums, (even lanes, odd lanes): [`Self::widen_mul_add`] by 1.
+    #[must_use]
+    #[inline(always)]
+    pub fn add_f16(sums: (Self, Self), v: Vector) -> (Self, Self) {
+        Self::widen_mul_add(sums, v, super::splat_h(0x3c00))
+    }
+
     /// Returns the lanes as f32.
     #[must_use]
     #[inline(always)]

@@ -120,6 +120,14 @@ pub fn widen_mul_f16(a: Vector, b: Vector) -> (Vector, Vector) {
     (mul_f32(a.0, b.0), mul_f32(a.1, b.1))
 }
 
+/// Returns the sums of `(even, odd)` and the exact f32 products of f16 lanes: `Q6_Wsf_vmpyacc_WsfVhfVhf`.
+#[must_use]
+#[inline(always)]
+pub fn widen_mul_add_f16((even, odd): (Vector, Vector), a: Vector, b: Vector) -> (Vector, Vector) {
+    let products = widen_mul_f16(a, b);
+    (add_f32(even, products.0), add_f32(odd, products.1))
+}
+
 /// Returns the f32 values of f16 lanes, (even lanes, odd lanes).
 #[inline(always)]
 pub(crate) fn widen_f16(v: Vector) -> (Vector, Vector) {

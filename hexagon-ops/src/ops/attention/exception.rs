@@ -5,7 +5,7 @@
 //! only collect the largest magnitude. If that is not finite, elements that are not are replaced
 //! by zeros, and a row that sees one of their positions is *spoiled*: its result is NaN.
 
-use crate::hvx::{self, Vector, max_h, splat_f32, splat_w};
+use crate::hvx::{self, Vector, max_f32, max_h, splat_f32, splat_h, splat_w};
 use crate::layout::{Line, TILE_DIM, Tile, f16_tile_offset};
 use crate::ops::attention::{LANES, NOTHING};
 use crate::ops::rows::{all_lanes, first_lane};
@@ -13,22 +13,30 @@ use crate::ops::rows::{all_lanes, first_lane};
 /// All bits of an f16 but the sign, and infinity.
 const MAGNITUDE_F16: u16 = 0x7fff;
 const INFINITY_F16: u16 = 0x7c00;
+/// f16 1.
+const ONE_F16: u16 = 0x3c00;
 
-/// A test for lines of f16 magnitudes that are all finite.
-pub(super) struct FiniteF16<'a>(pub(super) &'a [Line]);
+/// Finds the largest of f16 magnitudes.
+pub(super) struct LargestF16<'a>(pub(super) &'a [Line]);
 
-impl hvx::Kernel for FiniteF16<'_> {
-    type Output = bool;
+impl hvx::Kernel for LargestF16<'_> {
+    type Output = Option<f32>;
 
+    /// Returns `None` if it is not finite.
     #[inline(always)]
-    fn run(self) -> bool {
+    fn run(self) -> Option<f32> {
         let mut largest = splat_w(0);
         for line in self.0 {
             largest = max_h(largest, hvx::load(line));
         }
-        let word = first_lane(all_lanes(largest, max_h)).to_bits();
+        let largest = all_lanes(largest, max_h);
+        let word = first_lane(largest).to_bits();
         let infinity = u32::from(INFINITY_F16);
-        word & 0xffff < infinity && word >> 16 < infinity
+        if word & 0xffff >= infinity || word >> 16 >= infinity {
+            return None;
+        }
+        let (even, odd) = hvx::widen_mul_f16(largest, splat_h(ONE_F16));
+        Some(first_lane(max_f32(even, odd)))
     }
 }
 

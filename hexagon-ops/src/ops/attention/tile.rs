@@ -7,13 +7,13 @@
 //!
 //! ```text
 //! for each stream, each batch of queries that fits, each head of keys and values
-//!   pack queries                                  each row divided by a power of two
-//!   maximum[row] = lowest, sum[row] = 0, values[row] = 0
-//!   for each block of 128 positions               skipped if the mask hides it from all rows
-//!     pack keys (4 strips) and values             once for all rows; what is not finite becomes zero
+//!   pack queries                                  times the factor of the scores; a tile divided by a power of two
+//!   for each block of up to 1024 positions
+//!     look at the mask                            for each tile of rows: the strips of positions that it sees
+//!     pack keys and values                        once for all rows; what is not finite becomes zero
 //!     for each group of up to 8 tiles of 32 rows  those that see a position of the block
-//!       matrix unit    scores[4 tiles] = queries · keys
-//!       vector units   factor, cap, mask; new maximum; weight = exp(score - maximum)
+//!       matrix unit    scores[strips] = queries · keys
+//!       vector units   mask; new maximum; weight = exp(score - maximum)
 //!                      scale = exp(old maximum - new maximum); sum = sum · scale + Σ weight
 //!       matrix unit    products = weights · values         a tile for each 32 elements
 //!       vector units   values = values · scale + products
@@ -21,42 +21,59 @@
 //! ```
 //!
 //! 1. **One pass, running maximum.** A block's weights are relative to the largest score so far;
-//!    when the maximum grows, earlier sums are multiplied by `scale`. Scores of only 128 positions
-//!    exist at a time, whatever the length of the cache.
+//!    when the maximum grows, earlier sums are multiplied by `scale`. A block is as long as the
+//!    longest product of the unit, so that this is rare, and most sums are made in its accumulator.
 //! 2. **In place.** The exponentials overwrite the scores, and the tiles of scores are the
 //!    activations of the second product without being moved: the unit reads and writes the same
 //!    tile format.
 //! 3. **FP16 where the unit needs it, FP32 where errors add up.** Scores, weights and the products
 //!    of one block are FP16; sums and values are FP32. Maxima are FP16 as well, so that each is
 //!    exactly one of the scores and its weight is exactly 1.
-//! 4. **Range.** Queries are divided by a power of two for each row, and the unit's stores multiply
-//!    by 2^-5, so that a product leaves FP16's range only beyond 2^21. Both factors are restored
-//!    when a score becomes f32.
+//! 4. **Range.** Where queries and keys are so small that no score can leave FP16's range, the unit
+//!    stores scores with their factor, and they need no further work (`Head::is_exact`). Otherwise
+//!    its stores multiply by 2^-5, and scores are completed in f32 ([`super::scores`]), as they are
+//!    with caps and with masks that do more than hide.
 //! 5. **Exponentials by table** ([`super::table`]). Differences to the maximum are never positive,
 //!    so an f16's magnitude indexes 32,768 entries in VTCM, and one gather instruction reads 64 of
 //!    them.
-//! 6. **Hidden positions cost nothing where they can be seen early.** A tile of rows skips a block
-//!    that the mask hides from all its rows, and with it all four stages.
+//! 6. **Hidden positions cost nothing where they can be seen early.** A tile of rows leaves out the
+//!    positions before the first and after the last that the mask shows to any of its rows.
 
+mod finish;
+mod queries;
+mod sight;
+mod sum;
 mod vtcm;
 
 use core::ops::Range;
 
+use finish::{Factors, WriteRows, write_row};
+use queries::{PackQueries, QueryTile};
+use sight::{Look, Sight};
+use sum::{Add, Sums};
 pub(super) use vtcm::TilePlan;
-use vtcm::{GROUP, MAX_ROW_TILES, MAX_VALUE_LINES, MAXIMA, RESTORE, SUMS, TileMemory};
+use vtcm::{
+    GROUP, MAX_PARTS, MAX_ROW_TILES, MAX_STRIPS, MAX_VALUE_LINES, MAXIMA, PART, RESTORES, SUMS,
+    TileMemory,
+};
 
-use super::exception::{FiniteF16, clear_tile, sees, spoil};
-use super::kv::{PackKeys, PackValues};
-use super::weigh::{BLOCK, Lowest, RowTile, STRIPS, Visible, Weigh};
-use super::{HIDDEN, Job, TABLE_LINES, merge};
+use super::exception::{LargestF16, clear_tile, sees};
+use super::kv::{PackKeys, PackValues, Rows};
+use super::scores::{Adjust, Hide, RowTile};
+use super::weigh::Weigh;
+use super::{Job, TABLE_LINES};
 use crate::error::{Error, Result};
 use crate::hmx::{Hmx, MAX_DEEP};
-use crate::hvx::{self, Vector, add_f32, mul_f32, splat_f32, splat_h};
+use crate::hvx;
 use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
 use crate::ops::matmul::Machine;
-use crate::ops::matmul::act::{RowFactor, pack_rows};
 use crate::ops::tensor::{CHUNK, Type, View, ViewMut};
 use crate::rt::Engine;
+
+/// Largest magnitude of scores that need no work in f32. Rounding cannot bring larger ones out of FP16's range.
+const SAFE: f32 = 60_000.0;
+/// Largest magnitude of sums of values with the first of the scales of stores, and its inverse.
+const SAFE_SUM: f32 = 60_000.0 * 32.0;
 
 /// Computes an attention; the operands have been checked.
 pub(super) fn run(
@@ -104,32 +121,76 @@ struct Head<'a> {
     rows: usize,
 }
 
+/// A group's tile of rows, and its part of the memory.
+struct Slot<'m> {
+    /// Number of the tile.
+    tile: usize,
+    sight: Sight,
+    /// No earlier block was visible.
+    is_first: bool,
+    /// Scores are completed in f32.
+    is_exact: bool,
+    state: &'m mut [Line],
+    scores: &'m mut [Tile],
+    scales: &'m mut [Line],
+    products: &'m mut [Tile],
+}
+
+/// What a block's keys and values are.
+#[derive(Clone, Copy)]
+struct Packed {
+    /// Largest magnitudes of keys and of values.
+    key: f32,
+    value: f32,
+}
+
+/// The tiles of rows of a head.
+struct Tiles {
+    queries: [QueryTile; MAX_ROW_TILES],
+    /// What each tile sees of the block.
+    sights: [Sight; MAX_ROW_TILES],
+    /// A bit for each tile that has seen a position.
+    seen: u64,
+}
+
 impl Head<'_> {
     fn run(&self, memory: &mut TileMemory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) {
-        self.begin(memory);
-        let mut spoiled = [0; MAX_ROW_TILES];
-        for start in (0..self.job.positions).step_by(BLOCK) {
-            let positions = start..self.job.positions.min(start + BLOCK);
-            let mut active = self.active(&positions);
-            if active == 0 {
+        let mut tiles = Tiles {
+            queries: [QueryTile::EMPTY; MAX_ROW_TILES],
+            sights: [Sight::NONE; MAX_ROW_TILES],
+            seen: 0,
+        };
+        self.begin(memory, &mut tiles);
+        let block = self.plan.strips * TILE_DIM;
+        let mut start = 0;
+        while start < self.job.positions {
+            let positions = start..self.job.positions.min(start + block);
+            start = positions.end;
+            let used = self.look(&positions, &mut tiles.sights);
+            if used.is_none() {
                 continue;
             }
-            if !self.pack(&positions, memory) {
-                let exceptions = self.clear(&positions, memory);
-                self.spoil(active, &positions, &exceptions, &mut spoiled);
-            }
-            while active != 0 {
-                let mut tiles = [0; GROUP];
-                let mut count = 0;
-                while active != 0 && count < GROUP {
-                    tiles[count] = active.trailing_zeros() as usize;
-                    active &= active - 1;
-                    count += 1;
+            let strips = used.strips();
+            let packed = self.pack(&positions, &strips, memory).unwrap_or_else(|| {
+                let exceptions = self.clear(&strips, memory);
+                self.spoil(&positions, &exceptions, &mut tiles);
+                // The magnitudes of the others are not known.
+                Packed {
+                    key: f32::INFINITY,
+                    value: f32::INFINITY,
                 }
-                self.block(&tiles[..count], &positions, memory, hmx);
+            });
+            let mut first = 0;
+            while first < self.n_tiles() {
+                first = self.group(first, &positions, packed, &mut tiles, memory, hmx);
             }
         }
-        self.write(memory, &spoiled, dst);
+        self.write(memory, &tiles, dst);
+    }
+
+    /// Returns the number of tiles of rows.
+    fn n_tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_DIM)
     }
 
     /// Returns the rows of a tile.
@@ -137,16 +198,14 @@ impl Head<'_> {
         tile * TILE_DIM..self.rows.min((tile + 1) * TILE_DIM)
     }
 
-    /// Packs the queries, and clears the state.
-    fn begin(&self, memory: &mut TileMemory<'_>) {
+    /// Packs the queries.
+    fn begin(&self, memory: &mut TileMemory<'_>, tiles: &mut Tiles) {
         let (k_tiles, job) = (self.plan.k_tiles, self.job);
-        let state = memory.state.chunks_mut(self.plan.state_lines());
-        let all = memory
-            .queries
-            .chunks_mut(k_tiles)
-            .zip(&mut *memory.factors)
-            .zip(state);
-        let mut all = all.enumerate().take(self.rows.div_ceil(TILE_DIM));
+        let outputs = memory.factors.iter_mut().zip(&mut tiles.queries);
+        let mut all = outputs
+            .zip(memory.queries.chunks_mut(k_tiles))
+            .enumerate()
+            .take(self.n_tiles());
         loop {
             let mut tasks: [_; GROUP] = core::array::from_fn(|_| all.next());
             if tasks[0].is_none() {
@@ -154,94 +213,145 @@ impl Head<'_> {
             }
             let n_tasks = tasks.iter().flatten().count();
             self.engine.step(None, &mut tasks[..n_tasks], |task| {
-                let Some((tile, ((queries, factors), state))) = task else {
+                let Some((tile, ((factor, numbers), tiles))) = task else {
                     return;
                 };
-                let rows = self.tile_rows(*tile);
-                let row = |i: usize| {
-                    let row = rows.start + i;
-                    let [query, head] = job.head(self.first, self.kv_head, row);
-                    let at = [query, head, self.stream];
-                    (row < rows.end).then(|| job.src.q.floats(at)).flatten()
-                };
-                pack_rows(row, queries, factors);
-                let (maxima, sums) = state.split_at_mut(MAXIMA);
-                hvx::widest(Lowest(maxima));
-                hvx::clear(sums);
+                let mut rows: [&[f32]; TILE_DIM] = [&[]; TILE_DIM];
+                let places = job.heads(self.first, self.kv_head, self.tile_rows(*tile));
+                for (row, [query, head]) in rows.iter_mut().zip(places) {
+                    let offset = job.src.q.offset([query, head, self.stream]);
+                    *row = job.src.q.floats_at(offset).unwrap_or_default();
+                }
+                **numbers = hvx::widest(PackQueries {
+                    rows,
+                    factor: job.factor,
+                    tiles,
+                });
+                if let Some(scale) = numbers.factor_f16 {
+                    factor.set(scale);
+                }
             });
         }
     }
 
-    /// Returns a bit for each tile of rows, set unless the mask hides all of `positions` from the
-    /// tile.
-    fn active(&self, positions: &Range<usize>) -> u64 {
-        let tiles = self.rows.div_ceil(TILE_DIM);
-        let all = u64::MAX >> (MAX_ROW_TILES - tiles);
-        let Some(mask) = &self.job.src.mask else {
-            return all;
+    /// Looks at the mask of a block for each tile of rows. Returns what any tile sees.
+    fn look(&self, positions: &Range<usize>, sights: &mut [Sight; MAX_ROW_TILES]) -> Sight {
+        let sights = &mut sights[..self.n_tiles()];
+        let plain = |mask: &&View<'_>| {
+            let shape = &mask.shape;
+            shape.ne[2] == 1 && shape.dtype == Type::F16 && shape.has_dense_rows()
         };
-        // With a separate mask for each head, looking at its rows would cost more than skipping
-        // saves.
-        if mask.shape.ne[2] > 1 || mask.shape.dtype != Type::F16 || !mask.shape.has_dense_rows() {
-            return all;
+        match (&self.job.src.mask, self.job.src.mask.as_ref().filter(plain)) {
+            (None, _) => sights.fill(Sight::all(positions.len())),
+            (Some(_), None) => sights.fill(Sight::unknown(positions.len())),
+            (_, Some(mask)) => self.look_at(mask, positions, sights),
         }
-        (0..tiles).fold(0, |active, tile| {
+        sights.iter().fold(Sight::NONE, |all, sight| all.or(*sight))
+    }
+
+    /// Looks at an f16 mask.
+    fn look_at(&self, mask: &View<'_>, positions: &Range<usize>, sights: &mut [Sight]) {
+        let query = |row: usize| self.job.head(self.first, self.kv_head, row)[0];
+        let look = |tile: usize, sight: &mut Sight| {
             let rows = self.tile_rows(tile);
-            let query = |row: usize| self.job.head(self.first, self.kv_head, row)[0];
-            let is_visible = hvx::widest(Visible {
+            *sight = hvx::widest(Look {
                 mask,
                 queries: query(rows.start)..query(rows.end - 1) + 1,
                 stream: self.stream,
                 positions: positions.clone(),
             });
-            active | u64::from(is_visible) << tile
-        })
+        };
+        if self.engine.threads() == 1 {
+            return sights
+                .iter_mut()
+                .enumerate()
+                .for_each(|(tile, sight)| look(tile, sight));
+        }
+        let per_task = sights.len().div_ceil(GROUP);
+        let mut all = sights.chunks_mut(per_task).enumerate();
+        let mut tasks: [_; GROUP] = core::array::from_fn(|_| all.next());
+        let n_tasks = tasks.iter().flatten().count();
+        self.engine.step(None, &mut tasks[..n_tasks], |task| {
+            if let Some((part, sights)) = task {
+                let first = *part * per_task;
+                (sights.iter_mut().enumerate()).for_each(|(i, sight)| look(first + i, sight));
+            }
+        });
     }
 
-    /// Packs keys and values. Returns `true` if all are finite.
-    fn pack(&self, positions: &Range<usize>, memory: &mut TileMemory<'_>) -> bool {
-        let strips = positions.len().div_ceil(TILE_DIM);
-        let (of_values, of_keys) = memory.largest.split_at_mut(STRIPS * self.plan.slabs());
-        let keys = memory.keys.chunks_mut(self.plan.k_tiles).zip(of_keys);
-        let mut keys: [_; STRIPS] = {
-            let mut all = keys.enumerate().take(strips);
-            core::array::from_fn(|_| all.next())
-        };
-        let keys = &mut keys[..strips];
-        let slabs = memory.values.chunks_mut(2 * STRIPS).enumerate();
-        let mut all = slabs.flat_map(|(slab, tiles)| {
-            let (even, odd) = tiles.split_at_mut(STRIPS);
-            let strips = even.iter_mut().zip(odd).enumerate();
-            strips.map(move |(strip, tiles)| (slab, strip, tiles))
+    /// Packs keys and values of some strips. Returns their magnitudes if all are finite.
+    fn pack(
+        &self,
+        positions: &Range<usize>,
+        strips: &Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Option<Packed> {
+        let TilePlan {
+            k_tiles,
+            strips: most,
+            ..
+        } = *self.plan;
+        let parts = strips.len().div_ceil(PART);
+        let (of_keys, of_values) = memory.largest.split_at_mut(parts);
+        let keys = &mut memory.keys[strips.start * k_tiles..strips.end * k_tiles];
+        let keys = keys.chunks_mut(PART * k_tiles).zip(&mut *of_keys);
+        let mut keys = keys.enumerate();
+        let slabs = memory.values.chunks_mut(2 * most).enumerate();
+        let values = slabs.flat_map(|(slab, tiles)| {
+            let (even, odd) = tiles.split_at_mut(most);
+            let (even, odd) = (&mut even[strips.clone()], &mut odd[strips.clone()]);
+            let parts = even.chunks_mut(PART).zip(odd.chunks_mut(PART)).enumerate();
+            parts.map(move |(part, tiles)| (slab, part, tiles))
         });
-        let mut all = (&mut all).zip(of_values);
+        let mut values = values.zip(&mut *of_values);
         if self.engine.threads() == 1 {
-            for (strip, (tiles, largest)) in keys.iter_mut().flatten() {
-                self.pack_keys(positions, *strip, tiles, largest);
+            for (part, (tiles, largest)) in keys {
+                self.pack_keys(positions, strips.start + PART * part, tiles, largest);
             }
-            for ((slab, strip, (even, odd)), largest) in all {
-                self.pack_values(positions, [slab, strip], [even, odd], largest);
+            for ((slab, part, (even, odd)), largest) in values {
+                let place = [slab, strips.start + PART * part];
+                self.pack_values(positions, place, [even, odd], largest);
             }
         } else {
-            self.engine.step(None, keys, |task| {
-                if let Some((strip, (tiles, largest))) = task {
-                    self.pack_keys(positions, *strip, tiles, largest);
+            let mut keys: [_; MAX_PARTS] = core::array::from_fn(|_| keys.next());
+            self.engine.step(None, &mut keys[..parts], |task| {
+                if let Some((part, (tiles, largest))) = task {
+                    self.pack_keys(positions, strips.start + PART * *part, tiles, largest);
                 }
             });
-            let mut values: [_; MAX_VALUE_LINES / 2 * STRIPS] =
-                core::array::from_fn(|_| all.next());
-            let n_tasks = values.iter().flatten().count();
+            let mut values: [_; MAX_VALUE_LINES / 2 * MAX_PARTS] =
+                core::array::from_fn(|_| values.next());
+            let n_tasks = parts * self.plan.slabs();
             self.engine.step(None, &mut values[..n_tasks], |task| {
-                if let Some(((slab, strip, (even, odd)), largest)) = task {
-                    self.pack_values(positions, [*slab, *strip], [even, odd], largest);
+                if let Some(((slab, part, (even, odd)), largest)) = task {
+                    let place = [*slab, strips.start + PART * *part];
+                    self.pack_values(positions, place, [even, odd], largest);
                 }
             });
         }
-        let largest = &memory.largest[..STRIPS * self.plan.slabs() + strips];
-        hvx::widest(FiniteF16(largest))
+        Some(Packed {
+            key: hvx::widest(LargestF16(of_keys))?,
+            value: hvx::widest(LargestF16(&of_values[..parts * self.plan.slabs()]))?,
+        })
     }
 
-    /// Packs the keys of a strip of positions.
+    /// Returns the positions of a block from a strip on, and their head of keys and values.
+    #[inline(always)]
+    fn rows_from<'v>(
+        &self,
+        view: &'v View<'v>,
+        positions: &Range<usize>,
+        strip: usize,
+    ) -> Rows<'v> {
+        let start = positions.start + strip * TILE_DIM;
+        Rows {
+            view,
+            head: [self.kv_head, self.stream],
+            positions: start.min(positions.end)..positions.end,
+        }
+    }
+
+    /// Packs the keys of strips starting with `strip`.
     #[inline(always)]
     fn pack_keys(
         &self,
@@ -250,30 +360,25 @@ impl Head<'_> {
         tiles: &mut [Tile],
         largest: &mut Line,
     ) {
-        let start = positions.start + strip * TILE_DIM;
         hvx::widest(PackKeys {
-            view: &self.job.src.k,
-            head: [self.kv_head, self.stream],
-            positions: start..positions.end.min(start + TILE_DIM),
+            rows: self.rows_from(&self.job.src.k, positions, strip),
             tiles,
+            per_strip: self.plan.k_tiles,
             largest,
         });
     }
 
-    /// Packs a slab of the values of a strip of positions.
+    /// Packs a slab of the values of strips starting with `strip`.
     #[inline(always)]
     fn pack_values(
         &self,
         positions: &Range<usize>,
         [slab, strip]: [usize; 2],
-        [even, odd]: [&mut Tile; 2],
+        [even, odd]: [&mut [Tile]; 2],
         largest: &mut Line,
     ) {
-        let start = (positions.start + strip * TILE_DIM).min(positions.end);
         hvx::widest(PackValues {
-            view: &self.job.src.v,
-            head: [self.kv_head, self.stream],
-            positions: start..positions.end.min(start + TILE_DIM),
+            rows: self.rows_from(&self.job.src.v, positions, strip),
             slab,
             even,
             odd,
@@ -281,19 +386,19 @@ impl Head<'_> {
         });
     }
 
-    /// Replaces keys and values that are not finite by zeros. Returns, for each 32 positions, a bit
-    /// for each position that had any.
-    fn clear(&self, positions: &Range<usize>, memory: &mut TileMemory<'_>) -> [u32; STRIPS] {
-        let mut found = [0; STRIPS];
-        let strips = positions.len().div_ceil(TILE_DIM);
-        let keys = memory.keys.chunks_mut(self.plan.k_tiles).take(strips);
-        for (found, tiles) in found.iter_mut().zip(keys) {
+    /// Replaces keys and values that are not finite by zeros. Returns, for each strip of the block, a bit for each
+    /// position that had any.
+    fn clear(&self, strips: &Range<usize>, memory: &mut TileMemory<'_>) -> [u32; MAX_STRIPS] {
+        let mut found = [0; MAX_STRIPS];
+        let keys = memory.keys.chunks_mut(self.plan.k_tiles).zip(&mut found);
+        for (tiles, found) in keys.take(strips.end).skip(strips.start) {
             for tile in tiles {
                 *found |= clear_tile(tile, |_, column| column);
             }
         }
-        for tiles in memory.values.chunks_mut(STRIPS) {
-            for (found, tile) in found.iter_mut().zip(tiles) {
+        for tiles in memory.values.chunks_mut(self.plan.strips) {
+            let tiles = tiles.iter_mut().zip(&mut found);
+            for (tile, found) in tiles.take(strips.end).skip(strips.start) {
                 *found |= clear_tile(tile, |row, _| row);
             }
         }
@@ -302,25 +407,24 @@ impl Head<'_> {
 
     /// Sets the bits of rows that see a position whose key or value was not finite.
     ///
-    /// - `active`: tiles of rows that see any of `positions`
     /// - `exceptions`: as [`Self::clear`] returns them
-    /// - `spoiled`: for each tile, a bit for each row
-    fn spoil(
-        &self,
-        active: u64,
-        positions: &Range<usize>,
-        exceptions: &[u32; STRIPS],
-        spoiled: &mut [u32; MAX_ROW_TILES],
-    ) {
-        let tiles = spoiled.iter_mut().enumerate();
-        for (tile, spoiled) in tiles.filter(|(tile, _)| active >> tile & 1 == 1) {
-            let rows = self.tile_rows(tile);
-            let places = self.job.heads(self.first, self.kv_head, rows);
+    fn spoil(&self, positions: &Range<usize>, exceptions: &[u32; MAX_STRIPS], tiles: &mut Tiles) {
+        for tile in (0..self.n_tiles()).filter(|tile| !tiles.sights[*tile].is_none()) {
+            let spoiled = &mut tiles.queries[tile].spoiled;
+            let places = self
+                .job
+                .heads(self.first, self.kv_head, self.tile_rows(tile));
             for (row, [query, head]) in places.enumerate() {
                 let sees = |mask: &View<'_>| {
-                    let mut chunk = [0.0; CHUNK];
                     let at = [query, head, self.stream];
-                    sees(mask.read(at, positions.clone(), &mut chunk), exceptions)
+                    let parts = positions.clone().step_by(CHUNK);
+                    parts
+                        .zip(exceptions.chunks(CHUNK / TILE_DIM))
+                        .any(|(start, exceptions)| {
+                            let mut chunk = [0.0; CHUNK];
+                            let part = start..positions.end.min(start + CHUNK);
+                            sees(mask.read(at, part, &mut chunk), exceptions)
+                        })
                 };
                 if *spoiled >> row & 1 == 0 && self.job.src.mask.as_ref().is_none_or(sees) {
                     *spoiled |= 1 << row;
@@ -329,240 +433,230 @@ impl Head<'_> {
         }
     }
 
-    /// Adds the contribution of a block of positions to some tiles of rows.
-    fn block(
+    /// Returns `true` if a tile's scores must be completed in f32.
+    fn is_exact(&self, queries: &QueryTile, sight: Sight, key: f32) -> bool {
+        let is_safe = queries.factor_f16.is_some() && queries.reach * key < SAFE;
+        let is_simple = self.job.softcap == 0.0 && sight.is_plain && !self.job.slopes.is_used();
+        !(is_safe && is_simple)
+    }
+
+    /// Adds the contribution of a block of positions to a group of tiles of rows, the first of which is not before
+    /// `first`. Returns the tile after the last one.
+    fn group(
         &self,
-        tiles: &[usize],
+        first: usize,
         positions: &Range<usize>,
+        packed: Packed,
+        tiles: &mut Tiles,
         memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
-    ) {
+    ) -> usize {
         let TilePlan {
-            k_tiles, v_strips, ..
+            k_tiles,
+            v_strips,
+            strips: most,
+            ..
         } = *self.plan;
-        let strips = positions.len().div_ceil(TILE_DIM);
-        for (tile, scores) in tiles.iter().zip(memory.scores.chunks_mut(STRIPS)) {
-            let queries = &memory.queries[tile * k_tiles..][..k_tiles];
-            for (score, keys) in scores[..strips].iter_mut().zip(memory.keys.chunks(k_tiles)) {
+        let mut states = memory
+            .state
+            .chunks_mut(self.plan.state_lines())
+            .enumerate()
+            .skip(first);
+        let mut scores = memory.scores.chunks_mut(most);
+        let mut scales = memory.scales.chunks_mut(F16_TILE_LINES);
+        let mut products = memory.products.chunks_mut(v_strips);
+        let mut next = first;
+        let mut n_slots = 0;
+        let mut slots: [Option<Slot<'_>>; GROUP] = core::array::from_fn(|i| {
+            if i >= self.plan.group {
+                return None;
+            }
+            let (tile, state) = (states.by_ref().take(self.n_tiles() - next))
+                .find(|(tile, _)| !tiles.sights[*tile].is_none())
+                .or_else(|| {
+                    next = self.n_tiles();
+                    None
+                })?;
+            next = tile + 1;
+            n_slots += 1;
+            let is_first = tiles.seen >> tile & 1 == 0;
+            tiles.seen |= 1 << tile;
+            let sight = tiles.sights[tile];
+            Some(Slot {
+                tile,
+                sight,
+                is_first,
+                is_exact: self.is_exact(&tiles.queries[tile], sight, packed.key),
+                state,
+                scores: &mut scores.next()?[sight.strips()],
+                scales: scales.next()?,
+                products: products.next()?,
+            })
+        });
+        let slots = &mut slots[..n_slots];
+        for slot in slots.iter_mut().flatten() {
+            let queries = &memory.queries[slot.tile * k_tiles..][..k_tiles];
+            hmx.load_scale(match slot.is_exact {
+                true => &memory.stores[0],
+                false => &memory.factors[slot.tile],
+            });
+            let keys = &memory.keys[slot.sight.strips().start * k_tiles..];
+            for (score, keys) in slot.scores.iter_mut().zip(keys.chunks_exact(k_tiles)) {
                 for (queries, keys) in queries.chunks(MAX_DEEP).zip(keys.chunks(MAX_DEEP)) {
                     hmx.multiply(queries, keys);
                 }
                 hmx.store(score);
             }
         }
-        self.weigh(tiles, positions, memory);
-        for (_, (scores, products)) in tiles.iter().zip(
-            memory
-                .scores
-                .chunks(STRIPS)
-                .zip(memory.products.chunks_mut(v_strips)),
-        ) {
-            for (product, values) in products.iter_mut().zip(memory.values.chunks(STRIPS)) {
-                hmx.multiply(&scores[..strips], &values[..strips]);
+        let (queries, table) = (&tiles.queries, memory.table);
+        self.engine.step(None, slots, |slot| {
+            if let Some(slot) = slot {
+                self.weigh(slot, positions, queries[slot.tile].factor, table);
+            }
+        });
+        // CAST: at most 1024 positions.
+        #[expect(clippy::cast_precision_loss, reason = "at most 1024")]
+        let largest = positions.len() as f32 * packed.value;
+        let which = usize::from(!(largest < SAFE_SUM));
+        hmx.load_scale(&memory.stores[which]);
+        for slot in slots.iter_mut().flatten() {
+            let strips = slot.sight.strips();
+            for (product, values) in slot
+                .products
+                .iter_mut()
+                .zip(memory.values.chunks_exact(most))
+            {
+                hmx.multiply(slot.scores, &values[strips.clone()]);
                 hmx.store(product);
             }
         }
-        self.add(tiles, memory);
-    }
-
-    /// Turns scores into weights.
-    fn weigh(&self, tiles: &[usize], positions: &Range<usize>, memory: &mut TileMemory<'_>) {
-        let TileMemory {
-            table,
-            factors,
-            state,
-            scores,
-            scales,
-            ..
-        } = memory;
-        let mut slots = scores
-            .chunks_mut(STRIPS)
-            .zip(scales.chunks_mut(F16_TILE_LINES));
-        let mut states = state.chunks_mut(self.plan.state_lines()).enumerate();
-        let mut tasks: [_; GROUP] = core::array::from_fn(|i| {
-            let tile = *tiles.get(i)?;
-            let state = states.find(|(number, _)| *number == tile)?.1;
-            Some((tile, state, slots.next()?))
-        });
-        let (table, factors) = (*table, &**factors);
-        // One thread needs no closure, which the compiler would not join with this function.
-        let tasks = &mut tasks[..tiles.len()];
-        if self.engine.threads() == 1 {
-            for (tile, state, (scores, scales)) in tasks.iter_mut().flatten() {
-                let rows = (*tile, &factors[*tile]);
-                self.weigh_tile(rows, positions, table, [state, scales], scores);
-            }
-            return;
-        }
-        self.engine.step(None, tasks, |task| {
-            if let Some((tile, state, (scores, scales))) = task {
-                let rows = (*tile, &factors[*tile]);
-                self.weigh_tile(rows, positions, table, [state, scales], scores);
+        self.engine.step(None, slots, |slot| {
+            if let Some(slot) = slot {
+                hvx::widest(Add {
+                    n_pairs: self.tile_rows(slot.tile).len().div_ceil(2),
+                    is_first: slot.is_first,
+                    restore: RESTORES[which],
+                    products: slot.products,
+                    scales: slot.scales,
+                    sums: &mut slot.state[MAXIMA + SUMS..],
+                });
             }
         });
+        next
     }
 
     /// Turns the scores of a tile of rows into weights.
-    ///
-    /// - `tile`: its number, and its factors
-    /// - `lines`: its state, and where the scales of its sums go
-    #[inline(always)]
-    fn weigh_tile(
+    fn weigh(
         &self,
-        tile: (usize, &[RowFactor; TILE_DIM]),
+        slot: &mut Slot<'_>,
         positions: &Range<usize>,
+        factor: f32,
         table: &[Line; TABLE_LINES],
-        [state, scales]: [&mut [Line]; 2],
-        scores: &mut [Tile],
     ) {
-        let (maxima, sums) = state.split_at_mut(MAXIMA);
-        let head = [self.first, self.kv_head];
-        let rows = RowTile::new(self.job, tile.1, self.tile_rows(tile.0), head);
-        let strips = positions.len().div_ceil(TILE_DIM);
-        hvx::widest(Weigh {
-            job: self.job,
+        let rows = self.tile_rows(slot.tile);
+        let tile = RowTile {
+            first_row: rows.start,
+            n_rows: rows.len(),
+            first_query: self.first,
+            kv_head: self.kv_head,
             stream: self.stream,
-            rows: &rows,
-            positions: positions.clone(),
+        };
+        let strips = slot.sight.strips();
+        let start = positions.start + strips.start * TILE_DIM;
+        let positions = start..positions.end.min(positions.start + strips.end * TILE_DIM);
+        if slot.is_exact {
+            hvx::widest(Adjust {
+                job: self.job,
+                rows: tile,
+                factor,
+                positions,
+                scores: slot.scores,
+            });
+        } else if slot.sight.mixed() != 0 {
+            hvx::widest(Hide {
+                job: self.job,
+                rows: tile,
+                mask: self.job.src.mask.as_ref(),
+                positions,
+                mixed: slot.sight.mixed(),
+                scores: slot.scores,
+            });
+        }
+        let (maxima, sums) = slot.state.split_at_mut(MAXIMA);
+        hvx::widest(Weigh {
+            n_pairs: rows.len().div_ceil(2),
+            is_first: slot.is_first,
             table,
-            scores: &mut scores[..strips],
+            scores: slot.scores,
             maxima,
             sums: &mut sums[..SUMS],
-            scales,
-        });
-    }
-
-    /// Adds the products of this block to the sums over all blocks.
-    fn add(&self, tiles: &[usize], memory: &mut TileMemory<'_>) {
-        let v_strips = self.plan.v_strips;
-        let mut slots = memory
-            .products
-            .chunks(v_strips)
-            .zip(memory.scales.chunks(F16_TILE_LINES));
-        let mut states = memory.state.chunks_mut(self.plan.state_lines()).enumerate();
-        let mut tasks: [_; GROUP] = core::array::from_fn(|i| {
-            let tile = *tiles.get(i)?;
-            let state = states.find(|(number, _)| *number == tile)?.1;
-            Some((tile, state, slots.next()?))
-        });
-        self.engine.step(None, &mut tasks[..tiles.len()], |task| {
-            if let Some((tile, state, (products, scales))) = task {
-                hvx::widest(Add {
-                    line_pairs: self.tile_rows(*tile).len().div_ceil(2),
-                    products,
-                    scales,
-                    sums: &mut state[MAXIMA + SUMS..],
-                });
-            }
+            scales: slot.scales,
         });
     }
 
     /// Divides the rows by their sums, and writes them.
-    fn write(
-        &self,
-        memory: &TileMemory<'_>,
-        spoiled: &[u32; MAX_ROW_TILES],
-        dst: &mut ViewMut<'_>,
-    ) {
-        for row in 0..self.rows {
-            let [query, head] = self.job.head(self.first, self.kv_head, row);
-            let state = &memory.state[row / TILE_DIM * self.plan.state_lines()..];
-            let (tile, at) = (row / TILE_DIM, row % TILE_DIM);
-            let mut lines = hvx::zeros::<{ MAX_VALUE_LINES + 2 }>();
-            let result = &mut lines[..self.job.result_lines()];
-            if memory.factors[tile][at].factor().is_nan() || spoiled[tile] >> at & 1 == 1 {
-                spoil(super::parts(result).2);
-            } else {
-                hvx::widest(FinishRow {
-                    state,
-                    row: at,
-                    lines: result,
+    fn write(&self, memory: &TileMemory<'_>, tiles: &Tiles, dst: &mut ViewMut<'_>) {
+        let state_lines = self.plan.state_lines();
+        let elems = dst.shape.ne[0];
+        for tile in 0..self.n_tiles() {
+            let rows = self.tile_rows(tile);
+            let places = || self.job.heads(self.first, self.kv_head, rows.clone());
+            let sums = Sums::new(&memory.state[tile * state_lines..][..state_lines]);
+            let is_seen = tiles.seen >> tile & 1 == 1;
+            if is_seen {
+                let sinks = self.job.src.sinks.map(|sinks| {
+                    let mut scores = [0.0; TILE_DIM];
+                    for (score, [_, head]) in scores.iter_mut().zip(places()) {
+                        *score = sinks.element(head, [0; 3]);
+                    }
+                    scores
                 });
+                let factors = hvx::widest(Factors { sums, sinks });
+                if let Some((out, [s1, s2, s3])) = dst.floats() {
+                    let start =
+                        |[query, head]: [usize; 2]| head * s1 + query * s2 + self.stream * s3;
+                    let (starts, factors) = (places().map(start), &factors);
+                    hvx::widest(WriteRows {
+                        sums,
+                        factors,
+                        starts,
+                        elems,
+                        out,
+                    });
+                } else {
+                    for (row, (factor, [query, head])) in
+                        factors.into_iter().zip(places()).enumerate()
+                    {
+                        if let Some(to) = dst.row([head, query, self.stream]) {
+                            write_row(sums, row, factor, to);
+                        }
+                    }
+                }
             }
-            let parts = merge::Parts {
-                lines: &lines,
-                stride: 0,
-                count: 1,
-            };
-            if let Some(row) = dst.row([head, query, self.stream]) {
-                merge::write(self.job, &parts, head, row);
+            let spoiled = tiles.queries[tile].spoiled;
+            if is_seen && spoiled == 0 {
+                continue;
             }
-        }
-    }
-}
-
-/// Adds products to sums that are first scaled to the new maximum.
-struct Add<'a> {
-    /// Pairs of rows.
-    line_pairs: usize,
-    /// A tile for each strip.
-    products: &'a [Tile],
-    scales: &'a [Line],
-    /// For each strip and pair of rows: f32 of the even row, then of the odd one.
-    sums: &'a mut [Line],
-}
-
-impl hvx::Kernel for Add<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for (product, sums) in self
-            .products
-            .iter()
-            .zip(self.sums.chunks_exact_mut(TILE_DIM))
-        {
-            let pairs = sums.as_chunks_mut::<2>().0;
-            let lines = product.0.iter().zip(self.scales);
-            for (pair, (line, scale)) in pairs.iter_mut().zip(lines).take(self.line_pairs) {
-                let (even, odd) = hvx::widen_mul_f16(hvx::load(line), splat_h(RESTORE));
-                let (even_scale, odd_scale) = hvx::widen_mul_f16(hvx::load(scale), splat_h(0x3c00));
-                let [even_sum, odd_sum] = pair;
-                let scaled = mul_f32(hvx::load(even_sum), even_scale);
-                hvx::store(even_sum, add_f32(scaled, even));
-                let scaled = mul_f32(hvx::load(odd_sum), odd_scale);
-                hvx::store(odd_sum, add_f32(scaled, odd));
+            for (row, [query, head]) in places().enumerate() {
+                let value = if spoiled >> row & 1 == 1 {
+                    f32::NAN
+                } else {
+                    0.0
+                };
+                if !is_seen || value.is_nan() {
+                    self.fill([head, query, self.stream], value, dst);
+                }
             }
         }
     }
-}
 
-/// Collects a row's values in order, with its maximum and sum, in the form of [`merge`].
-struct FinishRow<'a> {
-    state: &'a [Line],
-    row: usize,
-    lines: &'a mut [Line],
-}
-
-impl hvx::Kernel for FinishRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let (values, largest, sum) = super::parts(self.lines);
-        let (maxima, rest) = self.state.split_at(MAXIMA);
-        let (sums, elems) = rest.split_at(SUMS);
-        for (slab, out) in values.chunks_mut(2).enumerate() {
-            let strip =
-                |parity: usize| hvx::load(&elems[(2 * slab + parity) * TILE_DIM + self.row]);
-            let (low, high) = hvx::interleave_w(strip(0), strip(1));
-            for (out, v) in out.iter_mut().zip([low, high]) {
-                hvx::store(out, v);
+    /// Fills a row.
+    fn fill(&self, at: [usize; 3], value: f32, dst: &mut ViewMut<'_>) {
+        if let Some(mut row) = dst.row(at) {
+            for start in (0..row.len()).step_by(TILE_DIM) {
+                let count = TILE_DIM.min(row.len() - start);
+                row.write(start, &[value; TILE_DIM][..count]);
             }
         }
-        let (even, odd) = hvx::widen_mul_f16(hvx::load(&maxima[self.row / 2]), splat_h(0x3c00));
-        let maximum: Vector = if self.row.is_multiple_of(2) {
-            even
-        } else {
-            odd
-        };
-        // The lowest f16 stands for hidden positions.
-        let lowest = splat_f32(super::weigh::HIDDEN_F16 + 1.0);
-        let hidden = splat_f32(HIDDEN);
-        hvx::store(
-            largest,
-            hvx::select_gt_f32(maximum, lowest, maximum, hidden),
-        );
-        hvx::store(sum, hvx::load(&sums[self.row]));
     }
 }

@@ -54,6 +54,11 @@ impl Slopes {
         }
     }
 
+    /// Returns `true` unless the slopes of all heads are 1.
+    pub(in crate::ops) fn is_used(&self) -> bool {
+        self.used
+    }
+
     /// Returns the slope of a head.
     #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
     pub(in crate::ops) fn of(&self, head: usize) -> f32 {

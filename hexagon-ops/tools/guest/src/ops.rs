@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 59] = [
+pub const NAMES: [&str; 60] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -64,6 +64,7 @@ pub const NAMES: [&str; 59] = [
     "fold_f32",
     "widen_mul_add",
     "unbias",
+    "add_f16",
 ];
 
 /// Number of the first operation on floating point.
@@ -148,6 +149,11 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         58 => {
             let bias = 12_582_912.0;
             one(hvx::unbias(hvx::add_f32(a, hvx::splat_f32(bias)), bias))
+        }
+        59 => {
+            let sum = Accumulator::from_f32(c);
+            let (even, odd) = Accumulator::add_f16((sum, sum), a);
+            (even.to_f32(), odd.to_f32())
         }
         ACCUMULATE => {
             let sum = Accumulator::from_f32(c).mul_add(a, b).plus_f32(a);

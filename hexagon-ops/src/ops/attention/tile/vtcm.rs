@@ -1,13 +1,11 @@
 //! Sizes of an attention on the matrix unit, and the places of its parts in VTCM.
 
 use crate::error::Result;
-use crate::hmx::{Hmx, ScaleBlock};
+use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
 use crate::hvx;
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::kv::SLAB;
-use crate::ops::attention::weigh::STRIPS;
 use crate::ops::attention::{Job, TABLE_LINES};
-use crate::ops::matmul::act::RowFactor;
 use crate::ops::tensor::Type;
 use crate::rt::Arena;
 
@@ -17,9 +15,17 @@ pub(super) const GROUP: usize = 8;
 pub(super) const MAX_ROW_TILES: usize = 64;
 /// Most lines of a value.
 pub(super) const MAX_VALUE_LINES: usize = 16;
-/// Scale of the unit's stores, 2^-5, and its inverse, as f16.
-const STORE: u16 = 0x2800;
-pub(super) const RESTORE: u16 = 0x5000;
+/// Most strips of a block of positions: all of them are one product with values.
+pub(super) const MAX_STRIPS: usize = MAX_DEEP;
+/// Fewest strips of a block.
+const MIN_STRIPS: usize = 4;
+/// Strips of positions that a task packs.
+pub(super) const PART: usize = 8;
+/// Most parts of a block.
+pub(super) const MAX_PARTS: usize = MAX_STRIPS / PART;
+/// Scales of the unit's stores for results that may leave FP16's range, 2^-5 and 2^-10, and their inverses, as f16.
+const STORES: [u16; 2] = [0x2800, 0x1400];
+pub(super) const RESTORES: [u16; 2] = [0x5000, 0x6400];
 /// Lines of f16 maxima and of f32 sums of a tile of rows.
 pub(super) const MAXIMA: usize = F16_TILE_LINES;
 pub(super) const SUMS: usize = TILE_DIM;
@@ -35,6 +41,10 @@ pub(in crate::ops::attention) struct TilePlan {
     pub(super) k_tiles: usize,
     /// Strips of values: 64 elements are two.
     pub(super) v_strips: usize,
+    /// Most strips of positions of a block, an even number.
+    pub(super) strips: usize,
+    /// Most tiles of rows that are computed at a time.
+    pub(super) group: usize,
 }
 
 impl TilePlan {
@@ -52,16 +62,25 @@ impl TilePlan {
         if job.dv > MAX_VALUE_LINES || !fits(k.dtype) || !fits(v.dtype) || !dense {
             return None;
         }
+        let most = job.positions.max(1).div_ceil(TILE_DIM).next_multiple_of(2);
         let mut plan = Self {
             queries,
             row_tiles: 0,
             k_tiles: job.dk,
             v_strips: v.ne[0].div_ceil(SLAB) * 2,
+            strips: 0,
+            group: 0,
         };
         loop {
             plan.row_tiles = (job.group * plan.queries).div_ceil(TILE_DIM);
-            if plan.row_tiles <= MAX_ROW_TILES && plan.tiles() <= vtcm_tiles {
-                return Some(plan);
+            plan.group = GROUP.min(plan.row_tiles);
+            plan.strips = MAX_STRIPS;
+            while plan.row_tiles <= MAX_ROW_TILES && plan.strips >= MIN_STRIPS {
+                plan.strips = plan.strips.min(most);
+                if plan.tiles() <= vtcm_tiles {
+                    return Some(plan);
+                }
+                plan.strips = (plan.strips / 2).next_multiple_of(2).min(plan.strips - 1);
             }
             if plan.queries == 1 {
                 return None;
@@ -80,42 +99,48 @@ impl TilePlan {
         self.v_strips / 2
     }
 
+    /// Returns the number of parts of a block's positions.
+    pub(super) fn parts(&self) -> usize {
+        self.strips.div_ceil(PART)
+    }
+
     /// Returns the lines of largest magnitudes, one for each task that packs.
     fn largest_lines(&self) -> usize {
-        STRIPS * (self.slabs() + 1)
+        self.parts() * (self.slabs() + 1)
     }
 
     /// Returns the tiles of VTCM that are needed.
     fn tiles(&self) -> usize {
+        let scales = STORES.len() + self.row_tiles;
         let lines = TABLE_LINES
-            + self.row_tiles
-                * (self.state_lines() + size_of::<[RowFactor; TILE_DIM]>() / LINE_BYTES)
-            + GROUP * F16_TILE_LINES
+            + scales * size_of::<ScaleBlock>() / LINE_BYTES
+            + self.row_tiles * self.state_lines()
+            + self.group * F16_TILE_LINES
             + self.largest_lines();
         // Each kind of lines is rounded up to tiles.
         let kinds = 5;
-        let scale = 1;
-        scale
-            + kinds
+        kinds
             + lines / F16_TILE_LINES
-            + STRIPS * (self.k_tiles + self.v_strips)
+            + self.strips * (self.k_tiles + self.v_strips)
             + self.row_tiles * self.k_tiles
-            + GROUP * (STRIPS + self.v_strips)
+            + self.group * (self.strips + self.v_strips)
     }
 }
 
 /// The parts of VTCM that an attention uses.
 pub(super) struct TileMemory<'v> {
     pub(super) table: &'v [Line; TABLE_LINES],
+    /// Scales of stores that may leave FP16's range, in the order of [`RESTORES`].
+    pub(super) stores: &'v [ScaleBlock],
+    /// For each tile of rows, the scale of its scores.
+    pub(super) factors: &'v mut [ScaleBlock],
     /// Tiles of keys, for each 32 positions.
     pub(super) keys: &'v mut [Tile],
     /// For each strip, a tile for each 32 positions.
     pub(super) values: &'v mut [Tile],
-    /// Largest magnitudes: those of values, for each 64 elements and 32 positions, then those of
-    /// keys.
+    /// Largest magnitudes: for each part of the positions, those of its keys, then those of values, for each 64 elements.
     pub(super) largest: &'v mut [Line],
     pub(super) queries: &'v mut [Tile],
-    pub(super) factors: &'v mut [[RowFactor; TILE_DIM]],
     pub(super) state: &'v mut [Line],
     pub(super) scores: &'v mut [Tile],
     pub(super) scales: &'v mut [Line],
@@ -131,27 +156,34 @@ impl<'v> TileMemory<'v> {
         table: &[Line; TABLE_LINES],
     ) -> Result<Self> {
         let mut arena = Arena::new(vtcm);
-        let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(arena.tiles("scale block", 1)?);
-        scale[0] = ScaleBlock::splat(STORE);
+        let block_lines = size_of::<ScaleBlock>() / LINE_BYTES;
+        let blocks = arena.lines(
+            "scales of stores",
+            (STORES.len() + plan.row_tiles) * block_lines,
+        )?;
+        let blocks: &mut [ScaleBlock] = bytemuck::cast_slice_mut(blocks);
+        let (stores, factors) = blocks.split_at_mut(STORES.len());
+        for (block, scale) in stores.iter_mut().zip(STORES) {
+            block.set(scale);
+        }
         hmx.clear();
-        hmx.load_scale(&scale[0]);
         let copy = arena.lines("exponentials", table.len())?;
         hvx::copy(copy, table);
         let Some(table) = copy.first_chunk() else {
             unreachable!("the arena gave fewer lines than it was asked for")
         };
-        let factor_lines = plan.row_tiles * size_of::<[RowFactor; TILE_DIM]>() / LINE_BYTES;
         Ok(Self {
             table,
-            keys: arena.tiles("keys", STRIPS * plan.k_tiles)?,
-            values: arena.tiles("values", STRIPS * plan.v_strips)?,
+            stores,
+            factors,
+            keys: arena.tiles("keys", plan.strips * plan.k_tiles)?,
+            values: arena.tiles("values", plan.strips * plan.v_strips)?,
             largest: arena.lines("magnitudes", plan.largest_lines())?,
             queries: arena.tiles("queries", plan.row_tiles * plan.k_tiles)?,
-            factors: bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?),
             state: arena.lines("sums", plan.row_tiles * plan.state_lines())?,
-            scores: arena.tiles("scores", GROUP * STRIPS)?,
-            scales: arena.lines("scales", GROUP * F16_TILE_LINES)?,
-            products: arena.tiles("products", GROUP * plan.v_strips)?,
+            scores: arena.tiles("scores", plan.group * plan.strips)?,
+            scales: arena.lines("scales", plan.group * F16_TILE_LINES)?,
+            products: arena.tiles("products", plan.group * plan.v_strips)?,
         })
     }
 }

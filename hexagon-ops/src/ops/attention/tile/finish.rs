@@ -1,0 +1,168 @@
+//! Results of a tile of rows: sums of weights, sinks, division, and rows of f32.
+
+use super::sum::Sums;
+use super::vtcm::MAX_VALUE_LINES;
+use crate::hvx::{
+    self, Vector, add_f32, fold_f32, interleave_w, max_f32, mul_f32, splat_f32, splat_w, sub_f32,
+};
+use crate::layout::{LINE_BYTES, Line, TILE_DIM};
+use crate::ops::attention::weigh::HIDDEN_BITS;
+use crate::ops::math;
+use crate::ops::tensor::Row;
+
+/// f32 elements of a line.
+const LANES: usize = LINE_BYTES / 4;
+
+/// Computes the factors of the sums of 32 rows: 0 for a row that sees no position.
+pub(super) struct Factors<'a> {
+    pub(super) sums: Sums<'a>,
+    /// Additional scores of the rows.
+    pub(super) sinks: Option<[f32; TILE_DIM]>,
+}
+
+impl hvx::Kernel for Factors<'_> {
+    type Output = [f32; TILE_DIM];
+
+    #[inline(always)]
+    fn run(self) -> [f32; TILE_DIM] {
+        let mut total = self.total();
+        let mut halves = [0_u16; LINE_BYTES / 2];
+        for (halves, line) in halves
+            .as_chunks_mut::<2>()
+            .0
+            .iter_mut()
+            .zip(self.sums.maxima)
+        {
+            let all: &[[u16; 2]; LANES] = bytemuck::cast_ref(line);
+            *halves = all[0];
+        }
+        let mut factor = splat_f32(1.0);
+        if let Some(sinks) = &self.sinks {
+            let [mut line] = hvx::zeros::<1>();
+            line.0 = bytemuck::cast(halves);
+            let (maxima, _) = hvx::widen_in_order_f16(hvx::load(&line));
+            let sinks = hvx::load_f32(sinks);
+            let largest = max_f32(maxima, sinks);
+            factor = math::exp(sub_f32(maxima, largest));
+            total = add_f32(mul_f32(total, factor), math::exp(sub_f32(sinks, largest)));
+        }
+        let mut factors = [0.0; TILE_DIM];
+        hvx::store_f32(&mut factors, mul_f32(factor, math::reciprocal(total)));
+        for (factor, half) in factors.iter_mut().zip(halves) {
+            if half == HIDDEN_BITS {
+                *factor = 0.0;
+            }
+        }
+        factors
+    }
+}
+
+impl Factors<'_> {
+    /// Returns the sum of each row's lanes in the row's lane.
+    #[inline(always)]
+    fn total(&self) -> Vector {
+        let mut v = [splat_w(0); TILE_DIM / 2];
+        for (i, v) in v.iter_mut().enumerate() {
+            let [first, second] =
+                [i, i + TILE_DIM / 2].map(|row| hvx::load(&self.sums.weights[row]));
+            *v = fold_f32::<16>(first, second);
+        }
+        for i in 0..8 {
+            v[i] = fold_f32::<8>(v[i], v[i + 8]);
+        }
+        for i in 0..4 {
+            v[i] = fold_f32::<4>(v[i], v[i + 4]);
+        }
+        for i in 0..2 {
+            v[i] = fold_f32::<2>(v[i], v[i + 2]);
+        }
+        fold_f32::<1>(v[0], v[1])
+    }
+}
+
+/// Writes a row of f32.
+pub(super) struct WriteRow<'a> {
+    pub(super) sums: Sums<'a>,
+    pub(super) row: usize,
+    pub(super) factor: f32,
+    pub(super) out: &'a mut [f32],
+}
+
+impl hvx::Kernel for WriteRow<'_> {
+    type Output = ();
+    const INLINED: bool = true;
+
+    #[inline(always)]
+    fn run(self) {
+        let factor = splat_f32(self.factor);
+        let (slabs, rest) = self.out.as_chunks_mut::<{ 2 * LANES }>();
+        let whole = slabs.len();
+        for (slab, out) in slabs.iter_mut().enumerate() {
+            let (low, high) = self.sums.slab(slab, self.row);
+            let [first, second] = out.as_chunks_mut().0 else {
+                continue;
+            };
+            hvx::store_f32(first, mul_f32(low, factor));
+            hvx::store_f32(second, mul_f32(high, factor));
+        }
+        if !rest.is_empty() {
+            let (low, high) = self.sums.slab(whole, self.row);
+            let mut lines = hvx::zeros::<2>();
+            hvx::store(&mut lines[0], mul_f32(low, factor));
+            hvx::store(&mut lines[1], mul_f32(high, factor));
+            let elems: &[f32; 2 * LANES] = bytemuck::cast_ref(&lines);
+            hvx::copy_f32(rest, elems);
+        }
+    }
+}
+
+/// Writes rows of a tile whose places are numbers of elements.
+pub(super) struct WriteRows<'a, I> {
+    pub(super) sums: Sums<'a>,
+    pub(super) factors: &'a [f32; TILE_DIM],
+    /// First element of each row.
+    pub(super) starts: I,
+    /// Elements of a row.
+    pub(super) elems: usize,
+    pub(super) out: &'a mut [f32],
+}
+
+impl<I: Iterator<Item = usize>> hvx::Kernel for WriteRows<'_, I> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (row, (start, factor)) in self.starts.zip(self.factors).enumerate() {
+            if let Some(out) = self.out.get_mut(start..start + self.elems) {
+                let sums = self.sums;
+                let factor = *factor;
+                hvx::Kernel::run(WriteRow {
+                    sums,
+                    row,
+                    factor,
+                    out,
+                });
+            }
+        }
+    }
+}
+
+/// Writes a row of any layout.
+pub(super) fn write_row(sums: Sums<'_>, row: usize, factor: f32, mut to: Row<'_>) {
+    let mut lines = hvx::zeros::<MAX_VALUE_LINES>();
+    let elems: &mut [f32; MAX_VALUE_LINES * LANES] = bytemuck::cast_mut(&mut lines);
+    let elems = &mut elems[..to.len()];
+    hvx::widest(WriteRow {
+        sums,
+        row,
+        factor,
+        out: elems,
+    });
+    to.write(0, elems);
+}
+
+/// Returns the lines in which `even` and `odd` elements follow each other.
+#[inline(always)]
+pub(super) fn in_order(even: &Line, odd: &Line) -> (Vector, Vector) {
+    interleave_w(hvx::load(even), hvx::load(odd))
+}

@@ -1,0 +1,166 @@
+//! Packing of queries into FP16 tiles.
+//!
+//! Queries are multiplied by the factor of the scores before they are rounded to FP16. A tile of rows is divided by one
+//! power of two, so that large queries stay in FP16's range; the matrix unit multiplies scores by it as it stores them.
+//! Division leaves the error of a score alone: a row becomes subnormal only beside one that is 2^10 times as large.
+//!
+//! The matrix unit takes only finite numbers, so a row with NaN or infinity passes through it as zeros, and is marked as
+//! spoiled.
+
+use crate::hvx::{self, Vector, add_f32, and, larger_f32, max_w, mul_f32, splat_f32, splat_w};
+use crate::layout::{TILE_DIM, Tile};
+use crate::ops::rows::{all_lanes, first_lane};
+
+/// Exponent field of an f32, as the bits of 1 have it, and of infinity.
+const ONE_FIELD: u32 = 127;
+const INFINITY_FIELD: u32 = 255;
+/// Largest binary exponent of an f16, and its exponent's bias.
+const LARGEST_F16: u32 = 15;
+const BIAS_F16: u32 = 15;
+/// Smallest binary exponent by which queries are divided: smaller ones keep their precision undivided.
+const SMALLEST: u32 = ONE_FIELD - 4;
+
+/// Numbers of a tile of packed queries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct QueryTile {
+    /// Power of two by which the queries were divided.
+    pub(super) factor: f32,
+    /// The same as f16, if it has one.
+    pub(super) factor_f16: Option<u16>,
+    /// Not smaller than the sum of magnitudes of any row, before the division.
+    pub(super) reach: f32,
+    /// A bit for each row that had an infinity or NaN.
+    pub(super) spoiled: u32,
+}
+
+impl QueryTile {
+    pub(super) const EMPTY: Self = Self {
+        factor: 1.0,
+        factor_f16: None,
+        reach: 0.0,
+        spoiled: 0,
+    };
+}
+
+/// Packs up to 32 rows.
+pub(super) struct PackQueries<'a> {
+    /// Rows of Dk elements; those that do not exist are empty.
+    pub(super) rows: [&'a [f32]; TILE_DIM],
+    /// Factor of the scores.
+    pub(super) factor: f32,
+    /// `ceil(Dk / 32)` tiles, all written; missing rows become zero.
+    pub(super) tiles: &'a mut [Tile],
+}
+
+impl hvx::Kernel for PackQueries<'_> {
+    type Output = QueryTile;
+
+    #[inline(always)]
+    fn run(mut self) -> QueryTile {
+        let factor = splat_f32(self.factor);
+        let mut spoiled = 0;
+        if !is_finite(&self.rows) {
+            for (i, row) in self.rows.iter_mut().enumerate() {
+                if !is_finite(core::slice::from_ref(row)) {
+                    *row = &[];
+                    spoiled |= 1 << i;
+                }
+            }
+        }
+        let reach = reach(&self.rows, factor);
+        let largest = first_lane(all_lanes(reach, max_w)).to_bits();
+        // At most 253, so that the inverse is a normal number.
+        let exponent = (largest >> 23).clamp(SMALLEST, INFINITY_FIELD - 2);
+        let inverse = f32::from_bits((2 * ONE_FIELD - exponent) << 23);
+        let divided = mul_f32(factor, splat_f32(inverse));
+        for line in 0..TILE_DIM / 2 {
+            let (even, odd) = (self.rows[2 * line], self.rows[2 * line + 1]);
+            pack_two([even, odd], divided, self.tiles, line);
+        }
+        let binary = exponent.wrapping_sub(ONE_FIELD).wrapping_add(BIAS_F16);
+        QueryTile {
+            factor: f32::from_bits(exponent << 23),
+            // Above the largest f16, the exponent is infinity's or has more bits.
+            factor_f16: u16::try_from(binary << 10)
+                .ok()
+                .filter(|_| binary <= LARGEST_F16 + BIAS_F16),
+            reach: first_lane(all_lanes(reach, add_f32)),
+            spoiled,
+        }
+    }
+}
+
+/// Returns `true` if all elements are finite.
+#[inline(always)]
+fn is_finite(rows: &[&[f32]]) -> bool {
+    let mut largest = splat_w(0);
+    for row in rows {
+        let (whole, rest) = row.as_chunks::<TILE_DIM>();
+        for elems in whole {
+            largest = larger_f32(largest, hvx::load_f32(elems));
+        }
+        if !rest.is_empty() {
+            largest = larger_f32(largest, padded(rest));
+        }
+    }
+    first_lane(all_lanes(largest, max_w)).to_bits() >> 23 < INFINITY_FIELD
+}
+
+/// Returns, for each lane, the largest sum of magnitudes that a row times `factor` has there. The sum of all lanes is not
+/// smaller than that of any row, and no element is larger than the largest lane.
+#[inline(always)]
+fn reach(rows: &[&[f32]], factor: Vector) -> Vector {
+    let magnitude = splat_w(0x7fff_ffff);
+    let mut reach = splat_w(0);
+    for row in rows {
+        let (whole, rest) = row.as_chunks::<TILE_DIM>();
+        let mut sums = splat_w(0);
+        for elems in whole {
+            let elems = mul_f32(hvx::load_f32(elems), factor);
+            sums = add_f32(sums, and(elems, magnitude));
+        }
+        if !rest.is_empty() {
+            sums = add_f32(sums, and(mul_f32(padded(rest), factor), magnitude));
+        }
+        // The bits of positive numbers have their order.
+        reach = max_w(reach, sums);
+    }
+    reach
+}
+
+/// Loads up to 32 elements, with zeros after them.
+#[inline(always)]
+fn padded(elems: &[f32]) -> Vector {
+    let [mut line] = hvx::zeros();
+    let all: &mut [f32; TILE_DIM] = bytemuck::cast_mut(&mut line);
+    hvx::copy_f32(all, elems);
+    hvx::load(&line)
+}
+
+/// Packs two rows into line `line` of each tile.
+#[inline(always)]
+fn pack_two(rows: [&[f32]; 2], factor: Vector, tiles: &mut [Tile], line: usize) {
+    let [even, odd] = rows;
+    if even.is_empty() && odd.is_empty() {
+        for tile in tiles {
+            hvx::store(&mut tile.0[line], splat_w(0));
+        }
+        return;
+    }
+    let (whole_even, whole_odd) = (even.as_chunks().0, odd.as_chunks().0);
+    let both = whole_even.len().min(whole_odd.len()).min(tiles.len());
+    let (first, rest) = tiles.split_at_mut(both);
+    for ((tile, even), odd) in first.iter_mut().zip(whole_even).zip(whole_odd) {
+        let even = mul_f32(hvx::load_f32(even), factor);
+        let odd = mul_f32(hvx::load_f32(odd), factor);
+        hvx::store(&mut tile.0[line], hvx::narrow_f32(even, odd));
+    }
+    // The last columns, and rows beside one that is missing.
+    for (kt, tile) in rest.iter_mut().enumerate() {
+        let [even, odd] = [even, odd].map(|row| {
+            let elems = row.get((both + kt) * TILE_DIM..).unwrap_or_default();
+            mul_f32(padded(elems), factor)
+        });
+        hvx::store(&mut tile.0[line], hvx::narrow_f32(even, odd));
+    }
+}
