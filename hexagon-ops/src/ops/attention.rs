@@ -2,7 +2,8 @@
 //! The scores are never in memory as a whole.
 //!
 //! There are two code paths. Keys and values that FP16 can hold go through the matrix unit
-//! (`tile`), all others through dot products in FP32 (`dot`). Even a single query row takes half
+//! (`tile`), all others through dot products in FP32 (`dot`): those of type F32, and those of other
+//! types once a value beyond FP16's range is found. Even a single query row takes half
 //! the packets on the matrix unit, because a key is moved to its tile once and the rest of a
 //! score's cost is its exponential (`attention_*` in `tests/packets.txt`).
 //!
@@ -131,6 +132,13 @@ impl<'a> Job<'a> {
         })
     }
 
+    /// Returns `true` if keys and values are f16, so that FP16 holds whatever is finite.
+    fn is_f16(&self) -> bool {
+        [&self.src.k, &self.src.v]
+            .iter()
+            .all(|view| view.shape.dtype == Type::F16)
+    }
+
     /// Returns the query and query head of row `row` of a head of keys and values; queries count
     /// from `first`.
     fn head(&self, first: usize, kv_head: usize, row: usize) -> [usize; 2] {
@@ -237,8 +245,10 @@ pub fn attention(
 ) -> Result<()> {
     let job = Job::new(params, src, &dst.shape)?;
     let [_, queries, _, streams] = src.q.shape.ne;
-    if let Some(plan) = tile::TilePlan::new(&job, queries, machine.vtcm.len()) {
-        return tile::run(&job, &plan, machine, table.lines(), &mut dst);
+    if let Some(plan) = tile::TilePlan::new(&job, queries, machine.vtcm.len())
+        && tile::run(&job, &plan, machine.reborrow(), table.lines(), &mut dst)?
+    {
+        return Ok(());
     }
     let plan = dot::Plan::new(&job, queries, &machine)?;
     for stream in 0..streams {

@@ -157,7 +157,7 @@ pub struct Attention {
     pub dst: Tensor,
     /// Queries: f32 `[Dk, queries, heads, streams]`.
     pub q: Tensor,
-    /// Keys: float or a type of blocks (f16, Q8_0 and Q4_0 are fast), `[Dk, positions, heads / r, streams]`.
+    /// Keys: float or a type of blocks of 32 (all but f32 are fast), `[Dk, positions, heads / r, streams]`.
     pub k: Tensor,
     /// Values: types as for keys, `[Dv, positions, heads / r, streams]`; may share memory with the keys.
     pub v: Tensor,

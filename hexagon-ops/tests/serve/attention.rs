@@ -12,6 +12,9 @@ const F: u32 = TYPE_F32;
 const H: u32 = TYPE_F16;
 const Q8: u32 = TYPE_Q8_0;
 const Q4: u32 = TYPE_Q4_0;
+const B: u32 = TYPE_BF16;
+/// The other types that llama.cpp's caches may have.
+const OTHER_CACHES: [u32; 5] = [B, TYPE_Q5_0, TYPE_Q5_1, TYPE_Q4_1, TYPE_IQ4_NL];
 
 /// Largest NMSE of dot products: a weight is off by what f32 does to a score (2^-24 of a score
 /// below 30), squared.
@@ -238,7 +241,7 @@ fn check(setup: &Setup, mask: Mask, has_sinks: bool, bench: &mut Bench, numbers:
 /// The limit for the way that an attention goes: types that f16 holds go through the matrix unit.
 fn limit(setup: &Setup) -> f64 {
     let dense = setup.places.iter().all(|place| place.order[0] == 0);
-    let halves = setup.types.iter().all(|dtype| [H, Q8, Q4].contains(dtype));
+    let halves = !setup.types.contains(&F);
     if dense && halves { LIMIT_F16 } else { LIMIT }
 }
 
@@ -273,18 +276,22 @@ fn every_length_of_head_and_number_of_rows() {
 fn keys_and_values_of_every_type() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    for types in [
-        [F, F],
-        [Q8, Q8],
-        [Q4, Q4],
-        [Q8, Q4],
-        [Q4, H],
-        [H, F],
-        [H, Q8],
-    ] {
-        for (queries, places) in [(1, PLAIN.places), (7, [GAPS; 3]), (40, [DENSE; 3])] {
+    let both = [F, Q8, Q4].into_iter().chain(OTHER_CACHES);
+    let mixed = [[Q8, Q4], [Q4, H], [H, F], [H, Q8], [B, TYPE_Q5_1]];
+    for types in both.map(|dtype| [dtype; 2]).chain(mixed) {
+        for (queries, places, d) in [
+            (1, PLAIN.places, [96, 64]),
+            (7, [GAPS; 3], [64, 96]),
+            (40, [DENSE; 3], [96, 64]),
+            (2, [TRANSPOSED; 3], [32, 32]),
+        ] {
+            // Blocks cannot be transposed.
+            let is_float = types.iter().all(|dtype| [F, H, B].contains(dtype));
+            if places[0].order[0] != 0 && !is_float {
+                continue;
+            }
             let setup = Setup {
-                d: [96, 64],
+                d,
                 queries,
                 types,
                 places,
@@ -447,6 +454,40 @@ fn keys_and_values_may_be_transposed() {
     check(&setup, Mask::Random, false, &mut bench, &mut numbers);
 }
 
+#[test]
+fn keys_and_values_beyond_f16_are_computed_in_f32() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for (queries, dtype) in [(1, B), (9, B), (1, Q8), (40, TYPE_Q5_1)] {
+        for is_key in [true, false] {
+            let setup = Setup {
+                queries,
+                positions: 200,
+                types: [dtype; 2],
+                // Scores of a few units, whatever the size of a key.
+                scale: if is_key { 1e-6 } else { 0.125 },
+                ..PLAIN
+            };
+            let mut operands = Operands::new(&setup, Mask::Causal, false, &mut numbers);
+            let cache = if is_key {
+                &mut operands.k
+            } else {
+                &mut operands.v
+            };
+            *cache = match dtype {
+                B => Case::random(B, cache.ne, PERMUTED, 3e5, &mut numbers),
+                _ => cache.scaled(2e5),
+            };
+            let largest = cache.values.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+            assert!(largest > 65504.0, "type {dtype}: {largest}");
+            operands.compute(&setup);
+            let body = operands.place(&setup, &mut bench);
+            let what = format!("{setup:?}, key {is_key}");
+            operands.compare(&body, &mut bench, LIMIT, &what);
+        }
+    }
+}
+
 /// On the matrix unit, such a position failed the graphs of all rows, hidden or not.
 #[test]
 fn a_cached_row_that_is_not_finite_gives_nan_to_those_that_see_it() {
@@ -456,6 +497,7 @@ fn a_cached_row_that_is_not_finite_gives_nan_to_those_that_see_it() {
         ([H, H], PLAIN.places),
         ([Q8, Q8], PLAIN.places),
         ([Q4, Q4], PLAIN.places),
+        ([TYPE_Q5_1, H], PLAIN.places),
         ([F, F], PLAIN.places),
         ([H, H], [TRANSPOSED; 3]),
     ] {

@@ -143,6 +143,24 @@ impl Tensor {
         tensor
     }
 
+    /// The tensor with the f16 scales of its blocks, and minima, `by` times as large.
+    pub fn scaled(&self, by: f32) -> Self {
+        let mut tensor = self.clone();
+        let dtype = self.wire.dtype;
+        let (elems, size) = block(dtype);
+        let halves = if dtype == wire::TYPE_Q5_1 { 2 } else { 1 };
+        for index in (0..tensor.values.len()).step_by(elems) {
+            let at = tensor.at(index);
+            let bytes = &mut tensor.bytes[at..at + size];
+            for half in bytes.as_chunks_mut::<2>().0[..halves].iter_mut() {
+                *half = f16::from_f32(f16::from_le_bytes(*half).to_f32() * by).to_le_bytes();
+            }
+            let values = block::values(dtype, bytes);
+            tensor.values[index..index + elems].copy_from_slice(&values);
+        }
+        tensor
+    }
+
     /// Byte of element (block) `index` in ggml's order.
     fn at(&self, index: usize) -> usize {
         let mut rest = index;

@@ -239,12 +239,9 @@ fn attention(arch: u32, body: &wire::Attention) -> Cost {
     let positions = u64::from(body.k.ne[1]);
     let tiles = |elems: u64| elems.div_ceil(TILE_DIM as u64);
     let depth = tiles(body.k.ne[0].into()) + tiles(body.v.ne[0].into());
-    let on_tiles = [&body.k, &body.v].iter().all(|tensor| {
-        matches!(
-            tensor.dtype,
-            wire::TYPE_F16 | wire::TYPE_Q8_0 | wire::TYPE_Q4_0
-        )
-    });
+    let on_tiles = [&body.k, &body.v]
+        .iter()
+        .all(|tensor| tensor.dtype != wire::TYPE_F32);
     let (counted, passes, tile_products) = match on_tiles {
         true => (ON_TILES, 1, heads * tiles(rows) * tiles(positions) * depth),
         false => (BY_DOTS, rows.div_ceil(DOT_PASS_ROWS), 0),

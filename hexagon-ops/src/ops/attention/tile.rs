@@ -75,14 +75,15 @@ const SAFE: f32 = 60_000.0;
 /// Largest magnitude of sums of values with the first of the scales of stores, and its inverse.
 const SAFE_SUM: f32 = 60_000.0 * 32.0;
 
-/// Computes an attention; the operands have been checked.
+/// Computes an attention; the operands have been checked. Returns `false` if FP16 does not hold a
+/// key or a value, and `dst` is to be computed by dot products then.
 pub(super) fn run(
     job: &Job<'_>,
     plan: &TilePlan,
     machine: Machine<'_>,
     table: &[Line; TABLE_LINES],
     dst: &mut ViewMut<'_>,
-) -> Result<()> {
+) -> Result<bool> {
     let Machine { engine, vtcm, hmx } = machine;
     hmx.take_fault();
     let mut memory = TileMemory::new(plan, vtcm, hmx, table)?;
@@ -99,13 +100,16 @@ pub(super) fn run(
                     first,
                     rows: job.group * plan.queries.min(queries - first),
                 };
-                head.run(&mut memory, hmx, dst);
+                if !head.run(&mut memory, hmx, dst) {
+                    hmx.take_fault();
+                    return Ok(false);
+                }
             }
         }
     }
     match hmx.take_fault() {
         Some(fault) => Err(Error::Fault(fault)),
-        None => Ok(()),
+        None => Ok(true),
     }
 }
 
@@ -154,7 +158,8 @@ struct Tiles {
 }
 
 impl Head<'_> {
-    fn run(&self, memory: &mut TileMemory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) {
+    /// Computes the rows; `false` as [`run`].
+    fn run(&self, memory: &mut TileMemory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) -> bool {
         let mut tiles = Tiles {
             queries: [QueryTile::EMPTY; MAX_ROW_TILES],
             sights: [Sight::NONE; MAX_ROW_TILES],
@@ -171,21 +176,26 @@ impl Head<'_> {
                 continue;
             }
             let strips = used.strips();
-            let packed = self.pack(&positions, &strips, memory).unwrap_or_else(|| {
-                let exceptions = self.clear(&strips, memory);
-                self.spoil(&positions, &exceptions, &mut tiles);
-                // The magnitudes of the others are not known.
-                Packed {
-                    key: f32::INFINITY,
-                    value: f32::INFINITY,
+            let packed = match self.pack(&positions, &strips, memory) {
+                Some(packed) => packed,
+                None if !self.job.is_f16() => return false,
+                None => {
+                    let exceptions = self.clear(&strips, memory);
+                    self.spoil(&positions, &exceptions, &mut tiles);
+                    // The magnitudes of the others are not known.
+                    Packed {
+                        key: f32::INFINITY,
+                        value: f32::INFINITY,
+                    }
                 }
-            });
+            };
             let mut first = 0;
             while first < self.n_tiles() {
                 first = self.group(first, &positions, packed, &mut tiles, memory, hmx);
             }
         }
         self.write(memory, &tiles, dst);
+        true
     }
 
     /// Returns the number of tiles of rows.

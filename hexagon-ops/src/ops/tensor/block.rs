@@ -4,57 +4,102 @@
 //!
 //! Source: ggml `block_*` in ggml-common.h, `dequantize_row_*` and `quantize_row_*_ref`.
 
-use super::convert::{narrow_one, widen_one};
+use super::convert::{ONE_F16, narrow_one, store};
 use super::shape::Type;
-use crate::hvx;
+use crate::hvx::{self, Vector, splat_w};
+use crate::layout::{LINE_BYTES, Line};
 
 /// Values of the nibbles of IQ4_NL, ascending.
 ///
 /// SOURCE: ggml-common.h, `kvalues_iq4nl`.
-pub(super) const IQ4_NL: [i8; 16] = [
+const IQ4_NL: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 /// Twice the values of the nibbles of MXFP4.
 ///
 /// SOURCE: ggml-common.h, `kvalues_mxfp4`.
 const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// [`IQ4_NL`] for [`hvx::lookup16_b`].
+pub(super) static IQ4_TABLE: Line = table(IQ4_NL);
+/// [`MXFP4`] for [`hvx::lookup16_b`].
+static MXFP4_TABLE: Line = table(MXFP4);
+/// The number of each lane.
+static LANE_NUMBERS: [u32; LINE_BYTES / 4] = {
+    let mut numbers = [0; LINE_BYTES / 4];
+    let mut lane = 1;
+    while lane < numbers.len() {
+        numbers[lane] = numbers[lane - 1] + 1;
+        lane += 1;
+    }
+    numbers
+};
 /// Magnitude below which blocks are zero in IQ4_NL.
 ///
 /// SOURCE: ggml-quants.c, `GROUP_MAX_EPS`.
 const IQ4_NL_SMALLEST: f32 = 1e-15;
 
-/// Unpacks the nibbles of a block.
-#[inline(always)]
-fn nibbles(bytes: &[u8]) -> [i32; 32] {
-    let mut out = [0; 32];
-    if let Some(bytes) = bytes.first_chunk::<16>() {
-        for (k, byte) in bytes.iter().enumerate() {
-            out[k] = i32::from(byte & 15);
-            out[k + 16] = i32::from(byte >> 4);
-        }
+/// Returns a table of [`hvx::lookup16_b`].
+const fn table(values: [i8; 16]) -> Line {
+    let mut line = [0; LINE_BYTES];
+    let mut entry = 0;
+    while entry < 32 {
+        line[2 * entry] = values[entry % 16].cast_unsigned();
+        entry += 1;
     }
-    out
+    Line(line)
 }
 
-/// Unpacks five-bit numbers: their fifth bits in a word, then nibbles.
+/// Returns the f16 at byte `at` of a block in all lanes, as f32.
 #[inline(always)]
-fn fives(bytes: &[u8]) -> [i32; 32] {
-    let Some((high, low)) = bytes.split_first_chunk() else {
-        return [0; 32];
-    };
-    let high = u32::from_le_bytes(*high);
-    let mut out = nibbles(low);
-    for (k, quant) in out.iter_mut().enumerate() {
-        *quant |= ((high >> k & 1) << 4).cast_signed();
-    }
-    out
+fn half_at(block: &[u8], at: usize) -> Vector {
+    let half = block.get(at..).unwrap_or_default().first_chunk();
+    let half = half.map_or(0, |half| u16::from_le_bytes(*half));
+    let (even, _) = hvx::widen_mul_f16(hvx::splat_h(half), hvx::splat_h(ONE_F16));
+    even
 }
 
-/// Returns the f16 at byte `at`.
+/// Returns the nibbles of the 16 bytes at byte `at` of a block, as the first 32 bytes of a vector.
+///
+/// Low nibbles are elements 0 to 15, high ones 16 to 31. SOURCE: ggml `dequantize_row_q4_0`.
 #[inline(always)]
-fn half_at(block: &[u8], at: usize) -> f32 {
+fn nibbles(block: &[u8], at: usize) -> Vector {
+    let quants = load_quants(block, at);
+    let low = hvx::and(quants, hvx::splat_b(15));
+    let (nibbles, _) = hvx::swap_blocks::<4>(low, hvx::shr_b(quants, 4));
+    nibbles
+}
+
+/// Returns the five-bit numbers at byte `at` of a block as words: their fifth bits come first, then
+/// their nibbles.
+///
+/// Bit k belongs to element k. SOURCE: ggml `dequantize_row_q5_0`.
+#[inline(always)]
+fn fives(block: &[u8], at: usize) -> Vector {
+    let bits = block.get(at..).unwrap_or_default().first_chunk();
+    let bits = splat_w(bits.map_or(0, |bits| i32::from_le_bytes(*bits)));
+    let lanes = hvx::load_f32(bytemuck::cast_ref(&LANE_NUMBERS));
+    let fifth = hvx::and(hvx::shr_w_each(bits, lanes), splat_w(1));
+    hvx::or(hvx::widen_b(nibbles(block, at + 4)), hvx::shl_w(fifth, 4))
+}
+
+/// Loads a vector that begins with the quants at byte `at` of a block. It continues after them, with
+/// zeros past the end of `block`.
+#[inline(always)]
+fn load_quants(block: &[u8], at: usize) -> Vector {
     let bytes = block.get(at..).unwrap_or_default();
-    bytes.first_chunk().map_or(0.0, |half| widen_one(*half))
+    if let Some(whole) = bytes.first_chunk() {
+        return hvx::load_bytes(whole);
+    }
+    // Copies of constant lengths are not calls, so vectors stay in registers.
+    let [mut padded] = hvx::zeros();
+    if let (Some(out), Some(quants)) = (padded.0.first_chunk_mut(), bytes.first_chunk::<32>()) {
+        *out = *quants;
+    } else if let (Some(out), Some(quants)) =
+        (padded.0.first_chunk_mut(), bytes.first_chunk::<16>())
+    {
+        *out = *quants;
+    }
+    hvx::load(&padded)
 }
 
 /// Returns half the power of two that a byte of MXFP4 stands for: the factor of the doubled values.
@@ -70,37 +115,39 @@ fn half_power(exponent: u8) -> f32 {
     })
 }
 
+/// Returns the 32 elements of the block that `block` begins with.
+#[inline(always)]
+pub(super) fn values(dtype: Type, block: &[u8]) -> Vector {
+    let words = match dtype {
+        Type::Q8_0 => hvx::widen_b(load_quants(block, 2)),
+        Type::Q4_0 => hvx::sub_w(hvx::widen_b(nibbles(block, 2)), splat_w(8)),
+        Type::Q5_0 => hvx::sub_w(fives(block, 2), splat_w(16)),
+        Type::Q5_1 => fives(block, 4),
+        Type::Iq4Nl => {
+            let table = hvx::load(&IQ4_TABLE);
+            hvx::widen_b(hvx::lookup16_b(nibbles(block, 2), table))
+        }
+        Type::Mxfp4 => {
+            let table = hvx::load(&MXFP4_TABLE);
+            hvx::widen_b(hvx::lookup16_b(nibbles(block, 1), table))
+        }
+        _ => hvx::widen_b(nibbles(block, 4)),
+    };
+    let scale = match dtype {
+        Type::Mxfp4 => hvx::splat_f32(half_power(block.first().copied().unwrap_or(0))),
+        _ => half_at(block, 0),
+    };
+    let products = hvx::mul_f32(hvx::f32_from_w(words), scale);
+    match dtype {
+        Type::Q4_1 | Type::Q5_1 => hvx::add_f32(products, half_at(block, 2)),
+        _ => products,
+    }
+}
+
 /// Reads the elements of a block; only the first ones if `out` is shorter.
 #[inline(always)]
 pub(super) fn dequantize(dtype: Type, block: &[u8], out: &mut [f32]) {
-    let tail = |at: usize| block.get(at..).unwrap_or_default();
-    let named = |quants: [i32; 32], table: &[i8; 16]| {
-        quants.map(|q| i32::from(table[(q & 15).cast_unsigned() as usize]))
-    };
-    let (quants, scale, addend) = match dtype {
-        Type::Q4_0 => (nibbles(tail(2)).map(|q| q - 8), half_at(block, 0), 0.0),
-        Type::Q4_1 => (nibbles(tail(4)), half_at(block, 0), half_at(block, 2)),
-        Type::Q5_0 => (fives(tail(2)).map(|q| q - 16), half_at(block, 0), 0.0),
-        Type::Q5_1 => (fives(tail(4)), half_at(block, 0), half_at(block, 2)),
-        Type::Iq4Nl => (named(nibbles(tail(2)), &IQ4_NL), half_at(block, 0), 0.0),
-        Type::Mxfp4 => {
-            let power = half_power(block.first().copied().unwrap_or(0));
-            (named(nibbles(tail(1)), &MXFP4), power, 0.0)
-        }
-        _ => {
-            let mut quants = [0; 32];
-            for (quant, byte) in quants.iter_mut().zip(tail(2)) {
-                *quant = i32::from(byte.cast_signed());
-            }
-            (quants, half_at(block, 0), 0.0)
-        }
-    };
-    let quants = hvx::f32_from_w(hvx::load_f32(bytemuck::cast_ref(&quants)));
-    let products = hvx::mul_f32(quants, hvx::splat_f32(scale));
-    let mut elems = [0.0; 32];
-    hvx::store_f32(&mut elems, hvx::add_f32(products, hvx::splat_f32(addend)));
-    let len = out.len().min(32);
-    out[..len].copy_from_slice(&elems[..len]);
+    store(values(dtype, block), out);
 }
 
 /// Writes a block of 32 elements.
@@ -148,7 +195,7 @@ fn farthest(elems: &[f32; 32]) -> f32 {
 
 /// Stores nibbles, preceded by fifth bits if quants have them.
 #[inline(always)]
-fn store(quants: &[u8; 32], is_five: bool, out: &mut [u8]) {
+fn store_quants(quants: &[u8; 32], is_five: bool, out: &mut [u8]) {
     let (bits, bytes) = out.split_at_mut(if is_five { 4 } else { 0 });
     if is_five {
         let mut high = 0_u32;
@@ -175,7 +222,7 @@ fn signed(elems: &[f32; 32], half: u8, block: &mut [u8]) {
     );
     let (head, tail) = block.split_at_mut(2);
     head.copy_from_slice(&narrow_one(scale));
-    store(&quants, half == 16, tail);
+    store_quants(&quants, half == 16, tail);
 }
 
 /// Writes Q4_1 or Q5_1: divides the range of the elements into `most` steps.
@@ -189,7 +236,7 @@ fn with_minimum(elems: &[f32; 32], most: u8, block: &mut [u8]) {
     let (head, tail) = block.split_at_mut(4);
     head[..2].copy_from_slice(&narrow_one(scale));
     head[2..].copy_from_slice(&narrow_one(low));
-    store(&quants, most == 31, tail);
+    store_quants(&quants, most == 31, tail);
 }
 
 /// Writes IQ4_NL: the element of the largest magnitude becomes -127, the others the nearest of the
@@ -215,7 +262,7 @@ fn quantize_iq4_nl(elems: &[f32; 32], block: &mut [u8]) {
     }
     let (head, tail) = block.split_at_mut(2);
     head.copy_from_slice(&narrow_one(scale));
-    store(&quants, false, tail);
+    store_quants(&quants, false, tail);
 }
 
 /// Added to a value of magnitude at most 127, it leaves that value, rounded half to even, in the

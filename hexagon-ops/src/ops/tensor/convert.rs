@@ -332,7 +332,7 @@ fn whole(x: f32) -> i32 {
 
 /// Returns the f32 of the bf16 in even and in odd places.
 #[inline(always)]
-fn widen_bf16(halves: Vector) -> (Vector, Vector) {
+pub(super) fn widen_bf16(halves: Vector) -> (Vector, Vector) {
     let high = splat_w(0xffff_0000_u32.cast_signed());
     (hvx::shl_w(halves, 16), and(halves, high))
 }

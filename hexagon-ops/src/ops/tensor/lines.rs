@@ -2,7 +2,8 @@
 
 use core::ops::Range;
 
-use super::convert::ONE_F16;
+use super::block::values;
+use super::convert::widen_bf16;
 use super::{CHUNK, Chunk, Type, View};
 use crate::hvx::{self, Vector, larger_f16, larger_f32, splat_w};
 use crate::layout::{LINE_BYTES, Line};
@@ -128,6 +129,15 @@ impl<'v> View<'v> {
                     hvx::store(out, elems);
                 }
             }
+            Some(mut dense) if dtype == Type::Bf16 && is_line => {
+                for out in out {
+                    let elems = dense.next(LINE_BYTES).first_chunk();
+                    let (even, odd) = widen_bf16(elems.map_or(splat_w(0), hvx::load_bytes));
+                    let elems = hvx::narrow_f32(even, odd);
+                    largest = larger_f16(largest, elems);
+                    hvx::store(out, elems);
+                }
+            }
             Some(mut dense) if dtype.is_block() && is_line => {
                 for out in out {
                     let row = dense.bytes;
@@ -177,7 +187,7 @@ impl<'v> View<'v> {
     ) -> Option<DenseRows<'_>> {
         let shape = &self.shape;
         let dtype = shape.dtype;
-        if !shape.has_dense_rows() || !DenseRows::reads(dtype) {
+        if !shape.has_dense_rows() || !dtype.is_computed() {
             return None;
         }
         let skipped = match dtype.is_block() {
@@ -227,12 +237,6 @@ struct DenseRows<'a> {
 }
 
 impl<'a> DenseRows<'a> {
-    /// Returns `true` for the types that are read here.
-    #[inline(always)]
-    fn reads(dtype: Type) -> bool {
-        matches!(dtype, Type::F16 | Type::F32 | Type::Q8_0 | Type::Q4_0)
-    }
-
     /// Returns the next row's first `count` bytes.
     #[inline(always)]
     fn next(&mut self, count: usize) -> &'a [u8] {
@@ -244,23 +248,9 @@ impl<'a> DenseRows<'a> {
     /// Returns the next block of the row as f32.
     #[inline(always)]
     fn block(&mut self) -> Vector {
-        let Some((scale, quants)) = self.bytes.split_first_chunk() else {
-            return splat_w(0);
-        };
-        let scale = hvx::splat_h(u16::from_le_bytes(*scale));
-        let (scale, _) = hvx::widen_mul_f16(scale, hvx::splat_h(ONE_F16));
-        let quants = load_quants(quants);
-        let words = if self.dtype == Type::Q4_0 {
-            // Low nibbles are elements 0 to 15, high ones 16 to 31. SOURCE: ggml
-            // dequantize_row_q4_0.
-            let low = hvx::and(quants, hvx::splat_b(15));
-            let (nibbles, _) = hvx::swap_blocks::<4>(low, hvx::shr_b(quants, 4));
-            hvx::sub_w(hvx::widen_b(nibbles), hvx::splat_w(8))
-        } else {
-            hvx::widen_b(quants)
-        };
-        self.bytes = (self.bytes.get(self.dtype.block_bytes()..)).unwrap_or_default();
-        hvx::mul_f32(hvx::f32_from_w(words), scale)
+        let (block, dtype) = (self.bytes, self.dtype);
+        self.bytes = block.get(dtype.block_bytes()..).unwrap_or_default();
+        values(dtype, block)
     }
 
     /// Reads `count` elements of the next row as f32, with zeros after them.
@@ -270,6 +260,7 @@ impl<'a> DenseRows<'a> {
     fn read_lines(&mut self, count: usize, out: &mut [Line], largest: &mut Vector) {
         match self.dtype {
             Type::F16 => widen(self.next(2 * count), out, largest),
+            Type::Bf16 => widen_all_bf16(self.next(2 * count), out, largest),
             Type::F32 => {
                 let (whole, rest) = self.next(4 * count).as_chunks();
                 for (elems, out) in whole.iter().zip(&mut *out) {
@@ -318,21 +309,15 @@ fn widen(halves: &[u8], out: &mut [Line], largest: &mut Vector) {
     }
 }
 
-/// Loads a vector that begins with the quants of a block. It continues after them, with zeros past
-/// the end of `bytes`.
+/// Converts bf16 to f32, two lines for each 64.
 #[inline(always)]
-fn load_quants(bytes: &[u8]) -> Vector {
-    if let Some(whole) = bytes.first_chunk() {
-        return hvx::load_bytes(whole);
+fn widen_all_bf16(halves: &[u8], out: &mut [Line], largest: &mut Vector) {
+    for (halves, out) in halves.chunks(LINE_BYTES).zip(out.chunks_mut(2)) {
+        let (even, odd) = widen_bf16(load(halves));
+        let (low, high) = hvx::interleave_w(even, odd);
+        for (out, v) in out.iter_mut().zip([low, high]) {
+            *largest = larger_f32(*largest, v);
+            hvx::store(out, v);
+        }
     }
-    // Copies of constant lengths are not calls, so vectors stay in registers.
-    let [mut padded] = hvx::zeros();
-    if let (Some(out), Some(quants)) = (padded.0.first_chunk_mut(), bytes.first_chunk::<32>()) {
-        *out = *quants;
-    } else if let (Some(out), Some(quants)) =
-        (padded.0.first_chunk_mut(), bytes.first_chunk::<16>())
-    {
-        *out = *quants;
-    }
-    hvx::load(&padded)
 }

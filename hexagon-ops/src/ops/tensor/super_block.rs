@@ -12,7 +12,7 @@
 //! Source: ggml `block_q2_K` to `block_q6_K` and `block_iq4_xs`, ggml-common.h;
 //! `dequantize_row_*`, ggml-quants.c.
 
-use super::block::IQ4_NL;
+use super::block::IQ4_TABLE;
 use super::convert::{store, widen_one};
 use super::shape::Type;
 use crate::hvx::{self, Vector};
@@ -24,17 +24,6 @@ const GROUP: usize = 32;
 const HALVES: usize = SUPER_BLOCK / GROUP * 2;
 /// Lines that hold a super-block and what a load of its last bytes reads after them.
 const LINES: usize = 3;
-
-/// The table of [`hvx::lookup16_b`] for IQ4_XS.
-static TABLE: Line = {
-    let mut line = [0; LINE_BYTES];
-    let mut entry = 0;
-    while entry < 32 {
-        line[2 * entry] = IQ4_NL[entry % 16].cast_unsigned();
-        entry += 1;
-    }
-    Line(line)
-};
 
 /// Scales and minima of a super-block, one for each 16 elements.
 struct Scales {
@@ -180,7 +169,7 @@ impl BlockBytes {
                 // 16 bytes: their low nibbles, then their high ones.
                 let bytes = self.load(8 + 16 * g);
                 let (nibbles, _) = hvx::swap_blocks::<4>(bytes, hvx::shr_b(bytes, 4));
-                (hvx::lookup16_b(nibbles, hvx::load(&TABLE)), 0)
+                (hvx::lookup16_b(nibbles, hvx::load(&IQ4_TABLE)), 0)
             }
         };
         hvx::sub_w(hvx::widen_b(bytes), hvx::splat_w(zero))
