@@ -120,7 +120,7 @@ struct SessionState {
     submission: Submission,
     ranges: CachedRanges,
     table: ExpTable,
-    resident: Option<matmul::ResidentActs>,
+    resident: matmul::Resident,
 }
 
 impl State {
@@ -137,7 +137,7 @@ impl State {
                 submission: Submission::FIRST,
                 ranges: CachedRanges::new(),
                 table: ExpTable::new(),
-                resident: None,
+                resident: matmul::Resident::None,
             },
             kept: KeptCommands::new(),
         }
@@ -304,7 +304,7 @@ where
         ring.announce(STATE_SERVING);
         // Another program may have used VTCM since the last call.
         let State { session, kept } = &mut *self.state;
-        session.resident = None;
+        session.resident = matmul::Resident::None;
         let mut work = Work {
             platform: &mut self.platform,
             state: session,

@@ -12,6 +12,7 @@
 
 use super::attention::CheckedAttention;
 use super::matmul::CheckedProduct;
+use super::matmul_id::CheckedExperts;
 use super::tensor_run::CheckedOp;
 use crate::hvx;
 use crate::layout::{LINE_BYTES, Line};
@@ -30,6 +31,7 @@ pub(super) enum CheckedCommand {
     None = 0,
     Tensor(CheckedOp),
     Product(CheckedProduct),
+    Experts(CheckedExperts),
     Attention(CheckedAttention),
 }
 

@@ -5,6 +5,7 @@ use super::SessionState;
 use super::coherence::Cache;
 use super::detail::{Failure, OPERATION, RESERVED};
 use super::kept::{CheckedCommand, KeptCommand, KeptCommands};
+use super::matmul::Resident;
 use super::ring::Ring;
 use super::work::{COMPUTE, Work, body, forget_changed};
 use crate::wire::{Command, List};
@@ -85,6 +86,23 @@ impl<P: Platform> Work<'_, P> {
                 forget_changed(&mut self.state.resident, &written.map(Some));
                 Some(written.map(|_| ()))
             }
+            CheckedCommand::Experts(experts) => {
+                let (state, platform, machine) = self.parts();
+                let SessionState {
+                    memory,
+                    ranges,
+                    scratch,
+                    resident,
+                    ..
+                } = state;
+                let operands = memory.lend().recall(&experts.operands)?;
+                if !platform.begin() {
+                    return Some(Ok(()));
+                }
+                // It uses all of VTCM, as does an attention.
+                *resident = Resident::None;
+                Some(experts.run(operands, (platform, ranges), scratch, machine))
+            }
             CheckedCommand::Attention(attention) => {
                 let (state, platform, machine) = self.parts();
                 let SessionState {
@@ -98,8 +116,7 @@ impl<P: Platform> Work<'_, P> {
                 if !platform.begin() {
                     return Some(Ok(()));
                 }
-                // It uses all of VTCM.
-                *resident = None;
+                *resident = Resident::None;
                 Some(attention.run(operands, table, (platform, ranges), machine))
             }
             CheckedCommand::Product(product) => {

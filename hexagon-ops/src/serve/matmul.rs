@@ -29,6 +29,34 @@ pub(super) struct ResidentActs {
     form: Prepared,
 }
 
+/// Activations that are resident in VTCM, if any are. `None` has the number 0, so that a new [`super::State`] is all zeros,
+/// which take no place in the library's file.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+pub(super) enum Resident {
+    None = 0,
+    Acts(ResidentActs),
+}
+
+impl Resident {
+    /// Returns the activations, and forgets them.
+    pub(super) fn take(&mut self) -> Option<ResidentActs> {
+        match core::mem::replace(self, Self::None) {
+            Self::None => None,
+            Self::Acts(acts) => Some(acts),
+        }
+    }
+
+    /// Forgets the activations if `is_changed` returns `true` for them.
+    pub(super) fn forget_if(&mut self, is_changed: impl FnOnce(&ResidentActs) -> bool) {
+        if let Self::Acts(acts) = self
+            && is_changed(acts)
+        {
+            *self = Self::None;
+        }
+    }
+}
+
 impl ResidentActs {
     /// Returns `true` if a command that writes to `span` changes the activations.
     pub(super) fn is_changed_by(&self, span: Span) -> bool {
@@ -211,7 +239,7 @@ impl CheckedProduct {
         resident: Option<ResidentActs>,
         (platform, ranges): (&mut impl Platform, &mut CachedRanges),
         machine: Machine<'_>,
-    ) -> Result<Option<ResidentActs>, Failure> {
+    ) -> Result<Resident, Failure> {
         let [weights, act, other] = [0, 1, 2].map(|i| operands.bound(i));
         let missing = Failure::bad(BOUNDS);
         let with = |rows: Strided, bound| BoundRows { bound, rows };
@@ -247,11 +275,14 @@ impl CheckedProduct {
         let prepared = resident.filter(|acts| acts.is(&act)).map(|acts| acts.form);
         let done = self.planes(prepared, slices, machine);
         dst.written(&mut cache);
-        Ok(done?.map(|form| ResidentActs {
-            span: act.bound.span(),
-            rows: act.rows,
-            form,
-        }))
+        Ok(match done? {
+            None => Resident::None,
+            Some(form) => Resident::Acts(ResidentActs {
+                span: act.bound.span(),
+                rows: act.rows,
+                form,
+            }),
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use super::detail::{
     ALIGNMENT, FAULT_DMA, FLAGS, Failure, MAP_SIZE, OPERATION, RESERVED, SEQUENCE,
 };
 use super::kept::{CheckedCommand, KeptCommands};
-use super::matmul::ResidentActs;
+use super::matmul::{Resident, ResidentActs};
 use super::ring::Ring;
 use super::{
     COLLECT_US, Platform, SessionState, Stop, attention, matmul, matmul_id, tensor_op, wide_op,
@@ -73,7 +73,7 @@ impl<P: Platform> Work<'_, P> {
         if self.state.submission.sequence.is_none() {
             let last = self.state.submission.last;
             // The host may have written other activations since.
-            self.state.resident = None;
+            self.state.resident = Resident::None;
             self.state.ranges.forget();
             self.state.submission = Submission {
                 last,
@@ -157,7 +157,7 @@ impl<P: Platform> Work<'_, P> {
         // Activations stay resident in VTCM only across commands that do not use VTCM. A product says which
         // activations are resident after it.
         if !matches!(command.op, OP_MUL_MAT | OP_TENSOR) {
-            self.state.resident = None;
+            self.state.resident = Resident::None;
         }
         match command.op {
             OP_NOP => {
@@ -177,17 +177,7 @@ impl<P: Platform> Work<'_, P> {
                 Ok(())
             }
             OP_MUL_MAT => return self.product(body(command)?),
-            OP_MUL_MAT_ID => {
-                let body: &MatMulId = body(command)?;
-                let (state, platform, machine) = self.parts();
-                let SessionState {
-                    memory,
-                    ranges,
-                    scratch,
-                    ..
-                } = state;
-                matmul_id::mul_mat_id(body, memory, (platform, ranges), scratch, machine)
-            }
+            OP_MUL_MAT_ID => return self.experts(body(command)?),
             OP_TENSOR => return self.tensor_op(body(command)?),
             OP_ATTENTION => return self.attention(body(command)?),
             OP_WIDE => {
@@ -225,6 +215,22 @@ impl<P: Platform> Work<'_, P> {
         Ok(CheckedCommand::Product(product))
     }
 
+    /// Executes [`OP_MUL_MAT_ID`].
+    fn experts(&mut self, body: &MatMulId) -> Result<CheckedCommand, Failure> {
+        let (state, platform, machine) = self.parts();
+        let SessionState {
+            memory,
+            ranges,
+            scratch,
+            ..
+        } = state;
+        let Some((experts, operands)) = matmul_id::check(body, memory)? else {
+            return Ok(CheckedCommand::None);
+        };
+        experts.run(operands, (platform, ranges), scratch, machine)?;
+        Ok(CheckedCommand::Experts(experts))
+    }
+
     /// Executes [`OP_ATTENTION`].
     fn attention(&mut self, body: &Attention) -> Result<CheckedCommand, Failure> {
         let (state, platform, machine) = self.parts();
@@ -253,7 +259,7 @@ impl<P: Platform> Work<'_, P> {
             Ok(Some(checked)) => checked,
             Ok(None) => return Ok(CheckedCommand::None),
             Err(failure) => {
-                *resident = None;
+                *resident = Resident::None;
                 return Err(failure);
             }
         };
@@ -314,17 +320,12 @@ pub(super) fn body<B: Body>(command: &Command) -> Result<&B, Failure> {
 }
 
 /// Forgets packed activations that a command has written, or that one that failed may have.
-pub(super) fn forget_changed(
-    resident: &mut Option<ResidentActs>,
-    written: &Result<Option<Span>, Failure>,
-) {
+pub(super) fn forget_changed(resident: &mut Resident, written: &Result<Option<Span>, Failure>) {
     let changed = |acts: &ResidentActs| match written {
         Ok(span) => span.is_some_and(|span| acts.is_changed_by(span)),
         Err(_) => true,
     };
-    if resident.as_ref().is_some_and(changed) {
-        *resident = None;
-    }
+    resident.forget_if(changed);
 }
 
 /// Returns `true` if all bytes are zero; eight at a time where they are aligned, because this is part of each command.

@@ -1,8 +1,10 @@
 //! Commands of lists that run again: they give what they gave before, and are checked again when anything changed.
 
 use hexagon_ops::layout::WeightType;
-use hexagon_ops::serve::{BOUNDS, ROW, UNMAPPED};
-use hexagon_ops::wire::{self, Command, Completion, List, Map, MatMul, Plain, Unmap, Weights};
+use hexagon_ops::serve::{BOUNDS, EXPERT, ROW, UNMAPPED};
+use hexagon_ops::wire::{
+    self, Command, Completion, List, Map, MatMul, MatMulId, Plain, Unmap, Weights,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -67,7 +69,7 @@ impl Kept {
     }
 }
 
-/// Products of one and of three rows, of four planes on two slices, with attention after them.
+/// Products with experts, of one and of three rows, of four planes on two slices, with attention after them.
 fn products() -> Vec<Command> {
     let plain = |buffer, strides| Plain {
         buffer,
@@ -96,7 +98,25 @@ fn products() -> Vec<Command> {
             },
         )
     };
+    let experts = MatMulId {
+        weights: Weights {
+            buffer: 0,
+            layout: WeightType::Q4_0.layout_id().0,
+            offset: 0,
+            k: 64,
+            n: 32,
+            slices: [2, 1],
+        },
+        act: plain(0, [256, 512, 0]),
+        dst: plain(2, [128, 256, 0]),
+        ids: plain(1, [8, 0, 0]),
+        slots: 2,
+        act_slots: 2,
+        tokens: 3,
+        dot_rows: 2,
+    };
     vec![
+        Command::new(0, &experts),
         product(1, [1, 1], [1, 1], 2),
         product(3, [1, 1], [1, 1], 2),
         product(3, [2, 2], [2, 1], 2),
@@ -133,7 +153,7 @@ proptest! {
 
     #[test]
     fn a_command_that_changed_is_checked_as_a_new_one(
-        index in 0..wire::OPERATIONS.len() + 5,
+        index in 0..wire::OPERATIONS.len() + 6,
         damage in vec((0_usize..124, prop_oneof![
             any::<u32>(), 0_u32..40, Just(u32::MAX), Just(1 << 31), Just(0x1000), Just(0x4000),
         ]), 1..3),
@@ -155,17 +175,15 @@ proptest! {
     }
 }
 
-/// `x + y` of the first elements of buffers 0 and 1 to buffer 2.
-fn sum() -> Command {
-    let index = wire::OPERATIONS
-        .iter()
-        .position(|row| row.kernel == wire::KERNEL_ADD);
+/// The seed of a kernel.
+fn of_kernel(kernel: u32) -> Command {
+    let index = wire::OPERATIONS.iter().position(|row| row.kernel == kernel);
     seed::command(index.unwrap(), wire::TYPE_F32)
 }
 
 #[test]
 fn a_buffer_that_is_unmapped_or_another_is_noticed() {
-    for command in [sum(), products()[0]] {
+    for command in [of_kernel(wire::KERNEL_ADD), products()[1], products()[3]] {
         let mut kept = Kept::new();
         for _ in 0..2 {
             assert_eq!(kept.listed(command, false).0.status, wire::STATUS_OK);
@@ -212,14 +230,14 @@ fn a_buffer_that_is_unmapped_or_another_is_noticed() {
 }
 
 #[test]
-fn numbers_of_rows_are_checked_in_every_run() {
-    for kernel in [
+fn numbers_of_rows_and_experts_are_checked_in_every_run() {
+    let kernels = [
         wire::KERNEL_SET_ROWS,
         wire::KERNEL_GET_ROWS,
         wire::KERNEL_ROPE_SET_ROWS,
-    ] {
-        let index = wire::OPERATIONS.iter().position(|row| row.kernel == kernel);
-        let command = seed::command(index.unwrap(), wire::TYPE_F32);
+    ];
+    let rows = kernels.map(|kernel| (of_kernel(kernel), ROW));
+    for (command, detail) in rows.into_iter().chain([(products()[0], EXPERT)]) {
         let mut kept = Kept::new();
         for _ in 0..2 {
             assert_eq!(kept.listed(command, true).0.status, wire::STATUS_OK);
@@ -233,11 +251,8 @@ fn numbers_of_rows_are_checked_in_every_run() {
             kept.fill(true);
             kept.memory[1].put(0, &[wrong]);
             let refused = kept.host.run(&[Command::new(0, &list)]);
-            assert_eq!(
-                status(&refused),
-                (wire::STATUS_BAD_COMMAND, ROW),
-                "{kernel} {wrong}"
-            );
+            let want = (wire::STATUS_BAD_COMMAND, detail);
+            assert_eq!(status(&refused), want, "{command:?} {wrong}");
         }
         assert_eq!(kept.listed(command, true).0.status, wire::STATUS_OK);
     }

@@ -59,20 +59,27 @@ fn add_terms(elems: &[f32], shift: Option<Vector>, squared: bool, sums: &mut [Ve
     *sums = [a, b, c, d];
 }
 
+/// Returns the `n` elements of a source that a row needs, if they are f32 without gaps and apart from the result.
+#[inline(always)]
+fn whole<'a>(row: &Row<'_>, src: &Source<'a>, n: usize) -> Option<&'a [f32]> {
+    match src {
+        Source::Apart(view) => view.floats(row.at).and_then(|elems| elems.get(..n)),
+        _ => None,
+    }
+}
+
 /// Returns the sum over a row of `x - shift`, or of its square; in all lanes.
+///
+/// - `whole`: as [`whole`] returns them; a caller that has a product calls it before, because vectors do not survive a call
 #[inline(always)]
 fn sum(
     (row, chunk): (&Row<'_>, &mut Chunk),
     src: &Source<'_>,
-    n: usize,
+    (whole, n): (Option<&[f32]>, usize),
     shift: Option<Vector>,
     squared: bool,
 ) -> Vector {
     let mut sums = [splat_w(0); 4];
-    let whole = match src {
-        Source::Apart(view) => view.floats(row.at).and_then(|elems| elems.get(..n)),
-        _ => None,
-    };
     let step = if whole.is_some() { n } else { CHUNK };
     let mut start = 0;
     while start < n {
@@ -133,14 +140,15 @@ impl hvx::Kernel for NormRow<'_> {
         let [chunk, times_chunk, plus_chunk, out] = self.chunks;
         let n = self.row.len();
         let inverse = splat_f32(1.0 / count_f32(n));
-        let mut shift = None;
-        if let Norm::Mean(_) = self.norm {
-            let total = sum((&self.row, chunk), src, n, None, false);
-            shift = Some(hvx::mul_f32(total, inverse));
-        }
-        let squares = match shift {
-            Some(_) => sum((&self.row, chunk), src, n, shift, true),
-            None => sum((&self.row, chunk), src, n, None, true),
+        let elems = (whole(&self.row, src, n), n);
+        let (shift, squares) = if let Norm::Mean(_) = self.norm {
+            let total = sum((&self.row, chunk), src, elems, None, false);
+            let mean = Some(hvx::mul_f32(total, inverse));
+            let squares = sum((&self.row, chunk), src, elems, mean, true);
+            (mean, squares)
+        } else {
+            let squares = sum((&self.row, chunk), src, elems, None, true);
+            (None, squares)
         };
         let factor = match self.norm {
             Norm::Rms(eps) | Norm::Mean(eps) => {
@@ -226,7 +234,8 @@ impl hvx::Kernel for SumRow<'_> {
     #[inline(always)]
     fn run(mut self) {
         let from = (&self.row, &mut self.chunks[0]);
-        let total = sum(from, self.src, self.n, None, false);
+        let elems = (whole(from.0, self.src, self.n), self.n);
+        let total = sum(from, self.src, elems, None, false);
         let total = super::first_lane(total);
         let divisor = if self.is_mean { count_f32(self.n) } else { 1.0 };
         self.row.write(0, &[total / divisor]);
@@ -278,7 +287,8 @@ impl hvx::Kernel for SumAll<'_> {
             let planes = i / n1;
             let source = Source::Apart(self.view.row([i % n1, planes % n2, planes / n2]));
             let from = (&self.row, &mut self.chunks[0]);
-            let row = sum(from, &source, n0, None, false);
+            let elems = (whole(from.0, &source, n0), n0);
+            let row = sum(from, &source, elems, None, false);
             total += f64::from(super::first_lane(row));
         }
         self.row.write(0, &[total as f32]);
