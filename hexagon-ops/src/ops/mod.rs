@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod convolution;
 pub mod copy;
+pub mod count;
 pub mod elementwise;
 mod fold;
 pub mod hyper;
@@ -15,6 +16,8 @@ pub mod indexer;
 pub mod interpolate;
 pub mod math;
 pub mod matmul;
+pub mod outer;
+pub mod part;
 pub mod place;
 pub mod plain_matmul;
 pub mod pool;
@@ -23,5 +26,6 @@ pub mod rows;
 mod run;
 pub mod solve;
 pub mod tensor;
+pub mod timestep;
 
 pub use run::{Op, run, run_wide};

@@ -13,7 +13,7 @@
 use core::ops::Range;
 
 use super::fold::Products;
-use super::tensor::{Source, Type, View, ViewMut};
+use super::tensor::{Shape, Source, Type, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::layout::Line;
@@ -67,24 +67,41 @@ pub fn mul_mat(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Resu
     if !fits {
         return Err(Error::Operand);
     }
-    let plane = |[_, i2, i3]: [usize; 3]| [i2 / (b2 / a2), i3 / (b3 / a3)];
+    let plane = |place| repeated_plane(place, &a.shape, &b.shape);
     dst.for_parts(engine, |part| {
-        let mut first = 0;
-        while first < part.len() {
-            let mut places = [[0; 3]; ROWS];
-            let mut count = 0;
-            while count < ROWS && first + count < part.len() {
-                places[count] = part.place_of(first + count);
-                if plane(places[count]) != plane(places[0]) {
-                    break;
-                }
-                count += 1;
-            }
-            rows(&a, plane(places[0]), &b, &places[..count], part);
-            first += count;
-        }
+        for_groups::<ROWS>(part, plane, |plane, places, part| {
+            rows(&a, plane, &b, places, part);
+        });
     });
     Ok(())
+}
+
+/// Returns the indices in dimensions 2 and 3 of the plane of `a` that belongs to the row at `place`
+/// of `b`.
+pub(super) fn repeated_plane([_, i2, i3]: [usize; 3], a: &Shape, b: &Shape) -> [usize; 2] {
+    [i2 / (b.ne[2] / a.ne[2]), i3 / (b.ne[3] / a.ne[3])]
+}
+
+/// Calls `f` with groups of up to `ROWS` rows of `part` that share a plane.
+pub(super) fn for_groups<const ROWS: usize>(
+    part: &mut ViewMut<'_>,
+    plane: impl Fn([usize; 3]) -> [usize; 2],
+    f: impl Fn([usize; 2], &[[usize; 3]], &mut ViewMut<'_>),
+) {
+    let mut first = 0;
+    while first < part.len() {
+        let mut places = [[0; 3]; ROWS];
+        let mut count = 0;
+        while count < ROWS && first + count < part.len() {
+            places[count] = part.place_of(first + count);
+            if plane(places[count]) != plane(places[0]) {
+                break;
+            }
+            count += 1;
+        }
+        f(plane(places[0]), &places[..count], part);
+        first += count;
+    }
 }
 
 /// Computes the rows at `places`, which share a plane of `a`.

@@ -1,16 +1,20 @@
 //! The operations on tensors, and the kernel of each.
 
 use super::convolution::{Convolution, convolution};
+use super::count::count_equal;
 use super::elementwise::{Binary, Glu, Unary};
 use super::im2col::{Col2im, Im2col, col2im, im2col};
 use super::indexer::lightning_indexer;
 use super::interpolate::{Interpolation, interpolate};
+use super::outer::out_prod;
+use super::part::{Part, change_part};
 use super::place::{Band, Pad};
 use super::pool::{Pooling, pool};
 use super::recurrence::{Recurrence, recurrence};
 use super::rows::{Norm, Order, Rope, SoftMax};
 use super::solve::solve;
 use super::tensor::{Source, ViewMut};
+use super::timestep::embed_times;
 use super::{copy, elementwise, hyper, place, plain_matmul, rows};
 use crate::error::{Error, Result};
 use crate::layout::Tile;
@@ -78,6 +82,14 @@ pub enum Op {
     AddId,
     /// The product of two matrices in ggml's layouts.
     PlainMatMul,
+    /// The sum of products of columns and rows.
+    OutProd,
+    /// Cosines and sines of times; the longest period.
+    Timestep(i32),
+    /// A copy of the first source, changed in a part.
+    Part(Part),
+    /// The number of equal elements.
+    CountEqual,
     /// The streams of a token, added with weights: the sum's factor, and `true` for gates.
     HyperPre(f32, bool),
     /// A balanced matrix of a token: what is added to sums, and the rounds.
@@ -139,6 +151,10 @@ pub fn run(engine: &Engine, op: &Op, dst: ViewMut<'_>, src: &[Source<'_>; 3]) ->
         Op::ArgMax => rows::arg_max(engine, dst, &src[0]),
         Op::Solve => solve(engine, dst, [&src[0], &src[1]]),
         Op::PlainMatMul => plain_matmul::mul_mat(engine, dst, [&src[0], &src[1]]),
+        Op::OutProd => out_prod(engine, dst, [&src[0], &src[1]]),
+        Op::Timestep(period) => embed_times(engine, period, dst, &src[0]),
+        Op::Part(part) => change_part(engine, part, dst, [&src[0], &src[1]]),
+        Op::CountEqual => count_equal(engine, dst, [&src[0], &src[1]]),
         Op::AddId => elementwise::add_id(engine, dst, src),
         Op::HyperPre(scale, is_gated) => {
             hyper::pre(engine, (scale, is_gated), dst, [&src[0], &src[1]])

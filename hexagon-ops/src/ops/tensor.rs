@@ -272,6 +272,22 @@ impl<'a> ViewMut<'a> {
         }
     }
 
+    /// Returns the tensor of `shape` that starts at byte `offset` of this one, which is whole.
+    ///
+    /// # Errors
+    /// `Operand` unless it ends where this tensor does, or before, and as [`Self::new`].
+    pub fn part(&mut self, offset: usize, shape: Shape) -> Result<ViewMut<'_>> {
+        let end = shape.bytes().and_then(|bytes| bytes.checked_add(offset));
+        if end.is_none_or(|end| Some(end) > self.shape.bytes()) {
+            return Err(Error::Operand);
+        }
+        if self.is_empty() {
+            return ViewMut::described(shape);
+        }
+        let bytes = self.bytes.get_mut(offset..).unwrap_or_default();
+        ViewMut::new(bytes, shape)
+    }
+
     /// Returns the number of rows of this part.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -6,6 +6,7 @@ use crate::ops::convolution::{Convolution, ConvolutionForm};
 use crate::ops::elementwise::{Binary, Glu, Unary};
 use crate::ops::im2col::{Col2im, Im2col, Image};
 use crate::ops::interpolate::{Interpolation, Neighbours};
+use crate::ops::part::Part;
 use crate::ops::place::{Band, Pad};
 use crate::ops::pool::Pooling;
 use crate::ops::recurrence::Recurrence;
@@ -84,6 +85,17 @@ fn triangle(triangle: u32) -> Result<Band, Failure> {
         3 => Ok(Band::Lower),
         _ => Err(Failure::bad(OPERAND)),
     }
+}
+
+/// Decodes the part of a result, as ggml stores it.
+///
+/// SOURCE: ggml.c, `ggml_acc_impl` and `ggml_set_impl`.
+fn part(p: Params<'_>, is_sum: bool) -> Result<Part, Failure> {
+    Ok(Part {
+        strides: [p.size(0)?, p.size(1)?, p.size(2)?],
+        offset: p.size(3)?,
+        is_sum,
+    })
 }
 
 /// Decodes the parameters of a rotation, as ggml stores them.

@@ -155,6 +155,10 @@ macro_rules! operations {
             KERNEL_ROPE_SET_ROWS = 71, 0..3 of [] => Op::RopeSetRows(rope(p, false)?);
             /// numbers of src0's elements in ascending (i0 = 0) or descending (1) order, as many as the result has
             KERNEL_ARGSORT = 59, 0..1 of [Argsort "ARGSORT", TopK "TOP_K"] => Op::Sort(order(p.word(0))?);
+            /// cosines and sines of src0's times, at frequencies from 1 down to 1 / i1
+            KERNEL_TIMESTEP_EMBEDDING = 92, 0..1 of [TimestepEmbedding "TIMESTEP_EMBEDDING"] => Op::Timestep(p.signed(1));
+            /// number of elements of src0 and src1 that are equal
+            KERNEL_COUNT_EQUAL = 93, 0..2 of [CountEqual "COUNT_EQUAL"] => Op::CountEqual;
             /// number of the last one of the largest elements of each row
             KERNEL_ARGMAX = 86, 0..1 of [Argmax "ARGMAX"] => Op::ArgMax;
             /// solution X of `src0 · X = src1`, of which src0's lower triangle is read
@@ -162,7 +166,9 @@ macro_rules! operations {
             /// windows of src0's rows times src1's rows
             KERNEL_SSM_CONV = 57, 0..2 of [SsmConv "SSM_CONV"] => Op::SsmConv;
             /// rows of src0, which are not packed, times rows of src1, planes of src0 repeated
-            KERNEL_MUL_MAT_PLAIN = 60, 0..2 of [MulMat "MUL_MAT", OutProd "OUT_PROD"] => Op::PlainMatMul;
+            KERNEL_MUL_MAT_PLAIN = 60, 0..2 of [MulMat "MUL_MAT"] => Op::PlainMatMul;
+            /// sum over rows of the products of each element of src1's and each element of src0's, planes of src0 repeated
+            KERNEL_OUT_PROD = 91, 0..2 of [OutProd "OUT_PROD"] => Op::OutProd;
 
             // Operations that move elements.
 
@@ -188,6 +194,10 @@ macro_rules! operations {
             KERNEL_TRI = 64, 0..1 of [Tri "TRI"] => Op::Band(triangle(p.word(0))?);
             /// src0's rows after i0 of their own elements, reflected, and before others
             KERNEL_PAD_REFLECT_1D = 88, 0..1 of [PadReflect1d "PAD_REFLECT_1D"] => Op::Reflect(p.size(0)?);
+            /// src0, plus src1 in the part that i3 and the strides i0 to i2 name in bytes
+            KERNEL_ACC = 94, 0..2 of [Acc "ACC"] => Op::Part(part(p, true)?);
+            /// src0, with src1 in the part that i3 and the strides i0 to i2 name in bytes
+            KERNEL_SET = 95, 0..2 of [Set "SET"] => Op::Part(part(p, false)?);
             /// src0's rows as diagonals
             KERNEL_DIAG = 65, 0..1 of [Diag "DIAG"] => Op::Band(Band::Diagonal);
             /// `f0 + index · f2`; FILL's source only says where the result may go

@@ -31,6 +31,11 @@
 //! | ADD_ID | float | float | float; numbers: I32 or I64 | a = d, b = (d0, *, 1, 1), c = (d1, d2, 1, 1) | |
 //! | ARGSORT | I32, rows without gaps | F32 | | d0 ≤ a0, the others the same | i0 order |
 //! | MUL_MAT_PLAIN | F32 | float or type of blocks | float | a0 = b0, d = (a1, b1, b2, b3), a2 and a3 divide b2 and b3 | |
+//! | OUT_PROD | F32 | float or blocks | float | a1 = b1, d = (a0, b0, b2, b3), a2 and a3 divide b2 and b3 | |
+//! | TIMESTEP_EMBEDDING | float | F32 | | d = (*, a0, 1, 1), a = (*, 1, 1, 1) | i1 period, at least 1 |
+//! | COUNT_EQUAL | I64 | I32 | I32 | a = b, d = (1, 1, 1, 1) | |
+//! | ACC | F32 without gaps | same as the result | F32 | a = d, b lies in d | i0–i2 strides and i3 offset of the part, bytes |
+//! | SET | F32 or I32 without gaps | same as the result | same | as ACC | as ACC |
 //! | PAD | any without blocks, same as src0 | any without blocks | | d ≥ a + front, unless circular | i0, i2, i4, i6 front, i8 circular |
 //! | ROLL | as PAD | as PAD | | | i0–i3 |
 //! | DIAG_MASK_INF | float | float | | a = d | i0 n_past |
@@ -46,8 +51,7 @@
 //! blocks, rows of all operands of COPY, CONCAT and REPEAT are whole blocks.
 //!
 //! Some operations of ggml use another operation's kernel: TOP_K is ARGSORT in descending order with k elements in the
-//! result's rows, ARGMAX the same with one; ADD1 is ADD; ACC and SET are a COPY of src0, then ADD (in place) or COPY on the
-//! part of the result that their parameters name; GROUP_NORM is NORM of a reshaped tensor; ARANGE is FILL; DUP, CPY and CONT
+//! result's rows, ARGMAX the same with one; ADD1 is ADD; GROUP_NORM is NORM of a reshaped tensor; ARANGE is FILL; DUP, CPY and CONT
 //! are COPY. A type that is not listed below is copied as rows of I8.
 //!
 //! # Strides

@@ -17,6 +17,8 @@ mod hyper;
 mod kept;
 mod list;
 mod matmul;
+mod outer;
+mod part;
 mod place;
 mod plain_matmul;
 mod pool;

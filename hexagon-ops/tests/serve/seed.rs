@@ -67,6 +67,31 @@ pub fn operation(index: usize, dtype: u32) -> TensorOp {
             f32(2, [5, 3, 2, 1]),
             [tensor(0, dtype, [32, 5, 1, 1]), f32(1, NE), none],
         ),
+        KERNEL_OUT_PROD => {
+            let n = if dtype >= TYPE_Q2_K { 256 } else { 32 };
+            (
+                f32(2, [n, 5, 2, 1]),
+                [tensor(0, dtype, [n, 3, 1, 1]), f32(1, [5, 3, 2, 1]), none],
+            )
+        }
+        KERNEL_TIMESTEP_EMBEDDING => {
+            (params[0], params[1]) = (33, 10_000);
+            (
+                f32(2, [33, 6, 1, 1]),
+                [tensor(0, dtype, [6, 1, 1, 1]), none, none],
+            )
+        }
+        KERNEL_COUNT_EQUAL => (
+            tensor(2, TYPE_I64, [1; 4]),
+            [tensor(0, TYPE_I32, NE), tensor(1, TYPE_I32, NE), none],
+        ),
+        KERNEL_ACC | KERNEL_SET => {
+            (params[0], params[1], params[2], params[3]) = (128, 384, 384, 132);
+            (
+                f32(2, NE),
+                [tensor(0, dtype, NE), f32(1, [20, 2, 1, 1]), none],
+            )
+        }
         KERNEL_ADD_ID => (
             f32(2, NE),
             [tensor(0, dtype, NE), f32(0, [32, 5, 1, 1]), ids],

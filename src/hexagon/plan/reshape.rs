@@ -9,7 +9,6 @@ pub fn as_kernel_takes<'a>(operation: &Operation<'a>) -> Operation<'a> {
     match operation.op {
         Op::Concat => concat(operation),
         Op::RwkvWkv6 => wkv6(operation),
-        Op::OutProd => out_prod(operation),
         Op::GroupNorm => group_norm(operation),
         _ => *operation,
     }
@@ -33,16 +32,6 @@ fn concat<'a>(operation: &Operation<'a>) -> Operation<'a> {
         copy.src[index] = None;
     }
     copy
-}
-
-/// OUT_PROD is the product of the transposed sources.
-fn out_prod<'a>(operation: &Operation<'a>) -> Operation<'a> {
-    let mut product = *operation;
-    for source in product.src.iter_mut().flatten() {
-        source.shape.ne.swap(0, 1);
-        source.shape.nb.swap(0, 1);
-    }
-    product
 }
 
 /// GROUP_NORM of whole groups without gaps is the NORM of a row for each group.

@@ -205,10 +205,24 @@ impl<'v> View<'v> {
     /// Returns the row `at`, if it is f32 without gaps.
     #[must_use]
     pub fn floats(&self, at: [usize; 3]) -> Option<&'v [f32]> {
-        if self.shape.dtype != Type::F32 || !self.shape.has_dense_rows() {
+        self.dense_row(Type::F32, at)
+    }
+
+    /// Returns the row `at`, if it is i32 without gaps.
+    #[must_use]
+    pub fn words(&self, at: [usize; 3]) -> Option<&'v [i32]> {
+        self.dense_row(Type::I32, at)
+    }
+
+    /// Returns the row `at`, if it is of type `dtype` and without gaps.
+    #[inline(always)]
+    fn dense_row<T: bytemuck::Pod>(&self, dtype: Type, at: [usize; 3]) -> Option<&'v [T]> {
+        if self.shape.dtype != dtype || !self.shape.has_dense_rows() {
             return None;
         }
-        let bytes = self.tail(self.shape.row(at)).get(..4 * self.shape.ne[0])?;
+        let bytes = self
+            .tail(self.shape.row(at))
+            .get(..size_of::<T>() * self.shape.ne[0])?;
         bytemuck::try_cast_slice(bytes).ok()
     }
 

@@ -58,6 +58,13 @@ impl Row<'_> {
         bytemuck::try_cast_slice_mut(self.bytes).map_err(|_| Error::Operand)
     }
 
+    /// Writes the first element of a row of i64.
+    pub fn write_number(&mut self, number: i64) {
+        if let (Type::I64, Some(bytes)) = (self.shape.dtype, self.bytes.first_chunk_mut()) {
+            *bytes = number.to_le_bytes();
+        }
+    }
+
     /// Reads elements starting at `k` that have been written before.
     #[inline(always)]
     pub fn read_back(&self, k: usize, elems: &mut [f32]) {

@@ -1,0 +1,167 @@
+//! OUT_PROD of tensors in ggml's own layouts, in FP32: a sum of products of a column and a row.
+//!
+//! ```text
+//! for each group of up to 8 rows m of the result that share a plane of src0
+//!   for each 256 elements n, for each 16 terms k
+//!     read 16 rows of src0, 256 elements each, as f32
+//!     read the 16 factors of each row m
+//!     for each row m, for each 32 of the elements: add 16 products of a factor and 32 elements
+//! ```
+//!
+//! Rows of src0 are read as they lie, so blocks are dequantized once for 8 rows of the result.
+
+use core::ops::Range;
+
+use super::plain_matmul::{for_groups, repeated_plane};
+use super::tensor::{CHUNK, Source, Type, View, ViewMut};
+use crate::error::{Error, Result};
+use crate::hvx::{self, Accumulator, splat_f32};
+use crate::layout::Line;
+use crate::rt::Engine;
+
+/// Number of f32 in a line.
+const LANES: usize = 32;
+/// Lines of a row of the result that are computed at a time.
+const LINES: usize = CHUNK / LANES;
+/// Number of rows of the result for which rows of src0 are read once.
+const ROWS: usize = 8;
+/// Number of rows of src0 that are read at a time.
+const DEPTH: usize = 16;
+
+/// Reads elements `range` of some rows of src0, and the factors of some rows of the result.
+struct ReadTerms<'a> {
+    a: &'a View<'a>,
+    /// src1 with rows and columns exchanged.
+    b: &'a View<'a>,
+    plane: [usize; 2],
+    /// The rows of src0.
+    terms: Range<usize>,
+    range: Range<usize>,
+    /// Rows of the result.
+    places: &'a [[usize; 3]],
+    rows: &'a mut [Line],
+    factors: &'a mut [Line],
+}
+
+impl hvx::Kernel for ReadTerms<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let [i2, i3] = self.plane;
+        for (k, row) in self.terms.clone().zip(self.rows.chunks_exact_mut(LINES)) {
+            let (used, _) = row.split_at_mut(self.range.len().div_ceil(LANES));
+            self.a.read_lines([k, i2, i3], self.range.clone(), used);
+        }
+        for (place, factors) in self.places.iter().zip(self.factors.chunks_exact_mut(1)) {
+            self.b.read_lines(*place, self.terms.clone(), factors);
+        }
+    }
+}
+
+/// Adds products of factors and rows to sums.
+struct AddTerms<'a> {
+    /// [`LINES`] lines for each term.
+    rows: &'a [Line],
+    /// For each row of the result, a factor for each term.
+    factors: &'a [Line],
+    /// [`LINES`] lines for each row of the result.
+    sums: &'a mut [Line],
+    /// Lines that are used.
+    lines: usize,
+}
+
+impl hvx::Kernel for AddTerms<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (factors, sums) in self.factors.iter().zip(self.sums.chunks_exact_mut(LINES)) {
+            let factors: &[f32; LANES] = bytemuck::cast_ref(factors);
+            for (line, sum) in sums[..self.lines].iter_mut().enumerate() {
+                let mut total = Accumulator::from_f32(hvx::load(sum));
+                for (row, factor) in self.rows.chunks_exact(LINES).zip(factors) {
+                    total = total.mul_add(hvx::load(&row[line]), splat_f32(*factor));
+                }
+                hvx::store(sum, total.to_f32());
+            }
+        }
+    }
+}
+
+/// Computes `dst[m][n] = Σ src0[k][n] · src1[k][m]`, where n, m and k are the fastest index of src0
+/// and of src1, and the second of both; planes of src0 are repeated.
+///
+/// - `src`: `[N, K, n2, n3]` of floats or any type of blocks; `[M, K, m2, m3]` of floats, with n2
+///   and n3 dividing m2 and m3
+/// - `dst`: f32 `[N, M, m2, m3]`
+///
+/// # Errors
+/// `Operand` unless the operands are as above.
+pub fn out_prod(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Result<()> {
+    let (a, mut b) = (src[0].apart()?, src[1].apart()?);
+    let [n, k, a2, a3] = a.shape.ne;
+    let [m, depth, b2, b3] = b.shape.ne;
+    let fits = (a.shape.dtype.is_float() || a.shape.dtype.is_block())
+        && b.shape.dtype.is_float()
+        && dst.shape.dtype == Type::F32
+        && depth == k
+        && dst.shape.ne == [n, m, b2, b3]
+        && b2.is_multiple_of(a2)
+        && b3.is_multiple_of(a3);
+    if !fits {
+        return Err(Error::Operand);
+    }
+    b.shape.ne.swap(0, 1);
+    b.shape.nb.swap(0, 1);
+    let plane = |place| repeated_plane(place, &a.shape, &b.shape);
+    dst.for_parts(engine, |part| {
+        for_groups::<ROWS>(part, plane, |plane, places, part| {
+            rows(&a, plane, &b, places, part);
+        });
+    });
+    Ok(())
+}
+
+/// Computes the rows at `places`, which share a plane of `a`.
+fn rows(
+    a: &View<'_>,
+    plane: [usize; 2],
+    b: &View<'_>,
+    places: &[[usize; 3]],
+    part: &mut ViewMut<'_>,
+) {
+    let [n, depth, ..] = a.shape.ne;
+    let mut rows = hvx::zeros::<{ DEPTH * LINES }>();
+    let mut factors = hvx::zeros::<ROWS>();
+    for n0 in (0..n).step_by(CHUNK) {
+        let range = n0..n.min(n0 + CHUNK);
+        let mut sums = hvx::zeros::<{ ROWS * LINES }>();
+        for k0 in (0..depth).step_by(DEPTH) {
+            let terms = k0..depth.min(k0 + DEPTH);
+            let count = terms.len();
+            hvx::widest(ReadTerms {
+                a,
+                b,
+                plane,
+                terms,
+                range: range.clone(),
+                places,
+                rows: &mut rows,
+                factors: &mut factors,
+            });
+            hvx::widest(AddTerms {
+                rows: &rows[..count * LINES],
+                factors: &factors[..places.len()],
+                sums: &mut sums,
+                lines: range.len().div_ceil(LANES),
+            });
+        }
+        let sums: &[[f32; CHUNK]] = bytemuck::cast_slice(&sums);
+        for (place, sums) in places.iter().zip(sums) {
+            if let Some(mut row) = part.row(*place) {
+                row.write(n0, &sums[..range.len()]);
+            }
+        }
+    }
+}
