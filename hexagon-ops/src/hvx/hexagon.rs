@@ -57,6 +57,8 @@ vector_ops! {
     add_h(a, b) = Q6_Vh_vadd_VhVh(a, b);
     /// Returns the larger ones of signed halfwords: `Q6_Vh_vmax_VhVh`.
     max_h(a, b) = Q6_Vh_vmax_VhVh(a, b);
+    /// Returns the smaller ones of signed halfwords: `Q6_Vh_vmin_VhVh`.
+    min_h(a, b) = Q6_Vh_vmin_VhVh(a, b);
     /// Returns the words of `a` shifted right by the counts in `count` (0 to 31), zeros shifted in:
     /// `Q6_Vw_vlsr_VwVw`.
     shr_w_each(a, count) = Q6_Vw_vlsr_VwVw(a, count);
@@ -350,6 +352,14 @@ pub fn widen_b(a: Vector) -> Vector {
     let (halves, _) = split(unsafe { arch::Q6_Wh_vunpack_Vb(a.0) });
     // SAFETY: [HVX] of the module doc.
     split(unsafe { arch::Q6_Ww_vunpack_Vh(halves.0) }).0
+}
+
+/// Returns the first 64 signed bytes as halfwords: `Q6_Wh_vunpack_Vb`.
+#[must_use]
+#[inline(always)]
+pub fn widen_b_to_h(a: Vector) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    split(unsafe { arch::Q6_Wh_vunpack_Vb(a.0) }).0
 }
 
 /// Returns the f32 values of f16 lanes in their order, (first 32, last 32): [`widen_mul_f16`] by 1,

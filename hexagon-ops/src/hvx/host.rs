@@ -184,6 +184,13 @@ pub fn max_h(a: Vector, b: Vector) -> Vector {
     lanes!(i16, 64; a, b => a.max(b))
 }
 
+/// Returns the smaller ones of signed halfwords: `Q6_Vh_vmin_VhVh`.
+#[must_use]
+#[inline(always)]
+pub fn min_h(a: Vector, b: Vector) -> Vector {
+    lanes!(i16, 64; a, b => a.min(b))
+}
+
 /// Returns the unsigned bytes shifted right by `count`: `Q6_Vub_vlsr_VubR`.
 #[must_use]
 #[inline(always)]
@@ -496,6 +503,17 @@ pub fn widen_b(a: Vector) -> Vector {
     let mut out = [0_i32; 32];
     for (out, byte) in out.iter_mut().zip(a.0) {
         *out = i32::from(byte.cast_signed());
+    }
+    cast(out)
+}
+
+/// Returns the first 64 signed bytes as halfwords: `Q6_Wh_vunpack_Vb`.
+#[must_use]
+#[inline(always)]
+pub fn widen_b_to_h(a: Vector) -> Vector {
+    let mut out = [0_i16; 64];
+    for (out, byte) in out.iter_mut().zip(a.0) {
+        *out = i16::from(byte.cast_signed());
     }
     cast(out)
 }

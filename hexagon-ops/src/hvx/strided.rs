@@ -2,28 +2,29 @@
 
 use core::marker::PhantomData;
 
-use super::{Vector, load, load_bytes};
+use super::{Vector, load, load_bytes, splat_w};
 use crate::layout::{LINE_BYTES, TILE_DIM};
 
-/// Vectors at equal distances: the first lines of rows of a tensor, for example.
+/// Vectors at equal distances: the first lines of rows of a tensor, for example. `WIDTH` of them follow each other at each
+/// place. Vectors of `ALIGNED` ones are aligned to their length.
 ///
 /// All of them are inside memory that was checked once, so that loops over them have no branches.
 #[derive(Clone, Copy, Debug)]
-pub struct Strided<'a> {
+pub struct Strided<'a, const WIDTH: usize = 1, const ALIGNED: bool = false> {
     first: *const u8,
     stride_bytes: usize,
     count: usize,
     owner: PhantomData<&'a [u8]>,
 }
 
-impl<'a> Strided<'a> {
-    /// Returns `count` vectors, the first of which starts with `bytes`; `None` if the last one ends after them, or if
+impl<'a, const WIDTH: usize> Strided<'a, WIDTH> {
+    /// Returns `count` places, the first of which starts with `bytes`; `None` if the last one ends after them, or if
     /// there are none.
     #[must_use]
     #[inline(always)]
     pub fn new(bytes: &'a [u8], stride_bytes: usize, count: usize) -> Option<Self> {
         let last = count.checked_sub(1)?.checked_mul(stride_bytes)?;
-        let end = last.checked_add(LINE_BYTES)?;
+        let end = last.checked_add(WIDTH * LINE_BYTES)?;
         (end <= bytes.len()).then_some(Self {
             first: bytes.as_ptr(),
             stride_bytes,
@@ -32,63 +33,137 @@ impl<'a> Strided<'a> {
         })
     }
 
-    /// Returns `true` if every vector is aligned to its length.
+    /// Returns the same vectors if all are aligned.
     #[must_use]
     #[inline(always)]
-    pub fn is_aligned(&self) -> bool {
-        (self.first.addr() | self.stride_bytes).is_multiple_of(LINE_BYTES)
+    pub fn aligned(self) -> Option<Strided<'a, WIDTH, true>> {
+        let is_aligned = (self.first.addr() | self.stride_bytes).is_multiple_of(LINE_BYTES);
+        is_aligned.then_some(Strided {
+            first: self.first,
+            stride_bytes: self.stride_bytes,
+            count: self.count,
+            owner: self.owner,
+        })
     }
+}
 
-    /// Returns the vectors as a square of 32, if there are as many.
+impl<'a, const ALIGNED: bool> Strided<'a, 1, ALIGNED> {
+    /// Returns the next 32 vectors, and removes them; `None` if fewer are left.
+    #[inline(always)]
+    pub fn next_square(&mut self) -> Option<Square<'a, ALIGNED>> {
+        self.count = self.count.checked_sub(TILE_DIM)?;
+        let square = Square(*self);
+        self.first = self.first.wrapping_add(TILE_DIM * self.stride_bytes);
+        Some(square)
+    }
+}
+
+/// 32 vectors at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub struct Square<'a, const ALIGNED: bool>(Strided<'a, 1, ALIGNED>);
+
+impl<'a, const ALIGNED: bool> Square<'a, ALIGNED> {
+    /// Returns the vectors i, i + 8, i + 16 and i + 24 for each i.
     #[must_use]
     #[inline(always)]
-    pub fn square<const ALIGNED: bool>(self) -> Option<Square<'a, ALIGNED>> {
-        let fits = self.count >= TILE_DIM && (!ALIGNED || self.is_aligned());
-        fits.then_some(Square(self))
+    pub fn spaced(self) -> Fours<'a, ALIGNED> {
+        self.fours(FOURS, 1)
     }
 
-    /// Returns the vector `at` bytes after the first one.
-    ///
-    /// # Safety
-    /// - `at` is a multiple of the stride, below `count` times it.
-    /// - If `ALIGNED`, all vectors are aligned.
+    /// Returns four successive vectors at a time.
+    #[must_use]
     #[inline(always)]
-    unsafe fn load_at<const ALIGNED: bool>(&self, at: usize) -> Vector {
-        let place = self.first.wrapping_add(at);
-        if ALIGNED {
-            // SAFETY: by the caller's promise inside the memory that `new` has checked, and aligned.
-            load(unsafe { &*place.cast() })
-        } else {
-            // SAFETY: by the caller's promise inside the memory that `new` has checked; bytes need no alignment.
-            load_bytes(unsafe { &*place.cast() })
+    pub fn successive(self) -> Fours<'a, ALIGNED> {
+        self.fours(1, 4)
+    }
+
+    /// Returns fours whose vectors are `apart` vectors from one another, and that start `step` vectors after each other:
+    /// the last vector is 3 · `apart` + 7 · `step` = 31.
+    #[inline(always)]
+    fn fours(self, apart: usize, step: usize) -> Fours<'a, ALIGNED> {
+        let Strided {
+            first,
+            stride_bytes,
+            owner,
+            ..
+        } = self.0;
+        Fours {
+            first,
+            apart_bytes: apart * stride_bytes,
+            step_bytes: step * stride_bytes,
+            left: FOURS,
+            owner,
         }
     }
 }
 
-impl Iterator for Strided<'_> {
-    type Item = Vector;
+/// Fours of a square.
+pub const FOURS: usize = TILE_DIM / 4;
 
+/// Eight times four vectors, of which the first four that are left are the current ones.
+#[derive(Debug)]
+pub struct Fours<'a, const ALIGNED: bool> {
+    first: *const u8,
+    apart_bytes: usize,
+    step_bytes: usize,
+    /// At least 1.
+    left: usize,
+    owner: PhantomData<&'a [u8]>,
+}
+
+impl<const ALIGNED: bool> Fours<'_, ALIGNED> {
+    /// Returns one of the current four vectors.
+    ///
+    /// One at a time, so that a caller can store others between them: the compiler does not move a load past a store.
+    #[must_use]
     #[inline(always)]
-    fn next(&mut self) -> Option<Vector> {
-        self.count = self.count.checked_sub(1)?;
-        // SAFETY: the first of the vectors that are left.
-        let v = unsafe { self.load_at::<false>(0) };
-        self.first = self.first.wrapping_add(self.stride_bytes);
-        Some(v)
+    pub fn load<const I: usize>(&self) -> Vector {
+        const { assert!(I < 4) };
+        let place = self.first.wrapping_add(I * self.apart_bytes);
+        // SAFETY: one of the vectors of a square, and aligned if it is.
+        unsafe { load_at::<ALIGNED>(place) }
+    }
+
+    /// Makes the next four the current ones; the last four stay.
+    #[inline(always)]
+    pub fn advance(&mut self) {
+        if self.left > 1 {
+            self.left -= 1;
+            self.first = self.first.wrapping_add(self.step_bytes);
+        }
     }
 }
 
-/// 32 vectors at equal distances; aligned if `ALIGNED`.
-#[derive(Clone, Copy, Debug)]
-pub struct Square<'a, const ALIGNED: bool>(Strided<'a>);
+/// Returns the vector at `place`.
+///
+/// # Safety
+/// - It is inside memory that [`Strided::new`] has checked.
+/// - If `ALIGNED`, it is aligned.
+#[inline(always)]
+unsafe fn load_at<const ALIGNED: bool>(place: *const u8) -> Vector {
+    if ALIGNED {
+        // SAFETY: by the caller's promise.
+        load(unsafe { &*place.cast() })
+    } else {
+        // SAFETY: by the caller's promise; bytes need no alignment.
+        load_bytes(unsafe { &*place.cast() })
+    }
+}
 
-impl<const ALIGNED: bool> Square<'_, ALIGNED> {
-    /// Returns vector `row % 32`.
-    #[must_use]
+impl<const WIDTH: usize, const ALIGNED: bool> Iterator for Strided<'_, WIDTH, ALIGNED> {
+    type Item = [Vector; WIDTH];
+
     #[inline(always)]
-    pub fn load(&self, row: usize) -> Vector {
-        let at = row % TILE_DIM * self.0.stride_bytes;
-        // SAFETY: there are at least 32 vectors, and their alignment was checked.
-        unsafe { self.0.load_at::<ALIGNED>(at) }
+    fn next(&mut self) -> Option<[Vector; WIDTH]> {
+        self.count = self.count.checked_sub(1)?;
+        let mut place = self.first;
+        self.first = place.wrapping_add(self.stride_bytes);
+        let mut vectors = [splat_w(0); WIDTH];
+        for v in &mut vectors {
+            // SAFETY: inside the memory that `new` has checked, and `aligned` its alignment.
+            *v = unsafe { load_at::<ALIGNED>(place) };
+            place = place.wrapping_add(LINE_BYTES);
+        }
+        Some(vectors)
     }
 }

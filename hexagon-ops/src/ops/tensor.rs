@@ -72,7 +72,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns the bytes starting at an offset; none past the end.
-    fn tail(&self, at: usize) -> &'a [u8] {
+    pub(in crate::ops) fn tail(&self, at: usize) -> &'a [u8] {
         self.bytes.get(at..).unwrap_or_default()
     }
 

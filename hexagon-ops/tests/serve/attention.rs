@@ -396,6 +396,57 @@ fn one_query_over_many_positions_and_many_queries_over_few() {
 }
 
 #[test]
+fn masks_of_several_blocks_hide_all_some_or_no_positions() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for positions in [64, 1000, 2112] {
+        for (queries, heads) in [(1, [3, 3]), (7, [4, 2]), (50, [2, 1])] {
+            for mask in [Mask::None, Mask::Causal, Mask::Holes] {
+                let setup = Setup {
+                    queries,
+                    heads,
+                    positions,
+                    ..PLAIN
+                };
+                check(&setup, mask, false, &mut bench, &mut numbers);
+            }
+        }
+    }
+}
+
+/// Scores of such keys might leave FP16's range, so that they are computed in f32.
+#[test]
+fn large_elements_that_meet_zeros_change_nothing() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for (queries, mask) in [(1, Mask::None), (9, Mask::Causal), (40, Mask::Holes)] {
+        let setup = Setup {
+            d: [64, 64],
+            queries,
+            positions: 320,
+            ..PLAIN
+        };
+        let mut operands = Operands::new(&setup, mask, false, &mut numbers);
+        let [n0, ..] = operands.q.ne;
+        for (tensor, dtype, first) in [(&mut operands.q, F, 0.0), (&mut operands.k, H, 60000.0)] {
+            let mut index = 0;
+            let values = tensor.values.clone();
+            *tensor = Case::of(dtype, tensor.ne, PERMUTED, || {
+                index += 1;
+                #[expect(clippy::cast_possible_truncation, reason = "they were f32")]
+                let value = values[index - 1] as f32;
+                if (index - 1) % n0 == 5 { first } else { value }
+            });
+        }
+        let want = operands.dst.values.clone();
+        operands.compute(&setup);
+        assert!(operands.dst.values != want);
+        let body = operands.place(&setup, &mut bench);
+        operands.compare(&body, &mut bench, limit(&setup), "large keys");
+    }
+}
+
+#[test]
 fn hidden_rows_become_zeros() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();

@@ -8,9 +8,14 @@
 //! 2i + 1. One instruction each turns two rows of 64 elements into a line of the even elements and
 //! a line of the odd ones, so strips of values hold first the even, then the odd elements of 64.
 
+mod q8_0;
+
+use core::hint::black_box;
 use core::ops::Range;
 
-use crate::hvx::{self, Square, Vector, larger_f16, max_h, splat_w};
+use q8_0::ReadTwoBlocks;
+
+use crate::hvx::{self, FOURS, Square, Strided, Vector, larger_f16, max_h, splat_w};
 use crate::layout::{LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::tensor::{Type, View};
 
@@ -40,54 +45,43 @@ impl Rows<'_> {
         slab * SLAB..self.view.shape.ne[0].min((slab + 1) * SLAB)
     }
 
-    /// Returns the bytes from the first position on, if strips of 32 rows can be loaded as they are: as f16, without
-    /// rows of blocks.
+    /// Returns 64 elements of each row, if they can be loaded as they are: whole lines of f16.
     #[inline(always)]
-    fn halves(&self) -> Option<Halves<'_>> {
-        let Self { view, head, .. } = self;
-        let [head, stream] = *head;
+    fn lines(&self, slab: usize) -> Option<Strided<'_>> {
+        let (view, [head, stream]) = (self.view, self.head);
         let is_f16 = view.shape.dtype == Type::F16 && view.shape.has_dense_rows();
-        is_f16.then(|| Halves {
-            view,
-            offset: view.shape.row([self.positions.start, head, stream]),
-            elems: view.shape.ne[0],
-            count: self.positions.len(),
-        })
+        if !is_f16 || self.positions.is_empty() || self.slab(slab).len() < SLAB {
+            return None;
+        }
+        let first = view.shape.row([self.positions.start, head, stream]);
+        view.strided(first + slab * LINE_BYTES, self.positions.len())
     }
 
     /// Reads a slab of the rows of a strip as f16, with zeros after them. Returns the bits of their largest magnitudes.
     #[inline(always)]
     fn read(&self, strip: usize, slab: usize, out: &mut [Line; TILE_DIM]) -> Vector {
-        self.view
-            .read_halves(self.strip(strip), self.head, self.slab(slab), out)
+        let (strip, elems) = (self.strip(strip), self.slab(slab));
+        if let Some(blocks) = self.two_blocks(&strip, &elems)
+            && let Some(largest) = blocks.read(out)
+        {
+            return largest;
+        }
+        self.view.read_halves(strip, self.head, elems, out)
     }
-}
 
-/// Rows of f16.
-struct Halves<'a> {
-    view: &'a View<'a>,
-    /// Byte of the first row.
-    offset: usize,
-    /// Elements of a row.
-    elems: usize,
-    /// Number of rows.
-    count: usize,
-}
-
-impl Halves<'_> {
-    /// Returns the 32 rows of a strip and 64 of their elements, if there are as many.
+    /// Returns 32 rows of two blocks of Q8_0 each, if these are such.
     #[inline(always)]
-    fn square<const ALIGNED: bool>(
-        &self,
-        strip: usize,
-        slab: usize,
-    ) -> Option<Square<'_, ALIGNED>> {
-        if (strip + 1) * TILE_DIM > self.count || (slab + 1) * SLAB > self.elems {
+    fn two_blocks(&self, strip: &Range<usize>, elems: &Range<usize>) -> Option<ReadTwoBlocks<'_>> {
+        let (view, [head, stream]) = (self.view, self.head);
+        let is_q8_0 = view.shape.dtype == Type::Q8_0 && view.shape.has_dense_rows();
+        if !is_q8_0 || strip.len() < TILE_DIM || elems.len() < SLAB {
             return None;
         }
-        let rows = strip * TILE_DIM * self.view.shape.nb[1];
-        let offset = self.offset + rows + slab * LINE_BYTES;
-        self.view.strided(offset, TILE_DIM)?.square()
+        let skipped = elems.start / 32 * Type::Q8_0.block_bytes();
+        Some(ReadTwoBlocks {
+            bytes: view.tail(view.shape.row([strip.start, head, stream]) + skipped),
+            stride_bytes: view.shape.nb[1],
+        })
     }
 }
 
@@ -108,55 +102,100 @@ impl hvx::Kernel for PackKeys<'_> {
     fn run(mut self) {
         let mut largest = splat_w(0);
         let tiles = core::mem::take(&mut self.tiles);
-        let halves = self.rows.halves();
-        for (strip, tiles) in tiles.chunks_mut(self.per_strip).enumerate() {
-            for (slab, tiles) in tiles.chunks_mut(2).enumerate() {
-                if let (Some(halves), [low, high]) = (&halves, &mut *tiles) {
-                    if let Some(square) = halves.square::<true>(strip, slab) {
-                        largest = max_h(largest, transpose_rows(square, low, high));
-                        continue;
-                    }
-                    if let Some(square) = halves.square::<false>(strip, slab) {
-                        largest = max_h(largest, transpose_rows(square, low, high));
-                        continue;
-                    }
-                }
-                let mut square = hvx::zeros();
+        let mut square = hvx::zeros();
+        for slab in 0..self.per_strip.div_ceil(2) {
+            let lines = self.rows.lines(slab);
+            let (found, strips) = match lines.and_then(Strided::aligned) {
+                Some(lines) => self.transpose_lines(Some(lines), slab, tiles),
+                None => self.transpose_lines(lines, slab, tiles),
+            };
+            largest = max_h(largest, found);
+            // Strips that have no 32 positions, and rows of other types.
+            let rest = tiles.chunks_exact_mut(self.per_strip).enumerate();
+            for (strip, tiles) in rest.skip(strips) {
                 largest = max_h(largest, self.rows.read(strip, slab, &mut square));
-                transpose(&mut square, tiles);
+                let end = tiles.len().min(2 * slab + 2);
+                transpose(&mut square, &mut tiles[2 * slab..end]);
             }
         }
         hvx::store(self.largest, largest);
     }
 }
 
-/// Transposes 32 rows of 32 words each, as [`transpose`] does. Returns the largest magnitudes of their f16.
+impl PackKeys<'_> {
+    /// Packs a slab of the strips that have 32 lines. Returns their largest magnitudes, and their number.
+    #[inline(always)]
+    fn transpose_lines<const ALIGNED: bool>(
+        &self,
+        lines: Option<Strided<'_, 1, ALIGNED>>,
+        slab: usize,
+        tiles: &mut [Tile],
+    ) -> (Vector, usize) {
+        let mut largest = splat_w(0);
+        let mut strips = 0;
+        let fours = black_box(FOURS);
+        if let Some(mut lines) = lines {
+            for tiles in tiles.chunks_exact_mut(self.per_strip) {
+                let two = tiles
+                    .get_mut(2 * slab..)
+                    .and_then(<[Tile]>::first_chunk_mut);
+                let (Some(two), Some(square)) = (two, lines.next_square()) else {
+                    break;
+                };
+                let out = bytemuck::cast_mut::<[Tile; 2], _>(two);
+                largest = transpose_square(square, out, largest, fours);
+                strips += 1;
+            }
+        }
+        (largest, strips)
+    }
+}
+
+/// Transposes 32 rows of 32 words each, as [`transpose`] does. Returns the larger ones of `largest` and the magnitudes of
+/// their f16.
+///
+/// - `fours`: [`FOURS`], which the compiler does not know. It would unroll the loop, and be short of registers.
 #[inline(always)]
-fn transpose_rows<const ALIGNED: bool>(
+fn transpose_square<const ALIGNED: bool>(
     rows: Square<'_, ALIGNED>,
-    low: &mut Tile,
-    high: &mut Tile,
+    out: &mut [Line; TILE_DIM],
+    largest: Vector,
+    fours: usize,
 ) -> Vector {
-    let mut largest = splat_w(0);
-    for i in 0..8 {
-        let mut v = [0, 8, 16, 24].map(|row| rows.load(i + row));
+    let mut largest = largest;
+    let mut rows = rows.spaced();
+    let mut v = [
+        rows.load::<0>(),
+        rows.load::<1>(),
+        rows.load::<2>(),
+        rows.load::<3>(),
+    ];
+    let (first, rest) = out.split_at_mut(fours);
+    let (second, rest) = rest.split_at_mut(fours);
+    let (third, fourth) = rest.split_at_mut(fours);
+    let lines = first.iter_mut().zip(second);
+    for ((first, second), (third, fourth)) in lines.zip(third.iter_mut().zip(fourth)) {
+        rows.advance();
         for v in v {
             largest = larger_f16(largest, v);
         }
         exchange::<16, 2>(&mut v);
         exchange::<8, 1>(&mut v);
-        // The lines that the other rounds exchange are next to each other.
-        hvx::store(&mut low.0[i], v[0]);
-        hvx::store(&mut low.0[i + 8], v[1]);
-        hvx::store(&mut high.0[i], v[2]);
-        hvx::store(&mut high.0[i + 8], v[3]);
+        // Loads of the next rows and stores of these take turns; see `Fours::load`.
+        let [a, b, c, d] = v;
+        v[0] = rows.load::<0>();
+        hvx::store(first, a);
+        v[1] = rows.load::<1>();
+        hvx::store(second, b);
+        v[2] = rows.load::<2>();
+        hvx::store(third, c);
+        v[3] = rows.load::<3>();
+        hvx::store(fourth, d);
     }
-    for tile in [low, high] {
-        for lines in tile.0.as_chunks_mut::<8>().0 {
-            let v = last_rounds(lines);
-            for (line, v) in lines.iter_mut().zip(v) {
-                hvx::store(line, v);
-            }
+    for lines in out.as_chunks_mut::<8>().0 {
+        let v = last_rounds(lines);
+        for (line, v) in lines.iter_mut().zip(v) {
+            hvx::store(line, v);
         }
     }
     largest
@@ -227,21 +266,22 @@ impl hvx::Kernel for PackValues<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { rows, slab, .. } = self;
-        let mut largest = splat_w(0);
-        let halves = rows.halves();
-        for (strip, (even, odd)) in self.even.iter_mut().zip(self.odd).enumerate() {
-            if let Some(halves) = &halves {
-                if let Some(square) = halves.square::<true>(strip, slab) {
-                    largest = max_h(largest, interleave_rows(square, even, odd));
-                    continue;
-                }
-                if let Some(square) = halves.square::<false>(strip, slab) {
-                    largest = max_h(largest, interleave_rows(square, even, odd));
-                    continue;
-                }
-            }
-            let mut lines = hvx::zeros::<TILE_DIM>();
+        let Self {
+            rows,
+            slab,
+            even,
+            odd,
+            ..
+        } = self;
+        let lines = rows.lines(slab);
+        let (mut largest, strips) = match lines.and_then(Strided::aligned) {
+            Some(lines) => interleave_lines(Some(lines), even, odd),
+            None => interleave_lines(lines, even, odd),
+        };
+        // Strips that have no 32 positions, and rows of other types.
+        let rest = even.iter_mut().zip(odd).enumerate();
+        let mut lines = hvx::zeros::<TILE_DIM>();
+        for (strip, (even, odd)) in rest.skip(strips) {
             largest = max_h(largest, rows.read(strip, slab, &mut lines));
             let out = even.0.iter_mut().zip(&mut odd.0);
             for ([a, b], (even, odd)) in lines.as_chunks().0.iter().zip(out) {
@@ -252,18 +292,59 @@ impl hvx::Kernel for PackValues<'_> {
     }
 }
 
-/// Packs 32 rows. Returns the largest magnitudes of their f16.
+/// Packs the strips that have 32 lines. Returns their largest magnitudes, and their number.
 #[inline(always)]
-fn interleave_rows<const ALIGNED: bool>(
+fn interleave_lines<const ALIGNED: bool>(
+    lines: Option<Strided<'_, 1, ALIGNED>>,
+    even: &mut [Tile],
+    odd: &mut [Tile],
+) -> (Vector, usize) {
+    let mut largest = splat_w(0);
+    let mut strips = 0;
+    if let Some(mut lines) = lines {
+        for (even, odd) in even.iter_mut().zip(odd) {
+            let Some(square) = lines.next_square() else {
+                break;
+            };
+            largest = interleave_square(square, even, odd, largest);
+            strips += 1;
+        }
+    }
+    (largest, strips)
+}
+
+/// Packs 32 rows. Returns the larger ones of `largest` and the magnitudes of their f16.
+#[inline(always)]
+fn interleave_square<const ALIGNED: bool>(
     rows: Square<'_, ALIGNED>,
     even: &mut Tile,
     odd: &mut Tile,
+    largest: Vector,
 ) -> Vector {
-    let mut largest = splat_w(0);
-    for (i, (even, odd)) in even.0.iter_mut().zip(&mut odd.0).enumerate() {
-        let (a, b) = (rows.load(2 * i), rows.load(2 * i + 1));
-        largest = larger_f16(larger_f16(largest, a), b);
-        interleave(a, b, even, odd);
+    let mut largest = largest;
+    let mut rows = rows.successive();
+    let mut v = [
+        rows.load::<0>(),
+        rows.load::<1>(),
+        rows.load::<2>(),
+        rows.load::<3>(),
+    ];
+    let even = even.0.as_chunks_mut::<2>().0.iter_mut();
+    for (even, odd) in even.zip(odd.0.as_chunks_mut::<2>().0) {
+        rows.advance();
+        let [a, b, c, d] = v;
+        // As in `transpose_square`.
+        v[0] = rows.load::<0>();
+        hvx::store(&mut even[0], hvx::interleave_even_h(a, b));
+        v[1] = rows.load::<1>();
+        hvx::store(&mut odd[0], hvx::interleave_odd_h(a, b));
+        v[2] = rows.load::<2>();
+        hvx::store(&mut even[1], hvx::interleave_even_h(c, d));
+        v[3] = rows.load::<3>();
+        hvx::store(&mut odd[1], hvx::interleave_odd_h(c, d));
+        for v in [a, b, c, d] {
+            largest = larger_f16(largest, v);
+        }
     }
     largest
 }

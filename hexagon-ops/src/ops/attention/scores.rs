@@ -77,8 +77,8 @@ impl Hide<'_> {
         let hidden = |query: usize| {
             let Some(mask) = self.mask else { return past };
             let offset = mask.shape.row([query, 0, rows.stream]) + 2 * start;
-            let row = mask.successive(offset, 1).and_then(|mut row| row.next());
-            or(past, hvx::asr_h(row.unwrap_or(past), 15))
+            let row = mask.strided::<1>(offset, 1).and_then(|mut row| row.next());
+            or(past, hvx::asr_h(row.map_or(past, |[row]| row), 15))
         };
         // Rows of a query follow each other; `left` of them are still to come.
         let mut query = rows.first_query + rows.first_row / group;

@@ -40,6 +40,7 @@
 //!    positions before the first and after the last that the mask shows to any of its rows.
 
 mod finish;
+mod pack;
 mod queries;
 mod sight;
 mod sum;
@@ -47,18 +48,13 @@ mod vtcm;
 
 use core::ops::Range;
 
-use finish::{Factors, WriteRows, write_row};
-use queries::{PackQueries, QueryTile};
+use pack::Packed;
+use queries::QueryTile;
 use sight::{Look, Sight};
-use sum::{Add, Sums};
+use sum::Add;
 pub(super) use vtcm::TilePlan;
-use vtcm::{
-    GROUP, MAX_PARTS, MAX_ROW_TILES, MAX_STRIPS, MAX_VALUE_LINES, MAXIMA, PART, RESTORES, SUMS,
-    TileMemory,
-};
+use vtcm::{GROUP, MAX_ROW_TILES, MAXIMA, RESTORES, SUMS, TileMemory};
 
-use super::exception::{LargestF16, clear_tile, sees};
-use super::kv::{PackKeys, PackValues, Rows};
 use super::scores::{Adjust, Hide, RowTile};
 use super::weigh::Weigh;
 use super::{Job, TABLE_LINES};
@@ -67,7 +63,7 @@ use crate::hmx::{Hmx, MAX_DEEP};
 use crate::hvx;
 use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
 use crate::ops::matmul::Machine;
-use crate::ops::tensor::{CHUNK, Type, View, ViewMut};
+use crate::ops::tensor::{Type, View, ViewMut};
 use crate::rt::Engine;
 
 /// Largest magnitude of scores that need no work in f32. Rounding cannot bring larger ones out of FP16's range.
@@ -140,14 +136,6 @@ struct Slot<'m> {
     products: &'m mut [Tile],
 }
 
-/// What a block's keys and values are.
-#[derive(Clone, Copy)]
-struct Packed {
-    /// Largest magnitudes of keys and of values.
-    key: f32,
-    value: f32,
-}
-
 /// The tiles of rows of a head.
 struct Tiles {
     queries: [QueryTile; MAX_ROW_TILES],
@@ -208,42 +196,6 @@ impl Head<'_> {
         tile * TILE_DIM..self.rows.min((tile + 1) * TILE_DIM)
     }
 
-    /// Packs the queries.
-    fn begin(&self, memory: &mut TileMemory<'_>, tiles: &mut Tiles) {
-        let (k_tiles, job) = (self.plan.k_tiles, self.job);
-        let outputs = memory.factors.iter_mut().zip(&mut tiles.queries);
-        let mut all = outputs
-            .zip(memory.queries.chunks_mut(k_tiles))
-            .enumerate()
-            .take(self.n_tiles());
-        loop {
-            let mut tasks: [_; GROUP] = core::array::from_fn(|_| all.next());
-            if tasks[0].is_none() {
-                return;
-            }
-            let n_tasks = tasks.iter().flatten().count();
-            self.engine.step(None, &mut tasks[..n_tasks], |task| {
-                let Some((tile, ((factor, numbers), tiles))) = task else {
-                    return;
-                };
-                let mut rows: [&[f32]; TILE_DIM] = [&[]; TILE_DIM];
-                let places = job.heads(self.first, self.kv_head, self.tile_rows(*tile));
-                for (row, [query, head]) in rows.iter_mut().zip(places) {
-                    let offset = job.src.q.offset([query, head, self.stream]);
-                    *row = job.src.q.floats_at(offset).unwrap_or_default();
-                }
-                **numbers = hvx::widest(PackQueries {
-                    rows,
-                    factor: job.factor,
-                    tiles,
-                });
-                if let Some(scale) = numbers.factor_f16 {
-                    factor.set(scale);
-                }
-            });
-        }
-    }
-
     /// Looks at the mask of a block for each tile of rows. Returns what any tile sees.
     fn look(&self, positions: &Range<usize>, sights: &mut [Sight; MAX_ROW_TILES]) -> Sight {
         let sights = &mut sights[..self.n_tiles()];
@@ -287,160 +239,6 @@ impl Head<'_> {
                 (sights.iter_mut().enumerate()).for_each(|(i, sight)| look(first + i, sight));
             }
         });
-    }
-
-    /// Packs keys and values of some strips. Returns their magnitudes if all are finite.
-    fn pack(
-        &self,
-        positions: &Range<usize>,
-        strips: &Range<usize>,
-        memory: &mut TileMemory<'_>,
-    ) -> Option<Packed> {
-        let TilePlan {
-            k_tiles,
-            strips: most,
-            ..
-        } = *self.plan;
-        let parts = strips.len().div_ceil(PART);
-        let (of_keys, of_values) = memory.largest.split_at_mut(parts);
-        let keys = &mut memory.keys[strips.start * k_tiles..strips.end * k_tiles];
-        let keys = keys.chunks_mut(PART * k_tiles).zip(&mut *of_keys);
-        let mut keys = keys.enumerate();
-        let slabs = memory.values.chunks_mut(2 * most).enumerate();
-        let values = slabs.flat_map(|(slab, tiles)| {
-            let (even, odd) = tiles.split_at_mut(most);
-            let (even, odd) = (&mut even[strips.clone()], &mut odd[strips.clone()]);
-            let parts = even.chunks_mut(PART).zip(odd.chunks_mut(PART)).enumerate();
-            parts.map(move |(part, tiles)| (slab, part, tiles))
-        });
-        let mut values = values.zip(&mut *of_values);
-        if self.engine.threads() == 1 {
-            for (part, (tiles, largest)) in keys {
-                self.pack_keys(positions, strips.start + PART * part, tiles, largest);
-            }
-            for ((slab, part, (even, odd)), largest) in values {
-                let place = [slab, strips.start + PART * part];
-                self.pack_values(positions, place, [even, odd], largest);
-            }
-        } else {
-            let mut keys: [_; MAX_PARTS] = core::array::from_fn(|_| keys.next());
-            self.engine.step(None, &mut keys[..parts], |task| {
-                if let Some((part, (tiles, largest))) = task {
-                    self.pack_keys(positions, strips.start + PART * *part, tiles, largest);
-                }
-            });
-            let mut values: [_; MAX_VALUE_LINES / 2 * MAX_PARTS] =
-                core::array::from_fn(|_| values.next());
-            let n_tasks = parts * self.plan.slabs();
-            self.engine.step(None, &mut values[..n_tasks], |task| {
-                if let Some(((slab, part, (even, odd)), largest)) = task {
-                    let place = [*slab, strips.start + PART * *part];
-                    self.pack_values(positions, place, [even, odd], largest);
-                }
-            });
-        }
-        Some(Packed {
-            key: hvx::widest(LargestF16(of_keys))?,
-            value: hvx::widest(LargestF16(&of_values[..parts * self.plan.slabs()]))?,
-        })
-    }
-
-    /// Returns the positions of a block from a strip on, and their head of keys and values.
-    #[inline(always)]
-    fn rows_from<'v>(
-        &self,
-        view: &'v View<'v>,
-        positions: &Range<usize>,
-        strip: usize,
-    ) -> Rows<'v> {
-        let start = positions.start + strip * TILE_DIM;
-        Rows {
-            view,
-            head: [self.kv_head, self.stream],
-            positions: start.min(positions.end)..positions.end,
-        }
-    }
-
-    /// Packs the keys of strips starting with `strip`.
-    #[inline(always)]
-    fn pack_keys(
-        &self,
-        positions: &Range<usize>,
-        strip: usize,
-        tiles: &mut [Tile],
-        largest: &mut Line,
-    ) {
-        hvx::widest(PackKeys {
-            rows: self.rows_from(&self.job.src.k, positions, strip),
-            tiles,
-            per_strip: self.plan.k_tiles,
-            largest,
-        });
-    }
-
-    /// Packs a slab of the values of strips starting with `strip`.
-    #[inline(always)]
-    fn pack_values(
-        &self,
-        positions: &Range<usize>,
-        [slab, strip]: [usize; 2],
-        [even, odd]: [&mut [Tile]; 2],
-        largest: &mut Line,
-    ) {
-        hvx::widest(PackValues {
-            rows: self.rows_from(&self.job.src.v, positions, strip),
-            slab,
-            even,
-            odd,
-            largest,
-        });
-    }
-
-    /// Replaces keys and values that are not finite by zeros. Returns, for each strip of the block, a bit for each
-    /// position that had any.
-    fn clear(&self, strips: &Range<usize>, memory: &mut TileMemory<'_>) -> [u32; MAX_STRIPS] {
-        let mut found = [0; MAX_STRIPS];
-        let keys = memory.keys.chunks_mut(self.plan.k_tiles).zip(&mut found);
-        for (tiles, found) in keys.take(strips.end).skip(strips.start) {
-            for tile in tiles {
-                *found |= clear_tile(tile, |_, column| column);
-            }
-        }
-        for tiles in memory.values.chunks_mut(self.plan.strips) {
-            let tiles = tiles.iter_mut().zip(&mut found);
-            for (tile, found) in tiles.take(strips.end).skip(strips.start) {
-                *found |= clear_tile(tile, |row, _| row);
-            }
-        }
-        found
-    }
-
-    /// Sets the bits of rows that see a position whose key or value was not finite.
-    ///
-    /// - `exceptions`: as [`Self::clear`] returns them
-    fn spoil(&self, positions: &Range<usize>, exceptions: &[u32; MAX_STRIPS], tiles: &mut Tiles) {
-        for tile in (0..self.n_tiles()).filter(|tile| !tiles.sights[*tile].is_none()) {
-            let spoiled = &mut tiles.queries[tile].spoiled;
-            let places = self
-                .job
-                .heads(self.first, self.kv_head, self.tile_rows(tile));
-            for (row, [query, head]) in places.enumerate() {
-                let sees = |mask: &View<'_>| {
-                    let at = [query, head, self.stream];
-                    let parts = positions.clone().step_by(CHUNK);
-                    parts
-                        .zip(exceptions.chunks(CHUNK / TILE_DIM))
-                        .any(|(start, exceptions)| {
-                            let mut chunk = [0.0; CHUNK];
-                            let part = start..positions.end.min(start + CHUNK);
-                            sees(mask.read(at, part, &mut chunk), exceptions)
-                        })
-                };
-                if *spoiled >> row & 1 == 0 && self.job.src.mask.as_ref().is_none_or(sees) {
-                    *spoiled |= 1 << row;
-                }
-            }
-        }
     }
 
     /// Returns `true` if a tile's scores must be completed in f32.
@@ -510,10 +308,15 @@ impl Head<'_> {
                 true => &memory.stores[0],
                 false => &memory.factors[slot.tile],
             });
-            let keys = &memory.keys[slot.sight.strips().start * k_tiles..];
-            for (score, keys) in slot.scores.iter_mut().zip(keys.chunks_exact(k_tiles)) {
-                for (queries, keys) in queries.chunks(MAX_DEEP).zip(keys.chunks(MAX_DEEP)) {
-                    hmx.multiply(queries, keys);
+            let mut keys = &memory.keys[slot.sight.strips().start * k_tiles..];
+            for score in &mut *slot.scores {
+                let (strip, rest) = keys.split_at(k_tiles);
+                keys = rest;
+                // Most keys are one product: a loop over products would take longer than it.
+                match k_tiles <= MAX_DEEP {
+                    true => hmx.multiply(queries, strip),
+                    false => (queries.chunks(MAX_DEEP).zip(strip.chunks(MAX_DEEP)))
+                        .for_each(|(queries, keys)| hmx.multiply(queries, keys)),
                 }
                 hmx.store(score);
             }
@@ -602,71 +405,5 @@ impl Head<'_> {
             sums: &mut sums[..SUMS],
             scales: slot.scales,
         });
-    }
-
-    /// Divides the rows by their sums, and writes them.
-    fn write(&self, memory: &TileMemory<'_>, tiles: &Tiles, dst: &mut ViewMut<'_>) {
-        let state_lines = self.plan.state_lines();
-        let elems = dst.shape.ne[0];
-        for tile in 0..self.n_tiles() {
-            let rows = self.tile_rows(tile);
-            let places = || self.job.heads(self.first, self.kv_head, rows.clone());
-            let sums = Sums::new(&memory.state[tile * state_lines..][..state_lines]);
-            let is_seen = tiles.seen >> tile & 1 == 1;
-            if is_seen {
-                let sinks = self.job.src.sinks.map(|sinks| {
-                    let mut scores = [0.0; TILE_DIM];
-                    for (score, [_, head]) in scores.iter_mut().zip(places()) {
-                        *score = sinks.element(head, [0; 3]);
-                    }
-                    scores
-                });
-                let factors = hvx::widest(Factors { sums, sinks });
-                if let Some((out, [s1, s2, s3])) = dst.floats() {
-                    let start =
-                        |[query, head]: [usize; 2]| head * s1 + query * s2 + self.stream * s3;
-                    let (starts, factors) = (places().map(start), &factors);
-                    hvx::widest(WriteRows {
-                        sums,
-                        factors,
-                        starts,
-                        elems,
-                        out,
-                    });
-                } else {
-                    for (row, (factor, [query, head])) in
-                        factors.into_iter().zip(places()).enumerate()
-                    {
-                        if let Some(to) = dst.row([head, query, self.stream]) {
-                            write_row(sums, row, factor, to);
-                        }
-                    }
-                }
-            }
-            let spoiled = tiles.queries[tile].spoiled;
-            if is_seen && spoiled == 0 {
-                continue;
-            }
-            for (row, [query, head]) in places().enumerate() {
-                let value = if spoiled >> row & 1 == 1 {
-                    f32::NAN
-                } else {
-                    0.0
-                };
-                if !is_seen || value.is_nan() {
-                    self.fill([head, query, self.stream], value, dst);
-                }
-            }
-        }
-    }
-
-    /// Fills a row.
-    fn fill(&self, at: [usize; 3], value: f32, dst: &mut ViewMut<'_>) {
-        if let Some(mut row) = dst.row(at) {
-            for start in (0..row.len()).step_by(TILE_DIM) {
-                let count = TILE_DIM.min(row.len() - start);
-                row.write(start, &[value; TILE_DIM][..count]);
-            }
-        }
     }
 }

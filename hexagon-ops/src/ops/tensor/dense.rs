@@ -1,7 +1,7 @@
 //! Access by byte or element offsets, for kernels that compute the places of many rows themselves: indices are below the
 //! dimensions, and no division is needed.
 
-use super::{LINE_BYTES, Type, View, ViewMut};
+use super::{Type, View, ViewMut};
 use crate::hvx::Strided;
 
 impl<'a> View<'a> {
@@ -13,20 +13,16 @@ impl<'a> View<'a> {
         i1 * nb1 + i2 * nb2 + i3 * nb3
     }
 
-    /// Returns `count` vectors that start `offset` bytes after the first element and are a row of dimension 1 apart;
-    /// `None` if one ends after the tensor's memory.
+    /// Returns vectors at `count` places, the first of which is `offset` bytes after the first element, each a row of
+    /// dimension 1 after the one before; `None` if one ends after the tensor's memory.
     #[must_use]
     #[inline(always)]
-    pub fn strided(&self, offset: usize, count: usize) -> Option<Strided<'a>> {
+    pub fn strided<const WIDTH: usize>(
+        &self,
+        offset: usize,
+        count: usize,
+    ) -> Option<Strided<'a, WIDTH>> {
         Strided::new(self.tail(offset), self.shape.nb[1], count)
-    }
-
-    /// Returns successive vectors, the first of which starts `offset` bytes after the first element; `None` as
-    /// [`Self::strided`].
-    #[must_use]
-    #[inline(always)]
-    pub fn successive(&self, offset: usize, count: usize) -> Option<Strided<'a>> {
-        Strided::new(self.tail(offset), LINE_BYTES, count)
     }
 
     /// Returns the row that starts at byte `offset`, if it is f32 without gaps.

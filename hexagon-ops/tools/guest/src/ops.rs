@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 60] = [
+pub const NAMES: [&str; 62] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -65,6 +65,8 @@ pub const NAMES: [&str; 60] = [
     "widen_mul_add",
     "unbias",
     "add_f16",
+    "widen_b_to_h",
+    "min_h",
 ];
 
 /// Number of the first operation on floating point.
@@ -155,6 +157,8 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
             let (even, odd) = Accumulator::add_f16((sum, sum), a);
             (even.to_f32(), odd.to_f32())
         }
+        60 => one(hvx::widen_b_to_h(a)),
+        61 => one(hvx::min_h(a, b)),
         ACCUMULATE => {
             let sum = Accumulator::from_f32(c).mul_add(a, b).plus_f32(a);
             let product = sum.times(Accumulator::difference(a, b));

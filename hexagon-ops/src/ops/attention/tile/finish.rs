@@ -1,23 +1,92 @@
 //! Results of a tile of rows: sums of weights, sinks, division, and rows of f32.
 
 use super::sum::Sums;
-use super::vtcm::MAX_VALUE_LINES;
+use super::vtcm::{MAX_VALUE_LINES, TileMemory};
+use super::{Head, Tiles};
 use crate::hvx::{
     self, Vector, add_f32, fold_f32, interleave_w, max_f32, mul_f32, splat_f32, splat_w, sub_f32,
 };
 use crate::layout::{LINE_BYTES, Line, TILE_DIM};
 use crate::ops::attention::weigh::HIDDEN_BITS;
 use crate::ops::math;
-use crate::ops::tensor::Row;
+use crate::ops::tensor::{Row, ViewMut};
 
 /// f32 elements of a line.
 const LANES: usize = LINE_BYTES / 4;
 
+impl Head<'_> {
+    /// Divides the rows by their sums, and writes them.
+    pub(super) fn write(&self, memory: &TileMemory<'_>, tiles: &Tiles, dst: &mut ViewMut<'_>) {
+        let state_lines = self.plan.state_lines();
+        let elems = dst.shape.ne[0];
+        for tile in 0..self.n_tiles() {
+            let rows = self.tile_rows(tile);
+            let places = || self.job.heads(self.first, self.kv_head, rows.clone());
+            let sums = Sums::new(&memory.state[tile * state_lines..][..state_lines]);
+            let is_seen = tiles.seen >> tile & 1 == 1;
+            if is_seen {
+                let sinks = self.job.src.sinks.map(|sinks| {
+                    let mut scores = [0.0; TILE_DIM];
+                    for (score, [_, head]) in scores.iter_mut().zip(places()) {
+                        *score = sinks.element(head, [0; 3]);
+                    }
+                    scores
+                });
+                let factors = hvx::widest(Factors { sums, sinks });
+                if let Some((out, [s1, s2, s3])) = dst.floats() {
+                    let start =
+                        |[query, head]: [usize; 2]| head * s1 + query * s2 + self.stream * s3;
+                    let (starts, factors) = (places().map(start), &factors);
+                    hvx::widest(WriteRows {
+                        sums,
+                        factors,
+                        starts,
+                        elems,
+                        out,
+                    });
+                } else {
+                    for (row, (factor, [query, head])) in
+                        factors.into_iter().zip(places()).enumerate()
+                    {
+                        if let Some(to) = dst.row([head, query, self.stream]) {
+                            write_row(sums, row, factor, to);
+                        }
+                    }
+                }
+            }
+            let spoiled = tiles.queries[tile].spoiled;
+            if is_seen && spoiled == 0 {
+                continue;
+            }
+            for (row, [query, head]) in places().enumerate() {
+                let value = if spoiled >> row & 1 == 1 {
+                    f32::NAN
+                } else {
+                    0.0
+                };
+                if !is_seen || value.is_nan() {
+                    self.fill([head, query, self.stream], value, dst);
+                }
+            }
+        }
+    }
+
+    /// Fills a row.
+    fn fill(&self, at: [usize; 3], value: f32, dst: &mut ViewMut<'_>) {
+        if let Some(mut row) = dst.row(at) {
+            for start in (0..row.len()).step_by(TILE_DIM) {
+                let count = TILE_DIM.min(row.len() - start);
+                row.write(start, &[value; TILE_DIM][..count]);
+            }
+        }
+    }
+}
+
 /// Computes the factors of the sums of 32 rows: 0 for a row that sees no position.
-pub(super) struct Factors<'a> {
-    pub(super) sums: Sums<'a>,
+struct Factors<'a> {
+    sums: Sums<'a>,
     /// Additional scores of the rows.
-    pub(super) sinks: Option<[f32; TILE_DIM]>,
+    sinks: Option<[f32; TILE_DIM]>,
 }
 
 impl hvx::Kernel for Factors<'_> {
@@ -81,11 +150,11 @@ impl Factors<'_> {
 }
 
 /// Writes a row of f32.
-pub(super) struct WriteRow<'a> {
-    pub(super) sums: Sums<'a>,
-    pub(super) row: usize,
-    pub(super) factor: f32,
-    pub(super) out: &'a mut [f32],
+struct WriteRow<'a> {
+    sums: Sums<'a>,
+    row: usize,
+    factor: f32,
+    out: &'a mut [f32],
 }
 
 impl hvx::Kernel for WriteRow<'_> {
@@ -117,14 +186,14 @@ impl hvx::Kernel for WriteRow<'_> {
 }
 
 /// Writes rows of a tile whose places are numbers of elements.
-pub(super) struct WriteRows<'a, I> {
-    pub(super) sums: Sums<'a>,
-    pub(super) factors: &'a [f32; TILE_DIM],
+struct WriteRows<'a, I> {
+    sums: Sums<'a>,
+    factors: &'a [f32; TILE_DIM],
     /// First element of each row.
-    pub(super) starts: I,
+    starts: I,
     /// Elements of a row.
-    pub(super) elems: usize,
-    pub(super) out: &'a mut [f32],
+    elems: usize,
+    out: &'a mut [f32],
 }
 
 impl<I: Iterator<Item = usize>> hvx::Kernel for WriteRows<'_, I> {
@@ -148,7 +217,7 @@ impl<I: Iterator<Item = usize>> hvx::Kernel for WriteRows<'_, I> {
 }
 
 /// Writes a row of any layout.
-pub(super) fn write_row(sums: Sums<'_>, row: usize, factor: f32, mut to: Row<'_>) {
+fn write_row(sums: Sums<'_>, row: usize, factor: f32, mut to: Row<'_>) {
     let mut lines = hvx::zeros::<MAX_VALUE_LINES>();
     let elems: &mut [f32; MAX_VALUE_LINES * LANES] = bytemuck::cast_mut(&mut lines);
     let elems = &mut elems[..to.len()];

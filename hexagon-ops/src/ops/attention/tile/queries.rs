@@ -7,8 +7,8 @@
 //! The matrix unit takes only finite numbers, so a row with NaN or infinity passes through it as zeros, and is marked as
 //! spoiled.
 
-use crate::hvx::{self, Vector, add_f32, and, larger_f32, max_w, mul_f32, splat_f32, splat_w};
-use crate::layout::{TILE_DIM, Tile};
+use crate::hvx::{self, Vector, add_f32, and, max_w, mul_f32, splat_f32, splat_w};
+use crate::layout::{F16_TILE_LINES, TILE_DIM, Tile};
 use crate::ops::rows::{all_lanes, first_lane};
 
 /// Exponent field of an f32, as the bits of 1 have it, and of infinity.
@@ -44,8 +44,8 @@ impl QueryTile {
 
 /// Packs up to 32 rows.
 pub(super) struct PackQueries<'a> {
-    /// Rows of Dk elements; those that do not exist are empty.
-    pub(super) rows: [&'a [f32]; TILE_DIM],
+    /// Rows of Dk elements.
+    pub(super) rows: &'a mut [&'a [f32]],
     /// Factor of the scores.
     pub(super) factor: f32,
     /// `ceil(Dk / 32)` tiles, all written; missing rows become zero.
@@ -56,26 +56,36 @@ impl hvx::Kernel for PackQueries<'_> {
     type Output = QueryTile;
 
     #[inline(always)]
-    fn run(mut self) -> QueryTile {
+    fn run(self) -> QueryTile {
+        let Self { rows, tiles, .. } = self;
         let factor = splat_f32(self.factor);
         let mut spoiled = 0;
-        if !is_finite(&self.rows) {
-            for (i, row) in self.rows.iter_mut().enumerate() {
-                if !is_finite(core::slice::from_ref(row)) {
+        let (largest, mut reach) = measure(rows, factor);
+        if !is_finite(largest) {
+            for (i, row) in rows.iter_mut().enumerate() {
+                if !is_finite(measure(core::slice::from_ref(row), factor).0) {
                     *row = &[];
                     spoiled |= 1 << i;
                 }
             }
+            reach = measure(rows, factor).1;
         }
-        let reach = reach(&self.rows, factor);
         let largest = first_lane(all_lanes(reach, max_w)).to_bits();
         // At most 253, so that the inverse is a normal number.
         let exponent = (largest >> 23).clamp(SMALLEST, INFINITY_FIELD - 2);
         let inverse = f32::from_bits((2 * ONE_FIELD - exponent) << 23);
         let divided = mul_f32(factor, splat_f32(inverse));
-        for line in 0..TILE_DIM / 2 {
-            let (even, odd) = (self.rows[2 * line], self.rows[2 * line + 1]);
-            pack_two([even, odd], divided, self.tiles, line);
+        let n_lines = rows.len().div_ceil(2).min(F16_TILE_LINES);
+        for (line, rows) in rows.chunks(2).enumerate().take(n_lines) {
+            // Zeros take the place of a last row that is missing: the row before it, times zero.
+            let (odd, odd_factor) = match rows {
+                [_, odd] => (*odd, divided),
+                _ => (rows[0], splat_w(0)),
+            };
+            pack_two([rows[0], odd], [divided, odd_factor], tiles, line);
+        }
+        for tile in tiles {
+            hvx::clear(&mut tile.0[n_lines..]);
         }
         let binary = exponent.wrapping_sub(ONE_FIELD).wrapping_add(BIAS_F16);
         QueryTile {
@@ -90,42 +100,36 @@ impl hvx::Kernel for PackQueries<'_> {
     }
 }
 
-/// Returns `true` if all elements are finite.
+/// Returns `true` if the largest magnitudes, as bits, are all finite.
 #[inline(always)]
-fn is_finite(rows: &[&[f32]]) -> bool {
-    let mut largest = splat_w(0);
-    for row in rows {
-        let (whole, rest) = row.as_chunks::<TILE_DIM>();
-        for elems in whole {
-            largest = larger_f32(largest, hvx::load_f32(elems));
-        }
-        if !rest.is_empty() {
-            largest = larger_f32(largest, padded(rest));
-        }
-    }
+fn is_finite(largest: Vector) -> bool {
     first_lane(all_lanes(largest, max_w)).to_bits() >> 23 < INFINITY_FIELD
 }
 
-/// Returns, for each lane, the largest sum of magnitudes that a row times `factor` has there. The sum of all lanes is not
-/// smaller than that of any row, and no element is larger than the largest lane.
+/// Returns the largest magnitudes as bits, and the reach of rows times `factor`: for each lane, the largest sum of
+/// magnitudes that a row has there. The sum of all lanes is not smaller than that of any row, and no element is larger
+/// than the largest lane.
 #[inline(always)]
-fn reach(rows: &[&[f32]], factor: Vector) -> Vector {
+fn measure(rows: &[&[f32]], factor: Vector) -> (Vector, Vector) {
     let magnitude = splat_w(0x7fff_ffff);
-    let mut reach = splat_w(0);
+    let (mut largest, mut reach) = (splat_w(0), splat_w(0));
     for row in rows {
         let (whole, rest) = row.as_chunks::<TILE_DIM>();
         let mut sums = splat_w(0);
         for elems in whole {
-            let elems = mul_f32(hvx::load_f32(elems), factor);
-            sums = add_f32(sums, and(elems, magnitude));
+            let elems = and(hvx::load_f32(elems), magnitude);
+            largest = max_w(largest, elems);
+            sums = add_f32(sums, mul_f32(elems, factor));
         }
         if !rest.is_empty() {
-            sums = add_f32(sums, and(mul_f32(padded(rest), factor), magnitude));
+            let elems = and(padded(rest), magnitude);
+            largest = max_w(largest, elems);
+            sums = add_f32(sums, mul_f32(elems, factor));
         }
-        // The bits of positive numbers have their order.
-        reach = max_w(reach, sums);
+        // The bits of positive numbers have their order, and a factor below zero adds their sign.
+        reach = max_w(reach, and(sums, magnitude));
     }
-    reach
+    (largest, reach)
 }
 
 /// Loads up to 32 elements, with zeros after them.
@@ -139,28 +143,22 @@ fn padded(elems: &[f32]) -> Vector {
 
 /// Packs two rows into line `line` of each tile.
 #[inline(always)]
-fn pack_two(rows: [&[f32]; 2], factor: Vector, tiles: &mut [Tile], line: usize) {
+fn pack_two(rows: [&[f32]; 2], factors: [Vector; 2], tiles: &mut [Tile], line: usize) {
     let [even, odd] = rows;
-    if even.is_empty() && odd.is_empty() {
-        for tile in tiles {
-            hvx::store(&mut tile.0[line], splat_w(0));
-        }
-        return;
-    }
+    let [even_factor, odd_factor] = factors;
     let (whole_even, whole_odd) = (even.as_chunks().0, odd.as_chunks().0);
     let both = whole_even.len().min(whole_odd.len()).min(tiles.len());
     let (first, rest) = tiles.split_at_mut(both);
     for ((tile, even), odd) in first.iter_mut().zip(whole_even).zip(whole_odd) {
-        let even = mul_f32(hvx::load_f32(even), factor);
-        let odd = mul_f32(hvx::load_f32(odd), factor);
+        let even = mul_f32(hvx::load_f32(even), even_factor);
+        let odd = mul_f32(hvx::load_f32(odd), odd_factor);
         hvx::store(&mut tile.0[line], hvx::narrow_f32(even, odd));
     }
-    // The last columns, and rows beside one that is missing.
+    // The last columns, and rows beside one that is spoiled.
     for (kt, tile) in rest.iter_mut().enumerate() {
-        let [even, odd] = [even, odd].map(|row| {
-            let elems = row.get((both + kt) * TILE_DIM..).unwrap_or_default();
-            mul_f32(padded(elems), factor)
-        });
+        let start = (both + kt) * TILE_DIM;
+        let even = mul_f32(padded(even.get(start..).unwrap_or_default()), even_factor);
+        let odd = mul_f32(padded(odd.get(start..).unwrap_or_default()), odd_factor);
         hvx::store(&mut tile.0[line], hvx::narrow_f32(even, odd));
     }
 }

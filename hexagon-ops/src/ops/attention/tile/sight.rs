@@ -7,8 +7,9 @@
 use core::ops::Range;
 
 use super::vtcm::MAX_STRIPS;
-use crate::hvx::{self, Vector, and, or, splat_h, splat_w, sub_w};
+use crate::hvx::{self, Vector, and, max_h, min_h, or, shr_w, splat_h, splat_w, sub_w};
 use crate::layout::{LINE_BYTES, Line, TILE_DIM};
+use crate::ops::rows::all_lanes;
 use crate::ops::tensor::View;
 
 /// Positions of a chunk, and its strips of 32.
@@ -101,33 +102,25 @@ impl hvx::Kernel for Look<'_> {
 
     #[inline(always)]
     fn run(self) -> Sight {
-        let Range { start, end } = self.positions;
-        let all = Sight::all(end - start);
-        let base =
-            self.mask.shape.row([0, 0, self.stream]) + self.queries.start * self.mask.shape.nb[1];
-        // Lines of bits that are set if a chunk is visible, mixed, and not plain.
+        let positions = self.positions.len();
+        let chunks = positions.div_ceil(CHUNK);
         let mut found = hvx::zeros::<{ 3 * MAX_CHUNKS }>();
         let found: &mut [[Line; MAX_CHUNKS]; 3] = bytemuck::cast_mut(&mut found);
-        let chunks = (end - start).div_ceil(CHUNK);
-        for chunk in 0..chunks {
-            let offset = base + 2 * (start + chunk * CHUNK);
-            let Some(rows) = self.mask.strided(offset, self.queries.len()) else {
-                return Sight::unknown(end - start);
-            };
-            let mut bits = [splat_w(0); 3];
-            for row in rows {
-                let hidden = and(hvx::asr_h(row, 15), splat_h(MINUS_INFINITY));
-                bits = [
-                    or(bits[0], sub_w(row, splat_h(MINUS_INFINITY))),
-                    or(bits[1], row),
-                    or(bits[2], sub_w(row, hidden)),
-                ];
+        let mut chunk = 0;
+        while chunk + 8 <= chunks {
+            if self.look::<8>(chunk, found).is_none() {
+                return Sight::unknown(positions);
             }
-            for (found, bits) in found.iter_mut().zip(bits) {
-                hvx::store(&mut found[chunk], bits);
-            }
+            chunk += 8;
         }
-        let [visible, mixed, other] = found.each_ref().map(flags);
+        while chunk < chunks {
+            if self.look::<1>(chunk, found).is_none() {
+                return Sight::unknown(positions);
+            }
+            chunk += 1;
+        }
+        let [visible, mixed, other] = flags(found);
+        let all = Sight::all(positions);
         Sight {
             visible: visible & all.visible,
             mixed: mixed & all.visible | all.mixed,
@@ -136,32 +129,89 @@ impl hvx::Kernel for Look<'_> {
     }
 }
 
-/// Returns a bit for each line that is not zero.
+impl Look<'_> {
+    /// Looks at N chunks. Lines of `found` get bits if the chunk is visible, mixed, and not plain. Returns `None` if the
+    /// mask ends before them.
+    #[inline(always)]
+    fn look<const N: usize>(
+        &self,
+        chunk: usize,
+        found: &mut [[Line; MAX_CHUNKS]; 3],
+    ) -> Option<()> {
+        let shape = &self.mask.shape;
+        let first = shape.row([self.queries.start, 0, self.stream]);
+        let offset = first + 2 * (self.positions.start + chunk * CHUNK);
+        let rows = self.mask.strided::<N>(offset, self.queries.len())?;
+        // Signed numbers in the order of bits: 0 and minus infinity, -1024, are next to each other.
+        let minus_infinity = splat_h(MINUS_INFINITY);
+        let mut least = [splat_w(0); N];
+        let mut most = [minus_infinity; N];
+        for row in rows {
+            for i in 0..N {
+                least[i] = min_h(least[i], row[i]);
+                most[i] = max_h(most[i], row[i]);
+            }
+        }
+        for i in 0..N {
+            let at = (chunk + i) % MAX_CHUNKS;
+            let below = sub_w(min_h(least[i], minus_infinity), minus_infinity);
+            hvx::store(&mut found[0][at], or(below, sub_w(most[i], minus_infinity)));
+            hvx::store(&mut found[1][at], least[i]);
+            hvx::store(&mut found[2][at], or(below, max_h(most[i], splat_w(0))));
+        }
+        Some(())
+    }
+}
+
+/// Returns, for each of three groups of lines, a bit for each line that is not zero.
 #[inline(always)]
-fn flags(lines: &[Line; MAX_CHUNKS]) -> u16 {
-    // Halves of two lines in one vector, then quarters of four, until words of 16 lines are in one.
-    let mut v = [splat_w(0); MAX_CHUNKS];
-    for (v, line) in v.iter_mut().zip(lines) {
-        *v = hvx::load(line);
-    }
-    let join = |(a, b): (Vector, Vector)| or(a, b);
-    for i in 0..8 {
-        v[i] = join(hvx::swap_blocks::<16>(v[i], v[i + 8]));
-    }
-    for i in 0..4 {
-        v[i] = join(hvx::swap_blocks::<8>(v[i], v[i + 4]));
-    }
-    for i in 0..2 {
-        v[i] = join(hvx::swap_blocks::<4>(v[i], v[i + 2]));
-    }
-    let v = join(hvx::swap_blocks::<2>(v[0], v[1]));
-    let v = join(hvx::swap_blocks::<1>(v, v));
-    let mut words = Line::ZERO;
-    hvx::store(&mut words, v);
-    let words: [u32; LINE_BYTES / 4] = bytemuck::cast(words);
-    let mut flags = 0;
-    for (n, [word, _]) in words.as_chunks::<2>().0.iter().enumerate() {
-        flags |= u16::from(*word != 0) << n;
+fn flags(lines: &[[Line; MAX_CHUNKS]; 3]) -> [u16; 3] {
+    // A word with the bit of each line, for two lanes each.
+    const BITS: [i32; LINE_BYTES / 4] = {
+        let mut bits = [0; LINE_BYTES / 4];
+        let mut i = 0;
+        while i < bits.len() {
+            bits[i] = 1 << (i / 2);
+            i += 1;
+        }
+        bits
+    };
+    let bits = hvx::load_bytes(bytemuck::cast_ref(&BITS));
+    let mut all = Line::ZERO;
+    let mut flags = [0; 3];
+    for (flags, lines) in flags.iter_mut().zip(lines) {
+        let words = join(lines);
+        // All bits where the word is not zero.
+        let is_set = shr_w(or(words, sub_w(splat_w(0), words)), 31);
+        let bits = and(bits, sub_w(splat_w(0), is_set));
+        hvx::store(&mut all, all_lanes(bits, or));
+        let [low, high, ..] = all.0;
+        *flags = u16::from_le_bytes([low, high]);
     }
     flags
+}
+
+/// Returns words 2n and 2n + 1 with the bits that line n has in any word.
+#[inline(always)]
+fn join(lines: &[Line; MAX_CHUNKS]) -> Vector {
+    // Halves of two lines in one vector, then quarters of four, until words of 16 lines are in one.
+    let mut v = [splat_w(0); MAX_CHUNKS / 2];
+    for (i, v) in v.iter_mut().enumerate() {
+        let (a, b) = (hvx::load(&lines[i]), hvx::load(&lines[i + MAX_CHUNKS / 2]));
+        *v = either(hvx::swap_blocks::<16>(a, b));
+    }
+    for i in 0..4 {
+        v[i] = either(hvx::swap_blocks::<8>(v[i], v[i + 4]));
+    }
+    for i in 0..2 {
+        v[i] = either(hvx::swap_blocks::<4>(v[i], v[i + 2]));
+    }
+    let v = either(hvx::swap_blocks::<2>(v[0], v[1]));
+    either(hvx::swap_blocks::<1>(v, v))
+}
+
+/// Returns the bits of both.
+#[inline(always)]
+fn either((a, b): (Vector, Vector)) -> Vector {
+    or(a, b)
 }

@@ -1,0 +1,223 @@
+//! Packing of queries, keys and values, by tasks; what is not finite among them.
+
+use core::ops::Range;
+
+use super::queries::PackQueries;
+use super::vtcm::{GROUP, MAX_PARTS, MAX_STRIPS, MAX_VALUE_LINES, PART, TileMemory, TilePlan};
+use super::{Head, Tiles};
+use crate::hvx;
+use crate::layout::{Line, TILE_DIM, Tile};
+use crate::ops::attention::exception::{LargestF16, clear_tile, sees};
+use crate::ops::attention::kv::{PackKeys, PackValues, Rows};
+use crate::ops::tensor::{CHUNK, View};
+
+/// What a block's keys and values are.
+#[derive(Clone, Copy)]
+pub(super) struct Packed {
+    /// Largest magnitudes of keys and of values.
+    pub(super) key: f32,
+    pub(super) value: f32,
+}
+
+impl Head<'_> {
+    /// Packs the queries.
+    pub(super) fn begin(&self, memory: &mut TileMemory<'_>, tiles: &mut Tiles) {
+        let (k_tiles, job) = (self.plan.k_tiles, self.job);
+        let outputs = memory.factors.iter_mut().zip(&mut tiles.queries);
+        let mut all = outputs
+            .zip(memory.queries.chunks_mut(k_tiles))
+            .enumerate()
+            .take(self.n_tiles());
+        loop {
+            let mut tasks: [_; GROUP] = core::array::from_fn(|_| all.next());
+            if tasks[0].is_none() {
+                return;
+            }
+            let n_tasks = tasks.iter().flatten().count();
+            self.engine.step(None, &mut tasks[..n_tasks], |task| {
+                let Some((tile, ((factor, numbers), tiles))) = task else {
+                    return;
+                };
+                let mut rows: [&[f32]; TILE_DIM] = [&[]; TILE_DIM];
+                let numbers_of_rows = self.tile_rows(*tile);
+                let n_rows = numbers_of_rows.len();
+                let places = job.heads(self.first, self.kv_head, numbers_of_rows);
+                for (row, [query, head]) in rows.iter_mut().zip(places) {
+                    let offset = job.src.q.offset([query, head, self.stream]);
+                    *row = job.src.q.floats_at(offset).unwrap_or_default();
+                }
+                **numbers = hvx::widest(PackQueries {
+                    rows: &mut rows[..n_rows],
+                    factor: job.factor,
+                    tiles,
+                });
+                if let Some(scale) = numbers.factor_f16 {
+                    factor.set(scale);
+                }
+            });
+        }
+    }
+
+    /// Packs keys and values of some strips. Returns their magnitudes if all are finite.
+    pub(super) fn pack(
+        &self,
+        positions: &Range<usize>,
+        strips: &Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> Option<Packed> {
+        let TilePlan {
+            k_tiles,
+            strips: most,
+            ..
+        } = *self.plan;
+        let parts = strips.len().div_ceil(PART);
+        let (of_keys, of_values) = memory.largest.split_at_mut(parts);
+        let keys = &mut memory.keys[strips.start * k_tiles..strips.end * k_tiles];
+        let keys = keys.chunks_mut(PART * k_tiles).zip(&mut *of_keys);
+        let mut keys = keys.enumerate();
+        let slabs = memory.values.chunks_mut(2 * most).enumerate();
+        let values = slabs.flat_map(|(slab, tiles)| {
+            let (even, odd) = tiles.split_at_mut(most);
+            let (even, odd) = (&mut even[strips.clone()], &mut odd[strips.clone()]);
+            let parts = even.chunks_mut(PART).zip(odd.chunks_mut(PART)).enumerate();
+            parts.map(move |(part, tiles)| (slab, part, tiles))
+        });
+        let mut values = values.zip(&mut *of_values);
+        if self.engine.threads() == 1 {
+            for (part, (tiles, largest)) in keys {
+                self.pack_keys(positions, strips.start + PART * part, tiles, largest);
+            }
+            for ((slab, part, (even, odd)), largest) in values {
+                let place = [slab, strips.start + PART * part];
+                self.pack_values(positions, place, [even, odd], largest);
+            }
+        } else {
+            let mut keys: [_; MAX_PARTS] = core::array::from_fn(|_| keys.next());
+            self.engine.step(None, &mut keys[..parts], |task| {
+                if let Some((part, (tiles, largest))) = task {
+                    self.pack_keys(positions, strips.start + PART * *part, tiles, largest);
+                }
+            });
+            let mut values: [_; MAX_VALUE_LINES / 2 * MAX_PARTS] =
+                core::array::from_fn(|_| values.next());
+            let n_tasks = parts * self.plan.slabs();
+            self.engine.step(None, &mut values[..n_tasks], |task| {
+                if let Some(((slab, part, (even, odd)), largest)) = task {
+                    let place = [*slab, strips.start + PART * *part];
+                    self.pack_values(positions, place, [even, odd], largest);
+                }
+            });
+        }
+        Some(Packed {
+            key: hvx::widest(LargestF16(of_keys))?,
+            value: hvx::widest(LargestF16(&of_values[..parts * self.plan.slabs()]))?,
+        })
+    }
+
+    /// Returns the positions of a block from a strip on, and their head of keys and values.
+    #[inline(always)]
+    fn rows_from<'v>(
+        &self,
+        view: &'v View<'v>,
+        positions: &Range<usize>,
+        strip: usize,
+    ) -> Rows<'v> {
+        let start = positions.start + strip * TILE_DIM;
+        Rows {
+            view,
+            head: [self.kv_head, self.stream],
+            positions: start.min(positions.end)..positions.end,
+        }
+    }
+
+    /// Packs the keys of strips starting with `strip`.
+    #[inline(always)]
+    fn pack_keys(
+        &self,
+        positions: &Range<usize>,
+        strip: usize,
+        tiles: &mut [Tile],
+        largest: &mut Line,
+    ) {
+        hvx::widest(PackKeys {
+            rows: self.rows_from(&self.job.src.k, positions, strip),
+            tiles,
+            per_strip: self.plan.k_tiles,
+            largest,
+        });
+    }
+
+    /// Packs a slab of the values of strips starting with `strip`.
+    #[inline(always)]
+    fn pack_values(
+        &self,
+        positions: &Range<usize>,
+        [slab, strip]: [usize; 2],
+        [even, odd]: [&mut [Tile]; 2],
+        largest: &mut Line,
+    ) {
+        hvx::widest(PackValues {
+            rows: self.rows_from(&self.job.src.v, positions, strip),
+            slab,
+            even,
+            odd,
+            largest,
+        });
+    }
+
+    /// Replaces keys and values that are not finite by zeros. Returns, for each strip of the block, a bit for each
+    /// position that had any.
+    pub(super) fn clear(
+        &self,
+        strips: &Range<usize>,
+        memory: &mut TileMemory<'_>,
+    ) -> [u32; MAX_STRIPS] {
+        let mut found = [0; MAX_STRIPS];
+        let keys = memory.keys.chunks_mut(self.plan.k_tiles).zip(&mut found);
+        for (tiles, found) in keys.take(strips.end).skip(strips.start) {
+            for tile in tiles {
+                *found |= clear_tile(tile, |_, column| column);
+            }
+        }
+        for tiles in memory.values.chunks_mut(self.plan.strips) {
+            let tiles = tiles.iter_mut().zip(&mut found);
+            for (tile, found) in tiles.take(strips.end).skip(strips.start) {
+                *found |= clear_tile(tile, |row, _| row);
+            }
+        }
+        found
+    }
+
+    /// Sets the bits of rows that see a position whose key or value was not finite.
+    ///
+    /// - `exceptions`: as [`Self::clear`] returns them
+    pub(super) fn spoil(
+        &self,
+        positions: &Range<usize>,
+        exceptions: &[u32; MAX_STRIPS],
+        tiles: &mut Tiles,
+    ) {
+        for tile in (0..self.n_tiles()).filter(|tile| !tiles.sights[*tile].is_none()) {
+            let spoiled = &mut tiles.queries[tile].spoiled;
+            let places = self
+                .job
+                .heads(self.first, self.kv_head, self.tile_rows(tile));
+            for (row, [query, head]) in places.enumerate() {
+                let sees = |mask: &View<'_>| {
+                    let at = [query, head, self.stream];
+                    let parts = positions.clone().step_by(CHUNK);
+                    parts
+                        .zip(exceptions.chunks(CHUNK / TILE_DIM))
+                        .any(|(start, exceptions)| {
+                            let mut chunk = [0.0; CHUNK];
+                            let part = start..positions.end.min(start + CHUNK);
+                            sees(mask.read(at, part, &mut chunk), exceptions)
+                        })
+                };
+                if *spoiled >> row & 1 == 0 && self.job.src.mask.as_ref().is_none_or(sees) {
+                    *spoiled |= 1 << row;
+                }
+            }
+        }
+    }
+}
