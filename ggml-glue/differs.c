@@ -41,6 +41,7 @@ static const struct type types[] = {
     {GGML_TYPE_Q6_K, "q6_K", 256, 210},     {GGML_TYPE_Q5_1, "q5_1", 32, 24},
     {GGML_TYPE_IQ4_XS, "iq4_xs", 256, 136}, {GGML_TYPE_Q5_K, "q5_K", 256, 176},
     {GGML_TYPE_Q3_K, "q3_K", 256, 110},     {GGML_TYPE_Q2_K, "q2_K", 256, 84},
+    {GGML_TYPE_I8, "i8", 1, 1},             {GGML_TYPE_I16, "i16", 1, 2},
 };
 
 static const char *differing_number(void) {

@@ -39,6 +39,10 @@ static uint32_t dtype_of(enum ggml_type type,
     return NPU_DTYPE_F16;
   case GGML_TYPE_BF16:
     return NPU_DTYPE_BF16;
+  case GGML_TYPE_I8:
+    return NPU_DTYPE_I8;
+  case GGML_TYPE_I16:
+    return NPU_DTYPE_I16;
   case GGML_TYPE_I32:
     return NPU_DTYPE_I32;
   case GGML_TYPE_I64:

@@ -36,6 +36,12 @@
 // `npu_tensor.dtype`: anything else.
 #define NPU_DTYPE_OTHER 7
 
+// `npu_tensor.dtype`: I8.
+#define NPU_DTYPE_I8 8
+
+// `npu_tensor.dtype`: I16.
+#define NPU_DTYPE_I16 9
+
 // `npu_tensor.format`: none of the following.
 #define NPU_FORMAT_NONE 0
 

@@ -89,5 +89,15 @@ pub struct Operation<'a> {
     pub src: Sources<'a>,
 }
 
+impl Operation<'_> {
+    /// Returns `true` if no element is computed: the result has none, or no rows are set in it.
+    #[must_use]
+    pub fn computes_nothing(&self) -> bool {
+        let is_empty = |tensor: &Tensor| tensor.shape.ne.contains(&0);
+        let sets_none = self.op == Op::SetRows && self.src[0].as_ref().is_some_and(is_empty);
+        sets_none || is_empty(&self.dst)
+    }
+}
+
 /// Reason why a node is left to the CPU, for traces and for errors about a broken promise.
 pub type Refusal = &'static str;

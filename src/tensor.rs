@@ -59,6 +59,10 @@ pub enum DType {
     F16,
     /// The upper half of IEEE single precision.
     Bf16,
+    /// 8-bit integers.
+    I8,
+    /// 16-bit integers.
+    I16,
     /// 32-bit integers (indices).
     I32,
     /// 64-bit integers (indices).
@@ -81,7 +85,8 @@ impl DType {
     pub fn row_bytes(self, k: usize) -> Option<usize> {
         match self {
             Self::F32 | Self::I32 => Some(k * 4),
-            Self::F16 | Self::Bf16 => Some(k * 2),
+            Self::F16 | Self::Bf16 | Self::I16 => Some(k * 2),
+            Self::I8 => Some(k),
             Self::I64 => Some(k * 8),
             Self::Quantized {
                 block_elems,
@@ -98,7 +103,8 @@ impl DType {
     pub fn step_bytes(self) -> Option<usize> {
         match self {
             Self::F32 | Self::I32 => Some(4),
-            Self::F16 | Self::Bf16 => Some(2),
+            Self::F16 | Self::Bf16 | Self::I16 => Some(2),
+            Self::I8 => Some(1),
             Self::I64 => Some(8),
             Self::Quantized { block_bytes, .. } => Some(block_bytes),
             Self::Other => None,

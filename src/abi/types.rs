@@ -31,6 +31,10 @@ pub const NPU_DTYPE_I64: u32 = 5;
 pub const NPU_DTYPE_QUANTIZED: u32 = 6;
 /// `npu_tensor.dtype`: anything else.
 pub const NPU_DTYPE_OTHER: u32 = 7;
+/// `npu_tensor.dtype`: I8.
+pub const NPU_DTYPE_I8: u32 = 8;
+/// `npu_tensor.dtype`: I16.
+pub const NPU_DTYPE_I16: u32 = 9;
 
 /// `npu_tensor.format`: none of the following.
 pub const NPU_FORMAT_NONE: u32 = 0;
@@ -222,6 +226,8 @@ pub(super) fn metadata(tensor: &NpuTensor) -> Option<Tensor<'_>> {
         NPU_DTYPE_F32 => DType::F32,
         NPU_DTYPE_F16 => DType::F16,
         NPU_DTYPE_BF16 => DType::Bf16,
+        NPU_DTYPE_I8 => DType::I8,
+        NPU_DTYPE_I16 => DType::I16,
         NPU_DTYPE_I32 => DType::I32,
         NPU_DTYPE_I64 => DType::I64,
         NPU_DTYPE_QUANTIZED

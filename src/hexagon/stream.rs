@@ -137,6 +137,10 @@ impl Graphs {
     /// `Graph` if the node is not one that the device supports; `OutOfMemory` if weights are to be
     /// packed and there is no room.
     fn push(&mut self, number: usize, node: &Node) -> Result<()> {
+        if node.operation.computes_nothing() {
+            self.last = None;
+            return Ok(());
+        }
         let (dst, src) = (home(node.dst), node.src.map(home));
         let unpacked;
         let operation = match self.device.repack {
@@ -159,9 +163,6 @@ impl Graphs {
         }
         let last = self.last.take();
         let command = self.plan(vtcm_bytes, operation, src[0])?;
-        if operation.dst.shape.ne.contains(&0) {
-            return Ok(());
-        }
         let arch = self.device.npu.caps().arch;
         let step = Step {
             node: number,

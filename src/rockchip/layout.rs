@@ -82,7 +82,9 @@ impl WeightLayout {
     ) -> Option<Self> {
         let precision = match (dtype, choice) {
             (DType::F16 | DType::Bf16 | DType::Quantized { .. }, Some(Choice::Cpu)) => return None,
-            (DType::F32 | DType::I32 | DType::I64 | DType::Other, _) => return None,
+            (DType::F32 | DType::I8 | DType::I16 | DType::I32 | DType::I64 | DType::Other, _) => {
+                return None;
+            }
             (_, Some(Choice::Fp16)) | (DType::F16 | DType::Bf16, None) => Precision::Fp16,
             (DType::Quantized { .. }, None) if ne[1] <= FEW_ROWS => Precision::Fp16,
             (_, Some(Choice::Int8)) | (DType::Quantized { .. }, None) => Precision::Int8,

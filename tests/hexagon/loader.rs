@@ -231,4 +231,8 @@ fn a_node_without_elements_is_claimed_whatever_it_is() {
         let src = [plain(F, empty), plain(F, empty)];
         assert_ne!(Question::new(op, 0, &src, empty).ask(&device), Lands::Cpu);
     }
+    // The result has elements, but none of them changes.
+    let src = [plain(F, empty), plain(DType::I64, [0, 1, 1, 1])];
+    let set = Question::new(Op::SetRows, 0, &src, [256, 8, 1, 1]);
+    assert_ne!(set.ask(&device), Lands::Cpu);
 }

@@ -51,3 +51,32 @@ fn rows_of_a_table_have_the_values_of_ggml() {
         }
     }
 }
+
+#[test]
+fn setting_no_rows_leaves_the_others_as_they_are() {
+    let device = device();
+    let stream = HexStream::new(Arc::clone(&device));
+    let table: Vec<f32> = (0_u16..256).map(f32::from).collect();
+    let bytes: &[u8] = bytemuck::cast_slice(&table);
+    let memory = HexBuffer::new(&device, bytes.len(), true).unwrap();
+    let dst = tensor("cache", DType::F32, [64, 4, 1, 1], 0);
+    (memory.write(&dst, 0, bytes.len(), Content::Bytes(bytes))).unwrap();
+    let operation = Operation {
+        op: Op::SetRows,
+        params: [0; PARAMS],
+        dst,
+        src: sources(&[
+            tensor("no rows", DType::F32, [64, 0, 1, 1], 0),
+            tensor("no numbers", DType::I64, [0, 1, 1, 1], 0),
+        ]),
+    };
+    let mut src = [None; MAX_SOURCES];
+    src[..2].copy_from_slice(&[Some(&memory), Some(&memory)]);
+    stream
+        .submit(0, &mut [node(operation, Some(&memory), src)])
+        .unwrap();
+    let mut have = vec![0.0_f32; table.len()];
+    let bytes = bytemuck::cast_slice_mut(&mut have);
+    memory.read(&dst, 0, bytes).unwrap();
+    assert_eq!(have, table);
+}

@@ -5,7 +5,7 @@
 //! [`OPERATIONS`](super::OPERATIONS) lists the kernels. This table says which operands each of them accepts.
 //!
 //! *float* is F32, F16 or BF16, computed with as f32; *readable* is float, I32 and every type of blocks and super-blocks;
-//! *writable* is readable without MXFP4 and super-blocks; *any* is every type. Types of a row of this table may differ from each other unless it says
+//! *writable* is readable without super-blocks; *any* is every type. Types of a row of this table may differ from each other unless it says
 //! *same*. `d`, `a`, `b`, `c` are the dimensions of the result and the three sources; a `*` is any number. Parameters are
 //! words of `params`, ggml's own `op_params` at the same places, `f` for f32 and `i` for i32; other words are not read.
 //! Only i13 to i15 of IM2COL are not ggml's.
@@ -14,7 +14,7 @@
 //! |---|---|---|---|---|---|
 //! | functions of one element | float | float | | a = d | f0 to f4, see there |
 //! | ADD SUB MUL DIV | float | float | float | a = d, b divides d in each dimension | |
-//! | gated units: SWIGLU to SWIGLU_CLAMP | float | float | float or none | a = b = d, or a = (2 d0, d1, d2, d3) | i1 swapped; f2 alpha (SWIGLU_OAI); f3 limit (SWIGLU_OAI, SWIGLU_CLAMP) |
+//! | gated units: SWIGLU to SWIGLU_CLAMP | float | float | float or none | a = b = d, or a = (2 d0 or 2 d0 + 1, d1, d2, d3) | i1 swapped; f2 alpha (SWIGLU_OAI); f3 limit (SWIGLU_OAI, SWIGLU_CLAMP) |
 //! | RMS_NORM NORM L2_NORM, then MUL, then ADD | float | float | MUL: float or none; ADD: float or none | a = d, b and c divide d in each dimension | f0 eps |
 //! | SUM_ROWS MEAN | float | float | | d = (1, a1, a2, a3) | |
 //! | SUM | float | float | | d = (1, 1, 1, 1) | |

@@ -83,20 +83,14 @@ pub fn wide(operation: &Operation) -> Result<WideOp, Refusal> {
     }
 }
 
-/// Returns `true` if ggml rounds intermediate values to BF16 or FP16 where kernels keep F32: one
-/// step of BF16 is more than it lets results differ by.
+/// Returns `true` if ggml rounds intermediate values to BF16 where kernels keep F32: one step of
+/// BF16 is more than it lets results differ by.
 fn rounds_elsewhere(operation: &Operation) -> bool {
     let bf16 = |tensor: &Tensor| tensor.dtype == DType::Bf16;
     let from = operation.src[0].as_ref().is_some_and(bf16);
     match operation.op {
-        Op::Swiglu
-        | Op::Geglu
-        | Op::GegluErf
-        | Op::GegluQuick
-        | Op::SwigluOai
-        | Op::SwigluClamp => from || bf16(&operation.dst),
-        Op::Cpy | Op::Cont | Op::Dup => {
-            from && matches!(operation.dst.dtype, DType::Quantized { .. })
+        Op::Swiglu | Op::Geglu | Op::GegluQuick | Op::SwigluOai | Op::SwigluClamp => {
+            from || bf16(&operation.dst)
         }
         _ => false,
     }
@@ -161,6 +155,8 @@ pub(super) fn describe(tensor: &Tensor, number: u32) -> Result<wire::Tensor, Ref
         (DType::F32, _) => wire::TYPE_F32,
         (DType::F16, _) => wire::TYPE_F16,
         (DType::Bf16, _) => wire::TYPE_BF16,
+        (DType::I8, _) => wire::TYPE_I8,
+        (DType::I16, _) => wire::TYPE_I16,
         (DType::I32, _) => wire::TYPE_I32,
         (DType::I64, _) => wire::TYPE_I64,
         (DType::Quantized { .. }, Some(format)) => blocks(format),

@@ -164,6 +164,7 @@ pub(super) fn quantize(dtype: Type, elems: &[f32; 32], block: &mut [u8]) {
         Type::Q4_1 => with_minimum(elems, 15, block),
         Type::Q5_1 => with_minimum(elems, 31, block),
         Type::Iq4Nl => quantize_iq4_nl(elems, block),
+        Type::Mxfp4 => quantize_mxfp4(elems, block),
         _ => {}
     }
 }
@@ -263,6 +264,30 @@ fn quantize_iq4_nl(elems: &[f32; 32], block: &mut [u8]) {
     let (head, tail) = block.split_at_mut(2);
     head.copy_from_slice(&narrow_one(scale));
     store_quants(&quants, false, tail);
+}
+
+/// Writes MXFP4: the power of two makes the largest magnitude 4 to 8, and each element becomes the
+/// nearest of the 16 values, the first one of two that are as near.
+#[inline(always)]
+fn quantize_mxfp4(elems: &[f32; 32], block: &mut [u8]) {
+    let most = farthest(elems).abs().to_bits().to_le_bytes();
+    // The exponent of the largest magnitude, less that of 4.
+    let exponent = (most[3] << 1 | most[2] >> 7).saturating_sub(2);
+    let factor = half_power(exponent);
+    let mut quants = [0; 32];
+    for (quant, x) in quants.iter_mut().zip(elems) {
+        let mut best = x.abs();
+        for (number, value) in (0_u8..).zip(&MXFP4) {
+            let error = (f32::from(*value) * factor - x).abs();
+            if error < best {
+                (*quant, best) = (number, error);
+            }
+        }
+    }
+    if let Some((head, tail)) = block.split_first_mut() {
+        *head = exponent;
+        store_quants(&quants, false, tail);
+    }
 }
 
 /// Added to a value of magnitude at most 127, it leaves that value, rounded half to even, in the

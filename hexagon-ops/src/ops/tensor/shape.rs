@@ -145,7 +145,7 @@ impl Type {
     /// Returns `true` if copies convert to the type.
     #[must_use]
     pub const fn is_writable(self) -> bool {
-        self.is_readable() && !matches!(self, Self::Mxfp4) && !self.is_super_block()
+        self.is_readable() && !self.is_super_block()
     }
 }
 
