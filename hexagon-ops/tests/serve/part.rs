@@ -218,7 +218,7 @@ fn times_become_cosines_and_sines_of_falling_frequencies() {
             bench.check(
                 (KERNEL_TIMESTEP_EMBEDDING, params),
                 &dst,
-                &[times.clone()],
+                std::slice::from_ref(&times),
                 false,
                 bound,
             );
@@ -232,7 +232,7 @@ fn times_become_cosines_and_sines_of_falling_frequencies() {
         bench.refused(
             (KERNEL_TIMESTEP_EMBEDDING, params),
             &dst,
-            &[times.clone()],
+            std::slice::from_ref(&times),
             serve::OPERAND,
         );
     }
@@ -242,7 +242,7 @@ fn times_become_cosines_and_sines_of_falling_frequencies() {
     bench.refused(
         op,
         &Case::zeros(F, [8, 3, 1, 1], DENSE),
-        &[times.clone()],
+        std::slice::from_ref(&times),
         serve::OPERAND,
     );
     bench.refused(

@@ -330,7 +330,9 @@ impl Head<'_> {
         // CAST: at most 1024 positions.
         #[expect(clippy::cast_precision_loss, reason = "at most 1024")]
         let largest = positions.len() as f32 * packed.value;
-        let which = usize::from(!(largest < SAFE_SUM));
+        // The second scale also takes infinity and NaN.
+        let is_safe = largest < SAFE_SUM;
+        let which = usize::from(!is_safe);
         hmx.load_scale(&memory.stores[which]);
         for slot in slots.iter_mut().flatten() {
             let strips = slot.sight.strips();

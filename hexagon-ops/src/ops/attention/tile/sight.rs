@@ -43,8 +43,8 @@ impl Sight {
     pub(super) fn all(positions: usize) -> Self {
         let chunks = positions.div_ceil(CHUNK);
         Self {
-            // CAST: a block has at most 16 chunks.
-            visible: (u32::MAX >> (32 - chunks)) as u16,
+            // A block has at most 16 chunks.
+            visible: u16::MAX >> (16 - chunks),
             // Positions past the last one are hidden.
             mixed: u16::from(!positions.is_multiple_of(CHUNK)) << (chunks - 1),
             is_plain: true,
