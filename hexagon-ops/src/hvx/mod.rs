@@ -54,7 +54,7 @@ pub use rows::{load_rows, store_rows};
 
 #[expect(unsafe_code, reason = "reads memory that was checked before")]
 mod strided;
-pub use strided::{FOURS, Fours, Square, Strided};
+pub use strided::{FOURS, Fours, Square, StridedVectors};
 
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 mod accumulator;

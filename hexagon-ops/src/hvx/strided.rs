@@ -10,14 +10,14 @@ use crate::layout::{LINE_BYTES, TILE_DIM};
 ///
 /// All of them are inside memory that was checked once, so that loops over them have no branches.
 #[derive(Clone, Copy, Debug)]
-pub struct Strided<'a, const WIDTH: usize = 1, const ALIGNED: bool = false> {
+pub struct StridedVectors<'a, const WIDTH: usize = 1, const ALIGNED: bool = false> {
     first: *const u8,
     stride_bytes: usize,
     count: usize,
     owner: PhantomData<&'a [u8]>,
 }
 
-impl<'a, const WIDTH: usize> Strided<'a, WIDTH> {
+impl<'a, const WIDTH: usize> StridedVectors<'a, WIDTH> {
     /// Returns `count` places, the first of which starts with `bytes`; `None` if the last one ends after them, or if
     /// there are none.
     #[must_use]
@@ -36,9 +36,9 @@ impl<'a, const WIDTH: usize> Strided<'a, WIDTH> {
     /// Returns the same vectors if all are aligned.
     #[must_use]
     #[inline(always)]
-    pub fn aligned(self) -> Option<Strided<'a, WIDTH, true>> {
+    pub fn aligned(self) -> Option<StridedVectors<'a, WIDTH, true>> {
         let is_aligned = (self.first.addr() | self.stride_bytes).is_multiple_of(LINE_BYTES);
-        is_aligned.then_some(Strided {
+        is_aligned.then_some(StridedVectors {
             first: self.first,
             stride_bytes: self.stride_bytes,
             count: self.count,
@@ -47,7 +47,7 @@ impl<'a, const WIDTH: usize> Strided<'a, WIDTH> {
     }
 }
 
-impl<'a, const ALIGNED: bool> Strided<'a, 1, ALIGNED> {
+impl<'a, const ALIGNED: bool> StridedVectors<'a, 1, ALIGNED> {
     /// Returns the next 32 vectors, and removes them; `None` if fewer are left.
     #[inline(always)]
     pub fn next_square(&mut self) -> Option<Square<'a, ALIGNED>> {
@@ -60,7 +60,7 @@ impl<'a, const ALIGNED: bool> Strided<'a, 1, ALIGNED> {
 
 /// 32 vectors at equal distances.
 #[derive(Clone, Copy, Debug)]
-pub struct Square<'a, const ALIGNED: bool>(Strided<'a, 1, ALIGNED>);
+pub struct Square<'a, const ALIGNED: bool>(StridedVectors<'a, 1, ALIGNED>);
 
 impl<'a, const ALIGNED: bool> Square<'a, ALIGNED> {
     /// Returns the vectors i, i + 8, i + 16 and i + 24 for each i.
@@ -81,17 +81,18 @@ impl<'a, const ALIGNED: bool> Square<'a, ALIGNED> {
     /// the last vector is 3 · `apart` + 7 · `step` = 31.
     #[inline(always)]
     fn fours(self, apart: usize, step: usize) -> Fours<'a, ALIGNED> {
-        let Strided {
+        let StridedVectors {
             first,
             stride_bytes,
             owner,
             ..
         } = self.0;
+        let step_bytes = step * stride_bytes;
         Fours {
             first,
+            last: first.wrapping_add((FOURS - 1) * step_bytes),
             apart_bytes: apart * stride_bytes,
-            step_bytes: step * stride_bytes,
-            left: FOURS,
+            step_bytes,
             owner,
         }
     }
@@ -100,14 +101,14 @@ impl<'a, const ALIGNED: bool> Square<'a, ALIGNED> {
 /// Fours of a square.
 pub const FOURS: usize = TILE_DIM / 4;
 
-/// Eight times four vectors, of which the first four that are left are the current ones.
+/// Eight times four vectors, of which four are the current ones.
 #[derive(Debug)]
 pub struct Fours<'a, const ALIGNED: bool> {
+    /// First vector of the current four, and of the last four.
     first: *const u8,
+    last: *const u8,
     apart_bytes: usize,
     step_bytes: usize,
-    /// At least 1.
-    left: usize,
     owner: PhantomData<&'a [u8]>,
 }
 
@@ -127,17 +128,14 @@ impl<const ALIGNED: bool> Fours<'_, ALIGNED> {
     /// Makes the next four the current ones; the last four stay.
     #[inline(always)]
     pub fn advance(&mut self) {
-        if self.left > 1 {
-            self.left -= 1;
-            self.first = self.first.wrapping_add(self.step_bytes);
-        }
+        self.first = self.first.wrapping_add(self.step_bytes).min(self.last);
     }
 }
 
 /// Returns the vector at `place`.
 ///
 /// # Safety
-/// - It is inside memory that [`Strided::new`] has checked.
+/// - It is inside memory that [`StridedVectors::new`] has checked.
 /// - If `ALIGNED`, it is aligned.
 #[inline(always)]
 unsafe fn load_at<const ALIGNED: bool>(place: *const u8) -> Vector {
@@ -150,7 +148,7 @@ unsafe fn load_at<const ALIGNED: bool>(place: *const u8) -> Vector {
     }
 }
 
-impl<const WIDTH: usize, const ALIGNED: bool> Iterator for Strided<'_, WIDTH, ALIGNED> {
+impl<const WIDTH: usize, const ALIGNED: bool> Iterator for StridedVectors<'_, WIDTH, ALIGNED> {
     type Item = [Vector; WIDTH];
 
     #[inline(always)]

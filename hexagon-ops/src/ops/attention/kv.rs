@@ -15,15 +15,15 @@ use core::ops::Range;
 
 use q8_0::ReadTwoBlocks;
 
-use crate::hvx::{self, FOURS, Square, Strided, Vector, larger_f16, max_h, splat_w};
+use crate::hvx::{self, FOURS, Square, StridedVectors, Vector, larger_f16, max_h, splat_w};
 use crate::layout::{LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::tensor::{Type, View};
 
 /// Elements of a row that are packed at a time.
 pub(super) const SLAB: usize = 64;
 
-/// Rows of keys or values that are packed.
-pub(super) struct Rows<'a> {
+/// CacheRows of keys or values that are packed.
+pub(super) struct CacheRows<'a> {
     pub(super) view: &'a View<'a>,
     /// Head and stream.
     pub(super) head: [usize; 2],
@@ -31,7 +31,7 @@ pub(super) struct Rows<'a> {
     pub(super) positions: Range<usize>,
 }
 
-impl Rows<'_> {
+impl CacheRows<'_> {
     /// Returns the positions of a strip.
     #[inline(always)]
     fn strip(&self, strip: usize) -> Range<usize> {
@@ -47,7 +47,7 @@ impl Rows<'_> {
 
     /// Returns 64 elements of each row, if they can be loaded as they are: whole lines of f16.
     #[inline(always)]
-    fn lines(&self, slab: usize) -> Option<Strided<'_>> {
+    fn lines(&self, slab: usize) -> Option<StridedVectors<'_>> {
         let (view, [head, stream]) = (self.view, self.head);
         let is_f16 = view.shape.dtype == Type::F16 && view.shape.has_dense_rows();
         if !is_f16 || self.positions.is_empty() || self.slab(slab).len() < SLAB {
@@ -87,7 +87,7 @@ impl Rows<'_> {
 
 /// Packs keys.
 pub(super) struct PackKeys<'a> {
-    pub(super) rows: Rows<'a>,
+    pub(super) rows: CacheRows<'a>,
     /// For each 32 positions, `ceil(Dk / 32)` tiles, `per_strip` in number.
     pub(super) tiles: &'a mut [Tile],
     pub(super) per_strip: usize,
@@ -105,7 +105,7 @@ impl hvx::Kernel for PackKeys<'_> {
         let mut square = hvx::zeros();
         for slab in 0..self.per_strip.div_ceil(2) {
             let lines = self.rows.lines(slab);
-            let (found, strips) = match lines.and_then(Strided::aligned) {
+            let (found, strips) = match lines.and_then(StridedVectors::aligned) {
                 Some(lines) => self.transpose_lines(Some(lines), slab, tiles),
                 None => self.transpose_lines(lines, slab, tiles),
             };
@@ -127,7 +127,7 @@ impl PackKeys<'_> {
     #[inline(always)]
     fn transpose_lines<const ALIGNED: bool>(
         &self,
-        lines: Option<Strided<'_, 1, ALIGNED>>,
+        lines: Option<StridedVectors<'_, 1, ALIGNED>>,
         slab: usize,
         tiles: &mut [Tile],
     ) -> (Vector, usize) {
@@ -192,12 +192,7 @@ fn transpose_square<const ALIGNED: bool>(
         v[3] = rows.load::<3>();
         hvx::store(fourth, d);
     }
-    for lines in out.as_chunks_mut::<8>().0 {
-        let v = last_rounds(lines);
-        for (line, v) in lines.iter_mut().zip(v) {
-            hvx::store(line, v);
-        }
-    }
+    last_rounds_in_place(out);
     largest
 }
 
@@ -221,6 +216,27 @@ fn transpose(square: &mut [Line; TILE_DIM], tiles: &mut [Tile]) {
     for (lines, out) in square.as_chunks::<8>().0.iter().zip(out) {
         for (line, v) in out.iter_mut().zip(last_rounds(lines)) {
             hvx::store(line, v);
+        }
+    }
+}
+
+/// Runs the rounds of blocks of 4, 2 and 1 words on each eight lines. The next eight are loaded while these are stored.
+#[inline(always)]
+fn last_rounds_in_place(lines: &mut [Line; TILE_DIM]) {
+    let mut v = [splat_w(0); 8];
+    for (v, line) in v.iter_mut().zip(&*lines) {
+        *v = hvx::load(line);
+    }
+    for first in [0, 8, 16, 24] {
+        exchange::<4, 4>(&mut v);
+        exchange::<2, 2>(&mut v);
+        exchange::<1, 1>(&mut v);
+        for (i, v) in v.iter_mut().enumerate() {
+            let done = *v;
+            if let Some(next) = lines.get(first + 8 + i) {
+                *v = hvx::load(next);
+            }
+            hvx::store(&mut lines[first + i], done);
         }
     }
 }
@@ -250,7 +266,7 @@ fn exchange<const W: usize, const APART: usize>(v: &mut [Vector]) {
 
 /// Packs 64 elements of values.
 pub(super) struct PackValues<'a> {
-    pub(super) rows: Rows<'a>,
+    pub(super) rows: CacheRows<'a>,
     /// Number of the 64 elements within the row.
     pub(super) slab: usize,
     /// Tiles of the even elements, one for each 32 positions.
@@ -274,7 +290,7 @@ impl hvx::Kernel for PackValues<'_> {
             ..
         } = self;
         let lines = rows.lines(slab);
-        let (mut largest, strips) = match lines.and_then(Strided::aligned) {
+        let (mut largest, strips) = match lines.and_then(StridedVectors::aligned) {
             Some(lines) => interleave_lines(Some(lines), even, odd),
             None => interleave_lines(lines, even, odd),
         };
@@ -295,7 +311,7 @@ impl hvx::Kernel for PackValues<'_> {
 /// Packs the strips that have 32 lines. Returns their largest magnitudes, and their number.
 #[inline(always)]
 fn interleave_lines<const ALIGNED: bool>(
-    lines: Option<Strided<'_, 1, ALIGNED>>,
+    lines: Option<StridedVectors<'_, 1, ALIGNED>>,
     even: &mut [Tile],
     odd: &mut [Tile],
 ) -> (Vector, usize) {

@@ -114,7 +114,7 @@ impl Hide<'_> {
     }
 }
 
-/// What hides positions of two rows.
+/// Bits with which positions of two rows are hidden.
 #[derive(Clone, Copy)]
 struct Term {
     /// Bits that visible positions keep, and those that hidden ones get.
@@ -215,6 +215,7 @@ impl Adjust<'_> {
             .job
             .heads(first_query, kv_head, first_row..first_row + n_rows);
         let factor = splat_f32(self.factor * RESTORE);
+        let mut lines = [[Line::ZERO; 2]; STRIPS];
         for pair in 0..n_rows.div_ceil(2) {
             let Some(place) = places.next() else { return };
             let even = self.terms(place, &positions, &mut terms);
@@ -222,12 +223,22 @@ impl Adjust<'_> {
                 Some(place) => self.terms(place, &positions, &mut terms),
                 None => even,
             };
-            for (strip, tile) in tiles.iter_mut().enumerate() {
-                let line = &mut tile.0[pair];
-                let (a, b) = hvx::widen_mul_f16(hvx::load(line), splat_h(ONE));
-                let a = self.score(a, factor, &terms.lines[even][strip]);
-                let b = self.score(b, factor, &terms.lines[odd][strip]);
-                hvx::store(line, hvx::narrow_f32(a, b));
+            let scaled = &mut lines[..tiles.len()];
+            for (tile, scaled) in tiles.iter().zip(&mut *scaled) {
+                let (a, b) = hvx::widen_mul_f16(hvx::load(&tile.0[pair]), splat_h(ONE));
+                hvx::store(&mut scaled[0], mul_f32(a, factor));
+                hvx::store(&mut scaled[1], mul_f32(b, factor));
+            }
+            if self.job.softcap != 0.0 {
+                hvx::widest(Cap {
+                    lines: scaled.as_flattened_mut(),
+                    softcap: self.job.softcap,
+                });
+            }
+            for (strip, (tile, scaled)) in tiles.iter_mut().zip(&*scaled).enumerate() {
+                let a = limited_sum(&scaled[0], &terms.lines[even][strip]);
+                let b = limited_sum(&scaled[1], &terms.lines[odd][strip]);
+                hvx::store(&mut tile.0[pair], hvx::narrow_f32(a, b));
             }
         }
     }
@@ -268,15 +279,29 @@ impl Adjust<'_> {
         terms.last = which;
         which
     }
+}
 
-    /// Returns the scores of 32 positions, limited to FP16's range.
+/// Caps f32: a separate function, because its constants fill the registers.
+struct Cap<'a> {
+    lines: &'a mut [Line],
+    softcap: f32,
+}
+
+impl hvx::Kernel for Cap<'_> {
+    type Output = ();
+
     #[inline(always)]
-    fn score(&self, stored: Vector, factor: Vector, term: &Line) -> Vector {
-        let mut x = mul_f32(stored, factor);
-        if self.job.softcap != 0.0 {
-            x = mul_f32(math::tanh(x), splat_f32(self.job.softcap));
+    fn run(self) {
+        for line in self.lines {
+            let capped = mul_f32(math::tanh(hvx::load(line)), splat_f32(self.softcap));
+            hvx::store(line, capped);
         }
-        let x = add_f32(x, hvx::load(term));
-        min_f32(max_f32(x, splat_f32(HIDDEN_F16)), splat_f32(-HIDDEN_F16))
     }
+}
+
+/// Returns the sum of scores and their addends, limited to FP16's range.
+#[inline(always)]
+fn limited_sum(scores: &Line, term: &Line) -> Vector {
+    let x = add_f32(hvx::load(scores), hvx::load(term));
+    min_f32(max_f32(x, splat_f32(HIDDEN_F16)), splat_f32(-HIDDEN_F16))
 }

@@ -40,7 +40,7 @@
 //!    positions before the first and after the last that the mask shows to any of its rows.
 
 mod finish;
-mod pack;
+mod operands;
 mod queries;
 mod sight;
 mod sum;
@@ -48,7 +48,7 @@ mod vtcm;
 
 use core::ops::Range;
 
-use pack::Packed;
+use operands::Magnitudes;
 use queries::QueryTile;
 use sight::{Look, Sight};
 use sum::Add;
@@ -122,7 +122,7 @@ struct Head<'a> {
 }
 
 /// A group's tile of rows, and its part of the memory.
-struct Slot<'m> {
+struct GroupTile<'m> {
     /// Number of the tile.
     tile: usize,
     sight: Sight,
@@ -139,7 +139,7 @@ struct Slot<'m> {
 /// The tiles of rows of a head.
 struct Tiles {
     queries: [QueryTile; MAX_ROW_TILES],
-    /// What each tile sees of the block.
+    /// Sights of the tiles for the block.
     sights: [Sight; MAX_ROW_TILES],
     /// A bit for each tile that has seen a position.
     seen: u64,
@@ -171,7 +171,7 @@ impl Head<'_> {
                     let exceptions = self.clear(&strips, memory);
                     self.spoil(&positions, &exceptions, &mut tiles);
                     // The magnitudes of the others are not known.
-                    Packed {
+                    Magnitudes {
                         key: f32::INFINITY,
                         value: f32::INFINITY,
                     }
@@ -254,7 +254,7 @@ impl Head<'_> {
         &self,
         first: usize,
         positions: &Range<usize>,
-        packed: Packed,
+        packed: Magnitudes,
         tiles: &mut Tiles,
         memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
@@ -275,7 +275,7 @@ impl Head<'_> {
         let mut products = memory.products.chunks_mut(v_strips);
         let mut next = first;
         let mut n_slots = 0;
-        let mut slots: [Option<Slot<'_>>; GROUP] = core::array::from_fn(|i| {
+        let mut slots: [Option<GroupTile<'_>>; GROUP] = core::array::from_fn(|i| {
             if i >= self.plan.group {
                 return None;
             }
@@ -290,7 +290,7 @@ impl Head<'_> {
             let is_first = tiles.seen >> tile & 1 == 0;
             tiles.seen |= 1 << tile;
             let sight = tiles.sights[tile];
-            Some(Slot {
+            Some(GroupTile {
                 tile,
                 sight,
                 is_first,
@@ -363,7 +363,7 @@ impl Head<'_> {
     /// Turns the scores of a tile of rows into weights.
     fn weigh(
         &self,
-        slot: &mut Slot<'_>,
+        slot: &mut GroupTile<'_>,
         positions: &Range<usize>,
         factor: f32,
         table: &[Line; TABLE_LINES],

@@ -209,7 +209,7 @@ pub fn exponentials<const N: usize>(
 }
 
 /// Sums of the two rows of a pair.
-type Sums = (Accumulator, Accumulator);
+type PairSums = (Accumulator, Accumulator);
 
 /// Turns N lines of each tile into weights, and adds them to `sums`.
 #[inline(always)]
@@ -218,7 +218,7 @@ fn look_up<const N: usize, const TILES: usize>(
     tiles: &mut [Tile; TILES],
     at: usize,
     largest: &[Vector; N],
-    sums: &mut [Sums; N],
+    sums: &mut [PairSums; N],
 ) {
     let mut x = [[splat_w(0); N]; TILES];
     for (x, tile) in x.iter_mut().zip(&*tiles) {

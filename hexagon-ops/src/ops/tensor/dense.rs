@@ -2,7 +2,7 @@
 //! dimensions, and no division is needed.
 
 use super::{Type, View, ViewMut};
-use crate::hvx::Strided;
+use crate::hvx::StridedVectors;
 
 impl<'a> View<'a> {
     /// Returns the byte at which row `at` starts; indices are below the dimensions.
@@ -21,8 +21,8 @@ impl<'a> View<'a> {
         &self,
         offset: usize,
         count: usize,
-    ) -> Option<Strided<'a, WIDTH>> {
-        Strided::new(self.tail(offset), self.shape.nb[1], count)
+    ) -> Option<StridedVectors<'a, WIDTH>> {
+        StridedVectors::new(self.tail(offset), self.shape.nb[1], count)
     }
 
     /// Returns the row that starts at byte `offset`, if it is f32 without gaps.

@@ -94,7 +94,6 @@ impl hvx::Kernel for Factors<'_> {
 
     #[inline(always)]
     fn run(self) -> [f32; TILE_DIM] {
-        let mut total = self.total();
         let mut halves = [0_u16; LINE_BYTES / 2];
         for (halves, line) in halves
             .as_chunks_mut::<2>()
@@ -105,6 +104,7 @@ impl hvx::Kernel for Factors<'_> {
             let all: &[[u16; 2]; LANES] = bytemuck::cast_ref(line);
             *halves = all[0];
         }
+        let mut total = self.total();
         let mut factor = splat_f32(1.0);
         if let Some(sinks) = &self.sinks {
             let [mut line] = hvx::zeros::<1>();

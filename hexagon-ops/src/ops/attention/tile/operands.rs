@@ -8,13 +8,12 @@ use super::{Head, Tiles};
 use crate::hvx;
 use crate::layout::{Line, TILE_DIM, Tile};
 use crate::ops::attention::exception::{LargestF16, clear_tile, sees};
-use crate::ops::attention::kv::{PackKeys, PackValues, Rows};
+use crate::ops::attention::kv::{CacheRows, PackKeys, PackValues};
 use crate::ops::tensor::{CHUNK, View};
 
-/// What a block's keys and values are.
+/// Largest magnitudes of a block's keys and values.
 #[derive(Clone, Copy)]
-pub(super) struct Packed {
-    /// Largest magnitudes of keys and of values.
+pub(super) struct Magnitudes {
     pub(super) key: f32,
     pub(super) value: f32,
 }
@@ -64,7 +63,7 @@ impl Head<'_> {
         positions: &Range<usize>,
         strips: &Range<usize>,
         memory: &mut TileMemory<'_>,
-    ) -> Option<Packed> {
+    ) -> Option<Magnitudes> {
         let TilePlan {
             k_tiles,
             strips: most,
@@ -108,7 +107,7 @@ impl Head<'_> {
                 }
             });
         }
-        Some(Packed {
+        Some(Magnitudes {
             key: hvx::widest(LargestF16(of_keys))?,
             value: hvx::widest(LargestF16(&of_values[..parts * self.plan.slabs()]))?,
         })
@@ -121,9 +120,9 @@ impl Head<'_> {
         view: &'v View<'v>,
         positions: &Range<usize>,
         strip: usize,
-    ) -> Rows<'v> {
+    ) -> CacheRows<'v> {
         let start = positions.start + strip * TILE_DIM;
-        Rows {
+        CacheRows {
             view,
             head: [self.kv_head, self.stream],
             positions: start.min(positions.end)..positions.end,
