@@ -315,11 +315,11 @@ impl Glu {
     #[inline(always)]
     fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {
         match self {
-            // With qfloat, four would take more registers than there are.
+            // With qfloat, four would take more registers than there are, and qfloat values are not stored.
             Self::Swiglu if cfg!(target_feature = "hvx-ieee-fp") => {
                 each_group!(4; out; x in a, y in b => mul_f32(math::silu(x), y));
             }
-            Self::Swiglu => each_group!(2; out; x in a, y in b => mul_f32(math::silu(x), y)),
+            Self::Swiglu => each_group!(3; out; x in a, y in b => mul_f32(math::silu(x), y)),
             Self::Geglu => each!(out; x in a, y in b => mul_f32(math::gelu(x), y)),
             Self::Reglu => each!(out; x in a, y in b => mul_f32(max_f32(x, splat_w(0)), y)),
             Self::GegluErf => each!(out; x in a, y in b => mul_f32(math::gelu_erf(x), y)),
