@@ -17,7 +17,7 @@ import build
 from project import ROOT, Problem, main_with, say
 from tables import page
 
-# Pages of counts in the tree, which take no time.
+# Pages of counts in the tree, which take no time. That of speed asks the tool, which has to be built for --check.
 COUNTED = ["packets", "speed"]
 MEASURED = ["batch", "quantizers", "scaling_awq", "groups", "rockchip", "answers"]
 
@@ -42,9 +42,9 @@ def main():
     if unknown:
         raise Problem(f"no table {', '.join(unknown)}; one of {', '.join(COUNTED + MEASURED)}")
     names = names or (COUNTED if is_check else COUNTED + MEASURED)
-    build.release_tool()
     if is_check:
         return check(names)
+    build.release_tool()
     if set(names) & set(MEASURED):
         build.static()
     for name in names:

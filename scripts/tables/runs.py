@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import fetch
@@ -19,7 +20,8 @@ STATISTICS_FROM = 200
 # For a part of a table: models to take, and the most problems.
 ONLY = [name for name in os.environ.get("RESULTS_MODELS", "").split(",") if name]
 PROBLEMS = os.environ.get("RESULTS_PROBLEMS")
-TOOL = ROOT / "target" / "release" / "ggml-npu"
+# Tests name the tool that they have built.
+TOOL = Path(os.environ.get("RESULTS_TOOL", ROOT / "target" / "release" / "ggml-npu"))
 
 
 def chosen(all_models):

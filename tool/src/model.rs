@@ -11,9 +11,9 @@ use clap::builder::PossibleValuesParser;
 use ggml_rust_npu::hexagon::caps::{self, HexCaps};
 use serde::Serialize;
 
-use self::cost::{Model, Step, cell_bytes};
+use self::cost::{Model, StepWork, cell_bytes};
 use self::counts::{Counts, as_f64};
-use self::shape::Shape;
+use self::shape::ModelShape;
 use crate::ToolError;
 use crate::files::Files;
 use crate::text::{Column, print, print_json, table};
@@ -83,7 +83,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 /// Generation by some sequences.
 #[derive(Debug, Serialize)]
-struct Generation {
+struct GenerationRow {
     context: u32,
     batch: u32,
     tokens_per_s: f64,
@@ -114,12 +114,12 @@ struct Report {
     matrix_gflops: f64,
     model_bytes: usize,
     cache_bytes_per_token: usize,
-    generation: Vec<Generation>,
+    generation: Vec<GenerationRow>,
     prompts: Vec<Prompt>,
 }
 
 impl Report {
-    fn new(args: &ModelArgs, caps: &HexCaps, shape: &Shape) -> Self {
+    fn new(args: &ModelArgs, caps: &HexCaps, shape: &ModelShape) -> Self {
         let mut rates = caps.rates;
         rates.packets_per_us = args.packets_per_us.unwrap_or(rates.packets_per_us);
         rates.dma_gb_per_s = args.memory_gb_per_s.unwrap_or(rates.dma_gb_per_s);
@@ -198,13 +198,13 @@ impl Report {
 fn generate(
     args: &ModelArgs,
     model: &Model,
-    shape: &Shape,
+    shape: &ModelShape,
     context: u32,
     batch: u32,
-) -> Generation {
+) -> GenerationRow {
     let cost = model.step(
         shape,
-        &Step {
+        &StepWork {
             rows: batch as usize,
             cells: context as usize,
             caches: if args.shared { 1 } else { batch as usize },
@@ -213,7 +213,7 @@ fn generate(
         },
     );
     let [memory_us, vector_us, matrix_us] = model.alone(&cost);
-    Generation {
+    GenerationRow {
         context,
         batch,
         tokens_per_s: f64::from(batch) * 1e6 / cost.us,
@@ -229,7 +229,7 @@ fn generate(
 }
 
 /// Returns the microseconds of a prompt, computed in parts.
-fn prompt_us(model: &Model, shape: &Shape, tokens: usize, part: usize) -> f64 {
+fn prompt_us(model: &Model, shape: &ModelShape, tokens: usize, part: usize) -> f64 {
     let parts = (0..tokens).step_by(part).map(|begin| {
         let rows = part.min(tokens - begin);
         let cells = begin + rows;
@@ -238,7 +238,7 @@ fn prompt_us(model: &Model, shape: &Shape, tokens: usize, part: usize) -> f64 {
         model
             .step(
                 shape,
-                &Step {
+                &StepWork {
                     rows,
                     cells,
                     caches: 1,
@@ -252,9 +252,9 @@ fn prompt_us(model: &Model, shape: &Shape, tokens: usize, part: usize) -> f64 {
 }
 
 /// Reads the shape of a model.
-fn read(path: &Path) -> Result<Shape, ToolError> {
+fn read(path: &Path) -> Result<ModelShape, ToolError> {
     let file = Files::default().gguf(path)?;
-    let shape = Shape::of(file.header());
+    let shape = ModelShape::of(file.header());
     shape.map_err(|reason| format!("{}: {reason}", path.display()).into())
 }
 
@@ -291,7 +291,7 @@ pub fn latency(
                     .sum::<usize>();
             let cells = used.next_multiple_of(CELLS);
             let reckon = || {
-                let wanted = Step {
+                let wanted = StepWork {
                     rows,
                     cells,
                     caches: 1,

@@ -234,3 +234,16 @@ fn a_report_reckons_with_the_sequences_that_have_not_ended() {
     assert!((seconds(&rows, 1).unwrap() / two - 1.0).abs() < 1e-9);
     assert_eq!(seconds(&scale(&[]), 0), None);
 }
+
+#[test]
+fn the_page_of_speed_has_what_the_tool_reckons() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/results.py");
+    let mut command = Command::new("python3");
+    command.env("RESULTS_TOOL", env!("CARGO_BIN_EXE_ggml-npu"));
+    let done = match command.args([script, "--check", "speed"]).output() {
+        Ok(done) => done,
+        Err(error) => return println!("SKIPPED: python3 does not start: {error}"),
+    };
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{error}");
+}

@@ -8,7 +8,7 @@ use crate::rt::Engine;
 
 /// The part of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct ChangedPart {
     /// Bytes from one index of the part's dimensions 1, 2 and 3 to the next.
     pub strides: [usize; 3],
     /// Byte of the result at which the part starts.
@@ -25,7 +25,7 @@ pub struct Part {
 /// are without gaps; the part lies in the result, and its rows are disjoint.
 pub fn change_part(
     engine: &Engine,
-    part: Part,
+    part: ChangedPart,
     mut dst: ViewMut<'_>,
     src: [&Source<'_>; 2],
 ) -> Result<()> {

@@ -7,7 +7,7 @@ use super::im2col::{Col2im, Im2col, col2im, im2col};
 use super::indexer::lightning_indexer;
 use super::interpolate::{Interpolation, interpolate};
 use super::outer::out_prod;
-use super::part::{Part, change_part};
+use super::part::{ChangedPart, change_part};
 use super::place::{Band, Pad};
 use super::pool::{Pooling, pool};
 use super::recurrence::{Recurrence, recurrence};
@@ -87,7 +87,7 @@ pub enum Op {
     /// Cosines and sines of times; the longest period.
     Timestep(i32),
     /// A copy of the first source, changed in a part.
-    Part(Part),
+    Part(ChangedPart),
     /// The number of equal elements.
     CountEqual,
     /// The streams of a token, added with weights: the sum's factor, and `true` for gates.

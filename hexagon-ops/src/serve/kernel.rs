@@ -6,7 +6,7 @@ use crate::ops::convolution::{Convolution, ConvolutionForm};
 use crate::ops::elementwise::{Binary, Glu, Unary};
 use crate::ops::im2col::{Col2im, Im2col, Image};
 use crate::ops::interpolate::{Interpolation, Neighbours};
-use crate::ops::part::Part;
+use crate::ops::part::ChangedPart;
 use crate::ops::place::{Band, Pad};
 use crate::ops::pool::Pooling;
 use crate::ops::recurrence::Recurrence;
@@ -90,8 +90,8 @@ fn triangle(triangle: u32) -> Result<Band, Failure> {
 /// Decodes the part of a result, as ggml stores it.
 ///
 /// SOURCE: ggml.c, `ggml_acc_impl` and `ggml_set_impl`.
-fn part(p: Params<'_>, is_sum: bool) -> Result<Part, Failure> {
-    Ok(Part {
+fn part(p: Params<'_>, is_sum: bool) -> Result<ChangedPart, Failure> {
+    Ok(ChangedPart {
         strides: [p.size(0)?, p.size(1)?, p.size(2)?],
         offset: p.size(3)?,
         is_sum,

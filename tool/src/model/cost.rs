@@ -8,16 +8,16 @@ use std::ops::AddAssign;
 use ggml_rust_npu::hexagon::caps::HexRates;
 
 use super::counts::{Counts, as_f64, line};
-use super::shape::{Product, Shape};
+use super::shape::{ModelShape, WeightProduct};
 
 /// Rows and columns of a tile.
 const TILE: usize = 32;
 /// Bytes of an element of a cache.
 const CACHE_BYTES: usize = 2;
 
-/// What a step asks for.
+/// The tokens and caches of a step.
 #[derive(Clone, Copy)]
-pub struct Step {
+pub struct StepWork {
     /// Tokens.
     pub rows: usize,
     /// Cells of a cache that each token attends to.
@@ -32,7 +32,7 @@ pub struct Step {
 
 /// Work, and how long it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
+pub struct StepCost {
     /// Commands for the DSP.
     pub commands: usize,
     /// Microseconds.
@@ -47,7 +47,7 @@ pub struct Cost {
     pub tile_products: f64,
 }
 
-impl AddAssign for Cost {
+impl AddAssign for StepCost {
     fn add_assign(&mut self, other: Self) {
         self.commands += other.commands;
         self.us += other.us;
@@ -70,7 +70,7 @@ pub struct Model {
 
 impl Model {
     /// Returns the microseconds that memory, vector threads and matrix unit would take alone.
-    pub fn alone(&self, cost: &Cost) -> [f64; 3] {
+    pub fn alone(&self, cost: &StepCost) -> [f64; 3] {
         let operations = cost.tile_products * 2.0 * as_f64(TILE * TILE * TILE);
         [
             (cost.weight_bytes + cost.cache_bytes) / (1e3 * self.rates.dma_gb_per_s),
@@ -79,8 +79,8 @@ impl Model {
         ]
     }
 
-    fn command(&self, work: Cost) -> Cost {
-        Cost {
+    fn command(&self, work: StepCost) -> StepCost {
+        StepCost {
             commands: 1,
             us: self.alone(&work).into_iter().fold(0.0, f64::max),
             ..work
@@ -88,14 +88,14 @@ impl Model {
     }
 
     /// Returns a command whose operands are in the cache.
-    fn vectors(&self, packets: f64) -> Cost {
-        self.command(Cost {
+    fn vectors(&self, packets: f64) -> StepCost {
+        self.command(StepCost {
             packets,
-            ..Cost::default()
+            ..StepCost::default()
         })
     }
 
-    fn product(&self, product: &Product, rows: usize) -> Cost {
+    fn product(&self, product: &WeightProduct, rows: usize) -> StepCost {
         let (experts, rows) = product.touched(rows);
         let tiles = product.inputs.div_ceil(TILE) * product.outputs.div_ceil(TILE);
         let tiles = as_f64(tiles) * experts;
@@ -103,26 +103,26 @@ impl Model {
         let bytes = as_f64(TILE * TILE * weight.block_bytes()) / as_f64(weight.block_elems());
         // One and two rows are dot products.
         let on_matrix = if rows <= 2 { 0 } else { rows.div_ceil(TILE) };
-        self.command(Cost {
+        self.command(StepCost {
             packets: self.counts.per_tile(weight, rows) * tiles,
             weight_bytes: bytes * tiles,
             tile_products: as_f64(on_matrix) * tiles,
-            ..Cost::default()
+            ..StepCost::default()
         })
     }
 
     /// Returns an operation on `elems` elements, from those that were counted.
-    fn elements(&self, name: &str, sizes: [usize; 2], elems: usize) -> Cost {
+    fn elements(&self, name: &str, sizes: [usize; 2], elems: usize) -> StepCost {
         let points = sizes.map(|size| (as_f64(size), self.counts.whole(&format!("{name}_{size}"))));
         self.vectors(line(&points, as_f64(elems)))
     }
 
     /// Returns the gated unit, which the last of its two products does with its results, so that it
     /// is no command.
-    fn gate(&self, elems: usize) -> Cost {
+    fn gate(&self, elems: usize) -> StepCost {
         let [few, many] = [1536, 8192].map(|size| self.counts.whole(&format!("swiglu_{size}")));
         let packets = (many - few) / as_f64(8192 - 1536) * as_f64(elems);
-        Cost {
+        StepCost {
             commands: 0,
             ..self.vectors(packets)
         }
@@ -143,7 +143,7 @@ impl Model {
         self.rope(elems) + store * (as_f64(elems) / as_f64(9 * 64)).max(1.0)
     }
 
-    fn attention(&self, shape: &Shape, step: &Step) -> Cost {
+    fn attention(&self, shape: &ModelShape, step: &StepWork) -> StepCost {
         let rows = (step.rows / step.caches).max(1);
         let size = if shape.head <= 64 { 64 } else { 128 };
         let of = |case: &str| self.counts.whole(&format!("attention_f16_h{size}_{case}"));
@@ -160,19 +160,19 @@ impl Model {
         let tiles = as_f64(queries.div_ceil(TILE)) * (cells / as_f64(TILE));
         let tiles = tiles * 2.0 * as_f64(shape.head) / as_f64(TILE) * kv_heads;
         let bytes = 2.0 * as_f64(CACHE_BYTES * shape.head) * cells * kv_heads;
-        self.command(Cost {
+        self.command(StepCost {
             packets: cell * cells * kv_heads * step.seen,
             cache_bytes: bytes,
             tile_products: tiles * step.seen,
-            ..Cost::default()
+            ..StepCost::default()
         })
     }
 
     /// Returns the cost of one graph.
-    pub fn step(&self, shape: &Shape, step: &Step) -> Cost {
+    pub fn step(&self, shape: &ModelShape, step: &StepWork) -> StepCost {
         let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
         let norm = |elems| self.elements("rms_norm_mul", [576, 4096], elems);
-        let mut total = Cost::default();
+        let mut total = StepCost::default();
         for layer in &shape.layers {
             for part in &layer.norms {
                 total += norm(step.rows * part.0);
@@ -199,6 +199,6 @@ impl Model {
 }
 
 /// Returns the bytes of a cache for each cell: keys and values in F16.
-pub fn cell_bytes(shape: &Shape) -> usize {
+pub fn cell_bytes(shape: &ModelShape) -> usize {
     shape.layers.len() * 2 * CACHE_BYTES * shape.kv_heads * shape.head
 }

@@ -1,11 +1,11 @@
-//! What one token of a model computes, as its file says.
+//! The products, norms and caches of a model, as its file says.
 
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
 
 use crate::ToolError;
 
 /// Weights that activations are multiplied by.
-pub struct Product {
+pub struct WeightProduct {
     /// Their type.
     pub weight: GgmlType,
     /// Elements of a row of weights.
@@ -17,15 +17,15 @@ pub struct Product {
 }
 
 /// Rows of a token that are normalized: the elements of each.
-pub struct Norm(pub usize);
+pub struct NormSize(pub usize);
 
 /// One layer.
 #[derive(Default)]
 pub struct Layer {
     /// Multiplications by weights.
-    pub products: Vec<Product>,
+    pub products: Vec<WeightProduct>,
     /// Normalizations.
-    pub norms: Vec<Norm>,
+    pub norms: Vec<NormSize>,
     /// Elements of each bias.
     pub biases: Vec<usize>,
     /// Elements of a token that the gated unit makes; 0 without one.
@@ -33,7 +33,7 @@ pub struct Layer {
 }
 
 /// A model whose layers are attention to a cache, and products.
-pub struct Shape {
+pub struct ModelShape {
     /// Its layers.
     pub layers: Vec<Layer>,
     /// Elements of a token between layers.
@@ -45,12 +45,12 @@ pub struct Shape {
     /// Elements of a head.
     pub head: usize,
     /// The output head.
-    pub output: Product,
+    pub output: WeightProduct,
     /// Bytes of all tensors in the file.
     pub bytes: usize,
 }
 
-impl Shape {
+impl ModelShape {
     /// Reads the shape of a model.
     ///
     /// # Errors
@@ -101,13 +101,13 @@ impl Shape {
             heads,
             kv_heads,
             head,
-            output: Product::of(output, 1),
+            output: WeightProduct::of(output, 1),
             bytes: header.tensors.iter().map(|tensor| tensor.range.len()).sum(),
         })
     }
 }
 
-impl Product {
+impl WeightProduct {
     fn of(tensor: &TensorInfo, used: usize) -> Self {
         let [inputs, outputs, experts, _] = tensor.ne;
         let (_, format) = tensor.dtype.tensor_type();
@@ -151,13 +151,13 @@ impl Layer {
             return Err("the model of costs knows attention and products only");
         }
         match (name.ends_with("norm.weight"), tensor.dims) {
-            (true, _) => self.norms.push(Norm(tensor.ne[0] * tensor.rows())),
+            (true, _) => self.norms.push(NormSize(tensor.ne[0] * tensor.rows())),
             (false, 1) if name.ends_with(".bias") => self.biases.push(tensor.ne[0]),
             (false, 2 | 3) if name.ends_with(".weight") => {
                 if name.starts_with("ffn_gate") && !name.starts_with("ffn_gate_inp") {
                     self.gated += tensor.ne[1] * used.min(tensor.ne[2]);
                 }
-                self.products.push(Product::of(tensor, used));
+                self.products.push(WeightProduct::of(tensor, used));
             }
             // Scales, sinks and tables of factors are read with other operands.
             _ => {}
