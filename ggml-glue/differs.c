@@ -32,16 +32,26 @@ struct type {
 };
 
 static const struct type types[] = {
-    {GGML_TYPE_F32, "f32", 1, 4},           {GGML_TYPE_F16, "f16", 1, 2},
-    {GGML_TYPE_BF16, "bf16", 1, 2},         {GGML_TYPE_I32, "i32", 1, 4},
-    {GGML_TYPE_I64, "i64", 1, 8},           {GGML_TYPE_Q4_0, "q4_0", 32, 18},
-    {GGML_TYPE_Q4_1, "q4_1", 32, 20},       {GGML_TYPE_Q8_0, "q8_0", 32, 34},
-    {GGML_TYPE_IQ4_NL, "iq4_nl", 32, 18},   {GGML_TYPE_MXFP4, "mxfp4", 32, 17},
-    {GGML_TYPE_Q4_K, "q4_K", 256, 144},     {GGML_TYPE_Q5_0, "q5_0", 32, 22},
-    {GGML_TYPE_Q6_K, "q6_K", 256, 210},     {GGML_TYPE_Q5_1, "q5_1", 32, 24},
-    {GGML_TYPE_IQ4_XS, "iq4_xs", 256, 136}, {GGML_TYPE_Q5_K, "q5_K", 256, 176},
-    {GGML_TYPE_Q3_K, "q3_K", 256, 110},     {GGML_TYPE_Q2_K, "q2_K", 256, 84},
-    {GGML_TYPE_I8, "i8", 1, 1},             {GGML_TYPE_I16, "i16", 1, 2},
+    {GGML_TYPE_F32, "f32", 1, 4},
+    {GGML_TYPE_F16, "f16", 1, 2},
+    {GGML_TYPE_BF16, "bf16", 1, 2},
+    {GGML_TYPE_I32, "i32", 1, 4},
+    {GGML_TYPE_I64, "i64", 1, 8},
+    {GGML_TYPE_Q4_0, "q4_0", 32, 18},
+    {GGML_TYPE_Q4_1, "q4_1", 32, 20},
+    {GGML_TYPE_Q8_0, "q8_0", 32, 34},
+    {GGML_TYPE_IQ4_NL, "iq4_nl", 32, 18},
+    {GGML_TYPE_MXFP4, "mxfp4", 32, 17},
+    {GGML_TYPE_Q4_K, "q4_K", 256, 144},
+    {GGML_TYPE_Q5_0, "q5_0", 32, 22},
+    {GGML_TYPE_Q6_K, "q6_K", 256, 210},
+    {GGML_TYPE_Q5_1, "q5_1", 32, 24},
+    {GGML_TYPE_IQ4_XS, "iq4_xs", 256, 136},
+    {GGML_TYPE_Q5_K, "q5_K", 256, 176},
+    {GGML_TYPE_Q3_K, "q3_K", 256, 110},
+    {GGML_TYPE_Q2_K, "q2_K", 256, 84},
+    {GGML_TYPE_I8, "i8", 1, 1},
+    {GGML_TYPE_I16, "i16", 1, 2},
 };
 
 static const char *differing_number(void) {
