@@ -11,7 +11,7 @@ use super::work::{COMPUTE, Work, body, forget_changed};
 use crate::wire::{Command, List};
 
 impl<P: Platform> Work<'_, P> {
-    /// Executes [`OP_LIST`], and shows progress on `ring` meanwhile.
+    /// Executes [`crate::wire::OP_LIST`], and shows progress on `ring` meanwhile.
     pub(super) fn list(&mut self, command: &Command, ring: &mut Ring, kept: &mut KeptCommands) {
         const BYTES: u64 = size_of::<Command>() as u64;
         let found = body(command).and_then(|list: &List| {
