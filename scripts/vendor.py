@@ -67,6 +67,12 @@ def said(line):
     return rf"(.|\n)*HAP_debug: ggml-rust-npu: {line}"
 
 
+def votes(follow, option, corners, awake):
+    """The pattern of what the emulated system wrote about the vote for clocks."""
+    text = f"clocks: follow {follow}, option {option}, core {corners}, bus {corners}, awake {awake}"
+    return rf"(.|\n)*{re.escape(text)}"
+
+
 RULES = [
     Rule("second session", {"GGML_RUST_NPU_HEX_SESSIONS": "2"}, BOTH_PASSED),
     Rule("VTCM held for half a second", {"LOOP_RULES": "vtcm-held=500"}, PASSED),
@@ -83,6 +89,9 @@ RULES = [
     Rule("no worker thread", {"LOOP_RULES": "workers=0"}, rf"1 HVX thread(.|\n)*{PASSED}" + FEWER.format(1)),
     Rule("one worker thread of three", {"LOOP_RULES": "workers=1"}, rf"2 HVX thread(.|\n)*{PASSED}" + FEWER.format(2)),
     Rule("two threads asked for", {"GGML_RUST_NPU_HEX_THREADS": "2"}, rf"2 HVX thread(.|\n)*{PASSED}"),
+    Rule("full speed", {}, PASSED + votes(0, 16, "255 (255 to 255)", 1)),
+    Rule("clocks that follow the load", {"GGML_RUST_NPU_POWER": "balanced"}, PASSED + votes(1, 16, "4 (2 to 6)", 0)),
+    Rule("low clocks", {"GGML_RUST_NPU_POWER": "saver"}, PASSED + votes(1, 4, "2 (0 to 0)", 0)),
     Rule("calls that signals end", {"LOOP_RULES": "interrupt=2"}, PASSED),
     Rule("calls that signals restart", {"LOOP_RULES": "restart=2"}, PASSED),
     Rule("V73 without IEEE floats", {"LOOP_RULES": "no-ieee"}, PASSED, "v73"),

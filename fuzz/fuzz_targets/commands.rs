@@ -219,6 +219,7 @@ fn run(memory: &Memory, mut data: &[u8]) {
         fd: RING_FD,
         bytes: u32::try_from(bytes).expect("small"),
         threads: 1,
+        power: 0,
     };
     server.start(&start).expect("the ring is in order");
     let serve = Serve {

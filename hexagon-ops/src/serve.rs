@@ -71,7 +71,7 @@ use crate::rt::Engine;
 use crate::rt::invoke::Call;
 use crate::rt::memory::Table;
 use crate::wire::{
-    ERROR_CALL, ERROR_RING, ERROR_UNITS, ERROR_VERSION, Info, METHOD_SERVE, METHOD_START,
+    ERROR_CALL, ERROR_RING, ERROR_UNITS, ERROR_VERSION, Info, METHOD_SERVE, METHOD_START, Power,
     STATE_CLOSED, STATE_PARKED, STATE_SERVING, Serve, Start, VERSION,
 };
 #[cfg(doc)]
@@ -224,13 +224,14 @@ where
     /// Takes over the ring.
     ///
     /// # Errors
-    /// `ERROR_VERSION` if the host's version differs; `ERROR_CALL` if called before; `ERROR_RING` if
-    /// the region cannot be mapped or holds no ring; `ERROR_UNITS` without VTCM.
+    /// `ERROR_VERSION` if the host's version differs; `ERROR_CALL` if called before or with an unknown
+    /// [`Start::power`]; `ERROR_RING` if the region cannot be mapped or holds no ring; `ERROR_UNITS`
+    /// without VTCM.
     pub fn start(&mut self, start: &Start) -> Result<Info, i32> {
         if start.version != VERSION {
             return Err(ERROR_VERSION);
         }
-        if self.phase != Phase::Fresh {
+        if self.phase != Phase::Fresh || Power::from_number(start.power).is_none() {
             return Err(ERROR_CALL);
         }
         if self.units.vtcm.is_empty() || self.units.threads == 0 {

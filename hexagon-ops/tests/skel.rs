@@ -17,7 +17,7 @@ use common::{LIBRARIES, Skip, skel};
 /// SOURCE: imports of Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75, and of
 /// ggml-hexagon; `pthread_*` and `qurt_*` (weak), exports of FastRPC's unsigned shells,
 /// scripts/shell_imports.py.
-const IMPORTS: [&str; 26] = [
+const IMPORTS: [&str; 27] = [
     "HAP_debug_v2",
     "HAP_mem_available_stack",
     "HAP_mmap",
@@ -44,6 +44,7 @@ const IMPORTS: [&str; 26] = [
     "qurt_thread_get_id",
     "qurt_thread_get_priority",
     "qurt_thread_set_priority",
+    "sysmon_set_dcvs_v3_protected_bus_corners",
 ];
 
 const PT_LOAD: u32 = 1;

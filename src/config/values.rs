@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hexagon_ops::ffi;
+use hexagon_ops::wire::Power;
 use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
@@ -37,6 +38,11 @@ pub(super) const REPACKS: Words<Repack, 3> = [
     ("weights", Repack::Weights),
     ("always", Repack::Always),
     ("off", Repack::Off),
+];
+pub(super) const POWERS: Words<Power, 3> = [
+    ("burst", Power::Burst),
+    ("balanced", Power::Balanced),
+    ("saver", Power::Saver),
 ];
 pub(super) const COHERENCES: Words<Coherence, 2> = [
     ("relaxed", Coherence::Relaxed),

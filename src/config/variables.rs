@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hexagon_ops::wire::Power;
 use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::Coherence;
@@ -10,8 +11,8 @@ use rknpu_ops::sim::Coherence;
 use super::rules::{self, Rules};
 use super::settings::{BadSettings, Settings};
 use super::values::{
-    self, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, PACK_VERIFIES, REPACKS, SESSIONS,
-    TIMEOUTS_S, chip, list, number, one_of, path, quoted, span, words,
+    self, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, PACK_VERIFIES, POWERS, REPACKS,
+    SESSIONS, TIMEOUTS_S, chip, list, number, one_of, path, quoted, span, words,
 };
 use super::{Faults, Repack, SimChip};
 use crate::error::{Error, Result};
@@ -214,6 +215,11 @@ variables! {
         hex_threads: Option<u32> = None, values::threads;
         "GGML_RUST_NPU_HEX_THREADS", span(&HEX_THREADS),
         default "one for each vector unit; 1 of a simulated NPU";
+
+        /// What each DSP's library votes for while a program has the device: the highest clocks (`burst`),
+        /// clocks that follow the load (`balanced`), or low ones that rise late (`saver`).
+        power: Power = Power::Burst, |text| one_of(&POWERS, text);
+        "GGML_RUST_NPU_POWER", words(&POWERS), default "`burst`";
 
         /// Packs weights when they are loaded (`weights`) or at each use (`off`). `always` puts
         /// everything into packed memory, for upstream's tests: operations that are not

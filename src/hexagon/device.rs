@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hexagon_ops::ffi::describe;
-use hexagon_ops::wire::{Info, VOTES};
+use hexagon_ops::wire::{Info, Power, VOTES};
 
 pub use self::batch::{Batch, MAX_OPERANDS};
 pub use self::serving::Serving;
@@ -47,6 +47,8 @@ pub struct SessionOptions {
     pub address_bytes: u64,
     /// Most threads that compute; `None` for one on each vector unit.
     pub threads: Option<u32>,
+    /// What the DSP's library votes for.
+    pub power: Power,
     /// The thread that calls the DSP.
     pub serving: Serving,
     /// The library to load, of V73's two.

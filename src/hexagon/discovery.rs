@@ -81,6 +81,7 @@ impl SessionPlan {
             timeout: config.timeout,
             address_bytes: None,
             threads: config.hex_threads,
+            power: config.power,
             // Faults of the DSP include one that never returns.
             serving: if self.rpc.stand_in().is_some() && config.faults.fastrpc.is_empty() {
                 Serving::Caller

@@ -15,11 +15,11 @@ use std::time::Duration;
 
 pub use hexagon_ops::ffi::Domain;
 use hexagon_ops::ffi::{
-    self, Api, DspCapability, Handle, RemoteArg, ReserveNewSession, Scalars, ThreadParams,
-    UnsignedModule, code,
+    self, Api, ControlLatency, DspCapability, Handle, RemoteArg, ReserveNewSession, Scalars,
+    ThreadParams, UnsignedModule, code,
 };
 use hexagon_ops::sim;
-use hexagon_ops::wire::{self, Info, Serve, Start};
+use hexagon_ops::wire::{self, Info, Power, Serve, Start};
 
 pub use self::memory::{RingMemory, SharedMemory};
 pub use self::place::{device_node, offer_own_folder};
@@ -226,6 +226,11 @@ pub enum Floats {
     Qfloat,
 }
 
+/// Longest time that a call should take to wake the CPU up, microseconds.
+///
+/// SOURCE: the recommended value of qualcomm/fastrpc inc/remote.h, `remote_rpc_control_latency`.
+const CALL_LATENCY_US: u32 = 100;
+
 /// Identities of connections: never reused.
 static NEXT_IDENTITY: AtomicU64 = AtomicU64::new(1);
 
@@ -305,15 +310,20 @@ impl Connection {
     /// Hands over the ring.
     ///
     /// - `threads`: most threads that compute; 0 for one on each vector unit
+    /// - `power`: what the DSP's library votes for
     ///
     /// # Errors
     /// `FastRpc`.
-    pub fn start(&self, ring: &RingMemory, threads: u32) -> Result<Info> {
+    pub fn start(&self, ring: &RingMemory, threads: u32, power: Power) -> Result<Info> {
+        if power != Power::Saver {
+            self.ask_for_short_calls();
+        }
         let start = Start {
             version: wire::VERSION,
             fd: ring.fd(),
             bytes: u32::try_from(ring.mapped_bytes()).unwrap_or(u32::MAX),
             threads,
+            power: power as u32,
         };
         let mut info: Info = bytemuck::Zeroable::zeroed();
         self.invoke(
@@ -323,6 +333,27 @@ impl Connection {
             "the start of the DSP's library",
         )?;
         Ok(info)
+    }
+
+    /// Keeps the CPU that makes calls out of deep sleep while they are frequent. Android's library does
+    /// so; qualcomm/fastrpc accepts the request and ignores it.
+    fn ask_for_short_calls(&self) {
+        let mut request = ControlLatency {
+            enable: ffi::RPC_PM_QOS,
+            latency: CALL_LATENCY_US,
+        };
+        // SAFETY: the request is the one that takes this struct, and its size is given.
+        let code = unsafe {
+            (self.rpc.api.remote_handle64_control)(
+                self.handle,
+                ffi::DSPRPC_CONTROL_LATENCY,
+                (&raw mut request).cast(),
+                size::<ControlLatency>(),
+            )
+        };
+        if let Err(error) = check("remote_handle64_control", code, || "short calls".into()) {
+            log::debug!("{error}; going on without");
+        }
     }
 
     /// Lets the DSP read the ring until it has been empty for `idle`.

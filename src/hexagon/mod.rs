@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use hexagon_ops::wire::Power;
+
 use self::caps::HexCaps;
 use self::device::{DeviceBuffer as Memory, Domain, Floats, HexNpu, Serving, SessionOptions};
 use self::driver::FastRpc;
@@ -95,6 +97,8 @@ pub struct Options<'a> {
     pub address_bytes: Option<u64>,
     /// Most threads that compute on the DSP; `None` for one on each vector unit.
     pub threads: Option<u32>,
+    /// What the DSP's library votes for.
+    pub power: Power,
     /// The thread that calls the DSP.
     pub serving: Serving,
     /// File in which commands are noted.
@@ -159,6 +163,7 @@ impl HexDevice {
             timeout: options.timeout,
             address_bytes: options.address_bytes.unwrap_or(caps.address_bytes),
             threads: options.threads,
+            power: options.power,
             serving: options.serving,
             floats,
         };

@@ -174,6 +174,7 @@ fn the_ring_and_all_buffers_are_unmapped_before_the_process_ends() {
         timeout: TIMEOUT,
         address_bytes: caps.address_bytes,
         threads: None,
+        power: hexagon_ops::wire::Power::Burst,
         serving: Serving::Thread,
         floats: Floats::Usual,
     };

@@ -25,6 +25,12 @@ pub type AvailableStack = unsafe extern "C" fn() -> u64;
 /// SOURCE: public code that uses it, apache/tvm src/runtime/hexagon/hexagon_thread_manager.cc.
 pub type VectorUnits = unsafe extern "C" fn() -> c_int;
 
+/// `sysmon_set_dcvs_v3_protected_bus_corners`: a request of `HAP_power_set`, and 1.
+///
+/// SOURCE: the weak declaration in Qualcomm's `HAP_dcvs.h`, of which public copies exist; llama.cpp
+/// ggml-hexagon htp/main.c calls it for v79 and later.
+pub type ProtectedCorners = unsafe extern "C" fn(*mut c_void, u8) -> c_int;
+
 // Optional functions: the loader leaves the ones null that its system does not have.
 //
 // SOURCE: names, as exported by unsigned FastRPC shells for V73 to V81; both are weak in public
@@ -39,6 +45,9 @@ unsafe extern "C" {
     /// Tells how many vector contexts there are.
     #[linkage = "extern_weak"]
     pub static qurt_hvx_get_units: Option<VectorUnits>;
+    /// Allows the highest clocks of the bus; from v79 on.
+    #[linkage = "extern_weak"]
+    pub static sysmon_set_dcvs_v3_protected_bus_corners: Option<ProtectedCorners>;
 }
 
 unsafe extern "C" {

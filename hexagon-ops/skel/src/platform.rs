@@ -8,26 +8,33 @@ use hexagon_ops::rt::cache;
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, MAP_SIZE, Platform};
-use hexagon_ops::wire::VOTES;
+use hexagon_ops::wire::{Power, VOTES};
 
 use crate::code::BAD_STATE;
-use crate::hap;
+use crate::{hap, log, power};
 
 /// Set when the handle is being closed: the call that serves returns.
 pub static CLOSING: AtomicBool = AtomicBool::new(false);
 
 /// The DSP around the loop.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Dsp {
     /// Address of the mapped ring, and its bytes.
     ring: Option<(*mut u8, c_int)>,
+    /// Answers to the votes for power.
     votes: [i32; VOTES.len()],
 }
 
 impl Dsp {
-    /// - `votes`: answers to the votes for power
-    pub const fn new(votes: [i32; VOTES.len()]) -> Self {
-        Self { ring: None, votes }
+    /// Votes for power.
+    pub fn vote(&mut self, power: Power) {
+        self.votes = power::vote(power);
+        let names = [c"client", c"clocks", c"vector units", c"matrix unit"];
+        for (vote, name) in self.votes.iter().zip(names) {
+            if *vote != 0 {
+                log::line(c"vote refused", name, *vote);
+            }
+        }
     }
 
     /// Unmaps the ring, which must not be read any more.

@@ -9,11 +9,13 @@
 //!
 //! SOURCE: layouts as re-derived and asserted by a public BSD-3-Clause-Clear header
 //! (CDSP_PEAK_HAP_POWER_H), and by tinygrad (MIT) for the place of the payload; which votes are
-//! needed, llama.cpp ggml-hexagon htp/main.c. Not run on a device.
+//! needed, and those of full speed, llama.cpp ggml-hexagon htp/main.c; the other modes, an example of
+//! Qualcomm's SDK that public code has (balanced: from SVS to TURBO around NOM) and Halide's
+//! src/runtime/hexagon_remote (saver: POWER_SAVER_MODE, no limits, SVS). Not run on a device.
 
 use core::ffi::c_void;
 
-use hexagon_ops::wire::VOTES;
+use hexagon_ops::wire::{Power, VOTES};
 
 use crate::hap;
 
@@ -35,8 +37,18 @@ const SET_HMX_V2: u8 = 14;
 
 /// `HAP_POWER_COMPUTE_CLIENT_CLASS`.
 const COMPUTE_CLIENT: u8 = 4;
-/// `HAP_DCVS_V2_PERFORMANCE_MODE`.
+/// `HAP_DCVS_V2_POWER_SAVER_MODE`: clocks rise late.
+const POWER_SAVER_MODE: u8 = 0x04;
+/// `HAP_DCVS_V2_PERFORMANCE_MODE`: clocks rise early.
 const PERFORMANCE_MODE: u8 = 0x10;
+/// `HAP_DCVS_VCORNER_DISABLE`: no limit.
+const CORNER_NONE: u8 = 0;
+/// `HAP_DCVS_VCORNER_SVS`.
+const CORNER_SVS: u8 = 2;
+/// `HAP_DCVS_VCORNER_NOM`.
+const CORNER_NOM: u8 = 4;
+/// `HAP_DCVS_VCORNER_TURBO`.
+const CORNER_TURBO: u8 = 6;
 /// `HAP_DCVS_VCORNER_MAX`, and each byte of `HAP_DCVS_EXP_VCORNER_MAX`.
 const CORNER_MAX: u8 = 0xff;
 
@@ -55,6 +67,17 @@ impl Request {
         Self(bytes)
     }
 
+    /// Lets a vote for the bus reach corners that are kept for few programs, where there are such: from
+    /// v79 on, the highest is one.
+    fn allow_protected_corners(&mut self) {
+        // SAFETY: the loader has set it, and nothing writes it.
+        let Some(allow) = (unsafe { hap::sysmon_set_dcvs_v3_protected_bus_corners }) else {
+            return;
+        };
+        // SAFETY: changes a request, which is as long as the system's.
+        unsafe { allow(self.0.as_mut_ptr().cast(), 1) };
+    }
+
     /// Asks; 0 if it was granted.
     fn send(mut self) -> i32 {
         // Any address that is this client's own names it.
@@ -66,28 +89,79 @@ impl Request {
     }
 }
 
-/// Votes for full speed; the system's answers.
-pub fn vote() -> [i32; VOTES.len()] {
+/// A vote for the clocks of core and bus.
+struct Clocks {
+    /// `false`: the clocks stay at the target.
+    follow_load: bool,
+    option: u8,
+    target: u8,
+    min: u8,
+    max: u8,
+    never_sleep: bool,
+}
+
+impl Clocks {
+    const fn of(power: Power) -> Self {
+        match power {
+            Power::Burst => Self {
+                follow_load: false,
+                option: PERFORMANCE_MODE,
+                target: CORNER_MAX,
+                min: CORNER_MAX,
+                max: CORNER_MAX,
+                never_sleep: true,
+            },
+            Power::Balanced => Self {
+                follow_load: true,
+                option: PERFORMANCE_MODE,
+                target: CORNER_NOM,
+                min: CORNER_SVS,
+                max: CORNER_TURBO,
+                never_sleep: false,
+            },
+            Power::Saver => Self {
+                follow_load: true,
+                option: POWER_SAVER_MODE,
+                target: CORNER_SVS,
+                min: CORNER_NONE,
+                max: CORNER_NONE,
+                never_sleep: false,
+            },
+        }
+    }
+
+    fn request(&self) -> Request {
+        Request::new(
+            SET_DCVS_V3,
+            &[
+                (0, 1),                           // set_dcvs_enable
+                (1, u8::from(self.follow_load)),  // dcvs_enable
+                (2, self.option),                 // dcvs_option
+                (8, 1),                           // set_core_params
+                (12, self.target),                // core_params.target_corner
+                (13, self.min),                   // core_params.min_corner
+                (14, self.max),                   // core_params.max_corner
+                (28, 1),                          // set_bus_params
+                (32, self.target),                // bus_params.target_corner
+                (33, self.min),                   // bus_params.min_corner
+                (34, self.max),                   // bus_params.max_corner
+                (76, 1),                          // set_sleep_disable
+                (77, u8::from(self.never_sleep)), // sleep_disable
+            ],
+        )
+    }
+}
+
+/// Votes; the system's answers.
+pub fn vote(power: Power) -> [i32; VOTES.len()] {
     let client = Request::new(SET_APPTYPE, &[(0, COMPUTE_CLIENT)]).send();
-    let clocks = Request::new(
-        SET_DCVS_V3,
-        &[
-            (0, 1),                // set_dcvs_enable
-            (1, 1),                // dcvs_enable
-            (2, PERFORMANCE_MODE), // dcvs_option
-            (8, 1),                // set_core_params
-            (12, CORNER_MAX),      // core_params.target_corner
-            (13, CORNER_MAX),      // core_params.min_corner
-            (14, CORNER_MAX),      // core_params.max_corner
-            (28, 1),               // set_bus_params
-            (32, CORNER_MAX),      // bus_params.target_corner
-            (33, CORNER_MAX),      // bus_params.min_corner
-            (34, CORNER_MAX),      // bus_params.max_corner
-        ],
-    )
-    .send();
+    let mut clocks = Clocks::of(power).request();
+    if power == Power::Burst {
+        clocks.allow_protected_corners();
+    }
+    let clocks = clocks.send();
     let vectors = Request::new(SET_HVX, &[(0, 1)]).send();
-    [client, clocks, vectors, matrix()]
+    [client, clocks, vectors, matrix(power)]
 }
 
 /// Takes all votes back.
@@ -99,15 +173,18 @@ pub fn withdraw() {
     };
     matrix.send();
     Request::new(SET_HVX, &[]).send();
-    Request::new(SET_DCVS_V3, &[(0, 1), (1, 0), (8, 1), (28, 1)]).send();
+    Request::new(SET_DCVS_V3, &[(0, 1), (1, 0), (8, 1), (28, 1), (76, 1)]).send();
 }
 
-/// Returns the power for the matrix unit, and its clock where it has a separate one.
-fn matrix() -> i32 {
+/// Votes for power of the matrix unit, and in a burst for its clock where it has a separate one.
+fn matrix(mode: Power) -> i32 {
     if crate::session::ARCH < 75 {
         return Request::new(SET_HMX, &[(0, 1)]).send();
     }
     let power = [(0, 1), (1, 1)]; // set_power, power_up
+    if mode != Power::Burst {
+        return Request::new(SET_HMX_V2, &[power[0], power[1], (2, 1), (3, 1)]).send(); // set_clock, pick_default
+    }
     let corners = (4..10).map(|offset| (offset, CORNER_MAX)); // target, min and max corner, two bytes each
     let mut payload = [(0, 0); 9];
     payload[..2].copy_from_slice(&power);

@@ -8,7 +8,7 @@ use hexagon_ops::layout::{F16_TILE_BYTES, Tile};
 use hexagon_ops::rt::invoke::Call;
 use hexagon_ops::serve::{Server, State, Units};
 use hexagon_ops::wire::{
-    ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START,
+    ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START, Power, Start,
 };
 
 use crate::code::{INVALID_HANDLE, OUT_OF_HANDLES};
@@ -89,12 +89,6 @@ pub fn open() -> Result<u64, i32> {
         return Err(OUT_OF_HANDLES);
     }
     CLOSING.store(false, Ordering::Release);
-    let votes = power::vote();
-    for (vote, name) in votes.iter().zip([c"client", c"clocks", c"vector units", c"matrix unit"]) {
-        if *vote != 0 {
-            log::line(c"vote refused", name, *vote);
-        }
-    }
     // SAFETY: the session was free and is now this thread's: the last server, which had the state,
     // is gone.
     let state = unsafe { &mut *STATE.0.get() };
@@ -110,7 +104,7 @@ pub fn open() -> Result<u64, i32> {
     };
     // SAFETY: as above.
     let place = unsafe { &mut *SERVER.0.get() };
-    *place = Some(Server::new(Dsp::new(votes), units, state));
+    *place = Some(Server::new(Dsp::default(), units, state));
     give(IDLE);
     Ok(HANDLE)
 }
@@ -150,7 +144,13 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
     let place = unsafe { &mut *SERVER.0.get() };
     let result = match place {
         None => Err(INVALID_HANDLE),
-        Some(server) => with_units(server, call),
+        Some(server) => {
+            // Before the matrix unit is asked for.
+            if call.method == METHOD_START {
+                server.platform().vote(power_of(call.input));
+            }
+            with_units(server, call)
+        }
     };
     give(IDLE);
     if let Err(code) = result
@@ -159,6 +159,15 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
         log::line(c"call failed", c"code", code);
     }
     result
+}
+
+/// Returns the power that an argument of START asks for. The server refuses arguments that have
+/// none.
+fn power_of(input: &[u8]) -> Power {
+    let start = bytemuck::try_pod_read_unaligned::<Start>(input).ok();
+    start
+        .and_then(|start| Power::from_number(start.power))
+        .unwrap_or_default()
 }
 
 /// Lends the units to the server for the time of a call.

@@ -19,6 +19,34 @@ pub struct Start {
     pub bytes: u32,
     /// Most threads to compute on; 0 for one on each vector unit.
     pub threads: u32,
+    /// A [`Power`].
+    pub power: u32,
+}
+
+/// What the votes for power ask for, from the first command to the end of the session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Power {
+    /// The highest clocks, and no sleep.
+    #[default]
+    Burst = 0,
+    /// Clocks that follow the load.
+    Balanced = 1,
+    /// Clocks that follow the load, and begin low.
+    Saver = 2,
+}
+
+impl Power {
+    /// Returns the choice with this number.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::Burst),
+            1 => Some(Self::Balanced),
+            2 => Some(Self::Saver),
+            _ => None,
+        }
+    }
 }
 
 /// Result of [`METHOD_START`].

@@ -209,6 +209,7 @@ impl Host {
             fd: RING_FD,
             bytes: u32::try_from(self.layout.bytes()).unwrap(),
             threads: 0,
+            power: 0,
         })
     }
 

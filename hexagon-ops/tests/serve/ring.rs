@@ -225,6 +225,7 @@ fn calls_are_checked() {
         fd: RING_FD,
         bytes: u32::try_from(host.layout.bytes()).unwrap(),
         threads: 1,
+        power: 0,
     };
     let mut call = |method, input: &[u8], out_bytes| {
         let mut output = vec![0; out_bytes];
@@ -245,6 +246,7 @@ fn calls_are_checked() {
             },
             ERROR_VERSION,
         ),
+        (Start { power: 3, ..start }, ERROR_CALL),
         (Start { fd: 99, ..start }, ERROR_RING),
         (
             Start {

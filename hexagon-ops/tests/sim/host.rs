@@ -248,6 +248,7 @@ impl Session {
             fd: self.ring.fd,
             bytes: u32::try_from(self.ring.bytes).unwrap(),
             threads: 2,
+            power: 0,
         };
         let mut output = [0; size_of::<Info>()];
         let code = invoke(

@@ -92,7 +92,7 @@ impl Session {
         let Some(ring) = Ring::new(memory, SLOTS) else {
             unreachable!("the memory was made for this ring");
         };
-        let info = connection.start(ring.memory(), options.threads.unwrap_or(0))?;
+        let info = connection.start(ring.memory(), options.threads.unwrap_or(0), options.power)?;
         let connection = Arc::new(connection);
         let bell = Arc::new(Bell::default());
         let server = match options.serving {

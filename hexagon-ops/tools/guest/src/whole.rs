@@ -135,6 +135,7 @@ impl Host {
             fd: 0,
             bytes: u32::try_from(layout.bytes()).ok()?,
             threads: 0,
+            power: 0,
         };
         if server.start(&start).ok()?.threads as usize != threads {
             return None;

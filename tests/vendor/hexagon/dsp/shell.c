@@ -59,6 +59,7 @@ uint64_t HAP_perf_get_time_us(void) { return now_us(); }
 
 // SOURCE: types as in hexagon-ops/skel/src/power.rs; the refusal as reported in
 // llama.cpp issue 22352.
+#define SET_DCVS_V3 12
 #define SET_HMX 13
 #define SET_HMX_V2 14
 #define REFUSED ((int)0x80000414)
@@ -69,6 +70,13 @@ int HAP_power_set(void *context, void *request) {
   int refused =
       (control->rules & RULE_VOTES) && (type == SET_HMX || type == SET_HMX_V2);
   note("HAP_power_set of type %u%s", type, refused ? " refused" : "");
+  const uint8_t *payload = (uint8_t *)request + 8;
+  const uint8_t *core = payload + 12, *bus = payload + 32;
+  if (type == SET_DCVS_V3)
+    note("clocks: follow %u, option %u, core %u (%u to %u), bus %u (%u to %u), "
+         "awake %u",
+         payload[1], payload[2], core[0], core[1], core[2], bus[0], bus[1],
+         bus[2], payload[77]);
   return refused ? REFUSED : 0;
 }
 
