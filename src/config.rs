@@ -29,6 +29,17 @@ pub enum SimChip {
     Hexagon(&'static HexCaps),
 }
 
+/// Bits of activations in products of one or two rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// 8 bits, with one scale for each 32.
+    Eight,
+    /// 16 bits: 8 bits, and 8 for what these leave, or FP16.
+    Sixteen,
+    /// 16 bits where they take no longer.
+    Auto,
+}
+
 /// When weights of a Hexagon device are packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repack {

@@ -137,7 +137,7 @@ fn product(kind: u8, weight: u8) -> Command {
         dst: plain(2, [128, 0, 0]),
         m: 4,
         planes: [1, 1],
-        dot_rows: 2,
+        dots: 2,
         epilogue: Epilogue {
             kernel: wire::KERNEL_SWIGLU,
             swapped: 1,
@@ -171,7 +171,7 @@ fn product(kind: u8, weight: u8) -> Command {
             slots: 2,
             act_slots: 2,
             tokens: 3,
-            dot_rows: 2,
+            dots: 2,
         },
     )
 }

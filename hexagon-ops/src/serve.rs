@@ -37,7 +37,7 @@
 //!
 //! | status | detail |
 //! |---|---|
-//! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 22 [`DOT_ROWS`]: the field that is wrong |
+//! | [`STATUS_BAD_COMMAND`] | 1 [`OPERATION`] … 22 [`DOTS`]: the field that is wrong |
 //! | [`STATUS_MAP_FAILED`] | 1 [`MAP_SIZE`], 2 [`MAP_FULL`], 3 [`MAP_REFUSED`] |
 //! | [`STATUS_NO_VTCM`] | KiB that would be needed |
 //! | [`STATUS_FAULT`] | 1 [`FAULT_OUTSIDE_VTCM`], 2 [`FAULT_DEEP`], 3 [`FAULT_OVERFLOW`], 4 [`FAULT_DMA`] |

@@ -54,7 +54,7 @@ pub use wide::*;
 /// First word of the header: the characters `NPU1`.
 pub const MAGIC: u32 = 0x3155_504e;
 /// Version of everything in this module.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// Byte offset of the host's count of commands written.
 pub const PUBLISHED: usize = 128;
@@ -313,10 +313,8 @@ pub struct MatMul {
     /// Planes in ggml's dimensions 2 and 3: multiples of the weights' slices. Plane i uses slice
     /// i / (planes / slices).
     pub planes: [u32; 2],
-    /// Maximum number of rows that dot products with quantized activations compute, at most
-    /// `DOT_ROWS`. The matrix unit computes products of more rows, and of weight types that have no
-    /// dot product.
-    pub dot_rows: u32,
+    /// The products that dot products compute: a number of [`Dots`](crate::ops::matmul::Dots).
+    pub dots: u32,
     /// Allowed only with one plane and one slice.
     pub epilogue: Epilogue,
 }
@@ -339,8 +337,8 @@ pub struct MatMulId {
     pub act_slots: u32,
     /// Number of tokens.
     pub tokens: u32,
-    /// As [`MatMul::dot_rows`], for the rows of each expert.
-    pub dot_rows: u32,
+    /// As [`MatMul::dots`], for the rows of each expert.
+    pub dots: u32,
 }
 
 /// The body of [`OP_NOP`].

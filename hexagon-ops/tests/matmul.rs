@@ -8,7 +8,7 @@ use common::{Numbers, Weights};
 use hexagon_ops::error::Error;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{Line, MatrixLayout, Tile, WeightType};
-use hexagon_ops::ops::matmul::{ExpertMatMul, GemmPlan, Machine, MatMul, RowStarts};
+use hexagon_ops::ops::matmul::{Dots, ExpertMatMul, GemmPlan, Machine, MatMul, RowStarts};
 use hexagon_ops::rt::Engine;
 use test_kit::nmse;
 
@@ -42,19 +42,29 @@ impl Parts {
 ///
 /// FP16 path: each weight and each activation is rounded by at most 2^-11 of itself, and the result
 /// by 2^-11 of all terms. 8-bit path: each activation by half a step, amax/127/2 of its block, and
-/// a Q4_1 minimum's factor by 2^-11.
+/// a Q4_1 minimum's factor by 2^-11. With a second digit the step is that of half the first one's.
 ///
 /// Either path: the scale and the minimum of a super-block's tile are rounded by 2^-11 of
 /// themselves, subnormal ones by 2^-25, which the quant (at most 31) multiplies; in the 8-bit path
 /// the minimum's factor too, and activations may be as large as the block's largest.
-fn bound(m: usize, weight: WeightType, act: &[f32], [w, terms]: [&[f64]; 2]) -> f64 {
+fn bound(
+    (m, dots): (usize, Dots),
+    weight: WeightType,
+    act: &[f32],
+    [w, terms]: [&[f64]; 2],
+) -> f64 {
     let amax = act.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
     let expanded: f64 = terms
         .iter()
         .filter(|term| **term > 0.0)
         .map(|term| f64::from(amax) * (term * 2_f64.powi(-10) + 2_f64.powi(-20)))
         .sum();
-    let sum: f64 = if m <= 2 && weight.has_dot_product() {
+    let step = if dots == Dots::TwoDigits {
+        1.0 / 254.0 / 254.0
+    } else {
+        1.0 / 254.0
+    };
+    let sum: f64 = if m <= dots.rows() && weight.has_dot_product() {
         let blocks = act.chunks(32).zip(w.chunks(32)).map(|(act, w)| {
             let amax = act.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
             let min = if matches!(weight, WeightType::Q4_1 | WeightType::Q5_1) {
@@ -62,7 +72,7 @@ fn bound(m: usize, weight: WeightType, act: &[f32], [w, terms]: [&[f64]; 2]) -> 
             } else {
                 0.0
             };
-            f64::from(amax) * (w.iter().map(|w| w.abs()).sum::<f64>() / 254.0 + min)
+            f64::from(amax) * (w.iter().map(|w| w.abs()).sum::<f64>() * step + min)
         });
         blocks.sum()
     } else {
@@ -75,7 +85,7 @@ fn bound(m: usize, weight: WeightType, act: &[f32], [w, terms]: [&[f64]; 2]) -> 
 }
 
 /// Checks one row of a product of `m` rows against [`bound`].
-fn check_row(m: usize, w: &Weights, act: &[f32], have: &[f32], what: &str) {
+fn check_row(m: (usize, Dots), w: &Weights, act: &[f32], have: &[f32], what: &str) {
     let weight = w.layout.panel().weight();
     for (n, have) in have.iter().enumerate() {
         let error = (f64::from(*have) - common::dot(act, &w.values[n])).abs();
@@ -94,6 +104,17 @@ fn check(
     shape: (usize, usize, usize),
     numbers: &mut Numbers,
 ) {
+    check_with(Dots::TwoRows, parts, weight, shape, numbers);
+}
+
+/// As [`check`], with a choice of dot products.
+fn check_with(
+    dots: Dots,
+    parts: &mut Parts,
+    weight: WeightType,
+    shape: (usize, usize, usize),
+    numbers: &mut Numbers,
+) {
     let (m, k, n) = shape;
     let k = k.next_multiple_of(weight.block_elems());
     let w = Weights::random(weight, n, k, numbers);
@@ -104,7 +125,7 @@ fn check(
         layout: w.layout,
         weights: &w.lines,
         m,
-        dot_rows: 2,
+        dots,
         act: &act,
         act_rows: RowStarts::Strided(act_stride),
         dst: &mut dst,
@@ -118,7 +139,7 @@ fn check(
         let act = &act[row * act_stride..][..k];
         let have = &dst[row * dst_stride..][..n];
         check_row(
-            m,
+            (m, dots),
             &w,
             act,
             have,
@@ -153,6 +174,27 @@ fn every_type_and_edge_matches_f64() {
             ] {
                 check(&mut parts, weight, shape, &mut numbers);
             }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_two_digits_is_exact_to_16_bits() {
+    let mut numbers = Numbers::default();
+    for threads in [1, 3] {
+        let mut parts = Parts::new(threads, 512);
+        for weight in WeightType::ALL {
+            for shape in [(1, 32, 1), (1, 96, 33), (1, 1024, 64), (1, 2080, 300)] {
+                check_with(Dots::TwoDigits, &mut parts, weight, shape, &mut numbers);
+            }
+            // The matrix unit computes two rows.
+            check_with(
+                Dots::TwoDigits,
+                &mut parts,
+                weight,
+                (2, 96, 33),
+                &mut numbers,
+            );
         }
     }
 }
@@ -196,7 +238,7 @@ fn one_panel_larger_than_a_step_still_fits() {
         layout: w.layout,
         weights: &w.lines,
         m: 1,
-        dot_rows: 2,
+        dots: Dots::TwoRows,
         act: &act,
         act_rows: RowStarts::Strided(0),
         dst: &mut dst,
@@ -224,7 +266,7 @@ fn listed_rows_are_gathered_and_scattered() {
                 layout: w.layout,
                 weights: &w.lines,
                 m: starts.len(),
-                dot_rows: 2,
+                dots: Dots::TwoRows,
                 act: &act,
                 act_rows: RowStarts::Listed(&act_rows),
                 dst: &mut dst,
@@ -236,7 +278,13 @@ fn listed_rows_are_gathered_and_scattered() {
                 let have = &dst[(7 - row) * 48..][..48];
                 if starts.contains(&row) {
                     let act = &act[row * 64..][..64];
-                    check_row(starts.len(), &w, act, have, &format!("row {row}"));
+                    check_row(
+                        (starts.len(), Dots::TwoRows),
+                        &w,
+                        act,
+                        have,
+                        &format!("row {row}"),
+                    );
                 } else {
                     assert_eq!(have, [0.0; 48], "{weight:?}: row {row} was not asked for");
                 }
@@ -274,7 +322,7 @@ fn tokens_meet_the_experts_they_chose() {
                 let product = ExpertMatMul {
                     layout: experts[0].layout,
                     weights: &lines,
-                    dot_rows: 2,
+                    dots: Dots::TwoRows,
                     ids,
                     n_slots,
                     act: &act,
@@ -302,7 +350,13 @@ fn tokens_meet_the_experts_they_chose() {
                 let at = row / n_slots * act_strides[0] + row % n_slots * act_strides[1];
                 let m = ids.iter().filter(|other| *other == id).count();
                 let what = format!("row {row} expert {id}");
-                check_row(m, w, &act[at..at + k], &dst[row * n..][..n], &what);
+                check_row(
+                    (m, Dots::TwoRows),
+                    w,
+                    &act[at..at + k],
+                    &dst[row * n..][..n],
+                    &what,
+                );
             }
         }
     }
@@ -327,7 +381,7 @@ fn activations_of_any_magnitude_pass_the_matrix_unit() {
         layout: w.layout,
         weights: &w.lines,
         m: scales.len(),
-        dot_rows: 2,
+        dots: Dots::TwoRows,
         act: &act,
         act_rows: RowStarts::Strided(128),
         dst: &mut dst,
@@ -359,7 +413,7 @@ fn wrong_lengths_are_refused() {
             layout: w.layout,
             weights: &w.lines[..weights],
             m: 2,
-            dot_rows: 2,
+            dots: Dots::TwoRows,
             act: &act,
             act_rows: RowStarts::Strided(32),
             dst: &mut dst,
@@ -419,7 +473,7 @@ fn host_speed() {
                     layout: w.layout,
                     weights: &w.lines,
                     m,
-                    dot_rows: 2,
+                    dots: Dots::TwoRows,
                     act: &act,
                     act_rows: RowStarts::Strided(576),
                     dst: &mut dst,

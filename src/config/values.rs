@@ -10,7 +10,7 @@ use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
 
-use super::{Faults, Repack, SimChip};
+use super::{Activations, Faults, Repack, SimChip};
 use crate::hexagon::caps as hexagon;
 use crate::rockchip::caps::{self as rockchip, RkCaps};
 
@@ -38,6 +38,11 @@ pub(super) const REPACKS: Words<Repack, 3> = [
     ("weights", Repack::Weights),
     ("always", Repack::Always),
     ("off", Repack::Off),
+];
+pub(super) const ACTIVATIONS: Words<Activations, 3> = [
+    ("auto", Activations::Auto),
+    ("8", Activations::Eight),
+    ("16", Activations::Sixteen),
 ];
 pub(super) const POWERS: Words<Power, 3> = [
     ("burst", Power::Burst),

@@ -11,10 +11,10 @@ use rknpu_ops::sim::Coherence;
 use super::rules::{self, Rules};
 use super::settings::{BadSettings, Settings};
 use super::values::{
-    self, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, PACK_VERIFIES, POWERS, REPACKS,
-    SESSIONS, TIMEOUTS_S, chip, list, number, one_of, path, quoted, span, words,
+    self, ACTIVATIONS, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, PACK_VERIFIES, POWERS,
+    REPACKS, SESSIONS, TIMEOUTS_S, chip, list, number, one_of, path, quoted, span, words,
 };
-use super::{Faults, Repack, SimChip};
+use super::{Activations, Faults, Repack, SimChip};
 use crate::error::{Error, Result};
 use crate::rockchip::caps::{Cores, RkCaps};
 
@@ -216,6 +216,11 @@ variables! {
         "GGML_RUST_NPU_HEX_THREADS", span(&HEX_THREADS),
         default "one for each vector unit; 1 of a simulated NPU";
 
+        /// Bits of activations in products of one or two tokens with quantized weights. 16 are as exact as
+        /// F16; `auto` has them where the cost model sees no loss of speed, because memory is the limit.
+        hex_act: Activations = Activations::Auto, |text| one_of(&ACTIVATIONS, text);
+        "GGML_RUST_NPU_HEX_ACT", words(&ACTIVATIONS), default "`auto`";
+
         /// What each DSP's library votes for while a program has the device: the highest clocks (`burst`),
         /// clocks that follow the load (`balanced`), or low ones that rise late (`saver`).
         power: Power = Power::Burst, |text| one_of(&POWERS, text);
@@ -364,6 +369,6 @@ This page is made from the table in `src/config/variables.rs`.
                 defaults += 1;
             }
         }
-        assert_eq!(defaults, 7);
+        assert_eq!(defaults, 9);
     }
 }

@@ -82,6 +82,7 @@ impl SessionPlan {
             address_bytes: None,
             threads: config.hex_threads,
             power: config.power,
+            activations: config.hex_act,
             // Faults of the DSP include one that never returns.
             serving: if self.rpc.stand_in().is_some() && config.faults.fastrpc.is_empty() {
                 Serving::Caller

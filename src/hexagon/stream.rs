@@ -162,7 +162,8 @@ impl Graphs {
             self.put_back(home, &span(src0))?;
         }
         let last = self.last.take();
-        let command = self.plan(vtcm_bytes, operation, src[0])?;
+        let mut command = self.plan(vtcm_bytes, operation, src[0])?;
+        self.choose_kernels(&mut command);
         let arch = self.device.npu.caps().arch;
         let step = Step {
             node: number,
@@ -231,7 +232,6 @@ impl Graphs {
             }
             Command::MulMat(body, layout) => {
                 let mut body = **body;
-                body.dot_rows = word(cost::dot_rows(arch, layout.weight()));
                 self.place_weights(&mut body.weights, layout, operation, src[0])?;
                 self.place_activations(&mut body.act, step, operation, src[1])?;
                 self.place_result(&mut body.dst, &operation.dst, dst)?;
@@ -241,7 +241,6 @@ impl Graphs {
             }
             Command::MulMatId(body, layout) => {
                 let mut body = **body;
-                body.dot_rows = word(cost::dot_rows(arch, layout.weight()));
                 self.place_weights(&mut body.weights, layout, operation, src[0])?;
                 self.place_activations(&mut body.act, step, operation, src[1])?;
                 self.place_result(&mut body.dst, &operation.dst, dst)?;
@@ -256,6 +255,22 @@ impl Graphs {
             }
         }
         Ok(())
+    }
+
+    /// Chooses the kernels of products.
+    fn choose_kernels(&self, command: &mut Command) {
+        let (dots, weight) = match command {
+            Command::MulMat(body, layout) => (&mut body.dots, layout.weight()),
+            Command::MulMatId(body, layout) => (&mut body.dots, layout.weight()),
+            Command::Tensor(_) | Command::Wide(_) | Command::Attention(_) => return,
+        };
+        let npu = &self.device.npu;
+        *dots = cost::dots(
+            npu.caps(),
+            npu.info().threads,
+            weight,
+            self.device.activations,
+        ) as u32;
     }
 
     /// Puts a product and what its results are combined with in place of the product.

@@ -109,7 +109,7 @@ fn a_start_that_fails_names_the_call() {
 
 #[test]
 fn memory_that_cannot_be_had_later_is_an_error_that_passes() {
-    let device = start("rpcmem_alloc:16=-1,rpcmem_alloc2:16=-1").unwrap();
+    let device = start("rpcmem_alloc:18=-1,rpcmem_alloc2:18=-1").unwrap();
     let mut numbers = Numbers::new(41);
     let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
     let mut failures = 0;

@@ -47,7 +47,7 @@ bad_commands! {
     TYPE = 19, "unknown type of a tensor";
     OPERAND = 20, "an operand is missing, or its type, shape, strides or parameters are not those of the kernel";
     ROW = 21, "a row that is named does not exist";
-    DOT_ROWS = 22, "more rows for dot products than they take";
+    DOTS = 22, "unknown choice of products for dot products";
 }
 
 /// [`STATUS_MAP_FAILED`]: the size is zero or larger than the DSP can address.

@@ -10,7 +10,7 @@ use super::detail::{
 };
 use super::region::{BoundRows, Strided};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, WeightType};
-use crate::ops::matmul::{Combine, DOT_ROWS, Epilogue, Machine, MatMul, Prepared, RowStarts};
+use crate::ops::matmul::{Combine, Dots, Epilogue, Machine, MatMul, Prepared, RowStarts};
 use crate::rt::memory::{Bound, CheckedOperands, LentBuffers, Operands, Span, Table};
 use crate::wire::{self, Plain};
 
@@ -164,10 +164,9 @@ fn epilogue<'a>(
     Ok((Some(combined), other.map(|other| other.bound)))
 }
 
-/// Checks the number of rows for dot products.
-pub(super) fn dot_rows(rows: u32) -> Result<usize, Failure> {
-    let rows = usize::try_from(rows).ok().filter(|rows| *rows <= DOT_ROWS);
-    rows.ok_or(Failure::bad(detail::DOT_ROWS))
+/// Checks the choice of products for dot products.
+pub(super) fn dots(number: u32) -> Result<Dots, Failure> {
+    Dots::from_number(number).ok_or(Failure::bad(detail::DOTS))
 }
 
 /// A product whose fields are right, and what they say.
@@ -181,7 +180,7 @@ pub(super) struct CheckedProduct {
     m: usize,
     /// Planes of the activations for each slice of the weights.
     ratio: [usize; 2],
-    dot_rows: usize,
+    dots: Dots,
     /// Results; weights, activations, the other operand of the epilogue.
     pub(super) operands: CheckedOperands<3>,
 }
@@ -191,7 +190,7 @@ pub(super) fn check<'a>(
     body: &wire::MatMul,
     memory: &'a mut Table,
 ) -> Result<Option<(CheckedProduct, Operands<'a, 3>)>, Failure> {
-    let dot_rows = dot_rows(body.dot_rows)?;
+    let dots = dots(body.dots)?;
     let buffers = memory.lend();
     let w = weights(&body.weights, &buffers)?;
     let mut ratio = [0; 2];
@@ -223,7 +222,7 @@ pub(super) fn check<'a>(
         combined,
         m: usize::try_from(body.m).map_err(|_| Failure::bad(BOUNDS))?,
         ratio,
-        dot_rows,
+        dots,
         operands: operands.remember(),
     };
     Ok(Some((product, operands)))
@@ -346,7 +345,7 @@ impl CheckedProduct {
                                 layout: self.layout,
                                 weights,
                                 m: MAX_ROWS.min(m - m0),
-                                dot_rows: self.dot_rows,
+                                dots: self.dots,
                                 act: operands.act.get(act_at..).unwrap_or_default(),
                                 act_rows: RowStarts::Strided(steps[0]),
                                 dst: operands.dst.get_mut(dst_at..).unwrap_or_default(),

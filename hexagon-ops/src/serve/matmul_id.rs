@@ -3,11 +3,11 @@
 
 use super::coherence::{Cache, CachedRanges};
 use super::detail::{ALIGNMENT, BOUNDS, Failure, PLANES, SLOTS};
-use super::matmul::{cast, dot_rows, weights};
+use super::matmul::{cast, dots, weights};
 use super::region::{BoundRows, Strided};
 use super::{Platform, Scratch};
 use crate::layout::{Line, MatrixLayout};
-use crate::ops::matmul::{ExpertMatMul, Machine};
+use crate::ops::matmul::{Dots, ExpertMatMul, Machine};
 use crate::rt::memory::{CheckedOperands, Operands, Table};
 use crate::wire;
 
@@ -25,7 +25,7 @@ pub(super) struct CheckedExperts {
     slots: usize,
     act_slots: usize,
     tokens: usize,
-    dot_rows: usize,
+    dots: Dots,
     /// Results; weights, activations, choices.
     pub(super) operands: CheckedOperands<3>,
 }
@@ -35,7 +35,7 @@ pub(super) fn check<'a>(
     body: &wire::MatMulId,
     memory: &'a mut Table,
 ) -> Result<Option<(CheckedExperts, Operands<'a, 3>)>, Failure> {
-    let dot_rows = dot_rows(body.dot_rows)?;
+    let dots = dots(body.dots)?;
     let buffers = memory.lend();
     let w = weights(&body.weights, &buffers)?;
     if body.weights.slices[1] != 1 {
@@ -67,7 +67,7 @@ pub(super) fn check<'a>(
         slots,
         act_slots,
         tokens: size(body.tokens)?,
-        dot_rows,
+        dots,
         operands: operands.remember(),
     };
     Ok(Some((experts, operands)))
@@ -122,7 +122,7 @@ impl CheckedExperts {
                 let product = ExpertMatMul {
                     layout: self.layout,
                     weights,
-                    dot_rows: self.dot_rows,
+                    dots: self.dots,
                     ids: &scratch.ids[..n_tokens * period],
                     n_slots: period,
                     act: act_elems.get(act_start..).unwrap_or_default(),

@@ -111,7 +111,7 @@ fn check(case: Case, numbers: &mut Numbers) {
         dst: rows(plain_at, 0, stride),
         m: number(m),
         planes: [1, 1],
-        dot_rows: 2,
+        dots: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let combined = MatMul {
@@ -206,7 +206,7 @@ fn wrong_epilogues_are_refused() {
         dst: rows(dst, 256, 64),
         m: 5,
         planes: [1, 1],
-        dot_rows: 2,
+        dots: 2,
         epilogue: Epilogue {
             kernel: wire::KERNEL_ADD,
             swapped: 0,

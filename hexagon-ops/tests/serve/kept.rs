@@ -77,7 +77,7 @@ fn products() -> Vec<Command> {
         offset: 0,
         strides,
     };
-    let product = |m, planes, slices, dot_rows| {
+    let product = |m, planes, slices, dots| {
         Command::new(
             0,
             &MatMul {
@@ -93,7 +93,7 @@ fn products() -> Vec<Command> {
                 dst: plain(2, [128, 512, 1024]),
                 m,
                 planes,
-                dot_rows,
+                dots,
                 epilogue: bytemuck::Zeroable::zeroed(),
             },
         )
@@ -113,7 +113,7 @@ fn products() -> Vec<Command> {
         slots: 2,
         act_slots: 2,
         tokens: 3,
-        dot_rows: 2,
+        dots: 2,
     };
     vec![
         Command::new(0, &experts),

@@ -102,7 +102,7 @@ fn check(shape: &Shape, numbers: &mut Numbers) {
         dst: plain(dst_buffer, dst_strides),
         m: number(m),
         planes: shape.planes.map(number),
-        dot_rows: 2,
+        dots: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);
@@ -199,7 +199,7 @@ fn f16_weights_need_no_whole_blocks() {
         dst: plain(dst, [2, 2, 2]),
         m: 1,
         planes: [1, 1],
-        dot_rows: 2,
+        dots: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     assert_eq!(host.run(&[Command::new(0, &body)]).status, 0);
@@ -218,7 +218,7 @@ fn no_rows_are_no_work() {
         dst: plain(buffer, [32, 0, 0]),
         m: 0,
         planes: [1, 1],
-        dot_rows: 2,
+        dots: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);
@@ -237,14 +237,14 @@ fn the_command_says_up_to_how_many_rows_are_dot_products() {
     let (act_buffer, act_memory) = host.buffer(4 + 4 * act.len());
     act_memory.put(4, &act);
     let (dst_buffer, dst_memory) = host.buffer(4 + 4 * 3 * n);
-    let mut rows = |m: u32, dot_rows: u32| -> Vec<f32> {
+    let mut rows = |m: u32, dots: u32| -> Vec<f32> {
         let body = MatMul {
             weights,
             act: plain(act_buffer, [k, 0, 0]),
             dst: plain(dst_buffer, [n, 0, 0]),
             m,
             planes: [1, 1],
-            dot_rows,
+            dots,
             epilogue: bytemuck::Zeroable::zeroed(),
         };
         assert_eq!(host.run(&[Command::new(0, &body)]).status, 0);
@@ -303,7 +303,7 @@ fn check_experts(choice: &Choice, numbers: &mut Numbers) {
         slots: number(slots),
         act_slots: number(act_slots),
         tokens: number(tokens),
-        dot_rows: 2,
+        dots: 2,
     };
     let completion = host.run(&[Command::new(0, &body)]);
     assert_eq!((completion.status, completion.detail), (0, 0));
@@ -387,7 +387,7 @@ fn products_of_one_source_are_what_each_is_alone() {
                     dst: plain(dst, [n, 0, 0]),
                     m: number(m),
                     planes: [1, 1],
-                    dot_rows: 2,
+                    dots: 2,
                     epilogue: bytemuck::Zeroable::zeroed(),
                 },
             )

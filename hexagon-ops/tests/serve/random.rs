@@ -32,7 +32,7 @@ fn seeds() -> [Command; 5] {
         dst: plain(2, [128, 512, 1024]),
         m: 4,
         planes: [2, 1],
-        dot_rows: 2,
+        dots: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let single = MatMul {
@@ -56,7 +56,7 @@ fn seeds() -> [Command; 5] {
         slots: 2,
         act_slots: 2,
         tokens: 3,
-        dot_rows: 2,
+        dots: 2,
     };
     [
         command(&product),

@@ -40,7 +40,7 @@ fn good(host: &mut Host) -> (MatMul, MatMulId) {
         dst: plain(dst, 8, [128, 512, 2048]),
         m: 3,
         planes: [4, 2],
-        dot_rows: 2,
+        dots: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let experts = MatMulId {
@@ -51,7 +51,7 @@ fn good(host: &mut Host) -> (MatMul, MatMulId) {
         slots: 4,
         act_slots: 2,
         tokens: 3,
-        dot_rows: 2,
+        dots: 2,
     };
     (product, experts)
 }
@@ -105,7 +105,7 @@ fn wrong_fields_of_products_are_refused() {
         refused(&mut host, &wrong, detail, what);
     }
     let products: [(u32, &str, Change<MatMul>); 19] = [
-        (serve::DOT_ROWS, "dot rows", |b| b.dot_rows = 3),
+        (serve::DOTS, "dots", |b| b.dots = 4),
         (serve::RESERVED, "act reserved", |b| b.act.reserved = 1),
         (serve::RESERVED, "dst reserved", |b| b.dst.reserved = 1),
         (serve::PLANES, "planes 0", |b| b.planes[1] = 0),
@@ -138,7 +138,7 @@ fn wrong_fields_of_products_are_refused() {
         refused(&mut host, &wrong, detail, what);
     }
     let choices: [(u32, &str, Change<MatMulId>); 13] = [
-        (serve::DOT_ROWS, "dot rows", |b| b.dot_rows = 3),
+        (serve::DOTS, "dots", |b| b.dots = 4),
         (serve::RESERVED, "ids reserved", |b| b.ids.reserved = 1),
         (serve::PLANES, "slices in dimension 3", |b| {
             b.weights.slices[1] = 2
@@ -290,7 +290,7 @@ fn a_product_that_vtcm_cannot_hold_says_how_much_it_needs() {
         dst: plain(dst, 0, [0; 3]),
         m: 1,
         planes: [1, 1],
-        dot_rows: 2,
+        dots: 2,
         epilogue: bytemuck::Zeroable::zeroed(),
     };
     let completion = host.run(&[Command::new(0, &body)]);

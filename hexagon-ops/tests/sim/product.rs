@@ -51,7 +51,7 @@ impl Product {
             dst: plain(dst_buffer, DST_OFFSET, n),
             m: number(m),
             planes: [1, 1],
-            dot_rows: 2,
+            dots: 2,
             epilogue: bytemuck::Zeroable::zeroed(),
         };
         let inputs: Vec<f32> = (0..m * k).map(|_| numbers.float()).collect();

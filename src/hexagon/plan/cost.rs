@@ -5,11 +5,12 @@
 use std::ops::AddAssign;
 
 use hexagon_ops::layout::{F16_TILE_BYTES, SUPER_BLOCK, TILE_DIM, WeightType};
-use hexagon_ops::ops::matmul::{DOT_ROWS, GemmPlan};
+use hexagon_ops::ops::matmul::{Dots, GemmPlan};
 use hexagon_ops::wire;
 
 use super::super::layout::WeightLayout;
 use super::Command;
+use crate::config::Activations;
 use crate::hexagon::caps::HexCaps;
 
 /// Modelled cost.
@@ -63,7 +64,7 @@ impl Cost {
 /// Packets per 32 × 32 tile of weights.
 struct Packets {
     /// Dot products with one row (strips two by two), and with two rows.
-    dots: [f64; DOT_ROWS],
+    dots: [f64; Dots::MOST_ROWS],
     /// Dequantizing.
     dequantize: f64,
 }
@@ -111,18 +112,58 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
     }
 }
 
-/// Returns the most rows of activations for which dot products take fewer packets than
-/// dequantizing: this number selects the kernel.
+/// Returns the products that dot products compute with this type of weights on `threads` threads:
+/// those for which they take fewer packets than dequantizing.
 ///
-/// Weights are read from memory once either way, and the matrix unit works at the same time as the
-/// rest.
+/// The matrix unit takes activations in FP16, and so is one of the ways to have 16 bits. `Auto` is 16
+/// bits where these take no longer than 8.
 #[must_use]
-pub fn dot_rows(arch: u32, weight: WeightType) -> usize {
+pub fn dots(caps: &HexCaps, threads: u32, weight: WeightType, bits: Activations) -> Dots {
     if !weight.has_dot_product() {
-        return 0;
+        return Dots::None;
     }
-    let Packets { dots, dequantize } = packets(arch, weight);
-    dots.iter().take_while(|dots| **dots < dequantize).count()
+    let Packets { dots, dequantize } = packets(caps.arch, weight);
+    let of_8_bits = match dots.iter().take_while(|dots| **dots < dequantize).count() {
+        0 => Dots::None,
+        1 => Dots::OneRow,
+        _ => Dots::TwoRows,
+    };
+    let of_16_bits = if dots[1] < dequantize {
+        Dots::TwoDigits
+    } else {
+        Dots::None
+    };
+    let is_free = || {
+        (1..=Dots::MOST_ROWS).all(|rows| {
+            let [wide, narrow] = [of_16_bits, of_8_bits]
+                .map(|dots| tile(caps.arch, weight, rows, dots).microseconds(caps, threads));
+            wide <= narrow
+        })
+    };
+    match bits {
+        Activations::Eight => of_8_bits,
+        Activations::Sixteen => of_16_bits,
+        Activations::Auto if is_free() => of_16_bits,
+        Activations::Auto => of_8_bits,
+    }
+}
+
+/// Returns the cost of up to 32 rows of activations with one tile of weights.
+fn tile(arch: u32, weight: WeightType, rows: usize, dots: Dots) -> Cost {
+    let packets = packets(arch, weight);
+    let by_dots = weight.has_dot_product() && (1..=dots.rows()).contains(&rows);
+    let weight_packets = match dots {
+        _ if !by_dots => packets.dequantize,
+        Dots::TwoDigits => packets.dots[1],
+        _ => packets.dots[rows - 1],
+    };
+    let blocks = TILE_DIM * TILE_DIM / weight.block_elems();
+    Cost {
+        weight_packets,
+        weight_bytes: (blocks * weight.block_bytes()) as u64,
+        tile_products: u64::from(!by_dots),
+        ..Cost::default()
+    }
 }
 
 // SOURCE: hexagon-ops/tests/packets.txt; IEEE arithmetic (V73, V75), then qfloat.
@@ -275,21 +316,22 @@ pub fn passed_on(body: &wire::MatMul) -> u64 {
 /// different ones as possible are assumed.
 #[must_use]
 pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
-    let (weights, matrices, rows) = match command {
+    let (weights, matrices, rows, dots) = match command {
         Command::MulMat(body, weights) => {
             let planes = body.planes[0] as usize * body.planes[1] as usize;
-            (weights, planes, body.m as usize)
+            (weights, planes, body.m as usize, body.dots)
         }
         Command::MulMatId(body, weights) => {
             let rows = body.slots as usize * body.tokens as usize;
             let matrices = rows.min(weights.count());
-            (weights, matrices, rows.div_ceil(matrices.max(1)))
+            (weights, matrices, rows.div_ceil(matrices.max(1)), body.dots)
         }
         Command::Tensor(body) => return tensor(arch, body),
         Command::Wide(body) => return wide(body),
         Command::Attention(body) => return attention(arch, body),
     };
-    let mut cost = matrix(arch, vtcm_bytes, weights, rows);
+    let dots = Dots::from_number(dots).unwrap_or_default();
+    let mut cost = matrix(arch, vtcm_bytes, weights, rows, dots);
     let (k, n) = (weights.matrix.panel().k(), weights.matrix.n());
     cost.other_bytes = (rows * (k + n) * size_of::<f32>()) as u64;
     // CAST: an estimate; numbers of matrices are small.
@@ -303,17 +345,17 @@ pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
 }
 
 /// Returns the cost of one matrix and `rows` rows of activations.
-fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> Cost {
+fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize, dots: Dots) -> Cost {
     let (layout, weight) = (weights.matrix, weights.weight());
     let tiles = layout.k_tiles() * layout.n_strips();
-    let packets = packets(arch, weight);
+    let of_tile = tile(arch, weight, rows, dots);
     // CAST: an estimate; tiles of a matrix are fewer than 2^52.
     #[expect(clippy::cast_precision_loss, reason = "see above")]
-    let per_tile = |packets: f64, times: usize| packets * tiles as f64 * times as f64;
+    let packets = |times: usize| of_tile.weight_packets * tiles as f64 * times as f64;
     let bytes = layout.matrix_bytes() as u64;
-    if (1..=dot_rows(arch, weight)).contains(&rows) {
+    if of_tile.tile_products == 0 {
         return Cost {
-            weight_packets: per_tile(packets.dots[rows - 1], 1),
+            weight_packets: packets(1),
             weight_bytes: bytes,
             ..Cost::default()
         };
@@ -324,7 +366,7 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize) -> 
         .map_or(m_tiles, |plan| plan.m_tiles);
     let times = m_tiles.div_ceil(at_once.max(1));
     Cost {
-        weight_packets: per_tile(packets.dequantize, times),
+        weight_packets: packets(times),
         weight_bytes: bytes * times as u64,
         tile_products: (tiles * m_tiles) as u64,
         ..Cost::default()
@@ -430,20 +472,59 @@ mod tests {
             WeightType::Q3K,
             WeightType::Q2K,
         ];
-        for arch in [73, 75, 79, 81] {
+        for caps in &crate::hexagon::caps::ALL {
             for weight in types {
-                let most = dot_rows(arch, weight);
-                let Packets { dots, dequantize } = packets(arch, weight);
+                let most = dots(caps, 1, weight, Activations::Eight).rows();
+                let Packets { dots, dequantize } = packets(caps.arch, weight);
                 for (i, dots) in dots.into_iter().enumerate() {
-                    assert_eq!(i < most, dots < dequantize, "{arch} {weight:?}");
+                    assert_eq!(i < most, dots < dequantize, "{} {weight:?}", caps.name);
                 }
             }
-            // Those without a dot product.
-            assert_eq!(dot_rows(arch, WeightType::F16), 0);
-            assert_eq!(dot_rows(arch, WeightType::Q4Tile), 0);
-            assert_eq!(dot_rows(arch, WeightType::Q8Tile), 0);
+            for weight in [WeightType::F16, WeightType::Q4Tile, WeightType::Q8Tile] {
+                for bits in [Activations::Eight, Activations::Sixteen, Activations::Auto] {
+                    assert_eq!(dots(caps, 1, weight, bits), Dots::None, "no dot product");
+                }
+            }
         }
-        assert_eq!(dot_rows(75, WeightType::Q4_0), 2);
+        let v75 = crate::hexagon::caps::by_arch(75).unwrap();
+        let of = |weight, bits| dots(v75, 4, weight, bits);
+        assert_eq!(of(WeightType::Q4_0, Activations::Eight), Dots::TwoRows);
+        assert_eq!(of(WeightType::Q4_0, Activations::Sixteen), Dots::TwoDigits);
+        // Two rows of dot products take longer than dequantizing does.
+        assert_eq!(of(WeightType::Q5K, Activations::Sixteen), Dots::None);
+    }
+
+    #[test]
+    fn sixteen_bits_are_the_choice_where_they_cost_nothing() {
+        let v75 = crate::hexagon::caps::by_arch(75).unwrap();
+        let auto = |threads, weight| dots(v75, threads, weight, Activations::Auto);
+        // Four threads wait for the weights of most types, one thread is slower than memory.
+        for weight in [
+            WeightType::Q4_0,
+            WeightType::Q8_0,
+            WeightType::Q4K,
+            WeightType::Q6K,
+        ] {
+            assert_eq!(auto(4, weight), Dots::TwoDigits, "{weight:?}");
+        }
+        assert_eq!(auto(1, WeightType::Q4_0), Dots::TwoRows);
+        // Fewer bits of weights to wait for.
+        assert_eq!(auto(4, WeightType::Q2K), Dots::TwoRows);
+        for caps in &crate::hexagon::caps::ALL {
+            for threads in [1, 2, 4, 8] {
+                for weight in WeightType::ALL {
+                    let us = |rows, bits| {
+                        let dots = dots(caps, threads, weight, bits);
+                        tile(caps.arch, weight, rows, dots).microseconds(caps, threads)
+                    };
+                    for rows in 1..=3 {
+                        let [auto, eight] =
+                            [Activations::Auto, Activations::Eight].map(|bits| us(rows, bits));
+                        assert!(auto <= eight, "{} {threads} {weight:?} {rows}", caps.name);
+                    }
+                }
+            }
+        }
     }
 
     #[test]
@@ -503,6 +584,7 @@ mod tests {
             let body = wire::MatMul {
                 m,
                 planes: [1, 1],
+                dots: Dots::TwoRows as u32,
                 ..bytemuck::Zeroable::zeroed()
             };
             of(75, 8 << 20, &Command::MulMat(Box::new(body), weights))

@@ -1,8 +1,9 @@
-//! Products with packed weights: quantized ones and F16, through the dot products (M = 1) and the
-//! matrix unit (M = 8).
+//! Products with packed weights: quantized ones and F16, through the dot products with activations of
+//! 8 and of 16 bits (M = 1), and the matrix unit (M = 8).
 
 use half::f16;
 use hexagon_ops::layout::{MatrixLayout, WeightType};
+use hexagon_ops::ops::matmul::Dots;
 use hexagon_ops::wire::{self, Command, Plain, Weights};
 
 use super::Outcome;
@@ -18,10 +19,10 @@ const K: usize = 192;
 /// Returns the largest normalized mean square error.
 ///
 /// Dot products take activations in 8 bits for each group of 32: with uniform numbers the step is
-/// 1/127 of the group's largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5. The matrix unit takes
-/// FP16 and gives FP16, below 1e-6.
-fn limit(m: usize, weight: WeightType) -> f64 {
-    if m == 1 && weight != WeightType::F16 {
+/// 1/127 of the group's largest, an error of (1/127)^2/12 / (1/3) = 1.5e-5; a second digit divides it
+/// by 254^2. The matrix unit takes FP16 and gives FP16, below 1e-6.
+fn limit(m: usize, weight: WeightType, dots: Dots) -> f64 {
+    if m == 1 && weight != WeightType::F16 && dots != Dots::TwoDigits {
         1e-4
     } else {
         1e-6
@@ -35,8 +36,11 @@ fn limit(m: usize, weight: WeightType) -> f64 {
 pub(super) fn test(npu: &HexNpu) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     for weight in [WeightType::Q4_0, WeightType::Q8_0, WeightType::F16] {
-        for m in [1, 8] {
-            outcomes.push(multiply(npu, weight, m)?);
+        for (m, dots) in [(1, Dots::TwoRows), (8, Dots::TwoRows)] {
+            outcomes.push(multiply(npu, weight, m, dots)?);
+        }
+        if weight.has_dot_product() {
+            outcomes.push(multiply(npu, weight, 1, Dots::TwoDigits)?);
         }
     }
     Ok(outcomes)
@@ -93,6 +97,7 @@ pub struct OneBufferProduct {
     layout: MatrixLayout,
     m: usize,
     k: usize,
+    dots: Dots,
 }
 
 impl OneBufferProduct {
@@ -108,7 +113,14 @@ impl OneBufferProduct {
             layout: MatrixLayout::new(weight, n, k).expect("K is whole blocks"),
             m,
             k,
+            dots: Dots::TwoRows,
         }
+    }
+
+    /// Returns the same product with another choice of dot products.
+    #[must_use]
+    pub fn with_dots(self, dots: Dots) -> Self {
+        Self { dots, ..self }
     }
 
     /// Returns the layout of the weights, which are at the start of the buffer.
@@ -158,7 +170,7 @@ impl OneBufferProduct {
             dst: plain(self.dst_at(), self.layout.n()),
             m: size(self.m),
             planes: [1, 1],
-            dot_rows: 2,
+            dots: self.dots as u32,
             epilogue: bytemuck::Zeroable::zeroed(),
         };
         let mut batch = Batch::default();
@@ -167,11 +179,11 @@ impl OneBufferProduct {
     }
 }
 
-fn multiply(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Outcome> {
+fn multiply(npu: &HexNpu, weight: WeightType, m: usize, dots: Dots) -> Result<Outcome> {
     let mut numbers = uniform();
     let act: Vec<f32> = numbers.by_ref().take(m * K).collect();
     let (bytes, values) = rows(weight, &mut numbers);
-    let product = OneBufferProduct::new(weight, m, K, N);
+    let product = OneBufferProduct::new(weight, m, K, N).with_dots(dots);
     let layout = product.layout();
     let buffer = npu.allocate(product.bytes())?;
     let (act_at, dst_at) = (product.act_at(), product.dst_at());
@@ -192,9 +204,14 @@ fn multiply(npu: &HexNpu, weight: WeightType, m: usize) -> Result<Outcome> {
     buffer.read(dst_at..buffer.bytes(), |bytes| {
         bytemuck::cast_slice_mut(&mut have).copy_from_slice(bytes);
     });
+    let bits = if dots == Dots::TwoDigits {
+        " 16 bits"
+    } else {
+        ""
+    };
     Ok(Outcome {
-        test: format!("{weight:?} M={m} K={K} N={N}"),
+        test: format!("{weight:?} M={m} K={K} N={N}{bits}"),
         have: reference::nmse(&have, &reference::mul_mat(&act, &values, K)),
-        limit: limit(m, weight),
+        limit: limit(m, weight, dots),
     })
 }

@@ -90,9 +90,8 @@ pub struct MatMul<'a> {
     pub weights: &'a [Line],
     /// Number of rows of activations (M).
     pub m: usize,
-    /// Most rows for which dot products are used, if the weight type has them; at most
-    /// [`DOT_ROWS`].
-    pub dot_rows: usize,
+    /// Rows for which dot products are used, if the weight type has them.
+    pub dots: Dots,
     /// Activations; a row is K elements.
     pub act: &'a [f32],
     /// Starts of the activations' rows.
@@ -110,12 +109,60 @@ pub struct MatMul<'a> {
 pub struct Prepared {
     m: usize,
     k: usize,
-    /// `true` if quantized for dot products, `false` if packed into tiles.
-    quantized: bool,
+    /// Quantizations for dot products; 0 if packed into tiles.
+    digits: usize,
 }
 
-/// Most rows for which dot products are used.
-pub const DOT_ROWS: usize = 2;
+/// The products that dot products with quantized activations compute. The matrix unit computes the
+/// others, and those with weights of a type that has no dot product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Dots {
+    /// None.
+    #[default]
+    None = 0,
+    /// Those of one row, with activations of 8 bits.
+    OneRow = 1,
+    /// Those of one or two rows, with activations of 8 bits.
+    TwoRows = 2,
+    /// Those of one row, with activations of 16 bits: 8 bits, and 8 for what these leave.
+    TwoDigits = 3,
+}
+
+impl Dots {
+    /// Most rows of all choices.
+    pub const MOST_ROWS: usize = 2;
+
+    /// Returns the choice with this number.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::None),
+            1 => Some(Self::OneRow),
+            2 => Some(Self::TwoRows),
+            3 => Some(Self::TwoDigits),
+            _ => None,
+        }
+    }
+
+    /// Returns the most rows.
+    #[must_use]
+    pub const fn rows(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::OneRow | Self::TwoDigits => 1,
+            Self::TwoRows => Self::MOST_ROWS,
+        }
+    }
+
+    /// Returns the quantizations of a row.
+    pub(super) const fn digits(self) -> usize {
+        match self {
+            Self::TwoDigits => 2,
+            Self::None | Self::OneRow | Self::TwoRows => 1,
+        }
+    }
+}
 
 impl<'a> MatMul<'a> {
     /// Returns the function to apply to the results of row `m`.
@@ -164,14 +211,14 @@ impl<'a> MatMul<'a> {
         if self.m == 0 || n == 0 {
             return Ok(None);
         }
-        let most = self.dot_rows.min(DOT_ROWS);
+        let by_dots = self.m <= self.dots.rows() && self.layout.panel().weight().has_dot_product();
         let form = Prepared {
             m: self.m,
             k,
-            quantized: self.m <= most && self.layout.panel().weight().has_dot_product(),
+            digits: if by_dots { self.dots.digits() } else { 0 },
         };
         let is_prepared = prepared == Some(form);
-        let is_left = if form.quantized {
+        let is_left = if by_dots {
             gemv_driver::run(self, is_prepared, machine)?;
             true
         } else {

@@ -7,7 +7,7 @@
 //!   multiply these rows by its matrix        as any other product: its weights are read once for all
 //! ```
 
-use super::driver::{Machine, MatMul, RowStarts};
+use super::driver::{Dots, Machine, MatMul, RowStarts};
 use crate::error::{Error, Result};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout};
 
@@ -19,8 +19,8 @@ pub struct ExpertMatMul<'a> {
     pub layout: MatrixLayout,
     /// The packed weights of all experts, one after the other, in DDR.
     pub weights: &'a [Line],
-    /// Most rows of one expert for which dot products are used, as in [`MatMul`].
-    pub dot_rows: usize,
+    /// Rows of one expert for which dot products are used, as in [`MatMul`].
+    pub dots: Dots,
     /// Chosen experts, `n_slots` per token.
     pub ids: &'a [i32],
     /// Experts that a token chooses.
@@ -87,7 +87,7 @@ impl ExpertMatMul<'_> {
                 layout: self.layout,
                 weights,
                 m,
-                dot_rows: self.dot_rows,
+                dots: self.dots,
                 act: self.act,
                 act_rows: RowStarts::Listed(&act_starts[..m]),
                 dst: &mut *self.dst,

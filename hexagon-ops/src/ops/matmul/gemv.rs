@@ -471,6 +471,29 @@ pub fn gemv_two_strips(
     Ok(())
 }
 
+/// Multiplies one row of activations of 16 bits by one strip.
+///
+/// - `digits`: the row quantized to 8 bits, and what that leaves
+///
+/// # Errors
+/// As [`gemv_strip`].
+pub fn gemv_two_digits(
+    panel: &Panel<'_>,
+    digits: [&[ActGroup]; 2],
+    out: &mut Columns,
+) -> Result<()> {
+    let sums = match dispatch([panel], digits) {
+        Err(Error::NoKernel { .. }) => {
+            let [[first]] = dispatch([panel], [digits[0]])?;
+            let [[rest]] = dispatch([panel], [digits[1]])?;
+            [first, rest]
+        }
+        sums => sums?[0],
+    };
+    hvx::store_f32(out, hvx::add_f32(sums[0], sums[1]));
+    Ok(())
+}
+
 /// Multiplies two rows of activations by one strip, unpacking the weights once if there are
 /// registers for that.
 ///

@@ -2,7 +2,7 @@
 //! those of this group are multiplied.
 //!
 //! ```text
-//! quantize the rows of activations
+//! quantize the rows of activations; one row of 16 bits is two of 8 bits, whose products are added
 //! for each group of strips                     raw panels: two buffers that swap
 //!   copy group g + 1   |   tasks: products of group g, each its own strips and columns
 //! ```
@@ -10,9 +10,9 @@
 use super::MAX_TASKS;
 use super::driver::{Machine, MatMul};
 use super::epilogue::Finish;
-use super::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
+use super::gemv::{gemv_strip, gemv_two_digits, gemv_two_rows, gemv_two_strips};
 use super::panel::PanelPlanes;
-use super::quantize::{ActGroup, groups, quantize_row};
+use super::quantize::{ActGroup, groups, quantize_row, quantize_row_twice};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, TILE_DIM};
@@ -34,9 +34,11 @@ struct QuantizeTask<'a> {
 /// Multiplies some strips by one or two rows. With one row, `out[1]` is empty.
 struct StripTask<'a> {
     panels: &'a [Line],
+    /// The rows, or one row and what its quantization left.
     acts: [&'a [ActGroup]; 2],
     finish: [Finish<'a>; 2],
     out: [&'a mut [f32]; 2],
+    has_two_digits: bool,
     result: Result<()>,
 }
 
@@ -44,7 +46,9 @@ impl StripTask<'_> {
     fn run(&mut self, planes: &PanelPlanes) {
         let two_rows = !self.out[1].is_empty();
         let [first, second] = &mut self.out;
-        self.result = if two_rows {
+        self.result = if self.has_two_digits {
+            two_digit_strips(planes, self.panels, self.acts, self.finish[0], first)
+        } else if two_rows {
             two_row_strips(planes, self.panels, self.acts, self.finish, [first, second])
         } else {
             strips(planes, self.panels, self.acts[0], self.finish[0], first)
@@ -126,11 +130,31 @@ fn two_row_strips(
     Ok(())
 }
 
-/// Quantizes the one or two rows.
+/// Multiplies one row of two digits by some strips, one strip at a time.
+fn two_digit_strips(
+    planes: &PanelPlanes,
+    panels: &[Line],
+    digits: [&[ActGroup]; 2],
+    mut finish: Finish<'_>,
+    out: &mut [f32],
+) -> Result<()> {
+    for (panel, out) in panels.chunks(planes.lines).zip(out.chunks_mut(TILE_DIM)) {
+        let [mut columns] = hvx::zeros();
+        let columns: &mut [f32; TILE_DIM] = bytemuck::cast_mut(&mut columns);
+        gemv_two_digits(&planes.panel(panel)?, digits, columns)?;
+        take_finish(&mut finish, TILE_DIM).put(columns, out);
+    }
+    Ok(())
+}
+
+/// Quantizes the one or two rows, or the one row twice.
 fn quantize(job: &MatMul<'_>, engine: &Engine, acts: &mut [ActGroup]) -> Result<()> {
     let (m, k) = (job.m, job.layout.panel().k());
     let (first, second) = acts.split_at_mut(groups(k));
     let row = |m: usize| &job.act[job.act_rows.start(m)..][..k];
+    if job.dots.digits() == 2 {
+        return quantize_row_twice(row(0), [first, second]);
+    }
     let mut tasks = [
         QuantizeTask {
             row: row(0),
@@ -158,16 +182,18 @@ fn quantize(job: &MatMul<'_>, engine: &Engine, acts: &mut [ActGroup]) -> Result<
 /// - `is_prepared`: the previous product left these activations at the start of VTCM
 pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> Result<()> {
     let (layout, m) = (job.layout, job.m);
+    let has_two_digits = job.dots.digits() == 2;
+    let n_acts = if has_two_digits { 2 } else { m };
     let (panel, k, n) = (layout.panel(), layout.panel().k(), layout.n());
     let mut arena = Arena::new(machine.vtcm);
     let group_lines = size_of::<ActGroup>() / LINE_BYTES;
-    let acts = arena.lines("quantized activations", m * groups(k) * group_lines)?;
+    let acts = arena.lines("quantized activations", n_acts * groups(k) * group_lines)?;
     let acts: &mut [ActGroup] = bytemuck::cast_slice_mut(acts);
 
     if !is_prepared {
         quantize(&job, machine.engine, acts)?;
     }
-    let acts = [&acts[..groups(k)], &acts[(m - 1) * groups(k)..]];
+    let acts = [&acts[..groups(k)], &acts[(n_acts - 1) * groups(k)..]];
 
     let free = arena.free_tiles() * F16_TILE_BYTES / 2;
     let per_step = (STEP_BYTES / panel.panel_bytes())
@@ -221,6 +247,7 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
             acts,
             finish: finish.each_mut().map(|finish| take_finish(finish, columns)),
             out: rest.each_mut().map(|rest| take_columns(rest, columns)),
+            has_two_digits,
             result: Ok(()),
         };
         let copy = Copy {
@@ -275,6 +302,7 @@ fn step_together(
             acts: whole.acts,
             finish: (whole.finish.each_mut()).map(|finish| take_finish(finish, columns)),
             out: whole.out.each_mut().map(|out| take_columns(out, columns)),
+            has_two_digits: whole.has_two_digits,
             result: Ok(()),
         });
         n_tasks += 1;

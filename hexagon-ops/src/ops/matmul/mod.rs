@@ -23,7 +23,7 @@ mod plan;
 pub mod quantize;
 mod super_block;
 
-pub use driver::{DOT_ROWS, Machine, MatMul, Prepared, RowStarts};
+pub use driver::{Dots, Machine, MatMul, Prepared, RowStarts};
 pub use epilogue::{Combine, Epilogue};
 pub use experts::ExpertMatMul;
 pub use panel::Panel;

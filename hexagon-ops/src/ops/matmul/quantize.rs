@@ -29,6 +29,9 @@ pub const GROUP: usize = 1024;
 /// Blocks (and weight tiles) of a group.
 pub const GROUP_TILES: usize = GROUP / TILE_DIM;
 
+/// 1.5 · 2^23: a small number plus this is rounded to an integer, which its low bits hold.
+const ROUNDER: f32 = 12_582_912.0;
+
 /// 1024 quantized activations; blocks past the row's end are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(128))]
@@ -104,6 +107,13 @@ pub const fn groups(k: usize) -> usize {
 /// # Errors
 /// `Length` if `row` is not a multiple of 32 long, or if `out` has another length.
 pub fn quantize_row(row: &[f32], out: &mut [ActGroup]) -> Result<()> {
+    check_row(row, out)?;
+    hvx::widest(QuantizeRow { row, out });
+    Ok(())
+}
+
+/// Checks that `out` has the groups of a row, which has whole blocks.
+fn check_row(row: &[f32], out: &[ActGroup]) -> Result<()> {
     let whole = row.len() / TILE_DIM * TILE_DIM;
     if whole != row.len() {
         return Err(Error::Length {
@@ -119,8 +129,79 @@ pub fn quantize_row(row: &[f32], out: &mut [ActGroup]) -> Result<()> {
             want: groups(row.len()),
         });
     }
-    hvx::widest(QuantizeRow { row, out });
     Ok(())
+}
+
+/// As [`quantize_row`], with a second quantization of what the first one leaves: together 16 bits.
+///
+/// - `out`: the groups of the row, then those of what is left
+///
+/// # Errors
+/// As [`quantize_row`].
+pub fn quantize_row_twice(row: &[f32], out: [&mut [ActGroup]; 2]) -> Result<()> {
+    let [first, rest] = out;
+    check_row(row, first)?;
+    check_row(row, rest)?;
+    hvx::widest(QuantizeTwice { row, first, rest });
+    Ok(())
+}
+
+/// The arguments of [`quantize_row_twice`] after its checks.
+struct QuantizeTwice<'a> {
+    row: &'a [f32],
+    first: &'a mut [ActGroup],
+    rest: &'a mut [ActGroup],
+}
+
+impl hvx::Kernel for QuantizeTwice<'_> {
+    type Output = ();
+    const INLINED: bool = true;
+
+    #[inline(always)]
+    fn run(self) {
+        let outs = self.first.iter_mut().zip(self.rest);
+        for (elems, (first, rest)) in self.row.chunks(GROUP).zip(outs) {
+            quantize_group_twice(elems, first, rest);
+        }
+    }
+}
+
+/// Quantizes up to one group, and what is left of it.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+fn quantize_group_twice(elems: &[f32], first: &mut ActGroup, rest: &mut ActGroup) {
+    let mut left = hvx::zeros::<{ GROUP / TILE_DIM }>();
+    let left: &mut [f32; GROUP] = bytemuck::cast_mut(&mut left);
+    hvx::copy_f32(left, elems);
+    quantize_group(left, first);
+    subtract(left, first);
+    quantize_group(left, rest);
+}
+
+/// Takes the quantized elements from the elements.
+#[inline(always)]
+fn subtract(elems: &mut [f32; GROUP], quantized: &ActGroup) {
+    let (scales, _) = hvx::widen_in_order_f16(hvx::load(quantized.scale_line()));
+    let mut steps = Line::ZERO;
+    hvx::store(&mut steps, hvx::mul_f32(scales, quantized.factor()));
+    let mut inverses = Line::ZERO;
+    let inverse_factor = hvx::sub_w(hvx::splat_w(254 << 23), quantized.factor());
+    hvx::store(
+        &mut inverses,
+        hvx::mul_f32(reciprocal(scales), inverse_factor),
+    );
+    let steps: &[i32; GROUP_TILES] = bytemuck::cast_ref(&steps);
+    let inverses: &[i32; GROUP_TILES] = bytemuck::cast_ref(&inverses);
+    let rounder = hvx::splat_f32(ROUNDER);
+    let blocks = elems.as_chunks_mut::<TILE_DIM>().0.iter_mut();
+    for ((block, step), inverse) in blocks.zip(steps).zip(inverses) {
+        let exact = hvx::load_f32(block);
+        // The same operations as in `quantize_group`, so the same integer.
+        let rounded = hvx::add_f32(hvx::mul_f32(exact, hvx::splat_w(*inverse)), rounder);
+        let quant = hvx::sub_f32(rounded, rounder);
+        let taken = hvx::mul_f32(quant, hvx::splat_w(*step));
+        hvx::store_f32(block, hvx::sub_f32(exact, taken));
+    }
 }
 
 /// The arguments of [`quantize_row`] after its checks.
@@ -208,7 +289,7 @@ fn quantize_group(elems: &[f32; GROUP], out: &mut ActGroup) {
         hvx::mul_f32(reciprocal(scale), inverse_factor),
     );
 
-    let rounder = hvx::splat_f32(12_582_912.0);
+    let rounder = hvx::splat_f32(ROUNDER);
     let multipliers: &[[i32; 4]; 8] = bytemuck::cast_ref(&multipliers);
     let mut sums = [rounder; 8];
     let fours = elems.as_chunks::<TILE_DIM>().0.as_chunks::<4>().0;

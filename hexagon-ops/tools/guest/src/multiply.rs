@@ -3,7 +3,7 @@
 
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{LINE_BYTES, Line, MatrixLayout, Tile, WeightType};
-use hexagon_ops::ops::matmul::{Machine, MatMul, RowStarts};
+use hexagon_ops::ops::matmul::{Dots, Machine, MatMul, RowStarts};
 use hexagon_ops::rt::Engine;
 
 use crate::scratch::Scratch;
@@ -34,7 +34,7 @@ pub fn run(write: &mut dyn FnMut(&[u8])) {
         layout,
         weights: &WEIGHTS,
         m: SIDE,
-        dot_rows: 2,
+        dots: Dots::TwoRows,
         act: &ACT,
         act_rows: RowStarts::Strided(SIDE),
         dst,

@@ -276,7 +276,7 @@ pub fn product(weight: WeightType, [m, k, n]: [usize; 3], act: u64) -> Command {
         dst: rows(RESULT, n),
         m: m as u32,
         planes: [1; 2],
-        dot_rows: 2,
+        dots: 2,
         epilogue: Zeroable::zeroed(),
     };
     Command::new(0, &body)
