@@ -5,6 +5,8 @@
 
 #include "ggml-backend-impl.h"
 
+#include <stdatomic.h>
+
 // The library that holds the glue holds the Rust code, too, and exports
 // neither.
 #pragma GCC visibility push(hidden)
@@ -26,6 +28,8 @@ struct glue_device {
       extra_bufts[2]; // the list of ggml_backend_dev_get_extra_bufts, ending in
                       // NULL; empty with NPU_BUFFERS_ONE
   char packed_name[64];
+  // The device was given nodes that the CPU computes inside of its graphs.
+  atomic_bool shares_graphs;
 };
 
 // buffer.c
@@ -48,6 +52,16 @@ npu_tensor glue_tensor(const struct glue_device *device,
 // npu.h allows.
 bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
                bool with_data, npu_node *out);
+
+// Returns true if a question about `op` is about a graph in slices, that of
+// `-sm tensor`. An operation whose operands have no buffers yet belongs to the
+// graph of this thread's last question: ggml's scheduler first asks about all
+// nodes with weights or caches.
+bool glue_is_of_slices(const struct glue_device *device,
+                       const struct ggml_tensor *op);
+
+// Returns true if the CPU backend computes `op`.
+bool glue_cpu_supports(const struct ggml_tensor *op);
 
 // Creates a backend, which is one stream of graphs, on `device`. Returns NULL
 // after a log line if that fails.

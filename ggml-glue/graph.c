@@ -95,6 +95,44 @@ static bool will_be_sliced(ggml_backend_buffer_type_t buft) {
          owner->iface.get_type(owner) == GGML_BACKEND_DEVICE_TYPE_META;
 }
 
+static const struct ggml_tensor *owner_of(const struct ggml_tensor *tensor) {
+  return tensor->view_src != NULL ? tensor->view_src : tensor;
+}
+
+bool glue_is_of_slices(const struct glue_device *device,
+                       const struct ggml_tensor *op) {
+  static _Thread_local bool of_slices;
+  for (int i = -1; i < GGML_MAX_SRC; i++) {
+    const struct ggml_tensor *tensor = i < 0 ? op : op->src[i];
+    if (tensor == NULL || owner_of(tensor)->buffer == NULL) {
+      continue;
+    }
+    ggml_backend_buffer_type_t buft = owner_of(tensor)->buffer->buft;
+    if (will_be_sliced(buft)) {
+      of_slices = true;
+      return true;
+    }
+    if (buft->device != NULL && buft->device->reg == device->dev.reg) {
+      of_slices = false;
+    }
+  }
+  return of_slices;
+}
+
+// Weak, because a plugin finds the functions of ggml's registry only if the
+// program loaded it with global symbols.
+#pragma weak ggml_backend_dev_by_type
+#pragma weak ggml_backend_init_by_type
+
+bool glue_cpu_supports(const struct ggml_tensor *op) {
+  if (ggml_backend_dev_by_type == NULL) {
+    return false;
+  }
+  ggml_backend_dev_t cpu =
+      ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+  return cpu != NULL && cpu->iface.supports_op(cpu, op);
+}
+
 // Compares type pointers and calls no function of the buffer: the loader asks
 // supports_op with a dummy buffer of size 0 to find a place for a weight.
 static uint32_t place_of(const struct glue_device *device,
@@ -144,8 +182,7 @@ bool glue_is_ours(const struct glue_device *device,
 npu_tensor glue_tensor(const struct glue_device *device,
                        const struct ggml_tensor *tensor, bool with_data) {
   const struct ggml_type_traits *traits = ggml_get_type_traits(tensor->type);
-  const struct ggml_tensor *owner =
-      tensor->view_src != NULL ? tensor->view_src : tensor;
+  const struct ggml_tensor *owner = owner_of(tensor);
 
   npu_tensor out = {
       .dtype = dtype_of(tensor->type, traits),
@@ -208,7 +245,8 @@ struct glue_backend {
   // Nodes of one graph. The memory grows to the largest graph so far.
   npu_node *nodes;
   size_t nodes_capacity;
-  // Computes nodes with too few rows for the NPU; created when first needed.
+  // Computes the nodes that the NPU does not, or not as fast; created when
+  // first needed.
   ggml_backend_t cpu;
   bool cpu_failed;
   // Threads of the CPU backend; 0 until the program sets them.
@@ -241,10 +279,6 @@ static void backend_free(ggml_backend_t backend) {
   free(self);
 }
 
-// Weak, because a plugin finds this function only if the program loaded ggml's
-// registry with global symbols.
-#pragma weak ggml_backend_init_by_type
-
 static void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
   ggml_backend_reg_t reg =
       ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu));
@@ -258,8 +292,7 @@ static void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
   set(cpu, n_threads);
 }
 
-// Returns the CPU backend for small nodes, or NULL after a log line if it
-// cannot be created.
+// Returns the CPU backend, or NULL after a log line if it cannot be created.
 static ggml_backend_t cpu_of(struct glue_backend *self) {
   if (self->cpu != NULL || self->cpu_failed) {
     return self->cpu;
@@ -269,8 +302,8 @@ static ggml_backend_t cpu_of(struct glue_backend *self) {
   }
   if (self->cpu == NULL) {
     self->cpu_failed = true;
-    GGML_LOG_WARN("ggml-rust-npu: %s: no CPU backend for few rows, the NPU "
-                  "computes them\n",
+    GGML_LOG_WARN("ggml-rust-npu: %s: no CPU backend, the NPU computes what it "
+                  "can\n",
                   npu_device_name(self->device->index));
   } else if (self->n_threads > 0) {
     set_cpu_threads(self->cpu, self->n_threads);
@@ -364,6 +397,26 @@ static enum ggml_status compute_on_npu(struct glue_backend *self, uint64_t uid,
              : status_of(npu_backend_compute(self->npu, uid, self->nodes, n));
 }
 
+// Calls `touch` for the operands of the nodes [begin, end), for their results
+// only if `results_only`.
+static void each_operand(const struct glue_backend *self,
+                         const struct ggml_cgraph *graph, int begin, int end,
+                         bool results_only, void (*touch)(const npu_tensor *)) {
+  for (int i = begin; i < end; i++) {
+    const struct ggml_tensor *node = graph->nodes[i];
+    if (!has_work(node)) {
+      continue;
+    }
+    for (int j = -1; j < (results_only ? 0 : GGML_MAX_SRC); j++) {
+      const struct ggml_tensor *tensor = j < 0 ? node : node->src[j];
+      if (tensor != NULL) {
+        const npu_tensor operand = glue_tensor(self->device, tensor, true);
+        touch(&operand);
+      }
+    }
+  }
+}
+
 // Computes the nodes [begin, *end) of a graph and sets `*end` to 0, which means
 // that no node waits for the CPU.
 static enum ggml_status compute_on_cpu(struct glue_backend *self,
@@ -380,8 +433,42 @@ static enum ggml_status compute_on_cpu(struct glue_backend *self,
   part.leafs = NULL;
   part.n_leafs = 0;
   part.uid = 0;
+  each_operand(self, graph, begin, *end, false, npu_show_to_cpu);
+  const enum ggml_status status = ggml_backend_graph_compute(self->cpu, &part);
+  each_operand(self, graph, begin, *end, true, npu_take_from_cpu);
   *end = 0;
-  return ggml_backend_graph_compute(self->cpu, &part);
+  return status;
+}
+
+// Returns true if the CPU computes a node that ggml gave to the device. `node`
+// is its description, or NULL if npu.h has none for it.
+static bool is_for_cpu(struct glue_backend *self, const npu_node *node) {
+  const struct glue_device *device = self->device;
+  // The CPU can read packed weights only if the device also keeps their
+  // original bytes.
+  const bool cpu_reads =
+      device->buffers == NPU_BUFFERS_HOST_AND_PACKED ||
+      atomic_load_explicit(&device->shares_graphs, memory_order_relaxed);
+  return cpu_reads && (node == NULL || npu_prefers_cpu(device->index, node)) &&
+         cpu_of(self) != NULL;
+}
+
+// Clears a result that ggml's device for `-sm tensor` wants to be zero: where a
+// device has no part of a tensor, the sum over all devices takes its result
+// times zero, in a graph of one node. The device has never written that memory,
+// and a NaN in it would remain one.
+static void clear_absent_part(const struct ggml_cgraph *graph) {
+  struct ggml_tensor *node = graph->nodes[0];
+  if (graph->n_nodes != 1 || node->op != GGML_OP_SCALE ||
+      node->data != node->src[0]->data) {
+    return;
+  }
+  float factor;
+  memcpy(&factor, node->op_params, sizeof(factor));
+  ggml_backend_buffer_t buffer = owner_of(node)->buffer;
+  if (factor == 0.0F) {
+    buffer->iface.memset_tensor(buffer, node, 0, 0, ggml_nbytes(node));
+  }
 }
 
 static enum ggml_status backend_graph_compute(ggml_backend_t backend,
@@ -405,6 +492,8 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
     return GGML_STATUS_ALLOC_FAILED;
   }
 
+  clear_absent_part(graph);
+
   // Consecutive nodes of one processor are computed together: those for the NPU
   // are collected in `self->nodes`, those for the CPU are a range of the graph.
   size_t n_filled = 0;
@@ -417,22 +506,20 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
       continue;
     }
     npu_node *out = &self->nodes[n_filled];
-    if (!glue_node(self->device, node, true, out)) {
+    const bool described = glue_node(self->device, node, true, out);
+    const bool for_cpu = is_for_cpu(self, described ? out : NULL);
+    if (!described && !for_cpu) {
       GGML_LOG_ERROR("ggml-rust-npu: %s: cannot compute %s (%s)\n",
                      backend_get_name(backend), ggml_op_desc(node), node->name);
       return GGML_STATUS_FAILED;
     }
-    out->feeds_next = feeds_next(graph, i);
-    // The CPU can read packed weights only if the device also keeps their
-    // original bytes.
-    const bool cpu_reads = self->device->buffers == NPU_BUFFERS_HOST_AND_PACKED;
-    if (cpu_reads && npu_prefers_cpu(self->device->index, out) &&
-        cpu_of(self) != NULL) {
+    if (for_cpu) {
       status = compute_on_npu(self, 0, &n_filled);
       all = false;
       cpu_begin = cpu_end > 0 ? cpu_begin : i;
       cpu_end = i + 1;
     } else {
+      out->feeds_next = feeds_next(graph, i);
       status = compute_on_cpu(self, graph, cpu_begin, &cpu_end);
       n_filled++;
     }

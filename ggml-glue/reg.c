@@ -92,16 +92,25 @@ static bool device_supports_op(ggml_backend_dev_t dev,
   if (ggml_op_is_empty(op->op)) {
     return true;
   }
-  const struct glue_device *device = glue_device_of(dev);
+  struct glue_device *device = glue_device_of(dev);
+  const bool of_slices = glue_is_of_slices(device, op);
   npu_node node;
-  if (!glue_node(device, op, false, &node)) {
-    return false;
+  const bool described = glue_node(device, op, false, &node);
+  if (described && npu_supports_op(device->index, &node)) {
+    return true;
   }
-  const bool supported = npu_supports_op(device->index, &node);
-  if (!supported) {
+  if (of_slices && device->buffers != NPU_BUFFERS_ONE &&
+      glue_cpu_supports(op)) {
+    // ggml adds partial sums of slices up in graphs of its device for
+    // `-sm tensor` only, and cannot hand them to the CPU. So all of such a
+    // graph is computed here.
+    atomic_store_explicit(&device->shares_graphs, true, memory_order_relaxed);
+    return true;
+  }
+  if (described) {
     npu_mark_cpu_reader(&node);
   }
-  return supported;
+  return false;
 }
 
 static bool device_supports_buft(ggml_backend_dev_t dev,

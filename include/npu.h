@@ -232,12 +232,26 @@ bool npu_supports_op(size_t device, const struct npu_node *node);
 // `node` is valid, and so are the buffers in it.
 void npu_mark_cpu_reader(const struct npu_node *node);
 
-// Returns `true` if the device could compute a node, but the CPU is faster: the node has too few
-// rows. Its weights can be read where they are. Reads metadata only.
+// Returns `true` if the CPU is to compute a node that ggml gave to the device: the device does not
+// compute it, or the CPU is faster with so few rows. Its weights can be read where they are. Reads
+// metadata only.
 //
 // # Safety
 // `node` is valid, and so are the names in it.
 bool npu_prefers_cpu(size_t device, const struct npu_node *node);
+
+// Makes what the device wrote of a tensor visible to the CPU, which is about to read or write it
+// in place. What the CPU wrote of it before has passed [`npu_take_from_cpu`].
+//
+// # Safety
+// `tensor` is valid, and so is its buffer.
+void npu_show_to_cpu(const struct npu_tensor *tensor);
+
+// Makes what the CPU wrote of a tensor in place visible to the device.
+//
+// # Safety
+// `tensor` is valid, and so is its buffer.
+void npu_take_from_cpu(const struct npu_tensor *tensor);
 
 // Returns the buffer types of a device: an `NPU_BUFFERS_*`.
 uint32_t npu_device_buffers(size_t device);

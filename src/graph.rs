@@ -3,6 +3,8 @@
 
 pub use hexagon_ops::wire::GgmlOp as Op;
 
+use std::ops::Range;
+
 use crate::host_memory::Region;
 use crate::tensor::{DType, Dequantize, Format, Shape};
 
@@ -53,6 +55,15 @@ pub struct Tensor<'a> {
     pub packed_offset: usize,
     /// ggml's own dequantizer, for quantized types.
     pub dequantize: Option<&'a dyn Dequantize>,
+}
+
+impl Tensor<'_> {
+    /// Returns the bytes of its buffer from its first to its last.
+    #[must_use]
+    pub fn span(&self) -> Range<usize> {
+        let bytes = self.shape.span_bytes(self.dtype).unwrap_or(0);
+        self.packed_offset..self.packed_offset + bytes
+    }
 }
 
 /// Most operands of an operation: SSM_SCAN has states, inputs, steps, decays, two projections and numbers.

@@ -97,7 +97,9 @@
   X(, ggml_log_internal, , )
 
 // In the library above the one with all the others.
-#define OPTIONAL_IMPORTS(X) X(, ggml_backend_init_by_type, , )
+#define OPTIONAL_IMPORTS(X)                                                    \
+  X(, ggml_backend_dev_by_type, , )                                            \
+  X(, ggml_backend_init_by_type, , )
 
 #define MEMBER(type, name, parameters, arguments) __typeof__(name) *name;
 #define NAME(type, name, parameters, arguments) #name,
@@ -144,6 +146,12 @@ void plugin_import_set(size_t index, void *address) {
 
 IMPORTS(DEFINE)
 VOID_IMPORTS(DEFINE_VOID)
+
+ggml_backend_dev_t ggml_backend_dev_by_type(enum ggml_backend_dev_type type) {
+  return host.ggml_backend_dev_by_type == NULL
+             ? NULL
+             : host.ggml_backend_dev_by_type(type);
+}
 
 ggml_backend_t ggml_backend_init_by_type(enum ggml_backend_dev_type type,
                                          const char *params) {

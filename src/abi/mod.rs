@@ -20,7 +20,7 @@ use self::coverage::Coverage;
 
 pub use self::buffer::*;
 pub use self::types::*;
-use self::types::{name, op, op_name, operation};
+use self::types::{metadata, name, op, op_name, operation};
 
 mod buffer;
 mod coverage;
@@ -251,8 +251,9 @@ pub unsafe extern "C" fn npu_mark_cpu_reader(node: *const NpuNode) {
     });
 }
 
-/// Returns `true` if the device could compute a node, but the CPU is faster: the node has too few
-/// rows. Its weights can be read where they are. Reads metadata only.
+/// Returns `true` if the CPU is to compute a node that ggml gave to the device: the device does not
+/// compute it, or the CPU is faster with so few rows. Its weights can be read where they are. Reads
+/// metadata only.
 ///
 /// # Safety
 /// `node` is valid, and so are the names in it.
@@ -263,11 +264,59 @@ pub unsafe extern "C" fn npu_prefers_cpu(device: usize, node: *const NpuNode) ->
         return false;
     };
     guard("npu_prefers_cpu", false, || {
-        let (Some(entry), Some(operation)) = (entry(device), operation(node)) else {
-            return false;
-        };
-        entry.device.prefers_cpu(&operation)
+        entry(device).is_some_and(|entry| {
+            operation(node).is_none_or(|operation| entry.device.prefers_cpu(&operation))
+        })
     })
+}
+
+/// Makes what the device wrote of a tensor visible to the CPU, which is about to read or write it
+/// in place. What the CPU wrote of it before has passed [`npu_take_from_cpu`].
+///
+/// # Safety
+/// `tensor` is valid, and so is its buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn npu_show_to_cpu(tensor: *const NpuTensor) {
+    // SAFETY: the caller promises that it is NULL or valid.
+    let tensor = unsafe { tensor.as_ref() };
+    guard("npu_show_to_cpu", (), || {
+        // SAFETY: the caller promises it.
+        if let Some((buffer, tensor)) = tensor.and_then(|tensor| unsafe { in_buffer(tensor) }) {
+            buffer.show_to_cpu(&tensor);
+        }
+    });
+}
+
+/// Makes what the CPU wrote of a tensor in place visible to the device.
+///
+/// # Safety
+/// `tensor` is valid, and so is its buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn npu_take_from_cpu(tensor: *const NpuTensor) {
+    // SAFETY: the caller promises that it is NULL or valid.
+    let tensor = unsafe { tensor.as_ref() };
+    guard("npu_take_from_cpu", (), || {
+        // SAFETY: the caller promises it.
+        if let Some((buffer, tensor)) = tensor.and_then(|tensor| unsafe { in_buffer(tensor) }) {
+            buffer.take_from_cpu(&tensor);
+        }
+    });
+}
+
+/// Returns a tensor and its buffer, if it is in one of ours.
+///
+/// # Safety
+/// The tensor's buffer is NULL, or alive as long as the result is used.
+unsafe fn in_buffer(tensor: &NpuTensor) -> Option<(&dyn Buffer, Tensor<'_>)> {
+    if is_forked() {
+        return None;
+    }
+    // SAFETY: the caller promises it.
+    let home = unsafe { tensor.buffer.cast_const().as_ref() }?;
+    let mut described = metadata(tensor)?;
+    home.check(tensor, described.span().len()).ok()?;
+    described.packed_offset = offset_in(home, tensor);
+    Some((&*home.buffer, described))
 }
 
 /// Returns the buffer types of a device: an `NPU_BUFFERS_*`.

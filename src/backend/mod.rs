@@ -71,8 +71,9 @@ pub trait Device: Debug + Send + Sync {
         self.refusal(operation).is_none()
     }
 
-    /// Returns `true` if the device could compute a node, but the CPU is faster: it has too few
-    /// rows. Reads metadata only.
+    /// Returns `true` if the CPU is to compute a node that ggml gave to the device, and can read its
+    /// operands: the device does not compute it, or the CPU is faster with so few rows. Reads
+    /// metadata only.
     fn prefers_cpu(&self, operation: &Operation) -> bool;
 
     /// Takes weights that are written later from pack files, if these contain them. The first call
@@ -161,6 +162,19 @@ pub trait Buffer: Any + Debug + Send + Sync {
 
     /// Notes that the CPU computes with a cache in this buffer, which it reads and writes in place.
     fn mark_cpu_reader(&self);
+
+    /// Makes what the device wrote of a tensor visible to the CPU, which is about to read or write
+    /// it in place. The CPU has written nothing of it that was not [taken][Self::take_from_cpu].
+    ///
+    /// # Panics
+    /// If the tensor is not inside the buffer.
+    fn show_to_cpu(&self, tensor: &Tensor);
+
+    /// Makes what the CPU wrote of a tensor in place visible to the device.
+    ///
+    /// # Panics
+    /// If the tensor is not inside the buffer.
+    fn take_from_cpu(&self, tensor: &Tensor);
 }
 
 /// An operation that is to be computed.

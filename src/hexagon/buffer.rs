@@ -460,4 +460,18 @@ impl Buffer for HexBuffer {
             self.changes.fetch_add(1, Ordering::Relaxed);
         }
     }
+
+    fn show_to_cpu(&self, tensor: &Tensor) {
+        // The DSP never writes weights, and the CPU may have lines of them that it wrote when it
+        // loaded them.
+        if self.shared && tensor.role != Role::Weights {
+            self.memory.invalidate(tensor.span());
+        }
+    }
+
+    fn take_from_cpu(&self, tensor: &Tensor) {
+        if self.shared {
+            self.memory.clean(tensor.span());
+        }
+    }
 }

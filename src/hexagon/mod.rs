@@ -329,8 +329,10 @@ impl Device for HexDevice {
         Some(reason)
     }
 
-    fn prefers_cpu(&self, _operation: &Operation) -> bool {
-        false
+    fn prefers_cpu(&self, operation: &Operation) -> bool {
+        let operands = operation.src.iter().flatten().chain([&operation.dst]);
+        let readable = |place| matches!(place, Place::Host | Place::Device);
+        self.refusal(operation).is_some() && operands.into_iter().all(|it| readable(it.place))
     }
 
     fn use_packs(&self, packs: Arc<Packs>) {

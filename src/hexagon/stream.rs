@@ -10,7 +10,7 @@ use bytemuck::Zeroable;
 use hexagon_ops::serve;
 use hexagon_ops::wire::{self, Command as Wire, TensorOp, WIDE_SOURCES};
 
-use self::submission::{Step, Submission, span};
+use self::submission::{Step, Submission};
 use super::device::Failed;
 use super::plan::fuse::{fuse, fuse_product};
 use super::plan::{self, Command, cost};
@@ -159,7 +159,7 @@ impl Graphs {
         {
             // A part of a packed tensor, or operands that tiles are not multiplied with: floats are
             // also multiplied as they lie.
-            self.put_back(home, &span(src0))?;
+            self.put_back(home, &src0.span())?;
         }
         let last = self.last.take();
         let mut command = self.plan(vtcm_bytes, operation, src[0])?;
@@ -299,7 +299,7 @@ impl Graphs {
         let others = operation.src.iter().zip(src).skip(factors(&operation));
         let others = others.filter_map(|(tensor, home)| Some((tensor.as_ref()?, home?)));
         for (tensor, home) in others.chain(dst.map(|home| (&operation.dst, home))) {
-            let range = span(tensor);
+            let range = tensor.span();
             if home.holds_packed(&range) {
                 self.put_back(home, &range)?;
             }
@@ -439,7 +439,7 @@ fn refused(reason: &str) -> Error {
 
 /// Returns `true` if two tensors of one buffer have bytes between the first and the last in common.
 fn overlap(a: &Tensor, b: &Tensor) -> bool {
-    let (a, b) = (span(a), span(b));
+    let (a, b) = (a.span(), b.span());
     a.start < b.end && b.start < a.end
 }
 

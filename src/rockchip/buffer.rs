@@ -292,4 +292,8 @@ impl Buffer for RkBuffer {
     fn forget_graphs(&self) {}
 
     fn mark_cpu_reader(&self) {}
+
+    fn show_to_cpu(&self, _tensor: &Tensor) {}
+
+    fn take_from_cpu(&self, _tensor: &Tensor) {}
 }

@@ -220,8 +220,9 @@ pub fn keep(target: &Target, weights: &Tensor) -> Keep {
 ///
 /// - Nodes with too few rows, which ggml cannot know, since it gives a node to the device that has
 ///   the weights. The rows of a [`Op::MulMatId`] are its tokens.
-/// - Nodes that the device does not compute. Only ggml's RPC server gives it such nodes: it asks no
-///   device what it supports.
+/// - Nodes that the device does not compute. ggml's RPC server gives it such nodes, because it asks
+///   no device what it supports, and so does its device for `-sm tensor`, which hands nothing to
+///   the CPU.
 ///
 /// - `narrow`: the fewest rows that the device multiplies with weights that packing makes larger
 #[must_use]
@@ -235,7 +236,7 @@ pub fn prefers_cpu(target: &Target, operation: &Operation, narrow: usize) -> boo
         Op::MulMatId => tokens,
         _ => return true,
     };
-    if weights.place == Place::Host && target.layout(weights).is_none() {
+    if weights.place == Place::Host && command(target, operation).is_err() {
         return true;
     }
     m < target.min_m.max(narrow)
@@ -352,47 +353,56 @@ mod tests {
     use crate::graph::{PARAMS, Role, sources};
     use crate::tensor::Shape;
 
-    #[test]
-    fn few_rows_are_left_to_the_cpu_where_it_can_read_the_weights() {
-        let tensor = |place, ne| Tensor {
+    fn contiguous(place: Place, dtype: DType, ne: [usize; 4]) -> Tensor<'static> {
+        let step = dtype.step_bytes().unwrap_or(4);
+        let row = dtype.row_bytes(ne[0]).unwrap_or(step * ne[0]);
+        Tensor {
             name: "tensor",
-            dtype: DType::F32,
+            dtype,
             format: None,
-            shape: Shape { ne, nb: [0; 4] },
+            shape: Shape {
+                ne,
+                nb: [step, row, row * ne[1], row * ne[1] * ne[2]],
+            },
             place,
             memory: None,
             packed_offset: 0,
             role: Role::State,
             dequantize: None,
-        };
+        }
+    }
+
+    #[test]
+    fn few_rows_are_left_to_the_cpu_where_it_can_read_the_weights() {
+        let host = |dtype, ne| contiguous(Place::Host, dtype, ne);
         let mut target = Target::from(&caps::RK3588);
         for (min_m, m, left) in [(1, 1, false), (2, 1, true), (2, 2, false), (8, 7, true)] {
             target.min_m = min_m;
-            let prefers_cpu = |op, place, act| {
-                let weights = Tensor {
-                    dtype: DType::F16,
-                    ..tensor(place, [64, 32, 4, 1])
-                };
-                let act = tensor(Place::Host, act);
+            let weights = |place| contiguous(place, DType::F16, [64, 32, 4, 1]);
+            let prefers_cpu = |op, dst, src: &[Tensor<'static>]| {
                 let operation = Operation {
                     op,
                     params: [0; PARAMS],
-                    dst: act,
-                    src: sources(&[weights, act]),
+                    dst: host(DType::F32, dst),
+                    src: sources(src),
                 };
                 prefers_cpu(&target, &operation, 1)
             };
             // Planes are not rows, and slots are not tokens.
-            let (planes, tokens) = ([64, m, 4, 3], [64, 2, m, 1]);
+            let planes = |place| {
+                let act = host(DType::F32, [64, m, 4, 3]);
+                prefers_cpu(Op::MulMat, [32, m, 4, 3], &[weights(place), act])
+            };
+            let tokens = |place| {
+                let act = host(DType::F32, [64, 2, m, 1]);
+                let ids = host(DType::I32, [2, m, 1, 1]);
+                prefers_cpu(Op::MulMatId, [32, 2, m, 1], &[weights(place), act, ids])
+            };
             for place in [Place::Packed, Place::Host] {
-                assert_eq!(prefers_cpu(Op::MulMat, place, planes), left, "{min_m} {m}");
-                assert_eq!(
-                    prefers_cpu(Op::MulMatId, place, tokens),
-                    left,
-                    "{min_m} {m}"
-                );
+                assert_eq!(planes(place), left, "{min_m} {m}");
+                assert_eq!(tokens(place), left, "{min_m} {m}");
             }
-            assert!(!prefers_cpu(Op::MulMat, Place::Foreign, planes));
+            assert!(!planes(Place::Foreign));
         }
     }
 
@@ -400,28 +410,7 @@ mod tests {
     #[test]
     fn nodes_that_the_device_does_not_compute_are_left_to_the_cpu() {
         let target = Target::from(&caps::RK3588);
-        let tensor = |dtype: DType, ne: [usize; 4]| {
-            let row = dtype.row_bytes(ne[0]).unwrap_or(4 * ne[0]);
-            Tensor {
-                name: "tensor",
-                dtype,
-                format: None,
-                shape: Shape {
-                    ne,
-                    nb: [
-                        dtype.step_bytes().unwrap_or(4),
-                        row,
-                        row * ne[1],
-                        row * ne[1],
-                    ],
-                },
-                place: Place::Host,
-                memory: None,
-                packed_offset: 0,
-                role: Role::State,
-                dequantize: None,
-            }
-        };
+        let tensor = |dtype, ne| contiguous(Place::Host, dtype, ne);
         let left = |op, weights: &[Tensor<'static>]| {
             let operation = Operation {
                 op,
@@ -438,6 +427,8 @@ mod tests {
         assert!(left(Op::RmsNorm, &[act]));
         let indices = tensor(DType::I32, [64, 32, 1, 1]);
         assert!(left(Op::MulMat, &[indices, act]));
+        let numbers = tensor(DType::I32, [64, 4, 1, 1]);
+        assert!(left(Op::MulMat, &[weights, numbers]), "activations");
     }
 
     #[test]
@@ -456,24 +447,9 @@ mod tests {
             (block(32, 34), false),
             (DType::F16, false),
         ] {
-            let tensor = |place, dtype: DType, ne: [usize; 4]| {
-                let row = dtype.row_bytes(ne[0]).unwrap();
-                let nb = [dtype.step_bytes().unwrap(), row, row * ne[1], row * ne[1]];
-                Tensor {
-                    name: "tensor",
-                    dtype,
-                    format: None,
-                    shape: Shape { ne, nb },
-                    place,
-                    memory: None,
-                    packed_offset: 0,
-                    role: Role::State,
-                    dequantize: None,
-                }
-            };
-            let weights = tensor(Place::Packed, dtype, [4096, 4096, 1, 1]);
+            let weights = contiguous(Place::Packed, dtype, [4096, 4096, 1, 1]);
             for (m, few) in [(1, true), (31, true), (32, false), (512, false)] {
-                let act = tensor(Place::Host, DType::F32, [4096, m, 1, 1]);
+                let act = contiguous(Place::Host, DType::F32, [4096, m, 1, 1]);
                 let operation = Operation {
                     op: Op::MulMat,
                     params: [0; PARAMS],

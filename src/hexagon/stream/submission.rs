@@ -154,7 +154,7 @@ impl Submission {
             };
         let named = self.name(&home.memory);
         if by_cpu {
-            let range = span(tensor);
+            let range = tensor.span();
             if !named.inputs.covers(&range) && !named.results.covers(&range) {
                 named.inputs.insert(range);
             }
@@ -166,7 +166,7 @@ impl Submission {
     pub(super) fn result(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
         let state = tensor.role != Role::Result;
         let named = self.name(&home.memory);
-        let range = span(tensor);
+        let range = tensor.span();
         if home.shared && state && home.is_used_by_cpu() && !named.results.covers(&range) {
             // Lines that the CPU still holds must not be written over the result later.
             named.inputs.insert(range.clone());
@@ -294,12 +294,6 @@ impl Submission {
         }
         Ok(())
     }
-}
-
-/// Returns the bytes of a buffer that a tensor spans.
-pub(super) fn span(tensor: &Tensor) -> Range<usize> {
-    let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-    tensor.packed_offset..tensor.packed_offset + bytes
 }
 
 #[cfg(test)]
