@@ -153,6 +153,20 @@ static ggml_backend_buffer_type_t *get_extra_bufts(ggml_backend_dev_t dev) {
   return glue_device_of(dev)->extra_bufts;
 }
 
+// Answers `-sm row`. NULL stands for buffers of the device's usual types: rows
+// are not shared out, but layers are, as without the option.
+static ggml_backend_buffer_type_t split_buffer_type(int main_device,
+                                                    const float *tensor_split) {
+  static atomic_flag told = ATOMIC_FLAG_INIT;
+  (void)main_device;
+  (void)tensor_split;
+  if (!atomic_flag_test_and_set(&told)) {
+    GGML_LOG_WARN("ggml-rust-npu: -sm row shares out layers as -sm layer does, "
+                  "because no tensor is split by rows\n");
+  }
+  return NULL;
+}
+
 static void *reg_get_proc_address(ggml_backend_reg_t reg, const char *name) {
   (void)reg;
   // ISO C has no cast from a function to an object pointer.
@@ -161,6 +175,9 @@ static void *reg_get_proc_address(ggml_backend_reg_t reg, const char *name) {
     const ggml_backend_dev_get_extra_bufts_t fn = get_extra_bufts;
     _Static_assert(sizeof(address) == sizeof(fn),
                    "pointers to functions and to objects");
+    memcpy(&address, &fn, sizeof(address));
+  } else if (strcmp(name, "ggml_backend_split_buffer_type") == 0) {
+    const ggml_backend_split_buffer_type_t fn = split_buffer_type;
     memcpy(&address, &fn, sizeof(address));
   } else if (strcmp(name, "ggml_backend_set_n_threads") == 0) {
     const ggml_backend_set_n_threads_t fn = glue_backend_set_n_threads;
