@@ -38,6 +38,11 @@ in brackets those of the prompt's graph, if there are more. The lookup of the em
 comes before them. `scripts/archs.py` writes this file from the device's own line about each model and llama.cpp's list of
 splits, and `--check` compares with it. Rung of evidence: 2.
 
+`test-llama-archs` itself, whose models have F32 weights, compares the logits with the CPU backend's (error at most 1e-4,
+normalized): of each device alone, and of all devices by `-sm tensor`, where ggml's device for it cuts each tensor into
+slices. `scripts/test.py archs` runs it so on V75, V79, RK3588, two V75, and a V75 beside an RK3588, all simulated. None fails
+of 133 models on one device, nor of the 102 whose architectures llama.cpp takes for `-sm tensor`.
+
 {summary}
 
 | architecture | nodes | of | {columns} | reason for the others |
