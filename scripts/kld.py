@@ -38,6 +38,8 @@ LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005, "Q4_K_M": 0.006},
                       **dict.fromkeys(["Q4_K_M", "Q5_0", "Q6_K", "Q3_K_M"], 0.0005)}}
 # As often as the limit of many tokens, one or two tokens at a time may cost it: 8 bits for activations.
 FEW_TOKENS_LIMIT = {"rk": 1.0, "hexagon": 2.0}
+# With activations of 16 bits, on Hexagon.
+WIDE_LIMIT = 0.0003
 
 
 class Result(NamedTuple):
@@ -49,8 +51,10 @@ class Result(NamedTuple):
     perplexity: float
 
 
-def limit_of(kind, chip, ubatch=CHUNK_TOKENS):
-    """The limit of a format on a chip; None if there is none."""
+def limit_of(kind, chip, ubatch=CHUNK_TOKENS, act=None):
+    """The limit of a format on a chip with a GGML_RUST_NPU_HEX_ACT; None if there is none."""
+    if act == "16" and chip.startswith("hexagon"):
+        return WIDE_LIMIT
     family = "hexagon" if chip.startswith("hexagon") else "rk"
     limit = LIMITS[family].get(kind)
     return limit * FEW_TOKENS_LIMIT[family] if limit and ubatch <= 2 else limit
@@ -113,7 +117,8 @@ def measure(kind, setup, runs):
         cpu = divergence(model, base, setup, f"{kind}-cpu", cpu_env())
         for name, (env, args, is_limited) in runs.items():
             device = divergence(model, base, setup, f"{name.replace(' ', '-')}-device", env, *args)
-            limit = limit_of(kind, env["GGML_RUST_NPU_SIM"], setup.ubatch) if is_limited else None
+            chip, act = env["GGML_RUST_NPU_SIM"], env.get("GGML_RUST_NPU_HEX_ACT")
+            limit = limit_of(kind, chip, setup.ubatch, act) if is_limited else None
             yield Row(name, device, cpu, limit)
 
 
@@ -140,6 +145,7 @@ def arguments():
     parser.add_argument("-fa", "--flash-attn", help="on, off or on,off: a row for each")
     parser.add_argument("--rules", help="GGML_RUST_NPU_RULES, such as blk=int4")
     parser.add_argument("--calibration", help="values of GGML_RUST_NPU_CALIBRATION, with commas; a row for each")
+    parser.add_argument("--act", choices=["8", "16", "auto"], help="GGML_RUST_NPU_HEX_ACT")
     parser.add_argument("--pack", help="GGML_RUST_NPU_PACK: a file of `ggml-npu repack`, made of the model of one format")
     return parser.parse_args()
 
@@ -149,6 +155,8 @@ def device_runs(kind, args):
     settings = {"GGML_RUST_NPU_SIM": args.chip}
     if args.rules:
         settings["GGML_RUST_NPU_RULES"] = args.rules
+    if args.act:
+        settings["GGML_RUST_NPU_HEX_ACT"] = args.act
     if args.pack:
         settings["GGML_RUST_NPU_PACK"] = args.pack
     if args.flash_attn:
