@@ -14,14 +14,17 @@ mod common;
 mod ops;
 #[path = "../tools/guest/src/rows.rs"]
 mod rows;
+#[path = "../tools/guest/src/samples.rs"]
+mod samples;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Numbers, Skip, guest};
+use common::{Numbers, Skip, block_values, guest};
+use half::f16;
 use hexagon_ops::hvx::{self, Vector};
-use hexagon_ops::layout::Line;
+use hexagon_ops::layout::{Line, TILE_DIM, WeightType, f16_tile_offset};
 use hexagon_ops::ops::tensor::Type;
 
 /// A qemu-hexagon.
@@ -321,6 +324,120 @@ fn rows_have_the_hosts_values_up_to_their_ends() {
     }
 }
 
+/// Returns a request to the guest of a number and a scalar.
+fn request_with(number: i32, scalar: u32) -> Vec<u8> {
+    let mut request = request(number);
+    request[4..8].copy_from_slice(&scalar.to_le_bytes());
+    request
+}
+
+/// Returns the f16 numbers of a result.
+fn halves(bytes: &[u8]) -> Vec<f16> {
+    let (halves, _) = bytes.as_chunks();
+    halves.iter().map(|two| f16::from_le_bytes(*two)).collect()
+}
+
+#[test]
+#[ignore = "needs the pinned nightly and an emulator: make dsp"]
+fn conventional_dequantizers_give_the_nearest_f16() {
+    const TILE: usize = TILE_DIM * TILE_DIM;
+    let emulator = match emulator() {
+        Ok(found) if found.has_float => found,
+        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
+        Err(reason) => return println!("SKIPPED: {reason}"),
+    };
+    let mut numbers = Numbers::default();
+    for library in common::LIBRARIES {
+        let guest = match guest(library) {
+            Ok(guest) => guest,
+            Err(reason) => return println!("SKIPPED {library}: {reason}"),
+        };
+        for _ in 0..8 {
+            let seed = (numbers.bits() >> 32) as u32;
+            let answer = halves(&run(&emulator, &guest, request_with(-7, seed)));
+            assert_eq!(answer.len(), 2 * samples::K_TILES * TILE, "{library}");
+            let kernels = answer.chunks_exact(samples::K_TILES * TILE);
+            for (kernel, tiles) in ["from rows", "from tiles"].iter().zip(kernels) {
+                for (n, row) in samples::rows(seed).iter().enumerate() {
+                    let blocks = row.as_chunks::<{ samples::BLOCK_BYTES }>().0;
+                    for (tile, block) in tiles.chunks_exact(TILE).zip(blocks) {
+                        let want = block_values(WeightType::Q4_0, block);
+                        for (k, want) in want.into_iter().enumerate() {
+                            let have = tile[f16_tile_offset(k, n) / 2];
+                            let want = f16::from_f64(want);
+                            assert_eq!(have, want, "{kernel} on {library}, seed {seed}: {k}, {n}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs the pinned nightly and an emulator: make dsp"]
+fn conventional_exponentials_are_within_two_units() {
+    /// f16 from -0 to minus infinity.
+    const NUMBERS: u16 = 0x7c01;
+    const ROW: usize = 1024;
+    let emulator = match emulator() {
+        Ok(found) if found.has_float => found,
+        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
+        Err(reason) => return println!("SKIPPED: {reason}"),
+    };
+    for library in common::LIBRARIES {
+        let guest = match guest(library) {
+            Ok(guest) => guest,
+            Err(reason) => return println!("SKIPPED {library}: {reason}"),
+        };
+        let answer = run(&emulator, &guest, request(-8));
+        let (answer, sums) = answer.split_at(answer.len() - 2 * size_of::<Line>());
+        let (each, row) = answer.split_at(answer.len() - 2 * ROW);
+        // Units in the last place: 1.53 with IEEE arithmetic, 1.70 with qfloat, which rounds products, too.
+        let bound = if matches!(library, "v73" | "v75") {
+            1.53
+        } else {
+            1.7
+        };
+        let mut largest = 0.0_f64;
+        let each = halves(each);
+        assert!(
+            each.len() >= usize::from(NUMBERS),
+            "{library}: the guest stopped early"
+        );
+        for (bits, have) in (0x8000..0x8000 + NUMBERS).zip(each) {
+            let x = f16::from_bits(bits).to_f64();
+            let want = x.exp();
+            let unit = 2_f64.powf(want.log2().floor() - 10.0).max(2_f64.powi(-24));
+            let error = (have.to_f64() - want).abs() / unit;
+            assert!(
+                error <= bound,
+                "{library}: e^{x} is {have}, {error} units from {want}"
+            );
+            largest = largest.max(error);
+        }
+        println!("{library}: largest error {largest:.2} units in the last place");
+        let largest = f16::from_bits(samples::LARGEST).to_f64();
+        let row = halves(row);
+        for (k, have) in (0..).zip(&row) {
+            let x = f16::from_bits(samples::score(k)).to_f64() - largest;
+            // The difference is rounded by at most 2^-9, and the exponential as above.
+            let want = x.exp();
+            let error = (have.to_f64() - want).abs();
+            assert!(
+                error <= want * (2_f64.powi(-9) + 1.0 / 512.0),
+                "{library}: {k}: {have} for {want}"
+            );
+        }
+        let want: f64 = row.iter().map(|weight| weight.to_f64()).sum();
+        let have: f32 = elements(sums, Type::F32).iter().sum();
+        assert!(
+            (f64::from(have) - want).abs() <= 1e-5 * want,
+            "{library}: {have} for {want}"
+        );
+    }
+}
+
 /// The DMA engine of a guest without one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Copies {
@@ -423,6 +540,7 @@ fn kernels_take_the_recorded_packets() {
                     # Written by UPDATE_PACKETS=1 cargo test --test qemu; NIGHTLY.\n\
                     # gemv_SxR: S strips by R rows of activations, per tile of weights.\n\
                     # soft_max_inner: less the maximum, exponentials by table, sums; exp_f32: the polynomial.\n\
+                    # conventional_*, for comparison: Q4_0 to FP16 tiles from ggml's rows by scatter, and from tiles by arithmetic; as soft_max_inner, a polynomial in FP16.\n\
                     # memcpy_BYTES, memset_BYTES: a call; odd: from an odd address.\n\
                     # attention_T_rR: per position, a head of 64 with R query rows, keys and values of type T; the matrix unit's packets count.\n\
                     # whole_*: a further command of a list, read, checked and executed, on results of earlier ones; copies of the DMA engine are free.\n\

@@ -344,6 +344,12 @@ fn dot_super_blocks<
     totals
 }
 
+/// `true` where sums are f32, which may be stored when registers run short; qfloat values may not.
+const KEEPS_F32: bool = cfg!(any(
+    not(target_arch = "hexagon"),
+    target_feature = "hvx-ieee-fp"
+));
+
 /// Results of one row of activations in the 32 columns of one strip.
 pub type Columns = [f32; TILE_DIM];
 
@@ -394,8 +400,8 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
                 });
             }
             // Two sums and their minima need more registers than there are: qfloat values would be
-            // stored.
-            weight @ (WeightType::Q5_1 | WeightType::Q5K) if S * R > 1 => {
+            // stored, and two rows would be added in another order than one.
+            weight @ (WeightType::Q5_1 | WeightType::Q5K) if R > 1 || S > 1 && !KEEPS_F32 => {
                 return Err(Error::NoKernel {
                     weight,
                     kernel: "GEMV of two strips or rows",

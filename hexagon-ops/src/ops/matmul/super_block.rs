@@ -82,37 +82,92 @@ impl Expansion<PAIR_LINES> for UnsignedSixBits {
     #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<PAIR_LINES>) {
         let blocks = &panel.scales.as_chunks::<4>().0[blocks];
-        planes.fill(blocks.iter().map(|[factors, first, second, third]| {
-            let factors = hvx::load(factors);
-            let d = hvx::interleave_even_h(factors, factors);
-            let minus_dmin = hvx::interleave_odd_h(factors, factors);
-            let [first, second, third] = [first, second, third].map(hvx::load);
-            let lowest = hvx::splat_h(0x3f);
-            let middle = hvx::splat_h(0x0f);
-            let upper = hvx::splat_h(0x30);
-            // Bits 9..6 of `low`, and above them the two bits of the third line that come out at 5..4.
-            let last = |low: Vector, shift: i32| {
-                hvx::or(
-                    hvx::and(hvx::shr_h(low, 6), middle),
-                    hvx::and(hvx::shr_h(third, shift), upper),
-                )
-            };
-            let s = [
+        // In a whole group the fields of one super-block are taken apart while those of the one before become numbers.
+        match <&[_; GROUP_BLOCKS]>::try_from(blocks) {
+            Ok(group) => {
+                let mut next = SixBitFields::new(&group[0]);
+                planes.fill((1..=GROUP_BLOCKS).map(|b| {
+                    let fields = next;
+                    if let Some(block) = group.get(b) {
+                        next = SixBitFields::new(block);
+                    }
+                    fields.scaled()
+                }));
+            }
+            Err(_) => planes.fill(blocks.iter().map(|block| SixBitFields::new(block).scaled())),
+        }
+    }
+}
+
+/// The factors of a super-block of Q4_K or Q5_K, and the fields that they multiply.
+///
+/// Conversions and shifts want the same unit, so that two fields are converted by their exponent instead: these are 256 and a
+/// field, f16.
+#[derive(Clone, Copy)]
+struct SixBitFields {
+    factors: [Vector; 2],
+    numbers: [Vector; 2],
+    /// Of tiles 0 and 1, 4 and 5, 6 and 7.
+    scales: [Vector; 3],
+    /// The minima of these.
+    mins: [Vector; 3],
+}
+
+impl SixBitFields {
+    #[inline(always)]
+    fn new([factors, first, second, third]: &[Line; 4]) -> Self {
+        let factors = hvx::load(factors);
+        let [first, second, third] = [first, second, third].map(hvx::load);
+        let lowest = hvx::splat_h(0x3f);
+        let middle = hvx::splat_h(0x0f);
+        let upper = hvx::splat_h(0x30);
+        // Bits 9..6 of `low`, and above them the two bits of the third line that come out at 5..4.
+        let last = |low: Vector, shift: i32| {
+            hvx::or(
+                hvx::and(hvx::shr_h(low, 6), middle),
+                hvx::and(hvx::shr_h(third, shift), upper),
+            )
+        };
+        // 0x5c above six bits that end at bit 2 makes 256 plus these.
+        let numbers = [first, second].map(|halves| {
+            let top = hvx::and(halves, hvx::splat_h(0xfc00));
+            hvx::interleave_odd_b(top, hvx::splat_b(0x5c))
+        });
+        Self {
+            // d and -dmin.
+            factors: [
+                hvx::interleave_even_h(factors, factors),
+                hvx::interleave_odd_h(factors, factors),
+            ],
+            numbers,
+            scales: [
                 hvx::and(first, lowest),
-                hvx::shr_h(first, 10),
                 hvx::and(third, lowest),
                 last(first, 2),
-            ];
-            let m = [
+            ],
+            mins: [
                 hvx::and(second, lowest),
-                hvx::shr_h(second, 10),
                 hvx::shr_h(third, 10),
                 last(second, 4),
-            ];
-            [(s, d), (m, minus_dmin)].map(|(fields, factor)| {
-                fields.map(|field| hvx::mul_f16(hvx::f16_from_h(field), factor))
-            })
-        }));
+            ],
+        }
+    }
+
+    /// Returns the f16 scales and minima, two tiles a vector.
+    #[inline(always)]
+    fn scaled(self) -> [[Vector; 4]; 2] {
+        let zero = hvx::splat_h(0x5c00);
+        let times = |field: Vector, factor: Vector| hvx::mul_f16(hvx::f16_from_h(field), factor);
+        let plane = |[a, c, d]: [Vector; 3], number: Vector, factor: Vector| {
+            let b = hvx::sub_mul_f16(number, zero, factor);
+            [times(a, factor), b, times(c, factor), times(d, factor)]
+        };
+        let [numbers, others] = self.numbers;
+        let [d, minus_dmin] = self.factors;
+        [
+            plane(self.scales, numbers, d),
+            plane(self.mins, others, minus_dmin),
+        ]
     }
 }
 

@@ -7,6 +7,7 @@ use core::arch::asm;
 use core::fmt::{self, Write};
 use core::hint::black_box;
 
+use crate::conventional;
 use crate::scratch::Scratch;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::hvx;
@@ -34,6 +35,9 @@ const QUERIES: usize = 64;
 const LINES: usize = TILES * 8 + TILES / 2;
 
 static LINES_OF_PANEL: [Line; LINES] = [Line::ZERO; LINES];
+/// 32 rows of blocks of Q4_0, and what a load of the last two reads behind them.
+static ROWS_OF_BLOCKS: [Line; TILES * TILE_DIM * 18 / LINE_BYTES + 1] =
+    [Line::ZERO; TILES * TILE_DIM * 18 / LINE_BYTES + 1];
 static ACTS: [ActGroup; 1] = [ActGroup::ZERO];
 static ROW: [f32; K] = [1.0; K];
 
@@ -173,6 +177,39 @@ pub fn run(write: &mut dyn FnMut(&str)) {
     rows(&mut line);
     attentions(&mut line);
     bytes(&mut line);
+    conventional_kernels(&mut line);
+}
+
+/// Kernels of the comparison, per tile and per 1024 elements.
+fn conventional_kernels(line: &mut dyn FnMut(&str, &str, u32)) {
+    // SAFETY: the only reference to OUT: `run` has used its own for the last time.
+    let out = unsafe { OUT.get() };
+    let rows: &[u8] = bytemuck::cast_slice(&ROWS_OF_BLOCKS);
+    line(
+        "conventional_rows_",
+        "q4_0",
+        measure(TILES, || {
+            black_box(conventional::dequantize_rows(black_box(rows), TILES, out));
+        }),
+    );
+    let (quants, scales) = LINES_OF_PANEL.split_at(4 * TILES);
+    let quants = quants.as_chunks::<4>().0;
+    line(
+        "conventional_tiles_",
+        "q4_0",
+        measure(TILES, || {
+            conventional::dequantize_tiles(black_box(quants), black_box(scales), out);
+        }),
+    );
+    let row = &mut out[0].0;
+    line(
+        "conventional_exp_",
+        "f16",
+        measure(1, || {
+            let (even, odd) = conventional::exponentials(black_box(row), hvx::splat_h(0x3c00));
+            black_box(hvx::add_f32(even, odd));
+        }),
+    );
 }
 
 /// Copies and fills of some lengths, per call; `odd` from an odd address.

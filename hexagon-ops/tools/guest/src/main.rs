@@ -7,13 +7,16 @@
 
 #![no_std]
 #![no_main]
-#![feature(asm_experimental_arch)]
+#![feature(asm_experimental_arch, stdarch_hexagon)]
 
 mod bench;
 mod bytes;
+mod compare;
+mod conventional;
 mod multiply;
 mod ops;
 mod rows;
+mod samples;
 mod scratch;
 mod threads;
 mod together;
@@ -38,6 +41,11 @@ const TOGETHER: i32 = -6;
 const ROWS: i32 = -5;
 /// Request number of the comparison of `memcpy`, `memmove` and `memset` with loops.
 const COPY: i32 = -3;
+
+/// Request number of the dequantizers of the comparison.
+const CONVENTIONAL: i32 = -7;
+/// Request number of the exponentials of the comparison.
+const EXPONENTIALS: i32 = -8;
 
 static ARENA: Scratch<rows::Arena> = Scratch::new(rows::Arena {
     src: [[Line::ZERO; rows::LINES]; 3],
@@ -162,6 +170,16 @@ extern "C" fn main() -> ! {
         }
         if words[0] == COPY {
             compare_bytes();
+            continue;
+        }
+        if words[0] == CONVENTIONAL {
+            if !compare::dequantize(words[1].cast_unsigned(), &mut |bytes| write(bytes)) {
+                exit(6);
+            }
+            continue;
+        }
+        if words[0] == EXPONENTIALS {
+            compare::exponentials(&mut |bytes| write(bytes));
             continue;
         }
         if words[0] == MULTIPLY {

@@ -45,15 +45,16 @@ pub(super) trait FewBits {
     /// Returns the terms of a group.
     fn row(group: &ActGroup) -> Self::Row;
 
-    /// Returns what a row's sums over the super-blocks `blocks` of panels start with, f32 before the
+    /// Writes what a row's sums over the super-blocks `blocks` of panels start with, f32 before the
     /// group's factor.
     #[inline(always)]
     fn starts<const S: usize>(
         _panels: [&Panel<'_>; S],
         _blocks: Range<usize>,
         _row: &Self::Row,
-    ) -> [Line; S] {
-        hvx::zeros()
+        out: &mut [Line; S],
+    ) {
+        hvx::clear(out);
     }
 
     /// Returns `starts` plus the sums over the super-blocks `blocks` of a panel.
@@ -82,7 +83,7 @@ pub(super) fn dot_few_bits<F: FewBits, const S: usize, const R: usize>(
         let rows = group.map(F::row);
         let mut starts = [hvx::zeros::<S>(); R];
         for (starts, row) in starts.iter_mut().zip(&rows) {
-            *starts = F::starts(panels, here.clone(), row);
+            F::starts(panels, here.clone(), row, starts);
         }
         for s in 0..S {
             let starts = starts.each_ref().map(|lines| hvx::load(&lines[s]));

@@ -3,17 +3,17 @@
 //! ```text
 //! for each group of 1024 along K, each row of activations
 //!   half[tile][h] = sum of the 16 activations of half a block
-//!   joint[tile][n] = d[n] · activation scale[tile]
 //!   for each tile
+//!     joint[n]   = d[n] · activation scale[tile]
 //!     dot[h][n]  = -32 · half[tile][h] + Σ quants · act          u8 · i8
-//!     sum[n]    += f32(s[0][n] · dot[0][n] + s[1][n] · dot[1][n]) · joint[tile][n]
+//!     sum[n]    += f32(s[0][n] · dot[0][n] + s[1][n] · dot[1][n]) · joint[n]
 //! ```
 //!
 //! The scales of 16 weights are integers and stay so: a half is at most 16 · 32 · 127 < 2^17, a
 //! scale at most 128, so that both products fit in a word with room to spare. Bits of a value that
 //! lie in several lines are multiplied where they are, and weighed after the sum.
 
-use super::super::dequantize::wide::{block_factor, half_scales};
+use super::super::dequantize::wide::half_scales;
 use super::super::quantize::{ActGroup, GROUP_TILES};
 use super::super::super_block::GROUP_BLOCKS;
 use super::{LateSum, first_of};
@@ -25,8 +25,8 @@ use crate::ops::matmul::Panel;
 const LINES: usize = 6;
 /// The number that was added to each weight.
 const ZERO: i32 = 32;
-/// f32 factors of a group: lines of the even tiles, and of the odd ones.
-type Joints = LinePlanes<{ GROUP_TILES / 2 }>;
+/// d of a group's tiles, f16: a line for each two.
+type Factors = LinePlanes<{ GROUP_TILES / 2 }>;
 
 /// Sums of the halves of each block of a group.
 #[derive(Clone, Copy)]
@@ -105,16 +105,16 @@ impl SixBitTiles {
     }
 }
 
-/// Computes the factors of a group's tiles for one row of activations.
+/// Computes the d of each two tiles of a group. An odd number of super-blocks has a further one without tiles.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn joints(factors: &[Line], n_blocks: usize, act: &ActGroup, out: &mut Joints) {
-    let [scales, _] = act.scales();
-    let scales = scales.as_chunks::<{ SUPER_TILES / 2 }>().0;
-    out.fill((0..n_blocks).zip(scales).map(|(b, scales)| {
-        let d = block_factor(factors, b);
-        let pairs = scales.map(|scale| hvx::widen_mul_f16(d, hvx::splat_w(scale)));
-        [pairs.map(|(even, _)| even), pairs.map(|(_, odd)| odd)]
+fn fill_factors(plane: &[Line], n_blocks: usize, out: &mut Factors) {
+    let lines = plane.iter().take(n_blocks.div_ceil(2));
+    out.fill_first(lines.map(|line| {
+        let line = hvx::load(line);
+        let first = hvx::interleave_even_h(line, line);
+        let second = hvx::interleave_odd_h(line, line);
+        [first, first, first, first, second, second, second, second]
     }));
 }
 
@@ -126,24 +126,22 @@ pub(super) fn dot_half_scaled<const S: usize, const R: usize>(
     acts: [&[ActGroup]; R],
 ) -> [[Vector; R]; S] {
     let mut totals = [[hvx::splat_w(0); R]; S];
-    let (mut factors0, mut factors1) = (Joints::unfilled(), Joints::unfilled());
+    let (mut factors0, mut factors1) = (Factors::unfilled(), Factors::unfilled());
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
     for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
         let n_blocks = GROUP_BLOCKS.min(blocks - first);
         let group = acts.each_ref().map(|act| &act[g]);
-        // Of strip 0 and row 0, then of the second strip or row.
-        joints(
-            &panels[0].mins[first / 2..],
-            n_blocks,
-            group[0],
-            &mut factors0,
-        );
-        if S * R > 1 {
+        fill_factors(&panels[0].mins[first / 2..], n_blocks, &mut factors0);
+        if S > 1 {
             let plane = &panels[S - 1].mins[first / 2..];
-            joints(plane, n_blocks, group[R - 1], &mut factors1);
+            fill_factors(plane, n_blocks, &mut factors1);
         }
         let half_sums = group.map(HalfSums::new);
-        let factors = [factors0.lines(), factors1.lines()];
+        let [factors0, _] = factors0.lines();
+        let factors = match S {
+            1 => [factors0; 2],
+            _ => [factors0, factors1.lines()[0]],
+        };
         let added = group_sums(panels, first, group, factors, &half_sums);
         for s in 0..S {
             for r in 0..R {
@@ -161,7 +159,7 @@ fn group_sums<const S: usize, const R: usize>(
     panels: [&Panel<'_>; S],
     first: usize,
     group: [&ActGroup; R],
-    factors: [[&[Line]; 2]; 2],
+    factors: [&[Line]; 2],
     half_sums: &[HalfSums; R],
 ) -> [[Vector; R]; S] {
     let mut sums = [[LateSum::new(); R]; S];
@@ -176,29 +174,30 @@ fn group_sums<const S: usize, const R: usize>(
     };
     let row = |r: usize| {
         let words = group[r].words().as_chunks::<2>().0.iter();
-        words.zip(half_sums[r].tiles().as_chunks::<2>().0)
-    };
-    let factor = |which: usize| {
-        let [even, odd] = factors[which];
-        even.iter().zip(odd)
+        let [scales, _] = group[r].scales();
+        words
+            .zip(half_sums[r].tiles().as_chunks::<2>().0)
+            .zip(scales)
     };
     let strips = strip(0).zip(strip(S - 1));
     let rows = row(0).zip(row(R - 1));
-    let factors = factor(0).zip(factor(S * R - 1));
+    let factors = factors[0].iter().zip(factors[1]);
     for (((strip0, strip1), (row0, row1)), (factor0, factor1)) in strips.zip(rows).zip(factors) {
         let strips = first_of::<_, S>([strip0, strip1]);
         let rows = first_of::<_, R>([row0, row1]);
-        let factors = [factor0, factor1];
-        for i in 0..2 {
-            for (s, (quants, line)) in strips.into_iter().enumerate() {
-                let bytes = SixBitTiles::new(&quants[i]);
-                let scales = half_scales(hvx::load(line), i);
-                for (r, (words, half_sums)) in rows.into_iter().enumerate() {
+        for (s, ((quants, line), d)) in strips.into_iter().zip([factor0, factor1]).enumerate() {
+            let (d, line) = (hvx::load(d), hvx::load(line));
+            let joints = rows.map(|(_, scale)| {
+                let (even, odd) = hvx::widen_mul_f16(d, hvx::splat_w(*scale));
+                [even, odd]
+            });
+            for (i, quants) in quants.iter().enumerate() {
+                let bytes = SixBitTiles::new(quants);
+                let scales = half_scales(line, i);
+                for (r, ((words, half_sums), _)) in rows.into_iter().enumerate() {
                     let [low, high] = bytes.dot(half_sums[i], &words[i]);
                     let dot = hvx::mul_even_acc(hvx::mul_odd(high, scales), low, scales);
-                    let (even, odd) = factors[s + r];
-                    let joint = hvx::load(if i == 0 { even } else { odd });
-                    sums[s][r].push(dot, joint, true);
+                    sums[s][r].push(dot, joints[r][i], true);
                 }
             }
         }

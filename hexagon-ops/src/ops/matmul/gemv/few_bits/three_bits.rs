@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 
+use super::super::KEEPS_F32;
 use super::super::half_scaled::HalfSums;
 use super::{BlockSum, FewBits, scales_of};
 use crate::hvx::{self, Accumulator, LinePlanes, Vector};
@@ -111,47 +112,103 @@ impl FewBits for ThreeBitDots {
         rows: &[ZeroTerms; R],
         starts: [Vector; R],
     ) -> [Vector; R] {
-        let mut totals = starts;
+        let scales = &panel.scales.as_chunks::<3>().0[blocks.clone()];
+        if KEEPS_F32 {
+            return add_blocks(panel, blocks, scales.iter(), (group, rows), starts);
+        }
+        // Beside sums in qfloat there is no room for the fields.
         let mut planes = LinePlanes::<GROUP_TILES>::unfilled();
-        fill_fields(&panel.scales.as_chunks().0[blocks.clone()], &mut planes);
-        let fields = planes.lines()[0].as_chunks::<SUPER_TILES>().0;
-        let quants = panel.quants.as_chunks::<3>().0;
-        let quants = quants.as_chunks::<SUPER_TILES>().0[blocks.clone()].iter();
-        for (i, ((quants, fields), b)) in quants.zip(fields).zip(blocks).enumerate() {
-            let words = group.map(|group| &group.words().as_chunks::<SUPER_TILES>().0[i]);
-            let terms = rows.each_ref().map(|row| row.of_blocks().map(|of| &of[i]));
-            let dots = three_bit_dots(&quants[0], &fields[0], words, terms, 0);
-            let mut sums = [BlockSum::new(dots[0], terms[0][1][0]); R];
-            if R > 1 {
-                sums[R - 1] = BlockSum::new(dots[R - 1], terms[R - 1][1][0]);
-            }
-            for t in 1..SUPER_TILES {
-                let dots = three_bit_dots(&quants[t], &fields[t], words, terms, t);
-                for r in 0..R {
-                    sums[r].push(dots[r], terms[r][1][t]);
-                }
-            }
-            let (d, _) = hvx::widen_mul_f16(block_factor(panel.mins, b), hvx::splat_h(ONE));
+        fill_fields(scales, &mut planes);
+        let lines = planes.lines()[0].as_chunks::<SUPER_TILES>().0;
+        add_blocks(panel, blocks, lines.iter(), (group, rows), starts)
+    }
+}
+
+/// The scales of the tiles of a super-block: a vector of signed halfwords each.
+trait Fields: Copy {
+    /// The form in which all of them are at hand.
+    type Ready: Copy;
+
+    /// Prepares the scales.
+    fn ready(self) -> Self::Ready;
+
+    /// Returns those of tile `t`.
+    fn of(ready: &Self::Ready, t: usize) -> Vector;
+}
+
+impl Fields for &[Line; 3] {
+    type Ready = [Vector; SUPER_TILES];
+
+    #[inline(always)]
+    fn ready(self) -> [Vector; SUPER_TILES] {
+        half_fields(self)
+    }
+
+    #[inline(always)]
+    fn of(ready: &[Vector; SUPER_TILES], t: usize) -> Vector {
+        ready[t]
+    }
+}
+
+impl Fields for &[Line; SUPER_TILES] {
+    type Ready = Self;
+
+    #[inline(always)]
+    fn ready(self) -> Self {
+        self
+    }
+
+    #[inline(always)]
+    fn of(ready: &Self, t: usize) -> Vector {
+        hvx::load(&ready[t])
+    }
+}
+
+/// Returns `totals` plus the sums over the super-blocks `blocks` of a panel, whose scales are `fields`.
+#[inline(always)]
+fn add_blocks<F: Fields, const R: usize>(
+    panel: &Panel<'_>,
+    blocks: Range<usize>,
+    fields: impl Iterator<Item = F>,
+    (group, rows): ([&ActGroup; R], &[ZeroTerms; R]),
+    mut totals: [Vector; R],
+) -> [Vector; R] {
+    let quants = panel.quants.as_chunks::<3>().0;
+    let quants = quants.as_chunks::<SUPER_TILES>().0[blocks.clone()].iter();
+    for (i, ((quants, fields), b)) in quants.zip(fields).zip(blocks).enumerate() {
+        let fields = fields.ready();
+        let words = group.map(|group| &group.words().as_chunks::<SUPER_TILES>().0[i]);
+        let terms = rows.each_ref().map(|row| row.of_blocks().map(|of| &of[i]));
+        let dots = three_bit_dots(&quants[0], F::of(&fields, 0), words, terms, 0);
+        let mut sums = [BlockSum::new(dots[0], terms[0][1][0]); R];
+        if R > 1 {
+            sums[R - 1] = BlockSum::new(dots[R - 1], terms[R - 1][1][0]);
+        }
+        for t in 1..SUPER_TILES {
+            let dots = three_bit_dots(&quants[t], F::of(&fields, t), words, terms, t);
             for r in 0..R {
-                let sum = Accumulator::product(sums[r].finish(), d);
-                totals[r] = sum.plus_f32(totals[r]).to_f32();
+                sums[r].push(dots[r], terms[r][1][t]);
             }
         }
-        totals
+        let (d, _) = hvx::widen_mul_f16(block_factor(panel.mins, b), hvx::splat_h(ONE));
+        for r in 0..R {
+            let sum = Accumulator::product(sums[r].finish(), d);
+            totals[r] = sum.plus_f32(totals[r]).to_f32();
+        }
     }
+    totals
 }
 
 /// Returns the sums of tile `t` with each row: `s · (quants - 4) · act` over both halves.
 #[inline(always)]
 fn three_bit_dots<const R: usize>(
     quants: &[Line; 3],
-    fields: &Line,
+    fields: Vector,
     words: [&[[i32; 8]; SUPER_TILES]; R],
     terms: [[&[i32; SUPER_TILES]; 2]; R],
     t: usize,
 ) -> [Vector; R] {
     let tile = ThreeBitTile::new(quants);
-    let fields = hvx::load(fields);
     let mut dots = [fields; R];
     for r in 0..R {
         let [first, second] = tile.dot(&words[r][t]);

@@ -4,7 +4,7 @@ use core::hint::black_box;
 use core::ops::Range;
 
 use super::super::half_scaled::HalfSums;
-use super::super::{LateSum, first_of};
+use super::super::{KEEPS_F32, LateSum, first_of};
 use super::{BlockSum, FewBits, scales_of};
 use crate::hvx::{self, Accumulator, Vector};
 use crate::layout::{Line, SUPER_TILES};
@@ -44,11 +44,6 @@ impl MinTerms {
     }
 }
 
-/// `true` where sums are f32: an unrolled loop takes fewer packets, but would store qfloat values.
-const IS_UNROLLED: bool = cfg!(any(
-    not(target_arch = "hexagon"),
-    target_feature = "hvx-ieee-fp"
-));
 /// Fixed-point units of the sums of first halves. The minima of second halves weigh 16 times as
 /// much, so their units are 16 times as large.
 const UNITS: [f32; 2] = [128.0, 8.0];
@@ -134,11 +129,10 @@ impl FewBits for TwoBitDots {
         panels: [&Panel<'_>; S],
         blocks: Range<usize>,
         row: &MinTerms,
-    ) -> [Line; S] {
+        out: &mut [Line; S],
+    ) {
         let scales = panels.map(|panel| &panel.scales.as_chunks().0[blocks.clone()]);
-        let mut out = hvx::zeros();
-        min_sums(scales, row, &mut out);
-        out
+        min_sums(scales, row, out);
     }
 
     #[inline(always)]
@@ -149,7 +143,7 @@ impl FewBits for TwoBitDots {
         rows: &[MinTerms; R],
         starts: [Vector; R],
     ) -> [Vector; R] {
-        if IS_UNROLLED {
+        if KEEPS_F32 {
             unrolled(panel, blocks, group, rows, starts)
         } else {
             in_a_loop(panel, blocks, group, rows, starts)
@@ -203,7 +197,7 @@ fn unrolled<const R: usize>(
     totals
 }
 
-/// As [`unrolled`], two tiles at a time.
+/// As [`unrolled`], two tiles at a time: takes more packets, but stores no qfloat values.
 #[inline(always)]
 fn in_a_loop<const R: usize>(
     panel: &Panel<'_>,
