@@ -16,8 +16,7 @@ pub const PROT_READ_WRITE: c_int = 3;
 pub struct Attributes(pub [u8; 256]);
 
 /// `HAP_debug_v2`: level, file, line, format and its arguments.
-pub type Debug =
-    unsafe extern "C" fn(c_int, *const c_char, c_int, *const c_char, ...);
+pub type Debug = unsafe extern "C" fn(c_int, *const c_char, c_int, *const c_char, ...);
 /// `HAP_mem_available_stack`: bytes.
 pub type AvailableStack = unsafe extern "C" fn() -> u64;
 /// `qurt_hvx_get_units`: bits 15 to 8 count the contexts of 128 bytes.

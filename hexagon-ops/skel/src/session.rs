@@ -8,7 +8,7 @@ use hexagon_ops::layout::{F16_TILE_BYTES, Tile};
 use hexagon_ops::rt::invoke::Call;
 use hexagon_ops::serve::{Server, State, Units};
 use hexagon_ops::wire::{
-    ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START, Power, Start,
+    ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START, Start,
 };
 
 use crate::code::{INVALID_HANDLE, OUT_OF_HANDLES};
@@ -147,7 +147,7 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
         Some(server) => {
             // Before the matrix unit is asked for.
             if call.method == METHOD_START {
-                server.platform().vote(power_of(call.input));
+                server.platform().vote(Start::power_of(call.input));
             }
             with_units(server, call)
         }
@@ -159,15 +159,6 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
         log::line(c"call failed", c"code", code);
     }
     result
-}
-
-/// Returns the power that an argument of START asks for. The server refuses arguments that have
-/// none.
-fn power_of(input: &[u8]) -> Power {
-    let start = bytemuck::try_pod_read_unaligned::<Start>(input).ok();
-    start
-        .and_then(|start| Power::from_number(start.power))
-        .unwrap_or_default()
 }
 
 /// Lends the units to the server for the time of a call.
@@ -203,7 +194,11 @@ struct Lent {
 impl Lent {
     /// Waits for all of the VTCM. A call that serves and does not get it can be made again.
     fn new(method: u32) -> Result<Self, i32> {
-        let turns = if method == METHOD_SERVE { 1 } else { ACQUIRE_TURNS };
+        let turns = if method == METHOD_SERVE {
+            1
+        } else {
+            ACQUIRE_TURNS
+        };
         let mut bytes = 0;
         let (layout, free) = (core::ptr::null_mut(), core::ptr::null_mut());
         // SAFETY: writes the size; no layout and no free size are asked for.
@@ -244,7 +239,11 @@ impl Lent {
                 break;
             }
         }
-        Err(if method == METHOD_SERVE { ERROR_LATER } else { ERROR_UNITS })
+        Err(if method == METHOD_SERVE {
+            ERROR_LATER
+        } else {
+            ERROR_UNITS
+        })
     }
 
     /// Returns the request for VTCM.

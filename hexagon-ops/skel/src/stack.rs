@@ -23,7 +23,11 @@ pub fn is_too_small() -> bool {
     let bytes = unsafe { available() } & u64::from(u32::MAX);
     let is_too_small = (LEAST_BYTES..u64::from(STACK_NEEDED_BYTES)).contains(&bytes);
     if is_too_small {
-        log::line(c"too little stack", c"bytes", i32::try_from(bytes).unwrap_or(0));
+        log::line(
+            c"too little stack",
+            c"bytes",
+            i32::try_from(bytes).unwrap_or(0),
+        );
     }
     is_too_small
 }

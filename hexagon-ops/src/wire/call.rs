@@ -23,6 +23,17 @@ pub struct Start {
     pub power: u32,
 }
 
+impl Start {
+    /// Returns the power that the bytes of an argument ask for; the usual one if they are no
+    /// argument, which the call is refused for.
+    #[must_use]
+    pub fn power_of(input: &[u8]) -> Power {
+        let start = bytemuck::try_pod_read_unaligned::<Self>(input).ok();
+        let power = start.and_then(|start| Power::from_number(start.power));
+        power.unwrap_or_default()
+    }
+}
+
 /// What the votes for power ask for, from the first command to the end of the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
