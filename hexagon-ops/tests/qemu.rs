@@ -544,7 +544,7 @@ fn kernels_take_the_recorded_packets() {
                     # memcpy_BYTES, memset_BYTES: a call; odd: from an odd address.\n\
                     # attention_T_rR: per position, a head of 64 with R query rows, keys and values of type T; the matrix unit's packets count.\n\
                     # whole_*: a further command of a list, read, checked and executed, on results of earlier ones; copies of the DMA engine are free.\n\
-                    # whole_mul_mat_T_mM: per tile, K = N = 2048; whole_attention_T_hD_QonK_rR: per position and query head, 1024 positions.\n";
+                    # whole_mul_mat_T_mM: per tile, K = N = 2048, activations of one or two rows in 8 bits or 16_bits; whole_attention_T_hD_QonK_rR: per position and query head, 1024 positions.\n";
         let head = head.replace("NIGHTLY", nightly);
         std::fs::write(&table, format!("{head}{measured}")).unwrap();
     }

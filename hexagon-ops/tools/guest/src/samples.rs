@@ -37,5 +37,5 @@ pub const LARGEST: u16 = 0x4200;
 pub fn score(k: u16) -> u16 {
     let bits = k.wrapping_mul(40_503);
     // The magnitudes below 3, and both signs.
-    (bits & 0x7fff) % (LARGEST + 1) | bits & 0x8000
+    ((bits & 0x7fff) % (LARGEST + 1)) | (bits & 0x8000)
 }

@@ -10,6 +10,7 @@ use core::ops::Range;
 use bytemuck::Zeroable;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{TILE_DIM, Tile, WeightType};
+use hexagon_ops::ops::matmul::Dots;
 use hexagon_ops::rt::cache;
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
@@ -248,6 +249,11 @@ pub fn run(write: &mut dyn FnMut(&str), map: &dyn Fn(usize) -> *mut u8, only: i3
         });
         line(format_args!("attention_{name}"), commands, POSITIONS * heads);
     }
+    for (name, weight) in [("q4_0", WeightType::Q4_0), ("q8_0", WeightType::Q8_0)] {
+        let of = |act| product_by(Dots::TwoDigits, weight, [1, SIDE, SIDE], act);
+        let tiles = SIDE / TILE_DIM * SIDE / TILE_DIM;
+        line(format_args!("mul_mat_{name}_m1_16_bits"), [FIRST, SECOND, FIRST].map(of), tiles);
+    }
 }
 
 /// A product of `m` rows.
@@ -256,7 +262,12 @@ fn mul_mat(weight: WeightType, m: usize, act: u64) -> Command {
 }
 
 /// A product of M rows with K x N weights.
-pub fn product(weight: WeightType, [m, k, n]: [usize; 3], act: u64) -> Command {
+pub fn product(weight: WeightType, shape: [usize; 3], act: u64) -> Command {
+    product_by(Dots::TwoRows, weight, shape, act)
+}
+
+/// The same with a choice of dot products.
+fn product_by(dots: Dots, weight: WeightType, [m, k, n]: [usize; 3], act: u64) -> Command {
     let rows = |offset, row: usize| Plain {
         buffer: 0,
         reserved: 0,
@@ -276,7 +287,7 @@ pub fn product(weight: WeightType, [m, k, n]: [usize; 3], act: u64) -> Command {
         dst: rows(RESULT, n),
         m: m as u32,
         planes: [1; 2],
-        dots: 2,
+        dots: dots as u32,
         epilogue: Zeroable::zeroed(),
     };
     Command::new(0, &body)
