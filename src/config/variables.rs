@@ -221,7 +221,7 @@ variables! {
         hex_act: Activations = Activations::Auto, |text| one_of(&ACTIVATIONS, text);
         "GGML_RUST_NPU_HEX_ACT", words(&ACTIVATIONS), default "`auto`";
 
-        /// What each DSP's library votes for while a program has the device: the highest clocks (`burst`),
+        /// The power that each DSP's library votes for while a program has the device: the highest clocks (`burst`),
         /// clocks that follow the load (`balanced`), or low ones that rise late (`saver`).
         power: Power = Power::Burst, |text| one_of(&POWERS, text);
         "GGML_RUST_NPU_POWER", words(&POWERS), default "`burst`";

@@ -47,7 +47,7 @@ pub struct SessionOptions {
     pub address_bytes: u64,
     /// Most threads that compute; `None` for one on each vector unit.
     pub threads: Option<u32>,
-    /// What the DSP's library votes for.
+    /// The power that the DSP's library votes for.
     pub power: Power,
     /// The thread that calls the DSP.
     pub serving: Serving,

@@ -310,7 +310,7 @@ impl Connection {
     /// Hands over the ring.
     ///
     /// - `threads`: most threads that compute; 0 for one on each vector unit
-    /// - `power`: what the DSP's library votes for
+    /// - `power`: the power that the DSP's library votes for
     ///
     /// # Errors
     /// `FastRpc`.

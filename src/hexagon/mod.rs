@@ -100,7 +100,7 @@ pub struct Options<'a> {
     pub address_bytes: Option<u64>,
     /// Most threads that compute on the DSP; `None` for one on each vector unit.
     pub threads: Option<u32>,
-    /// What the DSP's library votes for.
+    /// The power that the DSP's library votes for.
     pub power: Power,
     /// The thread that calls the DSP.
     pub serving: Serving,

@@ -34,7 +34,7 @@ impl Start {
     }
 }
 
-/// What the votes for power ask for, from the first command to the end of the session.
+/// The power that is voted for, from the first command to the end of the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Power {
