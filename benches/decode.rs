@@ -200,7 +200,7 @@ fn main() {
             timeout: Duration::from_secs(20),
             address_bytes: None,
             threads: None,
-            activations: ggml_rust_npu::config::Activations::Eight,
+            activations: ggml_rust_npu::config::ActivationBits::Eight,
             power: hexagon_ops::wire::Power::Burst,
             serving,
             trace: None,

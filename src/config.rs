@@ -31,7 +31,7 @@ pub enum SimChip {
 
 /// Bits of activations in products of one or two rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activations {
+pub enum ActivationBits {
     /// 8 bits, with one scale for each 32.
     Eight,
     /// 16 bits: 8 bits, and 8 for what these leave, or FP16.

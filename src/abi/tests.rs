@@ -15,7 +15,7 @@ fn packed_memory_is_not_taken_for_the_host_s() {
         timeout: std::time::Duration::from_secs(20),
         address_bytes: None,
         threads: None,
-        activations: crate::config::Activations::Eight,
+        activations: crate::config::ActivationBits::Eight,
         power: hexagon_ops::wire::Power::Burst,
         serving: crate::hexagon::device::Serving::Caller,
         trace: None,

@@ -10,7 +10,7 @@ use log::LevelFilter;
 use rknpu_ops::calibrate::Method;
 use rknpu_ops::sim::{Coherence, parse_faults};
 
-use super::{Activations, Faults, Repack, SimChip};
+use super::{ActivationBits, Faults, Repack, SimChip};
 use crate::hexagon::caps as hexagon;
 use crate::rockchip::caps::{self as rockchip, RkCaps};
 
@@ -39,10 +39,10 @@ pub(super) const REPACKS: Words<Repack, 3> = [
     ("always", Repack::Always),
     ("off", Repack::Off),
 ];
-pub(super) const ACTIVATIONS: Words<Activations, 3> = [
-    ("auto", Activations::Auto),
-    ("8", Activations::Eight),
-    ("16", Activations::Sixteen),
+pub(super) const ACTIVATIONS: Words<ActivationBits, 3> = [
+    ("auto", ActivationBits::Auto),
+    ("8", ActivationBits::Eight),
+    ("16", ActivationBits::Sixteen),
 ];
 pub(super) const POWERS: Words<Power, 3> = [
     ("burst", Power::Burst),

@@ -14,7 +14,7 @@ use super::values::{
     self, ACTIVATIONS, CALIBRATIONS, COHERENCES, HEX_THREADS, KEEPS, LEVELS, PACK_VERIFIES, POWERS,
     REPACKS, SESSIONS, TIMEOUTS_S, chip, list, number, one_of, path, quoted, span, words,
 };
-use super::{Activations, Faults, Repack, SimChip};
+use super::{ActivationBits, Faults, Repack, SimChip};
 use crate::error::{Error, Result};
 use crate::rockchip::caps::{Cores, RkCaps};
 
@@ -218,7 +218,7 @@ variables! {
 
         /// Bits of activations in products of one or two tokens with quantized weights. 16 are as exact as
         /// F16; `auto` has them where the cost model sees no loss of speed, because memory is the limit.
-        hex_act: Activations = Activations::Auto, |text| one_of(&ACTIVATIONS, text);
+        hex_act: ActivationBits = ActivationBits::Auto, |text| one_of(&ACTIVATIONS, text);
         "GGML_RUST_NPU_HEX_ACT", words(&ACTIVATIONS), default "`auto`";
 
         /// The power that each DSP's library votes for while a program has the device: the highest clocks (`burst`),

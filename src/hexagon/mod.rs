@@ -25,7 +25,7 @@ use self::driver::FastRpc;
 use self::layout::{Conversion, WeightLayout};
 use self::stream::trace::Trace;
 use crate::backend::{Buffer, Buffers, Device, Limit, Stream};
-use crate::config::{Activations, Repack};
+use crate::config::{ActivationBits, Repack};
 use crate::error::Result;
 use crate::graph::{Op, Operation, Place, Refusal, Tensor};
 use crate::host_memory::system_memory;
@@ -68,7 +68,7 @@ pub struct HexDevice {
     dsp: Domain,
     npu: HexNpu,
     repack: Repack,
-    activations: Activations,
+    activations: ActivationBits,
     /// Number of changes that invalidate remembered submissions: weights packed again, caches that
     /// the CPU begins to use.
     changes: Arc<AtomicU64>,
@@ -93,7 +93,7 @@ pub struct Options<'a> {
     /// When weights are packed.
     pub repack: Repack,
     /// Bits of activations in products of few rows.
-    pub activations: Activations,
+    pub activations: ActivationBits,
     /// Longest silence of the DSP.
     pub timeout: Duration,
     /// Bytes that can be mapped at a time, if fewer than the chip's.

@@ -34,7 +34,7 @@ pub const OPTIONS: Options<'static> = Options {
     timeout: Duration::from_secs(20),
     address_bytes: None,
     threads: None,
-    activations: ggml_rust_npu::config::Activations::Eight,
+    activations: ggml_rust_npu::config::ActivationBits::Eight,
     power: hexagon_ops::wire::Power::Burst,
     serving: Serving::Thread,
     trace: None,

@@ -10,7 +10,7 @@ use hexagon_ops::wire;
 
 use super::super::layout::WeightLayout;
 use super::Command;
-use crate::config::Activations;
+use crate::config::ActivationBits;
 use crate::hexagon::caps::HexCaps;
 
 /// Modelled cost.
@@ -118,7 +118,7 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
 /// The matrix unit takes activations in FP16, and so is one of the ways to have 16 bits. `Auto` is 16
 /// bits where these take no longer than 8.
 #[must_use]
-pub fn dots(caps: &HexCaps, threads: u32, weight: WeightType, bits: Activations) -> Dots {
+pub fn dots(caps: &HexCaps, threads: u32, weight: WeightType, bits: ActivationBits) -> Dots {
     if !weight.has_dot_product() {
         return Dots::None;
     }
@@ -141,10 +141,10 @@ pub fn dots(caps: &HexCaps, threads: u32, weight: WeightType, bits: Activations)
         })
     };
     match bits {
-        Activations::Eight => of_8_bits,
-        Activations::Sixteen => of_16_bits,
-        Activations::Auto if is_free() => of_16_bits,
-        Activations::Auto => of_8_bits,
+        ActivationBits::Eight => of_8_bits,
+        ActivationBits::Sixteen => of_16_bits,
+        ActivationBits::Auto if is_free() => of_16_bits,
+        ActivationBits::Auto => of_8_bits,
     }
 }
 
@@ -474,30 +474,37 @@ mod tests {
         ];
         for caps in &crate::hexagon::caps::ALL {
             for weight in types {
-                let most = dots(caps, 1, weight, Activations::Eight).rows();
+                let most = dots(caps, 1, weight, ActivationBits::Eight).rows();
                 let Packets { dots, dequantize } = packets(caps.arch, weight);
                 for (i, dots) in dots.into_iter().enumerate() {
                     assert_eq!(i < most, dots < dequantize, "{} {weight:?}", caps.name);
                 }
             }
             for weight in [WeightType::F16, WeightType::Q4Tile, WeightType::Q8Tile] {
-                for bits in [Activations::Eight, Activations::Sixteen, Activations::Auto] {
+                for bits in [
+                    ActivationBits::Eight,
+                    ActivationBits::Sixteen,
+                    ActivationBits::Auto,
+                ] {
                     assert_eq!(dots(caps, 1, weight, bits), Dots::None, "no dot product");
                 }
             }
         }
         let v75 = crate::hexagon::caps::by_arch(75).unwrap();
         let of = |weight, bits| dots(v75, 4, weight, bits);
-        assert_eq!(of(WeightType::Q4_0, Activations::Eight), Dots::TwoRows);
-        assert_eq!(of(WeightType::Q4_0, Activations::Sixteen), Dots::TwoDigits);
+        assert_eq!(of(WeightType::Q4_0, ActivationBits::Eight), Dots::TwoRows);
+        assert_eq!(
+            of(WeightType::Q4_0, ActivationBits::Sixteen),
+            Dots::TwoDigits
+        );
         // Two rows of dot products take longer than dequantizing does.
-        assert_eq!(of(WeightType::Q5K, Activations::Sixteen), Dots::None);
+        assert_eq!(of(WeightType::Q5K, ActivationBits::Sixteen), Dots::None);
     }
 
     #[test]
     fn sixteen_bits_are_the_choice_where_they_cost_nothing() {
         let v75 = crate::hexagon::caps::by_arch(75).unwrap();
-        let auto = |threads, weight| dots(v75, threads, weight, Activations::Auto);
+        let auto = |threads, weight| dots(v75, threads, weight, ActivationBits::Auto);
         // Four threads wait for the weights of most types, one thread is slower than memory.
         for weight in [
             WeightType::Q4_0,
@@ -518,8 +525,8 @@ mod tests {
                         tile(caps.arch, weight, rows, dots).microseconds(caps, threads)
                     };
                     for rows in 1..=3 {
-                        let [auto, eight] =
-                            [Activations::Auto, Activations::Eight].map(|bits| us(rows, bits));
+                        let [auto, eight] = [ActivationBits::Auto, ActivationBits::Eight]
+                            .map(|bits| us(rows, bits));
                         assert!(auto <= eight, "{} {threads} {weight:?} {rows}", caps.name);
                     }
                 }

@@ -26,7 +26,7 @@ const LINES: usize = 6;
 /// The number that was added to each weight.
 const ZERO: i32 = 32;
 /// d of a group's tiles, f16: a line for each two.
-type Factors = LinePlanes<{ GROUP_TILES / 2 }>;
+type BlockFactors = LinePlanes<{ GROUP_TILES / 2 }>;
 
 /// Sums of the halves of each block of a group.
 #[derive(Clone, Copy)]
@@ -108,7 +108,7 @@ impl SixBitTiles {
 /// Computes the d of each two tiles of a group. An odd number of super-blocks has a further one without tiles.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn fill_factors(plane: &[Line], n_blocks: usize, out: &mut Factors) {
+fn fill_factors(plane: &[Line], n_blocks: usize, out: &mut BlockFactors) {
     let lines = plane.iter().take(n_blocks.div_ceil(2));
     out.fill_first(lines.map(|line| {
         let line = hvx::load(line);
@@ -126,7 +126,7 @@ pub(super) fn dot_half_scaled<const S: usize, const R: usize>(
     acts: [&[ActGroup]; R],
 ) -> [[Vector; R]; S] {
     let mut totals = [[hvx::splat_w(0); R]; S];
-    let (mut factors0, mut factors1) = (Factors::unfilled(), Factors::unfilled());
+    let (mut factors0, mut factors1) = (BlockFactors::unfilled(), BlockFactors::unfilled());
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
     for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
         let n_blocks = GROUP_BLOCKS.min(blocks - first);
