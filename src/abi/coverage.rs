@@ -35,10 +35,21 @@ struct Seen {
     round: Round,
 }
 
+/// What tells a list of nodes from the others of a token.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ListId {
+    /// The number of a graph.
+    Graph(u64),
+    /// The name of the first node of a list without a number: a part of a graph whose other parts
+    /// the CPU computes, or of one that ggml shares out over several devices.
+    First(String),
+}
+
 /// The lists of one computation of a graph.
 #[derive(Debug, Default)]
 struct Round {
-    uids: BTreeSet<u64>,
+    /// The lists so far. One that comes again begins the next token.
+    ids: BTreeSet<ListId>,
     lists: usize,
     nodes: usize,
     /// Rows of the largest product with weights.
@@ -87,24 +98,28 @@ impl Coverage {
     /// Notes a list of nodes that the device has computed, and returns the line about the model
     /// when the graph of a token is done.
     ///
-    /// - `uid`: the graph's number; one that comes again begins the next token
+    /// - `uid`: the graph's number; 0 if it has none
     pub(super) fn computed<'a>(
         &self,
         device: &str,
         uid: u64,
-        operations: impl ExactSizeIterator<Item = &'a Operation<'a>>,
+        operations: impl ExactSizeIterator<Item = &'a Operation<'a>> + Clone,
     ) -> Option<String> {
         if self.told.load(Ordering::Relaxed) {
             return None;
         }
+        let id = match operations.clone().next() {
+            Some(first) if uid == 0 => ListId::First(first.dst.name.to_owned()),
+            _ => ListId::Graph(uid),
+        };
         self.with(|seen| {
-            let line = seen.line_before(device, uid);
+            let line = seen.line_before(device, &id);
             if line.is_some() {
                 self.told.store(true, Ordering::Relaxed);
                 return line;
             }
             let round = &mut seen.round;
-            round.uids.insert(uid);
+            round.ids.insert(id);
             round.lists += 1;
             round.nodes += operations.len();
             for operation in operations {
@@ -174,9 +189,9 @@ impl Seen {
         }
     }
 
-    /// Returns the line if list `uid` is the first one after the graph of a token.
-    fn line_before(&mut self, device: &str, uid: u64) -> Option<String> {
-        if !self.round.uids.contains(&uid) {
+    /// Returns the line if list `id` is the first one after the graph of a token.
+    fn line_before(&mut self, device: &str, id: &ListId) -> Option<String> {
+        if !self.round.ids.contains(id) {
             return None;
         }
         let line = self.round.is_token().then(|| self.line(device));
@@ -314,5 +329,19 @@ mod tests {
             line.ends_with("in 2 splits; 1 weights elsewhere: c (packed)"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn parts_of_a_graph_without_a_number_are_one_token() {
+        let coverage = Coverage::default();
+        let parts = ["q", "k", "out"];
+        for rows in [7, 1] {
+            for part in parts {
+                assert_eq!(compute(&coverage, 0, &[product(part, "a", rows)]), None);
+            }
+        }
+        let line = compute(&coverage, 0, &[product("q", "a", 1)]);
+        let want = "HEX0: 3 of 3 nodes of a token, in 3 splits";
+        assert_eq!(line.as_deref(), Some(want));
     }
 }
