@@ -221,6 +221,10 @@ pub unsafe extern "C" fn npu_supports_op(device: usize, node: *const NpuNode) ->
             Some(operation) => entry.device.refusal(&operation),
             None => Some("not an operation of this NPU"),
         };
+        if let Some(reason) = refusal {
+            let (device, op, name) = (entry.device.name(), op_name(node), name(&node.dst));
+            ::log::trace!("{device}: not {op} {name}: {reason}");
+        }
         let sources = node.src.iter().filter(|src| src.dtype != NPU_DTYPE_NONE);
         (entry.coverage).answered(op_name(node), name(&node.dst), sources.map(name), refusal);
         refusal.is_none()

@@ -125,7 +125,8 @@ variables! {
         "GGML_RUST_NPU_DEVICES", "names, such as `RKNPU0,HEX0`", default "all";
 
         /// The log lines to pass on. `debug` shows the modelled cost of each graph on Hexagon, and
-        /// the loader's words if a library is not found.
+        /// the loader's words if a library is not found; `trace` each node that a device leaves to
+        /// others, and why.
         log: LevelFilter = LevelFilter::Info, |text| one_of(&LEVELS, &text.to_lowercase());
         "GGML_RUST_NPU_LOG", words(&LEVELS), default "`info`";
 
