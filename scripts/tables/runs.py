@@ -64,7 +64,7 @@ class Kept:
     def perplexity(self, key, model, env=None, *args):
         """`model` is a path, or a function that makes the file."""
         def compute():
-            return perplexity(model() if callable(model) else model, env or cpu_env(), *args)
+            return perplexity(self.file.stem, model() if callable(model) else model, env or cpu_env(), *args)
         return Result(*self.get(f"{key}, {CHUNKS} chunks", compute))
 
     def date(self):
@@ -72,8 +72,9 @@ class Kept:
         return datetime.date.fromisoformat(max(value["date"] for value in self.values.values()))
 
 
-def perplexity(model, env, *args):
-    log = LOGS / "results-perplexity.log"
+def perplexity(page, model, env, *args):
+    # Tables may be made side by side, so each has a log of its own.
+    log = LOGS / f"results-{page}-perplexity.log"
     # llama.cpp may end before the thread that writes its log has written the last lines (its issue 22142).
     for _ in range(3):
         run([project.binary("llama-perplexity"), "-m", model, "-f", fetch.text(), "-c", CHUNK_TOKENS, "-b", CHUNK_TOKENS, "-ub",
@@ -81,7 +82,7 @@ def perplexity(model, env, *args):
         found = re.search(r"Final estimate: PPL = (\S+) \+/- (\S+)", log.read_text(encoding="utf-8", errors="replace"))
         if found:
             return [float(found[1]), float(found[2])]
-    raise Problem("llama-perplexity printed no perplexity in 3 runs; see target/logs/results-perplexity.log")
+    raise Problem(f"llama-perplexity printed no perplexity in 3 runs; see target/logs/{log.name}")
 
 
 def made(name, make):
