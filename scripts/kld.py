@@ -33,11 +33,12 @@ MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma
 FORMATS = ["Q8_0", "Q4_0", "F16"]
 # Further formats for the full table: every kind of block that row lengths of 576 and 640, no multiples of 256, allow.
 MORE = ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL"]
-LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005, "Q4_K_M": 0.006},
-          "hexagon": {"Q8_0": 0.002, "Q4_0": 0.002, "F16": 0.0005,
-                      **dict.fromkeys(["Q4_K_M", "Q5_0", "Q6_K", "Q3_K_M"], 0.0005)}}
-# As often as the limit of many tokens, one or two tokens at a time may cost it: 8 bits for activations.
-FEW_TOKENS_LIMIT = {"rk": 1.0, "hexagon": 2.0}
+DOWNLOADED = ["Q4_K_M", "Q5_0", "Q6_K", "Q3_K_M"]
+LIMITS = {"rk": {"Q8_0": 0.005, "Q4_0": 0.006, "F16": 0.0005, **dict.fromkeys(DOWNLOADED, 0.006)},
+          "hexagon": {"Q8_0": 0.002, "Q4_0": 0.002, "F16": 0.0005, **dict.fromkeys(DOWNLOADED, 0.0005)}}
+# One or two tokens at a time, which Hexagon may compute with activations of 8 bits.
+FEW_TOKENS_LIMITS = {"rk": LIMITS["rk"],
+                     "hexagon": {"Q8_0": 0.004, "Q4_0": 0.004, "F16": 0.001, **dict.fromkeys(DOWNLOADED, 0.006)}}
 # With activations of 16 bits, on Hexagon.
 WIDE_LIMIT = 0.0003
 
@@ -56,8 +57,7 @@ def limit_of(kind, chip, ubatch=CHUNK_TOKENS, act=None):
     if act == "16" and chip.startswith("hexagon"):
         return WIDE_LIMIT
     family = "hexagon" if chip.startswith("hexagon") else "rk"
-    limit = LIMITS[family].get(kind)
-    return limit * FEW_TOKENS_LIMIT[family] if limit and ubatch <= 2 else limit
+    return (FEW_TOKENS_LIMITS if ubatch <= 2 else LIMITS)[family].get(kind)
 
 
 class Row(NamedTuple):
