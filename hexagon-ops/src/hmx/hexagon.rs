@@ -18,7 +18,7 @@ impl Hmx {
     ///
     /// # Safety
     /// - Each thread that calls a method holds the HMX lock and the power vote for HMX at that time
-    ///   (task 0 of a step stays on the calling thread for this reason).
+    ///   (a step's part for the unit stays on such a thread for this reason).
     /// - No other `Hmx` exists meanwhile.
     /// - Tiles and scale blocks passed to its methods lie in VTCM, mapped as one page.
     #[must_use]

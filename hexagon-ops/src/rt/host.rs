@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use task_pool::{Pool, chunks};
 
-use super::Copy;
+use super::{Copy, MatrixPart};
 
 /// A pool of threads in place of the DSP's hardware threads and its DMA engine.
 #[derive(Debug)]
@@ -44,14 +44,33 @@ impl Engine {
         tasks: &mut [T],
         run: impl Fn(&mut T) + Sync,
     ) {
+        self.step_with_matrix(copy, (), tasks, run);
+    }
+
+    /// Does the same, and computes `part` beside the tasks.
+    ///
+    /// # Panics
+    /// As [`Self::step`].
+    pub fn step_with_matrix<T: Send>(
+        &self,
+        copy: Option<Copy<'_>>,
+        mut part: impl MatrixPart,
+        tasks: &mut [T],
+        run: impl Fn(&mut T) + Sync,
+    ) {
         let (Some(pool), false) = (&self.0, tasks.is_empty()) else {
             copy.into_iter().for_each(Copy::run);
+            part.run();
             return tasks.iter_mut().for_each(run);
         };
-        let copy = Mutex::new(copy);
+        // The first thread copies, and computes the matrix unit's part; the next ones take tasks.
+        let first = Mutex::new(Some((copy, part)));
         pool.for_each(chunks(tasks, 1), |_, task| {
-            let first = copy.lock().unwrap_or_else(PoisonError::into_inner).take();
-            first.into_iter().for_each(Copy::run);
+            let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some((copy, mut part)) = first {
+                copy.into_iter().for_each(Copy::run);
+                part.run();
+            }
             task.iter_mut().for_each(&run);
         });
     }
@@ -68,6 +87,32 @@ impl Copy<'_> {
 mod tests {
     use super::*;
     use crate::layout::Line;
+
+    /// A part that counts its runs.
+    struct Count<'a>(&'a mut usize);
+
+    impl MatrixPart for Count<'_> {
+        fn is_empty(&self) -> bool {
+            false
+        }
+
+        fn run(&mut self) {
+            *self.0 += 1;
+        }
+    }
+
+    #[test]
+    fn steps_compute_the_matrix_part_once() {
+        for threads in [1, 2, 5] {
+            for count in [0, 1, 9] {
+                let mut runs = 0;
+                let mut tasks = vec![0; count];
+                let part = Count(&mut runs);
+                Engine::new(threads).step_with_matrix(None, part, &mut tasks, |task| *task += 1);
+                assert_eq!((runs, tasks), (1, vec![1; count]));
+            }
+        }
+    }
 
     #[test]
     fn steps_finish_every_task_and_copy() {

@@ -51,6 +51,24 @@ pub use qurt::Engine;
 
 use crate::layout::Line;
 
+/// The part of a step that the matrix unit computes, beside the step's tasks.
+pub trait MatrixPart: Send {
+    /// Returns `true` if there is nothing to compute.
+    fn is_empty(&self) -> bool;
+
+    /// Computes it, on a thread that holds the unit.
+    fn run(&mut self);
+}
+
+/// No part.
+impl MatrixPart for () {
+    fn is_empty(&self) -> bool {
+        true
+    }
+
+    fn run(&mut self) {}
+}
+
 /// A copy from DDR to VTCM that a step runs beside its tasks.
 ///
 /// The source must be in DDR, not only in the DSP's cache, because the DMA engine bypasses the

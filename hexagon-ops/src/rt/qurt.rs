@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use self::dma::{Descriptor, Waited};
 use self::threads::Team;
 use super::workers::TaskList;
-use super::{Copy, cache};
+use super::{Copy, MatrixPart, cache};
 use crate::hvx;
 
 /// The calling hardware thread, its DMA engine, and the workers beside it.
@@ -43,11 +43,22 @@ impl Engine {
         1 + self.team.len()
     }
 
-    /// Runs the copy and `run` on every task, and returns when all are done. Task 0 runs on the
-    /// calling thread, which has the matrix unit.
+    /// Runs the copy and `run` on every task, and returns when all are done.
     pub fn step<T: Send>(
         &self,
         copy: Option<Copy<'_>>,
+        tasks: &mut [T],
+        run: impl Fn(&mut T) + Sync,
+    ) {
+        self.step_with_matrix(copy, (), tasks, run);
+    }
+
+    /// Does the same, and computes `part` on the calling thread, which has the matrix unit, while
+    /// the workers begin with the tasks.
+    pub fn step_with_matrix<T: Send>(
+        &self,
+        copy: Option<Copy<'_>>,
+        mut part: impl MatrixPart,
         tasks: &mut [T],
         run: impl Fn(&mut T) + Sync,
     ) {
@@ -63,10 +74,12 @@ impl Engine {
             _ => false,
         };
         // One thread makes no list, so that the compiler can join a task with what is around it.
-        if self.team.len() == 0 || tasks.len() < 2 {
+        let alone = usize::from(part.is_empty());
+        if self.team.len() == 0 || tasks.len() <= alone {
+            part.run();
             tasks.iter_mut().for_each(run);
         } else {
-            TaskList::new(tasks, run).with_step(|step| self.team.run(step));
+            TaskList::new(tasks, run).with_step(|step| self.team.run(step, || part.run()));
         }
         let waited = if started {
             descriptor.wait()

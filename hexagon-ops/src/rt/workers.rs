@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! caller                                        worker
-//! untaken = unfinished = n - 1, steps += 1      polls `steps`, later sleeps on it
+//! untaken = unfinished = n, steps += 1          polls `steps`, later sleeps on it
 //! wakes sleeping workers                        takes tasks while `untaken` > 0
-//! task 0, then tasks while `untaken` > 0        unfinished -= 1 after each
+//! own work, then tasks while `untaken` > 0      unfinished -= 1 after each
 //! polls `unfinished`, later sleeps on it        the last one wakes the caller
 //! ```
 //!
@@ -45,7 +45,7 @@ pub struct Workers {
     steps: Alone,
     /// Tasks of the step that no thread has taken.
     untaken: Alone,
-    /// Tasks of the step that are not done, without task 0. The caller waits for it.
+    /// Tasks of the step that are not done. The caller waits for it.
     unfinished: Alone,
     /// Workers that sleep, or are about to.
     asleep: AtomicU32,
@@ -71,19 +71,20 @@ impl Workers {
         }
     }
 
-    /// Runs the tasks of a step, and returns when all are done. Task 0 runs on the calling thread, and
-    /// so do all tasks of a step that another thread or a task makes meanwhile.
+    /// Runs the tasks of a step, and returns when all are done. The calling thread runs `beside` first,
+    /// while the workers begin with the tasks. It also runs all tasks of a step that another thread or
+    /// a task makes meanwhile.
     ///
     /// The list behind `step` is in use here only, and for the first time.
-    pub fn run<S: ThreadSystem>(&self, step: &RunningStep<'_>) {
+    pub fn run<S: ThreadSystem>(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
         let count = step.count;
-        if count < 2 || self.is_busy.swap(true, Ordering::Acquire) {
+        if self.is_busy.swap(true, Ordering::Acquire) {
+            beside();
             // SAFETY: each number once.
             return (0..count).for_each(|number| unsafe { call(step, number) });
         }
         self.publish::<S>(step);
-        // SAFETY: number 0 is not among those that are taken.
-        unsafe { call(step, 0) };
+        beside();
         while let Some(left) = self.take() {
             // SAFETY: a number is taken once.
             unsafe { call(step, count - left) };
@@ -117,21 +118,21 @@ impl Workers {
         self.is_stopping.store(false, Ordering::Release);
     }
 
-    /// Offers the tasks of a step but the first to the workers.
+    /// Offers the tasks of a step to the workers.
     fn publish<S: ThreadSystem>(&self, step: &RunningStep<'_>) {
-        let others = step.count - 1;
-        self.unfinished.0.store(others, Ordering::Relaxed);
+        let count = step.count;
+        self.unfinished.0.store(count, Ordering::Relaxed);
         let step = core::ptr::from_ref(step).cast_mut().cast::<()>();
         self.step.store(step, Ordering::Relaxed);
         // Releases the stores above to every thread that takes a task.
-        self.untaken.0.store(others, Ordering::Release);
+        self.untaken.0.store(count, Ordering::Release);
         self.steps.0.fetch_add(1, Ordering::SeqCst);
         // Stands between the step's number and the look at `asleep`, as `wait_for_step` has a fence
         // between its count there and its look at the number: one of the two sees the other.
         fence(Ordering::SeqCst);
         let asleep = self.asleep.load(Ordering::Relaxed);
         if asleep > 0 {
-            S::wake(&self.steps.0, asleep.min(others));
+            S::wake(&self.steps.0, asleep.min(count));
         }
     }
 

@@ -13,7 +13,7 @@
 //!   for each step t in 0 .. n_groups + 3
 //!     copy        group t       DDR -> raw panels     one DMA transfer beside the tasks
 //!     dequantize  group t - 1   raw -> weight tiles   tasks of whole or partial panels
-//!     multiply    group t - 2   one task:
+//!     multiply    group t - 2   on the matrix unit:
 //!       for each strip of the group, for each tile of 32 rows of the chunk
 //!         acc = Σ over K of act tile · weight tile    up to 32 tiles of K in one call
 //!         store acc as a result tile                  rounded to FP16 here, once
@@ -27,9 +27,8 @@
 //! 2. All weights pass through VTCM once per chunk, and dequantizing them costs the same for 1 row
 //!    as for a full chunk. So the plan prefers a chunk that covers all of M over a longer group,
 //!    and cuts M into chunks of equal size if it has to.
-//! 3. Only one thread at a time may hold the matrix unit. Multiplying is therefore one task, and
-//!    the first in the list: task 0 of a step stays on the calling thread, which holds the unit. The
-//!    other tasks fill the threads beside it.
+//! 3. Only one thread at a time may hold the matrix unit. Multiplying is therefore not a task but
+//!    the step's part for the unit ([`MatrixPart`]); the tasks fill the threads beside it.
 //! 4. The scale block, the row factors and the activations come first in VTCM. Their addresses
 //!    depend only on M and K, so a following product with the same activations (Q, K and V, or gate
 //!    and up) finds them there and skips packing: see `is_prepared`.
@@ -52,20 +51,41 @@ use super::{MAX_TASKS, Panel};
 use crate::error::{Error, Result};
 use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
 use crate::layout::{LINE_BYTES, Line, MatrixLayout, TILE_DIM, Tile, WeightType};
-use crate::rt::{Arena, Copy, Engine};
+use crate::rt::{Arena, Copy, Engine, MatrixPart};
 
-/// Most tasks that dequantize in one step: the slots beside those of multiplying and writing.
-const MAX_DEQUANTIZE: usize = MAX_TASKS - 1 - MAX_WRITE;
+/// Most tasks that dequantize in one step: the slots beside those of writing.
+const MAX_DEQUANTIZE: usize = MAX_TASKS - MAX_WRITE;
+
+/// The product of a chunk and a group.
+struct Multiply<'t> {
+    hmx: &'t mut Hmx,
+    act: &'t [Tile],
+    weights: &'t [Tile],
+    out: &'t mut [Tile],
+    k_tiles: usize,
+}
+
+impl MatrixPart for Multiply<'_> {
+    fn is_empty(&self) -> bool {
+        self.weights.is_empty()
+    }
+
+    fn run(&mut self) {
+        let m_tiles = self.act.len() / self.k_tiles;
+        let strips = self.weights.chunks(self.k_tiles);
+        for (weights, out) in strips.zip(self.out.chunks_mut(m_tiles)) {
+            for (act, out) in self.act.chunks(self.k_tiles).zip(out) {
+                for (act, weights) in act.chunks(MAX_DEEP).zip(weights.chunks(MAX_DEEP)) {
+                    self.hmx.multiply(act, weights);
+                }
+                self.hmx.store(out);
+            }
+        }
+    }
+}
 
 /// One task of a step.
 enum StepTask<'t, 'o> {
-    Multiply {
-        hmx: &'t mut Hmx,
-        act: &'t [Tile],
-        weights: &'t [Tile],
-        out: &'t mut [Tile],
-        k_tiles: usize,
-    },
     Write {
         tiles: &'t [Tile],
         m_tiles: usize,
@@ -83,23 +103,6 @@ enum StepTask<'t, 'o> {
 impl StepTask<'_, '_> {
     fn run(&mut self) {
         match self {
-            Self::Multiply {
-                hmx,
-                act,
-                weights,
-                out,
-                k_tiles,
-            } => {
-                let m_tiles = act.len() / *k_tiles;
-                for (weights, out) in weights.chunks(*k_tiles).zip(out.chunks_mut(m_tiles)) {
-                    for (act, out) in act.chunks(*k_tiles).zip(out) {
-                        for (act, weights) in act.chunks(MAX_DEEP).zip(weights.chunks(MAX_DEEP)) {
-                            hmx.multiply(act, weights);
-                        }
-                        hmx.store(out);
-                    }
-                }
-            }
             Self::Write {
                 tiles,
                 m_tiles,
@@ -222,23 +225,18 @@ fn chunk(
         let [tiles_next, tiles_ready] = &mut tiles;
         let [out_next, out_ready] = &mut out;
         let mut tasks: [Option<StepTask<'_, '_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
-        // Task 0 has the matrix unit, which belongs to the calling thread.
-        let mut n_tasks = 1;
+        let mut n_tasks = 0;
         let (multiplied, written) = (strips(t, 2), strips(t, 3));
-        if !multiplied.is_empty() {
-            let weights = &tiles_ready[..multiplied.len() * k_tiles];
-            let out = &mut out_next[..multiplied.len() * m_tiles];
-            tasks[0] = Some(StepTask::Multiply {
-                hmx: &mut *hmx,
-                act,
-                weights,
-                out,
-                k_tiles,
-            });
-        }
+        let multiply = Multiply {
+            hmx: &mut *hmx,
+            act,
+            weights: &tiles_ready[..multiplied.len() * k_tiles],
+            out: &mut out_next[..multiplied.len() * m_tiles],
+            k_tiles,
+        };
         if !written.is_empty() {
             let tiles = &out_ready[..written.len() * m_tiles];
-            for (task, out) in tasks[1..].iter_mut().zip(outputs.iter_mut().flatten()) {
+            for (task, out) in tasks.iter_mut().zip(outputs.iter_mut().flatten()) {
                 *task = Some(StepTask::Write {
                     tiles,
                     m_tiles,
@@ -271,7 +269,7 @@ fn chunk(
             }
         };
         let tasks = &mut tasks[..n_tasks];
-        engine.step(Some(copy), tasks, |task| {
+        engine.step_with_matrix(Some(copy), multiply, tasks, |task| {
             if let Some(task) = task {
                 task.run();
             }

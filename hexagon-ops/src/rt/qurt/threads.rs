@@ -234,10 +234,9 @@ impl Team {
         self.len
     }
 
-    /// Runs the tasks of a step; the first one on the calling thread.
-    #[inline(never)]
-    pub fn run(&self, step: &RunningStep<'_>) {
-        WORKERS.run::<Qurt>(step);
+    /// Runs the tasks of a step, and `beside` on the calling thread before it takes any.
+    pub fn run(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
+        WORKERS.run::<Qurt>(step, beside);
     }
 }
 

@@ -31,7 +31,7 @@ impl ThreadSystem for Host {
 
 /// Runs a step.
 fn step<T: Send>(state: &Workers, tasks: &mut [T], run: impl Fn(&mut T) + Sync) {
-    TaskList::new(tasks, run).with_step(|step| state.run::<Host>(step));
+    TaskList::new(tasks, run).with_step(|step| state.run::<Host>(step, || ()));
 }
 
 /// Calls `body` with workers beside it.
@@ -61,16 +61,39 @@ fn each_task_runs_once_whatever_the_workers() {
 }
 
 #[test]
-fn the_first_task_runs_on_the_caller() {
-    with_workers(3, |state| {
-        let here = std::thread::current().id();
-        for _ in 0..if cfg!(miri) { 3 } else { 300 } {
-            let mut tasks = [None; 5];
-            step(state, &mut tasks, |task| {
-                *task = Some(std::thread::current().id());
+fn workers_run_tasks_while_the_caller_does_its_own_work() {
+    with_workers(1, |state| {
+        for count in [1, 5] {
+            let (mut tasks, left) = (vec![0_u32; count], AtomicU32::new(1));
+            let list = TaskList::new(&mut tasks, |task| {
+                *task += 1;
+                left.store(0, Ordering::Release);
             });
-            assert_eq!(tasks[0], Some(here));
+            // If the tasks waited for the caller's own work, this would not end.
+            list.with_step(|step| {
+                state.run::<Host>(step, || {
+                    while left.load(Ordering::Acquire) > 0 {
+                        std::thread::yield_now();
+                    }
+                });
+            });
+            assert_eq!(tasks, vec![1; count]);
         }
+    });
+}
+
+#[test]
+fn the_caller_does_its_own_work_once_even_within_a_step() {
+    with_workers(2, |state| {
+        let done = AtomicU32::new(0);
+        step(state, &mut [(); 3], |()| {
+            TaskList::new(&mut [(); 2], |()| ()).with_step(|step| {
+                state.run::<Host>(step, || {
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            });
+        });
+        assert_eq!(done.into_inner(), 3);
     });
 }
 
