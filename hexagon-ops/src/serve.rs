@@ -66,7 +66,7 @@ use bytemuck::Pod;
 
 use crate::hmx::Hmx;
 use crate::layout::Tile;
-use crate::ops::attention::ExpTable;
+use crate::ops::attention::{ExpTable, TABLE_TILES};
 use crate::rt::Engine;
 use crate::rt::invoke::Call;
 use crate::rt::memory::Table;
@@ -248,7 +248,7 @@ where
         Ok(Info {
             version: VERSION,
             arch: self.units.arch,
-            vtcm_bytes: number(size_of_val(&*self.units.vtcm)),
+            vtcm_bytes: number(size_of_val(split_vtcm(&mut self.units.vtcm).0)),
             threads: number(self.engine.threads()),
             units: number(self.units.threads),
             votes: self.platform.votes(),
@@ -306,11 +306,14 @@ where
         // Another program may have used VTCM since the last call.
         let State { session, kept } = &mut *self.state;
         session.resident = matmul::Resident::None;
+        session.table.evict();
+        let (vtcm, table_place) = split_vtcm(&mut self.units.vtcm);
         let mut work = Work {
             platform: &mut self.platform,
             state: session,
             engine: &self.engine,
-            vtcm: &mut self.units.vtcm,
+            vtcm,
+            table_place,
             hmx: &mut self.units.hmx,
         };
         let mut idle_since = None;
@@ -352,6 +355,11 @@ impl<P: Platform, V, S: DerefMut<Target = State>> Drop for Server<P, V, S> {
             self.platform.unmap(mapped);
         }
     }
+}
+
+/// Returns the part of VTCM that commands share, and the place of the table of exponentials after it.
+fn split_vtcm(vtcm: &mut [Tile]) -> (&mut [Tile], &mut [Tile]) {
+    vtcm.split_at_mut(vtcm.len().saturating_sub(TABLE_TILES))
 }
 
 /// Reads the argument of a method.

@@ -10,7 +10,7 @@ use common::Numbers;
 use half::f16;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::Tile;
-use hexagon_ops::ops::attention::{Attention, ExpTable, Sources, attention};
+use hexagon_ops::ops::attention::{Attention, ExpTable, Sources, TABLE_TILES, attention};
 use hexagon_ops::ops::matmul::Machine;
 use hexagon_ops::ops::tensor::{Shape, Type, View, ViewMut};
 use hexagon_ops::rt::Engine;
@@ -71,7 +71,9 @@ fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, po
     let mut vtcm = vec![Tile::ZERO; 4096];
     let mut hmx = Hmx::new(&vtcm);
     let engine = Engine::new(1);
+    let (vtcm, place) = vtcm.split_at_mut(4096 - TABLE_TILES);
     let mut table = ExpTable::new();
+    let table = table.resident(place);
     let src = Sources {
         q: View::new(bytemuck::cast_slice(&q), q_shape).unwrap(),
         k: View::new(bytemuck::cast_slice(&k), kv_shape).unwrap(),
@@ -87,11 +89,11 @@ fn layer(name: &str, d: usize, [heads, kv_heads]: [usize; 2], queries: usize, po
     let us = best(|| {
         let machine = Machine {
             engine: &engine,
-            vtcm: &mut vtcm,
+            vtcm: &mut *vtcm,
             hmx: &mut hmx,
         };
         let dst = ViewMut::new(bytemuck::cast_slice_mut(&mut dst), dst_shape).unwrap();
-        attention(machine, &params, dst, &src, &mut table).unwrap();
+        attention(machine, &params, dst, &src, table).unwrap();
     });
     println!("{name}: {queries} queries over {positions} positions: {us:.0} us");
 }

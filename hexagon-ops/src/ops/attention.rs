@@ -28,7 +28,7 @@ mod table;
 mod tile;
 mod weigh;
 
-pub use table::{ExpTable, TABLE_LINES};
+pub use table::{ExpTable, TABLE_LINES, TABLE_TILES};
 pub use weigh::{STRIPS, exponentials};
 
 use crate::error::{Error, Result};
@@ -230,7 +230,7 @@ pub fn check(params: &Attention, src: &Sources<'_>, dst: &Shape) -> Result<()> {
 /// Computes `dst = softmax(scale · q · kᵀ + slope · mask) · v` for each head and stream.
 ///
 /// - `dst`: f32 `[Dv, heads, queries, streams]`
-/// - `table`: kept from call to call
+/// - `table`: exponentials in VTCM, not in the machine's part; without them, the matrix unit is not used
 /// - VTCM: enough for a batch of queries; the batch is as large as fits
 ///
 /// # Errors
@@ -241,12 +241,13 @@ pub fn attention(
     params: &Attention,
     mut dst: ViewMut<'_>,
     src: &Sources<'_>,
-    table: &mut ExpTable,
+    table: Option<&[Line; TABLE_LINES]>,
 ) -> Result<()> {
     let job = Job::new(params, src, &dst.shape)?;
     let [_, queries, _, streams] = src.q.shape.ne;
-    if let Some(plan) = tile::TilePlan::new(&job, queries, machine.vtcm.len())
-        && tile::run(&job, &plan, machine.reborrow(), table.lines(), &mut dst)?
+    if let Some(table) = table
+        && let Some(plan) = tile::TilePlan::new(&job, queries, machine.vtcm.len())
+        && tile::run(&job, &plan, machine.reborrow(), table, &mut dst)?
     {
         return Ok(());
     }

@@ -7,7 +7,8 @@ use super::detail::{Failure, OPERAND, RESERVED};
 use super::tensor_op::{bind, shape_of};
 use super::tensor_run::CheckedTensor;
 use crate::error::Error;
-use crate::ops::attention::{self, Attention, ExpTable, Sources};
+use crate::layout::Line;
+use crate::ops::attention::{self, Attention, Sources, TABLE_LINES};
 use crate::ops::matmul::Machine;
 #[cfg(doc)]
 use crate::ops::tensor::Shape;
@@ -101,11 +102,11 @@ pub(super) fn check<'a>(
 }
 
 impl CheckedAttention {
-    /// Executes the attention on its operands.
+    /// Executes the attention on its operands. `table` is in VTCM.
     pub(super) fn run(
         &self,
         mut operands: Operands<'_, SOURCES>,
-        table: &mut ExpTable,
+        table: Option<&[Line; TABLE_LINES]>,
         (platform, ranges): (&mut impl Platform, &mut CachedRanges),
         machine: Machine<'_>,
     ) -> Result<(), Failure> {

@@ -104,7 +104,7 @@ impl<P: Platform> Work<'_, P> {
                 Some(experts.run(operands, (platform, ranges), scratch, machine))
             }
             CheckedCommand::Attention(attention) => {
-                let (state, platform, machine) = self.parts();
+                let (state, platform, machine, place) = self.parts_and_place();
                 let SessionState {
                     memory,
                     ranges,
@@ -117,6 +117,7 @@ impl<P: Platform> Work<'_, P> {
                     return Some(Ok(()));
                 }
                 *resident = Resident::None;
+                let table = table.resident(place);
                 Some(attention.run(operands, table, (platform, ranges), machine))
             }
             CheckedCommand::Product(product) => {

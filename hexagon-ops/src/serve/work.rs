@@ -59,6 +59,8 @@ pub(super) struct Work<'a, P> {
     pub(super) state: &'a mut SessionState,
     pub(super) engine: &'a Engine,
     pub(super) vtcm: &'a mut [Tile],
+    /// Part of VTCM for the table of exponentials.
+    pub(super) table_place: &'a mut [Tile],
     pub(super) hmx: &'a mut Hmx,
 }
 
@@ -233,7 +235,7 @@ impl<P: Platform> Work<'_, P> {
 
     /// Executes [`OP_ATTENTION`].
     fn attention(&mut self, body: &Attention) -> Result<CheckedCommand, Failure> {
-        let (state, platform, machine) = self.parts();
+        let (state, platform, machine, place) = self.parts_and_place();
         let SessionState {
             memory,
             ranges,
@@ -243,6 +245,7 @@ impl<P: Platform> Work<'_, P> {
         let Some((attention, operands)) = attention::check(body, memory)? else {
             return Ok(CheckedCommand::None);
         };
+        let table = table.resident(place);
         attention.run(operands, table, (platform, ranges), machine)?;
         Ok(CheckedCommand::Attention(attention))
     }
@@ -270,12 +273,20 @@ impl<P: Platform> Work<'_, P> {
 
     /// Returns the parts that a product needs.
     pub(super) fn parts(&mut self) -> (&mut SessionState, &mut P, Machine<'_>) {
+        let (state, platform, machine, _) = self.parts_and_place();
+        (state, platform, machine)
+    }
+
+    /// Returns the parts that an attention needs: [`Self::parts`] and the place of its table.
+    pub(super) fn parts_and_place(
+        &mut self,
+    ) -> (&mut SessionState, &mut P, Machine<'_>, &mut [Tile]) {
         let machine = Machine {
             engine: self.engine,
             vtcm: &mut *self.vtcm,
             hmx: &mut *self.hmx,
         };
-        (self.state, self.platform, machine)
+        (self.state, self.platform, machine, self.table_place)
     }
 
     /// Executes [`OP_MAP`].

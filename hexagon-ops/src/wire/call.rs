@@ -68,7 +68,7 @@ pub struct Info {
     pub version: u32,
     /// Architecture: 73, 75, 79 or 81.
     pub arch: u32,
-    /// Size of the acquired VTCM, bytes.
+    /// Size of the VTCM that commands share, bytes: what was acquired but the table of exponentials.
     pub vtcm_bytes: u32,
     /// Number of threads that compute. Fewer than [`Start::threads`] allows and [`Self::units`] has if
     /// the DSP's system refused to start some.

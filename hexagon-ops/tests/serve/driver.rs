@@ -156,7 +156,7 @@ impl Host {
         let info = host.start().unwrap();
         assert_eq!((info.version, info.arch), (VERSION, 75));
         assert_eq!(usize::try_from(info.threads).unwrap(), THREADS);
-        assert_eq!(info.vtcm_bytes, 1 << 20);
+        assert_eq!(info.vtcm_bytes, (1 << 20) - (64 << 10));
         host
     }
 

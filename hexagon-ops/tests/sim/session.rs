@@ -26,7 +26,7 @@ fn every_chip_multiplies_every_type() {
         let machine = start(Options::new(arch));
         let mut session = Session::new(&machine, arch);
         let info = session.start().unwrap();
-        assert_eq!((info.arch, info.vtcm_bytes), (arch, 8 << 20));
+        assert_eq!((info.arch, info.vtcm_bytes), (arch, (8 << 20) - (64 << 10)));
         for weight in WeightType::ALL {
             for m in [1, 3] {
                 let product = Product::new(&mut session, weight, m, &mut numbers);

@@ -1,11 +1,14 @@
 //! A table of exponentials of f16 numbers that are zero or negative.
 
 use crate::hvx::{self, splat_w, sub_f32};
-use crate::layout::{LINE_BYTES, Line};
+use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, Tile};
 use crate::ops::math;
 
 /// Lines of the table: an f16 for each magnitude.
 pub const TABLE_LINES: usize = (1 << 15) * 2 / LINE_BYTES;
+
+/// Tiles of VTCM that the table takes.
+pub const TABLE_TILES: usize = TABLE_LINES * LINE_BYTES / F16_TILE_BYTES;
 
 /// `e^-x` for every f16 magnitude x, at the byte that is twice its bits: 64 KiB. Infinity and NaN
 /// have 0.
@@ -13,6 +16,8 @@ pub const TABLE_LINES: usize = (1 << 15) * 2 / LINE_BYTES;
 pub struct ExpTable {
     lines: [Line; TABLE_LINES],
     is_filled: bool,
+    /// VTCM has a copy.
+    is_resident: bool,
 }
 
 impl Default for ExpTable {
@@ -28,10 +33,28 @@ impl ExpTable {
         Self {
             lines: [Line::ZERO; TABLE_LINES],
             is_filled: false,
+            is_resident: false,
         }
     }
 
-    /// Returns the table's lines, for copying to VTCM.
+    /// Returns the copy at `place`, a part of VTCM that nothing else uses, and makes it if
+    /// [`Self::evict`] was called since the last time. Returns `None` if the place is too small.
+    pub fn resident<'v>(&mut self, place: &'v mut [Tile]) -> Option<&'v [Line; TABLE_LINES]> {
+        let lines: &mut [Line] = bytemuck::cast_slice_mut(place);
+        let copy: &mut [Line; TABLE_LINES] = lines.first_chunk_mut()?;
+        if !self.is_resident {
+            hvx::copy(copy, self.lines());
+            self.is_resident = true;
+        }
+        Some(copy)
+    }
+
+    /// Forgets the copy in VTCM, because other programs may use its place.
+    pub const fn evict(&mut self) {
+        self.is_resident = false;
+    }
+
+    /// Returns the table's lines.
     #[must_use]
     pub fn lines(&mut self) -> &[Line; TABLE_LINES] {
         if !self.is_filled {
@@ -70,6 +93,22 @@ impl hvx::Kernel for Fill<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_are_made_after_each_eviction_and_only_then() {
+        let mut table = ExpTable::new();
+        let mut place = vec![Tile::ZERO; TABLE_TILES];
+        let other = Tile([Line([7; LINE_BYTES]); 16]);
+        for _ in 0..2 {
+            let copy = *table.resident(&mut place).unwrap();
+            assert_eq!(&copy, table.lines());
+            // The copy is not made again while it is resident.
+            place[0] = other;
+            assert_eq!(table.resident(&mut place).unwrap()[0], other.0[0]);
+            table.evict();
+        }
+        assert!(table.resident(&mut place[1..]).is_none());
+    }
 
     #[test]
     fn every_entry_is_the_nearest_f16() {

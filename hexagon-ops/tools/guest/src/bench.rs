@@ -12,7 +12,9 @@ use crate::scratch::Scratch;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::hvx;
 use hexagon_ops::layout::{LINE_BYTES, Line, PanelLayout, TILE_DIM, Tile, WeightType};
-use hexagon_ops::ops::attention::{Attention, ExpTable, STRIPS, Sources, attention, exponentials};
+use hexagon_ops::ops::attention::{
+    Attention, ExpTable, STRIPS, Sources, TABLE_TILES, attention, exponentials,
+};
 use hexagon_ops::ops::elementwise::{Glu, glu};
 use hexagon_ops::ops::math;
 use hexagon_ops::ops::matmul::dequantize::dequantize;
@@ -231,6 +233,8 @@ fn attentions(line: &mut dyn FnMut(&str, &str, u32)) {
     let table = unsafe { TABLE.get() };
     // SAFETY: the only reference to VTCM.
     let vtcm = unsafe { VTCM.get() };
+    let (vtcm, place) = vtcm.split_at_mut(512 - TABLE_TILES);
+    let table = table.resident(place);
     // SAFETY: the only reference to ATTENDED.
     let attended = unsafe { ATTENDED.get() };
     // SAFETY: packets are counted in a guest without the unit's instructions.

@@ -2,7 +2,6 @@
 
 use crate::error::Result;
 use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
-use crate::hvx;
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::kv::SLAB;
 use crate::ops::attention::{Job, TABLE_LINES};
@@ -112,13 +111,12 @@ impl TilePlan {
     /// Returns the tiles of VTCM that are needed.
     fn tiles(&self) -> usize {
         let scales = STORES.len() + self.row_tiles;
-        let lines = TABLE_LINES
-            + scales * size_of::<ScaleBlock>() / LINE_BYTES
+        let lines = scales * size_of::<ScaleBlock>() / LINE_BYTES
             + self.row_tiles * self.state_lines()
             + self.group * F16_TILE_LINES
             + self.largest_lines();
         // Each kind of lines is rounded up to tiles.
-        let kinds = 5;
+        let kinds = 4;
         kinds
             + lines / F16_TILE_LINES
             + self.strips * (self.k_tiles + self.v_strips)
@@ -148,12 +146,12 @@ pub(super) struct TileMemory<'v> {
 }
 
 impl<'v> TileMemory<'v> {
-    /// Allocates its parts in `vtcm`, and prepares the unit.
+    /// Allocates its parts in `vtcm`, and prepares the unit. `table` is in VTCM, too.
     pub(super) fn new(
         plan: &TilePlan,
         vtcm: &'v mut [Tile],
         hmx: &mut Hmx,
-        table: &[Line; TABLE_LINES],
+        table: &'v [Line; TABLE_LINES],
     ) -> Result<Self> {
         let mut arena = Arena::new(vtcm);
         let block_lines = size_of::<ScaleBlock>() / LINE_BYTES;
@@ -167,11 +165,6 @@ impl<'v> TileMemory<'v> {
             block.set(scale);
         }
         hmx.clear();
-        let copy = arena.lines("exponentials", table.len())?;
-        hvx::copy(copy, table);
-        let Some(table) = copy.first_chunk() else {
-            unreachable!("the arena gave fewer lines than it was asked for")
-        };
         Ok(Self {
             table,
             stores,
