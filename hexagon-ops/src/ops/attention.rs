@@ -245,8 +245,9 @@ pub fn attention(
 ) -> Result<()> {
     let job = Job::new(params, src, &dst.shape)?;
     let [_, queries, _, streams] = src.q.shape.ne;
+    let (vtcm_tiles, threads) = (machine.vtcm.len(), machine.engine.threads());
     if let Some(table) = table
-        && let Some(plan) = tile::TilePlan::new(&job, queries, machine.vtcm.len())
+        && let Some(plan) = tile::TilePlan::new(&job, queries, vtcm_tiles, threads)
         && tile::run(&job, &plan, machine.reborrow(), table, &mut dst)?
     {
         return Ok(());

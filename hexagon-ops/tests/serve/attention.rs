@@ -5,6 +5,7 @@ use hexagon_ops::wire::*;
 use test_kit::nmse;
 
 use crate::common::Numbers;
+use crate::driver::Host;
 use crate::rows::slope;
 use crate::tensor::{Bench, DENSE, GAPS, PERMUTED, Place, TRANSPOSED, Tensor as Case, indices};
 
@@ -443,6 +444,46 @@ fn large_elements_that_meet_zeros_change_nothing() {
         assert!(operands.dst.values != want);
         let body = operands.place(&setup, &mut bench);
         operands.compare(&body, &mut bench, limit(&setup), "large keys");
+    }
+}
+
+/// One thread computes the 8 tiles of rows as one group, stage after stage. Other numbers of threads and
+/// less VTCM make smaller groups, which overlap.
+#[test]
+fn groups_that_overlap_give_the_same_bits_as_one_group() {
+    let mut numbers = Numbers::default();
+    let units = [
+        (1, 4096),
+        (2, 4096),
+        (3, 4096),
+        (4, 4096),
+        (1, 512),
+        (4, 512),
+    ];
+    let mut benches = units.map(|(threads, tiles)| Bench::with(Host::with_units(threads, tiles)));
+    for (mask, has_sinks, softcap) in [
+        (Mask::Causal, true, 0.0),
+        (Mask::Holes, false, 0.0),
+        (Mask::Random, false, 10.0),
+    ] {
+        let setup = Setup {
+            queries: 30,
+            heads: [8, 1],
+            positions: 1100,
+            softcap,
+            ..PLAIN
+        };
+        let operands = Operands::new(&setup, mask, has_sinks, &mut numbers);
+        let results = benches.each_mut().map(|bench| {
+            let body = operands.place(&setup, bench);
+            let have = bench.run_command(&Command::new(0, &body), &operands.dst, body.dst.offset);
+            let error = nmse(&have, &operands.dst.values);
+            assert!(error <= LIMIT_F16, "{mask:?}: {error:e}");
+            have
+        });
+        for (result, units) in results.iter().zip(units) {
+            assert!(*result == results[0], "{mask:?} on {units:?}");
+        }
     }
 }
 

@@ -164,6 +164,18 @@ impl Host {
         Self::starting_at(16, 0)
     }
 
+    /// A session on other numbers of threads and tiles of VTCM.
+    pub fn with_units(threads: usize, vtcm_tiles: usize) -> Self {
+        let mut host = Self::fresh(16);
+        let units = host.server.units();
+        units.vtcm = vec![Tile::ZERO; vtcm_tiles];
+        units.hmx = Hmx::new(&units.vtcm);
+        units.threads = threads;
+        let info = host.start().unwrap();
+        assert_eq!(usize::try_from(info.threads).unwrap(), threads);
+        host
+    }
+
     /// A session that has not been started; its ring is in order.
     pub fn fresh(slots: u32) -> Self {
         let layout = RingLayout::new(slots).unwrap();

@@ -253,7 +253,10 @@ pub fn floats(values: &[f32]) -> Params {
 
 impl Bench {
     pub fn new() -> Self {
-        let mut host = Host::new();
+        Self::with(Host::new())
+    }
+
+    pub fn with(mut host: Host) -> Self {
         let (buffer, memory) = host.buffer(BYTES);
         Self {
             host,

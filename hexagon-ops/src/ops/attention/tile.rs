@@ -11,7 +11,7 @@
 //!   for each block of up to 1024 positions
 //!     look at the mask                            for each tile of rows: the strips of positions that it sees
 //!     pack keys and values                        once for all rows; what is not finite becomes zero
-//!     for each group of up to 8 tiles of 32 rows  those that see a position of the block
+//!     for each group of up to 8 tiles of 32 rows  those that see a position of the block; groups overlap (`group`)
 //!       matrix unit    scores[strips] = queries · keys
 //!       vector units   mask; new maximum; weight = exp(score - maximum)
 //!                      scale = exp(old maximum - new maximum); sum = sum · scale + Σ weight
@@ -40,6 +40,7 @@
 //!    positions before the first and after the last that the mask shows to any of its rows.
 
 mod finish;
+mod group;
 mod operands;
 mod queries;
 mod sight;
@@ -48,28 +49,21 @@ mod vtcm;
 
 use core::ops::Range;
 
+use group::Block;
 use operands::Magnitudes;
 use queries::QueryTile;
 use sight::{Look, Sight};
-use sum::Add;
 pub(super) use vtcm::TilePlan;
-use vtcm::{GROUP, MAX_ROW_TILES, MAXIMA, RESTORES, SUMS, TileMemory};
+use vtcm::{GROUP, MAX_ROW_TILES, TileMemory};
 
-use super::scores::{Adjust, Hide, RowTile};
-use super::weigh::Weigh;
 use super::{Job, TABLE_LINES};
 use crate::error::{Error, Result};
-use crate::hmx::{Hmx, MAX_DEEP};
+use crate::hmx::Hmx;
 use crate::hvx;
-use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
+use crate::layout::{Line, TILE_DIM};
 use crate::ops::matmul::Machine;
 use crate::ops::tensor::{Type, View, ViewMut};
 use crate::rt::Engine;
-
-/// Largest magnitude of scores that need no work in f32. Rounding cannot bring larger ones out of FP16's range.
-const SAFE: f32 = 60_000.0;
-/// Largest magnitude of sums of values with the first of the scales of stores, and its inverse.
-const SAFE_SUM: f32 = 60_000.0 * 32.0;
 
 /// Computes an attention; the operands have been checked. Returns `false` if FP16 does not hold a
 /// key or a value, and `dst` is to be computed by dot products then.
@@ -121,21 +115,6 @@ struct Head<'a> {
     rows: usize,
 }
 
-/// A group's tile of rows, and its part of the memory.
-struct GroupTile<'m> {
-    /// Number of the tile.
-    tile: usize,
-    sight: Sight,
-    /// No earlier block was visible.
-    is_first: bool,
-    /// Scores are completed in f32.
-    is_exact: bool,
-    state: &'m mut [Line],
-    scores: &'m mut [Tile],
-    scales: &'m mut [Line],
-    products: &'m mut [Tile],
-}
-
 /// The tiles of rows of a head.
 struct Tiles {
     queries: [QueryTile; MAX_ROW_TILES],
@@ -154,10 +133,10 @@ impl Head<'_> {
             seen: 0,
         };
         self.begin(memory, &mut tiles);
-        let block = self.plan.strips * TILE_DIM;
+        let length = self.plan.strips * TILE_DIM;
         let mut start = 0;
         while start < self.job.positions {
-            let positions = start..self.job.positions.min(start + block);
+            let positions = start..self.job.positions.min(start + length);
             start = positions.end;
             let used = self.look(&positions, &mut tiles.sights);
             if used.is_none() {
@@ -177,10 +156,8 @@ impl Head<'_> {
                     }
                 }
             };
-            let mut first = 0;
-            while first < self.n_tiles() {
-                first = self.group(first, &positions, packed, &mut tiles, memory, hmx);
-            }
+            let block = Block { positions, packed };
+            self.attend(&block, &mut tiles, memory, hmx);
         }
         self.write(memory, &tiles, dst);
         true
@@ -238,174 +215,6 @@ impl Head<'_> {
                 let first = *part * per_task;
                 (sights.iter_mut().enumerate()).for_each(|(i, sight)| look(first + i, sight));
             }
-        });
-    }
-
-    /// Returns `true` if a tile's scores must be completed in f32.
-    fn is_exact(&self, queries: &QueryTile, sight: Sight, key: f32) -> bool {
-        let is_safe = queries.factor_f16.is_some() && queries.reach * key < SAFE;
-        let is_simple = self.job.softcap == 0.0 && sight.is_plain && !self.job.slopes.is_used();
-        !(is_safe && is_simple)
-    }
-
-    /// Adds the contribution of a block of positions to a group of tiles of rows, the first of which is not before
-    /// `first`. Returns the tile after the last one.
-    fn group(
-        &self,
-        first: usize,
-        positions: &Range<usize>,
-        packed: Magnitudes,
-        tiles: &mut Tiles,
-        memory: &mut TileMemory<'_>,
-        hmx: &mut Hmx,
-    ) -> usize {
-        let TilePlan {
-            k_tiles,
-            v_strips,
-            strips: most,
-            ..
-        } = *self.plan;
-        let mut states = memory
-            .state
-            .chunks_mut(self.plan.state_lines())
-            .enumerate()
-            .skip(first);
-        let mut scores = memory.scores.chunks_mut(most);
-        let mut scales = memory.scales.chunks_mut(F16_TILE_LINES);
-        let mut products = memory.products.chunks_mut(v_strips);
-        let mut next = first;
-        let mut n_slots = 0;
-        let mut slots: [Option<GroupTile<'_>>; GROUP] = core::array::from_fn(|i| {
-            if i >= self.plan.group {
-                return None;
-            }
-            let (tile, state) = (states.by_ref().take(self.n_tiles() - next))
-                .find(|(tile, _)| !tiles.sights[*tile].is_none())
-                .or_else(|| {
-                    next = self.n_tiles();
-                    None
-                })?;
-            next = tile + 1;
-            n_slots += 1;
-            let is_first = tiles.seen >> tile & 1 == 0;
-            tiles.seen |= 1 << tile;
-            let sight = tiles.sights[tile];
-            Some(GroupTile {
-                tile,
-                sight,
-                is_first,
-                is_exact: self.is_exact(&tiles.queries[tile], sight, packed.key),
-                state,
-                scores: &mut scores.next()?[sight.strips()],
-                scales: scales.next()?,
-                products: products.next()?,
-            })
-        });
-        let slots = &mut slots[..n_slots];
-        for slot in slots.iter_mut().flatten() {
-            let queries = &memory.queries[slot.tile * k_tiles..][..k_tiles];
-            hmx.load_scale(match slot.is_exact {
-                true => &memory.stores[0],
-                false => &memory.factors[slot.tile],
-            });
-            let mut keys = &memory.keys[slot.sight.strips().start * k_tiles..];
-            for score in &mut *slot.scores {
-                let (strip, rest) = keys.split_at(k_tiles);
-                keys = rest;
-                // Most keys are one product: a loop over products would take longer than it.
-                match k_tiles <= MAX_DEEP {
-                    true => hmx.multiply(queries, strip),
-                    false => (queries.chunks(MAX_DEEP).zip(strip.chunks(MAX_DEEP)))
-                        .for_each(|(queries, keys)| hmx.multiply(queries, keys)),
-                }
-                hmx.store(score);
-            }
-        }
-        let (queries, table) = (&tiles.queries, memory.table);
-        self.engine.step(None, slots, |slot| {
-            if let Some(slot) = slot {
-                self.weigh(slot, positions, queries[slot.tile].factor, table);
-            }
-        });
-        // CAST: at most 1024 positions.
-        #[expect(clippy::cast_precision_loss, reason = "at most 1024")]
-        let largest = positions.len() as f32 * packed.value;
-        // The second scale also takes infinity and NaN.
-        let is_safe = largest < SAFE_SUM;
-        let which = usize::from(!is_safe);
-        hmx.load_scale(&memory.stores[which]);
-        for slot in slots.iter_mut().flatten() {
-            let strips = slot.sight.strips();
-            for (product, values) in slot
-                .products
-                .iter_mut()
-                .zip(memory.values.chunks_exact(most))
-            {
-                hmx.multiply(slot.scores, &values[strips.clone()]);
-                hmx.store(product);
-            }
-        }
-        self.engine.step(None, slots, |slot| {
-            if let Some(slot) = slot {
-                hvx::widest(Add {
-                    n_pairs: self.tile_rows(slot.tile).len().div_ceil(2),
-                    is_first: slot.is_first,
-                    restore: RESTORES[which],
-                    products: slot.products,
-                    scales: slot.scales,
-                    sums: &mut slot.state[MAXIMA + SUMS..],
-                });
-            }
-        });
-        next
-    }
-
-    /// Turns the scores of a tile of rows into weights.
-    fn weigh(
-        &self,
-        slot: &mut GroupTile<'_>,
-        positions: &Range<usize>,
-        factor: f32,
-        table: &[Line; TABLE_LINES],
-    ) {
-        let rows = self.tile_rows(slot.tile);
-        let tile = RowTile {
-            first_row: rows.start,
-            n_rows: rows.len(),
-            first_query: self.first,
-            kv_head: self.kv_head,
-            stream: self.stream,
-        };
-        let strips = slot.sight.strips();
-        let start = positions.start + strips.start * TILE_DIM;
-        let positions = start..positions.end.min(positions.start + strips.end * TILE_DIM);
-        if slot.is_exact {
-            hvx::widest(Adjust {
-                job: self.job,
-                rows: tile,
-                factor,
-                positions,
-                scores: slot.scores,
-            });
-        } else if slot.sight.mixed() != 0 {
-            hvx::widest(Hide {
-                job: self.job,
-                rows: tile,
-                mask: self.job.src.mask.as_ref(),
-                positions,
-                mixed: slot.sight.mixed(),
-                scores: slot.scores,
-            });
-        }
-        let (maxima, sums) = slot.state.split_at_mut(MAXIMA);
-        hvx::widest(Weigh {
-            n_pairs: rows.len().div_ceil(2),
-            is_first: slot.is_first,
-            table,
-            scores: slot.scores,
-            maxima,
-            sums: &mut sums[..SUMS],
-            scales: slot.scales,
         });
     }
 }

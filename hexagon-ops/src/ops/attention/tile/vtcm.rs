@@ -8,8 +8,10 @@ use crate::ops::attention::{Job, TABLE_LINES};
 use crate::ops::tensor::Type;
 use crate::rt::Arena;
 
-/// Tiles of rows that are computed at a time.
+/// Most tiles of rows of a group.
 pub(super) const GROUP: usize = 8;
+/// Groups that a head should have, so that most of its steps use all units.
+const GROUPS: usize = 4;
 /// Most tiles of rows of a batch: they are bits of a word.
 pub(super) const MAX_ROW_TILES: usize = 64;
 /// Most lines of a value.
@@ -25,6 +27,9 @@ pub(super) const MAX_PARTS: usize = MAX_STRIPS / PART;
 /// Scales of the unit's stores for results that may leave FP16's range, 2^-5 and 2^-10, and their inverses, as f16.
 const STORES: [u16; 2] = [0x2800, 0x1400];
 pub(super) const RESTORES: [u16; 2] = [0x5000, 0x6400];
+/// Buffers of scores and of products: each stage of a step has its own ([`super::group`]).
+const SCORES: usize = 3;
+const PRODUCTS: usize = 2;
 /// Lines of f16 maxima and of f32 sums of a tile of rows.
 pub(super) const MAXIMA: usize = F16_TILE_LINES;
 pub(super) const SUMS: usize = TILE_DIM;
@@ -42,17 +47,28 @@ pub(in crate::ops::attention) struct TilePlan {
     pub(super) v_strips: usize,
     /// Most strips of positions of a block, an even number.
     pub(super) strips: usize,
-    /// Most tiles of rows that are computed at a time.
+    /// Most tiles of rows of a group.
     pub(super) group: usize,
+}
+
+/// Returns the tiles of a group: as many for each thread, and all if that leaves only one group.
+fn group_of(row_tiles: usize, threads: usize) -> usize {
+    let threads = threads.clamp(1, GROUP);
+    if threads == 1 || row_tiles <= threads {
+        return GROUP.min(row_tiles);
+    }
+    let group = (row_tiles / GROUPS).clamp(threads, GROUP);
+    group - group % threads
 }
 
 impl TilePlan {
     /// Plans all queries at once, or as many as fit; `None` if this code path cannot compute the
-    /// attention.
+    /// attention. Smaller groups are tried before shorter blocks, because they change no result.
     pub(in crate::ops::attention) fn new(
         job: &Job<'_>,
         queries: usize,
         vtcm_tiles: usize,
+        threads: usize,
     ) -> Option<Self> {
         let (q, k, v) = (&job.src.q.shape, &job.src.k.shape, &job.src.v.shape);
         // FP16 has the precision of all other types, and `run` finds values beyond its range.
@@ -72,10 +88,13 @@ impl TilePlan {
         };
         loop {
             plan.row_tiles = (job.group * plan.queries).div_ceil(TILE_DIM);
-            plan.group = GROUP.min(plan.row_tiles);
             plan.strips = MAX_STRIPS;
             while plan.row_tiles <= MAX_ROW_TILES && plan.strips >= MIN_STRIPS {
                 plan.strips = plan.strips.min(most);
+                plan.group = group_of(plan.row_tiles, threads);
+                while plan.tiles() > vtcm_tiles && plan.group > 1 {
+                    plan.group /= 2;
+                }
                 if plan.tiles() <= vtcm_tiles {
                     return Some(plan);
                 }
@@ -103,6 +122,16 @@ impl TilePlan {
         self.strips.div_ceil(PART)
     }
 
+    /// Returns the number of buffers of scores and of scales, and of products.
+    fn buffers(&self) -> [usize; 2] {
+        // Stages of a single group follow each other in the first of each.
+        if self.row_tiles <= self.group {
+            [1, 1]
+        } else {
+            [SCORES, PRODUCTS]
+        }
+    }
+
     /// Returns the lines of largest magnitudes, one for each task that packs.
     fn largest_lines(&self) -> usize {
         self.parts() * (self.slabs() + 1)
@@ -113,15 +142,16 @@ impl TilePlan {
         let scales = STORES.len() + self.row_tiles;
         let lines = scales * size_of::<ScaleBlock>() / LINE_BYTES
             + self.row_tiles * self.state_lines()
-            + self.group * F16_TILE_LINES
             + self.largest_lines();
         // Each kind of lines is rounded up to tiles.
-        let kinds = 4;
+        let kinds = 3;
+        let [scores, products] = self.buffers();
         kinds
             + lines / F16_TILE_LINES
             + self.strips * (self.k_tiles + self.v_strips)
             + self.row_tiles * self.k_tiles
-            + self.group * (self.strips + self.v_strips)
+            // A tile of scales with each tile's scores.
+            + self.group * (scores * (self.strips + 1) + products * self.v_strips)
     }
 }
 
@@ -140,9 +170,12 @@ pub(super) struct TileMemory<'v> {
     pub(super) largest: &'v mut [Line],
     pub(super) queries: &'v mut [Tile],
     pub(super) state: &'v mut [Line],
-    pub(super) scores: &'v mut [Tile],
-    pub(super) scales: &'v mut [Line],
-    pub(super) products: &'v mut [Tile],
+    /// Scores of three groups, which become weights; all but the first are empty for a single group.
+    pub(super) scores: [&'v mut [Tile]; SCORES],
+    /// For each tile whose scores became weights, the scales of its sums.
+    pub(super) scales: [&'v mut [Line]; SCORES],
+    /// Products of weights and values of two groups.
+    pub(super) products: [&'v mut [Tile]; PRODUCTS],
 }
 
 impl<'v> TileMemory<'v> {
@@ -165,6 +198,9 @@ impl<'v> TileMemory<'v> {
             block.set(scale);
         }
         hmx.clear();
+        let [n_scores, n_products] = plan.buffers();
+        // Without a second group, the other buffers stay empty.
+        let of = |buffer: usize, buffers: usize| if buffer < buffers { plan.group } else { 0 };
         Ok(Self {
             table,
             stores,
@@ -174,9 +210,44 @@ impl<'v> TileMemory<'v> {
             largest: arena.lines("magnitudes", plan.largest_lines())?,
             queries: arena.tiles("queries", plan.row_tiles * plan.k_tiles)?,
             state: arena.lines("sums", plan.row_tiles * plan.state_lines())?,
-            scores: arena.tiles("scores", plan.group * plan.strips)?,
-            scales: arena.lines("scales", plan.group * F16_TILE_LINES)?,
-            products: arena.tiles("products", plan.group * plan.v_strips)?,
+            scores: [
+                arena.tiles("scores", of(0, n_scores) * plan.strips)?,
+                arena.tiles("scores", of(1, n_scores) * plan.strips)?,
+                arena.tiles("scores", of(2, n_scores) * plan.strips)?,
+            ],
+            scales: [
+                arena.lines("scales", of(0, n_scores) * F16_TILE_LINES)?,
+                arena.lines("scales", of(1, n_scores) * F16_TILE_LINES)?,
+                arena.lines("scales", of(2, n_scores) * F16_TILE_LINES)?,
+            ],
+            products: [
+                arena.tiles("products", of(0, n_products) * plan.v_strips)?,
+                arena.tiles("products", of(1, n_products) * plan.v_strips)?,
+            ],
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_keep_all_threads_busy_and_are_several() {
+        // Tiles of rows and threads; tiles of a group.
+        for (given, want) in [
+            ([1, 1], 1),
+            ([64, 1], 8),
+            ([1, 4], 1),
+            ([4, 4], 4),
+            ([5, 4], 4),
+            ([16, 4], 4),
+            ([64, 4], 8),
+            ([8, 2], 2),
+            ([64, 6], 6),
+            ([64, 9], 8),
+        ] {
+            assert_eq!(group_of(given[0], given[1]), want, "{given:?}");
+        }
     }
 }
