@@ -281,6 +281,18 @@ where
         &mut self.units
     }
 
+    /// Runs code on the thread that computes with the matrix unit, for a system that lends the unit to
+    /// one thread.
+    pub fn on_matrix_thread(&self, run: impl FnMut() + Send) {
+        self.engine.on_matrix_thread(run);
+    }
+
+    /// Returns `true` if a thread beside those that compute has the matrix unit, or if only one thread
+    /// computes.
+    pub fn has_matrix_thread(&self) -> bool {
+        self.engine.has_matrix_thread() || self.engine.threads() == 1
+    }
+
     /// Returns the system that the loop runs on.
     pub fn platform(&mut self) -> &mut P {
         &mut self.platform

@@ -166,8 +166,11 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
 fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     let mut lent = Lent::new(call.method)?;
     let locked = call.method == METHOD_SERVE;
+    let call_starts = call.method == METHOD_START;
     if locked {
-        let refused = hap::compute_resource_hmx_lock(lent.resource);
+        let (mut refused, resource) = (0, lent.resource);
+        // The lock is the thread's that takes it.
+        server.on_matrix_thread(|| refused = hap::compute_resource_hmx_lock(resource));
         if refused != 0 {
             log::line(c"no matrix unit", c"compute_resource_hmx_lock", refused);
             return Err(ERROR_UNITS);
@@ -179,7 +182,13 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     let result = server.invoke(call);
     server.units().vtcm = Default::default();
     if locked {
-        hap::compute_resource_hmx_unlock(lent.resource);
+        let resource = lent.resource;
+        server.on_matrix_thread(|| {
+            hap::compute_resource_hmx_unlock(resource);
+        });
+    }
+    if call_starts && result.is_ok() && !server.has_matrix_thread() {
+        log::line(c"no thread for the matrix unit", c"threads", 0);
     }
     result
 }

@@ -9,7 +9,7 @@ use core::arch::asm;
 use super::{Fault, MAX_DEEP, ScaleBlock};
 use crate::layout::{F16_TILE_BYTES, Tile};
 
-/// Proof that this thread holds the matrix unit.
+/// Proof that a thread of the engine holds the matrix unit.
 #[derive(Debug)]
 pub struct Hmx(());
 

@@ -34,6 +34,13 @@ impl Engine {
         false
     }
 
+    /// Returns `false`: the stand-in's unit belongs to no thread, and any thread of the pool computes
+    /// the part of a step.
+    #[must_use]
+    pub const fn has_matrix_thread(&self) -> bool {
+        false
+    }
+
     /// Runs the copy and `run` on every task, and returns when all are done.
     ///
     /// # Panics

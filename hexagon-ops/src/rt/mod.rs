@@ -56,8 +56,34 @@ pub trait MatrixPart: Send {
     /// Returns `true` if there is nothing to compute.
     fn is_empty(&self) -> bool;
 
-    /// Computes it, on a thread that holds the unit.
+    /// Computes it, on the thread that holds the unit.
     fn run(&mut self);
+}
+
+/// Code for the thread that holds the matrix unit.
+struct OnUnit<F>(F);
+
+impl<F: FnMut() + Send> MatrixPart for OnUnit<F> {
+    fn is_empty(&self) -> bool {
+        false
+    }
+
+    fn run(&mut self) {
+        (self.0)();
+    }
+}
+
+impl Engine {
+    /// Computes a part without any task beside it.
+    pub fn compute(&self, part: impl MatrixPart) {
+        self.step_with_matrix(None, part, &mut [(); 0], |()| ());
+    }
+
+    /// Runs code on the thread that computes parts of steps: locking the unit, for instance, holds for
+    /// the thread that does it.
+    pub fn on_matrix_thread(&self, run: impl FnMut() + Send) {
+        self.compute(OnUnit(run));
+    }
 }
 
 /// No part.

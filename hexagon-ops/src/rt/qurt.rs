@@ -21,7 +21,8 @@ pub struct Engine {
 
 impl Engine {
     /// Returns an engine of `threads` threads, the caller's among them; of fewer if the system
-    /// starts fewer, and of one while another engine has workers.
+    /// starts fewer, and of one while another engine has workers. An engine of several has one more,
+    /// for the matrix unit, if the system starts it.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         Self {
@@ -43,6 +44,12 @@ impl Engine {
         1 + self.team.len()
     }
 
+    /// Returns `true` if a thread beside [`Self::threads`] computes the parts for the matrix unit.
+    #[must_use]
+    pub fn has_matrix_thread(&self) -> bool {
+        self.team.has_matrix_thread()
+    }
+
     /// Runs the copy and `run` on every task, and returns when all are done.
     pub fn step<T: Send>(
         &self,
@@ -53,8 +60,8 @@ impl Engine {
         self.step_with_matrix(copy, (), tasks, run);
     }
 
-    /// Does the same, and computes `part` on the calling thread, which has the matrix unit, while
-    /// the workers begin with the tasks.
+    /// Does the same, and computes `part` beside the tasks: on the matrix unit's thread, or first of
+    /// all on the calling thread, while the workers begin with the tasks.
     pub fn step_with_matrix<T: Send>(
         &self,
         copy: Option<Copy<'_>>,
@@ -74,12 +81,11 @@ impl Engine {
             _ => false,
         };
         // One thread makes no list, so that the compiler can join a task with what is around it.
-        let alone = usize::from(part.is_empty());
-        if self.team.len() == 0 || tasks.len() <= alone {
+        if self.team.is_empty() || part.is_empty() && tasks.len() < 2 {
             part.run();
             tasks.iter_mut().for_each(run);
         } else {
-            TaskList::new(tasks, run).with_step(|step| self.team.run(step, || part.run()));
+            TaskList::new(tasks, run).with_step(|step| self.team.run(step, &mut part));
         }
         let waited = if started {
             descriptor.wait()

@@ -8,6 +8,10 @@
 //! polls `unfinished`, later sleeps on it        the last one wakes the caller
 //! ```
 //!
+//! The matrix unit belongs to one thread. Where it is a thread beside the others, that thread is the
+//! only worker of a second [`Workers`], and takes the parts of steps for the unit from there
+//! ([`Workers::run_on_workers`]).
+//!
 //! This file knows no operating system: [`ThreadSystem`] has the three functions that it needs. The DSP's
 //! threads are in `qurt`; the tests below use the host's.
 
@@ -78,6 +82,9 @@ impl Workers {
     /// The list behind `step` is in use here only, and for the first time.
     pub fn run<S: ThreadSystem>(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
         let count = step.count;
+        if count == 0 {
+            return beside();
+        }
         if self.is_busy.swap(true, Ordering::Acquire) {
             beside();
             // SAFETY: each number once.
@@ -92,6 +99,15 @@ impl Workers {
         }
         self.wait_for_workers::<S>();
         self.is_busy.store(false, Ordering::Release);
+    }
+
+    /// Runs the tasks of a step on workers only, of which there is at least one, and `beside` on the
+    /// calling thread meanwhile. Returns when all are done. One thread at a time calls this, and not
+    /// from within a task.
+    pub fn run_on_workers<S: ThreadSystem>(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
+        self.publish::<S>(step);
+        beside();
+        self.wait_for_workers::<S>();
     }
 
     /// Runs tasks until [`Self::stop`]: the body of a worker.

@@ -76,7 +76,7 @@ pub(super) fn run(
 ) -> Result<bool> {
     let Machine { engine, vtcm, hmx } = machine;
     hmx.take_fault();
-    let mut memory = TileMemory::new(plan, vtcm, hmx, table)?;
+    let mut memory = TileMemory::new(plan, vtcm, table)?;
     let [_, queries, _, streams] = job.src.q.shape.ne;
     for stream in 0..streams {
         for first in (0..queries).step_by(plan.queries) {

@@ -13,7 +13,7 @@
 //!   for each step t in 0 .. n_groups + 3
 //!     copy        group t       DDR -> raw panels     one DMA transfer beside the tasks
 //!     dequantize  group t - 1   raw -> weight tiles   tasks of whole or partial panels
-//!     multiply    group t - 2   on the matrix unit:
+//!     multiply    group t - 2   on the matrix unit's thread:
 //!       for each strip of the group, for each tile of 32 rows of the chunk
 //!         acc = Σ over K of act tile · weight tile    up to 32 tiles of K in one call
 //!         store acc as a result tile                  rounded to FP16 here, once
@@ -59,6 +59,7 @@ const MAX_DEQUANTIZE: usize = MAX_TASKS - MAX_WRITE;
 /// The product of a chunk and a group.
 struct Multiply<'t> {
     hmx: &'t mut Hmx,
+    scale: &'t ScaleBlock,
     act: &'t [Tile],
     weights: &'t [Tile],
     out: &'t mut [Tile],
@@ -71,6 +72,11 @@ impl MatrixPart for Multiply<'_> {
     }
 
     fn run(&mut self) {
+        if self.weights.is_empty() {
+            return;
+        }
+        self.hmx.clear();
+        self.hmx.load_scale(self.scale);
         let m_tiles = self.act.len() / self.k_tiles;
         let strips = self.weights.chunks(self.k_tiles);
         for (weights, out) in strips.zip(self.out.chunks_mut(m_tiles)) {
@@ -178,8 +184,6 @@ fn chunk(
     let mut arena = Arena::new(vtcm);
     let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(arena.tiles("scale block", 1)?);
     scale[0] = ScaleBlock::ONE;
-    hmx.clear();
-    hmx.load_scale(&scale[0]);
     let factor_lines = m_tiles * TILE_DIM * size_of::<RowFactor>() / LINE_BYTES;
     let factors: &mut [[RowFactor; TILE_DIM]] =
         bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?);
@@ -229,6 +233,7 @@ fn chunk(
         let (multiplied, written) = (strips(t, 2), strips(t, 3));
         let multiply = Multiply {
             hmx: &mut *hmx,
+            scale: &scale[0],
             act,
             weights: &tiles_ready[..multiplied.len() * k_tiles],
             out: &mut out_next[..multiplied.len() * m_tiles],

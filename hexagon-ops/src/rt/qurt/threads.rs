@@ -1,5 +1,8 @@
 //! The DSP's threads: started with an engine, joined when it is dropped.
 //!
+//! One of them holds the matrix unit and computes the parts of steps for it, so that the calling
+//! thread begins with tasks at once. It uses no vectors, and is started after the others.
+//!
 //! Each worker has the priority of the thread that starts it, and its own vector context and DMA
 //! engine, which belong to the hardware thread that runs it. The system gives it a stack.
 //!
@@ -15,9 +18,10 @@ use core::arch::global_asm;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use crate::rt::workers::{RunningStep, ThreadSystem, Workers};
+use crate::rt::MatrixPart;
+use crate::rt::workers::{RunningStep, TaskList, ThreadSystem, Workers};
 
-/// Most threads besides the caller's.
+/// Most threads besides the caller's that run tasks.
 ///
 /// SOURCE: llama.cpp ggml-hexagon htp/main.c limits its threads to 10.
 const MAX_WORKERS: usize = 9;
@@ -84,6 +88,10 @@ global_asm!(
 
 /// The state of all workers of this process.
 static WORKERS: Workers = Workers::new();
+/// The state of the thread that holds the matrix unit, the only worker there.
+static MATRIX: Workers = Workers::new();
+/// `true` while [`MATRIX`] wants its thread: the next one that starts is it.
+static WANTS_MATRIX_THREAD: AtomicBool = AtomicBool::new(false);
 /// `true` while a team has it.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 /// Priority of the thread that starts the workers, 0 if it is not known.
@@ -118,7 +126,11 @@ impl ThreadSystem for Qurt {
 /// The body of a worker.
 unsafe extern "C" fn work() {
     set_priority(PRIORITY.load(Ordering::Relaxed));
-    WORKERS.work::<Qurt>();
+    if WANTS_MATRIX_THREAD.swap(false, Ordering::Relaxed) {
+        MATRIX.work::<Qurt>();
+    } else {
+        WORKERS.work::<Qurt>();
+    }
 }
 
 /// Returns the calling thread's priority, 0 if it cannot be asked.
@@ -201,52 +213,87 @@ fn start_one() -> Option<ThreadId> {
 /// The workers of an engine.
 #[derive(Debug)]
 pub struct Team {
-    ids: [ThreadId; MAX_WORKERS],
-    len: usize,
+    /// The threads that were started.
+    ids: [ThreadId; MAX_WORKERS + 1],
+    started: usize,
+    /// One of them is the matrix unit's.
+    has_matrix_thread: bool,
 }
 
 impl Team {
-    /// Starts at most `wanted` workers: fewer if the system refuses some, none while another team
-    /// has workers.
+    /// Starts at most `wanted` workers, and the matrix unit's thread after them: fewer if the system
+    /// refuses some, none while another team has workers.
     pub fn start(wanted: usize) -> Self {
         let mut team = Self {
-            ids: [0; MAX_WORKERS],
-            len: 0,
+            ids: [0; MAX_WORKERS + 1],
+            started: 0,
+            has_matrix_thread: false,
         };
+        let wanted = wanted.min(MAX_WORKERS);
         if wanted == 0 || !has_all() || IS_TAKEN.swap(true, Ordering::Acquire) {
             return team;
         }
         PRIORITY.store(priority(), Ordering::Relaxed);
         WORKERS.restart();
-        for place in team.ids.iter_mut().take(wanted) {
-            let Some(id) = start_one() else { break };
-            *place = id;
-            team.len += 1;
+        MATRIX.restart();
+        while team.started < wanted && team.start_next() {}
+        if team.started == wanted {
+            WANTS_MATRIX_THREAD.store(true, Ordering::Relaxed);
+            // If this fails, a thread that was started before may have become the matrix unit's.
+            let is_started = team.start_next();
+            let is_wanted = !is_started && WANTS_MATRIX_THREAD.swap(false, Ordering::Relaxed);
+            team.has_matrix_thread = !is_wanted;
         }
-        if team.len == 0 {
+        if team.is_empty() {
             IS_TAKEN.store(false, Ordering::Release);
         }
         team
     }
 
-    /// Returns the number of workers.
-    pub const fn len(&self) -> usize {
-        self.len
+    /// Starts one more thread; returns `false` if the system refuses it.
+    fn start_next(&mut self) -> bool {
+        let id = start_one();
+        if let Some(id) = id {
+            self.ids[self.started] = id;
+            self.started += 1;
+        }
+        id.is_some()
     }
 
-    /// Runs the tasks of a step, and `beside` on the calling thread before it takes any.
-    pub fn run(&self, step: &RunningStep<'_>, beside: impl FnOnce()) {
-        WORKERS.run::<Qurt>(step, beside);
+    /// Returns `true` without any thread.
+    pub const fn is_empty(&self) -> bool {
+        self.started == 0
+    }
+
+    /// Returns the number of workers that run tasks.
+    pub const fn len(&self) -> usize {
+        self.started - self.has_matrix_thread as usize
+    }
+
+    /// Returns `true` if one more thread has the matrix unit.
+    pub const fn has_matrix_thread(&self) -> bool {
+        self.has_matrix_thread
+    }
+
+    /// Runs the tasks of a step, and `part` beside them.
+    pub fn run(&self, step: &RunningStep<'_>, part: &mut impl MatrixPart) {
+        if part.is_empty() || !self.has_matrix_thread {
+            return WORKERS.run::<Qurt>(step, || part.run());
+        }
+        TaskList::new(&mut [part], |part| part.run()).with_step(|matrix| {
+            MATRIX.run_on_workers::<Qurt>(matrix, || WORKERS.run::<Qurt>(step, || ()));
+        });
     }
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
-        if self.len == 0 {
+        if self.is_empty() {
             return;
         }
         WORKERS.stop::<Qurt>();
-        for id in &self.ids[..self.len] {
+        MATRIX.stop::<Qurt>();
+        for id in &self.ids[..self.started] {
             // SAFETY: the loader has set it, and nothing writes it.
             if let Some(join) = unsafe { pthread_join } {
                 // SAFETY: a thread that was started and not joined; its result is not wanted.

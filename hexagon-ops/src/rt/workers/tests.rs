@@ -82,6 +82,40 @@ fn workers_run_tasks_while_the_caller_does_its_own_work() {
     });
 }
 
+/// The matrix unit's thread has its own queue, beside that of the vector threads.
+#[test]
+fn one_thread_runs_all_parts_while_the_others_run_tasks() {
+    let unit = &Workers::new();
+    with_workers(2, |state| {
+        std::thread::scope(|scope| {
+            let owner = scope.spawn(|| unit.work::<Host>()).thread().id();
+            let rounds = if cfg!(miri) { 3 } else { 500 };
+            for round in 0..rounds {
+                let (mut tasks, mut by) = (vec![0_u32; round % 5], [None]);
+                let left = AtomicU32::new(1);
+                TaskList::new(&mut by, |by| {
+                    *by = Some(std::thread::current().id());
+                    left.store(0, Ordering::Release);
+                })
+                .with_step(|part| {
+                    unit.run_on_workers::<Host>(part, || {
+                        step(state, &mut tasks, |task| *task += 1);
+                        // If the part waited for the caller, this would not end.
+                        while left.load(Ordering::Acquire) > 0 {
+                            std::thread::yield_now();
+                        }
+                    });
+                });
+                assert_eq!((by, tasks), ([Some(owner)], vec![1; round % 5]));
+                if round % 20 == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            unit.stop::<Host>();
+        });
+    });
+}
+
 #[test]
 fn the_caller_does_its_own_work_once_even_within_a_step() {
     with_workers(2, |state| {

@@ -187,6 +187,10 @@ impl MatrixPart for Products<'_> {
     }
 
     fn run(&mut self) {
+        if self.is_empty() {
+            return;
+        }
+        self.hmx.clear();
         self.fixed.scores(self.scored, self.scores, self.hmx);
         self.fixed
             .products(self.multiplied, self.weights, self.products, self.hmx);
@@ -280,7 +284,15 @@ impl Head<'_> {
         };
         let (scores, products) = (&mut *memory.scores[0], &mut *memory.products[0]);
         let scales = &mut *memory.scales[0];
-        fixed.scores(group, scores, hmx);
+        self.engine.compute(Products {
+            hmx: &mut *hmx,
+            fixed,
+            scored: group,
+            scores,
+            multiplied: &[],
+            weights: &[],
+            products: &mut [],
+        });
         let weighing = Vectors {
             weighed: group,
             scores,
@@ -291,7 +303,15 @@ impl Head<'_> {
             state,
         };
         self.step(shared, weighing, ());
-        fixed.products(group, scores, products, hmx);
+        self.engine.compute(Products {
+            hmx,
+            fixed,
+            scored: &[],
+            scores: &mut [],
+            multiplied: group,
+            weights: scores,
+            products,
+        });
         let adding = Vectors {
             weighed: &[],
             scores: &mut [],

@@ -1,7 +1,7 @@
 //! Sizes of an attention on the matrix unit, and the places of its parts in VTCM.
 
 use crate::error::Result;
-use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
+use crate::hmx::{MAX_DEEP, ScaleBlock};
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::kv::SLAB;
 use crate::ops::attention::{Job, TABLE_LINES};
@@ -179,11 +179,10 @@ pub(super) struct TileMemory<'v> {
 }
 
 impl<'v> TileMemory<'v> {
-    /// Allocates its parts in `vtcm`, and prepares the unit. `table` is in VTCM, too.
+    /// Allocates its parts in `vtcm`. `table` is in VTCM, too.
     pub(super) fn new(
         plan: &TilePlan,
         vtcm: &'v mut [Tile],
-        hmx: &mut Hmx,
         table: &'v [Line; TABLE_LINES],
     ) -> Result<Self> {
         let mut arena = Arena::new(vtcm);
@@ -197,7 +196,6 @@ impl<'v> TileMemory<'v> {
         for (block, scale) in stores.iter_mut().zip(STORES) {
             block.set(scale);
         }
-        hmx.clear();
         let [n_scores, n_products] = plan.buffers();
         // Without a second group, the other buffers stay empty.
         let of = |buffer: usize, buffers: usize| if buffer < buffers { plan.group } else { 0 };
