@@ -293,6 +293,23 @@ impl Head<'_> {
             weights: &[],
             products: &mut [],
         });
+        if let [it] = group {
+            // A single tile needs no list of tasks.
+            let all = self.plan.state_lines();
+            let (state, sums) = state[it.tile * all..][..all].split_at_mut(MAXIMA + SUMS);
+            self.weigh(shared, it, &mut scores[it.sight.strips()], state, scales);
+            self.engine.compute(Products {
+                hmx,
+                fixed,
+                scored: &[],
+                scores: &mut [],
+                multiplied: group,
+                weights: scores,
+                products,
+            });
+            self.add(shared, it, products, scales, sums);
+            return;
+        }
         let weighing = Vectors {
             weighed: group,
             scores,
@@ -465,16 +482,28 @@ impl Head<'_> {
                     products,
                     scales,
                     sums,
-                }) => hvx::widest(Add {
-                    n_pairs: self.tile_rows(it.tile).len().div_ceil(2),
-                    is_first: it.is_first,
-                    restore: RESTORES[shared.scale],
-                    products,
-                    scales,
-                    sums,
-                }),
+                }) => self.add(shared, it, products, scales, sums),
                 None => {}
             });
+    }
+
+    /// Adds the products of a tile of rows to its sums.
+    fn add(
+        &self,
+        shared: Shared<'_>,
+        it: &GroupTile,
+        products: &[Tile],
+        scales: &[Line],
+        sums: &mut [Line],
+    ) {
+        hvx::widest(Add {
+            n_pairs: self.tile_rows(it.tile).len().div_ceil(2),
+            is_first: it.is_first,
+            restore: RESTORES[shared.scale],
+            products,
+            scales,
+            sums,
+        });
     }
 
     /// Turns the scores of a tile of rows into weights.
