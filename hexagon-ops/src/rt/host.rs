@@ -1,4 +1,5 @@
-//! Steps on the host: a pool of threads, of which the first to run a task also does the copy.
+//! Steps on the host: a pool of threads, of which the first to run a task also does the copy. Or only
+//! a record of the steps that would run.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,24 +9,61 @@ use super::{Copy, MatrixPart};
 
 /// A pool of threads in place of the DSP's hardware threads and its DMA engine.
 #[derive(Debug)]
-pub struct Engine(Option<Pool>);
+pub struct Engine {
+    pool: Option<Pool>,
+    /// Steps in place of their execution, and the number of threads that they are cut for.
+    recorder: Option<(usize, Mutex<Vec<StepRecord>>)>,
+}
+
+/// What the units would do side by side in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepRecord {
+    /// Bytes that the DMA engine copies.
+    pub copied_bytes: usize,
+    /// Tasks of the vector threads.
+    pub tasks: usize,
+    /// Products of the matrix unit.
+    pub tile_products: usize,
+}
 
 impl Engine {
+    /// Returns an engine that records steps for `threads` threads, and executes none of them: the
+    /// schedule of a large operation in no time.
+    #[must_use]
+    pub fn recording(threads: usize) -> Self {
+        Self {
+            pool: None,
+            recorder: Some((threads, Mutex::default())),
+        }
+    }
+
+    /// Returns the recorded steps, and forgets them.
+    #[must_use]
+    pub fn take_record(&self) -> Vec<StepRecord> {
+        let record = self.recorder.as_ref().map(|(_, record)| {
+            core::mem::take(&mut *record.lock().unwrap_or_else(PoisonError::into_inner))
+        });
+        record.unwrap_or_default()
+    }
+
     /// Returns an engine of `threads` threads (at least 1), the caller's among them; one if the
     /// system refuses more.
     #[must_use]
     pub fn new(threads: usize) -> Self {
-        Self(
-            (threads > 1)
-                .then(|| Pool::new(threads, "hvx", &[]).ok())
-                .flatten(),
-        )
+        let pool = (threads > 1).then(|| Pool::new(threads, "hvx", &[]).ok());
+        Self {
+            pool: pool.flatten(),
+            recorder: None,
+        }
     }
 
     /// Returns the number of threads that run tasks.
     #[must_use]
     pub fn threads(&self) -> usize {
-        self.0.as_ref().map_or(1, Pool::threads)
+        match &self.recorder {
+            Some((threads, _)) => *threads,
+            None => self.pool.as_ref().map_or(1, Pool::threads),
+        }
     }
 
     /// Returns `true` if a copy did not finish in time: never on the host, which has no DMA engine.
@@ -65,7 +103,18 @@ impl Engine {
         tasks: &mut [T],
         run: impl Fn(&mut T) + Sync,
     ) {
-        let (Some(pool), false) = (&self.0, tasks.is_empty()) else {
+        if let Some((_, record)) = &self.recorder {
+            let step = StepRecord {
+                copied_bytes: copy.map_or(0, |copy| size_of_val(copy.from)),
+                tasks: tasks.len(),
+                tile_products: part.tile_products(),
+            };
+            return record
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(step);
+        }
+        let (Some(pool), false) = (&self.pool, tasks.is_empty()) else {
             copy.into_iter().for_each(Copy::run);
             part.run();
             return tasks.iter_mut().for_each(run);

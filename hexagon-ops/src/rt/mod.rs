@@ -38,7 +38,7 @@ mod workers;
 #[cfg(not(target_arch = "hexagon"))]
 mod host;
 #[cfg(not(target_arch = "hexagon"))]
-pub use host::Engine;
+pub use host::{Engine, StepRecord};
 
 #[cfg(target_arch = "hexagon")]
 #[expect(unsafe_code, reason = "functions in assembly")]
@@ -55,6 +55,11 @@ use crate::layout::Line;
 pub trait MatrixPart: Send {
     /// Returns `true` if there is nothing to compute.
     fn is_empty(&self) -> bool;
+
+    /// Returns the number of products of two tiles.
+    fn tile_products(&self) -> usize {
+        0
+    }
 
     /// Computes it, on the thread that holds the unit.
     fn run(&mut self);

@@ -71,6 +71,10 @@ impl MatrixPart for Multiply<'_> {
         self.weights.is_empty()
     }
 
+    fn tile_products(&self) -> usize {
+        self.act.len() / self.k_tiles * self.weights.len()
+    }
+
     fn run(&mut self) {
         if self.weights.is_empty() {
             return;

@@ -186,6 +186,14 @@ impl MatrixPart for Products<'_> {
         self.scored.is_empty() && self.multiplied.is_empty()
     }
 
+    fn tile_products(&self) -> usize {
+        let strips = |group: &[GroupTile]| -> usize {
+            let lengths = group.iter().map(|it| it.sight.strips().len());
+            lengths.sum()
+        };
+        strips(self.scored) * self.fixed.k_tiles + strips(self.multiplied) * self.fixed.v_strips
+    }
+
     fn run(&mut self) {
         if self.is_empty() {
             return;

@@ -1,0 +1,225 @@
+//! Compares the steps that the drivers make with the schedule that `ggml-npu model` assumes: a
+//! command takes the longest of its bytes, its packets on all threads, and its products on the matrix
+//! unit (`tool/src/model/cost.rs`).
+//!
+//! An engine that executes nothing records the steps for Llama-3.2-1B on a V75 with four threads. A
+//! step takes the longest of its own three. A command's packets are those of `packets.txt`, in equal
+//! parts for its tasks; the slowest thread of a step has the number of tasks rounded up.
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_precision_loss,
+    reason = "a panic is a failure; sizes are below 2^52"
+)]
+
+use hexagon_ops::hmx::Hmx;
+use hexagon_ops::layout::{F16_TILE_BYTES, LINE_BYTES, Line, MatrixLayout, Tile, WeightType};
+use hexagon_ops::ops::attention::{Attention, Sources, TABLE_LINES, TABLE_TILES, attention};
+use hexagon_ops::ops::matmul::{Dots, Machine, MatMul, RowStarts};
+use hexagon_ops::ops::tensor::{Shape, Type, View, ViewMut};
+use hexagon_ops::rt::{Engine, StepRecord};
+
+/// Rates of a V75 as `ggml-npu model` has them: bytes and packets of a thread in a microsecond, and
+/// the time of a product of two tiles.
+///
+/// SOURCE: src/hexagon/caps.rs, `HexRates`.
+const BYTES_PER_US: f64 = 60e3;
+const PACKETS_PER_US: f64 = 1100.0;
+const PRODUCT_US: f64 = 2.0 * 32.0 * 32.0 * 32.0 / 12_032.54e3;
+const THREADS: usize = 4;
+/// VTCM of a V75 without the table of exponentials.
+const VTCM_TILES: usize = (8 << 20) / F16_TILE_BYTES - TABLE_TILES;
+
+/// Returns the counted packets of a kernel or a whole operation on a V75.
+fn counted(name: &str) -> f64 {
+    let wanted = format!("v75 {name} ");
+    let mut lines = include_str!("packets.txt").lines();
+    let packets = lines.find_map(|line| line.strip_prefix(&wanted));
+    packets.unwrap().parse().unwrap()
+}
+
+/// Microseconds of a command as the model has it, and as its steps take.
+struct Times {
+    model: f64,
+    steps: f64,
+}
+
+/// Returns the times of a command that takes `bytes` and `packets` in the model.
+///
+/// - `more`: packets that the steps take beyond those
+fn times(record: &[StepRecord], [bytes, packets, more]: [f64; 3]) -> Times {
+    let sum = |of: fn(&StepRecord) -> usize| record.iter().map(of).sum::<usize>() as f64;
+    let tasks = sum(|step| step.tasks);
+    let longest = |bytes: f64, packets: f64, products: f64| {
+        let vectors = packets / PACKETS_PER_US;
+        (bytes / BYTES_PER_US)
+            .max(vectors)
+            .max(products * PRODUCT_US)
+    };
+    let steps = record.iter().map(|step| {
+        let slowest = step.tasks.div_ceil(THREADS) as f64 * (packets + more) / tasks;
+        longest(step.copied_bytes as f64, slowest, step.tile_products as f64)
+    });
+    Times {
+        model: longest(
+            bytes,
+            packets / THREADS as f64,
+            sum(|step| step.tile_products),
+        ),
+        steps: steps.sum(),
+    }
+}
+
+/// Returns the times of a product with Q4_0 weights.
+fn product([m, k, n]: [usize; 3]) -> Times {
+    let layout = MatrixLayout::new(WeightType::Q4_0, n, k).unwrap();
+    let engine = Engine::recording(THREADS);
+    let mut vtcm = vec![Tile::ZERO; VTCM_TILES];
+    let mut hmx = Hmx::new(&vtcm);
+    let job = MatMul {
+        layout,
+        weights: &vec![Line::ZERO; layout.matrix_bytes() / LINE_BYTES],
+        m,
+        dots: Dots::TwoRows,
+        act: &vec![0.0; m * k],
+        act_rows: RowStarts::Strided(k),
+        dst: &mut vec![0.0; m * n],
+        dst_rows: RowStarts::Strided(n),
+        epilogue: None,
+    };
+    let machine = Machine {
+        engine: &engine,
+        vtcm: &mut vtcm,
+        hmx: &mut hmx,
+    };
+    job.run(machine).unwrap();
+    let record = engine.take_record();
+    let sum = |of: fn(&StepRecord) -> usize| record.iter().map(of).sum::<usize>();
+    let tiles = k / 32 * (n / 32);
+    let products = if m <= 2 { 0 } else { m.div_ceil(32) };
+    assert_eq!(sum(|step| step.tile_products), products * tiles);
+    // Weights are copied and dequantized once for each chunk of M that fits in VTCM. The model does it
+    // once for all, and only 512 rows of 8192 take two chunks.
+    let chunks = if m * k > 2048 * 1024 { 2 } else { 1 };
+    let bytes = layout.matrix_bytes();
+    assert_eq!(sum(|step| step.copied_bytes), chunks * bytes);
+    let more = counted("dequantize_q4_0") * ((chunks - 1) * tiles) as f64;
+    let packets = counted(&format!("whole_mul_mat_q4_0_m{m}")) * tiles as f64;
+    times(&record, [bytes as f64, packets, more])
+}
+
+/// Bytes of keys and values of [`attend`].
+const CACHE_BYTES: f64 = 2.0 * 2.0 * 64.0 * 512.0 * 8.0;
+
+/// Returns the steps of an attention of `rows` tokens to 512 positions without a mask, 32 heads on 8.
+fn attend(rows: usize) -> Vec<StepRecord> {
+    const POSITIONS: usize = 512;
+    let shape = |dtype: Type, ne: [usize; 4]| {
+        let mut nb = [dtype.block_bytes(); 4];
+        for i in 1..4 {
+            nb[i] = nb[i - 1] * ne[i - 1];
+        }
+        Shape { dtype, ne, nb }
+    };
+    let bytes = |shape: &Shape| vec![0_u64; shape.ne.iter().product::<usize>() * shape.nb[0] / 8];
+    let q_shape = shape(Type::F32, [64, rows, 32, 1]);
+    let kv_shape = shape(Type::F16, [64, POSITIONS, 8, 1]);
+    let dst_shape = shape(Type::F32, [64, 32, rows, 1]);
+    let [q, kv, mut dst] = [&q_shape, &kv_shape, &dst_shape].map(bytes);
+    let kv = View::new(bytemuck::cast_slice(&kv), kv_shape).unwrap();
+    let src = Sources {
+        q: View::new(bytemuck::cast_slice(&q), q_shape).unwrap(),
+        k: kv,
+        v: kv,
+        mask: None,
+        sinks: None,
+    };
+    let params = Attention {
+        scale: 0.125,
+        max_bias: 0.0,
+        softcap: 0.0,
+    };
+    let engine = Engine::recording(THREADS);
+    let mut vtcm = vec![Tile::ZERO; VTCM_TILES];
+    let mut hmx = Hmx::new(&vtcm);
+    let machine = Machine {
+        engine: &engine,
+        vtcm: &mut vtcm,
+        hmx: &mut hmx,
+    };
+    let table = Box::new([Line::ZERO; TABLE_LINES]);
+    let dst = ViewMut::new(bytemuck::cast_slice_mut(&mut dst), dst_shape).unwrap();
+    attention(machine, &params, dst, &src, Some(&table)).unwrap();
+    let record = engine.take_record();
+    let products: usize = record.iter().map(|step| step.tile_products).sum();
+    // 4 tiles of keys and values for each tile of rows and of positions.
+    assert_eq!(products, (4 * rows).div_ceil(32) * POSITIONS / 32 * 4 * 8);
+    record
+}
+
+/// The products of a layer: inputs and outputs.
+const PRODUCTS: [[usize; 2]; 7] = [
+    [2048, 2048],
+    [2048, 512],
+    [2048, 512],
+    [2048, 2048],
+    [2048, 8192],
+    [2048, 8192],
+    [8192, 2048],
+];
+
+/// Returns the times of a layer's products with `m` rows.
+fn layer(m: usize) -> Times {
+    let mut all = Times {
+        model: 0.0,
+        steps: 0.0,
+    };
+    for [k, n] in PRODUCTS {
+        let times = product([m, k, n]);
+        all.model += times.model;
+        all.steps += times.steps;
+    }
+    all
+}
+
+/// Prints what steps take beyond the model, and compares it with a bound.
+fn check(what: &str, times: &Times, bound: f64) {
+    let ratio = times.steps / times.model;
+    println!(
+        "{what}: model {:.1} us, steps {:.1} us, {ratio:.3}",
+        times.model, times.steps
+    );
+    assert!((0.999..bound).contains(&ratio), "{what}: {ratio:.3}");
+}
+
+/// The stages of the first and of the last groups have nothing beside them: at most three of the steps
+/// of each product, of which 64 strips have 8 groups and more. Without overlap the vector threads'
+/// time would be added, which is a third of the matrix unit's.
+#[test]
+fn products_of_a_prompt_overlap_as_the_model_assumes() {
+    check("products of a layer, 512 rows", &layer(512), 1.06);
+}
+
+/// A product quantizes its row before it starts, and its first copy has nothing beside it.
+#[test]
+fn products_of_a_token_overlap_as_the_model_assumes() {
+    check("products of a layer, 1 row", &layer(1), 1.06);
+}
+
+/// A head of keys and values has 8 groups in 11 steps, of which the first three and the last three
+/// leave a unit idle. Without overlap the matrix unit's time would be added, which is almost half of
+/// the vector threads'.
+#[test]
+fn attention_of_a_prompt_overlaps_as_the_model_assumes() {
+    let packets = counted("whole_attention_f16_h64_4on1_r512") * 512.0 * 32.0;
+    let times = times(&attend(512), [CACHE_BYTES, packets, 0.0]);
+    check("attention of a layer, 512 rows", &times, 1.1);
+}
+
+/// A head of keys and values is one tile of rows, which one thread computes, and half of the threads
+/// pack its two parts of 256 positions.
+#[test]
+fn attention_of_a_token_takes_at_most_twice_the_model() {
+    let packets = counted("whole_attention_f16_h64_32on8_r1") * 512.0 * 32.0;
+    let times = times(&attend(1), [CACHE_BYTES, packets, 0.0]);
+    check("attention of a layer, 1 row", &times, 2.0);
+}
