@@ -447,8 +447,9 @@ fn large_elements_that_meet_zeros_change_nothing() {
     }
 }
 
-/// One thread computes the 8 tiles of rows as one group, stage after stage. Other numbers of threads and
-/// less VTCM make smaller groups, which overlap.
+/// One thread computes the 7 or 8 tiles of rows as one group, stage after stage, and writes them one
+/// after another. Other numbers of threads and less VTCM make smaller groups, which overlap, and tasks
+/// that write; queries of three heads share three tiles.
 #[test]
 fn groups_that_overlap_give_the_same_bits_as_one_group() {
     let mut numbers = Numbers::default();
@@ -466,23 +467,27 @@ fn groups_that_overlap_give_the_same_bits_as_one_group() {
         (Mask::Holes, false, 0.0),
         (Mask::Random, false, 10.0),
     ] {
-        let setup = Setup {
-            queries: 30,
-            heads: [8, 1],
-            positions: 1100,
-            softcap,
-            ..PLAIN
-        };
-        let operands = Operands::new(&setup, mask, has_sinks, &mut numbers);
-        let results = benches.each_mut().map(|bench| {
-            let body = operands.place(&setup, bench);
-            let have = bench.run_command(&Command::new(0, &body), &operands.dst, body.dst.offset);
-            let error = nmse(&have, &operands.dst.values);
-            assert!(error <= LIMIT_F16, "{mask:?}: {error:e}");
-            have
-        });
-        for (result, units) in results.iter().zip(units) {
-            assert!(*result == results[0], "{mask:?} on {units:?}");
+        for (queries, heads, streams, positions) in [(30, [8, 1], 1, 1100), (70, [9, 3], 2, 300)] {
+            let setup = Setup {
+                queries,
+                heads,
+                streams,
+                positions,
+                softcap,
+                ..PLAIN
+            };
+            let operands = Operands::new(&setup, mask, has_sinks, &mut numbers);
+            let results = benches.each_mut().map(|bench| {
+                let body = operands.place(&setup, bench);
+                let command = Command::new(0, &body);
+                let have = bench.run_command(&command, &operands.dst, body.dst.offset);
+                let error = nmse(&have, &operands.dst.values);
+                assert!(error <= LIMIT_F16, "{mask:?}: {error:e}");
+                have
+            });
+            for (result, units) in results.iter().zip(units) {
+                assert!(*result == results[0], "{mask:?} {heads:?} on {units:?}");
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Results of a tile of rows: sums of weights, sinks, division, and rows of f32.
 
 use super::sum::Sums;
-use super::vtcm::{MAX_VALUE_LINES, TileMemory};
+use super::vtcm::{GROUP, MAX_VALUE_LINES, TileMemory};
 use super::{Head, Tiles};
 use crate::hvx::{
     self, Vector, add_f32, fold_f32, interleave_w, max_f32, mul_f32, splat_f32, splat_w, sub_f32,
@@ -17,34 +17,21 @@ const LANES: usize = LINE_BYTES / 4;
 impl Head<'_> {
     /// Divides the rows by their sums, and writes them.
     pub(super) fn write(&self, memory: &TileMemory<'_>, tiles: &Tiles, dst: &mut ViewMut<'_>) {
-        let state_lines = self.plan.state_lines();
         let elems = dst.shape.ne[0];
+        let is_written = self.write_by_tasks(memory.state, tiles, dst);
         for tile in 0..self.n_tiles() {
-            let rows = self.tile_rows(tile);
-            let places = || self.job.heads(self.first, self.kv_head, rows.clone());
-            let sums = Sums::new(&memory.state[tile * state_lines..][..state_lines]);
+            let places = || {
+                self.job
+                    .heads(self.first, self.kv_head, self.tile_rows(tile))
+            };
             let is_seen = tiles.seen >> tile & 1 == 1;
-            if is_seen {
-                let sinks = self.job.src.sinks.map(|sinks| {
-                    let mut scores = [0.0; TILE_DIM];
-                    for (score, [_, head]) in scores.iter_mut().zip(places()) {
-                        *score = sinks.element(head, [0; 3]);
-                    }
-                    scores
-                });
-                let factors = hvx::widest(Factors { sums, sinks });
+            if is_seen && !is_written {
                 if let Some((out, [s1, s2, s3])) = dst.floats() {
                     let start =
                         |[query, head]: [usize; 2]| head * s1 + query * s2 + self.stream * s3;
-                    let (starts, factors) = (places().map(start), &factors);
-                    hvx::widest(WriteRows {
-                        sums,
-                        factors,
-                        starts,
-                        elems,
-                        out,
-                    });
+                    self.write_tile(memory.state, tile, start, elems, out);
                 } else {
+                    let (sums, factors) = self.sums(memory.state, tile);
                     for (row, (factor, [query, head])) in
                         factors.into_iter().zip(places()).enumerate()
                     {
@@ -69,6 +56,84 @@ impl Head<'_> {
                 }
             }
         }
+    }
+
+    /// Writes the tiles of rows that saw a position by tasks, each with its own queries. Returns
+    /// `false` if it does not: there is one tile or one thread, or results of queries lie between each
+    /// other.
+    fn write_by_tasks(&self, state: &[Line], tiles: &Tiles, dst: &mut ViewMut<'_>) -> bool {
+        let (n_tiles, group) = (self.n_tiles(), self.job.group);
+        if n_tiles == 1 || self.engine.threads() == 1 {
+            return false;
+        }
+        let elems = dst.shape.ne[0];
+        let last_head = group * self.job.kv_heads - 1;
+        let Some((out, [s1, s2, s3])) = dst.floats() else {
+            return false;
+        };
+        if last_head * s1 + elems > s2 {
+            return false;
+        }
+        // As many tiles as have the rows of whole queries.
+        let unit = group >> group.trailing_zeros().min(TILE_DIM.trailing_zeros());
+        let per_task = n_tiles.div_ceil(GROUP).next_multiple_of(unit);
+        let queries = per_task * TILE_DIM / group;
+        let Some(out) = out.get_mut(self.stream * s3 + self.first * s2..) else {
+            return false;
+        };
+        // The last part has the rest of the result, of which it writes its rows only.
+        let mut parts = out.chunks_mut(queries * s2).enumerate();
+        let n_tasks = n_tiles.div_ceil(per_task);
+        let mut tasks: [_; GROUP] = core::array::from_fn(|_| parts.next());
+        self.engine.step(None, &mut tasks[..n_tasks], |task| {
+            let Some((part, out)) = task else { return };
+            let first = self.first + *part * queries;
+            let start = |[query, head]: [usize; 2]| head * s1 + (query - first) * s2;
+            for tile in (*part * per_task..n_tiles).take(per_task) {
+                if tiles.seen >> tile & 1 == 1 {
+                    self.write_tile(state, tile, start, elems, out);
+                }
+            }
+        });
+        true
+    }
+
+    /// Writes the rows of a tile that saw a position to the places that `start` returns.
+    fn write_tile(
+        &self,
+        state: &[Line],
+        tile: usize,
+        start: impl Fn([usize; 2]) -> usize,
+        elems: usize,
+        out: &mut [f32],
+    ) {
+        let (sums, factors) = self.sums(state, tile);
+        let places = self
+            .job
+            .heads(self.first, self.kv_head, self.tile_rows(tile));
+        hvx::widest(WriteRows {
+            sums,
+            factors: &factors,
+            starts: places.map(start),
+            elems,
+            out,
+        });
+    }
+
+    /// Returns the sums of a tile and their factors.
+    fn sums<'m>(&self, state: &'m [Line], tile: usize) -> (Sums<'m>, [f32; TILE_DIM]) {
+        let state_lines = self.plan.state_lines();
+        let sums = Sums::new(&state[tile * state_lines..][..state_lines]);
+        let sinks = self.job.src.sinks.map(|sinks| {
+            let rows = self.tile_rows(tile);
+            let mut scores = [0.0; TILE_DIM];
+            let places = self.job.heads(self.first, self.kv_head, rows);
+            for (score, [_, head]) in scores.iter_mut().zip(places) {
+                *score = sinks.element(head, [0; 3]);
+            }
+            scores
+        });
+        (sums, hvx::widest(Factors { sums, sinks }))
     }
 
     /// Fills a row.
