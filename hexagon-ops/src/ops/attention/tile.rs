@@ -42,6 +42,7 @@
 mod finish;
 mod group;
 mod operands;
+mod product;
 mod queries;
 mod sight;
 mod sum;

@@ -25,11 +25,12 @@
 use core::ops::Range;
 
 use super::operands::Magnitudes;
+use super::product::{Fixed, Products};
 use super::sight::Sight;
 use super::sum::Add;
 use super::vtcm::{GROUP, MAXIMA, RESTORES, SUMS, TileMemory};
 use super::{Head, QueryTile, Tiles};
-use crate::hmx::{Hmx, MAX_DEEP, ScaleBlock};
+use crate::hmx::Hmx;
 use crate::hvx;
 use crate::layout::{F16_TILE_LINES, Line, TILE_DIM, Tile};
 use crate::ops::attention::TABLE_LINES;
@@ -65,14 +66,14 @@ impl Block {
 
 /// A tile of rows that sees positions of the block.
 #[derive(Clone, Copy)]
-struct GroupTile {
+pub(super) struct GroupTile {
     /// Number of the tile.
-    tile: usize,
-    sight: Sight,
+    pub(super) tile: usize,
+    pub(super) sight: Sight,
     /// No earlier block was visible.
     is_first: bool,
     /// Scores are completed in f32.
-    is_exact: bool,
+    pub(super) is_exact: bool,
 }
 
 /// Tiles that go through the stages together.
@@ -95,113 +96,6 @@ impl Group {
 
     fn tiles(&self) -> &[GroupTile] {
         &self.tiles[..self.len]
-    }
-}
-
-/// The operands of products, which no stage changes.
-#[derive(Clone, Copy)]
-struct Fixed<'m> {
-    queries: &'m [Tile],
-    keys: &'m [Tile],
-    values: &'m [Tile],
-    /// Scales of stores: of scores that are completed in f32, and of the other ones of each tile.
-    stores: &'m [ScaleBlock],
-    factors: &'m [ScaleBlock],
-    k_tiles: usize,
-    v_strips: usize,
-    /// Most strips of a block.
-    strips: usize,
-    /// Number of the scale of stores of products with values.
-    scale: usize,
-}
-
-impl Fixed<'_> {
-    /// Computes the scores of a group's tiles.
-    #[inline(always)]
-    fn scores(&self, group: &[GroupTile], scores: &mut [Tile], hmx: &mut Hmx) {
-        let k_tiles = self.k_tiles;
-        for (it, scores) in group.iter().zip(scores.chunks_mut(self.strips)) {
-            let queries = &self.queries[it.tile * k_tiles..][..k_tiles];
-            hmx.load_scale(match it.is_exact {
-                true => &self.stores[0],
-                false => &self.factors[it.tile],
-            });
-            let mut keys = &self.keys[it.sight.strips().start * k_tiles..];
-            for score in &mut scores[it.sight.strips()] {
-                let (strip, rest) = keys.split_at(k_tiles);
-                keys = rest;
-                // Most keys are one product: a loop over products would take longer than it.
-                match k_tiles <= MAX_DEEP {
-                    true => hmx.multiply(queries, strip),
-                    false => (queries.chunks(MAX_DEEP).zip(strip.chunks(MAX_DEEP)))
-                        .for_each(|(queries, keys)| hmx.multiply(queries, keys)),
-                }
-                hmx.store(score);
-            }
-        }
-    }
-
-    /// Multiplies the weights of a group's tiles by the values.
-    #[inline(always)]
-    fn products(
-        &self,
-        group: &[GroupTile],
-        weights: &[Tile],
-        products: &mut [Tile],
-        hmx: &mut Hmx,
-    ) {
-        if group.is_empty() {
-            return;
-        }
-        hmx.load_scale(&self.stores[self.scale]);
-        let weights = weights.chunks(self.strips);
-        let products = products.chunks_mut(self.v_strips);
-        for (it, (weights, products)) in group.iter().zip(weights.zip(products)) {
-            let strips = it.sight.strips();
-            let weights = &weights[strips.clone()];
-            for (product, values) in products
-                .iter_mut()
-                .zip(self.values.chunks_exact(self.strips))
-            {
-                hmx.multiply(weights, &values[strips.clone()]);
-                hmx.store(product);
-            }
-        }
-    }
-}
-
-/// The part of a step that the matrix unit computes.
-struct Products<'t> {
-    hmx: &'t mut Hmx,
-    fixed: Fixed<'t>,
-    scored: &'t [GroupTile],
-    scores: &'t mut [Tile],
-    multiplied: &'t [GroupTile],
-    weights: &'t [Tile],
-    products: &'t mut [Tile],
-}
-
-impl MatrixPart for Products<'_> {
-    fn is_empty(&self) -> bool {
-        self.scored.is_empty() && self.multiplied.is_empty()
-    }
-
-    fn tile_products(&self) -> usize {
-        let strips = |group: &[GroupTile]| -> usize {
-            let lengths = group.iter().map(|it| it.sight.strips().len());
-            lengths.sum()
-        };
-        strips(self.scored) * self.fixed.k_tiles + strips(self.multiplied) * self.fixed.v_strips
-    }
-
-    fn run(&mut self) {
-        if self.is_empty() {
-            return;
-        }
-        self.hmx.clear();
-        self.fixed.scores(self.scored, self.scores, self.hmx);
-        self.fixed
-            .products(self.multiplied, self.weights, self.products, self.hmx);
     }
 }
 
