@@ -425,6 +425,14 @@ mod float {
         mul_f16(sub_f16(a, b), c)
     }
 
+    /// Returns the f16 `(a - b) · c + d` for a difference that f16 holds exactly: [`sub_f16`], then
+    /// [`mul_add_f16`].
+    #[must_use]
+    #[inline(always)]
+    pub fn sub_mul_add_f16(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector {
+        mul_add_f16(sub_f16(a, b), c, d)
+    }
+
     /// Returns the exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.
     #[must_use]
     #[inline(always)]

@@ -53,6 +53,19 @@ pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_Vqf16Vhf(difference, c.0) })
 }
 
+/// Returns the f16 `(a - b) · c + d` for a difference that f16 holds exactly: `Q6_Vqf16_vsub_VhfVhf`,
+/// `Q6_Vqf16_vmpy_Vqf16Vhf`, `Q6_Vqf16_vadd_Vqf16Vhf`, converted.
+#[must_use]
+#[inline(always)]
+pub fn sub_mul_add_f16(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    let difference = unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) };
+    // SAFETY: [HVX] of the module doc.
+    let product = unsafe { arch::Q6_Vqf16_vmpy_Vqf16Vhf(difference, c.0) };
+    // SAFETY: [HVX] of the module doc.
+    f16_from_qf16(unsafe { arch::Q6_Vqf16_vadd_Vqf16Vhf(product, d.0) })
+}
+
 /// Returns the exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wqf32_vmpy_VhfVhf`,
 /// converted.
 #[must_use]

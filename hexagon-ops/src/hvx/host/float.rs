@@ -84,6 +84,14 @@ pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     portable(a, b, c)
 }
 
+/// Returns the f16 `(a - b) · c + d` for a difference that f16 holds exactly: [`sub_f16`], then
+/// [`mul_add_f16`].
+#[must_use]
+#[inline(always)]
+pub fn sub_mul_add_f16(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector {
+    mul_add_f16(sub_f16(a, b), c, d)
+}
+
 /// Returns the f16 difference: `Q6_Vhf_vsub_VhfVhf`.
 #[must_use]
 #[inline(always)]

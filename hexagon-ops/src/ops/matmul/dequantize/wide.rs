@@ -48,7 +48,7 @@ impl Exponent {
     #[inline(always)]
     fn scaled<const ADD: bool>(self, values: Vector, scale: Vector, min: Vector) -> Vector {
         if ADD {
-            hvx::mul_add_f16(hvx::sub_f16(values, self.zero), scale, min)
+            hvx::sub_mul_add_f16(values, self.zero, scale, min)
         } else {
             hvx::sub_mul_f16(values, self.zero, scale)
         }
