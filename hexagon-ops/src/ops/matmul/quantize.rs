@@ -68,6 +68,12 @@ impl ActGroup {
         bytemuck::cast_ref(&self.words)
     }
 
+    /// Returns the same words by doublewords, which the DSP loads at the price of one word.
+    #[inline(always)]
+    pub(super) fn word_pairs(&self) -> &[WordPairs; GROUP_TILES] {
+        bytemuck::cast_ref(&self.words)
+    }
+
     /// Returns the sum of the quants of each block.
     #[inline(always)]
     pub(super) fn sums(&self) -> &[i32; GROUP_TILES] {
@@ -90,6 +96,28 @@ impl ActGroup {
     #[inline(always)]
     pub(super) fn factor(&self) -> Vector {
         hvx::load(&self.factor)
+    }
+}
+
+/// The quants of a block as doublewords: eight words of four.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub(super) struct WordPairs([u64; 4]);
+
+impl WordPairs {
+    /// Returns the words in their order.
+    #[inline(always)]
+    pub(super) fn words(self) -> [i32; 8] {
+        // CAST: each half of a doubleword is one word.
+        #[expect(clippy::cast_possible_truncation, reason = "halves of a doubleword")]
+        let halves = |pair: u64| {
+            let pair = pair.to_le();
+            [pair as i32, (pair >> 32) as i32]
+        };
+        let Self([first, second, third, fourth]) = self;
+        let ([a, b], [c, d]) = (halves(first), halves(second));
+        let ([e, f], [g, h]) = (halves(third), halves(fourth));
+        [a, b, c, d, e, f, g, h]
     }
 }
 

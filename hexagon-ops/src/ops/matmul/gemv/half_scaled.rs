@@ -173,7 +173,7 @@ fn group_sums<const S: usize, const R: usize>(
         quants.iter().zip(&panels[s].scales[pair..])
     };
     let row = |r: usize| {
-        let words = group[r].words().as_chunks::<2>().0.iter();
+        let words = group[r].word_pairs().as_chunks::<2>().0.iter();
         let [scales, _] = group[r].scales();
         words
             .zip(half_sums[r].tiles().as_chunks::<2>().0)
@@ -195,7 +195,7 @@ fn group_sums<const S: usize, const R: usize>(
                 let bytes = SixBitTiles::new(quants);
                 let scales = half_scales(line, i);
                 for (r, ((words, half_sums), _)) in rows.into_iter().enumerate() {
-                    let [low, high] = bytes.dot(half_sums[i], &words[i]);
+                    let [low, high] = bytes.dot(half_sums[i], &words[i].words());
                     let dot = hvx::mul_even_acc(hvx::mul_odd(high, scales), low, scales);
                     sums[s][r].push(dot, joints[r][i], true);
                 }
