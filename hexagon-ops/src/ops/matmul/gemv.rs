@@ -41,21 +41,21 @@
 //! 6. **Integers are exact.** A dot product of 32 is at most 32 · 255 · 127 < 2^24, so its
 //!    conversion to f32 loses nothing.
 
+mod expanded;
 mod few_bits;
 mod format;
 mod half_scaled;
 
+use self::expanded::dot_super_blocks;
 use self::few_bits::{ThreeBitDots, TwoBitDots, dot_few_bits};
 use self::format::{Bytes, FiveBitTiles, LookupNibbles, OffsetNibbles, TileFormat};
 use self::half_scaled::dot_half_scaled;
 use super::Panel;
-use super::quantize::{ActGroup, GROUP_TILES, groups};
-use super::super_block::{
-    Expansion, GROUP_BLOCKS, GroupPlanes, PAIR_LINES, SignedSixBits, UnsignedSixBits,
-};
+use super::quantize::{ActGroup, GROUP_TILES, WordPairs, groups};
+use super::super_block::{SignedSixBits, UnsignedSixBits};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, Vector};
-use crate::layout::{Line, SUPER_TILES, TILE_DIM, WeightType};
+use crate::layout::{Line, TILE_DIM, WeightType};
 
 /// A sum over tiles that adds each tile while the next one is multiplied. Conversion, product and
 /// sum are a chain of dependent instructions, which would otherwise wait for each other at the end
@@ -63,6 +63,8 @@ use crate::layout::{Line, SUPER_TILES, TILE_DIM, WeightType};
 #[derive(Clone, Copy)]
 struct LateSum {
     sum: Accumulator,
+    /// The minima of odd tiles, if a multiply-add into two sums puts them apart.
+    odd_mins: Accumulator,
     dot: Vector,
     joint: Vector,
 }
@@ -74,6 +76,7 @@ impl LateSum {
         let zero = hvx::splat_w(0);
         Self {
             sum: Accumulator::zero(),
+            odd_mins: Accumulator::zero(),
             dot: zero,
             joint: zero,
         }
@@ -88,6 +91,25 @@ impl LateSum {
         }
         self.sum = self.sum.mul_add(hvx::f32_from_w(self.dot), self.joint);
         (self.dot, self.joint) = (dot, joint);
+    }
+
+    /// Adds the minima of two tiles, f16, times `products`; those of the odd tile to a second sum if
+    /// `is_apart`.
+    #[inline(always)]
+    fn add_mins(&mut self, mins: Vector, products: Vector, is_apart: bool) {
+        if is_apart {
+            let sums = (self.sum, self.odd_mins);
+            (self.sum, self.odd_mins) = Accumulator::widen_mul_add(sums, mins, products);
+        } else {
+            let (even, odd) = Accumulator::widen_mul(mins, products);
+            self.sum = self.sum.plus(even).plus(odd);
+        }
+    }
+
+    /// Adds the second sum of minima to the first.
+    #[inline(always)]
+    fn join_mins(&mut self) {
+        self.sum = self.sum.plus(self.odd_mins);
     }
 
     /// Returns the sum of everything pushed, f32.
@@ -114,6 +136,7 @@ struct StripRun<'a, const L: usize> {
 #[derive(Clone, Copy)]
 struct ActRun<'a, const T: usize, const W: usize> {
     words: &'a [[i32; 8]; T],
+    pairs: &'a [WordPairs; T],
     sums: &'a [i32; T],
     scales: &'a [i32; W],
     products: &'a [i32; W],
@@ -166,19 +189,36 @@ fn act_runs<const T: usize, const W: usize>(
 ) -> impl Iterator<Item = ActRun<'_, T, W>> {
     let [scales, products] = group.scales();
     let words = group.words().as_chunks::<T>().0[first..].iter();
+    let pairs = group.word_pairs().as_chunks::<T>().0[first..].iter();
     let sums = group.sums().as_chunks::<T>().0[first..].iter();
     let scales = scales.as_chunks::<W>().0[first..].iter();
     let products = products.as_chunks::<W>().0[first..].iter();
-    words
-        .zip(sums)
-        .zip(scales)
-        .zip(products)
-        .map(|(((words, sums), scales), products)| ActRun {
+    words.zip(pairs).zip(sums).zip(scales).zip(products).map(
+        |((((words, pairs), sums), scales), products)| ActRun {
             words,
+            pairs,
             sums,
             scales,
             products,
-        })
+        },
+    )
+}
+
+/// The choices of [`add_run`] between loads or additions and registers.
+#[derive(Clone, Copy)]
+struct Registers {
+    /// Words of activations are loaded in pairs.
+    has_pairs: bool,
+    /// The minima of odd tiles have a separate sum.
+    has_odd_mins: bool,
+}
+
+impl Registers {
+    /// Needs the fewest registers.
+    const FEW: Self = Self {
+        has_pairs: false,
+        has_odd_mins: false,
+    };
 }
 
 /// Adds the tiles of one run to the sums of one strip.
@@ -194,6 +234,7 @@ fn add_run<
     strip: StripRun<'_, L>,
     acts: [ActRun<'_, T, W>; R],
     sums: &mut [LateSum; R],
+    registers: Registers,
 ) {
     let scale = hvx::load(strip.scale);
     let mut joints = [[scale; T]; R];
@@ -204,7 +245,11 @@ fn add_run<
         let quants = format.unpack(quants);
         for r in 0..R {
             let start = hvx::splat_w(-F::ZERO * acts[r].sums[i]);
-            let dot = format.dot(start, quants, &acts[r].words[i]);
+            let dot = if registers.has_pairs {
+                format.dot(start, quants, &acts[r].pairs[i].words())
+            } else {
+                format.dot(start, quants, &acts[r].words[i])
+            };
             sums[r].push(dot, joints[r][i], R == 1 || F::HAS_LATE_ROWS);
         }
     }
@@ -212,8 +257,7 @@ fn add_run<
         let min = hvx::load(strip.min);
         for r in 0..R {
             let products = hvx::splat_w(acts[r].products[0]);
-            let (even, odd) = Accumulator::widen_mul(min, products);
-            sums[r].sum = sums[r].sum.plus(even).plus(odd);
+            sums[r].add_mins(min, products, registers.has_odd_mins);
         }
     }
 }
@@ -270,7 +314,7 @@ fn dot_strips<
                 first_of::<_, R>([act0, act1]),
             );
             for s in 0..S {
-                add_run(format, strips[s], acts, &mut sums[s]);
+                add_run(format, strips[s], acts, &mut sums[s], Registers::FEW);
             }
         }
         if g == k_tiles / GROUP_TILES && !k_tiles.is_multiple_of(T) {
@@ -282,7 +326,7 @@ fn dot_strips<
             if let Some((act0, act1)) = rows {
                 let (strips, acts) = (first_of::<_, S>(rest), first_of::<_, R>([act0, act1]));
                 for s in 0..S {
-                    add_run(format, strips[s], acts, &mut sums[s]);
+                    add_run(format, strips[s], acts, &mut sums[s], Registers::FEW);
                 }
             }
         }
@@ -302,46 +346,6 @@ fn dot_strips<
         }
     }
     out
-}
-
-/// Computes the products of super-blocks as those of a plain type, group by group.
-///
-/// On the device this is not inlined, so that only super-blocks pay for its stack.
-#[cfg_attr(target_arch = "hexagon", inline(never))]
-#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn dot_super_blocks<
-    E: Expansion<PAIR_LINES>,
-    F: TileFormat<L, 2, 1>,
-    const L: usize,
-    const S: usize,
-    const R: usize,
->(
-    _: E,
-    format: F,
-    panels: [&Panel<'_>; S],
-    acts: [&[ActGroup]; R],
-) -> [[Vector; R]; S] {
-    let mut totals = [[hvx::splat_w(0); R]; S];
-    let (mut planes0, mut planes1) = (GroupPlanes::new(), GroupPlanes::new());
-    let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
-    for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
-        let part = first..(first + GROUP_BLOCKS).min(blocks);
-        let plain0 = planes0.expand::<E>(panels[0], part.clone());
-        let plain1 = if S == 1 {
-            plain0
-        } else {
-            planes1.expand::<E>(panels[S - 1], part)
-        };
-        let here = first_of::<_, S>([&plain0, &plain1]);
-        let group = first_of::<_, R>([&acts[0][g..=g], &acts[R - 1][g..=g]]);
-        let sums = dot_strips(format, here, group);
-        for s in 0..S {
-            for r in 0..R {
-                totals[s][r] = hvx::add_f32(totals[s][r], sums[s][r]);
-            }
-        }
-    }
-    totals
 }
 
 /// `true` where sums are f32, which may be stored when registers run short; qfloat values may not.

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! 1. **The kernels are those of the plain types.** With such scales, Q4_K's tiles are tiles of
-//!    Q4_1, Q5_K's are tiles of Q5_1, and IQ4_XS's are tiles of IQ4_NL, so nothing is compiled
-//!    twice.
+//!    Q4_1, Q5_K's are tiles of Q5_1, and IQ4_XS's are tiles of IQ4_NL. They
+//!    share dequantizers and formats.
 //! 2. **Types with a scale for each 16** have one line of scales for a tile: those of its first 16
 //!    rows of K in the lower halves of words, those of the others in the upper halves. Their tiles
 //!    have dequantizers for that.
@@ -62,6 +62,17 @@ impl<const LINES: usize> GroupPlanes<LINES> {
         blocks: Range<usize>,
     ) -> Panel<'a> {
         let tile_lines = panel.layout.weight().quant_tile_bytes() / size_of::<Line>();
+        self.expand_lines::<E>(panel, blocks, tile_lines)
+    }
+
+    /// As [`Self::expand`], for a caller that knows the lines of quants of a tile.
+    #[inline(always)]
+    pub(super) fn expand_lines<'a, E: Expansion<LINES>>(
+        &'a mut self,
+        panel: &Panel<'a>,
+        blocks: Range<usize>,
+        tile_lines: usize,
+    ) -> Panel<'a> {
         let block_lines = SUPER_TILES * tile_lines;
         E::fill(panel, blocks.clone(), &mut self.0);
         let [scales, mins] = self.0.lines();

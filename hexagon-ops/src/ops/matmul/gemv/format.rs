@@ -17,6 +17,8 @@ pub(super) trait TileFormat<const L: usize, const T: usize, const W: usize>: Cop
     const ZERO: i32;
     /// `true` if panels have a plane of minima.
     const HAS_MIN: bool = false;
+    /// `true` if super-blocks have registers for a separate sum of the minima of odd tiles.
+    const HAS_ODD_MINS: bool = true;
     /// `true` if there are registers to add the products of two rows one tile late.
     const HAS_LATE_ROWS: bool = T == 2;
     /// A tile in the form that several rows of activations share.
@@ -130,6 +132,7 @@ pub(super) struct FiveBitTiles<const ZERO: i32, const HAS_MIN: bool>;
 impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBitTiles<ZERO, HAS_MIN> {
     const ZERO: i32 = ZERO;
     const HAS_MIN: bool = HAS_MIN;
+    const HAS_ODD_MINS: bool = false;
     const HAS_LATE_ROWS: bool = false;
     /// The values in the lower bits of lines 0 to 4; the upper three bits of values 5 to 7; the
     /// lower bits of values 5, 7, 6 and 7.

@@ -1,0 +1,103 @@
+//! Dot products of super-blocks whose scales become those of a plain type: Q4_K, Q5_K, IQ4_XS.
+//!
+//! The loop is that of the plain types, over the groups of activations one by one: a group's scales
+//! are expanded for it ([`super::super::super_block`]), and it has no tiles without a neighbour.
+
+use super::format::TileFormat;
+use super::{LateSum, Registers, StripRun, act_runs, add_run, first_of};
+use crate::hvx::{self, Accumulator, Vector};
+use crate::layout::SUPER_TILES;
+use crate::ops::matmul::Panel;
+use crate::ops::matmul::quantize::ActGroup;
+use crate::ops::matmul::super_block::{Expansion, GROUP_BLOCKS, GroupPlanes, PAIR_LINES};
+
+/// Returns the runs of a strip of super-blocks, whose scales are those of a plain type.
+#[inline(always)]
+fn whole_runs<'a, const L: usize>(
+    panel: &Panel<'a>,
+    has_min: bool,
+) -> impl Iterator<Item = StripRun<'a, L>> {
+    let pairs = panel.quants.as_chunks::<L>().0.as_chunks::<2>().0.iter();
+    let mins = if has_min { panel.mins } else { panel.scales };
+    let lines = panel.scales.iter().zip(mins);
+    pairs
+        .zip(lines)
+        .map(|(quants, (scale, min))| StripRun { quants, scale, min })
+}
+
+/// Returns `totals` plus the products of the strips of a group of super-blocks with `R` rows.
+#[inline(always)]
+fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: usize>(
+    format: F,
+    panels: [&Panel<'_>; S],
+    group: [&ActGroup; R],
+    mut totals: [[Vector; R]; S],
+) -> [[Vector; R]; S] {
+    let registers = Registers {
+        has_pairs: true,
+        has_odd_mins: F::HAS_ODD_MINS,
+    };
+    let mut sums = [[LateSum::new(); R]; S];
+    if S * R > 1 {
+        // A zero each: one for both would be copied, and a qfloat value is never.
+        sums[S - 1][R - 1] = LateSum::new();
+    }
+    let strips = whole_runs::<L>(panels[0], F::HAS_MIN);
+    let strips = strips.zip(whole_runs::<L>(panels[S - 1], F::HAS_MIN));
+    let rows = act_runs::<2, 1>(group[0], 0).zip(act_runs::<2, 1>(group[R - 1], 0));
+    for ((strip0, strip1), (act0, act1)) in strips.zip(rows) {
+        let (strips, acts) = (
+            first_of::<_, S>([strip0, strip1]),
+            first_of::<_, R>([act0, act1]),
+        );
+        for s in 0..S {
+            add_run(format, strips[s], acts, &mut sums[s], registers);
+        }
+    }
+    for s in 0..S {
+        for r in 0..R {
+            if F::HAS_MIN && F::HAS_ODD_MINS {
+                sums[s][r].join_mins();
+            }
+            let added = sums[s][r].finish(R == 1 || F::HAS_LATE_ROWS);
+            let sum = Accumulator::product(added, group[r].factor());
+            totals[s][r] = sum.plus_f32(totals[s][r]).to_f32();
+        }
+    }
+    totals
+}
+
+/// Computes the products of super-blocks as those of a plain type, group by group.
+///
+/// On the device this is not inlined, so that only super-blocks pay for its stack.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+pub(super) fn dot_super_blocks<
+    E: Expansion<PAIR_LINES>,
+    F: TileFormat<L, 2, 1>,
+    const L: usize,
+    const S: usize,
+    const R: usize,
+>(
+    _: E,
+    format: F,
+    panels: [&Panel<'_>; S],
+    acts: [&[ActGroup]; R],
+) -> [[Vector; R]; S] {
+    let mut totals = [[hvx::splat_w(0); R]; S];
+    let (mut planes0, mut planes1) = (GroupPlanes::new(), GroupPlanes::new());
+    let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
+    let groups = acts[0].iter().zip(acts[R - 1]);
+    for (first, (group0, group1)) in (0..blocks).step_by(GROUP_BLOCKS).zip(groups) {
+        let part = first..(first + GROUP_BLOCKS).min(blocks);
+        let plain0 = planes0.expand_lines::<E>(panels[0], part.clone(), L);
+        let plain1 = if S == 1 {
+            plain0
+        } else {
+            planes1.expand_lines::<E>(panels[S - 1], part, L)
+        };
+        let here = first_of::<_, S>([&plain0, &plain1]);
+        totals = add_group(format, here, first_of([group0, group1]), totals);
+    }
+    totals
+}
