@@ -1,6 +1,8 @@
 //! Operations that move elements: rows by number, copies that convert, concatenation, repetition.
 
-use super::tensor::{CHUNK, Chunk, Row, Shape, Source, View, ViewMut, divides};
+use super::tensor::{
+    CHUNK, Chunk, MOVE, Row, Run, Shape, Source, View, ViewMut, divides, row_packets,
+};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
@@ -108,17 +110,22 @@ pub fn get_rows(
         return Err(Error::Operand);
     }
     check_indices(&ids, s[1])?;
-    dst.for_rows(engine, |mut row| {
+    let packets = || row_packets(n[0], MOVE);
+    dst.for_row_parts(engine, packets, |mut row| {
         let [i1, i2, i3] = row.at;
         let at = [checked(ids.index(i1, [i2, i3, 0])), i2, i3];
-        let n = row.len();
+        if i1 + 1 < i[0] {
+            let next = checked(ids.index(i1 + 1, [i2, i3, 0]));
+            view.fetch([next, i2, i3], 1);
+        }
+        let (n, from) = (row.len(), row.first);
         hvx::widest(CopyRow {
             row: &mut row,
             to: 0,
             n,
             view: &view,
             at,
-            from: 0,
+            from,
         });
     });
     Ok(())
@@ -147,12 +154,24 @@ pub fn set_rows(
         return Err(Error::Operand);
     }
     check_indices(&ids, n[1])?;
-    dst.for_parts(engine, |part| {
+    let work = || {
+        let count = s[1] * s[2] * s[3];
+        (row_packets(n[0], MOVE).saturating_mul(count), count)
+    };
+    let place = |k: usize| {
+        let (i1, planes) = (k % s[1], k / s[1]);
+        let (i2, i3) = (planes % s[2], planes / s[2]);
+        [checked(ids.index(i1, [i2, i3, 0])), i2, i3]
+    };
+    dst.for_named_parts(engine, work, place, |part| {
         for i3 in 0..s[3] {
             for i2 in 0..s[2] {
                 for i1 in 0..s[1] {
                     let to = checked(ids.index(i1, [i2, i3, 0]));
                     if let Some(mut row) = part.row([to, i2, i3]) {
+                        if i1 + 1 < s[1] {
+                            view.fetch([i1 + 1, i2, i3], 1);
+                        }
                         hvx::widest(CopyRow {
                             n: row.len(),
                             row: &mut row,
@@ -197,21 +216,25 @@ pub fn copy(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
         view.shape = s.with_rows(n);
     }
     let (d, s) = (dst.shape, view.shape);
-    dst.for_rows(engine, |mut row| {
+    let packets = || row_packets(d.ne[0], MOVE);
+    dst.for_row_parts(engine, packets, |mut row| {
         let [i1, i2, i3] = row.at;
+        if i1 + 1 < s.ne[1] {
+            view.fetch([i1 + 1, i2, i3], 1);
+        }
         let mut k = 0;
-        while k < d.ne[0] {
+        while k < row.len() {
             // Place in the source of this element in ggml's order, which is the order of the
             // dimensions.
             let (from, at) = if d.ne == s.ne {
-                (k, row.at)
+                (row.first + k, row.at)
             } else {
-                let flat = ((i3 * d.ne[2] + i2) * d.ne[1] + i1) * d.ne[0] + k;
+                let flat = ((i3 * d.ne[2] + i2) * d.ne[1] + i1) * d.ne[0] + row.first + k;
                 let (from, rows) = (flat % s.ne[0], flat / s.ne[0]);
                 let planes = rows / s.ne[1];
                 (from, [rows % s.ne[1], planes % s.ne[2], planes / s.ne[2]])
             };
-            let n = (d.ne[0] - k).min(s.ne[0] - from);
+            let n = (row.len() - k).min(s.ne[0] - from);
             hvx::widest(CopyRow {
                 row: &mut row,
                 to: k,
@@ -250,32 +273,70 @@ pub fn concat(engine: &Engine, dim: usize, dst: ViewMut<'_>, src: [&Source<'_>; 
         return Err(Error::Operand);
     }
     let first = views[0].shape.ne[dim];
-    dst.for_rows(engine, |mut row| {
-        let at = row.at;
-        let mut part = |view: &View<'_>, to: usize, at: [usize; 3]| {
-            hvx::widest(CopyRow {
-                row: &mut row,
-                to,
-                n: view.shape.ne[0],
-                view,
-                at,
-                from: 0,
+    let packets = || row_packets(ne[0], MOVE);
+    dst.for_parts(engine, packets, |part| {
+        part.for_each_run(|mut run| {
+            if dim == 0 && join_windows(&mut run, &views) {
+                return;
+            }
+            run.for_each_row(|mut row| {
+                let at = row.at;
+                let mut part = |view: &View<'_>, to: usize, at: [usize; 3]| {
+                    hvx::widest(CopyRow {
+                        row: &mut row,
+                        to,
+                        n: view.shape.ne[0],
+                        view,
+                        at,
+                        from: 0,
+                    });
+                };
+                match dim.checked_sub(1) {
+                    None => {
+                        part(&views[0], 0, at);
+                        part(&views[1], first, at);
+                    }
+                    Some(i) if at[i] < first => part(&views[0], 0, at),
+                    Some(i) => {
+                        let mut at = at;
+                        at[i] -= first;
+                        part(&views[1], 0, at);
+                    }
+                }
             });
-        };
-        match dim.checked_sub(1) {
-            None => {
-                part(&views[0], 0, at);
-                part(&views[1], first, at);
-            }
-            Some(i) if at[i] < first => part(&views[0], 0, at),
-            Some(i) => {
-                let mut at = at;
-                at[i] -= first;
-                part(&views[1], 0, at);
-            }
-        }
+        });
     });
     Ok(())
+}
+
+/// Puts one element behind each of some rows of two or three, all f32 without gaps, as the latest inputs of a convolution
+/// meet those of a token: rows so short that a copy of each takes longer than its elements. Returns `false` and writes
+/// nothing if the rows are others.
+fn join_windows(run: &mut Run<'_>, views: &[View<'_>; 2]) -> bool {
+    let [past, new] = views
+        .each_ref()
+        .map(|view| view.float_rows(run.at, run.count));
+    let (Some((past, n_past)), Some((new, 1))) = (past, new) else {
+        return false;
+    };
+    let widths = views.each_ref().map(|view| view.shape.ne[0]);
+    match (run.floats(), widths) {
+        (Some((out, 4)), [3, 1]) if n_past == 3 => {
+            let (out, past) = (out.as_chunks_mut::<4>().0, past.as_chunks::<3>().0);
+            for ((out, [a, b, c]), new) in out.iter_mut().zip(past).zip(new) {
+                *out = [*a, *b, *c, *new];
+            }
+            true
+        }
+        (Some((out, 3)), [2, 1]) if n_past == 2 => {
+            let (out, past) = (out.as_chunks_mut::<3>().0, past.as_chunks::<2>().0);
+            for ((out, [a, b]), new) in out.iter_mut().zip(past).zip(new) {
+                *out = [*a, *b, *new];
+            }
+            true
+        }
+        _ => false,
+    }
 }
 
 /// Repeats the source in all dimensions.
@@ -295,15 +356,16 @@ pub fn repeat(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()>
     if !divides || !blocks || !converts(&view.shape, &dst.shape) {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |mut row| {
-        let (n, at) = (row.len(), row.at);
+    let packets = || row_packets(ne[0], MOVE);
+    dst.for_row_parts(engine, packets, |mut row| {
+        let (n, at, from) = (row.len(), row.at, row.first);
         hvx::widest(CopyRow {
             row: &mut row,
             to: 0,
             n,
             view: &view,
             at,
-            from: 0,
+            from,
         });
     });
     Ok(())

@@ -57,7 +57,9 @@ pub fn count_equal(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> 
     if !types || !result || b.shape.ne != ne {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |mut row| {
+    // A single row.
+    let packets = || 0;
+    dst.for_rows(engine, packets, |mut row| {
         let mut equal = a.shape.elems() as u64;
         for i3 in 0..ne[3] {
             for i2 in 0..ne[2] {

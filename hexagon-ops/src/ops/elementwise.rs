@@ -1,7 +1,7 @@
 //! Operations on each element, in FP32 arithmetic, with results rounded to the result's type.
 //!
 //! ```text
-//! for each row of the result                 each thread has one part of the rows
+//! for each row of the result                 each thread has a part of the rows, or of the columns of few rows
 //!   for each chunk of 256 elements
 //!     read the sources as f32                without a copy if they are f32 without gaps
 //!     for each 32: one vector function
@@ -11,7 +11,9 @@
 mod function;
 
 use super::copy::{check_indices, checked};
-use super::tensor::{self, CHUNK, Chunks, Row, Shape, Source, ViewMut};
+use super::tensor::{
+    self, ARITHMETIC, CHUNK, Chunks, Row, Shape, Source, ViewMut, fetch_after, row_packets,
+};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
 use crate::rt::Engine;
@@ -70,7 +72,10 @@ impl hvx::Kernel for MapRow<'_> {
 #[inline(always)]
 pub(super) fn dense<'a>(source: &Source<'a>, row: &Row<'_>, shift: usize) -> Option<&'a [f32]> {
     match source {
-        Source::Apart(view) => view.floats(row.at)?.get(shift..shift + row.len()),
+        Source::Apart(view) => {
+            let start = row.first + shift;
+            view.floats(row.at)?.get(start..start + row.len())
+        }
         Source::InPlace => None,
         Source::None => Some(&[]),
     }
@@ -98,7 +103,10 @@ fn map_rows(
     src: [&Source<'_>; 2],
     shift: [usize; 2],
 ) {
-    dst.for_rows_with_chunks(engine, |row, chunks| {
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, f.packets());
+    dst.for_row_parts_with_chunks(engine, packets, |row, chunks| {
+        fetch_after(&row, &src);
         hvx::widest(MapRow {
             f,
             row,
@@ -207,7 +215,8 @@ pub fn add_id(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; 3]) -> Resul
         return Err(Error::Operand);
     }
     check_indices(&ids, t[1])?;
-    dst.for_rows_with_chunks(engine, |row, chunks| {
+    let packets = || row_packets(n[0], ARITHMETIC);
+    dst.for_row_parts_with_chunks(engine, packets, |row, chunks| {
         let id = checked(ids.index(row.at[0], [row.at[1], 0, 0]));
         let addend = Source::Apart(table.row([id, 0, 0]));
         hvx::widest(MapRow {

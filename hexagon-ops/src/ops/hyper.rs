@@ -15,7 +15,9 @@
 
 use super::elementwise::load;
 use super::math;
-use super::tensor::{CHUNK, Chunk, Row, Run, Source, Type, View, ViewMut};
+use super::tensor::{
+    ARITHMETIC, CHUNK, Chunk, Row, Run, Source, TASK_PACKETS, Type, View, ViewMut, row_packets,
+};
 use crate::error::{Error, Result};
 use crate::hvx::{self, add_f32, max_f32, mul_f32, splat_f32, sub_f32};
 use crate::layout::Line;
@@ -61,12 +63,12 @@ impl hvx::Kernel for MixRow<'_> {
 
     #[inline(always)]
     fn run(mut self) {
-        let (n, token) = (self.row.len(), self.token);
+        let (n, token, first) = (self.row.len(), self.token, self.row.first);
         let mut memory: [Chunk; 3] = [[0.0; CHUNK]; 3];
         let [sum, chunk, gates] = &mut memory;
         for start in (0..n).step_by(CHUNK) {
-            let range = start..n.min(start + CHUNK);
-            let len = range.len();
+            let len = CHUNK.min(n - start);
+            let range = first + start..first + start + len;
             sum.fill(0.0);
             if let Some((own, factor)) = self.own {
                 let elems = own.read([token, 0, 0], range.clone(), chunk);
@@ -157,7 +159,8 @@ pub fn pre(
     if dst.shape.dtype != Type::F32 || dst.shape.ne[2..] != [1, 1] {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |row| {
+    let packets = || row_packets(n, (1 + streams) * 2 * ARITHMETIC);
+    dst.for_row_parts(engine, packets, |row| {
         hvx::widest(MixRow {
             token: row.at[0],
             row,
@@ -195,7 +198,8 @@ pub fn post(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; WIDE_SOURCES])
     if dst.shape.dtype != Type::F32 || last != 1 || others {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |row| {
+    let packets = || row_packets(n, (2 + streams) * 2 * ARITHMETIC);
+    dst.for_row_parts(engine, packets, |row| {
         let [stream, token, _] = row.at;
         hvx::widest(MixRow {
             row,
@@ -380,7 +384,9 @@ pub fn comb(
         base: floats(&src[2], [mix, 1, 1, 1])?,
     };
     let shape = dst.shape.with_rows(MATRIX);
-    dst.reshaped(shape).for_parts(engine, |part| {
+    // 32 tokens take as long as one.
+    let packets = || TASK_PACKETS.div_ceil(LANES);
+    dst.reshaped(shape).for_parts(engine, packets, |part| {
         part.for_each_run(|run| sources.balance(eps, rounds, run));
     });
     Ok(())

@@ -6,7 +6,7 @@
 //!     image[n][channel][od · s + kd · d - p][oh · s + kh · d - p][ow · s + kw · d - p], zero outside
 //! ```
 
-use super::tensor::{CHUNK, Chunk, Row, Source, Type, View, ViewMut};
+use super::tensor::{CHUNK, Chunk, Row, SCALAR, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
@@ -147,7 +147,9 @@ pub fn im2col(engine: &Engine, params: Im2col, dst: ViewMut<'_>, src: &Source<'_
     if !types || !in_range || elems != Some(d[0]) || !batches {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |row| {
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, SCALAR);
+    dst.for_rows(engine, packets, |row| {
         hvx::widest(WindowRow {
             params,
             row,
@@ -192,7 +194,9 @@ pub fn col2im(engine: &Engine, params: Col2im, dst: ViewMut<'_>, src: &Source<'_
     let (true, (Ok(stride), Ok(pad))) = (fits, sizes) else {
         return Err(Error::Operand);
     };
-    dst.for_rows(engine, |mut row| {
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, SCALAR);
+    dst.for_rows(engine, packets, |mut row| {
         let mut elem: Chunk = [0.0; CHUNK];
         let channel = row.at[0];
         for t in 0..row.len() {

@@ -11,7 +11,7 @@
 //!
 //! SOURCE: ggml, `ggml_compute_forward_upscale_f32`.
 
-use super::tensor::{CHUNK, Chunk, Row, Source, Type, View, ViewMut};
+use super::tensor::{CHUNK, Chunk, Row, SCALAR, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
 use crate::rt::Engine;
 
@@ -192,7 +192,8 @@ pub fn interpolate(
         };
         PlaneAxis::new(plain, view.shape.ne[dim], to[dim])
     });
-    dst.for_rows(engine, |row| {
+    let packets = || row_packets(to[0], SCALAR);
+    dst.for_rows(engine, packets, |row| {
         let at = [others[0].nearest(row.at[1]), others[1].nearest(row.at[2])];
         fill(params.neighbours, plane, view, at, row);
     });

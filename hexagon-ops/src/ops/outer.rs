@@ -13,7 +13,7 @@
 use core::ops::Range;
 
 use super::plain_matmul::{for_groups, repeated_plane};
-use super::tensor::{CHUNK, Source, Type, View, ViewMut};
+use super::tensor::{ARITHMETIC, CHUNK, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, splat_f32};
 use crate::layout::Line;
@@ -115,7 +115,8 @@ pub fn out_prod(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Res
     b.shape.ne.swap(0, 1);
     b.shape.nb.swap(0, 1);
     let plane = |place| repeated_plane(place, &a.shape, &b.shape);
-    dst.for_parts(engine, |part| {
+    let packets = || row_packets(n, k.saturating_mul(ARITHMETIC));
+    dst.for_parts(engine, packets, |part| {
         for_groups::<ROWS>(part, plane, |plane, places, part| {
             rows(&a, plane, &b, places, part);
         });

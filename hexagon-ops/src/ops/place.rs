@@ -2,7 +2,9 @@
 //! ramps.
 
 use super::elementwise::same_shape;
-use super::tensor::{CHUNK, Chunk, Row, Source, Type, View, ViewMut};
+use super::tensor::{
+    ARITHMETIC, CHUNK, Chunk, FUNCTION, MOVE, Row, Source, Type, View, ViewMut, row_packets,
+};
 use crate::error::{Error, Result};
 use crate::hvx::{self, add_f32, mul_f32, splat_f32};
 use crate::rt::Engine;
@@ -82,7 +84,11 @@ pub fn pad(engine: &Engine, pad: Pad, dst: ViewMut<'_>, src: &Source<'_>) -> Res
         return Err(Error::Operand);
     }
     let view = &view;
-    dst.for_rows(engine, |row| hvx::widest(PadRow { pad, row, view }));
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, MOVE);
+    dst.for_rows(engine, packets, |row| {
+        hvx::widest(PadRow { pad, row, view });
+    });
     Ok(())
 }
 
@@ -167,7 +173,11 @@ pub fn band(engine: &Engine, band: Band, dst: ViewMut<'_>, src: &Source<'_>) -> 
     } else {
         same_shape(&dst.shape, src)?;
     }
-    dst.for_rows(engine, |row| hvx::widest(BandRow { band, row, src }));
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, 2 * ARITHMETIC);
+    dst.for_rows(engine, packets, |row| {
+        hvx::widest(BandRow { band, row, src });
+    });
     Ok(())
 }
 
@@ -211,7 +221,11 @@ pub fn ramp(engine: &Engine, start: f32, step: f32, dst: ViewMut<'_>) -> Result<
     if !dst.shape.dtype.is_float() {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |row| hvx::widest(RampRow { row, start, step }));
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, FUNCTION);
+    dst.for_rows(engine, packets, |row| {
+        hvx::widest(RampRow { row, start, step });
+    });
     Ok(())
 }
 
@@ -234,7 +248,8 @@ pub fn reflect(engine: &Engine, front: usize, dst: ViewMut<'_>, src: &Source<'_>
     {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |mut row| {
+    let packets = || row_packets(long, MOVE);
+    dst.for_rows(engine, packets, |mut row| {
         let from = view.floats(row.at).unwrap_or_default();
         let Some((before, rest)) = row.floats().and_then(|row| row.split_at_mut_checked(front))
         else {

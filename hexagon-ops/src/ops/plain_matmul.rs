@@ -13,7 +13,7 @@
 use core::ops::Range;
 
 use super::fold::Products;
-use super::tensor::{Shape, Source, Type, View, ViewMut};
+use super::tensor::{MOVE, Shape, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::layout::Line;
@@ -68,7 +68,9 @@ pub fn mul_mat(engine: &Engine, dst: ViewMut<'_>, src: [&Source<'_>; 2]) -> Resu
         return Err(Error::Operand);
     }
     let plane = |place| repeated_plane(place, &a.shape, &b.shape);
-    dst.for_parts(engine, |part| {
+    // 32 rows of src0 are converted and multiplied for 32 columns.
+    let packets = || row_packets(n, k.saturating_mul(MOVE));
+    dst.for_column_parts(engine, packets, |part| {
         for_groups::<ROWS>(part, plane, |plane, places, part| {
             rows(&a, plane, &b, places, part);
         });
@@ -112,7 +114,7 @@ fn rows(
     places: &[[usize; 3]],
     part: &mut ViewMut<'_>,
 ) {
-    let [k, n, ..] = a.shape.ne;
+    let (k, n, first) = (a.shape.ne[0], part.shape.ne[0], part.first());
     let mut columns = hvx::zeros::<{ LANES * DEPTH / LANES }>();
     let mut parts = hvx::zeros::<{ ROWS * DEPTH / LANES }>();
     for n0 in (0..n).step_by(LANES) {
@@ -121,7 +123,12 @@ fn rows(
         for k0 in (0..k).step_by(DEPTH) {
             let range = k0..k.min(k0 + DEPTH);
             let lines = range.len().div_ceil(LANES);
-            a.read_rows(n0..end, plane, range.clone(), &mut columns[..LANES * lines]);
+            a.read_rows(
+                first + n0..first + end,
+                plane,
+                range.clone(),
+                &mut columns[..LANES * lines],
+            );
             // The rows of src1 stay in `parts` if they fit.
             if n0 == 0 || k > DEPTH {
                 hvx::widest(ReadParts {

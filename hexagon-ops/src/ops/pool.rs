@@ -8,7 +8,7 @@
 //!   divide by the size of the window (POOL_2D), or of what of it lies inside (POOL_1D)
 //! ```
 
-use super::tensor::{CHUNK, Chunk, Row, Source, Type, View, ViewMut};
+use super::tensor::{CHUNK, Chunk, Row, SCALAR, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
 use crate::hvx::{self, add_f32, max_f32};
 use crate::ops::elementwise::load;
@@ -123,6 +123,10 @@ pub fn pool(engine: &Engine, params: Pooling, dst: ViewMut<'_>, src: &Source<'_>
     if !types || !small(params.size) || !small(params.stride) || !bounded || !shapes {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |row| hvx::widest(PoolRow { params, row, view }));
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, SCALAR);
+    dst.for_rows(engine, packets, |row| {
+        hvx::widest(PoolRow { params, row, view });
+    });
     Ok(())
 }

@@ -11,9 +11,7 @@
 use core::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::hvx;
-use crate::layout::LINE_BYTES;
-use crate::rt::Engine;
+use crate::rt::cache;
 
 mod block;
 mod convert;
@@ -23,22 +21,23 @@ mod raw;
 mod row;
 mod shape;
 mod super_block;
+mod tasks;
 
 use row::float_stride;
 pub use row::{Row, Run};
 pub use shape::{Shape, Type, divides};
+pub use tasks::{ARITHMETIC, FUNCTION, MOVE, SCALAR, TASK_PACKETS, row_packets};
 
 /// Elements of a chunk, the unit in which a kernel reads and writes a row.
 pub const CHUNK: usize = 256;
+/// Fewest bytes that are worth an instruction to bring them: with its address it takes as long as reading a kilobyte that
+/// is in the cache.
+const FETCH_BYTES: usize = 2048;
 /// Memory of a chunk.
 pub type Chunk = [f32; CHUNK];
 /// Chunks of a task, shared by all of its rows, because clearing them takes as long as the work on
 /// a short row.
 pub type Chunks = [Chunk; 4];
-/// Most tasks of a step.
-const MAX_TASKS: usize = 8;
-/// Fewest bytes of results that are worth waking another thread.
-const TASK_BYTES: usize = 4096;
 
 /// A tensor that is only read: `bytes` covers it from its first byte to its last.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +132,20 @@ impl<'a> View<'a> {
         convert::read(&self.shape, self.tail(self.shape.row(at)), first, out);
     }
 
+    /// Brings `count` rows of dimension 1, which start with row `at`, towards the processor before they are read: if they
+    /// exist, and are so long that the processor would wait for them.
+    #[inline(always)]
+    pub fn fetch(&self, at: [usize; 3], count: usize) {
+        if at[0] + count > self.shape.ne[1] {
+            return;
+        }
+        let bytes = count * self.shape.row_bytes();
+        if bytes >= FETCH_BYTES {
+            let rows = self.tail(self.shape.row(at));
+            cache::fetch(rows.as_ptr(), bytes.min(rows.len()));
+        }
+    }
+
     /// Returns an element of an f32 tensor; indices as in [`Self::read`].
     #[must_use]
     #[inline(always)]
@@ -181,8 +194,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Returns the elements `range` of row `at` as f32, those of `row` if the source is in place.
-    /// An absent source is empty.
+    /// Returns the elements `range` of the part of a row as f32: of the row with the same indices, or of `row` itself if
+    /// the source is in place. An absent source is empty.
     #[inline(always)]
     pub fn read<'b>(
         &'b self,
@@ -191,13 +204,34 @@ impl<'a> Source<'a> {
         chunk: &'b mut Chunk,
     ) -> &'b [f32] {
         match self {
-            Self::Apart(view) => view.read(row.at, range, chunk),
+            Self::Apart(view) => {
+                let (start, end) = (row.first + range.start, row.first + range.end);
+                view.read(row.at, start..end, chunk)
+            }
             Self::InPlace => {
                 let len = range.len().min(CHUNK);
                 convert::read(row.shape, row.bytes, range.start, &mut chunk[..len]);
                 &chunk[..len]
             }
             Self::None => &[],
+        }
+    }
+}
+
+/// Brings the rows of the sources after `row` towards the processor, which will read them next.
+#[inline(always)]
+pub fn fetch_after(row: &Row<'_>, sources: &[&Source<'_>]) {
+    if row.at[0] + 1 < row.shape.ne[1] {
+        fetch_next(row.at, sources);
+    }
+}
+
+/// Brings the rows after that at `at` towards the processor.
+#[inline(never)]
+fn fetch_next([i1, i2, i3]: [usize; 3], sources: &[&Source<'_>]) {
+    for source in sources {
+        if let Source::Apart(view) = source {
+            view.fetch([i1 + 1, i2, i3], 1);
         }
     }
 }
@@ -214,6 +248,8 @@ pub struct ViewMut<'a> {
     order: [usize; 3],
     /// Rows that `bytes` holds, numbered in that order.
     rows: Range<usize>,
+    /// Column of the whole tensor at which this part starts.
+    first: usize,
 }
 
 impl<'a> ViewMut<'a> {
@@ -231,6 +267,7 @@ impl<'a> ViewMut<'a> {
             shape,
             base: 0,
             order,
+            first: 0,
         })
     }
 
@@ -244,6 +281,7 @@ impl<'a> ViewMut<'a> {
             shape,
             base: 0,
             order,
+            first: 0,
         }
     }
 
@@ -300,6 +338,22 @@ impl<'a> ViewMut<'a> {
         self.rows.is_empty()
     }
 
+    /// Returns the column of the whole tensor at which this part starts.
+    #[must_use]
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    /// Returns `false` if this part has no row whose indices differ from `at` only in dimension 1; `true` also if that is not
+    /// known.
+    pub fn may_have(&self, at: [usize; 3]) -> bool {
+        if self.order[0] != 0 {
+            return true;
+        }
+        let first = self.number([0, at[1], at[2]]);
+        first < self.rows.end && self.rows.start < first + self.shape.ne[1]
+    }
+
     /// Returns the indices of row `index` of this part in dimensions 1, 2 and 3.
     #[must_use]
     pub fn place_of(&self, index: usize) -> [usize; 3] {
@@ -317,6 +371,7 @@ impl<'a> ViewMut<'a> {
             base: 0,
             order: shape.row_order().ok_or(Error::Operand)?,
             rows: 0..0,
+            first: 0,
         })
     }
 
@@ -358,6 +413,7 @@ impl<'a> ViewMut<'a> {
             bytes,
             shape: &self.shape,
             at,
+            first: self.first,
         })
     }
 
@@ -404,6 +460,7 @@ impl<'a> ViewMut<'a> {
                     bytes,
                     shape: &self.shape,
                     at,
+                    first: self.first,
                 });
             }
             // Advances to the next row without divisions, which are function calls on the DSP.
@@ -440,76 +497,6 @@ impl<'a> ViewMut<'a> {
             }
             next += count;
         }
-    }
-
-    /// Splits the first `count` rows off.
-    fn split_off(&mut self, count: usize) -> Self {
-        let middle = (self.rows.start + count).min(self.rows.end);
-        let first = self.rows.start..middle;
-        self.rows.start = middle;
-        let at = if self.rows.is_empty() {
-            self.base + self.bytes.len()
-        } else {
-            self.shape.row(self.place(middle))
-        };
-        let bytes = core::mem::take(&mut self.bytes);
-        let (head, tail) = bytes.split_at_mut((at - self.base).min(bytes.len()));
-        let base = self.base;
-        (self.bytes, self.base) = (tail, at);
-        Self {
-            bytes: head,
-            shape: self.shape,
-            base,
-            order: self.order,
-            rows: first,
-        }
-    }
-
-    /// Runs `run` on parts of this tensor, at most one for each thread of the engine.
-    #[inline(always)]
-    pub fn for_parts(mut self, engine: &Engine, run: impl Fn(&mut ViewMut<'_>) + Sync) {
-        let threads = engine.threads();
-        if threads == 1 {
-            return run(&mut self);
-        }
-        let rows = self.rows.len();
-        let work = rows * self.shape.row_bytes().max(LINE_BYTES);
-        let most = threads.min(MAX_TASKS);
-        let n_tasks = most.min(work.div_ceil(TASK_BYTES)).clamp(1, rows.max(1));
-        if n_tasks == 1 {
-            run(&mut self);
-        } else {
-            self.for_tasks(engine, n_tasks, run);
-        }
-    }
-
-    /// Runs `run` on `n_tasks` parts of this tensor, 2 to [`MAX_TASKS`].
-    #[inline(never)]
-    fn for_tasks(mut self, engine: &Engine, n_tasks: usize, run: impl Fn(&mut ViewMut<'_>) + Sync) {
-        let mut tasks: [Option<ViewMut<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];
-        for (i, task) in tasks.iter_mut().take(n_tasks).enumerate() {
-            let count = self.rows.len().div_ceil(n_tasks - i);
-            *task = Some(self.split_off(count));
-        }
-        engine.step(None, &mut tasks[..n_tasks], |task| {
-            task.iter_mut().for_each(&run);
-        });
-    }
-
-    /// Runs `run` on every row, several rows at a time, with the chunks of the row's task.
-    #[inline(always)]
-    pub fn for_rows_with_chunks(self, engine: &Engine, run: impl Fn(Row<'_>, &mut Chunks) + Sync) {
-        self.for_parts(engine, |part| {
-            let mut memory = hvx::zeros::<{ 4 * CHUNK / 32 }>();
-            let chunks = bytemuck::cast_mut(&mut memory);
-            part.for_each_row(|row| run(row, chunks));
-        });
-    }
-
-    /// Runs `run` on every row, several rows at a time.
-    #[inline(always)]
-    pub fn for_rows(self, engine: &Engine, run: impl Fn(Row<'_>) + Sync) {
-        self.for_parts(engine, |part| part.for_each_row(&run));
     }
 }
 

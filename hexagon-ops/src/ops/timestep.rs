@@ -1,7 +1,7 @@
 //! TIMESTEP_EMBEDDING: cosines and sines of a time at frequencies that fall by the same factor.
 
 use super::math::{scalar, sin_cos};
-use super::tensor::{CHUNK, Chunk, Row, Source, Type, View, ViewMut};
+use super::tensor::{CHUNK, Chunk, FUNCTION, Row, Source, Type, View, ViewMut, row_packets};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::rt::Engine;
@@ -65,7 +65,8 @@ pub fn embed_times(engine: &Engine, period: i32, dst: ViewMut<'_>, src: &Source<
     // CAST: exact, a row has less than 2^32 elements.
     let half = (dim / 2).max(1) as f64;
     let factor = scalar::exp(-scalar::ln(f64::from(period)) / half);
-    dst.for_rows(engine, |mut row| {
+    let packets = || row_packets(dim, 2 * FUNCTION);
+    dst.for_rows(engine, packets, |mut row| {
         let time = times.element(row.at[0], [0; 3]);
         hvx::widest(EmbedRow {
             row: &mut row,

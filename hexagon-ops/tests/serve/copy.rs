@@ -388,6 +388,24 @@ fn whole_numbers_are_cut_towards_zero() {
 }
 
 #[test]
+fn latest_inputs_and_a_new_one_become_windows() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for (past, new, place) in [(3, 1, DENSE), (2, 1, DENSE), (2, 2, DENSE), (3, 1, GAPS)] {
+        let a = Case::random(F, [past, 70, 2, 1], place, 2.0, &mut numbers);
+        let b = Case::random(F, [new, 70, 2, 1], place, 2.0, &mut numbers);
+        let mut dst = Case::zeros(F, [past + new, 70, 2, 1], DENSE);
+        dst.values = indices(dst.ne)
+            .map(|at| match at[0].checked_sub(past) {
+                None => a.value(at),
+                Some(k) => b.value([k, at[1], at[2], at[3]]),
+            })
+            .collect();
+        bench.check((KERNEL_CONCAT, [0; 16]), &dst, &[a, b], false, 0.0);
+    }
+}
+
+#[test]
 fn tensors_are_joined_and_repeated() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();

@@ -73,6 +73,8 @@ pub struct Around {
     /// Live mappings.
     pub mapped: usize,
     now: u64,
+    /// Bytes that were invalidated, and bytes that were cleaned.
+    pub cache_bytes: [usize; 2],
     /// Code that `answer` must return once.
     pub answer: Option<i32>,
 }
@@ -106,10 +108,12 @@ impl Platform for System {
 
     fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
         assert!(range.start < range.end && range.end <= mapped.bytes());
+        self.0.borrow_mut().cache_bytes[0] += range.len();
     }
 
     fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
         assert!(range.start < range.end && range.end <= mapped.bytes());
+        self.0.borrow_mut().cache_bytes[1] += range.len();
     }
 
     fn time_us(&mut self) -> u64 {
@@ -149,13 +153,23 @@ pub struct Host {
 impl Host {
     /// A session that has been started; its counters start at `first`.
     pub fn starting_at(slots: u32, first: u32) -> Self {
-        let mut host = Self::fresh(slots);
+        Self::fresh(slots).started(first, THREADS)
+    }
+
+    /// A session that has been started, and computes on some threads.
+    pub fn of_threads(threads: usize) -> Self {
+        Self::with_threads(16, threads).started(0, threads)
+    }
+
+    /// Starts the session.
+    fn started(self, first: u32, threads: usize) -> Self {
+        let mut host = self;
         for counter in [PUBLISHED, TAKEN, COMPLETED, COLLECTED] {
             host.shared.store(counter, first);
         }
         let info = host.start().unwrap();
         assert_eq!((info.version, info.arch), (VERSION, 75));
-        assert_eq!(usize::try_from(info.threads).unwrap(), THREADS);
+        assert_eq!(usize::try_from(info.threads).unwrap(), threads);
         assert_eq!(info.vtcm_bytes, (1 << 20) - (64 << 10));
         host
     }
@@ -178,6 +192,11 @@ impl Host {
 
     /// A session that has not been started; its ring is in order.
     pub fn fresh(slots: u32) -> Self {
+        Self::with_threads(slots, THREADS)
+    }
+
+    /// The same, for a session on some threads.
+    fn with_threads(slots: u32, threads: usize) -> Self {
         let layout = RingLayout::new(slots).unwrap();
         let memory = Memory::new(layout.bytes());
         memory.put(
@@ -195,7 +214,7 @@ impl Host {
         let units = Units {
             hmx: Hmx::new(&vtcm),
             vtcm,
-            threads: THREADS,
+            threads,
             arch: 75,
         };
         let platform = System(Rc::clone(&around));

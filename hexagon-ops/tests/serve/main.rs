@@ -1,11 +1,13 @@
 //! Proves the DSP's command loop against a simulated host in plain memory: products of every type
 //! and form against exact sums, operations on tensors against ggml's definitions in f64, every
-//! wrong field refused with its own detail, random bytes survived, corrupt rings closed.
+//! wrong field refused with its own detail, random bytes survived, corrupt rings closed, and the same
+//! bytes on any number of threads.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
 mod attention;
 mod attention_refusal;
 mod block;
+mod coherence;
 #[path = "../common/mod.rs"]
 mod common;
 mod convolution;
@@ -31,5 +33,7 @@ mod rows;
 mod scan;
 mod seed;
 mod solve;
+mod tasks;
 mod tensor;
 mod tensor_refusal;
+mod threads;

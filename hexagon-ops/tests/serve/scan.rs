@@ -72,13 +72,19 @@ fn sums_run_along_rows() {
 fn windows_move_over_rows() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
-    for (taps, channels, tokens, sequences) in
-        [(4, 300, 1, 1), (3, 33, 7, 4), (9, 5, 64, 2), (1, 1, 1, 1)]
-    {
+    for (taps, channels, tokens, sequences, place) in [
+        (4, 300, 1, 1, GAPS),
+        (4, 300, 1, 2, DENSE),
+        (4, 17, 1, 1, DENSE),
+        (4, 70, 2, 1, DENSE),
+        (3, 33, 7, 4, GAPS),
+        (9, 5, 64, 2, GAPS),
+        (1, 1, 1, 1, GAPS),
+    ] {
         let input = Case::random(
             F,
             [taps - 1 + tokens, channels, sequences, 1],
-            GAPS,
+            place,
             1.0,
             &mut numbers,
         );

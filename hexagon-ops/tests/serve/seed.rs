@@ -219,7 +219,7 @@ pub fn command(index: usize, dtype: u32) -> Command {
 }
 
 /// Returns an operation with more sources: two sequences of three tokens, 4 heads of 8 rows.
-fn wide(kernel: u32, dtype: u32) -> WideOp {
+pub fn wide(kernel: u32, dtype: u32) -> WideOp {
     const S: u32 = 8;
     let heads = [S, 4, 3, 2];
     let all = [S, 4, 6, 1];

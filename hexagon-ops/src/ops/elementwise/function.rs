@@ -5,6 +5,7 @@ use crate::hvx::{
     self, Vector, add_f32, max_f32, min_f32, mul_f32, select_gt_f32, splat_f32, splat_w,
 };
 use crate::ops::math;
+use crate::ops::tensor::{ARITHMETIC, FUNCTION};
 
 /// A function of two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,6 +218,19 @@ fn hard_sigmoid(x: Vector) -> Vector {
 }
 
 impl Function {
+    /// Returns about as many packets as 32 elements take.
+    pub(super) fn packets(self) -> usize {
+        use Unary::{Abs, Clamp, LeakyRelu, Neg, Relu, Scale, Sgn, Sqr, Step};
+        match self {
+            Self::Binary(Binary::Div) => FUNCTION,
+            Self::Binary(_) => ARITHMETIC,
+            Self::Unary(
+                Scale { .. } | Clamp { .. } | Sqr | Relu | Neg | Abs | Step | Sgn | LeakyRelu(_),
+            ) => 2 * ARITHMETIC,
+            Self::Unary(_) | Self::Glu(_) => FUNCTION,
+        }
+    }
+
     /// Computes `out = f(a, b)` for the elements of `a`. A function of two has as many in `b`.
     #[inline(always)]
     pub(super) fn map(self, a: &[f32], b: &[f32], out: &mut [f32]) {

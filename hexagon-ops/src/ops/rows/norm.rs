@@ -6,7 +6,9 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::ops::elementwise::{dense, divides, each_group, put, same_shape};
 use crate::ops::math;
-use crate::ops::tensor::{CHUNK, Chunk, Chunks, Row, Source, View, ViewMut};
+use crate::ops::tensor::{
+    ARITHMETIC, CHUNK, Chunk, Chunks, Row, Source, View, ViewMut, fetch_after, row_packets,
+};
 use crate::rt::Engine;
 
 /// Divisor of a row; the number is ggml's epsilon.
@@ -208,7 +210,11 @@ pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]
     for repeated in src[1..].iter().filter(|src| !matches!(src, Source::None)) {
         divides(&dst.shape, repeated)?;
     }
-    dst.for_rows_with_chunks(engine, |row, chunks| {
+    // A row is not cut: its sum would take a further step.
+    let n = dst.shape.ne[0];
+    let packets = || row_packets(n, 2 * ARITHMETIC);
+    dst.for_rows_with_chunks(engine, packets, |row, chunks| {
+        fetch_after(&row, &src.each_ref());
         hvx::widest(NormRow {
             norm,
             row,
@@ -255,7 +261,9 @@ pub fn sum_rows(engine: &Engine, is_mean: bool, dst: ViewMut<'_>, src: &Source<'
         return Err(Error::Operand);
     }
     let n = view.shape.ne[0];
-    dst.for_rows_with_chunks(engine, |row, chunks| {
+    let packets = || row_packets(n, ARITHMETIC);
+    dst.for_rows_with_chunks(engine, packets, |row, chunks| {
+        fetch_after(&row, &[src]);
         hvx::widest(SumRow {
             row,
             src,
@@ -306,7 +314,9 @@ pub fn sum_all(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()
     if dst.shape.ne != [1; 4] || !floats || view.shape.repeats() {
         return Err(Error::Operand);
     }
-    dst.for_rows_with_chunks(engine, |row, chunks| {
+    // A single row.
+    let packets = || 0;
+    dst.for_rows_with_chunks(engine, packets, |row, chunks| {
         hvx::widest(SumAll { row, view, chunks })
     });
     Ok(())

@@ -36,6 +36,11 @@ pub enum RopePairs {
     Halves,
 }
 
+/// Packets for 32 elements that are rotated.
+const ROTATION_PACKETS: usize = 12;
+/// Packets for the angles of a token, in heads of 64 elements or more.
+const ANGLE_PACKETS: usize = 500;
+
 /// The common part of all rows of a rotation.
 struct Turning<'a> {
     src: &'a Source<'a>,
@@ -74,10 +79,20 @@ impl Turning<'_> {
         );
     }
 
+    /// Brings the heads of a token, if there is one of that number, towards the processor.
+    fn fetch(&self, token: usize, plane: usize) {
+        if let Source::Apart(view) = self.src
+            && token < self.n_tokens
+        {
+            view.fetch([0, token, plane], view.shape.ne[1]);
+        }
+    }
+
     /// Rotates rows of the result in order.
     fn rotate_run(&self, mut run: Run<'_>, table: &mut AngleTable<'_>) {
         self.fill(run.at[1], table);
         let (at, count, n) = (run.at, run.count, run.len());
+        self.fetch(at[1] + 1, at[2]);
         let source = match self.src {
             Source::Apart(view) => view.float_rows(at, count),
             _ => Some((&[][..], 0)),
@@ -317,6 +332,52 @@ pub fn rope_set_rows(
     Ok(())
 }
 
+impl Turning<'_> {
+    /// Rotates the rows of a part of the result, or those of its cells that tokens have.
+    #[inline(never)]
+    fn turn(&self, part: &mut ViewMut<'_>, cells: Option<&View<'_>>) {
+        let mut memory = hvx::zeros::<{ 8 * CHUNK / 32 }>();
+        let [cosine, sine, a, b, y0, y1, scratch @ ..]: &mut [Chunk; 8] =
+            bytemuck::cast_mut(&mut memory);
+        let table = &mut AngleTable {
+            token: None,
+            cosine,
+            sine,
+            chunks: [a, b, y0, y1],
+        };
+        let Some(cells) = cells else {
+            return part.for_each_run(|run| self.rotate_run(run, table));
+        };
+        for token in 0..self.n_tokens {
+            let cell = checked(cells.index(token, [0; 3]));
+            // A single token has no other part.
+            if self.n_tokens > 1 && !part.may_have([0, cell, 0]) {
+                continue;
+            }
+            self.fill(token, table);
+            if token + 1 < self.n_tokens {
+                self.fetch(token + 1, 0);
+            }
+            let heads = match self.src {
+                Source::Apart(view) => view.float_rows([0, token, 0], part.shape.ne[1]),
+                _ => None,
+            };
+            let scratch = scratch.as_flattened_mut();
+            if let Some(heads) = heads.filter(|_| part.shape.ne[0] <= scratch.len()) {
+                self.rotate_cell(cell, part, heads, (table, scratch));
+                continue;
+            }
+            for head in 0..part.shape.ne[1] {
+                if let Some(mut row) = part.row([head, cell, 0]) {
+                    // The place from which the row is read.
+                    row.at = [head, token, 0];
+                    self.rotate_row(row, table);
+                }
+            }
+        }
+    }
+}
+
 /// Rotates the rows of `src` into their places in `dst`, or into those that `cells` names. Operands
 /// have been checked.
 fn turn(
@@ -341,38 +402,19 @@ fn turn(
         n_tokens,
         factors,
     };
-    dst.for_parts(engine, |part| {
-        let mut memory = hvx::zeros::<{ 8 * CHUNK / 32 }>();
-        let [cosine, sine, a, b, y0, y1, scratch @ ..]: &mut [Chunk; 8] =
-            bytemuck::cast_mut(&mut memory);
-        let table = &mut AngleTable {
-            token: None,
-            cosine,
-            sine,
-            chunks: [a, b, y0, y1],
-        };
-        let Some(cells) = cells else {
-            return part.for_each_run(|run| turning.rotate_run(run, table));
-        };
-        for token in 0..n_tokens {
-            let cell = checked(cells.index(token, [0; 3]));
-            turning.fill(token, table);
-            let heads = match src {
-                Source::Apart(view) => view.float_rows([0, token, 0], part.shape.ne[1]),
-                _ => None,
+    let [n, heads, ..] = dst.shape.ne;
+    let packets = || n.div_ceil(32) * ROTATION_PACKETS;
+    match cells {
+        None => dst.for_parts(engine, packets, |part| turning.turn(part, None)),
+        Some(cells) => {
+            let work = || {
+                let token = packets() * heads + ANGLE_PACKETS;
+                (token.saturating_mul(n_tokens), n_tokens)
             };
-            let scratch = scratch.as_flattened_mut();
-            if let Some(heads) = heads.filter(|_| part.shape.ne[0] <= scratch.len()) {
-                turning.rotate_cell(cell, part, heads, (table, scratch));
-                continue;
-            }
-            for head in 0..part.shape.ne[1] {
-                if let Some(mut row) = part.row([head, cell, 0]) {
-                    // The place from which the row is read.
-                    row.at = [head, token, 0];
-                    turning.rotate_row(row, table);
-                }
-            }
+            let place = |token| [0, checked(cells.index(token, [0; 3])), 0];
+            dst.for_named_parts(engine, work, place, |part| {
+                turning.turn(part, Some(cells));
+            });
         }
-    });
+    }
 }

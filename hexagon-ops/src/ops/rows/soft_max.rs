@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::ops::elementwise::{dense, put, same_shape};
 use crate::ops::math::{self, scalar};
-use crate::ops::tensor::{CHUNK, Chunks, Row, Source, Type, ViewMut, divides};
+use crate::ops::tensor::{
+    CHUNK, Chunks, FUNCTION, Row, Source, Type, ViewMut, divides, fetch_after, row_packets,
+};
 use crate::rt::Engine;
 
 /// Parameters of a softmax.
@@ -279,8 +281,10 @@ pub fn soft_max(
         return Err(Error::Operand);
     }
     let slopes = Slopes::new(ne[2], params.max_bias);
-    dst.for_rows_with_chunks(engine, |row, chunks| {
+    let packets = || row_packets(ne[0], FUNCTION);
+    dst.for_rows_with_chunks(engine, packets, |row, chunks| {
         let head = row.at[1];
+        fetch_after(&row, &[src, mask]);
         hvx::widest(SoftMaxRow {
             src,
             mask,

@@ -11,7 +11,7 @@ use super::{all_lanes, first_lane};
 use crate::error::{Error, Result};
 use crate::hvx;
 use crate::ops::elementwise::load;
-use crate::ops::tensor::{CHUNK, Chunk, Source, Type, View, ViewMut};
+use crate::ops::tensor::{CHUNK, Chunk, SCALAR, Source, Type, View, ViewMut, row_packets};
 use crate::rt::Engine;
 
 /// An order of f32. Equal elements are ordered by their numbers.
@@ -138,7 +138,8 @@ pub fn sort(engine: &Engine, order: Order, dst: ViewMut<'_>, src: &Source<'_>) -
         return Err(Error::Operand);
     }
     let (k, n) = (d.ne[0], s.ne[0]);
-    dst.for_rows(engine, |mut row| {
+    let packets = || row_packets(n, SCALAR);
+    dst.for_rows(engine, packets, |mut row| {
         let at = row.at;
         let keys = Keys {
             view: &view,
@@ -173,7 +174,9 @@ pub fn arg_max(engine: &Engine, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()
     if d.dtype != Type::I32 || view.shape.dtype != Type::F32 || !shapes || !d.has_dense_rows() {
         return Err(Error::Operand);
     }
-    dst.for_rows(engine, |mut row| {
+    // A single row.
+    let packets = || 0;
+    dst.for_rows(engine, packets, |mut row| {
         let Ok(words) = row.words() else { return };
         for (i, word) in words.iter_mut().enumerate() {
             *word = last_largest(&view, i);

@@ -220,9 +220,12 @@ impl<'v> View<'v> {
         if self.shape.dtype != dtype || !self.shape.has_dense_rows() {
             return None;
         }
-        let bytes = self
-            .tail(self.shape.row(at))
-            .get(..size_of::<T>() * self.shape.ne[0])?;
+        // The only row of many operations is the first.
+        let start = match at {
+            [0, 0, 0] => 0,
+            at => self.shape.row(at),
+        };
+        let bytes = self.tail(start).get(..size_of::<T>() * self.shape.ne[0])?;
         bytemuck::try_cast_slice(bytes).ok()
     }
 

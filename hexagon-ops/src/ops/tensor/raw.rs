@@ -18,7 +18,11 @@ impl Row<'_> {
         let dense = self.shape.has_dense_rows() && view.shape.has_dense_rows();
         let [to_stride, from_stride] = [self.shape.nb[0], view.shape.nb[0]];
         let blocks = view.shape.blocks();
-        let (mut to, mut left, mut from) = (to / block, n / block, from / block % blocks);
+        // Blocks are powers of two, and divisions are function calls on the DSP.
+        let [mut to, mut left, mut from] = [to, n, from].map(|k| k >> block.trailing_zeros());
+        if from >= blocks {
+            from %= blocks;
+        }
         while left > 0 {
             let count = left.min(blocks - from);
             if dense {

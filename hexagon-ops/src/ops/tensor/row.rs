@@ -4,7 +4,7 @@ use super::convert;
 use super::shape::{Shape, Type};
 use crate::error::{Error, Result};
 
-/// A row of a result.
+/// A row of a result, or a part of its columns.
 #[derive(Debug)]
 pub struct Row<'a> {
     /// The row's bytes, from its first to its last.
@@ -12,6 +12,8 @@ pub struct Row<'a> {
     pub(super) shape: &'a Shape,
     /// Index of the row in dimensions 1, 2 and 3.
     pub at: [usize; 3],
+    /// Column of the tensor's row at which this part of it starts; 0 unless the kernel takes parts of rows.
+    pub first: usize,
 }
 
 impl Row<'_> {
@@ -109,6 +111,7 @@ impl Run<'_> {
                     bytes,
                     shape: self.shape,
                     at: [i1 + i, i2, i3],
+                    first: 0,
                 });
             }
         }

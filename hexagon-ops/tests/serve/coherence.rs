@@ -1,0 +1,51 @@
+//! Cache operations of a submission: what the host wrote is invalidated once, what the DSP wrote is cleaned once, and there
+//! are none between commands.
+
+use hexagon_ops::wire::*;
+
+use crate::driver::Host;
+use crate::seed::tensor;
+
+/// Bytes of a tensor.
+const BYTES: usize = 1024;
+
+/// A tensor of the only buffer, by its place.
+fn at(place: usize) -> Tensor {
+    Tensor {
+        offset: (place * BYTES) as u64,
+        ..tensor(0, TYPE_F32, [256, 1, 1, 1])
+    }
+}
+
+/// `place[dst] = place[a] · place[b]`.
+fn multiply(dst: usize, a: usize, b: usize) -> Command {
+    let op = TensorOp {
+        kernel: KERNEL_MUL,
+        dst: at(dst),
+        src: [at(a), at(b), bytemuck::Zeroable::zeroed()],
+        ..bytemuck::Zeroable::zeroed()
+    };
+    Command::new(0, &op)
+}
+
+#[test]
+fn commands_of_a_submission_need_no_cache_operations_on_its_results() {
+    let mut host = Host::new();
+    let (_, memory) = host.buffer(8 * BYTES);
+    memory.put(0, &[2.0_f32; 512]);
+    // From two operands, a result, one from that, and the first again in its place.
+    let commands = [
+        multiply(2, 0, 1),
+        multiply(3, 2, 1),
+        multiply(2, 2, 3),
+        multiply(4, 2, 0),
+    ];
+    for count in 1..=4 {
+        host.around().cache_bytes = [0; 2];
+        assert_eq!(host.run(&commands[..count]).status, STATUS_OK);
+        let results = [1, 2, 2, 3][count - 1];
+        let have = host.around().cache_bytes;
+        assert_eq!(have, [2 * BYTES, results * BYTES], "{count} commands");
+    }
+    assert_eq!(memory.get::<f32>(4 * BYTES, 256), [64.0; 256]);
+}
