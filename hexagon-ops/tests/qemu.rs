@@ -25,7 +25,7 @@ use common::{Numbers, Skip, block_values, guest};
 use half::f16;
 use hexagon_ops::hvx::{self, Vector};
 use hexagon_ops::layout::{Line, TILE_DIM, WeightType, f16_tile_offset};
-use hexagon_ops::ops::tensor::Type;
+use hexagon_ops::ops::tensor::{TASK_PACKETS, Type};
 
 /// A qemu-hexagon.
 struct Emulator {
@@ -565,6 +565,36 @@ fn kernels_take_the_recorded_packets() {
         }
     }
     assert!(worse.is_empty(), "{}", worse.join("\n"));
+}
+
+#[test]
+#[ignore = "needs the pinned nightly and an emulator: make dsp"]
+fn a_step_takes_less_than_the_tasks_that_it_hands_over() {
+    /// Cycles in which neither side looks: a worker before it takes a task, and the caller at the end.
+    const PAUSES: usize = 2 * 64;
+    let emulator = match emulator() {
+        Ok(found) if found.has_float => found,
+        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
+        Err(reason) => return println!("SKIPPED: {reason}"),
+    };
+    let guest = match guest("v73") {
+        Ok(guest) => guest,
+        Err(reason) => return println!("SKIPPED: {reason}"),
+    };
+    for threads in [2, 4, 8] {
+        let answer = run(&emulator, &guest, request_with(-9, threads));
+        let text = String::from_utf8(answer).unwrap();
+        let counts: Vec<usize> = text.lines().map(|line| line.parse().unwrap()).collect();
+        println!("{threads} threads: {counts:?} packets for parts of rows and of columns");
+        assert_eq!(counts.len(), 2, "{text}");
+        let handed_over = (threads as usize - 1) * TASK_PACKETS;
+        for packets in counts {
+            assert!(
+                packets + PAUSES <= handed_over,
+                "{threads} threads: {packets}"
+            );
+        }
+    }
 }
 
 /// Commands that a guest executes on each number of threads, unless `NPU_TEST_COMMANDS` says

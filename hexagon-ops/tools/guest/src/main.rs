@@ -3,7 +3,8 @@
 //! Reads requests of four lines from standard input: a line whose first words are a number and a
 //! scalar, then three vectors. A number of `ops.rs` is answered with two lines; [`BENCH`] and
 //! [`WHOLE`] with tables of packet counts, as text; [`MULTIPLY`] with 64 x 64 f32; [`COPY`] with the
-//! functions that were compared, as text; [`ROWS`] with the result of the case that the scalar names.
+//! functions that were compared, as text; [`ROWS`] with the result of the case that the scalar names; [`STEPS`]
+//! with the packets of a step, as text.
 
 #![no_std]
 #![no_main]
@@ -18,6 +19,7 @@ mod ops;
 mod rows;
 mod samples;
 mod scratch;
+mod steps;
 mod threads;
 mod together;
 mod whole;
@@ -37,6 +39,8 @@ const MULTIPLY: i32 = -2;
 const WHOLE: i32 = -4;
 /// Request number of random commands on several threads.
 const TOGETHER: i32 = -6;
+/// Request number of the packets of steps.
+const STEPS: i32 = -9;
 /// Request number of an operation on tensors.
 const ROWS: i32 = -5;
 /// Request number of the comparison of `memcpy`, `memmove` and `memset` with loops.
@@ -166,6 +170,10 @@ extern "C" fn main() -> ! {
                 exit(5);
             }
             write(bytemuck::cast_slice(&arena.dst));
+            continue;
+        }
+        if words[0] == STEPS {
+            steps::run(&mut Output, words[1] as usize);
             continue;
         }
         if words[0] == COPY {

@@ -11,6 +11,8 @@ use crate::whole::{ARENA_BYTES, FIRST, Host, INDEX, MASK, POSITIONS, RESULT, SEC
 
 /// Commands that a session executes; then another one is started.
 const COMMANDS_OF_A_SESSION: u32 = 50;
+/// Place of the numbers of cells.
+const NAMES: u64 = INDEX + 4096;
 /// Most elements of a result.
 const MAX_ELEMENTS: usize = 16 << 10;
 
@@ -77,7 +79,9 @@ pub fn run(
 /// Returns a random command, its name and the bytes of its result.
 fn command(rng: &mut Rng) -> (&'static str, Command, usize) {
     use wire::{TYPE_F16 as F16, TYPE_F32 as F32, TYPE_I32 as I32};
-    let n = 32 * (1 + rng.below(32)) + [0, 0, 4, 17][rng.below(4)];
+    // Some rows are so long that their columns are shared out.
+    let longest = [32, 32, 32 * 12][rng.below(3)];
+    let n = 32 * (1 + rng.below(longest)) + [0, 0, 4, 17][rng.below(4)];
     let rows = 1 + rng.below((MAX_ELEMENTS / n).min(40));
     let matrix = |offset| tensor(F32, offset, [n, rows, 1, 1]);
     let op = |name, kernel, params: &[(usize, u32)], dst: Tensor, src: &[Tensor]| {
@@ -92,7 +96,7 @@ fn command(rng: &mut Rng) -> (&'static str, Command, usize) {
         (name, Command::new(0, &op), bytes)
     };
     let [a, b, out] = [FIRST, SECOND, RESULT].map(matrix);
-    match rng.below(10) {
+    match rng.below(14) {
         0 => op("add", wire::KERNEL_ADD, &[], out, &[a, b]),
         1 => op("mul", wire::KERNEL_MUL, &[], out, &[a, b]),
         2 => op("swiglu", wire::KERNEL_SWIGLU, &[], out, &[a, b]),
@@ -128,7 +132,42 @@ fn command(rng: &mut Rng) -> (&'static str, Command, usize) {
             let (name, command, _) = op("rope", wire::KERNEL_ROPE, &params, out, &[heads, positions]);
             (name, command, 4 * 64 * 16 * tokens)
         }
-        7 | 8 => {
+        7 => {
+            let tokens = 1 + rng.below(12);
+            let heads = tensor(F32, FIRST, [64, 16, tokens, 1]);
+            let cells = tensor(F16, RESULT, [64, 16, 16, 1]);
+            let params = [
+                (1, 64),
+                (2, 2),
+                (5, 1e4_f32.to_bits()),
+                (6, 1_f32.to_bits()),
+                (8, 1_f32.to_bits()),
+                (9, 32_f32.to_bits()),
+                (10, 1_f32.to_bits()),
+            ];
+            let positions = tensor(I32, INDEX, [tokens, 1, 1, 1]);
+            let names = tensor(I32, NAMES + 4 * rng.below(4) as u64, [tokens, 1, 1, 1]);
+            let (name, command, _) = op("rope_set_rows", wire::KERNEL_ROPE_SET_ROWS, &params, cells, &[heads, positions, names]);
+            (name, command, 2 * 64 * 16 * 16)
+        }
+        8 => {
+            let tokens = 1 + rng.below(12);
+            let cells = tensor(F16, RESULT, [512, 16, 1, 1]);
+            let names = tensor(I32, NAMES + 4 * rng.below(4) as u64, [tokens, 1, 1, 1]);
+            op("set_rows", wire::KERNEL_SET_ROWS, &[], cells, &[tensor(F32, FIRST, [512, tokens, 1, 1]), names])
+        }
+        9 => {
+            let channels = n.div_ceil(4);
+            let [x, w] = [FIRST, SECOND].map(|offset| tensor(F32, offset, [4, channels, 1, 1]));
+            let row = tensor(F32, RESULT, [channels, 1, 1, 1]);
+            op("ssm_conv", wire::KERNEL_SSM_CONV, &[], row, &[x, w])
+        }
+        10 => {
+            let [x, y] = [FIRST, SECOND].map(|offset| tensor(F32, offset, [n, rows.div_ceil(2), 1, 1]));
+            let joined = tensor(F32, RESULT, [n, 2 * rows.div_ceil(2), 1, 1]);
+            op("concat", wire::KERNEL_CONCAT, &[(0, 1)], joined, &[x, y])
+        }
+        11 | 12 => {
             let m = 1 + rng.below(2);
             let [k, n] = [(); 2].map(|()| 256 * (1 + rng.below(3)));
             let weight = [WeightType::Q4_0, WeightType::Q8_0, WeightType::Mxfp4][rng.below(3)];
@@ -159,6 +198,12 @@ fn fill(arena: *mut u8, rng: &mut Rng) {
     words(FIRST, 4 * MAX_ELEMENTS, &mut |random| random & 0x80ff_efff | 0x3f00_0000);
     words(SECOND, 4 * MAX_ELEMENTS, &mut |random| random & 0x80ff_efff | 0x3f00_0000);
     words(INDEX, 64, &mut |random| random & 1023);
+    // Cells of a ring of 16.
+    let mut cell = 10;
+    words(NAMES, 64, &mut |_| {
+        cell = (cell + 1) % 16;
+        cell
+    });
 }
 
 /// Overwrites the result, so that an element that nothing writes shows.

@@ -314,9 +314,9 @@ pub fn tensor(dtype: u32, offset: u64, ne: [usize; 4]) -> Tensor {
 /// Bytes from the weights, or the caches, of a layer to those of the next.
 const LAYER: u64 = 2 << 20;
 
-/// Operations on tensors, one row unless the name says otherwise. Results and activations are those of an earlier command,
+/// Operations on tensors, one row unless the name says otherwise; with 32 rows, all are written to one cell. Results and activations are those of an earlier command,
 /// but each layer has its weights and caches, which the loop has not seen in the submission.
-fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 20] {
+fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 27] {
     use wire::{TYPE_F16 as F16, TYPE_F32 as F32, TYPE_I32 as I32, TYPE_I64 as I64};
     let op = |kernel, params: &[(usize, u32)], dst, src: &[Tensor]| {
         let mut op = TensorOp {
@@ -330,6 +330,12 @@ fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 20] {
     };
     let row = |offset, n| tensor(F32, offset, [n, 1, 1, 1]);
     let two = |kernel, n| op(kernel, &[], row(RESULT, n), &[row(FIRST, n), row(SECOND, n)]);
+    let rows = |offset, n| tensor(F32, offset, [n, 32, 1, 1]);
+    let two_rows = |kernel, n| op(kernel, &[], rows(RESULT, n), &[rows(FIRST, n), rows(SECOND, n)]);
+    let concat = |a: [usize; 4], b: [usize; 4]| {
+        let joined = [a[0] + b[0], a[1], 1, 1];
+        op(wire::KERNEL_CONCAT, &[], tensor(F32, RESULT, joined), &[tensor(F32, FIRST, a), tensor(F32, SECOND, b)])
+    };
     let norm = |n| {
         let eps = (0, 1e-6_f32.to_bits());
         let weights = row(SECOND + layer * LAYER, n);
@@ -402,6 +408,39 @@ fn tensor_ops(layer: u64) -> [(&'static str, TensorOp); 20] {
         ),
         ("copy_f16_2048", copy([2048, 1, 1, 1])),
         ("copy_f16_64x32", copy([64, 32, 1, 1])),
+        // Keys of 16 heads with their rotated parts, as DeepSeek's models join them.
+        ("concat_128_64x16", concat([128, 16, 1, 1], [64, 16, 1, 1])),
+        // The latest inputs of a convolution along 2048 channels, and those of a token.
+        ("concat_3_1x2048", concat([3, 2048, 1, 1], [1, 2048, 1, 1])),
+        (
+            "ssm_conv_4x2048",
+            op(
+                wire::KERNEL_SSM_CONV,
+                &[],
+                row(RESULT, 2048),
+                &[tensor(F32, FIRST, [4, 2048, 1, 1]), tensor(F32, SECOND, [4, 2048, 1, 1])],
+            ),
+        ),
+        ("add_2048_32_rows", two_rows(wire::KERNEL_ADD, 2048)),
+        ("swiglu_2048_32_rows", two_rows(wire::KERNEL_SWIGLU, 2048)),
+        ("rms_norm_mul_2048_32_rows", {
+            let eps = (0, 1e-6_f32.to_bits());
+            let weights = row(SECOND + layer * LAYER, 2048);
+            op(wire::KERNEL_RMS_NORM, &[eps], rows(RESULT, 2048), &[rows(FIRST, 2048), weights])
+        }),
+        (
+            "rope_set_rows_64x9_32_rows",
+            op(
+                wire::KERNEL_ROPE_SET_ROWS,
+                &angles(64, 2),
+                tensor(F16, RESULT + layer * LAYER, [64, 9, 32, 1]),
+                &[
+                    tensor(F32, FIRST, [64, 9, 32, 1]),
+                    tensor(I32, INDEX, [32, 1, 1, 1]),
+                    tensor(I64, INDEX + 4096, [32, 1, 1, 1]),
+                ],
+            ),
+        ),
     ]
 }
 
