@@ -35,7 +35,7 @@ struct Seen {
     round: Round,
 }
 
-/// What tells a list of nodes from the others of a token.
+/// The mark of a list of nodes among those of a token.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ListId {
     /// The number of a graph.

@@ -15,7 +15,7 @@ pub struct Engine {
     recorder: Option<(usize, Mutex<Vec<StepRecord>>)>,
 }
 
-/// What the units would do side by side in a step.
+/// The work of a step, which the units would do side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepRecord {
     /// Bytes that the DMA engine copies.

@@ -129,7 +129,7 @@ struct Vectors<'t> {
     state: &'t mut [Line],
 }
 
-/// What all tasks of a block read.
+/// The operands that all tasks of a block read.
 #[derive(Clone, Copy)]
 struct Shared<'t> {
     block: &'t Block,
