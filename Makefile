@@ -26,14 +26,14 @@ help:
 	@echo "make bench  benchmarks of the library, and tokens/s in llama.cpp"
 	@echo "make model  how fast MODEL would be on a Hexagon NPU, reckoned from counted packets (CHIP=hexagon-v79: on that)"
 	@echo "make kld    KL divergence of the device, all formats, 20 chunks"
-	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip (an hour)"
+	@echo "make ops    all of upstream's test-backend-ops, on every simulated chip, and on 1 to 8 threads; hours"
 	@echo "make optable  docs/results/operations.md from the log of make ops: which upstream cases the Hexagon device computes"
 	@echo "make figures  charts of docs/figures from the tables in the tree, and counted packets into docs/results/cost.md"
 	@echo "make dsp    the Hexagon kernels and libraries built for the DSP; kernels run under HEXAGON_QEMU"
 	@echo "make vendor the Hexagon DSP libraries under Qualcomm's own libcdsprpc, above an emulated kernel and DSP"
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
-	@echo "make sanitize  Rust tests with the address sanitizer; make miri: those of the thread pools in Miri"
+	@echo "make sanitize  Rust tests with the address and the thread sanitizer; make miri: those of the thread pools in Miri"
 	@echo "make mutants  small faults put into the code, and how many of them the Rust tests notice; MODULE=ring: in that"
 	@echo "make soak   llama-server with faults, NaN prompts and cancelled requests, HOURS=n; 15 minutes if not given"
 	@echo "make hostile  every hostile file of tool/tests/hostile.rs through every command of the tool"
@@ -87,7 +87,7 @@ kld:
 	@$(PYTHON) scripts/kld.py
 
 ops:
-	@$(PYTHON) scripts/test.py build all-ops
+	@$(PYTHON) scripts/test.py build all-ops thread-ops
 
 optable:
 	@$(PYTHON) scripts/optable.py
@@ -121,7 +121,7 @@ fuzz:
 	@$(PYTHON) scripts/fuzz.py $(if $(HOURS),--hours $(HOURS))
 
 sanitize:
-	@$(PYTHON) scripts/sanitize.py address
+	@$(PYTHON) scripts/sanitize.py address thread
 
 miri:
 	@$(PYTHON) scripts/sanitize.py miri

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs Rust tests with the address sanitizer, and in Miri.
+"""Runs Rust tests with the address sanitizer and the thread sanitizer, and in Miri.
 
-Usage: sanitize.py [step...]     address miri; both if not given
+Usage: sanitize.py [step...]     address thread miri; all if not given
 
-Both build with the pinned nightly. Devices are the stand-ins. TESTS says what runs: Miri knows no foreign function, so it
+All build with the pinned nightly. Devices are the stand-ins. TESTS says what runs: Miri knows no foreign function, so it
 has the thread pools alone. Whole outputs are in target/logs/.
 """
 
@@ -21,6 +21,11 @@ TESTS = {
         "rknpu-ops": ["--lib", "--test=sim"],
         "ggml-rust-npu": ["--lib", "--test=ring", "--test=abi", "--test=buffer", "--test=device", "--test=faults",
                           "--test=fork", "--test=packs", "--test=packfile", "--test=hexagon"],
+    },
+    "thread": {
+        "task-pool": ["--lib"],
+        "hexagon-ops": ["--lib", "--test=serve", "--test=sim"],
+        "ggml-rust-npu": ["--test=ring", "--test=abi", "--test=faults", "--test=hexagon"],
     },
     "miri": {"task-pool": ["--lib"], "hexagon-ops": ["--lib", "rt::workers"]},
 }
@@ -53,7 +58,7 @@ def cargo(name, arguments, env):
                               stdout=out, stderr=subprocess.STDOUT).returncode
     text = log.read_text(encoding="utf-8", errors="replace")
     passed, failed = summary(text)
-    reports = len(re.findall(r"ERROR: (?:Address|Leak)Sanitizer|Undefined Behavior", text))
+    reports = len(re.findall(r"ERROR: (?:Address|Leak)Sanitizer|WARNING: ThreadSanitizer|Undefined Behavior", text))
     print(f"   {name}: {passed} passed, {failed} failed, {reports} reports", flush=True)
     if code != 0:
         print_tail(log)
@@ -66,6 +71,9 @@ def sanitizer(kind):
     build = ["test", "--locked", "--target", host(), "--target-dir", str(TARGET / "sanitize" / kind), "--no-fail-fast", *QUICK]
     env = dict(tool_env(), RUSTFLAGS=f"-Zsanitizer={kind}", RUST_BACKTRACE="1", PROPTEST_CASES="32",
                ASAN_OPTIONS="detect_stack_use_after_return=1")
+    if kind == "thread":
+        # A standard library without the sanitizer would hide what its locks order.
+        build.append("-Zbuild-std")
     suppressions = LOGS / "sanitize-left.txt"
     LOGS.mkdir(parents=True, exist_ok=True)
     suppressions.write_text("".join(f"leak:{name}\n" for name in LEFT), encoding="utf-8")
@@ -86,7 +94,7 @@ def miri():
     return all(results)
 
 
-STEPS = {"address": lambda: sanitizer("address"), "miri": miri}
+STEPS = {"address": lambda: sanitizer("address"), "thread": lambda: sanitizer("thread"), "miri": miri}
 
 
 def main():

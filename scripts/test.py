@@ -242,14 +242,34 @@ def sampled_ops(tally, chip, repack, floor):
     ops(tally, chip, {**dict.fromkeys(names, 1), None: floor}, *runs, what="sample", GGML_RUST_NPU_REPACK=repack)
 
 
+# Chips that differ in layouts or arithmetic.
+ROCKCHIPS = ["rk3588", "rk3576", "rk3566"]
+HEXAGONS = ["hexagon-v73", "hexagon-v75", "hexagon-v79", "hexagon-v81"]
+
+
 def step_all_ops(tally):
-    """All cases, for each chip that differs in layouts or arithmetic."""
-    products = FLOORS["products"]
-    for chip in ["rk3588", "rk3576", "rk3566"]:
-        ops(tally, chip, products)
-    for chip in ["hexagon-v73", "hexagon-v75", "hexagon-v79"]:
-        ops(tally, chip, {**products, None: FLOORS["every case"]})
-        ops(tally, chip, products, ["-p", MANY_EXPERTS], GGML_RUST_NPU_REPACK="always")
+    """All cases, for each chip that differs in layouts or arithmetic; on Hexagon also with all operands packed."""
+    for chip in ROCKCHIPS:
+        ops(tally, chip, FLOORS["products"])
+    for chip in HEXAGONS:
+        for repack in ("weights", "always"):
+            least = {**FLOORS["products"], None: FLOORS["every case"]}
+            cases_of_chip = [] if (chip, repack) == (HEXAGON, "weights") else ["-p", MANY_EXPERTS]
+            ops(tally, chip, least, cases_of_chip, GGML_RUST_NPU_REPACK=repack)
+
+
+# Operations that threads and the matrix unit's thread share in several ways, and the numbers of threads.
+SHARED = ["MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT"]
+THREADS = [1, 2, 4, 8]
+
+
+def step_thread_ops(tally):
+    """Products and attention on each number of threads, for each Hexagon architecture."""
+    for chip in HEXAGONS:
+        for threads in map(str, THREADS):
+            for repack in ("weights", "always"):
+                ops(tally, chip, FLOORS["products"], ["-o", ",".join(SHARED), "-p", MANY_EXPERTS],
+                    GGML_RUST_NPU_HEX_THREADS=threads, GGML_RUST_NPU_REPACK=repack)
 
 
 # Rows of test-llama-archs for a device, and for all devices by `-sm tensor` (ggml's device Meta): a dense model of an
@@ -392,8 +412,8 @@ STEPS = {
 }
 
 # Not part of `make test`: too long for it.
-EXTRA_STEPS = {"all-ops": step_all_ops, "archs": step_archs, "long": step_long, "stock": step_stock, "release": step_release,
-               "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check}
+EXTRA_STEPS = {"all-ops": step_all_ops, "thread-ops": step_thread_ops, "archs": step_archs, "long": step_long, "stock": step_stock,
+               "release": step_release, "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check}
 
 # Left out of `make test-all`: what another step has all cases of, and what takes a licence to accept.
 PARTS_OF_OTHERS = ["ops", "vendor", "rknn-vendor"]
