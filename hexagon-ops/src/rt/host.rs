@@ -1,11 +1,11 @@
 //! Steps on the host: a pool of threads, of which the first to run a task also does the copy. Or only
 //! a record of the steps that would run.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use task_pool::{Pool, chunks};
 
-use super::{Copy, MatrixPart};
+use super::{Copy, CopyRows, MatrixPart};
 
 /// A pool of threads in place of the DSP's hardware threads and its DMA engine.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub struct Engine {
 }
 
 /// The work of a step, which the units would do side by side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepRecord {
     /// Bytes that the DMA engine copies.
     pub copied_bytes: usize,
@@ -24,6 +24,8 @@ pub struct StepRecord {
     pub tasks: usize,
     /// Products of the matrix unit.
     pub tile_products: usize,
+    /// For copies beside several steps ([`Engine::beside`]): the number of those, which follow this record.
+    pub steps_beside: usize,
 }
 
 impl Engine {
@@ -40,9 +42,8 @@ impl Engine {
     /// Returns the recorded steps, and forgets them.
     #[must_use]
     pub fn take_record(&self) -> Vec<StepRecord> {
-        let record = self.recorder.as_ref().map(|(_, record)| {
-            core::mem::take(&mut *record.lock().unwrap_or_else(PoisonError::into_inner))
-        });
+        let record = self.recorder.as_ref();
+        let record = record.map(|(_, record)| core::mem::take(&mut *locked(record)));
         record.unwrap_or_default()
     }
 
@@ -108,41 +109,63 @@ impl Engine {
                 copied_bytes: copy.map_or(0, |copy| size_of_val(copy.from)),
                 tasks: tasks.len(),
                 tile_products: part.tile_products(),
+                steps_beside: 0,
             };
-            return record
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(step);
+            return locked(record).push(step);
         }
         let (Some(pool), false) = (&self.pool, tasks.is_empty()) else {
-            copy.into_iter().for_each(Copy::run);
+            copy.into_iter().for_each(run_copy);
             part.run();
             return tasks.iter_mut().for_each(run);
         };
         // The first thread copies, and computes the matrix unit's part; the next ones take tasks.
         let first = Mutex::new(Some((copy, part)));
         pool.for_each(chunks(tasks, 1), |_, task| {
-            let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let first = locked(&first).take();
             if let Some((copy, mut part)) = first {
-                copy.into_iter().for_each(Copy::run);
+                copy.into_iter().for_each(run_copy);
                 part.run();
             }
             task.iter_mut().for_each(&run);
         });
     }
+
+    /// Makes the copies while `run` runs, and returns when both are done. Here the copies come first.
+    pub fn beside<R>(&self, copies: &mut [CopyRows<'_>], run: impl FnOnce() -> R) -> R {
+        let Some((_, record)) = &self.recorder else {
+            copies.iter_mut().for_each(|copy| copy.by_loads(|_| ()));
+            return run();
+        };
+        let index = locked(record).len();
+        locked(record).push(StepRecord {
+            copied_bytes: copies.iter().map(CopyRows::bytes).sum(),
+            ..StepRecord::default()
+        });
+        let result = run();
+        let mut steps = locked(record);
+        let steps_beside = steps.len() - index - 1;
+        if let Some(step) = steps.get_mut(index) {
+            step.steps_beside = steps_beside;
+        }
+        result
+    }
 }
 
-impl Copy<'_> {
-    /// Copies the lines immediately.
-    fn run(self) {
-        self.to.copy_from_slice(self.from);
-    }
+/// Locks a value; a panic elsewhere has left it whole.
+fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Copies the lines immediately.
+fn run_copy(Copy { from, to }: Copy<'_>) {
+    to.copy_from_slice(from);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layout::Line;
+    use crate::rt::CopyShape;
 
     /// A part that counts its runs.
     struct Count<'a>(&'a mut usize);
@@ -186,6 +209,49 @@ mod tests {
                 assert_eq!(tasks, (0..count).map(|i| 2 * i).collect::<Vec<_>>());
                 assert_eq!(to, from);
             }
+        }
+    }
+    #[test]
+    fn copies_beside_steps_are_made_and_recorded() {
+        for threads in [1, 2, 5] {
+            let from: Vec<u8> = (0..200).collect();
+            let (mut first, mut second) = ([0; 64], [0; 30]);
+            let shapes = [[3, 7, 50, 16], [1, 30, 30, 30]];
+            let [rows, linear] =
+                shapes.map(|[rows, row_bytes, from_stride, to_stride]| CopyShape {
+                    rows,
+                    row_bytes,
+                    from_stride,
+                    to_stride,
+                });
+            let mut tasks = vec![0; 9];
+            let run = |engine: &Engine, tasks: &mut [usize], to: [&mut [u8]; 2]| {
+                let [first, second] = to;
+                let mut copies = [
+                    CopyRows::new(&from, first, rows).unwrap(),
+                    CopyRows::new(&from[100..], second, linear).unwrap(),
+                ];
+                engine.beside(&mut copies, || {
+                    engine.step(None, tasks, |task| *task += 1);
+                    engine.step(None, &mut [0; 4], |task| *task += 1);
+                    "done"
+                })
+            };
+            let engine = Engine::new(threads);
+            assert_eq!(run(&engine, &mut tasks, [&mut first, &mut second]), "done");
+            assert_eq!(tasks, [1; 9]);
+            for row in 0..3 {
+                assert_eq!(first[16 * row..][..7], from[50 * row..][..7]);
+            }
+            assert_eq!(second, from[100..130]);
+            let engine = Engine::recording(threads);
+            assert_eq!(run(&engine, &mut tasks, [&mut first, &mut second]), "done");
+            let record = engine.take_record();
+            let counts = record
+                .iter()
+                .map(|step| (step.copied_bytes, step.tasks, step.steps_beside));
+            let want = [(51, 0, 2), (0, 9, 0), (0, 4, 0)];
+            assert_eq!(counts.collect::<Vec<_>>(), want);
         }
     }
 }

@@ -11,9 +11,18 @@
 //! prepare            group 0     group 1     group 2
 //! multiply                       group 0     group 1
 //! ```
+//!
+//! Copies that last longer than one step run beside all steps of a closure ([`Engine::beside`]): a
+//! chain of descriptors, started once and awaited once.
 
 mod arena;
 pub use arena::Arena;
+
+mod copy;
+pub use copy::{Copy, CopyRows, CopyShape};
+
+mod descriptor;
+use descriptor::RowFields;
 
 #[expect(unsafe_code, reason = "tasks write parts of the same rows")]
 mod columns;
@@ -49,8 +58,6 @@ mod qurt;
 #[cfg(target_arch = "hexagon")]
 pub use qurt::Engine;
 
-use crate::layout::Line;
-
 /// The part of a step that the matrix unit computes, beside the step's tasks.
 pub trait MatrixPart: Send {
     /// Returns `true` if there is nothing to compute.
@@ -78,6 +85,13 @@ impl<F: FnMut() + Send> MatrixPart for OnUnit<F> {
     }
 }
 
+/// Returns `true` if the DMA engine makes such a copy by one descriptor. Others are made by loads and
+/// stores.
+#[must_use]
+pub fn has_descriptor(shape: &CopyShape) -> bool {
+    RowFields::NATIVE.fit(shape)
+}
+
 impl Engine {
     /// Computes a part without any task beside it.
     pub fn compute(&self, part: impl MatrixPart) {
@@ -98,16 +112,4 @@ impl MatrixPart for () {
     }
 
     fn run(&mut self) {}
-}
-
-/// A copy from DDR to VTCM that a step runs beside its tasks.
-///
-/// The source must be in DDR, not only in the DSP's cache, because the DMA engine bypasses the
-/// cache.
-#[derive(Debug)]
-pub struct Copy<'a> {
-    /// Source lines.
-    pub from: &'a [Line],
-    /// Destination, as many lines.
-    pub to: &'a mut [Line],
 }

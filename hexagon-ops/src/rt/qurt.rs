@@ -1,4 +1,4 @@
-//! Steps on the DSP: the copy runs on the DMA engine of the calling hardware thread while that
+//! Steps on the DSP: copies run on the DMA engine of the calling hardware thread while that
 //! thread and its workers run the tasks.
 
 mod dma;
@@ -6,16 +6,17 @@ mod threads;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use self::dma::{Descriptor, Waited};
+use self::dma::{Chain, Waited};
 use self::threads::Team;
 use super::workers::TaskList;
-use super::{Copy, MatrixPart, cache};
-use crate::hvx;
+use super::{Copy, CopyRows, MatrixPart, cache};
 
 /// The calling hardware thread, its DMA engine, and the workers beside it.
 #[derive(Debug)]
 pub struct Engine {
     is_stuck: AtomicBool,
+    /// A chain of copies is running.
+    is_copying: AtomicBool,
     team: Team,
 }
 
@@ -27,6 +28,7 @@ impl Engine {
     pub fn new(threads: usize) -> Self {
         Self {
             is_stuck: AtomicBool::new(false),
+            is_copying: AtomicBool::new(false),
             team: Team::start(threads.saturating_sub(1)),
         }
     }
@@ -69,37 +71,61 @@ impl Engine {
         tasks: &mut [T],
         run: impl Fn(&mut T) + Sync,
     ) {
-        let mut descriptor = Descriptor::new();
-        let mut copy = copy;
-        let started = match &mut copy {
-            // SAFETY:
-            // - `descriptor` lives on this stack until `wait` below, which every path reaches:
-            //   nothing here unwinds.
-            // - `copy` borrows both sides until then, and steps of one thread do not nest.
-            // - A descriptor that did not finish was stopped, and no other was started since.
-            Some(copy) if !self.is_stuck() => unsafe { descriptor.start(copy) }.is_some(),
-            _ => false,
+        let tasks = || {
+            // One thread makes no list, so that the compiler can join a task with what is around it.
+            if self.team.is_empty() || part.is_empty() && tasks.len() < 2 {
+                part.run();
+                tasks.iter_mut().for_each(run);
+            } else {
+                TaskList::new(tasks, run).with_step(|step| self.team.run(step, &mut part));
+            }
         };
-        // One thread makes no list, so that the compiler can join a task with what is around it.
-        if self.team.is_empty() || part.is_empty() && tasks.len() < 2 {
-            part.run();
-            tasks.iter_mut().for_each(run);
-        } else {
-            TaskList::new(tasks, run).with_step(|step| self.team.run(step, &mut part));
+        match copy {
+            None => tasks(),
+            Some(copy) => self.beside(&mut [CopyRows::from(copy)], tasks),
         }
-        let waited = if started {
-            descriptor.wait()
+    }
+
+    /// Makes the copies while `run` runs, and returns when both are done. Steps in `run` have no copies
+    /// for the DMA engine: theirs are made by loads and stores.
+    #[inline(always)]
+    pub fn beside<R>(&self, copies: &mut [CopyRows<'_>], run: impl FnOnce() -> R) -> R {
+        let is_free = !self.is_stuck() && !self.is_copying.swap(true, Ordering::Relaxed);
+        let mut chain = Chain::new();
+        if is_free {
+            // SAFETY:
+            // - `chain` lives on this stack until `wait` below, which every path reaches: nothing
+            //   here unwinds.
+            // - `copies` borrows both sides until then, and no other chain of this thread is
+            //   running, as `is_copying` says.
+            // - A descriptor that did not finish was stopped, and no other was started since.
+            unsafe { chain.start(copies) };
         } else {
-            Waited::Failed
-        };
+            chain.leave_out_all();
+        }
+        let result = run();
+        let waited = chain.wait();
+        if is_free {
+            self.is_copying.store(false, Ordering::Relaxed);
+        }
         if waited == Waited::Stuck {
             self.is_stuck.store(true, Ordering::Relaxed);
         }
-        if let (Some(copy), true) = (copy, waited != Waited::Done) {
-            // The loads below go through the cache, which may hold older bytes than the other
-            // processor wrote.
-            cache::invalidate(copy.from.as_ptr().cast(), size_of_val(copy.from));
-            hvx::copy(copy.to, copy.from);
+        if waited != Waited::Done || !chain.is_complete() {
+            by_loads(&chain, waited, copies);
+        }
+        result
+    }
+}
+
+/// Copies by loads and stores what the engine did not.
+#[cold]
+fn by_loads(chain: &Chain, waited: Waited, copies: &mut [CopyRows<'_>]) {
+    for (number, copy) in copies.iter_mut().enumerate() {
+        if waited != Waited::Done || chain.leaves_out(number) {
+            // The loads go through the cache, which may hold older bytes than the other processor
+            // wrote.
+            copy.by_loads(|row| cache::invalidate(row.as_ptr(), row.len()));
         }
     }
 }

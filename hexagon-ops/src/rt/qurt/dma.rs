@@ -1,27 +1,24 @@
-//! The DMA engine of the calling hardware thread. One linear descriptor per step, as the engine reads
-//! it (four words, 16-byte aligned at least):
+//! The DMA engine of the calling hardware thread. The copies of a step are a chain of descriptors
+//! (`rt/descriptor.rs`): the first is started, and each further one is linked to the one before it,
+//! so that the engine copies while the rest of the chain is built.
 //!
-//! ```text
-//! word 0   address of the next descriptor, 0: none
-//! word 1   23..0 bytes · 25..24 type, 0: linear · 26, 27 compression · 28 destination, 29 source bypass the cache
-//!          30 ordered · 31 done, set by the engine
-//! word 2   source     word 3   destination
-//! ```
-//!
-//! SOURCE: Qualcomm Hexagon User DMA Specification 80-V9418-29 as quoted by three public users of
-//! the engine; not yet run on a device.
+//! SOURCE: llama.cpp ggml-hexagon htp/dma-queue.h at ggml 0.26.0 links descriptors by `dmlink` after a
+//! `release` of each, and takes one for done when its bit is set; QEMU target/hexagon/dma.c: `dmlink`
+//! starts an engine that is idle, and does nothing after an error. Not run on a device.
 
 use core::arch::asm;
+use core::mem::MaybeUninit;
 
-use crate::rt::Copy;
+use crate::rt::descriptor::{LINEAR_WORDS, RowFields, WORDS, linear_words};
+use crate::rt::{CopyRows, CopyShape};
 
-/// Most bytes of one descriptor.
-const MAX_BYTES: usize = (1 << 24) - 1;
-/// Control bits with which neither side goes through the cache: weights were written by the other
-/// processor, and VTCM is not cached.
-const BYPASS: u32 = 1 << 28 | 1 << 29;
-/// Control bit that the engine sets.
+/// Most descriptors of a chain. Further copies are made by loads and stores.
+const MAX_DESCRIPTORS: usize = 4;
+/// Word of a descriptor that the engine changes, and the bit that it sets there.
+const CONTROL: usize = 1;
 const DONE: u32 = 1 << 31;
+/// Number of the last bit of a word.
+const LAST: usize = 31;
 /// Bits of the engine's status that say what it does, and their value while it copies.
 const STATUS: u32 = 3;
 const RUNNING: u32 = 1;
@@ -29,50 +26,111 @@ const RUNNING: u32 = 1;
 /// 56 to 220 ms in all at 1.5 GHz. The longest copy, 16 MiB, takes 16 ms at 1 GB/s.
 const MAX_POLLS: u32 = 1 << 22;
 
-/// A linear descriptor, alone in its cache line.
-#[repr(C, align(64))]
-pub struct Descriptor([u32; 4]);
+/// A descriptor, at a multiple of its length.
+#[repr(C, align(32))]
+struct Descriptor([u32; WORDS]);
 
-impl Descriptor {
-    /// Returns a descriptor that has not been started.
+/// Descriptors of a chain, in cache lines that hold nothing else.
+#[repr(C, align(128))]
+pub struct Chain {
+    descriptors: [MaybeUninit<Descriptor>; MAX_DESCRIPTORS],
+    /// Number of those that were started.
+    count: usize,
+    /// A bit for each copy that has bytes and no descriptor; the last one also stands for all later copies.
+    left_out: u32,
+}
+
+impl Chain {
+    /// Returns a chain without descriptors.
+    #[inline(always)]
     pub const fn new() -> Self {
-        Self([0; 4])
+        Self {
+            descriptors: [const { MaybeUninit::uninit() }; MAX_DESCRIPTORS],
+            count: 0,
+            left_out: 0,
+        }
     }
 
-    /// Starts copying and returns; `None` if the copy is empty or too long for a descriptor.
+    /// Starts copying and returns. Copies that have no descriptor are left out.
     ///
     /// # Safety
     /// - Until [`Self::wait`] has returned, this value does not move and nothing else uses the two
-    ///   sides of `copy`.
+    ///   sides of `copies`.
     /// - No other descriptor of this hardware thread is running.
-    pub unsafe fn start(&mut self, copy: &mut Copy<'_>) -> Option<()> {
-        let bytes = size_of_val(copy.from);
-        if !(1..=MAX_BYTES).contains(&bytes) || copy.to.len() != copy.from.len() {
-            return None;
+    /// - The chain is new.
+    #[inline(always)]
+    pub unsafe fn start(&mut self, copies: &mut [CopyRows<'_>]) {
+        let mut tail = core::ptr::null_mut::<Descriptor>();
+        let mut free = self.descriptors.iter_mut();
+        for (number, copy) in copies.iter_mut().enumerate() {
+            if copy.shape.bytes() == 0 {
+                continue;
+            }
+            // The engine takes the addresses, and writes through the second.
+            let from = copy.from.as_ptr().expose_provenance();
+            let to = copy.to.as_mut_ptr().expose_provenance();
+            let written = match ([from, to].map(u32::try_from), free.next()) {
+                ([Ok(from), Ok(to)], Some(descriptor)) => {
+                    write(descriptor, &copy.shape, [from, to])
+                }
+                _ => None,
+            };
+            let Some(descriptor) = written else {
+                self.left_out |= 1 << number.min(LAST);
+                continue;
+            };
+            // SAFETY: orders the descriptor's words before the engine's reads; touches nothing else.
+            unsafe { asm!("release({0}):at", in(reg) descriptor, options(nostack)) };
+            // The nightly's own intrinsics for the engine have wrong signatures, hence assembly.
+            if tail.is_null() {
+                // SAFETY: the descriptor is complete, and the caller keeps it and both sides untouched.
+                unsafe { asm!("dmstart({0})", in(reg) descriptor, options(nostack)) };
+            } else {
+                // SAFETY: as above; `tail` is the last descriptor of the chain that was started.
+                unsafe {
+                    asm!("dmlink({0},{1})", in(reg) tail, in(reg) descriptor, options(nostack))
+                };
+            }
+            tail = descriptor;
+            self.count += 1;
         }
-        let control = u32::try_from(bytes).ok()? | BYPASS;
-        let [from, to] =
-            [copy.from.as_ptr().addr(), copy.to.as_mut_ptr().addr()].map(u32::try_from);
-        let descriptor = core::ptr::from_mut(self);
-        // SAFETY: the pointer comes from a reference; volatile, since the engine reads what is
-        // written here.
-        unsafe { descriptor.write_volatile(Self([0, control, from.ok()?, to.ok()?])) };
-        // SAFETY: orders the descriptor's words before the engine's reads; touches nothing else.
-        unsafe { asm!("release({0}):at", in(reg) descriptor, options(nostack)) };
-        // The nightly's own intrinsics for the engine have wrong signatures, hence assembly.
-        // SAFETY: the descriptor is complete, and the caller keeps it and both sides untouched.
-        unsafe { asm!("dmstart({0})", in(reg) descriptor, options(nostack)) };
-        Some(())
     }
 
-    /// Waits until the engine has finished or is stuck; neither side of the copy is in use then.
+    /// Leaves out all copies.
+    #[inline(always)]
+    pub const fn leave_out_all(&mut self) {
+        self.left_out = u32::MAX;
+    }
+
+    /// Returns `true` if copy `number` may be left out.
+    pub fn leaves_out(&self, number: usize) -> bool {
+        self.left_out >> number.min(LAST) & 1 == 1
+    }
+
+    /// Returns `true` if no copy is left out.
+    #[inline(always)]
+    pub const fn is_complete(&self) -> bool {
+        self.left_out == 0
+    }
+
+    /// Waits until the engine has finished or is stuck; neither side of any copy is in use then.
+    #[inline(always)]
     pub fn wait(&mut self) -> Waited {
+        if self.count == 0 {
+            return Waited::Done;
+        }
+        self.wait_for_engine()
+    }
+
+    /// Does the same with a chain that was started.
+    #[inline(never)]
+    fn wait_for_engine(&mut self) -> Waited {
         // `dmwait` would sleep for as long as the engine needs, forever if it never finishes.
         for _ in 0..MAX_POLLS {
             let status: u32;
             // SAFETY: reads the status of this thread's engine.
             unsafe { asm!("{0} = dmpoll", out(reg) status, options(nostack)) };
-            // The status is older than the descriptor's bit: an engine that is idle has set it.
+            // The status is older than the descriptors' bits: an engine that is idle has set them.
             if self.is_done() {
                 return Waited::Done;
             }
@@ -87,21 +145,47 @@ impl Descriptor {
         Waited::Stuck
     }
 
-    /// Returns `true` if the engine has reported the copy done.
+    /// Returns `true` if the engine has reported all copies done.
+    #[inline(always)]
     fn is_done(&mut self) -> bool {
-        // SAFETY: the pointer comes from a reference; volatile, since the engine wrote the control
-        // word.
-        let words = unsafe { core::ptr::from_mut(self).read_volatile() };
-        words.0[1] & DONE != 0
+        self.descriptors[..self.count].iter_mut().all(|descriptor| {
+            let words = descriptor.as_mut_ptr().cast::<[u32; LINEAR_WORDS]>();
+            // SAFETY: `start` has written these words of the descriptor.
+            let control = unsafe { &raw mut (*words)[CONTROL] };
+            // SAFETY: the word is initialized; volatile, since the engine writes it.
+            let control = unsafe { control.read_volatile() };
+            control & DONE != 0
+        })
     }
+}
+
+/// Writes the words of a descriptor, and returns its address; `None` if the copy has none.
+#[inline(always)]
+fn write(
+    descriptor: &mut MaybeUninit<Descriptor>,
+    shape: &CopyShape,
+    places: [u32; 2],
+) -> Option<*mut Descriptor> {
+    let descriptor = descriptor.as_mut_ptr();
+    if let Some(words) = linear_words(shape, places) {
+        let first = descriptor.cast::<[u32; LINEAR_WORDS]>();
+        // SAFETY: the first words of a descriptor; volatile, since the engine reads what is written
+        // here.
+        unsafe { first.write_volatile(words) };
+        return Some(descriptor);
+    }
+    let words = RowFields::NATIVE.words(shape, places)?;
+    // SAFETY: the pointer comes from a reference; volatile as above.
+    unsafe { descriptor.write_volatile(Descriptor(words)) };
+    Some(descriptor)
 }
 
 /// The end of a wait for the engine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
-    /// The copy is done.
+    /// All copies are done.
     Done,
-    /// The engine refused or gave up the copy.
+    /// The engine refused or gave up a copy.
     Failed,
     /// The engine was still copying after [`MAX_POLLS`], and was stopped.
     Stuck,

@@ -97,7 +97,8 @@ enum word {
   DMA_START = 0x100, // and the register's number
   DMA_WAIT = 0x200,
   DMA_POLL = 0x300,
-  DMA_PAUSE = 0x400
+  DMA_PAUSE = 0x400,
+  DMA_LINK = 0x500 // and the tail's register from bit 16 on
 };
 void matrix_word(enum word word, const uint32_t *r);
 // dma.c

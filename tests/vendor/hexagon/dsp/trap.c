@@ -25,6 +25,8 @@ static int kind_of(const uint32_t *word, uint32_t *words) {
   }
   if ((word[0] & 0xffe0ffff) == 0xa600c020)
     return DMA_START | (int)(word[0] >> 16 & 31);
+  if ((word[0] & 0xffe0e0ff) == 0xa600c040)
+    return DMA_LINK | (int)(word[0] >> 8 & 31) | (int)(word[0] & 31 << 16);
   if ((word[0] & 0xffffffe0) == 0xa800c020)
     return DMA_WAIT | (int)(word[0] & 31);
   if ((word[0] & 0xffffffe0) == 0xa800c040)
