@@ -454,12 +454,15 @@ fn without_units(guest: &Path, copies: Copies) -> PathBuf {
     const NOP: u32 = 0x7f00_c000;
     const NOP_AND: u32 = 0x7f00_4000;
     // Words, the bits of a register's number in them, and what takes their place.
-    // SOURCE of the last four: `dmstart`, `dmwait`, `dmpoll` and `dmpause`, `memw(Rs+#4) = #-1`,
+    // SOURCE of the last five: `dmstart`, `dmlink`, `dmwait`, `dmpoll` and `dmpause`, `memw(Rs+#4) = #-1`,
     // which sets the descriptor's bit for a copy that is done, and `Rd = #0`, as LLVM assembles them.
     let start = match copies {
         Copies::Free => 0x3c40_e0ff,
         Copies::Refused => NOP,
     };
+    // `dmlink(Rs,Rt)` has the register of the descriptor at another place.
+    const LINK: u32 = 0xa600_c040;
+    const LINKED: u32 = 31 << 8;
     let words = [
         (0xa6e0_c013, 0, NOP),
         (0x9200_c3fe, 0, NOP),
@@ -472,10 +475,19 @@ fn without_units(guest: &Path, copies: Copies) -> PathBuf {
         (0xa800_c060, 31, 0x7800_c000),
     ];
     let mut program = std::fs::read(guest).unwrap();
-    let mut found = [0; 9];
+    let mut found = [0; 10];
     for word in program.as_chunks_mut::<4>().0 {
+        let have = u32::from_le_bytes(*word);
+        if have & !(31 << 16 | LINKED) == LINK {
+            let linked = match copies {
+                Copies::Free => start | (have & LINKED) << 8,
+                Copies::Refused => NOP,
+            };
+            *word = linked.to_le_bytes();
+            found[9] += 1;
+            continue;
+        }
         for ((from, register, to), found) in words.iter().zip(&mut found) {
-            let have = u32::from_le_bytes(*word);
             if have & !register == *from {
                 let register = if *to == NOP { 0 } else { *register };
                 *word = (to | have & register).to_le_bytes();

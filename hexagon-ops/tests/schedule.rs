@@ -3,7 +3,8 @@
 //! unit (`tool/src/model/cost.rs`).
 //!
 //! An engine that executes nothing records the steps for Llama-3.2-1B on a V75 with four threads. A
-//! step takes the longest of its own three. A command's packets are those of `packets.txt`, in equal
+//! step takes the longest of its own three, and copies beside several steps take at least as long as
+//! all of those. A command's packets are those of `packets.txt`, in equal
 //! parts for its tasks; the slowest thread of a step has the number of tasks rounded up.
 #![expect(
     clippy::unwrap_used,
@@ -55,17 +56,23 @@ fn times(record: &[StepRecord], [bytes, packets, more]: [f64; 3]) -> Times {
             .max(vectors)
             .max(products * PRODUCT_US)
     };
-    let steps = record.iter().map(|step| {
+    let of_step = |step: &StepRecord| {
         let slowest = step.tasks.div_ceil(THREADS) as f64 * (packets + more) / tasks;
         longest(step.copied_bytes as f64, slowest, step.tile_products as f64)
-    });
+    };
+    let (mut steps, mut rest) = (0.0, record);
+    while let Some((step, others)) = rest.split_first() {
+        let (beside, others) = others.split_at(step.steps_beside);
+        steps += of_step(step).max(beside.iter().map(of_step).sum());
+        rest = others;
+    }
     Times {
         model: longest(
             bytes,
             packets / THREADS as f64,
             sum(|step| step.tile_products),
         ),
-        steps: steps.sum(),
+        steps,
     }
 }
 
@@ -153,6 +160,8 @@ fn attend(rows: usize) -> Vec<StepRecord> {
     let products: usize = record.iter().map(|step| step.tile_products).sum();
     // 4 tiles of keys and values for each tile of rows and of positions.
     assert_eq!(products, (4 * rows).div_ceil(32) * POSITIONS / 32 * 4 * 8);
+    let copied: usize = record.iter().map(|step| step.copied_bytes).sum();
+    assert_eq!(copied as f64, CACHE_BYTES);
     record
 }
 

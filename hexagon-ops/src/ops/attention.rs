@@ -72,7 +72,7 @@ pub struct Sources<'a> {
 }
 
 /// An attention with checked operands.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Job<'a> {
     src: Sources<'a>,
     /// Factor of the scores before they are capped.
@@ -130,6 +130,21 @@ impl<'a> Job<'a> {
             dk: d.div_ceil(LANES),
             dv: v.ne[0].div_ceil(LANES),
         })
+    }
+
+    /// Returns the attention with operands of the same types, dimensions and strides.
+    fn on<'b>(&self, src: &Sources<'b>) -> Job<'b> {
+        Job {
+            src: *src,
+            factor: self.factor,
+            softcap: self.softcap,
+            slopes: self.slopes,
+            group: self.group,
+            kv_heads: self.kv_heads,
+            positions: self.positions,
+            dk: self.dk,
+            dv: self.dv,
+        }
     }
 
     /// Returns `true` if keys and values are f16, so that FP16 holds whatever is finite.
@@ -227,6 +242,92 @@ pub fn check(params: &Attention, src: &Sources<'_>, dst: &Shape) -> Result<()> {
     Job::new(params, src, dst).map(drop)
 }
 
+/// An attention whose operands were checked, and how it is computed.
+#[derive(Debug)]
+pub struct AttentionPlan<'a> {
+    job: Job<'a>,
+    /// On the matrix unit, at first.
+    tiles: Option<tile::TilePlan>,
+}
+
+impl<'a> AttentionPlan<'a> {
+    /// Checks operands and parameters, and plans the attention. Bytes of operands are not read.
+    ///
+    /// # Errors
+    /// `Operand` as [`attention`].
+    pub fn new(
+        params: &Attention,
+        src: &Sources<'a>,
+        dst: &Shape,
+        machine: &Machine<'_>,
+        has_table: bool,
+    ) -> Result<Self> {
+        let job = Job::new(params, src, dst)?;
+        let queries = src.q.shape.ne[1];
+        let (vtcm_tiles, threads) = (machine.vtcm.len(), machine.engine.threads());
+        let plan = || tile::TilePlan::new(&job, queries, vtcm_tiles, threads);
+        let tiles = if has_table { plan() } else { None };
+        Ok(Self { job, tiles })
+    }
+
+    /// Returns `true` if [`Self::run_on_tiles`] reads keys and values by the DMA engine only.
+    #[must_use]
+    pub fn copies_cache(&self) -> bool {
+        self.tiles
+            .as_ref()
+            .is_some_and(tile::TilePlan::copies_cache)
+    }
+
+    /// Returns `true` if it reads the mask by the DMA engine only.
+    #[must_use]
+    pub fn copies_mask(&self) -> bool {
+        self.tiles.as_ref().is_some_and(tile::TilePlan::copies_mask)
+    }
+
+    /// Computes the attention on the matrix unit. Returns `false` if that is not possible, and `dst` is
+    /// to be computed by [`Self::run_by_dots`].
+    ///
+    /// - `src`: operands of the shapes that were planned
+    ///
+    /// # Errors
+    /// `Fault` if the matrix unit reports one.
+    pub fn run_on_tiles(
+        &self,
+        machine: Machine<'_>,
+        dst: &mut ViewMut<'_>,
+        src: &Sources<'_>,
+        table: Option<&[Line; TABLE_LINES]>,
+    ) -> Result<bool> {
+        match (&self.tiles, table) {
+            (Some(plan), Some(table)) => tile::run(&self.job.on(src), plan, machine, table, dst),
+            _ => Ok(false),
+        }
+    }
+
+    /// Computes the attention by dot products. Loads read all operands.
+    ///
+    /// # Errors
+    /// `VtcmFull` as [`attention`].
+    pub fn run_by_dots(
+        &self,
+        mut machine: Machine<'_>,
+        dst: &mut ViewMut<'_>,
+        src: &Sources<'_>,
+    ) -> Result<()> {
+        let job = self.job.on(src);
+        let [_, queries, _, streams] = src.q.shape.ne;
+        let plan = dot::Plan::new(&job, queries, &machine)?;
+        for stream in 0..streams {
+            for first in (0..queries).step_by(plan.queries) {
+                let count = plan.queries.min(queries - first);
+                let place = [stream, first, count];
+                dot::batch(&job, &plan, machine.reborrow(), place, dst)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Computes `dst = softmax(scale · q · kᵀ + slope · mask) · v` for each head and stream.
 ///
 /// - `dst`: f32 `[Dv, heads, queries, streams]`
@@ -243,27 +344,9 @@ pub fn attention(
     src: &Sources<'_>,
     table: Option<&[Line; TABLE_LINES]>,
 ) -> Result<()> {
-    let job = Job::new(params, src, &dst.shape)?;
-    let [_, queries, _, streams] = src.q.shape.ne;
-    let (vtcm_tiles, threads) = (machine.vtcm.len(), machine.engine.threads());
-    if let Some(table) = table
-        && let Some(plan) = tile::TilePlan::new(&job, queries, vtcm_tiles, threads)
-        && tile::run(&job, &plan, machine.reborrow(), table, &mut dst)?
-    {
+    let plan = AttentionPlan::new(params, src, &dst.shape, &machine, table.is_some())?;
+    if plan.run_on_tiles(machine.reborrow(), &mut dst, src, table)? {
         return Ok(());
     }
-    let plan = dot::Plan::new(&job, queries, &machine)?;
-    for stream in 0..streams {
-        for first in (0..queries).step_by(plan.queries) {
-            let count = plan.queries.min(queries - first);
-            dot::batch(
-                &job,
-                &plan,
-                machine.reborrow(),
-                [stream, first, count],
-                &mut dst,
-            )?;
-        }
-    }
-    Ok(())
+    plan.run_by_dots(machine, &mut dst, src)
 }

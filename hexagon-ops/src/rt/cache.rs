@@ -76,6 +76,30 @@ pub fn fetch(address: *const u8, bytes: usize) {
     let _ = (address, bytes);
 }
 
+/// Starts to bring rows of `row_bytes` bytes at a distance of `stride_bytes` into the second-level cache, as [`fetch`] does.
+/// Numbers of more than 16 bits are limited to the largest one.
+///
+/// SOURCE: Hexagon V73 Programmer's Reference Manual, `l2fetch(Rs,Rtt)`: bits 15:0 of Rtt are the height, 31:16 the width in
+/// bytes, 47:32 the stride; llama.cpp ggml-hexagon htp/hex-utils.h, `hex_l2fetch`, uses it in the same way. Not run on a
+/// device.
+pub fn fetch_rows(address: *const u8, rows: usize, row_bytes: usize, stride_bytes: usize) {
+    #[cfg(target_arch = "hexagon")]
+    {
+        let [rows, row_bytes, stride_bytes] =
+            [rows, row_bytes, stride_bytes].map(|it| it.min(u16::MAX.into()) as u64);
+        // SAFETY: a hint, which neither faults nor writes.
+        unsafe {
+            core::arch::asm!(
+                "l2fetch({0},{1})",
+                in(reg) address,
+                in(reg_pair) stride_bytes << 32 | row_bytes << 16 | rows,
+                options(nomem, nostack)
+            );
+        }
+    }
+    let _ = (address, rows, row_bytes, stride_bytes);
+}
+
 /// Waits until all earlier memory and cache operations of this thread are done.
 pub fn barrier() {
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);

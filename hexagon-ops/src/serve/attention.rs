@@ -8,7 +8,7 @@ use super::tensor_op::{bind, shape_of};
 use super::tensor_run::CheckedTensor;
 use crate::error::Error;
 use crate::layout::Line;
-use crate::ops::attention::{self, Attention, Sources, TABLE_LINES};
+use crate::ops::attention::{self, Attention, AttentionPlan, Sources, TABLE_LINES};
 use crate::ops::matmul::Machine;
 #[cfg(doc)]
 use crate::ops::tensor::Shape;
@@ -103,38 +103,92 @@ pub(super) fn check<'a>(
 
 impl CheckedAttention {
     /// Executes the attention on its operands. `table` is in VTCM.
+    ///
+    /// Keys, values and the mask need no cache operations if the DMA engine reads them, except for what
+    /// earlier commands of the submission wrote.
     pub(super) fn run(
         &self,
         mut operands: Operands<'_, SOURCES>,
         table: Option<&[Line; TABLE_LINES]>,
         (platform, ranges): (&mut impl Platform, &mut CachedRanges),
-        machine: Machine<'_>,
+        mut machine: Machine<'_>,
     ) -> Result<(), Failure> {
         let mut cache = Cache {
             mappings: operands.mappings(),
             platform,
             ranges,
         };
-        for (i, src) in self.src.iter().enumerate() {
-            if let Some(bound) = operands.bound(i) {
+        let described = self
+            .src
+            .map(|src| src.is_present().then(|| View::described(*src.shape())));
+        let described = sources(described)?;
+        let has_table = table.is_some();
+        let plan = AttentionPlan::new(
+            &self.params,
+            &described,
+            self.dst.shape(),
+            &machine,
+            has_table,
+        )?;
+        let (of_cache, of_mask) = (plan.copies_cache(), plan.copies_mask());
+        let is_direct = [false, of_cache, of_cache, of_mask, false];
+        for (i, (src, is_direct)) in self.src.iter().zip(is_direct).enumerate() {
+            let Some(bound) = operands.bound(i) else {
+                continue;
+            };
+            operands.read_directly(i, is_direct);
+            if is_direct {
+                cache.before_dma(&bound);
+            } else {
                 src.read(&bound, &mut cache);
             }
         }
         let to = operands.dst();
         self.dst.prepare(&to, &mut cache);
-        let (bytes, slices) = operands.slices();
-        let view = |i: usize| slices[i].map(|bytes| View::bound(bytes, *self.src[i].shape()));
-        let missing = Failure::bad(OPERAND);
-        let sources = Sources {
-            q: view(0).ok_or(missing)?,
-            k: view(1).ok_or(missing)?,
-            v: view(2).ok_or(missing)?,
-            mask: view(3),
-            sinks: view(4),
-        };
-        let dst = ViewMut::bound(bytes, *self.dst.shape(), self.order);
-        let done = attention::attention(machine, &self.params, dst, &sources, table);
+        let mut done = self.on(&mut operands, |dst, src| {
+            plan.run_on_tiles(machine.reborrow(), dst, src, table)
+        });
+        if done == Ok(false) {
+            for (i, src) in self.src.iter().enumerate().filter(|(i, _)| is_direct[*i]) {
+                if let Some(bound) = operands.bound(i) {
+                    src.read(&bound, &mut cache);
+                    operands.read_directly(i, false);
+                }
+            }
+            done = self.on(&mut operands, |dst, src| {
+                plan.run_by_dots(machine, dst, src).map(|()| true)
+            });
+        }
         self.dst.written(&to, &mut cache);
-        done.map_err(Failure::from)
+        done.map(|_| ())
     }
+
+    /// Runs `run` on the result and the sources.
+    fn on<R>(
+        &self,
+        operands: &mut Operands<'_, SOURCES>,
+        run: impl FnOnce(&mut ViewMut<'_>, &Sources<'_>) -> crate::error::Result<R>,
+    ) -> Result<R, Failure> {
+        let (bytes, slices) = operands.slices();
+        let mut views = [None; SOURCES];
+        for (view, (bytes, src)) in views.iter_mut().zip(slices.into_iter().zip(&self.src)) {
+            *view = bytes.map(|bytes| View::bound(bytes, *src.shape()));
+        }
+        let mut dst = ViewMut::bound(bytes, *self.dst.shape(), self.order);
+        Ok(run(&mut dst, &sources(views)?)?)
+    }
+}
+
+/// Returns the sources in the order of [`SOURCES`].
+fn sources<'a>(
+    [q, k, v, mask, sinks]: [Option<View<'a>>; SOURCES],
+) -> Result<Sources<'a>, Failure> {
+    let missing = Failure::bad(OPERAND);
+    Ok(Sources {
+        q: q.ok_or(missing)?,
+        k: k.ok_or(missing)?,
+        v: v.ok_or(missing)?,
+        mask,
+        sinks,
+    })
 }

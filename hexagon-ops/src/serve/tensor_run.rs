@@ -78,6 +78,11 @@ impl CheckedTensor {
         }
     }
 
+    /// Returns `true` if there is such a tensor.
+    pub(super) fn is_present(&self) -> bool {
+        self.place != Presence::None
+    }
+
     pub(super) fn shape(&self) -> &Shape {
         &self.shape
     }

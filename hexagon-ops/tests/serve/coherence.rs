@@ -4,7 +4,7 @@
 use hexagon_ops::wire::*;
 
 use crate::driver::Host;
-use crate::seed::tensor;
+use crate::seed::{self, tensor};
 
 /// Bytes of a tensor.
 const BYTES: usize = 1024;
@@ -48,4 +48,42 @@ fn commands_of_a_submission_need_no_cache_operations_on_its_results() {
         assert_eq!(have, [2 * BYTES, results * BYTES], "{count} commands");
     }
     assert_eq!(memory.get::<f32>(4 * BYTES, 256), [64.0; 256]);
+}
+
+#[test]
+fn keys_and_values_that_the_dma_engine_reads_need_no_invalidation() {
+    let mut host = Host::new();
+    for buffer in 0..3 {
+        assert_eq!(host.buffer(seed::BYTES).0, buffer);
+    }
+    // Keys of 2 heads of 8 f16 and 70 positions.
+    let cache = 2 * 2 * 8 * 70;
+    for queries in [1, 40] {
+        let body = Attention {
+            v: Tensor {
+                offset: 2560,
+                ..seed::attention(queries).k
+            },
+            mask: bytemuck::Zeroable::zeroed(),
+            ..seed::attention(queries)
+        };
+        let query_bytes = (4 * 4 * 8 * queries as usize).next_multiple_of(128);
+        let write = TensorOp {
+            kernel: KERNEL_MUL,
+            dst: at(0),
+            src: [at(4), at(5), bytemuck::Zeroable::zeroed()],
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let commands = [Command::new(0, &write), Command::new(0, &body)];
+        host.around().cache_bytes = [0; 2];
+        assert_eq!(host.run(&commands[1..]).status, STATUS_OK);
+        assert_eq!(host.around().cache_bytes, [query_bytes, query_bytes]);
+        // The first keys are a result now. They reach memory before they are copied, and need no
+        // further operation at the fence.
+        host.around().cache_bytes = [0; 2];
+        assert_eq!(host.run(&commands).status, STATUS_OK);
+        let have = host.around().cache_bytes;
+        assert_eq!(have, [2 * BYTES + query_bytes, BYTES + query_bytes]);
+        assert!(cache > BYTES);
+    }
 }

@@ -16,7 +16,7 @@ use crate::hvx::{
 };
 use crate::layout::{LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::math;
-use crate::ops::tensor::View;
+use crate::ops::tensor::{Chunk, View};
 
 /// Inverse of the scale with which the unit stores scores that may leave FP16's range.
 const RESTORE: f32 = 32.0;
@@ -39,12 +39,51 @@ pub(super) struct RowTile {
     pub(super) stream: usize,
 }
 
+/// The mask of a block, where the block's tasks read it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockMask<'a> {
+    pub(super) view: View<'a>,
+    /// Query and position of the view's first element.
+    pub(super) first_query: usize,
+    pub(super) first_position: usize,
+}
+
+impl BlockMask<'_> {
+    /// Returns the byte of the view with an element of an f16 mask for all heads.
+    #[inline(always)]
+    pub(super) fn offset(&self, query: usize, stream: usize, position: usize) -> usize {
+        let row = [query - self.first_query, 0, stream];
+        self.view.shape.row(row) + 2 * (position - self.first_position)
+    }
+
+    /// Returns the row of the view for a query and a query head.
+    fn row(&self, [query, head]: [usize; 2], stream: usize) -> [usize; 3] {
+        [query - self.first_query, head, stream]
+    }
+
+    /// Returns the columns of the view for positions.
+    fn columns(&self, positions: &Range<usize>) -> Range<usize> {
+        positions.start - self.first_position..positions.end - self.first_position
+    }
+
+    /// Reads up to a chunk of positions of a query and a query head.
+    pub(super) fn read<'b>(
+        &'b self,
+        place: [usize; 2],
+        stream: usize,
+        positions: &Range<usize>,
+        chunk: &'b mut Chunk,
+    ) -> &'b [f32] {
+        (self.view).read(self.row(place, stream), self.columns(positions), chunk)
+    }
+}
+
 /// Hides what a plain mask hides, and what is past the last position.
 pub(super) struct Hide<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) rows: RowTile,
     /// A plain mask, if there is one.
-    pub(super) mask: Option<&'a View<'a>>,
+    pub(super) mask: Option<&'a BlockMask<'a>>,
     pub(super) positions: Range<usize>,
     /// A bit for each 64 positions that are not all visible.
     pub(super) mixed: u16,
@@ -76,8 +115,8 @@ impl Hide<'_> {
         // Bits of the positions that a query does not see.
         let hidden = |query: usize| {
             let Some(mask) = self.mask else { return past };
-            let offset = mask.shape.row([query, 0, rows.stream]) + 2 * start;
-            let row = mask.strided::<1>(offset, 1).and_then(|mut row| row.next());
+            let offset = mask.offset(query, rows.stream, start);
+            let row = (mask.view.strided::<1>(offset, 1)).and_then(|mut row| row.next());
             or(past, hvx::asr_h(row.map_or(past, |[row]| row), 15))
         };
         // Rows of a query follow each other; `left` of them are still to come.
@@ -173,6 +212,7 @@ struct Terms {
 pub(super) struct Adjust<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) rows: RowTile,
+    pub(super) mask: Option<&'a BlockMask<'a>>,
     /// Factor of what the unit stored, without that of its stores.
     pub(super) factor: f32,
     pub(super) positions: Range<usize>,
@@ -252,8 +292,8 @@ impl Adjust<'_> {
         terms: &mut Terms,
     ) -> usize {
         let slope = self.job.slopes.of(head);
-        let mask_head = match &self.job.src.mask {
-            Some(mask) if mask.shape.ne[2] > 1 => head % mask.shape.ne[2],
+        let mask_head = match self.mask.map(|mask| mask.view.shape.ne[2]) {
+            Some(heads) if heads > 1 => head % heads,
             _ => 0,
         };
         let key = Some((query, mask_head, slope.to_bits()));
@@ -263,13 +303,13 @@ impl Adjust<'_> {
         }
         let which = 1 - terms.last;
         let lines = &mut terms.lines[which];
-        if let Some(mask) = &self.job.src.mask {
-            let at = [query, head, self.rows.stream];
-            mask.read_lines(at, positions.clone(), lines);
+        if let Some(mask) = self.mask {
+            let at = mask.row([query, head], self.rows.stream);
+            (mask.view).read_lines(at, mask.columns(positions), lines);
         }
         for (strip, line) in lines.iter_mut().enumerate() {
             let count = positions.len().saturating_sub(strip * TILE_DIM);
-            let term = match &self.job.src.mask {
+            let term = match self.mask {
                 Some(_) => hide(hvx::load(line), slope, count),
                 None => tail(count),
             };

@@ -8,7 +8,7 @@
 //! ```text
 //! for each stream, each batch of queries that fits, each head of keys and values
 //!   pack queries                                  times the factor of the scores; a tile divided by a power of two
-//!   for each block of up to 1024 positions
+//!   for each block of up to 1024 positions, while the next one is copied to VTCM (`copies`)
 //!     look at the mask                            for each tile of rows: the strips of positions that it sees
 //!     pack keys and values                        once for all rows; what is not finite becomes zero
 //!     for each group of up to 8 tiles of 32 rows  those that see a position of the block; groups overlap (`group`)
@@ -39,6 +39,7 @@
 //! 6. **Hidden positions cost nothing where they can be seen early.** A tile of rows leaves out the
 //!    positions before the first and after the last that the mask shows to any of its rows.
 
+mod copies;
 mod finish;
 mod group;
 mod operands;
@@ -50,20 +51,22 @@ mod vtcm;
 
 use core::ops::Range;
 
+use copies::{Ahead, BlockOperands};
 use group::Block;
 use operands::Magnitudes;
 use queries::QueryTile;
-use sight::{Look, Sight};
+use sight::{Look, Sight, is_plain};
 pub(super) use vtcm::TilePlan;
-use vtcm::{GROUP, MAX_ROW_TILES, TileMemory};
+use vtcm::{Copied, GROUP, MAX_ROW_TILES, TileMemory};
 
+use super::scores::BlockMask;
 use super::{Job, TABLE_LINES};
 use crate::error::{Error, Result};
 use crate::hmx::Hmx;
 use crate::hvx;
 use crate::layout::{Line, TILE_DIM};
 use crate::ops::matmul::Machine;
-use crate::ops::tensor::{Type, View, ViewMut};
+use crate::ops::tensor::ViewMut;
 use crate::rt::Engine;
 
 /// Computes an attention; the operands have been checked. Returns `false` if FP16 does not hold a
@@ -77,10 +80,15 @@ pub(super) fn run(
 ) -> Result<bool> {
     let Machine { engine, vtcm, hmx } = machine;
     hmx.take_fault();
-    let mut memory = TileMemory::new(plan, vtcm, table)?;
+    let (mut memory, copies) = TileMemory::new(plan, vtcm, table)?;
+    let mut ahead = Ahead::new(job, plan, engine, copies);
+    let mut tiles = Tiles::NEW;
     let [_, queries, _, streams] = job.src.q.shape.ne;
     for stream in 0..streams {
         for first in (0..queries).step_by(plan.queries) {
+            if let Some(mask) = job.src.mask.filter(|_| plan.copied != Copied::CacheAndMask) {
+                mask.fetch([first, 0, stream], plan.queries.min(queries - first));
+            }
             for kv_head in 0..job.kv_heads {
                 let head = Head {
                     job,
@@ -91,7 +99,7 @@ pub(super) fn run(
                     first,
                     rows: job.group * plan.queries.min(queries - first),
                 };
-                if !head.run(&mut memory, hmx, dst) {
+                if !head.run(&mut tiles, &mut memory, &mut ahead, hmx, dst) {
                     hmx.take_fault();
                     return Ok(false);
                 }
@@ -116,51 +124,136 @@ struct Head<'a> {
     rows: usize,
 }
 
-/// The tiles of rows of a head.
+/// A block of positions that is to be attended to.
+struct NextBlock {
+    positions: Range<usize>,
+    /// What any tile of rows sees; `None` if the mask has not been looked at.
+    used: Option<Sight>,
+}
+
+/// The tiles of rows of a head. Each head has its own numbers in the same memory, which is long: clearing
+/// it for each head would take as long as half of a token's block.
 struct Tiles {
     queries: [QueryTile; MAX_ROW_TILES],
-    /// Sights of the tiles for the block.
+    /// Sights of the tiles for the current block, and for the next one if it was looked at.
     sights: [Sight; MAX_ROW_TILES],
+    next_sights: [Sight; MAX_ROW_TILES],
     /// A bit for each tile that has seen a position.
     seen: u64,
 }
 
+impl Tiles {
+    const NEW: Self = Self {
+        queries: [QueryTile::EMPTY; MAX_ROW_TILES],
+        sights: [Sight::EMPTY; MAX_ROW_TILES],
+        next_sights: [Sight::EMPTY; MAX_ROW_TILES],
+        seen: 0,
+    };
+}
+
 impl Head<'_> {
     /// Computes the rows; `false` as [`run`].
-    fn run(&self, memory: &mut TileMemory<'_>, hmx: &mut Hmx, dst: &mut ViewMut<'_>) -> bool {
-        let mut tiles = Tiles {
-            queries: [QueryTile::EMPTY; MAX_ROW_TILES],
-            sights: [Sight::NONE; MAX_ROW_TILES],
-            seen: 0,
-        };
-        self.begin(memory, &mut tiles);
+    fn run(
+        &self,
+        tiles: &mut Tiles,
+        memory: &mut TileMemory<'_>,
+        ahead: &mut Ahead<'_, '_>,
+        hmx: &mut Hmx,
+        dst: &mut ViewMut<'_>,
+    ) -> bool {
+        tiles.seen = 0;
+        let mut next = self.next_block(0, tiles);
+        let first = next.as_ref().map_or(0, |block| block.positions.start);
+        match &next {
+            None => self.begin(memory, tiles),
+            Some(_) => ahead.bring(self.place(first), || self.begin(memory, tiles)),
+        }
+        while let Some(block) = next {
+            let n_tiles = self.n_tiles();
+            tiles.sights[..n_tiles].copy_from_slice(&tiles.next_sights[..n_tiles]);
+            next = self.next_block(block.positions.end, tiles);
+            let coming = match &next {
+                Some(next) => Some(self.place(next.positions.start)),
+                None => self.after(first),
+            };
+            let place = self.place(block.positions.start);
+            ahead.bring(place, || ());
+            let is_done = ahead.work(place, coming, |operands| {
+                self.block(&block, operands, tiles, memory, hmx)
+            });
+            if !is_done {
+                return false;
+            }
+        }
+        self.write(memory, tiles, dst);
+        true
+    }
+
+    /// Returns the first block starting with position `start` or later that any tile of rows sees, as
+    /// far as that is known before it is copied. Looks at it if loads read the mask.
+    fn next_block(&self, start: usize, tiles: &mut Tiles) -> Option<NextBlock> {
         let length = self.plan.strips * TILE_DIM;
-        let mut start = 0;
+        let mut start = start;
         while start < self.job.positions {
             let positions = start..self.job.positions.min(start + length);
-            start = positions.end;
-            let used = self.look(&positions, &mut tiles.sights);
-            if used.is_none() {
-                continue;
+            if self.plan.copied == Copied::CacheAndMask {
+                return Some(NextBlock {
+                    positions,
+                    used: None,
+                });
             }
-            let strips = used.strips();
-            let packed = match self.pack(&positions, &strips, memory) {
-                Some(packed) => packed,
-                None if !self.job.is_f16() => return false,
-                None => {
-                    let exceptions = self.clear(&strips, memory);
-                    self.spoil(&positions, &exceptions, &mut tiles);
-                    // The magnitudes of the others are not known.
-                    Magnitudes {
-                        key: f32::INFINITY,
-                        value: f32::INFINITY,
-                    }
-                }
-            };
-            let block = Block { positions, packed };
-            self.attend(&block, &mut tiles, memory, hmx);
+            start = positions.end;
+            let mask = self.mask_in_place();
+            let used = self.look(mask.as_ref(), &positions, &mut tiles.next_sights);
+            if !used.is_none() {
+                return Some(NextBlock {
+                    positions,
+                    used: Some(used),
+                });
+            }
         }
-        self.write(memory, &tiles, dst);
+        None
+    }
+
+    /// Adds the contribution of a block; `false` as [`run`].
+    #[inline(never)]
+    fn block(
+        &self,
+        block: &NextBlock,
+        operands: &BlockOperands<'_>,
+        tiles: &mut Tiles,
+        memory: &mut TileMemory<'_>,
+        hmx: &mut Hmx,
+    ) -> bool {
+        let NextBlock { positions, used } = block;
+        let mask = operands.mask.as_ref();
+        let used = match used {
+            Some(used) => *used,
+            None => self.look(mask, positions, &mut tiles.sights),
+        };
+        if used.is_none() {
+            return true;
+        }
+        let strips = used.strips();
+        let packed = match self.pack(positions, &strips, operands, memory) {
+            Some(packed) => packed,
+            None if !self.job.is_f16() => return false,
+            None => {
+                let exceptions = self.clear(&strips, memory);
+                self.spoil(positions, mask, &exceptions, tiles);
+                // The magnitudes of the others are not known.
+                Magnitudes {
+                    key: f32::INFINITY,
+                    value: f32::INFINITY,
+                }
+            }
+        };
+        let block = Block {
+            positions: positions.clone(),
+            operands,
+            packed,
+        };
+        self.attend(&block, tiles, memory, hmx);
         true
     }
 
@@ -175,13 +268,14 @@ impl Head<'_> {
     }
 
     /// Looks at the mask of a block for each tile of rows. Returns what any tile sees.
-    fn look(&self, positions: &Range<usize>, sights: &mut [Sight; MAX_ROW_TILES]) -> Sight {
+    fn look(
+        &self,
+        mask: Option<&BlockMask<'_>>,
+        positions: &Range<usize>,
+        sights: &mut [Sight; MAX_ROW_TILES],
+    ) -> Sight {
         let sights = &mut sights[..self.n_tiles()];
-        let plain = |mask: &&View<'_>| {
-            let shape = &mask.shape;
-            shape.ne[2] == 1 && shape.dtype == Type::F16 && shape.has_dense_rows()
-        };
-        match (&self.job.src.mask, self.job.src.mask.as_ref().filter(plain)) {
+        match (mask, mask.filter(|mask| is_plain(&mask.view.shape))) {
             (None, _) => sights.fill(Sight::all(positions.len())),
             (Some(_), None) => sights.fill(Sight::unknown(positions.len())),
             (_, Some(mask)) => self.look_at(mask, positions, sights),
@@ -190,7 +284,7 @@ impl Head<'_> {
     }
 
     /// Looks at an f16 mask.
-    fn look_at(&self, mask: &View<'_>, positions: &Range<usize>, sights: &mut [Sight]) {
+    fn look_at(&self, mask: &BlockMask<'_>, positions: &Range<usize>, sights: &mut [Sight]) {
         let query = |row: usize| self.job.head(self.first, self.kv_head, row)[0];
         let look = |tile: usize, sight: &mut Sight| {
             let rows = self.tile_rows(tile);

@@ -135,6 +135,13 @@ impl<'a, const N: usize> Operands<'a, N> {
         *self.src.get(index)?
     }
 
+    /// Lets [`Self::slices`] return source `index` as the DMA engine sees it, or as loads do.
+    pub fn read_directly(&mut self, index: usize, is_direct: bool) {
+        if let Some(Some(bound)) = self.src.get_mut(index) {
+            bound.is_direct = is_direct;
+        }
+    }
+
     /// Returns the bytes of source `index`.
     #[must_use]
     pub fn source(&self, index: usize) -> Option<&[u8]> {

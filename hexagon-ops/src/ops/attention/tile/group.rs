@@ -24,6 +24,7 @@
 
 use core::ops::Range;
 
+use super::copies::BlockOperands;
 use super::operands::Magnitudes;
 use super::product::{Fixed, Products};
 use super::sight::Sight;
@@ -46,13 +47,14 @@ const SAFE_SUM: f32 = 60_000.0 * 32.0;
 const STAGES: usize = 4;
 
 /// A block of positions whose keys and values are packed.
-pub(super) struct Block {
+pub(super) struct Block<'a> {
     pub(super) positions: Range<usize>,
+    pub(super) operands: &'a BlockOperands<'a>,
     /// Magnitudes of its keys and values.
     pub(super) packed: Magnitudes,
 }
 
-impl Block {
+impl Block<'_> {
     /// Returns the number of the scale of stores of products with values.
     fn scale(&self) -> usize {
         // CAST: at most 1024 positions.
@@ -132,7 +134,7 @@ struct Vectors<'t> {
 /// The operands that all tasks of a block read.
 #[derive(Clone, Copy)]
 struct Shared<'t> {
-    block: &'t Block,
+    block: &'t Block<'t>,
     queries: &'t [QueryTile],
     table: &'t [Line; TABLE_LINES],
     scale: usize,
@@ -142,7 +144,7 @@ impl Head<'_> {
     /// Adds the contribution of a block of positions to all tiles of rows that see one of them.
     pub(super) fn attend(
         &self,
-        block: &Block,
+        block: &Block<'_>,
         tiles: &mut Tiles,
         memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
@@ -159,7 +161,7 @@ impl Head<'_> {
     /// Sends a single group through the stages.
     fn attend_in_order(
         &self,
-        block: &Block,
+        block: &Block<'_>,
         tiles: &mut Tiles,
         memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
@@ -246,7 +248,7 @@ impl Head<'_> {
     /// Sends several groups through the stages, each in a different one.
     fn attend_by_steps(
         &self,
-        block: &Block,
+        block: &Block<'_>,
         tiles: &mut Tiles,
         memory: &mut TileMemory<'_>,
         hmx: &mut Hmx,
@@ -309,7 +311,7 @@ impl Head<'_> {
     }
 
     /// Returns the next tiles that see a position of the block: none after the last one.
-    fn next_group(&self, next: &mut usize, block: &Block, tiles: &mut Tiles) -> Group {
+    fn next_group(&self, next: &mut usize, block: &Block<'_>, tiles: &mut Tiles) -> Group {
         let mut group = Group::EMPTY;
         while group.len < self.plan.group && *next < self.n_tiles() {
             let tile = *next;
@@ -437,6 +439,7 @@ impl Head<'_> {
             hvx::widest(Adjust {
                 job: self.job,
                 rows: tile,
+                mask: block.operands.mask.as_ref(),
                 factor: queries[it.tile].factor,
                 positions,
                 scores,
@@ -445,7 +448,7 @@ impl Head<'_> {
             hvx::widest(Hide {
                 job: self.job,
                 rows: tile,
-                mask: self.job.src.mask.as_ref(),
+                mask: block.operands.mask.as_ref(),
                 positions,
                 mixed: it.sight.mixed(),
                 scores,

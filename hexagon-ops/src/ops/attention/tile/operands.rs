@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 
+use super::copies::{BlockOperands, CacheBlock};
 use super::queries::PackQueries;
 use super::vtcm::{GROUP, MAX_PARTS, MAX_STRIPS, MAX_VALUE_LINES, PART, TileMemory, TilePlan};
 use super::{Head, Tiles};
@@ -9,7 +10,8 @@ use crate::hvx;
 use crate::layout::{Line, TILE_DIM, Tile};
 use crate::ops::attention::exception::{LargestF16, clear_tile, sees};
 use crate::ops::attention::kv::{CacheRows, PackKeys, PackValues};
-use crate::ops::tensor::{CHUNK, View};
+use crate::ops::attention::scores::BlockMask;
+use crate::ops::tensor::CHUNK;
 
 /// Largest magnitudes of a block's keys and values.
 #[derive(Clone, Copy)]
@@ -62,6 +64,7 @@ impl Head<'_> {
         &self,
         positions: &Range<usize>,
         strips: &Range<usize>,
+        operands: &BlockOperands<'_>,
         memory: &mut TileMemory<'_>,
     ) -> Option<Magnitudes> {
         let TilePlan {
@@ -84,17 +87,20 @@ impl Head<'_> {
         let mut values = values.zip(&mut *of_values);
         if self.engine.threads() == 1 {
             for (part, (tiles, largest)) in keys {
-                self.pack_keys(positions, strips.start + PART * part, tiles, largest);
+                let rows = rows_from(&operands.keys, positions, strips.start + PART * part);
+                self.pack_keys(rows, tiles, largest);
             }
             for ((slab, part, (even, odd)), largest) in values {
-                let place = [slab, strips.start + PART * part];
-                self.pack_values(positions, place, [even, odd], largest);
+                let rows = rows_from(&operands.values, positions, strips.start + PART * part);
+                pack_values(rows, slab, [even, odd], largest);
             }
         } else {
             let mut keys: [_; MAX_PARTS] = core::array::from_fn(|_| keys.next());
             self.engine.step(None, &mut keys[..parts], |task| {
                 if let Some((part, (tiles, largest))) = task {
-                    self.pack_keys(positions, strips.start + PART * *part, tiles, largest);
+                    let strip = strips.start + PART * *part;
+                    let rows = rows_from(&operands.keys, positions, strip);
+                    self.pack_keys(rows, tiles, largest);
                 }
             });
             let mut values: [_; MAX_VALUE_LINES / 2 * MAX_PARTS] =
@@ -102,8 +108,9 @@ impl Head<'_> {
             let n_tasks = parts * self.plan.slabs();
             self.engine.step(None, &mut values[..n_tasks], |task| {
                 if let Some(((slab, part, (even, odd)), largest)) = task {
-                    let place = [*slab, strips.start + PART * *part];
-                    self.pack_values(positions, place, [even, odd], largest);
+                    let strip = strips.start + PART * *part;
+                    let rows = rows_from(&operands.values, positions, strip);
+                    pack_values(rows, *slab, [even, odd], largest);
                 }
             });
         }
@@ -113,53 +120,13 @@ impl Head<'_> {
         })
     }
 
-    /// Returns the positions of a block from a strip on, and their head of keys and values.
+    /// Packs keys.
     #[inline(always)]
-    fn rows_from<'v>(
-        &self,
-        view: &'v View<'v>,
-        positions: &Range<usize>,
-        strip: usize,
-    ) -> CacheRows<'v> {
-        let start = positions.start + strip * TILE_DIM;
-        CacheRows {
-            view,
-            head: [self.kv_head, self.stream],
-            positions: start.min(positions.end)..positions.end,
-        }
-    }
-
-    /// Packs the keys of strips starting with `strip`.
-    #[inline(always)]
-    fn pack_keys(
-        &self,
-        positions: &Range<usize>,
-        strip: usize,
-        tiles: &mut [Tile],
-        largest: &mut Line,
-    ) {
+    fn pack_keys(&self, rows: CacheRows<'_>, tiles: &mut [Tile], largest: &mut Line) {
         hvx::widest(PackKeys {
-            rows: self.rows_from(&self.job.src.k, positions, strip),
+            rows,
             tiles,
             per_strip: self.plan.k_tiles,
-            largest,
-        });
-    }
-
-    /// Packs a slab of the values of strips starting with `strip`.
-    #[inline(always)]
-    fn pack_values(
-        &self,
-        positions: &Range<usize>,
-        [slab, strip]: [usize; 2],
-        [even, odd]: [&mut [Tile]; 2],
-        largest: &mut Line,
-    ) {
-        hvx::widest(PackValues {
-            rows: self.rows_from(&self.job.src.v, positions, strip),
-            slab,
-            even,
-            odd,
             largest,
         });
     }
@@ -193,6 +160,7 @@ impl Head<'_> {
     pub(super) fn spoil(
         &self,
         positions: &Range<usize>,
+        mask: Option<&BlockMask<'_>>,
         exceptions: &[u32; MAX_STRIPS],
         tiles: &mut Tiles,
     ) {
@@ -202,21 +170,53 @@ impl Head<'_> {
                 .job
                 .heads(self.first, self.kv_head, self.tile_rows(tile));
             for (row, [query, head]) in places.enumerate() {
-                let sees = |mask: &View<'_>| {
-                    let at = [query, head, self.stream];
+                let sees = |mask: &BlockMask<'_>| {
                     let parts = positions.clone().step_by(CHUNK);
                     parts
                         .zip(exceptions.chunks(CHUNK / TILE_DIM))
                         .any(|(start, exceptions)| {
                             let mut chunk = [0.0; CHUNK];
                             let part = start..positions.end.min(start + CHUNK);
-                            sees(mask.read(at, part, &mut chunk), exceptions)
+                            let mask = mask.read([query, head], self.stream, &part, &mut chunk);
+                            sees(mask, exceptions)
                         })
                 };
-                if *spoiled >> row & 1 == 0 && self.job.src.mask.as_ref().is_none_or(sees) {
+                if *spoiled >> row & 1 == 0 && mask.is_none_or(sees) {
                     *spoiled |= 1 << row;
                 }
             }
         }
     }
+}
+
+/// Returns the positions of a block starting with a strip.
+#[inline(always)]
+fn rows_from<'v>(
+    cache: &'v CacheBlock<'v>,
+    positions: &Range<usize>,
+    strip: usize,
+) -> CacheRows<'v> {
+    let start = positions.start + strip * TILE_DIM;
+    CacheRows {
+        view: &cache.view,
+        head: cache.head,
+        positions: start.min(positions.end) - cache.first..positions.end - cache.first,
+    }
+}
+
+/// Packs a slab of values.
+#[inline(always)]
+fn pack_values(
+    rows: CacheRows<'_>,
+    slab: usize,
+    [even, odd]: [&mut [Tile]; 2],
+    largest: &mut Line,
+) {
+    hvx::widest(PackValues {
+        rows,
+        slab,
+        even,
+        odd,
+        largest,
+    });
 }

@@ -34,8 +34,9 @@ pub(super) struct QueryTile {
 }
 
 impl QueryTile {
+    /// Zeros, which are quick to store: numbers of a tile that has not been packed.
     pub(super) const EMPTY: Self = Self {
-        factor: 1.0,
+        factor: 0.0,
         factor_f16: None,
         reach: 0.0,
         spoiled: 0,

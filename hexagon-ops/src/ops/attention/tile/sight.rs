@@ -9,8 +9,9 @@ use core::ops::Range;
 use super::vtcm::MAX_STRIPS;
 use crate::hvx::{self, Vector, and, max_h, min_h, or, shr_w, splat_h, splat_w, sub_w};
 use crate::layout::{LINE_BYTES, Line, TILE_DIM};
+use crate::ops::attention::scores::BlockMask;
 use crate::ops::rows::all_lanes;
-use crate::ops::tensor::View;
+use crate::ops::tensor::{Shape, Type};
 
 /// Positions of a chunk, and its strips of 32.
 pub(super) const CHUNK: usize = 64;
@@ -32,6 +33,13 @@ pub(super) struct Sight {
 }
 
 impl Sight {
+    /// Zeros, which are quick to store: the sight of a tile whose mask has not been looked at.
+    pub(super) const EMPTY: Self = Self {
+        visible: 0,
+        mixed: 0,
+        is_plain: false,
+    };
+
     /// Nothing is visible.
     pub(super) const NONE: Self = Self {
         visible: 0,
@@ -87,10 +95,15 @@ impl Sight {
     }
 }
 
+/// Returns `true` if a mask of this shape can be looked at: f16 for all heads, with dense rows.
+pub(super) fn is_plain(mask: &Shape) -> bool {
+    mask.ne[2] == 1 && mask.dtype == Type::F16 && mask.has_dense_rows()
+}
+
 /// Looks at the mask of some queries.
 pub(super) struct Look<'a> {
-    /// An f16 mask for all heads, with dense rows.
-    pub(super) mask: &'a View<'a>,
+    /// A mask whose shape [is plain](is_plain).
+    pub(super) mask: &'a BlockMask<'a>,
     pub(super) queries: Range<usize>,
     pub(super) stream: usize,
     /// Positions of the block, which starts with a whole chunk.
@@ -138,10 +151,9 @@ impl Look<'_> {
         chunk: usize,
         found: &mut [[Line; MAX_CHUNKS]; 3],
     ) -> Option<()> {
-        let shape = &self.mask.shape;
-        let first = shape.row([self.queries.start, 0, self.stream]);
-        let offset = first + 2 * (self.positions.start + chunk * CHUNK);
-        let rows = self.mask.strided::<N>(offset, self.queries.len())?;
+        let position = self.positions.start + chunk * CHUNK;
+        let offset = (self.mask).offset(self.queries.start, self.stream, position);
+        let rows = (self.mask.view).strided::<N>(offset, self.queries.len())?;
         // Signed numbers in the order of bits: 0 and minus infinity, -1024, are next to each other.
         let minus_infinity = splat_h(MINUS_INFINITY);
         let mut least = [splat_w(0); N];

@@ -1,12 +1,13 @@
 //! Sizes of an attention on the matrix unit, and the places of its parts in VTCM.
 
+use super::sight::{CHUNK, is_plain};
 use crate::error::Result;
 use crate::hmx::{MAX_DEEP, ScaleBlock};
 use crate::layout::{F16_TILE_LINES, LINE_BYTES, Line, TILE_DIM, Tile};
 use crate::ops::attention::kv::SLAB;
 use crate::ops::attention::{Job, TABLE_LINES};
-use crate::ops::tensor::Type;
-use crate::rt::Arena;
+use crate::ops::tensor::{Shape, Type};
+use crate::rt::{Arena, CopyShape, has_descriptor};
 
 /// Most tiles of rows of a group.
 pub(super) const GROUP: usize = 8;
@@ -30,9 +31,29 @@ pub(super) const RESTORES: [u16; 2] = [0x5000, 0x6400];
 /// Buffers of scores and of products: each stage of a step has its own ([`super::group`]).
 const SCORES: usize = 3;
 const PRODUCTS: usize = 2;
+/// Buffers of what copies bring: one is read while the other is filled.
+pub(super) const COPIES: usize = 2;
+/// Lines after the last row of a buffer, which a row's vectors may reach.
+const SPARE: usize = 1;
 /// Lines of f16 maxima and of f32 sums of a tile of rows.
 pub(super) const MAXIMA: usize = F16_TILE_LINES;
 pub(super) const SUMS: usize = TILE_DIM;
+
+/// The operands of blocks that the DMA engine copies to VTCM; loads read the others where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copied {
+    Nothing,
+    /// Keys and values.
+    Cache,
+    /// Keys, values and the mask.
+    CacheAndMask,
+}
+
+/// Returns the bytes from one row of keys or values to the next in VTCM: whole lines, so that a row's
+/// vectors are aligned.
+pub(super) fn stride(shape: &Shape) -> usize {
+    shape.row_bytes().next_multiple_of(LINE_BYTES)
+}
 
 /// Sizes of an attention in tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +70,9 @@ pub(in crate::ops::attention) struct TilePlan {
     pub(super) strips: usize,
     /// Most tiles of rows of a group.
     pub(super) group: usize,
+    /// What is copied, and the lines of a row of keys and of values there.
+    pub(super) copied: Copied,
+    row_lines: [usize; 2],
 }
 
 /// Returns the tiles of a group: as many for each thread, and all if that leaves only one group.
@@ -85,6 +109,8 @@ impl TilePlan {
             v_strips: v.ne[0].div_ceil(SLAB) * 2,
             strips: 0,
             group: 0,
+            copied: Copied::Nothing,
+            row_lines: [k, v].map(|shape| stride(shape) / LINE_BYTES),
         };
         loop {
             plan.row_tiles = (job.group * plan.queries).div_ceil(TILE_DIM);
@@ -96,7 +122,7 @@ impl TilePlan {
                     plan.group /= 2;
                 }
                 if plan.tiles() <= vtcm_tiles {
-                    return Some(plan);
+                    return Some(plan.with_copies(job, vtcm_tiles));
                 }
                 plan.strips = (plan.strips / 2).next_multiple_of(2).min(plan.strips - 1);
             }
@@ -104,6 +130,80 @@ impl TilePlan {
                 return None;
             }
             plan.queries = plan.queries.div_ceil(2);
+        }
+    }
+
+    /// Returns `true` if the DMA engine reads keys and values.
+    pub(in crate::ops::attention) fn copies_cache(&self) -> bool {
+        self.copied != Copied::Nothing
+    }
+
+    /// Returns `true` if it reads the mask.
+    pub(in crate::ops::attention) fn copies_mask(&self) -> bool {
+        self.copied == Copied::CacheAndMask
+    }
+
+    /// Adds as many copies as have room. They change no result.
+    fn with_copies(self, job: &Job<'_>, vtcm_tiles: usize) -> Self {
+        let src = &job.src;
+        let most = [Copied::CacheAndMask, Copied::Cache].map(|copied| Self { copied, ..self });
+        let is_copied = |plan: &Self| {
+            let mask = src.mask.as_ref().map(|mask| &mask.shape);
+            (plan.copied == Copied::Cache || mask.is_some_and(|mask| plan.takes_mask(job, mask)))
+                && [&src.k.shape, &src.v.shape]
+                    .iter()
+                    .all(|cache| has_descriptor(&plan.cache_copy(cache, job.positions)))
+                && plan.tiles() <= vtcm_tiles
+        };
+        most.into_iter().find(is_copied).unwrap_or(self)
+    }
+
+    /// Returns `true` if copies bring the mask: it is plain as far as its type says, its rows have
+    /// whole chunks of positions, and so many queries read it that the processor would wait for it.
+    fn takes_mask(&self, job: &Job<'_>, mask: &Shape) -> bool {
+        is_plain(mask)
+            && self.queries > TILE_DIM
+            && job.positions.next_multiple_of(CHUNK) <= mask.ne[0]
+            && has_descriptor(&self.mask_copy(mask, self.queries, job.positions))
+    }
+
+    /// Returns the copy of up to a block of keys or values.
+    pub(super) fn cache_copy(&self, cache: &Shape, positions: usize) -> CopyShape {
+        CopyShape {
+            rows: positions.min(self.strips * TILE_DIM),
+            row_bytes: cache.row_bytes(),
+            from_stride: cache.nb[1],
+            to_stride: stride(cache),
+        }
+    }
+
+    /// Returns the copy of up to a block of the rows of a mask: whole chunks, which all are looked at.
+    pub(super) fn mask_copy(&self, mask: &Shape, queries: usize, positions: usize) -> CopyShape {
+        let positions = positions.min(self.strips * TILE_DIM);
+        CopyShape {
+            rows: queries,
+            row_bytes: 2 * positions.next_multiple_of(CHUNK),
+            from_stride: mask.nb[1],
+            to_stride: self.mask_stride(),
+        }
+    }
+
+    /// Returns the bytes from one row of a copied mask to the next: whole lines, since the number of
+    /// strips is even.
+    pub(super) fn mask_stride(&self) -> usize {
+        2 * self.strips * TILE_DIM
+    }
+
+    /// Returns the lines of each buffer of keys, of values and of the mask.
+    fn copied_lines(&self) -> [usize; 3] {
+        let of_mask = self.queries * self.mask_stride() / LINE_BYTES;
+        let [of_keys, of_values] = self
+            .row_lines
+            .map(|lines| lines * self.strips * TILE_DIM + SPARE);
+        match self.copied {
+            Copied::Nothing => [0; 3],
+            Copied::Cache => [of_keys, of_values, 0],
+            Copied::CacheAndMask => [of_keys, of_values, of_mask],
         }
     }
 
@@ -146,7 +246,10 @@ impl TilePlan {
         // Each kind of lines is rounded up to tiles.
         let kinds = 3;
         let [scores, products] = self.buffers();
+        let copied = self.copied_lines();
+        let copied = copied.map(|lines| COPIES * lines.div_ceil(F16_TILE_LINES));
         kinds
+            + copied.iter().sum::<usize>()
             + lines / F16_TILE_LINES
             + self.strips * (self.k_tiles + self.v_strips)
             + self.row_tiles * self.k_tiles
@@ -178,13 +281,20 @@ pub(super) struct TileMemory<'v> {
     pub(super) products: [&'v mut [Tile]; PRODUCTS],
 }
 
+/// The parts of VTCM that copies fill; empty if nothing is copied.
+pub(super) struct CopyMemory<'v> {
+    pub(super) keys: [&'v mut [Line]; COPIES],
+    pub(super) values: [&'v mut [Line]; COPIES],
+    pub(super) masks: [&'v mut [Line]; COPIES],
+}
+
 impl<'v> TileMemory<'v> {
-    /// Allocates its parts in `vtcm`. `table` is in VTCM, too.
+    /// Allocates its parts in `vtcm`, and those of copies. `table` is in VTCM, too.
     pub(super) fn new(
         plan: &TilePlan,
         vtcm: &'v mut [Tile],
         table: &'v [Line; TABLE_LINES],
-    ) -> Result<Self> {
+    ) -> Result<(Self, CopyMemory<'v>)> {
         let mut arena = Arena::new(vtcm);
         let block_lines = size_of::<ScaleBlock>() / LINE_BYTES;
         let blocks = arena.lines(
@@ -199,7 +309,20 @@ impl<'v> TileMemory<'v> {
         let [n_scores, n_products] = plan.buffers();
         // Without a second group, the other buffers stay empty.
         let of = |buffer: usize, buffers: usize| if buffer < buffers { plan.group } else { 0 };
-        Ok(Self {
+        let copied = plan.copied_lines();
+        let mut copies = [(); 3].map(|()| [&mut [][..], &mut [][..]]);
+        for (buffers, lines) in copies.iter_mut().zip(copied) {
+            for buffer in buffers.iter_mut().filter(|_| lines > 0) {
+                *buffer = arena.lines("copies", lines)?;
+            }
+        }
+        let [keys, values, masks] = copies;
+        let copies = CopyMemory {
+            keys,
+            values,
+            masks,
+        };
+        let memory = Self {
             table,
             stores,
             factors,
@@ -222,7 +345,8 @@ impl<'v> TileMemory<'v> {
                 arena.tiles("products", of(0, n_products) * plan.v_strips)?,
                 arena.tiles("products", of(1, n_products) * plan.v_strips)?,
             ],
-        })
+        };
+        Ok((memory, copies))
     }
 }
 
