@@ -218,6 +218,14 @@ impl<'a> Source<'a> {
     }
 }
 
+/// Brings the first row of a source towards the processor, which reads another one before it.
+#[inline(always)]
+pub fn fetch_first(source: &Source<'_>) {
+    if let Source::Apart(view) = source {
+        view.fetch([0; 3], 1);
+    }
+}
+
 /// Brings the rows of the sources after `row` towards the processor, which will read them next.
 #[inline(always)]
 pub fn fetch_after(row: &Row<'_>, sources: &[&Source<'_>]) {

@@ -10,6 +10,10 @@
 use crate::hvx::{self, Vector};
 use crate::layout::{TILE_DIM, Tile};
 use crate::ops::rows::all_lanes;
+use crate::rt::cache;
+
+/// Fewest bytes of a row that are worth an instruction to bring the next one.
+const FETCH_BYTES: usize = 2048;
 
 /// A power of two and its inverse, for one row.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -100,7 +104,8 @@ fn narrow_scaled(even: &[f32; TILE_DIM], odd: &[f32; TILE_DIM], inverses: [Vecto
     )
 }
 
-/// Packs up to 32 rows into tiles.
+/// Packs up to 32 rows into tiles. Brings each pair of rows towards the processor while it packs the
+/// pair before.
 ///
 /// - `row(i)`: row i of these, `None` past the last one
 /// - `tiles`: `ceil(K / 32)` tiles, all written; missing rows become zero
@@ -110,8 +115,14 @@ pub fn pack_rows<'a>(
     tiles: &mut [Tile],
     factors: &mut [RowFactor; TILE_DIM],
 ) {
+    let pair = |line: usize| [row(2 * line), row(2 * line + 1)].map(Option::unwrap_or_default);
+    let mut next = pair(0);
     for (line, factors) in factors.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        let rows = [row(2 * line), row(2 * line + 1)].map(Option::unwrap_or_default);
+        let rows = next;
+        next = pair(line + 1);
+        for row in next.iter().filter(|row| size_of_val(**row) >= FETCH_BYTES) {
+            cache::fetch(row.as_ptr().cast(), size_of_val(*row));
+        }
         *factors = hvx::widest(PackTwo { rows, tiles, line });
     }
 }

@@ -7,7 +7,8 @@ use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::ops::elementwise::{dense, divides, each_group, put, same_shape};
 use crate::ops::math;
 use crate::ops::tensor::{
-    ARITHMETIC, CHUNK, Chunk, Chunks, Row, Source, View, ViewMut, fetch_after, row_packets,
+    ARITHMETIC, CHUNK, Chunk, Chunks, Row, Source, View, ViewMut, fetch_after, fetch_first,
+    row_packets,
 };
 use crate::rt::Engine;
 
@@ -213,6 +214,8 @@ pub fn norm(engine: &Engine, norm: Norm, dst: ViewMut<'_>, src: &[Source<'_>; 3]
     // A row is not cut: its sum would take a further step.
     let n = dst.shape.ne[0];
     let packets = || row_packets(n, 2 * ARITHMETIC);
+    // The weights are read after the sum of the first row.
+    fetch_first(&src[1]);
     dst.for_rows_with_chunks(engine, packets, |row, chunks| {
         fetch_after(&row, &src.each_ref());
         hvx::widest(NormRow {

@@ -15,7 +15,8 @@ use crate::hvx::{self, Vector, splat_f32, splat_w};
 use crate::ops::elementwise::{dense, put, same_shape};
 use crate::ops::math::{self, scalar};
 use crate::ops::tensor::{
-    CHUNK, Chunks, FUNCTION, Row, Source, Type, ViewMut, divides, fetch_after, row_packets,
+    CHUNK, Chunks, FUNCTION, Row, Source, Type, ViewMut, divides, fetch_after, fetch_first,
+    row_packets,
 };
 use crate::rt::Engine;
 
@@ -282,6 +283,7 @@ pub fn soft_max(
     }
     let slopes = Slopes::new(ne[2], params.max_bias);
     let packets = || row_packets(ne[0], FUNCTION);
+    fetch_first(mask);
     dst.for_rows_with_chunks(engine, packets, |row, chunks| {
         let head = row.at[1];
         fetch_after(&row, &[src, mask]);
