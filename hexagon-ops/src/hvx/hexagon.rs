@@ -88,6 +88,8 @@ vector_ops! {
     interleave_odd_h(a, b) = Q6_Vh_vshuffo_VhVh(b, a);
     /// Returns the low halves of the words of `a`, then those of `b`: `Q6_Vh_vpacke_VwVw`.
     pack_low_h(a, b) = Q6_Vh_vpacke_VwVw(b, a);
+    /// Returns the upper halves of the products of unsigned halfwords: `Q6_Vuh_vmpy_VuhVuh_rs16`.
+    mul_upper_h(a, b) = Q6_Vuh_vmpy_VuhVuh_rs16(a, b);
     /// Returns the larger lanes of f16: `Q6_Vhf_vmax_VhfVhf`. Neither may be NaN; which zero is
     /// larger is not defined.
     max_f16(a, b) = Q6_Vhf_vmax_VhfVhf(a, b);
@@ -302,6 +304,31 @@ pub fn lookup16_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, V
 pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
     // SAFETY: [HVX] of the module doc.
     Vector(unsafe { arch::Q6_Vb_vlut32_VbVbR_nomatch(index.0, table.0, 0) })
+}
+
+/// Looks the five low bits of each byte of `index` up among the 32 halfwords of one of the two tables
+/// that a vector holds: `Q6_Vb_vlut32_VbVbR_nomatch` for lower and for upper bytes, [`interleave_b`].
+///
+/// Entry e of table `TABLE` is halfword 32 · `TABLE` + e. Returns the entries of the even bytes, then
+/// those of the odd bytes.
+#[must_use]
+#[inline(always)]
+pub fn lookup32_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, Vector) {
+    const { assert!(0 <= TABLE && TABLE < 2) };
+    // SAFETY: [HVX] of the module doc.
+    let low = unsafe { arch::Q6_Vb_vlut32_VbVbR_nomatch(index.0, table.0, TABLE) };
+    // SAFETY: [HVX] of the module doc.
+    let high = unsafe { arch::Q6_Vb_vlut32_VbVbR_nomatch(index.0, table.0, TABLE + 2) };
+    interleave_b(Vector(low), Vector(high))
+}
+
+/// Returns the bytes of `a` in even places and those of `b` in odd places, (from even bytes, from
+/// odd bytes): `Q6_Wb_vshuffoe_VbVb`.
+#[must_use]
+#[inline(always)]
+pub fn interleave_b(a: Vector, b: Vector) -> (Vector, Vector) {
+    // SAFETY: [HVX] of the module doc.
+    split(unsafe { arch::Q6_Wb_vshuffoe_VbVb(b.0, a.0) })
 }
 
 /// Returns (even words of `a` then `b`, odd words of `a` then `b`): `Q6_W_vdeal_VVR` by -4.

@@ -170,6 +170,16 @@ pub fn min_w(a: Vector, b: Vector) -> Vector {
     lanes!(i32, 32; a, b => a.min(b))
 }
 
+/// Returns the upper halves of the products of unsigned halfwords: `Q6_Vuh_vmpy_VuhVuh_rs16`.
+#[must_use]
+#[inline(always)]
+pub fn mul_upper_h(a: Vector, b: Vector) -> Vector {
+    lanes!(u16, 64; a, b => {
+        let [_, _, low, high] = (u32::from(a) * u32::from(b)).to_le_bytes();
+        u16::from_le_bytes([low, high])
+    })
+}
+
 /// Returns the wrapping sum of halfwords: `Q6_Vh_vadd_VhVh`.
 #[must_use]
 #[inline(always)]
@@ -396,6 +406,34 @@ pub fn lookup16_b(index: Vector, table: Vector) -> Vector {
         return result;
     }
     portable(index, table)
+}
+
+/// Looks the five low bits of each byte of `index` up among the 32 halfwords of one of the two tables
+/// that a vector holds: `Q6_Vb_vlut32_VbVbR_nomatch` for lower and for upper bytes, [`interleave_b`].
+///
+/// Entry e of table `TABLE` is halfword 32 · `TABLE` + e. Returns the entries of the even bytes, then
+/// those of the odd bytes.
+#[must_use]
+#[inline(always)]
+pub fn lookup32_of<const TABLE: i32>(index: Vector, table: Vector) -> (Vector, Vector) {
+    const { assert!(0 <= TABLE && TABLE < 2) };
+    let first = if TABLE == 0 { 0 } else { 32 };
+    let table: [u16; 64] = cast(table);
+    let mut even = [0_u16; 64];
+    let mut odd = [0_u16; 64];
+    for i in 0..64 {
+        even[i] = table[first + usize::from(index.0[2 * i] & 31)];
+        odd[i] = table[first + usize::from(index.0[2 * i + 1] & 31)];
+    }
+    (cast(even), cast(odd))
+}
+
+/// Returns the bytes of `a` in even places and those of `b` in odd places, (from even bytes, from
+/// odd bytes): `Q6_Wb_vshuffoe_VbVb`.
+#[must_use]
+#[inline(always)]
+pub fn interleave_b(a: Vector, b: Vector) -> (Vector, Vector) {
+    (interleave_even_b(a, b), interleave_odd_b(a, b))
 }
 
 /// Returns the even bytes of `a` in even places, even bytes of `b` in odd places:

@@ -61,6 +61,21 @@ mod accumulator;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 pub use accumulator::{Accumulator, unbias};
 
+/// `true` where the vector unit computes with IEEE numbers: V73, V75 and the host; not with qfloat.
+pub const HAS_IEEE: bool = cfg!(any(
+    not(target_arch = "hexagon"),
+    target_feature = "hvx-ieee-fp"
+));
+
+/// Returns the halfwords of `a` shifted right by `COUNT`, zeros shifted in, as [`shr_h`] does. Takes a
+/// multiplier instead of the only shift unit.
+#[must_use]
+#[inline(always)]
+pub fn shr_by_mul_h<const COUNT: u32>(a: Vector) -> Vector {
+    const { assert!(0 < COUNT && COUNT < 16) };
+    mul_upper_h(a, splat_h(1 << (16 - COUNT)))
+}
+
 /// Returns `value` in all lanes.
 #[must_use]
 #[inline(always)]

@@ -10,7 +10,7 @@
 //! for each run: the 2 (MXFP4: 4) tiles that share a line of scales
 //!   for each tile of the run
 //!     s[n], s[n] = the tile's 32 scales, each twice: both rows of a halfword pair need it
-//!     for each line v of quants                         4-bit types: 4 lines, Q8_0: 8
+//!     for each of 8 parts of the tile                   4-bit types: low or high nibbles of line v
 //!       low nibbles   -> lookup -> rows 4v, 4v+1 and 4v+2, 4v+3           · s (+ m) -> 2 lines
 //!       high nibbles  -> lookup -> rows 4v+16, 4v+17 and 4v+18, 4v+19     · s (+ m) -> 2 lines
 //! ```
@@ -18,7 +18,7 @@
 //! 1. **One lookup converts and widens.** `vlut16` replaces a nibble by the 16-bit entry of a
 //!    table, here the exact FP16 value of the quant, and sends even bytes to one vector and odd
 //!    bytes to another. That is conversion, subtraction of the zero point and reordering in one
-//!    instruction. Low nibbles need no mask, since the lookup ignores the upper half of a byte.
+//!    instruction. Nibbles need no mask, since the lookup ignores the upper half of a byte.
 //!    IQ4_NL and MXFP4 differ from Q4_0 by the table alone.
 //! 2. **Scales come in place.** A word of the scale plane holds the f16 scales of two tiles for one
 //!    column. An interleave of the line with itself doubles the halves of one tile, which then
@@ -29,7 +29,12 @@
 //!    scale.
 //! 5. **Super-blocks have scales of two levels**, which become one level first
 //!    (`matmul/super_block.rs`).
-//! 6. **Groups of 2 × 16 look up their scales too** (`grouped`): one scale serves half an FP16
+//! 6. **The shift unit is scarce.** `vlut16` needs it, as do qfloat's sums and conversions. So high
+//!    nibbles are moved by a multiplication, and with qfloat Q4_1 and Q4Tile use two lookups of bytes
+//!    ([`hvx::lookup32_of`]), which do without that unit.
+//! 7. **Some parts are looked up ahead** of the one that is scaled, across tiles. Otherwise a tile
+//!    would begin with lookups and end with stores, each with nothing beside them.
+//! 8. **Groups of 2 × 16 look up their scales too** (`grouped`): one scale serves half an FP16
 //!    line, and a lookup spreads four scales over two lines.
 //!
 //! Values beyond FP16 (a scale times the largest quant over 65504) become infinite.
@@ -117,46 +122,112 @@ pub(super) const fn byte_table(weight: WeightType) -> Line {
 }
 
 static Q4_0_VALUES: Line = f16_table(WeightType::Q4_0);
+/// The numbers -8 to 7 twice, for a lookup that sees a fifth bit.
+static Q4_0_VALUES_TWICE: Line = wide::table32(8, 16);
 /// The numbers 0 to 15.
 pub(super) static NIBBLES: Line = f16_table(WeightType::Q4_1);
+/// The numbers 0 to 15 twice, for a lookup that sees a fifth bit.
+static NIBBLES_TWICE: Line = wide::table32(0, 16);
 static IQ4_NL_VALUES: Line = f16_table(WeightType::Iq4Nl);
 static MXFP4_VALUES: Line = f16_table(WeightType::Mxfp4);
+
+/// Parts of a tile: two lines of an FP16 tile each.
+const PARTS: usize = 8;
+/// Most parts that a dequantizer looks up ahead.
+const MOST_AHEAD: usize = 6;
+
+/// Returns the parts to look up ahead, for IEEE arithmetic and for qfloat: those with the fewest
+/// packets. The host gains nothing by it.
+const fn ahead(ieee: usize, qfloat: usize) -> usize {
+    if cfg!(not(target_arch = "hexagon")) {
+        0
+    } else if hvx::HAS_IEEE {
+        ieee
+    } else {
+        qfloat
+    }
+}
+
+/// The f16 numbers of a part, before its scale.
+type Numbers = (Vector, Vector);
 
 /// The dequantizer of one weight type, with `L` lines of quants a tile and `T` tiles a line of
 /// scales.
 trait Dequantizer<const L: usize, const T: usize>: Copy {
-    /// Dequantizes tile `i` of those that share the lines `scale` and `min`.
-    fn tile(self, quants: &[Line; L], scale: Vector, min: Vector, i: usize, out: &mut Tile);
-}
+    /// Parts that are looked up ahead.
+    const AHEAD: usize;
+    /// The scales of a tile.
+    type Scales: Copy;
 
-/// Dequantizes one tile of 4-bit quants: looked up, times `scale`, plus `min` if `ADD`.
-#[inline(always)]
-fn nibble_tile<const ADD: bool>(
-    quants: &[Line; 4],
-    table: Vector,
-    scale: Vector,
-    min: Vector,
-    out: &mut Tile,
-) {
-    for (v, line) in quants.iter().enumerate() {
-        let both = hvx::load(line);
-        let low = hvx::lookup16(both, table);
-        let high = hvx::lookup16(hvx::shr_b(both, 4), table);
-        hvx::store(&mut out.0[2 * v], scaled::<ADD>(low.0, scale, min));
-        hvx::store(&mut out.0[2 * v + 1], scaled::<ADD>(low.1, scale, min));
-        hvx::store(&mut out.0[8 + 2 * v], scaled::<ADD>(high.0, scale, min));
-        hvx::store(&mut out.0[8 + 2 * v + 1], scaled::<ADD>(high.1, scale, min));
+    /// Returns the scales of tile `i` of those that share the lines `scale` and `min`.
+    fn scales(self, scale: Vector, min: Vector, i: usize) -> Self::Scales;
+
+    /// Returns the numbers of a part.
+    fn numbers(self, quants: &[Line; L], part: usize) -> Numbers;
+
+    /// Returns the numbers of a part, scaled.
+    fn scaled(self, numbers: Numbers, scales: Self::Scales, part: usize) -> [Vector; 2];
+
+    /// Returns the first line of a part in the FP16 tile.
+    #[inline(always)]
+    fn line(part: usize) -> usize {
+        2 * part
     }
 }
 
-/// Returns `values · scale`, plus `min` if `ADD`.
+/// Returns the nibbles of a part of a tile in the lower halves of bytes: low and high ones of a line
+/// in turns.
 #[inline(always)]
-fn scaled<const ADD: bool>(values: Vector, scale: Vector, min: Vector) -> Vector {
-    if ADD {
-        hvx::mul_add_f16(values, scale, min)
+fn nibbles(quants: &[Line; 4], part: usize) -> Vector {
+    let both = hvx::load(&quants[part / 2]);
+    if part.is_multiple_of(2) {
+        both
     } else {
-        hvx::mul_f16(values, scale)
+        hvx::shr_by_mul_h::<4>(both)
     }
+}
+
+/// A table of 16 numbers that qfloat's kernels look up without the shift unit.
+#[derive(Clone, Copy)]
+struct NibbleTable(Vector);
+
+impl NibbleTable {
+    /// Takes the table of [`hvx::lookup16`] or, repeated, that of [`hvx::lookup32_of`].
+    #[inline(always)]
+    fn new(once: &Line, twice: &Line) -> Self {
+        Self(hvx::load(if hvx::HAS_IEEE { once } else { twice }))
+    }
+
+    /// Returns the numbers of a part of a tile of nibbles.
+    #[inline(always)]
+    fn numbers(self, quants: &[Line; 4], part: usize) -> Numbers {
+        let index = nibbles(quants, part);
+        if hvx::HAS_IEEE {
+            hvx::lookup16(index, self.0)
+        } else {
+            hvx::lookup32_of::<0>(index, self.0)
+        }
+    }
+}
+
+/// Returns the first line of a part of a tile of nibbles.
+const fn nibble_line(part: usize) -> usize {
+    PARTS * (part % 2) + part / 2 * 2
+}
+
+/// Returns numbers times `scale`.
+#[inline(always)]
+fn times((a, b): Numbers, scale: Vector) -> [Vector; 2] {
+    [hvx::mul_f16(a, scale), hvx::mul_f16(b, scale)]
+}
+
+/// Returns numbers times `scale` plus `min`.
+#[inline(always)]
+fn times_plus((a, b): Numbers, [scale, min]: [Vector; 2]) -> [Vector; 2] {
+    [
+        hvx::mul_add_f16(a, scale, min),
+        hvx::mul_add_f16(b, scale, min),
+    ]
 }
 
 /// The lookup table of a type whose blocks have an f16 scale.
@@ -164,21 +235,56 @@ fn scaled<const ADD: bool>(values: Vector, scale: Vector, min: Vector) -> Vector
 struct Scaled(Vector);
 
 impl Dequantizer<4, 2> for Scaled {
+    const AHEAD: usize = ahead(6, 6);
+    type Scales = Vector;
+
     #[inline(always)]
-    fn tile(self, quants: &[Line; 4], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
-        let scale = twice(scale, i);
-        nibble_tile::<false>(quants, self.0, scale, scale, out);
+    fn scales(self, scale: Vector, _: Vector, i: usize) -> Vector {
+        twice(scale, i)
+    }
+
+    #[inline(always)]
+    fn numbers(self, quants: &[Line; 4], part: usize) -> Numbers {
+        hvx::lookup16(nibbles(quants, part), self.0)
+    }
+
+    #[inline(always)]
+    fn scaled(self, numbers: Numbers, scale: Vector, _: usize) -> [Vector; 2] {
+        times(numbers, scale)
+    }
+
+    #[inline(always)]
+    fn line(part: usize) -> usize {
+        nibble_line(part)
     }
 }
 
 /// The lookup table of a type whose blocks have an f16 scale and an f16 minimum.
 #[derive(Clone, Copy)]
-struct ScaledAndShifted(Vector);
+struct ScaledAndShifted(NibbleTable);
 
 impl Dequantizer<4, 2> for ScaledAndShifted {
+    const AHEAD: usize = ahead(1, 5);
+    type Scales = [Vector; 2];
+
     #[inline(always)]
-    fn tile(self, quants: &[Line; 4], scale: Vector, min: Vector, i: usize, out: &mut Tile) {
-        nibble_tile::<true>(quants, self.0, twice(scale, i), twice(min, i), out);
+    fn scales(self, scale: Vector, min: Vector, i: usize) -> [Vector; 2] {
+        [twice(scale, i), twice(min, i)]
+    }
+
+    #[inline(always)]
+    fn numbers(self, quants: &[Line; 4], part: usize) -> Numbers {
+        self.0.numbers(quants, part)
+    }
+
+    #[inline(always)]
+    fn scaled(self, numbers: Numbers, scales: [Vector; 2], _: usize) -> [Vector; 2] {
+        times_plus(numbers, scales)
+    }
+
+    #[inline(always)]
+    fn line(part: usize) -> usize {
+        nibble_line(part)
     }
 }
 
@@ -187,10 +293,27 @@ impl Dequantizer<4, 2> for ScaledAndShifted {
 struct PowerOfTwo(Vector);
 
 impl Dequantizer<4, 4> for PowerOfTwo {
+    const AHEAD: usize = ahead(0, 0);
+    type Scales = Vector;
+
     #[inline(always)]
-    fn tile(self, quants: &[Line; 4], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
-        let scale = e8m0_as_f16(scale, i);
-        nibble_tile::<false>(quants, self.0, scale, scale, out);
+    fn scales(self, scale: Vector, _: Vector, i: usize) -> Vector {
+        e8m0_as_f16(scale, i)
+    }
+
+    #[inline(always)]
+    fn numbers(self, quants: &[Line; 4], part: usize) -> Numbers {
+        hvx::lookup16(nibbles(quants, part), self.0)
+    }
+
+    #[inline(always)]
+    fn scaled(self, numbers: Numbers, scale: Vector, _: usize) -> [Vector; 2] {
+        times(numbers, scale)
+    }
+
+    #[inline(always)]
+    fn line(part: usize) -> usize {
+        nibble_line(part)
     }
 }
 
@@ -199,36 +322,40 @@ impl Dequantizer<4, 4> for PowerOfTwo {
 struct FlippedTiles;
 
 impl Dequantizer<8, 2> for FlippedTiles {
+    const AHEAD: usize = ahead(5, 6);
+    type Scales = Vector;
+
     #[inline(always)]
-    fn tile(self, quants: &[Line; 8], scale: Vector, _: Vector, i: usize, out: &mut Tile) {
-        let scale = twice(scale, i);
-        byte_tile(quants, |_| (scale, scale), out);
+    fn scales(self, scale: Vector, _: Vector, i: usize) -> Vector {
+        twice(scale, i)
+    }
+
+    #[inline(always)]
+    fn numbers(self, quants: &[Line; 8], part: usize) -> Numbers {
+        hvx::interleave_b(hvx::load(&quants[part]), hvx::splat_b(THOUSAND))
+    }
+
+    #[inline(always)]
+    fn scaled(self, numbers: Numbers, scale: Vector, _: usize) -> [Vector; 2] {
+        less_1152(numbers, (scale, scale))
     }
 }
 
-/// Dequantizes one tile of flipped 8-bit quants; `scales` gives those of lines 2g and 2g + 1 of the
-/// FP16 tile.
+/// The upper byte of FP16 1024, 0x6400. Its last bit is worth 1, so 0x6400 + u is the number 1024 + u.
+const THOUSAND: u8 = 0x64;
+
+/// Returns the numbers less 1152, scaled: 1024 comes from the exponent, 128 was added to the quant.
 #[inline(always)]
-fn byte_tile(quants: &[Line; 8], scales: impl Fn(usize) -> (Vector, Vector), out: &mut Tile) {
-    // FP16 1024 is 0x6400 and its last bit is worth 1, so 0x6400 + u is the number 1024 + u; u is q
-    // + 128.
-    let (thousand, offset) = (hvx::splat_b(0x64), hvx::splat_h(0x6480));
-    for (g, line) in quants.iter().enumerate() {
-        let bytes = hvx::load(line);
-        let even = hvx::interleave_even_b(bytes, thousand);
-        let odd = hvx::interleave_odd_b(bytes, thousand);
-        let (low, high) = scales(g);
-        hvx::store(&mut out.0[2 * g], hvx::sub_mul_f16(even, offset, low));
-        hvx::store(&mut out.0[2 * g + 1], hvx::sub_mul_f16(odd, offset, high));
-    }
+fn less_1152((even, odd): Numbers, (low, high): (Vector, Vector)) -> [Vector; 2] {
+    let offset = hvx::splat_h(0x6480);
+    [
+        hvx::sub_mul_f16(even, offset, low),
+        hvx::sub_mul_f16(odd, offset, high),
+    ]
 }
 
 /// Dequantizes the tiles `tiles` of a panel.
-///
-/// On the device this is not inlined: only as arguments of a function are `panel` and `out` known
-/// not to overlap. Without that, every load would wait for the stores before it.
-#[cfg_attr(target_arch = "hexagon", inline(never))]
-#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+#[inline(always)]
 fn for_each_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
     dequantizer: D,
     panel: &Panel<'_>,
@@ -239,18 +366,107 @@ fn for_each_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
     let scales = &panel.scales[tiles.start / T..];
     let mins = panel.mins.get(tiles.start / T..);
     let mins = mins.filter(|mins| !mins.is_empty()).unwrap_or(scales);
+    dequantize_tiles(dequantizer, quants, scales, mins, out);
+}
+
+/// Dequantizes tiles, with as many lines of scales and of minima as they need.
+///
+/// On the device this is not inlined: only as arguments of a function are the slices known not to
+/// overlap. Without that, every load would wait for the stores before it.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+fn dequantize_tiles<D: Dequantizer<L, T>, const L: usize, const T: usize>(
+    dequantizer: D,
+    quants: &[[Line; L]],
+    scales: &[Line],
+    mins: &[Line],
+    out: &mut [Tile],
+) {
+    let Some(first) = quants.first() else {
+        return;
+    };
     let (groups, tail) = quants.as_chunks::<T>();
     let (out_groups, out_tail) = out.as_chunks_mut::<T>();
-    for (((group, scale), min), out) in groups.iter().zip(scales).zip(mins).zip(out_groups) {
+    let mut parts = PartsAhead::new(dequantizer, first);
+    let all = groups.iter().zip(scales).zip(mins).zip(out_groups);
+    for (g, (((group, scale), min), out)) in all.enumerate() {
+        // The parts ahead of the last group are not used.
+        let after = groups.get(g + 1).unwrap_or(group);
         let (scale, min) = (hvx::load(scale), hvx::load(min));
         for i in 0..T {
-            dequantizer.tile(&group[i], scale, min, i, &mut out[i]);
+            let scales = dequantizer.scales(scale, min, i);
+            let next = if i + 1 < T { &group[i + 1] } else { &after[0] };
+            parts.finish_tile(dequantizer, scales, [&group[i], next], &mut out[i]);
         }
     }
     if let (Some(scale), Some(min)) = (scales.get(groups.len()), mins.get(groups.len())) {
         let (scale, min) = (hvx::load(scale), hvx::load(min));
         for (i, (quants, out)) in tail.iter().zip(out_tail).enumerate() {
-            dequantizer.tile(quants, scale, min, i, out);
+            let scales = dequantizer.scales(scale, min, i);
+            let mut parts = PartsAhead::new(dequantizer, quants);
+            parts.finish_tile(dequantizer, scales, [quants, quants], out);
+        }
+    }
+}
+
+/// The numbers of the next parts, as many as the dequantizer looks up ahead.
+///
+/// Lines are not kept, but loaded again: LLVM 23's vector combiner for Hexagon leaves out a load if
+/// only the next turn of the loop uses the line.
+struct PartsAhead([Numbers; MOST_AHEAD]);
+
+impl PartsAhead {
+    /// Looks up the first parts of a tile.
+    #[inline(always)]
+    fn new<D: Dequantizer<L, T>, const L: usize, const T: usize>(
+        dequantizer: D,
+        quants: &[Line; L],
+    ) -> Self {
+        let zero = hvx::splat_w(0);
+        let mut parts = [(zero, zero); MOST_AHEAD];
+        for (part, numbers) in parts.iter_mut().enumerate().take(D::AHEAD) {
+            *numbers = dequantizer.numbers(quants, part);
+        }
+        Self(parts)
+    }
+
+    /// Adds the numbers of a part, and returns those of the part that is the next one.
+    #[inline(always)]
+    fn exchange<D: Dequantizer<L, T>, const L: usize, const T: usize>(
+        &mut self,
+        numbers: Numbers,
+    ) -> Numbers {
+        if D::AHEAD == 0 {
+            return numbers;
+        }
+        let first = self.0[0];
+        for i in 1..D::AHEAD {
+            self.0[i - 1] = self.0[i];
+        }
+        self.0[D::AHEAD - 1] = numbers;
+        first
+    }
+
+    /// Dequantizes the tile `quants`, and looks up the first parts of the tile `next`.
+    #[inline(always)]
+    fn finish_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
+        &mut self,
+        dequantizer: D,
+        scales: D::Scales,
+        [quants, next]: [&[Line; L]; 2],
+        out: &mut Tile,
+    ) {
+        for part in 0..PARTS {
+            let later = part + D::AHEAD;
+            let ahead = if later < PARTS {
+                dequantizer.numbers(quants, later)
+            } else {
+                dequantizer.numbers(next, later - PARTS)
+            };
+            let numbers = self.exchange::<D, L, T>(ahead);
+            let [first, second] = dequantizer.scaled(numbers, scales, part);
+            hvx::store(&mut out.0[D::line(part)], first);
+            hvx::store(&mut out.0[D::line(part) + 1], second);
         }
     }
 }
@@ -275,15 +491,17 @@ fn for_each_super_block<
 ) {
     let mut planes = GroupPlanes::<LINES>::new();
     let last = tiles.end.div_ceil(SUPER_TILES);
-    for first in (tiles.start / SUPER_TILES..last).step_by(GROUP_BLOCKS) {
+    let mut first = tiles.start / SUPER_TILES;
+    let mut skipped = tiles.start % SUPER_TILES;
+    while !out.is_empty() {
         let blocks = first..(first + GROUP_BLOCKS).min(last);
-        let offset = first * SUPER_TILES;
-        let here =
-            tiles.start.max(offset) - offset..tiles.end.min(blocks.end * SUPER_TILES) - offset;
-        let plain = planes.expand::<E>(panel, blocks);
-        let (now, later) = core::mem::take(&mut out).split_at_mut(here.len());
-        for_each_tile(dequantizer, &plain, here, now);
+        let count = (blocks.len() * SUPER_TILES - skipped).min(out.len());
+        let plain = planes.expand::<E>(panel, blocks, L);
+        let (now, later) = core::mem::take(&mut out).split_at_mut(count);
+        for_each_tile(dequantizer, &plain, skipped..skipped + count, now);
         out = later;
+        first += GROUP_BLOCKS;
+        skipped = 0;
     }
 }
 
@@ -379,14 +597,20 @@ impl hvx::Kernel for DequantizeTiles<'_> {
             WeightType::Q4Tile => for_each_tile(grouped::GroupedNibbles::new(), panel, tiles, out),
             WeightType::Q8Tile => for_each_tile(grouped::GroupedBytes::new(), panel, tiles, out),
             WeightType::Q4_1 => {
-                let table = ScaledAndShifted(hvx::load(&NIBBLES));
+                let table = ScaledAndShifted(NibbleTable::new(&NIBBLES, &NIBBLES_TWICE));
                 for_each_tile(table, panel, tiles, out);
             }
             WeightType::Q8_0 => for_each_tile(FlippedTiles, panel, tiles, out),
-            WeightType::Q5_0 => for_each_tile(wide::FiveBits::<false>, panel, tiles, out),
-            WeightType::Q5_1 => for_each_tile(wide::FiveBits::<true>, panel, tiles, out),
+            WeightType::Q5_0 => for_each_tile(wide::FiveBits::<false>::new(), panel, tiles, out),
+            WeightType::Q5_1 => for_each_tile(wide::FiveBits::<true>::new(), panel, tiles, out),
             WeightType::Q5K => {
-                for_each_super_block(UnsignedSixBits, wide::FiveBits::<true>, panel, tiles, out);
+                for_each_super_block(
+                    UnsignedSixBits,
+                    wide::FiveBits::<true>::new(),
+                    panel,
+                    tiles,
+                    out,
+                );
             }
             WeightType::Q6K => wide::six_bit_tiles(panel, tiles, out),
             WeightType::Iq4Nl => {
@@ -396,7 +620,7 @@ impl hvx::Kernel for DequantizeTiles<'_> {
                 for_each_tile(PowerOfTwo(hvx::load(&MXFP4_VALUES)), panel, tiles, out);
             }
             WeightType::Q4K => {
-                let table = ScaledAndShifted(hvx::load(&NIBBLES));
+                let table = ScaledAndShifted(NibbleTable::new(&NIBBLES, &NIBBLES_TWICE));
                 for_each_super_block(UnsignedSixBits, table, panel, tiles, out);
             }
             WeightType::Iq4Xs => {

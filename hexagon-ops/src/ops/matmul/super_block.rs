@@ -53,21 +53,10 @@ impl<const LINES: usize> GroupPlanes<LINES> {
         Self(LinePlanes::unfilled())
     }
 
-    /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`].
-    /// Returns these super-blocks as a panel of the plain type.
+    /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`]. Returns
+    /// these super-blocks as a panel of the plain type, whose tiles have `tile_lines` lines of quants.
     #[inline(always)]
     pub(super) fn expand<'a, E: Expansion<LINES>>(
-        &'a mut self,
-        panel: &Panel<'a>,
-        blocks: Range<usize>,
-    ) -> Panel<'a> {
-        let tile_lines = panel.layout.weight().quant_tile_bytes() / size_of::<Line>();
-        self.expand_lines::<E>(panel, blocks, tile_lines)
-    }
-
-    /// As [`Self::expand`], for a caller that knows the lines of quants of a tile.
-    #[inline(always)]
-    pub(super) fn expand_lines<'a, E: Expansion<LINES>>(
         &'a mut self,
         panel: &Panel<'a>,
         blocks: Range<usize>,
@@ -112,8 +101,8 @@ impl Expansion<PAIR_LINES> for UnsignedSixBits {
 
 /// The factors of a super-block of Q4_K or Q5_K, and the fields that they multiply.
 ///
-/// Conversions and shifts want the same unit, so that two fields are converted by their exponent instead: these are 256 and a
-/// field, f16.
+/// Conversions and shifts want the same unit. So multipliers shift, and two fields are converted by their
+/// exponent instead: these are 256 and a field, f16.
 #[derive(Clone, Copy)]
 struct SixBitFields {
     factors: [Vector; 2],
@@ -133,11 +122,9 @@ impl SixBitFields {
         let middle = hvx::splat_h(0x0f);
         let upper = hvx::splat_h(0x30);
         // Bits 9..6 of `low`, and above them the two bits of the third line that come out at 5..4.
-        let last = |low: Vector, shift: i32| {
-            hvx::or(
-                hvx::and(hvx::shr_h(low, 6), middle),
-                hvx::and(hvx::shr_h(third, shift), upper),
-            )
+        let last = |low: Vector, moved: Vector| {
+            let low = hvx::shr_by_mul_h::<6>(low);
+            hvx::or(hvx::and(low, middle), hvx::and(moved, upper))
         };
         // 0x5c above six bits that end at bit 2 makes 256 plus these.
         let numbers = [first, second].map(|halves| {
@@ -154,12 +141,12 @@ impl SixBitFields {
             scales: [
                 hvx::and(first, lowest),
                 hvx::and(third, lowest),
-                last(first, 2),
+                last(first, hvx::shr_by_mul_h::<2>(third)),
             ],
             mins: [
                 hvx::and(second, lowest),
-                hvx::shr_h(third, 10),
-                last(second, 4),
+                hvx::shr_by_mul_h::<10>(third),
+                last(second, hvx::shr_by_mul_h::<4>(third)),
             ],
         }
     }

@@ -4,7 +4,7 @@ use hexagon_ops::hvx::{self, Accumulator, Vector};
 use hexagon_ops::layout::Line;
 
 /// Names in order of their numbers; those from [`FIRST_FLOAT`] on need floating point.
-pub const NAMES: [&str; 62] = [
+pub const NAMES: [&str; 65] = [
     "splat_w",
     "splat_h",
     "splat_b",
@@ -45,6 +45,9 @@ pub const NAMES: [&str; 62] = [
     "mul_even_acc",
     "dot2_each",
     "dot2_acc",
+    "mul_upper_h",
+    "lookup32_of",
+    "interleave_b",
     "f16_from_h",
     "f32_from_w",
     "mul_f16",
@@ -71,7 +74,7 @@ pub const NAMES: [&str; 62] = [
 
 /// Number of the first operation on floating point.
 #[allow(dead_code, reason = "only the host test asks")]
-pub const FIRST_FLOAT: usize = 40;
+pub const FIRST_FLOAT: usize = 43;
 
 /// Number that stands for an accumulator: `(c + a · b + a) · (a - b) + c`.
 pub const ACCUMULATE: usize = NAMES.len();
@@ -126,39 +129,45 @@ pub fn run(op: usize, [a, b, c]: [Vector; 3], scalar: i32) -> (Vector, Vector) {
         37 => one(hvx::mul_even_acc(c, a, b)),
         38 => one(hvx::dot2_each(a, b)),
         39 => one(hvx::dot2_acc(c, a, scalar)),
-        40 => one(hvx::f16_from_h(a)),
-        41 => one(hvx::f32_from_w(a)),
-        42 => one(hvx::mul_f16(a, b)),
-        43 => one(hvx::mul_add_f16(a, b, c)),
-        44 => one(hvx::sub_mul_f16(a, b, c)),
-        45 => hvx::widen_mul_f16(a, b),
-        46 => one(hvx::narrow_f32(a, b)),
-        47 => one(hvx::mul_f32(a, b)),
-        48 => one(hvx::add_f32(a, b)),
-        49 => one(hvx::sub_f32(a, b)),
-        50 => one(hvx::max_f32(a, b)),
-        51 => one(hvx::min_f32(a, b)),
-        52 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
-        53 => one(hvx::sub_f16(a, b)),
-        54 => one(hvx::max_f16(a, b)),
-        55 => hvx::widen_in_order_f16(a),
-        56 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
-        57 => {
+        40 => one(hvx::mul_upper_h(a, b)),
+        41 => match scalar & 1 {
+            0 => hvx::lookup32_of::<0>(a, b),
+            _ => hvx::lookup32_of::<1>(a, b),
+        },
+        42 => hvx::interleave_b(a, b),
+        43 => one(hvx::f16_from_h(a)),
+        44 => one(hvx::f32_from_w(a)),
+        45 => one(hvx::mul_f16(a, b)),
+        46 => one(hvx::mul_add_f16(a, b, c)),
+        47 => one(hvx::sub_mul_f16(a, b, c)),
+        48 => hvx::widen_mul_f16(a, b),
+        49 => one(hvx::narrow_f32(a, b)),
+        50 => one(hvx::mul_f32(a, b)),
+        51 => one(hvx::add_f32(a, b)),
+        52 => one(hvx::sub_f32(a, b)),
+        53 => one(hvx::max_f32(a, b)),
+        54 => one(hvx::min_f32(a, b)),
+        55 => one(hvx::select_gt_f32(a, b, c, hvx::splat_w(scalar))),
+        56 => one(hvx::sub_f16(a, b)),
+        57 => one(hvx::max_f16(a, b)),
+        58 => hvx::widen_in_order_f16(a),
+        59 => (hvx::fold_f32::<8>(a, b), hvx::fold_f32::<2>(a, b)),
+        60 => {
             let sum = Accumulator::from_f32(c);
             let (even, odd) = Accumulator::widen_mul_add((sum, sum), a, b);
             (even.to_f32(), odd.to_f32())
         }
-        58 => {
+        61 => {
             let bias = 12_582_912.0;
             one(hvx::unbias(hvx::add_f32(a, hvx::splat_f32(bias)), bias))
         }
-        59 => {
+        62 => {
             let sum = Accumulator::from_f32(c);
             let (even, odd) = Accumulator::add_f16((sum, sum), a);
             (even.to_f32(), odd.to_f32())
         }
-        60 => one(hvx::widen_b_to_h(a)),
-        61 => one(hvx::min_h(a, b)),
+        63 => one(hvx::widen_b_to_h(a)),
+        64 => one(hvx::min_h(a, b)),
         ACCUMULATE => {
             let sum = Accumulator::from_f32(c).mul_add(a, b).plus_f32(a);
             let product = sum.times(Accumulator::difference(a, b));

@@ -7,9 +7,9 @@
 //! A line of scales belongs to one tile: the scales of rows 0..16 in lower halves of words, those of
 //! rows 16..32 in upper ones.
 
-use super::{Dequantizer, f16_bits};
+use super::{Dequantizer, Numbers, ahead, f16_bits, times, times_plus};
 use crate::hvx::{self, Vector};
-use crate::layout::{LINE_BYTES, Line, Tile};
+use crate::layout::{LINE_BYTES, Line};
 
 /// Returns two tables of [`hvx::lookup16_of`], 0 and 1: the entries are the given numbers less
 /// `zero`.
@@ -55,34 +55,48 @@ impl ThreeBits {
 }
 
 impl Dequantizer<3, 1> for ThreeBits {
+    const AHEAD: usize = ahead(1, 3);
+    type Scales = [Vector; 2];
+
     #[inline(always)]
-    fn tile(self, quants: &[Line; 3], scales: Vector, _: Vector, _: usize, out: &mut Tile) {
-        let first = hvx::interleave_even_h(scales, scales);
-        let second = hvx::interleave_odd_h(scales, scales);
+    fn scales(self, scales: Vector, _: Vector, _: usize) -> [Vector; 2] {
+        [
+            hvx::interleave_even_h(scales, scales),
+            hvx::interleave_odd_h(scales, scales),
+        ]
+    }
+
+    #[inline(always)]
+    fn numbers(self, quants: &[Line; 3], part: usize) -> Numbers {
         let [a, b, c] = quants.each_ref().map(hvx::load);
         // Bits 2..1 of values 6 and 7 are the upper bits of the first lines, and bit 0 is in the
         // third one; it comes to bit 3.
         let bit = hvx::splat_b(8);
-        let sixth = hvx::or(hvx::shr_b(a, 6), hvx::and(c, bit));
-        let seventh = hvx::or(hvx::shr_b(b, 6), hvx::and(hvx::shr_b(c, 1), bit));
-        let shifted = [hvx::shr_b(a, 3), hvx::shr_b(b, 3), hvx::shr_b(c, 5)];
-        for (g, index) in [a, shifted[0], b, shifted[1], c, shifted[2]]
-            .into_iter()
-            .enumerate()
-        {
-            let scale = if g < 4 { first } else { second };
-            put(hvx::lookup16_of::<0>(index, self.0), scale, g, out);
+        match part {
+            6 => {
+                let index = hvx::or(hvx::shr_b(a, 6), hvx::and(c, bit));
+                hvx::lookup16_of::<1>(index, self.0)
+            }
+            7 => {
+                let index = hvx::or(hvx::shr_b(b, 6), hvx::and(hvx::shr_b(c, 1), bit));
+                hvx::lookup16_of::<1>(index, self.0)
+            }
+            _ => {
+                let line = hvx::load(&quants[part / 2]);
+                let index = match part {
+                    1 | 3 => hvx::shr_b(line, 3),
+                    5 => hvx::shr_b(line, 5),
+                    _ => line,
+                };
+                hvx::lookup16_of::<0>(index, self.0)
+            }
         }
-        put(hvx::lookup16_of::<1>(sixth, self.0), second, 6, out);
-        put(hvx::lookup16_of::<1>(seventh, self.0), second, 7, out);
     }
-}
 
-/// Writes value `g` of a tile, scaled: two lines.
-#[inline(always)]
-fn put(values: (Vector, Vector), scale: Vector, g: usize, out: &mut Tile) {
-    hvx::store(&mut out.0[2 * g], hvx::mul_f16(values.0, scale));
-    hvx::store(&mut out.0[2 * g + 1], hvx::mul_f16(values.1, scale));
+    #[inline(always)]
+    fn scaled(self, numbers: Numbers, scales: [Vector; 2], part: usize) -> [Vector; 2] {
+        times(numbers, scales[part / 4])
+    }
 }
 
 /// The dequantizer of 2-bit quants with minima. Its lines are those of
@@ -98,9 +112,12 @@ impl TwoBits {
 }
 
 impl Dequantizer<2, 1> for TwoBits {
+    const AHEAD: usize = ahead(1, 2);
+    type Scales = [[Vector; 2]; 2];
+
     #[inline(always)]
-    fn tile(self, quants: &[Line; 2], scale: Vector, min: Vector, _: usize, out: &mut Tile) {
-        let halves = [
+    fn scales(self, scale: Vector, min: Vector, _: usize) -> [[Vector; 2]; 2] {
+        [
             [
                 hvx::interleave_even_h(scale, scale),
                 hvx::interleave_even_h(min, min),
@@ -109,21 +126,22 @@ impl Dequantizer<2, 1> for TwoBits {
                 hvx::interleave_odd_h(min, min),
                 hvx::interleave_odd_h(scale, scale),
             ],
-        ];
-        for (i, line) in quants.iter().enumerate() {
-            let both = hvx::load(line);
-            for (half, index) in [both, hvx::shr_b(both, 4)].into_iter().enumerate() {
-                let values = [
-                    hvx::lookup16_of::<0>(index, self.0),
-                    hvx::lookup16_of::<1>(index, self.0),
-                ];
-                let [scale, min] = halves[half];
-                for (j, (even, odd)) in values.into_iter().enumerate() {
-                    let at = 2 * (4 * half + 2 * i + j);
-                    hvx::store(&mut out.0[at], hvx::mul_add_f16(even, scale, min));
-                    hvx::store(&mut out.0[at + 1], hvx::mul_add_f16(odd, scale, min));
-                }
-            }
+        ]
+    }
+
+    #[inline(always)]
+    fn numbers(self, quants: &[Line; 2], part: usize) -> Numbers {
+        let line = hvx::load(&quants[part / 2 % 2]);
+        let index = if part < 4 { line } else { hvx::shr_b(line, 4) };
+        if part.is_multiple_of(2) {
+            hvx::lookup16_of::<0>(index, self.0)
+        } else {
+            hvx::lookup16_of::<1>(index, self.0)
         }
+    }
+
+    #[inline(always)]
+    fn scaled(self, numbers: Numbers, scales: [[Vector; 2]; 2], part: usize) -> [Vector; 2] {
+        times_plus(numbers, scales[part / 4])
     }
 }

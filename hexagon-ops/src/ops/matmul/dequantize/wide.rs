@@ -2,15 +2,16 @@
 //!
 //! A tile has eight values of four quants a word, as Q8_0 has; five (six) of them lie in the lower
 //! bits of the lines' bytes, the others are put together from the upper bits of all lines
-//! ([`crate::layout`]). A byte becomes FP16 by its exponent, as in Q8_0: 0x64 above a quant in the
-//! lowest bits makes 1024 + q, 0x58 above five bits that end at bit 3 makes 128 + q, and 0x5c above
-//! six bits that end at bit 2 makes 256 + q.
+//! ([`crate::layout`]).
+//!
+//! Five bits are looked up. A byte of six bits becomes FP16 by its exponent, as in Q8_0: 0x64 above a
+//! quant in the lowest bits makes 1024 + q, and 0x5c above six bits that end at bit 2 makes 256 + q.
 
 use core::ops::Range;
 
-use super::{Dequantizer, twice};
+use super::{Dequantizer, Numbers, ahead, f16_bits, times, times_plus, twice};
 use crate::hvx::{self, Vector};
-use crate::layout::{Line, SUPER_TILES, Tile};
+use crate::layout::{LINE_BYTES, Line, SUPER_TILES, Tile};
 use crate::ops::matmul::Panel;
 
 /// Bytes with the exponent above them, and the FP16 number that is the quant 0.
@@ -66,30 +67,75 @@ fn bits(line: Vector, count: i32, mask: u8) -> Vector {
     hvx::and(moved, hvx::splat_b(mask))
 }
 
+/// Returns a table of [`hvx::lookup32_of`]: f16 of 0 to `count - 1` less `zero`, repeated.
+pub(super) const fn table32(zero: i8, count: i8) -> Line {
+    let mut line = [0; LINE_BYTES];
+    let mut entry = 0;
+    let mut value = 0;
+    while entry < 32 {
+        let [low, high] = f16_bits(value - zero).to_le_bytes();
+        line[2 * entry] = low;
+        line[2 * entry + 1] = high;
+        entry += 1;
+        value = (value + 1) % count;
+    }
+    Line(line)
+}
+
+static UNSIGNED: Line = table32(0, 32);
+static SIGNED: Line = table32(16, 32);
+
 /// The dequantizer of 5-bit quants with an f16 scale for each column: less 16, or with a minimum if
-/// `ADD`.
+/// `ADD`. Its lookup sees the five lower bits of a byte, so that no value needs a mask in the end.
 #[derive(Clone, Copy)]
-pub(super) struct FiveBits<const ADD: bool>;
+pub(super) struct FiveBits<const ADD: bool>(Vector);
+
+impl<const ADD: bool> FiveBits<ADD> {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self(hvx::load(if ADD { &UNSIGNED } else { &SIGNED }))
+    }
+}
+
+/// Returns the bits of `mask`.
+#[inline(always)]
+fn masked(line: Vector, mask: u8) -> Vector {
+    hvx::and(line, hvx::splat_b(mask))
+}
 
 impl<const ADD: bool> Dequantizer<5, 2> for FiveBits<ADD> {
+    const AHEAD: usize = if ADD { ahead(2, 5) } else { ahead(2, 3) };
+    type Scales = [Vector; 2];
+
     #[inline(always)]
-    fn tile(self, quants: &[Line; 5], scale: Vector, min: Vector, i: usize, out: &mut Tile) {
-        let factors = [twice(scale, i), twice(min, i)];
-        let lines = quants.each_ref().map(hvx::load);
-        let [a, b, c, d, e] = lines;
-        let low = Exponent::new(0x64, if ADD { 0x6400 } else { 0x6410 });
-        for (g, line) in lines.into_iter().enumerate() {
-            low.put::<ADD>(bits(line, 0, 0x1f), factors, g, out);
+    fn scales(self, scale: Vector, min: Vector, i: usize) -> [Vector; 2] {
+        [twice(scale, i), twice(min, i)]
+    }
+
+    #[inline(always)]
+    fn numbers(self, quants: &[Line; 5], part: usize) -> Numbers {
+        let line = |i: usize| hvx::load(&quants[i]);
+        // Parts 5 to 7 have their upper three bits in lines 0 to 2.
+        let lower = match part {
+            5 => masked(hvx::shr_by_mul_h::<2>(line(3)), 0x18),
+            6 => masked(hvx::shr_by_mul_h::<3>(line(4)), 0x18),
+            7 => hvx::or(
+                masked(hvx::shr_by_mul_h::<3>(line(3)), 0x10),
+                masked(hvx::shr_by_mul_h::<2>(line(4)), 0x08),
+            ),
+            _ => return hvx::lookup32_of::<0>(line(part), self.0),
+        };
+        let value = hvx::or(masked(line(part - 5), 0xe0), lower);
+        hvx::lookup32_of::<0>(hvx::shr_by_mul_h::<3>(value), self.0)
+    }
+
+    #[inline(always)]
+    fn scaled(self, numbers: Numbers, scales: [Vector; 2], _: usize) -> [Vector; 2] {
+        if ADD {
+            times_plus(numbers, scales)
+        } else {
+            times(numbers, scales[0])
         }
-        let rest = Exponent::new(0x58, if ADD { 0x5800 } else { 0x5880 });
-        let [fifth, sixth] = [
-            hvx::or(bits(a, 0, 0xe0), bits(d, 2, 0x18)),
-            hvx::or(bits(b, 0, 0xe0), bits(e, 3, 0x18)),
-        ];
-        let seventh = hvx::or(bits(d, 3, 0x10), bits(e, 2, 0x08));
-        rest.put::<ADD>(fifth, factors, 5, out);
-        rest.put::<ADD>(sixth, factors, 6, out);
-        rest.put::<ADD>(hvx::or(bits(c, 0, 0xe0), seventh), factors, 7, out);
     }
 }
 
