@@ -213,14 +213,6 @@ struct Registers {
     has_odd_mins: bool,
 }
 
-impl Registers {
-    /// Needs the fewest registers.
-    const FEW: Self = Self {
-        has_pairs: false,
-        has_odd_mins: false,
-    };
-}
-
 /// Adds the tiles of one run to the sums of one strip.
 #[inline(always)]
 fn add_run<
@@ -292,6 +284,10 @@ fn dot_strips<
     acts: [&[ActGroup]; R],
 ) -> [[Vector; R]; S] {
     let zero = hvx::splat_w(0);
+    let registers = Registers {
+        has_pairs: F::has_pairs(R),
+        has_odd_mins: false,
+    };
     let mut totals = [[zero; R]; S];
     let (panel0, panel1) = (panels[0], panels[S - 1]);
     let k_tiles = panel0.layout.k_tiles();
@@ -314,7 +310,7 @@ fn dot_strips<
                 first_of::<_, R>([act0, act1]),
             );
             for s in 0..S {
-                add_run(format, strips[s], acts, &mut sums[s], Registers::FEW);
+                add_run(format, strips[s], acts, &mut sums[s], registers);
             }
         }
         if g == k_tiles / GROUP_TILES && !k_tiles.is_multiple_of(T) {
@@ -326,7 +322,7 @@ fn dot_strips<
             if let Some((act0, act1)) = rows {
                 let (strips, acts) = (first_of::<_, S>(rest), first_of::<_, R>([act0, act1]));
                 for s in 0..S {
-                    add_run(format, strips[s], acts, &mut sums[s], Registers::FEW);
+                    add_run(format, strips[s], acts, &mut sums[s], registers);
                 }
             }
         }
@@ -349,10 +345,7 @@ fn dot_strips<
 }
 
 /// `true` where sums are f32, which may be stored when registers run short; qfloat values may not.
-const KEEPS_F32: bool = cfg!(any(
-    not(target_arch = "hexagon"),
-    target_feature = "hvx-ieee-fp"
-));
+const KEEPS_F32: bool = hvx::HAS_IEEE;
 
 /// Results of one row of activations in the 32 columns of one strip.
 pub type Columns = [f32; TILE_DIM];

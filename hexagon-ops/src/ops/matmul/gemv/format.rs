@@ -1,6 +1,7 @@
 //! The differences between weight types in the integer dot product: unpacking, the product of a
 //! tile, scales.
 
+use super::KEEPS_F32;
 use crate::hvx::{self, Vector};
 use crate::layout::{Line, WeightType};
 use crate::ops::matmul::dequantize::{byte_table, e8m0_words};
@@ -23,6 +24,13 @@ pub(super) trait TileFormat<const L: usize, const T: usize, const W: usize>: Cop
     const HAS_LATE_ROWS: bool = T == 2;
     /// A tile in the form that several rows of activations share.
     type Unpacked: Copy;
+
+    /// Returns `true` if the words of `rows` rows of activations are loaded in pairs, which saves packets
+    /// where registers are left for it. Super-blocks load them so in any case.
+    #[inline(always)]
+    fn has_pairs(_rows: usize) -> bool {
+        false
+    }
 
     /// Prepares a tile for [`Self::dot`].
     fn unpack(self, quants: &[Line; L]) -> Self::Unpacked;
@@ -66,6 +74,11 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<4, 2, 1> for OffsetNibbles
     type Unpacked = [[Vector; 4]; 2];
 
     #[inline(always)]
+    fn has_pairs(rows: usize) -> bool {
+        !KEEPS_F32 && !HAS_MIN && rows == 1
+    }
+
+    #[inline(always)]
     fn unpack(self, quants: &[Line; 4]) -> Self::Unpacked {
         let (low_mask, high_mask) = (hvx::splat_b(0x0f), hvx::splat_b(0xf0));
         let mut both = [[low_mask; 4]; 2];
@@ -103,6 +116,11 @@ impl TileFormat<8, 2, 1> for Bytes {
     type Unpacked = [Vector; 8];
 
     #[inline(always)]
+    fn has_pairs(_: usize) -> bool {
+        !KEEPS_F32
+    }
+
+    #[inline(always)]
     fn unpack(self, quants: &[Line; 8]) -> [Vector; 8] {
         let mut bytes = [hvx::splat_w(0); 8];
         for (bytes, line) in bytes.iter_mut().zip(quants) {
@@ -137,6 +155,11 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBitTiles<
     /// The values in the lower bits of lines 0 to 4; the upper three bits of values 5 to 7; the
     /// lower bits of values 5, 7, 6 and 7.
     type Unpacked = ([Vector; 5], [Vector; 3], [Vector; 4]);
+
+    #[inline(always)]
+    fn has_pairs(rows: usize) -> bool {
+        KEEPS_F32 && !HAS_MIN && rows == 1
+    }
 
     #[inline(always)]
     fn unpack(self, quants: &[Line; 5]) -> Self::Unpacked {
@@ -211,6 +234,11 @@ impl LookupNibbles {
 impl TileFormat<4, 2, 1> for LookupNibbles {
     const ZERO: i32 = 128;
     type Unpacked = [Vector; 8];
+
+    #[inline(always)]
+    fn has_pairs(_: usize) -> bool {
+        KEEPS_F32
+    }
 
     #[inline(always)]
     fn unpack(self, quants: &[Line; 4]) -> [Vector; 8] {
