@@ -26,7 +26,7 @@ ATTEMPTS = 3
 
 # Models for `--model`; without it, the model of all scripts.
 MODELS = {"smollm2": lambda: fetch.fetched(fetch.SMOLLM2), "gemma3": fetch.gemma,
-          "tinyllama": fetch.tinyllama, "qwen": fetch.qwen_coder}
+          "tinyllama": fetch.tinyllama, "qwen": fetch.qwen_coder, "qwen-1.5b": fetch.qwen_coder_1_5b}
 
 # The most that a format may cost on a device. F16 weights are exact. Rockchip has 8 bits for activations and weights;
 # Hexagon keeps the weights unchanged, and has 8 bits for activations of one or two tokens at a time.

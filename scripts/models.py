@@ -15,7 +15,7 @@ from project import LOGS, MODELS, run
 
 def cached_name(source, suffix):
     """Returns the path of `source` in another format. Files of the user are distinguished by path, size and time."""
-    for known in (fetch.SMOLLM2, fetch.GEMMA3, fetch.TINYLLAMA, fetch.QWEN_CODER):
+    for known in (fetch.SMOLLM2, fetch.GEMMA3, fetch.TINYLLAMA, fetch.QWEN_CODER, fetch.QWEN_CODER_1_5B):
         if source == known.file:
             return MODELS / f"{known.name}-{suffix}.gguf"
     status = source.stat()
