@@ -105,6 +105,13 @@ class Case(unittest.TestCase):
         splits = re.findall(r"^.*## SPLIT #\d+: (\w+)", graphs[-1], re.M)
         self.assertEqual(splits, ["CPU", device])
 
+    def assert_no_larger_than_its_file(self, model):
+        """On Hexagon the tensors take at most 1.05 times the file; an embedding that is also the output is there, too."""
+        log = self.complete("Once upon a time", 1, device_env(HEXAGON), "-v", model=model).log
+        sizes = [float(size) for size in re.findall(rf"{HEXAGON_DEVICE}\w* model buffer size = +([\d.]+) MiB", log)]
+        self.assertGreater(len(sizes), 0, log[-2000:])
+        self.assertLessEqual(sum(sizes) * 2**20, 1.05 * model.stat().st_size)
+
 
 def free_port():
     with socket.socket() as probe:

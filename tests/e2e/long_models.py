@@ -3,7 +3,7 @@ and kind of cache, logits stay close to the exact answer, a chat goes on for 500
 
 import itertools
 
-from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, device_env
+from harness import HEXAGON, HEXAGON_DEVICE, SIMULATED, Case, cpu_env, device_env
 
 import fetch
 import kld
@@ -32,14 +32,31 @@ class Models(Case):
         self.check_splits(models.variant("Q4_0", fetch.tinyllama()))
 
     def test_a_token_of_qwen_coder_is_one_submission(self):
-        # As it is published: Q5_0, Q8_0, Q4_K and Q6_K in one file.
-        self.assert_one_split(device_env(HEXAGON), HEXAGON_DEVICE, "--no-warmup", model=fetch.qwen_coder())
+        # As they are published: Q5_0, Q8_0, Q4_K and Q6_K in one file, and Q4_K and Q6_K in the other.
+        for model in (fetch.qwen_coder(), fetch.qwen_coder_1_5b()):
+            with self.subTest(model.name):
+                self.assert_one_split(device_env(HEXAGON), HEXAGON_DEVICE, "--no-warmup", model=model)
 
-    def check_divergence(self, source, chunks, ubatch, kind="Q4_0", chip=HEXAGON):
-        [row] = kld.measure(kind, kld.Setup(chunks, source, ubatch), {kind: kld.Run(device_env(chip))})
-        print(kld.line(row), flush=True)
-        self.assertLessEqual(row.device.divergence, row.limit)
-        self.assertGreater(row.device.divergence, 0)
+    def test_qwen_coder_takes_its_own_size(self):
+        for model in (fetch.qwen_coder(), fetch.qwen_coder_1_5b()):
+            with self.subTest(model.name):
+                self.assert_no_larger_than_its_file(model)
+
+    def test_qwen_coder_1_5b_writes_the_text_of_the_cpu_backend(self):
+        model = fetch.qwen_coder_1_5b()
+        for prompt in ("The capital of France is", "def is_prime(n):"):
+            text = self.complete(prompt, 16, cpu_env(), model=model).out
+            for chip in (HEXAGON, SIMULATED):
+                with self.subTest(f"{chip} {prompt}"):
+                    self.assertEqual(self.complete(prompt, 16, device_env(chip), model=model).out, text)
+
+    def check_divergence(self, source, chunks, ubatch, kind="Q4_0", chips=(HEXAGON,)):
+        runs = {f"{kind} {chip}": kld.Run(device_env(chip)) for chip in chips}
+        for row in kld.measure(kind, kld.Setup(chunks, source, ubatch), runs):
+            with self.subTest(f"{source.name} {row.kind}"):
+                print(kld.line(row), flush=True)
+                self.assertLessEqual(row.device.divergence, row.limit)
+                self.assertGreater(row.device.divergence, 0)
 
     def test_gemma3_is_under_its_limit(self):
         self.check_divergence(fetch.gemma(), 2, kld.CHUNK_TOKENS)
@@ -51,8 +68,10 @@ class Models(Case):
         self.check_divergence(fetch.gemma(), 1, 1)
 
     def test_qwen_coder_is_under_its_limits(self):
-        for chip in (HEXAGON, SIMULATED):
-            self.check_divergence(fetch.qwen_coder(), 2, kld.CHUNK_TOKENS, "Q4_K_M", chip)
+        self.check_divergence(fetch.qwen_coder(), 2, kld.CHUNK_TOKENS, "Q4_K_M", (HEXAGON, SIMULATED))
+
+    def test_qwen_coder_1_5b_is_under_its_limits(self):
+        self.check_divergence(fetch.qwen_coder_1_5b(), 1, kld.CHUNK_TOKENS, "Q4_K_M", (HEXAGON, SIMULATED))
 
     def test_qwen_coder_is_under_its_limit_token_by_token(self):
         self.check_divergence(fetch.qwen_coder(), 1, 1, "Q4_K_M")

@@ -4,7 +4,7 @@ Hexagon a model takes no more memory than its file."""
 import re
 from pathlib import Path
 
-from harness import HEXAGON, HEXAGON_DEVICE, Case, device_env, server
+from harness import Case, device_env, server
 
 import models
 
@@ -31,11 +31,4 @@ class Keep(Case):
         self.assertLess(released_kib, kib - size // 2)
 
     def test_a_file_of_k_quants_takes_its_own_size_on_hexagon(self):
-        self.check_size(models.variant("Q4_K_M"))
-
-    def check_size(self, model):
-        """The tensors on the device take at most 1.05 times the file; an embedding that is also the head is there, too."""
-        log = self.complete(PROMPT, 1, device_env(HEXAGON), "-v", model=model).log
-        sizes = [float(size) for size in re.findall(rf"{HEXAGON_DEVICE}\w* model buffer size = +([\d.]+) MiB", log)]
-        self.assertGreater(len(sizes), 0, log[-2000:])
-        self.assertLessEqual(sum(sizes) * 2**20, 1.05 * model.stat().st_size)
+        self.assert_no_larger_than_its_file(models.variant("Q4_K_M"))
