@@ -1,4 +1,4 @@
-"""Model files byte by byte: reads the tensors of a GGUF, and writes small ones."""
+"""Model files byte by byte: reads a GGUF, and writes small ones."""
 
 import array
 import math
@@ -40,21 +40,31 @@ class Reader:
         else:
             self.at += PLAIN[kind]
 
-    def tensors(self):
-        """Type and bytes of each tensor, by name. No metadata of these files changes the alignment."""
+    def contents(self):
+        """Returns the entries as `write` takes them, and the shape, bytes and type of each tensor, by name.
+
+        No metadata of these files changes the alignment.
+        """
         tensors, pairs = self.number("Q"), self.number("Q")
+        entries = {}
         for _ in range(pairs):
-            self.text()
+            key, start = self.text(), self.at
             self.skip(self.number("I"))
+            entries[key] = self.bytes[start:self.at]
         found = []
         for _ in range(tensors):
-            name = self.text()
-            dims = self.number("I")
-            self.at += 8 * dims
-            found.append((name, self.number("I"), self.number("Q")))
+            name, dims = self.text(), self.number("I")
+            shape = tuple(self.number("Q") for _ in range(dims))
+            found.append((name, shape, self.number("I"), self.number("Q")))
         start = -(-self.at // ALIGNMENT) * ALIGNMENT
-        ends = [offset for _, _, offset in found[1:]] + [len(self.bytes) - start]
-        return {name: (kind, self.bytes[start + offset:start + end]) for (name, kind, offset), end in zip(found, ends)}
+        ends = [offset for *_, offset in found[1:]] + [len(self.bytes) - start]
+        return entries, {name: (shape, self.bytes[start + offset:start + end], kind)
+                         for (name, shape, kind, offset), end in zip(found, ends)}
+
+    def tensors(self):
+        """Returns the type and bytes of each tensor, by name."""
+        _, tensors = self.contents()
+        return {name: (kind, data) for name, (_, data, kind) in tensors.items()}
 
 
 # Types of tensors: ggml's number, elements of a block, and its bytes.
@@ -70,7 +80,9 @@ def text(value):
 
 
 def entry(key, value):
-    """A key with a flag, a number, a text, or a list of numbers or texts."""
+    """A key with a flag, a number, a text, a list of flags, numbers or texts, or bytes from `Reader.contents`."""
+    if isinstance(value, bytes):
+        return text(key) + value
     if isinstance(value, bool):
         return text(key) + struct.pack("<I?", FLAG, value)
     if isinstance(value, int):
@@ -79,6 +91,8 @@ def entry(key, value):
         return text(key) + struct.pack("<If", REAL, value)
     if isinstance(value, str):
         return text(key) + struct.pack("<I", STRING) + text(value)
+    if isinstance(value[0], bool):
+        return text(key) + struct.pack(f"<IIQ{len(value)}?", ARRAY, FLAG, len(value), *value)
     if isinstance(value[0], (int, float)):
         kind, form = (INTEGER, "i") if isinstance(value[0], int) else (REAL, "f")
         return text(key) + struct.pack(f"<IIQ{len(value)}{form}", ARRAY, kind, len(value), *value)
