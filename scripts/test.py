@@ -412,8 +412,8 @@ STEPS = {
 }
 
 # Not part of `make test`: too long for it.
-EXTRA_STEPS = {"all-ops": step_all_ops, "thread-ops": step_thread_ops, "archs": step_archs, "long": step_long, "stock": step_stock,
-               "release": step_release, "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check}
+EXTRA_STEPS = {"all-ops": step_all_ops, "thread-ops": step_thread_ops, "archs": step_archs, "long": step_long,
+               "stock": step_stock, "release": step_release, "all-vendor": vendor.check_all, "rknn-vendor": vendor_rknn.check}
 
 # Left out of `make test-all`: what another step has all cases of, and what takes a licence to accept.
 PARTS_OF_OTHERS = ["ops", "vendor", "rknn-vendor"]
