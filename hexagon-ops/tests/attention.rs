@@ -23,7 +23,7 @@ const PARAMS: Attention = Attention {
 /// VTCM of a V75 without the table of exponentials.
 const VTCM_TILES: usize = (8 << 20) / F16_TILE_BYTES - TABLE_TILES;
 
-/// What a query sees.
+/// The positions that a query sees.
 #[derive(Clone, Copy, Debug)]
 enum Seen {
     /// Everything, without a mask.

@@ -22,7 +22,7 @@ const WRITTEN: [usize; 3] = [7, 8, 1090];
 /// Columns of the mask.
 const COLUMNS: usize = 1152;
 
-/// What commands before the attention write.
+/// The operands that commands before the attention write.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Before {
     Nothing,

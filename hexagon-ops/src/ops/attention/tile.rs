@@ -127,7 +127,7 @@ struct Head<'a> {
 /// A block of positions that is to be attended to.
 struct NextBlock {
     positions: Range<usize>,
-    /// What any tile of rows sees; `None` if the mask has not been looked at.
+    /// The part that any tile of rows sees; `None` if the mask has not been looked at.
     used: Option<Sight>,
 }
 

@@ -116,7 +116,7 @@ impl<'v> Buffers<'v> {
     }
 }
 
-/// Where the blocks of an attention are read, and what is copied ahead.
+/// The places where the blocks of an attention are read, and the copies ahead of that.
 pub(super) struct Ahead<'a, 'v> {
     job: &'a Job<'a>,
     plan: &'a TilePlan,

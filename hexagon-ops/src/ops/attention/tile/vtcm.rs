@@ -70,7 +70,7 @@ pub(in crate::ops::attention) struct TilePlan {
     pub(super) strips: usize,
     /// Most tiles of rows of a group.
     pub(super) group: usize,
-    /// What is copied, and the lines of a row of keys and of values there.
+    /// The operands that are copied, and the lines of a row of keys and of values there.
     pub(super) copied: Copied,
     row_lines: [usize; 2],
 }

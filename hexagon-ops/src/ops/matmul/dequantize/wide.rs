@@ -104,7 +104,7 @@ fn masked(line: Vector, mask: u8) -> Vector {
 }
 
 impl<const ADD: bool> Dequantizer<5, 2> for FiveBits<ADD> {
-    const AHEAD: usize = if ADD { ahead(2, 5) } else { ahead(2, 3) };
+    const AHEAD: usize = if ADD { ahead(2, 4) } else { ahead(2, 3) };
     type Scales = [Vector; 2];
 
     #[inline(always)]
