@@ -41,6 +41,19 @@ pub(super) const TILE_LINES: usize = GROUP_TILES;
 pub(super) trait Expansion<const LINES: usize> {
     /// Computes the planes of super-blocks of a panel.
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<LINES>);
+
+    /// Computes the planes of the same super-blocks of two panels. Its arguments fit in registers.
+    #[inline(always)]
+    fn fill_two(
+        panel: &Panel<'_>,
+        other: &Panel<'_>,
+        blocks: Range<usize>,
+        planes: &mut LinePlanes<LINES>,
+        other_planes: &mut LinePlanes<LINES>,
+    ) {
+        Self::fill(panel, blocks.clone(), planes);
+        Self::fill(other, blocks, other_planes);
+    }
 }
 
 /// f16 scales and minima of a group, as the planes of a panel.
@@ -62,8 +75,41 @@ impl<const LINES: usize> GroupPlanes<LINES> {
         blocks: Range<usize>,
         tile_lines: usize,
     ) -> Panel<'a> {
-        let block_lines = SUPER_TILES * tile_lines;
         E::fill(panel, blocks.clone(), &mut self.0);
+        self.plain(panel, blocks, tile_lines)
+    }
+
+    /// As [`Self::expand`], for two panels with `first` and `second`.
+    #[inline(always)]
+    pub(super) fn expand_two<'a, E: Expansion<LINES>>(
+        [first, second]: [&'a mut Self; 2],
+        panels: [&Panel<'a>; 2],
+        blocks: Range<usize>,
+        tile_lines: usize,
+    ) -> [Panel<'a>; 2] {
+        E::fill_two(
+            panels[0],
+            panels[1],
+            blocks.clone(),
+            &mut first.0,
+            &mut second.0,
+        );
+        [
+            first.plain(panels[0], blocks.clone(), tile_lines),
+            second.plain(panels[1], blocks, tile_lines),
+        ]
+    }
+
+    /// Returns the super-blocks `blocks` of a panel, whose planes these are, as a panel of the plain
+    /// type.
+    #[inline(always)]
+    fn plain<'a>(
+        &'a self,
+        panel: &Panel<'a>,
+        blocks: Range<usize>,
+        tile_lines: usize,
+    ) -> Panel<'a> {
+        let block_lines = SUPER_TILES * tile_lines;
         let [scales, mins] = self.0.lines();
         Panel {
             layout: panel.layout.expanded(blocks.len()),
@@ -82,20 +128,39 @@ impl Expansion<PAIR_LINES> for UnsignedSixBits {
     #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<PAIR_LINES>) {
         let blocks = &panel.scales.as_chunks::<4>().0[blocks];
-        // In a whole group the fields of one super-block are taken apart while those of the one before become numbers.
         match <&[_; GROUP_BLOCKS]>::try_from(blocks) {
             Ok(group) => {
                 let mut next = SixBitFields::new(&group[0]);
-                planes.fill((1..=GROUP_BLOCKS).map(|b| {
-                    let fields = next;
-                    if let Some(block) = group.get(b) {
-                        next = SixBitFields::new(block);
-                    }
-                    fields.scaled()
-                }));
+                planes.fill((1..=GROUP_BLOCKS).map(|b| next.exchange(group.get(b)).scaled()));
             }
             Err(_) => planes.fill(blocks.iter().map(|block| SixBitFields::new(block).scaled())),
         }
+    }
+
+    // Two whole groups are one: the second one begins beside the end of the first one.
+    #[cfg_attr(target_arch = "hexagon", inline(never))]
+    #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+    fn fill_two(
+        panel: &Panel<'_>,
+        other: &Panel<'_>,
+        blocks: Range<usize>,
+        planes: &mut LinePlanes<PAIR_LINES>,
+        other_planes: &mut LinePlanes<PAIR_LINES>,
+    ) {
+        let groups = [panel, other].map(|panel| {
+            let blocks = panel.scales.as_chunks::<4>().0.get(blocks.clone());
+            blocks.and_then(|blocks| <&[_; GROUP_BLOCKS]>::try_from(blocks).ok())
+        });
+        let [Some(group), Some(after)] = groups else {
+            Self::fill(panel, blocks.clone(), planes);
+            return Self::fill(other, blocks, other_planes);
+        };
+        let mut next = SixBitFields::new(&group[0]);
+        planes.fill((1..=GROUP_BLOCKS).map(|b| {
+            let block = group.get(b).unwrap_or(&after[0]);
+            next.exchange(Some(block)).scaled()
+        }));
+        other_planes.fill((1..=GROUP_BLOCKS).map(|b| next.exchange(after.get(b)).scaled()));
     }
 }
 
@@ -149,6 +214,17 @@ impl SixBitFields {
                 last(second, hvx::shr_by_mul_h::<4>(third)),
             ],
         }
+    }
+
+    /// Returns these fields, and takes apart those of the next super-block, if there is one: while the
+    /// fields of one become numbers.
+    #[inline(always)]
+    fn exchange(&mut self, block: Option<&[Line; 4]>) -> Self {
+        let fields = *self;
+        if let Some(block) = block {
+            *self = Self::new(block);
+        }
+        fields
     }
 
     /// Returns the f16 scales and minima, two tiles a vector.

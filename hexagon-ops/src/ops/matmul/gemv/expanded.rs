@@ -90,11 +90,11 @@ pub(super) fn dot_super_blocks<
     let groups = acts[0].iter().zip(acts[R - 1]);
     for (first, (group0, group1)) in (0..blocks).step_by(GROUP_BLOCKS).zip(groups) {
         let part = first..(first + GROUP_BLOCKS).min(blocks);
-        let plain0 = planes0.expand::<E>(panels[0], part.clone(), L);
-        let plain1 = if S == 1 {
-            plain0
+        let [plain0, plain1] = if S == 1 {
+            [planes0.expand::<E>(panels[0], part, L); 2]
         } else {
-            planes1.expand::<E>(panels[S - 1], part, L)
+            let planes = [&mut planes0, &mut planes1];
+            GroupPlanes::expand_two::<E>(planes, [panels[0], panels[S - 1]], part, L)
         };
         let here = first_of::<_, S>([&plain0, &plain1]);
         totals = add_group(format, here, first_of([group0, group1]), totals);
