@@ -9,7 +9,7 @@ use super::{BlockSum, FewBits, scales_of};
 use crate::hvx::{self, Accumulator, Vector};
 use crate::layout::{Line, SUPER_TILES};
 use crate::ops::matmul::Panel;
-use crate::ops::matmul::quantize::ActGroup;
+use crate::ops::matmul::quantize::{ActGroup, WordPairs};
 use crate::ops::matmul::super_block::GROUP_BLOCKS;
 
 /// Pairs of tiles of a super-block.
@@ -166,13 +166,25 @@ fn unrolled<const R: usize>(
     let quants = quants.as_chunks::<PAIRS>().0[blocks].iter();
     for (i, (quants, [header, pairs @ ..])) in quants.zip(scales).enumerate() {
         let words = group.map(|group| {
-            let words = group.words().as_chunks::<2>().0;
-            &words.as_chunks::<PAIRS>().0[i]
+            let (words, pairs) = (
+                group.words().as_chunks::<2>(),
+                group.word_pairs().as_chunks(),
+            );
+            let words = &words.0.as_chunks::<PAIRS>().0[i];
+            let pairs: &[[WordPairs; 2]; PAIRS] = &pairs.0.as_chunks().0[i];
+            // Two rows leave more to load than packets have room for: pairs save loads. One row has room.
+            move |p: usize| {
+                if R > 1 {
+                    pairs[p].map(WordPairs::words)
+                } else {
+                    words[p]
+                }
+            }
         });
         let scales = rows
             .each_ref()
             .map(|row| &row.scales().as_chunks::<PAIRS>().0[i]);
-        let [even, odd] = two_bit_dots(&quants[0], &pairs[0], words.map(|words| &words[0]));
+        let [even, odd] = two_bit_dots(&quants[0], &pairs[0], words.map(|words| words(0)));
         let mut sums = [BlockSum::new(even[0], scales[0][0][0]); R];
         if R > 1 {
             sums[R - 1] = BlockSum::new(even[R - 1], scales[R - 1][0][0]);
@@ -181,7 +193,7 @@ fn unrolled<const R: usize>(
             sums[r].push(odd[r], scales[r][0][1]);
         }
         for p in 1..PAIRS {
-            let [even, odd] = two_bit_dots(&quants[p], &pairs[p], words.map(|words| &words[p]));
+            let [even, odd] = two_bit_dots(&quants[p], &pairs[p], words.map(|words| words(p)));
             for r in 0..R {
                 let [first, second] = scales[r][p];
                 sums[r].push(even[r], first);
@@ -212,7 +224,7 @@ fn in_a_loop<const R: usize>(
     let n_pairs = black_box(PAIRS);
     for (i, b) in blocks.enumerate() {
         let (quants, lines) = (&pairs[PAIRS * b..], &panel.scales[LINES * b..]);
-        let words = group.map(|group| &group.words().as_chunks::<2>().0[PAIRS * i..]);
+        let words = group.map(|group| &group.word_pairs().as_chunks::<2>().0[PAIRS * i..]);
         let scales = rows.each_ref().map(|row| &row.scales()[PAIRS * i..]);
         let acts = words[0].iter().zip(words[R - 1]);
         let scales = scales[0].iter().zip(scales[R - 1]);
@@ -224,7 +236,8 @@ fn in_a_loop<const R: usize>(
         let strip = quants.iter().zip(&lines[1..]);
         let all = strip.zip(acts).zip(scales).take(n_pairs);
         for (((quants, line), (words0, words1)), (scales0, scales1)) in all {
-            let dots = two_bit_dots(quants, line, first_of::<_, R>([words0, words1]));
+            let words = first_of::<_, R>([words0, words1]).map(|pairs| pairs.map(WordPairs::words));
+            let dots = two_bit_dots(quants, line, words);
             let scales = first_of::<_, R>([scales0, scales1]);
             for (j, dots) in dots.iter().enumerate() {
                 for r in 0..R {
@@ -272,7 +285,7 @@ fn min_sums<const S: usize>(strips: [&[[Line; LINES]]; S], row: &MinTerms, out: 
 fn two_bit_dots<const R: usize>(
     quants: &[[Line; 2]; 2],
     scales: &Line,
-    words: [&[[i32; 8]; 2]; R],
+    words: [[[i32; 8]; 2]; R],
 ) -> [[Vector; R]; 2] {
     let line = hvx::load(scales);
     // The low nibble of the second half's byte, and the high one of the first half's.
