@@ -211,6 +211,8 @@ struct Registers {
     has_pairs: bool,
     /// The minima of odd tiles have a separate sum.
     has_odd_mins: bool,
+    /// Without an excess to subtract, sums start with a product instead of 0.
+    has_no_start: bool,
 }
 
 /// Adds the tiles of one run to the sums of one strip.
@@ -236,11 +238,18 @@ fn add_run<
     for (i, quants) in strip.quants.iter().enumerate().take(T) {
         let quants = format.unpack(quants);
         for r in 0..R {
-            let start = hvx::splat_w(-F::ZERO * acts[r].sums[i]);
-            let dot = if registers.has_pairs {
-                format.dot(start, quants, &acts[r].pairs[i].words())
+            let from_pairs;
+            let words = if registers.has_pairs {
+                from_pairs = acts[r].pairs[i].words();
+                &from_pairs
             } else {
-                format.dot(start, quants, &acts[r].words[i])
+                &acts[r].words[i]
+            };
+            let dot = if F::ZERO == 0 && registers.has_no_start {
+                format.dot_from_zero(quants, words)
+            } else {
+                let start = hvx::splat_w(-F::ZERO * acts[r].sums[i]);
+                format.dot(start, quants, words)
             };
             sums[r].push(dot, joints[r][i], R == 1 || F::HAS_LATE_ROWS);
         }
@@ -287,6 +296,8 @@ fn dot_strips<
     let registers = Registers {
         has_pairs: F::has_pairs(R),
         has_odd_mins: false,
+        // Otherwise, one strip with qfloat or two rows with IEEE arithmetic, Q4_1 takes more packets so.
+        has_no_start: KEEPS_F32 == (R == 1),
     };
     let mut totals = [[zero; R]; S];
     let (panel0, panel1) = (panels[0], panels[S - 1]);

@@ -36,6 +36,7 @@ fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: us
     let registers = Registers {
         has_pairs: true,
         has_odd_mins: F::HAS_ODD_MINS,
+        has_no_start: true,
     };
     let mut sums = [[LateSum::new(); R]; S];
     if S * R > 1 {

@@ -38,6 +38,12 @@ pub(super) trait TileFormat<const L: usize, const T: usize, const W: usize>: Cop
     /// Returns `start + Σ quants · act`, for 8 words of activations.
     fn dot(self, start: Vector, quants: Self::Unpacked, act: &[i32; 8]) -> Vector;
 
+    /// Returns `Σ quants · act`. A start of 0 would be copied before each sum.
+    #[inline(always)]
+    fn dot_from_zero(self, quants: Self::Unpacked, act: &[i32; 8]) -> Vector {
+        self.dot(hvx::splat_w(0), quants, act)
+    }
+
     /// Returns the f32 products of the weight scales in `line` and the activation scales in `act`,
     /// two blocks a word.
     fn joint_scales(self, line: Vector, act: [i32; W]) -> [Vector; T];
@@ -91,20 +97,32 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<4, 2, 1> for OffsetNibbles
     }
 
     #[inline(always)]
-    fn dot(self, start: Vector, [low, high]: Self::Unpacked, act: &[i32; 8]) -> Vector {
-        let mut low_dot = hvx::dot4_acc(start, low[0], act[0]);
-        let mut high_dot = hvx::dot4_word(high[0], act[4]);
-        for v in 1..4 {
-            low_dot = hvx::dot4_acc(low_dot, low[v], act[v]);
-            high_dot = hvx::dot4_acc(high_dot, high[v], act[4 + v]);
-        }
-        hvx::shr_add_w(low_dot, high_dot, 4)
+    fn dot(self, start: Vector, quants: Self::Unpacked, act: &[i32; 8]) -> Vector {
+        dot_nibbles(hvx::dot4_acc(start, quants[0][0], act[0]), quants, act)
+    }
+
+    #[inline(always)]
+    fn dot_from_zero(self, quants: Self::Unpacked, act: &[i32; 8]) -> Vector {
+        dot_nibbles(hvx::dot4_word(quants[0][0], act[0]), quants, act)
     }
 
     #[inline(always)]
     fn joint_scales(self, line: Vector, [act]: [i32; 1]) -> [Vector; 2] {
         f16_scales(line, act)
     }
+}
+
+/// Returns `first`, which has the products of the first vector, plus those of the other vectors of
+/// nibbles.
+#[inline(always)]
+fn dot_nibbles(first: Vector, [low, high]: [[Vector; 4]; 2], act: &[i32; 8]) -> Vector {
+    let mut low_dot = first;
+    let mut high_dot = hvx::dot4_word(high[0], act[4]);
+    for v in 1..4 {
+        low_dot = hvx::dot4_acc(low_dot, low[v], act[v]);
+        high_dot = hvx::dot4_acc(high_dot, high[v], act[4 + v]);
+    }
+    hvx::shr_add_w(low_dot, high_dot, 4)
 }
 
 /// Flipped bytes.
