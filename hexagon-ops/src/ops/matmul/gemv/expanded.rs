@@ -88,9 +88,8 @@ pub(super) fn dot_super_blocks<
     let mut totals = [[hvx::splat_w(0); R]; S];
     let (mut planes0, mut planes1) = (GroupPlanes::new(), GroupPlanes::new());
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
-    let groups = acts[0].iter().zip(acts[R - 1]);
-    for (first, (group0, group1)) in (0..blocks).step_by(GROUP_BLOCKS).zip(groups) {
-        let part = first..(first + GROUP_BLOCKS).min(blocks);
+    for (g, (group0, group1)) in acts[0].iter().zip(acts[R - 1]).enumerate() {
+        let part = g * GROUP_BLOCKS..((g + 1) * GROUP_BLOCKS).min(blocks);
         let [plain0, plain1] = if S == 1 {
             [planes0.expand::<E>(panels[0], part, L); 2]
         } else {

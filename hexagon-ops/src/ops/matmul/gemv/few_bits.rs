@@ -31,6 +31,7 @@ use core::ops::Range;
 
 pub(super) use self::three_bits::ThreeBitDots;
 pub(super) use self::two_bits::TwoBitDots;
+use super::first_of;
 use super::super::Panel;
 use super::super::quantize::ActGroup;
 use super::super::super_block::GROUP_BLOCKS;
@@ -77,9 +78,9 @@ pub(super) fn dot_few_bits<F: FewBits, const S: usize, const R: usize>(
 ) -> [[Vector; R]; S] {
     let mut totals = [[hvx::splat_w(0); R]; S];
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
-    for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
-        let here = first..(first + GROUP_BLOCKS).min(blocks);
-        let group = acts.each_ref().map(|act| &act[g]);
+    for (g, (group0, group1)) in acts[0].iter().zip(acts[R - 1]).enumerate() {
+        let here = g * GROUP_BLOCKS..((g + 1) * GROUP_BLOCKS).min(blocks);
+        let group = first_of::<_, R>([group0, group1]);
         let rows = group.map(F::row);
         let mut starts = [hvx::zeros::<S>(); R];
         for (starts, row) in starts.iter_mut().zip(&rows) {
