@@ -175,11 +175,6 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBitTiles<
     type Unpacked = ([Vector; 5], [Vector; 3], [Vector; 4]);
 
     #[inline(always)]
-    fn has_pairs(rows: usize) -> bool {
-        KEEPS_F32 && !HAS_MIN && rows == 1
-    }
-
-    #[inline(always)]
     fn unpack(self, quants: &[Line; 5]) -> Self::Unpacked {
         let lines = quants.each_ref().map(hvx::load);
         let masked = |line: usize, mask: u8| hvx::and(lines[line], hvx::splat_b(mask));
@@ -197,17 +192,18 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<5, 2, 1> for FiveBitTiles<
 
     #[inline(always)]
     fn dot(self, start: Vector, (low, upper, rest): Self::Unpacked, act: &[i32; 8]) -> Vector {
+        // The order of these sums decides how many packets two strips take: this one saves 0.5 of them.
+        // 8, 32 and 64 times too much.
+        let mut eights = hvx::dot4_word(upper[2], act[7]);
+        eights = hvx::dot4_acc(eights, upper[1], act[6]);
+        eights = hvx::dot4_acc(eights, upper[0], act[5]);
+        let halves = hvx::dot4_acc(hvx::dot4_word(rest[1], act[7]), rest[0], act[5]);
+        let wholes = hvx::dot4_acc(hvx::dot4_word(rest[3], act[7]), rest[2], act[6]);
+        let halves = hvx::shr_add_w(halves, wholes, 1);
         let mut dot = start;
         for (low, word) in low.iter().zip(act) {
             dot = hvx::dot4_acc(dot, *low, *word);
         }
-        // 8, 32 and 64 times too much.
-        let mut eights = hvx::dot4_word(upper[0], act[5]);
-        eights = hvx::dot4_acc(eights, upper[1], act[6]);
-        eights = hvx::dot4_acc(eights, upper[2], act[7]);
-        let halves = hvx::dot4_acc(hvx::dot4_word(rest[0], act[5]), rest[1], act[7]);
-        let wholes = hvx::dot4_acc(hvx::dot4_word(rest[2], act[6]), rest[3], act[7]);
-        let halves = hvx::shr_add_w(halves, wholes, 1);
         hvx::shr_add_w(dot, hvx::shr_add_w(eights, halves, 2), 3)
     }
 
