@@ -69,6 +69,13 @@ struct Packets {
     dequantize: f64,
 }
 
+impl Packets {
+    /// Returns the packets of a product on the matrix unit.
+    fn on_tiles(&self) -> f64 {
+        self.dequantize + PACKETS_BESIDE_TILE
+    }
+}
+
 // SOURCE: hexagon-ops/tests/packets.txt, `gemv_2x1`, `gemv_1x2` and `dequantize` of v73 and v79.
 // F16 weights go to the matrix unit as they are.
 fn packets(arch: u32, weight: WeightType) -> Packets {
@@ -129,8 +136,8 @@ pub fn dots(caps: &HexCaps, threads: u32, weight: WeightType, bits: ActivationBi
     if !weight.has_dot_product() {
         return Dots::None;
     }
-    let Packets { dots, dequantize } = packets(caps.arch, weight);
-    let on_tiles = dequantize + PACKETS_BESIDE_TILE;
+    let packets = packets(caps.arch, weight);
+    let (dots, on_tiles) = (packets.dots, packets.on_tiles());
     let of_8_bits = match dots.iter().take_while(|dots| **dots < on_tiles).count() {
         0 => Dots::None,
         1 => Dots::OneRow,
@@ -161,7 +168,7 @@ fn tile(arch: u32, weight: WeightType, rows: usize, dots: Dots) -> Cost {
     let packets = packets(arch, weight);
     let by_dots = weight.has_dot_product() && (1..=dots.rows()).contains(&rows);
     let weight_packets = match dots {
-        _ if !by_dots => packets.dequantize,
+        _ if !by_dots => packets.on_tiles(),
         Dots::TwoDigits => packets.dots[1],
         _ => packets.dots[rows - 1],
     };
@@ -483,10 +490,14 @@ mod tests {
         for caps in &crate::hexagon::caps::ALL {
             for weight in types {
                 let most = dots(caps, 1, weight, ActivationBits::Eight).rows();
-                let Packets { dots, dequantize } = packets(caps.arch, weight);
-                let on_tiles = dequantize + PACKETS_BESIDE_TILE;
-                for (i, dots) in dots.into_iter().enumerate() {
-                    assert_eq!(i < most, dots < on_tiles, "{} {weight:?}", caps.name);
+                let packets = packets(caps.arch, weight);
+                for (i, dots) in packets.dots.into_iter().enumerate() {
+                    assert_eq!(
+                        i < most,
+                        dots < packets.on_tiles(),
+                        "{} {weight:?}",
+                        caps.name
+                    );
                 }
             }
             for weight in [WeightType::F16, WeightType::Q4Tile, WeightType::Q8Tile] {

@@ -31,10 +31,10 @@ use core::ops::Range;
 
 pub(super) use self::three_bits::ThreeBitDots;
 pub(super) use self::two_bits::TwoBitDots;
-use super::first_of;
 use super::super::Panel;
 use super::super::quantize::ActGroup;
 use super::super::super_block::GROUP_BLOCKS;
+use super::first_of;
 use crate::hvx::{self, Accumulator, Vector};
 use crate::layout::{Line, SUPER_TILES};
 
