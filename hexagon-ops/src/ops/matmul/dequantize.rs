@@ -41,10 +41,12 @@
 
 mod grouped;
 mod narrow;
+pub(super) mod nibbles;
 pub(super) mod wide;
 
 use core::ops::Range;
 
+use self::nibbles::{PowerOfTwo, Scaled, ScaledAndShifted};
 use super::Panel;
 use super::super_block::{
     Expansion, GROUP_BLOCKS, GroupPlanes, HalfScales, HalfScalesAndMins, SignedSixBits,
@@ -52,34 +54,7 @@ use super::super_block::{
 };
 use crate::error::{Error, Result};
 use crate::hvx::{self, Vector};
-use crate::layout::{LINE_BYTES, Line, SUPER_TILES, Tile, WeightType};
-
-/// Returns the small integers that the nibbles 0 to 15 stand for; for MXFP4, twice the 4-bit
-/// floats.
-///
-/// Source: ggml `kvalues_iq4nl`, `kvalues_mxfp4`, ggml-common.h; Q4_0 is q - 8.
-const fn nibble_values(weight: WeightType) -> [i8; 16] {
-    match weight {
-        WeightType::Iq4Nl | WeightType::Iq4Xs => [
-            -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-        ],
-        WeightType::Mxfp4 => [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
-        WeightType::Q4_1 | WeightType::Q4K => {
-            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
-        }
-        WeightType::Q4_0
-        | WeightType::Q4Tile
-        | WeightType::Q5_0
-        | WeightType::Q5_1
-        | WeightType::Q5K
-        | WeightType::Q6K
-        | WeightType::Q3K
-        | WeightType::Q2K
-        | WeightType::Q8_0
-        | WeightType::Q8Tile
-        | WeightType::F16 => [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7],
-    }
-}
+use crate::layout::{Line, SUPER_TILES, Tile, WeightType};
 
 /// Returns the FP16 bits of a small integer.
 const fn f16_bits(value: i8) -> u16 {
@@ -93,43 +68,6 @@ const fn f16_bits(value: i8) -> u16 {
     let sign = if value < 0 { 0x8000 } else { 0 };
     sign | (exponent + 15) << 10 | (magnitude << (10 - exponent)) & 0x3ff
 }
-
-/// Returns the 16-entry table of [`hvx::lookup16`]: entry e in halfword 2e.
-const fn f16_table(weight: WeightType) -> Line {
-    let values = nibble_values(weight);
-    let mut line = [0; LINE_BYTES];
-    let mut entry = 0;
-    while entry < 16 {
-        let [low, high] = f16_bits(values[entry]).to_le_bytes();
-        line[4 * entry] = low;
-        line[4 * entry + 1] = high;
-        entry += 1;
-    }
-    Line(line)
-}
-
-/// Returns the 32-entry table of [`hvx::lookup16_b`]: entry e in byte 2e, each value XOR 0x80.
-/// Entries 16 to 31 repeat the first 16.
-pub(super) const fn byte_table(weight: WeightType) -> Line {
-    let values = nibble_values(weight);
-    let mut line = [0; LINE_BYTES];
-    let mut entry = 0;
-    while entry < 32 {
-        line[2 * entry] = values[entry % 16].cast_unsigned() ^ 0x80;
-        entry += 1;
-    }
-    Line(line)
-}
-
-static Q4_0_VALUES: Line = f16_table(WeightType::Q4_0);
-/// The numbers -8 to 7 twice, for a lookup that sees a fifth bit.
-static Q4_0_VALUES_TWICE: Line = wide::table32(8, 16);
-/// The numbers 0 to 15.
-pub(super) static NIBBLES: Line = f16_table(WeightType::Q4_1);
-/// The numbers 0 to 15 twice, for a lookup that sees a fifth bit.
-static NIBBLES_TWICE: Line = wide::table32(0, 16);
-static IQ4_NL_VALUES: Line = f16_table(WeightType::Iq4Nl);
-static MXFP4_VALUES: Line = f16_table(WeightType::Mxfp4);
 
 /// Parts of a tile: two lines of an FP16 tile each.
 const PARTS: usize = 8;
@@ -175,46 +113,6 @@ trait Dequantizer<const L: usize, const T: usize>: Copy {
     }
 }
 
-/// Returns the nibbles of a part of a tile in the lower halves of bytes: low and high ones of a line
-/// in turns.
-#[inline(always)]
-fn nibbles(quants: &[Line; 4], part: usize) -> Vector {
-    let both = hvx::load(&quants[part / 2]);
-    if part.is_multiple_of(2) {
-        both
-    } else {
-        hvx::shr_by_mul_h::<4>(both)
-    }
-}
-
-/// A table of 16 numbers that qfloat's kernels look up without the shift unit.
-#[derive(Clone, Copy)]
-struct NibbleTable(Vector);
-
-impl NibbleTable {
-    /// Takes the table of [`hvx::lookup16`] or, repeated, that of [`hvx::lookup32_of`].
-    #[inline(always)]
-    fn new(once: &Line, twice: &Line) -> Self {
-        Self(hvx::load(if hvx::HAS_IEEE { once } else { twice }))
-    }
-
-    /// Returns the numbers of a part of a tile of nibbles.
-    #[inline(always)]
-    fn numbers(self, quants: &[Line; 4], part: usize) -> Numbers {
-        let index = nibbles(quants, part);
-        if hvx::HAS_IEEE {
-            hvx::lookup16(index, self.0)
-        } else {
-            hvx::lookup32_of::<0>(index, self.0)
-        }
-    }
-}
-
-/// Returns the first line of a part of a tile of nibbles.
-const fn nibble_line(part: usize) -> usize {
-    PARTS * (part % 2) + part / 2 * 2
-}
-
 /// Returns numbers times `scale`.
 #[inline(always)]
 fn times((a, b): Numbers, scale: Vector) -> [Vector; 2] {
@@ -228,93 +126,6 @@ fn times_plus((a, b): Numbers, [scale, min]: [Vector; 2]) -> [Vector; 2] {
         hvx::mul_add_f16(a, scale, min),
         hvx::mul_add_f16(b, scale, min),
     ]
-}
-
-/// The lookup table of a type whose blocks have an f16 scale.
-#[derive(Clone, Copy)]
-struct Scaled(Vector);
-
-impl Dequantizer<4, 2> for Scaled {
-    const AHEAD: usize = ahead(6, 6);
-    type Scales = Vector;
-
-    #[inline(always)]
-    fn scales(self, scale: Vector, _: Vector, i: usize) -> Vector {
-        twice(scale, i)
-    }
-
-    #[inline(always)]
-    fn numbers(self, quants: &[Line; 4], part: usize) -> Numbers {
-        hvx::lookup16(nibbles(quants, part), self.0)
-    }
-
-    #[inline(always)]
-    fn scaled(self, numbers: Numbers, scale: Vector, _: usize) -> [Vector; 2] {
-        times(numbers, scale)
-    }
-
-    #[inline(always)]
-    fn line(part: usize) -> usize {
-        nibble_line(part)
-    }
-}
-
-/// The lookup table of a type whose blocks have an f16 scale and an f16 minimum.
-#[derive(Clone, Copy)]
-struct ScaledAndShifted(NibbleTable);
-
-impl Dequantizer<4, 2> for ScaledAndShifted {
-    const AHEAD: usize = ahead(1, 5);
-    type Scales = [Vector; 2];
-
-    #[inline(always)]
-    fn scales(self, scale: Vector, min: Vector, i: usize) -> [Vector; 2] {
-        [twice(scale, i), twice(min, i)]
-    }
-
-    #[inline(always)]
-    fn numbers(self, quants: &[Line; 4], part: usize) -> Numbers {
-        self.0.numbers(quants, part)
-    }
-
-    #[inline(always)]
-    fn scaled(self, numbers: Numbers, scales: [Vector; 2], _: usize) -> [Vector; 2] {
-        times_plus(numbers, scales)
-    }
-
-    #[inline(always)]
-    fn line(part: usize) -> usize {
-        nibble_line(part)
-    }
-}
-
-/// The lookup table of a type whose blocks have an E8M0 scale.
-#[derive(Clone, Copy)]
-struct PowerOfTwo(Vector);
-
-impl Dequantizer<4, 4> for PowerOfTwo {
-    const AHEAD: usize = ahead(0, 0);
-    type Scales = Vector;
-
-    #[inline(always)]
-    fn scales(self, scale: Vector, _: Vector, i: usize) -> Vector {
-        e8m0_as_f16(scale, i)
-    }
-
-    #[inline(always)]
-    fn numbers(self, quants: &[Line; 4], part: usize) -> Numbers {
-        hvx::lookup16(nibbles(quants, part), self.0)
-    }
-
-    #[inline(always)]
-    fn scaled(self, numbers: Numbers, scale: Vector, _: usize) -> [Vector; 2] {
-        times(numbers, scale)
-    }
-
-    #[inline(always)]
-    fn line(part: usize) -> usize {
-        nibble_line(part)
-    }
 }
 
 /// The dequantizer of flipped bytes with an f16 scale.
@@ -515,36 +326,6 @@ fn twice(pair: Vector, i: usize) -> Vector {
     }
 }
 
-/// Returns the FP16 bits of 2^(e-128) for the E8M0 bytes of tile `i`, each twice; 0 below FP16's
-/// range, 2^15 above it.
-#[inline(always)]
-fn e8m0_as_f16(four: Vector, i: usize) -> Vector {
-    let e = e8m0_words(four, i);
-    let zero = hvx::splat_w(0);
-    // Normal numbers have the exponent field e - 113. Subnormal ones are the bit of 2^-14 moved
-    // right by 114 - e.
-    let normal = hvx::shl_w(
-        hvx::min_w(
-            hvx::max_w(hvx::sub_w(e, hvx::splat_w(113)), zero),
-            hvx::splat_w(30),
-        ),
-        10,
-    );
-    let below = hvx::min_w(
-        hvx::max_w(hvx::sub_w(hvx::splat_w(114), e), zero),
-        hvx::splat_w(31),
-    );
-    let bits = hvx::max_w(normal, hvx::shr_w_each(hvx::splat_w(0x400), below));
-    hvx::interleave_even_h(bits, bits)
-}
-
-/// Returns the E8M0 bytes of tile `i` of a line for four tiles, as words.
-#[inline(always)]
-pub(super) fn e8m0_words(four: Vector, i: usize) -> Vector {
-    let shift = [0, 8, 16, 24][i];
-    hvx::and(hvx::shr_w(four, shift), hvx::splat_w(0xff))
-}
-
 /// Dequantizes tiles `tiles` of a panel into `out`.
 ///
 /// - `tiles`: a range of tiles along K that starts at a multiple of 4
@@ -593,11 +374,11 @@ impl hvx::Kernel for DequantizeTiles<'_> {
                     kernel: "dequantize",
                 });
             }
-            WeightType::Q4_0 => for_each_tile(Scaled(hvx::load(&Q4_0_VALUES)), panel, tiles, out),
+            WeightType::Q4_0 => for_each_tile(Scaled::q4_0(), panel, tiles, out),
             WeightType::Q4Tile => for_each_tile(grouped::GroupedNibbles::new(), panel, tiles, out),
             WeightType::Q8Tile => for_each_tile(grouped::GroupedBytes::new(), panel, tiles, out),
             WeightType::Q4_1 => {
-                let table = ScaledAndShifted(NibbleTable::new(&NIBBLES, &NIBBLES_TWICE));
+                let table = ScaledAndShifted::new();
                 for_each_tile(table, panel, tiles, out);
             }
             WeightType::Q8_0 => for_each_tile(FlippedTiles, panel, tiles, out),
@@ -614,17 +395,17 @@ impl hvx::Kernel for DequantizeTiles<'_> {
             }
             WeightType::Q6K => wide::six_bit_tiles(panel, tiles, out),
             WeightType::Iq4Nl => {
-                for_each_tile(Scaled(hvx::load(&IQ4_NL_VALUES)), panel, tiles, out);
+                for_each_tile(Scaled::iq4_nl(), panel, tiles, out);
             }
             WeightType::Mxfp4 => {
-                for_each_tile(PowerOfTwo(hvx::load(&MXFP4_VALUES)), panel, tiles, out);
+                for_each_tile(PowerOfTwo::new(), panel, tiles, out);
             }
             WeightType::Q4K => {
-                let table = ScaledAndShifted(NibbleTable::new(&NIBBLES, &NIBBLES_TWICE));
+                let table = ScaledAndShifted::new();
                 for_each_super_block(UnsignedSixBits, table, panel, tiles, out);
             }
             WeightType::Iq4Xs => {
-                let table = Scaled(hvx::load(&IQ4_NL_VALUES));
+                let table = Scaled::iq4_nl();
                 for_each_super_block(SignedSixBits, table, panel, tiles, out);
             }
             WeightType::Q3K => {

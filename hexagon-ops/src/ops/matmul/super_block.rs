@@ -24,7 +24,7 @@
 use core::ops::Range;
 
 use super::Panel;
-use super::dequantize::NIBBLES;
+use super::dequantize::nibbles::NIBBLES;
 use super::dequantize::wide::block_factor;
 use super::quantize::GROUP_TILES;
 use crate::hvx::{self, LinePlanes, Vector};

@@ -1,8 +1,7 @@
 //! Groups of 2 × 16 weights to FP16 tiles: one scale serves half a line of a tile.
 
-use super::{
-    Dequantizer, NibbleTable, Numbers, Q4_0_VALUES, Q4_0_VALUES_TWICE, THOUSAND, ahead, less_1152,
-};
+use super::nibbles::{NibbleTable, Q4_0_VALUES, Q4_0_VALUES_TWICE};
+use super::{Dequantizer, Numbers, THOUSAND, ahead, less_1152};
 use crate::hvx::{self, Vector};
 use crate::layout::{LINE_BYTES, Line};
 

@@ -4,7 +4,7 @@
 use super::KEEPS_F32;
 use crate::hvx::{self, Vector};
 use crate::layout::{Line, WeightType};
-use crate::ops::matmul::dequantize::{byte_table, e8m0_words};
+use crate::ops::matmul::dequantize::nibbles::{byte_table, e8m0_words};
 
 static IQ4_NL_BYTES: Line = byte_table(WeightType::Iq4Nl);
 static MXFP4_BYTES: Line = byte_table(WeightType::Mxfp4);
