@@ -74,6 +74,8 @@ def sanitizer(kind):
     if kind == "thread":
         # A standard library without the sanitizer would hide what its locks order.
         build.append("-Zbuild-std")
+        # It gives every variable a place of its own: some tests need more than the usual 2 MiB of stack.
+        env["RUST_MIN_STACK"] = str(64 << 20)
     suppressions = LOGS / "sanitize-left.txt"
     LOGS.mkdir(parents=True, exist_ok=True)
     suppressions.write_text("".join(f"leak:{name}\n" for name in LEFT), encoding="utf-8")
