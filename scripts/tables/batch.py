@@ -31,5 +31,6 @@ def write():
                 "model of [the page on speed](speed.md), which knows the shape of the model alone.",
                 "tokens each second of a device: the simulated one's own times are those of the computer that runs it. The "
                 "plan "
-                "counts the kernels that read weights; the model counts whole operations.",
+                "counts the kernels that read weights, and what surrounds a tile on the matrix unit; the model counts whole "
+                "operations.",
                 [Table("", columns, rows)], kept.date())

@@ -16,7 +16,8 @@ use crate::hexagon::caps::HexCaps;
 /// Modelled cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Packets of the kernels that read the weights: dot products, or dequantizing.
+    /// Packets of the kernels that read the weights: dot products, or dequantizing and what surrounds a
+    /// tile on the matrix unit.
     pub weight_packets: f64,
     /// Bytes of weights that come from memory.
     pub weight_bytes: u64,
@@ -122,8 +123,8 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
 /// Packets for each tile of weights that a product of few rows takes on the matrix unit beside
 /// dequantizing, and dot products do not: for activations, the unit and results.
 ///
-/// SOURCE: hexagon-ops/tests/packets.txt, V73: `whole_mul_mat_q4_0_m4` less `dequantize_q4_0`, less the
-/// same difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`.
+/// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m4` less `dequantize_q4_0`, less the same
+/// difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 4.85 on V73 and V75, 4.87 on V79.
 const PACKETS_BESIDE_TILE: f64 = 4.85;
 
 /// Returns the products that dot products compute with this type of weights on `threads` threads:
@@ -444,6 +445,13 @@ mod tests {
                 let have = packets(arch, weight).dequantize;
                 check(format!("{kind} dequantize_{name}"), have, 1.0);
             }
+            let of = |name: &str| counted(&format!("{kind} {name}"));
+            let tiles = of("whole_mul_mat_q4_0_m4") - of("dequantize_q4_0");
+            let beside = tiles - (of("whole_mul_mat_q4_0_m2") - of("gemv_1x2_q4_0"));
+            assert!(
+                (PACKETS_BESIDE_TILE / beside - 1.0).abs() < 0.01,
+                "{kind} {beside}"
+            );
             for (name, kernel) in [
                 ("rms_norm", wire::KERNEL_RMS_NORM),
                 ("swiglu", wire::KERNEL_SWIGLU),

@@ -42,7 +42,9 @@ pub(super) trait Expansion<const LINES: usize> {
     /// Computes the planes of super-blocks of a panel.
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<LINES>);
 
-    /// Computes the planes of the same super-blocks of two panels. Its arguments fit in registers.
+    /// Computes the planes of the same super-blocks of two panels.
+    ///
+    /// Arrays of panels and planes would be passed in memory; single arguments fit in registers.
     #[inline(always)]
     fn fill_two(
         panel: &Panel<'_>,
