@@ -293,6 +293,10 @@ fn dot4(a: i32, b: i32) -> i32 {
 #[must_use]
 #[inline(always)]
 pub fn dot4_each(a: Vector, b: Vector) -> Vector {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(result) = x86::dot4_each(a, b) {
+        return result;
+    }
     lanes!(i32, 32; a, b => dot4(a, b))
 }
 
@@ -301,7 +305,7 @@ pub fn dot4_each(a: Vector, b: Vector) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn dot4_word(a: Vector, word: i32) -> Vector {
-    lanes!(i32, 32; a => dot4(a, word))
+    dot4_each(a, splat_w(word))
 }
 
 /// Returns `acc` plus words of `a` shifted right by `count`, signs shifted in:
@@ -317,7 +321,7 @@ pub fn shr_add_w(acc: Vector, a: Vector, count: i32) -> Vector {
 #[must_use]
 #[inline(always)]
 pub fn dot4_acc(acc: Vector, a: Vector, word: i32) -> Vector {
-    lanes!(i32, 32; acc, a => acc.wrapping_add(dot4(a, word)))
+    add_w(acc, dot4_each(a, splat_w(word)))
 }
 
 /// Returns the sum of two products of signed halfwords, limited to a word.

@@ -1,17 +1,18 @@
 //! x86-64 versions of the operations that compilers do not vectorize well: byte shuffles for
-//! lookups, F16C conversions.
+//! lookups, products of bytes, F16C conversions.
 //!
 //! Results equal those of the portable forms, except for the payload of NaNs. Each function returns
 //! `None` on a CPU without AVX2 and F16C.
 
 use core::arch::x86_64::{
     __m128i, __m256, __m256i, _MM_FROUND_TO_NEAREST_INT, _mm_packus_epi16, _mm_unpackhi_epi16,
-    _mm_unpacklo_epi16, _mm256_add_ps, _mm256_and_si256, _mm256_blend_ps,
+    _mm_unpacklo_epi16, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blend_ps,
     _mm256_broadcastsi128_si256, _mm256_castsi256_si128, _mm256_cvtph_ps, _mm256_cvtps_ph,
-    _mm256_extracti128_si256, _mm256_movehdup_ps, _mm256_moveldup_ps, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
-    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_shuffle_ps,
-    _mm256_slli_epi16, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_ps,
+    _mm256_extracti128_si256, _mm256_madd_epi16, _mm256_movehdup_ps, _mm256_moveldup_ps,
+    _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps,
+    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_srai_epi16,
+    _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_ps,
 };
 
 use bytemuck::cast;
@@ -47,6 +48,8 @@ macro_rules! accelerated {
 accelerated! {
     /// [`super::lookup16`].
     lookup16(index: Vector, table: Vector) -> (Vector, Vector) = lookup16_avx2;
+    /// [`super::dot4_each`].
+    dot4_each(a: Vector, b: Vector) -> Vector = dot4_avx2;
     /// [`super::lookup16_b`].
     lookup16_b(index: Vector, table: Vector) -> Vector = lookup16_b_avx2;
     /// [`super::host::widen_f16`].
@@ -99,6 +102,23 @@ fn fold_avx2<const WORDS: usize>(a: Vector, b: Vector) -> Vector {
         out[i] = _mm256_add_ps(even, odd);
     }
     cast(out)
+}
+
+/// Multiplies bytes as halfwords, those in even places and those in odd ones: the instruction for
+/// bytes (`vpmaddubsw`) limits its sums to a halfword.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn dot4_avx2(a: Vector, b: Vector) -> Vector {
+    let (mut a, b): ([__m256i; 4], [__m256i; 4]) = (cast(a), cast(b));
+    for (a, b) in a.iter_mut().zip(b) {
+        let even = _mm256_madd_epi16(
+            _mm256_and_si256(*a, _mm256_set1_epi16(0xff)),
+            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)),
+        );
+        let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(*a), _mm256_srai_epi16::<8>(b));
+        *a = _mm256_add_epi32(even, odd);
+    }
+    cast(a)
 }
 
 /// Returns the low bytes of 16 words, in both halves of a vector.
@@ -260,8 +280,8 @@ mod tests {
     use core::cell::Cell;
 
     use super::super::{
-        fold_f32, lookup16, lookup16_b, mul_add_f16, mul_f16, narrow_f32, sub_f16, sub_mul_f16,
-        widen_in_order_f16, widen_mul_f16,
+        dot4_each, fold_f32, lookup16, lookup16_b, mul_add_f16, mul_f16, narrow_f32, sub_f16,
+        sub_mul_f16, widen_in_order_f16, widen_mul_f16,
     };
     use super::*;
 
@@ -271,7 +291,7 @@ mod tests {
     }
 
     /// Runs every accelerated operation; all lanes of `a`, `b`, `c` are finite f16.
-    fn all([a, b, c]: [Vector; 3]) -> [Vector; 15] {
+    fn all([a, b, c]: [Vector; 3]) -> [Vector; 16] {
         let (even, odd) = lookup16(a, b);
         let (wide_even, wide_odd) = widen_mul_f16(a, b);
         let (low, high) = widen_in_order_f16(a);
@@ -291,6 +311,7 @@ mod tests {
             fold_f32::<2>(low, high),
             fold_f32::<4>(low, high),
             sub_f16(a, b),
+            dot4_each(a, b),
         ]
     }
 
