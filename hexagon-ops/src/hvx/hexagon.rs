@@ -444,6 +444,14 @@ mod float {
         sub_f32(a, b) = Q6_Vsf_vsub_VsfVsf(a, b);
     }
 
+    /// Converts the products of two pairs of f32 to f16, lanes of the first in even places:
+    /// [`mul_f32`], [`narrow_f32`].
+    #[must_use]
+    #[inline(always)]
+    pub fn mul_narrow_f32(a: [Vector; 2], b: [Vector; 2]) -> Vector {
+        narrow_f32(mul_f32(a[0], b[0]), mul_f32(a[1], b[1]))
+    }
+
     /// Returns the f16 `(a - b) · c` for a difference that f16 holds exactly: [`sub_f16`], then
     /// [`mul_f16`].
     #[must_use]

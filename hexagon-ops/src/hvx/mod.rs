@@ -50,7 +50,7 @@ pub use stack::LinePlanes;
     reason = "checks the last of some elements instead of each"
 )]
 mod rows;
-pub use rows::{load_rows, store_rows};
+pub use rows::{RowGroups, update_rows};
 
 #[expect(unsafe_code, reason = "reads memory that was checked before")]
 mod strided;

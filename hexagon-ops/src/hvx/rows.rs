@@ -11,32 +11,68 @@ fn fits(count: usize, step: usize, len: usize) -> bool {
     last.is_some_and(|last| last < len)
 }
 
-/// Returns elements 0, `step`, 2 · `step` and so on, as `vmemu` loads; `None` if there are fewer than `N`.
-#[must_use]
-#[inline(always)]
-pub fn load_rows<const N: usize>(from: &[[f32; 32]], step: usize) -> Option<[Vector; N]> {
-    if !fits(N, step, from.len()) {
-        return None;
-    }
-    let mut rows = [super::splat_w(0); N];
-    for (i, row) in rows.iter_mut().enumerate() {
-        // SAFETY: `i` is less than `N`, of which `fits` has checked the last.
-        *row = load_f32(unsafe { from.get_unchecked(i * step) });
-    }
-    Some(rows)
+/// Groups of `N` rows that are there.
+#[derive(Clone, Copy)]
+pub struct RowGroups<'a, const N: usize> {
+    elems: &'a [[f32; 32]],
+    step: usize,
+    groups: usize,
 }
 
-/// Writes elements 0, `step`, 2 · `step` and so on, as `vmemu` stores. Returns `false` and writes nothing if there are fewer
-/// than `N`.
+impl<'a, const N: usize> RowGroups<'a, N> {
+    /// Takes elements 0, `step`, 2 · `step` and so on as rows; `None` if there are fewer than `groups`
+    /// groups, or no group.
+    #[must_use]
+    #[inline(always)]
+    pub fn new(elems: &'a [[f32; 32]], step: usize, groups: usize) -> Option<Self> {
+        let is_there = groups > 0 && fits(groups.checked_mul(N)?, step, elems.len());
+        is_there.then_some(Self {
+            elems,
+            step,
+            groups,
+        })
+    }
+
+    /// Returns the rows of a group, as `vmemu` loads; those of the last one for any group after it.
+    #[must_use]
+    #[inline(always)]
+    pub fn load(self, group: usize) -> [Vector; N] {
+        let first = group.min(self.groups - 1) * N;
+        let mut rows = [super::splat_w(0); N];
+        for (i, row) in rows.iter_mut().enumerate() {
+            // SAFETY: row `first + i` is one of `groups · N`, of which `fits` has checked the last.
+            *row = load_f32(unsafe { self.elems.get_unchecked((first + i) * self.step) });
+        }
+        rows
+    }
+}
+
+/// Replaces `groups` groups of `N` rows, elements 0, `step`, 2 · `step` and so on, by `f` of a group's number and
+/// its rows, as `vmemu` loads and stores. Returns `false` and changes nothing if there are fewer.
 #[must_use]
 #[inline(always)]
-pub fn store_rows<const N: usize>(to: &mut [[f32; 32]], step: usize, rows: &[Vector; N]) -> bool {
-    if !fits(N, step, to.len()) {
+pub fn update_rows<const N: usize>(
+    elems: &mut [[f32; 32]],
+    step: usize,
+    groups: usize,
+    mut f: impl FnMut(usize, [Vector; N]) -> [Vector; N],
+) -> bool {
+    let is_there = |count| fits(count, step, elems.len());
+    if !groups.checked_mul(N).is_some_and(is_there) {
         return false;
     }
-    for (i, row) in rows.iter().enumerate() {
-        // SAFETY: as in `load_rows`.
-        store_f32(unsafe { to.get_unchecked_mut(i * step) }, *row);
+    let mut first = 0;
+    for group in 0..groups {
+        let mut rows = [super::splat_w(0); N];
+        for (i, row) in rows.iter_mut().enumerate() {
+            // SAFETY: this row is one of `groups · N`, of which `fits` has checked the last.
+            *row = load_f32(unsafe { elems.get_unchecked(first + i * step) });
+        }
+        for (i, row) in f(group, rows).into_iter().enumerate() {
+            // SAFETY: as above.
+            store_f32(unsafe { elems.get_unchecked_mut(first + i * step) }, row);
+        }
+        first += N * step;
     }
     true
 }
@@ -44,35 +80,38 @@ pub fn store_rows<const N: usize>(to: &mut [[f32; 32]], step: usize, rows: &[Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hvx::{add_f32, splat_f32};
 
     #[test]
     fn rows_that_fit_are_read_and_written_and_no_others() {
-        for len in 0..12 {
-            for step in 0..5 {
-                let mut to = vec![[1.0_f32; 32]; len];
-                let rows = [2.0, 3.0, 4.0].map(crate::hvx::splat_f32);
-                let fits = 2 * step < len;
-                assert_eq!(store_rows(&mut to, step, &rows), fits, "{len} by {step}");
-                let mut want = vec![[1.0_f32; 32]; len];
-                if fits {
-                    for (i, value) in [2.0, 3.0, 4.0].into_iter().enumerate() {
-                        want[i * step] = [value; 32];
-                    }
-                }
-                assert_eq!(to, want, "{len} by {step}");
-                let read = load_rows::<3>(&to, step);
-                assert_eq!(read.is_some(), fits, "{len} by {step}");
-                for (i, row) in read.iter().flatten().enumerate() {
-                    let mut elems = [0.0; 32];
-                    store_f32(&mut elems, *row);
-                    assert_eq!(elems, want[i * step], "{len} by {step}");
+        for (len, step, groups) in (0_usize..12)
+            .flat_map(|len| (0..5).map(move |step| (len, step)))
+            .flat_map(|(len, step)| (0..4).map(move |groups| (len, step, groups)))
+        {
+            let what = format!("{groups} groups, {len} by {step}");
+            let before: Vec<_> = (0..len).map(|i| [i as f32; 32]).collect();
+            let last = (2 * groups).max(1) - 1;
+            let fits = last * step < len;
+            let read = RowGroups::<2>::new(&before, step, groups);
+            assert_eq!(read.is_some(), fits && groups > 0, "{what}");
+            let mut to = before.clone();
+            let is_written = update_rows::<2>(&mut to, step, groups, |group, rows| {
+                let read = read.map_or(rows, |read| read.load(group));
+                assert!(step == 0 || read == rows, "{what}");
+                rows.map(|row| add_f32(row, splat_f32(100.0)))
+            });
+            assert_eq!(is_written, fits, "{what}");
+            for (i, (row, before)) in to.iter().zip(&before).enumerate() {
+                let is_row = fits && step > 0 && i % step == 0 && i / step < 2 * groups;
+                if step > 0 {
+                    let want = before[0] + if is_row { 100.0 } else { 0.0 };
+                    assert_eq!(*row, [want; 32], "{what}, element {i}");
                 }
             }
         }
-        assert!(!store_rows(
-            &mut [[0.0; 32]; 2],
-            usize::MAX,
-            &[crate::hvx::splat_w(0); 3]
-        ));
+        let mut row = [[0.0; 32]; 2];
+        assert!(!update_rows::<3>(&mut row, usize::MAX, 1, |_, rows| rows));
+        assert!(!update_rows::<3>(&mut row, 1, usize::MAX, |_, rows| rows));
+        assert!(RowGroups::<3>::new(&row, 1, usize::MAX).is_none());
     }
 }

@@ -99,6 +99,21 @@ pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
     Vector(unsafe { arch::Q6_Vhf_equals_Wqf32(pair) })
 }
 
+/// Converts the products of two pairs of f32 to f16, lanes of the first in even places:
+/// `Q6_Vqf32_vmpy_VsfVsf`, `Q6_Vhf_equals_Wqf32`.
+#[must_use]
+#[inline(always)]
+pub fn mul_narrow_f32(a: [Vector; 2], b: [Vector; 2]) -> Vector {
+    // SAFETY: [HVX] of the module doc.
+    let even = unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a[0].0, b[0].0) };
+    // SAFETY: [HVX] of the module doc.
+    let odd = unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a[1].0, b[1].0) };
+    // SAFETY: [HVX] of the module doc.
+    let pair = unsafe { arch::Q6_W_vcombine_VV(odd, even) };
+    // SAFETY: [HVX] of the module doc.
+    Vector(unsafe { arch::Q6_Vhf_equals_Wqf32(pair) })
+}
+
 /// Returns the f32 product: `Q6_Vqf32_vmpy_VsfVsf`, converted.
 #[must_use]
 #[inline(always)]

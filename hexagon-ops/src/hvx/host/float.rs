@@ -184,6 +184,14 @@ pub fn narrow_f32(even: Vector, odd: Vector) -> Vector {
     portable(even, odd)
 }
 
+/// Converts the products of two pairs of f32 to f16, lanes of the first in even places: [`mul_f32`],
+/// [`narrow_f32`].
+#[must_use]
+#[inline(always)]
+pub fn mul_narrow_f32(a: [Vector; 2], b: [Vector; 2]) -> Vector {
+    narrow_f32(mul_f32(a[0], b[0]), mul_f32(a[1], b[1]))
+}
+
 /// Returns the f32 product: `Q6_Vsf_vmpy_VsfVsf`.
 #[must_use]
 #[inline(always)]

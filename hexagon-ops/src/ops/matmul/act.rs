@@ -8,75 +8,96 @@
 //! zeros. Its factor is NaN, which makes its results NaN and leaves other rows alone.
 
 use crate::hvx::{self, Vector};
-use crate::layout::{TILE_DIM, Tile};
+use crate::layout::{Line, TILE_DIM, Tile};
 use crate::ops::rows::all_lanes;
 use crate::rt::cache;
 
 /// Fewest bytes of a row that are worth an instruction to bring the next one.
 const FETCH_BYTES: usize = 2048;
 
-/// A power of two and its inverse, for one row.
+/// What the exponent field of an f32 has more than that of the same f16.
+const F16_BIAS: u32 = 127 - 15;
+
+/// The powers of two that results of the rows of a tile are multiplied by.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub struct RowFactor {
-    factor: f32,
-    inverse: f32,
+pub struct RowFactors {
+    /// NaN for a row with an element that is not finite.
+    wide: [f32; TILE_DIM],
+    /// For each line, the f16 of its two rows, the first in the lower half.
+    halves: [u32; TILE_DIM / 2],
+    /// 1 if all factors are normal f16, otherwise 0.
+    are_halves: u32,
+    reserved: [u32; 15],
 }
 
-impl RowFactor {
-    /// The factor of a row whose magnitudes are unknown: 1.
-    pub const ONE: Self = Self {
-        factor: 1.0,
-        inverse: 1.0,
-    };
-
-    /// Returns the factor that results of the row are multiplied by.
-    #[must_use]
-    pub fn factor(self) -> f32 {
-        self.factor
+impl RowFactors {
+    /// Returns the factors, two for each line.
+    pub(super) fn wide(&self) -> &[[f32; 2]] {
+        self.wide.as_chunks().0
     }
 
-    /// Returns the power of two at or below the largest magnitude in `row`, with a NaN factor if an
-    /// element is not finite.
-    #[inline(always)]
-    fn of(row: &[f32]) -> Self {
-        let magnitude_bits = hvx::splat_w(0x7fff_ffff);
-        let (whole, rest) = row.as_chunks::<TILE_DIM>();
-        let (fours, last) = whole.as_chunks::<4>();
-        let mut largest = [hvx::splat_w(0); 4];
-        for four in fours {
-            // The bits of magnitudes are ordered as the magnitudes are.
-            for (largest, elems) in largest.iter_mut().zip(four) {
-                let magnitude = hvx::and(hvx::load_f32(elems), magnitude_bits);
-                *largest = hvx::max_w(*largest, magnitude);
-            }
-        }
-        let [a, b, c, d] = largest;
-        let mut largest = hvx::max_w(hvx::max_w(a, b), hvx::max_w(c, d));
-        for elems in last {
-            largest = hvx::max_w(largest, hvx::and(hvx::load_f32(elems), magnitude_bits));
-        }
-        let mut lanes = [0.0; TILE_DIM];
-        hvx::store_f32(&mut lanes, all_lanes(largest, hvx::max_w));
-        let mut bits = lanes[0].to_bits();
-        for x in rest {
-            bits = bits.max(x.to_bits() & 0x7fff_ffff);
-        }
-        let exponent = bits >> 23;
-        if exponent == 0xff {
-            return Self {
-                factor: f32::NAN,
-                inverse: 1.0,
-            };
-        }
-        // The exponent field alone, limited so that both the factor and its inverse are normal
-        // numbers.
-        let exponent = exponent.clamp(1, 253);
-        Self {
-            factor: f32::from_bits(exponent << 23),
-            inverse: f32::from_bits((254 - exponent) << 23),
+    /// Returns the f16 of the factors, two for each line, if all are normal f16.
+    pub(super) fn halves(&self) -> Option<&[u32; TILE_DIM / 2]> {
+        (self.are_halves != 0).then_some(&self.halves)
+    }
+
+    /// Sets the factors of a line.
+    fn set(&mut self, line: usize, factors: [f32; 2]) {
+        let [first, second] = factors.map(f16_bits);
+        self.wide.as_chunks_mut().0[line] = factors;
+        self.halves[line] = first | second << 16;
+        self.are_halves &= u32::from(first.min(second) != 0);
+    }
+}
+
+/// Returns the f16 bits of a power of two, 0 if it is no normal f16.
+fn f16_bits(factor: f32) -> u32 {
+    let exponent = (factor.to_bits() >> 23).wrapping_sub(F16_BIAS);
+    if (1..=30).contains(&exponent) {
+        exponent << 10
+    } else {
+        0
+    }
+}
+
+/// Returns the power of two at or below the largest magnitude in `row`, NaN if an element is not
+/// finite; and what the row is multiplied by, its inverse.
+#[inline(always)]
+fn factor_of(row: &[f32]) -> [f32; 2] {
+    let magnitude_bits = hvx::splat_w(0x7fff_ffff);
+    let (whole, rest) = row.as_chunks::<TILE_DIM>();
+    let (fours, last) = whole.as_chunks::<4>();
+    let mut largest = [hvx::splat_w(0); 4];
+    for four in fours {
+        // The bits of magnitudes are ordered as the magnitudes are.
+        for (largest, elems) in largest.iter_mut().zip(four) {
+            let magnitude = hvx::and(hvx::load_f32(elems), magnitude_bits);
+            *largest = hvx::max_w(*largest, magnitude);
         }
     }
+    let [a, b, c, d] = largest;
+    let mut largest = hvx::max_w(hvx::max_w(a, b), hvx::max_w(c, d));
+    for elems in last {
+        largest = hvx::max_w(largest, hvx::and(hvx::load_f32(elems), magnitude_bits));
+    }
+    let mut lanes = [0.0; TILE_DIM];
+    hvx::store_f32(&mut lanes, all_lanes(largest, hvx::max_w));
+    let mut bits = lanes[0].to_bits();
+    for x in rest {
+        bits = bits.max(x.to_bits() & 0x7fff_ffff);
+    }
+    let exponent = bits >> 23;
+    if exponent == 0xff {
+        return [f32::NAN, 1.0];
+    }
+    if bits == 0 {
+        return [1.0; 2];
+    }
+    // The exponent field alone, limited so that both the factor and its inverse are normal
+    // numbers.
+    let exponent = exponent.clamp(1, 253);
+    [exponent << 23, (254 - exponent) << 23].map(f32::from_bits)
 }
 
 /// Loads the 32 elements of a row that start at `k`, times `inverse`; zeros past the row's end.
@@ -98,10 +119,7 @@ fn scaled(row: &[f32], k: usize, inverse: Vector) -> Vector {
 /// Returns the f16 of 32 elements of two rows, in turns, times the rows' inverses.
 #[inline(always)]
 fn narrow_scaled(even: &[f32; TILE_DIM], odd: &[f32; TILE_DIM], inverses: [Vector; 2]) -> Vector {
-    hvx::narrow_f32(
-        hvx::mul_f32(hvx::load_f32(even), inverses[0]),
-        hvx::mul_f32(hvx::load_f32(odd), inverses[1]),
-    )
+    hvx::mul_narrow_f32([hvx::load_f32(even), hvx::load_f32(odd)], inverses)
 }
 
 /// Packs up to 32 rows into tiles. Brings each pair of rows towards the processor while it packs the
@@ -109,21 +127,22 @@ fn narrow_scaled(even: &[f32; TILE_DIM], odd: &[f32; TILE_DIM], inverses: [Vecto
 ///
 /// - `row(i)`: row i of these, `None` past the last one
 /// - `tiles`: `ceil(K / 32)` tiles, all written; missing rows become zero
-/// - `factors`: written for each row, for [`unpack_tile`]
+/// - `factors`: written, for [`unpack_tile`]
 pub fn pack_rows<'a>(
     row: impl Fn(usize) -> Option<&'a [f32]>,
     tiles: &mut [Tile],
-    factors: &mut [RowFactor; TILE_DIM],
+    factors: &mut RowFactors,
 ) {
+    factors.are_halves = 1;
     let pair = |line: usize| [row(2 * line), row(2 * line + 1)].map(Option::unwrap_or_default);
     let mut next = pair(0);
-    for (line, factors) in factors.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+    for line in 0..TILE_DIM / 2 {
         let rows = next;
         next = pair(line + 1);
         for row in next.iter().filter(|row| size_of_val(**row) >= FETCH_BYTES) {
             cache::fetch(row.as_ptr().cast(), size_of_val(*row));
         }
-        *factors = hvx::widest(PackTwo { rows, tiles, line });
+        factors.set(line, hvx::widest(PackTwo { rows, tiles, line }));
     }
 }
 
@@ -135,22 +154,22 @@ struct PackTwo<'a> {
 }
 
 impl hvx::Kernel for PackTwo<'_> {
-    type Output = [RowFactor; 2];
+    type Output = [f32; 2];
 
     #[inline(always)]
-    fn run(self) -> [RowFactor; 2] {
-        let factors = self.rows.map(RowFactor::of);
+    fn run(self) -> [f32; 2] {
+        let [[even_factor, even_inverse], [odd_factor, odd_inverse]] = self.rows.map(factor_of);
+        let factors = [even_factor, odd_factor];
         let [even, odd] = [0, 1].map(|i| {
-            let is_finite = !factors[i].factor.is_nan();
+            let is_finite = !factors[i].is_nan();
             if is_finite { self.rows[i] } else { &[] }
         });
-        let [even_inverse, odd_inverse] = factors.map(|factor| hvx::splat_f32(factor.inverse));
+        let inverses = [even_inverse, odd_inverse].map(hvx::splat_f32);
         let line = self.line;
         let (whole_even, whole_odd) = (even.as_chunks().0, odd.as_chunks().0);
         let both = whole_even.len().min(whole_odd.len());
         let both = both.min(self.tiles.len());
         let (first, rest) = self.tiles.split_at_mut(both);
-        let inverses = [even_inverse, odd_inverse];
         let (fours, last) = first.as_chunks_mut::<4>();
         let (evens, last_even) = whole_even[..both].as_chunks::<4>();
         let (odds, last_odd) = whole_odd[..both].as_chunks::<4>();
@@ -175,27 +194,33 @@ impl hvx::Kernel for PackTwo<'_> {
                 hvx::store(line, hvx::splat_w(0));
                 continue;
             }
-            let even = scaled(even, k, even_inverse);
-            let odd = scaled(odd, k, odd_inverse);
+            let even = scaled(even, k, inverses[0]);
+            let odd = scaled(odd, k, inverses[1]);
             hvx::store(line, hvx::narrow_f32(even, odd));
         }
         factors
     }
 }
 
+/// Returns the two rows of a line times their factors.
+#[inline(always)]
+pub(super) fn widen_scaled(line: &Line, factors: [f32; 2]) -> [Vector; 2] {
+    let (even, odd) = hvx::widen_mul_f16(hvx::load(line), hvx::splat_h(0x3c00));
+    [
+        hvx::mul_f32(even, hvx::splat_f32(factors[0])),
+        hvx::mul_f32(odd, hvx::splat_f32(factors[1])),
+    ]
+}
+
 /// Converts a tile of results to f32: row i is 32 columns.
-pub fn unpack_tile(
-    tile: &Tile,
-    factors: &[RowFactor; TILE_DIM],
-    out: &mut [[f32; TILE_DIM]; TILE_DIM],
-) {
+pub fn unpack_tile(tile: &Tile, factors: &RowFactors, out: &mut [[f32; TILE_DIM]; TILE_DIM]) {
     hvx::widest(Unpack { tile, factors, out });
 }
 
 /// The arguments of [`unpack_tile`].
 struct Unpack<'a> {
     tile: &'a Tile,
-    factors: &'a [RowFactor; TILE_DIM],
+    factors: &'a RowFactors,
     out: &'a mut [[f32; TILE_DIM]; TILE_DIM],
 }
 
@@ -204,19 +229,11 @@ impl hvx::Kernel for Unpack<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let one = hvx::splat_h(0x3c00);
         let rows = self.out.as_chunks_mut::<2>().0;
-        let factors = self.factors.as_chunks::<2>().0;
-        for ((line, rows), factors) in self.tile.0.iter().zip(rows).zip(factors) {
-            let (even, odd) = hvx::widen_mul_f16(hvx::load(line), one);
-            hvx::store_f32(
-                &mut rows[0],
-                hvx::mul_f32(even, hvx::splat_f32(factors[0].factor)),
-            );
-            hvx::store_f32(
-                &mut rows[1],
-                hvx::mul_f32(odd, hvx::splat_f32(factors[1].factor)),
-            );
+        for ((line, rows), factors) in self.tile.0.iter().zip(rows).zip(self.factors.wide()) {
+            let [even, odd] = widen_scaled(line, *factors);
+            hvx::store_f32(&mut rows[0], even);
+            hvx::store_f32(&mut rows[1], odd);
         }
     }
 }

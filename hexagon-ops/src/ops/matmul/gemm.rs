@@ -42,7 +42,7 @@
 
 use core::ops::Range;
 
-use super::act::{RowFactor, pack_rows};
+use super::act::{RowFactors, pack_rows};
 use super::dequantize::dequantize;
 use super::driver::{Machine, MatMul};
 use super::output::{MAX_WRITE, Output};
@@ -135,7 +135,7 @@ impl StepTask<'_, '_> {
 struct PackTask<'a> {
     m0: usize,
     tiles: &'a mut [Tile],
-    factors: &'a mut [RowFactor; TILE_DIM],
+    factors: &'a mut RowFactors,
 }
 
 /// Computes any number of rows; the arguments have been checked. Returns `true` if the activations
@@ -188,8 +188,8 @@ fn chunk(
     let mut arena = Arena::new(vtcm);
     let scale: &mut [ScaleBlock] = bytemuck::cast_slice_mut(arena.tiles("scale block", 1)?);
     scale[0] = ScaleBlock::ONE;
-    let factor_lines = m_tiles * TILE_DIM * size_of::<RowFactor>() / LINE_BYTES;
-    let factors: &mut [[RowFactor; TILE_DIM]] =
+    let factor_lines = m_tiles * size_of::<RowFactors>() / LINE_BYTES;
+    let factors: &mut [RowFactors] =
         bytemuck::cast_slice_mut(arena.lines("row factors", factor_lines)?);
     let act = arena.tiles("activations", m_tiles * k_tiles)?;
     if !is_prepared {
@@ -301,7 +301,7 @@ fn pack(
     engine: &Engine,
     rows: &Range<usize>,
     act: &mut [Tile],
-    factors: &mut [[RowFactor; TILE_DIM]],
+    factors: &mut [RowFactors],
 ) {
     let k = job.layout.panel().k();
     let tiles = act.chunks_mut(job.layout.k_tiles());

@@ -6,10 +6,10 @@
 
 use core::ops::Range;
 
-use super::act::{RowFactor, unpack_tile};
+use super::act::{RowFactors, unpack_tile, widen_scaled};
 use super::driver::{MatMul, RowStarts};
 use super::epilogue::{Combine, Epilogue, Finish};
-use crate::hvx::{self, Vector};
+use crate::hvx::{self, RowGroups, Vector};
 use crate::layout::{Line, TILE_DIM, Tile};
 
 /// Most tasks that write results in one step.
@@ -30,7 +30,7 @@ pub(super) struct Output<'o> {
     n: usize,
     /// First of the chunk's tiles that belongs to these rows.
     first_tile: usize,
-    factors: &'o [[RowFactor; TILE_DIM]],
+    factors: &'o [RowFactors],
 }
 
 impl<'o> Output<'o> {
@@ -39,7 +39,7 @@ impl<'o> Output<'o> {
     pub(super) fn parts(
         job: &'o mut MatMul<'_>,
         rows: Range<usize>,
-        factors: &'o [[RowFactor; TILE_DIM]],
+        factors: &'o [RowFactors],
         threads: usize,
     ) -> [Option<Self>; MAX_WRITE] {
         let n = job.layout.n();
@@ -84,12 +84,13 @@ impl<'o> Output<'o> {
             let n0 = n0 + s * TILE_DIM;
             let columns = n0..self.n.min(n0 + TILE_DIM);
             let strip = &strip[self.first_tile..];
-            let factors = self.factors;
+            let (factors, n_rows) = (self.factors, self.n_rows);
             if let Some((rows, addend)) = self.whole(&columns) {
                 hvx::widest(WriteStrip {
                     tiles: &strip[..factors.len()],
                     factors,
                     rows,
+                    n_rows,
                     addend,
                 });
                 continue;
@@ -137,7 +138,7 @@ impl<'o> Output<'o> {
     fn write_row_by_row(
         &mut self,
         tile: &Tile,
-        factors: &[RowFactor; TILE_DIM],
+        factors: &RowFactors,
         first: [usize; 2],
         n_rows: usize,
         columns: &Range<usize>,
@@ -171,11 +172,12 @@ enum Addend<'a> {
     Apart(Strip<&'a [f32]>),
 }
 
-/// Writes as many rows of a strip's tiles as `rows` has, 32 columns each.
+/// Writes `n_rows` rows of a strip's tiles, 32 columns each.
 struct WriteStrip<'a> {
     tiles: &'a [Tile],
-    factors: &'a [[RowFactor; TILE_DIM]],
+    factors: &'a [RowFactors],
     rows: Strip<&'a mut [f32]>,
+    n_rows: usize,
     addend: Option<Addend<'a>>,
 }
 
@@ -183,16 +185,15 @@ struct WriteStrip<'a> {
 const LINES: usize = 4;
 const ROWS: usize = 2 * LINES;
 
-/// Returns the rows of some lines, times their factors.
+/// Returns the rows of some lines, times f16 factors. The products are exact.
 #[inline(always)]
-fn results(lines: &[Line; LINES], factors: &[RowFactor; ROWS]) -> [Vector; ROWS] {
-    let one = hvx::splat_h(0x3c00);
+fn results(lines: &[Line; LINES], halves: &[u32; LINES]) -> [Vector; ROWS] {
     let mut rows = [hvx::splat_w(0); ROWS];
-    for (i, line) in lines.iter().enumerate() {
-        let (even, odd) = hvx::widen_mul_f16(hvx::load(line), one);
-        let factor = |row: usize| hvx::splat_f32(factors[row].factor());
-        rows[2 * i] = hvx::mul_f32(even, factor(2 * i));
-        rows[2 * i + 1] = hvx::mul_f32(odd, factor(2 * i + 1));
+    for (i, (line, halves)) in lines.iter().zip(halves).enumerate() {
+        let factors = hvx::splat_w(halves.cast_signed());
+        let (even, odd) = hvx::widen_mul_f16(hvx::load(line), factors);
+        rows[2 * i] = even;
+        rows[2 * i + 1] = odd;
     }
     rows
 }
@@ -210,50 +211,75 @@ impl WriteStrip<'_> {
         // Rows are found by their vectors if their length is a number of vectors.
         let whole = stride.is_multiple_of(TILE_DIM) && other.stride.is_multiple_of(TILE_DIM);
         let (step, other_step) = (stride / TILE_DIM, other.stride / TILE_DIM);
-        let mut first = 0;
-        for (tile, factors) in self.tiles.iter().zip(self.factors) {
-            let groups = tile.0.as_chunks::<LINES>().0.iter();
-            for (lines, factors) in groups.zip(factors.as_chunks::<ROWS>().0) {
-                let rest = elems.get_mut(first * stride..).unwrap_or_default();
+        let mut n_rows = self.n_rows;
+        for (t, (tile, factors)) in self.tiles.iter().zip(self.factors).enumerate() {
+            let first = t * TILE_DIM;
+            let rest = elems.get_mut(first * stride..).unwrap_or_default();
+            let others = other.elems.get(first * other.stride..).unwrap_or_default();
+            let lines = tile.0.as_chunks::<LINES>().0;
+            let groups = n_rows.min(TILE_DIM) / ROWS;
+            let added = RowGroups::<ROWS>::new(others.as_chunks().0, other_step, groups);
+            let halves = factors
+                .halves()
+                .filter(|_| whole && (ADDEND != APART || added.is_some()));
+            let is_written = halves.is_some_and(|halves| {
+                let halves = halves.as_chunks().0;
+                let vectors = rest.as_chunks_mut().0;
+                hvx::update_rows::<ROWS>(vectors, step, groups, |group, before| {
+                    let rows = results(&lines[group], &halves[group]);
+                    match (ADDEND, added) {
+                        (IN_PLACE, _) => sums(rows, before),
+                        (APART, Some(added)) => sums(rows, added.load(group)),
+                        _ => rows,
+                    }
+                })
+            });
+            let done = if is_written { groups } else { 0 };
+            for (group, lines) in lines.iter().enumerate().skip(done) {
+                let first = group * ROWS;
+                let rest = rest.get_mut(first * stride..).unwrap_or_default();
                 if rest.is_empty() {
                     return;
                 }
-                let others = other.elems.get(first * other.stride..).unwrap_or_default();
-                let mut rows = results(lines, factors);
-                let vectors = rest.as_chunks_mut().0;
-                let added = match ADDEND {
-                    IN_PLACE => hvx::load_rows::<ROWS>(vectors, step),
-                    APART => hvx::load_rows::<ROWS>(others.as_chunks().0, other_step),
-                    _ => None,
-                };
-                if let Some(added) = added {
-                    for i in 0..ROWS {
-                        rows[i] = hvx::add_f32(rows[i], added[i]);
-                    }
-                }
-                let is_added = ADDEND == NOTHING || added.is_some();
-                if !(whole && is_added && hvx::store_rows(vectors, step, &rows)) {
-                    last_rows::<ADDEND>(lines, factors, (rest, stride), (others, other.stride));
-                }
-                first += ROWS;
+                let others = others.get(first * other.stride..).unwrap_or_default();
+                let factors = &factors.wide().as_chunks().0[group];
+                last_rows::<ADDEND>(lines, factors, (rest, stride), (others, other.stride));
             }
+            n_rows = n_rows.saturating_sub(TILE_DIM);
         }
     }
 }
 
-/// Writes rows one by one, as many as there are places: the last of a product, and rows that are no whole vectors.
+/// Returns the sums of rows.
+#[inline(always)]
+fn sums(mut rows: [Vector; ROWS], added: [Vector; ROWS]) -> [Vector; ROWS] {
+    for (row, added) in rows.iter_mut().zip(added) {
+        *row = hvx::add_f32(*row, added);
+    }
+    rows
+}
+
+/// Writes rows one by one, as many as there are places: the last of a product, rows that are no whole
+/// vectors, and those of tiles with factors that are no f16.
 #[inline(always)]
 fn last_rows<const ADDEND: u8>(
     lines: &[Line; LINES],
-    factors: &[RowFactor; ROWS],
+    factors: &[[f32; 2]; LINES],
     (rest, stride): (&mut [f32], usize),
     (others, other_stride): (&[f32], usize),
 ) {
     let mut memory = hvx::zeros::<ROWS>();
     let rows: &mut [[f32; TILE_DIM]; ROWS] = bytemuck::cast_mut(&mut memory);
-    let vectors = results(lines, factors);
-    for i in 0..ROWS {
-        hvx::store_f32(&mut rows[i], vectors[i]);
+    for ((pair, line), factors) in rows
+        .as_chunks_mut::<2>()
+        .0
+        .iter_mut()
+        .zip(lines)
+        .zip(factors)
+    {
+        for (row, vector) in pair.iter_mut().zip(widen_scaled(line, *factors)) {
+            hvx::store_f32(row, vector);
+        }
     }
     for (i, (row, out)) in rows.iter().zip(rest.chunks_mut(stride)).enumerate() {
         let Some(out) = out.first_chunk_mut() else {

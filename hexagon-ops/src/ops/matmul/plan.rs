@@ -1,7 +1,7 @@
 //! The plan of a GEMM: which part of M and N is in VTCM at once. The host's planner calls the same
 //! functions.
 
-use super::act::RowFactor;
+use super::act::RowFactors;
 use crate::error::{Error, Result};
 use crate::layout::{F16_TILE_BYTES, MatrixLayout, TILE_DIM, WeightType};
 
@@ -26,7 +26,7 @@ impl GemmPlan {
             WeightType::F16 => 0,
             _ => (self.group * layout.panel().panel_bytes()).div_ceil(F16_TILE_BYTES),
         };
-        let factors = (self.m_tiles * TILE_DIM * size_of::<RowFactor>()).div_ceil(F16_TILE_BYTES);
+        let factors = (self.m_tiles * size_of::<RowFactors>()).div_ceil(F16_TILE_BYTES);
         let scale = 1;
         scale
             + factors
