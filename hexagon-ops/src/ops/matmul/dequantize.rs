@@ -106,6 +106,12 @@ trait Dequantizer<const L: usize, const T: usize>: Copy {
     /// Returns the numbers of a part, scaled.
     fn scaled(self, numbers: Numbers, scales: Self::Scales, part: usize) -> [Vector; 2];
 
+    /// Dequantizes the tiles of a group of super-blocks.
+    #[inline(always)]
+    fn group(self, quants: &[[Line; L]], scales: &[Line], mins: &[Line], out: &mut [Tile]) {
+        dequantize_tiles(self, quants, scales, mins, out);
+    }
+
     /// Returns the first line of a part in the FP16 tile.
     #[inline(always)]
     fn line(part: usize) -> usize {
@@ -207,7 +213,12 @@ fn dequantize_tiles<D: Dequantizer<L, T>, const L: usize, const T: usize>(
         for i in 0..T {
             let scales = dequantizer.scales(scale, min, i);
             let next = if i + 1 < T { &group[i + 1] } else { &after[0] };
-            parts.finish_tile(dequantizer, scales, [&group[i], next], &mut out[i]);
+            parts.finish_tile::<_, _, _, false>(
+                dequantizer,
+                scales,
+                [&group[i], next],
+                &mut out[i],
+            );
         }
     }
     if let (Some(scale), Some(min)) = (scales.get(groups.len()), mins.get(groups.len())) {
@@ -215,8 +226,53 @@ fn dequantize_tiles<D: Dequantizer<L, T>, const L: usize, const T: usize>(
         for (i, (quants, out)) in tail.iter().zip(out_tail).enumerate() {
             let scales = dequantizer.scales(scale, min, i);
             let mut parts = PartsAhead::new(dequantizer, quants);
-            parts.finish_tile(dequantizer, scales, [quants, quants], out);
+            parts.finish_tile::<_, _, _, false>(dequantizer, scales, [quants, quants], out);
         }
+    }
+}
+
+/// Dequantizes groups of four tiles, whose two lines of scales have two tiles each.
+///
+/// Lines are loaded, and stored, in the order that takes the fewest packets.
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+fn dequantize_fours<D: Dequantizer<L, 2>, const L: usize>(
+    dequantizer: D,
+    quants: &[[Line; L]],
+    scales: &[Line],
+    mins: &[Line],
+    out: &mut [Tile],
+) {
+    let Some(first) = quants.first() else {
+        return;
+    };
+    let groups = quants.as_chunks::<4>().0;
+    let lines = scales
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .zip(mins.as_chunks::<2>().0);
+    let all = groups.iter().zip(lines).zip(out.as_chunks_mut::<4>().0);
+    let mut parts = PartsAhead::new(dequantizer, first);
+    for (g, ((group, (scales, mins)), out)) in all.enumerate() {
+        // The parts ahead of the last group are not used.
+        let after = groups.get((g + 1).min(groups.len() - 1)).unwrap_or(group);
+        let lines = [
+            (hvx::load(&scales[0]), hvx::load(&mins[0])),
+            (hvx::load(&scales[1]), hvx::load(&mins[1])),
+        ];
+        let mut two_tiles = |line: usize| {
+            let (scale, min) = lines[line];
+            for place in 0..2 {
+                let i = 2 * line + place;
+                let scales = dequantizer.scales(scale, min, place);
+                let tiles = [&group[i], if i == 3 { &after[0] } else { &group[i + 1] }];
+                parts.finish_tile::<_, _, _, true>(dequantizer, scales, tiles, &mut out[i]);
+            }
+        };
+        // The compiler would not unroll a loop.
+        two_tiles(0);
+        two_tiles(1);
     }
 }
 
@@ -258,9 +314,15 @@ impl PartsAhead {
         first
     }
 
-    /// Dequantizes the tile `quants`, and looks up the first parts of the tile `next`.
+    /// Dequantizes the tile `quants`, and looks up the first parts of the tile `next`. The order of
+    /// stores, `SECOND_FIRST`, changes the compiler's schedule.
     #[inline(always)]
-    fn finish_tile<D: Dequantizer<L, T>, const L: usize, const T: usize>(
+    fn finish_tile<
+        D: Dequantizer<L, T>,
+        const L: usize,
+        const T: usize,
+        const SECOND_FIRST: bool,
+    >(
         &mut self,
         dequantizer: D,
         scales: D::Scales,
@@ -276,8 +338,13 @@ impl PartsAhead {
             };
             let numbers = self.exchange::<D, L, T>(ahead);
             let [first, second] = dequantizer.scaled(numbers, scales, part);
-            hvx::store(&mut out.0[D::line(part)], first);
-            hvx::store(&mut out.0[D::line(part) + 1], second);
+            if SECOND_FIRST {
+                hvx::store(&mut out.0[D::line(part) + 1], second);
+                hvx::store(&mut out.0[D::line(part)], first);
+            } else {
+                hvx::store(&mut out.0[D::line(part)], first);
+                hvx::store(&mut out.0[D::line(part) + 1], second);
+            }
         }
     }
 }
@@ -300,17 +367,21 @@ fn for_each_super_block<
     tiles: Range<usize>,
     mut out: &mut [Tile],
 ) {
+    let mut quants = &panel.quants.as_chunks::<L>().0[tiles.clone()];
     let mut planes = GroupPlanes::<LINES>::new();
     let last = tiles.end.div_ceil(SUPER_TILES);
     let mut first = tiles.start / SUPER_TILES;
     let mut skipped = tiles.start % SUPER_TILES;
     while !out.is_empty() {
-        let blocks = first..(first + GROUP_BLOCKS).min(last);
-        let count = (blocks.len() * SUPER_TILES - skipped).min(out.len());
-        let plain = planes.expand::<E>(panel, blocks, L);
+        let [scales, mins] =
+            planes.scales_and_mins::<E>(panel, first..(first + GROUP_BLOCKS).min(last));
+        let lines = skipped / T;
+        let count = (GROUP_BLOCKS * SUPER_TILES - skipped).min(out.len());
         let (now, later) = core::mem::take(&mut out).split_at_mut(count);
-        for_each_tile(dequantizer, &plain, skipped..skipped + count, now);
+        let (group, others) = quants.split_at(count);
+        dequantizer.group(group, &scales[lines..], &mins[lines..], now);
         out = later;
+        quants = others;
         first += GROUP_BLOCKS;
         skipped = 0;
     }

@@ -39,6 +39,9 @@ pub(super) const TILE_LINES: usize = GROUP_TILES;
 
 /// A type of super-blocks whose scales become planes of up to `LINES` lines.
 pub(super) trait Expansion<const LINES: usize> {
+    /// `true` if there are minima.
+    const HAS_MINS: bool;
+
     /// Computes the planes of super-blocks of a panel.
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<LINES>);
 
@@ -66,6 +69,19 @@ impl<const LINES: usize> GroupPlanes<LINES> {
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self(LinePlanes::unfilled())
+    }
+
+    /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`]. Returns
+    /// their scales and minima, the scales again for a type without minima.
+    #[inline(always)]
+    pub(super) fn scales_and_mins<E: Expansion<LINES>>(
+        &mut self,
+        panel: &Panel<'_>,
+        blocks: Range<usize>,
+    ) -> [&[Line]; 2] {
+        E::fill(panel, blocks, &mut self.0);
+        let [scales, mins] = self.0.lines();
+        [scales, if E::HAS_MINS { mins } else { scales }]
     }
 
     /// Computes the planes of the super-blocks `blocks` of a panel, at most [`GROUP_BLOCKS`]. Returns
@@ -126,6 +142,8 @@ impl<const LINES: usize> GroupPlanes<LINES> {
 pub(super) struct UnsignedSixBits;
 
 impl Expansion<PAIR_LINES> for UnsignedSixBits {
+    const HAS_MINS: bool = true;
+
     #[cfg_attr(target_arch = "hexagon", inline(never))]
     #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<PAIR_LINES>) {
@@ -267,6 +285,8 @@ fn split_six(upper: Vector, low: Vector) -> Vector {
 pub(super) struct SignedSixBits;
 
 impl Expansion<PAIR_LINES> for SignedSixBits {
+    const HAS_MINS: bool = false;
+
     #[cfg_attr(target_arch = "hexagon", inline(never))]
     #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<PAIR_LINES>) {
@@ -307,6 +327,8 @@ pub(super) fn half_fields([first, second, third]: &[Line; 3]) -> [Vector; SUPER_
 pub(super) struct HalfScales;
 
 impl Expansion<TILE_LINES> for HalfScales {
+    const HAS_MINS: bool = false;
+
     #[cfg_attr(target_arch = "hexagon", inline(never))]
     #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<TILE_LINES>) {
@@ -323,6 +345,8 @@ impl Expansion<TILE_LINES> for HalfScales {
 pub(super) struct HalfScalesAndMins;
 
 impl Expansion<TILE_LINES> for HalfScalesAndMins {
+    const HAS_MINS: bool = true;
+
     #[cfg_attr(target_arch = "hexagon", inline(never))]
     #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
     fn fill(panel: &Panel<'_>, blocks: Range<usize>, planes: &mut LinePlanes<TILE_LINES>) {

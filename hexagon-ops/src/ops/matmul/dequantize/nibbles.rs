@@ -1,9 +1,12 @@
 //! Dequantizers of nibbles: tables of the numbers that they stand for.
 
 use super::wide::table32;
-use super::{Dequantizer, Numbers, PARTS, ahead, f16_bits, times, times_plus, twice};
+use super::{
+    Dequantizer, Numbers, PARTS, ahead, dequantize_fours, dequantize_tiles, f16_bits, times,
+    times_plus, twice,
+};
 use crate::hvx::{self, Vector};
-use crate::layout::{LINE_BYTES, Line, WeightType};
+use crate::layout::{LINE_BYTES, Line, Tile, WeightType};
 
 /// Returns the small integers that the nibbles 0 to 15 stand for; for MXFP4, twice the 4-bit
 /// floats.
@@ -178,6 +181,27 @@ impl Dequantizer<4, 2> for ScaledAndShifted {
     #[inline(always)]
     fn scaled(self, numbers: Numbers, scales: [Vector; 2], _: usize) -> [Vector; 2] {
         times_plus(numbers, scales)
+    }
+
+    /// With qfloat, four tiles a turn of the loop: a turn starts with products, beside which there is
+    /// nothing yet.
+    #[inline(always)]
+    fn group(self, quants: &[[Line; 4]], scales: &[Line], mins: &[Line], out: &mut [Tile]) {
+        // The host does the same, for the sake of its tests.
+        let in_fours = cfg!(not(target_arch = "hexagon")) || !hvx::HAS_IEEE;
+        let whole = if in_fours { quants.len() / 4 * 4 } else { 0 };
+        let (fours, rest) = quants.split_at(whole);
+        let (out_fours, out_rest) = out.split_at_mut(whole);
+        dequantize_fours(self, fours, scales, mins, out_fours);
+        if !rest.is_empty() {
+            dequantize_tiles(
+                self,
+                rest,
+                &scales[whole / 2..],
+                &mins[whole / 2..],
+                out_rest,
+            );
+        }
     }
 
     #[inline(always)]
