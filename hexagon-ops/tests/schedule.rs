@@ -76,9 +76,14 @@ fn times(record: &[StepRecord], [bytes, packets, more]: [f64; 3]) -> Times {
     }
 }
 
-/// Returns the times of a product with Q4_0 weights.
-fn product([m, k, n]: [usize; 3]) -> Times {
-    let layout = MatrixLayout::new(WeightType::Q4_0, n, k).unwrap();
+/// Weights and activations of products: their type, its name in `packets.txt`, and the bits of an
+/// activation of one row.
+type Format = (WeightType, &'static str, u32);
+const Q4_0: Format = (WeightType::Q4_0, "q4_0", 8);
+
+/// Returns the times of a product.
+fn product((weight, name, bits): Format, [m, k, n]: [usize; 3]) -> Times {
+    let layout = MatrixLayout::new(weight, n, k).unwrap();
     let engine = Engine::recording(THREADS);
     let mut vtcm = vec![Tile::ZERO; VTCM_TILES];
     let mut hmx = Hmx::new(&vtcm);
@@ -86,7 +91,11 @@ fn product([m, k, n]: [usize; 3]) -> Times {
         layout,
         weights: &vec![Line::ZERO; layout.matrix_bytes() / LINE_BYTES],
         m,
-        dots: Dots::TwoRows,
+        dots: if bits == 16 {
+            Dots::TwoDigits
+        } else {
+            Dots::TwoRows
+        },
         act: &vec![0.0; m * k],
         act_rows: RowStarts::Strided(k),
         dst: &mut vec![0.0; m * n],
@@ -109,8 +118,9 @@ fn product([m, k, n]: [usize; 3]) -> Times {
     let chunks = if m * k > 2048 * 1024 { 2 } else { 1 };
     let bytes = layout.matrix_bytes();
     assert_eq!(sum(|step| step.copied_bytes), chunks * bytes);
-    let more = counted("dequantize_q4_0") * ((chunks - 1) * tiles) as f64;
-    let packets = counted(&format!("whole_mul_mat_q4_0_m{m}")) * tiles as f64;
+    let more = counted(&format!("dequantize_{name}")) * ((chunks - 1) * tiles) as f64;
+    let digits = if bits == 16 { "_16_bits" } else { "" };
+    let packets = counted(&format!("whole_mul_mat_{name}_m{m}{digits}")) * tiles as f64;
     times(&record, [bytes as f64, packets, more])
 }
 
@@ -177,13 +187,13 @@ const PRODUCTS: [[usize; 2]; 7] = [
 ];
 
 /// Returns the times of a layer's products with `m` rows.
-fn layer(m: usize) -> Times {
+fn layer(format: Format, m: usize) -> Times {
     let mut all = Times {
         model: 0.0,
         steps: 0.0,
     };
     for [k, n] in PRODUCTS {
-        let times = product([m, k, n]);
+        let times = product(format, [m, k, n]);
         all.model += times.model;
         all.steps += times.steps;
     }
@@ -205,13 +215,25 @@ fn check(what: &str, times: &Times, bound: f64) {
 /// time would be added, which is a third of the matrix unit's.
 #[test]
 fn products_of_a_prompt_overlap_as_the_model_assumes() {
-    check("products of a layer, 512 rows", &layer(512), 1.06);
+    check("products of a layer, 512 rows", &layer(Q4_0, 512), 1.06);
 }
 
 /// A product quantizes its row before it starts, and its first copy has nothing beside it.
 #[test]
 fn products_of_a_token_overlap_as_the_model_assumes() {
-    check("products of a layer, 1 row", &layer(1), 1.06);
+    check("products of a layer, 1 row", &layer(Q4_0, 1), 1.06);
+    let q8_0 = (WeightType::Q8_0, "q8_0", 8);
+    check("Q8_0", &layer(q8_0, 1), 1.06);
+}
+
+/// With a thread's packets close to the bytes' time, a step with a task for only some of the threads
+/// would take longer than its bytes: a strip of 8192 rows of K has more than half of the bytes of a
+/// step.
+#[test]
+fn rows_of_16_bits_are_shared_by_all_threads() {
+    let of = |weight, name| layer((weight, name, 16), 1);
+    check("16 bits, Q4_0", &of(WeightType::Q4_0, "q4_0"), 1.06);
+    check("16 bits, Q8_0", &of(WeightType::Q8_0, "q8_0"), 1.06);
 }
 
 /// A head of keys and values has 8 groups in 11 steps, of which the first three and the last three

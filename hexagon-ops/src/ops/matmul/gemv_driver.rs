@@ -18,11 +18,17 @@ use crate::hvx;
 use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, TILE_DIM};
 use crate::rt::{Arena, Copy, Engine};
 
-/// Most bytes of weights that one step copies, unless two panels are larger.
+/// Most bytes of weights that one step copies, unless [`least_strips`] are larger.
 ///
 /// Large enough to make a step's synchronization negligible, small enough to give small matrices
 /// several steps.
 const STEP_BYTES: usize = 256 * 1024;
+
+/// Returns the strips that a step has at least: a pair for each thread, and two pairs, so that the
+/// step costs few packets beside its products.
+fn least_strips(threads: usize) -> usize {
+    (2 * threads).max(4)
+}
 
 /// Quantizes one row.
 struct QuantizeTask<'a> {
@@ -197,7 +203,7 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
 
     let free = arena.free_tiles() * F16_TILE_BYTES / 2;
     let per_step = (STEP_BYTES / panel.panel_bytes())
-        .max(2)
+        .max(least_strips(machine.engine.threads()))
         .min(free / panel.panel_bytes());
     // An even number, because kernels take strips in pairs.
     let per_step = (per_step - per_step % 2)
