@@ -89,13 +89,14 @@ fn dequantized_elements_are_the_nearest_f16() {
 fn part_of_a_panel_dequantizes_alone() {
     let mut numbers = Numbers::default();
     for weight in tiled() {
-        let k = (11 * TILE_DIM).next_multiple_of(weight.block_elems());
+        let k = 40 * TILE_DIM;
         let w = Weights::random(weight, 32, k, &mut numbers);
         let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
         let k_tiles = w.layout.k_tiles();
         let mut all = vec![Tile::ZERO; k_tiles];
         dequantize(&panel, 0..k_tiles, &mut all).unwrap();
-        for (start, end) in [(0, 4), (4, 8), (4, 7), (8, 11), (8, 8), (4, 11)] {
+        // A group of super-blocks has 32 tiles.
+        for (start, end) in [(0, 4), (4, 8), (4, 7), (8, 11), (8, 8), (4, 40), (12, 39)] {
             let mut part = vec![Tile::ZERO; end - start];
             dequantize(&panel, start..end, &mut part).unwrap();
             assert!(part == all[start..end], "{weight:?} {start}..{end}");

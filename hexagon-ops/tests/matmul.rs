@@ -118,7 +118,9 @@ fn check_with(
     let (m, k, n) = shape;
     let k = k.next_multiple_of(weight.block_elems());
     let w = Weights::random(weight, n, k, numbers);
-    let (act_stride, dst_stride) = (k + 3, n + 5);
+    let act_stride = k + 3;
+    // Rows of whole vectors are written together.
+    let dst_stride = if n.is_multiple_of(32) { n + 32 } else { n + 5 };
     let act: Vec<f32> = (0..m * act_stride).map(|_| numbers.float() * 5.0).collect();
     let mut dst = vec![f32::NAN; m * dst_stride];
     let job = MatMul {
@@ -145,7 +147,7 @@ fn check_with(
             have,
             &format!("{shape:?} threads {threads} row {row}"),
         );
-        let gap = &dst[row * dst_stride + n..][..5];
+        let gap = &dst[row * dst_stride + n..][..dst_stride - n];
         assert!(
             gap.iter().all(|x| x.is_nan()),
             "{weight:?} {m}x{k}x{n}: wrote past row {row}"
@@ -167,10 +169,12 @@ fn every_type_and_edge_matches_f64() {
                 (2, 32, 32),
                 (3, 32, 1),
                 (4, 96, 65),
+                (9, 64, 96),
                 (31, 64, 32),
                 (32, 128, 33),
                 (33, 1056, 40),
                 (65, 160, 300),
+                (72, 96, 64),
             ] {
                 check(&mut parts, weight, shape, &mut numbers);
             }
@@ -367,7 +371,9 @@ fn activations_of_any_magnitude_pass_the_matrix_unit() {
     let mut numbers = Numbers::default();
     let mut parts = Parts::new(1, 512);
     let w = Weights::random(WeightType::Q4_0, 32, 128, &mut numbers);
-    let scales = [1e-30_f32, 1e-8, 1.0, 3e4, 1e6, 1e30, 0.0];
+    // The second tile has the rows whose factors are no f16, the others have none of them.
+    let odd = [1e-30_f32, 1e-8, 1.0, 3e4, 1e6, 1e30, 0.0];
+    let scales = [&[1.0; 32], &odd[..], &[0.5; 25], &[3e4; 8]].concat();
     let act: Vec<f32> = scales
         .iter()
         .flat_map(|scale| {

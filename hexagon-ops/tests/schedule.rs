@@ -223,17 +223,19 @@ fn products_of_a_prompt_overlap_as_the_model_assumes() {
 fn products_of_a_token_overlap_as_the_model_assumes() {
     check("products of a layer, 1 row", &layer(Q4_0, 1), 1.06);
     let q8_0 = (WeightType::Q8_0, "q8_0", 8);
-    check("Q8_0", &layer(q8_0, 1), 1.06);
+    check("products of a layer, 1 row, Q8_0", &layer(q8_0, 1), 1.06);
 }
 
-/// With a thread's packets close to the bytes' time, a step with a task for only some of the threads
-/// would take longer than its bytes: a strip of 8192 rows of K has more than half of the bytes of a
-/// step.
+/// Packets of one thread take longer than the bytes, so a step must give every thread a task: also
+/// where a strip has more than half of the bytes of a step (8192), and where the bytes of a step have
+/// three strips for each thread (1152).
 #[test]
 fn rows_of_16_bits_are_shared_by_all_threads() {
     let of = |weight, name| layer((weight, name, 16), 1);
     check("16 bits, Q4_0", &of(WeightType::Q4_0, "q4_0"), 1.06);
     check("16 bits, Q8_0", &of(WeightType::Q8_0, "q8_0"), 1.06);
+    let short = product((WeightType::Q4_0, "q4_0", 16), [1, 1152, 6912]);
+    check("16 bits, 1152 by 6912", &short, 1.06);
 }
 
 /// A head of keys and values has 8 groups in 11 steps, of which the first three and the last three

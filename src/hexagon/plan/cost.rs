@@ -92,22 +92,22 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
         (WeightType::Iq4Nl, true) => [10.94, 18.97, 27.47],
         (WeightType::Mxfp4, false) => [14.05, 21.09, 24.38],
         (WeightType::Mxfp4, true) => [15.3, 22.19, 33.13],
-        (WeightType::Q4K, false) => [12.81, 21.84, 24.38],
-        (WeightType::Q4K, true) => [13.88, 21.56, 40.03],
+        (WeightType::Q4K, false) => [12.81, 21.84, 24.47],
+        (WeightType::Q4K, true) => [13.88, 21.56, 38.59],
         (WeightType::Q5_0, false) => [12.66, 23.5, 25.97],
         (WeightType::Q5_0, true) => [13.75, 23.31, 33.0],
         (WeightType::Q6K, false) => [16.61, 29.81, 35.88],
         (WeightType::Q6K, true) => [17.2, 29.81, 49.88],
         (WeightType::Q5_1, false) => [13.97, 34.88, 31.09],
         (WeightType::Q5_1, true) => [16.23, 32.31, 40.72],
-        (WeightType::Q5K, false) => [15.75, 37.38, 34.0],
-        (WeightType::Q5K, true) => [18.3, 36.44, 44.0],
-        (WeightType::Iq4Xs, false) => [13.42, 21.81, 21.47],
-        (WeightType::Iq4Xs, true) => [13.64, 20.97, 30.75],
-        (WeightType::Q3K, false) => [15.39, 30.47, 23.56],
-        (WeightType::Q3K, true) => [18.09, 32.22, 36.16],
-        (WeightType::Q2K, false) => [14.7, 27.63, 25.53],
-        (WeightType::Q2K, true) => [19.11, 33.22, 48.44],
+        (WeightType::Q5K, false) => [15.75, 37.38, 33.72],
+        (WeightType::Q5K, true) => [18.3, 36.44, 43.72],
+        (WeightType::Iq4Xs, false) => [13.42, 21.81, 21.13],
+        (WeightType::Iq4Xs, true) => [13.64, 20.97, 30.41],
+        (WeightType::Q3K, false) => [15.39, 30.47, 23.41],
+        (WeightType::Q3K, true) => [18.09, 32.22, 36.0],
+        (WeightType::Q2K, false) => [14.7, 27.63, 25.25],
+        (WeightType::Q2K, true) => [19.11, 33.22, 48.16],
         // Without a dot product every product is one of tiles.
         (WeightType::Q4Tile, false) => [0.0, 0.0, 20.59],
         (WeightType::Q4Tile, true) => [0.0, 0.0, 33.31],
@@ -124,8 +124,8 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
 /// dequantizing, and dot products do not: for activations, the unit and results.
 ///
 /// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m4` less `dequantize_q4_0`, less the same
-/// difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 4.85 on V73 and V75, 4.87 on V79.
-const PACKETS_BESIDE_TILE: f64 = 4.85;
+/// difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 5.1.
+const PACKETS_BESIDE_TILE: f64 = 5.1;
 
 /// Returns the products that dot products compute with this type of weights on `threads` threads:
 /// those for which they take fewer packets than tiles on the matrix unit.

@@ -15,8 +15,8 @@ use crate::rt::cache;
 /// Fewest bytes of a row that are worth an instruction to bring the next one.
 const FETCH_BYTES: usize = 2048;
 
-/// What the exponent field of an f32 has more than that of the same f16.
-const F16_BIAS: u32 = 127 - 15;
+/// Difference between the exponent biases of f32 and f16.
+const BIAS_DIFFERENCE: u32 = 127 - 15;
 
 /// The powers of two that results of the rows of a tile are multiplied by.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -53,7 +53,7 @@ impl RowFactors {
 
 /// Returns the f16 bits of a power of two, 0 if it is no normal f16.
 fn f16_bits(factor: f32) -> u32 {
-    let exponent = (factor.to_bits() >> 23).wrapping_sub(F16_BIAS);
+    let exponent = (factor.to_bits() >> 23).wrapping_sub(BIAS_DIFFERENCE);
     if (1..=30).contains(&exponent) {
         exponent << 10
     } else {

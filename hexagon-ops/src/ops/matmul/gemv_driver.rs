@@ -18,15 +18,15 @@ use crate::hvx;
 use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, TILE_DIM};
 use crate::rt::{Arena, Copy, Engine};
 
-/// Most bytes of weights that one step copies, unless [`least_strips`] are larger.
+/// Most bytes of weights that one step copies, unless [`min_strips`] are larger.
 ///
 /// Large enough to make a step's synchronization negligible, small enough to give small matrices
 /// several steps.
 const STEP_BYTES: usize = 256 * 1024;
 
-/// Returns the strips that a step has at least: a pair for each thread, and two pairs, so that the
-/// step costs few packets beside its products.
-fn least_strips(threads: usize) -> usize {
+/// Returns the fewest strips of a step: a pair for each thread, but at least two pairs, because a step
+/// also costs packets that do not depend on its strips.
+fn min_strips(threads: usize) -> usize {
     (2 * threads).max(4)
 }
 
@@ -201,12 +201,19 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
     }
     let acts = [&acts[..groups(k)], &acts[(n_acts - 1) * groups(k)..]];
 
-    let free = arena.free_tiles() * F16_TILE_BYTES / 2;
+    // Each buffer begins with a tile.
+    let free = arena.free_tiles() / 2 * F16_TILE_BYTES;
+    let threads = machine.engine.threads();
     let per_step = (STEP_BYTES / panel.panel_bytes())
-        .max(least_strips(machine.engine.threads()))
+        .max(min_strips(threads))
         .min(free / panel.panel_bytes());
-    // An even number, because kernels take strips in pairs.
-    let per_step = (per_step - per_step % 2)
+    // Kernels take strips in pairs, and each thread should have as many.
+    let pairs = if per_step < 2 * threads {
+        2
+    } else {
+        2 * threads
+    };
+    let per_step = (per_step - per_step % pairs)
         .max(per_step.min(1))
         .min(layout.n_strips());
     if per_step == 0 {

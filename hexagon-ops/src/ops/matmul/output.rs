@@ -1,8 +1,9 @@
 //! Writing of results: tiles of the matrix unit to rows of f32, with the epilogue.
 //!
-//! A tile holds rows 2i and 2i + 1 of 32 columns in its line i, element by element in turn. Widening
-//! a line gives the two rows as two vectors, which are multiplied by their rows' factors and stored
-//! where the rows are: nothing in between goes through memory.
+//! A tile holds rows 2i and 2i + 1 of 32 columns in its line i, element by element in turn. One
+//! widening multiplication by the rows' f16 factors gives the two rows, scaled, as two vectors, which
+//! are stored where the rows are. Rows of a tile with a factor that is no normal f16, and rows left
+//! over from groups of 8, go through memory one by one.
 
 use core::ops::Range;
 
