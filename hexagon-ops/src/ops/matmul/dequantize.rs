@@ -231,7 +231,8 @@ fn dequantize_tiles<D: Dequantizer<L, T>, const L: usize, const T: usize>(
     }
 }
 
-/// Dequantizes groups of four tiles, whose two lines of scales have two tiles each.
+/// Dequantizes tiles, as many as a multiple of 4, whose lines of scales have two tiles each. Not inlined
+/// on the device, as [`dequantize_tiles`].
 ///
 /// Lines are loaded, and stored, in the order that takes the fewest packets.
 #[cfg_attr(target_arch = "hexagon", inline(never))]

@@ -183,8 +183,8 @@ impl Dequantizer<4, 2> for ScaledAndShifted {
         times_plus(numbers, scales)
     }
 
-    /// With qfloat, four tiles a turn of the loop: a turn starts with products, beside which there is
-    /// nothing yet.
+    /// With qfloat, four tiles a turn of the loop, because the first products of a turn have no other
+    /// work beside them.
     #[inline(always)]
     fn group(self, quants: &[[Line; 4]], scales: &[Line], mins: &[Line], out: &mut [Tile]) {
         // The host does the same, for the sake of its tests.
