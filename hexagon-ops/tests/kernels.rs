@@ -7,11 +7,11 @@ mod common;
 use common::{Numbers, Weights, dot};
 use half::f16;
 use hexagon_ops::error::Error;
-use hexagon_ops::layout::{TILE_DIM, Tile, WeightType, f16_tile_offset};
+use hexagon_ops::layout::{Line, TILE_DIM, Tile, WeightType, f16_tile_offset};
 use hexagon_ops::ops::matmul::Panel;
 use hexagon_ops::ops::matmul::dequantize::dequantize;
-use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
-use hexagon_ops::ops::matmul::quantize::{ActGroup, groups, quantize_row};
+use hexagon_ops::ops::matmul::gemv::{act_form, gemv_strip, gemv_two_rows, gemv_two_strips};
+use hexagon_ops::ops::matmul::quantize::{ActForm, ActRow, act_lines, quantize_row};
 use test_kit::nmse;
 
 /// Types with an integer dot product.
@@ -37,9 +37,9 @@ fn tiled() -> impl Iterator<Item = WeightType> {
     all.filter(|weight| *weight != WeightType::F16)
 }
 
-fn quantized(row: &[f32]) -> Vec<ActGroup> {
-    let mut out = vec![ActGroup::ZERO; groups(row.len())];
-    quantize_row(row, &mut out).unwrap();
+fn quantized(weight: WeightType, row: &[f32]) -> Vec<Line> {
+    let mut out = vec![Line::ZERO; act_lines(row.len())];
+    quantize_row(row, act_form(weight), &mut out).unwrap();
     out
 }
 
@@ -117,7 +117,7 @@ fn mxfp4_scales_cover_all_of_f16() {
     // Every exponent: subnormal, normal and too large for f16; the table's 1 (index 1) stands for
     // the scale itself.
     let layout = hexagon_ops::layout::MatrixLayout::new(WeightType::Mxfp4, 256, 32).unwrap();
-    let mut packed = vec![hexagon_ops::layout::Line::ZERO; layout.matrix_bytes() / 128];
+    let mut packed = vec![Line::ZERO; layout.matrix_bytes() / 128];
     for e in 0..=255_u8 {
         let mut block = [0x11; 17];
         block[0] = e;
@@ -153,7 +153,8 @@ fn gemv_bound(act: &[f32], weights: &[f64]) -> f64 {
     act.chunks(TILE_DIM)
         .zip(weights.chunks(TILE_DIM))
         .map(|(a, w)| {
-            let amax = a.iter().fold(0.0_f64, |m, x| m.max(f64::from(x.abs())));
+            // Activations of nibbles reach a sixteenth further.
+            let amax = a.iter().fold(0.0_f64, |m, x| m.max(f64::from(x.abs()))) * 17.0 / 16.0;
             // Half a step, plus f16 rounding of the scale over 127 steps, per weight; f32 sums are
             // below this.
             amax * (0.51 / 127.0 + 2_f64.powi(-20)) * w.iter().map(|w| w.abs()).sum::<f64>()
@@ -172,13 +173,17 @@ fn gemv_is_exact_up_to_activation_rounding() {
             let rows: Vec<Vec<f32>> = (0..2)
                 .map(|_| (0..k).map(|_| numbers.float() * 3.0).collect())
                 .collect();
-            let acts: Vec<_> = rows.iter().map(|row| quantized(row)).collect();
+            let acts: Vec<_> = rows.iter().map(|row| quantized(weight, row)).collect();
+            let acts: Vec<_> = acts
+                .iter()
+                .map(|lines| ActRow::new(lines).unwrap())
+                .collect();
             let panels = [0, 1].map(|nt| Panel::new(w.layout.panel(), w.panel_lines(nt)).unwrap());
             let [mut a, mut b, mut c, mut d, mut e, mut f] = [[0.0; TILE_DIM]; 6];
-            gemv_strip(&panels[0], &acts[0], &mut a).unwrap();
-            gemv_strip(&panels[1], &acts[0], &mut b).unwrap();
-            gemv_two_strips([&panels[0], &panels[1]], &acts[0], [&mut c, &mut d]).unwrap();
-            gemv_two_rows(&panels[1], [&acts[0], &acts[1]], [&mut e, &mut f]).unwrap();
+            gemv_strip(&panels[0], acts[0], &mut a).unwrap();
+            gemv_strip(&panels[1], acts[0], &mut b).unwrap();
+            gemv_two_strips([&panels[0], &panels[1]], acts[0], [&mut c, &mut d]).unwrap();
+            gemv_two_rows(&panels[1], [acts[0], acts[1]], [&mut e, &mut f]).unwrap();
             assert_eq!(
                 (a, b, b),
                 (c, d, e),
@@ -226,9 +231,10 @@ fn gemv_of_activations_that_8_bits_hold_is_exact() {
             };
             let rows = [row(), row()];
             let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
-            let acts = rows.each_ref().map(|row| quantized(row));
+            let lines = rows.each_ref().map(|row| quantized(weight, row));
+            let acts = lines.each_ref().map(|lines| ActRow::new(lines).unwrap());
             let [mut a, mut b] = [[0.0; TILE_DIM]; 2];
-            gemv_two_rows(&panel, [&acts[0], &acts[1]], [&mut a, &mut b]).unwrap();
+            gemv_two_rows(&panel, acts, [&mut a, &mut b]).unwrap();
             for (row, out) in rows.iter().zip([a, b]) {
                 for (n, have) in out.iter().enumerate() {
                     let magnitudes = row.iter().zip(&w.terms[n]);
@@ -253,7 +259,12 @@ fn gemv_error_is_that_of_8_bits() {
         let row: Vec<f32> = (0..2048).map(|_| numbers.float()).collect();
         let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
         let mut out = [0.0; TILE_DIM];
-        gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
+        gemv_strip(
+            &panel,
+            ActRow::new(&quantized(weight, &row)).unwrap(),
+            &mut out,
+        )
+        .unwrap();
         let want: Vec<f64> = w.values.iter().map(|weights| dot(&row, weights)).collect();
         // Uniform activations: step² / 12 over 1/3 is 1.6e-5 for a step of 1/127; ggml accepts
         // 5e-4.
@@ -265,33 +276,40 @@ fn gemv_error_is_that_of_8_bits() {
 #[test]
 fn quantizer_keeps_any_magnitude() {
     let mut numbers = Numbers::default();
-    let w = Weights::random(WeightType::Q8_0, 32, 96, &mut numbers);
-    let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
-    for exponent in [-140, -120, -60, -20, 0, 15, 40, 90, 110] {
-        let row: Vec<f32> = (0..96)
-            .map(|_| numbers.float() * 2_f32.powi(exponent))
-            .collect();
-        let mut out = [0.0; TILE_DIM];
-        gemv_strip(&panel, &quantized(&row), &mut out).unwrap();
-        for (have, weights) in out.iter().zip(&w.values) {
-            let bound = gemv_bound(&row, weights) + if exponent < -100 { 1e-30 } else { 0.0 };
-            let error = (f64::from(*have) - dot(&row, weights)).abs();
-            assert!(
-                error <= bound,
-                "2^{exponent}: error {error:e} over {bound:e}"
-            );
+    for weight in [WeightType::Q8_0, WeightType::Q4_0] {
+        let w = Weights::random(weight, 32, 96, &mut numbers);
+        let panel = Panel::new(w.layout.panel(), w.panel_lines(0)).unwrap();
+        for exponent in [-140, -120, -60, -20, 0, 15, 40, 90, 110] {
+            let row: Vec<f32> = (0..96)
+                .map(|_| numbers.float() * 2_f32.powi(exponent))
+                .collect();
+            let mut out = [0.0; TILE_DIM];
+            gemv_strip(
+                &panel,
+                ActRow::new(&quantized(weight, &row)).unwrap(),
+                &mut out,
+            )
+            .unwrap();
+            for (have, weights) in out.iter().zip(&w.values) {
+                let bound = gemv_bound(&row, weights) + if exponent < -100 { 1e-30 } else { 0.0 };
+                let error = (f64::from(*have) - dot(&row, weights)).abs();
+                assert!(
+                    error <= bound,
+                    "{weight:?} 2^{exponent}: error {error:e} over {bound:e}"
+                );
+            }
         }
+        let zeros = quantized(weight, &[0.0; 96]);
+        let mut out = [1.0; TILE_DIM];
+        gemv_strip(&panel, ActRow::new(&zeros).unwrap(), &mut out).unwrap();
+        assert_eq!(out, [0.0; TILE_DIM]);
     }
-    let zeros = quantized(&[0.0; 96]);
-    let mut out = [1.0; TILE_DIM];
-    gemv_strip(&panel, &zeros, &mut out).unwrap();
-    assert_eq!(out, [0.0; TILE_DIM]);
 }
 
 #[test]
 fn quantizer_rejects_broken_blocks() {
     assert_eq!(
-        quantize_row(&[0.0; 33], &mut [ActGroup::ZERO; 1]),
+        quantize_row(&[0.0; 33], ActForm::Bytes, &mut [Line::ZERO; 11]),
         Err(Error::Length {
             what: "activation row",
             have: 33,
@@ -299,11 +317,11 @@ fn quantizer_rejects_broken_blocks() {
         })
     );
     assert_eq!(
-        quantize_row(&[0.0; 32], &mut [ActGroup::ZERO; 2]),
+        quantize_row(&[0.0; 32], ActForm::Nibbles, &mut [Line::ZERO; 21]),
         Err(Error::Length {
-            what: "activation groups",
-            have: 2,
-            want: 1
+            what: "lines of quantized activations",
+            have: 21,
+            want: 11
         })
     );
 }

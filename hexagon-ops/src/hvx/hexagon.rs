@@ -124,6 +124,8 @@ scalar_ops! {
     /// Returns `acc` plus words of `a` shifted right by `count`, signs shifted in:
     /// `Q6_Vw_vasracc_VwVwR`.
     shr_add_w(acc, a; count) = Q6_Vw_vasracc_VwVwR;
+    /// Returns `acc` plus words of `a` shifted left by `count`: `Q6_Vw_vaslacc_VwVwR`.
+    shl_add_w(acc, a; count) = Q6_Vw_vaslacc_VwVwR;
     /// Returns `acc` plus, per word, the four products of unsigned bytes of `a` and the signed
     /// bytes of `word`: `Q6_Vw_vrmpyacc_VwVubRb`.
     dot4_acc(acc, a; word) = Q6_Vw_vrmpyacc_VwVubRb;

@@ -316,6 +316,13 @@ pub fn shr_add_w(acc: Vector, a: Vector, count: i32) -> Vector {
     lanes!(i32, 32; acc, a => acc.wrapping_add(a >> (count & 31)))
 }
 
+/// Returns `acc` plus words of `a` shifted left by `count`: `Q6_Vw_vaslacc_VwVwR`.
+#[must_use]
+#[inline(always)]
+pub fn shl_add_w(acc: Vector, a: Vector, count: i32) -> Vector {
+    lanes!(i32, 32; acc, a => acc.wrapping_add(a << (count & 31)))
+}
+
 /// Returns `acc` plus, per word, the four products of unsigned bytes of `a` and the signed bytes of
 /// `word`: `Q6_Vw_vrmpyacc_VwVubRb`.
 #[must_use]

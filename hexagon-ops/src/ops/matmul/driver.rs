@@ -1,6 +1,8 @@
 //! One matrix multiplication: checks the arguments, then runs GEMV or GEMM.
 
 use super::epilogue::{Epilogue, Finish};
+use super::gemv::act_form;
+use super::quantize::ActForm;
 use super::{gemm, gemv_driver};
 use crate::error::{Error, Result};
 use crate::hmx::Hmx;
@@ -111,6 +113,8 @@ pub struct Prepared {
     k: usize,
     /// Quantizations for dot products; 0 if packed into tiles.
     digits: usize,
+    /// The form for dot products.
+    act_form: Option<ActForm>,
 }
 
 /// The products that dot products with quantized activations compute. The matrix unit computes the
@@ -216,6 +220,7 @@ impl<'a> MatMul<'a> {
             m: self.m,
             k,
             digits: if by_dots { self.dots.digits() } else { 0 },
+            act_form: by_dots.then(|| act_form(self.layout.panel().weight())),
         };
         let is_prepared = prepared == Some(form);
         let is_left = if by_dots {

@@ -8,16 +8,14 @@
 //! of a strip.
 //!
 //! ```text
-//! total[n] = 0
-//! for each group of 1024 along K
-//!   sum[n] = 0
-//!   for each run: the 2 (MXFP4: 4) tiles that share a line of weight scales
-//!     joint[tile][n] = weight scale[tile][n] · activation scale[tile]
-//!     for each tile of the run, each strip, each row of activations
-//!       dot[n]  = -ZERO · sum of the block's activations
-//!       dot[n] += Σ over 8 words g of  quants[g][n] · act[g]      u8 · i8, four products a lane
-//!       sum[n] += f32(dot[n]) · joint[tile][n]
-//!   total[n] += sum[n] · factor of the group
+//! sum[n] = 0
+//! for each run: the 2 (MXFP4: 4) tiles that share a line of weight scales
+//!   joint[tile][n] = weight scale[tile][n] · activation scale[tile]
+//!   for each tile of the run, each strip, each row of activations
+//!     dot[n]  = -ZERO · sum of the block's activations
+//!     dot[n] += Σ over 8 words g of  quants[g][n] · act[g]      u8 · i8, four products a lane
+//!     sum[n] += f32(dot[n]) · joint[tile][n]
+//! result[n] = sum[n] · factor of the row
 //! ```
 //!
 //! `S` strips (1 or 2) and `R` rows (1 or 2) are constants of the kernel, as are the weight type's
@@ -51,7 +49,7 @@ use self::few_bits::{ThreeBitDots, TwoBitDots, dot_few_bits};
 use self::format::{Bytes, FiveBitTiles, LookupNibbles, OffsetNibbles, TileFormat};
 use self::half_scaled::dot_half_scaled;
 use super::Panel;
-use super::quantize::{ActGroup, GROUP_TILES, WordPairs, groups};
+use super::quantize::{ActForm, ActRow, ActRun, groups};
 use super::super_block::{SignedSixBits, UnsignedSixBits};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, Vector};
@@ -132,38 +130,19 @@ struct StripRun<'a, const L: usize> {
     min: &'a Line,
 }
 
-/// The activations of one row for the tiles of a [`StripRun`].
-#[derive(Clone, Copy)]
-struct ActRun<'a, const T: usize, const W: usize> {
-    words: &'a [[i32; 8]; T],
-    pairs: &'a [WordPairs; T],
-    sums: &'a [i32; T],
-    scales: &'a [i32; W],
-    products: &'a [i32; W],
-}
-
-/// Returns the whole runs of a strip, starting with run `first`.
+/// Returns the whole runs of a strip.
 ///
 /// The slices are zipped because an iterator checks their bounds once instead of once per turn and
 /// slice.
 #[inline(always)]
 fn strip_runs<'a, const L: usize, const T: usize>(
     panel: &Panel<'a>,
-    first: usize,
     has_min: bool,
 ) -> impl Iterator<Item = StripRun<'a, L>> {
-    let quants = &panel.quants.as_chunks::<L>().0.as_chunks::<T>().0[first..];
-    let scales = &panel.scales[first..];
-    let mins = if has_min {
-        &panel.mins[first..]
-    } else {
-        scales
-    };
-    quants
-        .iter()
-        .zip(scales)
-        .zip(mins)
-        .map(|((quants, scale), min)| StripRun { quants, scale, min })
+    let quants = panel.quants.as_chunks::<L>().0.as_chunks::<T>().0;
+    let mins = if has_min { panel.mins } else { panel.scales };
+    let lines = panel.scales.iter().zip(mins);
+    (quants.iter().zip(lines)).map(|(quants, (scale, min))| StripRun { quants, scale, min })
 }
 
 /// Returns the tiles of a strip that do not fill its last run, which is run `first`.
@@ -179,29 +158,6 @@ fn strip_rest<'a, const L: usize, const T: usize>(
         scale,
         min: if has_min { &panel.mins[first] } else { scale },
     }
-}
-
-/// Returns the runs of a group of activations, starting with run `first`.
-#[inline(always)]
-fn act_runs<const T: usize, const W: usize>(
-    group: &ActGroup,
-    first: usize,
-) -> impl Iterator<Item = ActRun<'_, T, W>> {
-    let [scales, products] = group.scales();
-    let words = group.words().as_chunks::<T>().0[first..].iter();
-    let pairs = group.word_pairs().as_chunks::<T>().0[first..].iter();
-    let sums = group.sums().as_chunks::<T>().0[first..].iter();
-    let scales = scales.as_chunks::<W>().0[first..].iter();
-    let products = products.as_chunks::<W>().0[first..].iter();
-    words.zip(pairs).zip(sums).zip(scales).zip(products).map(
-        |((((words, pairs), sums), scales), products)| ActRun {
-            words,
-            pairs,
-            sums,
-            scales,
-            products,
-        },
-    )
 }
 
 /// The choices of [`add_run`] between loads or additions and registers.
@@ -233,7 +189,7 @@ fn add_run<
     let scale = hvx::load(strip.scale);
     let mut joints = [[scale; T]; R];
     for r in 0..R {
-        joints[r] = format.joint_scales(scale, *acts[r].scales);
+        joints[r] = format.joint_scales(scale, acts[r].terms.map(|terms| terms.scales));
     }
     for (i, quants) in strip.quants.iter().enumerate().take(T) {
         let quants = format.unpack(quants);
@@ -248,7 +204,7 @@ fn add_run<
             let dot = if F::ZERO == 0 && registers.has_no_start {
                 format.dot_from_zero(quants, words)
             } else {
-                let start = hvx::splat_w(-F::ZERO * acts[r].sums[i]);
+                let start = hvx::splat_w(-F::ZERO * acts[r].terms[i / 2].sums[i % 2]);
                 format.dot(start, quants, words)
             };
             sums[r].push(dot, joints[r][i], R == 1 || F::HAS_LATE_ROWS);
@@ -257,7 +213,7 @@ fn add_run<
     if F::HAS_MIN {
         let min = hvx::load(strip.min);
         for r in 0..R {
-            let products = hvx::splat_w(acts[r].products[0]);
+            let products = hvx::splat_w(acts[r].terms[0].products);
             sums[r].add_mins(min, products, registers.has_odd_mins);
         }
     }
@@ -290,7 +246,7 @@ fn dot_strips<
 >(
     format: F,
     panels: [&Panel<'_>; S],
-    acts: [&[ActGroup]; R],
+    acts: [ActRow<'_>; R],
 ) -> [[Vector; R]; S] {
     let zero = hvx::splat_w(0);
     let registers = Registers {
@@ -299,57 +255,40 @@ fn dot_strips<
         // Otherwise, one strip with qfloat or two rows with IEEE arithmetic, Q4_1 takes more packets so.
         has_no_start: KEEPS_F32 == (R == 1),
     };
-    let mut totals = [[zero; R]; S];
     let (panel0, panel1) = (panels[0], panels[S - 1]);
     let k_tiles = panel0.layout.k_tiles();
-    for (g, (group0, group1)) in acts[0].iter().zip(acts[R - 1]).enumerate() {
-        let first = g * GROUP_TILES / T;
-        let mut sums = [[LateSum::new(); R]; S];
-        if S * R > 1 {
-            // A zero each: one for both would be copied, and a qfloat value is never.
-            sums[S - 1][R - 1] = LateSum::new();
+    let mut sums = [[LateSum::new(); R]; S];
+    if S * R > 1 {
+        // A zero each: one for both would be copied, and a qfloat value is never.
+        sums[S - 1][R - 1] = LateSum::new();
+    }
+    let rows = || acts[0].runs::<T, W>().zip(acts[R - 1].runs::<T, W>());
+    let strips = strip_runs::<L, T>(panel0, F::HAS_MIN);
+    let strips = strips.zip(strip_runs::<L, T>(panel1, F::HAS_MIN));
+    for ((strip0, strip1), (act0, act1)) in strips.zip(rows()) {
+        let (strips, acts) = (
+            first_of::<_, S>([strip0, strip1]),
+            first_of::<_, R>([act0, act1]),
+        );
+        for s in 0..S {
+            add_run(format, strips[s], acts, &mut sums[s], registers);
         }
-        let strips = strip_runs::<L, T>(panel0, first, F::HAS_MIN).zip(strip_runs::<L, T>(
-            panel1,
-            first,
-            F::HAS_MIN,
-        ));
-        let rows = act_runs::<T, W>(group0, 0).zip(act_runs::<T, W>(group1, 0));
-        for ((strip0, strip1), (act0, act1)) in strips.zip(rows) {
-            let (strips, acts) = (
-                first_of::<_, S>([strip0, strip1]),
-                first_of::<_, R>([act0, act1]),
-            );
+    }
+    if !k_tiles.is_multiple_of(T) {
+        let last = k_tiles / T;
+        let rest = [panel0, panel1].map(|panel| strip_rest::<L, T>(panel, last, F::HAS_MIN));
+        if let Some((act0, act1)) = rows().nth(last) {
+            let (strips, acts) = (first_of::<_, S>(rest), first_of::<_, R>([act0, act1]));
             for s in 0..S {
                 add_run(format, strips[s], acts, &mut sums[s], registers);
-            }
-        }
-        if g == k_tiles / GROUP_TILES && !k_tiles.is_multiple_of(T) {
-            let last = k_tiles / T;
-            let rest = [panel0, panel1].map(|panel| strip_rest::<L, T>(panel, last, F::HAS_MIN));
-            let rows = act_runs::<T, W>(group0, last - first)
-                .zip(act_runs::<T, W>(group1, last - first))
-                .next();
-            if let Some((act0, act1)) = rows {
-                let (strips, acts) = (first_of::<_, S>(rest), first_of::<_, R>([act0, act1]));
-                for s in 0..S {
-                    add_run(format, strips[s], acts, &mut sums[s], registers);
-                }
-            }
-        }
-        let factors = first_of::<_, R>([group0.factor(), group1.factor()]);
-        for s in 0..S {
-            for r in 0..R {
-                let sum =
-                    Accumulator::product(sums[s][r].finish(R == 1 || F::HAS_LATE_ROWS), factors[r]);
-                totals[s][r] = sum.plus_f32(totals[s][r]).to_f32();
             }
         }
     }
     let mut out = [[zero; R]; S];
     for s in 0..S {
         for r in 0..R {
-            out[s][r] = totals[s][r];
+            let sum = sums[s][r].finish(R == 1 || F::HAS_LATE_ROWS);
+            out[s][r] = Accumulator::product(sum, acts[r].factor()).to_f32();
         }
     }
     out
@@ -358,6 +297,15 @@ fn dot_strips<
 /// `true` where sums are f32, which may be stored when registers run short; qfloat values may not.
 const KEEPS_F32: bool = hvx::HAS_IEEE;
 
+/// Returns the form of activations that the kernel of a weight type reads.
+#[must_use]
+pub const fn act_form(weight: WeightType) -> ActForm {
+    match weight {
+        WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q4K => ActForm::Nibbles,
+        _ => ActForm::Bytes,
+    }
+}
+
 /// Results of one row of activations in the 32 columns of one strip.
 pub type Columns = [f32; TILE_DIM];
 
@@ -365,13 +313,13 @@ pub type Columns = [f32; TILE_DIM];
 #[inline(always)]
 fn dispatch<const S: usize, const R: usize>(
     panels: [&Panel<'_>; S],
-    acts: [&[ActGroup]; R],
+    acts: [ActRow<'_>; R],
 ) -> Result<[[Vector; R]; S]> {
     let layout = panels[0].layout;
-    if let Some(act) = acts.iter().find(|act| act.len() != groups(layout.k())) {
+    if let Some(act) = acts.iter().find(|act| act.groups() != groups(layout.k())) {
         return Err(Error::Length {
             what: "activation groups",
-            have: act.len(),
+            have: act.groups(),
             want: groups(layout.k()),
         });
     }
@@ -388,7 +336,7 @@ fn dispatch<const S: usize, const R: usize>(
 /// The arguments of [`dispatch`] after its checks.
 struct Dot<'a, const S: usize, const R: usize> {
     panels: [&'a Panel<'a>; S],
-    acts: [&'a [ActGroup]; R],
+    acts: [ActRow<'a>; R],
 }
 
 impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
@@ -455,7 +403,7 @@ impl<const S: usize, const R: usize> hvx::Kernel for Dot<'_, S, R> {
 ///
 /// # Errors
 /// `Length` if the activations have another K than the panel; `NoKernel` for F16 weights.
-pub fn gemv_strip(panel: &Panel<'_>, act: &[ActGroup], out: &mut Columns) -> Result<()> {
+pub fn gemv_strip(panel: &Panel<'_>, act: ActRow<'_>, out: &mut Columns) -> Result<()> {
     let [[sums]] = dispatch([panel], [act])?;
     hvx::store_f32(out, sums);
     Ok(())
@@ -468,7 +416,7 @@ pub fn gemv_strip(panel: &Panel<'_>, act: &[ActGroup], out: &mut Columns) -> Res
 /// As [`gemv_strip`]; `Length` if the panels differ in type or K.
 pub fn gemv_two_strips(
     panels: [&Panel<'_>; 2],
-    act: &[ActGroup],
+    act: ActRow<'_>,
     out: [&mut Columns; 2],
 ) -> Result<()> {
     let sums = match dispatch(panels, [act]) {
@@ -493,7 +441,7 @@ pub fn gemv_two_strips(
 /// As [`gemv_strip`].
 pub fn gemv_two_digits(
     panel: &Panel<'_>,
-    digits: [&[ActGroup]; 2],
+    digits: [ActRow<'_>; 2],
     out: &mut Columns,
 ) -> Result<()> {
     let sums = match dispatch([panel], digits) {
@@ -515,7 +463,7 @@ pub fn gemv_two_digits(
 /// As [`gemv_strip`].
 pub fn gemv_two_rows(
     panel: &Panel<'_>,
-    acts: [&[ActGroup]; 2],
+    acts: [ActRow<'_>; 2],
     out: [&mut Columns; 2],
 ) -> Result<()> {
     let [sums] = match dispatch([panel], acts) {

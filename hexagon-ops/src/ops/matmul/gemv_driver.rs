@@ -10,12 +10,12 @@
 use super::MAX_TASKS;
 use super::driver::{Machine, MatMul};
 use super::epilogue::Finish;
-use super::gemv::{gemv_strip, gemv_two_digits, gemv_two_rows, gemv_two_strips};
+use super::gemv::{act_form, gemv_strip, gemv_two_digits, gemv_two_rows, gemv_two_strips};
 use super::panel::PanelPlanes;
-use super::quantize::{ActGroup, groups, quantize_row, quantize_row_twice};
+use super::quantize::{ActRow, act_lines, quantize_row, quantize_row_twice};
 use crate::error::{Error, Result};
 use crate::hvx;
-use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, TILE_DIM};
+use crate::layout::{F16_TILE_BYTES, Line, TILE_DIM};
 use crate::rt::{Arena, Copy, Engine};
 
 /// Most bytes of weights that one step copies, unless [`min_strips`] are larger.
@@ -33,7 +33,7 @@ fn min_strips(threads: usize) -> usize {
 /// Quantizes one row.
 struct QuantizeTask<'a> {
     row: &'a [f32],
-    out: &'a mut [ActGroup],
+    out: &'a mut [Line],
     result: Result<()>,
 }
 
@@ -41,7 +41,7 @@ struct QuantizeTask<'a> {
 struct StripTask<'a> {
     panels: &'a [Line],
     /// The rows, or one row and what its quantization left.
-    acts: [&'a [ActGroup]; 2],
+    acts: [ActRow<'a>; 2],
     finish: [Finish<'a>; 2],
     out: [&'a mut [f32]; 2],
     has_two_digits: bool,
@@ -83,7 +83,7 @@ fn take_columns<'a>(row: &mut &'a mut [f32], columns: usize) -> &'a mut [f32] {
 fn strips(
     planes: &PanelPlanes,
     panels: &[Line],
-    act: &[ActGroup],
+    act: ActRow<'_>,
     mut finish: Finish<'_>,
     out: &mut [f32],
 ) -> Result<()> {
@@ -120,7 +120,7 @@ fn strips(
 fn two_row_strips(
     planes: &PanelPlanes,
     panels: &[Line],
-    acts: [&[ActGroup]; 2],
+    acts: [ActRow<'_>; 2],
     mut finish: [Finish<'_>; 2],
     out: [&mut [f32]; 2],
 ) -> Result<()> {
@@ -140,7 +140,7 @@ fn two_row_strips(
 fn two_digit_strips(
     planes: &PanelPlanes,
     panels: &[Line],
-    digits: [&[ActGroup]; 2],
+    digits: [ActRow<'_>; 2],
     mut finish: Finish<'_>,
     out: &mut [f32],
 ) -> Result<()> {
@@ -154,12 +154,13 @@ fn two_digit_strips(
 }
 
 /// Quantizes the one or two rows, or the one row twice.
-fn quantize(job: &MatMul<'_>, engine: &Engine, acts: &mut [ActGroup]) -> Result<()> {
+fn quantize(job: &MatMul<'_>, engine: &Engine, acts: &mut [Line]) -> Result<()> {
     let (m, k) = (job.m, job.layout.panel().k());
-    let (first, second) = acts.split_at_mut(groups(k));
+    let (first, second) = acts.split_at_mut(act_lines(k));
     let row = |m: usize| &job.act[job.act_rows.start(m)..][..k];
+    let form = act_form(job.layout.panel().weight());
     if job.dots.digits() == 2 {
-        return quantize_row_twice(row(0), [first, second]);
+        return quantize_row_twice(row(0), form, [first, second]);
     }
     let mut tasks = [
         QuantizeTask {
@@ -174,7 +175,7 @@ fn quantize(job: &MatMul<'_>, engine: &Engine, acts: &mut [ActGroup]) -> Result<
         },
     ];
     engine.step(None, &mut tasks[..m], |task| {
-        task.result = quantize_row(task.row, task.out);
+        task.result = quantize_row(task.row, form, task.out);
     });
     let [
         QuantizeTask { result: first, .. },
@@ -192,14 +193,13 @@ pub(super) fn run(job: MatMul<'_>, is_prepared: bool, machine: Machine<'_>) -> R
     let n_acts = if has_two_digits { 2 } else { m };
     let (panel, k, n) = (layout.panel(), layout.panel().k(), layout.n());
     let mut arena = Arena::new(machine.vtcm);
-    let group_lines = size_of::<ActGroup>() / LINE_BYTES;
-    let acts = arena.lines("quantized activations", n_acts * groups(k) * group_lines)?;
-    let acts: &mut [ActGroup] = bytemuck::cast_slice_mut(acts);
+    let acts = arena.lines("quantized activations", n_acts * act_lines(k))?;
 
     if !is_prepared {
         quantize(&job, machine.engine, acts)?;
     }
-    let acts = [&acts[..groups(k)], &acts[(n_acts - 1) * groups(k)..]];
+    let (first, second) = (&acts[..act_lines(k)], &acts[(n_acts - 1) * act_lines(k)..]);
+    let acts = [ActRow::new(first)?, ActRow::new(second)?];
 
     // Each buffer begins with a tile.
     let free = arena.free_tiles() / 2 * F16_TILE_BYTES;

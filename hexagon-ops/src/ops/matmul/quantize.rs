@@ -2,27 +2,44 @@
 //! the dot products read.
 //!
 //! ```text
+//! factor       = power of two such that the row's largest magnitude / factor is in [512, 1024)
 //! for each group of 1024 elements (32 blocks), missing ones zero
-//!   amax[32]   = largest magnitude of each block: a tree of 5 levels over 32 vectors
-//!   factor     = power of two such that the largest amax / factor is in [512, 1024)
-//!   scale[32]  = f16(amax / factor / 127), at least 2^-14 (the smallest normal f16)
+//!   amax[32]   = largest magnitude of each block / factor: a tree of 5 levels over 32 vectors
+//!   scale[32]  = f16(amax / 127), at least 2^-14 (the smallest normal f16)
 //!   q          = round(x / (scale · factor)), bytes of each 4 in the order 0 2 1 3
 //!   sum[32]    = sum of the block's q
 //! ```
 //!
 //! 1. Scales are f16 because one widening multiply then joins them with the weights' f16 scales.
-//!    The group's factor keeps them in range whatever the activations' magnitude; the sum over a
-//!    group is multiplied by it once.
+//!    The row's factor keeps them in range whatever the activations' magnitude; the sum over the row is
+//!    multiplied by it once.
 //! 2. The floor of 2^-14 avoids a division by zero for an empty block. It is 2^23 times less than
-//!    the largest element of the group, far below that element's rounding error.
+//!    the largest element of the row, far below that element's rounding error.
 //! 3. Rounding is the addition of 1.5·2^23: the low byte of the f32's fraction is then q in two's
 //!    complement.
+//! 4. Words, and scales with sums, are a plane each, so that a kernel goes through a whole row in one
+//!    loop.
 //!
 //! Activations must be finite: 8-bit quants cannot carry infinity or NaN.
+//!
+//! # Activations for nibbles
+//!
+//! A byte of 4-bit weights holds those of elements k (low) and k + 16 (high) of a block. A kernel saves
+//! the masks of the high nibbles by multiplying whole bytes, 16 · high + low, with the quant of
+//! element k + 16, and low nibbles with that of element k:
+//!
+//! ```text
+//! (16 · high + low) · q[k + 16] + 16 · low · q[k]  =  16 · (high · q[k + 16] + low · (q[k] + q[k + 16] / 16))
+//! ```
+//!
+//! So element k counts as q[k] + q[k + 16] / 16, and [`ActForm::Nibbles`] rounds it to the nearest
+//! number of that form: its error is at most half a step, as in [`ActForm::Bytes`]. A block's scale
+//! follows from the largest q that it needs, and is a sixteenth of a step, because the products are in
+//! sixteenths.
 
 use crate::error::{Error, Result};
-use crate::hvx::{self, Vector};
-use crate::layout::{Line, TILE_DIM};
+use crate::hvx::{self, Accumulator, LinePlanes, Vector};
+use crate::layout::{LINE_BYTES, Line, TILE_DIM};
 
 /// Elements of a group.
 pub const GROUP: usize = 1024;
@@ -32,71 +49,219 @@ pub const GROUP_TILES: usize = GROUP / TILE_DIM;
 /// 1.5 · 2^23: a small number plus this is rounded to an integer, which its low bits hold.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// 1024 quantized activations; blocks past the row's end are zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(128))]
-pub struct ActGroup {
-    /// Block b is words 8b to 8b + 7; each word holds four elements in
-    /// [`crate::layout::WORD_ORDER`].
-    words: [Line; 8],
-    /// Sum of the quants of each block, i32.
-    sums: Line,
-    /// 32 f16 scales relative to `factor`, then 32 f16 products `scale · sum`.
-    scales: Line,
-    /// Power of two of the group, f32, in all words.
-    factor: Line,
+/// The largest quant.
+const MOST: f32 = 127.0;
+
+/// What the quants of activations are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActForm {
+    /// Weights, each with the quant of its element.
+    Bytes,
+    /// Bytes of two 4-bit weights, and their low nibbles alone; see the module's text.
+    Nibbles,
 }
 
-impl ActGroup {
-    /// A group of zeros.
-    pub const ZERO: Self = Self {
-        words: [Line::ZERO; 8],
-        sums: Line::ZERO,
-        scales: Line::ZERO,
-        factor: Line::ZERO,
-    };
+/// Parts of a step in which elements are counted in [`ActForm::Nibbles`].
+const PARTS: f32 = 16.0;
+/// One of them.
+const PART: f32 = 1.0 / PARTS;
+/// What the quants of a block add to the sum of its elements, in parts: those of elements 16 to 31 count
+/// in two elements.
+static NIBBLE_WEIGHTS: Line = {
+    let mut weights = [16; LINE_BYTES];
+    let mut i = 0;
+    while i < LINE_BYTES {
+        if i % TILE_DIM >= TILE_DIM / 2 {
+            weights[i] = 17;
+        }
+        i += 1;
+    }
+    Line(weights)
+};
 
+/// Lines of the quants of a group.
+const WORD_LINES: usize = 8;
+/// Lines of the [`Terms`] of a group.
+const TERM_LINES: usize = 2;
+/// Lines of a group.
+const GROUP_LINES: usize = WORD_LINES + TERM_LINES;
+
+/// What belongs to the quants of two blocks.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Terms {
+    /// Two f16 scales relative to the row's factor.
+    pub(super) scales: i32,
+    /// Two f16 products `scale · sum`.
+    pub(super) products: i32,
+    /// Sums of the elements of each block, in multiples of its scale.
+    pub(super) sums: [i32; 2],
+}
+
+/// Returns the lines that a row of `k` quantized activations takes.
+#[must_use]
+pub const fn act_lines(k: usize) -> usize {
+    1 + groups(k) * GROUP_LINES
+}
+
+/// A row of quantized activations; blocks past the row's end are zero.
+#[derive(Clone, Copy, Debug)]
+pub struct ActRow<'a> {
+    /// Power of two, f32, in all words.
+    factor: &'a Line,
+    /// Block b is words 8b to 8b + 7; each word holds four elements in
+    /// [`crate::layout::WORD_ORDER`].
+    words: &'a [[Line; WORD_LINES]],
+    /// [`Terms`] of each two blocks.
+    terms: &'a [[Line; TERM_LINES]],
+}
+
+impl<'a> ActRow<'a> {
+    /// Returns the row that [`quantize_row`] wrote to `lines`, [`act_lines`] of its K.
+    ///
+    /// # Errors
+    /// `Length` if there is no K with as many lines.
+    pub fn new(lines: &'a [Line]) -> Result<Self> {
+        let groups = lines.len() / GROUP_LINES;
+        let Some((factor, rest)) = lines
+            .split_first()
+            .filter(|(_, rest)| rest.len() == groups * GROUP_LINES)
+        else {
+            return Err(Error::Length {
+                what: "lines of quantized activations",
+                have: lines.len(),
+                want: 1 + groups * GROUP_LINES,
+            });
+        };
+        let (words, terms) = rest.split_at(groups * WORD_LINES);
+        Ok(Self {
+            factor,
+            words: words.as_chunks().0,
+            terms: terms.as_chunks().0,
+        })
+    }
+
+    /// Returns the number of groups.
+    #[inline(always)]
+    pub(super) fn groups(self) -> usize {
+        self.terms.len()
+    }
+
+    /// Returns the groups in their order.
+    #[inline(always)]
+    pub(super) fn each_group(self) -> impl Iterator<Item = ActGroup<'a>> {
+        let planes = self.words.iter().zip(self.terms);
+        planes.map(move |(words, terms)| ActGroup {
+            words,
+            terms,
+            factor: self.factor,
+        })
+    }
+
+    /// Returns the runs of the row.
+    #[inline(always)]
+    pub(super) fn runs<const T: usize, const W: usize>(
+        self,
+    ) -> impl Iterator<Item = ActRun<'a, T, W>> {
+        runs(self.words.as_flattened(), self.terms.as_flattened())
+    }
+
+    /// Returns the row's power of two in all lanes, f32.
+    #[inline(always)]
+    pub(super) fn factor(self) -> Vector {
+        hvx::load(self.factor)
+    }
+}
+
+/// 1024 elements of an [`ActRow`].
+#[derive(Clone, Copy)]
+pub(super) struct ActGroup<'a> {
+    words: &'a [Line; WORD_LINES],
+    terms: &'a [Line; TERM_LINES],
+    factor: &'a Line,
+}
+
+impl<'a> ActGroup<'a> {
     /// Returns the quants of all blocks.
     #[inline(always)]
-    pub(super) fn lines(&self) -> &[Line; 8] {
-        &self.words
+    pub(super) fn lines(self) -> &'a [Line; WORD_LINES] {
+        self.words
     }
 
     /// Returns the quants of each block, as words of four.
     #[inline(always)]
-    pub(super) fn words(&self) -> &[[i32; 8]; GROUP_TILES] {
-        bytemuck::cast_ref(&self.words)
+    pub(super) fn words(self) -> &'a [[i32; 8]; GROUP_TILES] {
+        bytemuck::cast_ref(self.words)
     }
 
     /// Returns the same words by doublewords, which the DSP loads at the price of one word.
     #[inline(always)]
-    pub(super) fn word_pairs(&self) -> &[WordPairs; GROUP_TILES] {
-        bytemuck::cast_ref(&self.words)
+    pub(super) fn word_pairs(self) -> &'a [WordPairs; GROUP_TILES] {
+        bytemuck::cast_ref(self.words)
     }
 
-    /// Returns the sum of the quants of each block.
+    /// Returns the f32 scale of each block.
     #[inline(always)]
-    pub(super) fn sums(&self) -> &[i32; GROUP_TILES] {
-        bytemuck::cast_ref(&self.sums)
+    pub(super) fn block_scales(self) -> Vector {
+        let [first, second] = self.terms.each_ref().map(hvx::load);
+        let (even, _) = hvx::deal_w(first, second);
+        let (scales, _) = hvx::deal_w(even, even);
+        hvx::widen_in_order_f16(scales).0
     }
 
-    /// Returns the line of 32 f16 scales and 32 f16 products.
+    /// Returns the terms of each two blocks.
     #[inline(always)]
-    pub(super) fn scale_line(&self) -> &Line {
-        &self.scales
+    pub(super) fn terms(self) -> &'a [Terms; GROUP_TILES / 2] {
+        bytemuck::cast_ref(self.terms)
     }
 
-    /// Returns the f16 scales of two blocks a word, then f16 `scale · sum` of two blocks a word.
+    /// Returns the runs of the group.
     #[inline(always)]
-    pub(super) fn scales(&self) -> &[[i32; GROUP_TILES / 2]; 2] {
-        bytemuck::cast_ref(&self.scales)
+    pub(super) fn runs<const T: usize, const W: usize>(
+        self,
+    ) -> impl Iterator<Item = ActRun<'a, T, W>> {
+        runs(self.words, self.terms)
     }
 
-    /// Returns the group's power of two in all lanes, f32.
+    /// Returns the row's power of two in all lanes, f32.
     #[inline(always)]
-    pub(super) fn factor(&self) -> Vector {
-        hvx::load(&self.factor)
+    pub(super) fn factor(self) -> Vector {
+        hvx::load(self.factor)
     }
+}
+
+/// The activations of one row for a run: `T` tiles that share a line of weight scales, two for each of
+/// `W` [`Terms`].
+#[derive(Clone, Copy)]
+pub(super) struct ActRun<'a, const T: usize, const W: usize> {
+    /// The quants.
+    pub(super) words: &'a [[i32; 8]; T],
+    /// The same, as doublewords.
+    pub(super) pairs: &'a [WordPairs; T],
+    /// Scales and sums.
+    pub(super) terms: &'a [Terms; W],
+}
+
+/// Returns the runs of planes.
+///
+/// The slices are zipped because an iterator checks their bounds once instead of once per turn and
+/// slice.
+#[inline(always)]
+fn runs<'a, const T: usize, const W: usize>(
+    words: &'a [Line],
+    terms: &'a [Line],
+) -> impl Iterator<Item = ActRun<'a, T, W>> {
+    let pairs: &[WordPairs] = bytemuck::cast_slice(words);
+    let words: &[[i32; 8]] = bytemuck::cast_slice(words);
+    let terms: &[Terms] = bytemuck::cast_slice(terms);
+    let words = words.as_chunks().0.iter().zip(pairs.as_chunks().0);
+    words
+        .zip(terms.as_chunks().0)
+        .map(|((words, pairs), terms)| ActRun {
+            words,
+            pairs,
+            terms,
+        })
 }
 
 /// The quants of a block as doublewords: eight words of four.
@@ -127,115 +292,98 @@ pub const fn groups(k: usize) -> usize {
     k.div_ceil(GROUP)
 }
 
+/// [`ActRow`] to be written.
+struct ActRowMut<'a> {
+    factor: &'a mut Line,
+    words: &'a mut [[Line; WORD_LINES]],
+    terms: &'a mut [[Line; TERM_LINES]],
+}
+
+impl<'a> ActRowMut<'a> {
+    /// Returns the planes of `lines`, which are for a row of `k` elements: whole blocks.
+    fn new(k: usize, lines: &'a mut [Line]) -> Result<Self> {
+        let whole = k / TILE_DIM * TILE_DIM;
+        if whole != k {
+            return Err(Error::Length {
+                what: "activation row",
+                have: k,
+                want: whole,
+            });
+        }
+        let (have, want) = (lines.len(), act_lines(k));
+        let Some((factor, rest)) = lines.split_first_mut().filter(|_| have == want) else {
+            return Err(Error::Length {
+                what: "lines of quantized activations",
+                have,
+                want,
+            });
+        };
+        let (words, terms) = rest.split_at_mut(groups(k) * WORD_LINES);
+        Ok(Self {
+            factor,
+            words: words.as_chunks_mut().0,
+            terms: terms.as_chunks_mut().0,
+        })
+    }
+
+    /// Returns the groups in their order.
+    #[inline(always)]
+    fn each_group(self) -> impl Iterator<Item = ActGroupMut<'a>> {
+        let planes = self.words.iter_mut().zip(self.terms);
+        planes.map(|(words, terms)| ActGroupMut { words, terms })
+    }
+}
+
+/// [`ActGroup`] to be written.
+struct ActGroupMut<'a> {
+    words: &'a mut [Line; WORD_LINES],
+    terms: &'a mut [Line; TERM_LINES],
+}
+
 /// Quantizes one row of activations.
 ///
 /// - `row`: K f32, a multiple of 32
-/// - `out`: [`groups`] of K
+/// - `form`: that of the kernel that reads them
+/// - `out`: [`act_lines`] of K
 ///
 /// # Errors
 /// `Length` if `row` is not a multiple of 32 long, or if `out` has another length.
-pub fn quantize_row(row: &[f32], out: &mut [ActGroup]) -> Result<()> {
-    check_row(row, out)?;
-    hvx::widest(QuantizeRow { row, out });
-    Ok(())
-}
-
-/// Checks that `out` has the groups of a row, which has whole blocks.
-fn check_row(row: &[f32], out: &[ActGroup]) -> Result<()> {
-    let whole = row.len() / TILE_DIM * TILE_DIM;
-    if whole != row.len() {
-        return Err(Error::Length {
-            what: "activation row",
-            have: row.len(),
-            want: whole,
-        });
-    }
-    if out.len() != groups(row.len()) {
-        return Err(Error::Length {
-            what: "activation groups",
-            have: out.len(),
-            want: groups(row.len()),
-        });
-    }
+pub fn quantize_row(row: &[f32], form: ActForm, out: &mut [Line]) -> Result<()> {
+    let out = ActRowMut::new(row.len(), out)?;
+    hvx::widest(QuantizeRow {
+        row,
+        form,
+        out,
+        rest: None,
+    });
     Ok(())
 }
 
 /// As [`quantize_row`], with a second quantization of what the first one leaves: together 16 bits.
 ///
-/// - `out`: the groups of the row, then those of what is left
+/// - `out`: the lines of the row, then those of what is left
 ///
 /// # Errors
 /// As [`quantize_row`].
-pub fn quantize_row_twice(row: &[f32], out: [&mut [ActGroup]; 2]) -> Result<()> {
+pub fn quantize_row_twice(row: &[f32], form: ActForm, out: [&mut [Line]; 2]) -> Result<()> {
     let [first, rest] = out;
-    check_row(row, first)?;
-    check_row(row, rest)?;
-    hvx::widest(QuantizeTwice { row, first, rest });
+    let out = ActRowMut::new(row.len(), first)?;
+    let rest = Some(ActRowMut::new(row.len(), rest)?);
+    hvx::widest(QuantizeRow {
+        row,
+        form,
+        out,
+        rest,
+    });
     Ok(())
 }
 
-/// The arguments of [`quantize_row_twice`] after its checks.
-struct QuantizeTwice<'a> {
-    row: &'a [f32],
-    first: &'a mut [ActGroup],
-    rest: &'a mut [ActGroup],
-}
-
-impl hvx::Kernel for QuantizeTwice<'_> {
-    type Output = ();
-    const INLINED: bool = true;
-
-    #[inline(always)]
-    fn run(self) {
-        let outs = self.first.iter_mut().zip(self.rest);
-        for (elems, (first, rest)) in self.row.chunks(GROUP).zip(outs) {
-            quantize_group_twice(elems, first, rest);
-        }
-    }
-}
-
-/// Quantizes up to one group, and what is left of it.
-#[cfg_attr(target_arch = "hexagon", inline(never))]
-#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn quantize_group_twice(elems: &[f32], first: &mut ActGroup, rest: &mut ActGroup) {
-    let mut left = hvx::zeros::<{ GROUP / TILE_DIM }>();
-    let left: &mut [f32; GROUP] = bytemuck::cast_mut(&mut left);
-    hvx::copy_f32(left, elems);
-    quantize_group(left, first);
-    subtract(left, first);
-    quantize_group(left, rest);
-}
-
-/// Takes the quantized elements from the elements.
-#[inline(always)]
-fn subtract(elems: &mut [f32; GROUP], quantized: &ActGroup) {
-    let (scales, _) = hvx::widen_in_order_f16(hvx::load(quantized.scale_line()));
-    let mut steps = Line::ZERO;
-    hvx::store(&mut steps, hvx::mul_f32(scales, quantized.factor()));
-    let mut inverses = Line::ZERO;
-    let inverse_factor = hvx::sub_w(hvx::splat_w(254 << 23), quantized.factor());
-    hvx::store(
-        &mut inverses,
-        hvx::mul_f32(reciprocal(scales), inverse_factor),
-    );
-    let steps: &[i32; GROUP_TILES] = bytemuck::cast_ref(&steps);
-    let inverses: &[i32; GROUP_TILES] = bytemuck::cast_ref(&inverses);
-    let rounder = hvx::splat_f32(ROUNDER);
-    let blocks = elems.as_chunks_mut::<TILE_DIM>().0.iter_mut();
-    for ((block, step), inverse) in blocks.zip(steps).zip(inverses) {
-        let exact = hvx::load_f32(block);
-        // The same operations as in `quantize_group`, so the same integer.
-        let rounded = hvx::add_f32(hvx::mul_f32(exact, hvx::splat_w(*inverse)), rounder);
-        let quant = hvx::sub_f32(rounded, rounder);
-        let taken = hvx::mul_f32(quant, hvx::splat_w(*step));
-        hvx::store_f32(block, hvx::sub_f32(exact, taken));
-    }
-}
-
-/// The arguments of [`quantize_row`] after its checks.
+/// The arguments of [`quantize_row`] and [`quantize_row_twice`] after their checks.
 struct QuantizeRow<'a> {
     row: &'a [f32],
-    out: &'a mut [ActGroup],
+    form: ActForm,
+    out: ActRowMut<'a>,
+    rest: Option<ActRowMut<'a>>,
 }
 
 impl hvx::Kernel for QuantizeRow<'_> {
@@ -244,17 +392,200 @@ impl hvx::Kernel for QuantizeRow<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let (full, tail) = self.row.as_chunks::<GROUP>();
-        for (elems, out) in full.iter().zip(self.out.iter_mut()) {
-            quantize_group(elems, out);
-        }
-        if let (false, Some(out)) = (tail.is_empty(), self.out.last_mut()) {
-            let mut padded = hvx::zeros::<{ GROUP / TILE_DIM }>();
-            let padded: &mut [f32; GROUP] = bytemuck::cast_mut(&mut padded);
-            hvx::copy_f32(padded, tail);
-            quantize_group(padded, out);
+        match self.form {
+            ActForm::Bytes => self.quantize::<false>(),
+            ActForm::Nibbles => self.quantize::<true>(),
         }
     }
+}
+
+impl QuantizeRow<'_> {
+    #[inline(always)]
+    fn quantize<const NIBBLES: bool>(self) {
+        let Self { row, out, rest, .. } = self;
+        hvx::store(out.factor, factor_of(row));
+        let factor = *out.factor;
+        let Some(rest) = rest else {
+            let (full, tail) = row.as_chunks::<GROUP>();
+            let mut outs = out.each_group();
+            for (elems, out) in full.iter().zip(&mut outs) {
+                quantize_group::<NIBBLES>(elems, &factor, out);
+            }
+            if let (false, Some(out)) = (tail.is_empty(), outs.next()) {
+                let mut padded = hvx::zeros::<{ GROUP / TILE_DIM }>();
+                let padded: &mut [f32; GROUP] = bytemuck::cast_mut(&mut padded);
+                hvx::copy_f32(padded, tail);
+                quantize_group::<NIBBLES>(padded, &factor, out);
+            }
+            return;
+        };
+        let rest_factor = hvx::sub_w(hvx::load(&factor), hvx::splat_w(REST_EXPONENTS << 23));
+        hvx::store(rest.factor, rest_factor);
+        let factors = [factor, *rest.factor];
+        let outs = out.each_group().zip(rest.each_group());
+        for (elems, (first, rest)) in row.chunks(GROUP).zip(outs) {
+            quantize_group_twice::<NIBBLES>(elems, &factors, first, rest);
+        }
+    }
+}
+
+/// What is left of a row is at most half a step of its largest block, 4.3 times the row's factor: this
+/// many exponents below that factor it is less than 1024.
+const REST_EXPONENTS: i32 = 7;
+
+/// Returns the factor of a row in all lanes, f32.
+#[inline(always)]
+fn factor_of(row: &[f32]) -> Vector {
+    let (fours, rest) = row.as_chunks::<TILE_DIM>().0.as_chunks::<4>();
+    let mut each = [hvx::splat_w(0); 4];
+    for four in fours {
+        for (largest, block) in each.iter_mut().zip(four) {
+            *largest = hvx::larger_f32(*largest, hvx::load_f32(block));
+        }
+    }
+    for (largest, block) in each.iter_mut().zip(rest) {
+        *largest = hvx::larger_f32(*largest, hvx::load_f32(block));
+    }
+    let largest = hvx::max_w(hvx::max_w(each[0], each[1]), hvx::max_w(each[2], each[3]));
+    // The exponent field is that of the largest element minus nine, with a lower limit that keeps
+    // the factors and their inverses normal.
+    let exponent = hvx::max_w(
+        hvx::and(all_lanes(largest, hvx::max_w), hvx::splat_w(0x7f80_0000)),
+        hvx::splat_w(32 << 23),
+    );
+    hvx::sub_w(exponent, hvx::splat_w(9 << 23))
+}
+
+/// Returns the inverse of a power of two.
+#[inline(always)]
+fn inverse(factor: &Line) -> Vector {
+    hvx::sub_w(hvx::splat_w(254 << 23), hvx::load(factor))
+}
+
+/// Quantizes up to one group, and what is left of it.
+///
+/// - `factors`: those of the row and of what is left
+#[cfg_attr(target_arch = "hexagon", inline(never))]
+#[cfg_attr(not(target_arch = "hexagon"), inline(always))]
+fn quantize_group_twice<const NIBBLES: bool>(
+    elems: &[f32],
+    factors: &[Line; 2],
+    first: ActGroupMut<'_>,
+    rest: ActGroupMut<'_>,
+) {
+    let mut left = hvx::zeros::<{ GROUP / TILE_DIM }>();
+    let left: &mut [f32; GROUP] = bytemuck::cast_mut(&mut left);
+    hvx::copy_f32(left, elems);
+    let ActGroupMut { words, terms } = first;
+    let out = ActGroupMut {
+        words: &mut *words,
+        terms: &mut *terms,
+    };
+    quantize_group::<NIBBLES>(left, &factors[0], out);
+    let quantized = ActGroup {
+        words,
+        terms,
+        factor: &factors[0],
+    };
+    subtract::<NIBBLES>(left, quantized);
+    quantize_group::<NIBBLES>(left, &factors[1], rest);
+}
+
+/// Takes the quantized elements from the elements.
+#[inline(always)]
+fn subtract<const NIBBLES: bool>(elems: &mut [f32; GROUP], quantized: ActGroup<'_>) {
+    let scales = quantized.block_scales();
+    let mut steps = Line::ZERO;
+    hvx::store(&mut steps, hvx::mul_f32(scales, quantized.factor()));
+    let multipliers = multipliers::<NIBBLES>(scales, inverse(quantized.factor));
+    let steps: &[[i32; 2]; GROUP_TILES / 2] = bytemuck::cast_ref(&steps);
+    let multipliers: &[[i32; 2]; GROUP_TILES / 2] = bytemuck::cast_ref(&multipliers);
+    let pairs = elems.as_chunks_mut::<TILE_DIM>().0.as_chunks_mut::<2>().0;
+    for ((pair, steps), multipliers) in pairs.iter_mut().zip(steps).zip(multipliers) {
+        let exact = pair.each_ref().map(hvx::load_f32);
+        // The same operations as in `quantize_group`, so the same integers.
+        let rounded = round::<NIBBLES>(exact, multipliers.map(hvx::splat_w));
+        for (i, block) in pair.iter_mut().enumerate() {
+            let mut elem = hvx::unbias(rounded[i], ROUNDER);
+            if NIBBLES {
+                let (_, high) = hvx::swap_blocks::<16>(elem, hvx::splat_w(0));
+                elem = hvx::add_f32(hvx::mul_f32(elem, hvx::splat_f32(PARTS)), high);
+            }
+            let taken = hvx::mul_f32(elem, hvx::splat_w(steps[i]));
+            hvx::store_f32(block, hvx::sub_f32(exact[i], taken));
+        }
+    }
+}
+
+/// Returns the factors from elements to quants of 32 blocks.
+#[inline(always)]
+fn multipliers<const NIBBLES: bool>(scales: Vector, inverse_factor: Vector) -> Line {
+    let mut per_step = hvx::mul_f32(reciprocal(scales), inverse_factor);
+    if NIBBLES {
+        per_step = hvx::mul_f32(per_step, hvx::splat_f32(PART));
+    }
+    let mut out = Line::ZERO;
+    hvx::store(&mut out, per_step);
+    out
+}
+
+/// Returns the quants of two blocks plus [`ROUNDER`], f32.
+#[inline(always)]
+fn round<const NIBBLES: bool>(elems: [Vector; 2], multipliers: [Vector; 2]) -> [Vector; 2] {
+    let rounder = hvx::splat_f32(ROUNDER);
+    let rounded =
+        |elems: Vector, multiplier: Vector| hvx::add_f32(hvx::mul_f32(elems, multiplier), rounder);
+    if !NIBBLES {
+        return [
+            rounded(elems[0], multipliers[0]),
+            rounded(elems[1], multipliers[1]),
+        ];
+    }
+    let (low, high) = hvx::swap_blocks::<16>(elems[0], elems[1]);
+    let (multiplier, _) = hvx::swap_blocks::<16>(multipliers[0], multipliers[1]);
+    let high = rounded(high, multiplier);
+    let low = Accumulator::product(low, multiplier)
+        .mul_add(hvx::unbias(high, ROUNDER), hvx::splat_f32(-PART))
+        .plus_f32(rounder)
+        .to_f32();
+    let (first, second) = hvx::swap_blocks::<16>(low, high);
+    [first, second]
+}
+
+/// Returns the largest magnitudes of what the quants of 32 blocks are to reach, in units of the factor:
+/// that of the elements, with `NIBBLES` less the parts that other quants bring.
+#[inline(always)]
+fn largest_of<const NIBBLES: bool>(elems: &[f32; GROUP], inverse_factor: Vector) -> Vector {
+    // The bits of magnitudes are ordered as the magnitudes are, so the integer maximum is the
+    // maximum.
+    let bits = hvx::splat_w(0x7fff_ffff);
+    let blocks = elems.as_chunks::<TILE_DIM>().0;
+    if !NIBBLES {
+        let mut partial = [bits; 4];
+        for (eight, partial) in blocks.as_chunks::<8>().0.iter().zip(&mut partial) {
+            let magnitudes = (eight.each_ref()).map(|block| hvx::and(hvx::load_f32(block), bits));
+            *partial = reduce(magnitudes, hvx::max_w);
+        }
+        return hvx::mul_f32(reduce(partial, hvx::max_w), inverse_factor);
+    }
+    let part = hvx::mul_f32(inverse_factor, hvx::splat_f32(-PART));
+    // Lines in memory, because too many differences at once would be stored as qfloat values.
+    let mut pairs = LinePlanes::<{ GROUP_TILES / 2 }>::unfilled();
+    pairs.fill_first(blocks.as_chunks().0.iter().map(|[first, second]| {
+        let (low, high) = hvx::swap_blocks::<16>(hvx::load_f32(first), hvx::load_f32(second));
+        // Scaled first: a difference of the largest f32 would be infinite.
+        let brought = hvx::mul_f32(high, part);
+        let reach = Accumulator::product(low, inverse_factor).plus_f32(brought);
+        [hvx::larger_f32(
+            hvx::and(reach.to_f32(), bits),
+            hvx::mul_f32(high, inverse_factor),
+        )]
+    }));
+    let mut partial = [bits; 4];
+    for (four, partial) in pairs.lines()[0].as_chunks::<4>().0.iter().zip(&mut partial) {
+        *partial = reduce(four.each_ref().map(hvx::load), hvx::max_w);
+    }
+    reduce(partial, hvx::max_w)
 }
 
 /// Reduces 32 lanes of each of 32 vectors to one lane each: lane b of the result is vector b
@@ -280,74 +611,47 @@ fn reduce<const N: usize>(vectors: [Vector; N], join: fn(Vector, Vector) -> Vect
 /// not to overlap.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn quantize_group(elems: &[f32; GROUP], out: &mut ActGroup) {
-    let blocks = &elems.as_chunks::<TILE_DIM>().0.as_chunks::<8>().0;
-    let magnitude_bits = hvx::splat_w(0x7fff_ffff);
-    // The bits of magnitudes are ordered as the magnitudes are, so the integer maximum is the
-    // maximum.
-    let mut partial = [magnitude_bits; 4];
-    for (eight, partial) in blocks.iter().zip(&mut partial) {
-        let magnitudes = eight
-            .each_ref()
-            .map(|block| hvx::and(hvx::load_f32(block), magnitude_bits));
-        *partial = reduce(magnitudes, hvx::max_w);
-    }
-    let amax = reduce(partial, hvx::max_w);
-
-    // The factor's exponent field is that of the group's largest element minus nine, with a lower
-    // limit that keeps both the factor and its inverse normal.
-    let largest = all_lanes(amax, hvx::max_w);
-    let exponent = hvx::max_w(
-        hvx::and(largest, hvx::splat_w(0x7f80_0000)),
-        hvx::splat_w(32 << 23),
-    );
-    let factor = hvx::sub_w(exponent, hvx::splat_w(9 << 23));
-    let inverse_factor = hvx::sub_w(hvx::splat_w(254 << 23), factor);
-    hvx::store(&mut out.factor, factor);
-
-    let scale = hvx::mul_f32(
-        hvx::mul_f32(amax, inverse_factor),
-        hvx::splat_f32(1.0 / 127.0),
-    );
+fn quantize_group<const NIBBLES: bool>(elems: &[f32; GROUP], factor: &Line, out: ActGroupMut<'_>) {
+    let inverse_factor = inverse(factor);
+    let amax = largest_of::<NIBBLES>(elems, inverse_factor);
+    let parts = if NIBBLES { PARTS } else { 1.0 };
+    let scale = hvx::mul_f32(amax, hvx::splat_f32(1.0 / (MOST * parts)));
     let scale_f16 = hvx::max_h(hvx::narrow_f32(scale, scale), hvx::splat_h(0x0400));
     let (scale, _) = hvx::widen_mul_f16(scale_f16, hvx::splat_h(0x3c00));
-    let mut multipliers = Line::ZERO;
-    hvx::store(
-        &mut multipliers,
-        hvx::mul_f32(reciprocal(scale), inverse_factor),
-    );
-
-    let rounder = hvx::splat_f32(ROUNDER);
+    let multipliers = multipliers::<NIBBLES>(scale, inverse_factor);
+    let weights = if NIBBLES {
+        hvx::load(&NIBBLE_WEIGHTS)
+    } else {
+        hvx::splat_b(1)
+    };
     let multipliers: &[[i32; 4]; 8] = bytemuck::cast_ref(&multipliers);
-    let mut sums = [rounder; 8];
+    let mut sums = [weights; 8];
     let fours = elems.as_chunks::<TILE_DIM>().0.as_chunks::<4>().0;
-    for (((four, multiplier), words), sum) in fours
-        .iter()
-        .zip(multipliers)
-        .zip(&mut out.words)
-        .zip(&mut sums)
+    for (((four, multiplier), words), sum) in
+        fours.iter().zip(multipliers).zip(out.words).zip(&mut sums)
     {
-        let round = |i: usize| {
-            hvx::add_f32(
-                hvx::mul_f32(hvx::load_f32(&four[i]), hvx::splat_w(multiplier[i])),
-                rounder,
-            )
-        };
+        let [a, b, c, d] = multiplier.map(hvx::splat_w);
+        let [first, second, third, fourth] = four.each_ref().map(hvx::load_f32);
+        let [first, second] = round::<NIBBLES>([first, second], [a, b]);
+        let [third, fourth] = round::<NIBBLES>([third, fourth], [c, d]);
         let (k01, k23) = hvx::deal_w(
-            hvx::pack_low_h(round(0), round(1)),
-            hvx::pack_low_h(round(2), round(3)),
+            hvx::pack_low_h(first, second),
+            hvx::pack_low_h(third, fourth),
         );
         let bytes = hvx::interleave_even_b(k01, k23);
-        *sum = hvx::dot4_each(hvx::splat_b(1), bytes);
+        *sum = hvx::dot4_each(weights, bytes);
         hvx::store(words, bytes);
     }
     let sums = reduce(sums, hvx::add_w);
-    hvx::store(&mut out.sums, sums);
     let product = hvx::mul_f32(hvx::f32_from_w(sums), scale);
-    hvx::store(
-        &mut out.scales,
-        hvx::pack_low_h(scale_f16, hvx::narrow_f32(product, product)),
-    );
+    let products = hvx::narrow_f32(product, product);
+    // Two f16 a word, and the sums of even and odd blocks, fill half a vector each.
+    let (even, odd) = hvx::deal_w(sums, sums);
+    let (even, _) = hvx::interleave_w(hvx::pack_low_h(scale_f16, scale_f16), even);
+    let (odd, _) = hvx::interleave_w(hvx::pack_low_h(products, products), odd);
+    let (first, second) = hvx::interleave_w(even, odd);
+    hvx::store(&mut out.terms[0], first);
+    hvx::store(&mut out.terms[1], second);
 }
 
 /// Returns a vector whose every lane is `join` of all lanes of `v`.

@@ -19,7 +19,7 @@ use hexagon_ops::ops::elementwise::{Glu, glu};
 use hexagon_ops::ops::math;
 use hexagon_ops::ops::matmul::dequantize::dequantize;
 use hexagon_ops::ops::matmul::gemv::{gemv_strip, gemv_two_rows, gemv_two_strips};
-use hexagon_ops::ops::matmul::quantize::{ActGroup, quantize_row};
+use hexagon_ops::ops::matmul::quantize::{ActForm, ActRow, act_lines, quantize_row};
 use hexagon_ops::ops::matmul::{Machine, Panel};
 use hexagon_ops::ops::rows::{Norm, Rope, RopePairs, norm, rope};
 use hexagon_ops::ops::tensor::{Shape, Source, Type, View, ViewMut};
@@ -40,11 +40,11 @@ static LINES_OF_PANEL: [Line; LINES] = [Line::ZERO; LINES];
 /// 32 rows of blocks of Q4_0, and what a load of the last two reads behind them.
 static ROWS_OF_BLOCKS: [Line; TILES * TILE_DIM * 18 / LINE_BYTES + 1] =
     [Line::ZERO; TILES * TILE_DIM * 18 / LINE_BYTES + 1];
-static ACTS: [ActGroup; 1] = [ActGroup::ZERO];
+static ACT_LINES: [Line; act_lines(K)] = [Line::ZERO; act_lines(K)];
 static ROW: [f32; K] = [1.0; K];
 
 static OUT: Scratch<[Tile; TILES]> = Scratch::new([Tile::ZERO; TILES]);
-static GROUPS: Scratch<[ActGroup; 1]> = Scratch::new([ActGroup::ZERO; 1]);
+static QUANTIZED: Scratch<[Line; act_lines(K)]> = Scratch::new([Line::ZERO; act_lines(K)]);
 
 static TABLE: Scratch<ExpTable> = Scratch::new(ExpTable::new());
 static SCORES: Scratch<[Tile; STRIPS]> = Scratch::new([Tile::ZERO; STRIPS]);
@@ -137,11 +137,14 @@ pub fn run(write: &mut dyn FnMut(&str)) {
             continue;
         }
         let (mut a, mut b) = ([0.0; TILE_DIM], [0.0; TILE_DIM]);
+        let Ok(act) = ActRow::new(&ACT_LINES) else {
+            return;
+        };
         line(
             "gemv_1x1_",
             name,
             measure(TILES, || {
-                let _ = black_box(gemv_strip(black_box(&panel), &ACTS, &mut a));
+                let _ = black_box(gemv_strip(black_box(&panel), act, &mut a));
             }),
         );
         line(
@@ -150,7 +153,7 @@ pub fn run(write: &mut dyn FnMut(&str)) {
             measure(2 * TILES, || {
                 let _ = black_box(gemv_two_strips(
                     [black_box(&panel), black_box(&panel)],
-                    &ACTS,
+                    act,
                     [&mut a, &mut b],
                 ));
             }),
@@ -161,19 +164,19 @@ pub fn run(write: &mut dyn FnMut(&str)) {
             measure(TILES, || {
                 let _ = black_box(gemv_two_rows(
                     black_box(&panel),
-                    [&ACTS, &ACTS],
+                    [act, act],
                     [&mut a, &mut b],
                 ));
             }),
         );
     }
-    // SAFETY: the only reference to GROUPS.
-    let groups = unsafe { GROUPS.get() };
+    // SAFETY: the only reference to QUANTIZED.
+    let quantized = unsafe { QUANTIZED.get() };
     line(
         "quantize",
         "",
         measure(K, || {
-            let _ = black_box(quantize_row(black_box(&ROW), groups));
+            let _ = black_box(quantize_row(black_box(&ROW), ActForm::Nibbles, quantized));
         }),
     );
     rows(&mut line);

@@ -4,11 +4,11 @@
 //! are expanded for it ([`super::super::super_block`]), and it has no tiles without a neighbour.
 
 use super::format::TileFormat;
-use super::{LateSum, Registers, StripRun, act_runs, add_run, first_of};
+use super::{LateSum, Registers, StripRun, add_run, first_of};
 use crate::hvx::{self, Accumulator, Vector};
 use crate::layout::SUPER_TILES;
 use crate::ops::matmul::Panel;
-use crate::ops::matmul::quantize::ActGroup;
+use crate::ops::matmul::quantize::{ActGroup, ActRow};
 use crate::ops::matmul::super_block::{Expansion, GROUP_BLOCKS, GroupPlanes, PAIR_LINES};
 
 /// Returns the runs of a strip of super-blocks, whose scales are those of a plain type.
@@ -30,7 +30,7 @@ fn whole_runs<'a, const L: usize>(
 fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: usize>(
     format: F,
     panels: [&Panel<'_>; S],
-    group: [&ActGroup; R],
+    group: [ActGroup<'_>; R],
     mut totals: [[Vector; R]; S],
 ) -> [[Vector; R]; S] {
     let registers = Registers {
@@ -45,7 +45,7 @@ fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: us
     }
     let strips = whole_runs::<L>(panels[0], F::HAS_MIN);
     let strips = strips.zip(whole_runs::<L>(panels[S - 1], F::HAS_MIN));
-    let rows = act_runs::<2, 1>(group[0], 0).zip(act_runs::<2, 1>(group[R - 1], 0));
+    let rows = group[0].runs::<2, 1>().zip(group[R - 1].runs::<2, 1>());
     for ((strip0, strip1), (act0, act1)) in strips.zip(rows) {
         let (strips, acts) = (
             first_of::<_, S>([strip0, strip1]),
@@ -83,12 +83,13 @@ pub(super) fn dot_super_blocks<
     _: E,
     format: F,
     panels: [&Panel<'_>; S],
-    acts: [&[ActGroup]; R],
+    acts: [ActRow<'_>; R],
 ) -> [[Vector; R]; S] {
     let mut totals = [[hvx::splat_w(0); R]; S];
     let (mut planes0, mut planes1) = (GroupPlanes::new(), GroupPlanes::new());
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
-    for (g, (group0, group1)) in acts[0].iter().zip(acts[R - 1]).enumerate() {
+    let groups = acts[0].each_group().zip(acts[R - 1].each_group());
+    for (g, (group0, group1)) in groups.enumerate() {
         let part = g * GROUP_BLOCKS..((g + 1) * GROUP_BLOCKS).min(blocks);
         let [plain0, plain1] = if S == 1 {
             [planes0.expand::<E>(panels[0], part, L); 2]

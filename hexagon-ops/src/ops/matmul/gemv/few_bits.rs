@@ -32,7 +32,7 @@ use core::ops::Range;
 pub(super) use self::three_bits::ThreeBitDots;
 pub(super) use self::two_bits::TwoBitDots;
 use super::super::Panel;
-use super::super::quantize::ActGroup;
+use super::super::quantize::{ActGroup, ActRow};
 use super::super::super_block::GROUP_BLOCKS;
 use super::first_of;
 use crate::hvx::{self, Accumulator, Vector};
@@ -44,10 +44,10 @@ pub(super) trait FewBits {
     type Row: Copy;
 
     /// Returns the terms of a group.
-    fn row(group: &ActGroup) -> Self::Row;
+    fn row(group: ActGroup<'_>) -> Self::Row;
 
     /// Writes what a row's sums over the super-blocks `blocks` of panels start with, f32 before the
-    /// group's factor.
+    /// row's factor.
     #[inline(always)]
     fn starts<const S: usize>(
         _panels: [&Panel<'_>; S],
@@ -62,7 +62,7 @@ pub(super) trait FewBits {
     fn sums<const R: usize>(
         panel: &Panel<'_>,
         blocks: Range<usize>,
-        group: [&ActGroup; R],
+        group: [ActGroup<'_>; R],
         rows: &[Self::Row; R],
         starts: [Vector; R],
     ) -> [Vector; R];
@@ -74,11 +74,12 @@ pub(super) trait FewBits {
 pub(super) fn dot_few_bits<F: FewBits, const S: usize, const R: usize>(
     _: F,
     panels: [&Panel<'_>; S],
-    acts: [&[ActGroup]; R],
+    acts: [ActRow<'_>; R],
 ) -> [[Vector; R]; S] {
     let mut totals = [[hvx::splat_w(0); R]; S];
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
-    for (g, (group0, group1)) in acts[0].iter().zip(acts[R - 1]).enumerate() {
+    let groups = acts[0].each_group().zip(acts[R - 1].each_group());
+    for (g, (group0, group1)) in groups.enumerate() {
         let here = g * GROUP_BLOCKS..((g + 1) * GROUP_BLOCKS).min(blocks);
         let group = first_of::<_, R>([group0, group1]);
         let rows = group.map(F::row);
@@ -100,10 +101,9 @@ pub(super) fn dot_few_bits<F: FewBits, const S: usize, const R: usize>(
 
 /// Returns the f32 scales of a group's activations.
 #[inline(always)]
-fn scales_of(group: &ActGroup) -> Line {
+fn scales_of(group: ActGroup<'_>) -> Line {
     let mut out = Line::ZERO;
-    let (scales, _) = hvx::widen_in_order_f16(hvx::load(group.scale_line()));
-    hvx::store(&mut out, scales);
+    hvx::store(&mut out, group.block_scales());
     out
 }
 

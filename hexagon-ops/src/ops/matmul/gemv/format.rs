@@ -5,6 +5,8 @@ use super::KEEPS_F32;
 use crate::hvx::{self, Vector};
 use crate::layout::{Line, WeightType};
 use crate::ops::matmul::dequantize::nibbles::{byte_table, e8m0_words};
+#[cfg(doc)]
+use crate::ops::matmul::quantize::ActForm;
 
 static IQ4_NL_BYTES: Line = byte_table(WeightType::Iq4Nl);
 static MXFP4_BYTES: Line = byte_table(WeightType::Mxfp4);
@@ -68,42 +70,31 @@ fn f16_scales(line: Vector, act: i32) -> [Vector; 2] {
 
 /// Nibbles that hold the weight plus `ZERO`.
 ///
-/// The high nibbles are masked but not shifted, so each weighs 16 times its value. Their sum is
-/// exact, and one shift per tile corrects it instead of one shift per vector; a packet has room for
-/// only one shift.
+/// Activations are in [`ActForm::Nibbles`]: whole bytes are multiplied with those of the high
+/// nibbles, and only the low nibbles are masked. Sums are in sixteenths, as such activations are.
 #[derive(Clone, Copy)]
 pub(super) struct OffsetNibbles<const ZERO: i32, const HAS_MIN: bool>;
 
 impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<4, 2, 1> for OffsetNibbles<ZERO, HAS_MIN> {
     const ZERO: i32 = ZERO;
     const HAS_MIN: bool = HAS_MIN;
+    /// Whole bytes, then low nibbles.
     type Unpacked = [[Vector; 4]; 2];
 
     #[inline(always)]
-    fn has_pairs(rows: usize) -> bool {
-        !KEEPS_F32 && !HAS_MIN && rows == 1
-    }
-
-    #[inline(always)]
     fn unpack(self, quants: &[Line; 4]) -> Self::Unpacked {
-        let (low_mask, high_mask) = (hvx::splat_b(0x0f), hvx::splat_b(0xf0));
-        let mut both = [[low_mask; 4]; 2];
-        for (v, line) in quants.iter().enumerate() {
-            let line = hvx::load(line);
-            both[0][v] = hvx::and(line, low_mask);
-            both[1][v] = hvx::and(line, high_mask);
-        }
-        both
+        let bytes = quants.each_ref().map(hvx::load);
+        [bytes, bytes.map(|byte| hvx::and(byte, hvx::splat_b(0x0f)))]
     }
 
     #[inline(always)]
     fn dot(self, start: Vector, quants: Self::Unpacked, act: &[i32; 8]) -> Vector {
-        dot_nibbles(hvx::dot4_acc(start, quants[0][0], act[0]), quants, act)
+        dot_nibbles(hvx::dot4_acc(start, quants[0][0], act[4]), quants, act)
     }
 
     #[inline(always)]
     fn dot_from_zero(self, quants: Self::Unpacked, act: &[i32; 8]) -> Vector {
-        dot_nibbles(hvx::dot4_word(quants[0][0], act[0]), quants, act)
+        dot_nibbles(hvx::dot4_word(quants[0][0], act[4]), quants, act)
     }
 
     #[inline(always)]
@@ -112,17 +103,23 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<4, 2, 1> for OffsetNibbles
     }
 }
 
-/// Returns `first`, which has the products of the first vector, plus those of the other vectors of
-/// nibbles.
+/// Returns `first`, which has the products of the first vector of bytes, plus those of the other
+/// vectors and of the low nibbles.
 #[inline(always)]
-fn dot_nibbles(first: Vector, [low, high]: [[Vector; 4]; 2], act: &[i32; 8]) -> Vector {
-    let mut low_dot = first;
-    let mut high_dot = hvx::dot4_word(high[0], act[4]);
+fn dot_nibbles(first: Vector, [bytes, low]: [[Vector; 4]; 2], act: &[i32; 8]) -> Vector {
+    let mut byte_dot = first;
+    let mut low_dot = hvx::dot4_word(low[0], act[0]);
     for v in 1..4 {
-        low_dot = hvx::dot4_acc(low_dot, low[v], act[v]);
-        high_dot = hvx::dot4_acc(high_dot, high[v], act[4 + v]);
+        // The order changes the compiler's schedule: the other one takes up to 0.7 packets more a tile.
+        if KEEPS_F32 {
+            byte_dot = hvx::dot4_acc(byte_dot, bytes[v], act[4 + v]);
+            low_dot = hvx::dot4_acc(low_dot, low[v], act[v]);
+        } else {
+            low_dot = hvx::dot4_acc(low_dot, low[v], act[v]);
+            byte_dot = hvx::dot4_acc(byte_dot, bytes[v], act[4 + v]);
+        }
     }
-    hvx::shr_add_w(low_dot, high_dot, 4)
+    hvx::shl_add_w(byte_dot, low_dot, 4)
 }
 
 /// Flipped bytes.

@@ -14,7 +14,7 @@
 //! lie in several lines are multiplied where they are, and weighed after the sum.
 
 use super::super::dequantize::wide::half_scales;
-use super::super::quantize::{ActGroup, GROUP_TILES};
+use super::super::quantize::{ActGroup, ActRow, GROUP_TILES};
 use super::super::super_block::GROUP_BLOCKS;
 use super::{LateSum, first_of};
 use crate::hvx::{self, Accumulator, LinePlanes, Vector};
@@ -34,7 +34,7 @@ pub(super) struct HalfSums([Line; 2]);
 
 impl HalfSums {
     #[inline(always)]
-    pub(super) fn new(group: &ActGroup) -> Self {
+    pub(super) fn new(group: ActGroup<'_>) -> Self {
         let ones = hvx::splat_b(1);
         // Sums of words, then of two words, then of four.
         let words = group
@@ -123,14 +123,15 @@ fn fill_factors(plane: &[Line], n_blocks: usize, out: &mut BlockFactors) {
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
 pub(super) fn dot_half_scaled<const S: usize, const R: usize>(
     panels: [&Panel<'_>; S],
-    acts: [&[ActGroup]; R],
+    acts: [ActRow<'_>; R],
 ) -> [[Vector; R]; S] {
     let mut totals = [[hvx::splat_w(0); R]; S];
     let (mut factors0, mut factors1) = (BlockFactors::unfilled(), BlockFactors::unfilled());
     let blocks = panels[0].layout.k_tiles() / SUPER_TILES;
-    for (g, first) in (0..blocks).step_by(GROUP_BLOCKS).enumerate() {
+    let groups = acts[0].each_group().zip(acts[R - 1].each_group());
+    for (first, (group0, group1)) in (0..blocks).step_by(GROUP_BLOCKS).zip(groups) {
         let n_blocks = GROUP_BLOCKS.min(blocks - first);
-        let group = acts.each_ref().map(|act| &act[g]);
+        let group = first_of::<_, R>([group0, group1]);
         fill_factors(&panels[0].mins[first / 2..], n_blocks, &mut factors0);
         if S > 1 {
             let plane = &panels[S - 1].mins[first / 2..];
@@ -158,7 +159,7 @@ pub(super) fn dot_half_scaled<const S: usize, const R: usize>(
 fn group_sums<const S: usize, const R: usize>(
     panels: [&Panel<'_>; S],
     first: usize,
-    group: [&ActGroup; R],
+    group: [ActGroup<'_>; R],
     factors: [&[Line]; 2],
     half_sums: &[HalfSums; R],
 ) -> [[Vector; R]; S] {
@@ -174,10 +175,8 @@ fn group_sums<const S: usize, const R: usize>(
     };
     let row = |r: usize| {
         let words = group[r].word_pairs().as_chunks::<2>().0.iter();
-        let [scales, _] = group[r].scales();
-        words
-            .zip(half_sums[r].tiles().as_chunks::<2>().0)
-            .zip(scales)
+        let halves = half_sums[r].tiles().as_chunks::<2>().0;
+        words.zip(halves).zip(group[r].terms())
     };
     let strips = strip(0).zip(strip(S - 1));
     let rows = row(0).zip(row(R - 1));
@@ -187,8 +186,8 @@ fn group_sums<const S: usize, const R: usize>(
         let rows = first_of::<_, R>([row0, row1]);
         for (s, ((quants, line), d)) in strips.into_iter().zip([factor0, factor1]).enumerate() {
             let (d, line) = (hvx::load(d), hvx::load(line));
-            let joints = rows.map(|(_, scale)| {
-                let (even, odd) = hvx::widen_mul_f16(d, hvx::splat_w(*scale));
+            let joints = rows.map(|(_, terms)| {
+                let (even, odd) = hvx::widen_mul_f16(d, hvx::splat_w(terms.scales));
                 [even, odd]
             });
             for (i, quants) in quants.iter().enumerate() {

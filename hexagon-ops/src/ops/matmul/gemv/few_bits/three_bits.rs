@@ -90,7 +90,7 @@ impl FewBits for ThreeBitDots {
     type Row = ZeroTerms;
 
     #[inline(always)]
-    fn row(group: &ActGroup) -> ZeroTerms {
+    fn row(group: ActGroup<'_>) -> ZeroTerms {
         let [first, second] = HalfSums::new(group).vectors();
         let minus_four = |sums: Vector| hvx::sub_w(hvx::splat_w(0), hvx::shl_w(sums, 2));
         let mut zeros = Line::ZERO;
@@ -108,7 +108,7 @@ impl FewBits for ThreeBitDots {
     fn sums<const R: usize>(
         panel: &Panel<'_>,
         blocks: Range<usize>,
-        group: [&ActGroup; R],
+        group: [ActGroup<'_>; R],
         rows: &[ZeroTerms; R],
         starts: [Vector; R],
     ) -> [Vector; R] {
@@ -170,7 +170,7 @@ fn add_blocks<F: Fields, const R: usize>(
     panel: &Panel<'_>,
     blocks: Range<usize>,
     fields: impl Iterator<Item = F>,
-    (group, rows): ([&ActGroup; R], &[ZeroTerms; R]),
+    (group, rows): ([ActGroup<'_>; R], &[ZeroTerms; R]),
     mut totals: [Vector; R],
 ) -> [Vector; R] {
     let quants = panel.quants.as_chunks::<3>().0;

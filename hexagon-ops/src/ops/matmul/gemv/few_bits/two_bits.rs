@@ -98,7 +98,7 @@ impl FewBits for TwoBitDots {
     type Row = MinTerms;
 
     #[inline(always)]
-    fn row(group: &ActGroup) -> MinTerms {
+    fn row(group: ActGroup<'_>) -> MinTerms {
         let scales = scales_of(group);
         let each = hvx::load(&scales);
         let (first, second) = hvx::interleave_w(each, each);
@@ -139,7 +139,7 @@ impl FewBits for TwoBitDots {
     fn sums<const R: usize>(
         panel: &Panel<'_>,
         blocks: Range<usize>,
-        group: [&ActGroup; R],
+        group: [ActGroup<'_>; R],
         rows: &[MinTerms; R],
         starts: [Vector; R],
     ) -> [Vector; R] {
@@ -156,7 +156,7 @@ impl FewBits for TwoBitDots {
 fn unrolled<const R: usize>(
     panel: &Panel<'_>,
     blocks: Range<usize>,
-    group: [&ActGroup; R],
+    group: [ActGroup<'_>; R],
     rows: &[MinTerms; R],
     starts: [Vector; R],
 ) -> [Vector; R] {
@@ -214,7 +214,7 @@ fn unrolled<const R: usize>(
 fn in_a_loop<const R: usize>(
     panel: &Panel<'_>,
     blocks: Range<usize>,
-    group: [&ActGroup; R],
+    group: [ActGroup<'_>; R],
     rows: &[MinTerms; R],
     starts: [Vector; R],
 ) -> [Vector; R] {
@@ -254,7 +254,7 @@ fn in_a_loop<const R: usize>(
     totals
 }
 
-/// Computes the sums of the minima of super-blocks of `S` strips with a row, f32, before the group's
+/// Computes the sums of the minima of super-blocks of `S` strips with a row, f32, before the row's
 /// factor.
 ///
 /// On the device this is not inlined: beside the dot products, qfloat values would be stored.
