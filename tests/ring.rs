@@ -12,27 +12,40 @@ use ggml_rust_npu::hexagon::driver::ring::{Ring, RingError, SharedWords};
 use hexagon_ops::wire::{self, Command, Completion, Nop, RingLayout};
 use proptest::prelude::*;
 
-/// Memory of both sides, with caches that need nothing.
+/// The host's view of the memory: its cache has what was not cleaned, and keeps what was not
+/// invalidated.
 #[derive(Clone)]
-struct Words(Arc<[AtomicU32]>);
+struct Words {
+    cache: Arc<[AtomicU32]>,
+    memory: Arc<[AtomicU32]>,
+}
+
+impl Words {
+    fn copy(from: &[AtomicU32], to: &[AtomicU32], bytes: Range<usize>) {
+        let words = bytes.start / 4..bytes.end / 4;
+        for (from, to) in from[words.clone()].iter().zip(&to[words]) {
+            to.store(from.load(Ordering::Acquire), Ordering::Release);
+        }
+    }
+}
 
 impl SharedWords for Words {
     fn words(&self) -> &[AtomicU32] {
-        &self.0
+        &self.cache
     }
 
     fn clean(&self, bytes: Range<usize>) {
-        assert!(bytes.end <= self.0.len() * 4);
+        Self::copy(&self.cache, &self.memory, bytes);
     }
 
     fn invalidate(&self, bytes: Range<usize>) {
-        assert!(bytes.end <= self.0.len() * 4);
+        Self::copy(&self.memory, &self.cache, bytes);
     }
 }
 
 /// The other side: takes commands, writes completions.
 struct Peer {
-    memory: Words,
+    memory: Arc<[AtomicU32]>,
     layout: RingLayout,
     taken: u32,
     completed: u32,
@@ -40,11 +53,11 @@ struct Peer {
 
 impl Peer {
     fn load(&self, at: usize) -> u32 {
-        self.memory.0[at / 4].load(Ordering::Acquire)
+        self.memory[at / 4].load(Ordering::Acquire)
     }
 
     fn store(&self, at: usize, value: u32) {
-        self.memory.0[at / 4].store(value, Ordering::Release);
+        self.memory[at / 4].store(value, Ordering::Release);
     }
 
     fn take(&mut self) -> Option<Command> {
@@ -75,10 +88,15 @@ impl Peer {
 
 fn pair(slots: u32) -> (Ring<Words>, Peer) {
     let layout = RingLayout::new(slots).unwrap();
-    let memory = Words((0..layout.bytes() / 4).map(|_| AtomicU32::new(7)).collect());
-    let ring = Ring::new(memory.clone(), slots).unwrap();
+    let [cache, memory] = [0; 2].map(|_| {
+        let words = (0..layout.bytes() / 4).map(|_| AtomicU32::new(7));
+        Arc::from_iter(words)
+    });
+    let words = Words { cache, memory };
+    let peer_memory = Arc::clone(&words.memory);
+    let ring = Ring::new(words, slots).unwrap();
     let peer = Peer {
-        memory,
+        memory: peer_memory,
         layout,
         taken: 0,
         completed: 0,
@@ -124,6 +142,7 @@ proptest! {
     fn the_ring_is_a_queue(slots in prop::sample::select(vec![1u32, 2, 8]), steps in steps()) {
         let (mut ring, mut peer) = pair(slots);
         let (mut written, mut visible) = (VecDeque::new(), VecDeque::new());
+        let mut numbers = 1..;
         // Fences that the peer took and has not answered, answers not collected, and fences in any
         // state.
         let (mut owed, mut answers, mut fences) = (VecDeque::new(), VecDeque::new(), 0);
@@ -131,6 +150,7 @@ proptest! {
             match step {
                 Step::Push { fence } => {
                     let sequence = ring.next_sequence();
+                    prop_assert_eq!(Some(sequence), numbers.next());
                     let wanted = command(sequence, fence);
                     let room = written.len() + visible.len() < slots as usize
                         && !(fence && fences == slots as usize);
@@ -206,6 +226,24 @@ fn slots_are_used_again_and_again() {
         peer.complete(taken.sequence);
         assert_eq!(ring.collect().unwrap().unwrap().sequence, sequence);
     }
+}
+
+#[test]
+fn states_wishes_and_progress_are_the_words_of_the_protocol() {
+    let (ring, peer) = pair(2);
+    for (state, is_parked, is_closed) in [
+        (wire::STATE_SERVING, false, false),
+        (wire::STATE_PARKED, true, false),
+        (wire::STATE_CLOSED, true, true),
+    ] {
+        peer.store(wire::STATE, state);
+        assert_eq!((ring.is_parked(), ring.is_closed()), (is_parked, is_closed));
+    }
+    peer.store(wire::PROGRESS, 0x1234_5678);
+    assert_eq!(ring.progress(), 0x1234_5678);
+    assert_ne!(peer.load(wire::WISH), wire::WISH_CLOSE);
+    ring.close();
+    assert_eq!(peer.load(wire::WISH), wire::WISH_CLOSE);
 }
 
 #[test]
