@@ -32,7 +32,7 @@
 //! (16 · high + low) · q[k + 16] + 16 · low · q[k]  =  16 · (high · q[k + 16] + low · (q[k] + q[k + 16] / 16))
 //! ```
 //!
-//! So element k counts as q[k] + q[k + 16] / 16, and [`ActForm::Nibbles`] rounds it to the nearest
+//! So element k counts as `q[k] + q[k + 16] / 16`, and [`ActForm::Nibbles`] rounds it to the nearest
 //! number of that form: its error is at most half a step, as in [`ActForm::Bytes`]. A block's scale
 //! follows from the largest q that it needs, and is a sixteenth of a step, because the products are in
 //! sixteenths.
@@ -52,7 +52,7 @@ const ROUNDER: f32 = 12_582_912.0;
 /// The largest quant.
 const MOST: f32 = 127.0;
 
-/// What the quants of activations are multiplied with.
+/// The quants of weights that those of activations are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActForm {
     /// Weights, each with the quant of its element.
@@ -65,8 +65,8 @@ pub enum ActForm {
 const PARTS: f32 = 16.0;
 /// One of them.
 const PART: f32 = 1.0 / PARTS;
-/// What the quants of a block add to the sum of its elements, in parts: those of elements 16 to 31 count
-/// in two elements.
+/// The sixteenths that a quant of a block adds to the sum of its elements: those of elements 16 to 31
+/// count in two elements.
 static NIBBLE_WEIGHTS: Line = {
     let mut weights = [16; LINE_BYTES];
     let mut i = 0;
@@ -86,7 +86,7 @@ const TERM_LINES: usize = 2;
 /// Lines of a group.
 const GROUP_LINES: usize = WORD_LINES + TERM_LINES;
 
-/// What belongs to the quants of two blocks.
+/// The scales and sums of the quants of two blocks.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct Terms {
@@ -429,8 +429,8 @@ impl QuantizeRow<'_> {
     }
 }
 
-/// What is left of a row is at most half a step of its largest block, 4.3 times the row's factor: this
-/// many exponents below that factor it is less than 1024.
+/// Exponents below a row's factor at which the row's rest is less than 1024: it is at most half a step of
+/// the largest block, 4.3 times that factor.
 const REST_EXPONENTS: i32 = 7;
 
 /// Returns the factor of a row in all lanes, f32.
