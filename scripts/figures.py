@@ -154,7 +154,8 @@ KERNELS = {"Q4_0 to FP16 tile": ("dequantize_q4_0", 1), "Q8_0 to FP16 tile": ("d
            "Q5_0 to FP16 tile": ("dequantize_q5_0", 1), "Q5_0 dot products, one row": ("gemv_2x1_q5_0", 1),
            "Q5_K to FP16 tile": ("dequantize_q5_k", 1), "Q5_K dot products, one row": ("gemv_2x1_q5_k", 1),
            "Q6_K to FP16 tile": ("dequantize_q6_k", 1), "Q6_K dot products, one row": ("gemv_2x1_q6_k", 1),
-           "Q4_0 dot products, one row": ("gemv_2x1_q4_0", 1), "Q8_0 dot products, one row": ("gemv_2x1_q8_0", 1)}
+           "Q4_0 dot products, one row": ("gemv_2x1_q4_0", 1), "Q8_0 dot products, one row": ("gemv_2x1_q8_0", 1),
+           "quantizing activations, per element": ("quantize", 2)}
 INNER_LOOPS = "| kernel | V73, V75 (IEEE) | V79 (qfloat) | ggml-hexagon"
 
 
@@ -162,7 +163,7 @@ def cost():
     """Packets of inner loops, ours and ggml-hexagon's."""
     counted, groups = packets(), []
     for row in table(RESULTS / "cost.md", INNER_LOOPS):
-        if row[0] not in KERNELS:
+        if row[0] not in KERNELS or row[0].endswith("per element"):
             continue
         name, digits = KERNELS[row[0]]
         ours = [("ours, V73 and V75", counted["v73", name], "hexagon"), ("ours, V79", counted["v79", name], "hexagon2")]
