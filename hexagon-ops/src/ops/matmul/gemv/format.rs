@@ -270,6 +270,8 @@ impl TileFormat<4, 2, 1> for LookupNibbles {
 
 impl TileFormat<4, 4, 2> for LookupNibbles {
     const ZERO: i32 = 128;
+    /// Otherwise, qfloat sums of two rows would be stored.
+    const HAS_LATE_ROWS: bool = !KEEPS_F32;
     type Unpacked = [Vector; 8];
 
     #[inline(always)]
@@ -285,7 +287,7 @@ impl TileFormat<4, 4, 2> for LookupNibbles {
     #[inline(always)]
     fn joint_scales(self, line: Vector, act: [i32; 2]) -> [Vector; 4] {
         let one = hvx::splat_h(0x3c00);
-        let act = [f16_scales(one, act[0]), f16_scales(one, act[1])];
+        let each = [f16_scales(one, act[0]), f16_scales(one, act[1])];
         let mut joint = [line; 4];
         for (i, joint) in joint.iter_mut().enumerate() {
             // The f32 2^(e-128) has the exponent field e - 1; e = 0 is below f32's normal numbers
@@ -294,7 +296,13 @@ impl TileFormat<4, 4, 2> for LookupNibbles {
                 hvx::sub_w(e8m0_words(line, i), hvx::splat_w(1)),
                 hvx::splat_w(0),
             );
-            *joint = hvx::mul_f32(hvx::shl_w(e, 23), act[i / 2][i % 2]);
+            // The order changes the compiler's schedule: the other one takes 0.7 packets more a tile.
+            let act = if KEEPS_F32 {
+                each[i / 2][i % 2]
+            } else {
+                f16_scales(one, act[i / 2])[i % 2]
+            };
+            *joint = hvx::mul_f32(hvx::shl_w(e, 23), act);
         }
         joint
     }
