@@ -38,6 +38,8 @@
 //!    run beside the next tile's dot products.
 //! 6. **Integers are exact.** A dot product of 32 is at most 32 · 255 · 127 < 2^24, so its
 //!    conversion to f32 loses nothing.
+//! 7. **High nibbles are not masked.** Whole bytes of 4-bit weights meet activations that allow for the
+//!    low nibbles in them ([`ActForm::Nibbles`]).
 
 mod expanded;
 mod few_bits;
@@ -287,8 +289,22 @@ fn dot_strips<
     let mut out = [[zero; R]; S];
     for s in 0..S {
         for r in 0..R {
-            let sum = sums[s][r].finish(R == 1 || F::HAS_LATE_ROWS);
-            out[s][r] = Accumulator::product(sum, acts[r].factor()).to_f32();
+            out[s][r] = sums[s][r].finish(R == 1 || F::HAS_LATE_ROWS);
+        }
+    }
+    times_factors(out, acts)
+}
+
+/// Returns the sums of `S` strips times the factors of their rows.
+#[inline(always)]
+fn times_factors<const S: usize, const R: usize>(
+    sums: [[Vector; R]; S],
+    acts: [ActRow<'_>; R],
+) -> [[Vector; R]; S] {
+    let mut out = sums;
+    for sums in &mut out {
+        for (sum, act) in sums.iter_mut().zip(&acts) {
+            *sum = hvx::mul_f32(*sum, act.factor());
         }
     }
     out

@@ -2,10 +2,12 @@
 //! the dot products read.
 //!
 //! ```text
-//! factor       = power of two such that the row's largest magnitude / factor is in [512, 1024)
+//! factor       = power of two such that the row's largest magnitude / factor is in [512, 1024);
+//!                for nibbles up to 16 times less
 //! for each group of 1024 elements (32 blocks), missing ones zero
-//!   amax[32]   = largest magnitude of each block / factor: a tree of 5 levels over 32 vectors
-//!   scale[32]  = f16(amax / 127), at least 2^-14 (the smallest normal f16)
+//!   amax[32]   = largest magnitude of each block / factor: a tree of 5 levels over 32 vectors;
+//!                for nibbles, of what remains of low elements after the parts of high ones
+//!   scale[32]  = f16(amax / 127), for nibbles f16(amax / 127 / 16); at least 2^-14 (the smallest normal f16)
 //!   q          = round(x / (scale · factor)), bytes of each 4 in the order 0 2 1 3
 //!   sum[32]    = sum of the block's q
 //! ```
@@ -13,8 +15,9 @@
 //! 1. Scales are f16 because one widening multiply then joins them with the weights' f16 scales.
 //!    The row's factor keeps them in range whatever the activations' magnitude; the sum over the row is
 //!    multiplied by it once.
-//! 2. The floor of 2^-14 avoids a division by zero for an empty block. It is 2^23 times less than
-//!    the largest element of the row, far below that element's rounding error.
+//! 2. The floor of 2^-14 avoids a division by zero for an empty block. A step of this size is 2^23 times
+//!    less than the largest element of the row, far below that element's rounding error; for
+//!    nibbles see [`Factors`].
 //! 3. Rounding is the addition of 1.5·2^23: the low byte of the f32's fraction is then q in two's
 //!    complement.
 //! 4. Words, and scales with sums, are a plane each, so that a kernel goes through a whole row in one
@@ -40,6 +43,7 @@
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, LinePlanes, Vector};
 use crate::layout::{LINE_BYTES, Line, TILE_DIM};
+use crate::ops::rows::all_lanes;
 
 /// Elements of a group.
 pub const GROUP: usize = 1024;
@@ -52,7 +56,7 @@ const ROUNDER: f32 = 12_582_912.0;
 /// The largest quant.
 const MOST: f32 = 127.0;
 
-/// The quants of weights that those of activations are multiplied with.
+/// The form of quantized activations that a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActForm {
     /// Weights, each with the quant of its element.
@@ -112,7 +116,7 @@ pub struct ActRow<'a> {
     /// Block b is words 8b to 8b + 7; each word holds four elements in
     /// [`crate::layout::WORD_ORDER`].
     words: &'a [[Line; WORD_LINES]],
-    /// [`Terms`] of each two blocks.
+    /// [`Terms`] of each pair of blocks.
     terms: &'a [[Line; TERM_LINES]],
 }
 
@@ -151,11 +155,7 @@ impl<'a> ActRow<'a> {
     #[inline(always)]
     pub(super) fn each_group(self) -> impl Iterator<Item = ActGroup<'a>> {
         let planes = self.words.iter().zip(self.terms);
-        planes.map(move |(words, terms)| ActGroup {
-            words,
-            terms,
-            factor: self.factor,
-        })
+        planes.map(|(words, terms)| ActGroup { words, terms })
     }
 
     /// Returns the runs of the row.
@@ -178,7 +178,6 @@ impl<'a> ActRow<'a> {
 pub(super) struct ActGroup<'a> {
     words: &'a [Line; WORD_LINES],
     terms: &'a [Line; TERM_LINES],
-    factor: &'a Line,
 }
 
 impl<'a> ActGroup<'a> {
@@ -221,12 +220,6 @@ impl<'a> ActGroup<'a> {
         self,
     ) -> impl Iterator<Item = ActRun<'a, T, W>> {
         runs(self.words, self.terms)
-    }
-
-    /// Returns the row's power of two in all lanes, f32.
-    #[inline(always)]
-    pub(super) fn factor(self) -> Vector {
-        hvx::load(self.factor)
     }
 }
 
@@ -403,7 +396,8 @@ impl QuantizeRow<'_> {
     #[inline(always)]
     fn quantize<const NIBBLES: bool>(self) {
         let Self { row, out, rest, .. } = self;
-        hvx::store(out.factor, factor_of(row));
+        let factors = Factors::of::<NIBBLES>(row);
+        hvx::store(out.factor, factors.first);
         let factor = *out.factor;
         let Some(rest) = rest else {
             let (full, tail) = row.as_chunks::<GROUP>();
@@ -419,8 +413,7 @@ impl QuantizeRow<'_> {
             }
             return;
         };
-        let rest_factor = hvx::sub_w(hvx::load(&factor), hvx::splat_w(REST_EXPONENTS << 23));
-        hvx::store(rest.factor, rest_factor);
+        hvx::store(rest.factor, factors.rest);
         let factors = [factor, *rest.factor];
         let outs = out.each_group().zip(rest.each_group());
         for (elems, (first, rest)) in row.chunks(GROUP).zip(outs) {
@@ -429,31 +422,92 @@ impl QuantizeRow<'_> {
     }
 }
 
-/// Exponents below a row's factor at which the row's rest is less than 1024: it is at most half a step of
-/// the largest block, 4.3 times that factor.
-const REST_EXPONENTS: i32 = 7;
+/// Powers of two, f32 in all lanes: of a row, and of what its quantization leaves.
+///
+/// Scales and products are multiples of the factor in f16, normal and finite. With 2^e the exponent of
+/// the row's largest element and `S` the sum of its magnitudes:
+///
+/// - Products: a block's sum is at most 32 elements, 2^15 times 2^(e - 9), and at most `S`. What is
+///   left of a block is at most half a step, 17/16 / 254 of its largest element, so its sum
+///   is at most 32 times as much, 17,150 times 2^(e - 16), and at most 0.134 · `S`.
+/// - Scales for nibbles are a sixteenth of a step. Blocks that are 2^13 times smaller than the largest
+///   keep 8 bits only with a factor under 2^(e - 9). Where a few elements are so large, `S` is not
+///   much larger than they are, and allows for it: `S` / 2^15, but at least 2^(e - 13), at which
+///   the largest scale is 8.6.
+struct Factors {
+    first: Vector,
+    rest: Vector,
+}
 
-/// Returns the factor of a row in all lanes, f32.
-#[inline(always)]
-fn factor_of(row: &[f32]) -> Vector {
-    let (fours, rest) = row.as_chunks::<TILE_DIM>().0.as_chunks::<4>();
-    let mut each = [hvx::splat_w(0); 4];
-    for four in fours {
-        for (largest, block) in each.iter_mut().zip(four) {
-            *largest = hvx::larger_f32(*largest, hvx::load_f32(block));
+impl Factors {
+    #[inline(always)]
+    fn of<const NIBBLES: bool>(row: &[f32]) -> Self {
+        let (fours, rest) = row.as_chunks::<TILE_DIM>().0.as_chunks::<4>();
+        let mut most = [RowMost::new(); 4];
+        for four in fours {
+            for (most, block) in most.iter_mut().zip(four) {
+                most.take::<NIBBLES>(block);
+            }
+        }
+        for (most, block) in most.iter_mut().zip(rest) {
+            most.take::<NIBBLES>(block);
+        }
+        let [a, b, c, d] = most.map(|most| most.largest);
+        let largest = hvx::max_w(hvx::max_w(a, b), hvx::max_w(c, d));
+        // A lower limit keeps the factors and their inverses normal.
+        let lowest = hvx::splat_w(36 << 23);
+        let e = hvx::max_w(exponent(all_lanes(largest, hvx::max_w)), lowest);
+        let (first, rest) = (lower(e, 9), lower(e, 16));
+        if !NIBBLES {
+            return Self { first, rest };
+        }
+        let [a, b, c, d] = most.map(|most| most.sum);
+        let sum = hvx::add_f32(hvx::add_f32(a, b), hvx::add_f32(c, d));
+        let sum = exponent(all_lanes(sum, hvx::add_f32));
+        Self {
+            first: hvx::min_w(first, hvx::max_w(lower(e, 13), lower(sum, 14))),
+            rest: hvx::min_w(rest, hvx::max_w(lower(e, 20), lower(sum, 17))),
         }
     }
-    for (largest, block) in each.iter_mut().zip(rest) {
-        *largest = hvx::larger_f32(*largest, hvx::load_f32(block));
+}
+
+/// The largest magnitudes of a row in each lane, as bits, and the sums of magnitudes.
+#[derive(Clone, Copy)]
+struct RowMost {
+    largest: Vector,
+    sum: Vector,
+}
+
+impl RowMost {
+    #[inline(always)]
+    fn new() -> Self {
+        let zero = hvx::splat_w(0);
+        Self {
+            largest: zero,
+            sum: zero,
+        }
     }
-    let largest = hvx::max_w(hvx::max_w(each[0], each[1]), hvx::max_w(each[2], each[3]));
-    // The exponent field is that of the largest element minus nine, with a lower limit that keeps
-    // the factors and their inverses normal.
-    let exponent = hvx::max_w(
-        hvx::and(all_lanes(largest, hvx::max_w), hvx::splat_w(0x7f80_0000)),
-        hvx::splat_w(32 << 23),
-    );
-    hvx::sub_w(exponent, hvx::splat_w(9 << 23))
+
+    #[inline(always)]
+    fn take<const NIBBLES: bool>(&mut self, block: &[f32; TILE_DIM]) {
+        let elems = hvx::load_f32(block);
+        self.largest = hvx::larger_f32(self.largest, elems);
+        if NIBBLES {
+            self.sum = hvx::add_f32(self.sum, hvx::and(elems, hvx::splat_w(0x7fff_ffff)));
+        }
+    }
+}
+
+/// Returns the exponent fields of f32 in their places: powers of two at most as large.
+#[inline(always)]
+fn exponent(v: Vector) -> Vector {
+    hvx::and(v, hvx::splat_w(0x7f80_0000))
+}
+
+/// Returns powers of two divided by 2^`exponents`; not powers of two if they are too small for that.
+#[inline(always)]
+fn lower(power: Vector, exponents: i32) -> Vector {
+    hvx::sub_w(power, hvx::splat_w(exponents << 23))
 }
 
 /// Returns the inverse of a power of two.
@@ -482,22 +536,17 @@ fn quantize_group_twice<const NIBBLES: bool>(
         terms: &mut *terms,
     };
     quantize_group::<NIBBLES>(left, &factors[0], out);
-    let quantized = ActGroup {
-        words,
-        terms,
-        factor: &factors[0],
-    };
-    subtract::<NIBBLES>(left, quantized);
+    subtract::<NIBBLES>(left, &factors[0], ActGroup { words, terms });
     quantize_group::<NIBBLES>(left, &factors[1], rest);
 }
 
-/// Takes the quantized elements from the elements.
+/// Subtracts the quantized elements, of a row with `factor`, from the elements.
 #[inline(always)]
-fn subtract<const NIBBLES: bool>(elems: &mut [f32; GROUP], quantized: ActGroup<'_>) {
+fn subtract<const NIBBLES: bool>(elems: &mut [f32; GROUP], factor: &Line, quantized: ActGroup<'_>) {
     let scales = quantized.block_scales();
     let mut steps = Line::ZERO;
-    hvx::store(&mut steps, hvx::mul_f32(scales, quantized.factor()));
-    let multipliers = multipliers::<NIBBLES>(scales, inverse(quantized.factor));
+    hvx::store(&mut steps, hvx::mul_f32(scales, hvx::load(factor)));
+    let multipliers = multipliers::<NIBBLES>(scales, inverse(factor));
     let steps: &[[i32; 2]; GROUP_TILES / 2] = bytemuck::cast_ref(&steps);
     let multipliers: &[[i32; 2]; GROUP_TILES / 2] = bytemuck::cast_ref(&multipliers);
     let pairs = elems.as_chunks_mut::<TILE_DIM>().0.as_chunks_mut::<2>().0;
@@ -552,8 +601,8 @@ fn round<const NIBBLES: bool>(elems: [Vector; 2], multipliers: [Vector; 2]) -> [
     [first, second]
 }
 
-/// Returns the largest magnitudes of what the quants of 32 blocks are to reach, in units of the factor:
-/// that of the elements, with `NIBBLES` less the parts that other quants bring.
+/// Returns the largest magnitude of each of 32 blocks, in units of the factor; with `NIBBLES`, of what remains of
+/// low elements after the sixteenths of the high ones.
 #[inline(always)]
 fn largest_of<const NIBBLES: bool>(elems: &[f32; GROUP], inverse_factor: Vector) -> Vector {
     // The bits of magnitudes are ordered as the magnitudes are, so the integer maximum is the
@@ -652,17 +701,6 @@ fn quantize_group<const NIBBLES: bool>(elems: &[f32; GROUP], factor: &Line, out:
     let (first, second) = hvx::interleave_w(even, odd);
     hvx::store(&mut out.terms[0], first);
     hvx::store(&mut out.terms[1], second);
-}
-
-/// Returns a vector whose every lane is `join` of all lanes of `v`.
-#[inline(always)]
-fn all_lanes(v: Vector, join: fn(Vector, Vector) -> Vector) -> Vector {
-    let mut v = v;
-    for _ in 0..5 {
-        let (even, odd) = hvx::deal_w(v, v);
-        v = join(even, odd);
-    }
-    v
 }
 
 /// Returns 1 / `d` for normal positive f32 lanes, to within 2^-22: an estimate by the exponent,

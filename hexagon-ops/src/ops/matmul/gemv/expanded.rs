@@ -4,28 +4,15 @@
 //! are expanded for it ([`super::super::super_block`]), and it has no tiles without a neighbour.
 
 use super::format::TileFormat;
-use super::{LateSum, Registers, StripRun, add_run, first_of};
-use crate::hvx::{self, Accumulator, Vector};
+use super::{LateSum, Registers, add_run, first_of, strip_runs, times_factors};
+use crate::hvx::{self, Vector};
 use crate::layout::SUPER_TILES;
 use crate::ops::matmul::Panel;
 use crate::ops::matmul::quantize::{ActGroup, ActRow};
 use crate::ops::matmul::super_block::{Expansion, GROUP_BLOCKS, GroupPlanes, PAIR_LINES};
 
-/// Returns the runs of a strip of super-blocks, whose scales are those of a plain type.
-#[inline(always)]
-fn whole_runs<'a, const L: usize>(
-    panel: &Panel<'a>,
-    has_min: bool,
-) -> impl Iterator<Item = StripRun<'a, L>> {
-    let pairs = panel.quants.as_chunks::<L>().0.as_chunks::<2>().0.iter();
-    let mins = if has_min { panel.mins } else { panel.scales };
-    let lines = panel.scales.iter().zip(mins);
-    pairs
-        .zip(lines)
-        .map(|(quants, (scale, min))| StripRun { quants, scale, min })
-}
-
-/// Returns `totals` plus the products of the strips of a group of super-blocks with `R` rows.
+/// Returns `totals` plus the products of the strips of a group of super-blocks with `R` rows, before the
+/// rows' factors.
 #[inline(always)]
 fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: usize>(
     format: F,
@@ -43,8 +30,8 @@ fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: us
         // A zero each: one for both would be copied, and a qfloat value is never.
         sums[S - 1][R - 1] = LateSum::new();
     }
-    let strips = whole_runs::<L>(panels[0], F::HAS_MIN);
-    let strips = strips.zip(whole_runs::<L>(panels[S - 1], F::HAS_MIN));
+    let strips = strip_runs::<L, 2>(panels[0], F::HAS_MIN);
+    let strips = strips.zip(strip_runs::<L, 2>(panels[S - 1], F::HAS_MIN));
     let rows = group[0].runs::<2, 1>().zip(group[R - 1].runs::<2, 1>());
     for ((strip0, strip1), (act0, act1)) in strips.zip(rows) {
         let (strips, acts) = (
@@ -61,8 +48,7 @@ fn add_group<F: TileFormat<L, 2, 1>, const L: usize, const S: usize, const R: us
                 sums[s][r].join_mins();
             }
             let added = sums[s][r].finish(R == 1 || F::HAS_LATE_ROWS);
-            let sum = Accumulator::product(added, group[r].factor());
-            totals[s][r] = sum.plus_f32(totals[s][r]).to_f32();
+            totals[s][r] = hvx::add_f32(totals[s][r], added);
         }
     }
     totals
@@ -100,5 +86,5 @@ pub(super) fn dot_super_blocks<
         let here = first_of::<_, S>([&plain0, &plain1]);
         totals = add_group(format, here, first_of([group0, group1]), totals);
     }
-    totals
+    times_factors(totals, acts)
 }

@@ -34,7 +34,7 @@ pub(super) use self::two_bits::TwoBitDots;
 use super::super::Panel;
 use super::super::quantize::{ActGroup, ActRow};
 use super::super::super_block::GROUP_BLOCKS;
-use super::first_of;
+use super::{first_of, times_factors};
 use crate::hvx::{self, Accumulator, Vector};
 use crate::layout::{Line, SUPER_TILES};
 
@@ -91,12 +91,11 @@ pub(super) fn dot_few_bits<F: FewBits, const S: usize, const R: usize>(
             let starts = starts.each_ref().map(|lines| hvx::load(&lines[s]));
             let sums = F::sums(panels[s], here.clone(), group, &rows, starts);
             for r in 0..R {
-                let sum = Accumulator::product(sums[r], group[r].factor());
-                totals[s][r] = sum.plus_f32(totals[s][r]).to_f32();
+                totals[s][r] = hvx::add_f32(totals[s][r], sums[r]);
             }
         }
     }
-    totals
+    times_factors(totals, acts)
 }
 
 /// Returns the f32 scales of a group's activations.

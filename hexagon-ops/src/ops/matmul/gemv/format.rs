@@ -78,23 +78,24 @@ pub(super) struct OffsetNibbles<const ZERO: i32, const HAS_MIN: bool>;
 impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<4, 2, 1> for OffsetNibbles<ZERO, HAS_MIN> {
     const ZERO: i32 = ZERO;
     const HAS_MIN: bool = HAS_MIN;
-    /// Whole bytes, then low nibbles.
-    type Unpacked = [[Vector; 4]; 2];
+    /// Four vectors of whole bytes, then four of low nibbles.
+    type Unpacked = [Vector; 8];
 
     #[inline(always)]
-    fn unpack(self, quants: &[Line; 4]) -> Self::Unpacked {
-        let bytes = quants.each_ref().map(hvx::load);
-        [bytes, bytes.map(|byte| hvx::and(byte, hvx::splat_b(0x0f)))]
+    fn unpack(self, quants: &[Line; 4]) -> [Vector; 8] {
+        let [a, b, c, d] = quants.each_ref().map(hvx::load);
+        let low = |bytes| hvx::and(bytes, hvx::splat_b(0x0f));
+        [a, b, c, d, low(a), low(b), low(c), low(d)]
     }
 
     #[inline(always)]
-    fn dot(self, start: Vector, quants: Self::Unpacked, act: &[i32; 8]) -> Vector {
-        dot_nibbles(hvx::dot4_acc(start, quants[0][0], act[4]), quants, act)
+    fn dot(self, start: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
+        dot_nibbles(hvx::dot4_acc(start, quants[0], act[4]), quants, act)
     }
 
     #[inline(always)]
-    fn dot_from_zero(self, quants: Self::Unpacked, act: &[i32; 8]) -> Vector {
-        dot_nibbles(hvx::dot4_word(quants[0][0], act[4]), quants, act)
+    fn dot_from_zero(self, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
+        dot_nibbles(hvx::dot4_word(quants[0], act[4]), quants, act)
     }
 
     #[inline(always)]
@@ -106,17 +107,17 @@ impl<const ZERO: i32, const HAS_MIN: bool> TileFormat<4, 2, 1> for OffsetNibbles
 /// Returns `first`, which has the products of the first vector of bytes, plus those of the other
 /// vectors and of the low nibbles.
 #[inline(always)]
-fn dot_nibbles(first: Vector, [bytes, low]: [[Vector; 4]; 2], act: &[i32; 8]) -> Vector {
+fn dot_nibbles(first: Vector, quants: [Vector; 8], act: &[i32; 8]) -> Vector {
     let mut byte_dot = first;
-    let mut low_dot = hvx::dot4_word(low[0], act[0]);
+    let mut low_dot = hvx::dot4_word(quants[4], act[0]);
     for v in 1..4 {
         // The order changes the compiler's schedule: the other one takes up to 0.7 packets more a tile.
         if KEEPS_F32 {
-            byte_dot = hvx::dot4_acc(byte_dot, bytes[v], act[4 + v]);
-            low_dot = hvx::dot4_acc(low_dot, low[v], act[v]);
+            byte_dot = hvx::dot4_acc(byte_dot, quants[v], act[4 + v]);
+            low_dot = hvx::dot4_acc(low_dot, quants[4 + v], act[v]);
         } else {
-            low_dot = hvx::dot4_acc(low_dot, low[v], act[v]);
-            byte_dot = hvx::dot4_acc(byte_dot, bytes[v], act[4 + v]);
+            low_dot = hvx::dot4_acc(low_dot, quants[4 + v], act[v]);
+            byte_dot = hvx::dot4_acc(byte_dot, quants[v], act[4 + v]);
         }
     }
     hvx::shl_add_w(byte_dot, low_dot, 4)

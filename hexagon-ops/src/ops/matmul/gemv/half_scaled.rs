@@ -16,8 +16,8 @@
 use super::super::dequantize::wide::half_scales;
 use super::super::quantize::{ActGroup, ActRow, GROUP_TILES};
 use super::super::super_block::GROUP_BLOCKS;
-use super::{LateSum, first_of};
-use crate::hvx::{self, Accumulator, LinePlanes, Vector};
+use super::{LateSum, first_of, times_factors};
+use crate::hvx::{self, LinePlanes, Vector};
 use crate::layout::{Line, SUPER_TILES};
 use crate::ops::matmul::Panel;
 
@@ -146,15 +146,14 @@ pub(super) fn dot_half_scaled<const S: usize, const R: usize>(
         let added = group_sums(panels, first, group, factors, &half_sums);
         for s in 0..S {
             for r in 0..R {
-                let sum = Accumulator::product(added[s][r], group[r].factor());
-                totals[s][r] = sum.plus_f32(totals[s][r]).to_f32();
+                totals[s][r] = hvx::add_f32(totals[s][r], added[s][r]);
             }
         }
     }
-    totals
+    times_factors(totals, acts)
 }
 
-/// Returns the sums of a group's tiles, before the group's factor.
+/// Returns the sums of a group's tiles, before the rows' factors.
 #[inline(always)]
 fn group_sums<const S: usize, const R: usize>(
     panels: [&Panel<'_>; S],
