@@ -318,6 +318,7 @@ const KEEPS_F32: bool = hvx::HAS_IEEE;
 pub const fn act_form(weight: WeightType) -> ActForm {
     match weight {
         WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q4K => ActForm::Nibbles,
+        WeightType::Q2K => ActForm::Halves,
         _ => ActForm::Bytes,
     }
 }

@@ -17,7 +17,7 @@
 //!    multiplied by it once.
 //! 2. The floor of 2^-14 avoids a division by zero for an empty block. A step of this size is 2^23 times
 //!    less than the largest element of the row, far below that element's rounding error; for
-//!    nibbles see [`Factors`].
+//!    nibbles see `Factors`.
 //! 3. Rounding is the addition of 1.5·2^23: the low byte of the f32's fraction is then q in two's
 //!    complement.
 //! 4. Words, and scales with sums, are a plane each, so that a kernel goes through a whole row in one
@@ -63,6 +63,9 @@ pub enum ActForm {
     Bytes,
     /// Bytes of two 4-bit weights, and their low nibbles alone; see the module's text.
     Nibbles,
+    /// As [`ActForm::Bytes`], for weights whose minima count for half a block: the products of [`ActRow`] are powers of
+    /// two.
+    Halves,
 }
 
 /// Parts of a step in which elements are counted in [`ActForm::Nibbles`].
@@ -96,7 +99,9 @@ const GROUP_LINES: usize = WORD_LINES + TERM_LINES;
 pub(super) struct Terms {
     /// Two f16 scales relative to the row's factor.
     pub(super) scales: i32,
-    /// Two f16 products `scale · sum`.
+    /// Two f16 products `scale · sum`. In [`ActForm::Halves`], the largest power of two, from 1 to 128, with
+    /// which all scales of the super-block stay under 8: what is next to a large element would otherwise
+    /// have few bits in fixed-point sums.
     pub(super) products: i32,
     /// Sums of the elements of each block, in multiples of its scale.
     pub(super) sums: [i32; 2],
@@ -202,10 +207,18 @@ impl<'a> ActGroup<'a> {
     /// Returns the f32 scale of each block.
     #[inline(always)]
     pub(super) fn block_scales(self) -> Vector {
+        self.block_terms()[0]
+    }
+
+    /// Returns the scale and the product of each block, f32.
+    #[inline(always)]
+    pub(super) fn block_terms(self) -> [Vector; 2] {
         let [first, second] = self.terms.each_ref().map(hvx::load);
-        let (even, _) = hvx::deal_w(first, second);
-        let (scales, _) = hvx::deal_w(even, even);
-        hvx::widen_in_order_f16(scales).0
+        let (even, odd) = hvx::deal_w(first, second);
+        [even, odd].map(|words| {
+            let (terms, _) = hvx::deal_w(words, words);
+            hvx::widen_in_order_f16(terms).0
+        })
     }
 
     /// Returns the terms of each two blocks.
@@ -386,15 +399,16 @@ impl hvx::Kernel for QuantizeRow<'_> {
     #[inline(always)]
     fn run(self) {
         match self.form {
-            ActForm::Bytes => self.quantize::<false>(),
-            ActForm::Nibbles => self.quantize::<true>(),
+            ActForm::Bytes => self.quantize::<false, false>(),
+            ActForm::Nibbles => self.quantize::<true, false>(),
+            ActForm::Halves => self.quantize::<false, true>(),
         }
     }
 }
 
 impl QuantizeRow<'_> {
     #[inline(always)]
-    fn quantize<const NIBBLES: bool>(self) {
+    fn quantize<const NIBBLES: bool, const HALVES: bool>(self) {
         let Self { row, out, rest, .. } = self;
         let factors = Factors::of::<NIBBLES>(row);
         hvx::store(out.factor, factors.first);
@@ -403,13 +417,13 @@ impl QuantizeRow<'_> {
             let (full, tail) = row.as_chunks::<GROUP>();
             let mut outs = out.each_group();
             for (elems, out) in full.iter().zip(&mut outs) {
-                quantize_group::<NIBBLES>(elems, &factor, out);
+                quantize_group::<NIBBLES, HALVES>(elems, &factor, out);
             }
             if let (false, Some(out)) = (tail.is_empty(), outs.next()) {
                 let mut padded = hvx::zeros::<{ GROUP / TILE_DIM }>();
                 let padded: &mut [f32; GROUP] = bytemuck::cast_mut(&mut padded);
                 hvx::copy_f32(padded, tail);
-                quantize_group::<NIBBLES>(padded, &factor, out);
+                quantize_group::<NIBBLES, HALVES>(padded, &factor, out);
             }
             return;
         };
@@ -417,7 +431,7 @@ impl QuantizeRow<'_> {
         let factors = [factor, *rest.factor];
         let outs = out.each_group().zip(rest.each_group());
         for (elems, (first, rest)) in row.chunks(GROUP).zip(outs) {
-            quantize_group_twice::<NIBBLES>(elems, &factors, first, rest);
+            quantize_group_twice::<NIBBLES, HALVES>(elems, &factors, first, rest);
         }
     }
 }
@@ -521,7 +535,7 @@ fn inverse(factor: &Line) -> Vector {
 /// - `factors`: those of the row and of what is left
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn quantize_group_twice<const NIBBLES: bool>(
+fn quantize_group_twice<const NIBBLES: bool, const HALVES: bool>(
     elems: &[f32],
     factors: &[Line; 2],
     first: ActGroupMut<'_>,
@@ -535,9 +549,9 @@ fn quantize_group_twice<const NIBBLES: bool>(
         words: &mut *words,
         terms: &mut *terms,
     };
-    quantize_group::<NIBBLES>(left, &factors[0], out);
+    quantize_group::<NIBBLES, HALVES>(left, &factors[0], out);
     subtract::<NIBBLES>(left, &factors[0], ActGroup { words, terms });
-    quantize_group::<NIBBLES>(left, &factors[1], rest);
+    quantize_group::<NIBBLES, HALVES>(left, &factors[1], rest);
 }
 
 /// Subtracts the quantized elements, of a row with `factor`, from the elements.
@@ -660,7 +674,11 @@ fn reduce<const N: usize>(vectors: [Vector; N], join: fn(Vector, Vector) -> Vect
 /// not to overlap.
 #[cfg_attr(target_arch = "hexagon", inline(never))]
 #[cfg_attr(not(target_arch = "hexagon"), inline(always))]
-fn quantize_group<const NIBBLES: bool>(elems: &[f32; GROUP], factor: &Line, out: ActGroupMut<'_>) {
+fn quantize_group<const NIBBLES: bool, const HALVES: bool>(
+    elems: &[f32; GROUP],
+    factor: &Line,
+    out: ActGroupMut<'_>,
+) {
     let inverse_factor = inverse(factor);
     let amax = largest_of::<NIBBLES>(elems, inverse_factor);
     let parts = if NIBBLES { PARTS } else { 1.0 };
@@ -693,7 +711,11 @@ fn quantize_group<const NIBBLES: bool>(elems: &[f32; GROUP], factor: &Line, out:
     }
     let sums = reduce(sums, hvx::add_w);
     let product = hvx::mul_f32(hvx::f32_from_w(sums), scale);
-    let products = hvx::narrow_f32(product, product);
+    let products = if HALVES {
+        powers(scale)
+    } else {
+        hvx::narrow_f32(product, product)
+    };
     // Two f16 a word, and the sums of even and odd blocks, fill half a vector each.
     let (even, odd) = hvx::deal_w(sums, sums);
     let (even, _) = hvx::interleave_w(hvx::pack_low_h(scale_f16, scale_f16), even);
@@ -701,6 +723,26 @@ fn quantize_group<const NIBBLES: bool>(elems: &[f32; GROUP], factor: &Line, out:
     let (first, second) = hvx::interleave_w(even, odd);
     hvx::store(&mut out.terms[0], first);
     hvx::store(&mut out.terms[1], second);
+}
+
+/// Returns the powers of [`ActForm::Halves`] for the scales of 32 blocks, f16 in the order of the blocks, twice.
+#[inline(always)]
+fn powers(scales: Vector) -> Vector {
+    let mut largest = scales;
+    for _ in 0..3 {
+        let (even, odd) = hvx::deal_w(largest, largest);
+        largest = hvx::max_w(even, odd);
+    }
+    // 2^2 over the largest scale's power of two.
+    let exponents = hvx::sub_w(hvx::splat_w(129 << 23), exponent(largest));
+    let exponents = hvx::max_w(exponents, hvx::splat_w(0));
+    let exponents = hvx::min_w(exponents, hvx::splat_w(7 << 23));
+    let mut powers = hvx::add_w(exponents, hvx::splat_f32(1.0));
+    // That of each super-block for its 8 blocks.
+    for _ in 0..3 {
+        (powers, _) = hvx::interleave_w(powers, powers);
+    }
+    hvx::narrow_f32(powers, powers)
 }
 
 /// Returns 1 / `d` for normal positive f32 lanes, to within 2^-22: an estimate by the exponent,

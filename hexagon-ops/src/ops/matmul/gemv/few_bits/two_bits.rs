@@ -5,9 +5,9 @@ use core::ops::Range;
 
 use super::super::half_scaled::HalfSums;
 use super::super::{KEEPS_F32, LateSum, first_of};
-use super::{BlockSum, FewBits, scales_of};
+use super::{BlockSum, FewBits};
 use crate::hvx::{self, Accumulator, Vector};
-use crate::layout::{Line, SUPER_TILES, TILE_DIM};
+use crate::layout::{Line, SUPER_TILES};
 use crate::ops::matmul::Panel;
 use crate::ops::matmul::quantize::{ActGroup, WordPairs};
 use crate::ops::matmul::super_block::GROUP_BLOCKS;
@@ -28,8 +28,9 @@ pub(in crate::ops::matmul::gemv) struct MinTerms {
     digits: [Line; 3],
     /// f32 scales.
     scales: Line,
-    /// [`FACTORS`] of each super-block; the other words are not used.
-    factors: Line,
+    /// [`FACTORS`] of each super-block. The others are not used: with the right count the compiler unrolls a
+    /// loop that takes twice the packets.
+    factors: [i32; 2 * GROUP_BLOCKS],
 }
 
 impl MinTerms {
@@ -37,12 +38,6 @@ impl MinTerms {
     #[inline(always)]
     fn digits(&self) -> [&[[i32; PAIRS]; 2 * GROUP_BLOCKS]; 3] {
         self.digits.each_ref().map(bytemuck::cast_ref)
-    }
-
-    /// Returns the f16 factors of d and dmin of the super-blocks.
-    #[inline(always)]
-    fn factors(&self) -> &[i32; TILE_DIM] {
-        bytemuck::cast_ref(&self.factors)
     }
 
     /// Returns the scales of each two tiles.
@@ -55,34 +50,12 @@ impl MinTerms {
 /// Fixed-point units of the sums of first halves. The minima of second halves weigh 16 times as
 /// much, so their units are 16 times as large.
 const UNITS: [f32; 2] = [128.0, 8.0];
-/// f16 1 / 16 for d, which is multiplied by sums 16 times too large, and 1 / 128 for dmin; the latter 2^s
-/// times smaller for a super-block with units 2^s times smaller.
+/// f16 1 / 16 for d, which is multiplied by sums 16 times too large, and 1 / 128 for dmin; the latter is
+/// divided by the power of the super-block.
 const FACTORS: i32 = 0x2000_2c00;
-/// The most that s is: then the factor of dmin is the smallest normal f16.
-const MOST_SHIFT: i32 = 7;
 /// Added to a number of less than 2^22, it leaves that number, rounded half to even, above its own
 /// bits.
 const ROUND: f32 = 12_582_912.0;
-
-/// Returns s of the 4 super-blocks of a group times 2^23: the most with which the largest of the 8 `scales`
-/// stays under 8.
-///
-/// Of a row's largest element, a super-block without it has so small a part that its sums would
-/// be few units.
-#[inline(always)]
-fn shifts(scales: Vector) -> Vector {
-    let mut largest = scales;
-    for _ in 0..3 {
-        let (even, odd) = hvx::deal_w(largest, largest);
-        largest = hvx::max_w(even, odd);
-    }
-    let exponents = hvx::and(largest, hvx::splat_w(0x7f80_0000));
-    let shifts = hvx::max_w(
-        hvx::sub_w(hvx::splat_w(129 << 23), exponents),
-        hvx::splat_w(0),
-    );
-    hvx::min_w(shifts, hvx::splat_w(MOST_SHIFT << 23))
-}
 
 /// Returns the bytes at `place` (0 or 1) of the lower halves of 64 words, four of each two tiles in
 /// a word.
@@ -130,21 +103,16 @@ impl FewBits for TwoBitDots {
 
     #[inline(always)]
     fn row(group: ActGroup<'_>) -> MinTerms {
-        let scales = scales_of(group);
-        let each = hvx::load(&scales);
-        let shifts = shifts(each);
-        let mut factors = Line::ZERO;
-        hvx::store(
-            &mut factors,
-            hvx::sub_w(hvx::splat_w(FACTORS), hvx::shl_w(shifts, 3)),
-        );
-        // That of each super-block for its 8 scales.
-        let mut powers = hvx::add_w(shifts, hvx::splat_f32(1.0));
-        for _ in 0..3 {
-            (powers, _) = hvx::interleave_w(powers, powers);
-        }
+        let [each, powers] = group.block_terms();
+        let mut scales = Line::ZERO;
+        hvx::store(&mut scales, each);
         let shifted = hvx::mul_f32(each, powers);
         let (first, second) = hvx::interleave_w(shifted, shifted);
+        let mut factors = [FACTORS; 2 * GROUP_BLOCKS];
+        for (factors, pairs) in factors.iter_mut().zip(group.terms().as_chunks::<PAIRS>().0) {
+            // The exponent of a power of two, above that of 1: bits 26 and up.
+            *factors -= (pairs[0].products & !0xffff) - (0x3c00 << 16);
+        }
         let (units, _) = hvx::interleave_w(hvx::splat_f32(UNITS[0]), hvx::splat_f32(UNITS[1]));
         let [low, high] = HalfSums::new(group).vectors();
         let fixed = |sums: Vector, scales: Vector| {
@@ -311,7 +279,7 @@ fn min_sums<const S: usize>(strips: [&[[Line; LINES]]; S], row: &MinTerms, out: 
     let mut totals = [hvx::splat_w(0); S];
     let [highest, middle, lowest] = row.digits();
     let digits = highest.iter().zip(middle).zip(lowest);
-    let blocks = strips[0].iter().zip(strips[S - 1]).zip(row.factors());
+    let blocks = strips[0].iter().zip(strips[S - 1]).zip(&row.factors);
     for (((first, last), factors), ((highest, middle), lowest)) in blocks.zip(digits) {
         let digits = [highest, middle, lowest];
         for (total, block) in totals.iter_mut().zip(first_of::<_, S>([first, last])) {
