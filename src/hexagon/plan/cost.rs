@@ -124,8 +124,8 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
 /// dequantizing, and dot products do not: for activations, the unit and results.
 ///
 /// SOURCE: hexagon-ops/tests/packets.txt, `whole_mul_mat_q4_0_m4` less `dequantize_q4_0`, less the same
-/// difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 5.1.
-const PACKETS_BESIDE_TILE: f64 = 5.1;
+/// difference of `whole_mul_mat_q4_0_m2` and `gemv_1x2_q4_0`: 5.07 on v73, 5.22 on v79.
+const PACKETS_BESIDE_TILE: f64 = 5.15;
 
 /// Returns the products that dot products compute with this type of weights on `threads` threads:
 /// those for which they take fewer packets than tiles on the matrix unit.
@@ -449,7 +449,7 @@ mod tests {
             let tiles = of("whole_mul_mat_q4_0_m4") - of("dequantize_q4_0");
             let beside = tiles - (of("whole_mul_mat_q4_0_m2") - of("gemv_1x2_q4_0"));
             assert!(
-                (PACKETS_BESIDE_TILE / beside - 1.0).abs() < 0.01,
+                (PACKETS_BESIDE_TILE / beside - 1.0).abs() < 0.02,
                 "{kind} {beside}"
             );
             for (name, kernel) in [
@@ -543,8 +543,8 @@ mod tests {
             assert_eq!(auto(4, weight), Dots::TwoDigits, "{weight:?}");
         }
         assert_eq!(auto(1, WeightType::Q4_0), Dots::TwoRows);
-        // Fewer bits of weights to wait for.
-        assert_eq!(auto(4, WeightType::Q2K), Dots::TwoRows);
+        // Fewer bits of weights to wait for; two rows take longer than tiles.
+        assert_eq!(auto(4, WeightType::Q2K), Dots::OneRow);
         for caps in &crate::hexagon::caps::ALL {
             for threads in [1, 2, 4, 8] {
                 for weight in WeightType::ALL {
