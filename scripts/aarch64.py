@@ -99,7 +99,8 @@ def need_all():
 
 
 def emulator(cpu):
-    return [qemu(), "-cpu", cpu, "-L", str(SYSROOT)]
+    # The archive is built before the emulator is installed.
+    return [qemu() or "qemu-aarch64", "-cpu", cpu, "-L", str(SYSROOT)]
 
 
 def cargo_env():
