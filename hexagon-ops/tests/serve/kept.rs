@@ -44,9 +44,10 @@ impl Kept {
         memory.map(|memory| memory.get(0, BYTES)).collect()
     }
 
-    /// Runs a command of the ring.
+    /// Runs a command of the ring. The list holds it too: a damaged command may read the list's buffer.
     fn direct(&mut self, command: Command, has_numbers: bool) -> (Completion, Vec<Vec<u8>>) {
         self.fill(has_numbers);
+        self.list.put(0, &[command]);
         let completion = self.host.run(&[command]);
         (completion, self.bytes())
     }
