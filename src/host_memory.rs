@@ -173,11 +173,18 @@ impl RegionMut<'_> {
         }
     }
 
+    /// Returns `true` if the first byte is where a float may be.
+    #[must_use]
+    pub fn is_aligned(&self) -> bool {
+        self.base.cast::<f32>().is_aligned()
+    }
+
     /// Returns `count` rows of `width` floats to write; they start at `offset` and are
     /// `stride_bytes` apart.
     ///
     /// # Panics
-    /// If the rows are not inside, overlap, or are not aligned to 4 bytes.
+    /// If the rows are not inside, overlap, or are not aligned to 4 bytes: the planner checked the
+    /// shape, and its caller [`Self::is_aligned`].
     #[must_use]
     pub fn rows(
         &mut self,

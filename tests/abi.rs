@@ -705,6 +705,51 @@ fn a_weight_over_the_largest_buffer_is_told_of_once() {
     assert_eq!(lines_with("output.weight is left to the CPU"), 1);
 }
 
+/// Each was a panic, which the border caught.
+#[test]
+fn a_result_that_is_not_aligned_or_overlaps_itself_is_refused() {
+    let _turn = turn();
+    let weights = Buffer::new(RK, 65536, false);
+    let ne = [64, 96, 1, 1];
+    let place = NPU_PLACE_PACKED;
+    let w = tensor(c"w", true, ne, place, NPU_ROLE_WEIGHTS, &weights, 0);
+    assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);
+    let (act, mut out) = (vec![1.0f32; 2 * 64], vec![0.0f32; 4 * 96]);
+    let host = |name, ne, role, data: *mut c_void| {
+        let mut tensor = tensor(name, false, ne, NPU_PLACE_HOST, role, &weights, 0);
+        (tensor.data, tensor.buffer) = (data, null_mut());
+        tensor
+    };
+    let x = act.as_ptr().cast_mut().cast();
+    let x = host(c"x", [64, 2, 1, 1], NPU_ROLE_STATE, x);
+    let dst = out.as_mut_ptr().cast();
+    let dst = host(c"dst", [96, 2, 1, 1], NPU_ROLE_RESULT, dst);
+    let right = node(c"MUL_MAT", dst, &[w, x]);
+    let stream = Stream::new(RK);
+    lines_with("");
+    for (reason, is_of_shape, change) in [
+        (
+            "the result's address is not a multiple of 4",
+            false,
+            (|dst| dst.data = dst.data.wrapping_byte_add(2)) as fn(&mut NpuTensor),
+        ),
+        (
+            "rows of the result are not aligned to 4 bytes",
+            true,
+            |dst| dst.nb[1] += 2,
+        ),
+        ("rows of the result overlap", true, |dst| dst.nb[1] -= 4),
+    ] {
+        let mut wrong = right;
+        change(&mut wrong.dst);
+        // SAFETY: a node with all it points to; only metadata is read.
+        assert_eq!(unsafe { npu_supports_op(RK, &wrong) }, !is_of_shape);
+        assert_eq!(stream.compute(0, &[wrong]), NPU_STATUS_FAILED);
+        assert_eq!(lines_with(reason), 1, "{reason}");
+    }
+    assert_eq!(stream.compute(0, &[right]), NPU_STATUS_OK);
+}
+
 /// A packed weight of a Rockchip device is there once, so its own bytes are gone: the process used
 /// to end there.
 #[test]

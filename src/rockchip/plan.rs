@@ -344,6 +344,13 @@ fn check_operands(dst: &Tensor, src0: &Tensor, src1: &Tensor) -> Result<(), Refu
     if dst.dtype != DType::F32 || dst.shape.nb[0] != 4 {
         return Err("result is not rows of F32");
     }
+    let ([n, m, ..], [_, row, plane, cube]) = (dst.shape.ne, dst.shape.nb);
+    if ![row, plane, cube].iter().all(|step| step.is_multiple_of(4)) {
+        return Err("rows of the result are not aligned to 4 bytes");
+    }
+    if m > 1 && row / 4 < n {
+        return Err("rows of the result overlap");
+    }
     Ok(())
 }
 

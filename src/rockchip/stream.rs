@@ -196,12 +196,15 @@ impl RkDevice {
     /// - `graph`: number of the graph, another one for each submission
     ///
     /// # Errors
-    /// `Graph` if the node is not one that the device supports, or names an expert that does not
-    /// exist; else the device's error.
+    /// `Graph` if the node is not one that the device supports, names an expert that does not exist, or
+    /// has a result that is not aligned to 4 bytes; else the device's error.
     pub fn compute(&self, node: &mut Node, graph: u64) -> Result<CallTimes> {
         let buffer = node.src[0].and_then(|buffer| (buffer as &dyn Any).downcast_ref());
         let contents = buffer.map(RkBuffer::contents);
         let operation = &node.operation;
+        if !node.out.is_aligned() {
+            return Err(refused("the result's address is not a multiple of 4"));
+        }
         let src0 = operand(operation, 0)?;
         let found = contents.as_ref().and_then(|contents| contents.find(&src0));
         let (command, mut packed) = match (buffer, found) {
