@@ -155,6 +155,16 @@ pub enum Error {
         /// The size asked for.
         bytes: u64,
     },
+    /// The packed form of a weight ends behind its buffer.
+    #[error("{tensor} takes {need} bytes packed, and its buffer has {have} for it")]
+    NoRoom {
+        /// Name of the tensor.
+        tensor: String,
+        /// Bytes of its packed form.
+        need: usize,
+        /// Bytes from its start to the buffer's end.
+        have: usize,
+    },
     /// The bytes that a weight was written with are not there any more.
     #[error(
         "{tensor} cannot be {action}: its bytes were released when it was packed, GGML_RUST_NPU_KEEP=on keeps them"

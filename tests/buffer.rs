@@ -70,6 +70,27 @@ fn writes_in_any_pieces_and_order_give_the_same_as_one_write() {
     }
 }
 
+/// It was a panic, which the C border caught.
+#[test]
+fn a_weight_whose_packed_form_ends_behind_its_buffer_is_refused() {
+    let device = keeping(&caps::RK3588);
+    let w = Weight::random(&mut Numbers::new(12), DType::F16, [64, 90, 1, 1]);
+    let tensor = w.tensor(Some(4096));
+    let (plain, packed) = (w.bytes.len(), device.packed_bytes(&tensor));
+    assert!(plain < packed);
+    for (bytes, fits) in [(plain, false), (packed - 1, false), (packed, true)] {
+        let buffer = RkBuffer::new(Arc::clone(&device), 4096 + bytes).unwrap();
+        let written = buffer.write(&tensor, 0, plain, Content::Bytes(&w.bytes));
+        if fits {
+            written.unwrap();
+            continue;
+        }
+        let text = written.unwrap_err().to_string();
+        let want = format!("takes {packed} bytes packed, and its buffer has {bytes} for it");
+        assert!(text.ends_with(&want), "{text}");
+    }
+}
+
 #[test]
 fn a_weight_that_is_written_again_is_used_with_its_new_values() {
     let mut numbers = Numbers::new(12);

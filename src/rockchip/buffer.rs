@@ -142,8 +142,8 @@ impl RkBuffer {
     /// rows are packed again.
     ///
     /// # Errors
-    /// `OutOfMemory` if the library has no more views; `Released` for a part of a tensor whose
-    /// other bytes were released.
+    /// `OutOfMemory` if the library has no more views; `NoRoom` if the packed form ends behind the
+    /// buffer; `Released` for a part of a tensor whose other bytes were released.
     ///
     /// # Panics
     /// If the range is not inside the buffer.
@@ -231,6 +231,14 @@ impl RkBuffer {
             start + bytes <= other + packed.bytes && tensor.dtype == packed.dtype
         }) {
             return Ok(());
+        }
+        let have = contents.plain.bytes().len().saturating_sub(start);
+        if have < layout.bytes() {
+            return Err(Error::NoRoom {
+                tensor: tensor.name.into(),
+                need: layout.bytes(),
+                have,
+            });
         }
         contents
             .packed
