@@ -705,26 +705,45 @@ fn a_weight_over_the_largest_buffer_is_told_of_once() {
     assert_eq!(lines_with("output.weight is left to the CPU"), 1);
 }
 
+/// A weight of 96 rows of 64 on the Rockchip device, not written yet, and its buffer.
+fn rk_weight() -> (Buffer, NpuTensor) {
+    let weights = Buffer::new(RK, 65536, false);
+    let (ne, place) = ([64, 96, 1, 1], NPU_PLACE_PACKED);
+    let w = tensor(c"w", true, ne, place, NPU_ROLE_WEIGHTS, &weights, 0);
+    (weights, w)
+}
+
+/// The product of rows in the test's own memory with `w`, a weight in `weights`.
+fn product_of_host(
+    (weights, w): (&Buffer, NpuTensor),
+    rows: i64,
+    act: &[f32],
+    out: &mut [f32],
+) -> NpuNode {
+    let host = |name, columns, role, data: *mut c_void| {
+        let ne = [columns, rows, 1, 1];
+        let mut tensor = tensor(name, false, ne, NPU_PLACE_HOST, role, weights, 0);
+        (tensor.data, tensor.buffer) = (data, null_mut());
+        tensor
+    };
+    let x = host(
+        c"x",
+        w.ne[0],
+        NPU_ROLE_STATE,
+        act.as_ptr().cast_mut().cast(),
+    );
+    let dst = host(c"dst", w.ne[1], NPU_ROLE_RESULT, out.as_mut_ptr().cast());
+    node(c"MUL_MAT", dst, &[w, x])
+}
+
 /// Each was a panic, which the border caught.
 #[test]
 fn a_result_that_is_not_aligned_or_overlaps_itself_is_refused() {
     let _turn = turn();
-    let weights = Buffer::new(RK, 65536, false);
-    let ne = [64, 96, 1, 1];
-    let place = NPU_PLACE_PACKED;
-    let w = tensor(c"w", true, ne, place, NPU_ROLE_WEIGHTS, &weights, 0);
+    let (weights, w) = rk_weight();
     assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);
     let (act, mut out) = (vec![1.0f32; 2 * 64], vec![0.0f32; 4 * 96]);
-    let host = |name, ne, role, data: *mut c_void| {
-        let mut tensor = tensor(name, false, ne, NPU_PLACE_HOST, role, &weights, 0);
-        (tensor.data, tensor.buffer) = (data, null_mut());
-        tensor
-    };
-    let x = act.as_ptr().cast_mut().cast();
-    let x = host(c"x", [64, 2, 1, 1], NPU_ROLE_STATE, x);
-    let dst = out.as_mut_ptr().cast();
-    let dst = host(c"dst", [96, 2, 1, 1], NPU_ROLE_RESULT, dst);
-    let right = node(c"MUL_MAT", dst, &[w, x]);
+    let right = product_of_host((&weights, w), 2, &act, &mut out);
     let stream = Stream::new(RK);
     lines_with("");
     for (reason, is_of_shape, change) in [
@@ -755,17 +774,7 @@ fn a_result_that_is_not_aligned_or_overlaps_itself_is_refused() {
 #[test]
 fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
     let _turn = turn();
-    let weights = Buffer::new(RK, 65536, false);
-    let ne = [64, 96, 1, 1];
-    let w = tensor(
-        c"w",
-        true,
-        ne,
-        NPU_PLACE_PACKED,
-        NPU_ROLE_WEIGHTS,
-        &weights,
-        0,
-    );
+    let (weights, w) = rk_weight();
     let bytes = vec![0x11; 64 * 96 * 2];
     assert_eq!(weights.set(&w, &bytes), NPU_STATUS_OK);
     lines_with("");
@@ -776,16 +785,7 @@ fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
         1
     );
     let (act, mut out) = (vec![1.0f32; 64], vec![0.0f32; 96]);
-    let host = |name, ne, role, data: *mut c_void| {
-        let mut tensor = tensor(name, false, ne, NPU_PLACE_HOST, role, &weights, 0);
-        (tensor.data, tensor.buffer) = (data, null_mut());
-        tensor
-    };
-    let x = act.as_ptr().cast_mut().cast();
-    let x = host(c"x", [64, 1, 1, 1], NPU_ROLE_STATE, x);
-    let dst = out.as_mut_ptr().cast();
-    let dst = host(c"dst", [96, 1, 1, 1], NPU_ROLE_RESULT, dst);
-    let product = node(c"MUL_MAT", dst, &[w, x]);
+    let product = product_of_host((&weights, w), 1, &act, &mut out);
     let stream = Stream::new(RK);
     assert_eq!(stream.compute(0, &[product]), NPU_STATUS_FAILED);
     assert_eq!(lines_with("w is in a buffer that an earlier error left"), 1);
