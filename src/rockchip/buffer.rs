@@ -232,6 +232,9 @@ impl RkBuffer {
         }) {
             return Ok(());
         }
+        contents
+            .packed
+            .retain(|&other, packed| other + packed.bytes <= start || start + bytes <= other);
         let have = contents.plain.bytes().len().saturating_sub(start);
         if have < layout.bytes() {
             return Err(Error::NoRoom {
@@ -240,9 +243,6 @@ impl RkBuffer {
                 have,
             });
         }
-        contents
-            .packed
-            .retain(|&other, packed| other + packed.bytes <= start || start + bytes <= other);
         let weights = self.memory.place(layout, start)?;
         contents.packed.insert(
             start,

@@ -21,6 +21,7 @@ const HALF_STEP: f64 = 1.0 / 1024.0;
 const HALF_SMALLEST: f64 = 1.0 / 16384.0;
 /// Largest relative error of a rounding to F32.
 const ROUNDED: f64 = 1.0 / 16_777_216.0;
+
 impl Graph {
     fn operand(&self, value: usize, wanted: &[Option<Want>]) -> (Vec<f32>, f64) {
         match &wanted[value] {
@@ -86,7 +87,8 @@ impl Graph {
             }
             Op::Clamp(low, high) => exact(map(&|x| x.clamp(double(&low), double(&high)))),
             Op::Norm { centered } => {
-                // The mean of F32 is rounded, which matters to a row of equal numbers.
+                // The mean and its sum are rounded to F32. In a row of equal numbers nothing else is left, and that is divided by
+                // the root of EPS.
                 let of_mean = if centered { 4.0 * ROUNDED * most } else { 0.0 };
                 let values = reference::norm(&x, k, double(&EPS), centered);
                 plain(values, (error + of_mean) * 1e3)
