@@ -126,7 +126,7 @@ sanitize:
 miri:
 	@$(PYTHON) scripts/sanitize.py miri
 
-# Needs cargo-mutants; scripts/mutants.py has the names of modules.
+# Needs cargo-mutants and cargo-nextest; scripts/mutants.py has the names of modules.
 mutants:
 	@$(PYTHON) scripts/mutants.py $(MODULE)
 

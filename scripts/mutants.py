@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 """Puts small faults into the code, one at a time, and counts those that the Rust tests notice, by cargo-mutants.
 
-Usage: mutants.py [module...]     a module is a name of MODULES; all if none is given: hours
+Usage: mutants.py [--jobs N] [module...]     a module is a name of MODULES; all if none is given: hours
 
 Each fault is compiled, and the tests that belong to the module run. The lists of faults that were caught, missed, hung or
 did not compile are in target/mutants/MODULE/mutants.out/. Fails if a module is below LEAST.
+
+Faults are put into copies of the project, target/mutants/tree-N, which keep what they have built: a fault then costs one
+crate, and cargo-nextest stops at the first test that fails.
 """
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
-import sys
+import threading
 from typing import NamedTuple
 
 from project import LOGS, ROOT, TARGET, Problem, main_with, say, tool_env
@@ -50,23 +54,40 @@ MODULES = {
 }
 
 
-def run(name):
-    """Returns the numbers of faults of a module by what became of them."""
+def copy_project(tree):
+    """Brings a copy of the project up to date; files that are the same keep their times, so that cargo keeps their crates."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout
+    wanted = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    for name in wanted:
+        source, copy = ROOT / name, tree / name
+        if not copy.is_file() or copy.read_bytes() != source.read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, copy)
+    built = tree / "target"
+    for copy in list(tree.rglob("*")):
+        if not copy.is_relative_to(built) and copy.is_file() and str(copy.relative_to(tree)) not in wanted:
+            copy.unlink()
+
+
+def run(name, tree):
+    """Returns the numbers of faults of a module by what became of them; `tree` is a copy of the project."""
     module = MODULES[name]
     output = TARGET / "mutants" / name
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
-    command = ["cargo", "mutants", "--dir", ROOT, "--package", module.package, "--output", output, "--colors", "never",
-               "--no-shuffle", "--timeout-multiplier", TIMES, "--minimum-test-timeout", LEAST_S,
-               "--cargo-arg=--config", f"--cargo-arg={QUICK}"]
+    copy_project(tree)
+    command = ["cargo", "mutants", "--dir", tree, "--in-place", "--test-tool", "nextest", "--package", module.package,
+               "--output", output, "--colors", "never", "--no-shuffle", "--timeout-multiplier", TIMES,
+               "--minimum-test-timeout", LEAST_S, "--cargo-arg=--config", f"--cargo-arg={QUICK}"]
     for file in module.files:
         command += ["--file", file]
     log = LOGS / f"mutants-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     say(f"faults in {', '.join(module.files)}")
     with open(log, "wb") as out:
-        subprocess.run([str(part) for part in [*command, "--", *module.tests]], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out,
-                       stderr=subprocess.STDOUT, env=dict(tool_env(), CARGO_INCREMENTAL="0", OMP_WAIT_POLICY="passive"))
+        subprocess.run([str(part) for part in [*command, "--", *module.tests]], cwd=tree, stdin=subprocess.DEVNULL, stdout=out,
+                       stderr=subprocess.STDOUT, env=dict(tool_env(), CARGO_INCREMENTAL="1", OMP_WAIT_POLICY="passive"))
     outcomes = output / "mutants.out" / "outcomes.json"
     if not outcomes.is_file():
         raise Problem(f"cargo mutants made no result; its output is in target/logs/{log.name}")
@@ -74,24 +95,48 @@ def run(name):
     return {kind: counts[kind] for kind in ("caught", "missed", "timeout", "unviable")}
 
 
+def count(name, tree):
+    """Prints how many faults of a module are noticed; returns True if they are enough."""
+    counts = run(name, tree)
+    # A fault that makes a test wait for ever is noticed, too.
+    noticed = counts["caught"] + counts["timeout"]
+    seen = noticed + counts["missed"]
+    share = noticed / seen if seen else 0.0
+    print(f"   {name}: {noticed} of {seen} noticed ({share:.0%}), {counts['timeout']} of them by waiting for ever; "
+          f"{counts['unviable']} do not compile", flush=True)
+    return share >= LEAST
+
+
 def main():
-    names = sys.argv[1:] or list(MODULES)
+    arguments = argparse.ArgumentParser(description="Counts the faults that the Rust tests notice.")
+    arguments.add_argument("--jobs", type=int, default=1, help="modules at a time, each in a copy of the project")
+    arguments.add_argument("module", nargs="*")
+    wanted = arguments.parse_args()
+    names = wanted.module or list(MODULES)
     for name in names:
         if name not in MODULES:
             raise Problem(f"unknown module {name}; one of {', '.join(MODULES)}")
-    if shutil.which("cargo-mutants", path=os.environ.get("PATH")) is None:
-        raise Problem("cargo-mutants is not installed: cargo install --locked cargo-mutants")
-    low = []
-    for name in names:
-        counts = run(name)
-        # A fault that makes a test wait for ever is noticed, too.
-        noticed = counts["caught"] + counts["timeout"]
-        seen = noticed + counts["missed"]
-        share = noticed / seen if seen else 0.0
-        print(f"   {name}: {noticed} of {seen} noticed ({share:.0%}), {counts['timeout']} of them by waiting for ever; "
-              f"{counts['unviable']} do not compile", flush=True)
-        if share < LEAST:
-            low.append(name)
+    for tool in ("cargo-mutants", "cargo-nextest"):
+        if shutil.which(tool, path=os.environ.get("PATH")) is None:
+            raise Problem(f"{tool} is not installed: cargo install --locked {tool}")
+    waiting, low = list(names), []
+
+    def work(tree):
+        while waiting:
+            name = waiting.pop(0)
+            try:
+                if not count(name, tree):
+                    low.append(name)
+            except Problem as problem:
+                print(f"   {name}: {problem}", flush=True)
+                low.append(name)
+
+    threads = [threading.Thread(target=work, args=(TARGET / "mutants" / f"tree-{number}",))
+               for number in range(max(1, wanted.jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if low:
         raise Problem(f"under {LEAST:.0%}: {', '.join(low)}")
 
