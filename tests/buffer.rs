@@ -12,7 +12,7 @@ use ggml_rust_npu::rockchip::caps::{self, RkCaps};
 use ggml_rust_npu::rockchip::driver::Rknn;
 use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
-use ggml_rust_npu::tensor::DType;
+use ggml_rust_npu::tensor::{DType, Format};
 use rknpu_ops::sim;
 use std::sync::Arc;
 
@@ -108,6 +108,41 @@ fn a_weight_that_is_written_again_is_used_with_its_new_values() {
     let after = mul_mat(&device, &new, Some((&buffer, 0)), &act, [96, 1, 1, 1]).unwrap();
     let changed: Vec<_> = (0..40).filter(|n| before[*n] != after[*n]).collect();
     assert_eq!(changed, [7]);
+}
+
+/// It was a panic without a dequantizer, and with that of another type it read behind the rows.
+#[test]
+fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() {
+    let mut numbers = Numbers::new(14);
+    let device = keeping(&caps::RK3588);
+    let old = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
+    let mut new = Weight::random(&mut numbers, PLAIN, [96, 40, 1, 1]);
+    let row = old.row_bytes();
+    new.bytes[..7 * row].copy_from_slice(&old.bytes[..7 * row]);
+    new.bytes[8 * row..].copy_from_slice(&old.bytes[8 * row..]);
+    let act = numbers.floats(96);
+    let product_in =
+        |buffer: &RkBuffer| mul_mat(&device, &new, Some((buffer, 0)), &act, [96, 1, 1, 1]).unwrap();
+    let want = product_in(&packed(&device, &new, 0));
+    let of_w = old.tensor(Some(0));
+    for other in [
+        Tensor {
+            dtype: DType::I8,
+            shape: contiguous(DType::I8, [old.bytes.len(), 1, 1, 1]),
+            dequantize: None,
+            ..of_w
+        },
+        // The same size, and blocks with another meaning.
+        Tensor {
+            format: Some(Format::Iq4Nl),
+            ..of_w
+        },
+    ] {
+        let buffer = packed(&device, &old, 0);
+        let change = Content::Bytes(&new.bytes[7 * row..8 * row]);
+        buffer.write(&other, 7 * row, row, change).unwrap();
+        assert_eq!(product_in(&buffer), want);
+    }
 }
 
 #[test]

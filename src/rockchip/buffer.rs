@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::graph::Tensor;
 use crate::host_memory::Pages;
 use crate::packfile::Wanted;
-use crate::tensor::DType;
+use crate::tensor::{DType, Format};
 
 mod kept;
 
@@ -43,6 +43,7 @@ pub(super) struct Contents {
 #[derive(Debug)]
 struct Packed {
     dtype: DType,
+    format: Option<Format>,
     ne: [usize; 4],
     bytes: usize,
     weights: PackedWeights,
@@ -52,6 +53,11 @@ struct Packed {
 }
 
 impl Packed {
+    /// Returns `true` if a tensor has the type of these rows, so that its dequantizer reads them.
+    fn is_type_of(&self, tensor: &Tensor) -> bool {
+        (self.dtype, self.format) == (tensor.dtype, tensor.format)
+    }
+
     /// Adds a range to the written bytes. Returns `true` if all are written.
     fn write(&mut self, range: Range<usize>) -> bool {
         let mut whole = range;
@@ -72,7 +78,7 @@ impl Contents {
     /// Returns the packed form of a tensor, if all of it was packed as such.
     pub(super) fn find(&self, tensor: &Tensor) -> Option<&PackedWeights> {
         let packed = self.packed.get(&tensor.packed_offset)?;
-        let same = packed.dtype == tensor.dtype && packed.ne == tensor.shape.ne;
+        let same = packed.is_type_of(tensor) && packed.ne == tensor.shape.ne;
         (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
     }
 
@@ -161,6 +167,11 @@ impl RkBuffer {
         fill(&mut contents.plain.bytes_mut()[touched.clone()]);
         placed?;
         let Contents { plain, packed } = &mut *contents;
+        // Rows that a tensor of another type changed are packed when they are used, as theirs.
+        packed.retain(|&start, packed| {
+            let is_apart = start + packed.bytes <= touched.start || touched.end <= start;
+            is_apart || packed.is_type_of(tensor)
+        });
         for (&start, packed) in packed.range_mut(..touched.end) {
             if start + packed.bytes <= touched.start {
                 continue;
@@ -228,7 +239,7 @@ impl RkBuffer {
         let bytes = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
         let around = contents.packed.range(..=start).next_back();
         if around.is_some_and(|(&other, packed)| {
-            start + bytes <= other + packed.bytes && tensor.dtype == packed.dtype
+            start + bytes <= other + packed.bytes && packed.is_type_of(tensor)
         }) {
             return Ok(());
         }
@@ -248,6 +259,7 @@ impl RkBuffer {
             start,
             Packed {
                 dtype: tensor.dtype,
+                format: tensor.format,
                 ne: tensor.shape.ne,
                 bytes,
                 weights,
