@@ -24,10 +24,10 @@ use crate::rt::{Arena, Copy, Engine};
 /// several steps.
 const STEP_BYTES: usize = 256 * 1024;
 
-/// Returns the fewest strips of a step: a pair for each thread, but at least two pairs, because a step
-/// also costs packets that do not depend on its strips.
+/// Returns the fewest strips of a step: a pair for each thread, but at least four pairs, because a step
+/// also costs some 190 packets that do not depend on its strips.
 fn min_strips(threads: usize) -> usize {
-    (2 * threads).max(4)
+    (2 * threads).max(8)
 }
 
 /// Quantizes one row.
@@ -87,31 +87,32 @@ fn strips(
     mut finish: Finish<'_>,
     out: &mut [f32],
 ) -> Result<()> {
-    let (mut rest, mut out) = (panels, out);
-    while !rest.is_empty() {
-        let (first, others) = rest.split_at(planes.lines.min(rest.len()));
-        let (second, others) = others.split_at(planes.lines.min(others.len()));
-        rest = others;
-        let here = take_columns(&mut out, 2 * TILE_DIM);
-        let first = planes.panel(first)?;
-        if !second.is_empty()
-            && finish.writes_unchanged()
-            && let [left, right] = here.as_chunks_mut().0
-        {
-            gemv_two_strips([&first, &planes.panel(second)?], act, [left, right])?;
-            continue;
+    let (mut panels, mut out) = (panels, out);
+    if finish.writes_unchanged() {
+        let pair_lines = 2 * planes.lines;
+        let n_pairs = (panels.len() / pair_lines).min(out.len() / (2 * TILE_DIM));
+        let (whole, rest) = panels.split_at(n_pairs * pair_lines);
+        let columns = take_columns(&mut out, n_pairs * 2 * TILE_DIM);
+        let columns = columns.as_chunks_mut::<TILE_DIM>().0.as_chunks_mut().0;
+        for (pair, [left, right]) in whole.chunks_exact(pair_lines).zip(columns) {
+            gemv_two_strips(planes.pair(pair)?.each_ref(), act, [left, right])?;
         }
+        panels = rest;
+    }
+    for (pair, out) in panels
+        .chunks(2 * planes.lines)
+        .zip(out.chunks_mut(2 * TILE_DIM))
+    {
         let [mut a, mut b] = hvx::zeros();
         let [a, b]: [&mut [f32; TILE_DIM]; 2] = [&mut a, &mut b].map(bytemuck::cast_mut);
-        if second.is_empty() {
-            gemv_strip(&first, act, a)?;
-            finish.put(a, here);
+        let (left, right) = out.split_at_mut(TILE_DIM.min(out.len()));
+        if pair.len() > planes.lines {
+            gemv_two_strips(planes.pair(pair)?.each_ref(), act, [&mut *a, &mut *b])?;
         } else {
-            gemv_two_strips([&first, &planes.panel(second)?], act, [a, b])?;
-            let (left, right) = here.split_at_mut(TILE_DIM);
-            take_finish(&mut finish, TILE_DIM).put(a, left);
-            take_finish(&mut finish, TILE_DIM).put(b, right);
+            gemv_strip(&planes.panel(pair)?, act, a)?;
         }
+        take_finish(&mut finish, TILE_DIM).put(a, left);
+        take_finish(&mut finish, TILE_DIM).put(b, right);
     }
     Ok(())
 }

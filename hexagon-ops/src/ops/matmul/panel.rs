@@ -49,6 +49,16 @@ impl PanelPlanes {
         }
     }
 
+    /// Splits two panels that follow each other into their planes.
+    ///
+    /// # Errors
+    /// As [`Panel::new`].
+    #[inline(always)]
+    pub(super) fn pair<'a>(&self, lines: &'a [Line]) -> Result<[Panel<'a>; 2]> {
+        let (first, second) = lines.split_at(self.lines.min(lines.len()));
+        Ok([self.panel(first)?, self.panel(second)?])
+    }
+
     /// Splits a panel into its planes.
     ///
     /// # Errors
