@@ -43,7 +43,6 @@ pub(super) enum Change {
 #[derive(Debug)]
 pub(super) struct AddressSpace {
     budget_bytes: u64,
-    mapped_bytes: u64,
     /// By number; a free number has none.
     entries: Vec<Option<AddressEntry>>,
 }
@@ -53,7 +52,6 @@ impl AddressSpace {
     pub(super) fn new(budget_bytes: u64) -> Self {
         Self {
             budget_bytes,
-            mapped_bytes: 0,
             entries: Vec::new(),
         }
     }
@@ -94,9 +92,13 @@ impl AddressSpace {
     /// Forgets a buffer; whether it is mapped and must be unmapped first.
     pub(super) fn remove(&mut self, number: Number) -> bool {
         let entry = self.entries.get_mut(number as usize).and_then(Option::take);
-        let mapped = entry.filter(|entry| entry.mapped);
-        self.mapped_bytes -= mapped.map_or(0, |entry| entry.bytes);
-        mapped.is_some()
+        entry.is_some_and(|entry| entry.mapped)
+    }
+
+    /// Returns the bytes that are mapped.
+    fn mapped_bytes(&self) -> u64 {
+        let mapped = (self.entries.iter().flatten()).filter(|entry| entry.mapped);
+        mapped.map(|entry| entry.bytes).sum()
     }
 
     /// Returns the bytes that the numbers need together; each is counted once.
@@ -153,7 +155,6 @@ impl AddressSpace {
             room += entry.bytes;
             if entry.mapped {
                 entry.mapped = false;
-                self.mapped_bytes -= entry.bytes;
                 changes.push(Change::Unmap { number });
             }
             chosen.push(number);
@@ -192,14 +193,13 @@ impl AddressSpace {
                 entry.used = used;
             }
         }
-        while self.mapped_bytes + coming > self.budget_bytes {
+        while self.mapped_bytes() + coming > self.budget_bytes {
             let oldest = (self.entries.iter_mut().enumerate())
                 .filter_map(|(index, entry)| Some((index, entry.as_mut()?)))
                 .filter(|(_, entry)| entry.mapped && entry.used != used)
                 .min_by_key(|(_, entry)| entry.used);
             let Some((index, entry)) = oldest else { break };
             entry.mapped = false;
-            self.mapped_bytes -= entry.bytes;
             changes.push(Change::Unmap {
                 number: u32::try_from(index).unwrap_or(MAX_BUFFERS),
             });
@@ -209,7 +209,6 @@ impl AddressSpace {
                 && !entry.mapped
             {
                 entry.mapped = true;
-                self.mapped_bytes += entry.bytes;
                 changes.push(Change::Map {
                     number: *number,
                     fd: entry.fd,
@@ -228,7 +227,6 @@ impl AddressSpace {
                 && !numbers.contains(&number)
             {
                 entry.mapped = false;
-                self.mapped_bytes -= entry.bytes;
                 changes.push(Change::Unmap { number });
             }
         }
@@ -237,14 +235,8 @@ impl AddressSpace {
     /// Takes back a change that failed.
     pub(super) fn undo(&mut self, change: Change) {
         let (Change::Map { number, .. } | Change::Unmap { number }) = change;
-        let Some(Some(entry)) = self.entries.get_mut(number as usize) else {
-            return;
-        };
-        entry.mapped = matches!(change, Change::Unmap { .. });
-        if entry.mapped {
-            self.mapped_bytes += entry.bytes;
-        } else {
-            self.mapped_bytes -= entry.bytes;
+        if let Some(Some(entry)) = self.entries.get_mut(number as usize) {
+            entry.mapped = matches!(change, Change::Unmap { .. });
         }
     }
 }
@@ -280,7 +272,7 @@ mod tests {
         assert_eq!(space.bytes(&[a, b, a, a]), 100);
         let mut changes = Vec::new();
         space.admit(&[a, b, a, b], 1, &mut changes).unwrap();
-        assert_eq!((changes.len(), space.mapped_bytes), (2, 100));
+        assert_eq!((changes.len(), space.mapped_bytes()), (2, 100));
         // No room is made for mapped buffers, and room for new ones is made only once.
         let c = space.add(9, 40).unwrap();
         changes.clear();
@@ -296,7 +288,7 @@ mod tests {
         changes.clear();
         space.admit(&[a, b], 1, &mut changes).unwrap();
         space.admit(&[c, c], 2, &mut changes).unwrap();
-        assert_eq!((changes.len(), space.mapped_bytes), (3, 100));
+        assert_eq!((changes.len(), space.mapped_bytes()), (3, 100));
     }
 
     #[test]
@@ -313,7 +305,7 @@ mod tests {
         // No submission has named c, and d is needed.
         assert_eq!(space.retract(60, &[d], &mut changes), [c, b]);
         assert_eq!(changes, [Change::Unmap { number: b }]);
-        assert_eq!(space.mapped_bytes, 100);
+        assert_eq!(space.mapped_bytes(), 100);
         assert_eq!(
             [a, b, c, d].map(|number| space.is_announced(number)),
             [true, false, false, true]
