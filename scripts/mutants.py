@@ -43,7 +43,7 @@ MODULES = {
     "session": Module("ggml-rust-npu", ["src/hexagon/device/*.rs"], ["--lib", "--test=hexagon"]),
     "submission": Module("ggml-rust-npu", ["src/hexagon/stream.rs", "src/hexagon/stream/*.rs"], ["--lib", "--test=hexagon"]),
     "buffer": Module("ggml-rust-npu", ["src/*/buffer.rs"], ["--lib", "--test=hexagon", "--test=buffer"]),
-    "border": Module("ggml-rust-npu", ["src/abi/*.rs"], ["--lib", "--test=abi"]),
+    "border": Module("ggml-rust-npu", ["src/abi/*.rs"], ["--lib", "--test=abi", "--test=fork"]),
     "packfile": Module("ggml-rust-npu", ["src/packfile/*.rs", "src/packfile.rs"], ["--lib", "--test=packs"]),
     "gguf": Module("ggml-rust-npu", ["src/gguf/*.rs"], ["--lib", "--test=tool_gguf"]),
     "plans": Module("ggml-rust-npu", ["src/hexagon/plan/*.rs", "src/rockchip/plan/*.rs", "src/*/plan.rs"],
@@ -79,14 +79,16 @@ def run(name, tree):
     copy_project(tree)
     command = ["cargo", "mutants", "--dir", tree, "--in-place", "--test-tool", "nextest", "--package", module.package,
                "--output", output, "--colors", "never", "--no-shuffle", "--timeout-multiplier", TIMES,
-               "--minimum-test-timeout", LEAST_S, "--cargo-arg=--config", f"--cargo-arg={QUICK}"]
+               "--minimum-test-timeout", LEAST_S]
+    # Arguments behind `--` would count for the run alone, and all tests would be built.
+    command += [f"--cargo-arg={argument}" for argument in ("--config", QUICK, *module.tests)]
     for file in module.files:
         command += ["--file", file]
     log = LOGS / f"mutants-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     say(f"faults in {', '.join(module.files)}")
     with open(log, "wb") as out:
-        subprocess.run([str(part) for part in [*command, "--", *module.tests]], cwd=tree, stdin=subprocess.DEVNULL, stdout=out,
+        subprocess.run([str(part) for part in command], cwd=tree, stdin=subprocess.DEVNULL, stdout=out,
                        stderr=subprocess.STDOUT, env=dict(tool_env(), CARGO_INCREMENTAL="1", OMP_WAIT_POLICY="passive"))
     outcomes = output / "mutants.out" / "outcomes.json"
     if not outcomes.is_file():

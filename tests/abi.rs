@@ -590,7 +590,9 @@ fn a_tensor_with_a_negative_dimension_is_neither_written_nor_read() {
     let product = Product::new();
     let mut bad = product.act;
     bad.ne[2] = -1;
+    lines_with("");
     assert_eq!(product.memory.set(&bad, &[0; 64]), NPU_STATUS_FAILED);
+    assert_eq!(lines_with("a dimension is negative"), 1);
     assert_eq!(
         product.memory.get(&bad, 4, 0),
         (NPU_STATUS_FAILED, vec![0xff; 4])
@@ -794,4 +796,67 @@ fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
     unsafe { npu_buffer_clear(weights.0, 0) };
     assert_eq!(weights.set(&w, &bytes), NPU_STATUS_OK);
     assert_eq!(stream.compute(0, &[product]), NPU_STATUS_OK);
+}
+
+/// The line about a model is told when the first token's graph comes again, or its stream ends.
+#[test]
+fn a_token_is_counted_and_told_once() {
+    let _turn = turn();
+    let product = Product::new();
+    let mut node = product.node;
+    (node.dst.ne[1], node.src[1].ne[1]) = (1, 1);
+    for ends_after in [1, 3] {
+        let stream = Stream::new(HEX);
+        lines_with("");
+        for graph in 0..ends_after {
+            assert_eq!(stream.compute(5, &[node]), NPU_STATUS_OK);
+            let told = lines_with("nodes of a token, in 1 split");
+            assert_eq!(told, usize::from(graph == 1), "{graph}");
+        }
+        drop(stream);
+        let told = lines_with("nodes of a token, in 1 split");
+        assert_eq!(told, usize::from(ends_after == 1));
+    }
+}
+
+/// What ggml asks before it allocates anything.
+#[test]
+fn devices_say_what_they_are_and_what_buffers_they_have() {
+    start();
+    for (device, chip, buffers, alignment) in [
+        (RK, "RK3588", NPU_BUFFERS_HOST_AND_PACKED, 4096),
+        (HEX, "V75", NPU_BUFFERS_SHARED_AND_PACKED, 128),
+    ] {
+        // SAFETY: alive for ever, as devices are.
+        let description = unsafe { CStr::from_ptr(npu_device_description(device)) };
+        let description = description.to_str().unwrap();
+        assert!(
+            description.contains(chip) && description.contains("simulated"),
+            "{description}"
+        );
+        assert_eq!(npu_device_buffers(device), buffers, "{chip}");
+        assert_eq!(npu_packed_alignment(device), alignment, "{chip}");
+        // Less than what 32 bits address, and enough for most weights.
+        assert!((1 << 30..1 << 32).contains(&npu_packed_max_size(device)));
+    }
+}
+
+/// Other bytes of the weight are gone, so it cannot be packed again.
+#[test]
+fn a_part_of_a_weight_whose_bytes_were_released_is_not_written() {
+    let _turn = turn();
+    let (weights, w) = rk_weight();
+    assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);
+    lines_with("");
+    assert_eq!(weights.set_at(&w, &[0x22; 2], 0), NPU_STATUS_FAILED);
+    assert_eq!(lines_with("cannot write w: "), 1);
+    let (act, mut out) = (vec![1.0f32; 64], vec![0.0f32; 96]);
+    let node = product_of_host((&weights, w), 1, &act, &mut out);
+    let stream = Stream::new(RK);
+    assert_eq!(stream.compute(0, &[node]), NPU_STATUS_FAILED);
+    // Written whole, it is there again.
+    // SAFETY: alive.
+    unsafe { npu_buffer_clear(weights.0, 0) };
+    assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);
+    assert_eq!(stream.compute(0, &[node]), NPU_STATUS_OK);
 }
