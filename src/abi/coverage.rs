@@ -344,4 +344,61 @@ mod tests {
         let want = "HEX0: 3 of 3 nodes of a token, in 3 splits";
         assert_eq!(line.as_deref(), Some(want));
     }
+
+    /// Asks about nodes that are refused, computes a token in one list, and returns the line.
+    fn line_of(coverage: &Coverage, refused: &[(&str, Refusal)]) -> String {
+        coverage.begin();
+        for (name, reason) in refused {
+            answer(coverage, "FFT", &product(name, "a", 1), Some(reason));
+        }
+        assert_eq!(compute(coverage, 1, &[product("k", "a", 1)]), None);
+        coverage.ended("HEX0").unwrap()
+    }
+
+    #[test]
+    fn a_line_has_four_reasons_and_the_number_of_others() {
+        let reasons = ["a", "b", "c", "d", "e", "f"].map(|reason| (reason, reason));
+        for (count, end) in [
+            (4, "not 1 FFT (d)"),
+            (5, "and 1 more reasons"),
+            (6, "and 2 more reasons"),
+        ] {
+            let line = line_of(&Coverage::default(), &reasons[..count]);
+            assert!(line.ends_with(end), "{line}");
+        }
+    }
+
+    #[test]
+    fn names_have_a_limit() {
+        let coverage = Coverage::default();
+        let names: Vec<_> = (0..MAX_NAMES + 3).map(|i| i.to_string()).collect();
+        for name in &names {
+            answer(&coverage, "MUL_MAT", &product("", name, 1), Some("packed"));
+        }
+        let nodes: Vec<_> = names
+            .iter()
+            .map(|name| (name.as_str(), "unknown"))
+            .collect();
+        let want = format!(
+            "HEX0: 1 of {} nodes of a token, in 1 split; not {MAX_NAMES} FFT (unknown); \
+             {MAX_NAMES} weights elsewhere: 0 (packed)",
+            MAX_NAMES + 1
+        );
+        assert_eq!(line_of(&coverage, &nodes), want);
+    }
+
+    #[test]
+    fn weights_of_the_last_model_are_forgotten_when_another_is_loaded() {
+        let coverage = Coverage::default();
+        for (weights, end) in [
+            (["a", "b"], "2 weights elsewhere: a"),
+            (["c", "d"], "2 weights elsewhere: c"),
+        ] {
+            for name in weights {
+                answer(&coverage, "MUL_MAT", &product("", name, 1), Some("packed"));
+            }
+            let line = line_of(&coverage, &[("x", "unknown")]);
+            assert!(line.ends_with(&format!("{end} (packed)")), "{line}");
+        }
+    }
 }
