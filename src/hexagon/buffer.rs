@@ -16,7 +16,7 @@ use crate::backend::{Buffer, Content};
 use crate::error::Result;
 use crate::graph::{Place, Role, Tensor};
 use crate::packfile::{Packs, Wanted};
-use crate::tensor::{DType, Dequantize};
+use crate::tensor::{DType, Dequantize, Format};
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
 pub const ALIGN_BYTES: usize = LINE_BYTES;
@@ -48,6 +48,8 @@ pub struct HexBuffer {
 #[derive(Debug)]
 struct Packed {
     layout: WeightLayout,
+    dtype: DType,
+    format: Option<Format>,
     /// Bytes in ggml's layout, and of a row.
     bytes: usize,
     row_bytes: usize,
@@ -56,6 +58,13 @@ struct Packed {
 }
 
 impl Packed {
+    /// Returns `true` if a tensor's bytes up to `end` of this one can be written into the packed form: if they
+    /// are all in it, and are not converted as another type's.
+    fn takes(&self, tensor: &Tensor, end: usize) -> bool {
+        let same = (self.dtype, self.format) == (tensor.dtype, tensor.format);
+        end <= self.bytes && (same || self.plain.is_none())
+    }
+
     /// Copies bytes in ggml's layout, starting at `at` of the tensor that starts at `start`.
     fn read(&self, memory: &Memory, start: usize, at: usize, out: &mut [u8]) {
         if let Some(plain) = &self.plain {
@@ -164,7 +173,7 @@ impl HexBuffer {
     fn set(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let first = tensor.packed_offset + offset;
-        let Some((start, mut packed)) = self.place(tensor, size) else {
+        let Some((start, mut packed)) = self.place(tensor, first..first + size) else {
             return copy_in(&self.memory, first, size, |at, out| content.put(at, out));
         };
         if size == 0 {
@@ -325,12 +334,16 @@ impl HexBuffer {
         packed
     }
 
-    /// Returns the packed tensor that a write of `size` bytes goes to; a weight that is seen for
-    /// the first time becomes one.
-    fn place(&self, tensor: &Tensor, size: usize) -> Option<(usize, Arc<Packed>)> {
-        if let Some(found) = self.around(tensor) {
-            return Some(found);
+    /// Returns the packed tensor that a write of the bytes `touched` goes to; a weight that is seen for
+    /// the first time becomes one. Packed tensors that cannot take the write are so no longer.
+    fn place(&self, tensor: &Tensor, touched: Range<usize>) -> Option<(usize, Arc<Packed>)> {
+        if let Some((start, packed)) = self.around(tensor)
+            && packed.takes(tensor, touched.end - start)
+        {
+            return Some((start, packed));
         }
+        self.make_way(&touched);
+        let size = touched.len();
         // With one kind of memory for everything, most tensors in F32 are no weights.
         let is_weight = tensor.dtype != DType::F32 || tensor.role == Role::Weights;
         let wanted =
@@ -354,6 +367,8 @@ impl HexBuffer {
         let lossless = layout.form == Conversion::Lossless;
         let packed = Arc::new(Packed {
             layout,
+            dtype: tensor.dtype,
+            format: tensor.format,
             bytes,
             row_bytes: pack::row_bytes(&layout, tensor.dtype),
             plain: (!lossless).then(|| Mutex::new(vec![0; bytes])),
@@ -371,10 +386,17 @@ impl HexBuffer {
     /// If the range is not inside the buffer.
     pub(super) fn get(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
         let first = tensor.packed_offset + offset;
-        if let Some((start, packed)) = self.around(tensor) {
-            packed.read(&self.memory, start, first - start, out);
-        } else {
-            copy_out(&self.memory, first, out);
+        let end = first + out.len();
+        match self.around(tensor) {
+            Some((start, packed)) if end <= start + packed.bytes => {
+                packed.read(&self.memory, start, first - start, out);
+            }
+            _ => {
+                if self.holds_packed(&(first..end)) {
+                    self.unpack(&(first..end));
+                }
+                copy_out(&self.memory, first, out);
+            }
         }
     }
 
@@ -383,6 +405,19 @@ impl HexBuffer {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let below = packed.range(..range.end).next_back();
         below.is_some_and(|(start, found)| range.start < start + found.bytes)
+    }
+
+    /// Forgets the packed tensors that a write of a range replaces, and puts those back into ggml's layout
+    /// that it changes in part.
+    fn make_way(&self, range: &Range<usize>) {
+        if !self.holds_packed(range) {
+            return;
+        }
+        let mut packed = self.packed.write().unwrap_or_else(PoisonError::into_inner);
+        packed.retain(|start, held| *start < range.start || range.end < start + held.bytes);
+        drop(packed);
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        self.unpack(range);
     }
 
     /// Puts the packed tensors of a range back into ggml's layout, for operations that are no

@@ -109,6 +109,65 @@ fn views_of_packed_tensors_are_parts_of_them() {
     assert!(error <= 1e-4, "{error:.2e}");
 }
 
+/// Its bytes were converted as if they were of the other's type, or the write did not fit the packed form: a
+/// panic, which the C border caught.
+#[test]
+fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() {
+    const AT: usize = 4096;
+    let device = device();
+    for kind in KINDS {
+        let ne = [kind.block_elems().max(64), 40, 1, 1];
+        let old = Weight::random(&mut Numbers::new(13), kind, ne);
+        let new = Weight::random(&mut Numbers::new(14), kind, ne);
+        let (row, w) = (old.bytes.len() / ne[1], old.tensor(AT, Place::Packed));
+        let act = Numbers::new(15).floats(ne[0]);
+        // Rows that the other tensor writes, and its bytes before and behind the weight.
+        for (rows, before, behind) in [
+            (7..9, 0, 0),
+            (0..3, 50, 0),
+            (37..40, 0, 50),
+            (0..40, 50, 50),
+        ] {
+            let buffer = HexBuffer::new(&device, AT + device.packed_bytes(&w) + AT, false).unwrap();
+            let write = |tensor: &Tensor, bytes: &[u8]| {
+                (buffer.write(tensor, 0, bytes.len(), Content::Bytes(bytes))).unwrap();
+            };
+            write(&w, &old.bytes);
+            let changed = rows.start * row..rows.end * row;
+            let others = [
+                &vec![0xa5; before],
+                &new.bytes[changed.clone()],
+                &vec![0x5a; behind],
+            ]
+            .concat();
+            let other = tensor(
+                "other",
+                DType::I8,
+                [others.len(), 1, 1, 1],
+                AT + changed.start - before,
+            );
+            write(&other, &others);
+            let mut have = vec![0; others.len()];
+            buffer.read(&other, 0, &mut have).unwrap();
+            assert!(have == others, "{kind:?} {rows:?}");
+            let (mut want, mut values) = (old.bytes.clone(), old.values.clone());
+            want[changed.clone()].copy_from_slice(&new.bytes[changed]);
+            let elems = rows.start * ne[0]..rows.end * ne[0];
+            values[elems.clone()].copy_from_slice(&new.values[elems]);
+            let mut have = vec![0; want.len()];
+            buffer.read(&w, 0, &mut have).unwrap();
+            assert!(have == want, "{kind:?} {rows:?}");
+            let work = Work::new(&device, &act, [ne[0], 1, 1, 1], [ne[1], 1, 1, 1], &[]).unwrap();
+            let stream = HexStream::new(Arc::clone(&device));
+            let node = work.node(Op::MulMat, old.tensor(AT, Place::Device), &buffer);
+            stream.submit(0, &mut [node]).unwrap();
+            let want = ggml_rust_npu::reference::mul_mat(&act, &values, ne[0]);
+            let error = ggml_rust_npu::reference::nmse(&work.result(), &want);
+            assert!(error <= 1e-4, "{kind:?} {rows:?}: {error:.2e}");
+        }
+    }
+}
+
 /// A type whose conversion waits for a product on the same device.
 struct Meeting {
     device: Arc<HexDevice>,
