@@ -13,9 +13,10 @@ crate, and cargo-nextest stops at the first test that fails.
 import argparse
 import json
 import os
+import queue
 import shutil
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from project import LOGS, ROOT, TARGET, Problem, main_with, say, tool_env
@@ -121,24 +122,19 @@ def main():
     for tool in ("cargo-mutants", "cargo-nextest"):
         if shutil.which(tool, path=os.environ.get("PATH")) is None:
             raise Problem(f"{tool} is not installed: cargo install --locked {tool}")
-    waiting, low = list(names), []
+    trees = queue.SimpleQueue()
+    for number in range(max(1, wanted.jobs)):
+        trees.put(TARGET / "mutants" / f"tree-{number}")
 
-    def work(tree):
-        while waiting:
-            name = waiting.pop(0)
-            try:
-                if not count(name, tree):
-                    low.append(name)
-            except Problem as problem:
-                print(f"   {name}: {problem}", flush=True)
-                low.append(name)
+    def is_enough(name):
+        tree = trees.get()
+        try:
+            return count(name, tree)
+        finally:
+            trees.put(tree)
 
-    threads = [threading.Thread(target=work, args=(TARGET / "mutants" / f"tree-{number}",))
-               for number in range(max(1, wanted.jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(max(1, wanted.jobs)) as pool:
+        low = [name for name, enough in zip(names, pool.map(is_enough, names)) if not enough]
     if low:
         raise Problem(f"under {LEAST:.0%}: {', '.join(low)}")
 

@@ -142,6 +142,10 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
         let change = Content::Bytes(&new.bytes[7 * row..8 * row]);
         buffer.write(&other, 7 * row, row, change).unwrap();
         assert_eq!(product_in(&buffer), want);
+        // A part of it that is written now has all rows packed again.
+        let same = Content::Bytes(&new.bytes[8 * row..9 * row]);
+        buffer.write(&of_w, 8 * row, row, same).unwrap();
+        assert_eq!(product_in(&buffer), want);
     }
 }
 

@@ -58,11 +58,20 @@ struct Packed {
 }
 
 impl Packed {
+    /// Returns `true` if a tensor has the type of these rows.
+    fn is_type_of(&self, tensor: &Tensor) -> bool {
+        (self.dtype, self.format) == (tensor.dtype, tensor.format)
+    }
+
     /// Returns `true` if a tensor's bytes up to `end` of this one can be written into the packed form: if they
     /// are all in it, and are not converted as another type's.
     fn takes(&self, tensor: &Tensor, end: usize) -> bool {
-        let same = (self.dtype, self.format) == (tensor.dtype, tensor.format);
-        end <= self.bytes && (same || self.plain.is_none())
+        end <= self.bytes && (self.is_type_of(tensor) || self.plain.is_none())
+    }
+
+    /// Returns `true` if it takes memory of a range, `start` being where it starts.
+    fn overlaps(&self, start: usize, range: &Range<usize>) -> bool {
+        start < range.end && range.start < start + self.bytes.max(self.layout.bytes())
     }
 
     /// Copies bytes in ggml's layout, starting at `at` of the tensor that starts at `start`.
@@ -145,7 +154,7 @@ impl HexBuffer {
 
     /// Returns `true` if a tensor is packed, or part of one that is.
     pub(super) fn is_packed(&self, tensor: &Tensor) -> bool {
-        self.around(tensor).is_some()
+        self.around(tensor.packed_offset).is_some()
     }
 
     /// Returns the packed form of a tensor, if all of it was packed as such: its type's, or the
@@ -155,14 +164,15 @@ impl HexBuffer {
         let found = packed.get(&tensor.packed_offset)?;
         let own = WeightLayout::new(tensor)?;
         let same = own == found.layout || own.groups() == Some(found.layout);
+        let same = same && found.is_type_of(tensor);
         (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(found.layout)
     }
 
-    /// Returns the packed tensor that a tensor is, or is a view of, and where it starts.
-    fn around(&self, tensor: &Tensor) -> Option<(usize, Arc<Packed>)> {
+    /// Returns the packed tensor that the byte at an offset belongs to, and where it starts.
+    fn around(&self, at: usize) -> Option<(usize, Arc<Packed>)> {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
-        let (start, found) = packed.range(..=tensor.packed_offset).next_back()?;
-        (tensor.packed_offset < start + found.bytes).then(|| (*start, Arc::clone(found)))
+        let (start, found) = packed.range(..=at).next_back()?;
+        (at < start + found.bytes).then(|| (*start, Arc::clone(found)))
     }
 
     /// Writes the bytes `[offset, offset + size)` of a tensor. A weight is packed from its first
@@ -173,7 +183,7 @@ impl HexBuffer {
     fn set(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let first = tensor.packed_offset + offset;
-        let Some((start, mut packed)) = self.place(tensor, first..first + size) else {
+        let Some((start, mut packed)) = self.place(tensor, &(first..first + size)) else {
             return copy_in(&self.memory, first, size, |at, out| content.put(at, out));
         };
         if size == 0 {
@@ -336,48 +346,47 @@ impl HexBuffer {
 
     /// Returns the packed tensor that a write of the bytes `touched` goes to; a weight that is seen for
     /// the first time becomes one. Packed tensors that cannot take the write are so no longer.
-    fn place(&self, tensor: &Tensor, touched: Range<usize>) -> Option<(usize, Arc<Packed>)> {
-        if let Some((start, packed)) = self.around(tensor)
+    fn place(&self, tensor: &Tensor, touched: &Range<usize>) -> Option<(usize, Arc<Packed>)> {
+        let start = tensor.packed_offset;
+        if let Some((start, packed)) = self.around(start)
             && packed.takes(tensor, touched.end - start)
         {
             return Some((start, packed));
         }
-        self.make_way(&touched);
-        let size = touched.len();
+        self.make_way(touched);
         // With one kind of memory for everything, most tensors in F32 are no weights.
         let is_weight = tensor.dtype != DType::F32 || tensor.role == Role::Weights;
         let wanted =
             tensor.place == Place::Packed && is_weight && tensor.shape.is_contiguous(tensor.dtype);
         let layout = wanted.then(|| WeightLayout::new(tensor)).flatten()?;
-        let (start, bytes) = (tensor.packed_offset, tensor.shape.span_bytes(tensor.dtype)?);
+        let bytes = tensor.shape.span_bytes(tensor.dtype)?;
         if start + layout.bytes() > self.memory.bytes() {
             return None;
         }
+        let is_part = touched.len() < bytes;
         let mut unpacked = (self.unpacked.lock()).unwrap_or_else(PoisonError::into_inner);
-        if size < bytes && unpacked.contains(&start) {
+        if is_part && unpacked.contains(&start) {
             return None;
         }
         unpacked.remove(&start);
         drop(unpacked);
-        if size < bytes {
-            // Rows that are not written yet, and padding, are zero weights. A write of everything
-            // writes padding, too.
-            copy_in(&self.memory, start, layout.bytes(), |_, out| out.fill(0));
-        }
         let lossless = layout.form == Conversion::Lossless;
-        let packed = Arc::new(Packed {
+        let mut plain = vec![0; if is_part || !lossless { bytes } else { 0 }];
+        if is_part {
+            // Rows that are not written now keep what they had.
+            self.unpack(&(start..start + layout.bytes()));
+            copy_out(&self.memory, start, &mut plain);
+            self.pack_all(&layout, start, &plain, tensor.dequantize);
+        }
+        let packed = Packed {
             layout,
             dtype: tensor.dtype,
             format: tensor.format,
             bytes,
             row_bytes: pack::row_bytes(&layout, tensor.dtype),
-            plain: (!lossless).then(|| Mutex::new(vec![0; bytes])),
-        });
-        let mut all = self.packed.write().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|other, held| other + held.bytes <= start || start + bytes <= *other);
-        all.insert(start, Arc::clone(&packed));
-        self.changes.fetch_add(1, Ordering::Relaxed);
-        Some((start, packed))
+            plain: (!lossless).then(|| Mutex::new(plain)),
+        };
+        Some((start, self.replace(start, packed)))
     }
 
     /// Copies the bytes of a tensor, starting at `offset`.
@@ -387,24 +396,34 @@ impl HexBuffer {
     pub(super) fn get(&self, tensor: &Tensor, offset: usize, out: &mut [u8]) {
         let first = tensor.packed_offset + offset;
         let end = first + out.len();
-        match self.around(tensor) {
-            Some((start, packed)) if end <= start + packed.bytes => {
-                packed.read(&self.memory, start, first - start, out);
+        let mut at = first;
+        while at < end {
+            let held = self.around(at);
+            let to = match &held {
+                Some((start, packed)) => start + packed.bytes,
+                None => self.next_packed(at).unwrap_or(end),
+            };
+            let to = to.min(end);
+            let part = &mut out[at - first..to - first];
+            match held {
+                Some((start, packed)) => packed.read(&self.memory, start, at - start, part),
+                None => copy_out(&self.memory, at, part),
             }
-            _ => {
-                if self.holds_packed(&(first..end)) {
-                    self.unpack(&(first..end));
-                }
-                copy_out(&self.memory, first, out);
-            }
+            at = to;
         }
     }
 
-    /// Returns `true` if a byte of a range belongs to a packed tensor.
+    /// Returns where the first packed tensor behind an offset starts.
+    fn next_packed(&self, at: usize) -> Option<usize> {
+        let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
+        packed.range(at + 1..).next().map(|(start, _)| *start)
+    }
+
+    /// Returns `true` if a packed tensor takes memory of a range.
     pub(super) fn holds_packed(&self, range: &Range<usize>) -> bool {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let below = packed.range(..range.end).next_back();
-        below.is_some_and(|(start, found)| range.start < start + found.bytes)
+        below.is_some_and(|(start, found)| found.overlaps(*start, range))
     }
 
     /// Forgets the packed tensors that a write of a range replaces, and puts those back into ggml's layout
@@ -425,8 +444,7 @@ impl HexBuffer {
     pub(super) fn unpack(&self, range: &Range<usize>) {
         let mut packed = self.packed.write().unwrap_or_else(PoisonError::into_inner);
         packed.retain(|start, held| {
-            let end = start + held.bytes;
-            if end <= range.start || range.end <= *start {
+            if !held.overlaps(*start, range) {
                 return true;
             }
             let mut plain = vec![0; held.bytes];

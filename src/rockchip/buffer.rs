@@ -162,6 +162,10 @@ impl RkBuffer {
     ) -> Result<()> {
         let mut contents = self.contents_mut();
         let touched = tensor.packed_offset + offset..tensor.packed_offset + offset + size;
+        if size < tensor.shape.span_bytes(tensor.dtype).unwrap_or(0) {
+            // A tensor that takes the place of another has it forgotten that bytes were released.
+            contents.check(tensor, &touched, true, "written in part")?;
+        }
         let placed = self.place(&mut contents, tensor);
         contents.check(tensor, &touched, true, "written in part")?;
         fill(&mut contents.plain.bytes_mut()[touched.clone()]);
@@ -176,9 +180,13 @@ impl RkBuffer {
             if start + packed.bytes <= touched.start {
                 continue;
             }
-            let row_bytes = packed.bytes / (packed.ne[1] * packed.ne[2] * packed.ne[3]);
+            let all_rows = packed.ne[1] * packed.ne[2] * packed.ne[3];
+            let row_bytes = packed.bytes / all_rows;
             let first = touched.start.saturating_sub(start) / row_bytes;
             let last = (touched.end.min(start + packed.bytes) - start).div_ceil(row_bytes);
+            // Nothing of a new one is packed, and its other rows may have been written before.
+            let is_new = packed.written.is_empty() && !packed.released;
+            let changed = if is_new { 0..all_rows } else { first..last };
             let rows = &plain.bytes()[start..start + packed.bytes];
             let source = RowSource {
                 dtype: packed.dtype,
@@ -192,7 +200,7 @@ impl RkBuffer {
             let taken = whole && of_this && self.take(tensor, &mut packed.weights, start, rows);
             if !taken {
                 self.memory
-                    .pack(&mut packed.weights, start, source, first..last);
+                    .pack(&mut packed.weights, start, source, changed);
             }
             let end = touched.end.min(start + packed.bytes);
             packed.released = false;

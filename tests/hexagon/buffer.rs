@@ -168,6 +168,75 @@ fn a_weight_that_a_tensor_of_another_type_changed_is_used_with_its_new_values() 
     }
 }
 
+/// Tensors that lie over each other in any way, each written in parts: a byte has the value that was written
+/// last, whichever tensor it is read by. Behind a weight its packed form may have changed bytes.
+#[test]
+fn overlapping_tensors_keep_the_bytes_that_were_written_last() {
+    let device = device();
+    let mut numbers = Numbers::new(16);
+    for round in 0..200 {
+        let mut model = vec![Some(0u8); 1 << 16];
+        let buffer = HexBuffer::new(&device, model.len(), false).unwrap();
+        buffer.clear(0);
+        let weights: Vec<_> = (0..3)
+            .map(|_| {
+                let kind = KINDS[numbers.below(KINDS.len())];
+                let ne = [
+                    kind.block_elems() * (1 + numbers.below(2)),
+                    32 * (1 + numbers.below(2)),
+                    1,
+                    1,
+                ];
+                let w = Weight::random(&mut numbers, kind, ne);
+                let tensor = w.tensor(128 * numbers.below(96), Place::Packed);
+                (w, tensor)
+            })
+            .collect();
+        let bytes_of = |tensor: &Tensor| tensor.shape.span_bytes(tensor.dtype).unwrap();
+        let plain = tensor(
+            "plain",
+            DType::I8,
+            [6000, 1, 1, 1],
+            1000 + numbers.below(5000),
+        );
+        let tensors: Vec<_> = weights
+            .iter()
+            .map(|(_, tensor)| *tensor)
+            .chain([plain])
+            .collect();
+        for step in 0..12 {
+            let tensor = tensors[numbers.below(tensors.len())];
+            let bytes = bytes_of(&tensor);
+            let (from, to) = match numbers.below(3) {
+                0 => (0, bytes),
+                _ => {
+                    let ends = [0; 2].map(|_: usize| numbers.below(bytes + 1));
+                    (ends[0].min(ends[1]), ends[0].max(ends[1]))
+                }
+            };
+            // Finite numbers in every type.
+            let value = 1 + numbers.below(40) as u8;
+            buffer
+                .write(&tensor, from, to - from, Content::Fill(value))
+                .unwrap();
+            model[tensor.packed_offset..][from..to].fill(Some(value));
+            model[tensor.packed_offset..][bytes..device.packed_bytes(&tensor)].fill(None);
+            for tensor in &tensors {
+                let mut have = vec![0; bytes_of(tensor)];
+                buffer.read(tensor, 0, &mut have).unwrap();
+                let mut want = model[tensor.packed_offset..].iter();
+                let is_wrong = |have: &u8| want.next().unwrap().is_some_and(|want| want != *have);
+                let wrong = have.iter().position(is_wrong);
+                assert_eq!(
+                    wrong, None,
+                    "round {round}, step {step}, {:?}",
+                    tensor.format
+                );
+            }
+        }
+    }
+}
+
 /// A type whose conversion waits for a product on the same device.
 struct Meeting {
     device: Arc<HexDevice>,
