@@ -819,7 +819,7 @@ fn a_token_is_counted_and_told_once() {
     }
 }
 
-/// What ggml asks before it allocates anything.
+/// Answers to questions that ggml asks before it allocates anything.
 #[test]
 fn devices_say_what_they_are_and_what_buffers_they_have() {
     start();
