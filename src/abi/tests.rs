@@ -1,4 +1,4 @@
-//! Tests of the values that the border hands on to the backend. `tests/abi.rs` tests its functions as C calls them.
+//! Tests of the values that the border hands on to the backend. `tests/abi/` tests its functions as C calls them.
 
 use super::*;
 

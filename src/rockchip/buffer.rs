@@ -163,7 +163,7 @@ impl RkBuffer {
         let mut contents = self.contents_mut();
         let touched = tensor.packed_offset + offset..tensor.packed_offset + offset + size;
         if size < tensor.shape.span_bytes(tensor.dtype).unwrap_or(0) {
-            // A tensor that takes the place of another has it forgotten that bytes were released.
+            // Before `place`, which forgets released bytes where a whole new tensor is about to be written.
             contents.check(tensor, &touched, true, "written in part")?;
         }
         let placed = self.place(&mut contents, tensor);

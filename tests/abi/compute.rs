@@ -1,0 +1,203 @@
+//! Graphs, and what the CPU and the device see of each other's results.
+
+use ggml_rust_npu::abi::*;
+
+use super::common::*;
+
+#[test]
+fn a_product_is_computed_and_computed_again_where_its_tensors_are() {
+    let _turn = turn();
+    let product = Product::new();
+    assert!(
+        // SAFETY: a node with all it points to.
+        unsafe { npu_supports_op(HEX, &product.node) }
+    );
+    let stream = Stream::new(HEX);
+    assert_eq!(stream.replay(5), None);
+    for round in 0..3 {
+        product.spoil();
+        let status = match round {
+            0 => stream.compute(5, &[product.node]),
+            _ => stream.replay(5).unwrap(),
+        };
+        assert_eq!(status, NPU_STATUS_OK);
+        product.check();
+    }
+}
+
+/// The CPU computes with results in place, and sees them there only after its caches were
+/// maintained.
+#[test]
+fn results_in_shared_memory_are_there_for_the_cpu() {
+    let _turn = turn();
+    let product = Product::new();
+    let stream = Stream::new(HEX);
+    for round in 0..3 {
+        product.spoil();
+        let status = match round {
+            0 => stream.compute(6, &[product.node]),
+            _ => stream.replay(6).unwrap(),
+        };
+        assert_eq!(status, NPU_STATUS_OK);
+        product.check_values(&values_at(product.node.dst.data, N * M));
+    }
+}
+
+/// Weights of a norm lie in shared memory, where the loader may write them without a function of
+/// ours.
+#[test]
+fn weights_that_the_cpu_writes_in_place_reach_the_device() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 3 * 4096, true);
+    let of = |name, role, at| {
+        let ne = [64, 1, 1, 1];
+        tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at)
+    };
+    let (x, g) = (
+        of(c"x", NPU_ROLE_STATE, 0),
+        of(c"g", NPU_ROLE_WEIGHTS, 4096),
+    );
+    let dst = of(c"dst", NPU_ROLE_RESULT, 8192);
+    let ones = [1.0f32; 64];
+    assert_eq!(memory.set(&x, bytemuck::cast_slice(&ones)), NPU_STATUS_OK);
+    let stream = Stream::new(HEX);
+    let sum = node(c"ADD", dst, &[x, g]);
+    for round in 0..3 {
+        let weights = floats(64, round);
+        let to = g.data.cast::<f32>();
+        // SAFETY: 64 floats of a live buffer, which nothing else uses now.
+        unsafe { std::ptr::copy_nonoverlapping(weights.as_ptr(), to, 64) };
+        let status = match round {
+            0 => stream.compute(8, &[sum]),
+            _ => stream.replay(8).unwrap(),
+        };
+        assert_eq!(status, NPU_STATUS_OK);
+        let want: Vec<f32> = weights.iter().map(|g| 1.0 + g).collect();
+        assert_eq!(values_at(dst.data, 64), want, "round {round}");
+    }
+}
+
+/// ggml's device for `-sm tensor` hands nodes that the NPU does not compute to nobody else, so the
+/// CPU computes them within a graph, in caches, too.
+#[test]
+fn a_cache_that_the_device_and_the_cpu_write_by_turns_is_seen_by_both() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 3 * 4096, true);
+    let of = |name, role, at| {
+        let ne = [64, 1, 1, 1];
+        tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at)
+    };
+    let x = of(c"x", NPU_ROLE_STATE, 0);
+    let cache = of(c"cache", NPU_ROLE_STATE, 4096);
+    let result = of(c"result", NPU_ROLE_RESULT, 8192);
+    let stream = Stream::new(HEX);
+    let [to_cache, from_cache] = [
+        node(c"ADD", cache, &[x, x]),
+        node(c"ADD", result, &[cache, x]),
+    ];
+    let twice = |values: &[f32]| values.iter().map(|value| 2.0 * value).collect::<Vec<_>>();
+    for round in 0..3 {
+        let values = floats(64, round);
+        assert_eq!(memory.set(&x, bytemuck::cast_slice(&values)), NPU_STATUS_OK);
+        assert_eq!(stream.compute(0, &[to_cache]), NPU_STATUS_OK);
+        assert_ne!(values_at(cache.data, 64), twice(&values), "seen unasked");
+        // SAFETY: a tensor of a live buffer.
+        unsafe { npu_show_to_cpu(&raw const cache) };
+        assert_eq!(values_at(cache.data, 64), twice(&values), "round {round}");
+
+        let other = floats(64, round + 100);
+        let to = cache.data.cast::<f32>();
+        // SAFETY: 64 floats of a live buffer, which nothing else uses now.
+        unsafe { std::ptr::copy_nonoverlapping(other.as_ptr(), to, 64) };
+        // SAFETY: a tensor of a live buffer.
+        unsafe { npu_take_from_cpu(&raw const cache) };
+        assert_eq!(stream.compute(0, &[from_cache]), NPU_STATUS_OK);
+        let want: Vec<f32> = other.iter().zip(&values).map(|(a, b)| a + b).collect();
+        assert_eq!(values_at(result.data, 64), want, "round {round}");
+    }
+}
+
+/// Weights that the CPU has just written are not fetched from the device, which never writes them.
+#[test]
+fn weights_that_are_shown_to_the_cpu_stay_as_it_wrote_them() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 4096, true);
+    let ne = [64, 1, 1, 1];
+    let w = tensor(
+        c"w",
+        false,
+        ne,
+        NPU_PLACE_DEVICE,
+        NPU_ROLE_WEIGHTS,
+        &memory,
+        0,
+    );
+    let weights = floats(64, 1);
+    let to = w.data.cast::<f32>();
+    // SAFETY: 64 floats of a live buffer, which nothing else uses now.
+    unsafe { std::ptr::copy_nonoverlapping(weights.as_ptr(), to, 64) };
+    // SAFETY: a tensor of a live buffer.
+    unsafe { npu_show_to_cpu(&raw const w) };
+    assert_eq!(values_at(w.data, 64), weights);
+}
+
+#[test]
+fn nodes_that_no_npu_computes_are_for_the_cpu_if_it_can_read_them() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 3 * 4096, true);
+    let at = |place| {
+        tensor(
+            c"t",
+            false,
+            [64, 1, 1, 1],
+            place,
+            NPU_ROLE_STATE,
+            &memory,
+            0,
+        )
+    };
+    let prefers = |device, op, place| {
+        let node = node(op, at(place), &[at(place), at(place)]);
+        // SAFETY: a node with all it points to.
+        unsafe { npu_prefers_cpu(device, &raw const node) }
+    };
+    for (op, hex, rk) in [
+        (c"ADD", false, true),
+        (c"MUL_MAT", true, true),
+        (c"FFT", true, true),
+    ] {
+        assert_eq!(prefers(HEX, op, NPU_PLACE_DEVICE), hex, "{op:?}");
+        assert_eq!(prefers(RK, op, NPU_PLACE_HOST), rk, "{op:?}");
+    }
+    assert!(!prefers(HEX, c"MUL_MAT", NPU_PLACE_PACKED), "not readable");
+}
+
+#[test]
+fn a_graph_without_a_number_is_never_computed_again_without_its_nodes() {
+    let _turn = turn();
+    let product = Product::new();
+    let stream = Stream::new(HEX);
+    assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_OK);
+    assert_eq!(stream.replay(0), None);
+}
+
+/// The line about a model is told when the first token's graph comes again, or its stream ends.
+#[test]
+fn a_token_is_counted_and_told_once() {
+    let _turn = turn();
+    let product = Product::new();
+    let mut node = product.node;
+    (node.dst.ne[1], node.src[1].ne[1]) = (1, 1);
+    for ends_after in [1, 3] {
+        let stream = Stream::new(HEX);
+        lines_with("");
+        for graph in 0..ends_after {
+            assert_eq!(stream.compute(5, &[node]), NPU_STATUS_OK);
+            let told = lines_with("nodes of a token, in 1 split");
+            assert_eq!(told, usize::from(graph == 1), "{graph}");
+        }
+        drop(stream);
+        let told = lines_with("nodes of a token, in 1 split");
+        assert_eq!(told, usize::from(ends_after == 1));
+    }
+}

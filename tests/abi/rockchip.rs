@@ -1,0 +1,119 @@
+//! Weights of a Rockchip device, whose own bytes go when they are packed.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use ggml_rust_npu::abi::*;
+
+use super::common::*;
+
+/// A weight of 96 rows of 64 on the Rockchip device, not written yet, and its buffer.
+fn rk_weight() -> (Buffer, NpuTensor) {
+    let weights = Buffer::new(RK, 65536, false);
+    let (ne, place) = ([64, 96, 1, 1], NPU_PLACE_PACKED);
+    let w = tensor(c"w", true, ne, place, NPU_ROLE_WEIGHTS, &weights, 0);
+    (weights, w)
+}
+
+/// The product of rows in the test's own memory with `w`, a weight in `weights`.
+fn product_of_host(
+    (weights, w): (&Buffer, NpuTensor),
+    rows: i64,
+    act: &[f32],
+    out: &mut [f32],
+) -> NpuNode {
+    let host = |name, columns, role, data: *mut c_void| {
+        let ne = [columns, rows, 1, 1];
+        let mut tensor = tensor(name, false, ne, NPU_PLACE_HOST, role, weights, 0);
+        (tensor.data, tensor.buffer) = (data, null_mut());
+        tensor
+    };
+    let x = host(
+        c"x",
+        w.ne[0],
+        NPU_ROLE_STATE,
+        act.as_ptr().cast_mut().cast(),
+    );
+    let dst = host(c"dst", w.ne[1], NPU_ROLE_RESULT, out.as_mut_ptr().cast());
+    node(c"MUL_MAT", dst, &[w, x])
+}
+
+/// Each was a panic, which the border caught.
+#[test]
+fn a_result_that_is_not_aligned_or_overlaps_itself_is_refused() {
+    let _turn = turn();
+    let (weights, w) = rk_weight();
+    assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);
+    let (act, mut out) = (vec![1.0f32; 2 * 64], vec![0.0f32; 4 * 96]);
+    let right = product_of_host((&weights, w), 2, &act, &mut out);
+    let stream = Stream::new(RK);
+    lines_with("");
+    for (reason, is_of_shape, change) in [
+        (
+            "the result's address is not a multiple of 4",
+            false,
+            (|dst| dst.data = dst.data.wrapping_byte_add(2)) as fn(&mut NpuTensor),
+        ),
+        (
+            "rows of the result are not aligned to 4 bytes",
+            true,
+            |dst| dst.nb[1] += 2,
+        ),
+        ("rows of the result overlap", true, |dst| dst.nb[1] -= 4),
+    ] {
+        let mut wrong = right;
+        change(&mut wrong.dst);
+        // SAFETY: a node with all it points to; only metadata is read.
+        assert_eq!(unsafe { npu_supports_op(RK, &wrong) }, !is_of_shape);
+        assert_eq!(stream.compute(0, &[wrong]), NPU_STATUS_FAILED);
+        assert_eq!(lines_with(reason), 1, "{reason}");
+    }
+    assert_eq!(stream.compute(0, &[right]), NPU_STATUS_OK);
+}
+
+/// A packed weight of a Rockchip device is there once, so its own bytes are gone: the process used
+/// to end there.
+#[test]
+fn a_released_weight_reads_as_nan_and_graphs_with_its_buffer_fail() {
+    let _turn = turn();
+    let (weights, w) = rk_weight();
+    let bytes = vec![0x11; 64 * 96 * 2];
+    assert_eq!(weights.set(&w, &bytes), NPU_STATUS_OK);
+    lines_with("");
+    let (status, read) = weights.get(&w, bytes.len(), 0);
+    assert_eq!((status, read), (NPU_STATUS_FAILED, vec![0xff; bytes.len()]));
+    assert_eq!(
+        lines_with("w cannot be read: its bytes were released when it was packed"),
+        1
+    );
+    let (act, mut out) = (vec![1.0f32; 64], vec![0.0f32; 96]);
+    let product = product_of_host((&weights, w), 1, &act, &mut out);
+    let stream = Stream::new(RK);
+    assert_eq!(stream.compute(0, &[product]), NPU_STATUS_FAILED);
+    assert_eq!(lines_with("w is in a buffer that an earlier error left"), 1);
+    // All of it can be written again.
+    // SAFETY: alive.
+    unsafe { npu_buffer_clear(weights.0, 0) };
+    assert_eq!(weights.set(&w, &bytes), NPU_STATUS_OK);
+    assert_eq!(stream.compute(0, &[product]), NPU_STATUS_OK);
+}
+
+/// Other bytes of the weight are gone, so it cannot be packed again.
+#[test]
+fn a_part_of_a_weight_whose_bytes_were_released_is_not_written() {
+    let _turn = turn();
+    let (weights, w) = rk_weight();
+    assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);
+    lines_with("");
+    assert_eq!(weights.set_at(&w, &[0x22; 2], 0), NPU_STATUS_FAILED);
+    assert_eq!(lines_with("cannot write w: "), 1);
+    let (act, mut out) = (vec![1.0f32; 64], vec![0.0f32; 96]);
+    let node = product_of_host((&weights, w), 1, &act, &mut out);
+    let stream = Stream::new(RK);
+    assert_eq!(stream.compute(0, &[node]), NPU_STATUS_FAILED);
+    // Written whole, it is there again.
+    // SAFETY: alive.
+    unsafe { npu_buffer_clear(weights.0, 0) };
+    assert_eq!(weights.set(&w, &[0x11; 64 * 96 * 2]), NPU_STATUS_OK);
+    assert_eq!(stream.compute(0, &[node]), NPU_STATUS_OK);
+}
