@@ -310,3 +310,6 @@ unsafe fn text<'a>(text: *const c_char) -> &'a str {
     // SAFETY: the caller promises it.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("?")
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+//! Proves what of the log reaches the host program, and at which level. One test, because a process
+//! has one logger.
+#![expect(unsafe_code, reason = "gives a function, as C does")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::ffi::{CStr, c_char};
+use std::sync::Mutex;
+
+use ggml_rust_npu::abi::*;
+use log::{Level, LevelFilter, debug, error, info, log_enabled, trace, warn};
+
+static LINES: Mutex<Vec<(u32, String)>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn take(level: u32, text: *const c_char) {
+    // SAFETY: a string by the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) }.to_str().unwrap();
+    LINES.lock().unwrap().push((level, text.to_owned()));
+}
+
+/// The lines that `log` made.
+fn lines(log: impl FnOnce()) -> Vec<(u32, String)> {
+    log();
+    std::mem::take(&mut *LINES.lock().unwrap())
+}
+
+#[test]
+fn the_host_program_gets_the_lines_of_the_levels_it_asked_for() {
+    // SAFETY: no other thread is there yet.
+    unsafe { std::env::set_var("GGML_RUST_NPU_SIM", "rk3588") };
+    let host = NpuHost { log: Some(take) };
+    // SAFETY: a function that may be called at any time.
+    assert_eq!(unsafe { npu_start(&raw const host) }, 1);
+    assert!(!lines(|| ()).is_empty(), "a line names the device");
+    let ours = |level, text: &str| (level, format!("ggml-rust-npu: {text}"));
+    let all = || {
+        lines(|| {
+            error!("one");
+            warn!("tw\0o");
+            info!("three");
+            debug!("four");
+            trace!("five");
+            // The vendor's library tells of an error that a line of ours will be about.
+            error!(target: "librknnrt", "six");
+        })
+    };
+    let three = [
+        ours(NPU_LOG_ERROR, "one"),
+        ours(NPU_LOG_WARN, "tw o"),
+        ours(NPU_LOG_INFO, "three"),
+    ];
+    assert_eq!(all(), three);
+    assert!(log_enabled!(Level::Info) && !log_enabled!(Level::Debug));
+    log::set_max_level(LevelFilter::Debug);
+    let mut six = three.to_vec();
+    six.push(ours(NPU_LOG_DEBUG, "four"));
+    six.push((NPU_LOG_DEBUG, "librknnrt: six".to_owned()));
+    assert_eq!(all(), six);
+    log::set_max_level(LevelFilter::Trace);
+    six.insert(4, ours(NPU_LOG_DEBUG, "five"));
+    assert_eq!(all(), six);
+}
