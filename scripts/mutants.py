@@ -46,7 +46,7 @@ MODULES = {
     "submission": Module("ggml-rust-npu", ["src/hexagon/stream.rs", "src/hexagon/stream/*.rs"], ["--lib", "--test=hexagon"]),
     "buffer": Module("ggml-rust-npu", ["src/*/buffer.rs"], ["--lib", "--test=hexagon", "--test=buffer"]),
     "border": Module("ggml-rust-npu", ["src/abi/*.rs"], ["--lib", "--test=abi", "--test=fork", "--test=log"]),
-    "packfile": Module("ggml-rust-npu", ["src/packfile/*.rs", "src/packfile.rs"], ["--lib", "--test=packs"]),
+    "packfile": Module("ggml-rust-npu", ["src/packfile/*.rs", "src/packfile.rs"], ["--lib", "--test=packs", "--test=packfile"]),
     "gguf": Module("ggml-rust-npu", ["src/gguf/*.rs"], ["--lib", "--test=tool_gguf"]),
     "plans": Module("ggml-rust-npu", ["src/hexagon/plan/*.rs", "src/rockchip/plan/*.rs", "src/*/plan.rs"],
                     ["--lib", "--test=hexagon", "--test=device"]),

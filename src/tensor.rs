@@ -112,6 +112,10 @@ impl DType {
     }
 }
 
+/// What one element can become in a device's layout, with room: matrices of one element are padded
+/// to a tile or to several, 8 KiB, and their sizes are counted in bits, too.
+const MOST_BYTES_OF_AN_ELEMENT: usize = 1 << 20;
+
 /// ggml's dimensions and byte strides, innermost first.
 ///
 /// ```
@@ -144,14 +148,15 @@ impl Shape {
             && self.nb[3] == row * self.ne[1] * self.ne[2]
     }
 
-    /// Returns `true` if the sizes of its parts and the distance to its last element fit into an
-    /// address: sums and products of them do not overflow.
+    /// Returns `true` if the sizes of its parts, also in a layout of a device, and the distance to
+    /// its last element fit into an address: sums and products of them do not overflow.
     #[must_use]
     pub fn is_addressable(&self, dtype: DType) -> bool {
-        // Sizes are multiplied by at most this many bytes for an element.
-        let step = dtype.step_bytes().unwrap_or(16).max(16);
         let most = isize::MAX.unsigned_abs();
-        let elements = (self.ne.iter()).try_fold(step, |all, n| all.checked_mul((*n).max(1)));
+        let elements = (self.ne.iter()).try_fold(MOST_BYTES_OF_AN_ELEMENT, |all, n| {
+            all.checked_mul((*n).max(1))
+        });
+        let step = dtype.step_bytes().unwrap_or(16).max(16);
         let reach = self.ne.iter().zip(&self.nb).try_fold(step, |all, (n, nb)| {
             all.checked_add((*n).max(1).checked_mul(*nb)?)
         });

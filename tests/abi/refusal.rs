@@ -177,6 +177,20 @@ fn a_tensor_that_no_memory_holds_is_refused() {
         // SAFETY: alive.
         unsafe { npu_buffer_clear(product.memory.0, 0) };
     }
+    // Matrices of one element become tiles of some KiB each.
+    for (device, ne) in [HEX, RK].iter().flat_map(|device| {
+        let shapes = [[1, 1, 1 << 29, 1 << 29], [1, 1 << 58, 1, 1]];
+        shapes.map(|ne| (*device, ne))
+    }) {
+        let mut node = product.node;
+        (node.src[0].ne, node.src[0].nb) = (ne, [2; 4]);
+        for dim in 1..4 {
+            node.src[0].nb[dim] = node.src[0].nb[dim - 1] * ne[dim - 1].unsigned_abs();
+        }
+        // SAFETY: a node with all it points to; only metadata is read.
+        assert!(!unsafe { npu_supports_op(device, &node) });
+        assert_eq!(lines_with("internal error"), 0, "{ne:?}");
+    }
     let product = Product::new();
     assert_eq!(stream.compute(0, &[product.node]), NPU_STATUS_OK);
     product.check();
