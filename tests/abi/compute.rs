@@ -117,6 +117,48 @@ fn a_cache_that_the_device_and_the_cpu_write_by_turns_is_seen_by_both() {
     }
 }
 
+/// Two rows of a cache lie in one cache line. What the CPU wrote of it goes to memory before the device writes
+/// the rest, and what the device wrote is fetched.
+#[test]
+fn rows_of_a_cache_that_the_cpu_wrote_stay_beside_those_of_the_device() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 3 * 4096, true);
+    let of = |name, role, rows, at| {
+        let ne = [8, rows, 1, 1];
+        tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at)
+    };
+    let x = of(c"x", NPU_ROLE_STATE, 1, 0);
+    let cache = of(c"cache", NPU_ROLE_STATE, 4, 4096);
+    let row = of(c"cache (view)", NPU_ROLE_STATE, 1, 4096 + 32);
+    let result = of(c"result", NPU_ROLE_RESULT, 4, 8192);
+    let of_cpu = node(c"FFT", result, &[cache]);
+    // SAFETY: a node with all it points to.
+    unsafe { npu_mark_cpu_reader(&raw const of_cpu) };
+    let stream = Stream::new(HEX);
+    let compute = |round, graph, node| {
+        let status = match round {
+            0 => stream.compute(graph, &[node]),
+            _ => stream.replay(graph).unwrap(),
+        };
+        assert_eq!(status, NPU_STATUS_OK);
+    };
+    for round in 0..3 {
+        let (values, mut rows) = (floats(8, round), floats(32, round + 100));
+        assert_eq!(memory.set(&x, bytemuck::cast_slice(&values)), NPU_STATUS_OK);
+        let to = cache.data.cast::<f32>();
+        // SAFETY: 32 floats of a live buffer, which nothing else uses now.
+        unsafe { std::ptr::copy_nonoverlapping(rows.as_ptr(), to, 32) };
+        compute(round, 11, node(c"ADD", row, &[x, x]));
+        for (to, value) in rows[8..16].iter_mut().zip(&values) {
+            *to = 2.0 * value;
+        }
+        assert_eq!(values_at(cache.data, 32), rows, "round {round}");
+        compute(round, 12, node(c"ADD", result, &[cache, cache]));
+        rows.iter_mut().for_each(|value| *value *= 2.0);
+        assert_eq!(values_at(result.data, 32), rows, "round {round}");
+    }
+}
+
 /// Weights that the CPU has just written are not fetched from the device, which never writes them.
 #[test]
 fn weights_that_are_shown_to_the_cpu_stay_as_it_wrote_them() {

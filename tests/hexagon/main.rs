@@ -14,6 +14,7 @@ mod faults;
 mod graph;
 mod groups;
 mod loader;
+mod operands;
 mod pack;
 mod product;
 mod recurrence;

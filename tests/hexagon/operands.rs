@@ -1,0 +1,186 @@
+//! Operands that are not as kernels want them: activations in F16, weights of a cache, which are packed
+//! when they are used, and both as views with their heads and tokens exchanged.
+
+use std::sync::Arc;
+
+use ggml_rust_npu::backend::{Buffer, Content, Device, Node, Stream};
+use ggml_rust_npu::config::Repack;
+use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Tensor, sources};
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
+use ggml_rust_npu::reference::{self, nmse};
+use ggml_rust_npu::tensor::DType;
+use half::f16;
+
+use super::common::*;
+
+/// Bytes of a buffer before the tensor in it.
+const AT: usize = 256;
+
+/// How the rows of a tensor lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// One after another.
+    Dense,
+    /// Those of dimensions 1 and 2 exchanged, as heads and tokens of a cache are.
+    Exchanged,
+}
+
+/// Numbers in F16 in a buffer of their own.
+struct Halves {
+    buffer: HexBuffer,
+    /// What the program wrote.
+    whole: Tensor<'static>,
+    /// What an operation reads.
+    view: Tensor<'static>,
+}
+
+impl Halves {
+    fn new(device: &Arc<HexDevice>, ne: [usize; 4], rows: Rows, place: Place) -> Self {
+        let mut stored = ne;
+        if rows == Rows::Exchanged {
+            stored.swap(1, 2);
+        }
+        let whole = Tensor {
+            place,
+            ..tensor("halves", DType::F16, stored, AT)
+        };
+        let mut view = whole;
+        view.shape.ne = ne;
+        if rows == Rows::Exchanged {
+            view.shape.nb.swap(1, 2);
+        }
+        let bytes = AT + device.packed_bytes(&whole);
+        let buffer = HexBuffer::new(device, bytes, false).unwrap();
+        Self {
+            buffer,
+            whole,
+            view,
+        }
+    }
+
+    /// Writes random numbers; returns them in the order of the view.
+    fn fill(&self, numbers: &mut Numbers) -> Vec<f32> {
+        let [k, n1, n2, n3] = self.view.shape.ne;
+        let floats = numbers.floats(k * n1 * n2 * n3);
+        let halves: Vec<f16> = floats.into_iter().map(f16::from_f32).collect();
+        let bytes: &[u8] = bytemuck::cast_slice(&halves);
+        let content = Content::Bytes(bytes);
+        (self.buffer.write(&self.whole, 0, bytes.len(), content)).unwrap();
+        let nb = self.view.shape.nb.map(|bytes| bytes / 2);
+        let mut values = Vec::new();
+        for i3 in 0..n3 {
+            for i2 in 0..n2 {
+                for i1 in 0..n1 {
+                    let row = i1 * nb[1] + i2 * nb[2] + i3 * nb[3];
+                    values.extend(halves[row..row + k].iter().map(|half| half.to_f32()));
+                }
+            }
+        }
+        values
+    }
+}
+
+/// Room for a product of two views.
+struct Product {
+    w: Halves,
+    act: Halves,
+    out: HexBuffer,
+    dst: Tensor<'static>,
+}
+
+const K: usize = 64;
+const N: usize = 40;
+
+impl Product {
+    /// Each dimension has a different factor, so that they cannot be exchanged.
+    fn new(device: &Arc<HexDevice>, m: usize, [w, act]: [Rows; 2], place: Place) -> Self {
+        let dst = tensor("dst", DType::F32, [N, m, 4, 9], AT);
+        let bytes = AT + N * m * 36 * 4;
+        Self {
+            w: Halves::new(device, [K, N, 2, 3], w, place),
+            act: Halves::new(device, [K, m, 4, 9], act, place),
+            out: HexBuffer::new(device, bytes, false).unwrap(),
+            dst,
+        }
+    }
+
+    fn node(&self) -> Node<'_> {
+        let operation = Operation {
+            op: Op::MulMat,
+            params: [0; PARAMS],
+            dst: self.dst,
+            src: sources(&[self.w.view, self.act.view]),
+        };
+        let mut src = [None; MAX_SOURCES];
+        src[..2].copy_from_slice(&[Some(&self.w.buffer), Some(&self.act.buffer)]);
+        node(operation, Some(&self.out), src)
+    }
+
+    fn check(&self, w: &[f32], act: &[f32]) {
+        let m = self.dst.shape.ne[1];
+        let mut have = vec![0.0_f32; N * m * 36];
+        let bytes = bytemuck::cast_slice_mut(&mut have);
+        self.out.read(&self.dst, 0, bytes).unwrap();
+        let planes = have.chunks_exact(m * N).zip(act.chunks_exact(m * K));
+        for (plane, (have, act)) in planes.enumerate() {
+            let slice = plane / 4 / 3 * 2 + plane % 4 / 2;
+            let want = reference::mul_mat(act, &w[slice * K * N..][..K * N], K);
+            let error = nmse(have, &want);
+            // Factors in FP16, sums in FP32.
+            assert!(error <= 1e-6, "plane {plane}: {error:.2e}");
+        }
+    }
+}
+
+#[test]
+fn views_in_f16_are_multiplied_wherever_they_lie() {
+    use Rows::{Dense, Exchanged};
+    for (repack, place) in [
+        (Repack::Weights, Place::Device),
+        (Repack::Always, Place::Packed),
+    ] {
+        let options = Options { repack, ..OPTIONS };
+        let device = device_with(strict(75), options).unwrap();
+        let stream = HexStream::new(Arc::clone(&device));
+        let mut numbers = Numbers::new(5);
+        for rows in [[Dense, Dense], [Exchanged, Dense], [Dense, Exchanged]] {
+            // Two in one graph, of different size, the larger one last: each has memory of its own.
+            let products = [1, 3].map(|m| Product::new(&device, m, rows, place));
+            for _ in 0..2 {
+                let values = (products.each_ref()).map(|product| {
+                    let w = product.w.fill(&mut numbers);
+                    (w, product.act.fill(&mut numbers))
+                });
+                // What the host packed for a graph is old when it is computed again.
+                match stream.replay(3) {
+                    Some(done) => done.unwrap(),
+                    None => {
+                        (stream.submit(3, &mut products.each_ref().map(Product::node))).unwrap()
+                    }
+                }
+                for (product, (w, act)) in products.iter().zip(&values) {
+                    product.check(w, act);
+                }
+            }
+        }
+    }
+}
+
+/// The DSP converts them each time, from where they lie.
+#[test]
+fn activations_in_f16_are_read_again_when_their_graph_is_computed_again() {
+    let device = device();
+    let mut numbers = Numbers::new(6);
+    let mut product = Product::new(&device, 3, [Rows::Dense, Rows::Exchanged], Place::Device);
+    product.w = Halves::new(&device, [K, N, 2, 3], Rows::Dense, Place::Packed);
+    let w = product.w.fill(&mut numbers);
+    let stream = HexStream::new(Arc::clone(&device));
+    for round in 0..3 {
+        let act = product.act.fill(&mut numbers);
+        match round {
+            0 => stream.submit(4, &mut [product.node()]).unwrap(),
+            _ => stream.replay(4).unwrap().unwrap(),
+        }
+        product.check(&w, &act);
+    }
+}
