@@ -44,7 +44,7 @@ MODULES = {
     "address-space": Module("ggml-rust-npu", ["src/hexagon/device/address.rs"], ["--lib", "--test=hexagon"]),
     "session": Module("ggml-rust-npu", ["src/hexagon/device/*.rs"], ["--lib", "--test=hexagon"]),
     "submission": Module("ggml-rust-npu", ["src/hexagon/stream.rs", "src/hexagon/stream/*.rs"], ["--lib", "--test=hexagon", "--test=abi"]),
-    "buffer": Module("ggml-rust-npu", ["src/*/buffer.rs"], ["--lib", "--test=hexagon", "--test=buffer", "--test=abi"]),
+    "buffer": Module("ggml-rust-npu", ["src/hexagon/buffer.rs", "src/rockchip/buffer.rs"], ["--lib", "--test=hexagon", "--test=buffer", "--test=abi"]),
     "border": Module("ggml-rust-npu", ["src/abi/*.rs"], ["--lib", "--test=abi", "--test=fork", "--test=log"]),
     "packfile": Module("ggml-rust-npu", ["src/packfile/*.rs", "src/packfile.rs"], ["--lib", "--test=packs", "--test=packfile"]),
     "gguf": Module("ggml-rust-npu", ["src/gguf/*.rs"], ["--lib", "--test=tool_gguf"]),

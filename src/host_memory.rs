@@ -97,8 +97,9 @@ impl<'a> Region<'a> {
         &self.0[offset..][..len]
     }
 
-    /// Returns `count` rows of `k` elements as F32; they start at `offset` and are `stride_bytes`
-    /// apart. F32 rows are returned in place, others are converted into `scratch`.
+    /// Returns `count` rows of `k` elements as F32, and whether they are in place; they start at
+    /// `offset` and are `stride_bytes` apart. Rows of aligned floats that do not overlap are in place,
+    /// others are converted into `scratch`.
     ///
     /// # Panics
     /// If a row is not inside, or `dtype` is neither F32 nor F16: the planner admits only these.
@@ -107,17 +108,19 @@ impl<'a> Region<'a> {
         &self,
         offset: usize,
         dtype: DType,
-        [count, k]: [usize; 2],
+        size: [usize; 2],
         stride_bytes: usize,
         scratch: &'s mut Vec<f32>,
-    ) -> Rows<'s, f32>
+    ) -> (Rows<'s, f32>, bool)
     where
         'a: 's,
     {
-        let in_place = bytemuck::try_cast_slice::<u8, f32>(&self.0[offset..self.0.len() / 4 * 4]);
-        if let (DType::F32, Ok(floats), true) = (dtype, in_place, stride_bytes.is_multiple_of(4)) {
-            return Rows::new(floats, count, k, stride_bytes / 4);
+        if dtype == DType::F32
+            && let Some(rows) = self.rows_in_place(offset, size, stride_bytes)
+        {
+            return (rows, true);
         }
+        let [count, k] = size;
         scratch.resize(count * k, 0.0);
         for (m, row) in scratch.chunks_exact_mut(k).enumerate() {
             let start = offset + m * stride_bytes;
@@ -135,7 +138,22 @@ impl<'a> Region<'a> {
                 other => unreachable!("activations of type {other:?} are refused by the planner"),
             }
         }
-        Rows::new(scratch, count, k, k)
+        (Rows::new(scratch, count, k, k), false)
+    }
+
+    fn rows_in_place(
+        &self,
+        offset: usize,
+        [count, k]: [usize; 2],
+        stride_bytes: usize,
+    ) -> Option<Rows<'a, f32>> {
+        let apart = count <= 1 || stride_bytes >= k * 4;
+        if !apart || !stride_bytes.is_multiple_of(4) {
+            return None;
+        }
+        let bytes = &self.0[offset..];
+        let floats = bytemuck::try_cast_slice(&bytes[..bytes.len() / 4 * 4]).ok()?;
+        Some(Rows::new(floats, count, k, stride_bytes / 4))
     }
 }
 
@@ -346,26 +364,30 @@ mod tests {
     }
 
     #[test]
-    fn f16_rows_and_unaligned_f32_rows_are_converted() {
+    fn rows_that_are_not_aligned_floats_or_overlap_are_converted() {
         let bytes: Vec<u8> = [1.5f32, -2.0, 3.0, 4.0]
             .iter()
             .flat_map(|x| x.to_le_bytes())
             .collect();
         let mut shifted = vec![0u8];
         shifted.extend(&bytes);
-        let (plain, unaligned) = (Region(&bytes), Region(&shifted));
-        let (mut s1, mut s2) = (Vec::new(), Vec::new());
-        let plain = plain.rows(0, DType::F32, [2, 2], 8, &mut s1);
-        let unaligned = unaligned.rows(1, DType::F32, [2, 2], 8, &mut s2);
-        assert_eq!(plain.row(1), [3.0, 4.0]);
-        assert_eq!(unaligned.row(1), plain.row(1));
+        let [plain, unaligned] = [&bytes, &shifted].map(|bytes| Region(bytes));
+        let scratch = &mut Vec::new();
+        for (region, offset, stride, expected) in [
+            (plain, 0, 8, ([1.5, -2.0, 3.0, 4.0], true)),
+            (unaligned, 1, 8, ([1.5, -2.0, 3.0, 4.0], false)),
+            // A window that slides by one.
+            (plain, 0, 4, ([1.5, -2.0, -2.0, 3.0], false)),
+        ] {
+            let (rows, in_place) = region.rows(offset, DType::F32, [2, 2], stride, scratch);
+            let values = [rows.row(0), rows.row(1)].concat();
+            assert_eq!((&values[..], in_place), (&expected.0[..], expected.1));
+        }
         let half: Vec<u8> = [0.5f32, 65504.0]
             .iter()
             .flat_map(|x| f16::from_f32(*x).to_le_bytes())
             .collect();
-        assert_eq!(
-            Region(&half).rows(0, DType::F16, [1, 2], 4, &mut s2).row(0),
-            [0.5, 65504.0]
-        );
+        let (row, in_place) = Region(&half).rows(0, DType::F16, [1, 2], 4, scratch);
+        assert_eq!((row.row(0), in_place), (&[0.5, 65504.0][..], false));
     }
 }

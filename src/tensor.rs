@@ -112,7 +112,7 @@ impl DType {
     }
 }
 
-/// What one element can become in a device's layout, with room: matrices of one element are padded
+/// Bytes that one element can become in a device's layout, with room: matrices of one element are padded
 /// to a tile or to several, 8 KiB, and their sizes are counted in bits, too.
 const MOST_BYTES_OF_AN_ELEMENT: usize = 1 << 20;
 

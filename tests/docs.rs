@@ -437,6 +437,7 @@ fn messages() -> BTreeSet<String> {
     let kinds = [
         format!(r"#\[error\(\s*{literal}"),
         format!(r"log::(?:error|warn)!\(\s*{literal}"),
+        format!(r"Absence::Unusable\(format!\(\s*{literal}"),
         r#"GGML_LOG_(?:ERROR|WARN)\(\s*((?:"[^"]*"\s*)+)"#.to_owned(),
     ]
     .map(|pattern| regex_lite::Regex::new(&pattern).unwrap());

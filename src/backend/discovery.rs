@@ -70,6 +70,31 @@ impl Discovery {
         });
     }
 
+    /// Has a device that the user named, and that is not there, reported as loudly as one that cannot
+    /// be used.
+    pub fn expect(&mut self, name: &str) {
+        let is_it = |other: &str| other.eq_ignore_ascii_case(name);
+        if self.devices.iter().any(|device| is_it(device.name())) {
+            return;
+        }
+        let mut absent = self.absent.iter_mut();
+        match absent.find(|absent| is_it(&absent.name)) {
+            Some(absent) => {
+                if let Absence::NotThere(text) = &absent.reason {
+                    absent.reason = Absence::Unusable(format!(
+                        "GGML_RUST_NPU_DEVICES names {name}, which is not there: {text}"
+                    ));
+                }
+            }
+            None => self.leave_out(
+                name,
+                Absence::Unusable(format!(
+                    "GGML_RUST_NPU_DEVICES names {name}, but no device has this name"
+                )),
+            ),
+        }
+    }
+
     /// Adds what another search found.
     pub fn append(&mut self, other: Self) {
         self.devices.extend(other.devices);
@@ -90,5 +115,34 @@ impl Discovery {
             };
             log::log!(level, "{absent}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_the_user_names_is_not_missed_in_silence() {
+        let mut found = Discovery::default();
+        found.leave_out("RKNPU0", Absence::NotThere("no Rockchip NPU".to_owned()));
+        found.leave_out("HEX0", Absence::Unusable("no library".to_owned()));
+        for name in ["rknpu0", "HEX0", "HEX9"] {
+            found.expect(name);
+        }
+        let texts: Vec<String> = (found.absent.iter())
+            .map(|absent| {
+                assert!(matches!(absent.reason, Absence::Unusable(_)), "{absent}");
+                absent.to_string()
+            })
+            .collect();
+        assert_eq!(
+            texts,
+            [
+                "GGML_RUST_NPU_DEVICES names rknpu0, which is not there: no Rockchip NPU",
+                "no library",
+                "GGML_RUST_NPU_DEVICES names HEX9, but no device has this name",
+            ]
+        );
     }
 }

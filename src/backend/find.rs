@@ -26,6 +26,9 @@ use crate::{hexagon, rockchip};
 pub fn find_devices(config: &Config) -> Discovery {
     let mut found = rockchip::discovery::find(config);
     found.append(hexagon::discovery::find(config));
+    for name in config.devices.iter().flatten() {
+        found.expect(name);
+    }
     if let (Some(path), false) = (&config.pack, found.devices.is_empty()) {
         let packs = open_packs(path, config.pack_full);
         (found.devices.iter()).for_each(|device| device.use_packs(Arc::clone(&packs)));

@@ -158,14 +158,19 @@ impl HexBuffer {
     }
 
     /// Returns the packed form of a tensor, if all of it was packed as such: its type's, or the
-    /// groups of a pack.
+    /// groups of a pack. The same matrices may be counted in other dimensions.
     pub(super) fn find(&self, tensor: &Tensor) -> Option<WeightLayout> {
         let packed = self.packed.read().unwrap_or_else(PoisonError::into_inner);
         let found = packed.get(&tensor.packed_offset)?;
         let own = WeightLayout::new(tensor)?;
-        let same = own == found.layout || own.groups() == Some(found.layout);
-        let same = same && found.is_type_of(tensor);
-        (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(found.layout)
+        let slices = own.slices;
+        let layout = WeightLayout {
+            slices,
+            ..found.layout
+        };
+        let same = own == layout || own.groups() == Some(layout);
+        let same = same && layout.count() == found.layout.count() && found.is_type_of(tensor);
+        (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(layout)
     }
 
     /// Returns the packed tensor that the byte at an offset belongs to, and where it starts.

@@ -78,7 +78,8 @@ impl Contents {
     /// Returns the packed form of a tensor, if all of it was packed as such.
     pub(super) fn find(&self, tensor: &Tensor) -> Option<&PackedWeights> {
         let packed = self.packed.get(&tensor.packed_offset)?;
-        let same = packed.is_type_of(tensor) && packed.ne == tensor.shape.ne;
+        let matrices = |[k, n, s2, s3]: [usize; 4]| [k, n, s2 * s3];
+        let same = packed.is_type_of(tensor) && matrices(packed.ne) == matrices(tensor.shape.ne);
         (same && tensor.shape.is_contiguous(tensor.dtype)).then_some(&packed.weights)
     }
 

@@ -204,8 +204,10 @@ impl RkCaps {
     /// Returns the native layouts of an arithmetic, if the chip has it.
     #[must_use]
     pub fn native(&self, precision: Precision) -> Option<MatmulLayout> {
-        let mut native = MatmulLayout::of(self.soc, precision.matmul_type())?;
-        if let Some((_, (gn, gk))) = self.tiles.iter().find(|(other, _)| *other == precision) {
+        let matmul_type = precision.matmul_type();
+        let mut native = MatmulLayout::of(self.soc, matmul_type)?;
+        let mut tiles = self.tiles.iter();
+        if let Some((_, (gn, gk))) = tiles.find(|(other, _)| other.matmul_type() == matmul_type) {
             (native.b.gn, native.b.gk) = (*gn, *gk);
             native.n_align = native.n_align.max(*gn);
         }

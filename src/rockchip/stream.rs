@@ -19,7 +19,6 @@ use crate::backend::{GraphError, Node, Stream};
 use crate::error::{Error, Result};
 use crate::graph::{Operation, Tensor};
 use crate::host_memory::{Region, RegionMut};
-use crate::tensor::DType;
 use crate::timeline::{GraphEvents, OperationTimes, Part, Track};
 
 /// A stream of graphs on the Rockchip NPU, which computes each node as it comes.
@@ -275,14 +274,14 @@ impl RkDevice {
         let (src0, src1) = (operand(operation, 0)?, operand(operation, 1)?);
         let (act, dst) = (memory(&src1)?, operation.dst);
         let ([k, ..], nb) = (src1.shape.ne, src1.shape.nb);
-        // Rows that are converted first lie in the same scratch whatever they are.
-        let graph = (src1.dtype == DType::F32).then_some(graph);
         for i3 in 0..command.planes[1] {
             for i2 in 0..command.planes[0] {
                 let slice = command.slice(src0.shape.ne[2], i2, i3);
                 let from = i2 * nb[2] + i3 * nb[3];
                 let to = i2 * dst.shape.nb[2] + i3 * dst.shape.nb[3];
-                let rows = act.rows(from, src1.dtype, [command.m, k], nb[1], converted);
+                let (rows, in_place) = act.rows(from, src1.dtype, [command.m, k], nb[1], converted);
+                // Rows that are converted lie in the same scratch whatever they are.
+                let graph = in_place.then_some(graph);
                 let to = (to, dst.shape.nb[1]);
                 self.rows(packed, slice, rows, graph, out, to, &mut times)?;
             }
@@ -323,7 +322,7 @@ impl RkDevice {
             gathered.clear();
             for &(_, token, slot) in group {
                 let from = slot % rows_of_act * nb[1] + token * nb[2];
-                let row = act.rows(from, src1.dtype, [1, k], nb[1], converted);
+                let (row, _) = act.rows(from, src1.dtype, [1, k], nb[1], converted);
                 gathered.extend_from_slice(row.row(0));
             }
             result.resize(group.len() * n, 0.0);

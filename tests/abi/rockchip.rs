@@ -4,6 +4,8 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use ggml_rust_npu::abi::*;
+use ggml_rust_npu::reference::{mul_mat, nmse};
+use half::f16;
 
 use super::common::*;
 
@@ -69,6 +71,47 @@ fn a_result_that_is_not_aligned_or_overlaps_itself_is_refused() {
         assert_eq!(lines_with(reason), 1, "{reason}");
     }
     assert_eq!(stream.compute(0, &[right]), NPU_STATUS_OK);
+}
+
+/// Planes of activations that are converted first lie in the same scratch, and the second one was taken for
+/// the first; rows that overlap were a panic, which put the stream out of use.
+#[test]
+fn activations_that_are_not_aligned_or_overlap_are_multiplied_as_they_lie() {
+    let _turn = turn();
+    let (weights, w) = rk_weight();
+    let (k, n) = (64, 96);
+    let halves: Vec<f16> = floats(k * n, 1).into_iter().map(f16::from_f32).collect();
+    let bytes = bytemuck::cast_slice(&halves);
+    assert_eq!(weights.set(&w, bytes), NPU_STATUS_OK);
+    let values: Vec<f32> = halves.into_iter().map(f16::to_f32).collect();
+    let stream = Stream::new(RK);
+    // Bytes before the first row, between rows and between planes, and rows of each of two planes.
+    for (before, row, plane, rows) in [(2, 256, 256, 1), (0, 64, 128, 2), (2, 20, 300, 3)] {
+        let x: Vec<f32> = floats(1024, 2);
+        let mut memory = vec![0u32; 1025];
+        let shifted: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
+        shifted[before..before + 4096].copy_from_slice(bytemuck::cast_slice(&x));
+        let mut out = vec![0.0f32; 2 * 3 * n];
+        let act: &[f32] = bytemuck::cast_slice(&memory);
+        let mut node = product_of_host((&weights, w), rows, act, &mut out);
+        for tensor in [&mut node.dst, &mut node.src[1]] {
+            (tensor.ne[2], tensor.nb[3]) = (2, 2 * tensor.nb[2]);
+        }
+        let act = &mut node.src[1];
+        act.data = act.data.wrapping_byte_add(before);
+        (act.nb[1], act.nb[2], act.nb[3]) = (row, plane, 2 * plane);
+        // SAFETY: a node with all it points to.
+        assert!(unsafe { npu_supports_op(RK, &node) });
+        assert_eq!(stream.compute(0, &[node]), NPU_STATUS_OK);
+        let mut seen = Vec::new();
+        for at in 0..2 * rows.unsigned_abs() {
+            let from = at / rows.unsigned_abs() * plane + at % rows.unsigned_abs() * row;
+            seen.extend_from_slice(&x[usize::try_from(from / 4).unwrap()..][..k]);
+        }
+        let want = mul_mat(&seen, &values, k);
+        let error = nmse(&out[..want.len()], &want);
+        assert!(error <= 1e-6, "{before} {row} {plane}: {error:.2e}");
+    }
 }
 
 /// A packed weight of a Rockchip device is there once, so its own bytes are gone: the process used

@@ -16,7 +16,7 @@ use super::common::*;
 /// Bytes of a buffer before the tensor in it.
 const AT: usize = 256;
 
-/// How the rows of a tensor lie.
+/// Order of the rows of a tensor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     /// One after another.
@@ -28,9 +28,9 @@ enum Rows {
 /// Numbers in F16 in a buffer of their own.
 struct Halves {
     buffer: HexBuffer,
-    /// What the program wrote.
+    /// As the program wrote them.
     whole: Tensor<'static>,
-    /// What an operation reads.
+    /// As an operation reads them.
     view: Tensor<'static>,
 }
 
@@ -182,5 +182,37 @@ fn activations_in_f16_are_read_again_when_their_graph_is_computed_again() {
             _ => stream.replay(4).unwrap().unwrap(),
         }
         product.check(&w, &act);
+    }
+}
+
+/// RWKV multiplies with `ggml_reshape_4d(w, k, n, 1, 5)` of a weight of [k, n, 5]: the host packed it again for
+/// each graph.
+#[test]
+fn a_reshaped_weight_is_used_as_it_was_packed() {
+    let device = device();
+    let mut numbers = Numbers::new(7);
+    let w = Weight::random(&mut numbers, KINDS[1], [K, N, 6, 1]);
+    let home = buffer_with(&device, &w, Place::Packed);
+    let stream = HexStream::new(Arc::clone(&device));
+    for (graph, slices) in [(1, [1, 6]), (2, [3, 2]), (3, [6, 1])] {
+        let ne = [K, 3, slices[0], slices[1]];
+        let act = numbers.floats(ne.iter().product());
+        let work = Work::new(&device, &act, ne, [N, 3, slices[0], slices[1]], &[]).unwrap();
+        let mut view = w.tensor(0, Place::Packed);
+        view.shape = tensor("w (reshaped)", DType::F32, [K, N, slices[0], slices[1]], 0).shape;
+        let row = w.bytes.len() / (N * 6);
+        view.shape.nb = [18, row, row * N, row * N * slices[0]];
+        let mut nodes = [work.node(Op::MulMat, view, &home)];
+        stream.submit(graph, &mut nodes).unwrap();
+        let have = work.result();
+        for (slice, have) in have.chunks_exact(3 * N).enumerate() {
+            let want = reference::mul_mat(&act[slice * 3 * K..][..3 * K], w.matrix(slice), K);
+            let error = nmse(have, &want);
+            assert!(error <= 2e-6, "{slices:?} {slice}: {error:.2e}");
+        }
+        assert!(
+            stream.replay(graph).is_some(),
+            "{slices:?}: it was packed again"
+        );
     }
 }

@@ -46,7 +46,7 @@ pub(super) fn learn(
         (other.b.gn, other.b.gk) = (gn, gk);
         context.expect(&other)?;
         log::info!("{precision:?}: the library's tiles of weights are {gn} x {gk}: {unlike}");
-        tiles.retain(|(known, _)| *known != precision);
+        tiles.retain(|(known, _)| known.matmul_type() != precision.matmul_type());
         tiles.push((precision, (gn, gk)));
     }
     let tiles: &'static _ = if tiles == caps.tiles {
