@@ -58,6 +58,10 @@ pub(super) struct Allocation {
     apart: Option<Apart>,
 }
 
+/// Bytes of a cache line of the host.
+// SOURCE: Arm Cortex-A and Qualcomm Oryon: 64 bytes.
+const HOST_LINE_BYTES: usize = 64;
+
 impl Allocation {
     fn new(bytes: usize, coherence: Coherence) -> std::io::Result<Self> {
         let poison = (coherence == Coherence::Strict).then_some(POISON);
@@ -128,13 +132,13 @@ impl Allocation {
 
     pub(super) fn dsp_invalidate(&self, range: &Range<usize>) {
         if let Some(Apart { main, dsp }) = &self.apart {
-            self.copy(main, dsp, &lines(range));
+            self.copy(main, dsp, &lines(range, LINE_BYTES));
         }
     }
 
     pub(super) fn dsp_clean(&self, range: &Range<usize>) {
         if let Some(Apart { main, dsp }) = &self.apart {
-            self.copy(dsp, main, &lines(range));
+            self.copy(dsp, main, &lines(range, LINE_BYTES));
         }
     }
 
@@ -153,20 +157,23 @@ impl Allocation {
 
     fn host_invalidate(&self, range: &Range<usize>) {
         if let Some(Apart { main, .. }) = &self.apart {
-            self.copy(main, &self.host, range);
+            self.copy(main, &self.host, &lines(range, HOST_LINE_BYTES));
         }
     }
 
     fn host_clean(&self, range: &Range<usize>) {
         if let Some(Apart { main, .. }) = &self.apart {
-            self.copy(&self.host, main, range);
+            self.copy(&self.host, main, &lines(range, HOST_LINE_BYTES));
         }
     }
 }
 
-/// Returns the whole cache lines that a range touches.
-fn lines(range: &Range<usize>) -> Range<usize> {
-    range.start / LINE_BYTES * LINE_BYTES..range.end.next_multiple_of(LINE_BYTES)
+/// Returns the whole cache lines that a range touches; none for an empty range.
+fn lines(range: &Range<usize>, line_bytes: usize) -> Range<usize> {
+    if range.is_empty() {
+        return range.clone();
+    }
+    range.start / line_bytes * line_bytes..range.end.next_multiple_of(line_bytes)
 }
 
 /// The allocations of a machine.
