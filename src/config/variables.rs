@@ -120,7 +120,7 @@ macro_rules! variables {
 
 variables! {
     "Devices", "" {
-        /// The devices to keep, by their names in ggml.
+        /// The devices to keep, by their names in ggml. One that is not there is a warning.
         devices: Option<Vec<String>> = None, |text| Ok(Some(list(text)));
         "GGML_RUST_NPU_DEVICES", "names, such as `RKNPU0,HEX0`", default "all";
 
