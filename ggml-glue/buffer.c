@@ -55,28 +55,43 @@ static const char *host_get_name(ggml_backend_buffer_type_t buft) {
   return npu_device_name(device_of(buft)->index);
 }
 
+// Returns the tensor that bytes of `tensor` belong to, and adds the offset of
+// `tensor` in it: a view is a part of what was allocated, and has no form of
+// its own.
+static const struct ggml_tensor *whole_of(const struct ggml_tensor *tensor,
+                                          size_t *offset) {
+  if (tensor->view_src == NULL) {
+    return tensor;
+  }
+  *offset += tensor->view_offs;
+  return tensor->view_src;
+}
+
 // These functions cannot report an error to ggml. After a failed write, graphs
 // that use the buffer fail. A failed read returns NaN. The Rust side logs both.
 static void memset_tensor(ggml_backend_buffer_t buffer,
                           struct ggml_tensor *tensor, uint8_t value,
                           size_t offset, size_t size) {
+  const struct ggml_tensor *whole = whole_of(tensor, &offset);
   const npu_tensor described =
-      glue_tensor(device_of(buffer->buft), tensor, true);
+      glue_tensor(device_of(buffer->buft), whole, true);
   (void)npu_buffer_fill(npu_buffer_of(buffer), &described, value, offset, size);
 }
 
 static void set_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor,
                        const void *data, size_t offset, size_t size) {
+  const struct ggml_tensor *whole = whole_of(tensor, &offset);
   const npu_tensor described =
-      glue_tensor(device_of(buffer->buft), tensor, true);
+      glue_tensor(device_of(buffer->buft), whole, true);
   (void)npu_buffer_set(npu_buffer_of(buffer), &described, data, offset, size);
 }
 
 static void get_tensor(ggml_backend_buffer_t buffer,
                        const struct ggml_tensor *tensor, void *data,
                        size_t offset, size_t size) {
+  const struct ggml_tensor *whole = whole_of(tensor, &offset);
   const npu_tensor described =
-      glue_tensor(device_of(buffer->buft), tensor, true);
+      glue_tensor(device_of(buffer->buft), whole, true);
   (void)npu_buffer_get(npu_buffer_of(buffer), &described, data, offset, size);
 }
 
@@ -92,6 +107,10 @@ static const struct ggml_backend_buffer_i buffer_iface = {
     .get_tensor = get_tensor,
     .clear = clear,
 };
+
+bool glue_is_npu_buffer(ggml_backend_buffer_t buffer) {
+  return buffer->iface.set_tensor == set_tensor;
+}
 
 static ggml_backend_buffer_t host_alloc_buffer(ggml_backend_buffer_type_t buft,
                                                size_t size) {

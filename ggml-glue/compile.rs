@@ -18,15 +18,17 @@ const FETCHED: [&str; 2] = [
 const APIS: [u32; 2] = [2, 3];
 
 /// The names that the glue's files share: each copy of the glue needs its own.
-const SHARED_NAMES: [&str; 10] = [
+const SHARED_NAMES: [&str; 12] = [
     "ggml_backend_rust_npu_reg",
     "glue_backend_new",
     "glue_backend_set_n_threads",
     "glue_cpu_supports",
     "glue_device_init_bufts",
     "glue_differs",
+    "glue_is_npu_buffer",
     "glue_is_of_slices",
     "glue_is_ours",
+    "glue_mark_cpu_reader",
     "glue_node",
     "glue_tensor",
 ];

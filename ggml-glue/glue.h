@@ -37,6 +37,9 @@ struct glue_device {
 // Fills the two buffer types of a device whose other fields are set.
 void glue_device_init_bufts(struct glue_device *device);
 
+// Returns true for memory of an NPU, whichever it is: an npu_buffer.
+bool glue_is_npu_buffer(ggml_backend_buffer_t buffer);
+
 // graph.c
 
 // Returns true if buffers of this type belong to the device (npu_buffer).
@@ -59,6 +62,11 @@ bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
 // nodes with weights or caches.
 bool glue_is_of_slices(const struct glue_device *device,
                        const struct ggml_tensor *op);
+
+// Notes that the CPU computes `node`, whose caches it reads and writes in
+// place.
+void glue_mark_cpu_reader(const struct glue_device *device,
+                          const struct ggml_tensor *node);
 
 // Returns true if the CPU backend computes `op`.
 bool glue_cpu_supports(const struct ggml_tensor *op);

@@ -238,6 +238,18 @@ bool glue_node(const struct glue_device *device, const struct ggml_tensor *node,
   return true;
 }
 
+void glue_mark_cpu_reader(const struct glue_device *device,
+                          const struct ggml_tensor *node) {
+  npu_node part = {.op = op_name(node),
+                   .dst = glue_tensor(device, node, false)};
+  for (int i = 0; i < GGML_MAX_SRC; i++) {
+    if (node->src[i] != NULL) {
+      part.src[0] = glue_tensor(device, node->src[i], false);
+      npu_mark_cpu_reader(&part);
+    }
+  }
+}
+
 struct glue_backend {
   struct ggml_backend base;
   const struct glue_device *device;
@@ -533,9 +545,40 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend,
   return status;
 }
 
+// Copies a tensor that another backend computed into memory of ours, as ggml
+// asks its backends to before a graph. Where this returns false, ggml reads
+// memory of the CPU and writes it by npu_buffer_set. Left alone it would have a
+// GPU or a server write past the caches into memory that the NPU shares with
+// the CPU, and would read what another NPU left in such memory.
+static bool backend_cpy_tensor(ggml_backend_t from, ggml_backend_t to,
+                               const struct ggml_tensor *src,
+                               struct ggml_tensor *dst) {
+  (void)to;
+  ggml_backend_buffer_t source = owner_of(src)->buffer;
+  ggml_backend_buffer_t target = owner_of(dst)->buffer;
+  if (ggml_backend_buft_is_host(source->buft) && !glue_is_npu_buffer(source)) {
+    return false;
+  }
+  const size_t size = ggml_nbytes(src);
+  void *bytes = malloc(size);
+  if (bytes == NULL) {
+    GGML_LOG_ERROR("ggml-rust-npu: no memory to copy %s, %zu bytes\n",
+                   src->name, size);
+    return false;
+  }
+  if (from->iface.synchronize != NULL) {
+    from->iface.synchronize(from);
+  }
+  source->iface.get_tensor(source, src, bytes, 0, size);
+  target->iface.set_tensor(target, dst, bytes, 0, size);
+  free(bytes);
+  return true;
+}
+
 static const struct ggml_backend_i backend_iface = {
     .get_name = backend_get_name,
     .free = backend_free,
+    .cpy_tensor_async = backend_cpy_tensor,
     .graph_compute = backend_graph_compute,
 };
 

@@ -107,9 +107,7 @@ static bool device_supports_op(ggml_backend_dev_t dev,
     atomic_store_explicit(&device->shares_graphs, true, memory_order_relaxed);
     return true;
   }
-  if (described) {
-    npu_mark_cpu_reader(&node);
-  }
+  glue_mark_cpu_reader(device, op);
   return false;
 }
 

@@ -365,7 +365,9 @@ impl HexBuffer {
             tensor.place == Place::Packed && is_weight && tensor.shape.is_contiguous(tensor.dtype);
         let layout = wanted.then(|| WeightLayout::new(tensor)).flatten()?;
         let bytes = tensor.shape.span_bytes(tensor.dtype)?;
-        if start + layout.bytes() > self.memory.bytes() {
+        // The DSP reads packed weights by lines.
+        let is_aligned = start.is_multiple_of(ALIGN_BYTES);
+        if !is_aligned || start + layout.bytes() > self.memory.bytes() {
             return None;
         }
         let is_part = touched.len() < bytes;
@@ -516,6 +518,8 @@ impl Buffer for HexBuffer {
     fn mark_cpu_reader(&self) {
         if self.shared && !self.used_by_cpu.swap(true, Ordering::Relaxed) {
             self.changes.fetch_add(1, Ordering::Relaxed);
+            // From now on the CPU is shown what the DSP writes; this is what it wrote before.
+            self.memory.invalidate(0..self.memory.bytes());
         }
     }
 

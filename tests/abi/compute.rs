@@ -159,6 +159,83 @@ fn rows_of_a_cache_that_the_cpu_wrote_stay_beside_those_of_the_device() {
     }
 }
 
+/// ggml has the CPU compute a node in place of the result that it reads. What is left of that in the CPU's
+/// cache was written over the device's next result.
+#[test]
+fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 3 * 4096, true);
+    let of = |name, role, at| {
+        let ne = [64, 1, 1, 1];
+        tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at)
+    };
+    let x = of(c"x", NPU_ROLE_STATE, 0);
+    let result = of(c"result", NPU_ROLE_RESULT, 4096);
+    // An input of the device's next split.
+    let input = of(c"input", NPU_ROLE_STATE, 8192);
+    let stream = Stream::new(HEX);
+    let sum = node(c"ADD", result, &[x, x]);
+    for round in 0..3 {
+        let values = floats(64, round);
+        assert_eq!(memory.set(&x, bytemuck::cast_slice(&values)), NPU_STATUS_OK);
+        let status = match round {
+            0 => stream.compute(13, &[sum]),
+            _ => stream.replay(13).unwrap(),
+        };
+        assert_eq!(status, NPU_STATUS_OK);
+        let twice: Vec<f32> = values.iter().map(|value| 2.0 * value).collect();
+        assert_eq!(values_at(result.data, 64), twice, "round {round}");
+        let of_cpu = floats(64, round + 100);
+        let to = result.data.cast::<f32>();
+        // SAFETY: 64 floats of a live buffer, which nothing else uses now.
+        unsafe { std::ptr::copy_nonoverlapping(of_cpu.as_ptr(), to, 64) };
+        if round < 2 {
+            continue;
+        }
+        // ggml copies it from where it is.
+        // SAFETY: floats of a live buffer, which nothing writes now.
+        let bytes = unsafe { std::slice::from_raw_parts(result.data.cast::<u8>(), 256) };
+        assert_eq!(memory.set(&input, bytes), NPU_STATUS_OK);
+        let (status, read) = memory.get(&input, 256, 0);
+        assert_eq!(
+            (status, &read[..]),
+            (NPU_STATUS_OK, bytemuck::cast_slice(&of_cpu))
+        );
+    }
+}
+
+/// What the device had written before was not shown.
+#[test]
+fn the_first_node_of_the_cpu_that_reads_a_cache_sees_what_is_in_it() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 2 * 4096, true);
+    let of = |name, at| {
+        let ne = [64, 1, 1, 1];
+        tensor(
+            name,
+            false,
+            ne,
+            NPU_PLACE_DEVICE,
+            NPU_ROLE_STATE,
+            &memory,
+            at,
+        )
+    };
+    let (x, cache) = (of(c"x", 0), of(c"cache", 4096));
+    let values = floats(64, 1);
+    assert_eq!(memory.set(&x, bytemuck::cast_slice(&values)), NPU_STATUS_OK);
+    let stream = Stream::new(HEX);
+    assert_eq!(
+        stream.compute(0, &[node(c"ADD", cache, &[x, x])]),
+        NPU_STATUS_OK
+    );
+    let of_cpu = node(c"FFT", x, &[cache]);
+    // SAFETY: a node with all it points to.
+    unsafe { npu_mark_cpu_reader(&raw const of_cpu) };
+    let twice: Vec<f32> = values.iter().map(|value| 2.0 * value).collect();
+    assert_eq!(values_at(cache.data, 64), twice);
+}
+
 /// Weights that the CPU has just written are not fetched from the device, which never writes them.
 #[test]
 fn weights_that_are_shown_to_the_cpu_stay_as_it_wrote_them() {

@@ -74,3 +74,14 @@ class Rpc(DebianStock):
             there = self.generate(cpu_env(), "--rpc", ",".join(servers), "-ts", "2,1")
         self.assertEqual(self.servers(there), 2, there.log[-3000:])
         self.assertEqual(there.out, here)
+
+    def test_layers_behind_a_server_and_on_a_device_here_share_their_activations(self):
+        both = self.with_plugin(device_env(f"{SIMULATED},{HEXAGON}"))
+        here = self.generate(both, "--device", f"{DEVICE},{HEXAGON_DEVICE}", "-ts", "1,1").out
+        # What the server computes reaches memory that the NPU shares with the CPU.
+        strict = self.with_plugin(device_env(HEXAGON, GGML_RUST_NPU_SIM_COHERENCE="strict"))
+        with self.serve(DEVICE, SIMULATED) as server:
+            there = self.generate(strict, "--rpc", server, "-ts", "1,1")
+        self.assertEqual(self.servers(there), 1, there.log[-3000:])
+        self.assertRegex(there.log, r"HEX0\S* model buffer size")
+        self.assertEqual(there.out, here)

@@ -7,6 +7,7 @@ use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
 use ggml_rust_npu::graph::Op;
 use ggml_rust_npu::graph::{Place, Tensor};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream};
+use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::{DType, Dequantize};
 use proptest::prelude::*;
 
@@ -320,4 +321,26 @@ fn a_cleared_buffer_has_no_packed_tensors() {
         .unwrap();
     buffer.read(&floats, 0, &mut bytes).unwrap();
     assert_eq!(bytes[..8], [0x5a, 0x5a, 0x5a, 1, 2, 3, 4, 0x5a]);
+}
+
+/// The DSP refuses packed weights that do not begin at a line, with which the device was lost.
+#[test]
+fn a_weight_that_does_not_begin_at_a_line_is_packed_when_it_is_used() {
+    let device = device();
+    let mut numbers = Numbers::new(71);
+    let w = Weight::random(&mut numbers, Kind::F16, [64, 40, 1, 1]);
+    let at = 64;
+    let tensor = w.tensor(at, Place::Packed);
+    let bytes = at + device.packed_bytes(&tensor);
+    let home = HexBuffer::new(&device, bytes, false).unwrap();
+    let content = Content::Bytes(&w.bytes);
+    home.write(&tensor, 0, w.bytes.len(), content).unwrap();
+    let act = numbers.floats(3 * 64);
+    let work = Work::new(&device, &act, [64, 3, 1, 1], [40, 3, 1, 1], &[]).unwrap();
+    let stream = HexStream::new(Arc::clone(&device));
+    let mut nodes = [work.node(Op::MulMat, tensor, &home)];
+    stream.submit(0, &mut nodes).unwrap();
+    let want = reference::mul_mat(&act, &w.values, 64);
+    let error = reference::nmse(&work.result(), &want);
+    assert!(error <= 2e-6, "{error:.2e}");
 }

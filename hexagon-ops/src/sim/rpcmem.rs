@@ -9,8 +9,9 @@
 //! ```
 //!
 //! Operations of the DSP cover whole lines of 128 bytes, as its cache does: cleaning results also
-//! writes back the DSP's copy of the bytes beside them. Operations of the host cover the requested
-//! range only: a processor writes back only lines that it dirtied, and these are unknown here.
+//! writes back the DSP's copy of the bytes beside them. Operations of the host cover whole lines of
+//! 64 bytes, of which both write back those that the host has changed, as `dc cvac` and `dc civac` do:
+//! what is left of an old write replaces a result of the DSP when it is invalidated.
 //!
 //! Both sides access the ring in the host's copy.
 #![expect(
@@ -48,6 +49,8 @@ pub(super) fn is_whole_pages(bytes: usize) -> bool {
 struct Apart {
     main: MmapRaw,
     dsp: MmapRaw,
+    /// The host's lines when they were maintained last: a line with other bytes is dirty.
+    seen: MmapRaw,
 }
 
 /// An allocation.
@@ -71,6 +74,7 @@ impl Allocation {
             Coherence::Strict => Some(Apart {
                 main: poisoned(bytes, POISON)?,
                 dsp: poisoned(bytes, POISON)?,
+                seen: poisoned(bytes, POISON)?,
             }),
         };
         Ok(Self { file, host, apart })
@@ -131,13 +135,13 @@ impl Allocation {
     }
 
     pub(super) fn dsp_invalidate(&self, range: &Range<usize>) {
-        if let Some(Apart { main, dsp }) = &self.apart {
+        if let Some(Apart { main, dsp, .. }) = &self.apart {
             self.copy(main, dsp, &lines(range, LINE_BYTES));
         }
     }
 
     pub(super) fn dsp_clean(&self, range: &Range<usize>) {
-        if let Some(Apart { main, dsp }) = &self.apart {
+        if let Some(Apart { main, dsp, .. }) = &self.apart {
             self.copy(dsp, main, &lines(range, LINE_BYTES));
         }
     }
@@ -156,15 +160,37 @@ impl Allocation {
     }
 
     fn host_invalidate(&self, range: &Range<usize>) {
-        if let Some(Apart { main, .. }) = &self.apart {
-            self.copy(main, &self.host, &lines(range, HOST_LINE_BYTES));
+        if let Some(Apart { main, seen, .. }) = &self.apart {
+            self.host_clean(range);
+            let lines = lines(range, HOST_LINE_BYTES);
+            self.copy(main, &self.host, &lines);
+            self.copy(main, seen, &lines);
         }
     }
 
     fn host_clean(&self, range: &Range<usize>) {
-        if let Some(Apart { main, .. }) = &self.apart {
-            self.copy(&self.host, main, &lines(range, HOST_LINE_BYTES));
+        let Some(Apart { main, seen, .. }) = &self.apart else {
+            return;
+        };
+        let lines = lines(range, HOST_LINE_BYTES);
+        let lines = lines.start..lines.end.min(self.bytes());
+        for start in lines.step_by(HOST_LINE_BYTES) {
+            let line = start..start + HOST_LINE_BYTES;
+            if self.bytes_of(&self.host, &line) != self.bytes_of(seen, &line) {
+                self.copy(&self.host, main, &line);
+                self.copy(&self.host, seen, &line);
+            }
         }
+    }
+
+    /// Returns a line of one copy; the allocation is whole lines.
+    fn bytes_of<'a>(&self, copy: &'a MmapRaw, line: &Range<usize>) -> &'a [u8] {
+        assert!(line.end <= self.bytes(), "a line behind the end");
+        // SAFETY: in bounds by the line above; all copies have the same length.
+        let start = unsafe { copy.as_ptr().add(line.start) };
+        // SAFETY: mapped and initialized. The caller of a cache operation ensures that nothing writes
+        // the range meanwhile, as on hardware.
+        unsafe { std::slice::from_raw_parts(start, line.len()) }
     }
 }
 

@@ -145,7 +145,9 @@ fn serve_once(connection: &Connection, bell: &Bell) -> Result<()> {
 /// after.
 pub(super) struct Patience {
     timeout: Duration,
-    begun: Instant,
+    /// Time without progress, of which one pause is at most [`Self::longest_pause`].
+    silent: Duration,
+    looked: Instant,
     /// Commands that were waiting, and the DSP's sign of progress, when they changed last.
     seen: Option<(u32, u32)>,
     pauses: u32,
@@ -163,7 +165,8 @@ impl Patience {
     pub(super) fn new(timeout: Duration) -> Self {
         Self {
             timeout,
-            begun: Instant::now(),
+            silent: Duration::ZERO,
+            looked: Instant::now(),
             seen: None,
             pauses: 0,
         }
@@ -176,7 +179,7 @@ impl Patience {
     pub(super) fn pause(&mut self, waiting: u32, progress: u32) -> bool {
         if self.seen != Some((waiting, progress)) {
             self.seen = Some((waiting, progress));
-            self.begun = Instant::now();
+            self.silent = Duration::ZERO;
         }
         self.pauses = self.pauses.saturating_add(1);
         match self.pauses {
@@ -184,12 +187,42 @@ impl Patience {
             pauses if pauses <= SPINS + YIELDS => std::thread::yield_now(),
             _ => std::thread::sleep(NAP),
         }
-        self.pauses <= SPINS || self.begun.elapsed() < self.timeout
+        if self.pauses > SPINS {
+            let paused = self.looked.elapsed().min(self.longest_pause());
+            self.looked = Instant::now();
+            self.silent += paused;
+        }
+        self.silent < self.timeout
+    }
+
+    /// Returns what one pause can add to the silence: in a longer one this process was stopped (Ctrl-Z, a
+    /// debugger, Android's freezer), and saw nothing of what the DSP did.
+    fn longest_pause(&self) -> Duration {
+        (self.timeout / 8).min(Duration::from_secs(1))
     }
 
     /// Returns `true` now and then, far less often than a call takes: whether the DSP should have
     /// come by now.
     pub(super) fn is_long(&self) -> bool {
         self.pauses > SPINS + YIELDS && self.pauses.is_multiple_of(1024)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_this_process_is_stopped_is_not_the_dsp_s_silence() {
+        let timeout = Duration::from_millis(80);
+        let mut patience = Patience::new(timeout);
+        for _ in 0..=SPINS {
+            assert!(patience.pause(1, 7));
+        }
+        std::thread::sleep(2 * timeout);
+        assert!(patience.pause(1, 7), "stopped for longer than the time-out");
+        let began = Instant::now();
+        while patience.pause(1, 7) {}
+        assert!(began.elapsed() < 5 * timeout, "waited for ever");
     }
 }

@@ -1,9 +1,10 @@
 //! A graph in the device's form: commands, and the cache operations for the two processors.
 //!
 //! The CPU may have written weights, and caches that it uses itself
-//! ([`HexBuffer::is_used_by_cpu`]): these are cleaned before the commands. All other writes of the
-//! CPU go through [`HexBuffer::write`], which cleans at once. Results are invalidated after the
-//! commands, except in caches that the CPU reads through [`HexBuffer::read`] only.
+//! ([`HexBuffer::is_used_by_cpu`]): these are cleaned before the commands, and so are results, in
+//! whose place ggml may have had the CPU compute a node. All other writes of the CPU go through
+//! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands, except in
+//! caches that the CPU reads through [`HexBuffer::read`] only.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -164,14 +165,15 @@ impl Submission {
 
     /// Names the result of the next command. Returns its buffer's number.
     pub(super) fn result(&mut self, tensor: &Tensor, home: &HexBuffer) -> u32 {
-        let state = tensor.role != Role::Result;
+        let seen_by_cpu = home.shared && (tensor.role == Role::Result || home.is_used_by_cpu());
         let named = self.name(&home.memory);
-        let range = tensor.span();
-        if home.shared && state && home.is_used_by_cpu() && !named.results.covers(&range) {
-            // Lines that the CPU still holds must not be written over the result later.
-            named.inputs.insert(range.clone());
-        }
-        if home.shared && (!state || home.is_used_by_cpu()) {
+        if seen_by_cpu {
+            let range = tensor.span();
+            if !named.results.covers(&range) {
+                // Lines that the CPU still holds must not be written over the result later: those of
+                // a cache, and of a result in whose place ggml has the CPU compute its next node.
+                named.inputs.insert(range.clone());
+            }
             named.results.insert(range);
         }
         named.number
