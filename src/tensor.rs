@@ -80,22 +80,15 @@ pub enum DType {
 
 impl DType {
     /// Returns the bytes of `k` elements stored one after another, or `None` if `k` is not whole
-    /// blocks or the type is unknown.
+    /// blocks, no address could reach the last, or the type is unknown.
     #[must_use]
     pub fn row_bytes(self, k: usize) -> Option<usize> {
-        match self {
-            Self::F32 | Self::I32 => Some(k * 4),
-            Self::F16 | Self::Bf16 | Self::I16 => Some(k * 2),
-            Self::I8 => Some(k),
-            Self::I64 => Some(k * 8),
-            Self::Quantized {
-                block_elems,
-                block_bytes,
-            } => k
-                .is_multiple_of(block_elems)
-                .then(|| k / block_elems * block_bytes),
-            Self::Other => None,
-        }
+        let block_elems = match self {
+            Self::Quantized { block_elems, .. } => block_elems,
+            _ => 1,
+        };
+        let blocks = k.is_multiple_of(block_elems).then(|| k / block_elems)?;
+        blocks.checked_mul(self.step_bytes()?)
     }
 
     /// Returns the bytes from one element (or block) to the next when they lie one after another.
@@ -181,5 +174,28 @@ impl Shape {
         let step = dtype.step_bytes()?;
         let steps = row / step - 1;
         Some(outer + steps * self.nb[0] + step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file may say so, if another dimension is 0.
+    #[test]
+    fn a_row_that_no_address_reaches_has_no_bytes() {
+        let blocks = DType::Quantized {
+            block_elems: 32,
+            block_bytes: 34,
+        };
+        for (dtype, k) in [
+            (DType::F16, 1 << 63),
+            (DType::F32, 1 << 62),
+            (DType::I64, 1 << 61),
+        ] {
+            assert_eq!(dtype.row_bytes(k), None);
+        }
+        assert_eq!(blocks.row_bytes(64), Some(68));
+        assert_eq!(blocks.row_bytes(65), None);
     }
 }

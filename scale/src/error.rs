@@ -98,6 +98,26 @@ pub enum Error {
         /// Its value now.
         now: String,
     },
+    /// A journal with an entry of another problem, which has another answer.
+    #[error("{} has another problem {id}, with the answer {was}, not {now}: choose another output", path.display())]
+    OtherAnswer {
+        /// The journal.
+        path: PathBuf,
+        /// The name of both problems.
+        id: String,
+        /// The right answer in the journal.
+        was: String,
+        /// The right answer now.
+        now: String,
+    },
+    /// A journal with an entry of another problem, which has the same answer.
+    #[error("{} has another problem {id}, with another question: choose another output", path.display())]
+    OtherQuestion {
+        /// The journal.
+        path: PathBuf,
+        /// The name of both problems.
+        id: String,
+    },
     /// Settings that do not go together, or with the server.
     #[error("{0}")]
     Settings(String),

@@ -2,7 +2,7 @@
 //!
 //! A line is whole or not there: what a killed run left unfinished is cut off by the next one.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::Error;
+use crate::problem::Problem;
 
 /// A solution in the journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +39,9 @@ pub struct Record {
 pub struct Solved {
     /// The problem's name.
     pub id: String,
+    /// The hash of its question; older versions did not write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub question_hash: Option<String>,
     /// The right answer.
     pub expected: String,
     /// The answer that the method chose.
@@ -63,6 +67,9 @@ struct RunHeader {
     settings: RunSettings,
 }
 
+/// The first bytes of every journal. A file that begins with others is another program's.
+const MARK: &[u8] = b"{\"settings\":";
+
 /// A journal that is being written.
 #[derive(Debug)]
 pub struct Journal {
@@ -71,14 +78,22 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins a journal, or goes on with the one that is there.
+    /// Begins a journal, or goes on with the one that is there. A file that is refused is left as it
+    /// is.
     ///
+    /// - `problems`: those of the run; entries of the journal may be of others
     /// - returns the journal and the names of the problems in it
     ///
     /// # Errors
-    /// [`Error::OtherRun`] if it is of other settings, [`Error::Settings`] if another process writes
-    /// it, and those of files.
-    pub fn open(path: &Path, settings: &RunSettings) -> Result<(Self, HashSet<String>), Error> {
+    /// [`Error::OtherRun`] if it is of other settings, [`Error::OtherAnswer`] and
+    /// [`Error::OtherQuestion`] if an entry has the name of a problem and is of another one,
+    /// [`Error::Line`] if the file is no journal, [`Error::Settings`] if another process writes it,
+    /// and those of files.
+    pub fn open(
+        path: &Path,
+        settings: &RunSettings,
+        problems: &[Problem],
+    ) -> Result<(Self, HashSet<String>), Error> {
         let io = Error::io(path);
         let options = OpenOptions::new()
             .read(true)
@@ -108,42 +123,44 @@ impl Journal {
             .iter()
             .rposition(|byte| *byte == b'\n')
             .map_or(0, |at| at + 1);
-        let mut journal = Self {
-            path: path.into(),
-            file,
+        let header = RunHeader {
+            settings: settings.clone(),
         };
-        if whole == 0 && !bytes.is_empty() && !bytes.starts_with(b"{\"settings\":") {
+        let is_ours = match whole {
+            // A killed run may have left a part of its first line.
+            0 => {
+                bytes.is_empty()
+                    || bytes.starts_with(MARK) && line_of(&header, path)?.starts_with(&bytes)
+            }
+            _ => bytes.starts_with(MARK),
+        };
+        if !is_ours {
             return Err(Error::Line {
                 path: path.into(),
                 line: 1,
                 reason: "not of this tool: it is left as it is".into(),
             });
         }
-        if whole < bytes.len() {
-            journal.file.set_len(whole as u64).map_err(&io)?;
-            journal.file.seek(io::SeekFrom::End(0)).map_err(&io)?;
-        }
-        if whole == 0 {
-            journal.line(&RunHeader {
-                settings: settings.clone(),
-            })?;
-            return Ok((journal, HashSet::new()));
-        }
-        let (was, entries) = parse(path, &bytes[..whole])?;
-        let keys: HashSet<&String> = was.keys().chain(settings.keys()).collect();
-        let mut keys: Vec<&String> = keys.into_iter().collect();
-        keys.sort();
-        for key in keys {
-            let (was, now) = (was.get(key), settings.get(key));
-            let words = |value: Option<&Value>| value.map_or("nothing".into(), Value::to_string);
-            if was != now {
-                return Err(Error::OtherRun {
-                    path: path.into(),
-                    key: key.clone(),
-                    was: words(was),
-                    now: words(now),
-                });
+        let entries = match whole {
+            0 => Vec::new(),
+            _ => {
+                let (was, entries) = parse(path, &bytes[..whole])?;
+                check_settings(path, &was, settings)?;
+                check_problems(path, &entries, problems)?;
+                entries
             }
+        };
+        // Nothing in the file was changed before this.
+        if whole < bytes.len() {
+            file.set_len(whole as u64).map_err(&io)?;
+            file.seek(io::SeekFrom::End(0)).map_err(&io)?;
+        }
+        let mut journal = Self {
+            path: path.into(),
+            file,
+        };
+        if whole == 0 {
+            journal.line(&header)?;
         }
         let names = entries.into_iter().map(|entry| entry.id).collect();
         Ok((journal, names))
@@ -158,12 +175,66 @@ impl Journal {
     }
 
     fn line(&mut self, line: &impl Serialize) -> Result<(), Error> {
+        let bytes = line_of(line, &self.path)?;
         let io = Error::io(&self.path);
-        let mut bytes = serde_json::to_vec(line).map_err(|error| io(error.into()))?;
-        bytes.push(b'\n');
         self.file.write_all(&bytes).map_err(&io)?;
         self.file.sync_data().map_err(&io)
     }
+}
+
+/// Formats a line of the journal at `path`, with its end.
+fn line_of(line: &impl Serialize, path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = serde_json::to_vec(line).map_err(|error| Error::io(path)(error.into()))?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// Returns an error if the settings of a journal are not those of the run.
+fn check_settings(path: &Path, was: &RunSettings, now: &RunSettings) -> Result<(), Error> {
+    let keys: HashSet<&String> = was.keys().chain(now.keys()).collect();
+    let mut keys: Vec<&String> = keys.into_iter().collect();
+    keys.sort();
+    for key in keys {
+        let (was, now) = (was.get(key), now.get(key));
+        let words = |value: Option<&Value>| value.map_or("nothing".into(), Value::to_string);
+        if was != now {
+            return Err(Error::OtherRun {
+                path: path.into(),
+                key: key.clone(),
+                was: words(was),
+                now: words(now),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Returns an error if an entry of a journal has the name of a problem and is of another one.
+fn check_problems(path: &Path, entries: &[Solved], problems: &[Problem]) -> Result<(), Error> {
+    let known: HashMap<&str, &Problem> = (problems.iter())
+        .map(|problem| (problem.id.as_str(), problem))
+        .collect();
+    for entry in entries {
+        let Some(problem) = known.get(entry.id.as_str()) else {
+            continue;
+        };
+        if entry.expected != problem.answer {
+            return Err(Error::OtherAnswer {
+                path: path.into(),
+                id: entry.id.clone(),
+                was: entry.expected.clone(),
+                now: problem.answer.clone(),
+            });
+        }
+        let hash = entry.question_hash.as_ref();
+        if hash.is_some_and(|hash| *hash != problem.question_hash()) {
+            return Err(Error::OtherQuestion {
+                path: path.into(),
+                id: entry.id.clone(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Reads a journal.
@@ -202,3 +273,6 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<(RunSettings, Vec<Solved>), Er
     }
     Ok((head.settings, entries))
 }
+
+#[cfg(test)]
+mod tests;

@@ -128,6 +128,7 @@ pub fn solve(plan: &RunPlan, problem: &Problem) -> Result<Solved, Error> {
         .collect();
     Ok(Solved {
         id: problem.id.clone(),
+        question_hash: Some(problem.question_hash()),
         expected: problem.answer.clone(),
         chosen: chosen.and_then(|index| answers[index].clone()),
         correct: chosen.is_some_and(is_right),

@@ -62,6 +62,9 @@ pub enum Setting {
 const K_STEP: usize = 256;
 
 impl Setting {
+    /// The largest value of [`Setting::MinM`].
+    pub const MOST_ROWS: usize = MIN_M_MAX;
+
     const ALL: [Self; 3] = [Self::MinM, Self::KMaxInt8, Self::KMaxFp16];
 
     /// Returns the text before the chip.
@@ -79,7 +82,7 @@ impl Setting {
     /// The allowed values for the chip.
     fn value(self, caps: &RkCaps, text: &str) -> Result<usize, String> {
         let (first, last, step) = match self {
-            Self::MinM => (1, MIN_M_MAX, 1),
+            Self::MinM => (1, Self::MOST_ROWS, 1),
             Self::KMaxInt8 => (K_STEP, caps.k_max_int8, K_STEP),
             Self::KMaxFp16 => (K_STEP, caps.k_max_fp16, K_STEP),
         };

@@ -3,6 +3,7 @@
 
 use std::fs::{self, Metadata};
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,6 +31,9 @@ impl Destination {
         let old = match fs::metadata(path) {
             Ok(old) if old.is_file() => Some(old),
             Ok(_) => return refused("not a regular file, so nothing is written there"),
+            Err(_) if is_folder_name(path) => {
+                return refused("a path that ends in / names a folder, not a file");
+            }
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Err(_) if fs::symlink_metadata(path).is_ok() => {
                 return refused("a link to a file that does not exist");
@@ -64,6 +68,12 @@ impl Destination {
     pub fn is_same(&self, other: &Self) -> bool {
         self.path == other.path || other.old.as_ref().is_some_and(|old| self.is(old))
     }
+}
+
+/// Returns `true` if a path ends in `/` or `/.`, which [`Path::file_name`] ignores.
+fn is_folder_name(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    bytes.ends_with(b"/") || bytes.ends_with(b"/.")
 }
 
 /// Bytes collected before they go to the system.

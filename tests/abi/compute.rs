@@ -204,7 +204,7 @@ fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
     }
 }
 
-/// What the device had written before was not shown.
+/// The device had written it before, and the CPU saw older bytes.
 #[test]
 fn the_first_node_of_the_cpu_that_reads_a_cache_sees_what_is_in_it() {
     let _turn = turn();

@@ -141,7 +141,7 @@ struct Point {
 /// # Errors
 /// Text for the user.
 pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
-    let config = Config::from_env()?;
+    let mut config = Config::from_env()?;
     devices::listen()?;
     let mut inputs = Files::default();
     let times = match &args.cpu {
@@ -152,6 +152,10 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
     let settings = args.write_config.then(settings).transpose()?;
     for output in args.svg.iter().chain(&settings) {
         inputs.output(output)?;
+    }
+    if settings.as_ref().is_some_and(|path| !path.exists()) {
+        // A named file that does not exist yet is made.
+        config.settings = Ok(Settings::default());
     }
     let points = points(args, &times)?;
     if args.segments {
@@ -356,7 +360,8 @@ fn write_config(
         false => String::new(),
     };
     let simulated = device.is_simulated();
-    let text = Settings::with(&old, Setting::MinM, chip, simulated, found.min_m);
+    let min_m = found.setting();
+    let text = Settings::with(&old, Setting::MinM, chip, simulated, min_m);
     files::write(path, text.as_bytes())?;
     let what = if device.is_simulated() {
         " (simulated)"
@@ -364,8 +369,7 @@ fn write_config(
         ""
     };
     Ok(format!(
-        "{name}{what}: at least {} rows, written to {}",
-        found.min_m,
+        "{name}{what}: at least {min_m} rows, written to {}",
         path.display()
     ))
 }

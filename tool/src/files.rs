@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use ggml_rust_npu::files::{Destination, open_input};
-use ggml_rust_npu::gguf::{self, File};
+use ggml_rust_npu::gguf::{self, File, Value};
 
 use crate::ToolError;
 
@@ -21,11 +21,33 @@ pub struct Files {
 }
 
 impl Files {
-    /// Opens a GGUF.
+    /// Opens a GGUF that holds a whole model.
+    ///
+    /// # Errors
+    /// Text that names the file and its mistake, or says that it is a part of a split model.
+    pub fn gguf(&mut self, path: &Path) -> Result<File, ToolError> {
+        let file = self.gguf_or_part(path)?;
+        let number = |key| file.header().get(key).and_then(Value::as_usize);
+        // SOURCE: LLM_KV_SPLIT_NO and LLM_KV_SPLIT_COUNT, llama.cpp 0.5.0: parts are counted from 0.
+        if let Some(count @ 2..) = number("split.count") {
+            let part = match number("split.no") {
+                Some(index) => format!("part {}", index.saturating_add(1)),
+                None => "a part".to_owned(),
+            };
+            let path = path.display();
+            return Err(format!(
+                "{path} is {part} of {count}: join the parts with llama-gguf-split --merge"
+            )
+            .into());
+        }
+        Ok(file)
+    }
+
+    /// Opens a GGUF that may be a part of a split model.
     ///
     /// # Errors
     /// Text that names the file and its mistake.
-    pub fn gguf(&mut self, path: &Path) -> Result<File, ToolError> {
+    pub fn gguf_or_part(&mut self, path: &Path) -> Result<File, ToolError> {
         let file = File::open(path).map_err(|error| named(path, &error))?;
         self.input(path)?;
         Ok(file)
@@ -48,7 +70,11 @@ impl Files {
         Ok(text)
     }
 
-    fn input(&mut self, path: &Path) -> Result<(), ToolError> {
+    /// Takes note of an input that is opened elsewhere.
+    ///
+    /// # Errors
+    /// Text that names the file, if it is not there.
+    pub fn input(&mut self, path: &Path) -> Result<(), ToolError> {
         let file = fs::metadata(path).map_err(|error| format!("{}: {error}", path.display()))?;
         self.inputs.push((path.into(), file));
         Ok(())
@@ -74,6 +100,18 @@ impl Files {
         self.outputs.push((path.into(), place));
         Ok(())
     }
+}
+
+/// Returns the path of a file that is made next to a model: the model's name with `ending` instead
+/// of `.gguf`, or after any other name, of which a version such as `3.1` can be the end.
+pub fn next_to(model: &Path, ending: &str) -> PathBuf {
+    let name = match model.extension().is_some_and(|it| it == "gguf") {
+        true => model.with_extension(""),
+        false => model.to_path_buf(),
+    };
+    let mut name = name.into_os_string();
+    name.push(ending);
+    name.into()
 }
 
 /// Returns an error with the file that it is about.

@@ -143,12 +143,14 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode, ToolError> {
         )
         .into());
     }
-    let file = Files::default().gguf(&args.file)?;
-    let header = file.header();
-    let chip = match &args.chip {
-        Some(name) => Some(Chip::new(name, &Config::from_env()?)?),
-        None => None,
+    let (file, chip) = match &args.chip {
+        Some(name) => {
+            let chip = Chip::new(name, &Config::from_env()?)?;
+            (Files::default().gguf(&args.file)?, Some(chip))
+        }
+        None => (Files::default().gguf_or_part(&args.file)?, None),
     };
+    let header = file.header();
     let text = |key: &str| {
         let value = header.get(key).and_then(Value::as_str);
         value.unwrap_or("(not set)").to_owned()

@@ -254,7 +254,7 @@ fn prompt_us(model: &Model, shape: &ModelShape, tokens: usize, part: usize) -> f
 /// Reads the shape of a model.
 fn read(path: &Path) -> Result<ModelShape, ToolError> {
     let file = Files::default().gguf(path)?;
-    let shape = ModelShape::of(file.header());
+    let shape = ModelShape::of(&file);
     shape.map_err(|reason| format!("{}: {reason}", path.display()).into())
 }
 

@@ -17,7 +17,7 @@ use ggml_rust_npu::packfile::PackWriter;
 
 use crate::ToolError;
 use crate::chip::{self, Chip};
-use crate::files::Files;
+use crate::files::{Files, next_to};
 use crate::progress::Progress;
 use crate::quantize::{Imatrix, not_finite};
 use crate::text::say;
@@ -78,7 +78,7 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, ToolError> {
         .map(|path| Imatrix::open(&mut files, path))
         .transpose()?;
     let file = files.gguf(&args.model)?;
-    let output = (args.output.clone()).unwrap_or_else(|| args.model.with_extension("npu"));
+    let output = (args.output.clone()).unwrap_or_else(|| next_to(&args.model, ".npu"));
     files.output(&output)?;
     let jobs = jobs(&file, &chip);
     if jobs.is_empty() {

@@ -90,14 +90,15 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
     let text = files.text(&args.problems)?;
     files.output(&args.output)?;
     let mut problems = problem::parse(&args.problems, &text)?;
-    problems.truncate(args.limit.unwrap_or(usize::MAX));
     let power = args.power.as_deref().map(PowerSource::open).transpose()?;
     let mut local = start(args)?;
     let url = local.as_ref().map_or(args.url.as_str(), LocalServer::url);
     let server = LlamaServer::connect(url, args.timeout)?;
     let scorer = scorer(args);
     let chosen = make_scorer(args, scorer, &mut files)?;
-    let (mut journal, finished) = Journal::open(&args.output, &settings(args, &server, scorer))?;
+    let settings = settings(args, &server, scorer);
+    let (mut journal, finished) = Journal::open(&args.output, &settings, &problems)?;
+    problems.truncate(args.limit.unwrap_or(usize::MAX));
     let total = problems.len();
     problems.retain(|problem| !finished.contains(&problem.id));
     if problems.len() < total {

@@ -20,6 +20,14 @@ fn folder(name: &str) -> PathBuf {
 
 /// Runs `ggml-npu bench` on simulated chips, with a file of settings.
 fn bench(chips: &str, settings: &Path, args: &[&str]) -> Output {
+    let mut command = command(chips, settings, args);
+    if settings.exists() {
+        command.env("GGML_RUST_NPU_CONFIG", settings);
+    }
+    command.output().unwrap()
+}
+
+fn command(chips: &str, settings: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("GGML_RUST_NPU_") {
@@ -27,12 +35,10 @@ fn bench(chips: &str, settings: &Path, args: &[&str]) -> Output {
         }
     }
     // Nothing of the user who runs the tests.
-    let command = command.env("XDG_CONFIG_HOME", settings.parent().unwrap());
-    let command = command.env("GGML_RUST_NPU_SIM", chips);
-    if settings.exists() {
-        command.env("GGML_RUST_NPU_CONFIG", settings);
-    }
-    command.arg("bench").args(args).output().unwrap()
+    command.env("XDG_CONFIG_HOME", settings.parent().unwrap());
+    command.env("GGML_RUST_NPU_SIM", chips);
+    command.arg("bench").args(args);
+    command
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -240,6 +246,30 @@ fn without_a_named_file_settings_go_to_the_user_s_folder() {
 }
 
 #[test]
+fn a_named_file_that_does_not_exist_is_made_and_others_do_not_count() {
+    let folder = folder("tool_bench_new");
+    let new = folder.join("folder/new.conf");
+    let cpu = cpu_times(&folder);
+    // The user's file is not read, because another one is named.
+    std::fs::write(folder.join("ggml-rust-npu.conf"), "no setting\n").unwrap();
+    let args = [&SMALL[..], &["--types", "q8_0", "--cpu", &cpu]].concat();
+    let run = |more: &[&str]| {
+        let args = [&args[..], more].concat();
+        let mut command = command("rk3588", &folder.join("none.conf"), &args);
+        command.env("GGML_RUST_NPU_CONFIG", &new).output().unwrap()
+    };
+    let unread = run(&[]);
+    assert_eq!(unread.status.code(), Some(3), "{}", text(&unread.stderr));
+    assert!(text(&unread.stderr).contains("new.conf"));
+    assert!(!new.exists());
+    let said = run(&["--write-config"]);
+    assert!(done(&said).contains("at least 3 rows, written to"));
+    let written = std::fs::read_to_string(&new).unwrap();
+    assert_eq!(written, "min_m.rk3588.simulated = 3\n");
+    done(&run(&[]));
+}
+
+#[test]
 fn sizes_of_the_cpu_s_file_are_timed_and_what_no_device_takes_is_named() {
     let folder = folder("tool_bench_sizes");
     let cpu = cpu_times(&folder);
@@ -356,6 +386,10 @@ fn segments_of_k_are_timed_and_the_planner_uses_the_ones_that_are_written() {
         !table.contains("INT8 K=4096: "),
         "no size is longer: {table}"
     );
+    assert!(
+        !table.contains("nothing was timed"),
+        "a candidate is shorter: {table}"
+    );
     let text = std::fs::read_to_string(&conf).unwrap();
     assert!(text.contains("min_m.rk3588 = 7 # mine\n"), "{text}");
     assert!(!text.contains("= 256"), "{text}");
@@ -381,4 +415,36 @@ fn segments_of_k_are_timed_and_the_planner_uses_the_ones_that_are_written() {
         &conf,
         &[&sizes[..], &["--types", "q8_0,f16"]].concat(),
     ));
+}
+
+/// The settings were replaced by the chip's own largest K, though nothing had been compared.
+#[test]
+fn segments_of_no_long_k_are_not_timed_and_settings_stay() {
+    let conf = folder("tool_bench_no_segments").join("segments.conf");
+    let old = "k_max_int8.rk3588.simulated = 2048\nk_max_fp16.rk3588.simulated = 1024\n";
+    std::fs::write(&conf, old).unwrap();
+    let args = ["--segments", "-m", "1", "-s", "512x64", "--write-config"];
+    let output = bench("rk3588", &conf, &args);
+    let table = done(&output);
+    for name in ["INT8", "FP16"] {
+        let line = format!(
+            "{name}: nothing was timed, because no K is longer than 1024; no setting was written\n"
+        );
+        assert!(table.contains(&line), "{table}");
+    }
+    assert!(!table.contains("written to"), "{table}");
+    assert_eq!(std::fs::read_to_string(&conf).unwrap(), old);
+}
+
+/// Sizes that no candidate splits took the same time with each, which hid differences of the others.
+#[test]
+fn a_candidate_is_timed_on_the_shapes_that_it_splits_alone() {
+    let conf = folder("tool_bench_short").join("none.conf");
+    // The device does not take the short size, so it cannot be timed.
+    let args = ["--segments", "-m", "1", "-s", "2080x64,48x64"];
+    let output = bench("rk3588", &conf, &args);
+    let table = done(&output);
+    for timed in ["INT8 K=1024: ", "INT8 K=2048: ", "FP16 K=2048: "] {
+        assert!(table.contains(timed), "{table}");
+    }
 }

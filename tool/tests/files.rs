@@ -127,12 +127,13 @@ fn a_pack_of_groups_replaces_neither_the_model_nor_the_pack_of_repack() {
     ]);
     assert!(done.status.success(), "{}", errors(&done));
     assert_eq!(fs::read(&model).unwrap()[..4], *b"GGUF");
-    let groups = inputs.folder.join("x.groups.npu");
+    let groups = inputs.folder.join("x.npu.groups.npu");
     let before = fs::read(&groups).unwrap();
     let gguf = inputs.folder.join("x.gguf");
     fs::rename(&model, &gguf).unwrap();
     let done = run(&["repack", text(&gguf), "--chip", "rk3588"]);
     assert!(done.status.success(), "{}", errors(&done));
+    assert!(model.is_file(), "x.npu is missing");
     assert!(
         fs::read(&groups).unwrap() == before,
         "the pack of groups was replaced"
@@ -260,4 +261,77 @@ fn settings_are_as_they_were_when_the_disk_is_full() {
         2,
         "something was left"
     );
+}
+
+#[test]
+fn a_part_of_a_split_model_is_refused_by_name_and_only_its_content_is_shown() {
+    let folder = folder("tool_files_split");
+    let at = |name: &str| folder.join(name);
+    let (part, out) = (at("model-00001-of-00002.gguf"), at("out"));
+    let mut model = decoder::model("llama");
+    model.number("split.no", 0);
+    model.number("split.count", 2);
+    model.write(&part);
+    let refused = |args: &[&str]| {
+        let done = run(args);
+        let error = errors(&done);
+        assert_eq!(done.status.code(), Some(1), "{args:?}: {error}");
+        let line = "model-00001-of-00002.gguf is part 1 of 2: join the parts with llama-gguf-split --merge\n";
+        assert!(error.ends_with(line), "{args:?}: {error}");
+        assert_eq!(error.lines().count(), 1, "{args:?}: {error}");
+        assert!(!out.exists(), "{args:?}: a file was written");
+    };
+    let (part, to) = (text(&part), text(&out));
+    refused(&["quantize", part, "-t", "q4_0", "-o", to]);
+    refused(&["repack", part, "--chip", "rk3588", "-o", to]);
+    refused(&["model", part]);
+    refused(&["inspect", part, "--chip", "rk3588"]);
+    let shown = run(&["inspect", part]);
+    assert!(shown.status.success(), "{}", errors(&shown));
+
+    let whole = at("whole.gguf");
+    model.number("split.count", 1);
+    model.write(&whole);
+    let done = run(&["quantize", text(&whole), "-t", "q4_0", "-o", to]);
+    assert!(done.status.success(), "{}", errors(&done));
+}
+
+#[test]
+fn packs_of_two_versions_of_a_model_have_two_names() {
+    let inputs = Inputs::new("tool_files_versions");
+    let at = |name: &str| inputs.folder.join(name);
+    let done = |args: &[&str]| {
+        let done = run(args);
+        assert!(done.status.success(), "{args:?}: {}", errors(&done));
+    };
+    for version in ["llama-3.1", "llama-3.2"] {
+        let (model, out) = (text(&inputs.model), at(version));
+        let args = ["quantize", model, "-t", "q4_0", "--tile-group", "-o"];
+        done(&[&args[..], &[text(&out)]].concat());
+        done(&["repack", text(&out), "--chip", "rk3588"]);
+    }
+    for name in ["3.1.groups.npu", "3.2.groups.npu", "3.1.npu", "3.2.npu"] {
+        let name = format!("llama-{name}");
+        assert!(at(&name).is_file(), "{name} is missing");
+    }
+    assert!(!at("llama-3.groups.npu").exists() && !at("llama-3.npu").exists());
+}
+
+#[test]
+fn an_output_that_ends_in_a_slash_is_refused_by_name() {
+    let inputs = Inputs::new("tool_files_slash");
+    let folder = inputs.folder.join("new");
+    for (end, command) in [
+        ("/", &["quantize", "-t", "q4_0"][..]),
+        ("/.", &["quantize", "-t", "q4_0"]),
+        ("/", &["repack", "--chip", "rk3588"]),
+    ] {
+        let out = format!("{}{end}", text(&folder));
+        let done = run(&[command, &[text(&inputs.model), "-o", &out]].concat());
+        let error = errors(&done);
+        assert_eq!(done.status.code(), Some(1), "{out}: {error}");
+        let line = format!("ggml-npu: {out}: a path that ends in / names a folder, not a file\n");
+        assert_eq!(error, line);
+        assert!(!folder.exists(), "{out}: a file was written");
+    }
 }

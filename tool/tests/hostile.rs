@@ -159,11 +159,12 @@ enum Kind {
 }
 
 /// Command lines by what they read. `@` is the file, `=` a good model, `%` good statistics, `>` an output.
-const COMMANDS: [(Kind, &str); 24] = [
+const COMMANDS: [(Kind, &str); 25] = [
     (Kind::Model, "inspect @"),
     (Kind::Model, "inspect @ --json --chip rk3588"),
     (Kind::Model, "inspect @ --chip hexagon-v75"),
     (Kind::Model, "inspect @ --verify"),
+    (Kind::Model, "model @"),
     (Kind::Model, "repack @ -o > --chip rk3588"),
     (
         Kind::Model,

@@ -185,6 +185,20 @@ fn models_that_it_does_not_know_are_refused_by_name() {
         &recurrent,
         "blk.0.ssm_in.weight: the model of costs knows attention and products only",
     );
+    let mut convolution = llama(64, 1);
+    convolution.tensor("blk.1.shortconv.conv.weight", &[3, EMBED], vec![0.0]);
+    refused(
+        "convolution.gguf",
+        &convolution,
+        "blk.1.shortconv.conv.weight: the model of costs knows attention and products only",
+    );
+    let mut large = llama(64, 1);
+    large.number("llama.attention.head_count", 1 << 40);
+    refused(
+        "large.gguf",
+        &large,
+        "llama.attention.head_count is Unsigned(1099511627776), no number up to 1048576",
+    );
     let mut short = llama(64, 1);
     short.number("llama.block_count", 1);
     refused("short.gguf", &short, "llama.block_count is 1");
@@ -195,6 +209,94 @@ fn models_that_it_does_not_know_are_refused_by_name() {
     none.forget("llama.block_count");
     none.number("llama.block_count", 0);
     refused("none.gguf", &none, "llama.block_count");
+}
+
+/// Writes a model whose heads of keys and values are an array of a number for each layer.
+fn write_with_array(model: &mut Model, path: &Path, kv_heads: &[u32]) {
+    const KEY: &str = "llama.attention.head_count_kv";
+    // An entry as long as that of the array: the same place of all that follows.
+    let long = "x".repeat(KEY.len() + 8 + 4 * kv_heads.len());
+    model.forget(KEY);
+    model.number(&long, 0);
+    model.write(path);
+    model.forget(&long);
+    let mut bytes = std::fs::read(path).unwrap();
+    let entry = [
+        &(KEY.len() as u64).to_le_bytes()[..],
+        KEY.as_bytes(),
+        // An array of 32-bit integers.
+        &9u32.to_le_bytes(),
+        &5u32.to_le_bytes(),
+        &(kv_heads.len() as u64).to_le_bytes(),
+        &kv_heads
+            .iter()
+            .copied()
+            .flat_map(u32::to_le_bytes)
+            .collect::<Vec<u8>>(),
+    ]
+    .concat();
+    let header = ggml_rust_npu::gguf::Header::parse(&bytes).unwrap();
+    let old = header.entries.iter().find(|old| old.key == long).unwrap();
+    bytes[old.range.clone()].copy_from_slice(&entry);
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn heads_of_keys_and_values_are_those_of_each_layer() {
+    let folder = common::folder("model-arrays");
+    let (number, array) = (folder.join("number.gguf"), folder.join("array.gguf"));
+    llama(64, 1).write(&number);
+    write_with_array(&mut llama(64, 1), &array, &[2, 2]);
+    assert_eq!(report(&number, &[]), report(&array, &[]));
+    // A layer with fewer of them, and one without attention.
+    let bytes = |kv_heads: &[u32]| {
+        write_with_array(&mut llama(64, 1), &array, kv_heads);
+        report(&array, &[])["cache_bytes_per_token"]
+            .as_u64()
+            .unwrap()
+    };
+    assert_eq!(bytes(&[2, 1]), 2 * 2 * 64 * 3);
+    assert_eq!(bytes(&[0, 2]), 2 * 2 * 64 * 2);
+    let step = &report(&array, &["--batch", "1", "--context", "512"])["generation"][0];
+    let all = &report(&number, &["--batch", "1", "--context", "512"])["generation"][0];
+    assert_eq!(
+        step["commands"].as_u64().unwrap() + 4,
+        all["commands"].as_u64().unwrap()
+    );
+    for (kv_heads, words) in [
+        (
+            &[2, 2, 2][..],
+            "has 3 elements of kind 5, not 2 integers of 32 bits",
+        ),
+        (
+            &[2, u32::MAX],
+            "4 heads cannot share 4294967295 of keys and values",
+        ),
+    ] {
+        write_with_array(&mut llama(64, 1), &array, kv_heads);
+        let output = tool(&array, &[]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(words), "{error}");
+        assert!(error.contains("llama.attention.head_count_kv"), "{error}");
+    }
+}
+
+/// The first took 343 GB of memory, and the last was a panic.
+#[test]
+fn more_layers_than_there_are_tensors_of_are_refused_by_the_number() {
+    let path = common::folder("model-layers").join("model.gguf");
+    for count in [u32::MAX as usize, 1 << 40, 1 << 60, 3] {
+        let mut model = llama(64, 1);
+        model.number("llama.block_count", count);
+        model.write(&path);
+        let output = tool(&path, &[]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{count}: {error}");
+        assert!(error.contains("llama.block_count is"), "{error}");
+        assert!(error.contains(&count.to_string()), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! is, and tells nothing about people.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output};
 
 use regex_lite::Regex;
@@ -144,6 +146,30 @@ fn a_library_that_does_not_load_is_a_reason_without_the_home_folder() {
     assert!(report.contains("~/libcdsprpc.so"), "{report}");
     tells_nothing_about_people(&report);
     lines(&report);
+}
+
+/// Any variable of another program was enough for a panic.
+#[test]
+fn variables_that_are_not_utf_8_are_shown_with_a_sign_for_each_wrong_byte() {
+    let [home, wrong] =
+        [&b"/srv/zaphod\xff"[..], b"/srv/zaphod\xff/\xff/lib"].map(OsStr::from_bytes);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ggml-npu"));
+    command
+        .args(["devices", "--probe"])
+        .env_clear()
+        .envs(PERSON)
+        .env("GGML_RUST_NPU_SIM", "rk3588")
+        .env("HOME", home)
+        .env("LD_LIBRARY_PATH", wrong)
+        .env("PWD", wrong)
+        .env(OsStr::from_bytes(b"NAME\xff"), "value");
+    let output = command.output().unwrap();
+    let report = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    let line = "machine.variable.LD_LIBRARY_PATH: ~/\u{fffd}/lib\n";
+    assert!(report.contains(line), "{report}");
+    assert!(report.contains("machine.variable.GGML_RUST_NPU_SIM: rk3588\n"));
+    tells_nothing_about_people(&report);
 }
 
 #[test]

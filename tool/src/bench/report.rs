@@ -4,6 +4,7 @@
 use std::fmt;
 
 use ggml_rust_npu::backend::{Device, Limit};
+use ggml_rust_npu::config::settings::Setting;
 use serde::Serialize;
 
 use super::cpu::Time;
@@ -168,6 +169,12 @@ impl Crossover {
             measured_up_to: sums.last()?.0,
         })
     }
+
+    /// Returns the value of the setting and of the variable, which accept no more rows than a ubatch
+    /// can have.
+    pub fn setting(&self) -> usize {
+        self.min_m.min(Setting::MOST_ROWS)
+    }
 }
 
 /// Columns of the table.
@@ -236,8 +243,9 @@ impl fmt::Display for BenchReport {
                 };
                 writeln!(
                     f,
-                    "{}{simulated}: {what}; GGML_RUST_NPU_MIN_M={min_m}",
-                    found.device
+                    "{}{simulated}: {what}; GGML_RUST_NPU_MIN_M={}",
+                    found.device,
+                    found.setting()
                 )?;
             }
         }
@@ -250,6 +258,8 @@ impl fmt::Display for BenchReport {
 
 #[cfg(test)]
 mod tests {
+    use ggml_rust_npu::config::settings::Settings;
+
     use super::*;
 
     fn row(m: usize, npu: f64, cpu: Option<f64>) -> BenchRow {
@@ -293,6 +303,30 @@ mod tests {
         // All points of an M together.
         assert_eq!(min_m(&[row(1, 15.0, cpu), row(1, 4.0, cpu)]), Some(1));
         assert_eq!(min_m(&[row(1, 15.0, None)]), None);
+    }
+
+    #[test]
+    fn a_cpu_that_is_always_faster_gives_a_setting_that_is_accepted() {
+        let cpu = Some(10.0);
+        let rows = [row(1, 20.0, cpu), row(65536, 20.0, cpu)];
+        let found = Crossover::of(&rows.iter().collect::<Vec<_>>()).unwrap();
+        let text = Settings::with("", Setting::MinM, "rk3588", false, found.setting());
+        let settings = Settings::parse(&text).unwrap();
+        assert_eq!(settings.get(Setting::MinM, "rk3588", false), Some(65536));
+        let report = BenchReport {
+            version: "1",
+            devices: vec![DeviceLine {
+                name: "RKNPU0".into(),
+                description: String::new(),
+                chip: "rk3588",
+                simulated: false,
+            }],
+            rows: rows.into(),
+            crossovers: vec![found],
+            notes: Vec::new(),
+        };
+        let line = "the CPU is faster up to 65536 rows; GGML_RUST_NPU_MIN_M=65536\n";
+        assert!(report.to_string().contains(line), "{report}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Segments of K: with which largest K of a call a Rockchip NPU multiplies fastest.
 
+use std::iter;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::quantize::Format;
 use crate::text::{print, say};
 use crate::{NO_DEVICE, ToolError, files};
 
-/// Largest K of a call, beside the chip's own.
+/// Largest K of a call, beside the chip's own; the least one is first.
 const CANDIDATES: [usize; 3] = [1024, 2048, 4096];
 
 /// Another K than the chip's own is chosen if it takes at most this part of the time.
@@ -49,7 +50,7 @@ const ARITHMETICS: [Arithmetic; 2] = [
 ];
 
 /// Times each candidate on the shapes whose K is longer, and writes the fastest one to the file of
-/// settings at `path`, if there is one.
+/// settings at `path`, if there is one and a candidate was timed.
 ///
 /// # Errors
 /// Text for the user.
@@ -72,7 +73,18 @@ pub(super) fn run(
         let mut sizes = *caps;
         let own = *(arithmetic.of)(&mut sizes);
         let longest = shapes.iter().map(|SizeArg([k, _])| *k).max().unwrap_or(0);
-        let time = |k_max: usize| {
+        let candidates = CANDIDATES.map(|k_max| (k_max, longer(shapes, k_max)));
+        let candidates = candidates.into_iter();
+        let mut candidates = candidates.filter(|(k_max, _)| *k_max < own.min(longest));
+        let Some(first) = candidates.next() else {
+            let unwritten = path.map_or("", |_| "; no setting was written");
+            text += &format!(
+                "{}: nothing was timed, because no K is longer than {}{unwritten}\n",
+                arithmetic.name, CANDIDATES[0]
+            );
+            continue;
+        };
+        let time = |k_max: usize, shapes: &[SizeArg]| {
             let target = discovery::target(caps, config)?;
             let mut sized = *target.caps;
             *(arithmetic.of)(&mut sized) = k_max;
@@ -89,16 +101,15 @@ pub(super) fn run(
                 rows,
             )
         };
-        let of_own = time(own)?;
+        let of_own = time(own, &first.1)?;
         let mut best = (own, WORTH);
         text += &format!("{} K={own}: 1.00\n", arithmetic.name);
-        for k_max in CANDIDATES
-            .into_iter()
-            .filter(|k_max| *k_max < own.min(longest))
-        {
-            let ratios = time(k_max)?.into_iter().zip(&of_own);
-            let ratios = ratios.map(|(time, own)| time.as_secs_f64() / own.as_secs_f64());
-            let mean = ratios.sum::<f64>() / of_own.len().max(1) as f64;
+        for (k_max, shapes) in iter::once(first).chain(candidates) {
+            let times = time(k_max, &shapes)?;
+            let of_own = of_own.iter().filter(|(k, _)| *k > k_max);
+            let ratios = (times.iter().zip(of_own))
+                .map(|((_, time), (_, own))| time.as_secs_f64() / own.as_secs_f64());
+            let mean = ratios.sum::<f64>() / times.len().max(1) as f64;
             text += &format!("{} K={k_max}: {mean:.2}\n", arithmetic.name);
             if mean < best.1 {
                 best = (k_max, mean);
@@ -123,18 +134,24 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the least time of each shape and number of rows.
+/// Returns the shapes whose K is split if calls have at most `k_max`.
+fn longer(shapes: &[SizeArg], k_max: usize) -> Vec<SizeArg> {
+    let shapes = shapes.iter().copied();
+    shapes.filter(|SizeArg([k, _])| *k > k_max).collect()
+}
+
+/// Returns K and the least time of each shape and number of rows.
 fn times(
     device: &Arc<dyn Device>,
     format: Format,
     shapes: &[SizeArg],
     rows: &[usize],
-) -> Result<Vec<Duration>, ToolError> {
+) -> Result<Vec<(usize, Duration)>, ToolError> {
     let mut all = Vec::new();
     for SizeArg([k, n]) in shapes {
         let points = TimedWeights::new(device, format, *k, *n).and_then(|weights| {
             rows.iter()
-                .map(|m| weights.time(*m, None).map(|cost| cost.time))
+                .map(|m| weights.time(*m, None).map(|cost| (*k, cost.time)))
                 .collect::<Result<Vec<_>, _>>()
         });
         match points {

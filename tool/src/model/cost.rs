@@ -143,7 +143,7 @@ impl Model {
         self.rope(elems) + store * (as_f64(elems) / as_f64(9 * 64)).max(1.0)
     }
 
-    fn attention(&self, shape: &ModelShape, step: &StepWork) -> StepCost {
+    fn attention(&self, shape: &ModelShape, kv_heads: usize, step: &StepWork) -> StepCost {
         let rows = (step.rows / step.caches).max(1);
         let size = if shape.head <= 64 { 64 } else { 128 };
         let of = |case: &str| self.counts.whole(&format!("attention_f16_h{size}_{case}"));
@@ -153,10 +153,10 @@ impl Model {
             (32.0, of("1on1_r32")),
             (2048.0, 4.0 * of("4on1_r512")),
         ];
-        let queries = rows * shape.heads / shape.kv_heads;
+        let queries = rows * shape.heads / kv_heads;
         let cell = line(&points, as_f64(queries.max(4)));
         let cells = as_f64(step.cells * step.caches);
-        let kv_heads = as_f64(shape.kv_heads);
+        let kv_heads = as_f64(kv_heads);
         let tiles = as_f64(queries.div_ceil(TILE)) * (cells / as_f64(TILE));
         let tiles = tiles * 2.0 * as_f64(shape.head) / as_f64(TILE) * kv_heads;
         let bytes = 2.0 * as_f64(CACHE_BYTES * shape.head) * cells * kv_heads;
@@ -170,7 +170,7 @@ impl Model {
 
     /// Returns the cost of one graph.
     pub fn step(&self, shape: &ModelShape, step: &StepWork) -> StepCost {
-        let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
+        let queries = shape.heads * shape.head;
         let norm = |elems| self.elements("rms_norm_mul", [576, 4096], elems);
         let mut total = StepCost::default();
         for layer in &shape.layers {
@@ -186,11 +186,15 @@ impl Model {
             if layer.gated > 0 {
                 total += self.gate(step.rows * layer.gated);
             }
+            if layer.kv_heads == 0 {
+                continue;
+            }
+            let keys = layer.kv_heads * shape.head;
             let stored = (as_f64(step.rows * keys) / 512.0).max(1.0);
             total += self.vectors(self.rope(step.rows * queries));
             total += self.vectors(self.rope_and_store(step.rows * keys));
             total += self.vectors(self.counts.whole("set_rows_f16_512") * stored);
-            total += self.attention(shape, step);
+            total += self.attention(shape, layer.kv_heads, step);
         }
         total += norm(step.logits * shape.embed);
         total += self.product(&shape.output, step.logits);
@@ -200,5 +204,6 @@ impl Model {
 
 /// Returns the bytes of a cache for each cell: keys and values in F16.
 pub fn cell_bytes(shape: &ModelShape) -> usize {
-    shape.layers.len() * 2 * CACHE_BYTES * shape.kv_heads * shape.head
+    let kv_heads = shape.layers.iter().map(|layer| layer.kv_heads);
+    kv_heads.sum::<usize>() * 2 * CACHE_BYTES * shape.head
 }

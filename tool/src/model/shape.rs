@@ -1,6 +1,8 @@
 //! The products, norms and caches of a model, as its file says.
 
-use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
+use std::collections::HashSet;
+
+use ggml_rust_npu::gguf::{File, GgmlType, Header, TensorInfo, Value};
 
 use crate::ToolError;
 
@@ -30,6 +32,8 @@ pub struct Layer {
     pub biases: Vec<usize>,
     /// Elements of a token that the gated unit makes; 0 without one.
     pub gated: usize,
+    /// Heads of keys and values; 0 without attention.
+    pub kv_heads: usize,
 }
 
 /// A model whose layers are attention to a cache, and products.
@@ -40,8 +44,6 @@ pub struct ModelShape {
     pub embed: usize,
     /// Heads of queries.
     pub heads: usize,
-    /// Heads of keys and values.
-    pub kv_heads: usize,
     /// Elements of a head.
     pub head: usize,
     /// The output head.
@@ -56,39 +58,43 @@ impl ModelShape {
     /// # Errors
     /// Text, if the file has no such model: other layers than attention and products, or a number
     /// that is missing.
-    pub fn of(header: &Header) -> Result<Self, ToolError> {
+    pub fn of(file: &File) -> Result<Self, ToolError> {
+        let header = file.header();
         let arch = header
             .get("general.architecture")
             .and_then(|value| value.as_str());
         let arch = arch.ok_or("the file has no general.architecture")?;
-        let find = |key: &str| {
-            header
-                .get(&format!("{arch}.{key}"))
-                .and_then(|value| value.as_usize())
+        let find = |key: &str| number(header, &format!("{arch}.{key}"));
+        let needed = |key: &str| -> Result<usize, ToolError> {
+            find(key)?.ok_or_else(|| format!("the file has no number {arch}.{key}").into())
         };
-        let number =
-            |key: &str| find(key).ok_or_else(|| format!("the file has no number {arch}.{key}"));
-        let (count, embed) = (number("block_count")?, number("embedding_length")?);
-        let heads = number("attention.head_count")?.max(1);
-        let kv_heads = find("attention.head_count_kv").unwrap_or(heads).max(1);
-        let head = find("attention.key_length").unwrap_or(embed / heads);
-        let used = find("expert_used_count").unwrap_or(1);
+        let count = needed("block_count")?;
+        check_layers(header, arch, count)?;
+        let embed = needed("embedding_length")?;
+        let heads = needed("attention.head_count")?.max(1);
+        let head = find("attention.key_length")?.unwrap_or(embed / heads);
+        let used = find("expert_used_count")?.unwrap_or(1);
         let output = header
             .tensor("output.weight")
             .or_else(|| header.tensor("token_embd.weight"));
         let output = output.ok_or("the file has neither output.weight nor token_embd.weight")?;
 
-        let mut layers = Vec::new();
-        layers.resize_with(count, Layer::default);
+        let kv_heads = kv_heads(
+            file,
+            &format!("{arch}.attention.head_count_kv"),
+            count,
+            heads,
+        )?;
+        let layers = kv_heads.into_iter().map(|kv_heads| Layer {
+            kv_heads,
+            ..Layer::default()
+        });
+        let mut layers: Vec<Layer> = layers.collect();
         for tensor in &header.tensors {
-            let Some(rest) = tensor.name.strip_prefix("blk.") else {
+            let Some((layer, name)) = place(tensor) else {
                 continue;
             };
-            let (layer, name) = rest.split_once('.').unwrap_or((rest, ""));
-            let layer = layer
-                .parse()
-                .ok()
-                .and_then(|layer: usize| layers.get_mut(layer));
+            let layer = layer.and_then(|layer| layers.get_mut(layer));
             let layer =
                 layer.ok_or_else(|| format!("{}: {arch}.block_count is {count}", tensor.name))?;
             layer
@@ -99,11 +105,85 @@ impl ModelShape {
             layers,
             embed,
             heads,
-            kv_heads,
             head,
             output: WeightProduct::of(output, 1),
             bytes: header.tensors.iter().map(|tensor| tensor.range.len()).sum(),
         })
+    }
+}
+
+/// Returns the layer of a tensor, if that is a number, and its name there; `None` if it is outside of
+/// layers.
+fn place(tensor: &TensorInfo) -> Option<(Option<usize>, &str)> {
+    let rest = tensor.name.strip_prefix("blk.")?;
+    let (layer, name) = rest.split_once('.').unwrap_or((rest, ""));
+    Some((layer.parse().ok(), name))
+}
+
+/// Refuses a number of layers of which one has no tensors, so that memory is taken only for layers
+/// that are there.
+fn check_layers(header: &Header, arch: &str, count: usize) -> Result<(), ToolError> {
+    let tensors = header.tensors.iter();
+    let known: HashSet<usize> = tensors.filter_map(|tensor| place(tensor)?.0).collect();
+    match (0..count).find(|layer| !known.contains(layer)) {
+        Some(layer) => {
+            Err(format!("{arch}.block_count is {count}, and blk.{layer} has no tensors").into())
+        }
+        None => Ok(()),
+    }
+}
+
+/// Largest number that sizes are reckoned with, so that their products fit into 64 bits.
+const LARGEST: usize = 1 << 20;
+
+/// Returns a number of the file's; `None` if it is not set.
+///
+/// # Errors
+/// Text that names the key and its value, if that is no number, or more than [`LARGEST`].
+fn number(header: &Header, key: &str) -> Result<Option<usize>, ToolError> {
+    let Some(value) = header.get(key) else {
+        return Ok(None);
+    };
+    let number = value.as_usize().filter(|number| *number <= LARGEST);
+    let number = number.ok_or_else(|| format!("{key} is {value:?}, no number up to {LARGEST}"))?;
+    Ok(Some(number))
+}
+
+/// Returns the heads of keys and values of each layer. The file has a number for all layers, or an
+/// array with one for each, in which 0 is a layer without attention.
+///
+/// - `heads`: heads of queries, which is the number if the file has none
+///
+/// # Errors
+/// Text that names the key, if its value is something else.
+fn kv_heads(file: &File, key: &str, count: usize, heads: usize) -> Result<Vec<usize>, ToolError> {
+    // GGUF's numbers of 32-bit integers.
+    const INTEGERS: [u32; 2] = [4, 5];
+    let header = file.header();
+    let array = header.entries.iter().find_map(|entry| match entry.value {
+        Value::Array { kind, len } if entry.key == key => Some((kind, len, entry.range.end)),
+        _ => None,
+    });
+    let found = match array {
+        Some((kind, len, end)) if INTEGERS.contains(&kind) && len == count as u64 => {
+            // PANIC: the elements end the entry, whose place in the file was checked.
+            let words = file.bytes()[end - 4 * count..end].as_chunks().0;
+            let words = words.iter().map(|word| u32::from_le_bytes(*word));
+            words.map(|word| word as usize).collect()
+        }
+        Some((kind, len, _)) => {
+            return Err(format!(
+                "{key} has {len} elements of kind {kind}, not {count} integers of 32 bits"
+            )
+            .into());
+        }
+        None => vec![number(header, key)?.unwrap_or(heads).max(1); count],
+    };
+    match found.iter().find(|number| **number > heads) {
+        Some(number) => {
+            Err(format!("{key}: {heads} heads cannot share {number} of keys and values").into())
+        }
+        None => Ok(found),
     }
 }
 
@@ -147,7 +227,11 @@ impl WeightProduct {
 
 impl Layer {
     fn add(&mut self, name: &str, tensor: &TensorInfo, used: usize) -> Result<(), &'static str> {
-        if name.starts_with("ssm_") || name.starts_with("time_mix") || name.contains("_kv_a") {
+        if name.starts_with("ssm_")
+            || name.starts_with("time_mix")
+            || name.starts_with("shortconv")
+            || name.contains("_kv_a")
+        {
             return Err("the model of costs knows attention and products only");
         }
         match (name.ends_with("norm.weight"), tensor.dims) {

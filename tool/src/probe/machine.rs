@@ -88,12 +88,15 @@ pub(super) fn add(lines: &mut Lines) {
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
     ] {
-        let value = std::env::var(variable).map_err(|_| "not set");
+        let value = std::env::var_os(variable).ok_or("not set");
+        let value = value.map(|value| value.to_string_lossy().into_owned());
         lines.add_result(&format!("variable.{variable}"), value);
     }
-    let ours = std::env::vars().filter(|(name, _)| name.starts_with("GGML_RUST_NPU_"));
-    for (name, value) in ours {
-        lines.add(&format!("variable.{name}"), value);
+    for (name, value) in std::env::vars_os() {
+        let (name, value) = (name.to_string_lossy(), value.to_string_lossy());
+        if name.starts_with("GGML_RUST_NPU_") {
+            lines.add(&format!("variable.{name}"), value);
+        }
     }
 }
 

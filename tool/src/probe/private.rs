@@ -11,7 +11,10 @@ pub(super) struct Private {
 
 impl Default for Private {
     fn default() -> Self {
-        let variable = |name: &str| std::env::var(name).ok();
+        let variable = |name: &str| {
+            let value = std::env::var_os(name)?;
+            Some(value.to_string_lossy().into_owned())
+        };
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
         let homes = variable("HOME").into_iter();
         let names = ["USER", "LOGNAME", "HOSTNAME"].map(variable);

@@ -20,6 +20,7 @@ use rayon::prelude::*;
 use super::block::{BLOCK, Format, push_q4_0, push_q8_0, search_weights};
 use super::job::{RowReader, TensorJob};
 use crate::ToolError;
+use crate::files::next_to;
 use crate::progress::Progress;
 use crate::text::say;
 
@@ -37,7 +38,7 @@ const BATCH_PANELS: usize = 64;
 
 /// Returns the pack's place: the model's name, with an ending that no other pack of it has.
 pub fn path(output: &Path) -> PathBuf {
-    output.with_extension("groups.npu")
+    next_to(output, ".groups.npu")
 }
 
 /// Refuses a model that there would be no pack of.

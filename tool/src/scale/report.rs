@@ -65,6 +65,9 @@ const COLUMNS: [Column; 10] = [
 /// Text for the user.
 pub fn run(args: &ReportArgs) -> Result<ExitCode, ToolError> {
     let mut files = Files::default();
+    for path in args.samples.iter().chain(&args.model) {
+        files.input(path)?;
+    }
     for path in args.csv.iter().chain(&args.svg) {
         files.output(path)?;
     }
