@@ -4,8 +4,9 @@
 Usage: mutants.py [--jobs N] [--shard K/N] [module...]     a module is a name of MODULES; all if none is given: hours
 
 Each fault is compiled, and the tests that belong to the module run. The lists of faults that were caught, missed, hung or
-did not compile are in target/mutants/MODULE/mutants.out/. Fails if a module is below LEAST. With --shard 0/4 every fourth fault is put in,
-which shows soon what is not tested; the numbers 1/4 to 3/4 have the others.
+did not compile are in target/mutants/MODULE/mutants.out/. Fails if a module is below LEAST.
+
+With --shard 0/4 every fourth fault is put in, which shows soon what is not tested; the numbers 1/4 to 3/4 have the others.
 
 Faults are put into copies of the project, target/mutants/tree-N, which keep what they have built: a fault then costs one
 crate, and cargo-nextest stops at the first test that fails.
@@ -43,8 +44,10 @@ MODULES = {
     "ring": Module("ggml-rust-npu", ["src/hexagon/driver/ring.rs"], ["--lib", "--test=ring"]),
     "address-space": Module("ggml-rust-npu", ["src/hexagon/device/address.rs"], ["--lib", "--test=hexagon"]),
     "session": Module("ggml-rust-npu", ["src/hexagon/device/*.rs"], ["--lib", "--test=hexagon"]),
-    "submission": Module("ggml-rust-npu", ["src/hexagon/stream.rs", "src/hexagon/stream/*.rs"], ["--lib", "--test=hexagon", "--test=abi"]),
-    "buffer": Module("ggml-rust-npu", ["src/hexagon/buffer.rs", "src/rockchip/buffer.rs"], ["--lib", "--test=hexagon", "--test=buffer", "--test=abi"]),
+    "submission": Module("ggml-rust-npu", ["src/hexagon/stream.rs", "src/hexagon/stream/*.rs"],
+                         ["--lib", "--test=hexagon", "--test=abi"]),
+    "buffer": Module("ggml-rust-npu", ["src/hexagon/buffer.rs", "src/rockchip/buffer.rs"],
+                     ["--lib", "--test=hexagon", "--test=buffer", "--test=abi"]),
     "border": Module("ggml-rust-npu", ["src/abi/*.rs"], ["--lib", "--test=abi", "--test=fork", "--test=log"]),
     "packfile": Module("ggml-rust-npu", ["src/packfile/*.rs", "src/packfile.rs"], ["--lib", "--test=packs", "--test=packfile"]),
     "gguf": Module("ggml-rust-npu", ["src/gguf/*.rs"], ["--lib", "--test=tool_gguf"]),
