@@ -560,6 +560,9 @@ static bool backend_cpy_tensor(ggml_backend_t from, ggml_backend_t to,
     return false;
   }
   const size_t size = ggml_nbytes(src);
+  if (size == 0) {
+    return true;
+  }
   void *bytes = malloc(size);
   if (bytes == NULL) {
     GGML_LOG_ERROR("ggml-rust-npu: no memory to copy %s, %zu bytes\n",

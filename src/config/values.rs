@@ -92,7 +92,11 @@ pub(super) fn one_of<T: Copy>(table: &[(&str, T)], text: &str) -> Result<T, Stri
 }
 
 pub(super) fn list(text: &str) -> Vec<String> {
-    text.split(',').map(|name| name.trim().into()).collect()
+    let names = text.split(',').map(str::trim);
+    names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 pub(super) fn path(text: &str) -> Result<Option<PathBuf>, String> {

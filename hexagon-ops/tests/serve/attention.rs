@@ -273,6 +273,28 @@ fn every_length_of_head_and_number_of_rows() {
     }
 }
 
+/// Scores of some hundreds, as keys with a large bias make them (Qwen2): f16 rounds them to 1/4 and more.
+#[test]
+fn large_scores_are_told_from_each_other() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for (queries, heads) in [(1, [9, 3]), (1, [4, 4]), (40, [4, 1])] {
+        for (types, mask) in [([H, H], Mask::Random), ([Q8, Q8], Mask::Causal)] {
+            let setup = Setup {
+                queries,
+                heads,
+                types,
+                scale: 25.0,
+                ..PLAIN
+            };
+            let operands = Operands::new(&setup, mask, false, &mut numbers);
+            let body = operands.place(&setup, &mut bench);
+            // A score of 1,000 is off by 2^-14.
+            operands.compare(&body, &mut bench, 1e-7, &format!("{setup:?} {mask:?}"));
+        }
+    }
+}
+
 #[test]
 fn keys_and_values_of_every_type() {
     let mut numbers = Numbers::default();
@@ -350,7 +372,7 @@ fn a_small_slope_does_not_bring_hidden_positions_back() {
 }
 
 #[test]
-fn scores_beyond_f16_are_an_error_and_not_a_result() {
+fn scores_beyond_f16_are_computed_in_f32() {
     let mut numbers = Numbers::default();
     let mut bench = Bench::new();
     let setup = Setup {
@@ -362,10 +384,9 @@ fn scores_beyond_f16_are_an_error_and_not_a_result() {
     // then.
     operands.k = Case::of(H, operands.k.ne, PERMUTED, || 60000.0);
     operands.q = Case::of(F, operands.q.ne, PERMUTED, || 1.9);
+    operands.compute(&setup);
     let body = operands.place(&setup, &mut bench);
-    let completion = bench.host.run(&[Command::new(0, &body)]);
-    let want = (STATUS_FAULT, hexagon_ops::serve::FAULT_OVERFLOW);
-    assert_eq!((completion.status, completion.detail), want);
+    operands.compare(&body, &mut bench, LIMIT, "scores of 912,000");
 }
 
 #[test]

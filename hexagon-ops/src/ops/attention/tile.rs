@@ -70,7 +70,7 @@ use crate::ops::tensor::ViewMut;
 use crate::rt::Engine;
 
 /// Computes an attention; the operands have been checked. Returns `false` if FP16 does not hold a
-/// key or a value, and `dst` is to be computed by dot products then.
+/// key or a value, or not enough of a score, and `dst` is to be computed by dot products then.
 pub(super) fn run(
     job: &Job<'_>,
     plan: &TilePlan,
@@ -184,6 +184,9 @@ impl Head<'_> {
             if !is_done {
                 return false;
             }
+        }
+        if self.has_large_scores(memory.state, tiles) {
+            return false;
         }
         self.write(memory, tiles, dst);
         true

@@ -119,11 +119,12 @@ impl<'a> HeadState<'a> {
         self.state.get_mut(range).unwrap_or_default()
     }
 
-    /// Multiplies a row of the state by `exp(rates · time)`, where `beta` has the rows' times.
+    /// Multiplies a row of the state by `exp(rates · time)`, where `beta` has the rows' times: those of a
+    /// head of more than 32 rows are the same.
     pub(super) fn decay_row(&mut self, row: usize, rates: &[f32]) {
         fill(self.second, rates);
         let times: &[f32] = bytemuck::cast_slice(self.beta);
-        let time = times.get(row).copied().unwrap_or_default();
+        let time = times.get(row % 32).copied().unwrap_or_default();
         let lines = self.decay.len();
         let row = self.state.get_mut(row * lines..(row + 1) * lines);
         hvx::widest(DecayRow {

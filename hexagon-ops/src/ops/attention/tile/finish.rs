@@ -14,7 +14,38 @@ use crate::ops::tensor::{Row, ViewMut};
 /// f32 elements of a line.
 const LANES: usize = LINE_BYTES / 4;
 
+/// The largest score of a row, as f16, up to which f16 tells scores well enough from each other: 256. Above it
+/// one is off by up to 1/8, and its weight by an eighth.
+const LARGEST_SCORE: u32 = 0x5c00;
+const INFINITY: u32 = 0x7c00;
+/// Magnitudes of two f16 in a word, and what sets the sign bit of those above [`LARGEST_SCORE`] when it is added.
+const MAGNITUDES: u32 = 0x7fff_7fff;
+const FROM_LARGEST: u32 = (0x7fff - LARGEST_SCORE) * 0x1_0001;
+
 impl Head<'_> {
+    /// Returns `true` if a row's largest score is too large, or too far below zero, for f16: those near it, which
+    /// decide on the row, are rounded. Keys with a large common part make such scores.
+    pub(super) fn has_large_scores(&self, state: &[Line], tiles: &Tiles) -> bool {
+        let states = state.chunks(self.plan.state_lines()).take(self.n_tiles());
+        states.enumerate().any(|(tile, state)| {
+            let rows = self.tile_rows(tile).len();
+            let pairs: &[[u32; LANES]] = bytemuck::cast_slice(&state[..rows.div_ceil(2)]);
+            let added = pairs.iter().fold(0, |all, [pair, ..]| {
+                all | ((pair & MAGNITUDES) + FROM_LARGEST)
+            });
+            if added & !MAGNITUDES == 0 || tiles.seen >> tile & 1 == 0 {
+                return false;
+            }
+            // Rows that see nothing have the lowest f16, and those with an exception have anything.
+            let spoiled = tiles.queries[tile].spoiled;
+            (0..rows).any(|row| {
+                let score = pairs[row / 2][0] >> (16 * (row % 2)) & 0xffff;
+                let is_seen = score != u32::from(HIDDEN_BITS) && spoiled >> row & 1 == 0;
+                is_seen && (LARGEST_SCORE + 1..=INFINITY).contains(&(score & 0x7fff))
+            })
+        })
+    }
+
     /// Divides the rows by their sums, and writes them.
     pub(super) fn write(&self, memory: &TileMemory<'_>, tiles: &Tiles, dst: &mut ViewMut<'_>) {
         let elems = dst.shape.ne[0];
