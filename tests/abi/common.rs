@@ -167,6 +167,12 @@ pub fn tensor(
     tensor
 }
 
+/// 64 floats at `offset` of a shared buffer.
+pub fn row_of_64(name: &'static CStr, role: u32, buffer: &Buffer, offset: usize) -> NpuTensor {
+    let ne = [64, 1, 1, 1];
+    tensor(name, false, ne, NPU_PLACE_DEVICE, role, buffer, offset)
+}
+
 pub fn node(op: &'static CStr, dst: NpuTensor, src: &[NpuTensor]) -> NpuNode {
     let mut node = NpuNode {
         op: op.as_ptr(),

@@ -49,10 +49,7 @@ fn results_in_shared_memory_are_there_for_the_cpu() {
 fn weights_that_the_cpu_writes_in_place_reach_the_device() {
     let _turn = turn();
     let memory = Buffer::new(HEX, 3 * 4096, true);
-    let of = |name, role, at| {
-        let ne = [64, 1, 1, 1];
-        tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at)
-    };
+    let of = |name, role, at| row_of_64(name, role, &memory, at);
     let (x, g) = (
         of(c"x", NPU_ROLE_STATE, 0),
         of(c"g", NPU_ROLE_WEIGHTS, 4096),
@@ -83,10 +80,7 @@ fn weights_that_the_cpu_writes_in_place_reach_the_device() {
 fn a_cache_that_the_device_and_the_cpu_write_by_turns_is_seen_by_both() {
     let _turn = turn();
     let memory = Buffer::new(HEX, 3 * 4096, true);
-    let of = |name, role, at| {
-        let ne = [64, 1, 1, 1];
-        tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at)
-    };
+    let of = |name, role, at| row_of_64(name, role, &memory, at);
     let x = of(c"x", NPU_ROLE_STATE, 0);
     let cache = of(c"cache", NPU_ROLE_STATE, 4096);
     let result = of(c"result", NPU_ROLE_RESULT, 8192);
@@ -165,10 +159,7 @@ fn rows_of_a_cache_that_the_cpu_wrote_stay_beside_those_of_the_device() {
 fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
     let _turn = turn();
     let memory = Buffer::new(HEX, 3 * 4096, true);
-    let of = |name, role, at| {
-        let ne = [64, 1, 1, 1];
-        tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at)
-    };
+    let of = |name, role, at| row_of_64(name, role, &memory, at);
     let x = of(c"x", NPU_ROLE_STATE, 0);
     let result = of(c"result", NPU_ROLE_RESULT, 4096);
     // An input of the device's next split.
@@ -209,18 +200,7 @@ fn what_the_cpu_computes_in_place_of_a_result_does_not_spoil_the_next_one() {
 fn the_first_node_of_the_cpu_that_reads_a_cache_sees_what_is_in_it() {
     let _turn = turn();
     let memory = Buffer::new(HEX, 2 * 4096, true);
-    let of = |name, at| {
-        let ne = [64, 1, 1, 1];
-        tensor(
-            name,
-            false,
-            ne,
-            NPU_PLACE_DEVICE,
-            NPU_ROLE_STATE,
-            &memory,
-            at,
-        )
-    };
+    let of = |name, at| row_of_64(name, NPU_ROLE_STATE, &memory, at);
     let (x, cache) = (of(c"x", 0), of(c"cache", 4096));
     let values = floats(64, 1);
     assert_eq!(memory.set(&x, bytemuck::cast_slice(&values)), NPU_STATUS_OK);
