@@ -273,7 +273,7 @@ fn every_length_of_head_and_number_of_rows() {
     }
 }
 
-/// Scores of some hundreds, as keys with a large bias make them (Qwen2): f16 rounds them to 1/4 and more.
+/// Scores of some hundreds: f16 rounds those above 256 to 1/4 and more.
 #[test]
 fn large_scores_are_told_from_each_other() {
     let mut numbers = Numbers::default();
