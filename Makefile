@@ -152,4 +152,4 @@ dist-check:
 	@$(PYTHON) scripts/test.py build release
 
 hostile:
-	@cargo test --locked --package ggml-npu --test hostile -- --ignored --nocapture
+	@cargo test --release --locked --package ggml-npu --test hostile -- --ignored --nocapture

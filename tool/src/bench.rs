@@ -51,8 +51,8 @@ mod segment;
 pub struct BenchArgs {
     /// Rows of activations: tokens that are computed at a time
     #[arg(short, long = "rows", value_name = "M,...", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256,512",
-        value_parser = clap::value_parser!(u32).range(1..=65536))]
-    m: Vec<u32>,
+        value_parser = rows)]
+    m: Vec<usize>,
     /// Sizes of weights: inputs by outputs
     #[arg(
         short,
@@ -100,12 +100,20 @@ pub struct BenchArgs {
     svg: Option<PathBuf>,
 }
 
-/// Largest M, K or N.
+/// Largest M: that of the setting which the results become.
+const LARGEST_M: usize = 1 << 16;
+/// Largest K or N.
 const LARGEST_SIZE: usize = 1 << 20;
 /// Most elements of weights: 4 GiB of F16.
 const LARGEST_WEIGHTS: usize = 1 << 31;
 /// Most elements of activations and of results: 1 GiB each.
 const LARGEST_OPERAND: usize = 1 << 28;
+
+/// Reads M.
+fn rows(text: &str) -> Result<usize, String> {
+    let m = text.parse().ok().filter(|m| (1..=LARGEST_M).contains(m));
+    m.ok_or_else(|| format!("not a number from 1 to {LARGEST_M}"))
+}
 
 /// K and N.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,8 +167,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, ToolError> {
     }
     let points = points(args, &times)?;
     if args.segments {
-        let rows: Vec<usize> = args.m.iter().map(|m| *m as usize).collect();
-        return segment::run(&config, &args.shapes, &rows, settings.as_deref());
+        return segment::run(&config, &args.shapes, &args.m, settings.as_deref());
     }
     let found = backend::find_devices(&config);
     let mut messages: Vec<String> = found.absent.iter().map(Absent::to_string).collect();
@@ -246,13 +253,12 @@ fn line(device: &dyn Device) -> DeviceLine {
 fn points(args: &BenchArgs, times: &[Time]) -> Result<Vec<Point>, ToolError> {
     let mut points = Vec::new();
     for format in &args.types {
-        let rows: Vec<usize> = args.m.iter().map(|m| *m as usize).collect();
         for SizeArg([k, n]) in &args.shapes {
             points.push(Point {
                 format: *format,
                 k: *k,
                 n: *n,
-                rows: rows.clone(),
+                rows: args.m.clone(),
             });
         }
         for time in times.iter().filter(|time| time.is_of(*format)) {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use regex_lite::Regex;
 
-use super::LARGEST_SIZE;
+use super::{LARGEST_M, LARGEST_SIZE};
 use crate::ToolError;
 use crate::files::Files;
 
@@ -50,17 +50,21 @@ fn parse(text: &str) -> Result<Vec<Time>, String> {
     // PANIC: it is constant, and the test below uses it.
     let line = line.expect("a regular expression");
     let time = |found: regex_lite::Captures| {
-        let size = |name: &str, index: usize| {
+        let size = |name: &str, index: usize, largest: usize| {
             let size = found[index].parse().ok();
-            let size = size.filter(|size| (1..=LARGEST_SIZE).contains(size));
+            let size = size.filter(|size| (1..=largest).contains(size));
             let number = &found[index];
-            size.ok_or_else(|| format!("{name}={number} is not from 1 to {LARGEST_SIZE}"))
+            size.ok_or_else(|| format!("{name}={number} is not from 1 to {largest}"))
         };
         let time = found[5].parse().ok();
         let time = time.filter(|time: &f64| time.is_normal());
         Ok(Time {
             dtype: found[1].to_owned(),
-            shape: [size("n", 3)?, size("k", 4)?, size("m", 2)?],
+            shape: [
+                size("n", 3, LARGEST_M)?,
+                size("k", 4, LARGEST_SIZE)?,
+                size("m", 2, LARGEST_SIZE)?,
+            ],
             microseconds: time.ok_or_else(|| format!("{} us/run is no time", &found[5]))?,
         })
     };
@@ -89,5 +93,8 @@ mod tests {
             microseconds: 1234.56,
         };
         assert_eq!(parse(text).unwrap(), [want]);
+        // Activations and results of a GiB each would be made for it.
+        let many = parse(&text.replace("n=5,", "n=65537,")).unwrap_err();
+        assert_eq!(many, "n=65537 is not from 1 to 65536");
     }
 }
