@@ -490,11 +490,11 @@ fn the_cores_that_are_left_compute_all_columns() {
     let all = device(&caps::RK3588);
     for cores in ["0", "1", "0,2", "1,2"] {
         let cores = Cores::parse(cores).unwrap();
-        let caps: &RkCaps = Box::leak(Box::new(RkCaps {
+        let caps = RkCaps {
             cores,
             ..caps::RK3588
-        }));
-        let some = device(caps);
+        };
+        let some = device(caps.keep());
         for [m, k, n] in [[1, 64, 1], [3, 96, 40], [2, 64, 13000], [5, 8224, 200]] {
             let w = Weight::random(&mut numbers, PLAIN, [k, n, 1, 1]);
             let act = numbers.floats(m * k);

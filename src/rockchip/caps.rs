@@ -1,6 +1,8 @@
 //! The capabilities of each Rockchip NPU, as data: one constant per chip, each number with its
 //! source. No decisions.
 
+use std::sync::{Mutex, PoisonError};
+
 use rknpu_ops::ffi::MatmulType;
 use rknpu_ops::int4::Digits;
 use rknpu_ops::layout::{MatmulLayout, Soc};
@@ -63,7 +65,7 @@ pub const DIGITS: Digits = Digits::Two;
 ///
 /// In a call the weights are read from DRAM once, whatever the number of rows, and the core
 /// computes at the same time: a call takes its fixed time and the longer of the two.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CallCost {
     /// Nanoseconds of a call that does nothing.
     pub call_ns: f32,
@@ -171,16 +173,18 @@ impl std::fmt::Display for Cores {
     }
 }
 
+/// The tiles of weights of an arithmetic: columns, and elements of K.
+pub type Tiles = (Precision, (usize, usize));
+
 /// A Rockchip NPU as the planner sees it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RkCaps {
     /// The chip; `rknpu_ops::layout` has its native layouts, alignments, cores and name.
     pub soc: Soc,
     /// Cores that are used.
     pub cores: Cores,
-    /// Tiles of weights (columns, elements of K) where the library's are not those of
-    /// `rknpu_ops::layout`.
-    pub tiles: &'static [(Precision, (usize, usize))],
+    /// Tiles of weights where the library's are not those of `rknpu_ops::layout`.
+    pub tiles: &'static [Tiles],
     /// Largest K of one INT8 call; longer rows are split.
     pub k_max_int8: usize,
     /// Largest K of one FP16 call.
@@ -200,7 +204,38 @@ pub struct RkCaps {
     pub big_cpus: &'static [usize],
 }
 
+/// Descriptions of chips that differ from the constants, and lists of their tiles: kept for ever, as devices are,
+/// but each once.
+static KEPT: Mutex<Vec<&'static RkCaps>> = Mutex::new(Vec::new());
+static KEPT_TILES: Mutex<Vec<&'static Vec<Tiles>>> = Mutex::new(Vec::new());
+
+/// Returns the value in `kept` that equals `value`, which is added if there is none.
+fn keep<T: PartialEq>(kept: &Mutex<Vec<&'static T>>, value: T) -> &'static T {
+    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = kept.iter().find(|known| ***known == value).copied();
+    known.unwrap_or_else(|| {
+        let value = Box::leak(Box::new(value));
+        kept.push(value);
+        value
+    })
+}
+
 impl RkCaps {
+    /// Returns this description for as long as the program runs.
+    #[must_use]
+    pub fn keep(self) -> &'static Self {
+        keep(&KEPT, self)
+    }
+
+    /// Returns the chip with other tiles, for as long as the program runs.
+    #[must_use]
+    pub fn with_tiles(self, tiles: Vec<Tiles>) -> Self {
+        Self {
+            tiles: keep(&KEPT_TILES, tiles).as_slice(),
+            ..self
+        }
+    }
+
     /// Returns the native layouts of an arithmetic, if the chip has it.
     #[must_use]
     pub fn native(&self, precision: Precision) -> Option<MatmulLayout> {

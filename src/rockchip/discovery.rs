@@ -140,8 +140,7 @@ fn with_cores(caps: &'static RkCaps, config: &Config) -> Result<&'static RkCaps>
             allowed: Cores::first(there).to_string(),
         });
     }
-    // Once for each device, and devices are never given back.
-    Ok(Box::leak(Box::new(RkCaps { cores, ..*caps })))
+    Ok(RkCaps { cores, ..*caps }.keep())
 }
 
 /// Returns the chip with the segments of K that `ggml-npu bench` found faster.
@@ -156,12 +155,12 @@ fn with_segments(caps: &'static RkCaps, config: &Config) -> Result<&'static RkCa
     if (k_max_int8, k_max_fp16) == (caps.k_max_int8, caps.k_max_fp16) {
         return Ok(caps);
     }
-    // Once for each device, and devices are never given back.
-    Ok(Box::leak(Box::new(RkCaps {
+    let caps = RkCaps {
         k_max_int8,
         k_max_fp16,
         ..*caps
-    })))
+    };
+    Ok(caps.keep())
 }
 
 pub(super) fn chip_of_this_machine() -> Option<&'static RkCaps> {

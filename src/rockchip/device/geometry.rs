@@ -49,12 +49,11 @@ pub(super) fn learn(
         tiles.retain(|(known, _)| known.matmul_type() != precision.matmul_type());
         tiles.push((precision, (gn, gk)));
     }
-    let tiles: &'static _ = if tiles == caps.tiles {
-        caps.tiles
+    let learned = if tiles == caps.tiles {
+        *caps
     } else {
-        tiles.leak()
+        caps.with_tiles(tiles)
     };
-    let learned = RkCaps { tiles, ..*caps };
     let n_wide = if library < caps::MIN_RKNNRT_WIDE {
         caps.n_max
     } else {
@@ -63,8 +62,7 @@ pub(super) fn learn(
     if learned.tiles == caps.tiles && n_wide == caps.n_wide {
         return Ok(caps);
     }
-    // Once for each device, and devices are never given back.
-    Ok(Box::leak(Box::new(RkCaps { n_wide, ..learned })))
+    Ok(RkCaps { n_wide, ..learned }.keep())
 }
 
 /// Returns the largest N of an INT8 or FP16 call: more than the documented one if the library takes
