@@ -23,8 +23,10 @@ struct Statistics {
     counts: Vec<f32>,
 }
 
-// SOURCE: tools/imatrix/imatrix.cpp of llama.cpp 0.5.0.
+// SOURCE: tools/imatrix/imatrix.cpp of llama.cpp 0.5.0, and common/imatrix-loader.cpp of 0.6.0, which knows the
+// sums of the inputs themselves.
 const SUMS: &str = ".in_sum2";
+const PLAIN_SUMS: &str = ".in_sum";
 const COUNTS: &str = ".counts";
 
 impl Imatrix {
@@ -90,9 +92,6 @@ impl Imatrix {
     /// As [`of`](Self::of).
     pub fn of_all_experts(&self, weight: &TensorInfo) -> Result<Vec<f32>, ToolError> {
         let statistics = self.statistics(weight)?;
-        if statistics.counts.len() == 1 {
-            return Ok(statistics.means.clone());
-        }
         let shares = self.shares(weight)?;
         let mut all = vec![0.0; weight.ne[0]];
         for (means, share) in statistics.means.chunks_exact(all.len()).zip(shares) {
@@ -109,14 +108,32 @@ impl Imatrix {
     /// # Errors
     /// As [`of`](Self::of).
     pub fn shares(&self, weight: &TensorInfo) -> Result<Vec<f32>, ToolError> {
-        let counts = &self.statistics(weight)?.counts;
+        let experts = weight.ne[2] * weight.ne[3];
+        let counts: Vec<f32> = (0..experts)
+            .map(|expert| self.count(weight, expert))
+            .collect::<Result<_, _>>()?;
         let sum: f32 = counts.iter().sum();
         // CAST: an estimate.
         let share = |count: &f32| match sum > 0.0 {
             true => count / sum,
-            false => 1.0 / counts.len() as f32,
+            false => 1.0 / experts as f32,
         };
         Ok(counts.iter().map(share).collect())
+    }
+
+    /// Returns the rows of activations that an expert got. A file that llama-imatrix made of its older format
+    /// has one number for all experts: each gets the same part of it.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn count(&self, weight: &TensorInfo, expert: usize) -> Result<f32, ToolError> {
+        let counts = &self.statistics(weight)?.counts;
+        let experts = weight.ne[2] * weight.ne[3];
+        // CAST: an estimate.
+        Ok(match counts[..] {
+            [of_all] => of_all / experts as f32,
+            _ => counts.get(expert).copied().unwrap_or(0.0),
+        })
     }
 
     fn statistics(&self, weight: &TensorInfo) -> Result<&Statistics, ToolError> {
@@ -148,16 +165,20 @@ pub fn rescale(from: &Path, to: &Path, transforms: &Transforms) -> Result<(), To
         .collect();
     let mut writer = Writer::create(to, header, file.bytes(), &[], &plans)?;
     for tensor in &header.tensors {
-        let transform = tensor.name.strip_suffix(SUMS);
-        let transform = transform.and_then(|name| transforms.get(name));
-        match transform {
-            Some(transform) => {
-                let sums = transform.importance(&values(&file, tensor)?);
-                writer.tensor([sums
-                    .into_iter()
-                    .flat_map(f32::to_le_bytes)
-                    .collect::<Vec<_>>()])?;
-            }
+        let transform = |suffix| {
+            let name = tensor.name.strip_suffix(suffix);
+            name.and_then(|name| transforms.get(name))
+        };
+        let sums = match (transform(SUMS), transform(PLAIN_SUMS)) {
+            (Some(transform), _) => Some(transform.importance(&values(&file, tensor)?)),
+            (_, Some(transform)) => Some(transform.inputs(&values(&file, tensor)?)),
+            _ => None,
+        };
+        match sums {
+            Some(sums) => writer.tensor([sums
+                .into_iter()
+                .flat_map(f32::to_le_bytes)
+                .collect::<Vec<_>>()])?,
             None => writer.tensor([file.data(tensor)])?,
         }
     }

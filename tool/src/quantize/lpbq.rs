@@ -141,8 +141,13 @@ fn level(x: f32, scale: f32, multiplier: u8) -> f32 {
     (x * inverse).clamp(lowest, 7.0) + NO_FRACTION - NO_FRACTION
 }
 
-/// Returns the multiplier of a block with the least error, and that.
+/// Returns the multiplier of a block with the least error, and that. If no weight counts, the multiplier is the
+/// best for all of them alike, as other text than that of the statistics may use them.
 fn multiplier(x: &[f32], weights: &[f32], scale: f32) -> (u8, f32) {
+    if weights.iter().all(|w| *w == 0.0) {
+        let (best, _) = multiplier(x, &vec![1.0; x.len()], scale);
+        return (best, 0.0);
+    }
     let error = |multiplier: u8| -> f32 {
         let step = scale * f32::from(multiplier);
         // As many side by side as a vector register holds.
@@ -232,6 +237,23 @@ mod tests {
             x.iter().map(value).collect()
         };
         row.chunks(block).flat_map(rounded).collect()
+    }
+
+    #[test]
+    fn a_block_whose_inputs_the_statistics_do_not_know_keeps_its_range() {
+        let row = numbers(7, 128, 1.0);
+        let mut weights = vec![1.0; 128];
+        weights[32..64].fill(0.0);
+        let plain = GridRow::quantize(&row, 32, None);
+        let weighted = GridRow::quantize(&row, 32, Some(&weights));
+        let error = |grid: &GridRow| -> f32 {
+            let value = |i: usize| {
+                grid.scale * f32::from(grid.multipliers[i / 32]) * f32::from(grid.levels[i])
+            };
+            (32..64).map(|i| (row[i] - value(i)).powi(2)).sum()
+        };
+        let (have, want) = (error(&weighted), error(&plain));
+        assert!(have < 2.0 * want, "{have} {want}");
     }
 
     #[test]

@@ -237,6 +237,16 @@ fn rotate_stream(file: &File, transforms: &mut Transforms) -> Result<(), ToolErr
 
 /// Refuses what reads or writes the stream in a way that a rotation does not pass through.
 fn check_stream(header: &Header) -> Result<(), ToolError> {
+    let pooling = format!("{}.pooling_type", model::architecture(header)?);
+    if let Some(value) = header.get(&pooling)
+        && value.as_usize() != Some(0)
+    {
+        let value = value.as_usize().unwrap_or_default();
+        return Err(format!(
+            "--rotate r1: {pooling} is {value}: embeddings are taken from the stream itself, which would be rotated"
+        )
+        .into());
+    }
     for tensor in &header.tensors {
         let name = tensor.name.as_str();
         let refused = |reason: &str| Err(format!("--rotate r1: {name} {reason}").into());

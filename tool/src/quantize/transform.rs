@@ -55,12 +55,17 @@ impl Transform {
     /// Returns the mean squares of the inputs after the transform, from those before it, expert by
     /// expert.
     pub fn importance(&self, mean_squares: &[f32]) -> Vec<f32> {
+        self.inputs(&self.inputs(mean_squares))
+    }
+
+    /// Returns the inputs after the transform, or sums of them, from those before it, expert by expert.
+    pub fn inputs(&self, inputs: &[f32]) -> Vec<f32> {
         debug_assert!(self.input.is_none(), "rotated inputs have other statistics");
         if self.columns.is_empty() {
-            return mean_squares.to_vec();
+            return inputs.to_vec();
         }
-        let columns = mean_squares.iter().zip(self.columns.iter().cycle());
-        columns.map(|(square, s)| square / (s * s)).collect()
+        let columns = inputs.iter().zip(self.columns.iter().cycle());
+        columns.map(|(input, s)| input / s).collect()
     }
 
     /// Returns all rows of a tensor, transformed, if columns are rotated: that takes all of them.

@@ -103,13 +103,14 @@ pub fn imatrix(model: &Model) -> Model {
             let random = common::numbers(seed + name.as_bytes()[4] as u64, ne[0]);
             let sums = random.iter().map(|x| 10.0 * 10f32.powf(1.5 * x));
             imatrix.tensor(&format!("{name}.in_sum2"), &[ne[0], 1], sums.collect());
+            imatrix.tensor(&format!("{name}.in_sum"), &[ne[0], 1], random.clone());
             imatrix.tensor(&format!("{name}.counts"), &[1, 1], vec![10.0]);
         }
         // Each expert has other inputs, and each gets another number of them.
         if name.starts_with("blk.") && ne.len() == 3 {
             let random = common::numbers(seed + name.as_bytes()[4] as u64, ne[0] * ne[2]);
             let counts: Vec<f32> = (0..ne[2])
-                .map(|expert| 10.0 / (expert + 1) as f32)
+                .map(|expert| 1000.0 / (expert + 1) as f32)
                 .collect();
             let sums = random.iter().enumerate();
             let sums = sums.map(|(i, x)| counts[i / ne[0]] * 10f32.powf(1.5 * x));

@@ -195,6 +195,57 @@ fn scaling_experts_alone_changes_the_weights_and_no_logit() {
     }
 }
 
+/// Scales a model whose experts got `counts` rows of activations, or one number for all of them; returns the second
+/// matrices of the first block's experts, before and after.
+fn scaled_with(name: &str, counts: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let folder = folder(&format!("tool_experts_{name}"));
+    let [from, statistics, to] =
+        ["from", "imatrix", "to"].map(|name| folder.join(format!("{name}.gguf")));
+    let model = with_experts(model("llama"));
+    let mut imatrix = imatrix(&model);
+    for (name, ne, _) in model.tensors.iter().filter(|(_, ne, _)| ne.len() == 3) {
+        let [sums, rows] = ["in_sum2", "counts"].map(|part| format!("{name}.{part}"));
+        (imatrix.tensors).retain(|(known, ..)| *known != sums && *known != rows);
+        let count = |i: usize| counts[i / ne[0] % counts.len()];
+        let random = numbers(11, ne[0] * EXPERTS).into_iter().enumerate();
+        let random = random.map(|(i, x)| count(i) * 10f32.powf(1.5 * x));
+        let inputs = ne[0] * EXPERTS / counts.len();
+        imatrix.tensor(&sums, &[inputs, counts.len()], random.collect());
+        imatrix.tensor(&rows, &[1, counts.len()], counts.to_vec());
+    }
+    model.write(&from);
+    imatrix.write(&statistics);
+    let statistics = statistics.to_str().unwrap();
+    let args = ["-t", "q4_0", "--awq", "--imatrix", statistics];
+    quantize(&from, &to, &args);
+    let scaled = args.map(|arg| if arg == "q4_0" { "f32" } else { arg });
+    quantize(&from, &to, &scaled);
+    let down = |path: &Path| values(path)["blk.0.ffn_down_exps.weight"].clone();
+    (down(&from), down(&to))
+}
+
+#[test]
+fn an_expert_that_got_few_tokens_is_not_scaled() {
+    let (before, after) = scaled_with("few", &[600.0, 63.0, 64.0]);
+    let size = before.len() / EXPERTS;
+    for expert in 0..EXPERTS {
+        let part = expert * size..(expert + 1) * size;
+        let is_same = before[part.clone()] == after[part];
+        assert_eq!(is_same, expert == 1, "expert {expert}");
+    }
+}
+
+#[test]
+fn statistics_with_one_count_for_all_experts_scale_each() {
+    // As llama-imatrix converts its older files.
+    let (before, after) = scaled_with("one_count", &[600.0]);
+    let size = before.len() / EXPERTS;
+    for expert in 0..EXPERTS {
+        let part = expert * size..(expert + 1) * size;
+        assert!(before[part.clone()] != after[part], "expert {expert}");
+    }
+}
+
 #[test]
 fn scaling_brings_quantized_experts_nearer() {
     let model = with_experts(model("llama"));

@@ -104,6 +104,13 @@ fn a_model_that_a_rotation_does_not_pass_through_is_refused_by_the_tensor() {
         .tensors
         .retain(|(name, ..)| name != "output_norm.weight");
     refused(&missing, "r1", &["output_norm.weight", "missing"]);
+    let mut embeddings = model("llama");
+    embeddings.number("llama.pooling_type", 3);
+    refused(
+        &embeddings,
+        "r1",
+        &["llama.pooling_type is 3", "embeddings"],
+    );
     let mut heads = model("llama");
     heads.number("llama.attention.value_length", 48);
     refused(&heads, "r2", &["attn_v", "heads of 48"]);
