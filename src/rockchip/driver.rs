@@ -9,7 +9,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rknpu_ops::ffi::{self, Api, CoreMask, IoAttr, MatmulCtx, MatmulInfo, SdkVersion, TensorAttr};
 use rknpu_ops::layout::MatmulLayout;
@@ -41,6 +41,8 @@ enum Provider {
 #[derive(Debug)]
 pub struct Rknn {
     api: Api,
+    /// Held for every call but `rknn_matmul_run`.
+    calls: Mutex<()>,
     provider: Provider,
 }
 
@@ -57,6 +59,7 @@ impl Rknn {
         let api = unsafe { Api::from_symbols(|symbol| loader::address(&library, &name, symbol)) }?;
         Ok(Arc::new(Self {
             api: traced::traced(api),
+            calls: Mutex::default(),
             provider: Provider::Library(library),
         }))
     }
@@ -72,8 +75,18 @@ impl Rknn {
         })?;
         Ok(Arc::new(Self {
             api: traced::traced(machine.api()),
+            calls: Mutex::default(),
             provider: Provider::StandIn(machine),
         }))
+    }
+
+    /// Calls the library while no other thread does, but for runs, which go on beside it.
+    ///
+    /// SOURCE: airockchip/rknn-toolkit2 issue 533: memory that one thread makes or frees with a context that another
+    /// one uses ends in failed submissions, lockups and kernel panics. rk-llama.cpp, too, has only runs side by side.
+    fn alone<T>(&self, call: impl FnOnce(&Api) -> T) -> T {
+        let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        call(&self.api)
     }
 
     /// Returns the stand-in, if this is one.
@@ -128,10 +141,11 @@ impl Context {
     pub fn new(rknn: &Arc<Rknn>, mut info: MatmulInfo, mask: Option<CoreMask>) -> Result<Self> {
         let mut handle: MatmulCtx = 0;
         let mut attr = Box::new(IoAttr::ZERO);
-        // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`), alive
-        // during the call.
-        let code =
-            unsafe { (rknn.api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) };
+        let code = rknn.alone(|api| {
+            // SAFETY: three valid pointers to structs of the vendor's layout (asserted in `ffi`), alive
+            // during the call.
+            unsafe { (api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) }
+        });
         check("rknn_matmul_create", code, || describe(&info))?;
         let context = Self {
             rknn: Arc::clone(rknn),
@@ -142,7 +156,7 @@ impl Context {
         };
         if let Some(mask) = mask {
             // SAFETY: the handle is that of a live context.
-            let code = unsafe { (rknn.api.matmul_set_core_mask)(handle, mask) };
+            let code = rknn.alone(|api| unsafe { (api.matmul_set_core_mask)(handle, mask) });
             check("rknn_matmul_set_core_mask", code, || describe(&info))?;
         }
         Ok(context)
@@ -201,15 +215,12 @@ impl Context {
             drv_version: [0; 256],
         };
         let bytes = size_of::<SdkVersion>();
-        // SAFETY: the command is the one that fills this struct, and its size is given.
-        let code = unsafe {
-            (self.rknn.api.query)(
-                self.handle,
-                ffi::QUERY_SDK_VERSION,
-                (&raw mut version).cast::<c_void>(),
-                u32::try_from(bytes).unwrap_or(u32::MAX),
-            )
-        };
+        let to = (&raw mut version).cast::<c_void>();
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let code = self.rknn.alone(|api| {
+            // SAFETY: the command is the one that fills this struct, and its size is given.
+            unsafe { (api.query)(self.handle, ffi::QUERY_SDK_VERSION, to, bytes) }
+        });
         check("rknn_query", code, || "the library's version".into())?;
         Ok((text(&version.api_version), text(&version.drv_version)))
     }
@@ -238,9 +249,11 @@ impl Context {
             1 => &mut self.attr.b,
             _ => &mut self.attr.c,
         };
-        // SAFETY: a live context, a live rknn_tensor_mem (`Memory`), and the attribute that the
-        // context itself gave.
-        let code = unsafe { (self.rknn.api.matmul_set_io_mem)(self.handle, memory.raw, attr) };
+        let code = self.rknn.alone(|api| {
+            // SAFETY: a live context, a live rknn_tensor_mem (`Memory`), and the attribute that the
+            // context itself gave.
+            unsafe { (api.matmul_set_io_mem)(self.handle, memory.raw, attr) }
+        });
         check("rknn_matmul_set_io_mem", code, || {
             format!(
                 "operand {} of {}",
@@ -256,7 +269,8 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: the handle is that of a live context, and nothing uses it after this.
-        let code = unsafe { (self.rknn.api.matmul_destroy)(self.handle) };
+        let destroy = |api: &Api| unsafe { (api.matmul_destroy)(self.handle) };
+        let code = self.rknn.alone(destroy);
         if let Err(error) = check("rknn_matmul_destroy", code, || describe(&self.info)) {
             log::warn!("{error}");
         }

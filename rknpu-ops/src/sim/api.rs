@@ -11,6 +11,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::context::{self, MatmulContext, TensorName};
 use super::domain::Attached;
@@ -37,8 +38,45 @@ fn guarded_mem(body: impl FnOnce() -> Result<*mut TensorMem, c_int>) -> *mut Ten
     }
 }
 
+/// A machine whose functions no other thread may call, but for `rknn_matmul_run`.
+///
+/// SOURCE: airockchip/rknn-toolkit2 issue 533: memory that one thread makes or frees with a context that another one
+/// uses ends in failed submissions, lockups and kernel panics (librknnrt 2.3.2, driver 0.9.6). Whether separate
+/// contexts are safe is not known; rk-llama.cpp runs them from several threads, and does no more there.
+struct Alone(Arc<ChipState>);
+
+impl Alone {
+    fn enter(state: &Arc<ChipState>, symbol: &str) -> Result<Self, c_int> {
+        if state.entered.swap(true, Ordering::AcqRel) {
+            vendor_error!("{symbol}: another thread is in the library");
+            return Err(code::FAIL);
+        }
+        Ok(Self(Arc::clone(state)))
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.entered.store(false, Ordering::Release);
+    }
+}
+
+/// A context or machine, for the time of a call.
+struct Entered<T> {
+    inner: Arc<T>,
+    _alone: Alone,
+}
+
+impl<T> std::ops::Deref for Entered<T> {
+    type Target = Arc<T>;
+
+    fn deref(&self) -> &Arc<T> {
+        &self.inner
+    }
+}
+
 /// Returns the context for a call of `symbol`, and counts the call, which may fail on request.
-fn entered(handle: MatmulCtx, symbol: &str) -> Result<Arc<MatmulContext>, c_int> {
+fn running(handle: MatmulCtx, symbol: &str) -> Result<Arc<MatmulContext>, c_int> {
     let Some(context) = context::find(handle) else {
         vendor_error!("{symbol}: the context is invalid");
         return Err(code::CTX_INVALID);
@@ -47,14 +85,28 @@ fn entered(handle: MatmulCtx, symbol: &str) -> Result<Arc<MatmulContext>, c_int>
     Ok(context)
 }
 
+/// As [`running`], for calls that must be alone.
+fn entered(handle: MatmulCtx, symbol: &str) -> Result<Entered<MatmulContext>, c_int> {
+    let inner = running(handle, symbol)?;
+    let alone = Alone::enter(&inner.state, symbol)?;
+    Ok(Entered {
+        inner,
+        _alone: alone,
+    })
+}
+
 /// Returns the machine for a call of `symbol` through a slot's table, and counts the call.
-fn entered_slot(slot: usize, symbol: &str) -> Result<Arc<ChipState>, c_int> {
-    let Some(state) = MACHINES.get(slot) else {
+fn entered_slot(slot: usize, symbol: &str) -> Result<Entered<ChipState>, c_int> {
+    let Some(inner) = MACHINES.get(slot) else {
         vendor_error!("{symbol}: no device");
         return Err(code::DEVICE_UNAVAILABLE);
     };
-    state.injector.call(symbol)?;
-    Ok(state)
+    inner.injector.call(symbol)?;
+    let alone = Alone::enter(&inner, symbol)?;
+    Ok(Entered {
+        inner,
+        _alone: alone,
+    })
 }
 
 fn null_pointer() -> c_int {
@@ -245,7 +297,7 @@ pub(super) unsafe extern "C" fn matmul_set_quant_params(
 
 pub(super) unsafe extern "C" fn matmul_run(ctx: MatmulCtx) -> c_int {
     guarded(|| {
-        let context = entered(ctx, "rknn_matmul_run")?;
+        let context = running(ctx, "rknn_matmul_run")?;
         // SAFETY: the C contract: nothing else uses bound memory, and concurrent runs write
         // separate memory.
         unsafe { context.run() }
@@ -254,7 +306,7 @@ pub(super) unsafe extern "C" fn matmul_run(ctx: MatmulCtx) -> c_int {
 
 pub(super) unsafe extern "C" fn matmul_destroy(ctx: MatmulCtx) -> c_int {
     guarded(|| {
-        entered(ctx, "rknn_matmul_destroy")?;
+        let _entered = entered(ctx, "rknn_matmul_destroy")?;
         context::destroy(ctx)
     })
 }

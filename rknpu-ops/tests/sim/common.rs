@@ -1,6 +1,7 @@
 //! Safe wrappers of the C functions, operands in every layout, and the reference.
 
 use std::ffi::c_int;
+use std::sync::Mutex;
 
 use half::f16;
 use rknpu_ops::ffi::{
@@ -16,6 +17,8 @@ pub struct Npu {
     pub machine: Machine,
     pub api: Api,
     pub soc: Soc,
+    /// Held by threads that share the machine, but for runs.
+    calls: Mutex<()>,
 }
 
 /// Tensor memory; the tests destroy it themselves.
@@ -31,7 +34,12 @@ impl Npu {
         let soc = options.soc;
         let machine = start(options);
         let api = machine.api();
-        Self { machine, api, soc }
+        Self {
+            machine,
+            api,
+            soc,
+            calls: Mutex::default(),
+        }
     }
 
     pub fn create(&self, mut info: MatmulInfo) -> Result<(MatmulCtx, IoAttr), c_int> {
@@ -117,6 +125,7 @@ impl Npu {
 
     /// Everything from creation to destruction; the bytes of C.
     pub fn multiply(&self, info: MatmulInfo, a: &[u8], b: &[u8]) -> Result<Vec<u8>, c_int> {
+        let alone = self.calls.lock().unwrap();
         let (ctx, attr) = self.create(info)?;
         let mems = [attr.a, attr.b, attr.c].map(|attr| self.mem(ctx, attr.size).unwrap());
         for (mem, bytes) in mems.iter().zip([a, b]) {
@@ -127,12 +136,12 @@ impl Npu {
             self.set(ctx, mems[0], attr.a),
             self.set(ctx, mems[1], attr.b),
             self.set(ctx, mems[2], attr.c),
-            self.run(ctx),
         ];
-        let result = codes
-            .into_iter()
-            .find(|code| *code != 0)
-            .map_or(Ok(()), Err);
+        drop(alone);
+        let codes = codes.into_iter().chain([self.run(ctx)]);
+        let _alone = self.calls.lock().unwrap();
+        let failed = codes.into_iter().find(|code| *code != 0);
+        let result = failed.map_or(Ok(()), Err);
         assert_eq!(self.sync(ctx, mems[2], MemSync::FROM_DEVICE), 0);
         let c = mems[2].read();
         for mem in mems {

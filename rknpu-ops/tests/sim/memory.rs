@@ -242,6 +242,33 @@ fn a_context_runs_once_at_a_time() {
 }
 
 #[test]
+fn a_thread_is_refused_while_another_one_is_in_the_library() {
+    let npu = Npu::new(Soc::Rk3588);
+    let problem = Problem::random(Soc::Rk3588, I8, [3, 96, 64], 6);
+    let (barrier, refused) = (Barrier::new(2), AtomicBool::new(false));
+    let work = || {
+        barrier.wait();
+        for _ in 0..20_000 {
+            let Ok((ctx, _)) = npu.create(problem.info) else {
+                refused.store(true, Ordering::Relaxed);
+                break;
+            };
+            while npu.destroy(ctx) != 0 {
+                refused.store(true, Ordering::Relaxed);
+            }
+            if refused.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(work);
+        scope.spawn(work);
+    });
+    assert!(refused.load(Ordering::Relaxed));
+}
+
+#[test]
 fn contexts_run_side_by_side() {
     let npu = Npu::new(Soc::Rk3588);
     std::thread::scope(|scope| {

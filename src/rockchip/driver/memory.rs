@@ -21,7 +21,7 @@ pub(super) struct TensorMemory {
     bytes: usize,
 }
 
-// SAFETY: the library allows its functions to be called from any thread.
+// SAFETY: the library has no thread of its own for a memory; it is called by one thread at a time (`Rknn::alone`).
 unsafe impl Send for TensorMemory {}
 // SAFETY: as for Send; the mapped bytes are only reached through `Memory`.
 unsafe impl Sync for TensorMemory {}
@@ -56,8 +56,9 @@ impl TensorMemory {
 
 impl Drop for TensorMemory {
     fn drop(&mut self) {
+        let (rknn, handle) = (&self.context.rknn, self.context.handle);
         // SAFETY: the library returned this pointer, and nothing uses it after this.
-        let code = unsafe { (self.context.rknn.api.destroy_mem)(self.context.handle, self.raw) };
+        let code = rknn.alone(|api| unsafe { (api.destroy_mem)(handle, self.raw) });
         if let Err(error) = check("rknn_destroy_mem", code, || format!("{} bytes", self.bytes)) {
             log::warn!("{error}");
         }
@@ -77,7 +78,7 @@ impl Memory {
         let call = "rknn_create_mem";
         let size = u32::try_from(bytes).map_err(|_| Error::OutOfMemory { call, bytes })?;
         // SAFETY: the handle is that of a live context.
-        let raw = unsafe { (context.rknn.api.create_mem)(context.handle, size) };
+        let raw = (context.rknn).alone(|api| unsafe { (api.create_mem)(context.handle, size) });
         Ok(Self(Arc::new(TensorMemory::adopt(
             context, raw, call, bytes,
         )?)))
@@ -100,10 +101,12 @@ impl Memory {
             return Err(Error::OutOfMemory { call, bytes });
         };
         let (context, parent) = (&self.0.context, self.0.fields());
-        let create = context.rknn.api.create_mem_from_fd;
-        // SAFETY: descriptor and mapping are those of a live allocation, and the range is inside
-        // it.
-        let raw = unsafe { create(context.handle, parent.fd, parent.virt_addr, size, start) };
+        let (fd, address) = (parent.fd, parent.virt_addr);
+        let raw = context.rknn.alone(|api| {
+            // SAFETY: descriptor and mapping are those of a live allocation, and the range is inside
+            // it.
+            unsafe { (api.create_mem_from_fd)(context.handle, fd, address, size, start) }
+        });
         let memory = TensorMemory::adopt(context, raw, call, bytes)?;
         Ok(MemoryView {
             memory,
@@ -147,8 +150,10 @@ impl Memory {
 
     fn sync(&self, mode: MemSync) -> Result<()> {
         let context = &self.0.context;
-        // SAFETY: a live context and the library's own rknn_tensor_mem.
-        let code = unsafe { (context.rknn.api.mem_sync)(context.handle, self.0.raw, mode) };
+        let code = context.rknn.alone(|api| {
+            // SAFETY: a live context and the library's own rknn_tensor_mem.
+            unsafe { (api.mem_sync)(context.handle, self.0.raw, mode) }
+        });
         check("rknn_mem_sync", code, || format!("{} bytes", self.0.bytes))
     }
 }
