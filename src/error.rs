@@ -219,9 +219,13 @@ impl Error {
     /// Returns `true` if a resource ran out that may be free again later.
     #[must_use]
     pub fn is_shortage(&self) -> bool {
-        matches!(
-            self,
-            Self::OutOfMemory { .. } | Self::OutOfDescriptors { .. } | Self::AddressSpace { .. }
-        )
+        match self {
+            Self::OutOfMemory { .. }
+            | Self::OutOfDescriptors { .. }
+            | Self::AddressSpace { .. } => true,
+            // librknnrt, if there is no room to bind memory or to make a context.
+            Self::Vendor { code, .. } => *code == rknpu_ops::ffi::code::MALLOC_FAIL,
+            _ => false,
+        }
     }
 }

@@ -552,6 +552,30 @@ fn weights_land_packed_if_the_npu_multiplies_with_them_and_else_on_the_cpu() {
 
 /// A head of 151,936 columns took 13 calls of each core.
 #[test]
+fn a_library_that_takes_wide_calls_and_computes_them_wrong_gets_narrow_ones() {
+    let caps = &caps::RK3588;
+    let cores = caps.cores.count();
+    let (k, n) = (64, 16_384 * cores);
+    let w = Weight::random(&mut Numbers::new(36), PLAIN, [k, n, 1, 1]);
+    let act = Numbers::new(37).floats(k);
+    // The wide call of the device's start has four rows.
+    for (faults, per_core) in [("", 1), ("rknn_matmul_run:M4=0", 4)] {
+        let options = sim::Options {
+            faults: sim::parse_faults(faults).unwrap(),
+            ..sim::Options::new(caps.soc)
+        };
+        let (device, rknn) = device_with(options, caps).unwrap();
+        let buffer = packed(&device, &w, 0);
+        let runs = || rknn.stand_in().unwrap().calls("rknn_matmul_run");
+        let before = runs();
+        let have = mul_mat(&device, &w, Some((&buffer, 0)), &act, [k, 1, 1, 1]).unwrap();
+        assert_eq!(runs() - before, (per_core * cores) as u64, "{faults:?}");
+        let want = reference::mul_mat(&act, &w.values, k);
+        assert!(reference::nmse(&have, &want) <= nmse_limit(PLAIN));
+    }
+}
+
+#[test]
 fn wide_weights_take_few_calls_where_the_library_takes_them_and_are_right_where_it_does_not() {
     for (caps, dtype) in [
         (&caps::RK3588, PLAIN),

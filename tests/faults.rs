@@ -92,16 +92,25 @@ fn a_lack_of_memory_fails_the_call_and_passes() {
     let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
     let act = numbers.floats(64);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
-    let calls = rknn.stand_in().unwrap().calls("rknn_create_mem");
+    let before = |call| rknn.stand_in().unwrap().calls(call);
+    let calls = [
+        "rknn_create_mem",
+        "rknn_matmul_create",
+        "rknn_matmul_set_io_mem",
+    ];
+    let faults = calls.map(|call| format!("{call}:{}=-4", before(call) + 1));
     drop((device, rknn));
-    let faults = format!("rknn_create_mem:{}=-4", calls + 1);
-    let (device, rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
-    let multiply = || mul_mat(&device, &w, None, &act, [64, 1, 1, 1]);
-    let error = multiply().unwrap_err();
-    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    multiply().unwrap();
-    drop(device);
-    assert_eq!(rknn.stand_in().unwrap().live(), LiveObjects::default());
+    for (call, faults) in calls.into_iter().zip(faults) {
+        let (device, rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
+        let multiply = || mul_mat(&device, &w, None, &act, [64, 1, 1, 1]);
+        let error = multiply().unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_shortage() && text.contains(call), "{text}");
+        multiply().unwrap();
+        drop(device);
+        let left = rknn.stand_in().unwrap().live();
+        assert_eq!(left, LiveObjects::default(), "{call}");
+    }
 }
 
 #[test]

@@ -362,9 +362,22 @@ pub const IO_DOMAINS: usize = 16;
 // SOURCE: vendor driver history: the domain id appears in 0.9.6.
 pub const MIN_DRIVER_FOR_DOMAINS: (u32, u32, u32) = (0, 9, 6);
 
+/// Bytes of an I/O address space for activations and results.
+const CALL_BYTES: usize = 256 << 20;
+
+/// Activations that are kept in one I/O address space, and the most that one call may have there.
+pub const ACTIVATION_BYTES: usize = CALL_BYTES / 4;
+
+/// Results of all cores that are kept in one I/O address space.
+pub const RESULT_BYTES: usize = CALL_BYTES - ACTIVATION_BYTES;
+
+/// Results of all cores and segments of K that one call may have. What is kept has room for them and for those of other
+/// calls.
+pub const CALL_RESULT_BYTES: usize = CALL_BYTES / 2;
+
 /// Weights that one I/O address space takes; the rest of what librknnrt can use of it is for
 /// activations and results.
-pub const DOMAIN_WEIGHT_BYTES: usize = DOMAIN_BYTES - 256 * 1024 * 1024;
+pub const DOMAIN_WEIGHT_BYTES: usize = DOMAIN_BYTES - CALL_BYTES;
 
 /// File descriptors that the process should be allowed: each allocation takes one.
 // SOURCE: rk-llama.cpp's README asks for `ulimit -n 65536`; beyond the limit librknnrt fails with

@@ -94,7 +94,9 @@ impl RkNpu {
         if driver::version(&versions.1) < caps::MIN_DRIVER_FOR_DOMAINS {
             domains.limit(1);
         }
-        let caps = geometry::learn(&rknn, caps, precisions, driver::version(&versions.0))?;
+        let anchor = domains.first_anchor();
+        let library = driver::version(&versions.0);
+        let caps = geometry::learn(&rknn, &anchor, caps, precisions, library)?;
         let threads = threads(caps.cores.count(), rknn.stand_in().is_some());
         let threads = Pool::new(threads, "rknpu", cpus).map_err(|source| Error::Thread {
             device: "the Rockchip NPU".into(),
@@ -105,9 +107,10 @@ impl RkNpu {
         let masks = [CoreMask::CORE_0, CoreMask::CORE_1, CoreMask::CORE_2];
         let has_masks = caps.soc.cores() > 1;
         let limit = recent::contexts_per_core(process::file_limit(), caps.cores.count());
+        let results = caps::RESULT_BYTES / caps.cores.count().max(1);
         let cores = (caps.cores.iter())
             .filter_map(|core| masks.get(core).copied())
-            .map(|mask| Core::new(has_masks.then_some(mask), limit));
+            .map(|mask| Core::new(has_masks.then_some(mask), limit, results));
         let state = NpuState {
             activations: Activations::default(),
             cores: cores.collect(),
@@ -191,12 +194,12 @@ impl RkNpu {
         }
         let result =
             (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, graph, dst));
-        // A lack of memory may pass, and the call that met it has failed as a whole.
-        if let Err(error) = &result
-            && !error.is_shortage()
-        {
+        match &result {
+            // A lack of memory may pass, and the call that met it has failed as a whole. What calls keep is in the way.
+            Err(error) if error.is_shortage() => state.cores.iter_mut().for_each(Core::let_go),
             // The first cause stays.
-            let _ = self.lost.set(error.to_string());
+            Err(error) => _ = self.lost.set(error.to_string()),
+            Ok(_) => {}
         }
         result
     }

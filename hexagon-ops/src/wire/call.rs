@@ -128,3 +128,54 @@ pub const fn describe_error(code: i32) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_power_is_the_one_that_a_start_asks_for() {
+        let start = |power| Start {
+            version: 1,
+            fd: 3,
+            bytes: 4096,
+            threads: 0,
+            power,
+        };
+        for (number, want) in [
+            (0, Power::Burst),
+            (1, Power::Balanced),
+            (2, Power::Saver),
+            (3, Power::Burst),
+        ] {
+            assert_eq!(Start::power_of(bytemuck::bytes_of(&start(number))), want);
+        }
+        let short = &bytemuck::bytes_of(&start(2))[..16];
+        assert_eq!(Start::power_of(short), Power::Burst);
+    }
+
+    #[test]
+    fn each_error_says_what_is_wrong() {
+        for (code, word) in [
+            (ERROR_VERSION, "of another version"),
+            (ERROR_RING, "the ring"),
+            (ERROR_UNITS, "vector units"),
+            (ERROR_CALL, "refuses the call"),
+            (ERROR_LATER, "holds VTCM"),
+            (ERROR_STACK, "too small a stack"),
+        ] {
+            let text = describe_error(code).unwrap_or_default();
+            assert!(text.contains(word), "{code:#x}: {text:?}");
+        }
+        assert_eq!(describe_error(0), None);
+    }
+
+    #[test]
+    fn stacks_are_as_large_as_the_system_allows() {
+        // SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c: at least 16 KiB, at most 8 MiB.
+        for bytes in [STACK_BYTES, STACK_NEEDED_BYTES] {
+            assert!((16 << 10..=8 << 20).contains(&bytes), "{bytes}");
+        }
+        assert!(STACK_NEEDED_BYTES < STACK_BYTES);
+    }
+}

@@ -130,6 +130,7 @@ impl Activations {
         }
         // Not held until all of it is done.
         self.held = None;
+        self.native.begin();
         self.pack_anew(anchor, threads, layout, act, bucket)?;
         self.held = wanted;
         Ok(())

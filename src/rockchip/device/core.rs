@@ -50,14 +50,20 @@ pub(super) struct CoreCall<'a> {
 }
 
 impl Core {
-    /// - `contexts`: most that it keeps
-    pub(super) fn new(mask: Option<CoreMask>, contexts: usize) -> Self {
+    /// - `contexts`, `results`: most that it keeps, of results bytes in an address space
+    pub(super) fn new(mask: Option<CoreMask>, contexts: usize, results: usize) -> Self {
         Self {
             mask,
             contexts: Recent::new(contexts),
-            results: StageScratch::default(),
+            results: StageScratch::new(results),
             ran: Duration::ZERO,
         }
+    }
+
+    /// Drops what can be made again.
+    pub(super) fn let_go(&mut self) {
+        self.contexts.clear();
+        self.results.clear();
     }
 
     /// Steps 3 and 4 for the chunks of this core, which are the columns of `dst`.
@@ -71,6 +77,7 @@ impl Core {
         let a_bytes = layout.native.a.bytes(call.shape().m, layout.segment_k);
         let c_bytes = layout.native.c.bytes(call.shape().m, layout.chunk_n);
         self.ran = Duration::ZERO;
+        self.results.begin();
         for chunk in chunks {
             for segment in 0..layout.segments {
                 let c = self

@@ -70,6 +70,7 @@ impl Domains {
     /// Allocates from the first address space that has room.
     pub(super) fn allocate(&self, bytes: usize) -> Result<(Memory, Share)> {
         let mut begun = self.lock();
+        let mut shortage = None;
         for index in 0..self.limit {
             if index == begun.len() {
                 begun.push(begin(&self.rknn, index)?);
@@ -81,7 +82,15 @@ impl Domains {
             if used + bytes > caps::DOMAIN_WEIGHT_BYTES {
                 continue;
             }
-            let memory = Memory::new(&domain.anchor, bytes)?;
+            let memory = match Memory::new(&domain.anchor, bytes) {
+                Ok(memory) => memory,
+                // The library may have less room in a space than is reckoned here; an empty one has as much as any.
+                Err(error @ Error::OutOfMemory { .. }) if used > 0 => {
+                    shortage = Some(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             domain.used_bytes.fetch_add(bytes, Ordering::Relaxed);
             let share = Share {
                 anchor: Arc::clone(&domain.anchor),
@@ -90,10 +99,10 @@ impl Domains {
             };
             return Ok((memory, share));
         }
-        Err(Error::AddressSpace {
+        Err(shortage.unwrap_or(Error::AddressSpace {
             space: "the NPU's address space",
             bytes: bytes as u64,
-        })
+        }))
     }
 
     /// Returns the bytes that weights can still take, and the bytes that they could take in all.

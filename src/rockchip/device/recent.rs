@@ -38,6 +38,11 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
         }
     }
 
+    /// Drops all values.
+    pub(super) fn clear(&mut self) {
+        self.values.clear();
+    }
+
     /// Returns the value of `key`, made if need be.
     pub(super) fn get_or_make(
         &mut self,

@@ -1,24 +1,60 @@
 //! Device memory that is used again from call to call.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::rockchip::caps;
 use crate::rockchip::driver::{Context, Memory};
 use crate::rockchip::layout::BLOCK_ALIGN_BYTES;
 
-/// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one of its size.
-#[derive(Debug, Default)]
-pub(super) struct StageScratch(HashMap<(i32, usize, usize), Memory>);
+/// Memory by address space, segment and size. A sync covers a whole allocation, so a call gets one of its size. What was
+/// used longest ago makes room.
+#[derive(Debug)]
+pub(super) struct StageScratch {
+    /// Bytes that are kept in an address space, unless one call needs more.
+    limit: usize,
+    /// Number of the call, from [`StageScratch::begin`].
+    call: u64,
+    /// With the number of the last call that used it.
+    memory: HashMap<Key, (u64, Memory)>,
+}
+
+/// Address space, segment and bytes.
+type Key = (i32, usize, usize);
+
+impl Default for StageScratch {
+    /// For activations.
+    fn default() -> Self {
+        Self::new(caps::ACTIVATION_BYTES)
+    }
+}
 
 impl StageScratch {
-    fn key(anchor: &Context, segment: usize, bytes: usize) -> (i32, usize, usize) {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            call: 0,
+            memory: HashMap::new(),
+        }
+    }
+
+    fn key(anchor: &Context, segment: usize, bytes: usize) -> Key {
         (
             anchor.domain(),
             segment,
             bytes.next_multiple_of(BLOCK_ALIGN_BYTES),
         )
+    }
+
+    /// Begins a call: what earlier ones reserved may make room.
+    pub(super) fn begin(&mut self) {
+        self.call += 1;
+    }
+
+    /// Drops all memory.
+    pub(super) fn clear(&mut self) {
+        self.memory.clear();
     }
 
     pub(super) fn reserve(
@@ -28,14 +64,73 @@ impl StageScratch {
         bytes: usize,
     ) -> Result<&mut Memory> {
         let key = Self::key(anchor, segment, bytes);
-        match self.0.entry(key) {
-            Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => Ok(entry.insert(Memory::new(anchor, key.2)?)),
+        if !self.memory.contains_key(&key) {
+            self.make_room(key.0, key.2);
+            self.memory.insert(key, (0, Memory::new(anchor, key.2)?));
+        }
+        let Some((used, memory)) = self.memory.get_mut(&key) else {
+            unreachable!("it was there, or was just made");
+        };
+        *used = self.call;
+        Ok(memory)
+    }
+
+    /// Drops what earlier calls used longest ago, until `bytes` more fit into the address space.
+    fn make_room(&mut self, domain: i32, bytes: usize) {
+        let of_domain = |(key, _): &(&Key, &(u64, Memory))| key.0 == domain;
+        loop {
+            let kept: usize = (self.memory.iter().filter(of_domain))
+                .map(|(key, _)| key.2)
+                .sum();
+            let earlier = |(_, (used, _)): &(&Key, &(u64, Memory))| *used < self.call;
+            let oldest = (self.memory.iter().filter(of_domain).filter(earlier))
+                .min_by_key(|(_, (used, _))| *used)
+                .map(|(key, _)| *key);
+            match oldest {
+                Some(key) if kept + bytes > self.limit => self.memory.remove(&key),
+                _ => return,
+            };
         }
     }
 
-    /// PANIC: `reserve` was called for the same segment and size before.
+    /// PANIC: `reserve` was called for the same segment and size in this call, or in one since which
+    /// [`begin`](Self::begin) was not.
     pub(super) fn get(&self, anchor: &Context, segment: usize, bytes: usize) -> &Memory {
-        &self.0[&Self::key(anchor, segment, bytes)]
+        &self.memory[&Self::key(anchor, segment, bytes)].1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rknpu_ops::ffi::{MatmulInfo, MatmulType};
+    use rknpu_ops::layout::Soc;
+    use rknpu_ops::sim;
+
+    use super::*;
+    use crate::rockchip::driver::Rknn;
+
+    #[test]
+    fn what_was_used_longest_ago_makes_room_but_nothing_of_the_same_call() {
+        let rknn = Rknn::simulate(sim::Options::new(Soc::Rk3588)).unwrap();
+        let info = MatmulInfo::native(MatmulType::F16_F16_F32, 32, 32, 32);
+        let anchor = Arc::new(Context::new(&rknn, info, None).unwrap());
+        let memories = || rknn.stand_in().unwrap().live().mems;
+        let mut scratch = StageScratch::new(4 * BLOCK_ALIGN_BYTES);
+        scratch.begin();
+        for segment in 0..3 {
+            scratch.reserve(&anchor, segment, 1).unwrap();
+        }
+        scratch.begin();
+        scratch.reserve(&anchor, 0, 1).unwrap();
+        scratch.reserve(&anchor, 3, 1).unwrap();
+        assert_eq!(memories(), 4);
+        // Two of the first call make room; the ones of this call stay.
+        scratch.reserve(&anchor, 4, 2 * BLOCK_ALIGN_BYTES).unwrap();
+        assert_eq!(memories(), 3);
+        scratch.get(&anchor, 0, 1);
+        scratch.get(&anchor, 3, 1);
+        // A call that needs more than is kept gets it.
+        scratch.reserve(&anchor, 5, 3 * BLOCK_ALIGN_BYTES).unwrap();
+        assert_eq!(memories(), 4);
     }
 }

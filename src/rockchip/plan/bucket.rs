@@ -2,7 +2,7 @@
 //! over several calls. A power of two that the device computes wrong is left out, and other ones
 //! are used for its rows.
 
-use crate::rockchip::caps::{CallCost, MAX_RESULTS};
+use crate::rockchip::caps::{ACTIVATION_BYTES, CALL_RESULT_BYTES, CallCost, MAX_RESULTS};
 use crate::rockchip::layout::WeightLayout;
 
 /// Largest M of one call.
@@ -75,6 +75,19 @@ fn bit(bucket: usize) -> u16 {
     1u16.checked_shl(bucket.ilog2()).unwrap_or(0)
 }
 
+/// Returns the most rows of a call: those whose results, of one block and of all cores and segments, may be there at a
+/// time, and whose activations may be.
+fn most_rows(layout: &WeightLayout) -> usize {
+    let rows = M_BUCKET_MAX * layout.precision.rows();
+    let cores = layout.chunks.div_ceil(layout.chunks_per_core);
+    let results = layout.native.c.bytes(rows, layout.chunk_n) * layout.segments * cores;
+    let activations = layout.native.a.bytes(rows, layout.segment_k) * layout.segments;
+    let fit = |bytes: usize, most: usize| most * M_BUCKET_MAX / bytes.max(1);
+    (MAX_RESULTS / layout.chunk_n)
+        .min(fit(results, CALL_RESULT_BYTES))
+        .min(fit(activations, ACTIVATION_BYTES))
+}
+
 /// Cost of the calls for one block of weights, for the choice between padding and splitting.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucketing {
@@ -95,7 +108,7 @@ impl Bucketing {
         let elements = (layout.segment_k * layout.chunk_n) as f32;
         let rows = layout.precision.rows() as f32;
         Self {
-            buckets: buckets.up_to(MAX_RESULTS / layout.chunk_n),
+            buckets: buckets.up_to(most_rows(layout)),
             call_ns: cost.call_ns,
             weights_ns: layout.block_bytes() as f32 / cost.bytes_per_ns,
             row_ns: 2.0 * elements * rows / cost.ops_per_ns(layout.precision),
@@ -261,6 +274,35 @@ mod tests {
                 assert_eq!(pieces.iter().map(|piece| piece.rows).sum::<usize>(), m);
             }
             assert_eq!(buckets(costs, 512)[0], most);
+        }
+    }
+
+    #[test]
+    fn operands_of_a_call_fit_beside_the_weights_of_an_address_space() {
+        for caps in ALL {
+            for choice in [Choice::Fp16, Choice::Int8, Choice::Int4] {
+                // Llama 8B, Qwen2.5 7B, and the longest rows.
+                for ne in [
+                    [14336, 4096],
+                    [4096, 14336],
+                    [18944, 3584],
+                    [3584, 18944],
+                    [36864, 256],
+                ] {
+                    let ne = [ne[0], ne[1], 1, 1];
+                    let Some(layout) = WeightLayout::new(caps, Some(choice), DType::F16, ne) else {
+                        continue;
+                    };
+                    let costs = Bucketing::new(&caps.cost, &layout, Buckets::ALL);
+                    let m = buckets(costs, M_BUCKET_MAX)[0] * layout.precision.rows();
+                    let cores = caps.cores.count();
+                    let c = layout.native.c.bytes(m, layout.chunk_n) * layout.segments * cores;
+                    let a = layout.native.a.bytes(m, layout.segment_k) * layout.segments;
+                    assert!(c <= 128 << 20, "{:?} {choice:?} {ne:?}: {c}", caps.soc);
+                    assert!(a <= 64 << 20, "{:?} {choice:?} {ne:?}: {a}", caps.soc);
+                    assert!(m >= 64, "{:?} {choice:?} {ne:?}: {m} rows", caps.soc);
+                }
+            }
         }
     }
 
