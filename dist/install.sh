@@ -70,20 +70,35 @@ if command -v sha256sum >/dev/null; then
   (cd "$here" && sha256sum -c SHA256SUMS >/dev/null 2>&1) || fail "a file is missing or damaged: cd $here && sha256sum -c SHA256SUMS"
 fi
 
+# A tarball for Android has these only if it was made with an NDK.
+lacks=
+for file in "lib/$plugin" bin/ggml-npu; do
+  [ -f "$here/$file" ] || lacks="$lacks $file"
+done
+[ -z "$lacks" ] || fail "nothing to install: this tarball lacks$lacks; README.md says how to link the static library"
+if [ -n "$into" ] && [ ! -d "$into" ]; then
+  fail "--into names no folder: $into"
+fi
+
+# Writes a copy of file $1 as $2. A program may have the old file open, so that one is replaced and not changed.
+put() {
+  new=$2.new
+  if ! error=$({ cp "$1" "$new" && mv -f "$new" "$2"; } 2>&1); then
+    rm -f "$new" 2>/dev/null || true
+    fail "$2 was not written: $error"
+  fi
+}
+
 # Libraries for the DSP are found beside the plugin.
 mkdir -p "$lib" "$prefix/bin"
 for file in "$here/lib"/*.so; do
-  # A program may have the old file open.
-  cp "$file" "$lib/.new" && mv "$lib/.new" "$lib/$(basename "$file")"
+  put "$file" "$lib/$(basename "$file")"
 done
-cp "$here/bin/ggml-npu" "$prefix/bin/.ggml-npu" && mv "$prefix/bin/.ggml-npu" "$prefix/bin/ggml-npu"
+put "$here/bin/ggml-npu" "$prefix/bin/ggml-npu"
 echo "installed $lib/$plugin and $prefix/bin/ggml-npu"
 
 found=$into
 [ -n "$found" ] || found=$(folder_of_backends)
-if [ -n "$into" ] && [ ! -d "$into" ]; then
-  fail "--into names no folder: $into"
-fi
 linked=
 if [ -n "$found" ]; then
   if [ "$(readlink "$found/$known_name" || true)" = "$lib/$plugin" ]; then
@@ -91,7 +106,8 @@ if [ -n "$found" ]; then
   elif [ -e "$found/$known_name" ] || [ -n "$(ls "$found" | grep '^libggml-hexagon-.*\.so$' || true)" ]; then
     echo "$found has ggml's own backend for Hexagon, whose place is left to it"
   elif [ -w "$found" ]; then
-    ln -s "$lib/$plugin" "$found/$known_name" && linked=yes
+    ln -s "$lib/$plugin" "$found/$known_name"
+    linked=yes
   elif [ -n "$into" ]; then
     fail "no permission to write to $into"
   fi
@@ -102,7 +118,7 @@ else
   echo "programs with ggml load it if this variable is set:"
   echo "  export GGML_BACKEND_PATH=$lib/$plugin"
 fi
-if [ "$(uname -m)" = aarch64 ]; then
+if [ "$(uname -m)" = aarch64 ] && [ -n "$(find "$lib" -name 'libggml_rust_npu_skel_*.so')" ]; then
   echo "ggml-npu, and programs with the backend linked in, find the DSP's libraries on a Snapdragon with:"
   echo "  export DSP_LIBRARY_PATH=$lib"
 fi

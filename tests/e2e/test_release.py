@@ -157,10 +157,13 @@ class Install(Case):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(name, encoding="utf-8")
         (self.release / "install.sh").write_bytes((ROOT / "dist" / "install.sh").read_bytes())
-        files = sorted(path for path in self.release.rglob("*") if path.is_file())
-        dist.write_sums(self.release / "SHA256SUMS", files, self.release)
+        self.write_sums()
         self.prefix = self.root / "prefix"
         self.installed = self.prefix / "lib" / "ggml-rust-npu" / PLUGIN
+
+    def write_sums(self):
+        sums = self.release / "SHA256SUMS"
+        dist.write_sums(sums, sorted(path for path in self.release.rglob("*") if path.is_file() and path != sums), self.release)
 
     def install(self, *args, code=0, path=None):
         env = cpu_env(PATH=f"{path}:{os.environ['PATH']}" if path else "/usr/bin:/bin")
@@ -215,6 +218,53 @@ class Install(Case):
         done = self.install(code=1)
         self.assertIn("missing or damaged", done.log)
         self.assertFalse(self.prefix.exists())
+
+    def stand_in(self, name, script):
+        """Writes a program that takes the place of `name`; returns its folder, for PATH."""
+        file = self.root / "stand-in" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        file.chmod(0o755)
+        return file.parent
+
+    def test_first_copy_that_fails_ends_it_with_one_line(self):
+        # Root may write everywhere, so a stand-in refuses.
+        refusing = self.stand_in("cp", 'echo "cp: cannot create \'$2\': Permission denied" >&2; exit 1')
+        done = self.install(code=1, path=refusing)
+        self.assertEqual((done.out, len(done.log.splitlines())), ("", 1), done.all)
+        self.assertRegex(done.log, r"^install\.sh: .*/lib/ggml-rust-npu/.* was not written: .*Permission denied$")
+        self.assertEqual([path for path in self.prefix.rglob("*") if not path.is_dir()], [])
+
+    def test_half_a_copy_is_removed(self):
+        self.install()
+        done = self.install(code=1, path=self.stand_in("mv", "echo 'mv: no space' >&2; exit 1"))
+        self.assertIn("no space", done.log)
+        self.assertEqual([path.name for path in self.prefix.rglob("*.new")], [])
+        self.assertEqual(self.installed.read_text(encoding="utf-8"), f"lib/{PLUGIN}")
+
+    def test_link_that_fails_ends_it(self):
+        done = self.install("--into", self.llama(), code=1, path=self.stand_in("ln", "exit 1"))
+        self.assertNotIn("export", done.out)
+
+    def test_tarball_without_plugin_and_tool_says_so_and_installs_nothing(self):
+        for name in (f"lib/{PLUGIN}", "bin/ggml-npu"):
+            (self.release / name).unlink()
+        self.write_sums()
+        folder = self.llama()
+        done = self.install("--into", folder, code=1)
+        self.assertIn(f"this tarball lacks lib/{PLUGIN} bin/ggml-npu", done.log)
+        self.assertEqual(done.out, "")
+        self.assertFalse(self.prefix.exists())
+        self.assertFalse((folder / LINK).is_symlink())
+
+    def test_variable_for_the_dsp_is_printed_only_where_its_libraries_are(self):
+        aarch64 = self.stand_in("uname", "echo aarch64")
+        variable = f"export DSP_LIBRARY_PATH={self.installed.parent}"
+        self.assertIn(variable, self.install(path=aarch64).out)
+        self.install("--remove", path=aarch64)
+        (self.release / "lib" / "libggml_rust_npu_skel_v75.so").unlink()
+        self.write_sums()
+        self.assertNotIn(variable, self.install(path=aarch64).out)
 
     def test_wrong_arguments_are_refused(self):
         self.assertIn("unknown option --prefx", self.install("--prefx", code=1).log)
