@@ -3,14 +3,13 @@
 apt checks each file against the archive's signature. The sums of the packages that a check is about are pinned, too.
 """
 
-import fcntl
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import fetch
-from project import LOGS, TARGET, Problem, cpu_env, run, say
+from project import LOGS, TARGET, Problem, cpu_env, locked, run, say
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
@@ -21,10 +20,8 @@ class Missing(Exception):
 
 def unpacked(root, suite, architecture, pinned, others):
     """The folder `root` with packages in it; those pinned are {name: (version, sha256)}, of the others any version."""
-    TARGET.mkdir(exist_ok=True)
-    # Tests that run side by side want the same packages; the system lets go of the lock when a process ends.
-    with open(TARGET / f".apt-{architecture}.lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # Tests that run side by side want the same packages.
+    with locked(TARGET / f"apt-{architecture}"):
         return root if root.exists() else unpack(root, suite, architecture, pinned, others)
 
 

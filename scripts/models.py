@@ -4,9 +4,7 @@ What is fetched is quantized already, so a variant is the fetched numbers, dequa
 variant dequantized again.
 """
 
-import fcntl
 import hashlib
-import os
 
 import fetch
 import project
@@ -24,18 +22,10 @@ def cached_name(source, suffix):
 
 
 def quantize(source, dest, kind):
-    """`source` in the format `kind` (a name that llama-quantize knows), as `dest`. One process makes it, others wait."""
-    if dest.exists():
-        return dest
-    MODELS.mkdir(parents=True, exist_ok=True)
-    with open(dest.with_name(f".{dest.name}.lock"), "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not dest.exists():
-            temp = dest.with_name(f".{dest.name}.part")
-            run([project.binary("llama-quantize"), "--allow-requantize", source, temp, kind], LOGS / f"quantize-{kind}.log",
-                project.cpu_env())
-            os.replace(temp, dest)
-    return dest
+    """`source` in the format `kind` (a name that llama-quantize knows), as `dest`."""
+    return project.made_once(dest, lambda part: run(
+        [project.binary("llama-quantize"), "--allow-requantize", source, part, kind], LOGS / f"quantize-{kind}.log",
+        project.cpu_env()))
 
 
 def variant(kind, source=None):

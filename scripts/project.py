@@ -1,10 +1,12 @@
 """Paths, versions and small helpers that the scripts and the end-to-end tests share."""
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +51,27 @@ def main_with(function):
 
 def say(text):
     print(f"== {text}", flush=True)
+
+
+@contextmanager
+def locked(path):
+    """Lets one process at a time make or change `path`. The system releases the lock of a process that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def made_once(path, make):
+    """Returns `path`. If nothing is there, one process calls `make` with the name to write to, and others wait for it."""
+    if path.exists():
+        return path
+    with locked(path):
+        if not path.exists():
+            part = path.with_name(f".{path.name}.part")
+            make(part)
+            os.replace(part, path)
+    return path
 
 
 def is_users_llama(version):

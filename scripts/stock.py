@@ -9,7 +9,6 @@ A program that this machine cannot have raises Missing, with the reason.
 """
 
 import hashlib
-import os
 import platform
 import shutil
 import zipfile
@@ -20,7 +19,7 @@ import aarch64
 import debian
 import fetch
 from debian import Missing
-from project import LOGS, ROOT, TARGET, Problem, run, say
+from project import LOGS, ROOT, TARGET, Problem, made_once, run, say
 
 STOCK = TARGET / "stock"
 SOURCES = ROOT / "tests" / "e2e" / "stock"
@@ -105,34 +104,33 @@ def node_program():
     for tool in ("node", "npm"):
         if shutil.which(tool) is None:
             raise Missing(f"{tool} is not installed")
-    folder = STOCK / "node-llama-cpp-3.22.1"
-    if not folder.exists():
-        say("fetching node-llama-cpp 3.22.1 and what it needs")
-        part = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copyfile(SOURCES / name, part / name)
-        # Every file has the sum of the lock file; nothing in a package runs. `npm ci` would also want the sums of the
-        # binaries for other systems.
-        try:
-            run(["npm", "install", "--ignore-scripts", "--omit=optional", "--omit=peer", "--no-audit", "--no-fund"],
-                LOGS / "stock-npm.log", cwd=part)
-        except Problem as problem:
-            raise Missing(f"no node-llama-cpp: {problem}") from problem
-        os.replace(part, folder)
+    folder = made_once(STOCK / "node-llama-cpp-3.22.1", install_node_llama)
     shutil.copyfile(SOURCES / "generate.mjs", folder / "generate.mjs")
     return folder
+
+
+def install_node_llama(folder):
+    say("fetching node-llama-cpp 3.22.1 and what it needs")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copyfile(SOURCES / name, folder / name)
+    # Every file has the sum of the lock file; nothing in a package runs. `npm ci` would also want the sums of the
+    # binaries for other systems.
+    try:
+        run(["npm", "install", "--ignore-scripts", "--omit=optional", "--omit=peer", "--no-audit", "--no-fund"],
+            LOGS / "stock-npm.log", cwd=folder)
+    except Problem as problem:
+        raise Missing(f"no node-llama-cpp: {problem}") from problem
 
 
 def pywhispercpp():
     """The folder with the libraries of the wheel."""
     need_x86_64()
-    folder = STOCK / "pywhispercpp-1.5.1"
-    if not folder.exists():
-        part = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        with zipfile.ZipFile(fetch.download(PYWHISPERCPP)) as wheel:
-            wheel.extractall(part)
-        os.replace(part, folder)
-    return folder / "pywhispercpp.libs"
+    return made_once(STOCK / "pywhispercpp-1.5.1", unpack_pywhispercpp) / "pywhispercpp.libs"
+
+
+def unpack_pywhispercpp(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    with zipfile.ZipFile(fetch.download(PYWHISPERCPP)) as wheel:
+        wheel.extractall(folder)

@@ -11,7 +11,7 @@ import zipfile
 
 import fetch
 import model_file
-from project import MODELS
+from project import MODELS, made_once
 
 EMBEDDING, LAYERS, HEADS, FEED_FORWARD, POSITIONS = 384, 6, 12, 1536, 512
 # Types of tokens, and of pooling. SOURCE: include/llama.h of llama.cpp 0.5.0.
@@ -75,21 +75,19 @@ def is_control(token):
 
 def model():
     """The model in F32."""
-    path = MODELS / "all-MiniLM-L6-v2-F32.gguf"
-    if not path.exists():
-        tensors, tokens = published()
-        entries = {"general.architecture": "bert", "general.name": "all-MiniLM-L6-v2", "bert.context_length": POSITIONS,
-                   "bert.embedding_length": EMBEDDING, "bert.feed_forward_length": FEED_FORWARD, "bert.block_count": LAYERS,
-                   "bert.attention.head_count": HEADS, "bert.attention.layer_norm_epsilon": 1e-12,
-                   "bert.attention.causal": False, "bert.pooling_type": MEAN, "tokenizer.ggml.model": "bert",
-                   "tokenizer.ggml.pre": "default", "tokenizer.ggml.token_type_count": 2,
-                   "tokenizer.ggml.tokens": [word(token) for token in tokens],
-                   "tokenizer.ggml.token_type": [CONTROL if is_control(token) else NORMAL for token in tokens],
-                   **{f"tokenizer.ggml.{name}_token_id": tokens.index(token) for name, token in
-                      {"bos": "[CLS]", "eos": "[SEP]", "unknown": "[UNK]", "seperator": "[SEP]", "padding": "[PAD]",
-                       "cls": "[CLS]", "mask": "[MASK]"}.items()}}
-        MODELS.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        model_file.write(part, entries, {**tensors, **dict(classifier())})
-        part.rename(path)
-    return path
+    return made_once(MODELS / "all-MiniLM-L6-v2-F32.gguf", write)
+
+
+def write(path):
+    tensors, tokens = published()
+    entries = {"general.architecture": "bert", "general.name": "all-MiniLM-L6-v2", "bert.context_length": POSITIONS,
+               "bert.embedding_length": EMBEDDING, "bert.feed_forward_length": FEED_FORWARD, "bert.block_count": LAYERS,
+               "bert.attention.head_count": HEADS, "bert.attention.layer_norm_epsilon": 1e-12,
+               "bert.attention.causal": False, "bert.pooling_type": MEAN, "tokenizer.ggml.model": "bert",
+               "tokenizer.ggml.pre": "default", "tokenizer.ggml.token_type_count": 2,
+               "tokenizer.ggml.tokens": [word(token) for token in tokens],
+               "tokenizer.ggml.token_type": [CONTROL if is_control(token) else NORMAL for token in tokens],
+               **{f"tokenizer.ggml.{name}_token_id": tokens.index(token) for name, token in
+                  {"bos": "[CLS]", "eos": "[SEP]", "unknown": "[UNK]", "seperator": "[SEP]", "padding": "[PAD]",
+                   "cls": "[CLS]", "mask": "[MASK]"}.items()}}
+    model_file.write(path, entries, {**tensors, **dict(classifier())})

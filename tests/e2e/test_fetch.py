@@ -4,13 +4,17 @@ import hashlib
 import functools
 import io
 import json
+import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
+import time
 import unittest
 import venv
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
@@ -22,6 +26,17 @@ import fetch
 from project import Problem
 
 CONTENT = b"content of a file in a wheel"
+
+
+def names_in(folder):
+    """The names of a folder's files; locks stay where they are, because another process may wait for them."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+
+
+def side_by_side(function, *args):
+    """Two results of a function that is called by two threads at once."""
+    with ThreadPoolExecutor(2) as pool:
+        return [done.result() for done in [pool.submit(function, *args) for _ in range(2)]]
 
 
 class Fetch(unittest.TestCase):
@@ -77,7 +92,7 @@ class Fetch(unittest.TestCase):
         with self.assertRaises(Problem) as problem:
             fetch.members(parts[:1], wrong, whole)
         self.assertIn(whole, str(problem.exception))
-        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), [self.wheel.name, "whole"])
+        self.assertEqual(names_in(self.folder), [self.wheel.name, "whole"])
 
     def test_members_of_npm_archives_are_unpacked(self):
         path = self.folder / "some-1.0.tgz"
@@ -89,6 +104,46 @@ class Fetch(unittest.TestCase):
         dest = fetch.members([(package, "package/file"), (self.package, "some/file")], self.folder / "both")
         self.assertEqual(dest.read_bytes(), CONTENT * 2)
 
+    def test_two_at_once_fetch_a_package_once(self):
+        wheel = self.wheel.read_bytes()
+        self.wheel.unlink()
+
+        def get(project, filename, dest, pip):
+            time.sleep(0.1)
+            dest.write_bytes(wheel)
+
+        with mock.patch.object(fetch.index, "download", side_effect=get) as download:
+            self.assertEqual(side_by_side(fetch.download, self.package), [self.wheel, self.wheel])
+        self.assertEqual(download.call_count, 1)
+
+    def test_two_at_once_put_a_file_together_once(self):
+        dest, copied = self.folder / "file", []
+
+        def slowly(source, out):
+            content = source.read()
+            copied.append(content)
+            for part in (content[:5], content[5:]):
+                out.write(part)
+                out.flush()
+                time.sleep(0.1)
+
+        with mock.patch("shutil.copyfileobj", side_effect=slowly):
+            self.assertEqual(side_by_side(fetch.members, [(self.package, "some/file")], dest), [dest, dest])
+        self.assertEqual((copied, dest.read_bytes()), ([CONTENT], CONTENT))
+
+    def test_two_at_once_unpack_llama_once(self):
+        tree = self.folder / "llama.cpp"
+
+        def unpack(version, dest):
+            time.sleep(0.1)
+            (dest / "file").touch()
+
+        with mock.patch.object(fetch.project, "llama_source", return_value=tree), mock.patch.object(fetch, "apply_patch"), \
+                mock.patch.dict("os.environ", LLAMA_CPP_DIR=""), \
+                mock.patch.object(fetch, "unpack_llama", side_effect=unpack) as unpacked:
+            self.assertEqual(side_by_side(fetch.llama), [tree, tree])
+        self.assertEqual(unpacked.call_count, 1)
+
     def test_llama_of_the_user_is_checked_and_not_changed(self):
         tree = self.folder / "llama.cpp"
         (tree / "ggml").mkdir(parents=True)
@@ -98,6 +153,72 @@ class Fetch(unittest.TestCase):
             fetch.llama()
         self.assertIn("patch", str(problem.exception))
         self.assertEqual(sorted(tree.rglob("*")), before)
+
+
+# In place of Python: makes a venv of three files, as `python3 -m venv --clear FOLDER` does, and writes down that it did. What
+# another one makes at the same time is spoilt.
+PYTHON = """#!/bin/sh
+echo made >>{log}
+rm -rf "$4" && mkdir -p "$4/bin" "$4/lib/pip" && sleep 0.1
+ln -s {python} "$4/bin/python" || exit 1
+echo 'home = {home}' >"$4/pyvenv.cfg"
+cat >"$4/bin/pip" <<END
+#!$4/bin/python
+import sys
+print(f"pip 24.0 from {{sys.prefix}}/lib/pip (python 3.11)")
+END
+chmod +x "$4/bin/pip"
+"""
+
+
+class Environment(unittest.TestCase):
+    """target/tools, with a stand-in for what makes it."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.log = self.folder / "log"
+        python = self.folder / "python"
+        real = Path(sys.executable).resolve()
+        python.write_text(PYTHON.format(log=self.log, python=real, home=real.parent), encoding="utf-8")
+        python.chmod(0o755)
+        patch = mock.patch.object(sys, "executable", str(python))
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.tools_are(self.folder / "tools")
+
+    def tools_are(self, folder):
+        for patch in (mock.patch.object(fetch, "TOOLS", folder), mock.patch.object(fetch, "PIP", folder / "bin" / "pip")):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def assert_made(self, times):
+        """It was made that many times, and pip installs into it."""
+        self.assertEqual(self.log.read_text(encoding="utf-8").count("made"), times)
+        place = subprocess.run([fetch.PIP, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        self.assertIn(f"from {fetch.TOOLS}/", place)
+
+    def test_two_at_once_make_it_once(self):
+        side_by_side(fetch.environment)
+        self.assert_made(1)
+        fetch.environment()
+        self.assert_made(1)
+
+    def test_pip_that_installs_into_another_python_is_replaced(self):
+        fetch.environment()
+        (fetch.TOOLS / "pyvenv.cfg").unlink()
+        self.assertTrue(fetch.works(fetch.PIP, "--version"))
+        fetch.environment()
+        self.assert_made(2)
+
+    def test_copy_of_another_checkouts_venv_is_made_again(self):
+        fetch.environment()
+        copy = shutil.copytree(fetch.TOOLS, self.folder / "copy", symlinks=True)
+        self.tools_are(copy)
+        self.assertTrue(fetch.works(fetch.PIP, "--version"))
+        fetch.environment()
+        self.assert_made(2)
 
 
 # A build backend in the package itself, which needs nothing from an index: pip runs each of its functions.
@@ -171,7 +292,7 @@ class Index(unittest.TestCase):
             fetch.download(self.package("0" * 64))
         self.assertIn(self.digest, str(problem.exception))
         self.assertFalse(self.marker.exists(), "code of the package ran")
-        self.assertEqual(list(self.downloads.iterdir()), [])
+        self.assertEqual(names_in(self.downloads), [])
 
     def test_the_package_does_run_code_under_pip_download(self):
         """Otherwise the tests above could not fail."""

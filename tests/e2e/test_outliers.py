@@ -6,8 +6,6 @@ SmolLM2's layer 11, are 380,000. The CPU backend makes FP16 of them if the weigh
 """
 
 import array
-import fcntl
-import os
 import tempfile
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import fetch
 import kld
 import models
 from model_file import Reader, write
-from project import LOGS, MODELS, binary, run
+from project import LOGS, MODELS, binary, made_once, run
 
 FACTOR = 128
 LARGEST = 65_504
@@ -28,15 +26,12 @@ def model():
     """Returns SmolLM2 with outliers, in F32, as a file that is made once."""
     dest = MODELS / "SmolLM2-135M-outliers-F32.gguf"
     source = models.exact("Q8_0", fetch.fetched(fetch.SMOLLM2))
-    with open(dest.with_name(f".{dest.name}.lock"), "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not dest.exists():
-            entries, tensors = Reader(source).contents()
-            temp = dest.with_name(f".{dest.name}.part")
-            write(temp, entries, {name: (shape, multiplied(data, factor_of(name)))
-                                  for name, (shape, data, _) in tensors.items()})
-            os.replace(temp, dest)
-    return dest
+
+    def make(part):
+        entries, tensors = Reader(source).contents()
+        write(part, entries, {name: (shape, multiplied(data, factor_of(name))) for name, (shape, data, _) in tensors.items()})
+
+    return made_once(dest, make)
 
 
 def factor_of(name):
