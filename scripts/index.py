@@ -6,6 +6,7 @@ the file. The index is the one that pip is configured for.
 """
 # SOURCE: the simple repository API of the Python Packaging User Guide, in HTML (PEP 503) and in JSON (PEP 691).
 
+import http.client
 import json
 import os
 import re
@@ -64,6 +65,30 @@ def index_url(pip):
     return url.rstrip("/")
 
 
+def server_of(url):
+    """The part of an address that a name and a password are for."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def with_login(url, index):
+    """Gives an address of the index's own server the name and the password of the index's address."""
+    parts, login = urllib.parse.urlsplit(url), urllib.parse.urlsplit(index).netloc.rpartition("@")[0]
+    if not login or parts.username or server_of(url) != server_of(index):
+        return url
+    return urllib.parse.urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc}"))
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects. Another server does not get the password."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if server_of(request.full_url) != server_of(req.full_url):
+            request.remove_header("Authorization")
+        return request
+
+
 def opened(url, pip, accept="*/*"):
     """The answer to a request. A name and a password in the address are sent as such."""
     parts = urllib.parse.urlsplit(url)
@@ -75,12 +100,14 @@ def opened(url, pip, accept="*/*"):
         words = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
         request.add_header("Authorization", "Basic " + b64encode(words.encode()).decode())
     context = ssl.create_default_context(cafile=pip_setting(pip, "cert")) if parts.scheme == "https" else None
-    return urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context)
+    opener = urllib.request.build_opener(Redirects, urllib.request.HTTPSHandler(context=context))
+    return opener.open(request, timeout=TIMEOUT_S)
 
 
 def listed(project, pip):
     """The addresses of a project's files, by name."""
-    page = f"{index_url(pip)}/{re.sub(r'[-_.]+', '-', project).lower()}/"
+    index = index_url(pip)
+    page = f"{index}/{re.sub(r'[-_.]+', '-', project).lower()}/"
     with opened(page, pip, f"{JSON}, text/html;q=0.5") as answer:
         base, text = answer.geturl(), answer.read().decode()
         if answer.headers.get_content_type() == JSON:
@@ -89,7 +116,15 @@ def listed(project, pip):
             links = Links()
             links.feed(text)
             files = links.files
-    return {name: urllib.parse.urljoin(base, link) for name, link in files.items()}
+    return {name: with_login(urllib.parse.urljoin(base, link), index) for name, link in files.items()}
+
+
+def write_body(answer, out):
+    """Writes the whole body of an answer. A connection that is closed early looks like the end of a body."""
+    shutil.copyfileobj(answer, out, 1 << 20)
+    length = answer.headers.get("Content-Length")
+    if length is not None and out.tell() != int(length):
+        raise OSError(f"{out.tell()} of {length} bytes came")
 
 
 def download(project, filename, dest, pip):
@@ -100,8 +135,8 @@ def download(project, filename, dest, pip):
             if filename not in files:
                 raise Problem(f"the package index has no {filename} of {project}")
             with opened(files[filename], pip) as answer, open(dest, "wb") as out:
-                shutil.copyfileobj(answer, out, 1 << 20)
+                write_body(answer, out)
             return
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS:
                 raise Problem(f"fetching {filename} failed: {error} (is there a network?)") from error

@@ -1,5 +1,6 @@
 """What is fetched is checked: a damaged file is refused with both sums, and half a file is never taken for a whole one."""
 
+import base64
 import hashlib
 import functools
 import io
@@ -15,7 +16,7 @@ import unittest
 import venv
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
 
@@ -338,6 +339,88 @@ class Index(unittest.TestCase):
         for line in fetch.REQUIREMENTS.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
             if line and not line.startswith("#"):
                 self.assertRegex(line, r"^(cmake|ninja)==[\d.]+( +--hash=sha256:[0-9a-f]{64})+$")
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers as the server's `answer` says: a code, headers, and a body; writes down who asked for what."""
+
+    def do_GET(self):
+        self.server.asked.append((self.path, self.headers["Authorization"]))
+        code, headers, body = self.server.answer(self.path, self.headers["Authorization"])
+        self.send_response(code)
+        for name, value in {"Content-Length": len(body), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+class Transfer(unittest.TestCase):
+    """What an index and the way to it can do to a download."""
+
+    NAME = "some-1.0.tar.gz"
+    PAGE = f'<a href="/files/{NAME}">{NAME}</a>'.encode()
+    LOGIN = "Basic " + base64.b64encode(b"user:p@ss").decode()
+
+    def server(self, answer):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        server.answer, server.asked = answer, []
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    def download(self, server, login=""):
+        """The bytes that came."""
+        url = f"http://{login}127.0.0.1:{server.server_address[1]}/simple"
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.dict("os.environ", PIP_INDEX_URL=url, PIP_CONFIG_FILE="/dev/null", no_proxy="127.0.0.1"):
+            fetch.index.download("some", self.NAME, Path(folder) / self.NAME, "pip")
+            return (Path(folder) / self.NAME).read_bytes()
+
+    def answers(self, *transfers):
+        """A server that lists the file, and answers requests for it one after the other."""
+        left = list(transfers)
+        return self.server(lambda path, _: left.pop(0) if path.endswith(self.NAME) else (200, {}, self.PAGE))
+
+    def test_body_that_is_cut_off_is_fetched_again(self):
+        whole, cut = (200, {}, CONTENT), (200, {"Content-Length": len(CONTENT)}, CONTENT[:-5])
+        self.assertEqual(self.download(self.answers(cut, cut, whole)), CONTENT)
+        with self.assertRaises(Problem) as problem:
+            self.download(self.answers(cut, cut, cut))
+        self.assertIn(f"{len(CONTENT) - 5} of {len(CONTENT)} bytes came", str(problem.exception))
+
+    def test_page_that_is_cut_off_is_fetched_again(self):
+        pages = [(200, {"Content-Length": len(self.PAGE)}, self.PAGE[:-5]), (200, {}, self.PAGE)]
+        server = self.server(lambda path, _: (200, {}, CONTENT) if path.endswith(self.NAME) else pages.pop(0))
+        self.assertEqual(self.download(server), CONTENT)
+
+    def guarded(self, path, login):
+        if login != self.LOGIN:
+            return 401, {}, b""
+        return 200, {}, CONTENT if path.endswith(self.NAME) else self.PAGE
+
+    def test_files_of_the_index_are_asked_for_with_its_password(self):
+        self.assertEqual(self.download(self.server(self.guarded), "user:p%40ss@"), CONTENT)
+
+    def test_redirect_on_the_same_server_keeps_the_password(self):
+        def answer(path, login):
+            return (302, {"Location": "/other" + path}, b"") if path.startswith("/files") else self.guarded(path, login)
+
+        self.assertEqual(self.download(self.server(answer), "user:p%40ss@"), CONTENT)
+
+    def test_password_does_not_follow_to_another_server(self):
+        other = self.answers((200, {}, CONTENT), (200, {}, CONTENT), (200, {}, CONTENT))
+        place = f"http://127.0.0.1:{other.server_address[1]}"
+        link = f'<a href="{place}/{self.NAME}">{self.NAME}</a>'.encode()
+        for answer in (lambda path, _: (302, {"Location": place + path}, b""),
+                       lambda path, _: (302, {"Location": place + path}, b"") if path.endswith(self.NAME) else
+                       (200, {}, self.PAGE),
+                       lambda path, _: (200, {}, link)):
+            self.assertEqual(self.download(self.server(answer), "user:p%40ss@"), CONTENT)
+        self.assertEqual([login for _, login in other.asked], [None] * 4)
 
 
 class Machine(unittest.TestCase):
