@@ -18,8 +18,9 @@ from typing import NamedTuple
 import aarch64
 import build
 import debian
+import fetch
 from debian import Missing
-from project import LOGS, ROOT, TARGET, Problem, cpu_env, run, say
+from project import LOGS, ROOT, TARGET, Problem, cpu_env, locked, run, say
 
 VENDOR = TARGET / "vendor"
 SOURCE = ROOT / "tests" / "vendor" / "hexagon"
@@ -105,13 +106,13 @@ def emulator():
         return Path(own)
     script, folder = ROOT / "hexagon-ops" / "tools" / "qemu" / "build.sh", VENDOR / "qemu"
     program = folder / "qemu-hexagon"
-    if program.exists():
-        return program
     if not script.exists():
         raise Missing("HEXAGON_QEMU names no qemu-hexagon with HVX floating point")
-    say("building qemu-hexagon with HVX floating point")
+    say("building qemu-hexagon with HVX floating point (minutes when it is new)")
     try:
-        run([script, folder], LOGS / "vendor-qemu.log")
+        # It leaves a program alone that was built from the same files.
+        with locked(program):
+            run([script, folder], LOGS / "vendor-qemu.log")
     except Problem as problem:
         raise Missing(f"no qemu-hexagon with HVX floating point: {problem}") from problem
     return program
@@ -127,28 +128,43 @@ def dsp_library(arch):
     return Path(done.stdout.strip()).parent
 
 
-def native_host():
-    """libcdsprpc built from FASTRPC_DIR, which is not changed."""
-    checkout = Path(os.environ["FASTRPC_DIR"]).resolve() / "src"
-    makefile = checkout / "Makefile.am"
+def library_files(makefile):
+    """The files that libcdsprpc is compiled from, in the checkout's folder src."""
+    text = makefile.read_text(encoding="utf-8").replace("\\\n", " ")
+    names = re.search(r"^LIBDSPRPC_SOURCES\s*=(.*)$", text, re.M)
+    if names is None:
+        raise Problem("src/Makefile.am of FASTRPC_DIR has no LIBDSPRPC_SOURCES")
+    return list(dict.fromkeys([*names[1].split(), "fastrpc_config_parser.c"]))
+
+
+def native_library(checkout):
+    """libcdsprpc built from a checkout of qualcomm/fastrpc, which is not changed; again if the checkout is another one."""
+    makefile = checkout / "src" / "Makefile.am"
     if not makefile.is_file():
-        raise Problem(f"FASTRPC_DIR is no checkout of qualcomm/fastrpc: {checkout.parent}")
+        raise Problem(f"FASTRPC_DIR is no checkout of qualcomm/fastrpc: {checkout}")
     library = VENDOR / "native" / "libcdsprpc.so"
-    if not newer(library, [makefile]):
+    # The definitions that configure would make for a machine with the mainline driver.
+    defines = ["ARM_ARCH_7A", "LE_ENABLE", "ENABLE_UPSTREAM_DRIVER_INTERFACE", "USE_SYSLOG", "PARSE_YAML", "LIBBSD_OVERLAY",
+               "DEFAULT_DOMAIN_ID=3", 'CONFIG_BASE_DIR="/usr/share/qcom"',
+               'MACHINE_NAME_PATH="/sys/firmware/devicetree/base/model"',
+               'DEFAULT_DSP_SEARCH_PATHS=";/usr/lib/rfsa/adsp;/usr/lib/dsp;"']
+    args = [compiler("gcc"), "-O2", "-g", "-w", "-shared", "-fPIC", "-fno-short-enums",
+            *(f"-D{define}" for define in defines), "-I../inc", "-I/usr/include/bsd", *library_files(makefile), "-o",
+            library, "-lyaml", "-lbsd", "-ldl", "-lm", "-lpthread"]
+    sources = [makefile, *sorted(file for folder in ("inc", "src") for file in (checkout / folder).rglob("*.[ch]"))]
+    sums = [f"{fetch.sha256(file)}  {file}" for file in sources]
+    stamp, text = library.with_suffix(".stamp"), "\n".join([*map(str, args), *sums])
+    if not library.exists() or not stamp.exists() or stamp.read_text(encoding="utf-8") != text:
         library.parent.mkdir(parents=True, exist_ok=True)
-        text = makefile.read_text(encoding="utf-8").replace("\\\n", " ")
-        names = re.search(r"^LIBDSPRPC_SOURCES\s*=(.*)$", text, re.M)
-        if names is None:
-            raise Problem("src/Makefile.am of FASTRPC_DIR has no LIBDSPRPC_SOURCES")
-        # The definitions that configure would make for a machine with the mainline driver.
-        defines = ["ARM_ARCH_7A", "LE_ENABLE", "ENABLE_UPSTREAM_DRIVER_INTERFACE", "USE_SYSLOG", "PARSE_YAML",
-                   "LIBBSD_OVERLAY", "DEFAULT_DOMAIN_ID=3", 'CONFIG_BASE_DIR="/usr/share/qcom"',
-                   'MACHINE_NAME_PATH="/sys/firmware/devicetree/base/model"',
-                   'DEFAULT_DSP_SEARCH_PATHS=";/usr/lib/rfsa/adsp;/usr/lib/dsp;"']
-        files = [*names[1].split(), "fastrpc_config_parser.c"]
-        run([compiler("gcc"), "-O2", "-g", "-w", "-shared", "-fPIC", "-fno-short-enums",
-             *(f"-D{define}" for define in defines), "-I../inc", "-I/usr/include/bsd", *dict.fromkeys(files), "-o",
-             library, "-lyaml", "-lbsd", "-ldl", "-lm", "-lpthread"], LOGS / "vendor-fastrpc.log", cwd=checkout)
+        stamp.unlink(missing_ok=True)
+        run(args, LOGS / "vendor-fastrpc.log", cwd=makefile.parent)
+        stamp.write_text(text, encoding="utf-8")
+    return library
+
+
+def native_host():
+    """libcdsprpc built from FASTRPC_DIR."""
+    library = native_library(Path(os.environ["FASTRPC_DIR"]).resolve())
     say("building ggml-npu")
     build.tool(LOGS / "vendor-tool.log", cpu_env(), "--workspace")
     folder = Path(os.environ.get("CARGO_TARGET_DIR", TARGET))

@@ -12,7 +12,7 @@ out=$(mkdir -p "$1" && cd "$1" && pwd)
 file=qemu_10.0.13+ds.orig.tar.xz
 sha256=6a0888e806c2ffc0c5f0733e974f9aea55491950d3c47c98669c8b236dde59ae
 # What the program depends on: a build from the same files is not repeated.
-stamp=$(cat "$here"/*.py "$here"/*.h "$here"/build.sh | sha256sum)
+stamp=$(cat "$here"/*.py "$here"/*.h "$here"/*.txt "$here"/build.sh | sha256sum)
 [ -x "$out/qemu-hexagon" ] && [ "$(cat "$out/qemu-hexagon.stamp" 2>/dev/null)" = "$stamp" ] && { echo "$out/qemu-hexagon"; exit; }
 for tool in llvm-mc-22 curl xz flex bison cc; do
   command -v $tool >/dev/null || { echo "build.sh: $tool is not installed" >&2; exit 3; }
@@ -30,7 +30,7 @@ tar xf source.tar.xz -C src --strip-components=1
 python3 "$here/hvx_float.py" src >&2
 python3 "$here/fast_stores.py" src >&2
 python3 -m venv venv
-venv/bin/pip install -q meson==1.5.0 pycotap==1.3.1 ninja==1.11.1
+venv/bin/pip install -q --no-deps --only-binary :all: --require-hashes --requirement "$here/requirements.txt"
 export PATH=$work/venv/bin:$PATH
 cd build
 ../src/configure --python="$work/venv/bin/python3" --target-list=hexagon-linux-user --disable-system --enable-linux-user \
@@ -38,6 +38,11 @@ cd build
   --disable-debug-info --static >configure.log 2>&1 || { tail -30 configure.log >&2; exit 1; }
 ninja qemu-hexagon >ninja.log 2>&1 || { tail -30 ninja.log >&2; exit 1; }
 strip qemu-hexagon
-cp qemu-hexagon "$out/"
+# The stamp must not be beside half a copy.
+part=$(mktemp "$out/.qemu-hexagon.XXXXXX")
+trap 'rm -rf "$work" "$part"' EXIT
+cp qemu-hexagon "$part"
+chmod 755 "$part"
+mv "$part" "$out/qemu-hexagon"
 echo "$stamp" >"$out/qemu-hexagon.stamp"
 echo "$out/qemu-hexagon"
