@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds llama.cpp with this backend in it.
 
-static  the programs, in target/llama-<version>/bin; the backend is linked in
+static  the programs, in target/llama-<version>/bin, or of LLAMA_CPP_DIR in a folder for its path; the backend is linked in
 shared  ggml alone, as shared libraries and with make instead of ninja, and a program that lists its devices
 second  libllama of llama.cpp 0.6.0, which has version 3 of the backend API, and a program that generates text
 rust    examples/generate, a Rust program with llama-cpp-2, which compiles the same llama.cpp once more
@@ -62,6 +62,8 @@ def configure(source, build, generator, options, name):
     if stamp.exists() and stamp.read_text(encoding="utf-8") == line:
         return
     say(f"configuring {build.relative_to(ROOT)}")
+    # CMake keeps options in its cache that made it fail.
+    stamp.unlink(missing_ok=True)
     run([cmake(), *args], LOGS / f"{name}-configure.log")
     stamp.write_text(line, encoding="utf-8")
 

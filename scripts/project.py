@@ -1,6 +1,7 @@
 """Paths, versions and small helpers that the scripts and the end-to-end tests share."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import signal
@@ -87,8 +88,10 @@ def llama_source(version=LLAMA_VERSION):
 
 
 def llama_build(version=LLAMA_VERSION):
-    """The build directory that belongs to `llama_source`."""
-    return TARGET / ("llama-custom" if is_users_llama(version) else f"llama-{version}")
+    """The build directory that belongs to `llama_source`. CMake builds in one only what it was configured for."""
+    if not is_users_llama(version):
+        return TARGET / f"llama-{version}"
+    return TARGET / f"llama-custom-{hashlib.sha256(str(llama_source(version)).encode()).hexdigest()[:8]}"
 
 
 def binary(name, version=LLAMA_VERSION):
