@@ -13,12 +13,14 @@ from project import ROOT
 
 BOARD = ROOT / "dist" / "board"
 
-# Writes down its arguments, and runs what the phone's shell would.
+# Writes down its arguments, and runs what the phone's shell would. As adb, it copies several files only into a folder that is
+# there.
 ADB = """#!/bin/sh
 printf '%s\\n' "$*" >>"$ADB_LOG"
-case $1 in
-  push) cp "$2" "$3" ;;
-  shell) sh -c "$2" ;;
+command=$1 && shift
+case $command in
+  push) cp "$@" ;;
+  shell) sh -c "$*" ;;
 esac
 """
 TOOL = """#!/bin/sh
@@ -65,9 +67,11 @@ class Phone(Case):
             file.write_text(text, encoding="utf-8")
             file.chmod(0o755)
 
+    def env(self):
+        return cpu_env(PATH=f"{self.root / 'bin'}:{os.environ['PATH']}", ADB_LOG=str(self.root / "log"))
+
     def phone(self, *args, **settings):
-        env = cpu_env(PATH=f"{self.root / 'bin'}:{os.environ['PATH']}", ADB_LOG=str(self.root / "log"),
-                      TOOL=str(self.root / "tool"), SKEL=str(self.root / "skel"), FOLDER=str(self.root / "phone"))
+        env = dict(self.env(), TOOL=str(self.root / "tool"), SKEL=str(self.root / "skel"), FOLDER=str(self.root / "phone"))
         return self.run_command("phone.sh", ["sh", ROOT / "scripts" / "phone.sh", *args],
                                 dict(env, LD_LIBRARY_PATH="/vendor/lib64", **settings))
 
@@ -79,6 +83,21 @@ class Phone(Case):
                          {"ggml-npu", "libggml_rust_npu_skel_v75.so", "libggml_rust_npu_skel_v79.so"})
         self.assertEqual(done.out.splitlines(),
                          [f"DSP_LIBRARY_PATH={folder} LD_LIBRARY_PATH=unset", "[inspect]", "[it's a model]"])
+
+    def test_commands_of_the_guide_put_the_same_files_on_the_phone(self):
+        guide = (ROOT / "docs" / "guide" / "phone.md").read_text(encoding="utf-8").replace("/data/local/tmp", "phone")
+        commands = re.findall(r"^adb (?:push|shell) .*$", guide, re.M)
+        self.assertIn("adb push", "".join(commands))
+        (self.root / "phone").mkdir()
+        for name in ("aarch64-linux-android/release/ggml-npu", "skel/v75/libggml_rust_npu_skel_v75.so",
+                     "skel/v79/libggml_rust_npu_skel_v79.so"):
+            file = self.root / "target" / name
+            file.parent.mkdir(parents=True)
+            file.touch()
+        done = self.run_command("guide", ["sh", "-ec", "\n".join(commands)], self.env(), cwd=self.root)
+        self.assertEqual(done.code, 0, done.all)
+        self.assertEqual({path.name for path in (self.root / "phone" / "npu").iterdir()},
+                         {"ggml-npu", "libggml_rust_npu_skel_v75.so", "libggml_rust_npu_skel_v79.so"})
 
     def test_without_arguments_it_probes(self):
         self.assertEqual(self.phone().out.splitlines()[1:], ["[devices]", "[--probe]"])
