@@ -24,9 +24,12 @@ class Result(unittest.TestResult):
 
 
 def main():
-    result = Result()
-    unittest.defaultTestLoader.loadTestsFromName(sys.argv[1]).run(result)
+    result, tests = Result(), unittest.defaultTestLoader.loadTestsFromName(sys.argv[1])
+    # Before they run, because a class that is skipped counts as one.
+    found = tests.countTestCases()
+    tests.run(result)
     print(json.dumps({
+        "found": found,
         "passed": result.passed,
         "failed": [(str(test), trace) for test, trace in result.failures + result.errors],
         "skipped": [(str(test), reason) for test, reason in result.skipped],
