@@ -310,10 +310,17 @@ impl Graphs {
     /// Puts the packed tensors of a range back into ggml's layout.
     fn put_back(&mut self, home: &HexBuffer, range: &Range<usize>) -> Result<()> {
         // Earlier commands may read the operand unchanged, and may compute its content.
+        self.run_pending()?;
+        home.unpack(range);
+        Ok(())
+    }
+
+    /// Runs the commands that were collected so far, because the host is about to read or change
+    /// what they compute. The rest of the graph is a submission for this one time.
+    fn run_pending(&mut self) -> Result<()> {
         (self.current.run(&self.device)).map_err(|failed| failed.error)?;
         self.current.clear(self.device.changes());
         self.last = None;
-        home.unpack(range);
         self.current.once = true;
         Ok(())
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use ggml_rust_npu::backend::{Buffer, Content, Device, Node, Stream};
 use ggml_rust_npu::config::Repack;
-use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Tensor, sources};
+use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference::{self, nmse};
-use ggml_rust_npu::tensor::DType;
+use ggml_rust_npu::tensor::{DType, Format};
 use half::f16;
 
 use super::common::*;
@@ -214,5 +214,83 @@ fn a_reshaped_weight_is_used_as_it_was_packed() {
             stream.replay(graph).is_some(),
             "{slices:?}: it was packed again"
         );
+    }
+}
+
+/// Without flash attention a graph writes keys into a cache, then multiplies with it: the host packed the
+/// cache for the product before the write, and the product had the keys of the graph before.
+#[test]
+fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
+    const ROWS: [usize; 3] = [30, 0, 7];
+    let mut numbers = Numbers::new(8);
+    for (repack, place) in [
+        (Repack::Weights, Place::Device),
+        (Repack::Always, Place::Packed),
+    ] {
+        let options = Options { repack, ..OPTIONS };
+        let device = device_with(strict(75), options).unwrap();
+        for kind in [
+            Kind::F16,
+            Kind::Blocks(Format::Q8_0),
+            Kind::Blocks(Format::Q4_0),
+        ] {
+            let whole = Weight::random(&mut numbers, kind, [K, 32, 1, 1]);
+            let cache = Tensor {
+                place,
+                role: Role::State,
+                ..whole.tensor(0, place)
+            };
+            let state = |name, dtype, ne, offset| Tensor {
+                place,
+                ..tensor(name, dtype, ne, offset)
+            };
+            let keys = state("k", DType::F32, [K, 3, 1, 1], 4096);
+            let indices = state("indices", DType::I64, [3, 1, 1, 1], 5120);
+            let q = state("q", DType::F32, [K, 4, 1, 1], 5248);
+            let kq = Tensor {
+                role: Role::Result,
+                ..state("kq", DType::F32, [32, 4, 1, 1], 6272)
+            };
+            let operation = |op, dst, src: &[Tensor<'static>]| Operation {
+                op,
+                params: [0; PARAMS],
+                dst,
+                src: sources(src),
+            };
+            let graph = [
+                operation(Op::SetRows, cache, &[keys, indices, cache]),
+                operation(Op::MulMat, kq, &[cache, q]),
+            ];
+            assert!(graph.iter().all(|operation| device.supports(operation)));
+            let buffer = HexBuffer::new(&device, 8192, false).unwrap();
+            buffer.clear(0);
+            let write = |tensor: &Tensor, bytes: &[u8]| {
+                (buffer.write(tensor, 0, bytes.len(), Content::Bytes(bytes))).unwrap();
+            };
+            write(&indices, bytemuck::cast_slice(&ROWS.map(|row| row as i64)));
+            let stream = HexStream::new(Arc::clone(&device));
+            for round in 0..2 {
+                let [values, queries] = [3, 4].map(|rows| numbers.floats(rows * K));
+                write(&keys, bytemuck::cast_slice(&values));
+                write(&q, bytemuck::cast_slice(&queries));
+                match stream.replay(5) {
+                    Some(done) => done.unwrap(),
+                    None => {
+                        let whole = Some(&buffer);
+                        let node = |operation| node(operation, whole, [whole; MAX_SOURCES]);
+                        stream.submit(5, &mut graph.map(node)).unwrap();
+                    }
+                }
+                let mut have = vec![0.0_f32; 32 * 4];
+                (buffer.read(&kq, 0, bytemuck::cast_slice_mut(&mut have))).unwrap();
+                let mut cached = vec![0.0_f32; K * 32];
+                for (row, values) in ROWS.iter().zip(values.chunks_exact(K)) {
+                    cached[row * K..][..K].copy_from_slice(values);
+                }
+                let error = nmse(&have, &reference::mul_mat(&queries, &cached, K));
+                // Keys in 4 bits.
+                assert!(error <= 2e-2, "{repack:?} {kind:?} {round}: {error:.2e}");
+            }
+        }
     }
 }

@@ -78,7 +78,8 @@ impl Graphs {
         src0: &Tensor,
         home: &HexBuffer,
     ) -> Result<u32> {
-        self.current.once = true;
+        // Earlier commands may compute the weights: a graph writes a cache, then multiplies with it.
+        self.run_pending()?;
         let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
         let scratch = self.current.scratch(&self.device.npu, layout.bytes())?;
         scratch.write(0..layout.bytes(), |out| {
@@ -103,7 +104,7 @@ impl Graphs {
         let bytes = k * m * p2 * p3 * 4;
         if home.is_packed(act) {
             // If everything is packed, so are activations that the program wrote: only the host
-            // reads them.
+            // reads them. No earlier command writes them: it would have found them put back.
             let halves = gather(act, home, k * 2);
             self.current.once = true;
             let scratch = self.current.scratch(&self.device.npu, bytes)?;
