@@ -198,7 +198,8 @@ impl HexBuffer {
             packed = self.without_groups(start, &packed);
         }
         let range = first - start..first - start + size;
-        if let (Content::Bytes(bytes), true) = (content, range == (0..packed.bytes)) {
+        let is_whole = range == (0..packed.bytes);
+        if let (Content::Bytes(bytes), true) = (content, is_whole) {
             return self.write_whole(tensor, start, &packed, bytes);
         }
         let row_bytes = packed.row_bytes;
@@ -212,7 +213,7 @@ impl HexBuffer {
                 drop(plain);
                 return self.leave_plain(tensor, start, value);
             }
-            return self.change(layout, start, touched, |rows, out| {
+            return self.change(layout, start, touched, is_whole, |rows, out| {
                 pack::pack_rows(layout, out, rows, &plain, tensor.dequantize);
             });
         }
@@ -221,7 +222,7 @@ impl HexBuffer {
             range.start.max(from)..range.end.min(to)
         };
         let whole = |number: usize| part(number).len() == row_bytes;
-        self.change(layout, start, touched, |rows, out| {
+        self.change(layout, start, touched, is_whole, |rows, out| {
             pack::pack(layout, out, rows, whole, |number, row| {
                 let part = part(number);
                 let within = part.start - number * row_bytes..part.end - number * row_bytes;
@@ -232,18 +233,25 @@ impl HexBuffer {
 
     /// Has `pack(rows, out)` change the panels of the rows in `touched`, piece by piece. Only
     /// copying waits for the device, and has the device wait: packing may take long.
+    ///
+    /// - `is_whole`: all rows are written, to panels that are zero before; otherwise the panels have
+    ///   what they had, also in the padding
     fn change(
         &self,
         layout: &WeightLayout,
         start: usize,
         touched: Range<usize>,
+        is_whole: bool,
         pack: impl Fn(Range<usize>, &mut [u8]),
     ) {
         let mut out = Vec::new();
         for rows in pack::pieces(layout, touched) {
             let area = pack::bytes_of(layout, &rows);
+            out.clear();
             out.resize(area.len(), 0);
-            copy_out(&self.memory, start + area.start, &mut out);
+            if !is_whole {
+                copy_out(&self.memory, start + area.start, &mut out);
+            }
             pack(rows, &mut out);
             self.put(start + area.start, &out);
         }

@@ -306,6 +306,45 @@ fn the_device_computes_while_a_weight_is_packed() {
     assert_eq!(meeting.computed.get(), Some(&true));
 }
 
+/// Padding of the packed form kept what was in memory before: NaN in results, and graphs that failed.
+#[test]
+fn a_weight_that_is_filled_has_padding_of_zeros() {
+    const N: usize = 40;
+    let device = device();
+    let check = |kind: Kind, k: usize| {
+        let w = Weight {
+            kind,
+            ne: [k, N, 1, 1],
+            bytes: Vec::new(),
+            values: Vec::new(),
+        };
+        let tensor = w.tensor(0, Place::Packed);
+        let all = vec![0x2c; tensor.shape.span_bytes(tensor.dtype).unwrap()];
+        let buffer = HexBuffer::new(&device, device.packed_bytes(&tensor), false).unwrap();
+        for m in [1, 3] {
+            let [filled, written] = [Content::Fill(0x2c), Content::Bytes(&all)].map(|content| {
+                buffer.clear(0xff);
+                buffer.write(&tensor, 0, all.len(), content).unwrap();
+                let product = mul_mat(&device, &w, &buffer, &vec![1.0; k * m], [k, m, 1, 1]);
+                product.unwrap_or_else(|error| panic!("{kind:?} K={k} M={m}: {error:?}"))
+            });
+            assert_eq!(filled, written, "{kind:?} K={k} M={m}");
+            assert!(
+                filled.iter().all(|value| value.is_finite()),
+                "{kind:?} K={k} M={m}"
+            );
+        }
+    };
+    for kind in KINDS {
+        // Even and odd numbers of blocks.
+        check(kind, kind.block_elems() * 2);
+        check(kind, kind.block_elems() * 3);
+    }
+    // Floats need no whole blocks.
+    check(Kind::F16, 33);
+    check(Kind::Bf16, 33);
+}
+
 #[test]
 fn a_cleared_buffer_has_no_packed_tensors() {
     let device = device();
