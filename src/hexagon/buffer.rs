@@ -13,10 +13,15 @@ use super::device::DeviceBuffer as Memory;
 use super::layout::{Conversion, WeightLayout};
 use super::{HexDevice, SharedBuffers, pack};
 use crate::backend::{Buffer, Content};
+use crate::config::Repack;
 use crate::error::Result;
 use crate::graph::{Place, Role, Tensor};
 use crate::packfile::{Packs, Wanted};
 use crate::tensor::{DType, Dequantize, Format};
+
+pub(super) use self::ranges::Ranges;
+
+mod ranges;
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
 pub const ALIGN_BYTES: usize = LINE_BYTES;
@@ -32,6 +37,10 @@ pub struct HexBuffer {
     packed: RwLock<BTreeMap<usize, Arc<Packed>>>,
     /// Offsets of tensors that were put back into ggml's layout: a write of a part leaves them so.
     unpacked: Mutex<BTreeSet<usize>>,
+    /// Bytes that the program or the device wrote; noted with [`Repack::Always`] only. There a
+    /// program on another machine lays tensors out by their plain bytes, and the next tensor may
+    /// begin where a larger packed form still lies.
+    written: Option<Mutex<Ranges>>,
     /// The CPU computes with caches in it.
     used_by_cpu: AtomicBool,
     /// The device's count of changes that submissions depend on.
@@ -139,6 +148,7 @@ impl HexBuffer {
             shared,
             packed: RwLock::default(),
             unpacked: Mutex::default(),
+            written: (device.repack == Repack::Always).then(Mutex::default),
             used_by_cpu: AtomicBool::new(false),
             changes: Arc::clone(&device.changes),
             packs: device.packs(),
@@ -150,6 +160,25 @@ impl HexBuffer {
     /// Returns `true` if [`Buffer::mark_cpu_reader`] was called.
     pub(super) fn is_used_by_cpu(&self) -> bool {
         self.used_by_cpu.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the packed form of a tensor that lies below must not take bytes of a range.
+    pub(super) fn note_written(&self, range: Range<usize>) {
+        if let Some(written) = &self.written {
+            let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
+            written.insert(range);
+        }
+    }
+
+    /// Returns `true` if a packed form may take the bytes of a range, which lie behind its tensor:
+    /// if nothing was written there. Buffers for weights alone always have this room, because
+    /// tensors in them are allocated with their packed size.
+    fn has_room(&self, behind: &Range<usize>) -> bool {
+        let Some(written) = self.written.as_ref().filter(|_| !behind.is_empty()) else {
+            return true;
+        };
+        let written = written.lock().unwrap_or_else(PoisonError::into_inner);
+        !written.overlaps(behind) && !self.holds_packed(behind)
     }
 
     /// Returns `true` if a tensor is packed, or part of one that is.
@@ -188,6 +217,7 @@ impl HexBuffer {
     fn set(&self, tensor: &Tensor, offset: usize, size: usize, content: Content) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let first = tensor.packed_offset + offset;
+        self.note_written(first..first + size);
         let Some((start, mut packed)) = self.place(tensor, &(first..first + size)) else {
             return copy_in(&self.memory, first, size, |at, out| content.put(at, out));
         };
@@ -375,7 +405,8 @@ impl HexBuffer {
         let bytes = tensor.shape.span_bytes(tensor.dtype)?;
         // The DSP reads packed weights by lines.
         let is_aligned = start.is_multiple_of(ALIGN_BYTES);
-        if !is_aligned || start + layout.bytes() > self.memory.bytes() {
+        let end = start + layout.bytes();
+        if !is_aligned || end > self.memory.bytes() || !self.has_room(&(start + bytes..end)) {
             return None;
         }
         let is_part = touched.len() < bytes;
@@ -389,7 +420,7 @@ impl HexBuffer {
         let mut plain = vec![0; if is_part || !lossless { bytes } else { 0 }];
         if is_part {
             // Rows that are not written now keep what they had.
-            self.unpack(&(start..start + layout.bytes()));
+            self.unpack(&(start..end));
             copy_out(&self.memory, start, &mut plain);
             self.pack_all(&layout, start, &plain, tensor.dequantize);
         }
@@ -514,6 +545,7 @@ impl Buffer for HexBuffer {
         (self.packed.write().unwrap_or_else(PoisonError::into_inner)).clear();
         (self.unpacked.lock().unwrap_or_else(PoisonError::into_inner)).clear();
         self.changes.fetch_add(1, Ordering::Relaxed);
+        self.note_written(0..self.memory.bytes());
         copy_in(&self.memory, 0, self.memory.bytes(), |_, out| {
             out.fill(value)
         });

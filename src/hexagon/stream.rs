@@ -304,6 +304,9 @@ impl Graphs {
                 self.put_back(home, &range)?;
             }
         }
+        if let Some(home) = dst {
+            home.note_written(operation.dst.span());
+        }
         Ok(operation)
     }
 

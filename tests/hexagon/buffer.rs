@@ -4,9 +4,9 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
-use ggml_rust_npu::graph::Op;
-use ggml_rust_npu::graph::{Place, Tensor};
-use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream};
+use ggml_rust_npu::config::Repack;
+use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Tensor, sources};
+use ggml_rust_npu::hexagon::{HexBuffer, HexDevice, HexStream, Options};
 use ggml_rust_npu::reference;
 use ggml_rust_npu::tensor::{DType, Dequantize};
 use proptest::prelude::*;
@@ -235,6 +235,102 @@ fn overlapping_tensors_keep_the_bytes_that_were_written_last() {
                 );
             }
         }
+    }
+}
+
+/// `GGML_RUST_NPU_REPACK=always` under an RPC client, which lays tensors out by their plain bytes: the
+/// packed form of a mask took the bytes of the indices behind it.
+#[test]
+fn a_packed_form_takes_no_bytes_that_others_wrote() {
+    const AT: usize = 1024;
+    type Writer = fn(&Arc<HexDevice>, &HexBuffer);
+    fn packed<'a>(name: &'a str, dtype: DType, ne: [usize; 4], offset: usize) -> Tensor<'a> {
+        Tensor {
+            place: Place::Packed,
+            ..tensor(name, dtype, ne, offset)
+        }
+    }
+    let writers: [(&str, Writer); 4] = [
+        ("the program", |_, buffer| {
+            let indices = packed("indices", DType::I64, [4, 1, 1, 1], AT);
+            let content = Content::Bytes(bytemuck::cast_slice(&[3_i64, 4, 5, 6]));
+            buffer.write(&indices, 0, 32, content).unwrap();
+        }),
+        ("the program, a row of a packed tensor", |_, buffer| {
+            let rows = packed("rows", DType::F16, [512, 32, 1, 1], AT);
+            let row = 31 * 1024..32 * 1024;
+            let content = Content::Fill(0x2c);
+            buffer.write(&rows, row.start, row.len(), content).unwrap();
+        }),
+        ("a clear", |_, buffer| buffer.clear(7)),
+        ("the device", |device, buffer| {
+            let from = HexBuffer::new(device, 1024, false).unwrap();
+            let ones = packed("ones", DType::F32, [256, 1, 1, 1], 0);
+            from.write(&ones, 0, 1024, Content::Fill(0x3f)).unwrap();
+            let copying = Operation {
+                op: Op::Cpy,
+                params: [0; PARAMS],
+                dst: packed("copy", DType::F32, [256, 1, 1, 1], AT),
+                src: sources(&[ones]),
+            };
+            let mut src = [None; MAX_SOURCES];
+            src[0] = Some(&from);
+            let stream = HexStream::new(Arc::clone(device));
+            let mut nodes = [node(copying, Some(buffer), src)];
+            stream.submit(0, &mut nodes).unwrap();
+        }),
+    ];
+    let options = Options {
+        repack: Repack::Always,
+        ..OPTIONS
+    };
+    let device = device_with(strict(75), options).unwrap();
+    let mask = packed("mask", DType::F16, [512, 1, 1, 1], 0);
+    assert_eq!(device.packed_bytes(&mask), AT + 31 * 1024);
+    let halves: Vec<u8> = [half::f16::NEG_ONE.to_le_bytes(); 512].concat();
+    let behind = tensor("behind", DType::I8, [32 * 1024, 1, 1, 1], AT);
+    for (who, write) in writers {
+        let buffer = HexBuffer::new(&device, AT + 32 * 1024, false).unwrap();
+        write(&device, &buffer);
+        let [mut want, mut have] = [vec![0; 32 * 1024], vec![0; 32 * 1024]];
+        buffer.read(&behind, 0, &mut want).unwrap();
+        assert!(want.iter().any(|byte| *byte != 0), "{who}");
+        (buffer.write(&mask, 0, AT, Content::Bytes(&halves))).unwrap();
+        buffer.read(&behind, 0, &mut have).unwrap();
+        assert!(have == want, "{who}");
+        buffer.read(&mask, 0, &mut have[..AT]).unwrap();
+        assert!(have[..AT] == halves, "{who}");
+    }
+}
+
+/// The allocator gave them room for their packed form, in which nothing was written.
+#[test]
+fn weights_with_room_are_packed_where_everything_is() {
+    let options = Options {
+        repack: Repack::Always,
+        ..OPTIONS
+    };
+    let device = device_with(strict(75), options).unwrap();
+    let mut numbers = Numbers::new(17);
+    let weights = [0; 2].map(|_| Weight::random(&mut numbers, Kind::F16, [64, 40, 1, 1]));
+    let step = device.packed_bytes(&weights[0].tensor(0, Place::Packed));
+    let home = HexBuffer::new(&device, 2 * step, false).unwrap();
+    let tensors = [0, 1].map(|index| weights[index].tensor(index * step, Place::Packed));
+    // The upper one first.
+    for index in [1, 0] {
+        let bytes = &weights[index].bytes;
+        (home.write(&tensors[index], 0, bytes.len(), Content::Bytes(bytes))).unwrap();
+    }
+    let act = numbers.floats(64);
+    let stream = HexStream::new(Arc::clone(&device));
+    for (w, tensor) in weights.iter().zip(tensors) {
+        let work = Work::new(&device, &act, [64, 1, 1, 1], [40, 1, 1, 1], &[]).unwrap();
+        stream
+            .submit(6, &mut [work.node(Op::MulMat, tensor, &home)])
+            .unwrap();
+        assert!(stream.replay(6).is_some(), "the host packed it at use");
+        let error = reference::nmse(&work.result(), &reference::mul_mat(&act, &w.values, 64));
+        assert!(error <= 1e-6, "{error:.2e}");
     }
 }
 

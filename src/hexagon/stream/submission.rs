@@ -6,51 +6,18 @@
 //! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands, except in
 //! caches that the CPU reads through [`HexBuffer::read`] only.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use hexagon_ops::wire::Command;
 
+use super::super::buffer::Ranges;
 use super::super::{HexBuffer, HexDevice};
 use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::graph::{Op, Role, Tensor};
 use crate::hexagon::device::{Batch, DeviceBuffer, Failed, HexNpu};
 use crate::hexagon::plan::cost::Cost;
-
-/// Ranges of bytes; those that touch are one.
-#[derive(Debug, Default)]
-struct Ranges(BTreeMap<usize, usize>);
-
-impl Ranges {
-    fn insert(&mut self, range: Range<usize>) {
-        let (mut start, mut end) = (range.start, range.end);
-        if start == end {
-            return;
-        }
-        // Those that begin before the end reach up to it or beyond, as long as they touch the
-        // start.
-        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
-            if other_end < start {
-                break;
-            }
-            (start, end) = (start.min(other), end.max(other_end));
-            self.0.remove(&other);
-        }
-        self.0.insert(start, end);
-    }
-
-    fn covers(&self, range: &Range<usize>) -> bool {
-        let before = self.0.range(..=range.start).next_back();
-        before.is_some_and(|(_, end)| range.end <= *end)
-    }
-
-    fn iter(&self) -> impl Iterator<Item = Range<usize>> {
-        self.0.iter().map(|(start, end)| *start..*end)
-    }
-}
 
 /// A buffer that the commands name.
 #[derive(Debug)]
@@ -295,23 +262,5 @@ impl Submission {
             touch(named, &buffer);
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Ranges;
-
-    #[test]
-    fn ranges_that_touch_become_one() {
-        let mut ranges = Ranges::default();
-        for range in [10..20, 40..50, 30..40, 0..5, 25..25] {
-            ranges.insert(range);
-        }
-        assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..5, 10..20, 30..50]);
-        ranges.insert(4..30);
-        assert!(ranges.iter().eq(std::iter::once(0..50)));
-        assert!(ranges.covers(&(0..50)) && !ranges.covers(&(49..51)));
-        assert!(!Ranges::default().covers(&(0..1)));
     }
 }

@@ -1,0 +1,75 @@
+//! Sets of bytes of a buffer.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Ranges of bytes; those that touch are one.
+#[derive(Debug, Default)]
+pub(in crate::hexagon) struct Ranges(BTreeMap<usize, usize>);
+
+impl Ranges {
+    pub(in crate::hexagon) fn insert(&mut self, range: Range<usize>) {
+        let (mut start, mut end) = (range.start, range.end);
+        if start == end {
+            return;
+        }
+        // Those that begin before the end reach up to it or beyond, as long as they touch the
+        // start.
+        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
+            if other_end < start {
+                break;
+            }
+            (start, end) = (start.min(other), end.max(other_end));
+            self.0.remove(&other);
+        }
+        self.0.insert(start, end);
+    }
+
+    /// Returns `true` if it has all bytes of a range.
+    pub(in crate::hexagon) fn covers(&self, range: &Range<usize>) -> bool {
+        let before = self.0.range(..=range.start).next_back();
+        before.is_some_and(|(_, end)| range.end <= *end)
+    }
+
+    /// Returns `true` if it has bytes of a range.
+    pub(in crate::hexagon) fn overlaps(&self, range: &Range<usize>) -> bool {
+        let before = self.0.range(..range.end).next_back();
+        !range.is_empty() && before.is_some_and(|(_, end)| range.start < *end)
+    }
+
+    pub(in crate::hexagon) fn iter(&self) -> impl Iterator<Item = Range<usize>> {
+        self.0.iter().map(|(start, end)| *start..*end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ranges;
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let mut ranges = Ranges::default();
+        for range in [10..20, 40..50, 30..40, 0..5, 25..25] {
+            ranges.insert(range);
+        }
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..5, 10..20, 30..50]);
+        ranges.insert(4..30);
+        assert!(ranges.iter().eq(std::iter::once(0..50)));
+        assert!(ranges.covers(&(0..50)) && !ranges.covers(&(49..51)));
+        assert!(!Ranges::default().covers(&(0..1)));
+    }
+
+    #[test]
+    fn one_byte_in_common_is_an_overlap() {
+        let mut ranges = Ranges::default();
+        for range in [10..20, 30..40] {
+            ranges.insert(range);
+        }
+        for range in [0..11, 12..15, 19..25, 0..100, 39..40] {
+            assert!(ranges.overlaps(&range), "{range:?}");
+        }
+        for (start, end) in [(0, 10), (20, 30), (40, 50), (15, 15), (35, 12)] {
+            assert!(!ranges.overlaps(&(start..end)), "{start}..{end}");
+        }
+    }
+}
