@@ -229,10 +229,11 @@ fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
     ] {
         let options = Options { repack, ..OPTIONS };
         let device = device_with(strict(75), options).unwrap();
-        for kind in [
-            Kind::F16,
-            Kind::Blocks(Format::Q8_0),
-            Kind::Blocks(Format::Q4_0),
+        // Errors of keys in 16, 8 and 4 bits.
+        for (kind, limit) in [
+            (Kind::F16, 1e-6),
+            (Kind::Blocks(Format::Q8_0), 1e-4),
+            (Kind::Blocks(Format::Q4_0), 2e-2),
         ] {
             let whole = Weight::random(&mut numbers, kind, [K, 32, 1, 1]);
             let cache = Tensor {
@@ -288,8 +289,7 @@ fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
                     cached[row * K..][..K].copy_from_slice(values);
                 }
                 let error = nmse(&have, &reference::mul_mat(&queries, &cached, K));
-                // Keys in 4 bits.
-                assert!(error <= 2e-2, "{repack:?} {kind:?} {round}: {error:.2e}");
+                assert!(error <= limit, "{repack:?} {kind:?} {round}: {error:.2e}");
             }
         }
     }
