@@ -19,6 +19,7 @@ use std::ops::Range;
 
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{Tile, WeightType};
+use hexagon_ops::rt::cache::Access;
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
@@ -76,11 +77,11 @@ impl Platform for System {
         unsafe { Shared::new(self.ring, bytes) }
     }
 
-    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>, _access: Access) {
         assert!(range.start < range.end && range.end <= mapped.bytes());
     }
 
-    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>, _access: Access) {
         assert!(range.start < range.end && range.end <= mapped.bytes());
     }
 

@@ -24,6 +24,7 @@ use ggml_rust_npu::hexagon::driver::ring::{Ring, SharedWords};
 use ggml_rust_npu_fuzz::Input;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::Tile;
+use hexagon_ops::rt::cache::Access;
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
@@ -166,11 +167,11 @@ impl Platform for System {
         unsafe { Shared::new(base, bytes) }
     }
 
-    fn invalidate(&mut self, _mapped: &Mapped, _range: Range<usize>) {
+    fn invalidate(&mut self, _mapped: &Mapped, _range: Range<usize>, _access: Access) {
         panic!("nothing is mapped");
     }
 
-    fn clean(&mut self, _mapped: &Mapped, _range: Range<usize>) {
+    fn clean(&mut self, _mapped: &Mapped, _range: Range<usize>, _access: Access) {
         panic!("nothing is mapped");
     }
 

@@ -30,7 +30,8 @@
 //! Before a command, the loop invalidates the operands that the command reads by loads (activations,
 //! choices of experts), and the cache lines that its results share with other data, except those that an earlier command
 //! of the submission has read or written. Before the completion is written, even if a command failed, the loop cleans all
-//! results of the submission. The DMA engine copies weights and bypasses the cache; for them it suffices that the host has
+//! results of the submission. Operations go by steps of 32 bytes where scalar instructions access an operand, and of 128
+//! where only vectors do (`access`). The DMA engine copies weights and bypasses the cache; for them it suffices that the host has
 //! cleaned them, or that an earlier command wrote them under the same buffer number.
 //!
 //! # Statuses and details
@@ -44,6 +45,7 @@
 //!
 //! [`describe`] returns their meaning in words.
 
+mod access;
 mod attention;
 mod coherence;
 mod detail;

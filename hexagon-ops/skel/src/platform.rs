@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use hexagon_ops::rt::cache;
+use hexagon_ops::rt::cache::{self, Access};
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, MAP_SIZE, Platform};
@@ -81,12 +81,12 @@ impl Platform for Dsp {
         unsafe { Shared::new(address, bytes) }
     }
 
-    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
-        cache::invalidate(mapped.start().wrapping_add(range.start), range.len());
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>, access: Access) {
+        cache::invalidate(mapped.start().wrapping_add(range.start), range.len(), access);
     }
 
-    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
-        cache::clean(mapped.start().wrapping_add(range.start), range.len());
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>, access: Access) {
+        cache::clean(mapped.start().wrapping_add(range.start), range.len(), access);
     }
 
     fn time_us(&mut self) -> u64 {

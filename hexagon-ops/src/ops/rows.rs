@@ -8,7 +8,7 @@ mod soft_max;
 mod sort;
 
 pub use norm::{Norm, norm, sum_all, sum_rows};
-pub use rope::{Rope, RopePairs, SectionOrder, Sections, rope, rope_set_rows};
+pub use rope::{Rope, RopePairs, SectionOrder, Sections, WHOLE_ROW, rope, rope_set_rows};
 pub use scan::{convolve, cumulate};
 pub(super) use soft_max::Slopes;
 pub use soft_max::{SoftMax, soft_max};

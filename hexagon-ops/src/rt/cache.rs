@@ -1,4 +1,4 @@
-//! The DSP's data cache over memory that the host also accesses. The host's build has nothing to
+//! The DSP's data caches over memory that the host also accesses. The host's build has nothing to
 //! do.
 //!
 //! Two user-level instructions act on an address: `dccleana` writes a dirty line to memory,
@@ -6,47 +6,99 @@
 //! data of the line that the DSP wrote. Lines that only the host writes are never dirty, so
 //! cleaning them costs nothing. `syncht` waits until the operations have reached memory.
 //!
-//! SOURCE: Hexagon V73 Programmer's Reference Manual, cache instructions (user level); llama.cpp
-//! ggml-hexagon htp/hex-utils.h uses `dccleaninva` and `syncht` for the same purpose. Not run on a
-//! device.
+//! ```text
+//! scalar loads and stores --> first-level cache, lines of 32 bytes, written back later
+//! vector loads and stores -----------------> second-level cache, lines of 128 bytes --> memory
+//! DMA engine -----------------------------------------------------------------------> memory
+//! ```
+//!
+//! An operation acts on the line of 32 bytes that holds its address in the first-level cache, and on
+//! that of 128 bytes in the second-level cache. Bytes that scalar instructions access therefore need
+//! an operation for each 32 of them, and others one for each 128: [`Access`]. The processor itself
+//! keeps both caches consistent for its own scalar and vector instructions.
+//!
+//! SOURCE: Hexagon V73 Programmer's Reference Manual, 5.10.3 to 5.10.5: `dccleana` and `dccleaninva`
+//! look up the address in the data cache, and `dczeroa` allocates a line of 32 bytes there; Linux
+//! arch/hexagon/mm/cache.c and LLVM compiler-rt lib/builtins/hexagon/memcpy.S have lines of 32 bytes,
+//! too. Hot Chips 27, "Architecture of the Hexagon 680 DSP": the second-level cache is the first level
+//! for vectors. llama.cpp ggml-hexagon htp/hex-utils.h at ggml 0.26.0 uses `dccleaninva` and `syncht` in steps
+//! of 128 bytes between the operations of a batch, and htp/main.c writes back and drops the whole cache before and
+//! after one. Not run on a device.
 
 #[cfg(target_arch = "hexagon")]
 core::arch::global_asm!(include_str!("cache.s"), options(raw));
 
 #[cfg(target_arch = "hexagon")]
 unsafe extern "C" {
-    fn ggml_rust_npu_invalidate_lines(first: usize, count: usize);
-    fn ggml_rust_npu_clean_lines(first: usize, count: usize);
+    fn ggml_rust_npu_invalidate_lines(first: usize, count: usize, step: usize);
+    fn ggml_rust_npu_clean_lines(first: usize, count: usize, step: usize);
 }
 
-/// Bytes from one operation to the next: a line of the second-level cache.
+/// Bytes of a line of the second-level cache.
 ///
 /// SOURCE: llama.cpp ggml-hexagon htp/hex-utils.h, `HEX_L2_LINE_SIZE` at ggml 0.26.0; QEMU hw/hexagon,
 /// `l2line_size` of its configurations of V68 and later.
-#[cfg(target_arch = "hexagon")]
 const LINE: usize = 128;
 
-/// Makes later reads of `bytes` bytes at `address` see what the host wrote before.
-pub fn invalidate(address: *const u8, bytes: usize) {
-    #[cfg(target_arch = "hexagon")]
-    if let Some((first, count)) = lines(address, bytes) {
-        // SAFETY: a cache operation changes no byte that a program can see; an unmapped address
-        // would be a fault, and callers pass mapped ones.
-        unsafe { ggml_rust_npu_invalidate_lines(first, count) };
-        barrier();
-    }
-    let _ = (address, bytes);
+/// Bytes of a line of the first-level data cache. SOURCE: the module's documentation.
+const SCALAR_LINE: usize = 32;
+
+/// The instructions that access some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Vector instructions and the DMA engine only.
+    Vector,
+    /// Scalar instructions, and perhaps others.
+    Scalar,
 }
 
-/// Makes `bytes` bytes at `address` visible to the host.
-pub fn clean(address: *const u8, bytes: usize) {
+impl Access {
+    /// Returns the bytes from one cache operation to the next.
+    #[must_use]
+    pub const fn step(self) -> usize {
+        match self {
+            Self::Vector => LINE,
+            Self::Scalar => SCALAR_LINE,
+        }
+    }
+
+    /// Returns the access of bytes that have both.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Vector, Self::Vector) => Self::Vector,
+            _ => Self::Scalar,
+        }
+    }
+
+    /// Returns `true` if cache operations for this access suffice for `other`.
+    #[must_use]
+    pub const fn covers(self, other: Self) -> bool {
+        matches!((self, other), (Self::Scalar, _) | (_, Self::Vector))
+    }
+}
+
+/// Makes later reads of `bytes` bytes at `address` by `access` see what the host wrote before.
+pub fn invalidate(address: *const u8, bytes: usize, access: Access) {
     #[cfg(target_arch = "hexagon")]
-    if let Some((first, count)) = lines(address, bytes) {
-        // SAFETY: as in `invalidate`.
-        unsafe { ggml_rust_npu_clean_lines(first, count) };
+    if let Some((first, count)) = lines(address, bytes, access.step()) {
+        // SAFETY: a cache operation changes no byte that a program can see; an unmapped address
+        // would be a fault, and callers pass mapped ones.
+        unsafe { ggml_rust_npu_invalidate_lines(first, count, access.step()) };
         barrier();
     }
-    let _ = (address, bytes);
+    let _ = (address, bytes, access);
+}
+
+/// Makes `bytes` bytes at `address`, which `access` has written, visible to the host and to the DMA engine.
+pub fn clean(address: *const u8, bytes: usize, access: Access) {
+    #[cfg(target_arch = "hexagon")]
+    if let Some((first, count)) = lines(address, bytes, access.step()) {
+        // SAFETY: as in `invalidate`.
+        unsafe { ggml_rust_npu_clean_lines(first, count, access.step()) };
+        barrier();
+    }
+    let _ = (address, bytes, access);
 }
 
 /// Most lines that one instruction brings.
@@ -110,10 +162,56 @@ pub fn barrier() {
     }
 }
 
-/// Returns the address of the first line that the bytes touch, and the number of lines; `None` if there are no bytes.
-#[cfg(target_arch = "hexagon")]
-fn lines(address: *const u8, bytes: usize) -> Option<(usize, usize)> {
-    let first = address.addr() & !(LINE - 1);
-    let last = address.addr().saturating_add(bytes.checked_sub(1)?) / LINE;
-    Some((first, last - first / LINE + 1))
+/// Returns the address of the first line of `line` bytes that the bytes touch, and the number of lines; `None` if there are
+/// no bytes.
+#[cfg(any(target_arch = "hexagon", test))]
+#[inline(always)]
+fn lines(address: *const u8, bytes: usize, line: usize) -> Option<(usize, usize)> {
+    // Lines are powers of two, and divisions are function calls on the DSP.
+    let shift = line.trailing_zeros();
+    let first = address.addr() >> shift;
+    let last = address.addr().saturating_add(bytes.checked_sub(1)?) >> shift;
+    Some((first << shift, last - first + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_scalar_instructions_take_an_operation_for_each_32() {
+        let lines = |at, bytes, access: Access| {
+            lines(core::ptr::without_provenance(at), bytes, access.step())
+        };
+        for (at, bytes, vector, scalar) in [
+            (0x1000, 4, (0x1000, 1), (0x1000, 1)),
+            (0x1060, 4, (0x1000, 1), (0x1060, 1)),
+            (0x1000, 128, (0x1000, 1), (0x1000, 4)),
+            (0x1000, 512, (0x1000, 4), (0x1000, 16)),
+            (0x107f, 2, (0x1000, 2), (0x1060, 2)),
+        ] {
+            assert_eq!(
+                lines(at, bytes, Access::Vector),
+                Some(vector),
+                "{at:#x}, {bytes}"
+            );
+            assert_eq!(
+                lines(at, bytes, Access::Scalar),
+                Some(scalar),
+                "{at:#x}, {bytes}"
+            );
+        }
+        assert_eq!(lines(0x1000, 0, Access::Scalar), None);
+    }
+
+    #[test]
+    fn operations_for_scalar_instructions_suffice_for_vectors_but_not_the_reverse() {
+        use Access::{Scalar, Vector};
+        assert!(Scalar.covers(Vector) && Scalar.covers(Scalar) && Vector.covers(Vector));
+        assert!(!Vector.covers(Scalar));
+        assert_eq!(
+            [Vector.or(Vector), Vector.or(Scalar), Scalar.or(Vector)],
+            [Vector, Scalar, Scalar]
+        );
+    }
 }

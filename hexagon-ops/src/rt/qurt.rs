@@ -8,8 +8,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use self::dma::{Chain, Waited};
 use self::threads::Team;
+use super::cache::{self, Access};
 use super::workers::TaskList;
-use super::{Copy, CopyRows, MatrixPart, cache};
+use super::{Copy, CopyRows, MatrixPart};
 
 /// The calling hardware thread, its DMA engine, and the workers beside it.
 #[derive(Debug)]
@@ -124,8 +125,8 @@ fn by_loads(chain: &Chain, waited: Waited, copies: &mut [CopyRows<'_>]) {
     for (number, copy) in copies.iter_mut().enumerate() {
         if waited != Waited::Done || chain.leaves_out(number) {
             // The loads go through the cache, which may hold older bytes than the other processor
-            // wrote.
-            copy.by_loads(|row| cache::invalidate(row.as_ptr(), row.len()));
+            // wrote. Short rows are copied by scalar loads.
+            copy.by_loads(|row| cache::invalidate(row.as_ptr(), row.len(), Access::Scalar));
         }
     }
 }

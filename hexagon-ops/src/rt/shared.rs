@@ -2,14 +2,14 @@
 //! acquire and written with release, values are copied word by word, and there are no references
 //! into it.
 //!
-//! On the DSP each access maintains its cache line: reads drop the line first, writes clean it
-//! afterwards. On the host the accesses are plain atomics.
+//! On the DSP each access maintains its cache lines, as scalar loads and stores need it: reads drop
+//! the lines first, writes clean them afterwards. On the host the accesses are plain atomics.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use bytemuck::Pod;
 
-use super::cache;
+use super::cache::{self, Access};
 
 /// Alignment of a region's start in bytes: the counters of the two sides are in separate lines.
 pub const ALIGN: usize = 128;
@@ -66,7 +66,7 @@ impl Shared {
     #[must_use]
     pub fn load(&self, offset: usize) -> u32 {
         let word = self.word(offset);
-        cache::invalidate(word.as_ptr().cast(), 4);
+        cache::invalidate(word.as_ptr().cast(), 4, Access::Scalar);
         word.load(Ordering::Acquire)
     }
 
@@ -77,7 +77,7 @@ impl Shared {
     pub fn store(&self, offset: usize, value: u32) {
         let word = self.word(offset);
         word.store(value, Ordering::Release);
-        cache::clean(word.as_ptr().cast(), 4);
+        cache::clean(word.as_ptr().cast(), 4, Access::Scalar);
     }
 
     /// Copies a value out. The copy is consistent only if the other side does not write the value
@@ -89,7 +89,8 @@ impl Shared {
     pub fn read<T: Pod>(&self, offset: usize) -> T {
         let mut value = T::zeroed();
         let words: &mut [u32] = bytemuck::cast_slice_mut(core::slice::from_mut(&mut value));
-        cache::invalidate(self.word(offset).as_ptr().cast(), size_of::<T>());
+        let first = self.word(offset).as_ptr().cast();
+        cache::invalidate(first, size_of::<T>(), Access::Scalar);
         for (i, word) in words.iter_mut().enumerate() {
             *word = self.word(offset + 4 * i).load(Ordering::Relaxed);
         }
@@ -105,7 +106,8 @@ impl Shared {
         for (i, word) in words.iter().enumerate() {
             self.word(offset + 4 * i).store(*word, Ordering::Relaxed);
         }
-        cache::clean(self.word(offset).as_ptr().cast(), size_of::<T>());
+        let first = self.word(offset).as_ptr().cast();
+        cache::clean(first, size_of::<T>(), Access::Scalar);
     }
 
     /// Orders every earlier store of this side before every later load, which a side needs before

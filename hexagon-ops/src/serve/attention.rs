@@ -2,6 +2,7 @@
 //! [`crate::ops::attention`].
 
 use super::Platform;
+use super::access::of_attention;
 use super::coherence::{Cache, CachedRanges};
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::tensor_op::{bind, shape_of};
@@ -13,6 +14,7 @@ use crate::ops::matmul::Machine;
 #[cfg(doc)]
 use crate::ops::tensor::Shape;
 use crate::ops::tensor::{View, ViewMut};
+use crate::rt::cache::Access;
 use crate::rt::memory::{CheckedOperands, Operands, Table};
 use crate::wire;
 
@@ -78,11 +80,16 @@ pub(super) fn check<'a>(
     let mut src = [CheckedTensor::NONE; SOURCES];
     let mut bounds = [None; SOURCES];
     let tensors = [&body.q, &body.k, &body.v, &body.mask, &body.sinks];
-    for ((src, place), tensor) in src.iter_mut().zip(&mut bounds).zip(tensors) {
+    for (i, ((src, place), tensor)) in src.iter_mut().zip(&mut bounds).zip(tensors).enumerate() {
         let mut found = None;
         bind(tensor, &buffers, &mut found)?;
         if let Some(found) = found {
-            *src = CheckedTensor::new(found.shape, true);
+            let access = if i == 0 {
+                of_attention(&found.shape)
+            } else {
+                Access::Scalar
+            };
+            *src = CheckedTensor::new(found.shape, true, access);
             *place = Some(found.bound);
         }
     }
@@ -93,7 +100,7 @@ pub(super) fn check<'a>(
     let operands = buffers.operands(dst.bound, bounds)?;
     let checked = CheckedAttention {
         params: params(body),
-        dst: CheckedTensor::new(dst.shape, true),
+        dst: CheckedTensor::new(dst.shape, true, of_attention(&dst.shape)),
         order: dst.shape.row_order().ok_or(Failure::from(Error::Operand))?,
         src,
         operands: operands.remember(),

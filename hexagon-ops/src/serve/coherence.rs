@@ -13,11 +13,16 @@
 //!
 //! A slot of the table is found by the range's address, because commands name the same tensors again and again. A range
 //! that starts elsewhere inside a known one is looked for only among written ranges.
+//!
+//! Each operation is for the instructions that access the range, [`Access`]. A range that was read for vectors is read again
+//! for scalar loads. A written range is up to date for all instructions: the processor keeps its caches consistent for its own
+//! stores, and [`Cache::read_edges`] has made the other bytes of its lines visible to scalar loads.
 
 use core::ops::Range;
 
 use super::Platform;
 use crate::layout::LINE_BYTES;
+use crate::rt::cache::Access;
 use crate::rt::memory::{Bound, Mappings};
 
 /// Ranges that are remembered.
@@ -33,6 +38,8 @@ struct Slot {
     start: usize,
     end: usize,
     is_written: bool,
+    /// Instructions that wrote the range; of a range that is not written, those for which it is up to date.
+    access: Access,
 }
 
 impl Slot {
@@ -42,10 +49,11 @@ impl Slot {
         start: 0,
         end: 0,
         is_written: false,
+        access: Access::Scalar,
     };
 
-    /// Returns the lines that hold `range` of an operand's buffer.
-    fn lines(bound: &Bound<'_>, range: &Range<usize>) -> Self {
+    /// Returns the lines that hold `range` of an operand's buffer, and are not written.
+    fn lines(bound: &Bound<'_>, range: &Range<usize>, access: Access) -> Self {
         let mapped = bound.mapped();
         Self {
             base: mapped.start().addr(),
@@ -53,7 +61,31 @@ impl Slot {
             start: range.start / LINE_BYTES * LINE_BYTES,
             end: range.end.next_multiple_of(LINE_BYTES).min(mapped.bytes()),
             is_written: false,
+            access,
         }
+    }
+
+    /// Returns the instructions for which the range is up to date.
+    fn fresh_for(&self) -> Access {
+        if self.is_written {
+            Access::Scalar
+        } else {
+            self.access
+        }
+    }
+
+    /// Returns `true` if `other` lies in this range, which is up to date for the instructions that access `other`.
+    fn provides(&self, other: &Self) -> bool {
+        self.contains(other) && self.fresh_for().covers(other.access)
+    }
+
+    /// Writes a written range to memory; the caches keep it.
+    fn clean(&mut self, mappings: Mappings<'_>, platform: &mut impl Platform) {
+        if let Some(mapped) = mappings.get(self.buffer) {
+            platform.clean(mapped, self.start..self.end, self.access);
+        }
+        self.access = self.fresh_for();
+        self.is_written = false;
     }
 
     fn address(&self) -> usize {
@@ -106,8 +138,7 @@ impl CachedRanges {
             return;
         }
         for slot in self.slots.iter_mut().filter(|slot| slot.is_written) {
-            slot.is_written = false;
-            clean(slot, mappings, platform);
+            slot.clean(mappings, platform);
         }
     }
 }
@@ -120,36 +151,37 @@ pub(super) struct Cache<'a, P> {
 }
 
 impl<P: Platform> Cache<'_, P> {
-    /// Makes `range` of the operand's buffer visible to the processor.
-    pub(super) fn read(&mut self, bound: &Bound<'_>, range: Range<usize>) {
-        let lines = Slot::lines(bound, &range);
+    /// Makes `range` of the operand's buffer visible to the instructions that `access` names.
+    pub(super) fn read(&mut self, bound: &Bound<'_>, range: Range<usize>, access: Access) {
+        let lines = Slot::lines(bound, &range, access);
         let index = lines.index();
-        if self.ranges.slots[index].contains(&lines) || self.clean_within(&lines) {
+        if self.ranges.slots[index].provides(&lines) || self.clean_within(&lines) {
             return;
         }
         self.platform
-            .invalidate(bound.mapped(), lines.start..lines.end);
+            .invalidate(bound.mapped(), lines.start..lines.end, access);
         self.remember(index, lines);
     }
 
-    /// Makes the lines that a result shares with other data at both ends of `range` visible. Otherwise, cleaning the
-    /// result would write old bytes over data of the host in the same lines.
+    /// Makes the lines that a result shares with other data at both ends of `range` visible to all instructions.
+    /// Otherwise, cleaning the result would write old bytes over data of the host in the same lines, and a scalar load
+    /// of that data, which lies in a written range then, would read old bytes.
     pub(super) fn read_edges(&mut self, bound: &Bound<'_>, range: &Range<usize>) {
-        let lines = Slot::lines(bound, range);
-        if self.ranges.slots[lines.index()].contains(&lines) {
+        let lines = Slot::lines(bound, range, Access::Scalar);
+        if self.ranges.slots[lines.index()].provides(&lines) {
             return;
         }
         if lines.start != range.start {
-            self.read(bound, lines.start..range.start);
+            self.read(bound, lines.start..range.start, Access::Scalar);
         }
         if lines.end != range.end {
-            self.read(bound, range.end..lines.end);
+            self.read(bound, range.end..lines.end, Access::Scalar);
         }
     }
 
-    /// Remembers that `range` of the operand's buffer was written.
-    pub(super) fn written(&mut self, bound: &Bound<'_>, range: &Range<usize>) {
-        let mut lines = Slot::lines(bound, range);
+    /// Remembers that the instructions that `access` names wrote `range` of the operand's buffer.
+    pub(super) fn written(&mut self, bound: &Bound<'_>, range: &Range<usize>, access: Access) {
+        let mut lines = Slot::lines(bound, range, access);
         lines.is_written = true;
         let (start, end) = (lines.address(), lines.end_address());
         self.ranges.written = Some(match &self.ranges.written {
@@ -161,7 +193,7 @@ impl<P: Platform> Cache<'_, P> {
 
     /// Writes those results of earlier commands to memory that the DMA engine will read there.
     pub(super) fn before_dma(&mut self, bound: &Bound<'_>) {
-        let lines = Slot::lines(bound, &bound.range());
+        let lines = Slot::lines(bound, &bound.range(), Access::Vector);
         if self.clean_within(&lines) {
             self.ranges.clean(self.mappings, self.platform);
         }
@@ -178,8 +210,7 @@ impl<P: Platform> Cache<'_, P> {
             if slot.contains(lines) {
                 return true;
             }
-            slot.is_written = false;
-            clean(slot, self.mappings, self.platform);
+            slot.clean(self.mappings, self.platform);
         }
         false
     }
@@ -188,18 +219,23 @@ impl<P: Platform> Cache<'_, P> {
     fn remember(&mut self, index: usize, mut lines: Slot) {
         let slot = &mut self.ranges.slots[index];
         if (slot.buffer, slot.address()) == (lines.buffer, lines.address()) {
-            lines.end = lines.end.max(slot.end);
-            lines.is_written |= slot.is_written;
+            // The rest of the longer range must be as up to date as the new one says.
+            if slot.fresh_for().covers(lines.fresh_for()) {
+                lines.end = lines.end.max(slot.end);
+            } else if !lines.is_written && slot.end > lines.end {
+                // What scalar loads read is short, and cheap to make visible again.
+                return;
+            }
+            if slot.is_written {
+                lines.access = match lines.is_written {
+                    true => lines.access.or(slot.access),
+                    false => slot.access,
+                };
+                lines.is_written = true;
+            }
         } else if slot.is_written {
-            clean(slot, self.mappings, self.platform);
+            slot.clean(self.mappings, self.platform);
         }
         *slot = lines;
-    }
-}
-
-/// Writes the lines of a slot to memory.
-fn clean(slot: &Slot, mappings: Mappings<'_>, platform: &mut impl Platform) {
-    if let Some(mapped) = mappings.get(slot.buffer) {
-        platform.clean(mapped, slot.start..slot.end);
     }
 }

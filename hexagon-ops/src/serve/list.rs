@@ -8,6 +8,7 @@ use super::kept::{CheckedCommand, KeptCommand, KeptCommands};
 use super::matmul::Resident;
 use super::ring::Ring;
 use super::work::{COMPUTE, Work, body, forget_changed};
+use crate::rt::cache::Access;
 use crate::wire::{Command, List};
 
 impl<P: Platform> Work<'_, P> {
@@ -25,7 +26,8 @@ impl<P: Platform> Work<'_, P> {
                     platform: self.platform,
                     ranges,
                 };
-                cache.read(&all, all.range());
+                // Commands are compared and copied by vectors.
+                cache.read(&all, all.range(), Access::Vector);
             }
             Ok(list)
         });

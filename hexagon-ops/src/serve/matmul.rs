@@ -4,6 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::Platform;
+use super::access::of_product;
 use super::coherence::{Cache, CachedRanges};
 use super::detail::{
     self, ALIGNMENT, BOUNDS, Failure, KERNEL_NUMBER, LAYOUT, PLANES, RESERVED, SHAPE,
@@ -250,7 +251,7 @@ impl CheckedProduct {
             ranges,
         };
         cache.before_dma(&weights.ok_or(missing)?);
-        act.read(&mut cache);
+        act.read(of_product(&act.rows), &mut cache);
         dst.read_edges(&mut cache);
         match (&self.combined, other) {
             (
@@ -259,9 +260,9 @@ impl CheckedProduct {
                 }),
                 Some(bound),
             ) => {
-                with(*rows, bound).read(&mut cache);
+                with(*rows, bound).read(of_product(rows), &mut cache);
             }
-            (Some(_), _) => dst.read(&mut cache),
+            (Some(_), _) => dst.read(of_product(&dst.rows), &mut cache),
             (None, _) => {}
         }
         let (dst_bytes, [weight_bytes, act_bytes, other_bytes]) = operands.slices();
@@ -273,7 +274,7 @@ impl CheckedProduct {
         };
         let prepared = resident.filter(|acts| acts.is(&act)).map(|acts| acts.form);
         let done = self.planes(prepared, slices, machine);
-        dst.written(&mut cache);
+        dst.written(of_product(&dst.rows), &mut cache);
         Ok(match done? {
             None => Resident::None,
             Some(form) => Resident::Acts(ResidentActs {

@@ -1,6 +1,7 @@
 //! The command for products with experts' weights: checks the fields, makes the operands visible to the DSP, and cuts the
 //! command into products of [`crate::ops::matmul`].
 
+use super::access::of_product;
 use super::coherence::{Cache, CachedRanges};
 use super::detail::{ALIGNMENT, BOUNDS, Failure, PLANES, SLOTS};
 use super::matmul::{cast, dots, weights};
@@ -8,6 +9,7 @@ use super::region::{BoundRows, Strided};
 use super::{Platform, Scratch};
 use crate::layout::{Line, MatrixLayout};
 use crate::ops::matmul::{Dots, ExpertMatMul, Machine};
+use crate::rt::cache::Access;
 use crate::rt::memory::{CheckedOperands, Operands, Table};
 use crate::wire;
 
@@ -93,8 +95,8 @@ impl CheckedExperts {
         let (act, ids) = (rows(self.act, bound(1)?), rows(self.ids, bound(2)?));
         let dst = rows(self.dst, operands.dst());
         cache.before_dma(&bound(0)?);
-        act.read(&mut cache);
-        ids.read(&mut cache);
+        act.read(of_product(&act.rows), &mut cache);
+        ids.read(Access::Scalar, &mut cache);
         dst.read_edges(&mut cache);
         let (dst_bytes, [weight_bytes, act_bytes, id_bytes]) = operands.slices();
         let (weights, act_elems) = (cast::<Line>(weight_bytes)?, cast::<f32>(act_bytes)?);
@@ -139,7 +141,7 @@ impl CheckedExperts {
                 }
             }
         }
-        dst.written(&mut cache);
+        dst.written(of_product(&dst.rows), &mut cache);
         done
     }
 }

@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 
+use crate::rt::cache::Access;
 use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
 use crate::wire::{Completion, VOTES};
@@ -21,12 +22,12 @@ pub trait Platform {
     /// as the value lives.
     fn map_ring(&mut self, fd: i32, bytes: usize) -> Option<Shared>;
 
-    /// Makes later loads from a range of a buffer read memory instead of old cache lines. No slice of
-    /// the range is in use.
-    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>);
+    /// Makes later loads from a range of a buffer, by the instructions that `access` names, read memory
+    /// instead of old cache lines. No slice of the range is in use.
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>, access: Access);
 
-    /// Writes the cache lines of a range of a buffer to memory.
-    fn clean(&mut self, mapped: &Mapped, range: Range<usize>);
+    /// Writes the cache lines of a range of a buffer, which `access` has written, to memory.
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>, access: Access);
 
     /// Returns the time of a clock, microseconds.
     fn time_us(&mut self) -> u64;

@@ -5,6 +5,7 @@ use core::ops::Range;
 use super::Platform;
 use super::coherence::Cache;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, RESERVED, ROWS};
+use crate::rt::cache::Access;
 use crate::rt::memory::{Bound, LentBuffers};
 use crate::wire::Plain;
 
@@ -15,7 +16,7 @@ const ELEMENT: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Strided {
     /// Elements of a row.
-    row: usize,
+    pub(super) row: usize,
     /// Indices in dimensions 1, 2 and 3.
     counts: [usize; 3],
     /// Elements from one index to the next.
@@ -74,9 +75,9 @@ impl<'a> BoundRows<'a> {
         self.rows.runs(self.bound.range().start, f);
     }
 
-    /// Makes bytes that the host or an earlier command wrote visible to the processor.
-    pub(super) fn read(&self, cache: &mut Cache<'_, impl Platform>) {
-        self.runs(|range| cache.read(&self.bound, range));
+    /// Makes bytes that the host or an earlier command wrote visible to the instructions that `access` names.
+    pub(super) fn read(&self, access: Access, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range| cache.read(&self.bound, range, access));
     }
 
     /// Makes the cache lines that results share with other data visible.
@@ -85,8 +86,8 @@ impl<'a> BoundRows<'a> {
     }
 
     /// Remembers that the results were written, for the host and for the DMA copies of later commands.
-    pub(super) fn written(&self, cache: &mut Cache<'_, impl Platform>) {
-        self.runs(|range| cache.written(&self.bound, &range));
+    pub(super) fn written(&self, access: Access, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range| cache.written(&self.bound, &range, access));
     }
 }
 

@@ -3,6 +3,7 @@
 use core::ops::Range;
 
 use super::Platform;
+use super::access::of_tensors;
 use super::coherence::Cache;
 use super::detail::{ALIGNMENT, BOUNDS, Failure, OPERAND, RESERVED, SHAPE, TYPE};
 use super::kernel::decode;
@@ -13,6 +14,7 @@ use crate::layout::LINE_BYTES;
 use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use crate::ops::{Op, run};
 use crate::rt::Engine;
+use crate::rt::cache::Access;
 use crate::rt::memory::{Bound, LentBuffers, Operands, Table};
 use crate::wire::{self, SOURCES};
 
@@ -214,24 +216,24 @@ impl BoundTensor<'_> {
         }
     }
 
-    /// Makes a source visible to the processor.
-    pub(super) fn read(&self, cache: &mut Cache<'_, impl Platform>) {
-        self.runs(|range, _| cache.read(&self.bound, range));
+    /// Makes a source visible to the instructions that `access` names.
+    pub(super) fn read(&self, access: Access, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range, _| cache.read(&self.bound, range, access));
     }
 
     /// Makes bytes visible that share cache lines with the result, and will be cleaned with it.
     pub(super) fn prepare(&self, cache: &mut Cache<'_, impl Platform>) {
         self.runs(|range, has_gaps| {
             if has_gaps {
-                cache.read(&self.bound, range.clone());
+                cache.read(&self.bound, range.clone(), Access::Scalar);
             }
             cache.read_edges(&self.bound, &range);
         });
     }
 
-    /// Remembers that the result was written.
-    pub(super) fn written(&self, cache: &mut Cache<'_, impl Platform>) {
-        self.runs(|range, _| cache.written(&self.bound, &range));
+    /// Remembers that the instructions that `access` names wrote the result.
+    pub(super) fn written(&self, access: Access, cache: &mut Cache<'_, impl Platform>) {
+        self.runs(|range, _| cache.written(&self.bound, &range, access));
     }
 }
 
@@ -264,17 +266,19 @@ pub(super) fn check<'a>(
     let dst = &*dst;
     let mut apart = [None; SOURCES];
     let mut sources = [CheckedTensor::NONE; SOURCES];
-    for ((apart, source), src) in apart.iter_mut().zip(&mut sources).zip(&src) {
-        let Some(src) = src else { continue };
+    let shapes = src.each_ref().map(|src| src.as_ref().map(|src| &src.shape));
+    let (of_dst, of_src) = of_tensors(&op, &dst.shape, shapes);
+    for (i, (apart, source)) in apart.iter_mut().zip(&mut sources).enumerate() {
+        let Some(src) = &src[i] else { continue };
         let is_apart = src != dst;
         *apart = is_apart.then_some(src.bound);
-        *source = CheckedTensor::new(src.shape, is_apart);
+        *source = CheckedTensor::new(src.shape, is_apart, of_src[i]);
     }
     // Overlapping operands are refused before any cache line changes.
     let operands = buffers.operands(dst.bound, apart)?;
     let checked = CheckedOp {
         op,
-        dst: CheckedTensor::new(dst.shape, true),
+        dst: CheckedTensor::new(dst.shape, true, of_dst),
         order: dst.shape.row_order().ok_or(Failure::from(Error::Operand))?,
         src: sources,
         operands: operands.remember(),

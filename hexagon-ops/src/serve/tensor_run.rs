@@ -13,6 +13,7 @@ use super::tensor_op::BoundTensor;
 use crate::ops::tensor::{Shape, Source, Type, View, ViewMut};
 use crate::ops::{Op, run};
 use crate::rt::Engine;
+use crate::rt::cache::Access;
 use crate::rt::memory::{Bound, CheckedOperands, Operands, Span};
 use crate::wire::SOURCES;
 
@@ -32,6 +33,8 @@ pub(super) struct CheckedOp {
 pub(super) struct CheckedTensor {
     place: Presence,
     is_gapless: bool,
+    /// Instructions that access the elements.
+    access: Access,
     shape: Shape,
 }
 
@@ -51,6 +54,7 @@ impl CheckedTensor {
     pub(super) const NONE: Self = Self {
         place: Presence::None,
         is_gapless: false,
+        access: Access::Scalar,
         shape: Shape {
             dtype: Type::F32,
             ne: [1; 4],
@@ -59,7 +63,7 @@ impl CheckedTensor {
     };
 
     /// Returns a tensor; `is_apart` is `false` for a source that is the result.
-    pub(super) fn new(shape: Shape, is_apart: bool) -> Self {
+    pub(super) fn new(shape: Shape, is_apart: bool, access: Access) -> Self {
         Self {
             place: if is_apart {
                 Presence::Apart
@@ -67,6 +71,7 @@ impl CheckedTensor {
                 Presence::InPlace
             },
             is_gapless: shape.is_gapless(),
+            access,
             shape,
         }
     }
@@ -90,9 +95,9 @@ impl CheckedTensor {
     /// Makes the bytes visible to the processor.
     pub(super) fn read(&self, bound: &Bound<'_>, cache: &mut Cache<'_, impl Platform>) {
         if self.is_gapless {
-            cache.read(bound, bound.range());
+            cache.read(bound, bound.range(), self.access);
         } else {
-            self.with_bytes(*bound).read(cache);
+            self.with_bytes(*bound).read(self.access, cache);
         }
     }
 
@@ -108,9 +113,9 @@ impl CheckedTensor {
     /// Remembers that the result was written.
     pub(super) fn written(&self, bound: &Bound<'_>, cache: &mut Cache<'_, impl Platform>) {
         if self.is_gapless {
-            cache.written(bound, &bound.range());
+            cache.written(bound, &bound.range(), self.access);
         } else {
-            self.with_bytes(*bound).written(cache);
+            self.with_bytes(*bound).written(self.access, cache);
         }
     }
 
@@ -225,7 +230,9 @@ impl CheckedOp {
             let Some(bound) = bound else { continue };
             match &named {
                 Some(named) if i == 0 && matches!(self.op, Op::GetRows) => {
-                    src.named_rows(&bound, named, &operands, |range| cache.read(&bound, range))?;
+                    src.named_rows(&bound, named, &operands, |range| {
+                        cache.read(&bound, range, src.access);
+                    })?;
                 }
                 Some(named) if i == named.source => {}
                 _ => src.read(&bound, cache),
@@ -254,7 +261,7 @@ impl CheckedOp {
         match &named {
             Some(named) if sets_rows => {
                 self.dst.named_rows(&to, named, &operands, |range| {
-                    cache.written(&to, &range);
+                    cache.written(&to, &range, self.dst.access);
                 })?;
             }
             _ => self.dst.written(&to, cache),

@@ -2,6 +2,7 @@
 //! the DSP, and runs [`crate::ops::run_wide`].
 
 use super::Platform;
+use super::access::of_wide;
 use super::coherence::{Cache, CachedRanges};
 use super::detail::{Failure, OPERAND, RESERVED};
 use super::kernel::decode;
@@ -11,6 +12,7 @@ use crate::ops::matmul::Machine;
 use crate::ops::run_wide;
 use crate::ops::tensor::{Source, View, ViewMut};
 use crate::rt::Engine;
+use crate::rt::cache::Access;
 use crate::rt::memory::{Span, Table};
 use crate::wire::{WIDE_SOURCES, WideOp};
 
@@ -62,12 +64,16 @@ pub(super) fn wide_op(
     };
     // Overlapping operands are refused before any cache line changes.
     let mut operands = buffers.operands(dst.bound, src.map(|src| src.map(|src| src.bound)))?;
-    for src in src.iter().flatten() {
-        src.read(&mut cache);
+    let shapes = src.each_ref().map(|src| src.as_ref().map(|src| &src.shape));
+    let (of_dst, of_src) = of_wide(&op, &dst.shape, shapes);
+    for (src, access) in src.iter().zip(of_src) {
+        if let Some(src) = src {
+            src.read(access, &mut cache);
+        }
     }
     dst.prepare(&mut cache);
     if op.may_skip_parts() {
-        dst.read(&mut cache);
+        dst.read(Access::Scalar, &mut cache);
     }
 
     let (bytes, slices) = operands.slices();
@@ -79,7 +85,7 @@ pub(super) fn wide_op(
     }
     let view = ViewMut::new(bytes, dst.shape)?;
     let done = run_wide(machine.engine, machine.vtcm, &op, view, &sources);
-    dst.written(&mut cache);
+    dst.written(of_dst, &mut cache);
     done?;
     Ok(Some(dst.bound.span()))
 }

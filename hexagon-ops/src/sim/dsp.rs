@@ -13,6 +13,7 @@ use super::rpcmem::{Allocation, is_whole_pages};
 use super::session::Process;
 use super::{MachineState, lock, vendor_error};
 use crate::ffi::code;
+use crate::rt::cache::Access;
 use crate::rt::memory::Mapped;
 use crate::rt::shared::Shared;
 use crate::serve::{MAP_FULL, MAP_REFUSED, Platform};
@@ -201,13 +202,13 @@ impl Platform for Dsp {
         Some(ring)
     }
 
-    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>, _access: Access) {
         if let Some(allocation) = self.allocation(mapped) {
             allocation.dsp_invalidate(&range);
         }
     }
 
-    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>, _access: Access) {
         if let Some(allocation) = self.allocation(mapped) {
             if self.injector.expects(Trouble::Wrong) {
                 allocation.spoil(range.start);

@@ -8,8 +8,8 @@
 //!                                  +--> DMA engine reads
 //! ```
 //!
-//! Operations of the DSP cover whole lines of 128 bytes, as its cache does: cleaning results also
-//! writes back the DSP's copy of the bytes beside them. Operations of the host cover whole lines of
+//! Operations of the DSP cover whole lines of 128 bytes, as its second-level cache has them: cleaning
+//! results also writes back the DSP's copy of the bytes beside them. Its first-level cache is not kept. Operations of the host cover whole lines of
 //! 64 bytes, of which both write back those that the host has changed, as `dc cvac` and `dc civac` do:
 //! what is left of an old write replaces a result of the DSP when it is invalidated.
 //!

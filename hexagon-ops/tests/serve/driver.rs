@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::Tile;
+use hexagon_ops::rt::cache::Access;
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{MAP_REFUSED, Platform, Server, State, Units};
@@ -40,6 +41,11 @@ impl Memory {
         Self { base, bytes }
     }
 
+    /// Returns the address of the first byte.
+    pub fn address(self) -> usize {
+        self.base.addr()
+    }
+
     pub fn put<T: bytemuck::Pod>(self, offset: usize, values: &[T]) {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         assert!(offset + bytes.len() <= self.bytes);
@@ -66,6 +72,17 @@ impl Memory {
     }
 }
 
+/// A cache operation on a range of a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheOperation {
+    /// Lines are cleaned, otherwise invalidated.
+    pub is_clean: bool,
+    /// Address of the buffer.
+    pub base: usize,
+    pub range: Range<usize>,
+    pub access: Access,
+}
+
 /// The system around the loop.
 #[derive(Debug, Default)]
 pub struct Around {
@@ -75,8 +92,23 @@ pub struct Around {
     now: u64,
     /// Bytes that were invalidated, and bytes that were cleaned.
     pub cache_bytes: [usize; 2],
+    /// The operations on them, in order.
+    pub cache_operations: Vec<CacheOperation>,
     /// Code that `answer` must return once.
     pub answer: Option<i32>,
+}
+
+impl Around {
+    fn cache(&mut self, is_clean: bool, mapped: &Mapped, range: Range<usize>, access: Access) {
+        assert!(range.start < range.end && range.end <= mapped.bytes());
+        self.cache_bytes[usize::from(is_clean)] += range.len();
+        self.cache_operations.push(CacheOperation {
+            is_clean,
+            base: mapped.start().addr(),
+            range,
+            access,
+        });
+    }
 }
 
 /// [`Around`], as the server has it.
@@ -106,14 +138,12 @@ impl Platform for System {
         (bytes <= memory.bytes).then(|| part.shared())
     }
 
-    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
-        assert!(range.start < range.end && range.end <= mapped.bytes());
-        self.0.borrow_mut().cache_bytes[0] += range.len();
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>, access: Access) {
+        self.0.borrow_mut().cache(false, mapped, range, access);
     }
 
-    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
-        assert!(range.start < range.end && range.end <= mapped.bytes());
-        self.0.borrow_mut().cache_bytes[1] += range.len();
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>, access: Access) {
+        self.0.borrow_mut().cache(true, mapped, range, access);
     }
 
     fn time_us(&mut self) -> u64 {

@@ -4,6 +4,7 @@
 //! bytes on any number of threads.
 #![expect(clippy::unwrap_used, reason = "a panic is a failure")]
 
+mod access;
 mod attention;
 mod attention_refusal;
 mod block;

@@ -36,6 +36,9 @@ pub enum RopePairs {
     Halves,
 }
 
+/// Most elements of rows of f32 that [`rope_set_rows`] rotates in memory of its own, and writes as a whole.
+pub const WHOLE_ROW: usize = 2 * CHUNK;
+
 /// Packets for 32 elements that are rotated.
 const ROTATION_PACKETS: usize = 12;
 /// Packets for the angles of a token, in heads of 64 elements or more.
@@ -132,7 +135,7 @@ impl Turning<'_> {
     }
 
     /// Rotates the heads of a token, which are f32 without gaps, into the rows of `cell` that belong to `part`. `scratch`
-    /// holds one row or more.
+    /// holds one row or more, [`WHOLE_ROW`] elements.
     fn rotate_cell(
         &self,
         cell: usize,
@@ -336,8 +339,9 @@ impl Turning<'_> {
     /// Rotates the rows of a part of the result, or those of its cells that tokens have.
     #[inline(never)]
     fn turn(&self, part: &mut ViewMut<'_>, cells: Option<&View<'_>>) {
-        let mut memory = hvx::zeros::<{ 8 * CHUNK / 32 }>();
-        let [cosine, sine, a, b, y0, y1, scratch @ ..]: &mut [Chunk; 8] =
+        const CHUNKS: usize = 6 + WHOLE_ROW / CHUNK;
+        let mut memory = hvx::zeros::<{ CHUNKS * CHUNK / 32 }>();
+        let [cosine, sine, a, b, y0, y1, scratch @ ..]: &mut [Chunk; CHUNKS] =
             bytemuck::cast_mut(&mut memory);
         let table = &mut AngleTable {
             token: None,

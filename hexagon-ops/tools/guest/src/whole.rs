@@ -11,7 +11,7 @@ use bytemuck::Zeroable;
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{TILE_DIM, Tile, WeightType};
 use hexagon_ops::ops::matmul::Dots;
-use hexagon_ops::rt::cache;
+use hexagon_ops::rt::cache::{self, Access};
 use hexagon_ops::rt::memory::Mapped;
 use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::serve::{Platform, Server, State, Units};
@@ -65,12 +65,12 @@ impl Platform for System {
         unsafe { Shared::new(self.ring, bytes) }
     }
 
-    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>) {
-        cache::invalidate(mapped.start().wrapping_add(range.start), range.len());
+    fn invalidate(&mut self, mapped: &Mapped, range: Range<usize>, access: Access) {
+        cache::invalidate(mapped.start().wrapping_add(range.start), range.len(), access);
     }
 
-    fn clean(&mut self, mapped: &Mapped, range: Range<usize>) {
-        cache::clean(mapped.start().wrapping_add(range.start), range.len());
+    fn clean(&mut self, mapped: &Mapped, range: Range<usize>, access: Access) {
+        cache::clean(mapped.start().wrapping_add(range.start), range.len(), access);
     }
 
     fn time_us(&mut self) -> u64 {

@@ -94,7 +94,7 @@ pub struct Rope {
 
 impl Rope {
     /// Returns the number of pairs that are rotated.
-    pub(super) fn n_pairs(&self) -> usize {
+    pub(crate) fn n_pairs(&self) -> usize {
         match self.sections {
             Some(sections) if sections.order == SectionOrder::Apart => self.n_dims,
             _ => self.n_dims / 2,

@@ -1,0 +1,517 @@
+//! The instructions that cache operations of each operand are for: scalar ones need an operation for each 32 bytes.
+//!
+//! Results that scalar stores write, and numbers that scalar loads read, would otherwise be old bytes on one of the sides.
+//! Large rows of floats take an operation for each 128 bytes, a quarter of the packets.
+
+use std::ops::Range;
+
+use hexagon_ops::layout::{MatrixLayout, WeightType};
+use hexagon_ops::rt::cache::Access::{self, Scalar, Vector};
+use hexagon_ops::wire::*;
+
+use crate::driver::Host;
+use crate::seed::tensor;
+
+const F: u32 = TYPE_F32;
+const H: u32 = TYPE_F16;
+const BUFFER_BYTES: usize = 1 << 17;
+
+/// A host whose operands have a buffer each: the result has buffer 0, and source i has buffer i + 1.
+/// A cache operation: `true` if lines are cleaned, the buffer, its bytes, and the instructions.
+type Operation = (bool, usize, Range<usize>, Access);
+
+struct Bench {
+    host: Host,
+    addresses: Vec<usize>,
+}
+
+impl Bench {
+    fn new(buffers: usize) -> Self {
+        let mut host = Host::new();
+        let mut addresses = Vec::new();
+        for number in 0..buffers {
+            let (buffer, memory) = host.buffer(BUFFER_BYTES);
+            assert_eq!(buffer as usize, number);
+            addresses.push(memory.address());
+        }
+        Self { host, addresses }
+    }
+
+    /// Runs commands as one submission, and returns its cache operations.
+    fn run(&mut self, commands: &[Command]) -> Vec<Operation> {
+        self.host.around().cache_operations.clear();
+        let completion = self.host.run(commands);
+        assert_eq!((completion.status, completion.detail), (STATUS_OK, 0));
+        let around = self.host.around();
+        let operations = around.cache_operations.iter();
+        let buffer = |base| self.addresses.iter().position(|at| *at == base).unwrap();
+        operations
+            .map(|it| (it.is_clean, buffer(it.base), it.range.clone(), it.access))
+            .collect()
+    }
+
+    /// Runs a command, and checks that all operations on each buffer are for these instructions, and that the
+    /// result is cleaned and each source invalidated.
+    fn check(&mut self, what: &str, command: Command, want: &[Access]) {
+        let operations = self.run(&[command]);
+        for (number, access) in want.iter().enumerate() {
+            let mut of_buffer = operations
+                .iter()
+                .filter(|(_, buffer, ..)| *buffer == number);
+            let is_result = number == 0;
+            let has_operation = of_buffer.clone().any(|it| it.0 == is_result);
+            assert!(has_operation, "{what}: buffer {number} has no operation");
+            let all = of_buffer.all(|(.., have)| have == access);
+            assert!(
+                all,
+                "{what}: buffer {number} is not for {access:?}: {operations:?}"
+            );
+        }
+    }
+
+    fn check_op(
+        &mut self,
+        what: &str,
+        op: (u32, &[(usize, u32)]),
+        tensors: &[Tensor],
+        want: &[Access],
+    ) {
+        assert_eq!(tensors.len(), want.len(), "{what}");
+        self.check(what, Command::new(0, &operation(op, tensors)), want);
+    }
+}
+
+/// An operation, whose result is the first tensor.
+fn operation((kernel, params): (u32, &[(usize, u32)]), tensors: &[Tensor]) -> TensorOp {
+    let mut op = TensorOp {
+        kernel,
+        dst: tensors[0],
+        ..bytemuck::Zeroable::zeroed()
+    };
+    params.iter().for_each(|(at, word)| op.params[*at] = *word);
+    op.src[..tensors.len() - 1].copy_from_slice(&tensors[1..]);
+    op
+}
+
+/// Tensors of one shape, one in each buffer, by their types.
+fn alike<const N: usize>(types: [u32; N], ne: [u32; 4]) -> [Tensor; N] {
+    let mut buffers = 0..;
+    types.map(|dtype| tensor(buffers.next().unwrap(), dtype, ne))
+}
+
+#[test]
+fn rows_of_whole_lines_are_for_vectors_and_others_for_scalar_instructions() {
+    let mut bench = Bench::new(4);
+    let no: &[(usize, u32)] = &[];
+    for (ne0, access) in [(32, Vector), (256, Vector), (33, Scalar), (8, Scalar)] {
+        let ne = [ne0, 3, 1, 1];
+        for kernel in [KERNEL_ADD, KERNEL_DIV, KERNEL_SWIGLU] {
+            bench.check_op(
+                "two sources",
+                (kernel, no),
+                &alike([F; 3], ne),
+                &[access; 3],
+            );
+        }
+        bench.check_op(
+            "one source",
+            (KERNEL_SILU, no),
+            &alike([F; 2], ne),
+            &[access; 2],
+        );
+        bench.check_op(
+            "norm",
+            (KERNEL_RMS_NORM, no),
+            &alike([F; 3], ne),
+            &[access; 3],
+        );
+        bench.check_op("copy", (KERNEL_COPY, no), &alike([F; 2], ne), &[access; 2]);
+    }
+    // 32 halves are no line.
+    for (ne0, access) in [(32, Scalar), (64, Vector), (96, Scalar)] {
+        let ne = [ne0, 3, 1, 1];
+        for dtype in [H, TYPE_BF16] {
+            let types = [F, dtype, dtype];
+            bench.check_op(
+                "halves",
+                (KERNEL_MUL, no),
+                &alike(types, ne),
+                &[Vector, access, access],
+            );
+        }
+        // What is moved between rows is read and written by the same instructions.
+        bench.check_op(
+            "narrow",
+            (KERNEL_COPY, no),
+            &alike([H, F], ne),
+            &[access; 2],
+        );
+    }
+    // One element is repeated, and columns lie apart.
+    let [to, from, mut other] = alike([F; 3], [64, 2, 1, 1]);
+    other.ne[0] = 1;
+    bench.check_op(
+        "repeated",
+        (KERNEL_MUL, no),
+        &[to, from, other],
+        &[Vector, Vector, Scalar],
+    );
+    let mut turned = tensor(1, F, [64, 64, 1, 1]);
+    let to = Tensor {
+        buffer: 0,
+        ..turned
+    };
+    turned.nb.swap(0, 1);
+    bench.check_op("turned", (KERNEL_NEG, no), &[to, turned], &[Vector, Scalar]);
+    bench.check_op(
+        "turned copy",
+        (KERNEL_COPY, no),
+        &[to, turned],
+        &[Scalar, Scalar],
+    );
+    // Halves of a row of f16 begin in the middle of a line.
+    for (n, access) in [(32, Scalar), (64, Vector)] {
+        let both = [tensor(0, F, [n, 2, 1, 1]), tensor(1, H, [2 * n, 2, 1, 1])];
+        bench.check_op(
+            "halves of rows",
+            (KERNEL_SWIGLU, no),
+            &both,
+            &[Vector, access],
+        );
+    }
+}
+
+#[test]
+fn numbers_and_sinks_are_for_scalar_loads() {
+    let mut bench = Bench::new(4);
+    let no: &[(usize, u32)] = &[];
+    let ids = |buffer| tensor(buffer, TYPE_I32, [64, 1, 1, 1]);
+    for (dtype, access) in [(F, Vector), (H, Vector), (TYPE_Q8_0, Scalar)] {
+        let rows = |buffer, dtype| tensor(buffer, dtype, [128, 64, 1, 1]);
+        let read = [rows(0, F), rows(1, dtype), ids(2)];
+        bench.check_op(
+            "GET_ROWS",
+            (KERNEL_GET_ROWS, no),
+            &read,
+            &[access, access, Scalar],
+        );
+        let written = [rows(0, dtype), rows(1, F), ids(2)];
+        bench.check_op(
+            "SET_ROWS",
+            (KERNEL_SET_ROWS, no),
+            &written,
+            &[access, access, Scalar],
+        );
+    }
+    let scale = [(0, 1_f32.to_bits())];
+    let [to, from, mask] = alike([F, F, H], [64, 2, 32, 1]);
+    let mask = Tensor {
+        ne: [64, 2, 1, 1],
+        ..mask
+    };
+    let sinks = tensor(3, F, [32, 1, 1, 1]);
+    let operands = [to, from, mask, sinks];
+    let want = [Vector, Vector, Vector, Scalar];
+    bench.check_op("SOFT_MAX", (KERNEL_SOFT_MAX, &scale), &operands, &want);
+}
+
+#[test]
+fn rotations_are_for_vectors_if_their_pieces_are_whole_lines() {
+    let mut bench = Bench::new(4);
+    let angles = |dims| {
+        let one = 1_f32.to_bits();
+        [
+            (1, dims),
+            (2, 2),
+            (5, 1e4_f32.to_bits()),
+            (6, one),
+            (8, one),
+        ]
+    };
+    let positions = tensor(2, TYPE_I32, [4, 1, 1, 1]);
+    let factors = tensor(3, F, [64, 1, 1, 1]);
+    for (types, head, dims, want) in [
+        ([F, F], 64, 64, [Vector, Vector]),
+        ([F, F], 128, 64, [Vector, Vector]),
+        ([F, F], 128, 80, [Scalar, Scalar]),
+        ([F, F], 80, 64, [Scalar, Scalar]),
+        ([H, H], 64, 64, [Scalar, Scalar]),
+        ([H, F], 128, 128, [Vector, Vector]),
+    ] {
+        let [to, from] = alike(types, [head, 3, 4, 1]);
+        let what = format!("ROPE of {head}, {dims}");
+        let operands = [to, from, positions, factors];
+        let want = [want[0], want[1], Scalar, Scalar];
+        bench.check_op(&what, (KERNEL_ROPE, &angles(dims)), &operands, &want);
+    }
+    let cells = tensor(3, TYPE_I64, [4, 1, 1, 1]);
+    for (types, head, want) in [
+        // Rotated rows are written as a whole.
+        ([H, F], 64, [Vector, Vector]),
+        ([H, F], 96, [Scalar, Scalar]),
+        ([H, H], 64, [Scalar, Scalar]),
+        ([H, F], 1024, [Vector, Vector]),
+    ] {
+        let [to, from] = alike(types, [head, 3, 4, 1]);
+        let what = format!("ROPE, SET_ROWS of {head}");
+        let operands = [to, from, positions, cells];
+        let want = [want[0], want[1], Scalar, Scalar];
+        bench.check_op(
+            &what,
+            (KERNEL_ROPE_SET_ROWS, &angles(head.min(128))),
+            &operands,
+            &want,
+        );
+    }
+}
+
+#[test]
+fn results_that_scalar_stores_write_are_for_them() {
+    let mut bench = Bench::new(3);
+    let no: &[(usize, u32)] = &[];
+    let row = |buffer, dtype| tensor(buffer, dtype, [256, 2, 1, 1]);
+    let sorted = [row(0, TYPE_I32), row(1, F)];
+    bench.check_op("ARGSORT", (KERNEL_ARGSORT, no), &sorted, &[Scalar; 2]);
+    let largest = [tensor(0, TYPE_I32, [2, 1, 1, 1]), row(1, F)];
+    bench.check_op("ARGMAX", (KERNEL_ARGMAX, no), &largest, &[Scalar; 2]);
+    let count = [
+        tensor(0, TYPE_I64, [1; 4]),
+        row(1, TYPE_I32),
+        row(2, TYPE_I32),
+    ];
+    bench.check_op(
+        "COUNT_EQUAL",
+        (KERNEL_COUNT_EQUAL, no),
+        &count,
+        &[Scalar; 3],
+    );
+    let sums = [tensor(0, F, [1, 2, 1, 1]), row(1, F)];
+    bench.check_op("SUM_ROWS", (KERNEL_SUM_ROWS, no), &sums, &[Scalar; 2]);
+    let copied = alike([TYPE_I32; 2], [256, 2, 1, 1]);
+    bench.check_op("CPY of numbers", (KERNEL_COPY, no), &copied, &[Scalar; 2]);
+}
+
+/// Rows of `n` elements without gaps.
+fn rows(buffer: u32, n: u32, count: u32) -> Plain {
+    let row = 4 * u64::from(n);
+    let all = row * u64::from(count);
+    Plain {
+        buffer,
+        reserved: 0,
+        offset: 0,
+        strides: [row, all, all],
+    }
+}
+
+#[test]
+fn products_are_for_vectors_but_chosen_experts_for_scalar_loads() {
+    for n in [32, 64, 33] {
+        let mut bench = Bench::new(3);
+        let layout = MatrixLayout::new(WeightType::Q8_0, n as usize, 64).unwrap();
+        let (packed, _) = bench.host.buffer(2 * layout.matrix_bytes());
+        let mut weights = Weights {
+            buffer: packed,
+            layout: WeightType::Q8_0.layout_id().0,
+            offset: 0,
+            k: 64,
+            n,
+            slices: [1; 2],
+        };
+        let of_n = if n == 33 { Scalar } else { Vector };
+        for m in [1, 2, 40] {
+            let mut product = MatMul {
+                weights,
+                act: rows(1, 64, m),
+                dst: rows(0, n, m),
+                m,
+                planes: [1; 2],
+                dots: 0,
+                epilogue: bytemuck::Zeroable::zeroed(),
+            };
+            let what = format!("{m} × 64 × {n}");
+            bench.check(&what, Command::new(0, &product), &[of_n, Vector]);
+            product.epilogue.kernel = KERNEL_ADD;
+            product.epilogue.other = rows(2, n, m);
+            bench.check(&what, Command::new(0, &product), &[of_n, Vector, of_n]);
+        }
+        weights.slices = [2, 1];
+        let experts = MatMulId {
+            weights,
+            act: rows(1, 64, 2),
+            dst: rows(0, n, 2),
+            ids: rows(2, 2, 40),
+            slots: 2,
+            act_slots: 2,
+            tokens: 40,
+            dots: 0,
+        };
+        bench.check(
+            "experts",
+            Command::new(0, &experts),
+            &[of_n, Vector, Scalar],
+        );
+    }
+}
+
+#[test]
+fn queries_and_results_of_an_attention_are_for_vectors_and_its_sinks_for_scalar_loads() {
+    for (head, access) in [(64, Vector), (40, Scalar)] {
+        let mut bench = Bench::new(5);
+        let attention = Attention {
+            scale: 1_f32.to_bits(),
+            max_bias: 0,
+            softcap: 0,
+            reserved: 0,
+            dst: tensor(0, F, [head, 32, 1, 1]),
+            q: tensor(1, F, [head, 1, 32, 1]),
+            k: tensor(3, H, [head, 64, 1, 1]),
+            v: tensor(4, H, [head, 64, 1, 1]),
+            mask: bytemuck::Zeroable::zeroed(),
+            sinks: tensor(2, F, [32, 1, 1, 1]),
+        };
+        bench.check(
+            "attention",
+            Command::new(0, &attention),
+            &[access, access, Scalar],
+        );
+    }
+}
+
+#[test]
+fn states_of_a_recurrence_are_for_vectors_and_what_tokens_bring_for_scalar_loads() {
+    for (size, access) in [(64, Vector), (48, Scalar)] {
+        let mut bench = Bench::new(7);
+        let head = |buffer| tensor(buffer, F, [size, 4, 2, 1]);
+        let number = |buffer| tensor(buffer, F, [1, 4, 2, 1]);
+        let state = tensor(6, F, [size, size, 4, 1]);
+        let sources = [head(1), head(2), head(3), number(4), number(5), state];
+        let result = tensor(0, F, [4 * size, 2 + size, 1, 1]);
+        let mut op = WideOp {
+            kernel: KERNEL_GATED_DELTA_NET,
+            dst: NarrowTensor::new(&result).unwrap(),
+            ..bytemuck::Zeroable::zeroed()
+        };
+        op.params[0] = 1;
+        for (to, source) in op.src.iter_mut().zip(&sources) {
+            *to = NarrowTensor::new(source).unwrap();
+        }
+        let want = [access, Scalar, Scalar, Scalar, Scalar, Scalar, access];
+        bench.check("recurrence", Command::new(0, &op), &want);
+    }
+}
+
+#[test]
+fn commands_of_a_list_are_for_vectors() {
+    let mut bench = Bench::new(2);
+    let (list, memory) = bench.host.buffer(2 * size_of::<Command>());
+    bench.addresses.push(memory.address());
+    let square = operation((KERNEL_SQR, &[]), &alike([F; 2], [64, 1, 1, 1]));
+    memory.put(0, &[Command::new(0, &square); 2]);
+    let body = List {
+        buffer: list,
+        count: 2,
+        offset: 0,
+    };
+    let operations = bench.run(&[Command::new(0, &body)]);
+    assert_eq!(operations[0], (false, 2, 0..1024, Vector));
+}
+
+/// Bytes whose lines all have places of their own in the table of known ranges.
+const APART_BYTES: usize = 64 * 128;
+
+/// A host with one buffer, and rows of up to 64 elements at eight places in it.
+struct Places {
+    bench: Bench,
+    /// Byte of the first place.
+    first: usize,
+}
+
+impl Places {
+    fn new() -> Self {
+        let mut bench = Bench::new(0);
+        let (_, memory) = bench.host.buffer(2 * APART_BYTES);
+        bench.addresses.push(memory.address());
+        let first = memory.address().next_multiple_of(APART_BYTES) - memory.address();
+        Self { bench, first }
+    }
+
+    /// Returns a row of `n` elements, `offset` bytes after the start of a place.
+    fn row(&self, place: usize, offset: usize, dtype: u32, n: u32) -> Tensor {
+        Tensor {
+            offset: (self.first + 1024 * place + offset) as u64,
+            ..tensor(0, dtype, [n, 1, 1, 1])
+        }
+    }
+
+    /// Squares of a place's row, or the numbers of its elements in sorted order.
+    fn command(&self, kernel: u32, to: usize, from: usize, n: u32) -> Command {
+        let dtype = if kernel == KERNEL_SQR { F } else { TYPE_I32 };
+        let operands = [self.row(to, 0, dtype, n), self.row(from, 0, F, n)];
+        Command::new(0, &operation((kernel, &[]), &operands))
+    }
+
+    /// Runs commands as one submission, and returns its cache operations with bytes from the first place on: those that
+    /// invalidate, and those that clean by their bytes.
+    fn run(&mut self, commands: &[Command]) -> [Vec<(Range<usize>, Access)>; 2] {
+        let mut operations = [Vec::new(), Vec::new()];
+        for (is_clean, _, range, access) in self.bench.run(commands) {
+            let range = range.start - self.first..range.end - self.first;
+            operations[usize::from(is_clean)].push((range, access));
+        }
+        operations[1].sort_unstable_by_key(|it| it.0.start);
+        operations
+    }
+}
+
+#[test]
+fn a_range_that_was_read_for_vectors_is_read_again_for_scalar_loads() {
+    let mut places = Places::new();
+    let square = places.command(KERNEL_SQR, 0, 1, 64);
+    let [sort, sort_squares] = [1, 0].map(|from| places.command(KERNEL_ARGSORT, 2, from, 64));
+    let cleans = [(0..256, Vector), (2048..2304, Scalar)];
+    for (commands, reads) in [
+        ([square, sort], &[Vector, Scalar][..]),
+        ([sort, square], &[Scalar]),
+        // The processor keeps its caches consistent for what it wrote itself.
+        ([square, sort_squares], &[Vector]),
+    ] {
+        let [have, cleaned] = places.run(&commands);
+        let want: Vec<_> = reads.iter().map(|access| (1024..1280, *access)).collect();
+        assert_eq!((have, &cleaned[..]), (want, &cleans[..]));
+    }
+}
+
+#[test]
+fn edges_of_a_result_are_for_scalar_loads() {
+    let mut places = Places::new();
+    let operands = [places.row(0, 64, F, 64), places.row(1, 0, F, 64)];
+    let square = operation((KERNEL_SQR, &[]), &operands);
+    // Numbers of rows in the result's first line.
+    let ids = places.row(0, 0, TYPE_I32, 2);
+    let table = Tensor {
+        ne: [64, 2, 1, 1],
+        nb: [4, 256, 512, 512],
+        ..places.row(1, 0, F, 64)
+    };
+    let taken = Tensor {
+        offset: places.row(3, 0, F, 64).offset,
+        ..table
+    };
+    let take = operation((KERNEL_GET_ROWS, &[]), &[taken, table, ids]);
+    let [reads, cleans] = places.run(&[Command::new(0, &square), Command::new(0, &take)]);
+    let of_result: Vec<_> = reads.into_iter().filter(|it| it.0.start < 1024).collect();
+    assert_eq!(of_result, [(0..128, Scalar), (256..384, Scalar)]);
+    assert_eq!(cleans, [(0..384, Vector), (3072..3584, Vector)]);
+}
+
+#[test]
+fn a_range_that_both_wrote_is_cleaned_for_scalar_stores() {
+    let mut places = Places::new();
+    for kernels in [[KERNEL_SQR, KERNEL_ARGSORT], [KERNEL_ARGSORT, KERNEL_SQR]] {
+        for lengths in [[64, 32], [32, 64]] {
+            let commands = [0, 1].map(|i| places.command(kernels[i], 0, 1, lengths[i]));
+            let [_, cleans] = places.run(&commands);
+            assert_eq!(cleans, [(0..256, Scalar)], "{kernels:?} {lengths:?}");
+        }
+    }
+}
