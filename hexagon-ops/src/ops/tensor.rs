@@ -218,7 +218,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Brings the first row of a source towards the processor, which reads another one before it.
+/// Brings the first row of a source towards the processor, which reads another one before it. Where there is a row after that
+/// one, the fetch of that row ends this one.
 #[inline(always)]
 pub fn fetch_first(source: &Source<'_>) {
     if let Source::Apart(view) = source {
@@ -226,7 +227,7 @@ pub fn fetch_first(source: &Source<'_>) {
     }
 }
 
-/// Brings the rows of the sources after `row` towards the processor, which will read them next.
+/// Brings rows of the sources after `row` towards the processor, which will read them next.
 #[inline(always)]
 pub fn fetch_after(row: &Row<'_>, sources: &[&Source<'_>]) {
     if row.at[0] + 1 < row.shape.ne[1] {
@@ -234,13 +235,29 @@ pub fn fetch_after(row: &Row<'_>, sources: &[&Source<'_>]) {
     }
 }
 
-/// Brings the rows after that at `at` towards the processor.
+/// Brings rows after that at `at` towards the processor. A fetch ends the one before it, so up to three sources take turns, each
+/// with as many rows as there are turns.
 #[inline(never)]
 fn fetch_next([i1, i2, i3]: [usize; 3], sources: &[&Source<'_>]) {
-    for source in sources {
-        if let Source::Apart(view) = source {
-            view.fetch([i1 + 1, i2, i3], 1);
-        }
+    let next = i1 + 1;
+    let has_next =
+        |view: &&View<'_>| next < view.shape.ne[1] && view.shape.row_bytes() >= FETCH_BYTES;
+    let views = || {
+        let views = sources.iter().filter_map(|source| match source {
+            Source::Apart(view) => Some(view),
+            _ => None,
+        });
+        views.filter(has_next)
+    };
+    let turns = views().count();
+    // Divisions by other numbers are function calls on the DSP.
+    let turn = match turns {
+        0 | 1 => 0,
+        2 => i1 % 2,
+        _ => i1 % 3,
+    };
+    if let Some(view) = views().nth(turn) {
+        view.fetch([next, i2, i3], turns.min(view.shape.ne[1] - next));
     }
 }
 

@@ -105,17 +105,18 @@ pub fn clean(address: *const u8, bytes: usize, access: Access) {
 #[cfg(target_arch = "hexagon")]
 const MOST_LINES: usize = 255;
 
-/// Starts to bring up to 32 KiB of `bytes` bytes at `address` into the second-level cache, and returns at once: a hint,
-/// which changes nothing that a program can see.
+/// Starts to bring up to 32 KiB of `bytes` bytes at `address` into the second-level cache, and returns at once. It changes
+/// nothing that a program can see, and ends an earlier fetch of the same thread that still runs. `address` is mapped: there, the
+/// instruction takes the exceptions of a load.
 ///
-/// SOURCE: Hexagon V73 Programmer's Reference Manual, `l2fetch(Rs,Rt)`: bits 7:0 of Rt are the height, 15:8 the width in
+/// SOURCE: Hexagon V73 Programmer's Reference Manual, 5.10.6.3 and `l2fetch(Rs,Rt)`: bits 7:0 of Rt are the height, 15:8 the width in
 /// bytes, 31:16 the stride; the XNNPACK library uses it in the same way (src/xnnpack/prefetch.h). Not run on a device.
 #[inline(always)]
 pub fn fetch(address: *const u8, bytes: usize) {
     #[cfg(target_arch = "hexagon")]
     {
         let lines = bytes.div_ceil(LINE).min(MOST_LINES);
-        // SAFETY: a hint, which neither faults nor writes.
+        // SAFETY: it writes nothing, and callers pass the address of a row, which is mapped.
         unsafe {
             core::arch::asm!(
                 "l2fetch({0},{1})",
@@ -139,7 +140,7 @@ pub fn fetch_rows(address: *const u8, rows: usize, row_bytes: usize, stride_byte
     {
         let [rows, row_bytes, stride_bytes] =
             [rows, row_bytes, stride_bytes].map(|it| it.min(u16::MAX.into()) as u64);
-        // SAFETY: a hint, which neither faults nor writes.
+        // SAFETY: it writes nothing, and callers pass the address of a row, which is mapped.
         unsafe {
             core::arch::asm!(
                 "l2fetch({0},{1})",

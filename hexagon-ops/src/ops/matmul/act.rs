@@ -139,11 +139,22 @@ pub fn pack_rows<'a>(
     for line in 0..TILE_DIM / 2 {
         let rows = next;
         next = pair(line + 1);
-        for row in next.iter().filter(|row| size_of_val(**row) >= FETCH_BYTES) {
-            cache::fetch(row.as_ptr().cast(), size_of_val(*row));
-        }
+        fetch_pair(next);
         factors.set(line, hvx::widest(PackTwo { rows, tiles, line }));
     }
+}
+
+/// Brings two rows towards the processor: the first one only if the distance of the second does not fit in a fetch of
+/// both, because a second fetch would end the first.
+fn fetch_pair([first, second]: [&[f32]; 2]) {
+    let bytes = size_of_val(first);
+    if bytes < FETCH_BYTES {
+        return;
+    }
+    let distance = second.as_ptr().addr().wrapping_sub(first.as_ptr().addr());
+    let are_near = size_of_val(second) == bytes && distance <= u16::MAX.into();
+    let count = if are_near { 2 } else { 1 };
+    cache::fetch_rows(first.as_ptr().cast(), count, bytes, distance);
 }
 
 /// Packs two rows into line `line` of each tile.

@@ -15,7 +15,7 @@
 //!    copied for nothing.
 //! 2. **The next head has the same mask.** Its first visible block is that of this head, and a copied
 //!    mask stays where it is.
-//! 3. **No room, no copies.** Loads read rows where they lie then, after `l2fetch` of the next block.
+//! 3. **No room, no copies.** Loads read rows where they lie then, after `l2fetch` of the next block's keys.
 
 use core::ops::Range;
 
@@ -219,18 +219,17 @@ impl<'a, 'v> Ahead<'a, 'v> {
         (current, copies)
     }
 
-    /// Brings the keys and values of a block towards the processor, once.
+    /// Brings the keys of a block towards the processor, once. They are read first, and a fetch of the values would end theirs.
     fn fetch(&mut self, place: BlockPlace) {
         if self.keys.held.contains(&Some(place)) {
             return;
         }
         self.keys.held[0] = Some(place);
         let count = place.positions(self.job, self.plan).len();
-        for view in [&self.job.src.k, &self.job.src.v] {
-            let shape = &view.shape;
-            let rows = view.tail(shape.row([place.start, place.kv_head, place.stream]));
-            cache::fetch_rows(rows.as_ptr(), count, shape.row_bytes(), shape.nb[1]);
-        }
+        let View { shape, .. } = &self.job.src.k;
+        let row = shape.row([place.start, place.kv_head, place.stream]);
+        let rows = self.job.src.k.tail(row);
+        cache::fetch_rows(rows.as_ptr(), count, shape.row_bytes(), shape.nb[1]);
     }
 }
 
