@@ -20,8 +20,8 @@
 //! SOURCE: Hexagon V73 Programmer's Reference Manual, 5.10.3 to 5.10.5: `dccleana` and `dccleaninva`
 //! look up the address in the data cache, and `dczeroa` allocates a line of 32 bytes there; Linux
 //! arch/hexagon/mm/cache.c and LLVM compiler-rt lib/builtins/hexagon/memcpy.S have lines of 32 bytes,
-//! too. Hot Chips 27, "Architecture of the Hexagon 680 DSP": the second-level cache is the first level
-//! for vectors. llama.cpp ggml-hexagon htp/hex-utils.h at ggml 0.26.0 uses `dccleaninva` and `syncht` in steps
+//! too. That the second-level cache is the first one for vectors is what reports of Qualcomm's talk at Hot Chips 27 say
+//! of the Hexagon 680; no manual that was read here says so. llama.cpp ggml-hexagon htp/hex-utils.h at ggml 0.26.0 uses `dccleaninva` and `syncht` in steps
 //! of 128 bytes between the operations of a batch, and htp/main.c writes back and drops the whole cache before and
 //! after one. Not run on a device.
 
