@@ -28,8 +28,10 @@ pub(super) fn from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let sign = (bits >> 16) & 0x8000;
-    // Normal results: round the 13 bits that fall off, then move the exponent's bias.
-    let normal = (magnitude.wrapping_sub(0x3800_0000) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    // Normal results: round the 13 bits that fall off, then move the exponent's bias. Smaller numbers wrap, and are not
+    // used.
+    let half_less = 0xfff + ((magnitude >> 13) & 1);
+    let normal = magnitude.wrapping_sub(0x3800_0000).wrapping_add(half_less) >> 13;
     // Subnormal results: adding 0.5 puts the last bit of f16 at the last bit of the sum, and the
     // sum rounds.
     let subnormal = (f32::from_bits(magnitude) + 0.5)
@@ -90,6 +92,9 @@ mod tests {
             3.1e-8,
             f32::MIN_POSITIVE,
             1e-45,
+            // Just below 2^-15, where the bits of normal results wrap.
+            f32::from_bits(0x37ff_f001),
+            f32::from_bits(0x37ff_ffff),
         ] {
             assert_eq!(from_f32(x), half::f16::from_f32(x).to_bits(), "{x:e}");
         }
