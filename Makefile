@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 
-.PHONY: help demo test test-all long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri sanitize mutants soak hostile batch tool plugin stock dist dist-check vendor
+.PHONY: help demo test test-all long bench model kld ops optable figures unit lint msrv deny names results build fetch nightly dsp fuzz miri narrow sanitize mutants soak hostile batch tool plugin stock dist dist-check vendor
 
 help:
 	@echo "make demo   generate text on a simulated RK3588 (CHIP=hexagon-v75: on that)"
@@ -34,6 +34,7 @@ help:
 	@echo "            (VENDOR=rknn: the Rockchip device under librknnrt 1.5.2, above an emulated kernel and NPU)"
 	@echo "make fuzz   arbitrary input to each target of fuzz/, for HOURS of CPU time each; 5 minutes if not given"
 	@echo "make sanitize  Rust tests with the address and the thread sanitizer; make miri: those of the thread pools in Miri"
+	@echo "make narrow Rust tests of the DSP's code in a build for 32 bits, as the DSP's is"
 	@echo "make mutants  small faults put into the code, and how many of them the Rust tests notice; MODULE=ring: in that"
 	@echo "make soak   llama-server with faults, NaN prompts and cancelled requests, HOURS=n; 15 minutes if not given"
 	@echo "make hostile  every hostile file of tool/tests/hostile.rs through every command of the tool"
@@ -125,6 +126,10 @@ sanitize:
 
 miri:
 	@$(PYTHON) scripts/sanitize.py miri
+
+# The C library and its start files come with the target, so no compiler for 32 bits is needed.
+narrow:
+	@cargo test --locked --package hexagon-ops --lib --test serve --target i686-unknown-linux-musl
 
 # Needs cargo-mutants and cargo-nextest; scripts/mutants.py has the names of modules.
 mutants:

@@ -16,7 +16,6 @@
 //! library may know values that this file does not.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::mem::{offset_of, size_of};
 
 pub mod code;
 mod table;
@@ -266,17 +265,19 @@ fn library_uri(library: &str, domain: Domain, session: u32) -> String {
     uri
 }
 
-/// Fails the build when the compiler lays a struct out differently from the vendor's C compiler.
-macro_rules! assert_abi {
-    ($name:ident: $size:literal { $($field:ident @ $offset:literal),* $(,)? }) => {
-        const _: () = assert!(size_of::<$name>() == $size);
-        $(const _: () = assert!(offset_of!($name, $field) == $offset);)*
-    };
-}
-
 #[cfg(target_pointer_width = "64")]
 mod abi {
+    use std::mem::{offset_of, size_of};
+
     use super::*;
+
+    /// Fails the build when the compiler lays a struct out differently from the vendor's C compiler.
+    macro_rules! assert_abi {
+        ($name:ident: $size:literal { $($field:ident @ $offset:literal),* $(,)? }) => {
+            const _: () = assert!(size_of::<$name>() == $size);
+            $(const _: () = assert!(offset_of!($name, $field) == $offset);)*
+        };
+    }
 
     assert_abi!(RemoteArg: 16 { pv @ 0, len @ 8 });
     assert_abi!(DspCapability: 12 { domain @ 0, attribute_id @ 4, capability @ 8 });

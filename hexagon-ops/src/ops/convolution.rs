@@ -25,8 +25,8 @@ use self::window::{PlaceRun, Window};
 use super::tensor::{Source, Type, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::hvx::{self, Accumulator, splat_f32};
-use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, Tile};
-use crate::rt::{Arena, Engine, SharedColumns};
+use crate::layout::{Line, Tile};
+use crate::rt::{Arena, Engine, SharedColumns, tiles_of_lines};
 use crate::wire::{WIDE_SOURCES, WINDOW_TAPS};
 
 /// Positions that are computed at a time.
@@ -117,7 +117,9 @@ impl<'a> Checked<'a> {
                     [x0, x1, x2],
                     [y0, y1, y2],
                     [channels, filters, batch],
-                    w3 == channels * filters && x3 == channels * batch && y3 == filters * batch,
+                    w3 == channels * filters
+                        && x3 == channels * batch
+                        && filters.checked_mul(batch) == Some(y3),
                 )
             }
             ConvolutionForm::TransposedLine => (
@@ -385,11 +387,11 @@ pub fn convolution(
     let mut planes = SharedColumns::new(elems, positions);
     let taps = all.taps();
     let weight_lines = (FILTERS * taps).div_ceil(LANES);
-    let tiles = [taps, weight_lines].map(|n| (n * LINE_BYTES).div_ceil(F16_TILE_BYTES));
+    let tiles = tiles_of_lines(taps) + tiles_of_lines(weight_lines);
     let groups = positions.div_ceil(LANES);
     let n_tasks = (engine.threads().min(MAX_TASKS))
         .min(groups)
-        .min(vtcm.len() / tiles.iter().sum::<usize>())
+        .min(vtcm.len() / tiles)
         .max(1);
     let mut arena = Arena::new(vtcm);
     let mut tasks: [Option<PlanesTask<'_>>; MAX_TASKS] = [const { None }; MAX_TASKS];

@@ -159,7 +159,7 @@ pub fn pre(
     if dst.shape.dtype != Type::F32 || dst.shape.ne[2..] != [1, 1] {
         return Err(Error::Operand);
     }
-    let packets = || row_packets(n, (1 + streams) * 2 * ARITHMETIC);
+    let packets = || row_packets(n, (1 + streams).saturating_mul(2 * ARITHMETIC));
     dst.for_row_parts(engine, packets, |row| {
         hvx::widest(MixRow {
             token: row.at[0],
@@ -198,7 +198,7 @@ pub fn post(engine: &Engine, dst: ViewMut<'_>, src: &[Source<'_>; WIDE_SOURCES])
     if dst.shape.dtype != Type::F32 || last != 1 || others {
         return Err(Error::Operand);
     }
-    let packets = || row_packets(n, (2 + streams) * 2 * ARITHMETIC);
+    let packets = || row_packets(n, (2 + streams).saturating_mul(2 * ARITHMETIC));
     dst.for_row_parts(engine, packets, |row| {
         let [stream, token, _] = row.at;
         hvx::widest(MixRow {

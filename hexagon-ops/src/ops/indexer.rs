@@ -19,8 +19,8 @@ use super::fold::Products;
 use super::tensor::{Source, Type, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::hvx::{self, add_f32, max_f32, mul_f32, splat_f32};
-use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, Tile};
-use crate::rt::{Arena, Engine, SharedColumns};
+use crate::layout::{Line, Tile};
+use crate::rt::{Arena, Engine, SharedColumns, tiles_of_lines};
 use crate::wire::WIDE_SOURCES;
 
 /// Positions that are computed at a time.
@@ -246,8 +246,7 @@ pub fn lightning_indexer(
     let mut scores = SharedColumns::new(elems, positions);
     let key_lines = LANES * inputs.lines();
     let query_lines = HEADS * inputs.lines();
-    let tiles = [key_lines, query_lines].map(|n| (n * LINE_BYTES).div_ceil(F16_TILE_BYTES));
-    let tiles: usize = tiles.iter().sum();
+    let tiles = tiles_of_lines(key_lines) + tiles_of_lines(query_lines);
     let groups = positions.div_ceil(LANES);
     let n_tasks = (engine.threads().min(MAX_TASKS))
         .min(groups)

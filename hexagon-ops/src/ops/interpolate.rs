@@ -55,7 +55,7 @@ fn float(n: usize) -> f32 {
     n as f32
 }
 
-/// Returns the largest whole number that is not larger than `x`, which is far below 2^31.
+/// Returns the largest whole number that is not larger than `x`, and `i32::MAX` for `x` of 2^31, the most.
 #[expect(clippy::cast_possible_truncation, reason = "see above")]
 fn floor(x: f32) -> i32 {
     let whole = x as i32;
@@ -110,7 +110,7 @@ impl PlaneAxis {
                 let place = self.clamp(first);
                 let rest = (x - float(place)).clamp(0.0, 1.0);
                 f(place, 1.0 - rest);
-                f(self.clamp(first + 1), rest);
+                f(self.clamp(first.saturating_add(1)), rest);
             }
             Neighbours::Bicubic => {
                 let x = (float(index) + self.offset) / self.scale - self.offset;
@@ -118,8 +118,8 @@ impl PlaneAxis {
                 let rest = x - float_of(first);
                 f(self.clamp(first - 1), far(rest + 1.0));
                 f(self.clamp(first), near(rest));
-                f(self.clamp(first + 1), near(1.0 - rest));
-                f(self.clamp(first + 2), far(2.0 - rest));
+                f(self.clamp(first.saturating_add(1)), near(1.0 - rest));
+                f(self.clamp(first.saturating_add(2)), far(2.0 - rest));
             }
             Neighbours::Antialiased => self.covered(index, f),
         }

@@ -139,7 +139,7 @@ fn rows(
         let range = n0..n.min(n0 + CHUNK);
         let mut sums = hvx::zeros::<{ ROWS * LINES }>();
         for k0 in (0..depth).step_by(DEPTH) {
-            let terms = k0..depth.min(k0 + DEPTH);
+            let terms = k0..k0 + DEPTH.min(depth - k0);
             let count = terms.len();
             hvx::widest(ReadTerms {
                 a,

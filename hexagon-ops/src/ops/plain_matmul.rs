@@ -121,7 +121,7 @@ fn rows(
         let end = n.min(n0 + LANES);
         let mut sums = hvx::zeros::<ROWS>();
         for k0 in (0..k).step_by(DEPTH) {
-            let range = k0..k.min(k0 + DEPTH);
+            let range = k0..k0 + DEPTH.min(k - k0);
             let lines = range.len().div_ceil(LANES);
             a.read_rows(
                 first + n0..first + end,

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::hvx::{self, add_f32, max_f32};
 use crate::ops::elementwise::load;
 use crate::rt::Engine;
+use crate::wire::WINDOW_TAPS;
 
 /// Limit of sizes and strides, with which positions are far from overflow.
 const LARGEST: u32 = 1 << 24;
@@ -102,25 +103,39 @@ impl hvx::Kernel for PoolRow<'_> {
     }
 }
 
+/// Returns `true` if a window is at most as large as a plane with its padding, and has at most as many elements as the
+/// plane, or [`WINDOW_TAPS`]: otherwise a few bytes of padding could ask for hours of work.
+fn is_bounded(params: &Pooling, plane: [usize; 2]) -> bool {
+    let fits = (0..2).all(|i| {
+        let pad = usize::try_from(params.pad[i]).ok();
+        let reach = pad.and_then(|pad| pad.checked_mul(2)?.checked_add(plane[i]));
+        let size = usize::try_from(params.size[i]).ok();
+        size.zip(reach).is_some_and(|(size, reach)| size <= reach)
+    });
+    let [width, height] = params.size.map(u64::from);
+    // CAST: usize has at most 64 bits.
+    let [plane_width, plane_height] = plane.map(|n| n as u64);
+    let most = plane_width
+        .saturating_mul(plane_height)
+        .max(WINDOW_TAPS as u64);
+    fits && width * height <= most
+}
+
 /// Moves a window over each plane of `src`.
 ///
 /// # Errors
-/// `Operand` unless the source is f32, the result is a float with its dimensions 2 and 3, and
+/// `Operand` unless the source is f32 and repeats no element, the result is a float with its dimensions 2 and 3, and
 /// parameters are in range.
 pub fn pool(engine: &Engine, params: Pooling, dst: ViewMut<'_>, src: &Source<'_>) -> Result<()> {
     let view = &src.apart()?;
     let types = view.shape.dtype == Type::F32 && dst.shape.dtype.is_float();
     let small = |values: [u32; 2]| values.iter().all(|value| (1..LARGEST).contains(value));
-    // A window is at most as large as the plane with its padding, so that the operands limit the
-    // work.
-    let bounded = (0..2).all(|i| {
-        let pad = usize::try_from(params.pad[i]).ok();
-        let reach = pad.and_then(|pad| pad.checked_mul(2)?.checked_add(view.shape.ne[i]));
-        let size = usize::try_from(params.size[i]).ok();
-        size.zip(reach).is_some_and(|(size, reach)| size <= reach)
-    });
+    let in_range = small(params.size) && small(params.stride);
+    let [width, height, ..] = view.shape.ne;
+    // The memory of the source limits the work.
+    let bounded = is_bounded(&params, [width, height]) && !view.shape.repeats();
     let shapes = view.shape.ne[2..] == dst.shape.ne[2..];
-    if !types || !small(params.size) || !small(params.stride) || !bounded || !shapes {
+    if !types || !in_range || !bounded || !shapes {
         return Err(Error::Operand);
     }
     let n = dst.shape.ne[0];

@@ -18,8 +18,8 @@ use self::state::HeadState;
 use super::copy::check_indices;
 use super::tensor::{Source, View, ViewMut};
 use crate::error::{Error, Result};
-use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Tile};
-use crate::rt::{Arena, Engine, SharedColumns};
+use crate::layout::Tile;
+use crate::rt::{Arena, Engine, SharedColumns, tiles_of_lines};
 use crate::wire::WIDE_SOURCES;
 
 /// Most tasks of a step.
@@ -147,7 +147,7 @@ pub fn recurrence(
     let mut states = SharedColumns::new(states, token_elems * sizes.columns);
 
     let lines = HeadState::lines(sizes.unit_rows(), sizes.columns);
-    let tiles = (lines * LINE_BYTES).div_ceil(F16_TILE_BYTES);
+    let tiles = tiles_of_lines(lines);
     let n_tasks = (engine.threads().min(MAX_TASKS))
         .min(sizes.heads)
         .min(vtcm.len() / tiles)

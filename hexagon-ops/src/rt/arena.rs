@@ -1,7 +1,13 @@
 //! An arena of VTCM: hands out disjoint pieces, and never more than there is.
 
 use crate::error::{Error, Result};
-use crate::layout::{F16_TILE_BYTES, LINE_BYTES, Line, Tile};
+use crate::layout::{F16_TILE_BYTES, F16_TILE_LINES, Line, Tile};
+
+/// Returns the tiles that hold `count` lines. A product with the bytes of a line could exceed the DSP's 32-bit words.
+#[must_use]
+pub const fn tiles_of_lines(count: usize) -> usize {
+    count.div_ceil(F16_TILE_LINES)
+}
 
 /// The part of VTCM that is still free, in tiles of 2 KiB.
 #[derive(Debug)]
@@ -36,7 +42,7 @@ impl<'a> Arena<'a> {
             }
             None => Err(Error::VtcmFull {
                 what,
-                need_bytes: count * F16_TILE_BYTES,
+                need_bytes: count.saturating_mul(F16_TILE_BYTES),
                 have_bytes,
             }),
         }
@@ -47,7 +53,7 @@ impl<'a> Arena<'a> {
     /// # Errors
     /// `VtcmFull` if fewer are left.
     pub fn lines(&mut self, what: &'static str, count: usize) -> Result<&'a mut [Line]> {
-        let tiles = self.tiles(what, (count * LINE_BYTES).div_ceil(F16_TILE_BYTES))?;
+        let tiles = self.tiles(what, tiles_of_lines(count))?;
         Ok(&mut bytemuck::cast_slice_mut(tiles)[..count])
     }
 }
@@ -72,5 +78,18 @@ mod tests {
                 have_bytes: 0
             })
         );
+    }
+
+    /// `2^25` lines are 4 GiB: their bytes are 0 modulo `2^32`.
+    #[test]
+    fn more_lines_than_memory_has_bytes_are_refused() {
+        let mut vtcm = vec![Tile::ZERO; 4];
+        for count in [1 << 25, (1 << 25) + 16, usize::MAX] {
+            let refused = Arena::new(&mut vtcm).lines("lines", count);
+            assert!(
+                matches!(refused, Err(Error::VtcmFull { .. })),
+                "{count} lines"
+            );
+        }
     }
 }

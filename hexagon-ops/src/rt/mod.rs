@@ -16,7 +16,7 @@
 //! chain of descriptors, started once and awaited once.
 
 mod arena;
-pub use arena::Arena;
+pub use arena::{Arena, tiles_of_lines};
 
 mod copy;
 pub use copy::{Copy, CopyRows, CopyShape};

@@ -100,10 +100,19 @@ pub(super) fn shape_of(tensor: &wire::Tensor) -> Result<Option<Shape>, Failure> 
     let bounds = Failure::bad(BOUNDS);
     let size = |n: u32| usize::try_from(n).map_err(|_| bounds);
     let [n0, n1, n2, n3] = tensor.ne;
+    // Dimensions of 2^31 and more are negative here. They are refused, so that kernels can add to indices in the DSP's
+    // 32-bit words.
+    let least =
+        (n0.cast_signed().min(n1.cast_signed())).min(n2.cast_signed().min(n3.cast_signed()));
     let (n0, n1, n2, n3) = (size(n0)?, size(n1)?, size(n2)?, size(n3)?);
     // Blocks have 32 elements, super-blocks 256.
-    if n0.min(n1).min(n2).min(n3) == 0 || n0 & (dtype.block() - 1) != 0 {
-        return Err(Failure::bad(SHAPE));
+    if least <= 0 || n0 & (dtype.block() - 1) != 0 {
+        let is_large = least < 0 && !tensor.ne.contains(&0);
+        return Err(if is_large {
+            bounds
+        } else {
+            Failure::bad(SHAPE)
+        });
     }
     let elems = n0.checked_mul(n1).and_then(|n| n.checked_mul(n2));
     elems.and_then(|n| n.checked_mul(n3)).ok_or(bounds)?;

@@ -48,7 +48,8 @@
 //! | POOL_2D | float | F32 | | d = (*, *, a2, a3) | i0–i6 |
 //!
 //! ROPE rotates at most 512 elements of a row: n_dims + offset ≤ d0, mode 24: 2 n_dims = d0 at most. Where a type has
-//! blocks, rows of all operands of COPY, CONCAT and REPEAT are whole blocks.
+//! blocks, rows of all operands of COPY, CONCAT and REPEAT are whole blocks. A window of POOL has at most as many elements as
+//! a plane of its source, or [`WINDOW_TAPS`](super::WINDOW_TAPS).
 //!
 //! Some operations of ggml use another operation's kernel: TOP_K is ARGSORT in descending order with k elements in the
 //! result's rows, ARGMAX the same with one; ADD1 is ADD; GROUP_NORM is NORM of a reshaped tensor; ARANGE is FILL; DUP, CPY and CONT
@@ -56,7 +57,7 @@
 //!
 //! # Strides
 //!
-//! Sources have any strides, zero included (not for SUM). Rows of results are disjoint, and none lies inside another one;
+//! Sources have any strides, zero included (not for SUM and POOL). Rows of results are disjoint, and none lies inside another one;
 //! elements of a row may have gaps. Only for COPY between equal shapes without blocks may dimension 0 have a larger stride
 //! than the others. src0 may be the result itself for functions of elements, gated units, the norms, SOFT_MAX, ROPE,
 //! ROPE_BACK, COPY, REPEAT, CUMSUM, ADD_ID, DIAG_MASK_INF and TRI; src1 may be for ADD, SUB, MUL, DIV, SOFT_MAX and gated
@@ -74,7 +75,7 @@ pub struct Tensor {
     pub dtype: u32,
     /// Byte offset of the first element, a multiple of its size (of a block: of 2, of [`TYPE_MXFP4`]'s: of 1).
     pub offset: u64,
-    /// Elements in dimensions 0 to 3.
+    /// Elements in dimensions 0 to 3, each below 2^31.
     pub ne: [u32; 4],
     /// Bytes from one index to the next; in dimension 0 of quantized types from one block to the next.
     pub nb: [u64; 4],

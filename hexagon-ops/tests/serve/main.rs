@@ -33,6 +33,7 @@ mod ring;
 mod rows;
 mod scan;
 mod seed;
+mod sizes;
 mod solve;
 mod tasks;
 mod tensor;

@@ -74,11 +74,15 @@ impl Plan {
             tasks,
         };
         let have_bytes = size_of_val(machine.vtcm);
-        while plan.lines(job) * LINE_BYTES > have_bytes {
+        loop {
+            let need_bytes = plan.lines(job).saturating_mul(LINE_BYTES);
+            if need_bytes <= have_bytes {
+                break;
+            }
             if plan.queries == 1 {
                 return Err(Error::VtcmFull {
                     what: "attention of one query",
-                    need_bytes: plan.lines(job) * LINE_BYTES,
+                    need_bytes,
                     have_bytes,
                 });
             }
@@ -103,11 +107,14 @@ impl Plan {
         self.rows * (job.dk + 2) + LANES * job.dk.max(job.dv)
     }
 
-    /// Returns the lines that a batch needs, with room for the rounding of [`Arena`].
+    /// Returns the lines that a batch needs, with room for the rounding of [`Arena`], or the largest number: they may be
+    /// more than a word of the DSP can count.
     fn lines(&self, job: &Job<'_>) -> usize {
-        let passes = self.splits * job.kv_heads * self.blocks(job, self.queries);
-        let lines = passes * self.pass_lines(job) + self.tasks * self.scratch_lines(job);
-        lines + 2 * crate::layout::F16_TILE_LINES
+        let passes = (self.splits * job.kv_heads).saturating_mul(self.blocks(job, self.queries));
+        let results = passes.saturating_mul(self.pass_lines(job));
+        let scratch = self.tasks.saturating_mul(self.scratch_lines(job));
+        let rounding = 2 * crate::layout::F16_TILE_LINES;
+        (results.saturating_add(scratch)).saturating_add(rounding)
     }
 }
 
@@ -464,6 +471,54 @@ impl hvx::Kernel for Values<'_> {
                     _ => {}
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hmx::Hmx;
+    use crate::layout::Tile;
+    use crate::ops::attention::{Attention, Sources};
+    use crate::ops::tensor::{Shape, Type, View};
+    use crate::rt::Engine;
+
+    /// All rows of results together take 4 GiB and some lines, which a word of the DSP cannot count: the plan takes fewer
+    /// queries at a time.
+    #[test]
+    fn a_batch_fits_in_vtcm_however_many_rows_there_are() {
+        let shape = |ne: [usize; 4]| Shape {
+            dtype: Type::F32,
+            ne,
+            nb: [4, 0, 0, 0],
+        };
+        let params = Attention {
+            scale: 1.0,
+            max_bias: 0.0,
+            softcap: 0.0,
+        };
+        let mut vtcm = vec![Tile::ZERO; 64];
+        let mut hmx = Hmx::new(&vtcm);
+        let have_lines = vtcm.len() * crate::layout::F16_TILE_LINES;
+        let machine = Machine {
+            engine: &Engine::new(1),
+            vtcm: &mut vtcm,
+            hmx: &mut hmx,
+        };
+        // A row takes three lines.
+        for queries in [(1 << 25) / 3, (1 << 25) / 3 + 64, 1 << 28] {
+            let src = Sources {
+                q: View::described(shape([1, queries, 1, 1])),
+                k: View::described(shape([1; 4])),
+                v: View::described(shape([1; 4])),
+                mask: None,
+                sinks: None,
+            };
+            let job = Job::new(&params, &src, &shape([1, 1, queries, 1])).unwrap();
+            let plan = Plan::new(&job, queries, &machine).unwrap();
+            let passes = plan.queries.div_ceil(MAX_ROWS);
+            assert!(passes * MAX_ROWS * 3 <= have_lines, "{queries}: {plan:?}");
         }
     }
 }

@@ -55,7 +55,8 @@ impl Sizes {
     /// Returns the bytes of a head's state; `None` if that overflows.
     fn state_bytes(&self) -> Option<usize> {
         let line = LINE_BYTES / size_of::<f32>();
-        (self.columns.div_ceil(line) * LINE_BYTES).checked_mul(self.rows.next_multiple_of(GROUP))
+        let row = self.columns.div_ceil(line).checked_mul(LINE_BYTES)?;
+        row.checked_mul(self.rows.checked_next_multiple_of(GROUP)?)
     }
 }
 

@@ -412,7 +412,8 @@ fn turn(
         None => dst.for_parts(engine, packets, |part| turning.turn(part, None)),
         Some(cells) => {
             let work = || {
-                let token = packets() * heads + ANGLE_PACKETS;
+                let token = packets().saturating_mul(heads);
+                let token = token.saturating_add(ANGLE_PACKETS);
                 (token.saturating_mul(n_tokens), n_tokens)
             };
             let place = |token| [0, checked(cells.index(token, [0; 3])), 0];

@@ -170,7 +170,7 @@ const fn quotient(total: usize, count: usize) -> usize {
 pub struct Shape {
     /// Type of its elements.
     pub dtype: Type,
-    /// Elements in dimensions 0 to 3; dimension 0 is made of whole blocks.
+    /// Elements in dimensions 0 to 3, each below 2^31; dimension 0 is made of whole blocks.
     pub ne: [usize; 4],
     /// Bytes from one index (dimension 0: block) to the next; 0 in a dimension with one index.
     pub nb: [usize; 4],

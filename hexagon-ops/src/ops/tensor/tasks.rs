@@ -42,12 +42,12 @@ pub const SCALAR: usize = 640;
 /// whole row.
 const COLUMNS: usize = 3 * CHUNK;
 
-/// Returns the packets of a row of `elems` elements.
+/// Returns the packets of a row of `elems` elements, or the largest number.
 ///
 /// - `packets`: for 32 elements
 #[must_use]
 pub fn row_packets(elems: usize, packets: usize) -> usize {
-    ROW_PACKETS + (elems.div_ceil(32)).saturating_mul(packets)
+    (elems.div_ceil(32).saturating_mul(packets)).saturating_add(ROW_PACKETS)
 }
 
 /// The tasks of a step.
@@ -298,4 +298,15 @@ fn each_row_with_chunks(part: &mut ViewMut<'_>, run: impl Fn(Row<'_>, &mut Chunk
     let mut memory = hvx::zeros::<{ 4 * CHUNK / 32 }>();
     let chunks = bytemuck::cast_mut(&mut memory);
     part.for_each_row(|row| run(row, chunks));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_that_no_word_can_count_are_the_largest_number() {
+        assert_eq!(row_packets(33, 4), ROW_PACKETS + 8);
+        assert_eq!(row_packets(1 << 20, usize::MAX / 2), usize::MAX);
+    }
 }

@@ -113,7 +113,7 @@ impl Head<'_> {
             return false;
         };
         // The last part has the rest of the result, of which it writes its rows only.
-        let mut parts = out.chunks_mut(queries * s2).enumerate();
+        let mut parts = out.chunks_mut(queries.saturating_mul(s2)).enumerate();
         let n_tasks = n_tiles.div_ceil(per_task);
         let mut tasks: [_; GROUP] = core::array::from_fn(|_| parts.next());
         self.engine.step(None, &mut tasks[..n_tasks], |task| {

@@ -196,15 +196,17 @@ impl TilePlan {
 
     /// Returns the lines of each buffer of keys, of values and of the mask.
     fn copied_lines(&self) -> [usize; 3] {
-        let of_mask = self.queries * self.mask_stride() / LINE_BYTES;
-        let [of_keys, of_values] = self
-            .row_lines
-            .map(|lines| lines * self.strips * TILE_DIM + SPARE);
-        match self.copied {
-            Copied::Nothing => [0; 3],
-            Copied::Cache => [of_keys, of_values, 0],
-            Copied::CacheAndMask => [of_keys, of_values, of_mask],
+        if self.copied == Copied::Nothing {
+            return [0; 3];
         }
+        // Nothing overflows: the tiles of a plan without copies fit in VTCM, so rows are short.
+        let of_rows = |lines| lines * self.strips * TILE_DIM + SPARE;
+        let [of_keys, of_values] = self.row_lines.map(of_rows);
+        let of_mask = match self.copied {
+            Copied::CacheAndMask => self.queries * self.mask_stride() / LINE_BYTES,
+            Copied::Cache | Copied::Nothing => 0,
+        };
+        [of_keys, of_values, of_mask]
     }
 
     /// Returns the lines of the state of a tile of rows: maxima, sums, values.
