@@ -5,6 +5,7 @@
 //! FastRPC call -> Server::invoke -> START   maps the ring, checks its header
 //!                                   SERVE   loop: wish? -> command? -> check -> run -> fence? -> completion
 //!                                           nothing to do for a while -> PARKED, look once more, return
+//!                                           VTCM is wanted by others, no submission is half done -> PARKED, return
 //! ```
 //!
 //! No bytes from the host make the loop panic or run forever. An impossible counter, header or wish
@@ -73,8 +74,8 @@ use crate::rt::Engine;
 use crate::rt::invoke::Call;
 use crate::rt::memory::Table;
 use crate::wire::{
-    ERROR_CALL, ERROR_RING, ERROR_UNITS, ERROR_VERSION, Info, METHOD_SERVE, METHOD_START, Power,
-    STATE_CLOSED, STATE_PARKED, STATE_SERVING, Serve, Start, VERSION,
+    ERROR_CALL, ERROR_LATER, ERROR_RING, ERROR_UNITS, ERROR_VERSION, Info, METHOD_SERVE,
+    METHOD_START, Power, STATE_CLOSED, STATE_PARKED, STATE_SERVING, Serve, Start, VERSION,
 };
 #[cfg(doc)]
 use crate::wire::{STATUS_BAD_COMMAND, STATUS_FAULT, STATUS_MAP_FAILED, STATUS_NO_VTCM};
@@ -257,21 +258,22 @@ where
         })
     }
 
-    /// Reads the ring until it has been empty for a while, or until the host wishes to close.
+    /// Reads the ring until it has been empty for a while, until others want VTCM, or until the host wishes to close.
     ///
     /// # Errors
-    /// `ERROR_RING` if the ring is corrupt, `ERROR_CALL` before START and after the end; codes of [`Platform::answer`].
-    /// The session is closed then.
+    /// `ERROR_LATER` if others want VTCM and the host has published more commands: it calls again. `ERROR_RING` if the ring is
+    /// corrupt, `ERROR_CALL` before START and after the end; codes of [`Platform::answer`]. The session is closed then.
     pub fn serve(&mut self, serve: &Serve) -> Result<(), i32> {
         if self.phase != Phase::Started || serve.reserved != 0 {
             return Err(ERROR_CALL);
         }
         let result = self.read_ring(u64::from(serve.idle_us));
-        if !matches!(result, Ok(Exit::Idle)) {
+        if !matches!(result, Ok(Exit::Idle | Exit::Later)) {
             self.close();
         }
         match result {
-            Ok(_) => Ok(()),
+            Ok(Exit::Later) => Err(ERROR_LATER),
+            Ok(Exit::Idle | Exit::Closed) => Ok(()),
             Err(Stop::Ring) => Err(ERROR_RING),
             Err(Stop::Code(code)) => Err(code),
         }
@@ -345,11 +347,18 @@ where
                         return Ok(Exit::Closed);
                     }
                     ring.answer(&completion);
+                    if work.platform.is_vtcm_wanted() {
+                        ring.announce(STATE_PARKED);
+                        // A host that published commands before it could see that does not call for them.
+                        let is_done = ring.pending()? == 0;
+                        return Ok(if is_done { Exit::Idle } else { Exit::Later });
+                    }
                 }
                 continue;
             }
             let now = work.platform.time_us();
-            if now.saturating_sub(*idle_since.get_or_insert(now)) >= idle_us {
+            let is_idle = now.saturating_sub(*idle_since.get_or_insert(now)) >= idle_us;
+            if is_idle || work.platform.is_vtcm_wanted() {
                 ring.announce(STATE_PARKED);
                 if ring.pending()? == 0 && !ring.wants_close()? {
                     return Ok(Exit::Idle);
@@ -388,6 +397,8 @@ fn argument<T: Pod>(input: &[u8]) -> Result<T, i32> {
 enum Exit {
     /// There was nothing to do.
     Idle,
+    /// There are commands, but others want VTCM.
+    Later,
     /// The host closes the session.
     Closed,
 }

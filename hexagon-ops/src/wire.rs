@@ -37,6 +37,9 @@
 //! looks at the state after it has published commands, and calls again if it is PARKED. Both put a
 //! full fence between their store and their load, so that at least one of them sees the other's
 //! store.
+//!
+//! When another session or program waits for VTCM, the DSP does the same after the current
+//! submission. If the last look finds commands, it returns [`ERROR_LATER`], and the host calls again.
 
 mod call;
 mod operation;

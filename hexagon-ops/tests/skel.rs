@@ -15,9 +15,9 @@ use common::{LIBRARIES, Skip, skel};
 /// Symbols that the library may import.
 ///
 /// SOURCE: imports of Qualcomm's prebuilt libraries, qualcomm/fastrpc test/v75, and of
-/// ggml-hexagon; `pthread_*` and `qurt_*` (weak), exports of FastRPC's unsigned shells,
+/// ggml-hexagon, whose weak functions are weak here, too; `pthread_*` and `qurt_*` (weak), exports of FastRPC's unsigned shells,
 /// scripts/shell_imports.py.
-const IMPORTS: [&str; 27] = [
+const IMPORTS: [&str; 29] = [
     "HAP_debug_v2",
     "HAP_mem_available_stack",
     "HAP_mmap",
@@ -28,12 +28,14 @@ const IMPORTS: [&str; 27] = [
     "compute_resource_attr_get_vtcm_ptr",
     "compute_resource_attr_init",
     "compute_resource_attr_set_hmx_param",
+    "compute_resource_attr_set_release_callback",
     "compute_resource_attr_set_serialize",
     "compute_resource_attr_set_vtcm_param",
     "compute_resource_hmx_lock",
     "compute_resource_hmx_unlock",
     "compute_resource_query_VTCM",
     "compute_resource_release",
+    "compute_resource_update_priority",
     "pthread_attr_init",
     "pthread_attr_setstacksize",
     "pthread_create",

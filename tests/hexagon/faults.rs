@@ -2,6 +2,7 @@
 //! works.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ggml_rust_npu::backend::{Buffer, Device, Stream};
@@ -9,7 +10,7 @@ use ggml_rust_npu::error::{Error, Result};
 use ggml_rust_npu::graph::{Op, Place};
 use ggml_rust_npu::hexagon::device::{Domain, Floats, HexNpu, Serving, SessionOptions};
 use ggml_rust_npu::hexagon::driver::FastRpc;
-use ggml_rust_npu::hexagon::{HexStream, Options};
+use ggml_rust_npu::hexagon::{HexDevice, HexStream, Options};
 use ggml_rust_npu::reference;
 use hexagon_ops::sim::parse_faults;
 
@@ -288,6 +289,48 @@ fn vtcm_that_another_program_holds_is_waited_for() {
         let text = device_with(sim, options).unwrap_err().to_string();
         assert!(text.contains("held VTCM"), "{serving:?}: {text}");
     }
+}
+
+/// Each waits for VTCM that the other one has, and gets it after the other one's submission.
+#[test]
+fn two_sessions_that_generate_take_turns() {
+    const TURNS: usize = 30;
+    let mut sim = strict(75);
+    sim.shared_vtcm = true;
+    let rpc = FastRpc::simulate(sim).unwrap();
+    let caps = ggml_rust_npu::hexagon::caps::by_arch(75).unwrap();
+    let devices = [("HEX0", 0), ("HEX1", 1)].map(|(name, session)| {
+        let options = Options { session, ..OPTIONS };
+        HexDevice::start(name, &rpc, caps, options).unwrap()
+    });
+    let mut numbers = Numbers::new(45);
+    let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
+    let act = numbers.floats(64);
+    let want = devices.each_ref().map(|device| {
+        let home = buffer_with(device, &w, Place::Packed);
+        mul_mat(device, &w, &home, &act, [64, 1, 1, 1]).unwrap()
+    });
+    assert_eq!(want[0], want[1]);
+    let (finished, w, act) = (AtomicUsize::new(0), &w, &act[..]);
+    std::thread::scope(|scope| {
+        for (device, want) in devices.iter().zip(&want) {
+            let finished = &finished;
+            scope.spawn(move || {
+                let home = buffer_with(device, w, Place::Packed);
+                let mut turns = 0;
+                // Busy until both are done.
+                while finished.load(Ordering::Relaxed) < 2 {
+                    let have = mul_mat(device, w, &home, act, [64, 1, 1, 1]);
+                    let is_right = have.as_ref().is_ok_and(|have| have == want);
+                    turns += 1;
+                    if turns == TURNS || !is_right {
+                        finished.fetch_add(1, Ordering::Relaxed);
+                    }
+                    assert!(is_right, "turn {turns}: {have:?}");
+                }
+            });
+        }
+    });
 }
 
 #[test]

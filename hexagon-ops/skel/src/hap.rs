@@ -30,9 +30,22 @@ pub type VectorUnits = unsafe extern "C" fn() -> c_int;
 /// ggml-hexagon htp/main.c calls it for v79 and later.
 pub type ProtectedCorners = unsafe extern "C" fn(*mut c_void, u8) -> c_int;
 
+/// The function that the resource manager calls when a client of higher priority waits for a resource: its number, and the
+/// last argument of [`SetReleaseCallback`]. It must not block.
+///
+/// SOURCE: public copies of Qualcomm's `HAP_compute_res.h`, as for the two below.
+pub type ReleaseCallback = unsafe extern "C" fn(c_uint, *mut c_void) -> c_int;
+
+/// `compute_resource_attr_set_release_callback`.
+pub type SetReleaseCallback =
+    unsafe extern "C" fn(*mut Attributes, ReleaseCallback, *mut c_void) -> c_int;
+
+/// `compute_resource_update_priority`: a resource, and the priority of a QuRT thread.
+pub type UpdatePriority = unsafe extern "C" fn(c_uint, u16) -> c_int;
+
 // Optional functions: the loader leaves the ones null that its system does not have.
 //
-// SOURCE: names, as exported by unsigned FastRPC shells for V73 to V81; both are weak in public
+// SOURCE: names, as exported by unsigned FastRPC shells for V73 to V81; all are weak in public
 // code that calls them.
 unsafe extern "C" {
     /// Writes a line to the DSP's log.
@@ -44,6 +57,12 @@ unsafe extern "C" {
     /// Tells how many vector contexts there are.
     #[linkage = "extern_weak"]
     pub static qurt_hvx_get_units: Option<VectorUnits>;
+    /// Sets the function that is called when others want the resource.
+    #[linkage = "extern_weak"]
+    pub static compute_resource_attr_set_release_callback: Option<SetReleaseCallback>;
+    /// Sets the priority with which the resource is held.
+    #[linkage = "extern_weak"]
+    pub static compute_resource_update_priority: Option<UpdatePriority>;
     /// Allows the highest clocks of the bus; from v79 on.
     #[linkage = "extern_weak"]
     pub static sysmon_set_dcvs_v3_protected_bus_corners: Option<ProtectedCorners>;

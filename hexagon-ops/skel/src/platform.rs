@@ -15,6 +15,8 @@ use crate::{hap, log, power};
 
 /// Set when the handle is being closed: the call that serves returns.
 pub static CLOSING: AtomicBool = AtomicBool::new(false);
+/// Set when others want the VTCM that a call has: a call that serves returns after the current submission.
+pub static VTCM_WANTED: AtomicBool = AtomicBool::new(false);
 
 /// The DSP around the loop.
 #[derive(Debug, Default)]
@@ -99,6 +101,10 @@ impl Platform for Dsp {
 
     fn votes(&self) -> [i32; VOTES.len()] {
         self.votes
+    }
+
+    fn is_vtcm_wanted(&self) -> bool {
+        VTCM_WANTED.load(Ordering::Relaxed)
     }
 
     fn relax(&mut self, _polls: u32) -> Result<(), i32> {

@@ -1,11 +1,13 @@
 //! The one session of this process, and the lock that admits one thread to it.
 
 use core::cell::UnsafeCell;
+use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{F16_TILE_BYTES, Tile};
 use hexagon_ops::rt::invoke::Call;
+use hexagon_ops::rt::thread_priority;
 use hexagon_ops::serve::{Server, State, Units};
 use hexagon_ops::wire::{
     ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START, Start,
@@ -13,7 +15,7 @@ use hexagon_ops::wire::{
 
 use crate::code::{INVALID_HANDLE, OUT_OF_HANDLES};
 use crate::hap::{self, Attributes};
-use crate::platform::{CLOSING, Dsp};
+use crate::platform::{CLOSING, Dsp, VTCM_WANTED};
 use crate::{log, power, stack};
 
 /// Architecture that this library is built for.
@@ -27,9 +29,17 @@ pub const ARCH: u32 = match env!("SKEL_ARCH").as_bytes() {
 /// The only handle.
 const HANDLE: u64 = 1;
 /// Length of one wait for VTCM, and the number of waits of START: other programs release VTCM when
-/// they are idle.
+/// they are idle, or when they are asked to.
 const ACQUIRE_US: u32 = 100_000;
 const ACQUIRE_TURNS: u32 = 100;
+/// Difference between the priority of the calling thread and that with which VTCM is held. Larger numbers are lower
+/// priorities, and the resource manager asks for a release only if a client of higher priority waits: so sessions of equal
+/// priority, ggml-hexagon's among them, are asked, too.
+///
+/// SOURCE: llama.cpp ggml-hexagon htp/main.c (`vtcm_acquire`), with the same difference.
+const HOLDING_PRIORITY: u16 = 10;
+/// The lowest priority of a QuRT thread.
+const LOWEST_PRIORITY: u16 = 254;
 
 /// [`STAGE`]: no handle is open.
 const FREE: u32 = 0;
@@ -193,6 +203,26 @@ fn with_units(server: &mut Loop, call: Call<'_>) -> Result<(), i32> {
     result
 }
 
+/// Has the resource manager ask for a resource when a client with the priority of this thread waits.
+fn hold_with_low_priority(resource: c_uint) {
+    // SAFETY: the loader has set it, and nothing writes it.
+    let Some(update) = (unsafe { hap::compute_resource_update_priority }) else {
+        return;
+    };
+    let own = u16::try_from(thread_priority()).unwrap_or(0);
+    if (1..=LOWEST_PRIORITY).contains(&own) {
+        let priority = LOWEST_PRIORITY.min(own + HOLDING_PRIORITY);
+        // SAFETY: takes no address.
+        unsafe { update(resource, priority) };
+    }
+}
+
+/// Remembers that others want VTCM.
+extern "C" fn on_vtcm_wanted(_resource: c_uint, _context: *mut c_void) -> c_int {
+    VTCM_WANTED.store(true, Ordering::Relaxed);
+    0
+}
+
 /// VTCM, and the right to lock the matrix unit, until dropped.
 struct Lent {
     resource: u32,
@@ -225,6 +255,13 @@ impl Lent {
         // One page: the matrix unit wants its operands in one.
         // SAFETY: as above.
         failed |= unsafe { hap::compute_resource_attr_set_vtcm_param(attributes, bytes, 1) };
+        VTCM_WANTED.store(false, Ordering::Relaxed);
+        // A system that has the function and fails does not ask; that is no reason to refuse.
+        // SAFETY: the loader has set it, and nothing writes it.
+        if let Some(set) = unsafe { hap::compute_resource_attr_set_release_callback } {
+            // SAFETY: as above; the callback needs no context.
+            unsafe { set(attributes, on_vtcm_wanted, core::ptr::null_mut()) };
+        }
         // SAFETY: as above.
         failed |= unsafe { hap::compute_resource_attr_set_hmx_param(attributes, 1) };
         if failed != 0 {
@@ -234,6 +271,7 @@ impl Lent {
             // SAFETY: as above.
             let resource = unsafe { hap::compute_resource_acquire(attributes, ACQUIRE_US) };
             if resource != 0 {
+                hold_with_low_priority(resource);
                 // SAFETY: acquired.
                 let start = unsafe { hap::compute_resource_attr_get_vtcm_ptr(attributes) };
                 let lent = Self {

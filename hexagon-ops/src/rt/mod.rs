@@ -56,7 +56,7 @@ mod bytes;
 #[expect(unsafe_code, reason = "the DMA engine and threads work on addresses")]
 mod qurt;
 #[cfg(target_arch = "hexagon")]
-pub use qurt::Engine;
+pub use qurt::{Engine, thread_priority};
 
 /// The part of a step that the matrix unit computes, beside the step's tasks.
 pub trait MatrixPart: Send {

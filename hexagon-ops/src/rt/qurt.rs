@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use self::dma::{Chain, Waited};
 use self::threads::Team;
 use super::cache::{self, Access};
+pub use self::threads::thread_priority;
 use super::workers::TaskList;
 use super::{Copy, CopyRows, MatrixPart};
 

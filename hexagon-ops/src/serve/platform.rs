@@ -41,6 +41,12 @@ pub trait Platform {
     /// A code that the call of METHOD_SERVE returns at once, because the handle is being closed.
     fn relax(&mut self, polls: u32) -> Result<(), i32>;
 
+    /// Returns `true` if another session or program waits for VTCM and the matrix unit, which a call of METHOD_SERVE has: it
+    /// returns after the current submission.
+    fn is_vtcm_wanted(&self) -> bool {
+        false
+    }
+
     /// Called before each command that computes. If it returns `false`, the command is answered but
     /// not executed: a stand-in can wait here, or skip all computation to measure the other costs.
     fn begin(&mut self) -> bool {

@@ -123,7 +123,7 @@ unsafe extern "C" fn remote_handle64_invoke<const SLOT: usize>(
         // SAFETY: the C contract of `args`: as many as `scalars` says, each a buffer that nothing
         // else uses during the call.
         let call = unsafe { Call::new(Scalars(scalars), args) };
-        state.sessions.invoke(handle, call)
+        state.sessions.invoke(state, handle, call)
     })
 }
 

@@ -11,6 +11,7 @@ use sim_common::fault::Injector;
 use super::fault::Trouble;
 use super::rpcmem::{Allocation, is_whole_pages};
 use super::session::Process;
+use super::vtcm::Vtcm;
 use super::{MachineState, lock, vendor_error};
 use crate::ffi::code;
 use crate::rt::cache::Access;
@@ -75,6 +76,8 @@ pub(super) struct Dsp {
     /// `true` if the library has instructions that the chip lacks.
     is_illegal: bool,
     votes: [i32; VOTES.len()],
+    /// VTCM that the running call has.
+    vtcm: Arc<Vtcm>,
     command_time: Duration,
     /// Results of [`Platform::map`], by address; an address can occur more than once.
     kept: Vec<(usize, Kept)>,
@@ -99,6 +102,7 @@ impl Dsp {
             compute: state.options.compute,
             is_illegal: !state.options.ieee_float && !is_qfloat,
             votes: state.options.votes,
+            vtcm: Arc::clone(&state.vtcm),
             command_time: state.options.command_time,
             kept: Vec::new(),
             ring: None,
@@ -138,6 +142,10 @@ impl Platform for Dsp {
 
     fn votes(&self) -> [i32; VOTES.len()] {
         self.votes
+    }
+
+    fn is_vtcm_wanted(&self) -> bool {
+        self.vtcm.is_wanted()
     }
 
     fn map(&mut self, fd: i32, bytes: usize) -> Result<Mapped, u32> {

@@ -6,6 +6,7 @@
 //!                              +-> control.rs  requests about sessions and the DSP
 //!                              +-> session.rs  processes on the DSP, handles
 //!                              +-> dsp.rs      the Server's Platform: mappings, caches, clock
+//!                              +-> vtcm.rs     the VTCM that calls share
 //!                              +-> rpcmem.rs   allocations; copies for host, DSP and main memory (strict coherence)
 //!                              +-> fault.rs    what shall go wrong
 //! ```
@@ -28,7 +29,7 @@
 //!   bring up to date. [`Machine::host_cache`] provides the host's operations, which are
 //!   instructions on hardware.
 //!
-//! It does not model time, nor sharing: each handle has all of the VTCM.
+//! It does not model time. Each handle has all of the VTCM, unless [`Options::shared_vtcm`] has them take turns.
 //!
 //! Diagnostics go to the `log` target `libcdsprpc`.
 
@@ -50,6 +51,7 @@ mod export;
 mod fault;
 mod rpcmem;
 mod session;
+mod vtcm;
 
 pub use fault::{Fault, Trouble, knows, parse_faults};
 pub use sim_common::fault::{Effect, FaultError, When};
@@ -89,6 +91,8 @@ pub struct Options {
     pub votes: [i32; crate::wire::VOTES.len()],
     /// First calls of METHOD_SERVE that find VTCM in use by another program.
     pub vtcm_taken: u64,
+    /// `true` if only one call of all handles has VTCM at a time, and learns when another one waits for it.
+    pub shared_vtcm: bool,
     /// Shortest time that a computing command takes.
     pub command_time: std::time::Duration,
     /// `true` if commands are executed; if not, they are only answered, to time everything else.
@@ -129,6 +133,7 @@ impl Options {
             ieee_float: true,
             votes: [0; crate::wire::VOTES.len()],
             vtcm_taken: 0,
+            shared_vtcm: false,
             command_time: std::time::Duration::ZERO,
             compute: true,
         }
@@ -254,6 +259,7 @@ struct MachineState {
     injector: Arc<Injector<Trouble>>,
     memory: rpcmem::AllocationTable,
     sessions: session::Sessions,
+    vtcm: Arc<vtcm::Vtcm>,
 }
 
 static MACHINES: Slots<MachineState> = Slots::new();
@@ -277,6 +283,7 @@ pub fn start(options: Options) -> Result<Machine, StartError> {
         injector: Arc::new(Injector::new(options.faults.clone())),
         memory: rpcmem::AllocationTable::default(),
         sessions: session::Sessions::new(options.domains()),
+        vtcm: Arc::default(),
         options,
     });
     let slot = MACHINES.take(&state)?;

@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use super::dsp::{Closing, Dsp};
 use super::rpcmem::{Allocation, is_whole_pages};
@@ -19,7 +20,8 @@ use crate::layout::{F16_TILE_BYTES, Tile};
 use crate::rt::invoke::Call;
 use crate::serve::{self, Server, Units};
 use crate::wire::{
-    ERROR_CALL, ERROR_LATER, ERROR_STACK, METHOD_SERVE, METHOD_START, STACK_NEEDED_BYTES,
+    ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START,
+    STACK_NEEDED_BYTES,
 };
 
 /// Factor of the session's number in an effective domain: domain + factor · session.
@@ -31,6 +33,10 @@ const NUM_DOMAINS: c_int = 8;
 ///
 /// SOURCE: qualcomm/fastrpc src/fastrpc_apps_user.c (`DEFAULT_UTHREAD_STACK_SIZE`).
 const DEFAULT_STACK_BYTES: c_int = 16 << 10;
+
+/// Longest wait of a call for VTCM that another one has, as in the library for the DSP (`skel/src/session.rs`).
+const SERVE_PATIENCE: Duration = Duration::from_millis(100);
+const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Memory that the host has announced to a process.
 #[derive(Debug)]
@@ -220,7 +226,12 @@ impl Sessions {
     }
 
     /// Implements `remote_handle64_invoke`.
-    pub(super) fn invoke(&self, handle: Handle, call: Option<Call<'_>>) -> Result<(), c_int> {
+    pub(super) fn invoke(
+        &self,
+        state: &MachineState,
+        handle: Handle,
+        call: Option<Call<'_>>,
+    ) -> Result<(), c_int> {
         let found = lock(&self.handles).get(&handle).map(Arc::clone);
         let open = found.ok_or(code::EINVHANDLE)?;
         let stack_bytes = {
@@ -248,6 +259,15 @@ impl Sessions {
         if call.method == METHOD_SERVE && now.fetch_update(relaxed, relaxed, one_less).is_ok() {
             return Err(ERROR_LATER);
         }
+        let _held = if state.options.shared_vtcm {
+            let (patience, refusal) = match call.method {
+                METHOD_SERVE => (SERVE_PATIENCE, ERROR_LATER),
+                _ => (START_PATIENCE, ERROR_UNITS),
+            };
+            Some(state.vtcm.acquire(patience).ok_or(refusal)?)
+        } else {
+            None
+        };
         catch_unwind(AssertUnwindSafe(|| server.invoke(call))).unwrap_or_else(|_| {
             open.process.inside().lost = true;
             Err(code::dsp(code::ECPUEXCEPTION))

@@ -112,7 +112,7 @@ pub const ERROR_CALL: i32 = 0x4e04;
 /// Error of [`METHOD_START`]: the calling thread has less than [`STACK_NEEDED_BYTES`] of stack.
 pub const ERROR_STACK: i32 = 0x4e05;
 
-/// Error of [`METHOD_SERVE`]: another program holds VTCM. The host calls again a little later.
+/// Error of [`METHOD_SERVE`]: another session or program holds VTCM, or waits for it. The host calls again a little later.
 pub const ERROR_LATER: i32 = 0x4e06;
 
 /// Returns the meaning of an error above, or `None` for other codes.

@@ -96,6 +96,8 @@ pub struct Around {
     pub cache_operations: Vec<CacheOperation>,
     /// Code that `answer` must return once.
     pub answer: Option<i32>,
+    /// Others want VTCM.
+    pub is_vtcm_wanted: bool,
 }
 
 impl Around {
@@ -161,6 +163,10 @@ impl Platform for System {
     fn relax(&mut self, _polls: u32) -> Result<(), i32> {
         self.0.borrow_mut().now += 1000;
         Ok(())
+    }
+
+    fn is_vtcm_wanted(&self) -> bool {
+        self.0.borrow().is_vtcm_wanted
     }
 
     fn answer(&mut self, _completion: &mut Completion) -> Result<(), i32> {

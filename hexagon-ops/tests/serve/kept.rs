@@ -1,6 +1,6 @@
 //! Commands of lists that run again: they give what they gave before, and are checked again when anything changed.
 
-use hexagon_ops::layout::WeightType;
+use hexagon_ops::layout::{Line, Tile, WeightType};
 use hexagon_ops::serve::{BOUNDS, EXPERT, ROW, UNMAPPED};
 use hexagon_ops::wire::{
     self, Command, Completion, List, Map, MatMul, MatMulId, Plain, Unmap, Weights,
@@ -147,6 +147,34 @@ fn all_kernels_give_the_same_bytes_again() {
         }
     }
     assert!(executed > 2 * wire::OPERATIONS.len() - 20, "{executed}");
+}
+
+/// VTCM holds activations, the table of exponentials and whatever the others write there meanwhile.
+#[test]
+fn vtcm_that_others_had_is_filled_again() {
+    let mut kept = Kept::new();
+    for (i, command) in products().into_iter().enumerate() {
+        let (want, want_bytes) = kept.direct(command, false);
+        kept.fill(false);
+        kept.host.submit(&[command, command]);
+        kept.host.submit(&[command]);
+        kept.host.around().is_vtcm_wanted = true;
+        // After the first submission, although the second one waits.
+        assert_eq!(kept.host.serve(), Err(wire::ERROR_LATER), "command {i}");
+        assert_eq!(kept.host.shared.load(wire::STATE), wire::STATE_PARKED);
+        assert_eq!(status(&kept.host.collect().unwrap()), status(&want));
+        assert_eq!(kept.host.collect(), None);
+        kept.host
+            .server
+            .units()
+            .vtcm
+            .fill(Tile([Line([0x7d; 128]); 16]));
+        assert_eq!(kept.host.serve(), Ok(()), "command {i}");
+        assert_eq!(kept.host.shared.load(wire::STATE), wire::STATE_PARKED);
+        assert_eq!(status(&kept.host.collect().unwrap()), status(&want));
+        assert!(kept.bytes() == want_bytes, "command {i}");
+        kept.host.around().is_vtcm_wanted = false;
+    }
 }
 
 proptest! {

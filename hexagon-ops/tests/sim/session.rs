@@ -1,5 +1,7 @@
 //! Products end to end, on one thread and with a thread that serves, in one session and in two.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use hexagon_ops::ffi::{
@@ -7,8 +9,11 @@ use hexagon_ops::ffi::{
     ReserveNewSession, code, skel_uri,
 };
 use hexagon_ops::layout::WeightType;
+use hexagon_ops::rt::shared::Shared;
 use hexagon_ops::sim::Options;
-use hexagon_ops::wire::{Command, Nop, STATE, STATE_CLOSED, STATE_PARKED, WISH, WISH_CLOSE};
+use hexagon_ops::wire::{
+    Command, ERROR_LATER, Nop, STATE, STATE_CLOSED, STATE_PARKED, WISH, WISH_CLOSE,
+};
 
 use crate::common::Numbers;
 use crate::host::{
@@ -104,6 +109,78 @@ fn closing_a_handle_ends_its_call() {
     assert_eq!(close(&session.api, session.handle), 0);
     assert_ne!(server.join().unwrap(), 0);
     assert_eq!(session.shared.load(STATE), STATE_CLOSED);
+}
+
+/// Ends all calls that serve.
+struct End<'a> {
+    sessions: [Arc<Shared>; 2],
+    is_over: &'a AtomicBool,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for shared in &self.sessions {
+            shared.store(WISH, WISH_CLOSE);
+        }
+    }
+}
+
+/// Neither session is ever idle for long enough to park: only the wish of the other one for VTCM makes its call return.
+#[test]
+fn a_busy_session_gives_vtcm_to_one_that_waits() {
+    let mut numbers = Numbers::default();
+    let mut options = Options::new(75);
+    options.shared_vtcm = true;
+    let machine = start(options);
+    let mut sessions = [0; 2].map(|_| Session::new(&machine, 75));
+    let products = [0, 1].map(|i| {
+        sessions[i].start().unwrap();
+        Product::new(&mut sessions[i], WeightType::Q4_0, 2, &mut numbers)
+    });
+    products.iter().for_each(Product::load);
+    let is_over = AtomicBool::new(false);
+    let end = End {
+        sessions: sessions
+            .each_ref()
+            .map(|session| Arc::clone(&session.shared)),
+        is_over: &is_over,
+    };
+    thread::scope(|scope| {
+        // Dropped before the threads are joined, also by a failure.
+        let _end = end;
+        for session in &sessions {
+            let (api, handle, is_over) = (session.api, session.handle, &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let code = serve(&api, handle, u32::MAX);
+                    let is_end = is_over.load(Ordering::Relaxed);
+                    assert!([0, ERROR_LATER].contains(&code) || is_end, "{code:#x}");
+                }
+            });
+        }
+        let [busy, waiting] = &mut sessions;
+        let (command, is_over) = (products[0].command, &is_over);
+        scope.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                busy.submit(&[command]);
+                while !is_over.load(Ordering::Relaxed) {
+                    if let Some(completion) = busy.collect() {
+                        assert_eq!(completion.status, 0);
+                        break;
+                    }
+                    thread::yield_now();
+                }
+            }
+        });
+        for _ in 0..50 {
+            waiting.submit(&[products[1].command]);
+            assert_eq!(wait_for(|| waiting.collect()).status, 0);
+        }
+    });
+    for product in &products {
+        assert!(product.error() < NMSE);
+    }
 }
 
 #[test]

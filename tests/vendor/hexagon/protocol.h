@@ -87,6 +87,7 @@ _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "control page");
 struct vtcm_owner {
   uint32_t process;        // VTCM_FREE, VTCM_OTHER or the number of a process
   uint32_t other_until_ms; // monotonic clock; then VTCM_OTHER gives it back
+  uint32_t waiting;        // processes that wait for it
 };
 
 #endif

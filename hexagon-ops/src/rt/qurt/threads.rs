@@ -134,7 +134,8 @@ unsafe extern "C" fn work() {
 }
 
 /// Returns the calling thread's priority, 0 if it cannot be asked.
-fn priority() -> c_int {
+#[must_use]
+pub fn thread_priority() -> c_int {
     // SAFETY: the loader has set it, and nothing writes it.
     let Some(id) = (unsafe { qurt_thread_get_id }) else {
         return 0;
@@ -233,7 +234,7 @@ impl Team {
         if wanted == 0 || !has_all() || IS_TAKEN.swap(true, Ordering::Acquire) {
             return team;
         }
-        PRIORITY.store(priority(), Ordering::Relaxed);
+        PRIORITY.store(thread_priority(), Ordering::Relaxed);
         WORKERS.restart();
         MATRIX.restart();
         while team.started < wanted && team.start_next() {}

@@ -87,6 +87,8 @@ struct thread {
 extern uint8_t *vtcm;
 extern uint32_t matrix_locked;
 void map_vtcm(void);
+// Calls the release callback once if this process has VTCM and another waits.
+void ask_for_release(void);
 
 // matrix.c: `kind` is one of enum word.
 enum word {

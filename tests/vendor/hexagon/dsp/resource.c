@@ -6,6 +6,11 @@ uint8_t *vtcm;
 uint32_t matrix_locked;
 static struct vtcm_owner *owner;
 static uint32_t held;
+static int (*release_callback)(uint32_t, void *);
+static void *release_context;
+// Held with a lower priority than that of the threads that wait.
+static uint32_t is_low;
+static uint32_t is_asked;
 
 // The number of the only resource.
 #define RESOURCE 7u
@@ -56,6 +61,14 @@ int compute_resource_attr_set_vtcm_param(void *attributes, uint32_t bytes,
   return bytes > VTCM_BYTES;
 }
 
+int compute_resource_attr_set_release_callback(
+    void *attributes, int (*callback)(uint32_t, void *), void *context) {
+  (void)attributes;
+  release_callback = callback;
+  release_context = context;
+  return 0;
+}
+
 static int take(void) {
   uint32_t other = VTCM_OTHER, nobody = VTCM_FREE;
   if (owner->process == VTCM_OTHER &&
@@ -69,13 +82,17 @@ static int take(void) {
 uint32_t compute_resource_acquire(void *attributes, uint32_t timeout_us) {
   (void)attributes;
   uint64_t end = now_us() + timeout_us;
-  while (!take()) {
-    if (now_us() >= end)
-      return 0;
+  uint32_t is_taken = 0;
+  __atomic_fetch_add(&owner->waiting, 1, __ATOMIC_SEQ_CST);
+  while (!(is_taken = take()) && now_us() < end) {
     long millisecond[4] = {0, 1000000, 0, 0};
     system_call(SYS_NANOSLEEP, (long)millisecond, 0, 0, 0, 0, 0);
   }
+  __atomic_fetch_sub(&owner->waiting, 1, __ATOMIC_SEQ_CST);
+  if (!is_taken)
+    return 0;
   held = 1;
+  is_low = is_asked = 0;
   return RESOURCE;
 }
 
@@ -87,6 +104,22 @@ void *compute_resource_attr_get_vtcm_ptr(void *attributes) {
 static void check(const char *what, uint32_t resource) {
   if (resource != RESOURCE || !held)
     die("%s of resource %u, which is not held", what, resource);
+}
+
+int compute_resource_update_priority(uint32_t resource, uint16_t priority) {
+  check("priority", resource);
+  if (priority > 254)
+    die("priority %u of a resource", priority);
+  is_low = 1;
+  return 0;
+}
+
+void ask_for_release(void) {
+  if (!held || !is_low || is_asked || !release_callback ||
+      !__atomic_load_n(&owner->waiting, __ATOMIC_SEQ_CST))
+    return;
+  is_asked = 1;
+  release_callback(RESOURCE, release_context);
 }
 
 int compute_resource_release(uint32_t resource) {

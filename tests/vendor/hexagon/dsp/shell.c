@@ -55,7 +55,12 @@ int HAP_munmap(void *address, int bytes) {
   return system_call(SYS_MUNMAP, (long)address, bytes, 0, 0, 0, 0) != 0;
 }
 
-uint64_t HAP_perf_get_time_us(void) { return now_us(); }
+// The library asks for the time before it waits: a thread of the resource
+// manager could call the release callback then, and this one does.
+uint64_t HAP_perf_get_time_us(void) {
+  ask_for_release();
+  return now_us();
+}
 
 // SOURCE: types as in hexagon-ops/skel/src/power.rs; the refusal as reported in
 // llama.cpp issue 22352.
@@ -100,6 +105,10 @@ int compute_resource_query_VTCM(uint32_t, uint32_t *, void *, uint32_t *,
 int compute_resource_attr_init(void *);
 int compute_resource_attr_set_serialize(void *, uint8_t);
 int compute_resource_attr_set_hmx_param(void *, uint8_t);
+int compute_resource_attr_set_release_callback(void *,
+                                               int (*)(uint32_t, void *),
+                                               void *);
+int compute_resource_update_priority(uint32_t, uint16_t);
 int compute_resource_attr_set_vtcm_param(void *, uint32_t, uint8_t);
 uint32_t compute_resource_acquire(void *, uint32_t);
 void *compute_resource_attr_get_vtcm_ptr(void *);
@@ -135,6 +144,8 @@ static const struct {
     EXPORT(compute_resource_attr_init),
     EXPORT(compute_resource_attr_set_serialize),
     EXPORT(compute_resource_attr_set_hmx_param),
+    EXPORT(compute_resource_attr_set_release_callback),
+    EXPORT(compute_resource_update_priority),
     EXPORT(compute_resource_attr_set_vtcm_param),
     EXPORT(compute_resource_acquire),
     EXPORT(compute_resource_attr_get_vtcm_ptr),
