@@ -269,6 +269,9 @@ where
         }
         let result = self.read_ring(u64::from(serve.idle_us));
         if !matches!(result, Ok(Exit::Idle | Exit::Later)) {
+            if let Some(ring) = &self.ring {
+                ring.announce(STATE_CLOSED);
+            }
             self.close();
         }
         match result {
@@ -302,11 +305,10 @@ where
         &mut self.platform
     }
 
-    /// Ends the session: unmaps all buffers and refuses later calls.
+    /// Ends the session: unmaps all buffers and refuses later calls. Does not touch the ring, which a host that closes the
+    /// handle has unmapped.
     pub fn close(&mut self) {
-        if let Some(ring) = self.ring.take() {
-            ring.announce(STATE_CLOSED);
-        }
+        self.ring = None;
         for mapped in self.state.session.memory.drain() {
             self.platform.unmap(mapped);
         }

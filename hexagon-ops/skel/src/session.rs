@@ -131,6 +131,7 @@ pub fn close() -> Result<(), i32> {
     // SAFETY: the session was idle and is now this thread's.
     let place = unsafe { &mut *SERVER.0.get() };
     if let Some(mut server) = place.take() {
+        // The host may have unmapped the ring.
         server.close();
         server.platform().unmap_ring();
     }

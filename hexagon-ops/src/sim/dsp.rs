@@ -117,6 +117,18 @@ impl Dsp {
         kept.map(|(_, kept)| &*kept.allocation)
     }
 
+    /// Returns the ring if the host has unmapped it, so that an access would end a process on hardware.
+    pub(super) fn unmapped_ring(&self) -> Option<Shared> {
+        let (allocation, bytes) = self.ring.as_ref()?;
+        let inside = self.process.inside();
+        let announced = inside.announced.get(&allocation.fd());
+        let is_mapped = announced.is_some_and(|it| Arc::ptr_eq(&it.allocation, allocation));
+        if is_mapped {
+            return None;
+        }
+        allocation.ring(*bytes)
+    }
+
     /// Writes impossible values to the DSP's counters.
     fn spoil_ring(&self) {
         let ring = self.ring.as_ref();

@@ -21,7 +21,7 @@ use crate::rt::invoke::Call;
 use crate::serve::{self, Server, Units};
 use crate::wire::{
     ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START,
-    STACK_NEEDED_BYTES,
+    STACK_NEEDED_BYTES, STATE,
 };
 
 /// Factor of the session's number in an effective domain: domain + factor · session.
@@ -279,8 +279,16 @@ impl Sessions {
         let found = lock(&self.handles).remove(&handle);
         let open = found.ok_or(code::EINVHANDLE)?;
         open.closing.set();
-        lock(&open.server).close();
+        let mut server = lock(&open.server);
+        let ring = server.platform().unmapped_ring();
+        let state = || ring.as_ref().map(|ring| ring.load(STATE));
+        let before = state();
+        server.close();
         let mut inside = open.process.inside();
+        if state() != before {
+            vendor_error!("the DSP wrote to a ring that the host has unmapped");
+            inside.lost = true;
+        }
         inside.handles -= 1;
         let lost = inside.lost;
         if inside.handles == 0 {

@@ -17,8 +17,8 @@ use hexagon_ops::wire::{
 
 use crate::common::Numbers;
 use crate::host::{
-    Session, alloc, allow_unsigned, announce, close, free, open, serve, session_control, start,
-    wait_for,
+    Session, alloc, allow_unsigned, announce, close, free, open, retract, serve, session_control,
+    start, wait_for,
 };
 use crate::product::Product;
 
@@ -41,7 +41,6 @@ fn every_chip_multiplies_every_type() {
             }
         }
         assert_eq!(close(&session.api, session.handle), 0);
-        assert_eq!(session.shared.load(STATE), STATE_CLOSED);
         assert_eq!(machine.live().mappings, 0);
     }
 }
@@ -109,6 +108,22 @@ fn closing_a_handle_ends_its_call() {
     assert_eq!(close(&session.api, session.handle), 0);
     assert_ne!(server.join().unwrap(), 0);
     assert_eq!(session.shared.load(STATE), STATE_CLOSED);
+}
+
+/// A host unmaps the ring of a parked DSP before it closes the handle. The DSP's process lives on for another handle, and an
+/// access to the ring would end it.
+#[test]
+fn closing_a_handle_does_not_touch_a_ring_that_is_unmapped() {
+    let machine = start(Options::new(75));
+    let [session, other] = [0; 2].map(|_| Session::new(&machine, 75));
+    session.start().unwrap();
+    assert_eq!(serve(&session.api, session.handle, 0), 0);
+    assert_eq!(session.shared.load(STATE), STATE_PARKED);
+    assert_eq!(retract(&session.api, session.domain, session.ring), 0);
+    assert_eq!(close(&session.api, session.handle), 0);
+    assert_eq!(session.shared.load(STATE), STATE_PARKED);
+    other.start().unwrap();
+    assert_eq!(close(&other.api, other.handle), 0);
 }
 
 /// Ends all calls that serve.

@@ -70,7 +70,7 @@ pub(super) struct Session {
     /// Reason why the session is out of use.
     lost: OnceLock<String>,
     /// Dropped last: closing its handle ends the process on the DSP, where the ring in `inner` has
-    /// to be unmapped before.
+    /// to be unmapped before. Closing does not touch the ring.
     connection: Arc<Connection>,
 }
 
