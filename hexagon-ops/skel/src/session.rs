@@ -2,12 +2,12 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 use hexagon_ops::hmx::Hmx;
 use hexagon_ops::layout::{F16_TILE_BYTES, Tile};
 use hexagon_ops::rt::invoke::Call;
-use hexagon_ops::rt::thread_priority;
+use hexagon_ops::rt::{Admission, Stage, thread_priority};
 use hexagon_ops::serve::{Server, State, Units};
 use hexagon_ops::wire::{
     ERROR_CALL, ERROR_LATER, ERROR_STACK, ERROR_UNITS, METHOD_SERVE, METHOD_START, Start,
@@ -41,16 +41,8 @@ const HOLDING_PRIORITY: u16 = 10;
 /// The lowest priority of a QuRT thread.
 const LOWEST_PRIORITY: u16 = 254;
 
-/// [`STAGE`]: no handle is open.
-const FREE: u32 = 0;
-/// [`STAGE`]: a handle is open, no call runs.
-const IDLE: u32 = 1;
-/// [`STAGE`]: a call runs, and the session is its own.
-const BUSY: u32 = 2;
-
-/// Stage of the session. The thread that moved it from [`FREE`] or [`IDLE`] to [`BUSY`] may use the
-/// session.
-static STAGE: AtomicU32 = AtomicU32::new(FREE);
+/// Stage of the session.
+static STAGE: Stage = Stage::new();
 
 type Loop = Server<Dsp, &'static mut [Tile], &'static mut State>;
 
@@ -62,18 +54,6 @@ unsafe impl<T> Sync for SingleThread<T> {}
 
 static SERVER: SingleThread<Option<Loop>> = SingleThread(UnsafeCell::new(None));
 static STATE: SingleThread<State> = SingleThread(UnsafeCell::new(State::new()));
-
-/// Takes the session if it is in `stage`.
-fn take(stage: u32) -> bool {
-    STAGE
-        .compare_exchange(stage, BUSY, Ordering::Acquire, Ordering::Relaxed)
-        .is_ok()
-}
-
-/// Gives the session, which was taken, to whoever takes it in `stage`.
-fn give(stage: u32) {
-    STAGE.store(stage, Ordering::Release);
-}
 
 /// Returns the number of vector contexts, on each of which a thread computes.
 fn vector_units() -> usize {
@@ -95,7 +75,7 @@ fn vector_units() -> usize {
 
 /// Opens the handle.
 pub fn open() -> Result<u64, i32> {
-    if !take(FREE) {
+    if !STAGE.open() {
         return Err(OUT_OF_HANDLES);
     }
     CLOSING.store(false, Ordering::Release);
@@ -115,18 +95,19 @@ pub fn open() -> Result<u64, i32> {
     // SAFETY: as above.
     let place = unsafe { &mut *SERVER.0.get() };
     *place = Some(Server::new(Dsp::default(), units, state));
-    give(IDLE);
+    STAGE.leave();
     Ok(HANDLE)
 }
 
 /// Closes the handle; a call that is running returns first.
 pub fn close() -> Result<(), i32> {
     CLOSING.store(true, Ordering::Release);
-    while !take(IDLE) {
-        if STAGE.load(Ordering::Relaxed) == FREE {
-            return Err(INVALID_HANDLE);
+    loop {
+        match STAGE.enter() {
+            Admission::Admitted => break,
+            Admission::Busy => core::hint::spin_loop(),
+            Admission::Absent => return Err(INVALID_HANDLE),
         }
-        core::hint::spin_loop();
     }
     // SAFETY: the session was idle and is now this thread's.
     let place = unsafe { &mut *SERVER.0.get() };
@@ -136,7 +117,7 @@ pub fn close() -> Result<(), i32> {
         server.platform().unmap_ring();
     }
     power::withdraw();
-    give(FREE);
+    STAGE.free();
     Ok(())
 }
 
@@ -145,11 +126,12 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
     if call.method == METHOD_START && stack::is_too_small() {
         return Err(ERROR_STACK);
     }
-    if !take(IDLE) {
+    match STAGE.enter() {
+        Admission::Admitted => {}
         // A signal on the host ends only the host's side of a call, and the host repeats the call:
-        // the ring is being read already.
-        let is_served = call.method == METHOD_SERVE && STAGE.load(Ordering::Relaxed) == BUSY;
-        return if is_served { Ok(()) } else { Err(ERROR_CALL) };
+        // the ring is being read already. If that ends now, the host sees so in the ring.
+        Admission::Busy if call.method == METHOD_SERVE => return Ok(()),
+        Admission::Busy | Admission::Absent => return Err(ERROR_CALL),
     }
     // SAFETY: the session was idle and is now this thread's.
     let place = unsafe { &mut *SERVER.0.get() };
@@ -163,7 +145,7 @@ pub fn call(call: Call<'_>) -> Result<(), i32> {
             with_units(server, call)
         }
     };
-    give(IDLE);
+    STAGE.leave();
     if let Err(code) = result
         && code != ERROR_LATER
     {

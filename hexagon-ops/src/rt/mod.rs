@@ -24,6 +24,9 @@ pub use copy::{Copy, CopyRows, CopyShape};
 mod descriptor;
 use descriptor::RowFields;
 
+mod stage;
+pub use stage::{Admission, Stage};
+
 #[expect(unsafe_code, reason = "tasks write parts of the same rows")]
 mod columns;
 pub use columns::SharedColumns;
