@@ -32,6 +32,7 @@ mod resize;
 mod ring;
 mod rows;
 mod scan;
+mod score;
 mod seed;
 mod sizes;
 mod solve;

@@ -4,12 +4,12 @@
 //! positions, and hides none of many, then leaves most scores as they are: [`Hide`] changes the others. Other scores are
 //! computed in f32 by [`Adjust`].
 //!
-//! Hidden positions have the lowest f16.
+//! Hidden positions have the lowest f16, and visible ones at least the next f16.
 
 use core::ops::Range;
 
 use super::weigh::{HIDDEN_BITS, HIDDEN_F16};
-use super::{Job, hide, tail};
+use super::{HIDDEN, Job, hide, tail};
 use crate::hvx::{
     self, Vector, add_f32, and, interleave_w, max_f32, min_f32, mul_f32, or, splat_f32, splat_h,
     splat_w, sub_w,
@@ -22,6 +22,8 @@ use crate::ops::tensor::{Chunk, View};
 const RESTORE: f32 = 32.0;
 /// f16 1.
 const ONE: u16 = 0x3c00;
+/// Lowest score of a visible position, the f16 above that of hidden ones.
+const LOWEST: f32 = -65472.0;
 /// Tiles whose addends are computed together.
 const STRIPS: usize = 4;
 /// Halves of a line.
@@ -339,9 +341,14 @@ impl hvx::Kernel for Cap<'_> {
     }
 }
 
-/// Returns the sum of scores and their addends, limited to FP16's range.
+/// Returns the sum of scores and their addends, limited to FP16's range. A visible position does not
+/// get the score of a hidden one.
 #[inline(always)]
 fn limited_sum(scores: &Line, term: &Line) -> Vector {
-    let x = add_f32(hvx::load(scores), hvx::load(term));
-    min_f32(max_f32(x, splat_f32(HIDDEN_F16)), splat_f32(-HIDDEN_F16))
+    let term = hvx::load(term);
+    let x = add_f32(hvx::load(scores), term);
+    // Addends of visible positions are above a tenth of `HIDDEN`, and become more than the lowest score.
+    let scaled = mul_f32(term, splat_f32(HIDDEN_F16 / HIDDEN));
+    let lowest = min_f32(scaled, splat_f32(LOWEST));
+    min_f32(max_f32(x, lowest), splat_f32(-HIDDEN_F16))
 }
