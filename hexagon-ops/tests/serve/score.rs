@@ -50,6 +50,29 @@ fn large_scores_are_told_from_each_other() {
     }
 }
 
+/// Scores from 128 to 256, and as far below zero: f16 rounds them to 1/8.
+#[test]
+fn scores_above_128_are_told_from_each_other() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for (queries, heads) in [(1, [4, 4]), (40, [4, 1])] {
+        let setup = Setup {
+            d: [128, 128],
+            queries,
+            heads,
+            positions: 512,
+            ..PLAIN
+        };
+        // The largest scores of rows are up to 10 above.
+        for common in [130.0, 190.0, 245.0, -197.0, -220.0, -240.0] {
+            let operands = with_common_score(&setup, common, &mut numbers);
+            let body = operands.place(&setup, &mut bench);
+            // A score of 256 is off by 2^-16.
+            operands.compare(&body, &mut bench, 1e-9, &format!("{setup:?} {common}"));
+        }
+    }
+}
+
 /// Hidden positions have the lowest f16, and rows that see nothing else become zeros. These rows do see positions.
 #[test]
 fn rows_whose_scores_are_below_f16_see_their_positions() {

@@ -14,9 +14,9 @@ use crate::ops::tensor::{Row, ViewMut};
 /// f32 elements of a line.
 const LANES: usize = LINE_BYTES / 4;
 
-/// The largest score of a row, as f16, up to which f16 tells scores well enough from each other: 256. Above it
-/// one is off by up to 1/8, and its weight by an eighth.
-const LARGEST_SCORE: u32 = 0x5c00;
+/// The largest score of a row, as f16, up to which f16 tells scores well enough from each other: 128. Above it
+/// one is off by up to 1/16, and its weight by a sixteenth.
+const LARGEST_SCORE: u32 = 0x5800;
 const INFINITY: u32 = 0x7c00;
 /// Magnitudes of two f16 in a word, and what sets the sign bit of those above [`LARGEST_SCORE`] when it is added.
 const MAGNITUDES: u32 = 0x7fff_7fff;
