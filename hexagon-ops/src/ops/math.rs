@@ -14,7 +14,7 @@
 //! | [`sin_cos`] | 2e-7 absolute, for angles below 1e5 | quarter turns in three parts, two polynomials |
 //!
 //! Subnormal arguments and results may be zero. NaN is outside the contract, because the device's
-//! maximum does not propagate it.
+//! maximum does not propagate it; [`or_nan`] adds it where results must have it.
 //!
 //! The polynomials are Chebyshev fits (mpmath `chebyfit`, 40 digits) of the functions named beside
 //! them.
@@ -65,6 +65,15 @@ pub fn abs(x: Vector) -> Vector {
 pub fn neg(x: Vector) -> Vector {
     // The sum of sign bits is their exclusive or.
     add_w(x, splat_w(SIGN))
+}
+
+/// Returns `result`, and NaN where `x` is NaN. By integers, because comparisons of f32 may not have NaN.
+#[must_use]
+#[inline(always)]
+pub fn or_nan(x: Vector, result: Vector) -> Vector {
+    // Negative for NaN, whose bits are above those of infinity.
+    let rest = sub_w(splat_f32(f32::INFINITY), abs(x));
+    or(result, hvx::shr_add_w(splat_w(0), rest, 31))
 }
 
 /// Returns `magnitude`, which is not negative, with the sign of `x`.

@@ -233,6 +233,42 @@ fn edges_of_the_range_are_ggmls() {
     }
 }
 
+/// Vector units' maxima and comparisons lose NaN.
+#[test]
+fn functions_of_nan_are_those_of_the_cpu() {
+    let mut bench = Bench::new();
+    for (kernel, params, ..) in unary() {
+        // As in ggml, whose comparisons with NaN are false.
+        let want = match kernel {
+            KERNEL_RELU | KERNEL_LEAKY_RELU | KERNEL_STEP | KERNEL_SGN | KERNEL_HARDSIGMOID => 0.0,
+            // One of the limits.
+            KERNEL_CLAMP => continue,
+            _ => f32::NAN,
+        };
+        for n in [3, 40, 64] {
+            for nan in [f32::NAN, -f32::NAN] {
+                let mut index = 0;
+                let src = Case::of(F, [n, 1, 1, 1], DENSE, || {
+                    index += 1;
+                    if index % 3 == 2 { nan } else { 0.25 }
+                });
+                let dst = Case::zeros(F, src.ne, DENSE);
+                let have = bench.run((kernel, params), &dst, &[src], false);
+                for (i, have) in have.iter().enumerate() {
+                    let what = format!("kernel {kernel}, {n} elements of {nan}: {i} is {have}");
+                    if i % 3 != 1 {
+                        assert!(have.is_finite(), "{what}");
+                    } else if want.is_nan() {
+                        assert!(have.is_nan(), "{what}");
+                    } else {
+                        assert_eq!(*have, want, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn logarithms_have_limits_and_no_values_below_zero() {
     let mut bench = Bench::new();

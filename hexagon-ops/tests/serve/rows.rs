@@ -185,6 +185,42 @@ fn softmax_takes_masks_slopes_and_sinks() {
     }
 }
 
+/// NaN anywhere in a row, its mask or its sink, at whole vectors and past them.
+#[test]
+fn softmax_of_a_row_with_nan_is_nan() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for n in [4, 33, 64, 200, 1024] {
+        let ne = [n, 3, 2, 1];
+        for place in [DENSE, GAPS] {
+            for nan in [f32::NAN, -f32::NAN] {
+                for at in [0, n / 2, n - 1] {
+                    for which in 0..3 {
+                        let mut src = [
+                            Case::random(F, ne, place, 3.0, &mut numbers),
+                            Case::random(F, ne, DENSE, 3.0, &mut numbers),
+                            Case::random(F, [2, 1, 1, 1], DENSE, 3.0, &mut numbers),
+                        ];
+                        // In row 1 of the second plane; a sink belongs to all rows of its plane.
+                        match which {
+                            2 => src[2].poison([1, 0, 0, 0], nan),
+                            _ => src[which].poison([at, 1, 1, 0], nan),
+                        }
+                        let dst = Case::zeros(F, ne, place);
+                        let op = (KERNEL_SOFT_MAX, floats(&[0.5]));
+                        let have = bench.run(op, &dst, &src, false);
+                        for (row, have) in have.chunks(n).enumerate() {
+                            let is_nan = row == 4 || which == 2 && row >= 3;
+                            let what = format!("row {row} of {n}: {nan} at {at} of {which}");
+                            assert!(have.iter().all(|x| x.is_nan() == is_nan), "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The allocator of ggml reuses a mask that is no longer needed.
 #[test]
 fn softmax_may_take_the_place_of_its_mask() {

@@ -274,18 +274,20 @@ impl Unary {
             Self::GeluQuick => each!(out; x in a => math::gelu_quick(x)),
             Self::GeluErf => each!(out; x in a => math::gelu_erf(x)),
             Self::Relu => each!(out; x in a => max_f32(x, zero)),
-            Self::Sigmoid => each!(out; x in a => math::sigmoid(x)),
-            Self::Tanh => each!(out; x in a => math::tanh(x)),
-            Self::Exp => each!(out; x in a => math::exp(x)),
+            Self::Sigmoid => each!(out; x in a => math::or_nan(x, math::sigmoid(x))),
+            Self::Tanh => each!(out; x in a => math::or_nan(x, math::tanh(x))),
+            Self::Exp => each!(out; x in a => math::or_nan(x, math::exp(x))),
             Self::Neg => each!(out; x in a => math::neg(x)),
             Self::Abs => each!(out; x in a => math::abs(x)),
             Self::Softplus => each!(out; x in a => {
                 let small = math::exp(math::neg(math::abs(x)));
-                add_f32(max_f32(x, zero), math::ln_1p(small))
+                math::or_nan(x, add_f32(max_f32(x, zero), math::ln_1p(small)))
             }),
             Self::Hardswish => each!(out; x in a => mul_f32(x, hard_sigmoid(x))),
             Self::Hardsigmoid => each!(out; x in a => hard_sigmoid(x)),
-            Self::Elu => each!(out; x in a => select_gt_f32(x, zero, x, math::exp_m1(x))),
+            Self::Elu => each!(out; x in a => {
+                math::or_nan(x, select_gt_f32(x, zero, x, math::exp_m1(x)))
+            }),
             Self::Step => each!(out; x in a => select_gt_f32(x, zero, one, zero)),
             Self::Sgn => {
                 let minus = splat_f32(-1.0);
@@ -293,7 +295,7 @@ impl Unary {
                     select_gt_f32(x, zero, one, select_gt_f32(zero, x, minus, zero))
                 });
             }
-            Self::Expm1 => each!(out; x in a => math::exp_m1(x)),
+            Self::Expm1 => each!(out; x in a => math::or_nan(x, math::exp_m1(x))),
             Self::Floor => each!(out; x in a => math::floor(x)),
             Self::Ceil => each!(out; x in a => math::neg(math::floor(math::neg(x)))),
             Self::Round => each!(out; x in a => math::round(x)),
@@ -312,7 +314,7 @@ impl Unary {
                     add_f32(select_gt_f32(x, zero, above, below), mul_f32(beta, x))
                 });
             }
-            Self::Log => each!(out; x in a => math::ln(x)),
+            Self::Log => each!(out; x in a => math::or_nan(x, math::ln(x))),
             Self::Sin => each!(out; x in a => math::sin_cos(x).0),
             Self::Cos => each!(out; x in a => math::sin_cos(x).1),
             Self::LeakyRelu(slope) => {

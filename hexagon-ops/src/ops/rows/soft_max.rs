@@ -1,7 +1,7 @@
 //! SOFT_MAX: `exp(x · scale + slope · mask - max) / sum`, three passes over a row.
 //!
 //! ```text
-//! x = src · scale + slope · mask     written to the result's row; max in lanes
+//! x = src · scale + slope · mask     written to the result's row; max in lanes, and whether any is NaN
 //! e = exp(x - max)                   written back; sum in lanes
 //! y = e / sum
 //! ```
@@ -101,28 +101,45 @@ fn load_filled(elems: &[f32], fill: f32) -> Vector {
     }
 }
 
-/// Writes `x · scale + slope · mask` to `out`, without the mask if it is empty; returns the larger ones of `largest` and
-/// these.
+/// The largest scores, and the largest magnitudes as bits: those of NaN are the largest, and maxima lose NaN.
+#[derive(Clone, Copy)]
+struct Largest {
+    score: Vector,
+    magnitude: Vector,
+}
+
+impl Largest {
+    /// Adds scores.
+    #[inline(always)]
+    fn with(self, scores: Vector) -> Self {
+        Self {
+            score: hvx::max_f32(self.score, scores),
+            magnitude: hvx::larger_f32(self.magnitude, scores),
+        }
+    }
+}
+
+/// Writes `x · scale + slope · mask` to `out`, without the mask if it is empty; returns `largest` with these added.
 #[inline(always)]
 fn scores(
     (x, mask): (&[f32], &[f32]),
     [scale, slope]: [Vector; 2],
     out: &mut [f32],
-    mut largest: Vector,
-) -> Vector {
+    mut largest: Largest,
+) -> Largest {
     let (whole, rest) = x.as_chunks::<32>();
     let lanes = out.as_chunks_mut::<32>().0.iter_mut();
     if mask.is_empty() {
         for (out, x) in lanes.zip(whole) {
             let score = hvx::mul_f32(hvx::load_f32(x), scale);
-            largest = hvx::max_f32(largest, score);
+            largest = largest.with(score);
             hvx::store_f32(out, score);
         }
     } else {
         for ((out, x), mask) in lanes.zip(whole).zip(mask.as_chunks::<32>().0) {
             let (x, mask) = (hvx::load_f32(x), hvx::load_f32(mask));
             let score = hvx::add_f32(hvx::mul_f32(x, scale), hvx::mul_f32(mask, slope));
-            largest = hvx::max_f32(largest, score);
+            largest = largest.with(score);
             hvx::store_f32(out, score);
         }
     }
@@ -132,7 +149,7 @@ fn scores(
         let (x, mask) = (load(x, k), load(mask, k));
         let score = hvx::add_f32(hvx::mul_f32(x, scale), hvx::mul_f32(mask, slope));
         put(score, &mut out[k..], rest.len());
-        largest = hvx::max_f32(largest, load_filled(&out[k..], f32::NEG_INFINITY));
+        largest = largest.with(load_filled(&out[k..], f32::NEG_INFINITY));
     }
     largest
 }
@@ -178,7 +195,11 @@ impl hvx::Kernel for SoftMaxRow<'_> {
     fn run(mut self) {
         let n = self.row.len();
         let factors = [splat_f32(self.scale), splat_f32(self.slope)];
-        let mut largest = splat_f32(self.sink.unwrap_or(f32::NEG_INFINITY));
+        let first = splat_f32(self.sink.unwrap_or(f32::NEG_INFINITY));
+        let mut largest = Largest {
+            score: first,
+            magnitude: math::abs(first),
+        };
         let [chunk, mask_chunk, copy, _] = self.chunks;
         let is_dense = self.row.floats().is_some();
         let dense = match [self.src, self.mask].map(|src| dense(src, &self.row, 0)) {
@@ -204,7 +225,8 @@ impl hvx::Kernel for SoftMaxRow<'_> {
             }
             start += len;
         }
-        let largest = all_lanes(largest, hvx::max_f32);
+        let magnitude = all_lanes(largest.magnitude, hvx::max_w);
+        let largest = all_lanes(largest.score, hvx::max_f32);
         let mut total = splat_w(0);
         let step = if is_dense { n } else { CHUNK };
         let mut start = 0;
@@ -227,7 +249,7 @@ impl hvx::Kernel for SoftMaxRow<'_> {
             let e = math::exp(hvx::sub_f32(splat_f32(sink), largest));
             total = hvx::add_f32(total, e);
         }
-        let factor = math::reciprocal(total);
+        let factor = math::or_nan(magnitude, math::reciprocal(total));
         if let Some(out) = self.row.floats() {
             return multiply(out, factor);
         }
