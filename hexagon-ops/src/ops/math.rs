@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | [`exp`] | 2e-7 | `2^n · P(r)`, `r = x - n ln 2` in two parts |
 //! | [`reciprocal`] | 3e-7 | a linear estimate of the fraction, three Newton steps |
+//! | [`divide`] | rounded once | the product with [`reciprocal`], and the rest |
 //! | [`sqrt`], [`rsqrt`] | 5e-7 | an estimate by half the exponent, three Newton steps |
 //! | [`tanh`] | 5e-7 | odd polynomial below 0.625, else by [`exp`] |
 //! | [`exp_m1`] | 6e-7 | the polynomial of [`exp`] below 0.34, else by it |
@@ -172,11 +173,33 @@ fn inverse_fraction(x: Vector) -> Vector {
     r.to_f32()
 }
 
-/// Returns `a / b` as the product with the [`reciprocal`].
+/// Returns `a / b`, rounded once where both and the quotient are normal numbers below 2^127: the product
+/// with the [`reciprocal`], and what it leaves of `a` times the reciprocal. Infinities, zeros and NaN give what IEEE
+/// arithmetic gives.
 #[must_use]
 #[inline(always)]
 pub fn divide(a: Vector, b: Vector) -> Vector {
-    mul_f32(a, reciprocal(b))
+    let inverse = reciprocal(b);
+    let quotient = mul_f32(a, inverse);
+    // Halves of 12 bits, whose products are exact.
+    let halves = |x: Vector| {
+        let high = and(x, splat_w(!0xfff));
+        (high, sub_f32(x, high))
+    };
+    let (high, low) = halves(neg(quotient));
+    let (b_high, b_low) = halves(b);
+    let rest = Accumulator::product(high, b_high).plus_f32(a);
+    let rest = rest.mul_add(high, b_low).mul_add(low, b_high);
+    let rest = rest.mul_add(low, b_low).to_f32();
+    let better = add_f32(quotient, mul_f32(rest, inverse));
+    // All bits where quotient and divisor are finite. Elsewhere the rest means nothing.
+    let largest = hvx::max_w(abs(quotient), abs(b));
+    let above = sub_w(largest, splat_f32(f32::INFINITY));
+    let is_finite = hvx::shr_add_w(splat_w(0), above, 31);
+    let kept = and(quotient, sub_w(splat_w(-1), is_finite));
+    let result = or(and(better, is_finite), kept);
+    // The sum of two zeros loses the sign.
+    or_nan(b, or(result, and(quotient, splat_w(SIGN))))
 }
 
 /// Returns `1 / sqrt(x)` for normal positive `x`.

@@ -359,18 +359,99 @@ fn sums_and_products_repeat_the_second_source() {
 #[test]
 fn quotients_keep_signs_zeros_and_infinities() {
     let mut bench = Bench::new();
-    let a = [1.0_f32, -1.0, 1.0, -1.0, 3.0, 5.0, 1e30, 1e-30];
-    let b = [0.0_f32, 0.0, -0.0, f32::INFINITY, -2.0, 1e-37, 1e30, 1e-30];
-    let case = |values: [f32; 8]| {
+    let inf = f32::INFINITY;
+    let a = [
+        1.0,
+        -1.0,
+        1.0,
+        -1.0,
+        3.0,
+        5.0,
+        1e30,
+        1e-30,
+        inf,
+        -inf,
+        0.0,
+        -0.0,
+        1e30,
+        inf,
+        0.0,
+        f32::NAN,
+        1.0,
+    ];
+    let b = [
+        0.0,
+        0.0,
+        -0.0,
+        inf,
+        -2.0,
+        1e-37,
+        1e30,
+        1e-30,
+        2.0,
+        0.5,
+        -2.0,
+        2.0,
+        -1e-30,
+        inf,
+        0.0,
+        1.0,
+        f32::NAN,
+    ];
+    let ne = [a.len(), 1, 1, 1];
+    let case = |values: [f32; 17]| {
         let mut next = values.into_iter();
-        Case::of(F, [8, 1, 1, 1], DENSE, || next.next().unwrap())
+        Case::of(F, ne, DENSE, || next.next().unwrap())
     };
-    let dst = Case::zeros(F, [8, 1, 1, 1], DENSE);
+    let dst = Case::zeros(F, ne, DENSE);
     let have = bench.run((KERNEL_DIV, [0; 16]), &dst, &[case(a), case(b)], false);
     for ((a, b), have) in a.iter().zip(b).zip(have) {
         let want = a / b;
-        let close = (have / want - 1.0).abs() < 1e-6;
-        assert!(have == want || close, "{a} / {b} is {want}, have {have}");
+        let same = have.to_bits() == want.to_bits() || have.is_nan() && want.is_nan();
+        assert!(same, "{a} / {b} is {want}, have {have}");
+    }
+}
+
+#[test]
+fn quotients_of_multiples_are_whole() {
+    let mut bench = Bench::new();
+    let n = 4096;
+    for divisor in [
+        1.0_f32, 2.0, 4.0, 8.0, 1024.0, 0.125, 3.0, 7.0, 10.0, 129.0, 4095.0,
+    ] {
+        let mut whole = 0.0;
+        let a = Case::of(F, [n, 1, 1, 1], DENSE, || {
+            whole += 1.0;
+            whole * divisor
+        });
+        let b = Case::of(F, [1, 1, 1, 1], DENSE, || divisor);
+        let dst = Case::zeros(F, [n, 1, 1, 1], DENSE);
+        let have = bench.run((KERNEL_DIV, [0; 16]), &dst, &[a, b], false);
+        let wrong = (1..).zip(&have).filter(|(i, have)| **have != *i as f32);
+        assert_eq!(wrong.count(), 0, "by {divisor}");
+    }
+}
+
+/// Quotients of any numbers are the nearest f32.
+#[test]
+fn quotients_are_rounded_once() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    let ne = [4096, 1, 1, 1];
+    for scale in [1.0, 1e-15, 1e15] {
+        let a = Case::random(F, ne, DENSE, scale, &mut numbers);
+        let b = Case::of(F, ne, DENSE, || (numbers.float() + 1.1) * scale);
+        let dst = Case::zeros(F, ne, DENSE);
+        let [x, y] = [&a, &b].map(|case| case.values.clone());
+        let have = bench.run((KERNEL_DIV, [0; 16]), &dst, &[a, b], false);
+        for ((x, y), have) in x.iter().zip(y).zip(have) {
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "rounded, as f32 quotients are"
+            )]
+            let want = (x / y) as f32;
+            assert_eq!(have, want, "{x} / {y}");
+        }
     }
 }
 
