@@ -314,8 +314,9 @@ impl Rope {
     /// `pair`. The angle is the product of f32 numbers that ggml takes.
     fn turn(&self, position: f32, j: usize, pair: usize, factor: f32) -> (f64, f64) {
         let n_dims = self.n_dims as f64;
-        #[expect(clippy::cast_possible_truncation, reason = "as ggml rounds it")]
-        let step = f64::from(self.base).powf(-2.0 / n_dims) as f32;
+        // The exponent is f32, too.
+        #[expect(clippy::cast_possible_truncation, reason = "as ggml rounds them")]
+        let step = f64::from(self.base).powf(f64::from((-2.0 / n_dims) as f32)) as f32;
         let theta = (0..j).fold(position, |theta, _| theta * step) / factor;
         let (theta, scale) = (f64::from(theta), f64::from(self.scale));
         let (mut angle, mut magnitude) = (theta * scale, f64::from(self.attn));

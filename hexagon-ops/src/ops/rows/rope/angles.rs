@@ -112,12 +112,15 @@ pub(super) struct Constants {
 impl Constants {
     #[expect(
         clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
         reason = "rounded to f32, as ggml has them"
     )]
     pub(super) fn new(rope: &Rope) -> Self {
         let n_dims = f64::from(u32::try_from(rope.n_dims).unwrap_or(u32::MAX));
         let base = f64::from(rope.freq_base);
-        let theta_scale = scalar::power(base, -2.0 / n_dims) as f32;
+        // ggml rounds the exponent to f32, too.
+        let exponent = -2.0 / rope.n_dims as f32;
+        let theta_scale = scalar::power(base, f64::from(exponent)) as f32;
         let turn = |beta: f32| {
             if rope.n_ctx_orig == 0 {
                 return f64::NEG_INFINITY;
@@ -257,6 +260,42 @@ impl hvx::Kernel for FillAngles<'_, '_> {
             let (s, c) = math::sin_cos(hvx::load_f32(sine));
             hvx::store_f32(sine, hvx::mul_f32(s, sine_magnitude));
             hvx::store_f32(cosine, hvx::mul_f32(c, magnitude));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_of_angles_is_ggmls_to_the_bit() {
+        for (freq_base, n_dims) in [
+            (1e4, 64_u16),
+            (1e4, 128),
+            (1e6, 112),
+            (1e6, 192),
+            (5e6, 112),
+            (5e6, 120),
+            (1e7, 20),
+        ] {
+            let rope = Rope {
+                pairs: RopePairs::Halves,
+                sections: None,
+                is_inverse: false,
+                n_dims: usize::from(n_dims),
+                first: 0,
+                n_ctx_orig: 0,
+                freq_base,
+                freq_scale: 1.0,
+                ext_factor: 0.0,
+                attn_factor: 1.0,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+            };
+            let want = freq_base.powf(-2.0 / f32::from(n_dims));
+            let have = Constants::new(&rope).theta_scale;
+            assert_eq!(have.to_bits(), want.to_bits(), "{freq_base}, {n_dims}");
         }
     }
 }
