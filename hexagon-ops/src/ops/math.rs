@@ -12,7 +12,7 @@
 //! | [`ln`], [`ln_1p`] | 3e-7 | `n ln 2 + P(f)`, fraction 1 + f between the roots of 1/2 and 2 |
 //! | [`floor`], [`trunc`], [`round`] | exact | sums with 2^23 |
 //! | [`erf`] | 1e-6 | odd polynomial below 0.927, else `1 - exp(-Q(x))` |
-//! | [`sin_cos`] | 2e-7 absolute, for angles below 1e5 | quarter turns in three parts, two polynomials |
+//! | [`sin_cos`] | 3e-7 absolute, for angles up to 2^20 | quarter turns in three parts, two polynomials |
 //!
 //! Subnormal arguments and results may be zero. NaN is outside the contract, because the device's
 //! maximum does not propagate it; [`or_nan`] adds it where results must have it.
@@ -339,7 +339,7 @@ pub fn gelu_erf(x: Vector) -> Vector {
 
 /// Returns (sine, cosine) of angles in radians.
 ///
-/// The quarter turns n are exact for angles up to 1e5. Beyond that the angle's last bit is the
+/// The quarter turns n are exact for angles up to 2^20. Beyond that the angle's last bit is the
 /// error, and for 2^22 quarter turns and more the results mean nothing.
 #[must_use]
 #[inline(always)]
@@ -349,10 +349,10 @@ pub fn sin_cos(angle: Vector) -> (Vector, Vector) {
     // Converted to f32 for its bits.
     let biased = turns.plus_f32(rounder).to_f32();
     let n = hvx::unbias(biased, ROUNDER);
-    // π / 2 in parts of 8 and 11 bits, whose products with n up to 2^13 (2^16 for the first) are
-    // exact, and the rest.
-    let mut r = Accumulator::product(n, splat_f32(-1.570_312_5)).plus_f32(angle);
-    for part in [-4.837_513e-4, -7.549_79e-8] {
+    // π / 2 as 25 / 2^4 and 17 / 2^11, whose products with n up to 671,088 are exact, as are the sums
+    // with them, and the rest.
+    let mut r = Accumulator::product(n, splat_f32(-25.0 / 16.0)).plus_f32(angle);
+    for part in [-17.0 / 2048.0, 4.454_455e-6] {
         r = r.mul_add(n, splat_f32(part));
     }
     let square = r.times(r);

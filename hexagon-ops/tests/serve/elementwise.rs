@@ -201,6 +201,25 @@ fn functions_are_accurate_to_f32_for_each_argument() {
     }
 }
 
+/// Positions of a million tokens are such angles.
+#[test]
+fn sines_and_cosines_of_large_angles_are_accurate() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for (kernel, f) in [(KERNEL_SIN, f64::sin as Function), (KERNEL_COS, f64::cos)] {
+        for largest in [10.0, 1e3, 131_072.0, 1_048_576.0] {
+            let src = Case::random(F, [20_000, 1, 1, 1], DENSE, largest, &mut numbers);
+            let dst = Case::zeros(F, src.ne, DENSE);
+            let have = bench.run((kernel, [0; 16]), &dst, std::slice::from_ref(&src), false);
+            let errors = src.values.iter().zip(have);
+            let worst = errors.fold(0.0, |worst: f64, (x, have)| {
+                worst.max((f64::from(have) - f(*x)).abs())
+            });
+            assert!(worst < 3e-7, "kernel {kernel} up to {largest}: {worst:e}");
+        }
+    }
+}
+
 #[test]
 fn edges_of_the_range_are_ggmls() {
     let mut bench = Bench::new();
