@@ -1,8 +1,9 @@
-//! Attention with scores that FP16 does not tell well enough from each other, or does not hold.
+//! Attention with scores that FP16 does not tell well enough from each other, or does not hold, and
+//! with small values.
 
 use hexagon_ops::wire::*;
 
-use crate::attention::{LIMIT, Mask, Operands, PLAIN, Setup};
+use crate::attention::{LIMIT, LIMIT_F16, Mask, Operands, PLAIN, Setup};
 use crate::common::Numbers;
 use crate::tensor::{Bench, DENSE, PERMUTED, Tensor as Case};
 
@@ -141,4 +142,30 @@ fn scores_beyond_f16_are_computed_in_f32() {
     operands.compute(&setup);
     let body = operands.place(&setup, &mut bench);
     operands.compare(&body, &mut bench, LIMIT, "scores of 912,000");
+}
+
+/// Products are f16 as well, whose smallest numbers have few bits.
+#[test]
+fn small_values_keep_their_bits() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    for (queries, types, size) in [
+        (1, [H, H], 2e-5),
+        (40, [H, H], 2e-5),
+        (1, [H, H], 3e-3),
+        (1, [H, H], 0.2),
+        (7, [H, TYPE_BF16], 2e-5),
+    ] {
+        let setup = Setup {
+            queries,
+            types,
+            ..PLAIN
+        };
+        let mut operands = Operands::new(&setup, Mask::Causal, false, &mut numbers);
+        operands.v = Case::random(types[1], operands.v.ne, PERMUTED, size, &mut numbers);
+        operands.compute(&setup);
+        let body = operands.place(&setup, &mut bench);
+        let what = format!("{queries} {types:?} {size}");
+        operands.compare(&body, &mut bench, LIMIT_F16, &what);
+    }
 }

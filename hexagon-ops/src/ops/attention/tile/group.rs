@@ -41,8 +41,10 @@ use crate::rt::MatrixPart;
 
 /// Largest magnitude of scores that need no work in f32. Rounding cannot bring larger ones out of FP16's range.
 const SAFE: f32 = 60_000.0;
-/// Largest magnitude of sums of values with the first of the scales of stores, and its inverse.
+/// Largest magnitude of sums of values with the first of the scales of stores, and with the last one. With the
+/// first, FP16 has too few bits for small sums.
 const SAFE_SUM: f32 = 60_000.0 * 32.0;
+const SMALL_SUM: f32 = 60_000.0 / 1024.0;
 /// Stages that a group goes through.
 const STAGES: usize = 4;
 
@@ -60,6 +62,9 @@ impl Block<'_> {
         // CAST: at most 1024 positions.
         #[expect(clippy::cast_precision_loss, reason = "at most 1024")]
         let largest = self.positions.len() as f32 * self.packed.value;
+        if largest < SMALL_SUM {
+            return 2;
+        }
         // The second scale also takes infinity and NaN.
         let is_safe = largest < SAFE_SUM;
         usize::from(!is_safe)

@@ -25,9 +25,10 @@ const MIN_STRIPS: usize = 4;
 pub(super) const PART: usize = 8;
 /// Most parts of a block.
 pub(super) const MAX_PARTS: usize = MAX_STRIPS / PART;
-/// Scales of the unit's stores for results that may leave FP16's range, 2^-5 and 2^-10, and their inverses, as f16.
-const STORES: [u16; 2] = [0x2800, 0x1400];
-pub(super) const RESTORES: [u16; 2] = [0x5000, 0x6400];
+/// Scales of the unit's stores, 2^-5 and 2^-10 for results that may leave FP16's range, 2^10 for products with
+/// small values, and their inverses, as f16.
+const STORES: [u16; 3] = [0x2800, 0x1400, 0x6400];
+pub(super) const RESTORES: [u16; STORES.len()] = [0x5000, 0x6400, 0x1400];
 /// Buffers of scores and of products: each stage of a step has its own ([`super::group`]).
 const SCORES: usize = 3;
 const PRODUCTS: usize = 2;
@@ -263,7 +264,7 @@ impl TilePlan {
 /// The parts of VTCM that an attention uses.
 pub(super) struct TileMemory<'v> {
     pub(super) table: &'v [Line; TABLE_LINES],
-    /// Scales of stores that may leave FP16's range, in the order of [`RESTORES`].
+    /// Scales of stores, in the order of [`RESTORES`].
     pub(super) stores: &'v [ScaleBlock],
     /// For each tile of rows, the scale of its scores.
     pub(super) factors: &'v mut [ScaleBlock],
