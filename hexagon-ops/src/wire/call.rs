@@ -150,7 +150,8 @@ mod tests {
         ] {
             assert_eq!(Start::power_of(bytemuck::bytes_of(&start(number))), want);
         }
-        let short = &bytemuck::bytes_of(&start(2))[..16];
+        let whole = start(2);
+        let short = &bytemuck::bytes_of(&whole)[..16];
         assert_eq!(Start::power_of(short), Power::Burst);
     }
 
