@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use self::dma::{Chain, Waited};
 use self::threads::Team;
-use super::cache::{self, Access};
 pub use self::threads::thread_priority;
+use super::cache::{self, Access};
 use super::workers::TaskList;
 use super::{Copy, CopyRows, MatrixPart};
 
