@@ -10,8 +10,13 @@ With HVX_QFLOAT=strict in its environment the emulator keeps each qfloat value o
 mark in the register, a NaN. A qfloat operand is the value only if the register still has the mark that was written to
 this very register. So what a copy, a store, a spill or an integer operation makes of a qfloat value computes NaN.
 
+With HVX_QFLOAT=v79 or v73 it does that, too, and keeps each value with its exponent: a sum that cancels is not shifted
+to the left, and a product of such a value is rounded where its exponent says. v79 is the format of V79 and V81, v73
+the one before. Bits of a NaN, and the sign of a zero, are not the hardware's.
+
 SOURCE: from V79 on "QFloat operands carry four extra precision bits that are silently dropped if the value passes through
-a spill slot or a non-HVX instruction", llvm/llvm-project#198902; identical to IEEE 754 when rounded, 80-N2040-61.
+a spill slot or a non-HVX instruction", llvm/llvm-project#198902; identical to IEEE 754 when rounded, 80-N2040-61; exponents
+and rounding: docs/internals/normalization.md.
 """
 
 import re
@@ -76,6 +81,33 @@ def table():
     return [(tag, re.sub(r"\b([duvx]{1,2})\.", r"V\g<1>32.", syntax), op) for tag, syntax, op in out]
 
 
+# What computes an expression on qfloat values, and parses and converts lanes.
+RULES = {"a + b": "hvxfp_add(a, b, {size})", "a - b": "hvxfp_add(a, hvxfp_negate(b), {size})", "a * b": "hvxfp_mul(a, b, {size})",
+         "a": "hvxfp_normal(a, {size})", "-a": "hvxfp_negate(hvxfp_normal(a, {size}))", "__builtin_fabsf(a)": "hvxfp_abs(hvxfp_normal(a, {size}))"}
+PARSE = {"sf": "hvxfp_num_sf({0}->uw[i])", "hf": "hvxfp_num_hf({0}->uh[i])", "qf32": "{0}n[i]", "qf16": "{0}n[i]"}
+
+
+def by_rules(dst, to, operands, expression):
+    """The C code of an instruction with a qfloat operand or result, on values with exponents."""
+    code, loop = [], []
+    for number, (reg, kind, value) in enumerate(operands, 1):
+        if kind.startswith("qf"):
+            code.append(f"const HvxNum *{reg}n = hvxfp_num_in(env, {number}, 0, &V{reg}V);")
+        loop.append(f"HvxNum {value} = {PARSE[kind].format(f'(&V{reg}V)')};".replace(f"(&V{reg}V)n", f"{reg}n"))
+    lanes = max(LANES[plain(kind)] for _, kind, _ in operands)
+    if to.startswith("qf"):
+        halves = ["&VddV.v[0]", "&VddV.v[1]"] if len(dst) == 2 else ["&VdV"]
+        place = "n[i & 1][i >> 1]" if len(dst) == 2 else "n[0][i]"
+        code.append(f"HvxNum n[{len(halves)}][64];")
+        loop.append(f"{place} = {RULES[expression].format(size=to[2:])};")
+    else:
+        halves = []
+        loop.append({"sf": "VdV.uw[i]", "hf": "VdV.uh[i]"}[to] + f" = hvxfp_num_to_{to}(a);")
+    code.append(f"for (int i = 0; i < {lanes}; i++) {{ {' '.join(loop)} }}")
+    code += [f"hvxfp_num_out(env, {half}, {vector}, n[{half}]);" for half, vector in enumerate(halves)]
+    return " ".join(code)
+
+
 def semantics(syntax, expression):
     """The C code of an instruction on one or two vectors of lanes."""
     two = re.fullmatch(TWO, syntax)
@@ -106,6 +138,8 @@ def semantics(syntax, expression):
     if to.startswith("qf"):
         halves = ["&VddV.v[0]", "&VddV.v[1]"] if is_pair else ["&VdV"]
         code += [f"hvxfp_out(env, {half}, {vector});" for half, vector in enumerate(halves)]
+    if ".qf" in syntax:
+        code = [f"if (hvxfp_rules) {{ {by_rules(dst, to, operands, expression)} }} else {{", *code, "}"]
     return "{ " + " ".join(code) + " }"
 
 
@@ -113,7 +147,11 @@ def instructions():
     """(name, syntax, C code) of every instruction added."""
     out = [(tag, syntax, semantics(syntax, op)) for tag, syntax, op in table()]
     out.append(("vconv_hf_qf32", "Vd32.hf=Vuu32.qf32",
-                "{ const MMVector *even = hvxfp_in(env, 1, 0, &VuuV.v[0]); "
+                "{ if (hvxfp_rules) { const HvxNum *even = hvxfp_num_in(env, 1, 0, &VuuV.v[0]); "
+                "const HvxNum *odd = hvxfp_num_in(env, 1, 1, &VuuV.v[1]); "
+                "for (int i = 0; i < 32; i++) { uint16_t low = hvxfp_num_to_hf(even[i]); "
+                "VdV.uh[2 * i + 1] = hvxfp_num_to_hf(odd[i]); VdV.uh[2 * i] = low; } return; } "
+                "const MMVector *even = hvxfp_in(env, 1, 0, &VuuV.v[0]); "
                 "const MMVector *odd = hvxfp_in(env, 1, 1, &VuuV.v[1]); "
                 "for (int i = 0; i < 32; i++) { VdV.uh[2 * i] = hvxfp_uh(hvxfp_sf(even->uw[i])); "
                 "VdV.uh[2 * i + 1] = hvxfp_uh(hvxfp_sf(odd->uw[i])); } }"))
@@ -206,8 +244,18 @@ def main():
     insert(target / "imported/mmvec/ext.idef", "ITERATOR_INSN_ANY_SLOT_DOUBLE_VEC(8, shuffeqw", "\n".join(definitions) + "\n\n")
     insert(target / "mmvec/macros.h", "#endif", (here / "hvx_float.h").read_text(), last=True)
     insert(target / "attribs_def.h.inc", "DEF_ATTRIB(CVI_VX_DV,", 'DEF_ATTRIB(CVI_QFLOAT, "Has qfloat operands", "", "")\n')
-    insert(target / "cpu.h", "typedef struct CPUArchState {", "/* HVX_QFLOAT=strict is in the environment. */\n"
-           "extern bool hvxfp_strict;\n\n")
+    insert(target / "cpu.h", "typedef struct CPUArchState {", """/* HVX_QFLOAT is in the environment; the version whose rules it names, or 0. */
+extern bool hvxfp_strict;
+extern int hvxfp_rules;
+
+/* A qfloat value: the significand is value / 2^exponent. What rounding took away has the sign of `rest`. */
+typedef struct {
+    double value;
+    int16_t exponent;
+    int16_t rest;
+} HvxNum;
+
+""")
     insert(target / "cpu.h", "} CPUHexagonState;", """
     /* Registers of the qfloat instruction that runs: result, first and second operand, a byte each. */
     uint32_t qfloat_registers;
@@ -216,14 +264,17 @@ def main():
     struct {
         uint32_t serial;
         MMVector value QEMU_ALIGNED(16);
+        HvxNum num[64];
     } qfloat[NUM_VREGS][2];
 """)
     insert(target / "op_helper.c", "#include \"helper_funcs_generated.c.inc\"", """bool hvxfp_strict;
+int hvxfp_rules;
 
 static void __attribute__((constructor)) hvxfp_init(void)
 {
     const char *mode = getenv("HVX_QFLOAT");
-    hvxfp_strict = mode && !strcmp(mode, "strict");
+    hvxfp_rules = !mode ? 0 : !strcmp(mode, "v79") ? 79 : !strcmp(mode, "v73") ? 73 : 0;
+    hvxfp_strict = hvxfp_rules || (mode && !strcmp(mode, "strict"));
 }
 
 """)
