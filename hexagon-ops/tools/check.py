@@ -145,6 +145,8 @@ def main():
     if missing := ROOTS.keys() - functions:
         sys.exit(f"check.py: {', '.join(missing)} is not in {library}")
     found = [f"{text} in {name}" for name, packets in functions.items() for text in leaks(packets)]
+    found += [f"{address:x}: {text} in {name}" for name, packets in functions.items()
+              for address, packet in packets.items() for text in packet if re.search(r"vmpy\(.*\.qf16", text)]
     for text in found:
         print(f"qfloat value read as something else: {text}", file=sys.stderr)
     for root, limit in ROOTS.items():

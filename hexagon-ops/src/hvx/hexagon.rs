@@ -454,20 +454,22 @@ mod float {
         narrow_f32(mul_f32(a[0], b[0]), mul_f32(a[1], b[1]))
     }
 
-    /// Returns the f16 `(a - b) · c` for a difference that f16 holds exactly: [`sub_f16`], then
-    /// [`mul_f16`].
+    /// Returns unsigned bytes as halfwords for [`f16_from_spread`], (even bytes, odd bytes):
+    /// [`super::interleave_b`].
+    ///
+    /// With 0x64 above it, the byte u reads as the f16 1024 + u.
     #[must_use]
     #[inline(always)]
-    pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
-        mul_f16(sub_f16(a, b), c)
+    pub fn spread_b(bytes: Vector, _zero: u8) -> (Vector, Vector) {
+        super::interleave_b(bytes, super::splat_b(0x64))
     }
 
-    /// Returns the f16 `(a - b) · c + d` for a difference that f16 holds exactly: [`sub_f16`], then
-    /// [`mul_add_f16`].
+    /// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same
+    /// `zero`: [`sub_f16`].
     #[must_use]
     #[inline(always)]
-    pub fn sub_mul_add_f16(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector {
-        mul_add_f16(sub_f16(a, b), c, d)
+    pub fn f16_from_spread(halves: Vector, zero: u8) -> Vector {
+        sub_f16(halves, super::splat_h(0x6400 | u16::from(zero)))
     }
 
     /// Returns the exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wsf_vmpy_VhfVhf`.

@@ -61,11 +61,35 @@ mod accumulator;
 #[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
 pub use accumulator::{Accumulator, unbias};
 
+/// Returns `v`, which an operation on `power` made NaN where `power` is NaN.
+#[cfg(any(not(target_arch = "hexagon"), target_feature = "hvx-ieee-fp"))]
+#[must_use]
+#[inline(always)]
+pub fn or_nan(v: Vector, _power: Vector) -> Vector {
+    v
+}
+
+/// Returns the f32 product with powers of two, NaN where `power` is NaN: [`mul_f32`], [`or_nan`].
+#[must_use]
+#[inline(always)]
+pub fn mul_by_power(a: Vector, power: Vector) -> Vector {
+    or_nan(mul_f32(a, power), power)
+}
+
 /// `true` where the vector unit computes with IEEE numbers: V73, V75 and the host; not with qfloat.
 pub const HAS_IEEE: bool = cfg!(any(
     not(target_arch = "hexagon"),
     target_feature = "hvx-ieee-fp"
 ));
+
+/// Returns the f16 of unsigned bytes less `zero`, (even bytes, odd bytes): [`spread_b`],
+/// [`f16_from_spread`].
+#[must_use]
+#[inline(always)]
+pub fn f16_from_b(bytes: Vector, zero: u8) -> (Vector, Vector) {
+    let (even, odd) = spread_b(bytes, zero);
+    (f16_from_spread(even, zero), f16_from_spread(odd, zero))
+}
 
 /// Returns the halfwords of `a` shifted right by `COUNT`, zeros shifted in, as [`shr_h`] does. Takes a
 /// multiplier instead of the only shift unit.

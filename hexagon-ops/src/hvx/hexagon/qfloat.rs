@@ -16,12 +16,16 @@ fn f32_from_qf32(v: arch::HvxVector) -> Vector {
     Vector(unsafe { arch::Q6_Vsf_equals_Vqf32(v) })
 }
 
-/// Returns the f16 product: `Q6_Vqf16_vmpy_VhfVhf`, converted.
+/// Returns the f16 product: `Q6_Wqf32_vmpy_VhfVhf`, `Q6_Vhf_equals_Wqf32`.
+///
+/// A qf16 product would have fewer bits: of subnormal numbers, and of all before V79.
 #[must_use]
 #[inline(always)]
 pub fn mul_f16(a: Vector, b: Vector) -> Vector {
     // SAFETY: [HVX] of the module doc.
-    f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_VhfVhf(a.0, b.0) })
+    let product = unsafe { arch::Q6_Wqf32_vmpy_VhfVhf(a.0, b.0) };
+    // SAFETY: [HVX] of the module doc.
+    Vector(unsafe { arch::Q6_Vhf_equals_Wqf32(product) })
 }
 
 /// Returns the f16 `a · b + c`: `Q6_Vqf16_vmpy_VhfVhf`, `Q6_Vqf16_vadd_Vqf16Vhf`, converted.
@@ -42,28 +46,23 @@ pub fn sub_f16(a: Vector, b: Vector) -> Vector {
     f16_from_qf16(unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) })
 }
 
-/// Returns the f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vqf16_vsub_VhfVhf`,
-/// `Q6_Vqf16_vmpy_Vqf16Vhf`, converted.
+/// Returns unsigned bytes less `zero` as halfwords for [`f16_from_spread`], (even bytes, odd bytes):
+/// `Q6_Wh_vsub_VubVub`.
 #[must_use]
 #[inline(always)]
-pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
+pub fn spread_b(bytes: Vector, zero: u8) -> (Vector, Vector) {
     // SAFETY: [HVX] of the module doc.
-    let difference = unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) };
-    // SAFETY: [HVX] of the module doc.
-    f16_from_qf16(unsafe { arch::Q6_Vqf16_vmpy_Vqf16Vhf(difference, c.0) })
+    split(unsafe { arch::Q6_Wh_vsub_VubVub(bytes.0, super::splat_b(zero).0) })
 }
 
-/// Returns the f16 `(a - b) · c + d` for a difference that f16 holds exactly: `Q6_Vqf16_vsub_VhfVhf`,
-/// `Q6_Vqf16_vmpy_Vqf16Vhf`, `Q6_Vqf16_vadd_Vqf16Vhf`, converted.
+/// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same `zero`:
+/// `Q6_Vhf_equals_Vh`.
+///
+/// A qf16 difference of f16 would have the exponent of its operands, and a product with it too few bits.
 #[must_use]
 #[inline(always)]
-pub fn sub_mul_add_f16(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector {
-    // SAFETY: [HVX] of the module doc.
-    let difference = unsafe { arch::Q6_Vqf16_vsub_VhfVhf(a.0, b.0) };
-    // SAFETY: [HVX] of the module doc.
-    let product = unsafe { arch::Q6_Vqf16_vmpy_Vqf16Vhf(difference, c.0) };
-    // SAFETY: [HVX] of the module doc.
-    f16_from_qf16(unsafe { arch::Q6_Vqf16_vadd_Vqf16Vhf(product, d.0) })
+pub fn f16_from_spread(halves: Vector, _zero: u8) -> Vector {
+    super::f16_from_h(halves)
 }
 
 /// Returns the exact f32 products of f16 lanes, (even lanes, odd lanes): `Q6_Wqf32_vmpy_VhfVhf`,
@@ -120,6 +119,20 @@ pub fn mul_narrow_f32(a: [Vector; 2], b: [Vector; 2]) -> Vector {
 pub fn mul_f32(a: Vector, b: Vector) -> Vector {
     // SAFETY: [HVX] of the module doc.
     f32_from_qf32(unsafe { arch::Q6_Vqf32_vmpy_VsfVsf(a.0, b.0) })
+}
+
+/// Returns `v`, but NaN where `power` is NaN instead of a power of two.
+///
+/// Before V79 qfloat has no NaN: an operation on one gives a number. Bit 22 is set in a NaN, and clear in
+/// a power of two.
+#[must_use]
+#[inline(always)]
+pub fn or_nan(v: Vector, power: Vector) -> Vector {
+    if cfg!(target_feature = "hvxv79") {
+        return v;
+    }
+    let quiet = super::and(power, super::splat_w(1 << 22));
+    super::or(v, super::sub_w(super::splat_w(0), quiet))
 }
 
 /// Returns the f32 sum: `Q6_Vqf32_vadd_VsfVsf`, converted.

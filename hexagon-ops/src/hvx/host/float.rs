@@ -2,7 +2,7 @@
 
 use bytemuck::cast;
 
-use super::Vector;
+use super::{Vector, interleave_b, splat_b, splat_h};
 use crate::hvx::f16;
 #[cfg(target_arch = "x86_64")]
 use crate::hvx::x86;
@@ -67,29 +67,22 @@ pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
     portable(a, b, c)
 }
 
-/// Returns the f16 `(a - b) · c` for a difference that f16 holds exactly: `Q6_Vhf_vsub_VhfVhf`,
-/// `Q6_Vhf_vmpy_VhfVhf`.
+/// Returns unsigned bytes as halfwords for [`f16_from_spread`], (even bytes, odd bytes):
+/// [`interleave_b`].
+///
+/// With 0x64 above it, the byte u reads as the f16 1024 + u.
 #[must_use]
 #[inline(always)]
-pub fn sub_mul_f16(a: Vector, b: Vector, c: Vector) -> Vector {
-    portable! {
-        fn portable(a: Vector, b: Vector, c: Vector) -> Vector {
-            lanes!(u16, 64; a, b, c => f16::from_f32((f16::to_f32(a) - f16::to_f32(b)) * f16::to_f32(c)))
-        }
-    }
-    #[cfg(target_arch = "x86_64")]
-    if let Some(result) = x86::sub_mul_f16(a, b, c) {
-        return result;
-    }
-    portable(a, b, c)
+pub fn spread_b(bytes: Vector, _zero: u8) -> (Vector, Vector) {
+    interleave_b(bytes, splat_b(0x64))
 }
 
-/// Returns the f16 `(a - b) · c + d` for a difference that f16 holds exactly: [`sub_f16`], then
-/// [`mul_add_f16`].
+/// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same `zero`:
+/// [`sub_f16`].
 #[must_use]
 #[inline(always)]
-pub fn sub_mul_add_f16(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector {
-    mul_add_f16(sub_f16(a, b), c, d)
+pub fn f16_from_spread(halves: Vector, zero: u8) -> Vector {
+    sub_f16(halves, splat_h(0x6400 | u16::from(zero)))
 }
 
 /// Returns the f16 difference: `Q6_Vhf_vsub_VhfVhf`.

@@ -218,8 +218,8 @@ impl hvx::Kernel for PackTwo<'_> {
 pub(super) fn widen_scaled(line: &Line, factors: [f32; 2]) -> [Vector; 2] {
     let (even, odd) = hvx::widen_mul_f16(hvx::load(line), hvx::splat_h(0x3c00));
     [
-        hvx::mul_f32(even, hvx::splat_f32(factors[0])),
-        hvx::mul_f32(odd, hvx::splat_f32(factors[1])),
+        hvx::mul_by_power(even, hvx::splat_f32(factors[0])),
+        hvx::mul_by_power(odd, hvx::splat_f32(factors[1])),
     ]
 }
 

@@ -23,8 +23,11 @@
 //! 2. **Scales come in place.** A word of the scale plane holds the f16 scales of two tiles for one
 //!    column. An interleave of the line with itself doubles the halves of one tile, which then
 //!    match the halfword pairs of all its FP16 lines.
-//! 3. **Bytes become FP16 by their exponent.** A Q8_0 byte is stored as u = q + 128. With 0x64
-//!    above it, it reads as the FP16 number 1024 + u; 1152 is subtracted exactly, which leaves q.
+//! 3. **Bytes become FP16 by their exponent**, with IEEE arithmetic. A Q8_0 byte is stored as u = q + 128.
+//!    With 0x64 above it, it reads as the FP16 number 1024 + u; 1152 is subtracted exactly, which leaves
+//!    q. A qfloat difference would keep the exponent of 1152, so that a product with it has few bits:
+//!    with qfloat, 128 is subtracted from integers, and the conversion is the unit's own
+//!    ([`hvx::f16_from_spread`]).
 //! 4. **Each element is rounded once** (twice for Q4_1 with qfloat), by the multiplication with its
 //!    scale.
 //! 5. **Super-blocks have scales of two levels**, which become one level first
@@ -86,7 +89,7 @@ const fn ahead(ieee: usize, qfloat: usize) -> usize {
     }
 }
 
-/// The f16 numbers of a part, before its scale.
+/// The f16 numbers of a part, before its scale; or what they are made of.
 type Numbers = (Vector, Vector);
 
 /// The dequantizer of one weight type, with `L` lines of quants a tile and `T` tiles a line of
@@ -134,12 +137,22 @@ fn times_plus((a, b): Numbers, [scale, min]: [Vector; 2]) -> [Vector; 2] {
     ]
 }
 
+/// The byte of a Q8_0 quant that is 0.
+const FLIPPED_ZERO: u8 = 128;
+
+/// Returns the f16 of quants from [`hvx::spread_b`].
+#[inline(always)]
+fn from_flipped((even, odd): Numbers) -> Numbers {
+    let quants = |halves: Vector| hvx::f16_from_spread(halves, FLIPPED_ZERO);
+    (quants(even), quants(odd))
+}
+
 /// The dequantizer of flipped bytes with an f16 scale.
 #[derive(Clone, Copy)]
 struct FlippedTiles;
 
 impl Dequantizer<8, 2> for FlippedTiles {
-    const AHEAD: usize = ahead(5, 6);
+    const AHEAD: usize = ahead(5, 4);
     type Scales = Vector;
 
     #[inline(always)]
@@ -149,26 +162,13 @@ impl Dequantizer<8, 2> for FlippedTiles {
 
     #[inline(always)]
     fn numbers(self, quants: &[Line; 8], part: usize) -> Numbers {
-        hvx::interleave_b(hvx::load(&quants[part]), hvx::splat_b(THOUSAND))
+        hvx::spread_b(hvx::load(&quants[part]), FLIPPED_ZERO)
     }
 
     #[inline(always)]
-    fn scaled(self, numbers: Numbers, scale: Vector, _: usize) -> [Vector; 2] {
-        less_1152(numbers, (scale, scale))
+    fn scaled(self, spread: Numbers, scale: Vector, _: usize) -> [Vector; 2] {
+        times(from_flipped(spread), scale)
     }
-}
-
-/// The upper byte of FP16 1024, 0x6400. Its last bit is worth 1, so 0x6400 + u is the number 1024 + u.
-const THOUSAND: u8 = 0x64;
-
-/// Returns the numbers less 1152, scaled: 1024 comes from the exponent, 128 was added to the quant.
-#[inline(always)]
-fn less_1152((even, odd): Numbers, (low, high): (Vector, Vector)) -> [Vector; 2] {
-    let offset = hvx::splat_h(0x6480);
-    [
-        hvx::sub_mul_f16(even, offset, low),
-        hvx::sub_mul_f16(odd, offset, high),
-    ]
 }
 
 /// Dequantizes the tiles `tiles` of a panel.

@@ -304,7 +304,7 @@ fn times_factors<const S: usize, const R: usize>(
     let mut out = sums;
     for sums in &mut out {
         for (sum, act) in sums.iter_mut().zip(&acts) {
-            *sum = hvx::mul_f32(*sum, act.factor());
+            *sum = hvx::mul_by_power(*sum, act.factor());
         }
     }
     out
@@ -469,7 +469,8 @@ pub fn gemv_two_digits(
         }
         sums => sums?[0],
     };
-    hvx::store_f32(out, hvx::add_f32(sums[0], sums[1]));
+    let sum = hvx::add_f32(sums[0], sums[1]);
+    hvx::store_f32(out, hvx::or_nan(sum, digits[0].factor()));
     Ok(())
 }
 

@@ -23,7 +23,8 @@
 //! 4. Words, and scales with sums, are a plane each, so that a kernel goes through a whole row in one
 //!    loop.
 //!
-//! Activations must be finite: 8-bit quants cannot carry infinity or NaN.
+//! 8-bit quants cannot carry infinity or NaN. The factor of a row with such an element is NaN after the row
+//! is quantized, which makes the row's results NaN.
 //!
 //! # Activations for nibbles
 //!
@@ -413,6 +414,7 @@ impl QuantizeRow<'_> {
         let factors = Factors::of::<NIBBLES>(row);
         hvx::store(out.factor, factors.first);
         let factor = *out.factor;
+        hvx::store(out.factor, hvx::or(factors.first, factors.nan));
         let Some(rest) = rest else {
             let (full, tail) = row.as_chunks::<GROUP>();
             let mut outs = out.each_group();
@@ -451,6 +453,8 @@ impl QuantizeRow<'_> {
 struct Factors {
     first: Vector,
     rest: Vector,
+    /// NaN if an element is not finite, otherwise 0.
+    nan: Vector,
 }
 
 impl Factors {
@@ -472,8 +476,13 @@ impl Factors {
         let lowest = hvx::splat_w(36 << 23);
         let e = hvx::max_w(exponent(all_lanes(largest, hvx::max_w)), lowest);
         let (first, rest) = (lower(e, 9), lower(e, 16));
+        // The exponent field of infinity and NaN, 255, plus one is the sign bit.
+        let nan = hvx::sub_w(
+            hvx::splat_w(0),
+            hvx::shr_w(hvx::add_w(e, hvx::splat_w(1 << 23)), 31),
+        );
         if !NIBBLES {
-            return Self { first, rest };
+            return Self { first, rest, nan };
         }
         let [a, b, c, d] = most.map(|most| most.sum);
         let sum = hvx::add_f32(hvx::add_f32(a, b), hvx::add_f32(c, d));
@@ -481,6 +490,7 @@ impl Factors {
         Self {
             first: hvx::min_w(first, hvx::max_w(lower(e, 13), lower(sum, 14))),
             rest: hvx::min_w(rest, hvx::max_w(lower(e, 20), lower(sum, 17))),
+            nan,
         }
     }
 }

@@ -186,16 +186,12 @@ impl Expansion<PAIR_LINES> for UnsignedSixBits {
 
 /// The factors of a super-block of Q4_K or Q5_K, and the fields that they multiply.
 ///
-/// Conversions and shifts want the same unit. So multipliers shift, and two fields are converted by their
-/// exponent instead: these are 256 and a field, f16.
+/// Conversions and shifts want the same unit, so multipliers shift.
 #[derive(Clone, Copy)]
 struct SixBitFields {
     factors: [Vector; 2],
-    numbers: [Vector; 2],
-    /// Of tiles 0 and 1, 4 and 5, 6 and 7.
-    scales: [Vector; 3],
-    /// The minima of these.
-    mins: [Vector; 3],
+    scales: [Vector; 4],
+    mins: [Vector; 4],
 }
 
 impl SixBitFields {
@@ -211,25 +207,21 @@ impl SixBitFields {
             let low = hvx::shr_by_mul_h::<6>(low);
             hvx::or(hvx::and(low, middle), hvx::and(moved, upper))
         };
-        // 0x5c above six bits that end at bit 2 makes 256 plus these.
-        let numbers = [first, second].map(|halves| {
-            let top = hvx::and(halves, hvx::splat_h(0xfc00));
-            hvx::interleave_odd_b(top, hvx::splat_b(0x5c))
-        });
         Self {
             // d and -dmin.
             factors: [
                 hvx::interleave_even_h(factors, factors),
                 hvx::interleave_odd_h(factors, factors),
             ],
-            numbers,
             scales: [
                 hvx::and(first, lowest),
+                hvx::shr_by_mul_h::<10>(first),
                 hvx::and(third, lowest),
                 last(first, hvx::shr_by_mul_h::<2>(third)),
             ],
             mins: [
                 hvx::and(second, lowest),
+                hvx::shr_by_mul_h::<10>(second),
                 hvx::shr_by_mul_h::<10>(third),
                 last(second, hvx::shr_by_mul_h::<4>(third)),
             ],
@@ -250,18 +242,11 @@ impl SixBitFields {
     /// Returns the f16 scales and minima, two tiles a vector.
     #[inline(always)]
     fn scaled(self) -> [[Vector; 4]; 2] {
-        let zero = hvx::splat_h(0x5c00);
-        let times = |field: Vector, factor: Vector| hvx::mul_f16(hvx::f16_from_h(field), factor);
-        let plane = |[a, c, d]: [Vector; 3], number: Vector, factor: Vector| {
-            let b = hvx::sub_mul_f16(number, zero, factor);
-            [times(a, factor), b, times(c, factor), times(d, factor)]
+        let plane = |fields: [Vector; 4], factor: Vector| {
+            fields.map(|field| hvx::mul_f16(hvx::f16_from_h(field), factor))
         };
-        let [numbers, others] = self.numbers;
         let [d, minus_dmin] = self.factors;
-        [
-            plane(self.scales, numbers, d),
-            plane(self.mins, others, minus_dmin),
-        ]
+        [plane(self.scales, d), plane(self.mins, minus_dmin)]
     }
 }
 

@@ -188,11 +188,11 @@ fn dequantize_tile(quants: &[Line; 4], scale: Vector, out: &mut Tile) {
         for (nibbles, at) in nibbles.into_iter().zip([2 * v, 8 + 2 * v]) {
             // SAFETY: [HVX] of the module doc.
             let (even, odd) = split(unsafe { arch::Q6_Wuh_vzxt_Vub(raw(nibbles)) });
-            let eight = hvx::splat_h(0x4800);
-            let even = hvx::sub_mul_f16(hvx::f16_from_h(even), eight, scale);
-            let odd = hvx::sub_mul_f16(hvx::f16_from_h(odd), eight, scale);
-            hvx::store(&mut out.0[at], even);
-            hvx::store(&mut out.0[at + 1], odd);
+            for (i, values) in [even, odd].into_iter().enumerate() {
+                let quants =
+                    hvx::f16_from_h(hvx::add_h(values, hvx::splat_h(8_u16.wrapping_neg())));
+                hvx::store(&mut out.0[at + i], hvx::mul_f16(quants, scale));
+            }
         }
     }
 }

@@ -15,12 +15,14 @@ mod bytes;
 mod compare;
 mod conventional;
 mod multiply;
+mod nan;
 mod ops;
 mod rows;
 mod samples;
 mod scratch;
 mod steps;
 mod threads;
+mod tiles;
 mod together;
 mod whole;
 
@@ -50,6 +52,10 @@ const COPY: i32 = -3;
 const CONVENTIONAL: i32 = -7;
 /// Request number of the exponentials of the comparison.
 const EXPONENTIALS: i32 = -8;
+/// Request number of a panel's tiles; the panel follows the request.
+const TILES: i32 = -10;
+/// Request number of products of a row that is not finite.
+const NAN: i32 = -11;
 
 static ARENA: Scratch<rows::Arena> = Scratch::new(rows::Arena {
     src: [[Line::ZERO; rows::LINES]; 3],
@@ -188,6 +194,20 @@ extern "C" fn main() -> ! {
         }
         if words[0] == EXPONENTIALS {
             compare::exponentials(&mut |bytes| write(bytes));
+            continue;
+        }
+        if words[0] == TILES {
+            if !tiles::run(words[1] as usize, &mut |to| read(to), &mut |bytes| {
+                write(bytes)
+            }) {
+                exit(7);
+            }
+            continue;
+        }
+        if words[0] == NAN {
+            if !nan::run(words[1].cast_unsigned(), &mut |bytes| write(bytes)) {
+                exit(8);
+            }
             continue;
         }
         if words[0] == MULTIPLY {

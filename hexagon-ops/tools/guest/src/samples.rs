@@ -30,6 +30,9 @@ pub fn rows(seed: u32) -> [[u8; ROW_BYTES]; ROWS] {
     rows
 }
 
+/// Elements along K of a panel of any type: two super-blocks.
+pub const TILE_K: usize = 512;
+
 /// The largest score of a row: f16 3.
 pub const LARGEST: u16 = 0x4200;
 

@@ -4,8 +4,7 @@
 //! bits of the lines' bytes, the others are put together from the upper bits of all lines
 //! ([`crate::layout`]).
 //!
-//! Five bits are looked up. A byte of six bits becomes FP16 by its exponent, as in Q8_0: 0x64 above a
-//! quant in the lowest bits makes 1024 + q, and 0x5c above six bits that end at bit 2 makes 256 + q.
+//! Five bits are looked up. A byte of six bits becomes FP16 as one of Q8_0 does ([`hvx::f16_from_b`]).
 
 use core::ops::Range;
 
@@ -13,48 +12,6 @@ use super::{Dequantizer, Numbers, ahead, f16_bits, times, times_plus, twice};
 use crate::hvx::{self, Vector};
 use crate::layout::{LINE_BYTES, Line, SUPER_TILES, Tile};
 use crate::ops::matmul::Panel;
-
-/// Bytes with the exponent above them, and the FP16 number that is the quant 0.
-#[derive(Clone, Copy)]
-struct Exponent {
-    upper: Vector,
-    zero: Vector,
-}
-
-impl Exponent {
-    #[inline(always)]
-    fn new(upper: u8, zero: u16) -> Self {
-        Self {
-            upper: hvx::splat_b(upper),
-            zero: hvx::splat_h(zero),
-        }
-    }
-
-    /// Writes value `g` of a tile, scaled, and with `min` added if `ADD`: two lines.
-    #[inline(always)]
-    fn put<const ADD: bool>(
-        self,
-        bytes: Vector,
-        [scale, min]: [Vector; 2],
-        g: usize,
-        out: &mut Tile,
-    ) {
-        let even = hvx::interleave_even_b(bytes, self.upper);
-        let odd = hvx::interleave_odd_b(bytes, self.upper);
-        hvx::store(&mut out.0[2 * g], self.scaled::<ADD>(even, scale, min));
-        hvx::store(&mut out.0[2 * g + 1], self.scaled::<ADD>(odd, scale, min));
-    }
-
-    /// Returns the quants times `scale`, plus `min` if `ADD`.
-    #[inline(always)]
-    fn scaled<const ADD: bool>(self, values: Vector, scale: Vector, min: Vector) -> Vector {
-        if ADD {
-            hvx::sub_mul_add_f16(values, self.zero, scale, min)
-        } else {
-            hvx::sub_mul_f16(values, self.zero, scale)
-        }
-    }
-}
 
 /// Returns the bits of `mask` of `line` moved right by `count`.
 #[inline(always)]
@@ -158,6 +115,9 @@ pub(in crate::ops::matmul) fn block_factor(plane: &[Line], b: usize) -> Vector {
     }
 }
 
+/// The 6-bit quant that is 0.
+const SIX_BIT_ZERO: u8 = 32;
+
 /// Dequantizes one tile of 6-bit quants less 32, whose halves have the f16 scales in the halves of
 /// `scales`.
 #[inline(always)]
@@ -165,18 +125,21 @@ fn six_bit_tile(quants: &[Line; 6], scales: Vector, out: &mut Tile) {
     let first = hvx::interleave_even_h(scales, scales);
     let second = hvx::interleave_odd_h(scales, scales);
     let lines = quants.each_ref().map(hvx::load);
-    let low = Exponent::new(0x64, 0x6420);
+    let mut put = |g: usize, quants: Vector, scale: Vector| {
+        let [even, odd] = times(hvx::f16_from_b(quants, SIX_BIT_ZERO), scale);
+        hvx::store(&mut out.0[2 * g], even);
+        hvx::store(&mut out.0[2 * g + 1], odd);
+    };
     for (g, line) in lines.into_iter().enumerate() {
-        let scale = if g < 4 { first } else { second };
-        low.put::<false>(bits(line, 0, 0x3f), [scale; 2], g, out);
+        put(g, bits(line, 0, 0x3f), if g < 4 { first } else { second });
     }
-    let rest = Exponent::new(0x5c, 0x5c80);
     for (g, [a, b, c]) in [
         (6, [lines[0], lines[1], lines[2]]),
         (7, [lines[3], lines[4], lines[5]]),
     ] {
-        let lower = hvx::or(bits(b, 2, 0x30), bits(c, 4, 0x0c));
-        rest.put::<false>(hvx::or(bits(a, 0, 0xc0), lower), [second; 2], g, out);
+        let lower = hvx::or(bits(b, 4, 0x0c), bits(c, 6, 0x03));
+        let upper = masked(hvx::shr_by_mul_h::<2>(a), 0x30);
+        put(g, hvx::or(upper, lower), second);
     }
 }
 
