@@ -456,12 +456,10 @@ mod float {
 
     /// Returns unsigned bytes as halfwords for [`f16_from_spread`], (even bytes, odd bytes):
     /// [`super::interleave_b`].
-    ///
-    /// With 0x64 above it, the byte u reads as the f16 1024 + u.
     #[must_use]
     #[inline(always)]
     pub fn spread_b(bytes: Vector, _zero: u8) -> (Vector, Vector) {
-        super::interleave_b(bytes, super::splat_b(0x64))
+        super::interleave_b(bytes, super::splat_b(crate::hvx::SPREAD_EXPONENT))
     }
 
     /// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same

@@ -69,12 +69,10 @@ pub fn mul_add_f16(a: Vector, b: Vector, c: Vector) -> Vector {
 
 /// Returns unsigned bytes as halfwords for [`f16_from_spread`], (even bytes, odd bytes):
 /// [`interleave_b`].
-///
-/// With 0x64 above it, the byte u reads as the f16 1024 + u.
 #[must_use]
 #[inline(always)]
 pub fn spread_b(bytes: Vector, _zero: u8) -> (Vector, Vector) {
-    interleave_b(bytes, splat_b(0x64))
+    interleave_b(bytes, splat_b(crate::hvx::SPREAD_EXPONENT))
 }
 
 /// Returns the f16 of the bytes less `zero` of which [`spread_b`] made `halves`, with the same `zero`:

@@ -118,7 +118,16 @@ impl Dequantizer<8, 2> for GroupedBytes {
 
     #[inline(always)]
     fn numbers(self, quants: &[Line; 8], part: usize) -> Numbers {
-        hvx::spread_b(hvx::load(&quants[part]), FLIPPED_ZERO)
+        let bytes = hvx::load(&quants[part]);
+        if !hvx::HAS_IEEE {
+            return hvx::spread_b(bytes, FLIPPED_ZERO);
+        }
+        // As `spread_b`. Two instructions for one with two results take fewer packets here.
+        let exponent = hvx::splat_b(hvx::SPREAD_EXPONENT);
+        (
+            hvx::interleave_even_b(bytes, exponent),
+            hvx::interleave_odd_b(bytes, exponent),
+        )
     }
 
     #[inline(always)]
