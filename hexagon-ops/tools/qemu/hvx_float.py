@@ -82,8 +82,11 @@ def table():
 
 
 # What computes an expression on qfloat values, and parses and converts lanes.
-RULES = {"a + b": "hvxfp_add(a, b, {size})", "a - b": "hvxfp_add(a, hvxfp_negate(b), {size})", "a * b": "hvxfp_mul(a, b, {size})",
-         "a": "hvxfp_normal(a, {size})", "-a": "hvxfp_negate(hvxfp_normal(a, {size}))", "__builtin_fabsf(a)": "hvxfp_abs(hvxfp_normal(a, {size}))"}
+RULES = {
+    "a + b": "hvxfp_add(a, b, {size})", "a - b": "hvxfp_add(a, hvxfp_negate(b), {size})",
+    "a * b": "hvxfp_mul(a, b, {size})", "a": "hvxfp_normal(a, {size})", "-a": "hvxfp_negate(hvxfp_normal(a, {size}))",
+    "__builtin_fabsf(a)": "hvxfp_abs(hvxfp_normal(a, {size}))",
+}
 PARSE = {"sf": "hvxfp_num_sf({0}->uw[i])", "hf": "hvxfp_num_hf({0}->uh[i])", "qf32": "{0}n[i]", "qf16": "{0}n[i]"}
 
 
@@ -244,7 +247,8 @@ def main():
     insert(target / "imported/mmvec/ext.idef", "ITERATOR_INSN_ANY_SLOT_DOUBLE_VEC(8, shuffeqw", "\n".join(definitions) + "\n\n")
     insert(target / "mmvec/macros.h", "#endif", (here / "hvx_float.h").read_text(), last=True)
     insert(target / "attribs_def.h.inc", "DEF_ATTRIB(CVI_VX_DV,", 'DEF_ATTRIB(CVI_QFLOAT, "Has qfloat operands", "", "")\n')
-    insert(target / "cpu.h", "typedef struct CPUArchState {", """/* HVX_QFLOAT is in the environment; the version whose rules it names, or 0. */
+    insert(target / "cpu.h", "typedef struct CPUArchState {", """
+/* HVX_QFLOAT is in the environment; the version whose rules it names, or 0. */
 extern bool hvxfp_strict;
 extern int hvxfp_rules;
 
