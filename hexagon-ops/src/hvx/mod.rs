@@ -82,7 +82,7 @@ pub const HAS_IEEE: bool = cfg!(any(
     target_feature = "hvx-ieee-fp"
 ));
 
-/// What [`spread_b`] puts above a byte with IEEE arithmetic: above the byte u it reads as the f16 1024 + u.
+/// The byte that [`spread_b`] puts above another one with IEEE arithmetic: above the byte u it reads as the f16 1024 + u.
 pub const SPREAD_EXPONENT: u8 = 0x64;
 
 /// Returns the f16 of unsigned bytes less `zero`, (even bytes, odd bytes): [`spread_b`],
