@@ -112,7 +112,7 @@ fn packets(arch: u32, weight: WeightType) -> Packets {
         (WeightType::Q4Tile, false) => [0.0, 0.0, 20.59],
         (WeightType::Q4Tile, true) => [0.0, 0.0, 34.28],
         (WeightType::Q8Tile, false) => [0.0, 0.0, 26.09],
-        (WeightType::Q8Tile, true) => [0.0, 0.0, 43.5],
+        (WeightType::Q8Tile, true) => [0.0, 0.0, 44.03],
     };
     Packets {
         dots: [one_row, two_rows],
