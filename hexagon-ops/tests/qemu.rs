@@ -235,6 +235,16 @@ fn compare(library: &str, turns: usize) -> Result<usize, Skip> {
     Ok(last + 1)
 }
 
+/// Returns the emulator, if it has HVX floating point; otherwise prints why the test is skipped.
+fn float_emulator() -> Option<Emulator> {
+    match emulator() {
+        Ok(found) if found.has_float => return Some(found),
+        Ok(_) => println!("SKIPPED: the emulator has no HVX floating point"),
+        Err(reason) => println!("SKIPPED: {reason}"),
+    }
+    None
+}
+
 #[test]
 #[ignore = "needs the pinned nightly and an emulator: make dsp"]
 fn host_operations_are_hexagons() {
@@ -294,10 +304,8 @@ fn elements(bytes: &[u8], dtype: Type) -> Vec<f32> {
 #[test]
 #[ignore = "needs the pinned nightly and an emulator: make dsp"]
 fn rows_have_the_hosts_values_up_to_their_ends() {
-    let emulator = match emulator() {
-        Ok(found) if found.has_float => found,
-        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
-        Err(reason) => return println!("SKIPPED: {reason}"),
+    let Some(emulator) = float_emulator() else {
+        return;
     };
     for library in common::LIBRARIES {
         let guest = match guest(library) {
@@ -361,10 +369,8 @@ fn halves(bytes: &[u8]) -> Vec<f16> {
 #[ignore = "needs the pinned nightly and an emulator: make dsp"]
 fn conventional_dequantizers_give_the_nearest_f16() {
     const TILE: usize = TILE_DIM * TILE_DIM;
-    let emulator = match emulator() {
-        Ok(found) if found.has_float => found,
-        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
-        Err(reason) => return println!("SKIPPED: {reason}"),
+    let Some(emulator) = float_emulator() else {
+        return;
     };
     let mut numbers = Numbers::default();
     for library in common::LIBRARIES {
@@ -418,10 +424,8 @@ fn f16_unit(value: f64) -> f64 {
 #[test]
 #[ignore = "needs the pinned nightly and an emulator: make dsp"]
 fn dequantized_weights_are_next_to_the_exact_ones() {
-    let emulator = match emulator() {
-        Ok(found) if found.has_float => found,
-        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
-        Err(reason) => return println!("SKIPPED: {reason}"),
+    let Some(emulator) = float_emulator() else {
+        return;
     };
     let mut worse = Vec::new();
     for library in common::LIBRARIES {
@@ -470,10 +474,8 @@ fn dequantized_weights_are_next_to_the_exact_ones() {
 #[test]
 #[ignore = "needs the pinned nightly and an emulator: make dsp"]
 fn rows_that_are_not_finite_give_nan() {
-    let emulator = match emulator() {
-        Ok(found) if found.has_float => found,
-        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
-        Err(reason) => return println!("SKIPPED: {reason}"),
+    let Some(emulator) = float_emulator() else {
+        return;
     };
     for library in common::LIBRARIES {
         let guest = match guest(library) {
@@ -509,10 +511,8 @@ fn conventional_exponentials_are_within_two_units() {
     /// f16 from -0 to minus infinity.
     const NUMBERS: u16 = 0x7c01;
     const ROW: usize = 1024;
-    let emulator = match emulator() {
-        Ok(found) if found.has_float => found,
-        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
-        Err(reason) => return println!("SKIPPED: {reason}"),
+    let Some(emulator) = float_emulator() else {
+        return;
     };
     for library in common::LIBRARIES {
         let guest = match guest(library) {
@@ -713,10 +713,8 @@ fn kernels_take_the_recorded_packets() {
 fn a_step_takes_less_than_the_tasks_that_it_hands_over() {
     /// Cycles in which neither side looks: a worker before it takes a task, and the caller at the end.
     const PAUSES: usize = 2 * 64;
-    let emulator = match emulator() {
-        Ok(found) if found.has_float => found,
-        Ok(_) => return println!("SKIPPED: the emulator has no HVX floating point"),
-        Err(reason) => return println!("SKIPPED: {reason}"),
+    let Some(emulator) = float_emulator() else {
+        return;
     };
     let guest = match guest("v73") {
         Ok(guest) => guest,
