@@ -52,6 +52,7 @@ folder_of_backends() {
       [ -e "$file" ] && echo "$each" && return 0
     done
   done
+  return 0
 }
 
 if [ -n "$remove" ]; then

@@ -45,7 +45,8 @@ NEWEST_GLIBC = (2, 34)
 SHOWN_ROOT = "/ggml-rust-npu"
 
 # From the tree, as they are.
-COPIED = ["LICENSE", "CHANGELOG.md", "include", "ggml-glue", "patches", "docs/guide", "docs/figures"]
+COPIED = ["ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "docs/figures", "docs/guide", "docs/internals", "docs/results",
+          "examples", "fuzz/README.md", "ggml-glue", "include", "patches", "scripts/phone.sh", "scripts/shell_imports.py"]
 
 
 def version():
@@ -176,7 +177,9 @@ def check_paths(file):
 def binutils(target, name):
     """A program of binutils for a target's object files."""
     native = target.startswith(f"{platform.machine()}-")
-    return need(name if native else f"{target.split('-')[0]}-linux-gnu-{name}", "install binutils")
+    machine = target.split("-")[0]
+    package = "binutils" if native else f"binutils-{machine}-linux-gnu"
+    return need(name if native else f"{machine}-linux-gnu-{name}", f"on Debian: apt-get install {package}")
 
 
 def without_bitcode(archive, target):

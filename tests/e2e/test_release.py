@@ -144,6 +144,19 @@ class Contents(Case):
         self.assertTrue((licences / "rust-std" / "COPYRIGHT-library.html").is_file())
 
 
+class Pages(Case):
+    def test_links_of_pages_lead_to_files_of_the_tarball(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            for path in dist.COPIED:
+                dist.copy_tree(path, folder)
+            pages = sorted(folder.rglob("*.md"))
+            self.assertGreater(len(pages), 20)
+            for page in pages:
+                for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+                    self.assertTrue((page.parent / link).exists(), f"{page.relative_to(folder)}: {link}")
+
+
 class Install(Case):
     """install.sh, with small files in place of the real ones."""
 
@@ -185,6 +198,13 @@ class Install(Case):
         self.assertTrue((self.installed.parent / "libggml_rust_npu_skel_v75.so").exists())
         self.assertTrue((self.prefix / "bin" / "ggml-npu").exists())
         self.assertEqual(re.findall(r"export GGML_BACKEND_PATH=(.*)", done.out), [str(self.installed)])
+
+    def test_llama_without_backends_beside_it_gets_the_variable(self):
+        static = self.root / "static"
+        static.mkdir()
+        (static / "llama-cli").touch(0o755)
+        self.assertIn(f"export GGML_BACKEND_PATH={self.installed}\n", self.install(path=static).out)
+        self.install("--remove", path=static)
 
     def test_plugin_is_linked_where_the_found_llama_looks(self):
         folder = self.llama()
