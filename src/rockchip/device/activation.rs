@@ -209,6 +209,15 @@ impl Activations {
     }
 }
 
+/// Returns how many of `parts` one task takes: all of them if there are few rows.
+fn per_task(parts: usize, rows: usize, threads: usize) -> usize {
+    if rows < PARALLEL_ROWS {
+        parts
+    } else {
+        parts.div_ceil(TASKS_PER_THREAD * threads)
+    }
+}
+
 impl Packing<'_> {
     /// Step 1: fills `out` row by row with `fill(m, scratch, row, scales)`, on several threads if
     /// there are many rows.
@@ -223,13 +232,7 @@ impl Packing<'_> {
         let k = self.layout.k;
         out.resize(sizes.count * sizes.len, T::default());
         scales.resize(sizes.count * sizes.scales, 0.0);
-        let per_task = if sizes.count < PARALLEL_ROWS {
-            sizes.count
-        } else {
-            sizes
-                .count
-                .div_ceil(TASKS_PER_THREAD * self.threads.threads())
-        };
+        let per_task = per_task(sizes.count, sizes.count, self.threads.threads());
         work.resize(sizes.count.div_ceil(per_task) * k, 0.0);
         let parts = (
             chunks(out, per_task * sizes.len),
@@ -264,11 +267,7 @@ impl Packing<'_> {
             let columns = layout.segment_columns(segment);
             let columns = rows.columns(columns.start / packed..columns.end / packed);
             let slices = layout.segment_k / layout.native.a.s;
-            let step = if m < PARALLEL_ROWS {
-                slices * a.s
-            } else {
-                slices.div_ceil(TASKS_PER_THREAD * self.threads.threads()) * a.s
-            };
+            let step = per_task(slices, m, self.threads.threads()) * a.s;
             let end = columns.row_len();
             (self.threads).for_each(chunks(out, step * m), |task, out| {
                 let range = (task * step).min(end)..((task + 1) * step).min(end);
@@ -283,6 +282,16 @@ impl Packing<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_rows_are_one_task_and_many_are_some_for_each_thread() {
+        assert_eq!(per_task(100, PARALLEL_ROWS - 1, 3), 100);
+        assert_eq!(
+            per_task(100, PARALLEL_ROWS, 3),
+            100usize.div_ceil(TASKS_PER_THREAD * 3)
+        );
+        assert_eq!(per_task(1, 512, 3), 1);
+    }
 
     #[test]
     fn what_was_packed_is_forgotten_when_its_source_is_written() {
