@@ -377,6 +377,18 @@ fn weights_fill_one_address_space_after_another_and_give_it_back() {
     drop(buffers);
     assert_eq!(device.address_space().0, free);
     assert!(RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES + 1).is_err());
+    RkBuffer::new(device, caps::DOMAIN_WEIGHT_BYTES).unwrap();
+}
+
+#[test]
+fn a_driver_without_address_spaces_has_one() {
+    let mut options = sim::Options::new(caps::RK3588.soc);
+    options.driver_version = "0.9.5".into();
+    let (device, _) = device_with(options, &caps::RK3588).unwrap();
+    assert_eq!(device.address_space().1, caps::DOMAIN_WEIGHT_BYTES);
+    let _first = RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES).unwrap();
+    let error = RkBuffer::new(device, 4096).unwrap_err();
+    assert!(error.is_shortage(), "{error}");
 }
 
 #[test]

@@ -90,20 +90,25 @@ fn a_call_that_fails_later_is_reported_and_the_device_refuses_to_go_on() {
 fn a_lack_of_memory_fails_the_call_and_passes() {
     let mut numbers = Numbers::new(22);
     let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
-    let act = numbers.floats(64);
+    let act = numbers.floats(64 * 512);
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let before = |call| rknn.stand_in().unwrap().calls(call);
+    // The first memory is that of the weights, the second that of more activations than the self-test has.
     let calls = [
-        "rknn_create_mem",
-        "rknn_matmul_create",
-        "rknn_matmul_set_io_mem",
+        ("rknn_create_mem", 2),
+        ("rknn_matmul_create", 1),
+        ("rknn_matmul_set_io_mem", 1),
     ];
-    let faults = calls.map(|call| format!("{call}:{}=-4", before(call) + 1));
+    let faults = calls.map(|(call, nth)| (call, format!("{call}:{}=-4", before(call) + nth)));
     drop((device, rknn));
-    for (call, faults) in calls.into_iter().zip(faults) {
+    for (call, faults) in faults {
         let (device, rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
-        let multiply = || mul_mat(&device, &w, None, &act, [64, 1, 1, 1]);
+        let multiply = || mul_mat(&device, &w, None, &act, [64, 512, 1, 1]);
+        let contexts = || rknn.stand_in().unwrap().live().contexts;
+        let started = contexts();
         let error = multiply().unwrap_err();
+        // Those of the self-test make room.
+        assert!(contexts() < started, "{call}: {} of {started}", contexts());
         let text = error.to_string();
         assert!(error.is_shortage() && text.contains(call), "{text}");
         multiply().unwrap();
@@ -111,6 +116,46 @@ fn a_lack_of_memory_fails_the_call_and_passes() {
         let left = rknn.stand_in().unwrap().live();
         assert_eq!(left, LiveObjects::default(), "{call}");
     }
+}
+
+/// Makes a device that has no memory for the `nth` allocation after its self-test.
+fn device_without_memory_at(nth: u64) -> (Arc<RkDevice>, Arc<Rknn>) {
+    let call = "rknn_create_mem";
+    let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let before = rknn.stand_in().unwrap().calls(call);
+    device_with(
+        options(&format!("{call}:{}=-4", before + nth)),
+        &caps::RK3588,
+    )
+    .unwrap()
+}
+
+#[test]
+fn weights_go_to_the_next_address_space_if_one_has_less_room_than_reckoned() {
+    let (device, rknn) = device_without_memory_at(2);
+    let contexts = || rknn.stand_in().unwrap().live().contexts;
+    let started = contexts();
+    let _first = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
+    let _second = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
+    // That of the second address space; none was let go.
+    assert_eq!(contexts(), started + 1);
+}
+
+#[test]
+fn weights_without_memory_are_allocated_after_calls_let_theirs_go() {
+    let mut numbers = Numbers::new(25);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.floats(64);
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let expected = mul_mat(&device, &w, None, &act, [64, 1, 1, 1]).unwrap();
+    drop((device, rknn));
+    let (device, rknn) = device_without_memory_at(1);
+    let contexts = || rknn.stand_in().unwrap().live().contexts;
+    let started = contexts();
+    let buffer = packed(&device, &w, 0);
+    assert!(contexts() < started, "{} of {started}", contexts());
+    let result = mul_mat(&device, &w, Some((&buffer, 0)), &act, [64, 1, 1, 1]);
+    assert_eq!(result.unwrap(), expected);
 }
 
 #[test]
@@ -289,25 +334,27 @@ const REPEATED: [&str; 7] = [
 ];
 
 #[test]
-fn every_call_that_fails_the_1st_2nd_or_100th_time_ends_in_a_clear_error() {
+fn every_call_that_fails_the_1st_2nd_or_100th_time_is_a_clear_error_or_tried_again() {
     let want = expected();
     for call in REPEATED {
         for nth in [1, 2, 100] {
             let fault = format!("{call}:{nth}=-1");
             let error = match device_with(options(&fault), &caps::RK3588) {
-                Err(error) => error,
+                Err(error) => Some(error),
                 Ok((device, rknn)) => {
                     let (_, error) = workload(&device, &want);
                     drop(device);
-                    assert_eq!(
-                        rknn.stand_in().unwrap().live(),
-                        LiveObjects::default(),
-                        "{fault} leaks"
-                    );
-                    error.unwrap_or_else(|| panic!("{fault} was never reached"))
+                    let stand_in = rknn.stand_in().unwrap();
+                    assert_eq!(stand_in.live(), LiveObjects::default(), "{fault} leaks");
+                    assert!(stand_in.calls(call) >= nth, "{fault} was never reached");
+                    error
                 }
             };
-            assert!(error.to_string().contains(call), "{fault}: {error}");
+            match error {
+                Some(error) => assert!(error.to_string().contains(call), "{fault}: {error}"),
+                // Memory for weights is asked for again.
+                None => assert_eq!(call, "rknn_create_mem", "{fault} was no error"),
+            }
         }
     }
 }

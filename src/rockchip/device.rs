@@ -73,6 +73,13 @@ struct NpuState {
     cores: Vec<Core>,
 }
 
+impl NpuState {
+    /// Drops what cores can make again.
+    fn let_go(&mut self) {
+        self.cores.iter_mut().for_each(Core::let_go);
+    }
+}
+
 impl RkNpu {
     /// Opens the NPU behind `rknn`.
     ///
@@ -162,7 +169,16 @@ impl RkNpu {
     /// # Errors
     /// `OutOfMemory`.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
-        let (memory, share) = self.domains.allocate(bytes)?;
+        let (memory, share) = match self.domains.allocate(bytes) {
+            // What calls keep is in the way, and may hold weights that were freed: contexts were bound to them last.
+            Err(Error::OutOfMemory { .. }) => {
+                if let Ok(mut state) = self.state.lock() {
+                    state.let_go();
+                }
+                self.domains.allocate(bytes)?
+            }
+            other => other?,
+        };
         Ok(WeightMemory::new(memory, share))
     }
 
@@ -196,7 +212,7 @@ impl RkNpu {
             (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, graph, dst));
         match &result {
             // A lack of memory may pass, and the call that met it has failed as a whole. What calls keep is in the way.
-            Err(error) if error.is_shortage() => state.cores.iter_mut().for_each(Core::let_go),
+            Err(error) if error.is_shortage() => state.let_go(),
             // The first cause stays.
             Err(error) => _ = self.lost.set(error.to_string()),
             Ok(_) => {}

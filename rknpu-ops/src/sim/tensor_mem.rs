@@ -34,10 +34,11 @@ use crate::ffi::{MemSync, TensorMem, mem_flags};
 /// SOURCE: vendor kernel driver 0.9.8, rknpu_iommu.c (`RKNPU_MAX_IOMMU_DOMAIN_NUM`).
 pub(super) const DOMAINS: usize = 16;
 
-/// Bytes that one I/O domain can address.
+/// Bytes of one I/O domain that allocations can have.
 ///
-/// SOURCE: vendor kernel driver 0.9.8: I/O addresses are 32 bits.
-const DOMAIN_BYTES: u64 = 1 << 32;
+/// I/O addresses are 32 bits (vendor kernel driver 0.9.8), but rk-llama.cpp uses half of them.
+/// SOURCE: rk-llama.cpp caps each I/O domain at INT32_MAX - 65536.
+const DOMAIN_BYTES: u64 = i32::MAX as u64;
 
 /// Granularity of I/O mappings.
 const PAGE_BYTES: u64 = 4096;
