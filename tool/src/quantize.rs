@@ -201,20 +201,36 @@ fn scale(args: &QuantizeArgs, file: &File, imatrix: &Imatrix) -> Result<Transfor
         format => format.dtype().is_quantized().then_some(format),
     };
     let mut transforms = Transforms::new();
-    let (mut exponents, mut losses) = (0.0, 0.0);
+    let mut scaled = Vec::with_capacity(groups.len());
     for group in &groups {
-        let found = awq::scale(file, imatrix, &searched, group, &mut transforms)?;
-        exponents += found.exponent;
-        losses += found.relative_loss;
+        scaled.extend(awq::scale(
+            file,
+            imatrix,
+            &searched,
+            group,
+            &mut transforms,
+        )?);
         progress.add(1);
     }
     progress.finish();
-    say(format_args!(
-        "{} groups scaled, mean exponent {:.2}, mean loss {:.2} of that without",
-        groups.len(),
-        exponents / groups.len() as f32,
-        losses / groups.len() as f64
-    ));
+    if !scaled.is_empty() {
+        let exponents: f32 = scaled.iter().map(|found| found.exponent).sum();
+        let losses: f64 = scaled.iter().map(|found| found.relative_loss).sum();
+        say(format_args!(
+            "{} groups scaled, mean exponent {:.2}, mean loss {:.2} of that without",
+            scaled.len(),
+            exponents / scaled.len() as f32,
+            losses / scaled.len() as f64
+        ));
+    }
+    let few = groups.len() - scaled.len();
+    if few > 0 {
+        say(format_args!(
+            "{few} groups of experts are as they were, because fewer than {} rows of the imatrix's text reached them: \
+             a longer text reaches more",
+            awq::LEAST_ROWS
+        ));
+    }
     Ok(transforms)
 }
 

@@ -40,7 +40,7 @@ const EXPONENTS: usize = 20;
 /// An expert that got fewer rows of activations is not scaled: its statistics are of these rows, not of others.
 /// With one row the error of other rows is five times that without scaling, with 64 it is the same (numpy, synthetic
 /// experts with 768 inputs, Q4_0).
-const LEAST_ROWS: f32 = 64.0;
+pub const LEAST_ROWS: f32 = 64.0;
 
 /// Weights that read the same inputs.
 #[derive(Debug)]
@@ -223,6 +223,8 @@ pub struct Found {
 ///
 /// - `format_of`: the type that a reader gets; `None` for one that loses nothing
 ///
+/// Returns `None` for an expert that got too few rows of activations, which stays as it is.
+///
 /// # Errors
 /// Text, if the imatrix does not fit the model.
 pub fn scale(
@@ -231,7 +233,7 @@ pub fn scale(
     format_of: &dyn Fn(&TensorInfo) -> Option<Format>,
     group: &ScaleGroup,
     transforms: &mut Transforms,
-) -> Result<Found, ToolError> {
+) -> Result<Option<Found>, ToolError> {
     let readers: Vec<&TensorInfo> = (group.readers.iter())
         .filter_map(|name| file.header().tensor(name))
         .collect();
@@ -240,10 +242,7 @@ pub fn scale(
     if let Some(expert) = group.expert
         && imatrix.count(readers[0], expert)? < LEAST_ROWS
     {
-        return Ok(Found {
-            exponent: 0.0,
-            relative_loss: 1.0,
-        });
+        return Ok(None);
     }
     let squares = match group.expert {
         Some(expert) => imatrix.of(readers[0])?[expert * inputs..][..inputs].to_vec(),
@@ -282,7 +281,7 @@ pub fn scale(
     if best > 0 {
         group.fold(&candidates[best], file.header(), transforms);
     }
-    Ok(found)
+    Ok(Some(found))
 }
 
 fn exponent(index: usize) -> f32 {

@@ -122,16 +122,14 @@ impl Imatrix {
     }
 
     /// Returns the rows of activations that an expert got. A file that llama-imatrix made of its older format
-    /// has one number for all experts: each gets the same part of it.
+    /// has one number, that of the expert with most rows: llama-imatrix gives it to each when it goes on with such a file.
     ///
     /// # Errors
     /// As [`of`](Self::of).
     pub fn count(&self, weight: &TensorInfo, expert: usize) -> Result<f32, ToolError> {
         let counts = &self.statistics(weight)?.counts;
-        let experts = weight.ne[2] * weight.ne[3];
-        // CAST: an estimate.
         Ok(match counts[..] {
-            [of_all] => of_all / experts as f32,
+            [of_each] => of_each,
             _ => counts.get(expert).copied().unwrap_or(0.0),
         })
     }

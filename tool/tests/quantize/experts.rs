@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ggml_rust_npu::gguf::File;
 
-use crate::common::{Model, folder, numbers, quantize};
+use crate::common::{Model, folder, numbers, quantize, run};
 use crate::decoder::{
     BLOCKS, EMBED, EXPERTS, FFN, difference, imatrix, logits, model, values, with_experts,
 };
@@ -196,8 +196,8 @@ fn scaling_experts_alone_changes_the_weights_and_no_logit() {
 }
 
 /// Scales a model whose experts got `counts` rows of activations, or one number for all of them; returns the second
-/// matrices of the first block's experts, before and after.
-fn scaled_with(name: &str, counts: &[f32]) -> (Vec<f32>, Vec<f32>) {
+/// matrices of the first block's experts, before and after, and what was said.
+fn scaled_with(name: &str, counts: &[f32]) -> (Vec<f32>, Vec<f32>, String) {
     let folder = folder(&format!("tool_experts_{name}"));
     let [from, statistics, to] =
         ["from", "imatrix", "to"].map(|name| folder.join(format!("{name}.gguf")));
@@ -219,14 +219,19 @@ fn scaled_with(name: &str, counts: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let args = ["-t", "q4_0", "--awq", "--imatrix", statistics];
     quantize(&from, &to, &args);
     let scaled = args.map(|arg| if arg == "q4_0" { "f32" } else { arg });
-    quantize(&from, &to, &scaled);
+    let output = run(&from, &to, &scaled);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     let down = |path: &Path| values(path)["blk.0.ffn_down_exps.weight"].clone();
-    (down(&from), down(&to))
+    (down(&from), down(&to), said)
 }
 
 #[test]
 fn an_expert_that_got_few_tokens_is_not_scaled() {
-    let (before, after) = scaled_with("few", &[600.0, 63.0, 64.0]);
+    let (before, after, said) = scaled_with("few", &[600.0, 63.0, 64.0]);
+    // One group in each of two blocks.
+    let few = "2 groups of experts are as they were, because fewer than 64 rows";
+    assert!(said.contains(few), "{said}");
     let size = before.len() / EXPERTS;
     for expert in 0..EXPERTS {
         let part = expert * size..(expert + 1) * size;
@@ -237,8 +242,9 @@ fn an_expert_that_got_few_tokens_is_not_scaled() {
 
 #[test]
 fn statistics_with_one_count_for_all_experts_scale_each() {
-    // As llama-imatrix converts its older files.
-    let (before, after) = scaled_with("one_count", &[600.0]);
+    // As llama-imatrix converts its older files: the rows of the expert with most.
+    let (before, after, said) = scaled_with("one_count", &[65.0]);
+    assert!(!said.contains("as they were"), "{said}");
     let size = before.len() / EXPERTS;
     for expert in 0..EXPERTS {
         let part = expert * size..(expert + 1) * size;
