@@ -201,6 +201,12 @@ pub struct GraphError {
     pub error: Error,
 }
 
+impl From<Error> for GraphError {
+    fn from(error: Error) -> Self {
+        Self { node: None, error }
+    }
+}
+
 /// A stream of graphs on one device.
 pub trait Stream: Debug + Send + Sync {
     /// Returns the name of the device.

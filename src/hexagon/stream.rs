@@ -17,13 +17,16 @@ use super::plan::{self, Command, cost};
 use super::{HexBuffer, HexDevice, factors};
 use crate::backend::{Buffer, GraphError, Node, Stream};
 use crate::config::Repack;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::graph::{MAX_SOURCES, Op, Operation, Role, Tensor};
 use crate::tensor::DType;
 
 mod operands;
 mod submission;
 pub(super) mod trace;
+
+/// A failure has the number of its node once it is known.
+type Result<T> = std::result::Result<T, GraphError>;
 
 /// Graphs that are remembered: a program computes few by turns.
 const MAX_REMEMBERED: usize = 8;
@@ -86,13 +89,14 @@ impl Stream for HexStream {
         &self.device.name
     }
 
-    fn submit(&self, uid: u64, nodes: &mut [Node]) -> std::result::Result<(), GraphError> {
+    fn submit(&self, uid: u64, nodes: &mut [Node]) -> Result<()> {
         let mut graphs = self.graphs();
         graphs.reset();
         for (number, node) in nodes.iter().enumerate() {
-            graphs.push(number, node).map_err(|error| GraphError {
-                node: Some(number),
-                error,
+            // An earlier node's failure, found because its result was needed, has that node's number.
+            graphs.push(number, node).map_err(|failed| GraphError {
+                node: failed.node.or(Some(number)),
+                ..failed
             })?;
         }
         graphs.current.run(&self.device)?;
@@ -102,7 +106,7 @@ impl Stream for HexStream {
         Ok(())
     }
 
-    fn replay(&self, uid: u64) -> Option<std::result::Result<(), GraphError>> {
+    fn replay(&self, uid: u64) -> Option<Result<()>> {
         let result = self.graphs().replay(uid)?;
         Some(result.map_err(GraphError::from))
     }
@@ -321,7 +325,7 @@ impl Graphs {
     /// Runs the commands that were collected so far, because the host is about to read or change
     /// what they compute. The rest of the graph is a submission for this one time.
     fn run_pending(&mut self) -> Result<()> {
-        (self.current.run(&self.device)).map_err(|failed| failed.error)?;
+        self.current.run(&self.device)?;
         self.current.clear(self.device.changes());
         self.last = None;
         self.current.once = true;
@@ -441,10 +445,9 @@ fn offset(tensor: &Tensor) -> u64 {
     tensor.packed_offset as u64
 }
 
-fn refused(reason: &str) -> Error {
-    Error::Graph {
-        reason: reason.into(),
-    }
+fn refused(reason: &str) -> GraphError {
+    let reason = reason.into();
+    Error::Graph { reason }.into()
 }
 
 /// Returns `true` if two tensors of one buffer have bytes between the first and the last in common.
@@ -458,7 +461,7 @@ fn accepted(answer: std::result::Result<(), serve::Failure>) -> Result<()> {
     answer.map_err(|failure| refused(&serve::describe(failure.status, failure.detail).to_string()))
 }
 
-fn no_memory(operand: &Tensor) -> Error {
+fn no_memory(operand: &Tensor) -> GraphError {
     let name = operand.name;
     refused(&format!("operand {name} is not in memory of the device"))
 }

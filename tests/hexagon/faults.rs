@@ -289,6 +289,12 @@ fn vtcm_that_another_program_holds_is_waited_for() {
         let text = device_with(sim, options).unwrap_err().to_string();
         assert!(text.contains("held VTCM"), "{serving:?}: {text}");
     }
+    // It gets VTCM, and hangs then.
+    let mut sim = strict(75);
+    sim.vtcm_taken = 1;
+    sim.faults = parse_faults("dsp:1=hang").unwrap();
+    let text = device_with(sim, options).unwrap_err().to_string();
+    assert!(text.contains("has not answered"), "{text}");
 }
 
 /// Each waits for VTCM that the other one has, and gets it after the other one's submission.

@@ -291,6 +291,12 @@ fn a_cache_that_is_packed_at_use_has_what_its_graph_wrote() {
                 let error = nmse(&have, &reference::mul_mat(&queries, &cached, K));
                 assert!(error <= limit, "{repack:?} {kind:?} {round}: {error:.2e}");
             }
+            // A row that is not there is the first node's failure, although the second needed its result.
+            write(&indices, bytemuck::cast_slice(&[99_i64, 0, 7]));
+            let whole = Some(&buffer);
+            let node = |operation| node(operation, whole, [whole; MAX_SOURCES]);
+            let failed = stream.submit(6, &mut graph.map(node)).unwrap_err();
+            assert_eq!(failed.node, Some(0), "{repack:?}: {}", failed.error);
         }
     }
 }

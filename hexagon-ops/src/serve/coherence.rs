@@ -16,7 +16,8 @@
 //!
 //! Each operation is for the instructions that access the range, [`Access`]. A range that was read for vectors is read again
 //! for scalar loads. A written range is up to date for all instructions: the processor keeps its caches consistent for its own
-//! stores, and [`Cache::read_edges`] has made the other bytes of its lines visible to scalar loads.
+//! stores, and [`Cache::read_edges`] has made the other bytes of its lines visible to scalar loads. An operation in place, which
+//! may leave bytes of its result as they were, reads them for scalar loads.
 
 use core::ops::Range;
 

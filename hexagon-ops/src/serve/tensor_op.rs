@@ -281,7 +281,10 @@ pub(super) fn check<'a>(
         let Some(src) = &src[i] else { continue };
         let is_apart = src != dst;
         *apart = is_apart.then_some(src.bound);
-        *source = CheckedTensor::new(src.shape, is_apart, of_src[i]);
+        // What an operation in place leaves unwritten counts as written, so that it must be up to date for all
+        // instructions before: ROPE of a part of each row, a copy to itself.
+        let access = if is_apart { of_src[i] } else { Access::Scalar };
+        *source = CheckedTensor::new(src.shape, is_apart, access);
     }
     // Overlapping operands are refused before any cache line changes.
     let operands = buffers.operands(dst.bound, apart)?;

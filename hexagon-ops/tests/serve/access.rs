@@ -215,19 +215,21 @@ fn numbers_and_sinks_are_for_scalar_loads() {
     bench.check_op("SOFT_MAX", (KERNEL_SOFT_MAX, &scale), &operands, &want);
 }
 
+/// Parameters of ROPE that rotates the first `dims` of each row.
+fn angles(dims: u32) -> [(usize, u32); 5] {
+    let one = 1_f32.to_bits();
+    [
+        (1, dims),
+        (2, 2),
+        (5, 1e4_f32.to_bits()),
+        (6, one),
+        (8, one),
+    ]
+}
+
 #[test]
 fn rotations_are_for_vectors_if_their_pieces_are_whole_lines() {
     let mut bench = Bench::new(4);
-    let angles = |dims| {
-        let one = 1_f32.to_bits();
-        [
-            (1, dims),
-            (2, 2),
-            (5, 1e4_f32.to_bits()),
-            (6, one),
-            (8, one),
-        ]
-    };
     let positions = tensor(2, TYPE_I32, [4, 1, 1, 1]);
     let factors = tensor(3, F, [64, 1, 1, 1]);
     for (types, head, dims, want) in [
@@ -478,6 +480,22 @@ fn a_range_that_was_read_for_vectors_is_read_again_for_scalar_loads() {
         let [have, cleaned] = places.run(&commands);
         let want: Vec<_> = reads.iter().map(|access| (1024..1280, *access)).collect();
         assert_eq!((have, &cleaned[..]), (want, &cleans[..]));
+    }
+}
+
+#[test]
+fn what_an_operation_in_place_leaves_unwritten_is_read_for_scalar_loads() {
+    let mut places = Places::new();
+    let row = places.row(1, 0, F, 128);
+    let positions = places.row(0, 0, TYPE_I32, 1);
+    let rope = operation((KERNEL_ROPE, &angles(64)), &[row, row, positions]);
+    let copy = operation((KERNEL_COPY, &[]), &[row, row]);
+    for op in [rope, copy] {
+        let sort = places.command(KERNEL_ARGSORT, 2, 1, 128);
+        let [reads, _] = places.run(&[Command::new(0, &op), sort]);
+        let mut of_row = reads.iter().filter(|(range, _)| range.start == 1024);
+        assert_eq!(of_row.next(), Some(&(1024..1536, Scalar)), "{reads:?}");
+        assert_eq!(of_row.next(), None, "{reads:?}");
     }
 }
 

@@ -289,6 +289,45 @@ fn functions_of_nan_are_those_of_the_cpu() {
 }
 
 #[test]
+fn gated_units_of_nan_are_nan() {
+    let mut bench = Bench::new();
+    for kernel in [
+        KERNEL_SWIGLU,
+        KERNEL_GEGLU,
+        KERNEL_GEGLU_ERF,
+        KERNEL_GEGLU_QUICK,
+        KERNEL_SWIGLU_OAI,
+        KERNEL_SWIGLU_CLAMP,
+    ] {
+        for n in [3, 40, 300] {
+            for which in 0..2 {
+                let mut index = 0;
+                let with_nan = Case::of(F, [n, 1, 1, 1], DENSE, || {
+                    index += 1;
+                    if index % 3 == 2 { f32::NAN } else { 0.25 }
+                });
+                let other = Case::of(F, [n, 1, 1, 1], DENSE, || 0.5);
+                let dst = Case::zeros(F, other.ne, DENSE);
+                let src = if which == 0 {
+                    [with_nan, other]
+                } else {
+                    [other, with_nan]
+                };
+                let params = floats(&[0.0, 0.0, 1.25, 2.5]);
+                let have = bench.run((kernel, params), &dst, &src, false);
+                for (i, have) in have.iter().enumerate() {
+                    assert_eq!(
+                        have.is_nan(),
+                        i % 3 == 1,
+                        "kernel {kernel}, {n}, source {which}: {i} is {have}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn logarithms_have_limits_and_no_values_below_zero() {
     let mut bench = Bench::new();
     let mut next = [0.0, 1.0, f32::INFINITY, -1.0].into_iter();

@@ -456,13 +456,16 @@ impl Session {
         }
         let seconds = self.timeout.as_secs_f64();
         Err(
-            self.lose(if self.bell.waits_for_vtcm.load(Ordering::Relaxed) {
-                Error::Dsp {
-                    reason: format!("another program has held VTCM for {seconds} s"),
-                }
-            } else {
-                Error::Timeout { seconds }
-            }),
+            // The DSP announces that it serves as soon as it has VTCM.
+            self.lose(
+                if self.bell.waits_for_vtcm.load(Ordering::Relaxed) && ring.is_parked() {
+                    Error::Dsp {
+                        reason: format!("another program has held VTCM for {seconds} s"),
+                    }
+                } else {
+                    Error::Timeout { seconds }
+                },
+            ),
         )
     }
 

@@ -7,8 +7,7 @@ use super::super::layout::WeightLayout;
 use super::super::plan::cost::Cost;
 use super::super::{HexBuffer, pack};
 use super::submission::Step;
-use super::{Graphs, Home, no_memory, offset, operand, word};
-use crate::error::Result;
+use super::{Graphs, Home, Result, no_memory, offset, operand, word};
 use crate::graph::{Op, Operation, Tensor};
 use crate::tensor::DType;
 

@@ -344,15 +344,17 @@ impl Glu {
                 let (low, high) = (splat_f32(-limit), splat_f32(limit));
                 let alpha = splat_f32(alpha);
                 each!(out; x in a, y in b => {
-                    let x = min_f32(x, high);
-                    let gate = mul_f32(x, math::sigmoid(mul_f32(x, alpha)));
-                    mul_f32(gate, add_f32(clamp(y, low, high), splat_f32(1.0)))
+                    let limited = min_f32(x, high);
+                    let gate = mul_f32(limited, math::sigmoid(mul_f32(limited, alpha)));
+                    let result = mul_f32(gate, add_f32(clamp(y, low, high), splat_f32(1.0)));
+                    math::or_nan(x, math::or_nan(y, result))
                 });
             }
             Self::SwigluClamp { limit } => {
                 let (low, high) = (splat_f32(-limit), splat_f32(limit));
                 each!(out; x in a, y in b => {
-                    mul_f32(math::silu(min_f32(x, high)), clamp(y, low, high))
+                    let result = mul_f32(math::silu(min_f32(x, high)), clamp(y, low, high));
+                    math::or_nan(x, math::or_nan(y, result))
                 });
             }
         }
