@@ -131,3 +131,36 @@ impl std::fmt::Debug for ChunkHash {
         f.debug_struct("ChunkHash").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(count: usize) -> Vec<u8> {
+        (0..count)
+            .map(|i| ((i * 31 + (i >> 8)) & 255).to_le_bytes()[0])
+            .collect()
+    }
+
+    /// Packs that were written before must be found again. SOURCE: the package xxhash 4.1 of PyPI, over the bytes that the
+    /// documentation of the functions names.
+    #[test]
+    fn hashes_are_those_of_the_format() {
+        let source = bytes(1000);
+        let mut hash = SourceHash::default();
+        hash.update(&source[..333]);
+        hash.update(&source[333..]);
+        let want = 0x5b9a_5362_90e8_5d63_0dc5_4da2_1822_85f1;
+        assert_eq!((hash.digest(), SourceHash::of(&source)), (want, want));
+        for (count, want) in [
+            (131_072, 0x35c8_c729_974e_cc54_9477_a43b_a08a_bac3),
+            (131_073, 0x8ded_497c_c1e4_c5c9_041a_c0c9_736d_22e0),
+            (300_000, 0xc810_cabb_e4b6_569f_791f_71e1_9afa_b49a),
+        ] {
+            assert_eq!(sampled(&bytes(count)), want, "{count}");
+        }
+        let mut chunks = ChunkHash::default();
+        chunks.update(&bytes(600_000));
+        assert_eq!(chunks.digest(), 0xe03e_178e_bf03_7dec_b188_c885_7f4f_a093);
+    }
+}

@@ -91,3 +91,53 @@ impl fmt::Display for LayoutTag {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packs that were written before must be found again.
+    #[test]
+    fn identifiers_are_fixed() {
+        let words = [64, 96, 1, 3, 32, 2, 48, 1, 16, 32];
+        for (precision, id) in [
+            (Precision::Int8, 0x524b_0101),
+            (Precision::Fp16, 0x524b_0201),
+            (Precision::Int4, 0x524b_0301),
+            (Precision::Int4Int8, 0x524b_0401),
+            (Precision::Int4Fp16, 0x524b_0501),
+            (Precision::Int8Plain, 0x524b_0601),
+        ] {
+            let tag = LayoutTag::rockchip(precision, words);
+            assert_eq!((tag.id, tag.words), (id, words.map(|size| size as u64)));
+            let text = format!("Rockchip {precision:?} v1, 2 x 3 blocks of 48 x 32");
+            assert_eq!(tag.to_string(), text);
+            assert!(!tag.is_groups());
+        }
+        // Of no family.
+        for id in [0x524c_0101, 0x524b_0701] {
+            let tag = LayoutTag {
+                id,
+                ..LayoutTag::rockchip(Precision::Int8, words)
+            };
+            assert_eq!(tag.to_string(), format!("unknown layout {id:#010x}"));
+        }
+    }
+
+    #[test]
+    fn tiles_say_if_they_are_the_source_in_another_order() {
+        let text = |weight, again| LayoutTag::hexagon(weight, [64, 32, 1, 1], again).to_string();
+        for weight in WeightType::ALL {
+            let LayoutId(id) = weight.layout_id();
+            let (name, version) = (format!("Hexagon {weight:?} tiles"), id & 0xff);
+            let is_groups = [WeightType::Q4Tile, WeightType::Q8Tile].contains(&weight);
+            for (again, end) in [(false, "lossless"), (true, "quantized again")] {
+                let end = if is_groups { "groups of 2 x 16" } else { end };
+                assert_eq!(text(weight, again), format!("{name} v{version}, {end}"));
+                let tag = LayoutTag::hexagon(weight, [64, 32, 1, 1], again);
+                assert_eq!((tag.id, tag.is_groups()), (id, is_groups));
+                assert_eq!(tag.words[..5], [64, 32, 1, 1, again.into()]);
+            }
+        }
+    }
+}
