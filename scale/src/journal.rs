@@ -107,16 +107,7 @@ impl Journal {
                 "not a regular file",
             )));
         }
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::Settings(format!(
-                    "{} is written by another run",
-                    path.display()
-                )));
-            }
-            Err(TryLockError::Error(error)) => return Err(io(error)),
-        }
+        check_lock(path, file.try_lock())?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(&io)?;
         let whole = bytes
@@ -179,6 +170,22 @@ impl Journal {
         let io = Error::io(&self.path);
         self.file.write_all(&bytes).map_err(&io)?;
         self.file.sync_data().map_err(&io)
+    }
+}
+
+/// Returns an error if another process holds the lock of a journal.
+///
+/// A platform (Android) or a file system without locks gives no error: the run goes on without one.
+// SOURCE: rust-lang/rust#148325, `File::try_lock` on Android.
+fn check_lock(path: &Path, lock: Result<(), TryLockError>) -> Result<(), Error> {
+    match lock {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(Error::Settings(format!(
+            "{} is written by another run",
+            path.display()
+        ))),
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(error)) => Err(Error::io(path)(error)),
     }
 }
 

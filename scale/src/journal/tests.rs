@@ -180,3 +180,15 @@ fn the_hash_of_a_question_is_fnv_1a() {
         assert_eq!(problem("1", text, "").question_hash(), hash);
     }
 }
+
+#[test]
+fn a_journal_is_written_without_a_lock_where_there_are_none() {
+    let check = |lock| check_lock(Path::new("a.jsonl"), lock);
+    let failed = |kind: io::ErrorKind| TryLockError::Error(kind.into());
+    check(Ok(())).unwrap();
+    check(Err(failed(io::ErrorKind::Unsupported))).unwrap();
+    let error = check(Err(failed(io::ErrorKind::PermissionDenied))).unwrap_err();
+    assert!(error.to_string().starts_with("a.jsonl"), "{error}");
+    let error = check(Err(TryLockError::WouldBlock)).unwrap_err();
+    assert_eq!(error.to_string(), "a.jsonl is written by another run");
+}
