@@ -68,7 +68,7 @@ impl Scorer for LogProbability {
         let steps = |solution: &&Solution| {
             let steps = solution.steps.iter();
             steps
-                .map(|step| (step.logprob / step.tokens.max(1) as f64).exp())
+                .map(|step| (step.logprob / step.listed.max(1) as f64).exp())
                 .collect()
         };
         Ok(solutions.iter().map(steps).collect())
@@ -88,9 +88,39 @@ impl Scorer for SelfCertainty {
         let steps = |solution: &&Solution| {
             let steps = solution.steps.iter();
             steps
-                .map(|step| step.certainty / step.tokens.max(1) as f64)
+                .map(|step| step.certainty / step.listed.max(1) as f64)
                 .collect()
         };
         Ok(solutions.iter().map(steps).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::search::Sampled;
+
+    #[test]
+    fn means_are_over_the_tokens_whose_probabilities_are_known() {
+        let step = |tokens, listed, logprob, certainty| Sampled {
+            tokens,
+            listed,
+            logprob,
+            certainty,
+        };
+        let solution = Solution {
+            steps: vec![
+                step(3, 2, -1.0, 4.0),
+                step(5, 4, -1.0, 2.0),
+                step(1, 0, 0.0, 0.0),
+            ],
+            ..Solution::default()
+        };
+        let score = |scorer: &dyn Scorer| scorer.score("", &[&solution]).unwrap();
+        let probabilities = [(-0.5_f64).exp(), (-0.25_f64).exp(), 1.0];
+        assert_eq!(score(&LogProbability), [probabilities]);
+        assert_eq!(score(&SelfCertainty), [[2.0, 0.5, 0.0]]);
+        assert_eq!(solution.mean_logprob(), -2.0 / 6.0);
+        assert_eq!(solution.tokens(), 9);
     }
 }

@@ -34,6 +34,8 @@ impl Generator for Sampler<'_> {
 pub struct Sampled {
     /// Number of tokens.
     pub tokens: usize,
+    /// Number of tokens whose probabilities are known, over which the means are.
+    pub listed: usize,
     /// Sum of the logarithms of their probabilities.
     pub logprob: f64,
     /// Sum of their self-certainties.
@@ -60,6 +62,7 @@ impl Solution {
         self.stop = completion.stop;
         self.steps.push(Sampled {
             tokens: completion.tokens,
+            listed: completion.listed,
             logprob: completion.logprob,
             certainty: completion.certainty,
         });
@@ -71,11 +74,12 @@ impl Solution {
         self.steps.iter().map(|step| step.tokens).sum()
     }
 
-    /// Returns the mean logarithm of the probabilities of the tokens.
+    /// Returns the mean logarithm of the probabilities of the listed tokens.
     #[must_use]
     pub fn mean_logprob(&self) -> f64 {
         let sum: f64 = self.steps.iter().map(|step| step.logprob).sum();
-        sum / self.tokens().max(1) as f64
+        let listed: usize = self.steps.iter().map(|step| step.listed).sum();
+        sum / listed.max(1) as f64
     }
 }
 

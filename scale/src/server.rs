@@ -71,11 +71,13 @@ pub struct Continuation {
     pub text: String,
     /// Number of tokens.
     pub tokens: usize,
+    /// Number of tokens whose probabilities are known.
+    pub listed: usize,
     /// The reason for its end.
     pub stop: StopReason,
-    /// Sum over the tokens of the logarithm of the probability.
+    /// Sum over the listed tokens of the logarithm of the probability.
     pub logprob: f64,
-    /// Sum over the tokens of the mean of -ln p of the likeliest tokens.
+    /// Sum over the listed tokens of the mean of -ln p of the likeliest tokens.
     pub certainty: f64,
 }
 
@@ -93,6 +95,7 @@ struct RawCompletion {
     content: String,
     tokens_predicted: usize,
     stop_type: String,
+    /// Without the tokens of the stop word, and those that end in a part of a character.
     #[serde(default)]
     completion_probabilities: Vec<RawToken>,
 }
@@ -131,6 +134,7 @@ impl From<RawCompletion> for Continuation {
         Self {
             text: raw.content,
             tokens: raw.tokens_predicted,
+            listed: raw.completion_probabilities.len(),
             stop: match raw.stop_type.as_str() {
                 "word" => StopReason::Word,
                 "limit" => StopReason::Length,

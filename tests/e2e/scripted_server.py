@@ -38,7 +38,9 @@ def completion(prompt, seed, stop, levels=1000, ends=3):
     tokens = [{"id": 1, "token": "x", "logprob": each,
                "top_logprobs": [{"id": 1, "token": "x", "logprob": each}, {"id": 2, "token": "y", "logprob": each - 1}]}
               for each in logprobs]
-    return {"content": text, "tokens_predicted": len(tokens), "stop_type": why, "completion_probabilities": tokens}
+    # As llama-server: the tokens of a stop word are counted and not listed.
+    return {"content": text, "tokens_predicted": len(tokens) + (why == "word"), "stop_type": why,
+            "completion_probabilities": tokens}
 
 
 class Scripted:

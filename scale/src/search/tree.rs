@@ -257,6 +257,7 @@ impl Search<'_> {
 fn append(sample: &mut Continuation, more: Continuation) {
     sample.text += &more.text;
     sample.tokens += more.tokens;
+    sample.listed += more.listed;
     sample.stop = more.stop;
     sample.logprob += more.logprob;
     sample.certainty += more.certainty;
