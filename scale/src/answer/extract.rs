@@ -38,25 +38,52 @@ fn announced(text: &str) -> Option<String> {
     if let Some(formula) = formula(line) {
         return Some(formula.to_owned());
     }
-    // In a sentence it is the first number, in anything else the rest of the line.
-    let is_sentence = line.split_whitespace().count() > 3;
-    let number = first_number(line).map(str::to_owned);
+    // In a sentence it is the first number, that after the last sign of equality if there is one; in
+    // anything else the rest of the line.
+    let amounts = line
+        .split('$')
+        .skip(1)
+        .filter(|rest| begins_with_digit(rest));
+    let is_sentence = line.split_whitespace().count() > 3 || amounts.count() > 1;
+    let right = line.rsplit_once('=');
+    let right = right.filter(|(left, _)| !left.ends_with(['!', '<', '>']));
+    let number = (right.and_then(|(_, right)| first_number(right))).or_else(|| first_number(line));
+    let number = number.map(str::to_owned);
     let whole = || line.trim_end_matches(['.', '*', ' ']).to_owned();
     let found = if is_sentence { number } else { Some(whole()) };
     found.filter(|found| !found.is_empty())
 }
 
-/// Returns the first formula of a line.
+fn begins_with_digit(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// Returns the first formula of a line. What is between the signs of two amounts of money is none.
 fn formula(line: &str) -> Option<&str> {
     for (open, close) in [("\\(", "\\)"), ("\\[", "\\]"), ("$", "$")] {
         if let Some((_, rest)) = line.split_once(open)
-            && let Some((inner, _)) = rest.split_once(close)
+            && let Some((inner, after)) = rest.split_once(close)
             && !inner.trim().is_empty()
+            && (open != "$" || !begins_with_digit(after) && is_formula(inner.trim()))
         {
             return Some(inner.trim());
         }
     }
     None
+}
+
+/// Returns `true` if a text does not end with an operator, and has no words outside of braces.
+fn is_formula(text: &str) -> bool {
+    let mut depth = 0_i32;
+    let mut outside = text.to_owned();
+    outside.retain(|c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        depth <= 0
+    });
+    let is_word = |word: &str| word.len() > 2 && word.bytes().all(|c| c.is_ascii_alphabetic());
+    let mut words = outside.split_whitespace();
+    !text.ends_with(['+', '-', '*', '/', '=', '<', '>'])
+        && !words.any(|word| is_word(word.trim_matches([',', '.', ';', ':'])))
 }
 
 fn first_number(text: &str) -> Option<&str> {

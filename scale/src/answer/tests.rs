@@ -48,6 +48,17 @@ fn the_last_box_then_the_last_announcement_then_the_last_number_is_the_answer() 
         "\\sqrt{2}"
     );
     assert_eq!(found("The answer is 18 dollars for each day."), "18");
+    assert_eq!(found("The answer is 3 + 4 = 7."), "7");
+    assert_eq!(found("The answer is $12 + $6 = $18."), "18");
+    assert_eq!(found("The answer is $12+$6=$18."), "18");
+    assert_eq!(found("The answer is $18, not $20."), "18");
+    assert_eq!(found("The answer is $18 for her and $x$ for him."), "18");
+    assert_eq!(found("The answer is 5, because x >= 3."), "5");
+    assert_eq!(
+        found("The answer is $5 \\text{ for each}$."),
+        "5 \\text{ for each}"
+    );
+    assert_eq!(found("The answer is $$18$$."), "$$18$$");
     assert_eq!(found("3 apples and 4 pears are 7."), "7");
     assert_eq!(found("he loses -$5.50"), "-$5.50");
     assert_eq!(found("5-3"), "3");
