@@ -9,6 +9,7 @@ after its process id, to the file that SCRIPTED_LOG names, and ends after SCRIPT
 import hashlib
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -43,6 +44,16 @@ def completion(prompt, seed, stop, levels=1000, ends=3):
             "completion_probabilities": tokens}
 
 
+def tokenize(text):
+    """Tokens of a vocabulary that has one for a full stop with a line feed, as Qwen2's has."""
+    return [number("token", piece) % 30000 for piece in re.findall(r"\.\n|\w+|\W", text)]
+
+
+def states(tokens):
+    """The last hidden state of each token, two numbers: it depends on all tokens up to this one."""
+    return [[number("state", i, tokens[:end]) % 1000 / 500 - 1 for i in range(2)] for end in range(1, len(tokens) + 1)]
+
+
 class Scripted:
     """What the server does, and what it was asked."""
 
@@ -66,6 +77,11 @@ class Scripted:
             return 200, {"total_slots": self.slots, "model_path": "folder/scripted.gguf"}
         if path == "/apply-template":
             return 200, {"prompt": f"<user>{body['messages'][0]['content']}<assistant>"}
+        if path == "/tokenize":
+            return 200, {"tokens": [1] * body["add_special"] + tokenize(body["content"])}
+        if path == "/embedding":
+            tokens, = body["content"]
+            return 200, [{"index": 0, "embedding": states(tokens)}]
         if path != "/completion":
             return 404, {"error": {"message": "File Not Found"}}
         with self.lock:

@@ -1,6 +1,7 @@
 """`ggml-npu scale`: its choices are those of a second implementation, and a run survives its server and its own death."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import reference_scaling as reference
 from harness import Case, cpu_env, server
-from scripted_server import scripted_server
+from scripted_server import scripted_server, states, tokenize
 
 import build
 import models
@@ -157,6 +158,25 @@ class Scale(ScaleCase):
             with self.subTest(ends), scripted_server(slots=8) as running:
                 running.options = {"ends": ends}
                 self.assert_searched(running, "beam", 8, 1, 6, "last")
+
+    def test_a_value_head_is_read_at_a_line_feed_that_is_a_token_by_itself(self):
+        head = self.folder / "head.json"
+        head.write_text('{"weight": [1.5, -0.5], "bias": 0.25}', encoding="utf-8")
+        with scripted_server() as running:
+            done = self.run_scale(running.url, "--method", "beam", "-n", 4, "--width", 2, "--max-steps", 3, "--scorer", "head",
+                                  "--reward-url", running.url, "--head", head)
+        self.assertEqual(done.code, 0, done.all)
+        asked = {row["id"]: row["question"] for row in questions(20)}
+        for entry in self.lines()[1:]:
+            for solution in entry["solutions"]:
+                tokens, want = [1, *tokenize(asked[entry["id"]] + "\n")], []
+                for part in solution["text"].split("\n\n"):
+                    tokens += tokenize(part) + tokenize("\n")
+                    first, second = states(tokens)[-1]
+                    want.append(1 / (1 + math.exp(-1.5 * first + 0.5 * second - 0.25)))
+                self.assertEqual(len(solution["scores"]), len(want))
+                for score, other in zip(solution["scores"], want):
+                    self.assertAlmostEqual(score, other, places=12)
 
     def test_a_killed_search_goes_on(self):
         with scripted_server() as running:

@@ -80,8 +80,9 @@ class Reward(ScaleCase):
                 parts = steps(text)
                 self.assertEqual(len(scores), len(parts))
                 tokens = reward.post("/tokenize", {"content": question + "\n", "add_special": True})["tokens"]
+                line_feed = reward.post("/tokenize", {"content": "\n"})["tokens"][-1:]
                 for part, score in zip(parts, scores):
-                    tokens += reward.post("/tokenize", {"content": part + "\n"})["tokens"]
+                    tokens += reward.post("/tokenize", {"content": part})["tokens"] + line_feed
                     answer = reward.post("/embedding", {"content": [tokens], "embd_normalize": -1})
                     state, = answer[0]["embedding"]
                     value = sum(x * w for x, w in zip(state, weight, strict=True)) - 0.25

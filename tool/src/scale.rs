@@ -238,10 +238,7 @@ fn make_scorer(
             let path = args.head.as_deref().unwrap_or(Path::new(""));
             let head: HeadWeights = serde_json::from_str(&files.text(path)?)
                 .map_err(|error| format!("{}: {error}", path.display()))?;
-            Box::new(ValueHead {
-                server: server()?,
-                head,
-            })
+            Box::new(ValueHead::new(server()?, head)?)
         }
         ScorerName::Command => Box::new(Verifier {
             command: args.verifier.clone().unwrap_or_default(),

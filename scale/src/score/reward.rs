@@ -139,18 +139,35 @@ pub struct HeadWeights {
 /// A reward model with a value head, on a server with `--embedding --pooling none`.
 ///
 /// The text is the question, a line feed, and the steps with a line feed after each; a step's score
-/// is that of its line feed. The parts are made tokens one by one.
+/// is that of its line feed. The parts are made tokens one by one, also a step and its line feed,
+/// because a vocabulary may have a token for a full stop with a line feed.
 ///
-/// SOURCE: the input of Skywork-o1-Open-PRM-Qwen-2.5, from its model card.
+/// SOURCE: `prepare_input`, model_utils/io_utils.py of SkyworkAI/skywork-o1-prm-inference.
 #[derive(Debug)]
 pub struct ValueHead {
-    /// The server of the model without its head.
-    pub server: LlamaServer,
-    /// The head.
-    pub head: HeadWeights,
+    server: LlamaServer,
+    head: HeadWeights,
+    line_feed: u32,
 }
 
 impl ValueHead {
+    /// Finds the token of a line feed.
+    ///
+    /// - `server`: that of the model without its head
+    ///
+    /// # Errors
+    /// The server's; [`Error::Settings`] if it has no token for a line feed.
+    pub fn new(server: LlamaServer, head: HeadWeights) -> Result<Self, Error> {
+        // There may be one for the beginning of a word before it.
+        let line_feed = server.tokenize("\n", false)?.last().copied();
+        let none = || Error::Settings("the reward model has no token for a line feed".into());
+        Ok(Self {
+            line_feed: line_feed.ok_or_else(none)?,
+            server,
+            head,
+        })
+    }
+
     fn scores(&self, question: &str, text: &str) -> Result<Vec<f64>, Error> {
         #[derive(Deserialize)]
         struct Reply {
@@ -159,8 +176,9 @@ impl ValueHead {
         let mut tokens = self.server.tokenize(&format!("{question}\n"), true)?;
         let mut ends = Vec::new();
         for step in steps(text) {
-            tokens.extend(self.server.tokenize(&format!("{step}\n"), false)?);
-            ends.push(tokens.len() - 1);
+            tokens.extend(self.server.tokenize(step, false)?);
+            ends.push(tokens.len());
+            tokens.push(self.line_feed);
         }
         let body = json!({"content": [tokens]});
         let answers: Vec<Reply> = self.server.ask_in_slot("/embedding", &body)?;
