@@ -227,8 +227,8 @@ impl Search<'_> {
         };
         let samples = ask(&solution.text, count, seed, max_tokens)?;
         let mut next = Vec::with_capacity(count);
-        for mut sample in samples {
-            let mut again = seed;
+        for (index, mut sample) in samples.into_iter().enumerate() {
+            let mut again = seed.wrapping_add(u32::try_from(index).unwrap_or(0));
             while self.limits.balanced
                 && sample.stop == StopReason::Word
                 && !is_balanced(&sample.text)
@@ -277,6 +277,8 @@ fn last_tokens(solutions: &[Solution]) -> usize {
 
 /// Returns `true` if a text ends outside of brackets, formulas and blocks of code.
 fn is_balanced(text: &str) -> bool {
+    // `\\[4pt]` is the end of a row, not the beginning of a formula.
+    let text = text.replace("\\\\", "");
     let count = |what: &str| text.matches(what).count();
     let braces = |plain: &str, escaped: &str| count(plain) - count(escaped);
     braces("{", "\\{") <= braces("}", "\\}")
@@ -289,7 +291,56 @@ fn is_balanced(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+    use crate::score::LogProbability;
+
+    /// Begins a formula, and ends it when it goes on. It keeps the seeds of all samples.
+    struct Formulas(Mutex<Vec<u32>>);
+
+    impl Generator for Formulas {
+        fn complete(&self, request: &CompletionRequest) -> Result<Vec<Continuation>, Error> {
+            let seeds = (0..).map(|index| request.seed + index).take(request.n);
+            self.0.lock().unwrap().extend(seeds);
+            let is_open = request.prompt.contains("\\[");
+            let one = Continuation {
+                text: if is_open { "x\\]" } else { "\\[" }.into(),
+                tokens: 1,
+                listed: 1,
+                stop: StopReason::Word,
+                logprob: -1.0,
+                certainty: 1.0,
+            };
+            Ok(vec![one; request.n])
+        }
+    }
+
+    #[test]
+    fn steps_that_go_on_have_seeds_that_differ() {
+        let generator = Formulas(Mutex::default());
+        let search = Search {
+            generator: &generator,
+            scorer: &LogProbability,
+            aggregate: Aggregate::Last,
+            limits: Limits {
+                width: 4,
+                max_steps: 2,
+                max_step_tokens: 10,
+                max_tokens: 10,
+                balanced: true,
+            },
+            question: "",
+            prompt: "",
+            seed: 7,
+        };
+        let steps = search.next(&Solution::default(), 4, 7, false).unwrap();
+        assert!(steps.iter().all(|step| step.text == "\\[\n\nx\\]\n\n"));
+        let mut seeds = generator.0.into_inner().unwrap();
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), 8);
+    }
 
     #[test]
     fn copies_are_given_in_turn() {
@@ -307,6 +358,7 @@ mod tests {
             "```\na\n```",
             "\\{ 1 }",
             "{a}",
+            "\\[\\begin{array}{c} a \\\\[4pt] b \\end{array}\\]",
         ] {
             assert!(is_balanced(text), "{text}");
         }
@@ -317,6 +369,7 @@ mod tests {
             "\\frac{1",
             "\\begin{align} a",
             "\\(x",
+            "\\\\\\[x",
         ] {
             assert!(!is_balanced(text), "{text}");
         }
