@@ -106,6 +106,18 @@ class Scale(ScaleCase):
             else:
                 self.assertIsNone(row["joules"])
 
+    def test_a_report_combines_scores_as_the_run_did(self):
+        """Scores of one problem, of which the last and the least disagree about the best solution."""
+        solution = {"text": "", "tokens": 1, "logprob": -1.0}
+        write_lines(self.out, [
+            {"settings": {"model": "m", "method": "best-of-n", "n": 2, "aggregate": "min"}},
+            {"id": "1", "expected": "1", "chosen": "1", "correct": True, "tokens": 2, "solutions": [
+                {**solution, "answer": "1", "correct": True, "scores": [0.5, 0.5]},
+                {**solution, "answer": "2", "correct": False, "scores": [0.1, 0.9]}]}])
+        for args, correct in ((), 1), (("--aggregate", "last"), 0):
+            found = {(row["method"], row["n"]): row["correct"] for row in self.report(*args)}
+            self.assertEqual(found["best-of-n", 2], correct)
+
     def assert_searched(self, running, method, n, width, steps, aggregate, *args):
         """Every problem's solutions are those of the reference, from the same requests."""
         self.out.unlink(missing_ok=True)

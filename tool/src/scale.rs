@@ -172,7 +172,7 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
         Some(source) => source.metered(&meter, work)?.0,
         None => work()?,
     }
-    report::print(&args.output, args.aggregate.into())?;
+    report::print(&args.output)?;
     Ok(ExitCode::SUCCESS)
 }
 

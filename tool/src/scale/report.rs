@@ -4,10 +4,9 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum as _};
 use ggml_rust_npu::files::open_input;
 use test_time_scaling::journal;
-use test_time_scaling::score::Aggregate;
 use test_time_scaling::summary::{Latency, SummaryRow, summarize};
 
 use super::{AggregateName, plot};
@@ -22,9 +21,9 @@ pub struct ReportArgs {
     /// Files of finished problems
     #[arg(required = true)]
     samples: Vec<PathBuf>,
-    /// The rule that makes one score of those of the steps, for best-of-n
-    #[arg(long, value_enum, default_value_t = AggregateName::Last)]
-    aggregate: AggregateName,
+    /// The rule that makes one score of those of the steps, for best-of-n [default: that of the run]
+    #[arg(long, value_enum)]
+    aggregate: Option<AggregateName>,
     /// Reckon seconds for a problem with this GGUF, as `ggml-npu model` does
     #[arg(long, value_name = "GGUF")]
     model: Option<PathBuf>,
@@ -82,7 +81,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode, ToolError> {
     let latency = latency.as_ref().map(|latency| latency as Latency<'_>);
     let mut rows = Vec::new();
     for path in &args.samples {
-        rows.extend(read(path, args.aggregate.into(), latency)?);
+        rows.extend(read(path, args.aggregate, latency)?);
     }
     if let Some(path) = &args.csv {
         files::write(path, csv(&rows)?.as_bytes())?;
@@ -101,21 +100,24 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode, ToolError> {
 ///
 /// # Errors
 /// Text that names the file.
-pub fn print(path: &Path, aggregate: Aggregate) -> Result<(), ToolError> {
-    let rows = read(path, aggregate, None)?;
+pub fn print(path: &Path) -> Result<(), ToolError> {
+    let rows = read(path, None, None)?;
     text::print(&table(&COLUMNS, rows.iter().map(cells)))
 }
 
 fn read(
     path: &Path,
-    aggregate: Aggregate,
+    aggregate: Option<AggregateName>,
     latency: Option<Latency<'_>>,
 ) -> Result<Vec<SummaryRow>, ToolError> {
     let mut bytes = Vec::new();
     let read = open_input(path).and_then(|mut file| file.read_to_end(&mut bytes));
     read.map_err(|error| format!("{}: {error}", path.display()))?;
     let (settings, entries) = journal::parse(path, &bytes)?;
-    Ok(summarize(&settings, &entries, aggregate, latency))
+    let of_run = settings.get("aggregate").and_then(|name| name.as_str());
+    let of_run = of_run.and_then(|name| AggregateName::from_str(name, false).ok());
+    let aggregate = aggregate.or(of_run).unwrap_or(AggregateName::Last);
+    Ok(summarize(&settings, &entries, aggregate.into(), latency))
 }
 
 fn cells(row: &SummaryRow) -> Vec<String> {
