@@ -65,6 +65,7 @@ class Scripted:
         self.delay = 0.0
         self.lock = threading.Lock()
         self.url = ""
+        self.model = "scripted.gguf"
         self.options = {}
 
     def completion(self, prompt, seed, stop):
@@ -74,7 +75,7 @@ class Scripted:
         if path == "/health":
             return 200, {"status": "ok"}
         if path == "/props":
-            return 200, {"total_slots": self.slots, "model_path": "folder/scripted.gguf"}
+            return 200, {"total_slots": self.slots, "model_path": f"folder/{self.model}"}
         if path == "/apply-template":
             return 200, {"prompt": f"<user>{body['messages'][0]['content']}<assistant>"}
         if path == "/tokenize":

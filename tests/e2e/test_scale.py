@@ -190,6 +190,26 @@ class Scale(ScaleCase):
                 for score, other in zip(solution["scores"], want):
                     self.assertAlmostEqual(score, other, places=12)
 
+    def test_a_run_does_not_go_on_with_another_reward_model(self):
+        head = self.folder / "head.json"
+        scorers = {"head": ("--head", head), "plus-minus": ("--plus", "good", "--minus", "bad")}
+        for scorer, options in scorers.items():
+            with self.subTest(scorer), scripted_server() as running, scripted_server() as reward:
+                self.out.unlink(missing_ok=True)
+                head.write_text('{"weight": [1, 2], "bias": 0}', encoding="utf-8")
+                args = ("-n", 2, "--limit", 0, "--scorer", scorer, "--reward-url", reward.url, *options)
+                self.assertEqual(self.run_scale(running.url, *args).code, 0)
+                reward.model = "other.gguf"
+                done = self.run_scale(running.url, *args)
+                words = 'with reward_model "scripted.gguf", not "other.gguf"'
+                self.assertEqual((done.code, words in done.log), (1, True), done.all)
+                if scorer == "head":
+                    reward.model = "scripted.gguf"
+                    self.assertEqual(self.run_scale(running.url, *args).code, 0)
+                    head.write_text('{"weight": [2, 1], "bias": 0}', encoding="utf-8")
+                    done = self.run_scale(running.url, *args)
+                    self.assertEqual((done.code, "was begun with head" in done.log), (1, True), done.all)
+
     def test_a_killed_search_goes_on(self):
         with scripted_server() as running:
             running.fault, running.fault_after = (0, None), 50

@@ -16,6 +16,7 @@ use test_time_scaling::search::Sampler;
 use test_time_scaling::search::tree::Limits;
 use test_time_scaling::server::{LlamaServer, Sampling};
 use test_time_scaling::{Error, problem};
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::ToolError;
 use crate::files::Files;
@@ -95,8 +96,8 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
     let url = local.as_ref().map_or(args.url.as_str(), LocalServer::url);
     let server = LlamaServer::connect(url, args.timeout)?;
     let scorer = scorer(args);
-    let chosen = make_scorer(args, scorer, &mut files)?;
-    let settings = settings(args, &server, scorer);
+    let (chosen, of_scorer) = make_scorer(args, scorer, &mut files)?;
+    let settings = settings(args, &server, scorer, of_scorer);
     let (mut journal, finished) = Journal::open(&args.output, &settings, &problems)?;
     problems.truncate(args.limit.unwrap_or(usize::MAX));
     let total = problems.len();
@@ -214,41 +215,58 @@ fn scorer(args: &RunArgs) -> ScorerName {
     })
 }
 
-/// Makes the scorer, which may ask another server.
+/// Makes the scorer, which may ask another server. Also returns those settings that are the scorer's.
 fn make_scorer(
     args: &RunArgs,
     scorer: ScorerName,
     files: &mut Files,
-) -> Result<Option<Box<dyn Scorer>>, ToolError> {
+) -> Result<(Option<Box<dyn Scorer>>, Value), ToolError> {
     let server =
         || LlamaServer::connect(args.reward_url.as_deref().unwrap_or_default(), args.timeout);
-    Ok(Some(match scorer {
-        ScorerName::None => return Ok(None),
-        ScorerName::Logprob => Box::new(LogProbability),
-        ScorerName::Certainty => Box::new(SelfCertainty),
+    let (scorer, settings): (Box<dyn Scorer>, Value) = match scorer {
+        ScorerName::None => return Ok((None, json!({}))),
+        ScorerName::Logprob => (Box::new(LogProbability), json!({})),
+        ScorerName::Certainty => (Box::new(SelfCertainty), json!({})),
         ScorerName::PlusMinus => {
+            let server = server()?;
+            let settings = json!({
+                "reward_model": server.model(),
+                "reward": [args.reward_prompt, args.plus, args.minus],
+            });
             let signs = [args.plus.as_str(), &args.minus];
-            Box::new(PlusMinus::new(
-                server()?,
-                args.reward_prompt.clone(),
-                signs,
-            )?)
+            let scorer = PlusMinus::new(server, args.reward_prompt.clone(), signs)?;
+            (Box::new(scorer), settings)
         }
         ScorerName::Head => {
             let path = args.head.as_deref().unwrap_or(Path::new(""));
-            let head: HeadWeights = serde_json::from_str(&files.text(path)?)
+            let text = files.text(path)?;
+            let head: HeadWeights = serde_json::from_str(&text)
                 .map_err(|error| format!("{}: {error}", path.display()))?;
-            Box::new(ValueHead::new(server()?, head)?)
+            let server = server()?;
+            let settings = json!({
+                "reward_model": server.model(),
+                "head": format!("{:032x}", xxh3_128(text.as_bytes())),
+            });
+            (Box::new(ValueHead::new(server, head)?), settings)
         }
-        ScorerName::Command => Box::new(Verifier {
-            command: args.verifier.clone().unwrap_or_default(),
-        }),
-    }))
+        ScorerName::Command => (
+            Box::new(Verifier {
+                command: args.verifier.clone().unwrap_or_default(),
+            }),
+            json!({"verifier": args.verifier}),
+        ),
+    };
+    Ok((Some(scorer), settings))
 }
 
 /// Returns what must be the same for entries of one journal. How many problems, and where the server
 /// is, may change.
-fn settings(args: &RunArgs, server: &LlamaServer, scorer: ScorerName) -> RunSettings {
+fn settings(
+    args: &RunArgs,
+    server: &LlamaServer,
+    scorer: ScorerName,
+    of_scorer: Value,
+) -> RunSettings {
     let mut settings = json!({
         "model": server.model(),
         "method": name(args.method),
@@ -263,22 +281,17 @@ fn settings(args: &RunArgs, server: &LlamaServer, scorer: ScorerName) -> RunSett
         "top_k": args.top_k,
         "seed": args.seed,
     });
-    match scorer {
-        ScorerName::PlusMinus => {
-            settings["reward"] = json!([args.reward_prompt, args.plus, args.minus]);
-        }
-        ScorerName::Head => settings["head"] = json!(args.head),
-        ScorerName::Command => settings["verifier"] = json!(args.verifier),
-        _ => {}
-    }
     if args.is_by_steps() {
         settings["width"] = json!(args.width);
         settings["max_steps"] = json!(args.max_steps);
         settings["max_step_tokens"] = json!(args.max_step_tokens);
         settings["balanced_steps"] = json!(args.balanced_steps);
     }
-    match settings {
-        Value::Object(settings) => settings,
-        _ => RunSettings::new(),
-    }
+    let maps = [settings, of_scorer]
+        .into_iter()
+        .filter_map(|settings| match settings {
+            Value::Object(settings) => Some(settings),
+            _ => None,
+        });
+    maps.flatten().collect()
 }
