@@ -66,13 +66,17 @@ def grown(served, prompt, texts, n, has_stop):
 
 
 def beam_search(served, prompt, n, width, steps, combine):
-    """search-and-learn's beam search: the finished beams, the best first."""
+    """search-and-learn's beam search with filter_duplicates: the finished beams, the best first."""
     active, completed = [("", [])], []
     for step in range(steps):
         children = grown(served, prompt, active, n, step + 1 < steps)
         beams = [some[turn] for turn in range(n) for some in children if turn < len(some)]
         completed += [beam for beam in beams if beam[2]]
-        active = [(text, scores) for text, scores, has_ended in beams if not has_ended]
+        texts = OrderedDict()
+        for text, scores, has_ended in beams:
+            if not has_ended:
+                texts.setdefault(text, scores)
+        active = list(texts.items())
         if not active:
             break
         order = sorted(range(len(active)), key=lambda i: combine(active[i][1]))
@@ -81,7 +85,7 @@ def beam_search(served, prompt, n, width, steps, combine):
 
 
 def tree_search(served, prompt, n, width, steps, combine):
-    """search-and-learn's diverse verifier tree search: the last samples of each tree."""
+    """search-and-learn's diverse verifier tree search: the last samples of each tree, which a box ends."""
     trees = [("", [])] * (n // width)
     leaves, growing = [None] * len(trees), list(range(len(trees)))
     for step in range(steps):
@@ -90,7 +94,7 @@ def tree_search(served, prompt, n, width, steps, combine):
                                                 step + 1 < steps)):
             best = max(samples, key=lambda sample: combine(sample[1]))
             trees[tree], leaves[tree] = best[:2], samples
-            if not best[2]:
+            if not best[2] and "boxed{" not in best[0]:
                 still.append(tree)
         growing = still
         if not growing:

@@ -31,7 +31,7 @@ def completion(prompt, seed, stop, levels=1000, ends=3):
     value = number("text", prompt, seed)
     logprobs = [-(number("logprob", prompt, seed, i) % levels + 1) / 400 for i in range(1 + value % 5)]
     if stop and value % ends:
-        text, why = f"Step with {value % 7}.", "word"
+        text, why = f"Step with {value % 7}." if value % 13 else f"So \\boxed{{{value % 4}}}.", "word"
     elif value % 11 == 0:
         text, why = "No idea", "limit"
     else:

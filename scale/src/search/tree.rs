@@ -8,6 +8,7 @@
 //!     copy the beams, in turn, until there are n
 //!     sample a step for each; the last step runs to the end of the text
 //!     score all; beams whose text ended are finished
+//!     of equal texts keep the first
 //!     keep the n / width best of the others
 //! the answer is that of the finished beam with the best score
 //! ```
@@ -16,7 +17,12 @@
 //! 2. Of beams with the same score the later ones are kept, as by a stable sort from which the last
 //!    are taken; of finished beams with the same score the first is chosen.
 //! 3. With fewer beams than are to be kept, all are.
+//! 4. A tree also ends with a step that has an answer in a box.
+//!
+//! SOURCE: beam_search.py (with `filter_duplicates`) and diverse_verifier_tree_search.py, src/sal/search
+//! of huggingface/search-and-learn.
 
+use std::collections::HashSet;
 use std::thread;
 
 use super::{Generator, SearchResult, Solution};
@@ -26,6 +32,9 @@ use crate::server::{CompletionRequest, Continuation, StopReason};
 
 /// The text that ends a step.
 pub const STEP_END: &str = "\n\n";
+
+/// The beginning of an answer, which ends a tree.
+const BOX: &str = "boxed{";
 
 /// The limits of a search.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +96,7 @@ impl Search<'_> {
             if going.is_empty() {
                 break;
             }
-            active = self.best(going, keep);
+            active = self.best(unique(going), keep);
         }
         // The best first, and of equal ones the one that was finished first.
         finished.sort_by(|a, b| self.value(b).total_cmp(&self.value(a)));
@@ -123,7 +132,7 @@ impl Search<'_> {
                     }
                 }
                 roots[tree] = samples[best].clone();
-                if roots[tree].stop == StopReason::Word {
+                if roots[tree].stop == StopReason::Word && !roots[tree].text.contains(BOX) {
                     growing.push(tree);
                 }
                 leaves[tree] = samples;
@@ -252,6 +261,13 @@ impl Search<'_> {
         }
         Ok(next)
     }
+}
+
+/// Keeps the first of equal texts.
+fn unique(mut beams: Vec<Solution>) -> Vec<Solution> {
+    let mut texts = HashSet::new();
+    beams.retain(|beam| texts.insert(beam.text.clone()));
+    beams
 }
 
 fn append(sample: &mut Continuation, more: Continuation) {
