@@ -5,7 +5,7 @@ use super::token::{Token, tokens};
 /// Sets of numbers for the letters of an expression.
 pub const POINTS: usize = 3;
 
-/// Deepest nesting of brackets.
+/// Deepest nesting of brackets, powers and arguments.
 const MAX_DEPTH: usize = 60;
 
 type Points = [f64; POINTS];
@@ -49,12 +49,19 @@ impl Parser {
         found
     }
 
-    /// sum = ["-"] product {("+" | "-") product}
-    fn sum(&mut self) -> Option<Points> {
-        self.depth += 1;
-        if self.depth > MAX_DEPTH {
+    /// Parses a part of a part. All recursion is through this function, which ends at the deepest.
+    fn nested(&mut self, parse: impl FnOnce(&mut Self) -> Option<Points>) -> Option<Points> {
+        if self.depth == MAX_DEPTH {
             return None;
         }
+        self.depth += 1;
+        let found = parse(self);
+        self.depth -= 1;
+        found
+    }
+
+    /// sum = ["-"] product {("+" | "-") product}
+    fn sum(&mut self) -> Option<Points> {
         let mut sum = self.signed()?;
         loop {
             if self.take('+') {
@@ -62,7 +69,6 @@ impl Parser {
             } else if self.take('-') {
                 sum = map2(sum, self.product()?, |a, b| a - b);
             } else {
-                self.depth -= 1;
                 return Some(sum);
             }
         }
@@ -137,15 +143,15 @@ impl Parser {
             return Some(base);
         }
         let exponent = if self.take('-') {
-            self.power()?.map(|x| -x)
+            self.nested(Self::power)?.map(|x| -x)
         } else {
-            self.power()?
+            self.nested(Self::power)?
         };
         Some(map2(base, exponent, f64::powf))
     }
 
     fn group(&mut self, close: char) -> Option<Points> {
-        let inner = self.sum()?;
+        let inner = self.nested(Self::sum)?;
         self.take(close).then_some(inner)
     }
 
@@ -180,7 +186,7 @@ impl Parser {
             Token::Sign('[') => self.group(']'),
             Token::Sign('|') => Some(self.group('|')?.map(f64::abs)),
             Token::Sign(_) => None,
-            Token::Command(name) => self.command(&name),
+            Token::Command(name) => self.nested(|parser| parser.command(&name)),
         }
     }
 

@@ -94,5 +94,15 @@ fn arbitrary_text_is_compared_without_a_panic() {
         assert!(same(&text, &text), "{text}");
         let _ = extract(&text);
     }
-    assert!(!same(&"(".repeat(100_000), "1"));
+    for part in [
+        "(", "2^", "2^-", "\\sqrt", "\\sqrt[", "\\sin", "\\sin^", "\\frac", "\\binom1", "|", "2!^",
+    ] {
+        let text = part.repeat(100_000);
+        assert!(!same(&format!("{text}1"), "1"), "{part}");
+        assert!(!same(&text, "1"), "{part}");
+    }
+    // As deep as may be, and deeper.
+    let brackets = |depth| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
+    assert!(same(&format!("2+{}", brackets(60)), "3"));
+    assert!(!same(&format!("2+{}", brackets(61)), "3"));
 }
