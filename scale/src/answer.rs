@@ -66,9 +66,14 @@ impl Answer {
     /// Reads an answer, in LaTeX or plain.
     #[must_use]
     pub fn parse(text: &str) -> Self {
+        Self::inner(text, 0)
+    }
+
+    /// Reads an answer inside of `depth` others.
+    fn inner(text: &str, depth: usize) -> Self {
         let text = clean(text);
         Self {
-            form: form(&text),
+            form: form(&text, depth),
             text: text.to_lowercase().split_whitespace().collect(),
         }
     }
@@ -147,11 +152,17 @@ fn proportional(a: &[f64; POINTS], b: &[f64; POINTS], any: bool) -> bool {
         && pairs.all(|(a, b)| (a - ratio * b).abs() <= EXACT * a.abs().max(EXACT))
 }
 
-fn form(text: &str) -> Structure {
+/// Deepest nesting of lists and sets. What is deeper is compared as text.
+const MAX_DEPTH: usize = 20;
+
+fn form(text: &str, depth: usize) -> Structure {
+    if depth > MAX_DEPTH {
+        return Structure::Text;
+    }
     let parts = |inner: &str| {
         split(inner, ',')
             .iter()
-            .map(|part| Answer::parse(part))
+            .map(|part| Answer::inner(part, depth + 1))
             .collect()
     };
     if let Some(inner) = inside(text, '⦃', '⦄') {
@@ -166,7 +177,7 @@ fn form(text: &str) -> Structure {
             }
         }
     }
-    if let Some(matrix) = matrix(text) {
+    if let Some(matrix) = matrix(text, depth) {
         return matrix;
     }
     if !is_one_number(text) && split(text, ',').len() > 1 {
@@ -176,10 +187,10 @@ fn form(text: &str) -> Structure {
         && is_name(name)
         && !set.starts_with(char::is_alphabetic)
     {
-        return form(set.trim());
+        return form(set.trim(), depth + 1);
     }
     if text.contains("\\pm") {
-        let signs = ["+", "-"].map(|sign| Answer::parse(&text.replace("\\pm", sign)));
+        let signs = ["+", "-"].map(|sign| Answer::inner(&text.replace("\\pm", sign), depth + 1));
         return Structure::Unordered(signs.into());
     }
     for (sign, symbol, is_flipped) in INEQUALITIES {
@@ -198,7 +209,7 @@ fn form(text: &str) -> Structure {
     if let [left, right] = sides.as_slice() {
         // x = 5 is the answer 5; so is f(x) = 5.
         if is_name(left) {
-            return form(right.trim());
+            return form(right.trim(), depth + 1);
         }
         let difference = difference(left, right);
         return difference.map_or(Structure::Text, |values| {
@@ -207,7 +218,7 @@ fn form(text: &str) -> Structure {
     }
     // A calculation ends with its result.
     if let [_, .., last] = sides.as_slice() {
-        return form(last.trim());
+        return form(last.trim(), depth + 1);
     }
     number(text).map_or(Structure::Text, Structure::Quantity)
 }
@@ -317,15 +328,16 @@ fn split(text: &str, separator: char) -> Vec<&str> {
 }
 
 /// Reads a matrix or a vector, as a list of rows.
-fn matrix(text: &str) -> Option<Structure> {
+fn matrix(text: &str, depth: usize) -> Option<Structure> {
     let rest = text.strip_prefix("\\begin{")?;
     let (name, rest) = rest.split_once('}')?;
     let inner = rest.strip_suffix(&format!("\\end{{{name}}}"))?;
     if !name.ends_with("matrix") {
         return None;
     }
+    let cell = |cell: &str| Answer::inner(cell, depth + 1);
     let row = |row: &str| Answer {
-        form: Structure::Ordered('[', ']', row.split('&').map(Answer::parse).collect()),
+        form: Structure::Ordered('[', ']', row.split('&').map(cell).collect()),
         text: row.split_whitespace().collect(),
     };
     let rows = inner.split('⏎').filter(|row| !row.trim().is_empty());

@@ -101,6 +101,11 @@ fn arbitrary_text_is_compared_without_a_panic() {
         assert!(!same(&format!("{text}1"), "1"), "{part}");
         assert!(!same(&text, "1"), "{part}");
     }
+    let lists = |depth| format!("{}1{}", "(1,".repeat(depth), ")".repeat(depth));
+    assert!(same(&lists(10), &lists(10).replace('1', "1.0")));
+    for text in [lists(5_000), "x\\in ".repeat(5_000) + "1"] {
+        assert!(same(&text, &text) && !same(&text, "1"));
+    }
     // As deep as may be, and deeper.
     let brackets = |depth| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
     assert!(same(&format!("2+{}", brackets(60)), "3"));
