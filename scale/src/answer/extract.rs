@@ -38,20 +38,27 @@ fn announced(text: &str) -> Option<String> {
     if let Some(formula) = formula(line) {
         return Some(formula.to_owned());
     }
-    // In a sentence it is the first number, that after the last sign of equality if there is one; in
-    // anything else the rest of the line.
+    // In a sentence it is the first number, or the result if the sentence is a calculation; in anything else the rest of
+    // the line.
     let amounts = line
         .split('$')
         .skip(1)
         .filter(|rest| begins_with_digit(rest));
     let is_sentence = line.split_whitespace().count() > 3 || amounts.count() > 1;
     let right = line.rsplit_once('=');
-    let right = right.filter(|(left, _)| !left.ends_with(['!', '<', '>']));
+    let right = right.filter(|(left, _)| is_calculation(left));
     let number = (right.and_then(|(_, right)| first_number(right))).or_else(|| first_number(line));
     let number = number.map(str::to_owned);
     let whole = || line.trim_end_matches(['.', '*', ' ']).to_owned();
     let found = if is_sentence { number } else { Some(whole()) };
     found.filter(|found| !found.is_empty())
+}
+
+/// Returns `true` if what stands before the last sign of equality is a part of a calculation, and no remark on its first
+/// number as in "5 (x = 3)".
+fn is_calculation(left: &str) -> bool {
+    let has_words = left.contains(|c: char| c.is_alphabetic());
+    !left.ends_with(['!', '<', '>']) && !(has_words && left.contains(['(', ',', ';']))
 }
 
 fn begins_with_digit(text: &str) -> bool {

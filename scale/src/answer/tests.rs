@@ -49,6 +49,9 @@ fn the_last_box_then_the_last_announcement_then_the_last_number_is_the_answer() 
     );
     assert_eq!(found("The answer is 18 dollars for each day."), "18");
     assert_eq!(found("The answer is 3 + 4 = 7."), "7");
+    assert_eq!(found("The answer is (3 + 4) * 2 = 14."), "14");
+    assert_eq!(found("The answer is 3 apples + 4 apples = 7 apples."), "7");
+    assert_eq!(found("The answer is 5 (x = 3, y = 2)."), "5");
     assert_eq!(found("The answer is $12 + $6 = $18."), "18");
     assert_eq!(found("The answer is $12+$6=$18."), "18");
     assert_eq!(found("The answer is $18, not $20."), "18");
