@@ -27,6 +27,11 @@ fn a_good_file_is_read() {
     assert_eq!((a.source.sampled, a.source.full, a.payload), (7, 8, 9));
     assert_eq!(a.layout.words, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     assert_eq!(a.error.to_bits(), 0.25f64.to_bits());
+    // One payload ends where the next one begins.
+    let mut raw = Raw::good();
+    (raw.entries[0].bytes, raw.entries[0].scales) = (4096, 0);
+    let table = PackTable::parse(&raw.bytes()).unwrap();
+    assert_eq!(table.entries[1].offset, 8192);
 }
 
 /// Words that the error must contain, and the change that causes it.
@@ -47,6 +52,9 @@ const MALFORMED: &[Malformed] = &[
     (&["number of tensors", "18446744073709551615"], |raw| {
         raw.tensors = Some(u64::MAX)
     }),
+    (&["number of tensors", "is 4", "cannot hold"], |raw| {
+        raw.tensors = Some(4)
+    }),
     (&["name of tensor 2", "truncated", "63"], |raw| {
         raw.tensors = Some(3);
         // So long a table could hold three.
@@ -55,6 +63,10 @@ const MALFORMED: &[Malformed] = &[
     }),
     (&["truncated", "the table", "9223372036854775807"], |raw| {
         raw.table_bytes = Some(i64::MAX.cast_unsigned());
+    }),
+    (&["bytes of the table", "33554433", "at most"], |raw| {
+        raw.table_bytes = Some((1 << 25) + 1);
+        raw.data_bytes = 1 << 25;
     }),
     (&["bytes of the table", "end at"], |raw| {
         raw.behind_table = vec![0; 5]
