@@ -179,6 +179,26 @@ fn a_graph_is_computed_and_computed_again_without_its_nodes() {
     assert!(stream.replay(0).is_none());
 }
 
+/// Eight are remembered; one more takes the place of that whose last use is the longest ago.
+#[test]
+fn the_graph_that_was_used_longest_ago_is_forgotten() {
+    let device = device();
+    let layer = Layer::new(&device);
+    let stream = HexStream::new(Arc::clone(&device));
+    layer.write(&layer.x, &Numbers::new(10).floats(K * M));
+    (1..=8).for_each(|graph| layer.compute(&stream, graph));
+    for graph in [1, 2] {
+        stream.replay(graph).unwrap().unwrap();
+    }
+    layer.compute(&stream, 9);
+    let left = (1..=9).filter(|graph| stream.replay(*graph).is_some());
+    assert_eq!(left.collect::<Vec<_>>(), [1, 2, 4, 5, 6, 7, 8, 9]);
+    // All of them were used in this order since.
+    layer.compute(&stream, 10);
+    assert!(stream.replay(1).is_none());
+    assert_eq!(stream.device_name(), "HEX0");
+}
+
 #[test]
 fn what_only_the_next_node_reads_is_one_command_with_it() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fused.csv");
