@@ -58,7 +58,8 @@ fn announced(text: &str) -> Option<String> {
 /// number as in "5 (x = 3)".
 fn is_calculation(left: &str) -> bool {
     let has_words = left.contains(|c: char| c.is_alphabetic());
-    !left.ends_with(['!', '<', '>']) && !(has_words && left.contains(['(', ',', ';']))
+    let is_remark = has_words && left.contains(['(', ',', ';']);
+    !is_remark && !left.ends_with(['!', '<', '>'])
 }
 
 fn begins_with_digit(text: &str) -> bool {
