@@ -6,7 +6,7 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::{Numbers, Weight, mul_mat, packed};
 use ggml_rust_npu::backend::offline::{self, Form};
@@ -272,6 +272,90 @@ fn a_folder_of_packs_has_the_weights_of_all() {
     let want = [product(&device, &a), product(&device, &marker)];
     device.use_packs(Arc::new(packs));
     assert_eq!([product(&device, &a), product(&device, &b)], want);
+}
+
+/// Log lines of this program.
+static LINES: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
+
+struct Lines;
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        let line = (record.level(), record.args().to_string());
+        LINES.lock().unwrap().push(line);
+    }
+
+    fn flush(&self) {}
+}
+
+/// The line says what comes nearest to the weight, and is a warning the first time only.
+#[test]
+fn a_weight_that_no_pack_has_is_told_once_with_the_nearest_reason() {
+    // Fails only if another test has set it.
+    let _ = log::set_logger(&Lines);
+    log::set_max_level(log::LevelFilter::Debug);
+    let (chip, rules) = (&caps::RK3566, "weight=int8");
+    let make = |seed| Weight::random(&mut Numbers::new(seed), DType::F16, [96, 64, 1, 1]);
+    let (w, other) = (make(1), make(2));
+    let int8 = |w: &Weight| form(chip, Some(Choice::Int8), w);
+    // Packs of a folder are read in the order of their names: the nearest is the second of three.
+    let of_layout = |path: &Path| write(path, form(chip, None, &w), &w, &w.bytes);
+    let of_source = |path: &Path| write(path, int8(&other), &other, &other.bytes);
+    let broken = |path: &Path| {
+        write(path, int8(&w), &w, &w.bytes);
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[4096] ^= 1;
+        std::fs::write(path, bytes).unwrap();
+    };
+    type Make<'a> = &'a dyn Fn(&Path);
+    let cases: [(&str, [Make; 3], &str); 3] = [
+        (
+            "told_broken",
+            [&of_layout, &broken, &of_source],
+            "corrupted",
+        ),
+        (
+            "told_layout",
+            [&of_source, &of_layout, &of_source],
+            "the pack has it as Rockchip Fp16",
+        ),
+        (
+            "told_source",
+            [&of_source, &of_source, &of_source],
+            "sampled hash is another one",
+        ),
+    ];
+    for (name, make, reason) in cases {
+        let folder = path(name);
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        for (file, make) in ["a.npu", "b.npu", "c.npu"].iter().zip(make) {
+            make(&folder.join(file));
+        }
+        let device = with_packs(device(chip, rules, true), &folder);
+        (0..2).for_each(|_| _ = product(&device, &w));
+        let which = if name == "told_source" {
+            "a.npu"
+        } else {
+            "b.npu"
+        };
+        let begin = format!("{}: weight is not taken", folder.join(which).display());
+        let lines = LINES.lock().unwrap();
+        let of_it = lines
+            .iter()
+            .filter(|(_, line)| line.contains(&format!("{name}/")));
+        let levels: Vec<log::Level> = of_it
+            .map(|(level, line)| {
+                assert!(line.starts_with(&begin) && line.contains(reason), "{line}");
+                *level
+            })
+            .collect();
+        assert_eq!(levels, [log::Level::Warn, log::Level::Debug], "{name}");
+    }
 }
 
 /// The last segment of K is shorter than the others, and the NPU reads it to its full length.
