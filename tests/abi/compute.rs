@@ -300,3 +300,18 @@ fn a_token_is_counted_and_told_once() {
         assert_eq!(told, usize::from(ends_after == 1));
     }
 }
+
+/// Memory of both stand-ins has a file descriptor each.
+#[test]
+fn a_freed_buffer_gives_its_memory_back() {
+    let _turn = turn();
+    start();
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    for device in [HEX, RK] {
+        let before = descriptors();
+        let buffer = Buffer::new(device, 4096, false);
+        assert!(descriptors() > before, "device {device}");
+        drop(buffer);
+        assert_eq!(descriptors(), before, "device {device}");
+    }
+}
