@@ -118,13 +118,13 @@ fn a_lack_of_memory_fails_the_call_and_passes() {
     }
 }
 
-/// Makes a device that has no memory for the `nth` allocation after its self-test.
-fn device_without_memory_at(nth: u64) -> (Arc<RkDevice>, Arc<Rknn>) {
+/// Makes a device that has no memory for the `nth` allocation after its self-test; with "+" behind it, for all from then on.
+fn device_without_memory_at(nth: u64, plus: &str) -> (Arc<RkDevice>, Arc<Rknn>) {
     let call = "rknn_create_mem";
     let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let before = rknn.stand_in().unwrap().calls(call);
     device_with(
-        options(&format!("{call}:{}=-4", before + nth)),
+        options(&format!("{call}:{}{plus}=-4", before + nth)),
         &caps::RK3588,
     )
     .unwrap()
@@ -132,7 +132,7 @@ fn device_without_memory_at(nth: u64) -> (Arc<RkDevice>, Arc<Rknn>) {
 
 #[test]
 fn weights_go_to_the_next_address_space_if_one_has_less_room_than_reckoned() {
-    let (device, rknn) = device_without_memory_at(2);
+    let (device, rknn) = device_without_memory_at(2, "");
     let contexts = || rknn.stand_in().unwrap().live().contexts;
     let started = contexts();
     let _first = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
@@ -149,13 +149,22 @@ fn weights_without_memory_are_allocated_after_calls_let_theirs_go() {
     let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let expected = mul_mat(&device, &w, None, &act, [64, 1, 1, 1]).unwrap();
     drop((device, rknn));
-    let (device, rknn) = device_without_memory_at(1);
+    let (device, rknn) = device_without_memory_at(1, "");
     let contexts = || rknn.stand_in().unwrap().live().contexts;
     let started = contexts();
     let buffer = packed(&device, &w, 0);
     assert!(contexts() < started, "{} of {started}", contexts());
     let result = mul_mat(&device, &w, Some((&buffer, 0)), &act, [64, 1, 1, 1]);
     assert_eq!(result.unwrap(), expected);
+}
+
+#[test]
+fn results_that_are_kept_make_room_for_weights() {
+    let (device, rknn) = device_without_memory_at(1, "+");
+    let live = || rknn.stand_in().unwrap().live();
+    let started = live();
+    assert!(RkBuffer::new(device.clone(), 4096).is_err());
+    assert!(live().mems < started.mems, "{:?} of {started:?}", live());
 }
 
 #[test]
