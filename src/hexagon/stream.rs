@@ -18,7 +18,7 @@ use super::{HexBuffer, HexDevice, factors};
 use crate::backend::{Buffer, GraphError, Node, Stream};
 use crate::config::Repack;
 use crate::error::Error;
-use crate::graph::{MAX_SOURCES, Op, Operation, Role, Tensor};
+use crate::graph::{MAX_SOURCES, Op, Operation, Tensor};
 use crate::tensor::DType;
 
 mod operands;
@@ -341,10 +341,8 @@ impl Graphs {
             return plan(false);
         };
         let found = home.find(src0);
-        let mut command = match plan(found.is_some()) {
-            Err(_) if found.is_none() && src0.role != Role::Result => plan(true)?,
-            planned => planned?,
-        };
+        // What is not packed is packed at use if it is not multiplied as it lies.
+        let mut command = plan(found.is_some()).or_else(|_| plan(true))?;
         // Weights from a pack may have another layout than the one that belongs to their type.
         if let (Some(found), Some(layout)) = (found, command.weights())
             && found != *layout
@@ -473,7 +471,7 @@ fn operand<'a>(operation: &Operation<'a>, index: usize) -> Result<Tensor<'a>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Place;
+    use crate::graph::{Place, Role};
     use crate::tensor::{DType, Shape};
 
     #[test]

@@ -317,7 +317,7 @@ fn the_oldest_of_many_graphs_is_forgotten() {
 /// A result that overlaps an operand without being the same is an error of this graph, not the end
 /// of the device.
 #[test]
-fn overlapping_operands_are_refused_before_the_device_sees_them() {
+fn operands_that_overlap_or_are_not_aligned_are_refused_before_the_device_sees_them() {
     let device = device();
     let layer = Layer::new(&device);
     let x = Numbers::new(4).floats(K * M);
@@ -327,10 +327,22 @@ fn overlapping_operands_are_refused_before_the_device_sees_them() {
         packed_offset: layer.x.packed_offset + 4,
         ..layer.results[0]
     };
+    let first = || layer.node(Op::Neg, layer.results[1], &[layer.x]);
     let refused = layer.node(Op::Neg, dst, &[layer.x]);
-    let failed = stream.submit(2, &mut [refused]).unwrap_err();
+    let failed = stream.submit(2, &mut [first(), refused]).unwrap_err();
     let error = failed.error.to_string();
     assert!(error.contains("overlap"), "{error}");
+    assert_eq!(failed.node, Some(1));
+    // An operand that is not aligned: the planner did not know where it lies.
+    let dst = Tensor {
+        packed_offset: layer.results[0].packed_offset + 2,
+        ..layer.results[0]
+    };
+    let refused = layer.node(Op::Neg, dst, &[layer.x]);
+    let failed = stream.submit(2, &mut [first(), refused]).unwrap_err();
+    let error = failed.error.to_string();
+    assert!(error.contains("aligned"), "{error}");
+    assert_eq!(failed.node, Some(1));
     layer.compute(&stream, 1);
     layer.check(&x);
 }

@@ -175,6 +175,44 @@ fn a_node_whose_operands_do_not_fit_together_fails_and_the_next_one_works() {
     assert_right(&have, &w, &act[..256]);
 }
 
+#[test]
+fn operands_that_are_not_there_take_no_room() {
+    let options = Options {
+        address_bytes: Some(100 * KIB),
+        ..OPTIONS
+    };
+    let device = small_device(strict(75), options);
+    // The first buffer, which nothing uses, and one with the operands: together they do not fit.
+    let _first = HexBuffer::new(&device, 60 * 1024, true).unwrap();
+    let memory = HexBuffer::new(&device, 60 * 1024, true).unwrap();
+    let x = Numbers::new(24).floats(32);
+    let on_device = |at| Tensor {
+        place: Place::Device,
+        ..tensor("x", DType::F32, [32, 1, 1, 1], at)
+    };
+    let (src, dst) = (on_device(0), on_device(128));
+    memory
+        .write(&src, 0, 128, Content::Bytes(bytemuck::cast_slice(&x)))
+        .unwrap();
+    let operation = Operation {
+        op: Op::Neg,
+        params: [0; PARAMS],
+        dst,
+        src: sources(&[src]),
+    };
+    let mut homes = [None; MAX_SOURCES];
+    homes[0] = Some(&memory);
+    let stream = HexStream::new(Arc::clone(&device));
+    stream
+        .submit(0, &mut [node(operation, Some(&memory), homes)])
+        .unwrap();
+    let mut have = vec![0.0f32; 32];
+    memory
+        .read(&dst, 0, bytemuck::cast_slice_mut(&mut have))
+        .unwrap();
+    assert_eq!(have, x.iter().map(|x| -x).collect::<Vec<_>>());
+}
+
 /// A weight that no buffer takes made the model fail to load, where the CPU could have it.
 #[test]
 fn heads_that_no_buffer_takes_are_left_to_the_cpu() {
