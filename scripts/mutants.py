@@ -57,6 +57,9 @@ MODULES = {
     "rockchip-device": Module("ggml-rust-npu", ["src/rockchip/device/*.rs"],
                               ["--lib", "--test=device", "--test=faults", "--test=int4"]),
     "wire": Module("hexagon-ops", ["hexagon-ops/src/wire/*.rs"], ["--lib", "--test=serve"]),
+    "drivers": Module("hexagon-ops", [f"hexagon-ops/src/{name}.rs" for name in (
+        "ops/run", "ops/matmul/*driver", "ops/matmul/plan", "ops/matmul/experts", "serve/kernel", "serve/list",
+        "serve/matmul*", "serve/region", "serve/work")], ["--lib", "--test=serve", "--test=matmul"]),
 }
 
 

@@ -39,12 +39,13 @@ class Recipe(NamedTuple):
 # Most have a vocabulary of their family. These have another one, because the tree has no vocabulary of their family:
 # - lfm2 and lfm2moe: llama-bpe. llama.cpp cuts text for LFM2 by the same rule.
 # - gpt-oss: llama-bpe, which also consists of pairs of bytes.
-# - granitehybrid: refact, a small one for code and text.
+# - granitehybrid: refact, a small one for code and text. So has gemma4small, a small file.
 RECIPES = {
     "qwen35": Recipe("qwen35-dense", "qwen35", "Q4_K_M"),
     "qwen35moe": Recipe("qwen35moe-moe", "qwen35", "Q4_K_M"),
     "qwen3next": Recipe("qwen3next-moe", "qwen2", "Q8_0"),
     "gemma4": Recipe("gemma4-dense", "gemma-4", "Q4_K_M"),
+    "gemma4small": Recipe("gemma4-dense", "refact", "Q8_0"),
     "gemma4moe": Recipe("gemma4-moe", "gemma-4", "Q8_0"),
     # Experts are in MXFP4, as they are published.
     "gpt-oss": Recipe("gpt-oss-moe", "llama-bpe", "MXFP4_MOE"),
@@ -63,7 +64,7 @@ def model(name, folder):
     entries, _ = Reader(VOCABULARIES / f"ggml-vocab-{recipe.vocabulary}.gguf").contents()
     vocabulary = {key: value for key, value in entries.items() if key.startswith("tokenizer.")}
     plain, dest = folder / f"{name}-plain.gguf", folder / f"{name}.gguf"
-    has_own_writer = recipe.vocabulary == "gemma-4"
+    has_own_writer = recipe.file.startswith("gemma4-")
     contents = gemma4(recipe.file, vocabulary) if has_own_writer else equipped(recipe.file, vocabulary, folder)
     write(plain, *contents)
     models.quantize(plain, dest, recipe.kind)

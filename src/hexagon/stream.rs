@@ -22,6 +22,7 @@ use crate::graph::{MAX_SOURCES, Op, Operation, Tensor};
 use crate::tensor::DType;
 
 mod operands;
+mod rows;
 mod submission;
 pub(super) mod trace;
 
@@ -181,6 +182,11 @@ impl Graphs {
                 let [a, b, c] = &mut body.src;
                 let operands = [&mut body.dst, a, b, c];
                 self.operands(operands, operation, dst, src)?;
+                if let (Op::SetRows, Some(numbers), Some(cache), Some(home)) =
+                    (operation.op, &operation.src[1], dst, src[1])
+                {
+                    (self.current).stores_rows((&operation.dst, cache), (numbers, home));
+                }
                 // The planner did not know where operands lie.
                 accepted(serve::accepts(&body))?;
                 let (body, step) = match last {

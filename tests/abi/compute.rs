@@ -216,6 +216,53 @@ fn the_first_node_of_the_cpu_that_reads_a_cache_sees_what_is_in_it() {
     assert_eq!(values_at(cache.data, 64), twice);
 }
 
+/// ggml's scheduler has the CPU read a cache without asking the device: where layers share the cache
+/// of an earlier one and have their weights on the CPU, as in Gemma 3n and 4.
+#[test]
+fn rows_that_are_stored_in_a_cache_are_there_for_a_cpu_that_never_asked() {
+    let _turn = turn();
+    let memory = Buffer::new(HEX, 4 * 4096, true);
+    let of = |name, role, ne, at| tensor(name, false, ne, NPU_PLACE_DEVICE, role, &memory, at);
+    let rows = of(c"rows", NPU_ROLE_STATE, [64, 2, 1, 1], 0);
+    // In the place of the numbers a later node has its result, as ggml allocates graphs.
+    let mut numbers = of(c"numbers", NPU_ROLE_STATE, [2, 1, 1, 1], 4096);
+    (numbers.dtype, numbers.block_bytes) = (NPU_DTYPE_I64, 8);
+    numbers.nb = [8, 16, 16, 16];
+    let over = of(c"over", NPU_ROLE_RESULT, [64, 1, 1, 1], 4096);
+    let cache = of(c"cache (view)", NPU_ROLE_STATE, [64, 16, 1, 1], 8192);
+    let row = of(c"row", NPU_ROLE_STATE, [64, 1, 1, 1], 0);
+    let nodes = [
+        node(c"SET_ROWS", cache, &[rows, numbers]),
+        node(c"ADD", over, &[row, row]),
+    ];
+    let mut want = vec![0.0; 64 * 16];
+    let zeros = vec![0; 4 * want.len()];
+    assert_eq!(memory.set(&cache, &zeros), NPU_STATUS_OK);
+    let stream = Stream::new(HEX);
+    for round in 0..3_u8 {
+        let values = floats(128, round.into());
+        assert_eq!(
+            memory.set(&rows, bytemuck::cast_slice(&values)),
+            NPU_STATUS_OK
+        );
+        let at = [3 + i64::from(round), 15 - 4 * i64::from(round)];
+        assert_eq!(
+            memory.set(&numbers, bytemuck::cast_slice(&at)),
+            NPU_STATUS_OK
+        );
+        for (at, values) in at.into_iter().zip(values.chunks(64)) {
+            let start = usize::try_from(at).unwrap() * 64;
+            want[start..start + 64].copy_from_slice(values);
+        }
+        let status = match round {
+            0 => stream.compute(21, &nodes),
+            _ => stream.replay(21).unwrap(),
+        };
+        assert_eq!(status, NPU_STATUS_OK);
+        assert_eq!(values_at(cache.data, 64 * 16), want, "round {round}");
+    }
+}
+
 /// Weights that the CPU has just written are not fetched from the device, which never writes them.
 #[test]
 fn weights_that_are_shown_to_the_cpu_stay_as_it_wrote_them() {

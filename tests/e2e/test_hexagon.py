@@ -1,9 +1,13 @@
 """The simulated Hexagon NPU in llama.cpp's programs: seen, used, beside the other family, and failing in good order."""
 
 import re
+import tempfile
 import urllib.error
+from functools import cached_property
+from pathlib import Path
 
 import models
+import vocabularies
 from harness import DEVICE, HEXAGON, HEXAGON_DEVICE, Case, cpu_env, device_env, server
 
 PROMPT = "Once upon a time, in a small village by the sea,"
@@ -20,6 +24,12 @@ LATE_FAULTS = {"dsp:40=corrupt": "the DSP failed", "dsp:40=badring": "the DSP fa
 
 class Hexagon(Case):
     env = staticmethod(lambda **settings: device_env(HEXAGON, **settings))
+
+    @cached_property
+    def shared_caches(self):
+        """A small Gemma 4, whose layers 4 and 5 have no caches of their own."""
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        return vocabularies.model("gemma4small", Path(folder))
 
     def test_programs_list_it(self):
         for name in ["llama-cli", "llama-completion", "llama-server", "llama-bench", "llama-perplexity"]:
@@ -60,6 +70,15 @@ class Hexagon(Case):
         relaxed = self.complete(PROMPT, TOKENS, self.env()).out
         strict = self.complete(PROMPT, TOKENS, self.env(GGML_RUST_NPU_SIM_COHERENCE="strict")).out
         self.assertEqual(relaxed, strict)
+
+    def test_the_cpu_reads_a_cache_of_the_device_that_a_later_layer_shares(self):
+        """ggml asks the device about no node of such a layer if its weights are on the CPU."""
+        for flash in ("on", "off"):
+            with self.subTest(f"-fa {flash}"):
+                arguments = [PROMPT, TOKENS, self.env(), "-ot", r"blk\.[45]\.=CPU", "-fa", flash]
+                relaxed = self.complete(*arguments, model=self.shared_caches).out
+                arguments[2] = self.env(GGML_RUST_NPU_SIM_COHERENCE="strict")
+                self.assertEqual(self.complete(*arguments, model=self.shared_caches).out, relaxed)
 
     def test_both_families_share_a_model(self):
         log = self.complete(PROMPT, 8, device_env("hexagon-v75,rk3588"), "-v").log

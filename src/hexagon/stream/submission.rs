@@ -3,9 +3,10 @@
 //! The CPU may have written weights, and caches that it uses itself
 //! ([`HexBuffer::is_used_by_cpu`]): these are cleaned before the commands, and so are results, in
 //! whose place ggml may have had the CPU compute a node. All other writes of the CPU go through
-//! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands, except in
-//! caches that the CPU reads through [`HexBuffer::read`] only.
+//! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands; of caches
+//! that the CPU does not use, as far as is known, only the rows that were [stored by number](rows).
 
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -13,6 +14,7 @@ use hexagon_ops::wire::Command;
 
 use super::super::buffer::Ranges;
 use super::super::{HexBuffer, HexDevice};
+use super::rows::{self, Layout};
 use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::graph::{Op, Role, Tensor};
@@ -29,6 +31,27 @@ struct NamedBuffer {
     inputs: Ranges,
     /// To be invalidated afterwards.
     results: Ranges,
+}
+
+impl NamedBuffer {
+    fn get(&self) -> std::result::Result<Arc<DeviceBuffer>, Failed> {
+        self.buffer.upgrade().ok_or_else(|| Failed {
+            entry: None,
+            error: Error::Graph {
+                reason: "a buffer was freed while its graph was computed".into(),
+            },
+        })
+    }
+}
+
+/// Rows of caches that are stored by one tensor of numbers.
+#[derive(Debug)]
+struct StoredRows {
+    /// Index of the numbers' buffer in [`Submission::named`].
+    named: usize,
+    numbers: Layout,
+    /// The caches, and the indices of their buffers.
+    caches: Vec<(usize, Layout)>,
 }
 
 /// Description of a command, for traces.
@@ -71,6 +94,7 @@ pub(super) struct Submission {
     /// Description of each command.
     steps: Vec<Step>,
     named: Vec<NamedBuffer>,
+    stored: Vec<StoredRows>,
     /// Scratch buffers for operands that are converted or packed, and the number of those in use.
     scratch: Vec<DeviceBuffer>,
     taken: usize,
@@ -88,6 +112,7 @@ impl Submission {
         self.batch.clear();
         self.steps.clear();
         self.named.clear();
+        self.stored.clear();
         self.taken = 0;
         self.once = false;
         self.changes = changes;
@@ -146,10 +171,48 @@ impl Submission {
         named.number
     }
 
+    /// Notes that the next command stores rows of a cache by number.
+    ///
+    /// - `cache`, `numbers`: the tensors and their buffers, which are operands of the command
+    pub(super) fn stores_rows(
+        &mut self,
+        cache: (&Tensor, &HexBuffer),
+        numbers: (&Tensor, &HexBuffer),
+    ) {
+        let (tensor, home) = cache;
+        if !home.shared || tensor.role != Role::State || home.is_used_by_cpu() {
+            return;
+        }
+        let index = self.index(&home.memory);
+        if numbers.0.role == Role::Result {
+            // The graph computes the numbers: they are not known before.
+            self.named[index].results.insert(tensor.span());
+            return;
+        }
+        let (named, layout) = (self.index(&numbers.1.memory), Layout::of(numbers.0));
+        let cache = (index, Layout::of(tensor));
+        // All layers store the rows of the same tokens.
+        let known = (self.stored.iter_mut()).find(|it| (it.named, it.numbers) == (named, layout));
+        match known {
+            Some(stored) => stored.caches.push(cache),
+            None => self.stored.push(StoredRows {
+                named,
+                numbers: layout,
+                caches: vec![cache],
+            }),
+        }
+    }
+
     fn name(&mut self, buffer: &Arc<DeviceBuffer>) -> &mut NamedBuffer {
+        let index = self.index(buffer);
+        &mut self.named[index]
+    }
+
+    /// Returns the index of a buffer among those that the commands name.
+    fn index(&mut self, buffer: &Arc<DeviceBuffer>) -> usize {
         let number = buffer.number();
         let known = self.named.iter().position(|named| named.number == number);
-        let index = known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             self.named.push(NamedBuffer {
                 number,
                 buffer: Arc::downgrade(buffer),
@@ -157,8 +220,7 @@ impl Submission {
                 results: Ranges::default(),
             });
             self.named.len() - 1
-        });
-        &mut self.named[index]
+        })
     }
 
     /// Returns memory for one operand.
@@ -223,6 +285,8 @@ impl Submission {
             return Ok(());
         }
         self.each(|named, buffer| named.inputs.iter().for_each(|range| buffer.clean(range)))?;
+        // The memory of the numbers may be another node's result later in the graph.
+        let stored = self.stored()?;
         let result = match &device.trace {
             None => npu.submit(&self.batch).map(drop),
             Some(trace) => self.run_traced(npu, trace),
@@ -230,6 +294,9 @@ impl Submission {
         self.each(|named, buffer| {
             (named.results.iter()).for_each(|range| buffer.invalidate(range))
         })?;
+        for (buffer, rows) in stored {
+            rows.into_iter().for_each(|range| buffer.invalidate(range));
+        }
         result.map_err(|failed| Failed {
             entry: (failed.entry.and_then(|entry| self.steps.get(entry))).map(|step| step.node),
             ..failed
@@ -251,15 +318,29 @@ impl Submission {
         Ok(())
     }
 
+    /// Returns the bytes of all rows that are stored by number, with their buffers.
+    fn stored(&self) -> std::result::Result<Vec<(Arc<DeviceBuffer>, Vec<Range<usize>>)>, Failed> {
+        let mut stored = Vec::new();
+        for StoredRows {
+            named,
+            numbers,
+            caches,
+        } in &self.stored
+        {
+            let bytes = self.named[*named]
+                .get()?
+                .read(numbers.span(), <[u8]>::to_vec);
+            for (named, cache) in caches {
+                let rows = rows::stored(cache, numbers, &bytes);
+                stored.push((self.named[*named].get()?, rows));
+            }
+        }
+        Ok(stored)
+    }
+
     fn each(&self, touch: impl Fn(&NamedBuffer, &DeviceBuffer)) -> std::result::Result<(), Failed> {
         for named in &self.named {
-            let buffer = named.buffer.upgrade().ok_or_else(|| Failed {
-                entry: None,
-                error: Error::Graph {
-                    reason: "a buffer was freed while its graph was computed".into(),
-                },
-            })?;
-            touch(named, &buffer);
+            touch(named, &*named.get()?);
         }
         Ok(())
     }

@@ -1,0 +1,162 @@
+//! Rows that a graph stores in caches by number (SET_ROWS), for the CPU to see.
+//!
+//! ggml's scheduler lets the CPU read a cache in place without asking the device: for a layer that has no cache of its own and
+//! whose weights are the CPU's, and for a context without the device that shares a cache. To invalidate all of a cache for
+//! each token would take longer than the token, so the numbers of its rows are read.
+
+use std::ops::Range;
+
+use crate::graph::Tensor;
+use crate::tensor::{DType, Shape};
+
+/// Most bytes of a cache line, which is invalidated whole.
+const LINE_BYTES: usize = 64;
+
+/// Where a tensor lies in its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    dtype: DType,
+    shape: Shape,
+    offset: usize,
+}
+
+impl Layout {
+    pub(super) fn of(tensor: &Tensor) -> Self {
+        Self {
+            dtype: tensor.dtype,
+            shape: tensor.shape,
+            offset: tensor.packed_offset,
+        }
+    }
+
+    /// Returns the bytes of its buffer from its first to its last.
+    pub(super) fn span(&self) -> Range<usize> {
+        let bytes = self.shape.span_bytes(self.dtype).unwrap_or(0);
+        self.offset..self.offset + bytes
+    }
+
+    /// Returns a whole number of a tensor of them, whose bytes are `bytes`.
+    fn number(&self, bytes: &[u8], at: [usize; 3]) -> Option<usize> {
+        let start: usize = at.iter().zip(self.shape.nb).map(|(i, nb)| i * nb).sum();
+        let rest = bytes.get(start..)?;
+        match self.dtype {
+            DType::I64 => usize::try_from(i64::from_le_bytes(*rest.first_chunk()?)).ok(),
+            DType::I32 => usize::try_from(i32::from_le_bytes(*rest.first_chunk()?)).ok(),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the bytes of the rows of `cache` that are stored by `numbers`, or all bytes of the cache if these are fewer
+/// lines. A number of no row is left out: the DSP refuses it.
+///
+/// - `numbers`: (rows, planes or a divisor, volumes or a divisor)
+/// - `bytes`: the bytes of `numbers`
+pub(super) fn stored(cache: &Layout, numbers: &Layout, bytes: &[u8]) -> Vec<Range<usize>> {
+    let (shape, all) = (&cache.shape, cache.span());
+    let row = Shape {
+        ne: [shape.ne[0], 1, 1, 1],
+        nb: shape.nb,
+    };
+    let row_bytes = row.span_bytes(cache.dtype).unwrap_or(0);
+    let [count, planes, volumes, _] = numbers.shape.ne;
+    let lines = shape.ne[2] * shape.ne[3] * count * row_bytes.div_ceil(LINE_BYTES);
+    if lines >= all.len().div_ceil(LINE_BYTES) {
+        return vec![all];
+    }
+    let mut rows: Vec<Range<usize>> = Vec::new();
+    for i3 in 0..shape.ne[3] {
+        for i2 in 0..shape.ne[2] {
+            for i1 in 0..count {
+                let number = numbers.number(bytes, [i1, i2 % planes.max(1), i3 % volumes.max(1)]);
+                let Some(number) = number.filter(|number| *number < shape.ne[1]) else {
+                    continue;
+                };
+                let start =
+                    cache.offset + number * shape.nb[1] + i2 * shape.nb[2] + i3 * shape.nb[3];
+                match rows.last_mut() {
+                    Some(last) if last.end == start => last.end += row_bytes,
+                    _ => rows.push(start..start + row_bytes),
+                }
+            }
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(dtype: DType, ne: [usize; 4], offset: usize) -> Layout {
+        let mut nb = [dtype.step_bytes().unwrap(); 4];
+        for dim in 1..4 {
+            nb[dim] = nb[dim - 1] * ne[dim - 1];
+        }
+        let shape = Shape { ne, nb };
+        Layout {
+            dtype,
+            shape,
+            offset,
+        }
+    }
+
+    #[test]
+    fn rows_are_where_their_numbers_say() {
+        let cache = layout(DType::F16, [64, 100, 1, 1], 256);
+        let wide = layout(DType::I64, [4, 1, 1, 1], 0);
+        let numbers = [7i64, 8, -1, 99];
+        let bytes = bytemuck::cast_slice(&numbers);
+        let want = [
+            256 + 7 * 128..256 + 9 * 128,
+            256 + 99 * 128..256 + 100 * 128,
+        ];
+        assert_eq!(stored(&cache, &wide, bytes), want);
+        let narrow = layout(DType::I32, [4, 1, 1, 1], 0);
+        let numbers = [7i32, 8, 100, 99];
+        let bytes = bytemuck::cast_slice(&numbers);
+        assert_eq!(stored(&cache, &narrow, bytes), want);
+        // Fewer bytes than the numbers take, and numbers that are none.
+        assert_eq!(
+            stored(&cache, &narrow, &bytes[..7]),
+            want[..1]
+                .iter()
+                .map(|first| first.start..first.start + 128)
+                .collect::<Vec<_>>()
+        );
+        assert!(stored(&cache, &layout(DType::F32, [4, 1, 1, 1], 0), bytes).is_empty());
+    }
+
+    #[test]
+    fn planes_and_volumes_have_numbers_of_their_own_or_share_them() {
+        // Planes of 6400 bytes, volumes of two.
+        let cache = layout(DType::F32, [16, 100, 2, 2], 0);
+        let own = layout(DType::I32, [1, 2, 1, 1], 0);
+        let rows = |numbers: &Layout, values: &[i32]| -> Vec<(usize, usize)> {
+            let rows = stored(&cache, numbers, bytemuck::cast_slice(values));
+            rows.iter()
+                .map(|row| (row.start / 64, row.len() / 64))
+                .collect()
+        };
+        assert_eq!(rows(&own, &[3, 5]), [(3, 1), (105, 1), (203, 1), (305, 1)]);
+        let shared = layout(DType::I32, [1, 1, 2, 1], 0);
+        assert_eq!(
+            rows(&shared, &[3, 5]),
+            [(3, 1), (103, 1), (205, 1), (305, 1)]
+        );
+    }
+
+    #[test]
+    fn many_rows_are_the_whole_cache() {
+        // Rows of one element, as values are cached without flash attention.
+        let cache = layout(DType::F16, [1, 3200, 1, 1], 128);
+        let few: Vec<i32> = (0..99).map(|number| 32 * number).collect();
+        let numbers = |values: &[i32]| layout(DType::I32, [values.len(), 1, 1, 1], 0);
+        let rows = stored(&cache, &numbers(&few), bytemuck::cast_slice(&few));
+        assert_eq!(rows.len(), 99);
+        assert_eq!(rows[1], 128 + 64..128 + 66);
+        let more: Vec<i32> = (0..100).collect();
+        let rows = stored(&cache, &numbers(&more), bytemuck::cast_slice(&more));
+        assert_eq!(rows, [128..128 + 6400]);
+    }
+}
