@@ -1,5 +1,6 @@
 //! The DSP's address space: buffers take turns in it, and results stay right.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
@@ -211,6 +212,38 @@ fn operands_that_are_not_there_take_no_room() {
         .read(&dst, 0, bytemuck::cast_slice_mut(&mut have))
         .unwrap();
     assert_eq!(have, x.iter().map(|x| -x).collect::<Vec<_>>());
+}
+
+/// The first node is no command, so that a command's number is not its node's.
+#[test]
+fn a_failure_has_the_number_of_its_node_in_the_graph() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("failing.csv");
+    for trace in [None, Some(&*path)] {
+        let options = Options {
+            address_bytes: Some(100 * KIB),
+            trace,
+            ..OPTIONS
+        };
+        let device = small_device(strict(75), options);
+        let mut numbers = Numbers::new(25);
+        let w = Weight::random(&mut numbers, KINDS[3], [256, 240, 1, 1]);
+        let home = buffer_with(&device, &w, Place::Packed);
+        let act = numbers.floats(256 * 20);
+        let [fits, does_not] = [1, 20].map(|m| {
+            let act = &act[..256 * m];
+            Work::new(&device, act, [256, m, 1, 1], [240, m, 1, 1], &[]).unwrap()
+        });
+        let mut nodes = [&fits, &fits, &does_not]
+            .map(|work| work.node(Op::MulMat, w.tensor(0, Place::Packed), &home));
+        nodes[0].operation.dst.shape.ne[1] = 0;
+        let stream = HexStream::new(Arc::clone(&device));
+        let failed = stream.submit(0, &mut nodes).unwrap_err();
+        assert!(
+            matches!(failed.error, Error::AddressSpace { .. }),
+            "{failed:?}"
+        );
+        assert_eq!(failed.node, Some(2), "traced: {}", trace.is_some());
+    }
 }
 
 /// A weight that no buffer takes made the model fail to load, where the CPU could have it.

@@ -25,12 +25,6 @@ impl Ranges {
         self.0.insert(start, end);
     }
 
-    /// Returns `true` if it has all bytes of a range.
-    pub(in crate::hexagon) fn covers(&self, range: &Range<usize>) -> bool {
-        let before = self.0.range(..=range.start).next_back();
-        before.is_some_and(|(_, end)| range.end <= *end)
-    }
-
     /// Returns `true` if it has bytes of a range.
     pub(in crate::hexagon) fn overlaps(&self, range: &Range<usize>) -> bool {
         let before = self.0.range(..range.end).next_back();
@@ -55,8 +49,6 @@ mod tests {
         assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..5, 10..20, 30..50]);
         ranges.insert(4..30);
         assert!(ranges.iter().eq(std::iter::once(0..50)));
-        assert!(ranges.covers(&(0..50)) && !ranges.covers(&(49..51)));
-        assert!(!Ranges::default().covers(&(0..1)));
     }
 
     #[test]

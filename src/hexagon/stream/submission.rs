@@ -54,6 +54,9 @@ struct StoredRows {
     caches: Vec<(usize, Layout)>,
 }
 
+/// Bytes of rows, and their buffer.
+type BufferRows = (Arc<DeviceBuffer>, Vec<Range<usize>>);
+
 /// Description of a command, for traces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
@@ -147,10 +150,7 @@ impl Submission {
             };
         let named = self.name(&home.memory);
         if by_cpu {
-            let range = tensor.span();
-            if !named.inputs.covers(&range) && !named.results.covers(&range) {
-                named.inputs.insert(range);
-            }
+            named.inputs.insert(tensor.span());
         }
         named.number
     }
@@ -160,13 +160,10 @@ impl Submission {
         let seen_by_cpu = home.shared && (tensor.role == Role::Result || home.is_used_by_cpu());
         let named = self.name(&home.memory);
         if seen_by_cpu {
-            let range = tensor.span();
-            if !named.results.covers(&range) {
-                // Lines that the CPU still holds must not be written over the result later: those of
-                // a cache, and of a result in whose place ggml has the CPU compute its next node.
-                named.inputs.insert(range.clone());
-            }
-            named.results.insert(range);
+            // Lines that the CPU still holds must not be written over the result later: those of a
+            // cache, and of a result in whose place ggml has the CPU compute its next node.
+            named.inputs.insert(tensor.span());
+            named.results.insert(tensor.span());
         }
         named.number
     }
@@ -319,7 +316,7 @@ impl Submission {
     }
 
     /// Returns the bytes of all rows that are stored by number, with their buffers.
-    fn stored(&self) -> std::result::Result<Vec<(Arc<DeviceBuffer>, Vec<Range<usize>>)>, Failed> {
+    fn stored(&self) -> std::result::Result<Vec<BufferRows>, Failed> {
         let mut stored = Vec::new();
         for StoredRows {
             named,
@@ -345,3 +342,6 @@ impl Submission {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+use std::time::Duration;
+
+use super::*;
+use crate::backend::Buffer;
+use crate::config::{ActivationBits, Repack};
+use crate::graph::Place;
+use crate::hexagon::device::{Domain, Serving};
+use crate::hexagon::driver::FastRpc;
+use crate::hexagon::{Options, caps};
+use crate::tensor::{DType, Shape};
+
+fn device() -> HexDevice {
+    let rpc = FastRpc::simulate(hexagon_ops::sim::Options::new(75)).unwrap();
+    let options = Options {
+        dsp: Domain::Cdsp,
+        session: 0,
+        repack: Repack::Weights,
+        timeout: Duration::from_secs(20),
+        address_bytes: None,
+        threads: None,
+        activations: ActivationBits::Eight,
+        power: hexagon_ops::wire::Power::Burst,
+        serving: Serving::Thread,
+        trace: None,
+    };
+    HexDevice::untested("HEX0", &rpc, caps::by_arch(75).unwrap(), options).unwrap()
+}
+
+/// A row of four floats.
+fn row(role: Role) -> Tensor<'static> {
+    Tensor {
+        name: "row",
+        dtype: DType::F32,
+        format: None,
+        shape: Shape {
+            ne: [4, 1, 1, 1],
+            nb: [4, 16, 16, 16],
+        },
+        place: Place::Device,
+        role,
+        memory: None,
+        packed_offset: 256,
+        dequantize: None,
+    }
+}
+
+fn step(cost: Cost) -> Step {
+    Step {
+        node: 3,
+        ops: [Some(Op::Mul), None, None],
+        ne: [4, 1, 1, 1],
+        cost,
+    }
+}
+
+fn other_bytes(other_bytes: u64) -> Cost {
+    Cost {
+        other_bytes,
+        ..Cost::default()
+    }
+}
+
+#[test]
+fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_invalidated() {
+    let device = device();
+    let (shared, used, packed) = ((true, false), (true, true), (false, false));
+    for ((home, is_used), role, cleaned, cleaned_as_result) in [
+        (packed, Role::Weights, false, false),
+        (packed, Role::State, false, false),
+        (packed, Role::Result, false, false),
+        (shared, Role::Weights, true, false),
+        (shared, Role::State, false, false),
+        (shared, Role::Result, false, true),
+        (used, Role::Weights, true, true),
+        (used, Role::State, true, true),
+        (used, Role::Result, false, true),
+    ] {
+        let buffer = HexBuffer::new(&device, 4096, home).unwrap();
+        if is_used {
+            buffer.mark_cpu_reader();
+        }
+        let ranges = |name: fn(&mut Submission, &Tensor, &HexBuffer) -> u32| {
+            let mut submission = Submission::default();
+            let number = name(&mut submission, &row(role), &buffer);
+            let [named] = &submission.named[..] else {
+                panic!("one buffer is named")
+            };
+            assert_eq!(number, named.number);
+            [&named.inputs, &named.results].map(|it| it.iter().collect::<Vec<_>>())
+        };
+        let row = |is_there: bool| if is_there { vec![256..272] } else { vec![] };
+        let what = format!("{role:?} of {home}, {is_used}");
+        assert_eq!(ranges(Submission::input), [row(cleaned), vec![]], "{what}");
+        let want = [row(cleaned_as_result), row(cleaned_as_result)];
+        assert_eq!(ranges(Submission::result), want, "{what}");
+    }
+}
+
+#[test]
+fn memory_for_operands_and_commands_is_used_again_if_it_suffices() {
+    let device = device();
+    let mut submission = Submission::default();
+    let scratch = |submission: &mut Submission, bytes| {
+        let buffer = submission.scratch(&device.npu, bytes).unwrap();
+        (buffer.number(), buffer.bytes())
+    };
+    let (first, bytes) = scratch(&mut submission, 5000);
+    let (second, _) = scratch(&mut submission, 5000);
+    assert_ne!(first, second);
+    submission.clear(0);
+    assert_eq!(scratch(&mut submission, bytes), (first, bytes));
+    submission.clear(0);
+    let (_, more) = scratch(&mut submission, bytes + 1);
+    assert!(more > bytes);
+
+    let mut list = |commands: usize| {
+        submission.clear(0);
+        let command = bytemuck::Zeroable::zeroed();
+        (0..commands).for_each(|_| submission.push(step(Cost::default()), command, &[second]));
+        submission.record(&device.npu).unwrap();
+        assert_eq!(submission.batch.is_recorded(), commands > 0);
+        let list = submission.list.as_ref();
+        list.map(|list| (list.number(), list.bytes() >= submission.batch.list_bytes()))
+    };
+    assert_eq!(list(0), None);
+    let few = list(2);
+    assert!(few.is_some());
+    assert_eq!(list(1), few);
+    let many = list(500);
+    assert_eq!(many.map(|(_, suffices)| suffices), Some(true));
+    assert_eq!(list(500), many);
+}
+
+#[test]
+fn several_commands_cost_what_each_does() {
+    let both = step(other_bytes(5)).then(step(other_bytes(7)));
+    assert_eq!(both.cost.other_bytes, 12);
+    assert_eq!(both.ops, [Some(Op::Mul), Some(Op::Mul), None]);
+    let mut submission = Submission::default();
+    for bytes in [5, 7] {
+        let command = bytemuck::Zeroable::zeroed();
+        submission.push(step(other_bytes(bytes)), command, &[1]);
+    }
+    assert_eq!(submission.cost().other_bytes, 12);
+}
