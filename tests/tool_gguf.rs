@@ -3,7 +3,7 @@
 //! byte for byte.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use ggml_rust_npu::gguf::{Error, File, GgmlType, Header, TensorPlan, Value, Writer};
+use ggml_rust_npu::gguf::{Error, File, GgmlType, Header, TensorInfo, TensorPlan, Value, Writer};
 use proptest::prelude::*;
 
 /// A file written by hand, so that the reader has another author than the writer.
@@ -244,6 +244,109 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
     assert!(magic.to_string().contains("magic"), "{magic}");
 }
 
+#[test]
+fn values_of_every_kind_are_read() {
+    let large = 1u64 << 40;
+    let scalars: [(u32, &[u8], Value); 15] = [
+        (0, &[200], Value::Unsigned(200)),
+        (1, &[200], Value::Signed(-56)),
+        (2, &0xff00u16.to_le_bytes(), Value::Unsigned(0xff00)),
+        (3, &(-300i16).to_le_bytes(), Value::Signed(-300)),
+        (4, &u32::MAX.to_le_bytes(), Value::Unsigned(0xffff_ffff)),
+        (5, &(-70_000i32).to_le_bytes(), Value::Signed(-70_000)),
+        (6, &0.5f32.to_le_bytes(), Value::Float(0.5)),
+        (7, &[0], Value::Bool(false)),
+        (7, &[1], Value::Bool(true)),
+        (7, &[2], Value::Bool(true)),
+        (10, &large.to_le_bytes(), Value::Unsigned(large)),
+        (11, &(-5i64).to_le_bytes(), Value::Signed(-5)),
+        (12, &0.1f64.to_le_bytes(), Value::Float(0.1)),
+        (8, &text("ab"), Value::String("ab".into())),
+        (8, &text(""), Value::String(String::new())),
+    ];
+    let mut raw = Raw::good();
+    for (index, (kind, bytes, _)) in scalars.iter().enumerate() {
+        let key = format!("scalar.{index}");
+        raw.entries.push(entry(&key, *kind, bytes));
+        // What follows an array is found only if its elements have the right size.
+        let head = [&kind.to_le_bytes()[..], &3u64.to_le_bytes()[..]].concat();
+        let array = [&head[..], bytes, bytes, bytes].concat();
+        raw.entries
+            .push(entry(&format!("array.{index}"), 9, &array));
+    }
+    let header = Header::parse(&raw.bytes()).unwrap();
+    for (index, (kind, bytes, want)) in scalars.into_iter().enumerate() {
+        assert_eq!(header.get(&format!("scalar.{index}")), Some(&want));
+        let array = Value::Array { kind, len: 3 };
+        assert_eq!(
+            header.get(&format!("array.{index}")),
+            Some(&array),
+            "{bytes:?}"
+        );
+        let size = match want {
+            Value::Unsigned(number) => usize::try_from(number).ok(),
+            _ => None,
+        };
+        assert_eq!(want.as_usize(), size, "{want:?}");
+    }
+    assert_eq!(Value::Signed(7).as_usize(), Some(7));
+    assert_eq!(header.get("no such key"), None);
+    assert!(header.tensor("no such tensor").is_none());
+}
+
+/// As many entries and tensors as the rest of a file can hold at best, and one more.
+#[test]
+fn a_count_is_refused_if_the_rest_of_the_file_cannot_hold_as_many() {
+    let error = |n_tensors: u64, n_entries: u64, rest: usize| {
+        let (tensors, entries) = (n_tensors.to_le_bytes(), n_entries.to_le_bytes());
+        let head = [b"GGUF", &3u32.to_le_bytes()[..], &tensors, &entries].concat();
+        let bytes = [head, vec![0; rest]].concat();
+        Header::parse(&bytes).unwrap_err().to_string()
+    };
+    // An entry has at least 13 bytes, a tensor 24.
+    let entries = |count| error(0, count, 13 * 50 + 12);
+    assert!(
+        entries(50).contains("key of metadata entry 0"),
+        "{}",
+        entries(50)
+    );
+    let want = "number of metadata entries is 51: the 662 bytes that are left cannot hold as many";
+    assert_eq!(entries(51), want);
+    let tensors = |count| error(count, 0, 24 * 50 + 23);
+    assert!(tensors(50).contains("name of tensor 0"), "{}", tensors(50));
+    let want = "number of tensors is 51: the 1223 bytes that are left cannot hold as many";
+    assert_eq!(tensors(51), want);
+}
+
+#[test]
+fn limits_of_the_format_are_inclusive() {
+    let mut raw = Raw::good();
+    let name = "n".repeat(63);
+    raw.tensors[1] = tensor(&name, &[64, 1, 2, 1], 2, 64);
+    raw.tensors.push(tensor("empty", &[64, 0, 3], 2, 1 << 20));
+    raw.entries
+        .push(entry("general.alignment", 4, &(2u32 << 20).to_le_bytes()));
+    raw.tensors[1] = tensor(&name, &[64, 1, 2, 1], 2, 2 << 20);
+    raw.tensors[2] = tensor("empty", &[64, 0, 3], 2, 4 << 20);
+    (raw.alignment, raw.data_bytes) = (2 << 20, (2 << 20) + 4 * 18);
+    let bytes = raw.bytes();
+    let header = Header::parse(&bytes).unwrap();
+    assert_eq!(header.alignment, 2 << 20);
+    let matrix = header.tensor(&name).unwrap();
+    assert_eq!((matrix.dims, matrix.rows()), (4, 2));
+    assert_eq!(matrix.range, bytes.len() - 72..bytes.len());
+    assert_eq!(header.tensor("empty").unwrap().range, 0..0);
+    let cube = TensorInfo {
+        ne: [64, 2, 3, 5],
+        ..matrix.clone()
+    };
+    assert_eq!(cube.rows(), 30);
+    // One tensor begins where the last one ends.
+    let mut raw = Raw::good();
+    raw.tensors[0] = tensor("norm.weight", &[16], 0, 0);
+    assert_eq!(Header::parse(&raw.bytes()).unwrap().tensors.len(), 2);
+}
+
 /// A key may have 64 KiB, and all of them were in the message.
 #[test]
 fn a_message_has_only_the_beginning_of_a_long_text() {
@@ -379,4 +482,54 @@ fn a_file_that_is_not_there_or_empty_is_an_error_with_its_name() {
     std::fs::write(folder.join("empty.gguf"), []).unwrap();
     let error = File::open(&folder.join("empty.gguf")).unwrap_err();
     assert!(error.to_string().contains("magic"), "{error}");
+}
+
+/// Returns the KiB of a map of this process that are in memory.
+fn resident_kib(address: usize) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut is_it = false;
+    for line in maps.lines() {
+        let first = line.split(' ').next().unwrap();
+        if let Some((start, end)) = first.split_once('-') {
+            let bounds = [start, end].map(|hex| usize::from_str_radix(hex, 16).unwrap());
+            is_it = (bounds[0]..bounds[1]).contains(&address);
+        } else if is_it && first == "Rss:" {
+            let count = line.split_whitespace().nth(1).unwrap();
+            return count.parse().unwrap();
+        }
+    }
+    panic!("no map has the address")
+}
+
+#[test]
+fn a_released_part_of_a_tensor_leaves_memory_and_is_read_again() {
+    let folder = folder("tool_gguf_release");
+    let path = folder.join("large.gguf");
+    const MIB: usize = 1 << 20;
+    let mut raw = Raw::good();
+    raw.entries
+        .push(entry("general.alignment", 4, &65536u32.to_le_bytes()));
+    raw.tensors = vec![
+        tensor("first", &[6 * MIB as u64], 24, 0),
+        tensor("second", &[12 * MIB as u64], 24, 6 * MIB as u64),
+    ];
+    (raw.alignment, raw.data_bytes) = (65536, 18 * MIB);
+    std::fs::write(&path, raw.bytes()).unwrap();
+    let file = File::open(&path).unwrap();
+    let second = file.header().tensor("second").unwrap();
+    let sum = || {
+        file.bytes()
+            .iter()
+            .map(|byte| u64::from(*byte))
+            .sum::<u64>()
+    };
+    let before = sum();
+    let address = file.bytes().as_ptr().addr();
+    let all = resident_kib(address);
+    assert!(all >= 18 * 1024, "{all}");
+    file.release(second, 4 * MIB..6 * MIB);
+    // Pages of 2 MiB leave as a whole.
+    let released = all - resident_kib(address);
+    assert!((2048..=6144).contains(&released), "{released}");
+    assert_eq!(sum(), before);
 }

@@ -88,7 +88,7 @@ fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_inv
             assert_eq!(number, named.number);
             [&named.inputs, &named.results].map(|it| it.iter().collect::<Vec<_>>())
         };
-        let row = |is_there: bool| if is_there { vec![256..272] } else { vec![] };
+        let row = |is_there: bool| Vec::from_iter(is_there.then_some(256..272));
         let what = format!("{role:?} of {home}, {is_used}");
         assert_eq!(ranges(Submission::input), [row(cleaned), vec![]], "{what}");
         let want = [row(cleaned_as_result), row(cleaned_as_result)];
