@@ -193,6 +193,10 @@ fn each_malformed_file_is_refused_by_the_name_of_the_field() {
         (&["shape", "matrix.weight", "63 bits"], |raw| {
             raw.tensors[1] = tensor("matrix.weight", &[0, 1 << 40, 1 << 40], 0, 64);
         }),
+        // Fewer bytes than elements.
+        (&["shape", "matrix.weight", "63 bits"], |raw| {
+            raw.tensors[1] = tensor("matrix.weight", &[1 << 32, 1 << 32], 34, 64);
+        }),
         (&["offset", "matrix.weight", "68", "alignment"], |raw| {
             raw.tensors[1] = tensor("matrix.weight", &[64, 2], 2, 68);
         }),
@@ -455,6 +459,11 @@ fn what_is_written_is_read_back_with_the_same_metadata() {
     let mut writer = begin();
     writer.tensor([norm]).unwrap();
     writer.tensor([[1u8; 100].as_slice(), &[2; 36]]).unwrap();
+    let more = writer.tensor([norm]).unwrap_err();
+    assert!(
+        matches!(more, Error::TensorCount { have: 3, want: 2 }),
+        "{more}"
+    );
     writer.finish().unwrap();
     let written = File::open(&to).unwrap();
     let header = written.header();

@@ -344,7 +344,7 @@ impl Cursor<'_> {
                 .try_fold(start, |total, size| total.checked_mul(*size))
         };
         let bytes = fits(row).filter(|bytes| *bytes <= isize::MAX as usize);
-        let bytes = bytes.filter(|_| fits(ne[0].max(1)).is_some() && fits(1).is_some());
+        let bytes = bytes.filter(|_| fits(ne[0].max(1)).is_some());
         let bytes = bytes.ok_or_else(|| {
             let reason = "its size does not fit into 63 bits";
             field(
