@@ -252,6 +252,83 @@ fn gated_attention_and_rwkv_keep_a_state_for_each_head() {
     }
 }
 
+/// Gates and steps of time are exponents: NaN in one of them ignored the token or wiped the state.
+#[test]
+fn a_gate_that_is_not_a_number_gives_nan_to_its_head_from_its_token_on() {
+    let mut numbers = Numbers::default();
+    let mut bench = Bench::new();
+    let [n, dim, heads, tokens] = [32, 32, 3, 4];
+    let mut gates = |ne: [usize; 4], scale: f32| {
+        let mut index = 0;
+        Case::of(F, ne, DENSE, || {
+            index += 1;
+            // Token 2 of head 1.
+            if index == 2 * heads + 2 {
+                f32::NAN
+            } else {
+                scale * numbers.float()
+            }
+        })
+    };
+    let (time, gate) = (
+        gates([heads, tokens, 1, 1], 2.0),
+        gates([1, heads, tokens, 1], 0.5),
+    );
+    let vectors = [n, heads, tokens, 1];
+    let mut random = |ne| case(ne, 0.5, &mut numbers);
+    let rates = |n| Case::of(F, [n, heads, 1, 1], DENSE, || -0.75);
+    let numbers_of_states = Case::of(TYPE_I32, [1, 1, 1, 1], DENSE, || 0.0);
+    let mut scan = |rates: Case, time: &Case| {
+        let src = [
+            random([n, dim, heads, 1]),
+            random([dim, heads, tokens, 1]),
+            time.clone(),
+            rates,
+            random([n, 1, tokens, 1]),
+            random([n, 1, tokens, 1]),
+            numbers_of_states.clone(),
+        ];
+        (KERNEL_SSM_SCAN, src.to_vec())
+    };
+    let scans = [scan(rates(1), &time), scan(rates(n), &time)];
+    let delta = [
+        random(vectors),
+        random(vectors),
+        random(vectors),
+        gate,
+        random([1, heads, tokens, 1]),
+        random([n, n, heads, 1]),
+    ];
+    for (kernel, src) in [
+        scans[0].clone(),
+        scans[1].clone(),
+        (KERNEL_GATED_DELTA_NET, delta.to_vec()),
+    ] {
+        let outputs = dim * heads * tokens;
+        let dst = Case::zeros(F, [outputs + n * dim * heads, 1, 1, 1], DENSE);
+        let (dst, op) = match kernel {
+            KERNEL_SSM_SCAN => (dst, (kernel, params(1))),
+            _ => (
+                Case::zeros(F, [dim * heads, tokens + n, 1, 1], DENSE),
+                (kernel, params(1)),
+            ),
+        };
+        let body = bench.place_wide(op, &dst, &src);
+        let have = bench.run_command(&Command::new(0, &body), &dst, body.dst.offset);
+        for (i, value) in have.iter().enumerate() {
+            let (head, token) = match i.checked_sub(outputs) {
+                None => (i / dim % heads, i / dim / heads),
+                Some(i) => (i / (n * dim), tokens),
+            };
+            assert_eq!(
+                value.is_nan(),
+                head == 1 && token >= 2,
+                "kernel {kernel}: element {i}"
+            );
+        }
+    }
+}
+
 #[test]
 fn wrong_operands_of_a_recurrence_are_refused() {
     type Change = fn(&mut WideOp);

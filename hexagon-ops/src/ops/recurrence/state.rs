@@ -268,7 +268,7 @@ impl hvx::Kernel for Exp<'_> {
 
     #[inline(always)]
     fn run(self) {
-        hvx::store(self.line, math::exp(hvx::load(self.line)));
+        hvx::store(self.line, exp_or_nan(hvx::load(self.line)));
     }
 }
 
@@ -314,18 +314,24 @@ impl hvx::Kernel for Gate<'_> {
         let [time] = self.time else { return };
         hvx::store(time, log_of_sum(hvx::load(time)));
         let Some(rate) = self.rate else { return };
-        let decay = math::exp(mul_f32(hvx::load(time), hvx::load(rate)));
+        let decay = exp_or_nan(mul_f32(hvx::load(time), hvx::load(rate)));
         for line in self.decay {
             hvx::store(line, decay);
         }
     }
 }
 
-/// Returns `ln(1 + e^x)`.
+/// Returns `e^x`, NaN of NaN.
+#[inline(always)]
+fn exp_or_nan(x: Vector) -> Vector {
+    math::or_nan(x, math::exp(x))
+}
+
+/// Returns `ln(1 + e^x)`, NaN of NaN.
 #[inline(always)]
 fn log_of_sum(x: Vector) -> Vector {
     let small = math::exp(math::neg(math::abs(x)));
-    add_f32(max_f32(x, hvx::splat_w(0)), math::ln_1p(small))
+    math::or_nan(x, add_f32(max_f32(x, hvx::splat_w(0)), math::ln_1p(small)))
 }
 
 /// Multiplies a row by `exp(rates · time)`.
@@ -342,7 +348,7 @@ impl hvx::Kernel for DecayRow<'_> {
     fn run(self) {
         let time = splat_f32(self.time);
         for (m, rate) in self.row.iter_mut().zip(self.rates) {
-            let decay = math::exp(mul_f32(hvx::load(rate), time));
+            let decay = exp_or_nan(mul_f32(hvx::load(rate), time));
             hvx::store(m, mul_f32(hvx::load(m), decay));
         }
     }
