@@ -182,10 +182,8 @@ impl Graphs {
                 let [a, b, c] = &mut body.src;
                 let operands = [&mut body.dst, a, b, c];
                 self.operands(operands, operation, dst, src)?;
-                if let (Op::SetRows, Some(numbers), Some(cache), Some(home)) =
-                    (operation.op, &operation.src[1], dst, src[1])
-                {
-                    (self.current).stores_rows((&operation.dst, cache), (numbers, home));
+                if let Some(home) = dst {
+                    self.current.shows_cache(operation, home, src[1]);
                 }
                 // The planner did not know where operands lie.
                 accepted(serve::accepts(&body))?;

@@ -73,12 +73,15 @@ class Hexagon(Case):
 
     def test_the_cpu_reads_a_cache_of_the_device_that_a_later_layer_shares(self):
         """ggml asks the device about no node of such a layer if its weights are on the CPU."""
-        for flash in ("on", "off"):
-            with self.subTest(f"-fa {flash}"):
-                arguments = [PROMPT, TOKENS, self.env(), "-ot", r"blk\.[45]\.=CPU", "-fa", flash]
-                relaxed = self.complete(*arguments, model=self.shared_caches).out
-                arguments[2] = self.env(GGML_RUST_NPU_SIM_COHERENCE="strict")
-                self.assertEqual(self.complete(*arguments, model=self.shared_caches).out, relaxed)
+        shift = ["-c", 256, "--swa-full", "--context-shift"]
+        cases = [["-fa", "on"], ["-fa", "off"], ["-fa", "on", *shift], ["-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0", *shift]]
+        for arguments in cases:
+            with self.subTest(arguments):
+                tokens = 300 if shift[0] in arguments else TOKENS
+                relaxed, strict = (self.complete(PROMPT, tokens, self.env(GGML_RUST_NPU_SIM_COHERENCE=coherence),
+                                                 "-ot", r"blk\.[45]\.=CPU", *arguments, model=self.shared_caches).out
+                                   for coherence in ("relaxed", "strict"))
+                self.assertEqual(strict, relaxed)
 
     def test_both_families_share_a_model(self):
         log = self.complete(PROMPT, 8, device_env("hexagon-v75,rk3588"), "-v").log

@@ -4,7 +4,8 @@
 //! ([`HexBuffer::is_used_by_cpu`]): these are cleaned before the commands, and so are results, in
 //! whose place ggml may have had the CPU compute a node. All other writes of the CPU go through
 //! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands; of caches
-//! that the CPU does not use, as far as is known, only the rows that were [stored by number](rows).
+//! that the CPU does not use, as far as is known, only the rows that were [stored by number](rows),
+//! and what turns or copies keys when a context is shifted.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -17,9 +18,10 @@ use super::super::{HexBuffer, HexDevice};
 use super::rows::{self, Layout};
 use super::trace::Trace;
 use crate::error::{Error, Result};
-use crate::graph::{Op, Role, Tensor};
+use crate::graph::{Op, Operation, Role, Tensor};
 use crate::hexagon::device::{Batch, DeviceBuffer, Failed, HexNpu};
 use crate::hexagon::plan::cost::Cost;
+use crate::tensor::DType;
 
 /// A buffer that the commands name.
 #[derive(Debug)]
@@ -168,33 +170,45 @@ impl Submission {
         named.number
     }
 
-    /// Notes that the next command stores rows of a cache by number.
+    /// Notes what the next command writes into a cache that the CPU does not use, as far as is known.
     ///
-    /// - `cache`, `numbers`: the tensors and their buffers, which are operands of the command
-    pub(super) fn stores_rows(
+    /// - `home`, `numbers`: the buffers of its result and of its second source
+    pub(super) fn shows_cache(
         &mut self,
-        cache: (&Tensor, &HexBuffer),
-        numbers: (&Tensor, &HexBuffer),
+        operation: &Operation,
+        home: &HexBuffer,
+        numbers: Option<&HexBuffer>,
     ) {
-        let (tensor, home) = cache;
-        if !home.shared || tensor.role != Role::State || home.is_used_by_cpu() {
+        let cache = &operation.dst;
+        if !home.shared || cache.role != Role::State || home.is_used_by_cpu() {
             return;
         }
         let index = self.index(&home.memory);
-        if numbers.0.role == Role::Result {
-            // The graph computes the numbers: they are not known before.
-            self.named[index].results.insert(tensor.span());
-            return;
+        match (operation.op, &operation.src[1], numbers) {
+            // A graph that computes the numbers does not have them before.
+            (Op::SetRows, Some(tensor), Some(numbers)) if tensor.role != Role::Result => {
+                let layout = Layout::of(tensor);
+                let named = self.index(&numbers.memory);
+                self.stores_rows((index, Layout::of(cache)), (named, layout));
+            }
+            // A context that is shifted turns all keys; the states of a recurrence are copied as F32.
+            (Op::SetRows | Op::Rope, ..) => self.named[index].results.insert(cache.span()),
+            (Op::Cpy, ..) if cache.dtype != DType::F32 => {
+                self.named[index].results.insert(cache.span());
+            }
+            _ => {}
         }
-        let (named, layout) = (self.index(&numbers.1.memory), Layout::of(numbers.0));
-        let cache = (index, Layout::of(tensor));
+    }
+
+    /// Notes rows of a cache that are stored by numbers, both with the index of their buffer.
+    fn stores_rows(&mut self, cache: (usize, Layout), (named, numbers): (usize, Layout)) {
         // All layers store the rows of the same tokens.
-        let known = (self.stored.iter_mut()).find(|it| (it.named, it.numbers) == (named, layout));
+        let known = (self.stored.iter_mut()).find(|it| (it.named, it.numbers) == (named, numbers));
         match known {
             Some(stored) => stored.caches.push(cache),
             None => self.stored.push(StoredRows {
                 named,
-                numbers: layout,
+                numbers,
                 caches: vec![cache],
             }),
         }
