@@ -4,7 +4,7 @@
 use clap::builder::PossibleValuesParser;
 use ggml_rust_npu::backend::offline::Form;
 use ggml_rust_npu::config::Config;
-use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo};
+use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo, Value};
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Refusal, Role, Tensor, sources};
 use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
@@ -30,9 +30,46 @@ pub fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(rockchip.chain(hexagon::caps::ALL.iter().map(|caps| caps.name)))
 }
 
+/// The token embeddings.
+const EMBEDDINGS: &str = "token_embd.weight";
+
+/// Tables of embeddings that only have rows looked up in them, which llama.cpp does on the CPU.
+// SOURCE: the tensors of the input layer in LLM_TENSOR_INFOS, llama.cpp 0.6.0.
+const TABLES: [&str; 3] = [
+    "per_layer_token_embd.weight",
+    "position_embd.weight",
+    "token_types.weight",
+];
+
+/// Architectures for whose token embeddings llama.cpp has no output head on a device, though their
+/// files have no `output.weight`: encoders, which have no head, and bitnet, whose head is the
+/// CPU's table.
+// SOURCE: the models of llama.cpp 0.6.0 that do not load the token embeddings a second time.
+const WITHOUT_HEAD: [&str; 9] = [
+    "bert",
+    "bitnet",
+    "eurobert",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "modern-bert",
+    "neo-bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+];
+
 /// Returns `true` if the token embeddings are the output head, too.
 pub fn is_tied(header: &Header) -> bool {
-    header.tensor("output.weight").is_none()
+    let architecture = header.get("general.architecture").and_then(Value::as_str);
+    let has_head = architecture.is_none_or(|name| !WITHOUT_HEAD.contains(&name));
+    has_head && header.tensor("output.weight").is_none()
+}
+
+/// Returns `true` if a tensor is a table that llama.cpp keeps on the CPU.
+///
+/// - `tied`: the token embeddings are the output head, too
+fn is_table(tensor: &TensorInfo, tied: bool) -> bool {
+    let name = tensor.name.as_str();
+    TABLES.contains(&name) || (name == EMBEDDINGS && !tied)
 }
 
 /// A dequantizer that only exists: ggml has one for every quantized type, and the planner only asks
@@ -74,8 +111,8 @@ impl Chip {
         if tensor.ne.contains(&0) {
             return Err("it has no elements".into());
         }
-        if tensor.name.contains("token_embd") && !tied {
-            return Err("rows are looked up, not multiplied".into());
+        if is_table(tensor, tied) {
+            return Err("llama.cpp looks its rows up on the CPU".into());
         }
         // The planner's word for all of them is one; which it was is seen here.
         self.ask(tensor).map_err(|reason| match tensor.dtype {
@@ -88,8 +125,10 @@ impl Chip {
 
     /// Returns `true` if the NPU reads a tensor as the file has it, in an operation that llama.cpp
     /// would ask for: a product with a small matrix, a norm's factor, a bias.
-    pub fn reads_as_it_is(&self, tensor: &TensorInfo) -> bool {
-        if matches!(self, Self::Rockchip(_)) || tensor.name.contains("token_embd") {
+    ///
+    /// - `tied`: the token embeddings are the output head, too
+    pub fn reads_as_it_is(&self, tensor: &TensorInfo, tied: bool) -> bool {
+        if matches!(self, Self::Rockchip(_)) || is_table(tensor, tied) {
             return false;
         }
         let (dtype, format) = tensor.dtype.tensor_type();

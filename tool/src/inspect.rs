@@ -66,7 +66,7 @@ impl Path {
                 how: form.to_string(),
                 packed_bytes: form.bytes(),
             },
-            Err(_) if chip.reads_as_it_is(tensor) => Self::Npu {
+            Err(_) if chip.reads_as_it_is(tensor, tied) => Self::Npu {
                 how: format!("{}, as it is", tensor.dtype.name()),
                 packed_bytes: tensor.range.len(),
             },

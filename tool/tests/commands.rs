@@ -231,6 +231,62 @@ fn each_weight_has_a_path_or_a_reason() {
     assert!(text(&output).contains("hexagon-v79"), "{}", text(&output));
 }
 
+/// Gemma 3n shares its head with `token_embd.weight`, and has a second table of embeddings. BERT has
+/// no head.
+#[test]
+fn tables_of_embeddings_are_the_cpu_s_unless_they_are_the_head() {
+    let folder = folder("tool_inspect_tables");
+    let large = [1024, 1056];
+    for (architecture, extra, npu) in [
+        (
+            "gemma3n",
+            "per_layer_token_embd.weight",
+            &["token_embd.weight"][..],
+        ),
+        ("gpt2", "position_embd.weight", &["token_embd.weight"]),
+        ("bert", "token_types.weight", &["token_embd_norm.weight"]),
+        ("bitnet", "position_embd.weight", &[]),
+        (
+            "llama",
+            "output.weight",
+            &["output.weight", "token_embd_norm.weight"],
+        ),
+    ] {
+        let path = folder.join(format!("{architecture}.gguf"));
+        let mut model = Model::new("general.architecture", architecture);
+        for name in ["token_embd.weight", extra, "blk.0.attn_q.weight"] {
+            model.tensor(name, &large, vec![0.5]);
+        }
+        if npu.contains(&"token_embd_norm.weight") {
+            model.tensor("token_embd_norm.weight", &[1024], vec![0.5]);
+        }
+        model.write(&path);
+        let model = path.to_str().unwrap();
+        let of_npu = [npu, &["blk.0.attn_q.weight"]].concat();
+        let report = json(&run(
+            &["inspect", model, "--json", "--chip", "hexagon-v75"],
+            &[],
+        ));
+        for row in report["tensors"].as_array().unwrap() {
+            let name = row["name"].as_str().unwrap();
+            let want = if of_npu.contains(&name) { "npu" } else { "cpu" };
+            assert_eq!(row["place"], want, "{architecture}: {row}");
+        }
+        let output = run(&["repack", model, "--chip", "hexagon-v75"], &[]);
+        assert!(output.status.success(), "{}", text(&output));
+        let pack = path.with_extension("npu");
+        let report = json(&run(&["inspect", pack.to_str().unwrap(), "--json"], &[]));
+        let packed = report["tensors"].as_array().unwrap().iter();
+        let packed = packed.map(|row| row["name"].as_str().unwrap());
+        let matrices = of_npu.iter().copied();
+        let mut matrices: Vec<&str> = matrices.filter(|name| !name.contains("norm")).collect();
+        let mut packed: Vec<&str> = packed.collect();
+        matrices.sort_unstable();
+        packed.sort_unstable();
+        assert_eq!(packed, matrices, "{architecture}");
+    }
+}
+
 #[test]
 fn a_reader_that_stops_early_is_no_failure() {
     let path = folder("tool_pipe").join("f32.gguf");
