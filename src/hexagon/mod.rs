@@ -56,9 +56,30 @@ const MAX_TOLD: usize = 1000;
 /// Returns the largest tensor for a session of so many addresses. Vendor functions have lengths of
 /// 32 bits with a sign, a buffer has a guard page, and a third of the addresses is for the other
 /// operands of a command: activations, results.
-fn max_tensor_bytes(address_bytes: u64) -> usize {
+#[must_use]
+pub fn max_tensor_bytes(address_bytes: u64) -> usize {
     let part = address_bytes / 3 * 2;
     usize::try_from(part.min(u64::from(i32::MAX.unsigned_abs()) - 2 * 4096)).unwrap_or(usize::MAX)
+}
+
+/// The refusal of an operation with an operand that [`too_large`] returns.
+pub const TOO_LARGE: Refusal = "a tensor is larger than a buffer can be";
+
+/// Returns the bytes that a tensor takes in a buffer for weights: its own, or those of its packed
+/// form if that is larger.
+fn packed_bytes(tensor: &Tensor) -> usize {
+    let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
+    let packed = WeightLayout::new(tensor).filter(|_| tensor.shape.is_contiguous(tensor.dtype));
+    packed.map_or(plain, |layout| layout.bytes().max(plain))
+}
+
+/// Returns an operand that takes more than `max_bytes` in a buffer for weights; `None` if each
+/// fits.
+#[must_use]
+pub fn too_large<'o, 't>(operation: &'o Operation<'t>, max_bytes: usize) -> Option<&'o Tensor<'t>> {
+    let operands = operation.src.iter().flatten().chain([&operation.dst]);
+    let mut operands = operands.into_iter();
+    operands.find(|tensor| packed_bytes(tensor) > max_bytes)
 }
 
 /// A Hexagon NPU as ggml sees it.
@@ -214,7 +235,7 @@ impl HexDevice {
                 "{}: {} is left to the CPU: it takes {} bytes, and a buffer has at most {}",
                 self.name,
                 tensor.name,
-                self.packed_bytes(tensor),
+                packed_bytes(tensor),
                 self.max_tensor_bytes
             );
         }
@@ -304,9 +325,7 @@ impl Device for HexDevice {
     }
 
     fn packed_bytes(&self, tensor: &Tensor) -> usize {
-        let plain = tensor.shape.span_bytes(tensor.dtype).unwrap_or(0);
-        let packed = WeightLayout::new(tensor).filter(|_| tensor.shape.is_contiguous(tensor.dtype));
-        packed.map_or(plain, |layout| layout.bytes().max(plain))
+        packed_bytes(tensor)
     }
 
     fn refusal(&self, operation: &Operation) -> Option<Refusal> {
@@ -314,13 +333,9 @@ impl Device for HexDevice {
             // On the CPU it would cut the graph.
             return None;
         }
-        let operands = operation.src.iter().flatten().chain([&operation.dst]);
-        if let Some(large) = operands
-            .into_iter()
-            .find(|tensor| self.packed_bytes(tensor) > self.max_tensor_bytes)
-        {
+        if let Some(large) = too_large(operation, self.max_tensor_bytes) {
             self.tell_of(large);
-            return Some("a tensor is larger than a buffer can be");
+            return Some(TOO_LARGE);
         }
         let vtcm_bytes = self.npu.info().vtcm_bytes as usize;
         let reason = plan::question(vtcm_bytes, &self.with_places(operation)).err()?;

@@ -6,6 +6,7 @@ use ggml_rust_npu::backend::offline::Form;
 use ggml_rust_npu::config::Config;
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorInfo, Value};
 use ggml_rust_npu::graph::{Op, Operation, PARAMS, Place, Refusal, Role, Tensor, sources};
+use ggml_rust_npu::hexagon::caps::HexCaps;
 use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::tensor::{DType, Dequantize, Shape};
 use ggml_rust_npu::{hexagon, rockchip};
@@ -20,8 +21,8 @@ const M: usize = 512;
 pub enum Chip {
     /// A Rockchip NPU.
     Rockchip(Box<Target>),
-    /// Any Hexagon NPU: they take the same weights.
-    Hexagon,
+    /// A Hexagon NPU. They take the same weights, up to the size that a session has room for.
+    Hexagon(&'static HexCaps),
 }
 
 /// Returns the names of all chips, for an argument.
@@ -93,7 +94,7 @@ impl Chip {
                 caps, config,
             )?)));
         }
-        let hexagon = hexagon::caps::by_name(name).map(|_| Self::Hexagon);
+        let hexagon = hexagon::caps::by_name(name).map(Self::Hexagon);
         hexagon.ok_or_else(|| format!("no such chip: {name}").into())
     }
 
@@ -116,7 +117,7 @@ impl Chip {
         }
         // The planner's word for all of them is one; which it was is seen here.
         self.ask(tensor).map_err(|reason| match tensor.dtype {
-            GgmlType::F32 | GgmlType::BF16 => {
+            GgmlType::F32 | GgmlType::BF16 if reason != hexagon::TOO_LARGE => {
                 format!("the NPU takes no {} weights", tensor.dtype.name())
             }
             _ => reason.into(),
@@ -128,7 +129,10 @@ impl Chip {
     ///
     /// - `tied`: the token embeddings are the output head, too
     pub fn reads_as_it_is(&self, tensor: &TensorInfo, tied: bool) -> bool {
-        if matches!(self, Self::Rockchip(_)) || is_table(tensor, tied) {
+        let Self::Hexagon(caps) = self else {
+            return false;
+        };
+        if is_table(tensor, tied) {
             return false;
         }
         let (dtype, format) = tensor.dtype.tensor_type();
@@ -154,7 +158,7 @@ impl Chip {
             dst: operand("dst", dst),
             src: sources(&src),
         };
-        hexagon::plan::question(VTCM_BYTES, &operation).is_ok()
+        ask_hexagon(caps, &operation).is_ok()
     }
 
     /// Returns the planner's answer for a multiplication with `tensor` as weights.
@@ -182,8 +186,8 @@ impl Chip {
                 let command = rockchip::plan::question(target, &operation)?;
                 Ok(Form::Rockchip(*command.weights(), target.calibration))
             }
-            Self::Hexagon => {
-                let command = hexagon::plan::question(VTCM_BYTES, &operation)?;
+            Self::Hexagon(caps) => {
+                let command = ask_hexagon(caps, &operation)?;
                 let weights = command.weights().ok_or("it stays as it is")?;
                 Ok(Form::Hexagon(*weights))
             }
@@ -194,6 +198,15 @@ impl Chip {
 /// VTCM to plan with; an open device reports its own.
 // SOURCE: ggml-hexagon of ggml 0.25.3 assumes 8 MiB where the DSP cannot be asked.
 const VTCM_BYTES: usize = 8 << 20;
+
+/// Returns the command for an operation, as a device answers.
+fn ask_hexagon(caps: &HexCaps, operation: &Operation) -> Result<hexagon::plan::Command, Refusal> {
+    let max_bytes = hexagon::max_tensor_bytes(caps.address_bytes);
+    if hexagon::too_large(operation, max_bytes).is_some() {
+        return Err(hexagon::TOO_LARGE);
+    }
+    hexagon::plan::question(VTCM_BYTES, operation)
+}
 
 /// Returns an operand whose rows follow each other.
 fn operand(name: &str, dtype: DType, ne: [usize; 4]) -> Tensor<'_> {
@@ -212,5 +225,43 @@ fn operand(name: &str, dtype: DType, ne: [usize; 4]) -> Tensor<'_> {
         memory: None,
         packed_offset: 0,
         dequantize: Some(&Exists),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(name: &str, dtype: GgmlType, [k, n]: [usize; 2]) -> TensorInfo {
+        let bytes = dtype.row_bytes(k).unwrap() * n;
+        TensorInfo {
+            name: name.into(),
+            dtype,
+            ne: [k, n, 1, 1],
+            dims: 2,
+            range: 0..bytes,
+        }
+    }
+
+    /// The largest tensor is 2/3 of a session's addresses, and at most what 32 bits with a sign
+    /// hold: V73 has 3000 MiB of addresses, others have more than 3 GiB.
+    #[test]
+    fn hexagon_leaves_weights_to_the_cpu_that_are_larger_than_a_buffer() {
+        let hexagon = |name| Chip::Hexagon(hexagon::caps::by_name(name).unwrap());
+        let large = tensor("output.weight", GgmlType::F16, [4096, 256_032]);
+        assert_eq!(large.range.len(), 2_097_414_144);
+        assert!(hexagon("hexagon-v75").form(&large, false).is_ok());
+        let refusal = hexagon("hexagon-v73").form(&large, false).unwrap_err();
+        assert_eq!(refusal, hexagon::TOO_LARGE);
+        // BF16 is packed as F16, and its reason is its size, too.
+        let halved = tensor("output.weight", GgmlType::BF16, [4096, 262_144]);
+        let refusal = hexagon("hexagon-v81").form(&halved, false).unwrap_err();
+        assert_eq!(refusal, hexagon::TOO_LARGE);
+        // IQ1_S has no layout, and takes more in Q8_0 than in the file.
+        let iq1_s = GgmlType::from_number(19).unwrap();
+        let grown = tensor("output.weight", iq1_s, [4096, 524_288]);
+        assert!(grown.range.len() < 500_000_000);
+        let refusal = hexagon("hexagon-v79").form(&grown, false).unwrap_err();
+        assert_eq!(refusal, hexagon::TOO_LARGE);
     }
 }
