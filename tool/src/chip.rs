@@ -132,7 +132,7 @@ impl Chip {
         let Self::Hexagon(caps) = self else {
             return false;
         };
-        if is_table(tensor, tied) {
+        if is_table(tensor, tied) || tensor.ne.contains(&0) {
             return false;
         }
         let (dtype, format) = tensor.dtype.tensor_type();
@@ -163,13 +163,8 @@ impl Chip {
 
     /// Returns the planner's answer for a multiplication with `tensor` as weights.
     fn ask(&self, tensor: &TensorInfo) -> Result<Form, Refusal> {
-        let (dtype, format) = tensor.dtype.tensor_type();
-        let [k, n, experts, outer] = tensor.ne;
-        let weights = Tensor {
-            format,
-            place: Place::Packed,
-            ..operand(&tensor.name, dtype, [k, n, experts, outer])
-        };
+        let [k, n, ..] = tensor.ne;
+        let weights = weights(tensor);
         let experts = tensor.name.contains("_exps");
         let plane = if experts { [1, M] } else { [M, 1] };
         let act = operand("act", DType::F32, [k, plane[0], plane[1], 1]);
@@ -199,6 +194,16 @@ impl Chip {
 // SOURCE: ggml-hexagon of ggml 0.25.3 assumes 8 MiB where the DSP cannot be asked.
 const VTCM_BYTES: usize = 8 << 20;
 
+/// Returns a tensor of a file as weights in memory where they are packed.
+pub fn weights(tensor: &TensorInfo) -> Tensor<'_> {
+    let (dtype, format) = tensor.dtype.tensor_type();
+    Tensor {
+        format,
+        place: Place::Packed,
+        ..operand(&tensor.name, dtype, tensor.ne)
+    }
+}
+
 /// Returns the command for an operation, as a device answers.
 fn ask_hexagon(caps: &HexCaps, operation: &Operation) -> Result<hexagon::plan::Command, Refusal> {
     let max_bytes = hexagon::max_tensor_bytes(caps.address_bytes);
@@ -212,13 +217,15 @@ fn ask_hexagon(caps: &HexCaps, operation: &Operation) -> Result<hexagon::plan::C
 fn operand(name: &str, dtype: DType, ne: [usize; 4]) -> Tensor<'_> {
     let step = dtype.step_bytes().unwrap_or(1);
     let row = dtype.row_bytes(ne[0]).unwrap_or(ne[0]);
+    // A file may have any number beside a dimension of 0.
+    let matrix = row.saturating_mul(ne[1]);
     Tensor {
         name,
         dtype,
         format: None,
         shape: Shape {
             ne,
-            nb: [step, row, row * ne[1], row * ne[1] * ne[2]],
+            nb: [step, row, matrix, matrix.saturating_mul(ne[2])],
         },
         place: Place::Unknown,
         role: Role::Weights,

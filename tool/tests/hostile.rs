@@ -302,6 +302,7 @@ fn models(model: &Raw) -> Vec<(String, Vec<u8>)> {
             &[1 << 58],
             &[1 << 40, 0],
             &[0, 1 << 62],
+            &[1 << 40, 1 << 40, 0],
         ] {
             add(format!("{name} {ne:?}"), &model.tensor(name, ne, 0));
         }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use common::Model;
+use ggml_rust_npu::gguf::GgmlType;
 use serde_json::Value;
 
 /// So fast that only memory takes time.
@@ -59,10 +60,11 @@ fn llama(head: usize, experts: usize) -> Model {
     model
 }
 
-/// F32 weights that a token reads if `experts` are touched, in bytes.
+/// Bytes of the weights that a token reads if `experts` are touched: matrices of few elements stay
+/// in F32, experts are held in F16.
 fn bytes_of_a_token(head: usize, experts: usize) -> usize {
     let attention = EMBED * (4 + 2 * KV_HEADS + 4) * head;
-    4 * (2 * (attention + 3 * EMBED * FEED * experts) + EMBED * 1024)
+    4 * (2 * attention + EMBED * 1024) + 2 * (2 * 3 * EMBED * FEED * experts)
 }
 
 #[test]
@@ -90,6 +92,38 @@ fn memory_takes_the_bytes_of_weights_and_cache_at_its_rate() {
         "{us} µs, not {expected}"
     );
     assert!((number(&step["tokens_per_s"]) * us / 1e6 - 1.0).abs() < 1e-9);
+}
+
+/// F32 took four bytes, and next to no packets, as did BF16.
+#[test]
+fn weights_take_the_bytes_and_packets_of_the_type_that_the_npu_holds() {
+    const ROWS: usize = 4160;
+    let folder = common::folder("model-types");
+    let step = |dtype: GgmlType, rows: usize| {
+        let mut model = llama(64, 1);
+        model.tensor("output.weight", &[EMBED, rows], vec![0.5]);
+        model.tensors.last_mut().unwrap().2 = dtype;
+        let path = folder.join(format!("{}-{rows}.gguf", dtype.name()));
+        model.write(&path);
+        let found = report(&path, &["--batch", "1,8", "--context", "512"]);
+        [0, 1].map(|i| {
+            let step = &found["generation"][i];
+            ["weight_bytes", "packets"].map(|key| number(&step[key]))
+        })
+    };
+    let of_f16 = step(GgmlType::F16, ROWS);
+    // More than 2^20 elements in F32.
+    for dtype in [GgmlType::BF16, GgmlType::F32] {
+        assert_eq!(step(dtype, ROWS), of_f16, "{}", dtype.name());
+    }
+    // Few elements stay in F32, whose products take no fewer packets.
+    let (plain, halved) = (step(GgmlType::F32, 1024), step(GgmlType::F16, 1024));
+    for (plain, halved) in plain.iter().zip(halved) {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+        let more = (2 * EMBED * 1024) as f64;
+        assert!((plain[0] - halved[0] - more).abs() < 1.0, "{plain:?}");
+        assert!(plain[1] >= halved[1], "{plain:?}, {halved:?}");
+    }
 }
 
 #[test]

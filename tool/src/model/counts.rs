@@ -39,11 +39,16 @@ impl Counts {
     /// Returns the packets for a tile of weights in a product with `rows` rows of activations.
     ///
     /// Whole products were counted for Q4_0, Q8_0 and F16; others take what their own kernel takes
-    /// beyond that of Q4_0.
+    /// beyond that of Q4_0. F32 has no kernel that dequantizes and takes the packets of F16, the
+    /// nearest that was counted.
     pub fn per_tile(&self, weight: GgmlType, rows: usize) -> f64 {
         let name = weight.name().to_lowercase();
         let is_counted = self.get(&format!("whole_mul_mat_{name}_m1")).is_some();
-        let base = if is_counted { name.as_str() } else { "q4_0" };
+        let base = match weight {
+            _ if is_counted => name.as_str(),
+            GgmlType::F32 => "f16",
+            _ => "q4_0",
+        };
         let own = |kernel: &str| {
             let packets = |weight: &str| self.get(&format!("{kernel}_{weight}"));
             packets(&name).unwrap_or(0.0) - packets(base).unwrap_or(0.0)

@@ -3,12 +3,14 @@
 use std::collections::HashSet;
 
 use ggml_rust_npu::gguf::{File, GgmlType, Header, TensorInfo, Value};
+use ggml_rust_npu::hexagon::layout::{Conversion, WeightLayout};
 
 use crate::ToolError;
+use crate::chip::weights;
 
 /// Weights that activations are multiplied by.
 pub struct WeightProduct {
-    /// Their type.
+    /// The type that the NPU holds them in.
     pub weight: GgmlType,
     /// Elements of a row of weights.
     pub inputs: usize,
@@ -190,14 +192,12 @@ fn kv_heads(file: &File, key: &str, count: usize, heads: usize) -> Result<Vec<us
 impl WeightProduct {
     fn of(tensor: &TensorInfo, used: usize) -> Self {
         let [inputs, outputs, experts, _] = tensor.ne;
-        let (_, format) = tensor.dtype.tensor_type();
-        // Types without tiles of their own are held as Q8_0.
-        let is_requantized = tensor.dtype.is_quantized() && format.is_none();
+        let conversion = WeightLayout::new(&weights(tensor)).map(|layout| layout.form);
         Self {
-            weight: if is_requantized {
-                GgmlType::Q8_0
-            } else {
-                tensor.dtype
+            weight: match conversion {
+                Some(Conversion::Halved) => GgmlType::F16,
+                Some(Conversion::Requantized) => GgmlType::Q8_0,
+                Some(Conversion::Lossless | Conversion::Groups) | None => tensor.dtype,
             },
             inputs,
             outputs,

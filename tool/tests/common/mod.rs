@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use ggml_rust_npu::gguf::{GgmlType, Header, TensorPlan, Value, Writer};
+use half::{bf16, f16};
 use test_kit::Numbers;
 
 /// `n` numbers in [-1, 1) from a seed.
@@ -16,7 +17,7 @@ pub fn numbers(seed: u64, n: usize) -> Vec<f32> {
 /// A model on its way to a file.
 pub struct Model {
     entries: Vec<(String, Value)>,
-    /// Name, shape and type of each tensor.
+    /// Name, shape and type of each tensor: F32, F16, BF16, or another one of four bytes.
     pub tensors: Vec<(String, Vec<usize>, GgmlType)>,
     values: HashMap<String, Vec<f32>>,
 }
@@ -66,10 +67,18 @@ impl Model {
             .map(|(name, ne, dtype)| TensorPlan { name, dtype, ne })
             .collect();
         let mut writer = Writer::create(path, &header, &empty, &updates, &plans).unwrap();
-        for (name, ne, _) in &self.tensors {
+        for (name, ne, dtype) in &self.tensors {
             let n = ne.iter().product();
             let values = self.values[name].iter().copied().cycle().take(n);
-            let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+            let bytes: Vec<u8> = match *dtype {
+                GgmlType::F16 => values
+                    .flat_map(|value| f16::from_f32(value).to_le_bytes())
+                    .collect(),
+                GgmlType::BF16 => values
+                    .flat_map(|value| bf16::from_f32(value).to_le_bytes())
+                    .collect(),
+                _ => values.flat_map(f32::to_le_bytes).collect(),
+            };
             writer.tensor([bytes]).unwrap();
         }
         writer.finish().unwrap();
