@@ -126,6 +126,32 @@ fn weights_take_the_bytes_and_packets_of_the_type_that_the_npu_holds() {
     }
 }
 
+/// One row of factors normalizes each head of a token, which is as much work as a row for each head.
+#[test]
+fn a_norm_of_heads_is_reckoned_for_each_of_them() {
+    let folder = common::folder("model-norms");
+    let packets = |name: &str, norms: &[(&str, usize)]| {
+        let mut model = llama(64, 1);
+        for layer in 0..2 {
+            for (norm, elems) in norms {
+                let name = format!("blk.{layer}.{norm}.weight");
+                model.tensor(&name, &[*elems], vec![0.5]);
+            }
+        }
+        let path = folder.join(name);
+        model.write(&path);
+        let found = report(&path, &["--batch", "8", "--context", "512"]);
+        number(&found["generation"][0]["packets"])
+    };
+    let heads = packets("heads", &[("attn_q_norm", 64), ("attn_k_norm", 64)]);
+    let whole = packets(
+        "whole",
+        &[("attn_q_norm", 4 * 64), ("attn_k_norm", KV_HEADS * 64)],
+    );
+    assert!((heads / whole - 1.0).abs() < 1e-9, "{heads}, not {whole}");
+    assert!(heads > packets("without", &[]));
+}
+
 #[test]
 fn more_sequences_read_weights_once_and_caches_of_their_own() {
     let path = common::folder("model-sequences").join("model.gguf");

@@ -20,7 +20,7 @@ pub struct WeightProduct {
     pub experts: (usize, usize),
 }
 
-/// Rows of a token that are normalized: the elements of each.
+/// Elements of a token that are normalized.
 pub struct NormSize(pub usize);
 
 /// One layer.
@@ -100,7 +100,7 @@ impl ModelShape {
             let layer =
                 layer.ok_or_else(|| format!("{}: {arch}.block_count is {count}", tensor.name))?;
             layer
-                .add(name, tensor, used)
+                .add(name, tensor, used, [heads, head])
                 .map_err(|reason| format!("{}: {reason}", tensor.name))?;
         }
         Ok(Self {
@@ -226,7 +226,20 @@ impl WeightProduct {
 }
 
 impl Layer {
-    fn add(&mut self, name: &str, tensor: &TensorInfo, used: usize) -> Result<(), &'static str> {
+    /// Adds a tensor of the layer by its name there.
+    ///
+    /// - `used`: experts that a token takes
+    /// - `heads`, `head`: heads of queries, and elements of a head
+    ///
+    /// # Errors
+    /// Text, if the layer is none of attention and products.
+    fn add(
+        &mut self,
+        name: &str,
+        tensor: &TensorInfo,
+        used: usize,
+        [heads, head]: [usize; 2],
+    ) -> Result<(), &'static str> {
         if name.starts_with("ssm_")
             || name.starts_with("time_mix")
             || name.starts_with("shortconv")
@@ -235,7 +248,15 @@ impl Layer {
             return Err("the model of costs knows attention and products only");
         }
         match (name.ends_with("norm.weight"), tensor.dims) {
-            (true, _) => self.norms.push(NormSize(tensor.ne[0] * tensor.rows())),
+            (true, _) => {
+                // All heads of a token may share one row of factors.
+                let elems = match name {
+                    "attn_q_norm.weight" if tensor.ne[0] == head => head * heads,
+                    "attn_k_norm.weight" if tensor.ne[0] == head => head * self.kv_heads,
+                    _ => tensor.ne[0] * tensor.rows(),
+                };
+                self.norms.push(NormSize(elems));
+            }
             (false, 1) if name.ends_with(".bias") => self.biases.push(tensor.ne[0]),
             (false, 2 | 3) if name.ends_with(".weight") => {
                 if name.starts_with("ffn_gate") && !name.starts_with("ffn_gate_inp") {
