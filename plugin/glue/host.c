@@ -12,6 +12,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 // X(type, name, parameters, arguments) for each function with a result.
 #define IMPORTS(X)                                                             \
@@ -160,22 +161,49 @@ ggml_backend_t ggml_backend_init_by_type(enum ggml_backend_dev_type type,
              : host.ggml_backend_init_by_type(type, params);
 }
 
-// The text of a line, which is cut if it is longer than any that the glue
-// writes.
-#define FORMAT(text, format)                                                   \
-  char text[1024];                                                             \
-  va_list arguments;                                                           \
-  va_start(arguments, format);                                                 \
-  vsnprintf(text, sizeof(text), format, arguments);                            \
-  va_end(arguments)
+// The bytes that hold most lines without memory from malloc().
+enum { LINE_BYTES = 1024 };
+
+// Returns the text of a line: in `room` if it fits, or in memory for the caller
+// to free. Without memory it is cut and ends in a newline.
+static char *format_line(char room[LINE_BYTES], const char *format,
+                         va_list arguments) {
+  va_list again;
+  va_copy(again, arguments);
+  room[0] = '\0';
+  const int length = vsnprintf(room, LINE_BYTES, format, arguments);
+  char *text = room;
+  if (length >= LINE_BYTES) {
+    char *whole = malloc((size_t)length + 1);
+    if (whole == NULL) {
+      room[LINE_BYTES - 2] = '\n';
+    } else {
+      vsnprintf(whole, (size_t)length + 1, format, again);
+      text = whole;
+    }
+  }
+  va_end(again);
+  return text;
+}
 
 void ggml_log_internal(enum ggml_log_level level, const char *format, ...) {
-  FORMAT(text, format);
+  char room[LINE_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = format_line(room, format, arguments);
+  va_end(arguments);
   host.ggml_log_internal(level, "%s", text);
+  if (text != room) {
+    free(text);
+  }
 }
 
 void ggml_abort(const char *file, int line, const char *format, ...) {
-  FORMAT(text, format);
+  char room[LINE_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  const char *text = format_line(room, format, arguments);
+  va_end(arguments);
   host.ggml_abort(file, line, "%s", text);
   __builtin_unreachable();
 }

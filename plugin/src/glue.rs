@@ -87,3 +87,50 @@ pub fn registry_entry(api: Api) -> *mut c_void {
         Api::Three => unsafe { ggml_backend_rust_npu_reg_api3() },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::{CString, c_int};
+    use std::sync::{Mutex, PoisonError};
+
+    use super::*;
+
+    unsafe extern "C" {
+        fn ggml_log_internal(level: c_int, format: *const c_char, ...);
+    }
+
+    static LINES: Mutex<Vec<CString>> = Mutex::new(Vec::new());
+
+    /// Stands for ggml's function, which has `...` in place of `text`: arguments of either kind are
+    /// passed alike on the systems that the plugin is for.
+    extern "C" fn program_log(_: c_int, format: *const c_char, text: *const c_char) {
+        // SAFETY: the plugin passes strings that end in NUL.
+        let [format, text] = [format, text].map(|text| unsafe { CStr::from_ptr(text) });
+        assert_eq!(format, c"%s");
+        let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.push(text.to_owned());
+    }
+
+    /// Lines of 1024 bytes and more lost their end, and with it the newline.
+    #[test]
+    fn a_line_of_any_length_gets_to_the_program_whole() {
+        let is_log = |index: &usize| import_name(*index) == Some(c"ggml_log_internal");
+        let index = (0..).find(is_log).unwrap();
+        // SAFETY: the function is called with two strings, as `program_log` takes them, and no
+        // other test calls the glue.
+        unsafe { plugin_import_set(index, program_log as *mut c_void) };
+        let lengths = [1, 2, 1022, 1023, 1024, 1025, 100_000];
+        let sent = lengths.map(|length| {
+            let text = format!("{}\n", "x".repeat(length - 1));
+            CString::new(text).unwrap()
+        });
+        for text in &sent {
+            // SAFETY: the format takes one string.
+            unsafe { ggml_log_internal(2, c"%s".as_ptr(), text.as_ptr()) };
+        }
+        let lines = LINES.lock().unwrap();
+        let have: Vec<usize> = lines.iter().map(|line| line.count_bytes()).collect();
+        assert_eq!(have, lengths);
+        assert_eq!(lines[..], sent);
+    }
+}
