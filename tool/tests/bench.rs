@@ -186,6 +186,31 @@ fn every_output_says_that_times_are_the_stand_in_s() {
     }
 }
 
+/// Hexagon multiplies few weights in F32 as they are: no limit of the chip is known for that. They
+/// had a rate of 0.00 GB/s and were bound by memory.
+#[test]
+fn a_rate_and_a_bound_that_are_not_known_are_not_printed() {
+    let none = folder("tool_bench_unknown").join("none.conf");
+    let args = ["-t", "f32", "-s", "64x192", "-m", "1"];
+    let table = bench("hexagon-v75", &none, &args);
+    let row = done(&table).lines().find(|line| line.starts_with("F32"));
+    let cells: Vec<&str> = row.unwrap().split_whitespace().collect();
+    // GB/s, the share of the limit, and the limit.
+    assert_eq!([cells[5], cells[7], cells[8]], ["-"; 3], "{cells:?}");
+    assert!(cells[6].parse::<f64>().is_ok(), "{cells:?}");
+    let csv = bench("hexagon-v75", &none, &[&args[..], &["--csv"]].concat());
+    let mut reader = csv::Reader::from_reader(done(&csv).as_bytes());
+    let names = reader.headers().unwrap().clone();
+    let record = reader.records().next().unwrap().unwrap();
+    let json = bench("hexagon-v75", &none, &[&args[..], &["--json"]].concat());
+    let json: Value = serde_json::from_str(done(&json)).unwrap();
+    for key in ["gb_per_s", "share", "bound"] {
+        let column = names.iter().position(|name| name == key).unwrap();
+        assert_eq!(&record[column], "", "{key}");
+        assert!(json["rows"][0][key].is_null(), "{key}");
+    }
+}
+
 #[test]
 fn the_backend_reads_from_where_on_the_npu_is_faster() {
     let folder = folder("tool_bench_config");

@@ -58,14 +58,14 @@ pub struct BenchRow {
     pub n: usize,
     /// Least time.
     pub microseconds: f64,
-    /// Bytes of packed weights over the time.
-    pub gb_per_s: f64,
+    /// Bytes of packed weights over the time; `None` if the device does not pack them.
+    pub gb_per_s: Option<f64>,
     /// Multiplications and additions over the time.
     pub gops: f64,
     /// Share of the chip's best possible time, if that is known.
     pub share: Option<f64>,
-    /// Limit of the chip: `memory` or `arithmetic`.
-    pub bound: &'static str,
+    /// Limit of the chip, if that is known: `memory` or `arithmetic`.
+    pub bound: Option<&'static str>,
     /// Time of the CPU, if it was measured.
     pub cpu_microseconds: Option<f64>,
     /// Mean power, if it was measured.
@@ -100,7 +100,10 @@ impl BenchRow {
         // The clock's resolution is less than any of these.
         let ns = cost.time.as_secs_f64().max(1e-9) * 1e9;
         let ops = 2.0 * m as f64 * k as f64 * n as f64;
-        let is_memory = limit.is_none_or(|limit| limit.memory_ns() >= limit.least_ns(ops));
+        let bound = |limit: Limit| {
+            let is_memory = limit.memory_ns() >= limit.least_ns(ops);
+            if is_memory { "memory" } else { "arithmetic" }
+        };
         Self {
             device: device.name().into(),
             simulated: device.is_simulated(),
@@ -109,10 +112,10 @@ impl BenchRow {
             k,
             n,
             microseconds: ns / 1e3,
-            gb_per_s: limit.map_or(0.0, |limit| limit.weight_bytes as f64 / ns),
+            gb_per_s: limit.map(|limit| limit.weight_bytes as f64 / ns),
             gops: ops / ns,
             share: limit.map(|limit| limit.least_ns(ops) / ns),
-            bound: if is_memory { "memory" } else { "arithmetic" },
+            bound: limit.map(bound),
             cpu_microseconds: cpu.map(|time| time.microseconds),
             watts: cost.energy.map(|energy| energy.watts),
             millijoules_per_row: cost.energy.map(|energy| energy.joules * 1e3 / m as f64),
@@ -128,10 +131,10 @@ impl BenchRow {
             self.k.to_string(),
             self.n.to_string(),
             format!("{:.1}", self.microseconds),
-            format!("{:.2}", self.gb_per_s),
+            or_none(self.gb_per_s.map(|rate| format!("{rate:.2}"))),
             format!("{:.1}", self.gops),
             or_none(self.share.map(|share| format!("{:.1} %", share * 100.0))),
-            self.bound.into(),
+            or_none(self.bound.map(String::from)),
             or_none(self.cpu_microseconds.map(|time| format!("{time:.1}"))),
             or_none(self.watts.map(|watts| format!("{watts:.2}"))),
             or_none(
@@ -271,10 +274,10 @@ mod tests {
             k: 64,
             n: 32,
             microseconds: npu,
-            gb_per_s: 1.0,
+            gb_per_s: Some(1.0),
             gops: 2.0,
             share: Some(0.25),
-            bound: "memory",
+            bound: Some("memory"),
             cpu_microseconds: cpu,
             watts: None,
             millijoules_per_row: None,
