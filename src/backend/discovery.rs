@@ -37,6 +37,17 @@ pub struct Discovery {
     pub absent: Vec<Absent>,
 }
 
+impl Absent {
+    /// Returns a device that the user leaves out.
+    #[must_use]
+    pub fn not_chosen(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            reason: Absence::NotChosen,
+        }
+    }
+}
+
 impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let name = &self.name;

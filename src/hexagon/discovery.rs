@@ -21,10 +21,6 @@ pub fn find(config: &Config) -> Discovery {
     for (index, session) in sessions(config).into_iter().enumerate() {
         let name = format!("HEX{index}");
         match session {
-            Err(reason @ (Absence::NotThere(_) | Absence::Unusable(_))) => {
-                found.leave_out(&name, reason);
-            }
-            _ if !config.chooses(&name) => found.leave_out(&name, Absence::NotChosen),
             Err(reason) => found.leave_out(&name, reason),
             Ok(session) => {
                 let device = session.start(&name, config);
@@ -95,9 +91,19 @@ impl SessionPlan {
 }
 
 /// Returns the sessions that `config` asks for or that the machine has, in order; for an NPU that
-/// is there but cannot be used, the reason.
+/// is there but cannot be used, and for one that the user leaves out, the reason.
 #[must_use]
 pub fn sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence>> {
+    let all = all_sessions(config).into_iter().enumerate();
+    let chosen = all.map(|(index, session)| match session {
+        Err(reason @ (Absence::NotThere(_) | Absence::Unusable(_))) => Err(reason),
+        _ if !config.chooses(&format!("HEX{index}")) => Err(Absence::NotChosen),
+        session => session,
+    });
+    chosen.collect()
+}
+
+fn all_sessions(config: &Config) -> Vec<std::result::Result<SessionPlan, Absence>> {
     let mut found = Vec::new();
     for chip in &config.sim {
         if let SimChip::Hexagon(caps) = chip {

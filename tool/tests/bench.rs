@@ -442,6 +442,28 @@ fn segments_of_k_are_timed_and_the_planner_uses_the_ones_that_are_written() {
     ));
 }
 
+#[test]
+fn segments_of_a_device_that_is_not_chosen_are_not_timed() {
+    let conf = folder("tool_bench_left_out").join("segments.conf");
+    let args = ["--segments", "-m", "1", "-s", "2080x64", "--write-config"];
+    let run = |devices: &str| {
+        let mut command = command("rk3588", &conf, &args);
+        command.env("GGML_RUST_NPU_CONFIG", &conf);
+        command.env("GGML_RUST_NPU_DEVICES", devices);
+        command.output().unwrap()
+    };
+    let output = run("HEX0");
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stdout));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("RKNPU0 is left out: GGML_RUST_NPU_DEVICES does not name it"),
+        "{said}"
+    );
+    assert!(said.contains("no NPU can be used"), "{said}");
+    assert!(!conf.exists());
+    done(&run("rknpu0"));
+}
+
 /// The settings were replaced by the chip's own largest K, though nothing had been compared.
 #[test]
 fn segments_of_no_long_k_are_not_timed_and_settings_stay() {

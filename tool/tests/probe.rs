@@ -195,6 +195,33 @@ fn calls_are_listed_with_their_codes_also_those_that_fail() {
 }
 
 #[test]
+fn a_device_that_is_not_chosen_is_not_opened() {
+    let chips = ("GGML_RUST_NPU_SIM", "rk3588,hexagon-v75");
+    for (chosen, left_out) in [
+        ("RKNPU0", &["hex0"][..]),
+        ("hex0", &["rknpu0"]),
+        ("HEX1", &["hex0", "rknpu0"]),
+    ] {
+        let output = probe(&[chips, ("GGML_RUST_NPU_DEVICES", chosen)]);
+        let report = text(&output);
+        let code = if left_out.len() == 2 { 3 } else { 0 };
+        assert_eq!(output.status.code(), Some(code), "{report}");
+        for device in left_out {
+            let name = device.to_uppercase();
+            let reason = format!(
+                "{device}.opened: none ({name} is left out: GGML_RUST_NPU_DEVICES does not name it)\n"
+            );
+            assert!(report.contains(&reason), "{report}");
+            assert!(report.contains(&format!("{device}.simulated: yes\n")));
+            assert!(!report.contains(&format!("{device}.time.")), "{report}");
+        }
+        let opened = report.matches(".opened: ").count();
+        let none = report.matches(".opened: none").count();
+        assert_eq!((opened, none), (2, left_out.len()), "{report}");
+    }
+}
+
+#[test]
 fn a_device_that_computes_wrong_is_measured_all_the_same() {
     let variables = [
         ("GGML_RUST_NPU_SIM", "hexagon-v75"),

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ggml_rust_npu::backend::Device;
+use ggml_rust_npu::backend::{Absent, Device};
 use ggml_rust_npu::config::Config;
 use ggml_rust_npu::config::settings::{Setting, Settings};
 use ggml_rust_npu::rockchip::caps::RkCaps;
+use ggml_rust_npu::rockchip::device::NAME;
 use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::rockchip::{RkDevice, discovery};
 
@@ -64,6 +65,11 @@ pub(super) fn run(
         say("no Rockchip NPU can be used, and others have no segments of K");
         return Ok(ExitCode::from(NO_DEVICE));
     };
+    if !config.chooses(NAME) {
+        say(format_args!("- {}", Absent::not_chosen(NAME)));
+        say("no NPU can be used");
+        return Ok(ExitCode::from(NO_DEVICE));
+    }
     let rknn = discovery::open(caps, simulated, config)?;
     let chip = caps.soc.name();
     let suffix = if simulated { " (simulated)" } else { "" };

@@ -48,7 +48,8 @@ pub(super) fn add(
         Ok(session) => session,
         Err(reason) => {
             let absent = Absent { name, reason };
-            lines.add("simulated", "no");
+            lines.is_simulated = !config.sim.is_empty();
+            lines.add("simulated", if lines.is_simulated { "yes" } else { "no" });
             lines.add("opened", format!("none ({absent})"));
             lines.add_calls();
             return false;

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ggml_rust_npu::backend::Device;
+use ggml_rust_npu::backend::{Absent, Device};
 use ggml_rust_npu::config::Config;
 use ggml_rust_npu::error::Result;
 use ggml_rust_npu::rockchip::caps::{Precision, RkCaps};
+use ggml_rust_npu::rockchip::device::NAME;
 use ggml_rust_npu::rockchip::driver::{Context, Memory, Rknn, RunOperands};
 use ggml_rust_npu::rockchip::{RkDevice, discovery, selftest};
 use rknpu_ops::ffi::{CoreMask, MatmulInfo};
@@ -28,11 +29,11 @@ pub(super) fn add(lines: &mut Lines, caps: &'static RkCaps, config: &Config) -> 
     lines.add("simulated", if lines.is_simulated { "yes" } else { "no" });
     lines.add("chip", caps.soc.name());
     lines.add("cores", caps.soc.cores());
-    let rknn = discovery::open(caps, lines.is_simulated, config);
-    let opened = rknn.and_then(|rknn| {
-        let device = RkDevice::untested(Arc::clone(&rknn), discovery::target(caps, config)?)?;
-        Ok((rknn, device))
-    });
+    let opened = if config.chooses(NAME) {
+        open(caps, lines.is_simulated, config).map_err(|error| error.to_string())
+    } else {
+        Err(Absent::not_chosen(NAME).to_string())
+    };
     library::add(lines, "librknnrt");
     for (key, path) in DRIVER_FILES {
         lines.add_result(key, machine::read(path));
@@ -41,10 +42,16 @@ pub(super) fn add(lines: &mut Lines, caps: &'static RkCaps, config: &Config) -> 
     let is_open = opened.is_ok();
     match opened {
         Ok((rknn, device)) => add_open(lines, &rknn, &device, config),
-        Err(error) => lines.add("opened", format!("none ({error})")),
+        Err(reason) => lines.add("opened", format!("none ({reason})")),
     }
     lines.add_calls();
     is_open
+}
+
+fn open(caps: &'static RkCaps, simulated: bool, config: &Config) -> Result<(Arc<Rknn>, RkDevice)> {
+    let rknn = discovery::open(caps, simulated, config)?;
+    let device = RkDevice::untested(Arc::clone(&rknn), discovery::target(caps, config)?)?;
+    Ok((rknn, device))
 }
 
 /// Clocks of the NPU that the kernel lets everyone read.
