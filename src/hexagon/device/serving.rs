@@ -213,6 +213,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_bell_ends_the_thread_that_waits_and_gives_its_error_once() {
+        let bell = Bell::default();
+        bell.ring();
+        assert!(bell.wait());
+        bell.ring();
+        bell.stop();
+        assert!(!bell.wait());
+
+        let patience = Duration::from_millis(50);
+        let began = Instant::now();
+        assert!(bell.failure(patience).is_none());
+        assert!(began.elapsed() >= patience, "not waited for");
+        let reason = "the thread's".into();
+        bell.fail(Error::Graph { reason });
+        let began = Instant::now();
+        let error = bell.failure(200 * patience).unwrap();
+        assert!(error.to_string().contains("the thread's"), "{error}");
+        assert!(
+            began.elapsed() < 100 * patience,
+            "waited for what was there"
+        );
+        assert!(bell.failure(patience).is_none());
+    }
+
+    #[test]
     fn the_time_that_this_process_is_stopped_is_not_the_dsp_s_silence() {
         let timeout = Duration::from_millis(80);
         let mut patience = Patience::new(timeout);
