@@ -1,7 +1,23 @@
 //! The answer in the text of a solution.
 
+use super::is_name;
+
 /// Words before the answer of a solution. The last one in a text counts.
 const ANNOUNCEMENTS: [&str; 4] = ["####", "answer is", "answer:", "answer :"];
+
+/// Signs and words between the two numbers of a calculation.
+const OPERATORS: [&str; 18] = [
+    "+", "-", "−", "*", "/", "^", "×", "÷", "·", "\\times", "\\cdot", "\\div", " x ", " of ",
+    " times ", " plus ", " minus ", " by ",
+];
+/// Functions of numbers, which are calculations without an operator.
+const FUNCTIONS: [&str; 3] = ["\\frac", "\\sqrt", "√"];
+
+/// Signs of equality in a line that may be those of a calculation, counted from its end.
+const MAX_EQUALITIES: usize = 8;
+
+/// Words after which a text is no calculation, but a remark on it.
+const REMARKS: [&str; 6] = ["because", "if", "since", "when", "where", "while"];
 
 /// Finds the final answer: in the last `\boxed{}`, or else after the last announcement, or else the
 /// last number of the text.
@@ -35,31 +51,111 @@ fn announced(text: &str) -> Option<String> {
     let ends = ANNOUNCEMENTS.map(|word| lower.rfind(word).map(|at| at + word.len()));
     let rest = text[ends.into_iter().flatten().max()?..].trim_start_matches([' ', ':', '*', '\n']);
     let line = rest.lines().next()?.trim();
-    if let Some(formula) = formula(line) {
+    let sentence = first_sentence(line);
+    if let Some(formula) = formula(sentence) {
         return Some(formula.to_owned());
     }
     // In a sentence it is the first number, or the result if the sentence is a calculation; in anything else the rest of
     // the line.
-    let amounts = line
+    let amounts = sentence
         .split('$')
         .skip(1)
         .filter(|rest| begins_with_digit(rest));
-    let is_sentence = line.split_whitespace().count() > 3 || amounts.count() > 1;
-    let right = line.rsplit_once('=');
-    let right = right.filter(|(left, _)| is_calculation(left));
-    let number = (right.and_then(|(_, right)| first_number(right))).or_else(|| first_number(line));
-    let number = number.map(str::to_owned);
-    let whole = || line.trim_end_matches(['.', '*', ' ']).to_owned();
-    let found = if is_sentence { number } else { Some(whole()) };
-    found.filter(|found| !found.is_empty())
+    // A sentence that another one follows was written as a sentence, even if it is short.
+    let most_words = if sentence.len() < line.len() { 1 } else { 3 };
+    let is_sentence = sentence.split_whitespace().count() > most_words || amounts.count() > 1;
+    let value = defined(sentence);
+    let number = || result(value).or_else(|| first_number(value));
+    let found = if is_sentence {
+        number()
+    } else {
+        Some(sentence.trim_end_matches(['.', '*', ' ']))
+    };
+    (found.filter(|found| !found.is_empty())).map(str::to_owned)
 }
 
-/// Returns `true` if what stands before the last sign of equality is a part of a calculation, and no remark on its first
-/// number as in "5 (x = 3)".
+/// Returns the part of a line before the first full stop or colon that ends a sentence with a number. The full stop of
+/// an abbreviation ends none ("3 lb. + 4 lb."), and neither does the colon of a ratio.
+fn first_sentence(line: &str) -> &str {
+    let is_end = |at: usize, mark: &str| {
+        let (head, rest) = (&line[..at], line[at + mark.len()..].trim_start());
+        // Bold type is no operator.
+        let rest = rest.trim_start_matches("**");
+        let goes_on = match mark {
+            ". " => rest.starts_with(char::is_lowercase),
+            _ => begins_with_digit(rest),
+        };
+        let is_operator =
+            rest.starts_with('=') || OPERATORS.iter().any(|sign| rest.starts_with(sign));
+        head.contains(|c: char| c.is_ascii_digit()) && !goes_on && !is_operator && is_closed(head)
+    };
+    let ends = [". ", ": "].map(|mark| {
+        let mut marks = line.match_indices(mark);
+        marks.find(|(at, _)| is_end(*at, mark)).map(|(at, _)| at)
+    });
+    let end = ends.into_iter().flatten().min();
+    end.map_or(line, |end| &line[..end])
+}
+
+/// Returns `true` if a text ends outside of brackets and formulas.
+fn is_closed(text: &str) -> bool {
+    let count = |what: &[char]| text.matches(what).count();
+    count(&['$']).is_multiple_of(2) && count(&['(', '[', '{']) <= count(&[')', ']', '}'])
+}
+
+/// Returns the right side of a definition, as "f(3) = 9", and all of another text.
+fn defined(text: &str) -> &str {
+    let is_digit = |c: char| c.is_ascii_digit();
+    match text.split_once('=') {
+        Some((name, value)) if is_name(name.trim().trim_end_matches(is_digit)) => value,
+        _ => text,
+    }
+}
+
+/// Returns the first number after the last sign of equality of a calculation. A remark may follow it, as in
+/// "3 + 4 = 7 when x = 2".
+fn result(text: &str) -> Option<&str> {
+    let mut signs = text.rmatch_indices('=').take(MAX_EQUALITIES);
+    let at = signs.find(|(at, _)| is_calculation(&text[..*at]))?.0;
+    first_number(&text[at + 1..])
+}
+
+/// Returns `true` if what stands before a sign of equality is a calculation, and no remark on a number as in
+/// "5 (x = 3)" or "10 when x = 2".
 fn is_calculation(left: &str) -> bool {
-    let has_words = left.contains(|c: char| c.is_alphabetic());
-    let is_remark = has_words && left.contains(['(', ',', ';']);
-    !is_remark && !left.ends_with(['!', '<', '>'])
+    let left = left.to_ascii_lowercase();
+    let has_words = left.contains(char::is_alphabetic);
+    let mut words = left.split(|c: char| !c.is_alphabetic());
+    let is_remark =
+        has_words && (left.contains(['(', ',', ';']) || words.any(|word| REMARKS.contains(&word)));
+    !is_remark && !left.ends_with(['!', '<', '>']) && !ends_with_name(&left) && has_operation(&left)
+}
+
+/// Returns `true` if a text ends with a name after a word, as "at x". A unit is after a number, as "4 m".
+fn ends_with_name(text: &str) -> bool {
+    let mut words = text.split_whitespace().rev();
+    let (last, before) = (
+        words.next().unwrap_or_default(),
+        words.next().unwrap_or_default(),
+    );
+    let mut name = last.trim_start_matches(['$', '*', '\\']).chars();
+    let is_name = name.next().is_some_and(char::is_alphabetic)
+        && (last.contains('\\') || !name.next().is_some_and(char::is_alphabetic));
+    is_name && before.starts_with(char::is_alphabetic)
+}
+
+/// Returns `true` if a lower-case text has an operator between two numbers, a fraction or a root.
+fn has_operation(text: &str) -> bool {
+    let first = text.find(|c: char| c.is_ascii_digit());
+    let is_between = |(at, sign): (usize, &str)| {
+        let right =
+            text[at + sign.len()..].trim_start_matches([' ', '$', '\\', '(', '{', '-', '.']);
+        first.is_some_and(|first| first < at) && begins_with_digit(right)
+    };
+    OPERATORS
+        .iter()
+        .any(|sign| text.match_indices(sign).any(is_between))
+        || FUNCTIONS.iter().any(|name| text.contains(name))
 }
 
 fn begins_with_digit(text: &str) -> bool {

@@ -73,6 +73,51 @@ fn the_last_box_then_the_last_announcement_then_the_last_number_is_the_answer() 
 }
 
 #[test]
+fn the_number_of_a_remark_is_not_the_answer() {
+    for (text, answer) in [
+        // The sign of equality is in a remark.
+        ("The answer is 10 when x = 2.", "10"),
+        ("The answer is 18 because x = 3", "18"),
+        ("The answer is 18 because total = 20.", "18"),
+        ("The answer is 10 at x = 2.", "10"),
+        ("The answer is 1/2 because total = 4.", "1/2"),
+        ("The answer is 7 = 3 + 4 in total.", "7"),
+        ("The answer is 3 + 4 = 7 apples when x = 2.", "7"),
+        ("The answer is 3 + 4 = 7 (x = 2).", "7"),
+        // It is in another sentence.
+        ("The final answer is 12. Here x = 4.", "12"),
+        ("The final answer is **12**. Here 3 * 4 = 13.", "12"),
+        ("The final answer is 12 dollars. Here 3 * 4 = 13.", "12"),
+        ("The answer is 12. **Check:** 3 * 4 = 13.", "12"),
+        ("The answer is 12. Here $x = 4$.", "12"),
+        ("The answer is 5: x = 3 works", "5"),
+        ("The answer is 5: $x = 3$ works", "5"),
+        ("The answer is \\sqrt{2}. Here x = 4.", "\\sqrt{2}"),
+        ("The answer is as follows: 3 + 4 = 7 apples.", "7"),
+        // The end of a sentence is inside of a formula, or it is none.
+        ("The answer is $\\{2n : n > 3\\}$.", "\\{2n : n > 3\\}"),
+        ("The answer is 5 (i.e. x = 3).", "5"),
+        ("The answer is 3 lb. + 4 lb. = 7 lb.", "7"),
+        ("The answer is 3: 4", "3: 4"),
+        // Calculations.
+        ("The answer is 3 m + 4 m = 7 m.", "7"),
+        ("The answer is 3 x 4 = 12 apples.", "12"),
+        ("The answer is 3 \\times 4 = 12 apples.", "12"),
+        ("The answer is 12 divided by 3 = 4 apples.", "4"),
+        ("The answer is 20% of 50 = 10 dollars.", "10"),
+        ("The answer is \\frac{12}{3} = 4 apples for each.", "4"),
+        ("The answer is 3 + 4 = 5 + 2 = 7.", "7"),
+        ("The answer is total cost = 5 dollars.", "5"),
+        // Definitions.
+        ("The answer is x_1 = 5 for all of them.", "5"),
+        ("The answer is x1 = 5 for all of them.", "5"),
+        ("The answer is f(3) = 9 for all of them.", "9"),
+    ] {
+        assert_eq!(extract(text).as_deref(), Some(answer), "{text}");
+    }
+}
+
+#[test]
 fn stars_are_bold_type_around_an_answer_and_powers_inside() {
     assert!(same("**8**", "8"));
     assert!(same("2**3", "8"));
