@@ -293,8 +293,8 @@ fn last_tokens(solutions: &[Solution]) -> usize {
 
 /// Returns `true` if a text ends outside of brackets, formulas and blocks of code.
 fn is_balanced(text: &str) -> bool {
-    // `\\[4pt]` is the end of a row, not the beginning of a formula.
-    let text = text.replace("\\\\", "");
+    // `\\[4pt]` is the end of a row, not the beginning of a formula. A blank keeps the signs around it apart.
+    let text = text.replace("\\\\", " ");
     let count = |what: &str| text.matches(what).count();
     let braces = |plain: &str, escaped: &str| count(plain) - count(escaped);
     braces("{", "\\{") <= braces("}", "\\}")
@@ -374,6 +374,7 @@ mod tests {
             "```\na\n```",
             "\\{ 1 }",
             "{a}",
+            "$a = 1$\\\\$b = 2$",
             "\\[\\begin{array}{c} a \\\\[4pt] b \\end{array}\\]",
         ] {
             assert!(is_balanced(text), "{text}");
