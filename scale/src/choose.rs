@@ -14,7 +14,7 @@ pub struct Ballot {
 /// Returns the index of the first solution whose answer has most weight.
 ///
 /// Of answers with the same weight the one that was seen first wins. Solutions without an answer do
-/// not vote; `None` if no solution has one.
+/// not vote, and a weight that is not a number counts as 0; `None` if no solution has an answer.
 #[must_use]
 pub fn vote(ballots: &[Ballot]) -> Option<usize> {
     let mut groups: Vec<(usize, &Answer, f64)> = Vec::new();
@@ -22,9 +22,14 @@ pub fn vote(ballots: &[Ballot]) -> Option<usize> {
         let Some(answer) = &ballot.answer else {
             continue;
         };
+        let weight = if ballot.weight.is_nan() {
+            0.0
+        } else {
+            ballot.weight
+        };
         match groups.iter_mut().find(|(_, first, _)| first.same(answer)) {
-            Some((.., weight)) => *weight += ballot.weight,
-            None => groups.push((index, answer, ballot.weight)),
+            Some((.., sum)) => *sum += weight,
+            None => groups.push((index, answer, weight)),
         }
     }
     first_largest(groups.iter().map(|(index, _, weight)| (*index, *weight)))
@@ -51,4 +56,21 @@ fn first_largest(weights: impl Iterator<Item = (usize, f64)>) -> Option<usize> {
         }
     }
     found.map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_that_is_no_number_leaves_its_group_the_others() {
+        let ballot = |answer: &str, weight| Ballot {
+            answer: Some(Answer::parse(answer)),
+            weight,
+        };
+        let ballots = [ballot("1", f64::NAN), ballot("2", 0.5), ballot("1", 1.0)];
+        assert_eq!(vote(&ballots), Some(0));
+        assert_eq!(vote(&ballots[..2]), Some(1));
+        assert_eq!(vote(&ballots[..1]), Some(0));
+    }
 }

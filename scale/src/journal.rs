@@ -26,7 +26,7 @@ pub struct Record {
     pub tokens: usize,
     /// Mean logarithm of the tokens' probabilities.
     pub logprob: f64,
-    /// Scores of the steps; none without a scorer.
+    /// Scores of the steps; none without a scorer, or if no probabilities are known.
     #[serde(default)]
     pub scores: Vec<f64>,
     /// `true` if the solution was cut at the most tokens that it may have.

@@ -7,11 +7,11 @@ mod reward;
 pub use self::reward::{HeadWeights, PlusMinus, ValueHead, Verifier};
 
 use crate::Error;
-use crate::search::Solution;
+use crate::search::{Sampled, Solution};
 
 /// Gives each step of a solution a number; larger is better.
 pub trait Scorer: Sync {
-    /// Scores the steps of solutions to one question. A solution has at least one score.
+    /// Scores the steps of solutions to one question. A solution of whose steps nothing is known has no score.
     ///
     /// # Errors
     /// Those of a server or a verifier.
@@ -60,23 +60,22 @@ impl fmt::Display for Aggregate {
 }
 
 /// The mean probability of a step's tokens: e to the mean of their logarithms.
+///
+/// A step without known probabilities repeats the score of the step before it, or has none.
 #[derive(Clone, Copy, Debug)]
 pub struct LogProbability;
 
 impl Scorer for LogProbability {
     fn score(&self, _: &str, solutions: &[&Solution]) -> Result<Vec<Vec<f64>>, Error> {
-        let steps = |solution: &&Solution| {
-            let steps = solution.steps.iter();
-            steps
-                .map(|step| (step.logprob / step.listed.max(1) as f64).exp())
-                .collect()
-        };
-        Ok(solutions.iter().map(steps).collect())
+        let mean = |step: &Sampled| (step.logprob / step.listed as f64).exp();
+        Ok(known_scores(solutions, mean))
     }
 }
 
 /// The mean over a step's tokens of the mean of -ln p of the likeliest tokens. It is large where
 /// their probabilities are far from being equal.
+///
+/// A step without known probabilities repeats the score of the step before it, or has none.
 ///
 /// SOURCE: Fu et al., Deep Think with Confidence, 2025, equation 2: self-certainty (Kang et al., 2025)
 /// of the likeliest tokens, without a constant.
@@ -85,20 +84,32 @@ pub struct SelfCertainty;
 
 impl Scorer for SelfCertainty {
     fn score(&self, _: &str, solutions: &[&Solution]) -> Result<Vec<Vec<f64>>, Error> {
-        let steps = |solution: &&Solution| {
-            let steps = solution.steps.iter();
-            steps
-                .map(|step| step.certainty / step.listed.max(1) as f64)
-                .collect()
-        };
-        Ok(solutions.iter().map(steps).collect())
+        let mean = |step: &Sampled| step.certainty / step.listed as f64;
+        Ok(known_scores(solutions, mean))
     }
+}
+
+/// Scores each step that has known probabilities by `mean`. A step without any is one that ends before its first token:
+/// it repeats the score before it, so that it is neither better nor worse than what it follows.
+fn known_scores(solutions: &[&Solution], mean: impl Fn(&Sampled) -> f64) -> Vec<Vec<f64>> {
+    let scores = |solution: &&Solution| {
+        let steps = solution.steps.iter();
+        let repeated = steps.scan(None, |last, step| {
+            if step.listed > 0 {
+                *last = Some(mean(step));
+            }
+            Some(*last)
+        });
+        repeated.flatten().collect()
+    };
+    solutions.iter().map(scores).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::search::Sampled;
+    use crate::answer::Answer;
+    use crate::choose::{Ballot, best};
 
     #[test]
     fn means_are_over_the_tokens_whose_probabilities_are_known() {
@@ -117,10 +128,50 @@ mod tests {
             ..Solution::default()
         };
         let score = |scorer: &dyn Scorer| scorer.score("", &[&solution]).unwrap();
-        let probabilities = [(-0.5_f64).exp(), (-0.25_f64).exp(), 1.0];
-        assert_eq!(score(&LogProbability), [probabilities]);
-        assert_eq!(score(&SelfCertainty), [[2.0, 0.5, 0.0]]);
+        let last = (-0.25_f64).exp();
+        assert_eq!(score(&LogProbability), [[(-0.5_f64).exp(), last, last]]);
+        assert_eq!(score(&SelfCertainty), [[2.0, 0.5, 0.5]]);
         assert_eq!(solution.mean_logprob(), -2.0 / 6.0);
         assert_eq!(solution.tokens(), 9);
+    }
+
+    #[test]
+    fn a_solution_without_known_probabilities_is_never_the_best() {
+        let step = |listed, logprob, certainty| Sampled {
+            tokens: 1,
+            listed,
+            logprob,
+            certainty,
+        };
+        let (empty, known) = (step(0, 0.0, 0.0), step(1, -2.0, 0.5));
+        let solution = |steps: &[&Sampled]| Solution {
+            steps: steps.iter().copied().cloned().collect(),
+            ..Solution::default()
+        };
+        let solutions = [
+            solution(&[&empty]),
+            solution(&[&known]),
+            solution(&[&empty, &known]),
+        ];
+        let all: Vec<&Solution> = solutions.iter().collect();
+        for scorer in [&LogProbability as &dyn Scorer, &SelfCertainty] {
+            let scores = scorer.score("", &all).unwrap();
+            assert_eq!(scores[1], scores[2]);
+            for rule in [
+                Aggregate::Last,
+                Aggregate::Min,
+                Aggregate::Product,
+                Aggregate::Mean,
+            ] {
+                let ballots = [0, 1].map(|index| Ballot {
+                    answer: Some(Answer::parse("1")),
+                    weight: rule.of(&scores[index]),
+                });
+                assert_eq!(best(&ballots), Some(1), "{rule}");
+            }
+            // A journal has no other numbers.
+            assert!(scores.iter().flatten().all(|score| score.is_finite()));
+        }
+        assert!(solutions[0].mean_logprob() < solutions[1].mean_logprob());
     }
 }

@@ -3,7 +3,9 @@
 pub mod tree;
 
 use crate::Error;
-use crate::server::{CompletionRequest, Continuation, LlamaServer, Sampling, StopReason};
+use crate::server::{
+    CompletionRequest, Continuation, LlamaServer, MIN_LOGPROB, Sampling, StopReason,
+};
 
 /// Something that goes on with a text.
 pub trait Generator: Sync {
@@ -74,12 +76,15 @@ impl Solution {
         self.steps.iter().map(|step| step.tokens).sum()
     }
 
-    /// Returns the mean logarithm of the probabilities of the listed tokens.
+    /// Returns the mean logarithm of the probabilities of the listed tokens, and the least one if none is listed.
     #[must_use]
     pub fn mean_logprob(&self) -> f64 {
         let sum: f64 = self.steps.iter().map(|step| step.logprob).sum();
         let listed: usize = self.steps.iter().map(|step| step.listed).sum();
-        sum / listed.max(1) as f64
+        if listed == 0 {
+            return MIN_LOGPROB;
+        }
+        sum / listed as f64
     }
 }
 

@@ -117,7 +117,7 @@ struct RawLikely {
 ///
 /// SOURCE: `completion_token_output::logarithm`, tools/server/server-task.cpp of llama.cpp 0.5.0;
 /// the number is that of the least positive F32.
-const MIN_LOGPROB: f64 = -103.28;
+pub(crate) const MIN_LOGPROB: f64 = -103.28;
 
 impl From<RawCompletion> for Continuation {
     fn from(raw: RawCompletion) -> Self {

@@ -358,6 +358,59 @@ mod tests {
         assert_eq!(seeds.len(), 8);
     }
 
+    /// Ends every second step before its first token.
+    struct Empty;
+
+    impl Generator for Empty {
+        fn complete(&self, request: &CompletionRequest) -> Result<Vec<Continuation>, Error> {
+            let one = |index: usize| Continuation {
+                text: if index.is_multiple_of(2) { "" } else { "x" }.into(),
+                tokens: 1,
+                listed: index % 2,
+                stop: if request.stop.is_some() {
+                    StopReason::Word
+                } else {
+                    StopReason::End
+                },
+                logprob: -((index % 2) as f64),
+                certainty: (index % 2) as f64,
+            };
+            Ok((0..request.n).map(one).collect())
+        }
+    }
+
+    #[test]
+    fn an_empty_step_does_not_win() {
+        let search = |aggregate| Search {
+            generator: &Empty,
+            scorer: &LogProbability,
+            aggregate,
+            limits: Limits {
+                width: 2,
+                max_steps: 2,
+                max_step_tokens: 10,
+                max_tokens: 10,
+                balanced: false,
+            },
+            question: "",
+            prompt: "",
+            seed: 7,
+        };
+        for aggregate in [
+            Aggregate::Last,
+            Aggregate::Min,
+            Aggregate::Product,
+            Aggregate::Mean,
+        ] {
+            let search = search(aggregate);
+            for found in [search.beam(2), search.trees(2)] {
+                let solutions = found.unwrap().solutions;
+                let is_full = |solution: &Solution| solution.text.starts_with('x');
+                assert!(solutions.iter().all(is_full), "{aggregate}: {solutions:?}");
+            }
+        }
+    }
+
     #[test]
     fn copies_are_given_in_turn() {
         assert_eq!(copies(8, 1), [8]);
