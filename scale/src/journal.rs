@@ -75,6 +75,7 @@ const MARK: &[u8] = b"{\"settings\":";
 pub struct Journal {
     path: PathBuf,
     file: File,
+    is_locked: bool,
 }
 
 impl Journal {
@@ -107,7 +108,7 @@ impl Journal {
                 "not a regular file",
             )));
         }
-        check_lock(path, file.try_lock())?;
+        let is_locked = check_lock(path, file.try_lock())?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(&io)?;
         let whole = bytes
@@ -149,12 +150,19 @@ impl Journal {
         let mut journal = Self {
             path: path.into(),
             file,
+            is_locked,
         };
         if whole == 0 {
             journal.line(&header)?;
         }
         let names = entries.into_iter().map(|entry| entry.id).collect();
         Ok((journal, names))
+    }
+
+    /// Returns `true` if no other process can open the journal. There are platforms and file systems without locks.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.is_locked
     }
 
     /// Appends a finished problem. It is on the disk when this returns.
@@ -173,20 +181,28 @@ impl Journal {
     }
 }
 
-/// Returns an error if another process holds the lock of a journal.
+/// Returns `true` if a journal is locked, and an error if another process holds its lock.
 ///
 /// A platform (Android) or a file system without locks gives no error: the run goes on without one.
-// SOURCE: rust-lang/rust#148325, `File::try_lock` on Android.
-fn check_lock(path: &Path, lock: Result<(), TryLockError>) -> Result<(), Error> {
+// SOURCE: rust-lang/rust#148325, `File::try_lock` on Android; flock(2), ENOLCK and NFS.
+fn check_lock(path: &Path, lock: Result<(), TryLockError>) -> Result<bool, Error> {
     match lock {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Err(Error::Settings(format!(
             "{} is written by another run",
             path.display()
         ))),
-        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(error)) if has_no_locks(&error) => Ok(false),
         Err(TryLockError::Error(error)) => Err(Error::io(path)(error)),
     }
+}
+
+/// Returns `true` for the error of a platform or a file system without locks. NFS without a lock service has ENOLCK,
+/// for which std has no kind.
+fn has_no_locks(error: &io::Error) -> bool {
+    let codes = [libc::ENOLCK, libc::EOPNOTSUPP, libc::ENOSYS];
+    let code = error.raw_os_error();
+    error.kind() == io::ErrorKind::Unsupported || code.is_some_and(|code| codes.contains(&code))
 }
 
 /// Formats a line of the journal at `path`, with its end.

@@ -99,6 +99,12 @@ fn run_all(args: &RunArgs) -> Result<ExitCode, ToolError> {
     let (chosen, of_scorer) = make_scorer(args, scorer, &mut files)?;
     let settings = settings(args, &server, scorer, of_scorer);
     let (mut journal, finished) = Journal::open(&args.output, &settings, &problems)?;
+    if !journal.is_locked() {
+        say(format_args!(
+            "warning: {} cannot be locked here: do not write it with another run at the same time",
+            args.output.display()
+        ));
+    }
     problems.truncate(args.limit.unwrap_or(usize::MAX));
     let total = problems.len();
     problems.retain(|problem| !finished.contains(&problem.id));

@@ -184,11 +184,34 @@ fn the_hash_of_a_question_is_fnv_1a() {
 #[test]
 fn a_journal_is_written_without_a_lock_where_there_are_none() {
     let check = |lock| check_lock(Path::new("a.jsonl"), lock);
-    let failed = |kind: io::ErrorKind| TryLockError::Error(kind.into());
-    check(Ok(())).unwrap();
-    check(Err(failed(io::ErrorKind::Unsupported))).unwrap();
-    let error = check(Err(failed(io::ErrorKind::PermissionDenied))).unwrap_err();
-    assert!(error.to_string().starts_with("a.jsonl"), "{error}");
+    let failed = |error: io::Error| Err(TryLockError::Error(error));
+    assert!(check(Ok(())).unwrap());
+    assert!(!check(failed(io::ErrorKind::Unsupported.into())).unwrap());
+    // NFS without a lock service has no locks to give.
+    for code in [libc::ENOLCK, libc::EOPNOTSUPP, libc::ENOSYS] {
+        let error = io::Error::from_raw_os_error(code);
+        let is_locked = check(failed(error)).map_err(|error| format!("{code}: {error}"));
+        assert_eq!(is_locked, Ok(false));
+    }
+    for error in [
+        io::ErrorKind::PermissionDenied.into(),
+        io::Error::from_raw_os_error(libc::EIO),
+    ] {
+        let error = check(failed(error)).unwrap_err();
+        assert!(error.to_string().starts_with("a.jsonl"), "{error}");
+    }
     let error = check(Err(TryLockError::WouldBlock)).unwrap_err();
     assert_eq!(error.to_string(), "a.jsonl is written by another run");
+}
+
+#[test]
+fn a_journal_knows_that_it_is_locked() {
+    let place = Place::new();
+    let (journal, _) = Journal::open(&place.path, &settings(2), &[]).unwrap();
+    assert!(journal.is_locked());
+    let error = place.open(&[]).unwrap_err();
+    assert!(
+        error.to_string().ends_with("is written by another run"),
+        "{error}"
+    );
 }
