@@ -238,6 +238,16 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_is_long_now_and_then_once_it_sleeps() {
+        let is_long = |pauses: u32| {
+            let patience = Patience::new(Duration::from_secs(1));
+            Patience { pauses, ..patience }.is_long()
+        };
+        let long: Vec<u32> = (0..8 * 1024).filter(|pauses| is_long(*pauses)).collect();
+        assert_eq!(long, [3072, 4096, 5120, 6144, 7168]);
+    }
+
+    #[test]
     fn the_time_that_this_process_is_stopped_is_not_the_dsp_s_silence() {
         let timeout = Duration::from_millis(80);
         let mut patience = Patience::new(timeout);
