@@ -159,6 +159,27 @@ fn weights_without_memory_are_allocated_after_calls_let_theirs_go() {
 }
 
 #[test]
+fn weights_are_allocated_after_calls_let_theirs_go_if_no_next_address_space_can_begin() {
+    let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let before = |call| rknn.stand_in().unwrap().calls(call);
+    let (memory, context) = (before("rknn_create_mem"), before("rknn_matmul_create"));
+    let faults = format!(
+        "rknn_create_mem:{}=-4,rknn_matmul_create:{}=-1",
+        memory + 2,
+        context + 1
+    );
+    let (device, rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
+    let live = || rknn.stand_in().unwrap().live();
+    let _first = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
+    let started = live();
+    let _second = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
+    assert!(live().contexts < started.contexts);
+    drop((_first, _second));
+    // The self-test's activations are let go, too: what is left belongs to the device.
+    assert_eq!(live().mems, 0);
+}
+
+#[test]
 fn results_that_are_kept_make_room_for_weights() {
     let (device, rknn) = device_without_memory_at(1, "+");
     let live = || rknn.stand_in().unwrap().live();

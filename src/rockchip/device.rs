@@ -74,8 +74,9 @@ struct NpuState {
 }
 
 impl NpuState {
-    /// Drops what cores can make again.
+    /// Drops what calls can make again.
     fn let_go(&mut self) {
+        self.activations.let_go();
         self.cores.iter_mut().for_each(Core::let_go);
     }
 }
@@ -167,11 +168,11 @@ impl RkNpu {
     /// Allocates memory for weights.
     ///
     /// # Errors
-    /// `OutOfMemory`.
+    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
         let (memory, share) = match self.domains.allocate(bytes) {
             // What calls keep is in the way, and may hold weights that were freed: contexts were bound to them last.
-            Err(Error::OutOfMemory { .. }) => {
+            Err(error) if error.is_shortage() => {
                 if let Ok(mut state) = self.state.lock() {
                     state.let_go();
                 }

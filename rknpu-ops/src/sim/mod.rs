@@ -20,7 +20,7 @@
 //! - `set_io_mem` copies A and B that are not native at call time, and binds native ones;
 //! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the
 //!   allocation itself (not on a view) brings up to date: a missing sync shows as poison;
-//! - one thread at a time in all functions but `rknn_matmul_run`, one run at a time in a context, no splitting of a matmul over cores, 4 GiB for each of 16 I/O
+//! - one thread at a time in all functions but `rknn_matmul_run`, one run at a time in a context, no splitting of a matmul over cores, 2 GiB for each of 16 I/O
 //!   domains, of which one is attached at a time, one file descriptor for each allocation;
 //! - types that the chip has but the library gets wrong give zeros.
 //!

@@ -86,6 +86,12 @@ struct RowSizes {
 }
 
 impl Activations {
+    /// Drops the memory that the NPU reads.
+    pub(super) fn let_go(&mut self) {
+        self.native.clear();
+        self.held = None;
+    }
+
     /// Returns the factors of each row.
     pub(super) fn scales_per_row(layout: &WeightLayout) -> usize {
         match layout.precision {

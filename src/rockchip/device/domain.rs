@@ -1,6 +1,6 @@
 //! I/O address spaces: weights fill them one after another.
 //!
-//! An address of the NPU has 32 bits, so one space holds 4 GiB, and the driver offers 16 of them.
+//! One space holds 2 GiB as rk-llama.cpp reckons ([`caps::DOMAIN_WEIGHT_BYTES`]), and the driver offers 16 of them.
 //! Only one is attached at a time, and a switch waits for all cores: so a space is filled before
 //! the next one is begun, and llama.cpp allocates buffers layer by layer, which keeps the weights
 //! of a layer together.
@@ -73,7 +73,11 @@ impl Domains {
         let mut shortage = None;
         for index in 0..self.limit {
             if index == begun.len() {
-                begun.push(begin(&self.rknn, index)?);
+                match begin(&self.rknn, index) {
+                    Ok(domain) => begun.push(domain),
+                    // There was no room before: that is what the program lacks.
+                    Err(error) => return Err(shortage.unwrap_or(error)),
+                }
             }
             let domain = &begun[index];
             // The lock is held, so no other thread adds; shares that are dropped at the same time
