@@ -12,7 +12,7 @@ use crate::tensor::{DType, Shape};
 /// Most bytes of a cache line, which is invalidated whole.
 const LINE_BYTES: usize = 64;
 
-/// Where a tensor lies in its buffer.
+/// The place of a tensor in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     dtype: DType,
