@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Numbers, PLAIN, Weight, device_with, mul_mat, nmse_limit, packed};
+use common::{Numbers, PLAIN, Weight, device_with, mul_mat, mul_mat_of_graph, nmse_limit, packed};
 use ggml_rust_npu::backend::{Buffer, Content, Device};
 use ggml_rust_npu::config::rules::Rules;
 use ggml_rust_npu::error::Error;
@@ -14,7 +14,7 @@ use ggml_rust_npu::rockchip::driver::Rknn;
 use ggml_rust_npu::rockchip::plan::Target;
 use ggml_rust_npu::rockchip::{RkBuffer, RkDevice};
 use ggml_rust_npu::tensor::DType;
-use rknpu_ops::ffi::MatmulType;
+use rknpu_ops::ffi::{MatmulType, code};
 use rknpu_ops::layout::Soc;
 use rknpu_ops::sim::{self, LiveObjects, parse_faults};
 use std::sync::Arc;
@@ -158,25 +158,74 @@ fn weights_without_memory_are_allocated_after_calls_let_theirs_go() {
     assert_eq!(result.unwrap(), expected);
 }
 
-#[test]
-fn weights_are_allocated_after_calls_let_theirs_go_if_no_next_address_space_can_begin() {
+/// Makes a device that, after its self-test, has memory for one allocation but not for the next, and that cannot begin
+/// the second address space; with "+" as `plus`, from then on.
+fn device_with_one_address_space(code: i32, plus: &str) -> (Arc<RkDevice>, Arc<Rknn>) {
     let (_device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
     let before = |call| rknn.stand_in().unwrap().calls(call);
-    let (memory, context) = (before("rknn_create_mem"), before("rknn_matmul_create"));
+    let (memory, context) = ("rknn_create_mem", "rknn_matmul_create");
     let faults = format!(
-        "rknn_create_mem:{}=-4,rknn_matmul_create:{}=-1",
-        memory + 2,
-        context + 1
+        "{memory}:{}{plus}=-4,{context}:{}{plus}={code}",
+        before(memory) + 2,
+        before(context) + 1
     );
-    let (device, rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
-    let live = || rknn.stand_in().unwrap().live();
-    let _first = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
-    let started = live();
-    let _second = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
-    assert!(live().contexts < started.contexts);
-    drop((_first, _second));
-    // The self-test's activations are let go, too: what is left belongs to the device.
-    assert_eq!(live().mems, 0);
+    device_with(options(&faults), &caps::RK3588).unwrap()
+}
+
+#[test]
+fn weights_are_allocated_after_calls_let_theirs_go_if_no_next_address_space_can_begin() {
+    for code in [code::MALLOC_FAIL, code::FAIL] {
+        let (device, rknn) = device_with_one_address_space(code, "");
+        let live = || rknn.stand_in().unwrap().live();
+        let first = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
+        let started = live();
+        let second = RkBuffer::new(Arc::clone(&device), 4096);
+        assert!(second.is_ok(), "{code}: {}", second.unwrap_err());
+        assert!(live().contexts < started.contexts);
+        drop((first, second));
+        // The self-test's activations are let go, too: what is left belongs to the device.
+        assert_eq!(live().mems, 0);
+    }
+}
+
+#[test]
+fn an_error_names_the_memory_that_is_short_if_no_next_address_space_can_begin() {
+    for code in [code::MALLOC_FAIL, code::FAIL] {
+        let (device, _) = device_with_one_address_space(code, "+");
+        let _first = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
+        let error = RkBuffer::new(device, 4096).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            error.is_shortage() && text.contains("rknn_create_mem"),
+            "{code}: {text}"
+        );
+    }
+}
+
+#[test]
+fn activations_that_were_let_go_are_packed_again_in_the_same_graph() {
+    let mut numbers = Numbers::new(27);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.floats(64);
+    let twice = |faults: &str| {
+        let (device, rknn) = device_with(options(faults), &caps::RK3588).unwrap();
+        let buffer = packed(&device, &w, 0);
+        let multiply =
+            || mul_mat_of_graph(&device, &w, Some((&buffer, 0)), &act, [64, 1, 1, 1], 1).unwrap();
+        let first = multiply();
+        let stand_in = rknn.stand_in().unwrap();
+        let (calls, before) = (stand_in.calls("rknn_create_mem"), stand_in.live().mems);
+        let _more = RkBuffer::new(Arc::clone(&device), 4096).unwrap();
+        let kept = stand_in.live().mems > before;
+        assert_eq!(multiply(), first);
+        (calls, kept)
+    };
+    let (calls, kept) = twice("");
+    assert!(kept);
+    // Neither the first address space nor the second has memory for more weights, so that calls let theirs go.
+    let call = "rknn_create_mem";
+    let (_, kept) = twice(&format!("{call}:{}=-4,{call}:{}=-4", calls + 1, calls + 2));
+    assert!(!kept);
 }
 
 #[test]
