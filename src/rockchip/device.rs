@@ -168,10 +168,11 @@ impl RkNpu {
     /// Allocates memory for weights.
     ///
     /// # Errors
-    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`.
+    /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Vendor` if an address space cannot be begun.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
         let (memory, share) = match self.domains.allocate(bytes) {
-            // What calls keep is in the way, and may hold weights that were freed: contexts were bound to them last.
+            // What calls keep is in the way: it takes memory and file descriptors, and contexts may hold weights that were
+            // freed, as they were bound to them last.
             Err(error) if error.is_shortage() => {
                 if let Ok(mut state) = self.state.lock() {
                     state.let_go();

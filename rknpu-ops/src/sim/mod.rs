@@ -21,7 +21,7 @@
 //! - with [`Coherence::Strict`] the device has its own copy of memory, which only `mem_sync` on the
 //!   allocation itself (not on a view) brings up to date: a missing sync shows as poison;
 //! - one thread at a time in all functions but `rknn_matmul_run`, one run at a time in a context, no splitting of a matmul over cores, 2 GiB for each of 16 I/O
-//!   domains, of which one is attached at a time, one file descriptor for each allocation;
+//!   domains (the cap of rk-llama.cpp), of which one is attached at a time, one file descriptor for each allocation;
 //! - types that the chip has but the library gets wrong give zeros.
 //!
 //! The threads that call `run` are the NPU cores: the stand-in starts none. Diagnostics go to the

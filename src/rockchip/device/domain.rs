@@ -1,6 +1,6 @@
 //! I/O address spaces: weights fill them one after another.
 //!
-//! One space holds 2 GiB as rk-llama.cpp reckons ([`caps::DOMAIN_WEIGHT_BYTES`]), and the driver offers 16 of them.
+//! An address of the NPU has 32 bits, but one space is used for 2 GiB, the cap of rk-llama.cpp, and the driver offers 16.
 //! Only one is attached at a time, and a switch waits for all cores: so a space is filled before
 //! the next one is begun, and llama.cpp allocates buffers layer by layer, which keeps the weights
 //! of a layer together.
@@ -75,7 +75,7 @@ impl Domains {
             if index == begun.len() {
                 match begin(&self.rknn, index) {
                     Ok(domain) => begun.push(domain),
-                    // There was no room before: that is what the program lacks.
+                    // This one is needed because an earlier one had no memory: that is the cause.
                     Err(error) => return Err(shortage.unwrap_or(error)),
                 }
             }
