@@ -80,6 +80,63 @@ fn weights_beyond_the_address_space_take_turns() {
     }
 }
 
+/// The host splits what is too much by its own reckoning, and halves what the DSP refuses in addition. A
+/// node of a later part that fails is named.
+#[test]
+fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
+    let options = Options {
+        address_bytes: Some(400 * KIB),
+        ..OPTIONS
+    };
+    let mut sim = strict(73);
+    sim.address_bytes = 200 * KIB;
+    let device = small_device(sim, options);
+    let mut numbers = Numbers::new(26);
+    let layers = layers(&device, &mut numbers, 6);
+    let act = numbers.floats(256);
+    let work: Vec<_> = (layers.iter())
+        .map(|(w, _)| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[7]).unwrap())
+        .collect();
+    let stream = HexStream::new(Arc::clone(&device));
+    let nodes = || {
+        let nodes = (layers.iter().zip(&work))
+            .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+        nodes.collect::<Vec<_>>()
+    };
+    stream.submit(0, &mut nodes()).unwrap();
+    for ((w, _), work) in layers.iter().zip(&work) {
+        assert_right(&work.result(), w, &act);
+    }
+    // A row of the last layer's activations that is not there.
+    let last = &work[5];
+    let operation = Operation {
+        op: Op::GetRows,
+        params: [0; PARAMS],
+        dst: Tensor {
+            place: Place::Device,
+            ..tensor("row", DType::F32, [240, 1, 1, 1], last.dst.packed_offset)
+        },
+        src: sources(&[
+            Tensor {
+                place: Place::Device,
+                ..tensor("rows", DType::F32, [240, 1, 1, 1], last.act.packed_offset)
+            },
+            Tensor {
+                place: Place::Device,
+                ..last.ids
+            },
+        ]),
+    };
+    let mut homes = [None; MAX_SOURCES];
+    homes[..2].fill(Some(&last.buffer));
+    // Parts have two commands each: this is the second of one.
+    let mut nodes = nodes().split_off(1);
+    nodes.push(node(operation, Some(&last.buffer), homes));
+    let failed = stream.submit(0, &mut nodes).unwrap_err();
+    assert_eq!(failed.node, Some(5), "{failed:?}");
+    assert!(!device.npu().is_lost());
+}
+
 /// The DSP refused such a mapping each time, and nothing was unmapped.
 #[test]
 fn an_address_space_that_is_fuller_than_thought_is_made_room_in() {
