@@ -89,7 +89,7 @@ fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
         ..OPTIONS
     };
     let mut sim = strict(73);
-    sim.address_bytes = 200 * KIB;
+    sim.address_bytes = 260 * KIB;
     let device = small_device(sim, options);
     let mut numbers = Numbers::new(26);
     let layers = layers(&device, &mut numbers, 6);
