@@ -144,6 +144,11 @@ mod tests {
             rows(&shared, &[3, 5]),
             [(3, 1), (103, 1), (205, 1), (305, 1)]
         );
+        // As many lines as the cache has.
+        let many = layout(DType::I32, [100, 1, 1, 1], 0);
+        assert_eq!(rows(&many, &[5; 100]), [(0, 400)]);
+        let fewer = layout(DType::I32, [99, 1, 1, 1], 0);
+        assert_eq!(rows(&fewer, &[5; 99]).len(), 4 * 99);
     }
 
     #[test]
