@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::backend::Buffer;
 use crate::config::{ActivationBits, Repack};
-use crate::graph::Place;
+use crate::graph::{PARAMS, Place, sources};
 use crate::hexagon::device::{Domain, Serving};
 use crate::hexagon::driver::FastRpc;
 use crate::hexagon::{Options, caps};
@@ -93,6 +93,57 @@ fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_inv
         assert_eq!(ranges(Submission::input), [row(cleaned), vec![]], "{what}");
         let want = [row(cleaned_as_result), row(cleaned_as_result)];
         assert_eq!(ranges(Submission::result), want, "{what}");
+    }
+}
+
+#[test]
+fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
+    let device = device();
+    let [shared, used, packed] =
+        [true, true, false].map(|shared| HexBuffer::new(&device, 4096, shared).unwrap());
+    used.mark_cpu_reader();
+    let f16 = Tensor {
+        dtype: DType::F16,
+        ..row(Role::State)
+    };
+    // Whether all of the result is invalidated, and whether its rows are.
+    let shown = |op, dst: Tensor<'static>, numbers, home: &HexBuffer| {
+        let operation = Operation {
+            op,
+            params: [0; PARAMS],
+            dst,
+            src: sources(&[row(Role::Result), row(numbers)]),
+        };
+        let mut submission = Submission::default();
+        submission.shows_cache(&operation, home, Some(&shared));
+        let all = submission
+            .named
+            .iter()
+            .any(|named| named.results.iter().count() > 0);
+        (all, !submission.stored.is_empty())
+    };
+    let (cache, known, computed) = (row(Role::State), Role::State, Role::Result);
+    for (op, dst, numbers, home, want) in [
+        (Op::SetRows, cache, known, &shared, (false, true)),
+        (Op::SetRows, cache, computed, &shared, (true, false)),
+        (Op::SetRows, cache, known, &packed, (false, false)),
+        (Op::SetRows, cache, known, &used, (false, false)),
+        (
+            Op::SetRows,
+            row(Role::Result),
+            known,
+            &shared,
+            (false, false),
+        ),
+        (Op::Rope, cache, known, &shared, (true, false)),
+        (Op::Rope, row(Role::Weights), known, &shared, (false, false)),
+        (Op::Cpy, f16, known, &shared, (true, false)),
+        // The states of a recurrence.
+        (Op::Cpy, cache, known, &shared, (false, false)),
+        (Op::Mul, cache, known, &shared, (false, false)),
+    ] {
+        let what = format!("{op:?} of {:?} {:?}", dst.role, dst.dtype);
+        assert_eq!(shown(op, dst, numbers, home), want, "{what}");
     }
 }
 
