@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::{Buffer, Content, Device, Stream};
+use ggml_rust_npu::backend::{Buffer, Content, Device, Node, Stream};
 use ggml_rust_npu::config::Repack;
 use ggml_rust_npu::error::Error;
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
@@ -50,6 +50,31 @@ fn take_turns(device: &Arc<HexDevice>, layers: &[(Weight, HexBuffer)], act: &[f3
     }
 }
 
+/// Returns the products of all weights as nodes of a graph.
+fn products<'a>(layers: &'a [(Weight, HexBuffer)], work: &'a [Work]) -> Vec<Node<'a>> {
+    let nodes = (layers.iter().zip(work))
+        .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
+    nodes.collect()
+}
+
+/// Multiplies with all weights in one graph, which does not fit at once.
+fn multiply_all(
+    device: &Arc<HexDevice>,
+    layers: &[(Weight, HexBuffer)],
+    act: &[f32],
+) -> (HexStream, Vec<Work>) {
+    let of_layer = |(w, _): &(Weight, HexBuffer)| {
+        Work::new(device, act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[7]).unwrap()
+    };
+    let work: Vec<_> = layers.iter().map(of_layer).collect();
+    let stream = HexStream::new(Arc::clone(device));
+    stream.submit(0, &mut products(layers, &work)).unwrap();
+    for ((w, _), work) in layers.iter().zip(&work) {
+        assert_right(&work.result(), w, act);
+    }
+    (stream, work)
+}
+
 #[test]
 fn weights_beyond_the_address_space_take_turns() {
     let options = Options {
@@ -64,19 +89,7 @@ fn weights_beyond_the_address_space_take_turns() {
     let layers = layers(&device, &mut numbers, 6);
     let act = numbers.floats(256);
     for _ in 0..2 {
-        // One graph over all of them does not fit at once.
-        let work: Vec<_> = (layers.iter())
-            .map(|(w, _)| {
-                Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[]).unwrap()
-            })
-            .collect();
-        let stream = HexStream::new(Arc::clone(&device));
-        let nodes = (layers.iter().zip(&work))
-            .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
-        stream.submit(0, &mut nodes.collect::<Vec<_>>()).unwrap();
-        for ((w, _), work) in layers.iter().zip(&work) {
-            assert_right(&work.result(), w, &act);
-        }
+        multiply_all(&device, &layers, &act);
     }
 }
 
@@ -94,19 +107,7 @@ fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
     let mut numbers = Numbers::new(26);
     let layers = layers(&device, &mut numbers, 6);
     let act = numbers.floats(256);
-    let work: Vec<_> = (layers.iter())
-        .map(|(w, _)| Work::new(&device, &act, [256, 1, 1, 1], [w.ne[1], 1, 1, 1], &[7]).unwrap())
-        .collect();
-    let stream = HexStream::new(Arc::clone(&device));
-    let nodes = || {
-        let nodes = (layers.iter().zip(&work))
-            .map(|((w, home), work)| work.node(Op::MulMat, w.tensor(0, Place::Packed), home));
-        nodes.collect::<Vec<_>>()
-    };
-    stream.submit(0, &mut nodes()).unwrap();
-    for ((w, _), work) in layers.iter().zip(&work) {
-        assert_right(&work.result(), w, &act);
-    }
+    let (stream, work) = multiply_all(&device, &layers, &act);
     // A row of the last layer's activations that is not there.
     let last = &work[5];
     let operation = Operation {
@@ -130,7 +131,7 @@ fn parts_of_a_graph_that_the_dsp_refuses_are_halved() {
     let mut homes = [None; MAX_SOURCES];
     homes[..2].fill(Some(&last.buffer));
     // Parts have two commands each: this is the second of one.
-    let mut nodes = nodes().split_off(1);
+    let mut nodes = products(&layers[1..], &work[1..]);
     nodes.push(node(operation, Some(&last.buffer), homes));
     let failed = stream.submit(0, &mut nodes).unwrap_err();
     assert_eq!(failed.node, Some(5), "{failed:?}");

@@ -9,7 +9,8 @@ use std::ops::Range;
 use crate::graph::Tensor;
 use crate::tensor::{DType, Shape};
 
-/// Most bytes of a cache line, which is invalidated whole.
+/// Bytes of a cache line of the CPU, which is invalidated whole. It only decides which is less work.
+// SOURCE: Arm Cortex-A and Qualcomm Oryon: 64 bytes.
 const LINE_BYTES: usize = 64;
 
 /// The place of a tensor in its buffer.
