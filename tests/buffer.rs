@@ -248,6 +248,61 @@ fn bytes_that_are_not_kept_are_released_when_all_were_written_and_never_misread(
     assert!(error.unwrap_err().to_string().contains("another shape"));
 }
 
+/// The bytes of the first are released, so that it could not be packed again.
+#[test]
+fn a_write_leaves_the_weights_beside_it_and_one_that_is_refused_all() {
+    let mut numbers = Numbers::new(32);
+    let device = device(&caps::RK3588);
+    let first = Weight::random(&mut numbers, PLAIN, [64, 40, 1, 1]);
+    let second = Weight::random(&mut numbers, DType::F16, [64, 40, 1, 1]);
+    let at = (device.packed_bytes(&first.tensor(Some(0)))).next_multiple_of(4096);
+    let bytes = at + device.packed_bytes(&second.tensor(Some(at)));
+    let buffer = RkBuffer::new(Arc::clone(&device), bytes).unwrap();
+    for (w, at) in [(&first, 0), (&second, at)] {
+        let content = Content::Bytes(&w.bytes);
+        (buffer.write(&w.tensor(Some(at)), 0, w.bytes.len(), content)).unwrap();
+    }
+    let act = numbers.floats(64);
+    let check = || {
+        for (w, at) in [(&first, 0), (&second, at)] {
+            let have = mul_mat(&device, w, Some((&buffer, at)), &act, [64, 1, 1, 1]).unwrap();
+            let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 64));
+            assert!(error <= 1e-3, "weight at {at}: {error:.2e}");
+        }
+    };
+    check();
+    // A part of a larger tensor, whose other bytes no one has written.
+    let large = Weight::random(&mut numbers, PLAIN, [64, 48, 1, 1]);
+    let part = Content::Bytes(&large.bytes[..1000]);
+    let error = buffer.write(&large.tensor(Some(0)), 0, 1000, part);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("written in part"), "{error}");
+    check();
+}
+
+#[test]
+fn a_part_of_any_matrix_of_a_weight_is_written_where_it_belongs() {
+    let mut numbers = Numbers::new(33);
+    let device = keeping(&caps::RK3588);
+    let ne = [64, 40, 2, 3];
+    let (mut w, new) = (
+        Weight::random(&mut numbers, PLAIN, ne),
+        Weight::random(&mut numbers, PLAIN, ne),
+    );
+    let buffer = packed(&device, &w, 0);
+    let (row, act) = (w.row_bytes(), numbers.floats(64 * 2 * 3));
+    for n in [7, 100, 239] {
+        let part = n * row..(n + 1) * row;
+        w.bytes[part.clone()].copy_from_slice(&new.bytes[part.clone()]);
+        let content = Content::Bytes(&new.bytes[part.clone()]);
+        (buffer.write(&w.tensor(Some(0)), part.start, row, content)).unwrap();
+        let fresh = packed(&device, &w, 0);
+        let [have, want] = [&buffer, &fresh]
+            .map(|buffer| mul_mat(&device, &w, Some((buffer, 0)), &act, [64, 1, 2, 3]).unwrap());
+        assert_eq!(have, want, "row {n}");
+    }
+}
+
 /// Calls `visit` with the weights of a model of 8 billion parameters in Q8_0: 32 layers of width
 /// 4096, feed-forward 14336, 8 heads for keys, a head of 128,256 rows; embeddings stay with the
 /// CPU.

@@ -22,6 +22,8 @@ use crate::tensor::{DType, Dequantize, Format};
 pub(super) use self::ranges::Ranges;
 
 mod ranges;
+#[cfg(test)]
+mod tests;
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
 pub const ALIGN_BYTES: usize = LINE_BYTES;

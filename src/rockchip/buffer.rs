@@ -47,7 +47,7 @@ struct Packed {
     ne: [usize; 4],
     bytes: usize,
     weights: PackedWeights,
-    /// The ranges written since the bytes were released, or ever: apart from each other, in order.
+    /// The ranges written since the bytes were released, or ever: apart from each other.
     written: Vec<Range<usize>>,
     released: bool,
 }
@@ -68,8 +68,7 @@ impl Packed {
             }
             apart
         });
-        let at = (self.written).partition_point(|other| other.start < whole.start);
-        self.written.insert(at, whole);
+        self.written.push(whole);
         matches!(&self.written[..], [all] if *all == (0..self.bytes))
     }
 }
