@@ -255,16 +255,17 @@ fn a_write_leaves_the_weights_beside_it_and_one_that_is_refused_all() {
     let device = device(&caps::RK3588);
     let first = Weight::random(&mut numbers, PLAIN, [64, 40, 1, 1]);
     let second = Weight::random(&mut numbers, DType::F16, [64, 40, 1, 1]);
-    let at = (device.packed_bytes(&first.tensor(Some(0)))).next_multiple_of(4096);
+    let size = device.packed_bytes(&first.tensor(Some(0)));
+    let [low, at] = [4096, 4096 + size.next_multiple_of(4096)];
     let bytes = at + device.packed_bytes(&second.tensor(Some(at)));
     let buffer = RkBuffer::new(Arc::clone(&device), bytes).unwrap();
-    for (w, at) in [(&first, 0), (&second, at)] {
+    for (w, at) in [(&first, low), (&second, at)] {
         let content = Content::Bytes(&w.bytes);
         (buffer.write(&w.tensor(Some(at)), 0, w.bytes.len(), content)).unwrap();
     }
     let act = numbers.floats(64);
     let check = || {
-        for (w, at) in [(&first, 0), (&second, at)] {
+        for (w, at) in [(&first, low), (&second, at)] {
             let have = mul_mat(&device, w, Some((&buffer, at)), &act, [64, 1, 1, 1]).unwrap();
             let error = reference::nmse(&have, &reference::mul_mat(&act, &w.values, 64));
             assert!(error <= 1e-3, "weight at {at}: {error:.2e}");
@@ -274,7 +275,7 @@ fn a_write_leaves_the_weights_beside_it_and_one_that_is_refused_all() {
     // A part of a larger tensor, whose other bytes no one has written.
     let large = Weight::random(&mut numbers, PLAIN, [64, 48, 1, 1]);
     let part = Content::Bytes(&large.bytes[..1000]);
-    let error = buffer.write(&large.tensor(Some(0)), 0, 1000, part);
+    let error = buffer.write(&large.tensor(Some(low)), 0, 1000, part);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("written in part"), "{error}");
     check();
