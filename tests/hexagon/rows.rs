@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ggml_rust_npu::backend::{Buffer, Content, Stream};
+use ggml_rust_npu::backend::{Buffer, Content, GraphError, Stream};
 use ggml_rust_npu::graph::{MAX_SOURCES, Op, Operation, PARAMS, Place, Role, Tensor, sources};
 use ggml_rust_npu::hexagon::{HexBuffer, HexStream};
 use ggml_rust_npu::tensor::DType;
@@ -49,6 +49,47 @@ fn rows_of_a_table_have_the_values_of_ggml() {
             let want = &table.values[N * id.unsigned_abs() as usize..][..N];
             assert!(have == want, "{kind:?} row {id}");
         }
+    }
+}
+
+/// Nothing is left to map when the last of the commands fails, so that its number is the largest one.
+#[test]
+fn a_row_that_is_not_there_fails_its_node_and_leaves_the_device() {
+    let device = device();
+    let stream = HexStream::new(Arc::clone(&device));
+    let table = Weight::random(&mut Numbers::new(40), KINDS[0], [N, ROWS, 1, 1]);
+    let home = buffer_with(&device, &table, Place::Device);
+    let memory = HexBuffer::new(&device, 4 * N * 4, false).unwrap();
+    let dst = tensor("row", DType::F32, [N, 1, 1, 1], 0);
+    let number_at = |index: usize| tensor("number", DType::I32, [1, 1, 1, 1], N * 4 + 128 * index);
+    let compute = |last: i32| {
+        for (index, row) in [3, 5, last].into_iter().enumerate() {
+            let row = Content::Bytes(&i32::to_le_bytes(row));
+            memory.write(&number_at(index), 0, 4, row).unwrap();
+        }
+        let mut src = [None; MAX_SOURCES];
+        src[..2].copy_from_slice(&[Some(&home), Some(&memory)]);
+        let mut nodes = [0, 1, 2].map(|index| {
+            let operation = Operation {
+                op: Op::GetRows,
+                params: [0; PARAMS],
+                dst,
+                src: sources(&[table.tensor(0, Place::Device), number_at(index)]),
+            };
+            node(operation, Some(&memory), src)
+        });
+        stream.submit(0, &mut nodes)?;
+        let mut have = vec![0.0_f32; N];
+        let bytes = bytemuck::cast_slice_mut(&mut have);
+        memory.read(&dst, 0, bytes).unwrap();
+        assert!(have == table.values[N * last.unsigned_abs() as usize..][..N]);
+        Ok::<(), GraphError>(())
+    };
+    compute(7).unwrap();
+    for missing in [11, -1, i32::MAX] {
+        let failed = compute(missing).unwrap_err();
+        assert_eq!(failed.node, Some(2), "{missing}: {failed:?}");
+        compute(10).unwrap();
     }
 }
 
