@@ -234,6 +234,26 @@ fn an_interrupted_serving_call_is_made_again() {
     assert!(text.contains("AEE_ERPC"), "{text}");
 }
 
+/// Else the host finds out only after a tenth of a second that the DSP has parked: the first token after a
+/// pause waited for it.
+#[test]
+fn a_parked_dsp_is_called_at_once() {
+    let device = device();
+    let mut numbers = Numbers::new(44);
+    let w = Weight::random(&mut numbers, KINDS[1], [64, 32, 1, 1]);
+    let home = buffer_with(&device, &w, Place::Packed);
+    let act = numbers.floats(64);
+    let mut quickest = Duration::MAX;
+    for _ in 0..10 {
+        // It parks after 15 ms without work.
+        std::thread::sleep(Duration::from_millis(60));
+        let began = Instant::now();
+        mul_mat(&device, &w, &home, &act, [64, 1, 1, 1]).unwrap();
+        quickest = quickest.min(began.elapsed());
+    }
+    assert!(quickest < Duration::from_millis(40), "{quickest:?}");
+}
+
 /// A remembered graph is one command of the ring: its time-out counted from its first command.
 #[test]
 fn a_remembered_graph_may_take_longer_than_the_time_out() {
