@@ -355,7 +355,7 @@ impl HexBuffer {
     /// FP32.
     fn leave_plain(&self, tensor: &Tensor, start: usize, value: f32) {
         log::warn!(
-            "{} has the value {value}, beyond F16's range: it is multiplied in FP32, which is slower",
+            "{} has the value {value}, beyond F16's range: it is multiplied in FP32, which is slower, and fails as experts",
             tensor.name
         );
         self.unpack(&(start..start + 1));

@@ -272,6 +272,33 @@ fn an_expert_that_does_not_exist_is_an_error() {
     }
 }
 
+/// They were packed as infinity, though a log line promised FP32.
+#[test]
+fn experts_beyond_f16_are_refused_by_name() {
+    let device = device();
+    for kind in [Kind::Bf16, Kind::F32] {
+        let mut w = Weight::random(&mut Numbers::new(5), kind, [64, 32, 2, 1]);
+        let (at, elem_bytes) = (w.bytes.len() - 4, w.bytes.len() / w.values.len());
+        w.bytes[at..].copy_from_slice(&(-131_072.0_f32).to_le_bytes());
+        w.bytes[at..][..4 - elem_bytes].fill(0);
+        let home = buffer_with(&device, &w, Place::Packed);
+        let stream = HexStream::new(Arc::clone(&device));
+        for m in [1, 4] {
+            let act = Numbers::new(6).floats(64 * m);
+            let ids: Vec<i32> = [0, 1].repeat(m);
+            let work = Work::new(&device, &act, [64, 1, m, 1], [32, 2, m, 1], &ids).unwrap();
+            let node = work.node(Op::MulMatId, w.tensor(0, Place::Packed), &home);
+            let failed = stream.submit(0, &mut [node]).unwrap_err();
+            let text = failed.error.to_string();
+            let want =
+                "weight has the value -131072, beyond F16's range, which no product of experts";
+            assert!(text.contains(want), "{kind:?} M={m}: {text}");
+            assert_eq!(failed.node, Some(0), "{kind:?} M={m}");
+            assert!(!device.npu().is_lost());
+        }
+    }
+}
+
 /// For three and more rows, one row of NaN or infinity lost the device for every context.
 #[test]
 fn a_row_that_is_not_finite_gives_no_numbers_and_leaves_the_others_alone() {

@@ -7,8 +7,8 @@ use super::super::layout::WeightLayout;
 use super::super::plan::cost::Cost;
 use super::super::{HexBuffer, pack};
 use super::submission::Step;
-use super::{Graphs, Home, Result, no_memory, offset, operand, word};
-use crate::graph::{Op, Operation, Tensor};
+use super::{Graphs, Home, Result, no_memory, offset, operand, refused, word};
+use crate::graph::{Op, Operation, Role, Tensor};
 use crate::tensor::DType;
 
 impl Graphs {
@@ -80,6 +80,15 @@ impl Graphs {
         // Earlier commands may compute the weights: a graph writes a cache, then multiplies with it.
         self.run_pending()?;
         let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
+        // Computed values are data, as on the CPU. A weight comes here only for experts: other products take such a
+        // weight in FP32.
+        let beyond = pack::beyond_f16(layout, src0.dtype, &rows);
+        if let Some(value) = beyond.filter(|_| src0.role == Role::Weights) {
+            return Err(refused(&format!(
+                "{} has the value {value}, beyond F16's range, which no product of experts takes",
+                src0.name
+            )));
+        }
         let scratch = self.current.scratch(&self.device.npu, layout.bytes())?;
         scratch.write(0..layout.bytes(), |out| {
             out.fill(0);
