@@ -217,6 +217,14 @@ impl DeviceBuffer {
         self.memory.invalidate(range);
     }
 
+    /// As [`Self::invalidate`], for many ranges at once.
+    ///
+    /// # Panics
+    /// If one of `ranges` is not inside.
+    pub fn invalidate_all(&self, ranges: impl Iterator<Item = Range<usize>>) {
+        self.memory.invalidate_all(ranges);
+    }
+
     /// Has `write` change some of its bytes, when the DSP has nothing to do.
     ///
     /// # Panics

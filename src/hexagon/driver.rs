@@ -8,6 +8,7 @@
 #![expect(unsafe_code, reason = "calls into the vendor's library")]
 
 use std::ffi::{CString, c_int, c_void};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -207,12 +208,18 @@ impl FastRpc {
     }
 
     /// Makes the CPU's writes visible to the DSP (`clean`), or makes the CPU read again the bytes
-    /// that the DSP may have written.
-    fn maintain(&self, start: *const u8, bytes: usize, clean: bool) {
-        match self.stand_in() {
-            Some(machine) if clean => machine.host_cache().clean(start, bytes),
-            Some(machine) => machine.host_cache().invalidate(start, bytes),
-            None => memory::maintain_cache(start, bytes, clean),
+    /// that the DSP may have written: those of `ranges` behind `base`.
+    fn maintain(&self, base: *const u8, ranges: impl Iterator<Item = Range<usize>>, clean: bool) {
+        let places = ranges.map(|range| (base.wrapping_add(range.start), range.len()));
+        let Some(machine) = self.stand_in() else {
+            return memory::maintain_cache(places, clean);
+        };
+        for (start, bytes) in places {
+            if clean {
+                machine.host_cache().clean(start, bytes);
+            } else {
+                machine.host_cache().invalidate(start, bytes);
+            }
         }
     }
 }

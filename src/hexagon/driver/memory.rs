@@ -141,12 +141,17 @@ impl Rpcmem {
     }
 
     fn maintain(&self, range: Range<usize>, clean: bool) {
-        assert!(
-            range.start <= range.end && range.end <= self.bytes,
-            "cache operation outside shared memory"
-        );
-        let start = self.base.as_ptr().wrapping_add(range.start);
-        self.rpc.maintain(start, range.len(), clean);
+        self.maintain_all(std::iter::once(range), clean);
+    }
+
+    fn maintain_all(&self, ranges: impl Iterator<Item = Range<usize>>, clean: bool) {
+        let checked = ranges.inspect(|range| {
+            assert!(
+                range.start <= range.end && range.end <= self.bytes,
+                "cache operation outside shared memory"
+            );
+        });
+        self.rpc.maintain(self.base.as_ptr(), checked, clean);
     }
 }
 
@@ -292,6 +297,14 @@ impl SharedMemory {
         self.memory.maintain(range, false);
     }
 
+    /// As [`Self::invalidate`], for many ranges: the CPU waits once for all of them.
+    ///
+    /// # Panics
+    /// If one of `ranges` is not inside.
+    pub fn invalidate_all(&self, ranges: impl Iterator<Item = Range<usize>>) {
+        self.memory.maintain_all(ranges, false);
+    }
+
     /// Its bytes, as the DSP left them.
     ///
     /// # Panics
@@ -332,31 +345,36 @@ impl SharedMemory {
     }
 }
 
-/// Cache operations on the lines of a range, on processors that have them for programs.
+/// Cache operations on the lines of places, each a start and its bytes, on processors that have them for
+/// programs. All are carried out when it returns.
 #[cfg(target_arch = "aarch64")]
-pub(super) fn maintain_cache(start: *const u8, bytes: usize, clean: bool) {
+pub(super) fn maintain_cache(places: impl Iterator<Item = (*const u8, usize)>, clean: bool) {
     /// Smallest cache line of any AArch64 processor on a chip with a Hexagon.
     // SOURCE: Arm Cortex-A and Qualcomm Oryon: 64 bytes.
     const LINE: usize = 64;
-    let first = start.addr() / LINE * LINE;
-    for line in (first..start.addr() + bytes).step_by(LINE) {
-        if clean {
-            // SAFETY: writes back a cache line, which changes no memory as the CPU sees it. Linux
-            // allows it to programs.
-            unsafe { std::arch::asm!("dc cvac, {0}", in(reg) line, options(nostack)) };
-        } else {
-            // SAFETY: writes back and drops a cache line; the caller's memory is shared, and there
-            // are no references to it.
-            unsafe { std::arch::asm!("dc civac, {0}", in(reg) line, options(nostack)) };
+    for (start, bytes) in places {
+        let first = start.addr() / LINE * LINE;
+        for line in (first..start.addr() + bytes).step_by(LINE) {
+            if clean {
+                // SAFETY: writes back a cache line, which changes no memory as the CPU sees it. Linux
+                // allows it to programs.
+                unsafe { std::arch::asm!("dc cvac, {0}", in(reg) line, options(nostack)) };
+            } else {
+                // SAFETY: writes back and drops a cache line; the caller's memory is shared, and there
+                // are no references to it.
+                unsafe { std::arch::asm!("dc civac, {0}", in(reg) line, options(nostack)) };
+            }
         }
     }
     // SAFETY: a barrier.
     unsafe { std::arch::asm!("dsb sy", options(nostack)) };
 }
 
-/// No other processor shares a chip with a Hexagon.
+/// No other processor shares a chip with a Hexagon. The places are still looked at, which checks them.
 #[cfg(not(target_arch = "aarch64"))]
-pub(super) fn maintain_cache(_start: *const u8, _bytes: usize, _clean: bool) {}
+pub(super) fn maintain_cache(places: impl Iterator<Item = (*const u8, usize)>, _clean: bool) {
+    places.for_each(drop);
+}
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::graph::Tensor;
 use crate::tensor::{DType, Shape};
 
-/// Bytes of a cache line of the CPU, which is invalidated whole. It only decides which is less work.
+/// Bytes of a cache line of the CPU, which is invalidated whole.
 // SOURCE: Arm Cortex-A and Qualcomm Oryon: 64 bytes.
 const LINE_BYTES: usize = 64;
 
@@ -48,8 +48,26 @@ impl Layout {
     }
 }
 
-/// Returns the bytes of the rows of `cache` that are stored by `numbers`, or all bytes of the cache if these are fewer
-/// lines. A number of no row is left out: the DSP refuses it.
+/// Ranges that are collected before those that touch are merged: without flash attention a row of the cache of values is
+/// one element, and a batch of tokens stores many rows in one line.
+const MERGED_FROM: usize = 1 << 14;
+
+/// Sorts ranges and merges those that touch.
+fn merge(ranges: &mut Vec<Range<usize>>) {
+    // Stable, which is fast for the few ascending runs that the numbers of a batch are.
+    ranges.sort_by_key(|range| range.start);
+    ranges.dedup_by(|next, last| {
+        let touches = next.start <= last.end;
+        if touches {
+            last.end = last.end.max(next.end);
+        }
+        touches
+    });
+}
+
+/// Returns the lines with rows of `cache` that are stored by `numbers`, in order and apart from each other, cut at the
+/// cache's ends; or all bytes of the cache, if it has no more lines than the rows. A number of no row is left out: the DSP
+/// refuses it.
 ///
 /// - `numbers`: (rows, planes or a divisor, volumes or a divisor)
 /// - `bytes`: the bytes of `numbers`
@@ -65,7 +83,8 @@ pub(super) fn stored(cache: &Layout, numbers: &Layout, bytes: &[u8]) -> Vec<Rang
     if lines >= all.len().div_ceil(LINE_BYTES) {
         return vec![all];
     }
-    let mut rows: Vec<Range<usize>> = Vec::new();
+    let mut stored: Vec<Range<usize>> = Vec::new();
+    let mut most = MERGED_FROM;
     for i3 in 0..shape.ne[3] {
         for i2 in 0..shape.ne[2] {
             for i1 in 0..count {
@@ -75,14 +94,26 @@ pub(super) fn stored(cache: &Layout, numbers: &Layout, bytes: &[u8]) -> Vec<Rang
                 };
                 let start =
                     cache.offset + number * shape.nb[1] + i2 * shape.nb[2] + i3 * shape.nb[3];
-                match rows.last_mut() {
-                    Some(last) if last.end == start => last.end += row_bytes,
-                    _ => rows.push(start..start + row_bytes),
+                // Buffers begin at a line.
+                let first = (start / LINE_BYTES * LINE_BYTES).max(all.start);
+                let end = (start + row_bytes)
+                    .next_multiple_of(LINE_BYTES)
+                    .min(all.end);
+                match stored.last_mut() {
+                    Some(last) if (last.start..=last.end).contains(&first) => {
+                        last.end = last.end.max(end);
+                    }
+                    _ => stored.push(first..end),
+                }
+                if stored.len() == most {
+                    merge(&mut stored);
+                    most = MERGED_FROM.max(2 * stored.len());
                 }
             }
         }
     }
-    rows
+    merge(&mut stored);
+    stored
 }
 
 #[cfg(test)]
@@ -149,20 +180,45 @@ mod tests {
         let many = layout(DType::I32, [100, 1, 1, 1], 0);
         assert_eq!(rows(&many, &[5; 100]), [(0, 400)]);
         let fewer = layout(DType::I32, [99, 1, 1, 1], 0);
-        assert_eq!(rows(&fewer, &[5; 99]).len(), 4 * 99);
+        let once = [(5, 1), (105, 1), (205, 1), (305, 1)];
+        assert_eq!(rows(&fewer, &[5; 99]), once);
     }
 
     #[test]
     fn many_rows_are_the_whole_cache() {
         // Rows of one element, as values are cached without flash attention.
         let cache = layout(DType::F16, [1, 3200, 1, 1], 128);
-        let few: Vec<i32> = (0..99).map(|number| 32 * number).collect();
+        let few: Vec<i32> = (0..49).map(|number| 64 * number).collect();
         let numbers = |values: &[i32]| layout(DType::I32, [values.len(), 1, 1, 1], 0);
         let rows = stored(&cache, &numbers(&few), bytemuck::cast_slice(&few));
-        assert_eq!(rows.len(), 99);
-        assert_eq!(rows[1], 128 + 64..128 + 66);
+        assert_eq!(rows.len(), 49);
+        assert_eq!(rows[1], 128 + 128..128 + 192);
+        // The last line is cut where the cache ends.
+        let part = layout(DType::F16, [1, 3201, 1, 1], 128);
+        let rows = stored(&part, &numbers(&[3200]), bytemuck::cast_slice(&[3200]));
+        assert!(rows.into_iter().eq(std::iter::once(128 + 6400..128 + 6402)));
         let more: Vec<i32> = (0..100).collect();
         let rows = stored(&cache, &numbers(&more), bytemuck::cast_slice(&more));
         assert!(rows.into_iter().eq(std::iter::once(128..128 + 6400)));
+    }
+
+    /// Without flash attention: 256 channels of 4096 cells, of which a batch of 100 tokens stores those from cell 96 on, one
+    /// token after the other. It was a range for each element, 25,600 here and half a million in a model.
+    #[test]
+    fn elements_in_the_same_lines_are_stored_together() {
+        let (channels, cells, tokens) = (256, 4096, 100);
+        let cache = layout(DType::F16, [1, channels * cells, 1, 1], 512);
+        let values: Vec<i64> = (96..96 + tokens)
+            .flat_map(|cell| (0..channels).map(move |channel| channel * cells + cell))
+            .map(|number| i64::try_from(number).unwrap())
+            .collect();
+        assert!(values.len() > MERGED_FROM);
+        let numbers = layout(DType::I64, [values.len(), 1, 1, 1], 0);
+        let rows = stored(&cache, &numbers, bytemuck::cast_slice(&values));
+        // 200 bytes from byte 192 of a channel on: four lines.
+        let want = (0..channels)
+            .map(|channel| 512 + channel * cells * 2 + 192)
+            .map(|start| start..start + 256);
+        assert!(rows.into_iter().eq(want));
     }
 }

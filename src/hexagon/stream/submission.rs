@@ -306,7 +306,7 @@ impl Submission {
             (named.results.iter()).for_each(|range| buffer.invalidate(range))
         })?;
         for (buffer, rows) in stored {
-            rows.into_iter().for_each(|range| buffer.invalidate(range));
+            buffer.invalidate_all(rows.into_iter());
         }
         result.map_err(|failed| Failed {
             entry: (failed.entry.and_then(|entry| self.steps.get(entry))).map(|step| step.node),
