@@ -273,6 +273,12 @@ impl RowsMut<'_> {
         start..start + elements * size_of::<f32>()
     }
 
+    /// Lends all columns.
+    #[must_use]
+    pub fn reborrow(&mut self) -> RowsMut<'_> {
+        RowsMut { ..*self }
+    }
+
     /// Splits off the first `width` columns; the rest stays in `self`.
     ///
     /// # Panics

@@ -201,7 +201,7 @@ impl RkNpu {
         act: Rows<f32>,
         bucket: usize,
         graph: Option<u64>,
-        dst: RowsMut,
+        mut dst: RowsMut,
     ) -> Result<Duration> {
         // A panic under the lock is caught at the C border; after it, buffers may hold half a call.
         let Ok(mut state) = self.state.lock() else {
@@ -210,14 +210,23 @@ impl RkNpu {
         if let Some(cause) = self.lost.get() {
             return Err(lost(cause));
         }
-        let result =
-            (w.memory.flush()).and_then(|()| self.run(&mut state, w, act, bucket, graph, dst));
-        match &result {
-            // A lack of memory may pass, and the call that met it has failed as a whole. What calls keep is in the way.
-            Err(error) if error.is_shortage() => state.let_go(),
+        let mut run = |state: &mut NpuState| {
+            w.memory.flush()?;
+            self.run(state, w, act, bucket, graph, dst.reborrow())
+        };
+        let result = match run(&mut state) {
+            // What calls keep is in the way, as in `allocate`. A lack that stays may pass later: this call alone fails.
+            Err(error) if error.is_shortage() => {
+                state.let_go();
+                run(&mut state)
+            }
+            other => other,
+        };
+        if let Err(error) = &result
+            && !error.is_shortage()
+        {
             // The first cause stays.
-            Err(error) => _ = self.lost.set(error.to_string()),
-            Ok(_) => {}
+            _ = self.lost.set(error.to_string());
         }
         result
     }
