@@ -1,0 +1,270 @@
+use super::*;
+use crate::graph::{PARAMS, Place, Role, sources};
+use crate::tensor::{Format, Shape};
+
+/// Most VTCM that a chip has.
+const VTCM_BYTES: usize = 8 << 20;
+
+type Change = fn([&mut Tensor<'static>; 4]);
+
+fn tensor(dtype: DType, ne: [usize; 4]) -> Tensor<'static> {
+    let step = dtype.step_bytes().unwrap();
+    let row = dtype.row_bytes(ne[0]).unwrap();
+    Tensor {
+        name: "tensor",
+        dtype,
+        format: None,
+        shape: Shape {
+            ne,
+            nb: [step, row, row * ne[1], row * ne[1] * ne[2]],
+        },
+        place: Place::Device,
+        role: Role::State,
+        memory: None,
+        packed_offset: 0,
+        dequantize: None,
+    }
+}
+
+fn operation<'a>(op: Op, params: &[i32], dst: Tensor<'a>, src: &[Tensor<'a>]) -> Operation<'a> {
+    let mut all = [0; PARAMS];
+    all[..params.len()].copy_from_slice(params);
+    Operation {
+        op,
+        params: all,
+        dst,
+        src: sources(src),
+    }
+}
+
+/// Plans a product of packed weights with each change alone.
+fn check(op: Op, base: [Tensor<'static>; 4], changes: &[(&str, bool, Change)]) {
+    let is_planned = |[dst, src @ ..]: [Tensor<'static>; 4]| {
+        command(VTCM_BYTES, &operation(op, &[], dst, &src), true).is_ok()
+    };
+    assert!(is_planned(base), "{op:?}");
+    for (what, fits, change) in changes {
+        let mut tensors = base;
+        change(tensors.each_mut());
+        assert_eq!(is_planned(tensors), *fits, "{op:?}: {what}");
+    }
+}
+
+#[test]
+fn products_whose_operands_do_not_fit_are_refused() {
+    let ids = tensor(DType::I32, [3, 7, 1, 1]);
+    let both: &[(&str, bool, Change)] = &[
+        ("another K", false, |[_, _, act, _]| act.shape.ne[0] = 96),
+        ("transposed weights", false, |[_, w, ..]| {
+            w.shape.nb[0] = 128
+        }),
+        ("a result of integers", false, |[dst, ..]| {
+            dst.dtype = DType::I32
+        }),
+        ("a result with gaps", false, |[dst, ..]| dst.shape.nb[0] = 8),
+        ("odd steps of results", false, |[dst, ..]| {
+            dst.shape.nb[1] += 2
+        }),
+        ("activations with gaps", false, |[_, _, act, _]| {
+            act.shape.nb[0] = 8
+        }),
+        ("odd steps of activations", false, |[_, _, act, _]| {
+            act.shape.nb[1] += 2
+        }),
+        ("activations of integers", false, |[_, _, act, _]| {
+            act.dtype = DType::I32
+        }),
+    ];
+    let dst = tensor(DType::F32, [32, 4, 4, 4]);
+    let w = tensor(DType::F16, [64, 32, 2, 2]);
+    let act = tensor(DType::F32, [64, 4, 4, 4]);
+    check(Op::MulMat, [dst, w, act, ids], both);
+    check(
+        Op::MulMat,
+        [dst, w, act, ids],
+        &[
+            ("another M", false, |[dst, ..]| dst.shape.ne[1] = 5),
+            ("planes that are no multiple", false, |[dst, _, act, _]| {
+                (dst.shape.ne[2], act.shape.ne[2]) = (3, 3);
+            }),
+            ("volumes that are no multiple", false, |[dst, _, act, _]| {
+                (dst.shape.ne[3], act.shape.ne[3]) = (3, 3);
+            }),
+            ("no planes of weights", false, |[_, w, ..]| {
+                w.shape.ne[2] = 0
+            }),
+            ("no volumes of weights", false, |[_, w, ..]| {
+                w.shape.ne[3] = 0
+            }),
+            ("activations in F16", true, |[_, _, act, _]| {
+                *act = tensor(DType::F16, [64, 4, 4, 4]);
+            }),
+        ],
+    );
+    let dst = tensor(DType::F32, [32, 3, 7, 1]);
+    let w = tensor(DType::F16, [64, 32, 5, 1]);
+    let act = tensor(DType::F32, [64, 1, 7, 1]);
+    check(Op::MulMatId, [dst, w, act, ids], both);
+    check(
+        Op::MulMatId,
+        [dst, w, act, ids],
+        &[
+            ("no rows", false, |[_, _, act, _]| act.shape.ne[1] = 0),
+            ("rows that are no divisor", false, |[_, _, act, _]| {
+                act.shape.ne[1] = 2
+            }),
+            ("a choice of floats", false, |[.., ids]| {
+                ids.dtype = DType::F32
+            }),
+            ("a choice with gaps", false, |[.., ids]| ids.shape.nb[0] = 8),
+            ("odd steps of the choice", false, |[.., ids]| {
+                ids.shape.nb[1] += 2
+            }),
+            ("a choice for more tokens", false, |[.., ids]| {
+                ids.shape.ne[1] = 8
+            }),
+            ("two volumes", false, |[_, _, act, _]| act.shape.ne[3] = 2),
+        ],
+    );
+}
+
+/// One panel of weights and the rows of activations lie in it together.
+#[test]
+fn rows_that_the_vtcm_does_not_take_are_refused() {
+    let is_planned = |vtcm_bytes, k| {
+        let dst = tensor(DType::F32, [32, 4, 1, 1]);
+        let w = tensor(DType::F16, [k, 32, 1, 1]);
+        let act = tensor(DType::F32, [k, 4, 1, 1]);
+        command(
+            vtcm_bytes,
+            &operation(Op::MulMat, &[], dst, &[w, act]),
+            true,
+        )
+        .is_ok()
+    };
+    assert!(is_planned(VTCM_BYTES, 32_768));
+    assert!(!is_planned(VTCM_BYTES, 65_536));
+    assert!(is_planned(2 * VTCM_BYTES, 65_536));
+}
+
+/// Activations in BF16 are no rows that a product of packed weights takes.
+#[test]
+fn what_packed_weights_do_not_take_is_a_product_of_plain_tensors() {
+    let plan = |place, dtype| {
+        let w = Tensor {
+            place,
+            ..tensor(dtype, [64, 32, 1, 1])
+        };
+        let act = tensor(DType::Bf16, [64, 4, 1, 1]);
+        let dst = tensor(DType::F32, [32, 4, 1, 1]);
+        question(VTCM_BYTES, &operation(Op::MulMat, &[], dst, &[w, act]))
+    };
+    for (place, dtype, is_plain) in [
+        (Place::Unknown, DType::F16, true),
+        (Place::Packed, DType::Bf16, true),
+        (Place::Packed, DType::F16, false),
+    ] {
+        let planned = plan(place, dtype);
+        assert_eq!(
+            matches!(planned, Ok(Command::Tensor(_))),
+            is_plain,
+            "{dtype:?}"
+        );
+        assert_eq!(planned.is_ok(), is_plain, "{dtype:?}");
+    }
+}
+
+#[test]
+fn operations_reach_their_kernels_with_their_parameters() {
+    let f32 = |ne| tensor(DType::F32, ne);
+    let tensor_op = |operation: &Operation| match command(VTCM_BYTES, operation, false) {
+        Ok(Command::Tensor(body)) => Some(body),
+        _ => None,
+    };
+    // The largest ones first.
+    let largest = tensor(DType::I32, [8, 4, 1, 1]);
+    let body = tensor_op(&operation(Op::TopK, &[], largest, &[f32([64, 4, 1, 1])])).unwrap();
+    assert_eq!(body.params[0], 1);
+
+    let q = f32([64, 4, 4, 1]);
+    let [k, v] = [(); 2].map(|()| tensor(DType::F16, [64, 32, 2, 1]));
+    let scale = 0.125_f32.to_bits().cast_signed();
+    let attention = operation(Op::FlashAttnExt, &[scale], f32([64, 4, 4, 1]), &[q, k, v]);
+    let Ok(Command::Attention(body)) = command(VTCM_BYTES, &attention, false) else {
+        panic!("no attention")
+    };
+    assert_eq!(body.scale, 0.125_f32.to_bits());
+    let operands = [body.dst, body.q, body.k, body.v].map(|operand| operand.buffer);
+    assert_eq!(operands, [0, 1, 2, 3]);
+
+    let sum = operation(Op::Sum, &[], f32([1; 4]), &[f32([8, 4, 1, 1])]);
+    assert!(tensor_op(&sum).is_some());
+    let mut apart = sum;
+    apart.src[0].as_mut().unwrap().shape.nb = [8, 64, 256, 256];
+    assert!(tensor_op(&apart).is_none());
+
+    // ggml rounds what is between to BF16.
+    let bf16 = |ne| tensor(DType::Bf16, ne);
+    let [wide, narrow] = [[64, 4, 1, 1], [32, 4, 1, 1]];
+    for (op, dst, from, is_planned) in [
+        (Op::Swiglu, f32(narrow), f32(wide), true),
+        (Op::Swiglu, f32(narrow), bf16(wide), false),
+        (Op::Swiglu, bf16(narrow), f32(wide), false),
+        (Op::Reglu, bf16(narrow), bf16(wide), true),
+    ] {
+        let planned = tensor_op(&operation(op, &[], dst, &[from])).is_some();
+        assert_eq!(
+            planned, is_planned,
+            "{op:?} {:?} {:?}",
+            dst.dtype, from.dtype
+        );
+    }
+
+    let q8_0 = DType::Quantized {
+        block_elems: 32,
+        block_bytes: 34,
+    };
+    for (place, is_planned) in [
+        (Place::Device, true),
+        (Place::Packed, false),
+        (Place::Foreign, false),
+    ] {
+        let table = Tensor {
+            format: Some(Format::Q8_0),
+            place,
+            ..tensor(q8_0, [64, 10, 1, 1])
+        };
+        let ids = tensor(DType::I32, [5, 1, 1, 1]);
+        let rows = operation(Op::GetRows, &[], f32([64, 5, 1, 1]), &[table, ids]);
+        assert_eq!(tensor_op(&rows).is_some(), is_planned, "{is_planned}");
+    }
+}
+
+#[test]
+fn groups_are_normalized_as_rows() {
+    let eps = 1e-5_f32.to_bits().cast_signed();
+    let all = tensor(DType::F32, [4, 3, 6, 2]);
+    let norm = |groups, dst, src| operation(Op::GroupNorm, &[groups, eps], dst, &[src]);
+    let Ok(Command::Tensor(body)) = command(VTCM_BYTES, &norm(2, all, all), false) else {
+        panic!("no groups")
+    };
+    assert_eq!(body.kernel, wire::KERNEL_NORM);
+    assert_eq!(body.params[0], eps.cast_unsigned());
+    for tensor in [&body.dst, &body.src[0]] {
+        assert_eq!(tensor.ne, [36, 2, 2, 1]);
+        assert_eq!(tensor.nb, [4, 144, 288, 576]);
+    }
+    let mut apart = all;
+    apart.shape.nb[1] = 20;
+    for (what, groups, dst, src) in [
+        ("4 groups of 6 channels", 4, all, all),
+        ("no groups", 0, all, all),
+        ("a source with gaps", 2, all, apart),
+        ("a result with gaps", 2, apart, all),
+    ] {
+        assert!(
+            command(VTCM_BYTES, &norm(groups, dst, src), false).is_err(),
+            "{what}"
+        );
+    }
+}
