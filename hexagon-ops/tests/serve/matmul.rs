@@ -258,6 +258,9 @@ fn the_command_says_up_to_how_many_rows_are_dot_products() {
     let one = rows(1, 1);
     assert_eq!(one[..n], dots[..n]);
     assert_eq!(rows(1, 0)[..n], tiles[..n]);
+    // The fourth number: one row, with activations of two digits.
+    assert_ne!(rows(1, 3)[..n], one[..n]);
+    assert_eq!(rows(2, 3), tiles);
 }
 
 /// Tokens that choose experts.

@@ -104,7 +104,7 @@ fn wrong_fields_of_products_are_refused() {
         change(&mut wrong.weights);
         refused(&mut host, &wrong, detail, what);
     }
-    let products: [(u32, &str, Change<MatMul>); 19] = [
+    let products: [(u32, &str, Change<MatMul>); 20] = [
         (serve::DOTS, "dots", |b| b.dots = 4),
         (serve::RESERVED, "act reserved", |b| b.act.reserved = 1),
         (serve::RESERVED, "dst reserved", |b| b.dst.reserved = 1),
@@ -126,6 +126,7 @@ fn wrong_fields_of_products_are_refused() {
         (serve::BOUNDS, "rows", |b| b.m = u32::MAX),
         (serve::ROWS, "dst stride 0", |b| b.dst.strides[1] = 0),
         (serve::ROWS, "dst rows meet", |b| b.dst.strides[0] = 124),
+        (serve::ROWS, "dst planes meet", |b| b.dst.strides[1] = 320),
         (serve::UNMAPPED, "act", |b| b.act.buffer = 100),
         (serve::NUMBER, "dst", |b| b.dst.buffer = 1 << 30),
         (serve::OVERLAP, "in place", |b| {

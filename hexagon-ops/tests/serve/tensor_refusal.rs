@@ -40,6 +40,9 @@ fn wrong_fields_of_tensors_are_refused() {
             (serve::RESERVED, "fields of no tensor", |b| {
                 b.src[2].nb[3] = 4
             }),
+            (serve::RESERVED, "equal fields of no tensor", |b| {
+                b.src[2].nb[2..].fill(4)
+            }),
             (serve::TYPE, "type", |b| b.src[0].dtype = 99),
             (serve::OPERAND, "type for this kernel", |b| {
                 b.src[1].dtype = TYPE_I32

@@ -274,6 +274,11 @@ mod tests {
                 mul(rows(Z), [rows(Y), rows(G), NONE]),
             ),
             (
+                "not a norm before a sum",
+                mul(rows(Y), [rows(X), rows(G), NONE]),
+                op(wire::KERNEL_ADD, rows(Z), [rows(Y), rows(G), NONE]),
+            ),
+            (
                 "no factor",
                 norm,
                 op(wire::KERNEL_DIV, rows(Z), [rows(Y), rows(G), NONE]),

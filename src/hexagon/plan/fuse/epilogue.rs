@@ -171,6 +171,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn one_row_becomes_part_of_its_product() {
+        let mut product = product();
+        (product.m, product.dst.strides) = (1, [192; 3]);
+        let op = then(
+            wire::KERNEL_ADD,
+            rows(SUM, 1),
+            rows(PRODUCT, 1),
+            rows(SIDE, 1),
+        );
+        let fused = fuse_product(&product, &op).unwrap();
+        assert_eq!(fused.epilogue.other.strides[0], 192);
+    }
+
     /// A change that makes commands differ.
     type Change = fn(&mut MatMul, &mut TensorOp);
 
@@ -182,7 +196,7 @@ mod tests {
             rows(PRODUCT, M),
             rows(SIDE, M),
         );
-        let changes: [(&str, Change); 10] = [
+        let changes: [(&str, Change); 11] = [
             ("another function", |_, op| op.kernel = wire::KERNEL_MUL),
             ("twice itself", |_, op| op.src[1] = op.src[0]),
             ("neither is the product", |_, op| op.src[0].offset += 4),
@@ -196,6 +210,10 @@ mod tests {
             ("over the activations", |_, op| op.dst.offset = ACT + 192),
             ("over part of the other operand", |_, op| {
                 op.dst.offset = SIDE + 192;
+            }),
+            // The other operand ends 64 bytes behind the start of its last row.
+            ("over its end", |_, op| {
+                op.dst.offset = SIDE + u64::from(M - 1) * 192 + 64;
             }),
             ("a larger result", |_, op| op.dst.ne[1] = M + 1),
         ];
