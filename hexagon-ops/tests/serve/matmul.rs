@@ -65,21 +65,21 @@ struct Shape {
     n: usize,
     slices: [usize; 2],
     planes: [usize; 2],
-    /// Elements between rows and between planes that belong to neither.
-    gap: usize,
+    /// Elements between rows and between planes that belong to neither, of activations and of results.
+    gaps: [usize; 2],
     /// `true` if dimension 1 has the largest stride.
     permuted: bool,
 }
 
 impl Shape {
-    fn strides(&self, row: usize) -> [usize; 3] {
+    fn strides(&self, row: usize, gap: usize) -> [usize; 3] {
         let [p2, p3] = self.planes;
-        let row = row + self.gap;
+        let row = row + gap;
         if self.permuted {
             return [row * p2 * p3, row, row * p2];
         }
-        let plane = self.m * row + self.gap;
-        [row, plane, plane * p2 + self.gap]
+        let plane = self.m * row + gap;
+        [row, plane, plane * p2 + gap]
     }
 }
 
@@ -88,7 +88,7 @@ fn check(shape: &Shape, numbers: &mut Numbers) {
     let mut host = Host::new();
     let (weights, matrices) = load_weights(&mut host, shape.weight, (n, k), shape.slices, numbers);
     let counts = [m, shape.planes[0], shape.planes[1]];
-    let (act_strides, dst_strides) = (shape.strides(k), shape.strides(n));
+    let [act_strides, dst_strides] = [0, 1].map(|i| shape.strides([k, n][i], shape.gaps[i]));
     let act_len = extent(k, counts, act_strides);
     let dst_len = extent(n, counts, dst_strides);
     let act: Vec<f32> = (0..act_len).map(|_| numbers.float()).collect();
@@ -107,8 +107,8 @@ fn check(shape: &Shape, numbers: &mut Numbers) {
     };
     let completion = host.run(&[Command::new(0, &body)]);
     let what = format!(
-        "{:?} {m}x{k}x{n} slices {:?} planes {:?} gap {} permuted {}",
-        shape.weight, shape.slices, shape.planes, shape.gap, shape.permuted
+        "{:?} {m}x{k}x{n} slices {:?} planes {:?} gaps {:?} permuted {}",
+        shape.weight, shape.slices, shape.planes, shape.gaps, shape.permuted
     );
     assert_eq!((completion.status, completion.done), (0, 1), "{what}");
     let mut dst: Vec<f32> = dst_memory.get(4, dst_len);
@@ -148,8 +148,15 @@ fn every_type_multiplies_plain_batched_and_broadcast() {
                 ([1, 1], [3, 2]),
                 ([2, 1], [4, 3]),
                 ([1, 2], [1, 2]),
+                ([2, 2], [4, 6]),
             ] {
-                for (gap, permuted) in [(0, false), (3, false), (0, true)] {
+                for (gaps, permuted) in [
+                    ([0, 0], false),
+                    ([3, 3], false),
+                    ([3, 0], false),
+                    ([0, 3], false),
+                    ([0, 0], true),
+                ] {
                     check(
                         &Shape {
                             weight,
@@ -158,7 +165,7 @@ fn every_type_multiplies_plain_batched_and_broadcast() {
                             n: 40,
                             slices,
                             planes,
-                            gap,
+                            gaps,
                             permuted,
                         },
                         &mut numbers,
@@ -167,6 +174,22 @@ fn every_type_multiplies_plain_batched_and_broadcast() {
             }
         }
     }
+}
+
+/// A product of more rows than one part of it takes.
+#[test]
+fn rows_of_the_second_part_lie_behind_those_of_the_first() {
+    let shape = Shape {
+        weight: WeightType::F16,
+        m: (1 << 16) + 4,
+        k: 32,
+        n: 2,
+        slices: [1, 1],
+        planes: [1, 1],
+        gaps: [1, 1],
+        permuted: false,
+    };
+    check(&shape, &mut Numbers::default());
 }
 
 #[test]
