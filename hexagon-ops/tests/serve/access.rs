@@ -533,3 +533,65 @@ fn a_range_that_both_wrote_is_cleaned_for_scalar_stores() {
         }
     }
 }
+
+/// Other ranges are old bytes on one side, or lost bytes of a neighbour.
+#[test]
+fn a_product_is_for_the_lines_of_its_rows_and_no_others() {
+    let mut bench = Bench::new(3);
+    let rows = |buffer, offset, strides| Plain {
+        buffer,
+        reserved: 0,
+        offset,
+        strides,
+    };
+    // 64 F32 of activations are two lines, 32 of results are one; rows of results have no gaps.
+    let product = MatMul {
+        weights: Weights {
+            buffer: 2,
+            layout: WeightType::Q8_0.layout_id().0,
+            offset: 0,
+            k: 64,
+            n: 32,
+            slices: [1, 1],
+        },
+        act: rows(1, 0, [512, 2048, 8192]),
+        dst: rows(0, 0, [128, 1024, 4096]),
+        m: 2,
+        planes: [2, 2],
+        ..bytemuck::Zeroable::zeroed()
+    };
+    let mut have = bench.run(&[Command::new(0, &product)]);
+    have.retain(|(_, buffer, ..)| *buffer != 2);
+    have.sort_by_key(|(is_clean, _, range, _)| (*is_clean, range.start));
+    let mut want = Vec::new();
+    for plane in [0, 2048, 8192, 8192 + 2048] {
+        for row in [0, 512] {
+            want.push((false, 1, plane + row..plane + row + 256, Vector));
+        }
+    }
+    for plane in [0, 1024, 4096, 4096 + 1024] {
+        want.push((true, 0, plane..plane + 256, Vector));
+    }
+    assert_eq!(have, want);
+
+    // Results that begin and end inside lines: these are read before.
+    let n = 33;
+    let edges = MatMul {
+        weights: Weights {
+            n,
+            ..product.weights
+        },
+        dst: rows(0, 64, [132, 264, 264]),
+        planes: [1, 1],
+        ..product
+    };
+    let mut have = bench.run(&[Command::new(0, &edges)]);
+    have.retain(|(_, buffer, ..)| *buffer == 0);
+    have.sort_by_key(|(is_clean, _, range, _)| (*is_clean, range.start));
+    let want = [
+        (false, 0, 0..128, Scalar),
+        (false, 0, 256..384, Scalar),
+        (true, 0, 0..384, Scalar),
+    ];
+    assert_eq!(have, want);
+}
