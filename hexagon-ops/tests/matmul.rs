@@ -229,6 +229,21 @@ fn small_vtcm_cuts_m_and_groups() {
     }
 }
 
+/// Of 256 columns and 100 rows: a tile of scales, 80 tiles of activations and 2 of their factors; twice three strips of raw
+/// panels, of tiles, and of results.
+#[test]
+fn a_plan_takes_the_tiles_of_all_its_areas() {
+    let plan = GemmPlan {
+        m_tiles: 10,
+        group: 3,
+    };
+    for (weight, raw) in [(WeightType::Q4_0, 7), (WeightType::F16, 0)] {
+        let layout = MatrixLayout::new(weight, 100, 256).unwrap();
+        let want = 1 + 2 + 80 + 2 * (raw + 24 + 30);
+        assert_eq!(plan.vtcm_tiles(layout), want, "{weight:?}");
+    }
+}
+
 #[test]
 fn one_panel_larger_than_a_step_still_fits() {
     let mut numbers = Numbers::default();
@@ -249,10 +264,21 @@ fn one_panel_larger_than_a_step_still_fits() {
         dst_rows: RowStarts::Strided(0),
         epilogue: None,
     };
-    assert!(matches!(
-        job.run(Parts::new(1, 100).machine()),
-        Err(Error::VtcmFull { .. })
-    ));
+    // Two panels of 8192 Q8_0 in 32 rows; some of the tiles are taken by activations.
+    let error = job.run(Parts::new(1, 100).machine()).unwrap_err();
+    let Error::VtcmFull {
+        what,
+        need_bytes,
+        have_bytes,
+    } = error
+    else {
+        panic!("{error:?}")
+    };
+    assert_eq!((what, need_bytes), ("one panel, twice", 557_056));
+    assert!(
+        have_bytes < 100 * 2048 && have_bytes > 50 * 2048,
+        "{have_bytes}"
+    );
 }
 
 #[test]

@@ -89,7 +89,11 @@ fn an_idle_ring_parks_and_resumes() {
     for _ in 0..3 {
         host.serve().unwrap();
         assert_eq!(host.shared.load(STATE), STATE_PARKED);
-        assert_eq!(host.run(&[nop(0, 0)]).status, STATUS_OK);
+        let completion = host.run(&[nop(0, 0)]);
+        assert_eq!(completion.status, STATUS_OK);
+        // Its own time and packets: the idle time before it is longer.
+        assert!(completion.microseconds < 1000, "{completion:?}");
+        assert!(completion.packets < 3000, "{completion:?}");
         assert_eq!(host.shared.load(STATE), STATE_PARKED);
     }
 }
