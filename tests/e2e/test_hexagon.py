@@ -83,6 +83,17 @@ class Hexagon(Case):
                                    for coherence in ("relaxed", "strict"))
                 self.assertEqual(strict, relaxed)
 
+    def test_the_cpu_reads_states_of_the_device(self):
+        """ggml does not ask the device about SSM_SCAN if `ssm_a` is on the CPU, which reads the state in place."""
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        for name in ["mamba2", "granitehybrid"]:
+            with self.subTest(name):
+                model = vocabularies.model(name, Path(folder))
+                relaxed, strict = (self.complete(PROMPT, TOKENS, self.env(GGML_RUST_NPU_SIM_COHERENCE=coherence),
+                                                 "-ot", r"blk\.[01]\.=CPU", model=model).out
+                                   for coherence in ("relaxed", "strict"))
+                self.assertEqual(strict, relaxed)
+
     def test_both_families_share_a_model(self):
         log = self.complete(PROMPT, 8, device_env("hexagon-v75,rk3588"), "-v").log
         for device in [HEXAGON_DEVICE, DEVICE]:

@@ -5,7 +5,8 @@
 //! whose place ggml may have had the CPU compute a node. All other writes of the CPU go through
 //! [`HexBuffer::write`], which cleans at once. Results are invalidated after the commands; of caches
 //! that the CPU does not use, as far as is known, only the rows that were [stored by number](rows),
-//! and what turns or copies keys when a context is shifted.
+//! and what turns or copies keys when a context is shifted. A state that the CPU computed tells that
+//! the CPU uses its buffer.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -17,11 +18,23 @@ use super::super::buffer::Ranges;
 use super::super::{HexBuffer, HexDevice};
 use super::rows::{self, Layout};
 use super::trace::Trace;
+use crate::backend::Buffer;
 use crate::error::{Error, Result};
 use crate::graph::{Op, Operation, Role, Tensor};
 use crate::hexagon::device::{Batch, DeviceBuffer, Failed, HexNpu};
 use crate::hexagon::plan::cost::Cost;
 use crate::tensor::DType;
+
+/// Returns `true` if the DSP copies a state of a recurrence that the CPU computes, which reads it in place: the DSP's own
+/// recurrences have results of the graph as states, the CPU's come as inputs.
+///
+/// ggml's scheduler does not ask the device about SSM_SCAN if one of its weights is the CPU's.
+fn is_state_of_cpu(operation: &Operation) -> bool {
+    let (dst, from) = (&operation.dst, &operation.src[0]);
+    let is_input = |from: &Tensor| from.role != Role::Result;
+    let is_copy = operation.op == Op::Cpy && dst.dtype == DType::F32;
+    is_copy && dst.role == Role::State && from.as_ref().is_some_and(is_input)
+}
 
 /// A buffer that the commands name.
 #[derive(Debug)]
@@ -184,6 +197,12 @@ impl Submission {
             return;
         }
         let index = self.index(&home.memory);
+        if is_state_of_cpu(operation) {
+            home.mark_cpu_reader();
+            self.named[index].inputs.insert(cache.span());
+            self.named[index].results.insert(cache.span());
+            return;
+        }
         match (operation.op, &operation.src[1], numbers) {
             // A graph that computes the numbers does not have them before.
             (Op::SetRows, Some(tensor), Some(numbers)) if tensor.role != Role::Result => {
@@ -191,7 +210,7 @@ impl Submission {
                 let named = self.index(&numbers.memory);
                 self.stores_rows((index, Layout::of(cache)), (named, layout));
             }
-            // A context that is shifted turns all keys; the states of a recurrence are copied as F32.
+            // A context that is shifted turns all keys; the states of the DSP's recurrences are copied as F32.
             (Op::SetRows | Op::Rope, ..) => self.named[index].results.insert(cache.span()),
             (Op::Cpy, ..) if cache.dtype != DType::F32 => {
                 self.named[index].results.insert(cache.span());

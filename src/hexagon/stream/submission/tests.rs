@@ -148,6 +148,46 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
 }
 
 #[test]
+fn a_state_that_the_cpu_computed_tells_that_it_uses_the_buffer() {
+    let device = device();
+    let cache = row(Role::State);
+    let f16 = Tensor {
+        dtype: DType::F16,
+        ..cache
+    };
+    for (op, dst, from, is_told) in [
+        (Op::Cpy, cache, Role::State, true),
+        (Op::Cpy, cache, Role::Result, false),
+        (Op::Cpy, f16, Role::State, false),
+        (Op::Cpy, row(Role::Result), Role::State, false),
+        (Op::Scale, cache, Role::State, false),
+    ] {
+        let operation = Operation {
+            op,
+            params: [0; PARAMS],
+            dst,
+            src: sources(&[row(from)]),
+        };
+        let home = HexBuffer::new(&device, 4096, true).unwrap();
+        let mut submission = Submission::default();
+        submission.shows_cache(&operation, &home, None);
+        let what = format!("{op:?} of {from:?} to {:?} {:?}", dst.role, dst.dtype);
+        assert_eq!(home.is_used_by_cpu(), is_told, "{what}");
+        if is_told {
+            let [named] = &submission.named[..] else {
+                panic!("one buffer is named")
+            };
+            let ranges = [&named.inputs, &named.results].map(|it| it.iter().collect::<Vec<_>>());
+            assert_eq!(
+                ranges,
+                [(); 2].map(|()| Vec::from_iter([256..272])),
+                "{what}"
+            );
+        }
+    }
+}
+
+#[test]
 fn memory_for_operands_and_commands_is_used_again_if_it_suffices() {
     let device = device();
     let mut submission = Submission::default();
