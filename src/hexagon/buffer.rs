@@ -22,8 +22,6 @@ use crate::tensor::{DType, Dequantize, Format};
 pub(super) use self::ranges::Ranges;
 
 mod ranges;
-#[cfg(test)]
-mod tests;
 
 /// Alignment of tensors: packed weights are lines, and the DSP moves lines.
 pub const ALIGN_BYTES: usize = LINE_BYTES;
@@ -579,3 +577,6 @@ impl Buffer for HexBuffer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,8 +12,6 @@ pub mod cost;
 pub mod fuse;
 mod operation;
 mod reshape;
-#[cfg(test)]
-mod tests;
 
 /// A node as a command for the DSP. Where its operands lie is not known here: buffers are numbers of operands, 0 for the
 /// result, and offsets are 0.
@@ -251,3 +249,6 @@ fn operands(
         .map_err(|_| "rows are too long for the VTCM")?;
     Ok(layout)
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@ use crate::hexagon::driver::FastRpc;
 use crate::hexagon::{Options, caps};
 use crate::tensor::Shape;
 
-/// Where the first weight starts.
+/// The first weight starts here.
 const AT: usize = 4096;
 const K: usize = 64;
 const N: usize = 40;

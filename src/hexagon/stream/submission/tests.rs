@@ -180,7 +180,7 @@ fn a_state_that_the_cpu_computed_tells_that_it_uses_the_buffer() {
             let ranges = [&named.inputs, &named.results].map(|it| it.iter().collect::<Vec<_>>());
             assert_eq!(
                 ranges,
-                [(); 2].map(|()| Vec::from_iter([256..272])),
+                [(); 2].map(|()| Vec::from_iter(Some(256..272))),
                 "{what}"
             );
         }
