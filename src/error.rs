@@ -175,17 +175,14 @@ pub enum Error {
         /// Attempted action.
         action: &'static str,
     },
-    /// Device memory could not be had, and the process has no file descriptor left: each allocation
-    /// takes one.
-    #[error(
-        "{call} gave no memory for {bytes} bytes: all {limit} file descriptors that the process may have are in use, \
-         see ulimit -n"
-    )]
+    /// Device memory or a context could not be had, and the process has no file descriptor left: each
+    /// takes some.
+    #[error("{call} gave no {what}: all {limit} file descriptors that the process may have are in use, see ulimit -n")]
     OutOfDescriptors {
-        /// The function that returned NULL.
+        /// The function that failed.
         call: &'static str,
-        /// The size asked for.
-        bytes: usize,
+        /// What was asked for, with its size.
+        what: String,
         /// Descriptors that the process may have.
         limit: u64,
     },

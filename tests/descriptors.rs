@@ -19,6 +19,15 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     let act = numbers.floats(64 * 300);
     let options = sim::Options::new(caps::RK3588.soc);
     let (device, rknn) = device_with(options.clone(), &caps::RK3588).unwrap();
+    // The next context is refused with the code that is not about memory.
+    let next = rknn.stand_in().unwrap().calls("rknn_matmul_create") + 1;
+    let faults = sim::parse_faults(&format!("rknn_matmul_create:{next}=-1")).unwrap();
+    let refusing = sim::Options {
+        faults,
+        ..options.clone()
+    };
+    let (refusing, _rknn) = device_with(refusing, &caps::RK3588).unwrap();
+    let refused = packed(&refusing, &w, 0);
     let buffer = packed(&device, &w, 0);
     let multiply = |m: usize| {
         mul_mat(
@@ -47,7 +56,13 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
     // Opens files until no descriptor is left.
     let take_all = || std::iter::from_fn(|| File::open("/dev/null").ok()).collect::<Vec<_>>();
 
-    // Weights that are loaded get the descriptors of what calls keep.
+    // A context gets the descriptors of those that calls keep.
+    let taken = take_all();
+    let product = mul_mat(&refusing, &w, Some((&refused, 0)), &act[..64], [64, 1, 1, 1]);
+    assert_eq!(product.unwrap(), before);
+    drop((taken, refused, refusing));
+
+    // Weights that are loaded do, too.
     let taken = take_all();
     let mut buffers = vec![RkBuffer::new(Arc::clone(&device), 4096).unwrap()];
     assert_eq!(multiply(1).unwrap(), before);

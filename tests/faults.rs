@@ -170,6 +170,44 @@ fn weights_without_memory_are_allocated_after_calls_let_theirs_go() {
     assert_eq!(result.unwrap(), expected);
 }
 
+/// They were used without being packed: each product packed them again.
+#[test]
+fn weights_without_views_are_packed_after_calls_let_theirs_go() {
+    let mut numbers = Numbers::new(28);
+    let w = Weight::random(&mut numbers, PLAIN, [64, 96, 1, 1]);
+    let act = numbers.floats(64);
+    let (view, memory) = ("rknn_create_mem_from_fd", "rknn_create_mem");
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let first = rknn.stand_in().unwrap().calls(view) + 1;
+    let expected = mul_mat(&device, &w, None, &act, [64, 1, 1, 1]).unwrap();
+    drop((device, rknn));
+    let start = || device_with(options(&format!("{view}:{first}=-4")), &caps::RK3588).unwrap();
+    let (device, rknn) = start();
+    let buffer = packed(&device, &w, 0);
+    let multiply = || mul_mat(&device, &w, Some((&buffer, 0)), &act, [64, 1, 1, 1]);
+    assert_eq!(multiply().unwrap(), expected);
+    let before = rknn.stand_in().unwrap().calls(memory);
+    assert_eq!(multiply().unwrap(), expected);
+    assert_eq!(rknn.stand_in().unwrap().calls(memory), before);
+    // And those that are packed at use.
+    let (device, _rknn) = start();
+    let result = mul_mat(&device, &w, None, &act, [64, 1, 1, 1]);
+    assert_eq!(result.unwrap(), expected);
+}
+
+/// Without a lack of memory before it: the first address space is full as reckoned.
+#[test]
+fn an_address_space_that_cannot_begin_is_tried_again_after_calls_let_theirs_go() {
+    let call = "rknn_matmul_create";
+    let (device, rknn) = device_with(options(""), &caps::RK3588).unwrap();
+    let next = rknn.stand_in().unwrap().calls(call) + 1;
+    drop((device, rknn));
+    let faults = format!("{call}:{next}={}", code::FAIL);
+    let (device, _rknn) = device_with(options(&faults), &caps::RK3588).unwrap();
+    let _first = RkBuffer::new(Arc::clone(&device), caps::DOMAIN_WEIGHT_BYTES).unwrap();
+    RkBuffer::new(device, 4096).unwrap();
+}
+
 /// Makes a device that, after its self-test, has memory for one allocation but not for the next, and that cannot begin
 /// the second address space; with "+" as `plus`, from then on.
 fn device_with_one_address_space(code: i32, plus: &str) -> (Arc<RkDevice>, Arc<Rknn>) {

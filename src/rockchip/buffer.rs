@@ -262,7 +262,7 @@ impl RkBuffer {
                 have,
             });
         }
-        let weights = self.memory.place(layout, start)?;
+        let weights = self.device.npu.place(&self.memory, layout, start)?;
         contents.packed.insert(
             start,
             Packed {

@@ -28,6 +28,7 @@ use crate::host_memory::RowsMut;
 use crate::rockchip::caps::{self, Precision, RkCaps};
 use crate::rockchip::driver::process;
 use crate::rockchip::driver::{self, Rknn};
+use crate::rockchip::layout::WeightLayout;
 
 mod activation;
 mod core;
@@ -165,23 +166,37 @@ impl RkNpu {
         self.domains.bytes()
     }
 
+    /// Calls `attempt`, and once more if it fails, when what calls keep has been let go: that takes memory
+    /// and file descriptors, and contexts may hold weights that were freed, as they were bound to them last.
+    fn with_room<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        attempt().or_else(|_| {
+            if let Ok(mut state) = self.state.lock() {
+                state.let_go();
+            }
+            attempt()
+        })
+    }
+
     /// Allocates memory for weights.
     ///
     /// # Errors
     /// `OutOfMemory`, `OutOfDescriptors` or `AddressSpace`; `Vendor` if an address space cannot be begun.
     pub fn allocate(&self, bytes: usize) -> Result<WeightMemory> {
-        let (memory, share) = match self.domains.allocate(bytes) {
-            // What calls keep is in the way: it takes memory and file descriptors, and contexts may hold weights that were
-            // freed, as they were bound to them last.
-            Err(error) if error.is_shortage() => {
-                if let Ok(mut state) = self.state.lock() {
-                    state.let_go();
-                }
-                self.domains.allocate(bytes)?
-            }
-            other => other?,
-        };
+        let (memory, share) = self.with_room(|| self.domains.allocate(bytes))?;
         Ok(WeightMemory::new(memory, share))
+    }
+
+    /// Makes a place for a weight at `offset` of `memory`; see [`WeightMemory::place`].
+    ///
+    /// # Errors
+    /// `OutOfMemory` or `OutOfDescriptors`.
+    pub fn place(
+        &self,
+        memory: &WeightMemory,
+        layout: WeightLayout,
+        offset: usize,
+    ) -> Result<PackedWeights> {
+        self.with_room(|| memory.place(layout, offset))
     }
 
     /// Computes `dst = act · w` in one call for each block of the weights. Returns the time in the

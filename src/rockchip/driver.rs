@@ -137,7 +137,7 @@ impl Context {
     /// Creates a context for `info` on the core of `mask`.
     ///
     /// # Errors
-    /// `Vendor` with the shape in it.
+    /// `Vendor` with the shape in it, or `OutOfDescriptors`.
     pub fn new(rknn: &Arc<Rknn>, mut info: MatmulInfo, mask: Option<CoreMask>) -> Result<Self> {
         let mut handle: MatmulCtx = 0;
         let mut attr = Box::new(IoAttr::ZERO);
@@ -146,7 +146,15 @@ impl Context {
             // during the call.
             unsafe { (api.matmul_create)(&raw mut handle, &raw mut info, &raw mut *attr) }
         });
-        check("rknn_matmul_create", code, || describe(&info))?;
+        let call = "rknn_matmul_create";
+        check(call, code, || describe(&info)).map_err(|error| {
+            // Which code the library has for this is not documented.
+            process::file_limit_reached().map_or(error, |limit| Error::OutOfDescriptors {
+                call,
+                what: format!("context for {}", describe(&info)),
+                limit,
+            })
+        })?;
         let context = Self {
             rknn: Arc::clone(rknn),
             handle,

@@ -250,7 +250,7 @@ impl RkDevice {
             ..*layout
         };
         let memory = self.npu.allocate(one.bytes())?;
-        let weights = memory.place(one, 0)?;
+        let weights = self.npu.place(&memory, one, 0)?;
         Ok(PackedOperand::AtUse(Box::new(AtUse {
             src0,
             rows,

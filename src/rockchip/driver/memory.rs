@@ -35,7 +35,11 @@ impl TensorMemory {
     ) -> Result<Self> {
         if raw.is_null() {
             return Err(match process::file_limit_reached() {
-                Some(limit) => Error::OutOfDescriptors { call, bytes, limit },
+                Some(limit) => Error::OutOfDescriptors {
+                    call,
+                    what: format!("memory for {bytes} bytes"),
+                    limit,
+                },
                 None => Error::OutOfMemory { call, bytes },
             });
         }
