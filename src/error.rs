@@ -177,11 +177,13 @@ pub enum Error {
     },
     /// Device memory or a context could not be had, and the process has no file descriptor left: each
     /// takes some.
-    #[error("{call} gave no {what}: all {limit} file descriptors that the process may have are in use, see ulimit -n")]
+    #[error(
+        "{call} gave no {what}: all {limit} file descriptors that the process may have are in use, see ulimit -n"
+    )]
     OutOfDescriptors {
         /// The function that failed.
         call: &'static str,
-        /// What was asked for, with its size.
+        /// The memory or context that was asked for, with its size.
         what: String,
         /// Descriptors that the process may have.
         limit: u64,

@@ -58,7 +58,13 @@ fn without_file_descriptors_there_is_an_error_that_names_the_limit() {
 
     // A context gets the descriptors of those that calls keep.
     let taken = take_all();
-    let product = mul_mat(&refusing, &w, Some((&refused, 0)), &act[..64], [64, 1, 1, 1]);
+    let product = mul_mat(
+        &refusing,
+        &w,
+        Some((&refused, 0)),
+        &act[..64],
+        [64, 1, 1, 1],
+    );
     assert_eq!(product.unwrap(), before);
     drop((taken, refused, refusing));
 

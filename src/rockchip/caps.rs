@@ -395,7 +395,6 @@ pub const MIN_RKNNRT: (u32, u32, u32) = (2, 3, 0);
 /// them: on RK3588 the CPU makes 19.5 tokens/s of Gemma3 1B Q8_0 and the NPU 16.5, but 6.1 and 6.9
 /// of Ministral3 3B, 2.5 and 3.2 of Qwen3.5 9B, and the NPU takes less than half of the power.
 /// Other chips have no such figures.
-/// NPU takes less than half of the power. Other chips have no such figures.
 // SOURCE: rk-llama.cpp's README, table for RK3588 with four A76 threads.
 pub const MIN_M: usize = 1;
 
