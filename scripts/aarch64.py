@@ -156,7 +156,7 @@ def archive():
     none.symlink_to(shutil.which("false"))
     env = cargo_env()
     env["PATH"] = os.pathsep.join([str(none.parent), env["PATH"]])
-    run_logged(["cargo", "build", "--locked", *TOOL_PACKAGES, "--lib", "--target", RUST_TARGET],
+    run_logged(["cargo", "build", "--locked", *TOOL_PACKAGES, "--lib", "--target", RUST_TARGET, "--target-dir", TARGET],
                LOGS / "aarch64-archive.log", env, ROOT)
     archive = TARGET / RUST_TARGET / "debug" / "libggml_rust_npu.a"
     if not archive.is_file():

@@ -134,7 +134,8 @@ def tool(log, env, *selection):
     It is built for one of its tests: for itself alone, cargo would choose other features of a few crates, and compile
     everything that depends on them again.
     """
-    run(["cargo", "test", "--locked", "--quiet", "--no-run", *selection, "--test", "repack"], log, env, ROOT)
+    run(["cargo", "test", "--locked", "--quiet", "--no-run", *selection, "--test", "repack", "--target-dir", TARGET], log, env,
+        ROOT)
 
 
 def second():

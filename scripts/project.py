@@ -39,12 +39,13 @@ class Problem(Exception):
 
 
 def main_with(function):
-    """Runs a script's main function; a Problem becomes one line on stderr and exit code 1."""
+    """Runs a script's main function; a Problem, and what the system refuses (a program that is not there, a full disk, a file
+    of another user), become one line on stderr and exit code 1."""
     # Being terminated unwinds as well, so that temporary files go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     try:
         sys.exit(function())
-    except Problem as problem:
+    except (Problem, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
         sys.exit("interrupted")

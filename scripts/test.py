@@ -440,7 +440,7 @@ def build_beside(background):
         # Not in the background, because other steps fetch as well.
         fetch.tools()
         fetch.llama()
-    except Problem:
+    except (Problem, OSError):
         # The step fails with it.
         return None
     return background.submit(build.static)
@@ -465,7 +465,7 @@ def main():
                 if name == "build" and building:
                     building.result()
                 (STEPS | EXTRA_STEPS)[name](tally)
-            except Problem as problem:
+            except (Problem, OSError) as problem:
                 tally.fail(name, str(problem))
             print(f"   {time.monotonic() - began:.0f} s", flush=True)
     print(tally.line())
