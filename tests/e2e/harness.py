@@ -151,13 +151,13 @@ def server(model, env, *args, name="server", program=None, cwd=None):
     try:
         wait_until_ready(port, process, log)
         yield Server(port, process, log)
-    finally:
         process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        code = process.wait(30)
+        if code not in (0, -signal.SIGTERM):
+            raise AssertionError(f"llama-server ended with code {code}: {log.read_text()[-2000:]}")
+    finally:
+        process.kill()
+        process.wait()
 
 
 def wait_until_ready(port, process, log):

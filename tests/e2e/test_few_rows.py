@@ -1,5 +1,7 @@
 """Multiplications of fewer than GGML_RUST_NPU_MIN_M rows are the CPU backend's, from the bytes of the packed weights."""
 
+import re
+
 from harness import DEVICE, Case, cpu_env, device_env
 
 TOKENS = 48
@@ -27,9 +29,10 @@ class FewRows(Case):
         self.assertTrue(any("rknn_matmul_run" in line for line in done.ours("E")), done.log[-2000:])
 
     def test_experts_and_batches_agree_with_the_cpu_backend(self):
-        env = device_env(GGML_RUST_NPU_MIN_M="65536")
+        env = device_env(GGML_RUST_NPU_MIN_M="65536", GGML_RUST_NPU_SIM_FAULTS="rknn_matmul_run:100+=-1")
         for op in ("MUL_MAT", "MUL_MAT_ID"):
             with self.subTest(op):
                 done = self.succeed("test-backend-ops", "-b", DEVICE, "-o", op, "-p", "type_a=q8_0", env=env)
-                self.assertIn("OK", done.all)
-                self.assertNotIn("FAIL", done.all)
+                text = re.sub(r"\x1b\[[0-9;]*m", "", done.all)
+                self.assertGreater(len(re.findall(r"\): OK", text)), 10, text[-2000:])
+                self.assertNotIn("FAIL", text)

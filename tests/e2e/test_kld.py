@@ -23,8 +23,9 @@ class Divergence(Case):
                 with self.subTest(row.kind):
                     print(kld.line(row), flush=True)
                     self.assertLessEqual(row.device.divergence, row.limit)
-                    # A divergence of nothing from itself would pass any limit.
+                    # A divergence of nothing from itself would pass any limit, as would the CPU's if it computed instead.
                     self.assertGreater(row.device.divergence, 0)
+                    self.assertNotEqual(row.device, row.cpu)
 
     def test_both_families_are_under_their_limits(self):
         self.check([SIMULATED, HEXAGON], kld.Setup(1), kld.FORMATS)
