@@ -390,3 +390,29 @@ fn factors(operation: &Operation) -> usize {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+impl HexDevice {
+    /// Returns a device of the stand-in that has not tested itself.
+    pub(crate) fn of_tests() -> Self {
+        use std::time::Duration;
+
+        use self::device::{Domain, Serving};
+        use crate::config::ActivationBits;
+
+        let rpc = driver::FastRpc::simulate(hexagon_ops::sim::Options::new(75)).unwrap();
+        let options = Options {
+            dsp: Domain::Cdsp,
+            session: 0,
+            repack: Repack::Weights,
+            timeout: Duration::from_secs(20),
+            address_bytes: None,
+            threads: None,
+            activations: ActivationBits::Eight,
+            power: hexagon_ops::wire::Power::Burst,
+            serving: Serving::Thread,
+            trace: None,
+        };
+        Self::untested("HEX0", &rpc, caps::by_arch(75).unwrap(), options).unwrap()
+    }
+}

@@ -1,36 +1,13 @@
-use std::time::Duration;
-
 use super::*;
 use crate::backend::Device;
-use crate::config::ActivationBits;
 use crate::dequantize;
 use crate::gguf::GgmlType;
-use crate::hexagon::device::{Domain, Serving};
-use crate::hexagon::driver::FastRpc;
-use crate::hexagon::{Options, caps};
 use crate::tensor::Shape;
 
 /// The first weight starts here.
 const AT: usize = 4096;
 const K: usize = 64;
 const N: usize = 40;
-
-fn device() -> HexDevice {
-    let rpc = FastRpc::simulate(hexagon_ops::sim::Options::new(75)).unwrap();
-    let options = Options {
-        dsp: Domain::Cdsp,
-        session: 0,
-        repack: Repack::Weights,
-        timeout: Duration::from_secs(20),
-        address_bytes: None,
-        threads: None,
-        activations: ActivationBits::Eight,
-        power: hexagon_ops::wire::Power::Burst,
-        serving: Serving::Thread,
-        trace: None,
-    };
-    HexDevice::untested("HEX0", &rpc, caps::by_arch(75).unwrap(), options).unwrap()
-}
 
 /// A weight of matrices of `N` rows. One alone in F32 would be multiplied as it lies, if it is as small.
 fn weight(dtype: DType, at: usize) -> Tensor<'static> {
@@ -84,7 +61,7 @@ fn fill(buffer: &HexBuffer, tensor: &Tensor) {
 
 #[test]
 fn a_write_ends_the_packed_tensors_that_it_touches_and_no_other() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let step = device.packed_bytes(&weight(DType::F16, AT));
     assert!(
         step > size(&weight(DType::F16, AT)),
@@ -113,7 +90,7 @@ fn a_write_ends_the_packed_tensors_that_it_touches_and_no_other() {
 
 #[test]
 fn a_weight_that_was_written_over_is_packed_from_its_first_part_on() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let w = weight(DType::F16, AT);
     let row = size(&w) / N;
     let buffer = HexBuffer::new(&device, AT + device.packed_bytes(&w), false).unwrap();
@@ -132,7 +109,7 @@ fn a_weight_that_was_written_over_is_packed_from_its_first_part_on() {
 
 #[test]
 fn a_write_into_a_packed_weight_leaves_what_replays_rest_on() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let w = weight(DType::F16, AT);
     let buffer = HexBuffer::new(&device, AT + device.packed_bytes(&w), false).unwrap();
     fill(&buffer, &w);
@@ -144,7 +121,7 @@ fn a_write_into_a_packed_weight_leaves_what_replays_rest_on() {
 
 #[test]
 fn a_packed_weight_is_found_by_its_own_type_and_shape_alone() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let w = weight(DType::F16, AT);
     let buffer = HexBuffer::new(&device, AT + device.packed_bytes(&w), false).unwrap();
     fill(&buffer, &w);
@@ -167,7 +144,7 @@ fn a_packed_weight_is_found_by_its_own_type_and_shape_alone() {
 
 #[test]
 fn floats_are_packed_if_they_are_weights() {
-    let device = device();
+    let device = HexDevice::of_tests();
     for (role, is_packed) in [
         (Role::Weights, true),
         (Role::State, false),
@@ -185,7 +162,7 @@ fn floats_are_packed_if_they_are_weights() {
 
 #[test]
 fn one_row_beyond_f16_is_seen_wherever_it_is() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let w = weight(DType::F32, AT);
     let row = w.shape.nb[1];
     for n in [0, 1, 2 * N - 1] {
@@ -202,7 +179,7 @@ fn one_row_beyond_f16_is_seen_wherever_it_is() {
 
 #[test]
 fn what_is_copied_in_pieces_is_copied_whole() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let all = bytes(100..100 + 2 * COPY_BYTES + 77);
     let content: Vec<u8> = (0..251).cycle().take(size(&all)).collect();
     let buffer = HexBuffer::new(&device, 100 + size(&all), false).unwrap();

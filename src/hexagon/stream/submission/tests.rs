@@ -1,30 +1,6 @@
-use std::time::Duration;
-
 use super::*;
-use crate::backend::Buffer;
-use crate::config::{ActivationBits, Repack};
 use crate::graph::{PARAMS, Place, sources};
-use crate::hexagon::device::{Domain, Serving};
-use crate::hexagon::driver::FastRpc;
-use crate::hexagon::{Options, caps};
 use crate::tensor::{DType, Shape};
-
-fn device() -> HexDevice {
-    let rpc = FastRpc::simulate(hexagon_ops::sim::Options::new(75)).unwrap();
-    let options = Options {
-        dsp: Domain::Cdsp,
-        session: 0,
-        repack: Repack::Weights,
-        timeout: Duration::from_secs(20),
-        address_bytes: None,
-        threads: None,
-        activations: ActivationBits::Eight,
-        power: hexagon_ops::wire::Power::Burst,
-        serving: Serving::Thread,
-        trace: None,
-    };
-    HexDevice::untested("HEX0", &rpc, caps::by_arch(75).unwrap(), options).unwrap()
-}
 
 /// A row of four floats.
 fn row(role: Role) -> Tensor<'static> {
@@ -62,7 +38,7 @@ fn other_bytes(other_bytes: u64) -> Cost {
 
 #[test]
 fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_invalidated() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let (shared, used, packed) = ((true, false), (true, true), (false, false));
     for ((home, is_used), role, cleaned, cleaned_as_result) in [
         (packed, Role::Weights, false, false),
@@ -98,7 +74,7 @@ fn what_the_cpu_may_have_written_in_place_is_cleaned_and_what_it_may_read_is_inv
 
 #[test]
 fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let [shared, used, packed] =
         [true, true, false].map(|shared| HexBuffer::new(&device, 4096, shared).unwrap());
     used.mark_cpu_reader();
@@ -149,7 +125,7 @@ fn only_what_a_command_writes_into_an_unused_cache_is_shown() {
 
 #[test]
 fn a_state_that_the_cpu_computed_tells_that_it_uses_the_buffer() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let cache = row(Role::State);
     let f16 = Tensor {
         dtype: DType::F16,
@@ -189,7 +165,7 @@ fn a_state_that_the_cpu_computed_tells_that_it_uses_the_buffer() {
 
 #[test]
 fn memory_for_operands_and_commands_is_used_again_if_it_suffices() {
-    let device = device();
+    let device = HexDevice::of_tests();
     let mut submission = Submission::default();
     let scratch = |submission: &mut Submission, bytes| {
         let buffer = submission.scratch(&device.npu, bytes).unwrap();
