@@ -148,7 +148,7 @@ impl Context {
         });
         let call = "rknn_matmul_create";
         check(call, code, || describe(&info)).map_err(|error| {
-            // Which code the library has for this is not documented.
+            // The library may have any code for this: it is told by what the process has left.
             process::file_limit_reached().map_or(error, |limit| Error::OutOfDescriptors {
                 call,
                 what: format!("context for {}", describe(&info)),

@@ -82,8 +82,9 @@ impl Graphs {
         let rows = gather(src0, home, pack::row_bytes(layout, src0.dtype));
         // Computed values are data, as on the CPU. A weight comes here only for experts: other products take such a
         // weight in FP32.
-        let beyond = pack::beyond_f16(layout, src0.dtype, &rows);
-        if let Some(value) = beyond.filter(|_| src0.role == Role::Weights) {
+        if src0.role == Role::Weights
+            && let Some(value) = pack::beyond_f16(layout, src0.dtype, &rows)
+        {
             return Err(refused(&format!(
                 "{} has the value {value}, beyond F16's range, which no product of experts takes",
                 src0.name
