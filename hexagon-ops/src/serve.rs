@@ -87,7 +87,7 @@ use kept::KeptCommands;
 use matmul_id::MAX_CHOICES;
 pub use platform::Platform;
 use ring::{Corrupt, Ring};
-pub use tensor_op::accepts;
+pub use tensor_op::{accepts, type_of};
 pub use wide_op::accepts_wide;
 use work::{Submission, Work};
 

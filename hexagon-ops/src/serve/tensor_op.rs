@@ -52,8 +52,9 @@ pub(super) fn bind<'a>(
     Ok(())
 }
 
-/// Returns the type of a tensor's elements.
-fn type_of(dtype: u32) -> Option<Type> {
+/// Returns the type of a tensor's elements from its number, one of `wire::TYPE_*`; `None` if there is none.
+#[must_use]
+pub fn type_of(dtype: u32) -> Option<Type> {
     Some(match dtype {
         wire::TYPE_F32 => Type::F32,
         wire::TYPE_F16 => Type::F16,

@@ -4,8 +4,9 @@
 
 use std::ops::AddAssign;
 
-use hexagon_ops::layout::{F16_TILE_BYTES, SUPER_BLOCK, TILE_DIM, WeightType};
+use hexagon_ops::layout::{F16_TILE_BYTES, TILE_DIM, WeightType};
 use hexagon_ops::ops::matmul::{Dots, GemmPlan};
+use hexagon_ops::serve;
 use hexagon_ops::wire;
 
 use super::super::layout::WeightLayout;
@@ -195,7 +196,7 @@ fn element_packets(arch: u32, kernel: u32) -> Option<f64> {
     let packets = match kernel {
         wire::KERNEL_RMS_NORM => PACKETS_RMS_NORM,
         wire::KERNEL_SWIGLU => PACKETS_SWIGLU,
-        wire::KERNEL_ROPE => PACKETS_ROPE,
+        wire::KERNEL_ROPE | wire::KERNEL_ROPE_SET_ROWS => PACKETS_ROPE,
         _ => return None,
     };
     Some(of_arch(arch, packets))
@@ -212,26 +213,12 @@ fn elems(tensor: &wire::Tensor) -> u64 {
     ne.fold(1, u64::saturating_mul)
 }
 
-/// Returns the bytes of `elems` elements of a tensor. Types of blocks have their stride from one
-/// block of 32 to the next, super-blocks from one 256 to the next.
+/// Returns the bytes of `elems` elements of a tensor, without gaps between them.
 fn bytes_of(tensor: &wire::Tensor, elems: u64) -> u64 {
-    let block = match tensor.dtype {
-        wire::TYPE_F32
-        | wire::TYPE_F16
-        | wire::TYPE_BF16
-        | wire::TYPE_I32
-        | wire::TYPE_I64
-        | wire::TYPE_I16
-        | wire::TYPE_I8 => 1,
-        wire::TYPE_Q2_K
-        | wire::TYPE_Q3_K
-        | wire::TYPE_Q4_K
-        | wire::TYPE_Q5_K
-        | wire::TYPE_Q6_K
-        | wire::TYPE_IQ4_XS => SUPER_BLOCK as u64,
-        _ => TILE_DIM as u64,
+    let Some(kind) = serve::type_of(tensor.dtype) else {
+        return 0;
     };
-    elems.saturating_mul(tensor.nb[0]) / block
+    (elems / kind.block() as u64).saturating_mul(kind.block_bytes() as u64)
 }
 
 /// Returns an operation on tensors: every operand once.
@@ -239,17 +226,16 @@ fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
     // Only the named rows of tables and caches are touched.
     let most = match body.kernel {
         wire::KERNEL_GET_ROWS => elems(&body.dst),
-        wire::KERNEL_SET_ROWS => elems(&body.src[0]),
+        wire::KERNEL_SET_ROWS | wire::KERNEL_ROPE_SET_ROWS => elems(&body.src[0]),
         _ => u64::MAX,
     };
     let bytes = |tensor: &wire::Tensor| bytes_of(tensor, elems(tensor).min(most));
-    let there = body.src.iter().filter(|src| src.dtype != wire::TYPE_NONE);
     // CAST: an estimate.
     #[expect(clippy::cast_precision_loss, reason = "see above")]
-    let count = elems(&body.dst) as f64;
+    let count = elems(&body.dst).min(most) as f64;
     Cost {
         other_packets: element_packets(arch, body.kernel).unwrap_or(0.0) * count,
-        other_bytes: there.map(bytes).sum::<u64>() + bytes(&body.dst),
+        other_bytes: body.src.iter().chain([&body.dst]).map(bytes).sum(),
         ..Cost::default()
     }
 }
@@ -257,8 +243,7 @@ fn tensor(arch: u32, body: &wire::TensorOp) -> Cost {
 /// Returns an operation with more sources: every operand once.
 fn wide(body: &wire::WideOp) -> Cost {
     let tensors = body.src.iter().chain([&body.dst]);
-    let there = tensors.filter(|tensor| tensor.dtype != wire::TYPE_NONE);
-    let bytes = there.map(|tensor| {
+    let bytes = tensors.map(|tensor| {
         let tensor = tensor.widen();
         bytes_of(&tensor, elems(&tensor))
     });
@@ -334,8 +319,10 @@ pub fn passed_on(body: &wire::MatMul) -> u64 {
 pub fn of(arch: u32, vtcm_bytes: usize, command: &Command) -> Cost {
     let (weights, matrices, rows, dots) = match command {
         Command::MulMat(body, weights) => {
-            let planes = body.planes[0] as usize * body.planes[1] as usize;
-            (weights, planes, body.m as usize, body.dots)
+            // Planes that share a matrix are one product, as if their rows always followed one another.
+            let rows = body.m as usize * body.planes[0] as usize * body.planes[1] as usize;
+            let matrices = weights.count();
+            (weights, matrices, rows / matrices.max(1), body.dots)
         }
         Command::MulMatId(body, weights) => {
             let rows = body.slots as usize * body.tokens as usize;
@@ -390,250 +377,4 @@ fn matrix(arch: u32, vtcm_bytes: usize, weights: &WeightLayout, rows: usize, dot
 }
 
 #[cfg(test)]
-mod tests {
-    use hexagon_ops::layout::MatrixLayout;
-
-    use super::*;
-    use crate::hexagon::layout::Conversion;
-
-    /// The figures are those of the table that the emulator writes, to within the 1 % that it may
-    /// change by.
-    #[test]
-    fn packets_are_the_counted_ones() {
-        let table = include_str!("../../../hexagon-ops/tests/packets.txt");
-        let counted = |name: &str| -> f64 {
-            let line = table
-                .lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            line.unwrap_or_else(|| panic!("{name}"))
-                .trim()
-                .parse()
-                .unwrap()
-        };
-        let check = |name: String, have: f64, per: f64| {
-            let want = counted(&name) / per;
-            assert!(
-                (have / want - 1.0).abs() < 0.01,
-                "{name}: {have}, counted {want}"
-            );
-        };
-        for (kind, arch) in [("v73", 73), ("v75", 75), ("v79", 79)] {
-            for (name, weight) in [
-                ("q4_0", WeightType::Q4_0),
-                ("q4_1", WeightType::Q4_1),
-                ("q8_0", WeightType::Q8_0),
-                ("iq4_nl", WeightType::Iq4Nl),
-                ("mxfp4", WeightType::Mxfp4),
-                ("q4_k", WeightType::Q4K),
-                ("q5_0", WeightType::Q5_0),
-                ("q6_k", WeightType::Q6K),
-                ("q5_1", WeightType::Q5_1),
-                ("q5_k", WeightType::Q5K),
-                ("iq4_xs", WeightType::Iq4Xs),
-                ("q3_k", WeightType::Q3K),
-                ("q2_k", WeightType::Q2K),
-            ] {
-                let have = packets(arch, weight);
-                check(format!("{kind} gemv_2x1_{name}"), have.dots[0], 1.0);
-                check(format!("{kind} gemv_1x2_{name}"), have.dots[1], 1.0);
-                check(format!("{kind} dequantize_{name}"), have.dequantize, 1.0);
-            }
-            for (name, weight) in [
-                ("q4_tile", WeightType::Q4Tile),
-                ("q8_tile", WeightType::Q8Tile),
-            ] {
-                let have = packets(arch, weight).dequantize;
-                check(format!("{kind} dequantize_{name}"), have, 1.0);
-            }
-            let of = |name: &str| counted(&format!("{kind} {name}"));
-            let tiles = of("whole_mul_mat_q4_0_m4") - of("dequantize_q4_0");
-            let beside = tiles - (of("whole_mul_mat_q4_0_m2") - of("gemv_1x2_q4_0"));
-            assert!(
-                (PACKETS_BESIDE_TILE / beside - 1.0).abs() < 0.02,
-                "{kind} {beside}"
-            );
-            for (name, kernel) in [
-                ("rms_norm", wire::KERNEL_RMS_NORM),
-                ("swiglu", wire::KERNEL_SWIGLU),
-                ("rope", wire::KERNEL_ROPE),
-            ] {
-                let have = element_packets(arch, kernel).unwrap();
-                check(format!("{kind} {name}"), have, 1024.0);
-            }
-            for (have, dtype, [few, more], rows) in [
-                (ON_TILES, "f16", [32, 64], 32.0),
-                (BY_DOTS, "f32", [1, 8], 7.0),
-            ] {
-                let of = |rows: usize| counted(&format!("{kind} attention_{dtype}_r{rows}"));
-                let score = (of(more) - of(few)) / rows;
-                let [have_position, have_score] =
-                    [have.position, have.score].map(|x| of_arch(arch, x));
-                assert!((have_score / score - 1.0).abs() < 0.02, "{dtype} {score}");
-                let position = of(1) - score;
-                assert!(
-                    (have_position / position - 1.0).abs() < 0.02,
-                    "{dtype} {position}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn the_kernel_with_fewer_packets_is_picked() {
-        let types = [
-            WeightType::Q4_0,
-            WeightType::Q4_1,
-            WeightType::Q8_0,
-            WeightType::Iq4Nl,
-            WeightType::Mxfp4,
-            WeightType::Q4K,
-            WeightType::Q5_0,
-            WeightType::Q6K,
-            WeightType::Q5_1,
-            WeightType::Q5K,
-            WeightType::Iq4Xs,
-            WeightType::Q3K,
-            WeightType::Q2K,
-        ];
-        for caps in &crate::hexagon::caps::ALL {
-            for weight in types {
-                let most = dots(caps, 1, weight, ActivationBits::Eight).rows();
-                let packets = packets(caps.arch, weight);
-                for (i, dots) in packets.dots.into_iter().enumerate() {
-                    assert_eq!(
-                        i < most,
-                        dots < packets.on_tiles(),
-                        "{} {weight:?}",
-                        caps.name
-                    );
-                }
-            }
-            for weight in [WeightType::F16, WeightType::Q4Tile, WeightType::Q8Tile] {
-                for bits in [
-                    ActivationBits::Eight,
-                    ActivationBits::Sixteen,
-                    ActivationBits::Auto,
-                ] {
-                    assert_eq!(dots(caps, 1, weight, bits), Dots::None, "no dot product");
-                }
-            }
-        }
-        let v75 = crate::hexagon::caps::by_arch(75).unwrap();
-        let of = |weight, bits| dots(v75, 4, weight, bits);
-        assert_eq!(of(WeightType::Q4_0, ActivationBits::Eight), Dots::TwoRows);
-        assert_eq!(
-            of(WeightType::Q4_0, ActivationBits::Sixteen),
-            Dots::TwoDigits
-        );
-        // Two rows of dot products take longer than tiles.
-        assert_eq!(of(WeightType::Q3K, ActivationBits::Sixteen), Dots::None);
-    }
-
-    #[test]
-    fn sixteen_bits_are_the_choice_where_they_cost_nothing() {
-        let v75 = crate::hexagon::caps::by_arch(75).unwrap();
-        let auto = |threads, weight| dots(v75, threads, weight, ActivationBits::Auto);
-        // Four threads wait for the weights of most types, one thread is slower than memory.
-        for weight in [
-            WeightType::Q4_0,
-            WeightType::Q8_0,
-            WeightType::Q4K,
-            WeightType::Q6K,
-        ] {
-            assert_eq!(auto(4, weight), Dots::TwoDigits, "{weight:?}");
-        }
-        assert_eq!(auto(1, WeightType::Q4_0), Dots::TwoRows);
-        // Fewer bits of weights to wait for; two rows take longer than tiles.
-        assert_eq!(auto(4, WeightType::Q2K), Dots::OneRow);
-        for caps in &crate::hexagon::caps::ALL {
-            for threads in [1, 2, 4, 8] {
-                for weight in WeightType::ALL {
-                    let us = |rows, bits| {
-                        let dots = dots(caps, threads, weight, bits);
-                        tile(caps.arch, weight, rows, dots).microseconds(caps, threads)
-                    };
-                    for rows in 1..=3 {
-                        let [auto, eight] = [ActivationBits::Auto, ActivationBits::Eight]
-                            .map(|bits| us(rows, bits));
-                        assert!(auto <= eight, "{} {threads} {weight:?} {rows}", caps.name);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn an_attention_reads_its_cache_once_and_the_slowest_part_counts() {
-        let tensor = |dtype, ne: [u32; 4], nb0| wire::Tensor {
-            buffer: 0,
-            dtype,
-            offset: 0,
-            ne,
-            nb: [nb0; 4],
-        };
-        let body = wire::Attention {
-            q: tensor(wire::TYPE_F32, [64, 32, 9, 1], 4),
-            k: tensor(wire::TYPE_F16, [64, 256, 3, 1], 2),
-            v: tensor(wire::TYPE_Q8_0, [64, 256, 3, 1], 34),
-            dst: tensor(wire::TYPE_F32, [64, 9, 32, 1], 4),
-            ..bytemuck::Zeroable::zeroed()
-        };
-        let cost = attention(75, &body);
-        let halves = 64 * 256 * 3;
-        let want = 2 * 4 * 64 * 32 * 9 + 2 * halves + halves / 32 * 34;
-        assert_eq!(cost.other_bytes, want);
-        // Nine tiles of query rows, eight of positions, two each of keys and values.
-        assert_eq!(cost.tile_products, 9 * 8 * 4);
-        let caps = crate::hexagon::caps::by_arch(75).unwrap();
-        let memory_bound = cost.microseconds(caps, 1000);
-        assert!((memory_bound - want as f64 / 60e3).abs() < 1e-9);
-        let busy = Cost {
-            other_packets: 1e6,
-            ..cost
-        };
-        assert!(busy.microseconds(caps, 1) > memory_bound);
-        assert!(cost.other_packets > 0.0);
-        // One query: as many tiles for each head of keys, and rows that are not there cost no
-        // packets.
-        let mut one = body;
-        one.q.ne[1] = 1;
-        let one = attention(75, &one);
-        assert_eq!(one.tile_products, 3 * 8 * 4);
-        assert!(one.other_packets < cost.other_packets / 2.0);
-        // Values that FP16 might not hold are computed without the matrix unit.
-        let mut wide = body;
-        wide.k.dtype = wire::TYPE_F32;
-        let wide = attention(75, &wide);
-        assert_eq!(wide.tile_products, 0);
-        assert!(wide.other_packets > cost.other_packets);
-    }
-
-    #[test]
-    fn weights_cost_the_same_from_three_rows_to_thirty_two() {
-        let weights = WeightLayout {
-            matrix: MatrixLayout::new(WeightType::Q4_0, 1536, 576).unwrap(),
-            slices: [1, 1],
-            form: Conversion::Lossless,
-        };
-        let cost = |m| {
-            let body = wire::MatMul {
-                m,
-                planes: [1, 1],
-                dots: Dots::TwoRows as u32,
-                ..bytemuck::Zeroable::zeroed()
-            };
-            of(75, 8 << 20, &Command::MulMat(Box::new(body), weights))
-        };
-        let of_weights = |m| {
-            let cost = cost(m);
-            (cost.weight_packets, cost.weight_bytes, cost.tile_products)
-        };
-        assert!((4..=32).all(|m| of_weights(m) == of_weights(3)));
-        assert_eq!(cost(8).other_bytes, 2 * cost(4).other_bytes);
-        assert!(cost(1).weight_packets < cost(2).weight_packets);
-        assert!(cost(2).weight_packets < cost(3).weight_packets);
-        assert_eq!(cost(33).tile_products, 2 * cost(32).tile_products);
-        assert_eq!(cost(33).weight_packets, cost(32).weight_packets);
-        assert_eq!(cost(1).weight_bytes, (576 * 1536 / 32 * 18) as u64);
-    }
-}
+mod tests;

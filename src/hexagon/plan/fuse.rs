@@ -223,10 +223,33 @@ mod tests {
             change(&mut turn, &mut set);
             fuse(&turn, &set)
         };
-        assert!(with(|_, _| ()).is_some());
-        let apart: [(&str, Change); 5] = [
+        for (what, dtype, nb) in [
+            ("F16", wire::TYPE_F16, [2, 384, 38400, 38400]),
+            ("BF16", wire::TYPE_BF16, [2, 384, 38400, 38400]),
+            ("F32", wire::TYPE_F32, [4, 768, 76800, 76800]),
+        ] {
+            let mut set = set;
+            (set.dst.dtype, set.dst.nb) = (dtype, nb);
+            assert!(fuse(&turn, &set).is_some(), "{what}");
+        }
+        let apart: [(&str, Change); 18] = [
+            ("not to a cache", |_, set| set.kernel = wire::KERNEL_COPY),
+            ("no rotation", |turn, _| turn.kernel = wire::KERNEL_COPY),
+            ("rounded between", |turn, _| turn.dst.dtype = wire::TYPE_F16),
+            ("another buffer", |_, set| set.src[0].buffer = 2),
+            ("read as integers", |_, set| {
+                set.src[0].dtype = wire::TYPE_I32
+            }),
+            ("two sequences", |turn, _| turn.dst.ne[3] = 2),
+            ("heads with gaps", |turn, _| turn.dst.nb[1] = 512),
+            ("tokens with gaps", |turn, _| turn.dst.nb[2] = 1024),
+            ("rows with gaps", |_, set| set.src[0].nb[1] = 1024),
+            ("rows of single elements", |_, set| set.src[0].nb[0] = 8),
+            ("a cache with gaps", |_, set| set.dst.nb[0] = 4),
+            ("a cache of planes", |_, set| set.dst.ne[2] = 2),
             ("frequency factors", |turn, _| turn.src[2] = rows(G)),
             ("another tensor", |_, set| set.src[0].offset += 4096),
+            ("numbers for two planes", |_, set| set.src[1].ne[1] = 2),
             ("a cache of blocks", |_, set| {
                 (set.dst.dtype, set.dst.nb[0]) = (wire::TYPE_Q8_0, 34);
             }),
@@ -245,6 +268,14 @@ mod tests {
         let norm = op(wire::KERNEL_RMS_NORM, rows(Y), [rows(X), NONE, NONE]);
         let mul = |dst, src| op(wire::KERNEL_MUL, dst, src);
         assert!(fuse(&norm, &mul(rows(Z), [rows(Y), rows(G), NONE])).is_some());
+        for (what, place) in [
+            ("over the source", X),
+            ("behind the source", X + 768),
+            ("before the factor", G - 768),
+        ] {
+            let fused = fuse(&norm, &mul(rows(place), [rows(Y), rows(G), NONE]));
+            assert!(fused.is_some(), "{what}");
+        }
         let f16 = wire::Tensor {
             dtype: wire::TYPE_F16,
             nb: [2, 128, 384, 384],
@@ -262,6 +293,17 @@ mod tests {
                 "over part of the source",
                 norm,
                 mul(rows(X + 256), [rows(Y), rows(G), NONE]),
+            ),
+            (
+                // The result may be the source, but not begin or end in it.
+                "over the end of the source",
+                norm,
+                mul(rows(X + 764), [rows(Y), rows(G), NONE]),
+            ),
+            (
+                "over the start of the factor",
+                norm,
+                mul(rows(G - 764), [rows(Y), rows(G), NONE]),
             ),
             (
                 "rounded between",

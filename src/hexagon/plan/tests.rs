@@ -197,6 +197,55 @@ fn operations_reach_their_kernels_with_their_parameters() {
     let operands = [body.dst, body.q, body.k, body.v].map(|operand| operand.buffer);
     assert_eq!(operands, [0, 1, 2, 3]);
 
+    // A window of 3 × 2, or of 3 × 2 × 5, over two channels; the size of the result says how often it fits.
+    let plane = [1, 1, 0, 0, 1, 1, 1];
+    let line = [1, 0, 0, 0, 1, 0, 0];
+    let volume = [1, 1, 1, 0, 0, 0, 1, 1, 1, 2];
+    for (op, params, weights, image, ne, window) in [
+        (
+            Op::Im2col,
+            &plane[..],
+            [3, 2, 2, 7],
+            [8, 6, 2, 1],
+            [12, 6, 5, 1],
+            [3, 2, 1],
+        ),
+        (
+            Op::Im2col,
+            &line,
+            [3, 2, 7, 1],
+            [8, 2, 1, 1],
+            [6, 6, 1, 1],
+            [3, 1, 1],
+        ),
+        (
+            Op::Im2col3d,
+            &volume,
+            [3, 2, 5, 14],
+            [8, 6, 9, 2],
+            [60, 6, 5, 5],
+            [3, 2, 5],
+        ),
+    ] {
+        let from = [tensor(DType::F16, weights), f32(image)];
+        let body = tensor_op(&operation(op, params, f32(ne), &from)).unwrap();
+        assert_eq!(body.params[13..], window, "{op:?}");
+        assert_eq!(body.src[0].buffer, 2, "the image alone is read");
+    }
+
+    for dtype in [DType::I8, DType::I16, DType::I32, DType::I64] {
+        let whole = tensor(dtype, [64, 4, 1, 1]);
+        let copy = operation(Op::Cpy, &[], whole, &[whole, whole]);
+        let kind = match dtype {
+            DType::I8 => wire::TYPE_I8,
+            DType::I16 => wire::TYPE_I16,
+            DType::I32 => wire::TYPE_I32,
+            _ => wire::TYPE_I64,
+        };
+        let body = tensor_op(&copy).unwrap();
+        assert_eq!((body.dst.dtype, body.src[0].dtype), (kind, kind));
+    }
+
     let sum = operation(Op::Sum, &[], f32([1; 4]), &[f32([8, 4, 1, 1])]);
     assert!(tensor_op(&sum).is_some());
     let mut apart = sum;

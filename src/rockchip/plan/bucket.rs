@@ -278,6 +278,15 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_long_rows_have_few_rows() {
+        let caps = &crate::rockchip::caps::RK3588;
+        // 256 rows of activations are 64 MiB.
+        let layout = WeightLayout::new(caps, Some(Choice::Fp16), DType::F16, [131_072, 256, 1, 1]);
+        let costs = Bucketing::new(&caps.cost, &layout.unwrap(), Buckets::ALL);
+        assert_eq!(buckets(costs, 512), [256, 256]);
+    }
+
+    #[test]
     fn operands_of_a_call_fit_beside_the_weights_of_an_address_space() {
         for caps in ALL {
             for choice in [Choice::Fp16, Choice::Int8, Choice::Int4] {
@@ -345,6 +354,9 @@ mod tests {
         assert_eq!(buckets(costs(5.0, 9.0), 600), [512, 64, 16, 8]);
         assert_eq!(buckets(costs(40.0, 100.0), 72), [128]);
         assert_eq!(buckets(costs(40.0, 100.0), 600), [512, 128]);
+        // Rows are computed while weights are read.
+        assert!((costs(5.0, 9.0).cost(8) - 14.0).abs() < 1e-6);
+        assert!((costs(5.0, 9.0).cost(64) - 69.0).abs() < 1e-6);
     }
 
     #[test]
