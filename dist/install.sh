@@ -102,9 +102,12 @@ found=$into
 [ -n "$found" ] || found=$(folder_of_backends)
 linked=
 if [ -n "$found" ]; then
-  if [ "$(readlink "$found/$known_name" || true)" = "$lib/$plugin" ]; then
+  link=$(readlink "$found/$known_name" || true)
+  # One of an earlier installation elsewhere, which may be gone.
+  case $link in "$lib/$plugin") ;; */ggml-rust-npu/$plugin) [ ! -w "$found" ] || rm -f "$found/$known_name" ;; esac
+  if [ "$link" = "$lib/$plugin" ]; then
     linked=yes
-  elif [ -e "$found/$known_name" ] || [ -n "$(ls "$found" | grep '^libggml-hexagon-.*\.so$' || true)" ]; then
+  elif [ -L "$found/$known_name" ] || [ -e "$found/$known_name" ] || [ -n "$(ls "$found" | grep '^libggml-hexagon-.*\.so$' || true)" ]; then
     echo "$found has ggml's own backend for Hexagon, whose place is left to it"
   elif [ -w "$found" ]; then
     ln -s "$lib/$plugin" "$found/$known_name"

@@ -115,8 +115,10 @@ def plugin():
     # cargo allows no dash in the name of a library; ggml has one in the names of its backends.
     path = TARGET / "plugin" / "libggml-rust_npu.so"
     path.parent.mkdir(exist_ok=True)
-    shutil.copyfile(TARGET / "release" / "libggml_rust_npu_plugin.so", path.with_suffix(".part"))
-    os.replace(path.with_suffix(".part"), path)
+    # A name of its own: another build may run beside this one.
+    part = path.with_suffix(f".{os.getpid()}.part")
+    shutil.copyfile(TARGET / "release" / "libggml_rust_npu_plugin.so", part)
+    os.replace(part, path)
     return path
 
 

@@ -97,8 +97,12 @@ class Setup(NamedTuple):
     ubatch: int = CHUNK_TOKENS
 
 
+def log_of(setup, name):
+    return LOGS / f"kld-{setup.source.stem + '-' if setup.source else ''}{name}.log"
+
+
 def perplexity(model, setup, name, env, *args):
-    log = LOGS / f"kld-{name}.log"
+    log = log_of(setup, name)
     run([project.binary("llama-perplexity"), "-m", model, "-c", CHUNK_TOKENS, "-b", CHUNK_TOKENS, "-ub", setup.ubatch,
          "--chunks", setup.chunks, "-t", JOBS, *args], log, env=env)
     return log.read_text(encoding="utf-8", errors="replace")
@@ -112,7 +116,7 @@ def divergence(model, base, setup, name, env, *args):
                  (r"Mean\s+KLD:\s+(\S+)\s+\S+\s+(\S+)", r"Same top p:\s+(\S+)", r"Mean PPL\(Q\)\s*:\s+(\S+)")]
         if all(found):
             return Result(*(float(number) for match in found for number in match.groups()))
-    raise Problem(f"llama-perplexity printed no KL divergence in {ATTEMPTS} runs; see target/logs/kld-{name}.log")
+    raise Problem(f"llama-perplexity printed no KL divergence in {ATTEMPTS} runs; see target/logs/{log_of(setup, name).name}")
 
 
 def measure(kind, setup, runs):

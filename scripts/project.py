@@ -10,6 +10,10 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+# Debian 11 and Ubuntu 22.04 have an older one, which would end in a traceback.
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit(f"error: Python 3.11 or later is needed, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "target"
 DOWNLOADS = TARGET / "downloads"

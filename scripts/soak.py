@@ -168,14 +168,19 @@ class Server:
                                b"Content-Length: %d\r\n\r\n" % len(body) + body)
             time.sleep(after_s)
 
+    def kill(self):
+        """Ends it at once if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def end(self):
         """Asks it to end; returns what went wrong."""
         self.process.send_signal(signal.SIGTERM)
         try:
             code = self.process.wait(30)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
             return "still ran 30 s after it was asked to end"
         return None if code in (0, -signal.SIGTERM) else f"ended with code {code}"
 
@@ -284,9 +289,13 @@ def quiet_texts(chip):
     """What a device says to each prompt when nothing else is asked."""
     server = Server(chip, f"quiet-{chip}", None)
     try:
-        return [server.ask(prompt) for prompt in PROMPTS]
+        texts = [server.ask(prompt) for prompt in PROMPTS]
+        problem = server.end()
     finally:
-        server.end()
+        server.kill()
+    if problem:
+        raise Problem(f"a quiet llama-server {problem} (target/logs/{server.log.name})")
+    return texts
 
 
 def main():
@@ -307,7 +316,10 @@ def main():
         if number % 4 >= 2:
             faults = decide.choice(FAULTS[chip]).format(n=decide.randrange(*MOMENTS[chip]))
         this = Round(chip, number, faults, f"{wanted.seed} {number}", quiet[chip])
-        figures = this.run(min(ROUND_S, max(20, seconds - (time.monotonic() - began))))
+        try:
+            figures = this.run(min(ROUND_S, max(20, seconds - (time.monotonic() - began))))
+        finally:
+            this.server.kill()
         shown = ", ".join(f"{value} {name}" for name, value in this.counts.items())
         print(f"round {number}, {chip}, faults {faults or 'none'}: {shown}; {figures}", flush=True)
         for problem in this.problems:

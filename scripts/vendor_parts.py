@@ -124,7 +124,9 @@ def dsp_library(arch):
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=cpu_env())
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no output"]
-        raise Missing(f"the DSP library for {arch} was not built: {lines[-1]}")
+        # SOURCE: hexagon-ops/tools/library.sh, need_toolchain.
+        kind = Missing if done.returncode == 3 else Problem
+        raise kind(f"the DSP library for {arch} was not built: {lines[-1]}")
     return Path(done.stdout.strip()).parent
 
 

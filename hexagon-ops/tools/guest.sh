@@ -7,6 +7,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/library.sh"
+need_toolchain
 library_flags "$1"
 target_dir=${TARGET_DIR:-$here/../../target/guest}/$1
 cd "$here/guest"

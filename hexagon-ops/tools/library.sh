@@ -3,6 +3,19 @@
 # The one place that names the pinned nightly.
 toolchain=nightly-2026-10-15
 
+# Ends the script with code 3 if what it builds with is not installed; every other failure is one of the build.
+need_toolchain() {
+  local sysroot
+  if ! command -v rustup >/dev/null || ! sysroot=$(rustc "+$toolchain" --print sysroot 2>/dev/null); then
+    echo "$toolchain is not installed: make nightly" >&2
+    exit 3
+  fi
+  if [ ! -d "$sysroot/lib/rustlib/src/rust/library/core" ]; then
+    echo "$toolchain has no sources of the standard library: rustup component add rust-src --toolchain $toolchain" >&2
+    exit 3
+  fi
+}
+
 # Sets cpu and flags (for RUSTFLAGS) of the library $1. v73q is v73 with qfloat, for chips whose vector unit lacks IEEE arithmetic.
 library_flags() {
   local float llvm=

@@ -9,6 +9,7 @@ set -euo pipefail
 library=$1
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/library.sh"
+need_toolchain
 library_flags "$library"
 target_dir=${TARGET_DIR:-$here/../../target/skel}/$library
 name=libggml_rust_npu_skel_$library.so

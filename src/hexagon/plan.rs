@@ -163,7 +163,7 @@ fn mul_mat_id(
         && ids.shape.ne == [slots, tokens, 1, 1]
         && [s3, p3] == [1, 1]
         && act_slots > 0
-        && slots % act_slots == 0;
+        && slots.is_multiple_of(act_slots);
     if !fits {
         return Err("shapes do not fit");
     }

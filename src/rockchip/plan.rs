@@ -311,7 +311,7 @@ fn mul_mat_id(
         && ids.shape.ne == [used, tokens, 1, 1]
         && [s3, p3] == [1, 1]
         && rows > 0
-        && used % rows == 0;
+        && used.is_multiple_of(rows);
     if !fits {
         return Err("shapes do not fit");
     }

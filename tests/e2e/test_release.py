@@ -179,7 +179,8 @@ class Install(Case):
         dist.write_sums(sums, sorted(path for path in self.release.rglob("*") if path.is_file() and path != sums), self.release)
 
     def install(self, *args, code=0, path=None):
-        env = cpu_env(PATH=f"{path}:{os.environ['PATH']}" if path else "/usr/bin:/bin")
+        # Not the caller's PATH: it may have a llama.cpp of the user's, into whose folder install.sh links.
+        env = cpu_env(PATH=f"{path}:/usr/bin:/bin" if path else "/usr/bin:/bin")
         done = self.run_command("install.sh", ["sh", self.release / "install.sh", "--prefix", self.prefix, *args], env)
         self.assertEqual(done.code, code, done.all)
         return done
@@ -214,6 +215,17 @@ class Install(Case):
         # Again, as an update does.
         self.install(path=folder)
         self.assertEqual((folder / LINK).resolve(), self.installed.resolve())
+
+    def test_a_link_to_an_older_plugin_is_replaced_and_those_of_others_are_left(self):
+        folder = self.llama()
+        ours, other = self.root / "old" / "lib" / "ggml-rust-npu" / PLUGIN, self.root / "gone.so"
+        for target, is_replaced in [(ours, True), (other, False)]:
+            with self.subTest(target.name):
+                (folder / LINK).unlink(missing_ok=True)
+                (folder / LINK).symlink_to(target)
+                done = self.install("--into", folder)
+                self.assertEqual((folder / LINK).readlink(), self.installed if is_replaced else target)
+                self.assertEqual("export GGML_BACKEND_PATH" in done.out, not is_replaced)
 
     def test_place_of_ggmls_own_backend_is_left_to_it(self):
         for name in (LINK, "libggml-hexagon-v75.so"):

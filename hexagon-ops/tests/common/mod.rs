@@ -317,12 +317,8 @@ fn device_build(script: &str, args: &[&str], target_dir: &Path) -> Result<PathBu
         return Ok(String::from_utf8_lossy(&output.stdout).trim().into());
     }
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    let missing = error.contains("is not installed")
-        || error.contains("rust-src")
-        || error.contains("not found");
-    assert!(missing, "{script} {args:?} fails:\n{error}");
-    Err(format!(
-        "a tool is missing: {}",
-        error.lines().next().unwrap_or_default()
-    ))
+    // SOURCE: tools/library.sh, `need_toolchain`.
+    let is_missing = output.status.code() == Some(3);
+    assert!(is_missing, "{script} {args:?} fails:\n{error}");
+    Err(error.lines().next().unwrap_or_default().into())
 }
