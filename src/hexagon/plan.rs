@@ -72,17 +72,10 @@ pub fn question(vtcm_bytes: usize, operation: &Operation) -> Result<Command, Ref
     if operation.op == Op::MulMat && !packed && !plain {
         return Err("weights are not in packed memory");
     }
-    match command(vtcm_bytes, operation, packed) {
+    command(vtcm_bytes, operation, packed).or_else(|reason| {
         // Operands that cannot be packed may still be a product of plain tensors.
-        Err(_)
-            if packed
-                && (weights.place == Place::Unknown
-                    || matches!(weights.dtype, DType::F32 | DType::Bf16)) =>
-        {
-            command(vtcm_bytes, operation, false)
-        }
-        planned => planned,
-    }
+        command(vtcm_bytes, operation, false).map_err(|_| reason)
+    })
 }
 
 /// Returns `true` if weights will be packed. Where no memory is known yet, the answer is about the
@@ -106,7 +99,6 @@ pub fn command(vtcm_bytes: usize, operation: &Operation, packed: bool) -> Result
         (Op::MulMatId, [Some(src0), Some(src1), Some(ids), ..]) => {
             mul_mat_id(vtcm_bytes, dst, src0, src1, ids)
         }
-        (Op::MulMatId, _) => Err("an operand is missing"),
         (Op::FlashAttnExt, _) => {
             operation::attention(operation).map(|body| Command::Attention(Box::new(body)))
         }
