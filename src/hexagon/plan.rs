@@ -126,7 +126,7 @@ fn mul_mat(
     if p2 % s2 != 0 || p3 % s3 != 0 {
         return Err("shapes do not fit");
     }
-    let layout = operands(vtcm_bytes, dst, src0, src1, m)?;
+    let layout = operands(vtcm_bytes, dst, src0, src1)?;
     let body = wire::MatMul {
         weights: weights_of(&layout),
         act: rows_of(src1, 2),
@@ -159,7 +159,7 @@ fn mul_mat_id(
     if !fits {
         return Err("shapes do not fit");
     }
-    let layout = operands(vtcm_bytes, dst, src0, src1, tokens * slots)?;
+    let layout = operands(vtcm_bytes, dst, src0, src1)?;
     let body = wire::MatMulId {
         weights: weights_of(&layout),
         act: rows_of(src1, 2),
@@ -212,7 +212,6 @@ fn operands(
     dst: &Tensor,
     src0: &Tensor,
     src1: &Tensor,
-    m: usize,
 ) -> Result<WeightLayout, Refusal> {
     if src0.shape.nb[0] != src0.dtype.step_bytes().unwrap_or(0) {
         return Err("weights are transposed");
@@ -236,7 +235,8 @@ fn operands(
     if !sizes.iter().flatten().all(|size| fits_word(*size)) {
         return Err("a dimension needs more than 32 bits");
     }
-    GemmPlan::new(layout.matrix, m, vtcm_bytes / F16_TILE_BYTES)
+    // A row fits if any number of them does: as many go together as do.
+    GemmPlan::new(layout.matrix, 1, vtcm_bytes / F16_TILE_BYTES)
         .map_err(|_| "rows are too long for the VTCM")?;
     Ok(layout)
 }

@@ -117,3 +117,25 @@ impl Batch {
         self.entries.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_names_each_buffer_of_its_commands_once() {
+        let command = Command::new(0, &hexagon_ops::wire::Nop { reserved: 0 });
+        let all: Vec<Number> = (0..).take(1 + WIDE_SOURCES).collect();
+        let mut batch = Batch::default();
+        batch.push(command, &all);
+        batch.push(command, &[3, 77, 3]);
+        assert_eq!((batch.len(), batch.is_empty()), (2, false));
+        assert_eq!(batch.list_bytes(), 2 * size_of::<Command>());
+        assert_eq!(batch.numbers[..all.len()], all);
+        assert_eq!(batch.numbers[all.len()..], [77]);
+        assert_eq!(batch.only(0).numbers, all);
+        assert_eq!(batch.only(1).numbers, [3, 77]);
+        batch.clear();
+        assert_eq!((batch.len(), batch.is_empty()), (0, true));
+    }
+}

@@ -156,8 +156,8 @@ pub(super) struct Patience {
 /// Looks at the ring without a pause in between: a DSP answers a small submission within
 /// microseconds.
 const SPINS: u32 = 100;
-/// Looks with other threads let through.
-const YIELDS: u32 = 2000;
+/// Looks in all before pauses are naps; other threads are let through after the first [`SPINS`].
+const LOOKS: u32 = 2100;
 /// Length of the later pauses.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -183,8 +183,8 @@ impl Patience {
         }
         self.pauses = self.pauses.saturating_add(1);
         match self.pauses {
-            0..=SPINS => std::hint::spin_loop(),
-            pauses if pauses <= SPINS + YIELDS => std::thread::yield_now(),
+            ..SPINS => std::hint::spin_loop(),
+            SPINS..LOOKS => std::thread::yield_now(),
             _ => std::thread::sleep(NAP),
         }
         if self.pauses > SPINS {
@@ -204,7 +204,7 @@ impl Patience {
     /// Returns `true` now and then, far less often than a call takes: whether the DSP should have
     /// come by now.
     pub(super) fn is_long(&self) -> bool {
-        self.pauses > SPINS + YIELDS && self.pauses.is_multiple_of(1024)
+        self.pauses > LOOKS && self.pauses.is_multiple_of(1024)
     }
 }
 
