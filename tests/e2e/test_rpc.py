@@ -30,7 +30,12 @@ class Rpc(DebianStock):
                 self.assertIsNone(process.poll(), self.text_of(log))
             finally:
                 process.terminate()
-                process.wait(30)
+                try:
+                    process.wait(30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                    raise
 
     def wait_for(self, port, process, log):
         deadline = time.monotonic() + TIMEOUT_S
